@@ -1,0 +1,87 @@
+/*
+ * Errors: one list of kinds, the message of the first failure, and the trail of calls it came up through.
+ *
+ * Two kinds of trouble, two tools. A broken invariant of ours is a bug: ASSERT prints rank, place and
+ * backtrace and aborts. A failure of the world (configuration, file, memory, peer) is an Err: the message
+ * is written once, where the cause is known (err_set), and TRY carries the code up, adding a line of trail.
+ * The record is per thread, so ranks that are threads of one process do not mix their messages.
+ *
+ * Messages: what failed first, lower case, no full stop, values in single quotes. A second line,
+ * err_hint, says what a human can do about it.
+ */
+#ifndef MEGATRAIN_BASE_ERR_H
+#define MEGATRAIN_BASE_ERR_H
+
+#include <stdbool.h>
+
+/* kind, name in messages, exit status of the process (docs: README, "Exit codes") */
+#define ERR_LIST(X)                                                                               \
+    X(OK, "ok", 0)                                                                                \
+    X(INTERNAL, "internal", 1)     /* a rule of ours was broken but could be reported */          \
+    X(CONFIG, "configuration", 2)  /* usage, keys, values, requested feature missing */           \
+    X(DATA, "data", 3)             /* token files, tokenizers, input text */                      \
+    X(CKPT, "checkpoint", 4)       /* no valid checkpoint, or one that does not fit */            \
+    X(STORAGE, "storage", 5)       /* run folder locked, read-only, disk full */                  \
+    X(NUMERICS, "numerics", 6)     /* NaN or overflow that redoing the step does not cure */      \
+    X(PEER, "peer lost", 7)                                                                       \
+    X(HANG, "hang", 8)                                                                            \
+    X(MEMORY, "out of memory", 9)                                                                 \
+    X(RENDEZVOUS, "rendezvous", 10)                                                               \
+    X(IO, "input/output", 5)       /* raised by base/file.c; callers re-label it with err_as */   \
+    X(SHAPE, "shape", 1)           /* an op was called with tensors that do not fit: a bug */     \
+    X(STOPPED, "stopped", 75)      /* stopped on request after a checkpoint */                    \
+    X(INTERRUPTED, "interrupted", 130)
+
+typedef enum {
+#define X(kind, name, status) ERR_##kind,
+    ERR_LIST(X)
+#undef X
+        ERR_COUNT
+} Err;
+
+/* Records a new failure (drops any earlier one of this thread) and returns `code`. */
+Err err_set(Err code, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Adds the hint line to the recorded failure and returns its code: return err_set(...), err_hint(...). */
+Err err_hint(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Re-labels the recorded failure: the same message under another kind (IO -> DATA, CKPT, ...). OK stays OK. */
+Err err_as(Err err, Err code);
+
+/* Puts "text: " before the recorded message, for callers that know more (which file, which run). */
+Err err_prefix(Err err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Used by TRY. */
+Err err_trail(Err err, const char *file, int line, const char *expr);
+
+const char *err_message(void);   /* of this thread's recorded failure; "" if none */
+const char *err_hint_text(void); /* "" if none */
+const char *err_name(Err err);
+int err_exit_code(Err err);
+
+/* Writes the primary line "megatrain: error (kind): message", the hint and, with `trail`, the trail to stderr. */
+void err_print(Err err, bool trail);
+
+#define TRY(expr)                                                                                 \
+    do {                                                                                          \
+        Err try_err = (expr);                                                                     \
+        if (try_err) return err_trail(try_err, __FILE__, __LINE__, #expr);                        \
+    } while (0)
+
+/* As TRY, and a failure is re-labelled `code`. */
+#define TRY_AS(code, expr)                                                                        \
+    do {                                                                                          \
+        Err try_err = (expr);                                                                     \
+        if (try_err) return err_trail(err_as(try_err, code), __FILE__, __LINE__, #expr);          \
+    } while (0)
+
+/* Broken invariant: prints and aborts. On in all builds. */
+#define ASSERT(cond)                                                                              \
+    do {                                                                                          \
+        if (!(cond)) assert_failed(#cond, __FILE__, __LINE__, __func__);                          \
+    } while (0)
+
+void assert_failed(const char *cond, const char *file, int line, const char *func)
+    __attribute__((noreturn));
+
+#endif

@@ -1,0 +1,73 @@
+/*
+ * Files: map, read and write exactly, replace atomically, checksum. Everything that writes a checkpoint, a
+ * token file or a run's outputs goes through here, so that tests can make any operation fail or kill the
+ * process at it (file_fault), and nothing half-written is ever taken for whole.
+ *
+ * All functions return ERR_IO with a message naming path and system error; callers re-label it (err_as).
+ * Short writes, EINTR and EAGAIN are handled here. Paths are opened O_CLOEXEC.
+ */
+#ifndef MEGATRAIN_BASE_FILE_H
+#define MEGATRAIN_BASE_FILE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef struct {
+    const void *data; /* NULL for an empty file */
+    int64_t size_bytes;
+    char *path; /* owned, for messages */
+} FileMap;
+
+/* Read-only map of a regular file. */
+Err file_map(const char *path, FileMap *out);
+void file_unmap(FileMap *map);
+
+/* A file being written front to back. Errors stay: once one failed, all later calls fail. */
+typedef struct {
+    int fd;
+    char *path;
+    int64_t written_bytes;
+    bool failed;
+} FileWriter;
+
+Err file_create(const char *path, FileWriter *out); /* truncates */
+Err file_write(FileWriter *w, const void *data, int64_t size_bytes);
+Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_bytes);
+Err file_sync_close(FileWriter *w); /* fdatasync + close; the writer is closed also on error */
+void file_abandon(FileWriter *w);   /* close and unlink; for error paths */
+
+/* Reads exactly size_bytes at offset; a short file is an error. */
+Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes);
+/* Whole file into malloc'ed memory with a 0 byte after it. ERR_IO if larger than max_bytes. */
+Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size_bytes);
+
+/* Writes path.tmp-PID, syncs, renames over path, syncs the folder. */
+Err file_replace(const char *path, const void *data, int64_t size_bytes);
+
+Err file_rename(const char *from, const char *to);
+Err file_sync_dir(const char *dir);
+Err file_make_dirs(const char *path);  /* mkdir -p */
+Err file_remove_tree(const char *path); /* rm -r; missing is fine. Never follows symbolic links. */
+bool file_exists(const char *path);
+bool file_is_dir(const char *path);
+Err file_size(const char *path, int64_t *out);
+Err file_free_bytes(const char *path, int64_t *out); /* on the file system that holds path */
+
+/* Exclusive lock file held for the life of the process; the holder's "host pid" is written inside.
+ * ERR_STORAGE naming the holder when another live process has it. */
+Err file_lock(const char *path, int *fd_out);
+void file_unlock(int fd);
+
+uint32_t crc32c(uint32_t crc, const void *data, size_t size_bytes); /* Castagnoli; start with 0 */
+
+/*
+ * Faults, for tests: environment MEGATRAIN_FILE_FAULT="ACTION@N", read once: at the N-th file operation that
+ * changes something (counted from 1 over create, write, sync, close, rename, unlink, mkdir) do ACTION:
+ * kill (SIGKILL), enospc, eio, short (half of the write happens, then ENOSPC). "count" prints the number of
+ * operations at exit. No cost when unset.
+ */
+void file_fault_init(void);
+
+#endif

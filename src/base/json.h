@@ -1,0 +1,59 @@
+/*
+ * JSON, on top of Jansson: size caps, duplicate keys refused, errors with file, line and column; and a small
+ * writer that needs no memory (metrics and manifests are written during training).
+ */
+#ifndef MEGATRAIN_BASE_JSON_H
+#define MEGATRAIN_BASE_JSON_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/err.h"
+
+typedef struct json_t Json; /* Jansson's value; opaque here. NULL-safe getters below. */
+
+/* Parses text; `name` is for messages. ERR_IO (callers re-label). Free with json_free. */
+Err json_parse(const char *name, const char *text, int64_t size_bytes, Json **out);
+Err json_read_file(const char *path, int64_t max_bytes, Json **out);
+void json_free(Json *j);
+
+/* Members and items; NULL when absent or of another kind. */
+const Json *json_get(const Json *object, const char *key);
+const Json *json_at(const Json *array, int64_t index);
+int64_t json_count(const Json *j); /* items or members; 0 otherwise */
+/* Iterates members: for (void *it = json_iter(o); it; it = json_next(o, it)) json_iter_key(it), _value(it) */
+void *json_iter(const Json *object);
+void *json_next(const Json *object, void *it);
+const char *json_iter_key(void *it);
+const Json *json_iter_value(void *it);
+
+bool json_is_string(const Json *j);
+bool json_is_int(const Json *j);
+bool json_is_number(const Json *j);
+bool json_is_object(const Json *j);
+bool json_is_array(const Json *j);
+bool json_is_null(const Json *j);
+bool json_is_true(const Json *j);
+const char *json_text(const Json *j, int64_t *size_bytes); /* NULL if not a string; size may be NULL */
+int64_t json_int(const Json *j, int64_t otherwise);
+double json_number(const Json *j, double otherwise);
+
+/* Writer into a caller's buffer: commas and quotes are its business. Overflow is remembered, never written. */
+typedef struct {
+    char *buf;
+    int64_t size_bytes, used_bytes; /* used counts what was wanted, also beyond size */
+    bool comma;
+} JsonOut;
+
+void json_out_init(JsonOut *j, char *buf, int64_t size_bytes);
+void json_open(JsonOut *j, const char *key, char bracket); /* '{' or '['; key NULL inside arrays */
+void json_close(JsonOut *j, char bracket);                 /* '}' or ']' */
+void json_put_text(JsonOut *j, const char *key, const char *value);
+void json_put_int(JsonOut *j, const char *key, int64_t value);
+/* Shortest digits that read back exactly; NaN and Inf become null. Returns false for those. */
+bool json_put_number(JsonOut *j, const char *key, double value);
+bool json_put_float(JsonOut *j, const char *key, float value);
+void json_put_bool(JsonOut *j, const char *key, bool value);
+bool json_out_ok(const JsonOut *j); /* everything fitted */
+
+#endif

@@ -1,0 +1,23 @@
+/*
+ * Log lines on stderr: "[rank 3] warning: text". Results go to stdout and never through here.
+ * The rank prefix is per thread and shown only when there is more than one rank.
+ */
+#ifndef MEGATRAIN_BASE_LOG_H
+#define MEGATRAIN_BASE_LOG_H
+
+#include <stdbool.h>
+
+typedef enum { LOG_DEBUG, LOG_INFO, LOG_WARN, LOG_ERROR } LogLevel;
+
+void log_set_level(LogLevel lowest);         /* default LOG_INFO; process-wide */
+void log_set_rank(int rank, int world_size); /* of the calling thread */
+int log_rank(void);
+
+void log_debug(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* Prints a warning the first time this `key` (a string literal) is seen in the process. */
+void log_warn_once(const char *key, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+#endif

@@ -1,0 +1,95 @@
+/*
+ * Devices: what memory and ordered work look like, whatever executes it.
+ *
+ *   cpu    our own kernels (AVX-512, AVX2 or plain C chosen at run time; the same bits from each)
+ *   null   computes nothing, counts everything: the dry run behind `megatrain plan`
+ *
+ * A Stream is an in-order queue of ops; the CPU stream runs them at once. An Event marks a point that a
+ * stream or the host can wait for; work of communicators completes through events (comm/comm.h).
+ * Nothing here is thread-safe: one rank = one Device, used by one thread (which may use OpenMP inside).
+ */
+#ifndef MEGATRAIN_DEVICE_DEVICE_H
+#define MEGATRAIN_DEVICE_DEVICE_H
+
+#include <pthread.h>
+
+#include "device/tensor.h"
+
+typedef struct Device Device;
+typedef struct OpTable OpTable;
+
+typedef struct Stream {
+    Device *dev;
+} Stream;
+
+/* Set by whoever completes the work; waited for with a deadline. Reusable after event_reset. */
+typedef struct Event {
+    pthread_mutex_t lock;
+    pthread_cond_t done_cond;
+    bool done;
+    Err err; /* the outcome of the work; its message travels in `message` */
+    char message[256];
+} Event;
+
+typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
+
+/* What ops did since device_open: exact integers, the same on every backend. */
+typedef struct {
+    int64_t ops, flop, bytes;   /* bytes: every tensor argument once */
+    int64_t host_reads;         /* device_read and device_row_count calls */
+    int64_t allocs, alloc_bytes;
+} DeviceCounters;
+
+struct Device {
+    const char *name;        /* "cpu", "null" */
+    const OpTable *ops;
+    bool is_null;
+    int threads;             /* OpenMP threads of this rank's kernels */
+    Isa isa;
+    char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
+    int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on the cpu */
+    DeviceCounters counters;
+    Stream stream;           /* the compute stream */
+};
+
+enum { DEVICE_WORKSPACE_BYTES = 64 << 20 };
+
+/*
+ * kind: "cpu" or "null". threads 0 = as many as OpenMP would use. ERR_CONFIG: kind not built in, ISA not
+ * supported by this processor. ERR_MEMORY.
+ */
+Err device_open(Device *dev, const char *kind, int threads, Isa isa);
+void device_close(Device *dev);
+
+/* Zero-filled memory for an arena, touched once in parallel. On the null device an address not to be
+ * dereferenced. Counted. ERR_MEMORY. */
+Err device_alloc(Device *dev, int64_t size_bytes, void **out);
+void device_free(Device *dev, void *p, int64_t size_bytes);
+
+/* Host to device and back, in stream order; device_read returns when the data is there. No-ops on null. */
+Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
+Err device_read(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
+Err device_zero(Stream *s, void *device_dst, int64_t size_bytes);
+Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
+
+/* Rows in use of a tensor with a device-side count, at most `bound`; the null device answers `bound`. */
+Err device_row_count(Stream *s, Tensor t, int64_t bound, int64_t *out);
+
+void event_init(Event *e);
+void event_release(Event *e);
+void event_reset(Event *e);
+void event_complete(Event *e, Err err, const char *message); /* by the worker */
+bool event_done(Event *e);
+/* Waits on the host. timeout_s <= 0: no limit. ERR_HANG after the limit, else the work's own outcome. */
+Err event_wait(Event *e, double timeout_s);
+/* Later work of the stream runs after the event. (The CPU stream waits on the host.) */
+Err stream_wait(Stream *s, Event *e);
+
+Isa isa_best(void); /* of this processor */
+const char *isa_name(Isa isa);
+bool isa_supported(Isa isa);
+
+/* The backends' op tables, one per build of src/cpu/ (src/cpu/table.c), and the null table (ops.c). */
+extern const OpTable cpu_avx512_ops, cpu_avx2_ops, cpu_c_ops, null_ops;
+
+#endif

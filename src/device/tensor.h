@@ -1,0 +1,65 @@
+/*
+ * Tensor: a typed view of memory that some arena owns. Copied by value; never owns anything.
+ *
+ * All dims but the last are "rows". The last dim is contiguous; consecutive rows lie `ld` elements apart
+ * (ld == last dim when the tensor is dense). So a column slice of a matrix is a view, and q, k, v need no
+ * copies. Shapes are written with the letters of docs/glossary: B T N D H K C F V E L.
+ *
+ * `rows` (usually NULL): device-side count of rows in use; the shape then is the capacity. Ops work on that
+ * many rows of dim 0 and leave the others untouched. The host learns the count only through
+ * device_row_count(), which the null device answers with the bound.
+ *
+ * `scale`, `scale_block`: for quantised weights (one scale per block of elements of a row). Only the linear
+ * ops read weights, so only they have to know.
+ */
+#ifndef MEGATRAIN_DEVICE_TENSOR_H
+#define MEGATRAIN_DEVICE_TENSOR_H
+
+#include <stdint.h>
+
+#include "base/arena.h"
+
+typedef enum { F32, BF16, F16, I32, I64, DTYPE_COUNT } DType;
+
+enum { TENSOR_MAX_DIMS = 4 };
+
+typedef struct Tensor {
+    void *data; /* NULL = absent (optional op arguments) */
+    int64_t dim[TENSOR_MAX_DIMS];
+    int64_t ld; /* elements from one row to the next */
+    int ndim;
+    DType dtype;
+    const int64_t *rows;
+    const struct Tensor *scale;
+    int scale_block;
+} Tensor;
+
+int64_t dtype_size(DType t); /* bytes */
+const char *dtype_name(DType t);
+
+int64_t tensor_count(Tensor t); /* elements */
+int64_t tensor_rows(Tensor t);  /* product of all dims but the last */
+int64_t tensor_bytes(Tensor t); /* of a dense tensor of this shape */
+
+/* A dense view over `data`; dims beyond ndim are ignored. */
+Tensor tensor_view(void *data, DType dtype, int ndim, const int64_t *dim);
+#define tensor_of(data, dtype, ...)                                                               \
+    tensor_view((data), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),     \
+                (const int64_t[]){ __VA_ARGS__ })
+
+/* A dense tensor in the arena, 256-byte aligned, contents undefined. ERR_MEMORY. */
+Err tensor_alloc(Arena *a, Tensor *out, DType dtype, int ndim, const int64_t *dim);
+#define tensor_new(arena, out, dtype, ...)                                                        \
+    tensor_alloc((arena), (out), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
+                 (const int64_t[]){ __VA_ARGS__ })
+
+/* The same dense memory under another shape (ASSERT: same count, dense). */
+Tensor tensor_as(Tensor t, int ndim, const int64_t *dim);
+#define tensor_reshape(t, ...)                                                                    \
+    tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),                   \
+              (const int64_t[]){ __VA_ARGS__ })
+
+Tensor tensor_row_slice(Tensor t, int64_t first, int64_t count); /* rows of a 1-D or 2-D tensor */
+Tensor tensor_col_slice(Tensor t, int64_t first, int64_t count); /* columns of a 2-D tensor */
+
+#endif
