@@ -1,0 +1,152 @@
+/*
+ * What is common to all backends of an op: the field tables generated from ops.def, the shape check that
+ * reads them, the exact counts of bytes and FLOP, and the null table, which does nothing more.
+ */
+#include "device/ops.h"
+
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "base/trace.h"
+
+/* field tables: args of op X are read as X_args fields */
+#define T(member, text) { #member, text, offsetof(Args, member) },
+#define S(type, name)
+#define OP(op_name, flop_text, args)                                                              \
+    static const OpInfo *info_##op_name(void)                                                     \
+    {                                                                                             \
+        typedef op_name##_args Args;                                                              \
+        static const OpField fields[] = { args };                                                 \
+        static const OpInfo info = { #op_name, flop_text, fields, sizeof fields / sizeof *fields }; \
+        return &info;                                                                             \
+    }
+#include "device/ops.def"
+#undef OP
+#undef S
+#undef T
+
+static const OpInfo *(*const infos[OP_COUNT])(void) = {
+#define OP(name, flop, args) info_##name,
+#include "device/ops.def"
+#undef OP
+};
+
+const OpInfo *op_info(OpId id)
+{
+    ASSERT(id < OP_COUNT);
+    return infos[id]();
+}
+
+/* Sizes bound to letters while one call is checked; `by` is the argument that bound it. */
+typedef struct {
+    int64_t size[128];
+    const char *by[128];
+    DType compute;
+    const char *compute_by;
+} Binding;
+
+static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix, DType got, Binding *b)
+{
+    static const struct {
+        const char *suffix;
+        DType want, also;
+    } table[] = { { ":f32", F32, F32 }, { ":i32", I32, I32 }, { ":i64", I64, I64 }, { ":acc", I64, F32 } };
+    if (!*suffix) {
+        if (!b->compute_by) {
+            b->compute = got;
+            b->compute_by = f->name;
+        }
+        if (got == b->compute && (got == F32 || got == BF16 || got == F16)) return ERR_OK;
+        return err_set(ERR_SHAPE, "%s: %s is %s, %s is %s", info->name, f->name, dtype_name(got),
+                       b->compute_by, dtype_name(b->compute));
+    }
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(suffix, table[i].suffix) && (got == table[i].want || got == table[i].also)) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s: %s is %s, wanted%s", info->name, f->name, dtype_name(got), suffix);
+}
+
+/* Reads "?B T H:f32" word by word beside the tensor's dims. */
+static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Binding *b)
+{
+    const char *p = f->dims;
+    if (*p == '?') {
+        if (!t->data) return ERR_OK;
+        p++;
+    }
+    if (!t->data) return err_set(ERR_SHAPE, "%s: %s is missing", info->name, f->name);
+    int d = 0;
+    for (; *p && *p != ':'; p++) {
+        if (*p == ' ') continue;
+        if (d >= t->ndim) break;
+        if (*p >= '0' && *p <= '9') {
+            if (t->dim[d] != *p - '0')
+                return err_set(ERR_SHAPE, "%s: dim %d of %s is %lld, wanted %c", info->name, d, f->name,
+                               (long long)t->dim[d], *p);
+        } else if (!b->by[(int)*p]) {
+            b->size[(int)*p] = t->dim[d];
+            b->by[(int)*p] = f->name;
+        } else if (b->size[(int)*p] != t->dim[d]) {
+            return err_set(ERR_SHAPE, "%s: %s: %c is %lld here, %lld in %s", info->name, f->name, *p,
+                           (long long)t->dim[d], (long long)b->size[(int)*p], b->by[(int)*p]);
+        }
+        d++;
+    }
+    if (d != t->ndim || (*p && *p != ':'))
+        return err_set(ERR_SHAPE, "%s: %s has %d dims, declared as '%s'", info->name, f->name, t->ndim, f->dims);
+    return check_dtype(info, f, p, t->dtype, b);
+}
+
+/* Product of the numbers and letters of "2 N O I"; 0 when empty. */
+static int64_t flop_count(const char *text, const Binding *b)
+{
+    if (!*text) return 0;
+    int64_t product = 1;
+    while (*text) {
+        if (*text >= '0' && *text <= '9') {
+            int64_t n = 0;
+            while (*text >= '0' && *text <= '9') n = n * 10 + (*text++ - '0');
+            product *= n;
+        } else {
+            if (*text != ' ') product *= b->size[(int)*text];
+            text++;
+        }
+    }
+    return product;
+}
+
+Err op_begin(Stream *s, OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    Binding b;
+    memset(b.by, 0, sizeof b.by);
+    b.compute_by = NULL;
+    int64_t bytes = 0;
+    for (int i = 0; i < info->field_count; i++) {
+        const Tensor *t = (const Tensor *)((const char *)args + info->fields[i].offset);
+        TRY(check_field(info, &info->fields[i], t, &b));
+        if (t->data) bytes += tensor_bytes(*t);
+    }
+    DeviceCounters *c = &s->dev->counters;
+    c->ops++;
+    c->bytes += bytes;
+    c->flop += flop_count(info->flop, &b);
+    return ERR_OK;
+}
+
+/* the null table */
+#define OP(name, flop, args)                                                                      \
+    static Err null_##name(Stream *s, const name##_args *a)                                       \
+    {                                                                                             \
+        (void)s;                                                                                  \
+        (void)a;                                                                                  \
+        return ERR_OK;                                                                            \
+    }
+#include "device/ops.def"
+#undef OP
+
+const OpTable null_ops = {
+#define OP(name, flop, args) .name = null_##name,
+#include "device/ops.def"
+#undef OP
+};
