@@ -26,10 +26,12 @@ typedef struct {
     const char *name; /* for messages: "state", "save", "scratch" */
     char *base;
     int64_t size_bytes, used_bytes, peak_bytes;
+    bool poison; /* debug.poison: released bytes become 0xFF (NaN as a float, -1 as an index) */
 } Arena;
 
 typedef int64_t ArenaMark;
 
+/* base: on an ARENA_ALIGN boundary (ASSERT). To only count: any such address and a size of INT64_MAX. */
 void arena_init(Arena *a, const char *name, void *base, int64_t size_bytes);
 
 /* ERR_MEMORY, naming arena, wanted and free bytes, when it does not fit. Contents are not cleared. */
@@ -51,8 +53,9 @@ void setup_freeze(SetupArena *s);
 Err setup_alloc(SetupArena *s, int64_t size_bytes, void **out); /* zeroed, 64-byte aligned */
 Err setup_strdup(SetupArena *s, const char *text, char **out);
 
-/* Typed form: TRY(setup_array(s, n, &pointer)). */
+/* Typed form: TRY(setup_array(s, n, &pointer)). A count whose bytes overflow is ERR_MEMORY. */
 #define setup_array(s, count, out)                                                                \
-    setup_alloc((s), (int64_t)(count) * (int64_t)sizeof **(out), (void **)(out))
+    setup_alloc_items((s), (int64_t)(count), (int64_t)sizeof **(out), (void **)(out))
+Err setup_alloc_items(SetupArena *s, int64_t count, int64_t item_bytes, void **out);
 
 #endif

@@ -1,0 +1,138 @@
+/*
+ * The thread's failure record: one message, one hint, the calls it came up through. Fixed buffers in
+ * thread-local storage, so recording a failure can neither fail nor allocate; what does not fit is cut.
+ * A message is formatted into a second buffer first, because its arguments may point into the record
+ * (err_set(code, "...: %s", err_message())).
+ */
+#include "base/err.h"
+
+#include <execinfo.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/log.h"
+
+enum { MESSAGE_BYTES = 16384, HINT_BYTES = 1024, TRAIL_MAX = 24, BACKTRACE_MAX = 48 };
+
+typedef struct {
+    Err code;
+    int trail_count;
+    char message[MESSAGE_BYTES], hint[HINT_BYTES];
+    struct {
+        const char *file, *expr;
+        int line;
+    } trail[TRAIL_MAX];
+} ErrRecord;
+
+static _Thread_local ErrRecord record;
+static _Thread_local char draft[MESSAGE_BYTES];
+
+static const struct {
+    const char *name;
+    int status;
+} kinds[ERR_COUNT] = {
+#define X(kind, name, status) [ERR_##kind] = { name, status },
+    ERR_LIST(X)
+#undef X
+};
+
+Err err_set(Err code, const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(draft, sizeof draft, fmt, args);
+    va_end(args);
+    memcpy(record.message, draft, strlen(draft) + 1);
+    record.code = code;
+    record.hint[0] = 0;
+    record.trail_count = 0;
+    return code;
+}
+
+Err err_hint(const char *fmt, ...)
+{
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(draft, HINT_BYTES, fmt, args);
+    va_end(args);
+    memcpy(record.hint, draft, strlen(draft) + 1);
+    return record.code;
+}
+
+Err err_as(Err err, Err code)
+{
+    if (err == ERR_OK) return ERR_OK;
+    record.code = code;
+    return code;
+}
+
+Err err_prefix(Err err, const char *fmt, ...)
+{
+    if (err == ERR_OK) return ERR_OK;
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(draft, sizeof draft, fmt, args);
+    va_end(args);
+    if (n >= 0 && n < (int)sizeof draft)
+        snprintf(draft + n, sizeof draft - (size_t)n, ": %s", record.message);
+    memcpy(record.message, draft, strlen(draft) + 1);
+    return err;
+}
+
+Err err_trail(Err err, const char *file, int line, const char *expr)
+{
+    if (record.trail_count < TRAIL_MAX) {
+        int i = record.trail_count++;
+        record.trail[i].file = file;
+        record.trail[i].line = line;
+        record.trail[i].expr = expr;
+    }
+    return err;
+}
+
+const char *err_message(void)
+{
+    return record.message;
+}
+
+const char *err_hint_text(void)
+{
+    return record.hint;
+}
+
+const char *err_name(Err err)
+{
+    return (unsigned)err < ERR_COUNT ? kinds[err].name : "unknown";
+}
+
+int err_exit_code(Err err)
+{
+    return (unsigned)err < ERR_COUNT ? kinds[err].status : 1;
+}
+
+void err_print(Err err, bool trail)
+{
+    fprintf(stderr, "megatrain: error (%s): %s\n", err_name(err), record.message);
+    if (record.hint[0]) fprintf(stderr, "hint: %s\n", record.hint);
+    for (int i = 0; trail && i < record.trail_count; i++)
+        fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line,
+                record.trail[i].expr);
+    fflush(stderr);
+}
+
+void assert_failed(const char *cond, const char *file, int line, const char *func)
+{
+    char text[512];
+    int n = snprintf(text, sizeof text, "megatrain: bug on rank %d: %s:%d: %s: assertion failed: %s\n",
+                     log_rank(), file, line, func, cond);
+    if (n >= (int)sizeof text) n = (int)sizeof text - 1;
+    ssize_t ignored = write(STDERR_FILENO, text, (size_t)n);
+    (void)ignored; /* nothing is left to be done when stderr is gone */
+
+    void *frames[BACKTRACE_MAX];
+    backtrace_symbols_fd(frames, backtrace(frames, BACKTRACE_MAX), STDERR_FILENO);
+    abort();
+}

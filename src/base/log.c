@@ -1,0 +1,90 @@
+/*
+ * A line is put together in one buffer and leaves in one write, so that lines of several ranks and threads
+ * never mix inside a line. A line longer than the buffer is cut. Nothing here allocates: training logs too.
+ */
+#include "base/log.h"
+
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "base/err.h"
+
+enum { LINE_BYTES = 4096, ONCE_MAX = 128 };
+
+static atomic_int lowest_level = LOG_INFO;
+static _Thread_local int my_rank, my_world_size = 1;
+
+void log_set_level(LogLevel lowest)
+{
+    atomic_store(&lowest_level, (int)lowest);
+}
+
+void log_set_rank(int rank, int world_size)
+{
+    my_rank = rank;
+    my_world_size = world_size;
+}
+
+int log_rank(void)
+{
+    return my_rank;
+}
+
+static void put_line(LogLevel level, const char *fmt, va_list args)
+{
+    static const char *const label[] = { "debug: ", "", "warning: ", "error: " };
+    if ((int)level < atomic_load(&lowest_level)) return;
+
+    char line[LINE_BYTES];
+    int n = my_world_size > 1 ? snprintf(line, sizeof line, "[rank %d] ", my_rank) : 0;
+    n += snprintf(line + n, sizeof line - (size_t)n, "%s", label[level]);
+    int text = vsnprintf(line + n, sizeof line - (size_t)n, fmt, args);
+    n = text < 0 || n + text > LINE_BYTES - 2 ? LINE_BYTES - 2 : n + text;
+    line[n++] = '\n';
+    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
+    (void)ignored; /* a closed stderr must not stop a run */
+}
+
+#define LOG_FUNCTION(name, level)                                                                 \
+    void name(const char *fmt, ...)                                                               \
+    {                                                                                             \
+        va_list args;                                                                             \
+        va_start(args, fmt);                                                                      \
+        put_line(level, fmt, args);                                                               \
+        va_end(args);                                                                             \
+    }
+LOG_FUNCTION(log_debug, LOG_DEBUG)
+LOG_FUNCTION(log_info, LOG_INFO)
+LOG_FUNCTION(log_warn, LOG_WARN)
+
+/* True the first time. Keys are literals, but the same literal may have several addresses. */
+static bool first_time(const char *key)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static const char *seen[ONCE_MAX];
+    static int count;
+
+    pthread_mutex_lock(&lock);
+    int i = 0;
+    while (i < count && strcmp(seen[i], key) != 0) i++;
+    bool first = i == count;
+    if (first) {
+        ASSERT(count < ONCE_MAX);
+        seen[count++] = key;
+    }
+    pthread_mutex_unlock(&lock);
+    return first;
+}
+
+void log_warn_once(const char *key, const char *fmt, ...)
+{
+    if (!first_time(key)) return;
+    va_list args;
+    va_start(args, fmt);
+    put_line(LOG_WARN, fmt, args);
+    va_end(args);
+}
