@@ -8,8 +8,6 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "base/trace.h"
-
 /* field tables: args of op X are read as X_args fields */
 #define T(member, text) { #member, text, offsetof(Args, member) },
 #define S(type, name)

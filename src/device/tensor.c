@@ -1,6 +1,8 @@
 /* Views and shapes; see tensor.h. */
 #include "device/tensor.h"
 
+#include <stddef.h>
+
 static const struct {
     int64_t size;
     const char *name;

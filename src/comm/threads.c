@@ -1,0 +1,276 @@
+/*
+ * Thread ranks: each member of a group owns a queue and a worker thread that runs its requests in order.
+ * One request is three meetings of the workers at a barrier:
+ *
+ *   publish the request | barrier | reduce or copy own slice | barrier | fetch the others' slices | barrier
+ *
+ * In the middle phase rank r writes only slice r of its own buffer, which nobody else reads, and in the last
+ * phase it writes only slices p != r, so in-place requests need no copy.
+ */
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "comm/comm.h"
+
+enum { QUEUE_SIZE = 64, GROUP_MAX = 64, GROUPS_MAX = 256 };
+
+typedef struct {
+    char name[16];
+    int members[GROUP_MAX], size;
+    int arrived, round;               /* barrier */
+    const CommRequest *posted[GROUP_MAX];
+} Group;
+
+struct CommHub {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    int world_size, delay_ms;
+    bool aborted;
+    char why[160];
+    Group groups[GROUPS_MAX];
+    int group_count;
+};
+
+typedef struct {
+    CommHub *hub;
+    Group *group;
+    int rank;
+    pthread_t worker;
+    CommRequest queue[QUEUE_SIZE];
+    int64_t head, tail; /* next to run, next free; under hub->lock */
+    bool closing;
+} Member;
+
+Err comm_hub_open(int world_size, int delay_ms, CommHub **out)
+{
+    CommHub *h = calloc(1, sizeof *h);
+    if (!h) return err_set(ERR_MEMORY, "no memory for the thread communicator");
+    pthread_mutex_init(&h->lock, NULL);
+    pthread_cond_init(&h->changed, NULL);
+    h->world_size = world_size;
+    h->delay_ms = delay_ms;
+    *out = h;
+    return ERR_OK;
+}
+
+void comm_hub_close(CommHub *hub)
+{
+    pthread_mutex_destroy(&hub->lock);
+    pthread_cond_destroy(&hub->changed);
+    free(hub);
+}
+
+void comm_hub_abort(CommHub *hub, const char *why)
+{
+    pthread_mutex_lock(&hub->lock);
+    if (!hub->aborted) snprintf(hub->why, sizeof hub->why, "%s", why);
+    hub->aborted = true;
+    pthread_cond_broadcast(&hub->changed);
+    pthread_mutex_unlock(&hub->lock);
+}
+
+/* All members of the group meet; false when the hub was aborted. */
+static bool meet(Member *m)
+{
+    CommHub *h = m->hub;
+    Group *g = m->group;
+    pthread_mutex_lock(&h->lock);
+    int round = g->round;
+    if (++g->arrived == g->size) {
+        g->arrived = 0;
+        g->round++;
+        pthread_cond_broadcast(&h->changed);
+    }
+    while (g->round == round && !h->aborted) pthread_cond_wait(&h->changed, &h->lock);
+    bool ok = !h->aborted;
+    pthread_mutex_unlock(&h->lock);
+    return ok;
+}
+
+static void slice_of(int64_t count, int size, int rank, int64_t *first, int64_t *end)
+{
+    *first = count * rank / size;
+    *end = count * (rank + 1) / size;
+}
+
+/* Element i of the tree over ranks: neighbours first, then pairs of pairs (a binary counter). */
+static float tree_at(const Group *g, int64_t i)
+{
+    float stack[8];
+    int top = 0;
+    for (int r = 0; r < g->size; r++) {
+        stack[top++] = ((const float *)g->posted[r]->src)[i];
+        for (int x = r; x & 1; x >>= 1, top--) stack[top - 2] += stack[top - 1];
+    }
+    for (; top > 1; top--) stack[top - 2] += stack[top - 1];
+    return stack[0];
+}
+
+static int64_t integer_at(const Group *g, int64_t i, CommKind kind)
+{
+    int64_t x = ((const int64_t *)g->posted[0]->src)[i];
+    for (int r = 1; r < g->size; r++) {
+        int64_t y = ((const int64_t *)g->posted[r]->src)[i];
+        if (kind == COMM_SUM_I64) x = (int64_t)((uint64_t)x + (uint64_t)y);
+        else if (y > x) x = y;
+    }
+    return x;
+}
+
+/* Middle phase: what this rank computes from everybody's source. */
+static void reduce_own(const Member *m, const CommRequest *r)
+{
+    const Group *g = m->group;
+    int64_t first, end;
+    slice_of(r->count, g->size, m->rank, &first, &end);
+    if (r->kind == COMM_REDUCE_TREE_F32)
+        for (int64_t i = first; i < end; i++) ((float *)r->dst)[i] = tree_at(g, i);
+    if (r->kind == COMM_SUM_I64 || r->kind == COMM_MAX_I64)
+        for (int64_t i = first; i < end; i++) ((int64_t *)r->dst)[i] = integer_at(g, i, r->kind);
+    if (r->kind == COMM_REDUCE_SCATTER_TREE_F32)
+        for (int64_t i = 0; i < r->count; i++) ((float *)r->dst)[i] = tree_at(g, m->rank * r->count + i);
+    if (r->kind == COMM_ALL_GATHER) {
+        int64_t bytes = r->count * r->elem_bytes;
+        for (int p = 0; p < g->size; p++) {
+            char *slot = (char *)r->dst + p * bytes;
+            if (slot != g->posted[p]->src) memmove(slot, g->posted[p]->src, (size_t)bytes);
+        }
+    }
+}
+
+/* Last phase: the slices that the other ranks computed. */
+static void fetch_others(const Member *m, const CommRequest *r)
+{
+    if (r->kind != COMM_REDUCE_TREE_F32 && r->kind != COMM_SUM_I64 && r->kind != COMM_MAX_I64) return;
+    for (int p = 0; p < m->group->size; p++) {
+        int64_t first, end;
+        slice_of(r->count, m->group->size, p, &first, &end);
+        if (p != m->rank)
+            memcpy((char *)r->dst + first * r->elem_bytes,
+                   (const char *)m->group->posted[p]->dst + first * r->elem_bytes,
+                   (size_t)((end - first) * r->elem_bytes));
+    }
+}
+
+static Err check_same(const Member *m, const CommRequest *r, char *message, size_t size)
+{
+    for (int p = 0; p < m->group->size; p++) {
+        const CommRequest *q = m->group->posted[p];
+        if (q->kind == r->kind && q->count == r->count && q->sequence == r->sequence) continue;
+        snprintf(message, size, "%s: rank %d issued call %llu (kind %d, %lld elements), rank %d call %llu (kind %d, %lld)",
+                 m->group->name, m->rank, (unsigned long long)r->sequence, r->kind, (long long)r->count, p,
+                 (unsigned long long)q->sequence, q->kind, (long long)q->count);
+        return ERR_PEER;
+    }
+    return ERR_OK;
+}
+
+static void run(Member *m, const CommRequest *r)
+{
+    char message[256] = "";
+    Err err = ERR_OK;
+    if (m->hub->delay_ms) {
+        struct timespec t = { 0, m->hub->delay_ms * 1000000L };
+        nanosleep(&t, NULL);
+    }
+    m->group->posted[m->rank] = r;
+    bool ok = meet(m);
+    if (ok) err = check_same(m, r, message, sizeof message);
+    if (err) comm_hub_abort(m->hub, message);
+    if (ok && !err) reduce_own(m, r);
+    ok = ok && !err && meet(m);
+    if (ok) fetch_others(m, r);
+    ok = ok && meet(m);
+    if (!ok && !err) {
+        err = ERR_PEER;
+        snprintf(message, sizeof message, "%s: stopped because %s", m->group->name, m->hub->why);
+    }
+    event_complete(r->done, err, message);
+}
+
+static void *worker(void *arg)
+{
+    Member *m = arg;
+    for (;;) {
+        pthread_mutex_lock(&m->hub->lock);
+        while (m->head == m->tail && !m->closing) pthread_cond_wait(&m->hub->changed, &m->hub->lock);
+        bool end = m->head == m->tail;
+        CommRequest r = m->queue[m->head % QUEUE_SIZE];
+        pthread_mutex_unlock(&m->hub->lock);
+        if (end) return NULL;
+        run(m, &r);
+        pthread_mutex_lock(&m->hub->lock);
+        m->head++;
+        pthread_cond_broadcast(&m->hub->changed);
+        pthread_mutex_unlock(&m->hub->lock);
+    }
+}
+
+static Err submit(Comm *c, const CommRequest *r)
+{
+    Member *m = c->impl;
+    pthread_mutex_lock(&m->hub->lock);
+    while (m->tail - m->head == QUEUE_SIZE) pthread_cond_wait(&m->hub->changed, &m->hub->lock);
+    m->queue[m->tail++ % QUEUE_SIZE] = *r;
+    pthread_cond_broadcast(&m->hub->changed);
+    pthread_mutex_unlock(&m->hub->lock);
+    return ERR_OK;
+}
+
+static void close_member(Comm *c)
+{
+    Member *m = c->impl;
+    pthread_mutex_lock(&m->hub->lock);
+    m->closing = true;
+    pthread_cond_broadcast(&m->hub->changed);
+    pthread_mutex_unlock(&m->hub->lock);
+    pthread_join(m->worker, NULL);
+    free(m);
+}
+
+static const CommTable threads_table = { "threads", submit, close_member };
+
+/* The group of this name and member list; the first member to ask makes it. Under the lock. */
+static Group *find_group(CommHub *h, const char *name, const int *members, int size)
+{
+    for (int i = 0; i < h->group_count; i++) {
+        Group *g = &h->groups[i];
+        if (!strcmp(g->name, name) && g->size == size && !memcmp(g->members, members, (size_t)size * sizeof *members))
+            return g;
+    }
+    if (h->group_count == GROUPS_MAX) return NULL;
+    Group *g = &h->groups[h->group_count++];
+    snprintf(g->name, sizeof g->name, "%s", name);
+    memcpy(g->members, members, (size_t)size * sizeof *members);
+    g->size = size;
+    return g;
+}
+
+Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, const int *members, int size)
+{
+    ASSERT(size >= 1 && size <= GROUP_MAX);
+    if (size == 1) return comm_open_self(c, name), ERR_OK;
+    Member *m = calloc(1, sizeof *m);
+    if (!m) return err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
+    m->hub = hub;
+    for (int i = 0; i < size; i++)
+        if (members[i] == world_rank) m->rank = i;
+    pthread_mutex_lock(&hub->lock);
+    m->group = find_group(hub, name, members, size);
+    pthread_mutex_unlock(&hub->lock);
+    if (!m->group || pthread_create(&m->worker, NULL, worker, m)) {
+        free(m);
+        return err_set(ERR_MEMORY, "cannot start communicator '%s'", name);
+    }
+    memset(c, 0, sizeof *c);
+    c->table = &threads_table;
+    c->name = name;
+    c->rank = m->rank;
+    c->size = size;
+    c->impl = m;
+    event_init(&c->own);
+    return ERR_OK;
+}
