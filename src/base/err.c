@@ -74,10 +74,10 @@ Err err_prefix(Err err, const char *fmt, ...)
     if (err == ERR_OK) return ERR_OK;
     va_list args;
     va_start(args, fmt);
-    int n = vsnprintf(draft, sizeof draft, fmt, args);
+    vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
-    if (n >= 0 && n < (int)sizeof draft)
-        snprintf(draft + n, sizeof draft - (size_t)n, ": %s", record.message);
+    strncat(draft, ": ", sizeof draft - strlen(draft) - 1);
+    strncat(draft, record.message, sizeof draft - strlen(draft) - 1);
     memcpy(record.message, draft, strlen(draft) + 1);
     return err;
 }

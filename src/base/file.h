@@ -60,13 +60,17 @@ Err file_free_bytes(const char *path, int64_t *out); /* on the file system that 
 Err file_lock(const char *path, int *fd_out);
 void file_unlock(int fd);
 
-uint32_t crc32c(uint32_t crc, const void *data, size_t size_bytes); /* Castagnoli; start with 0 */
+/* Castagnoli's CRC; start with 0, go on with the last value. crc32c_table: the same value without the
+ * processor's own instruction, for processors that have none. */
+uint32_t crc32c(uint32_t crc, const void *data, size_t size_bytes);
+uint32_t crc32c_table(uint32_t crc, const void *data, size_t size_bytes);
 
 /*
  * Faults, for tests: environment MEGATRAIN_FILE_FAULT="ACTION@N", read once: at the N-th file operation that
  * changes something (counted from 1 over create, write, sync, close, rename, unlink, mkdir) do ACTION:
- * kill (SIGKILL), enospc, eio, short (half of the write happens, then ENOSPC). "count" prints the number of
- * operations at exit. No cost when unset.
+ * kill (SIGKILL; a write is half done first), enospc, eio, short (half of the write happens, then ENOSPC).
+ * "count" prints "file operations: N" on stderr at exit. A malformed value ends the process with exit 2.
+ * No cost when unset. The first operation calls it; calling it again does nothing.
  */
 void file_fault_init(void);
 

@@ -12,7 +12,8 @@
 
 typedef struct json_t Json; /* Jansson's value; opaque here. NULL-safe getters below. */
 
-/* Parses text; `name` is for messages. ERR_IO (callers re-label). Free with json_free. */
+/* Parses one object or array; `name` is for messages. Refused: duplicate keys, invalid UTF-8, anything after
+ * the value. ERR_IO (callers re-label). Free with json_free. */
 Err json_parse(const char *name, const char *text, int64_t size_bytes, Json **out);
 Err json_read_file(const char *path, int64_t max_bytes, Json **out);
 void json_free(Json *j);
@@ -54,6 +55,6 @@ void json_put_int(JsonOut *j, const char *key, int64_t value);
 bool json_put_number(JsonOut *j, const char *key, double value);
 bool json_put_float(JsonOut *j, const char *key, float value);
 void json_put_bool(JsonOut *j, const char *key, bool value);
-bool json_out_ok(const JsonOut *j); /* everything fitted */
+bool json_out_ok(const JsonOut *j); /* everything fitted, and a 0 byte stands behind it */
 
 #endif

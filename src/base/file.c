@@ -1,0 +1,501 @@
+/*
+ * Every operation that changes the disk first asks fault_next() (see file_fault_init in the header), in this
+ * file and nowhere else: that is what makes "kill -9 at the N-th file operation" a test.
+ *
+ * Replacing a file: write a neighbour, sync it, rename it over the old one, sync the folder. Whoever reads
+ * sees the old file or the new one, also after a power cut.
+ */
+#include "base/file.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <ftw.h>
+#include <limits.h>
+#include <nmmintrin.h>
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+static Err io_error(const char *verb, const char *path)
+{
+    return err_set(ERR_IO, "cannot %s '%s': %m", verb, path);
+}
+
+/* ---- faults ---- */
+
+typedef enum { FAULT_NONE, FAULT_KILL, FAULT_ENOSPC, FAULT_EIO, FAULT_SHORT, FAULT_COUNT } Fault;
+
+static struct {
+    Fault kind;
+    int64_t at;
+    _Atomic int64_t done;
+} fault;
+
+static void fault_print_count(void)
+{
+    fprintf(stderr, "file operations: %lld\n", (long long)fault.done);
+}
+
+static void fault_read(void)
+{
+    static const char *const names[] = { "", "kill", "enospc", "eio", "short" };
+    const char *text = getenv("MEGATRAIN_FILE_FAULT");
+    if (!text) return;
+    if (strcmp(text, "count") == 0) {
+        fault.kind = FAULT_COUNT;
+        atexit(fault_print_count);
+        return;
+    }
+    const char *at = strchr(text, '@');
+    for (int k = FAULT_KILL; at && k <= FAULT_SHORT; k++)
+        if (strlen(names[k]) == (size_t)(at - text) && strncmp(text, names[k], (size_t)(at - text)) == 0)
+            fault.kind = (Fault)k;
+    fault.at = at ? strtoll(at + 1, NULL, 10) : 0;
+    if (fault.kind == FAULT_NONE || fault.at < 1) {
+        fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N\n", text);
+        _exit(2);
+    }
+}
+
+void file_fault_init(void)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, fault_read);
+}
+
+/* The fault due at this operation, usually none. A write deals with KILL and SHORT itself. */
+static Fault fault_next(void)
+{
+    file_fault_init();
+    if (fault.kind == FAULT_NONE) return FAULT_NONE;
+    int64_t n = atomic_fetch_add(&fault.done, 1) + 1;
+    return n == fault.at ? fault.kind : FAULT_NONE;
+}
+
+static int fault_errno(Fault f)
+{
+    return f == FAULT_EIO ? EIO : ENOSPC;
+}
+
+/* For operations that happen or do not: true (with errno set) when this one must fail. */
+static bool fault_hit(void)
+{
+    Fault f = fault_next();
+    if (f == FAULT_KILL) raise(SIGKILL);
+    if (f != FAULT_NONE) errno = fault_errno(f);
+    return f != FAULT_NONE;
+}
+
+/* ---- reading ---- */
+
+static Err open_regular(const char *path, int *fd, int64_t *size_bytes)
+{
+    struct stat st;
+    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (*fd < 0) return io_error("open", path);
+    Err err = ERR_OK;
+    if (fstat(*fd, &st) != 0) err = io_error("stat", path);
+    else if (!S_ISREG(st.st_mode)) err = err_set(ERR_IO, "'%s' is not a regular file", path);
+    if (err) close(*fd);
+    else *size_bytes = st.st_size;
+    return err;
+}
+
+Err file_map(const char *path, FileMap *out)
+{
+    int fd;
+    int64_t size_bytes;
+    *out = (FileMap){ 0 };
+    TRY(open_regular(path, &fd, &size_bytes));
+    void *data = NULL;
+    if (size_bytes > 0) data = mmap(NULL, (size_t)size_bytes, PROT_READ, MAP_SHARED, fd, 0);
+    Err err = data == MAP_FAILED ? io_error("map", path) : ERR_OK;
+    close(fd);
+    if (err) return err;
+    *out = (FileMap){ .data = data, .size_bytes = size_bytes, .path = strdup(path) };
+    if (out->path) return ERR_OK;
+    file_unmap(out);
+    return err_set(ERR_MEMORY, "no memory for the name of '%s'", path);
+}
+
+void file_unmap(FileMap *map)
+{
+    if (map->data) munmap((void *)(uintptr_t)map->data, (size_t)map->size_bytes);
+    free(map->path);
+    *map = (FileMap){ 0 };
+}
+
+/* True if a call that returned -1 should be made again. */
+static bool try_again(int fd, short events)
+{
+    if (errno == EINTR) return true;
+    if (errno != EAGAIN) return false;
+    struct pollfd p = { .fd = fd, .events = events };
+    poll(&p, 1, -1);
+    return true;
+}
+
+/* Reads up to size_bytes; less only at the end of the file. -1 on errors. */
+static int64_t read_some(int fd, int64_t offset, char *out, int64_t size_bytes)
+{
+    int64_t done = 0;
+    while (done < size_bytes) {
+        ssize_t n = pread(fd, out + done, (size_t)(size_bytes - done), offset + done);
+        if (n < 0 && !try_again(fd, POLLIN)) return -1;
+        if (n == 0) break;
+        if (n > 0) done += n;
+    }
+    return done;
+}
+
+Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes)
+{
+    int fd;
+    int64_t file_bytes;
+    TRY(open_regular(path, &fd, &file_bytes));
+    int64_t n = read_some(fd, offset, out, size_bytes);
+    Err err = ERR_OK;
+    if (n < 0) err = io_error("read", path);
+    else if (n < size_bytes)
+        err = err_set(ERR_IO, "'%s' is too short: '%lld' bytes, read up to '%lld' wanted", path,
+                      (long long)file_bytes, (long long)offset + (long long)size_bytes);
+    close(fd);
+    return err;
+}
+
+Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size_bytes)
+{
+    int fd;
+    int64_t file_bytes;
+    char *text = NULL;
+    Err err = ERR_OK;
+    TRY(open_regular(path, &fd, &file_bytes));
+    if (file_bytes > max_bytes) {
+        err = err_set(ERR_IO, "'%s' has '%lld' bytes, more than the '%lld' allowed", path,
+                      (long long)file_bytes, (long long)max_bytes);
+        goto out;
+    }
+    text = malloc((size_t)file_bytes + 1);
+    if (!text) {
+        err = err_set(ERR_MEMORY, "no memory for the '%lld' bytes of '%s'", (long long)file_bytes, path);
+        goto out;
+    }
+    int64_t n = read_some(fd, 0, text, file_bytes);
+    if (n < 0) {
+        err = io_error("read", path);
+        goto out;
+    }
+    text[n] = 0; /* a file that shrank meanwhile is simply shorter */
+    *out = text;
+    *size_bytes = n;
+    text = NULL;
+out:
+    free(text);
+    close(fd);
+    return err;
+}
+
+/* ---- writing ---- */
+
+Err file_create(const char *path, FileWriter *out)
+{
+    *out = (FileWriter){ .fd = -1, .failed = true };
+    if (!fault_hit()) out->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (out->fd < 0) return io_error("create", path);
+    out->path = strdup(path);
+    if (!out->path) {
+        close(out->fd);
+        out->fd = -1;
+        return err_set(ERR_MEMORY, "no memory for the name of '%s'", path);
+    }
+    out->failed = false;
+    return ERR_OK;
+}
+
+static bool write_all(int fd, int64_t offset, const char *data, int64_t size_bytes)
+{
+    while (size_bytes > 0) {
+        ssize_t n = pwrite(fd, data, (size_t)size_bytes, offset);
+        if (n < 0 && !try_again(fd, POLLOUT)) return false;
+        if (n > 0) {
+            data += n;
+            offset += n;
+            size_bytes -= n;
+        }
+    }
+    return true;
+}
+
+Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_bytes)
+{
+    ASSERT(offset >= 0 && size_bytes >= 0);
+    if (w->failed) return err_set(ERR_IO, "'%s' is not written further after a failure", w->path ? w->path : "");
+    Fault f = fault_next();
+    bool half = f == FAULT_KILL || f == FAULT_SHORT;
+    int64_t part = f == FAULT_NONE ? size_bytes : half ? size_bytes / 2 : 0;
+    bool ok = write_all(w->fd, offset, data, part);
+    if (f == FAULT_KILL) raise(SIGKILL);
+    if (ok && f != FAULT_NONE) {
+        errno = fault_errno(f);
+        ok = false;
+    }
+    if (!ok) {
+        w->failed = true;
+        return io_error("write", w->path);
+    }
+    if (offset + size_bytes > w->written_bytes) w->written_bytes = offset + size_bytes;
+    return ERR_OK;
+}
+
+Err file_write(FileWriter *w, const void *data, int64_t size_bytes)
+{
+    return file_write_at(w, w->written_bytes, data, size_bytes);
+}
+
+static void writer_release(FileWriter *w)
+{
+    if (w->fd >= 0) close(w->fd);
+    free(w->path);
+    *w = (FileWriter){ .fd = -1, .failed = true };
+}
+
+Err file_sync_close(FileWriter *w)
+{
+    Err err = ERR_OK;
+    if (w->failed) err = err_set(ERR_IO, "'%s' was not written whole", w->path ? w->path : "");
+    else if (fault_hit() || fdatasync(w->fd) != 0) err = io_error("sync", w->path);
+    else if (fault_hit()) err = io_error("close", w->path);
+    else {
+        int fd = w->fd;
+        w->fd = -1; /* Linux releases it also when close fails */
+        if (close(fd) != 0) err = io_error("close", w->path);
+    }
+    writer_release(w);
+    return err;
+}
+
+void file_abandon(FileWriter *w)
+{
+    if (w->path && !fault_hit()) unlink(w->path); /* best effort: an error is being reported already */
+    writer_release(w);
+}
+
+static Err write_whole(const char *path, const void *data, int64_t size_bytes)
+{
+    FileWriter w;
+    TRY(file_create(path, &w));
+    Err err = file_write(&w, data, size_bytes);
+    if (err) {
+        file_abandon(&w);
+        return err;
+    }
+    err = file_sync_close(&w);
+    if (err) unlink(path);
+    return err;
+}
+
+/* The folder part of path: "." if there is none. */
+static Err folder_of(const char *path, char out[PATH_MAX])
+{
+    const char *slash = strrchr(path, '/');
+    int n = slash ? (int)(slash - path) : 0;
+    if (n >= PATH_MAX) return err_set(ERR_IO, "path is too long: '%s'", path);
+    if (!slash) strcpy(out, ".");
+    else if (n == 0) strcpy(out, "/");
+    else snprintf(out, PATH_MAX, "%.*s", n, path);
+    return ERR_OK;
+}
+
+Err file_replace(const char *path, const void *data, int64_t size_bytes)
+{
+    char temp[PATH_MAX], dir[PATH_MAX];
+    TRY(folder_of(path, dir));
+    if (snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid()) >= (int)sizeof temp)
+        return err_set(ERR_IO, "path is too long: '%s'", path);
+    TRY(write_whole(temp, data, size_bytes));
+    Err err = file_rename(temp, path);
+    if (err) {
+        unlink(temp);
+        return err;
+    }
+    return file_sync_dir(dir);
+}
+
+Err file_rename(const char *from, const char *to)
+{
+    if (fault_hit() || rename(from, to) != 0)
+        return err_set(ERR_IO, "cannot rename '%s' to '%s': %m", from, to);
+    return ERR_OK;
+}
+
+/* ---- folders ---- */
+
+Err file_sync_dir(const char *dir)
+{
+    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) return io_error("open", dir);
+    Err err = ERR_OK;
+    /* some file systems cannot sync a folder and say EINVAL; their renames are as safe as they get */
+    if (fault_hit() || (fsync(fd) != 0 && errno != EINVAL)) err = io_error("sync", dir);
+    close(fd);
+    return err;
+}
+
+bool file_exists(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0;
+}
+
+bool file_is_dir(const char *path)
+{
+    struct stat st;
+    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
+}
+
+static Err make_one_dir(const char *path)
+{
+    if (file_is_dir(path)) return ERR_OK;
+    if (!fault_hit() && mkdir(path, 0777) == 0) return ERR_OK;
+    if (errno == EEXIST && file_is_dir(path)) return ERR_OK; /* another rank was faster */
+    return io_error("make folder", path);
+}
+
+Err file_make_dirs(const char *path)
+{
+    char part[PATH_MAX];
+    if (strlen(path) >= sizeof part) return err_set(ERR_IO, "path is too long: '%s'", path);
+    for (size_t i = 1; path[0] && i <= strlen(path); i++) {
+        if (path[i] != '/' && path[i] != 0) continue;
+        memcpy(part, path, i);
+        part[i] = 0;
+        TRY(make_one_dir(part));
+    }
+    return ERR_OK;
+}
+
+static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
+{
+    (void)st, (void)type, (void)where;
+    return fault_hit() || remove(path) != 0 ? -1 : 0;
+}
+
+Err file_remove_tree(const char *path)
+{
+    if (nftw(path, remove_one, 16, FTW_DEPTH | FTW_PHYS) != 0 && errno != ENOENT)
+        return io_error("remove", path);
+    return ERR_OK;
+}
+
+Err file_size(const char *path, int64_t *out)
+{
+    struct stat st;
+    if (stat(path, &st) != 0) return io_error("stat", path);
+    *out = st.st_size;
+    return ERR_OK;
+}
+
+Err file_free_bytes(const char *path, int64_t *out)
+{
+    struct statvfs fs;
+    char part[PATH_MAX], parent[PATH_MAX];
+    if (snprintf(part, sizeof part, "%s", path) >= (int)sizeof part)
+        return err_set(ERR_IO, "path is too long: '%s'", path);
+    while (statvfs(part, &fs) != 0) { /* a run folder that is yet to be made: ask its nearest parent */
+        if (errno != ENOENT || strcmp(part, ".") == 0 || strcmp(part, "/") == 0)
+            return io_error("ask for free space on", path);
+        TRY(folder_of(part, parent));
+        strcpy(part, parent);
+    }
+    *out = (int64_t)(fs.f_bavail * fs.f_frsize);
+    return ERR_OK;
+}
+
+/* ---- lock ---- */
+
+/* An open-file-description lock: it goes with the descriptor, also between threads of one process, and the
+ * system drops it when the process dies in whatever way. The file stays: removing it would be a race. */
+Err file_lock(const char *path, int *fd_out)
+{
+    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) return io_error("open lock file", path);
+    char text[320] = "";
+    struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
+    if (fcntl(fd, F_OFD_SETLK, &lock) != 0) {
+        Err err = errno == EAGAIN || errno == EACCES ? ERR_STORAGE : io_error("lock", path);
+        if (err == ERR_STORAGE) {
+            int64_t n = read_some(fd, 0, text, sizeof text - 1);
+            while (n > 0 && text[n - 1] == '\n') text[--n] = 0;
+            err_set(ERR_STORAGE, "'%s' is held by another run (host and process: '%s')", path, text);
+            err_hint("wait for that run to end, or choose another run.dir");
+        }
+        close(fd);
+        return err;
+    }
+    char host[256] = "unknown-host";
+    gethostname(host, sizeof host - 1);
+    int n = snprintf(text, sizeof text, "%s %d\n", host, (int)getpid());
+    if (ftruncate(fd, 0) != 0 || !write_all(fd, 0, text, n)) {
+        Err err = io_error("write", path);
+        close(fd);
+        return err;
+    }
+    *fd_out = fd;
+    return ERR_OK;
+}
+
+void file_unlock(int fd)
+{
+    if (fd >= 0) close(fd);
+}
+
+/* ---- checksum ---- */
+
+static uint32_t crc_table[256];
+
+static void crc_table_fill(void)
+{
+    for (uint32_t i = 0; i < 256; i++) {
+        uint32_t c = i;
+        for (int k = 0; k < 8; k++) c = c & 1 ? c >> 1 ^ 0x82F63B78u : c >> 1;
+        crc_table[i] = c;
+    }
+}
+
+uint32_t crc32c_table(uint32_t crc, const void *data, size_t size_bytes)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, crc_table_fill);
+    const uint8_t *p = data;
+    crc = ~crc;
+    for (; size_bytes; size_bytes--) crc = crc_table[(crc ^ *p++) & 0xFF] ^ crc >> 8;
+    return ~crc;
+}
+
+__attribute__((target("sse4.2"))) static uint32_t crc32c_instruction(uint32_t crc, const void *data,
+                                                                     size_t size_bytes)
+{
+    const uint8_t *p = data;
+    uint64_t c = ~crc;
+    for (; size_bytes >= 8; size_bytes -= 8, p += 8) {
+        uint64_t word;
+        memcpy(&word, p, 8);
+        c = _mm_crc32_u64(c, word);
+    }
+    for (; size_bytes; size_bytes--) c = _mm_crc32_u8((uint32_t)c, *p++);
+    return ~(uint32_t)c;
+}
+
+uint32_t crc32c(uint32_t crc, const void *data, size_t size_bytes)
+{
+    return __builtin_cpu_supports("sse4.2") ? crc32c_instruction(crc, data, size_bytes)
+                                            : crc32c_table(crc, data, size_bytes);
+}
