@@ -21,12 +21,12 @@ typedef struct {
     char name[16];
     int members[GROUP_MAX], size;
     int arrived, round;               /* barrier */
+    pthread_cond_t met;
     const CommRequest *posted[GROUP_MAX];
 } Group;
 
 struct CommHub {
-    pthread_mutex_t lock;
-    pthread_cond_t changed;
+    pthread_mutex_t lock; /* of everything here; conditions are per group and per member */
     int world_size, delay_ms;
     bool aborted;
     char why[160];
@@ -39,6 +39,7 @@ typedef struct {
     Group *group;
     int rank;
     pthread_t worker;
+    pthread_cond_t queue_changed;
     CommRequest queue[QUEUE_SIZE];
     int64_t head, tail; /* next to run, next free; under hub->lock */
     bool closing;
@@ -49,7 +50,6 @@ Err comm_hub_open(int world_size, int delay_ms, CommHub **out)
     CommHub *h = calloc(1, sizeof *h);
     if (!h) return err_set(ERR_MEMORY, "no memory for the thread communicator");
     pthread_mutex_init(&h->lock, NULL);
-    pthread_cond_init(&h->changed, NULL);
     h->world_size = world_size;
     h->delay_ms = delay_ms;
     *out = h;
@@ -59,7 +59,7 @@ Err comm_hub_open(int world_size, int delay_ms, CommHub **out)
 void comm_hub_close(CommHub *hub)
 {
     pthread_mutex_destroy(&hub->lock);
-    pthread_cond_destroy(&hub->changed);
+    for (int i = 0; i < hub->group_count; i++) pthread_cond_destroy(&hub->groups[i].met);
     free(hub);
 }
 
@@ -68,7 +68,7 @@ void comm_hub_abort(CommHub *hub, const char *why)
     pthread_mutex_lock(&hub->lock);
     if (!hub->aborted) snprintf(hub->why, sizeof hub->why, "%s", why);
     hub->aborted = true;
-    pthread_cond_broadcast(&hub->changed);
+    for (int i = 0; i < hub->group_count; i++) pthread_cond_broadcast(&hub->groups[i].met);
     pthread_mutex_unlock(&hub->lock);
 }
 
@@ -82,9 +82,9 @@ static bool meet(Member *m)
     if (++g->arrived == g->size) {
         g->arrived = 0;
         g->round++;
-        pthread_cond_broadcast(&h->changed);
+        pthread_cond_broadcast(&g->met);
     }
-    while (g->round == round && !h->aborted) pthread_cond_wait(&h->changed, &h->lock);
+    while (g->round == round && !h->aborted) pthread_cond_wait(&g->met, &h->lock);
     bool ok = !h->aborted;
     pthread_mutex_unlock(&h->lock);
     return ok;
@@ -196,7 +196,7 @@ static void *worker(void *arg)
     Member *m = arg;
     for (;;) {
         pthread_mutex_lock(&m->hub->lock);
-        while (m->head == m->tail && !m->closing) pthread_cond_wait(&m->hub->changed, &m->hub->lock);
+        while (m->head == m->tail && !m->closing) pthread_cond_wait(&m->queue_changed, &m->hub->lock);
         bool end = m->head == m->tail;
         CommRequest r = m->queue[m->head % QUEUE_SIZE];
         pthread_mutex_unlock(&m->hub->lock);
@@ -204,7 +204,7 @@ static void *worker(void *arg)
         run(m, &r);
         pthread_mutex_lock(&m->hub->lock);
         m->head++;
-        pthread_cond_broadcast(&m->hub->changed);
+        pthread_cond_broadcast(&m->queue_changed);
         pthread_mutex_unlock(&m->hub->lock);
     }
 }
@@ -213,9 +213,9 @@ static Err submit(Comm *c, const CommRequest *r)
 {
     Member *m = c->impl;
     pthread_mutex_lock(&m->hub->lock);
-    while (m->tail - m->head == QUEUE_SIZE) pthread_cond_wait(&m->hub->changed, &m->hub->lock);
+    while (m->tail - m->head == QUEUE_SIZE) pthread_cond_wait(&m->queue_changed, &m->hub->lock);
     m->queue[m->tail++ % QUEUE_SIZE] = *r;
-    pthread_cond_broadcast(&m->hub->changed);
+    pthread_cond_broadcast(&m->queue_changed);
     pthread_mutex_unlock(&m->hub->lock);
     return ERR_OK;
 }
@@ -225,9 +225,10 @@ static void close_member(Comm *c)
     Member *m = c->impl;
     pthread_mutex_lock(&m->hub->lock);
     m->closing = true;
-    pthread_cond_broadcast(&m->hub->changed);
+    pthread_cond_broadcast(&m->queue_changed);
     pthread_mutex_unlock(&m->hub->lock);
     pthread_join(m->worker, NULL);
+    pthread_cond_destroy(&m->queue_changed);
     free(m);
 }
 
@@ -246,6 +247,7 @@ static Group *find_group(CommHub *h, const char *name, const int *members, int s
     snprintf(g->name, sizeof g->name, "%s", name);
     memcpy(g->members, members, (size_t)size * sizeof *members);
     g->size = size;
+    pthread_cond_init(&g->met, NULL);
     return g;
 }
 
@@ -256,6 +258,7 @@ Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, c
     Member *m = calloc(1, sizeof *m);
     if (!m) return err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
     m->hub = hub;
+    pthread_cond_init(&m->queue_changed, NULL);
     for (int i = 0; i < size; i++)
         if (members[i] == world_rank) m->rank = i;
     pthread_mutex_lock(&hub->lock);

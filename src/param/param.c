@@ -1,0 +1,166 @@
+/* The registry and its flat buffers; see param.h. Boxes and pieces for checkpoints are in shard.c. */
+#include "param/param.h"
+
+#include <omp.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mathx.h"
+#include "base/rng.h"
+
+enum { REGISTRY_CAPACITY = 8192 };
+
+void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_rank)
+{
+    *r = (ParamRegistry){ .tp = tp, .tp_rank = tp_rank, .setup = setup };
+}
+
+/* The table doubles in setup memory; the old copy stays there, which is bounded by the final size. */
+static Err grow(ParamRegistry *r)
+{
+    if (r->count < r->capacity) return ERR_OK;
+    if (r->capacity >= REGISTRY_CAPACITY) return err_set(ERR_CONFIG, "more than %d parameters", REGISTRY_CAPACITY);
+    int capacity = r->capacity ? 2 * r->capacity : 64;
+    Param *items;
+    TRY(setup_array(r->setup, capacity, &items));
+    if (r->count) memcpy(items, r->items, (size_t)r->count * sizeof *items);
+    r->items = items;
+    r->capacity = capacity;
+    return ERR_OK;
+}
+
+static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
+{
+    for (int i = 0; i < r->count; i++)
+        if (!strcmp(r->items[i].name, s->name)) return err_set(ERR_INTERNAL, "parameter '%s' twice", s->name);
+    if (strlen(s->name) >= PARAM_NAME_MAX) return err_set(ERR_INTERNAL, "parameter name '%s' too long", s->name);
+    int64_t sum = 0;
+    for (int i = 0; i < PARAM_MAX_SECTIONS; i++) {
+        sum += s->section[i];
+        if (s->section[i] % s->interleave)
+            return err_set(ERR_CONFIG, "%s: section of %lld rows does not divide into %lld chunks", s->name,
+                           (long long)s->section[i], (long long)s->interleave);
+    }
+    if (sum && sum != s->shape[0]) return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
+    if (s->cut[0] == CUT_TP && s->interleave > 1 && s->interleave % r->tp)
+        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over tp=%d", s->name, (long long)s->interleave, r->tp);
+    return ERR_OK;
+}
+
+Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
+{
+    if (!spec.padded_rows) spec.padded_rows = spec.shape[0];
+    if (!spec.interleave) spec.interleave = 1;
+    if (spec.ndim == 1) spec.shape[1] = 1;
+    TRY(check_spec(r, &spec));
+    TRY(grow(r));
+    Param *p = &r->items[r->count];
+    snprintf(p->name, sizeof p->name, "%s", spec.name);
+    p->spec = spec;
+    p->spec.name = NULL; /* the caller's text may go; ours is p->name */
+    const int64_t whole[2] = { spec.padded_rows, spec.shape[1] };
+    for (int d = 0; d < 2; d++) {
+        int parts = spec.cut[d] == CUT_TP ? r->tp : 1;
+        if (whole[d] % parts)
+            return err_set(ERR_CONFIG, "%s: dim %d of %lld cannot be cut over tp=%d", p->name, d,
+                           (long long)whole[d], parts);
+        p->local[d] = whole[d] / parts;
+        p->first[d] = parts > 1 ? p->local[d] * r->tp_rank : 0;
+    }
+    p->count = p->local[0] * p->local[1];
+    p->offset = r->flat_count;
+    r->flat_count += (p->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+    *id = r->count++;
+    return ERR_OK;
+}
+
+int64_t param_total(const ParamRegistry *r)
+{
+    int64_t n = 0;
+    for (int i = 0; i < r->count; i++) n += r->items[i].spec.shape[0] * r->items[i].spec.shape[1];
+    return n;
+}
+
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType grad_dtype,
+                     bool without_optimizer)
+{
+    *s = (ParamStore){ .reg = reg };
+    TRY(tensor_new(state, &s->value, F32, reg->flat_count));
+    TRY(tensor_new(state, &s->shift, I32, reg->count));
+    if (without_optimizer) return ERR_OK;
+    TRY(tensor_new(state, &s->next_shift, I32, reg->count));
+    TRY(tensor_new(state, &s->overflow, I32, 1));
+    TRY(tensor_new(state, &s->stats, I64, reg->count, 5));
+    TRY(tensor_new(state, &s->grad, grad_dtype, reg->flat_count));
+    TRY(tensor_new(state, &s->m, F32, reg->flat_count));
+    return tensor_new(state, &s->v, F32, reg->flat_count);
+}
+
+Tensor param_view(const Param *p, Tensor flat)
+{
+    char *at = (char *)flat.data + p->offset * dtype_size(flat.dtype);
+    if (p->spec.ndim == 1) return tensor_of(at, flat.dtype, p->local[0]);
+    return tensor_of(at, flat.dtype, p->local[0], p->local[1]);
+}
+
+Tensor param_store_shift(const ParamStore *s, int id)
+{
+    return tensor_row_slice(s->shift, id, 1);
+}
+
+int64_t param_plain_row(const Param *p, int64_t r)
+{
+    const ParamSpec *s = &p->spec;
+    int64_t row = p->first[0] + r;
+    if (row >= s->shape[0]) return -1;
+    if (!s->section[0]) return row;
+    int64_t per_chunk = s->shape[0] / s->interleave, chunk = row / per_chunk, in = row % per_chunk, start = 0;
+    for (int i = 0; i < PARAM_MAX_SECTIONS; i++) {
+        int64_t part = s->section[i] / s->interleave;
+        if (in < part) return start + chunk * part + in;
+        in -= part;
+        start += s->section[i];
+    }
+    ASSERT(!"row beyond the sections");
+    return -1;
+}
+
+/*
+ * Normal numbers, two per half of a Philox call, by Box and Muller; element i of a tensor uses counter i / 4.
+ * Keyed by the plain global index: neither cut, padding nor interleaving enters.
+ */
+static float normal_at(uint64_t key, int64_t index)
+{
+    Philox r = philox(key, (uint32_t)(index >> 2), (uint32_t)(index >> 34), 0, 0);
+    const uint32_t *u = &r.v[index & 2];
+    double radius = sqrt(-2 * m_log(((double)u[0] + 1) * 0x1p-32)), angle = 2 * M_PI * (double)u[1] * 0x1p-32;
+    return (float)(radius * (index & 1 ? m_sin(angle) : m_cos(angle)));
+}
+
+static void fill_rows(const Param *p, float *out, uint64_t key, int threads)
+{
+    const ParamSpec *s = &p->spec;
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t r = 0; r < p->local[0]; r++) {
+        int64_t row = param_plain_row(p, r);
+        for (int64_t c = 0; c < p->local[1]; c++) {
+            float x = s->init == INIT_ONE ? 1 : 0;
+            if (row >= 0 && s->init == INIT_NORMAL)
+                x = s->std * normal_at(key, row * s->shape[1] + p->first[1] + c);
+            out[r * p->local[1] + c] = row < 0 ? 0 : x;
+        }
+    }
+}
+
+Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads)
+{
+    if (stream->dev->is_null) return ERR_OK;
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        Tensor view = param_view(p, s->value);
+        TRY(device_write(stream, (int32_t *)s->shift.data + i, &(int32_t){ shift }, sizeof(int32_t)));
+        fill_rows(p, view.data, rng_key(seed, p->name), threads);
+    }
+    return ERR_OK;
+}
