@@ -1,0 +1,75 @@
+/*
+ * fp32 matrix products, defined element by element, so that no cut of M, N or K, no thread count, tile size
+ * or instruction set can change a bit. The definition is this loop; everything in gemm.c is speed:
+ *
+ *   CHAIN  c = beta ? C[i][j] : 0; for k ascending: c = fmaf(A(i,k), B(k,j), c); C[i][j] = c
+ *   TREE   one such chain from 0 for each leaf of `leaf` k's (the last may be shorter); the leaf sums are
+ *          added pairwise, then pairs of pairs, ... (a binary counter; what is left over is added from the
+ *          right), giving C[i][j]
+ *   I64    the same leaf chains; G[i][j] += llrint(leaf sum * 2^shift)
+ *
+ * CHAIN and TREE then add bias[j], if any, once. With beta a CHAIN goes on where the last call stopped, so
+ * cutting K over calls changes nothing; an aligned run of 2^n leaves is a subtree of the TREE; I64 does not
+ * depend on the order of anything.
+ */
+#ifndef MEGATRAIN_CPU_GEMM_H
+#define MEGATRAIN_CPU_GEMM_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "device/device.h"
+
+typedef enum { GEMM_CHAIN, GEMM_TREE, GEMM_I64 } GemmMode;
+
+/* A row-major matrix, rows `ld` apart; `transposed`: the product reads it with rows and columns swapped. */
+typedef struct {
+    const float *data;
+    int64_t ld;
+    bool transposed;
+} GemmOperand;
+
+typedef struct {
+    GemmMode mode;
+    int64_t M, N, K;  /* C[M x N] = A[M x K] B[K x N] */
+    int64_t leaf;     /* > 0; TREE and I64 */
+    GemmOperand a, b;
+    float *c;         /* CHAIN, TREE */
+    int64_t *fixed;   /* G; I64 */
+    int64_t ldc;      /* of c or fixed */
+    bool beta;        /* CHAIN only */
+    const float *bias; /* [N], or NULL; CHAIN and TREE */
+    int shift, room;  /* I64 */
+} Gemm;
+
+/* A small product, for tiles that lie in the L1 or L2 cache: C[m x n] = (beta ? C : 0) + A[m x k] B[k x n] as one
+ * CHAIN. A is read as scalars with any strides; rows of B and C are contiguous. Fast when n % 16 == 0. */
+typedef struct {
+    int64_t m, n, k;
+    const float *a;
+    int64_t a_row, a_k; /* element (i, k) is a[i * a_row + k * a_k] */
+    const float *b;
+    int64_t ldb;
+    float *c;
+    int64_t ldc;
+    bool beta;
+} TileGemm;
+
+/*
+ * Each instruction set has its own copy of these, all with the same bits; inside src/cpu call CPU(name).
+ *
+ * gemm       uses dev->threads threads and dev->workspace, allocates nothing. M, N, K may be 0. Returns true
+ *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - room); such a leaf adds 0.
+ * tile_gemm  one thread, no workspace.
+ * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
+ */
+#define GEMM_DECLARE(isa)                                                                         \
+    bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                      \
+    void cpu_##isa##_tile_gemm(const TileGemm *g);                                                \
+    void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
+                               int64_t cols);
+GEMM_DECLARE(avx512)
+GEMM_DECLARE(avx2)
+GEMM_DECLARE(c)
+
+#endif

@@ -1,0 +1,152 @@
+/*
+ * The register kernels below every product: a tile of C of at most TILE_ROWS x TILE_COLS, kept in vector
+ * registers while k runs. Used by gemm.c alone.
+ *
+ *            b[k][0 .. cols)          one row of B: `vecs` vectors of 16
+ *          +------------------+
+ *   a[i][k]| acc[rows][vecs]  |       acc = fma(broadcast a, b, acc), k ascending
+ *          +------------------+
+ *
+ * Each lane is the scalar chain c = fmaf(a, b, c), so tile sizes, which differ between the instruction sets
+ * and at the edges of a matrix, never change a bit. A is read as scalars with any two strides, so a
+ * row-major A needs no packing; B needs contiguous rows.
+ *
+ * 8 x 48 (AVX-512): 24 accumulators, 8 broadcasts and 3 loads for 24 fma. 6 x 16 (AVX2): 12 accumulators.
+ */
+#ifndef MEGATRAIN_CPU_GEMM_KERNEL_H
+#define MEGATRAIN_CPU_GEMM_KERNEL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "cpu/vec.h"
+
+enum { LANES = 16 };
+#if defined(CPU_ISA_avx512)
+enum { TILE_ROWS = 8, TILE_VECS = 3 };
+#elif defined(CPU_ISA_avx2)
+enum { TILE_ROWS = 6, TILE_VECS = 1 };
+#else
+enum { TILE_ROWS = 4, TILE_VECS = 1 };
+#endif
+enum { TILE_COLS = TILE_VECS * LANES, TILE_ELEMS = TILE_ROWS * TILE_COLS };
+
+typedef enum {
+    TILE_SET,      /* c = chain from 0 */
+    TILE_CONTINUE, /* c = chain from c */
+    TILE_ADD,      /* c = c + chain from 0 */
+} TileStart;
+
+typedef struct {
+    const float *a, *b;
+    int64_t a_row, a_k; /* element (i, k) of A is a[i * a_row + k * a_k] */
+    int64_t b_k;        /* row k of B starts at b + k * b_k */
+    int64_t ahead;      /* rows of B to prefetch ahead */
+    float *c;
+    int64_t c_row;
+    int64_t k;
+    TileStart start;
+} Tile;
+
+/* One kernel for constant rows, vecs and (if not 0) columns `cols` < 16 in use of a single vector. */
+static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int rows, int vecs, int cols)
+{
+    vf acc[TILE_ROWS][TILE_VECS];
+    const int64_t s = t->a_row, a_k = t->a_k, b_k = t->b_k, ahead = t->ahead * b_k;
+    const float *b = t->b, *a = t->a, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
+    const TileStart start = t->start;
+#define EACH_ROW _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
+#define EACH_VEC _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++)
+#define LOAD(p) (cols ? vf_load_n((p), cols) : vf_load(p))
+    if (start == TILE_CONTINUE) {
+        EACH_ROW EACH_VEC acc[i][v] = LOAD(t->c + i * t->c_row + v * LANES);
+    } else {
+        EACH_ROW EACH_VEC acc[i][v] = vf_zero();
+    }
+    for (int64_t k = t->k; k > 0; k--) {
+        vf row[TILE_VECS];
+        EACH_VEC row[v] = LOAD(b + v * LANES);
+        EACH_VEC __builtin_prefetch(b + ahead + v * LANES);
+        EACH_ROW {
+            /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
+            const float *p = i == 6 || i == 7 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
+            vf x = vf_set1(*p);
+            EACH_VEC acc[i][v] = vf_fma(x, row[v], acc[i][v]);
+        }
+        a += a_k, a3 += a_k, a6 += a_k, b += b_k;
+    }
+    float *c = t->c;
+    const int64_t c_row = t->c_row;
+    if (start == TILE_ADD) {
+        EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * LANES), acc[i][v]);
+    }
+    EACH_ROW EACH_VEC
+    {
+        if (cols) vf_store_n(c + i * c_row + v * LANES, acc[i][v], cols);
+        else vf_store(c + i * c_row + v * LANES, acc[i][v]);
+    }
+#undef LOAD
+#undef EACH_VEC
+#undef EACH_ROW
+}
+
+/* The instances: kernel_RxV with full vectors, kernel_Rx0 for the last columns, fewer than 16. */
+#define KERNEL(r, v)                                                                              \
+    static void kernel_##r##x##v(const Tile *t, int cols)                                         \
+    {                                                                                             \
+        (void)cols;                                                                               \
+        tile_kernel(t, r, v ? v : 1, v ? 0 : cols);                                               \
+    }
+#if defined(CPU_ISA_avx512)
+#define KERNEL_ROW(r) KERNEL(r, 0) KERNEL(r, 1) KERNEL(r, 2) KERNEL(r, 3)
+#define KERNEL_NAMES(r) { kernel_##r##x0, kernel_##r##x1, kernel_##r##x2, kernel_##r##x3 }
+KERNEL_ROW(8)
+#else
+#define KERNEL_ROW(r) KERNEL(r, 0) KERNEL(r, 1)
+#define KERNEL_NAMES(r) { kernel_##r##x0, kernel_##r##x1 }
+#endif
+#if defined(CPU_ISA_avx2)
+KERNEL_ROW(6)
+#endif
+KERNEL_ROW(1)
+KERNEL_ROW(2)
+KERNEL_ROW(4)
+
+typedef void (*TileKernel)(const Tile *, int cols);
+
+/* Largest instance first. */
+static const struct {
+    int rows;
+    TileKernel by_vecs[TILE_VECS + 1];
+} tile_kernels[] = {
+#if defined(CPU_ISA_avx512)
+    { 8, KERNEL_NAMES(8) },
+#elif defined(CPU_ISA_avx2)
+    { 6, KERNEL_NAMES(6) },
+#endif
+    { 4, KERNEL_NAMES(4) },
+    { 2, KERNEL_NAMES(2) },
+    { 1, KERNEL_NAMES(1) },
+};
+#undef KERNEL
+#undef KERNEL_ROW
+#undef KERNEL_NAMES
+
+/* A tile of any rows <= TILE_ROWS and cols <= TILE_COLS. */
+static inline void tile_run(Tile t, int64_t rows, int64_t cols)
+{
+    for (int i = 0; rows > 0; i++) {
+        for (; rows >= tile_kernels[i].rows; rows -= tile_kernels[i].rows) {
+            int vecs = (int)(cols / LANES), rest = (int)(cols % LANES);
+            Tile part = t;
+            if (vecs) tile_kernels[i].by_vecs[vecs](&part, 0);
+            part.b += vecs * LANES;
+            part.c += vecs * LANES;
+            if (rest) tile_kernels[i].by_vecs[0](&part, rest);
+            t.a += tile_kernels[i].rows * t.a_row;
+            t.c += tile_kernels[i].rows * t.c_row;
+        }
+    }
+}
+
+#endif

@@ -1,0 +1,99 @@
+/*
+ * Copies of parts of a matrix in the order in which the register kernels read them. Used by gemm.c alone.
+ *
+ *   panel of B   [k][width]      rows of `width` = 16, 32 or 48 columns; columns beyond the matrix are 0
+ *   panel of A   [k][TILE_ROWS]  only for a transposed A; otherwise the kernels read A where it lies
+ *
+ * Where the source runs along the other dim, blocks of 8 x 16 are transposed in registers.
+ */
+#ifndef MEGATRAIN_CPU_GEMM_PACK_H
+#define MEGATRAIN_CPU_GEMM_PACK_H
+
+#include <string.h>
+
+#include "cpu/gemm_kernel.h"
+
+/* dst[j][i] = src[i][j] for i < 8, j < 16. */
+#if defined(CPU_ISA_avx512)
+static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int64_t lds)
+{
+    __m512 r[8], t[8];
+    /* After two rounds r[c] holds, in its 128-bit lane q, rows 0-3 of column 4q + c; r[4 + c] rows 4-7. */
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) r[i] = _mm512_loadu_ps(src + i * lds);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+    }
+#define PAIR(half, x, y) _mm512_castpd_ps(_mm512_unpack##half##_pd(_mm512_castps_pd(x), _mm512_castps_pd(y)))
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = PAIR(lo, t[i], t[i + 2]);
+        r[i + 1] = PAIR(hi, t[i], t[i + 2]);
+        r[i + 2] = PAIR(lo, t[i + 1], t[i + 3]);
+        r[i + 3] = PAIR(hi, t[i + 1], t[i + 3]);
+    }
+#undef PAIR
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        __m512 even = _mm512_shuffle_f32x4(r[c], r[c + 4], 0x88), odd = _mm512_shuffle_f32x4(r[c], r[c + 4], 0xdd);
+        even = _mm512_shuffle_f32x4(even, even, 0xd8);
+        odd = _mm512_shuffle_f32x4(odd, odd, 0xd8);
+        _mm256_storeu_ps(dst + c * ldd, _mm512_castps512_ps256(even));
+        _mm256_storeu_ps(dst + (c + 4) * ldd, _mm512_castps512_ps256(odd));
+        _mm256_storeu_ps(dst + (c + 8) * ldd, _mm512_extractf32x8_ps(even, 1));
+        _mm256_storeu_ps(dst + (c + 12) * ldd, _mm512_extractf32x8_ps(odd, 1));
+    }
+}
+#elif defined(CPU_ISA_avx2)
+static inline void transpose_8x8(float *dst, int64_t ldd, const float *src, int64_t lds)
+{
+    __m256 r[8], t[8];
+    /* After two rounds r[c] holds, in its 128-bit lane q, rows 0-3 of column 4q + c; r[4 + c] rows 4-7. */
+#pragma GCC unroll 8
+    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(src + i * lds);
+#pragma GCC unroll 4
+    for (int i = 0; i < 8; i += 2) {
+        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+    }
+#pragma GCC unroll 2
+    for (int i = 0; i < 8; i += 4) {
+        r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+        r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+        r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+        r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+    }
+#pragma GCC unroll 4
+    for (int c = 0; c < 4; c++) {
+        _mm256_storeu_ps(dst + c * ldd, _mm256_permute2f128_ps(r[c], r[c + 4], 0x20));
+        _mm256_storeu_ps(dst + (c + 4) * ldd, _mm256_permute2f128_ps(r[c], r[c + 4], 0x31));
+    }
+}
+
+static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int64_t lds)
+{
+    transpose_8x8(dst, ldd, src, lds);
+    transpose_8x8(dst + 8 * ldd, ldd, src + 8, lds);
+}
+#else
+static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int64_t lds)
+{
+    for (int j = 0; j < 16; j++)
+        for (int i = 0; i < 8; i++) dst[j * ldd + i] = src[i * lds + j];
+}
+#endif
+
+static inline void transpose_any(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i += 8) {
+        int64_t j = 0;
+        if (i + 8 <= rows)
+            for (; j + 16 <= cols; j += 16) transpose_8x16(dst + j * ldd + i, ldd, src + i * lds + j, lds);
+        for (; j < cols; j++)
+            for (int64_t r = i; r < rows && r < i + 8; r++) dst[j * ldd + r] = src[r * lds + j];
+    }
+}
+
+#endif
