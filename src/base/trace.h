@@ -1,0 +1,34 @@
+/*
+ * Trace: named spans and counters of all threads, written as a Chrome trace that ui.perfetto.dev opens.
+ *
+ *   trace_open("runs/tiny/timeline.json");
+ *   trace_begin("step"); trace_begin("forward"); ... trace_end(); trace_end();
+ *   trace_close();
+ *
+ * While nothing is open, a call costs one load and a branch. While open, events go into a ring that
+ * trace_open allocated: a step allocates nothing, and the newest TRACE_EVENTS spans are kept. Names are not
+ * copied: pass literals. Spans nest, at most TRACE_DEPTH deep on a thread (ASSERT), and must end on the thread
+ * that began them; those still open at trace_close are left out.
+ */
+#ifndef MEGATRAIN_BASE_TRACE_H
+#define MEGATRAIN_BASE_TRACE_H
+
+#include "base/err.h"
+
+enum { TRACE_EVENTS = 1 << 17, TRACE_DEPTH = 32, TRACE_TRACKS = 256 };
+
+/* Starts recording; the file is written by trace_close. ERR_MEMORY. One trace at a time (ASSERT). */
+Err trace_open(const char *path);
+/* Forgets what was recorded so far, so that the file will hold the newest traced step alone. */
+void trace_reset(void);
+/* Stops recording and writes the file. Does nothing when no trace is open. ERR_IO. */
+Err trace_close(void);
+
+void trace_begin(const char *name);
+void trace_end(void);
+void trace_counter(const char *name, double value);
+
+/* Names the calling thread's track ("rank 3 compute"); copied, cut after 47 bytes. Also before trace_open. */
+void trace_track(const char *name);
+
+#endif
