@@ -80,8 +80,9 @@ int64_t param_total(const ParamRegistry *r); /* global unpadded element count of
 typedef struct {
     const ParamRegistry *reg;
     Tensor value, grad, m, v;          /* flat: [flat_count] */
-    Tensor shift, next_shift, overflow; /* [count], [count] i32, [1] i32 */
-    Tensor stats;                      /* [count, 5] i64: gradient statistics (ops.def, grad_stats) */
+    Tensor shift, next_shift;          /* [count] i32 */
+    Tensor overflow;                   /* [1] i64 flag: a gradient leaf did not fit */
+    Tensor max, sumsq;                 /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
 } ParamStore;
 
 /* Allocates in `state`. grad_dtype I64 or F32; without_optimizer: no grad, m, v (evaluation, generation). */

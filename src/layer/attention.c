@@ -1,0 +1,179 @@
+/*
+ * Causal self-attention with grouped queries, heads cut over tp:
+ *
+ *   qkv = x Wqkv (+ b)      columns lie group by group: the q heads of a kv head, its k, its v
+ *   q, k, v                 split; optional RMSNorm per head; optional rotary positions
+ *   o = attention(q, k, v)  online softmax, key blocks in canonical order (device/ops.def)
+ *   y = o Wproj             bias added by the residual add
+ *
+ * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/rng.h"
+#include "layer/internal.h"
+
+static Err register_qk_norms(Attention *a, ParamRegistry *reg, const AttentionSpec *spec)
+{
+    char name[PARAM_NAME_MAX];
+    if (!spec->qk_norm) return ERR_OK;
+    snprintf(name, sizeof name, "%s.q_norm", spec->name);
+    TRY(norm_register(&a->q_norm, reg, name, spec->head_dim, true, spec->norm_eps, PARTIAL_HEADS));
+    snprintf(name, sizeof name, "%s.k_norm", spec->name);
+    return norm_register(&a->k_norm, reg, name, spec->head_dim, true, spec->norm_eps, PARTIAL_HEADS);
+}
+
+Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
+{
+    char name[PARAM_NAME_MAX];
+    int64_t q = (int64_t)spec.heads * spec.head_dim, kv = (int64_t)spec.kv_heads * spec.head_dim;
+    *a = (Attention){ .qk_norm = spec.qk_norm,
+                      .rope = spec.rope,
+                      .heads = spec.heads,
+                      .kv_heads = spec.kv_heads,
+                      .head_dim = spec.head_dim,
+                      .window = spec.window,
+                      .dropout = spec.dropout };
+    snprintf(name, sizeof name, "%s.attention_dropout", spec.name);
+    a->dropout_key = rng_key(spec.seed, name);
+    snprintf(name, sizeof name, "%s.qkv", spec.name);
+    TRY(linear_register(&a->qkv, reg,
+                        (LinearSpec){ .name = name,
+                                      .in = spec.hidden,
+                                      .out = q + 2 * kv,
+                                      .kind = LINEAR_COLUMN,
+                                      .bias = spec.bias,
+                                      .std = spec.std,
+                                      .section = { q, kv, kv },
+                                      .interleave = spec.kv_heads }));
+    TRY(register_qk_norms(a, reg, &spec));
+    snprintf(name, sizeof name, "%s.proj", spec.name);
+    return linear_register(&a->proj, reg,
+                           (LinearSpec){ .name = name,
+                                         .in = q,
+                                         .out = spec.hidden,
+                                         .kind = LINEAR_ROW,
+                                         .bias = spec.bias,
+                                         .std = spec.proj_std });
+}
+
+/* Local sizes and the shared arguments of the attention ops. */
+typedef struct {
+    int64_t B, T, N, H, K, C, head0;
+    float scale;
+    Dropout dropout;
+} Dims;
+
+static Dims dims_of(const Attention *a, const Ctx *c)
+{
+    int tp = c->world->tp.size;
+    Dims d = { .B = c->batch->B, .T = c->batch->T, .H = a->heads / tp, .K = a->kv_heads / tp, .C = a->head_dim };
+    d.N = d.B * d.T;
+    d.head0 = d.H * c->world->tp.rank;
+    d.scale = 1 / sqrtf((float)d.C);
+    d.dropout = ctx_dropout(c, a->dropout, a->dropout_key);
+    return d;
+}
+
+static Tensor heads_as_rows(Tensor t) /* [N, H, C] -> [N * H, C] */
+{
+    return tensor_reshape(t, t.dim[0] * t.dim[1], t.dim[2]);
+}
+
+static Tensor by_sample(Tensor t, const Dims *d) /* [N, H, C] -> [B, T, H, C] */
+{
+    return tensor_reshape(t, d->B, d->T, t.dim[1], t.dim[2]);
+}
+
+static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
+{
+    if (!a->rope) return ERR_OK;
+    return op(c->s, rope, .x = x, .position = c->batch->position, .cos = c->rope_cos, .sin = c->rope_sin,
+              .inverse = inverse);
+}
+
+/* q, k, v from the projection: split, per-head norms, rotation. */
+static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save, Tensor out[3])
+{
+    Tensor q_raw, k_raw;
+    TRY(save_new(c, REGION_I, &out[0], &save->q, F32, d->N, d->H, d->C));
+    TRY(save_new(c, REGION_I, &out[1], &save->k, F32, d->N, d->K, d->C));
+    TRY(save_new(c, REGION_I, &out[2], &save->v, F32, d->N, d->K, d->C));
+    q_raw = out[0];
+    k_raw = out[1];
+    if (a->qk_norm) {
+        TRY(save_new(c, REGION_I, &q_raw, &save->q_raw, F32, d->N, d->H, d->C));
+        TRY(save_new(c, REGION_I, &k_raw, &save->k_raw, F32, d->N, d->K, d->C));
+    }
+    TRY(op(c->s, qkv_split, .q = q_raw, .k = k_raw, .v = out[2], .qkv = qkv));
+    if (a->qk_norm) {
+        TRY(norm_forward(&a->q_norm, c, heads_as_rows(q_raw), heads_as_rows(out[0]), &save->q_norm));
+        TRY(norm_forward(&a->k_norm, c, heads_as_rows(k_raw), heads_as_rows(out[1]), &save->k_norm));
+    }
+    TRY(rotate(a, c, out[0], 0));
+    return rotate(a, c, out[1], 0);
+}
+
+Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Dims d = dims_of(a, c);
+    Tensor h[3], o, lse, qkv;
+    bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: qkv must outlive the saves */
+    TRY(save_new(c, REGION_W, &o, &save->o, F32, d.N, d.H, d.C));
+    TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
+    if (!in_scratch) mark = arena_mark(c->scratch);
+    TRY(tensor_new(c->scratch, &qkv, F32, d.N, (d.H + 2 * d.K) * d.C));
+    TRY(linear_forward(&a->qkv, c, x, qkv));
+    TRY(heads_forward(a, c, qkv, &d, save, h));
+    TRY(op(c->s, attention_fwd, .o = by_sample(o, &d), .lse = lse, .q = by_sample(h[0], &d),
+           .k = by_sample(h[1], &d), .v = by_sample(h[2], &d), .doc = c->batch->doc, .sample = c->batch->samples,
+           .q_span = c->batch->span, .k_span = c->batch->span, .scale = d.scale, .block = c->canon.attn_block,
+           .window = a->window, .dropout = d.dropout, .head0 = d.head0));
+    if (!in_scratch) arena_release(c->scratch, mark);
+    return linear_forward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), y);
+}
+
+/* Undoes rotation and per-head norm of one of q, k: dx (in place for the rotation) -> gradient of the raw head. */
+static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Saved raw, Tensor dy, Tensor *dx)
+{
+    TRY(tensor_new(c->scratch, dx, F32, dy.dim[0], dy.dim[1], dy.dim[2]));
+    TRY(op(c->s, fill_zero, .x = heads_as_rows(*dx)));
+    return norm_backward(n, c, save, heads_as_rows(save_get(c, raw)), heads_as_rows(dy), heads_as_rows(*dx));
+}
+
+static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor dh[3], Tensor dqkv)
+{
+    TRY(rotate(a, c, dh[0], 1));
+    TRY(rotate(a, c, dh[1], 1));
+    if (a->qk_norm) {
+        TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, save->q_raw, dh[0], &dh[0]));
+        TRY(head_backward_norm(&a->k_norm, c, &save->k_norm, save->k_raw, dh[1], &dh[1]));
+    }
+    return op(c->s, qkv_merge, .qkv = dqkv, .q = dh[0], .k = dh[1], .v = dh[2]);
+}
+
+Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Dims d = dims_of(a, c);
+    Tensor o = save_get(c, save->o), go, dh[3], delta, dqkv;
+    TRY(dy_alloc(c, &dqkv, d.N, (d.H + 2 * d.K) * d.C));
+    TRY(tensor_new(c->scratch, &go, F32, d.N, d.H, d.C));
+    TRY(tensor_new(c->scratch, &dh[0], F32, d.N, d.H, d.C));
+    TRY(tensor_new(c->scratch, &dh[1], F32, d.N, d.K, d.C));
+    TRY(tensor_new(c->scratch, &dh[2], F32, d.N, d.K, d.C));
+    TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
+    TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy, tensor_reshape(go, d.N, d.H * d.C)));
+    TRY(op(c->s, attention_bwd, .dq = by_sample(dh[0], &d), .dk = by_sample(dh[1], &d), .dv = by_sample(dh[2], &d),
+           .go = by_sample(go, &d), .q = by_sample(save_get(c, save->q), &d), .k = by_sample(save_get(c, save->k), &d),
+           .v = by_sample(save_get(c, save->v), &d), .o = by_sample(o, &d), .lse = save_get(c, save->lse),
+           .delta = delta, .doc = c->batch->doc, .sample = c->batch->samples, .q_span = c->batch->span,
+           .k_span = c->batch->span, .scale = d.scale, .block = c->canon.attn_block, .window = a->window,
+           .dropout = d.dropout, .head0 = d.head0, .leaf = c->canon.query_leaf, .positions = c->batch->seq));
+    TRY(heads_backward(a, c, save, dh, dqkv));
+    TRY(linear_backward(&a->qkv, c, x, dqkv, dx));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

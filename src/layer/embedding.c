@@ -1,0 +1,76 @@
+/*
+ * Token embedding, cut over tp by vocabulary, plus learned positions, plus dropout.
+ * Each rank looks up the tokens of its rows of the table and gives 0 for the others; of the summands of one
+ * token only one is not 0, so the sum over tp is exact.
+ */
+#include "base/rng.h"
+#include "layer/internal.h"
+
+Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
+{
+    *e = (Embedding){ .position = -1, .dropout = spec.dropout, .dropout_key = rng_key(spec.seed, "embedding.dropout") };
+    TRY(param_add(reg,
+                  (ParamSpec){ .name = "embedding.token.weight",
+                               .ndim = 2,
+                               .shape = { spec.vocab, spec.hidden },
+                               .padded_rows = spec.padded_vocab,
+                               .cut = { CUT_TP },
+                               .init = INIT_NORMAL,
+                               .std = spec.std,
+                               .flags = PARAM_DECAY },
+                  &e->table));
+    e->vocab_rows = reg->items[e->table].local[0];
+    if (!spec.learned_positions) return ERR_OK;
+    return param_add(reg,
+                     (ParamSpec){ .name = "embedding.position.weight",
+                                  .ndim = 2,
+                                  .shape = { spec.seq, spec.hidden },
+                                  .partial = PARTIAL_ROWS,
+                                  .init = INIT_NORMAL,
+                                  .std = spec.std,
+                                  .flags = PARAM_DECAY },
+                     &e->position);
+}
+
+static int64_t first_row(const Embedding *e, const Ctx *c)
+{
+    return e->vocab_rows * c->world->tp.rank;
+}
+
+static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
+{
+    Dropout d = ctx_dropout(c, e->dropout, e->dropout_key);
+    if (!d.threshold) return ERR_OK;
+    return op(c->s, residual_fwd, .y = y, .x = y, .position = ctx_row_slice(c, c->batch->position),
+              .sample = ctx_row_slice(c, c->batch->sample), .dropout = d);
+}
+
+Err embedding_forward(const Embedding *e, Ctx *c, Tensor y)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor partial;
+    TRY(partial_alloc(c, y, &partial));
+    TRY(op(c->s, embedding_fwd, .y = partial, .table = param_value(c, e->table), .index = c->batch->token,
+           .first = first_row(e, c)));
+    TRY(reduce_rows(c, partial, y));
+    arena_release(c->scratch, mark);
+    if (e->position >= 0)
+        TRY(op(c->s, embedding_fwd, .y = y, .table = param_value(c, e->position),
+               .index = ctx_row_slice(c, c->batch->position), .add = 1));
+    return dropout_in_place(e, c, y);
+}
+
+Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Dropout d = ctx_dropout(c, e->dropout, e->dropout_key);
+    Tensor full;
+    if (d.threshold)
+        TRY(op(c->s, residual_bwd, .dx = dy, .dy = dy, .position = ctx_row_slice(c, c->batch->position),
+               .sample = ctx_row_slice(c, c->batch->sample), .dropout = d));
+    if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, c->batch->position), 0));
+    TRY(gather_rows(c, dy, &full));
+    TRY(grad_add_rows(c, e->table, full, c->batch->token, first_row(e, c)));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

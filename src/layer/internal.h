@@ -1,0 +1,12 @@
+/* Shared by the layers alone. */
+#ifndef MEGATRAIN_LAYER_INTERNAL_H
+#define MEGATRAIN_LAYER_INTERNAL_H
+
+#include "layer/layer.h"
+
+Err wgrad_push(Ctx *c, Wgrad w);
+
+/* Leaf of a sum that tp cuts: a canonical chunk of the global length, or one chain over the local one. */
+int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local);
+
+#endif

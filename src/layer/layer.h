@@ -1,0 +1,281 @@
+/*
+ * Ctx, what all layers share, and the layers on one page: a struct of ids and sizes, and forward and
+ * backward by hand. Backward reads as the mirror of forward, from the bottom.
+ *
+ * Rows. N = B * T rows of a micro-batch. Outside the tensor-parallel regions a rank holds R rows: its slice
+ * of the N when rows are sharded (sequence parallelism), all of them otherwise. gather_rows() enters such a
+ * region, reduce_rows() leaves it; in a group of one both are free.
+ *
+ * Outputs are allocated by the caller; gradients of activations are overwritten, except where a comment says
+ * that they accumulate; gradients of parameters always accumulate, only through grad_add_*.
+ *
+ * Saves. What backward needs is kept in the two regions of the micro-batch's Slot: REGION_I is free after the
+ * input half of backward, REGION_W (inputs and output gradients of linears) after the weight half. A Saved is
+ * segment + offset, not a pointer: each block's save is one contiguous segment that may move.
+ */
+#ifndef MEGATRAIN_LAYER_LAYER_H
+#define MEGATRAIN_LAYER_LAYER_H
+
+#include "param/param.h"
+
+/* ---- saves ---- */
+
+typedef enum { REGION_I, REGION_W, REGION_COUNT } Region;
+
+typedef struct {
+    int64_t offset; /* bytes, from the segment's base in its region */
+    int64_t dim[TENSOR_MAX_DIMS];
+    int16_t segment;
+    int8_t region, ndim;
+    DType dtype;
+} Saved;
+
+typedef struct {
+    char *base[REGION_COUNT];
+    int64_t size_bytes[REGION_COUNT];
+} Segment;
+
+/* A weight gradient waiting for its W: dw += dy^T x. Both tensors lie in REGION_W (or scratch, if done at once). */
+typedef struct {
+    int weight;
+    Tensor dy, x;
+    bool gather_x, gather_dy; /* rows still sharded */
+} Wgrad;
+
+/* Memory of one micro-batch in flight. */
+typedef struct {
+    Arena region[REGION_COUNT];
+    Segment *segments; /* embedding, blocks, head */
+    int segment_count;
+    Wgrad *queue;
+    int queued, queue_capacity;
+} Slot;
+
+/* ---- context ---- */
+
+/* Canonical blocks: facts of the model that fix every rounding (docs/determinism.md). */
+typedef struct {
+    bool exact;          /* reproducible = layout: canonical trees and leaves; else one chain each */
+    int tp_blocks;       /* chunks of every dim that tp may cut */
+    int64_t leaf_tokens; /* tokens per leaf of a linear's weight gradient: seq / seq_blocks */
+    int64_t leaf_rows;   /* rows per leaf of bias and norm gradients */
+    int64_t attn_block;  /* keys per softmax block */
+    int64_t query_leaf;  /* query positions per leaf of dk and dv */
+    int room;            /* log2 of the most leaves an element can get in a step */
+} Canon;
+
+/* One micro-batch on the device. Per-row tensors cover the N gathered rows. */
+typedef struct {
+    int64_t B, T;      /* samples, rows of a sample on this rank */
+    int64_t seq;       /* positions of a whole sample */
+    Spans span;        /* which positions the T rows are */
+    Tensor token;      /* [N] i32 */
+    Tensor target;     /* [N] i32, -1 = does not count */
+    Tensor position;   /* [N] i32 */
+    Tensor sample;     /* [N] i64, global index in the data order */
+    Tensor samples;    /* [B] i64, the same per sample */
+    Tensor doc;        /* optional [B, T] i32: first position of the row's document */
+} Batch;
+
+typedef struct {
+    Stream *s;
+    World *world;
+    ParamStore *params;
+    Slot *slot;
+    int segment;                   /* the one that save_new fills */
+    Arena *into[REGION_COUNT];     /* where save_new allocates: the slot's regions, or scratch */
+    Arena *scratch;
+    const Batch *batch;
+    const StepValues *step;        /* device memory */
+    Tensor rope_cos, rope_sin;     /* [seq, head_dim / 2], absent without rotary positions */
+    Canon canon;
+    uint64_t seed;
+    bool dropout_on;               /* training */
+    bool split_backward;           /* W runs later: dy of linears must outlive the input half */
+} Ctx;
+
+int64_t ctx_rows(const Ctx *c); /* R: rows this rank holds outside tensor-parallel regions */
+Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of N entries */
+Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off when not training */
+
+/* Starts segment `index`: later saves belong to it. */
+void segment_begin(Ctx *c, int index);
+void segment_end(Ctx *c); /* notes the sizes */
+/* A tensor kept for backward. Region as above. */
+Err save_alloc(Ctx *c, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim);
+#define save_new(c, region, t, saved, dtype, ...)                                                  \
+    save_alloc((c), (region), (t), (saved), (dtype),                                              \
+               (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),                       \
+               (const int64_t[]){ __VA_ARGS__ })
+Tensor save_get(const Ctx *c, Saved saved);
+/* A gradient that a queued linear will read: REGION_W when W runs later, else scratch. */
+Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols);
+
+Tensor param_value(const Ctx *c, int id); /* the only ways to a parameter's memory */
+Tensor param_grad(const Ctx *c, int id);
+
+/* ---- gradients: accumulators, written only here ---- */
+
+Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x);            /* += dy^T x */
+Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
+Err grad_add_columns(Ctx *c, int bias, Tensor dy);                        /* += column sums */
+Err grad_add_norm(Ctx *c, int weight, int bias, Tensor dy, Tensor x, Tensor mean, Tensor rstd);
+
+/* Runs and empties the slot's queue of weight gradients. */
+Err wgrad_drain(Ctx *c);
+
+/* ---- rows in and out of tensor-parallel regions ---- */
+
+/* full [N, D] = all rows, from this rank's R. In a group of one full is x itself; else it is in scratch. */
+Err gather_rows(Ctx *c, Tensor x, Tensor *full);
+/* y [R, D] = tree over tp of partial [N, D], this rank's rows. Call partial_alloc() for partial. */
+Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
+/* Where to put the partial of y: y itself when rows are not sharded, else [N, D] scratch. */
+Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
+
+/* ---- linear ---- */
+
+typedef enum { LINEAR_COLUMN, LINEAR_ROW } LinearKind;
+
+typedef struct {
+    int weight, bias; /* bias -1 = none */
+    int64_t in, out;  /* global */
+    LinearKind kind;
+} Linear;
+
+typedef struct {
+    const char *name; /* "layers.3.attn.qkv": ".weight" and ".bias" are appended */
+    int64_t in, out;
+    LinearKind kind;
+    bool bias;
+    float std;
+    int64_t section[PARAM_MAX_SECTIONS], interleave; /* of the output dim */
+} LinearSpec;
+
+Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
+/*
+ * COLUMN: x [R, in] -> y [N, out / tp], bias added.
+ * ROW:    x [N, in / tp] -> y [R, out], bias NOT added (the residual add does it once).
+ */
+Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y);
+/* dx as x; queues dw. COLUMN adds its bias gradient; ROW's is added by its caller. dy from dy_alloc. */
+Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx);
+
+/* ---- embedding ---- */
+
+typedef struct {
+    int table, position; /* position -1 = no learned positions */
+    int64_t vocab_rows;  /* padded rows on this rank */
+    float dropout;
+    uint64_t dropout_key;
+} Embedding;
+
+typedef struct {
+    int64_t vocab, padded_vocab, hidden, seq;
+    bool learned_positions;
+    float std, dropout;
+    uint64_t seed;
+} EmbeddingSpec;
+
+Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec);
+Err embedding_forward(const Embedding *e, Ctx *c, Tensor y); /* y [R, D] */
+Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up */
+
+/* ---- norm ---- */
+
+typedef struct {
+    int weight, bias; /* bias -1: none */
+    bool rms;
+    float eps;
+    int64_t width;
+} Norm;
+
+typedef struct {
+    Saved mean, rstd;
+} NormSave;
+
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial);
+Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
+Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
+Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx += */
+
+/* ---- attention ---- */
+
+typedef struct {
+    Linear qkv, proj;
+    Norm q_norm, k_norm;
+    bool qk_norm, rope;
+    int heads, kv_heads, head_dim; /* global */
+    int64_t window;
+    float dropout;
+    uint64_t dropout_key;
+} Attention;
+
+typedef struct {
+    Saved q, k, v, o, lse;
+    Saved q_raw, k_raw; /* before the q/k norms */
+    NormSave q_norm, k_norm;
+} AttentionSave;
+
+typedef struct {
+    const char *name;
+    int64_t hidden, window;
+    int heads, kv_heads, head_dim;
+    bool bias, qk_norm, rope;
+    float std, proj_std, dropout, norm_eps;
+    uint64_t seed;
+} AttentionSpec;
+
+Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec);
+Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save);
+Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx);
+
+/* ---- mlp ---- */
+
+typedef enum { ACT_GELU, ACT_SWIGLU } Activation;
+
+typedef struct {
+    Linear fc1, fc2;
+    Activation activation;
+    int64_t ffn;        /* global */
+    int64_t chunk;      /* columns of gate (and of up) per interleaved chunk */
+    bool recompute;     /* selective: the activation's output is computed again */
+} Mlp;
+
+typedef struct {
+    Saved hidden, active; /* before and after the activation */
+} MlpSave;
+
+typedef struct {
+    const char *name;
+    int64_t hidden, ffn;
+    Activation activation;
+    int tp_blocks;
+    bool bias, recompute;
+    float std, proj_std;
+} MlpSpec;
+
+Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec);
+Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save);
+Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy, Tensor dx);
+
+/* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
+
+typedef struct {
+    int weight; /* the embedding's table when tied */
+    int64_t vocab, padded_vocab;
+} Head;
+
+typedef struct {
+    Saved logits, row_max, row_sum;
+} HeadSave;
+
+Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
+                  int64_t hidden, float std);
+/* sums [3] i64 accumulate as ops.def, loss_sum. */
+Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save);
+Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx);
+/* Logits only, of any rows: [n, padded_vocab / tp]. For generation. */
+Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits);
+
+#endif

@@ -1,0 +1,88 @@
+/*
+ * Linear layers, cut over tp by columns (outputs) or rows (inputs):
+ *
+ *   COLUMN  forward   x [R, in] --gather rows--> [N, in]   y [N, out/tp] = x w^T + b      one chain over in
+ *           backward  dx partial = dy w, a tree over out; --reduce rows--> dx [R, in]
+ *   ROW     forward   partial = x w^T, a tree over in; --reduce rows--> y [R, out]
+ *           backward  dy [R, out] --gather rows--> [N, out]   dx [N, in/tp] = dy w       one chain over out
+ *
+ * The summed dim that tp cuts is a tree over tp_blocks canonical chunks: a rank's call returns its aligned
+ * subtree and the reduction over ranks is the rest of the same tree, so every tp gives the same bits.
+ * Weight gradients are queued (layer.h, Wgrad).
+ */
+#include <stdio.h>
+
+#include "layer/internal.h"
+
+Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
+{
+    char name[PARAM_NAME_MAX];
+    *l = (Linear){ .bias = -1, .in = spec.in, .out = spec.out, .kind = spec.kind };
+    bool column = spec.kind == LINEAR_COLUMN;
+    ParamSpec w = { .name = name,
+                    .ndim = 2,
+                    .shape = { spec.out, spec.in },
+                    .cut = { column ? CUT_TP : CUT_NONE, column ? CUT_NONE : CUT_TP },
+                    .section = { spec.section[0], spec.section[1], spec.section[2] },
+                    .interleave = spec.interleave,
+                    .init = INIT_NORMAL,
+                    .std = spec.std,
+                    .flags = PARAM_DECAY };
+    snprintf(name, sizeof name, "%s.weight", spec.name);
+    TRY(param_add(reg, w, &l->weight));
+    if (!spec.bias) return ERR_OK;
+    ParamSpec b = w;
+    b.ndim = 1;
+    b.shape[1] = 1;
+    b.cut[1] = CUT_NONE;
+    b.init = INIT_ZERO;
+    b.flags = 0;
+    b.partial = column ? PARTIAL_NONE : PARTIAL_ROWS;
+    snprintf(name, sizeof name, "%s.bias", spec.name);
+    return param_add(reg, b, &l->bias);
+}
+
+int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local)
+{
+    return c->canon.exact ? global / c->canon.tp_blocks : local;
+}
+
+Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor w = param_value(c, l->weight), full, partial;
+    if (l->kind == LINEAR_COLUMN) {
+        Tensor none = { 0 };
+        TRY(gather_rows(c, x, &full));
+        TRY(op(c->s, linear_fwd, .y = y, .x = full, .w = w,
+               .bias = l->bias >= 0 ? param_value(c, l->bias) : none, .leaf = l->in));
+    } else {
+        TRY(partial_alloc(c, y, &partial));
+        TRY(op(c->s, linear_fwd, .y = partial, .x = x, .w = w, .leaf = tree_leaf(c, l->in, x.dim[1])));
+        TRY(reduce_rows(c, partial, y));
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    bool sharded = c->world->sp.size > 1;
+    Tensor w = param_value(c, l->weight), full, partial;
+    if (l->kind == LINEAR_COLUMN) {
+        TRY(partial_alloc(c, dx, &partial));
+        TRY(op(c->s, linear_dx, .dx = partial, .dy = dy, .w = w, .leaf = tree_leaf(c, l->out, dy.dim[1])));
+        TRY(reduce_rows(c, partial, dx));
+        if (l->bias >= 0) TRY(grad_add_columns(c, l->bias, dy));
+        TRY(wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_x = sharded }));
+    } else {
+        TRY(gather_rows(c, dy, &full));
+        TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = w, .leaf = l->out));
+        /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
+        Wgrad now = { l->weight, full, x }, later = { l->weight, dy, x, .gather_dy = sharded };
+        TRY(wgrad_push(c, c->split_backward ? later : now));
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

@@ -1,0 +1,105 @@
+/*
+ * Output head and cross entropy, cut over tp by vocabulary. Logits are never gathered and probabilities never
+ * stored: per row and canonical block two numbers (max, sum of exponentials) travel in one all-gather, plus
+ * the target's logit; backward turns the logits into their gradient in place.
+ */
+#include "layer/internal.h"
+
+Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
+                  int64_t hidden, float std)
+{
+    *h = (Head){ .weight = tied_weight, .vocab = vocab, .padded_vocab = padded_vocab };
+    if (tied_weight >= 0) return ERR_OK;
+    return param_add(reg,
+                     (ParamSpec){ .name = "head.weight",
+                                  .ndim = 2,
+                                  .shape = { vocab, hidden },
+                                  .padded_rows = padded_vocab,
+                                  .cut = { CUT_TP },
+                                  .init = INIT_NORMAL,
+                                  .std = std,
+                                  .flags = PARAM_DECAY },
+                     &h->weight);
+}
+
+static Err logits_of(const Head *h, Ctx *c, Tensor x, Tensor logits)
+{
+    return op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = x.dim[1]);
+}
+
+Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
+{
+    return logits_of(h, c, x, logits);
+}
+
+static int64_t first_column(const Head *h, const Ctx *c)
+{
+    return h->padded_vocab / c->world->tp.size * c->world->tp.rank;
+}
+
+/*
+ * Statistics of this rank's columns side by side in one row of memory, so that one gather moves them:
+ * [block max | block sum | target logit], each [N, J], [N, J], [N].
+ */
+static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor *all, int64_t J)
+{
+    int64_t N = logits.dim[0], width = N * (2 * J + 1);
+    Comm *tp = &c->world->tp;
+    Tensor own;
+    TRY(tensor_new(c->scratch, all, F32, tp->size, width));
+    own = tensor_row_slice(*all, tp->rank, 1);
+    float *at = own.data;
+    TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J), .block_sum = tensor_of(at + N * J, F32, N, J),
+           .target_logit = tensor_of(at + 2 * N * J, F32, N), .logits = logits, .target = c->batch->target,
+           .block = logits.dim[1] / J, .first = first_column(h, c), .vocab = h->vocab));
+    return comm_all_gather(tp, c->s, *all, own, NULL);
+}
+
+/* A [R, N, J] (or [R, N]) view of the gathered statistics: ranks lie `width` elements apart. */
+static Err ranks_apart(Ctx *c, Tensor all, int64_t skip, int64_t N, int64_t J, Tensor *out)
+{
+    int64_t R = all.dim[0];
+    TRY(tensor_new(c->scratch, out, F32, R, N * J));
+    for (int64_t r = 0; r < R; r++)
+        TRY(device_copy(c->s, (float *)out->data + r * N * J, (float *)all.data + r * all.dim[1] + skip, N * J * 4));
+    return ERR_OK;
+}
+
+Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save)
+{
+    int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size, J = c->canon.tp_blocks / R;
+    Tensor logits, row_max, row_sum, full, all, loss, bmax, bsum, target;
+    TRY(save_new(c, REGION_W, &logits, &save->logits, F32, N, h->padded_vocab / R));
+    TRY(save_new(c, REGION_I, &row_max, &save->row_max, F32, N));
+    TRY(save_new(c, REGION_I, &row_sum, &save->row_sum, F32, N));
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY(gather_rows(c, x, &full));
+    TRY(logits_of(h, c, full, logits));
+    if (J < 1) J = 1;
+    TRY(gathered_stats(h, c, logits, &all, J));
+    TRY(ranks_apart(c, all, 0, N, J, &bmax));
+    TRY(ranks_apart(c, all, N * J, N, J, &bsum));
+    TRY(ranks_apart(c, all, 2 * N * J, N, 1, &target));
+    TRY(tensor_new(c->scratch, &loss, F32, N));
+    TRY(op(c->s, xent_loss, .loss = loss, .row_max = row_max, .row_sum = row_sum,
+           .block_max = tensor_reshape(bmax, R, N, J), .block_sum = tensor_reshape(bsum, R, N, J),
+           .target_logit = target, .target = c->batch->target));
+    TRY(op(c->s, loss_sum, .sums = sums, .loss = loss, .target = c->batch->target));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor dlogits = save_get(c, save->logits), partial;
+    TRY(op(c->s, xent_bwd, .logits = dlogits, .target = c->batch->target, .row_max = save_get(c, save->row_max),
+           .row_sum = save_get(c, save->row_sum), .step = c->step, .first = first_column(h, c), .vocab = h->vocab));
+    TRY(partial_alloc(c, dx, &partial));
+    TRY(op(c->s, linear_dx, .dx = partial, .dy = dlogits, .w = param_value(c, h->weight),
+           .leaf = tree_leaf(c, h->padded_vocab, dlogits.dim[1])));
+    TRY(reduce_rows(c, partial, dx));
+    TRY(wgrad_push(c, (Wgrad){ h->weight, dlogits, x, .gather_x = c->world->sp.size > 1 }));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

@@ -1,0 +1,89 @@
+/*
+ * Feed-forward: fc1 (COLUMN), activation, fc2 (ROW; its bias is added by the residual add).
+ * SwiGLU: fc1 has 2F outputs, gate and up chunk by chunk, so that each rank holds whole pairs.
+ */
+#include <stdio.h>
+
+#include "layer/internal.h"
+
+Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec)
+{
+    char name[PARAM_NAME_MAX];
+    bool gated = spec.activation == ACT_SWIGLU;
+    *m = (Mlp){ .activation = spec.activation, .ffn = spec.ffn, .recompute = spec.recompute };
+    m->chunk = spec.ffn / spec.tp_blocks;
+    LinearSpec fc1 = { .name = name,
+                       .in = spec.hidden,
+                       .out = gated ? 2 * spec.ffn : spec.ffn,
+                       .kind = LINEAR_COLUMN,
+                       .bias = spec.bias,
+                       .std = spec.std };
+    if (gated) {
+        fc1.section[0] = fc1.section[1] = spec.ffn;
+        fc1.interleave = spec.tp_blocks;
+    }
+    snprintf(name, sizeof name, "%s.fc1", spec.name);
+    TRY(linear_register(&m->fc1, reg, fc1));
+    snprintf(name, sizeof name, "%s.fc2", spec.name);
+    return linear_register(&m->fc2, reg,
+                           (LinearSpec){ .name = name,
+                                         .in = spec.ffn,
+                                         .out = spec.hidden,
+                                         .kind = LINEAR_ROW,
+                                         .bias = spec.bias,
+                                         .std = spec.proj_std });
+}
+
+static Err activation_forward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active)
+{
+    if (m->activation == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
+    return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = m->chunk);
+}
+
+static Err activation_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
+{
+    if (m->activation == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
+    return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
+}
+
+static int64_t local_ffn(const Mlp *m, const Ctx *c)
+{
+    return m->ffn / c->world->tp.size;
+}
+
+Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
+    Tensor hidden, active;
+    TRY(save_new(c, REGION_I, &hidden, &save->hidden, F32, N, m->activation == ACT_SWIGLU ? 2 * F : F));
+    if (!m->recompute) TRY(save_new(c, REGION_W, &active, &save->active, F32, N, F));
+    bool in_scratch = c->into[REGION_I] == c->scratch;
+    if (!in_scratch) mark = arena_mark(c->scratch);
+    if (m->recompute) TRY(tensor_new(c->scratch, &active, F32, N, F));
+    TRY(linear_forward(&m->fc1, c, x, hidden));
+    TRY(activation_forward(m, c, hidden, active));
+    TRY(linear_forward(&m->fc2, c, active, y));
+    if (!in_scratch) arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
+    Tensor hidden = save_get(c, save->hidden), active, dactive, dhidden;
+    TRY(dy_alloc(c, &dhidden, N, hidden.dim[1]));
+    if (m->recompute) {
+        TRY(dy_alloc(c, &active, N, F));
+        TRY(activation_forward(m, c, hidden, active));
+    } else {
+        active = save_get(c, save->active);
+    }
+    TRY(tensor_new(c->scratch, &dactive, F32, N, F));
+    TRY(linear_backward(&m->fc2, c, active, dy, dactive));
+    TRY(activation_backward(m, c, hidden, dactive, dhidden));
+    TRY(linear_backward(&m->fc1, c, x, dhidden, dx));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

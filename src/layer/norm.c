@@ -1,0 +1,51 @@
+/* LayerNorm and RMSNorm over rows. With sharded rows the parameters' gradients are partial (PARTIAL_ROWS). */
+#include <stdio.h>
+
+#include "layer/internal.h"
+
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial)
+{
+    char text[PARAM_NAME_MAX];
+    *n = (Norm){ .bias = -1, .rms = rms, .eps = eps, .width = width };
+    ParamSpec p = { .name = text, .ndim = 1, .shape = { width }, .partial = partial, .init = INIT_ONE };
+    snprintf(text, sizeof text, "%s.weight", name);
+    TRY(param_add(reg, p, &n->weight));
+    if (rms) return ERR_OK;
+    p.init = INIT_ZERO;
+    snprintf(text, sizeof text, "%s.bias", name);
+    return param_add(reg, p, &n->bias);
+}
+
+static Err run(const Norm *n, Ctx *c, Tensor x, Tensor y, Tensor mean, Tensor rstd)
+{
+    Tensor none = { 0 };
+    return op(c->s, norm_fwd, .y = y, .mean = mean, .rstd = rstd, .x = x, .w = param_value(c, n->weight),
+              .b = n->bias >= 0 ? param_value(c, n->bias) : none, .eps = n->eps);
+}
+
+Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save)
+{
+    Tensor mean = { 0 }, rstd;
+    if (!n->rms) TRY(save_new(c, REGION_I, &mean, &save->mean, F32, x.dim[0]));
+    TRY(save_new(c, REGION_I, &rstd, &save->rstd, F32, x.dim[0]));
+    return run(n, c, x, y, mean, rstd);
+}
+
+Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor mean = { 0 }, rstd;
+    if (!n->rms) TRY(tensor_new(c->scratch, &mean, F32, x.dim[0]));
+    TRY(tensor_new(c->scratch, &rstd, F32, x.dim[0]));
+    TRY(run(n, c, x, y, mean, rstd));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    Tensor mean = { 0 }, rstd = save_get(c, save->rstd);
+    if (!n->rms) mean = save_get(c, save->mean);
+    TRY(grad_add_norm(c, n->weight, n->bias, dy, x, mean, rstd));
+    return op(c->s, norm_bwd, .dx = dx, .dy = dy, .x = x, .w = param_value(c, n->weight), .mean = mean, .rstd = rstd);
+}

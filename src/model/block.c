@@ -1,0 +1,141 @@
+/*
+ * The pre-norm residual block. Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's
+ * backward adds the branch's contribution to it.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/rng.h"
+#include "model/model.h"
+
+static uint64_t dropout_key(const ModelSpec *spec, int layer, const char *site)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "layers.%d.%s", layer, site);
+    return rng_key(spec->seed, name);
+}
+
+static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer, float proj_std)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "layers.%d.attn", layer);
+    return attention_register(&b->attn, reg,
+                              (AttentionSpec){ .name = name,
+                                               .hidden = s->hidden,
+                                               .window = s->window,
+                                               .heads = s->heads,
+                                               .kv_heads = s->kv_heads,
+                                               .head_dim = s->head_dim,
+                                               .bias = s->bias,
+                                               .qk_norm = s->qk_norm,
+                                               .rope = s->rope,
+                                               .std = s->init_std,
+                                               .proj_std = proj_std,
+                                               .dropout = s->attention_dropout,
+                                               .norm_eps = s->norm_eps,
+                                               .seed = s->seed });
+}
+
+/* Projections that write to the residual stream start smaller, by 1 / sqrt(2 layers): Megatron's rule. */
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer)
+{
+    char name[PARAM_NAME_MAX];
+    float proj_std = s->init_std / sqrtf(2.0f * (float)s->layers);
+    *b = (Block){ .dropout = s->dropout, .keep_norms = s->recompute != RECOMPUTE_SELECTIVE };
+    b->attn_dropout_key = dropout_key(s, layer, "attn.residual");
+    b->mlp_dropout_key = dropout_key(s, layer, "mlp.residual");
+    snprintf(name, sizeof name, "layers.%d.norm1", layer);
+    TRY(norm_register(&b->norm1, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS));
+    TRY(register_attention(b, reg, s, layer, proj_std));
+    snprintf(name, sizeof name, "layers.%d.norm2", layer);
+    TRY(norm_register(&b->norm2, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS));
+    snprintf(name, sizeof name, "layers.%d.mlp", layer);
+    return mlp_register(&b->mlp, reg,
+                        (MlpSpec){ .name = name,
+                                   .hidden = s->hidden,
+                                   .ffn = s->ffn,
+                                   .activation = s->activation,
+                                   .tp_blocks = s->tp_blocks,
+                                   .bias = s->bias,
+                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
+                                   .std = s->init_std,
+                                   .proj_std = proj_std });
+}
+
+/* y = x + dropout(branch + bias of the branch's last linear) */
+static Err residual_add(const Block *b, Ctx *c, const Linear *last, uint64_t key, Tensor x, Tensor branch, Tensor y)
+{
+    Tensor none = { 0 };
+    return op(c->s, residual_fwd, .y = y, .residual = x, .x = branch,
+              .bias = last->bias >= 0 ? param_value(c, last->bias) : none,
+              .position = ctx_row_slice(c, c->batch->position), .sample = ctx_row_slice(c, c->batch->sample),
+              .dropout = ctx_dropout(c, b->dropout, key));
+}
+
+/* A norm's output: kept for the weight half, or passing (selective recomputation). */
+static Err norm_out(const Block *b, Ctx *c, Tensor x, Tensor *n, Saved *saved)
+{
+    if (b->keep_norms) return save_new(c, REGION_W, n, saved, F32, x.dim[0], x.dim[1]);
+    return tensor_new(c->scratch, n, F32, x.dim[0], x.dim[1]);
+}
+
+Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
+{
+    Tensor n, branch, mid;
+    int64_t R = x.dim[0], D = x.dim[1];
+    TRY(save_new(c, REGION_I, &mid, &save->mid, F32, R, D));
+    TRY(tensor_new(c->scratch, &branch, F32, R, D));
+    TRY(norm_out(b, c, x, &n, &save->n1));
+    TRY(norm_forward(&b->norm1, c, x, n, &save->norm1));
+    TRY(attention_forward(&b->attn, c, n, branch, &save->attn));
+    TRY(residual_add(b, c, &b->attn.proj, b->attn_dropout_key, x, branch, mid));
+    TRY(norm_out(b, c, mid, &n, &save->n2));
+    TRY(norm_forward(&b->norm2, c, mid, n, &save->norm2));
+    TRY(mlp_forward(&b->mlp, c, n, branch, &save->mlp));
+    return residual_add(b, c, &b->mlp.fc2, b->mlp_dropout_key, mid, branch, y);
+}
+
+/*
+ * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself,
+ * unless a queued weight gradient will read it after d has moved on.
+ */
+static Err branch_gradient(const Block *b, Ctx *c, const Linear *last, uint64_t key, Tensor d, Tensor *out)
+{
+    Dropout drop = ctx_dropout(c, b->dropout, key);
+    *out = d;
+    if (drop.threshold || c->split_backward) {
+        TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
+        TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
+               .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
+    }
+    return last->bias >= 0 ? grad_add_columns(c, last->bias, *out) : ERR_OK;
+}
+
+static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
+{
+    if (b->keep_norms) {
+        *n = save_get(c, saved);
+        return ERR_OK;
+    }
+    TRY(dy_alloc(c, n, x.dim[0], x.dim[1]));
+    return norm_again(norm, c, x, *n);
+}
+
+Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor mid = save_get(c, save->mid), n, dbranch, dn;
+    TRY(tensor_new(c->scratch, &dn, F32, d.dim[0], d.dim[1]));
+    ArenaMark half = arena_mark(c->scratch);
+    TRY(branch_gradient(b, c, &b->mlp.fc2, b->mlp_dropout_key, d, &dbranch));
+    TRY(norm_output(b, c, &b->norm2, save->n2, mid, &n));
+    TRY(mlp_backward(&b->mlp, c, &save->mlp, n, dbranch, dn));
+    TRY(norm_backward(&b->norm2, c, &save->norm2, mid, dn, d));
+    arena_release(c->scratch, half);
+    TRY(branch_gradient(b, c, &b->attn.proj, b->attn_dropout_key, d, &dbranch));
+    TRY(norm_output(b, c, &b->norm1, save->n1, x, &n));
+    TRY(attention_backward(&b->attn, c, &save->attn, n, dbranch, dn));
+    TRY(norm_backward(&b->norm1, c, &save->norm1, x, dn, d));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

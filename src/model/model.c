@@ -1,0 +1,210 @@
+/*
+ * Stages: registration, forward, backward; see model.h.
+ *
+ * Segments of a slot: 0 = the embedding's output (or the incoming boundary), 1 + i = block i and its output,
+ * layer_count + 1 = final norm and head. The output of a block lies at the start of its successor's turn, at
+ * the end of its own segment.
+ */
+#include "model/model.h"
+
+#include "base/mathx.h"
+
+Err stage_register(Stage *st, ParamRegistry *reg, const ModelSpec *spec, int first_layer, int layer_count,
+                   SetupArena *setup)
+{
+    *st = (Stage){ .spec = *spec, .first_layer = first_layer, .layer_count = layer_count };
+    st->has_embedding = first_layer == 0;
+    st->has_head = first_layer + layer_count == spec->layers;
+    ASSERT(!spec->tied || (st->has_embedding == st->has_head)); /* ties across stages need a shared gradient */
+    if (st->has_embedding)
+        TRY(embedding_register(&st->embedding, reg,
+                               (EmbeddingSpec){ .vocab = spec->vocab,
+                                                .padded_vocab = spec->padded_vocab,
+                                                .hidden = spec->hidden,
+                                                .seq = spec->seq,
+                                                .learned_positions = spec->learned_positions,
+                                                .std = spec->init_std,
+                                                .dropout = spec->dropout,
+                                                .seed = spec->seed }));
+    TRY(setup_array(setup, layer_count, &st->blocks));
+    for (int i = 0; i < layer_count; i++) TRY(block_register(&st->blocks[i], reg, spec, first_layer + i));
+    if (!st->has_head) return ERR_OK;
+    TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps, PARTIAL_ROWS));
+    return head_register(&st->head, reg, spec->tied ? st->embedding.table : -1, spec->vocab, spec->padded_vocab,
+                         spec->hidden, spec->init_std);
+}
+
+Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
+{
+    *save = (StageSave){ 0 };
+    TRY(setup_array(setup, st->layer_count + 1, &save->x));
+    return setup_array(setup, st->layer_count, &save->blocks);
+}
+
+int stage_segments(const Stage *st)
+{
+    return st->layer_count + 2;
+}
+
+int stage_linears(const Stage *st)
+{
+    return 4 * st->layer_count + 1;
+}
+
+/* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
+static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
+{
+    for (int r = 0; r < REGION_COUNT; r++) {
+        kept[r] = c->into[r];
+        c->into[r] = c->scratch;
+    }
+}
+
+static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
+{
+    for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
+}
+
+/* One block; its output is the last thing of its segment. Under full recomputation only the output stays. */
+static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor x = save_get(c, save->x[i]), y;
+    segment_begin(c, 1 + i);
+    TRY(save_new(c, REGION_I, &y, &save->x[i + 1], F32, x.dim[0], x.dim[1]));
+    if (st->spec.recompute != RECOMPUTE_FULL) {
+        TRY(block_forward(&st->blocks[i], c, x, &save->blocks[i], y));
+        segment_end(c);
+    } else {
+        Arena *kept[REGION_COUNT];
+        segment_end(c);
+        saves_to_scratch(c, kept);
+        TRY(block_forward(&st->blocks[i], c, x, &save->blocks[i], y));
+        saves_restored(c, kept);
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *in)
+{
+    Tensor x;
+    segment_begin(c, 0);
+    TRY(save_new(c, REGION_I, &x, &save->x[0], F32, ctx_rows(c), st->spec.hidden));
+    if (st->has_embedding) TRY(embedding_forward(&st->embedding, c, x));
+    else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
+    segment_end(c);
+    return ERR_OK;
+}
+
+static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, Tensor *out)
+{
+    Tensor x = save_get(c, save->x[st->layer_count]);
+    segment_begin(c, st->layer_count + 1);
+    TRY(save_new(c, REGION_W, out, &save->final_out, F32, x.dim[0], x.dim[1]));
+    return norm_forward(&st->final_norm, c, x, *out, &save->final_norm);
+}
+
+Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Boundary *out, Tensor sums)
+{
+    Tensor final_out;
+    TRY(run_input(st, c, save, in));
+    for (int i = 0; i < st->layer_count; i++) TRY(run_block(st, c, save, i));
+    *out = (Boundary){ .count = 0 };
+    if (!st->has_head) {
+        *out = (Boundary){ 1, { save_get(c, save->x[st->layer_count]) } };
+        return ERR_OK;
+    }
+    TRY(run_final_norm(st, c, save, &final_out));
+    TRY(head_forward(&st->head, c, final_out, sums, &save->head));
+    segment_end(c);
+    return ERR_OK;
+}
+
+/* Full recomputation: the block's forward once more, into scratch, then its backward from there. */
+static Err backward_block(const Stage *st, Ctx *c, StageSave *save, int i, Tensor d)
+{
+    const Block *b = &st->blocks[i];
+    Tensor x = save_get(c, save->x[i]), y;
+    if (st->spec.recompute != RECOMPUTE_FULL) return block_backward(b, c, &save->blocks[i], x, d);
+    ArenaMark mark = arena_mark(c->scratch);
+    Arena *kept[REGION_COUNT];
+    Segment *g = &c->slot->segments[1 + i], saved_segment = *g;
+    bool split = c->split_backward;
+    saves_to_scratch(c, kept);
+    c->split_backward = false; /* its W must follow at once: the inputs live in scratch */
+    segment_begin(c, 1 + i);
+    TRY(tensor_new(c->scratch, &y, F32, x.dim[0], x.dim[1]));
+    TRY(block_forward(b, c, x, &save->blocks[i], y));
+    TRY(block_backward(b, c, &save->blocks[i], x, d));
+    c->split_backward = split;
+    saves_restored(c, kept);
+    *g = saved_segment; /* where the block's output, its successor's input, still lies */
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor dn;
+    TRY(tensor_new(c->scratch, &dn, F32, d.dim[0], d.dim[1]));
+    TRY(head_backward(&st->head, c, &save->head, save_get(c, save->final_out), dn));
+    TRY(op(c->s, fill_zero, .x = d));
+    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->layer_count]), dn, d));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Boundary *din)
+{
+    Tensor d;
+    TRY(tensor_new(c->scratch, &d, F32, ctx_rows(c), st->spec.hidden));
+    if (st->has_head) TRY(backward_head(st, c, save, d));
+    else TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
+    for (int i = st->layer_count - 1; i >= 0; i--) TRY(backward_block(st, c, save, i, d));
+    *din = (Boundary){ .count = 0 };
+    if (st->has_embedding) return embedding_backward(&st->embedding, c, d);
+    *din = (Boundary){ 1, { d } };
+    return ERR_OK;
+}
+
+Err stage_logits(const Stage *st, Ctx *c, StageSave *save, int64_t row, Tensor logits)
+{
+    Tensor final_out, last;
+    int64_t B = c->batch->B, T = c->batch->T, D = st->spec.hidden;
+    TRY(run_input(st, c, save, NULL));
+    for (int i = 0; i < st->layer_count; i++) TRY(run_block(st, c, save, i));
+    TRY(run_final_norm(st, c, save, &final_out));
+    segment_end(c);
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY(tensor_new(c->scratch, &last, F32, B, D));
+    for (int64_t b = 0; b < B; b++)
+        TRY(device_copy(c->s, (float *)last.data + b * D, (float *)final_out.data + (b * T + row) * D, D * 4));
+    TRY(head_logits(&st->head, c, last, logits));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, Tensor *cos, Tensor *sin)
+{
+    int64_t R = spec->head_dim / 2;
+    *cos = *sin = (Tensor){ 0 };
+    if (!spec->rope) return ERR_OK;
+    TRY(tensor_new(state, cos, F32, spec->seq, R));
+    TRY(tensor_new(state, sin, F32, spec->seq, R));
+    if (s->dev->is_null) return ERR_OK;
+    for (int64_t i = 0; i < R; i++) {
+        double inv_freq = m_exp(-2.0 * (double)i / spec->head_dim * m_log(spec->rope_base));
+        for (int64_t p = 0; p < spec->seq; p++) {
+            ((float *)cos->data)[p * R + i] = (float)m_cos((double)p * inv_freq);
+            ((float *)sin->data)[p * R + i] = (float)m_sin((double)p * inv_freq);
+        }
+    }
+    return ERR_OK;
+}
+
+int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
+{
+    return 6 * params_unpadded + 12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
+}

@@ -1,0 +1,43 @@
+/*
+ * The end of a step: sum gradients over ranks, take their norm, clip, update the weights by AdamW; and the
+ * learning-rate schedules. Sees flat buffers and flags, no layers.
+ */
+#ifndef MEGATRAIN_OPTIM_OPTIM_H
+#define MEGATRAIN_OPTIM_OPTIM_H
+
+#include "param/param.h"
+
+typedef struct {
+    float beta1, beta2, eps, weight_decay;
+} AdamWSpec;
+
+typedef struct {
+    ParamStore *params;
+    Stream *stream;
+    World *world;
+    StepValues *step; /* device memory */
+    Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
+    AdamWSpec adamw;
+    int room;         /* Canon.room */
+} Optim;
+
+/* Gradients and loss sums, over the ranks that hold parts of them. */
+Err optim_reduce(Optim *o);
+/* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
+Err optim_norm(Optim *o);
+/* AdamW on every parameter (decay by its flag), unless step->skip; clears the gradients. */
+Err optim_update(Optim *o);
+
+typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;
+
+typedef struct {
+    LrShape shape;
+    double lr, min_lr;
+    int64_t warmup, decay_steps; /* steps */
+    int64_t wsd_decay;           /* WSD: length of the final decay, steps */
+} LrSchedule;
+
+/* Learning rate of update number `step` (1 = first). Source: Megatron's scheduler, in steps. */
+double lr_at(const LrSchedule *s, int64_t step);
+
+#endif
