@@ -1,0 +1,171 @@
+/*
+ * A local range is first split into rectangles of whole-width or single-row form (shard_range), then each
+ * rectangle into its (section, chunk) cells (put_cells): inside a cell neighbouring local rows are
+ * neighbouring plain rows, so a cell is one box. Sections are the outer loop: that is plain order.
+ *
+ * param_plain_row() in param.c is the same mapping for a single row, written independently; test_shard holds
+ * one to the other.
+ */
+#include "param/shard.h"
+
+Param shard_param(const Param *p, int tp, int tp_rank)
+{
+    Param q = *p;
+    const int64_t whole[2] = { p->spec.padded_rows, p->spec.shape[1] };
+    ASSERT(tp_rank >= 0 && tp_rank < tp);
+    for (int d = 0; d < 2; d++) {
+        int parts = p->spec.cut[d] == CUT_TP ? tp : 1;
+        ASSERT(whole[d] % parts == 0);
+        q.local[d] = whole[d] / parts;
+        q.first[d] = parts > 1 ? q.local[d] * tp_rank : 0;
+    }
+    q.count = q.local[0] * q.local[1];
+    return q;
+}
+
+bool shard_is_cut(const Param *p)
+{
+    return p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP;
+}
+
+bool shard_owner(const Param *p, int tp_rank, int dp_rank)
+{
+    return dp_rank == 0 && (tp_rank == 0 || shard_is_cut(p));
+}
+
+/* Local rows [row, end) and columns [col, col_end) of p. */
+typedef struct {
+    int64_t row, end, col, col_end;
+} Rect;
+
+typedef struct {
+    ShardBox *out;
+    int capacity, count;
+} BoxList;
+
+static int64_t max64(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+
+static int64_t min64(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+
+/* Rows [row, end) of the interleaved global order, which are plain rows from `plain` on, as one box. */
+static void put_box(BoxList *l, const Param *p, Rect r, int64_t plain)
+{
+    if (l->count++ >= l->capacity) return;
+    l->out[l->count - 1] = (ShardBox){
+        .box = { { plain, p->first[1] + r.col }, { r.end - r.row, r.col_end - r.col } },
+        .at = (r.row - p->first[0]) * p->local[1] + r.col,
+        .ld = p->local[1],
+    };
+}
+
+static void put_cells(BoxList *l, const Param *p, Rect r)
+{
+    const ParamSpec *s = &p->spec;
+    int sections = s->section[0] ? PARAM_MAX_SECTIONS : 1;
+    int64_t chunks = s->section[0] ? s->interleave : 1; /* without sections chunks lie in plain order */
+    int64_t chunk_rows = s->shape[0] / chunks, section_start = 0, in_chunk = 0;
+    r.row += p->first[0];
+    r.end = min64(r.end + p->first[0], s->shape[0]); /* padding stands behind the last plain row */
+    if (r.row >= r.end || r.col >= r.col_end) return;
+    for (int i = 0; i < sections; i++) {
+        int64_t rows = s->section[0] ? s->section[i] : s->shape[0], part = rows / chunks;
+        if (!part) continue;
+        for (int64_t c = r.row / chunk_rows; c * chunk_rows < r.end; c++) {
+            int64_t cell = c * chunk_rows + in_chunk;
+            Rect in = { max64(r.row, cell), min64(r.end, cell + part), r.col, r.col_end };
+            if (in.row < in.end) put_box(l, p, in, section_start + c * part + in.row - cell);
+        }
+        section_start += rows;
+        in_chunk += part;
+    }
+}
+
+int shard_boxes(const Param *p, ShardBox *out, int capacity)
+{
+    BoxList l = { out, capacity, 0 };
+    put_cells(&l, p, (Rect){ 0, p->local[0], 0, p->local[1] });
+    return l.count;
+}
+
+int shard_range(const Param *p, int64_t first, int64_t count, ShardBox *out, int capacity)
+{
+    BoxList l = { out, capacity, 0 };
+    int64_t width = p->local[1], end = first + count;
+    ASSERT(first >= 0 && count >= 0 && first <= p->count - count);
+    if (!count) return 0;
+    int64_t row = first / width, last = end / width; /* `last`: the row that holds what is left over */
+    if (row == last) {
+        put_cells(&l, p, (Rect){ row, row + 1, first % width, end % width });
+        return l.count;
+    }
+    if (first % width) {
+        put_cells(&l, p, (Rect){ row, row + 1, first % width, width });
+        row++;
+    }
+    put_cells(&l, p, (Rect){ row, last, 0, width });
+    put_cells(&l, p, (Rect){ last, last + 1, 0, end % width });
+    return l.count;
+}
+
+int shard_merge(const ShardBox *boxes, int count, Box *merged)
+{
+    if (!count) return 0;
+    *merged = boxes[0].box;
+    int n = 1;
+    for (; n < count; n++) {
+        const Box *b = &boxes[n].box;
+        if (b->offset[0] != merged->offset[0] + merged->shape[0] || b->offset[1] != merged->offset[1] ||
+            b->shape[1] != merged->shape[1])
+            break;
+        merged->shape[0] += b->shape[0];
+    }
+    return n;
+}
+
+Box shard_global(const Param *p)
+{
+    return (Box){ { 0, 0 }, { p->spec.shape[0], p->spec.shape[1] } };
+}
+
+int64_t box_count(Box b)
+{
+    return b.shape[0] * b.shape[1];
+}
+
+bool box_equal(Box a, Box b)
+{
+    return a.offset[0] == b.offset[0] && a.offset[1] == b.offset[1] && a.shape[0] == b.shape[0] &&
+           a.shape[1] == b.shape[1];
+}
+
+bool box_intersect(Box a, Box b, Box *out)
+{
+    Box x;
+    for (int d = 0; d < 2; d++) {
+        int64_t low = max64(a.offset[d], b.offset[d]);
+        int64_t high = min64(a.offset[d] + a.shape[d], b.offset[d] + b.shape[d]);
+        if (low >= high) return false;
+        x.offset[d] = low;
+        x.shape[d] = high - low;
+    }
+    *out = x;
+    return true;
+}
+
+bool shard_clip(ShardBox s, Box within, ShardBox *out)
+{
+    Box x;
+    if (!box_intersect(s.box, within, &x)) return false;
+    *out = (ShardBox){
+        .box = x,
+        .at = s.at + (x.offset[0] - s.box.offset[0]) * s.ld + x.offset[1] - s.box.offset[1],
+        .ld = s.ld,
+    };
+    return true;
+}

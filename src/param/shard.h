@@ -1,0 +1,75 @@
+/*
+ * Boxes: which part of a global tensor a piece of local memory is.
+ *
+ * A global tensor is seen in plain order: sections one after the other, no padding, row-major [rows, columns]
+ * (columns 1 for vectors). Memory of a rank is something else: a cut of dim 0 or 1, sections interleaved chunk
+ * by chunk, vocabulary rows padded (param.h). The functions here say which global boxes a local range holds and
+ * where in local memory each lies; everything that moves parameters between grids (checkpoints, later ZeRO-1
+ * gathers and export) is an intersection of such boxes:
+ *
+ *   plain, 6 rows      memory, interleave = 2, tp = 2        boxes of rank 1, in plain order
+ *   q0 q1 k0 k1 v0 v1  rank 0: q0 k0 v0   rank 1: q1 k1 v1   {row 1, at 0} {row 3, at 1} {row 5, at 2}
+ *
+ * Invariants, proven by test_shard on random shapes, cuts and grids: the boxes of all tp ranks of a cut
+ * tensor tile its global box exactly once; a tensor that is not cut is tiled by every rank alone, and then one
+ * of them is its owner. Padding is in no box.
+ */
+#ifndef MEGATRAIN_PARAM_SHARD_H
+#define MEGATRAIN_PARAM_SHARD_H
+
+#include "param/param.h"
+
+/* Rows and columns of a global tensor in plain order. */
+typedef struct {
+    int64_t offset[2], shape[2];
+} Box;
+
+/* A box and where a rank keeps it: element (r, c) of the box is local element at + r * ld + c. */
+typedef struct {
+    Box box;
+    int64_t at; /* elements from the start of the parameter's local memory */
+    int64_t ld; /* elements from one row to the next */
+} ShardBox;
+
+/* The same parameter as seen by another tp rank, or another tp size that divides it (ASSERT). */
+Param shard_param(const Param *p, int tp, int tp_rank);
+
+/* True if a tensor's shards are of different content on different tp ranks. */
+bool shard_is_cut(const Param *p);
+
+/*
+ * True for the one rank that writes what it holds of p: among copies (all dp ranks, and all tp ranks of a
+ * tensor that is not cut) the one with dp_rank 0, and tp_rank 0 if it is not cut.
+ */
+bool shard_owner(const Param *p, int tp_rank, int dp_rank);
+
+/*
+ * The boxes of all local elements of p that are not padding, ordered by plain row. Fills out[0..capacity) and
+ * returns how many there are: at most sections * chunks on this rank + sections (call with capacity 0 to ask).
+ */
+int shard_boxes(const Param *p, ShardBox *out, int capacity);
+
+/*
+ * The boxes of local elements [first, first + count) (a ZeRO-1 slice): a part of a row, whole rows, a part of
+ * a row, so at most 3 boxes per section of a chunk. ASSERT: the range lies within p->count. Returns as above.
+ */
+int shard_range(const Param *p, int64_t first, int64_t count, ShardBox *out, int capacity);
+
+/*
+ * How many of boxes[0..count), from the front, make one global box together when laid below one another; that
+ * box in *merged. A stored piece is such a run: chunks that lie apart in memory are neighbours in plain order.
+ */
+int shard_merge(const ShardBox *boxes, int count, Box *merged);
+
+Box shard_global(const Param *p); /* the whole tensor */
+
+int64_t box_count(Box b); /* elements */
+bool box_equal(Box a, Box b);
+
+/* False, and *out untouched, when they have no element in common. */
+bool box_intersect(Box a, Box b, Box *out);
+
+/* The part of s that lies in `within`, with its own place in memory. */
+bool shard_clip(ShardBox s, Box within, ShardBox *out);
+
+#endif
