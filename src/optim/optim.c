@@ -40,10 +40,10 @@ Err optim_norm(Optim *o)
     }
     TRY(comm_max_i64(&o->world->tp, o->stream, ps->max.data, tensor_count(ps->max), NULL));
     TRY(comm_sum_i64(&o->world->tp, o->stream, ps->sumsq.data, tensor_count(ps->sumsq), NULL));
-    TRY(comm_max_i64(&o->world->world, o->stream, ps->overflow.data, 1, NULL));
+    TRY(comm_max_i64(&o->world->world, o->stream, ps->overflow_cell.data, 1, NULL));
     return op(o->stream, step_finish, .max = ps->max, .sumsq = ps->sumsq, .shift = ps->shift,
               .next_shift = ps->next_shift, .loss_sums = o->sums, .overflow = ps->overflow, .step = o->step,
-              .room = o->room);
+              .room = o->room, .acc = ps->grad.dtype);
 }
 
 Err optim_update(Optim *o)

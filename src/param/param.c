@@ -90,7 +90,8 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DTyp
     TRY(tensor_new(state, &s->shift, I32, reg->count));
     if (without_optimizer) return ERR_OK;
     TRY(tensor_new(state, &s->next_shift, I32, reg->count));
-    TRY(tensor_new(state, &s->overflow, I64, 1));
+    TRY(tensor_new(state, &s->overflow_cell, I64, 1));
+    s->overflow = tensor_of(s->overflow_cell.data, I32, 1);
     TRY(tensor_new(state, &s->max, I64, reg->count));
     TRY(tensor_new(state, &s->sumsq, I64, reg->count, 4));
     TRY(tensor_new(state, &s->grad, grad_dtype, reg->flat_count));

@@ -81,7 +81,8 @@ typedef struct {
     const ParamRegistry *reg;
     Tensor value, grad, m, v;          /* flat: [flat_count] */
     Tensor shift, next_shift;          /* [count] i32 */
-    Tensor overflow;                   /* [1] i64 flag: a gradient leaf did not fit */
+    Tensor overflow;                   /* [1] i32 flag: a gradient leaf did not fit */
+    Tensor overflow_cell;              /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
     Tensor max, sumsq;                 /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
 } ParamStore;
 
