@@ -1,0 +1,378 @@
+/*
+ * See trainer.h. Order of a step:
+ *
+ *   step values -> device | actions: F and B of every micro-batch, reduce, norm, update | step values -> host
+ *
+ * The host reads nothing in between. If a gradient leaf did not fit its fixed point the update has skipped
+ * itself (an op decided that); the host then lowers all shifts and runs the same step again.
+ */
+#include "train/trainer.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "base/mathx.h"
+
+enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
+static const int64_t UNLIMITED = (int64_t)1 << 45;
+
+int64_t memory_plan_total(const MemoryPlan *p)
+{
+    return p->state + p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch + p->workspace;
+}
+
+/* ---- hooks of the executor ---- */
+
+static Err write_rows(Trainer *t, Tensor dst, const void *src)
+{
+    return device_write(&t->device.stream, dst.data, src, tensor_bytes(dst));
+}
+
+/* tokens [B][seq + 1] -> the row tensors of a batch. */
+static Err fill_batch(Trainer *t, Batch *b, int64_t first_sample)
+{
+    if (t->device.is_null) return ERR_OK;
+    int64_t N = b->B * b->T, width = b->seq + 1;
+    int32_t *rows = t->host_rows;
+    int64_t *samples = (int64_t *)t->host_rows;
+    for (int shift = 0; shift < 2; shift++) {
+        for (int64_t n = 0; n < N; n++)
+            rows[n] = t->host_tokens[n / b->T * width + spans_position(b->span, n % b->T) + shift];
+        TRY(write_rows(t, shift ? b->target : b->token, rows));
+    }
+    for (int64_t n = 0; n < N; n++) rows[n] = (int32_t)spans_position(b->span, n % b->T);
+    TRY(write_rows(t, b->position, rows));
+    for (int64_t n = 0; n < N; n++) samples[n] = first_sample + n / b->T;
+    TRY(write_rows(t, b->sample, samples));
+    for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;
+    return write_rows(t, b->samples, samples);
+}
+
+/* Micro-batch m of dp rank r: samples first + (m * dp + r) * micro_batch. Any assignment gives the same bits. */
+static Err hook_batch(void *user, int microbatch, Batch *b)
+{
+    Trainer *t = user;
+    int64_t first = t->first_sample +
+                    ((int64_t)microbatch * t->world->grid.dp + t->world->dp_rank) * t->spec.micro_batch;
+    if (t->source.get) TRY(t->source.get(t->source.user, first, b->B, t->host_tokens));
+    return fill_batch(t, b, first);
+}
+
+static Err hook_reduce(void *user)
+{
+    return optim_reduce(&((Trainer *)user)->optim);
+}
+
+static Err hook_norm(void *user)
+{
+    return optim_norm(&((Trainer *)user)->optim);
+}
+
+static Err hook_update(void *user)
+{
+    return optim_update(&((Trainer *)user)->optim);
+}
+
+/* ---- opening ---- */
+
+static int log2_ceil(int64_t n)
+{
+    int bits = 0;
+    while (((int64_t)1 << bits) < n) bits++;
+    return bits;
+}
+
+static Canon canon_of(const TrainSpec *s)
+{
+    Canon c = { .exact = s->exact, .tp_blocks = s->model.tp_blocks, .attn_block = s->attn_block };
+    c.leaf_tokens = c.query_leaf = s->model.seq / s->seq_blocks;
+    /* rows may be sharded over up to tp_blocks ranks: leaves must not straddle the cuts */
+    c.leaf_rows = 16;
+    while (s->model.seq / s->model.tp_blocks % c.leaf_rows) c.leaf_rows /= 2;
+    c.room = log2_ceil(s->global_batch * s->model.seq);
+    return c;
+}
+
+static Err alloc_batch(Trainer *t, Batch *b)
+{
+    int64_t N = t->spec.micro_batch * t->spec.model.seq;
+    *b = (Batch){ .B = t->spec.micro_batch, .T = t->spec.model.seq, .seq = t->spec.model.seq };
+    b->span = spans_whole(b->T);
+    TRY(tensor_new(&t->state, &b->token, I32, N));
+    TRY(tensor_new(&t->state, &b->target, I32, N));
+    TRY(tensor_new(&t->state, &b->position, I32, N));
+    TRY(tensor_new(&t->state, &b->sample, I64, N));
+    return tensor_new(&t->state, &b->samples, I64, b->B);
+}
+
+static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_bytes)
+{
+    void *base;
+    TRY(device_alloc(&t->device, size_bytes, &base));
+    arena_init(a, name, base, size_bytes);
+    return ERR_OK;
+}
+
+static Err open_slot(Trainer *t, ExecutorSlot *s, const MemoryPlan *limits)
+{
+    s->microbatch = -1;
+    TRY(alloc_arena(t, &s->slot.region[REGION_I], "save (input half)", limits->save[REGION_I]));
+    TRY(alloc_arena(t, &s->slot.region[REGION_W], "save (weight half)", limits->save[REGION_W]));
+    s->slot.segment_count = stage_segments(&t->stage);
+    s->slot.queue_capacity = stage_linears(&t->stage);
+    TRY(setup_array(&t->setup, s->slot.segment_count, &s->slot.segments));
+    TRY(setup_array(&t->setup, s->slot.queue_capacity, &s->slot.queue));
+    TRY(stage_save_init(&t->stage, &s->save, &t->setup));
+    return alloc_batch(t, &s->batch);
+}
+
+static Err open_executor(Trainer *t, const MemoryPlan *limits)
+{
+    Executor *e = &t->executor;
+    TRY(setup_array(&t->setup, 2 * t->microbatches + 3, &t->actions));
+    t->action_count = schedule_1f1b(t->actions, 0, 1, t->microbatches);
+    e->stage = &t->stage;
+    e->poison = t->spec.poison;
+    e->hooks = (ExecutorHooks){ t, hook_batch, hook_reduce, hook_norm, hook_update };
+    e->slot_count = schedule_in_flight(t->actions, t->action_count);
+    e->ctx = (Ctx){ .s = &t->device.stream,
+                    .world = t->world,
+                    .params = &t->params,
+                    .scratch = &t->scratch,
+                    .step = t->step_values,
+                    .canon = canon_of(&t->spec),
+                    .seed = t->spec.seed };
+    TRY(tensor_new(&t->state, &e->sums, I64, 3));
+    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &e->ctx.rope_cos, &e->ctx.rope_sin));
+    TRY(setup_array(&t->setup, e->slot_count, &e->slots));
+    for (int i = 0; i < e->slot_count; i++) TRY(open_slot(t, &e->slots[i], limits));
+    return ERR_OK;
+}
+
+static Err build(Trainer *t, const MemoryPlan *limits)
+{
+    const TrainSpec *s = &t->spec;
+    int64_t rows = s->micro_batch * s->model.seq;
+    void *step_values;
+    t->microbatches = (int)(s->global_batch / (s->micro_batch * t->world->grid.dp));
+    param_registry_init(&t->registry, &t->setup, t->world->grid.tp, t->world->tp_rank);
+    TRY(stage_register(&t->stage, &t->registry, &s->model, 0, s->model.layers, &t->setup));
+    TRY(alloc_arena(t, &t->state, "state", limits->state));
+    TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch));
+    TRY(param_store_init(&t->params, &t->registry, &t->state, s->exact ? I64 : F32, s->forward_only));
+    TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
+    t->step_values = step_values;
+    TRY(open_executor(t, limits));
+    TRY(setup_array(&t->setup, s->micro_batch * (s->model.seq + 1), &t->host_tokens));
+    TRY(setup_array(&t->setup, 2 * rows, &t->host_rows));
+    TRY(setup_array(&t->setup, 2 * t->registry.count, &t->host_shift));
+    t->optim = (Optim){ .params = &t->params,
+                        .stream = &t->device.stream,
+                        .world = t->world,
+                        .step = t->step_values,
+                        .sums = t->executor.sums,
+                        .adamw = s->adamw,
+                        .room = t->executor.ctx.canon.room };
+    int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq);
+    return param_store_fill(&t->params, &t->device.stream, s->seed, shift, t->device.threads);
+}
+
+static Err open_on(Trainer *t, const char *device, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+{
+    *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
+    setup_init(&t->setup);
+    TRY(device_open(&t->device, device, spec->threads, spec->isa));
+    return build(t, limits);
+}
+
+static Err dry_run(Trainer *t, MemoryPlan *out)
+{
+    TokenSource none = { 0 };
+    StepReport report;
+    double loss;
+    int64_t counted, base_bytes = t->device.counters.bytes;
+    if (t->spec.forward_only) {
+        TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
+    } else {
+        TRY(trainer_step(t, none, &report));
+        out->flop = t->device.counters.flop;
+        out->op_bytes = t->device.counters.bytes - base_bytes;
+        out->comm_bytes = t->world->tp.sent_bytes + t->world->sp.sent_bytes + t->world->dp.sent_bytes +
+                          t->world->world.sent_bytes;
+    }
+    TRY(trainer_eval(t, none, 0, 1, &loss, &counted));
+    MemoryPlan peak = trainer_peak(t);
+    peak.flop = out->flop;
+    peak.op_bytes = out->op_bytes;
+    peak.comm_bytes = out->comm_bytes;
+    peak.workspace = DEVICE_WORKSPACE_BYTES;
+    peak.params = param_total(&t->registry);
+    *out = peak;
+    return ERR_OK;
+}
+
+Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
+{
+    World world;
+    Trainer t;
+    MemoryPlan unlimited = { .state = UNLIMITED, .save = { UNLIMITED, UNLIMITED }, .scratch = UNLIMITED };
+    *out = (MemoryPlan){ 0 };
+    TRY(world_open_null(&world, grid, rank));
+    Err err = open_on(&t, "null", spec, &world, &unlimited);
+    if (!err) err = dry_run(&t, out);
+    trainer_close(&t);
+    world_close(&world);
+    return err;
+}
+
+Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+{
+    Err err = open_on(t, "cpu", spec, world, limits);
+    if (err) trainer_close(t);
+    else setup_freeze(&t->setup);
+    return err;
+}
+
+void trainer_close(Trainer *t)
+{
+    for (int i = 0; t->executor.slots && i < t->executor.slot_count; i++)
+        for (int r = 0; r < REGION_COUNT; r++) {
+            Arena *a = &t->executor.slots[i].slot.region[r];
+            device_free(&t->device, a->base, a->size_bytes);
+        }
+    device_free(&t->device, t->scratch.base, t->scratch.size_bytes);
+    device_free(&t->device, t->state.base, t->state.size_bytes);
+    if (t->device.ops) device_close(&t->device);
+    setup_release(&t->setup);
+    *t = (Trainer){ 0 };
+}
+
+MemoryPlan trainer_peak(const Trainer *t)
+{
+    MemoryPlan p = { .state = t->state.peak_bytes,
+                     .scratch = t->scratch.peak_bytes,
+                     .slots = t->executor.slot_count,
+                     .workspace = t->device.workspace_bytes };
+    for (int i = 0; i < p.slots; i++)
+        for (int r = 0; r < REGION_COUNT; r++) {
+            int64_t peak = t->executor.slots[i].slot.region[r].peak_bytes;
+            if (peak > p.save[r]) p.save[r] = peak;
+        }
+    return p;
+}
+
+/* ---- one step ---- */
+
+static Err step_begin(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    int64_t update = t->updates + 1, nominal = s->global_batch * s->model.seq;
+    StepValues v = { .step = t->step + 1,
+                     .nominal = nominal,
+                     .lr = (float)lr_at(&s->lr, update),
+                     .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
+                     .correct2 = (float)(1 - m_pow(s->adamw.beta2, (double)update)),
+                     .clip = s->clip,
+                     .loss_scale = 1 / (float)nominal,
+                     .unscale = 1 };
+    Stream *stream = &t->device.stream;
+    TRY(device_write(stream, t->step_values, &v, sizeof v));
+    TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    return device_zero(stream, t->params.overflow_cell.data, tensor_bytes(t->params.overflow_cell));
+}
+
+/* After an overflow: coarser fixed point for every gradient. Done on the host, between steps. */
+static Err lower_shifts(Trainer *t, int by)
+{
+    Tensor shift = t->params.shift;
+    int64_t n = t->registry.count;
+    int32_t *now = t->host_shift + n;
+    for (int64_t i = 0; i < n; i++) now[i] = t->host_shift[i] - by;
+    return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
+}
+
+static void report_of(const Trainer *t, const StepValues *v, int redone, StepReport *r)
+{
+    double sum = (double)v->loss_fixed * exp2(-LOSS_FIXED_BITS);
+    *r = (StepReport){ .step = v->step,
+                       .loss = v->nonfinite && v->counted == 0 ? NAN : sum / (double)v->counted,
+                       .counted = v->counted,
+                       .grad_norm = v->grad_norm,
+                       .lr = v->lr,
+                       .skipped = v->skip,
+                       .redone = redone };
+    (void)t;
+}
+
+Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
+{
+    StepValues v = { 0 };
+    Stream *stream = &t->device.stream;
+    int redone = 0;
+    t->source = source;
+    t->first_sample = t->samples;
+    TRY(device_read(stream, t->host_shift, t->params.shift.data, tensor_bytes(t->params.shift)));
+    for (;; redone++) {
+        TRY(step_begin(t));
+        TRY(executor_run(&t->executor, t->actions, t->action_count));
+        TRY(device_read(stream, &v, t->step_values, sizeof v));
+        if (!v.overflow || v.nonfinite || redone == MAX_REDO) break;
+        TRY(lower_shifts(t, SHIFT_STEP * (redone + 1)));
+    }
+    Tensor next = t->params.next_shift;
+    if (!v.skip) TRY(device_copy(stream, t->params.shift.data, next.data, tensor_bytes(next)));
+    else TRY(device_write(stream, t->params.shift.data, t->host_shift, tensor_bytes(next)));
+    t->step++;
+    t->samples += t->spec.global_batch;
+    t->updates += !v.skip;
+    t->skipped += v.skip;
+    report_of(t, &v, redone, report);
+    return ERR_OK;
+}
+
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss, int64_t *counted)
+{
+    int64_t sums[3] = { 0 };
+    Stream *stream = &t->device.stream;
+    Tensor device_sums = t->executor.sums;
+    t->source = source;
+    TRY(device_zero(stream, device_sums.data, sizeof sums));
+    for (int64_t i = 0; i < batches; i++) {
+        t->first_sample = first + i * t->spec.global_batch;
+        for (int m = 0; m < t->microbatches; m++) TRY(executor_eval(&t->executor, m));
+    }
+    TRY(comm_sum_i64(&t->world->dp, stream, device_sums.data, 3, NULL));
+    TRY(device_read(stream, sums, device_sums.data, sizeof sums));
+    *counted = sums[1];
+    *loss = sums[2] || !sums[1] ? NAN : (double)sums[0] * exp2(-LOSS_FIXED_BITS) / (double)sums[1];
+    return ERR_OK;
+}
+
+Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits)
+{
+    Executor *e = &t->executor;
+    ExecutorSlot *s = &e->slots[0];
+    Batch whole = s->batch;
+    Tensor out;
+    ASSERT(t->spec.micro_batch == 1 && n >= 1 && n <= whole.seq && t->world->size == 1);
+    s->batch.T = n;
+    s->batch.span = spans_whole(n);
+    s->batch.token = tensor_row_slice(whole.token, 0, n);
+    s->batch.target = tensor_row_slice(whole.target, 0, n);
+    s->batch.position = tensor_row_slice(whole.position, 0, n);
+    s->batch.sample = tensor_row_slice(whole.sample, 0, n);
+    if (tokens) memcpy(t->host_tokens, tokens, (size_t)n * sizeof *tokens);
+    TRY(fill_batch(t, &s->batch, 0));
+    e->ctx.dropout_on = false;
+    e->ctx.slot = &s->slot;
+    e->ctx.batch = &s->batch;
+    for (int r = 0; r < REGION_COUNT; r++) e->ctx.into[r] = &s->slot.region[r];
+    ArenaMark mark = arena_mark(&t->scratch);
+    TRY(tensor_new(&t->scratch, &out, F32, 1, t->spec.model.padded_vocab));
+    TRY(stage_logits(&t->stage, &e->ctx, &s->save, n - 1, out));
+    if (logits) TRY(device_read(&t->device.stream, logits, out.data, t->spec.model.vocab * (int64_t)sizeof *logits));
+    arena_release(&t->scratch, mark);
+    for (int r = 0; r < REGION_COUNT; r++) arena_release(&s->slot.region[r], 0);
+    s->batch = whole;
+    return ERR_OK;
+}

@@ -1,0 +1,103 @@
+/*
+ * The step engine: a model, its optimizer state and the memory of a run on one rank, and train_step.
+ * Knows nothing of files, configuration or the run folder (train.h does).
+ *
+ * Memory is planned by running this very code on the null device (trainer_plan): one step and one evaluation
+ * that compute nothing and count everything. trainer_open then takes exactly that much, and nothing is
+ * allocated afterwards.
+ */
+#ifndef MEGATRAIN_TRAIN_TRAINER_H
+#define MEGATRAIN_TRAIN_TRAINER_H
+
+#include "optim/optim.h"
+#include "pipeline/executor.h"
+
+/* Where tokens come from: samples [first, first + count) of the data order, each seq + 1 tokens. */
+typedef struct {
+    void *user;
+    Err (*get)(void *user, int64_t first, int64_t count, int32_t *tokens);
+} TokenSource;
+
+typedef struct {
+    ModelSpec model;
+    int64_t micro_batch, global_batch;
+    int seq_blocks;       /* canonical sequence blocks (a power of two dividing seq) */
+    int64_t attn_block;   /* keys per softmax block */
+    bool exact;           /* reproducible = layout */
+    bool forward_only;    /* evaluation, generation: no gradients, no optimizer */
+    AdamWSpec adamw;
+    float clip;
+    LrSchedule lr;
+    uint64_t seed;
+    int threads;          /* per rank; 0 = all */
+    Isa isa;
+    bool poison;          /* debug.poison */
+} TrainSpec;
+
+/* Bytes of one rank; what `megatrain plan` prints. */
+typedef struct {
+    int64_t state;                 /* weights, gradients, moments, tables, batches */
+    int64_t save[REGION_COUNT];    /* per slot */
+    int slots;
+    int64_t scratch, workspace;
+    int64_t flop, op_bytes;        /* of one step on this rank */
+    int64_t comm_bytes;            /* sent by this rank in one step */
+    int64_t params;                /* global, unpadded */
+} MemoryPlan;
+
+int64_t memory_plan_total(const MemoryPlan *p);
+
+typedef struct {
+    int64_t step;
+    double loss;       /* mean per counted token, nats; NaN when not finite */
+    int64_t counted;   /* tokens */
+    float grad_norm, lr;
+    bool skipped;      /* loss or gradients not finite: nothing was changed */
+    int redone;        /* times the step was repeated with another fixed-point shift */
+} StepReport;
+
+typedef struct {
+    TrainSpec spec;
+    World *world;
+    Device device;
+    SetupArena setup;
+    Arena state, scratch;
+    ParamRegistry registry;
+    ParamStore params;
+    Stage stage;
+    Executor executor;
+    Optim optim;
+    Action *actions;
+    int action_count, microbatches; /* per step on this rank */
+    StepValues *step_values;        /* device */
+    int32_t *host_shift;            /* [2][params]: the step's shifts, and what a repetition tries */
+    TokenSource source;
+    int32_t *host_tokens;           /* [micro_batch][seq + 1] */
+    int32_t *host_rows;             /* staging of one row tensor */
+    int64_t first_sample;           /* of the batch that the hooks are serving */
+    int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
+    MemoryPlan plan;
+} Trainer;
+
+/* Dry run for rank `rank` of the grid. */
+Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
+
+/* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY when a
+ * limit is too small, naming the arena. */
+Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits);
+void trainer_close(Trainer *t);
+
+/* One optimizer step on samples [t->samples, + global_batch). ERR_NUMERICS never: a bad step is skipped and
+ * reported; the caller decides when there were too many. */
+Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
+
+/* Mean loss over `batches` global batches from sample `first` of source; nothing is changed. */
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss, int64_t *counted);
+
+/* Logits [vocab] after the n tokens (n <= seq). Single-rank trainers opened with micro_batch 1. */
+Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits);
+
+/* High-water marks of the run so far, in the form of a plan (flop and comm fields 0). */
+MemoryPlan trainer_peak(const Trainer *t);
+
+#endif
