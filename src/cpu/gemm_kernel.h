@@ -21,7 +21,6 @@
 
 #include "cpu/vec.h"
 
-enum { LANES = 16 };
 #if defined(CPU_ISA_avx512)
 enum { TILE_ROWS = 8, TILE_VECS = 3 };
 #elif defined(CPU_ISA_avx2)
@@ -29,7 +28,7 @@ enum { TILE_ROWS = 6, TILE_VECS = 1 };
 #else
 enum { TILE_ROWS = 4, TILE_VECS = 1 };
 #endif
-enum { TILE_COLS = TILE_VECS * LANES, TILE_ELEMS = TILE_ROWS * TILE_COLS };
+enum { TILE_COLS = TILE_VECS * VEC, TILE_ELEMS = TILE_ROWS * TILE_COLS };
 
 typedef enum {
     TILE_SET,      /* c = chain from 0 */
@@ -59,14 +58,14 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
 #define EACH_VEC _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++)
 #define LOAD(p) (cols ? vf_load_n((p), cols) : vf_load(p))
     if (start == TILE_CONTINUE) {
-        EACH_ROW EACH_VEC acc[i][v] = LOAD(t->c + i * t->c_row + v * LANES);
+        EACH_ROW EACH_VEC acc[i][v] = LOAD(t->c + i * t->c_row + v * VEC);
     } else {
         EACH_ROW EACH_VEC acc[i][v] = vf_zero();
     }
     for (int64_t k = t->k; k > 0; k--) {
         vf row[TILE_VECS];
-        EACH_VEC row[v] = LOAD(b + v * LANES);
-        EACH_VEC __builtin_prefetch(b + ahead + v * LANES);
+        EACH_VEC row[v] = LOAD(b + v * VEC);
+        EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
         EACH_ROW {
             /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
             const float *p = i == 6 || i == 7 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
@@ -78,12 +77,12 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
     float *c = t->c;
     const int64_t c_row = t->c_row;
     if (start == TILE_ADD) {
-        EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * LANES), acc[i][v]);
+        EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * VEC), acc[i][v]);
     }
     EACH_ROW EACH_VEC
     {
-        if (cols) vf_store_n(c + i * c_row + v * LANES, acc[i][v], cols);
-        else vf_store(c + i * c_row + v * LANES, acc[i][v]);
+        if (cols) vf_store_n(c + i * c_row + v * VEC, acc[i][v], cols);
+        else vf_store(c + i * c_row + v * VEC, acc[i][v]);
     }
 #undef LOAD
 #undef EACH_VEC
@@ -137,11 +136,11 @@ static inline void tile_run(Tile t, int64_t rows, int64_t cols)
 {
     for (int i = 0; rows > 0; i++) {
         for (; rows >= tile_kernels[i].rows; rows -= tile_kernels[i].rows) {
-            int vecs = (int)(cols / LANES), rest = (int)(cols % LANES);
+            int vecs = (int)(cols / VEC), rest = (int)(cols % VEC);
             Tile part = t;
             if (vecs) tile_kernels[i].by_vecs[vecs](&part, 0);
-            part.b += vecs * LANES;
-            part.c += vecs * LANES;
+            part.b += vecs * VEC;
+            part.c += vecs * VEC;
             if (rest) tile_kernels[i].by_vecs[0](&part, rest);
             t.a += tile_kernels[i].rows * t.a_row;
             t.c += tile_kernels[i].rows * t.c_row;

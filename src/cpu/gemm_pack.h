@@ -96,4 +96,59 @@ static inline void transpose_any(float *dst, int64_t ldd, const float *src, int6
     }
 }
 
+enum { PACK_K = 64 }; /* k's at a time, so that what is written stays in the L1 cache */
+
+/* Rows of n <= TILE_COLS floats, filled up with zeros to `width`. */
+static inline void copy_rows(float *dst, int64_t width, const float *src, int64_t ld, int64_t rows, int64_t n)
+{
+    for (int64_t r = 0; r < rows; r++, dst += width, src += ld) {
+        if (n == TILE_COLS)
+            for (int v = 0; v < TILE_COLS; v += VEC) vf_store(dst + v, vf_load(src + v));
+        else
+            for (int64_t v = 0; v < n; v += VEC) vf_store(dst + v, vf_load_n(src + v, n - v < VEC ? n - v : VEC));
+    }
+}
+
+/*
+ * Panels of B: rows k of `cols` columns as ceil(cols / TILE_COLS) panels, `panel` floats apart, each
+ * [k][width], width = its columns rounded up to 16. `src` is at (first k, first column) of the stored matrix.
+ */
+static void pack_b(float *dst, int64_t panel, const float *src, int64_t ld, bool transposed, int64_t k,
+                   int64_t cols)
+{
+    for (int64_t k0 = 0; k0 < k; k0 += PACK_K) {
+        int64_t k1 = k - k0 < PACK_K ? k : k0 + PACK_K;
+        for (int64_t j = 0; j < cols; j += TILE_COLS) {
+            int64_t n = cols - j < TILE_COLS ? cols - j : TILE_COLS, width = (n + VEC - 1) / VEC * VEC;
+            float *out = dst + j / TILE_COLS * panel;
+            if (transposed) {
+                transpose_any(out + k0 * width, width, src + j * ld + k0, ld, n, k1 - k0);
+                for (int64_t q = k0; q < k1 && n < width; q++)
+                    memset(out + q * width + n, 0, (size_t)(width - n) * sizeof *out);
+            } else {
+                copy_rows(out + k0 * width, width, src + k0 * ld + j, ld, k1 - k0, n);
+            }
+        }
+    }
+}
+
+/* Panels of a transposed A: `rows` rows as panels of TILE_ROWS, [k][TILE_ROWS] each, `panel` floats apart. */
+static void pack_a(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k, int64_t rows)
+{
+    for (int64_t k0 = 0; k0 < k; k0 += PACK_K) {
+        int64_t k1 = k - k0 < PACK_K ? k : k0 + PACK_K;
+        for (int64_t i = 0; i < rows; i += TILE_ROWS) {
+            float *out = dst + i / TILE_ROWS * panel;
+            int64_t n = rows - i < TILE_ROWS ? rows - i : TILE_ROWS;
+            if (n == TILE_ROWS) {
+                for (int64_t q = k0; q < k1; q++)
+                    memcpy(out + q * TILE_ROWS, src + q * ld + i, TILE_ROWS * sizeof *out);
+            } else {
+                for (int64_t q = k0; q < k1; q++)
+                    for (int64_t r = 0; r < n; r++) out[q * TILE_ROWS + r] = src[q * ld + i + r];
+            }
+        }
+    }
+}
+
 #endif

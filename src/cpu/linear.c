@@ -1,0 +1,72 @@
+/*
+ * The linear ops as products (gemm.h): the only ops that read weights of linear layers.
+ *
+ *   fwd  y [N x O] = x [N x I] w^T + bias     TREE over I (row-parallel cuts), or one chain
+ *   dx  dx [N x I] = dy [N x O] w             TREE over O (column-parallel cuts), or one chain
+ *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens; for an F32 accumulator one chain over
+ *                                             all tokens, going on from dw: runs repeat, layouts do not
+ *
+ * Tensor.rows of any token tensor limits N: other rows are neither read nor written.
+ */
+#include "cpu/gemm.h"
+#include "cpu/isa.h"
+#include "device/ops.h"
+
+Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a);
+Err CPU(linear_dx)(Stream *s, const linear_dx_args *a);
+Err CPU(linear_dw)(Stream *s, const linear_dw_args *a);
+
+/* Token rows in use: the shape, or less by the counts of the two token tensors. */
+static int64_t token_rows(Tensor a, Tensor b)
+{
+    int64_t n = a.dim[0];
+    if (a.rows && *a.rows < n) n = *a.rows;
+    if (b.rows && *b.rows < n) n = *b.rows;
+    return n;
+}
+
+static Err need_f32(const char *op, Tensor t)
+{
+    if (t.dtype == F32) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on the cpu computes in f32, not '%s'", op, dtype_name(t.dtype));
+}
+
+static GemmOperand operand(Tensor t, bool transposed)
+{
+    return (GemmOperand){ t.data, t.ld, transposed };
+}
+
+Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a)
+{
+    TRY(need_f32("linear_fwd", a->x));
+    CPU(gemm)(s->dev, &(Gemm){ .mode = GEMM_TREE, .M = token_rows(a->y, a->x), .N = a->w.dim[0], .K = a->w.dim[1],
+                               .leaf = a->leaf, .a = operand(a->x, false), .b = operand(a->w, true),
+                               .c = a->y.data, .ldc = a->y.ld, .bias = a->bias.data });
+    return ERR_OK;
+}
+
+Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
+{
+    TRY(need_f32("linear_dx", a->dy));
+    CPU(gemm)(s->dev, &(Gemm){ .mode = GEMM_TREE, .M = token_rows(a->dx, a->dy), .N = a->w.dim[1], .K = a->w.dim[0],
+                               .leaf = a->leaf, .a = operand(a->dy, false), .b = operand(a->w, false),
+                               .c = a->dx.data, .ldc = a->dx.ld });
+    return ERR_OK;
+}
+
+Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
+{
+    TRY(need_f32("linear_dw", a->dy));
+    Gemm g = { .mode = GEMM_CHAIN, .M = a->dw.dim[0], .N = a->dw.dim[1], .K = token_rows(a->dy, a->x),
+               .a = operand(a->dy, true), .b = operand(a->x, false), .c = a->dw.data, .ldc = a->dw.ld, .beta = true };
+    if (a->dw.dtype == I64) {
+        g.mode = GEMM_I64;
+        g.beta = false;
+        g.fixed = a->dw.data;
+        g.leaf = a->leaf;
+        g.shift = *(const int32_t *)a->shift.data;
+        g.room = a->room;
+    }
+    if (CPU(gemm)(s->dev, &g)) *(int32_t *)a->overflow.data = 1;
+    return ERR_OK;
+}
