@@ -173,7 +173,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
                         .sums = t->executor.sums,
                         .adamw = s->adamw,
                         .room = t->executor.ctx.canon.room };
-    int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq);
+    int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq) + s->extra_shift;
     return param_store_fill(&t->params, &t->device.stream, s->seed, shift, t->device.threads);
 }
 

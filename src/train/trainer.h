@@ -32,6 +32,7 @@ typedef struct {
     int threads;          /* per rank; 0 = all */
     Isa isa;
     bool poison;          /* debug.poison */
+    int extra_shift;      /* debug.extra_shift */
 } TrainSpec;
 
 /* Bytes of one rank; what `megatrain plan` prints. */

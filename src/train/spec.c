@@ -1,0 +1,109 @@
+/* See spec.h. */
+#include "train/spec.h"
+
+enum { MAX_BLOCKS = 8, SHORTEST_LEAF = 128, VOCAB_LANES = 16, ATTN_BLOCK = 64 };
+
+/* Largest power of two up to MAX_BLOCKS that divides everything that tensor parallelism may cut. */
+static int default_tp_blocks(const ModelSpec *m)
+{
+    int b = MAX_BLOCKS;
+    while (m->kv_heads % b || m->heads % b || m->ffn % b || m->seq % b) b /= 2;
+    return b;
+}
+
+/* Weight gradients are rounded once a block: long blocks cost less, and short sequences are not cut anyway. */
+static int default_seq_blocks(int64_t seq)
+{
+    int b = MAX_BLOCKS;
+    while (b > 1 && (seq % b || seq / b < SHORTEST_LEAF)) b /= 2;
+    return b;
+}
+
+static ModelSpec model_spec(const Config *cfg, int64_t vocab)
+{
+    ModelSpec m = { .layers = (int)cfg->model.layers,
+                    .heads = (int)cfg->model.heads,
+                    .kv_heads = (int)cfg->model.kv_heads,
+                    .head_dim = (int)cfg->model.head_dim,
+                    .hidden = cfg->model.hidden,
+                    .ffn = cfg->model.ffn,
+                    .seq = cfg->model.seq,
+                    .vocab = cfg->model.vocab ? cfg->model.vocab : vocab,
+                    .window = cfg->model.window,
+                    .learned_positions = cfg->model.position == MODEL_POSITION_LEARNED,
+                    .rope = cfg->model.position == MODEL_POSITION_ROPE,
+                    .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
+                    .bias = cfg->model.bias,
+                    .tied = cfg->model.tied,
+                    .qk_norm = cfg->model.qk_norm,
+                    .activation = cfg->model.activation == MODEL_ACTIVATION_SWIGLU ? ACT_SWIGLU : ACT_GELU,
+                    .norm_eps = (float)cfg->model.norm_eps,
+                    .dropout = (float)cfg->model.dropout,
+                    .attention_dropout = (float)cfg->model.attention_dropout,
+                    .init_std = (float)cfg->model.init_std,
+                    .rope_base = (float)cfg->model.rope_base,
+                    .seed = (uint64_t)cfg->run.seed,
+                    .recompute = (Recompute)cfg->train.recompute };
+    m.tp_blocks = cfg->parallel.tp_blocks ? (int)cfg->parallel.tp_blocks : default_tp_blocks(&m);
+    int64_t unit = (int64_t)m.tp_blocks * VOCAB_LANES;
+    m.padded_vocab = (m.vocab + unit - 1) / unit * unit;
+    return m;
+}
+
+static LrSchedule lr_spec(const Config *cfg)
+{
+    static const LrShape shapes[] = { [OPTIM_SCHEDULE_CONSTANT] = LR_CONSTANT,
+                                      [OPTIM_SCHEDULE_LINEAR] = LR_LINEAR,
+                                      [OPTIM_SCHEDULE_COSINE] = LR_COSINE,
+                                      [OPTIM_SCHEDULE_WSD] = LR_WSD,
+                                      [OPTIM_SCHEDULE_INVERSE_SQRT] = LR_INVERSE_SQRT };
+    return (LrSchedule){ .shape = shapes[cfg->optim.schedule],
+                         .lr = cfg->optim.lr,
+                         .min_lr = cfg->optim.min_lr,
+                         .warmup = cfg->optim.warmup,
+                         .decay_steps = cfg->derived.decay_steps,
+                         .wsd_decay = cfg->derived.wsd_decay };
+}
+
+static Err check(const TrainSpec *s, int64_t vocab)
+{
+    const ModelSpec *m = &s->model;
+    if (m->vocab < vocab)
+        return err_set(ERR_CONFIG, "model.vocab is %lld, the tokenizer has %lld ids", (long long)m->vocab,
+                       (long long)vocab),
+               err_hint("leave model.vocab at 0 to take the tokenizer's");
+    if (m->kv_heads % m->tp_blocks || m->ffn % m->tp_blocks || m->seq % m->tp_blocks)
+        return err_set(ERR_CONFIG, "parallel.tp_blocks is %d, which does not divide kv_heads %d, ffn %lld and seq %lld",
+                       m->tp_blocks, m->kv_heads, (long long)m->ffn, (long long)m->seq);
+    if (m->seq % s->seq_blocks)
+        return err_set(ERR_CONFIG, "parallel.seq_blocks is %d, which does not divide model.seq %lld", s->seq_blocks,
+                       (long long)m->seq);
+    return ERR_OK;
+}
+
+Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
+{
+    static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO, [DEBUG_ISA_AVX512] = ISA_AVX512,
+                                [DEBUG_ISA_AVX2] = ISA_AVX2, [DEBUG_ISA_C] = ISA_C };
+    *out = (TrainSpec){ .model = model_spec(cfg, vocab),
+                        .micro_batch = cfg->train.micro_batch,
+                        .global_batch = cfg->train.global_batch,
+                        .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
+                        .adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2, (float)cfg->optim.eps,
+                                   (float)cfg->optim.weight_decay },
+                        .clip = (float)cfg->optim.clip,
+                        .lr = lr_spec(cfg),
+                        .seed = (uint64_t)cfg->run.seed,
+                        .threads = (int)cfg->debug.threads,
+                        .isa = isas[cfg->debug.isa],
+                        .poison = cfg->debug.poison,
+                        .extra_shift = (int)cfg->debug.extra_shift };
+    out->seq_blocks = cfg->parallel.seq_blocks ? (int)cfg->parallel.seq_blocks : default_seq_blocks(out->model.seq);
+    out->attn_block = cfg->parallel.attn_block ? cfg->parallel.attn_block : ATTN_BLOCK;
+    return check(out, vocab);
+}
+
+Grid grid_spec(const Config *cfg)
+{
+    return (Grid){ .tp = (int)cfg->parallel.tp, .dp = (int)cfg->derived.dp, .sp = cfg->parallel.sp && cfg->parallel.tp > 1 };
+}
