@@ -1,0 +1,241 @@
+/*
+ * The table of keys, and text to values and back. config_read.c reads INI files and the command line with it,
+ * config_check.c completes and judges the result.
+ */
+#include "base/config.h"
+
+#include <math.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config_reader.h"
+
+enum { FREE, FIXED, AUTO = -1 };
+
+static const ConfigKey keys[CFG_COUNT] = {
+#define INT(s, k, start, low, high, resume, help)                                                 \
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+#define REAL(s, k, start, low, high, resume, help)                                                \
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k), 0, 0, low, high },
+#define BOOL(s, k, start, resume, help)                                                           \
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_BOOL, resume, (start) == AUTO, offsetof(Config, s.k) },
+#define C(name, text) text " "
+#define PICK(s, k, start, choices, resume, help)                                                  \
+    [CFG_##s##_##k] = { #s, #k, help, choices, CONFIG_PICK, resume, false, offsetof(Config, s.k) },
+#define TEXT(s, k, start, resume, help)                                                           \
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_TEXT, resume, false, offsetof(Config, s.k) },
+#include "base/config.def"
+#undef C
+};
+
+const Config config_defaults = {
+#define SECTION(s) .s = {
+#define SECTION_END(s) },
+#define INT(s, k, start, ...) .k = start,
+#define REAL(s, k, start, ...) .k = start,
+#define BOOL(s, k, start, ...) .k = start,
+#define PICK(s, k, start, ...) .k = start,
+#define TEXT(s, k, start, ...) .k = start,
+#include "base/config.def"
+};
+
+const ConfigKey *config_key(ConfigId id)
+{
+    ASSERT((unsigned)id < CFG_COUNT);
+    return &keys[id];
+}
+
+bool config_find(const char *section, const char *name, ConfigId *id)
+{
+    for (int i = 0; i < CFG_COUNT; i++) {
+        if (strcmp(keys[i].section, section) != 0 || strcmp(keys[i].name, name) != 0) continue;
+        *id = (ConfigId)i;
+        return true;
+    }
+    return false;
+}
+
+void config_release(Config *c)
+{
+    setup_release(&c->memory);
+}
+
+/* ---- values as text ---- */
+
+/* Copies the word of `words` with this index; false if there is none. */
+static bool nth_word(const char *words, unsigned index, char *out, int size_bytes)
+{
+    for (; index && *words; words++) index -= *words == ' ';
+    int n = (int)strcspn(words, " ");
+    snprintf(out, (size_t)size_bytes, "%.*s", n, words);
+    return n > 0;
+}
+
+/* As many digits as it takes to read back the same number. */
+static void real_text(double x, char buf[CONFIG_VALUE_BYTES])
+{
+    for (int digits = 15; digits <= 17; digits++) {
+        snprintf(buf, CONFIG_VALUE_BYTES, "%.*g", digits, x);
+        if (strtod(buf, NULL) == x) return;
+    }
+}
+
+const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES])
+{
+    const ConfigKey *key = config_key(id);
+    const char *at = (const char *)c + key->offset;
+    switch (key->kind) {
+    case CONFIG_INT: snprintf(buf, CONFIG_VALUE_BYTES, "%lld", (long long)*(const int64_t *)at); break;
+    case CONFIG_REAL: real_text(*(const double *)at, buf); break;
+    case CONFIG_BOOL: {
+        int value = *(const int *)at;
+        snprintf(buf, CONFIG_VALUE_BYTES, "%s", value == AUTO ? "auto" : value ? "true" : "false");
+        break;
+    }
+    case CONFIG_PICK: ASSERT(nth_word(key->choices, *(const unsigned *)at, buf, CONFIG_VALUE_BYTES)); break;
+    case CONFIG_TEXT: return *(const char *const *)at;
+    }
+    return buf;
+}
+
+void config_origin(const Config *c, ConfigId id, char *out, int size_bytes)
+{
+    static const char *const names[] = { "default", "auto", "", "command line" };
+    ConfigOrigin o = c->origin[id];
+    if (o.kind == ORIGIN_FILE) snprintf(out, (size_t)size_bytes, "%s:%d", c->path, o.line);
+    else snprintf(out, (size_t)size_bytes, "%s", names[o.kind]);
+}
+
+/* ---- the nearest key ---- */
+
+/* Insertions, deletions and replacements that turn a into b. Words of up to 63 bytes; longer ones are far. */
+static int edit_distance(const char *a, const char *b)
+{
+    enum { LONGEST = 63 };
+    int row[LONGEST + 1];
+    int n = (int)strlen(a), m = (int)strlen(b);
+    if (n > LONGEST || m > LONGEST) return LONGEST;
+    for (int j = 0; j <= m; j++) row[j] = j;
+    for (int i = 1; i <= n; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+const char *config_nearest_section(const char *name)
+{
+    const char *nearest = NULL;
+    int best = 3;
+    for (int i = 0; i < CFG_COUNT; i++) {
+        int distance = edit_distance(name, keys[i].section);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = keys[i].section;
+    }
+    return nearest;
+}
+
+ConfigId config_nearest(const char *section, const char *name)
+{
+    char full[160], candidate[160];
+    int best = 2 * 2 + 2;
+    ConfigId nearest = CFG_COUNT;
+    snprintf(full, sizeof full, "%s.%s", section, name);
+    for (int i = 0; i < CFG_COUNT; i++) {
+        snprintf(candidate, sizeof candidate, "%s.%s", keys[i].section, keys[i].name);
+        int distance = 2 * edit_distance(full, candidate);
+        if (strcmp(name, keys[i].name) == 0) distance = 0; /* the right key under a wrong section */
+        if (strcmp(section, keys[i].section) != 0) distance++; /* the own section wins a tie */
+        if (distance >= best) continue;
+        best = distance;
+        nearest = (ConfigId)i;
+    }
+    return nearest;
+}
+
+/* ---- for readers ---- */
+
+void config_dump(const Config *c, FILE *out, bool origins)
+{
+    char buf[CONFIG_VALUE_BYTES], origin[320], line[96];
+    for (int i = 0; i < CFG_COUNT; i++) {
+        if (i == 0 || strcmp(keys[i].section, keys[i - 1].section) != 0)
+            fprintf(out, "%s[%s]\n", i ? "\n" : "", keys[i].section);
+        const char *value = config_value(c, (ConfigId)i, buf);
+        if (!origins) {
+            fprintf(out, "%s =%s%s\n", keys[i].name, *value ? " " : "", value);
+            continue;
+        }
+        config_origin(c, (ConfigId)i, origin, sizeof origin);
+        int n = snprintf(line, sizeof line, "%s =%s", keys[i].name, *value ? " " : "");
+        fprintf(out, "%s%-*s ; %s\n", line, 36 - n, value, origin);
+    }
+}
+
+static void explain_one(const Config *c, ConfigId id, FILE *out)
+{
+    const ConfigKey *key = &keys[id];
+    char buf[CONFIG_VALUE_BYTES], low[CONFIG_VALUE_BYTES], high[CONFIG_VALUE_BYTES], origin[320];
+    config_origin(c, id, origin, sizeof origin);
+    fprintf(out, "%s.%s = %s    (%s)\n    ", key->section, key->name, config_value(c, id, buf), origin);
+    switch (key->kind) {
+    case CONFIG_INT:
+        fprintf(out, "integer, %lld to %lld", (long long)key->int_low, (long long)key->int_high);
+        break;
+    case CONFIG_REAL:
+        real_text(key->real_low, low);
+        real_text(key->real_high, high);
+        fprintf(out, "number, %s to %s", low, high);
+        break;
+    case CONFIG_BOOL: fprintf(out, key->has_auto ? "true, false or auto" : "true or false"); break;
+    case CONFIG_PICK: fprintf(out, "one of: %.*s", (int)strlen(key->choices) - 1, key->choices); break;
+    case CONFIG_TEXT: fprintf(out, "text"); break;
+    }
+    const char *start = config_value(&config_defaults, id, buf);
+    fprintf(out, "; default: %s; %s on resume\n    %s\n", *start ? start : "(empty)",
+            key->fixed ? "fixed" : "may change", key->meaning);
+}
+
+Err config_explain(const Config *c, const char *key, FILE *out)
+{
+    char full[160];
+    int shown = 0;
+    for (int i = 0; i < CFG_COUNT; i++) {
+        snprintf(full, sizeof full, "%s.%s", keys[i].section, keys[i].name);
+        if (key && strcmp(key, full) != 0 && strcmp(key, keys[i].section) != 0) continue;
+        explain_one(c, (ConfigId)i, out);
+        shown++;
+    }
+    if (shown) return ERR_OK;
+    const char *dot = strchr(key, '.');
+    snprintf(full, sizeof full, "%.*s", dot ? (int)(dot - key) : 0, key);
+    ConfigId nearest = config_nearest(full, dot ? dot + 1 : key);
+    err_set(ERR_CONFIG, "there is no key '%s'", key);
+    if (nearest < CFG_COUNT) err_hint("did you mean '%s.%s'?", keys[nearest].section, keys[nearest].name);
+    return ERR_CONFIG;
+}
+
+Err config_same_run(const Config *was, const Config *now)
+{
+    char text[4096], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
+    int n = 0;
+    for (int i = 0; i < CFG_COUNT; i++) {
+        if (!keys[i].fixed || (i == CFG_model_vocab && now->model.vocab == 0)) continue;
+        const char *old = config_value(was, (ConfigId)i, a), *new = config_value(now, (ConfigId)i, b);
+        if (strcmp(old, new) == 0 || n >= (int)sizeof text) continue;
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s.%s was '%s' and is '%s'", n ? "; " : "",
+                      keys[i].section, keys[i].name, old, new);
+    }
+    if (!n) return ERR_OK;
+    err_set(ERR_CKPT, "the run cannot be resumed with another configuration: %s", text);
+    return err_hint("restore the value, or start in another run.dir (weights alone: checkpoint.load)");
+}

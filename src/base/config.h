@@ -1,0 +1,118 @@
+/*
+ * The configuration: one struct, made from the table in config.def, as cfg.model.layers, cfg.optim.lr, ...
+ *
+ * Values come from the default, then the INI file, then section.key=value of the command line; config_read
+ * collects every mistake of all of them, with file and line, and reports all at once. It then fills in what was
+ * left 'auto' or 0 (config_check.c says how), checks the relations between keys, and refuses what this build
+ * cannot do. A Config that config_read returned is therefore complete and consistent: after it no PICK is AUTO
+ * where there is something to choose (log.color and debug.isa stay), no BOOL is AUTO, and `derived` is set.
+ * Still open: model.vocab == 0 (the tokenizer decides) and the empty texts that mean "none".
+ */
+#ifndef MEGATRAIN_BASE_CONFIG_H
+#define MEGATRAIN_BASE_CONFIG_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/arena.h"
+
+/* Where a value came from. AUTO: filled in, from the recipe or from other keys. */
+typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
+typedef struct {
+    ConfigOriginKind kind;
+    int line; /* of the file */
+} ConfigOrigin;
+
+/* Ids of keys: CFG_model_layers, ... */
+typedef enum {
+#define ANY(section, key) CFG_##section##_##key,
+#include "base/config.def"
+    CFG_COUNT
+} ConfigId;
+
+typedef struct {
+#define SECTION(section) struct {
+#define SECTION_END(section) } section;
+#define INT(section, key, ...) int64_t key;
+#define REAL(section, key, ...) double key;
+#define BOOL(section, key, ...) int key;
+#define C(name, text) name,
+#define PICK(section, key, start, choices, ...) enum { choices } key;
+#define TEXT(section, key, ...) const char *key;
+#include "base/config.def"
+#undef C
+
+    struct {
+        int64_t world_size, dp;    /* ranks; data-parallel ranks */
+        int64_t microbatches;      /* of a step, on one rank: global_batch / (micro_batch * dp) */
+        int64_t steps;             /* of the whole run, also when train.tokens is given */
+        int64_t decay_steps;       /* optim.decay_steps, or steps */
+        int64_t wsd_decay;         /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
+    } derived;
+
+    ConfigOrigin origin[CFG_COUNT];
+    const char *path;   /* of the file; "" if none */
+    SetupArena memory;  /* of the texts */
+} Config;
+
+typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_PICK, CONFIG_TEXT } ConfigKind;
+
+/* A line of the table. */
+typedef struct {
+    const char *section, *name, *meaning;
+    const char *choices; /* PICK: words, in the enum's order */
+    ConfigKind kind;
+    bool fixed;     /* must not change on resume */
+    bool has_auto;  /* BOOL that may be 'auto' */
+    int64_t offset; /* in Config */
+    int64_t int_low, int_high;
+    double real_low, real_high;
+} ConfigKey;
+
+/* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
+typedef struct {
+    const char *path, *text;
+    const char *const *overrides; /* section.key=value */
+    int override_count;
+    int64_t world_size; /* ranks; 0 counts as 1 */
+} ConfigSource;
+
+/*
+ * Reads, completes and checks. Owns: the texts, freed by config_release, which is needed after a failure too.
+ * Errors: ERR_CONFIG with all mistakes, one a line; an unreadable file is one. ERR_MEMORY.
+ */
+Err config_read(Config *c, ConfigSource source);
+void config_release(Config *c);
+
+/* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
+void config_dump(const Config *c, FILE *out, bool origins);
+
+/* Meaning, range, default and present value of "section.key", of all keys of "section", or of all (NULL).
+ * ERR_CONFIG, with the nearest key, when there is no such thing. */
+Err config_explain(const Config *c, const char *key, FILE *out);
+
+/* ERR_CKPT, naming each FIXED key that differs and both values. model.vocab 0 in `now` is no difference. */
+Err config_same_run(const Config *was, const Config *now);
+
+/* ---- the table, for those who walk it ---- */
+
+enum { CONFIG_VALUE_BYTES = 32 };
+
+const ConfigKey *config_key(ConfigId id);
+bool config_find(const char *section, const char *name, ConfigId *id);
+/* The value as in the INI form: `buf`, or the text itself for TEXT keys. */
+const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES]);
+/* "default", "auto", "command line" or "FILE:LINE". */
+void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
+/* The key most like "name" in `section` (also if it belongs elsewhere), at most 2 edits away; CFG_COUNT if none. */
+ConfigId config_nearest(const char *section, const char *name);
+
+/* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default).
+ * "moe.*" stands for all keys of a section. */
+typedef struct {
+    const char *key, *allowed, *why;
+} ConfigUnbuilt;
+
+const ConfigUnbuilt *config_unbuilt(int *count);
+
+#endif

@@ -1,0 +1,379 @@
+/*
+ * What a configuration means as a whole: config_resolve() fills in what was left open, config_check() is the
+ * list of relations between keys, config_check_unbuilt() the list of what this build cannot do. A rule about
+ * a key whose value was already refused is not looked at, so one mistake is reported once.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config_reader.h"
+
+/* ---- filling in ---- */
+
+/* The recipes: what 'auto' means under each model.arch. */
+static const struct {
+    int position, norm, activation, bias, tied;
+} recipes[] = {
+    [MODEL_ARCH_GPT2] = { MODEL_POSITION_LEARNED, MODEL_NORM_LAYERNORM, MODEL_ACTIVATION_GELU, true, true },
+    [MODEL_ARCH_LLAMA] = { MODEL_POSITION_ROPE, MODEL_NORM_RMSNORM, MODEL_ACTIVATION_SWIGLU, false, false },
+};
+
+/* Notes that `id` was filled in from the value of `from`: wrong if that is wrong. */
+static void filled(ConfigReader *r, ConfigId id, ConfigId from)
+{
+    r->config->origin[id] = (ConfigOrigin){ ORIGIN_AUTO, 0 };
+    r->bad[id] |= r->bad[from];
+}
+
+#define FILL(open, section, key, value, from)                                                     \
+    do {                                                                                          \
+        if (c->section.key == (open)) {                                                           \
+            c->section.key = (value);                                                             \
+            filled(r, CFG_##section##_##key, from);                                               \
+        }                                                                                         \
+    } while (0)
+
+/* Largest power of two up to `most` that divides all three. */
+static int64_t common_power(int64_t most, int64_t a, int64_t b, int64_t n)
+{
+    int64_t p = most;
+    while (p > 1 && (a % p || b % p || n % p)) p /= 2;
+    return p;
+}
+
+static int64_t qkv_width(const Config *c)
+{
+    return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
+}
+
+/* The feed-forward width that is usual for the activation: swiglu has three matrices instead of two. */
+static int64_t usual_ffn(const Config *c)
+{
+    int64_t D = c->model.hidden;
+    return c->model.activation == MODEL_ACTIVATION_SWIGLU ? 8 * D / (3 * 64) * 64 : 4 * D;
+}
+
+static void resolve_name(ConfigReader *r)
+{
+    Config *c = r->config;
+    char text[512];
+    if (!*c->run.name) {
+        const char *slash = strrchr(c->path, '/'), *name = slash ? slash + 1 : c->path;
+        size_t n = strlen(name);
+        if (n > 4 && strcmp(name + n - 4, ".ini") == 0) n -= 4;
+        snprintf(text, sizeof text, "%.*s", (int)n, name);
+        c->run.name = *text ? config_keep(r, text) : "run";
+        filled(r, CFG_run_name, CFG_run_name);
+    }
+    if (!*c->run.dir) {
+        snprintf(text, sizeof text, "runs/%s", c->run.name);
+        c->run.dir = config_keep(r, text);
+        filled(r, CFG_run_dir, CFG_run_name);
+    }
+}
+
+static void resolve_model(ConfigReader *r)
+{
+    Config *c = r->config;
+    FILL(MODEL_POSITION_AUTO, model, position, recipes[c->model.arch].position, CFG_model_arch);
+    FILL(MODEL_NORM_AUTO, model, norm, recipes[c->model.arch].norm, CFG_model_arch);
+    FILL(MODEL_ACTIVATION_AUTO, model, activation, recipes[c->model.arch].activation, CFG_model_arch);
+    FILL(-1, model, bias, recipes[c->model.arch].bias, CFG_model_arch);
+    FILL(-1, model, tied, recipes[c->model.arch].tied, CFG_model_arch);
+    FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
+    FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
+    FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
+    r->bad[CFG_model_head_dim] |= c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO && r->bad[CFG_model_heads];
+}
+
+/* True if this layout cuts only between canonical blocks, so that its bits are every layout's. */
+static bool layout_divides_blocks(const Config *c)
+{
+    bool rows = !c->parallel.sp || c->train.micro_batch * c->parallel.seq_blocks % c->parallel.tp == 0;
+    return c->parallel.tp_blocks % c->parallel.tp == 0 && rows;
+}
+
+static void resolve_parallel(ConfigReader *r)
+{
+    Config *c = r->config;
+    FILL(0, parallel, tp_blocks,
+         common_power(8, c->model.heads * c->model.head_dim, qkv_width(c), c->model.ffn), CFG_model_hidden);
+    FILL(0, parallel, seq_blocks, common_power(8, c->model.seq, c->model.seq, c->model.seq), CFG_model_seq);
+    FILL(0, parallel, attn_block, 64, CFG_model_seq);
+    FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
+
+    int64_t ranks = c->parallel.tp * c->parallel.pp * c->parallel.cp;
+    c->derived.dp = c->derived.world_size % ranks == 0 ? c->derived.world_size / ranks : 1;
+    c->derived.microbatches = c->train.global_batch / (c->train.micro_batch * c->derived.dp);
+}
+
+static void resolve_run(ConfigReader *r)
+{
+    Config *c = r->config;
+    FILL(RUN_DEVICE_AUTO, run, device, RUN_DEVICE_CPU, CFG_run_device);
+    FILL(RUN_PRECISION_AUTO, run, precision, RUN_PRECISION_FP32, CFG_run_precision);
+    bool blocks = layout_divides_blocks(c);
+    FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, blocks ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
+         CFG_run_device);
+}
+
+static void resolve_length(ConfigReader *r)
+{
+    Config *c = r->config;
+    int64_t step_tokens = c->train.global_batch * c->model.seq;
+    if (c->train.tokens > 0 && c->origin[CFG_train_steps].kind == ORIGIN_DEFAULT) {
+        c->train.steps = 0;
+        filled(r, CFG_train_steps, CFG_train_tokens);
+    }
+    bool by_tokens = c->train.tokens > 0;
+    c->derived.steps = by_tokens ? (c->train.tokens - 1) / step_tokens + 1 : c->train.steps;
+    c->derived.decay_steps = c->optim.decay_steps ? c->optim.decay_steps : c->derived.steps;
+    int64_t tenth = c->derived.decay_steps / 10;
+    c->derived.wsd_decay = c->optim.wsd_decay ? c->optim.wsd_decay : tenth ? tenth : 1;
+}
+
+void config_resolve(ConfigReader *r)
+{
+    resolve_name(r);
+    resolve_model(r);
+    resolve_parallel(r);
+    resolve_run(r);
+    resolve_length(r);
+}
+
+/* ---- rules ---- */
+
+/* "section.key = 'value'", behind what stands in `out`. */
+static void add_key(const Config *c, ConfigId id, char *out, int size_bytes)
+{
+    char buf[CONFIG_VALUE_BYTES];
+    const ConfigKey *key = config_key(id);
+    int n = (int)strlen(out);
+    snprintf(out + n, (size_t)(size_bytes - n), "%s.%s = '%s'", key->section, key->name, config_value(c, id, buf));
+}
+
+/* Complains unless `holds`. The report starts with the place of the first of the keys that was given. */
+static void check_rule(ConfigReader *r, bool holds, const char *text, const ConfigId *ids, int count)
+{
+    const Config *c = r->config;
+    char place[512], list[768] = "";
+    int first = 0;
+    for (int i = 0; i < count; i++)
+        if (r->bad[ids[i]]) return;
+    if (holds) return;
+    while (first < count && c->origin[ids[first]].kind < ORIGIN_FILE) first++;
+    if (first == count) first = 0;
+    config_origin(c, ids[first], place, sizeof place);
+    add_key(c, ids[first], list, sizeof list);
+    for (int i = 0, named = 0; i < count; i++) {
+        if (i == first) continue;
+        strncat(list, named++ ? ", " : " with ", sizeof list - strlen(list) - 1);
+        add_key(c, ids[i], list, sizeof list);
+    }
+    config_complain(r, "%s: %s: %s", place, list, text);
+}
+
+#define KEY_IDS(...) (const ConfigId[]){ __VA_ARGS__ }
+#define RULE(holds, text, ...)                                                                    \
+    check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__), (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
+
+static bool is_power_of_two(int64_t n)
+{
+    return n > 0 && (n & (n - 1)) == 0;
+}
+
+/* "98,2" or "969,30,1": two or three shares, at least one of them above 0. */
+static bool split_is_valid(const char *text)
+{
+    double sum = 0;
+    for (int shares = 1; shares <= 3; shares++) {
+        char *end;
+        double share = strtod(text, &end);
+        if (end == text || !(share >= 0 && share <= 1e9)) return false;
+        sum += share;
+        if (*end == 0) return shares >= 2 && sum > 0;
+        if (*end != ',') return false;
+        text = end + 1;
+    }
+    return false;
+}
+
+static void check_model(ConfigReader *r)
+{
+    const Config *c = r->config;
+    bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
+    RULE(!strchr(c->run.name, '/'), "a name must not contain '/'", CFG_run_name);
+    RULE(c->model.heads % c->model.kv_heads == 0, "heads must be a multiple of kv_heads", CFG_model_heads,
+         CFG_model_kv_heads);
+    RULE(!auto_dim || c->model.hidden % c->model.heads == 0,
+         "hidden must be a multiple of heads unless head_dim is given", CFG_model_hidden, CFG_model_heads);
+    RULE(c->model.ffn > 0, "too narrow for the usual ffn: give model.ffn", CFG_model_hidden, CFG_model_ffn);
+    RULE(c->model.position != MODEL_POSITION_ROPE || c->model.head_dim % 2 == 0,
+         "rotary positions need an even head_dim", CFG_model_head_dim, CFG_model_position);
+    RULE(c->model.dropout < 1, "dropout must be below 1", CFG_model_dropout);
+    RULE(c->model.attention_dropout < 1, "dropout must be below 1", CFG_model_attention_dropout);
+}
+
+static void check_blocks(ConfigReader *r)
+{
+    const Config *c = r->config;
+    int64_t B = c->parallel.tp_blocks;
+    RULE(is_power_of_two(B), "must be a power of two", CFG_parallel_tp_blocks);
+    RULE(c->model.ffn % B == 0, "tp_blocks must divide ffn", CFG_parallel_tp_blocks, CFG_model_ffn);
+    RULE(c->model.heads * c->model.head_dim % B == 0, "tp_blocks must divide heads * head_dim",
+         CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_head_dim);
+    RULE(qkv_width(c) % B == 0, "tp_blocks must divide (heads + 2 kv_heads) * head_dim", CFG_parallel_tp_blocks,
+         CFG_model_heads, CFG_model_kv_heads, CFG_model_head_dim);
+    RULE(is_power_of_two(c->parallel.seq_blocks), "must be a power of two", CFG_parallel_seq_blocks);
+    RULE(c->model.seq % c->parallel.seq_blocks == 0, "seq_blocks must divide seq", CFG_parallel_seq_blocks,
+         CFG_model_seq);
+    RULE(is_power_of_two(c->parallel.attn_block), "must be a power of two", CFG_parallel_attn_block);
+}
+
+static void check_layout(ConfigReader *r)
+{
+    const Config *c = r->config;
+    int64_t tp = c->parallel.tp, world_size = c->derived.world_size;
+    char text[160];
+    snprintf(text, sizeof text, "tp x pp x cp must divide the number of ranks: the world size is %lld",
+             (long long)world_size);
+    RULE(world_size % (tp * c->parallel.pp * c->parallel.cp) == 0, text, CFG_parallel_tp, CFG_parallel_pp,
+         CFG_parallel_cp);
+    snprintf(text, sizeof text, "ep x etp x pp must divide the number of ranks: the world size is %lld",
+             (long long)world_size);
+    RULE(world_size % (c->parallel.ep * c->parallel.etp * c->parallel.pp) == 0, text, CFG_parallel_ep,
+         CFG_parallel_etp, CFG_parallel_pp);
+    RULE(c->model.heads % tp == 0, "tp must divide heads", CFG_parallel_tp, CFG_model_heads);
+    RULE(c->model.kv_heads % tp == 0, "tp must divide kv_heads", CFG_parallel_tp, CFG_model_kv_heads);
+    RULE(c->model.ffn % tp == 0, "tp must divide ffn", CFG_parallel_tp, CFG_model_ffn);
+    RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1, or sp = auto",
+         CFG_parallel_sp, CFG_parallel_tp);
+    RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % tp == 0,
+         "with sp, tp must divide micro_batch * seq", CFG_parallel_tp, CFG_train_micro_batch, CFG_model_seq);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || layout_divides_blocks(c),
+         "the layout cuts inside a canonical block: tp must divide tp_blocks and, with sp, "
+         "micro_batch * seq_blocks; or take reproducible = run",
+         CFG_run_reproducible, CFG_parallel_tp, CFG_parallel_tp_blocks, CFG_train_micro_batch,
+         CFG_parallel_seq_blocks);
+    RULE(!c->parallel.zero || c->derived.dp == 1, "cutting optimizer states over ranks is not built yet",
+         CFG_parallel_zero);
+    RULE(!c->debug.comm_delay_ms || world_size > 1, "one rank has no communication to delay",
+         CFG_debug_comm_delay_ms);
+}
+
+static void check_training(ConfigReader *r)
+{
+    const Config *c = r->config;
+    int64_t tokens;
+    char text[160];
+    snprintf(text, sizeof text, "global_batch must be a multiple of micro_batch x dp, where dp is %lld",
+             (long long)c->derived.dp);
+    RULE(c->train.global_batch % (c->train.micro_batch * c->derived.dp) == 0, text, CFG_train_global_batch,
+         CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
+    RULE((c->train.steps > 0) != (c->train.tokens > 0), "give either steps or tokens", CFG_train_tokens,
+         CFG_train_steps);
+    RULE(!__builtin_mul_overflow(c->train.global_batch * c->model.seq, c->derived.steps, &tokens),
+         "more tokens than can be counted", CFG_train_steps, CFG_train_global_batch, CFG_model_seq);
+    RULE(c->optim.min_lr <= c->optim.lr, "min_lr must not be above lr", CFG_optim_min_lr, CFG_optim_lr);
+    RULE(c->optim.beta1 < 1, "must be below 1", CFG_optim_beta1);
+    RULE(c->optim.beta2 < 1, "must be below 1", CFG_optim_beta2);
+    RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps,
+         "the warm-up must be shorter than decay_steps (0: the run's steps)", CFG_optim_warmup,
+         CFG_optim_decay_steps, CFG_train_steps, CFG_train_tokens);
+    bool wsd = c->optim.schedule == OPTIM_SCHEDULE_WSD;
+    RULE(!c->optim.wsd_decay || wsd, "only schedule = wsd has a closing decay", CFG_optim_wsd_decay,
+         CFG_optim_schedule);
+    RULE(!wsd || c->derived.wsd_decay + c->optim.warmup <= c->derived.decay_steps,
+         "warm-up and closing decay must fit into decay_steps (0: the run's steps)", CFG_optim_wsd_decay,
+         CFG_optim_warmup, CFG_optim_decay_steps, CFG_train_steps);
+}
+
+static void check_files(ConfigReader *r)
+{
+    const Config *c = r->config;
+    RULE(!*c->data.valid || !*c->data.split, "give either valid or split", CFG_data_valid, CFG_data_split);
+    RULE(!*c->data.split || split_is_valid(c->data.split),
+         "must be two or three shares of documents, such as 98,2", CFG_data_split);
+    RULE(*c->data.tokenizer, "must not be empty", CFG_data_tokenizer);
+    RULE(*c->checkpoint.resume, "must be auto, none or a path", CFG_checkpoint_resume);
+}
+
+void config_check(ConfigReader *r)
+{
+    check_model(r);
+    check_blocks(r);
+    check_layout(r);
+    check_training(r);
+    check_files(r);
+}
+
+/* ---- what this build cannot do ---- */
+
+static const ConfigUnbuilt unbuilt[] = {
+    { "run.device", "cpu", "this build has no CUDA backend" },
+    { "run.precision", "fp32", "the CPU computes in fp32" },
+    { "model.attention", "mha", "latent attention" },
+    { "moe.*", NULL, "mixtures of experts" },
+    { "parallel.pp", "1", "pipelines" },
+    { "parallel.vpp", "1", "pipelines" },
+    { "parallel.cp", "1", "context parallelism" },
+    { "parallel.ep", "1", "mixtures of experts" },
+    { "parallel.etp", "1", "mixtures of experts" },
+    { "parallel.order", NULL, "pipelines (without them both orders are the same)" },
+    { "parallel.schedule", NULL, "pipelines" },
+    { "parallel.group", NULL, "pipelines" },
+    { "parallel.layout", NULL, "pipelines" },
+    { "parallel.bucket_mb", NULL, "gradients are reduced in one piece" },
+    { "parallel.overlap_grad", "false", "gradients are reduced after backward" },
+    { "parallel.overlap_param", "false", "weights are not cut over ranks" },
+    { "parallel.timeout_s", NULL, "ranks are not separate processes" },
+    { "parallel.freeze_s", NULL, "ranks are not separate processes" },
+    { "parallel.stall_s", NULL, "ranks are not separate processes" },
+    { "parallel.nccl.*", NULL, "this build has no NCCL" },
+    { "data.mask_eod", "false", "every token counts" },
+    { "data.reset_at_eod", "false", "attention crosses documents" },
+    { "data.order", "keyed", "the order is the keyed permutation" },
+    { "checkpoint.async", "false", "the step waits for its checkpoint" },
+    { "log.tensorboard", "false", "metrics.jsonl and loss.svg are written" },
+};
+
+const ConfigUnbuilt *config_unbuilt(int *count)
+{
+    *count = (int)(sizeof unbuilt / sizeof *unbuilt);
+    return unbuilt;
+}
+
+static bool has_word(const char *words, const char *word)
+{
+    size_t n = strlen(word);
+    for (; *words; words += strcspn(words, " "), words += *words == ' ')
+        if (strcspn(words, " ") == n && strncmp(words, word, n) == 0) return true;
+    return false;
+}
+
+static bool row_is_about(const ConfigUnbuilt *u, const ConfigKey *key)
+{
+    char full[96];
+    snprintf(full, sizeof full, "%s.%s", key->section, key->name);
+    size_t n = strlen(u->key);
+    return u->key[n - 1] == '*' ? strncmp(full, u->key, n - 1) == 0 : strcmp(full, u->key) == 0;
+}
+
+void config_check_unbuilt(ConfigReader *r)
+{
+    char place[512], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
+    for (int i = 0; i < CFG_COUNT; i++) {
+        ConfigId id = (ConfigId)i;
+        const ConfigKey *key = config_key(id);
+        for (size_t row = 0; row < sizeof unbuilt / sizeof *unbuilt; row++) {
+            const ConfigUnbuilt *u = &unbuilt[row];
+            if (!row_is_about(u, key) || r->bad[id]) continue;
+            const char *value = config_value(r->config, id, a);
+            const char *start = config_value(&config_defaults, id, b);
+            if (u->allowed ? has_word(u->allowed, value) : strcmp(value, start) == 0) continue;
+            config_origin(r->config, id, place, sizeof place);
+            config_complain(r, "%s: %s.%s = '%s': not built yet: %s", place, key->section, key->name, value,
+                            u->why);
+        }
+    }
+}

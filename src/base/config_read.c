@@ -1,0 +1,343 @@
+/*
+ * Reading: inih splits lines into section, key and value; everything it would pass over in silence is caught
+ * here, where each line goes by before inih sees it: lines that are neither, broken or unknown section
+ * heads, lines longer than inih's buffer (it would cut them; it gets a placeholder instead, and the value is
+ * taken from the text). Leading blanks are removed, because inih takes an indented line for a continuation.
+ * A mistake never ends the reading: it adds a line to the report, and the key keeps its default.
+ */
+#include <errno.h>
+#include <ini.h>
+#include <limits.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/config_reader.h"
+#include "base/file.h"
+#include "base/log.h"
+
+enum { FILE_MAX_BYTES = 1 << 20 };
+
+void config_complain(ConfigReader *r, const char *fmt, ...)
+{
+    r->mistakes++;
+    int64_t room = CONFIG_REPORT_BYTES - r->report_used;
+    if (room < 2) return;
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(r->report + r->report_used, (size_t)(room - 1), fmt, args);
+    va_end(args);
+    r->report_used += n < room - 1 ? n : room - 2;
+    r->report[r->report_used++] = '\n';
+    r->report[r->report_used] = 0;
+}
+
+const char *config_keep(ConfigReader *r, const char *text)
+{
+    char *copy;
+    if (setup_strdup(&r->config->memory, text, &copy) == ERR_OK) return copy;
+    r->memory = ERR_MEMORY;
+    return "";
+}
+
+/* ---- one value ---- */
+
+/* Each takes the text, stores the value, or returns what is wrong with it (NULL: nothing). */
+
+static const char *parse_int(const ConfigKey *key, const char *text, int64_t *out)
+{
+    static _Thread_local char why[80];
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end) return "not an integer";
+    snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low, (long long)key->int_high);
+    if (errno == ERANGE || value < key->int_low || value > key->int_high) return why;
+    *out = value;
+    return NULL;
+}
+
+static const char *parse_real(const ConfigKey *key, const char *text, double *out)
+{
+    static _Thread_local char why[80];
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end) return "not a number";
+    snprintf(why, sizeof why, "must lie between %g and %g", key->real_low, key->real_high);
+    if (!(value >= key->real_low && value <= key->real_high)) return why;
+    *out = value == 0 ? 0 : value; /* no -0: it would print as '-0' */
+    return NULL;
+}
+
+static const char *parse_bool(const ConfigKey *key, const char *text, int *out)
+{
+    static const char *const words[][2] = { { "false", "true" }, { "no", "yes" }, { "off", "on" }, { "0", "1" } };
+    if (key->has_auto && strcmp(text, "auto") == 0) {
+        *out = -1;
+        return NULL;
+    }
+    for (int i = 0; i < 8; i++) {
+        if (strcmp(text, words[i / 2][i % 2]) != 0) continue;
+        *out = i % 2;
+        return NULL;
+    }
+    return key->has_auto ? "must be true, false or auto" : "must be true or false";
+}
+
+static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *out)
+{
+    static _Thread_local char why[160];
+    size_t n = strlen(text);
+    unsigned index = 0;
+    for (const char *word = key->choices; *word; word += strcspn(word, " ") + 1, index++) {
+        if (n != strcspn(word, " ") || strncmp(word, text, n) != 0) continue;
+        *out = index;
+        return NULL;
+    }
+    snprintf(why, sizeof why, "must be one of: %.*s", (int)strlen(key->choices) - 1, key->choices);
+    return why;
+}
+
+/* Only what an INI file can hold too, so that a dump always reads back. */
+static const char *parse_text(ConfigReader *r, const char *text, const char **out)
+{
+    for (const char *p = text; *p; p++) {
+        if ((unsigned char)*p < ' ') return "must not contain control characters";
+        if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
+    }
+    *out = config_keep(r, text);
+    return NULL;
+}
+
+static const char *parse_value(ConfigReader *r, ConfigId id, const char *text)
+{
+    const ConfigKey *key = config_key(id);
+    void *at = (char *)r->config + key->offset;
+    switch (key->kind) {
+    case CONFIG_INT: return parse_int(key, text, at);
+    case CONFIG_REAL: return parse_real(key, text, at);
+    case CONFIG_BOOL: return parse_bool(key, text, at);
+    case CONFIG_PICK: return parse_pick(key, text, at);
+    case CONFIG_TEXT: return parse_text(r, text, at);
+    }
+    return "of no known kind";
+}
+
+static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int size_bytes)
+{
+    if (o.kind == ORIGIN_FILE) snprintf(out, (size_t)size_bytes, "%s:%d", r->config->path, o.line);
+    else snprintf(out, (size_t)size_bytes, "command line");
+}
+
+static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name)
+{
+    char full[256];
+    int count;
+    snprintf(full, sizeof full, "%s%s%s", section, *section ? "." : "", name);
+    const ConfigUnbuilt *u = config_unbuilt(&count);
+    for (int i = 0; i < count; i++) {
+        size_t n = strlen(u[i].key) - 1;
+        if (u[i].key[n] != '*' || strncmp(full, u[i].key, n) != 0) continue;
+        if (strchr(name, '.') == NULL) break; /* a section's pattern: the key itself is unknown */
+        config_complain(r, "%s: %s: not built yet: %s", place, full, u[i].why);
+        return;
+    }
+    ConfigId nearest = config_nearest(section, name);
+    if (nearest == CFG_COUNT) {
+        config_complain(r, "%s: unknown key '%s'", place, full);
+        return;
+    }
+    const ConfigKey *key = config_key(nearest);
+    config_complain(r, "%s: unknown key '%s'; did you mean '%s.%s'?", place, full, key->section, key->name);
+}
+
+static void set_value(ConfigReader *r, const char *section, const char *name, const char *text, ConfigOrigin origin)
+{
+    ConfigId id;
+    char place[512];
+    place_text(r, origin, place, sizeof place);
+    if (!config_find(section, name, &id)) {
+        complain_unknown(r, place, section, name);
+        return;
+    }
+    ConfigOrigin *before = &r->config->origin[id];
+    if (before->kind == origin.kind) {
+        if (origin.kind == ORIGIN_FILE)
+            config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name, before->line);
+        else config_complain(r, "%s: %s.%s is given twice", place, section, name);
+        return;
+    }
+    const char *why = parse_value(r, id, text);
+    if (why) config_complain(r, "%s: %s.%s = '%s': %s", place, section, name, text, why);
+    r->bad[id] = why != NULL;
+    *before = origin;
+}
+
+/* ---- the file ---- */
+
+typedef struct {
+    ConfigReader *r;
+    const char *next;       /* rest of the text */
+    int line;
+    bool expected, handled; /* the last line should give, has given, a key */
+    bool skip_section;      /* keys of an unknown section */
+    char *long_value;       /* of a line that inih cannot take whole; else NULL */
+} IniText;
+
+static const char *const blanks = " \t\r\n\v\f";
+
+static void complain_line(const IniText *t, const char *what)
+{
+    config_complain(t->r, "%s:%d: %s", t->r->config->path, t->line, what);
+}
+
+static void finish_line(IniText *t)
+{
+    if (t->expected && !t->handled) complain_line(t, "neither [section] nor key = value");
+    t->expected = t->handled = false;
+}
+
+/* A line "[name]": is there such a section? */
+static void section_line(IniText *t, const char *line, int length)
+{
+    char name[64];
+    const char *end = memchr(line, ']', (size_t)length);
+    t->skip_section = true;
+    if (!end) {
+        complain_line(t, "section without ']'");
+        return;
+    }
+    snprintf(name, sizeof name, "%.*s", (int)(end - line) - 1, line + 1);
+    for (int i = 0; i < CFG_COUNT && t->skip_section; i++)
+        t->skip_section = strcmp(config_key((ConfigId)i)->section, name) != 0;
+    if (!t->skip_section) return;
+    const char *nearest = config_nearest_section(name);
+    config_complain(t->r, "%s:%d: unknown section '[%s]'%s%s%s", t->r->config->path, t->line, name,
+                    nearest ? "; did you mean '[" : "", nearest ? nearest : "", nearest ? "]'?" : "");
+}
+
+/* Keeps the value of a long line aside and gives inih "key = -" instead. */
+static void long_line(IniText *t, const char *line, int length, char *out, int size_bytes)
+{
+    int key = 0;
+    while (key < length && line[key] != '=' && line[key] != ':') key++;
+    snprintf(out, (size_t)size_bytes, ";\n");
+    if (key == length || key > 64) return; /* no key: finish_line complains */
+    t->long_value = strndup(line + key + 1, (size_t)(length - key - 1));
+    if (!t->long_value) t->r->memory = ERR_MEMORY;
+    else snprintf(out, (size_t)size_bytes, "%.*s= -\n", key, line);
+}
+
+/* inih asks for the next line. */
+static char *next_line(char *out, int size_bytes, void *stream)
+{
+    IniText *t = stream;
+    finish_line(t);
+    if (!*t->next) return NULL;
+    t->line++;
+    t->next += strspn(t->next, " \t");
+    const char *line = t->next;
+    int length = (int)strcspn(line, "\n");
+    t->next += length + (line[length] == '\n');
+
+    if (line[0] == '[') section_line(t, line, length);
+    else t->expected = length > 0 && !strchr("\r;#", line[0]);
+    if (length <= size_bytes - 2) snprintf(out, (size_t)size_bytes, "%.*s\n", length, line);
+    else if (t->expected) long_line(t, line, length, out, size_bytes);
+    else snprintf(out, (size_t)size_bytes, ";\n"); /* a long comment */
+    return out;
+}
+
+/* As inih does: cut at a comment, remove the blanks around. */
+static const char *trim_value(char *text)
+{
+    text += strspn(text, blanks);
+    for (char *p = text; *p; p++)
+        if (*p == ';' && (p == text || strchr(blanks, p[-1]))) *p = 0;
+    size_t n = strlen(text);
+    while (n && strchr(blanks, text[n - 1])) text[--n] = 0;
+    return text;
+}
+
+static int one_key(void *user, const char *section, const char *name, const char *value)
+{
+    IniText *t = user;
+    t->handled = true;
+    if (t->long_value) value = trim_value(t->long_value);
+    if (!t->skip_section) set_value(t->r, section, name, value, (ConfigOrigin){ ORIGIN_FILE, t->line });
+    free(t->long_value);
+    t->long_value = NULL;
+    return 1;
+}
+
+/* inih's callbacks have one user pointer for lines and one for keys: both are the IniText. */
+static void read_text(ConfigReader *r, const char *text)
+{
+    IniText t = { .r = r, .next = text };
+    if (strncmp(text, "\xEF\xBB\xBF", 3) == 0) t.next += 3; /* byte order mark */
+    int before = r->mistakes, bad_line = ini_parse_stream(next_line, &t, one_key, &t);
+    free(t.long_value);
+    if (bad_line && r->mistakes == before)
+        config_complain(r, "%s:%d: not understood", r->config->path, bad_line);
+}
+
+static Err read_file(ConfigReader *r, const char *path)
+{
+    char *text;
+    int64_t size_bytes;
+    TRY_AS(ERR_CONFIG, file_read_all(path, FILE_MAX_BYTES, &text, &size_bytes));
+    if ((int64_t)strlen(text) != size_bytes) config_complain(r, "%s: not a text file: it holds a 0 byte", path);
+    else read_text(r, text);
+    free(text);
+    return ERR_OK;
+}
+
+/* ---- the command line ---- */
+
+static void read_override(ConfigReader *r, const char *text)
+{
+    char *copy = strdup(text);
+    if (!copy) {
+        r->memory = ERR_MEMORY;
+        return;
+    }
+    char *equals = strchr(copy, '='), *dot = strchr(copy, '.');
+    if (!equals || !dot || dot > equals) {
+        config_complain(r, "command line: '%s' is not section.key=value", text);
+    } else {
+        *equals = *dot = 0;
+        size_t n = strlen(equals + 1);
+        while (n && strchr(blanks, equals[n])) equals[n--] = 0;
+        set_value(r, copy, dot + 1, equals + 1 + strspn(equals + 1, blanks),
+                  (ConfigOrigin){ ORIGIN_COMMAND_LINE, 0 });
+    }
+    free(copy);
+}
+
+static Err report(const ConfigReader *r)
+{
+    int length = (int)r->report_used - 1; /* without the last line's end */
+    if (r->mistakes == 1) return err_set(ERR_CONFIG, "%.*s", length, r->report);
+    return err_set(ERR_CONFIG, "%d mistakes in the configuration:\n%.*s", r->mistakes, length, r->report);
+}
+
+Err config_read(Config *c, ConfigSource source)
+{
+    ConfigReader r = { .config = c };
+    *c = config_defaults;
+    setup_init(&c->memory);
+    c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
+    c->path = config_keep(&r, source.path ? source.path : "");
+    if (source.text) read_text(&r, source.text);
+    else if (source.path) TRY(read_file(&r, source.path));
+    for (int i = 0; i < source.override_count; i++) read_override(&r, source.overrides[i]);
+    config_resolve(&r);
+    config_check(&r);
+    config_check_unbuilt(&r);
+    if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
+    if (r.mistakes) return report(&r);
+    if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN)
+        log_warn("parallel.tp = %lld cuts inside a canonical block: this run is reproducible = run, its bits "
+                 "differ from those of other layouts", (long long)c->parallel.tp);
+    return ERR_OK;
+}

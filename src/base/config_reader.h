@@ -1,0 +1,33 @@
+/* Shared by config.c and config_check.c alone: one reading of a configuration, and its list of mistakes. */
+#ifndef MEGATRAIN_BASE_CONFIG_READER_H
+#define MEGATRAIN_BASE_CONFIG_READER_H
+
+#include "base/config.h"
+
+enum { CONFIG_REPORT_BYTES = 12288 };
+
+typedef struct {
+    Config *config;
+    bool bad[CFG_COUNT]; /* its value was refused: rules about it are not looked at */
+    int mistakes;
+    int64_t report_used;
+    char report[CONFIG_REPORT_BYTES]; /* a line each */
+    Err memory;                       /* ERR_MEMORY once a text could not be stored */
+} ConfigReader;
+
+extern const Config config_defaults; /* the values of config.def */
+
+/* Adds a line to the report. */
+void config_complain(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* A copy in the configuration's own memory. */
+const char *config_keep(ConfigReader *r, const char *text);
+
+const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
+
+/* The three stages after reading, in this order. */
+void config_resolve(ConfigReader *r);
+void config_check(ConfigReader *r);
+void config_check_unbuilt(ConfigReader *r);
+
+#endif
