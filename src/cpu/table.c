@@ -1,10 +1,5 @@
 /* This build's op table: every op of ops.def, by name. A missing implementation does not compile. */
 #include "cpu/isa.h"
-#include "device/ops.h"
-
-#define OP(name, flop, args) Err CPU(name)(Stream *, const name##_args *);
-#include "device/ops.def"
-#undef OP
 
 const OpTable CPU(ops) = {
 #define OP(name, flop, args) .name = CPU(name),

@@ -1,0 +1,36 @@
+#!/usr/bin/env bash
+# Who may include whom (docs/architecture.md). A module includes its own folder and those named here, nothing else.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+declare -A may=(
+    [base]="" [device]="base" [cpu]="base device" [comm]="base device" [param]="base device comm"
+    [layer]="base device comm param" [model]="base device comm param layer"
+    [pipeline]="base device comm param layer model" [optim]="base device comm param" [data]="base"
+    [ckpt]="base device comm param" [train]="base device comm param layer model pipeline optim data ckpt"
+    [cli]="base device comm param layer model pipeline optim data ckpt train"
+)
+bad=0
+complain() { echo "check-layers: $1"; bad=1; }
+for module in "${!may[@]}"; do
+    while IFS=: read -r file line text; do
+        target=$(sed -E 's/.*"([^"]+)".*/\1/' <<<"$text")
+        case $target in */*) folder=${target%%/*} ;; *) complain "$file:$line: '$target' is not FOLDER/FILE"; continue ;; esac
+        [[ " $module ${may[$module]} " == *" $folder "* ]] || complain "$file:$line: $module may not include $target"
+    done < <(grep -nE '^#include "' -r "src/$module" --include='*.[ch]' --include='*.def' || true)
+done
+# schedules are arithmetic
+grep -nE '^#include "(comm|model|device|param|layer)' src/pipeline/schedule.[ch] && complain "schedule.c must stay arithmetic"
+# the configuration and these libraries have one door each
+grep -nE '#include "base/config' -r src/{device,cpu,comm,param,layer,model,pipeline,optim,data,ckpt} && complain "only train and cli see the configuration"
+only() { grep -lE "#include <$1" -r src | grep -v "^$2" && complain "<$1> belongs in $2 alone"; true; }
+only 'jansson' src/base/json.c
+only 'ini' src/base/config
+only 'utf8proc' src/data/
+only 'pcre2' src/data/
+# what would break "same bits" (docs/determinism.md)
+forbid() { grep -nE "$1" -r "${@:3}" --include='*.[ch]' | grep -vE '^\S+:\s*(\*|//|/\*)' && complain "$2"; true; }
+forbid '\b(expf?|logf?|sinf?|cosf?|tanhf?|powf?|rsqrt)\(' "libm functions differ between versions: use base/mathx.h or cpu/vec.h" src/cpu src/device src/param src/layer src/model src/optim
+forbid 'reduction\((\+|-|\*)' "a sum must not depend on the number of threads" src
+forbid 'ffast-math|Ofast|funsafe' "fast-math changes results" src
+grep -nE 'ffast-math|Ofast|funsafe|ffp-contract=fast' Makefile && complain "fast-math changes results"
+exit $bad

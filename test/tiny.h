@@ -1,0 +1,195 @@
+/*
+ * Tiny models trained on thread ranks, for the tests that compare layouts, resumes and memory.
+ *
+ *   TinyRun r = { .spec = tiny_gpt2(), .grid = { 2, 2, true }, .steps = 10 };
+ *   tiny_train(&r);      r.hash covers losses, weights and both moments, in global plain order
+ *
+ * Tokens are a noisy affine walk, so that there is something to learn; sample i depends on i alone.
+ */
+#ifndef MEGATRAIN_TEST_TINY_H
+#define MEGATRAIN_TEST_TINY_H
+
+#include <pthread.h>
+
+#include "base/rng.h"
+#include "train/trainer.h"
+
+enum { TINY_VOCAB = 251, TINY_SEQ = 64, TINY_STEPS_MAX = 64 };
+
+static inline TrainSpec tiny_base(void)
+{
+    TrainSpec s = { .micro_batch = 2,
+                    .global_batch = 8,
+                    .seq_blocks = 4,
+                    .attn_block = 16,
+                    .exact = true,
+                    .adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
+                    .clip = 1,
+                    .lr = { LR_COSINE, 1e-2, 1e-3, 2, 20, 1 },
+                    .seed = 1234,
+                    .threads = 1 };
+    s.model = (ModelSpec){ .layers = 2, .heads = 8, .kv_heads = 8, .head_dim = 8, .hidden = 64, .ffn = 128,
+                           .seq = TINY_SEQ, .vocab = TINY_VOCAB, .padded_vocab = 256, .norm_eps = 1e-5f,
+                           .dropout = 0.1f, .attention_dropout = 0.1f, .init_std = 0.02f, .rope_base = 10000,
+                           .seed = 1234, .tp_blocks = 8 };
+    return s;
+}
+
+static inline TrainSpec tiny_gpt2(void)
+{
+    TrainSpec s = tiny_base();
+    s.model.learned_positions = s.model.bias = s.model.tied = true;
+    s.model.activation = ACT_GELU;
+    return s;
+}
+
+static inline TrainSpec tiny_llama(void)
+{
+    TrainSpec s = tiny_base();
+    s.model.rope = s.model.rms = s.model.qk_norm = true;
+    s.model.heads = 16;
+    s.model.activation = ACT_SWIGLU;
+    return s;
+}
+
+static inline Err tiny_tokens(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    int vocab = user ? *(int *)user : TINY_VOCAB;
+    for (int64_t s = 0; s < count; s++) {
+        int64_t x = (int64_t)(rng_mix((uint64_t)(first + s)) % (uint64_t)vocab);
+        for (int64_t i = 0; i <= TINY_SEQ; i++) {
+            uint64_t noise = rng_mix((uint64_t)((first + s) * 1000 + i));
+            x = (x * 5 + 7 + (int64_t)(noise % 3)) % vocab;
+            out[s * (TINY_SEQ + 1) + i] = (int32_t)x;
+        }
+    }
+    return ERR_OK;
+}
+
+typedef struct {
+    TrainSpec spec;
+    Grid grid;
+    int steps, delay_ms;
+    /* results */
+    uint64_t hash;
+    double loss[TINY_STEPS_MAX];
+    Err err;
+    char message[256];
+    float *state[3]; /* value, m, v in global plain order, when keep_state */
+    bool keep_state;
+    int64_t global_count;
+} TinyRun;
+
+typedef struct {
+    TinyRun *run;
+    CommHub *hub;
+    int rank;
+    Err err;
+    char message[256];
+    float *state[3];
+} TinyRank;
+
+/* This rank's part of one flat buffer into the global plain array. */
+static inline void tiny_scatter(const Trainer *t, Tensor flat, float *out)
+{
+    int64_t at = 0;
+    for (int i = 0; i < t->registry.count; i++) {
+        const Param *p = &t->registry.items[i];
+        const float *local = (const float *)flat.data + p->offset;
+        for (int64_t r = 0; r < p->local[0]; r++) {
+            int64_t row = param_plain_row(p, r);
+            if (row < 0) continue;
+            memcpy(out + at + row * p->spec.shape[1] + p->first[1], local + r * p->local[1],
+                   (size_t)p->local[1] * sizeof *local);
+        }
+        at += p->spec.shape[0] * p->spec.shape[1];
+    }
+}
+
+static inline Err tiny_rank_run(TinyRank *r)
+{
+    World world;
+    Trainer t;
+    MemoryPlan plan;
+    TinyRun *run = r->run;
+    TokenSource source = { NULL, tiny_tokens };
+    TRY(trainer_plan(&run->spec, run->grid, r->rank, &plan));
+    TRY(world_open_threads(&world, r->hub, run->grid, r->rank));
+    TRY(trainer_open(&t, &run->spec, &world, &plan));
+    for (int i = 0; i < run->steps; i++) {
+        StepReport report;
+        TRY(trainer_step(&t, source, &report));
+        if (r->rank == 0) run->loss[i] = report.loss;
+    }
+    if (world.dp_rank == 0) {
+        Tensor flats[3] = { t.params.value, t.params.m, t.params.v };
+        for (int i = 0; i < 3; i++) tiny_scatter(&t, flats[i], r->state[i]);
+    }
+    TRY(comm_barrier(&world.world, &t.device.stream));
+    trainer_close(&t);
+    world_close(&world);
+    return ERR_OK;
+}
+
+static inline void *tiny_rank_main(void *arg)
+{
+    TinyRank *r = arg;
+    r->err = tiny_rank_run(r);
+    if (r->err) {
+        snprintf(r->message, sizeof r->message, "rank %d: %s", r->rank, err_message());
+        comm_hub_abort(r->hub, r->message);
+    }
+    return NULL;
+}
+
+static inline uint64_t tiny_hash(uint64_t h, const void *data, size_t bytes)
+{
+    const uint32_t *w = data;
+    for (size_t i = 0; i < bytes / 4; i++) h = rng_mix(h ^ w[i]);
+    return h;
+}
+
+static inline int64_t tiny_global_count(const ModelSpec *m)
+{
+    Stage st;
+    SetupArena setup;
+    ParamRegistry reg;
+    setup_init(&setup);
+    param_registry_init(&reg, &setup, 1, 0);
+    int64_t n = stage_register(&st, &reg, m, 0, m->layers, &setup) ? -1 : param_total(&reg);
+    setup_release(&setup);
+    return n;
+}
+
+/* Trains; run->err and message say what went wrong. */
+static inline void tiny_train(TinyRun *run)
+{
+    enum { RANKS = 16 };
+    TinyRank ranks[RANKS];
+    pthread_t threads[RANKS];
+    CommHub *hub = NULL;
+    int n = grid_size(run->grid);
+    run->global_count = tiny_global_count(&run->spec.model);
+    for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
+    run->err = comm_hub_open(n, run->delay_ms, &hub);
+    for (int i = 0; i < n; i++) {
+        ranks[i] = (TinyRank){ .run = run, .hub = hub, .rank = i };
+        memcpy(ranks[i].state, run->state, sizeof run->state);
+        pthread_create(&threads[i], NULL, tiny_rank_main, &ranks[i]);
+    }
+    for (int i = 0; i < n; i++) {
+        pthread_join(threads[i], NULL);
+        if (ranks[i].err && !run->err) {
+            run->err = ranks[i].err;
+            snprintf(run->message, sizeof run->message, "%s", ranks[i].message);
+        }
+    }
+    run->hash = tiny_hash(1, run->loss, (size_t)run->steps * sizeof *run->loss);
+    for (int i = 0; i < 3; i++) {
+        run->hash = tiny_hash(run->hash, run->state[i], (size_t)run->global_count * sizeof(float));
+        if (!run->keep_state) free(run->state[i]);
+    }
+    comm_hub_close(hub);
+}
+
+#endif
