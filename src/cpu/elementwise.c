@@ -1,0 +1,330 @@
+/*
+ * Elementwise ops: residual with dropout, activations, rotary positions, and moving columns about.
+ * Threads own rows. An element's value depends on its inputs alone (and, for dropout, on its global
+ * coordinates: base/rng.h), never on where it lies in the row.
+ *
+ * Traffic per element: residual reads 8 bytes, writes 4; gelu 4 and 4, its backward 8 and 4; swiglu reads 8
+ * and writes 4, its backward 12 and 8; rope, split and merge read and write 4. With dropout a Philox call for
+ * 64 elements adds about 2 instructions an element.
+ */
+#include "cpu/rows.h"
+
+/* ---- residual and dropout ---- */
+
+enum { KEEP = 64 }; /* features of one philox_keep64 */
+
+typedef struct {
+    Dropout dropout;
+    const int32_t *position;
+    const int64_t *sample;
+} DropRows;
+
+/* Bit i: feature first + i of row n is kept. */
+VEC_FN uint64_t drop_keep(const DropRows *d, int64_t n, int64_t first)
+{
+    if (!d->dropout.threshold) return ~(uint64_t)0;
+    uint64_t sample = (uint64_t)d->sample[n];
+    vi c0 = vi_add(vi_set1((int32_t)(first / 4)), vi_iota());
+    return philox_keep64(d->dropout.key, d->dropout.threshold, c0, vi_set1(d->position[n]),
+                         vi_set1((int32_t)(uint32_t)sample), vi_set1((int32_t)(uint32_t)(sample >> 32)));
+}
+
+VEC_FN vf drop_apply(const DropRows *d, vf x, uint64_t keep)
+{
+    if (!d->dropout.threshold) return x;
+    return vf_select(vm_from_bits((uint32_t)keep & 0xFFFF), vf_mul(x, vf_set1(d->dropout.scale)), vf_zero());
+}
+
+static void residual_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const residual_fwd_args *a = args;
+    const DropRows drop = { a->dropout, a->position.data, a->sample.data };
+    const float *bias = a->bias.data;
+    int64_t D = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n), *residual = a->residual.data ? row_f32(a->residual, n) : NULL;
+        float *y = row_f32(a->y, n);
+        uint64_t keep = 0;
+        for (int64_t i = 0; i < D; i += VEC, keep >>= VEC) {
+            int64_t left = D - i;
+            if (i % KEEP == 0) keep = drop_keep(&drop, n, i);
+            vf v = row_load(x + i, left);
+            if (bias) v = vf_add(v, row_load(bias + i, left));
+            v = drop_apply(&drop, v, keep);
+            if (residual) v = vf_add(row_load(residual + i, left), v);
+            row_store(y + i, v, left);
+        }
+    }
+}
+
+Err CPU(residual_fwd)(Stream *s, const residual_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], residual_fwd_part, a);
+    return ERR_OK;
+}
+
+static void residual_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const residual_bwd_args *a = args;
+    const DropRows drop = { a->dropout, a->position.data, a->sample.data };
+    int64_t D = a->dy.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *dy = row_f32(a->dy, n);
+        float *dx = row_f32(a->dx, n);
+        uint64_t keep = 0;
+        for (int64_t i = 0; i < D; i += VEC, keep >>= VEC) {
+            if (i % KEEP == 0) keep = drop_keep(&drop, n, i);
+            row_store(dx + i, drop_apply(&drop, row_load(dy + i, D - i), keep), D - i);
+        }
+    }
+}
+
+Err CPU(residual_bwd)(Stream *s, const residual_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->dy.dim[1], residual_bwd_part, a);
+    return ERR_OK;
+}
+
+/* ---- activations ---- */
+
+/*
+ * s = sigmoid(u) and t = 1 - s = e s with e = exp(-u), so that neither loses digits. -u is kept at or below 80:
+ * e s would else be inf * 0.
+ */
+VEC_FN void sigmoid_pair(vf u, vf *s, vf *t)
+{
+    vf e = vf_exp(vf_min(vf_set1(80.0f), vf_neg(u)));
+    *s = vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), e));
+    *t = vf_mul(e, *s);
+}
+
+VEC_FN vf sigmoid(vf u)
+{
+    return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_neg(u))));
+}
+
+#define GELU_C 1.5957691216057308f /* 2 sqrt(2 / pi) */
+#define GELU_A 0.044715f
+
+/* u = c (x + a x^3) */
+VEC_FN vf gelu_inner(vf x, vf xx)
+{
+    return vf_mul(vf_mul(vf_set1(GELU_C), x), vf_fma(vf_set1(GELU_A), xx, vf_set1(1.0f)));
+}
+
+static void gelu_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gelu_fwd_args *a = args;
+    int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < F; i += VEC) {
+            vf v = row_load(x + i, F - i);
+            row_store(y + i, vf_mul(v, sigmoid(gelu_inner(v, vf_mul(v, v)))), F - i);
+        }
+    }
+}
+
+Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], gelu_fwd_part, a);
+    return ERR_OK;
+}
+
+/* d(x s(u))/dx = s + x s (1 - s) u'. Beyond 20 it is 0 or 1 in float; the clamp keeps x^2 from overflowing. */
+VEC_FN vf gelu_slope(vf x)
+{
+    vf s, t, c = vf_max(vf_set1(-20.0f), vf_min(vf_set1(20.0f), x)), cc = vf_mul(c, c);
+    sigmoid_pair(gelu_inner(c, cc), &s, &t);
+    vf du = vf_mul(vf_set1(GELU_C), vf_fma(vf_set1(3.0f * GELU_A), cc, vf_set1(1.0f)));
+    return vf_fma(vf_mul(vf_mul(c, s), t), du, s);
+}
+
+static void gelu_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gelu_bwd_args *a = args;
+    int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n), *dy = row_f32(a->dy, n);
+        float *dx = row_f32(a->dx, n);
+        for (int64_t i = 0; i < F; i += VEC) {
+            vf slope = gelu_slope(row_load(x + i, F - i));
+            row_store(dx + i, vf_mul(row_load(dy + i, F - i), slope), F - i);
+        }
+    }
+}
+
+Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], gelu_bwd_part, a);
+    return ERR_OK;
+}
+
+static void swiglu_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const swiglu_fwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < a->y.dim[1]; f += a->chunk) {
+            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
+            float *y = row_f32(a->y, n) + f;
+            for (int64_t i = 0; i < a->chunk; i += VEC) {
+                int64_t left = a->chunk - i;
+                vf g = row_load(gate + i, left);
+                row_store(y + i, vf_mul(vf_mul(g, sigmoid(g)), row_load(up + i, left)), left);
+            }
+        }
+    }
+}
+
+Err CPU(swiglu_fwd)(Stream *s, const swiglu_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], swiglu_fwd_part, a);
+    return ERR_OK;
+}
+
+/* dgate = dy up s (1 + g (1 - s)), dup = dy g s. Below -80 both slopes are 0 in float. */
+static void swiglu_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const swiglu_bwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < a->dy.dim[1]; f += a->chunk) {
+            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
+            float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
+            for (int64_t i = 0; i < a->chunk; i += VEC) {
+                int64_t left = a->chunk - i;
+                vf s, t, d = row_load(dy + i, left);
+                vf g = vf_max(vf_set1(-80.0f), row_load(gate + i, left));
+                sigmoid_pair(g, &s, &t);
+                vf ds = vf_mul(d, s);
+                vf slope = vf_fma(g, t, vf_set1(1.0f));
+                row_store(dgate + i, vf_mul(vf_mul(ds, row_load(up + i, left)), slope), left);
+                row_store(dup + i, vf_mul(ds, g), left);
+            }
+        }
+    }
+}
+
+Err CPU(swiglu_bwd)(Stream *s, const swiglu_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], swiglu_bwd_part, a);
+    return ERR_OK;
+}
+
+/* ---- fill, add ---- */
+
+static void fill_zero_part(const void *args, int64_t first, int64_t end)
+{
+    const fill_zero_args *a = args;
+    size_t size_bytes = (size_t)a->x.dim[1] * sizeof(float);
+    for (int64_t n = first; n < end; n++) memset(row_f32(a->x, n), 0, size_bytes);
+}
+
+Err CPU(fill_zero)(Stream *s, const fill_zero_args *a)
+{
+    par_rows(s, rows_used(a->x), a->x.dim[1], fill_zero_part, a);
+    return ERR_OK;
+}
+
+static void fill_zero_acc_part(const void *args, int64_t first, int64_t end)
+{
+    const fill_zero_acc_args *a = args;
+    int64_t size = dtype_size(a->x.dtype);
+    memset((char *)a->x.data + first * size, 0, (size_t)((end - first) * size));
+}
+
+Err CPU(fill_zero_acc)(Stream *s, const fill_zero_acc_args *a)
+{
+    par_columns(s, a->x.dim[0], 1, fill_zero_acc_part, a);
+    return ERR_OK;
+}
+
+static void add_part(const void *args, int64_t first, int64_t end)
+{
+    const add_args *a = args;
+    int64_t D = a->y.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < D; i += VEC) {
+            row_store(y + i, vf_add(row_load(y + i, D - i), row_load(x + i, D - i)), D - i);
+        }
+    }
+}
+
+Err CPU(add)(Stream *s, const add_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->y.dim[1], add_part, a);
+    return ERR_OK;
+}
+
+/* ---- attention's columns ---- */
+
+typedef struct {
+    Tensor q, k, v, qkv;
+    int merge;
+} QkvMove;
+
+/* Rows of t to or from the next columns of one row of qkv; returns the columns after them. */
+static float *qkv_piece(const QkvMove *m, Tensor t, int64_t row, int64_t rows, float *qkv)
+{
+    int64_t C = t.dim[2];
+    for (int64_t i = 0; i < rows; i++, qkv += C) {
+        float *piece = row_f32(t, row + i);
+        memcpy(m->merge ? qkv : piece, m->merge ? piece : qkv, (size_t)C * sizeof(float));
+    }
+    return qkv;
+}
+
+static void qkv_part(const void *args, int64_t first, int64_t end)
+{
+    const QkvMove *m = args;
+    int64_t H = m->q.dim[1], K = m->k.dim[1], group = H / K;
+    for (int64_t n = first; n < end; n++) {
+        float *p = row_f32(m->qkv, n);
+        for (int64_t k = 0; k < K; k++) {
+            p = qkv_piece(m, m->q, n * H + k * group, group, p);
+            p = qkv_piece(m, m->k, n * K + k, 1, p);
+            p = qkv_piece(m, m->v, n * K + k, 1, p);
+        }
+    }
+}
+
+Err CPU(qkv_split)(Stream *s, const qkv_split_args *a)
+{
+    const QkvMove m = { a->q, a->k, a->v, a->qkv, 0 };
+    par_rows(s, rows_both(a->q, a->qkv), a->qkv.dim[1], qkv_part, &m);
+    return ERR_OK;
+}
+
+Err CPU(qkv_merge)(Stream *s, const qkv_merge_args *a)
+{
+    const QkvMove m = { a->q, a->k, a->v, a->qkv, 1 };
+    par_rows(s, rows_both(a->q, a->qkv), a->qkv.dim[1], qkv_part, &m);
+    return ERR_OK;
+}
+
+static void rope_part(const void *args, int64_t first, int64_t end)
+{
+    const rope_args *a = args;
+    int64_t H = a->x.dim[1], R = a->x.dim[2] / 2;
+    for (int64_t row = first * H; row < end * H; row++) {
+        int64_t position = ((const int32_t *)a->position.data)[row / H];
+        const float *cosine = row_f32(a->cos, position), *sine = row_f32(a->sin, position);
+        float *x = row_f32(a->x, row), *y = x + R;
+        for (int64_t i = 0; i < R; i += VEC) {
+            int64_t left = R - i;
+            vf u = row_load(x + i, left), v = row_load(y + i, left);
+            vf c = row_load(cosine + i, left), t = row_load(sine + i, left);
+            if (a->inverse) t = vf_neg(t);
+            row_store(x + i, vf_fnma(v, t, vf_mul(u, c)), left);
+            row_store(y + i, vf_fma(u, t, vf_mul(v, c)), left);
+        }
+    }
+}
+
+Err CPU(rope)(Stream *s, const rope_args *a)
+{
+    par_rows(s, rows_both(a->x, a->position), a->x.dim[1] * a->x.dim[2], rope_part, a);
+    return ERR_OK;
+}

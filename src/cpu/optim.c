@@ -1,0 +1,281 @@
+/*
+ * From gradient accumulators to new weights: exact statistics, one decision for all tensors, AdamW.
+ *
+ * The norm is a sum over everything that all ranks own, so it must not know any order: each gradient, rounded
+ * to float, is an integer A in units of 2^-shift, and A^2 is summed as an integer. With A = a1 2^32 + a0:
+ *
+ *   A^2 = a0^2 + 2 a0 a1 2^32 + a1^2 2^64        64-bit products, whose 32-bit halves go to four limbs
+ *
+ * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum: INT64_MAX for an int64
+ * accumulator. A float accumulator has A = g 2^shift rounded to an integer, which keeps every layout-free
+ * property and loses less than 2^-36 of the largest element; there NaN and Inf give the bits of Inf.
+ * A lane of a limb grows by less than 2^34 an element, so that 2^33 elements a call are safe; sumsq is left
+ * with its first three limbs below 2^32, a form which the number alone determines.
+ *
+ * Traffic per parameter: grad_stats reads 8 bytes (4 for float accumulators); adamw reads w, m, v, g and
+ * writes them: 40 bytes (32). Both make one pass and are bound by memory.
+ */
+#include "cpu/rows.h"
+
+enum { LIMBS = 4, FLOAT_INF_BITS = 0x7F800000 };
+
+#define FIXED_LIMIT 0x1p62f
+
+/* ---- statistics ---- */
+
+typedef struct {
+    vl limb[LIMBS], max;
+    int bad;
+} StatLanes;
+
+/* Carries between limbs until all but the last are below 2^32. The number they stand for stays. */
+static void limbs_carry(int64_t *limb)
+{
+    for (int i = 0; i + 1 < LIMBS; i++) {
+        limb[i + 1] += limb[i] >> 32;
+        limb[i] &= 0xFFFFFFFF;
+    }
+}
+
+/* v: gradients in units of 2^-shift. */
+VEC_FN void stats_square(StatLanes *t, vf v)
+{
+    vl A = vl_from_f(vf_abs(vf_select(vf_fix_bad(v, FIXED_LIMIT), vf_zero(), v)));
+    vl a1 = vl_shr32(A), low = vl_mul32(A, A), mid = vl_mul32(A, a1), high = vl_mul32(a1, a1);
+    mid = vl_add(mid, mid); /* below 2^63 * 2: a1 < 2^30 */
+    t->limb[0] = vl_add(t->limb[0], vl_low32(low));
+    t->limb[1] = vl_add(t->limb[1], vl_add(vl_shr32(low), vl_low32(mid)));
+    t->limb[2] = vl_add(t->limb[2], vl_add(vl_shr32(mid), vl_low32(high)));
+    t->limb[3] = vl_add(t->limb[3], vl_shr32(high));
+}
+
+VEC_FN vl fixed_load(const int64_t *p, int64_t left)
+{
+    if (left >= VEC) return vl_load(p);
+    int64_t part[VEC] = { 0 };
+    memcpy(part, p, (size_t)left * sizeof *part);
+    return vl_load(part);
+}
+
+static int64_t stats_fixed(StatLanes *t, const int64_t *g, int64_t first, int64_t end)
+{
+    for (int64_t i = first; i < end; i += VEC) {
+        vl G = fixed_load(g + i, end - i);
+        vf v = vf_from_l(G);
+        t->max = vl_max(t->max, vl_abs(G));
+        t->bad |= vm_any(vf_fix_bad(v, FIXED_LIMIT));
+        stats_square(t, v);
+    }
+    int64_t lane[VEC], max = 0;
+    vl_store(lane, t->max);
+    for (int i = 0; i < VEC; i++) max = lane[i] > max ? lane[i] : max;
+    return t->bad ? INT64_MAX : max;
+}
+
+static int64_t stats_plain(StatLanes *t, const float *g, float scale, int64_t first, int64_t end)
+{
+    vf max = vf_zero();
+    for (int64_t i = first; i < end; i += VEC) {
+        vf x = vf_abs(row_load(g + i, end - i));
+        t->bad |= vm_any(vf_fix_bad(x, __builtin_inff()));
+        max = vf_max(x, max);
+        stats_square(t, vf_mul(x, vf_set1(scale)));
+    }
+    float largest = vf_hmax(max);
+    int32_t bits;
+    memcpy(&bits, &largest, sizeof bits);
+    return t->bad ? FLOAT_INF_BITS : bits;
+}
+
+static void grad_stats_part(const void *args, int64_t first, int64_t end)
+{
+    const grad_stats_args *a = args;
+    int64_t *max = a->max.data, *sumsq = a->sumsq.data, limb[LIMBS], lane[VEC];
+    StatLanes t = { .max = vl_zero() };
+    for (int i = 0; i < LIMBS; i++) t.limb[i] = vl_zero();
+    int64_t most = a->g.dtype == F32
+                       ? stats_plain(&t, a->g.data, fix_scale(*(const int32_t *)a->shift.data), first, end)
+                       : stats_fixed(&t, a->g.data, first, end);
+    for (int i = 0; i < LIMBS; i++) {
+        vl_store(lane, t.limb[i]);
+        limb[i] = 0;
+        for (int j = 0; j < VEC; j++) limb[i] += lane[j];
+    }
+    limbs_carry(limb);
+    for (int i = 0; i < LIMBS; i++) __atomic_fetch_add(&sumsq[i], limb[i], __ATOMIC_RELAXED);
+    int64_t seen = __atomic_load_n(max, __ATOMIC_RELAXED);
+    while (most > seen && !__atomic_compare_exchange_n(max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    }
+}
+
+Err CPU(grad_stats)(Stream *s, const grad_stats_args *a)
+{
+    par_columns(s, rows_used(a->g), 1, grad_stats_part, a);
+    limbs_carry(a->sumsq.data);
+    return ERR_OK;
+}
+
+/* ---- the decision ---- */
+
+enum {
+    SHIFT_MIN = -60, SHIFT_MAX = 100, /* 2^shift, 2^-shift and 2^(-2 shift) stay normal numbers */
+    SHIFT_SPARE = 10,                 /* bits by which a gradient may grow from one step to the next */
+    SHIFT_RETREAT = 12                /* after an overflow, when nothing is known of the size */
+};
+
+/* Smallest e with x <= 2^e, x > 0. */
+static int ceil_log2(int64_t x)
+{
+    return x == 1 ? 0 : 64 - __builtin_clzll((uint64_t)x - 1);
+}
+
+/* The same of the finite positive float with these bits. */
+static int ceil_log2_float(int64_t bits)
+{
+    if (bits < 1 << 23) return ceil_log2(bits) - 149;
+    return (int)(bits >> 23) - 127 + ((bits & ((1 << 23) - 1)) != 0);
+}
+
+/* What a tensor's maximum says: overflow of its fixed point, or a gradient that is not finite. */
+typedef struct {
+    int overflow, nonfinite, zero;
+    int log2_max; /* max |g| <= 2^log2_max; when the other three are 0, or for a finite float */
+} MaxFacts;
+
+static MaxFacts max_facts(int64_t max, int shift, DType acc)
+{
+    if (max == 0) return (MaxFacts){ .zero = 1 };
+    if (acc == F32) {
+        if (max >= FLOAT_INF_BITS) return (MaxFacts){ .nonfinite = 1 };
+        int e = ceil_log2_float(max);
+        return (MaxFacts){ .overflow = e + shift > 61, .log2_max = e };
+    }
+    if (max >= (int64_t)1 << 62) return (MaxFacts){ .overflow = 1 };
+    return (MaxFacts){ .log2_max = ceil_log2(max) - shift };
+}
+
+/* Room for `room` bits of leaves and SHIFT_SPARE bits of growth above today's maximum. */
+static int shift_next(int shift, MaxFacts f, int retreat, const step_finish_args *a)
+{
+    int next = 62 - a->room - SHIFT_SPARE - f.log2_max;
+    if (f.zero || f.nonfinite) next = shift;
+    if (retreat) next = shift - SHIFT_RETREAT;
+    return next < SHIFT_MIN ? SHIFT_MIN : next > SHIFT_MAX ? SHIFT_MAX : next;
+}
+
+/* The number that four limbs stand for, times 2^(-2 shift). Ranks' limbs were added, so carry first. */
+static double limbs_value(const int64_t *sums, int shift)
+{
+    int64_t limb[LIMBS];
+    memcpy(limb, sums, sizeof limb);
+    limbs_carry(limb);
+    double x = 0.0, unit = (double)fix_scale(-shift);
+    for (int i = LIMBS; i-- > 0;) x = x * 0x1p32 + (double)limb[i];
+    return x * (unit * unit);
+}
+
+/* Gradients carry the factor 1 / nominal; the mean is over the tokens that count. */
+static void step_scale(StepValues *v, double norm)
+{
+    double mean = v->counted > 0 ? (double)v->nominal / (double)v->counted * (double)v->unscale : 0.0;
+    double clip = v->clip > 0.0f ? (double)v->clip / (norm * mean + 1e-6) : 1.0;
+    v->grad_norm = v->overflow ? 0.0f : (float)(norm * mean);
+    v->grad_scale = v->skip ? 0.0f : (float)(mean * (clip < 1.0 ? clip : 1.0));
+}
+
+/*
+ * overflow: a leaf or a sum did not fit; the step is to be done again with next_shift. (The integers then say
+ * nothing about the size, so all shifts retreat; a float's maximum is known, and its shift right at once.)
+ * nonfinite: the loss is, or a float gradient. skip: one of the two, or no token counts.
+ */
+Err CPU(step_finish)(Stream *s, const step_finish_args *a)
+{
+    const int32_t *shift = a->shift.data;
+    const int64_t *max = a->max.data, *sums = a->loss_sums.data;
+    int raised = *(const int32_t *)a->overflow.data != 0, overflow = raised, nonfinite = sums[2] != 0;
+    double squares = 0.0;
+    (void)s;
+    fp_reset();
+    for (int64_t i = 0; i < a->max.dim[0]; i++) {
+        MaxFacts f = max_facts(max[i], shift[i], a->acc);
+        overflow |= f.overflow;
+        nonfinite |= f.nonfinite;
+        squares += limbs_value((const int64_t *)a->sumsq.data + i * a->sumsq.ld, shift[i]);
+    }
+    for (int64_t i = 0; i < a->max.dim[0]; i++) {
+        int retreat = overflow && a->acc == I64;
+        ((int32_t *)a->next_shift.data)[i] = shift_next(shift[i], max_facts(max[i], shift[i], a->acc), retreat, a);
+    }
+    StepValues *v = a->step;
+    v->loss_fixed = sums[0];
+    v->counted = sums[1];
+    v->overflow = overflow;
+    v->nonfinite = nonfinite;
+    v->skip = overflow || nonfinite || v->counted <= 0;
+    step_scale(v, __builtin_sqrt(squares));
+    return ERR_OK;
+}
+
+/* ---- AdamW ---- */
+
+/*
+ * Elementwise, every operation rounded to float in this order:
+ *
+ *   g = (float)G * 2^-shift * grad_scale           (float accumulator: G * grad_scale)
+ *   m = fma(beta1, m, (1 - beta1) * g)
+ *   v = fma(beta2, v, (1 - beta2) * (g * g))
+ *   u = (m * (1 / correct1)) / (sqrt(v * (1 / correct2)) + eps)
+ *   w = w - lr * fma(decay, w, u)                  (product and difference fused)
+ */
+typedef struct {
+    vf unit, scale, beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
+} Adam;
+
+static Adam adam_constants(const adamw_args *a)
+{
+    const StepValues *v = a->step;
+    float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-*(const int32_t *)a->shift.data);
+    return (Adam){ .unit = vf_set1(unit), .scale = vf_set1(v->grad_scale),
+                   .beta1 = vf_set1(a->beta1), .rest1 = vf_set1(1.0f - a->beta1),
+                   .beta2 = vf_set1(a->beta2), .rest2 = vf_set1(1.0f - a->beta2),
+                   .inverse1 = vf_set1(1.0f / v->correct1), .inverse2 = vf_set1(1.0f / v->correct2),
+                   .eps = vf_set1(a->eps), .decay = vf_set1(a->decay), .lr = vf_set1(v->lr) };
+}
+
+VEC_FN void adam_lanes(const Adam *c, vf g, const adamw_args *a, int64_t i, int64_t left)
+{
+    float *pw = (float *)a->w.data + i, *pm = (float *)a->m.data + i, *pv = (float *)a->v.data + i;
+    vf w = row_load(pw, left);
+    g = vf_mul(vf_mul(g, c->unit), c->scale);
+    vf m = vf_fma(c->beta1, row_load(pm, left), vf_mul(c->rest1, g));
+    vf v = vf_fma(c->beta2, row_load(pv, left), vf_mul(c->rest2, vf_mul(g, g)));
+    vf u = vf_div(vf_mul(m, c->inverse1), vf_add(vf_sqrt(vf_mul(v, c->inverse2)), c->eps));
+    row_store(pm, m, left);
+    row_store(pv, v, left);
+    row_store(pw, vf_fnma(c->lr, vf_fma(c->decay, w, u), w), left);
+}
+
+static void adamw_part(const void *args, int64_t first, int64_t end)
+{
+    const adamw_args *a = args;
+    int64_t *fixed = a->g.data, size = dtype_size(a->g.dtype);
+    float *plain = a->g.data;
+    if (a->step->skip) {
+        memset((char *)a->g.data + first * size, 0, (size_t)((end - first) * size));
+        return;
+    }
+    const Adam c = adam_constants(a);
+    for (int64_t i = first; i < end; i += VEC) {
+        int64_t left = end - i, count = left < VEC ? left : VEC;
+        adam_lanes(&c, a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)), a,
+                   i, left);
+        if (count == VEC && a->g.dtype == I64) vl_store(fixed + i, vl_zero());
+        else memset((char *)a->g.data + i * size, 0, (size_t)(count * size));
+    }
+}
+
+Err CPU(adamw)(Stream *s, const adamw_args *a)
+{
+    par_columns(s, rows_used(a->w), 1, adamw_part, a);
+    return ERR_OK;
+}

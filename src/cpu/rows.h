@@ -1,0 +1,172 @@
+/*
+ * What the ops of src/cpu share: cutting work into threads, rows of a tensor, adding to a gradient
+ * accumulator, and the binary tree.
+ *
+ * Threads cut outputs only (rows, or columns in whole vectors), never a sum, and every part starts with the
+ * same floating-point state; so neither the number of threads nor the cut can change a bit.
+ */
+#ifndef MEGATRAIN_CPU_ROWS_H
+#define MEGATRAIN_CPU_ROWS_H
+
+#include <omp.h>
+#include <string.h>
+
+#include "cpu/vec.h"
+#include "device/ops.h"
+
+/* The ops themselves; table.c collects them. */
+#define OP(name, flop, args) Err CPU(name)(Stream *, const name##_args *);
+#include "device/ops.def"
+#undef OP
+
+/* Does the items [first, end). */
+typedef void PartFn(const void *args, int64_t first, int64_t end);
+
+enum { PAR_GRAIN = 16384 }; /* elements below which another thread costs more than it saves (about 5 us) */
+
+/* Round to nearest, denormals kept, no traps: whatever the thread was left with by somebody else. */
+static inline void fp_reset(void)
+{
+#ifdef __SSE__
+    __builtin_ia32_ldmxcsr(0x1F80);
+#endif
+}
+
+/* The whole of `n` items of `width` elements each, in parts that begin at multiples of `unit` items. */
+static inline void par_units(const Stream *s, int64_t n, int64_t width, int64_t unit, PartFn *fn,
+                             const void *args)
+{
+    int64_t units = (n + unit - 1) / unit, most = n * width / PAR_GRAIN + 1;
+    int64_t threads = s->dev->threads;
+    if (threads > most) threads = most;
+    if (threads > units) threads = units;
+    if (threads <= 1) {
+        fp_reset();
+        if (n > 0) fn(args, 0, n);
+        return;
+    }
+#pragma omp parallel num_threads((int)threads)
+    {
+        fp_reset();
+        int64_t parts = omp_get_num_threads(), part = omp_get_thread_num();
+        int64_t first = units * part / parts * unit, end = units * (part + 1) / parts * unit;
+        if (end > n) end = n;
+        if (first < end) fn(args, first, end);
+    }
+}
+
+static inline void par_rows(const Stream *s, int64_t n, int64_t width, PartFn *fn, const void *args)
+{
+    par_units(s, n, width, 1, fn, args);
+}
+
+/* Columns of a matrix, or elements of a long row, in whole vectors. */
+static inline void par_columns(const Stream *s, int64_t columns, int64_t rows, PartFn *fn, const void *args)
+{
+    par_units(s, columns, rows, VEC, fn, args);
+}
+
+/* Rows of dim 0 in use. */
+static inline int64_t rows_used(Tensor t)
+{
+    return t.rows && *t.rows < t.dim[0] ? *t.rows : t.dim[0];
+}
+
+/* ... of two tensors that share it: an op may be given the count with either. */
+static inline int64_t rows_both(Tensor t, Tensor u)
+{
+    int64_t a = rows_used(t), b = rows_used(u);
+    return a < b ? a : b;
+}
+
+static inline float *row_f32(Tensor t, int64_t row)
+{
+    return (float *)t.data + row * t.ld;
+}
+
+/* A vector of which `left` >= 1 elements remain in the row. */
+VEC_FN vf row_load(const float *p, int64_t left)
+{
+    return left >= VEC ? vf_load(p) : vf_load_n(p, left);
+}
+
+VEC_FN void row_store(float *p, vf v, int64_t left)
+{
+    if (left >= VEC) vf_store(p, v);
+    else vf_store_n(p, v, left);
+}
+
+/* v, with 0 in the lanes beyond the row. */
+VEC_FN vf row_mask(vf v, int64_t left)
+{
+    return left >= VEC ? v : vf_select(vm_first_n(left), v, vf_zero());
+}
+
+/* A gradient accumulator: int64 fixed point, or float. */
+typedef struct {
+    int64_t *fixed; /* one of the two is NULL */
+    float *plain;
+    float scale, limit;
+} GradAcc;
+
+static inline GradAcc grad_acc(Tensor acc, Tensor shift, int room)
+{
+    if (acc.dtype == F32) return (GradAcc){ .plain = acc.data };
+    return (GradAcc){ .fixed = acc.data,
+                      .scale = fix_scale(*(const int32_t *)shift.data),
+                      .limit = fix_limit(room) };
+}
+
+/* Adds a leaf to elements `at`...; lanes that do not fit add nothing. Returns whether there were any. */
+VEC_FN int grad_acc_add(const GradAcc *a, int64_t at, vf leaf, int64_t left)
+{
+    if (a->plain) {
+        row_store(a->plain + at, vf_add(row_load(a->plain + at, left), leaf), left);
+        return 0;
+    }
+    vf v = row_mask(vf_mul(leaf, vf_set1(a->scale)), left);
+    vm bad = vf_fix_bad(v, a->limit);
+    vl add = vl_from_f(vf_select(bad, vf_zero(), v));
+    if (left >= VEC) {
+        vl_store(a->fixed + at, vl_add(vl_load(a->fixed + at), add));
+    } else {
+        int64_t part[VEC] = { 0 };
+        memcpy(part, a->fixed + at, (size_t)left * sizeof *part);
+        vl_store(part, vl_add(vl_load(part), add));
+        memcpy(a->fixed + at, part, (size_t)left * sizeof *part);
+    }
+    return vm_any(bad);
+}
+
+/* Several threads may raise one flag. */
+static inline void flag_raise(Tensor flag)
+{
+    __atomic_store_n((int32_t *)flag.data, 1, __ATOMIC_RELAXED);
+}
+
+/* Sum of a sequence as a binary tree: neighbours in pairs, pairs in fours, ...; a lone one moves up as it is. */
+typedef struct {
+    float level[48];
+    int64_t count;
+} Tree;
+
+static inline void tree_push(Tree *t, float x)
+{
+    int i = 0;
+    for (int64_t c = t->count++; c & 1; c >>= 1) x = t->level[i++] + x;
+    t->level[i] = x;
+}
+
+static inline float tree_total(const Tree *t)
+{
+    float sum = 0.0f;
+    int found = 0, i = 0;
+    for (int64_t c = t->count; c; c >>= 1, i++) {
+        if (!(c & 1)) continue;
+        sum = found ? t->level[i] + sum : t->level[i];
+        found = 1;
+    }
+    return sum;
+}
+
+#endif
