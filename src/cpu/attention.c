@@ -1,0 +1,253 @@
+/*
+ * Attention, forward, and the merging of results over disjoint key sets. Layout and bits: attention.h.
+ *
+ * Per query row, over key blocks of `block` positions, aligned in global position, ascending:
+ *
+ *   s = scale * chain over C of q k      masked: -inf
+ *   m' = max(m, max s)   r = exp(m - m')   p = exp(s - m')
+ *   l  = l r + sum p     16 lanes by key position mod 16, each ascending, then the tree of vf_sum
+ *   o  = o r, then one fmaf chain over the keys ascending with p (times 0 or 1 / (1 - p_drop))
+ *
+ * at the end o / l and m + log l. A block that a row does not see leaves its m, l and o as they are, bit for
+ * bit: r = exp(0) = 1, every p = 0. A row without any key: o = 0, lse = -inf.
+ *
+ * Mapping  one item = up to PARTS tiles of queries (heads of one group first, then rows) that share each copied
+ *          block of keys; items are independent, so threads take them in any order.
+ * Work     4 T^2 / 2 C FLOP a head, plus the masked half of the diagonal blocks (block / T); one exp a score.
+ * Traffic  q, o once; k, v once per item; scratch stays in L2.
+ * Source   Dao et al. 2022 (FlashAttention); Milakov & Gimelshein 2018 (online softmax).
+ */
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "base/mathx.h"
+#include "cpu/attention.h"
+#include "cpu/gemm.h"
+
+Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args);
+Err CPU(attention_merge)(Stream *s, const attention_merge_args *args);
+
+enum { PARTS = 4 };
+
+/* A tile of queries on its way through the keys. */
+typedef struct {
+    AttnTile tile;
+    float *q;    /* [C][ATTN_QUERIES] */
+    float *o;    /* [ATTN_QUERIES][width] */
+    float max[ATTN_QUERIES], sum[ATTN_QUERIES], rescale[ATTN_QUERIES];
+} Part;
+
+/* A thread's scratch. */
+typedef struct {
+    Part part[PARTS];
+    AttnKeys keys;
+    float *s; /* [block][ATTN_QUERIES] */
+} Forward;
+
+/* Lays the scratch out from `base` on; returns its bytes. */
+static int64_t forward_layout(Forward *f, const Attn *a, float *base)
+{
+    int64_t rows = a->block < a->k.dim[1] ? a->block : a->k.dim[1], used = 0;
+#define TAKE(p, count) ((p) = (void *)(base + used), used += attn_lanes(count))
+    for (int i = 0; i < PARTS; i++) {
+        TAKE(f->part[i].q, a->C * ATTN_QUERIES);
+        TAKE(f->part[i].o, a->width * ATTN_QUERIES);
+    }
+    TAKE(f->keys.k, rows * a->width);
+    TAKE(f->keys.v, rows * a->width);
+    TAKE(f->keys.position, rows);
+    TAKE(f->s, rows * ATTN_QUERIES);
+#undef TAKE
+    return used * (int64_t)sizeof(float);
+}
+
+/* s = scale * s, masked; returns the largest score of each query. */
+static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *position, int64_t n, float scale,
+                         bool mask)
+{
+    const vf minus_inf = vf_set1(-INFINITY), factor = vf_set1(scale);
+    vf max = minus_inf;
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) {
+        vf x = vf_mul(vf_load(s), factor);
+        if (mask) x = vf_select(attn_visible(c, position[j]), x, minus_inf);
+        vf_store(s, x);
+        max = vf_max(max, x);
+    }
+    return max;
+}
+
+/* s = exp(s - max), then dropout; returns the sums before dropout. */
+static vf exp_and_sum(AttnColumn *c, float *s, const int32_t *position, int64_t n, vf max)
+{
+    vf lane[VEC];
+    for (int i = 0; i < VEC; i++) lane[i] = vf_zero();
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) {
+        vf p = vf_exp(vf_sub(vf_load(s), max));
+        vf *sum = &lane[position[j] & (VEC - 1)];
+        *sum = vf_add(*sum, p);
+        if (c->threshold) p = vf_mul(p, attn_keep(c, position[j]));
+        vf_store(s, p);
+    }
+    for (int d = VEC / 2; d > 0; d /= 2)
+        for (int i = 0; i < d; i++) lane[i] = vf_add(lane[i], lane[i + d]);
+    return lane[0];
+}
+
+/* One block of keys for 16 queries: scores to weights, and the running maximum and sum. */
+static void softmax_column(const Attn *a, Part *p, const AttnKeys *keys, float *s, int64_t column)
+{
+    AttnColumn c;
+    attn_column(&c, a, &p->tile, column);
+    bool mask = attn_needs_mask(&p->tile, keys);
+    vf old = vf_load(p->max + column);
+    vf max = vf_max(old, scale_and_mask(&c, s + column, keys->position, keys->n, a->scale, mask));
+    /* Queries that have seen no key yet: subtract 0, so that exp(-inf) = 0 and not exp(NaN). */
+    vf base = vf_select(vf_ge(vf_set1(-INFINITY), max), vf_zero(), max);
+    vf r = vf_exp(vf_sub(old, base));
+    vf sum = exp_and_sum(&c, s + column, keys->position, keys->n, base);
+    vf_store(p->max + column, max);
+    vf_store(p->rescale + column, r);
+    vf_store(p->sum + column, vf_fma(vf_load(p->sum + column), r, sum));
+}
+
+static void scale_row(float *o, int64_t width, float factor)
+{
+    for (int64_t c = 0; c < width; c += VEC) vf_store(o + c, vf_mul(vf_load(o + c), vf_set1(factor)));
+}
+
+/* The keys are of one block. */
+static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
+{
+    int64_t n = p->tile.n, lanes = attn_lanes(n);
+    AttnKeys keys = CPU(attn_seen)(a, &p->tile, block);
+    if (keys.n == 0) return;
+    TileGemm scores = { .m = keys.n, .n = lanes, .k = a->C, .a = keys.k, .a_row = a->width, .a_k = 1,
+                        .b = p->q, .ldb = ATTN_QUERIES, .c = s, .ldc = ATTN_QUERIES };
+    CPU(tile_gemm)(&scores);
+    for (int64_t column = 0; column < lanes; column += VEC) softmax_column(a, p, &keys, s, column);
+    for (int64_t i = 0; i < n; i++) scale_row(p->o + i * a->width, a->width, p->rescale[i]);
+    TileGemm values = { .m = n, .n = a->width, .k = keys.n, .a = s, .a_row = 1, .a_k = ATTN_QUERIES,
+                        .b = keys.v, .ldb = a->width, .c = p->o, .ldc = a->width, .beta = true };
+    CPU(tile_gemm)(&values);
+}
+
+static void part_begin(const Attn *a, Part *p)
+{
+    CPU(attn_rows)(a, p->o, p->q, a->q, &p->tile); /* o serves as the dense copy */
+    memset(p->o, 0, (size_t)(ATTN_QUERIES * a->width) * sizeof(float));
+    memset(p->sum, 0, sizeof p->sum);
+    for (int i = 0; i < ATTN_QUERIES; i++) p->max[i] = -INFINITY;
+}
+
+static void part_end(const Attn *a, const Part *p, Tensor o, Tensor lse)
+{
+    const AttnTile *t = &p->tile;
+    for (int64_t i = 0; i < t->n; i++) {
+        float sum = p->sum[i], *out = attn_row(o, t->b, t->row + i, t->head);
+        const float *in = p->o + i * a->width;
+        bool empty = sum == 0; /* a row with a key has a sum of at least exp(0) = 1 */
+        *attn_value(lse, t->b, t->row + i, t->head) = empty ? -INFINITY : p->max[i] + (float)m_log(sum);
+        vf divisor = vf_set1(empty ? 1 : sum);
+        for (int64_t c = 0; c < a->C; c += VEC) {
+            vf x = vf_add(vf_div(vf_load(in + c), divisor), vf_zero());
+            vf_store_n(out + c, x, a->C - c < VEC ? a->C - c : VEC);
+        }
+    }
+}
+
+/* Tiles of one (sample, key head) are numbered rows first descending, heads of the group inside. */
+typedef struct {
+    int64_t tiles[2]; /* of rows, by span */
+    int64_t items;    /* of one (sample, key head) */
+} Plan;
+
+static Plan plan_of(const Attn *a)
+{
+    Plan p;
+    for (int s = 0; s < 2; s++) p.tiles[s] = (a->q_span[s].count + ATTN_QUERIES - 1) / ATTN_QUERIES;
+    p.items = ((p.tiles[0] + p.tiles[1]) * a->group + PARTS - 1) / PARTS;
+    return p;
+}
+
+static void plan_tile(const Attn *a, const Plan *p, AttnTile *out, int64_t b, int64_t head, int64_t number)
+{
+    int64_t i = p->tiles[0] + p->tiles[1] - 1 - number / a->group; /* the longest first */
+    const AttnSpan *span = &a->q_span[i >= p->tiles[0]];
+    if (i >= p->tiles[0]) i -= p->tiles[0];
+    int64_t left = span->count - i * ATTN_QUERIES;
+    CPU(attn_tile)(a, out, b, head * a->group + number % a->group, span->row + i * ATTN_QUERIES,
+                   left < ATTN_QUERIES ? left : ATTN_QUERIES);
+}
+
+static void forward_item(const Attn *a, const Plan *plan, Forward *f, const attention_fwd_args *args,
+                         int64_t item)
+{
+    int64_t K = a->k.dim[2], b = item % (a->q.dim[0] * K) / K, head = item % K;
+    int64_t number = item / (a->q.dim[0] * K) * PARTS, low = INT64_MAX, end = 0;
+    int parts = 0;
+    for (; parts < PARTS && number + parts < (plan->tiles[0] + plan->tiles[1]) * a->group; parts++) {
+        Part *p = &f->part[parts];
+        plan_tile(a, plan, &p->tile, b, head, number + parts);
+        part_begin(a, p);
+        if (p->tile.low_min < low) low = p->tile.low_min;
+        if (p->tile.first + p->tile.n > end) end = p->tile.first + p->tile.n;
+    }
+    for (int64_t at = low; at < end; at += a->block - at % a->block) { /* to the next multiple of block */
+        int64_t stop = at + a->block - at % a->block;
+        int64_t i0 = CPU(attn_keys_before)(a, at), i1 = CPU(attn_keys_before)(a, stop < end ? stop : end);
+        if (i0 == i1) continue;
+        CPU(attn_keys)(a, &f->keys, b, head, i0, i1);
+        for (int i = 0; i < parts; i++) part_block(a, &f->part[i], &f->keys, f->s);
+    }
+    for (int i = 0; i < parts; i++) part_end(a, &f->part[i], args->o, args->lse);
+}
+
+Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
+{
+    Attn a = ATTN_OF(args);
+    TRY(CPU(attn_open)(&a));
+    Plan plan = plan_of(&a);
+    int64_t items = plan.items * a.q.dim[0] * a.k.dim[2], bytes = forward_layout(&(Forward){ 0 }, &a, (float *)s->dev->workspace);
+    int threads;
+    TRY(CPU(attn_threads)(s->dev, items, bytes, &threads));
+#pragma omp parallel num_threads(threads)
+    {
+        Forward f;
+        forward_layout(&f, &a, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < items; i++) forward_item(&a, &plan, &f, args, i);
+    }
+    return ERR_OK;
+}
+
+/* ---- merging ---- */
+
+static void merge_row(float *o, const float *o2, float *lse, float lse2, int64_t C)
+{
+    float max = *lse > lse2 ? *lse : lse2;
+    if (max == -INFINITY) return; /* no key in either: o is 0 already */
+    float w[VEC] = { *lse - max, lse2 - max }, weight[VEC];
+    vf_store(weight, vf_exp(vf_load(w)));
+    float sum = weight[0] + weight[1];
+    *lse = max + (float)m_log(sum);
+    for (int64_t c = 0; c < C; c += VEC) {
+        int64_t n = C - c < VEC ? C - c : VEC;
+        vf x = vf_fma(vf_load_n(o2 + c, n), vf_set1(weight[1]), vf_mul(vf_load_n(o + c, n), vf_set1(weight[0])));
+        vf_store_n(o + c, vf_add(vf_div(x, vf_set1(sum)), vf_zero()), n);
+    }
+}
+
+Err CPU(attention_merge)(Stream *s, const attention_merge_args *args)
+{
+    int64_t T = args->o.dim[1], H = args->o.dim[2], C = args->o.dim[3], rows = args->o.dim[0] * T * H;
+    if (args->o.dtype != F32)
+        return err_set(ERR_CONFIG, "attention on the cpu computes in f32, not %s", dtype_name(args->o.dtype));
+#pragma omp parallel for num_threads(s->dev->threads) schedule(static)
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t b = i / (T * H), row = i / H % T, head = i % H;
+        merge_row(attn_row(args->o, b, row, head), attn_row(args->o2, b, row, head),
+                  attn_value(args->lse, b, row, head), *attn_value(args->lse2, b, row, head), C);
+    }
+    return ERR_OK;
+}

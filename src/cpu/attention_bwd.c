@@ -1,0 +1,317 @@
+/*
+ * Attention, backward. Layout and bits: attention.h; forward: attention.c.
+ *
+ *   delta = sum over C of do o                 (16 lanes by index mod 16)
+ *   p  = exp(scale q k - lse)                  recomputed, the same chain as forward
+ *   dv = sum over queries of p keep do         keep: 0 or 1 / (1 - p_drop)
+ *   ds = p (keep (do v) - delta) scale
+ *   dq = sum over keys of ds k                 one chain, keys ascending
+ *   dk = sum over queries of ds q              as dv: leaves and a tree
+ *
+ * A key row sums over queries that context parallelism spreads over ranks. So the sum is cut into leaves of
+ * `leaf` global positions; a leaf is one chain over (head of the group, query) ascending; leaves meet in a
+ * binary tree in the order 0, n-1, 1, n-2, ... in which the two spans of a zigzag rank are an aligned run:
+ *
+ *     cp = 2, n = 8    leaf  0 7 1 6 | 2 5 3 4       rank 0 holds positions of 0 1 6 7, rank 1 of 2 3 4 5
+ *                            \_/ \_/   \_/ \_/
+ *                             \___/     \___/        each rank returns its node,
+ *                                 \_____/            the tree over ranks adds the rest
+ *
+ * A leaf that no query of which sees the keys counts as +0; adding +0 to what is never -0 changes nothing, so
+ * it is left out and only its place in the tree is kept.
+ *
+ * Mapping  one item = one (sample, key head): its dk, dv and its group's dq are summed by one thread, in runs
+ *          of keys ascending, for each run over all leaves.
+ * Work     10 T^2 / 2 C FLOP a head and one exp a score, plus the masked half of the diagonal tiles.
+ * Scratch  a run of keys, a tile of queries, and one (dk, dv) of the run for each level of the tree.
+ * Source   Dao 2023 (FlashAttention-2), with the sums ordered as docs/determinism.md wants them.
+ */
+#include <omp.h>
+#include <string.h>
+
+#include "cpu/attention.h"
+#include "cpu/gemm.h"
+
+Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args);
+
+enum {
+    KEY_RUN = 128,     /* keys that share each copied tile of queries: more is faster until L2 is full */
+    KEY_RUN_LEAST = 16,
+    LEVELS = 40,       /* of the tree */
+};
+
+/* A node of the tree under way: dk [run][width], then dv. */
+typedef struct {
+    float *sum;
+    bool used; /* false: +0 everywhere, contents undefined */
+} Node;
+
+/* A thread's scratch. */
+typedef struct {
+    AttnKeys keys;
+    AttnTile tile;
+    float *q, *q_across, *go, *go_across; /* the tile's rows, dense and transposed */
+    float *p, *ds;                        /* [run][ATTN_QUERIES] */
+    float lse[ATTN_QUERIES], delta[ATTN_QUERIES];
+    Node node[LEVELS];
+    int top; /* nodes in use */
+} Backward;
+
+typedef struct {
+    Attn a;
+    const attention_bwd_args *args;
+    int64_t run, leaves;
+    int levels;
+} BackwardCall;
+
+/* Lays the scratch out from `base` on; returns its bytes. */
+static int64_t backward_layout(Backward *f, const BackwardCall *call, float *base)
+{
+    const Attn *a = &call->a;
+    int64_t used = 0, run = call->run;
+#define TAKE(p, count) ((p) = (void *)(base + used), used += attn_lanes(count))
+    TAKE(f->keys.k, run * a->width);
+    TAKE(f->keys.v, run * a->width);
+    TAKE(f->keys.position, run);
+    TAKE(f->q, ATTN_QUERIES * a->width);
+    TAKE(f->go, ATTN_QUERIES * a->width);
+    TAKE(f->q_across, ATTN_QUERIES * a->C);
+    TAKE(f->go_across, ATTN_QUERIES * a->C);
+    TAKE(f->p, run * ATTN_QUERIES);
+    TAKE(f->ds, run * ATTN_QUERIES);
+    for (int i = 0; i < call->levels; i++) TAKE(f->node[i].sum, 2 * run * a->width);
+#undef TAKE
+    return used * (int64_t)sizeof(float);
+}
+
+/* ---- one tile of queries against one run of keys ---- */
+
+/* p and ds hold q k and do v; they become p keep and ds. */
+static void gradient_column(const BackwardCall *call, Backward *f, const AttnKeys *keys, int64_t column)
+{
+    const Attn *a = &call->a;
+    AttnColumn c;
+    attn_column(&c, a, &f->tile, column);
+    bool mask = attn_needs_mask(&f->tile, keys);
+    const vf scale = vf_set1(a->scale), lse = vf_load(f->lse + column), delta = vf_load(f->delta + column);
+    float *ps = f->p + column, *dss = f->ds + column;
+    for (int64_t j = 0; j < keys->n; j++, ps += ATTN_QUERIES, dss += ATTN_QUERIES) {
+        vf p = vf_exp(vf_sub(vf_mul(vf_load(ps), scale), lse)), dp = vf_load(dss), kept = p;
+        if (mask) kept = p = vf_select(attn_visible(&c, keys->position[j]), p, vf_zero());
+        if (c.threshold) {
+            vf keep = attn_keep(&c, keys->position[j]);
+            kept = vf_mul(p, keep);
+            dp = vf_mul(dp, keep);
+        }
+        vf_store(ps, kept);
+        vf_store(dss, vf_mul(vf_mul(p, vf_sub(dp, delta)), scale));
+    }
+}
+
+static void tile_load(const BackwardCall *call, Backward *f)
+{
+    const AttnTile *t = &f->tile;
+    CPU(attn_rows)(&call->a, f->q, f->q_across, call->args->q, t);
+    CPU(attn_rows)(&call->a, f->go, f->go_across, call->args->go, t);
+    memset(f->lse, 0, sizeof f->lse);
+    memset(f->delta, 0, sizeof f->delta);
+    for (int64_t i = 0; i < t->n; i++) {
+        f->lse[i] = *attn_value(call->args->lse, t->b, t->row + i, t->head);
+        f->delta[i] = *attn_value(call->args->delta, t->b, t->row + i, t->head);
+    }
+}
+
+/* Adds the tile's part to dq and to the leaf's node. */
+static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
+{
+    const Attn *a = &call->a;
+    const AttnTile *t = &f->tile;
+    AttnKeys keys = CPU(attn_seen)(a, t, &f->keys);
+    if (keys.n == 0) return;
+    int64_t n = t->n, lanes = attn_lanes(n), width = a->width, at = keys.k - f->keys.k;
+    if (!leaf->used) memset(leaf->sum, 0, (size_t)(2 * call->run * width) * sizeof(float));
+    leaf->used = true;
+    tile_load(call, f);
+
+    TileGemm across = { .m = keys.n, .n = lanes, .k = a->C, .a_row = width, .a_k = 1, .ldb = ATTN_QUERIES,
+                        .ldc = ATTN_QUERIES };
+    across.a = keys.k, across.b = f->q_across, across.c = f->p;
+    CPU(tile_gemm)(&across);
+    across.a = keys.v, across.b = f->go_across, across.c = f->ds;
+    CPU(tile_gemm)(&across);
+    for (int64_t column = 0; column < lanes; column += VEC) gradient_column(call, f, &keys, column);
+
+    TileGemm add = { .m = keys.n, .n = width, .k = n, .a_row = ATTN_QUERIES, .a_k = 1, .ldb = width,
+                     .ldc = width, .beta = true };
+    add.a = f->ds, add.b = f->q, add.c = leaf->sum + at;
+    CPU(tile_gemm)(&add);
+    add.a = f->p, add.b = f->go, add.c = leaf->sum + call->run * width + at;
+    CPU(tile_gemm)(&add);
+
+    Tensor dq = call->args->dq;
+    TileGemm rows = { .m = n, .n = a->C, .k = keys.n, .a = f->ds, .a_row = 1, .a_k = ATTN_QUERIES, .b = keys.k,
+                      .ldb = width, .c = attn_row(dq, t->b, t->row, t->head), .ldc = dq.dim[2] * dq.ld,
+                      .beta = true };
+    CPU(tile_gemm)(&rows);
+}
+
+/* ---- leaves and their tree ---- */
+
+/* Global leaf at place z of the zigzag order. */
+static int64_t zigzag_leaf(int64_t z, int64_t n)
+{
+    return z & 1 ? n - 1 - z / 2 : z / 2;
+}
+
+/* Rows [*row, *row + count) of a span that lie in the leaf; returns the count. */
+static int64_t leaf_rows(const BackwardCall *call, const AttnSpan *span, int64_t leaf, int64_t *row)
+{
+    int64_t from = leaf * call->args->leaf, to = from + call->args->leaf;
+    if (from < span->first) from = span->first;
+    if (to > span->first + span->count) to = span->first + span->count;
+    *row = span->row + from - span->first;
+    return to > from ? to - from : 0;
+}
+
+/* The leaf's chain over (head of the group, query); false if this rank holds none of its queries. */
+static bool leaf_gradients(const BackwardCall *call, Backward *f, int64_t b, int64_t head, int64_t leaf)
+{
+    const Attn *a = &call->a;
+    Node *node = &f->node[f->top];
+    int64_t row[2], count[2];
+    for (int s = 0; s < 2; s++) count[s] = leaf_rows(call, &a->q_span[s], leaf, &row[s]);
+    if (!count[0] && !count[1]) return false;
+    node->used = false;
+    for (int64_t g = 0; g < a->group; g++)
+        for (int s = 0; s < 2; s++)
+            for (int64_t i = 0; i < count[s]; i += ATTN_QUERIES) {
+                int64_t n = count[s] - i < ATTN_QUERIES ? count[s] - i : ATTN_QUERIES;
+                CPU(attn_tile)(a, &f->tile, b, head * a->group + g, row[s] + i, n);
+                tile_gradients(call, f, node);
+            }
+    return true;
+}
+
+/* The two topmost nodes become one. */
+static void join_top(const BackwardCall *call, Backward *f)
+{
+    Node *right = &f->node[--f->top], *left = right - 1;
+    if (!right->used) return;
+    if (!left->used) {
+        Node empty = *left;
+        *left = *right;
+        *right = empty;
+        return;
+    }
+    for (int64_t i = 0; i < 2 * call->run * call->a.width; i += VEC)
+        vf_store(left->sum + i, vf_add(vf_load(left->sum + i), vf_load(right->sum + i)));
+}
+
+static void store_row(float *out, const float *in, int64_t C)
+{
+    for (int64_t c = 0; c < C; c += VEC) {
+        int64_t n = C - c < VEC ? C - c : VEC;
+        vf_store_n(out + c, vf_add(vf_load_n(in + c, n), vf_zero()), n);
+    }
+}
+
+static void store_keys(const BackwardCall *call, const Backward *f, int64_t b, int64_t head, int64_t first)
+{
+    const Attn *a = &call->a;
+    bool empty = f->top == 0 || !f->node[0].used;
+    for (int64_t j = 0; j < f->keys.n; j++) {
+        int64_t row = CPU(attn_key_row)(a, first + j);
+        float *dk = attn_row(call->args->dk, b, row, head), *dv = attn_row(call->args->dv, b, row, head);
+        if (empty) {
+            memset(dk, 0, (size_t)a->C * sizeof(float));
+            memset(dv, 0, (size_t)a->C * sizeof(float));
+            continue;
+        }
+        store_row(dk, f->node[0].sum + j * a->width, a->C);
+        store_row(dv, f->node[0].sum + (call->run + j) * a->width, a->C);
+    }
+}
+
+/* ---- one (sample, key head) ---- */
+
+static float row_dot(const float *x, const float *y, int64_t C)
+{
+    vf sum = vf_zero();
+    for (int64_t c = 0; c < C; c += VEC) {
+        int64_t n = C - c < VEC ? C - c : VEC;
+        sum = vf_fma(vf_load_n(x + c, n), vf_load_n(y + c, n), sum);
+    }
+    return vf_sum(sum);
+}
+
+/* delta, and dq = 0, for the queries of the group. */
+static void begin_queries(const BackwardCall *call, int64_t b, int64_t head)
+{
+    const attention_bwd_args *x = call->args;
+    for (int64_t row = 0; row < x->q.dim[1]; row++)
+        for (int64_t h = head * call->a.group; h < (head + 1) * call->a.group; h++) {
+            *attn_value(x->delta, b, row, h) =
+                row_dot(attn_row(x->go, b, row, h), attn_row(x->o, b, row, h), call->a.C);
+            memset(attn_row(x->dq, b, row, h), 0, (size_t)call->a.C * sizeof(float));
+        }
+}
+
+static void backward_item(const BackwardCall *call, Backward *f, int64_t b, int64_t head)
+{
+    const Attn *a = &call->a;
+    int64_t keys = a->k.dim[1];
+    begin_queries(call, b, head);
+    for (int64_t i = 0; i < keys; i += call->run) {
+        CPU(attn_keys)(a, &f->keys, b, head, i, i + call->run < keys ? i + call->run : keys);
+        f->top = 0;
+        for (int64_t z = 0, mine = 0; z < call->leaves; z++) {
+            if (!leaf_gradients(call, f, b, head, zigzag_leaf(z, call->leaves))) continue;
+            f->top++;
+            for (int64_t pairs = mine++; pairs & 1; pairs >>= 1) join_top(call, f);
+        }
+        while (f->top > 1) join_top(call, f);
+        store_keys(call, f, b, head, i);
+    }
+    for (int64_t row = 0; row < a->q.dim[1]; row++)
+        for (int64_t h = head * a->group; h < (head + 1) * a->group; h++) {
+            float *dq = attn_row(call->args->dq, b, row, h);
+            store_row(dq, dq, a->C);
+        }
+}
+
+static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
+{
+    const attention_bwd_args *x = call->args;
+    TRY(CPU(attn_open)(&call->a));
+    if (x->leaf < 1 || x->positions < 1)
+        return err_set(ERR_SHAPE, "attention_bwd: leaf is '%lld', positions '%lld'", (long long)x->leaf,
+                       (long long)x->positions);
+    for (int s = 0; s < 2; s++)
+        if (call->a.q_span[s].count && call->a.q_span[s].first + call->a.q_span[s].count > x->positions)
+            return err_set(ERR_SHAPE, "attention_bwd: queries beyond position '%lld'", (long long)x->positions);
+    call->leaves = (x->positions + x->leaf - 1) / x->leaf;
+    for (int64_t n = 1; n <= call->leaves; n *= 2) call->levels++;
+    int64_t items = x->q.dim[0] * x->k.dim[2];
+    int64_t want = items < dev->threads ? items : dev->threads;
+    Backward unused;
+    for (call->run = KEY_RUN; call->run > KEY_RUN_LEAST; call->run /= 2)
+        if (backward_layout(&unused, call, (float *)dev->workspace) * want <= dev->workspace_bytes) break;
+    return CPU(attn_threads)(dev, items, backward_layout(&unused, call, (float *)dev->workspace), threads);
+}
+
+Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args)
+{
+    BackwardCall call = { .a = ATTN_OF(args), .args = args };
+    int threads;
+    TRY(backward_open(&call, s->dev, &threads));
+    int64_t K = args->k.dim[2], items = args->q.dim[0] * K;
+#pragma omp parallel num_threads(threads)
+    {
+        Backward f;
+        int64_t bytes = backward_layout(&f, &call, (float *)s->dev->workspace);
+        backward_layout(&f, &call, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t i = 0; i < items; i++) backward_item(&call, &f, i / K, i % K);
+    }
+    return ERR_OK;
+}
