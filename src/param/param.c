@@ -1,7 +1,7 @@
 /* The registry and its flat buffers; see param.h. Boxes and pieces for checkpoints are in shard.c. */
 #include "param/param.h"
 
-#include <omp.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
