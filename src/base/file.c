@@ -205,19 +205,34 @@ out:
 
 /* ---- writing ---- */
 
-Err file_create(const char *path, FileWriter *out)
+static Err writer_open(const char *path, int flags, FileWriter *out)
 {
     *out = (FileWriter){ .fd = -1, .failed = true };
-    if (!fault_hit()) out->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);
+    if (strlen(path) >= sizeof out->path) return err_set(ERR_IO, "path is too long: '%s'", path);
+    if (!fault_hit()) out->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
     if (out->fd < 0) return io_error("create", path);
-    out->path = strdup(path);
-    if (!out->path) {
-        close(out->fd);
-        out->fd = -1;
-        return err_set(ERR_MEMORY, "no memory for the name of '%s'", path);
-    }
+    strcpy(out->path, path);
     out->failed = false;
     return ERR_OK;
+}
+
+Err file_create(const char *path, FileWriter *out)
+{
+    return writer_open(path, O_TRUNC, out);
+}
+
+Err file_append(const char *path, FileWriter *out)
+{
+    TRY(writer_open(path, 0, out));
+    struct stat st;
+    if (fstat(out->fd, &st) == 0) {
+        out->written_bytes = st.st_size;
+        return ERR_OK;
+    }
+    Err err = io_error("stat", path);
+    close(out->fd);
+    *out = (FileWriter){ .fd = -1, .failed = true };
+    return err;
 }
 
 static bool write_all(int fd, int64_t offset, const char *data, int64_t size_bytes)
@@ -237,7 +252,7 @@ static bool write_all(int fd, int64_t offset, const char *data, int64_t size_byt
 Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_bytes)
 {
     ASSERT(offset >= 0 && size_bytes >= 0);
-    if (w->failed) return err_set(ERR_IO, "'%s' is not written further after a failure", w->path ? w->path : "");
+    if (w->failed) return err_set(ERR_IO, "'%s' is not written further after a failure", w->path);
     Fault f = fault_next();
     bool half = f == FAULT_KILL || f == FAULT_SHORT;
     int64_t part = f == FAULT_NONE ? size_bytes : half ? size_bytes / 2 : 0;
@@ -263,14 +278,13 @@ Err file_write(FileWriter *w, const void *data, int64_t size_bytes)
 static void writer_release(FileWriter *w)
 {
     if (w->fd >= 0) close(w->fd);
-    free(w->path);
     *w = (FileWriter){ .fd = -1, .failed = true };
 }
 
 Err file_sync_close(FileWriter *w)
 {
     Err err = ERR_OK;
-    if (w->failed) err = err_set(ERR_IO, "'%s' was not written whole", w->path ? w->path : "");
+    if (w->failed) err = err_set(ERR_IO, "'%s' was not written whole", w->path);
     else if (fault_hit() || fdatasync(w->fd) != 0) err = io_error("sync", w->path);
     else if (fault_hit()) err = io_error("close", w->path);
     else {
@@ -284,7 +298,7 @@ Err file_sync_close(FileWriter *w)
 
 void file_abandon(FileWriter *w)
 {
-    if (w->path && !fault_hit()) unlink(w->path); /* best effort: an error is being reported already */
+    if (w->path[0] && !fault_hit()) unlink(w->path); /* best effort: an error is being reported already */
     writer_release(w);
 }
 

@@ -9,6 +9,7 @@
 #ifndef MEGATRAIN_BASE_FILE_H
 #define MEGATRAIN_BASE_FILE_H
 
+#include <limits.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -27,12 +28,13 @@ void file_unmap(FileMap *map);
 /* A file being written front to back. Errors stay: once one failed, all later calls fail. */
 typedef struct {
     int fd;
-    char *path;
+    char path[PATH_MAX]; /* not allocated: training writes files too */
     int64_t written_bytes;
     bool failed;
 } FileWriter;
 
 Err file_create(const char *path, FileWriter *out); /* truncates */
+Err file_append(const char *path, FileWriter *out); /* goes on behind what is there; made if missing */
 Err file_write(FileWriter *w, const void *data, int64_t size_bytes);
 Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_bytes);
 Err file_sync_close(FileWriter *w); /* fdatasync + close; the writer is closed also on error */

@@ -13,9 +13,12 @@
 
 #include "base/err.h"
 
+#define ERASE "\r\x1b[K" /* a terminal's line */
 enum { LINE_BYTES = 4096, ONCE_MAX = 128 };
 
 static atomic_int lowest_level = LOG_INFO;
+static pthread_mutex_t status_lock = PTHREAD_MUTEX_INITIALIZER;
+static char status[LOG_STATUS_BYTES];
 static _Thread_local int my_rank, my_world_size = 1;
 
 void log_set_level(LogLevel lowest)
@@ -34,19 +37,36 @@ int log_rank(void)
     return my_rank;
 }
 
+static void put_bytes(const char *bytes, int n)
+{
+    ssize_t ignored = write(STDERR_FILENO, bytes, (size_t)n);
+    (void)ignored; /* a closed stderr must not stop a run */
+}
+
 static void put_line(LogLevel level, const char *fmt, va_list args)
 {
     static const char *const label[] = { "debug: ", "", "warning: ", "error: " };
     if ((int)level < atomic_load(&lowest_level)) return;
 
-    char line[LINE_BYTES];
-    int n = my_world_size > 1 ? snprintf(line, sizeof line, "[rank %d] ", my_rank) : 0;
+    char line[LINE_BYTES + sizeof ERASE + LOG_STATUS_BYTES];
+    pthread_mutex_lock(&status_lock);
+    int n = status[0] ? snprintf(line, sizeof line, ERASE) : 0;
+    if (my_world_size > 1) n += snprintf(line + n, sizeof line - (size_t)n, "[rank %d] ", my_rank);
     n += snprintf(line + n, sizeof line - (size_t)n, "%s", label[level]);
-    int text = vsnprintf(line + n, sizeof line - (size_t)n, fmt, args);
+    int text = vsnprintf(line + n, (size_t)(LINE_BYTES - n), fmt, args);
     n = text < 0 || n + text > LINE_BYTES - 2 ? LINE_BYTES - 2 : n + text;
-    line[n++] = '\n';
-    ssize_t ignored = write(STDERR_FILENO, line, (size_t)n);
-    (void)ignored; /* a closed stderr must not stop a run */
+    n += snprintf(line + n, sizeof line - (size_t)n, "\n%s", status);
+    put_bytes(line, n);
+    pthread_mutex_unlock(&status_lock);
+}
+
+void log_status(const char *text)
+{
+    char line[sizeof ERASE + LOG_STATUS_BYTES];
+    pthread_mutex_lock(&status_lock);
+    snprintf(status, sizeof status, "%s", text ? text : "");
+    put_bytes(line, snprintf(line, sizeof line, ERASE "%s", status));
+    pthread_mutex_unlock(&status_lock);
 }
 
 #define LOG_FUNCTION(name, level)                                                                 \

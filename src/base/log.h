@@ -20,4 +20,9 @@ void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 /* Prints a warning the first time this `key` (a string literal) is seen in the process. */
 void log_warn_once(const char *key, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* A line that stays at the bottom of the terminal, below all log lines: shown at once, shown again after each
+ * of them, replaced by the next call; NULL takes it away. For terminals only; cut after LOG_STATUS_BYTES. */
+enum { LOG_STATUS_BYTES = 512 };
+void log_status(const char *text);
+
 #endif
