@@ -90,16 +90,6 @@ Err grad_add_columns(Ctx *c, int bias, Tensor dy)
               .leaf = c->canon.leaf_rows, .room = c->canon.room);
 }
 
-Err grad_add_norm(Ctx *c, int weight, int bias, Tensor dy, Tensor x, Tensor mean, Tensor rstd)
-{
-    Tensor none = { 0 };
-    return op(c->s, norm_grad, .dw = param_grad(c, weight), .db = bias >= 0 ? param_grad(c, bias) : none,
-              .dy = dy, .x = x, .mean = mean, .rstd = rstd,
-              .shift_w = param_store_shift(c->params, weight),
-              .shift_b = bias >= 0 ? param_store_shift(c->params, bias) : none,
-              .overflow = c->params->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room);
-}
-
 static Err wgrad_run(Ctx *c, const Wgrad *w)
 {
     ArenaMark mark = arena_mark(c->scratch);

@@ -119,7 +119,6 @@ Tensor param_grad(const Ctx *c, int id);
 Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x);            /* += dy^T x */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
 Err grad_add_columns(Ctx *c, int bias, Tensor dy);                        /* += column sums */
-Err grad_add_norm(Ctx *c, int weight, int bias, Tensor dy, Tensor x, Tensor mean, Tensor rstd);
 
 /* Runs and empties the slot's queue of weight gradients. */
 Err wgrad_drain(Ctx *c);
@@ -185,15 +184,15 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up 
 
 typedef struct {
     int weight, bias; /* bias -1: none */
-    bool rms;
+    bool rms, per_head; /* per_head: rows are (token, head) pairs, and heads are cut over tp */
     float eps;
-    int64_t width;
 } Norm;
 
 typedef struct {
     Saved mean, rstd;
 } NormSave;
 
+/* partial: PARTIAL_ROWS for norms of the residual stream, PARTIAL_HEADS for norms of single heads. */
 Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */

@@ -6,7 +6,7 @@
 Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial)
 {
     char text[PARAM_NAME_MAX];
-    *n = (Norm){ .bias = -1, .rms = rms, .eps = eps, .width = width };
+    *n = (Norm){ .bias = -1, .rms = rms, .per_head = partial == PARTIAL_HEADS, .eps = eps };
     ParamSpec p = { .name = text, .ndim = 1, .shape = { width }, .partial = partial, .init = INIT_ONE };
     snprintf(text, sizeof text, "%s.weight", name);
     TRY(param_add(reg, p, &n->weight));
@@ -42,10 +42,21 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
     return ERR_OK;
 }
 
+/* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
+static Err grad_add_norm(const Norm *n, Ctx *c, Tensor dy, Tensor x, Tensor mean, Tensor rstd)
+{
+    Tensor none = { 0 };
+    bool bias = n->bias >= 0;
+    return op(c->s, norm_grad, .dw = param_grad(c, n->weight), .db = bias ? param_grad(c, n->bias) : none, .dy = dy,
+              .x = x, .mean = mean, .rstd = rstd, .shift_w = param_store_shift(c->params, n->weight),
+              .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->overflow,
+              .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room);
+}
+
 Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     Tensor mean = { 0 }, rstd = save_get(c, save->rstd);
     if (!n->rms) mean = save_get(c, save->mean);
-    TRY(grad_add_norm(c, n->weight, n->bias, dy, x, mean, rstd));
+    TRY(grad_add_norm(n, c, dy, x, mean, rstd));
     return op(c->s, norm_bwd, .dx = dx, .dy = dy, .x = x, .w = param_value(c, n->weight), .mean = mean, .rstd = rstd);
 }

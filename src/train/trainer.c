@@ -89,7 +89,7 @@ static Canon canon_of(const TrainSpec *s)
     /* rows may be sharded over up to tp_blocks ranks: leaves must not straddle the cuts */
     c.leaf_rows = 16;
     while (s->model.seq / s->model.tp_blocks % c.leaf_rows) c.leaf_rows /= 2;
-    c.room = log2_ceil(s->global_batch * s->model.seq);
+    c.room = log2_ceil(s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
     return c;
 }
 
