@@ -1,0 +1,144 @@
+/* Which checkpoints a run folder holds, and the newest good one; see ckpt.h. */
+#include <dirent.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "ckpt/folder.h"
+#include "ckpt/manifest.h"
+
+bool entry_parse(const char *name, CkptEntry *out)
+{
+    char *end;
+    if (strncmp(name, "step-", 5) || strspn(name + 5, "0123456789") < 8) return false;
+    errno = 0;
+    long long step = strtoll(name + 5, &end, 10);
+    if (errno || (*end && strcmp(end, ".old"))) return false;
+    *out = (CkptEntry){ step, *end != 0 };
+    return true;
+}
+
+bool entry_is_temporary(const char *name)
+{
+    return (!strncmp(name, "step-", 5) || !strncmp(name, "LATEST", 6)) && strstr(name, ".tmp-");
+}
+
+Err folder_name(char out[PATH_MAX], const char *run_dir)
+{
+    if (snprintf(out, PATH_MAX, "%s/checkpoints", run_dir) < PATH_MAX - 128) return ERR_OK; /* room for names in it */
+    return err_set(ERR_CONFIG, "run.dir is too long: '%s'", run_dir);
+}
+
+Err entry_path(char out[PATH_MAX], const char *folder, CkptEntry e)
+{
+    if (snprintf(out, PATH_MAX, "%s/step-%08lld%s", folder, (long long)e.step, e.old ? ".old" : "") < PATH_MAX)
+        return ERR_OK;
+    return err_set(ERR_CKPT, "path is too long: '%s'", folder);
+}
+
+static int newest_first(const void *a, const void *b)
+{
+    const CkptEntry *x = a, *y = b;
+    if (x->step != y->step) return x->step > y->step ? -1 : 1;
+    return x->old - y->old;
+}
+
+static Err scan(DIR *d, const char *folder, CkptEntry **out, int *count)
+{
+    CkptEntry e;
+    int capacity = 0;
+    errno = 0;
+    for (struct dirent *entry; (entry = readdir(d)); errno = 0) {
+        if (!entry_parse(entry->d_name, &e)) continue;
+        if (*count == capacity) {
+            capacity = capacity ? 2 * capacity : 64;
+            CkptEntry *grown = realloc(*out, (size_t)capacity * sizeof *grown);
+            if (!grown) return err_set(ERR_MEMORY, "no memory for the list of checkpoints in '%s'", folder);
+            *out = grown;
+        }
+        (*out)[(*count)++] = e;
+    }
+    return errno ? err_set(ERR_CKPT, "cannot read folder '%s': %m", folder) : ERR_OK;
+}
+
+Err folder_scan(const char *folder, CkptEntry **out, int *count)
+{
+    *out = NULL;
+    *count = 0;
+    DIR *d = opendir(folder);
+    if (!d && errno == ENOENT) return ERR_OK;
+    if (!d) return err_set(ERR_CKPT, "cannot read folder '%s': %m", folder);
+    Err err = scan(d, folder, out, count);
+    closedir(d);
+    if (err) {
+        free(*out);
+        *out = NULL;
+        return err;
+    }
+    if (*count) qsort(*out, (size_t)*count, sizeof **out, newest_first);
+    return ERR_OK;
+}
+
+/* Manifest right, files there. *newer: of a format that is not ours yet. */
+static Err check(const char *path, bool *newer)
+{
+    SetupArena a;
+    Manifest m;
+    setup_init(&a);
+    Err err = manifest_read(path, &a, &m);
+    if (!err) err = manifest_check_files(&m);
+    *newer = m.format > CKPT_FORMAT;
+    setup_release(&a);
+    return err;
+}
+
+static Err find(const char *folder, const CkptEntry *e, int count, int64_t below, char path[PATH_MAX])
+{
+    for (int i = 0; i < count; i++) {
+        bool newer;
+        if (e[i].step >= below) continue;
+        TRY(entry_path(path, folder, e[i]));
+        Err err = check(path, &newer);
+        if (!err) return ERR_OK;
+        if (newer || err != ERR_CKPT) return err;
+        log_warn("checkpoint '%s' is passed over: %s", path, err_message());
+    }
+    return err_set(ERR_CKPT, "'%s' holds '%d' checkpoints, and none is valid", folder, count),
+           err_hint("see the warnings above; resume=none in a new run.dir starts afresh");
+}
+
+Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *found)
+{
+    char folder[PATH_MAX];
+    CkptEntry *e;
+    int count;
+    *found = false;
+    TRY(folder_name(folder, run_dir));
+    TRY(folder_scan(folder, &e, &count));
+    if (!count) return ERR_OK;
+    Err err = find(folder, e, count, below, path);
+    free(e);
+    *found = err == ERR_OK;
+    return err;
+}
+
+bool ckpt_any(const char *run_dir)
+{
+    char folder[PATH_MAX];
+    CkptEntry *e;
+    int count;
+    if (folder_name(folder, run_dir) || folder_scan(folder, &e, &count)) return false;
+    free(e);
+    return count > 0;
+}
+
+Err ckpt_lock(const char *run_dir, int *fd_out)
+{
+    char path[PATH_MAX];
+    if (snprintf(path, sizeof path, "%s/lock", run_dir) >= (int)sizeof path)
+        return err_set(ERR_CONFIG, "run.dir is too long: '%s'", run_dir);
+    TRY_AS(ERR_STORAGE, file_make_dirs(run_dir));
+    TRY_AS(ERR_STORAGE, file_lock(path, fd_out));
+    return ERR_OK;
+}

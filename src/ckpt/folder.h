@@ -1,0 +1,21 @@
+/* Names and scans of DIR/checkpoints; shared by saving and finding. */
+#ifndef MEGATRAIN_CKPT_FOLDER_H
+#define MEGATRAIN_CKPT_FOLDER_H
+
+#include "ckpt/ckpt.h"
+
+typedef struct {
+    int64_t step;
+    bool old; /* step-N.old: what had the name before a replacement that may not have been finished */
+} CkptEntry;
+
+/* False if `name` is not that of a checkpoint's folder: "step-" and 8 or more digits, perhaps ".old". */
+bool entry_parse(const char *name, CkptEntry *out);
+bool entry_is_temporary(const char *name); /* what a save was writing when it ended: step-N.tmp-... */
+Err entry_path(char out[PATH_MAX], const char *folder, CkptEntry e);
+
+/* The checkpoints in DIR/checkpoints, newest first; malloc'ed. No folder: none. ERR_CKPT. */
+Err folder_scan(const char *folder, CkptEntry **out, int *count);
+Err folder_name(char out[PATH_MAX], const char *run_dir);
+
+#endif

@@ -1,0 +1,233 @@
+/*
+ * Loading into any layout: every stored piece is intersected with every box that this rank keeps of the same
+ * tensor, and what they share is read. Pieces are visited in file order, so a rank reads each chunk that it needs
+ * once, and no other.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "ckpt/manifest.h"
+
+typedef struct {
+    const CkptLoad *l;
+    SetupArena arena; /* of this load alone */
+    Manifest m;
+    char *chunk;
+    int *ids; /* [m.param_count]: the registry's id of each */
+    ShardBox *boxes;
+    int box_capacity;
+    /* the file that is being read */
+    int file;
+    SetupArena header_arena;
+    StFile header;
+    ChunkReader reader;
+} Loader;
+
+static const ParamRegistry *registry(const Loader *x)
+{
+    return x->l->store->reg;
+}
+
+/* ---- does it fit the model? ---- */
+
+static void shape_text(char out[64], int ndim, const int64_t *shape)
+{
+    if (ndim == 1) snprintf(out, 64, "[%lld]", (long long)shape[0]);
+    else snprintf(out, 64, "[%lld, %lld]", (long long)shape[0], (long long)shape[1]);
+}
+
+static Err check_param(Loader *x, int id)
+{
+    const Param *p = &registry(x)->items[id];
+    const char *path = x->l->path;
+    char have[64], want[64];
+    int at = manifest_find(&x->m, p->name);
+    if (at < 0) return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s', which the model wants", path, p->name);
+    const ManifestParam *q = &x->m.params[at];
+    if (q->ndim != p->spec.ndim || q->shape[0] != p->spec.shape[0] || q->shape[1] != p->spec.shape[1]) {
+        shape_text(have, q->ndim, q->shape);
+        shape_text(want, p->spec.ndim, p->spec.shape);
+        return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model", p->name, have,
+                       path, want);
+    }
+    if (!x->l->weights_only && (!q->has[STATE_M] || !q->has[STATE_V]))
+        return err_set(ERR_CKPT, "checkpoint '%s' has no moments of '%s', only values", path, p->name),
+               err_hint("load it with checkpoint.load, as weights only");
+    x->ids[at] = id;
+    return ERR_OK;
+}
+
+static Err check_fit(Loader *x)
+{
+    ASSERT(x->l->weights_only || (x->l->store->m.data && x->l->store->v.data));
+    TRY(setup_array(&x->arena, x->m.param_count, &x->ids));
+    for (int i = 0; i < x->m.param_count; i++) x->ids[i] = -1;
+    for (int i = 0; i < registry(x)->count; i++) TRY(check_param(x, i));
+    for (int i = 0; i < x->m.param_count; i++)
+        if (x->ids[i] < 0)
+            return err_set(ERR_CKPT, "checkpoint '%s' has a tensor '%s', which the model does not have", x->l->path,
+                           x->m.params[i].name);
+    return ERR_OK;
+}
+
+/* ---- reading ---- */
+
+static Tensor flat(const Loader *x, int state)
+{
+    const ParamStore *s = x->l->store;
+    return state == STATE_VALUE ? s->value : state == STATE_M ? s->m : s->v;
+}
+
+/* Padding, and moments that are not loaded, are 0. */
+static Err clear(const Loader *x)
+{
+    for (int s = 0; s < CKPT_STATES; s++)
+        if (flat(x, s).data) TRY(device_zero(x->l->stream, flat(x, s).data, tensor_bytes(flat(x, s))));
+    return ERR_OK;
+}
+
+static Err open_file(Loader *x, int file)
+{
+    if (x->file == file) return ERR_OK;
+    setup_release(&x->header_arena);
+    x->file = file;
+    return manifest_open(&x->m, file, x->chunk, &x->header_arena, &x->reader, &x->header);
+}
+
+/* The part of a stored piece, at `offset` in its file, that `want` has room for. */
+static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const ShardBox *want)
+{
+    int64_t rows = want->box.shape[0], columns = want->box.shape[1];
+    int64_t row = want->box.offset[0] - piece.offset[0], column = want->box.offset[1] - piece.offset[1];
+    if (columns == piece.shape[1] && columns == want->ld) { /* rows touch on both sides: one run */
+        columns *= rows;
+        rows = 1;
+    }
+    for (int64_t r = 0; r < rows; r++)
+        TRY(chunk_get_device(&x->reader, x->l->stream,
+                             offset + ((row + r) * piece.shape[1] + column) * (int64_t)sizeof *base,
+                             base + want->at + r * want->ld, columns * (int64_t)sizeof *base));
+    return ERR_OK;
+}
+
+static Err load_piece(Loader *x, const ManifestPiece *q)
+{
+    const Param *p = &registry(x)->items[x->ids[q->param]];
+    const StTensor *t = NULL;
+    int n = shard_boxes(p, x->boxes, x->box_capacity);
+    for (int i = 0; i < n; i++) {
+        ShardBox want;
+        if (!shard_clip(x->boxes[i], q->box, &want)) continue;
+        TRY(open_file(x, q->file));
+        if (!t) TRY(manifest_tensor(&x->m, q, &x->header, &t));
+        TRY(read_box(x, q->box, t->offset, (float *)flat(x, q->state).data + p->offset, &want));
+    }
+    return ERR_OK;
+}
+
+static Err load_tensors(Loader *x)
+{
+    x->box_capacity = 1;
+    for (int i = 0; i < registry(x)->count; i++) {
+        int n = shard_boxes(&registry(x)->items[i], NULL, 0);
+        if (n > x->box_capacity) x->box_capacity = n;
+    }
+    TRY(setup_array(&x->arena, x->box_capacity, &x->boxes));
+    TRY(setup_array(&x->arena, CHUNK_BYTES, &x->chunk));
+    for (int64_t i = 0; i < x->m.piece_count; i++)
+        if (x->m.pieces[i].state == STATE_VALUE || !x->l->weights_only) TRY(load_piece(x, &x->m.pieces[i]));
+    return ERR_OK;
+}
+
+static Err load_shifts(Loader *x)
+{
+    int32_t *shifts;
+    int count = registry(x)->count;
+    TRY(setup_array(&x->arena, count, &shifts));
+    for (int i = 0; i < x->m.param_count; i++) shifts[x->ids[i]] = x->m.params[i].shift;
+    return device_write(x->l->stream, x->l->store->shift.data, shifts, count * (int64_t)sizeof *shifts);
+}
+
+/* ---- the meta data ---- */
+
+static Err copy_text(SetupArena *a, const char **text)
+{
+    return setup_strdup(a, *text, (char **)(uintptr_t)text);
+}
+
+/* *out = *from with its texts in `a`. */
+static Err copy_meta(SetupArena *a, const CkptMeta *from, CkptMeta *out)
+{
+    *out = *from;
+    TRY(copy_text(a, &out->reproducible));
+    TRY(copy_text(a, &out->program));
+    TRY(copy_text(a, &out->config));
+    TRY(copy_text(a, &out->data));
+    for (int i = 0; i < out->counter_count; i++) TRY(copy_text(a, &out->counters[i].name));
+    return ERR_OK;
+}
+
+int64_t ckpt_counter(const CkptMeta *m, const char *name, int64_t otherwise)
+{
+    for (int i = 0; i < m->counter_count; i++)
+        if (!strcmp(m->counters[i].name, name)) return m->counters[i].value;
+    return otherwise;
+}
+
+Err ckpt_meta(const char *path, SetupArena *setup, CkptMeta *meta)
+{
+    SetupArena a;
+    Manifest m;
+    setup_init(&a);
+    Err err = manifest_read(path, &a, &m);
+    if (!err) err = copy_meta(setup, &m.meta, meta);
+    setup_release(&a);
+    return err;
+}
+
+/* ---- the whole ---- */
+
+static Err load(Loader *x, SetupArena *setup, CkptMeta *meta, bool *damaged)
+{
+    *damaged = true;
+    Err err = manifest_read(x->l->path, &x->arena, &x->m);
+    if (err) {
+        *damaged = err == ERR_CKPT && x->m.format <= CKPT_FORMAT;
+        return err;
+    }
+    *damaged = false;
+    TRY(check_fit(x));
+    TRY(copy_meta(setup, &x->m.meta, meta));
+    TRY(clear(x));
+    err = load_tensors(x);
+    *damaged = err == ERR_CKPT;
+    if (err) return err;
+    return x->l->weights_only ? ERR_OK : load_shifts(x);
+}
+
+/* Ranks end alike: with the worst of their outcomes. Damage is better than anything else that can go wrong. */
+static Err agree(const CkptLoad *l, Err mine, bool *damaged)
+{
+    enum { GOOD, DAMAGED, FAILED };
+    int64_t outcome[2] = { !mine ? GOOD : *damaged ? DAMAGED : FAILED, (int64_t)mine };
+    char why[1024], hint[256];
+    snprintf(why, sizeof why, "%s", mine ? err_message() : "");
+    snprintf(hint, sizeof hint, "%s", mine ? err_hint_text() : "");
+    TRY(comm_max_i64(&l->world->world, l->stream, outcome, 2, NULL));
+    *damaged = outcome[0] == DAMAGED;
+    if (outcome[0] == GOOD) return ERR_OK;
+    if (!mine) return err_set((Err)outcome[1], "another rank could not load checkpoint '%s'", l->path);
+    err_set(mine, "%s", why);
+    return *hint ? err_hint("%s", hint) : mine;
+}
+
+Err ckpt_load(const CkptLoad *l, SetupArena *setup, CkptMeta *meta, bool *damaged)
+{
+    Loader x = { .l = l, .file = -1 };
+    setup_init(&x.arena);
+    setup_init(&x.header_arena);
+    Err err = load(&x, setup, meta, damaged);
+    setup_release(&x.header_arena);
+    setup_release(&x.arena);
+    return agree(l, err, damaged);
+}

@@ -1,0 +1,384 @@
+/* Reading and checking manifests; see manifest.h. The writing side is in save.c. */
+#include "ckpt/manifest.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const char *const ckpt_state_names[CKPT_STATES] = { "value", "m", "v" };
+static const char *const state_prefix[CKPT_STATES] = { "", "m/", "v/" };
+
+enum { MAX_PIECES_OF_TENSOR = 4096 }; /* they are compared pairwise */
+
+void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piece, const int64_t global[2])
+{
+    const char *prefix = state_prefix[state];
+    long long row = piece.offset[0], column = piece.offset[1];
+    if (piece.shape[0] == global[0] && piece.shape[1] == global[1]) snprintf(out, KEY_MAX, "%s%s", prefix, name);
+    else if (ndim == 1) snprintf(out, KEY_MAX, "%s%s#%lld", prefix, name, row);
+    else snprintf(out, KEY_MAX, "%s%s#%lld,%lld", prefix, name, row, column);
+}
+
+void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes)
+{
+    snprintf(out, 64, "crc32c %08x size %lld\n", crc, (long long)size_bytes);
+}
+
+/* ---- parsing ---- */
+
+/* Where a manifest is being parsed: for messages, and for memory. */
+typedef struct {
+    const char *path;
+    SetupArena *arena;
+    Manifest *m;
+} Parse;
+
+static Err bad(const Parse *p, const char *what, const char *name)
+{
+    return err_set(ERR_CKPT, "'%s': %s '%s'", p->path, what, name);
+}
+
+static Err get_int(const Parse *p, const Json *object, const char *key, int64_t low, int64_t *out)
+{
+    const Json *j = json_get(object, key);
+    if (!json_is_int(j) || json_int(j, 0) < low) return bad(p, "missing or impossible number", key);
+    *out = json_int(j, 0);
+    return ERR_OK;
+}
+
+static Err get_text(const Parse *p, const Json *object, const char *key, const char **out)
+{
+    const char *text = json_text(json_get(object, key), NULL);
+    if (!text) return bad(p, "missing text", key);
+    return setup_strdup(p->arena, text, (char **)(uintptr_t)out);
+}
+
+/* One or two numbers >= low; the second of a vector is `second`. */
+static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t low, int64_t second, int *ndim,
+                    int64_t out[2])
+{
+    const Json *j = json_get(object, key);
+    int64_t n = json_count(j);
+    if (!json_is_array(j) || n < 1 || n > 2) return bad(p, "not one or two numbers:", key);
+    out[0] = json_int(json_at(j, 0), -1);
+    out[1] = n == 2 ? json_int(json_at(j, 1), -1) : second;
+    if (out[0] < low || out[1] < (n == 2 ? low : second)) return bad(p, "impossible numbers:", key);
+    *ndim = (int)n;
+    return ERR_OK;
+}
+
+static Err get_array(const Parse *p, const Json *object, const char *key, int64_t most, const Json **out)
+{
+    *out = json_get(object, key);
+    if (!json_is_array(*out) || json_count(*out) > most) return bad(p, "missing or too long list", key);
+    return ERR_OK;
+}
+
+static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
+{
+    if (!json_is_object(object) || json_count(object) > CKPT_MAX_COUNTERS)
+        return bad(p, "missing or too long object", "counters");
+    for (void *it = json_iter(object); it; it = json_next(object, it)) {
+        CkptCounter *c = &meta->counters[meta->counter_count++];
+        if (!json_is_int(json_iter_value(it))) return bad(p, "not an integer:", json_iter_key(it));
+        TRY(setup_strdup(p->arena, json_iter_key(it), (char **)(uintptr_t)&c->name));
+        c->value = json_int(json_iter_value(it), 0);
+    }
+    return ERR_OK;
+}
+
+static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
+{
+    const Json *blocks = json_get(root, "blocks");
+    TRY(get_int(p, root, "step", 0, &meta->step));
+    TRY(get_int(p, root, "samples", 0, &meta->samples));
+    TRY(get_int(p, root, "tokens", 0, &meta->tokens));
+    TRY(get_int(p, root, "seed", INT64_MIN, &meta->seed));
+    TRY(get_int(p, blocks, "tp", 0, &meta->tp_blocks));
+    TRY(get_int(p, blocks, "seq", 0, &meta->seq_blocks));
+    TRY(get_int(p, blocks, "attn", 0, &meta->attn_block));
+    TRY(get_text(p, root, "reproducible", &meta->reproducible));
+    TRY(get_text(p, root, "program", &meta->program));
+    TRY(get_text(p, root, "config", &meta->config));
+    TRY(get_text(p, root, "data", &meta->data));
+    return parse_counters(p, json_get(root, "counters"), meta);
+}
+
+static Err parse_param(const Parse *p, const Json *j, ManifestParam *q)
+{
+    int64_t shift, elements;
+    TRY(get_text(p, j, "name", &q->name));
+    if (!*q->name || strlen(q->name) >= PARAM_NAME_MAX || strpbrk(q->name, "#/"))
+        return bad(p, "impossible parameter name", q->name);
+    TRY(get_pair(p, j, "shape", 1, 1, &q->ndim, q->shape));
+    if (__builtin_mul_overflow(q->shape[0], q->shape[1], &elements) || elements > INT64_MAX / 8)
+        return bad(p, "impossible shape of", q->name);
+    TRY(get_int(p, j, "shift", INT32_MIN, &shift));
+    if (shift > INT32_MAX) return bad(p, "impossible shift of", q->name);
+    q->shift = (int32_t)shift;
+    return ERR_OK;
+}
+
+static _Thread_local const Manifest *sorting; /* qsort has no argument for it */
+
+static int by_param_name(const void *a, const void *b)
+{
+    return strcmp(sorting->params[*(const int *)a].name, sorting->params[*(const int *)b].name);
+}
+
+static Err parse_params(const Parse *p, const Json *root)
+{
+    const Json *list;
+    Manifest *m = p->m;
+    TRY(get_array(p, root, "parameters", INT_MAX, &list));
+    m->param_count = (int)json_count(list);
+    TRY(setup_array(p->arena, m->param_count, &m->params));
+    TRY(setup_array(p->arena, m->param_count, &m->by_name));
+    for (int i = 0; i < m->param_count; i++) {
+        TRY(parse_param(p, json_at(list, i), &m->params[i]));
+        m->by_name[i] = i;
+    }
+    sorting = m;
+    if (m->param_count) qsort(m->by_name, (size_t)m->param_count, sizeof *m->by_name, by_param_name);
+    for (int i = 1; i < m->param_count; i++)
+        if (by_param_name(&m->by_name[i - 1], &m->by_name[i]) == 0)
+            return bad(p, "twice the parameter", m->params[m->by_name[i]].name);
+    return ERR_OK;
+}
+
+int manifest_find(const Manifest *m, const char *name)
+{
+    int low = 0, high = m->param_count;
+    while (low < high) {
+        int mid = low + (high - low) / 2, order = strcmp(name, m->params[m->by_name[mid]].name);
+        if (order == 0) return m->by_name[mid];
+        if (order < 0) high = mid;
+        else low = mid + 1;
+    }
+    return -1;
+}
+
+static Err parse_file(const Parse *p, const Json *j, ManifestFile *f)
+{
+    const Json *crcs;
+    char *path;
+    TRY(get_text(p, j, "name", &f->name));
+    size_t length = strlen(f->name);
+    if (!length || length > CKPT_NAME_MAX || strchr(f->name, '/') || f->name[0] == '.')
+        return bad(p, "impossible file name", f->name);
+    TRY(setup_alloc(p->arena, (int64_t)(strlen(p->m->folder) + length) + 2, (void **)&path));
+    sprintf(path, "%s/%s", p->m->folder, f->name);
+    f->path = path;
+    TRY(get_int(p, j, "size", 0, &f->size_bytes));
+    TRY(get_array(p, j, "crc32c", INT64_MAX, &crcs));
+    if (json_count(crcs) != chunk_count(f->size_bytes)) return bad(p, "wrong number of checksums of", f->name);
+    TRY(setup_array(p->arena, json_count(crcs), &f->crcs));
+    for (int64_t i = 0; i < json_count(crcs); i++) {
+        int64_t crc = json_int(json_at(crcs, i), -1);
+        if (crc < 0 || crc > UINT32_MAX) return bad(p, "impossible checksum of", f->name);
+        f->crcs[i] = (uint32_t)crc;
+    }
+    return ERR_OK;
+}
+
+static Err parse_files(const Parse *p, const Json *root)
+{
+    const Json *list;
+    Manifest *m = p->m;
+    TRY(get_array(p, root, "files", 1 << 20, &list));
+    m->file_count = (int)json_count(list);
+    TRY(setup_array(p->arena, m->file_count, &m->files));
+    for (int i = 0; i < m->file_count; i++) {
+        TRY(parse_file(p, json_at(list, i), &m->files[i]));
+        if (i && strcmp(m->files[i - 1].name, m->files[i].name) >= 0)
+            return bad(p, "files are not in order at", m->files[i].name);
+    }
+    return ERR_OK;
+}
+
+static int find_file(const Manifest *m, const char *name)
+{
+    int low = 0, high = m->file_count;
+    while (low < high) {
+        int mid = low + (high - low) / 2, order = strcmp(name, m->files[mid].name);
+        if (order == 0) return mid;
+        if (order < 0) high = mid;
+        else low = mid + 1;
+    }
+    return -1;
+}
+
+static int find_state(const char *name)
+{
+    for (int i = 0; i < CKPT_STATES; i++)
+        if (!strcmp(name, ckpt_state_names[i])) return i;
+    return -1;
+}
+
+static Err parse_piece(const Parse *p, const Json *j, ManifestPiece *q)
+{
+    const char *name = json_text(json_get(j, "name"), NULL), *state = json_text(json_get(j, "state"), NULL);
+    const char *file = json_text(json_get(j, "file"), NULL), *dtype = json_text(json_get(j, "dtype"), NULL);
+    int64_t global[2];
+    int ndim[3];
+    if (!name || !state || !file || !dtype) return bad(p, "a piece without", "name, state, dtype or file");
+    q->param = manifest_find(p->m, name);
+    q->state = find_state(state);
+    q->file = find_file(p->m, file);
+    if (q->param < 0) return bad(p, "a piece of an unknown parameter", name);
+    if (q->state < 0) return bad(p, "a piece of an unknown state", state);
+    if (q->file < 0) return bad(p, "a piece in an unknown file", file);
+    if (strcmp(dtype, "F32")) return err_set(ERR_CKPT, "'%s': '%s' has dtype '%s', '%s' is wanted", p->path, name, dtype, "F32");
+    ManifestParam *t = &p->m->params[q->param];
+    TRY(get_pair(p, j, "global", 1, 1, &ndim[0], global));
+    TRY(get_pair(p, j, "offset", 0, 0, &ndim[1], q->box.offset));
+    TRY(get_pair(p, j, "shape", 1, 1, &ndim[2], q->box.shape));
+    for (int d = 0; d < 2; d++)
+        if (ndim[0] != t->ndim || ndim[1] != t->ndim || ndim[2] != t->ndim || global[d] != t->shape[d] ||
+            q->box.offset[d] > t->shape[d] - q->box.shape[d])
+            return bad(p, "a piece lies outside of", name);
+    t->has[q->state] = true;
+    return ERR_OK;
+}
+
+static int by_tensor(const void *a, const void *b)
+{
+    const ManifestPiece *x = a, *y = b;
+    if (x->param != y->param) return x->param < y->param ? -1 : 1;
+    return (x->state > y->state) - (x->state < y->state);
+}
+
+static int by_file(const void *a, const void *b)
+{
+    const ManifestPiece *x = a, *y = b;
+    if (x->file != y->file) return x->file < y->file ? -1 : 1;
+    if (x->state != y->state) return x->state < y->state ? -1 : 1;
+    if (x->param != y->param) return x->param < y->param ? -1 : 1;
+    return (x->box.offset[0] > y->box.offset[0]) - (x->box.offset[0] < y->box.offset[0]);
+}
+
+/* n pieces of one state of one tensor: disjoint, and as many elements as it has. */
+static Err check_tiling(const Parse *p, const ManifestPiece *q, int64_t n)
+{
+    const ManifestParam *t = &p->m->params[q->param];
+    int64_t elements = 0;
+    Box x;
+    if (n > MAX_PIECES_OF_TENSOR) return bad(p, "too many pieces of", t->name);
+    for (int64_t i = 0; i < n; i++) {
+        elements += box_count(q[i].box); /* no overflow: at most 4096 parts of INT64_MAX / 8, ended when too many */
+        if (elements > t->shape[0] * t->shape[1]) break;
+        for (int64_t k = 0; k < i; k++)
+            if (box_intersect(q[i].box, q[k].box, &x)) return bad(p, "overlapping pieces of", t->name);
+    }
+    if (elements != t->shape[0] * t->shape[1]) return bad(p, "pieces do not make up the whole of", t->name);
+    return ERR_OK;
+}
+
+static Err parse_pieces(const Parse *p, const Json *root)
+{
+    const Json *list;
+    Manifest *m = p->m;
+    TRY(get_array(p, root, "pieces", INT_MAX, &list));
+    m->piece_count = json_count(list);
+    TRY(setup_array(p->arena, m->piece_count, &m->pieces));
+    for (int64_t i = 0; i < m->piece_count; i++) TRY(parse_piece(p, json_at(list, i), &m->pieces[i]));
+    if (!m->piece_count) return ERR_OK;
+    qsort(m->pieces, (size_t)m->piece_count, sizeof *m->pieces, by_tensor);
+    for (int64_t i = 0, n; i < m->piece_count; i += n) {
+        for (n = 1; i + n < m->piece_count && by_tensor(&m->pieces[i], &m->pieces[i + n]) == 0; n++) continue;
+        TRY(check_tiling(p, &m->pieces[i], n));
+    }
+    qsort(m->pieces, (size_t)m->piece_count, sizeof *m->pieces, by_file);
+    for (int i = 0; i < m->param_count; i++)
+        if (!m->params[i].has[STATE_VALUE]) return bad(p, "no pieces of", m->params[i].name);
+    return ERR_OK;
+}
+
+static Err parse_root(const Parse *p, const Json *root)
+{
+    TRY(get_int(p, root, "format", 1, &p->m->format));
+    if (p->m->format > CKPT_FORMAT)
+        return err_set(ERR_CKPT, "'%s' has format version '%lld', this program reads up to '%d'", p->path,
+                       (long long)p->m->format, CKPT_FORMAT),
+               err_hint("it was written by a newer megatrain: use that one");
+    TRY(parse_meta(p, root, &p->m->meta));
+    TRY(parse_params(p, root));
+    TRY(parse_files(p, root));
+    return parse_pieces(p, root);
+}
+
+/* Compares with manifest.crc, letter by letter. */
+static Err check_crc(const char *folder, const char *path, const char *text, int64_t size_bytes)
+{
+    char crc_path[PATH_MAX], want[64], *found;
+    int64_t found_bytes;
+    if (snprintf(crc_path, sizeof crc_path, "%s/manifest.crc", folder) >= (int)sizeof crc_path)
+        return err_set(ERR_CKPT, "path is too long: '%s'", folder);
+    manifest_crc_text(want, crc32c(0, text, (size_t)size_bytes), size_bytes);
+    TRY_AS(ERR_CKPT, file_read_all(crc_path, 4096, &found, &found_bytes));
+    bool same = found_bytes == (int64_t)strlen(want) && !memcmp(found, want, strlen(want));
+    free(found);
+    if (same) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s' is damaged: it does not agree with '%s'", path, crc_path);
+}
+
+Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
+{
+    char path[PATH_MAX], *text;
+    int64_t size_bytes;
+    Json *root = NULL;
+    *m = (Manifest){ 0 };
+    if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= (int)sizeof path)
+        return err_set(ERR_CKPT, "path is too long: '%s'", folder);
+    TRY(setup_strdup(a, folder, (char **)(uintptr_t)&m->folder));
+    TRY_AS(ERR_CKPT, file_read_all(path, MANIFEST_MAX_BYTES, &text, &size_bytes));
+    Err err = check_crc(folder, path, text, size_bytes);
+    if (!err) err = err_as(json_parse(path, text, size_bytes, &root), ERR_CKPT);
+    free(text);
+    Parse p = { path, a, m };
+    if (!err) err = parse_root(&p, root);
+    json_free(root);
+    return err;
+}
+
+Err manifest_check_files(const Manifest *m)
+{
+    for (int i = 0; i < m->file_count; i++) {
+        ChunkReader r;
+        TRY(chunk_open(&r, m->files[i].path, m->files[i].size_bytes, m->files[i].crcs, NULL));
+    }
+    return ERR_OK;
+}
+
+/* ---- shards ---- */
+
+Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, ChunkReader *r, StFile *out)
+{
+    const ManifestFile *f = &m->files[file];
+    uint8_t first8[8];
+    int64_t header_bytes;
+    TRY(chunk_open(r, f->path, f->size_bytes, f->crcs, chunk));
+    TRY(chunk_get(r, 0, first8, 8));
+    TRY(st_header_length(f->path, first8, f->size_bytes, &header_bytes));
+    char *header = malloc((size_t)header_bytes + 1);
+    if (!header) return err_set(ERR_MEMORY, "no memory for the header of '%s'", f->path);
+    Err err = chunk_get(r, 8, header, header_bytes);
+    if (!err) err = st_parse(f->path, header, header_bytes, f->size_bytes, a, out);
+    free(header);
+    return err;
+}
+
+Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, const StTensor **out)
+{
+    const ManifestParam *q = &m->params[p->param];
+    const char *path = m->files[p->file].path;
+    char key[KEY_MAX];
+    ckpt_key(key, p->state, q->name, q->ndim, p->box, q->shape);
+    const StTensor *t = st_find(f, key);
+    if (!t) return err_set(ERR_CKPT, "'%s' has no tensor '%s', which the manifest lists", path, key);
+    if (strcmp(t->dtype, "F32"))
+        return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', the manifest says '%s'", path, key, t->dtype, "F32");
+    if (t->ndim != q->ndim || t->shape[0] != p->box.shape[0] || (q->ndim == 2 && t->shape[1] != p->box.shape[1]))
+        return err_set(ERR_CKPT, "'%s': tensor '%s' has another shape than the manifest says", path, key);
+    *out = t;
+    return ERR_OK;
+}

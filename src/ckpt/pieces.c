@@ -1,0 +1,279 @@
+/*
+ * Shard files and the text of the manifest. Both are streamed: a box goes row by row (or whole, where its rows
+ * touch) from the device into the one chunk buffer, text item by item through a small one.
+ */
+#include "ckpt/pieces.h"
+
+#include <string.h>
+
+void piece_first(PieceIter *it, const Ckpt *c, int rank)
+{
+    *it = (PieceIter){ .c = c, .param = -1 };
+    grid_coords(c->o.world->grid, rank, &it->tp_rank, &it->dp_rank);
+}
+
+bool piece_next(PieceIter *it)
+{
+    const Ckpt *c = it->c;
+    const ParamRegistry *reg = c->o.store->reg;
+    while (it->box == it->box_count) {
+        if (++it->param == reg->count) {
+            it->param = 0;
+            it->state++;
+        }
+        if (it->state == c->states || !reg->count) return false;
+        it->shard = shard_param(&reg->items[it->param], c->o.world->grid.tp, it->tp_rank);
+        it->box = 0;
+        it->box_count = shard_owner(&it->shard, it->tp_rank, it->dp_rank)
+                            ? shard_boxes(&it->shard, c->boxes, c->box_capacity)
+                            : 0;
+    }
+    it->boxes = c->boxes + it->box;
+    it->count = shard_merge(it->boxes, it->box_count - it->box, &it->piece);
+    it->box += it->count;
+    return true;
+}
+
+void shard_name(char out[CKPT_NAME_MAX], int rank)
+{
+    snprintf(out, CKPT_NAME_MAX, "shard-%05d.safetensors", rank);
+}
+
+/* ---- shards ---- */
+
+/* The header of a rank's shard; *data_bytes: what lies behind it. */
+static Err put_header(const Ckpt *c, int rank, TextOut *t, int64_t *data_bytes)
+{
+    PieceIter it;
+    int64_t at = 0;
+    st_header_begin(&t->json);
+    for (piece_first(&it, c, rank); piece_next(&it);) {
+        char key[KEY_MAX];
+        const ParamSpec *s = &it.shard.spec;
+        ckpt_key(key, it.state, it.shard.name, s->ndim, it.piece, s->shape);
+        StTensor e = { key, "F32", s->ndim, { it.piece.shape[0], it.piece.shape[1] }, at, 4 * box_count(it.piece) };
+        st_header_tensor(&t->json, &e);
+        TRY(text_flush(t));
+        at += e.size_bytes;
+    }
+    st_header_end(&t->json);
+    *data_bytes = at;
+    return text_flush(t);
+}
+
+Err pieces_measure(Ckpt *c)
+{
+    c->total_bytes = c->crc_count = c->piece_count = 0;
+    for (int rank = 0; rank < c->o.world->size; rank++) {
+        PieceIter it;
+        TextOut t;
+        int64_t data_bytes, pieces = 0;
+        for (piece_first(&it, c, rank); piece_next(&it);) pieces++;
+        text_init(&t, NULL, c->text, c->text_bytes);
+        TRY(put_header(c, rank, &t, &data_bytes));
+        c->header_bytes[rank] = st_padded(t.total_bytes);
+        c->file_bytes[rank] = pieces ? 8 + c->header_bytes[rank] + data_bytes : 0;
+        c->total_bytes += c->file_bytes[rank];
+        c->crc_count += chunk_count(c->file_bytes[rank]);
+        c->piece_count += pieces;
+    }
+    return ERR_OK;
+}
+
+static Err put_box(ChunkWriter *w, Stream *s, const float *base, const ShardBox *b)
+{
+    bool dense = b->ld == b->box.shape[1];
+    int64_t runs = dense ? 1 : b->box.shape[0], length = dense ? box_count(b->box) : b->box.shape[1];
+    for (int64_t r = 0; r < runs; r++)
+        TRY(chunk_put_device(w, s, base + b->at + r * b->ld, length * (int64_t)sizeof *base));
+    return ERR_OK;
+}
+
+static Err put_shard(const Ckpt *c, ChunkWriter *w)
+{
+    const ParamStore *st = c->o.store;
+    const float *flat[CKPT_STATES] = { st->value.data, st->m.data, st->v.data };
+    int rank = c->o.world->rank;
+    uint64_t n = (uint64_t)c->header_bytes[rank];
+    uint8_t length[8];
+    TextOut t;
+    PieceIter it;
+    int64_t data_bytes;
+    for (int i = 0; i < 8; i++) length[i] = (uint8_t)(n >> 8 * i);
+    TRY(chunk_put(w, length, 8));
+    text_init(&t, w, c->text, c->text_bytes);
+    TRY(put_header(c, rank, &t, &data_bytes));
+    TRY(chunk_put(w, "       ", c->header_bytes[rank] - t.total_bytes));
+    for (piece_first(&it, c, rank); piece_next(&it);)
+        for (int i = 0; i < it.count; i++)
+            TRY(put_box(w, c->o.stream, flat[it.state] + it.shard.offset, &it.boxes[i]));
+    return ERR_OK;
+}
+
+/* Where a rank's checksums start in c->crcs. */
+static int64_t crc_start(const Ckpt *c, int rank)
+{
+    int64_t n = 0;
+    for (int r = 0; r < rank; r++) n += chunk_count(c->file_bytes[r]);
+    return n;
+}
+
+Err shard_write(Ckpt *c, const char *dir)
+{
+    char name[CKPT_NAME_MAX], path[PATH_MAX];
+    int rank = c->o.world->rank;
+    ChunkWriter w;
+    if (!c->file_bytes[rank]) return ERR_OK;
+    shard_name(name, rank);
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
+        return err_set(ERR_IO, "path is too long: '%s'", dir);
+    TRY(chunk_create(&w, path, c->chunk, c->crcs + crc_start(c, rank)));
+    Err err = put_shard(c, &w);
+    if (!err) err = chunk_sync_close(&w);
+    if (err) chunk_abandon(&w);
+    return err;
+}
+
+/* ---- manifest ---- */
+
+static void put_pair(JsonOut *j, const char *key, int ndim, const int64_t pair[2])
+{
+    json_open(j, key, '[');
+    for (int d = 0; d < ndim; d++) json_put_int(j, NULL, pair[d]);
+    json_close(j, ']');
+}
+
+static Err put_meta(TextOut *t, const CkptMeta *m)
+{
+    JsonOut *j = &t->json;
+    json_put_int(j, "format", CKPT_FORMAT);
+    json_put_text(j, "program", m->program);
+    json_put_int(j, "step", m->step);
+    json_put_int(j, "samples", m->samples);
+    json_put_int(j, "tokens", m->tokens);
+    json_put_int(j, "seed", m->seed);
+    json_put_text(j, "reproducible", m->reproducible);
+    json_open(j, "blocks", '{');
+    json_put_int(j, "tp", m->tp_blocks);
+    json_put_int(j, "seq", m->seq_blocks);
+    json_put_int(j, "attn", m->attn_block);
+    json_close(j, '}');
+    json_open(j, "counters", '{');
+    for (int i = 0; i < m->counter_count; i++) json_put_int(j, m->counters[i].name, m->counters[i].value);
+    json_close(j, '}');
+    json_put_text(j, "data", m->data);
+    json_put_text(j, "config", m->config);
+    return text_flush(t);
+}
+
+static Err put_params(const Ckpt *c, TextOut *t)
+{
+    const ParamRegistry *reg = c->o.store->reg;
+    json_open(&t->json, "parameters", '[');
+    for (int i = 0; i < reg->count; i++) {
+        const Param *p = &reg->items[i];
+        json_open(&t->json, NULL, '{');
+        json_put_text(&t->json, "name", p->name);
+        put_pair(&t->json, "shape", p->spec.ndim, p->spec.shape);
+        json_put_int(&t->json, "shift", c->shifts[i]);
+        json_close(&t->json, '}');
+        TRY(text_flush(t));
+    }
+    json_close(&t->json, ']');
+    return text_flush(t);
+}
+
+static Err put_pieces(const Ckpt *c, TextOut *t)
+{
+    json_open(&t->json, "pieces", '[');
+    for (int rank = 0; rank < c->o.world->size; rank++) {
+        char file[CKPT_NAME_MAX];
+        PieceIter it;
+        shard_name(file, rank);
+        for (piece_first(&it, c, rank); piece_next(&it);) {
+            const ParamSpec *s = &it.shard.spec;
+            json_open(&t->json, NULL, '{');
+            json_put_text(&t->json, "name", it.shard.name);
+            json_put_text(&t->json, "state", ckpt_state_names[it.state]);
+            json_put_text(&t->json, "dtype", "F32");
+            put_pair(&t->json, "global", s->ndim, s->shape);
+            put_pair(&t->json, "offset", s->ndim, it.piece.offset);
+            put_pair(&t->json, "shape", s->ndim, it.piece.shape);
+            json_put_text(&t->json, "file", file);
+            json_close(&t->json, '}');
+            TRY(text_flush(t));
+        }
+    }
+    json_close(&t->json, ']');
+    return text_flush(t);
+}
+
+static Err put_files(const Ckpt *c, TextOut *t)
+{
+    const int64_t *crc = c->crcs;
+    json_open(&t->json, "files", '[');
+    for (int rank = 0; rank < c->o.world->size; rank++) {
+        char name[CKPT_NAME_MAX];
+        if (!c->file_bytes[rank]) continue;
+        shard_name(name, rank);
+        json_open(&t->json, NULL, '{');
+        json_put_text(&t->json, "name", name);
+        json_put_int(&t->json, "size", c->file_bytes[rank]);
+        json_open(&t->json, "crc32c", '[');
+        for (int64_t i = chunk_count(c->file_bytes[rank]); i; i--) {
+            json_put_int(&t->json, NULL, *crc++);
+            TRY(text_flush(t));
+        }
+        json_close(&t->json, ']');
+        json_close(&t->json, '}');
+    }
+    json_close(&t->json, ']');
+    return text_flush(t);
+}
+
+static Err put_manifest(const Ckpt *c, const CkptMeta *meta, TextOut *t)
+{
+    json_open(&t->json, NULL, '{');
+    TRY(put_meta(t, meta));
+    TRY(put_params(c, t));
+    TRY(put_pieces(c, t));
+    TRY(put_files(c, t));
+    json_close(&t->json, '}');
+    return text_flush(t);
+}
+
+static Err write_small(const char *dir, const char *name, const char *text)
+{
+    char path[PATH_MAX];
+    FileWriter w;
+    if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
+        return err_set(ERR_IO, "path is too long: '%s'", dir);
+    TRY(file_create(path, &w));
+    Err err = file_write(&w, text, (int64_t)strlen(text));
+    if (!err) err = file_sync_close(&w);
+    if (err) file_abandon(&w);
+    return err;
+}
+
+Err manifest_write(Ckpt *c, const CkptMeta *meta, const char *dir, uint32_t *crc, int64_t *size_bytes)
+{
+    char path[PATH_MAX], text[64];
+    ChunkWriter w;
+    TextOut t;
+    if (snprintf(path, sizeof path, "%s/manifest.json", dir) >= (int)sizeof path)
+        return err_set(ERR_IO, "path is too long: '%s'", dir);
+    TRY(device_read(c->o.stream, c->shifts, c->o.store->shift.data,
+                    c->o.store->reg->count * (int64_t)sizeof *c->shifts));
+    TRY(chunk_create(&w, path, c->chunk, NULL));
+    text_init(&t, &w, c->text, c->text_bytes);
+    Err err = put_manifest(c, meta, &t);
+    if (!err) err = chunk_sync_close(&w);
+    if (err) {
+        chunk_abandon(&w);
+        return err;
+    }
+    *crc = t.crc;
+    *size_bytes = t.total_bytes;
+    manifest_crc_text(text, t.crc, t.total_bytes);
+    return write_small(dir, "manifest.crc", text);
+}

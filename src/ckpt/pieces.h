@@ -1,0 +1,35 @@
+/*
+ * What each rank writes: its pieces in file order, the shard file made of them, their lines in the manifest.
+ * Every function takes a rank: rank 0 describes the files of all ranks from its own registry.
+ */
+#ifndef MEGATRAIN_CKPT_PIECES_H
+#define MEGATRAIN_CKPT_PIECES_H
+
+#include "ckpt/manifest.h"
+
+/* One piece after the other: all values, then all m, then all v. One iteration at a time per Ckpt. */
+typedef struct {
+    const Ckpt *c;
+    int tp_rank, dp_rank, state, param; /* of the current piece */
+    int box, box_count;
+    Param shard;           /* the parameter as that rank has it */
+    Box piece;             /* global, plain */
+    const ShardBox *boxes; /* [count], whose rows make up the piece */
+    int count;
+} PieceIter;
+
+void piece_first(PieceIter *it, const Ckpt *c, int rank);
+bool piece_next(PieceIter *it); /* false: no more */
+
+/* Fills c->header_bytes, file_bytes, and what is summed from them. */
+Err pieces_measure(Ckpt *c);
+
+void shard_name(char out[CKPT_NAME_MAX], int rank);
+
+/* Writes and syncs this rank's shard in `dir`, and its slice of c->crcs. ERR_IO. */
+Err shard_write(Ckpt *c, const char *dir);
+
+/* Writes and syncs manifest.json and manifest.crc in `dir`; the CRC of the former in *crc. */
+Err manifest_write(Ckpt *c, const CkptMeta *meta, const char *dir, uint32_t *crc, int64_t *size_bytes);
+
+#endif

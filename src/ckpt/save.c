@@ -1,0 +1,321 @@
+/*
+ * The commit protocol; see ckpt.h for its steps. Rank 0 does everything that concerns the folder as a whole;
+ * after each part all ranks agree on its outcome, so that none waits for another that has given up.
+ *
+ * What comes after the commit (LATEST, removing older ones) cannot undo it: a failure there is a warning.
+ */
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/random.h>
+
+#include "base/log.h"
+#include "ckpt/folder.h"
+#include "ckpt/pieces.h"
+
+enum { NAME_ROOM = 96, KEEP_AT_LEAST = 2, MESSAGE_MAX = 1024 };
+
+/* The folders of one save. */
+typedef struct {
+    char temp[PATH_MAX], final[PATH_MAX], old[PATH_MAX];
+    bool moved; /* what was called `final` is called `old` now */
+} Names;
+
+/* ---- opening ---- */
+
+static Err check_names(const ParamRegistry *reg)
+{
+    for (int i = 0; i < reg->count; i++)
+        if (strpbrk(reg->items[i].name, "#/"))
+            return err_set(ERR_INTERNAL, "parameter name '%s' has '#' or '/', which keys of a checkpoint use",
+                           reg->items[i].name);
+    return ERR_OK;
+}
+
+static int most_boxes(const Ckpt *c)
+{
+    const ParamRegistry *reg = c->o.store->reg;
+    int most = 1, tp = c->o.world->grid.tp;
+    for (int i = 0; i < reg->count; i++)
+        for (int t = 0; t < tp; t++) {
+            Param p = shard_param(&reg->items[i], tp, t);
+            int n = shard_boxes(&p, NULL, 0);
+            if (n > most) most = n;
+        }
+    return most;
+}
+
+static Err allocate(Ckpt *c, SetupArena *setup)
+{
+    int size = c->o.world->size;
+    c->text_bytes = 6 * c->o.meta_bytes + 8192; /* JSON escapes make a byte six */
+    c->box_capacity = most_boxes(c);
+    TRY(setup_array(setup, CHUNK_BYTES, &c->chunk));
+    TRY(setup_array(setup, c->text_bytes, &c->text));
+    TRY(setup_array(setup, c->box_capacity, &c->boxes));
+    TRY(setup_array(setup, size, &c->file_bytes));
+    TRY(setup_array(setup, size, &c->header_bytes));
+    TRY(setup_array(setup, c->o.store->reg->count, &c->shifts));
+    TRY(pieces_measure(c));
+    return setup_array(setup, c->crc_count, &c->crcs);
+}
+
+static int keep_of(const Ckpt *c)
+{
+    return c->o.keep < KEEP_AT_LEAST ? KEEP_AT_LEAST : c->o.keep;
+}
+
+/* The valid ones of e[0..count) into c->valid, oldest first. */
+static Err list_valid(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)
+{
+    c->valid_capacity = count + keep_of(c) + 1;
+    TRY(setup_array(setup, c->valid_capacity, &c->valid));
+    for (int i = count - 1; i >= 0; i--) {
+        char path[PATH_MAX];
+        SetupArena a;
+        Manifest m;
+        if (e[i].old) continue;
+        TRY(entry_path(path, c->folder, e[i]));
+        setup_init(&a);
+        if (!manifest_read(path, &a, &m) && !manifest_check_files(&m)) c->valid[c->valid_count++] = e[i].step;
+        setup_release(&a);
+    }
+    return ERR_OK;
+}
+
+/* All ranks' outcome of a part: ERR_OK, or this rank's failure, or one that says whose it was. */
+static Err agree(Ckpt *c, Err mine)
+{
+    World *w = c->o.world;
+    int64_t worst = mine ? (int64_t)mine << 32 | w->rank : 0;
+    char why[MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", mine ? err_message() : "");
+    TRY(comm_max_i64(&w->world, c->o.stream, &worst, 1, NULL));
+    if (!worst) return ERR_OK;
+    Err code = mine ? mine : (Err)(worst >> 32);
+    if (code == ERR_IO) code = ERR_STORAGE;
+    if (mine) return err_set(code, "%s", why);
+    return err_set(code, "rank %lld failed", (long long)(worst & 0xFFFFFFFF));
+}
+
+static Err open_folder(Ckpt *c, SetupArena *setup)
+{
+    CkptEntry *e;
+    int count;
+    if (c->o.world->rank) return ERR_OK;
+    if (getrandom(&c->nonce, sizeof c->nonce, 0) != (ssize_t)sizeof c->nonce)
+        return err_set(ERR_INTERNAL, "no random number for the names of temporary folders: %m");
+    c->nonce &= INT64_MAX;
+    if (!c->o.keep) return ERR_OK;
+    TRY(folder_scan(c->folder, &e, &count));
+    Err err = list_valid(c, setup, e, count);
+    free(e);
+    return err;
+}
+
+Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
+{
+    *c = (Ckpt){ .o = o, .states = o.store->m.data && o.store->v.data ? CKPT_STATES : 1 };
+    TRY(folder_name(c->folder, o.run_dir));
+    TRY(check_names(o.store->reg));
+    TRY(allocate(c, setup));
+    if (o.stream->dev->is_null) return ERR_OK;
+    TRY(agree(c, open_folder(c, setup)));
+    return comm_max_i64(&o.world->world, o.stream, &c->nonce, 1, NULL);
+}
+
+/* ---- before the shards ---- */
+
+/* Removes what an interrupted save left: temporary folders, and step-N.old where step-N is in place. */
+static Err sweep(const Ckpt *c)
+{
+    DIR *d = opendir(c->folder);
+    Err err = ERR_OK;
+    if (!d) return err_set(ERR_IO, "cannot read folder '%s': %m", c->folder);
+    for (struct dirent *entry; !err && (entry = readdir(d));) {
+        char path[PATH_MAX], final[PATH_MAX];
+        CkptEntry e;
+        bool remove = entry_is_temporary(entry->d_name);
+        if (snprintf(path, sizeof path, "%s/%s", c->folder, entry->d_name) >= (int)sizeof path) continue;
+        if (entry_parse(entry->d_name, &e) && e.old) {
+            err = entry_path(final, c->folder, (CkptEntry){ e.step, false });
+            remove = !err && file_is_dir(final);
+        }
+        if (remove) err = file_remove_tree(path);
+    }
+    closedir(d);
+    return err;
+}
+
+/* What a save will take on the disk; the manifest's part is an upper bound. */
+static int64_t space_wanted(const Ckpt *c)
+{
+    return c->total_bytes + c->text_bytes + c->piece_count * (PARAM_NAME_MAX + 384) +
+           c->o.store->reg->count * (PARAM_NAME_MAX + 128) + c->crc_count * 12 + c->o.world->size * 4096;
+}
+
+static Err prepare(Ckpt *c, const Names *n)
+{
+    int64_t free_bytes;
+    if (c->o.world->rank) return ERR_OK;
+    TRY(file_make_dirs(c->folder));
+    TRY(sweep(c));
+    TRY(file_free_bytes(c->folder, &free_bytes));
+    if (free_bytes < space_wanted(c))
+        return err_set(ERR_STORAGE, "a checkpoint takes '%lld' bytes, and '%s' has '%lld' free",
+                       (long long)space_wanted(c), c->folder, (long long)free_bytes);
+    return file_make_dirs(n->temp);
+}
+
+/* ---- commit ---- */
+
+/* Whatever has the wanted name already steps aside, and can come back. */
+static Err make_way(Names *n)
+{
+    if (!file_exists(n->final)) return ERR_OK;
+    TRY(file_remove_tree(n->old));
+    TRY(file_rename(n->final, n->old));
+    n->moved = true;
+    return ERR_OK;
+}
+
+/* After a failure: the new folder under its temporary name again, the old one back in place. Best effort: what
+ * cannot be undone is still either whole or not looked at. */
+static void step_back(Names *n, bool renamed)
+{
+    if (renamed && file_rename(n->final, n->temp)) log_warn("%s", err_message());
+    if (n->moved && file_rename(n->old, n->final)) log_warn("%s", err_message());
+    n->moved = false;
+}
+
+/* Reads the committed manifest again, and looks for the files. */
+static Err read_back(Ckpt *c, const Names *n, uint32_t crc, int64_t size_bytes)
+{
+    char path[PATH_MAX + NAME_ROOM], name[CKPT_NAME_MAX];
+    uint32_t found = 0;
+    int64_t found_bytes;
+    snprintf(path, sizeof path, "%s/manifest.json", n->final);
+    for (int64_t at = 0; at < size_bytes; at += CHUNK_BYTES) {
+        int64_t part = size_bytes - at < CHUNK_BYTES ? size_bytes - at : CHUNK_BYTES;
+        TRY(file_read_at(path, at, c->chunk, part));
+        found = crc32c(found, c->chunk, (size_t)part);
+    }
+    if (found != crc) return err_set(ERR_IO, "'%s' reads back with checksum '%08x', '%08x' was written", path, found, crc);
+    for (int rank = 0; rank < c->o.world->size; rank++) {
+        if (!c->file_bytes[rank]) continue;
+        shard_name(name, rank);
+        snprintf(path, sizeof path, "%s/%s", n->final, name);
+        TRY(file_size(path, &found_bytes));
+        if (found_bytes != c->file_bytes[rank])
+            return err_set(ERR_IO, "'%s' has '%lld' bytes, '%lld' were written", path, (long long)found_bytes,
+                           (long long)c->file_bytes[rank]);
+    }
+    return ERR_OK;
+}
+
+static Err commit(Ckpt *c, const CkptMeta *meta, Names *n)
+{
+    uint32_t crc;
+    int64_t size_bytes;
+    if (c->o.world->rank) return ERR_OK;
+    TRY(manifest_write(c, meta, n->temp, &crc, &size_bytes));
+    TRY(file_sync_dir(n->temp));
+    TRY(make_way(n));
+    Err err = file_rename(n->temp, n->final);
+    bool renamed = !err;
+    if (!err) err = file_sync_dir(c->folder);
+    if (!err) err = read_back(c, n, crc, size_bytes);
+    if (!err) return ERR_OK;
+    char why[MESSAGE_MAX];
+    snprintf(why, sizeof why, "%s", err_message());
+    step_back(n, renamed);
+    return err_set(err, "%s", why);
+}
+
+/* ---- after the commit ---- */
+
+static void warn_if(Err err)
+{
+    if (err) log_warn("%s; the new checkpoint is in place", err_message());
+}
+
+/* Under a temporary name first: what is half removed must not look like a checkpoint. */
+static Err remove_step(const Ckpt *c, int64_t step)
+{
+    char path[PATH_MAX], temp[PATH_MAX + NAME_ROOM];
+    TRY(entry_path(path, c->folder, (CkptEntry){ step, false }));
+    snprintf(temp, sizeof temp, "%s.tmp-%016llx", path, (unsigned long long)c->nonce);
+    TRY(file_rename(path, temp));
+    return file_remove_tree(temp);
+}
+
+/* Enters a step into c->valid, which stays ascending. */
+static void remember(Ckpt *c, int64_t step)
+{
+    int at = c->valid_count;
+    while (at && c->valid[at - 1] > step) at--;
+    if (at && c->valid[at - 1] == step) return;
+    ASSERT(c->valid_count < c->valid_capacity);
+    memmove(c->valid + at + 1, c->valid + at, (size_t)(c->valid_count - at) * sizeof *c->valid);
+    c->valid[at] = step;
+    c->valid_count++;
+}
+
+static void retain(Ckpt *c, int64_t step)
+{
+    if (!c->o.keep) return;
+    remember(c, step);
+    while (c->valid_count > keep_of(c)) {
+        int which = c->valid[0] == step; /* never the one just written */
+        warn_if(remove_step(c, c->valid[which]));
+        c->valid_count--;
+        memmove(c->valid + which, c->valid + which + 1, (size_t)(c->valid_count - which) * sizeof *c->valid);
+    }
+}
+
+static void tidy(Ckpt *c, const Names *n, int64_t step)
+{
+    char path[PATH_MAX + NAME_ROOM], text[64];
+    warn_if(file_remove_tree(n->old)); /* ours, or that of a replacement that was killed */
+    snprintf(path, sizeof path, "%s/LATEST", c->folder);
+    int length = snprintf(text, sizeof text, "step-%08lld\n", (long long)step);
+    warn_if(file_replace(path, text, length));
+    retain(c, step);
+}
+
+/* ---- the whole ---- */
+
+static Err save(Ckpt *c, const CkptMeta *meta, Names *n)
+{
+    memset(c->crcs, 0, (size_t)c->crc_count * sizeof *c->crcs);
+    TRY(agree(c, prepare(c, n)));
+    TRY(agree(c, shard_write(c, n->temp)));
+    TRY(comm_sum_i64(&c->o.world->world, c->o.stream, c->crcs, c->crc_count, NULL));
+    return agree(c, commit(c, meta, n));
+}
+
+static Err make_names(const Ckpt *c, int64_t step, Names *n)
+{
+    n->moved = false;
+    TRY(entry_path(n->final, c->folder, (CkptEntry){ step, false }));
+    TRY(entry_path(n->old, c->folder, (CkptEntry){ step, true }));
+    if (snprintf(n->temp, PATH_MAX, "%s.tmp-%016llx", n->final, (unsigned long long)c->nonce) >= PATH_MAX)
+        return err_set(ERR_CONFIG, "path is too long: '%s'", n->final);
+    return ERR_OK;
+}
+
+Err ckpt_save(Ckpt *c, const CkptMeta *meta)
+{
+    Names n;
+    char why[MESSAGE_MAX];
+    if (c->o.stream->dev->is_null) return ERR_OK;
+    TRY(make_names(c, meta->step, &n));
+    Err err = save(c, meta, &n);
+    if (!err) {
+        if (!c->o.world->rank) tidy(c, &n, meta->step);
+        return ERR_OK;
+    }
+    snprintf(why, sizeof why, "%s", err_message());
+    if (!c->o.world->rank && file_remove_tree(n.temp)) log_warn("%s", err_message());
+    return err_set(err, "cannot save the checkpoint of step %lld: %s", (long long)meta->step, why);
+}
