@@ -1,0 +1,514 @@
+/*
+ * Numbers against PyTorch in float64: test/golden/ holds losses, gradients, gradient norms, rates and final
+ * weights of three tiny models (see test/tools/golden.py, which made them and has the same formula for initial
+ * weights and tokens). Checked with reproducible = layout and run: the first loss, the gradient of every
+ * parameter, 20 AdamW steps with clipping and a cosine, the final weights, evaluation, generation's logits.
+ * Recomputation and the micro-batch size must not change a bit.
+ *
+ * Gradients are seen through the executor's update hook: it is called between the norm and the update, which
+ * clears them.
+ */
+#include "base/json.h"
+#include "base/rng.h"
+#include "test.h"
+#include "train/trainer.h"
+
+/* ---- golden values ---- */
+
+typedef struct {
+    Json *file;
+    const Json *c; /* the case */
+    const char *name;
+    TrainSpec spec;
+} Golden;
+
+static bool flag(const Json *j, const char *key)
+{
+    return json_is_true(json_get(j, key));
+}
+
+static int64_t whole(const Json *j, const char *key)
+{
+    CHECK_MSG(json_is_int(json_get(j, key)), "golden.json: no '%s'", key);
+    return json_int(json_get(j, key), -1);
+}
+
+static double number(const Json *j, const char *key)
+{
+    CHECK_MSG(json_is_number(json_get(j, key)), "golden.json: no '%s'", key);
+    return json_number(json_get(j, key), NAN);
+}
+
+static ModelSpec model_of(const Json *m)
+{
+    ModelSpec s = { .layers = (int)whole(m, "layers"),
+                    .heads = (int)whole(m, "heads"),
+                    .kv_heads = (int)whole(m, "kv_heads"),
+                    .head_dim = (int)whole(m, "head_dim"),
+                    .hidden = whole(m, "hidden"),
+                    .ffn = whole(m, "ffn"),
+                    .seq = whole(m, "seq"),
+                    .vocab = whole(m, "vocab"),
+                    .window = whole(m, "window"),
+                    .learned_positions = flag(m, "learned_positions"),
+                    .rope = flag(m, "rope"),
+                    .rms = flag(m, "rms"),
+                    .bias = flag(m, "bias"),
+                    .tied = flag(m, "tied"),
+                    .qk_norm = flag(m, "qk_norm"),
+                    .activation = flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                    .norm_eps = (float)number(m, "norm_eps"),
+                    .rope_base = (float)number(m, "rope_base"),
+                    .init_std = 0.02f,
+                    .tp_blocks = 2 };
+    int64_t padding = 16 * s.tp_blocks;
+    s.padded_vocab = (s.vocab + padding - 1) / padding * padding;
+    return s;
+}
+
+/* Read anew for each case of the test; the caller frees g->file. */
+static void golden_open(Golden *g, const char *name)
+{
+    *g = (Golden){ .name = name };
+    OK(json_read_file("test/golden/golden.json", 1 << 20, &g->file));
+    for (int64_t i = 0; i < json_count(g->file); i++)
+        if (!strcmp(json_text(json_get(json_at(g->file, i), "name"), NULL), name)) g->c = json_at(g->file, i);
+    CHECK_MSG(g->c, "golden.json: no case '%s'", name);
+    const Json *o = json_get(g->c, "optim");
+    g->spec = (TrainSpec){ .model = model_of(json_get(g->c, "model")),
+                           .micro_batch = 2,
+                           .global_batch = whole(g->c, "global_batch"),
+                           .seq_blocks = 2,
+                           .attn_block = 8,
+                           .exact = true,
+                           .adamw = { (float)number(o, "beta1"), (float)number(o, "beta2"), (float)number(o, "eps"),
+                                      (float)number(o, "weight_decay") },
+                           .clip = (float)number(o, "clip"),
+                           .lr = { .shape = LR_COSINE,
+                                   .lr = number(o, "lr"),
+                                   .min_lr = number(o, "min_lr"),
+                                   .warmup = whole(o, "warmup"),
+                                   .decay_steps = whole(o, "steps") },
+                           .seed = 1,
+                           .threads = 2 };
+}
+
+static const Json *golden_step(const Golden *g, int64_t i)
+{
+    return json_at(json_get(g->c, "steps"), i);
+}
+
+/* The values of all parameters in plain order; the caller frees. */
+static float *golden_values(const Golden *g, const char *kind, int64_t count)
+{
+    char path[128];
+    snprintf(path, sizeof path, "test/golden/%s.%s.f32", g->name, kind);
+    float *x = calloc((size_t)count + 1, sizeof *x);
+    FILE *f = fopen(path, "rb");
+    CHECK_MSG(f, "%s: cannot be opened", path);
+    if (!f) return x;
+    size_t got = fread(x, sizeof *x, (size_t)count + 1, f);
+    CHECK_MSG((int64_t)got == count, "%s: %zu values, %lld parameters", path, got, (long long)count);
+    fclose(f);
+    return x;
+}
+
+/* ---- the formula of golden.py ---- */
+
+static int64_t draw(const char *name, int64_t i)
+{
+    uint64_t h = 0xCBF29CE484222325u; /* FNV-1a */
+    for (; *name; name++) h = (h ^ (uint8_t)*name) * 0x100000001B3u;
+    return (int64_t)(rng_mix(h + (uint64_t)i) >> 48) - 32768;
+}
+
+static float weight_at(const Param *p, int64_t i)
+{
+    float x = (float)draw(p->name, i);
+    size_t n = strlen(p->name);
+    if (p->spec.ndim == 2) return x * 0x1p-17f;
+    return n > 5 && !strcmp(p->name + n - 5, ".bias") ? x * 0x1p-18f : 1 + x * 0x1p-17f;
+}
+
+/* user: the ModelSpec */
+static Err formula_tokens(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    const ModelSpec *m = user;
+    for (int64_t s = first; s < first + count; s++, out += m->seq + 1) {
+        out[0] = (int32_t)(rng_mix((uint64_t)s) % (uint64_t)m->vocab);
+        for (int64_t i = 0; i < m->seq; i++) {
+            uint64_t noise = rng_mix(1000 * ((uint64_t)s + 1) + (uint64_t)i) % 4;
+            out[i + 1] = (int32_t)((5 * (uint64_t)out[i] + noise) % (uint64_t)m->vocab);
+        }
+    }
+    return ERR_OK;
+}
+
+/* ---- plain order and memory ---- */
+
+/* Element (r, c) of a parameter in memory is element *plain of its plain values; false in padding. */
+static bool plain_index(const Param *p, int64_t r, int64_t c, int64_t *plain)
+{
+    int64_t row = param_plain_row(p, r);
+    *plain = row * p->spec.shape[1] + c;
+    return row >= 0;
+}
+
+static void set_formula_weights(Trainer *t)
+{
+    int64_t at;
+    for (int i = 0; i < t->registry.count; i++) {
+        const Param *p = &t->registry.items[i];
+        float *w = param_view(p, t->params.value).data;
+        for (int64_t k = 0; k < p->count; k++)
+            w[k] = plain_index(p, k / p->local[1], k % p->local[1], &at) ? weight_at(p, at) : 0;
+    }
+}
+
+static double accumulator(Tensor g, int64_t k, int shift)
+{
+    return g.dtype == I64 ? ldexp((double)((const int64_t *)g.data)[k], -shift) : ((const float *)g.data)[k];
+}
+
+/* All parameters in plain order, one after the other. `shift` NULL: flat is not an accumulator. */
+static void to_plain(const Trainer *t, Tensor flat, const int32_t *shift, double *out)
+{
+    int64_t at;
+    for (int i = 0; i < t->registry.count; i++) {
+        const Param *p = &t->registry.items[i];
+        Tensor view = param_view(p, flat);
+        for (int64_t k = 0; k < p->count; k++) {
+            double x = accumulator(view, k, shift ? shift[i] : 0);
+            if (plain_index(p, k / p->local[1], k % p->local[1], &at)) out[at] = x;
+            else CHECK_MSG(x == 0, "%s: padding holds %g", p->name, x);
+        }
+        out += p->spec.shape[0] * p->spec.shape[1];
+    }
+}
+
+/* ---- one run ---- */
+
+typedef struct {
+    Golden g;
+    World world;
+    Trainer t;
+    ExecutorHooks real;
+    double *grad; /* of the first step; NULL = not wanted */
+    int updates;
+} Run;
+
+static Err capture_update(void *user)
+{
+    Run *r = user;
+    if (r->grad && r->updates++ == 0) to_plain(&r->t, r->t.params.grad, r->t.params.shift.data, r->grad);
+    return r->real.update(r->real.user);
+}
+
+static Err forward_hook_batch(void *user, int microbatch, Batch *batch)
+{
+    Run *r = user;
+    return r->real.batch(r->real.user, microbatch, batch);
+}
+
+static Err forward_hook_reduce(void *user)
+{
+    Run *r = user;
+    return r->real.reduce(r->real.user);
+}
+
+static Err forward_hook_norm(void *user)
+{
+    Run *r = user;
+    return r->real.norm(r->real.user);
+}
+
+static void run_open(Run *r)
+{
+    MemoryPlan plan;
+    OK(trainer_plan(&r->g.spec, (Grid){ 1, 1, false }, 0, &plan));
+    OK(world_open_self(&r->world));
+    OK(trainer_open(&r->t, &r->g.spec, &r->world, &plan));
+    r->real = r->t.executor.hooks;
+    r->t.executor.hooks = (ExecutorHooks){ r, forward_hook_batch, forward_hook_reduce, forward_hook_norm,
+                                           capture_update };
+    set_formula_weights(&r->t);
+}
+
+static void run_close(Run *r)
+{
+    trainer_close(&r->t);
+    world_close(&r->world);
+    json_free(r->g.file);
+}
+
+static TokenSource source_of(Run *r)
+{
+    return (TokenSource){ &r->g.spec.model, formula_tokens };
+}
+
+static int64_t plain_count(const Run *r)
+{
+    return param_total(&r->t.registry);
+}
+
+static void check_registry(const Run *r)
+{
+    const Json *list = json_get(r->g.c, "params");
+    CHECK(json_count(list) == r->t.registry.count);
+    for (int i = 0; i < r->t.registry.count; i++) {
+        const Param *p = &r->t.registry.items[i];
+        const Json *shape = json_get(json_at(list, i), "shape");
+        const char *name = json_text(json_get(json_at(list, i), "name"), NULL);
+        CHECK_MSG(name && !strcmp(name, p->name), "parameter %d is '%s', want '%s'", i, p->name, name ? name : "none");
+        CHECK_MSG(json_count(shape) == p->spec.ndim, "%s", p->name);
+        for (int d = 0; d < p->spec.ndim; d++)
+            CHECK_MSG(json_int(json_at(shape, d), -1) == p->spec.shape[d], "%s, dim %d", p->name, d);
+    }
+}
+
+static double norm_of(const double *x, const float *minus, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) {
+        double d = x ? x[i] - (minus ? minus[i] : 0) : minus[i];
+        sum += d * d;
+    }
+    return sqrt(sum);
+}
+
+/* Each tensor: norm(got - want) <= tol * max(norm(want), 1e-3 * norm of all). Worst ratio / tol, for the log. */
+static double check_tensors(const Run *r, const char *what, const double *got, const float *want, double tol)
+{
+    double total = norm_of(NULL, want, plain_count(r)), worst = 0;
+    for (int i = 0; i < r->t.registry.count; i++) {
+        const Param *p = &r->t.registry.items[i];
+        int64_t n = p->spec.shape[0] * p->spec.shape[1];
+        double limit = fmax(norm_of(NULL, want, n), 1e-3 * total), off = norm_of(got, want, n) / limit;
+        CHECK_MSG(off <= tol, "%s %s of %s: off by %.3g of its norm %.3g", r->g.name, what, p->name, off, limit);
+        worst = fmax(worst, off);
+        got += n;
+        want += n;
+    }
+    return worst;
+}
+
+/*
+ * Without q/k norms the bias of the keys adds the same to all scores of a query, so its true gradient is 0 and
+ * Adam turns whatever rounding leaves of it into steps: nothing to compare there.
+ */
+static void forget_key_biases(const Run *r, double *got, const float *want)
+{
+    const ModelSpec *m = &r->g.spec.model;
+    int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
+    for (int i = 0; i < r->t.registry.count; i++) {
+        const Param *p = &r->t.registry.items[i];
+        if (!m->qk_norm && strstr(p->name, ".attn.qkv.bias"))
+            for (int64_t k = q; k < q + kv; k++) got[k] = want[k];
+        got += p->spec.shape[0] * p->spec.shape[1];
+        want += p->spec.shape[0] * p->spec.shape[1];
+    }
+}
+
+static void check_steps(Run *r)
+{
+    double worst = 0;
+    int64_t steps = json_count(json_get(r->g.c, "steps"));
+    CHECK(steps == 20);
+    for (int64_t i = 0; i < steps; i++) {
+        StepReport report;
+        const Json *want = golden_step(&r->g, i);
+        OK(trainer_step(&r->t, source_of(r), &report));
+        double loss = number(want, "loss"), off = fabs(report.loss - loss) / loss;
+        CHECK_MSG(off <= (i ? 1e-5 : 1e-6), "step %lld: loss %.9g, want %.9g", (long long)i + 1, report.loss, loss);
+        worst = fmax(worst, off);
+        CHECK_CLOSE(report.grad_norm / number(want, "grad_norm"), 1, i ? 1e-4 : 1e-6, "step %lld", (long long)i + 1);
+        CHECK_CLOSE(report.lr / number(want, "lr"), 1, 1e-7, "step %lld", (long long)i + 1);
+        CHECK(!report.skipped && report.counted == r->g.spec.global_batch * r->g.spec.model.seq);
+    }
+    printf("    %s, %s: losses of %lld steps within %.2g", r->g.name, r->g.spec.exact ? "layout" : "run",
+           (long long)steps, worst);
+}
+
+/* Evaluation sees the same loss as the first step will, and changes nothing. */
+static void check_eval(Run *r)
+{
+    double loss = NAN;
+    int64_t counted = 0;
+    OK(trainer_eval(&r->t, source_of(r), 0, 1, &loss, &counted));
+    CHECK_CLOSE(loss / number(golden_step(&r->g, 0), "loss"), 1, 1e-6, "evaluation");
+    CHECK(counted == r->g.spec.global_batch * r->g.spec.model.seq);
+}
+
+static void against_torch(const char *name, bool exact, bool final)
+{
+    Run r = { 0 };
+    golden_open(&r.g, name);
+    r.g.spec.exact = exact;
+    run_open(&r);
+    check_registry(&r);
+    check_eval(&r);
+    int64_t n = plain_count(&r);
+    float *want = golden_values(&r.g, "grad", n);
+    r.grad = calloc((size_t)n, sizeof *r.grad);
+    check_steps(&r);
+    printf(", gradients %.2g", check_tensors(&r, "gradient", r.grad, want, 1e-5));
+    free(want);
+    if (final) {
+        want = golden_values(&r.g, "final", n);
+        to_plain(&r.t, r.t.params.value, NULL, r.grad);
+        forget_key_biases(&r, r.grad, want);
+        printf(", final weights %.2g", check_tensors(&r, "final weights", r.grad, want, 2e-5));
+        free(want);
+    }
+    putchar('\n');
+    free(r.grad);
+    run_close(&r);
+}
+
+TEST(gpt2_layout) { against_torch("gpt2", true, true); }
+TEST(gpt2_run) { against_torch("gpt2", false, true); }
+TEST(llama_layout) { against_torch("llama", true, true); }
+TEST(llama_run) { against_torch("llama", false, true); }
+TEST(mixed_layout) { against_torch("mixed", true, false); }
+TEST(mixed_run) { against_torch("mixed", false, false); }
+
+/* ---- what must not change a bit ---- */
+
+/* Weights and both moments after three steps; the caller frees. */
+static float *state_after_steps(const Golden *g, Recompute recompute, int64_t micro_batch, int64_t *bytes)
+{
+    Run r = { .g = *g };
+    StepReport report;
+    r.g.file = NULL; /* the caller's */
+    r.g.spec.model.recompute = recompute;
+    r.g.spec.micro_batch = micro_batch;
+    run_open(&r);
+    for (int i = 0; i < 3; i++) OK(trainer_step(&r.t, source_of(&r), &report));
+    int64_t n = r.t.registry.flat_count;
+    *bytes = 3 * n * (int64_t)sizeof(float);
+    float *state = malloc((size_t)*bytes);
+    memcpy(state, r.t.params.value.data, (size_t)(n * 4));
+    memcpy(state + n, r.t.params.m.data, (size_t)(n * 4));
+    memcpy(state + 2 * n, r.t.params.v.data, (size_t)(n * 4));
+    run_close(&r);
+    return state;
+}
+
+static void check_same(const Golden *g, const char *what, Recompute recompute, int64_t micro_batch, const float *want)
+{
+    int64_t bytes;
+    float *got = state_after_steps(g, recompute, micro_batch, &bytes);
+    CHECK_MSG(!memcmp(got, want, (size_t)bytes), "%s, %s: other bits", g->name, what);
+    free(got);
+}
+
+static void same_bits(const char *name)
+{
+    Golden g;
+    int64_t bytes;
+    golden_open(&g, name);
+    for (int exact = 0; exact < 2; exact++) {
+        g.spec.exact = exact;
+        float *want = state_after_steps(&g, RECOMPUTE_NONE, 2, &bytes);
+        check_same(&g, "selective recomputation", RECOMPUTE_SELECTIVE, 2, want);
+        check_same(&g, "full recomputation", RECOMPUTE_FULL, 2, want);
+        if (exact) check_same(&g, "micro-batch 1", RECOMPUTE_NONE, 1, want);
+        if (exact) check_same(&g, "micro-batch 4, full", RECOMPUTE_FULL, 4, want);
+        free(want);
+    }
+    json_free(g.file);
+}
+
+TEST(same_bits_gpt2) { same_bits("gpt2"); }
+TEST(same_bits_llama) { same_bits("llama"); }
+TEST(same_bits_mixed) { same_bits("mixed"); }
+
+/* ---- generation ---- */
+
+static double nats(const float *logits, int64_t vocab, int32_t target)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < vocab; i++) sum += exp((double)logits[i] - logits[target]);
+    return log(sum);
+}
+
+/* Logits prefix by prefix, as generation asks for them, give the golden first loss when taken together. */
+static void check_logits(const char *name)
+{
+    Run r = { 0 };
+    golden_open(&r.g, name);
+    r.g.spec.forward_only = true;
+    r.g.spec.micro_batch = r.g.spec.global_batch = 1;
+    run_open(&r);
+    const ModelSpec *m = &r.g.spec.model;
+    int32_t tokens[256];
+    float logits[256];
+    double sum = 0;
+    int64_t count = 0, samples = whole(r.g.c, "global_batch");
+    for (int64_t s = 0; s < samples; s++) {
+        OK(formula_tokens(&r.g.spec.model, s, 1, tokens));
+        for (int64_t n = 1; n <= m->seq; n++, count++) {
+            OK(trainer_logits(&r.t, tokens, n, logits));
+            sum += nats(logits, m->vocab, tokens[n]);
+        }
+    }
+    CHECK_CLOSE(sum / (double)count / number(golden_step(&r.g, 0), "loss"), 1, 1e-6, "%s", name);
+    run_close(&r);
+}
+
+TEST(logits_gpt2) { check_logits("gpt2"); }
+TEST(logits_llama) { check_logits("llama"); }
+
+/* ---- learning rates ---- */
+
+typedef struct {
+    int64_t step;
+    double want;
+} Rate;
+
+static void check_rates(const char *what, LrSchedule s, const Rate *r, int count)
+{
+    for (int i = 0; i < count; i++)
+        CHECK_MSG(fabs(lr_at(&s, r[i].step) - r[i].want) <= 1e-6 * r[i].want + 1e-18, "%s, step %lld: %.9g, want %.9g",
+                  what, (long long)r[i].step, lr_at(&s, r[i].step), r[i].want);
+}
+
+#define RATES(what, schedule, ...)                                                                 \
+    check_rates((what), (schedule), (const Rate[]){ __VA_ARGS__ },                                 \
+                (int)(sizeof((const Rate[]){ __VA_ARGS__ }) / sizeof(Rate)))
+
+/* Worked by hand from the formulas, 100 steps of warm-up, decay until 1100. */
+TEST(learning_rates)
+{
+    LrSchedule s = { LR_COSINE, 3e-4, 3e-5, 100, 1100, 400 };
+    RATES("cosine", s, { 1, 3e-6 }, { 50, 1.5e-4 }, { 100, 3e-4 }, { 350, 2.6045941546e-4 }, { 600, 1.65e-4 },
+          { 850, 6.954058454e-5 }, { 1100, 3e-5 }, { 5000, 3e-5 });
+    s.shape = LR_LINEAR;
+    RATES("linear", s, { 50, 1.5e-4 }, { 350, 2.325e-4 }, { 600, 1.65e-4 }, { 1100, 3e-5 }, { 1101, 3e-5 });
+    s.shape = LR_CONSTANT;
+    RATES("constant", s, { 50, 1.5e-4 }, { 101, 3e-4 }, { 1100, 3e-4 });
+    s.shape = LR_INVERSE_SQRT;
+    RATES("inverse_sqrt", s, { 50, 1.5e-4 }, { 100, 3e-4 }, { 225, 2e-4 }, { 400, 1.5e-4 }, { 10000, 3e-5 },
+          { 1000000, 3e-5 });
+}
+
+/* The share of lr - min_lr at quarters of the decay: 1, 0.6818, 0.4142, 0.1892, 0 = 2 * 0.5^r - 1. */
+TEST(learning_rate_wsd)
+{
+    LrSchedule s = { LR_WSD, 1, 0, 10, 1000, 400 };
+    RATES("wsd", s, { 5, 0.5 }, { 10, 1 }, { 11, 1 }, { 600, 1 }, { 700, 0.681792830507 }, { 800, 0.414213562373 },
+          { 900, 0.189207115003 }, { 1001, 0 });
+    CHECK(fabs(lr_at(&s, 1000)) <= 1e-15);
+    s.min_lr = 0.5;
+    RATES("wsd above min_lr", s, { 600, 1 }, { 800, 0.707106781187 }, { 1000, 0.5 }, { 2000, 0.5 });
+}
+
+TEST(learning_rate_without_warmup)
+{
+    LrSchedule s = { LR_LINEAR, 1, 0, 0, 10, 0 };
+    RATES("linear", s, { 1, 0.9 }, { 5, 0.5 }, { 9, 0.1 });
+    s.shape = LR_INVERSE_SQRT;
+    RATES("inverse_sqrt", s, { 1, 1 }, { 4, 0.5 }, { 100, 0.1 });
+}
+
+TEST_MAIN

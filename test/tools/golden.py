@@ -1,0 +1,243 @@
+#!/usr/bin/python3
+"""Golden values for test_golden.c: tiny models computed by PyTorch in float64.
+
+The model below is written from the definitions (plain autograd, no cache, no fused kernels) and shares nothing
+with megatrain but the names and shapes of parameters. Initial weights and tokens are a formula (draw, weight,
+tokens below; test_golden.c has the same one), exact in float32, so that nothing but results is stored:
+
+  golden.json       per case: the model, the batch, the optimizer; losses, gradient norms and learning rates of
+                    20 steps; the names and shapes of the parameters in plain order
+  NAME.grad.f32     gradients of the first step's mean loss, before clipping, parameter after parameter
+  NAME.final.f32    weights after the last step, likewise
+
+Usage: /usr/bin/python3 test/tools/golden.py [FOLDER]      (default test/golden; needs torch and numpy)
+"""
+import json
+import math
+import os
+import sys
+
+try:
+    import numpy
+    import torch
+except ImportError as e:
+    print(f"skipped: {e} (Debian: apt-get install python3-torch python3-numpy; run by /usr/bin/python3)")
+    sys.exit(77)
+
+MASK = (1 << 64) - 1
+
+# What the two recipes leave between them is in `mixed`; sizes are odd on purpose: vector tails, padded vocabulary.
+GPT2 = dict(layers=2, hidden=24, heads=4, kv_heads=4, head_dim=6, ffn=96, seq=24, vocab=71, window=0,
+            learned_positions=True, rope=False, rms=False, bias=True, tied=True, qk_norm=False, swiglu=False,
+            norm_eps=1e-5, rope_base=10000.0)
+LLAMA = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=56, seq=24, vocab=71, window=0,
+             learned_positions=False, rope=True, rms=True, bias=False, tied=False, qk_norm=True, swiglu=True,
+             norm_eps=1e-6, rope_base=500.0)
+MIXED = dict(layers=1, hidden=24, heads=6, kv_heads=2, head_dim=4, ffn=40, seq=24, vocab=71, window=7,
+             learned_positions=False, rope=True, rms=False, bias=True, tied=False, qk_norm=True, swiglu=True,
+             norm_eps=1e-5, rope_base=10000.0)
+BATCH = 4
+OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
+
+
+def mix(x):
+    """splitmix64"""
+    x = (x + 0x9E3779B97F4A7C15) & MASK
+    x = ((x ^ (x >> 30)) * 0xBF58476D1CE4E5B9) & MASK
+    x = ((x ^ (x >> 27)) * 0x94D049BB133111EB) & MASK
+    return x ^ (x >> 31)
+
+
+def draw(name, i):
+    """Element i of tensor `name`: an integer in [-32768, 32767]."""
+    h = 0xCBF29CE484222325  # FNV-1a
+    for c in name.encode():
+        h = ((h ^ c) * 0x100000001B3) & MASK
+    return (mix((h + i) & MASK) >> 48) - 32768
+
+
+def weight(name, shape):
+    """Matrices in [-1/4, 1/4), vectors of norms 1 +- 1/4, biases in [-1/8, 1/8)."""
+    count = math.prod(shape)
+    x = torch.tensor([draw(name, i) for i in range(count)], dtype=torch.float64).reshape(shape)
+    if len(shape) == 2:
+        return x * 2.0**-17
+    return x * 2.0**-18 if name.endswith(".bias") else 1 + x * 2.0**-17
+
+
+def tokens(sample, m):
+    """seq + 1 tokens that are half predictable, so that there is something to learn."""
+    t = [mix(sample) % m["vocab"]]
+    for i in range(m["seq"]):
+        t.append((5 * t[-1] + mix(1000 * (sample + 1) + i) % 4) % m["vocab"])
+    return t
+
+
+def shapes(m):
+    """Names and plain shapes in megatrain's order of registration."""
+    D, V, q, kv = m["hidden"], m["vocab"], m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
+    out = []
+
+    def linear(name, rows, cols):
+        out.append((name + ".weight", (rows, cols)))
+        if m["bias"]:
+            out.append((name + ".bias", (rows,)))
+
+    def norm(name, width, rms):
+        out.append((name + ".weight", (width,)))
+        if not rms:
+            out.append((name + ".bias", (width,)))
+
+    out.append(("embedding.token.weight", (V, D)))
+    if m["learned_positions"]:
+        out.append(("embedding.position.weight", (m["seq"], D)))
+    for i in range(m["layers"]):
+        p = f"layers.{i}."
+        norm(p + "norm1", D, m["rms"])
+        linear(p + "attn.qkv", q + 2 * kv, D)
+        if m["qk_norm"]:
+            norm(p + "attn.q_norm", m["head_dim"], True)
+            norm(p + "attn.k_norm", m["head_dim"], True)
+        linear(p + "attn.proj", D, q)
+        norm(p + "norm2", D, m["rms"])
+        linear(p + "mlp.fc1", 2 * m["ffn"] if m["swiglu"] else m["ffn"], D)
+        linear(p + "mlp.fc2", D, m["ffn"])
+    norm("final_norm", D, m["rms"])
+    if not m["tied"]:
+        out.append(("head.weight", (V, D)))
+    return out
+
+
+class Model:
+    def __init__(self, m):
+        self.m = m
+        self.w = {name: weight(name, shape).requires_grad_() for name, shape in shapes(m)}
+
+    def linear(self, name, x):
+        y = x @ self.w[name + ".weight"].T
+        return y + self.w[name + ".bias"] if name + ".bias" in self.w else y
+
+    def norm(self, name, x, rms):
+        if not rms:
+            x = x - x.mean(-1, keepdim=True)
+        y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.m["norm_eps"]) * self.w[name + ".weight"]
+        return y if rms else y + self.w[name + ".bias"]
+
+    def rotate(self, x):
+        """x [B, heads, T, C]: (x[i], x[i + C/2]) turned by position * base^(-2i/C)."""
+        C, T = x.shape[-1], x.shape[-2]
+        i = torch.arange(C // 2, dtype=torch.float64)
+        angle = torch.arange(T, dtype=torch.float64)[:, None] * self.m["rope_base"] ** (-2 * i / C)
+        a, b = x[..., :C // 2], x[..., C // 2:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+
+    def attention(self, name, x):
+        m = self.m
+        B, T, _ = x.shape
+        H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
+        q, k, v = self.linear(name + ".qkv", x).split([H * C, K * C, K * C], -1)
+        q, k, v = (t.reshape(B, T, -1, C) for t in (q, k, v))
+        if m["qk_norm"]:
+            q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
+        q, k, v = (t.transpose(1, 2) for t in (q, k, v))
+        if m["rope"]:
+            q, k = self.rotate(q), self.rotate(k)
+        k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
+        score = q @ k.transpose(-1, -2) / math.sqrt(C)
+        behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
+        hidden = behind < 0 if not m["window"] else (behind < 0) | (behind >= m["window"])
+        o = torch.softmax(score.masked_fill(hidden, -math.inf), -1) @ v
+        return self.linear(name + ".proj", o.transpose(1, 2).reshape(B, T, H * C))
+
+    def mlp(self, name, x):
+        h = self.linear(name + ".fc1", x)
+        if self.m["swiglu"]:
+            gate, up = h.chunk(2, -1)
+            h = gate * torch.sigmoid(gate) * up
+        else:
+            h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+        return self.linear(name + ".fc2", h)
+
+    def logits(self, token):
+        m = self.m
+        x = self.w["embedding.token.weight"][token]
+        if m["learned_positions"]:
+            x = x + self.w["embedding.position.weight"][:token.shape[1]]
+        for i in range(m["layers"]):
+            p = f"layers.{i}."
+            x = x + self.attention(p + "attn", self.norm(p + "norm1", x, m["rms"]))
+            x = x + self.mlp(p + "mlp", self.norm(p + "norm2", x, m["rms"]))
+        x = self.norm("final_norm", x, m["rms"])
+        return x @ self.w["embedding.token.weight" if m["tied"] else "head.weight"].T
+
+    def loss(self, batch):
+        """batch [B, seq + 1]; mean over all targets, nats."""
+        y = self.logits(batch[:, :-1])
+        return torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), batch[:, 1:].reshape(-1))
+
+
+def rate(o, step):
+    """Linear warm-up, then half a cosine from lr to min_lr at the last step."""
+    if step <= o["warmup"]:
+        return o["lr"] * step / o["warmup"]
+    r = (step - o["warmup"]) / (o["steps"] - o["warmup"])
+    return o["min_lr"] + 0.5 * (1 + math.cos(math.pi * r)) * (o["lr"] - o["min_lr"])
+
+
+def flat(tensors):
+    return numpy.concatenate([t.detach().numpy().ravel() for t in tensors]).astype("<f4")
+
+
+def train(model, o):
+    """torch's own AdamW and clipping. Gives per-step rows and the first step's gradients."""
+    params = list(model.w.values())
+    groups = [dict(params=[p for p in params if p.ndim == 2], weight_decay=o["weight_decay"]),
+              dict(params=[p for p in params if p.ndim == 1], weight_decay=0.0)]
+    adam = torch.optim.AdamW(groups, lr=1.0, betas=(o["beta1"], o["beta2"]), eps=o["eps"])
+    rows, first = [], None
+    for step in range(1, o["steps"] + 1):
+        batch = torch.tensor([tokens((step - 1) * BATCH + b, model.m) for b in range(BATCH)])
+        adam.zero_grad()
+        loss = model.loss(batch)
+        loss.backward()
+        if first is None:
+            first = flat([p.grad for p in params])
+        norm = torch.nn.utils.clip_grad_norm_(params, o["clip"])
+        for g in adam.param_groups:
+            g["lr"] = rate(o, step)
+        adam.step()
+        rows.append(dict(loss=loss.item(), grad_norm=norm.item(), lr=rate(o, step)))
+    return rows, first
+
+
+def case(folder, name, m):
+    model = Model(m)
+    rows, first = train(model, OPTIM)
+    first.tofile(os.path.join(folder, name + ".grad.f32"))
+    if name != "mixed":
+        flat(model.w.values()).tofile(os.path.join(folder, name + ".final.f32"))
+    print(f"{name}: {first.size} weights, loss {rows[0]['loss']:.6f} -> {rows[-1]['loss']:.6f}, "
+          f"norms {min(r['grad_norm'] for r in rows):.3f} to {max(r['grad_norm'] for r in rows):.3f}")
+    return dict(name=name, model=m, optim=OPTIM, global_batch=BATCH, steps=rows,
+                params=[dict(name=n, shape=list(s)) for n, s in shapes(m)])
+
+
+def text(c):
+    """A case as JSON: one line a member, a step, a parameter."""
+    def value(v):
+        if isinstance(v, list):
+            return "[\n  " + ",\n  ".join(map(json.dumps, v)) + "]"
+        return json.dumps(v)
+    return "{" + ",\n ".join(f"{json.dumps(k)}: {value(v)}" for k, v in c.items()) + "}"
+
+
+def main():
+    folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "golden")
+    torch.set_num_threads(1)
+    cases = [case(folder, *c) for c in (("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED))]
+    with open(os.path.join(folder, "golden.json"), "w") as f:
+        f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
+
+
+if __name__ == "__main__":
+    main()
