@@ -38,6 +38,17 @@ Isa isa_best(void)
     return isa_supported(ISA_AVX512) ? ISA_AVX512 : isa_supported(ISA_AVX2) ? ISA_AVX2 : ISA_C;
 }
 
+static Err map_memory(int64_t size_bytes, void **out)
+{
+    void *p = mmap(NULL, (size_t)size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED)
+        return err_set(ERR_MEMORY, "cannot get %.1f MiB of memory: %s", (double)size_bytes / (1 << 20),
+                       strerror(errno));
+    madvise(p, (size_t)size_bytes, MADV_HUGEPAGE); /* a wish: refusal changes speed only */
+    *out = p;
+    return ERR_OK;
+}
+
 static Err open_cpu(Device *dev, int threads, Isa isa)
 {
     static const OpTable *const tables[ISA_COUNT] = {
@@ -51,7 +62,7 @@ static Err open_cpu(Device *dev, int threads, Isa isa)
     dev->ops = tables[isa];
     dev->threads = threads > 0 ? threads : omp_get_max_threads();
     void *workspace;
-    TRY(device_alloc(dev, DEVICE_WORKSPACE_BYTES, &workspace));
+    TRY(map_memory(DEVICE_WORKSPACE_BYTES, &workspace)); /* not touched: small shapes use little of it */
     dev->workspace = workspace;
     dev->workspace_bytes = DEVICE_WORKSPACE_BYTES;
     return ERR_OK;
@@ -78,8 +89,8 @@ void device_close(Device *dev)
 }
 
 /*
- * One mapping per arena, huge pages asked for, touched once by the threads that will use it: fresh pages
- * cost more in the middle of a step than all the arithmetic on them.
+ * Touched once by the threads that will use it: fresh pages cost more in the middle of a step than all the
+ * arithmetic on them.
  */
 Err device_alloc(Device *dev, int64_t size_bytes, void **out)
 {
@@ -91,15 +102,10 @@ Err device_alloc(Device *dev, int64_t size_bytes, void **out)
         return ERR_OK;
     }
     if (size_bytes <= 0) return ERR_OK;
-    void *p = mmap(NULL, (size_t)size_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED)
-        return err_set(ERR_MEMORY, "cannot get %.1f MiB of memory: %s", (double)size_bytes / (1 << 20),
-                       strerror(errno));
-    madvise(p, (size_t)size_bytes, MADV_HUGEPAGE); /* a wish: refusal changes speed only */
-    char *bytes = p;
+    TRY(map_memory(size_bytes, out));
+    char *bytes = *out;
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
     for (int64_t i = 0; i < size_bytes; i += 4096) bytes[i] = 0;
-    *out = p;
     return ERR_OK;
 }
 

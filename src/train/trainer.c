@@ -48,12 +48,12 @@ static Err fill_batch(Trainer *t, Batch *b, int64_t first_sample)
     return write_rows(t, b->samples, samples);
 }
 
-/* Micro-batch m of dp rank r: samples first + (m * dp + r) * micro_batch. Any assignment gives the same bits. */
+/* A dp rank's samples are one contiguous share of the global batch. Any assignment gives the same bits. */
 static Err hook_batch(void *user, int microbatch, Batch *b)
 {
     Trainer *t = user;
-    int64_t first = t->first_sample +
-                    ((int64_t)microbatch * t->world->grid.dp + t->world->dp_rank) * t->spec.micro_batch;
+    int64_t share = t->spec.global_batch / t->world->grid.dp;
+    int64_t first = t->first_sample + t->world->dp_rank * share + microbatch * t->spec.micro_batch;
     if (t->source.get) TRY(t->source.get(t->source.user, first, b->B, t->host_tokens));
     return fill_batch(t, b, first);
 }

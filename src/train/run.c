@@ -1,0 +1,249 @@
+/* See run.h. */
+#include "train/run.h"
+
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "train/spec.h"
+#include "base/version.h"
+
+/* ---- opening ---- */
+
+static Err open_dataset(Run *r, bool training, Dataset **out)
+{
+    const Config *c = r->cfg;
+    bool split = *c->data.split;
+    DatasetOptions o = { .spec = training || split ? c->data.train : c->data.valid,
+                         .split = c->data.split,
+                         .part = training ? PART_TRAIN : PART_VALID,
+                         .seq = c->model.seq,
+                         .vocab = r->spec.model.vocab,
+                         .seed = (uint64_t)c->data.seed,
+                         .order = training ? ORDER_KEYED : ORDER_FILE };
+    return dataset_open(&o, out);
+}
+
+static Err open_data(Run *r, RunPurpose purpose)
+{
+    const Config *c = r->cfg;
+    bool has_valid = *c->data.valid || *c->data.split;
+    if (purpose == RUN_GENERATE) return ERR_OK;
+    if (purpose == RUN_TRAIN) {
+        if (!*c->data.train)
+            return err_set(ERR_CONFIG, "data.train is empty: there is nothing to train on"),
+                   err_hint("megatrain preprocess makes token files; then set data.train to their prefix");
+        TRY(open_dataset(r, true, &r->train));
+        snprintf(r->data_id, sizeof r->data_id, "train %08x, tokenizer %08x", dataset_crc(r->train),
+                 tokenizer_crc(r->tokenizer));
+    } else if (!has_valid) {
+        return err_set(ERR_CONFIG, "neither data.valid nor data.split is set: there is nothing to evaluate on");
+    }
+    return has_valid ? open_dataset(r, false, &r->valid) : ERR_OK;
+}
+
+/* Known before step 1: a run that cannot fit says so now, with what takes how much. */
+static Err check_memory(const MemoryPlan *p)
+{
+    double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), MiB = 1 << 20;
+    double need = (double)memory_plan_total(p);
+    if (need <= have) return ERR_OK;
+    return err_set(ERR_MEMORY,
+                   "this run needs %.0f MiB, the machine has %.0f MiB: state %.0f, saves %d x (%.0f + %.0f), "
+                   "scratch %.0f, workspace %.0f",
+                   need / MiB, have / MiB, (double)p->state / MiB, p->slots, (double)p->save[REGION_I] / MiB,
+                   (double)p->save[REGION_W] / MiB, (double)p->scratch / MiB, (double)p->workspace / MiB),
+           err_hint("smaller train.micro_batch, train.recompute=selective or full, or a smaller model");
+}
+
+static Err open_all(Run *r, RunPurpose purpose)
+{
+    const Config *c = r->cfg;
+    TRY(tokenizer_open(c->data.tokenizer, &r->tokenizer));
+    TRY(train_spec(c, tokenizer_vocab(r->tokenizer), &r->spec));
+    TRY(open_data(r, purpose));
+    r->spec.forward_only = purpose != RUN_TRAIN;
+    if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
+    TRY(world_open_self(&r->world));
+    r->world_open = true;
+    TRY(trainer_plan(&r->spec, grid_spec(c), 0, &r->plan));
+    TRY(check_memory(&r->plan));
+    TRY(trainer_open(&r->trainer, &r->spec, &r->world, &r->plan));
+    r->trainer_open = true;
+    return ERR_OK;
+}
+
+Err run_open(Run *r, const Config *cfg, RunPurpose purpose)
+{
+    *r = (Run){ .cfg = cfg };
+    setup_init(&r->setup);
+    Err err = open_all(r, purpose);
+    if (err) run_close(r);
+    return err;
+}
+
+void run_close(Run *r)
+{
+    if (r->trainer_open) trainer_close(&r->trainer);
+    if (r->world_open) world_close(&r->world);
+    dataset_close(r->train);
+    dataset_close(r->valid);
+    tokenizer_close(r->tokenizer);
+    setup_release(&r->setup);
+    *r = (Run){ 0 };
+}
+
+/* ---- checkpoints ---- */
+
+CkptMeta run_meta(const Run *r, const char *config_text)
+{
+    const Trainer *t = &r->trainer;
+    return (CkptMeta){ .step = t->step,
+                       .samples = t->samples,
+                       .tokens = t->samples * r->spec.model.seq,
+                       .seed = r->cfg->run.seed,
+                       .tp_blocks = r->spec.model.tp_blocks,
+                       .seq_blocks = r->spec.seq_blocks,
+                       .attn_block = r->spec.attn_block,
+                       .reproducible = r->spec.exact ? "layout" : "run",
+                       .program = MEGATRAIN_VERSION,
+                       .config = config_text,
+                       .data = r->data_id,
+                       .counters = { { "updates", t->updates }, { "skipped", t->skipped } },
+                       .counter_count = 2 };
+}
+
+/* A resumed run must be the same run: keys that change the numbers, and the data. */
+static Err check_same_run(const Run *r, const CkptMeta *meta)
+{
+    Config was;
+    Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration", .text = meta->config });
+    if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
+    else err = config_same_run(&was, r->cfg);
+    config_release(&was);
+    TRY(err);
+    if (strcmp(meta->data, r->data_id))
+        return err_set(ERR_CKPT, "the training data is not the checkpoint's: '%s' now, '%s' then", r->data_id, meta->data),
+               err_hint("data.train, data.split, data.seed and the tokenizer must stay the same; to start a new run "
+                        "from these weights use another run.dir and checkpoint.load");
+    return ERR_OK;
+}
+
+Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
+{
+    CkptMeta meta;
+    CkptLoad load = { .path = path,
+                      .store = &r->trainer.params,
+                      .world = &r->world,
+                      .stream = &r->trainer.device.stream,
+                      .weights_only = weights_only };
+    *damaged = true;
+    TRY(ckpt_meta(path, &r->setup, &meta));
+    *damaged = false;
+    if (!weights_only) TRY(check_same_run(r, &meta));
+    TRY(ckpt_load(&load, &r->setup, &meta, damaged));
+    if (weights_only) return ERR_OK;
+    r->trainer.step = meta.step;
+    r->trainer.samples = meta.samples;
+    r->trainer.updates = ckpt_counter(&meta, "updates", meta.step);
+    r->trainer.skipped = ckpt_counter(&meta, "skipped", 0);
+    return ERR_OK;
+}
+
+/* Newest first; a checkpoint that proves damaged while being read gives way to the one before it. */
+static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *found)
+{
+    char path[PATH_MAX];
+    int64_t below = INT64_MAX;
+    for (;;) {
+        bool damaged;
+        TRY(ckpt_find(run_dir, below, path, found));
+        if (!*found) return ERR_OK;
+        Err err = run_load(r, path, weights_only, &damaged);
+        if (!err) {
+            log_info("%s from %s", weights_only ? "weights" : "resuming", path);
+            return ERR_OK;
+        }
+        if (!damaged) return err;
+        log_warn("'%s' is damaged and passed over: %s", path, err_message());
+        if (sscanf(strrchr(path, '/'), "/step-%lld", (long long *)&below) != 1) return err;
+    }
+}
+
+Err run_load_newest(Run *r, const char *run_dir)
+{
+    bool found;
+    TRY(load_newest(r, run_dir, true, &found));
+    if (found) return ERR_OK;
+    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
+}
+
+Err run_resume(Run *r)
+{
+    const char *how = r->cfg->checkpoint.resume, *dir = r->cfg->run.dir, *load = r->cfg->checkpoint.load;
+    bool found = false, damaged;
+    if (!strcmp(how, "none")) {
+        if (ckpt_any(dir))
+            return err_set(ERR_CKPT, "checkpoint.resume=none, but '%s' holds checkpoints", dir),
+                   err_hint("take another run.dir, remove '%s/checkpoints', or resume with checkpoint.resume=auto", dir);
+    } else if (!strcmp(how, "auto")) {
+        TRY(load_newest(r, dir, false, &found));
+    } else {
+        TRY(run_load(r, how, false, &damaged));
+        found = true;
+    }
+    if (found || !*load) return ERR_OK;
+    char manifest[PATH_MAX];
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", load);
+    if (file_exists(manifest)) return run_load(r, load, true, &damaged);
+    return run_load_newest(r, load);
+}
+
+/* ---- odds ---- */
+
+static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
+{
+    const Dataset *d = user;
+    for (int64_t i = 0; i < count; i++) TRY(dataset_get(d, first + i, tokens + i * (dataset_seq(d) + 1)));
+    return ERR_OK;
+}
+
+TokenSource run_tokens(const Dataset *d)
+{
+    return (TokenSource){ (void *)d, get_tokens };
+}
+
+static double now_s(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+/* The best of a few square products in scratch memory; about a tenth of a second. */
+Err run_sgemm_rate(Run *r, double *flops)
+{
+    Arena *a = &r->trainer.scratch;
+    ArenaMark mark = arena_mark(a);
+    Tensor x, w, y;
+    int64_t n = 768;
+    while (n > 32 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes) n /= 2;
+    *flops = 0;
+    TRY(tensor_new(a, &x, F32, n, n));
+    TRY(tensor_new(a, &w, F32, n, n));
+    TRY(tensor_new(a, &y, F32, n, n));
+    TRY(op(&r->trainer.device.stream, fill_zero, .x = x));
+    TRY(op(&r->trainer.device.stream, fill_zero, .x = w));
+    double end = now_s() + 0.1;
+    do {
+        double t0 = now_s();
+        TRY(op(&r->trainer.device.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
+        double rate = 2.0 * (double)n * (double)n * (double)n / (now_s() - t0);
+        if (rate > *flops) *flops = rate;
+    } while (now_s() < end);
+    arena_release(a, mark);
+    return ERR_OK;
+}

@@ -1,0 +1,55 @@
+/*
+ * A run: configuration, data, model, checkpoints, in the order in which they can fail. Shared by training,
+ * evaluation and generation.
+ */
+#ifndef MEGATRAIN_TRAIN_RUN_H
+#define MEGATRAIN_TRAIN_RUN_H
+
+#include "base/config.h"
+#include "ckpt/ckpt.h"
+#include "data/loader.h"
+#include "data/tokenizer.h"
+#include "train/trainer.h"
+
+typedef struct {
+    const Config *cfg;
+    SetupArena setup;    /* of checkpoints' tables and texts */
+    Tokenizer *tokenizer;
+    Dataset *train, *valid; /* NULL when not opened; valid also when there is none */
+    World world;
+    TrainSpec spec;
+    MemoryPlan plan;
+    Trainer trainer;
+    bool world_open, trainer_open;
+    char data_id[160];   /* identity of the training data, kept in checkpoints */
+} Run;
+
+typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;
+
+/*
+ * Opens tokenizer, data (as the purpose needs), world and trainer with initial weights.
+ * ERR_MEMORY, with the table of arenas and three ways out, when the plan exceeds the machine's memory.
+ */
+Err run_open(Run *r, const Config *cfg, RunPurpose purpose);
+void run_close(Run *r);
+
+/* Weights (and, unless weights_only, everything else) from a checkpoint folder into the trainer. */
+Err run_load(Run *r, const char *path, bool weights_only, bool *damaged);
+
+/* The newest valid checkpoint of a run folder, weights only, falling back to older ones when it turns out
+ * damaged. ERR_CKPT if there is none. */
+Err run_load_newest(Run *r, const char *run_dir);
+
+/* By checkpoint.resume and checkpoint.load; the trainer's progress fields tell where the run stands. */
+Err run_resume(Run *r);
+
+/* What a checkpoint of the present state says; the texts live as long as the run. */
+CkptMeta run_meta(const Run *r, const char *config_text);
+
+/* Token source over one of the data sets, without prefetching. */
+TokenSource run_tokens(const Dataset *d);
+
+/* Highest product rate of this rank's kernels, FLOP/s: what mfu on the CPU is a share of. */
+Err run_sgemm_rate(Run *r, double *flops);
+
+#endif

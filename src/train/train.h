@@ -1,0 +1,18 @@
+/*
+ * Training and evaluation as commands do them: run folder, step loop, metrics, checkpoints, signals.
+ */
+#ifndef MEGATRAIN_TRAIN_TRAIN_H
+#define MEGATRAIN_TRAIN_TRAIN_H
+
+#include "base/config.h"
+
+/*
+ * Trains to the end, to train.stop_at, or until it is told to stop. ERR_STOPPED after a SIGTERM, SIGUSR1, the
+ * first SIGINT or train.max_minutes, with a checkpoint written; other errors as they come.
+ */
+Err train_run(const Config *cfg);
+
+/* Loss, perplexity and bits per byte on the validation data, from the newest checkpoint, on stdout. */
+Err eval_run(const Config *cfg);
+
+#endif
