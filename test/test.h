@@ -134,8 +134,8 @@ static inline double test_uniform(uint64_t *state, double low, double high)
 
 static int test_main(int argc, char **argv)
 {
-    int passed = 0, failed = 0, skipped = 0;
-    for (TestCase *c = test_first; c; c = c->next) {
+    volatile int passed = 0, failed = 0, skipped = 0; /* volatile: they live across longjmp */
+    for (TestCase *volatile c = test_first; c; c = c->next) {
         if (argc > 1 && !strstr(c->name, argv[1])) continue;
         double t0 = test_now();
         test_checks = 0;

@@ -73,6 +73,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
         p++;
     }
     if (!t->data) return err_set(ERR_SHAPE, "%s: %s is missing", info->name, f->name);
+    if (t->scale) return err_set(ERR_SHAPE, "%s: %s is quantised, which no backend here reads", info->name, f->name);
     int d = 0;
     for (; *p && *p != ':'; p++) {
         if (*p == ' ') continue;

@@ -324,7 +324,7 @@ static Err target_bytes(const Run *r, int64_t samples, int64_t *bytes)
 static Err eval_print(Run *r)
 {
     double loss;
-    int64_t counted, bytes, batches = valid_batches(r, r->cfg->train.eval_batches);
+    int64_t counted, bytes = 0, batches = valid_batches(r, r->cfg->train.eval_batches);
     TRY(run_load_newest(r, r->cfg->run.dir));
     TRY(trainer_eval(&r->trainer, run_tokens(r->valid), 0, batches, &loss, &counted));
     TRY(target_bytes(r, batches * r->spec.global_batch, &bytes));

@@ -191,9 +191,8 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     StepReport report;
     double loss;
     int64_t counted, base_bytes = t->device.counters.bytes;
-    if (t->spec.forward_only) {
-        TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
-    } else {
+    if (t->spec.forward_only && t->spec.micro_batch == 1) TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
+    if (!t->spec.forward_only) {
         TRY(trainer_step(t, none, &report));
         out->flop = t->device.counters.flop;
         out->op_bytes = t->device.counters.bytes - base_bytes;

@@ -1,0 +1,578 @@
+/*
+ * One named test for each seam that later work (process groups, pipelines, MoE, context parallelism, fp8, CUDA
+ * graphs) relies on; docs/seams.md lists them. Those proven elsewhere: 2 in test_shard, 20 in test_keys.sh.
+ */
+#include "test.h"
+#include "tiny.h"
+
+/* A single-rank trainer over tiny tokens. */
+typedef struct {
+    World world;
+    Trainer t;
+} Rig;
+
+static Err rig_open(Rig *r, const TrainSpec *spec)
+{
+    MemoryPlan plan;
+    TRY(world_open_self(&r->world));
+    TRY(trainer_plan(spec, r->world.grid, 0, &plan));
+    return trainer_open(&r->t, spec, &r->world, &plan);
+}
+
+static void rig_close(Rig *r)
+{
+    trainer_close(&r->t);
+    world_close(&r->world);
+}
+
+/* Step values and cleared sums, as trainer_step does before it runs its list. */
+static Err rig_prepare(Rig *r)
+{
+    Trainer *t = &r->t;
+    int64_t nominal = t->spec.global_batch * t->spec.model.seq;
+    StepValues v = { .step = 1, .nominal = nominal, .lr = 1e-3f, .correct1 = 0.1f, .correct2 = 0.05f, .clip = 1,
+                     .loss_scale = 1 / (float)nominal, .unscale = 1 };
+    t->source = (TokenSource){ NULL, tiny_tokens };
+    t->first_sample = 0;
+    memcpy(t->step_values, &v, sizeof v);
+    memset(t->executor.sums.data, 0, 24);
+    return device_zero(&t->device.stream, t->params.grad.data, tensor_bytes(t->params.grad));
+}
+
+static uint64_t grad_hash(const Rig *r)
+{
+    uint64_t h = tiny_hash(7, r->t.executor.sums.data, 24);
+    return tiny_hash(h, r->t.params.grad.data, (size_t)tensor_bytes(r->t.params.grad));
+}
+
+/* An arena of its own; the memory lives as long as the process. */
+static void test_arena(Arena *a, int64_t size_bytes)
+{
+    Device any = { .threads = 1 };
+    void *p;
+    OK(device_alloc(&any, size_bytes, &p));
+    arena_init(a, "test", p, size_bytes);
+}
+
+/* Hash of gradients and loss after running `list` on a spec. */
+static uint64_t run_list(const TrainSpec *spec, const Action *list, int count, int slots)
+{
+    Rig r;
+    uint64_t h = 0;
+    OK(rig_open(&r, spec));
+    ExecutorSlot extra[4];
+    Executor *e = &r.t.executor;
+    SetupArena setup;
+    setup_init(&setup);
+    if (slots > e->slot_count) { /* the same memory again for each further micro-batch in flight */
+        CHECK(slots <= 4);
+        extra[0] = e->slots[0];
+        for (int i = 0; i < slots; i++) {
+            extra[i] = e->slots[0];
+            extra[i].microbatch = -1;
+            for (int k = 0; k < REGION_COUNT; k++) {
+                test_arena(&extra[i].slot.region[k], 8 << 20);
+            }
+            OK(setup_array(&setup, extra[i].slot.segment_count, &extra[i].slot.segments));
+            OK(setup_array(&setup, extra[i].slot.queue_capacity, &extra[i].slot.queue));
+            OK(stage_save_init(e->stage, &extra[i].save, &setup));
+            int64_t N = spec->micro_batch * spec->model.seq;
+            int32_t *rows;
+            OK(setup_array(&setup, 12 * N, &rows));
+            extra[i].batch.token.data = rows;
+            extra[i].batch.target.data = rows + 2 * N;
+            extra[i].batch.position.data = rows + 4 * N;
+            extra[i].batch.sample.data = rows + 6 * N;
+            extra[i].batch.samples.data = rows + 10 * N;
+        }
+        ExecutorSlot *own = e->slots;
+        int own_count = e->slot_count;
+        e->slots = extra;
+        e->slot_count = slots;
+        OK(rig_prepare(&r));
+        OK(executor_run(e, list, count));
+        h = grad_hash(&r);
+        e->slots = own;
+        e->slot_count = own_count;
+    } else {
+        OK(rig_prepare(&r));
+        OK(executor_run(e, list, count));
+        h = grad_hash(&r);
+    }
+    setup_release(&setup);
+    rig_close(&r);
+    return h;
+}
+
+static const Action fused[] = { { ACT_F, 0, 0 }, { ACT_B, 0, 0 }, { ACT_F, 0, 1 }, { ACT_B, 0, 1 },
+                                { ACT_F, 0, 2 }, { ACT_B, 0, 2 }, { ACT_F, 0, 3 }, { ACT_B, 0, 3 } };
+static const Action delayed[] = { { ACT_F, 0, 0 }, { ACT_I, 0, 0 }, { ACT_F, 0, 1 }, { ACT_I, 0, 1 },
+                                  { ACT_F, 0, 2 }, { ACT_I, 0, 2 }, { ACT_F, 0, 3 }, { ACT_I, 0, 3 },
+                                  { ACT_W, 0, 0 }, { ACT_W, 0, 1 }, { ACT_W, 0, 2 }, { ACT_W, 0, 3 } };
+
+/* Scratch and the I region are filled with NaN after each I; W runs three micro-batches later. */
+TEST(seam01_delayed_w_with_poisoned_arenas)
+{
+    TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
+    for (int i = 0; i < 2; i++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
+            TrainSpec s = specs[i];
+            s.poison = true;
+            uint64_t want = run_list(&s, fused, 8, 1);
+            s.model.recompute = (Recompute)recompute;
+            CHECK(run_list(&s, fused, 8, 1) == want);
+            CHECK_MSG(run_list(&s, delayed, 12, 4) == want, "model %d recompute %d", i, recompute);
+        }
+}
+
+/* The registry alone says shapes, cuts and where a gradient is partial. */
+TEST(seam03_ownership_in_the_registry)
+{
+    TrainSpec s = tiny_llama();
+    int64_t total = tiny_global_count(&s.model);
+    int64_t elements = 0;
+    for (int tp = 1; tp <= 4; tp *= 4) {
+        Stage st;
+        SetupArena setup;
+        ParamRegistry reg;
+        setup_init(&setup);
+        param_registry_init(&reg, &setup, tp, tp - 1);
+        OK(stage_register(&st, &reg, &s.model, 0, s.model.layers, &setup));
+        CHECK(param_total(&reg) == total);
+        for (int i = 0; i < reg.count; i++) {
+            const Param *p = &reg.items[i];
+            bool norm = strstr(p->name, "norm") != NULL, head = strstr(p->name, "q_norm") || strstr(p->name, "k_norm");
+            bool cut = p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP;
+            CHECK_MSG(norm == (p->spec.partial != PARTIAL_NONE), "%s", p->name);
+            CHECK_MSG(!head || p->spec.partial == PARTIAL_HEADS, "%s", p->name);
+            CHECK_MSG(cut == !norm, "%s", p->name);
+            CHECK_MSG(!norm == !!(p->spec.flags & PARAM_DECAY), "%s", p->name);
+            CHECK(p->count == p->local[0] * p->local[1] && p->spec.group == PARAM_DENSE);
+            elements += cut ? p->count * tp : p->count;
+        }
+        setup_release(&setup);
+    }
+    CHECK(elements >= 2 * total); /* padding of the vocabulary on top */
+}
+
+/* Two stores of the same registry: pointing the context at the other one is all it takes. */
+TEST(seam04_weights_by_id)
+{
+    TrainSpec s = tiny_gpt2(), other = s;
+    other.seed = 99;
+    Rig a, b;
+    double loss_a, loss_b, loss_ab;
+    int64_t n;
+    TokenSource source = { NULL, tiny_tokens };
+    OK(rig_open(&a, &s));
+    OK(rig_open(&b, &other));
+    OK(trainer_eval(&a.t, source, 0, 1, &loss_a, &n));
+    OK(trainer_eval(&b.t, source, 0, 1, &loss_b, &n));
+    a.t.executor.ctx.params = &b.t.params;
+    OK(trainer_eval(&a.t, source, 0, 1, &loss_ab, &n));
+    CHECK(loss_a != loss_b);
+    CHECK(loss_ab == loss_b);
+    rig_close(&a);
+    rig_close(&b);
+}
+
+static uint64_t train_hash(TrainSpec spec, Grid g, int delay_ms)
+{
+    TinyRun r = { .spec = spec, .grid = g, .steps = 2, .delay_ms = delay_ms };
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s", r.message);
+    return r.hash;
+}
+
+/* Every layer calls the collectives; cut over 2 and 4 ranks, with and without sharded rows. */
+TEST(seam05_collectives_from_day_one)
+{
+    TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
+    for (int i = 0; i < 2; i++) {
+        uint64_t want = train_hash(specs[i], (Grid){ 1, 1, false }, 0);
+        for (int tp = 2; tp <= 4; tp *= 2)
+            for (int sp = 0; sp < 2; sp++) CHECK(train_hash(specs[i], (Grid){ tp, 1, sp }, 0) == want);
+    }
+}
+
+/* Every completion comes 20 ms late: nothing may be read before its event. */
+TEST(seam06_every_completion_delayed)
+{
+    TrainSpec s = tiny_gpt2();
+    s.model.layers = 1;
+    uint64_t want = train_hash(s, (Grid){ 1, 1, false }, 0);
+    CHECK(train_hash(s, (Grid){ 2, 2, true }, 20) == want);
+}
+
+static Batch *batch_of(Rig *r)
+{
+    return &r->t.executor.slots[0].batch;
+}
+
+/* Gradients of one step whose rows lie in the order of `span`. */
+static uint64_t hash_with_span(TrainSpec s, Spans span)
+{
+    Rig r;
+    OK(rig_open(&r, &s));
+    batch_of(&r)->span = span;
+    OK(rig_prepare(&r));
+    OK(executor_run(&r.t.executor, fused, 8));
+    uint64_t h = grad_hash(&r);
+    rig_close(&r);
+    return h;
+}
+
+/* Rows in two spans, the later positions first: what a rank of zigzag context parallelism holds. */
+TEST(seam07_positions_not_row_numbers)
+{
+    TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
+    for (int i = 0; i < 2; i++) {
+        uint64_t want = hash_with_span(specs[i], spans_whole(TINY_SEQ));
+        CHECK(hash_with_span(specs[i], (Spans){ { 48, 0 }, { 16, 48 } }) == want);
+        CHECK(hash_with_span(specs[i], (Spans){ { 32, 0 }, { 32, 32 } }) == want);
+    }
+}
+
+/* Masks are a function of (site, sample, position, feature): another sample number is another mask. */
+TEST(seam08_dropout_by_global_coordinates)
+{
+    TrainSpec s = tiny_gpt2();
+    Rig r;
+    uint64_t h[2];
+    for (int i = 0; i < 2; i++) {
+        OK(rig_open(&r, &s));
+        OK(rig_prepare(&r));
+        int vocab = TINY_VOCAB;
+        r.t.source.user = &vocab;
+        OK(executor_run(&r.t.executor, fused, 2));
+        h[i] = grad_hash(&r);
+        rig_close(&r);
+    }
+    CHECK(h[0] == h[1]);
+    uint64_t key = rng_key(1, "a"), other = rng_key(1, "b");
+    int same = 0, kept = 0;
+    uint32_t threshold = dropout_threshold(0.1f);
+    for (int f = 0; f < 4096; f++) {
+        int keep = dropout_keep(key, threshold, 5, 6, f);
+        kept += keep;
+        same += keep == dropout_keep(other, threshold, 5, 6, f);
+    }
+    CHECK(abs(kept - 3686) < 60);
+    CHECK(same < 3600);
+}
+
+typedef struct {
+    Rig *rig;
+    ExecutorHooks real;
+    char log[64];
+    int logged;
+} Spy;
+
+static Err masked_batch(void *user, int m, Batch *b)
+{
+    Spy *spy = user;
+    TRY(spy->real.batch(spy->real.user, m, b));
+    int32_t *target = b->target.data;
+    for (int64_t n = 0; n < b->B * b->T; n += 2) target[n] = -1;
+    return ERR_OK;
+}
+
+/* Half of the targets do not count: the mean is over those that do, and so is its gradient. */
+TEST(seam09_loss_scale)
+{
+    TrainSpec s = tiny_gpt2();
+    Rig r;
+    OK(rig_open(&r, &s));
+    Spy spy = { .rig = &r, .real = r.t.executor.hooks };
+    r.t.executor.hooks.user = &spy;
+    r.t.executor.hooks.batch = masked_batch;
+    OK(rig_prepare(&r));
+    OK(executor_run(&r.t.executor, fused, 8));
+    r.t.executor.hooks = spy.real;
+    OK(optim_norm(&r.t.optim));
+    const StepValues *v = r.t.step_values;
+    CHECK(v->nominal == 8 * TINY_SEQ && v->counted == 4 * TINY_SEQ);
+    double clipped = v->grad_norm > 1 ? 1 / (v->grad_norm + 1e-6) : 1;
+    CHECK_CLOSE(v->grad_scale, 2 * clipped, 1e-5, " ");
+    CHECK_CLOSE((double)v->loss_fixed * 0x1p-28 / (double)v->counted, log(TINY_VOCAB), 0.1, " ");
+    rig_close(&r);
+}
+
+/* No host read of device memory between the first and the last action of a step. */
+TEST(seam10_step_values_on_the_device)
+{
+    TrainSpec s = tiny_llama();
+    Rig r;
+    OK(rig_open(&r, &s));
+    OK(rig_prepare(&r));
+    int64_t before = r.t.device.counters.host_reads;
+    OK(executor_run(&r.t.executor, r.t.actions, r.t.action_count));
+    CHECK(r.t.device.counters.host_reads == before);
+    CHECK(r.t.step_values->grad_norm > 0);
+    rig_close(&r);
+}
+
+/* The null device answers the bound; others read the count. Ops: see test_ops and test_gemm, "rows". */
+TEST(seam11_row_counts)
+{
+    Device cpu, null;
+    int64_t rows = 5, got;
+    float data[64];
+    Tensor t = tensor_of(data, F32, 16, 4);
+    OK(device_open(&cpu, "cpu", 1, ISA_AUTO));
+    OK(device_open(&null, "null", 1, ISA_AUTO));
+    t.rows = &rows;
+    OK(device_row_count(&cpu.stream, t, 16, &got));
+    CHECK(got == 5);
+    OK(device_row_count(&null.stream, t, 16, &got));
+    CHECK(got == 16);
+    device_close(&cpu);
+    device_close(&null);
+}
+
+/* Between F and B a block's save moves elsewhere; the old place is overwritten with NaN. */
+TEST(seam12_movable_saves)
+{
+    TrainSpec s = tiny_gpt2();
+    uint64_t want = run_list(&s, fused, 2, 1);
+    Rig r;
+    OK(rig_open(&r, &s));
+    OK(rig_prepare(&r));
+    OK(executor_run(&r.t.executor, fused, 1));
+    Segment *g = &r.t.executor.slots[0].slot.segments[1];
+    char *moved[REGION_COUNT];
+    for (int k = 0; k < REGION_COUNT; k++) {
+        CHECK(g->size_bytes[k] > 0);
+        moved[k] = aligned_alloc(256, (size_t)g->size_bytes[k]);
+        memcpy(moved[k], g->base[k], (size_t)g->size_bytes[k]);
+        memset(g->base[k], 0xff, (size_t)g->size_bytes[k]);
+        g->base[k] = moved[k];
+    }
+    OK(executor_run(&r.t.executor, fused + 1, 1));
+    CHECK(grad_hash(&r) == want);
+    for (int k = 0; k < REGION_COUNT; k++) free(moved[k]);
+    rig_close(&r);
+}
+
+/* A quantised weight reaches a backend that cannot read it: refused, not read as if it were plain. */
+TEST(seam13_quantised_weights_are_seen)
+{
+    Device cpu;
+    float data[3][64] = { { 0 } }, one = 1;
+    OK(device_open(&cpu, "cpu", 1, ISA_AUTO));
+    Tensor scale = tensor_of(&one, F32, 1), w = tensor_of(data[0], F32, 8, 8);
+    Tensor x = tensor_of(data[1], F32, 8, 8), y = tensor_of(data[2], F32, 8, 8);
+    OK(op(&cpu.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = 8));
+    w.scale = &scale;
+    FAILS(op(&cpu.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = 8), ERR_SHAPE, "quantised");
+    device_close(&cpu);
+}
+
+/* The model cut into two stages, each with its own registry, run one after the other on one micro-batch. */
+TEST(seam14_stages)
+{
+    TrainSpec s = tiny_llama();
+    uint64_t want = run_list(&s, fused, 2, 1), got = 1;
+    Rig whole;
+    OK(rig_open(&whole, &s));
+    OK(rig_prepare(&whole));
+    Executor *e = &whole.t.executor;
+    OK(e->hooks.batch(e->hooks.user, 0, batch_of(&whole)));
+    SetupArena setup;
+    setup_init(&setup);
+    Stage st[2];
+    ParamRegistry reg[2];
+    ParamStore store[2];
+    StageSave save[2];
+    Slot slot[2];
+    Ctx ctx[2];
+    Arena state[2], scratch;
+    test_arena(&scratch, 16 << 20);
+    for (int i = 0; i < 2; i++) {
+        param_registry_init(&reg[i], &setup, 1, 0);
+        OK(stage_register(&st[i], &reg[i], &s.model, i, 1, &setup));
+        test_arena(&state[i], 16 << 20);
+        OK(param_store_init(&store[i], &reg[i], &state[i], I64, false));
+        int32_t shift;
+        memcpy(&shift, whole.t.params.shift.data, sizeof shift);
+        OK(param_store_fill(&store[i], &whole.t.device.stream, s.seed, shift, 1));
+        OK(stage_save_init(&st[i], &save[i], &setup));
+        ctx[i] = e->ctx;
+        ctx[i].dropout_on = true;
+        ctx[i].scratch = &scratch;
+        ctx[i].params = &store[i];
+        ctx[i].batch = batch_of(&whole);
+        ctx[i].slot = &slot[i];
+        slot[i] = (Slot){ .segment_count = stage_segments(&st[i]), .queue_capacity = stage_linears(&st[i]) };
+        OK(setup_array(&setup, slot[i].segment_count, &slot[i].segments));
+        for (int k = 0; k < REGION_COUNT; k++) {
+            test_arena(&slot[i].region[k], 4 << 20);
+            ctx[i].into[k] = &slot[i].region[k];
+        }
+    }
+    Boundary none = { 0 }, mid, out, dmid, din;
+    OK(stage_forward(&st[0], &ctx[0], &save[0], &none, &mid, e->sums));
+    CHECK(mid.count == 1);
+    OK(stage_forward(&st[1], &ctx[1], &save[1], &mid, &out, e->sums));
+    OK(stage_backward(&st[1], &ctx[1], &save[1], &none, &dmid));
+    OK(stage_backward(&st[0], &ctx[0], &save[0], &dmid, &din));
+    /* the two stages' gradients in the whole model's order */
+    for (int i = 0; i < whole.t.registry.count; i++) {
+        const Param *q = &whole.t.registry.items[i];
+        for (int k = 0; k < 2; k++)
+            for (int j = 0; j < reg[k].count; j++)
+                if (!strcmp(reg[k].items[j].name, q->name))
+                    memcpy((int64_t *)whole.t.params.grad.data + q->offset,
+                           (int64_t *)store[k].grad.data + reg[k].items[j].offset, (size_t)q->count * 8);
+    }
+    got = grad_hash(&whole);
+    CHECK(got == want);
+    setup_release(&setup);
+    rig_close(&whole);
+}
+
+/* Integer statistics of a gradient do not depend on how it is cut. */
+TEST(seam15_order_free_norms)
+{
+    Device cpu;
+    enum { N = 10007 };
+    static int64_t g[N];
+    int64_t max[2] = { 0 }, sum[2][4] = { { 0 } };
+    int32_t shift = 40;
+    uint64_t seed = 3;
+    OK(device_open(&cpu, "cpu", 2, ISA_AUTO));
+    for (int i = 0; i < N; i++) g[i] = (int64_t)test_rand(&seed) >> (2 + i % 50);
+    Tensor sh = tensor_of(&shift, I32, 1);
+    OK(op(&cpu.stream, grad_stats, .max = tensor_of(&max[0], I64, 1), .sumsq = tensor_of(sum[0], I64, 4),
+          .g = tensor_of(g, I64, N), .shift = sh));
+    for (int at = N, n; at > 0; at -= n) { /* back to front, in uneven pieces */
+        int64_t m = 0;
+        n = at < 1234 ? at : 1234;
+        OK(op(&cpu.stream, grad_stats, .max = tensor_of(&m, I64, 1), .sumsq = tensor_of(sum[1], I64, 4),
+              .g = tensor_of(g + at - n, I64, n), .shift = sh));
+        if (m > max[1]) max[1] = m;
+    }
+    CHECK(max[0] == max[1]);
+    double value[2] = { 0 }, want = 0;
+    for (int k = 0; k < 2; k++)
+        for (int l = 0; l < 4; l++) value[k] += ldexp((double)sum[k][l], 32 * l);
+    for (int i = 0; i < N; i++) want += (double)(float)g[i] * (double)(float)g[i];
+    CHECK(value[0] == value[1]);
+    CHECK_CLOSE(value[0] / want, 1, 1e-12, " ");
+    device_close(&cpu);
+}
+
+/* Initial weights: the same numbers on every grid and under every padding of the vocabulary. */
+TEST(seam16_initial_values)
+{
+    TrainSpec s = tiny_llama(), padded = s;
+    padded.model.padded_vocab = 384;
+    TinyRun a = { .spec = s, .grid = { 1, 1, false }, .keep_state = true };
+    TinyRun b = { .spec = s, .grid = { 4, 2, true }, .keep_state = true };
+    TinyRun c = { .spec = padded, .grid = { 2, 1, false }, .keep_state = true };
+    TinyRun *runs[] = { &a, &b, &c };
+    for (int i = 0; i < 3; i++) {
+        tiny_train(runs[i]);
+        CHECK_MSG(!runs[i]->err, "%s", runs[i]->message);
+        CHECK(!memcmp(runs[i]->state[0], a.state[0], (size_t)a.global_count * sizeof(float)));
+    }
+    double sum = 0, sq = 0;
+    int64_t n = (int64_t)TINY_VOCAB * s.model.hidden; /* the embedding comes first */
+    for (int64_t i = 0; i < n; i++) sum += a.state[0][i], sq += (double)a.state[0][i] * a.state[0][i];
+    CHECK_CLOSE(sum / (double)n, 0, 1e-3, " ");
+    CHECK_CLOSE(sqrt(sq / (double)n) / 0.02, 1, 0.02, " ");
+    for (int i = 0; i < 3; i++)
+        for (int k = 0; k < 3; k++) free(runs[i]->state[k]);
+}
+
+TEST(seam17_threads)
+{
+    TrainSpec s = tiny_llama();
+    uint64_t want = train_hash(s, (Grid){ 1, 1, false }, 0);
+    for (int threads = 2; threads <= 5; threads++) {
+        s.threads = threads;
+        CHECK(train_hash(s, (Grid){ 1, 1, false }, 0) == want);
+    }
+}
+
+static Err spy_batch(void *user, int m, Batch *b)
+{
+    Spy *spy = user;
+    spy->log[spy->logged++] = (char)('0' + m);
+    return spy->real.batch(spy->real.user, m, b);
+}
+
+static Err spy_reduce(void *user)
+{
+    Spy *spy = user;
+    spy->log[spy->logged++] = 'r';
+    return spy->real.reduce(spy->real.user);
+}
+
+static Err spy_norm(void *user)
+{
+    Spy *spy = user;
+    spy->log[spy->logged++] = 'n';
+    return spy->real.norm(spy->real.user);
+}
+
+static Err spy_update(void *user)
+{
+    Spy *spy = user;
+    spy->log[spy->logged++] = 'u';
+    return spy->real.update(spy->real.user);
+}
+
+TEST(seam18_executor_hooks)
+{
+    TrainSpec s = tiny_gpt2();
+    Rig r;
+    StepReport report;
+    OK(rig_open(&r, &s));
+    Spy spy = { .rig = &r, .real = r.t.executor.hooks };
+    r.t.executor.hooks = (ExecutorHooks){ &spy, spy_batch, spy_reduce, spy_norm, spy_update };
+    OK(trainer_step(&r.t, (TokenSource){ NULL, tiny_tokens }, &report));
+    CHECK_MSG(!strcmp(spy.log, "0123rnu"), "%s", spy.log);
+    rig_close(&r);
+}
+
+/* The plan is the run: equal to the byte, and 256 bytes less of anything is too little. */
+TEST(seam19_one_memory_truth)
+{
+    TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
+    for (int i = 0; i < 2; i++)
+        for (int recompute = 0; recompute <= RECOMPUTE_FULL; recompute++) {
+            Rig r;
+            MemoryPlan plan, peak;
+            StepReport report;
+            double loss;
+            int64_t n;
+            TrainSpec s = specs[i];
+            s.model.recompute = (Recompute)recompute;
+            TokenSource source = { NULL, tiny_tokens };
+            OK(rig_open(&r, &s));
+            plan = r.t.plan;
+            OK(trainer_step(&r.t, source, &report));
+            OK(trainer_eval(&r.t, source, 0, 1, &loss, &n));
+            peak = trainer_peak(&r.t);
+            CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.slots == plan.slots);
+            CHECK(peak.save[REGION_I] == plan.save[REGION_I] && peak.save[REGION_W] == plan.save[REGION_W]);
+            CHECK(r.t.device.counters.flop >= plan.flop);
+            rig_close(&r);
+            int64_t *arenas[] = { &plan.state, &plan.scratch, &plan.save[REGION_I], &plan.save[REGION_W] };
+            for (int k = 0; k < 4; k++) {
+                World w;
+                Trainer t;
+                *arenas[k] -= 256;
+                OK(world_open_self(&w));
+                Err err = trainer_open(&t, &s, &w, &plan);
+                if (!err) err = trainer_step(&t, source, &report);
+                CHECK_MSG(err == ERR_MEMORY, "arena %d: %s", k, err_message());
+                if (k) trainer_close(&t);
+                world_close(&w);
+                *arenas[k] += 256;
+            }
+        }
+}
+
+TEST_MAIN
