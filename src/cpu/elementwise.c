@@ -235,7 +235,7 @@ static void fill_zero_acc_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(fill_zero_acc)(Stream *s, const fill_zero_acc_args *a)
 {
-    par_columns(s, a->x.dim[0], 1, fill_zero_acc_part, a);
+    par_columns(s, rows_used(a->x), 1, fill_zero_acc_part, a);
     return ERR_OK;
 }
 

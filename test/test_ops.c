@@ -1,0 +1,497 @@
+/*
+ * Norms, elementwise ops, embedding: each against an independent float64 loop, in all builds of the kernels
+ * (ops_env.h says what else is demanded of every case). Loss and optimizer ops: test_ops_step.c; linear and
+ * attention: test_gemm.c, test_attention.c. The last case holds that no op is without a test.
+ */
+#include "ops_env.h"
+
+#define CLOSE(got, want, scale, ...) CHECK_CLOSE((double)(got), (want), 3e-6 * (1 + fabs((double)(scale))), __VA_ARGS__)
+
+/* ---- norms ---- */
+
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4 };
+
+typedef struct {
+    Tensor x, y, w, b, mean, rstd, dy, dx, dw, db;
+} NormCase;
+
+static double norm_hat(const NormCase *t, int64_t n, int64_t i)
+{
+    double mean = t->mean.data ? (double)env_f(t->mean, n)[0] : 0;
+    return ((double)env_f(t->x, n)[i] - mean) * (double)env_f(t->rstd, n)[0];
+}
+
+static void norm_check_fwd(const NormCase *t, int64_t N, int64_t D)
+{
+    for (int64_t n = 0; n < N; n++) {
+        const float *x = env_f(t->x, n);
+        double mean = 0, squares = 0;
+        for (int64_t i = 0; t->mean.data && i < D; i++) mean += (double)x[i] / (double)D;
+        for (int64_t i = 0; i < D; i++) squares += ((double)x[i] - mean) * ((double)x[i] - mean) / (double)D;
+        double rstd = 1 / sqrt(squares + (double)1e-3f);
+        if (t->mean.data) CLOSE(env_f(t->mean, n)[0], mean, 1, "row %d", (int)n);
+        CLOSE(env_f(t->rstd, n)[0], rstd, rstd, "row %d", (int)n);
+        for (int64_t i = 0; i < D; i++) {
+            double h = ((double)x[i] - mean) * rstd, b = t->b.data ? (double)env_f(t->b, i)[0] : 0;
+            CLOSE(env_f(t->y, n)[i], h * (double)env_f(t->w, i)[0] + b, rstd, "row %d column %d", (int)n, (int)i);
+        }
+    }
+}
+
+static void norm_check_bwd(const Env *e, const NormCase *t, int64_t N, int64_t D)
+{
+    for (int64_t n = 0; n < N; n++) {
+        double g_mean = 0, gh_mean = 0, rstd = (double)env_f(t->rstd, n)[0];
+        const float *dy = env_f(t->dy, n), *before = env_before(e, env_f(t->dx, n));
+        for (int64_t i = 0; i < D; i++) {
+            double g = (double)dy[i] * (double)env_f(t->w, i)[0] / (double)D;
+            if (t->mean.data) g_mean += g;
+            gh_mean += g * norm_hat(t, n, i);
+        }
+        for (int64_t i = 0; i < D; i++) {
+            double g = (double)dy[i] * (double)env_f(t->w, i)[0];
+            double want = (double)before[i] + rstd * (g - g_mean - norm_hat(t, n, i) * gh_mean);
+            CLOSE(env_f(t->dx, n)[i], want, 3 * rstd, "row %d column %d", (int)n, (int)i);
+        }
+    }
+}
+
+static void norm_check_grad(const Env *e, const NormCase *t, int64_t N, int64_t D)
+{
+    for (int64_t i = 0; i < D; i++) {
+        double dw = 0, db = 0, size = 0;
+        for (int64_t n = 0; n < N; n++) {
+            dw += (double)env_f(t->dy, n)[i] * norm_hat(t, n, i);
+            size += fabs((double)env_f(t->dy, n)[i] * norm_hat(t, n, i));
+            db += (double)env_f(t->dy, n)[i];
+        }
+        CLOSE(env_added(e, t->dw, 30, i, 0), dw, 10 + size, "dw %d", (int)i);
+        if (t->db.data) CLOSE(env_added(e, t->db, 33, i, 0), db, (double)(10 + N), "db %d", (int)i);
+    }
+}
+
+static void case_norm(Env *e, const Shape *p)
+{
+    int64_t D = p->D;
+    DType acc = p->flags & NORM_PLAIN ? F32 : I64;
+    double high = acc == F32 ? 2 : 1e12;
+    NormCase t = { .x = env_in(e, F32, -2, 3, p->N, D), .y = env_out(e, F32, 9, 10, p->N, D),
+                   .w = env_in(e, F32, -1, 2, D), .rstd = env_out(e, F32, 9, 10, p->N),
+                   .dy = env_in(e, F32, -1, 1, p->N, D), .dx = env_out(e, F32, -1, 1, p->N, D),
+                   .dw = env_out(e, acc, -high, high, D) };
+    if (p->flags & NORM_MEAN) t.mean = env_out(e, F32, 9, 10, p->N);
+    if (p->flags & NORM_BIAS) {
+        t.b = env_in(e, F32, -1, 1, D);
+        t.db = env_out(e, acc, -high, high, D);
+    }
+    Tensor shift_w = env_int(e, 30), shift_b = t.db.data ? env_int(e, 33) : t.db, overflow = env_flag(e);
+    RUN(e, norm_fwd, .y = t.y, .mean = t.mean, .rstd = t.rstd, .x = env_used(e, t.x), .w = t.w, .b = t.b, .eps = 1e-3f);
+    RUN(e, norm_bwd, .dx = t.dx, .dy = env_used(e, t.dy), .x = t.x, .w = t.w, .mean = t.mean, .rstd = t.rstd);
+    RUN(e, norm_grad, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .mean = t.mean, .rstd = t.rstd,
+        .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow, .leaf = p->a, .room = 10);
+    if (!e->check) return;
+    norm_check_fwd(&t, env_n(e, p->N), D);
+    norm_check_bwd(e, &t, env_n(e, p->N), D);
+    norm_check_grad(e, &t, env_n(e, p->N), D);
+    CHECK(*(int32_t *)overflow.data == 0);
+}
+
+TEST(norm)
+{
+    const int all = NORM_MEAN | NORM_BIAS;
+    CASES(case_norm, { 1, 1, 1, 0, all }, { 3, 15, 2, 0, all }, { 4, 16, 4, 0, NORM_MEAN }, { 7, 17, 3, 0, 0 },
+          { 5, 33, 8, 0, NORM_BIAS }, { 6, 130, 2, 0, all | NORM_PLAIN }, { 37, 1030, 16, 0, all },
+          { 40, 1025, 7, 0, NORM_PLAIN }, { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN });
+}
+
+/* ---- residual and dropout ---- */
+
+enum { RES_RESIDUAL = 1, RES_BIAS = 2, RES_DROP = 4, RES_OVER_X = 8, RES_OVER_RESIDUAL = 16 };
+
+static double drop_factor(const Dropout *d, Tensor sample, Tensor position, int64_t n, int64_t i)
+{
+    if (!d->threshold) return 1;
+    return dropout_keep(d->key, d->threshold, ((int64_t *)sample.data)[n], ((int32_t *)position.data)[n], i) *
+           (double)d->scale;
+}
+
+static void case_residual(Env *e, const Shape *p)
+{
+    bool over_x = p->flags & RES_OVER_X, over_residual = p->flags & RES_OVER_RESIDUAL;
+    Tensor x = env_out(e, F32, -2, 2, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor residual = { 0 }, bias = { 0 };
+    Tensor position = env_in(e, I32, 0, 1000, p->N), sample = env_in(e, I64, 0, 1e13, p->N);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, p->D);
+    if (p->flags & (RES_RESIDUAL | RES_OVER_RESIDUAL)) residual = env_out(e, F32, -3, 3, p->N, p->D);
+    if (p->flags & RES_BIAS) bias = env_in(e, F32, -1, 1, p->D);
+    Dropout drop = { .key = rng_key(5, "site"), .scale = 1.25f };
+    if (p->flags & RES_DROP) drop.threshold = dropout_threshold(0.2f);
+    if (over_x || over_residual) y = over_x ? x : residual;
+    RUN(e, residual_fwd, .y = y, .residual = residual, .x = env_used(e, x), .bias = bias, .position = position,
+        .sample = sample, .dropout = drop);
+    RUN(e, residual_bwd, .dx = dx, .dy = env_used(e, dy), .position = position, .sample = sample, .dropout = drop);
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
+        const float *x0 = env_before(e, env_f(x, n)), *r0 = residual.data ? env_before(e, env_f(residual, n)) : NULL;
+        for (int64_t i = 0; i < p->D; i++) {
+            double f = drop_factor(&drop, sample, position, n, i), b = bias.data ? (double)env_f(bias, i)[0] : 0;
+            double want = ((double)x0[i] + b) * f + (r0 ? (double)r0[i] : 0);
+            CLOSE(env_f(y, n)[i], want, 1, "y %d %d", (int)n, (int)i);
+            CLOSE(env_f(dx, n)[i], (double)env_f(dy, n)[i] * f, 1, "dx %d %d", (int)n, (int)i);
+        }
+    }
+}
+
+TEST(residual)
+{
+    const int all = RES_RESIDUAL | RES_BIAS | RES_DROP;
+    CASES(case_residual, { 1, 1, 0, 0, all }, { 3, 15, 0, 0, all }, { 4, 16, 0, 0, RES_RESIDUAL },
+          { 5, 17, 0, 0, RES_DROP }, { 2, 31, 0, 0, RES_BIAS }, { 3, 33, 0, 0, 0 },
+          { 6, 63, 0, 0, all | RES_OVER_X }, { 6, 65, 0, 0, all | RES_OVER_RESIDUAL },
+          { 31, 1090, 0, 0, all }, { 40, 1100, 0, 0, RES_DROP });
+}
+
+/* ---- activations ---- */
+
+static double sigmoid64(double u)
+{
+    return 1 / (1 + exp(-u));
+}
+
+static double gelu_u(double x)
+{
+    return 2 * sqrt(2 / M_PI) * (x + 0.044715 * x * x * x);
+}
+
+static double gelu_slope64(double x)
+{
+    double s = sigmoid64(gelu_u(x)), du = 2 * sqrt(2 / M_PI) * (1 + 3 * 0.044715 * x * x);
+    return fabs(x) > 30 ? x > 0 : s + x * s * (1 - s) * du;
+}
+
+/* Inputs of every size: columns 0, 7, 14, ... are far out, where exp overflows. */
+static void far_out(Env *e, Tensor x, int64_t N, int64_t D)
+{
+    static const float table[] = { 4e4f, -4e4f, 3e20f, -3e20f, 88, -88, -30, 19.9f, -12, 0, -0.0f, 1e-30f };
+    for (int64_t k = 0; k < N * D; k += 7) env_f(x, k / D)[k % D] = table[k / 7 % 12];
+    env_settle(e);
+}
+
+static void case_gelu(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -6, 6, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, p->D);
+    far_out(e, x, p->N, p->D);
+    RUN(e, gelu_fwd, .y = y, .x = env_used(e, x));
+    RUN(e, gelu_bwd, .dx = env_used(e, dx), .dy = dy, .x = x);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        int64_t n = k / p->D, i = k % p->D;
+        double v = (double)env_f(x, n)[i], g = (double)env_f(dy, n)[i];
+        CLOSE(env_f(y, n)[i], v * sigmoid64(gelu_u(v)), 0, "x = %g", v);
+        CLOSE(env_f(dx, n)[i], g * gelu_slope64(v), 1, "x = %g", v);
+    }
+}
+
+TEST(gelu)
+{
+    CASES(case_gelu, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 2, 31 }, { 3, 33 }, { 35, 1101 });
+}
+
+/* D columns in chunks of `a`. */
+static void case_swiglu(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -6, 6, p->N, 2 * p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, 2 * p->D);
+    for (int64_t n = 0; n < p->N; n++) {
+        static const float far[] = { -1e30f, 1e6f, -88, -200, 95 };
+        env_f(x, n)[0] = far[n % 5];
+    }
+    env_settle(e);
+    RUN(e, swiglu_fwd, .y = y, .x = env_used(e, x), .chunk = p->a);
+    RUN(e, swiglu_bwd, .dx = env_used(e, dx), .dy = dy, .x = x, .chunk = p->a);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        int64_t n = k / p->D, f = k % p->D, at = f / p->a * 2 * p->a + f % p->a;
+        double g = (double)env_f(x, n)[at], u = (double)env_f(x, n)[at + p->a], d = (double)env_f(dy, n)[f];
+        double s = sigmoid64(g), slope = g < -100 ? 0 : s * (1 + g * (1 - s));
+        CLOSE(env_f(y, n)[f], g * s * u, 0, "gate = %g", g);
+        CLOSE(env_f(dx, n)[at], d * u * slope, 8, "gate = %g", g);
+        CLOSE(env_f(dx, n)[at + p->a], d * g * s, 0, "gate = %g", g);
+    }
+}
+
+TEST(swiglu)
+{
+    CASES(case_swiglu, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 32, 16 }, { 5, 34, 17 }, { 2, 31, 31 }, { 3, 99, 33 },
+          { 36, 1200, 150 });
+}
+
+/* The same elements at another place of a row: the same bits. */
+TEST(position_in_row)
+{
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor x = env_in(&e, F32, -6, 6, 3, 50), dy = env_in(&e, F32, -6, 6, 3, 50);
+    Tensor y = env_out(&e, F32, 0, 1, 3, 50), part = env_out(&e, F32, 0, 1, 3, 50);
+    for (int backward = 0; backward < 2; backward++) {
+        for (int64_t first = 0; first < 50; first += 3) {
+            int64_t count = 50 - first < 21 ? 50 - first : 21;
+            Tensor xs = tensor_col_slice(x, first, count), ys = tensor_col_slice(part, first, count);
+            Tensor ds = tensor_col_slice(dy, first, count);
+            if (backward) RUN(&e, gelu_bwd, .dx = y, .dy = dy, .x = x);
+            else RUN(&e, gelu_fwd, .y = y, .x = x);
+            if (backward) RUN(&e, gelu_bwd, .dx = ys, .dy = ds, .x = xs);
+            else RUN(&e, gelu_fwd, .y = ys, .x = xs);
+            for (int n = 0; n < 3; n++)
+                CHECK(!memcmp(env_f(y, n) + first, env_f(part, n) + first, (size_t)count * sizeof(float)));
+        }
+    }
+    env_close(&e);
+}
+
+/* ---- fill, add, columns, rope ---- */
+
+static void case_fill_add(Env *e, const Shape *p)
+{
+    Tensor zero = env_out(e, F32, 1, 2, p->N, p->D), acc = env_out(e, I64, 1, 1e15, p->N);
+    Tensor plain = env_out(e, F32, 1, 2, p->N), y = env_out(e, F32, -2, 2, p->N, p->D);
+    Tensor x = env_in(e, F32, -2, 2, p->N, p->D);
+    RUN(e, fill_zero, .x = env_used(e, zero));
+    RUN(e, add, .y = env_used(e, y), .x = x);
+    RUN(e, fill_zero_acc, .x = env_used(e, acc));
+    RUN(e, fill_zero_acc, .x = env_used(e, plain));
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
+        const float *before = env_before(e, env_f(y, n));
+        CHECK(((int64_t *)acc.data)[n] == 0 && env_f(plain, n)[0] == 0.0f);
+        for (int64_t i = 0; i < p->D; i++) {
+            CHECK(env_f(zero, n)[i] == 0.0f);
+            CHECK(env_f(y, n)[i] == before[i] + env_f(x, n)[i]);
+        }
+    }
+}
+
+TEST(fill_and_add)
+{
+    CASES(case_fill_add, { 1, 1 }, { 3, 15 }, { 16, 16 }, { 17, 17 }, { 31, 33 }, { 43, 1031 });
+}
+
+/* H = D heads, K = a groups, C = b columns. */
+static void case_qkv(Env *e, const Shape *p)
+{
+    int64_t N = p->N, H = p->D, K = p->a, C = p->b, group = H / K, W = (H + 2 * K) * C;
+    Tensor qkv = env_in(e, F32, -1, 1, N, W), back = env_out(e, F32, 3, 4, N, W);
+    Tensor q = env_out(e, F32, 3, 4, N, H, C), k = env_out(e, F32, 3, 4, N, K, C), v = env_out(e, F32, 3, 4, N, K, C);
+    RUN(e, qkv_split, .q = q, .k = k, .v = v, .qkv = env_used(e, qkv));
+    RUN(e, qkv_merge, .qkv = env_used(e, back), .q = q, .k = k, .v = v);
+    for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
+        for (int64_t w = 0; w < W; w++) {
+            int64_t g = w / ((group + 2) * C), h = w / C % (group + 2), c = w % C;
+            const float *want = h < group    ? env_f(q, n * H + g * group + h)
+                                : h == group ? env_f(k, n * K + g)
+                                             : env_f(v, n * K + g);
+            CHECK(env_f(qkv, n)[w] == want[c] && env_f(back, n)[w] == want[c]);
+        }
+    }
+}
+
+TEST(qkv_columns)
+{
+    CASES(case_qkv, { 1, 1, 1, 1 }, { 3, 4, 2, 5 }, { 4, 6, 1, 16 }, { 5, 3, 3, 17 }, { 31, 12, 4, 64 });
+}
+
+/* H = D heads of 2 a columns; flags: turn back. */
+static void case_rope(Env *e, const Shape *p)
+{
+    int64_t N = p->N, H = p->D, R = p->a;
+    Tensor x = env_out(e, F32, -2, 2, N, H, 2 * R), position = env_in(e, I32, 0, 50, N);
+    Tensor cosine = env_in(e, F32, -1, 1, 50, R), sine = env_in(e, F32, -1, 1, 50, R);
+    RUN(e, rope, .x = env_used(e, x), .position = position, .cos = cosine, .sin = sine, .inverse = p->flags);
+    for (int64_t row = 0; e->check && row < env_n(e, N) * H; row++) {
+        const float *before = env_before(e, env_f(x, row));
+        int32_t at = ((int32_t *)position.data)[row / H];
+        for (int64_t i = 0; i < R; i++) {
+            double c = (double)env_f(cosine, at)[i], s = (double)env_f(sine, at)[i] * (p->flags ? -1 : 1);
+            double u = (double)before[i], v = (double)before[i + R];
+            CLOSE(env_f(x, row)[i], u * c - v * s, 0, "row %d, %d", (int)row, (int)i);
+            CLOSE(env_f(x, row)[i + R], v * c + u * s, 0, "row %d, %d", (int)row, (int)i);
+        }
+    }
+}
+
+TEST(rope)
+{
+    CASES(case_rope, { 1, 1, 1 }, { 3, 2, 15, 0, 1 }, { 4, 3, 16 }, { 5, 1, 17, 0, 1 }, { 2, 2, 31 }, { 3, 1, 33 },
+          { 35, 10, 60 });
+}
+
+/* ---- embedding ---- */
+
+enum { EMB_ADD = 1, EMB_PLAIN = 2 };
+
+/* Local rows [a, a + 20) of a table of 40; indices from -1 to 39. */
+static void case_embedding(Env *e, const Shape *p)
+{
+    int64_t N = p->N, D = p->D, V = 20;
+    DType acc = p->flags & EMB_PLAIN ? F32 : I64;
+    Tensor table = env_in(e, F32, -1, 1, V, D), index = env_in(e, I32, -1, 40, N), y = env_out(e, F32, -1, 1, N, D);
+    Tensor dtable = env_out(e, acc, -10, 10, V, D), dy = env_in(e, F32, -1, 1, N, D);
+    Tensor shift = env_int(e, 35), overflow = env_flag(e);
+    for (int64_t v = 0; v < V; v++) env_f(table, v)[0] = -0.0f;
+    env_settle(e);
+    RUN(e, embedding_fwd, .y = env_used(e, y), .table = table, .index = index, .first = p->a,
+        .add = (p->flags & EMB_ADD) != 0);
+    RUN(e, embedding_grad, .dtable = dtable, .dy = env_used(e, dy), .index = index, .shift = shift,
+        .overflow = overflow, .first = p->a, .room = 16);
+    if (!e->check) return;
+    const int32_t *at = index.data;
+    for (int64_t n = 0; n < env_n(e, N); n++) {
+        const float *before = env_before(e, env_f(y, n));
+        bool here = at[n] >= p->a && at[n] < p->a + V;
+        for (int64_t i = 0; i < D; i++) {
+            float want = (p->flags & EMB_ADD ? before[i] : 0.0f) + (here ? env_f(table, at[n] - p->a)[i] : 0.0f);
+            CHECK(env_f(y, n)[i] == want && !(want == 0.0f && signbit(env_f(y, n)[i])));
+        }
+    }
+    for (int64_t k = 0; k < V * D; k++) {
+        double want = 0;
+        for (int64_t n = 0; n < env_n(e, N); n++)
+            if (at[n] == p->a + k / D) want += (double)env_f(dy, n)[k % D];
+        CHECK_CLOSE(env_added(e, dtable, 35, k / D, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d", (int)k);
+    }
+    CHECK(*(int32_t *)overflow.data == 0);
+}
+
+TEST(embedding)
+{
+    CASES(case_embedding, { 1, 1 }, { 33, 15, 10 }, { 40, 16, 20, 0, EMB_ADD }, { 9, 17, 0, 0, EMB_PLAIN },
+          { 31, 33, 10, 0, EMB_ADD | EMB_PLAIN }, { 61, 900, 5, 0, 0 });
+}
+
+/* ---- column sums ---- */
+
+static void case_bias_grad(Env *e, const Shape *p)
+{
+    DType acc = p->flags ? F32 : I64;
+    Tensor dbias = env_out(e, acc, -10, 10, p->D), dy = env_in(e, F32, -1, 1, p->N, p->D);
+    Tensor shift = env_int(e, 40), overflow = env_flag(e);
+    RUN(e, bias_grad, .dbias = dbias, .dy = env_used(e, dy), .shift = shift, .overflow = overflow, .leaf = p->a,
+        .room = 8);
+    for (int64_t i = 0; e->check && i < p->D; i++) {
+        double want = 0;
+        for (int64_t n = 0; n < env_n(e, p->N); n++) want += (double)env_f(dy, n)[i];
+        CHECK_CLOSE(env_added(e, dbias, 40, i, 0), want, acc == F32 ? 1e-5 : 2e-6, "column %d", (int)i);
+    }
+}
+
+TEST(bias_grad)
+{
+    CASES(case_bias_grad, { 1, 1, 1 }, { 33, 15, 10 }, { 40, 16, 40 }, { 9, 17, 3, 0, 1 }, { 31, 33, 64 },
+          { 10, 129, 4, 0, 1 }, { 32, 2049, 5 });
+}
+
+/* Leaves cut into calls in any order, and columns cut, give the same integers. */
+TEST(grad_splits)
+{
+    enum { N = 24, D = 70, LEAF = 4 };
+    Env e;
+    env_open(&e, isa_best(), 1, 3);
+    Tensor x = env_in(&e, F32, -2, 2, N, D), dy = env_in(&e, F32, -1, 1, N, D), rstd = env_in(&e, F32, 1, 2, N);
+    Tensor shift = env_int(&e, 40), flag = env_flag(&e), index = env_in(&e, I32, 0, 9, N);
+    Tensor whole[3], cut[3];
+    for (int k = 0; k < 3; k++) {
+        int64_t rows = k == 2 ? 9 : 1;
+        whole[k] = env_out(&e, I64, 0, 0.5, rows, D), cut[k] = env_out(&e, I64, 0, 0.5, rows, D);
+        whole[k] = tensor_of(whole[k].data, I64, rows, D), cut[k] = tensor_of(cut[k].data, I64, rows, D);
+    }
+    for (int part = -1; part < 4; part++) {
+        static const int64_t first[4] = { 16, 0, 16, 4 }, count[4] = { 8, 4, 8, 12 }, left[4] = { 0, 0, 33, 0 };
+        int64_t n0 = part < 0 ? 0 : first[part], rows = part < 0 ? N : count[part], c0 = part < 0 ? 0 : left[part];
+        int64_t columns = part < 0 || c0 ? D - c0 : part ? D : 33;
+        Tensor *to = part < 0 ? whole : cut;
+        Tensor dys = tensor_col_slice(tensor_row_slice(dy, n0, rows), c0, columns);
+        Tensor xs = tensor_col_slice(tensor_row_slice(x, n0, rows), c0, columns);
+        Tensor rs = tensor_row_slice(rstd, n0, rows);
+        RUN(&e, bias_grad, .dbias = tensor_of((int64_t *)to[0].data + c0, I64, columns), .dy = dys, .shift = shift,
+            .overflow = flag, .leaf = LEAF, .room = 10);
+        RUN(&e, norm_grad, .dw = tensor_of((int64_t *)to[1].data + c0, I64, columns), .dy = dys, .x = xs, .rstd = rs,
+            .shift_w = shift, .overflow = flag, .leaf = LEAF, .room = 10);
+        RUN(&e, embedding_grad, .dtable = tensor_col_slice(to[2], c0, columns), .dy = dys,
+            .index = tensor_row_slice(index, n0, rows), .shift = shift, .overflow = flag, .room = 10);
+    }
+    for (int k = 0; k < 3; k++)
+        CHECK_MSG(!memcmp(whole[k].data, cut[k].data, (size_t)tensor_bytes(whole[k])), "accumulator %d", k);
+    CHECK(((int64_t *)whole[0].data)[0] != 0 && ((int64_t *)whole[1].data)[69] != 0);
+    env_close(&e);
+}
+
+/* A leaf that does not fit raises the flag, adds nothing, and leaves its neighbours alone. */
+TEST(grad_overflow)
+{
+    static const float bad[] = { NAN, INFINITY, -INFINITY, 3e38f, 0x1p13f, -0x1p13f };
+    for (int k = 0; k < 8; k++) {
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        Tensor dy = env_in(&e, F32, -1, 1, 1, 21), x = env_in(&e, F32, -1, 1, 1, 21), one = env_in(&e, F32, 1, 1, 1);
+        Tensor acc[3], flag[3], shift = env_int(&e, 40), index = env_int(&e, 0);
+        for (int i = 0; i < 3; i++) acc[i] = env_out(&e, I64, 5, 5.5, 1, 21), flag[i] = env_flag(&e);
+        for (int i = 0; i < 21; i++) env_f(dy, 0)[i] = env_f(x, 0)[i] = 1.0f;
+        env_f(dy, 0)[18] = k < 6 ? bad[k] : k == 6 ? 0x1.fffffep12f : 1.0f;
+        RUN(&e, bias_grad, .dbias = tensor_of(acc[0].data, I64, 21), .dy = dy, .shift = shift, .overflow = flag[0],
+            .leaf = 1, .room = 9);
+        RUN(&e, norm_grad, .dw = tensor_of(acc[1].data, I64, 21), .dy = dy, .x = x, .rstd = one, .shift_w = shift,
+            .overflow = flag[1], .leaf = 1, .room = 9);
+        RUN(&e, embedding_grad, .dtable = acc[2], .dy = dy, .index = index, .shift = shift, .overflow = flag[2],
+            .room = 9);
+        for (int i = 0; i < 3; i++) {
+            const int64_t *a = acc[i].data;
+            CHECK_MSG(*(int32_t *)flag[i].data == (k < 6), "op %d value %g", i, (double)env_f(dy, 0)[18]);
+            CHECK((a[18] == 5) == (k < 6));
+            CHECK(a[17] == a[0] && a[17] > 1LL << 39 && a[20] == a[0]);
+        }
+        env_close(&e);
+    }
+}
+
+/* ---- every op has a test ---- */
+
+static const struct {
+    const char *op, *file;
+} tested[] = {
+    { "linear_fwd", "test_gemm.c" }, { "linear_dx", "test_gemm.c" }, { "linear_dw", "test_gemm.c" },
+    { "bias_grad", "test_ops.c" }, { "embedding_fwd", "test_ops.c" }, { "embedding_grad", "test_ops.c" },
+    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, { "norm_grad", "test_ops.c" },
+    { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
+    { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
+    { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },
+    { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" }, { "rope", "test_ops.c" },
+    { "attention_fwd", "test_attention.c" }, { "attention_bwd", "test_attention.c" },
+    { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },
+    { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "loss_sum", "test_ops_step.c" },
+    { "grad_stats", "test_ops_step.c" }, { "step_finish", "test_ops_step.c" }, { "adamw", "test_ops_step.c" },
+};
+
+/* Whether the file beside this one calls the op: by op() or RUN(), or its function with the argument struct. */
+static bool file_calls(const char *file, const char *name)
+{
+    char path[512], line[512], call[64], direct[64];
+    int folder = (int)(strrchr(__FILE__, '/') - __FILE__);
+    snprintf(path, sizeof path, "%.*s/%s", folder, __FILE__, file);
+    snprintf(call, sizeof call, ", %s,", name);
+    snprintf(direct, sizeof direct, "%s_args", name);
+    FILE *f = fopen(path, "r");
+    bool found = false;
+    while (f && fgets(line, sizeof line, f)) found = found || strstr(line, call) || strstr(line, direct);
+    if (f) fclose(f);
+    return found;
+}
+
+TEST(every_op_has_a_case)
+{
+    for (int id = 0; id < OP_COUNT; id++) {
+        const char *name = op_info((OpId)id)->name, *file = NULL;
+        for (size_t i = 0; i < sizeof tested / sizeof *tested; i++)
+            if (!strcmp(tested[i].op, name)) file = tested[i].file;
+        CHECK_MSG(file, "op '%s' has no test; add it to the table", name);
+        if (file) CHECK_MSG(file_calls(file, name), "'%s' does not call op '%s'", file, name);
+    }
+}
+
+TEST_MAIN

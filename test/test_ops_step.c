@@ -1,0 +1,431 @@
+/*
+ * Ops of the loss and of the optimizer step: against float64 loops and exact integers, in all builds of the
+ * kernels (ops_env.h); and what layouts need of them: a vocabulary cut over ranks, and elements cut over
+ * calls, change no bit.
+ */
+#include "ops_env.h"
+
+/* ---- cross entropy ---- */
+
+/* D columns in blocks of `a`, the first of them global column b; the vocabulary ends 3 columns before them. */
+static void case_xent(Env *e, const Shape *p)
+{
+    int64_t N = p->N, V = p->D, J = (V + p->a - 1) / p->a, vocab = p->b + V - (V > 3 ? 3 : 0);
+    Tensor logits = env_out(e, F32, -9, 9, N, V), target = env_in(e, I32, p->b - 1.0, vocab, N);
+    Tensor max = env_out(e, F32, 8, 9, N, J), sum = env_out(e, F32, 8, 9, N, J), at = env_out(e, F32, 8, 9, N);
+    Tensor row_max = env_out(e, F32, 8, 9, N), row_sum = env_out(e, F32, 8, 9, N), loss = env_out(e, F32, 8, 9, N);
+    StepValues step = { .loss_scale = 0.125f };
+    /* one rank's statistics as [1 N J]: dense, for the op that combines ranks */
+    Tensor max3 = { max.data, { 1, N, J }, max.ld, 3, F32 }, sum3 = { sum.data, { 1, N, J }, sum.ld, 3, F32 };
+    RUN(e, xent_stats, .block_max = max, .block_sum = sum, .target_logit = at, .logits = env_used(e, logits),
+        .target = target, .block = p->a, .first = p->b, .vocab = vocab);
+    RUN(e, xent_loss, .loss = env_used(e, loss), .row_max = row_max, .row_sum = row_sum, .block_max = max3,
+        .block_sum = sum3, .target_logit = tensor_of(at.data, F32, 1, N), .target = target);
+    RUN(e, xent_bwd, .logits = env_used(e, logits), .target = target, .row_max = row_max, .row_sum = row_sum,
+        .step = &step, .first = p->b, .vocab = vocab);
+    for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
+        const float *x = env_before(e, env_f(logits, n));
+        int32_t t = ((int32_t *)target.data)[n];
+        if (p->b && t < p->b) t = -2; /* another rank's word: no one-hot here */
+        double top = -INFINITY, total = 0;
+        for (int64_t i = 0; i < vocab - p->b; i++) top = fmax(top, (double)x[i]);
+        for (int64_t i = 0; i < vocab - p->b; i++) total += exp((double)x[i] - top);
+        double own = t >= 0 ? (double)x[t - p->b] : 0, want = t == -1 ? 0 : log(total) + top - own;
+        CHECK_CLOSE((double)env_f(row_max, n)[0], top, 0, "row %d", (int)n);
+        CHECK_CLOSE((double)env_f(row_sum, n)[0], total, 1e-5, "row %d", (int)n);
+        CHECK_CLOSE((double)env_f(loss, n)[0], want, 2e-6, "row %d", (int)n);
+        for (int64_t i = 0; i < V; i++) {
+            double d = t == -1 || i >= vocab - p->b ? 0 : exp((double)x[i] - top) / total - (i == t - p->b);
+            CHECK_CLOSE((double)env_f(logits, n)[i], d / 8, 1e-6, "row %d column %d", (int)n, (int)i);
+        }
+    }
+}
+
+TEST(cross_entropy)
+{
+    CASES(case_xent, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 16, 16 }, { 5, 17, 20 }, { 6, 31, 8 }, { 3, 33, 11, 100 },
+          { 2, 7, 2, 50 }, { 9, 64, 2, 0 }, { 13, 5003, 700 });
+}
+
+typedef struct {
+    float *logits, *max, *sum, *at, loss[8], row_max[8], row_sum[8];
+} Cut;
+
+/* Loss and gradient of 8 rows of V columns, 5 of them padding, by `ranks` ranks. */
+static void run_cut(Env *e, int64_t V, int64_t ranks, const int32_t *target, Cut *c)
+{
+    enum { N = 8, BLOCKS = 8 };
+    int64_t W = V / ranks, J = BLOCKS / ranks;
+    Tensor to = tensor_of((int32_t *)(intptr_t)target, I32, N);
+    Tensor loss = tensor_of(c->loss, F32, N), rm = tensor_of(c->row_max, F32, N), rs = tensor_of(c->row_sum, F32, N);
+    StepValues step = { .loss_scale = 0.01f };
+    for (int64_t r = 0; r < ranks; r++) {
+        Tensor part = tensor_col_slice(tensor_of(c->logits, F32, N, V), r * W, W);
+        RUN(e, xent_stats, .block_max = tensor_of(c->max + r * N * J, F32, N, J),
+            .block_sum = tensor_of(c->sum + r * N * J, F32, N, J), .target_logit = tensor_of(c->at + r * N, F32, N),
+            .logits = part, .target = to, .block = V / BLOCKS, .first = r * W, .vocab = V - 5);
+    }
+    RUN(e, xent_loss, .loss = loss, .row_max = rm, .row_sum = rs, .block_max = tensor_of(c->max, F32, ranks, N, J),
+        .block_sum = tensor_of(c->sum, F32, ranks, N, J), .target_logit = tensor_of(c->at, F32, ranks, N), .target = to);
+    for (int64_t r = 0; r < ranks; r++) {
+        RUN(e, xent_bwd, .logits = tensor_col_slice(tensor_of(c->logits, F32, N, V), r * W, W), .target = to,
+            .row_max = rm, .row_sum = rs, .step = &step, .first = r * W, .vocab = V - 5);
+    }
+}
+
+TEST(cross_entropy_cut_over_ranks)
+{
+    enum { N = 8 };
+    static float logits[2][N * 8 * 37], stats[3][N * 8];
+    static const int32_t target[N] = { 0, 36, 37, 290, -1, 111, 148, 3 };
+    for (int64_t block = 1; block <= 37; block += 12) {
+        int64_t V = 8 * block;
+        Cut one = { 0 };
+        for (int64_t ranks = 1; ranks <= 8; ranks *= 2) {
+            Env e;
+            uint64_t state = 3;
+            int32_t to[N];
+            Cut c = { logits[ranks > 1], stats[0], stats[1], stats[2], { 0 }, { 0 }, { 0 } };
+            env_open(&e, isa_best(), 1, 0);
+            for (int64_t i = 0; i < N * V; i++) c.logits[i] = (float)test_uniform(&state, -9, 9);
+            for (int i = 0; i < N; i++) to[i] = target[i] < V - 5 ? target[i] : 1;
+            run_cut(&e, V, ranks, to, &c);
+            if (ranks == 1) one = c;
+            CHECK_MSG(!memcmp(one.loss, c.loss, sizeof c.loss), "V %d ranks %d", (int)V, (int)ranks);
+            CHECK(!memcmp(one.logits, c.logits, (size_t)(N * V) * sizeof(float)));
+            CHECK(c.loss[0] > 0 && c.loss[4] == 0);
+            env_close(&e);
+        }
+    }
+}
+
+TEST(bad_logits_give_bad_loss)
+{
+    static const float bad[] = { NAN, INFINITY };
+    for (int k = 0; k < 2 * 40; k++) {
+        float logits[40], max[3], sum[3], at = 0, loss = 0, row_max = 0, row_sum = 0;
+        int32_t target = 7;
+        int64_t sums[3] = { 10, 20, 0 };
+        for (int i = 0; i < 40; i++) logits[i] = (float)i;
+        logits[k / 2] = bad[k % 2];
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        RUN(&e, xent_stats, .block_max = tensor_of(max, F32, 1, 3), .block_sum = tensor_of(sum, F32, 1, 3),
+            .target_logit = tensor_of(&at, F32, 1), .logits = tensor_of(logits, F32, 1, 40),
+            .target = tensor_of(&target, I32, 1), .block = 17, .vocab = 40);
+        RUN(&e, xent_loss, .loss = tensor_of(&loss, F32, 1), .row_max = tensor_of(&row_max, F32, 1),
+            .row_sum = tensor_of(&row_sum, F32, 1), .block_max = tensor_of(max, F32, 1, 1, 3),
+            .block_sum = tensor_of(sum, F32, 1, 1, 3), .target_logit = tensor_of(&at, F32, 1, 1),
+            .target = tensor_of(&target, I32, 1));
+        RUN(&e, loss_sum, .sums = tensor_of(sums, I64, 3), .loss = tensor_of(&loss, F32, 1),
+            .target = tensor_of(&target, I32, 1));
+        CHECK_MSG(!isfinite(loss), "logit %d: loss %g", k / 2, (double)loss);
+        CHECK(sums[0] == 10 && sums[1] == 21 && sums[2] == 1);
+        env_close(&e);
+    }
+}
+
+static void case_loss_sum(Env *e, const Shape *p)
+{
+    Tensor loss = env_in(e, F32, 0, 30, p->N), target = env_in(e, I32, -2, 4, p->N), sums = env_out(e, I64, 3, 3, 3);
+    for (int64_t n = 0; n < p->N; n++) {
+        int32_t *t = (int32_t *)target.data + n;
+        if (*t < 0) *t = -1, env_f(loss, n)[0] = 0;
+    }
+    env_settle(e);
+    RUN(e, loss_sum, .sums = sums, .loss = env_used(e, loss), .target = target);
+    int64_t want = 3, counted = 3;
+    for (int64_t n = 0; n < env_n(e, p->N); n++) {
+        want += llrint((double)env_f(loss, n)[0] * 268435456.0);
+        counted += ((int32_t *)target.data)[n] >= 0;
+    }
+    const int64_t *got = sums.data;
+    if (e->check) CHECK(got[0] == want && got[1] == counted && got[2] == 3);
+}
+
+TEST(loss_sum)
+{
+    CASES(case_loss_sum, { 1 }, { 15 }, { 16 }, { 17 }, { 1000 });
+}
+
+/* ---- gradient statistics ---- */
+
+/* A sum of squares of numbers below 2^62, as five words of 32 bits. */
+typedef struct {
+    uint64_t word[6];
+} Wide;
+
+static void wide_add_square(Wide *w, uint64_t a)
+{
+    unsigned __int128 s = (unsigned __int128)a * a;
+    uint64_t carry = 0;
+    for (int i = 0; i < 6; i++, s >>= 32) {
+        uint64_t sum = w->word[i] + (uint32_t)s + carry;
+        w->word[i] = (uint32_t)sum;
+        carry = sum >> 32;
+    }
+}
+
+/* Elements of all sizes up to 2^b; flags: float accumulator. */
+static Tensor stats_input(Env *e, const Shape *p)
+{
+    Tensor g = env_in(e, p->flags ? F32 : I64, -1e9, 1e9, p->N);
+    uint64_t state = 5;
+    for (int64_t i = 0; i < p->N; i++) {
+        int64_t x = (int64_t)(test_rand(&state) >> (64 - p->b)) >> test_rand(&state) % 40;
+        if (i % 3 == 0) x = -x;
+        if (p->flags) ((float *)g.data)[i] = (float)x * 0x1p-20f;
+        else ((int64_t *)g.data)[i] = x;
+    }
+    env_settle(e);
+    return g;
+}
+
+static void case_grad_stats(Env *e, const Shape *p)
+{
+    Tensor g = stats_input(e, p), max = env_out(e, I64, 2, 2.5, 1), sumsq = env_out(e, I64, 0, 0.5, 4);
+    Tensor shift = env_int(e, 19);
+    RUN(e, grad_stats, .max = max, .sumsq = sumsq, .g = env_used(e, g), .shift = shift);
+    if (!e->check) return;
+    Wide w = { { 0 } };
+    int64_t top = 2;
+    float top_float = 0;
+    for (int64_t i = 0; i < env_n(e, p->N); i++) {
+        float f = p->flags ? fabsf(env_f(g, i)[0]) : fabsf((float)((int64_t *)g.data)[i]);
+        wide_add_square(&w, (uint64_t)llrintf(p->flags ? f * 0x1p19f : f));
+        if (!p->flags && llabs(((int64_t *)g.data)[i]) > top) top = llabs(((int64_t *)g.data)[i]);
+        if (f > top_float) top_float = f;
+    }
+    const int64_t *limb = sumsq.data;
+    for (int i = 0; i < 3; i++) CHECK_MSG((uint64_t)limb[i] == w.word[i], "limb %d", i);
+    CHECK((uint64_t)limb[3] == (w.word[3] | w.word[4] << 32) && w.word[5] == 0);
+    uint32_t bits;
+    memcpy(&bits, &top_float, sizeof bits);
+    CHECK(*(int64_t *)max.data == (p->flags ? (bits > 2 ? (int64_t)bits : 2) : top));
+}
+
+TEST(grad_stats)
+{
+    CASES(case_grad_stats, { 1, 0, 0, 30, 0 }, { 15, 0, 0, 60, 0 }, { 16, 0, 0, 30, 1 }, { 17, 0, 0, 62, 0 },
+          { 31, 0, 0, 55, 1 }, { 33, 0, 0, 62, 1 }, { 50001, 0, 0, 62, 0 }, { 50002, 0, 0, 40, 1 },
+          { 1000, 0, 0, 20, 0 });
+}
+
+TEST(grad_stats_splits)
+{
+    enum { N = 1000 };
+    static const int64_t cuts[] = { 0, 1, 17, 16 * 20, 16 * 20 + 5, 999, N };
+    for (int plain = 0; plain < 2; plain++) {
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        Shape p = { .N = N, .b = 61, .flags = plain };
+        Tensor g = stats_input(&e, &p), shift = env_int(&e, 20);
+        int64_t max[2] = { 0 }, sumsq[2][4] = { { 0 } };
+        for (int k = -1; k < 6; k++) {
+            int64_t first = k < 0 ? 0 : cuts[5 - k], end = k < 0 ? N : cuts[6 - k];
+            RUN(&e, grad_stats, .max = tensor_of(&max[k < 0], I64, 1), .sumsq = tensor_of(sumsq[k < 0], I64, 4),
+                .g = tensor_row_slice(g, first, end - first), .shift = shift);
+        }
+        CHECK(max[0] == max[1] && max[0] > 0 && !memcmp(sumsq[0], sumsq[1], sizeof sumsq[0]));
+        env_close(&e);
+    }
+}
+
+TEST(grad_stats_tells_what_it_cannot_count)
+{
+    static const float bad[] = { NAN, INFINITY, -INFINITY };
+    static const int64_t large[] = { 1LL << 62, -(1LL << 62), INT64_MIN };
+    for (int k = 0; k < 6; k++) {
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        Shape p = { .N = 40, .b = 20, .flags = k < 3 };
+        Tensor g = stats_input(&e, &p), max = env_out(&e, I64, 0, 0.5, 1), sumsq = env_out(&e, I64, 0, 0.5, 4);
+        if (k < 3) ((float *)g.data)[35] = bad[k];
+        else ((int64_t *)g.data)[35] = large[k - 3];
+        RUN(&e, grad_stats, .max = max, .sumsq = sumsq, .g = g, .shift = env_int(&e, 0));
+        CHECK(*(int64_t *)max.data == (k < 3 ? 0x7F800000 : INT64_MAX));
+        env_close(&e);
+    }
+}
+
+/* ---- step_finish ---- */
+
+typedef struct {
+    int64_t max[3], sumsq[3][4], sums[3];
+    int32_t shift[3], next[3], overflow;
+    StepValues step;
+    DType acc;
+} Finish;
+
+/* Three int64 tensors; squares of 3 * 2^20, 2^36 and nothing. */
+static Finish finish_input(void)
+{
+    return (Finish){ .max = { 3 << 19, 1LL << 36, 0 },
+                     .sumsq = { { 0, (9LL << 40) >> 32, 0, 0 }, { 0, 0, 1 << 8, 0 }, { 0 } },
+                     .sums = { 12345, 50, 0 }, .shift = { 20, 40, 33 }, .acc = I64,
+                     .step = { .nominal = 100, .clip = 1.0f, .unscale = 0.5f, .loss_scale = 0.01f } };
+}
+
+static void finish(Finish *f)
+{
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    RUN(&e, step_finish, .max = tensor_of(f->max, I64, 3), .sumsq = tensor_of(f->sumsq, I64, 3, 4),
+        .shift = tensor_of(f->shift, I32, 3), .next_shift = tensor_of(f->next, I32, 3),
+        .loss_sums = tensor_of(f->sums, I64, 3), .overflow = tensor_of(&f->overflow, I32, 1), .step = &f->step,
+        .room = 16, .acc = f->acc);
+    env_close(&e);
+}
+
+TEST(step_finish_norm_and_clip)
+{
+    Finish f = finish_input();
+    finish(&f);
+    /* tensor 0: (3 * 2^20 * 2^-20)^2 = 9; tensor 1: (2^36 * 2^-40)^2 = 2^-8 */
+    double norm = sqrt(9 + 0x1p-8), mean = 100.0 / 50 * 0.5;
+    CHECK_CLOSE((double)f.step.grad_norm, norm * mean, 1e-7, " ");
+    CHECK_CLOSE((double)f.step.grad_scale, mean * 1 / (norm * mean + 1e-6), 1e-7, " ");
+    CHECK(f.step.loss_fixed == 12345 && f.step.counted == 50);
+    CHECK(!f.step.overflow && !f.step.nonfinite && !f.step.skip);
+    /* 62 - 16 - 10 - ceil(log2 max): 1.5 * 2^20 * 2^-20 -> 1; 2^-4 -> -4; no gradient keeps its shift */
+    CHECK(f.next[0] == 36 - 1 && f.next[1] == 36 + 4 && f.next[2] == 33);
+
+    Finish small = finish_input();
+    small.step.clip = 10;
+    finish(&small);
+    CHECK_CLOSE((double)small.step.grad_scale, mean, 1e-7, " ");
+    small.step.clip = 0;
+    finish(&small);
+    CHECK_CLOSE((double)small.step.grad_scale, mean, 1e-7, " ");
+}
+
+/* Limbs of three ranks, added up as integers, are the limbs of one. */
+TEST(step_finish_adds_ranks)
+{
+    Finish one = finish_input(), many = finish_input();
+    for (int i = 0; i < 4; i++) one.sumsq[0][i] = 0xFFFFFFFFLL, many.sumsq[0][i] = 3 * 0xFFFFFFFFLL;
+    int64_t carry = 0;
+    for (int i = 0; i < 4; i++) {
+        int64_t sum = 3 * one.sumsq[0][i] + carry;
+        one.sumsq[0][i] = i < 3 ? sum & 0xFFFFFFFF : sum;
+        carry = sum >> 32;
+    }
+    finish(&one);
+    finish(&many);
+    CHECK(!memcmp(&one.step, &many.step, sizeof one.step) && one.step.grad_norm > 1e9f);
+}
+
+TEST(step_finish_flags)
+{
+    for (int k = 0; k < 9; k++) {
+        Finish f = finish_input();
+        int want_overflow = k < 3 || k == 5, want_nonfinite = k == 3 || k == 4;
+        float spike = 0x1p30f;
+        if (k == 0) f.overflow = 1;
+        if (k == 1) f.max[2] = INT64_MAX;
+        if (k == 2) f.max[0] = 1LL << 62;
+        if (k == 3) f.sums[2] = 2;
+        if (k >= 4) {
+            f.acc = F32;
+            for (int i = 0; i < 3; i++) f.max[i] = 0x3F800000; /* 1.0f */
+        }
+        if (k == 4) f.max[1] = 0x7F800000;
+        if (k == 5) memcpy(&f.max[1], &spike, sizeof spike);
+        if (k == 7) f.sums[1] = 0;
+        if (k == 8) f.max[1] = 0x3F800001;
+        finish(&f);
+        CHECK_MSG(f.step.overflow == want_overflow && f.step.nonfinite == want_nonfinite, "case %d", k);
+        CHECK_MSG(f.step.skip == (want_overflow || want_nonfinite || k == 7), "case %d", k);
+        CHECK(isfinite(f.step.grad_norm) && isfinite(f.step.grad_scale));
+        CHECK((f.step.grad_scale == 0) == f.step.skip);
+        if (k < 3) CHECK(f.next[0] == 8 && f.next[1] == 28 && f.next[2] == 21);
+        if (k == 4) CHECK(f.next[0] == 36 && f.next[1] == 40);
+        if (k == 5) CHECK(f.next[0] == 36 && f.next[1] == 6);
+        if (k == 8) CHECK(f.next[0] == 36 && f.next[1] == 35);
+    }
+}
+
+TEST(shift_stays_in_range)
+{
+    Finish f = finish_input();
+    f.shift[0] = -55, f.overflow = 1;
+    finish(&f);
+    CHECK(f.next[0] == -60);
+    f = finish_input();
+    f.shift[0] = 95, f.max[0] = 1;
+    finish(&f);
+    CHECK(f.next[0] == 100);
+}
+
+/* ---- AdamW ---- */
+
+static StepValues adam_step(void)
+{
+    return (StepValues){ .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
+}
+
+enum { ADAM_PLAIN = 1, ADAM_SKIP = 2 };
+
+static void case_adamw(Env *e, const Shape *p)
+{
+    bool plain = p->flags & ADAM_PLAIN, skip = p->flags & ADAM_SKIP;
+    Tensor w = env_out(e, F32, -2, 2, p->N), m = env_out(e, F32, -1, 1, p->N), v = env_out(e, F32, 0, 1, p->N);
+    Tensor g = env_out(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, p->N), shift = env_int(e, 40);
+    StepValues step = adam_step();
+    step.skip = skip;
+    RUN(e, adamw, .w = env_used(e, w), .m = m, .v = v, .g = g, .shift = shift, .step = &step, .beta1 = 0.9f,
+        .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f);
+    for (int64_t i = 0; e->check && i < env_n(e, p->N); i++) {
+        float w0 = *(const float *)env_before(e, env_f(w, i)), m0 = *(const float *)env_before(e, env_f(m, i));
+        float v0 = *(const float *)env_before(e, env_f(v, i)), f;
+        const void *g0 = env_before(e, env_row(&g, i));
+        f = plain ? *(const float *)g0 : (float)*(const int64_t *)g0 * 0x1p-40f;
+        f *= 0.7f;
+        float m1 = fmaf(0.9f, m0, (1.0f - 0.9f) * f), v1 = fmaf(0.95f, v0, (1.0f - 0.95f) * (f * f));
+        float u = m1 * (1.0f / 0.271f) / (sqrtf(v1 * (1.0f / 0.05f)) + 1e-8f);
+        float w1 = fmaf(-0.01f, fmaf(0.1f, w0, u), w0);
+        CHECK(env_f(w, i)[0] == (skip ? w0 : w1) && env_f(m, i)[0] == (skip ? m0 : m1));
+        CHECK(env_f(v, i)[0] == (skip ? v0 : v1));
+        double dm = 0.9 * (double)m0 + 0.1 * (double)f, dv = 0.95 * (double)v0 + 0.05 * (double)f * (double)f;
+        double want = (double)w0 - 0.01 * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-8) + 0.1 * (double)w0);
+        if (!skip) CHECK_CLOSE((double)env_f(w, i)[0], want, 3e-7, "element %d", (int)i);
+        CHECK(plain ? env_f(g, i)[0] == 0.0f : ((int64_t *)g.data)[i] == 0);
+    }
+}
+
+TEST(adamw)
+{
+    CASES(case_adamw, { 1 }, { 15, 0, 0, 0, ADAM_PLAIN }, { 16, 0, 0, 0, ADAM_SKIP }, { 17 }, { 31, 0, 0, 0, ADAM_PLAIN },
+          { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN }, { 50003 }, { 40000, 0, 0, 0, ADAM_PLAIN });
+}
+
+/* Ranks own ranges that start anywhere: the same bits. */
+TEST(adamw_splits)
+{
+    enum { N = 200 };
+    static const int64_t cuts[] = { 0, 1, 17, 100, 199, N };
+    float w[2][N], m[2][N], v[2][N];
+    int64_t g[2][N];
+    int32_t bits = 30;
+    uint64_t state = 8;
+    for (int i = 0; i < N; i++) {
+        w[0][i] = w[1][i] = (float)test_uniform(&state, -1, 1);
+        m[0][i] = m[1][i] = (float)test_uniform(&state, -1, 1);
+        v[0][i] = v[1][i] = (float)test_uniform(&state, 0, 1);
+        g[0][i] = g[1][i] = (int64_t)test_rand(&state) >> 30;
+    }
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    StepValues step = adam_step();
+    for (int k = -1; k < 5; k++) {
+        int64_t at = k < 0 ? 0 : cuts[k], count = k < 0 ? N : cuts[k + 1] - at;
+        int to = k >= 0;
+        RUN(&e, adamw, .w = tensor_of(w[to] + at, F32, count), .m = tensor_of(m[to] + at, F32, count),
+            .v = tensor_of(v[to] + at, F32, count), .g = tensor_of(g[to] + at, I64, count),
+            .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f);
+    }
+    CHECK(!memcmp(w[0], w[1], sizeof w[0]) && !memcmp(m[0], m[1], sizeof m[0]) && !memcmp(v[0], v[1], sizeof v[0]));
+    env_close(&e);
+}
+
+TEST_MAIN
