@@ -1,0 +1,14 @@
+#!/usr/bin/env bash
+# Lines, tabs, leftovers; and a build with warnings as errors. Formatting by clang-format is `make fmt`.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+bad=0
+complain() { echo "check-style: $1"; bad=1; }
+files=$(git ls-files '*.c' '*.h' '*.def')
+grep -nE '.{121,}' $files && complain "lines over 120 columns"
+grep -nP '\t' $files && complain "tabs"
+grep -nE '[ ]+$' $files && complain "blanks at the end of a line"
+grep -nE 'TODO|FIXME|XXX' $files && complain "unfinished places"
+build=${BUILD:-build}-lint
+make --no-print-directory -j"$(nproc)" BUILD="$build" EXTRA_CFLAGS=-Werror megatrain >/dev/null || complain "warnings"
+exit $bad
