@@ -213,6 +213,14 @@ void json_put_int(JsonOut *j, const char *key, int64_t value)
     put_str(j, text);
 }
 
+void json_put_milli(JsonOut *j, const char *key, int64_t value)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%lld.%03d", (long long)(value / 1000), (int)(value % 1000));
+    put_key(j, key);
+    put_str(j, text);
+}
+
 bool json_put_number(JsonOut *j, const char *key, double value)
 {
     char text[32] = "null";

@@ -174,8 +174,8 @@ static Err write_event(Out *o, const TraceEvent *e, bool first)
     json_put_text(&j, "ph", e->length_ns < 0 ? "C" : "X");
     json_put_int(&j, "pid", 0);
     json_put_int(&j, "tid", e->track);
-    json_put_number(&j, "ts", (double)(e->start_ns - trace.origin_ns) * 1e-3); /* microseconds */
-    if (e->length_ns >= 0) json_put_number(&j, "dur", (double)e->length_ns * 1e-3);
+    json_put_milli(&j, "ts", e->start_ns - trace.origin_ns); /* in microseconds */
+    if (e->length_ns >= 0) json_put_milli(&j, "dur", e->length_ns);
     if (e->length_ns < 0) {
         json_open(&j, "args", '{');
         json_put_number(&j, "value", e->value);

@@ -1,0 +1,789 @@
+/*
+ * src/base without the configuration: errors, log, arenas, files and their faults, JSON, Philox, elementary
+ * functions, trace. What must die or be killed does so in a child: this program again, with --child.
+ */
+#include <fcntl.h>
+#include <malloc.h>
+#include <pthread.h>
+#include <signal.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "base/arena.h"
+#include "base/file.h"
+#include "base/json.h"
+#include "base/log.h"
+#include "base/mathx.h"
+#include "base/rng.h"
+#include "base/trace.h"
+#include "test.h"
+
+/* ---- a folder for this run, and children ---- */
+
+static const char *temp_dir(void)
+{
+    static char dir[64];
+    if (!dir[0]) {
+        strcpy(dir, "/tmp/test_base.XXXXXX");
+        if (!mkdtemp(dir)) abort();
+    }
+    return dir;
+}
+
+/* "FOLDER/name", valid to the end. */
+static const char *in_temp(const char *name)
+{
+    static char path[64][128];
+    static int count;
+    char wanted[128];
+    snprintf(wanted, sizeof wanted, "%s/%s", temp_dir(), name);
+    int i = 0;
+    while (i < count && strcmp(path[i], wanted) != 0) i++;
+    if (i == 64) abort();
+    if (i == count) strcpy(path[count++], wanted);
+    return path[i];
+}
+
+/* Starts this program as `--child what arg` with MEGATRAIN_FILE_FAULT=fault; stderr goes to FOLDER/stderr. */
+static pid_t start_child(const char *what, const char *arg, const char *fault)
+{
+    const char *log = in_temp("stderr");
+    fflush(stdout);
+    pid_t pid = fork();
+    if (pid != 0) return pid;
+    if (fault) setenv("MEGATRAIN_FILE_FAULT", fault, 1);
+    int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    dup2(fd, STDERR_FILENO);
+    execl("/proc/self/exe", "test_base", "--child", what, arg, (char *)NULL);
+    _exit(99);
+}
+
+static int run_child(const char *what, const char *arg, const char *fault)
+{
+    int status = -1;
+    pid_t pid = start_child(what, arg, fault);
+    if (pid < 0 || waitpid(pid, &status, 0) != pid) return -1;
+    return status;
+}
+
+static const char *read_text(const char *path)
+{
+    static char text[8192];
+    FILE *f = fopen(path, "rb");
+    size_t n = f ? fread(text, 1, sizeof text - 1, f) : 0;
+    if (f) fclose(f);
+    text[n] = 0;
+    return f ? text : "(missing)";
+}
+
+static void write_text(const char *path, const char *text)
+{
+    FILE *f = fopen(path, "wb");
+    if (!f || fputs(text, f) < 0 || fclose(f) != 0) abort();
+}
+
+/* ---- errors ---- */
+
+static Err fails_below(void)
+{
+    return err_set(ERR_IO, "cannot open '%s'", "x");
+}
+
+static Err fails_above(void)
+{
+    TRY_AS(ERR_DATA, fails_below());
+    return ERR_OK;
+}
+
+TEST(err_record)
+{
+    FAILS(fails_above(), ERR_DATA, "cannot open 'x'");
+    CHECK(strcmp(err_message(), "cannot open 'x'") == 0 && err_hint_text()[0] == 0);
+    CHECK(err_hint("give %d", 3) == ERR_DATA && strcmp(err_hint_text(), "give 3") == 0);
+    CHECK(err_prefix(ERR_DATA, "run '%s'", "a") == ERR_DATA);
+    CHECK(strcmp(err_message(), "run 'a': cannot open 'x'") == 0);
+    CHECK(err_prefix(ERR_OK, "never") == ERR_OK && err_as(ERR_OK, ERR_CKPT) == ERR_OK);
+    CHECK(err_set(ERR_CKPT, "shard 3: %s", err_message()) == ERR_CKPT); /* its own record as argument */
+    CHECK(strcmp(err_message(), "shard 3: run 'a': cannot open 'x'") == 0 && err_hint_text()[0] == 0);
+
+    char big[40000];
+    memset(big, 'y', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    err_set(ERR_IO, "%s", big);
+    CHECK(strlen(err_message()) > 4000 && strlen(err_message()) < sizeof big);
+    err_prefix(ERR_IO, "%s", big);
+    CHECK(strlen(err_message()) < sizeof big);
+}
+
+TEST(err_exit_codes)
+{
+    static const struct {
+        Err err;
+        int status;
+    } cases[] = {
+        { ERR_OK, 0 },     { ERR_CONFIG, 2 },   { ERR_DATA, 3 }, { ERR_CKPT, 4 },   { ERR_STORAGE, 5 },  { ERR_IO, 5 },
+        { ERR_NUMERICS, 6 }, { ERR_PEER, 7 },   { ERR_HANG, 8 }, { ERR_MEMORY, 9 }, { ERR_RENDEZVOUS, 10 },
+        { ERR_STOPPED, 75 }, { ERR_INTERRUPTED, 130 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_MSG(err_exit_code(cases[i].err) == cases[i].status, "%s", err_name(cases[i].err));
+    for (int e = 0; e < ERR_COUNT; e++) CHECK(err_name((Err)e)[0] != 0);
+}
+
+static void *other_thread(void *out)
+{
+    err_set(ERR_PEER, "other thread");
+    *(bool *)out = strcmp(err_message(), "other thread") == 0;
+    return NULL;
+}
+
+TEST(err_is_per_thread)
+{
+    bool seen = false;
+    pthread_t t;
+    err_set(ERR_IO, "mine");
+    CHECK(pthread_create(&t, NULL, other_thread, &seen) == 0);
+    pthread_join(t, NULL);
+    CHECK(seen && strcmp(err_message(), "mine") == 0);
+}
+
+TEST(err_print_and_log_lines)
+{
+    CHECK(WEXITSTATUS(run_child("print", "", NULL)) == 3);
+    const char *text = read_text(in_temp("stderr"));
+    CHECK_MSG(strstr(text, "megatrain: error (data): cannot open 'x'\nhint: look again\n    at ") == text, "%s", text);
+    CHECK(strstr(text, "test_base.c") && strstr(text, "fails_below()"));
+    CHECK_MSG(strstr(text, "[rank 3] warning: once 1\n") && !strstr(text, "once 2"), "%s", text);
+    CHECK(strstr(text, "[rank 3] plain\n") && !strstr(text, "hidden") && strstr(text, "debug: shown\n"));
+    CHECK(strstr(text, "zzzz\nafter\n")); /* a line too long is cut and still ends */
+}
+
+TEST(assert_aborts_and_says_where)
+{
+    int status = run_child("assert", "", NULL);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+    const char *text = read_text(in_temp("stderr"));
+    CHECK_MSG(strstr(text, "rank 2") && strstr(text, "test_base.c") && strstr(text, "1 + 1 == 3"), "%s", text);
+    CHECK(strchr(strchr(text, '\n') + 1, '\n') != NULL); /* a backtrace follows */
+}
+
+/* ---- arenas ---- */
+
+TEST(arena_marks_and_peak)
+{
+    static _Alignas(256) char memory[4096];
+    Arena a;
+    void *p, *q;
+    arena_init(&a, "scratch", memory, sizeof memory);
+    OK(arena_alloc(&a, 1, &p));
+    OK(arena_alloc(&a, 257, &q));
+    CHECK(p == (void *)memory && (char *)q == memory + 256 && a.used_bytes == 768 && a.peak_bytes == 768);
+    ArenaMark m = arena_mark(&a);
+    OK(arena_alloc(&a, 4096 - 768, &p));
+    CHECK(a.peak_bytes == 4096);
+    FAILS(arena_alloc(&a, 1, &q), ERR_MEMORY, "arena 'scratch' is full: '1' bytes wanted, '0' of '4096' free");
+    arena_release(&a, m);
+    CHECK(a.used_bytes == 768 && a.peak_bytes == 4096);
+    FAILS(arena_alloc(&a, INT64_MAX, &q), ERR_MEMORY, "scratch");
+    FAILS(arena_alloc(&a, 4096 - 767, &q), ERR_MEMORY, "scratch");
+    arena_init(&a, "odd", memory, 4000); /* the last padding must fit too */
+    FAILS(arena_alloc(&a, 3999, &q), ERR_MEMORY, "odd");
+    OK(arena_alloc(&a, 3840, &q));
+}
+
+TEST(arena_poison)
+{
+    static _Alignas(256) float memory[256];
+    Arena a;
+    void *p;
+    arena_init(&a, "save", memory, sizeof memory);
+    a.poison = true;
+    OK(arena_alloc(&a, 256, &p));
+    ArenaMark m = arena_mark(&a);
+    OK(arena_alloc(&a, 256, &p));
+    memset(memory, 0, sizeof memory);
+    arena_release(&a, m);
+    for (int i = 0; i < 256; i++) CHECK(isnan(memory[i]) == (i >= 64 && i < 128));
+}
+
+TEST(arena_counts_without_memory)
+{
+    Arena a;
+    void *p;
+    arena_init(&a, "state", NULL, INT64_MAX);
+    for (int i = 0; i < 3; i++) OK(arena_alloc(&a, (int64_t)1 << 50, &p));
+    CHECK(a.peak_bytes == 3ll << 50);
+    FAILS(arena_alloc(&a, INT64_MAX - 1, &p), ERR_MEMORY, "state");
+}
+
+TEST(setup_arena)
+{
+    SetupArena s;
+    setup_init(&s);
+    uint64_t seed = 1;
+    for (int i = 0; i < 400; i++) {
+        int64_t n = (int64_t)(test_rand(&seed) % (i % 50 == 0 ? 300000 : 700));
+        unsigned char *p;
+        OK(setup_array(&s, n, &p));
+        int64_t used = 0;
+        for (int64_t k = 0; k < n; k++) used += p[k] != 0;
+        CHECK(used == 0 && (uintptr_t)p % 64 == 0);
+        memset(p, 0xAA, (size_t)n);
+    }
+    char *copy;
+    OK(setup_strdup(&s, "text", &copy));
+    CHECK(strcmp(copy, "text") == 0);
+    int64_t *many;
+    FAILS(setup_array(&s, INT64_MAX / 4, &many), ERR_MEMORY, "items");
+    FAILS(setup_array(&s, INT64_MAX / 9, &many), ERR_MEMORY, "bytes");
+    int64_t before = s.total_bytes;
+    setup_freeze(&s);
+    CHECK(before > 0 && s.total_bytes == before);
+    setup_release(&s);
+    CHECK(s.total_bytes == 0 && !s.chunks);
+    int status = run_child("frozen", "", NULL);
+    CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGABRT);
+}
+
+/* ---- files ---- */
+
+TEST(file_write_read_map)
+{
+    const char *path = in_temp("a.bin");
+    FileWriter w;
+    OK(file_create(path, &w));
+    OK(file_write(&w, "hello ", 6));
+    OK(file_write(&w, "world", 5));
+    OK(file_write_at(&w, 0, "J", 1));
+    CHECK(w.written_bytes == 11);
+    OK(file_sync_close(&w));
+    FileMap m;
+    OK(file_map(path, &m));
+    CHECK(m.size_bytes == 11 && memcmp(m.data, "Jello world", 11) == 0 && strcmp(m.path, path) == 0);
+    file_unmap(&m);
+    char buf[16];
+    OK(file_read_at(path, 6, buf, 5));
+    CHECK(memcmp(buf, "world", 5) == 0);
+    FAILS(file_read_at(path, 7, buf, 5), ERR_IO, "too short");
+    char *text;
+    int64_t n;
+    OK(file_read_all(path, 11, &text, &n));
+    CHECK(n == 11 && strcmp(text, "Jello world") == 0);
+    free(text);
+    FAILS(file_read_all(path, 10, &text, &n), ERR_IO, "more than the '10' allowed");
+    OK(file_size(path, &n));
+    CHECK(n == 11);
+    write_text(path, "");
+    OK(file_map(path, &m));
+    CHECK(m.data == NULL && m.size_bytes == 0);
+    file_unmap(&m);
+    FAILS(file_map(in_temp("none"), &m), ERR_IO, "No such file");
+    FAILS(file_map(temp_dir(), &m), ERR_IO, "not a regular file");
+    FAILS(file_create(in_temp("none/x"), &w), ERR_IO, "cannot create");
+    FAILS(file_write(&w, "x", 1), ERR_IO, "");
+    FAILS(file_sync_close(&w), ERR_IO, "");
+    OK(file_create(path, &w));
+    file_abandon(&w);
+    CHECK(!file_exists(path));
+}
+
+TEST(file_folders)
+{
+    OK(file_make_dirs(in_temp("d/e/f")));
+    OK(file_make_dirs(in_temp("d/e/f/")));
+    CHECK(file_is_dir(in_temp("d/e/f")) && !file_is_dir(in_temp("d/e/g")));
+    write_text(in_temp("keep"), "kept");
+    FAILS(file_make_dirs(in_temp("keep/x")), ERR_IO, "keep");
+    CHECK(symlink(in_temp("keep"), in_temp("d/e/link")) == 0);
+    OK(file_make_dirs(in_temp("kept_dir")));
+    write_text(in_temp("kept_dir/x"), "kept");
+    CHECK(symlink(in_temp("kept_dir"), in_temp("d/dirlink")) == 0);
+    write_text(in_temp("d/file"), "gone");
+    OK(file_remove_tree(in_temp("d")));
+    CHECK(!file_exists(in_temp("d")) && file_exists(in_temp("keep")) && file_exists(in_temp("kept_dir/x")));
+    OK(file_remove_tree(in_temp("d")));
+    int64_t n = 0;
+    OK(file_free_bytes(in_temp("not/there/yet"), &n));
+    CHECK(n > 0);
+    OK(file_rename(in_temp("keep"), in_temp("kept2")));
+    FAILS(file_rename(in_temp("keep"), in_temp("x")), ERR_IO, "cannot rename");
+    OK(file_sync_dir(temp_dir()));
+}
+
+TEST(file_lock_names_the_holder)
+{
+    int fd, again;
+    const char *path = in_temp("lock");
+    OK(file_lock(path, &fd));
+    char pid[32];
+    snprintf(pid, sizeof pid, " %d'", (int)getpid());
+    FAILS(file_lock(path, &again), ERR_STORAGE, pid);
+    CHECK(WEXITSTATUS(run_child("lock", path, NULL)) == 5);
+    file_unlock(fd);
+    CHECK(WEXITSTATUS(run_child("lock", path, NULL)) == 0);
+
+    pid_t child = start_child("hold", path, NULL);
+    for (int i = 0; i < 500 && file_lock(path, &fd) == ERR_OK; i++) { /* until the child has it */
+        file_unlock(fd);
+        usleep(10000);
+    }
+    FAILS(file_lock(path, &again), ERR_STORAGE, "held by another run");
+    kill(child, SIGKILL); /* the system drops a dead holder's lock */
+    waitpid(child, NULL, 0);
+    OK(file_lock(path, &fd));
+    file_unlock(fd);
+}
+
+static int count_entries(const char *dir)
+{
+    char command[512], line[32] = "";
+    snprintf(command, sizeof command, "ls -A '%s' | wc -l", dir);
+    FILE *f = popen(command, "r");
+    if (!f || !fgets(line, sizeof line, f)) abort();
+    pclose(f);
+    return atoi(line);
+}
+
+/* file_replace = create, write, sync, close, rename, sync folder; at each of them something happens. */
+TEST(file_replace_under_faults)
+{
+    static const char *const actions[] = { "kill", "enospc", "eio", "short" };
+    enum { OPERATIONS = 6, RENAME = 5 };
+    OK(file_make_dirs(in_temp("r")));
+    const char *path = in_temp("r/file");
+    char fault[32], expected[32];
+    for (int k = 0; k < 4; k++) {
+        for (int n = 1; n <= OPERATIONS + 1; n++) {
+            write_text(path, "old");
+            snprintf(fault, sizeof fault, "%s@%d", actions[k], n);
+            int status = run_child("replace", path, fault);
+            const char *text = read_text(path), *want = n <= RENAME ? "old" : "new text";
+            CHECK_MSG(strcmp(text, want) == 0, "%s: '%s'", fault, text);
+            bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
+            if (n > OPERATIONS) CHECK_MSG(!killed && WEXITSTATUS(status) == 0, "%s", fault);
+            else if (k == 0) CHECK_MSG(killed, "%s", fault);
+            else {
+                CHECK_MSG(!killed && WEXITSTATUS(status) == 5, "%s", fault);
+                CHECK_MSG(count_entries(in_temp("r")) == 1, "%s leaves a temporary file", fault);
+                const char *why = read_text(in_temp("stderr"));
+                CHECK_MSG(strstr(why, k == 2 ? "Input/output error" : "No space left"), "%s: %s", fault, why);
+            }
+            if (k == 0 && n == 2) { /* killed in the middle of the write */
+                int64_t half = 0;
+                char name[300];
+                snprintf(name, sizeof name, "for f in %s.tmp-*; do cat $f; rm $f; done", path);
+                FILE *f = popen(name, "r");
+                while (f && fgetc(f) != EOF) half++;
+                if (f) pclose(f);
+                CHECK(half == 4);
+            }
+            OK(file_remove_tree(in_temp("r")));
+            OK(file_make_dirs(in_temp("r")));
+        }
+    }
+    write_text(path, "old");
+    CHECK(WEXITSTATUS(run_child("replace", path, "count")) == 0);
+    snprintf(expected, sizeof expected, "file operations: %d\n", OPERATIONS);
+    CHECK(strstr(read_text(in_temp("stderr")), expected));
+    CHECK(WEXITSTATUS(run_child("replace", path, "explode@1")) == 2);
+    CHECK(WEXITSTATUS(run_child("replace", path, "kill@0")) == 2);
+}
+
+TEST(crc32c_published)
+{
+    unsigned char b[64];
+    CHECK(crc32c(0, "123456789", 9) == 0xE3069283u); /* RFC 3720 B.4 and the catalogue's check value */
+    memset(b, 0, 32);
+    CHECK(crc32c(0, b, 32) == 0x8A9136AAu && crc32c_table(0, b, 32) == 0x8A9136AAu);
+    memset(b, 0xFF, 32);
+    CHECK(crc32c(0, b, 32) == 0x62A8AB43u && crc32c_table(0, b, 32) == 0x62A8AB43u);
+    for (int i = 0; i < 32; i++) b[i] = (unsigned char)i;
+    CHECK(crc32c(0, b, 32) == 0x46DD794Eu && crc32c_table(0, b, 32) == 0x46DD794Eu);
+    CHECK(crc32c(0, b, 0) == 0 && crc32c(7, b, 0) == 7);
+}
+
+TEST(crc32c_two_ways)
+{
+    static unsigned char b[2000];
+    uint64_t seed = 2;
+    for (size_t i = 0; i < sizeof b; i++) b[i] = (unsigned char)test_rand(&seed);
+    for (int i = 0; i < 500; i++) {
+        size_t first = test_rand(&seed) % 64, n = test_rand(&seed) % 1900, cut = n ? test_rand(&seed) % n : 0;
+        uint32_t start = (uint32_t)test_rand(&seed), whole = crc32c(start, b + first, n);
+        CHECK(whole == crc32c_table(start, b + first, n));
+        CHECK(whole == crc32c(crc32c(start, b + first, cut), b + first + cut, n - cut));
+    }
+}
+
+/* ---- JSON ---- */
+
+static Err parse(const char *text, Json **j)
+{
+    return json_parse("t.json", text, (int64_t)strlen(text), j);
+}
+
+TEST(json_reads)
+{
+    Json *j;
+    int64_t n;
+    OK(parse("{\"a\": [1, -2.5, \"x\\u0000y\", null, true], \"b\": {\"c\": 9007199254740993}} ", &j));
+    const Json *a = json_get(j, "a");
+    CHECK(json_is_object(j) && json_is_array(a) && json_count(a) == 5 && json_count(j) == 2);
+    CHECK(json_int(json_at(a, 0), -1) == 1 && json_number(json_at(a, 0), 0) == 1);
+    CHECK(json_number(json_at(a, 1), 0) == -2.5 && json_int(json_at(a, 1), -1) == -1);
+    CHECK(memcmp(json_text(json_at(a, 2), &n), "x\0y", 3) == 0 && n == 3);
+    CHECK(json_is_null(json_at(a, 3)) && json_is_true(json_at(a, 4)) && !json_is_true(json_at(a, 3)));
+    CHECK(json_int(json_get(json_get(j, "b"), "c"), 0) == 9007199254740993);
+    CHECK(!json_at(a, 5) && !json_at(a, -1) && !json_get(j, "z") && !json_get(a, "a") && !json_at(j, 0));
+    CHECK(!json_get(NULL, "a") && !json_text(a, NULL) && json_int(NULL, 7) == 7 && json_count(NULL) == 0);
+    CHECK(json_is_int(json_at(a, 0)) && !json_is_int(json_at(a, 1)) && json_is_number(json_at(a, 1)));
+    CHECK(json_is_string(json_at(a, 2)) && !json_is_string(NULL));
+    int members = 0;
+    for (void *it = json_iter(j); it; it = json_next(j, it))
+        members += strcmp(json_iter_key(it), "a") == 0 ? json_is_array(json_iter_value(it)) : 10;
+    CHECK(members == 11);
+    json_free(j);
+    json_free(NULL);
+}
+
+TEST(json_refuses)
+{
+    static const char *const bad[] = {
+        "", "{", "{\"a\":1,\"a\":2}", "{\"a\":1} x", "[1,]", "\"\xff\"", "[\"\xff\"]", "[NaN]", "[1e999]", "{a:1}",
+        "[01]", "[\"\\ud800\"]", "[99999999999999999999]", "nul",
+    };
+    Json *j;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        FAILS(parse(bad[i], &j), ERR_IO, "'t.json' is not valid JSON: line ");
+        CHECK_MSG(!j, "%s", bad[i]);
+    }
+    FAILS(parse("{\n \"a\": 1,\n \"a\": 2}", &j), ERR_IO, "line 3");
+    char *deep = malloc(200001);
+    memset(deep, '[', 200000);
+    deep[200000] = 0;
+    FAILS(parse(deep, &j), ERR_IO, "depth");
+    free(deep);
+    write_text(in_temp("j"), "[1, 2, 3]");
+    FAILS(json_read_file(in_temp("j"), 8, &j), ERR_IO, "more than");
+    OK(json_read_file(in_temp("j"), 9, &j));
+    CHECK(json_count(j) == 3);
+    json_free(j);
+}
+
+TEST(json_writes_and_reads_back)
+{
+    char buf[1024];
+    JsonOut o;
+    Json *j;
+    json_out_init(&o, buf, sizeof buf);
+    json_open(&o, NULL, '{');
+    json_put_text(&o, "s", "q\"\\\n\x01\xc3\xa9");
+    json_put_int(&o, "i", INT64_MIN);
+    CHECK(json_put_number(&o, "d", 0.1) && json_put_float(&o, "f", 0.1f));
+    CHECK(!json_put_number(&o, "nan", (double)NAN) && !json_put_float(&o, "inf", INFINITY));
+    json_put_bool(&o, "b", true);
+    json_open(&o, "a", '[');
+    json_open(&o, NULL, '[');
+    json_close(&o, ']');
+    json_put_int(&o, NULL, 1);
+    json_put_int(&o, NULL, 2);
+    json_close(&o, ']');
+    json_open(&o, "e", '{');
+    json_close(&o, '}');
+    json_put_bool(&o, "z", false);
+    json_put_milli(&o, "ms", 12003);
+    json_close(&o, '}');
+    CHECK(json_out_ok(&o) && (int64_t)strlen(buf) == o.used_bytes);
+    CHECK(strstr(buf, "\"d\":0.1,\"f\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003}"));
+    OK(parse(buf, &j));
+    CHECK(strcmp(json_text(json_get(j, "s"), NULL), "q\"\\\n\x01\xc3\xa9") == 0);
+    CHECK(json_int(json_get(j, "i"), 0) == INT64_MIN && json_is_null(json_get(j, "nan")));
+    json_free(j);
+
+    uint64_t seed = 3;
+    for (int i = 0; i < 2000; i++) { /* any bits read back exactly */
+        uint64_t bits = test_rand(&seed);
+        double d;
+        memcpy(&d, &bits, 8);
+        float f;
+        memcpy(&f, &bits, 4);
+        if (!isfinite(d) || !isfinite(f)) continue;
+        json_out_init(&o, buf, sizeof buf);
+        json_put_number(&o, NULL, d);
+        json_put_float(&o, NULL, f);
+        char *end;
+        double back = strtod(buf, &end);
+        CHECK(memcmp(&back, &d, 8) == 0 && *end == ',' && strtof(end + 1, NULL) == f);
+    }
+}
+
+TEST(json_writer_overflow)
+{
+    char buf[32];
+    for (int64_t size = 1; size <= 24; size++) {
+        memset(buf, 'G', sizeof buf);
+        JsonOut o;
+        json_out_init(&o, buf, size);
+        json_open(&o, NULL, '{');
+        json_put_text(&o, "key", "0123456789");
+        json_close(&o, '}');
+        CHECK(o.used_bytes == 20 && json_out_ok(&o) == (size > 20));
+        for (int64_t i = size; i < 32; i++) CHECK(buf[i] == 'G');
+        CHECK(memchr(buf, 0, (size_t)size) != NULL);
+    }
+}
+
+/* ---- random numbers ---- */
+
+TEST(philox_published)
+{
+    /* Random123 1.x, tests/kat_vectors, "philox4x32 10" */
+    static const struct {
+        uint64_t key;
+        uint32_t counter[4], out[4];
+    } cases[] = {
+        { 0, { 0, 0, 0, 0 }, { 0x6627e8d5, 0xe169c58d, 0xbc57ac4c, 0x9b00dbd8 } },
+        { 0xffffffffffffffff,
+          { 0xffffffff, 0xffffffff, 0xffffffff, 0xffffffff },
+          { 0x408f276d, 0x41c83b0e, 0xa20bc7c6, 0x6d5451fd } },
+        { 0x299f31d0a4093822,
+          { 0x243f6a88, 0x85a308d3, 0x13198a2e, 0x03707344 },
+          { 0xd16cfe09, 0x94fdcceb, 0x5001e420, 0x24126ea1 } },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const uint32_t *c = cases[i].counter;
+        Philox r = philox(cases[i].key, c[0], c[1], c[2], c[3]);
+        for (int k = 0; k < 4; k++) CHECK_MSG(r.v[k] == cases[i].out[k], "case %d word %d", (int)i, k);
+    }
+}
+
+TEST(rng_keys_and_dropout)
+{
+    CHECK(rng_mix(0) == 0xE220A8397B1DCDAFu); /* splitmix64's first output for seed 0 */
+    CHECK(rng_key(1, "a") != rng_key(1, "b") && rng_key(1, "a") != rng_key(2, "a"));
+    CHECK(dropout_threshold(0) == 0 && dropout_threshold(0.5f) == 0x80000000u && dropout_threshold(1) == UINT32_MAX);
+    uint64_t key = rng_key(5, "site");
+    int64_t kept = 0, kept_attn = 0, same = 0, n = 200000;
+    for (int64_t i = 0; i < n; i++) {
+        int a = dropout_keep(key, dropout_threshold(0.3f), i / 1000, i % 100, i % 777);
+        kept += a;
+        kept_attn += dropout_keep_attn(key, dropout_threshold(0.3f), 1, i % 7, i / 7 % 500, i / 3500);
+        same += a == dropout_keep(key, dropout_threshold(0.3f), i / 1000 + (1ll << 32), i % 100, i % 777);
+    }
+    CHECK_CLOSE((double)kept / (double)n, 0.7, 0.01, "hidden");
+    CHECK_CLOSE((double)kept_attn / (double)n, 0.7, 0.01, "attention");
+    CHECK_CLOSE((double)same / (double)n, 0.58, 0.01, "the sample's high word matters");
+}
+
+/* ---- elementary functions ---- */
+
+/* Largest |got - want| / scale over many arguments, against long double libm. */
+static double worst_error(double (*f)(double), long double (*exact)(long double), double low, double high,
+                          bool absolute)
+{
+    uint64_t seed = 4;
+    double worst = 0;
+    for (int i = 0; i < 200000; i++) {
+        double x = test_uniform(&seed, low, high);
+        if (i % 2) x *= test_uniform(&seed, 0, 1) * test_uniform(&seed, 0, 1e-3); /* small ones too */
+        if (x < low) x = low;
+        long double want = exact((long double)x);
+        double err = (double)(fabsl((long double)f(x) - want) / (absolute ? 1 : fabsl(want)));
+        if (!(err <= worst)) worst = err;
+    }
+    return worst;
+}
+
+TEST(mathx_against_long_double)
+{
+    CHECK_CLOSE(worst_error(m_exp, expl, -700, 700, false), 0, 1e-15, "exp");
+    CHECK_CLOSE(worst_error(m_log, logl, 1e-300, 1e10, false), 0, 1e-15, "log");
+    CHECK_CLOSE(worst_error(m_log, logl, 0.5, 2, false), 0, 1e-15, "log near 1");
+    CHECK_CLOSE(worst_error(m_sin, sinl, -1e6, 1e6, true), 0, 1e-15, "sin");
+    CHECK_CLOSE(worst_error(m_cos, cosl, -1e6, 1e6, true), 0, 1e-15, "cos");
+    CHECK_CLOSE(worst_error(m_sin, sinl, -7, 7, false), 0, 1e-15, "sin, relative");
+    uint64_t seed = 5;
+    for (int i = 0; i < 100000; i++) {
+        double x = exp(test_uniform(&seed, -14, 14)), y = test_uniform(&seed, -8, 8);
+        long double want = powl((long double)x, (long double)y);
+        double err = (double)fabsl(((long double)m_pow(x, y) - want) / want);
+        CHECK(err <= 4e-16 * (1 + fabs(y * log(x))));
+    }
+    for (int t = 1; t < 5000; t++) CHECK_CLOSE(m_pow(0.999, t) / pow(0.999, t), 1, 2e-15, "t=%d", t);
+}
+
+TEST(mathx_edges)
+{
+    CHECK(m_exp(0) == 1 && m_log(1) == 0 && m_sin(0) == 0 && m_cos(0) == 1 && m_pow(3, 0) == 1);
+    CHECK(isinf(m_exp(710)) && m_exp(-746) == 0 && m_exp(-745) > 0 && m_exp(-INFINITY) == 0);
+    CHECK(isinf(m_exp(INFINITY)) && isnan(m_exp((double)NAN)) && isfinite(m_exp(709.78)));
+    CHECK(m_log(0) == -INFINITY && isnan(m_log(-1)) && isnan(m_log((double)NAN)) && isinf(m_log(INFINITY)));
+    CHECK_CLOSE(m_log(5e-324), log(5e-324), 1e-15, "smallest");
+    CHECK_CLOSE(m_log(1.7976931348623157e308), log(1.7976931348623157e308), 1e-15, "largest");
+    CHECK_CLOSE(m_exp(-740) / exp(-740), 1, 1e-2, "subnormal");
+    CHECK(isnan(m_sin((double)NAN)) && isnan(m_cos((double)NAN)));
+    CHECK(m_pow(0, 2) == 0 && isinf(m_pow(0, -1)) && m_pow(1, 1e300) == 1 && isnan(m_pow(-1, 2)));
+    CHECK(m_pow(2, 10) == 1024 || fabs(m_pow(2, 10) / 1024 - 1) < 1e-15);
+    double pi = 3.14159265358979323846;
+    CHECK_CLOSE(m_sin(pi), 1.2246467991473532e-16, 1e-31, "sin pi");
+    CHECK(fabs(m_sin(pi) / 1.2246467991473532e-16 - 1) < 1e-14);
+}
+
+/* The bits themselves: a change of compiler, flags or machine must not move one. */
+TEST(mathx_bits)
+{
+    uint64_t hash = 0, seed = 6;
+    for (int i = 0; i < 20000; i++) {
+        double x = test_uniform(&seed, -30, 30);
+        double y[] = { m_exp(x), m_log(x * x), m_sin(1000 * x), m_cos(x), m_pow(x * x, 0.37) };
+        for (int k = 0; k < 5; k++) {
+            uint64_t bits;
+            memcpy(&bits, &y[k], 8);
+            hash = rng_mix(hash ^ bits);
+        }
+    }
+    CHECK_MSG(hash == 0xCBF08565700148EAu, "0x%llx", (unsigned long long)hash);
+}
+
+/* ---- trace ---- */
+
+static void *traced_thread(void *unused)
+{
+    (void)unused;
+    trace_track("second \"track\"");
+    trace_begin("other");
+    trace_end();
+    return NULL;
+}
+
+TEST(trace_writes_spans)
+{
+    const char *path = in_temp("timeline.json");
+    trace_begin("closed"); /* nothing is open: nothing happens */
+    trace_end();
+    trace_counter("closed", 1);
+    OK(trace_close());
+    OK(trace_open(path));
+    trace_end(); /* began before the trace was opened */
+    trace_begin("forgotten");
+    trace_end();
+    trace_reset();
+    trace_track("main track");
+    trace_begin("outer");
+    trace_begin("inner");
+    usleep(2000);
+    trace_end();
+    trace_counter("loss", 2.5);
+    trace_end();
+    trace_begin("never ended");
+    pthread_t t;
+    CHECK(pthread_create(&t, NULL, traced_thread, NULL) == 0);
+    pthread_join(t, NULL);
+    OK(trace_close());
+
+    Json *j;
+    OK(json_read_file(path, 1 << 20, &j));
+    CHECK(json_count(j) == 6); /* inner, loss, outer, other, two track names */
+    const Json *inner = json_at(j, 0), *loss = json_at(j, 1), *outer = json_at(j, 2), *other = json_at(j, 3);
+    CHECK(strcmp(json_text(json_get(inner, "name"), NULL), "inner") == 0);
+    CHECK(strcmp(json_text(json_get(outer, "name"), NULL), "outer") == 0);
+    CHECK(json_number(json_get(json_get(loss, "args"), "value"), 0) == 2.5);
+    double t0 = json_number(json_get(outer, "ts"), -1), t1 = json_number(json_get(inner, "ts"), -1);
+    double d0 = json_number(json_get(outer, "dur"), -1), d1 = json_number(json_get(inner, "dur"), -1);
+    CHECK(t0 >= 0 && t1 >= t0 && d1 >= 2000 && d1 < 5e6 && t1 + d1 <= t0 + d0 + 0.01);
+    int64_t mine = json_int(json_get(outer, "tid"), -1), theirs = json_int(json_get(other, "tid"), -1);
+    CHECK(mine > 0 && theirs > 0 && mine != theirs);
+    bool named = false;
+    for (int i = 4; i < 6; i++)
+        named |= json_int(json_get(json_at(j, i), "tid"), -1) == theirs &&
+                 strcmp(json_text(json_get(json_get(json_at(j, i), "args"), "name"), NULL), "second \"track\"") == 0;
+    CHECK(named);
+    json_free(j);
+    OK(trace_open(path)); /* the stack of the last trace is not this one's */
+    trace_end();
+    OK(trace_close());
+    CHECK(strcmp(read_text(path), "[]\n") == 0);
+}
+
+TEST(trace_ring_keeps_the_newest_and_allocates_nothing)
+{
+    const char *path = in_temp("ring.json");
+    OK(trace_open(path));
+    trace_begin("first");
+    trace_end();
+    struct mallinfo2 before = mallinfo2();
+    for (int i = 0; i < TRACE_EVENTS + 10; i++) trace_counter("c", i);
+    for (int i = 0; i < 10; i++) trace_begin("span");
+    for (int i = 0; i < 10; i++) trace_end();
+    struct mallinfo2 after = mallinfo2();
+    CHECK(before.uordblks == after.uordblks && before.hblks == after.hblks);
+    OK(trace_close());
+    Json *j;
+    OK(json_read_file(path, 1 << 26, &j));
+    CHECK(json_int(json_get(json_at(j, 0), "pid"), -1) == 0);
+    CHECK(json_number(json_get(json_get(json_at(j, 0), "args"), "value"), -1) == 20);
+    CHECK(strcmp(json_text(json_get(json_at(j, TRACE_EVENTS - 1), "name"), NULL), "span") == 0);
+    json_free(j);
+    OK(trace_open(in_temp("no/such/folder.json")));
+    FAILS(trace_close(), ERR_IO, "cannot create");
+}
+
+/* ---- children ---- */
+
+static Err write_long_lines(void)
+{
+    char big[9000];
+    memset(big, 'z', sizeof big - 1);
+    big[sizeof big - 1] = 0;
+    log_set_rank(0, 1);
+    log_info("%s", big);
+    log_info("after");
+    return ERR_OK;
+}
+
+static int child_print(void)
+{
+    Err err = fails_above();
+    err_hint("look again");
+    err_print(err, true);
+    log_set_rank(3, 4);
+    for (int i = 1; i < 3; i++) log_warn_once("key", "once %d", i);
+    log_info("plain");
+    log_debug("hidden");
+    log_set_level(LOG_DEBUG);
+    log_debug("shown");
+    write_long_lines();
+    return err_exit_code(err);
+}
+
+static int child_main(const char *what, const char *arg)
+{
+    int fd;
+    SetupArena s;
+    void *p;
+    Err err = ERR_INTERNAL;
+    if (strcmp(what, "print") == 0) return child_print();
+    if (strcmp(what, "assert") == 0) {
+        log_set_rank(2, 4);
+        ASSERT(1 + 1 == 3);
+    }
+    if (strcmp(what, "frozen") == 0) {
+        setup_init(&s);
+        setup_freeze(&s);
+        err = setup_alloc(&s, 1, &p);
+    }
+    if (strcmp(what, "replace") == 0) err = file_replace(arg, "new text", 8);
+    if (strcmp(what, "lock") == 0 || strcmp(what, "hold") == 0) err = file_lock(arg, &fd);
+    if (strcmp(what, "hold") == 0) sleep(60);
+    if (err) err_print(err, true);
+    return err_exit_code(err);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4 && strcmp(argv[1], "--child") == 0) return child_main(argv[2], argv[3]);
+    int status = test_main(argc, argv);
+    file_remove_tree(temp_dir());
+    return status;
+}
