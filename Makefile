@@ -69,8 +69,12 @@ deps:
 deps-dev:
 	@scripts/install-deps.sh dev
 
-demo: all
-	@scripts/demo.sh
+demo: all $(BUILD)/split_text
+	@BUILD=$(BUILD) scripts/demo.sh
+
+$(BUILD)/split_text: scripts/split_text.c
+	@mkdir -p $(@D)
+	$(CC) -std=gnu17 -O2 $(WARN) -o $@ $<
 
 test: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
