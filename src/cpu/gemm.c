@@ -35,9 +35,12 @@ enum {
     SLAB_K = 384,             /* k's: TILE_ROWS x SLAB_K floats of A beside B in L1 */
     SLAB_K_FIXED = 512,       /* I64: fewer passes over G are worth more */
     SLAB_BYTES = 320 << 10,   /* of packed B: in L2 with room for another thread */
+    SLAB_BYTES_WIDE = 600 << 10, /* A is packed once for each column of tasks: wider ones pay */
     CHUNK_ROWS = 8 * TILE_ROWS, /* of a transposed A packed at a time */
     TASK_ROWS_MIN = 128,      /* below this, packing B for so few rows would show */
     TASKS_PER_THREAD = 4,
+    AHEAD_PACKED = 8,         /* rows of B to prefetch */
+    AHEAD_DIRECT = 24,
     DIRECT_ROWS = 2 * TILE_ROWS, /* with so few rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
     SMALL_FLOP = 200000,      /* not worth a second thread */
@@ -54,6 +57,7 @@ typedef struct {
     GemmOperand a, b;
     int64_t M, N, K;         /* of the product computed: turned round if `swap` */
     bool swap, copy_a, copy_b;
+    bool in_place;           /* sums build up in C itself */
     int64_t leaf, slab, group;
     int64_t slots;           /* levels of waiting sums */
     int64_t rows, cols;      /* of a task */
@@ -76,183 +80,211 @@ typedef struct {
     bool overflow;
 } Task;
 
-/* ---- one tile, one slab ---- */
+/* ---- sums of one tile ---- */
 
-static float *slot_of(const Task *t, int64_t level, int64_t row, int64_t col)
+/* What a tile's sum is written to: C itself, a slot, or a local array. */
+typedef struct {
+    float *at;
+    int64_t ld;
+} Sum;
+
+static Sum slot_of(const Task *t, int64_t level, int64_t row, int64_t col)
 {
     int64_t tile = row / TILE_ROWS * t->panels + col / TILE_COLS;
-    return t->slot + level * t->p->slot_elems + tile * TILE_ELEMS;
+    return (Sum){ t->slot + level * t->p->slot_elems + tile * TILE_ELEMS, TILE_COLS };
 }
 
-/* sum[row][TILE_COLS] from the k's [k, k + count) of the slab. */
-static void tile_chain(const Task *t, int64_t row, int64_t col, int64_t k, int64_t count, TileStart start,
-                       float *sum)
+/* The operands of a tile at the start of the slab. Outside C a tile has whole vectors: packed B is padded. */
+static Tile tile_open(const Task *t, int64_t row, int64_t col)
 {
     const Plan *p = t->p;
-    int64_t cols = min64(t->cols - col, TILE_COLS);
-    Tile tile = { .c = sum, .c_row = TILE_COLS, .k = count, .start = start };
+    Tile tile = { .rows = min64(t->rows - row, TILE_ROWS), .cols = min64(t->cols - col, TILE_COLS) };
     if (p->copy_a) {
-        tile.a = t->a + (row - t->chunk) / TILE_ROWS * (TILE_ROWS * p->slab) + k * TILE_ROWS;
+        tile.a = t->a + (row - t->chunk) * p->slab;
         tile.a_row = 1;
         tile.a_k = TILE_ROWS;
     } else {
-        tile.a = p->a.data + (t->row + row) * p->a.ld + t->k + k;
+        tile.a = p->a.data + (t->row + row) * p->a.ld + t->k;
         tile.a_row = p->a.ld;
         tile.a_k = 1;
     }
     if (p->copy_b) {
-        cols = ceil_div(cols, VEC) * VEC;
-        tile.b = t->b + col / TILE_COLS * (TILE_COLS * p->slab) + k * cols;
-        tile.b_k = cols;
-        tile.ahead = 8;
+        tile.b = t->b + col * p->slab;
+        tile.b_k = ceil_div(tile.cols, VEC) * VEC;
+        tile.ahead = AHEAD_PACKED;
+        if (!p->in_place) tile.cols = tile.b_k;
     } else {
-        tile.b = p->b.data + (t->k + k) * p->b.ld + t->col + col;
+        tile.b = p->b.data + t->k * p->b.ld + t->col + col;
         tile.b_k = p->b.ld;
-        tile.ahead = 24;
+        tile.ahead = AHEAD_DIRECT;
     }
-    tile_run(tile, min64(t->rows - row, TILE_ROWS), cols);
+    return tile;
 }
 
-static void tile_add(float *x, const float *y)
+/* The next `count` k's, into `sum`. */
+static inline void tile_chain(Tile *tile, int64_t count, TileStart start, Sum sum)
 {
-    for (int i = 0; i < TILE_ELEMS; i += VEC) vf_store(x + i, vf_add(vf_load(x + i), vf_load(y + i)));
+    tile->k = count;
+    tile->start = start;
+    tile->c = sum.at;
+    tile->c_row = sum.ld;
+    tile_run(tile);
+    tile->a += count * tile->a_k;
+    tile->b += count * tile->b_k;
 }
 
-/* The leaves of this slab, a binary counter whose entry 0 is `sum`. */
-static void tile_leaves(const Task *t, int64_t row, int64_t col, float *sum)
+/* x += y */
+static void sum_add(Sum x, Sum y, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        float *to = x.at + i * x.ld;
+        const float *from = y.at + i * y.ld;
+        int64_t j = 0;
+        for (; j + VEC <= cols; j += VEC) vf_store(to + j, vf_add(vf_load(to + j), vf_load(from + j)));
+        if (j < cols) vf_store_n(to + j, vf_add(vf_load_n(to + j, cols - j), vf_load_n(from + j, cols - j)), cols - j);
+    }
+}
+
+/* The leaves of a slab: a binary counter whose entry 0 is `sum`. */
+static void tile_leaves(Tile *tile, int64_t leaf, int64_t slab, Sum sum)
 {
     float stack[LEVELS][TILE_ELEMS] __attribute__((aligned(64)));
-    float *level[LEVELS + 1];
+    Sum level[LEVELS] = { sum };
     int top = 0;
-    level[0] = sum;
-    for (int64_t k = 0, leaf = 0; k < t->slab_k; k += t->p->leaf, leaf++) {
-        int64_t count = min64(t->p->leaf, t->slab_k - k);
-        if (leaf & 1) {
-            tile_chain(t, row, col, k, count, TILE_ADD, level[top - 1]);
-        } else {
-            if (top) level[top] = stack[top];
-            tile_chain(t, row, col, k, count, TILE_SET, level[top++]);
-        }
-        for (int64_t x = leaf >> 1; (leaf & 1) && (x & 1); x >>= 1, top--) tile_add(level[top - 2], level[top - 1]);
+    for (int64_t k = 0, n = 0; k < slab; k += leaf, n++) {
+        const int64_t count = min64(leaf, slab - k);
+        if (top && !(n & 1)) level[top] = (Sum){ stack[top], TILE_COLS };
+        if (n & 1) tile_chain(tile, count, TILE_ADD, level[top - 1]);
+        else tile_chain(tile, count, TILE_SET, level[top++]);
+        for (int64_t x = n; (x & 3) == 3; x >>= 1, top--)
+            sum_add(level[top - 2], level[top - 1], tile->rows, tile->cols);
     }
-    for (; top > 1; top--) tile_add(level[top - 2], level[top - 1]);
+    for (; top > 1; top--) sum_add(level[top - 2], level[top - 1], tile->rows, tile->cols);
 }
 
-/* sums += llrint(leaf * 2^shift), of `rows` rows. True if a lane did not fit; it then counts as 0. */
-static bool tile_fix(int64_t *sums, const float *leaf, int64_t rows, int64_t cols, const Gemm *g)
-{
-    const vf scale = vf_set1(fix_scale(g->shift));
-    const float limit = fix_limit(g->room);
-    vm bad = vm_first_n(0);
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = i * TILE_COLS; j < i * TILE_COLS + cols; j += VEC) {
-            vf v = vf_mul(vf_load(leaf + j), scale);
-            vm m = vf_fix_bad(v, limit);
-            bad = vm_or(bad, m);
-            v = vf_select(m, vf_zero(), v);
-            vl_store(sums + j, vl_add(vl_load(sums + j), vl_from_f(v)));
-        }
-    }
-    return vm_any(bad);
-}
+/* ---- a tile of a float result: chain or leaves, then up the tree, then out ---- */
 
-/* ---- where sums go ---- */
-
-static void output_fixed(const Task *t, int64_t row, int64_t col, const int64_t *sums)
+static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum, const float *bias)
 {
     const Gemm *g = t->p->g;
     int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t *out = g->fixed + (t->row + row + i) * g->ldc + t->col + col, j = 0;
-        for (; j + VEC <= cols; j += VEC)
-            vl_store(out + j, vl_add(vl_load(out + j), vl_load(sums + i * TILE_COLS + j)));
-        for (; j < cols; j++) out[j] += sums[i * TILE_COLS + j];
-    }
-}
-
-static void output_plain(const Task *t, int64_t row, int64_t col, const float *sum)
-{
-    const Gemm *g = t->p->g;
-    int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    const float *bias = g->bias ? g->bias + t->col + col : NULL;
     for (int64_t i = 0; i < rows; i++) {
         float *out = g->c + (t->row + row + i) * g->ldc + t->col + col;
         for (int64_t j = 0; j < cols; j += VEC) {
-            int n = (int)min64(cols - j, VEC);
-            vf v = vf_load(sum + i * TILE_COLS + j);
-            if (bias) v = vf_add(v, vf_load_n(bias + j, n));
+            int64_t n = min64(cols - j, VEC);
+            vf v = vf_load_n(sum.at + i * sum.ld + j, n);
+            if (bias) v = vf_add(v, vf_load_n(bias + t->col + col + j, n));
             vf_store_n(out + j, v, n);
         }
     }
 }
 
 /* Rows of the tile are columns of C. */
-static void output_swapped(const Task *t, int64_t row, int64_t col, float *sum)
+static void output_swapped(const Task *t, int64_t row, int64_t col, Sum sum, const float *bias)
 {
     const Gemm *g = t->p->g;
     int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    if (g->bias) {
-        for (int64_t i = 0; i < rows; i++) {
-            vf bias = vf_set1(g->bias[t->row + row + i]);
-            for (float *s = sum + i * TILE_COLS; s < sum + (i + 1) * TILE_COLS; s += VEC)
-                vf_store(s, vf_add(vf_load(s), bias));
-        }
+    for (int64_t i = 0; bias && i < rows; i++) {
+        vf b = vf_set1(bias[t->row + row + i]);
+        for (float *s = sum.at + i * sum.ld; s < sum.at + i * sum.ld + cols; s += VEC)
+            vf_store(s, vf_add(vf_load(s), b));
     }
-    transpose_any(g->c + (t->col + col) * g->ldc + t->row + row, g->ldc, sum, TILE_COLS, rows, cols);
+    transpose_any(g->c + (t->col + col) * g->ldc + t->row + row, g->ldc, sum.at, sum.ld, rows, cols);
 }
-
-/* For beta: the chain goes on from C. */
-static void input_plain(const Task *t, int64_t row, int64_t col, float *sum)
-{
-    const Gemm *g = t->p->g;
-    int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j += VEC)
-            vf_store(sum + i * TILE_COLS + j, vf_load_n(g->c + (t->row + row + i) * g->ldc + t->col + col + j,
-                                                        min64(cols - j, VEC)));
-}
-
-/* ---- one tile of a task, one slab: chain or leaves, then up the tree, then out ---- */
 
 static void tile_float(const Task *t, int64_t row, int64_t col)
 {
     const Plan *p = t->p;
+    const Gemm *g = p->g;
     float local[TILE_ELEMS] __attribute__((aligned(64)));
     int64_t level = __builtin_popcountll((uint64_t)t->group);
-    float *sum = p->slots ? slot_of(t, level, row, col) : local;
-    if (p->leaf < p->group) {
-        tile_leaves(t, row, col, sum);
-    } else {
-        bool load = p->g->beta && t->k == 0;
-        if (load) input_plain(t, row, col, sum);
-        tile_chain(t, row, col, 0, t->slab_k, load || !t->first ? TILE_CONTINUE : TILE_SET, sum);
-    }
+    Tile tile = tile_open(t, row, col);
+    Sum sum = { local, TILE_COLS };
+    if (p->in_place) sum = (Sum){ g->c + (t->row + row) * g->ldc + t->col + col, g->ldc };
+    else if (p->slots) sum = slot_of(t, level, row, col);
+    if (p->leaf < p->group) tile_leaves(&tile, p->leaf, t->slab_k, sum);
+    else tile_chain(&tile, t->slab_k, t->first && !g->beta ? TILE_SET : TILE_CONTINUE, sum);
     if (!t->last) return;
     for (int64_t x = t->group; level > 0 && (t->last_group || (x & 1)); x >>= 1) {
-        float *sibling = slot_of(t, --level, row, col);
-        tile_add(sibling, sum);
+        Sum sibling = slot_of(t, --level, row, col);
+        sum_add(sibling, sum, tile.rows, tile.cols);
         sum = sibling;
     }
     if (!t->last_group) return;
-    if (p->swap) output_swapped(t, row, col, sum);
-    else output_plain(t, row, col, sum);
+    if (p->swap) output_swapped(t, row, col, sum, g->bias);
+    else if (!p->in_place || g->bias) output_plain(t, row, col, sum, g->bias);
+}
+
+/* ---- a tile of a fixed-point result ---- */
+
+/*
+ * leaf *= 2^shift. False if a number is not below 2^(62 - room) in size, or NaN; such numbers become 0. The
+ * usual case costs two operations a vector: if the sum of all squares is below the limit's square, so is each.
+ */
+static bool fix_leaf(float *leaf, int64_t rows, int64_t cols, const Gemm *g)
+{
+    const vf scale = vf_set1(fix_scale(g->shift)), limit = vf_set1(fix_limit(g->room));
+    vf squares[TILE_VECS];
+    vm fit = vm_first_n(VEC);
+    for (int v = 0; v < TILE_VECS; v++) squares[v] = vf_zero();
+    for (int64_t i = 0; i < rows; i++) {
+        for (int v = 0; v < TILE_VECS && v * VEC < cols; v++) {
+            vf x = vf_mul(vf_load(leaf + i * TILE_COLS + v * VEC), scale);
+            squares[v] = vf_fma(x, x, squares[v]);
+            vf_store(leaf + i * TILE_COLS + v * VEC, x);
+        }
+    }
+    for (int v = 0; v < TILE_VECS; v++) fit = vm_and(fit, vf_lt(squares[v], vf_mul(limit, limit)));
+    if (!vm_any(vm_not(fit))) return true;
+    vm bad = vm_first_n(0);
+    for (int64_t i = 0; i < rows * TILE_COLS; i += VEC) {
+        if (i % TILE_COLS >= cols) continue;
+        vm m = vf_fix_bad(vf_load(leaf + i), fix_limit(g->room));
+        bad = vm_or(bad, m);
+        vf_store(leaf + i, vf_select(m, vf_zero(), vf_load(leaf + i)));
+    }
+    return !vm_any(bad);
+}
+
+typedef struct {
+    int64_t *at;
+    int64_t ld;
+} FixedSum;
+
+/* to = from + llrint(leaf) */
+static void fix_add(FixedSum to, FixedSum from, const float *leaf, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i++) {
+        for (int64_t j = 0; j < cols; j += VEC) {
+            vl x = vl_from_f(vf_load(leaf + i * TILE_COLS + j));
+            vl_store(to.at + i * to.ld + j, vl_add(vl_load(from.at + i * from.ld + j), x));
+        }
+    }
 }
 
 static void tile_fixed(Task *t, int64_t row, int64_t col)
 {
     const Plan *p = t->p;
-    const int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
+    const Gemm *g = p->g;
+    const int64_t cols = min64(t->cols - col, TILE_COLS);
+    const bool edge = cols % VEC != 0; /* G has no whole vectors there */
     float local[TILE_ELEMS] __attribute__((aligned(64)));
-    int64_t sums[TILE_ELEMS] __attribute__((aligned(64))) = { 0 };
-    float *sum = p->slots ? slot_of(t, 0, row, col) : local;
-    for (int64_t i = 0; i < rows; i++)
-        for (int64_t j = 0; j < cols; j += 8)
-            __builtin_prefetch(p->g->fixed + (t->row + row + i) * p->g->ldc + t->col + col + j, 1);
+    int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
+    Tile tile = tile_open(t, row, col);
+    const Sum leaf = p->slots ? slot_of(t, 0, row, col) : (Sum){ local, TILE_COLS };
+    const FixedSum out = { g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc }, sums = { memory, TILE_COLS };
+    if (edge) memset(memory, 0, sizeof memory);
+    for (int64_t i = 0; t->last && i < tile.rows; i++)
+        for (int64_t j = 0; j < cols; j += 8) __builtin_prefetch(out.at + i * out.ld + j, 1);
     for (int64_t k = 0; k < t->slab_k; k += p->leaf) {
-        tile_chain(t, row, col, k, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, sum);
-        if (t->last && tile_fix(sums, sum, rows, cols, p->g)) t->overflow = true;
+        tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, leaf);
+        if (!t->last) return;
+        if (!fix_leaf(leaf.at, tile.rows, tile.cols, g)) t->overflow = true;
+        bool end = k + p->leaf >= t->slab_k;
+        fix_add(end && !edge ? out : sums, k == 0 && !edge ? out : sums, leaf.at, tile.rows, tile.cols);
     }
-    if (t->last) output_fixed(t, row, col, sums);
+    for (int64_t i = 0; edge && i < tile.rows; i++)
+        for (int64_t j = 0; j < cols; j++) out.at[i * out.ld + j] += memory[i * TILE_COLS + j];
 }
 
 /* ---- a task ---- */
@@ -322,16 +354,18 @@ static void plan_k(Plan *p)
         p->slab = p->group = p->leaf * leaves;
     }
     int64_t groups = ceil_div(p->K, p->group);
-    p->slots = p->group > p->slab ? 1 : 0;
-    if (g->mode == GEMM_TREE && groups > 1) p->slots = 64 - __builtin_clzll((uint64_t)groups);
+    bool tree = g->mode == GEMM_TREE && groups > 1;
+    p->in_place = g->mode != GEMM_I64 && !p->swap && !tree;
+    if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
+    else p->slots = p->group > p->slab && !p->in_place;
 }
 
 static void plan_tasks(Plan *p, int64_t threads)
 {
     int64_t panels = ceil_div(p->N, TILE_COLS), panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
-    int64_t wide = p->copy_b ? max64(SLAB_BYTES / panel_bytes, 1) : 4;
-    wide = min64(wide, ceil_div(panels, TASKS_PER_THREAD * threads));
-    if (p->copy_b) wide = max64(wide, min64(2, panels));
+    int64_t wide = p->copy_b ? max64((p->copy_a ? SLAB_BYTES_WIDE : SLAB_BYTES) / panel_bytes, 1) : 4;
+    if (!p->copy_a) wide = max64(min64(wide, panels / (TASKS_PER_THREAD * threads)), 1);
+    if (p->copy_b) wide = max64(wide, 2);
     wide = ceil_div(panels, ceil_div(panels, wide));
     p->cols = wide * TILE_COLS;
     int64_t col_tasks = ceil_div(panels, wide), row_tasks = 1;
@@ -395,9 +429,13 @@ void CPU(tile_gemm)(const TileGemm *g)
     /* Two strips of 32 columns are faster than 48 + 16: a strip of 16 has too few chains in flight. */
     int64_t strip = g->n == 64 && TILE_VECS == 3 ? 32 : TILE_COLS;
     for (int64_t j = 0; j < g->n; j += strip) {
-        int64_t cols = g->n - j < strip ? g->n - j : strip;
-        Tile t = { .a = g->a, .a_row = g->a_row, .a_k = g->a_k, .b = g->b + j, .b_k = g->ldb, .c = g->c + j,
-                   .c_row = g->ldc, .k = g->k, .start = g->beta ? TILE_CONTINUE : TILE_SET };
-        tile_run(t, g->m, cols);
+        Tile t = { .b = g->b + j, .b_k = g->ldb, .a_row = g->a_row, .a_k = g->a_k, .c_row = g->ldc, .k = g->k,
+                   .cols = min64(g->n - j, strip), .start = g->beta ? TILE_CONTINUE : TILE_SET };
+        for (int64_t i = 0; i < g->m; i += TILE_ROWS) {
+            t.a = g->a + i * g->a_row;
+            t.c = g->c + i * g->ldc + j;
+            t.rows = min64(g->m - i, TILE_ROWS);
+            tile_run(&t);
+        }
     }
 }

@@ -44,6 +44,7 @@ typedef struct {
     float *c;
     int64_t c_row;
     int64_t k;
+    int64_t rows, cols; /* at most TILE_ROWS, TILE_COLS */
     TileStart start;
 } Tile;
 
@@ -131,21 +132,29 @@ static const struct {
 #undef KERNEL_ROW
 #undef KERNEL_NAMES
 
-/* A tile of any rows <= TILE_ROWS and cols <= TILE_COLS. */
-static inline void tile_run(Tile t, int64_t rows, int64_t cols)
+/* A tile smaller than the largest instance, as several. */
+static __attribute__((noinline)) void tile_edge(const Tile *tile)
 {
-    for (int i = 0; rows > 0; i++) {
-        for (; rows >= tile_kernels[i].rows; rows -= tile_kernels[i].rows) {
-            int vecs = (int)(cols / VEC), rest = (int)(cols % VEC);
-            Tile part = t;
-            if (vecs) tile_kernels[i].by_vecs[vecs](&part, 0);
-            part.b += vecs * VEC;
-            part.c += vecs * VEC;
-            if (rest) tile_kernels[i].by_vecs[0](&part, rest);
-            t.a += tile_kernels[i].rows * t.a_row;
-            t.c += tile_kernels[i].rows * t.c_row;
+    Tile t = *tile;
+    const int vecs = (int)(t.cols / VEC), rest = (int)(t.cols % VEC);
+    for (int i = 0; t.rows > 0; i++) {
+        const int rows = tile_kernels[i].rows;
+        for (; t.rows >= rows; t.rows -= rows) {
+            Tile tail = t;
+            tail.b += vecs * VEC;
+            tail.c += vecs * VEC;
+            if (vecs) tile_kernels[i].by_vecs[vecs](&t, 0);
+            if (rest) tile_kernels[i].by_vecs[0](&tail, rest);
+            t.a += rows * t.a_row;
+            t.c += rows * t.c_row;
         }
     }
+}
+
+static inline void tile_run(const Tile *t)
+{
+    if (t->rows == TILE_ROWS && t->cols == TILE_COLS) tile_kernels[0].by_vecs[TILE_VECS](t, 0);
+    else tile_edge(t);
 }
 
 #endif
