@@ -1,0 +1,233 @@
+#include "data/dataset.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/arena.h"
+#include "data/indexed.h"
+#include "data/order.h"
+
+typedef struct {
+    char *prefix;
+    Indexed file;
+    int64_t first_token, tokens, samples; /* of the part */
+} Source;
+
+struct Dataset {
+    SetupArena mem;
+    Source *sources;
+    int source_count;
+    int64_t seq, vocab;
+    uint64_t seed;
+    DataOrder order;
+    Blend blend;
+};
+
+/* ---- splits ---- */
+
+static Err parse_split(const char *split, double weights[PART_COUNT], double *sum)
+{
+    const char *at = split;
+    char *end;
+    *sum = 0;
+    for (int p = 0; p < PART_COUNT; p++) {
+        weights[p] = 0;
+        if (!*at) continue; /* missing weights are 0 */
+        weights[p] = strtod(at, &end);
+        if (end == at || !(weights[p] >= 0) || !(weights[p] < 1e300)) break;
+        *sum += weights[p];
+        while (isspace((unsigned char)*end)) end++;
+        if (*end && *end != ',') break;
+        at = *end ? end + 1 : end;
+    }
+    if (!*at && *sum > 0) return ERR_OK;
+    err_set(ERR_CONFIG, "split '%s' is not up to three weights", split);
+    err_hint("for example 969,30,1 for train, valid, test");
+    return ERR_CONFIG;
+}
+
+Err split_documents(const char *split, int64_t documents, int64_t bounds[PART_COUNT + 1])
+{
+    double weights[PART_COUNT], sum, upto = 0;
+    TRY(parse_split(split, weights, &sum));
+    bounds[0] = 0;
+    for (int p = 0; p < PART_COUNT; p++) {
+        upto += weights[p] / sum;
+        bounds[p + 1] = (int64_t)rint(upto * (double)documents); /* half to even */
+    }
+    return ERR_OK;
+}
+
+/* ---- opening ---- */
+
+/* Sequences, not documents, are what Megatron counts here; for GPT data they are the same. */
+static Err choose_part(Source *s, const DatasetOptions *o)
+{
+    static const char *const names[] = { "train", "valid", "test" };
+    int64_t bounds[PART_COUNT + 1], from = 0, to = s->file.sequences;
+    if (o->split && *o->split) {
+        TRY(split_documents(o->split, s->file.sequences, bounds));
+        from = bounds[o->part];
+        to = bounds[o->part + 1];
+        if (from >= to) {
+            err_set(ERR_DATA, "'%s': split '%s' leaves no document of '%lld' for %s", s->prefix, o->split,
+                    (long long)s->file.sequences, names[o->part]);
+            err_hint("split by document needs more documents (`preprocess --split-blank-lines` makes many)");
+            return ERR_DATA;
+        }
+    }
+    s->first_token = indexed_start(&s->file, from);
+    s->tokens = indexed_start(&s->file, to) - s->first_token;
+    s->samples = s->tokens > 0 ? (s->tokens - 1) / o->seq : 0;
+    if (s->samples > 0) return ERR_OK;
+    err_set(ERR_DATA, "'%s': '%lld' tokens for %s are too few for one sample of '%lld' + 1", s->prefix,
+            (long long)s->tokens, names[o->part], (long long)o->seq);
+    err_hint("use more text or a smaller model.seq");
+    return ERR_DATA;
+}
+
+/* Next word of a text separated by blanks, cut off in place; NULL at the end. */
+static char *next_word(char **at)
+{
+    while (isspace((unsigned char)**at)) ++*at;
+    if (!**at) return NULL;
+    char *word = *at;
+    while (**at && !isspace((unsigned char)**at)) ++*at;
+    if (**at) *(*at)++ = 0;
+    return word;
+}
+
+static Err blend_syntax(const char *spec)
+{
+    err_set(ERR_CONFIG, "cannot read the data set '%s'", spec);
+    err_hint("give one prefix, or `weight prefix weight prefix ...`");
+    return ERR_CONFIG;
+}
+
+/* Fills prefixes and weights. One word alone is a prefix. */
+static Err parse_spec(Dataset *d, const char *spec, double *weights)
+{
+    char *words[2 * BLEND_SOURCES_MAX], *text, *end;
+    int n = 0;
+    TRY(setup_strdup(&d->mem, spec, &text));
+    for (char *word; (word = next_word(&text)); words[n++] = word)
+        if (n == 2 * BLEND_SOURCES_MAX)
+            return err_set(ERR_CONFIG, "more than %d token files in a blend", BLEND_SOURCES_MAX);
+    if (n == 0 || (n > 1 && n % 2)) return blend_syntax(spec);
+    d->source_count = n == 1 ? 1 : n / 2;
+    TRY(setup_array(&d->mem, d->source_count, &d->sources));
+    for (int i = 0; i < d->source_count; i++) {
+        d->sources[i].prefix = words[n == 1 ? 0 : 2 * i + 1];
+        weights[i] = n == 1 ? 1 : strtod(words[2 * i], &end);
+        if (n > 1 && *end) return blend_syntax(spec);
+    }
+    return ERR_OK;
+}
+
+static Err open_sources(Dataset *d, const DatasetOptions *o)
+{
+    double weights[BLEND_SOURCES_MAX];
+    TRY(parse_spec(d, o->spec, weights));
+    TRY(blend_init(&d->blend, weights, d->source_count));
+    for (int i = 0; i < d->source_count; i++) {
+        TRY(indexed_open(d->sources[i].prefix, &d->sources[i].file));
+        TRY(choose_part(&d->sources[i], o));
+    }
+    return ERR_OK;
+}
+
+Err dataset_open(const DatasetOptions *o, Dataset **out)
+{
+    ASSERT(o->seq >= 1 && o->part >= 0 && o->part < PART_COUNT);
+    Dataset *d = calloc(1, sizeof *d);
+    if (!d) return err_set(ERR_MEMORY, "no memory for a data set");
+    setup_init(&d->mem);
+    d->seq = o->seq;
+    d->vocab = o->vocab;
+    d->seed = o->seed;
+    d->order = o->order;
+    Err err = open_sources(d, o);
+    if (err) dataset_close(d);
+    else *out = d;
+    return err;
+}
+
+void dataset_close(Dataset *d)
+{
+    if (!d) return;
+    for (int i = 0; i < d->source_count && d->sources; i++) indexed_close(&d->sources[i].file);
+    setup_release(&d->mem);
+    free(d);
+}
+
+/* ---- samples ---- */
+
+DatasetPlace dataset_place(const Dataset *d, int64_t position)
+{
+    DatasetPlace p;
+    int64_t own;
+    p.source = blend_draw(&d->blend, position, &own);
+    const Source *s = &d->sources[p.source];
+    p.epoch = own / s->samples;
+    p.sample = own % s->samples;
+    if (d->order == ORDER_KEYED) p.sample = order_permute(d->seed, p.epoch, s->samples, p.sample);
+    p.first_token = s->first_token + p.sample * d->seq;
+    return p;
+}
+
+Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens)
+{
+    DatasetPlace p = dataset_place(d, position);
+    return indexed_read(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, tokens);
+}
+
+/* ---- questions ---- */
+
+int64_t dataset_seq(const Dataset *d)
+{
+    return d->seq;
+}
+
+int64_t dataset_samples(const Dataset *d)
+{
+    int64_t n = 0;
+    for (int i = 0; i < d->source_count; i++) n += d->sources[i].samples;
+    return n;
+}
+
+int64_t dataset_tokens(const Dataset *d)
+{
+    int64_t n = 0;
+    for (int i = 0; i < d->source_count; i++) n += d->sources[i].tokens;
+    return n;
+}
+
+int dataset_source_count(const Dataset *d)
+{
+    return d->source_count;
+}
+
+int64_t dataset_source_samples(const Dataset *d, int source)
+{
+    return d->sources[source].samples;
+}
+
+const char *dataset_source_prefix(const Dataset *d, int source)
+{
+    return d->sources[source].prefix;
+}
+
+uint32_t dataset_crc(const Dataset *d)
+{
+    int64_t head[] = { d->seq, (int64_t)d->seed, d->order, d->source_count };
+    uint32_t crc = crc32c(0, head, sizeof head);
+    for (int i = 0; i < d->source_count; i++) {
+        const Source *s = &d->sources[i];
+        int64_t part[] = { d->blend.units[i], s->first_token, s->tokens };
+        crc = crc32c(crc, part, sizeof part);
+        crc = crc32c(crc, s->file.idx.data, (size_t)s->file.idx.size_bytes);
+    }
+    return crc;
+}

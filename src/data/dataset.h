@@ -1,0 +1,71 @@
+/*
+ * A data set: samples of seq + 1 tokens over one token file or a blend of several, in a fixed order.
+ *
+ *   token file   the concatenated documents of its split; sample i = tokens [i*seq, i*seq + seq] of those, so
+ *                neighbours share one token; the remainder is dropped
+ *   split        "969,30,1": train, valid, test get the documents [round(N a), round(N b)) in file order, with
+ *                the cumulated normalized weights a, b, rounding half to even, as in Megatron
+ *   position     samples consumed so far over the whole run, all ranks together
+ *   epoch        position / samples; within an epoch a keyed permutation (order.h)
+ *   blend        position -> (token file, its own position) by blend_draw; each file has its own epochs
+ *
+ * dataset_get is a pure function of the position: no state, any thread, any order of calls.
+ */
+#ifndef MEGATRAIN_DATA_DATASET_H
+#define MEGATRAIN_DATA_DATASET_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef enum {
+    ORDER_KEYED, /* training: shuffled, a new permutation each epoch */
+    ORDER_FILE   /* validation: samples 0, 1, 2, ... of each file, from the start again at its end */
+} DataOrder;
+
+typedef enum { PART_TRAIN, PART_VALID, PART_TEST, PART_COUNT } DataPart;
+
+typedef struct {
+    const char *spec;  /* "prefix", or a blend "weight prefix weight prefix ..." */
+    const char *split; /* weights of train, valid, test; NULL or "": the whole files */
+    DataPart part;     /* which part of the split */
+    int64_t seq;       /* T: tokens that are predicted a sample */
+    int64_t vocab;     /* ids must be below; 0: unchecked */
+    uint64_t seed;     /* data.seed */
+    DataOrder order;
+} DatasetOptions;
+
+typedef struct Dataset Dataset;
+
+/*
+ * Errors: ERR_CONFIG for a spec or split that cannot be read, ERR_DATA for token files that are missing or
+ * damaged and for a part that has no document or not one whole sample.
+ */
+Err dataset_open(const DatasetOptions *o, Dataset **out);
+void dataset_close(Dataset *d); /* NULL is fine */
+
+/* tokens[seq + 1] of the sample at a position. ERR_DATA for an id outside the vocabulary. */
+Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens);
+
+/* Where the sample at a position comes from. */
+typedef struct {
+    int source;          /* token file, in the order of the spec */
+    int64_t epoch;       /* of that file */
+    int64_t sample;      /* within the file's part */
+    int64_t first_token; /* counted over the whole file */
+} DatasetPlace;
+DatasetPlace dataset_place(const Dataset *d, int64_t position);
+
+int64_t dataset_seq(const Dataset *d);
+int64_t dataset_samples(const Dataset *d);  /* samples of one epoch, all files together */
+int64_t dataset_tokens(const Dataset *d);   /* tokens of the part, all files together */
+int dataset_source_count(const Dataset *d);
+int64_t dataset_source_samples(const Dataset *d, int source);
+const char *dataset_source_prefix(const Dataset *d, int source);
+/* CRC32C over indexes, split, weights, seq, seed: two data sets with the same one give the same samples. */
+uint32_t dataset_crc(const Dataset *d);
+
+/* bounds[p] .. bounds[p + 1] = documents of part p among `documents`. ERR_CONFIG if the text is no split. */
+Err split_documents(const char *split, int64_t documents, int64_t bounds[PART_COUNT + 1]);
+
+#endif

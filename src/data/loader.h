@@ -1,0 +1,46 @@
+/*
+ * The loader hands one data-parallel rank its samples, fetched ahead of time by a thread.
+ *
+ * Global batch number g of G samples covers the positions [first + g G, first + (g + 1) G); of these, rank r
+ * of dp holds the slice of G / dp positions that starts at r G / dp. Whatever is asked for, the answer is
+ * that of dataset_get: prefetching only decides how long it takes. A request inside the present slice or the
+ * next one is a copy; as soon as one reaches into the next slice, that becomes the present one and the thread
+ * starts on its successor. Any other request (a jump, another slice) is fetched on the spot.
+ *
+ * Nothing is allocated after loader_open. One thread calls loader_get.
+ */
+#ifndef MEGATRAIN_DATA_LOADER_H
+#define MEGATRAIN_DATA_LOADER_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+#include "data/dataset.h"
+
+typedef struct {
+    const Dataset *dataset; /* must outlive the loader */
+    int64_t first_position; /* of the first global batch */
+    int64_t global_batch;   /* G samples; a multiple of dp */
+    int dp, dp_rank;
+} LoaderOptions;
+
+typedef struct Loader Loader;
+
+Err loader_open(const LoaderOptions *o, Loader **out); /* ERR_MEMORY */
+void loader_close(Loader *l);                          /* NULL is fine */
+
+/*
+ * tokens[count][seq + 1] of the positions first_position .. first_position + count - 1.
+ * ERR_DATA as dataset_get, prefetched or not.
+ */
+Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens);
+
+/* First position of this rank's slice of the global batch that starts at batch_position. */
+int64_t loader_slice(const LoaderOptions *o, int64_t batch_position);
+
+typedef struct {
+    int64_t copied_samples, fetched_samples; /* served from a buffer; fetched on the spot */
+} LoaderStats;
+LoaderStats loader_stats(const Loader *l);
+
+#endif

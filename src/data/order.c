@@ -1,0 +1,111 @@
+#include "data/order.h"
+
+#include <math.h>
+
+#include "base/rng.h"
+
+/* Half the bits of the smallest even-bit range that holds 0..n-1, at least 1. */
+static int half_bits(int64_t n)
+{
+    int bits = n > 1 ? 64 - __builtin_clzll((uint64_t)n - 1) : 1;
+    return (bits + 1) / 2;
+}
+
+int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i)
+{
+    ASSERT(n >= 1 && i >= 0 && i < n && epoch >= 0);
+    uint64_t key = rng_key(seed, "data.order"), x = (uint64_t)i;
+    int h = half_bits(n);
+    uint32_t mask = (uint32_t)((1ull << h) - 1);
+    do {
+        uint32_t left = (uint32_t)(x >> h), right = (uint32_t)x & mask;
+        for (uint32_t r = 0; r < ORDER_ROUNDS; r++) {
+            Philox f = philox(key, right, r, (uint32_t)epoch, (uint32_t)((uint64_t)epoch >> 32));
+            uint32_t old_left = left;
+            left = right;
+            right = old_left ^ (f.v[0] & mask);
+        }
+        x = (uint64_t)left << h | right;
+    } while (x >= (uint64_t)n);
+    return (int64_t)x;
+}
+
+/* ---- blends ---- */
+
+/* Floors first; the units that are left over go to the largest remainders, the first of equals. */
+static void round_weights(Blend *b, const double *weights, double sum)
+{
+    double remainder[BLEND_SOURCES_MAX];
+    int left_over = BLEND_BLOCK;
+    for (int d = 0; d < b->source_count; d++) {
+        double exact = weights[d] / sum * BLEND_BLOCK;
+        b->units[d] = (int32_t)exact;
+        remainder[d] = exact - b->units[d];
+        left_over -= b->units[d];
+    }
+    for (; left_over > 0; left_over--) {
+        int best = 0;
+        for (int d = 1; d < b->source_count; d++)
+            if (remainder[d] > remainder[best]) best = d;
+        b->units[best]++;
+        remainder[best] = -1;
+    }
+}
+
+/* Share c of data set d spans the draws [c * block / units, (c + 1) * block / units). */
+static int next_source(const Blend *b, const int32_t *taken, int k)
+{
+    int best = -1, best_due = 0;
+    for (int d = 0; d < b->source_count; d++) {
+        int begun = taken[d] * BLEND_BLOCK / b->units[d];
+        int due = ((taken[d] + 1) * BLEND_BLOCK + b->units[d] - 1) / b->units[d];
+        if (begun <= k && (best < 0 || due < best_due)) {
+            best = d;
+            best_due = due;
+        }
+    }
+    return best;
+}
+
+static Err check_weights(const double *weights, int source_count, double *sum)
+{
+    *sum = 0;
+    if (source_count < 1 || source_count > BLEND_SOURCES_MAX)
+        return err_set(ERR_CONFIG, "a blend of '%d' data sets: 1 to %d are possible", source_count,
+                       BLEND_SOURCES_MAX);
+    for (int d = 0; d < source_count; d++) {
+        if (!(weights[d] > 0) || !(weights[d] < 1e300))
+            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is not a positive number", weights[d], d + 1);
+        *sum += weights[d];
+    }
+    return ERR_OK;
+}
+
+Err blend_init(Blend *b, const double *weights, int source_count)
+{
+    int32_t taken[BLEND_SOURCES_MAX] = { 0 };
+    double sum;
+    TRY(check_weights(weights, source_count, &sum));
+    b->source_count = source_count;
+    round_weights(b, weights, sum);
+    for (int d = 0; d < source_count; d++)
+        if (b->units[d] == 0)
+            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is less than 1/4096 of all weights",
+                           weights[d], d + 1);
+    for (int k = 0; k < BLEND_BLOCK; k++) {
+        int d = next_source(b, taken, k);
+        ASSERT(d >= 0);
+        b->source[k] = (uint8_t)d;
+        b->prefix[k] = (uint16_t)taken[d]++;
+    }
+    return ERR_OK;
+}
+
+int blend_draw(const Blend *b, int64_t q, int64_t *earlier)
+{
+    ASSERT(q >= 0);
+    int64_t k = q % BLEND_BLOCK;
+    int d = b->source[k];
+    *earlier = q / BLEND_BLOCK * b->units[d] + b->prefix[k];
+    return d;
+}

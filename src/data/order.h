@@ -1,0 +1,45 @@
+/*
+ * Data order: which sample stands at which position. All of it is arithmetic on (seed, position); there is no
+ * shuffled index that has to be built, stored or could be damaged, and any position is computed directly.
+ *
+ * Permutation of epoch e over n samples: a Feistel network over the smallest 2h-bit numbers that reach n,
+ * keyed by (seed, e), walked along its cycle until it lands below n (fewer than 4 steps on average).
+ *
+ *   key     rng_key(seed, "data.order")
+ *   x       = left << h | right
+ *   round r = 0..ORDER_ROUNDS-1:  left, right = right, left ^ (philox(key, right, r, e low, e high).v[0] mod 2^h)
+ *
+ * Blend of several data sets: weights as 4096ths, one block of 4096 draws that every later block repeats.
+ * Draw k goes to the data set that has begun its share by then and whose share is due first (the first of
+ * equals). So after any number of draws no data set is a whole draw away from its exact share.
+ * Source: cycle walking: Black & Rogaway 2002; the blend: Tijdeman 1980 (the chairman assignment problem).
+ */
+#ifndef MEGATRAIN_DATA_ORDER_H
+#define MEGATRAIN_DATA_ORDER_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum { ORDER_ROUNDS = 8, BLEND_BLOCK = 4096, BLEND_SOURCES_MAX = 256 };
+
+/* Place (0 to n-1) that position i (0 to n-1) of this epoch visits. n >= 1. */
+int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i);
+
+typedef struct {
+    int source_count;
+    int32_t units[BLEND_SOURCES_MAX];   /* weights; they add up to BLEND_BLOCK */
+    uint8_t source[BLEND_BLOCK];        /* draw -> data set */
+    uint16_t prefix[BLEND_BLOCK];       /* earlier draws of the same data set in the block */
+} Blend;
+
+/*
+ * Rounds weights (any positive scale) to 4096ths by largest remainder and lays out the block.
+ * ERR_CONFIG: a weight that is not positive and finite, or so small that it rounds to nothing; too many.
+ */
+Err blend_init(Blend *b, const double *weights, int source_count);
+
+/* Data set of draw q >= 0, and how many draws that data set has had before. */
+int blend_draw(const Blend *b, int64_t q, int64_t *earlier);
+
+#endif
