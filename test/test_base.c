@@ -323,11 +323,9 @@ TEST(file_lock_names_the_holder)
     file_unlock(fd);
     CHECK(WEXITSTATUS(run_child("lock", path, NULL)) == 0);
 
+    write_text(in_temp("stderr"), "");
     pid_t child = start_child("hold", path, NULL);
-    for (int i = 0; i < 500 && file_lock(path, &fd) == ERR_OK; i++) { /* until the child has it */
-        file_unlock(fd);
-        usleep(10000);
-    }
+    for (int i = 0; i < 1000 && strcmp(read_text(in_temp("stderr")), "held\n") != 0; i++) usleep(10000);
     FAILS(file_lock(path, &again), ERR_STORAGE, "held by another run");
     kill(child, SIGKILL); /* the system drops a dead holder's lock */
     waitpid(child, NULL, 0);
@@ -775,7 +773,7 @@ static int child_main(const char *what, const char *arg)
     }
     if (strcmp(what, "replace") == 0) err = file_replace(arg, "new text", 8);
     if (strcmp(what, "lock") == 0 || strcmp(what, "hold") == 0) err = file_lock(arg, &fd);
-    if (strcmp(what, "hold") == 0) sleep(60);
+    if (strcmp(what, "hold") == 0 && fputs("held\n", stderr) >= 0) sleep(60);
     if (err) err_print(err, true);
     return err_exit_code(err);
 }
