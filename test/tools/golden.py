@@ -109,9 +109,10 @@ def shapes(m):
 
 
 class Model:
-    def __init__(self, m):
+    def __init__(self, m, weights=None):
+        """weights: name -> float64 tensor in plain order; without, the formula."""
         self.m = m
-        self.w = {name: weight(name, shape).requires_grad_() for name, shape in shapes(m)}
+        self.w = weights or {name: weight(name, shape).requires_grad_() for name, shape in shapes(m)}
 
     def linear(self, name, x):
         y = x @ self.w[name + ".weight"].T
