@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/config_reader.h"
+#include "base/words.h"
 
 enum { FREE, FIXED, AUTO = -1 };
 
@@ -109,34 +110,12 @@ void config_origin(const Config *c, ConfigId id, char *out, int size_bytes)
 
 /* ---- the nearest key ---- */
 
-/* Insertions, deletions and replacements that turn a into b. Words of up to 63 bytes; longer ones are far. */
-static int edit_distance(const char *a, const char *b)
-{
-    enum { LONGEST = 63 };
-    int row[LONGEST + 1];
-    int n = (int)strlen(a), m = (int)strlen(b);
-    if (n > LONGEST || m > LONGEST) return LONGEST;
-    for (int j = 0; j <= m; j++) row[j] = j;
-    for (int i = 1; i <= n; i++) {
-        int diagonal = row[0];
-        row[0] = i;
-        for (int j = 1; j <= m; j++) {
-            int best = diagonal + (a[i - 1] != b[j - 1]);
-            if (row[j] + 1 < best) best = row[j] + 1;
-            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
-            diagonal = row[j];
-            row[j] = best;
-        }
-    }
-    return row[m];
-}
-
 const char *config_nearest_section(const char *name)
 {
     const char *nearest = NULL;
     int best = 3;
     for (int i = 0; i < CFG_COUNT; i++) {
-        int distance = edit_distance(name, keys[i].section);
+        int distance = word_distance(name, keys[i].section);
         if (distance >= best) continue;
         best = distance;
         nearest = keys[i].section;
@@ -152,7 +131,7 @@ ConfigId config_nearest(const char *section, const char *name)
     snprintf(full, sizeof full, "%s.%s", section, name);
     for (int i = 0; i < CFG_COUNT; i++) {
         snprintf(candidate, sizeof candidate, "%s.%s", keys[i].section, keys[i].name);
-        int distance = 2 * edit_distance(full, candidate);
+        int distance = 2 * word_distance(full, candidate);
         if (strcmp(name, keys[i].name) == 0) distance = 0; /* the right key under a wrong section */
         if (strcmp(section, keys[i].section) != 0) distance++; /* the own section wins a tie */
         if (distance >= best) continue;

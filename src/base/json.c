@@ -87,6 +87,11 @@ const Json *json_iter_value(void *it)
     return json_object_iter_value(it);
 }
 
+const char *json_library(void)
+{
+    return "Jansson " JANSSON_VERSION;
+}
+
 bool json_is_string(const Json *j)
 {
     return is(j, JSON_STRING);

@@ -58,4 +58,6 @@ bool json_put_float(JsonOut *j, const char *key, float value);
 void json_put_bool(JsonOut *j, const char *key, bool value);
 bool json_out_ok(const JsonOut *j); /* everything fitted, and a 0 byte stands behind it */
 
+const char *json_library(void); /* name and version, for --version */
+
 #endif

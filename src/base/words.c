@@ -1,0 +1,39 @@
+/* See words.h. One row of the table of distances is kept. */
+#include "base/words.h"
+
+#include <stddef.h>
+#include <string.h>
+
+int word_distance(const char *a, const char *b)
+{
+    enum { LONGEST = 63 };
+    int row[LONGEST + 1];
+    int n = (int)strlen(a), m = (int)strlen(b);
+    if (n > LONGEST || m > LONGEST) return LONGEST;
+    for (int j = 0; j <= m; j++) row[j] = j;
+    for (int i = 1; i <= n; i++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int best = diagonal + (a[i - 1] != b[j - 1]);
+            if (row[j] + 1 < best) best = row[j] + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = row[j];
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+const char *word_nearest(const char *word, const char *const *words, int count)
+{
+    const char *nearest = NULL;
+    int best = strlen(word) <= 3 ? 2 : 3;
+    for (int i = 0; i < count; i++) {
+        int distance = word_distance(word, words[i]);
+        if (distance >= best) continue;
+        best = distance;
+        nearest = words[i];
+    }
+    return nearest;
+}
