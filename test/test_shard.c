@@ -39,7 +39,8 @@ static ParamSpec random_spec(uint64_t *rng)
         s.shape[0] = 1 + (int64_t)(test_rand(rng) % 20);
         s.cut[1] = CUT_TP;
     }
-    s.shape[1] = s.cut[1] == CUT_TP ? 8 * (int64_t)(1 + test_rand(rng) % 4) : 1 + (int64_t)(test_rand(rng) % 9);
+    s.shape[1] = s.cut[1] == CUT_TP ? 8 * (int64_t)(1 + test_rand(rng) % 4)
+                                    : 1 + (int64_t)(test_rand(rng) % 9);
     return s;
 }
 
@@ -55,9 +56,9 @@ static Param add(SetupArena *a, ParamSpec s, int tp, int tp_rank)
 static const char *spec_text(const ParamSpec *s, int tp)
 {
     static char text[256];
-    snprintf(text, sizeof text, "%dD [%lld, %lld] padded %lld cut %d %d sections %lld %lld %lld / %lld tp %d", s->ndim,
-             (long long)s->shape[0], (long long)s->shape[1], (long long)s->padded_rows, s->cut[0], s->cut[1],
-             (long long)s->section[0], (long long)s->section[1], (long long)s->section[2],
+    snprintf(text, sizeof text, "%dD [%lld, %lld] padded %lld cut %d %d sections %lld %lld %lld / %lld tp %d",
+             s->ndim, (long long)s->shape[0], (long long)s->shape[1], (long long)s->padded_rows, s->cut[0],
+             s->cut[1], (long long)s->section[0], (long long)s->section[1], (long long)s->section[2],
              (long long)s->interleave, tp);
     return text;
 }
@@ -69,7 +70,7 @@ static int64_t plain_index(const Param *p, int64_t at)
     return row < 0 ? -1 : row * p->spec.shape[1] + p->first[1] + at % p->local[1];
 }
 
-/* Adds 1 to hits[local element] for every element of the boxes whose place is right; returns the wrong ones. */
+/* Adds 1 to hits[local element] for every element of the boxes that is in its place; counts the others. */
 static int64_t count_hits(const Param *p, const ShardBox *b, int n, int *hits)
 {
     int64_t wrong = 0;
@@ -120,8 +121,8 @@ TEST(boxes_of_all_owners_tile_the_global_tensor_once)
         Param any = add(&a, s, tp, 0);
         for (int rank = 0; rank < tp * dp; rank++) {
             Param p = shard_param(&any, tp, rank % tp), direct = add(&a, s, tp, rank % tp);
-            CHECK(p.local[0] == direct.local[0] && p.local[1] == direct.local[1] && p.first[0] == direct.first[0] &&
-                  p.first[1] == direct.first[1] && p.count == direct.count);
+            CHECK(p.local[0] == direct.local[0] && p.local[1] == direct.local[1] &&
+                  p.first[0] == direct.first[0] && p.first[1] == direct.first[1] && p.count == direct.count);
             if (!shard_owner(&p, rank % tp, rank / tp)) continue;
             writers++;
             ShardBox b[MAX_BOXES];
@@ -133,7 +134,8 @@ TEST(boxes_of_all_owners_tile_the_global_tensor_once)
                     for (int64_t c = 0; c < piece.shape[1]; c++)
                         hits[(piece.offset[0] + r) * any.spec.shape[1] + piece.offset[1] + c]++;
             }
-            if (!shard_is_cut(&p)) CHECK(n > 0 && shard_merge(b, n, &piece) == n && box_equal(piece, shard_global(&p)));
+            if (!shard_is_cut(&p))
+                CHECK(n > 0 && shard_merge(b, n, &piece) == n && box_equal(piece, shard_global(&p)));
         }
         int64_t wrong = 0;
         for (int64_t i = 0; i < any.spec.shape[0] * any.spec.shape[1]; i++) wrong += hits[i] != 1;
@@ -184,7 +186,8 @@ TEST(slices_over_dp_and_tp_tile_the_global_tensor_once)
             int64_t slice = (p.count + dp - 1) / dp;
             for (int64_t first = 0; first < p.count; first += slice) {
                 ShardBox b[MAX_BOXES];
-                int n = shard_range(&p, first, first + slice > p.count ? p.count - first : slice, b, MAX_BOXES);
+                int n = shard_range(&p, first, first + slice > p.count ? p.count - first : slice, b,
+                                    MAX_BOXES);
                 for (int i = 0; i < n; i++)
                     for (int64_t e = 0; e < box_count(b[i].box); e++) {
                         int64_t r = b[i].box.offset[0] + e / b[i].box.shape[1];

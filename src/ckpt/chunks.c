@@ -75,7 +75,9 @@ Err text_flush(TextOut *t)
     t->total_bytes += n;
     t->json.used_bytes = 0; /* the comma's memory stays: the text goes on */
     if (!t->file) return ERR_OK;
-    if (n >= t->json.size_bytes) return err_set(ERR_INTERNAL, "an item of '%lld' bytes in a text buffer of '%lld'", (long long)n, (long long)t->json.size_bytes);
+    if (n >= t->json.size_bytes)
+        return err_set(ERR_INTERNAL, "an item of '%lld' bytes in a text buffer of '%lld'", (long long)n,
+                       (long long)t->json.size_bytes);
     t->crc = crc32c(t->crc, t->json.buf, (size_t)n);
     return chunk_put(t->file, t->json.buf, n);
 }
@@ -101,7 +103,7 @@ static Err hold(ChunkReader *r, int64_t chunk)
     TRY_AS(ERR_CKPT, file_read_at(r->path, start, r->buf, n));
     uint32_t crc = crc32c(0, r->buf, (size_t)n);
     if (crc != r->crcs[chunk])
-        return err_set(ERR_CKPT, "'%s' is damaged: bytes '%lld' to '%lld' have checksum '%08x', the manifest says '%08x'",
+        return err_set(ERR_CKPT, "'%s' is damaged: bytes '%lld' to '%lld' have checksum '%08x', not '%08x'",
                        r->path, (long long)start, (long long)(start + n - 1), crc, r->crcs[chunk]);
     r->held = chunk;
     return ERR_OK;

@@ -1,9 +1,9 @@
 /*
  * Files in chunks of 1 MiB, each with a CRC32C: what shards and manifests are written and read through.
  *
- * The writer owns no memory: it fills the caller's chunk buffer and the caller's table of CRCs. The reader hands
- * out bytes only of chunks whose CRC was right, and keeps the last one, so that reading forward touches every
- * chunk once. Both are for files of a checkpoint only; nothing here knows what is in them.
+ * The writer owns no memory: it fills the caller's chunk buffer and the caller's table of CRCs. The reader
+ * hands out bytes only of chunks whose CRC was right, and keeps the last one, so that reading forward touches
+ * every chunk once. Both are for files of a checkpoint only; nothing here knows what is in them.
  */
 #ifndef MEGATRAIN_CKPT_CHUNKS_H
 #define MEGATRAIN_CKPT_CHUNKS_H
@@ -32,8 +32,8 @@ Err chunk_sync_close(ChunkWriter *w);
 void chunk_abandon(ChunkWriter *w);
 
 /*
- * JSON of any length through a small buffer: write items into `json`, call text_flush after each. With file ==
- * NULL the text is only counted.
+ * JSON of any length through a small buffer: write items into `json`, call text_flush after each. Without a
+ * file the text is only counted.
  */
 typedef struct {
     JsonOut json;

@@ -1,23 +1,25 @@
 /*
- * Checkpoints: safetensors files and a manifest in one folder, written by a commit protocol, loaded in any layout.
+ * Checkpoints: safetensors files and a manifest in one folder, written by a commit protocol, loaded in
+ * any layout.
  *
  *   DIR/checkpoints/step-00000020/shard-00000.safetensors   one per rank that owns something
- *                                 manifest.json             what every piece is; CRC32C per 1 MiB of each file
+ *                                 manifest.json             every piece; CRC32C per 1 MiB of each file
  *                                 manifest.crc              of manifest.json
- *   DIR/checkpoints/LATEST                                  a hint for people and scripts; never read here
+ *   DIR/checkpoints/LATEST        a hint for people and scripts; never read here
  *
- * Keys of the shards: `NAME` for a whole value tensor, `m/NAME` and `v/NAME` for the moments of AdamW; a piece of
- * a tensor has its first row (and column) behind it: `NAME#128,0`. Parameter names hold neither `#` nor `/`.
- * Everything is stored in plain order: sections undone, padding left out (param/shard.h).
+ * Keys of the shards: `NAME` for a whole value tensor, `m/NAME` and `v/NAME` for the moments of AdamW; a
+ * piece of a tensor has its first row (and column) behind it: `NAME#128,0`. Parameter names hold neither `#`
+ * nor `/`. Everything is stored in plain order: sections undone, padding left out (param/shard.h).
  *
- * A save goes: space check; each rank writes and syncs its file in step-N.tmp-NONCE; rank 0 writes the manifest,
- * syncs, renames the folder to step-N (the commit point), syncs the parent, reads the manifest back, and only
- * then removes what is older. So at any moment a power cut or kill -9 leaves the previous checkpoint in place and
- * no half-written one that could be taken for whole. A folder that has the wanted name already becomes step-N.old
- * until the new one is in place.
+ * A save goes: space check; each rank writes and syncs its file in step-N.tmp-NONCE; rank 0 writes the
+ * manifest, syncs, renames the folder to step-N (the commit point), syncs the parent, reads the manifest
+ * back, and only then removes what is older. So at any moment a power cut or kill -9 leaves the previous
+ * checkpoint in place and no half-written one that could be taken for whole. A folder that has the wanted
+ * name already becomes step-N.old until the new one is in place.
  *
- * Memory: saving uses what ckpt_open took (a chunk of 1 MiB, the tables of CRCs) and allocates nothing; loading
- * holds a chunk, the manifest and one shard's header besides the state. Damage anywhere is found by a CRC.
+ * Memory: saving uses what ckpt_open took (a chunk of 1 MiB, the tables of CRCs) and allocates nothing;
+ * loading holds a chunk, the manifest and one shard's header besides the state. Damage anywhere is found by a
+ * CRC.
  */
 #ifndef MEGATRAIN_CKPT_CKPT_H
 #define MEGATRAIN_CKPT_CKPT_H
@@ -43,14 +45,14 @@ typedef struct {
     const char *program;                       /* version */
     const char *config;                        /* the resolved configuration as INI text */
     const char *data;                          /* identity of the training data */
-    CkptCounter counters[CKPT_MAX_COUNTERS];   /* further integers, by name: skipped steps, updates done, ... */
+    CkptCounter counters[CKPT_MAX_COUNTERS]; /* further integers, by name: skipped steps, updates done, ... */
     int counter_count;
 } CkptMeta;
 
 int64_t ckpt_counter(const CkptMeta *m, const char *name, int64_t otherwise);
 
-/* Locks a run folder (made if missing) for the life of the process: DIR/lock. ERR_STORAGE: held by another run
- * (named), not writable. */
+/* Locks a run folder (made if missing) for the life of the process: DIR/lock. ERR_STORAGE: held by another
+ * run (named), not writable. */
 Err ckpt_lock(const char *run_dir, int *fd_out);
 
 /* ---- saving ---- */
@@ -83,8 +85,9 @@ typedef struct {
 } Ckpt;
 
 /*
- * Collective. Takes all memory that saving will need from `setup`, reads which checkpoints there are. store->m
- * without data: checkpoints hold values only. ERR_MEMORY, ERR_INTERNAL for a parameter name with '#' or '/'.
+ * Collective. Takes all memory that saving will need from `setup`, reads which checkpoints there are.
+ * store->m without data: checkpoints hold values only. ERR_MEMORY, ERR_INTERNAL for a parameter name with '#'
+ * or '/'.
  */
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup);
 
@@ -98,8 +101,8 @@ Err ckpt_save(Ckpt *c, const CkptMeta *meta);
 
 /*
  * The newest checkpoint with step < below (INT64_MAX: any) whose manifest is right and whose files are there
- * in full size. *found false: there is none and never was. ERR_CKPT: there are, but none is valid; or the newest
- * is of a later format. Damaged ones that were passed over are warned of by file and reason.
+ * in full size. *found false: there is none and never was. ERR_CKPT: there are, but none is valid; or the
+ * newest is of a later format. Damaged ones that were passed over are warned of by file and reason.
  */
 Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *found);
 
@@ -117,8 +120,8 @@ typedef struct {
 } CkptLoad;
 
 /*
- * Collective; all ranks return alike. Fills value (and m, v, shift); padding becomes 0. *damaged (of this rank's
- * outcome): true when the files are at fault, so that an older checkpoint may be tried, false when the
+ * Collective; all ranks return alike. Fills value (and m, v, shift); padding becomes 0. *damaged (of this
+ * rank's outcome): true when the files are at fault, so that an older checkpoint may be tried, false when the
  * checkpoint does not fit the model. ERR_CKPT naming file and reason, or tensor and both values; the store's
  * contents are then undefined.
  */
@@ -131,8 +134,9 @@ Err ckpt_meta(const char *path, SetupArena *setup, CkptMeta *meta);
 Err ckpt_verify(const char *path);
 
 /*
- * A number that depends on every bit of every tensor, on names and shapes, and on nothing else: not on the layout
- * that wrote them nor on how many files there are. Two checkpoints with the same digest hold the same tensors.
+ * A number that depends on every bit of every tensor, on names and shapes, and on nothing else: not on the
+ * layout that wrote them nor on how many files there are. Two checkpoints with the same digest hold the same
+ * tensors.
  */
 Err ckpt_digest(const char *path, uint64_t *out);
 

@@ -1,4 +1,7 @@
-/* What can be asked of a checkpoint without a model: is every byte right, what is in it, is it the same as another. */
+/*
+ * What can be asked of a checkpoint without a model: is every byte right, what is in it, is it the same as
+ * another.
+ */
 #include <string.h>
 
 #include "base/rng.h"
@@ -17,7 +20,8 @@ static Err inspect_open(Inspect *x, const char *path)
 }
 
 /* Calls `visit` for each file, opened, with its header parsed. */
-static Err for_each_file(const char *path, Err (*visit)(Inspect *, int, ChunkReader *, const StFile *, void *), void *arg)
+static Err for_each_file(const char *path,
+                         Err (*visit)(Inspect *, int, ChunkReader *, const StFile *, void *), void *arg)
 {
     Inspect x = { 0 };
     setup_init(&x.arena);
@@ -46,8 +50,8 @@ static Err verify_file(Inspect *x, int file, ChunkReader *r, const StFile *f, vo
         pieces++;
     }
     if (pieces != f->count)
-        return err_set(ERR_CKPT, "'%s' has '%lld' tensors, the manifest lists '%lld'", r->path, (long long)f->count,
-                       (long long)pieces);
+        return err_set(ERR_CKPT, "'%s' has '%lld' tensors, the manifest lists '%lld'", r->path,
+                       (long long)f->count, (long long)pieces);
     return chunk_check_all(r);
 }
 
@@ -59,7 +63,8 @@ Err ckpt_verify(const char *path)
 /* ---- digest ---- */
 
 /* The sum over elements of a mix of their global index and bits: order plays no part. */
-static Err digest_piece(const ManifestPiece *q, const ManifestParam *p, ChunkReader *r, int64_t offset, uint64_t *sum)
+static Err digest_piece(const ManifestPiece *q, const ManifestParam *p, ChunkReader *r, int64_t offset,
+                        uint64_t *sum)
 {
     uint32_t bits[1024];
     uint64_t key = rng_mix(rng_key((uint64_t)q->state, p->name) + (uint64_t)p->shape[1]);
@@ -104,10 +109,11 @@ static void print_meta(const Manifest *m, FILE *out)
     for (int i = 0; i < m->param_count; i++) elements += m->params[i].shape[0] * m->params[i].shape[1];
     fprintf(out, "checkpoint    %s\n", m->folder);
     fprintf(out, "format        %lld, written by %s\n", (long long)m->format, a->program);
-    fprintf(out, "step          %lld   samples %lld   tokens %lld\n", (long long)a->step, (long long)a->samples,
-            (long long)a->tokens);
-    fprintf(out, "seed          %lld   reproducible %s   blocks tp %lld seq %lld attn %lld\n", (long long)a->seed,
-            a->reproducible, (long long)a->tp_blocks, (long long)a->seq_blocks, (long long)a->attn_block);
+    fprintf(out, "step          %lld   samples %lld   tokens %lld\n", (long long)a->step,
+            (long long)a->samples, (long long)a->tokens);
+    fprintf(out, "seed          %lld   reproducible %s   blocks tp %lld seq %lld attn %lld\n",
+            (long long)a->seed, a->reproducible, (long long)a->tp_blocks, (long long)a->seq_blocks,
+            (long long)a->attn_block);
     fprintf(out, "data          %s\n", a->data);
     for (int i = 0; i < a->counter_count; i++)
         fprintf(out, "%-13s %lld\n", a->counters[i].name, (long long)a->counters[i].value);
@@ -120,10 +126,12 @@ static void print_param(const Manifest *m, int id, FILE *out)
     const ManifestParam *p = &m->params[id];
     char shape[64];
     int pieces = 0;
-    for (int64_t i = 0; i < m->piece_count; i++) pieces += m->pieces[i].param == id && m->pieces[i].state == STATE_VALUE;
+    for (int64_t i = 0; i < m->piece_count; i++)
+        pieces += m->pieces[i].param == id && m->pieces[i].state == STATE_VALUE;
     if (p->ndim == 1) snprintf(shape, sizeof shape, "[%lld]", (long long)p->shape[0]);
     else snprintf(shape, sizeof shape, "[%lld, %lld]", (long long)p->shape[0], (long long)p->shape[1]);
-    fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", p->name, shape, pieces, pieces == 1 ? " " : "s", p->shift);
+    fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", p->name, shape, pieces, pieces == 1 ? " " : "s",
+            p->shift);
     for (int s = 0; s < CKPT_STATES; s++)
         if (p->has[s]) fprintf(out, " %s", ckpt_state_names[s]);
     fputc('\n', out);

@@ -1,7 +1,7 @@
 /*
  * Loading into any layout: every stored piece is intersected with every box that this rank keeps of the same
- * tensor, and what they share is read. Pieces are visited in file order, so a rank reads each chunk that it needs
- * once, and no other.
+ * tensor, and what they share is read. Pieces are visited in file order, so a rank reads each chunk that it
+ * needs once, and no other.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -42,13 +42,14 @@ static Err check_param(Loader *x, int id)
     const char *path = x->l->path;
     char have[64], want[64];
     int at = manifest_find(&x->m, p->name);
-    if (at < 0) return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s', which the model wants", path, p->name);
+    if (at < 0)
+        return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s', which the model wants", path, p->name);
     const ManifestParam *q = &x->m.params[at];
     if (q->ndim != p->spec.ndim || q->shape[0] != p->spec.shape[0] || q->shape[1] != p->spec.shape[1]) {
         shape_text(have, q->ndim, q->shape);
         shape_text(want, p->spec.ndim, p->spec.shape);
-        return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model", p->name, have,
-                       path, want);
+        return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model",
+                       p->name, have, path, want);
     }
     if (!x->l->weights_only && (!q->has[STATE_M] || !q->has[STATE_V]))
         return err_set(ERR_CKPT, "checkpoint '%s' has no moments of '%s', only values", path, p->name),
@@ -65,8 +66,8 @@ static Err check_fit(Loader *x)
     for (int i = 0; i < registry(x)->count; i++) TRY(check_param(x, i));
     for (int i = 0; i < x->m.param_count; i++)
         if (x->ids[i] < 0)
-            return err_set(ERR_CKPT, "checkpoint '%s' has a tensor '%s', which the model does not have", x->l->path,
-                           x->m.params[i].name);
+            return err_set(ERR_CKPT, "checkpoint '%s' has a tensor '%s', which the model does not have",
+                           x->l->path, x->m.params[i].name);
     return ERR_OK;
 }
 
@@ -205,7 +206,7 @@ static Err load(Loader *x, SetupArena *setup, CkptMeta *meta, bool *damaged)
     return x->l->weights_only ? ERR_OK : load_shifts(x);
 }
 
-/* Ranks end alike: with the worst of their outcomes. Damage is better than anything else that can go wrong. */
+/* Ranks end alike: with the worst of their outcomes, of which damage is the least (an older one may load). */
 static Err agree(const CkptLoad *l, Err mine, bool *damaged)
 {
     enum { GOOD, DAMAGED, FAILED };

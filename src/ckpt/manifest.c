@@ -13,7 +13,8 @@ void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piec
 {
     const char *prefix = state_prefix[state];
     long long row = piece.offset[0], column = piece.offset[1];
-    if (piece.shape[0] == global[0] && piece.shape[1] == global[1]) snprintf(out, KEY_MAX, "%s%s", prefix, name);
+    if (piece.shape[0] == global[0] && piece.shape[1] == global[1])
+        snprintf(out, KEY_MAX, "%s%s", prefix, name);
     else if (ndim == 1) snprintf(out, KEY_MAX, "%s%s#%lld", prefix, name, row);
     else snprintf(out, KEY_MAX, "%s%s#%lld,%lld", prefix, name, row, column);
 }
@@ -53,8 +54,8 @@ static Err get_text(const Parse *p, const Json *object, const char *key, const c
 }
 
 /* One or two numbers >= low; the second of a vector is `second`. */
-static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t low, int64_t second, int *ndim,
-                    int64_t out[2])
+static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t low, int64_t second,
+                    int *ndim, int64_t out[2])
 {
     const Json *j = json_get(object, key);
     int64_t n = json_count(j);
@@ -170,7 +171,8 @@ static Err parse_file(const Parse *p, const Json *j, ManifestFile *f)
     f->path = path;
     TRY(get_int(p, j, "size", 0, &f->size_bytes));
     TRY(get_array(p, j, "crc32c", INT64_MAX, &crcs));
-    if (json_count(crcs) != chunk_count(f->size_bytes)) return bad(p, "wrong number of checksums of", f->name);
+    if (json_count(crcs) != chunk_count(f->size_bytes))
+        return bad(p, "wrong number of checksums of", f->name);
     TRY(setup_array(p->arena, json_count(crcs), &f->crcs));
     for (int64_t i = 0; i < json_count(crcs); i++) {
         int64_t crc = json_int(json_at(crcs, i), -1);
@@ -227,7 +229,8 @@ static Err parse_piece(const Parse *p, const Json *j, ManifestPiece *q)
     if (q->param < 0) return bad(p, "a piece of an unknown parameter", name);
     if (q->state < 0) return bad(p, "a piece of an unknown state", state);
     if (q->file < 0) return bad(p, "a piece in an unknown file", file);
-    if (strcmp(dtype, "F32")) return err_set(ERR_CKPT, "'%s': '%s' has dtype '%s', '%s' is wanted", p->path, name, dtype, "F32");
+    if (strcmp(dtype, "F32"))
+        return err_set(ERR_CKPT, "'%s': '%s' has dtype '%s', '%s' is wanted", p->path, name, dtype, "F32");
     ManifestParam *t = &p->m->params[q->param];
     TRY(get_pair(p, j, "global", 1, 1, &ndim[0], global));
     TRY(get_pair(p, j, "offset", 0, 0, &ndim[1], q->box.offset));
@@ -264,7 +267,7 @@ static Err check_tiling(const Parse *p, const ManifestPiece *q, int64_t n)
     Box x;
     if (n > MAX_PIECES_OF_TENSOR) return bad(p, "too many pieces of", t->name);
     for (int64_t i = 0; i < n; i++) {
-        elements += box_count(q[i].box); /* no overflow: at most 4096 parts of INT64_MAX / 8, ended when too many */
+        elements += box_count(q[i].box); /* cannot overflow: both terms are below INT64_MAX / 8 */
         if (elements > t->shape[0] * t->shape[1]) break;
         for (int64_t k = 0; k < i; k++)
             if (box_intersect(q[i].box, q[k].box, &x)) return bad(p, "overlapping pieces of", t->name);
@@ -376,8 +379,10 @@ Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, 
     const StTensor *t = st_find(f, key);
     if (!t) return err_set(ERR_CKPT, "'%s' has no tensor '%s', which the manifest lists", path, key);
     if (strcmp(t->dtype, "F32"))
-        return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', the manifest says '%s'", path, key, t->dtype, "F32");
-    if (t->ndim != q->ndim || t->shape[0] != p->box.shape[0] || (q->ndim == 2 && t->shape[1] != p->box.shape[1]))
+        return err_set(ERR_CKPT, "'%s': tensor '%s' has dtype '%s', the manifest says '%s'", path, key,
+                       t->dtype, "F32");
+    if (t->ndim != q->ndim || t->shape[0] != p->box.shape[0] ||
+        (q->ndim == 2 && t->shape[1] != p->box.shape[1]))
         return err_set(ERR_CKPT, "'%s': tensor '%s' has another shape than the manifest says", path, key);
     *out = t;
     return ERR_OK;

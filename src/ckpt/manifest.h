@@ -1,8 +1,8 @@
 /*
  * manifest.json of one checkpoint, read and believed only after its CRC (manifest.crc) and these checks:
- * the format is ours; files are plain names in the folder; every piece lies inside its tensor; the pieces of a
- * tensor's state tile it exactly once. What is on the disk otherwise is checked by manifest_check_files and by
- * whoever reads the shards.
+ * the format is ours; files are plain names in the folder; every piece lies inside its tensor; the pieces of
+ * a tensor's state tile it exactly once. What is on the disk otherwise is checked by manifest_check_files and
+ * by whoever reads the shards.
  *
  *   {"format":1,"program":...,"step":...,"samples":...,"tokens":...,"seed":...,"reproducible":...,
  *    "blocks":{"tp":..,"seq":..,"attn":..},"counters":{...},"data":...,"config":...,

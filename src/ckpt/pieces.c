@@ -1,6 +1,6 @@
 /*
- * Shard files and the text of the manifest. Both are streamed: a box goes row by row (or whole, where its rows
- * touch) from the device into the one chunk buffer, text item by item through a small one.
+ * Shard files and the text of the manifest. Both are streamed: boxes go from the device through the
+ * one chunk buffer, text item by item through a small one.
  */
 #include "ckpt/pieces.h"
 
@@ -51,7 +51,10 @@ static Err put_header(const Ckpt *c, int rank, TextOut *t, int64_t *data_bytes)
         char key[KEY_MAX];
         const ParamSpec *s = &it.shard.spec;
         ckpt_key(key, it.state, it.shard.name, s->ndim, it.piece, s->shape);
-        StTensor e = { key, "F32", s->ndim, { it.piece.shape[0], it.piece.shape[1] }, at, 4 * box_count(it.piece) };
+        StTensor e = { .name = key, .dtype = "F32", .ndim = s->ndim, .offset = at };
+        e.shape[0] = it.piece.shape[0];
+        e.shape[1] = it.piece.shape[1];
+        e.size_bytes = 4 * box_count(it.piece);
         st_header_tensor(&t->json, &e);
         TRY(text_flush(t));
         at += e.size_bytes;
@@ -80,13 +83,11 @@ Err pieces_measure(Ckpt *c)
     return ERR_OK;
 }
 
+/* The boxes of a rank are as wide as its memory: each is one run. */
 static Err put_box(ChunkWriter *w, Stream *s, const float *base, const ShardBox *b)
 {
-    bool dense = b->ld == b->box.shape[1];
-    int64_t runs = dense ? 1 : b->box.shape[0], length = dense ? box_count(b->box) : b->box.shape[1];
-    for (int64_t r = 0; r < runs; r++)
-        TRY(chunk_put_device(w, s, base + b->at + r * b->ld, length * (int64_t)sizeof *base));
-    return ERR_OK;
+    ASSERT(b->ld == b->box.shape[1]);
+    return chunk_put_device(w, s, base + b->at, box_count(b->box) * (int64_t)sizeof *base);
 }
 
 static Err put_shard(const Ckpt *c, ChunkWriter *w)

@@ -38,15 +38,16 @@ Err st_header_length(const char *path, const void *first8, int64_t file_bytes, i
         return err_set(ERR_CKPT, "'%s': header of '%llu' bytes, more than the '%d' allowed", path,
                        (unsigned long long)n, (int)ST_MAX_HEADER_BYTES);
     if ((int64_t)n > file_bytes - 8)
-        return err_set(ERR_CKPT, "'%s': header of '%llu' bytes in a file of '%lld'", path, (unsigned long long)n,
-                       (long long)file_bytes);
+        return err_set(ERR_CKPT, "'%s': header of '%llu' bytes in a file of '%lld'", path,
+                       (unsigned long long)n, (long long)file_bytes);
     *header_bytes = (int64_t)n;
     return ERR_OK;
 }
 
 static Err check_name(const char *path, const char *name)
 {
-    if (strlen(name) > ST_NAME_MAX) return err_set(ERR_CKPT, "'%s': a tensor name is longer than '%d'", path, ST_NAME_MAX);
+    if (strlen(name) > ST_NAME_MAX)
+        return err_set(ERR_CKPT, "'%s': a tensor name is longer than '%d'", path, ST_NAME_MAX);
     if (!*name) return err_set(ERR_CKPT, "'%s': a tensor has an empty name", path);
     for (const unsigned char *c = (const unsigned char *)name; *c; c++)
         if (*c < 0x20 || *c == 0x7F)
@@ -59,7 +60,8 @@ static Err parse_shape(const char *path, const Json *shape, StTensor *t, int64_t
 {
     int64_t ndim = json_count(shape);
     if (!json_is_array(shape) || ndim > ST_MAX_DIMS)
-        return err_set(ERR_CKPT, "'%s': tensor '%s' has no shape of at most '%d' dims", path, t->name, ST_MAX_DIMS);
+        return err_set(ERR_CKPT, "'%s': tensor '%s' has no shape of at most '%d' dims", path, t->name,
+                       ST_MAX_DIMS);
     t->ndim = (int)ndim;
     *size_bytes = st_dtype_bytes(t->dtype);
     for (int d = 0; d < t->ndim; d++) {
@@ -119,8 +121,8 @@ static Err check_cover(const char *path, StFile *f, int64_t data, int64_t file_b
         at += t->size_bytes;
     }
     if (at != file_bytes)
-        return err_set(ERR_CKPT, "'%s': has '%lld' bytes, its header describes '%lld'", path, (long long)file_bytes,
-                       (long long)at);
+        return err_set(ERR_CKPT, "'%s': has '%lld' bytes, its header describes '%lld'", path,
+                       (long long)file_bytes, (long long)at);
     qsort(f->items, (size_t)f->count, sizeof *f->items, by_name);
     return ERR_OK;
 }
@@ -143,7 +145,8 @@ Err st_parse(const char *path, const char *header, int64_t header_bytes, int64_t
 {
     Json *root;
     *out = (StFile){ 0 };
-    if (header_bytes < 1 || header[0] != '{') return err_set(ERR_CKPT, "'%s' is not a safetensors file", path);
+    if (header_bytes < 1 || header[0] != '{')
+        return err_set(ERR_CKPT, "'%s' is not a safetensors file", path);
     TRY_AS(ERR_CKPT, json_parse(path, header, header_bytes, &root));
     Err err = parse_tensors(path, root, 8 + header_bytes, file_bytes, a, out);
     json_free(root);

@@ -4,8 +4,8 @@
  *   {"__metadata__": {text: text}, NAME: {"dtype": "F32", "shape": [2], "data_offsets": [begin, end]}, ...}
  *
  * Offsets count from the first byte behind the header; tensors are row-major and cover the data without holes
- * or overlap. The reader believes nothing: lengths are capped before memory is taken, every sum and product is
- * checked for overflow, and a header that does not describe exactly the bytes of its file is refused.
+ * or overlap. The reader believes nothing: lengths are capped before memory is taken, every sum and product
+ * is checked for overflow, and a header that does not describe exactly the bytes of its file is refused.
  */
 #ifndef MEGATRAIN_CKPT_SAFETENSORS_H
 #define MEGATRAIN_CKPT_SAFETENSORS_H

@@ -179,8 +179,8 @@ static Err make_way(Names *n)
     return ERR_OK;
 }
 
-/* After a failure: the new folder under its temporary name again, the old one back in place. Best effort: what
- * cannot be undone is still either whole or not looked at. */
+/* After a failure: the new folder under its temporary name again, the old one back in place. Best effort:
+ * what cannot be undone is still either whole or not looked at. */
 static void step_back(Names *n, bool renamed)
 {
     if (renamed && file_rename(n->final, n->temp)) log_warn("%s", err_message());
@@ -200,7 +200,8 @@ static Err read_back(Ckpt *c, const Names *n, uint32_t crc, int64_t size_bytes)
         TRY(file_read_at(path, at, c->chunk, part));
         found = crc32c(found, c->chunk, (size_t)part);
     }
-    if (found != crc) return err_set(ERR_IO, "'%s' reads back with checksum '%08x', '%08x' was written", path, found, crc);
+    if (found != crc)
+        return err_set(ERR_IO, "'%s' reads back with checksum '%08x', '%08x' was written", path, found, crc);
     for (int rank = 0; rank < c->o.world->size; rank++) {
         if (!c->file_bytes[rank]) continue;
         shard_name(name, rank);

@@ -2,17 +2,17 @@
  * Boxes: which part of a global tensor a piece of local memory is.
  *
  * A global tensor is seen in plain order: sections one after the other, no padding, row-major [rows, columns]
- * (columns 1 for vectors). Memory of a rank is something else: a cut of dim 0 or 1, sections interleaved chunk
- * by chunk, vocabulary rows padded (param.h). The functions here say which global boxes a local range holds and
- * where in local memory each lies; everything that moves parameters between grids (checkpoints, later ZeRO-1
- * gathers and export) is an intersection of such boxes:
+ * (columns 1 for vectors). Memory of a rank is something else: a cut of dim 0 or 1, sections interleaved
+ * chunk by chunk, vocabulary rows padded (param.h). The functions here say which global boxes a local range
+ * holds and where in local memory each lies; everything that moves parameters between grids (checkpoints,
+ * later ZeRO-1 gathers and export) is an intersection of such boxes:
  *
  *   plain, 6 rows      memory, interleave = 2, tp = 2        boxes of rank 1, in plain order
  *   q0 q1 k0 k1 v0 v1  rank 0: q0 k0 v0   rank 1: q1 k1 v1   {row 1, at 0} {row 3, at 1} {row 5, at 2}
  *
  * Invariants, proven by test_shard on random shapes, cuts and grids: the boxes of all tp ranks of a cut
- * tensor tile its global box exactly once; a tensor that is not cut is tiled by every rank alone, and then one
- * of them is its owner. Padding is in no box.
+ * tensor tile its global box exactly once; a tensor that is not cut is tiled by every rank alone, and then
+ * one of them is its owner. Padding is in no box.
  */
 #ifndef MEGATRAIN_PARAM_SHARD_H
 #define MEGATRAIN_PARAM_SHARD_H
@@ -45,7 +45,8 @@ bool shard_owner(const Param *p, int tp_rank, int dp_rank);
 
 /*
  * The boxes of all local elements of p that are not padding, ordered by plain row. Fills out[0..capacity) and
- * returns how many there are: at most sections * chunks on this rank + sections (call with capacity 0 to ask).
+ * returns how many there are: at most sections * chunks on this rank + sections (call with capacity 0 to
+ * ask).
  */
 int shard_boxes(const Param *p, ShardBox *out, int capacity);
 
@@ -57,7 +58,8 @@ int shard_range(const Param *p, int64_t first, int64_t count, ShardBox *out, int
 
 /*
  * How many of boxes[0..count), from the front, make one global box together when laid below one another; that
- * box in *merged. A stored piece is such a run: chunks that lie apart in memory are neighbours in plain order.
+ * box in *merged. A stored piece is such a run: chunks that lie apart in memory are neighbours in plain
+ * order.
  */
 int shard_merge(const ShardBox *boxes, int count, Box *merged);
 

@@ -1,0 +1,330 @@
+/*
+ * What the tests of checkpoints share: a small model with a tensor of every kind (cut by rows and columns,
+ * sections, padding, uncut) on a grid of thread-ranks, saved and loaded, and the folders that this leaves.
+ *
+ * Every element has a value that follows from parameter, state, plain index and step, so that whatever is
+ * loaded can be checked without the thing that was saved.
+ */
+#ifndef MEGATRAIN_CKPT_FIXTURE_H
+#define MEGATRAIN_CKPT_FIXTURE_H
+
+#include "test.h"
+
+#include <pthread.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "ckpt/chunks.h"
+#include "ckpt/ckpt.h"
+
+enum { MAX_RANKS = 8 };
+
+/* ---- a model on a grid of thread-ranks ---- */
+
+typedef struct {
+    bool big;          /* with a tensor of more than a chunk */
+    bool weights_only; /* no moments */
+    int change;        /* 1: a tensor fewer, 2: one more, 3: another shape */
+} ModelKind;
+
+/* Which change takes or adds a tensor: bit k of `in` is ModelKind.change == k. */
+static inline Err add_params(ParamRegistry *r, ModelKind k)
+{
+    const struct {
+        int in;
+        ParamSpec spec;
+    } table[] = {
+        { 15, { .name = "embed.weight", .ndim = 2, .shape = { 37, 6 }, .cut = { CUT_TP }, .padded_rows = 64 } },
+        { 15, { .name = "qkv.weight", .ndim = 2, .shape = { 32, k.change == 3 ? 6 : 5 }, .cut = { CUT_TP },
+                .section = { 16, 8, 8 }, .interleave = 4 } },
+        { 15, { .name = "qkv.bias", .ndim = 1, .shape = { 32 }, .cut = { CUT_TP }, .section = { 16, 8, 8 },
+                .interleave = 8 } },
+        { 15, { .name = "out.weight", .ndim = 2, .shape = { 5, 16 }, .cut = { CUT_NONE, CUT_TP } } },
+        { 13, { .name = "norm.weight", .ndim = 1, .shape = { 7 } } },
+        { 4, { .name = "more.weight", .ndim = 1, .shape = { 7 } } },
+        { k.big ? 15 : 0, { .name = "big.weight", .ndim = 2, .shape = { 1000, 520 }, .cut = { CUT_TP } } },
+    };
+    int id;
+    for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+        if (table[i].in >> k.change & 1) TRY(param_add(r, table[i].spec, &id));
+    return ERR_OK;
+}
+
+typedef struct {
+    Grid grid;
+    ModelKind kind;
+    const char *run_dir, *path; /* where to save, what to load */
+    int64_t step;               /* saved, or expected */
+    int keep, saves;            /* checkpoints step .. step + saves - 1; 0 = 1 */
+    bool load_weights_only, poison;
+    /* out */
+    Err err[MAX_RANKS];
+    char message[MAX_RANKS][512];
+    int64_t wrong[MAX_RANKS];
+    bool damaged;
+    CkptMeta meta; /* of rank 0; its texts are gone */
+} Job;
+
+typedef struct {
+    Job *job;
+    int rank;
+    World world;
+    SetupArena setup;
+    ParamRegistry reg;
+    ParamStore store;
+    Device dev;
+    void *memory;
+} Rank;
+
+static inline float element(int param, int state, int64_t index, int64_t step)
+{
+    return (float)(state * 4000000 + param * 600000 + index + step * 7);
+}
+
+static inline float *flat_of(Rank *r, int state)
+{
+    return state == 0 ? r->store.value.data : state == 1 ? r->store.m.data : r->store.v.data;
+}
+
+/* Plain index of a local element, by the definition in param.c; -1 for padding. */
+static inline int64_t plain_index(const Param *p, int64_t at)
+{
+    int64_t row = param_plain_row(p, at / p->local[1]);
+    return row < 0 ? -1 : row * p->spec.shape[1] + p->first[1] + at % p->local[1];
+}
+
+static inline Err rank_open(Rank *r)
+{
+    Arena state;
+    Job *j = r->job;
+    size_t bytes = j->kind.big ? 16 << 20 : 1 << 18;
+    setup_init(&r->setup);
+    param_registry_init(&r->reg, &r->setup, j->grid.tp, r->world.tp_rank);
+    TRY(add_params(&r->reg, j->kind));
+    r->dev = (Device){ .name = "cpu", .threads = 1 };
+    r->dev.stream.dev = &r->dev;
+    r->memory = aligned_alloc(ARENA_ALIGN, bytes);
+    memset(r->memory, j->poison ? 0xFF : 0, bytes);
+    arena_init(&state, "state", r->memory, (int64_t)bytes);
+    return param_store_init(&r->store, &r->reg, &state, I64, j->kind.weights_only);
+}
+
+static inline void rank_fill(Rank *r, int64_t step)
+{
+    for (int i = 0; i < r->reg.count; i++) {
+        const Param *p = &r->reg.items[i];
+        ((int32_t *)r->store.shift.data)[i] = 20 + i + (int32_t)step;
+        for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++)
+            for (int64_t e = 0; e < p->count; e++)
+                flat_of(r, s)[p->offset + e] =
+                    plain_index(p, e) < 0 ? NAN : element(i, s, plain_index(p, e), step);
+    }
+}
+
+/* Elements that are not what `step` should have given; padding and gaps must be 0. */
+static inline int64_t rank_wrong(Rank *r, int64_t step)
+{
+    int64_t wrong = 0, gap = 0;
+    for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++) {
+        gap = 0;
+        for (int i = 0; i < r->reg.count; i++) {
+            const Param *p = &r->reg.items[i];
+            for (; gap < p->offset; gap++) wrong += !(flat_of(r, s)[gap] == 0);
+            for (int64_t e = 0; e < p->count; e++, gap++) {
+                int64_t at = plain_index(p, e);
+                float want = at < 0 || (s && r->job->load_weights_only) ? 0 : element(i, s, at, step);
+                wrong += !(flat_of(r, s)[p->offset + e] == want);
+            }
+            if (!s && !r->job->load_weights_only)
+                wrong += ((int32_t *)r->store.shift.data)[i] != 20 + i + step;
+        }
+    }
+    return wrong;
+}
+
+static inline CkptMeta meta_of(int64_t step)
+{
+    return (CkptMeta){ .step = step,
+                       .samples = 15 * step,
+                       .tokens = 960 * step,
+                       .seed = -5,
+                       .tp_blocks = 8,
+                       .seq_blocks = 4,
+                       .attn_block = 64,
+                       .reproducible = "layout",
+                       .program = "megatrain test",
+                       .config = "[run]\nname = \"x\"\t\\ \xc3\xbc\n",
+                       .data = "corpus 123",
+                       .counters = { { "skipped", 3 }, { "updates", INT64_MAX } },
+                       .counter_count = 2 };
+}
+
+static inline Err rank_save(Rank *r)
+{
+    Job *j = r->job;
+    Ckpt c;
+    TRY(rank_open(r));
+    TRY(ckpt_open(&c, (CkptOptions){ j->run_dir, &r->store, &r->world, &r->dev.stream, j->keep, 1000 },
+                  &r->setup));
+    setup_freeze(&r->setup); /* saving allocates nothing */
+    for (int64_t step = j->step; step < j->step + (j->saves ? j->saves : 1); step++) {
+        CkptMeta meta = meta_of(step);
+        rank_fill(r, step);
+        TRY(ckpt_save(&c, &meta));
+    }
+    return ERR_OK;
+}
+
+static inline Err rank_load(Rank *r)
+{
+    Job *j = r->job;
+    bool damaged;
+    CkptMeta meta;
+    TRY(rank_open(r));
+    CkptLoad l = { j->path, &r->store, &r->world, &r->dev.stream, j->load_weights_only };
+    Err err = ckpt_load(&l, &r->setup, &meta, &damaged);
+    if (r->rank == 0) j->damaged = damaged;
+    if (err) return err;
+    CkptMeta want = meta_of(j->step);
+    j->wrong[r->rank] = rank_wrong(r, j->step);
+    j->wrong[r->rank] += strcmp(meta.config, want.config) || strcmp(meta.data, want.data) ||
+                         meta.seed != -5 || strcmp(meta.program, want.program) ||
+                         strcmp(meta.reproducible, "layout") ||
+                         ckpt_counter(&meta, "updates", 0) != INT64_MAX ||
+                         ckpt_counter(&meta, "none", 9) != 9;
+    if (r->rank == 0) j->meta = meta;
+    return ERR_OK;
+}
+
+typedef struct {
+    Rank rank;
+    CommHub *hub;
+    Err (*run)(Rank *);
+} RankThread;
+
+static inline void *rank_main(void *arg)
+{
+    RankThread *t = arg;
+    Rank *r = &t->rank;
+    Job *j = r->job;
+    Err err = grid_size(j->grid) == 1 ? world_open_self(&r->world)
+                                      : world_open_threads(&r->world, t->hub, j->grid, r->rank);
+    bool opened = !err;
+    if (!err) err = t->run(r);
+    j->err[r->rank] = err;
+    snprintf(j->message[r->rank], sizeof j->message[0], "%s", err ? err_message() : "");
+    if (opened) world_close(&r->world);
+    setup_release(&r->setup);
+    free(r->memory);
+    return NULL;
+}
+
+/* Runs all ranks; the kind they agree on, with rank 0's message as this thread's. */
+static inline Err run_ranks(Job *j, Err (*run)(Rank *))
+{
+    int size = grid_size(j->grid);
+    pthread_t threads[MAX_RANKS];
+    static RankThread t[MAX_RANKS];
+    CommHub *hub = NULL;
+    if (size > 1) TRY(comm_hub_open(size, 0, &hub));
+    for (int i = 0; i < size; i++) {
+        t[i] = (RankThread){ .rank = { .job = j, .rank = i }, .hub = hub, .run = run };
+        pthread_create(&threads[i], NULL, rank_main, &t[i]);
+    }
+    for (int i = 0; i < size; i++) pthread_join(threads[i], NULL);
+    if (hub) comm_hub_close(hub);
+    for (int i = 0; i < size; i++)
+        if (!j->err[i] != !j->err[0]) return err_set(ERR_INTERNAL, "ranks disagree: %s", j->message[i]);
+    return j->err[0] ? err_set(j->err[0], "%s", j->message[0]) : ERR_OK;
+}
+
+static inline Err save(Grid g, ModelKind k, const char *dir, int64_t step, int keep)
+{
+    Job j = { .grid = g, .kind = k, .run_dir = dir, .step = step, .keep = keep };
+    return run_ranks(&j, rank_save);
+}
+
+/* Loads into poisoned memory; ERR_INTERNAL when an element is wrong. */
+static inline Err load(Grid g, ModelKind k, const char *path, int64_t step)
+{
+    Job j = { .grid = g, .kind = k, .path = path, .step = step, .poison = true };
+    TRY(run_ranks(&j, rank_load));
+    if (j.meta.step != step || j.meta.samples != 15 * step || j.meta.tokens != 960 * step)
+        return err_set(ERR_INTERNAL, "wrong numbers in the meta data");
+    for (int i = 0; i < grid_size(g); i++)
+        if (j.wrong[i])
+            return err_set(ERR_INTERNAL, "rank %d: %lld wrong elements", i, (long long)j.wrong[i]);
+    return ERR_OK;
+}
+
+/* ---- folders ---- */
+
+static const Grid ONE = { 1, 1, false };
+static const ModelKind SMALL = { 0 };
+
+static inline const char *fresh_dir(void)
+{
+    static char dir[64];
+    const char *base = access("/dev/shm", W_OK) ? "/tmp" : "/dev/shm"; /* thousands of syncs: not on a disk */
+    snprintf(dir, sizeof dir, "%s/megatrain-test-ckpt-%d", base, (int)getpid());
+    file_remove_tree(dir);
+    return dir;
+}
+
+static inline const char *step_path(const char *dir, int64_t step, const char *file)
+{
+    static char path[4][300];
+    static int turn;
+    turn = (turn + 1) % 4;
+    snprintf(path[turn], sizeof path[0], "%s/checkpoints/step-%08lld%s%s", dir, (long long)step,
+             *file ? "/" : "", file);
+    return path[turn];
+}
+
+static inline char *read_file(const char *path, int64_t *size)
+{
+    static char *text;
+    OK(file_read_all(path, 64 << 20, &text, size));
+    return text;
+}
+
+static inline void write_file(const char *path, const void *data, int64_t size)
+{
+    FILE *f = fopen(path, "wb");
+    fwrite(data, 1, (size_t)size, f);
+    fclose(f);
+}
+
+static inline int count_entries(const char *dir, const char *part)
+{
+    char command[400];
+    int n = 0;
+    snprintf(command, sizeof command, "ls %s/checkpoints | grep -c -- '%s'", dir, part);
+    FILE *f = popen(command, "r");
+    if (fscanf(f, "%d", &n) != 1) n = -1;
+    pclose(f);
+    return n;
+}
+
+/* Writes a manifest and the manifest.crc that makes it believable. */
+static inline void write_manifest(const char *dir, int64_t step, const char *text)
+{
+    char crc[64];
+    int64_t size = (int64_t)strlen(text);
+    snprintf(crc, sizeof crc, "crc32c %08x size %lld\n", crc32c(0, text, (size_t)size), (long long)size);
+    write_file(step_path(dir, step, "manifest.json"), text, size);
+    write_file(step_path(dir, step, "manifest.crc"), crc, (int64_t)strlen(crc));
+}
+
+/* `text` with the first `from` replaced; NULL if there is none. */
+static inline const char *replaced(const char *text, const char *from, const char *to)
+{
+    static char out[65536];
+    const char *at = strstr(text, from);
+    if (!at) return NULL;
+    snprintf(out, sizeof out, "%.*s%s%s", (int)(at - text), text, to, at + strlen(from));
+    return out;
+}
+
+#endif
