@@ -41,6 +41,15 @@ static int64_t common_power(int64_t most, int64_t a, int64_t b, int64_t n)
     return p;
 }
 
+/* Weight gradients are rounded once a block, so blocks are long; short sequences stay whole. */
+static int64_t usual_seq_blocks(int64_t seq)
+{
+    enum { SHORTEST = 128 };
+    int64_t blocks = common_power(8, seq, seq, seq);
+    while (blocks > 1 && seq / blocks < SHORTEST) blocks /= 2;
+    return blocks;
+}
+
 static int64_t qkv_width(const Config *c)
 {
     return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
@@ -98,7 +107,7 @@ static void resolve_parallel(ConfigReader *r)
     Config *c = r->config;
     FILL(0, parallel, tp_blocks,
          common_power(8, c->model.heads * c->model.head_dim, qkv_width(c), c->model.ffn), CFG_model_hidden);
-    FILL(0, parallel, seq_blocks, common_power(8, c->model.seq, c->model.seq, c->model.seq), CFG_model_seq);
+    FILL(0, parallel, seq_blocks, usual_seq_blocks(c->model.seq), CFG_model_seq);
     FILL(0, parallel, attn_block, 64, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
 

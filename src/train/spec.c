@@ -1,23 +1,7 @@
 /* See spec.h. */
 #include "train/spec.h"
 
-enum { MAX_BLOCKS = 8, SHORTEST_LEAF = 128, VOCAB_LANES = 16, ATTN_BLOCK = 64 };
-
-/* Largest power of two up to MAX_BLOCKS that divides everything that tensor parallelism may cut. */
-static int default_tp_blocks(const ModelSpec *m)
-{
-    int b = MAX_BLOCKS;
-    while (m->kv_heads % b || m->heads % b || m->ffn % b || m->seq % b) b /= 2;
-    return b;
-}
-
-/* Weight gradients are rounded once a block: long blocks cost less, and short sequences are not cut anyway. */
-static int default_seq_blocks(int64_t seq)
-{
-    int b = MAX_BLOCKS;
-    while (b > 1 && (seq % b || seq / b < SHORTEST_LEAF)) b /= 2;
-    return b;
-}
+enum { VOCAB_LANES = 16 };
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
@@ -44,7 +28,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .rope_base = (float)cfg->model.rope_base,
                     .seed = (uint64_t)cfg->run.seed,
                     .recompute = (Recompute)cfg->train.recompute };
-    m.tp_blocks = cfg->parallel.tp_blocks ? (int)cfg->parallel.tp_blocks : default_tp_blocks(&m);
+    m.tp_blocks = (int)cfg->parallel.tp_blocks;
     int64_t unit = (int64_t)m.tp_blocks * VOCAB_LANES;
     m.padded_vocab = (m.vocab + unit - 1) / unit * unit;
     return m;
@@ -65,20 +49,12 @@ static LrSchedule lr_spec(const Config *cfg)
                          .wsd_decay = cfg->derived.wsd_decay };
 }
 
-static Err check(const TrainSpec *s, int64_t vocab)
+static Err check_vocab(const TrainSpec *s, int64_t vocab)
 {
-    const ModelSpec *m = &s->model;
-    if (m->vocab < vocab)
-        return err_set(ERR_CONFIG, "model.vocab is %lld, the tokenizer has %lld ids", (long long)m->vocab,
-                       (long long)vocab),
-               err_hint("leave model.vocab at 0 to take the tokenizer's");
-    if (m->kv_heads % m->tp_blocks || m->ffn % m->tp_blocks || m->seq % m->tp_blocks)
-        return err_set(ERR_CONFIG, "parallel.tp_blocks is %d, which does not divide kv_heads %d, ffn %lld and seq %lld",
-                       m->tp_blocks, m->kv_heads, (long long)m->ffn, (long long)m->seq);
-    if (m->seq % s->seq_blocks)
-        return err_set(ERR_CONFIG, "parallel.seq_blocks is %d, which does not divide model.seq %lld", s->seq_blocks,
-                       (long long)m->seq);
-    return ERR_OK;
+    if (s->model.vocab >= vocab) return ERR_OK;
+    return err_set(ERR_CONFIG, "model.vocab is %lld, the tokenizer has %lld ids", (long long)s->model.vocab,
+                   (long long)vocab),
+           err_hint("leave model.vocab at 0 to take the tokenizer's");
 }
 
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
@@ -88,6 +64,8 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     *out = (TrainSpec){ .model = model_spec(cfg, vocab),
                         .micro_batch = cfg->train.micro_batch,
                         .global_batch = cfg->train.global_batch,
+                        .seq_blocks = (int)cfg->parallel.seq_blocks,
+                        .attn_block = cfg->parallel.attn_block,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
                         .adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2, (float)cfg->optim.eps,
                                    (float)cfg->optim.weight_decay },
@@ -98,9 +76,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .isa = isas[cfg->debug.isa],
                         .poison = cfg->debug.poison,
                         .extra_shift = (int)cfg->debug.extra_shift };
-    out->seq_blocks = cfg->parallel.seq_blocks ? (int)cfg->parallel.seq_blocks : default_seq_blocks(out->model.seq);
-    out->attn_block = cfg->parallel.attn_block ? cfg->parallel.attn_block : ATTN_BLOCK;
-    return check(out, vocab);
+    return check_vocab(out, vocab);
 }
 
 Grid grid_spec(const Config *cfg)

@@ -1,15 +1,11 @@
-/*
- * From configuration to numbers: what the step engine, planning and generation need of a Config, and the
- * canonical blocks that fix every rounding (docs/determinism.md).
- */
+/* From configuration to numbers: what the step engine, planning and generation need of a Config. */
 #ifndef MEGATRAIN_TRAIN_SPEC_H
 #define MEGATRAIN_TRAIN_SPEC_H
 
 #include "base/config.h"
 #include "train/trainer.h"
 
-/* vocab: the tokenizer's, unless model.vocab says otherwise. ERR_CONFIG when the two do not fit, or when the
- * canonical blocks cannot be had (odd shapes under reproducible = layout). */
+/* vocab: the tokenizer's, unless model.vocab says otherwise. ERR_CONFIG when the two do not fit. */
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out);
 
 Grid grid_spec(const Config *cfg);

@@ -87,7 +87,7 @@ static Canon canon_of(const TrainSpec *s)
     Canon c = { .exact = s->exact, .tp_blocks = s->model.tp_blocks, .attn_block = s->attn_block };
     c.leaf_tokens = c.query_leaf = s->model.seq / s->seq_blocks;
     /* rows may be sharded over up to tp_blocks ranks: leaves must not straddle the cuts */
-    c.leaf_rows = 16;
+    c.leaf_rows = s->model.seq % s->model.tp_blocks ? 1 : 16;
     while (s->model.seq / s->model.tp_blocks % c.leaf_rows) c.leaf_rows /= 2;
     c.room = log2_ceil(s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
     return c;
