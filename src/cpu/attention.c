@@ -11,8 +11,8 @@
  * at the end o / l and m + log l. A block that a row does not see leaves its m, l and o as they are, bit for
  * bit: r = exp(0) = 1, every p = 0. A row without any key: o = 0, lse = -inf.
  *
- * Mapping  one item = up to PARTS tiles of queries (heads of one group first, then rows) that share each copied
- *          block of keys; items are independent, so threads take them in any order.
+ * Mapping  one item = up to PARTS tiles of queries (heads of one group first, then rows) that share each
+ *          copied block of keys; items are independent, so threads take them in any order.
  * Work     4 T^2 / 2 C FLOP a head, plus the masked half of the diagonal blocks (block / T); one exp a score.
  * Traffic  q, o once; k, v once per item; scratch stays in L2.
  * Source   Dao et al. 2022 (FlashAttention); Milakov & Gimelshein 2018 (online softmax).
@@ -77,21 +77,29 @@ static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *position,
     return max;
 }
 
-/* s = exp(s - max), then dropout; returns the sums before dropout. */
-static vf exp_and_sum(AttnColumn *c, float *s, const int32_t *position, int64_t n, vf max)
+/* s = exp(s - max). Nothing else in this loop: exp is long, and many must be in flight at once. */
+static void exp_column(float *s, int64_t n, vf max)
+{
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) vf_store(s, vf_exp(vf_sub(vf_load(s), max)));
+}
+
+static vf sum_column(const float *s, const int32_t *position, int64_t n)
 {
     vf lane[VEC];
     for (int i = 0; i < VEC; i++) lane[i] = vf_zero();
     for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES) {
-        vf p = vf_exp(vf_sub(vf_load(s), max));
         vf *sum = &lane[position[j] & (VEC - 1)];
-        *sum = vf_add(*sum, p);
-        if (c->threshold) p = vf_mul(p, attn_keep(c, position[j]));
-        vf_store(s, p);
+        *sum = vf_add(*sum, vf_load(s));
     }
     for (int d = VEC / 2; d > 0; d /= 2)
         for (int i = 0; i < d; i++) lane[i] = vf_add(lane[i], lane[i + d]);
     return lane[0];
+}
+
+static void drop_column(AttnColumn *c, float *s, const int32_t *position, int64_t n)
+{
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES)
+        vf_store(s, vf_mul(vf_load(s), attn_keep(c, position[j])));
 }
 
 /* One block of keys for 16 queries: scores to weights, and the running maximum and sum. */
@@ -105,7 +113,9 @@ static void softmax_column(const Attn *a, Part *p, const AttnKeys *keys, float *
     /* Queries that have seen no key yet: subtract 0, so that exp(-inf) = 0 and not exp(NaN). */
     vf base = vf_select(vf_ge(vf_set1(-INFINITY), max), vf_zero(), max);
     vf r = vf_exp(vf_sub(old, base));
-    vf sum = exp_and_sum(&c, s + column, keys->position, keys->n, base);
+    exp_column(s + column, keys->n, base);
+    vf sum = sum_column(s + column, keys->position, keys->n);
+    if (c.threshold) drop_column(&c, s + column, keys->position, keys->n);
     vf_store(p->max + column, max);
     vf_store(p->rescale + column, r);
     vf_store(p->sum + column, vf_fma(vf_load(p->sum + column), r, sum));
@@ -193,8 +203,8 @@ static void forward_item(const Attn *a, const Plan *plan, Forward *f, const atte
         if (p->tile.low_min < low) low = p->tile.low_min;
         if (p->tile.first + p->tile.n > end) end = p->tile.first + p->tile.n;
     }
-    for (int64_t at = low; at < end; at += a->block - at % a->block) { /* to the next multiple of block */
-        int64_t stop = at + a->block - at % a->block;
+    for (int64_t at = low, stop; at < end; at = stop) {
+        stop = at + a->block - at % a->block; /* the next multiple of block */
         int64_t i0 = CPU(attn_keys_before)(a, at), i1 = CPU(attn_keys_before)(a, stop < end ? stop : end);
         if (i0 == i1) continue;
         CPU(attn_keys)(a, &f->keys, b, head, i0, i1);
@@ -208,7 +218,9 @@ Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
     Attn a = ATTN_OF(args);
     TRY(CPU(attn_open)(&a));
     Plan plan = plan_of(&a);
-    int64_t items = plan.items * a.q.dim[0] * a.k.dim[2], bytes = forward_layout(&(Forward){ 0 }, &a, (float *)s->dev->workspace);
+    Forward unused;
+    int64_t items = plan.items * a.q.dim[0] * a.k.dim[2];
+    int64_t bytes = forward_layout(&unused, &a, (float *)s->dev->workspace);
     int threads;
     TRY(CPU(attn_threads)(s->dev, items, bytes, &threads));
 #pragma omp parallel num_threads(threads)
@@ -233,7 +245,8 @@ static void merge_row(float *o, const float *o2, float *lse, float lse2, int64_t
     *lse = max + (float)m_log(sum);
     for (int64_t c = 0; c < C; c += VEC) {
         int64_t n = C - c < VEC ? C - c : VEC;
-        vf x = vf_fma(vf_load_n(o2 + c, n), vf_set1(weight[1]), vf_mul(vf_load_n(o + c, n), vf_set1(weight[0])));
+        vf x = vf_mul(vf_load_n(o + c, n), vf_set1(weight[0]));
+        x = vf_fma(vf_load_n(o2 + c, n), vf_set1(weight[1]), x);
         vf_store_n(o + c, vf_add(vf_div(x, vf_set1(sum)), vf_zero()), n);
     }
 }

@@ -64,7 +64,8 @@ typedef struct {
         .window = (a)->window, .head0 = (a)->head0, .dropout = (a)->dropout                       \
     }
 
-/* Checks what the shape check cannot (spans against T and S, H against K, f32) and fills the rest. ERR_SHAPE. */
+/* Checks what the shape check cannot (spans against T and S, H against K) and fills the rest. ERR_SHAPE;
+ * ERR_CONFIG if the tensors are not f32. */
 Err CPU(attn_open)(Attn *a);
 
 /* Keys, in ascending order, before `position`. */
@@ -85,7 +86,8 @@ AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys);
 /* The tile's rows of x [B T H C]: dense [n][width], and transposed [C][ATTN_QUERIES], 0 beyond n. */
 void CPU(attn_rows)(const Attn *a, float *dense, float *across, Tensor x, const AttnTile *t);
 
-/* Threads for `items` items that need `bytes` of workspace each, at least one. ERR_CONFIG: not even one fits. */
+/* Threads for `items` items that need `bytes` of workspace each, at least one. ERR_CONFIG if not even one
+ * fits. */
 Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out);
 
 static inline float *attn_row(Tensor x, int64_t b, int64_t row, int64_t head)

@@ -17,8 +17,8 @@
  *                             \___/     \___/        each rank returns its node,
  *                                 \_____/            the tree over ranks adds the rest
  *
- * A leaf that no query of which sees the keys counts as +0; adding +0 to what is never -0 changes nothing, so
- * it is left out and only its place in the tree is kept.
+ * A leaf whose queries see none of the keys counts as +0. Adding +0 can change no more than the sign of a
+ * zero, which the last +0 settles; so the leaf is left out and only its place in the tree is kept.
  *
  * Mapping  one item = one (sample, key head): its dk, dv and its group's dq are summed by one thread, in runs
  *          of keys ascending, for each run over all leaves.
@@ -121,6 +121,14 @@ static void tile_load(const BackwardCall *call, Backward *f)
     }
 }
 
+static void node_clear(const BackwardCall *call, const Backward *f, Node *node)
+{
+    size_t bytes = (size_t)(f->keys.n * call->a.width) * sizeof(float);
+    memset(node->sum, 0, bytes);
+    memset(node->sum + call->run * call->a.width, 0, bytes);
+    node->used = true;
+}
+
 /* Adds the tile's part to dq and to the leaf's node. */
 static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
 {
@@ -129,8 +137,7 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
     AttnKeys keys = CPU(attn_seen)(a, t, &f->keys);
     if (keys.n == 0) return;
     int64_t n = t->n, lanes = attn_lanes(n), width = a->width, at = keys.k - f->keys.k;
-    if (!leaf->used) memset(leaf->sum, 0, (size_t)(2 * call->run * width) * sizeof(float));
-    leaf->used = true;
+    if (!leaf->used) node_clear(call, f, leaf);
     tile_load(call, f);
 
     TileGemm across = { .m = keys.n, .n = lanes, .k = a->C, .a_row = width, .a_k = 1, .ldb = ATTN_QUERIES,
@@ -149,9 +156,9 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
     CPU(tile_gemm)(&add);
 
     Tensor dq = call->args->dq;
-    TileGemm rows = { .m = n, .n = a->C, .k = keys.n, .a = f->ds, .a_row = 1, .a_k = ATTN_QUERIES, .b = keys.k,
-                      .ldb = width, .c = attn_row(dq, t->b, t->row, t->head), .ldc = dq.dim[2] * dq.ld,
-                      .beta = true };
+    TileGemm rows = { .m = n, .n = a->C, .k = keys.n, .a = f->ds, .a_row = 1, .a_k = ATTN_QUERIES,
+                      .b = keys.k, .ldb = width, .c = attn_row(dq, t->b, t->row, t->head),
+                      .ldc = dq.dim[2] * dq.ld, .beta = true };
     CPU(tile_gemm)(&rows);
 }
 
@@ -203,8 +210,12 @@ static void join_top(const BackwardCall *call, Backward *f)
         *right = empty;
         return;
     }
-    for (int64_t i = 0; i < 2 * call->run * call->a.width; i += VEC)
-        vf_store(left->sum + i, vf_add(vf_load(left->sum + i), vf_load(right->sum + i)));
+    for (int half = 0; half < 2; half++) {
+        float *to = left->sum + half * call->run * call->a.width;
+        const float *from = right->sum + half * call->run * call->a.width;
+        for (int64_t i = 0; i < f->keys.n * call->a.width; i += VEC)
+            vf_store(to + i, vf_add(vf_load(to + i), vf_load(from + i)));
+    }
 }
 
 static void store_row(float *out, const float *in, int64_t C)
@@ -288,7 +299,8 @@ static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
                        (long long)x->positions);
     for (int s = 0; s < 2; s++)
         if (call->a.q_span[s].count && call->a.q_span[s].first + call->a.q_span[s].count > x->positions)
-            return err_set(ERR_SHAPE, "attention_bwd: queries beyond position '%lld'", (long long)x->positions);
+            return err_set(ERR_SHAPE, "attention_bwd: queries beyond position '%lld'",
+                           (long long)x->positions);
     call->leaves = (x->positions + x->leaf - 1) / x->leaf;
     for (int64_t n = 1; n <= call->leaves; n *= 2) call->levels++;
     int64_t items = x->q.dim[0] * x->k.dim[2];

@@ -10,7 +10,7 @@ static Err sort_spans(const char *what, Spans s, int64_t rows, AttnSpan out[2])
     out[0] = (AttnSpan){ s.first[0], s.count[0], 0 };
     out[1] = (AttnSpan){ s.first[1], s.count[1], s.count[0] };
     if (s.count[0] < 0 || s.count[1] < 0 || s.count[0] + s.count[1] != rows)
-        return err_set(ERR_SHAPE, "attention: spans of %s hold '%lld' + '%lld' positions, the tensor '%lld' rows",
+        return err_set(ERR_SHAPE, "attention: spans of %s hold '%lld' + '%lld' positions, it has '%lld' rows",
                        what, (long long)s.count[0], (long long)s.count[1], (long long)rows);
     if (!out[0].count || (out[1].count && out[1].first < out[0].first)) {
         AttnSpan first = out[1];
@@ -30,7 +30,8 @@ Err CPU(attn_open)(Attn *a)
     if (a->q.dtype != F32)
         return err_set(ERR_CONFIG, "attention on the cpu computes in f32, not %s", dtype_name(a->q.dtype));
     if (K < 1 || H % K)
-        return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", (long long)H, (long long)K);
+        return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", (long long)H,
+                       (long long)K);
     if (a->block < 1) return err_set(ERR_SHAPE, "attention: block is '%lld'", (long long)a->block);
     a->C = a->q.dim[3];
     a->width = attn_lanes(a->C);

@@ -1,0 +1,234 @@
+/*
+ * What the tests of attention share.
+ *
+ * A Problem holds the whole batch; a Cut says which part of it one call computes; play() gathers that part
+ * into tensors whose every unused element is a NaN guard, calls the ops, checks the guards, and scatters the
+ * results into arrays of the whole problem, where they can be compared.
+ */
+#ifndef MEGATRAIN_TEST_ATTENTION_CASE_H
+#define MEGATRAIN_TEST_ATTENTION_CASE_H
+
+#include "base/arena.h"
+#include "base/rng.h"
+#include "device/ops.h"
+#include "test.h"
+
+enum { O, DQ, DK, DV, LSE, RESULTS };
+static const char *const result_name[] = { "o", "dq", "dk", "dv", "lse" };
+
+typedef struct {
+    int64_t B, T, H, K, C, block, window, leaf;
+    float drop;
+    bool docs;
+    float *q, *k, *v, *go; /* [B][T][H or K][C] */
+    int32_t *doc;          /* [B][T] or NULL */
+    int64_t sample[8];
+    float scale;
+    Dropout dropout;
+} Problem;
+
+typedef struct {
+    float *x[RESULTS];
+} Result;
+
+typedef struct {
+    Spans q, k;
+    int64_t b0, B, k0, K; /* samples and key heads of the call */
+    Isa isa;
+    int threads;
+    int64_t pad, workspace_bytes;
+    bool forward_only;
+} Cut;
+
+/* ---- memory of one case, released by the next ---- */
+
+static SetupArena memory;
+
+static float *floats(int64_t n)
+{
+    float *p;
+    ASSERT(setup_array(&memory, n + 1, &p) == ERR_OK);
+    return p;
+}
+
+static void fresh(void)
+{
+    setup_release(&memory);
+    setup_init(&memory);
+}
+
+static float *noise(int64_t n, uint64_t seed)
+{
+    float *p = floats(n);
+    for (int64_t i = 0; i < n; i++) p[i] = (float)test_uniform(&seed, -1.5, 1.5);
+    return p;
+}
+
+static void problem_fill(Problem *p)
+{
+    int64_t rows = p->B * p->T;
+    p->q = noise(rows * p->H * p->C, 1), p->go = noise(rows * p->H * p->C, 2);
+    p->k = noise(rows * p->K * p->C, 3), p->v = noise(rows * p->K * p->C, 4);
+    p->scale = 1.0f / sqrtf((float)p->C);
+    p->dropout = (Dropout){ 0x123456789ABCDEFu, dropout_threshold(p->drop), 1 / (1 - p->drop) };
+    for (int64_t b = 0; b < p->B; b++) p->sample[b] = b * 7 + (b << 33);
+    if (!p->docs) return;
+    p->doc = (int32_t *)floats(rows);
+    uint64_t seed = 5;
+    for (int64_t i = 0, start = 0; i < rows; i++) {
+        if (i % p->T == 0 || test_rand(&seed) % 9 == 0) start = i % p->T;
+        p->doc[i] = (int32_t)start;
+    }
+}
+
+static int64_t result_count(const Problem *p, int r)
+{
+    int64_t rows = p->B * p->T;
+    return r == LSE ? rows * p->H : r == DK || r == DV ? rows * p->K * p->C : rows * p->H * p->C;
+}
+
+static Result result_new(const Problem *p)
+{
+    Result r;
+    for (int i = 0; i < RESULTS; i++) r.x[i] = floats(result_count(p, i));
+    return r;
+}
+
+static inline Cut cut_whole(const Problem *p)
+{
+    return (Cut){ .q = spans_whole(p->T), .k = spans_whole(p->T), .B = p->B, .K = p->K, .isa = isa_best(),
+                  .threads = 1 };
+}
+
+/* ---- tensors of a cut ---- */
+
+static float guard(void)
+{
+    union {
+        uint32_t bits;
+        float value;
+    } u = { 0x7FC0BEEF };
+    return u.value;
+}
+
+/* [B, rows, heads, C] (C = 0: [B, rows, heads]) with `pad` guards behind each row and some behind all. */
+static Tensor guarded(int64_t B, int64_t rows, int64_t heads, int64_t C, int64_t pad)
+{
+    int64_t inner = C ? C : heads, outer = B * rows * (C ? heads : 1), count = outer * (inner + pad) + 32;
+    Tensor t = { .data = floats(count), .dim = { B, rows, heads, C }, .ld = inner + pad, .ndim = C ? 4 : 3,
+                 .dtype = F32 };
+    for (int64_t i = 0; i < count; i++) ((float *)t.data)[i] = guard();
+    return t;
+}
+
+static bool guards_whole(Tensor t)
+{
+    int64_t inner = t.dim[t.ndim - 1], outer = tensor_rows(t);
+    const float *p = t.data;
+    const float g = guard();
+    for (int64_t i = 0; i < outer * t.ld + 32; i++)
+        if ((i >= outer * t.ld || i % t.ld >= inner) && memcmp(p + i, &g, sizeof g)) return false;
+    return true;
+}
+
+/* Between a tensor of the cut and the array of the whole problem with `heads` heads, `h0` the first here. */
+static void move(bool gather, const Cut *c, Spans spans, Tensor t, float *whole, const Problem *p,
+                 int64_t heads, int64_t h0)
+{
+    int64_t C = t.ndim == 4 ? p->C : 1;
+    for (int64_t b = 0; b < t.dim[0]; b++)
+        for (int64_t row = 0; row < t.dim[1]; row++)
+            for (int64_t h = 0; h < t.dim[2]; h++) {
+                int64_t at = b * t.dim[1] + row;
+                float *in = (float *)t.data + (t.ndim == 4 ? (at * t.dim[2] + h) * t.ld : at * t.ld + h);
+                float *out = whole + (((c->b0 + b) * p->T + spans_position(spans, row)) * heads + h0 + h) * C;
+                memcpy(gather ? in : out, gather ? out : in, (size_t)C * sizeof(float));
+            }
+}
+
+static Stream *device_of(const Cut *c)
+{
+    static Device devices[ISA_COUNT];
+    Device *d = &devices[c->isa];
+    if (!d->ops) ASSERT(device_open(d, "cpu", 1, c->isa) == ERR_OK);
+    d->threads = c->threads;
+    d->workspace_bytes = c->workspace_bytes ? c->workspace_bytes : DEVICE_WORKSPACE_BYTES;
+    return &d->stream;
+}
+
+static Tensor doc_of(const Problem *p, const Cut *c)
+{
+    int64_t T = c->q.count[0] + c->q.count[1];
+    if (!p->doc) return (Tensor){ 0 };
+    Tensor t = tensor_of(floats(c->B * T), I32, c->B, T);
+    for (int64_t i = 0; i < c->B * T; i++)
+        ((int32_t *)t.data)[i] = p->doc[(c->b0 + i / T) * p->T + spans_position(c->q, i % T)];
+    return t;
+}
+
+static inline Err play(const Problem *p, const Cut *c, Result *r)
+{
+    int64_t group = p->H / p->K, H = c->K * group, h0 = c->k0 * group, T = c->q.count[0] + c->q.count[1],
+            S = c->k.count[0] + c->k.count[1];
+    Tensor q = guarded(c->B, T, H, p->C, c->pad), k = guarded(c->B, S, c->K, p->C, c->pad),
+           lse = guarded(c->B, T, H, 0, c->pad), delta = guarded(c->B, T, H, 0, c->pad), go, o, dq, v, dk, dv;
+    Tensor *const like_q[] = { &go, &o, &dq }, *const like_k[] = { &v, &dk, &dv };
+    for (int i = 0; i < 3; i++) {
+        *like_q[i] = guarded(c->B, T, H, p->C, c->pad);
+        *like_k[i] = guarded(c->B, S, c->K, p->C, c->pad);
+    }
+    move(true, c, c->q, q, p->q, p, p->H, h0), move(true, c, c->q, go, p->go, p, p->H, h0);
+    move(true, c, c->k, k, p->k, p, p->K, c->k0), move(true, c, c->k, v, p->v, p, p->K, c->k0);
+    Tensor doc = doc_of(p, c), sample = tensor_of((void *)(uintptr_t)(p->sample + c->b0), I64, c->B);
+    Stream *s = device_of(c);
+    TRY(op(s, attention_fwd, .o = o, .lse = lse, .q = q, .k = k, .v = v, .doc = doc, .sample = sample,
+           .q_span = c->q, .k_span = c->k, .scale = p->scale, .block = p->block, .window = p->window,
+           .dropout = p->dropout, .head0 = h0));
+    move(false, c, c->q, o, r->x[O], p, p->H, h0), move(false, c, c->q, lse, r->x[LSE], p, p->H, h0);
+    CHECK(guards_whole(o) && guards_whole(lse));
+    if (c->forward_only) return ERR_OK;
+    TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
+           .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale,
+           .block = p->block, .window = p->window, .dropout = p->dropout, .head0 = h0, .leaf = p->leaf,
+           .positions = p->T));
+    move(false, c, c->q, dq, r->x[DQ], p, p->H, h0);
+    move(false, c, c->k, dk, r->x[DK], p, p->K, c->k0), move(false, c, c->k, dv, r->x[DV], p, p->K, c->k0);
+    CHECK(guards_whole(dq) && guards_whole(dk) && guards_whole(dv) && guards_whole(delta));
+    return ERR_OK;
+}
+
+static inline void check_same(const Problem *p, const Result *a, const Result *b, const char *what)
+{
+    for (int r = 0; r < RESULTS; r++) {
+        size_t bytes = (size_t)result_count(p, r) * sizeof(float);
+        CHECK_MSG(!memcmp(a->x[r], b->x[r], bytes), "%s: %s differs", what, result_name[r]);
+    }
+}
+
+/* ---- what is visible, what is kept ---- */
+
+static bool visible(const Problem *p, int64_t b, int64_t t, int64_t s)
+{
+    return s <= t && (!p->window || t - s < p->window) && (!p->doc || s >= p->doc[b * p->T + t]);
+}
+
+static double keep_of(const Problem *p, int64_t b, int64_t h, int64_t t, int64_t s)
+{
+    if (!p->dropout.threshold) return 1;
+    int keep = dropout_keep_attn(p->dropout.key, p->dropout.threshold, p->sample[b], h, t, s);
+    return keep ? (double)p->dropout.scale : 0;
+}
+
+/* Row (b, t, h) of a [B][T][heads][C] array. */
+static int64_t at(const Problem *p, int64_t b, int64_t t, int64_t heads, int64_t h)
+{
+    return ((b * p->T + t) * heads + h) * p->C;
+}
+
+static Spans zigzag(int64_t T, int64_t cp, int64_t rank)
+{
+    int64_t n = T / (2 * cp);
+    return (Spans){ { rank * n, (2 * cp - 1 - rank) * n }, { n, n } };
+}
+
+#endif

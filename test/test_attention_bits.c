@@ -1,0 +1,228 @@
+/*
+ * Attention bit for bit: against the scalar loops that define it, and against itself under every cut:
+ * instruction sets, threads, heads, samples, zigzag context parallelism, rows out of order, little workspace.
+ */
+#define CPU_ISA_c /* the scalar build of vec.h, for the definition */
+#define CPU_ISA c
+#include "base/mathx.h"
+#include "cpu/vec.h"
+
+#include "attention_case.h"
+
+/* ---- the definition, bit for bit ---- */
+
+static float exp_lane(float x)
+{
+    float out[VEC];
+    vf_store(out, vf_exp(vf_set1(x)));
+    return out[0];
+}
+
+static float sum_lanes(const float *x)
+{
+    return vf_sum(vf_load(x));
+}
+
+static float score_of(const Problem *p, const float *q, const float *k)
+{
+    float s = 0;
+    for (int64_t c = 0; c < p->C; c++) s = fmaf(k[c], q[c], s);
+    return s * p->scale;
+}
+
+/* What ops.def and attention.c say about one query row; results end with + 0. */
+static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result *r)
+{
+    float max = -INFINITY, sum = 0, *o = r->x[O] + at(p, b, t, p->H, h), s[512];
+    int64_t kh = h / (p->H / p->K);
+    for (int64_t first = 0; first <= t; first += p->block) {
+        float top = max, lane[VEC] = { 0 };
+        int64_t end = first + p->block < p->T ? first + p->block : p->T;
+        bool any = false;
+        for (int64_t j = first; j < end; j++) {
+            if (!visible(p, b, t, j)) continue;
+            s[j] = score_of(p, p->q + at(p, b, t, p->H, h), p->k + at(p, b, j, p->K, kh));
+            if (s[j] > top) top = s[j];
+            any = true;
+        }
+        if (!any) continue;
+        float rescale = exp_lane(max - top);
+        for (int64_t c = 0; c < p->C; c++) o[c] *= rescale;
+        for (int64_t j = first; j < end; j++) {
+            if (!visible(p, b, t, j)) continue;
+            float w = exp_lane(s[j] - top);
+            lane[j % VEC] += w;
+            w *= (float)keep_of(p, b, h, t, j);
+            for (int64_t c = 0; c < p->C; c++) o[c] = fmaf(w, p->v[at(p, b, j, p->K, kh) + c], o[c]);
+        }
+        sum = fmaf(sum, rescale, sum_lanes(lane));
+        max = top;
+    }
+    for (int64_t c = 0; c < p->C; c++) o[c] = o[c] / sum + 0.0f;
+    r->x[LSE][(b * p->T + t) * p->H + h] = max + (float)m_log((double)sum);
+}
+
+/* p keep and ds of (query t of head h, key j) */
+static void define_pair(const Problem *p, const Result *r, const int64_t bhtj[4], float *kept, float *ds)
+{
+    int64_t b = bhtj[0], h = bhtj[1], t = bhtj[2], j = bhtj[3];
+    const float *q = p->q + at(p, b, t, p->H, h), *go = p->go + at(p, b, t, p->H, h),
+                *o = r->x[O] + at(p, b, t, p->H, h), *k = p->k + at(p, b, j, p->K, h / (p->H / p->K)),
+                *v = p->v + at(p, b, j, p->K, h / (p->H / p->K));
+    float lane[VEC] = { 0 }, dp = 0;
+    for (int64_t c = 0; c < p->C; c++) {
+        lane[c % VEC] = fmaf(go[c], o[c], lane[c % VEC]);
+        dp = fmaf(v[c], go[c], dp);
+    }
+    float w = exp_lane(score_of(p, q, k) - r->x[LSE][(b * p->T + t) * p->H + h]);
+    *kept = w, *ds = 0;
+    if (p->dropout.threshold) {
+        float keep = (float)keep_of(p, b, h, t, j);
+        *kept = w * keep;
+        dp *= keep;
+    }
+    *ds = w * (dp - sum_lanes(lane)) * p->scale;
+}
+
+static void define_dq(const Problem *p, int64_t b, int64_t h, int64_t t, Result *r)
+{
+    float *dq = r->x[DQ] + at(p, b, t, p->H, h), kept, ds;
+    for (int64_t j = 0; j <= t; j++) {
+        if (!visible(p, b, t, j)) continue;
+        define_pair(p, r, (int64_t[]){ b, h, t, j }, &kept, &ds);
+        const float *k = p->k + at(p, b, j, p->K, h / (p->H / p->K));
+        for (int64_t c = 0; c < p->C; c++) dq[c] = fmaf(ds, k[c], dq[c]);
+    }
+    for (int64_t c = 0; c < p->C; c++) dq[c] += 0.0f;
+}
+
+/* dk and dv of one key: n leaves (a power of two) in zigzag order, chains, then the tree. */
+static void define_key(const Problem *p, int64_t b, int64_t kh, int64_t j, Result *r)
+{
+    enum { MOST = 32, WIDE = 64 };
+    static float dk[MOST][WIDE], dv[MOST][WIDE];
+    int64_t n = p->T / p->leaf, group = p->H / p->K;
+    for (int64_t z = 0; z < n; z++) {
+        int64_t leaf = z % 2 ? n - 1 - z / 2 : z / 2;
+        memset(dk[z], 0, sizeof dk[z]), memset(dv[z], 0, sizeof dv[z]);
+        for (int64_t i = 0; i < group * p->leaf; i++) {
+            int64_t h = kh * group + i / p->leaf, t = leaf * p->leaf + i % p->leaf, qa = at(p, b, t, p->H, h);
+            float kept, ds;
+            if (!visible(p, b, t, j)) continue;
+            define_pair(p, r, (int64_t[]){ b, h, t, j }, &kept, &ds);
+            for (int64_t c = 0; c < p->C; c++) {
+                dk[z][c] = fmaf(ds, p->q[qa + c], dk[z][c]);
+                dv[z][c] = fmaf(kept, p->go[qa + c], dv[z][c]);
+            }
+        }
+    }
+    for (int64_t step = 1; step < n; step *= 2)
+        for (int64_t z = 0; z < n; z += 2 * step)
+            for (int64_t c = 0; c < p->C; c++) dk[z][c] += dk[z + step][c], dv[z][c] += dv[z + step][c];
+    for (int64_t c = 0; c < p->C; c++) {
+        r->x[DK][at(p, b, j, p->K, kh) + c] = dk[0][c] + 0.0f;
+        r->x[DV][at(p, b, j, p->K, kh) + c] = dv[0][c] + 0.0f;
+    }
+}
+
+static const Problem cut_shapes[] = {
+    { 3, 64, 4, 2, 24, 8, 0, 8, .2f, 1 },
+    { 1, 256, 2, 2, 64, 64, 0, 32, 0, 0 },
+    { 2, 128, 6, 1, 12, 16, 37, 16, .1f, 0 },
+};
+
+TEST(attention_is_its_scalar_definition)
+{
+    for (size_t i = 0; i < sizeof cut_shapes / sizeof *cut_shapes; i++) {
+        fresh();
+        Problem p = cut_shapes[i];
+        problem_fill(&p);
+        Cut cut = cut_whole(&p);
+        Result got = result_new(&p), want = result_new(&p);
+        OK(play(&p, &cut, &got));
+        for (int64_t b = 0; b < p.B; b++)
+            for (int64_t t = 0; t < p.T; t++)
+                for (int64_t h = 0; h < p.H; h++) {
+                    define_row(&p, b, h, t, &want);
+                    define_dq(&p, b, h, t, &want);
+                }
+        for (int64_t n = 0; n < p.B * p.T * p.K; n++)
+            define_key(&p, n / p.T / p.K, n % p.K, n / p.K % p.T, &want);
+        check_same(&p, &got, &want, "definition");
+    }
+}
+
+/* ---- cuts ---- */
+
+static void check_cuts(const Problem *p, const Result *whole)
+{
+    char what[64];
+    for (int isa = ISA_AVX512; isa < ISA_COUNT; isa++)
+        for (int threads = 1; threads <= 3 && isa_supported((Isa)isa); threads++) {
+            Cut cut = cut_whole(p);
+            cut.isa = (Isa)isa, cut.threads = threads, cut.pad = threads;
+            Result r = result_new(p);
+            OK(play(p, &cut, &r));
+            snprintf(what, sizeof what, "%s, %d threads", isa_name((Isa)isa), threads);
+            check_same(p, whole, &r, what);
+        }
+    Result heads = result_new(p), samples = result_new(p), tight = result_new(p);
+    for (int64_t i = 0; i < p->K; i++) {
+        Cut cut = cut_whole(p);
+        cut.k0 = i, cut.K = 1;
+        OK(play(p, &cut, &heads));
+    }
+    check_same(p, whole, &heads, "cut by heads");
+    for (int64_t i = 0; i < p->B; i++) {
+        Cut cut = cut_whole(p);
+        cut.b0 = i, cut.B = 1;
+        OK(play(p, &cut, &samples));
+    }
+    check_same(p, whole, &samples, "cut by samples");
+    Cut cut = cut_whole(p);
+    cut.threads = 3, cut.workspace_bytes = 300 << 10;
+    OK(play(p, &cut, &tight));
+    check_same(p, whole, &tight, "small workspace");
+}
+
+/* Context parallel ranks one after another: rows of o, lse, dq are theirs; dk, dv meet in a tree over ranks. */
+static void check_zigzag(const Problem *p, const Result *whole, int64_t cp)
+{
+    Result rank[8];
+    for (int64_t i = 0; i < cp; i++) {
+        Cut cut = cut_whole(p);
+        cut.q = zigzag(p->T, cp, i);
+        rank[i] = result_new(p);
+        for (int r = 0; r < RESULTS && i > 0; r++)
+            if (r != DK && r != DV) rank[i].x[r] = rank[0].x[r];
+        OK(play(p, &cut, &rank[i]));
+    }
+    for (int64_t step = 1; step < cp; step *= 2)
+        for (int64_t i = 0; i < cp; i += 2 * step)
+            for (int r = DK; r <= DV; r++)
+                for (int64_t e = 0; e < result_count(p, r); e++) rank[i].x[r][e] += rank[i + step].x[r][e];
+    char what[64];
+    snprintf(what, sizeof what, "cp %d", (int)cp);
+    check_same(p, whole, &rank[0], what);
+}
+
+TEST(attention_has_the_same_bits_under_every_cut)
+{
+    for (size_t i = 0; i < sizeof cut_shapes / sizeof *cut_shapes; i++) {
+        fresh();
+        Problem p = cut_shapes[i];
+        problem_fill(&p);
+        Result whole = result_new(&p);
+        Cut cut = cut_whole(&p);
+        OK(play(&p, &cut, &whole));
+        check_cuts(&p, &whole);
+        for (int64_t cp = 1; cp <= 4; cp *= 2) check_zigzag(&p, &whole, cp);
+        Result turned = result_new(&p);
+        cut.k = (Spans){ { 40, 0 }, { p.T - 40, 40 } }; /* rows out of order: positions decide */
+        cut.q = (Spans){ { p.T / 2, 0 }, { p.T - p.T / 2, p.T / 2 } };
+        OK(play(&p, &cut, &turned));
+        check_same(&p, &whole, &turned, "rows out of order");
+    }
+}
+
+TEST_MAIN
