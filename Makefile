@@ -84,9 +84,10 @@ test-slow: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
 	@BUILD=$(BUILD) test/run.sh slow
 
+# (the plain C kernels without optimisation: instrumented and optimised they compile for a quarter of an hour)
 asan: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan OPT="-O1 -g" \
-	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" \
+	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" c_FLAGS=-O0 \
 	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(TESTS:$(BUILD)/%=build-asan/%)
 	@BUILD=build-asan test/run.sh asan
 

@@ -1,0 +1,110 @@
+#!/usr/bin/env python3
+"""Benchmarks: GEMM beside OpenBLAS, attention, and whole training steps alternating with PyTorch.
+
+  bench/run.py [--rounds 3] [--steps 3] [--only steps|gemm|attention] [--out bench/results/NAME.json]
+
+Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
+table gives the ratio of the best and of the median steps. Nothing here asserts a speed.
+PyTorch is Debian's (python3-torch under /usr/bin/python3); malloc is told to keep its memory, which is the faster
+way to run it. Without PyTorch or OpenBLAS that part is left out, saying so.
+"""
+import argparse
+import datetime
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+BUILD = os.path.join(ROOT, os.environ.get("BUILD", "build"), "bench")
+STEPS = [  # layers, width, heads, batch, context; the ratio to reach
+    ("124M B4 T64", (12, 768, 12, 4, 64), 0.9),
+    ("30M B8 T256", (6, 384, 6, 8, 256), 0.9),
+    ("124M B1 T1024", (12, 768, 12, 1, 1024), 1.1),
+]
+KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
+
+
+def run(command, **env):
+    environment = dict(os.environ, OMP_NUM_THREADS="2", **env)
+    p = subprocess.run([str(c) for c in command], env=environment, text=True, capture_output=True)
+    if p.returncode:
+        sys.exit(f"{command[0]} failed ({p.returncode}): {p.stderr[-400:]}")
+    return p.stdout
+
+
+def step_times(text):
+    """Milliseconds of the steps after the first."""
+    return [float(line.split(" ms ")[1]) for line in text.splitlines() if line.startswith("step ")][1:]
+
+
+def has_torch():
+    return subprocess.run(["/usr/bin/python3", "-c", "import torch"], capture_output=True).returncode == 0
+
+
+def steps_section(rounds, steps):
+    peers = {"layout": lambda s: run([f"{BUILD}/bench_step", *s, steps, "layout"]),
+             "run": lambda s: run([f"{BUILD}/bench_step", *s, steps, "run"])}
+    if has_torch():
+        peers["torch"] = lambda s: run(["/usr/bin/python3", f"{HERE}/torch_gpt.py", *s, steps], **KEEP)
+    else:
+        print("PyTorch is not here (apt-get install python3-torch): its columns are left out")
+    rows = []
+    for name, shape, goal in STEPS:
+        times = {p: [] for p in peers}
+        for _ in range(rounds):
+            for peer, go in peers.items():
+                times[peer] += step_times(go(shape))
+        best = {p: min(t) for p, t in times.items()}
+        median = {p: statistics.median(t) for p, t in times.items()}
+        row = {"config": name, "shape": shape, "goal": goal, "best_ms": best, "median_ms": median,
+               "layout_over_run": median["run"] / median["layout"]}
+        text = f"{name:14} layout {best['layout']:8.1f} / {median['layout']:8.1f} ms (best / median)"
+        text += f"  run {best['run']:8.1f} / {median['run']:8.1f}"
+        if "torch" in best:
+            row["speed_best"] = best["torch"] / best["layout"]
+            row["speed_median"] = median["torch"] / median["layout"]
+            text += (f"  torch {best['torch']:8.1f} / {median['torch']:8.1f}"
+                     f"  speed against torch {row['speed_best']:.2f} / {row['speed_median']:.2f} (aim {goal})")
+        text += f"  layout takes {100 * (median['layout'] / median['run'] - 1):+.1f} % over run"
+        print(text, flush=True)
+        rows.append(row)
+    return rows
+
+
+def program_section(name):
+    path = f"{BUILD}/bench_{name}"
+    out = f"{BUILD}/{name}.json"
+    print(run([path, "--json", out]), end="", flush=True)
+    with open(out) as f:
+        return json.load(f)
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    ap.add_argument("--rounds", type=int, default=3)
+    ap.add_argument("--steps", type=int, default=3)
+    ap.add_argument("--only", default="gemm,attention,steps")
+    ap.add_argument("--out", default="")
+    a = ap.parse_args()
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    with open("/proc/cpuinfo") as f:
+        cpu = next((line.split(":")[1].strip() for line in f if line.startswith("model name")), platform.machine())
+    result = {"date": datetime.date.today().isoformat(), "cpu": cpu, "cores": os.cpu_count(),
+              "compiler": run(["gcc", "--version"]).splitlines()[0]}
+    for part in a.only.split(","):
+        print(f"== {part}", flush=True)
+        result[part] = steps_section(a.rounds, a.steps) if part == "steps" else program_section(part)
+    out = a.out or os.path.join(HERE, "results", f"cpu-{result['date']}.json")
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    with open(out, "w") as f:
+        json.dump(result, f, indent=1)
+        f.write("\n")
+    print(f"results in {os.path.relpath(out)}")
+
+
+if __name__ == "__main__":
+    main()

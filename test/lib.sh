@@ -1,0 +1,70 @@
+# Shared by the shell tests: a scratch folder, tiny token files, counting. Source it; end with `finish`.
+set -u
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+mt=$root/megatrain
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} NO_COLOR=1
+work=$(mktemp -d "${TMPDIR:-/tmp}/megatrain-test.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+cd "$work" || exit 1
+passed=0 failed=0
+
+ok() { passed=$((passed + 1)); }
+bad() { failed=$((failed + 1)); echo "FAIL: $*"; }
+check() { local what=$1; shift; if "$@"; then ok; else bad "$what"; fi; }
+
+# expect CODE TEXT command...: exit status and a piece of stderr; exactly one primary error line when CODE > 0
+expect() {
+    local code=$1 text=$2 got
+    shift 2
+    "$@" >out.txt 2>err.txt
+    got=$?
+    if [ $got -ne "$code" ]; then bad "exit $got, want $code: $*"; head -5 err.txt; return; fi
+    if ! grep -qF -- "$text" err.txt out.txt; then bad "no '$text' in the output of: $*"; head -5 err.txt; return; fi
+    if [ "$code" -gt 0 ] && [ "$(grep -c '^megatrain: error' err.txt)" -ne 1 ]; then
+        bad "not one error line: $*"; head -5 err.txt; return
+    fi
+    ok
+}
+
+# Token files a, b (train, valid) of bytes, and tiny.ini beside them.
+make_tiny() {
+    local i
+    for i in $(seq 1 60); do
+        printf 'Line %d of a small text about %d ships, %d tides and %d harbours.\n' "$i" $((i * 7 % 13)) $((i * 5 % 11)) $((i % 4))
+    done >text.txt
+    for i in $(seq 1 40); do cat text.txt; done >big.txt
+    "$mt" preprocess --input big.txt --tokenizer byte --output a --append-eod >/dev/null 2>&1 || bad "preprocess"
+    "$mt" preprocess --input text.txt text.txt --tokenizer byte --output b --append-eod >/dev/null 2>&1 || bad "preprocess"
+    cat >tiny.ini <<EOI
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 32
+dropout = 0.1
+attention_dropout = 0.1
+[train]
+micro_batch = 3
+global_batch = 15
+steps = 40
+[optim]
+lr = 3e-3
+min_lr = 3e-4
+warmup = 4
+[data]
+train = a
+valid = b
+[checkpoint]
+every = 7
+keep = 0
+EOI
+}
+
+losses() { sed -n 's/.*"step":\([0-9]*\),.*"loss":\([^,]*\),.*/\1 \2/p' "$1/metrics.jsonl"; }
+same_losses() { [ "$(losses "$1")" = "$(losses "$2")" ] && [ -n "$(losses "$1")" ]; }
+same_tensors() { # of two runs at a step
+    local f=checkpoints/step-$(printf %08d "$3")/shard-00000.safetensors
+    [ -s "$1/$f" ] && cmp -s "$1/$f" "$2/$f"
+}
+
+finish() { echo "$passed passed, $failed failed"; [ $failed -eq 0 ] && [ $passed -gt 0 ]; exit $?; }
