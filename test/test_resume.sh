@@ -35,7 +35,7 @@ done
 
 # operations of the first save, counted, then killed at ten of them
 MEGATRAIN_FILE_FAULT=count run count train.stop_at=7 train.eval_batches=1
-total=$(sed -n 's/.*\b\([0-9][0-9]*\) file operations.*/\1/p' count.err | tail -1)
+total=$(sed -n 's/^file operations: \([0-9]*\)$/\1/p' count.err | tail -1)
 check "file operations are counted (${total:-none})" [ "${total:-0}" -ge 20 ]
 for i in $(seq 1 10); do
     d=kill$i at=$((total * i / 10))
