@@ -462,7 +462,7 @@ static const struct {
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },
     { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" }, { "rope", "test_ops.c" },
-    { "attention_fwd", "test_attention.c" }, { "attention_bwd", "test_attention.c" },
+    { "attention_fwd", "attention_case.h" }, { "attention_bwd", "attention_case.h" },
     { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },
     { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "loss_sum", "test_ops_step.c" },
     { "grad_stats", "test_ops_step.c" }, { "step_finish", "test_ops_step.c" }, { "adamw", "test_ops_step.c" },

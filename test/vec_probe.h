@@ -10,6 +10,7 @@
 #undef VF_MAGIC
 #undef VEC_FN
 #undef VL_EACH
+#undef VL_EACH2
 #undef VEC_EACH
 #undef VEC_TEST
 #include "cpu/vec.h"

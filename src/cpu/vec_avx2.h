@@ -19,7 +19,7 @@ typedef struct {
     __m256 a, b; /* all bits of a lane, or none */
 } vm;
 typedef struct {
-    __m256i q[4];
+    __m256i a, b, c, d;
 } vl;
 
 VEC_FN vm vm_cast(__m256i a, __m256i b) { return (vm){ _mm256_castsi256_ps(a), _mm256_castsi256_ps(b) }; }
@@ -170,74 +170,100 @@ VEC_FN void vi_mul_wide(vi x, vi y, vi *low, vi *high)
     vec_mul_wide(x.b, y.b, &low->b, &high->b);
 }
 
-#define VL_EACH(expr)                                                                             \
-    vl r;                                                                                         \
-    for (int i = 0; i < 4; i++) r.q[i] = (expr);                                                  \
-    return r
-
-VEC_FN vl vl_load(const int64_t *p) { VL_EACH(_mm256_loadu_si256((const __m256i *)(p + 4 * i))); }
+VEC_FN __m256i vec_load(const int64_t *p) { return _mm256_loadu_si256((const __m256i *)p); }
+VEC_FN vl vl_load(const int64_t *p)
+{
+    return (vl){ vec_load(p), vec_load(p + 4), vec_load(p + 8), vec_load(p + 12) };
+}
 VEC_FN void vl_store(int64_t *p, vl v)
 {
-    for (int i = 0; i < 4; i++) _mm256_storeu_si256((__m256i *)(p + 4 * i), v.q[i]);
+    _mm256_storeu_si256((__m256i *)p, v.a);
+    _mm256_storeu_si256((__m256i *)(p + 4), v.b);
+    _mm256_storeu_si256((__m256i *)(p + 8), v.c);
+    _mm256_storeu_si256((__m256i *)(p + 12), v.d);
 }
-VEC_FN vl vl_zero(void) { VL_EACH(_mm256_setzero_si256()); }
-VEC_FN vl vl_add(vl x, vl y) { VL_EACH(_mm256_add_epi64(x.q[i], y.q[i])); }
+/* vl of a function of each quarter of x, or of x and y */
+#define VL_EACH(f, x) (vl){ f((x).a), f((x).b), f((x).c), f((x).d) }
+#define VL_EACH2(f, x, y) (vl){ f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d) }
+VEC_FN vl vl_zero(void)
+{
+    __m256i zero = _mm256_setzero_si256();
+    return (vl){ zero, zero, zero, zero };
+}
 VEC_FN __m256i vec_abs64(__m256i x)
 {
     __m256i sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), x);
     return _mm256_sub_epi64(_mm256_xor_si256(x, sign), sign);
 }
-VEC_FN vl vl_abs(vl x) { VL_EACH(vec_abs64(x.q[i])); }
-VEC_FN vl vl_max(vl x, vl y)
+VEC_FN __m256i vec_max64(__m256i x, __m256i y)
 {
-    VL_EACH(_mm256_blendv_epi8(y.q[i], x.q[i], _mm256_cmpgt_epi64(x.q[i], y.q[i])));
+    return _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi64(x, y));
 }
-VEC_FN vl vl_shr32(vl x) { VL_EACH(_mm256_srli_epi64(x.q[i], 32)); }
-VEC_FN vl vl_low32(vl x) { VL_EACH(_mm256_and_si256(x.q[i], _mm256_set1_epi64x(0xFFFFFFFF))); }
-VEC_FN vl vl_mul32(vl x, vl y) { VL_EACH(_mm256_mul_epu32(x.q[i], y.q[i])); }
+VEC_FN __m256i vec_shr32(__m256i x) { return _mm256_srli_epi64(x, 32); }
+VEC_FN __m256i vec_low32(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi64x(0xFFFFFFFF)); }
+VEC_FN vl vl_add(vl x, vl y) { return VL_EACH2(_mm256_add_epi64, x, y); }
+VEC_FN vl vl_abs(vl x) { return VL_EACH(vec_abs64, x); }
+VEC_FN vl vl_max(vl x, vl y) { return VL_EACH2(vec_max64, x, y); }
+VEC_FN vl vl_shr32(vl x) { return VL_EACH(vec_shr32, x); }
+VEC_FN vl vl_low32(vl x) { return VL_EACH(vec_low32, x); }
+VEC_FN vl vl_mul32(vl x, vl y) { return VL_EACH2(_mm256_mul_epu32, x, y); }
 
 /*
  * llrint: d = high * 2^32 + low with both parts rounded to integers by adding 1.5 * 2^52. Rounding low to even
  * rounds d to even, because high * 2^32 is even; the constant's own low 32 bits are 0.
  */
-VEC_FN __m256i vec_l_from_f(__m128 v)
+VEC_FN __m256i vec_l_from_d(__m256d d)
 {
-    const __m256d magic = _mm256_set1_pd(6755399441055744.0);
-    __m256d d = _mm256_cvtps_pd(v);
+    const __m256d magic = _mm256_set1_pd(0x1.8p52);
     __m256d high = _mm256_add_pd(_mm256_mul_pd(d, _mm256_set1_pd(0x1p-32)), magic);
     __m256d low = _mm256_sub_pd(d, _mm256_mul_pd(_mm256_sub_pd(high, magic), _mm256_set1_pd(0x1p32)));
     __m256i low_bits = _mm256_castpd_si256(_mm256_add_pd(low, magic));
     return _mm256_add_epi64(_mm256_slli_epi64(_mm256_castpd_si256(high), 32),
                             _mm256_sub_epi64(low_bits, _mm256_castpd_si256(magic)));
 }
+/* The same for |d| <= 2^51, where one part is enough. */
+VEC_FN __m256i vec_l_from_small(__m256d d)
+{
+    const __m256d magic = _mm256_set1_pd(0x1.8p52);
+    return _mm256_sub_epi64(_mm256_castpd_si256(_mm256_add_pd(d, magic)), _mm256_castpd_si256(magic));
+}
+typedef struct {
+    __m256d a, b, c, d;
+} vec_doubles;
 VEC_FN vl vl_from_f(vf v)
 {
-    return (vl){ { vec_l_from_f(_mm256_castps256_ps128(v.a)), vec_l_from_f(_mm256_extractf128_ps(v.a, 1)),
-                   vec_l_from_f(_mm256_castps256_ps128(v.b)), vec_l_from_f(_mm256_extractf128_ps(v.b, 1)) } };
+    vec_doubles x = { _mm256_cvtps_pd(_mm256_castps256_ps128(v.a)), _mm256_cvtps_pd(_mm256_extractf128_ps(v.a, 1)),
+                      _mm256_cvtps_pd(_mm256_castps256_ps128(v.b)), _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)) };
+    if (__builtin_expect(vm_any(vf_ge(vf_abs(v), vf_set1(0x1p51f))), 0)) return VL_EACH(vec_l_from_d, x);
+    return VL_EACH(vec_l_from_small, x);
 }
 
-/*
- * (float)x through double. So that the second rounding sees what the first one dropped, the low 11 bits of a
- * number at or above 2^52 are first replaced by one sticky bit; it is then exact as a double.
- */
-VEC_FN __m128 vec_f_from_l(__m256i x)
+/* x replaced by a number that is exact as a double and rounds to the same float: where |x| is 2^52 or more, one
+ * sticky bit stands for the low 11 bits. */
+VEC_FN __m256i vec_sticky(__m256i x)
 {
     const __m256i low11 = _mm256_set1_epi64x(0x7FF), zero = _mm256_setzero_si256();
     __m256i large = _mm256_cmpgt_epi64(vec_abs64(x), _mm256_set1_epi64x(0xFFFFFFFFFFFFF));
     __m256i exact = _mm256_cmpeq_epi64(_mm256_and_si256(x, low11), zero);
     __m256i sticky = _mm256_andnot_si256(exact, _mm256_set1_epi64x(0x400));
-    __m256i cut = _mm256_or_si256(_mm256_andnot_si256(low11, x), sticky);
-    x = _mm256_blendv_epi8(x, cut, large);
-    /* 2^52 + low word, and 2^84 + 2^32 * (high word + 2^31), put together as bits */
+    return _mm256_blendv_epi8(x, _mm256_or_si256(_mm256_andnot_si256(low11, x), sticky), large);
+}
+/* From 2^52 + low word, and 2^84 + 2^32 * (high word + 2^31), put together as bits. */
+VEC_FN __m128 vec_f_from_l(__m256i x)
+{
     __m256i low = _mm256_blend_epi32(x, _mm256_castpd_si256(_mm256_set1_pd(0x1p52)), 0xAA);
     __m256i high = _mm256_xor_si256(_mm256_srli_epi64(x, 32), _mm256_set1_epi64x(0x4530000080000000));
     __m256d d = _mm256_sub_pd(_mm256_castsi256_pd(high), _mm256_set1_pd(0x1p84 + 0x1p63 + 0x1p52));
     return _mm256_cvtpd_ps(_mm256_add_pd(d, _mm256_castsi256_pd(low)));
 }
+VEC_FN __m256i vec_beyond52(__m256i x) { return _mm256_add_epi64(x, _mm256_set1_epi64x(1LL << 52)); }
 VEC_FN vf vf_from_l(vl x)
 {
-    return (vf){ _mm256_set_m128(vec_f_from_l(x.q[1]), vec_f_from_l(x.q[0])),
-                 _mm256_set_m128(vec_f_from_l(x.q[3]), vec_f_from_l(x.q[2])) };
+    vl up = VL_EACH(vec_beyond52, x); /* below 2^53 exactly where -2^52 <= x < 2^52 */
+    __m256i any = _mm256_or_si256(_mm256_or_si256(up.a, up.b), _mm256_or_si256(up.c, up.d));
+    if (__builtin_expect(!_mm256_testz_si256(any, _mm256_set1_epi64x(-(1LL << 53))), 0)) x = VL_EACH(vec_sticky, x);
+    return (vf){ _mm256_set_m128(vec_f_from_l(x.b), vec_f_from_l(x.a)),
+                 _mm256_set_m128(vec_f_from_l(x.d), vec_f_from_l(x.c)) };
 }
 
 #endif
