@@ -1,0 +1,116 @@
+/*
+ * The table of commands, and the way from argv to one of them and to an exit status.
+ * A first word that is an option means training: megatrain --config FILE.
+ */
+#include "cli/cli.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/words.h"
+#include "cli/command.h"
+
+static const Command *const table[] = {
+    &command_train,    &command_eval,     &command_generate, &command_preprocess, &command_tokenizer_train,
+    &command_tokenize, &command_plan,     &command_simulate, &command_inspect,    &command_convert,
+    &command_doctor,   &command_config,
+};
+enum { COMMANDS = (int)(sizeof table / sizeof *table) };
+
+const Command *const *commands(int *count)
+{
+    *count = COMMANDS;
+    return table;
+}
+
+static void print_help(FILE *out)
+{
+    fprintf(out, "usage: megatrain COMMAND ...\n"
+                 "       megatrain --config FILE [section.key=value ...]      the same as 'train'\n"
+                 "       megatrain COMMAND --help | --version\n\ncommands\n");
+    for (int i = 0; i < COMMANDS; i++)
+        fprintf(out, "  %-16s %s%s\n", table[i]->name, table[i]->summary, table[i]->run ? "" : " (not built yet)");
+    fprintf(out, "\nexit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 storage, 6 numerics,\n"
+                 "7 peer lost, 8 hang, 9 out of memory, 10 rendezvous, 75 stopped on request after a checkpoint\n");
+}
+
+/* Words of the name that stand at the front of argv: 0 if it is another command. */
+static int matches(const Command *c, int argc, const char *const *argv)
+{
+    size_t first = strcspn(c->name, " ");
+    if (argc < 1 || strlen(argv[0]) != first || strncmp(argv[0], c->name, first) != 0) return 0;
+    if (!c->name[first]) return 1;
+    return argc > 1 && strcmp(argv[1], c->name + first + 1) == 0 ? 2 : 0;
+}
+
+static Err unknown_command(int argc, const char *const *argv)
+{
+    const char *names[COMMANDS];
+    for (int i = 0; i < COMMANDS; i++) {
+        size_t first = strcspn(table[i]->name, " ");
+        names[i] = table[i]->name;
+        if (!table[i]->name[first] || strlen(argv[0]) != first || strncmp(argv[0], names[i], first) != 0) continue;
+        if (argc > 1) err_set(ERR_CONFIG, "unknown command '%s %s'", argv[0], argv[1]);
+        else err_set(ERR_CONFIG, "'%s' wants another word", argv[0]);
+        return err_hint("did you mean 'megatrain %s'?", table[i]->name);
+    }
+    const char *nearest = word_nearest(argv[0], names, COMMANDS);
+    err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
+    return nearest ? err_hint("did you mean 'megatrain %s'?", nearest) : err_hint("megatrain --help lists them");
+}
+
+static Err run_command(const Command *c, int argc, const char *const *argv)
+{
+    int rest_count;
+    bool help;
+    const char **rest = calloc((size_t)argc + 1, sizeof *rest);
+    if (!rest) return err_set(ERR_MEMORY, "no memory for %d words", argc);
+    Err err = c->run ? options_read(c, argc, argv, rest, &rest_count, &help) : ERR_OK;
+    if (!c->run) {
+        rest_count = 0;
+        help = argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0);
+        if (!help) err = err_set(ERR_CONFIG, "'megatrain %s' is not built yet", c->name);
+    }
+    if (!err && help) command_help(c, stdout);
+    else if (!err) err = c->run((Words){ rest, rest_count });
+    free(rest);
+    return err;
+}
+
+static Err dispatch(int argc, const char *const *argv)
+{
+    for (int i = 0; i < COMMANDS; i++) {
+        int words = matches(table[i], argc, argv);
+        if (words) return run_command(table[i], argc - words, argv + words);
+    }
+    if (argv[0][0] == '-') return run_command(&command_train, argc, argv);
+    return unknown_command(argc, argv);
+}
+
+/* Results that did not reach their reader must not look like success. */
+static Err flush_results(void)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout)) return ERR_OK;
+    return err_set(ERR_STORAGE, "cannot write the results to stdout: %s", strerror(errno));
+}
+
+int cli_main(int argc, char **argv)
+{
+    const char *const *words = (const char *const *)argv + 1;
+    const char *first = argc > 1 ? argv[1] : "";
+    Err err = ERR_OK;
+    if (argc < 2) {
+        print_help(stderr);
+        return err_exit_code(ERR_CONFIG);
+    }
+    if (!strcmp(first, "--help") || !strcmp(first, "-h") || (!strcmp(first, "help") && argc == 2)) print_help(stdout);
+    else if (!strcmp(first, "--version")) version_print(stdout);
+    else if (!strcmp(first, "help")) {
+        const char *const ask[] = { argv[2], argc > 3 ? argv[3] : "--help", "--help" };
+        err = dispatch(argc > 3 ? 3 : 2, ask);
+    } else err = dispatch(argc - 1, words);
+    if (!err) err = flush_results();
+    if (err) err_print(err, err == ERR_INTERNAL || err == ERR_SHAPE);
+    return err_exit_code(err);
+}

@@ -1,0 +1,59 @@
+/* config: check, dump, explain. */
+#include <string.h>
+
+#include "base/words.h"
+#include "cli/config_arg.h"
+
+static const char *config_path;
+static int64_t world_size = 1;
+
+static const Option options[] = {
+    { "config", OPTION_TEXT, &config_path, .value = "FILE", .help = "configuration (INI); none: the defaults" },
+    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N", .help = "ranks to check it for" },
+};
+
+static bool is_override(const char *word)
+{
+    return strchr(word, '=') != NULL;
+}
+
+/* check, dump, explain: with the words behind them that are no overrides. */
+static Err answer(const Config *c, const char *verb, const char *key)
+{
+    if (strcmp(verb, "explain") == 0) return config_explain(c, key, stdout);
+    if (strcmp(verb, "dump") == 0) config_dump(c, stdout, true);
+    else printf("%s: ok\n", config_path ? config_path : "the defaults");
+    return ERR_OK;
+}
+
+static Err config(Words rest)
+{
+    static const char *const verbs[] = { "check", "dump", "explain" };
+    const char *verb = "dump", *key = NULL;
+    int used = 0;
+    if (rest.count > used && !is_override(rest.items[used])) verb = rest.items[used++];
+    bool known = !strcmp(verb, "check") || !strcmp(verb, "dump") || !strcmp(verb, "explain");
+    if (!known) {
+        const char *nearest = word_nearest(verb, verbs, 3);
+        err_set(ERR_CONFIG, "'megatrain config' does not know '%s'", verb);
+        return nearest ? err_hint("did you mean '%s'?", nearest) : err_hint("check, dump or explain KEY");
+    }
+    if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used])) key = rest.items[used++];
+
+    Config c;
+    Err err = config_arg(&c, config_path, (Words){ rest.items + used, rest.count - used }, world_size);
+    if (!err) err = answer(&c, verb, key);
+    config_release(&c);
+    return err;
+}
+
+const Command command_config = {
+    .name = "config",
+    .summary = "check a configuration, print it complete with the origin of each value, explain keys",
+    .rest = "[check | dump | explain [KEY]] " REST_OVERRIDES,
+    .text = "  check              all mistakes at once, with file and line\n"
+            "  dump               the resolved configuration (what 'config' alone prints too)\n"
+            "  explain            all keys; explain model: a section; explain model.layers: one key\n",
+    OPTIONS(options),
+    .run = config,
+};

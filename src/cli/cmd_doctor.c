@@ -1,0 +1,183 @@
+/*
+ * doctor: what this machine offers a run, and what stands in its way. A line for each fact; lines that begin
+ * with '!' say what is wrong and what to do about it. Nothing is changed, and the exit status is 0 unless
+ * something makes every run impossible.
+ */
+#include <omp.h>
+#include <sched.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/units.h"
+#include "cli/command.h"
+#include "device/device.h"
+
+enum { GIB = 1 << 30, LINE_BYTES = 512 };
+
+static int problems;
+
+__attribute__((format(printf, 2, 3))) static void advise(bool needed, const char *fmt, ...)
+{
+    va_list args;
+    if (!needed) return;
+    problems++;
+    printf("! ");
+    va_start(args, fmt);
+    vprintf(fmt, args);
+    va_end(args);
+    putchar('\n');
+}
+
+/* What stands behind `key` in a file of the kernel, up to the end of the line; "" if there is none. */
+static void kernel_value(const char *path, const char *key, char out[LINE_BYTES])
+{
+    char line[LINE_BYTES];
+    size_t n = strlen(key);
+    out[0] = 0;
+    FILE *f = fopen(path, "re");
+    while (f && !out[0] && fgets(line, sizeof line, f)) {
+        if (strncmp(line, key, n) != 0) continue;
+        const char *at = line + n;
+        at += strspn(at, " \t:");
+        snprintf(out, LINE_BYTES, "%.*s", (int)strcspn(at, "\n"), at);
+    }
+    if (f) fclose(f);
+}
+
+/* Bytes of a /proc/meminfo line. */
+static int64_t meminfo(const char *key)
+{
+    char text[LINE_BYTES];
+    kernel_value("/proc/meminfo", key, text);
+    return strtoll(text, NULL, 10) * 1024;
+}
+
+/* ---- processor, memory, limits ---- */
+
+static void check_processor(void)
+{
+    char model[LINE_BYTES];
+    cpu_set_t set;
+    kernel_value("/proc/cpuinfo", "model name", model);
+    int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int online = (int)sysconf(_SC_NPROCESSORS_ONLN), threads = omp_get_max_threads();
+    printf("processor    %s\n", model[0] ? model : "unknown");
+    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online, allowed, threads);
+    printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
+    advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
+    advise(isa_best() == ISA_C, "no AVX2 with FMA: right, but several times slower than on a processor that has it");
+}
+
+/* The control group's limit, or 0: none, or not to be seen. */
+static int64_t group_limit(void)
+{
+    char text[LINE_BYTES];
+    kernel_value("/sys/fs/cgroup/memory.max", "", text);
+    return strtoll(text, NULL, 10); /* "max" is 0 */
+}
+
+static void check_memory(void)
+{
+    char a[UNITS_BYTES], b[UNITS_BYTES], huge[LINE_BYTES];
+    int64_t limit = group_limit();
+    printf("memory       %s, %s available\n", units_bytes(a, meminfo("MemTotal")), units_bytes(b, meminfo("MemAvailable")));
+    if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
+    kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
+    printf("huge pages   %s\n", huge[0] ? huge : "unknown");
+    advise(strstr(huge, "[never]") != NULL,
+           "huge pages are off, which costs a few percent: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+    advise(meminfo("MemAvailable") < GIB, "less than 1 GiB of memory is available");
+}
+
+static void put_limit(const char *name, int resource)
+{
+    struct rlimit r;
+    if (getrlimit(resource, &r) != 0) return;
+    if (r.rlim_cur == RLIM_INFINITY) printf("%-12s unlimited\n", name);
+    else printf("%-12s %llu (up to %llu)\n", name, (unsigned long long)r.rlim_cur, (unsigned long long)r.rlim_max);
+}
+
+static void check_limits(void)
+{
+    struct rlimit files, memory;
+    put_limit("open files", RLIMIT_NOFILE);
+    put_limit("locked bytes", RLIMIT_MEMLOCK);
+    advise(getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024, "few open files are allowed: ulimit -n 4096");
+    advise(getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY,
+           "address space is limited to %llu bytes: ulimit -v unlimited", (unsigned long long)memory.rlim_cur);
+}
+
+/* ---- devices, disk, tools ---- */
+
+static void check_devices(void)
+{
+    char driver[LINE_BYTES];
+    kernel_value("/proc/driver/nvidia/version", "NVRM version", driver);
+    printf("devices      cpu\n");
+    if (driver[0]) printf("gpu driver   %s\n", driver);
+    advise(driver[0] != 0, "there is an NVIDIA GPU, but this build has no CUDA backend: runs use the CPU");
+}
+
+static Err check_disk(void)
+{
+    int64_t free_bytes;
+    char a[UNITS_BYTES];
+    TRY_AS(ERR_STORAGE, file_free_bytes(".", &free_bytes));
+    printf("disk         %s free here\n", units_bytes(a, free_bytes));
+    advise(free_bytes < GIB, "less than 1 GiB is free: checkpoints may not fit (checkpoint.keep, or another run.dir)");
+    advise(access(".", W_OK) != 0, "this folder is not writable: give run.dir a place that is");
+    return ERR_OK;
+}
+
+static bool on_path(const char *program)
+{
+    const char *path = getenv("PATH");
+    char full[PATH_MAX];
+    for (const char *at = path ? path : ""; *at; at += strcspn(at, ":"), at += *at == ':') {
+        int n = (int)strcspn(at, ":");
+        if (snprintf(full, sizeof full, "%.*s/%s", n, at, program) < PATH_MAX && access(full, X_OK) == 0) return true;
+    }
+    return false;
+}
+
+/* Programs that make's targets call; a run needs none of them. */
+static void check_tools(void)
+{
+    static const struct {
+        const char *program, *package, *why;
+    } tools[] = {
+        { "gcc", "gcc", "make" },           { "make", "make", "make" },
+        { "xz", "xz-utils", "make demo" },  { "bzip2", "bzip2", "make demo" },
+        { "python3", "python3", "make bench, some tests" },
+        { "clang-format", "clang-format", "make fmt" },
+    };
+    for (size_t i = 0; i < sizeof tools / sizeof *tools; i++)
+        advise(!on_path(tools[i].program), "no %s (for %s): apt-get install %s, or make deps", tools[i].program,
+               tools[i].why, tools[i].package);
+}
+
+static Err doctor(Words rest)
+{
+    (void)rest;
+    problems = 0;
+    version_print(stdout);
+    check_processor();
+    check_memory();
+    check_limits();
+    check_devices();
+    TRY(check_disk());
+    check_tools();
+    if (problems) printf("%d thing%s to look at, marked with '!'\n", problems, problems == 1 ? "" : "s");
+    else printf("nothing is missing\n");
+    return ERR_OK;
+}
+
+const Command command_doctor = {
+    .name = "doctor",
+    .summary = "devices, libraries, limits, versions; what is missing and how to get it",
+    .run = doctor,
+};

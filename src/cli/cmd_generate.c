@@ -1,0 +1,172 @@
+/*
+ * generate: continues a prompt with a run's newest checkpoint. The checkpoint carries its configuration, so
+ * only the run's folder has to be named.
+ *
+ * Each token is one forward pass over the last model.seq tokens (no cache of keys and values). The draw for
+ * token number i of the text is Philox(seed; i), so the same seed gives the same text, on every machine.
+ */
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/mathx.h"
+#include "base/rng.h"
+#include "cli/config_arg.h"
+#include "cli/utf8_out.h"
+#include "train/run.h"
+
+static const char *run_dir, *prompt = "";
+static int64_t token_count = 100, top_k = 0, seed = 1;
+static double temperature = 1;
+
+static const Option options[] = {
+    { "run", OPTION_TEXT, &run_dir, .required = true, .value = "DIR", .help = "the run's folder" },
+    { "prompt", OPTION_TEXT, &prompt, .value = "TEXT", .help = "what to continue; empty: the start of a document" },
+    { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N", .help = "tokens to add, at most" },
+    { "temperature", OPTION_REAL, &temperature, .low = 0, .high = 100, .value = "T",
+      .help = "0: always the most likely token" },
+    { "top-k", OPTION_INT, &top_k, .low = 0, .high = 1e9, .value = "K", .help = "draw from the K most likely; 0: from all" },
+    { "seed", OPTION_INT, &seed, .low = 0, .high = 9e18, .value = "S", .help = "of the draws" },
+};
+
+typedef struct {
+    float logit;
+    int32_t id;
+} Candidate;
+
+typedef struct {
+    Run run;
+    TokenList text;      /* prompt and what was added */
+    float *logits;       /* [vocab] */
+    Candidate *sorted;   /* [choices] */
+    int32_t choices;     /* ids that the tokenizer knows */
+    Utf8Out out;
+} Generator;
+
+/* ---- choosing ---- */
+
+/* Most likely first; equals in the order of their ids, so that the order is the same everywhere. */
+static int by_logit(const void *a, const void *b)
+{
+    const Candidate *x = a, *y = b;
+    if (x->logit != y->logit) return x->logit > y->logit ? -1 : 1;
+    return x->id < y->id ? -1 : x->id > y->id;
+}
+
+/* Uniform in [0, 1). */
+static double draw(int64_t index)
+{
+    Philox r = philox(rng_key((uint64_t)seed, "generate"), (uint32_t)index, (uint32_t)((uint64_t)index >> 32), 0, 0);
+    return (double)((uint64_t)r.v[0] << 21 | r.v[1] >> 11) * 0x1p-53;
+}
+
+static int32_t choose(const Generator *g, int64_t index)
+{
+    Candidate *c = g->sorted;
+    int64_t n = top_k > 0 && top_k < g->choices ? top_k : g->choices;
+    double sum = 0, at = 0;
+    if (temperature == 0) return c[0].id;
+    for (int64_t i = 0; i < n; i++) sum += m_exp(((double)c[i].logit - c[0].logit) / temperature);
+    double limit = draw(index) * sum;
+    for (int64_t i = 0; i < n - 1; i++) {
+        at += m_exp(((double)c[i].logit - c[0].logit) / temperature);
+        if (at > limit) return c[i].id;
+    }
+    return c[n - 1].id;
+}
+
+static Err next_token(Generator *g, int32_t *id)
+{
+    int64_t seq = g->run.spec.model.seq, n = g->text.count < seq ? g->text.count : seq;
+    TRY(trainer_logits(&g->run.trainer, g->text.ids + g->text.count - n, n, g->logits));
+    for (int32_t i = 0; i < g->choices; i++) {
+        if (!isfinite(g->logits[i]))
+            return err_set(ERR_NUMERICS, "the model's output is not finite after token %lld", (long long)g->text.count);
+        g->sorted[i] = (Candidate){ g->logits[i], i };
+    }
+    qsort(g->sorted, (size_t)g->choices, sizeof *g->sorted, by_logit);
+    *id = choose(g, g->text.count);
+    return ERR_OK;
+}
+
+/* ---- the text ---- */
+
+static Err start(Generator *g)
+{
+    const Tokenizer *t = g->run.tokenizer;
+    int64_t vocab = g->run.spec.model.vocab;
+    g->choices = tokenizer_vocab(t) < vocab ? tokenizer_vocab(t) : (int32_t)vocab;
+    g->logits = malloc((size_t)vocab * sizeof *g->logits);
+    g->sorted = malloc((size_t)g->choices * sizeof *g->sorted);
+    if (!g->logits || !g->sorted) return err_set(ERR_MEMORY, "no memory for %lld logits", (long long)vocab);
+    if (*prompt) return tokenizer_encode(t, prompt, (int64_t)strlen(prompt), &g->text);
+    if (tokenizer_eod(t) >= 0) return token_list_add(&g->text, tokenizer_eod(t));
+    return err_set(ERR_CONFIG, "this tokenizer has no end of document to start from: give a --prompt");
+}
+
+static Err write_text(Generator *g)
+{
+    int32_t id = -1, size, eod = tokenizer_eod(g->run.tokenizer);
+    utf8_out_write(&g->out, prompt, (int64_t)strlen(prompt));
+    for (int64_t i = 0; i < token_count; i++) {
+        TRY(next_token(g, &id));
+        if (id == eod) break;
+        TRY(token_list_add(&g->text, id));
+        const char *bytes = tokenizer_bytes(g->run.tokenizer, id, &size);
+        utf8_out_write(&g->out, bytes, size);
+        fflush(stdout);
+    }
+    utf8_out_end(&g->out);
+    putchar('\n');
+    return ERR_OK;
+}
+
+static Err generate_with(Generator *g, const Config *cfg)
+{
+    TRY(run_open(&g->run, cfg, RUN_GENERATE));
+    Err err = run_load_newest(&g->run, run_dir);
+    if (!err) err = start(g);
+    if (!err) err = write_text(g);
+    run_close(&g->run);
+    return err;
+}
+
+/* The configuration as the newest checkpoint has it, on one rank. */
+static Err read_config(Config *cfg, SetupArena *setup)
+{
+    static const char *const one_rank[] = { "parallel.tp=1", "parallel.sp=false" };
+    char path[PATH_MAX];
+    bool found;
+    CkptMeta meta;
+    TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
+    if (!found) return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
+    TRY(ckpt_meta(path, setup, &meta));
+    return err_as(config_read(cfg, (ConfigSource){ .path = path, .text = meta.config, .overrides = one_rank,
+                                                   .override_count = 2 }), ERR_CKPT);
+}
+
+static Err generate(Words rest)
+{
+    (void)rest;
+    Config cfg = { 0 };
+    SetupArena setup;
+    Generator g = { .out.file = stdout };
+    setup_init(&setup);
+    Err err = read_config(&cfg, &setup);
+    if (!err) err = generate_with(&g, &cfg);
+    free(g.text.ids);
+    free(g.logits);
+    free(g.sorted);
+    config_release(&cfg);
+    setup_release(&setup);
+    return err;
+}
+
+const Command command_generate = {
+    .name = "generate",
+    .summary = "continue a prompt with a run's newest checkpoint",
+    .text = "Prompt and continuation go to stdout as they come, until N tokens or the end of the document. The same\n"
+            "seed gives the same text.\n",
+    OPTIONS(options),
+    .run = generate,
+};

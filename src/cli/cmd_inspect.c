@@ -1,0 +1,150 @@
+/*
+ * inspect: says what a path is and checks every byte of it that carries a checksum.
+ *
+ *   folder with manifest.json                  a checkpoint
+ *   folder with checkpoints/ or config.ini     a run: its last metrics and its newest checkpoint
+ *   PREFIX, PREFIX.idx or PREFIX.bin           a pair of token files
+ *   *.json, other folders, "byte"              a tokenizer
+ */
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "ckpt/ckpt.h"
+#include "cli/command.h"
+#include "data/indexed.h"
+#include "data/tokenizer.h"
+
+static bool holds(const char *folder, const char *name)
+{
+    char path[PATH_MAX];
+    int n = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return n < PATH_MAX && file_exists(path);
+}
+
+/* ---- checkpoints and runs ---- */
+
+static Err inspect_ckpt(const char *path)
+{
+    uint64_t digest;
+    printf("%s: a checkpoint\n", path);
+    TRY(ckpt_print(path, stdout));
+    TRY(ckpt_verify(path));
+    TRY(ckpt_digest(path, &digest));
+    printf("checksums: every byte is as it was written\ndigest %016llx\n", (unsigned long long)digest);
+    return ERR_OK;
+}
+
+/* The last whole line of metrics.jsonl. */
+static Err print_last_metrics(const char *dir)
+{
+    char path[PATH_MAX];
+    FileMap map;
+    if (!holds(dir, "metrics.jsonl")) return ERR_OK;
+    snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
+    TRY(file_map(path, &map));
+    const char *text = map.data;
+    int64_t end = map.size_bytes;
+    while (end > 0 && text[end - 1] != '\n') end--;
+    int64_t begin = end - 1;
+    while (begin > 0 && text[begin - 1] != '\n') begin--;
+    if (end > 0) printf("last metrics: %.*s\n", (int)(end - 1 - begin), text + begin);
+    file_unmap(&map);
+    return ERR_OK;
+}
+
+static Err inspect_run(const char *dir)
+{
+    char path[PATH_MAX];
+    bool found;
+    printf("%s: a run\n", dir);
+    TRY_AS(ERR_STORAGE, print_last_metrics(dir));
+    TRY(ckpt_find(dir, INT64_MAX, path, &found));
+    if (found) return inspect_ckpt(path);
+    printf("no checkpoint yet\n");
+    return ERR_OK;
+}
+
+/* ---- data ---- */
+
+static Err print_tokens(const char *prefix, const Indexed *x)
+{
+    int64_t highest, longest = 0;
+    char a[UNITS_BYTES];
+    TRY(indexed_check(x, 0, &highest));
+    for (int64_t i = 0; i < x->sequences; i++)
+        if (indexed_length(x, i) > longest) longest = indexed_length(x, i);
+    printf("%s: token files\n", prefix);
+    printf("documents %lld\nsequences %lld, the longest of %lld tokens\n", (long long)x->documents,
+           (long long)x->sequences, (long long)longest);
+    printf("tokens %lld (%s, %s)\nhighest id %lld\n", (long long)x->tokens, token_type_name(x->type),
+           units_bytes(a, x->bin.size_bytes), (long long)highest);
+    return ERR_OK;
+}
+
+static Err inspect_tokens(const char *prefix)
+{
+    Indexed x;
+    TRY(indexed_open(prefix, &x));
+    Err err = print_tokens(prefix, &x);
+    indexed_close(&x);
+    return err;
+}
+
+static Err inspect_tokenizer(const char *path)
+{
+    Tokenizer *t;
+    TRY(tokenizer_open(path, &t));
+    printf("%s: a tokenizer\nvocabulary %d\nend of document ", path, tokenizer_vocab(t));
+    if (tokenizer_eod(t) < 0) printf("none\n");
+    else printf("%d\n", tokenizer_eod(t));
+    printf("crc %08x\n", tokenizer_crc(t));
+    tokenizer_close(t);
+    return ERR_OK;
+}
+
+/* ---- what is it? ---- */
+
+/* PREFIX of PREFIX, PREFIX.idx, PREFIX.bin when there are token files of that name. */
+static bool token_prefix(const char *path, char prefix[PATH_MAX])
+{
+    char idx[PATH_MAX], bin[PATH_MAX];
+    size_t n = strlen(path);
+    if (n + 8 > PATH_MAX) return false;
+    bool suffix = n > 4 && (!strcmp(path + n - 4, ".idx") || !strcmp(path + n - 4, ".bin"));
+    memcpy(prefix, path, n + 1);
+    if (suffix) prefix[n - 4] = 0;
+    snprintf(idx, sizeof idx, "%.*s.idx", PATH_MAX - 8, prefix);
+    snprintf(bin, sizeof bin, "%.*s.bin", PATH_MAX - 8, prefix);
+    return file_exists(idx) || file_exists(bin);
+}
+
+static Err inspect_path(const char *path)
+{
+    char prefix[PATH_MAX];
+    size_t n = strlen(path);
+    if (strcmp(path, "byte") == 0) return inspect_tokenizer(path);
+    if (holds(path, "manifest.json")) return inspect_ckpt(path);
+    if (holds(path, "checkpoints") || holds(path, "config.ini")) return inspect_run(path);
+    if (token_prefix(path, prefix)) return inspect_tokens(prefix);
+    bool folder = holds(path, "encoder.json") || holds(path, "vocab.json") || holds(path, "tokenizer.json");
+    bool json = n > 5 && !strcmp(path + n - 5, ".json") && file_exists(path);
+    if (folder || json) return inspect_tokenizer(path);
+    if (!file_exists(path)) return err_set(ERR_CKPT, "there is no '%s'", path);
+    return err_set(ERR_CKPT, "'%s' is no checkpoint, run folder, token file or tokenizer", path);
+}
+
+static Err inspect(Words rest)
+{
+    if (rest.count == 0) return err_set(ERR_CONFIG, "'megatrain inspect' needs a PATH");
+    for (int i = 0; i < rest.count; i++) TRY(inspect_path(rest.items[i]));
+    return ERR_OK;
+}
+
+const Command command_inspect = {
+    .name = "inspect",
+    .summary = "what a checkpoint, run folder, token file or tokenizer holds; verifies checksums",
+    .rest = "PATH...",
+    .run = inspect,
+};

@@ -1,0 +1,16 @@
+/* The configuration of commands that take --config FILE [section.key=value ...]. */
+#ifndef MEGATRAIN_CLI_CONFIG_ARG_H
+#define MEGATRAIN_CLI_CONFIG_ARG_H
+
+#include "base/config.h"
+#include "cli/command.h"
+
+#define REST_OVERRIDES "[section.key=value ...]"
+
+/* config_read for that file (NULL: none), these overrides and this many ranks. config_release also on error. */
+Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size);
+
+/* ERR_CONFIG when a launcher has started more than one process: that is not built yet. */
+Err single_process(void);
+
+#endif

@@ -1,0 +1,171 @@
+/* See command.h. Words that begin with '-' are options, until "--"; a list takes all words up to the next. */
+#include <errno.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/words.h"
+#include "cli/command.h"
+
+enum { MAX_OPTIONS = 32 };
+
+typedef struct {
+    const Command *c;
+    const char *const *argv;
+    int argc, at;
+    bool given[MAX_OPTIONS];
+} Reader;
+
+static bool is_option(const char *word)
+{
+    return word[0] == '-' && word[1] == '-' && word[2];
+}
+
+static bool is_help(const char *word)
+{
+    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
+}
+
+static Err unknown_option(const Command *c, const char *name)
+{
+    const char *names[MAX_OPTIONS];
+    for (int i = 0; i < c->option_count; i++) names[i] = c->options[i].name;
+    const char *nearest = word_nearest(name, names, c->option_count);
+    err_set(ERR_CONFIG, "'megatrain %s' has no option '--%s'", c->name, name);
+    if (nearest) return err_hint("did you mean '--%s'?", nearest);
+    if (strchr(name, '.')) return err_hint("keys of the configuration are given as section.key=value, without '--'");
+    return err_hint("megatrain %s --help", c->name);
+}
+
+static Err read_int(const Option *o, const char *text)
+{
+    char *end;
+    errno = 0;
+    long long value = strtoll(text, &end, 10);
+    if (end == text || *end || errno)
+        return err_set(ERR_CONFIG, "--%s wants an integer, not '%s'", o->name, text);
+    if ((double)value < o->low || (double)value > o->high)
+        return err_set(ERR_CONFIG, "--%s must be %.17g to %.17g, not '%s'", o->name, o->low, o->high, text);
+    *(int64_t *)o->out = value;
+    return ERR_OK;
+}
+
+static Err read_real(const Option *o, const char *text)
+{
+    char *end;
+    double value = strtod(text, &end);
+    if (end == text || *end || !isfinite(value))
+        return err_set(ERR_CONFIG, "--%s wants a number, not '%s'", o->name, text);
+    if (!(value >= o->low && value <= o->high))
+        return err_set(ERR_CONFIG, "--%s must be %g to %g, not '%s'", o->name, o->low, o->high, text);
+    *(double *)o->out = value;
+    return ERR_OK;
+}
+
+/* One value, behind '=' or the next word. */
+static Err read_value(Reader *r, const Option *o, const char *equals)
+{
+    const char *text = equals ? equals + 1 : r->at < r->argc ? r->argv[r->at] : NULL;
+    if (!text || (!equals && is_option(text)))
+        return err_set(ERR_CONFIG, "--%s wants a value: --%s %s", o->name, o->name, o->value);
+    if (!equals) r->at++;
+    if (o->kind == OPTION_INT) return read_int(o, text);
+    if (o->kind == OPTION_REAL) return read_real(o, text);
+    *(const char **)o->out = text;
+    return ERR_OK;
+}
+
+static Err read_list(Reader *r, const Option *o, const char *equals)
+{
+    Words *w = o->out;
+    if (equals) return err_set(ERR_CONFIG, "--%s takes several values: --%s %s, not '='", o->name, o->name, o->value);
+    w->items = r->argv + r->at;
+    for (w->count = 0; r->at < r->argc && !is_option(r->argv[r->at]) && strcmp(r->argv[r->at], "--"); r->at++) w->count++;
+    if (w->count == 0) return err_set(ERR_CONFIG, "--%s wants at least one value: --%s %s", o->name, o->name, o->value);
+    return ERR_OK;
+}
+
+static Err read_option(Reader *r, const char *word)
+{
+    char name[64];
+    const char *equals = strchr(word, '=');
+    snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - word) - 2 : 60, word + 2);
+    int i = 0;
+    while (i < r->c->option_count && strcmp(name, r->c->options[i].name) != 0) i++;
+    if (i == r->c->option_count) return unknown_option(r->c, name);
+    const Option *o = &r->c->options[i];
+    if (r->given[i]) return err_set(ERR_CONFIG, "--%s is given twice", name);
+    r->given[i] = true;
+    if (o->kind == OPTION_LIST) return read_list(r, o, equals);
+    if (o->kind != OPTION_FLAG) return read_value(r, o, equals);
+    if (equals) return err_set(ERR_CONFIG, "--%s takes no value", name);
+    *(bool *)o->out = true;
+    return ERR_OK;
+}
+
+static Err check_required(const Reader *r)
+{
+    for (int i = 0; i < r->c->option_count; i++) {
+        const Option *o = &r->c->options[i];
+        if (!o->required || r->given[i]) continue;
+        return err_set(ERR_CONFIG, "'megatrain %s' needs --%s %s", r->c->name, o->name, o->value),
+               err_hint("megatrain %s --help", r->c->name);
+    }
+    return ERR_OK;
+}
+
+Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count, bool *help)
+{
+    Reader r = { .c = c, .argv = argv, .argc = argc };
+    bool only_rest = false;
+    ASSERT(c->option_count <= MAX_OPTIONS);
+    *rest_count = 0;
+    *help = false;
+    for (int i = 0; i < argc && strcmp(argv[i], "--") && !*help; i++) *help = is_help(argv[i]);
+    if (*help) return ERR_OK;
+    while (r.at < argc) {
+        const char *word = argv[r.at++];
+        if (!only_rest && strcmp(word, "--") == 0) only_rest = true;
+        else if (!only_rest && is_option(word)) TRY(read_option(&r, word));
+        else if (!only_rest && word[0] == '-' && word[1]) return unknown_option(c, word + 1);
+        else rest[(*rest_count)++] = word;
+    }
+    if (*rest_count > 0 && !c->rest)
+        return err_set(ERR_CONFIG, "'megatrain %s' does not know what to do with '%s'", c->name, rest[0]),
+               err_hint("megatrain %s --help", c->name);
+    return check_required(&r);
+}
+
+/* ---- help ---- */
+
+static void option_form(const Option *o, char *out, int size_bytes)
+{
+    snprintf(out, (size_t)size_bytes, "--%s%s%s", o->name, o->kind == OPTION_FLAG ? "" : " ", o->value ? o->value : "");
+}
+
+static void put_default(const Option *o, FILE *out)
+{
+    if (o->required) return;
+    if (o->kind == OPTION_INT) fprintf(out, " (%lld)", (long long)*(const int64_t *)o->out);
+    if (o->kind == OPTION_REAL) fprintf(out, " (%g)", *(const double *)o->out);
+    if (o->kind == OPTION_TEXT && *(const char **)o->out) fprintf(out, " (%s)", *(const char **)o->out);
+}
+
+void command_help(const Command *c, FILE *out)
+{
+    char form[80];
+    fprintf(out, "usage: megatrain %s", c->name);
+    for (int i = 0; i < c->option_count; i++) {
+        option_form(&c->options[i], form, sizeof form);
+        fprintf(out, c->options[i].required ? " %s" : " [%s]", form);
+    }
+    fprintf(out, "%s%s\n\n%s\n", c->rest ? " " : "", c->rest ? c->rest : "", c->summary);
+    if (c->text) fprintf(out, "\n%s", c->text);
+    if (!c->run) fprintf(out, "\nNot built yet.\n");
+    for (int i = 0; i < c->option_count; i++) {
+        option_form(&c->options[i], form, sizeof form);
+        fprintf(out, "%s  %-22s %s", i ? "" : "\noptions\n", form, c->options[i].help);
+        put_default(&c->options[i], out);
+        fputc('\n', out);
+    }
+}

@@ -1,0 +1,20 @@
+/* --version, and the lines about libraries that doctor prints too. */
+#include <gnu/libc-version.h>
+
+#include "base/json.h"
+#include "base/version.h"
+#include "cli/command.h"
+#include "data/libraries.h"
+#include "device/device.h"
+
+void version_print(FILE *out)
+{
+    char libraries[LIBRARIES_BYTES];
+    fprintf(out, "megatrain %s\n", MEGATRAIN_VERSION);
+    fprintf(out, "compiler   gcc %s, OpenMP %d\n", __VERSION__, _OPENMP);
+    fprintf(out, "backends   cpu (");
+    for (int isa = ISA_AVX512; isa < ISA_COUNT; isa++)
+        fprintf(out, "%s%s%s", isa == ISA_AVX512 ? "" : ", ", isa_name((Isa)isa), isa == (int)isa_best() ? " in use" : "");
+    fprintf(out, "), null; no cuda\n");
+    fprintf(out, "libraries  %s, %s, inih, glibc %s\n", json_library(), data_libraries(libraries), gnu_get_libc_version());
+}
