@@ -252,8 +252,8 @@ static void check_layout(ConfigReader *r)
              (long long)world_size);
     RULE(world_size % (c->parallel.ep * c->parallel.etp * c->parallel.pp) == 0, text, CFG_parallel_ep,
          CFG_parallel_etp, CFG_parallel_pp);
-    RULE(c->model.heads % tp == 0, "tp must divide heads", CFG_parallel_tp, CFG_model_heads);
-    RULE(c->model.kv_heads % tp == 0, "tp must divide kv_heads", CFG_parallel_tp, CFG_model_kv_heads);
+    RULE(c->model.kv_heads % tp == 0, "tp must divide kv_heads, and so heads", CFG_parallel_tp,
+         CFG_model_kv_heads, CFG_model_heads);
     RULE(c->model.ffn % tp == 0, "tp must divide ffn", CFG_parallel_tp, CFG_model_ffn);
     RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1, or sp = auto",
          CFG_parallel_sp, CFG_parallel_tp);
@@ -360,29 +360,27 @@ static bool has_word(const char *words, const char *word)
     return false;
 }
 
-static bool row_is_about(const ConfigUnbuilt *u, const ConfigKey *key)
+static bool row_is_about(const ConfigUnbuilt *u, const char *full)
 {
-    char full[96];
-    snprintf(full, sizeof full, "%s.%s", key->section, key->name);
     size_t n = strlen(u->key);
     return u->key[n - 1] == '*' ? strncmp(full, u->key, n - 1) == 0 : strcmp(full, u->key) == 0;
 }
 
 void config_check_unbuilt(ConfigReader *r)
 {
-    char place[512], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
+    char place[512], full[96], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
     for (int i = 0; i < CFG_COUNT; i++) {
         ConfigId id = (ConfigId)i;
         const ConfigKey *key = config_key(id);
+        snprintf(full, sizeof full, "%s.%s", key->section, key->name);
         for (size_t row = 0; row < sizeof unbuilt / sizeof *unbuilt; row++) {
             const ConfigUnbuilt *u = &unbuilt[row];
-            if (!row_is_about(u, key) || r->bad[id]) continue;
+            if (!row_is_about(u, full) || r->bad[id]) continue;
             const char *value = config_value(r->config, id, a);
             const char *start = config_value(&config_defaults, id, b);
             if (u->allowed ? has_word(u->allowed, value) : strcmp(value, start) == 0) continue;
             config_origin(r->config, id, place, sizeof place);
-            config_complain(r, "%s: %s.%s = '%s': not built yet: %s", place, key->section, key->name, value,
-                            u->why);
+            config_complain(r, "%s: %s = '%s': not built yet: %s", place, full, value, u->why);
         }
     }
 }

@@ -1,0 +1,707 @@
+/*
+ * The configuration: every key refuses what lies outside its range and says where, every rule between keys has
+ * its case, every mistype is answered with the nearest key, what is dumped reads back. The list of keys is
+ * frozen in golden/keys.txt: whoever adds one adds it there too, with a reason in the change.
+ */
+#include <unistd.h>
+
+#include "base/config.h"
+#include "base/file.h"
+#include "test.h"
+
+enum { MAX_OVERRIDES = 12 };
+
+/* Reads `text` as the file "t.ini" (NULL: none), then the blank-separated overrides. */
+static Err read_as(Config *c, const char *text, const char *overrides, int64_t world_size)
+{
+    static char copy[8192];
+    const char *list[MAX_OVERRIDES];
+    int n = 0;
+    snprintf(copy, sizeof copy, "%s", overrides);
+    for (char *word = strtok(copy, " "); word && n < MAX_OVERRIDES; word = strtok(NULL, " ")) list[n++] = word;
+    return config_read(c, (ConfigSource){ .path = text ? "t.ini" : NULL,
+                                          .text = text,
+                                          .overrides = list,
+                                          .override_count = n,
+                                          .world_size = world_size });
+}
+
+/* What is wrong with it; "" if nothing. */
+static const char *complaint(const char *text, const char *overrides, int64_t world_size)
+{
+    Config c;
+    Err err = read_as(&c, text, overrides, world_size);
+    config_release(&c);
+    return err == ERR_OK ? "" : err == ERR_CONFIG ? err_message() : "another kind of error";
+}
+
+static int count_lines(const char *text)
+{
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n + 1;
+}
+
+static bool same_values(const Config *a, const Config *b)
+{
+    char x[CONFIG_VALUE_BYTES], y[CONFIG_VALUE_BYTES];
+    bool same = memcmp(&a->derived, &b->derived, sizeof a->derived) == 0;
+    for (int i = 0; i < CFG_COUNT; i++)
+        same &= strcmp(config_value(a, (ConfigId)i, x), config_value(b, (ConfigId)i, y)) == 0;
+    return same;
+}
+
+TEST(keys_are_frozen)
+{
+    FILE *f = fopen("test/golden/keys.txt", "r");
+    char line[128], full[128];
+    CHECK_MSG(f != NULL, "run from the repository's root");
+    for (int i = 0; f && i < CFG_COUNT; i++) {
+        snprintf(full, sizeof full, "%s.%s\n", config_key((ConfigId)i)->section, config_key((ConfigId)i)->name);
+        bool same = fgets(line, sizeof line, f) && strcmp(line, full) == 0;
+        CHECK_MSG(same, "%.*s is not where golden/keys.txt has '%.*s'", (int)strlen(full) - 1, full,
+                  (int)strcspn(line, "\n"), line);
+        if (!same) break;
+    }
+    if (f) {
+        CHECK(fgets(line, sizeof line, f) == NULL);
+        fclose(f);
+    }
+}
+
+TEST(defaults)
+{
+    Config c;
+    OK(read_as(&c, NULL, "", 1));
+    CHECK(c.run.device == RUN_DEVICE_CPU && c.run.precision == RUN_PRECISION_FP32 && c.run.seed == 1234);
+    CHECK(c.run.reproducible == RUN_REPRODUCIBLE_LAYOUT && strcmp(c.run.dir, "runs/run") == 0);
+    CHECK(c.model.position == MODEL_POSITION_LEARNED && c.model.norm == MODEL_NORM_LAYERNORM);
+    CHECK(c.model.activation == MODEL_ACTIVATION_GELU && c.model.bias == 1 && c.model.tied == 1);
+    CHECK(c.model.kv_heads == 12 && c.model.head_dim == 64 && c.model.ffn == 3072 && !c.parallel.sp);
+    CHECK(c.parallel.tp_blocks == 8 && c.parallel.seq_blocks == 8 && c.parallel.attn_block == 64);
+    CHECK(c.derived.world_size == 1 && c.derived.dp == 1 && c.derived.microbatches == 8);
+    CHECK(c.derived.steps == 1000 && c.derived.decay_steps == 1000 && c.derived.wsd_decay == 100);
+    CHECK(c.optim.lr == 3e-4 && c.optim.beta2 == 0.95 && c.log.jsonl && !*c.data.train);
+    config_release(&c);
+}
+
+TEST(recipes_and_what_follows)
+{
+    Config c;
+    OK(read_as(&c, "[model]\narch=llama\nhidden=96\nheads=6\nkv_heads=2\nseq=48\nnorm=layernorm\n[train]\nsteps=7\n",
+               "", 1));
+    CHECK(c.model.position == MODEL_POSITION_ROPE && c.model.norm == MODEL_NORM_LAYERNORM);
+    CHECK(c.model.activation == MODEL_ACTIVATION_SWIGLU && !c.model.bias && !c.model.tied);
+    CHECK(c.model.ffn == 256 && c.model.head_dim == 16 && c.model.kv_heads == 2); /* floor(4*96*2/3 / 64) * 64 */
+    CHECK(c.parallel.tp_blocks == 8 && c.parallel.seq_blocks == 1 && strcmp(c.run.name, "t") == 0);
+    CHECK(c.derived.steps == 7 && c.derived.decay_steps == 7 && c.derived.wsd_decay == 1);
+    config_release(&c);
+    static const int64_t ffn[][2] = { { 768, 2048 }, { 1024, 2688 }, { 4096, 10880 }, { 24, 64 }, { 100, 256 } };
+    for (size_t i = 0; i < sizeof ffn / sizeof *ffn; i++) { /* Megatron's int((4h * 2/3) // 64 * 64) */
+        char text[96];
+        snprintf(text, sizeof text, "model.arch=llama model.heads=2 model.hidden=%d", (int)ffn[i][0]);
+        OK(read_as(&c, NULL, text, 1));
+        CHECK_MSG(c.model.ffn == ffn[i][1], "%s: %d", text, (int)c.model.ffn);
+        config_release(&c);
+    }
+    OK(read_as(&c, NULL, "model.hidden=36 model.heads=3 model.seq=516", 1)); /* as many blocks as divide */
+    CHECK(c.parallel.tp_blocks == 4 && c.parallel.seq_blocks == 4);
+    config_release(&c);
+    OK(read_as(&c, NULL, "train.tokens=100001 model.seq=1000 train.global_batch=10", 1));
+    CHECK(c.derived.steps == 11 && c.train.steps == 0 && c.derived.decay_steps == 11);
+    config_release(&c);
+    OK(read_as(&c, NULL, "parallel.tp=2 train.micro_batch=2 train.global_batch=24", 8));
+    CHECK(c.derived.dp == 4 && c.derived.microbatches == 3 && c.parallel.sp == 1);
+    CHECK(c.run.reproducible == RUN_REPRODUCIBLE_LAYOUT);
+    config_release(&c);
+    OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12", 6)); /* says so on stderr */
+    CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
+    config_release(&c);
+}
+
+/* ---- ranges ---- */
+
+/* Writes key = value into line 3 of a file, and expects this one mistake with its place. */
+static void refused(const ConfigKey *key, const char *value, const char *why)
+{
+    char text[256], want[256];
+    snprintf(text, sizeof text, "; comment\n[%s]\n%s = %s\n", key->section, key->name, value);
+    snprintf(want, sizeof want, "t.ini:3: %s.%s = '%s': %s", key->section, key->name, value, why);
+    const char *got = complaint(text, "", 1);
+    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got, want);
+    snprintf(text, sizeof text, "%s.%s=%s", key->section, key->name, value);
+    snprintf(want, sizeof want, "command line: %s.%s = '%s': %s", key->section, key->name, value, why);
+    got = complaint("", text, 1);
+    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got, want);
+}
+
+/* The bound itself may break a rule between keys, but not its own range. */
+static void in_range(const ConfigKey *key, const char *value)
+{
+    char text[256];
+    snprintf(text, sizeof text, "[%s]\n%s = %s\n", key->section, key->name, value);
+    const char *got = complaint(text, "", 1);
+    CHECK_MSG(!strstr(got, "must lie between") && !strstr(got, "not a"), "%s: %s", text, got);
+}
+
+static void check_int_key(const ConfigKey *key)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%lld", (long long)key->int_low - 1);
+    refused(key, text, "must lie between");
+    if (key->int_high < INT64_MAX) snprintf(text, sizeof text, "%lld", (long long)key->int_high + 1);
+    else snprintf(text, sizeof text, "9223372036854775808");
+    refused(key, text, "must lie between");
+    refused(key, "99999999999999999999999", "must lie between");
+    refused(key, "3x", "not an integer");
+    refused(key, "2.5", "not an integer");
+    refused(key, "", "not an integer");
+    snprintf(text, sizeof text, "%lld", (long long)key->int_low);
+    in_range(key, text);
+    snprintf(text, sizeof text, "%lld", (long long)key->int_high);
+    in_range(key, text);
+}
+
+static void check_real_key(const ConfigKey *key)
+{
+    char text[64];
+    snprintf(text, sizeof text, "%.17g", nextafter(key->real_low, -INFINITY));
+    refused(key, text, "must lie between");
+    snprintf(text, sizeof text, "%.17g", nextafter(key->real_high, INFINITY));
+    refused(key, text, "must lie between");
+    refused(key, "nan", "must lie between");
+    refused(key, "inf", "must lie between");
+    refused(key, "1,5", "not a number");
+    refused(key, "", "not a number");
+    snprintf(text, sizeof text, "%.17g", key->real_low);
+    in_range(key, text);
+    snprintf(text, sizeof text, "%.17g", key->real_high);
+    in_range(key, text);
+}
+
+TEST(every_key_refuses_what_is_outside_its_range)
+{
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        CHECK_MSG(strlen(key->meaning) > 3, "%s.%s", key->section, key->name);
+        switch (key->kind) {
+        case CONFIG_INT: check_int_key(key); break;
+        case CONFIG_REAL: check_real_key(key); break;
+        case CONFIG_BOOL:
+            refused(key, "maybe", "must be true");
+            refused(key, "", "must be true");
+            if (!key->has_auto) refused(key, "auto", "must be true or false");
+            break;
+        case CONFIG_PICK:
+            refused(key, "nosuch", "must be one of: ");
+            refused(key, "", "must be one of: ");
+            break;
+        case CONFIG_TEXT: {
+            char text[128];
+            snprintf(text, sizeof text, "%s.%s=a\x01", key->section, key->name);
+            CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
+            snprintf(text, sizeof text, "%s.%s=;b", key->section, key->name);
+            CHECK(strstr(complaint("", text, 1), "must not contain ';'"));
+            break;
+        }
+        }
+    }
+}
+
+TEST(words_for_true_and_false)
+{
+    static const char *const words[] = { "false", "true", "no", "yes", "off", "on", "0", "1" };
+    for (int i = 0; i < 8; i++) {
+        Config c;
+        char text[64];
+        snprintf(text, sizeof text, "model.qk_norm=%s", words[i]);
+        OK(read_as(&c, NULL, text, 1));
+        CHECK(c.model.qk_norm == i % 2);
+        config_release(&c);
+    }
+}
+
+/* ---- rules between keys ---- */
+
+typedef struct {
+    const char *wrong, *right; /* overrides */
+    const char *says;
+    int64_t world_size;
+} Rule;
+
+static const Rule rules[] = {
+    { "run.name=a/b", "run.name=a", "run.name = 'a/b': a name must not contain '/'", 1 },
+    { "model.kv_heads=5", "model.kv_heads=4",
+      "model.kv_heads = '5' with model.heads = '12': heads must be a multiple of kv_heads", 1 },
+    { "model.hidden=100", "model.hidden=120", "hidden must be a multiple of heads unless head_dim is given", 1 },
+    { "model.hidden=100", "model.hidden=100 model.head_dim=8", "unless head_dim is given", 1 },
+    { "model.arch=llama model.heads=2 model.hidden=20", "model.arch=llama model.heads=2 model.hidden=24",
+      "too narrow for the usual ffn", 1 },
+    { "model.position=rope model.head_dim=7", "model.position=learned model.head_dim=7",
+      "rotary positions need an even head_dim", 1 },
+    { "model.dropout=1", "model.dropout=0.99", "model.dropout = '1': dropout must be below 1", 1 },
+    { "model.attention_dropout=1", "model.attention_dropout=0", "model.attention_dropout = '1': dropout must be", 1 },
+    { "parallel.tp_blocks=6", "parallel.tp_blocks=16", "parallel.tp_blocks = '6': must be a power of two", 1 },
+    { "parallel.tp_blocks=16 model.ffn=40", "parallel.tp_blocks=8 model.ffn=40", "tp_blocks must divide ffn", 1 },
+    { "parallel.tp_blocks=16 model.heads=2 model.head_dim=4 model.kv_heads=1 model.ffn=64",
+      "parallel.tp_blocks=8 model.heads=2 model.head_dim=4 model.kv_heads=1 model.ffn=64",
+      "tp_blocks must divide heads * head_dim", 1 },
+    { "parallel.tp_blocks=4 model.heads=4 model.head_dim=3 model.kv_heads=1 model.ffn=64 model.position=none",
+      "parallel.tp_blocks=2 model.heads=4 model.head_dim=3 model.kv_heads=1 model.ffn=64 model.position=none",
+      "tp_blocks must divide (heads + 2 kv_heads) * head_dim", 1 },
+    { "parallel.seq_blocks=3 model.seq=48", "parallel.seq_blocks=4 model.seq=48", "must be a power of two", 1 },
+    { "parallel.seq_blocks=32 model.seq=48", "parallel.seq_blocks=16 model.seq=48", "seq_blocks must divide seq", 1 },
+    { "parallel.attn_block=48", "parallel.attn_block=32", "parallel.attn_block = '48': must be a power of two", 1 },
+    { "parallel.tp=2", "parallel.tp=1", "tp x pp x cp must divide the number of ranks: the world size is 1", 1 },
+    { "parallel.tp=4 train.global_batch=12", "parallel.tp=3 train.global_batch=12 train.micro_batch=3",
+      "the world size is 6", 6 },
+    { "parallel.tp=8", "parallel.tp=4", "tp must divide kv_heads, and so heads", 8 },
+    { "parallel.tp=4 model.kv_heads=2", "parallel.tp=2 model.kv_heads=2", "tp must divide kv_heads", 4 },
+    { "parallel.tp=4 parallel.tp_blocks=2 model.ffn=66 run.reproducible=run",
+      "parallel.tp=2 parallel.tp_blocks=2 model.ffn=66 run.reproducible=run", "tp must divide ffn", 4 },
+    { "parallel.sp=true", "parallel.sp=auto", "it needs tp > 1, or sp = auto", 1 },
+    { "parallel.sp=true", "parallel.sp=true parallel.tp=2", "it needs tp > 1", 2 },
+    { "parallel.tp=2 model.seq=9 run.reproducible=run", "parallel.tp=2 model.seq=9 parallel.sp=false",
+      "with sp, tp must divide micro_batch * seq", 2 },
+    { "parallel.tp=3 run.reproducible=layout train.micro_batch=3 train.global_batch=9",
+      "parallel.tp=3 run.reproducible=run train.micro_batch=3 train.global_batch=9", "cuts inside a canonical block", 3 },
+    { "parallel.tp=4 run.reproducible=layout parallel.seq_blocks=2",
+      "parallel.tp=4 run.reproducible=layout parallel.seq_blocks=2 train.micro_batch=2",
+      "cuts inside a canonical block", 4 },
+    { "parallel.zero=1", "parallel.zero=1 parallel.tp=2", "not built yet", 2 },
+    { "debug.comm_delay_ms=5", "debug.comm_delay_ms=0", "one rank has no communication to delay", 1 },
+    { "train.micro_batch=3", "train.micro_batch=4",
+      "train.micro_batch = '3' with train.global_batch = '8'", 1 },
+    { "train.global_batch=6", "train.global_batch=12", "a multiple of micro_batch x dp, where dp is 4", 4 },
+    { "train.tokens=1000 train.steps=5", "train.tokens=1000", "give either steps or tokens", 1 },
+    { "train.steps=0", "train.steps=1", "give either steps or tokens", 1 },
+    { "train.steps=1000000000000 train.global_batch=1073741824", "train.steps=1000000 train.global_batch=1073741824",
+      "more tokens than can be counted", 1 },
+    { "optim.min_lr=0.001", "optim.min_lr=0.0003", "min_lr must not be above lr", 1 },
+    { "optim.beta1=1", "optim.beta1=0", "optim.beta1 = '1': must be below 1", 1 },
+    { "optim.beta2=1", "optim.beta2=0.999", "optim.beta2 = '1': must be below 1", 1 },
+    { "optim.warmup=1000", "optim.warmup=999", "the warm-up must be shorter than decay_steps", 1 },
+    { "optim.warmup=50 optim.decay_steps=50", "optim.warmup=49 optim.decay_steps=50", "warm-up must be shorter", 1 },
+    { "optim.wsd_decay=5", "optim.wsd_decay=5 optim.schedule=wsd", "only schedule = wsd has a closing decay", 1 },
+    { "optim.schedule=wsd optim.warmup=950", "optim.schedule=wsd optim.warmup=900",
+      "warm-up and closing decay must fit", 1 },
+    { "data.valid=a data.split=98,2", "data.split=98,2", "give either valid or split", 1 },
+    { "data.split=98", "data.split=969,30,1", "two or three shares", 1 },
+    { "data.split=98,-2", "data.split=98,2.5", "two or three shares", 1 },
+    { "data.split=0,0", "data.split=0,1", "two or three shares", 1 },
+    { "data.split=1,2,3,4", "data.split=1,2,3", "two or three shares", 1 },
+    { "data.split=98,2x", "data.split=1e2,2", "two or three shares", 1 },
+    { "data.tokenizer=", "data.tokenizer=byte", "data.tokenizer = '': must not be empty", 1 },
+    { "checkpoint.resume=", "checkpoint.resume=none", "must be auto, none or a path", 1 },
+};
+
+TEST(every_rule_has_its_case)
+{
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const Rule *k = &rules[i];
+        const char *got = complaint(NULL, k->wrong, k->world_size);
+        CHECK_MSG(strstr(got, k->says) && strncmp(got, "command line: ", 14) == 0 && count_lines(got) == 1,
+                  "%s: %s", k->wrong, got);
+        got = complaint(NULL, k->right, k->world_size);
+        CHECK_MSG(!*got, "%s: %s", k->right, got);
+    }
+}
+
+/* Each sentence that a RULE line of config_check.c can say is said by some case above. */
+TEST(no_rule_without_a_case)
+{
+    char *text;
+    int64_t n;
+    OK(file_read_all("src/base/config_check.c", 1 << 20, &text, &n));
+    int found = 0;
+    for (const char *p = strstr(text, "    RULE("); p; p = strstr(p + 1, "    RULE(")) {
+        const char *name = strstr(p, "CFG_"), *end = strstr(p, ");\n");
+        CHECK(name && end && name < end);
+        char key[64];
+        snprintf(key, sizeof key, "%.*s", (int)strcspn(name + 4, ",) \n"), name + 4);
+        *strchr(key, '_') = '.';
+        bool used = false;
+        for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) used |= strstr(rules[i].wrong, key) != NULL;
+        CHECK_MSG(used || strcmp(key, "parallel.ep") == 0, "no case sets %s", key); /* ep: not built yet */
+        found++;
+    }
+    CHECK_MSG(found >= 33, "%d", found);
+    free(text);
+}
+
+TEST(a_refused_value_breaks_no_further_rules)
+{
+    const char *got = complaint("[model]\nhidden = x\nheads = 7\n[train]\nglobal_batch = -1\nmicro_batch = 5\n", "", 1);
+    CHECK_MSG(count_lines(got) == 3 && strstr(got, "t.ini:2: model.hidden = 'x'") && strstr(got, "t.ini:5:"), "%s", got);
+}
+
+/* ---- what is not built ---- */
+
+/* A value of the key that is not its default, or NULL. */
+static const char *another_value(ConfigId id, char buf[64])
+{
+    Config c;
+    char start[CONFIG_VALUE_BYTES];
+    const ConfigKey *key = config_key(id);
+    OK(read_as(&c, NULL, "", 1));
+    snprintf(start, sizeof start, "%s", config_value(&c, id, buf));
+    config_release(&c);
+    switch (key->kind) {
+    case CONFIG_INT: snprintf(buf, 64, "%lld", atoll(start) + 1); break;
+    case CONFIG_REAL: snprintf(buf, 64, "%.17g", (atof(start) + key->real_high) / 2); break;
+    case CONFIG_BOOL: snprintf(buf, 64, "%s", strcmp(start, "true") == 0 ? "false" : "true"); break;
+    case CONFIG_TEXT: snprintf(buf, 64, "x"); break;
+    case CONFIG_PICK: {
+        const char *last = strrchr(key->choices, ' ');
+        while (last > key->choices && last[-1] != ' ') last--;
+        snprintf(buf, 64, "%.*s", (int)strcspn(last, " "), last);
+        break;
+    }
+    }
+    return buf;
+}
+
+TEST(what_is_not_built_says_so)
+{
+    int count, rows = 0;
+    char buf[64], text[256], want[512];
+    const ConfigUnbuilt *u = config_unbuilt(&count);
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        snprintf(want, sizeof want, "%s.%s", key->section, key->name);
+        for (int k = 0; k < count; k++) {
+            size_t n = strlen(u[k].key);
+            if (u[k].key[n - 1] == '*' ? strncmp(want, u[k].key, n - 1) : strcmp(want, u[k].key)) continue;
+            snprintf(text, sizeof text, "%s.%s=%s", key->section, key->name, another_value((ConfigId)i, buf));
+            snprintf(want, sizeof want, "command line: %s.%s = '%s': not built yet: ", key->section, key->name, buf);
+            CHECK_MSG(strstr(complaint(NULL, text, 1), want), "%s: %s", text, complaint(NULL, text, 1));
+            rows++;
+        }
+    }
+    CHECK(rows >= count - 1 + 15); /* parallel.nccl.* has no keys, moe.* many */
+    CHECK(strstr(complaint(NULL, "parallel.nccl.tp.max_ctas=4", 1), "not built yet: this build has no NCCL"));
+    CHECK(strstr(complaint(NULL, "run.device=cuda", 1), "this build has no CUDA backend"));
+    CHECK(strstr(complaint(NULL, "run.precision=fp16", 1), "not built yet"));
+    CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
+    CHECK(strstr(complaint(NULL, "parallel.ep=2", 1), "the world size is 1"));
+    CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
+}
+
+/* ---- mistypes ---- */
+
+/* True if at most `edits` insertions, deletions and replacements turn a into b. */
+static bool within(const char *a, const char *b, int edits)
+{
+    while (*a && *a == *b) a++, b++;
+    if (!*a && !*b) return true;
+    if (edits == 0) return false;
+    return (*a && within(a + 1, b, edits - 1)) || (*b && within(a, b + 1, edits - 1)) ||
+           (*a && *b && within(a + 1, b + 1, edits - 1));
+}
+
+static int distance(const char *a, const char *b)
+{
+    int edits = 0;
+    while (edits < 5 && !within(a, b, edits)) edits++;
+    return edits;
+}
+
+static void mistype(char *text, uint64_t *seed)
+{
+    int n = (int)strlen(text), at = (int)(test_rand(seed) % (uint64_t)n);
+    char letter = (char)('a' + test_rand(seed) % 26);
+    switch (test_rand(seed) % 3) {
+    case 0: text[at] = letter; break;
+    case 1:
+        if (n > 1) memmove(text + at, text + at + 1, (size_t)(n - at));
+        break;
+    default:
+        memmove(text + at + 1, text + at, (size_t)(n - at) + 1);
+        text[at] = letter;
+    }
+}
+
+TEST(mistypes_are_answered_with_a_key_as_near)
+{
+    uint64_t seed = 7;
+    ConfigId unused;
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        for (int edits = 1; edits <= 2; edits++) {
+            for (int k = 0; k < 12; k++) {
+                char typed[64], text[128], want[128];
+                strcpy(typed, key->name);
+                for (int e = 0; e < edits; e++) mistype(typed, &seed);
+                if (config_find(key->section, typed, &unused)) continue;
+                ConfigId near = config_nearest(key->section, typed);
+                CHECK_MSG(near < CFG_COUNT, "%s.%s for %s", key->section, typed, key->name);
+                if (near == CFG_COUNT) continue;
+                const ConfigKey *found = config_key(near);
+                bool good = strcmp(found->section, key->section) == 0
+                                ? distance(found->name, typed) <= distance(key->name, typed)
+                                : strcmp(found->name, typed) == 0 || distance(found->section, key->section) <= 1;
+                CHECK_MSG(good, "%s.%s: %s.%s", key->section, typed, found->section, found->name);
+                snprintf(text, sizeof text, "[%s]\n%s = 1\n", key->section, typed);
+                snprintf(want, sizeof want, "t.ini:2: unknown key '%s.%s'; did you mean '%s.%s'?", key->section, typed,
+                         found->section, found->name);
+                CHECK_MSG(strcmp(complaint(text, "", 1), want) == 0, "%s", complaint(text, "", 1));
+            }
+        }
+    }
+}
+
+TEST(keys_in_the_wrong_place)
+{
+    CHECK(strstr(complaint("[train]\nlr = 1\n", "", 1), "unknown key 'train.lr'; did you mean 'optim.lr'?"));
+    CHECK(strstr(complaint("lr = 1\n", "", 1), "t.ini:1: unknown key 'lr'; did you mean 'optim.lr'?"));
+    CHECK(strstr(complaint(NULL, "optm.lr=1", 1), "did you mean 'optim.lr'?"));
+    CHECK(strcmp(complaint("[train]\nsomething_else = 1\n", "", 1), "t.ini:2: unknown key 'train.something_else'") == 0);
+    CHECK(strcmp(complaint("[trian]\nlr = 1\n", "", 1), "t.ini:1: unknown section '[trian]'; did you mean '[train]'?") == 0);
+    CHECK(strcmp(complaint("[elsewhere]\n", "", 1), "t.ini:1: unknown section '[elsewhere]'") == 0);
+}
+
+/* ---- the form of the file ---- */
+
+TEST(all_mistakes_at_once)
+{
+    const char *got = complaint("[run]\nnam = x\n[model]\nheads = 7\nkv_heads = 2\nkv_heads = 1\njunk\n[optm]\nlr = 4\n"
+                                "[train]\nlr = 3\n[data\nx = 3\n",
+                                "optim.lr=99 optim.lr=1 nonsense debug.isa=sse", 1);
+    static const char *const want[] = {
+        "12 mistakes in the configuration:\n",
+        "t.ini:2: unknown key 'run.nam'; did you mean 'run.name'?",
+        "t.ini:6: model.kv_heads is given twice, first in line 5",
+        "t.ini:7: neither [section] nor key = value",
+        "t.ini:8: unknown section '[optm]'",
+        "t.ini:11: unknown key 'train.lr'; did you mean 'optim.lr'?",
+        "t.ini:12: section without ']'",
+        "command line: optim.lr = '99': must lie between 0 and 10",
+        "command line: optim.lr is given twice",
+        "command line: 'nonsense' is not section.key=value",
+        "command line: debug.isa = 'sse': must be one of: auto avx512 avx2 c",
+        "t.ini:4: model.heads = '7' with model.kv_heads = '2': heads must be",
+        "t.ini:4: model.heads = '7' with model.hidden = '768': hidden must be",
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) CHECK_MSG(strstr(got, want[i]), "%s\n%s", want[i], got);
+}
+
+TEST(a_flood_of_mistakes_is_cut)
+{
+    char *text = malloc(200000);
+    size_t n = (size_t)sprintf(text, "[run]\n");
+    for (int i = 0; i < 5000; i++) n += (size_t)sprintf(text + n, "unknown_key_%d = 1\n", i);
+    const char *got = complaint(text, "", 1);
+    CHECK(strstr(got, "5000 mistakes") && strlen(got) < 16384 && strstr(got, "t.ini:2: unknown key"));
+    free(text);
+}
+
+TEST(forms_of_lines)
+{
+    Config c;
+    CHECK(strstr(complaint("[model]\nlayers=3;4\n", "", 1), "model.layers = '3;4': not an integer"));
+    OK(read_as(&c, "\xEF\xBB\xBF[run]\r\n  seed = 5\r\n\tname : x y \r\n\r\n# c = d\n ; e\n[model] ; why\nlayers=3 ; 4",
+               "model.hidden=24", 1));
+    CHECK(c.run.seed == 5 && strcmp(c.run.name, "x y") == 0 && c.model.layers == 3 && c.model.hidden == 24);
+    CHECK(strcmp(c.run.dir, "runs/x y") == 0);
+    char where[64];
+    config_origin(&c, CFG_run_seed, where, sizeof where);
+    CHECK(strcmp(where, "t.ini:2") == 0);
+    config_origin(&c, CFG_model_hidden, where, sizeof where);
+    CHECK(strcmp(where, "command line") == 0);
+    config_origin(&c, CFG_model_ffn, where, sizeof where);
+    CHECK(strcmp(where, "auto") == 0);
+    config_origin(&c, CFG_optim_lr, where, sizeof where);
+    CHECK(strcmp(where, "default") == 0);
+    config_release(&c);
+    OK(read_as(&c, "[run]\nseed = 5\n", "run.seed=6", 1)); /* the command line wins over the file */
+    CHECK(c.run.seed == 6);
+    config_release(&c);
+}
+
+/* Values longer than the parser's line buffer come through whole, wherever the line would be cut. */
+TEST(long_lines)
+{
+    for (int n = 150; n < 260; n++) {
+        char text[1024], path[512];
+        for (int i = 0; i < n; i++) path[i] = "abc def/"[i % 8];
+        path[0] = path[n - 1] = 'x';
+        path[n] = 0;
+        snprintf(text, sizeof text, "[data]\n; %s\ntrain = %s ; comment\nvalid=%s\n", path, path, path);
+        Config c;
+        OK(read_as(&c, text, "", 1));
+        CHECK_MSG(strcmp(c.data.train, path) == 0 && strcmp(c.data.valid, path) == 0, "%d: %s", n, c.data.train);
+        config_release(&c);
+        snprintf(text, sizeof text, "[data]\n%s\n", path);
+        CHECK(strcmp(complaint(text, "", 1), "t.ini:2: neither [section] nor key = value") == 0);
+        snprintf(text, sizeof text, "[optim]\nlr = %s\n", path);
+        CHECK(strstr(complaint(text, "", 1), "t.ini:2: optim.lr = 'x") && strstr(err_message(), "not a number"));
+    }
+}
+
+TEST(files_that_cannot_be_read)
+{
+    Config c;
+    char path[] = "/tmp/test_config.XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, "[run]\nseed\0= 1\n", 15) == 15);
+    close(fd);
+    FAILS(config_read(&c, (ConfigSource){ .path = path }), ERR_CONFIG, "not a text file");
+    config_release(&c);
+    CHECK(truncate(path, 2 << 20) == 0);
+    FAILS(config_read(&c, (ConfigSource){ .path = path }), ERR_CONFIG, "more than");
+    config_release(&c);
+    unlink(path);
+    FAILS(config_read(&c, (ConfigSource){ .path = path }), ERR_CONFIG, "No such file");
+    config_release(&c);
+    FAILS(config_read(&c, (ConfigSource){ .path = "/tmp" }), ERR_CONFIG, "not a regular file");
+    config_release(&c);
+}
+
+TEST(the_configurations_that_come_along)
+{
+    static const char *const paths[] = { "config/tiny.ini", "config/demo.ini", "config/gpt2-124m.ini", "config/llama-1b.ini" };
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        Config c;
+        OK(config_read(&c, (ConfigSource){ .path = paths[i] }));
+        CHECK(strncmp(c.run.dir, "runs/", 5) == 0 && strstr(paths[i], c.run.name));
+        config_release(&c);
+    }
+}
+
+/* Any bytes: a report or a configuration, never a crash. */
+TEST(damaged_files)
+{
+    static const char start[] = "[run]\nseed = 5\nname = x\n[model]\narch = llama\nlayers = 3\n[data]\nsplit = 98,2\n"
+                                "[optim]\nlr = 1e-3 ; c\nschedule = wsd\n";
+    uint64_t seed = 8;
+    int good = 0;
+    for (int i = 0; i < 3000; i++) {
+        char text[sizeof start];
+        memcpy(text, start, sizeof start);
+        for (int k = (int)(test_rand(&seed) % 8); k >= 0; k--)
+            text[test_rand(&seed) % (sizeof start - 1)] = (char)test_rand(&seed);
+        Config c;
+        Err err = read_as(&c, text, "", 1);
+        CHECK(err == ERR_OK || (err == ERR_CONFIG && *err_message()));
+        good += err == ERR_OK;
+        config_release(&c);
+    }
+    CHECK(good < 3000);
+}
+
+/* ---- dump, explain, resume ---- */
+
+static char *dumped(const Config *c, bool origins)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    config_dump(c, f, origins);
+    fclose(f);
+    return text;
+}
+
+TEST(a_dump_reads_back_to_the_same)
+{
+    char longer[3000];
+    size_t n = (size_t)sprintf(longer, "data.train=1:");
+    while (n < sizeof longer - 40) n += (size_t)sprintf(longer + n, ",/some/folder/%zu", n);
+    const struct {
+        const char *overrides;
+        int64_t world_size;
+    } cases[] = {
+        { "", 1 },
+        { "model.arch=llama model.heads=6 model.kv_heads=2 optim.lr=0.1234567890123456 optim.eps=1e-30", 1 },
+        { "train.tokens=123456789 run.name=a optim.beta2=0.99999999999999989 data.seed=9223372036854775807", 1 },
+        { "parallel.tp=2 train.micro_batch=2 optim.schedule=wsd debug.isa=c debug.poison=true", 4 },
+        { "parallel.tp=3 train.micro_batch=3 train.global_batch=12 model.norm_eps=1e-12", 6 },
+        { longer, 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config a, b;
+        OK(read_as(&a, NULL, cases[i].overrides, cases[i].world_size));
+        for (int origins = 0; origins < 2; origins++) {
+            char *text = dumped(&a, origins);
+            OK(read_as(&b, text, "", cases[i].world_size));
+            CHECK_MSG(same_values(&a, &b), "%s", text);
+            CHECK(a.optim.lr == b.optim.lr && a.optim.eps == b.optim.eps && a.optim.beta2 == b.optim.beta2);
+            char *again = dumped(&b, false), *plain = dumped(&a, false);
+            CHECK(strcmp(again, plain) == 0);
+            CHECK(!strstr(plain, "; ") && (origins == 0) == (strcmp(text, plain) == 0));
+            OK(config_same_run(&a, &b));
+            free(text);
+            free(again);
+            free(plain);
+            config_release(&b);
+        }
+        config_release(&a);
+    }
+}
+
+TEST(the_dump_says_where_values_come_from)
+{
+    Config c;
+    OK(read_as(&c, "[model]\nlayers = 3\n", "optim.lr=0.01", 1));
+    char *text = dumped(&c, true);
+    CHECK(strstr(text, "\nlayers = 3                           ; t.ini:2\n"));
+    CHECK(strstr(text, "; command line\n") && strstr(text, "; auto\n") && strstr(text, "; default\n"));
+    free(text);
+    config_release(&c);
+}
+
+TEST(explain)
+{
+    Config c;
+    char *text = NULL, full[128];
+    size_t n = 0;
+    OK(read_as(&c, "[model]\nlayers = 3\n", "", 1));
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        FILE *f = open_memstream(&text, &n);
+        snprintf(full, sizeof full, "%s.%s", key->section, key->name);
+        OK(config_explain(&c, full, f));
+        fclose(f);
+        CHECK_MSG(strstr(text, full) == text && strstr(text, key->meaning) && strstr(text, "default: "), "%s", text);
+        free(text);
+    }
+    FILE *f = open_memstream(&text, &n);
+    OK(config_explain(&c, "model.layers", f));
+    OK(config_explain(&c, "optim", f));
+    OK(config_explain(&c, NULL, f));
+    fclose(f);
+    CHECK(strstr(text, "model.layers = 3    (t.ini:2)\n    integer, 1 to 1024; default: 12; fixed on resume\n") == text);
+    CHECK(strstr(text, "optim.beta1 = 0.9") && strstr(text, "debug.isa = auto"));
+    FAILS(config_explain(&c, "optim.lrr", stdout), ERR_CONFIG, "there is no key 'optim.lrr'");
+    CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
+    FAILS(config_explain(&c, "lr", stdout), ERR_CONFIG, "there is no key 'lr'");
+    CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
+    FAILS(config_explain(&c, "xyzxyz", stdout), ERR_CONFIG, "there is no key 'xyzxyz'");
+    CHECK(err_hint_text()[0] == 0);
+    free(text);
+    config_release(&c);
+}
+
+TEST(what_may_change_on_resume)
+{
+    Config was, now;
+    OK(read_as(&was, NULL, "", 2));
+    OK(read_as(&now, NULL,
+               "train.steps=2000 train.stop_at=3 log.every=7 train.eval_every=5 parallel.tp=2 train.micro_batch=2 "
+               "run.dir=elsewhere debug.isa=c checkpoint.keep=9 run.reproducible=run",
+               2));
+    OK(config_same_run(&was, &now));
+    config_release(&now);
+    OK(read_as(&now, NULL, "optim.lr=0.01 model.layers=3 log.every=2", 2));
+    FAILS(config_same_run(&was, &now), ERR_CKPT, "optim.lr was '0.0003' and is '0.01'");
+    CHECK(strstr(err_message(), "model.layers was '12' and is '3'") && !strstr(err_message(), "log.every"));
+    config_release(&now);
+    config_release(&was);
+    OK(read_as(&was, NULL, "model.vocab=257", 1));
+    OK(read_as(&now, NULL, "", 1)); /* 0: the tokenizer's, which the caller knows */
+    OK(config_same_run(&was, &now));
+    FAILS(config_same_run(&now, &was), ERR_CKPT, "model.vocab was '0' and is '257'");
+    config_release(&was);
+    config_release(&now);
+}
+
+TEST_MAIN
