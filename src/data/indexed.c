@@ -91,7 +91,7 @@ static Err check_header(Indexed *x)
     if (sequences < 0 || sequences > bound) return damaged(x, 18, "more sequences than the file has room for");
     if (entries < 1 || entries > bound) return damaged(x, 26, "the number of documents does not fit the file");
     int64_t wanted = INDEXED_HEADER_BYTES + 12 * sequences + 8 * entries;
-    if (size == wanted + sequences) return damaged(x, wanted, "it has sequence modes: multimodal data");
+    if (sequences > 0 && size == wanted + sequences) return damaged(x, wanted, "it has sequence modes: multimodal data");
     if (size != wanted) return damaged(x, size < wanted ? size : wanted, "the file's size does not fit its counts");
     x->sequences = sequences;
     x->documents = entries - 1;

@@ -175,7 +175,7 @@ Err indexed_finish(IndexedWriter *w)
 void indexed_abandon(IndexedWriter *w)
 {
     if (!w) return;
-    if (w->file.fd >= 0 && w->file.path) file_abandon(&w->file);
+    if (w->file.fd >= 0) file_abandon(&w->file);
     unlink(w->bin_temp); /* whichever of them is there; the error on the way is already reported */
     unlink(w->idx_temp);
     writer_free(w);

@@ -41,7 +41,9 @@ static Err expect(Scan *s, char c, const char *what)
 
 static int hex_value(int c)
 {
-    return c >= '0' && c <= '9' ? c - '0' : c >= 'a' && c <= 'f' ? c - 'a' + 10 : c >= 'A' && c <= 'F' ? c - 'A' + 10 : -1;
+    if (c >= '0' && c <= '9') return c - '0';
+    c |= 0x20;
+    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
 }
 
 /* Four hex digits; -1 if they are not. */
@@ -80,7 +82,7 @@ static Err scan_escape(Scan *s, char *out, int64_t *n)
 {
     static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
     int c = peek(s);
-    uint32_t code;
+    uint32_t code = 0;
     const char *name = c > 0 ? strchr(names, c) : NULL;
     if (!name && c != 'u') return scan_error(s, "unknown escape in a string");
     s->at++;

@@ -202,8 +202,8 @@ static void encode_batch(Job *j)
 static void let_go(Chunk *c)
 {
     uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)c->text;
-    uintptr_t from = (start + page - 1) / page * page, to = (start + (uintptr_t)c->size) / page * page;
-    if (c->offset + c->size > 0 && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
+    uintptr_t from = start / page * page, to = (start + (uintptr_t)c->size) / page * page;
+    if (c->size > 0 && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
     file_unmap(&c->map);
 }
 

@@ -1,0 +1,657 @@
+/*
+ * Tokenizers against golden ids made with other programs (when the fixtures are there), against naive
+ * re-implementations of encoding and training that share no code with src/data, and with damaged files.
+ */
+#include "test.h"
+
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/json.h"
+#include "data/jsonl.h"
+#include "data/pretoken.h"
+#include "data/tokenizer.h"
+#include "data/utf8.h"
+
+#define FIXTURES "../shared/fixtures/tokenizers"
+
+static char dir[64];
+
+static const char *in_dir(const char *name)
+{
+    static char paths[4][160];
+    static int turn;
+    if (!*dir) {
+        strcpy(dir, "/tmp/megatrain-tok-XXXXXX");
+        if (!mkdtemp(dir)) exit(1);
+    }
+    char *path = paths[turn++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
+    return path;
+}
+
+__attribute__((destructor)) static void clean(void)
+{
+    if (*dir) file_remove_tree(dir);
+}
+
+static const char *write_text(const char *name, const char *text)
+{
+    const char *path = in_dir(name);
+    if (file_replace(path, text, (int64_t)strlen(text)) != ERR_OK) exit(1);
+    return path;
+}
+
+static bool same_ids(const TokenList *a, const TokenList *b)
+{
+    return a->count == b->count &&
+           (a->count == 0 || memcmp(a->ids, b->ids, (size_t)a->count * sizeof *a->ids) == 0);
+}
+
+/* ---- golden ids ---- */
+
+static void check_golden(const char *spec, const char *member)
+{
+    Json *golden;
+    Tokenizer *t;
+    if (!file_exists(FIXTURES "/golden.json")) SKIP("no " FIXTURES);
+    OK(json_read_file(FIXTURES "/golden.json", 1 << 24, &golden));
+    OK(tokenizer_open(spec, &t));
+    CHECK(json_count(golden) > 20);
+    for (int64_t i = 0; i < json_count(golden); i++) {
+        const Json *want = json_get(json_at(golden, i), member);
+        int64_t size, decoded_size;
+        const char *text = json_text(json_get(json_at(golden, i), "text"), &size);
+        TokenList got;
+        char *decoded;
+        OK(tokenizer_encode(t, text, size, &got));
+        bool same = got.count == json_count(want);
+        for (int64_t k = 0; same && k < got.count; k++) same = got.ids[k] == json_int(json_at(want, k), -1);
+        CHECK_MSG(same, "text %lld: '%s'", (long long)i, text);
+        OK(tokenizer_decode(t, got.ids, got.count, &decoded, &decoded_size));
+        if (strcmp(member, "gpt2") == 0) /* the other one normalizes */
+            CHECK(decoded_size == size && memcmp(decoded, text, (size_t)size) == 0);
+        free(decoded);
+        free(got.ids);
+    }
+    json_free(golden);
+    tokenizer_close(t);
+}
+
+TEST(golden_gpt2)
+{
+    check_golden(FIXTURES "/gpt2", "gpt2");
+}
+
+TEST(golden_qwen3)
+{
+    check_golden(FIXTURES "/qwen3/tokenizer.json", "qwen3");
+}
+
+TEST(gpt2_special_ids)
+{
+    Tokenizer *t;
+    TokenList ids;
+    if (!file_exists(FIXTURES "/gpt2")) SKIP("no " FIXTURES);
+    OK(tokenizer_open(FIXTURES "/gpt2", &t));
+    CHECK(tokenizer_vocab(t) == 50257 && tokenizer_eod(t) == 50256);
+    OK(tokenizer_encode(t, "<|endoftext|>", 13, &ids));
+    CHECK(ids.count == 7); /* plain text: the folder form names no special tokens */
+    free(ids.ids);
+    tokenizer_close(t);
+}
+
+static void check_qwen_special(const Tokenizer *t)
+{
+    TokenList ids;
+    CHECK(tokenizer_vocab(t) == 151669 && tokenizer_eod(t) == 151643);
+    OK(tokenizer_encode(t, "a<|im_start|>b", 14, &ids));
+    CHECK(ids.count == 3 && ids.ids[1] == 151644);
+    free(ids.ids);
+}
+
+/* ---- UTF-8 and pieces ---- */
+
+TEST(utf8)
+{
+    static const struct {
+        const char *text;
+        int64_t valid; /* bytes before the first that is not */
+    } cases[] = {
+        { "", 0 },           { "abc", 3 },          { "\xC3\xA9", 2 },       { "\xE2\x82\xAC", 3 },
+        { "\xF0\x9F\x98\x80", 4 }, { "a\x80", 1 },        { "\xC0\x80", 0 },       { "\xC1\xBF", 0 },
+        { "\xE0\x9F\xBF", 0 },     { "\xE0\xA0\x80", 3 }, { "\xED\x9F\xBF", 3 },   { "\xED\xA0\x80", 0 },
+        { "\xF0\x8F\xBF\xBF", 0 }, { "\xF4\x8F\xBF\xBF", 4 }, { "\xF4\x90\x80\x80", 0 }, { "\xF5\x80\x80\x80", 0 },
+        { "ab\xE2\x82", 2 },       { "12345678\xFF", 8 }, { "1234567\xC3\xA9\xFF", 9 },  { "\xE2\x28\xA1", 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        CHECK_MSG(utf8_valid_bytes(cases[i].text, (int64_t)strlen(cases[i].text)) == cases[i].valid, "case %zu", i);
+    for (uint32_t c = 1; c < 0x110000; c += c < 0x900 ? 1 : 97) {
+        char text[4];
+        int n = utf8_put(text, c), back;
+        bool surrogate = c >= 0xD800 && c < 0xE000;
+        CHECK(utf8_char_bytes((uint8_t *)text, n) == (surrogate ? 0 : n));
+        CHECK(utf8_get(text, &back) == c && back == n);
+    }
+}
+
+TEST(pieces)
+{
+    static const struct {
+        SplitKind kind;
+        const char *text, *want; /* pieces, '|' between */
+    } cases[] = {
+        { SPLIT_GPT2, "Hello, world's  end", "Hello|,| world|'s| | end" },
+        { SPLIT_GPT2, "I'M it's 1234567", "I|'|M| it|'s| 1234567" },
+        { SPLIT_GPT2, "a\n\n b", "a|\n\n| b" },
+        { SPLIT_GPT2, "x \t\n", "x| \t\n" },
+        /* no-break space, next line, ideographic space are white space; U+180E and U+200B are not */
+        { SPLIT_GPT2, "a\u00A0\u00A0b", "a|\u00A0|\u00A0|b" },
+        { SPLIT_GPT2, "a\xC2\x85\u3000!", "a|\xC2\x85|\u3000|!" },
+        { SPLIT_GPT2, "a\u180E\u200Bb", "a|\u180E\u200B|b" },
+        { SPLIT_GPT2, "..\n\nx", "..|\n|\n|x" },
+        { SPLIT_LLAMA3, "I'M it's 1234567", "I|'M| it|'s| |123|456|7" },
+        { SPLIT_LLAMA3, "..\n\nx", "..\n\n|x" },
+        { SPLIT_LLAMA3, "(abc) \n  d", "(abc|)| \n| | d" },
+        { SPLIT_QWEN, "x 1234", "x| |1|2|3|4" },
+        { SPLIT_QWEN, "don'T\t\tgo", "don|'T|\t|\tgo" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Splitter *s;
+        SplitterWork *w;
+        char got[128];
+        int64_t size = (int64_t)strlen(cases[i].text), n = 0;
+        OK(splitter_open(cases[i].kind, &s));
+        OK(splitter_work_open(s, &w));
+        for (int64_t at = 0, end; at < size; at = end) {
+            OK(splitter_next(w, cases[i].text, size, at, &end));
+            n += snprintf(got + n, sizeof got - (size_t)n, "%s%.*s", at ? "|" : "", (int)(end - at),
+                          cases[i].text + at);
+        }
+        CHECK_MSG(strcmp(got, cases[i].want) == 0, "%s '%s': got '%s', want '%s'", split_name(cases[i].kind),
+                  cases[i].text, got, cases[i].want);
+        splitter_work_close(w);
+        splitter_close(s);
+    }
+}
+
+/* ---- byte ---- */
+
+TEST(byte_tokenizer)
+{
+    Tokenizer *t;
+    Encoder *e;
+    TokenList ids = { 0 };
+    char text[300], *back;
+    int64_t invalid = 0, size;
+    uint64_t seed = 5;
+    OK(tokenizer_open("byte", &t));
+    CHECK(tokenizer_vocab(t) == 257 && tokenizer_eod(t) == 256);
+    OK(encoder_open(t, &e));
+    for (int i = 0; i < 300; i++) text[i] = (char)test_rand(&seed);
+    OK(encoder_run(e, text, 300, &ids, &invalid));
+    CHECK(ids.count == 300 && invalid > 50 && invalid < 200);
+    for (int i = 0; i < 300; i++) CHECK(ids.ids[i] == (uint8_t)text[i]);
+    OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
+    CHECK(size == 300 && memcmp(back, text, 300) == 0);
+    free(back);
+    ids.count = 0;
+    FAILS(encoder_run(e, "abc\xE9", 4, &ids, NULL), ERR_DATA, "offset '3'");
+    int32_t bad[] = { 1, 257 };
+    FAILS(tokenizer_decode(t, bad, 2, &back, &size), ERR_DATA, "token '257' at position '1'");
+    free(ids.ids);
+    encoder_close(e);
+    tokenizer_close(t);
+}
+
+/* ---- training, against a trainer that counts everything anew for each merge ---- */
+
+static const char *const training_text =
+    "the cat sat on the mat, the cat ate the rat; that's that.\n"
+    "banana bandana ananas abcabcabc bcbcbc aaaaaaa aaa 1234 1233 122 \"quoted\\back\"\n"
+    "low lower lowest newer newest wide wider widest na\xC3\xAFve caf\xC3\xA9 \xF0\x9F\x98\x80\xF0\x9F\x98\x80\n";
+
+enum { NAIVE_MAX = 600 };
+
+typedef struct {
+    char text[24];
+    int size;
+} NaiveToken;
+
+typedef struct {
+    NaiveToken tokens[NAIVE_MAX];
+    int left[NAIVE_MAX], right[NAIVE_MAX], merge_count, token_count;
+} Naive;
+
+/* Pieces of the text laid end to end as symbols, -1 after each. */
+static int naive_symbols(const char *text, int *symbols)
+{
+    Splitter *s;
+    SplitterWork *w;
+    int n = 0;
+    OK(splitter_open(SPLIT_GPT2, &s));
+    OK(splitter_work_open(s, &w));
+    for (int64_t at = 0, end, size = (int64_t)strlen(text); at < size; at = end) {
+        OK(splitter_next(w, text, size, at, &end));
+        for (; at < end; at++) symbols[n++] = (uint8_t)text[at];
+        symbols[n++] = -1;
+    }
+    splitter_work_close(w);
+    splitter_close(s);
+    return n;
+}
+
+static int naive_compare(const NaiveToken *a, const NaiveToken *b)
+{
+    int n = a->size < b->size ? a->size : b->size, c = memcmp(a->text, b->text, (size_t)n);
+    return c ? c : a->size - b->size;
+}
+
+static bool naive_before(const Naive *v, int l, int r, int bl, int br)
+{
+    int c = naive_compare(&v->tokens[l], &v->tokens[bl]);
+    return c < 0 || (c == 0 && naive_compare(&v->tokens[r], &v->tokens[br]) < 0);
+}
+
+static int naive_merge(int *symbols, int n, int l, int r, int joined)
+{
+    int k = 0;
+    for (int i = 0; i < n; i++) {
+        bool hit = symbols[i] == l && i + 1 < n && symbols[i + 1] == r;
+        symbols[k++] = hit ? joined : symbols[i];
+        i += hit;
+    }
+    return k;
+}
+
+/* One merge; false when no pair occurs twice. */
+static bool naive_step(Naive *v, int *symbols, int *n)
+{
+    static int counts[NAIVE_MAX][NAIVE_MAX];
+    int bl = -1, br = -1, best = 1;
+    memset(counts, 0, sizeof counts);
+    for (int i = 0; i + 1 < *n; i++)
+        if (symbols[i] >= 0 && symbols[i + 1] >= 0) counts[symbols[i]][symbols[i + 1]]++;
+    for (int l = 0; l < v->token_count; l++)
+        for (int r = 0; r < v->token_count; r++)
+            if (counts[l][r] > best || (counts[l][r] == best && bl >= 0 && naive_before(v, l, r, bl, br)))
+                best = counts[l][r], bl = l, br = r;
+    if (bl < 0) return false;
+    NaiveToken joined = v->tokens[bl];
+    memcpy(joined.text + joined.size, v->tokens[br].text, (size_t)v->tokens[br].size);
+    joined.size += v->tokens[br].size;
+    int id = v->token_count;
+    for (int k = 0; k < v->token_count; k++)
+        if (naive_compare(&joined, &v->tokens[k]) == 0) id = k;
+    if (id == v->token_count) v->tokens[v->token_count++] = joined;
+    v->left[v->merge_count] = bl, v->right[v->merge_count++] = br;
+    *n = naive_merge(symbols, *n, bl, br, id);
+    return true;
+}
+
+static void naive_train(Naive *v, const char *text, int vocab)
+{
+    static int symbols[4096];
+    int n = naive_symbols(text, symbols);
+    memset(v, 0, sizeof *v);
+    for (int i = 0; i < 256; i++) v->tokens[i].text[0] = (char)i, v->tokens[i].size = 1;
+    v->token_count = 256;
+    while (v->token_count < vocab - 1 && naive_step(v, symbols, &n)) {}
+}
+
+/* Applies the merges one after the other, each from left to right. */
+static void naive_encode(const Naive *v, const char *text, TokenList *out)
+{
+    static int symbols[4096];
+    int n = naive_symbols(text, symbols);
+    for (int m = 0; m < v->merge_count; m++) {
+        NaiveToken joined = v->tokens[v->left[m]];
+        memcpy(joined.text + joined.size, v->tokens[v->right[m]].text, (size_t)v->tokens[v->right[m]].size);
+        joined.size += v->tokens[v->right[m]].size;
+        int id = 0;
+        while (naive_compare(&v->tokens[id], &joined) != 0) id++;
+        n = naive_merge(symbols, n, v->left[m], v->right[m], id);
+    }
+    *out = (TokenList){ 0 };
+    for (int i = 0; i < n; i++)
+        if (symbols[i] >= 0) OK(token_list_add(out, symbols[i]));
+}
+
+static Naive naive;
+
+static const char *trained(int64_t vocab, int64_t *got)
+{
+    const char *inputs[1] = { write_text("train.txt", training_text) };
+    const char *output = in_dir("trained.json");
+    OK(tokenizer_train(&(TokenizerTrainOptions){ inputs, 1, vocab, output }, got));
+    return output;
+}
+
+TEST(training_equals_naive)
+{
+    static const int vocabs[] = { 257, 258, 275, 288, 400 }; /* the text has no more than 290 */
+    for (int i = 0; i < 5; i++) {
+        int vocab = vocabs[i];
+        Tokenizer *t;
+        int64_t got;
+        OK(tokenizer_open(trained(vocab, &got), &t));
+        naive_train(&naive, training_text, vocab);
+        CHECK(got == naive.token_count + 1 && tokenizer_vocab(t) == got && tokenizer_eod(t) == got - 1);
+        for (int id = 0; id < naive.token_count; id++) {
+            int32_t size;
+            const char *bytes = tokenizer_bytes(t, id, &size);
+            CHECK_MSG(bytes && size == naive.tokens[id].size &&
+                          memcmp(bytes, naive.tokens[id].text, (size_t)size) == 0,
+                      "vocab %d, id %d: '%.*s' want '%.*s'", vocab, id, size, bytes, naive.tokens[id].size,
+                      naive.tokens[id].text);
+        }
+        tokenizer_close(t);
+    }
+}
+
+TEST(training_stops_early_and_ignores_file_order)
+{
+    int64_t got, again;
+    const char *a = write_text("a.txt", "one two two three three three\n");
+    const char *b = write_text("b.txt", "four four four four one\n"), *forth = in_dir("f.json"), *back = in_dir("g.json");
+    const char *ab[] = { a, b }, *ba[] = { b, a };
+    OK(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 5000, forth }, &got));
+    OK(tokenizer_train(&(TokenizerTrainOptions){ ba, 2, 5000, back }, &again));
+    CHECK(got == again && got > 260 && got < 300);
+    char *x, *y;
+    int64_t nx, ny;
+    OK(file_read_all(forth, 1 << 20, &x, &nx));
+    OK(file_read_all(back, 1 << 20, &y, &ny));
+    CHECK(nx == ny && memcmp(x, y, (size_t)nx) == 0);
+    free(x);
+    free(y);
+    const char *none[] = { in_dir("missing") }, *empty[] = { write_text("empty.txt", "") };
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ none, 1, 300, forth }, NULL), ERR_DATA, "missing");
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ empty, 1, 300, forth }, NULL), ERR_DATA, "no text");
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 256, forth }, NULL), ERR_CONFIG, "256");
+}
+
+/* ---- encoding ---- */
+
+TEST(encoding_equals_naive)
+{
+    static const char *const parts[] = { "the", "cat", " ", "an", "aaaa", "bc", "\n", "12", "est", "!", "\xC3\xA9", "w" };
+    Tokenizer *t;
+    int64_t got;
+    uint64_t seed = 1;
+    OK(tokenizer_open(trained(290, &got), &t));
+    naive_train(&naive, training_text, 290);
+    for (int round = 0; round < 200; round++) {
+        char text[512] = "";
+        for (int k = 0, n = (int)(test_rand(&seed) % 40); k < n; k++)
+            strcat(text, parts[test_rand(&seed) % (sizeof parts / sizeof *parts)]);
+        TokenList want, ids;
+        naive_encode(&naive, text, &want);
+        OK(tokenizer_encode(t, text, (int64_t)strlen(text), &ids));
+        CHECK_MSG(same_ids(&ids, &want), "'%s'", text);
+        free(want.ids);
+        free(ids.ids);
+    }
+    tokenizer_close(t);
+}
+
+TEST(round_trip_of_any_bytes)
+{
+    Tokenizer *t;
+    Encoder *e;
+    int64_t got, size;
+    uint64_t seed = 9;
+    OK(tokenizer_open(trained(290, &got), &t));
+    OK(encoder_open(t, &e));
+    for (int round = 0; round < 300; round++) {
+        char text[256], *back;
+        int64_t n = (int64_t)(test_rand(&seed) % sizeof text), invalid = 0;
+        for (int64_t i = 0; i < n; i++)
+            text[i] = round % 2 ? (char)test_rand(&seed) : "ab \n\xC3\xA9\xF0\x9F"[test_rand(&seed) % 8];
+        TokenList ids = { 0 };
+        OK(encoder_run(e, text, n, &ids, &invalid));
+        OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
+        CHECK(size == n && memcmp(back, text, (size_t)n) == 0);
+        free(back);
+        free(ids.ids);
+    }
+    encoder_close(e);
+    tokenizer_close(t);
+}
+
+TEST(long_word_is_not_quadratic)
+{
+    enum { N = 1 << 20 };
+    Tokenizer *t;
+    int64_t got, size;
+    char *text = malloc(N + 1), *back;
+    TokenList ids;
+    OK(tokenizer_open(trained(290, &got), &t));
+    for (int i = 0; i < N; i++) text[i] = "aabanana"[i % 8];
+    double start = test_now();
+    OK(tokenizer_encode(t, text, N, &ids));
+    CHECK_MSG(test_now() - start < 20, "%.1f s", test_now() - start); /* quadratic would be hours */
+    OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
+    CHECK(size == N && memcmp(back, text, N) == 0 && ids.count < N / 8 * 6);
+    memset(text, ' ', N); /* the look-ahead rule on a megabyte of blanks */
+    free(ids.ids);
+    OK(tokenizer_encode(t, text, N, &ids));
+    CHECK(ids.count > 0);
+    free(ids.ids);
+    free(back);
+    free(text);
+    tokenizer_close(t);
+}
+
+TEST(cuts_change_nothing)
+{
+    static const char *const parts[] = { "cat", "s", "'s ", " ", "\n", "..", "12", "\xC3\xA9", "\xCC\x81", "<|x y|>", "<|x", " y|>", "A" };
+    static const char *const specs[] = { FIXTURES "/qwen3/tokenizer.json", "trained", "byte" };
+    uint64_t seed = 3;
+    int64_t got;
+    for (int s = 0; s < 3; s++) {
+        Tokenizer *t;
+        if (s == 0 && !file_exists(specs[s])) continue;
+        OK(tokenizer_open(s == 1 ? trained(290, &got) : specs[s], &t));
+        if (s == 0) check_qwen_special(t);
+        for (int round = 0; round < 300; round++) {
+            char text[512] = "";
+            for (int k = 0, n = 1 + (int)(test_rand(&seed) % 40); k < n; k++)
+                strcat(text, parts[test_rand(&seed) % (sizeof parts / sizeof *parts)]);
+            TokenList whole, first, rest;
+            int64_t size = (int64_t)strlen(text), cut = tokenizer_cut(t, text, size);
+            CHECK(cut >= 0 && cut < size);
+            OK(tokenizer_encode(t, text, size, &whole));
+            OK(tokenizer_encode(t, text, cut, &first));
+            OK(tokenizer_encode(t, text + cut, size - cut, &rest));
+            for (int64_t i = 0; i < rest.count; i++) OK(token_list_add(&first, rest.ids[i]));
+            CHECK_MSG(same_ids(&whole, &first), "'%s' at %lld", text, (long long)cut);
+            free(whole.ids);
+            free(first.ids);
+            free(rest.ids);
+        }
+        tokenizer_close(t);
+    }
+}
+
+/* ---- tokenizer.json: forms that are understood, and those that are refused ---- */
+
+/* The 256 bytes in GPT-2's alphabet, then "ab" 256, "abc" 257, "bc" 258. */
+static void put_vocab(char *out)
+{
+    int next = 256, n = 0;
+    for (int b = 0; b < 256; b++) {
+        bool plain = (b > 32 && b < 127) || (b > 160 && b != 173);
+        char c[5] = "";
+        utf8_put(c, (uint32_t)(plain ? b : next++));
+        n += sprintf(out + n, "\"%s%s\":%d,", b == '"' || b == '\\' ? "\\" : "", c, b);
+    }
+    strcpy(out + n, "\"ab\":256,\"abc\":257,\"bc\":258");
+}
+
+typedef struct {
+    const char *merges, *model, *added, *pre, *normalizer, *top; /* NULL: the plain form */
+} JsonParts;
+
+static const char *make_json(JsonParts p)
+{
+    static char vocab[8192], text[16384];
+    put_vocab(vocab);
+    snprintf(text, sizeof text,
+             "{\"added_tokens\":[%s],%s\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{\"type\":\"ByteLevel\"},"
+             "\"model\":{\"type\":\"BPE\",%s\"vocab\":{%s},\"merges\":[%s]}}",
+             p.added ? p.added : "", p.top ? p.top : "", p.normalizer ? p.normalizer : "null",
+             p.pre ? p.pre : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", p.model ? p.model : "", vocab,
+             p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
+    return write_text("made.json", text);
+}
+
+static void check_ids(JsonParts p, const char *text, const char *want)
+{
+    Tokenizer *t;
+    TokenList ids;
+    char got[256] = "";
+    OK(tokenizer_open(make_json(p), &t));
+    OK(tokenizer_encode(t, text, (int64_t)strlen(text), &ids));
+    for (int64_t i = 0; i < ids.count; i++) sprintf(got + strlen(got), "%s%d", i ? " " : "", ids.ids[i]);
+    CHECK_MSG(strcmp(got, want) == 0, "'%s': got '%s', want '%s'", text, got, want);
+    free(ids.ids);
+    tokenizer_close(t);
+}
+
+TEST(json_forms)
+{
+    check_ids((JsonParts){ 0 }, "abcbc", "257 98 99");
+    check_ids((JsonParts){ .merges = "[\"b\",\"c\"],\"a b\"" }, "abc", "97 258");
+    /* "abc" is a token that no merge reaches: only ignore_merges finds it */
+    check_ids((JsonParts){ .merges = "\"a b\"", .model = "\"ignore_merges\":true," }, "abc", "257");
+    check_ids((JsonParts){ .merges = "\"a b\"" }, "abc", "256 99");
+    check_ids((JsonParts){ .added = "{\"id\":300,\"content\":\"<a>\"},{\"id\":301,\"content\":\"<a><b>\"}" },
+              "<a><a><b>x", "300 301 120");
+    check_ids((JsonParts){ .added = "{\"id\":300,\"content\":\"e\xCC\x81\",\"normalized\":true}",
+                           .normalizer = "{\"type\":\"NFC\"}" },
+              "e\xCC\x81\xC3\xA9", "300 300"); /* both spellings of the same letter */
+    check_ids((JsonParts){ .normalizer = "{\"type\":\"NFC\"}" }, "e\xCC\x81", "195 169");
+    check_ids((JsonParts){ 0 }, "e\xCC\x81", "101 204 129");
+}
+
+TEST(json_refusals)
+{
+    static const struct {
+        JsonParts parts;
+        const char *message;
+    } cases[] = {
+        { { .model = "\"byte_fallback\":true," }, "byte_fallback" },
+        { { .model = "\"unk_token\":\"?\"," }, "unk_token" },
+        { { .model = "\"dropout\":0.1," }, "dropout" },
+        { { .model = "\"end_of_word_suffix\":\"</w>\"," }, "suffix" },
+        { { .normalizer = "{\"type\":\"Lowercase\"}" }, "normalizer" },
+        { { .pre = "{\"type\":\"Whitespace\"}" }, "pre_tokenizer" },
+        { { .pre = "null" }, "pre_tokenizer" },
+        { { .pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}" }, "add_prefix_space" },
+        { { .pre = "{\"type\":\"ByteLevel\",\"use_regex\":false}" }, "split pattern" },
+        { { .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"x\"},"
+                   "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"use_regex\":false}]}" },
+          "not one of the known" },
+        { { .top = "\"truncation\":{\"max_length\":5}," }, "truncation" },
+        { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
+        { { .added = "{\"id\":300,\"content\":\"<m>\",\"lstrip\":true}" }, "lstrip" },
+        { { .added = "{\"id\":97,\"content\":\"<m>\"}" }, "of another token" },
+        { { .added = "{\"id\":300,\"content\":\"a\"},{\"id\":300,\"content\":\"b\"}" }, "two added tokens" },
+        { { .added = "{\"id\":99999999999,\"content\":\"x\"}" }, "is not a number in" },
+        { { .merges = "\"a b\",\"a b\"" }, "same as merge '1'" },
+        { { .merges = "\"a z\"" }, "merged token is not in the vocabulary" },
+        { { .merges = "\"abc\"" }, "merge '1'" },
+        { { .merges = "\"ab\u0100\u0101 c\"" }, "not in the vocabulary" },
+        { { .merges = "\"a \xE2\x82\xAC\"" }, "byte-level alphabet" },
+        { { .merges = "[\"a\"]" }, "merge '1'" },
+        { { .merges = "7" }, "merge '1'" },
+    };
+    Tokenizer *t;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        FAILS(tokenizer_open(make_json(cases[i].parts), &t), ERR_DATA, cases[i].message);
+    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":{\"type\":\"Unigram\",\"merges\":[]}}"), &t), ERR_DATA, "BPE");
+    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},"
+                                                "\"pre_tokenizer\":{\"type\":\"ByteLevel\"}}"), &t),
+          ERR_DATA, "no token stands for the byte");
+    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":"), &t), ERR_DATA, "not valid JSON");
+    FAILS(tokenizer_open(write_text("bad.json", ""), &t), ERR_DATA, "bad.json");
+    FAILS(tokenizer_open(write_text("bad.json", "[]"), &t), ERR_DATA, "not a tokenizer.json");
+    FAILS(tokenizer_open(in_dir("nothing"), &t), ERR_DATA, "no tokenizer");
+    OK(file_make_dirs(in_dir("folder")));
+    FAILS(tokenizer_open(in_dir("folder"), &t), ERR_DATA, "no tokenizer in the folder");
+}
+
+/* Cuts and flips of a whole file: an error or a working tokenizer, never a crash (run under ASan too). */
+TEST(json_damage)
+{
+    char *text;
+    int64_t size, refused = 0;
+    uint64_t seed = 11;
+    OK(file_read_all(make_json((JsonParts){ 0 }), 1 << 20, &text, &size));
+    for (int round = 0; round < 150; round++) {
+        int64_t n = round % 3 ? size : (int64_t)(test_rand(&seed) % (uint64_t)size);
+        int64_t at = (int64_t)(test_rand(&seed) % (uint64_t)size);
+        char old = text[at];
+        if (round % 3) text[at] = (char)(old ^ 1 << test_rand(&seed) % 8);
+        Tokenizer *t = NULL;
+        OK(file_replace(in_dir("damaged.json"), text, n));
+        Err err = tokenizer_open(in_dir("damaged.json"), &t);
+        CHECK(err == ERR_OK || err == ERR_DATA);
+        CHECK(round % 3 || err == ERR_DATA);
+        refused += err != ERR_OK;
+        if (!err) tokenizer_close(t);
+        text[at] = old;
+    }
+    CHECK(refused > 60);
+    free(text);
+}
+
+/* ---- JSON lines ---- */
+
+TEST(jsonl)
+{
+    static const struct {
+        const char *line, *want, *message; /* want NULL: fails with the message */
+    } cases[] = {
+        { "{\"text\":\"hi\"}", "hi", NULL },
+        { " { \"a\" : [1, {\"text\":\"no\"}, [] , {}], \"text\" : \"y\\n\\u00e9\\/\" } ", "y\n\xC3\xA9/", NULL },
+        { "{\"text\":\"\\ud83d\\ude00 \\ud83d x \\ude00\"}", "\xF0\x9F\x98\x80 \xEF\xBF\xBD x \xEF\xBF\xBD", NULL },
+        { "{\"\\u0074ext\":\"escaped key\",\"z\":-1.5e+3}", "escaped key", NULL },
+        { "{\"text\":\"first\",\"k\":\"a long one \\\" after it\",\"l\":null}", "first", NULL },
+        { "{\"text\":\"raw \xFF byte\"}", "raw \xFF byte", NULL },
+        { "{\"text\":\"\"}", "", NULL },
+        { "{}", NULL, "no member 'text'" },
+        { "[]", NULL, "one JSON object" },
+        { "{\"text\":5}", NULL, "not a string" },
+        { "{\"text\":\"a\",\"text\":\"b\"}", NULL, "twice" },
+        { "{\"text\":\"a\"", NULL, "'}' was expected" },
+        { "{\"text\":\"a", NULL, "does not end" },
+        { "{\"text\":\"a\tb\"}", NULL, "control character" },
+        { "{\"text\":\"\\x\"}", NULL, "escape" },
+        { "{\"text\":\"\\u12g4\"}", NULL, "hexadecimal" },
+        { "{\"text\":\"a\"} x", NULL, "follows" },
+        { "{\"text\":\"a\",}", NULL, "expected" },
+        { "{\"a\":01,\"text\":\"a\"}", NULL, "not a JSON value" },
+        { "{\"a\":tru,\"text\":\"a\"}", NULL, "not a JSON value" },
+        { "{\"a\":[1,2},\"text\":\"a\"}", NULL, "bracket" },
+        { "{\"a\":{\"b\"},\"text\":\"a\"}", NULL, "':'" },
+    };
+    JsonlText out = { 0 };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Err err = jsonl_member(cases[i].line, (int64_t)strlen(cases[i].line), "text", &out);
+        if (cases[i].want)
+            CHECK_MSG(!err && out.size == (int64_t)strlen(cases[i].want) &&
+                          memcmp(out.text, cases[i].want, (size_t)out.size) == 0,
+                      "'%s': %s", cases[i].line, err ? err_message() : "other text");
+        else
+            CHECK_MSG(err == ERR_DATA && strstr(err_message(), cases[i].message), "'%s': %s", cases[i].line,
+                      err_message());
+    }
+    char deep[1200] = "{\"a\":";
+    memset(deep + 5, '[', 1000);
+    FAILS(jsonl_member(deep, 1005, "text", &out), ERR_DATA, "nested too deep");
+    free(out.text);
+}
+
+TEST_MAIN
