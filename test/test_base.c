@@ -17,6 +17,7 @@
 #include "base/mathx.h"
 #include "base/rng.h"
 #include "base/trace.h"
+#include "base/words.h"
 #include "test.h"
 
 /* ---- a folder for this run, and children ---- */
@@ -286,6 +287,23 @@ TEST(file_write_read_map)
     OK(file_create(path, &w));
     file_abandon(&w);
     CHECK(!file_exists(path));
+}
+
+TEST(file_append_goes_on)
+{
+    FileWriter w;
+    char *text;
+    int64_t n;
+    const char *path = in_temp("lines");
+    for (int i = 0; i < 3; i++) {
+        OK(file_append(path, &w));
+        CHECK(w.written_bytes == 2 * i);
+        OK(file_write(&w, &"a\nb\nc\n"[2 * i], 2));
+        OK(file_sync_close(&w));
+    }
+    OK(file_read_all(path, 100, &text, &n));
+    CHECK(strcmp(text, "a\nb\nc\n") == 0);
+    free(text);
 }
 
 TEST(file_folders)
@@ -642,6 +660,22 @@ TEST(mathx_bits)
         }
     }
     CHECK_MSG(hash == 0xCBF08565700148EAu, "0x%llx", (unsigned long long)hash);
+}
+
+/* ---- words ---- */
+
+TEST(words)
+{
+    static const char *const list[] = { "train", "eval", "plan", "tp" };
+    CHECK(word_distance("kitten", "sitting") == 3 && word_distance("", "abc") == 3 && word_distance("abc", "") == 3);
+    CHECK(word_distance("same", "same") == 0 && word_distance("ab", "ba") == 2);
+    CHECK(strcmp(word_nearest("tarin", list, 4), "train") == 0 && strcmp(word_nearest("plann", list, 4), "plan") == 0);
+    CHECK(!word_nearest("generate", list, 4) && !word_nearest("xy", list, 4) && !word_nearest("", list, 0));
+    CHECK(strcmp(word_nearest("tq", list, 4), "tp") == 0);
+    char longer[80];
+    memset(longer, 'x', sizeof longer - 1);
+    longer[sizeof longer - 1] = 0;
+    CHECK(!word_nearest(longer, list, 4));
 }
 
 /* ---- trace ---- */

@@ -522,7 +522,7 @@ TEST(forms_of_lines)
 TEST(long_lines)
 {
     for (int n = 150; n < 260; n++) {
-        char text[1024], path[512];
+        char text[2048], path[512];
         for (int i = 0; i < n; i++) path[i] = "abc def/"[i % 8];
         path[0] = path[n - 1] = 'x';
         path[n] = 0;
