@@ -16,9 +16,11 @@ enum { FREE, FIXED, AUTO = -1 };
 
 static const ConfigKey keys[CFG_COUNT] = {
 #define INT(s, k, start, low, high, resume, help)                                                 \
-    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k),      \
+                        low, high, 0, 0 },
 #define REAL(s, k, start, low, high, resume, help)                                                \
-    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k), 0, 0, low, high },
+    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k),       \
+                        0, 0, low, high },
 #define BOOL(s, k, start, resume, help)                                                           \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_BOOL, resume, (start) == AUTO, offsetof(Config, s.k) },
 #define C(name, text) text " "

@@ -2,9 +2,9 @@
  * The configuration: one struct, made from the table in config.def, as cfg.model.layers, cfg.optim.lr, ...
  *
  * Values come from the default, then the INI file, then section.key=value of the command line; config_read
- * collects every mistake of all of them, with file and line, and reports all at once. It then fills in what was
- * left 'auto' or 0 (config_check.c says how), checks the relations between keys, and refuses what this build
- * cannot do. A Config that config_read returned is therefore complete and consistent: after it no PICK is AUTO
+ * collects every mistake of all of them, with file and line, and reports all at once. It then fills in what
+ * was left 'auto' or 0 (config_check.c says how), checks the relations between keys, and refuses what this
+ * build cannot do. A Config that config_read returned is complete and consistent: after it no PICK is AUTO
  * where there is something to choose (log.color and debug.isa stay), no BOOL is AUTO, and `derived` is set.
  * Still open: model.vocab == 0 (the tokenizer decides) and the empty texts that mean "none".
  */
@@ -104,7 +104,8 @@ bool config_find(const char *section, const char *name, ConfigId *id);
 const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES]);
 /* "default", "auto", "command line" or "FILE:LINE". */
 void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
-/* The key most like "name" in `section` (also if it belongs elsewhere), at most 2 edits away; CFG_COUNT if none. */
+/* The key most like "name" in `section` (also if it belongs elsewhere), at most 2 edits away; CFG_COUNT if
+ * there is none. */
 ConfigId config_nearest(const char *section, const char *name);
 
 /* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default).

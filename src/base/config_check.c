@@ -92,7 +92,8 @@ static void resolve_model(ConfigReader *r)
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
     FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
     FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
-    r->bad[CFG_model_head_dim] |= c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO && r->bad[CFG_model_heads];
+    bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
+    r->bad[CFG_model_head_dim] |= auto_dim && r->bad[CFG_model_heads];
 }
 
 /* True if this layout cuts only between canonical blocks, so that its bits are every layout's. */
@@ -158,7 +159,8 @@ static void add_key(const Config *c, ConfigId id, char *out, int size_bytes)
     char buf[CONFIG_VALUE_BYTES];
     const ConfigKey *key = config_key(id);
     int n = (int)strlen(out);
-    snprintf(out + n, (size_t)(size_bytes - n), "%s.%s = '%s'", key->section, key->name, config_value(c, id, buf));
+    snprintf(out + n, (size_t)(size_bytes - n), "%s.%s = '%s'", key->section, key->name,
+             config_value(c, id, buf));
 }
 
 /* Complains unless `holds`. The report starts with the place of the first of the keys that was given. */
@@ -184,7 +186,8 @@ static void check_rule(ConfigReader *r, bool holds, const char *text, const Conf
 
 #define KEY_IDS(...) (const ConfigId[]){ __VA_ARGS__ }
 #define RULE(holds, text, ...)                                                                    \
-    check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__), (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
+    check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__),                                          \
+               (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
 
 static bool is_power_of_two(int64_t n)
 {
@@ -231,8 +234,8 @@ static void check_blocks(ConfigReader *r)
     RULE(c->model.ffn % B == 0, "tp_blocks must divide ffn", CFG_parallel_tp_blocks, CFG_model_ffn);
     RULE(c->model.heads * c->model.head_dim % B == 0, "tp_blocks must divide heads * head_dim",
          CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_head_dim);
-    RULE(qkv_width(c) % B == 0, "tp_blocks must divide (heads + 2 kv_heads) * head_dim", CFG_parallel_tp_blocks,
-         CFG_model_heads, CFG_model_kv_heads, CFG_model_head_dim);
+    RULE(qkv_width(c) % B == 0, "tp_blocks must divide (heads + 2 kv_heads) * head_dim",
+         CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_kv_heads, CFG_model_head_dim);
     RULE(is_power_of_two(c->parallel.seq_blocks), "must be a power of two", CFG_parallel_seq_blocks);
     RULE(c->model.seq % c->parallel.seq_blocks == 0, "seq_blocks must divide seq", CFG_parallel_seq_blocks,
          CFG_model_seq);

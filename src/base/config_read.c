@@ -51,7 +51,8 @@ static const char *parse_int(const ConfigKey *key, const char *text, int64_t *ou
     errno = 0;
     long long value = strtoll(text, &end, 10);
     if (end == text || *end) return "not an integer";
-    snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low, (long long)key->int_high);
+    snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low,
+             (long long)key->int_high);
     if (errno == ERANGE || value < key->int_low || value > key->int_high) return why;
     *out = value;
     return NULL;
@@ -71,7 +72,9 @@ static const char *parse_real(const ConfigKey *key, const char *text, double *ou
 
 static const char *parse_bool(const ConfigKey *key, const char *text, int *out)
 {
-    static const char *const words[][2] = { { "false", "true" }, { "no", "yes" }, { "off", "on" }, { "0", "1" } };
+    static const char *const words[][2] = {
+        { "false", "true" }, { "no", "yes" }, { "off", "on" }, { "0", "1" }
+    };
     if (key->has_auto && strcmp(text, "auto") == 0) {
         *out = -1;
         return NULL;
@@ -151,7 +154,8 @@ static void complain_unknown(ConfigReader *r, const char *place, const char *sec
     config_complain(r, "%s: unknown key '%s'; did you mean '%s.%s'?", place, full, key->section, key->name);
 }
 
-static void set_value(ConfigReader *r, const char *section, const char *name, const char *text, ConfigOrigin origin)
+static void set_value(ConfigReader *r, const char *section, const char *name, const char *text,
+                      ConfigOrigin origin)
 {
     ConfigId id;
     char place[512];
