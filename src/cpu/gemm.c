@@ -33,12 +33,14 @@
 /* Sizes; they change speed only. */
 enum {
     SLAB_K = 384,             /* k's: TILE_ROWS x SLAB_K floats of A beside B in L1 */
-    SLAB_K_FIXED = 512,       /* I64: fewer passes over G are worth more */
-    SLAB_BYTES = 320 << 10,   /* of packed B: in L2 with room for another thread */
-    SLAB_BYTES_WIDE = 600 << 10, /* A is packed once for each column of tasks: wider ones pay */
+    SLAB_K_SWAP = 768,        /* sums cannot wait in C: rather one slab than slots */
+    SLAB_K_COPY_A = 256,      /* packed A stays in L1, and B in L2, with more columns */
+    SLAB_K_FIXED = 256,       /* I64 */
+    SLAB_BYTES = 600 << 10,   /* of packed B: in L2 with room for another thread */
+    SLAB_BYTES_WIDE = 800 << 10, /* A is packed once for each column of tasks: wider ones pay */
     CHUNK_ROWS = 8 * TILE_ROWS, /* of a transposed A packed at a time */
     TASK_ROWS_MIN = 128,      /* below this, packing B for so few rows would show */
-    TASKS_PER_THREAD = 4,
+    TASKS_PER_THREAD = 2,
     AHEAD_PACKED = 8,         /* rows of B to prefetch */
     AHEAD_DIRECT = 24,
     DIRECT_ROWS = 2 * TILE_ROWS, /* with so few rows B is not packed but read where it lies */
@@ -60,6 +62,7 @@ typedef struct {
     bool in_place;           /* sums build up in C itself */
     int64_t leaf, slab, group;
     int64_t slots;           /* levels of waiting sums */
+    int64_t a_panel, b_panel; /* floats from one packed panel to the next */
     int64_t rows, cols;      /* of a task */
     int64_t row_tasks, tasks;
     int64_t a_elems, b_elems, slot_elems, thread_elems;
@@ -77,6 +80,7 @@ typedef struct {
     bool first, last, last_group;  /* the slab's place in its group; the group's in K */
     float *a, *b, *slot;
     int64_t chunk;                 /* first row of the packed chunk of A */
+    int64_t packed_col, packed_k;  /* what of B is packed */
     bool overflow;
 } Task;
 
@@ -100,7 +104,7 @@ static Tile tile_open(const Task *t, int64_t row, int64_t col)
     const Plan *p = t->p;
     Tile tile = { .rows = min64(t->rows - row, TILE_ROWS), .cols = min64(t->cols - col, TILE_COLS) };
     if (p->copy_a) {
-        tile.a = t->a + (row - t->chunk) * p->slab;
+        tile.a = t->a + (row - t->chunk) / TILE_ROWS * p->a_panel;
         tile.a_row = 1;
         tile.a_k = TILE_ROWS;
     } else {
@@ -109,8 +113,8 @@ static Tile tile_open(const Task *t, int64_t row, int64_t col)
         tile.a_k = 1;
     }
     if (p->copy_b) {
-        tile.b = t->b + col * p->slab;
-        tile.b_k = ceil_div(tile.cols, VEC) * VEC;
+        tile.b = t->b + col / TILE_COLS * p->b_panel;
+        tile.b_k = panel_width(tile.cols);
         tile.ahead = AHEAD_PACKED;
         if (!p->in_place) tile.cols = tile.b_k;
     } else {
@@ -251,14 +255,28 @@ typedef struct {
     int64_t ld;
 } FixedSum;
 
+/* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
+static inline vl fix_load(const float *p)
+{
+#if defined(CPU_ISA_avx512)
+    return (vl){ _mm512_cvtps_epi64(_mm256_loadu_ps(p)), _mm512_cvtps_epi64(_mm256_loadu_ps(p + 8)) };
+#else
+    return vl_from_f(vf_load(p));
+#endif
+}
+
+static inline void fix_add_row(int64_t *to, const int64_t *from, const float *leaf, int64_t cols)
+{
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < cols; j += VEC) vl_store(to + j, vl_add(vl_load(from + j), fix_load(leaf + j)));
+}
+
 /* to = from + llrint(leaf) */
 static void fix_add(FixedSum to, FixedSum from, const float *leaf, int64_t rows, int64_t cols)
 {
-    for (int64_t i = 0; i < rows; i++) {
-        for (int64_t j = 0; j < cols; j += VEC) {
-            vl x = vl_from_f(vf_load(leaf + i * TILE_COLS + j));
-            vl_store(to.at + i * to.ld + j, vl_add(vl_load(from.at + i * from.ld + j), x));
-        }
+    for (int64_t i = 0; i < rows; i++, to.at += to.ld, from.at += from.ld, leaf += TILE_COLS) {
+        if (cols == TILE_COLS) fix_add_row(to.at, from.at, leaf, TILE_COLS);
+        else fix_add_row(to.at, from.at, leaf, cols);
     }
 }
 
@@ -274,8 +292,6 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     const Sum leaf = p->slots ? slot_of(t, 0, row, col) : (Sum){ local, TILE_COLS };
     const FixedSum out = { g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc }, sums = { memory, TILE_COLS };
     if (edge) memset(memory, 0, sizeof memory);
-    for (int64_t i = 0; t->last && i < tile.rows; i++)
-        for (int64_t j = 0; j < cols; j += 8) __builtin_prefetch(out.at + i * out.ld + j, 1);
     for (int64_t k = 0; k < t->slab_k; k += p->leaf) {
         tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, leaf);
         if (!t->last) return;
@@ -289,20 +305,50 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
 
 /* ---- a task ---- */
 
+static void task_pack_b(Task *t)
+{
+    const Plan *p = t->p;
+    if (t->packed_col == t->col && t->packed_k == t->k) return; /* by the task above this one */
+    t->packed_col = t->col;
+    t->packed_k = t->k;
+    if (p->b.transposed)
+        pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k, t->cols);
+    else
+        pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
+}
+
+/* A chunk of a transposed A starts at this row. */
+static void task_pack_a(Task *t, int64_t row)
+{
+    const Plan *p = t->p;
+    t->chunk = row;
+    pack_a(t->a, p->a_panel, p->a.data + t->k * p->a.ld + t->row + row, p->a.ld, t->slab_k,
+           min64(t->rows - row, CHUNK_ROWS));
+}
+
+/* Asks for the C (or G) of a tile while the one before it is computed: else the chain waits for memory. */
+static void task_prefetch_c(const Task *t, int64_t row, int64_t col)
+{
+    const Gemm *g = t->p->g;
+    const bool fixed = g->mode == GEMM_I64;
+    const int64_t size = fixed ? sizeof *g->fixed : sizeof *g->c, line = 64;
+    const int64_t rows = min64(t->rows - row, TILE_ROWS), bytes = min64(t->cols - col, TILE_COLS) * size;
+    const char *c = fixed ? (const char *)g->fixed : (const char *)g->c;
+    c += ((t->row + row) * g->ldc + t->col + col) * size;
+    for (int64_t i = 0; i < rows; i++, c += g->ldc * size)
+        for (int64_t j = 0; j < bytes; j += line) __builtin_prefetch(c + j, 1);
+}
+
 static void task_slab(Task *t)
 {
     const Plan *p = t->p;
-    if (p->copy_b) {
-        const float *src = p->b.data + (p->b.transposed ? t->col * p->b.ld + t->k : t->k * p->b.ld + t->col);
-        pack_b(t->b, p->slab * TILE_COLS, src, p->b.ld, p->b.transposed, t->slab_k, t->cols);
-    }
+    const bool reread = p->g->mode == GEMM_I64 ? t->last : p->in_place && (p->g->beta || !t->first);
+    if (p->copy_b) task_pack_b(t);
     for (int64_t row = 0; row < t->rows; row += TILE_ROWS) {
-        if (p->copy_a && row % CHUNK_ROWS == 0) {
-            t->chunk = row;
-            pack_a(t->a, p->slab * TILE_ROWS, p->a.data + t->k * p->a.ld + t->row + row, p->a.ld, t->slab_k,
-                   min64(t->rows - row, CHUNK_ROWS));
-        }
+        if (p->copy_a && row % CHUNK_ROWS == 0) task_pack_a(t, row);
         for (int64_t col = 0; col < t->cols; col += TILE_COLS) {
+            const bool end = col + TILE_COLS >= t->cols;
+            if (reread) task_prefetch_c(t, end ? row + TILE_ROWS : row, end ? 0 : col + TILE_COLS);
             if (p->g->mode == GEMM_I64) tile_fixed(t, row, col);
             else tile_float(t, row, col);
         }
@@ -333,7 +379,7 @@ static void task_run(Task *t, int64_t index)
 static void thread_run(Plan *p, int64_t thread)
 {
     float *memory = (float *)p->workspace + thread * p->thread_elems;
-    Task t = { .p = p, .a = memory, .b = memory + p->a_elems, .slot = memory + p->a_elems + p->b_elems };
+    Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems, .slot = memory + p->a_elems + p->b_elems };
     for (int64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->tasks;) task_run(&t, i);
     if (t.overflow) atomic_store(&p->overflow, true);
 }
@@ -343,7 +389,7 @@ static void thread_run(Plan *p, int64_t thread)
 static void plan_k(Plan *p)
 {
     const Gemm *g = p->g;
-    int64_t most = g->mode == GEMM_I64 ? SLAB_K_FIXED : SLAB_K;
+    int64_t most = g->mode == GEMM_I64 ? SLAB_K_FIXED : p->copy_a ? SLAB_K_COPY_A : p->swap ? SLAB_K_SWAP : SLAB_K;
     p->leaf = g->mode == GEMM_CHAIN ? max64(p->K, 1) : min64(g->leaf, max64(p->K, 1));
     if (p->leaf > most) {
         p->group = p->leaf;
@@ -378,8 +424,11 @@ static void plan_tasks(Plan *p, int64_t threads)
     p->rows = ceil_div(ceil_div(p->M, row_tasks), CHUNK_ROWS) * CHUNK_ROWS;
     p->row_tasks = ceil_div(p->M, p->rows);
     p->tasks = p->row_tasks * col_tasks;
-    p->a_elems = p->copy_a ? CHUNK_ROWS * p->slab : 0;
-    p->b_elems = p->copy_b ? wide * TILE_COLS * p->slab : 0;
+    /* a line more than needed, so that the panels do not all start in the same sets of the cache */
+    p->a_panel = p->slab * TILE_ROWS + VEC;
+    p->b_panel = p->slab * TILE_COLS + VEC;
+    p->a_elems = p->copy_a ? CHUNK_ROWS / TILE_ROWS * p->a_panel : 0;
+    p->b_elems = p->copy_b ? wide * p->b_panel : 0;
     p->slot_elems = p->slots ? ceil_div(p->rows, TILE_ROWS) * wide * TILE_ELEMS : 0;
     p->thread_elems = ceil_div(p->a_elems + p->b_elems + p->slots * p->slot_elems, VEC) * VEC;
 }

@@ -96,38 +96,41 @@ static inline void transpose_any(float *dst, int64_t ldd, const float *src, int6
     }
 }
 
-enum { PACK_K = 64 }; /* k's at a time, so that what is written stays in the L1 cache */
+enum { PACK_K = 64 }; /* k's transposed at a time, so that what is written stays in the L1 cache */
 
-/* Rows of n <= TILE_COLS floats, filled up with zeros to `width`. */
-static inline void copy_rows(float *dst, int64_t width, const float *src, int64_t ld, int64_t rows, int64_t n)
+static inline int64_t panel_width(int64_t cols)
 {
-    for (int64_t r = 0; r < rows; r++, dst += width, src += ld) {
-        if (n == TILE_COLS)
-            for (int v = 0; v < TILE_COLS; v += VEC) vf_store(dst + v, vf_load(src + v));
-        else
-            for (int64_t v = 0; v < n; v += VEC) vf_store(dst + v, vf_load_n(src + v, n - v < VEC ? n - v : VEC));
-    }
+    return cols < TILE_COLS ? (cols + VEC - 1) / VEC * VEC : TILE_COLS;
 }
 
 /*
- * Panels of B: rows k of `cols` columns as ceil(cols / TILE_COLS) panels, `panel` floats apart, each
- * [k][width], width = its columns rounded up to 16. `src` is at (first k, first column) of the stored matrix.
+ * Panels of B: k rows of `cols` columns as ceil(cols / TILE_COLS) panels, `panel` floats apart, each
+ * [k][width], width = its columns rounded up to 16. `src` is at (first k, first column); rows lie as in B.
  */
-static void pack_b(float *dst, int64_t panel, const float *src, int64_t ld, bool transposed, int64_t k,
-                   int64_t cols)
+static void pack_b(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k, int64_t cols)
+{
+    const int64_t whole = cols / TILE_COLS, rest = cols % TILE_COLS, width = panel_width(rest);
+    for (int64_t q = 0; q < k; q++, src += ld) {
+        for (int64_t p = 0; p < whole; p++)
+            for (int v = 0; v < TILE_COLS; v += VEC)
+                vf_store(dst + p * panel + q * TILE_COLS + v, vf_load(src + p * TILE_COLS + v));
+        for (int64_t v = 0; v < rest; v += VEC)
+            vf_store(dst + whole * panel + q * width + v,
+                     vf_load_n(src + whole * TILE_COLS + v, rest - v < VEC ? rest - v : VEC));
+    }
+}
+
+/* The same from a transposed B: `src` is at (first column, first k). */
+static void pack_b_transposed(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k, int64_t cols)
 {
     for (int64_t k0 = 0; k0 < k; k0 += PACK_K) {
-        int64_t k1 = k - k0 < PACK_K ? k : k0 + PACK_K;
+        const int64_t count = k - k0 < PACK_K ? k - k0 : PACK_K;
         for (int64_t j = 0; j < cols; j += TILE_COLS) {
-            int64_t n = cols - j < TILE_COLS ? cols - j : TILE_COLS, width = (n + VEC - 1) / VEC * VEC;
-            float *out = dst + j / TILE_COLS * panel;
-            if (transposed) {
-                transpose_any(out + k0 * width, width, src + j * ld + k0, ld, n, k1 - k0);
-                for (int64_t q = k0; q < k1 && n < width; q++)
-                    memset(out + q * width + n, 0, (size_t)(width - n) * sizeof *out);
-            } else {
-                copy_rows(out + k0 * width, width, src + k0 * ld + j, ld, k1 - k0, n);
-            }
+            const int64_t n = cols - j < TILE_COLS ? cols - j : TILE_COLS, width = panel_width(n);
+            float *out = dst + j / TILE_COLS * panel + k0 * width;
+            transpose_any(out, width, src + j * ld + k0, ld, n, count);
+            for (int64_t q = 0; q < count && n < width; q++)
+                memset(out + q * width + n, 0, (size_t)(width - n) * sizeof *out);
         }
     }
 }
@@ -135,19 +138,12 @@ static void pack_b(float *dst, int64_t panel, const float *src, int64_t ld, bool
 /* Panels of a transposed A: `rows` rows as panels of TILE_ROWS, [k][TILE_ROWS] each, `panel` floats apart. */
 static void pack_a(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k, int64_t rows)
 {
-    for (int64_t k0 = 0; k0 < k; k0 += PACK_K) {
-        int64_t k1 = k - k0 < PACK_K ? k : k0 + PACK_K;
-        for (int64_t i = 0; i < rows; i += TILE_ROWS) {
-            float *out = dst + i / TILE_ROWS * panel;
-            int64_t n = rows - i < TILE_ROWS ? rows - i : TILE_ROWS;
-            if (n == TILE_ROWS) {
-                for (int64_t q = k0; q < k1; q++)
-                    memcpy(out + q * TILE_ROWS, src + q * ld + i, TILE_ROWS * sizeof *out);
-            } else {
-                for (int64_t q = k0; q < k1; q++)
-                    for (int64_t r = 0; r < n; r++) out[q * TILE_ROWS + r] = src[q * ld + i + r];
-            }
-        }
+    const int64_t whole = rows / TILE_ROWS, rest = rows % TILE_ROWS;
+    for (int64_t q = 0; q < k; q++, src += ld) {
+        float *out = dst + q * TILE_ROWS;
+        for (int64_t p = 0; p < whole; p++)
+            memcpy(out + p * panel, src + p * TILE_ROWS, TILE_ROWS * sizeof *out);
+        for (int64_t r = 0; r < rest; r++) out[whole * panel + r] = src[whole * TILE_ROWS + r];
     }
 }
 
