@@ -38,7 +38,8 @@ all: deps
 	@$(MAKE) --no-print-directory megatrain
 
 megatrain: $(BUILD)/main.o $(BUILD)/libmegatrain.a
-	$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
+	@echo "  LD $@"
+	@$(CC) $(LDFLAGS) -o $@ $^ $(LIBS)
 
 $(BUILD)/libmegatrain.a: $(OBJ)
 	@rm -f $@
@@ -46,22 +47,26 @@ $(BUILD)/libmegatrain.a: $(OBJ)
 
 $(BUILD)/%.o: %.c
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -c -o $@ $<
+	@echo "  CC $<"
+	@$(CC) $(CFLAGS) -c -o $@ $<
 
 define CPU_RULE
 $(BUILD)/src/cpu/$(1)/%.o: src/cpu/%.c
 	@mkdir -p $$(@D)
-	$(CC) $(CFLAGS) $($(1)_FLAGS) -DCPU_ISA=$(1) -DCPU_ISA_$(1) -c -o $$@ $$<
+	@echo "  CC $$< ($(1))"
+	@$(CC) $(CFLAGS) $($(1)_FLAGS) -DCPU_ISA=$(1) -DCPU_ISA_$(1) -c -o $$@ $$<
 endef
 $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
 
 $(BUILD)/test/%: test/%.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -Itest -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+	@echo "  CC $<"
+	@$(CC) $(CFLAGS) -Itest -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
 
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
-	$(CC) $(CFLAGS) -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+	@echo "  CC $<"
+	@$(CC) $(CFLAGS) -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
 
 deps:
 	@scripts/install-deps.sh

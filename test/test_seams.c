@@ -72,6 +72,7 @@ static uint64_t run_list(const TrainSpec *spec, const Action *list, int count, i
             extra[i].microbatch = -1;
             for (int k = 0; k < REGION_COUNT; k++) {
                 test_arena(&extra[i].slot.region[k], 8 << 20);
+                extra[i].slot.region[k].poison = spec->poison;
             }
             OK(setup_array(&setup, extra[i].slot.segment_count, &extra[i].slot.segments));
             OK(setup_array(&setup, extra[i].slot.queue_capacity, &extra[i].slot.queue));

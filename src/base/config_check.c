@@ -99,8 +99,7 @@ static void resolve_model(ConfigReader *r)
 /* True if this layout cuts only between canonical blocks, so that its bits are every layout's. */
 static bool layout_divides_blocks(const Config *c)
 {
-    bool rows = !c->parallel.sp || c->train.micro_batch * c->parallel.seq_blocks % c->parallel.tp == 0;
-    return c->parallel.tp_blocks % c->parallel.tp == 0 && rows;
+    return c->parallel.tp_blocks % c->parallel.tp == 0;
 }
 
 static void resolve_parallel(ConfigReader *r)
@@ -263,12 +262,8 @@ static void check_layout(ConfigReader *r)
     RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % tp == 0,
          "with sp, tp must divide micro_batch * seq", CFG_parallel_tp, CFG_train_micro_batch, CFG_model_seq);
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || layout_divides_blocks(c),
-         "the layout cuts inside a canonical block: tp must divide tp_blocks and, with sp, "
-         "micro_batch * seq_blocks; or take reproducible = run",
-         CFG_run_reproducible, CFG_parallel_tp, CFG_parallel_tp_blocks, CFG_train_micro_batch,
-         CFG_parallel_seq_blocks);
-    RULE(!c->parallel.zero || c->derived.dp == 1, "cutting optimizer states over ranks is not built yet",
-         CFG_parallel_zero);
+         "the layout cuts inside a canonical block: tp must divide tp_blocks; or take reproducible = run",
+         CFG_run_reproducible, CFG_parallel_tp, CFG_parallel_tp_blocks);
     RULE(!c->debug.comm_delay_ms || world_size > 1, "one rank has no communication to delay",
          CFG_debug_comm_delay_ms);
 }
@@ -335,6 +330,7 @@ static const ConfigUnbuilt unbuilt[] = {
     { "parallel.schedule", NULL, "pipelines" },
     { "parallel.group", NULL, "pipelines" },
     { "parallel.layout", NULL, "pipelines" },
+    { "parallel.zero", "0", "optimizer states are not cut over ranks" },
     { "parallel.bucket_mb", NULL, "gradients are reduced in one piece" },
     { "parallel.overlap_grad", "false", "gradients are reduced after backward" },
     { "parallel.overlap_param", "false", "weights are not cut over ranks" },

@@ -1,8 +1,6 @@
 /* See executor.h. */
 #include "pipeline/executor.h"
 
-#include <string.h>
-
 #include "base/trace.h"
 
 /* Points the context at a slot. */
@@ -22,24 +20,10 @@ static ExecutorSlot *slot_of(Executor *e, int microbatch)
     return NULL;
 }
 
-static void drop(const Executor *e, Arena *a)
+static void give_back(ExecutorSlot *s)
 {
-    if (e->poison && !e->ctx.s->dev->is_null) memset(a->base, 0xff, (size_t)a->used_bytes);
-    arena_release(a, 0);
-}
-
-static void give_back(Executor *e, ExecutorSlot *s)
-{
-    drop(e, &s->slot.region[REGION_I]);
-    drop(e, &s->slot.region[REGION_W]);
+    for (int r = 0; r < REGION_COUNT; r++) arena_release(&s->slot.region[r], 0);
     s->microbatch = -1;
-}
-
-static void poison_scratch(const Executor *e)
-{
-    const Arena *a = e->ctx.scratch;
-    if (e->poison && !e->ctx.s->dev->is_null)
-        memset(a->base + a->used_bytes, 0xff, (size_t)(a->size_bytes - a->used_bytes));
 }
 
 static Err forward(Executor *e, int microbatch)
@@ -60,9 +44,8 @@ static Err backward(Executor *e, int microbatch, bool split)
     c->split_backward = split;
     TRY(stage_backward(e->stage, c, &s->save, &none, &din));
     arena_release(c->scratch, mark);
-    poison_scratch(e);
-    if (split) drop(e, &s->slot.region[REGION_I]);
-    else give_back(e, s);
+    if (split) arena_release(&s->slot.region[REGION_I], 0);
+    else give_back(s);
     return ERR_OK;
 }
 
@@ -70,7 +53,7 @@ static Err weight_half(Executor *e, int microbatch)
 {
     ExecutorSlot *s = slot_of(e, microbatch);
     TRY(wgrad_drain(enter(e, s)));
-    give_back(e, s);
+    give_back(s);
     return ERR_OK;
 }
 
@@ -104,6 +87,6 @@ Err executor_eval(Executor *e, int microbatch)
 {
     e->ctx.dropout_on = false;
     TRY(forward(e, microbatch));
-    give_back(e, slot_of(e, microbatch));
+    give_back(slot_of(e, microbatch));
     return ERR_OK;
 }

@@ -31,7 +31,6 @@ typedef struct {
     ExecutorHooks hooks;
     ExecutorSlot *slots;
     int slot_count;
-    bool poison; /* fill released regions with NaN bytes: a read after release cannot go unseen */
 } Executor;
 
 Err executor_run(Executor *e, const Action *list, int count);

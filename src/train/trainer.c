@@ -110,6 +110,7 @@ static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_byte
     void *base;
     TRY(device_alloc(&t->device, size_bytes, &base));
     arena_init(a, name, base, size_bytes);
+    a->poison = t->spec.poison && !t->device.is_null;
     return ERR_OK;
 }
 
@@ -132,7 +133,6 @@ static Err open_executor(Trainer *t, const MemoryPlan *limits)
     TRY(setup_array(&t->setup, 2 * t->microbatches + 3, &t->actions));
     t->action_count = schedule_1f1b(t->actions, 0, 1, t->microbatches);
     e->stage = &t->stage;
-    e->poison = t->spec.poison;
     e->hooks = (ExecutorHooks){ t, hook_batch, hook_reduce, hook_norm, hook_update };
     e->slot_count = schedule_in_flight(t->actions, t->action_count);
     e->ctx = (Ctx){ .s = &t->device.stream,
