@@ -1,46 +1,17 @@
 /*
- * Tokenizers against golden ids made with other programs (when the fixtures are there), against naive
- * re-implementations of encoding and training that share no code with src/data, and with damaged files.
+ * Tokenizers against golden ids made with other programs (when the fixtures are there), against
+ * naive re-implementations of encoding and training that share no code with src/data, and with
+ * damaged files.
  */
 #include "test.h"
 
-#include <unistd.h>
-
-#include "base/file.h"
 #include "base/json.h"
-#include "data/jsonl.h"
 #include "data/pretoken.h"
 #include "data/tokenizer.h"
 #include "data/utf8.h"
+#include "scratch.h"
 
 #define FIXTURES "../shared/fixtures/tokenizers"
-
-static char dir[64];
-
-static const char *in_dir(const char *name)
-{
-    static char paths[4][160];
-    static int turn;
-    if (!*dir) {
-        strcpy(dir, "/tmp/megatrain-tok-XXXXXX");
-        if (!mkdtemp(dir)) exit(1);
-    }
-    char *path = paths[turn++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", dir, name);
-    return path;
-}
-
-__attribute__((destructor)) static void clean(void)
-{
-    if (*dir) file_remove_tree(dir);
-}
-
-static const char *write_text(const char *name, const char *text)
-{
-    const char *path = in_dir(name);
-    if (file_replace(path, text, (int64_t)strlen(text)) != ERR_OK) exit(1);
-    return path;
-}
 
 static bool same_ids(const TokenList *a, const TokenList *b)
 {
@@ -66,7 +37,8 @@ static void check_golden(const char *spec, const char *member)
         char *decoded;
         OK(tokenizer_encode(t, text, size, &got));
         bool same = got.count == json_count(want);
-        for (int64_t k = 0; same && k < got.count; k++) same = got.ids[k] == json_int(json_at(want, k), -1);
+        for (int64_t k = 0; same && k < got.count; k++)
+            same = got.ids[k] == json_int(json_at(want, k), -1);
         CHECK_MSG(same, "text %lld: '%s'", (long long)i, text);
         OK(tokenizer_decode(t, got.ids, got.count, &decoded, &decoded_size));
         if (strcmp(member, "gpt2") == 0) /* the other one normalizes */
@@ -118,14 +90,30 @@ TEST(utf8)
         const char *text;
         int64_t valid; /* bytes before the first that is not */
     } cases[] = {
-        { "", 0 },           { "abc", 3 },          { "\xC3\xA9", 2 },       { "\xE2\x82\xAC", 3 },
-        { "\xF0\x9F\x98\x80", 4 }, { "a\x80", 1 },        { "\xC0\x80", 0 },       { "\xC1\xBF", 0 },
-        { "\xE0\x9F\xBF", 0 },     { "\xE0\xA0\x80", 3 }, { "\xED\x9F\xBF", 3 },   { "\xED\xA0\x80", 0 },
-        { "\xF0\x8F\xBF\xBF", 0 }, { "\xF4\x8F\xBF\xBF", 4 }, { "\xF4\x90\x80\x80", 0 }, { "\xF5\x80\x80\x80", 0 },
-        { "ab\xE2\x82", 2 },       { "12345678\xFF", 8 }, { "1234567\xC3\xA9\xFF", 9 },  { "\xE2\x28\xA1", 0 },
+        { "", 0 },
+        { "abc", 3 },
+        { "\xC3\xA9", 2 },
+        { "\xE2\x82\xAC", 3 },
+        { "\xF0\x9F\x98\x80", 4 },
+        { "a\x80", 1 },
+        { "\xC0\x80", 0 },
+        { "\xC1\xBF", 0 },
+        { "\xE0\x9F\xBF", 0 },
+        { "\xE0\xA0\x80", 3 },
+        { "\xED\x9F\xBF", 3 },
+        { "\xED\xA0\x80", 0 },
+        { "\xF0\x8F\xBF\xBF", 0 },
+        { "\xF4\x8F\xBF\xBF", 4 },
+        { "\xF4\x90\x80\x80", 0 },
+        { "\xF5\x80\x80\x80", 0 },
+        { "ab\xE2\x82", 2 },
+        { "12345678\xFF", 8 },
+        { "1234567\xC3\xA9\xFF", 9 },
+        { "\xE2\x28\xA1", 0 },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        CHECK_MSG(utf8_valid_bytes(cases[i].text, (int64_t)strlen(cases[i].text)) == cases[i].valid, "case %zu", i);
+        CHECK_MSG(utf8_valid_bytes(cases[i].text, (int64_t)strlen(cases[i].text)) == cases[i].valid,
+                  "case %zu", i);
     for (uint32_t c = 1; c < 0x110000; c += c < 0x900 ? 1 : 97) {
         char text[4];
         int n = utf8_put(text, c), back;
@@ -168,8 +156,8 @@ TEST(pieces)
             n += snprintf(got + n, sizeof got - (size_t)n, "%s%.*s", at ? "|" : "", (int)(end - at),
                           cases[i].text + at);
         }
-        CHECK_MSG(strcmp(got, cases[i].want) == 0, "%s '%s': got '%s', want '%s'", split_name(cases[i].kind),
-                  cases[i].text, got, cases[i].want);
+        CHECK_MSG(strcmp(got, cases[i].want) == 0, "%s '%s': got '%s', want '%s'",
+                  split_name(cases[i].kind), cases[i].text, got, cases[i].want);
         splitter_work_close(w);
         splitter_close(s);
     }
@@ -209,7 +197,8 @@ TEST(byte_tokenizer)
 static const char *const training_text =
     "the cat sat on the mat, the cat ate the rat; that's that.\n"
     "banana bandana ananas abcabcabc bcbcbc aaaaaaa aaa 1234 1233 122 \"quoted\\back\"\n"
-    "low lower lowest newer newest wide wider widest na\xC3\xAFve caf\xC3\xA9 \xF0\x9F\x98\x80\xF0\x9F\x98\x80\n";
+    "low lower lowest newer newest wide wider widest na\xC3\xAFve caf\xC3\xA9 "
+    "\xF0\x9F\x98\x80\xF0\x9F\x98\x80\n";
 
 enum { NAIVE_MAX = 600 };
 
@@ -274,7 +263,8 @@ static bool naive_step(Naive *v, int *symbols, int *n)
         if (symbols[i] >= 0 && symbols[i + 1] >= 0) counts[symbols[i]][symbols[i + 1]]++;
     for (int l = 0; l < v->token_count; l++)
         for (int r = 0; r < v->token_count; r++)
-            if (counts[l][r] > best || (counts[l][r] == best && bl >= 0 && naive_before(v, l, r, bl, br)))
+            if (counts[l][r] > best ||
+                (counts[l][r] == best && bl >= 0 && naive_before(v, l, r, bl, br)))
                 best = counts[l][r], bl = l, br = r;
     if (bl < 0) return false;
     NaiveToken joined = v->tokens[bl];
@@ -306,7 +296,8 @@ static void naive_encode(const Naive *v, const char *text, TokenList *out)
     int n = naive_symbols(text, symbols);
     for (int m = 0; m < v->merge_count; m++) {
         NaiveToken joined = v->tokens[v->left[m]];
-        memcpy(joined.text + joined.size, v->tokens[v->right[m]].text, (size_t)v->tokens[v->right[m]].size);
+        memcpy(joined.text + joined.size, v->tokens[v->right[m]].text,
+               (size_t)v->tokens[v->right[m]].size);
         joined.size += v->tokens[v->right[m]].size;
         int id = 0;
         while (naive_compare(&v->tokens[id], &joined) != 0) id++;
@@ -336,14 +327,15 @@ TEST(training_equals_naive)
         int64_t got;
         OK(tokenizer_open(trained(vocab, &got), &t));
         naive_train(&naive, training_text, vocab);
-        CHECK(got == naive.token_count + 1 && tokenizer_vocab(t) == got && tokenizer_eod(t) == got - 1);
+        CHECK(got == naive.token_count + 1 && tokenizer_vocab(t) == got &&
+              tokenizer_eod(t) == got - 1);
         for (int id = 0; id < naive.token_count; id++) {
             int32_t size;
             const char *bytes = tokenizer_bytes(t, id, &size);
             CHECK_MSG(bytes && size == naive.tokens[id].size &&
                           memcmp(bytes, naive.tokens[id].text, (size_t)size) == 0,
-                      "vocab %d, id %d: '%.*s' want '%.*s'", vocab, id, size, bytes, naive.tokens[id].size,
-                      naive.tokens[id].text);
+                      "vocab %d, id %d: '%.*s' want '%.*s'", vocab, id, size, bytes,
+                      naive.tokens[id].size, naive.tokens[id].text);
         }
         tokenizer_close(t);
     }
@@ -353,7 +345,8 @@ TEST(training_stops_early_and_ignores_file_order)
 {
     int64_t got, again;
     const char *a = write_text("a.txt", "one two two three three three\n");
-    const char *b = write_text("b.txt", "four four four four one\n"), *forth = in_dir("f.json"), *back = in_dir("g.json");
+    const char *b = write_text("b.txt", "four four four four one\n"), *forth = in_dir("f.json"),
+               *back = in_dir("g.json");
     const char *ab[] = { a, b }, *ba[] = { b, a };
     OK(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 5000, forth }, &got));
     OK(tokenizer_train(&(TokenizerTrainOptions){ ba, 2, 5000, back }, &again));
@@ -366,8 +359,10 @@ TEST(training_stops_early_and_ignores_file_order)
     free(x);
     free(y);
     const char *none[] = { in_dir("missing") }, *empty[] = { write_text("empty.txt", "") };
-    FAILS(tokenizer_train(&(TokenizerTrainOptions){ none, 1, 300, forth }, NULL), ERR_DATA, "missing");
-    FAILS(tokenizer_train(&(TokenizerTrainOptions){ empty, 1, 300, forth }, NULL), ERR_DATA, "no text");
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ none, 1, 300, forth }, NULL), ERR_DATA,
+          "missing");
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ empty, 1, 300, forth }, NULL), ERR_DATA,
+          "no text");
     FAILS(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 256, forth }, NULL), ERR_CONFIG, "256");
 }
 
@@ -375,7 +370,8 @@ TEST(training_stops_early_and_ignores_file_order)
 
 TEST(encoding_equals_naive)
 {
-    static const char *const parts[] = { "the", "cat", " ", "an", "aaaa", "bc", "\n", "12", "est", "!", "\xC3\xA9", "w" };
+    static const char *const parts[] = { "the", "cat", " ",   "an", "aaaa",     "bc",
+                                         "\n",  "12",  "est", "!",  "\xC3\xA9", "w" };
     Tokenizer *t;
     int64_t got;
     uint64_t seed = 1;
@@ -407,7 +403,8 @@ TEST(round_trip_of_any_bytes)
         char text[256], *back;
         int64_t n = (int64_t)(test_rand(&seed) % sizeof text), invalid = 0;
         for (int64_t i = 0; i < n; i++)
-            text[i] = round % 2 ? (char)test_rand(&seed) : "ab \n\xC3\xA9\xF0\x9F"[test_rand(&seed) % 8];
+            text[i] =
+                round % 2 ? (char)test_rand(&seed) : "ab \n\xC3\xA9\xF0\x9F"[test_rand(&seed) % 8];
         TokenList ids = { 0 };
         OK(encoder_run(e, text, n, &ids, &invalid));
         OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
@@ -445,7 +442,9 @@ TEST(long_word_is_not_quadratic)
 
 TEST(cuts_change_nothing)
 {
-    static const char *const parts[] = { "cat", "s", "'s ", " ", "\n", "..", "12", "\xC3\xA9", "\xCC\x81", "<|x y|>", "<|x", " y|>", "A" };
+    static const char *const parts[] = { "cat", "s",    "'s ",      " ",        "\n",
+                                         "..",  "12",   "\xC3\xA9", "\xCC\x81", "<|x y|>",
+                                         "<|x", " y|>", "A" };
     static const char *const specs[] = { FIXTURES "/qwen3/tokenizer.json", "trained", "byte" };
     uint64_t seed = 3;
     int64_t got;
@@ -472,186 +471,6 @@ TEST(cuts_change_nothing)
         }
         tokenizer_close(t);
     }
-}
-
-/* ---- tokenizer.json: forms that are understood, and those that are refused ---- */
-
-/* The 256 bytes in GPT-2's alphabet, then "ab" 256, "abc" 257, "bc" 258. */
-static void put_vocab(char *out)
-{
-    int next = 256, n = 0;
-    for (int b = 0; b < 256; b++) {
-        bool plain = (b > 32 && b < 127) || (b > 160 && b != 173);
-        char c[5] = "";
-        utf8_put(c, (uint32_t)(plain ? b : next++));
-        n += sprintf(out + n, "\"%s%s\":%d,", b == '"' || b == '\\' ? "\\" : "", c, b);
-    }
-    strcpy(out + n, "\"ab\":256,\"abc\":257,\"bc\":258");
-}
-
-typedef struct {
-    const char *merges, *model, *added, *pre, *normalizer, *top; /* NULL: the plain form */
-} JsonParts;
-
-static const char *make_json(JsonParts p)
-{
-    static char vocab[8192], text[16384];
-    put_vocab(vocab);
-    snprintf(text, sizeof text,
-             "{\"added_tokens\":[%s],%s\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{\"type\":\"ByteLevel\"},"
-             "\"model\":{\"type\":\"BPE\",%s\"vocab\":{%s},\"merges\":[%s]}}",
-             p.added ? p.added : "", p.top ? p.top : "", p.normalizer ? p.normalizer : "null",
-             p.pre ? p.pre : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}", p.model ? p.model : "", vocab,
-             p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
-    return write_text("made.json", text);
-}
-
-static void check_ids(JsonParts p, const char *text, const char *want)
-{
-    Tokenizer *t;
-    TokenList ids;
-    char got[256] = "";
-    OK(tokenizer_open(make_json(p), &t));
-    OK(tokenizer_encode(t, text, (int64_t)strlen(text), &ids));
-    for (int64_t i = 0; i < ids.count; i++) sprintf(got + strlen(got), "%s%d", i ? " " : "", ids.ids[i]);
-    CHECK_MSG(strcmp(got, want) == 0, "'%s': got '%s', want '%s'", text, got, want);
-    free(ids.ids);
-    tokenizer_close(t);
-}
-
-TEST(json_forms)
-{
-    check_ids((JsonParts){ 0 }, "abcbc", "257 98 99");
-    check_ids((JsonParts){ .merges = "[\"b\",\"c\"],\"a b\"" }, "abc", "97 258");
-    /* "abc" is a token that no merge reaches: only ignore_merges finds it */
-    check_ids((JsonParts){ .merges = "\"a b\"", .model = "\"ignore_merges\":true," }, "abc", "257");
-    check_ids((JsonParts){ .merges = "\"a b\"" }, "abc", "256 99");
-    check_ids((JsonParts){ .added = "{\"id\":300,\"content\":\"<a>\"},{\"id\":301,\"content\":\"<a><b>\"}" },
-              "<a><a><b>x", "300 301 120");
-    check_ids((JsonParts){ .added = "{\"id\":300,\"content\":\"e\xCC\x81\",\"normalized\":true}",
-                           .normalizer = "{\"type\":\"NFC\"}" },
-              "e\xCC\x81\xC3\xA9", "300 300"); /* both spellings of the same letter */
-    check_ids((JsonParts){ .normalizer = "{\"type\":\"NFC\"}" }, "e\xCC\x81", "195 169");
-    check_ids((JsonParts){ 0 }, "e\xCC\x81", "101 204 129");
-}
-
-TEST(json_refusals)
-{
-    static const struct {
-        JsonParts parts;
-        const char *message;
-    } cases[] = {
-        { { .model = "\"byte_fallback\":true," }, "byte_fallback" },
-        { { .model = "\"unk_token\":\"?\"," }, "unk_token" },
-        { { .model = "\"dropout\":0.1," }, "dropout" },
-        { { .model = "\"end_of_word_suffix\":\"</w>\"," }, "suffix" },
-        { { .normalizer = "{\"type\":\"Lowercase\"}" }, "normalizer" },
-        { { .pre = "{\"type\":\"Whitespace\"}" }, "pre_tokenizer" },
-        { { .pre = "null" }, "pre_tokenizer" },
-        { { .pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}" }, "add_prefix_space" },
-        { { .pre = "{\"type\":\"ByteLevel\",\"use_regex\":false}" }, "split pattern" },
-        { { .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{\"Regex\":\"x\"},"
-                   "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"use_regex\":false}]}" },
-          "not one of the known" },
-        { { .top = "\"truncation\":{\"max_length\":5}," }, "truncation" },
-        { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
-        { { .added = "{\"id\":300,\"content\":\"<m>\",\"lstrip\":true}" }, "lstrip" },
-        { { .added = "{\"id\":97,\"content\":\"<m>\"}" }, "of another token" },
-        { { .added = "{\"id\":300,\"content\":\"a\"},{\"id\":300,\"content\":\"b\"}" }, "two added tokens" },
-        { { .added = "{\"id\":99999999999,\"content\":\"x\"}" }, "is not a number in" },
-        { { .merges = "\"a b\",\"a b\"" }, "same as merge '1'" },
-        { { .merges = "\"a z\"" }, "merged token is not in the vocabulary" },
-        { { .merges = "\"abc\"" }, "merge '1'" },
-        { { .merges = "\"ab\u0100\u0101 c\"" }, "not in the vocabulary" },
-        { { .merges = "\"a \xE2\x82\xAC\"" }, "byte-level alphabet" },
-        { { .merges = "[\"a\"]" }, "merge '1'" },
-        { { .merges = "7" }, "merge '1'" },
-    };
-    Tokenizer *t;
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
-        FAILS(tokenizer_open(make_json(cases[i].parts), &t), ERR_DATA, cases[i].message);
-    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":{\"type\":\"Unigram\",\"merges\":[]}}"), &t), ERR_DATA, "BPE");
-    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},"
-                                                "\"pre_tokenizer\":{\"type\":\"ByteLevel\"}}"), &t),
-          ERR_DATA, "no token stands for the byte");
-    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":"), &t), ERR_DATA, "not valid JSON");
-    FAILS(tokenizer_open(write_text("bad.json", ""), &t), ERR_DATA, "bad.json");
-    FAILS(tokenizer_open(write_text("bad.json", "[]"), &t), ERR_DATA, "not a tokenizer.json");
-    FAILS(tokenizer_open(in_dir("nothing"), &t), ERR_DATA, "no tokenizer");
-    OK(file_make_dirs(in_dir("folder")));
-    FAILS(tokenizer_open(in_dir("folder"), &t), ERR_DATA, "no tokenizer in the folder");
-}
-
-/* Cuts and flips of a whole file: an error or a working tokenizer, never a crash (run under ASan too). */
-TEST(json_damage)
-{
-    char *text;
-    int64_t size, refused = 0;
-    uint64_t seed = 11;
-    OK(file_read_all(make_json((JsonParts){ 0 }), 1 << 20, &text, &size));
-    for (int round = 0; round < 150; round++) {
-        int64_t n = round % 3 ? size : (int64_t)(test_rand(&seed) % (uint64_t)size);
-        int64_t at = (int64_t)(test_rand(&seed) % (uint64_t)size);
-        char old = text[at];
-        if (round % 3) text[at] = (char)(old ^ 1 << test_rand(&seed) % 8);
-        Tokenizer *t = NULL;
-        OK(file_replace(in_dir("damaged.json"), text, n));
-        Err err = tokenizer_open(in_dir("damaged.json"), &t);
-        CHECK(err == ERR_OK || err == ERR_DATA);
-        CHECK(round % 3 || err == ERR_DATA);
-        refused += err != ERR_OK;
-        if (!err) tokenizer_close(t);
-        text[at] = old;
-    }
-    CHECK(refused > 60);
-    free(text);
-}
-
-/* ---- JSON lines ---- */
-
-TEST(jsonl)
-{
-    static const struct {
-        const char *line, *want, *message; /* want NULL: fails with the message */
-    } cases[] = {
-        { "{\"text\":\"hi\"}", "hi", NULL },
-        { " { \"a\" : [1, {\"text\":\"no\"}, [] , {}], \"text\" : \"y\\n\\u00e9\\/\" } ", "y\n\xC3\xA9/", NULL },
-        { "{\"text\":\"\\ud83d\\ude00 \\ud83d x \\ude00\"}", "\xF0\x9F\x98\x80 \xEF\xBF\xBD x \xEF\xBF\xBD", NULL },
-        { "{\"\\u0074ext\":\"escaped key\",\"z\":-1.5e+3}", "escaped key", NULL },
-        { "{\"text\":\"first\",\"k\":\"a long one \\\" after it\",\"l\":null}", "first", NULL },
-        { "{\"text\":\"raw \xFF byte\"}", "raw \xFF byte", NULL },
-        { "{\"text\":\"\"}", "", NULL },
-        { "{}", NULL, "no member 'text'" },
-        { "[]", NULL, "one JSON object" },
-        { "{\"text\":5}", NULL, "not a string" },
-        { "{\"text\":\"a\",\"text\":\"b\"}", NULL, "twice" },
-        { "{\"text\":\"a\"", NULL, "'}' was expected" },
-        { "{\"text\":\"a", NULL, "does not end" },
-        { "{\"text\":\"a\tb\"}", NULL, "control character" },
-        { "{\"text\":\"\\x\"}", NULL, "escape" },
-        { "{\"text\":\"\\u12g4\"}", NULL, "hexadecimal" },
-        { "{\"text\":\"a\"} x", NULL, "follows" },
-        { "{\"text\":\"a\",}", NULL, "expected" },
-        { "{\"a\":01,\"text\":\"a\"}", NULL, "not a JSON value" },
-        { "{\"a\":tru,\"text\":\"a\"}", NULL, "not a JSON value" },
-        { "{\"a\":[1,2},\"text\":\"a\"}", NULL, "bracket" },
-        { "{\"a\":{\"b\"},\"text\":\"a\"}", NULL, "':'" },
-    };
-    JsonlText out = { 0 };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        Err err = jsonl_member(cases[i].line, (int64_t)strlen(cases[i].line), "text", &out);
-        if (cases[i].want)
-            CHECK_MSG(!err && out.size == (int64_t)strlen(cases[i].want) &&
-                          memcmp(out.text, cases[i].want, (size_t)out.size) == 0,
-                      "'%s': %s", cases[i].line, err ? err_message() : "other text");
-        else
-            CHECK_MSG(err == ERR_DATA && strstr(err_message(), cases[i].message), "'%s': %s", cases[i].line,
-                      err_message());
-    }
-    char deep[1200] = "{\"a\":";
-    memset(deep + 5, '[', 1000);
-    FAILS(jsonl_member(deep, 1005, "text", &out), ERR_DATA, "nested too deep");
-    free(out.text);
 }
 
 TEST_MAIN

@@ -70,12 +70,16 @@ int32_t bpe_find(const Bpe *b, const char *bytes, int64_t size)
 Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size)
 {
     if (id < 0 || id >= b->id_count)
-        return err_set(ERR_DATA, "token id '%lld' is outside 0..%d", (long long)id, b->id_count - 1);
-    if (size <= 0 || size > INT32_MAX) return err_set(ERR_DATA, "token '%lld' is empty", (long long)id);
-    if (b->tokens[id].bytes) return err_set(ERR_DATA, "two tokens have the id '%lld'", (long long)id);
+        return err_set(ERR_DATA, "token id '%lld' is outside 0..%d", (long long)id,
+                       b->id_count - 1);
+    if (size <= 0 || size > INT32_MAX)
+        return err_set(ERR_DATA, "token '%lld' is empty", (long long)id);
+    if (b->tokens[id].bytes)
+        return err_set(ERR_DATA, "two tokens have the id '%lld'", (long long)id);
     int32_t *slot = lookup_slot(b, bytes, size);
     if (*slot >= 0)
-        return err_set(ERR_DATA, "tokens '%d' and '%lld' stand for the same bytes", *slot, (long long)id);
+        return err_set(ERR_DATA, "tokens '%d' and '%lld' stand for the same bytes", *slot,
+                       (long long)id);
     b->tokens[id] = (TokenText){ bytes, (int32_t)size };
     *slot = (int32_t)id;
     if (size == 1) b->byte_id[(uint8_t)bytes[0]] = (int32_t)id;
@@ -86,7 +90,9 @@ Err bpe_finish(Bpe *b)
 {
     for (int i = 0; i < 256; i++)
         if (b->byte_id[i] < 0)
-            return err_set(ERR_DATA, "no token stands for the byte '0x%02x': this is not a byte-level vocabulary", i);
+            return err_set(
+                ERR_DATA,
+                "no token stands for the byte '0x%02x': this is not a byte-level vocabulary", i);
     return ERR_OK;
 }
 
@@ -109,7 +115,8 @@ static Err join_find(const Bpe *b, TokenText left, TokenText right, int32_t *out
     char room[256];
     int64_t size = (int64_t)left.size + right.size;
     char *joined = size <= (int64_t)sizeof room ? room : malloc((size_t)size);
-    if (!joined) return err_set(ERR_MEMORY, "no memory for a token of '%lld' bytes", (long long)size);
+    if (!joined)
+        return err_set(ERR_MEMORY, "no memory for a token of '%lld' bytes", (long long)size);
     memcpy(joined, left.bytes, (size_t)left.size);
     memcpy(joined + left.size, right.bytes, (size_t)right.size);
     *out = bpe_find(b, joined, size);
@@ -119,13 +126,15 @@ static Err join_find(const Bpe *b, TokenText left, TokenText right, int32_t *out
 
 Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
 {
-    int32_t l = bpe_find(b, left.bytes, left.size), r = bpe_find(b, right.bytes, right.size), joined = -1;
+    int32_t l = bpe_find(b, left.bytes, left.size), r = bpe_find(b, right.bytes, right.size),
+            joined = -1;
     long long number = b->merge_count + 1;
     if (l < 0 || r < 0)
         return err_set(ERR_DATA, "merge '%lld': its %s part is not in the vocabulary", number,
                        l < 0 ? "left" : "right");
     TRY(join_find(b, left, right, &joined));
-    if (joined < 0) return err_set(ERR_DATA, "merge '%lld': the merged token is not in the vocabulary", number);
+    if (joined < 0)
+        return err_set(ERR_DATA, "merge '%lld': the merged token is not in the vocabulary", number);
     BpeMerge *m = merge_slot(b, pair_key(l, r));
     if (m->rank >= 0)
         return err_set(ERR_DATA, "merge '%lld' is the same as merge '%d'", number, m->rank + 1);
@@ -136,7 +145,8 @@ Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
 
 /* ---- encoding one piece ---- */
 
-/* Pieces up to CACHE_BYTES that became at most CACHE_IDS tokens are remembered, one per slot: 64 bytes. */
+/* Pieces up to CACHE_BYTES that became at most CACHE_IDS tokens are remembered, one per slot: 64
+ * bytes. */
 enum { CACHE_SLOTS = 1 << 15, CACHE_BYTES = 26, CACHE_IDS = 8 };
 
 typedef struct {
@@ -221,7 +231,8 @@ static void merge_parts(const Bpe *b, BpeWork *w)
         uint64_t top = heap_pop(w);
         int32_t i = (int32_t)(uint32_t)top;
         const BpeMerge *m = merge_at(b, p, i);
-        /* an entry is stale when its pair has changed since; ranks name pairs, so comparing them will do */
+        /* an entry is stale when its pair has changed since; ranks name pairs, so comparing them
+         * will do */
         if (m->rank < 0 || (uint64_t)m->rank != top >> 32) continue;
         int32_t gone = p[i].next;
         p[i].id = m->merged;
@@ -236,7 +247,8 @@ static void merge_parts(const Bpe *b, BpeWork *w)
 static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out)
 {
     if (size > BPE_PIECE_MAX_BYTES)
-        return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded", (long long)size);
+        return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded",
+                       (long long)size);
     TRY(grow_to(&w->parts, &w->part_capacity, size));
     TRY(grow_to(&w->heap, &w->heap_capacity, 3 * size)); /* one entry a pair, two more a merge */
     for (int64_t i = 0; i < size; i++)
@@ -251,7 +263,8 @@ static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t s
     return ERR_OK;
 }
 
-static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int32_t *ids, int64_t count)
+static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int32_t *ids,
+                      int64_t count)
 {
     if (count > CACHE_IDS) return;
     slot->hash = (uint32_t)(hash >> 32);
@@ -280,6 +293,7 @@ Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenL
     }
     int64_t before = out->count;
     TRY(encode_merging(b, w, piece, size, out));
-    cache_put(slot, hash, (TokenText){ piece, (int32_t)size }, out->ids + before, out->count - before);
+    cache_put(slot, hash, (TokenText){ piece, (int32_t)size }, out->ids + before,
+              out->count - before);
     return ERR_OK;
 }

@@ -1,10 +1,10 @@
 /*
  * Byte-level byte-pair encoding: the model (tokens, merges) and the encoding of one piece.
  *
- * A piece starts as single bytes. Again and again the neighbouring pair with the lowest rank (its place in
- * the list of merges) is replaced by its merged token, the leftmost first among equals, until no neighbours
- * are in the list. A heap of candidate pairs over a linked list does it in O(n log n) also for a "word" of a
- * megabyte; a small cache of pieces makes ordinary prose fast.
+ * A piece starts as single bytes. Again and again the neighbouring pair with the lowest rank (its
+ * place in the list of merges) is replaced by its merged token, the leftmost first among equals,
+ * until no neighbours are in the list. A heap of candidate pairs over a linked list does it in O(n
+ * log n) also for a "word" of a megabyte; a small cache of pieces makes ordinary prose fast.
  *
  * The model never changes after loading and is shared by threads; each thread has its own BpeWork.
  * Source: Sennrich et al. 2016 (BPE), Radford et al. 2019 (on bytes).
@@ -53,7 +53,8 @@ Err bpe_init(Bpe *b, SetupArena *mem, int64_t id_count, int64_t merge_limit);
 /* Adds a token; `bytes` must live as long as the model. ERR_DATA if the id or the bytes are taken. */
 Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size);
 
-/* Adds the next merge in rank. ERR_DATA if left, right or their join is no token, or the pair came before. */
+/* Adds the next merge in rank. ERR_DATA if left, right or their join is no token, or the pair came
+ * before. */
 Err bpe_add_merge(Bpe *b, TokenText left, TokenText right);
 
 /* After all tokens: ERR_DATA unless each of the 256 bytes is a token. */

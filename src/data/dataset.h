@@ -1,13 +1,16 @@
 /*
- * A data set: samples of seq + 1 tokens over one token file or a blend of several, in a fixed order.
+ * A data set: samples of seq + 1 tokens over one token file or a blend of several, in a fixed
+ * order.
  *
- *   token file   the concatenated documents of its split; sample i = tokens [i*seq, i*seq + seq] of those, so
- *                neighbours share one token; the remainder is dropped
- *   split        "969,30,1": train, valid, test get the documents [round(N a), round(N b)) in file order, with
- *                the cumulated normalized weights a, b, rounding half to even, as in Megatron
+ *   token file   the concatenated documents of its split; sample i = tokens [i*seq, i*seq + seq]
+ *                of those, so neighbours share one token; the remainder is dropped
+ *   split        "969,30,1": train, valid, test get the documents [round(N a), round(N b)) in file
+ *                order, with the cumulated normalized weights a, b, rounding half to even, as in
+ *                Megatron
  *   position     samples consumed so far over the whole run, all ranks together
  *   epoch        position / samples; within an epoch a keyed permutation (order.h)
- *   blend        position -> (token file, its own position) by blend_draw; each file has its own epochs
+ *   blend        position -> (token file, its own position) by blend_draw; each file has its own
+ *                epochs
  *
  * dataset_get is a pure function of the position: no state, any thread, any order of calls.
  */
@@ -20,7 +23,7 @@
 
 typedef enum {
     ORDER_KEYED, /* training: shuffled, a new permutation each epoch */
-    ORDER_FILE   /* validation: samples 0, 1, 2, ... of each file, from the start again at its end */
+    ORDER_FILE   /* validation: samples 0, 1, 2, ... of each file, again and again */
 } DataOrder;
 
 typedef enum { PART_TRAIN, PART_VALID, PART_TEST, PART_COUNT } DataPart;
@@ -38,8 +41,8 @@ typedef struct {
 typedef struct Dataset Dataset;
 
 /*
- * Errors: ERR_CONFIG for a spec or split that cannot be read, ERR_DATA for token files that are missing or
- * damaged and for a part that has no document or not one whole sample.
+ * Errors: ERR_CONFIG for a spec or split that cannot be read, ERR_DATA for token files that are
+ * missing or damaged and for a part that has no document or not one whole sample.
  */
 Err dataset_open(const DatasetOptions *o, Dataset **out);
 void dataset_close(Dataset *d); /* NULL is fine */
@@ -62,10 +65,12 @@ int64_t dataset_tokens(const Dataset *d);   /* tokens of the part, all files tog
 int dataset_source_count(const Dataset *d);
 int64_t dataset_source_samples(const Dataset *d, int source);
 const char *dataset_source_prefix(const Dataset *d, int source);
-/* CRC32C over indexes, split, weights, seq, seed: two data sets with the same one give the same samples. */
+/* CRC32C over indexes, split, weights, seq, seed: two data sets with the same one give the same
+ * samples. */
 uint32_t dataset_crc(const Dataset *d);
 
-/* bounds[p] .. bounds[p + 1] = documents of part p among `documents`. ERR_CONFIG if the text is no split. */
+/* bounds[p] .. bounds[p + 1] = documents of part p among `documents`. ERR_CONFIG if the text is no
+ * split. */
 Err split_documents(const char *split, int64_t documents, int64_t bounds[PART_COUNT + 1]);
 
 #endif

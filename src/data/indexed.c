@@ -52,7 +52,8 @@ static int64_t document_offset(const Indexed *x, int64_t entry)
 
 int64_t indexed_start(const Indexed *x, int64_t sequence)
 {
-    return sequence == x->sequences ? x->tokens : load_i64(x, pointer_offset(x, sequence)) / x->token_bytes;
+    return sequence == x->sequences ? x->tokens
+                                    : load_i64(x, pointer_offset(x, sequence)) / x->token_bytes;
 }
 
 int64_t indexed_document_end(const Indexed *x, int64_t document)
@@ -64,16 +65,20 @@ int64_t indexed_document_end(const Indexed *x, int64_t document)
 
 static Err damaged(const Indexed *x, int64_t offset, const char *what)
 {
-    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s", x->idx.path, (long long)offset, what);
-    err_hint("make PREFIX.bin and PREFIX.idx again with `megatrain preprocess`, or copy both again");
+    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s", x->idx.path,
+            (long long)offset, what);
+    err_hint(
+        "make PREFIX.bin and PREFIX.idx again with `megatrain preprocess`, or copy both again");
     return ERR_DATA;
 }
 
 static Err check_type(Indexed *x)
 {
     int type = ((const uint8_t *)x->idx.data)[17];
-    if (type == 6 || type == 7) return damaged(x, 17, "its values are floating point numbers, not tokens");
-    if (type >= TYPE_COUNT || types[type].size_bytes == 0) return damaged(x, 17, "the token type is unknown");
+    if (type == 6 || type == 7)
+        return damaged(x, 17, "its values are floating point numbers, not tokens");
+    if (type >= TYPE_COUNT || types[type].size_bytes == 0)
+        return damaged(x, 17, "the token type is unknown");
     x->type = (TokenType)type;
     x->token_bytes = types[type].size_bytes;
     return ERR_OK;
@@ -83,16 +88,21 @@ static Err check_header(Indexed *x)
 {
     int64_t size = x->idx.size_bytes, bound = size / 4;
     if (size < INDEXED_HEADER_BYTES) return damaged(x, size, "the file is too short for a header");
-    if (memcmp(x->idx.data, magic, sizeof magic) != 0) return damaged(x, 0, "it does not start with MMIDIDX");
+    if (memcmp(x->idx.data, magic, sizeof magic) != 0)
+        return damaged(x, 0, "it does not start with MMIDIDX");
     int64_t version = load_i64(x, 9), sequences = load_i64(x, 18), entries = load_i64(x, 26);
     if (version != INDEXED_VERSION) return damaged(x, 9, "the version is not 1");
     TRY(check_type(x));
     /* bounding both by the file's size first keeps the sum below from overflowing */
-    if (sequences < 0 || sequences > bound) return damaged(x, 18, "more sequences than the file has room for");
-    if (entries < 1 || entries > bound) return damaged(x, 26, "the number of documents does not fit the file");
+    if (sequences < 0 || sequences > bound)
+        return damaged(x, 18, "more sequences than the file has room for");
+    if (entries < 1 || entries > bound)
+        return damaged(x, 26, "the number of documents does not fit the file");
     int64_t wanted = INDEXED_HEADER_BYTES + 12 * sequences + 8 * entries;
-    if (sequences > 0 && size == wanted + sequences) return damaged(x, wanted, "it has sequence modes: multimodal data");
-    if (size != wanted) return damaged(x, size < wanted ? size : wanted, "the file's size does not fit its counts");
+    if (sequences > 0 && size == wanted + sequences)
+        return damaged(x, wanted, "it has sequence modes: multimodal data");
+    if (size != wanted)
+        return damaged(x, size < wanted ? size : wanted, "the file's size does not fit its counts");
     x->sequences = sequences;
     x->documents = entries - 1;
     return ERR_OK;
@@ -104,19 +114,22 @@ static Err check_sequences(Indexed *x)
     int64_t at = 0;
     for (int64_t s = 0; s < x->sequences; s++) {
         int64_t length = indexed_length(x, s), pointer = load_i64(x, pointer_offset(x, s));
-        if (length < 0) return damaged(x, INDEXED_HEADER_BYTES + 4 * s, "a sequence has a negative length");
+        if (length < 0)
+            return damaged(x, INDEXED_HEADER_BYTES + 4 * s, "a sequence has a negative length");
         if (pointer < 0 || pointer > x->bin.size_bytes)
-            return damaged(x, pointer_offset(x, s), "a sequence starts beyond the end of PREFIX.bin");
+            return damaged(x, pointer_offset(x, s),
+                           "a sequence starts beyond the end of PREFIX.bin");
         if (pointer != at)
-            return damaged(x, pointer_offset(x, s), "a sequence does not start where the one before it ends");
+            return damaged(x, pointer_offset(x, s),
+                           "a sequence does not start where the one before it ends");
         at += length * x->token_bytes;
     }
     if (at == x->bin.size_bytes) {
         x->tokens = at / x->token_bytes;
         return ERR_OK;
     }
-    err_set(ERR_DATA, "token file '%s' has '%lld' bytes, its index '%s' describes '%lld'", x->bin.path,
-            (long long)x->bin.size_bytes, x->idx.path, (long long)at);
+    err_set(ERR_DATA, "token file '%s' has '%lld' bytes, its index '%s' describes '%lld'",
+            x->bin.path, (long long)x->bin.size_bytes, x->idx.path, (long long)at);
     err_hint("one of the two is truncated or belongs to another pair");
     return ERR_DATA;
 }
@@ -124,15 +137,18 @@ static Err check_sequences(Indexed *x)
 static Err check_documents(const Indexed *x)
 {
     int64_t before = load_i64(x, document_offset(x, 0));
-    if (before != 0) return damaged(x, document_offset(x, 0), "the document list does not start with 0");
+    if (before != 0)
+        return damaged(x, document_offset(x, 0), "the document list does not start with 0");
     for (int64_t d = 1; d <= x->documents; d++) {
         int64_t end = load_i64(x, document_offset(x, d));
         if (end < before || end > x->sequences)
-            return damaged(x, document_offset(x, d), "the document list goes backwards or beyond the sequences");
+            return damaged(x, document_offset(x, d),
+                           "the document list goes backwards or beyond the sequences");
         before = end;
     }
     if (before != x->sequences)
-        return damaged(x, document_offset(x, x->documents), "the document list does not cover all sequences");
+        return damaged(x, document_offset(x, x->documents),
+                       "the document list does not cover all sequences");
     return ERR_OK;
 }
 
@@ -190,14 +206,16 @@ static Err bad_token(const Indexed *x, int64_t at, int64_t id, int64_t vocab)
         if (indexed_document_end(x, middle) > sequence) high = middle;
         else low = middle + 1;
     }
-    err_set(ERR_DATA, "'%s': token id '%lld' at byte '%lld' (document '%lld', position '%lld') %s '%lld'",
+    err_set(ERR_DATA,
+            "'%s': token id '%lld' at byte '%lld' (document '%lld', position '%lld') %s '%lld'",
             x->bin.path, (long long)id, (long long)(at * x->token_bytes), (long long)low,
             (long long)(at - first_token), "is outside the vocabulary of", (long long)vocab);
     err_hint("the file was made with another tokenizer, or model.vocab is too small");
     return ERR_DATA;
 }
 
-/* Widens tokens to i64; -1 never stands for a value that did not fit, as negative ids are refused too. */
+/* Widens tokens to i64; -1 never stands for a value that did not fit, as negative ids are refused
+ * too. */
 static int64_t token_at(const Indexed *x, int64_t at)
 {
     const char *p = (const char *)x->bin.data + at * x->token_bytes;

@@ -1,7 +1,8 @@
 /*
- * Writing token files (layout: indexed.h). Order of the last operations: sync both temporary files, remove an
- * old PREFIX.idx, rename the .bin, rename the .idx, sync the folder. Whenever it stops, there is either the
- * whole new pair, or no PREFIX.idx, or (before the removal) the old pair.
+ * Writing token files (layout: indexed.h). Order of the last operations: sync both temporary
+ * files, remove an old PREFIX.idx, rename the .bin, rename the .idx, sync the folder. Whenever it
+ * stops, there is either the whole new pair, or no PREFIX.idx, or (before the removal) the old
+ * pair.
  */
 #include <limits.h>
 #include <stdio.h>
@@ -89,7 +90,8 @@ static Err put(IndexedWriter *w, const void *data, int64_t size_bytes)
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count)
 {
     if (count > INT32_MAX - w->document_tokens)
-        return err_set(ERR_DATA, "a document has more than '%d' tokens, which the file format cannot express",
+        return err_set(ERR_DATA,
+                       "a document has more than '%d' tokens, which the file format cannot express",
                        INT32_MAX);
     for (int64_t i = 0; i < count; i++) {
         uint16_t narrow = (uint16_t)ids[i];

@@ -209,7 +209,8 @@ static Err scan_member(Scan *s, const char *key, JsonlText *out, bool *found)
 {
     int64_t size;
     TRY(scan_string(s, out, out->size, &size));
-    bool wanted = size == (int64_t)strlen(key) && memcmp(out->text + out->size, key, (size_t)size) == 0;
+    bool wanted =
+        size == (int64_t)strlen(key) && memcmp(out->text + out->size, key, (size_t)size) == 0;
     TRY(expect(s, ':', "':' was expected"));
     skip_blanks(s);
     if (!wanted) return skip_value(s, out, out->size);

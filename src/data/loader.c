@@ -6,7 +6,8 @@
 
 #include "base/arena.h"
 
-/* Samples [first, first + count) of the data set; count 0: nothing (not fetched, or fetching failed). */
+/* Samples [first, first + count) of the data set; count 0: nothing (not fetched, or fetching
+ * failed). */
 typedef struct {
     int64_t first, count;
     int32_t *tokens;
@@ -31,12 +32,13 @@ int64_t loader_slice(const LoaderOptions *o, int64_t batch_position)
 
 static Err fetch(const Loader *l, int64_t first, int64_t count, int32_t *tokens)
 {
-    for (int64_t i = 0; i < count; i++) TRY(dataset_get(l->o.dataset, first + i, tokens + i * l->row));
+    for (int64_t i = 0; i < count; i++)
+        TRY(dataset_get(l->o.dataset, first + i, tokens + i * l->row));
     return ERR_OK;
 }
 
-/* Fills `next` whenever it is told to. A failure leaves it empty: loader_get then meets the same error itself
- * and can report it, as failures are recorded per thread. */
+/* Fills `next` whenever it is told to. A failure leaves it empty: loader_get then meets the same
+ * error itself and can report it, as failures are recorded per thread. */
 static void *prefetch(void *arg)
 {
     Loader *l = arg;
@@ -141,7 +143,8 @@ Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens
     ASSERT(first_position >= 0 && count >= 0);
     if (!covers(&l->present, first_position, count)) {
         /* next.first is ours to read: only this thread changes it */
-        bool ahead = first_position >= l->next.first && first_position + count <= l->next.first + l->slice;
+        bool ahead =
+            first_position >= l->next.first && first_position + count <= l->next.first + l->slice;
         if (ahead) wait_prefetch(l);
         if (ahead && covers(&l->next, first_position, count)) advance(l);
     }

@@ -1,11 +1,12 @@
 /*
  * The loader hands one data-parallel rank its samples, fetched ahead of time by a thread.
  *
- * Global batch number g of G samples covers the positions [first + g G, first + (g + 1) G); of these, rank r
- * of dp holds the slice of G / dp positions that starts at r G / dp. Whatever is asked for, the answer is
- * that of dataset_get: prefetching only decides how long it takes. A request inside the present slice or the
- * next one is a copy; as soon as one reaches into the next slice, that becomes the present one and the thread
- * starts on its successor. Any other request (a jump, another slice) is fetched on the spot.
+ * Global batch number g of G samples covers the positions [first + g G, first + (g + 1) G); of
+ * these, rank r of dp holds the slice of G / dp positions that starts at r G / dp. Whatever is
+ * asked for, the answer is that of dataset_get: prefetching only decides how long it takes. A
+ * request inside the present slice or the next one is a copy; as soon as one reaches into the next
+ * slice, that becomes the present one and the thread starts on its successor. Any other request (a
+ * jump, another slice) is fetched on the spot.
  *
  * Nothing is allocated after loader_open. One thread calls loader_get.
  */

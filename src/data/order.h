@@ -1,18 +1,23 @@
 /*
- * Data order: which sample stands at which position. All of it is arithmetic on (seed, position); there is no
- * shuffled index that has to be built, stored or could be damaged, and any position is computed directly.
+ * Data order: which sample stands at which position. All of it is arithmetic on (seed, position);
+ * there is no shuffled index that has to be built, stored or could be damaged, and any position is
+ * computed directly.
  *
- * Permutation of epoch e over n samples: a Feistel network over the smallest 2h-bit numbers that reach n,
- * keyed by (seed, e), walked along its cycle until it lands below n (fewer than 4 steps on average).
+ * Permutation of epoch e over n samples: a Feistel network over the smallest 2h-bit numbers that
+ * reach n, keyed by (seed, e), walked along its cycle until it lands below n (fewer than 4 steps
+ * on average).
  *
  *   key     rng_key(seed, "data.order")
  *   x       = left << h | right
- *   round r = 0..ORDER_ROUNDS-1:  left, right = right, left ^ (philox(key, right, r, e low, e high).v[0] mod 2^h)
+ *   round   left, right = right, left ^ (philox(key, right, r, e low, e high).v[0] mod 2^h)
+ *           for r = 0 .. ORDER_ROUNDS - 1
  *
- * Blend of several data sets: weights as 4096ths, one block of 4096 draws that every later block repeats.
- * Draw k goes to the data set that has begun its share by then and whose share is due first (the first of
- * equals). So after any number of draws no data set is a whole draw away from its exact share.
- * Source: cycle walking: Black & Rogaway 2002; the blend: Tijdeman 1980 (the chairman assignment problem).
+ * Blend of several data sets: weights as 4096ths, one block of 4096 draws that every later block
+ * repeats. Draw k goes to the data set that has begun its share by then and whose share is due
+ * first (the first of equals). So after any number of draws no data set is a whole draw away from
+ * its exact share.
+ * Source: cycle walking: Black & Rogaway 2002; the blend: Tijdeman 1980 (the chairman assignment
+ * problem).
  */
 #ifndef MEGATRAIN_DATA_ORDER_H
 #define MEGATRAIN_DATA_ORDER_H
@@ -35,7 +40,8 @@ typedef struct {
 
 /*
  * Rounds weights (any positive scale) to 4096ths by largest remainder and lays out the block.
- * ERR_CONFIG: a weight that is not positive and finite, or so small that it rounds to nothing; too many.
+ * ERR_CONFIG: a weight that is not positive and finite, or so small that it rounds to nothing; too
+ * many.
  */
 Err blend_init(Blend *b, const double *weights, int source_count);
 

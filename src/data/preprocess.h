@@ -1,13 +1,13 @@
 /*
- * Text to token files: documents are read, encoded by several threads, and written in input order, so the
- * result does not depend on the number of threads.
+ * Text to token files: documents are read, encoded by several threads, and written in input order,
+ * so the result does not depend on the number of threads.
  *
- *   text     each file is one document; with split_blank_lines each paragraph is one (the blank lines, and the
- *            line end before them, belong to none)
+ *   text     each file is one document; with split_blank_lines each paragraph is one (the blank
+ *            lines, and the line end before them, belong to none)
  *   jsonl    each line is an object, whose member `key` is a document; empty lines are skipped
  *
- * Memory: the inputs are mapped and let go piece by piece. A text document may be of any size; a paragraph or
- * a JSON line must fit into memory.
+ * Memory: the inputs are mapped and let go piece by piece. A text document may be of any size; a
+ * paragraph or a JSON line must fit into memory.
  */
 #ifndef MEGATRAIN_DATA_PREPROCESS_H
 #define MEGATRAIN_DATA_PREPROCESS_H
@@ -38,9 +38,10 @@ typedef struct {
 } PreprocessResult;
 
 /*
- * The output appears whole or not at all. Invalid UTF-8 is kept byte by byte, with a warning that says how much.
- * Errors: ERR_DATA naming file and line (input missing, not JSON, no tokens at all, tokenizer without an end
- * of document where one is wanted), ERR_IO for the output.
+ * The output appears whole or not at all. Invalid UTF-8 is kept byte by byte, with a warning that
+ * says how much.
+ * Errors: ERR_DATA naming file and line (input missing, not JSON, no tokens at all, tokenizer
+ * without an end of document where one is wanted), ERR_IO for the output.
  */
 Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result);
 

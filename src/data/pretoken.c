@@ -6,7 +6,9 @@
 #include <string.h>
 
 /* Unicode's White_Space, 25 code points, for use inside a class. */
-#define SPACE "\\t-\\r \\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
+#define SPACE                                                                                      \
+    "\\t-\\r "                                                                                     \
+    "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define SUFFIX "'s|'t|'re|'ve|'m|'ll|'d"
 #define LETTERS_AFTER_ANY "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
 #define TAIL "[\\r\\n]*|[" SPACE "]*[\\r\\n]+|[" SPACE "]+(?![^" SPACE "])|[" SPACE "]+"
@@ -23,11 +25,13 @@ static const struct {
     [SPLIT_LLAMA3] = { "llama3",
                        "(?i:" SUFFIX ")" LETTERS_AFTER_ANY
                        "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+" REGEX_TAIL,
-                       "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}{1,3}| ?[^" SPACE "\\p{L}\\p{N}]+" TAIL },
+                       "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}{1,3}| ?[^" SPACE
+                       "\\p{L}\\p{N}]+" TAIL },
     [SPLIT_QWEN] = { "qwen",
                      "(?i:" SUFFIX ")" LETTERS_AFTER_ANY
                      "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+" REGEX_TAIL,
-                     "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}| ?[^" SPACE "\\p{L}\\p{N}]+" TAIL },
+                     "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}| ?[^" SPACE
+                     "\\p{L}\\p{N}]+" TAIL },
 };
 
 /* Backtracking beyond the machine stack happens only on odd text; the JIT may then take this much. */

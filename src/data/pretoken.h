@@ -1,10 +1,11 @@
 /*
- * Pre-tokenizing: cutting text into the pieces (words, numbers, runs of punctuation or blanks) inside which
- * byte pairs are merged. The cuts are part of a tokenizer: three published patterns are known, each under
- * the exact regular expression that a tokenizer.json states.
+ * Pre-tokenizing: cutting text into the pieces (words, numbers, runs of punctuation or blanks)
+ * inside which byte pairs are merged. The cuts are part of a tokenizer: three published patterns
+ * are known, each under the exact regular expression that a tokenizer.json states.
  *
- * They run on PCRE2 with its JIT. White space is written out as Unicode's 25 code points: without PCRE2_UCP
- * `\s` is ASCII only, with it `\s` has 26 code points, so neither agrees with the tokenizers in use.
+ * They run on PCRE2 with its JIT. White space is written out as Unicode's 25 code points: without
+ * PCRE2_UCP `\s` is ASCII only, with it `\s` has 26 code points, so neither agrees with the
+ * tokenizers in use.
  */
 #ifndef MEGATRAIN_DATA_PRETOKEN_H
 #define MEGATRAIN_DATA_PRETOKEN_H
@@ -28,8 +29,8 @@ Err splitter_work_open(const Splitter *s, SplitterWork **out);
 void splitter_work_close(SplitterWork *w);
 
 /*
- * *end = where the piece that starts at `at` ends. The text must be valid UTF-8, at < size, and `at` a
- * former *end or 0. ERR_INTERNAL if the pattern engine gives up.
+ * *end = where the piece that starts at `at` ends. The text must be valid UTF-8, at < size, and
+ * `at` a former *end or 0. ERR_INTERNAL if the pattern engine gives up.
  */
 Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *end);
 

@@ -3,16 +3,18 @@
  *
  *   byte                  ids 0-255 are the bytes, 256 ends a document
  *   FILE.json             a Hugging Face tokenizer.json with a byte-level BPE model
- *   FOLDER                holding encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json
+ *   FOLDER                holding encoder.json + vocab.bpe, vocab.json + merges.txt, or
+ *                         tokenizer.json
  *
- * A tokenizer.json is loaded only if everything in it is understood: anything that would change an id and is
- * not supported is refused by name. Post-processors are read but nothing is added to a text: pretraining
- * wants the plain ids.
+ * A tokenizer.json is loaded only if everything in it is understood: anything that would change an
+ * id and is not supported is refused by name. Post-processors are read but nothing is added to a
+ * text: pretraining wants the plain ids.
  *
- * The way of a text: valid UTF-8 runs | added tokens cut out | NFC if the file asks for it | added tokens of
- * the normalized kind | pre-tokenizer pieces (pretoken.h) | byte-pair merges (bpe.h). Added tokens are found
- * anywhere in the text, leftmost first, the longest among those that start at one place; the GPT-2 folder
- * form has none, so "<|endoftext|>" in a text is ordinary text there.
+ * The way of a text: valid UTF-8 runs | added tokens cut out | NFC if the file asks for it | added
+ * tokens of the normalized kind | pre-tokenizer pieces (pretoken.h) | byte-pair merges (bpe.h).
+ * Added tokens are found anywhere in the text, leftmost first, the longest among those that start
+ * at one place; the GPT-2 folder form has none, so "<|endoftext|>" in a text is ordinary text
+ * there.
  *
  * A Tokenizer never changes after opening: threads share it, each with its own Encoder.
  * Where to read on: tokenizer_json.c (files), bpe_train.c (training).
@@ -52,16 +54,18 @@ void encoder_close(Encoder *e); /* NULL is fine */
 Err encoder_run(Encoder *e, const char *text, int64_t size, TokenList *out, int64_t *invalid_bytes);
 
 /*
- * Longest beginning of the text, in bytes, that can be encoded apart from the rest with the same ids as both
- * together, whatever follows; 0 if there is no such place. Always less than `size`.
+ * Longest beginning of the text, in bytes, that can be encoded apart from the rest with the same
+ * ids as both together, whatever follows; 0 if there is no such place. Always less than `size`.
  */
 int64_t tokenizer_cut(const Tokenizer *t, const char *text, int64_t size);
 
 /* One text with an encoder of its own; invalid UTF-8 is ERR_DATA. Release with free(out->ids). */
 Err tokenizer_encode(const Tokenizer *t, const char *text, int64_t size, TokenList *out);
 
-/* The bytes of all ids, malloc'ed, with a 0 byte after them. ERR_DATA naming the place of an unknown id. */
-Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out, int64_t *size_bytes);
+/* The bytes of all ids, malloc'ed, with a 0 byte after them. ERR_DATA naming the place of an
+ * unknown id. */
+Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out,
+                     int64_t *size_bytes);
 
 typedef struct {
     const char *const *inputs; /* text files */
@@ -71,11 +75,13 @@ typedef struct {
 } TokenizerTrainOptions;
 
 /*
- * Trains byte-level BPE on GPT-2's pieces: the most frequent pair of neighbours is merged next; among equally
- * frequent ones that with the smaller left token, then the smaller right token, compared as byte strings.
- * Depends on the multiset of pieces only, not on the order of files. Ids: 0-255 the bytes, then the merges,
- * then <|endoftext|>. Stops early, with a warning, when no pair occurs twice.
- * *vocab_out (may be NULL) = the vocabulary's size. Invalid UTF-8 is left out of the counts, with a warning.
+ * Trains byte-level BPE on GPT-2's pieces: the most frequent pair of neighbours is merged next;
+ * among equally frequent ones that with the smaller left token, then the smaller right token,
+ * compared as byte strings. Depends on the multiset of pieces only, not on the order of files.
+ * Ids: 0-255 the bytes, then the merges, then <|endoftext|>. Stops early, with a warning, when no
+ * pair occurs twice.
+ * *vocab_out (may be NULL) = the vocabulary's size. Invalid UTF-8 is left out of the counts, with
+ * a warning.
  * Errors: ERR_DATA (input missing or empty), ERR_CONFIG (vocab below 257), ERR_IO (output).
  */
 Err tokenizer_train(const TokenizerTrainOptions *o, int64_t *vocab_out);

@@ -1,5 +1,6 @@
 /*
- * Inside of Tokenizer, shared by tokenizer.c (use), tokenizer_json.c (files) and bpe_train.c (training).
+ * Inside of Tokenizer, shared by tokenizer.c (use), tokenizer_json.c (files) and bpe_train.c
+ * (training).
  */
 #ifndef MEGATRAIN_DATA_TOKENIZER_IMPL_H
 #define MEGATRAIN_DATA_TOKENIZER_IMPL_H

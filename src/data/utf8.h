@@ -1,6 +1,6 @@
 /*
- * UTF-8 by the book: no overlong forms, no surrogates, nothing above U+10FFFF. Text from outside is checked
- * here once; whatever runs after it (PCRE2, utf8proc) is told to trust it.
+ * UTF-8 by the book: no overlong forms, no surrogates, nothing above U+10FFFF. Text from outside
+ * is checked here once; whatever runs after it (PCRE2, utf8proc) is told to trust it.
  */
 #ifndef MEGATRAIN_DATA_UTF8_H
 #define MEGATRAIN_DATA_UTF8_H
@@ -13,7 +13,8 @@ static inline int utf8_is_tail(uint8_t byte)
     return (byte & 0xC0) == 0x80;
 }
 
-/* Bytes (1 to 4) of the valid character at the front of s, which has `size` > 0 bytes; 0 if it is not valid. */
+/* Bytes (1 to 4) of the valid character at the front of s, which has `size` > 0 bytes; 0 if it is
+ * not valid. */
 static inline int utf8_char_bytes(const uint8_t *s, int64_t size)
 {
     if (s[0] < 0x80) return 1;

@@ -1,0 +1,202 @@
+/* Forms of tokenizer.json that are understood, refused or damaged; JSON lines. */
+#include "test.h"
+
+#include "data/jsonl.h"
+#include "data/tokenizer.h"
+#include "data/utf8.h"
+#include "scratch.h"
+
+/* The 256 bytes in GPT-2's alphabet, then "ab" 256, "abc" 257, "bc" 258. */
+static void put_vocab(char *out)
+{
+    int next = 256, n = 0;
+    for (int b = 0; b < 256; b++) {
+        bool plain = (b > 32 && b < 127) || (b > 160 && b != 173);
+        char c[5] = "";
+        utf8_put(c, (uint32_t)(plain ? b : next++));
+        n += sprintf(out + n, "\"%s%s\":%d,", b == '"' || b == '\\' ? "\\" : "", c, b);
+    }
+    strcpy(out + n, "\"ab\":256,\"abc\":257,\"bc\":258");
+}
+
+typedef struct {
+    const char *merges, *model, *added, *pre, *normalizer, *top; /* NULL: the plain form */
+} JsonParts;
+
+static const char *make_json(JsonParts p)
+{
+    static char vocab[8192], text[16384];
+    put_vocab(vocab);
+    snprintf(text, sizeof text,
+             "{\"added_tokens\":[%s],%s\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{"
+             "\"type\":\"ByteLevel\"},"
+             "\"model\":{\"type\":\"BPE\",%s\"vocab\":{%s},\"merges\":[%s]}}",
+             p.added ? p.added : "", p.top ? p.top : "", p.normalizer ? p.normalizer : "null",
+             p.pre ? p.pre : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
+             p.model ? p.model : "", vocab, p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
+    return write_text("made.json", text);
+}
+
+static void check_ids(JsonParts p, const char *text, const char *want)
+{
+    Tokenizer *t;
+    TokenList ids;
+    char got[256] = "";
+    OK(tokenizer_open(make_json(p), &t));
+    OK(tokenizer_encode(t, text, (int64_t)strlen(text), &ids));
+    for (int64_t i = 0; i < ids.count; i++)
+        sprintf(got + strlen(got), "%s%d", i ? " " : "", ids.ids[i]);
+    CHECK_MSG(strcmp(got, want) == 0, "'%s': got '%s', want '%s'", text, got, want);
+    free(ids.ids);
+    tokenizer_close(t);
+}
+
+TEST(json_forms)
+{
+    check_ids((JsonParts){ 0 }, "abcbc", "257 98 99");
+    check_ids((JsonParts){ .merges = "[\"b\",\"c\"],\"a b\"" }, "abc", "97 258");
+    /* "abc" is a token that no merge reaches: only ignore_merges finds it */
+    check_ids((JsonParts){ .merges = "\"a b\"", .model = "\"ignore_merges\":true," }, "abc", "257");
+    check_ids((JsonParts){ .merges = "\"a b\"" }, "abc", "256 99");
+    check_ids(
+        (JsonParts){ .added =
+                         "{\"id\":300,\"content\":\"<a>\"},{\"id\":301,\"content\":\"<a><b>\"}" },
+        "<a><a><b>x", "300 301 120");
+    check_ids((JsonParts){ .added = "{\"id\":300,\"content\":\"e\xCC\x81\",\"normalized\":true}",
+                           .normalizer = "{\"type\":\"NFC\"}" },
+              "e\xCC\x81\xC3\xA9", "300 300"); /* both spellings of the same letter */
+    check_ids((JsonParts){ .normalizer = "{\"type\":\"NFC\"}" }, "e\xCC\x81", "195 169");
+    check_ids((JsonParts){ 0 }, "e\xCC\x81", "101 204 129");
+}
+
+TEST(json_refusals)
+{
+    static const struct {
+        JsonParts parts;
+        const char *message;
+    } cases[] = {
+        { { .model = "\"byte_fallback\":true," }, "byte_fallback" },
+        { { .model = "\"unk_token\":\"?\"," }, "unk_token" },
+        { { .model = "\"dropout\":0.1," }, "dropout" },
+        { { .model = "\"end_of_word_suffix\":\"</w>\"," }, "suffix" },
+        { { .normalizer = "{\"type\":\"Lowercase\"}" }, "normalizer" },
+        { { .pre = "{\"type\":\"Whitespace\"}" }, "pre_tokenizer" },
+        { { .pre = "null" }, "pre_tokenizer" },
+        { { .pre = "{\"type\":\"ByteLevel\",\"add_prefix_space\":true}" }, "add_prefix_space" },
+        { { .pre = "{\"type\":\"ByteLevel\",\"use_regex\":false}" }, "split pattern" },
+        { { .pre = "{\"type\":\"Sequence\",\"pretokenizers\":[{\"type\":\"Split\",\"pattern\":{"
+                   "\"Regex\":\"x\"},"
+                   "\"behavior\":\"Isolated\",\"invert\":false},{\"type\":\"ByteLevel\",\"use_"
+                   "regex\":false}]}" },
+          "not one of the known" },
+        { { .top = "\"truncation\":{\"max_length\":5}," }, "truncation" },
+        { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
+        { { .added = "{\"id\":300,\"content\":\"<m>\",\"lstrip\":true}" }, "lstrip" },
+        { { .added = "{\"id\":97,\"content\":\"<m>\"}" }, "of another token" },
+        { { .added = "{\"id\":300,\"content\":\"a\"},{\"id\":300,\"content\":\"b\"}" },
+          "two added tokens" },
+        { { .added = "{\"id\":99999999999,\"content\":\"x\"}" }, "is not a number in" },
+        { { .merges = "\"a b\",\"a b\"" }, "same as merge '1'" },
+        { { .merges = "\"a z\"" }, "merged token is not in the vocabulary" },
+        { { .merges = "\"abc\"" }, "merge '1'" },
+        { { .merges = "\"ab\u0100\u0101 c\"" }, "not in the vocabulary" },
+        { { .merges = "\"a \xE2\x82\xAC\"" }, "byte-level alphabet" },
+        { { .merges = "[\"a\"]" }, "merge '1'" },
+        { { .merges = "7" }, "merge '1'" },
+    };
+    Tokenizer *t;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        FAILS(tokenizer_open(make_json(cases[i].parts), &t), ERR_DATA, cases[i].message);
+    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":{\"type\":\"Unigram\",\"merges\":[]}}"),
+                         &t),
+          ERR_DATA, "BPE");
+    FAILS(
+        tokenizer_open(write_text("bad.json",
+                                  "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0},\"merges\":[]},"
+                                  "\"pre_tokenizer\":{\"type\":\"ByteLevel\"}}"),
+                       &t),
+        ERR_DATA, "no token stands for the byte");
+    FAILS(tokenizer_open(write_text("bad.json", "{\"model\":"), &t), ERR_DATA, "not valid JSON");
+    FAILS(tokenizer_open(write_text("bad.json", ""), &t), ERR_DATA, "bad.json");
+    FAILS(tokenizer_open(write_text("bad.json", "[]"), &t), ERR_DATA, "not a tokenizer.json");
+    FAILS(tokenizer_open(in_dir("nothing"), &t), ERR_DATA, "no tokenizer");
+    OK(file_make_dirs(in_dir("folder")));
+    FAILS(tokenizer_open(in_dir("folder"), &t), ERR_DATA, "no tokenizer in the folder");
+}
+
+/* Cuts and flips of a whole file: an error or a working tokenizer, never a crash (run under ASan
+ * too). */
+TEST(json_damage)
+{
+    char *text;
+    int64_t size, refused = 0;
+    uint64_t seed = 11;
+    OK(file_read_all(make_json((JsonParts){ 0 }), 1 << 20, &text, &size));
+    for (int round = 0; round < 150; round++) {
+        int64_t n = round % 3 ? size : (int64_t)(test_rand(&seed) % (uint64_t)size);
+        int64_t at = (int64_t)(test_rand(&seed) % (uint64_t)size);
+        char old = text[at];
+        if (round % 3) text[at] = (char)(old ^ 1 << test_rand(&seed) % 8);
+        Tokenizer *t = NULL;
+        OK(file_replace(in_dir("damaged.json"), text, n));
+        Err err = tokenizer_open(in_dir("damaged.json"), &t);
+        CHECK(err == ERR_OK || err == ERR_DATA);
+        CHECK(round % 3 || err == ERR_DATA);
+        refused += err != ERR_OK;
+        if (!err) tokenizer_close(t);
+        text[at] = old;
+    }
+    CHECK(refused > 60);
+    free(text);
+}
+
+/* ---- JSON lines ---- */
+
+TEST(jsonl)
+{
+    static const struct {
+        const char *line, *want, *message; /* want NULL: fails with the message */
+    } cases[] = {
+        { "{\"text\":\"hi\"}", "hi", NULL },
+        { " { \"a\" : [1, {\"text\":\"no\"}, [] , {}], \"text\" : \"y\\n\\u00e9\\/\" } ",
+          "y\n\xC3\xA9/", NULL },
+        { "{\"text\":\"\\ud83d\\ude00 \\ud83d x \\ude00\"}",
+          "\xF0\x9F\x98\x80 \xEF\xBF\xBD x \xEF\xBF\xBD", NULL },
+        { "{\"\\u0074ext\":\"escaped key\",\"z\":-1.5e+3}", "escaped key", NULL },
+        { "{\"text\":\"first\",\"k\":\"a long one \\\" after it\",\"l\":null}", "first", NULL },
+        { "{\"text\":\"raw \xFF byte\"}", "raw \xFF byte", NULL },
+        { "{\"text\":\"\"}", "", NULL },
+        { "{}", NULL, "no member 'text'" },
+        { "[]", NULL, "one JSON object" },
+        { "{\"text\":5}", NULL, "not a string" },
+        { "{\"text\":\"a\",\"text\":\"b\"}", NULL, "twice" },
+        { "{\"text\":\"a\"", NULL, "'}' was expected" },
+        { "{\"text\":\"a", NULL, "does not end" },
+        { "{\"text\":\"a\tb\"}", NULL, "control character" },
+        { "{\"text\":\"\\x\"}", NULL, "escape" },
+        { "{\"text\":\"\\u12g4\"}", NULL, "hexadecimal" },
+        { "{\"text\":\"a\"} x", NULL, "follows" },
+        { "{\"text\":\"a\",}", NULL, "expected" },
+        { "{\"a\":01,\"text\":\"a\"}", NULL, "not a JSON value" },
+        { "{\"a\":tru,\"text\":\"a\"}", NULL, "not a JSON value" },
+        { "{\"a\":[1,2},\"text\":\"a\"}", NULL, "bracket" },
+        { "{\"a\":{\"b\"},\"text\":\"a\"}", NULL, "':'" },
+    };
+    JsonlText out = { 0 };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Err err = jsonl_member(cases[i].line, (int64_t)strlen(cases[i].line), "text", &out);
+        if (cases[i].want)
+            CHECK_MSG(!err && out.size == (int64_t)strlen(cases[i].want) &&
+                          memcmp(out.text, cases[i].want, (size_t)out.size) == 0,
+                      "'%s': %s", cases[i].line, err ? err_message() : "other text");
+        else
+            CHECK_MSG(err == ERR_DATA && strstr(err_message(), cases[i].message), "'%s': %s",
+                      cases[i].line, err_message());
+    }
+    char deep[1200] = "{\"a\":";
+    memset(deep + 5, '[', 1000);
+    FAILS(jsonl_member(deep, 1005, "text", &out), ERR_DATA, "nested too deep");
+    free(out.text);
+}
+
+TEST_MAIN
