@@ -69,8 +69,8 @@ rm -rf "$run"
 common=("run.dir=$run")
 say "Ten steps, to see how fast this machine is"
 mt --config $config "${common[@]}" train.stop_at=10
-ms=$(sed -n 's/.*"step_ms": *\([0-9.]*\).*/\1/p' "$run/metrics.jsonl" | sort -n | sed -n 5p)
-steps=$(awk -v m="$minutes" -v ms="$ms" 'BEGIN { n = int(m * 60000 / ms); print n < 20 ? 20 : n }')
+ms=$(sed -n 's/.*"step_ms": *\([0-9]*\).*/\1/p' "$run/metrics.jsonl" | sort -n | sed -n 5p)
+steps=$(awk -v m="$minutes" -v ms="$ms" 'BEGIN { n = int(m * 60000 / ms); print n < 40 ? 40 : n }')
 prompt="The most important thing about freedom is"
 before=$(mt generate --run "$run" --prompt "$prompt" --tokens 60 --temperature 0.8 --top-k 40 --seed 1)
 
