@@ -4,6 +4,8 @@
 
 #include "test.h"
 
+#include <unistd.h>
+
 #include "base/file.h"
 
 static char scratch_dir[64];
@@ -14,8 +16,8 @@ static const char *in_dir(const char *name)
     static char paths[8][160];
     static int turn;
     if (!*scratch_dir) {
-        strcpy(scratch_dir, "/tmp/megatrain-test-XXXXXX");
-        if (!mkdtemp(scratch_dir)) exit(1);
+        snprintf(scratch_dir, sizeof scratch_dir, "/tmp/megatrain-test-%d", (int)getpid());
+        if (file_make_dirs(scratch_dir) != ERR_OK) exit(1);
     }
     char *path = paths[turn++ % 8];
     snprintf(path, sizeof paths[0], "%s/%s", scratch_dir, name);
