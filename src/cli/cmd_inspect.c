@@ -28,11 +28,10 @@ static bool holds(const char *folder, const char *name)
 static Err inspect_ckpt(const char *path)
 {
     uint64_t digest;
-    printf("%s: a checkpoint\n", path);
     TRY(ckpt_print(path, stdout));
     TRY(ckpt_verify(path));
     TRY(ckpt_digest(path, &digest));
-    printf("checksums: every byte is as it was written\ndigest %016llx\n", (unsigned long long)digest);
+    printf("\nchecksums     every byte is as it was written\ndigest        %016llx\n", (unsigned long long)digest);
     return ERR_OK;
 }
 

@@ -26,12 +26,13 @@ static bool is_help(const char *word)
     return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
 }
 
-static Err unknown_option(const Command *c, const char *name)
+/* name: as it was written, without what follows '='. */
+static Err unknown_option(const Command *c, const char *word)
 {
-    const char *names[MAX_OPTIONS];
+    const char *names[MAX_OPTIONS], *name = word + strspn(word, "-");
     for (int i = 0; i < c->option_count; i++) names[i] = c->options[i].name;
     const char *nearest = word_nearest(name, names, c->option_count);
-    err_set(ERR_CONFIG, "'megatrain %s' has no option '--%s'", c->name, name);
+    err_set(ERR_CONFIG, "'megatrain %s' has no option '%s'", c->name, word);
     if (nearest) return err_hint("did you mean '--%s'?", nearest);
     if (strchr(name, '.')) return err_hint("keys of the configuration are given as section.key=value, without '--'");
     return err_hint("megatrain %s --help", c->name);
@@ -87,12 +88,12 @@ static Err read_list(Reader *r, const Option *o, const char *equals)
 
 static Err read_option(Reader *r, const char *word)
 {
-    char name[64];
-    const char *equals = strchr(word, '=');
-    snprintf(name, sizeof name, "%.*s", equals ? (int)(equals - word) - 2 : 60, word + 2);
+    char full[64]; /* with the dashes, without the value */
+    const char *equals = strchr(word, '='), *name = full + 2;
+    snprintf(full, sizeof full, "%.*s", equals ? (int)(equals - word) : 60, word);
     int i = 0;
     while (i < r->c->option_count && strcmp(name, r->c->options[i].name) != 0) i++;
-    if (i == r->c->option_count) return unknown_option(r->c, name);
+    if (i == r->c->option_count) return unknown_option(r->c, full);
     const Option *o = &r->c->options[i];
     if (r->given[i]) return err_set(ERR_CONFIG, "--%s is given twice", name);
     r->given[i] = true;
@@ -127,7 +128,7 @@ Err options_read(const Command *c, int argc, const char *const *argv, const char
         const char *word = argv[r.at++];
         if (!only_rest && strcmp(word, "--") == 0) only_rest = true;
         else if (!only_rest && is_option(word)) TRY(read_option(&r, word));
-        else if (!only_rest && word[0] == '-' && word[1]) return unknown_option(c, word + 1);
+        else if (!only_rest && word[0] == '-' && word[1]) return unknown_option(c, word);
         else rest[(*rest_count)++] = word;
     }
     if (*rest_count > 0 && !c->rest)

@@ -6,8 +6,8 @@
  *            are clipped, or one bad step would flatten the whole curve
  *   colours  two sets, chosen by the reader's browser (prefers-color-scheme)
  *
- * Smoothing is a centred mean over points/40 neighbours on each side, fewer towards the ends, so that the
- * curve is neither late nor bent at its ends.
+ * Smoothing is a centred mean over points/40 neighbours on each side, so that the curve is not late. At the
+ * beginning, where the loss falls so steeply that means lie above it, they are fewer.
  */
 #include "train/svg.h"
 
@@ -65,11 +65,10 @@ static double y_of(const Picture *p, double loss)
 static bool smoothed(const SvgCurve *c, int i, double *out)
 {
     int reach = c->count / 40 > 1 ? c->count / 40 : 1;
-    if (reach > i) reach = i;
-    if (reach > c->count - 1 - i) reach = c->count - 1 - i;
+    if (reach > i / 4) reach = i / 4;
     double sum = 0;
     int64_t n = 0;
-    for (int k = i - reach; k <= i + reach; k++) {
+    for (int k = i - reach; k <= i + reach && k < c->count; k++) {
         sum += c->points[k].sum;
         n += c->points[k].count;
     }
@@ -217,18 +216,17 @@ static void put_head(Picture *p)
     if (p->c->dot_count > 0)
         put(p, "The last validation loss is %.4f.", p->c->dots[p->c->dot_count - 1].loss);
     put(p, "</desc>\n");
+    /* plain values rather than CSS variables, which picture viewers other than browsers do not know */
     put(p, "<style>\n"
-           "svg{--paper:#fff;--ink:#24292f;--grid:#d8dee4;--curve:#0969da;--bad:#cf222e;"
-           "--v0:#bc4c00;--v1:#1a7f37;--v2:#8250df;--v3:#bf3989;background:var(--paper)}\n"
-           "@media(prefers-color-scheme:dark){svg{--paper:#0d1117;--ink:#e6edf3;--grid:#30363d;--curve:#58a6ff;"
-           "--bad:#ff7b72;--v0:#f0883e;--v1:#56d364;--v2:#bc8cff;--v3:#ff9bce}}\n"
-           "text{font:13px system-ui,sans-serif;fill:var(--ink)}.name{font-weight:600}\n"
-           "path{fill:none}.grid{stroke:var(--grid)}.raw,.range,.mean{stroke:var(--curve);stroke-linejoin:round;"
+           "text{font:13px system-ui,sans-serif;fill:#24292f}.name{font-weight:600}.paper{fill:#fff}\n"
+           "path{fill:none}.grid{stroke:#d8dee4}.raw,.range,.mean{stroke:#0969da;stroke-linejoin:round;"
            "stroke-linecap:round}.range{opacity:.2;stroke-width:1.5}.raw{opacity:.4}.mean{stroke-width:2.5}"
-           ".skip{stroke:var(--bad);stroke-width:2}\n"
-           ".v0{fill:var(--v0)}.v1{fill:var(--v1)}.v2{fill:var(--v2)}.v3{fill:var(--v3)}\n</style>\n");
-    put(p, "<rect width=\"%d\" height=\"%d\" style=\"fill:var(--paper)\"/>\n<text class=\"name\" x=\"%d\" y=\"20\">",
-        WIDTH, HEIGHT, LEFT);
+           ".skip{stroke:#cf222e;stroke-width:2}\n"
+           ".v0{fill:#bc4c00}.v1{fill:#1a7f37}.v2{fill:#8250df}.v3{fill:#bf3989}\n"
+           "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.paper{fill:#0d1117}.grid{stroke:#30363d}"
+           ".raw,.range,.mean{stroke:#58a6ff}.skip{stroke:#ff7b72}"
+           ".v0{fill:#f0883e}.v1{fill:#56d364}.v2{fill:#bc8cff}.v3{fill:#ff9bce}}\n</style>\n");
+    put(p, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"name\" x=\"%d\" y=\"20\">", WIDTH, HEIGHT, LEFT);
     put_text(p, p->c->title);
     put(p, ": loss, nats per token</text>\n");
 }

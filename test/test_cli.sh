@@ -1,0 +1,217 @@
+#!/usr/bin/env bash
+# The command line from outside: help of every command, wrong options, exit codes, what goes to stdout and what
+# to stderr, and each command once on a tiny run.
+set -u
+cd "$(dirname "$0")/.."
+mt=$(realpath "${MEGATRAIN:-./megatrain}")
+dir=$(mktemp -d /tmp/test_cli.XXXXXX)
+trap 'rm -rf "$dir"' EXIT
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} OMP_WAIT_POLICY=passive
+unset WORLD_SIZE OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS NO_COLOR
+passed=0 failed=0
+
+pass() { passed=$((passed + 1)); }
+fail() { failed=$((failed + 1)); printf 'FAIL %s\n' "$*"; }
+check() { local name=$1; shift; if "$@"; then pass; else fail "$name"; fi; }
+
+# run CODE WORDS...: runs megatrain in $dir; output in $dir/out and $dir/err
+run() {
+    local want=$1 got; shift
+    (cd "$dir" && "$mt" "$@" >out 2>err </dev/null)
+    got=$?
+    if [ $got -eq "$want" ]; then pass; else fail "megatrain $*: exit $got, want $want: $(head -3 "$dir/err")"; fi
+}
+# refused CODE TEXT WORDS...: that exit code, nothing on stdout, one primary line, and TEXT in stderr
+refused() {
+    local code=$1 text=$2; shift 2
+    run "$code" "$@"
+    check "megatrain $*: stdout is not empty" test ! -s "$dir/out"
+    check "megatrain $*: one primary line" test "$(grep -c '^megatrain: error' "$dir/err")" -eq 1
+    if grep -qF -- "$text" "$dir/err"; then pass; else fail "megatrain $*: no '$text' in: $(cat "$dir/err")"; fi
+}
+says() { if grep -qE -- "$2" "$dir/$1"; then pass; else fail "no '$2' in $1: $(head -c 400 "$dir/$1")"; fi; }
+
+# ---- help and versions
+commands=(train eval generate preprocess "tokenizer train" tokenize plan simulate inspect convert doctor config)
+run 0 --help
+for c in "${commands[@]}"; do says out "^  $c "; done
+cp "$dir/out" "$dir/help"
+check "every command of the help is tested" test "$(sed -n '/^commands/,/^$/p' "$dir/help" | grep -c '^  ')" -eq ${#commands[@]}
+for c in "${commands[@]}"; do
+    run 0 $c --help
+    says out "^usage: megatrain $c"
+    check "$c --help: stderr is empty" test ! -s "$dir/err"
+    cp "$dir/out" "$dir/long"
+    run 0 help $c
+    check "help $c = $c --help" cmp -s "$dir/long" "$dir/out"
+done
+run 0 --version
+for w in '^megatrain [0-9]' '^compiler' '^backends .*cpu' '^libraries .*Jansson [0-9].*PCRE2 [0-9].*utf8proc [0-9]'; do says out "$w"; done
+run 2
+check "no words: the help goes to stderr" test ! -s "$dir/out" -a -s "$dir/err"
+
+# ---- wrong words
+refused 2 "did you mean 'megatrain train'?" trian
+refused 2 "unknown command 'zzzzzz'" zzzzzz
+refused 2 "did you mean 'megatrain tokenizer train'?" tokenizer
+refused 2 "unknown command 'tokenizer tarin'" tokenizer tarin
+refused 2 "did you mean '--config'?" --confg x
+refused 2 "needs --config FILE" train
+refused 2 "--config wants a value" train --config
+refused 2 "--config wants a value" train --config --config
+refused 2 "given twice" train --config a --config b
+refused 2 "without '--'" train --config a --model.layers=3
+refused 2 "cannot open 'missing.ini'" --config missing.ini
+refused 2 "no option '-x'" plan -x
+refused 2 "did you mean '--temperature'?" generate --run x --tempratur 3
+refused 2 "needs --run DIR" generate
+refused 2 "--tokens wants an integer, not '1x'" generate --run x --tokens 1x
+refused 2 "--tokens must be 0 to" generate --run x --tokens -1
+refused 2 "--temperature wants a number, not 'nan'" generate --run x --temperature nan
+refused 2 "--seed wants an integer" generate --run x --seed=99999999999999999999
+refused 2 "takes no value" tokenize --tokenizer byte --decode=1
+refused 2 "what to do with 'word'" doctor word
+refused 2 "--world must be 1 to" plan --config x --world 0
+refused 2 "at least one value" preprocess --input --tokenizer byte --output p
+refused 2 "--format must be text or jsonl" preprocess --input f --tokenizer byte --output p --format csv
+refused 2 "--key belongs to --format jsonl" preprocess --input f --tokenizer byte --output p --key k
+refused 2 "did you mean 'check'?" config chek
+refused 2 "did you mean 'model.layers'?" config explain modl.layers
+refused 2 "not built yet" simulate --list
+refused 2 "not built yet" convert --from a --to b --format hf
+refused 2 "needs a PATH" inspect
+refused 4 "there is no 'nowhere'" inspect nowhere
+refused 4 "no checkpoint in 'nowhere'" generate --run nowhere
+refused 3 "missing.txt" preprocess --input missing.txt --tokenizer byte --output p
+refused 3 "missing.json" tokenize --tokenizer missing.json
+refused 3 "missing.txt" tokenizer train --input missing.txt --vocab-size 300 --output t.json
+refused 2 "--vocab-size must be 257" tokenizer train --input f --vocab-size 256 --output t.json
+"$mt" --version >/dev/full 2>"$dir/err"
+check "a full stdout is exit 5" test $? -eq 5
+says err "cannot write the results"
+
+# ---- a tiny run, from text to text
+text=$dir/text.txt
+for i in $(seq 400); do echo "Line $i: the quick brown fox jumps over the lazy dog, and äöü € 😀 too."; done >"$text"
+run 0 preprocess --input "$text" --tokenizer byte --output data/tiny --append-eod
+says out "^data/tiny.bin data/tiny.idx: 1 documents"
+run 0 tokenizer train --input "$text" --vocab-size=300 --output bpe.json
+says out "^bpe.json: vocabulary 300"
+cat >"$dir/tiny.ini" <<'EOF'
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 32
+[train]
+micro_batch = 2
+global_batch = 4
+steps = 6
+eval_every = 3
+eval_batches = 1
+[data]
+train = data/tiny
+valid = data/tiny
+[checkpoint]
+every = 3
+EOF
+run 0 config check --config tiny.ini
+says out "^tiny.ini: ok"
+run 0 config --config tiny.ini train.steps=7
+says out "^hidden = 32 +; tiny.ini:3"
+says out "^steps = 7 +; command line"
+run 0 config explain optim.lr
+says out "peak learning rate"
+refused 2 "tiny.ini" config check --config tiny.ini model.heads=5
+run 0 plan --config tiny.ini
+plan_bytes=$(awk '$1 == "total" { gsub(",", ""); print $2 }' "$dir/out")
+sum=$(awk '/^bytes of one rank/ { on = 1; next } $1 == "total" { exit }
+           on { gsub(",", ""); for (i = 2; i <= NF; i++) if ($i ~ /^[0-9]+$/) { s += $i; break } } END { print s }' "$dir/out")
+check "the plan's rows add up ($sum, $plan_bytes)" test "$sum" = "$plan_bytes"
+run 0 plan --config tiny.ini --world 4 parallel.tp=2
+says out "4 ranks = tp 2 x dp 2"
+refused 4 "no checkpoint in 'runs/tiny'" eval --config tiny.ini
+run 0 --config tiny.ini
+check "training leaves stdout empty" test ! -s "$dir/out"
+says err "^step 6/6  loss [0-9.]+  lr "
+says err "^step 3: validation loss"
+check "no escapes outside a terminal" test "$(grep -c $'\e' "$dir/err")" -eq 0
+check "a line a step, and two evaluations" test "$(wc -l <"$dir/runs/tiny/metrics.jsonl")" -eq 8
+check "the run took what was planned" grep -q "\"memory_bytes\":$plan_bytes," "$dir/runs/tiny/metrics.jsonl"
+for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "$f" test -s "$dir/runs/tiny/$f"; done
+check "an undecorated train command, too" bash -c "cd '$dir' && '$mt' train --config tiny.ini 2>/dev/null"
+run 0 eval --config tiny.ini
+for w in loss perplexity bits_per_byte; do says out "^$w [0-9.]+$"; done
+for p in runs/tiny runs/tiny/checkpoints/step-00000003; do run 0 inspect $p; says out "checksums +every byte"; done
+for p in data/tiny data/tiny.idx data/tiny.bin; do run 0 inspect $p; says out "^documents 1$"; done
+for p in bpe.json byte; do run 0 inspect $p; says out "^vocabulary [0-9]+"; done
+refused 4 "is no checkpoint, run folder, token file or tokenizer" inspect text.txt
+run 0 doctor
+for w in '^processor ' '^kernels ' '^memory ' '^open files' '^devices +cpu' '^disk '; do says out "$w"; done
+
+run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed 5
+cp "$dir/out" "$dir/said5"
+says out "^The dög"
+check "the text is UTF-8" iconv -f utf-8 -t utf-8 "$dir/said5" -o /dev/null
+run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed 5
+check "the same seed, the same text" cmp -s "$dir/said5" "$dir/out"
+run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed 6
+check "another seed, another text" bash -c "! cmp -s '$dir/said5' '$dir/out'"
+for s in 1 2; do
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --temperature 0
+    cp "$dir/out" "$dir/cold$s"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 1
+    check "top-k 1 is temperature 0" cmp -s "$dir/cold$s" "$dir/out"
+done
+check "temperature 0 knows no seed" cmp -s "$dir/cold1" "$dir/cold2"
+run 0 generate --run runs/tiny --prompt "" --tokens 3
+run 0 generate --run runs/tiny --prompt "$(head -n 5 "$text")" --tokens 3 # longer than model.seq
+run 0 generate --run runs/tiny --prompt only --tokens 0
+says out "^only$"
+refused 3 "UTF-8" generate --run runs/tiny --prompt $'\xff' --tokens 1
+
+# ---- tokenize, both ways
+for t in byte "$dir/bpe.json"; do
+    "$mt" tokenize --tokenizer "$t" <"$text" >"$dir/ids"
+    check "$t: ids on one line" test "$(wc -l <"$dir/ids")" -eq 1
+    "$mt" tokenize --tokenizer "$t" --decode <"$dir/ids" >"$dir/back"
+    check "$t: and back" cmp -s "$text" "$dir/back"
+done
+check "byte ids" test "$(printf 'h\xc3\xa9' | "$mt" tokenize --tokenizer byte)" = "104 195 169"
+# stdin_is BYTES CODE TEXT WORDS...
+stdin_is() {
+    printf -- "$1" | "$mt" "${@:4}" >/dev/null 2>"$dir/err"
+    check "stdin '$1': exit $2" test $? -eq "$2"
+    says err "$3"
+}
+stdin_is 'ab\xffc' 3 "offset '?2" tokenize --tokenizer byte
+stdin_is '1 x 2' 3 "'x' on stdin" tokenize --tokenizer byte --decode
+stdin_is '-1' 3 "no token id" tokenize --tokenizer byte --decode
+stdin_is '5000' 3 "5000" tokenize --tokenizer byte --decode
+stdin_is '99999999999' 3 "no token id" tokenize --tokenizer byte --decode
+
+# ---- the live line of a terminal; script(1) makes one
+if command -v script >/dev/null; then
+    terminal() { (cd "$dir" && rm -rf runs/tty && env "$@" script -qec "'$mt' --config tiny.ini run.dir=runs/tty" /dev/null </dev/null); }
+    terminal TERM=xterm >"$dir/tty"
+    check "a terminal gets one line that changes" grep -q $'\r\e\\[K.*step 1/6' "$dir/tty"
+    check "in colour" grep -q $'\e\\[1;36m' "$dir/tty"
+    terminal TERM=xterm NO_COLOR=1 >"$dir/tty"
+    check "NO_COLOR" bash -c "grep -q $'\r\e' '$dir/tty' && ! grep -q $'\e\\[1;36m' '$dir/tty'"
+    terminal TERM=dumb >"$dir/tty"
+    check "TERM=dumb: plain lines" bash -c "! grep -q $'\e' '$dir/tty' && grep -q '^step 2/6' '$dir/tty'"
+else
+    echo "    skipped: the live line: no script(1)"
+fi
+run 0 --config tiny.ini run.dir=runs/color log.color=always
+says err $'\e\\[1;36mloss'
+
+# ---- what a launcher may not do yet
+for v in WORLD_SIZE OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS; do
+    (cd "$dir" && env $v=2 "$mt" --config tiny.ini >/dev/null 2>err)
+    check "$v=2: exit 2" test $? -eq 2
+    says err "several processes are not built yet"
+done
+
+echo "$passed passed, $failed failed"
+[ $failed -eq 0 ]
