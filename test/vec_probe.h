@@ -12,7 +12,10 @@
 #undef VL_EACH
 #undef VL_EACH2
 #undef VEC_EACH
-#undef VEC_TEST
+#undef VEC_EACH2
+#undef VEC_EACH3
+#undef VEC_OP
+#undef VEC_SAME
 #include "cpu/vec.h"
 
 static void PROBE(floats)(const ProbeIn *in, ProbeOut *o)
