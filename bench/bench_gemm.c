@@ -1,6 +1,6 @@
 /*
- * The matrix product against OpenBLAS, alternating in one process, best of several runs, in GFLOP/s and as a
- * share of the fma peak measured in between.
+ * The matrix product against OpenBLAS, alternating in one process: GFLOP/s (best of several runs), median of
+ * the ratios of neighbouring runs (above 1: we are faster), share of the fma peak measured in between.
  *
  *   bench_gemm [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT] [--no-blas]
  *
@@ -103,19 +103,29 @@ static float *filled(int64_t n)
 {
     float *p = aligned_alloc(64, (size_t)(n * 4 + 63) / 64 * 64);
     uint64_t state = 1;
-    for (int64_t i = 0; i < n; i++) p[i] = (float)((int64_t)((state = state * 6364136223846793005u + 1) >> 40) - 8388608) * 0x1p-27f;
+    for (int64_t i = 0; i < n; i++) {
+        state = state * 6364136223846793005u + 1;
+        p[i] = (float)((int64_t)(state >> 40) - (1 << 23)) * 0x1p-27f;
+    }
     return p;
 }
 
-static void report(const Row *r, double flop, const double best[2])
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static void report(const Row *r, double flop, const double best[2], double ratio)
 {
     double own = flop / best[0] * 1e-9, blas = bench.blas ? flop / best[1] * 1e-9 : 0;
-    printf("%-44s %8.1f %8.1f %7.2f %7.0f%%\n", r->name, own, blas, blas ? own / blas : 0, 100 * own / bench.peak);
+    printf("%-44s %8.1f %8.1f %7.2f %7.0f%%\n", r->name, own, blas, ratio, 100 * own / bench.peak);
     fflush(stdout);
     json_open(&bench.json, NULL, '{');
     json_put_text(&bench.json, "name", r->name);
     json_put_number(&bench.json, "own_gflops", own);
     if (bench.blas) json_put_number(&bench.json, "openblas_gflops", blas);
+    if (bench.blas) json_put_number(&bench.json, "ratio", ratio);
     json_put_number(&bench.json, "peak_share", own / bench.peak);
     json_close(&bench.json, '}');
 }
@@ -131,16 +141,21 @@ static void run_row(Row *r)
     g->c = filled(g->M * g->N);
     if (g->mode == GEMM_I64) g->fixed = calloc((size_t)(g->M * g->N), sizeof *g->fixed);
     g->shift = 40, g->room = 16;
-    double best[2] = { 1e30, 1e30 }, until = now() + bench.seconds;
-    for (int i = 0; i < 6 || now() < until; i++) {
+    static double ratios[2000]; /* of neighbouring runs: holds also where the machine's speed drifts */
+    double best[2] = { 1e30, 1e30 }, last = 0, until = now() + bench.seconds;
+    int pairs = 0;
+    for (int i = 0; (i < 6 || now() < until) && pairs < 2000; i++) {
         double t0 = now();
         if (i % 2 == 0) bench.own(&bench.dev, g);
         else if (bench.blas) run_blas(g);
         double t = now() - t0;
         if (i >= 2 && t < best[i % 2]) best[i % 2] = t;
+        if (i >= 2 && i % 2) ratios[pairs++] = t / last;
+        last = t;
     }
+    qsort(ratios, (size_t)pairs, sizeof *ratios, ascending);
     measure_peak();
-    report(r, 2.0 * (double)g->M * (double)g->N * (double)g->K, best);
+    report(r, 2.0 * (double)g->M * (double)g->N * (double)g->K, best, bench.blas ? ratios[pairs / 2] : 0);
     free(a), free(b), free(g->c), free(g->fixed);
 }
 
@@ -216,7 +231,8 @@ int main(int argc, char **argv)
     static char json[1 << 16];
     const char *json_path = NULL;
     if (!parse(argc, argv, &json_path)) {
-        fprintf(stderr, "usage: bench_gemm [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT] [--no-blas]\n");
+        fprintf(stderr, "usage: bench_gemm [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT] "
+                        "[--no-blas]\n");
         return 2;
     }
     if (bench.isa == ISA_AUTO) bench.isa = isa_best();

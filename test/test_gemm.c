@@ -183,8 +183,8 @@ static void check_case(Case *c, int threads)
         memset(workspace, 0xff, 1 << 20); /* stale memory is NaN */
         bool flag = b->gemm(&dev, &g);
         CHECK_MSG(!memcmp(got, want, (size_t)c->c_bytes) && flag == overflow && workspace_guard_ok(),
-                  "%s mode %d, %lld x %lld x %lld, leaf %lld, ta %d tb %d beta %d bias %d, %d threads", isa_name(b->isa),
-                  g.mode, (long long)g.M, (long long)g.N, (long long)g.K, (long long)g.leaf, g.a.transposed,
+                  "%s mode %d, %lld x %lld x %lld, leaf %lld, ta %d tb %d beta %d bias %d, %d threads",
+                  isa_name(b->isa), g.mode, (long long)g.M, (long long)g.N, (long long)g.K, (long long)g.leaf, g.a.transposed,
                   g.b.transposed, g.beta, g.bias != NULL, threads);
     }
     free(want), free(got);
@@ -337,7 +337,8 @@ TEST(cut_fixed)
     float *a = random_floats(M * K), *b = random_floats(K * N);
     int64_t *whole = calloc((size_t)(M * N), 8), *parts = calloc((size_t)(M * N), 8);
     Device dev = device(2);
-    Gemm g = { GEMM_I64, M, N, K, leaf, { a, M, true }, { b, N, false }, .fixed = whole, .ldc = N, .shift = 40, .room = 16 };
+    Gemm g = { GEMM_I64, M, N, K, leaf, { a, M, true }, { b, N, false }, .fixed = whole, .ldc = N,
+               .shift = 40, .room = 16 };
     EACH_BUILD(e)
     {
         memset(whole, 0, (size_t)(M * N) * 8);
@@ -452,7 +453,8 @@ TEST(ranks_as_threads)
 TEST(tiles)
 {
     for (int i = 0; i < 100; i++) {
-        int64_t m = pick(1, 70), n = i % 3 ? pick(1, 70) : 64, k = pick(0, 70), ldb = n + pick(0, 3), ldc = n + pick(0, 3);
+        int64_t m = pick(1, 70), n = i % 3 ? pick(1, 70) : 64, k = pick(0, 70);
+        int64_t ldb = n + pick(0, 3), ldc = n + pick(0, 3);
         bool by_column = pick(0, 1), beta = pick(0, 1);
         float *a = random_floats(m * k), *b = random_floats(k ? (k - 1) * ldb + n : 0), *c = random_floats(m * ldc);
         float *want = copy_of(c, m * ldc * 4), *got = copy_of(c, m * ldc * 4);
@@ -463,8 +465,8 @@ TEST(tiles)
         {
             memcpy(got, c, (size_t)(m * ldc) * 4);
             e->tile_gemm(&(TileGemm){ m, n, k, a, by_column ? 1 : k, by_column ? m : 1, b, ldb, got, ldc, beta });
-            CHECK_MSG(!memcmp(got, want, (size_t)(m * ldc) * 4), "%s %lld x %lld x %lld", isa_name(e->isa), (long long)m,
-                      (long long)n, (long long)k);
+            CHECK_MSG(!memcmp(got, want, (size_t)(m * ldc) * 4), "%s %lld x %lld x %lld", isa_name(e->isa),
+                      (long long)m, (long long)n, (long long)k);
         }
         free(a), free(b), free(c), free(want), free(got);
     }
@@ -513,8 +515,8 @@ TEST(linear_ops)
 
         got = copy_of(dw, O * I * 4), want = copy_of(dw, O * I * 4);
         int32_t shift = 40, overflow = 0;
-        linear_dw_args a = { tensor_of(got, F32, O, I), tdy, tx, tensor_of(&shift, I32, 1), tensor_of(&overflow, I32, 1),
-                             .leaf = LEAF, .room = 16 };
+        linear_dw_args a = { tensor_of(got, F32, O, I), tdy, tx, tensor_of(&shift, I32, 1),
+                             tensor_of(&overflow, I32, 1), .leaf = LEAF, .room = 16 };
         OK(e->dw(&s, &a));
         define(&(Gemm){ GEMM_CHAIN, O, I, rows, 0, { dy, O, true }, { x, I, false }, want, .ldc = I, .beta = true });
         CHECK_MSG(!memcmp(got, want, O * I * 4), "%s dw f32, %lld rows", isa_name(e->isa), (long long)counts[i]);
@@ -525,7 +527,8 @@ TEST(linear_ops)
         OK(e->dw(&s, &a));
         define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, .fixed = want_fixed, .ldc = I,
                         .shift = shift, .room = 16 });
-        CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64, %lld rows", isa_name(e->isa), (long long)counts[i]);
+        CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64, %lld rows", isa_name(e->isa),
+                  (long long)counts[i]);
         CHECK(overflow == 0);
         shift = 60;
         OK(e->dw(&s, &a));

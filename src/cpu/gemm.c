@@ -35,9 +35,8 @@ enum {
     SLAB_K = 384,             /* k's: TILE_ROWS x SLAB_K floats of A beside B in L1 */
     SLAB_K_SWAP = 768,        /* sums cannot wait in C: rather one slab than slots */
     SLAB_K_COPY_A = 256,      /* packed A stays in L1, and B in L2, with more columns */
-    SLAB_K_FIXED = 256,       /* I64 */
     SLAB_BYTES = 600 << 10,   /* of packed B: in L2 with room for another thread */
-    SLAB_BYTES_WIDE = 800 << 10, /* A is packed once for each column of tasks: wider ones pay */
+    SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
     CHUNK_ROWS = 8 * TILE_ROWS, /* of a transposed A packed at a time */
     TASK_ROWS_MIN = 128,      /* below this, packing B for so few rows would show */
     TASKS_PER_THREAD = 2,
@@ -145,7 +144,8 @@ static void sum_add(Sum x, Sum y, int64_t rows, int64_t cols)
         const float *from = y.at + i * y.ld;
         int64_t j = 0;
         for (; j + VEC <= cols; j += VEC) vf_store(to + j, vf_add(vf_load(to + j), vf_load(from + j)));
-        if (j < cols) vf_store_n(to + j, vf_add(vf_load_n(to + j, cols - j), vf_load_n(from + j, cols - j)), cols - j);
+        const int64_t n = cols - j;
+        if (n) vf_store_n(to + j, vf_add(vf_load_n(to + j, n), vf_load_n(from + j, n)), n);
     }
 }
 
@@ -222,8 +222,9 @@ static void tile_float(const Task *t, int64_t row, int64_t col)
 /* ---- a tile of a fixed-point result ---- */
 
 /*
- * leaf *= 2^shift. False if a number is not below 2^(62 - room) in size, or NaN; such numbers become 0. The
- * usual case costs two operations a vector: if the sum of all squares is below the limit's square, so is each.
+ * leaf *= 2^shift. False if a number is not below 2^(62 - room) in size, or NaN; such numbers become 0.
+ * The usual case costs two operations a vector: if the sum of all squares is below the limit's square, each
+ * of them is.
  */
 static bool fix_leaf(float *leaf, int64_t rows, int64_t cols, const Gemm *g)
 {
@@ -290,7 +291,8 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
     Tile tile = tile_open(t, row, col);
     const Sum leaf = p->slots ? slot_of(t, 0, row, col) : (Sum){ local, TILE_COLS };
-    const FixedSum out = { g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc }, sums = { memory, TILE_COLS };
+    const FixedSum out = { g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc };
+    const FixedSum sums = { memory, TILE_COLS };
     if (edge) memset(memory, 0, sizeof memory);
     for (int64_t k = 0; k < t->slab_k; k += p->leaf) {
         tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, leaf);
@@ -379,7 +381,8 @@ static void task_run(Task *t, int64_t index)
 static void thread_run(Plan *p, int64_t thread)
 {
     float *memory = (float *)p->workspace + thread * p->thread_elems;
-    Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems, .slot = memory + p->a_elems + p->b_elems };
+    Task t = { .p = p, .packed_col = -1, .a = memory, .b = memory + p->a_elems };
+    t.slot = t.b + p->b_elems;
     for (int64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->tasks;) task_run(&t, i);
     if (t.overflow) atomic_store(&p->overflow, true);
 }
@@ -389,7 +392,7 @@ static void thread_run(Plan *p, int64_t thread)
 static void plan_k(Plan *p)
 {
     const Gemm *g = p->g;
-    int64_t most = g->mode == GEMM_I64 ? SLAB_K_FIXED : p->copy_a ? SLAB_K_COPY_A : p->swap ? SLAB_K_SWAP : SLAB_K;
+    int64_t most = p->copy_a ? SLAB_K_COPY_A : p->swap ? SLAB_K_SWAP : SLAB_K;
     p->leaf = g->mode == GEMM_CHAIN ? max64(p->K, 1) : min64(g->leaf, max64(p->K, 1));
     if (p->leaf > most) {
         p->group = p->leaf;
@@ -460,9 +463,10 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     plan_operands(&p);
     plan_k(&p);
     plan_tasks(&p, threads);
-    ASSERT(p.thread_elems * (int64_t)sizeof(float) <= dev->workspace_bytes);
+    const int64_t room = dev->workspace_bytes / (int64_t)sizeof(float);
+    ASSERT(p.thread_elems <= room);
     threads = min64(threads, p.tasks);
-    if (p.thread_elems) threads = min64(threads, dev->workspace_bytes / (p.thread_elems * (int64_t)sizeof(float)));
+    if (p.thread_elems) threads = min64(threads, room / p.thread_elems);
 #pragma omp parallel num_threads((int)threads) if (threads > 1)
     thread_run(&p, omp_get_thread_num());
     return atomic_load(&p.overflow);

@@ -42,8 +42,11 @@ typedef struct {
     int shift, room;  /* I64 */
 } Gemm;
 
-/* A small product, for tiles that lie in the L1 or L2 cache: C[m x n] = (beta ? C : 0) + A[m x k] B[k x n] as one
- * CHAIN. A is read as scalars with any strides; rows of B and C are contiguous. Fast when n % 16 == 0. */
+/*
+ * A small product, for tiles that lie in the L1 or L2 cache: C[m x n] = (beta ? C : 0) + A[m x k] B[k x n]
+ * as one CHAIN. A is read as scalars with any strides; rows of B and C are contiguous. Fast when
+ * n % 16 == 0.
+ */
 typedef struct {
     int64_t m, n, k;
     const float *a;

@@ -69,7 +69,7 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
         EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
         EACH_ROW {
             /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
-            const float *p = i == 6 || i == 7 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
+            const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
             vf x = vf_set1(*p);
             EACH_VEC acc[i][v] = vf_fma(x, row[v], acc[i][v]);
         }

@@ -37,7 +37,8 @@ static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int
 #undef PAIR
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
-        __m512 even = _mm512_shuffle_f32x4(r[c], r[c + 4], 0x88), odd = _mm512_shuffle_f32x4(r[c], r[c + 4], 0xdd);
+        __m512 even = _mm512_shuffle_f32x4(r[c], r[c + 4], 0x88);
+        __m512 odd = _mm512_shuffle_f32x4(r[c], r[c + 4], 0xdd);
         even = _mm512_shuffle_f32x4(even, even, 0xd8);
         odd = _mm512_shuffle_f32x4(odd, odd, 0xd8);
         _mm256_storeu_ps(dst + c * ldd, _mm512_castps512_ps256(even));
@@ -85,7 +86,8 @@ static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int
 }
 #endif
 
-static inline void transpose_any(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, int64_t cols)
+static inline void transpose_any(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows,
+                                 int64_t cols)
 {
     for (int64_t i = 0; i < rows; i += 8) {
         int64_t j = 0;
@@ -121,7 +123,8 @@ static void pack_b(float *dst, int64_t panel, const float *src, int64_t ld, int6
 }
 
 /* The same from a transposed B: `src` is at (first column, first k). */
-static void pack_b_transposed(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k, int64_t cols)
+static void pack_b_transposed(float *dst, int64_t panel, const float *src, int64_t ld, int64_t k,
+                              int64_t cols)
 {
     for (int64_t k0 = 0; k0 < k; k0 += PACK_K) {
         const int64_t count = k - k0 < PACK_K ? k - k0 : PACK_K;
