@@ -184,8 +184,8 @@ static void check_case(Case *c, int threads)
         bool flag = b->gemm(&dev, &g);
         CHECK_MSG(!memcmp(got, want, (size_t)c->c_bytes) && flag == overflow && workspace_guard_ok(),
                   "%s mode %d, %lld x %lld x %lld, leaf %lld, ta %d tb %d beta %d bias %d, %d threads",
-                  isa_name(b->isa), g.mode, (long long)g.M, (long long)g.N, (long long)g.K, (long long)g.leaf, g.a.transposed,
-                  g.b.transposed, g.beta, g.bias != NULL, threads);
+                  isa_name(b->isa), g.mode, (long long)g.M, (long long)g.N, (long long)g.K, (long long)g.leaf,
+                  g.a.transposed, g.b.transposed, g.beta, g.bias != NULL, threads);
     }
     free(want), free(got);
 }
