@@ -188,9 +188,9 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     CHECK(guards_whole(o) && guards_whole(lse));
     if (c->forward_only) return ERR_OK;
     TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
-           .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale,
-           .block = p->block, .window = p->window, .dropout = p->dropout, .head0 = h0, .leaf = p->leaf,
-           .positions = p->T));
+           .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
+           .scale = p->scale, .block = p->block, .window = p->window, .dropout = p->dropout, .head0 = h0,
+           .leaf = p->leaf, .positions = p->T));
     move(false, c, c->q, dq, r->x[DQ], p, p->H, h0);
     move(false, c, c->k, dk, r->x[DK], p, p->K, c->k0), move(false, c, c->k, dv, r->x[DV], p, p->K, c->k0);
     CHECK(guards_whole(dq) && guards_whole(dk) && guards_whole(dv) && guards_whole(delta));

@@ -185,7 +185,7 @@ static void check_cuts(const Problem *p, const Result *whole)
     check_same(p, whole, &tight, "small workspace");
 }
 
-/* Context parallel ranks one after another: rows of o, lse, dq are theirs; dk, dv meet in a tree over ranks. */
+/* Context parallel ranks in turn: rows of o, lse, dq are theirs; dk, dv meet in a tree over ranks. */
 static void check_zigzag(const Problem *p, const Result *whole, int64_t cp)
 {
     Result rank[8];

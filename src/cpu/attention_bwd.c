@@ -116,6 +116,8 @@ static void tile_load(const BackwardCall *call, Backward *f)
     memset(f->lse, 0, sizeof f->lse);
     memset(f->delta, 0, sizeof f->delta);
     for (int64_t i = 0; i < t->n; i++) {
+        const float *dq = attn_row(call->args->dq, t->b, t->row + i, t->head);
+        for (int64_t c = 0; c < call->a.C; c += VEC) __builtin_prefetch(dq + c, 1, 2); /* for later */
         f->lse[i] = *attn_value(call->args->lse, t->b, t->row + i, t->head);
         f->delta[i] = *attn_value(call->args->delta, t->b, t->row + i, t->head);
     }

@@ -56,6 +56,14 @@ int64_t CPU(attn_key_row)(const Attn *a, int64_t index)
     return index < head ? a->k_span[0].row + index : a->k_span[1].row + index - head;
 }
 
+/* Rows of one head lie far apart, where the processor does not look ahead by itself. */
+enum { ROWS_AHEAD = 8 };
+
+static void fetch_row(const float *row, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VEC) __builtin_prefetch(row + i);
+}
+
 static void copy_padded(float *out, const float *in, int64_t n, int64_t width)
 {
     int64_t i = 0;
@@ -68,6 +76,9 @@ void CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int6
     keys->n = i1 - i0;
     for (int64_t j = 0; j < keys->n; j++) {
         int64_t row = CPU(attn_key_row)(a, i0 + j);
+        int64_t ahead = CPU(attn_key_row)(a, j + ROWS_AHEAD < keys->n ? i0 + j + ROWS_AHEAD : i0 + j);
+        fetch_row(attn_row(a->k, b, ahead, head), a->C);
+        fetch_row(attn_row(a->v, b, ahead, head), a->C);
         keys->position[j] = (int32_t)spans_position(a->k_spans, row);
         copy_padded(keys->k + j * a->width, attn_row(a->k, b, row, head), a->C, a->width);
         copy_padded(keys->v + j * a->width, attn_row(a->v, b, row, head), a->C, a->width);
@@ -112,8 +123,10 @@ AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys)
 void CPU(attn_rows)(const Attn *a, float *dense, float *across, Tensor x, const AttnTile *t)
 {
     int64_t lanes = attn_lanes(t->n), width = a->width;
-    for (int64_t i = 0; i < t->n; i++)
+    for (int64_t i = 0; i < t->n; i++) {
+        fetch_row(attn_row(x, t->b, t->row + (i + ROWS_AHEAD < t->n ? i + ROWS_AHEAD : i), t->head), a->C);
         copy_padded(dense + i * width, attn_row(x, t->b, t->row + i, t->head), a->C, width);
+    }
     memset(dense + t->n * width, 0, (size_t)((lanes - t->n) * width) * sizeof(float));
     CPU(transpose)(across, ATTN_QUERIES, dense, width, lanes, a->C);
 }
