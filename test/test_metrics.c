@@ -298,8 +298,8 @@ static bool well_formed(const char *text)
         if (!end || depth == 64 || n > 31) return false;
         if (at[1] == '/') {
             n = (int)strcspn(at + 2, ">");
-            if (depth == 0 || (int)strlen(open[depth - 1]) != n || strncmp(open[depth - 1], at + 2, (size_t)n)) return false;
-            depth--;
+            if (depth-- == 0 || (int)strlen(open[depth]) != n || strncmp(open[depth], at + 2, (size_t)n) != 0)
+                return false;
         } else if (end[-1] != '/') snprintf(open[depth++], 32, "%.*s", n, at + 1);
     }
     return depth == 0;
@@ -322,7 +322,8 @@ TEST(odd_pictures)
     /* the most there can be, with the longest numbers */
     for (int i = 0; i < 1024; i++) {
         double y = i % 2 ? 1e300 : -1e300;
-        points[i] = (SvgPoint){ .step = 1000000000000 + i * INT64_C(12345678), .count = 2, .sum = y, .low = -1e300, .high = 1e300, .skipped = 1 };
+        points[i] = (SvgPoint){ .step = 1000000000000 + i * INT64_C(12345678), .count = 2, .sum = y,
+                                .low = -1e300, .high = 1e300, .skipped = 1 };
         if (i < 512) dots[i] = (SvgDot){ .step = 1000000000000, .loss = 123456.78 };
     }
     c.count = 1024, c.dot_count = 512, c.series = (const char(*)[SVG_NAME_BYTES])name, c.series_count = 1;

@@ -25,7 +25,8 @@ static const Option preprocess_options[] = {
     { "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...", .help = "UTF-8 text, or JSON lines" },
     TOKENIZER,
     { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX", .help = "writes PREFIX.bin and PREFIX.idx" },
-    { "format", OPTION_TEXT, &format, .value = "text|jsonl", .help = "text: each file is one document; jsonl: each line" },
+    { "format", OPTION_TEXT, &format, .value = "text|jsonl",
+      .help = "text: each file is one document; jsonl: each line" },
     { "key", OPTION_TEXT, &key, .value = "KEY", .help = "jsonl: the member that holds the text (text)" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
@@ -38,7 +39,8 @@ static Err preprocess(Words rest)
     char a[UNITS_BYTES];
     PreprocessResult r;
     bool jsonl = strcmp(format, "jsonl") == 0;
-    if (!jsonl && strcmp(format, "text")) return err_set(ERR_CONFIG, "--format must be text or jsonl, not '%s'", format);
+    if (!jsonl && strcmp(format, "text"))
+        return err_set(ERR_CONFIG, "--format must be text or jsonl, not '%s'", format);
     if (key && !jsonl) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
     if (split_blank_lines && jsonl) return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
     PreprocessOptions o = { .inputs = inputs.items,

@@ -66,7 +66,8 @@ static void check_processor(void)
     int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), threads = omp_get_max_threads();
     printf("processor    %s\n", model[0] ? model : "unknown");
-    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online, allowed, threads);
+    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online, allowed,
+           threads);
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
     advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
     advise(isa_best() == ISA_C, "no AVX2 with FMA: right, but several times slower than on a processor that has it");
@@ -84,7 +85,8 @@ static void check_memory(void)
 {
     char a[UNITS_BYTES], b[UNITS_BYTES], huge[LINE_BYTES];
     int64_t limit = group_limit();
-    printf("memory       %s, %s available\n", units_bytes(a, meminfo("MemTotal")), units_bytes(b, meminfo("MemAvailable")));
+    printf("memory       %s, %s available\n", units_bytes(a, meminfo("MemTotal")),
+           units_bytes(b, meminfo("MemAvailable")));
     if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
@@ -106,7 +108,8 @@ static void check_limits(void)
     struct rlimit files, memory;
     put_limit("open files", RLIMIT_NOFILE);
     put_limit("locked bytes", RLIMIT_MEMLOCK);
-    advise(getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024, "few open files are allowed: ulimit -n 4096");
+    advise(getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024,
+           "few open files are allowed: ulimit -n 4096");
     advise(getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY,
            "address space is limited to %llu bytes: ulimit -v unlimited", (unsigned long long)memory.rlim_cur);
 }

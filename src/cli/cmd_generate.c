@@ -25,7 +25,8 @@ static const Option options[] = {
     { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N", .help = "tokens to add, at most" },
     { "temperature", OPTION_REAL, &temperature, .low = 0, .high = 100, .value = "T",
       .help = "0: always the most likely token" },
-    { "top-k", OPTION_INT, &top_k, .low = 0, .high = 1e9, .value = "K", .help = "draw from the K most likely; 0: from all" },
+    { "top-k", OPTION_INT, &top_k, .low = 0, .high = 1e9, .value = "K",
+      .help = "draw from the K most likely; 0: from all" },
     { "seed", OPTION_INT, &seed, .low = 0, .high = 9e18, .value = "S", .help = "of the draws" },
 };
 
@@ -139,7 +140,8 @@ static Err read_config(Config *cfg, SetupArena *setup)
     bool found;
     CkptMeta meta;
     TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
-    if (!found) return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
+    if (!found)
+        return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
     TRY(ckpt_meta(path, setup, &meta));
     return err_as(config_read(cfg, (ConfigSource){ .path = path, .text = meta.config, .overrides = one_rank,
                                                    .override_count = 2 }), ERR_CKPT);

@@ -81,7 +81,11 @@ static Err read_list(Reader *r, const Option *o, const char *equals)
     Words *w = o->out;
     if (equals) return err_set(ERR_CONFIG, "--%s takes several values: --%s %s, not '='", o->name, o->name, o->value);
     w->items = r->argv + r->at;
-    for (w->count = 0; r->at < r->argc && !is_option(r->argv[r->at]) && strcmp(r->argv[r->at], "--"); r->at++) w->count++;
+    w->count = 0;
+    while (r->at < r->argc && !is_option(r->argv[r->at]) && strcmp(r->argv[r->at], "--") != 0) {
+        w->count++;
+        r->at++;
+    }
     if (w->count == 0) return err_set(ERR_CONFIG, "--%s wants at least one value: --%s %s", o->name, o->name, o->value);
     return ERR_OK;
 }

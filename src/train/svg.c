@@ -226,7 +226,8 @@ static void put_head(Picture *p)
            "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.paper{fill:#0d1117}.grid{stroke:#30363d}"
            ".raw,.range,.mean{stroke:#58a6ff}.skip{stroke:#ff7b72}"
            ".v0{fill:#f0883e}.v1{fill:#56d364}.v2{fill:#bc8cff}.v3{fill:#ff9bce}}\n</style>\n");
-    put(p, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"name\" x=\"%d\" y=\"20\">", WIDTH, HEIGHT, LEFT);
+    put(p, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"name\" x=\"%d\" y=\"20\">", WIDTH,
+        HEIGHT, LEFT);
     put_text(p, p->c->title);
     put(p, ": loss, nats per token</text>\n");
 }
@@ -242,7 +243,8 @@ int64_t svg_curve(const SvgCurve *c, char *buf)
     }
     put_y_axis(&p);
     put_x_axis(&p);
-    put(&p, "<clipPath id=\"c\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n<g clip-path=\"url(#c)\">\n",
+    put(&p, "<clipPath id=\"c\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n"
+            "<g clip-path=\"url(#c)\">\n",
         LEFT, TOP, WIDTH - LEFT - RIGHT + 4, HEIGHT - TOP - BOTTOM);
     put_range(&p);
     put_line(&p, "raw", false);
