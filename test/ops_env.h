@@ -1,10 +1,12 @@
 /*
- * Runs an op case on every instruction set and number of threads and demands the same bits. A case is a function
- * that makes tensors with env_*, runs ops with RUN and, where e->check is set, compares with float64 loops.
+ * Runs an op case on every instruction set and number of threads and demands the same bits. A case is a
+ * function that makes tensors with env_*, runs ops with RUN and, where e->check is set, compares with
+ * float64 loops.
  *
  * Tensors lie in memory of 0xA5 bytes, with gaps between rows where e->pad is set; whatever an op writes
- * outside a tensor, or into a tensor not declared `out`, is found by env_close. The numbers of a tensor depend on
- * the case and its place in it alone, row by row; so a call with fewer rows has the same first rows.
+ * outside a tensor, or into a tensor not declared `out`, is found by env_close. The numbers of a tensor
+ * depend on the case and its place in it alone, row by row; so a call with fewer rows has the same first
+ * rows.
  */
 #ifndef MEGATRAIN_TEST_OPS_ENV_H
 #define MEGATRAIN_TEST_OPS_ENV_H
@@ -42,7 +44,8 @@ typedef struct {
 typedef void CaseFn(Env *e, const Shape *p);
 
 #define RUN(e, name, ...) OK(op(&(e)->dev.stream, name, __VA_ARGS__))
-#define ENV_DIMS(...) (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }
+#define ENV_DIMS(...) \
+    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]) { __VA_ARGS__ }
 
 static inline void env_open(Env *e, Isa isa, int threads, int64_t pad)
 {
@@ -98,7 +101,8 @@ static inline Tensor env_make(Env *e, DType dtype, double low, double high, int 
 }
 
 #define env_in(e, dtype, low, high, ...) env_make(e, dtype, low, high, ENV_DIMS(__VA_ARGS__))
-#define env_out(e, dtype, low, high, ...) env_mark_out(e, env_make(e, dtype, low, high, ENV_DIMS(__VA_ARGS__)))
+#define env_out(e, dtype, low, high, ...) \
+    env_mark_out(e, env_make(e, dtype, low, high, ENV_DIMS(__VA_ARGS__)))
 
 static inline Tensor env_mark_out(Env *e, Tensor t)
 {
@@ -158,7 +162,8 @@ static inline uint64_t env_hash(const Env *e)
 {
     uint64_t h = 1;
     for (int i = 0; i < e->count; i++)
-        for (int64_t k = 0; k < e->buf[i].size_bytes; k++) h = (h ^ (uint8_t)e->buf[i].mem[k]) * 0x100000001B3u;
+        for (int64_t k = 0; k < e->buf[i].size_bytes; k++)
+            h = (h ^ (uint8_t)e->buf[i].mem[k]) * 0x100000001B3u;
     return h;
 }
 
@@ -199,7 +204,8 @@ static inline void env_check_rows(CaseFn *fn, Shape p, int64_t used)
         const Buf *a = &large.buf[i], *b = &small.buf[i];
         if (!a->out) continue;
         int64_t same = b->size_bytes - 2 * ENV_GUARD;
-        CHECK_MSG(!memcmp(a->mem, b->mem, (size_t)(ENV_GUARD + same)), "tensor %d differs from the small call", i);
+        CHECK_MSG(!memcmp(a->mem, b->mem, (size_t)(ENV_GUARD + same)),
+                  "tensor %d differs from the small call", i);
         CHECK_MSG(!memcmp(a->mem + ENV_GUARD + same, a->before + ENV_GUARD + same,
                           (size_t)(a->size_bytes - ENV_GUARD - same)), "tensor %d: unused rows changed", i);
     }
@@ -217,16 +223,18 @@ static inline void env_cases(CaseFn *fn, const Shape *p, int count)
         for (Isa isa = ISA_AVX512; isa < ISA_COUNT; isa++) {
             if (!isa_supported(isa)) continue;
             for (int threads = 1; threads <= 3; threads++)
-                CHECK_MSG(env_run(fn, &p[k], isa, threads, false) == want, "%s with %d threads", isa_name(isa), threads);
+                CHECK_MSG(env_run(fn, &p[k], isa, threads, false) == want, "%s with %d threads",
+                          isa_name(isa), threads);
         }
         if (p[k].N > 1) env_check_rows(fn, p[k], p[k].N - p[k].N / 3);
         if (test_failures > failures)
-            fprintf(stderr, "    in case N %lld D %lld a %lld b %lld flags %d\n", (long long)p[k].N, (long long)p[k].D,
-                    (long long)p[k].a, (long long)p[k].b, p[k].flags);
+            fprintf(stderr, "    in case N %lld D %lld a %lld b %lld flags %d\n", (long long)p[k].N,
+                    (long long)p[k].D, (long long)p[k].a, (long long)p[k].b, p[k].flags);
     }
 }
 
-#define CASES(fn, ...) env_cases(fn, (const Shape[]){ __VA_ARGS__ }, (int)(sizeof((Shape[]){ __VA_ARGS__ }) / sizeof(Shape)))
+#define CASES(fn, ...) \
+    env_cases(fn, (const Shape[]){ __VA_ARGS__ }, (int)(sizeof((Shape[]){ __VA_ARGS__ }) / sizeof(Shape)))
 
 /* A one-element tensor. */
 static inline Tensor env_int(Env *e, int32_t value)
@@ -243,8 +251,12 @@ static inline Tensor env_flag(Env *e)
 static inline double env_added(const Env *e, Tensor acc, int shift, int64_t row, int64_t i)
 {
     const char *now = env_row(&acc, row), *before = env_before(e, now);
-    if (acc.dtype == F32) return (double)((const float *)(const void *)now)[i] - (double)((const float *)(const void *)before)[i];
-    return ldexp((double)(((const int64_t *)(const void *)now)[i] - ((const int64_t *)(const void *)before)[i]), -shift);
+    if (acc.dtype == F32)
+        return (double)((const float *)(const void *)now)[i] -
+               (double)((const float *)(const void *)before)[i];
+    return ldexp(
+        (double)(((const int64_t *)(const void *)now)[i] - ((const int64_t *)(const void *)before)[i]),
+        -shift);
 }
 
 #endif

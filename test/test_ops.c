@@ -5,7 +5,8 @@
  */
 #include "ops_env.h"
 
-#define CLOSE(got, want, scale, ...) CHECK_CLOSE((double)(got), (want), 3e-6 * (1 + fabs((double)(scale))), __VA_ARGS__)
+#define CLOSE(got, want, scale, ...) \
+    CHECK_CLOSE((double)(got), (want), 3e-6 * (1 + fabs((double)(scale))), __VA_ARGS__)
 
 /* ---- norms ---- */
 
@@ -33,7 +34,8 @@ static void norm_check_fwd(const NormCase *t, int64_t N, int64_t D)
         CLOSE(env_f(t->rstd, n)[0], rstd, rstd, "row %d", (int)n);
         for (int64_t i = 0; i < D; i++) {
             double h = ((double)x[i] - mean) * rstd, b = t->b.data ? (double)env_f(t->b, i)[0] : 0;
-            CLOSE(env_f(t->y, n)[i], h * (double)env_f(t->w, i)[0] + b, rstd, "row %d column %d", (int)n, (int)i);
+            CLOSE(env_f(t->y, n)[i], h * (double)env_f(t->w, i)[0] + b, rstd, "row %d column %d", (int)n,
+                  (int)i);
         }
     }
 }
@@ -85,10 +87,12 @@ static void case_norm(Env *e, const Shape *p)
         t.db = env_out(e, acc, -high, high, D);
     }
     Tensor shift_w = env_int(e, 30), shift_b = t.db.data ? env_int(e, 33) : t.db, overflow = env_flag(e);
-    RUN(e, norm_fwd, .y = t.y, .mean = t.mean, .rstd = t.rstd, .x = env_used(e, t.x), .w = t.w, .b = t.b, .eps = 1e-3f);
+    RUN(e, norm_fwd, .y = t.y, .mean = t.mean, .rstd = t.rstd, .x = env_used(e, t.x), .w = t.w, .b = t.b,
+        .eps = 1e-3f);
     RUN(e, norm_bwd, .dx = t.dx, .dy = env_used(e, t.dy), .x = t.x, .w = t.w, .mean = t.mean, .rstd = t.rstd);
-    RUN(e, norm_grad, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .mean = t.mean, .rstd = t.rstd,
-        .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow, .leaf = p->a, .room = 10);
+    RUN(e, norm_grad, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .mean = t.mean,
+        .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow, .leaf = p->a,
+        .room = 10);
     if (!e->check) return;
     norm_check_fwd(&t, env_n(e, p->N), D);
     norm_check_bwd(e, &t, env_n(e, p->N), D);
@@ -99,9 +103,10 @@ static void case_norm(Env *e, const Shape *p)
 TEST(norm)
 {
     const int all = NORM_MEAN | NORM_BIAS;
-    CASES(case_norm, { 1, 1, 1, 0, all }, { 3, 15, 2, 0, all }, { 4, 16, 4, 0, NORM_MEAN }, { 7, 17, 3, 0, 0 },
-          { 5, 33, 8, 0, NORM_BIAS }, { 6, 130, 2, 0, all | NORM_PLAIN }, { 37, 1030, 16, 0, all },
-          { 40, 1025, 7, 0, NORM_PLAIN }, { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN });
+    CASES(case_norm, { 1, 1, 1, 0, all }, { 3, 15, 2, 0, all }, { 4, 16, 4, 0, NORM_MEAN },
+          { 7, 17, 3, 0, 0 }, { 5, 33, 8, 0, NORM_BIAS }, { 6, 130, 2, 0, all | NORM_PLAIN },
+          { 37, 1030, 16, 0, all }, { 40, 1025, 7, 0, NORM_PLAIN },
+          { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN });
 }
 
 /* ---- residual and dropout ---- */
@@ -127,13 +132,16 @@ static void case_residual(Env *e, const Shape *p)
     Dropout drop = { .key = rng_key(5, "site"), .scale = 1.25f };
     if (p->flags & RES_DROP) drop.threshold = dropout_threshold(0.2f);
     if (over_x || over_residual) y = over_x ? x : residual;
-    RUN(e, residual_fwd, .y = y, .residual = residual, .x = env_used(e, x), .bias = bias, .position = position,
-        .sample = sample, .dropout = drop);
-    RUN(e, residual_bwd, .dx = dx, .dy = env_used(e, dy), .position = position, .sample = sample, .dropout = drop);
+    RUN(e, residual_fwd, .y = y, .residual = residual, .x = env_used(e, x), .bias = bias,
+        .position = position, .sample = sample, .dropout = drop);
+    RUN(e, residual_bwd, .dx = dx, .dy = env_used(e, dy), .position = position, .sample = sample,
+        .dropout = drop);
     for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
-        const float *x0 = env_before(e, env_f(x, n)), *r0 = residual.data ? env_before(e, env_f(residual, n)) : NULL;
+        const float *x0 = env_before(e, env_f(x, n)),
+                    *r0 = residual.data ? env_before(e, env_f(residual, n)) : NULL;
         for (int64_t i = 0; i < p->D; i++) {
-            double f = drop_factor(&drop, sample, position, n, i), b = bias.data ? (double)env_f(bias, i)[0] : 0;
+            double f = drop_factor(&drop, sample, position, n, i),
+                   b = bias.data ? (double)env_f(bias, i)[0] : 0;
             double want = ((double)x0[i] + b) * f + (r0 ? (double)r0[i] : 0);
             CLOSE(env_f(y, n)[i], want, 1, "y %d %d", (int)n, (int)i);
             CLOSE(env_f(dx, n)[i], (double)env_f(dy, n)[i] * f, 1, "dx %d %d", (int)n, (int)i);
@@ -278,7 +286,8 @@ static void case_qkv(Env *e, const Shape *p)
 {
     int64_t N = p->N, H = p->D, K = p->a, C = p->b, group = H / K, W = (H + 2 * K) * C;
     Tensor qkv = env_in(e, F32, -1, 1, N, W), back = env_out(e, F32, 3, 4, N, W);
-    Tensor q = env_out(e, F32, 3, 4, N, H, C), k = env_out(e, F32, 3, 4, N, K, C), v = env_out(e, F32, 3, 4, N, K, C);
+    Tensor q = env_out(e, F32, 3, 4, N, H, C), k = env_out(e, F32, 3, 4, N, K, C),
+           v = env_out(e, F32, 3, 4, N, K, C);
     RUN(e, qkv_split, .q = q, .k = k, .v = v, .qkv = env_used(e, qkv));
     RUN(e, qkv_merge, .qkv = env_used(e, back), .q = q, .k = k, .v = v);
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
@@ -318,8 +327,8 @@ static void case_rope(Env *e, const Shape *p)
 
 TEST(rope)
 {
-    CASES(case_rope, { 1, 1, 1 }, { 3, 2, 15, 0, 1 }, { 4, 3, 16 }, { 5, 1, 17, 0, 1 }, { 2, 2, 31 }, { 3, 1, 33 },
-          { 35, 10, 60 });
+    CASES(case_rope, { 1, 1, 1 }, { 3, 2, 15, 0, 1 }, { 4, 3, 16 }, { 5, 1, 17, 0, 1 }, { 2, 2, 31 },
+          { 3, 1, 33 }, { 35, 10, 60 });
 }
 
 /* ---- embedding ---- */
@@ -331,7 +340,8 @@ static void case_embedding(Env *e, const Shape *p)
 {
     int64_t N = p->N, D = p->D, V = 20;
     DType acc = p->flags & EMB_PLAIN ? F32 : I64;
-    Tensor table = env_in(e, F32, -1, 1, V, D), index = env_in(e, I32, -1, 40, N), y = env_out(e, F32, -1, 1, N, D);
+    Tensor table = env_in(e, F32, -1, 1, V, D), index = env_in(e, I32, -1, 40, N),
+           y = env_out(e, F32, -1, 1, N, D);
     Tensor dtable = env_out(e, acc, -10, 10, V, D), dy = env_in(e, F32, -1, 1, N, D);
     Tensor shift = env_int(e, 35), overflow = env_flag(e);
     for (int64_t v = 0; v < V; v++) env_f(table, v)[0] = -0.0f;
@@ -346,7 +356,8 @@ static void case_embedding(Env *e, const Shape *p)
         const float *before = env_before(e, env_f(y, n));
         bool here = at[n] >= p->a && at[n] < p->a + V;
         for (int64_t i = 0; i < D; i++) {
-            float want = (p->flags & EMB_ADD ? before[i] : 0.0f) + (here ? env_f(table, at[n] - p->a)[i] : 0.0f);
+            float want =
+                (p->flags & EMB_ADD ? before[i] : 0.0f) + (here ? env_f(table, at[n] - p->a)[i] : 0.0f);
             CHECK(env_f(y, n)[i] == want && !(want == 0.0f && signbit(env_f(y, n)[i])));
         }
     }
@@ -354,7 +365,8 @@ static void case_embedding(Env *e, const Shape *p)
         double want = 0;
         for (int64_t n = 0; n < env_n(e, N); n++)
             if (at[n] == p->a + k / D) want += (double)env_f(dy, n)[k % D];
-        CHECK_CLOSE(env_added(e, dtable, 35, k / D, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d", (int)k);
+        CHECK_CLOSE(env_added(e, dtable, 35, k / D, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d",
+                    (int)k);
     }
     CHECK(*(int32_t *)overflow.data == 0);
 }
@@ -372,8 +384,8 @@ static void case_bias_grad(Env *e, const Shape *p)
     DType acc = p->flags ? F32 : I64;
     Tensor dbias = env_out(e, acc, -10, 10, p->D), dy = env_in(e, F32, -1, 1, p->N, p->D);
     Tensor shift = env_int(e, 40), overflow = env_flag(e);
-    RUN(e, bias_grad, .dbias = dbias, .dy = env_used(e, dy), .shift = shift, .overflow = overflow, .leaf = p->a,
-        .room = 8);
+    RUN(e, bias_grad, .dbias = dbias, .dy = env_used(e, dy), .shift = shift, .overflow = overflow,
+        .leaf = p->a, .room = 8);
     for (int64_t i = 0; e->check && i < p->D; i++) {
         double want = 0;
         for (int64_t n = 0; n < env_n(e, p->N); n++) want += (double)env_f(dy, n)[i];
@@ -393,7 +405,8 @@ TEST(grad_splits)
     enum { N = 24, D = 70, LEAF = 4 };
     Env e;
     env_open(&e, isa_best(), 1, 3);
-    Tensor x = env_in(&e, F32, -2, 2, N, D), dy = env_in(&e, F32, -1, 1, N, D), rstd = env_in(&e, F32, 1, 2, N);
+    Tensor x = env_in(&e, F32, -2, 2, N, D), dy = env_in(&e, F32, -1, 1, N, D),
+           rstd = env_in(&e, F32, 1, 2, N);
     Tensor shift = env_int(&e, 40), flag = env_flag(&e), index = env_in(&e, I32, 0, 9, N);
     Tensor whole[3], cut[3];
     for (int k = 0; k < 3; k++) {
@@ -402,17 +415,19 @@ TEST(grad_splits)
         whole[k] = tensor_of(whole[k].data, I64, rows, D), cut[k] = tensor_of(cut[k].data, I64, rows, D);
     }
     for (int part = -1; part < 4; part++) {
-        static const int64_t first[4] = { 16, 0, 16, 4 }, count[4] = { 8, 4, 8, 12 }, left[4] = { 0, 0, 33, 0 };
-        int64_t n0 = part < 0 ? 0 : first[part], rows = part < 0 ? N : count[part], c0 = part < 0 ? 0 : left[part];
+        static const int64_t first[4] = { 16, 0, 16, 4 }, count[4] = { 8, 4, 8, 12 },
+                             left[4] = { 0, 0, 33, 0 };
+        int64_t n0 = part < 0 ? 0 : first[part], rows = part < 0 ? N : count[part],
+                c0 = part < 0 ? 0 : left[part];
         int64_t columns = part < 0 || c0 ? D - c0 : part ? D : 33;
         Tensor *to = part < 0 ? whole : cut;
         Tensor dys = tensor_col_slice(tensor_row_slice(dy, n0, rows), c0, columns);
         Tensor xs = tensor_col_slice(tensor_row_slice(x, n0, rows), c0, columns);
         Tensor rs = tensor_row_slice(rstd, n0, rows);
-        RUN(&e, bias_grad, .dbias = tensor_of((int64_t *)to[0].data + c0, I64, columns), .dy = dys, .shift = shift,
-            .overflow = flag, .leaf = LEAF, .room = 10);
-        RUN(&e, norm_grad, .dw = tensor_of((int64_t *)to[1].data + c0, I64, columns), .dy = dys, .x = xs, .rstd = rs,
-            .shift_w = shift, .overflow = flag, .leaf = LEAF, .room = 10);
+        RUN(&e, bias_grad, .dbias = tensor_of((int64_t *)to[0].data + c0, I64, columns), .dy = dys,
+            .shift = shift, .overflow = flag, .leaf = LEAF, .room = 10);
+        RUN(&e, norm_grad, .dw = tensor_of((int64_t *)to[1].data + c0, I64, columns), .dy = dys, .x = xs,
+            .rstd = rs, .shift_w = shift, .overflow = flag, .leaf = LEAF, .room = 10);
         RUN(&e, embedding_grad, .dtable = tensor_col_slice(to[2], c0, columns), .dy = dys,
             .index = tensor_row_slice(index, n0, rows), .shift = shift, .overflow = flag, .room = 10);
     }
@@ -429,17 +444,18 @@ TEST(grad_overflow)
     for (int k = 0; k < 8; k++) {
         Env e;
         env_open(&e, isa_best(), 1, 0);
-        Tensor dy = env_in(&e, F32, -1, 1, 1, 21), x = env_in(&e, F32, -1, 1, 1, 21), one = env_in(&e, F32, 1, 1, 1);
+        Tensor dy = env_in(&e, F32, -1, 1, 1, 21), x = env_in(&e, F32, -1, 1, 1, 21),
+               one = env_in(&e, F32, 1, 1, 1);
         Tensor acc[3], flag[3], shift = env_int(&e, 40), index = env_int(&e, 0);
         for (int i = 0; i < 3; i++) acc[i] = env_out(&e, I64, 5, 5.5, 1, 21), flag[i] = env_flag(&e);
         for (int i = 0; i < 21; i++) env_f(dy, 0)[i] = env_f(x, 0)[i] = 1.0f;
         env_f(dy, 0)[18] = k < 6 ? bad[k] : k == 6 ? 0x1.fffffep12f : 1.0f;
-        RUN(&e, bias_grad, .dbias = tensor_of(acc[0].data, I64, 21), .dy = dy, .shift = shift, .overflow = flag[0],
-            .leaf = 1, .room = 9);
-        RUN(&e, norm_grad, .dw = tensor_of(acc[1].data, I64, 21), .dy = dy, .x = x, .rstd = one, .shift_w = shift,
-            .overflow = flag[1], .leaf = 1, .room = 9);
-        RUN(&e, embedding_grad, .dtable = acc[2], .dy = dy, .index = index, .shift = shift, .overflow = flag[2],
-            .room = 9);
+        RUN(&e, bias_grad, .dbias = tensor_of(acc[0].data, I64, 21), .dy = dy, .shift = shift,
+            .overflow = flag[0], .leaf = 1, .room = 9);
+        RUN(&e, norm_grad, .dw = tensor_of(acc[1].data, I64, 21), .dy = dy, .x = x, .rstd = one,
+            .shift_w = shift, .overflow = flag[1], .leaf = 1, .room = 9);
+        RUN(&e, embedding_grad, .dtable = acc[2], .dy = dy, .index = index, .shift = shift,
+            .overflow = flag[2], .room = 9);
         for (int i = 0; i < 3; i++) {
             const int64_t *a = acc[i].data;
             CHECK_MSG(*(int32_t *)flag[i].data == (k < 6), "op %d value %g", i, (double)env_f(dy, 0)[18]);
@@ -468,7 +484,8 @@ static const struct {
     { "grad_stats", "test_ops_step.c" }, { "step_finish", "test_ops_step.c" }, { "adamw", "test_ops_step.c" },
 };
 
-/* Whether the file beside this one calls the op: by op() or RUN(), or its function with the argument struct. */
+/* Whether the file beside this one calls the op: by op() or RUN(), or its function with the argument
+ * struct. */
 static bool file_calls(const char *file, const char *name)
 {
     char path[512], line[512], call[64], direct[64];

@@ -7,13 +7,16 @@
 
 /* ---- cross entropy ---- */
 
-/* D columns in blocks of `a`, the first of them global column b; the vocabulary ends 3 columns before them. */
+/* D columns in blocks of `a`, the first of them global column b; the vocabulary ends 3 columns before them.
+ */
 static void case_xent(Env *e, const Shape *p)
 {
     int64_t N = p->N, V = p->D, J = (V + p->a - 1) / p->a, vocab = p->b + V - (V > 3 ? 3 : 0);
     Tensor logits = env_out(e, F32, -9, 9, N, V), target = env_in(e, I32, p->b - 1.0, vocab, N);
-    Tensor max = env_out(e, F32, 8, 9, N, J), sum = env_out(e, F32, 8, 9, N, J), at = env_out(e, F32, 8, 9, N);
-    Tensor row_max = env_out(e, F32, 8, 9, N), row_sum = env_out(e, F32, 8, 9, N), loss = env_out(e, F32, 8, 9, N);
+    Tensor max = env_out(e, F32, 8, 9, N, J), sum = env_out(e, F32, 8, 9, N, J),
+           at = env_out(e, F32, 8, 9, N);
+    Tensor row_max = env_out(e, F32, 8, 9, N), row_sum = env_out(e, F32, 8, 9, N),
+           loss = env_out(e, F32, 8, 9, N);
     StepValues step = { .loss_scale = 0.125f };
     /* one rank's statistics as [1 N J]: dense, for the op that combines ranks */
     Tensor max3 = { max.data, { 1, N, J }, max.ld, 3, F32 }, sum3 = { sum.data, { 1, N, J }, sum.ld, 3, F32 };
@@ -43,8 +46,8 @@ static void case_xent(Env *e, const Shape *p)
 
 TEST(cross_entropy)
 {
-    CASES(case_xent, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 16, 16 }, { 5, 17, 20 }, { 6, 31, 8 }, { 3, 33, 11, 100 },
-          { 2, 7, 2, 50 }, { 9, 64, 2, 0 }, { 13, 5003, 700 });
+    CASES(case_xent, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 16, 16 }, { 5, 17, 20 }, { 6, 31, 8 },
+          { 3, 33, 11, 100 }, { 2, 7, 2, 50 }, { 9, 64, 2, 0 }, { 13, 5003, 700 });
 }
 
 typedef struct {
@@ -57,16 +60,19 @@ static void run_cut(Env *e, int64_t V, int64_t ranks, const int32_t *target, Cut
     enum { N = 8, BLOCKS = 8 };
     int64_t W = V / ranks, J = BLOCKS / ranks;
     Tensor to = tensor_of((int32_t *)(intptr_t)target, I32, N);
-    Tensor loss = tensor_of(c->loss, F32, N), rm = tensor_of(c->row_max, F32, N), rs = tensor_of(c->row_sum, F32, N);
+    Tensor loss = tensor_of(c->loss, F32, N), rm = tensor_of(c->row_max, F32, N),
+           rs = tensor_of(c->row_sum, F32, N);
     StepValues step = { .loss_scale = 0.01f };
     for (int64_t r = 0; r < ranks; r++) {
         Tensor part = tensor_col_slice(tensor_of(c->logits, F32, N, V), r * W, W);
         RUN(e, xent_stats, .block_max = tensor_of(c->max + r * N * J, F32, N, J),
-            .block_sum = tensor_of(c->sum + r * N * J, F32, N, J), .target_logit = tensor_of(c->at + r * N, F32, N),
-            .logits = part, .target = to, .block = V / BLOCKS, .first = r * W, .vocab = V - 5);
+            .block_sum = tensor_of(c->sum + r * N * J, F32, N, J),
+            .target_logit = tensor_of(c->at + r * N, F32, N), .logits = part, .target = to,
+            .block = V / BLOCKS, .first = r * W, .vocab = V - 5);
     }
-    RUN(e, xent_loss, .loss = loss, .row_max = rm, .row_sum = rs, .block_max = tensor_of(c->max, F32, ranks, N, J),
-        .block_sum = tensor_of(c->sum, F32, ranks, N, J), .target_logit = tensor_of(c->at, F32, ranks, N), .target = to);
+    RUN(e, xent_loss, .loss = loss, .row_max = rm, .row_sum = rs,
+        .block_max = tensor_of(c->max, F32, ranks, N, J), .block_sum = tensor_of(c->sum, F32, ranks, N, J),
+        .target_logit = tensor_of(c->at, F32, ranks, N), .target = to);
     for (int64_t r = 0; r < ranks; r++) {
         RUN(e, xent_bwd, .logits = tensor_col_slice(tensor_of(c->logits, F32, N, V), r * W, W), .target = to,
             .row_max = rm, .row_sum = rs, .step = &step, .first = r * W, .vocab = V - 5);
@@ -99,6 +105,33 @@ TEST(cross_entropy_cut_over_ranks)
     }
 }
 
+static float tree_of(const float *x, int n)
+{
+    int half = 1;
+    if (n == 1) return x[0];
+    while (2 * half < n) half *= 2;
+    return tree_of(x, half) + tree_of(x + half, n - half);
+}
+
+/* The sum over blocks is the binary tree; all maxima are 0 here, so that nothing else is in it. */
+TEST(row_sum_is_a_tree)
+{
+    for (int J = 1; J <= 20; J++) {
+        float max[20] = { 0 }, sum[20], at = 0, loss = 0, row_max = 1, row_sum = 0;
+        int32_t target = 0;
+        uint64_t state = (uint64_t)J;
+        for (int j = 0; j < J; j++) sum[j] = (float)test_uniform(&state, 1, 100);
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        RUN(&e, xent_loss, .loss = tensor_of(&loss, F32, 1), .row_max = tensor_of(&row_max, F32, 1),
+            .row_sum = tensor_of(&row_sum, F32, 1), .block_max = tensor_of(max, F32, 1, 1, J),
+            .block_sum = tensor_of(sum, F32, 1, 1, J), .target_logit = tensor_of(&at, F32, 1, 1),
+            .target = tensor_of(&target, I32, 1));
+        CHECK_MSG(row_sum == tree_of(sum, J) && row_max == 0.0f, "%d blocks", J);
+        env_close(&e);
+    }
+}
+
 TEST(bad_logits_give_bad_loss)
 {
     static const float bad[] = { NAN, INFINITY };
@@ -127,7 +160,8 @@ TEST(bad_logits_give_bad_loss)
 
 static void case_loss_sum(Env *e, const Shape *p)
 {
-    Tensor loss = env_in(e, F32, 0, 30, p->N), target = env_in(e, I32, -2, 4, p->N), sums = env_out(e, I64, 3, 3, 3);
+    Tensor loss = env_in(e, F32, 0, 30, p->N), target = env_in(e, I32, -2, 4, p->N),
+           sums = env_out(e, I64, 3, 3, 3);
     for (int64_t n = 0; n < p->N; n++) {
         int32_t *t = (int32_t *)target.data + n;
         if (*t < 0) *t = -1, env_f(loss, n)[0] = 0;
@@ -223,8 +257,9 @@ TEST(grad_stats_splits)
         int64_t max[2] = { 0 }, sumsq[2][4] = { { 0 } };
         for (int k = -1; k < 6; k++) {
             int64_t first = k < 0 ? 0 : cuts[5 - k], end = k < 0 ? N : cuts[6 - k];
-            RUN(&e, grad_stats, .max = tensor_of(&max[k < 0], I64, 1), .sumsq = tensor_of(sumsq[k < 0], I64, 4),
-                .g = tensor_row_slice(g, first, end - first), .shift = shift);
+            RUN(&e, grad_stats, .max = tensor_of(&max[k < 0], I64, 1),
+                .sumsq = tensor_of(sumsq[k < 0], I64, 4), .g = tensor_row_slice(g, first, end - first),
+                .shift = shift);
         }
         CHECK(max[0] == max[1] && max[0] > 0 && !memcmp(sumsq[0], sumsq[1], sizeof sumsq[0]));
         env_close(&e);
@@ -239,7 +274,8 @@ TEST(grad_stats_tells_what_it_cannot_count)
         Env e;
         env_open(&e, isa_best(), 1, 0);
         Shape p = { .N = 40, .b = 20, .flags = k < 3 };
-        Tensor g = stats_input(&e, &p), max = env_out(&e, I64, 0, 0.5, 1), sumsq = env_out(&e, I64, 0, 0.5, 4);
+        Tensor g = stats_input(&e, &p), max = env_out(&e, I64, 0, 0.5, 1),
+               sumsq = env_out(&e, I64, 0, 0.5, 4);
         if (k < 3) ((float *)g.data)[35] = bad[k];
         else ((int64_t *)g.data)[35] = large[k - 3];
         RUN(&e, grad_stats, .max = max, .sumsq = sumsq, .g = g, .shift = env_int(&e, 0));
@@ -263,7 +299,7 @@ static Finish finish_input(void)
     return (Finish){ .max = { 3 << 19, 1LL << 36, 0 },
                      .sumsq = { { 0, (9LL << 40) >> 32, 0, 0 }, { 0, 0, 1 << 8, 0 }, { 0 } },
                      .sums = { 12345, 50, 0 }, .shift = { 20, 40, 33 }, .acc = I64,
-                     .step = { .nominal = 100, .clip = 1.0f, .unscale = 0.5f, .loss_scale = 0.01f } };
+                     .step = { .nominal = 100, .clip = 1.0f, .unscale = 0.25f, .loss_scale = 0.01f } };
 }
 
 static void finish(Finish *f)
@@ -272,8 +308,8 @@ static void finish(Finish *f)
     env_open(&e, isa_best(), 1, 0);
     RUN(&e, step_finish, .max = tensor_of(f->max, I64, 3), .sumsq = tensor_of(f->sumsq, I64, 3, 4),
         .shift = tensor_of(f->shift, I32, 3), .next_shift = tensor_of(f->next, I32, 3),
-        .loss_sums = tensor_of(f->sums, I64, 3), .overflow = tensor_of(&f->overflow, I32, 1), .step = &f->step,
-        .room = 16, .acc = f->acc);
+        .loss_sums = tensor_of(f->sums, I64, 3), .overflow = tensor_of(&f->overflow, I32, 1),
+        .step = &f->step, .room = 16, .acc = f->acc);
     env_close(&e);
 }
 
@@ -282,7 +318,7 @@ TEST(step_finish_norm_and_clip)
     Finish f = finish_input();
     finish(&f);
     /* tensor 0: (3 * 2^20 * 2^-20)^2 = 9; tensor 1: (2^36 * 2^-40)^2 = 2^-8 */
-    double norm = sqrt(9 + 0x1p-8), mean = 100.0 / 50 * 0.5;
+    double norm = sqrt(9 + 0x1p-8), mean = 100.0 / 50 * 0.25;
     CHECK_CLOSE((double)f.step.grad_norm, norm * mean, 1e-7, " ");
     CHECK_CLOSE((double)f.step.grad_scale, mean * 1 / (norm * mean + 1e-6), 1e-7, " ");
     CHECK(f.step.loss_fixed == 12345 && f.step.counted == 50);
@@ -369,14 +405,17 @@ enum { ADAM_PLAIN = 1, ADAM_SKIP = 2 };
 static void case_adamw(Env *e, const Shape *p)
 {
     bool plain = p->flags & ADAM_PLAIN, skip = p->flags & ADAM_SKIP;
-    Tensor w = env_out(e, F32, -2, 2, p->N), m = env_out(e, F32, -1, 1, p->N), v = env_out(e, F32, 0, 1, p->N);
-    Tensor g = env_out(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, p->N), shift = env_int(e, 40);
+    Tensor w = env_out(e, F32, -2, 2, p->N), m = env_out(e, F32, -1, 1, p->N),
+           v = env_out(e, F32, 0, 1, p->N);
+    Tensor g = env_out(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, p->N),
+           shift = env_int(e, 40);
     StepValues step = adam_step();
     step.skip = skip;
     RUN(e, adamw, .w = env_used(e, w), .m = m, .v = v, .g = g, .shift = shift, .step = &step, .beta1 = 0.9f,
         .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f);
     for (int64_t i = 0; e->check && i < env_n(e, p->N); i++) {
-        float w0 = *(const float *)env_before(e, env_f(w, i)), m0 = *(const float *)env_before(e, env_f(m, i));
+        float w0 = *(const float *)env_before(e, env_f(w, i)),
+              m0 = *(const float *)env_before(e, env_f(m, i));
         float v0 = *(const float *)env_before(e, env_f(v, i)), f;
         const void *g0 = env_before(e, env_row(&g, i));
         f = plain ? *(const float *)g0 : (float)*(const int64_t *)g0 * 0x1p-40f;
@@ -395,8 +434,9 @@ static void case_adamw(Env *e, const Shape *p)
 
 TEST(adamw)
 {
-    CASES(case_adamw, { 1 }, { 15, 0, 0, 0, ADAM_PLAIN }, { 16, 0, 0, 0, ADAM_SKIP }, { 17 }, { 31, 0, 0, 0, ADAM_PLAIN },
-          { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN }, { 50003 }, { 40000, 0, 0, 0, ADAM_PLAIN });
+    CASES(case_adamw, { 1 }, { 15, 0, 0, 0, ADAM_PLAIN }, { 16, 0, 0, 0, ADAM_SKIP }, { 17 },
+          { 31, 0, 0, 0, ADAM_PLAIN }, { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN }, { 50003 },
+          { 40000, 0, 0, 0, ADAM_PLAIN });
 }
 
 /* Ranks own ranges that start anywhere: the same bits. */
@@ -424,7 +464,8 @@ TEST(adamw_splits)
             .v = tensor_of(v[to] + at, F32, count), .g = tensor_of(g[to] + at, I64, count),
             .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f);
     }
-    CHECK(!memcmp(w[0], w[1], sizeof w[0]) && !memcmp(m[0], m[1], sizeof m[0]) && !memcmp(v[0], v[1], sizeof v[0]));
+    CHECK(!memcmp(w[0], w[1], sizeof w[0]) && !memcmp(m[0], m[1], sizeof m[0]) &&
+          !memcmp(v[0], v[1], sizeof v[0]));
     env_close(&e);
 }
 

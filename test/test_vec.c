@@ -178,7 +178,8 @@ static ProbeIn make_input(uint64_t *state, bool wild)
         in.l[i] = (int64_t)test_rand(state) >> (test_rand(state) % 63);
         if (small) in.l[i] >>= 12; /* AVX2 converts these in another way */
         if (small) in.big[i] = fabsf(in.big[i]) < 4096 ? in.big[i] : in.big[i] * 0x1p-12f;
-        if (i % 5 == 0 && !small) in.l[i] = in.l[i] < 0 ? -(1LL << 53) - 1 - (1LL << 29) : (1LL << 54) + (1LL << 30) + i % 2;
+        if (i % 5 == 0 && !small)
+            in.l[i] = in.l[i] < 0 ? -(1LL << 53) - 1 - (1LL << 29) : (1LL << 54) + (1LL << 30) + i % 2;
         in.m[i] = (int64_t)test_rand(state) >> (test_rand(state) % 63);
     }
     return in;
@@ -196,10 +197,10 @@ static bool same(float x, float y)
     return isnan(x) ? isnan(y) : memcmp(&x, &y, sizeof x) == 0;
 }
 
-#define EACH(got, want)                                                                           \
-    for (int i = 0; i < 16; i++)                                                                  \
-    CHECK_MSG(same((got)[i], (want)), "%s lane %d: %a, inputs %a %a %a", #got, i, (got)[i], in->a[i], in->b[i], \
-              in->c[i])
+#define EACH(got, want) \
+    for (int i = 0; i < 16; i++) \
+    CHECK_MSG(same((got)[i], (want)), "%s lane %d: %a, inputs %a %a %a", #got, i, (got)[i], in->a[i], \
+              in->b[i], in->c[i])
 #define EACH_INT(got, want)                                                                       \
     for (int i = 0; i < 16; i++) CHECK_MSG((int64_t)(got)[i] == (int64_t)(want), "%s lane %d", #got, i)
 
@@ -317,7 +318,8 @@ static void check_same(const ProbeOut *o, const ProbeOut *plain)
     const char *p = (const char *)o, *q = (const char *)plain;
     size_t at = 0;
     while (at < sizeof *o && p[at] == q[at]) at++;
-    CHECK_MSG(at == sizeof *o, "byte %zu differs (exp at %zu, fma at %zu)", at, offsetof(ProbeOut, exp), offsetof(ProbeOut, fma));
+    CHECK_MSG(at == sizeof *o, "byte %zu differs (exp at %zu, fma at %zu)", at, offsetof(ProbeOut, exp),
+              offsetof(ProbeOut, fma));
 }
 
 static void check_isa(Isa isa)

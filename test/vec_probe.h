@@ -1,7 +1,7 @@
 /*
- * Included once for each instruction set by test_vec.c, with CPU_ISA set and the target switched: builds vec.h
- * under names of that set, and probe_ISA(), which puts the results of every function into one struct, so that
- * they can be compared. (No include guard, on purpose.)
+ * Included once for each instruction set by test_vec.c, with CPU_ISA set and the target switched: builds
+ * vec.h under names of that set, and probe_ISA(), which puts the results of every function into one struct,
+ * so that they can be compared. (No include guard, on purpose.)
  */
 #undef MEGATRAIN_CPU_VEC_H
 #undef MEGATRAIN_CPU_VEC_AVX512_H

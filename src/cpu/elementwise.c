@@ -88,8 +88,8 @@ Err CPU(residual_bwd)(Stream *s, const residual_bwd_args *a)
 /* ---- activations ---- */
 
 /*
- * s = sigmoid(u) and t = 1 - s = e s with e = exp(-u), so that neither loses digits. -u is kept at or below 80:
- * e s would else be inf * 0.
+ * s = sigmoid(u) and t = 1 - s = e s with e = exp(-u), so that neither loses digits. -u is kept at or below
+ * 80: e s would else be inf * 0.
  */
 VEC_FN void sigmoid_pair(vf u, vf *s, vf *t)
 {
@@ -132,7 +132,8 @@ Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a)
     return ERR_OK;
 }
 
-/* d(x s(u))/dx = s + x s (1 - s) u'. Beyond 20 it is 0 or 1 in float; the clamp keeps x^2 from overflowing. */
+/* d(x s(u))/dx = s + x s (1 - s) u'. Beyond 20 it is 0 or 1 in float; the clamp keeps x^2 from overflowing.
+ */
 VEC_FN vf gelu_slope(vf x)
 {
     vf s, t, c = vf_max(vf_set1(-20.0f), vf_min(vf_set1(20.0f), x)), cc = vf_mul(c, c);

@@ -1,10 +1,9 @@
 /*
  * Cross entropy over a vocabulary that ranks share, in canonical blocks of columns.
  *
- *   stats   per row and block: m_b = max l,  s_b = sum exp(l - m_b)      16 lanes by column of the block mod 16
- *   loss    m = max m_b,  S = tree of s_b exp(m_b - m) over all blocks in global order,
- *           loss = log S + m - l[target]
- *   bwd     l <- (exp(l - m) / S - onehot) * scale
+ *   stats   per row and block: m_b = max l,  s_b = sum exp(l - m_b)      16 lanes by column of the block
+ * mod 16 loss    m = max m_b,  S = tree of s_b exp(m_b - m) over all blocks in global order, loss = log S +
+ * m - l[target] bwd     l <- (exp(l - m) / S - onehot) * scale
  *
  * No probabilities are stored: the backward makes them again. Threads own rows.
  *

@@ -1,16 +1,17 @@
 /*
  * From gradient accumulators to new weights: exact statistics, one decision for all tensors, AdamW.
  *
- * The norm is a sum over everything that all ranks own, so it must not know any order: each gradient, rounded
- * to float, is an integer A in units of 2^-shift, and A^2 is summed as an integer. With A = a1 2^32 + a0:
+ * The norm is a sum over everything that all ranks own, so it must not know any order: each gradient,
+ * rounded to float, is an integer A in units of 2^-shift, and A^2 is summed as an integer.
+ * With A = a1 2^32 + a0:
  *
  *   A^2 = a0^2 + 2 a0 a1 2^32 + a1^2 2^64        64-bit products, whose 32-bit halves go to four limbs
  *
- * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum: INT64_MAX for an int64
- * accumulator. A float accumulator has A = g 2^shift rounded to an integer, which keeps every layout-free
- * property and loses less than 2^-36 of the largest element; there NaN and Inf give the bits of Inf.
- * A lane of a limb grows by less than 2^34 an element, so that 2^33 elements a call are safe; sumsq is left
- * with its first three limbs below 2^32, a form which the number alone determines.
+ * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum: INT64_MAX for an
+ * int64 accumulator. A float accumulator has A = g 2^shift rounded to an integer, which keeps every
+ * layout-free property and loses less than 2^-36 of the largest element; there NaN and Inf give the bits of
+ * Inf. A lane of a limb grows by less than 2^34 an element, so that 2^33 elements a call are safe; sumsq is
+ * left with its first three limbs below 2^32, a form which the number alone determines.
  *
  * Traffic per parameter: grad_stats reads 8 bytes (4 for float accumulators); adamw reads w, m, v, g and
  * writes them: 40 bytes (32). Both make one pass and are bound by memory.
@@ -104,7 +105,8 @@ static void grad_stats_part(const void *args, int64_t first, int64_t end)
     limbs_carry(limb);
     for (int i = 0; i < LIMBS; i++) __atomic_fetch_add(&sumsq[i], limb[i], __ATOMIC_RELAXED);
     int64_t seen = __atomic_load_n(max, __ATOMIC_RELAXED);
-    while (most > seen && !__atomic_compare_exchange_n(max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
+    while (most > seen &&
+           !__atomic_compare_exchange_n(max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
     }
 }
 
@@ -204,7 +206,8 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
     }
     for (int64_t i = 0; i < a->max.dim[0]; i++) {
         int retreat = overflow && a->acc == I64;
-        ((int32_t *)a->next_shift.data)[i] = shift_next(shift[i], max_facts(max[i], shift[i], a->acc), retreat, a);
+        ((int32_t *)a->next_shift.data)[i] =
+            shift_next(shift[i], max_facts(max[i], shift[i], a->acc), retreat, a);
     }
     StepValues *v = a->step;
     v->loss_fixed = sums[0];
@@ -267,8 +270,9 @@ static void adamw_part(const void *args, int64_t first, int64_t end)
     const Adam c = adam_constants(a);
     for (int64_t i = first; i < end; i += VEC) {
         int64_t left = end - i, count = left < VEC ? left : VEC;
-        adam_lanes(&c, a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)), a,
-                   i, left);
+        adam_lanes(&c,
+                   a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)),
+                   a, i, left);
         if (count == VEC && a->g.dtype == I64) vl_store(fixed + i, vl_zero());
         else memset((char *)a->g.data + i * size, 0, (size_t)(count * size));
     }

@@ -144,7 +144,8 @@ static inline void flag_raise(Tensor flag)
     __atomic_store_n((int32_t *)flag.data, 1, __ATOMIC_RELAXED);
 }
 
-/* Sum of a sequence as a binary tree: neighbours in pairs, pairs in fours, ...; a lone one moves up as it is. */
+/* Sum of a sequence as a binary tree: neighbours in pairs, pairs in fours, ...; a lone one moves up as it
+ * is. */
 typedef struct {
     float level[48];
     int64_t count;

@@ -209,8 +209,8 @@ VEC_FN vl vl_low32(vl x) { return VL_EACH(vec_low32, x); }
 VEC_FN vl vl_mul32(vl x, vl y) { return VL_EACH2(_mm256_mul_epu32, x, y); }
 
 /*
- * llrint: d = high * 2^32 + low with both parts rounded to integers by adding 1.5 * 2^52. Rounding low to even
- * rounds d to even, because high * 2^32 is even; the constant's own low 32 bits are 0.
+ * llrint: d = high * 2^32 + low with both parts rounded to integers by adding 1.5 * 2^52. Rounding low to
+ * even rounds d to even, because high * 2^32 is even; the constant's own low 32 bits are 0.
  */
 VEC_FN __m256i vec_l_from_d(__m256d d)
 {
@@ -232,14 +232,16 @@ typedef struct {
 } vec_doubles;
 VEC_FN vl vl_from_f(vf v)
 {
-    vec_doubles x = { _mm256_cvtps_pd(_mm256_castps256_ps128(v.a)), _mm256_cvtps_pd(_mm256_extractf128_ps(v.a, 1)),
-                      _mm256_cvtps_pd(_mm256_castps256_ps128(v.b)), _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)) };
+    vec_doubles x = { _mm256_cvtps_pd(_mm256_castps256_ps128(v.a)),
+                      _mm256_cvtps_pd(_mm256_extractf128_ps(v.a, 1)),
+                      _mm256_cvtps_pd(_mm256_castps256_ps128(v.b)),
+                      _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)) };
     if (__builtin_expect(vm_any(vf_ge(vf_abs(v), vf_set1(0x1p51f))), 0)) return VL_EACH(vec_l_from_d, x);
     return VL_EACH(vec_l_from_small, x);
 }
 
-/* x replaced by a number that is exact as a double and rounds to the same float: where |x| is 2^52 or more, one
- * sticky bit stands for the low 11 bits. */
+/* x replaced by a number that is exact as a double and rounds to the same float: where |x| is 2^52 or more,
+ * one sticky bit stands for the low 11 bits. */
 VEC_FN __m256i vec_sticky(__m256i x)
 {
     const __m256i low11 = _mm256_set1_epi64x(0x7FF), zero = _mm256_setzero_si256();
@@ -261,7 +263,8 @@ VEC_FN vf vf_from_l(vl x)
 {
     vl up = VL_EACH(vec_beyond52, x); /* below 2^53 exactly where -2^52 <= x < 2^52 */
     __m256i any = _mm256_or_si256(_mm256_or_si256(up.a, up.b), _mm256_or_si256(up.c, up.d));
-    if (__builtin_expect(!_mm256_testz_si256(any, _mm256_set1_epi64x(-(1LL << 53))), 0)) x = VL_EACH(vec_sticky, x);
+    if (__builtin_expect(!_mm256_testz_si256(any, _mm256_set1_epi64x(-(1LL << 53))), 0))
+        x = VL_EACH(vec_sticky, x);
     return (vf){ _mm256_set_m128(vec_f_from_l(x.b), vec_f_from_l(x.a)),
                  _mm256_set_m128(vec_f_from_l(x.d), vec_f_from_l(x.c)) };
 }

@@ -1,6 +1,7 @@
 /*
- * Primitives of vec.h without any instruction set, for processors without AVX2: GCC's vectors of four floats, which
- * every target has or imitates. The shortest of the three to read. Integers are unsigned inside, so that they wrap.
+ * Primitives of vec.h without any instruction set, for processors without AVX2: GCC's vectors of four
+ * floats, which every target has or imitates. The shortest of the three to read. Integers are unsigned
+ * inside, so that they wrap.
  */
 #ifndef MEGATRAIN_CPU_VEC_C_H
 #define MEGATRAIN_CPU_VEC_C_H
@@ -70,7 +71,9 @@ VEC_FN void vi_mul_wide(vi x, vi y, vi *low, vi *high)
 VEC_FN vm vm_first_n(int64_t n) { return VEC_OP(vm, vi_set1((int32_t)n), >, vi_iota()); }
 VEC_FN vm vm_from_bits(uint32_t bits)
 {
-    const vi lane = { { 1, 2, 4, 8 }, { 16, 32, 64, 128 }, { 256, 512, 1024, 2048 }, { 4096, 8192, 16384, 32768 } };
+    const vi lane = {
+        { 1, 2, 4, 8 }, { 16, 32, 64, 128 }, { 256, 512, 1024, 2048 }, { 4096, 8192, 16384, 32768 }
+    };
     vi all = vi_set1((int32_t)bits), set = VEC_OP(vi, all, &, lane);
     return VEC_OP(vm, set, ==, lane);
 }
@@ -120,15 +123,16 @@ VEC_FN vec_f4 vec_abs(vec_f4 x) { return (vec_f4)((vec_i4)x & INT32_MAX); }
 VEC_FN vf vf_abs(vf x) { return VEC_EACH(vf, vec_abs, x); }
 VEC_FN vec_f4 vec_sqrt(vec_f4 x)
 {
-    return (vec_f4){ __builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]), __builtin_sqrtf(x[3]) };
+    return (vec_f4){ __builtin_sqrtf(x[0]), __builtin_sqrtf(x[1]), __builtin_sqrtf(x[2]),
+                     __builtin_sqrtf(x[3]) };
 }
 VEC_FN vf vf_sqrt(vf x) { return VEC_EACH(vf, vec_sqrt, x); }
 
 /*
- * a * b + c rounded once, without an instruction for it. In double the product is exact. The sum is rounded to odd:
- * where it is not exact (error from Knuth's two-sum) and its last bit is 0, it moves one step towards the exact
- * value. Having 29 bits more than a float, it then rounds to the float that the exact value rounds to.
- * NaN and Inf have a NaN error, which is neither above nor below 0.
+ * a * b + c rounded once, without an instruction for it. In double the product is exact. The sum is rounded
+ * to odd: where it is not exact (error from Knuth's two-sum) and its last bit is 0, it moves one step
+ * towards the exact value. Having 29 bits more than a float, it then rounds to the float that the exact
+ * value rounds to. NaN and Inf have a NaN error, which is neither above nor below 0.
  */
 VEC_FN vec_d2 vec_add_odd(vec_d2 p, vec_d2 c)
 {
@@ -138,7 +142,8 @@ VEC_FN vec_d2 vec_add_odd(vec_d2 p, vec_d2 c)
     bits += step & (above | below) & ((bits & 1) - 1);
     return (vec_d2)bits;
 }
-/* By __builtin_convertvector: GCC 12 drops the rounding of { (float)d[0], ... } where it is made double again. */
+/* By __builtin_convertvector: GCC 12 drops the rounding of { (float)d[0], ... } where it is made double
+ * again. */
 VEC_FN vec_f2 vec_fma2(vec_f2 x, vec_f2 y, vec_f2 z)
 {
     vec_d2 p = __builtin_convertvector(x, vec_d2) * __builtin_convertvector(y, vec_d2);
