@@ -35,7 +35,7 @@ HEADERS := $(sort $(wildcard src/*/*.h))
 .SECONDARY:
 
 all: deps
-	@$(MAKE) --no-print-directory megatrain
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
 
 megatrain: $(BUILD)/main.o $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
@@ -74,7 +74,8 @@ deps:
 deps-dev:
 	@scripts/install-deps.sh dev
 
-demo: all $(BUILD)/split_text
+demo: all
+	@$(MAKE) --no-print-directory $(BUILD)/split_text
 	@BUILD=$(BUILD) scripts/demo.sh
 
 $(BUILD)/split_text: scripts/split_text.c

@@ -45,14 +45,25 @@ static Err open_data(Run *r, RunPurpose purpose)
     return has_valid ? open_dataset(r, false, &r->valid) : ERR_OK;
 }
 
+/* What the kernel would give without swapping; all of the memory where it does not say. */
+static double available_bytes(void)
+{
+    char line[128];
+    double kib = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lf", &kib) != 1) continue;
+    if (f) fclose(f);
+    return kib > 0 ? 1024 * kib : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
+
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
 static Err check_memory(const MemoryPlan *p)
 {
-    double have = (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE), MiB = 1 << 20;
+    double have = available_bytes(), MiB = 1 << 20;
     double need = (double)memory_plan_total(p);
     if (need <= have) return ERR_OK;
     return err_set(ERR_MEMORY,
-                   "this run needs %.0f MiB, the machine has %.0f MiB: state %.0f, saves %d x (%.0f + %.0f), "
+                   "this run needs %.0f MiB, the machine has %.0f MiB to give: state %.0f, saves %d x (%.0f + %.0f), "
                    "scratch %.0f, workspace %.0f",
                    need / MiB, have / MiB, (double)p->state / MiB, p->slots, (double)p->save[REGION_I] / MiB,
                    (double)p->save[REGION_W] / MiB, (double)p->scratch / MiB, (double)p->workspace / MiB),
@@ -181,6 +192,19 @@ Err run_load_newest(Run *r, const char *run_dir)
     return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
 }
 
+/* Going back to an older checkpoint: later ones in the same folder would be taken for newer next time. */
+static Err check_none_newer(const Run *r, const char *dir)
+{
+    char newest[PATH_MAX];
+    bool found;
+    long long step = 0;
+    TRY(ckpt_find(dir, INT64_MAX, newest, &found));
+    if (!found || sscanf(strrchr(newest, '/'), "/step-%lld", &step) != 1 || step <= r->trainer.step) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s' is newer than the checkpoint to resume from, of step %lld", newest,
+                   (long long)r->trainer.step),
+           err_hint("remove what is newer, or take another run.dir");
+}
+
 Err run_resume(Run *r)
 {
     const char *how = r->cfg->checkpoint.resume, *dir = r->cfg->run.dir, *load = r->cfg->checkpoint.load;
@@ -193,6 +217,7 @@ Err run_resume(Run *r)
         TRY(load_newest(r, dir, false, &found));
     } else {
         TRY(run_load(r, how, false, &damaged));
+        TRY(check_none_newer(r, dir));
         found = true;
     }
     if (found || !*load) return ERR_OK;

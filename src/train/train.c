@@ -151,6 +151,7 @@ static void say_start(const Loop *l)
              l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
              (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
              (double)p->scratch / (1 << 20), isa_name(t->device.isa), t->device.threads, l->peak_flops * 1e-9);
+    if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld", (long long)dataset_samples(l->run.train),
              (long long)l->run.spec.model.seq, (long long)t->step, (long long)l->cfg->derived.steps);
 }
@@ -213,7 +214,7 @@ static Err save(Loop *l, bool must)
     Err err = ckpt_save(&l->ckpt, &meta);
     if (!err) l->saved_step = meta.step;
     if (!err || must) return err;
-    log_warn("no checkpoint of step %lld: %s; training goes on", (long long)meta.step, err_message());
+    log_warn("%s; training goes on", err_message());
     return ERR_OK;
 }
 
