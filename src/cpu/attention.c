@@ -156,7 +156,7 @@ static void part_end(const Attn *a, const Part *p, Tensor o, Tensor lse)
     for (int64_t i = 0; i < t->n; i++) {
         float sum = p->sum[i], *out = attn_row(o, t->b, t->row + i, t->head);
         const float *in = p->o + i * a->width;
-        bool empty = sum == 0; /* a row with a key has a sum of at least exp(0) = 1 */
+        bool empty = sum == 0; /* a row with a key sums to 1 or more: its largest score gives 1 */
         *attn_value(lse, t->b, t->row + i, t->head) = empty ? -INFINITY : p->max[i] + (float)m_log(sum);
         vf divisor = vf_set1(empty ? 1 : sum);
         for (int64_t c = 0; c < a->C; c += VEC) {
