@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Can the tests fail? Applies the small faults of test/mutants.txt one at a time to a copy of the tree and runs
+# the test that must notice. A fault that passes, does not compile, or no longer finds its place is a failure.
+#
+#   test/mutants.sh [WORD]      only faults whose name contains WORD
+. "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
+only=${1:-}
+list=$root/test/mutants.txt
+
+# run_test: the record's test program and case; its output in $work/test.log
+run_test() {
+    timeout 120 "$build/test/$program" "$filter" >"$work/test.log" 2>&1
+}
+
+choose_test() {
+    read -r program filter <<<"$(field test)"
+}
+
+# Every test that is to turn red must be green before.
+check_green() {
+    choose_test
+    case $name_of_run in *"|$program $filter|"*) return ;; esac
+    name_of_run+="|$program $filter|"
+    if ! run_test; then
+        echo "RED BEFORE ANY FAULT: $program $filter"
+        tail -5 "$work/test.log"
+        bad
+    fi
+}
+
+killer() {
+    local red
+    red=$(sed -n 's/^FAIL \([a-z0-9_]*\) .*/\1/p' "$work/test.log" | head -1)
+    echo "$program ${red:-$filter (ended with status $1)}"
+}
+
+try_fault() {
+    local name status why
+    name=$(field name)
+    case $name in *"$only"*) ;; *) return ;; esac
+    choose_test
+    if ! why=$(mutate); then
+        printf '%-62s NOT APPLIED: %s\n' "$name" "$why"
+        bad
+        return
+    fi
+    if ! build_tests "$program"; then
+        printf '%-62s DOES NOT COMPILE: %s\n' "$name" "$(grep -m1 error "$work/make.log")"
+        bad
+    else
+        run_test
+        status=$?
+        if [ $status -eq 0 ]; then
+            printf '%-62s ALIVE: %s passes\n' "$name" "$program $filter"
+            bad
+        else
+            printf '%-62s killed by %s\n' "$name" "$(killer $status)"
+            good
+        fi
+    fi
+    restore
+}
+
+programs=$(sed -n 's/^test *\([^ ]*\).*/\1/p' "$list" | sort -u)
+# shellcheck disable=SC2086
+copy_tree $programs
+name_of_run=
+each_record "$list" check_green
+each_record "$list" try_fault
+finish

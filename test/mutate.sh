@@ -1,0 +1,93 @@
+# Shared by mutants.sh and layout_controls.sh: faults applied one at a time to a copy of the tree. Source it.
+#
+# A list of faults is a text of records, separated by blank lines; '#' begins a comment line:
+#
+#   name  what is broken, in words
+#   file  the file it is applied to
+#   from  a piece of one line of it, which must occur exactly once
+#   to    what stands there instead (nothing: it is left out)
+#
+# and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
+# folder of objects too, so that a fault costs the compilation of one file.
+set -u
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+build=${BUILD:-build}
+export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+work=$(mktemp -d "${TMPDIR:-/tmp}/megatrain-mutants.XXXXXX")
+trap 'rm -rf "$work"' EXIT
+passed=0 failed=0
+
+# copy_tree PROGRAM...: the tree and its objects in $work, test programs built. The caller's folder is then $work.
+copy_tree() {
+    cp -a "$root"/Makefile "$root"/main.c "$root"/src "$root"/test "$root"/scripts "$work" || exit 1
+    mkdir -p "$work/$build"
+    if [ -d "$root/$build/src" ]; then cp -a "$root/$build/src" "$work/$build/" || exit 1; fi
+    cd "$work" || exit 1
+    if ! build_tests "$@"; then
+        tail -20 "$work/make.log"
+        echo "0 passed, 1 failed"
+        exit 1
+    fi
+}
+
+build_tests() {
+    make -s -j"$(nproc)" BUILD="$build" "${@/#/$build/test/}" >"$work/make.log" 2>&1
+}
+
+# field FIELD: of the record in $record
+field() {
+    sed -n "s/^$1 *//p" <<<"$record"
+}
+
+# What is built from a source file.
+objects_of() {
+    case $1 in
+    src/cpu/*) ls "$build"/src/cpu/*/"$(basename "${1%.c}")".o ;;
+    *) echo "$build/${1%.c}.o" ;;
+    esac
+}
+
+# The record's fault is put into the copy; says why it cannot be. File and objects as they were go to $work/kept.
+mutate() {
+    local file
+    file=$(field file)
+    if [ ! -f "$file" ]; then echo "no file '$file'"; return 1; fi
+    rm -rf "$work/kept"
+    mkdir "$work/kept"
+    # shellcheck disable=SC2046
+    cp -p --parents "$file" $(objects_of "$file") "$work/kept"
+    FROM=$(field from) TO=$(field to) perl -0777 -i -pe '
+        my ($from, $to) = @ENV{"FROM", "TO"};
+        my $at = length $from ? index($_, $from) : -1;
+        if ($at >= 0 && index($_, $from, $at + 1) < 0) { substr($_, $at, length $from) = $to; $done = 1 }
+        END { exit($done ? 0 : 1) }' "$file" && ! cmp -s "$file" "$work/kept/$file" && return 0
+    echo "'$(field from)' is not there exactly once in $file"
+    restore
+    return 1
+}
+
+# Puts file and objects back with their times; the next fault's object makes the library anew.
+restore() {
+    cp -rp "$work/kept/." .
+}
+
+# each_record LIST FUNCTION: calls it with $record set
+each_record() {
+    local line
+    record=
+    while IFS= read -r line || [ -n "$line" ]; do
+        case $line in
+        '#'*) ;;
+        '') [ -z "$record" ] || "$2"; record= ;;
+        *) record+=$line$'\n' ;;
+        esac
+    done < <(cat "$1"; printf '\n\n')
+}
+
+good() { passed=$((passed + 1)); }
+bad() { failed=$((failed + 1)); }
+
+finish() {
+    echo "$passed passed, $failed failed"
+    [ "$failed" -eq 0 ]
+}

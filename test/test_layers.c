@@ -1,0 +1,487 @@
+/*
+ * Every layer against finite differences: the loss is the sum of the layer's outputs times fixed random
+ * numbers, added up in double; along random directions of the input and of each parameter its difference quotient
+ * of fourth order must be what backward's gradient says. One direction is the gradient itself, where a gradient
+ * that is wrong by 1% is wrong by 1% of everything; that this would be seen is checked each time.
+ *
+ * Also: how weights begin, and that evaluation drops nothing.
+ */
+#include "test.h"
+#include "tiny.h"
+
+enum { B = 2, T = 24, N = B * T, HIDDEN = 32, VOCAB = 39, PADDED = 48, SHIFT = 30, DIRECTIONS = 4 };
+static const double STEP = 0.004, TOLERANCE = 1e-3;
+
+typedef struct {
+    World world;
+    Device device;
+    SetupArena setup;
+    Arena state, scratch;
+    ParamRegistry registry;
+    ParamStore params;
+    Slot slot;
+    Batch batch;
+    StepValues step;
+    Ctx ctx;
+    int64_t sums[3];
+    Tensor x, y; /* y without data: the loss is in sums */
+    double *weight; /* of the outputs, in the loss */
+    uint64_t seed;
+    /* the layer under test, and what it kept */
+    Embedding embedding;
+    Norm norm;
+    Linear linear;
+    Attention attention;
+    Mlp mlp;
+    Head head;
+    Block block;
+    NormSave norm_save;
+    AttentionSave attention_save;
+    MlpSave mlp_save;
+    HeadSave head_save;
+    BlockSave block_save;
+} Rig;
+
+typedef struct {
+    Err (*forward)(Rig *r);
+    Err (*backward)(Rig *r, Tensor dy, Tensor dx);
+    int64_t in, out; /* columns; 0: no input, or the loss itself as output */
+    bool adds;       /* backward adds to dx */
+    int idle;        /* parameters whose effect lies outside of the layer: biases that a residual add applies */
+} Case;
+
+/* ---- the rig ---- */
+
+static void *zeroed(int64_t bytes)
+{
+    void *p = aligned_alloc(256, (size_t)(bytes + 255) / 256 * 256);
+    memset(p, 0, (size_t)(bytes + 255) / 256 * 256);
+    return p;
+}
+
+static void open_arena(Arena *a, int64_t size_bytes)
+{
+    arena_init(a, "test", zeroed(size_bytes), size_bytes);
+}
+
+static void uniform(Rig *r, float *out, int64_t n, double width, double add)
+{
+    for (int64_t i = 0; i < n; i++) out[i] += (float)(add + test_uniform(&r->seed, -width, width));
+}
+
+static void rig_open(Rig *r)
+{
+    *r = (Rig){ .seed = 11 };
+    OK(world_open_self(&r->world));
+    OK(device_open(&r->device, "cpu", 2, ISA_AUTO));
+    setup_init(&r->setup);
+    open_arena(&r->state, 8 << 20);
+    open_arena(&r->scratch, 8 << 20);
+    param_registry_init(&r->registry, &r->setup, 1, 0);
+}
+
+static void fill_batch(Rig *r)
+{
+    Batch *b = &r->batch;
+    *b = (Batch){ .B = B, .T = T, .seq = T, .span = spans_whole(T) };
+    OK(tensor_new(&r->state, &b->token, I32, N));
+    OK(tensor_new(&r->state, &b->target, I32, N));
+    OK(tensor_new(&r->state, &b->position, I32, N));
+    OK(tensor_new(&r->state, &b->sample, I64, N));
+    OK(tensor_new(&r->state, &b->samples, I64, B));
+    for (int n = 0; n < N; n++) {
+        ((int32_t *)b->token.data)[n] = (int32_t)(test_rand(&r->seed) % VOCAB);
+        ((int32_t *)b->target.data)[n] = n % 7 == 3 ? -1 : (int32_t)(test_rand(&r->seed) % VOCAB);
+        ((int32_t *)b->position.data)[n] = n % T;
+        ((int64_t *)b->sample.data)[n] = 40 + n / T;
+        ((int64_t *)b->samples.data)[n / T] = 40 + n / T;
+    }
+}
+
+/* Weights that give outputs of order 1; 0 in padding. */
+static void fill_params(Rig *r)
+{
+    for (int i = 0; i < r->registry.count; i++) {
+        const Param *p = &r->registry.items[i];
+        float *w = param_view(p, r->params.value).data;
+        bool scale = p->spec.init == INIT_ONE;
+        memset(w, 0, (size_t)p->count * sizeof *w);
+        for (int64_t row = 0; row < p->local[0]; row++)
+            if (param_plain_row(p, row) >= 0) uniform(r, w + row * p->local[1], p->local[1], 0.35, scale);
+        ((int32_t *)r->params.shift.data)[i] = SHIFT;
+    }
+}
+
+/* After the layer has registered its parameters. */
+static void rig_ready(Rig *r, const Case *c)
+{
+    ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
+    OK(param_store_init(&r->params, &r->registry, &r->state, I64, false));
+    fill_params(r);
+    fill_batch(r);
+    r->step = (StepValues){ .loss_scale = 1 };
+    r->slot = (Slot){ .segment_count = 1 };
+    OK(setup_array(&r->setup, 1, &r->slot.segments));
+    r->ctx = (Ctx){ .s = &r->device.stream, .world = &r->world, .params = &r->params, .slot = &r->slot,
+                    .scratch = &r->scratch, .batch = &r->batch, .step = &r->step, .seed = 5, .dropout_on = true,
+                    .canon = { true, 2, T / 2, 4, 8, T / 2, 16 } };
+    for (int k = 0; k < REGION_COUNT; k++) {
+        open_arena(&r->slot.region[k], 4 << 20);
+        r->ctx.into[k] = &r->slot.region[k];
+    }
+    OK(model_rope_tables(&rope, r->ctx.s, &r->state, &r->ctx.rope_cos, &r->ctx.rope_sin));
+    if (c->in) OK(tensor_new(&r->state, &r->x, F32, N, c->in));
+    if (c->in) uniform(r, r->x.data, N * c->in, 1.7, 0);
+    if (c->out) OK(tensor_new(&r->state, &r->y, F32, N, c->out));
+    r->weight = zeroed(N * (c->out + 1) * (int64_t)sizeof *r->weight);
+    for (int64_t i = 0; i < N * c->out; i++) r->weight[i] = (float)test_uniform(&r->seed, -1.7, 1.7);
+}
+
+static void rig_close(Rig *r)
+{
+    for (int k = 0; k < REGION_COUNT; k++) free(r->slot.region[k].base);
+    free(r->state.base);
+    free(r->scratch.base);
+    free(r->weight);
+    setup_release(&r->setup);
+    device_close(&r->device);
+    world_close(&r->world);
+}
+
+/* ---- loss, gradient, difference quotient ---- */
+
+static double loss(Rig *r, const Case *c)
+{
+    for (int k = 0; k < REGION_COUNT; k++) arena_release(&r->slot.region[k], 0);
+    arena_release(&r->scratch, 0);
+    memset(r->sums, 0, sizeof r->sums);
+    if (c->out) memset(r->y.data, 0xff, (size_t)tensor_bytes(r->y));
+    segment_begin(&r->ctx, 0);
+    OK(c->forward(r));
+    segment_end(&r->ctx);
+    double sum = (double)r->sums[0] * 0x1p-28;
+    for (int64_t i = 0; i < N * c->out; i++) sum += ((float *)r->y.data)[i] * r->weight[i];
+    return sum;
+}
+
+/* The gradient of x in dx, of the parameters in r->params.grad. */
+static void gradient(Rig *r, const Case *c, Tensor dx)
+{
+    Tensor dy = { 0 };
+    loss(r, c);
+    if (c->out) OK(tensor_new(&r->state, &dy, F32, N, c->out));
+    for (int64_t i = 0; i < N * c->out; i++) ((float *)dy.data)[i] = (float)r->weight[i];
+    if (c->in) memset(dx.data, c->adds ? 0 : 0xff, (size_t)tensor_bytes(dx));
+    OK(c->backward(r, dy, dx));
+    CHECK(*(int32_t *)r->params.overflow.data == 0);
+}
+
+typedef struct {
+    const char *what;
+    float *value;
+    double *gradient;
+    int64_t n;
+    const Param *param; /* NULL: the input */
+} Probe;
+
+static bool padding(const Probe *p, int64_t i)
+{
+    return p->param && param_plain_row(p->param, i / p->param->local[1]) < 0;
+}
+
+static double norm_of(const double *x, int64_t n)
+{
+    double sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i] * x[i];
+    return sqrt(sum);
+}
+
+/* Values of root mean square 1; the first direction is the gradient's, and so steep that a shorter one does. */
+static void choose_direction(Rig *r, const Probe *p, int number, double norm, double *u)
+{
+    double along = number || !(norm > 0) ? 0 : 0.1 * sqrt((double)p->n) / norm;
+    for (int64_t i = 0; i < p->n; i++) {
+        u[i] = along > 0 ? along * p->gradient[i] : test_uniform(&r->seed, -1.7, 1.7);
+        if (padding(p, i)) u[i] = 0;
+    }
+}
+
+static double quotient(Rig *r, const Case *c, const Probe *p, const double *u)
+{
+    static const double step[] = { 1, -1, 2, -2 }, weight[] = { 8, -8, -1, 1 };
+    float *kept = zeroed(p->n * (int64_t)sizeof *kept);
+    double sum = 0;
+    memcpy(kept, p->value, (size_t)p->n * sizeof *kept);
+    for (int k = 0; k < 4; k++) {
+        for (int64_t i = 0; i < p->n; i++) p->value[i] = (float)(kept[i] + STEP * step[k] * u[i]);
+        sum += weight[k] * loss(r, c);
+    }
+    memcpy(p->value, kept, (size_t)p->n * sizeof *kept);
+    free(kept);
+    return sum / (12 * STEP);
+}
+
+/* False if the parameter has no gradient and no effect. */
+static bool check_probe(Rig *r, const Case *c, const Probe *p, double *worst)
+{
+    double norm = norm_of(p->gradient, p->n), *u = zeroed(p->n * (int64_t)sizeof *u), wrong = 0;
+    for (int k = 0; k < DIRECTIONS; k++) {
+        double said = 0;
+        choose_direction(r, p, k, norm, u);
+        for (int64_t i = 0; i < p->n; i++) said += p->gradient[i] * u[i];
+        double found = quotient(r, c, p, u), scale = fmax(fabs(said), norm);
+        CHECK_MSG(fabs(found - said) <= TOLERANCE * scale, "%s, direction %d: quotient %.7g, gradient %.7g", p->what, k,
+                  found, said);
+        if (scale > 0) *worst = fmax(*worst, fabs(found - said) / scale);
+        wrong = fmax(wrong, fabs(found - 1.01 * said) / scale);
+    }
+    CHECK_MSG(!(norm > 0) || wrong > 5 * TOLERANCE, "%s: 1%% too much would pass", p->what);
+    free(u);
+    return norm > 0;
+}
+
+/* Gradients of everything, then the probes; releases the rig. */
+static void check_layer(Rig *r, Case c)
+{
+    Tensor dx = { 0 };
+    double worst = 0;
+    int idle = 0, count = r->registry.count;
+    rig_ready(r, &c);
+    if (c.in) OK(tensor_new(&r->state, &dx, F32, N, c.in));
+    gradient(r, &c, dx);
+    for (int i = -1; i < count; i++) {
+        const Param *p = i < 0 ? NULL : &r->registry.items[i];
+        Probe probe = { p ? p->name : "input", r->x.data, NULL, N * c.in, p };
+        if (!p && !c.in) continue;
+        if (p) probe.n = p->count, probe.value = param_view(p, r->params.value).data;
+        probe.gradient = zeroed(probe.n * (int64_t)sizeof(double));
+        const int64_t *fixed = p ? param_view(p, r->params.grad).data : NULL;
+        for (int64_t k = 0; k < probe.n; k++)
+            probe.gradient[k] = p ? ldexp((double)fixed[k], -SHIFT) : ((float *)dx.data)[k];
+        idle += !check_probe(r, &c, &probe, &worst);
+        free(probe.gradient);
+    }
+    CHECK_MSG(idle == c.idle, "%d parameters without effect", idle);
+    printf("    worst of %d parameters%s: %.1e\n", count, c.in ? " and the input" : "", worst);
+    rig_close(r);
+}
+
+/* ---- layers ---- */
+
+static Err embedding_f(Rig *r) { return embedding_forward(&r->embedding, &r->ctx, r->y); }
+
+static Err embedding_b(Rig *r, Tensor dy, Tensor dx)
+{
+    (void)dx;
+    return embedding_backward(&r->embedding, &r->ctx, dy);
+}
+
+static void check_embedding(bool positions, float dropout)
+{
+    Rig r;
+    rig_open(&r);
+    OK(embedding_register(&r.embedding, &r.registry,
+                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, 1, dropout, 3 }));
+    check_layer(&r, (Case){ embedding_f, embedding_b, .out = HIDDEN });
+}
+
+TEST(embedding) { check_embedding(false, 0); }
+TEST(embedding_positions_dropout) { check_embedding(true, 0.2f); }
+
+static Err norm_f(Rig *r) { return norm_forward(&r->norm, &r->ctx, r->x, r->y, &r->norm_save); }
+static Err norm_b(Rig *r, Tensor dy, Tensor dx)
+{
+    return norm_backward(&r->norm, &r->ctx, &r->norm_save, r->x, dy, dx);
+}
+
+static void check_norm(bool rms)
+{
+    Rig r;
+    rig_open(&r);
+    OK(norm_register(&r.norm, &r.registry, "norm", 27, rms, 1e-3f, PARTIAL_ROWS));
+    check_layer(&r, (Case){ norm_f, norm_b, 27, 27, .adds = true });
+}
+
+TEST(layer_norm) { check_norm(false); }
+TEST(rms_norm) { check_norm(true); }
+
+static Err linear_f(Rig *r) { return linear_forward(&r->linear, &r->ctx, r->x, r->y); }
+static Err linear_b(Rig *r, Tensor dy, Tensor dx) { return linear_backward(&r->linear, &r->ctx, r->x, dy, dx); }
+
+static void check_linear(LinearKind kind)
+{
+    Rig r;
+    rig_open(&r);
+    OK(linear_register(&r.linear, &r.registry,
+                       (LinearSpec){ .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = true, .std = 1 }));
+    check_layer(&r, (Case){ linear_f, linear_b, 34, 22, .idle = kind == LINEAR_ROW });
+}
+
+TEST(linear_column) { check_linear(LINEAR_COLUMN); }
+TEST(linear_row) { check_linear(LINEAR_ROW); }
+
+static Err attention_f(Rig *r)
+{
+    return attention_forward(&r->attention, &r->ctx, r->x, r->y, &r->attention_save);
+}
+
+static Err attention_b(Rig *r, Tensor dy, Tensor dx)
+{
+    return attention_backward(&r->attention, &r->ctx, &r->attention_save, r->x, dy, dx);
+}
+
+static void check_attention(AttentionSpec s)
+{
+    Rig r;
+    s.name = "attention";
+    s.hidden = HIDDEN;
+    s.heads = 4;
+    s.head_dim = 8;
+    s.norm_eps = 1e-3f;
+    rig_open(&r);
+    OK(attention_register(&r.attention, &r.registry, s));
+    check_layer(&r, (Case){ attention_f, attention_b, HIDDEN, HIDDEN, .idle = s.bias });
+}
+
+TEST(attention) { check_attention((AttentionSpec){ .kv_heads = 4, .bias = true }); }
+TEST(attention_grouped) { check_attention((AttentionSpec){ .kv_heads = 2 }); }
+TEST(attention_rope) { check_attention((AttentionSpec){ .kv_heads = 4, .rope = true }); }
+TEST(attention_norms) { check_attention((AttentionSpec){ .kv_heads = 2, .qk_norm = true, .rope = true }); }
+TEST(attention_window) { check_attention((AttentionSpec){ .kv_heads = 4, .window = 5 }); }
+TEST(attention_dropout) { check_attention((AttentionSpec){ .kv_heads = 1, .dropout = 0.2f, .bias = true }); }
+
+static Err mlp_f(Rig *r) { return mlp_forward(&r->mlp, &r->ctx, r->x, r->y, &r->mlp_save); }
+static Err mlp_b(Rig *r, Tensor dy, Tensor dx)
+{
+    return mlp_backward(&r->mlp, &r->ctx, &r->mlp_save, r->x, dy, dx);
+}
+
+static void check_mlp(Activation activation, bool bias, bool recompute)
+{
+    Rig r;
+    rig_open(&r);
+    OK(mlp_register(&r.mlp, &r.registry,
+                    (MlpSpec){ .name = "mlp", .hidden = HIDDEN, .ffn = 44, .activation = activation, .tp_blocks = 2,
+                               .bias = bias, .recompute = recompute }));
+    check_layer(&r, (Case){ mlp_f, mlp_b, HIDDEN, HIDDEN, .idle = bias });
+}
+
+TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
+TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
+TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
+
+static Err head_f(Rig *r)
+{
+    return head_forward(&r->head, &r->ctx, r->x, tensor_of(r->sums, I64, 3), &r->head_save);
+}
+
+static Err head_b(Rig *r, Tensor dy, Tensor dx)
+{
+    (void)dy;
+    return head_backward(&r->head, &r->ctx, &r->head_save, r->x, dx);
+}
+
+TEST(head_and_loss)
+{
+    Rig r;
+    rig_open(&r);
+    OK(head_register(&r.head, &r.registry, -1, VOCAB, PADDED, HIDDEN, 1));
+    check_layer(&r, (Case){ head_f, head_b, HIDDEN });
+}
+
+static Err block_f(Rig *r) { return block_forward(&r->block, &r->ctx, r->x, &r->block_save, r->y); }
+
+static Err block_b(Rig *r, Tensor dy, Tensor dx)
+{
+    memcpy(dx.data, dy.data, (size_t)tensor_bytes(dy)); /* one buffer for both */
+    return block_backward(&r->block, &r->ctx, &r->block_save, r->x, dx);
+}
+
+static void check_block(ModelSpec s)
+{
+    Rig r;
+    s.layers = 1;
+    s.hidden = HIDDEN;
+    s.heads = 4;
+    s.head_dim = 8;
+    s.ffn = 40;
+    s.tp_blocks = 2;
+    s.norm_eps = 1e-3f;
+    rig_open(&r);
+    OK(block_register(&r.block, &r.registry, &s, 0));
+    check_layer(&r, (Case){ block_f, block_b, HIDDEN, HIDDEN });
+}
+
+TEST(block_gpt2)
+{
+    check_block((ModelSpec){ .kv_heads = 4, .bias = true, .activation = ACT_GELU, .dropout = 0.2f,
+                             .attention_dropout = 0.2f });
+}
+
+TEST(block_llama)
+{
+    check_block((ModelSpec){ .kv_heads = 2, .rms = true, .rope = true, .qk_norm = true, .activation = ACT_SWIGLU,
+                             .recompute = RECOMPUTE_SELECTIVE });
+}
+
+/* ---- how weights begin ---- */
+
+/* Megatron's rules: projections back to the residual stream have std / sqrt(2 layers). */
+TEST(initial_weights)
+{
+    ModelSpec m = tiny_gpt2().model;
+    Rig r;
+    Stage st;
+    int smaller = 0;
+    rig_open(&r);
+    OK(stage_register(&st, &r.registry, &m, 0, m.layers, &r.setup));
+    OK(param_store_init(&r.params, &r.registry, &r.state, I64, true));
+    OK(param_store_fill(&r.params, &r.device.stream, 77, SHIFT, 2));
+    for (int i = 0; i < r.registry.count; i++) {
+        const Param *p = &r.registry.items[i];
+        const float *w = param_view(p, r.params.value).data;
+        bool projection = strstr(p->name, "proj.weight") || strstr(p->name, "fc2.weight");
+        bool constant = p->spec.ndim == 1, one = strstr(p->name, "norm") && strstr(p->name, ".weight");
+        double want = constant ? 0 : projection ? 0.01 : 0.02, sum = 0, squares = 0, n = 0;
+        for (int64_t k = 0; k < p->count; k++) {
+            if (param_plain_row(p, k / p->local[1]) < 0) continue;
+            double d = w[k] - (one ? 1 : 0);
+            sum += d;
+            squares += d * d;
+            n++;
+        }
+        CHECK_MSG(fabs(sum / n) <= 5 * want / sqrt(n), "%s: mean %g", p->name, sum / n);
+        CHECK_MSG(fabs(sqrt(squares / n) - want) <= 4 * want / sqrt(2 * n), "%s: deviation %g, want %g", p->name,
+                  sqrt(squares / n), want);
+        smaller += projection;
+    }
+    CHECK(smaller == 2 * m.layers);
+    rig_close(&r);
+}
+
+static double tiny_eval(float dropout)
+{
+    TrainSpec s = tiny_gpt2();
+    MemoryPlan plan;
+    World w;
+    Trainer t;
+    double mean = NAN;
+    int64_t counted;
+    s.model.dropout = s.model.attention_dropout = dropout;
+    OK(world_open_self(&w));
+    OK(trainer_plan(&s, w.grid, 0, &plan));
+    OK(trainer_open(&t, &s, &w, &plan));
+    OK(trainer_eval(&t, (TokenSource){ NULL, tiny_tokens }, 0, 1, &mean, &counted));
+    trainer_close(&t);
+    world_close(&w);
+    return mean;
+}
+
+TEST(evaluation_drops_nothing)
+{
+    double without = tiny_eval(0);
+    CHECK(without > 0);
+    CHECK(tiny_eval(0.3f) == without);
+}
+
+TEST_MAIN
