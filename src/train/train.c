@@ -175,7 +175,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .skipped = r->skipped };
     metrics_step(&l->metrics, &m);
     if (r->redone)
-        log_debug("step %lld: done again %d times with a coarser fixed point", (long long)r->step, r->redone);
+        log_info("step %lld: done again %d times with a coarser fixed point", (long long)r->step, r->redone);
 }
 
 static Err check_numerics(Loop *l, const StepReport *r)

@@ -1,0 +1,224 @@
+#!/usr/bin/env bash
+# Every configuration key is alive: set away from its default, it changes something that can be seen from outside.
+# One row for each key; a key of `megatrain config explain` without a row fails, and so does a row without a key.
+#
+#   key | other value | what is seen | context: further keys, for both runs
+#
+# seen:  loss                the losses of three steps differ
+#        same TEXT           the losses are the same bits, and stderr says TEXT, which it does not say without
+#        same memory         the losses are the same bits, the memory of the run is another
+#        rows N              N steps are in metrics.jsonl, not 3
+#        valid               the losses are the same bits, those of the evaluations are not
+#        file NAME           the run leaves this file and does not without; no file NAME: the other way round
+#        line TEXT           stderr says TEXT, which it does not say without
+#        no line TEXT        stderr does not say TEXT, which it says without
+#        elsewhere           the run is in other/place
+#        refused CODE TEXT   the run ends with that exit code and one error line that says TEXT
+#        unbuilt             the run ends with 2, the key and "not built yet"
+. "$(dirname "$0")/lib.sh"
+
+table() {
+    cat <<'EOT'
+run.dir                    | other/place  | elsewhere
+run.name                   | otter        | same otter:
+run.device                 | cuda         | unbuilt
+run.precision              | bf16         | unbuilt
+run.seed                   | 5            | loss
+run.reproducible           | run          | loss
+model.arch                 | llama        | loss
+model.layers               | 2            | loss
+model.hidden               | 64           | loss
+model.heads                | 2            | loss
+model.kv_heads             | 2            | loss
+model.head_dim             | 4            | loss
+model.ffn                  | 64           | loss
+model.seq                  | 64           | loss
+model.vocab                | 300          | loss
+model.position             | none         | loss
+model.rope_base            | 10           | loss | model.position=rope
+model.norm                 | rmsnorm      | loss
+model.norm_eps             | 1e-2         | loss
+model.activation           | swiglu       | loss
+model.bias                 | false        | loss
+model.tied                 | false        | loss
+model.dropout              | 0.1          | loss
+model.attention_dropout    | 0.1          | loss
+model.qk_norm              | true         | loss
+model.init_std             | 0.03         | loss
+model.attention            | mla          | unbuilt
+model.window               | 4            | loss
+moe.experts                | 4            | unbuilt
+moe.topk                   | 1            | unbuilt
+moe.ffn                    | 64           | unbuilt
+moe.shared_ffn             | 64           | unbuilt
+moe.every                  | 2            | unbuilt
+moe.router                 | sigmoid      | unbuilt
+moe.balance                | none         | unbuilt
+moe.aux_coeff              | 0.1          | unbuilt
+moe.z_coeff                | 0.1          | unbuilt
+moe.jitter                 | 0.1          | unbuilt
+moe.groups                 | 2            | unbuilt
+moe.group_topk             | 2            | unbuilt
+moe.capacity               | 1.5          | unbuilt
+moe.drop                   | position     | unbuilt
+moe.pad                    | true         | unbuilt
+moe.dispatcher             | allgather    | unbuilt
+parallel.tp                | 2            | refused 2 parallel.tp
+parallel.pp                | 2            | unbuilt
+parallel.vpp               | 2            | unbuilt
+parallel.cp                | 2            | unbuilt
+parallel.ep                | 2            | unbuilt
+parallel.etp               | 2            | unbuilt
+parallel.sp                | true         | refused 2 parallel.sp
+parallel.order             | tp-cp-ep-pp-dp | unbuilt
+parallel.schedule          | gpipe        | unbuilt
+parallel.group             | 2            | unbuilt
+parallel.layout            | E|t|L        | unbuilt
+parallel.zero              | 1            | unbuilt
+parallel.bucket_mb         | 10           | unbuilt
+parallel.tp_blocks         | 1            | loss
+parallel.seq_blocks        | 2            | loss
+parallel.attn_block        | 8            | loss
+parallel.overlap_grad      | true         | unbuilt
+parallel.overlap_param     | true         | unbuilt
+parallel.timeout_s         | 5            | unbuilt
+parallel.freeze_s          | 5            | unbuilt
+parallel.stall_s           | 5            | unbuilt
+train.micro_batch          | 1            | same memory
+train.global_batch         | 8            | loss
+train.steps                | 4            | rows 4
+train.tokens               | 250          | rows 2
+train.stop_at              | 2            | rows 2
+train.max_minutes          | 1e-9         | refused 75 train.max_minutes
+train.eval_every           | 2            | valid
+train.eval_batches         | 3            | valid
+train.recompute            | full         | same memory
+optim.name                 | sgd          | refused 2 optim.name
+optim.lr                   | 1e-2         | loss
+optim.min_lr               | 1e-3         | loss
+optim.schedule             | constant     | loss
+optim.warmup               | 2            | loss
+optim.decay_steps          | 6            | loss
+optim.wsd_decay            | 2            | loss | optim.schedule=wsd
+optim.weight_decay         | 0            | loss
+optim.beta1                | 0.5          | loss
+optim.beta2                | 0.5          | loss
+optim.eps                  | 1e-3         | loss
+optim.clip                 | 0            | loss
+data.train                 | b            | loss
+data.valid                 | a            | valid
+data.split                 | 50,50        | loss | data.valid=
+data.tokenizer             | bpe.json     | loss
+data.seed                  | 5            | loss
+data.mask_eod              | true         | unbuilt
+data.reset_at_eod          | true         | unbuilt
+data.order                 | megatron     | unbuilt
+checkpoint.every           | 2            | file checkpoints/step-00000002/manifest.json
+checkpoint.keep            | 0            | file checkpoints/step-00000001/manifest.json | checkpoint.every=1
+checkpoint.resume          | base/checkpoints/step-00000003 | rows 0
+checkpoint.load            | base         | loss
+checkpoint.async           | true         | unbuilt
+log.every                  | 2            | no line step 1/3
+log.tensorboard            | true         | unbuilt
+log.jsonl                  | false        | no file metrics.jsonl
+log.color                  | always       | same [1;36m
+log.trace_every            | 3            | file timeline.json
+debug.isa                  | c            | same c kernels
+debug.threads              | 1            | same 1 threads
+debug.poison               | true         | same debug.poison
+debug.comm_delay_ms        | 5            | refused 2 debug.comm_delay_ms
+debug.extra_shift          | 30           | line done again
+EOT
+}
+
+# ---- data: two token files of several documents, a vocabulary; a model of one block
+make_tiny
+for i in 1 2 3 4; do cat text.txt; echo; done >some.txt
+for i in 1 2 3; do tac text.txt; echo; done >other.txt
+for i in a:some b:other; do
+    "$mt" preprocess --input ${i#*:}.txt --tokenizer byte --output ${i%:*} --append-eod --split-blank-lines \
+        >/dev/null 2>&1 || bad "preprocess"
+done
+"$mt" tokenizer train --input text.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
+cat >keys.ini <<'EOI'
+[run]
+name = keys
+[model]
+layers = 1
+hidden = 32
+heads = 4
+seq = 32
+[train]
+micro_batch = 2
+global_batch = 4
+eval_batches = 1
+[optim]
+lr = 3e-3
+[data]
+EOI
+
+# run DIR WORDS...: in DIR, with these data and 3 steps unless the words say otherwise; stderr in DIR.err
+run() {
+    local dir=$1 words=("${@:2}")
+    [[ " ${words[*]}" == *" run.dir="* ]] || words+=("run.dir=$dir")
+    [[ " ${words[*]}" == *" data.train="* ]] || words+=(data.train=a)
+    [[ " ${words[*]}" == *" data.valid="* ]] || words+=(data.valid=b)
+    [[ " ${words[*]}" == *" train.steps="* || " ${words[*]}" == *" train.tokens="* ]] || words+=(train.steps=3)
+    "$mt" --config keys.ini "${words[@]}" >/dev/null 2>"$dir.err"
+}
+valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^}]*\)}.*/\1 \2/p' "$1/metrics.jsonl"; }
+memory() { sed -n 's/.*"memory_bytes":\([0-9]*\),.*/\1/p' "$1/metrics.jsonl" | head -1; }
+one_error() { [ "$(grep -c '^megatrain: error' "$1")" -eq 1 ]; }
+says() { grep -qF -- "$2" "$1.err"; }
+
+# seen KEY STATUS RUN BASE WHAT...: true if RUN shows it against BASE
+seen() {
+    local key=$1 status=$2 r=$3 base=$4 what=$5 rest=("${@:6}")
+    case $what in
+    unbuilt) [ "$status" -eq 2 ] && one_error "$r.err" && says "$r" "$key = " && says "$r" "not built yet"; return ;;
+    refused) [ "$status" -eq "${rest[0]}" ] && one_error "$r.err" && says "$r" "${rest[*]:1}"; return ;;
+    esac
+    [ "$status" -eq 0 ] || return
+    case $what in
+    loss) [ "$(losses "$r" | wc -l)" -eq 3 ] && ! same_losses "$r" "$base" ;;
+    rows) [ "$(losses "$r" | wc -l)" -eq "${rest[0]}" ] ;;
+    valid) same_losses "$r" "$base" && [ -n "$(valids "$r")" ] && [ "$(valids "$r")" != "$(valids "$base")" ] ;;
+    file) [ -s "$r/${rest[0]}" ] && [ ! -e "$base/${rest[0]}" ] ;;
+    elsewhere) [ -s other/place/metrics.jsonl ] && [ ! -e "$r" ] ;;
+    line) says "$r" "${rest[*]}" && ! says "$base" "${rest[*]}" ;;
+    same)
+        same_losses "$r" "$base" || return
+        if [ "${rest[*]}" = memory ]; then [ "$(memory "$r")" != "$(memory "$base")" ]
+        else says "$r" "${rest[*]}" && ! says "$base" "${rest[*]}"; fi ;;
+    no)
+        if [ "${rest[0]}" = file ]; then [ ! -e "$r/${rest[1]}" ] && [ -s "$base/${rest[1]}" ]
+        else ! says "$r" "${rest[*]:1}" && says "$base" "${rest[*]:1}"; fi ;;
+    *) echo "no such observation: $what"; return 1 ;;
+    esac
+}
+
+run base
+check "the run all others are compared with: $(tail -1 base.err)" [ "$(losses base | wc -l)" -eq 3 ]
+declare -A base=([none]=base) row
+n=0
+while IFS= read -r line; do
+    # the value of parallel.layout holds a bar: columns are parted by a bar between blanks
+    IFS=$'\t' read -r key value what context <<<"$(sed 's/  *| */\t/g; s/^ *//; s/ *$//' <<<"$line")"
+    [ -z "${row[$key]:-}" ] || bad "$key has two rows"
+    row[$key]=1 n=$((n + 1))
+    against=${base[${context:-none}]:-}
+    if [ -z "$against" ]; then
+        against=base$n base[$context]=base$n
+        run "$against" $context || bad "the run with $context fails: $(tail -1 "$against.err")"
+    fi
+    run "k$n" $context "$key=$value"
+    status=$?
+    if seen "$key" $status "k$n" "$against" $what; then ok
+    else bad "$key = $value: exit $status, not seen: $what: $(grep -m1 'error' "k$n.err")"; fi
+done < <(table)
+
+keys=$("$mt" config explain | sed -n 's/^\([a-z]*\.[a-z0-9_]*\) = .*/\1/p')
+check "there are keys" [ "$(wc -l <<<"$keys")" -gt 100 ]
+for key in $keys; do check "$key has a row" [ -n "${row[$key]:-}" ]; unset "row[$key]"; done
+check "rows without a key: ${!row[*]}" [ ${#row[@]} -eq 0 ]
+finish
