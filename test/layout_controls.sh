@@ -1,0 +1,62 @@
+#!/usr/bin/env bash
+# Can test_layouts fail, and for the right reason? Breaks one rule of docs/determinism.md at a time in a copy of
+# the tree (test/layout_controls.txt) and runs a few layouts: exactly those that use the rule must differ from
+# the reference.
+#
+#   test/layout_controls.sh [WORD]      only controls whose name contains WORD
+. "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
+only=${1:-}
+avx512=1 avx2=2 c=3 auto=4 # names in the conditions
+export MEGATRAIN_LAYOUTS=short
+
+# compare CASE CONDITION: prints what was seen; false if a layout did not do as it should
+compare() {
+    local reference='' line dp tp sp micro threads isa hash want seen differ=0 count=0 wrong=''
+    timeout 300 "$build/test/test_layouts" "$1" >"$work/test.log" 2>&1
+    while read -r line; do
+        read -r dp tp sp micro threads isa hash < <(sed -nE \
+            's/^dp([0-9]+) tp([0-9]+)(\+sp)? +micro([0-9]+) threads([0-9]+) ([a-z0-9]+) +([0-9a-f]{16}).*/\1 \2 0\3 \4 \5 \6 \7/p' \
+            <<<"$line")
+        [ -n "$hash" ] || continue
+        [ "$sp" = 0 ] || sp=1
+        if [ -z "$reference" ]; then reference=$hash; continue; fi
+        want=$(($2)) seen=0
+        [ "$hash" = "$reference" ] || seen=1
+        count=$((count + 1)) differ=$((differ + seen))
+        [ $want -eq $seen ] || wrong+=" [${line%% [0-9a-f][0-9a-f][0-9a-f]*}]"
+    done < <(grep '^ *dp[0-9]' "$work/test.log")
+    if [ $count -eq 0 ]; then echo "no layouts ran: $(tail -1 "$work/test.log")"; return 1; fi
+    if [ -n "$wrong" ]; then echo "$differ of $count differ; not as they should:$wrong"; return 1; fi
+    echo "$differ of $count differ: ${2}"
+}
+
+# report NAME CASE CONDITION
+report() {
+    local said
+    if said=$(compare "$2" "$3"); then good; else bad; said="WRONG: $said"; fi
+    printf '%-58s %-5s %s\n' "$1" "$2" "$said"
+}
+
+try_control() {
+    local name why
+    name=$(field name)
+    case $name in *"$only"*) ;; *) return ;; esac
+    if ! why=$(mutate); then
+        printf '%-58s NOT APPLIED: %s\n' "$name" "$why"
+        bad
+        return
+    fi
+    if build_tests test_layouts; then
+        report "$name" "$(field case)" "$(field differ)"
+    else
+        printf '%-58s DOES NOT COMPILE: %s\n' "$name" "$(grep -m1 error "$work/make.log")"
+        bad
+    fi
+    restore
+}
+
+copy_tree test_layouts
+report "nothing" gpt2 0
+report "nothing" llama 0
+each_record "$root/test/layout_controls.txt" try_control
+finish
