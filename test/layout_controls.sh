@@ -6,11 +6,13 @@
 #   test/layout_controls.sh [WORD]      only controls whose name contains WORD
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 only=${1:-}
-avx512=1 avx2=2 c=3 auto=4 # names in the conditions
+# shellcheck disable=SC2034  # names in the conditions; own: the reference's isa
+avx512=1 avx2=2 c=3 own=0
 export MEGATRAIN_LAYOUTS=short
 
 # compare CASE CONDITION: prints what was seen; false if a layout did not do as it should
 compare() {
+    # shellcheck disable=SC2034  # used by the condition
     local reference='' line dp tp sp micro threads isa hash want seen differ=0 count=0 wrong=''
     timeout 300 "$build/test/test_layouts" "$1" >"$work/test.log" 2>&1
     while read -r line; do
@@ -19,7 +21,7 @@ compare() {
             <<<"$line")
         [ -n "$hash" ] || continue
         [ "$sp" = 0 ] || sp=1
-        if [ -z "$reference" ]; then reference=$hash; continue; fi
+        if [ -z "$reference" ]; then reference=$hash own=$isa; continue; fi
         want=$(($2)) seen=0
         [ "$hash" = "$reference" ] || seen=1
         count=$((count + 1)) differ=$((differ + seen))

@@ -1,3 +1,4 @@
+# shellcheck shell=bash
 # Shared by mutants.sh and layout_controls.sh: faults applied one at a time to a copy of the tree. Source it.
 #
 # A list of faults is a text of records, separated by blank lines; '#' begins a comment line:

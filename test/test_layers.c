@@ -1,8 +1,8 @@
 /*
  * Every layer against finite differences: the loss is the sum of the layer's outputs times fixed random
- * numbers, added up in double; along random directions of the input and of each parameter its difference quotient
- * of fourth order must be what backward's gradient says. One direction is the gradient itself, where a gradient
- * that is wrong by 1% is wrong by 1% of everything; that this would be seen is checked each time.
+ * numbers, added up in double; along random directions of the input and of each parameter its difference
+ * quotient of fourth order must be what backward's gradient says. One direction is the gradient itself, where
+ * a gradient that is wrong by 1% is wrong by 1% of everything; that this would be seen is checked each time.
  *
  * Also: how weights begin, and that evaluation drops nothing.
  */
@@ -24,7 +24,7 @@ typedef struct {
     StepValues step;
     Ctx ctx;
     int64_t sums[3];
-    Tensor x, y; /* y without data: the loss is in sums */
+    Tensor x, y;    /* y without data: the loss is in sums */
     double *weight; /* of the outputs, in the loss */
     uint64_t seed;
     /* the layer under test, and what it kept */
@@ -47,7 +47,7 @@ typedef struct {
     Err (*backward)(Rig *r, Tensor dy, Tensor dx);
     int64_t in, out; /* columns; 0: no input, or the loss itself as output */
     bool adds;       /* backward adds to dx */
-    int idle;        /* parameters whose effect lies outside of the layer: biases that a residual add applies */
+    int idle; /* parameters without effect in the layer: biases that a residual add applies */
 } Case;
 
 /* ---- the rig ---- */
@@ -122,8 +122,15 @@ static void rig_ready(Rig *r, const Case *c)
     r->step = (StepValues){ .loss_scale = 1 };
     r->slot = (Slot){ .segment_count = 1 };
     OK(setup_array(&r->setup, 1, &r->slot.segments));
-    r->ctx = (Ctx){ .s = &r->device.stream, .world = &r->world, .params = &r->params, .slot = &r->slot,
-                    .scratch = &r->scratch, .batch = &r->batch, .step = &r->step, .seed = 5, .dropout_on = true,
+    r->ctx = (Ctx){ .s = &r->device.stream,
+                    .world = &r->world,
+                    .params = &r->params,
+                    .slot = &r->slot,
+                    .scratch = &r->scratch,
+                    .batch = &r->batch,
+                    .step = &r->step,
+                    .seed = 5,
+                    .dropout_on = true,
                     .canon = { true, 2, T / 2, 4, 8, T / 2, 16 } };
     for (int k = 0; k < REGION_COUNT; k++) {
         open_arena(&r->slot.region[k], 4 << 20);
@@ -230,8 +237,8 @@ static bool check_probe(Rig *r, const Case *c, const Probe *p, double *worst)
         choose_direction(r, p, k, norm, u);
         for (int64_t i = 0; i < p->n; i++) said += p->gradient[i] * u[i];
         double found = quotient(r, c, p, u), scale = fmax(fabs(said), norm);
-        CHECK_MSG(fabs(found - said) <= TOLERANCE * scale, "%s, direction %d: quotient %.7g, gradient %.7g", p->what, k,
-                  found, said);
+        CHECK_MSG(fabs(found - said) <= TOLERANCE * scale, "%s, direction %d: quotient %.7g, gradient %.7g",
+                  p->what, k, found, said);
         if (scale > 0) *worst = fmax(*worst, fabs(found - said) / scale);
         wrong = fmax(wrong, fabs(found - 1.01 * said) / scale);
     }
@@ -306,14 +313,18 @@ TEST(layer_norm) { check_norm(false); }
 TEST(rms_norm) { check_norm(true); }
 
 static Err linear_f(Rig *r) { return linear_forward(&r->linear, &r->ctx, r->x, r->y); }
-static Err linear_b(Rig *r, Tensor dy, Tensor dx) { return linear_backward(&r->linear, &r->ctx, r->x, dy, dx); }
+static Err linear_b(Rig *r, Tensor dy, Tensor dx)
+{
+    return linear_backward(&r->linear, &r->ctx, r->x, dy, dx);
+}
 
 static void check_linear(LinearKind kind)
 {
     Rig r;
     rig_open(&r);
     OK(linear_register(&r.linear, &r.registry,
-                       (LinearSpec){ .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = true, .std = 1 }));
+                       (LinearSpec){
+                           .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = true, .std = 1 }));
     check_layer(&r, (Case){ linear_f, linear_b, 34, 22, .idle = kind == LINEAR_ROW });
 }
 
@@ -361,8 +372,13 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
     Rig r;
     rig_open(&r);
     OK(mlp_register(&r.mlp, &r.registry,
-                    (MlpSpec){ .name = "mlp", .hidden = HIDDEN, .ffn = 44, .activation = activation, .tp_blocks = 2,
-                               .bias = bias, .recompute = recompute }));
+                    (MlpSpec){ .name = "mlp",
+                               .hidden = HIDDEN,
+                               .ffn = 44,
+                               .activation = activation,
+                               .tp_blocks = 2,
+                               .bias = bias,
+                               .recompute = recompute }));
     check_layer(&r, (Case){ mlp_f, mlp_b, HIDDEN, HIDDEN, .idle = bias });
 }
 
@@ -414,13 +430,17 @@ static void check_block(ModelSpec s)
 
 TEST(block_gpt2)
 {
-    check_block((ModelSpec){ .kv_heads = 4, .bias = true, .activation = ACT_GELU, .dropout = 0.2f,
-                             .attention_dropout = 0.2f });
+    check_block((ModelSpec){
+        .kv_heads = 4, .bias = true, .activation = ACT_GELU, .dropout = 0.2f, .attention_dropout = 0.2f });
 }
 
 TEST(block_llama)
 {
-    check_block((ModelSpec){ .kv_heads = 2, .rms = true, .rope = true, .qk_norm = true, .activation = ACT_SWIGLU,
+    check_block((ModelSpec){ .kv_heads = 2,
+                             .rms = true,
+                             .rope = true,
+                             .qk_norm = true,
+                             .activation = ACT_SWIGLU,
                              .recompute = RECOMPUTE_SELECTIVE });
 }
 
@@ -451,8 +471,8 @@ TEST(initial_weights)
             n++;
         }
         CHECK_MSG(fabs(sum / n) <= 5 * want / sqrt(n), "%s: mean %g", p->name, sum / n);
-        CHECK_MSG(fabs(sqrt(squares / n) - want) <= 4 * want / sqrt(2 * n), "%s: deviation %g, want %g", p->name,
-                  sqrt(squares / n), want);
+        CHECK_MSG(fabs(sqrt(squares / n) - want) <= 4 * want / sqrt(2 * n), "%s: deviation %g, want %g",
+                  p->name, sqrt(squares / n), want);
         smaller += projection;
     }
     CHECK(smaller == 2 * m.layers);
