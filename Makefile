@@ -106,7 +106,7 @@ lint: deps-dev hdr-check
 	@scripts/check-style.sh
 
 fmt:
-	@clang-format -i $(HEADERS) $(SRC) $(CPU_SRC)
+	@clang-format -i $(HEADERS) $(SRC) $(CPU_SRC) main.c
 
 # each header compiles alone, as C17 and as C++17 (ops.def's designated arguments are C only)
 hdr-check:

@@ -4,7 +4,4 @@
  */
 #include "cli/cli.h"
 
-int main(int argc, char **argv)
-{
-    return cli_main(argc, argv);
-}
+int main(int argc, char **argv) { return cli_main(argc, argv); }

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Lines, tabs, leftovers; and a build with warnings as errors. Formatting by clang-format is `make fmt`.
+# Format (make fmt mends it), lines, tabs, leftovers; and a build with warnings as errors.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 bad=0
@@ -9,6 +9,7 @@ grep -nE '.{121,}' $files && complain "lines over 120 columns"
 grep -nP '\t' $files && complain "tabs"
 grep -nE '[ ]+$' $files && complain "blanks at the end of a line"
 grep -nE 'TODO|FIXME|XXX' $files && complain "unfinished places"
+clang-format --dry-run -Werror src/*/*.[ch] main.c 2>&1 | head -20 | grep . && complain "format: make fmt"
 build=${BUILD:-build}-lint
 make --no-print-directory -j"$(nproc)" BUILD="$build" EXTRA_CFLAGS=-Werror megatrain >/dev/null || complain "warnings"
 exit $bad

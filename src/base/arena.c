@@ -32,10 +32,7 @@ Err arena_alloc(Arena *a, int64_t size_bytes, void **out)
     return ERR_OK;
 }
 
-ArenaMark arena_mark(const Arena *a)
-{
-    return a->used_bytes;
-}
+ArenaMark arena_mark(const Arena *a) { return a->used_bytes; }
 
 void arena_release(Arena *a, ArenaMark mark)
 {
@@ -51,10 +48,7 @@ struct SetupChunk {
     char memory[];
 };
 
-void setup_init(SetupArena *s)
-{
-    *s = (SetupArena){ 0 };
-}
+void setup_init(SetupArena *s) { *s = (SetupArena){ 0 }; }
 
 void setup_release(SetupArena *s)
 {
@@ -65,10 +59,7 @@ void setup_release(SetupArena *s)
     setup_init(s);
 }
 
-void setup_freeze(SetupArena *s)
-{
-    s->frozen = true;
-}
+void setup_freeze(SetupArena *s) { s->frozen = true; }
 
 static SetupChunk *chunk_new(int64_t size_bytes)
 {

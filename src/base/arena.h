@@ -54,7 +54,7 @@ Err setup_alloc(SetupArena *s, int64_t size_bytes, void **out); /* zeroed, 64-by
 Err setup_strdup(SetupArena *s, const char *text, char **out);
 
 /* Typed form: TRY(setup_array(s, n, &pointer)). A count whose bytes overflow is ERR_MEMORY. */
-#define setup_array(s, count, out)                                                                \
+#define setup_array(s, count, out) \
     setup_alloc_items((s), (int64_t)(count), (int64_t)sizeof **(out), (void **)(out))
 Err setup_alloc_items(SetupArena *s, int64_t count, int64_t item_bytes, void **out);
 

@@ -15,18 +15,18 @@
 enum { FREE, FIXED, AUTO = -1 };
 
 static const ConfigKey keys[CFG_COUNT] = {
-#define INT(s, k, start, low, high, resume, help)                                                 \
-    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k),      \
-                        low, high, 0, 0 },
-#define REAL(s, k, start, low, high, resume, help)                                                \
-    [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k),       \
-                        0, 0, low, high },
-#define BOOL(s, k, start, resume, help)                                                           \
+#define INT(s, k, start, low, high, resume, help) \
+    [CFG_##s##_##                                 \
+        k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+#define REAL(s, k, start, low, high, resume, help) \
+    [CFG_##s##_##                                  \
+        k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k), 0, 0, low, high },
+#define BOOL(s, k, start, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_BOOL, resume, (start) == AUTO, offsetof(Config, s.k) },
 #define C(name, text) text " "
-#define PICK(s, k, start, choices, resume, help)                                                  \
+#define PICK(s, k, start, choices, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, choices, CONFIG_PICK, resume, false, offsetof(Config, s.k) },
-#define TEXT(s, k, start, resume, help)                                                           \
+#define TEXT(s, k, start, resume, help) \
     [CFG_##s##_##k] = { #s, #k, help, NULL, CONFIG_TEXT, resume, false, offsetof(Config, s.k) },
 #include "base/config.def"
 #undef C
@@ -34,7 +34,9 @@ static const ConfigKey keys[CFG_COUNT] = {
 
 const Config config_defaults = {
 #define SECTION(s) .s = {
-#define SECTION_END(s) },
+#define SECTION_END(s) \
+    }                  \
+    ,
 #define INT(s, k, start, ...) .k = start,
 #define REAL(s, k, start, ...) .k = start,
 #define BOOL(s, k, start, ...) .k = start,
@@ -59,10 +61,7 @@ bool config_find(const char *section, const char *name, ConfigId *id)
     return false;
 }
 
-void config_release(Config *c)
-{
-    setup_release(&c->memory);
-}
+void config_release(Config *c) { setup_release(&c->memory); }
 
 /* ---- values as text ---- */
 
@@ -134,7 +133,7 @@ ConfigId config_nearest(const char *section, const char *name)
     for (int i = 0; i < CFG_COUNT; i++) {
         snprintf(candidate, sizeof candidate, "%s.%s", keys[i].section, keys[i].name);
         int distance = 2 * word_distance(full, candidate);
-        if (strcmp(name, keys[i].name) == 0) distance = 0; /* the right key under a wrong section */
+        if (strcmp(name, keys[i].name) == 0) distance = 0;     /* the right key under a wrong section */
         if (strcmp(section, keys[i].section) != 0) distance++; /* the own section wins a tie */
         if (distance >= best) continue;
         best = distance;

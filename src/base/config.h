@@ -32,7 +32,9 @@ typedef enum {
 
 typedef struct {
 #define SECTION(section) struct {
-#define SECTION_END(section) } section;
+#define SECTION_END(section) \
+    }                        \
+    section;
 #define INT(section, key, ...) int64_t key;
 #define REAL(section, key, ...) double key;
 #define BOOL(section, key, ...) int key;
@@ -43,16 +45,16 @@ typedef struct {
 #undef C
 
     struct {
-        int64_t world_size, dp;    /* ranks; data-parallel ranks */
-        int64_t microbatches;      /* of a step, on one rank: global_batch / (micro_batch * dp) */
-        int64_t steps;             /* of the whole run, also when train.tokens is given */
-        int64_t decay_steps;       /* optim.decay_steps, or steps */
-        int64_t wsd_decay;         /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
+        int64_t world_size, dp; /* ranks; data-parallel ranks */
+        int64_t microbatches;   /* of a step, on one rank: global_batch / (micro_batch * dp) */
+        int64_t steps;          /* of the whole run, also when train.tokens is given */
+        int64_t decay_steps;    /* optim.decay_steps, or steps */
+        int64_t wsd_decay;      /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
     } derived;
 
     ConfigOrigin origin[CFG_COUNT];
-    const char *path;   /* of the file; "" if none */
-    SetupArena memory;  /* of the texts */
+    const char *path;  /* of the file; "" if none */
+    SetupArena memory; /* of the texts */
 } Config;
 
 typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_PICK, CONFIG_TEXT } ConfigKind;

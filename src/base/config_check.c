@@ -25,12 +25,12 @@ static void filled(ConfigReader *r, ConfigId id, ConfigId from)
     r->bad[id] |= r->bad[from];
 }
 
-#define FILL(open, section, key, value, from)                                                     \
-    do {                                                                                          \
-        if (c->section.key == (open)) {                                                           \
-            c->section.key = (value);                                                             \
-            filled(r, CFG_##section##_##key, from);                                               \
-        }                                                                                         \
+#define FILL(open, section, key, value, from)       \
+    do {                                            \
+        if (c->section.key == (open)) {             \
+            c->section.key = (value);               \
+            filled(r, CFG_##section##_##key, from); \
+        }                                           \
     } while (0)
 
 /* Largest power of two up to `most` that divides all three. */
@@ -97,10 +97,7 @@ static void resolve_model(ConfigReader *r)
 }
 
 /* True if this layout cuts only between canonical blocks, so that its bits are every layout's. */
-static bool layout_divides_blocks(const Config *c)
-{
-    return c->parallel.tp_blocks % c->parallel.tp == 0;
-}
+static bool layout_divides_blocks(const Config *c) { return c->parallel.tp_blocks % c->parallel.tp == 0; }
 
 static void resolve_parallel(ConfigReader *r)
 {
@@ -183,15 +180,13 @@ static void check_rule(ConfigReader *r, bool holds, const char *text, const Conf
     config_complain(r, "%s: %s: %s", place, list, text);
 }
 
-#define KEY_IDS(...) (const ConfigId[]){ __VA_ARGS__ }
-#define RULE(holds, text, ...)                                                                    \
-    check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__),                                          \
+#define KEY_IDS(...) \
+    (const ConfigId[]) { __VA_ARGS__ }
+#define RULE(holds, text, ...)                           \
+    check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__), \
                (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
 
-static bool is_power_of_two(int64_t n)
-{
-    return n > 0 && (n & (n - 1)) == 0;
-}
+static bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
 /* "98,2" or "969,30,1": two or three shares, at least one of them above 0. */
 static bool split_is_valid(const char *text)

@@ -167,7 +167,8 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
     ConfigOrigin *before = &r->config->origin[id];
     if (before->kind == origin.kind) {
         if (origin.kind == ORIGIN_FILE)
-            config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name, before->line);
+            config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name,
+                            before->line);
         else config_complain(r, "%s: %s.%s is given twice", place, section, name);
         return;
     }
@@ -181,7 +182,7 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
 
 typedef struct {
     ConfigReader *r;
-    const char *next;       /* rest of the text */
+    const char *next; /* rest of the text */
     int line;
     bool expected, handled; /* the last line should give, has given, a key */
     bool skip_section;      /* keys of an unknown section */
@@ -290,7 +291,8 @@ static Err read_file(ConfigReader *r, const char *path)
     char *text;
     int64_t size_bytes;
     TRY_AS(ERR_CONFIG, file_read_all(path, FILE_MAX_BYTES, &text, &size_bytes));
-    if ((int64_t)strlen(text) != size_bytes) config_complain(r, "%s: not a text file: it holds a 0 byte", path);
+    if ((int64_t)strlen(text) != size_bytes)
+        config_complain(r, "%s: not a text file: it holds a 0 byte", path);
     else read_text(r, text);
     free(text);
     return ERR_OK;
@@ -342,6 +344,7 @@ Err config_read(Config *c, ConfigSource source)
     if (r.mistakes) return report(&r);
     if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN)
         log_warn("parallel.tp = %lld cuts inside a canonical block: this run is reproducible = run, its bits "
-                 "differ from those of other layouts", (long long)c->parallel.tp);
+                 "differ from those of other layouts",
+                 (long long)c->parallel.tp);
     return ERR_OK;
 }

@@ -93,25 +93,13 @@ Err err_trail(Err err, const char *file, int line, const char *expr)
     return err;
 }
 
-const char *err_message(void)
-{
-    return record.message;
-}
+const char *err_message(void) { return record.message; }
 
-const char *err_hint_text(void)
-{
-    return record.hint;
-}
+const char *err_hint_text(void) { return record.hint; }
 
-const char *err_name(Err err)
-{
-    return (unsigned)err < ERR_COUNT ? kinds[err].name : "unknown";
-}
+const char *err_name(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].name : "unknown"; }
 
-int err_exit_code(Err err)
-{
-    return (unsigned)err < ERR_COUNT ? kinds[err].status : 1;
-}
+int err_exit_code(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].status : 1; }
 
 void err_print(Err err, bool trail)
 {

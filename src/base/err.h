@@ -15,21 +15,21 @@
 #include <stdbool.h>
 
 /* kind, name in messages, exit status of the process (docs: README, "Exit codes") */
-#define ERR_LIST(X)                                                                               \
-    X(OK, "ok", 0)                                                                                \
-    X(INTERNAL, "internal", 1)     /* a rule of ours was broken but could be reported */          \
-    X(CONFIG, "configuration", 2)  /* usage, keys, values, requested feature missing */           \
-    X(DATA, "data", 3)             /* token files, tokenizers, input text */                      \
-    X(CKPT, "checkpoint", 4)       /* no valid checkpoint, or one that does not fit */            \
-    X(STORAGE, "storage", 5)       /* run folder locked, read-only, disk full */                  \
-    X(NUMERICS, "numerics", 6)     /* NaN or overflow that redoing the step does not cure */      \
-    X(PEER, "peer lost", 7)                                                                       \
-    X(HANG, "hang", 8)                                                                            \
-    X(MEMORY, "out of memory", 9)                                                                 \
-    X(RENDEZVOUS, "rendezvous", 10)                                                               \
-    X(IO, "input/output", 5)       /* raised by base/file.c; callers re-label it with err_as */   \
-    X(SHAPE, "shape", 1)           /* an op was called with tensors that do not fit: a bug */     \
-    X(STOPPED, "stopped", 75)      /* stopped on request after a checkpoint */                    \
+#define ERR_LIST(X)                                                                         \
+    X(OK, "ok", 0)                                                                          \
+    X(INTERNAL, "internal", 1)    /* a rule of ours was broken but could be reported */     \
+    X(CONFIG, "configuration", 2) /* usage, keys, values, requested feature missing */      \
+    X(DATA, "data", 3)            /* token files, tokenizers, input text */                 \
+    X(CKPT, "checkpoint", 4)      /* no valid checkpoint, or one that does not fit */       \
+    X(STORAGE, "storage", 5)      /* run folder locked, read-only, disk full */             \
+    X(NUMERICS, "numerics", 6)    /* NaN or overflow that redoing the step does not cure */ \
+    X(PEER, "peer lost", 7)                                                                 \
+    X(HANG, "hang", 8)                                                                      \
+    X(MEMORY, "out of memory", 9)                                                           \
+    X(RENDEZVOUS, "rendezvous", 10)                                                         \
+    X(IO, "input/output", 5)  /* raised by base/file.c; callers re-label it with err_as */  \
+    X(SHAPE, "shape", 1)      /* an op was called with tensors that do not fit: a bug */    \
+    X(STOPPED, "stopped", 75) /* stopped on request after a checkpoint */                   \
     X(INTERRUPTED, "interrupted", 130)
 
 typedef enum {
@@ -62,26 +62,25 @@ int err_exit_code(Err err);
 /* Writes the primary line "megatrain: error (kind): message", the hint and, with `trail`, the trail to stderr. */
 void err_print(Err err, bool trail);
 
-#define TRY(expr)                                                                                 \
-    do {                                                                                          \
-        Err try_err = (expr);                                                                     \
-        if (try_err) return err_trail(try_err, __FILE__, __LINE__, #expr);                        \
+#define TRY(expr)                                                          \
+    do {                                                                   \
+        Err try_err = (expr);                                              \
+        if (try_err) return err_trail(try_err, __FILE__, __LINE__, #expr); \
     } while (0)
 
 /* As TRY, and a failure is re-labelled `code`. */
-#define TRY_AS(code, expr)                                                                        \
-    do {                                                                                          \
-        Err try_err = (expr);                                                                     \
-        if (try_err) return err_trail(err_as(try_err, code), __FILE__, __LINE__, #expr);          \
+#define TRY_AS(code, expr)                                                               \
+    do {                                                                                 \
+        Err try_err = (expr);                                                            \
+        if (try_err) return err_trail(err_as(try_err, code), __FILE__, __LINE__, #expr); \
     } while (0)
 
 /* Broken invariant: prints and aborts. On in all builds. */
-#define ASSERT(cond)                                                                              \
-    do {                                                                                          \
-        if (!(cond)) assert_failed(#cond, __FILE__, __LINE__, __func__);                          \
+#define ASSERT(cond)                                                     \
+    do {                                                                 \
+        if (!(cond)) assert_failed(#cond, __FILE__, __LINE__, __func__); \
     } while (0)
 
-void assert_failed(const char *cond, const char *file, int line, const char *func)
-    __attribute__((noreturn));
+void assert_failed(const char *cond, const char *file, int line, const char *func) __attribute__((noreturn));
 
 #endif

@@ -39,10 +39,7 @@ static struct {
     _Atomic int64_t done;
 } fault;
 
-static void fault_print_count(void)
-{
-    fprintf(stderr, "file operations: %lld\n", (long long)fault.done);
-}
+static void fault_print_count(void) { fprintf(stderr, "file operations: %lld\n", (long long)fault.done); }
 
 static void fault_read(void)
 {
@@ -60,7 +57,8 @@ static void fault_read(void)
             fault.kind = (Fault)k;
     fault.at = at ? strtoll(at + 1, NULL, 10) : 0;
     if (fault.kind == FAULT_NONE || fault.at < 1) {
-        fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N\n", text);
+        fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N\n",
+                text);
         _exit(2);
     }
 }
@@ -80,10 +78,7 @@ static Fault fault_next(void)
     return n == fault.at ? fault.kind : FAULT_NONE;
 }
 
-static int fault_errno(Fault f)
-{
-    return f == FAULT_EIO ? EIO : ENOSPC;
-}
+static int fault_errno(Fault f) { return f == FAULT_EIO ? EIO : ENOSPC; }
 
 /* For operations that happen or do not: true (with errno set) when this one must fail. */
 static bool fault_hit(void)
@@ -216,10 +211,7 @@ static Err writer_open(const char *path, int flags, FileWriter *out)
     return ERR_OK;
 }
 
-Err file_create(const char *path, FileWriter *out)
-{
-    return writer_open(path, O_TRUNC, out);
-}
+Err file_create(const char *path, FileWriter *out) { return writer_open(path, O_TRUNC, out); }
 
 Err file_append(const char *path, FileWriter *out)
 {

@@ -50,7 +50,7 @@ Err file_replace(const char *path, const void *data, int64_t size_bytes);
 
 Err file_rename(const char *from, const char *to);
 Err file_sync_dir(const char *dir);
-Err file_make_dirs(const char *path);  /* mkdir -p */
+Err file_make_dirs(const char *path);   /* mkdir -p */
 Err file_remove_tree(const char *path); /* rm -r; missing is fine. Never follows symbolic links. */
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);

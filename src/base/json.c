@@ -39,15 +39,9 @@ Err json_read_file(const char *path, int64_t max_bytes, Json **out)
     return err;
 }
 
-void json_free(Json *j)
-{
-    json_decref(j);
-}
+void json_free(Json *j) { json_decref(j); }
 
-static bool is(const Json *j, json_type type)
-{
-    return j && json_typeof(j) == type;
-}
+static bool is(const Json *j, json_type type) { return j && json_typeof(j) == type; }
 
 const Json *json_get(const Json *object, const char *key)
 {
@@ -72,60 +66,27 @@ void *json_iter(const Json *object)
     return is(object, JSON_OBJECT) ? json_object_iter((Json *)(uintptr_t)object) : NULL;
 }
 
-void *json_next(const Json *object, void *it)
-{
-    return json_object_iter_next((Json *)(uintptr_t)object, it);
-}
+void *json_next(const Json *object, void *it) { return json_object_iter_next((Json *)(uintptr_t)object, it); }
 
-const char *json_iter_key(void *it)
-{
-    return json_object_iter_key(it);
-}
+const char *json_iter_key(void *it) { return json_object_iter_key(it); }
 
-const Json *json_iter_value(void *it)
-{
-    return json_object_iter_value(it);
-}
+const Json *json_iter_value(void *it) { return json_object_iter_value(it); }
 
-const char *json_library(void)
-{
-    return "Jansson " JANSSON_VERSION;
-}
+const char *json_library(void) { return "Jansson " JANSSON_VERSION; }
 
-bool json_is_string(const Json *j)
-{
-    return is(j, JSON_STRING);
-}
+bool json_is_string(const Json *j) { return is(j, JSON_STRING); }
 
-bool json_is_int(const Json *j)
-{
-    return is(j, JSON_INTEGER);
-}
+bool json_is_int(const Json *j) { return is(j, JSON_INTEGER); }
 
-bool json_is_number(const Json *j)
-{
-    return is(j, JSON_INTEGER) || is(j, JSON_REAL);
-}
+bool json_is_number(const Json *j) { return is(j, JSON_INTEGER) || is(j, JSON_REAL); }
 
-bool json_is_object(const Json *j)
-{
-    return is(j, JSON_OBJECT);
-}
+bool json_is_object(const Json *j) { return is(j, JSON_OBJECT); }
 
-bool json_is_array(const Json *j)
-{
-    return is(j, JSON_ARRAY);
-}
+bool json_is_array(const Json *j) { return is(j, JSON_ARRAY); }
 
-bool json_is_null(const Json *j)
-{
-    return is(j, JSON_NULL);
-}
+bool json_is_null(const Json *j) { return is(j, JSON_NULL); }
 
-bool json_is_true(const Json *j)
-{
-    return is(j, JSON_TRUE);
-}
+bool json_is_true(const Json *j) { return is(j, JSON_TRUE); }
 
 const char *json_text(const Json *j, int64_t *size_bytes)
 {
@@ -155,10 +116,7 @@ static void put_bytes(JsonOut *j, const char *text, int64_t n)
     j->used_bytes += n;
 }
 
-static void put_str(JsonOut *j, const char *text)
-{
-    put_bytes(j, text, (int64_t)strlen(text));
-}
+static void put_str(JsonOut *j, const char *text) { put_bytes(j, text, (int64_t)strlen(text)); }
 
 static void put_quoted(JsonOut *j, const char *text)
 {
@@ -256,7 +214,4 @@ void json_put_bool(JsonOut *j, const char *key, bool value)
     put_str(j, value ? "true" : "false");
 }
 
-bool json_out_ok(const JsonOut *j)
-{
-    return j->used_bytes < j->size_bytes;
-}
+bool json_out_ok(const JsonOut *j) { return j->used_bytes < j->size_bytes; }

@@ -51,7 +51,8 @@ void json_open(JsonOut *j, const char *key, char bracket); /* '{' or '['; key NU
 void json_close(JsonOut *j, char bracket);                 /* '}' or ']' */
 void json_put_text(JsonOut *j, const char *key, const char *value);
 void json_put_int(JsonOut *j, const char *key, int64_t value);
-void json_put_milli(JsonOut *j, const char *key, int64_t value); /* value / 1000, three decimals; value >= 0 */
+void json_put_milli(JsonOut *j, const char *key,
+                    int64_t value); /* value / 1000, three decimals; value >= 0 */
 /* Shortest digits that read back exactly; NaN and Inf become null. Returns false for those. */
 bool json_put_number(JsonOut *j, const char *key, double value);
 bool json_put_float(JsonOut *j, const char *key, float value);

@@ -21,10 +21,7 @@ static pthread_mutex_t status_lock = PTHREAD_MUTEX_INITIALIZER;
 static char status[LOG_STATUS_BYTES];
 static _Thread_local int my_rank, my_world_size = 1;
 
-void log_set_level(LogLevel lowest)
-{
-    atomic_store(&lowest_level, (int)lowest);
-}
+void log_set_level(LogLevel lowest) { atomic_store(&lowest_level, (int)lowest); }
 
 void log_set_rank(int rank, int world_size)
 {
@@ -32,10 +29,7 @@ void log_set_rank(int rank, int world_size)
     my_world_size = world_size;
 }
 
-int log_rank(void)
-{
-    return my_rank;
-}
+int log_rank(void) { return my_rank; }
 
 static void put_bytes(const char *bytes, int n)
 {
@@ -69,13 +63,13 @@ void log_status(const char *text)
     pthread_mutex_unlock(&status_lock);
 }
 
-#define LOG_FUNCTION(name, level)                                                                 \
-    void name(const char *fmt, ...)                                                               \
-    {                                                                                             \
-        va_list args;                                                                             \
-        va_start(args, fmt);                                                                      \
-        put_line(level, fmt, args);                                                               \
-        va_end(args);                                                                             \
+#define LOG_FUNCTION(name, level)   \
+    void name(const char *fmt, ...) \
+    {                               \
+        va_list args;               \
+        va_start(args, fmt);        \
+        put_line(level, fmt, args); \
+        va_end(args);               \
     }
 LOG_FUNCTION(log_debug, LOG_DEBUG)
 LOG_FUNCTION(log_info, LOG_INFO)

@@ -35,15 +35,9 @@ static uint64_t to_bits(double x)
 }
 
 /* Nearest integer of |x| < 2^51, ties to even: adding 1.5 * 2^52 leaves no bits for a fraction. */
-static double nearest(double x)
-{
-    return (x + 0x1.8p52) - 0x1.8p52;
-}
+static double nearest(double x) { return (x + 0x1.8p52) - 0x1.8p52; }
 
-static double power_of_two(int e) /* -1022 <= e <= 1023 */
-{
-    return from_bits((uint64_t)(e + 1023) << 52);
-}
+static double power_of_two(int e) /* -1022 <= e <= 1023 */ { return from_bits((uint64_t)(e + 1023) << 52); }
 
 /* sum of c[i] * x^i */
 static double polynomial(const double *c, int n, double x)
@@ -55,9 +49,10 @@ static double polynomial(const double *c, int n, double x)
 
 double m_exp(double x)
 {
-    static const double c[] = { /* 1 / n! from n = 2 */
-        1.0 / 2,       1.0 / 6,        1.0 / 24,        1.0 / 120,        1.0 / 720,          1.0 / 5040,
-        1.0 / 40320,   1.0 / 362880,   1.0 / 3628800,   1.0 / 39916800,   1.0 / 479001600,    1.0 / 6227020800,
+    static const double c[] = {
+        /* 1 / n! from n = 2 */
+        1.0 / 2,     1.0 / 6,      1.0 / 24,      1.0 / 120,      1.0 / 720,       1.0 / 5040,
+        1.0 / 40320, 1.0 / 362880, 1.0 / 3628800, 1.0 / 39916800, 1.0 / 479001600, 1.0 / 6227020800,
     };
     if (isnan(x)) return x;
     if (x > 709.8) return INFINITY;
@@ -72,7 +67,8 @@ double m_exp(double x)
 
 double m_log(double x)
 {
-    static const double c[] = { /* atanh(s) = s + s^3/3 + s^5/5 + ... in powers of s^2 */
+    static const double c[] = {
+        /* atanh(s) = s + s^3/3 + s^5/5 + ... in powers of s^2 */
         1.0 / 3, 1.0 / 5, 1.0 / 7, 1.0 / 9, 1.0 / 11, 1.0 / 13, 1.0 / 15, 1.0 / 17, 1.0 / 19, 1.0 / 21,
     };
     if (isnan(x) || x < 0) return NAN;
@@ -98,13 +94,15 @@ double m_log(double x)
 /* sin(x + turns * pi / 2) */
 static double sine(double x, int turns)
 {
-    static const double odd[] = { /* (sin r - r) / r^3 in powers of r^2 */
-        -1.0 / 6,         1.0 / 120,          -1.0 / 5040,          1.0 / 362880,
-        -1.0 / 39916800,  1.0 / 6227020800.0, -1.0 / 1307674368e3,  1.0 / 355687428096e3,
+    static const double odd[] = {
+        /* (sin r - r) / r^3 in powers of r^2 */
+        -1.0 / 6,        1.0 / 120,          -1.0 / 5040,         1.0 / 362880,
+        -1.0 / 39916800, 1.0 / 6227020800.0, -1.0 / 1307674368e3, 1.0 / 355687428096e3,
     };
-    static const double even[] = { /* (cos r - 1 + r^2/2) / r^4 in powers of r^2 */
-        1.0 / 24,          -1.0 / 720,            1.0 / 40320,         -1.0 / 3628800,
-        1.0 / 479001600,   -1.0 / 87178291200.0,  1.0 / 20922789888e3,
+    static const double even[] = {
+        /* (cos r - 1 + r^2/2) / r^4 in powers of r^2 */
+        1.0 / 24,        -1.0 / 720,           1.0 / 40320,         -1.0 / 3628800,
+        1.0 / 479001600, -1.0 / 87178291200.0, 1.0 / 20922789888e3,
     };
     if (isnan(x)) return x;
     ASSERT(fabs(x) <= 1e6);
@@ -117,15 +115,9 @@ static double sine(double x, int turns)
     return quarter & 2 ? -y : y;
 }
 
-double m_sin(double x)
-{
-    return sine(x, 0);
-}
+double m_sin(double x) { return sine(x, 0); }
 
-double m_cos(double x)
-{
-    return sine(x, 1);
-}
+double m_cos(double x) { return sine(x, 1); }
 
 double m_pow(double x, double y)
 {

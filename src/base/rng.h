@@ -72,8 +72,8 @@ static inline uint32_t dropout_threshold(float p)
 static inline int dropout_keep(uint64_t key, uint32_t threshold, int64_t sample, int64_t position,
                                int64_t feature)
 {
-    Philox r = philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample,
-                      (uint32_t)(sample >> 32));
+    Philox r =
+        philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
     return r.v[feature & 3] >= threshold;
 }
 

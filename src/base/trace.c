@@ -49,10 +49,7 @@ static int64_t now_ns(void)
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static bool is_on(void)
-{
-    return atomic_load_explicit(&trace.on, memory_order_relaxed);
-}
+static bool is_on(void) { return atomic_load_explicit(&trace.on, memory_order_relaxed); }
 
 /* Threads beyond TRACE_TRACKS share the last track. */
 static int my_track(void)

@@ -3,10 +3,7 @@
 
 #include <string.h>
 
-int64_t chunk_count(int64_t file_bytes)
-{
-    return file_bytes / CHUNK_BYTES + (file_bytes % CHUNK_BYTES != 0);
-}
+int64_t chunk_count(int64_t file_bytes) { return file_bytes / CHUNK_BYTES + (file_bytes % CHUNK_BYTES != 0); }
 
 /* ---- writing ---- */
 
@@ -42,10 +39,7 @@ static Err put(ChunkWriter *w, Stream *s, const char *data, int64_t size_bytes)
     return ERR_OK;
 }
 
-Err chunk_put(ChunkWriter *w, const void *data, int64_t size_bytes)
-{
-    return put(w, NULL, data, size_bytes);
-}
+Err chunk_put(ChunkWriter *w, const void *data, int64_t size_bytes) { return put(w, NULL, data, size_bytes); }
 
 Err chunk_put_device(ChunkWriter *w, Stream *s, const void *device_src, int64_t size_bytes)
 {
@@ -58,10 +52,7 @@ Err chunk_sync_close(ChunkWriter *w)
     return file_sync_close(&w->file);
 }
 
-void chunk_abandon(ChunkWriter *w)
-{
-    file_abandon(&w->file);
-}
+void chunk_abandon(ChunkWriter *w) { file_abandon(&w->file); }
 
 void text_init(TextOut *t, ChunkWriter *file, char *buf, int64_t buf_bytes)
 {

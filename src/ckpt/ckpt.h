@@ -62,8 +62,8 @@ typedef struct {
     const ParamStore *store;
     World *world;
     Stream *stream;
-    int keep;                   /* checkpoints to keep, never fewer than 2; 0 = all */
-    int64_t meta_bytes;         /* most that the texts of a CkptMeta will take together */
+    int keep;           /* checkpoints to keep, never fewer than 2; 0 = all */
+    int64_t meta_bytes; /* most that the texts of a CkptMeta will take together */
 } CkptOptions;
 
 typedef struct {

@@ -55,10 +55,7 @@ static Err verify_file(Inspect *x, int file, ChunkReader *r, const StFile *f, vo
     return chunk_check_all(r);
 }
 
-Err ckpt_verify(const char *path)
-{
-    return for_each_file(path, verify_file, NULL);
-}
+Err ckpt_verify(const char *path) { return for_each_file(path, verify_file, NULL); }
 
 /* ---- digest ---- */
 

@@ -23,10 +23,7 @@ typedef struct {
     ChunkReader reader;
 } Loader;
 
-static const ParamRegistry *registry(const Loader *x)
-{
-    return x->l->store->reg;
-}
+static const ParamRegistry *registry(const Loader *x) { return x->l->store->reg; }
 
 /* ---- does it fit the model? ---- */
 

@@ -58,7 +58,7 @@ typedef struct {
 
 /* ERR_CKPT naming the file. m->format is set as soon as it is known, also when it is too new for us. */
 Err manifest_read(const char *folder, SetupArena *a, Manifest *m);
-Err manifest_check_files(const Manifest *m); /* there, and of the right size */
+Err manifest_check_files(const Manifest *m);            /* there, and of the right size */
 int manifest_find(const Manifest *m, const char *name); /* index into params; -1 if absent */
 
 /* The text of manifest.crc. */

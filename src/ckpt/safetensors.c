@@ -10,9 +10,9 @@ static const struct {
     const char *name;
     int64_t bytes;
 } dtypes[] = {
-    { "F32", 4 },     { "BF16", 2 },    { "F16", 2 }, { "F64", 8 }, { "I64", 8 }, { "I32", 4 },
-    { "I16", 2 },     { "I8", 1 },      { "U64", 8 }, { "U32", 4 }, { "U16", 2 }, { "U8", 1 },
-    { "F8_E4M3", 1 }, { "F8_E5M2", 1 }, { "BOOL", 1 },
+    { "F32", 4 }, { "BF16", 2 }, { "F16", 2 },     { "F64", 8 },     { "I64", 8 },
+    { "I32", 4 }, { "I16", 2 },  { "I8", 1 },      { "U64", 8 },     { "U32", 4 },
+    { "U16", 2 }, { "U8", 1 },   { "F8_E4M3", 1 }, { "F8_E5M2", 1 }, { "BOOL", 1 },
 };
 
 static int dtype_index(const char *name)
@@ -197,12 +197,6 @@ void st_header_tensor(JsonOut *j, const StTensor *t)
     json_close(j, '}');
 }
 
-void st_header_end(JsonOut *j)
-{
-    json_close(j, '}');
-}
+void st_header_end(JsonOut *j) { json_close(j, '}'); }
 
-int64_t st_padded(int64_t header_bytes)
-{
-    return (header_bytes + 7) / 8 * 8;
-}
+int64_t st_padded(int64_t header_bytes) { return (header_bytes + 7) / 8 * 8; }

@@ -60,10 +60,7 @@ static Err allocate(Ckpt *c, SetupArena *setup)
     return setup_array(setup, c->crc_count, &c->crcs);
 }
 
-static int keep_of(const Ckpt *c)
-{
-    return c->o.keep < KEEP_AT_LEAST ? KEEP_AT_LEAST : c->o.keep;
-}
+static int keep_of(const Ckpt *c) { return c->o.keep < KEEP_AT_LEAST ? KEEP_AT_LEAST : c->o.keep; }
 
 /* The valid ones of e[0..count) into c->valid, oldest first. */
 static Err list_valid(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)

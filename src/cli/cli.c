@@ -12,9 +12,9 @@
 #include "cli/command.h"
 
 static const Command *const table[] = {
-    &command_train,    &command_eval,     &command_generate, &command_preprocess, &command_tokenizer_train,
-    &command_tokenize, &command_plan,     &command_simulate, &command_inspect,    &command_convert,
-    &command_doctor,   &command_config,
+    &command_train,           &command_eval,     &command_generate, &command_preprocess,
+    &command_tokenizer_train, &command_tokenize, &command_plan,     &command_simulate,
+    &command_inspect,         &command_convert,  &command_doctor,   &command_config,
 };
 enum { COMMANDS = (int)(sizeof table / sizeof *table) };
 
@@ -30,9 +30,12 @@ static void print_help(FILE *out)
                  "       megatrain --config FILE [section.key=value ...]      the same as 'train'\n"
                  "       megatrain COMMAND --help | --version\n\ncommands\n");
     for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-16s %s%s\n", table[i]->name, table[i]->summary, table[i]->run ? "" : " (not built yet)");
-    fprintf(out, "\nexit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 storage, 6 numerics,\n"
-                 "7 peer lost, 8 hang, 9 out of memory, 10 rendezvous, 75 stopped on request after a checkpoint\n");
+        fprintf(out, "  %-16s %s%s\n", table[i]->name, table[i]->summary,
+                table[i]->run ? "" : " (not built yet)");
+    fprintf(
+        out,
+        "\nexit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 storage, 6 numerics,\n"
+        "7 peer lost, 8 hang, 9 out of memory, 10 rendezvous, 75 stopped on request after a checkpoint\n");
 }
 
 /* Words of the name that stand at the front of argv: 0 if it is another command. */
@@ -50,14 +53,16 @@ static Err unknown_command(int argc, const char *const *argv)
     for (int i = 0; i < COMMANDS; i++) {
         size_t first = strcspn(table[i]->name, " ");
         names[i] = table[i]->name;
-        if (!table[i]->name[first] || strlen(argv[0]) != first || strncmp(argv[0], names[i], first) != 0) continue;
+        if (!table[i]->name[first] || strlen(argv[0]) != first || strncmp(argv[0], names[i], first) != 0)
+            continue;
         if (argc > 1) err_set(ERR_CONFIG, "unknown command '%s %s'", argv[0], argv[1]);
         else err_set(ERR_CONFIG, "'%s' wants another word", argv[0]);
         return err_hint("did you mean 'megatrain %s'?", table[i]->name);
     }
     const char *nearest = word_nearest(argv[0], names, COMMANDS);
     err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
-    return nearest ? err_hint("did you mean 'megatrain %s'?", nearest) : err_hint("megatrain --help lists them");
+    return nearest ? err_hint("did you mean 'megatrain %s'?", nearest)
+                   : err_hint("megatrain --help lists them");
 }
 
 static Err run_command(const Command *c, int argc, const char *const *argv)
@@ -104,7 +109,8 @@ int cli_main(int argc, char **argv)
         print_help(stderr);
         return err_exit_code(ERR_CONFIG);
     }
-    if (!strcmp(first, "--help") || !strcmp(first, "-h") || (!strcmp(first, "help") && argc == 2)) print_help(stdout);
+    if (!strcmp(first, "--help") || !strcmp(first, "-h") || (!strcmp(first, "help") && argc == 2))
+        print_help(stdout);
     else if (!strcmp(first, "--version")) version_print(stdout);
     else if (!strcmp(first, "help")) {
         const char *const ask[] = { argv[2], argc > 3 ? argv[3] : "--help", "--help" };

@@ -8,14 +8,13 @@ static const char *config_path;
 static int64_t world_size = 1;
 
 static const Option options[] = {
-    { "config", OPTION_TEXT, &config_path, .value = "FILE", .help = "configuration (INI); none: the defaults" },
-    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N", .help = "ranks to check it for" },
+    { "config", OPTION_TEXT, &config_path, .value = "FILE",
+      .help = "configuration (INI); none: the defaults" },
+    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N",
+      .help = "ranks to check it for" },
 };
 
-static bool is_override(const char *word)
-{
-    return strchr(word, '=') != NULL;
-}
+static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
 
 /* check, dump, explain: with the words behind them that are no overrides. */
 static Err answer(const Config *c, const char *verb, const char *key)
@@ -38,7 +37,8 @@ static Err config(Words rest)
         err_set(ERR_CONFIG, "'megatrain config' does not know '%s'", verb);
         return nearest ? err_hint("did you mean '%s'?", nearest) : err_hint("check, dump or explain KEY");
     }
-    if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used])) key = rest.items[used++];
+    if (!strcmp(verb, "explain") && rest.count > used && !is_override(rest.items[used]))
+        key = rest.items[used++];
 
     Config c;
     Err err = config_arg(&c, config_path, (Words){ rest.items + used, rest.count - used }, world_size);

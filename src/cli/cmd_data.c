@@ -15,22 +15,28 @@ static Words inputs;
 static bool append_eod, split_blank_lines, decode;
 static int64_t threads, vocab_size;
 
-#define TOKENIZER                                                                                 \
-    { "tokenizer", OPTION_TEXT, &tokenizer, .required = true, .value = "T",                       \
-      .help = "byte, a tokenizer.json, or a folder with GPT-2's two files" }
+#define TOKENIZER                                                                \
+    {                                                                            \
+        "tokenizer", OPTION_TEXT, &tokenizer,                                    \
+            .required = true, .value = "T",                                      \
+            .help = "byte, a tokenizer.json, or a folder with GPT-2's two files" \
+    }
 
 /* ---- preprocess ---- */
 
 static const Option preprocess_options[] = {
-    { "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...", .help = "UTF-8 text, or JSON lines" },
+    { "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...",
+      .help = "UTF-8 text, or JSON lines" },
     TOKENIZER,
-    { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX", .help = "writes PREFIX.bin and PREFIX.idx" },
+    { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX",
+      .help = "writes PREFIX.bin and PREFIX.idx" },
     { "format", OPTION_TEXT, &format, .value = "text|jsonl",
       .help = "text: each file is one document; jsonl: each line" },
     { "key", OPTION_TEXT, &key, .value = "KEY", .help = "jsonl: the member that holds the text (text)" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
-    { "threads", OPTION_INT, &threads, .low = 0, .high = 1024, .value = "N", .help = "0: one for each processor" },
+    { "threads", OPTION_INT, &threads, .low = 0, .high = 1024, .value = "N",
+      .help = "0: one for each processor" },
 };
 
 static Err preprocess(Words rest)
@@ -42,7 +48,8 @@ static Err preprocess(Words rest)
     if (!jsonl && strcmp(format, "text"))
         return err_set(ERR_CONFIG, "--format must be text or jsonl, not '%s'", format);
     if (key && !jsonl) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
-    if (split_blank_lines && jsonl) return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
+    if (split_blank_lines && jsonl)
+        return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
     PreprocessOptions o = { .inputs = inputs.items,
                             .input_count = inputs.count,
                             .tokenizer = tokenizer,
@@ -57,14 +64,16 @@ static Err preprocess(Words rest)
     TRY(err);
     printf("%s.bin %s.idx: %lld documents, %lld tokens (%s, vocabulary %d) from %s\n", output, output,
            (long long)r.documents, (long long)r.tokens, r.token_type, r.vocab, units_bytes(a, r.input_bytes));
-    if (r.empty_documents > 0) log_info("%lld documents were empty and left out", (long long)r.empty_documents);
+    if (r.empty_documents > 0)
+        log_info("%lld documents were empty and left out", (long long)r.empty_documents);
     return ERR_OK;
 }
 
 const Command command_preprocess = {
     .name = "preprocess",
     .summary = "text or JSON lines to token files in Megatron's format",
-    .text = "Several threads, bounded memory; the result does not depend on the number of threads. Bytes that are\n"
+    .text = "Several threads, bounded memory; the result does not depend on the number of threads. Bytes "
+            "that are\n"
             "not UTF-8 are kept as byte tokens and counted.\n",
     OPTIONS(preprocess_options),
     .run = preprocess,
@@ -137,7 +146,8 @@ static Err parse_ids(const char *text, int64_t size_bytes, int32_t **ids, int64_
 {
     int64_t n = 0;
     if ((int64_t)strlen(text) != size_bytes)
-        return err_set(ERR_DATA, "stdin holds a 0 byte at offset %lld, where ids should be", (long long)strlen(text));
+        return err_set(ERR_DATA, "stdin holds a 0 byte at offset %lld, where ids should be",
+                       (long long)strlen(text));
     *ids = malloc((size_t)(size_bytes / 2 + 1) * sizeof **ids); /* an id and its separator: two bytes */
     if (!*ids) return err_set(ERR_MEMORY, "no memory for the ids on stdin");
     const char *blank = " \t\r\n";
@@ -147,8 +157,8 @@ static Err parse_ids(const char *text, int64_t size_bytes, int32_t **ids, int64_
         long id = strtol(at, &end, 10);
         bool number = *at >= '0' && *at <= '9' && !errno && id <= INT32_MAX && (!*end || strchr(blank, *end));
         if (!number)
-            return err_set(ERR_DATA, "'%.*s' on stdin (offset %lld) is no token id", (int)strcspn(at, blank), at,
-                           (long long)(at - text));
+            return err_set(ERR_DATA, "'%.*s' on stdin (offset %lld) is no token id", (int)strcspn(at, blank),
+                           at, (long long)(at - text));
         (*ids)[n++] = (int32_t)id;
         at = end;
     }

@@ -66,11 +66,12 @@ static void check_processor(void)
     int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), threads = omp_get_max_threads();
     printf("processor    %s\n", model[0] ? model : "unknown");
-    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online, allowed,
-           threads);
+    printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online,
+           allowed, threads);
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
     advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
-    advise(isa_best() == ISA_C, "no AVX2 with FMA: right, but several times slower than on a processor that has it");
+    advise(isa_best() == ISA_C,
+           "no AVX2 with FMA: right, but several times slower than on a processor that has it");
 }
 
 /* The control group's limit, or 0: none, or not to be seen. */
@@ -90,8 +91,8 @@ static void check_memory(void)
     if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
-    advise(strstr(huge, "[never]") != NULL,
-           "huge pages are off, which costs a few percent: echo madvise > /sys/kernel/mm/transparent_hugepage/enabled");
+    advise(strstr(huge, "[never]") != NULL, "huge pages are off, which costs a few percent: echo madvise > "
+                                            "/sys/kernel/mm/transparent_hugepage/enabled");
     advise(meminfo("MemAvailable") < GIB, "less than 1 GiB of memory is available");
 }
 
@@ -100,7 +101,9 @@ static void put_limit(const char *name, int resource)
     struct rlimit r;
     if (getrlimit(resource, &r) != 0) return;
     if (r.rlim_cur == RLIM_INFINITY) printf("%-12s unlimited\n", name);
-    else printf("%-12s %llu (up to %llu)\n", name, (unsigned long long)r.rlim_cur, (unsigned long long)r.rlim_max);
+    else
+        printf("%-12s %llu (up to %llu)\n", name, (unsigned long long)r.rlim_cur,
+               (unsigned long long)r.rlim_max);
 }
 
 static void check_limits(void)
@@ -111,7 +114,8 @@ static void check_limits(void)
     advise(getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024,
            "few open files are allowed: ulimit -n 4096");
     advise(getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY,
-           "address space is limited to %llu bytes: ulimit -v unlimited", (unsigned long long)memory.rlim_cur);
+           "address space is limited to %llu bytes: ulimit -v unlimited",
+           (unsigned long long)memory.rlim_cur);
 }
 
 /* ---- devices, disk, tools ---- */
@@ -131,7 +135,8 @@ static Err check_disk(void)
     char a[UNITS_BYTES];
     TRY_AS(ERR_STORAGE, file_free_bytes(".", &free_bytes));
     printf("disk         %s free here\n", units_bytes(a, free_bytes));
-    advise(free_bytes < GIB, "less than 1 GiB is free: checkpoints may not fit (checkpoint.keep, or another run.dir)");
+    advise(free_bytes < GIB,
+           "less than 1 GiB is free: checkpoints may not fit (checkpoint.keep, or another run.dir)");
     advise(access(".", W_OK) != 0, "this folder is not writable: give run.dir a place that is");
     return ERR_OK;
 }
@@ -142,7 +147,8 @@ static bool on_path(const char *program)
     char full[PATH_MAX];
     for (const char *at = path ? path : ""; *at; at += strcspn(at, ":"), at += *at == ':') {
         int n = (int)strcspn(at, ":");
-        if (snprintf(full, sizeof full, "%.*s/%s", n, at, program) < PATH_MAX && access(full, X_OK) == 0) return true;
+        if (snprintf(full, sizeof full, "%.*s/%s", n, at, program) < PATH_MAX && access(full, X_OK) == 0)
+            return true;
     }
     return false;
 }
@@ -153,14 +159,16 @@ static void check_tools(void)
     static const struct {
         const char *program, *package, *why;
     } tools[] = {
-        { "gcc", "gcc", "make" },           { "make", "make", "make" },
-        { "xz", "xz-utils", "make demo" },  { "bzip2", "bzip2", "make demo" },
+        { "gcc", "gcc", "make" },
+        { "make", "make", "make" },
+        { "xz", "xz-utils", "make demo" },
+        { "bzip2", "bzip2", "make demo" },
         { "python3", "python3", "make bench, some tests" },
         { "clang-format", "clang-format", "make fmt" },
     };
     for (size_t i = 0; i < sizeof tools / sizeof *tools; i++)
-        advise(!on_path(tools[i].program), "no %s (for %s): apt-get install %s, or make deps", tools[i].program,
-               tools[i].why, tools[i].package);
+        advise(!on_path(tools[i].program), "no %s (for %s): apt-get install %s, or make deps",
+               tools[i].program, tools[i].why, tools[i].package);
 }
 
 static Err doctor(Words rest)

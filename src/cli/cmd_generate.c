@@ -21,8 +21,10 @@ static double temperature = 1;
 
 static const Option options[] = {
     { "run", OPTION_TEXT, &run_dir, .required = true, .value = "DIR", .help = "the run's folder" },
-    { "prompt", OPTION_TEXT, &prompt, .value = "TEXT", .help = "what to continue; empty: the start of a document" },
-    { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N", .help = "tokens to add, at most" },
+    { "prompt", OPTION_TEXT, &prompt, .value = "TEXT",
+      .help = "what to continue; empty: the start of a document" },
+    { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N",
+      .help = "tokens to add, at most" },
     { "temperature", OPTION_REAL, &temperature, .low = 0, .high = 100, .value = "T",
       .help = "0: always the most likely token" },
     { "top-k", OPTION_INT, &top_k, .low = 0, .high = 1e9, .value = "K",
@@ -37,10 +39,10 @@ typedef struct {
 
 typedef struct {
     Run run;
-    TokenList text;      /* prompt and what was added */
-    float *logits;       /* [vocab] */
-    Candidate *sorted;   /* [choices] */
-    int32_t choices;     /* ids that the tokenizer knows */
+    TokenList text;    /* prompt and what was added */
+    float *logits;     /* [vocab] */
+    Candidate *sorted; /* [choices] */
+    int32_t choices;   /* ids that the tokenizer knows */
     Utf8Out out;
 } Generator;
 
@@ -57,7 +59,8 @@ static int by_logit(const void *a, const void *b)
 /* Uniform in [0, 1). */
 static double draw(int64_t index)
 {
-    Philox r = philox(rng_key((uint64_t)seed, "generate"), (uint32_t)index, (uint32_t)((uint64_t)index >> 32), 0, 0);
+    Philox r =
+        philox(rng_key((uint64_t)seed, "generate"), (uint32_t)index, (uint32_t)((uint64_t)index >> 32), 0, 0);
     return (double)((uint64_t)r.v[0] << 21 | r.v[1] >> 11) * 0x1p-53;
 }
 
@@ -82,7 +85,8 @@ static Err next_token(Generator *g, int32_t *id)
     TRY(trainer_logits(&g->run.trainer, g->text.ids + g->text.count - n, n, g->logits));
     for (int32_t i = 0; i < g->choices; i++) {
         if (!isfinite(g->logits[i]))
-            return err_set(ERR_NUMERICS, "the model's output is not finite after token %lld", (long long)g->text.count);
+            return err_set(ERR_NUMERICS, "the model's output is not finite after token %lld",
+                           (long long)g->text.count);
         g->sorted[i] = (Candidate){ g->logits[i], i };
     }
     qsort(g->sorted, (size_t)g->choices, sizeof *g->sorted, by_logit);
@@ -141,10 +145,14 @@ static Err read_config(Config *cfg, SetupArena *setup)
     CkptMeta meta;
     TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
     if (!found)
-        return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
+        return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
+               err_hint("train first: megatrain --config FILE");
     TRY(ckpt_meta(path, setup, &meta));
-    return err_as(config_read(cfg, (ConfigSource){ .path = path, .text = meta.config, .overrides = one_rank,
-                                                   .override_count = 2 }), ERR_CKPT);
+    return err_as(config_read(cfg, (ConfigSource){ .path = path,
+                                                   .text = meta.config,
+                                                   .overrides = one_rank,
+                                                   .override_count = 2 }),
+                  ERR_CKPT);
 }
 
 static Err generate(Words rest)
@@ -167,7 +175,8 @@ static Err generate(Words rest)
 const Command command_generate = {
     .name = "generate",
     .summary = "continue a prompt with a run's newest checkpoint",
-    .text = "Prompt and continuation go to stdout as they come, until N tokens or the end of the document. The same\n"
+    .text = "Prompt and continuation go to stdout as they come, until N tokens or the end of the document. "
+            "The same\n"
             "seed gives the same text.\n",
     OPTIONS(options),
     .run = generate,

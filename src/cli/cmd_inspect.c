@@ -31,7 +31,8 @@ static Err inspect_ckpt(const char *path)
     TRY(ckpt_print(path, stdout));
     TRY(ckpt_verify(path));
     TRY(ckpt_digest(path, &digest));
-    printf("\nchecksums     every byte is as it was written\ndigest        %016llx\n", (unsigned long long)digest);
+    printf("\nchecksums     every byte is as it was written\ndigest        %016llx\n",
+           (unsigned long long)digest);
     return ERR_OK;
 }
 

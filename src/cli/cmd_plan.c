@@ -35,7 +35,8 @@ static int64_t world_size = 1;
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
-    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N", .help = "ranks to plan for" },
+    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N",
+      .help = "ranks to plan for" },
 };
 
 /* ---- counting ---- */
@@ -56,9 +57,10 @@ static Err flat_elements(const Table *t, int tp_rank, int64_t *out)
 
 static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
-    return a->state == b->state && a->save[REGION_I] == b->save[REGION_I] && a->save[REGION_W] == b->save[REGION_W] &&
-           a->slots == b->slots && a->scratch == b->scratch && a->workspace == b->workspace && a->flop == b->flop &&
-           a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes;
+    return a->state == b->state && a->save[REGION_I] == b->save[REGION_I] &&
+           a->save[REGION_W] == b->save[REGION_W] && a->slots == b->slots && a->scratch == b->scratch &&
+           a->workspace == b->workspace && a->flop == b->flop && a->op_bytes == b->op_bytes &&
+           a->comm_bytes == b->comm_bytes;
 }
 
 static Err count_kinds(Table *t)
@@ -101,10 +103,7 @@ static void put_row(const Table *t, const char *name, int64_t (*value)(const Tab
     putchar('\n');
 }
 
-static int64_t grad_size(const Table *t)
-{
-    return dtype_size(t->spec.exact ? I64 : F32);
-}
+static int64_t grad_size(const Table *t) { return dtype_size(t->spec.exact ? I64 : F32); }
 
 static int64_t weights(const Table *t, const Kind *k)
 {
@@ -112,10 +111,7 @@ static int64_t weights(const Table *t, const Kind *k)
     return k->flat_count * dtype_size(F32);
 }
 
-static int64_t gradients(const Table *t, const Kind *k)
-{
-    return k->flat_count * grad_size(t);
-}
+static int64_t gradients(const Table *t, const Kind *k) { return k->flat_count * grad_size(t); }
 
 static int64_t moments(const Table *t, const Kind *k)
 {
@@ -175,10 +171,11 @@ static void put_model(const Table *t)
     const ModelSpec *m = &t->spec.model;
     int64_t tokens = t->spec.global_batch * m->seq;
     char a[32], b[32], c[32];
-    printf("model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
-           "vocabulary %lld\n",
-           m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn, (long long)m->seq,
-           (long long)m->vocab);
+    printf(
+        "model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
+        "vocabulary %lld\n",
+        m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
+        (long long)m->seq, (long long)m->vocab);
     printf("        %s parameters\n", commas(a, t->kinds[0].plan.params));
     printf("layout  %d rank%s = tp %d x dp %d, micro-batch %lld, %lld micro-batches a step on each rank\n",
            grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
@@ -226,7 +223,8 @@ static void put_work(const Table *t)
 {
     const ModelSpec *m = &t->spec.model;
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
-    int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params), attention = full - 6 * params;
+    int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
+            attention = full - 6 * params;
     char a[UNITS_BYTES];
     printf("\nwork of one step, of one rank\n");
     put_row(t, "bytes read and written by ops", op_bytes);
@@ -284,8 +282,9 @@ const Command command_plan = {
     .name = "plan",
     .summary = "exact bytes, FLOP and communication of one rank, from a dry run",
     .rest = REST_OVERRIDES,
-    .text = "Runs a step and an evaluation on a device that computes nothing and counts everything. A run takes\n"
-            "exactly this memory and no more. N: parameters; L C T: layers, width of all heads, sequence.\n",
+    .text =
+        "Runs a step and an evaluation on a device that computes nothing and counts everything. A run takes\n"
+        "exactly this memory and no more. N: parameters; L C T: layers, width of all heads, sequence.\n",
     OPTIONS(options),
     .run = plan,
 };

@@ -18,15 +18,9 @@ static Err with_config(Words rest, Err (*run)(const Config *))
     return err;
 }
 
-static Err train(Words rest)
-{
-    return with_config(rest, train_run);
-}
+static Err train(Words rest) { return with_config(rest, train_run); }
 
-static Err eval(Words rest)
-{
-    return with_config(rest, eval_run);
-}
+static Err eval(Words rest) { return with_config(rest, eval_run); }
 
 const Command command_train = {
     .name = "train",

@@ -23,9 +23,9 @@ typedef struct {
 typedef enum { OPTION_FLAG, OPTION_TEXT, OPTION_INT, OPTION_REAL, OPTION_LIST } OptionKind;
 
 typedef struct {
-    const char *name;  /* without the dashes */
+    const char *name; /* without the dashes */
     OptionKind kind;
-    void *out;         /* bool, const char *, int64_t, double, Words */
+    void *out; /* bool, const char *, int64_t, double, Words */
     bool required;
     double low, high;  /* of numbers */
     const char *value; /* how help names it: "FILE" */
@@ -49,15 +49,16 @@ typedef struct {
  * room for argc words). *help: --help was among them, and nothing else is looked at.
  * ERR_CONFIG: unknown option (with the nearest one), a value missing or out of range, one required left out.
  */
-Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count, bool *help);
+Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count,
+                 bool *help);
 void command_help(const Command *c, FILE *out);
 
 /* All commands, in the order of the help. */
 const Command *const *commands(int *count);
 
-extern const Command command_train, command_eval, command_generate, command_preprocess, command_tokenizer_train,
-    command_tokenize, command_plan, command_simulate, command_inspect, command_convert, command_doctor,
-    command_config;
+extern const Command command_train, command_eval, command_generate, command_preprocess,
+    command_tokenizer_train, command_tokenize, command_plan, command_simulate, command_inspect,
+    command_convert, command_doctor, command_config;
 
 /* Program, compiler, backends, libraries, a line each. */
 void version_print(FILE *out);

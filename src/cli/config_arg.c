@@ -14,11 +14,13 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
 /* The launchers of README, "Launchers"; a batch job's size alone says nothing, a step's does. */
 Err single_process(void)
 {
-    static const char *const names[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS" };
+    static const char *const names[] = { "WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE",
+                                         "SLURM_STEP_NUM_TASKS" };
     for (int i = 0; i < 4; i++) {
         const char *text = getenv(names[i]);
         if (text && strtoll(text, NULL, 10) > 1)
-            return err_set(ERR_CONFIG, "%s is '%s': runs of several processes are not built yet", names[i], text),
+            return err_set(ERR_CONFIG, "%s is '%s': runs of several processes are not built yet", names[i],
+                           text),
                    err_hint("start one process");
         if (text) return ERR_OK;
     }

@@ -16,15 +16,9 @@ typedef struct {
     bool given[MAX_OPTIONS];
 } Reader;
 
-static bool is_option(const char *word)
-{
-    return word[0] == '-' && word[1] == '-' && word[2];
-}
+static bool is_option(const char *word) { return word[0] == '-' && word[1] == '-' && word[2]; }
 
-static bool is_help(const char *word)
-{
-    return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0;
-}
+static bool is_help(const char *word) { return strcmp(word, "--help") == 0 || strcmp(word, "-h") == 0; }
 
 /* name: as it was written, without what follows '='. */
 static Err unknown_option(const Command *c, const char *word)
@@ -34,7 +28,8 @@ static Err unknown_option(const Command *c, const char *word)
     const char *nearest = word_nearest(name, names, c->option_count);
     err_set(ERR_CONFIG, "'megatrain %s' has no option '%s'", c->name, word);
     if (nearest) return err_hint("did you mean '--%s'?", nearest);
-    if (strchr(name, '.')) return err_hint("keys of the configuration are given as section.key=value, without '--'");
+    if (strchr(name, '.'))
+        return err_hint("keys of the configuration are given as section.key=value, without '--'");
     return err_hint("megatrain %s --help", c->name);
 }
 
@@ -79,14 +74,16 @@ static Err read_value(Reader *r, const Option *o, const char *equals)
 static Err read_list(Reader *r, const Option *o, const char *equals)
 {
     Words *w = o->out;
-    if (equals) return err_set(ERR_CONFIG, "--%s takes several values: --%s %s, not '='", o->name, o->name, o->value);
+    if (equals)
+        return err_set(ERR_CONFIG, "--%s takes several values: --%s %s, not '='", o->name, o->name, o->value);
     w->items = r->argv + r->at;
     w->count = 0;
     while (r->at < r->argc && !is_option(r->argv[r->at]) && strcmp(r->argv[r->at], "--") != 0) {
         w->count++;
         r->at++;
     }
-    if (w->count == 0) return err_set(ERR_CONFIG, "--%s wants at least one value: --%s %s", o->name, o->name, o->value);
+    if (w->count == 0)
+        return err_set(ERR_CONFIG, "--%s wants at least one value: --%s %s", o->name, o->name, o->value);
     return ERR_OK;
 }
 
@@ -119,7 +116,8 @@ static Err check_required(const Reader *r)
     return ERR_OK;
 }
 
-Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count, bool *help)
+Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count,
+                 bool *help)
 {
     Reader r = { .c = c, .argv = argv, .argc = argc };
     bool only_rest = false;
@@ -145,7 +143,8 @@ Err options_read(const Command *c, int argc, const char *const *argv, const char
 
 static void option_form(const Option *o, char *out, int size_bytes)
 {
-    snprintf(out, (size_t)size_bytes, "--%s%s%s", o->name, o->kind == OPTION_FLAG ? "" : " ", o->value ? o->value : "");
+    snprintf(out, (size_t)size_bytes, "--%s%s%s", o->name, o->kind == OPTION_FLAG ? "" : " ",
+             o->value ? o->value : "");
 }
 
 static void put_default(const Option *o, FILE *out)

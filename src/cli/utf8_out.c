@@ -53,7 +53,4 @@ void utf8_out_write(Utf8Out *u, const char *bytes, int64_t size_bytes)
     }
 }
 
-void utf8_out_end(Utf8Out *u)
-{
-    settle(u, true);
-}
+void utf8_out_end(Utf8Out *u) { settle(u, true); }

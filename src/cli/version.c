@@ -17,6 +17,6 @@ void version_print(FILE *out)
         fprintf(out, "%s%s%s", isa == ISA_AVX512 ? "" : ", ", isa_name((Isa)isa),
                 isa == (int)isa_best() ? " in use" : "");
     fprintf(out, "), null; no cuda\n");
-    fprintf(out, "libraries  %s, %s, inih, glibc %s\n", json_library(),
-            data_libraries(libraries), gnu_get_libc_version());
+    fprintf(out, "libraries  %s, %s, inih, glibc %s\n", json_library(), data_libraries(libraries),
+            gnu_get_libc_version());
 }

@@ -18,10 +18,7 @@ static Err submit_null(Comm *c, const CommRequest *r)
     return ERR_OK;
 }
 
-static void close_nothing(Comm *c)
-{
-    (void)c;
-}
+static void close_nothing(Comm *c) { (void)c; }
 
 static const CommTable self_table = { "self", submit_self, close_nothing };
 static const CommTable null_table = { "null", submit_null, close_nothing };
@@ -36,10 +33,7 @@ static void open_plain(Comm *c, const CommTable *table, const char *name, int ra
     event_init(&c->own);
 }
 
-void comm_open_self(Comm *c, const char *name)
-{
-    open_plain(c, &self_table, name, 0, 1);
-}
+void comm_open_self(Comm *c, const char *name) { open_plain(c, &self_table, name, 0, 1); }
 
 void comm_open_null(Comm *c, const char *name, int rank, int size)
 {
@@ -77,13 +71,15 @@ Err comm_all_gather(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done)
 {
     int64_t n = tensor_count(src);
     ASSERT(tensor_count(dst) == n * c->size && dst.dtype == src.dtype);
-    return start(c, s, (CommRequest){ COMM_ALL_GATHER, dst.data, src.data, n, dtype_size(src.dtype), 0, 0 }, done);
+    return start(c, s, (CommRequest){ COMM_ALL_GATHER, dst.data, src.data, n, dtype_size(src.dtype), 0, 0 },
+                 done);
 }
 
 Err comm_reduce_tree_f32(Comm *c, Stream *s, Tensor buf, Event *done)
 {
     ASSERT(buf.dtype == F32);
-    return start(c, s, (CommRequest){ COMM_REDUCE_TREE_F32, buf.data, buf.data, tensor_count(buf), 4, 0, 0 }, done);
+    return start(c, s, (CommRequest){ COMM_REDUCE_TREE_F32, buf.data, buf.data, tensor_count(buf), 4, 0, 0 },
+                 done);
 }
 
 Err comm_reduce_scatter_tree_f32(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done)

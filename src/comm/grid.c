@@ -3,10 +3,7 @@
 
 #include <string.h>
 
-int grid_size(Grid g)
-{
-    return g.tp * g.dp;
-}
+int grid_size(Grid g) { return g.tp * g.dp; }
 
 void grid_coords(Grid g, int rank, int *tp_rank, int *dp_rank)
 {

@@ -20,7 +20,7 @@ enum { QUEUE_SIZE = 64, GROUP_MAX = 64, GROUPS_MAX = 256 };
 typedef struct {
     char name[16];
     int members[GROUP_MAX], size;
-    int arrived, round;               /* barrier */
+    int arrived, round; /* barrier */
     pthread_cond_t met;
     const CommRequest *posted[GROUP_MAX];
 } Group;
@@ -160,7 +160,8 @@ static Err check_same(const Member *m, const CommRequest *r, char *message, size
     for (int p = 0; p < m->group->size; p++) {
         const CommRequest *q = m->group->posted[p];
         if (q->kind == r->kind && q->count == r->count && q->sequence == r->sequence) continue;
-        snprintf(message, size, "%s: rank %d issued call %llu (kind %d, %lld elements), rank %d call %llu (kind %d, %lld)",
+        snprintf(message, size,
+                 "%s: rank %d issued call %llu (kind %d, %lld elements), rank %d call %llu (kind %d, %lld)",
                  m->group->name, m->rank, (unsigned long long)r->sequence, r->kind, (long long)r->count, p,
                  (unsigned long long)q->sequence, q->kind, (long long)q->count);
         return ERR_PEER;
@@ -239,7 +240,8 @@ static Group *find_group(CommHub *h, const char *name, const int *members, int s
 {
     for (int i = 0; i < h->group_count; i++) {
         Group *g = &h->groups[i];
-        if (!strcmp(g->name, name) && g->size == size && !memcmp(g->members, members, (size_t)size * sizeof *members))
+        if (!strcmp(g->name, name) && g->size == size &&
+            !memcmp(g->members, members, (size_t)size * sizeof *members))
             return g;
     }
     if (h->group_count == GROUPS_MAX) return NULL;

@@ -33,8 +33,8 @@ enum { PARTS = 4 };
 /* A tile of queries on its way through the keys. */
 typedef struct {
     AttnTile tile;
-    float *q;    /* [C][ATTN_QUERIES] */
-    float *o;    /* [ATTN_QUERIES][width] */
+    float *q; /* [C][ATTN_QUERIES] */
+    float *o; /* [ATTN_QUERIES][width] */
     float max[ATTN_QUERIES], sum[ATTN_QUERIES], rescale[ATTN_QUERIES];
 } Part;
 
@@ -132,13 +132,30 @@ static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
     int64_t n = p->tile.n, lanes = attn_lanes(n);
     AttnKeys keys = CPU(attn_seen)(a, &p->tile, block);
     if (keys.n == 0) return;
-    TileGemm scores = { .m = keys.n, .n = lanes, .k = a->C, .a = keys.k, .a_row = a->width, .a_k = 1,
-                        .b = p->q, .ldb = ATTN_QUERIES, .c = s, .ldc = ATTN_QUERIES };
+    TileGemm scores = { .m = keys.n,
+                        .n = lanes,
+                        .k = a->C,
+                        .a = keys.k,
+                        .a_row = a->width,
+                        .a_k = 1,
+                        .b = p->q,
+                        .ldb = ATTN_QUERIES,
+                        .c = s,
+                        .ldc = ATTN_QUERIES };
     CPU(tile_gemm)(&scores);
     for (int64_t column = 0; column < lanes; column += VEC) softmax_column(a, p, &keys, s, column);
     for (int64_t i = 0; i < n; i++) scale_row(p->o + i * a->width, a->width, p->rescale[i]);
-    TileGemm values = { .m = n, .n = a->width, .k = keys.n, .a = s, .a_row = 1, .a_k = ATTN_QUERIES,
-                        .b = keys.v, .ldb = a->width, .c = p->o, .ldc = a->width, .beta = true };
+    TileGemm values = { .m = n,
+                        .n = a->width,
+                        .k = keys.n,
+                        .a = s,
+                        .a_row = 1,
+                        .a_k = ATTN_QUERIES,
+                        .b = keys.v,
+                        .ldb = a->width,
+                        .c = p->o,
+                        .ldc = a->width,
+                        .beta = true };
     CPU(tile_gemm)(&values);
 }
 
@@ -186,8 +203,9 @@ static void plan_tile(const Attn *a, const Plan *p, AttnTile *out, int64_t b, in
     const AttnSpan *span = &a->q_span[i >= p->tiles[0]];
     if (i >= p->tiles[0]) i -= p->tiles[0];
     int64_t left = span->count - i * ATTN_QUERIES;
-    CPU(attn_tile)(a, out, b, head * a->group + number % a->group, span->row + i * ATTN_QUERIES,
-                   left < ATTN_QUERIES ? left : ATTN_QUERIES);
+    CPU(attn_tile)
+    (a, out, b, head * a->group + number % a->group, span->row + i * ATTN_QUERIES,
+     left < ATTN_QUERIES ? left : ATTN_QUERIES);
 }
 
 static void forward_item(const Attn *a, const Plan *plan, Forward *f, const attention_fwd_args *args,

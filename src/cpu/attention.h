@@ -53,7 +53,7 @@ typedef struct {
 /* Keys of one key head in ascending position, copied together. */
 typedef struct {
     int64_t n;
-    float *k, *v;     /* [n][width] */
+    float *k, *v; /* [n][width] */
     int32_t *position;
 } AttnKeys;
 
@@ -102,10 +102,7 @@ static inline float *attn_value(Tensor x, int64_t b, int64_t row, int64_t head)
 }
 
 /* Vectors that cover n queries. */
-static inline int64_t attn_lanes(int64_t n)
-{
-    return (n + VEC - 1) / VEC * VEC;
-}
+static inline int64_t attn_lanes(int64_t n) { return (n + VEC - 1) / VEC * VEC; }
 
 /* Must some score be masked? */
 static inline bool attn_needs_mask(const AttnTile *t, const AttnKeys *keys)
@@ -133,8 +130,7 @@ static inline void attn_column(AttnColumn *c, const Attn *a, const AttnTile *t, 
     c->threshold = a->dropout.threshold;
     c->keep_scale = a->dropout.scale;
     c->sample_low = vi_set1((int32_t)(uint32_t)sample);
-    c->sample_high =
-        vi_set1((int32_t)((uint32_t)(sample >> 32) << 16 | (uint32_t)(a->head0 + t->head)));
+    c->sample_high = vi_set1((int32_t)((uint32_t)(sample >> 32) << 16 | (uint32_t)(a->head0 + t->head)));
     c->drawn_for = -1;
 }
 

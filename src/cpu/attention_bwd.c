@@ -35,9 +35,9 @@
 Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args);
 
 enum {
-    KEY_RUN = 128,     /* keys that share each copied tile of queries: more is faster until L2 is full */
+    KEY_RUN = 128, /* keys that share each copied tile of queries: more is faster until L2 is full */
     KEY_RUN_LEAST = 16,
-    LEVELS = 40,       /* of the tree */
+    LEVELS = 40, /* of the tree */
 };
 
 /* A node of the tree under way: dk [run][width], then dv. */
@@ -142,35 +142,47 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
     if (!leaf->used) node_clear(call, f, leaf);
     tile_load(call, f);
 
-    TileGemm across = { .m = keys.n, .n = lanes, .k = a->C, .a_row = width, .a_k = 1, .ldb = ATTN_QUERIES,
-                        .ldc = ATTN_QUERIES };
+    TileGemm across = {
+        .m = keys.n, .n = lanes, .k = a->C, .a_row = width, .a_k = 1, .ldb = ATTN_QUERIES, .ldc = ATTN_QUERIES
+    };
     across.a = keys.k, across.b = f->q_across, across.c = f->p;
     CPU(tile_gemm)(&across);
     across.a = keys.v, across.b = f->go_across, across.c = f->ds;
     CPU(tile_gemm)(&across);
     for (int64_t column = 0; column < lanes; column += VEC) gradient_column(call, f, &keys, column);
 
-    TileGemm add = { .m = keys.n, .n = width, .k = n, .a_row = ATTN_QUERIES, .a_k = 1, .ldb = width,
-                     .ldc = width, .beta = true };
+    TileGemm add = { .m = keys.n,
+                     .n = width,
+                     .k = n,
+                     .a_row = ATTN_QUERIES,
+                     .a_k = 1,
+                     .ldb = width,
+                     .ldc = width,
+                     .beta = true };
     add.a = f->ds, add.b = f->q, add.c = leaf->sum + at;
     CPU(tile_gemm)(&add);
     add.a = f->p, add.b = f->go, add.c = leaf->sum + call->run * width + at;
     CPU(tile_gemm)(&add);
 
     Tensor dq = call->args->dq;
-    TileGemm rows = { .m = n, .n = a->C, .k = keys.n, .a = f->ds, .a_row = 1, .a_k = ATTN_QUERIES,
-                      .b = keys.k, .ldb = width, .c = attn_row(dq, t->b, t->row, t->head),
-                      .ldc = dq.dim[2] * dq.ld, .beta = true };
+    TileGemm rows = { .m = n,
+                      .n = a->C,
+                      .k = keys.n,
+                      .a = f->ds,
+                      .a_row = 1,
+                      .a_k = ATTN_QUERIES,
+                      .b = keys.k,
+                      .ldb = width,
+                      .c = attn_row(dq, t->b, t->row, t->head),
+                      .ldc = dq.dim[2] * dq.ld,
+                      .beta = true };
     CPU(tile_gemm)(&rows);
 }
 
 /* ---- leaves and their tree ---- */
 
 /* Global leaf at place z of the zigzag order. */
-static int64_t zigzag_leaf(int64_t z, int64_t n)
-{
-    return z & 1 ? n - 1 - z / 2 : z / 2;
-}
+static int64_t zigzag_leaf(int64_t z, int64_t n) { return z & 1 ? n - 1 - z / 2 : z / 2; }
 
 /* Rows [*row, *row + count) of a span that lie in the leaf; returns the count. */
 static int64_t leaf_rows(const BackwardCall *call, const AttnSpan *span, int64_t leaf, int64_t *row)

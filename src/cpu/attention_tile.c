@@ -116,8 +116,10 @@ static int64_t lower_bound(const AttnKeys *keys, int64_t p)
 AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys)
 {
     int64_t j0 = lower_bound(keys, t->low_min), j1 = lower_bound(keys, t->first + t->n);
-    return (AttnKeys){ .n = j1 > j0 ? j1 - j0 : 0, .k = keys->k + j0 * a->width,
-                       .v = keys->v + j0 * a->width, .position = keys->position + j0 };
+    return (AttnKeys){ .n = j1 > j0 ? j1 - j0 : 0,
+                       .k = keys->k + j0 * a->width,
+                       .v = keys->v + j0 * a->width,
+                       .position = keys->position + j0 };
 }
 
 void CPU(attn_rows)(const Attn *a, float *dense, float *across, Tensor x, const AttnTile *t)

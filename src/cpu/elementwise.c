@@ -98,10 +98,7 @@ VEC_FN void sigmoid_pair(vf u, vf *s, vf *t)
     *t = vf_mul(e, *s);
 }
 
-VEC_FN vf sigmoid(vf u)
-{
-    return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_neg(u))));
-}
+VEC_FN vf sigmoid(vf u) { return vf_div(vf_set1(1.0f), vf_add(vf_set1(1.0f), vf_exp(vf_neg(u)))); }
 
 #define GELU_C 1.5957691216057308f /* 2 sqrt(2 / pi) */
 #define GELU_A 0.044715f

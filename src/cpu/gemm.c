@@ -32,20 +32,20 @@
 
 /* Sizes; they change speed only. */
 enum {
-    SLAB_K = 384,             /* k's: TILE_ROWS x SLAB_K floats of A beside B in L1 */
-    SLAB_K_SWAP = 768,        /* sums cannot wait in C: rather one slab than slots */
-    SLAB_K_COPY_A = 256,      /* packed A stays in L1, and B in L2, with more columns */
-    SLAB_BYTES = 600 << 10,   /* of packed B: in L2 with room for another thread */
+    SLAB_K = 384,                /* k's: TILE_ROWS x SLAB_K floats of A beside B in L1 */
+    SLAB_K_SWAP = 768,           /* sums cannot wait in C: rather one slab than slots */
+    SLAB_K_COPY_A = 256,         /* packed A stays in L1, and B in L2, with more columns */
+    SLAB_BYTES = 600 << 10,      /* of packed B: in L2 with room for another thread */
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
-    CHUNK_ROWS = 8 * TILE_ROWS, /* of a transposed A packed at a time */
-    TASK_ROWS_MIN = 128,      /* below this, packing B for so few rows would show */
+    CHUNK_ROWS = 8 * TILE_ROWS,  /* of a transposed A packed at a time */
+    TASK_ROWS_MIN = 128,         /* below this, packing B for so few rows would show */
     TASKS_PER_THREAD = 2,
-    AHEAD_PACKED = 8,         /* rows of B to prefetch */
+    AHEAD_PACKED = 8, /* rows of B to prefetch */
     AHEAD_DIRECT = 24,
     DIRECT_ROWS = 2 * TILE_ROWS, /* with so few rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
-    SMALL_FLOP = 200000,      /* not worth a second thread */
-    LEVELS = 12,              /* of the tree inside a slab */
+    SMALL_FLOP = 200000, /* not worth a second thread */
+    LEVELS = 12,         /* of the tree inside a slab */
 };
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -56,13 +56,13 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 typedef struct {
     const Gemm *g;
     GemmOperand a, b;
-    int64_t M, N, K;         /* of the product computed: turned round if `swap` */
+    int64_t M, N, K; /* of the product computed: turned round if `swap` */
     bool swap, copy_a, copy_b;
-    bool in_place;           /* sums build up in C itself */
+    bool in_place; /* sums build up in C itself */
     int64_t leaf, slab, group;
-    int64_t slots;           /* levels of waiting sums */
+    int64_t slots;            /* levels of waiting sums */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
-    int64_t rows, cols;      /* of a task */
+    int64_t rows, cols;       /* of a task */
     int64_t row_tasks, tasks;
     int64_t a_elems, b_elems, slot_elems, thread_elems;
     char *workspace;
@@ -74,12 +74,12 @@ typedef struct {
 typedef struct {
     const Plan *p;
     int64_t row, rows, col, cols, panels;
-    int64_t k, slab_k;             /* the current slab */
-    int64_t group;                 /* its group's number */
-    bool first, last, last_group;  /* the slab's place in its group; the group's in K */
+    int64_t k, slab_k;            /* the current slab */
+    int64_t group;                /* its group's number */
+    bool first, last, last_group; /* the slab's place in its group; the group's in K */
     float *a, *b, *slot;
-    int64_t chunk;                 /* first row of the packed chunk of A */
-    int64_t packed_col, packed_k;  /* what of B is packed */
+    int64_t chunk;                /* first row of the packed chunk of A */
+    int64_t packed_col, packed_k; /* what of B is packed */
     bool overflow;
 } Task;
 
@@ -315,8 +315,7 @@ static void task_pack_b(Task *t)
     t->packed_k = t->k;
     if (p->b.transposed)
         pack_b_transposed(t->b, p->b_panel, p->b.data + t->col * p->b.ld + t->k, p->b.ld, t->slab_k, t->cols);
-    else
-        pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
+    else pack_b(t->b, p->b_panel, p->b.data + t->k * p->b.ld + t->col, p->b.ld, t->slab_k, t->cols);
 }
 
 /* A chunk of a transposed A starts at this row. */
@@ -482,8 +481,14 @@ void CPU(tile_gemm)(const TileGemm *g)
     /* Two strips of 32 columns are faster than 48 + 16: a strip of 16 has too few chains in flight. */
     int64_t strip = g->n == 64 && TILE_VECS == 3 ? 32 : TILE_COLS;
     for (int64_t j = 0; j < g->n; j += strip) {
-        Tile t = { .b = g->b + j, .b_k = g->ldb, .a_row = g->a_row, .a_k = g->a_k, .c_row = g->ldc, .k = g->k,
-                   .cols = min64(g->n - j, strip), .start = g->beta ? TILE_CONTINUE : TILE_SET };
+        Tile t = { .b = g->b + j,
+                   .b_k = g->ldb,
+                   .a_row = g->a_row,
+                   .a_k = g->a_k,
+                   .c_row = g->ldc,
+                   .k = g->k,
+                   .cols = min64(g->n - j, strip),
+                   .start = g->beta ? TILE_CONTINUE : TILE_SET };
         for (int64_t i = 0; i < g->m; i += TILE_ROWS) {
             t.a = g->a + i * g->a_row;
             t.c = g->c + i * g->ldc + j;

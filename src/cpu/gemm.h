@@ -31,15 +31,15 @@ typedef struct {
 
 typedef struct {
     GemmMode mode;
-    int64_t M, N, K;  /* C[M x N] = A[M x K] B[K x N] */
-    int64_t leaf;     /* > 0; TREE and I64 */
+    int64_t M, N, K; /* C[M x N] = A[M x K] B[K x N] */
+    int64_t leaf;    /* > 0; TREE and I64 */
     GemmOperand a, b;
-    float *c;         /* CHAIN, TREE */
-    int64_t *fixed;   /* G; I64 */
-    int64_t ldc;      /* of c or fixed */
-    bool beta;        /* CHAIN only */
+    float *c;          /* CHAIN, TREE */
+    int64_t *fixed;    /* G; I64 */
+    int64_t ldc;       /* of c or fixed */
+    bool beta;         /* CHAIN only */
     const float *bias; /* [N], or NULL; CHAIN and TREE */
-    int shift, room;  /* I64 */
+    int shift, room;   /* I64 */
 } Gemm;
 
 /*
@@ -66,9 +66,9 @@ typedef struct {
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
  */
-#define GEMM_DECLARE(isa)                                                                         \
-    bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                      \
-    void cpu_##isa##_tile_gemm(const TileGemm *g);                                                \
+#define GEMM_DECLARE(isa)                                                                            \
+    bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
+    void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
                                int64_t cols);
 GEMM_DECLARE(avx512)

@@ -67,7 +67,8 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
         vf row[TILE_VECS];
         EACH_VEC row[v] = LOAD(b + v * VEC);
         EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
-        EACH_ROW {
+        EACH_ROW
+        {
             /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
             const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
             vf x = vf_set1(*p);
@@ -91,19 +92,25 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
 }
 
 /* The instances: kernel_RxV with full vectors, kernel_Rx0 for the last columns, fewer than 16. */
-#define KERNEL(r, v)                                                                              \
-    static void kernel_##r##x##v(const Tile *t, int cols)                                         \
-    {                                                                                             \
-        (void)cols;                                                                               \
-        tile_kernel(t, r, v ? v : 1, v ? 0 : cols);                                               \
+#define KERNEL(r, v)                                      \
+    static void kernel_##r##x##v(const Tile *t, int cols) \
+    {                                                     \
+        (void)cols;                                       \
+        tile_kernel(t, r, v ? v : 1, v ? 0 : cols);       \
     }
 #if defined(CPU_ISA_avx512)
 #define KERNEL_ROW(r) KERNEL(r, 0) KERNEL(r, 1) KERNEL(r, 2) KERNEL(r, 3)
-#define KERNEL_NAMES(r) { kernel_##r##x0, kernel_##r##x1, kernel_##r##x2, kernel_##r##x3 }
+#define KERNEL_NAMES(r)                                                \
+    {                                                                  \
+        kernel_##r##x0, kernel_##r##x1, kernel_##r##x2, kernel_##r##x3 \
+    }
 KERNEL_ROW(8)
 #else
 #define KERNEL_ROW(r) KERNEL(r, 0) KERNEL(r, 1)
-#define KERNEL_NAMES(r) { kernel_##r##x0, kernel_##r##x1 }
+#define KERNEL_NAMES(r)                \
+    {                                  \
+        kernel_##r##x0, kernel_##r##x1 \
+    }
 #endif
 #if defined(CPU_ISA_avx2)
 KERNEL_ROW(6)

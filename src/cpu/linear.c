@@ -31,17 +31,21 @@ static Err need_f32(const char *op, Tensor t)
     return err_set(ERR_SHAPE, "%s on the cpu computes in f32, not '%s'", op, dtype_name(t.dtype));
 }
 
-static GemmOperand operand(Tensor t, bool transposed)
-{
-    return (GemmOperand){ t.data, t.ld, transposed };
-}
+static GemmOperand operand(Tensor t, bool transposed) { return (GemmOperand){ t.data, t.ld, transposed }; }
 
 Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a)
 {
     TRY(need_f32("linear_fwd", a->x));
-    const Gemm g = { .mode = GEMM_TREE, .M = token_rows(a->y, a->x), .N = a->w.dim[0], .K = a->w.dim[1],
-                     .leaf = a->leaf, .a = operand(a->x, false), .b = operand(a->w, true),
-                     .c = a->y.data, .ldc = a->y.ld, .bias = a->bias.data };
+    const Gemm g = { .mode = GEMM_TREE,
+                     .M = token_rows(a->y, a->x),
+                     .N = a->w.dim[0],
+                     .K = a->w.dim[1],
+                     .leaf = a->leaf,
+                     .a = operand(a->x, false),
+                     .b = operand(a->w, true),
+                     .c = a->y.data,
+                     .ldc = a->y.ld,
+                     .bias = a->bias.data };
     CPU(gemm)(s->dev, &g);
     return ERR_OK;
 }
@@ -49,9 +53,15 @@ Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a)
 Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
 {
     TRY(need_f32("linear_dx", a->dy));
-    const Gemm g = { .mode = GEMM_TREE, .M = token_rows(a->dx, a->dy), .N = a->w.dim[1], .K = a->w.dim[0],
-                     .leaf = a->leaf, .a = operand(a->dy, false), .b = operand(a->w, false),
-                     .c = a->dx.data, .ldc = a->dx.ld };
+    const Gemm g = { .mode = GEMM_TREE,
+                     .M = token_rows(a->dx, a->dy),
+                     .N = a->w.dim[1],
+                     .K = a->w.dim[0],
+                     .leaf = a->leaf,
+                     .a = operand(a->dy, false),
+                     .b = operand(a->w, false),
+                     .c = a->dx.data,
+                     .ldc = a->dx.ld };
     CPU(gemm)(s->dev, &g);
     return ERR_OK;
 }
@@ -59,8 +69,14 @@ Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
 Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
 {
     TRY(need_f32("linear_dw", a->dy));
-    Gemm g = { .mode = GEMM_CHAIN, .M = a->dw.dim[0], .N = a->dw.dim[1], .K = token_rows(a->dy, a->x),
-               .a = operand(a->dy, true), .b = operand(a->x, false), .c = a->dw.data, .ldc = a->dw.ld,
+    Gemm g = { .mode = GEMM_CHAIN,
+               .M = a->dw.dim[0],
+               .N = a->dw.dim[1],
+               .K = token_rows(a->dy, a->x),
+               .a = operand(a->dy, true),
+               .b = operand(a->x, false),
+               .c = a->dw.data,
+               .ldc = a->dw.ld,
                .beta = true };
     if (a->dw.dtype == I64) {
         g.mode = GEMM_I64;

@@ -106,8 +106,7 @@ static void grad_stats_part(const void *args, int64_t first, int64_t end)
     for (int i = 0; i < LIMBS; i++) __atomic_fetch_add(&sumsq[i], limb[i], __ATOMIC_RELAXED);
     int64_t seen = __atomic_load_n(max, __ATOMIC_RELAXED);
     while (most > seen &&
-           !__atomic_compare_exchange_n(max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {
-    }
+           !__atomic_compare_exchange_n(max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
 Err CPU(grad_stats)(Stream *s, const grad_stats_args *a)
@@ -120,16 +119,14 @@ Err CPU(grad_stats)(Stream *s, const grad_stats_args *a)
 /* ---- the decision ---- */
 
 enum {
-    SHIFT_MIN = -60, SHIFT_MAX = 100, /* 2^shift, 2^-shift and 2^(-2 shift) stay normal numbers */
-    SHIFT_SPARE = 10,                 /* bits by which a gradient may grow from one step to the next */
-    SHIFT_RETREAT = 12                /* after an overflow, when nothing is known of the size */
+    SHIFT_MIN = -60,
+    SHIFT_MAX = 100,   /* 2^shift, 2^-shift and 2^(-2 shift) stay normal numbers */
+    SHIFT_SPARE = 10,  /* bits by which a gradient may grow from one step to the next */
+    SHIFT_RETREAT = 12 /* after an overflow, when nothing is known of the size */
 };
 
 /* Smallest e with x <= 2^e, x > 0. */
-static int ceil_log2(int64_t x)
-{
-    return x == 1 ? 0 : 64 - __builtin_clzll((uint64_t)x - 1);
-}
+static int ceil_log2(int64_t x) { return x == 1 ? 0 : 64 - __builtin_clzll((uint64_t)x - 1); }
 
 /* The same of the finite positive float with these bits. */
 static int ceil_log2_float(int64_t bits)
@@ -238,11 +235,17 @@ static Adam adam_constants(const adamw_args *a)
 {
     const StepValues *v = a->step;
     float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-*(const int32_t *)a->shift.data);
-    return (Adam){ .unit = vf_set1(unit), .scale = vf_set1(v->grad_scale),
-                   .beta1 = vf_set1(a->beta1), .rest1 = vf_set1(1.0f - a->beta1),
-                   .beta2 = vf_set1(a->beta2), .rest2 = vf_set1(1.0f - a->beta2),
-                   .inverse1 = vf_set1(1.0f / v->correct1), .inverse2 = vf_set1(1.0f / v->correct2),
-                   .eps = vf_set1(a->eps), .decay = vf_set1(a->decay), .lr = vf_set1(v->lr) };
+    return (Adam){ .unit = vf_set1(unit),
+                   .scale = vf_set1(v->grad_scale),
+                   .beta1 = vf_set1(a->beta1),
+                   .rest1 = vf_set1(1.0f - a->beta1),
+                   .beta2 = vf_set1(a->beta2),
+                   .rest2 = vf_set1(1.0f - a->beta2),
+                   .inverse1 = vf_set1(1.0f / v->correct1),
+                   .inverse2 = vf_set1(1.0f / v->correct2),
+                   .eps = vf_set1(a->eps),
+                   .decay = vf_set1(a->decay),
+                   .lr = vf_set1(v->lr) };
 }
 
 VEC_FN void adam_lanes(const Adam *c, vf g, const adamw_args *a, int64_t i, int64_t left)
@@ -270,8 +273,7 @@ static void adamw_part(const void *args, int64_t first, int64_t end)
     const Adam c = adam_constants(a);
     for (int64_t i = first; i < end; i += VEC) {
         int64_t left = end - i, count = left < VEC ? left : VEC;
-        adam_lanes(&c,
-                   a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)),
+        adam_lanes(&c, a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)),
                    a, i, left);
         if (count == VEC && a->g.dtype == I64) vl_store(fixed + i, vl_zero());
         else memset((char *)a->g.data + i * size, 0, (size_t)(count * size));

@@ -67,10 +67,7 @@ static inline void par_columns(const Stream *s, int64_t columns, int64_t rows, P
 }
 
 /* Rows of dim 0 in use. */
-static inline int64_t rows_used(Tensor t)
-{
-    return t.rows && *t.rows < t.dim[0] ? *t.rows : t.dim[0];
-}
+static inline int64_t rows_used(Tensor t) { return t.rows && *t.rows < t.dim[0] ? *t.rows : t.dim[0]; }
 
 /* ... of two tensors that share it: an op may be given the count with either. */
 static inline int64_t rows_both(Tensor t, Tensor u)
@@ -79,16 +76,10 @@ static inline int64_t rows_both(Tensor t, Tensor u)
     return a < b ? a : b;
 }
 
-static inline float *row_f32(Tensor t, int64_t row)
-{
-    return (float *)t.data + row * t.ld;
-}
+static inline float *row_f32(Tensor t, int64_t row) { return (float *)t.data + row * t.ld; }
 
 /* A vector of which `left` >= 1 elements remain in the row. */
-VEC_FN vf row_load(const float *p, int64_t left)
-{
-    return left >= VEC ? vf_load(p) : vf_load_n(p, left);
-}
+VEC_FN vf row_load(const float *p, int64_t left) { return left >= VEC ? vf_load(p) : vf_load_n(p, left); }
 
 VEC_FN void row_store(float *p, vf v, int64_t left)
 {
@@ -97,10 +88,7 @@ VEC_FN void row_store(float *p, vf v, int64_t left)
 }
 
 /* v, with 0 in the lanes beyond the row. */
-VEC_FN vf row_mask(vf v, int64_t left)
-{
-    return left >= VEC ? v : vf_select(vm_first_n(left), v, vf_zero());
-}
+VEC_FN vf row_mask(vf v, int64_t left) { return left >= VEC ? v : vf_select(vm_first_n(left), v, vf_zero()); }
 
 /* A gradient accumulator: int64 fixed point, or float. */
 typedef struct {
@@ -139,10 +127,7 @@ VEC_FN int grad_acc_add(const GradAcc *a, int64_t at, vf leaf, int64_t left)
 }
 
 /* Several threads may raise one flag. */
-static inline void flag_raise(Tensor flag)
-{
-    __atomic_store_n((int32_t *)flag.data, 1, __ATOMIC_RELAXED);
-}
+static inline void flag_raise(Tensor flag) { __atomic_store_n((int32_t *)flag.data, 1, __ATOMIC_RELAXED); }
 
 /* Sum of a sequence as a binary tree: neighbours in pairs, pairs in fours, ...; a lone one moves up as it
  * is. */

@@ -69,10 +69,7 @@ VEC_FN vf vf_exp(vf x)
 }
 
 /* Lanes that do not fit a fixed-point accumulator: |v| is not below limit, or NaN. */
-VEC_FN vm vf_fix_bad(vf v, float limit)
-{
-    return vm_not(vf_lt(vf_abs(v), vf_set1(limit)));
-}
+VEC_FN vm vf_fix_bad(vf v, float limit) { return vm_not(vf_lt(vf_abs(v), vf_set1(limit))); }
 
 /* 2^shift, for -126 <= shift <= 127; the scale of a fixed-point accumulator. */
 VEC_FN float fix_scale(int shift)
@@ -85,10 +82,7 @@ VEC_FN float fix_scale(int shift)
 }
 
 /* What a leaf times 2^shift must stay below: 2^(62 - room). */
-VEC_FN float fix_limit(int room)
-{
-    return fix_scale(62 - room);
-}
+VEC_FN float fix_limit(int room) { return fix_scale(62 - room); }
 
 /* 16 calls of philox() of base/rng.h, lane by lane. */
 VEC_FN void philox16(uint64_t key, vi c0, vi c1, vi c2, vi c3, vi out[4])

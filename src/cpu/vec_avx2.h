@@ -146,8 +146,7 @@ VEC_FN void vi_store(int32_t *p, vi v)
 VEC_FN vi vi_set1(int32_t x) { return (vi){ _mm256_set1_epi32(x), _mm256_set1_epi32(x) }; }
 VEC_FN vi vi_iota(void)
 {
-    return (vi){ _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
-                 _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15) };
+    return (vi){ _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7), _mm256_setr_epi32(8, 9, 10, 11, 12, 13, 14, 15) };
 }
 VEC_FN vi vi_add(vi x, vi y) { return (vi){ _mm256_add_epi32(x.a, y.a), _mm256_add_epi32(x.b, y.b) }; }
 VEC_FN vi vi_xor(vi x, vi y) { return (vi){ _mm256_xor_si256(x.a, y.a), _mm256_xor_si256(x.b, y.b) }; }
@@ -183,8 +182,10 @@ VEC_FN void vl_store(int64_t *p, vl v)
     _mm256_storeu_si256((__m256i *)(p + 12), v.d);
 }
 /* vl of a function of each quarter of x, or of x and y */
-#define VL_EACH(f, x) (vl){ f((x).a), f((x).b), f((x).c), f((x).d) }
-#define VL_EACH2(f, x, y) (vl){ f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d) }
+#define VL_EACH(f, x) \
+    (vl) { f((x).a), f((x).b), f((x).c), f((x).d) }
+#define VL_EACH2(f, x, y) \
+    (vl) { f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d) }
 VEC_FN vl vl_zero(void)
 {
     __m256i zero = _mm256_setzero_si256();
@@ -195,10 +196,7 @@ VEC_FN __m256i vec_abs64(__m256i x)
     __m256i sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), x);
     return _mm256_sub_epi64(_mm256_xor_si256(x, sign), sign);
 }
-VEC_FN __m256i vec_max64(__m256i x, __m256i y)
-{
-    return _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi64(x, y));
-}
+VEC_FN __m256i vec_max64(__m256i x, __m256i y) { return _mm256_blendv_epi8(y, x, _mm256_cmpgt_epi64(x, y)); }
 VEC_FN __m256i vec_shr32(__m256i x) { return _mm256_srli_epi64(x, 32); }
 VEC_FN __m256i vec_low32(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi64x(0xFFFFFFFF)); }
 VEC_FN vl vl_add(vl x, vl y) { return VL_EACH2(_mm256_add_epi64, x, y); }

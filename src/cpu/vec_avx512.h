@@ -62,10 +62,7 @@ VEC_FN float vf_hmax(vf v)
 VEC_FN vi vi_load(const int32_t *p) { return _mm512_loadu_si512(p); }
 VEC_FN void vi_store(int32_t *p, vi v) { _mm512_storeu_si512(p, v); }
 VEC_FN vi vi_set1(int32_t x) { return _mm512_set1_epi32(x); }
-VEC_FN vi vi_iota(void)
-{
-    return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-}
+VEC_FN vi vi_iota(void) { return _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15); }
 VEC_FN vi vi_add(vi a, vi b) { return _mm512_add_epi32(a, b); }
 VEC_FN vi vi_xor(vi a, vi b) { return _mm512_xor_si512(a, b); }
 VEC_FN vm vi_ge_u(vi a, vi b) { return _mm512_cmpge_epu32_mask(a, b); }

@@ -31,12 +31,16 @@ typedef struct {
 } vl;
 
 /* Functions of each quarter: of one, two or three vectors, and by an operator. */
-#define VEC_EACH(type, f, x) (type){ f((x).a), f((x).b), f((x).c), f((x).d) }
-#define VEC_EACH2(type, f, x, y) (type){ f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d) }
-#define VEC_EACH3(type, f, x, y, z)                                                               \
-    (type){ f((x).a, (y).a, (z).a), f((x).b, (y).b, (z).b), f((x).c, (y).c, (z).c), f((x).d, (y).d, (z).d) }
-#define VEC_OP(type, x, o, y) (type){ (x).a o (y).a, (x).b o (y).b, (x).c o (y).c, (x).d o (y).d }
-#define VEC_SAME(type, x) (type){ (x), (x), (x), (x) }
+#define VEC_EACH(type, f, x) \
+    (type) { f((x).a), f((x).b), f((x).c), f((x).d) }
+#define VEC_EACH2(type, f, x, y) \
+    (type) { f((x).a, (y).a), f((x).b, (y).b), f((x).c, (y).c), f((x).d, (y).d) }
+#define VEC_EACH3(type, f, x, y, z) \
+    (type) { f((x).a, (y).a, (z).a), f((x).b, (y).b, (z).b), f((x).c, (y).c, (z).c), f((x).d, (y).d, (z).d) }
+#define VEC_OP(type, x, o, y) \
+    (type) { (x).a o(y).a, (x).b o(y).b, (x).c o(y).c, (x).d o(y).d }
+#define VEC_SAME(type, x) \
+    (type) { (x), (x), (x), (x) }
 
 VEC_FN vi vi_load(const int32_t *p)
 {
@@ -77,10 +81,7 @@ VEC_FN vm vm_from_bits(uint32_t bits)
     vi all = vi_set1((int32_t)bits), set = VEC_OP(vi, all, &, lane);
     return VEC_OP(vm, set, ==, lane);
 }
-VEC_FN uint32_t vec_bits(vec_i4 m)
-{
-    return (uint32_t)((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8));
-}
+VEC_FN uint32_t vec_bits(vec_i4 m) { return (uint32_t)((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8)); }
 VEC_FN uint32_t vm_bits(vm m)
 {
     return vec_bits(m.a) | vec_bits(m.b) << 4 | vec_bits(m.c) << 8 | vec_bits(m.d) << 12;
@@ -192,9 +193,9 @@ VEC_FN float vf_hmax(vf x)
     return even > odd ? even : odd;
 }
 
-#define VL_EACH(expr)                                                                             \
-    vl r;                                                                                         \
-    for (int i = 0; i < VEC; i++) r.v[i] = (expr);                                                \
+#define VL_EACH(expr)                              \
+    vl r;                                          \
+    for (int i = 0; i < VEC; i++) r.v[i] = (expr); \
     return r
 
 VEC_FN vl vl_load(const int64_t *p)

@@ -62,24 +62,17 @@ static int32_t *lookup_slot(const Bpe *b, const char *bytes, int64_t size)
     }
 }
 
-int32_t bpe_find(const Bpe *b, const char *bytes, int64_t size)
-{
-    return *lookup_slot(b, bytes, size);
-}
+int32_t bpe_find(const Bpe *b, const char *bytes, int64_t size) { return *lookup_slot(b, bytes, size); }
 
 Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size)
 {
     if (id < 0 || id >= b->id_count)
-        return err_set(ERR_DATA, "token id '%lld' is outside 0..%d", (long long)id,
-                       b->id_count - 1);
-    if (size <= 0 || size > INT32_MAX)
-        return err_set(ERR_DATA, "token '%lld' is empty", (long long)id);
-    if (b->tokens[id].bytes)
-        return err_set(ERR_DATA, "two tokens have the id '%lld'", (long long)id);
+        return err_set(ERR_DATA, "token id '%lld' is outside 0..%d", (long long)id, b->id_count - 1);
+    if (size <= 0 || size > INT32_MAX) return err_set(ERR_DATA, "token '%lld' is empty", (long long)id);
+    if (b->tokens[id].bytes) return err_set(ERR_DATA, "two tokens have the id '%lld'", (long long)id);
     int32_t *slot = lookup_slot(b, bytes, size);
     if (*slot >= 0)
-        return err_set(ERR_DATA, "tokens '%d' and '%lld' stand for the same bytes", *slot,
-                       (long long)id);
+        return err_set(ERR_DATA, "tokens '%d' and '%lld' stand for the same bytes", *slot, (long long)id);
     b->tokens[id] = (TokenText){ bytes, (int32_t)size };
     *slot = (int32_t)id;
     if (size == 1) b->byte_id[(uint8_t)bytes[0]] = (int32_t)id;
@@ -90,9 +83,8 @@ Err bpe_finish(Bpe *b)
 {
     for (int i = 0; i < 256; i++)
         if (b->byte_id[i] < 0)
-            return err_set(
-                ERR_DATA,
-                "no token stands for the byte '0x%02x': this is not a byte-level vocabulary", i);
+            return err_set(ERR_DATA,
+                           "no token stands for the byte '0x%02x': this is not a byte-level vocabulary", i);
     return ERR_OK;
 }
 
@@ -115,8 +107,7 @@ static Err join_find(const Bpe *b, TokenText left, TokenText right, int32_t *out
     char room[256];
     int64_t size = (int64_t)left.size + right.size;
     char *joined = size <= (int64_t)sizeof room ? room : malloc((size_t)size);
-    if (!joined)
-        return err_set(ERR_MEMORY, "no memory for a token of '%lld' bytes", (long long)size);
+    if (!joined) return err_set(ERR_MEMORY, "no memory for a token of '%lld' bytes", (long long)size);
     memcpy(joined, left.bytes, (size_t)left.size);
     memcpy(joined + left.size, right.bytes, (size_t)right.size);
     *out = bpe_find(b, joined, size);
@@ -126,8 +117,7 @@ static Err join_find(const Bpe *b, TokenText left, TokenText right, int32_t *out
 
 Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
 {
-    int32_t l = bpe_find(b, left.bytes, left.size), r = bpe_find(b, right.bytes, right.size),
-            joined = -1;
+    int32_t l = bpe_find(b, left.bytes, left.size), r = bpe_find(b, right.bytes, right.size), joined = -1;
     long long number = b->merge_count + 1;
     if (l < 0 || r < 0)
         return err_set(ERR_DATA, "merge '%lld': its %s part is not in the vocabulary", number,
@@ -136,8 +126,7 @@ Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
     if (joined < 0)
         return err_set(ERR_DATA, "merge '%lld': the merged token is not in the vocabulary", number);
     BpeMerge *m = merge_slot(b, pair_key(l, r));
-    if (m->rank >= 0)
-        return err_set(ERR_DATA, "merge '%lld' is the same as merge '%d'", number, m->rank + 1);
+    if (m->rank >= 0) return err_set(ERR_DATA, "merge '%lld' is the same as merge '%d'", number, m->rank + 1);
     ASSERT(2 * b->merge_count <= b->merge_mask);
     *m = (BpeMerge){ .pair = pair_key(l, r), .rank = (int32_t)b->merge_count++, .merged = joined };
     return ERR_OK;
@@ -247,8 +236,7 @@ static void merge_parts(const Bpe *b, BpeWork *w)
 static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out)
 {
     if (size > BPE_PIECE_MAX_BYTES)
-        return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded",
-                       (long long)size);
+        return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded", (long long)size);
     TRY(grow_to(&w->parts, &w->part_capacity, size));
     TRY(grow_to(&w->heap, &w->heap_capacity, 3 * size)); /* one entry a pair, two more a merge */
     for (int64_t i = 0; i < size; i++)
@@ -263,8 +251,7 @@ static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t s
     return ERR_OK;
 }
 
-static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int32_t *ids,
-                      int64_t count)
+static void cache_put(CacheSlot *slot, uint64_t hash, TokenText piece, const int32_t *ids, int64_t count)
 {
     if (count > CACHE_IDS) return;
     slot->hash = (uint32_t)(hash >> 32);
@@ -293,7 +280,6 @@ Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenL
     }
     int64_t before = out->count;
     TRY(encode_merging(b, w, piece, size, out));
-    cache_put(slot, hash, (TokenText){ piece, (int32_t)size }, out->ids + before,
-              out->count - before);
+    cache_put(slot, hash, (TokenText){ piece, (int32_t)size }, out->ids + before, out->count - before);
     return ERR_OK;
 }

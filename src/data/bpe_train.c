@@ -77,8 +77,7 @@ static Err table_new(int64_t **table, int64_t slots)
 {
     free(*table);
     *table = calloc((size_t)slots, sizeof **table);
-    return *table ? ERR_OK
-                  : err_set(ERR_MEMORY, "no memory for a table of '%lld' slots", (long long)slots);
+    return *table ? ERR_OK : err_set(ERR_MEMORY, "no memory for a table of '%lld' slots", (long long)slots);
 }
 
 /* The slot of these bytes: holds word + 1, or 0 if the word is new. */
@@ -139,11 +138,9 @@ static Err count_files(Trainer *t, SplitterWork *split, const TokenizerTrainOpti
         file_unmap(&map);
         if (err) return err_prefix(err, "'%s'", o->inputs[i]);
     }
-    if (t->word_count == 0)
-        return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
+    if (t->word_count == 0) return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
     if (t->invalid_bytes)
-        log_warn("'%lld' bytes of invalid UTF-8 in the input were not counted",
-                 (long long)t->invalid_bytes);
+        log_warn("'%lld' bytes of invalid UTF-8 in the input were not counted", (long long)t->invalid_bytes);
     return ERR_OK;
 }
 
@@ -215,13 +212,11 @@ static void pair_shrink(Trainer *t, uint64_t key, int64_t word)
 static Err count_pairs(Trainer *t)
 {
     t->symbols = malloc((size_t)t->byte_count * sizeof *t->symbols);
-    if (!t->symbols)
-        return err_set(ERR_MEMORY, "no memory for '%lld' symbols", (long long)t->byte_count);
+    if (!t->symbols) return err_set(ERR_MEMORY, "no memory for '%lld' symbols", (long long)t->byte_count);
     for (int64_t i = 0; i < t->byte_count; i++) t->symbols[i] = (uint8_t)t->bytes[i];
     for (int64_t w = 0; w < t->word_count; w++) {
         const int32_t *s = t->symbols + t->words[w].start;
-        for (int64_t i = 0; i + 1 < t->words[w].size; i++)
-            TRY(pair_grow(t, key_of(s[i], s[i + 1]), w));
+        for (int64_t i = 0; i + 1 < t->words[w].size; i++) TRY(pair_grow(t, key_of(s[i], s[i + 1]), w));
     }
     return ERR_OK;
 }
@@ -260,8 +255,7 @@ static Candidate heap_pop(Trainer *t)
     Candidate top = t->heap[0], last = t->heap[--t->heap_count];
     int64_t i = 0, child;
     while ((child = 2 * i + 1) < t->heap_count) {
-        if (child + 1 < t->heap_count && goes_before(t, t->heap[child + 1], t->heap[child]))
-            child++;
+        if (child + 1 < t->heap_count && goes_before(t, t->heap[child + 1], t->heap[child])) child++;
         if (!goes_before(t, t->heap[child], last)) break;
         t->heap[i] = t->heap[child];
         i = child;
@@ -380,11 +374,9 @@ static Err train(Trainer *t, const TokenizerTrainOptions *o)
         TRY(merge_pair(t, pair));
     }
     if (t->token_count < token_limit)
-        log_warn(
-            "the text gives a vocabulary of '%lld' only, '%lld' was wanted: no pair occurs twice",
-            (long long)t->token_count + 1, (long long)o->vocab);
-    return tokenizer_json_write(o->output, t->lookup.tokens, t->token_count, t->merges,
-                                t->merge_count);
+        log_warn("the text gives a vocabulary of '%lld' only, '%lld' was wanted: no pair occurs twice",
+                 (long long)t->token_count + 1, (long long)o->vocab);
+    return tokenizer_json_write(o->output, t->lookup.tokens, t->token_count, t->merges, t->merge_count);
 }
 
 static void trainer_release(Trainer *t)
@@ -405,8 +397,8 @@ static void trainer_release(Trainer *t)
 Err tokenizer_train(const TokenizerTrainOptions *o, int64_t *vocab_out)
 {
     if (o->vocab <= BYTES || o->vocab > VOCAB_LIMIT)
-        return err_set(ERR_CONFIG, "a vocabulary of '%lld' is impossible: 257 to %d",
-                       (long long)o->vocab, VOCAB_LIMIT);
+        return err_set(ERR_CONFIG, "a vocabulary of '%lld' is impossible: 257 to %d", (long long)o->vocab,
+                       VOCAB_LIMIT);
     Trainer t = { 0 };
     setup_init(&t.mem);
     Err err = train(&t, o);

@@ -72,8 +72,8 @@ static Err choose_part(Source *s, const DatasetOptions *o)
         from = bounds[o->part];
         to = bounds[o->part + 1];
         if (from >= to) {
-            err_set(ERR_DATA, "'%s': split '%s' leaves no document of '%lld' for %s", s->prefix,
-                    o->split, (long long)s->file.sequences, names[o->part]);
+            err_set(ERR_DATA, "'%s': split '%s' leaves no document of '%lld' for %s", s->prefix, o->split,
+                    (long long)s->file.sequences, names[o->part]);
             err_hint("split by document needs more documents (`preprocess --split-blank-lines` "
                      "makes many)");
             return ERR_DATA;
@@ -83,8 +83,8 @@ static Err choose_part(Source *s, const DatasetOptions *o)
     s->tokens = indexed_start(&s->file, to) - s->first_token;
     s->samples = s->tokens > 0 ? (s->tokens - 1) / o->seq : 0;
     if (s->samples > 0) return ERR_OK;
-    err_set(ERR_DATA, "'%s': '%lld' tokens for %s are too few for one sample of '%lld' + 1",
-            s->prefix, (long long)s->tokens, names[o->part], (long long)o->seq);
+    err_set(ERR_DATA, "'%s': '%lld' tokens for %s are too few for one sample of '%lld' + 1", s->prefix,
+            (long long)s->tokens, names[o->part], (long long)o->seq);
     err_hint("use more text or a smaller model.seq");
     return ERR_DATA;
 }
@@ -186,10 +186,7 @@ Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens)
 
 /* ---- questions ---- */
 
-int64_t dataset_seq(const Dataset *d)
-{
-    return d->seq;
-}
+int64_t dataset_seq(const Dataset *d) { return d->seq; }
 
 int64_t dataset_samples(const Dataset *d)
 {
@@ -205,20 +202,11 @@ int64_t dataset_tokens(const Dataset *d)
     return n;
 }
 
-int dataset_source_count(const Dataset *d)
-{
-    return d->source_count;
-}
+int dataset_source_count(const Dataset *d) { return d->source_count; }
 
-int64_t dataset_source_samples(const Dataset *d, int source)
-{
-    return d->sources[source].samples;
-}
+int64_t dataset_source_samples(const Dataset *d, int source) { return d->sources[source].samples; }
 
-const char *dataset_source_prefix(const Dataset *d, int source)
-{
-    return d->sources[source].prefix;
-}
+const char *dataset_source_prefix(const Dataset *d, int source) { return d->sources[source].prefix; }
 
 uint32_t dataset_crc(const Dataset *d)
 {

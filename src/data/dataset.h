@@ -60,8 +60,8 @@ typedef struct {
 DatasetPlace dataset_place(const Dataset *d, int64_t position);
 
 int64_t dataset_seq(const Dataset *d);
-int64_t dataset_samples(const Dataset *d);  /* samples of one epoch, all files together */
-int64_t dataset_tokens(const Dataset *d);   /* tokens of the part, all files together */
+int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files together */
+int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files together */
 int dataset_source_count(const Dataset *d);
 int64_t dataset_source_samples(const Dataset *d, int source);
 const char *dataset_source_prefix(const Dataset *d, int source);

@@ -16,15 +16,9 @@ static const struct {
 };
 enum { TYPE_COUNT = sizeof types / sizeof *types };
 
-const char *token_type_name(TokenType type)
-{
-    return types[type].name;
-}
+const char *token_type_name(TokenType type) { return types[type].name; }
 
-TokenType indexed_type_for(int64_t vocab)
-{
-    return vocab < INDEXED_U16_VOCAB ? TOKEN_U16 : TOKEN_I32;
-}
+TokenType indexed_type_for(int64_t vocab) { return vocab < INDEXED_U16_VOCAB ? TOKEN_U16 : TOKEN_I32; }
 
 static int64_t load_i64(const Indexed *x, int64_t offset)
 {
@@ -52,8 +46,7 @@ static int64_t document_offset(const Indexed *x, int64_t entry)
 
 int64_t indexed_start(const Indexed *x, int64_t sequence)
 {
-    return sequence == x->sequences ? x->tokens
-                                    : load_i64(x, pointer_offset(x, sequence)) / x->token_bytes;
+    return sequence == x->sequences ? x->tokens : load_i64(x, pointer_offset(x, sequence)) / x->token_bytes;
 }
 
 int64_t indexed_document_end(const Indexed *x, int64_t document)
@@ -65,20 +58,16 @@ int64_t indexed_document_end(const Indexed *x, int64_t document)
 
 static Err damaged(const Indexed *x, int64_t offset, const char *what)
 {
-    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s", x->idx.path,
-            (long long)offset, what);
-    err_hint(
-        "make PREFIX.bin and PREFIX.idx again with `megatrain preprocess`, or copy both again");
+    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s", x->idx.path, (long long)offset, what);
+    err_hint("make PREFIX.bin and PREFIX.idx again with `megatrain preprocess`, or copy both again");
     return ERR_DATA;
 }
 
 static Err check_type(Indexed *x)
 {
     int type = ((const uint8_t *)x->idx.data)[17];
-    if (type == 6 || type == 7)
-        return damaged(x, 17, "its values are floating point numbers, not tokens");
-    if (type >= TYPE_COUNT || types[type].size_bytes == 0)
-        return damaged(x, 17, "the token type is unknown");
+    if (type == 6 || type == 7) return damaged(x, 17, "its values are floating point numbers, not tokens");
+    if (type >= TYPE_COUNT || types[type].size_bytes == 0) return damaged(x, 17, "the token type is unknown");
     x->type = (TokenType)type;
     x->token_bytes = types[type].size_bytes;
     return ERR_OK;
@@ -88,8 +77,7 @@ static Err check_header(Indexed *x)
 {
     int64_t size = x->idx.size_bytes, bound = size / 4;
     if (size < INDEXED_HEADER_BYTES) return damaged(x, size, "the file is too short for a header");
-    if (memcmp(x->idx.data, magic, sizeof magic) != 0)
-        return damaged(x, 0, "it does not start with MMIDIDX");
+    if (memcmp(x->idx.data, magic, sizeof magic) != 0) return damaged(x, 0, "it does not start with MMIDIDX");
     int64_t version = load_i64(x, 9), sequences = load_i64(x, 18), entries = load_i64(x, 26);
     if (version != INDEXED_VERSION) return damaged(x, 9, "the version is not 1");
     TRY(check_type(x));
@@ -114,22 +102,19 @@ static Err check_sequences(Indexed *x)
     int64_t at = 0;
     for (int64_t s = 0; s < x->sequences; s++) {
         int64_t length = indexed_length(x, s), pointer = load_i64(x, pointer_offset(x, s));
-        if (length < 0)
-            return damaged(x, INDEXED_HEADER_BYTES + 4 * s, "a sequence has a negative length");
+        if (length < 0) return damaged(x, INDEXED_HEADER_BYTES + 4 * s, "a sequence has a negative length");
         if (pointer < 0 || pointer > x->bin.size_bytes)
-            return damaged(x, pointer_offset(x, s),
-                           "a sequence starts beyond the end of PREFIX.bin");
+            return damaged(x, pointer_offset(x, s), "a sequence starts beyond the end of PREFIX.bin");
         if (pointer != at)
-            return damaged(x, pointer_offset(x, s),
-                           "a sequence does not start where the one before it ends");
+            return damaged(x, pointer_offset(x, s), "a sequence does not start where the one before it ends");
         at += length * x->token_bytes;
     }
     if (at == x->bin.size_bytes) {
         x->tokens = at / x->token_bytes;
         return ERR_OK;
     }
-    err_set(ERR_DATA, "token file '%s' has '%lld' bytes, its index '%s' describes '%lld'",
-            x->bin.path, (long long)x->bin.size_bytes, x->idx.path, (long long)at);
+    err_set(ERR_DATA, "token file '%s' has '%lld' bytes, its index '%s' describes '%lld'", x->bin.path,
+            (long long)x->bin.size_bytes, x->idx.path, (long long)at);
     err_hint("one of the two is truncated or belongs to another pair");
     return ERR_DATA;
 }
@@ -137,8 +122,7 @@ static Err check_sequences(Indexed *x)
 static Err check_documents(const Indexed *x)
 {
     int64_t before = load_i64(x, document_offset(x, 0));
-    if (before != 0)
-        return damaged(x, document_offset(x, 0), "the document list does not start with 0");
+    if (before != 0) return damaged(x, document_offset(x, 0), "the document list does not start with 0");
     for (int64_t d = 1; d <= x->documents; d++) {
         int64_t end = load_i64(x, document_offset(x, d));
         if (end < before || end > x->sequences)
@@ -147,8 +131,7 @@ static Err check_documents(const Indexed *x)
         before = end;
     }
     if (before != x->sequences)
-        return damaged(x, document_offset(x, x->documents),
-                       "the document list does not cover all sequences");
+        return damaged(x, document_offset(x, x->documents), "the document list does not cover all sequences");
     return ERR_OK;
 }
 
@@ -206,8 +189,7 @@ static Err bad_token(const Indexed *x, int64_t at, int64_t id, int64_t vocab)
         if (indexed_document_end(x, middle) > sequence) high = middle;
         else low = middle + 1;
     }
-    err_set(ERR_DATA,
-            "'%s': token id '%lld' at byte '%lld' (document '%lld', position '%lld') %s '%lld'",
+    err_set(ERR_DATA, "'%s': token id '%lld' at byte '%lld' (document '%lld', position '%lld') %s '%lld'",
             x->bin.path, (long long)id, (long long)(at * x->token_bytes), (long long)low,
             (long long)(at - first_token), "is outside the vocabulary of", (long long)vocab);
     err_hint("the file was made with another tokenizer, or model.vocab is too small");

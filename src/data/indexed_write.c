@@ -90,8 +90,7 @@ static Err put(IndexedWriter *w, const void *data, int64_t size_bytes)
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count)
 {
     if (count > INT32_MAX - w->document_tokens)
-        return err_set(ERR_DATA,
-                       "a document has more than '%d' tokens, which the file format cannot express",
+        return err_set(ERR_DATA, "a document has more than '%d' tokens, which the file format cannot express",
                        INT32_MAX);
     for (int64_t i = 0; i < count; i++) {
         uint16_t narrow = (uint16_t)ids[i];
@@ -115,10 +114,7 @@ Err indexed_end_document(IndexedWriter *w)
     return ERR_OK;
 }
 
-int64_t indexed_written_tokens(const IndexedWriter *w)
-{
-    return w->tokens + w->document_tokens;
-}
+int64_t indexed_written_tokens(const IndexedWriter *w) { return w->tokens + w->document_tokens; }
 
 static Err put_index(IndexedWriter *w)
 {

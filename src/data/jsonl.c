@@ -19,10 +19,7 @@ static Err scan_error(const Scan *s, const char *what)
     return err_set(ERR_DATA, "column '%lld': %s", (long long)s->at + 1, what);
 }
 
-static int peek(const Scan *s)
-{
-    return s->at < s->size ? s->text[s->at] : END;
-}
+static int peek(const Scan *s) { return s->at < s->size ? s->text[s->at] : END; }
 
 static void skip_blanks(Scan *s)
 {
@@ -209,8 +206,7 @@ static Err scan_member(Scan *s, const char *key, JsonlText *out, bool *found)
 {
     int64_t size;
     TRY(scan_string(s, out, out->size, &size));
-    bool wanted =
-        size == (int64_t)strlen(key) && memcmp(out->text + out->size, key, (size_t)size) == 0;
+    bool wanted = size == (int64_t)strlen(key) && memcmp(out->text + out->size, key, (size_t)size) == 0;
     TRY(expect(s, ':', "':' was expected"));
     skip_blanks(s);
     if (!wanted) return skip_value(s, out, out->size);

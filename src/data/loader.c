@@ -32,8 +32,7 @@ int64_t loader_slice(const LoaderOptions *o, int64_t batch_position)
 
 static Err fetch(const Loader *l, int64_t first, int64_t count, int32_t *tokens)
 {
-    for (int64_t i = 0; i < count; i++)
-        TRY(dataset_get(l->o.dataset, first + i, tokens + i * l->row));
+    for (int64_t i = 0; i < count; i++) TRY(dataset_get(l->o.dataset, first + i, tokens + i * l->row));
     return ERR_OK;
 }
 
@@ -143,8 +142,7 @@ Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens
     ASSERT(first_position >= 0 && count >= 0);
     if (!covers(&l->present, first_position, count)) {
         /* next.first is ours to read: only this thread changes it */
-        bool ahead =
-            first_position >= l->next.first && first_position + count <= l->next.first + l->slice;
+        bool ahead = first_position >= l->next.first && first_position + count <= l->next.first + l->slice;
         if (ahead) wait_prefetch(l);
         if (ahead && covers(&l->next, first_position, count)) advance(l);
     }
@@ -158,7 +156,4 @@ Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens
     return ERR_OK;
 }
 
-LoaderStats loader_stats(const Loader *l)
-{
-    return l->stats;
-}
+LoaderStats loader_stats(const Loader *l) { return l->stats; }

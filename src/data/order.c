@@ -75,8 +75,8 @@ static Err check_weights(const double *weights, int source_count, double *sum)
                        BLEND_SOURCES_MAX);
     for (int d = 0; d < source_count; d++) {
         if (!(weights[d] > 0) || !(weights[d] < 1e300))
-            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is not a positive number",
-                           weights[d], d + 1);
+            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is not a positive number", weights[d],
+                           d + 1);
         *sum += weights[d];
     }
     return ERR_OK;
@@ -91,8 +91,7 @@ Err blend_init(Blend *b, const double *weights, int source_count)
     round_weights(b, weights, sum);
     for (int d = 0; d < source_count; d++)
         if (b->units[d] == 0)
-            return err_set(ERR_CONFIG,
-                           "weight '%g' of data set '%d' is less than 1/4096 of all weights",
+            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is less than 1/4096 of all weights",
                            weights[d], d + 1);
     for (int k = 0; k < BLEND_BLOCK; k++) {
         int d = next_source(b, taken, k);

@@ -33,9 +33,9 @@ int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i);
 
 typedef struct {
     int source_count;
-    int32_t units[BLEND_SOURCES_MAX];   /* weights; they add up to BLEND_BLOCK */
-    uint8_t source[BLEND_BLOCK];        /* draw -> data set */
-    uint16_t prefix[BLEND_BLOCK];       /* earlier draws of the same data set in the block */
+    int32_t units[BLEND_SOURCES_MAX]; /* weights; they add up to BLEND_BLOCK */
+    uint8_t source[BLEND_BLOCK];      /* draw -> data set */
+    uint16_t prefix[BLEND_BLOCK];     /* earlier draws of the same data set in the block */
 } Blend;
 
 /*

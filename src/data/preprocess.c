@@ -132,8 +132,7 @@ static Err cut_batch(Job *j)
 
 /* ---- encoding (several threads, each with chunks and an encoder of its own) ---- */
 
-static Err encode_part(const Job *j, Chunk *c, Encoder *e, const char *text, int64_t size,
-                       bool ends)
+static Err encode_part(const Job *j, Chunk *c, Encoder *e, const char *text, int64_t size, bool ends)
 {
     TRY(encoder_run(e, text, size, &c->tokens, &c->invalid_bytes));
     if (!ends) return ERR_OK;
@@ -262,8 +261,7 @@ static Err open_job(Job *j)
     j->chunk_limit = j->threads * CHUNKS_PER_THREAD;
     j->encoders = calloc((size_t)j->threads, sizeof *j->encoders);
     j->chunks = calloc((size_t)j->chunk_limit, sizeof *j->chunks);
-    if (!j->encoders || !j->chunks)
-        return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
+    if (!j->encoders || !j->chunks) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
     for (int i = 0; i < j->threads; i++) TRY(encoder_open(j->tokenizer, &j->encoders[i]));
     j->result->vocab = tokenizer_vocab(j->tokenizer);
     TokenType type = indexed_type_for(j->result->vocab);

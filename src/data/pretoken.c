@@ -6,8 +6,8 @@
 #include <string.h>
 
 /* Unicode's White_Space, 25 code points, for use inside a class. */
-#define SPACE                                                                                      \
-    "\\t-\\r "                                                                                     \
+#define SPACE  \
+    "\\t-\\r " \
     "\\x{85}\\x{a0}\\x{1680}\\x{2000}-\\x{200a}\\x{2028}\\x{2029}\\x{202f}\\x{205f}\\x{3000}"
 #define SUFFIX "'s|'t|'re|'ve|'m|'ll|'d"
 #define LETTERS_AFTER_ANY "|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|"
@@ -25,13 +25,11 @@ static const struct {
     [SPLIT_LLAMA3] = { "llama3",
                        "(?i:" SUFFIX ")" LETTERS_AFTER_ANY
                        "\\p{N}{1,3}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+" REGEX_TAIL,
-                       "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}{1,3}| ?[^" SPACE
-                       "\\p{L}\\p{N}]+" TAIL },
+                       "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}{1,3}| ?[^" SPACE "\\p{L}\\p{N}]+" TAIL },
     [SPLIT_QWEN] = { "qwen",
                      "(?i:" SUFFIX ")" LETTERS_AFTER_ANY
                      "\\p{N}| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+" REGEX_TAIL,
-                     "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}| ?[^" SPACE
-                     "\\p{L}\\p{N}]+" TAIL },
+                     "(?i:" SUFFIX ")" LETTERS_AFTER_ANY "\\p{N}| ?[^" SPACE "\\p{L}\\p{N}]+" TAIL },
 };
 
 /* Backtracking beyond the machine stack happens only on odd text; the JIT may then take this much. */
@@ -58,10 +56,7 @@ bool split_find(const char *regex, SplitKind *out)
     return false;
 }
 
-const char *split_name(SplitKind kind)
-{
-    return splits[kind].name;
-}
+const char *split_name(SplitKind kind) { return splits[kind].name; }
 
 static Err pattern_error(const char *doing, int code)
 {

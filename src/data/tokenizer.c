@@ -17,8 +17,7 @@ enum { BYTE_VOCAB = 257, BYTE_EOD = 256 };
 
 static Err load_folder(Tokenizer *t, const char *dir)
 {
-    static const char *const pairs[][2] = { { "encoder.json", "vocab.bpe" },
-                                            { "vocab.json", "merges.txt" } };
+    static const char *const pairs[][2] = { { "encoder.json", "vocab.bpe" }, { "vocab.json", "merges.txt" } };
     char vocab[PATH_MAX], merges[PATH_MAX];
     if (strlen(dir) > PATH_MAX - 32) return err_set(ERR_DATA, "path is too long: '%s'", dir);
     for (int i = 0; i < 2; i++) {
@@ -53,8 +52,7 @@ static Err load(Tokenizer *t, const char *spec)
 /* The ids that vocabularies in use end a document with, the usual one first. */
 static int32_t find_eod(const Tokenizer *t)
 {
-    static const char *const names[] = { END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>",
-                                         "</s>" };
+    static const char *const names[] = { END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>" };
     for (size_t n = 0; n < sizeof names / sizeof *names; n++)
         for (int32_t id = t->vocab - 1; id >= 0; id--)
             if (t->text[id].bytes && (size_t)t->text[id].size == strlen(names[n]) &&
@@ -103,15 +101,9 @@ void tokenizer_close(Tokenizer *t)
     free(t);
 }
 
-int32_t tokenizer_vocab(const Tokenizer *t)
-{
-    return t->vocab;
-}
+int32_t tokenizer_vocab(const Tokenizer *t) { return t->vocab; }
 
-int32_t tokenizer_eod(const Tokenizer *t)
-{
-    return t->eod;
-}
+int32_t tokenizer_eod(const Tokenizer *t) { return t->eod; }
 
 /* All 256 bytes in order, for tokenizer_bytes. */
 #define BYTES4(n) (n), (n) + 1, (n) + 2, (n) + 3
@@ -183,8 +175,8 @@ static Err encode_pieces(Encoder *e, const char *text, int64_t size, TokenList *
 
 /* The first added token of this kind at or after *at, whose place goes there; NULL and *at = size
  * if none. */
-static const AddedToken *added_next(const Tokenizer *t, bool normalized, const char *text,
-                                    int64_t size, int64_t *at)
+static const AddedToken *added_next(const Tokenizer *t, bool normalized, const char *text, int64_t size,
+                                    int64_t *at)
 {
     if (t->added_count == 0) *at = size;
     for (; *at < size; ++*at) {
@@ -220,14 +212,13 @@ static bool is_plainly_nfc(const char *text, int64_t size)
 
 static Err encode_raw(Encoder *e, const char *text, int64_t size, TokenList *out)
 {
-    if (!e->tokenizer->nfc || is_plainly_nfc(text, size))
-        return encode_normalized(e, text, size, out);
+    if (!e->tokenizer->nfc || is_plainly_nfc(text, size)) return encode_normalized(e, text, size, out);
     utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)size,
-                                      &composed, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)text, (utf8proc_ssize_t)size, &composed,
+                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (n < 0)
-        return err_set(n == UTF8PROC_ERROR_NOMEM ? ERR_MEMORY : ERR_DATA,
-                       "cannot normalize text: %s", utf8proc_errmsg(n));
+        return err_set(n == UTF8PROC_ERROR_NOMEM ? ERR_MEMORY : ERR_DATA, "cannot normalize text: %s",
+                       utf8proc_errmsg(n));
     Err err = encode_normalized(e, (const char *)composed, n, out);
     free(composed);
     return err;
@@ -323,21 +314,18 @@ static Err check_ids(const Tokenizer *t, const int32_t *ids, int64_t count, int6
         int32_t size;
         const char *bytes = tokenizer_bytes(t, ids[i], &size);
         if (!bytes && !(t->is_byte && ids[i] == BYTE_EOD))
-            return err_set(ERR_DATA,
-                           "token '%d' at position '%lld' is not in the vocabulary of '%d'", ids[i],
+            return err_set(ERR_DATA, "token '%d' at position '%lld' is not in the vocabulary of '%d'", ids[i],
                            (long long)i, t->vocab);
         *size_bytes += size;
     }
     return ERR_OK;
 }
 
-Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out,
-                     int64_t *size_bytes)
+Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out, int64_t *size_bytes)
 {
     TRY(check_ids(t, ids, count, size_bytes));
     char *text = malloc((size_t)*size_bytes + 1), *at = text;
-    if (!text)
-        return err_set(ERR_MEMORY, "no memory for '%lld' bytes of text", (long long)*size_bytes);
+    if (!text) return err_set(ERR_MEMORY, "no memory for '%lld' bytes of text", (long long)*size_bytes);
     for (int64_t i = 0; i < count; i++) {
         int32_t size;
         const char *bytes = tokenizer_bytes(t, ids[i], &size);

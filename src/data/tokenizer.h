@@ -64,8 +64,7 @@ Err tokenizer_encode(const Tokenizer *t, const char *text, int64_t size, TokenLi
 
 /* The bytes of all ids, malloc'ed, with a 0 byte after them. ERR_DATA naming the place of an
  * unknown id. */
-Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out,
-                     int64_t *size_bytes);
+Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out, int64_t *size_bytes);
 
 typedef struct {
     const char *const *inputs; /* text files */

@@ -30,8 +30,7 @@ static const int64_t file_max_bytes = 256 << 20;
 
 static bool stands_for_itself(uint32_t byte)
 {
-    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) ||
-           (byte >= 174 && byte <= 255);
+    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || (byte >= 174 && byte <= 255);
 }
 
 static uint32_t alphabet_char(uint8_t byte)
@@ -68,8 +67,7 @@ static Err add_id(int64_t *highest, const char *what, const Json *id)
 {
     int64_t value = json_int(id, -1);
     if (!json_is_int(id) || value < 0 || value >= ID_LIMIT)
-        return err_set(ERR_DATA, "the id of token '%s' is not a number in 0..%d", what,
-                       ID_LIMIT - 1);
+        return err_set(ERR_DATA, "the id of token '%s' is not a number in 0..%d", what, ID_LIMIT - 1);
     if (value > *highest) *highest = value;
     return ERR_OK;
 }
@@ -79,8 +77,7 @@ static bool is_added(const Json *added, const char *spelling, int64_t id)
     for (int64_t i = 0; i < json_count(added); i++) {
         const Json *a = json_at(added, i);
         const char *content = json_text(json_get(a, "content"), NULL);
-        if (content && strcmp(content, spelling) == 0 && json_int(json_get(a, "id"), -1) == id)
-            return true;
+        if (content && strcmp(content, spelling) == 0 && json_int(json_get(a, "id"), -1) == id) return true;
     }
     return false;
 }
@@ -91,8 +88,7 @@ static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_
 {
     int64_t highest = -1, room = 0;
     char *bytes;
-    if (json_count(vocab) == 0)
-        return err_set(ERR_DATA, "the vocabulary is empty or not an object");
+    if (json_count(vocab) == 0) return err_set(ERR_DATA, "the vocabulary is empty or not an object");
     for (void *it = json_iter(vocab); it; it = json_next(vocab, it)) {
         TRY(add_id(&highest, json_iter_key(it), json_iter_value(it)));
         room += (int64_t)strlen(json_iter_key(it));
@@ -105,8 +101,7 @@ static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_
         int64_t size = spelling_bytes(spelling, (int64_t)strlen(spelling), bytes);
         if (size < 0 && is_added(added, spelling, id)) continue;
         if (size < 0)
-            return err_set(ERR_DATA, "token '%s' is not spelled in the byte-level alphabet",
-                           spelling);
+            return err_set(ERR_DATA, "token '%s' is not spelled in the byte-level alphabet", spelling);
         TRY(bpe_add_token(&t->bpe, id, bytes, size));
         bytes += size;
     }
@@ -114,8 +109,7 @@ static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_
 }
 
 /* One merge from its two spellings. */
-static Err add_merge(Bpe *b, const char *left, int64_t left_size, const char *right,
-                     int64_t right_size)
+static Err add_merge(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size)
 {
     enum { ROOM = 1 << 16 };
     char bytes[ROOM];
@@ -153,8 +147,7 @@ static Err load_merges(Bpe *b, const Json *merges)
         const char *left = json_text(json_at(m, 0), &left_size),
                    *right = json_text(json_at(m, 1), &right_size);
         if (json_count(m) != 2 || !left || !right)
-            return err_set(ERR_DATA, "merge '%lld' is neither \"a b\" nor [\"a\", \"b\"]",
-                           (long long)i + 1);
+            return err_set(ERR_DATA, "merge '%lld' is neither \"a b\" nor [\"a\", \"b\"]", (long long)i + 1);
         TRY(add_merge(b, left, left_size, right, right_size));
     }
     return ERR_OK;
@@ -169,15 +162,11 @@ static Err refuse(const char *what)
     return ERR_DATA;
 }
 
-static bool is_absent(const Json *j)
-{
-    return !j || json_is_null(j);
-}
+static bool is_absent(const Json *j) { return !j || json_is_null(j); }
 
 static bool is_false(const Json *j)
 {
-    return is_absent(j) ||
-           !(json_is_true(j) || json_is_string(j) || json_is_number(j) || json_count(j));
+    return is_absent(j) || !(json_is_true(j) || json_is_string(j) || json_is_number(j) || json_count(j));
 }
 
 static bool has_type(const Json *j, const char *type)
@@ -251,8 +240,7 @@ static Err check_post_processor(const Json *j)
         return refuse("this post_processor");
     }
     for (int64_t i = 0; i < json_count(list); i++)
-        if (!has_type(json_at(list, i), "ByteLevel") &&
-            !has_type(json_at(list, i), "TemplateProcessing"))
+        if (!has_type(json_at(list, i), "ByteLevel") && !has_type(json_at(list, i), "TemplateProcessing"))
             return refuse("this post_processor");
     return ERR_OK;
 }
@@ -294,8 +282,8 @@ static Err copy_text(SetupArena *mem, const char *text, int64_t size, TokenText 
 static Err normalized_text(Tokenizer *t, const char *content, int64_t size, TokenText *out)
 {
     utf8proc_uint8_t *composed = NULL;
-    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)content, (utf8proc_ssize_t)size,
-                                      &composed, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
+    utf8proc_ssize_t n = utf8proc_map((const utf8proc_uint8_t *)content, (utf8proc_ssize_t)size, &composed,
+                                      UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (n < 0) return err_set(ERR_DATA, "cannot normalize added token '%s'", content);
     Err err = copy_text(&t->mem, (const char *)composed, n, out);
     free(composed);
@@ -306,12 +294,10 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
 {
     int64_t size = 0;
     const char *content = json_text(json_get(j, "content"), &size);
-    if (!content || size == 0 || size > UINT16_MAX)
-        return err_set(ERR_DATA, "an added token has no content");
+    if (!content || size == 0 || size > UINT16_MAX) return err_set(ERR_DATA, "an added token has no content");
     if (!is_false(json_get(j, "single_word")) || !is_false(json_get(j, "lstrip")) ||
         !is_false(json_get(j, "rstrip"))) {
-        err_set(ERR_DATA, "added token '%s': single_word, lstrip and rstrip are not supported",
-                content);
+        err_set(ERR_DATA, "added token '%s': single_word, lstrip and rstrip are not supported", content);
         return ERR_DATA;
     }
     out->id = (int32_t)json_int(json_get(j, "id"), -1);
@@ -330,8 +316,8 @@ static Err check_added_id(const Tokenizer *t, const AddedToken *a, const bool *t
     if (have->size == t->text[a->id].size &&
         memcmp(have->bytes, t->text[a->id].bytes, (size_t)have->size) == 0)
         return ERR_OK;
-    return err_set(ERR_DATA, "added token '%.*s' has the id '%d' of another token",
-                   t->text[a->id].size, t->text[a->id].bytes, a->id);
+    return err_set(ERR_DATA, "added token '%.*s' has the id '%d' of another token", t->text[a->id].size,
+                   t->text[a->id].bytes, a->id);
 }
 
 /* Fills t->text and t->vocab from the model and the added tokens. */
@@ -339,8 +325,7 @@ static Err load_added(Tokenizer *t, const Json *list)
 {
     int64_t highest = t->bpe.id_count - 1, count = json_count(list);
     bool *taken;
-    for (int64_t i = 0; i < count; i++)
-        TRY(add_id(&highest, "added", json_get(json_at(list, i), "id")));
+    for (int64_t i = 0; i < count; i++) TRY(add_id(&highest, "added", json_get(json_at(list, i), "id")));
     t->vocab = (int32_t)(highest + 1);
     TRY(setup_array(&t->mem, t->vocab, &t->text));
     TRY(setup_array(&t->mem, t->vocab, &taken));
@@ -362,8 +347,7 @@ static Err load_parsed(Tokenizer *t, const Json *j)
 {
     const Json *model = json_get(j, "model"), *added = json_get(j, "added_tokens");
     const Json *merges = json_get(model, "merges");
-    if (!json_is_object(model))
-        return err_set(ERR_DATA, "there is no `model`: not a tokenizer.json");
+    if (!json_is_object(model)) return err_set(ERR_DATA, "there is no `model`: not a tokenizer.json");
     if (!json_is_array(merges)) return err_set(ERR_DATA, "the model has no list of merges");
     TRY(check_model(model));
     TRY(check_around(j));
@@ -392,8 +376,7 @@ static Err load_merge_lines(Bpe *b, const char *text, int64_t size)
         stop = memchr(line, '\n', (size_t)(end - line));
         if (!stop) stop = end;
         int64_t length = stop - line - (stop > line && stop[-1] == '\r');
-        if (length == 0 || (line == text && length >= 8 && memcmp(line, "#version", 8) == 0))
-            continue;
+        if (length == 0 || (line == text && length >= 8 && memcmp(line, "#version", 8) == 0)) continue;
         TRY(add_merge_line(b, line, length));
     }
     if (b->merge_count == 0) return err_set(ERR_DATA, "there are no merges");
@@ -407,14 +390,13 @@ static int64_t count_lines(const char *text, int64_t size)
     return n;
 }
 
-static Err load_pair_parsed(Tokenizer *t, const Json *vocab, const char *merges_path,
-                            const char *text, int64_t size)
+static Err load_pair_parsed(Tokenizer *t, const Json *vocab, const char *merges_path, const char *text,
+                            int64_t size)
 {
     TRY(load_vocab(t, vocab, NULL, count_lines(text, size)));
     TRY(load_added(t, NULL));
     t->split = SPLIT_GPT2;
-    if (utf8_valid_bytes(text, size) != size)
-        return err_set(ERR_DATA, "'%s' is not UTF-8", merges_path);
+    if (utf8_valid_bytes(text, size) != size) return err_set(ERR_DATA, "'%s' is not UTF-8", merges_path);
     Err err = load_merge_lines(&t->bpe, text, size);
     return err ? err_prefix(err, "'%s'", merges_path) : ERR_OK;
 }
@@ -472,12 +454,10 @@ typedef struct {
 static Err put_model(Output *o, const Trained *t)
 {
     char line[64];
-    TRY(put(
-        o,
-        "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-        "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n"
-        "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n"
-        "    \"vocab\": {\n"));
+    TRY(put(o, "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
+               "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n"
+               "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n"
+               "    \"vocab\": {\n"));
     for (int64_t id = 0; id < t->token_count; id++) {
         TRY(put(o, "      \""));
         TRY(put_spelling(o, t->tokens[id]));

@@ -8,10 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-static inline int utf8_is_tail(uint8_t byte)
-{
-    return (byte & 0xC0) == 0x80;
-}
+static inline int utf8_is_tail(uint8_t byte) { return (byte & 0xC0) == 0x80; }
 
 /* Bytes (1 to 4) of the valid character at the front of s, which has `size` > 0 bytes; 0 if it is
  * not valid. */

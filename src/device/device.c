@@ -19,10 +19,7 @@ static char *const NULL_BASE = (char *)((uintptr_t)1 << 46);
 
 static const char *const isa_names[ISA_COUNT] = { "auto", "avx512", "avx2", "c" };
 
-const char *isa_name(Isa isa)
-{
-    return isa_names[isa];
-}
+const char *isa_name(Isa isa) { return isa_names[isa]; }
 
 bool isa_supported(Isa isa)
 {

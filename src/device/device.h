@@ -35,21 +35,21 @@ typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
 
 /* What ops did since device_open: exact integers, the same on every backend. */
 typedef struct {
-    int64_t ops, flop, bytes;   /* bytes: every tensor argument once */
-    int64_t host_reads;         /* device_read and device_row_count calls */
+    int64_t ops, flop, bytes; /* bytes: every tensor argument once */
+    int64_t host_reads;       /* device_read and device_row_count calls */
     int64_t allocs, alloc_bytes;
 } DeviceCounters;
 
 struct Device {
-    const char *name;        /* "cpu", "null" */
+    const char *name; /* "cpu", "null" */
     const OpTable *ops;
     bool is_null;
-    int threads;             /* OpenMP threads of this rank's kernels */
+    int threads; /* OpenMP threads of this rank's kernels */
     Isa isa;
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on the cpu */
     DeviceCounters counters;
-    Stream stream;           /* the compute stream */
+    Stream stream; /* the compute stream */
 };
 
 enum { DEVICE_WORKSPACE_BYTES = 64 << 20 };

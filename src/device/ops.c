@@ -11,13 +11,13 @@
 /* field tables: args of op X are read as X_args fields */
 #define T(member, text) { #member, text, offsetof(Args, member) },
 #define S(type, name)
-#define OP(op_name, flop_text, args)                                                              \
-    static const OpInfo *info_##op_name(void)                                                     \
-    {                                                                                             \
-        typedef op_name##_args Args;                                                              \
-        static const OpField fields[] = { args };                                                 \
+#define OP(op_name, flop_text, args)                                                                \
+    static const OpInfo *info_##op_name(void)                                                       \
+    {                                                                                               \
+        typedef op_name##_args Args;                                                                \
+        static const OpField fields[] = { args };                                                   \
         static const OpInfo info = { #op_name, flop_text, fields, sizeof fields / sizeof *fields }; \
-        return &info;                                                                             \
+        return &info;                                                                               \
     }
 #include "device/ops.def"
 #undef OP
@@ -73,7 +73,8 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
         p++;
     }
     if (!t->data) return err_set(ERR_SHAPE, "%s: %s is missing", info->name, f->name);
-    if (t->scale) return err_set(ERR_SHAPE, "%s: %s is quantised, which no backend here reads", info->name, f->name);
+    if (t->scale)
+        return err_set(ERR_SHAPE, "%s: %s is quantised, which no backend here reads", info->name, f->name);
     int d = 0;
     for (; *p && *p != ':'; p++) {
         if (*p == ' ') continue;
@@ -92,7 +93,8 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
         d++;
     }
     if (d != t->ndim || (*p && *p != ':'))
-        return err_set(ERR_SHAPE, "%s: %s has %d dims, declared as '%s'", info->name, f->name, t->ndim, f->dims);
+        return err_set(ERR_SHAPE, "%s: %s has %d dims, declared as '%s'", info->name, f->name, t->ndim,
+                       f->dims);
     return check_dtype(info, f, p, t->dtype, b);
 }
 
@@ -134,12 +136,12 @@ Err op_begin(Stream *s, OpId id, const void *args)
 }
 
 /* the null table */
-#define OP(name, flop, args)                                                                      \
-    static Err null_##name(Stream *s, const name##_args *a)                                       \
-    {                                                                                             \
-        (void)s;                                                                                  \
-        (void)a;                                                                                  \
-        return ERR_OK;                                                                            \
+#define OP(name, flop, args)                                \
+    static Err null_##name(Stream *s, const name##_args *a) \
+    {                                                       \
+        (void)s;                                            \
+        (void)a;                                            \
+        return ERR_OK;                                      \
     }
 #include "device/ops.def"
 #undef OP

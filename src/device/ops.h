@@ -17,9 +17,9 @@
 /* argument structs */
 #define T(name, dims) Tensor name;
 #define S(type, name) type name;
-#define OP(name, flop, args)                                                                      \
-    typedef struct {                                                                              \
-        args                                                                                      \
+#define OP(name, flop, args) \
+    typedef struct {         \
+        args                 \
     } name##_args;
 #include "device/ops.def"
 #undef OP
@@ -56,11 +56,11 @@ const OpInfo *op_info(OpId id);
 /* Shape check and counters, common to all backends. */
 Err op_begin(Stream *s, OpId id, const void *args);
 
-#define OP(name, flop, args)                                                                      \
-    static inline Err op_##name(Stream *s, const name##_args *a)                                  \
-    {                                                                                             \
-        TRY(op_begin(s, OP_##name, a));                                                           \
-        return s->dev->ops->name(s, a);                                                           \
+#define OP(name, flop, args)                                     \
+    static inline Err op_##name(Stream *s, const name##_args *a) \
+    {                                                            \
+        TRY(op_begin(s, OP_##name, a));                          \
+        return s->dev->ops->name(s, a);                          \
     }
 #include "device/ops.def"
 #undef OP

@@ -10,23 +10,23 @@
 
 typedef struct {
     /* written by the host before the step */
-    int64_t step;         /* 1 for the first */
-    int64_t nominal;      /* tokens of a whole global batch: global_batch * seq */
-    float lr;             /* of this step */
-    float correct1;       /* 1 - beta1^t, t = updates done including this one */
-    float correct2;       /* 1 - beta2^t */
-    float clip;           /* largest gradient norm; 0 = no clipping */
-    float loss_scale;     /* what backward multiplies by: 1 / nominal (times the scaler's factor) */
-    float unscale;        /* 1 / the scaler's factor; 1 without fp16 */
+    int64_t step;     /* 1 for the first */
+    int64_t nominal;  /* tokens of a whole global batch: global_batch * seq */
+    float lr;         /* of this step */
+    float correct1;   /* 1 - beta1^t, t = updates done including this one */
+    float correct2;   /* 1 - beta2^t */
+    float clip;       /* largest gradient norm; 0 = no clipping */
+    float loss_scale; /* what backward multiplies by: 1 / nominal (times the scaler's factor) */
+    float unscale;    /* 1 / the scaler's factor; 1 without fp16 */
     /* written by ops during the step */
-    int32_t overflow;     /* a gradient leaf did not fit its fixed point, or was not finite */
-    int32_t nonfinite;    /* loss or gradient norm is NaN or Inf */
-    int32_t skip;         /* the update must change nothing */
+    int32_t overflow;  /* a gradient leaf did not fit its fixed point, or was not finite */
+    int32_t nonfinite; /* loss or gradient norm is NaN or Inf */
+    int32_t skip;      /* the update must change nothing */
     int32_t unused;
-    int64_t loss_fixed;   /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
-    int64_t counted;      /* tokens that count, whole global batch */
-    float grad_norm;      /* before clipping, of the mean loss */
-    float grad_scale;     /* the update multiplies gradients by this: nominal / counted * unscale * clip factor */
+    int64_t loss_fixed; /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
+    int64_t counted;    /* tokens that count, whole global batch */
+    float grad_norm;    /* before clipping, of the mean loss */
+    float grad_scale; /* the update multiplies gradients by this: nominal / counted * unscale * clip factor */
 } StepValues;
 
 enum { LOSS_FIXED_BITS = 28 };
@@ -46,10 +46,7 @@ typedef struct {
     int64_t first[2], count[2];
 } Spans;
 
-static inline Spans spans_whole(int64_t T)
-{
-    return (Spans){ { 0, 0 }, { T, 0 } };
-}
+static inline Spans spans_whole(int64_t T) { return (Spans){ { 0, 0 }, { T, 0 } }; }
 
 static inline int64_t spans_position(Spans s, int64_t row)
 {

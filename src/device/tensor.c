@@ -35,10 +35,7 @@ int64_t tensor_rows(Tensor t)
     return t.ndim == 0 || t.dim[t.ndim - 1] == 0 ? 0 : tensor_count(t) / t.dim[t.ndim - 1];
 }
 
-int64_t tensor_bytes(Tensor t)
-{
-    return tensor_count(t) * dtype_size(t.dtype);
-}
+int64_t tensor_bytes(Tensor t) { return tensor_count(t) * dtype_size(t.dtype); }
 
 Tensor tensor_view(void *data, DType dtype, int ndim, const int64_t *dim)
 {

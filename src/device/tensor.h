@@ -43,20 +43,20 @@ int64_t tensor_bytes(Tensor t); /* of a dense tensor of this shape */
 
 /* A dense view over `data`; dims beyond ndim are ignored. */
 Tensor tensor_view(void *data, DType dtype, int ndim, const int64_t *dim);
-#define tensor_of(data, dtype, ...)                                                               \
-    tensor_view((data), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),     \
+#define tensor_of(data, dtype, ...)                                                           \
+    tensor_view((data), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                 (const int64_t[]){ __VA_ARGS__ })
 
 /* A dense tensor in the arena, 256-byte aligned, contents undefined. ERR_MEMORY. */
 Err tensor_alloc(Arena *a, Tensor *out, DType dtype, int ndim, const int64_t *dim);
-#define tensor_new(arena, out, dtype, ...)                                                        \
+#define tensor_new(arena, out, dtype, ...)                                                             \
     tensor_alloc((arena), (out), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                  (const int64_t[]){ __VA_ARGS__ })
 
 /* The same dense memory under another shape (ASSERT: same count, dense). */
 Tensor tensor_as(Tensor t, int ndim, const int64_t *dim);
-#define tensor_reshape(t, ...)                                                                    \
-    tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),                   \
+#define tensor_reshape(t, ...)                                                  \
+    tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
               (const int64_t[]){ __VA_ARGS__ })
 
 Tensor tensor_row_slice(Tensor t, int64_t first, int64_t count); /* rows of a 1-D or 2-D tensor */

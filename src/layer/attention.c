@@ -68,7 +68,9 @@ typedef struct {
 static Dims dims_of(const Attention *a, const Ctx *c)
 {
     int tp = c->world->tp.size;
-    Dims d = { .B = c->batch->B, .T = c->batch->T, .H = a->heads / tp, .K = a->kv_heads / tp, .C = a->head_dim };
+    Dims d = {
+        .B = c->batch->B, .T = c->batch->T, .H = a->heads / tp, .K = a->kv_heads / tp, .C = a->head_dim
+    };
     d.N = d.B * d.T;
     d.head0 = d.H * c->world->tp.rank;
     d.scale = 1 / sqrtf((float)d.C);
@@ -94,7 +96,8 @@ static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
 }
 
 /* q, k, v from the projection: split, per-head norms, rotation. */
-static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save, Tensor out[3])
+static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save,
+                         Tensor out[3])
 {
     Tensor q_raw, k_raw;
     TRY(save_new(c, REGION_I, &out[0], &save->q, F32, d->N, d->H, d->C));
@@ -128,9 +131,9 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, h));
     TRY(op(c->s, attention_fwd, .o = by_sample(o, &d), .lse = lse, .q = by_sample(h[0], &d),
-           .k = by_sample(h[1], &d), .v = by_sample(h[2], &d), .doc = c->batch->doc, .sample = c->batch->samples,
-           .q_span = c->batch->span, .k_span = c->batch->span, .scale = d.scale, .block = c->canon.attn_block,
-           .window = a->window, .dropout = d.dropout, .head0 = d.head0));
+           .k = by_sample(h[1], &d), .v = by_sample(h[2], &d), .doc = c->batch->doc,
+           .sample = c->batch->samples, .q_span = c->batch->span, .k_span = c->batch->span, .scale = d.scale,
+           .block = c->canon.attn_block, .window = a->window, .dropout = d.dropout, .head0 = d.head0));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), y);
 }
@@ -165,13 +168,15 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     TRY(tensor_new(c->scratch, &dh[1], F32, d.N, d.K, d.C));
     TRY(tensor_new(c->scratch, &dh[2], F32, d.N, d.K, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
-    TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy, tensor_reshape(go, d.N, d.H * d.C)));
-    TRY(op(c->s, attention_bwd, .dq = by_sample(dh[0], &d), .dk = by_sample(dh[1], &d), .dv = by_sample(dh[2], &d),
-           .go = by_sample(go, &d), .q = by_sample(save_get(c, save->q), &d), .k = by_sample(save_get(c, save->k), &d),
-           .v = by_sample(save_get(c, save->v), &d), .o = by_sample(o, &d), .lse = save_get(c, save->lse),
-           .delta = delta, .doc = c->batch->doc, .sample = c->batch->samples, .q_span = c->batch->span,
-           .k_span = c->batch->span, .scale = d.scale, .block = c->canon.attn_block, .window = a->window,
-           .dropout = d.dropout, .head0 = d.head0, .leaf = c->canon.query_leaf, .positions = c->batch->seq));
+    TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy,
+                        tensor_reshape(go, d.N, d.H * d.C)));
+    TRY(op(c->s, attention_bwd, .dq = by_sample(dh[0], &d), .dk = by_sample(dh[1], &d),
+           .dv = by_sample(dh[2], &d), .go = by_sample(go, &d), .q = by_sample(save_get(c, save->q), &d),
+           .k = by_sample(save_get(c, save->k), &d), .v = by_sample(save_get(c, save->v), &d),
+           .o = by_sample(o, &d), .lse = save_get(c, save->lse), .delta = delta, .doc = c->batch->doc,
+           .sample = c->batch->samples, .q_span = c->batch->span, .k_span = c->batch->span, .scale = d.scale,
+           .block = c->canon.attn_block, .window = a->window, .dropout = d.dropout, .head0 = d.head0,
+           .leaf = c->canon.query_leaf, .positions = c->batch->seq));
     TRY(heads_backward(a, c, save, dh, dqkv));
     TRY(linear_backward(&a->qkv, c, x, dqkv, dx));
     arena_release(c->scratch, mark);

@@ -4,10 +4,7 @@
 #include "base/rng.h"
 #include "layer/internal.h"
 
-int64_t ctx_rows(const Ctx *c)
-{
-    return c->batch->B * c->batch->T / c->world->sp.size;
-}
+int64_t ctx_rows(const Ctx *c) { return c->batch->B * c->batch->T / c->world->sp.size; }
 
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row)
 {
@@ -59,15 +56,9 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
     return tensor_new(c->split_backward ? c->into[REGION_W] : c->scratch, t, F32, rows, cols);
 }
 
-Tensor param_value(const Ctx *c, int id)
-{
-    return param_view(&c->params->reg->items[id], c->params->value);
-}
+Tensor param_value(const Ctx *c, int id) { return param_view(&c->params->reg->items[id], c->params->value); }
 
-Tensor param_grad(const Ctx *c, int id)
-{
-    return param_view(&c->params->reg->items[id], c->params->grad);
-}
+Tensor param_grad(const Ctx *c, int id) { return param_view(&c->params->reg->items[id], c->params->grad); }
 
 Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 {
@@ -79,8 +70,8 @@ Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
 {
     return op(c->s, embedding_grad, .dtable = param_grad(c, table), .dy = rows, .index = index,
-              .shift = param_store_shift(c->params, table), .overflow = c->params->overflow,
-              .first = first, .room = c->canon.room);
+              .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .first = first,
+              .room = c->canon.room);
 }
 
 Err grad_add_columns(Ctx *c, int bias, Tensor dy)

@@ -8,7 +8,9 @@
 
 Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
 {
-    *e = (Embedding){ .position = -1, .dropout = spec.dropout, .dropout_key = rng_key(spec.seed, "embedding.dropout") };
+    *e = (Embedding){ .position = -1,
+                      .dropout = spec.dropout,
+                      .dropout_key = rng_key(spec.seed, "embedding.dropout") };
     TRY(param_add(reg,
                   (ParamSpec){ .name = "embedding.token.weight",
                                .ndim = 2,
@@ -32,10 +34,7 @@ Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
                      &e->position);
 }
 
-static int64_t first_row(const Embedding *e, const Ctx *c)
-{
-    return e->vocab_rows * c->world->tp.rank;
-}
+static int64_t first_row(const Embedding *e, const Ctx *c) { return e->vocab_rows * c->world->tp.rank; }
 
 static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
 {

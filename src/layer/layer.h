@@ -66,15 +66,15 @@ typedef struct {
 
 /* One micro-batch on the device. Per-row tensors cover the N gathered rows. */
 typedef struct {
-    int64_t B, T;      /* samples, rows of a sample on this rank */
-    int64_t seq;       /* positions of a whole sample */
-    Spans span;        /* which positions the T rows are */
-    Tensor token;      /* [N] i32 */
-    Tensor target;     /* [N] i32, -1 = does not count */
-    Tensor position;   /* [N] i32 */
-    Tensor sample;     /* [N] i64, global index in the data order */
-    Tensor samples;    /* [B] i64, the same per sample */
-    Tensor doc;        /* optional [B, T] i32: first position of the row's document */
+    int64_t B, T;    /* samples, rows of a sample on this rank */
+    int64_t seq;     /* positions of a whole sample */
+    Spans span;      /* which positions the T rows are */
+    Tensor token;    /* [N] i32 */
+    Tensor target;   /* [N] i32, -1 = does not count */
+    Tensor position; /* [N] i32 */
+    Tensor sample;   /* [N] i64, global index in the data order */
+    Tensor samples;  /* [B] i64, the same per sample */
+    Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
 
 typedef struct {
@@ -82,20 +82,20 @@ typedef struct {
     World *world;
     ParamStore *params;
     Slot *slot;
-    int segment;                   /* the one that save_new fills */
-    Arena *into[REGION_COUNT];     /* where save_new allocates: the slot's regions, or scratch */
+    int segment;               /* the one that save_new fills */
+    Arena *into[REGION_COUNT]; /* where save_new allocates: the slot's regions, or scratch */
     Arena *scratch;
     const Batch *batch;
-    const StepValues *step;        /* device memory */
-    Tensor rope_cos, rope_sin;     /* [seq, head_dim / 2], absent without rotary positions */
+    const StepValues *step;    /* device memory */
+    Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
     Canon canon;
     uint64_t seed;
-    bool dropout_on;               /* training */
-    bool split_backward;           /* W runs later: dy of linears must outlive the input half */
+    bool dropout_on;     /* training */
+    bool split_backward; /* W runs later: dy of linears must outlive the input half */
 } Ctx;
 
 int64_t ctx_rows(const Ctx *c); /* R: rows this rank holds outside tensor-parallel regions */
-Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of N entries */
+Tensor ctx_row_slice(const Ctx *c, Tensor per_row);       /* this rank's R of N entries */
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off when not training */
 
 /* Starts segment `index`: later saves belong to it. */
@@ -103,9 +103,9 @@ void segment_begin(Ctx *c, int index);
 void segment_end(Ctx *c); /* notes the sizes */
 /* A tensor kept for backward. Region as above. */
 Err save_alloc(Ctx *c, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim);
-#define save_new(c, region, t, saved, dtype, ...)                                                  \
-    save_alloc((c), (region), (t), (saved), (dtype),                                              \
-               (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)),                       \
+#define save_new(c, region, t, saved, dtype, ...)                           \
+    save_alloc((c), (region), (t), (saved), (dtype),                        \
+               (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                (const int64_t[]){ __VA_ARGS__ })
 Tensor save_get(const Ctx *c, Saved saved);
 /* A gradient that a queued linear will read: REGION_W when W runs later, else scratch. */
@@ -116,9 +116,9 @@ Tensor param_grad(const Ctx *c, int id);
 
 /* ---- gradients: accumulators, written only here ---- */
 
-Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x);            /* += dy^T x */
+Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x); /* += dy^T x */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
-Err grad_add_columns(Ctx *c, int bias, Tensor dy);                        /* += column sums */
+Err grad_add_columns(Ctx *c, int bias, Tensor dy); /* += column sums */
 
 /* Runs and empties the slot's queue of weight gradients. */
 Err wgrad_drain(Ctx *c);
@@ -177,13 +177,13 @@ typedef struct {
 } EmbeddingSpec;
 
 Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec);
-Err embedding_forward(const Embedding *e, Ctx *c, Tensor y); /* y [R, D] */
+Err embedding_forward(const Embedding *e, Ctx *c, Tensor y);   /* y [R, D] */
 Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up */
 
 /* ---- norm ---- */
 
 typedef struct {
-    int weight, bias; /* bias -1: none */
+    int weight, bias;   /* bias -1: none */
     bool rms, per_head; /* per_head: rows are (token, head) pairs, and heads are cut over tp */
     float eps;
 } Norm;
@@ -193,7 +193,8 @@ typedef struct {
 } NormSave;
 
 /* partial: PARTIAL_ROWS for norms of the residual stream, PARTIAL_HEADS for norms of single heads. */
-Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial);
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps,
+                  Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
 Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx += */
@@ -236,9 +237,9 @@ typedef enum { ACT_GELU, ACT_SWIGLU } Activation;
 typedef struct {
     Linear fc1, fc2;
     Activation activation;
-    int64_t ffn;        /* global */
-    int64_t chunk;      /* columns of gate (and of up) per interleaved chunk */
-    bool recompute;     /* selective: the activation's output is computed again */
+    int64_t ffn;    /* global */
+    int64_t chunk;  /* columns of gate (and of up) per interleaved chunk */
+    bool recompute; /* selective: the activation's output is computed again */
 } Mlp;
 
 typedef struct {

@@ -27,10 +27,7 @@ static Err logits_of(const Head *h, Ctx *c, Tensor x, Tensor logits)
     return op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = x.dim[1]);
 }
 
-Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
-{
-    return logits_of(h, c, x, logits);
-}
+Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits) { return logits_of(h, c, x, logits); }
 
 static int64_t first_column(const Head *h, const Ctx *c)
 {
@@ -49,9 +46,10 @@ static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor *all, int
     TRY(tensor_new(c->scratch, all, F32, tp->size, width));
     own = tensor_row_slice(*all, tp->rank, 1);
     float *at = own.data;
-    TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J), .block_sum = tensor_of(at + N * J, F32, N, J),
-           .target_logit = tensor_of(at + 2 * N * J, F32, N), .logits = logits, .target = c->batch->target,
-           .block = logits.dim[1] / J, .first = first_column(h, c), .vocab = h->vocab));
+    TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J),
+           .block_sum = tensor_of(at + N * J, F32, N, J), .target_logit = tensor_of(at + 2 * N * J, F32, N),
+           .logits = logits, .target = c->batch->target, .block = logits.dim[1] / J,
+           .first = first_column(h, c), .vocab = h->vocab));
     return comm_all_gather(tp, c->s, *all, own, NULL);
 }
 
@@ -61,7 +59,8 @@ static Err ranks_apart(Ctx *c, Tensor all, int64_t skip, int64_t N, int64_t J, T
     int64_t R = all.dim[0];
     TRY(tensor_new(c->scratch, out, F32, R, N * J));
     for (int64_t r = 0; r < R; r++)
-        TRY(device_copy(c->s, (float *)out->data + r * N * J, (float *)all.data + r * all.dim[1] + skip, N * J * 4));
+        TRY(device_copy(c->s, (float *)out->data + r * N * J, (float *)all.data + r * all.dim[1] + skip,
+                        N * J * 4));
     return ERR_OK;
 }
 
@@ -93,8 +92,9 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor dlogits = save_get(c, save->logits), partial;
-    TRY(op(c->s, xent_bwd, .logits = dlogits, .target = c->batch->target, .row_max = save_get(c, save->row_max),
-           .row_sum = save_get(c, save->row_sum), .step = c->step, .first = first_column(h, c), .vocab = h->vocab));
+    TRY(op(c->s, xent_bwd, .logits = dlogits, .target = c->batch->target,
+           .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
+           .first = first_column(h, c), .vocab = h->vocab));
     TRY(partial_alloc(c, dx, &partial));
     TRY(op(c->s, linear_dx, .dx = partial, .dy = dlogits, .w = param_value(c, h->weight),
            .leaf = tree_leaf(c, h->padded_vocab, dlogits.dim[1])));

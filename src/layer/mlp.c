@@ -46,10 +46,7 @@ static Err activation_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor dacti
     return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
 }
 
-static int64_t local_ffn(const Mlp *m, const Ctx *c)
-{
-    return m->ffn / c->world->tp.size;
-}
+static int64_t local_ffn(const Mlp *m, const Ctx *c) { return m->ffn / c->world->tp.size; }
 
 Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
 {

@@ -3,7 +3,8 @@
 
 #include "layer/internal.h"
 
-Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps, Partial partial)
+Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, bool rms, float eps,
+                  Partial partial)
 {
     char text[PARAM_NAME_MAX];
     *n = (Norm){ .bias = -1, .rms = rms, .per_head = partial == PARTIAL_HEADS, .eps = eps };
@@ -47,8 +48,9 @@ static Err grad_add_norm(const Norm *n, Ctx *c, Tensor dy, Tensor x, Tensor mean
 {
     Tensor none = { 0 };
     bool bias = n->bias >= 0;
-    return op(c->s, norm_grad, .dw = param_grad(c, n->weight), .db = bias ? param_grad(c, n->bias) : none, .dy = dy,
-              .x = x, .mean = mean, .rstd = rstd, .shift_w = param_store_shift(c->params, n->weight),
+    return op(c->s, norm_grad, .dw = param_grad(c, n->weight), .db = bias ? param_grad(c, n->bias) : none,
+              .dy = dy, .x = x, .mean = mean, .rstd = rstd,
+              .shift_w = param_store_shift(c->params, n->weight),
               .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->overflow,
               .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room);
 }
@@ -58,5 +60,6 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
     Tensor mean = { 0 }, rstd = save_get(c, save->rstd);
     if (!n->rms) mean = save_get(c, save->mean);
     TRY(grad_add_norm(n, c, dy, x, mean, rstd));
-    return op(c->s, norm_bwd, .dx = dx, .dy = dy, .x = x, .w = param_value(c, n->weight), .mean = mean, .rstd = rstd);
+    return op(c->s, norm_bwd, .dx = dx, .dy = dy, .x = x, .w = param_value(c, n->weight), .mean = mean,
+              .rstd = rstd);
 }

@@ -63,7 +63,8 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer)
 }
 
 /* y = x + dropout(branch + bias of the branch's last linear) */
-static Err residual_add(const Block *b, Ctx *c, const Linear *last, uint64_t key, Tensor x, Tensor branch, Tensor y)
+static Err residual_add(const Block *b, Ctx *c, const Linear *last, uint64_t key, Tensor x, Tensor branch,
+                        Tensor y)
 {
     Tensor none = { 0 };
     return op(c->s, residual_fwd, .y = y, .residual = x, .x = branch,

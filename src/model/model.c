@@ -15,7 +15,8 @@ Err stage_register(Stage *st, ParamRegistry *reg, const ModelSpec *spec, int fir
     *st = (Stage){ .spec = *spec, .first_layer = first_layer, .layer_count = layer_count };
     st->has_embedding = first_layer == 0;
     st->has_head = first_layer + layer_count == spec->layers;
-    ASSERT(!spec->tied || (st->has_embedding == st->has_head)); /* ties across stages need a shared gradient */
+    ASSERT(!spec->tied ||
+           (st->has_embedding == st->has_head)); /* ties across stages need a shared gradient */
     if (st->has_embedding)
         TRY(embedding_register(&st->embedding, reg,
                                (EmbeddingSpec){ .vocab = spec->vocab,
@@ -29,9 +30,10 @@ Err stage_register(Stage *st, ParamRegistry *reg, const ModelSpec *spec, int fir
     TRY(setup_array(setup, layer_count, &st->blocks));
     for (int i = 0; i < layer_count; i++) TRY(block_register(&st->blocks[i], reg, spec, first_layer + i));
     if (!st->has_head) return ERR_OK;
-    TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps, PARTIAL_ROWS));
-    return head_register(&st->head, reg, spec->tied ? st->embedding.table : -1, spec->vocab, spec->padded_vocab,
-                         spec->hidden, spec->init_std);
+    TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
+                      PARTIAL_ROWS));
+    return head_register(&st->head, reg, spec->tied ? st->embedding.table : -1, spec->vocab,
+                         spec->padded_vocab, spec->hidden, spec->init_std);
 }
 
 Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
@@ -41,15 +43,9 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
     return setup_array(setup, st->layer_count, &save->blocks);
 }
 
-int stage_segments(const Stage *st)
-{
-    return st->layer_count + 2;
-}
+int stage_segments(const Stage *st) { return st->layer_count + 2; }
 
-int stage_linears(const Stage *st)
-{
-    return 4 * st->layer_count + 1;
-}
+int stage_linears(const Stage *st) { return 4 * st->layer_count + 1; }
 
 /* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
 static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
@@ -180,7 +176,8 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, int64_t row, Tensor l
     ArenaMark mark = arena_mark(c->scratch);
     TRY(tensor_new(c->scratch, &last, F32, B, D));
     for (int64_t b = 0; b < B; b++)
-        TRY(device_copy(c->s, (float *)last.data + b * D, (float *)final_out.data + (b * T + row) * D, D * 4));
+        TRY(device_copy(c->s, (float *)last.data + b * D, (float *)final_out.data + (b * T + row) * D,
+                        D * 4));
     TRY(head_logits(&st->head, c, last, logits));
     arena_release(c->scratch, mark);
     return ERR_OK;

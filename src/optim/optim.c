@@ -36,7 +36,8 @@ Err optim_norm(Optim *o)
         Tensor g = tensor_row_slice(ps->grad, p->offset, p->count);
         if (!counts_here(o, p)) continue;
         TRY(op(o->stream, grad_stats, .max = tensor_row_slice(ps->max, i, 1),
-               .sumsq = tensor_reshape(tensor_row_slice(ps->sumsq, i, 1), 4), .g = g, .shift = param_store_shift(ps, i)));
+               .sumsq = tensor_reshape(tensor_row_slice(ps->sumsq, i, 1), 4), .g = g,
+               .shift = param_store_shift(ps, i)));
     }
     TRY(comm_max_i64(&o->world->tp, o->stream, ps->max.data, tensor_count(ps->max), NULL));
     TRY(comm_sum_i64(&o->world->tp, o->stream, ps->sumsq.data, tensor_count(ps->sumsq), NULL));
@@ -52,7 +53,8 @@ Err optim_update(Optim *o)
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         TRY(op(o->stream, adamw, .w = tensor_row_slice(ps->value, p->offset, p->count),
-               .m = tensor_row_slice(ps->m, p->offset, p->count), .v = tensor_row_slice(ps->v, p->offset, p->count),
+               .m = tensor_row_slice(ps->m, p->offset, p->count),
+               .v = tensor_row_slice(ps->v, p->offset, p->count),
                .g = tensor_row_slice(ps->grad, p->offset, p->count), .shift = param_store_shift(ps, i),
                .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2, .eps = o->adamw.eps,
                .decay = p->spec.flags & PARAM_DECAY ? o->adamw.weight_decay : 0));

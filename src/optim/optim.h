@@ -18,7 +18,7 @@ typedef struct {
     StepValues *step; /* device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
     AdamWSpec adamw;
-    int room;         /* Canon.room */
+    int room; /* Canon.room */
 } Optim;
 
 /* Gradients and loss sums, over the ranks that hold parts of them. */

@@ -20,7 +20,8 @@ void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_ran
 static Err grow(ParamRegistry *r)
 {
     if (r->count < r->capacity) return ERR_OK;
-    if (r->capacity >= REGISTRY_CAPACITY) return err_set(ERR_CONFIG, "more than %d parameters", REGISTRY_CAPACITY);
+    if (r->capacity >= REGISTRY_CAPACITY)
+        return err_set(ERR_CONFIG, "more than %d parameters", REGISTRY_CAPACITY);
     int capacity = r->capacity ? 2 * r->capacity : 64;
     Param *items;
     TRY(setup_array(r->setup, capacity, &items));
@@ -34,7 +35,8 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
 {
     for (int i = 0; i < r->count; i++)
         if (!strcmp(r->items[i].name, s->name)) return err_set(ERR_INTERNAL, "parameter '%s' twice", s->name);
-    if (strlen(s->name) >= PARAM_NAME_MAX) return err_set(ERR_INTERNAL, "parameter name '%s' too long", s->name);
+    if (strlen(s->name) >= PARAM_NAME_MAX)
+        return err_set(ERR_INTERNAL, "parameter name '%s' too long", s->name);
     int64_t sum = 0;
     for (int i = 0; i < PARAM_MAX_SECTIONS; i++) {
         sum += s->section[i];
@@ -44,7 +46,8 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
     }
     if (sum && sum != s->shape[0]) return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
     if (s->cut[0] == CUT_TP && s->interleave > 1 && s->interleave % r->tp)
-        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over tp=%d", s->name, (long long)s->interleave, r->tp);
+        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over tp=%d", s->name,
+                       (long long)s->interleave, r->tp);
     return ERR_OK;
 }
 
@@ -106,10 +109,7 @@ Tensor param_view(const Param *p, Tensor flat)
     return tensor_of(at, flat.dtype, p->local[0], p->local[1]);
 }
 
-Tensor param_store_shift(const ParamStore *s, int id)
-{
-    return tensor_row_slice(s->shift, id, 1);
-}
+Tensor param_store_shift(const ParamStore *s, int id) { return tensor_row_slice(s->shift, id, 1); }
 
 int64_t param_plain_row(const Param *p, int64_t r)
 {

@@ -24,9 +24,9 @@
 #include "comm/grid.h"
 #include "device/ops.h"
 
-typedef enum { CUT_NONE, CUT_TP } Cut;                  /* which axis cuts a dim */
+typedef enum { CUT_NONE, CUT_TP } Cut; /* which axis cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
-typedef enum { PARAM_DENSE, PARAM_EXPERT } ParamGroup;  /* which grid its copies live on */
+typedef enum { PARAM_DENSE, PARAM_EXPERT } ParamGroup; /* which grid its copies live on */
 
 /* Over which ranks, besides dp, a gradient is partial and has to be summed. */
 typedef enum {
@@ -39,13 +39,13 @@ enum { PARAM_DECAY = 1 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
 
 typedef struct {
-    const char *name;       /* global, e.g. "layers.3.attn.qkv.weight"; copied */
-    int ndim;               /* 1 or 2 */
-    int64_t shape[2];       /* global, unpadded */
-    int64_t padded_rows;    /* dim 0 in memory over all ranks, >= shape[0]; 0 = shape[0] */
+    const char *name;    /* global, e.g. "layers.3.attn.qkv.weight"; copied */
+    int ndim;            /* 1 or 2 */
+    int64_t shape[2];    /* global, unpadded */
+    int64_t padded_rows; /* dim 0 in memory over all ranks, >= shape[0]; 0 = shape[0] */
     Cut cut[2];
     int64_t section[PARAM_MAX_SECTIONS]; /* rows of dim 0; all 0 = one section */
-    int64_t interleave;     /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
+    int64_t interleave;                  /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
     Partial partial;
     ParamGroup group;
     Init init;
@@ -56,8 +56,8 @@ typedef struct {
 typedef struct {
     ParamSpec spec;
     char name[PARAM_NAME_MAX];
-    int64_t local[2];     /* rows, columns on this rank (columns 1 for vectors) */
-    int64_t first[2];     /* this rank's first row and column in the padded, interleaved global tensor */
+    int64_t local[2];      /* rows, columns on this rank (columns 1 for vectors) */
+    int64_t first[2];      /* this rank's first row and column in the padded, interleaved global tensor */
     int64_t offset, count; /* elements, in the flat buffers */
 } Param;
 
@@ -79,11 +79,11 @@ int64_t param_total(const ParamRegistry *r); /* global unpadded element count of
 /* The buffers of one replica of one stage. */
 typedef struct {
     const ParamRegistry *reg;
-    Tensor value, grad, m, v;          /* flat: [flat_count] */
-    Tensor shift, next_shift;          /* [count] i32 */
-    Tensor overflow;                   /* [1] i32 flag: a gradient leaf did not fit */
-    Tensor overflow_cell;              /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
-    Tensor max, sumsq;                 /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
+    Tensor value, grad, m, v; /* flat: [flat_count] */
+    Tensor shift, next_shift; /* [count] i32 */
+    Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
+    Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
+    Tensor max, sumsq;        /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
 } ParamStore;
 
 /* Allocates in `state`. grad_dtype I64 or F32; without_optimizer: no grad, m, v (evaluation, generation). */

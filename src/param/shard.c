@@ -23,10 +23,7 @@ Param shard_param(const Param *p, int tp, int tp_rank)
     return q;
 }
 
-bool shard_is_cut(const Param *p)
-{
-    return p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP;
-}
+bool shard_is_cut(const Param *p) { return p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP; }
 
 bool shard_owner(const Param *p, int tp_rank, int dp_rank)
 {
@@ -43,15 +40,9 @@ typedef struct {
     int capacity, count;
 } BoxList;
 
-static int64_t max64(int64_t a, int64_t b)
-{
-    return a > b ? a : b;
-}
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-static int64_t min64(int64_t a, int64_t b)
-{
-    return a < b ? a : b;
-}
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 /* Rows [row, end) of the interleaved global order, which are plain rows from `plain` on, as one box. */
 static void put_box(BoxList *l, const Param *p, Rect r, int64_t plain)
@@ -128,15 +119,9 @@ int shard_merge(const ShardBox *boxes, int count, Box *merged)
     return n;
 }
 
-Box shard_global(const Param *p)
-{
-    return (Box){ { 0, 0 }, { p->spec.shape[0], p->spec.shape[1] } };
-}
+Box shard_global(const Param *p) { return (Box){ { 0, 0 }, { p->spec.shape[0], p->spec.shape[1] } }; }
 
-int64_t box_count(Box b)
-{
-    return b.shape[0] * b.shape[1];
-}
+int64_t box_count(Box b) { return b.shape[0] * b.shape[1]; }
 
 bool box_equal(Box a, Box b)
 {

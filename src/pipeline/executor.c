@@ -73,7 +73,8 @@ static Err run_action(Executor *e, const Action *a)
 
 Err executor_run(Executor *e, const Action *list, int count)
 {
-    static const char *const names[] = { "forward", "backward", "input half", "weight half", "reduce", "norm", "update" };
+    static const char *const names[] = { "forward", "backward", "input half", "weight half",
+                                         "reduce",  "norm",     "update" };
     e->ctx.dropout_on = true;
     for (int i = 0; i < count; i++) {
         trace_begin(names[list[i].kind]);

@@ -108,7 +108,7 @@ typedef struct {
     FileWriter kept;     /* the file without the lines that have to go; open after the first of those */
     char path[PATH_MAX]; /* of `kept` */
     bool cutting;
-    int64_t run_start;   /* kept lines from here on are not yet copied */
+    int64_t run_start; /* kept lines from here on are not yet copied */
     int64_t damaged;
 } Earlier;
 
@@ -130,7 +130,8 @@ static bool take_line(Metrics *m, Earlier *e, const char *line, int64_t size_byt
         name_cut(shown, name ? name : "");
         curve_add_dot(&m->curve, (SvgDot){ step, json_number(valid, NAN), series_of(m, shown) });
     } else if (keep && step > 0)
-        curve_add(&m->curve, step, json_number(json_get(j, "loss"), NAN), json_is_true(json_get(j, "skipped")));
+        curve_add(&m->curve, step, json_number(json_get(j, "loss"), NAN),
+                  json_is_true(json_get(j, "skipped")));
     json_free(j);
     return keep;
 }
@@ -283,7 +284,8 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     if (r->mfu > 0) line_add(&l, "32", "MFU %.1f%%", 100 * r->mfu);
     line_add(&l, "2", "%s", units_bytes(a, r->memory_bytes));
     if (m->o.total_steps > r->step)
-        line_add(&l, "2", "eta %s", units_seconds(a, 1e-3 * m->mean_ms * (double)(m->o.total_steps - r->step)));
+        line_add(&l, "2", "eta %s",
+                 units_seconds(a, 1e-3 * m->mean_ms * (double)(m->o.total_steps - r->step)));
 }
 
 static void show_step(Metrics *m, const MetricsRecord *r)
@@ -380,7 +382,8 @@ Err metrics_close(Metrics *m)
     Err err = ERR_OK;
     if (m->o.jsonl) err = file_sync_close(&m->jsonl);
     if (!err && m->lost_lines > 0)
-        err = err_set(ERR_STORAGE, "%lld lines of '%s' could not be written", (long long)m->lost_lines, m->jsonl_path);
+        err = err_set(ERR_STORAGE, "%lld lines of '%s' could not be written", (long long)m->lost_lines,
+                      m->jsonl_path);
     if (!err) err = write_picture(m);
     setup_release(&m->memory);
     m->open = false;

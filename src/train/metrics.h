@@ -25,32 +25,32 @@ enum { CURVE_POINTS = 1024, CURVE_DOTS = 512, METRICS_NAMES = 8 };
 
 /* One step, as in metrics.jsonl. NaN and Inf are allowed and become null. */
 typedef struct {
-    int64_t step, tokens;  /* tokens: so far, of the whole run */
-    double loss;           /* mean per token, nats */
+    int64_t step, tokens; /* tokens: so far, of the whole run */
+    double loss;          /* mean per token, nats */
     double grad_norm, lr;
     double step_ms, tokens_per_s;
-    double mfu, tflops;    /* share of the peak; per device */
+    double mfu, tflops; /* share of the peak; per device */
     int64_t memory_bytes;
     bool skipped;
 } MetricsRecord;
 
 typedef struct {
-    const char *run_dir;   /* exists */
-    const char *title;     /* of the picture: the run's name */
-    bool jsonl;            /* log.jsonl */
-    int color;             /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
-    int64_t log_every;     /* steps between plain lines */
-    int64_t total_steps;   /* for the time left; 0: not known */
-    int64_t resume_step;   /* of the checkpoint the run starts from; 0: from the beginning */
+    const char *run_dir; /* exists */
+    const char *title;   /* of the picture: the run's name */
+    bool jsonl;          /* log.jsonl */
+    int color;           /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
+    int64_t log_every;   /* steps between plain lines */
+    int64_t total_steps; /* for the time left; 0: not known */
+    int64_t resume_step; /* of the checkpoint the run starts from; 0: from the beginning */
 } MetricsOptions;
 
 /* The loss of all steps so far, thinned out. */
 typedef struct {
-    SvgPoint *points;      /* the last one may stand for fewer steps than the others */
+    SvgPoint *points; /* the last one may stand for fewer steps than the others */
     int count;
     int64_t stride;
     SvgDot *dots;
-    int dot_count;         /* when they run out, every second one is dropped */
+    int dot_count; /* when they run out, every second one is dropped */
 } MetricsCurve;
 
 typedef struct {
@@ -62,9 +62,9 @@ typedef struct {
     MetricsCurve curve;
     char name[METRICS_NAMES][SVG_NAME_BYTES]; /* of the validation sets */
     int names;
-    char *picture;         /* SVG_BYTES */
+    char *picture;              /* SVG_BYTES */
     double picture_s, status_s; /* when they were last brought up to date */
-    double mean_ms;        /* of a step, the last ones counting most */
+    double mean_ms;             /* of a step, the last ones counting most */
     bool live, colored;
     char text[LOG_STATUS_BYTES]; /* of the last step */
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];

@@ -40,7 +40,8 @@ static Err open_data(Run *r, RunPurpose purpose)
         snprintf(r->data_id, sizeof r->data_id, "train %08x, tokenizer %08x", dataset_crc(r->train),
                  tokenizer_crc(r->tokenizer));
     } else if (!has_valid) {
-        return err_set(ERR_CONFIG, "neither data.valid nor data.split is set: there is nothing to evaluate on");
+        return err_set(ERR_CONFIG,
+                       "neither data.valid nor data.split is set: there is nothing to evaluate on");
     }
     return has_valid ? open_dataset(r, false, &r->valid) : ERR_OK;
 }
@@ -63,7 +64,8 @@ static Err check_memory(const MemoryPlan *p)
     double need = (double)memory_plan_total(p);
     if (need <= have) return ERR_OK;
     return err_set(ERR_MEMORY,
-                   "this run needs %.0f MiB, the machine has %.0f MiB to give: state %.0f, saves %d x (%.0f + %.0f), "
+                   "this run needs %.0f MiB, the machine has %.0f MiB to give: state %.0f, saves %d x (%.0f "
+                   "+ %.0f), "
                    "scratch %.0f, workspace %.0f",
                    need / MiB, have / MiB, (double)p->state / MiB, p->slots, (double)p->save[REGION_I] / MiB,
                    (double)p->save[REGION_W] / MiB, (double)p->scratch / MiB, (double)p->workspace / MiB),
@@ -131,14 +133,17 @@ CkptMeta run_meta(const Run *r, const char *config_text)
 static Err check_same_run(const Run *r, const CkptMeta *meta)
 {
     Config was;
-    Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration", .text = meta->config });
+    Err err =
+        config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration", .text = meta->config });
     if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
     else err = config_same_run(&was, r->cfg);
     config_release(&was);
     TRY(err);
     if (strcmp(meta->data, r->data_id))
-        return err_set(ERR_CKPT, "the training data is not the checkpoint's: '%s' now, '%s' then", r->data_id, meta->data),
-               err_hint("data.train, data.split, data.seed and the tokenizer must stay the same; to start a new run "
+        return err_set(ERR_CKPT, "the training data is not the checkpoint's: '%s' now, '%s' then", r->data_id,
+                       meta->data),
+               err_hint("data.train, data.split, data.seed and the tokenizer must stay the same; to start a "
+                        "new run "
                         "from these weights use another run.dir and checkpoint.load");
     return ERR_OK;
 }
@@ -189,7 +194,8 @@ Err run_load_newest(Run *r, const char *run_dir)
     bool found;
     TRY(load_newest(r, run_dir, true, &found));
     if (found) return ERR_OK;
-    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir), err_hint("train first: megatrain --config FILE");
+    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
+           err_hint("train first: megatrain --config FILE");
 }
 
 /* Going back to an older checkpoint: later ones in the same folder would be taken for newer next time. */
@@ -199,7 +205,8 @@ static Err check_none_newer(const Run *r, const char *dir)
     bool found;
     long long step = 0;
     TRY(ckpt_find(dir, INT64_MAX, newest, &found));
-    if (!found || sscanf(strrchr(newest, '/'), "/step-%lld", &step) != 1 || step <= r->trainer.step) return ERR_OK;
+    if (!found || sscanf(strrchr(newest, '/'), "/step-%lld", &step) != 1 || step <= r->trainer.step)
+        return ERR_OK;
     return err_set(ERR_CKPT, "'%s' is newer than the checkpoint to resume from, of step %lld", newest,
                    (long long)r->trainer.step),
            err_hint("remove what is newer, or take another run.dir");
@@ -212,7 +219,9 @@ Err run_resume(Run *r)
     if (!strcmp(how, "none")) {
         if (ckpt_any(dir))
             return err_set(ERR_CKPT, "checkpoint.resume=none, but '%s' holds checkpoints", dir),
-                   err_hint("take another run.dir, remove '%s/checkpoints', or resume with checkpoint.resume=auto", dir);
+                   err_hint(
+                       "take another run.dir, remove '%s/checkpoints', or resume with checkpoint.resume=auto",
+                       dir);
     } else if (!strcmp(how, "auto")) {
         TRY(load_newest(r, dir, false, &found));
     } else {
@@ -236,10 +245,7 @@ static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
     return ERR_OK;
 }
 
-TokenSource run_tokens(const Dataset *d)
-{
-    return (TokenSource){ (void *)d, get_tokens };
-}
+TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens }; }
 
 static double now_s(void)
 {

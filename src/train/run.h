@@ -13,7 +13,7 @@
 
 typedef struct {
     const Config *cfg;
-    SetupArena setup;    /* of checkpoints' tables and texts */
+    SetupArena setup; /* of checkpoints' tables and texts */
     Tokenizer *tokenizer;
     Dataset *train, *valid; /* NULL when not opened; valid also when there is none */
     World world;
@@ -21,7 +21,7 @@ typedef struct {
     MemoryPlan plan;
     Trainer trainer;
     bool world_open, trainer_open;
-    char data_id[160];   /* identity of the training data, kept in checkpoints */
+    char data_id[160]; /* identity of the training data, kept in checkpoints */
 } Run;
 
 typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;

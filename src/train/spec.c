@@ -59,8 +59,10 @@ static Err check_vocab(const TrainSpec *s, int64_t vocab)
 
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
-    static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO, [DEBUG_ISA_AVX512] = ISA_AVX512,
-                                [DEBUG_ISA_AVX2] = ISA_AVX2, [DEBUG_ISA_C] = ISA_C };
+    static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
+                                [DEBUG_ISA_AVX512] = ISA_AVX512,
+                                [DEBUG_ISA_AVX2] = ISA_AVX2,
+                                [DEBUG_ISA_C] = ISA_C };
     *out = (TrainSpec){ .model = model_spec(cfg, vocab),
                         .micro_batch = cfg->train.micro_batch,
                         .global_batch = cfg->train.global_batch,
@@ -81,5 +83,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 
 Grid grid_spec(const Config *cfg)
 {
-    return (Grid){ .tp = (int)cfg->parallel.tp, .dp = (int)cfg->derived.dp, .sp = cfg->parallel.sp && cfg->parallel.tp > 1 };
+    return (Grid){ .tp = (int)cfg->parallel.tp,
+                   .dp = (int)cfg->derived.dp,
+                   .sp = cfg->parallel.sp && cfg->parallel.tp > 1 };
 }

@@ -18,7 +18,16 @@
 
 #include "base/err.h"
 
-enum { WIDTH = 900, HEIGHT = 480, LEFT = 72, RIGHT = 24, TOP = 48, BOTTOM = 56, COLORS = 4, TEXT_BYTES = 120 };
+enum {
+    WIDTH = 900,
+    HEIGHT = 480,
+    LEFT = 72,
+    RIGHT = 24,
+    TOP = 48,
+    BOTTOM = 56,
+    COLORS = 4,
+    TEXT_BYTES = 120
+};
 
 typedef struct {
     char *buf;
@@ -133,7 +142,8 @@ static void put_x_axis(Picture *p)
         put(p, "<text x=\"%.1f\" y=\"%d\" text-anchor=\"middle\">%.10g%s</text>\n", x, HEIGHT - BOTTOM + 20,
             k * d / unit, k ? suffix : "");
     }
-    put(p, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>\n", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 12);
+    put(p, "<text x=\"%d\" y=\"%d\" text-anchor=\"middle\">step</text>\n", (LEFT + WIDTH - RIGHT) / 2,
+        HEIGHT - 12);
 }
 
 /* One line through the points, broken where there is no finite loss. */
@@ -183,7 +193,9 @@ static void put_dots(Picture *p)
     for (int i = 0; i < p->c->dot_count; i++) {
         const SvgDot *d = &p->c->dots[i];
         if (!isfinite(d->loss)) continue;
-        put(p, "<circle class=\"v%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"><title>step %lld: %.4f</title></circle>\n",
+        put(p,
+            "<circle class=\"v%d\" cx=\"%.1f\" cy=\"%.1f\" r=\"3.5\"><title>step %lld: "
+            "%.4f</title></circle>\n",
             d->series % COLORS, x_of(p, (double)d->step), y_of(p, d->loss), (long long)d->step, d->loss);
     }
 }
@@ -195,8 +207,8 @@ static void put_legend(Picture *p)
     x += 130;
     for (int i = 0; i < p->c->series_count; i++) {
         const char *name = p->c->series[i];
-        put(p, "<circle class=\"v%d\" cx=\"%d\" cy=\"34\" r=\"3.5\"/><text x=\"%d\" y=\"38\">validation%s", i % COLORS,
-            x + 8, x + 18, *name ? " " : "");
+        put(p, "<circle class=\"v%d\" cx=\"%d\" cy=\"34\" r=\"3.5\"/><text x=\"%d\" y=\"38\">validation%s",
+            i % COLORS, x + 8, x + 18, *name ? " " : "");
         put_text(p, name);
         put(p, "</text>\n");
         x += 100 + 7 * (int)strlen(name);
@@ -205,7 +217,9 @@ static void put_legend(Picture *p)
 
 static void put_head(Picture *p)
 {
-    put(p, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\" aria-labelledby=\"t d\">\n",
+    put(p,
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %d %d\" role=\"img\" aria-labelledby=\"t "
+        "d\">\n",
         WIDTH, HEIGHT);
     put(p, "<title id=\"t\">Loss of ");
     put_text(p, p->c->title);
@@ -226,8 +240,8 @@ static void put_head(Picture *p)
            "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.paper{fill:#0d1117}.grid{stroke:#30363d}"
            ".raw,.range,.mean{stroke:#58a6ff}.skip{stroke:#ff7b72}"
            ".v0{fill:#f0883e}.v1{fill:#56d364}.v2{fill:#bc8cff}.v3{fill:#ff9bce}}\n</style>\n");
-    put(p, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"name\" x=\"%d\" y=\"20\">", WIDTH,
-        HEIGHT, LEFT);
+    put(p, "<rect class=\"paper\" width=\"%d\" height=\"%d\"/>\n<text class=\"name\" x=\"%d\" y=\"20\">",
+        WIDTH, HEIGHT, LEFT);
     put_text(p, p->c->title);
     put(p, ": loss, nats per token</text>\n");
 }
@@ -243,8 +257,9 @@ int64_t svg_curve(const SvgCurve *c, char *buf)
     }
     put_y_axis(&p);
     put_x_axis(&p);
-    put(&p, "<clipPath id=\"c\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n"
-            "<g clip-path=\"url(#c)\">\n",
+    put(&p,
+        "<clipPath id=\"c\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n"
+        "<g clip-path=\"url(#c)\">\n",
         LEFT, TOP, WIDTH - LEFT - RIGHT + 4, HEIGHT - TOP - BOTTOM);
     put_range(&p);
     put_line(&p, "raw", false);

@@ -11,10 +11,10 @@ enum { SVG_BYTES = 160 << 10, SVG_NAME_BYTES = 48 };
 
 /* Some neighbouring steps: mean and range of the loss of those that had a finite one. */
 typedef struct {
-    int64_t step;          /* the last of them */
-    int64_t count;         /* with a finite loss */
+    int64_t step;  /* the last of them */
+    int64_t count; /* with a finite loss */
     double sum, low, high;
-    int skipped;           /* steps that were skipped */
+    int skipped; /* steps that were skipped */
 } SvgPoint;
 
 /* A validation loss. */

@@ -146,14 +146,16 @@ static void say_start(const Loop *l)
 {
     const MemoryPlan *p = &l->run.plan;
     const Trainer *t = &l->run.trainer;
-    log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s kernels, %d threads, "
-             "sgemm %.0f GFLOP/s",
-             l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
-             (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
-             (double)p->scratch / (1 << 20), isa_name(t->device.isa), t->device.threads, l->peak_flops * 1e-9);
+    log_info(
+        "%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s kernels, %d threads, "
+        "sgemm %.0f GFLOP/s",
+        l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
+        (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
+        (double)p->scratch / (1 << 20), isa_name(t->device.isa), t->device.threads, l->peak_flops * 1e-9);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
-    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld", (long long)dataset_samples(l->run.train),
-             (long long)l->run.spec.model.seq, (long long)t->step, (long long)l->cfg->derived.steps);
+    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
+             (long long)dataset_samples(l->run.train), (long long)l->run.spec.model.seq, (long long)t->step,
+             (long long)l->cfg->derived.steps);
 }
 
 /* ---- what happens after a step ---- */
@@ -182,9 +184,11 @@ static Err check_numerics(Loop *l, const StepReport *r)
 {
     l->skipped_in_a_row = r->skipped ? l->skipped_in_a_row + 1 : 0;
     if (!r->skipped) return ERR_OK;
-    log_warn("step %lld skipped: loss or gradient is not finite (%d in a row)", (long long)r->step, l->skipped_in_a_row);
+    log_warn("step %lld skipped: loss or gradient is not finite (%d in a row)", (long long)r->step,
+             l->skipped_in_a_row);
     if (l->skipped_in_a_row < MAX_SKIPPED_IN_A_ROW) return ERR_OK;
-    return err_set(ERR_NUMERICS, "%d steps in a row had a loss or gradient that is not finite, the last was step %lld",
+    return err_set(ERR_NUMERICS,
+                   "%d steps in a row had a loss or gradient that is not finite, the last was step %lld",
                    l->skipped_in_a_row, (long long)r->step),
            err_hint("lower optim.lr or raise optim.warmup, and resume from a checkpoint before the trouble");
 }
@@ -202,7 +206,8 @@ static Err evaluate(Loop *l)
     Trainer *t = &l->run.trainer;
     double loss;
     int64_t counted;
-    TRY(trainer_eval(t, run_tokens(l->run.valid), 0, valid_batches(&l->run, l->cfg->train.eval_batches), &loss, &counted));
+    TRY(trainer_eval(t, run_tokens(l->run.valid), 0, valid_batches(&l->run, l->cfg->train.eval_batches),
+                     &loss, &counted));
     metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, "", loss);
     return ERR_OK;
 }
@@ -218,15 +223,13 @@ static Err save(Loop *l, bool must)
     return ERR_OK;
 }
 
-static bool due(int64_t step, int64_t every)
-{
-    return every > 0 && step % every == 0;
-}
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
 static Err traced_step(Loop *l, TokenSource source, StepReport *report)
 {
     char path[PATH_MAX];
-    if (!due(l->run.trainer.step + 1, l->cfg->log.trace_every)) return trainer_step(&l->run.trainer, source, report);
+    if (!due(l->run.trainer.step + 1, l->cfg->log.trace_every))
+        return trainer_step(&l->run.trainer, source, report);
     snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
     TRY(trace_open(path));
     TRY(trainer_step(&l->run.trainer, source, report));
@@ -253,10 +256,11 @@ static Err asked_to_stop(const Loop *l)
     int64_t step = l->run.trainer.step;
     double minutes = (now_s() - l->started_s) / 60;
     if (stop_signal)
-        return err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint", strsignal(stop_signal),
-                       (long long)step);
+        return err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint",
+                       strsignal(stop_signal), (long long)step);
     if (l->cfg->train.max_minutes > 0 && minutes >= l->cfg->train.max_minutes)
-        return err_set(ERR_STOPPED, "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint",
+        return err_set(ERR_STOPPED,
+                       "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint",
                        minutes, (long long)step);
     return ERR_OK;
 }

@@ -14,7 +14,7 @@
 #include "base/mathx.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
-static const int64_t UNLIMITED = (int64_t)1 << 45;
+static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
 
 int64_t memory_plan_total(const MemoryPlan *p)
 {
@@ -58,20 +58,11 @@ static Err hook_batch(void *user, int microbatch, Batch *b)
     return fill_batch(t, b, first);
 }
 
-static Err hook_reduce(void *user)
-{
-    return optim_reduce(&((Trainer *)user)->optim);
-}
+static Err hook_reduce(void *user) { return optim_reduce(&((Trainer *)user)->optim); }
 
-static Err hook_norm(void *user)
-{
-    return optim_norm(&((Trainer *)user)->optim);
-}
+static Err hook_norm(void *user) { return optim_norm(&((Trainer *)user)->optim); }
 
-static Err hook_update(void *user)
-{
-    return optim_update(&((Trainer *)user)->optim);
-}
+static Err hook_update(void *user) { return optim_update(&((Trainer *)user)->optim); }
 
 /* ---- opening ---- */
 
@@ -177,7 +168,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     return param_store_fill(&t->params, &t->device.stream, s->seed, shift, t->device.threads);
 }
 
-static Err open_on(Trainer *t, const char *device, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+static Err open_on(Trainer *t, const char *device, const TrainSpec *spec, World *world,
+                   const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->setup);
@@ -191,7 +183,8 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     StepReport report;
     double loss;
     int64_t counted, base_bytes = t->device.counters.bytes;
-    if (t->spec.forward_only && t->spec.micro_batch == 1) TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
+    if (t->spec.forward_only && t->spec.micro_batch == 1)
+        TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
     if (!t->spec.forward_only) {
         TRY(trainer_step(t, none, &report));
         out->flop = t->device.counters.flop;
@@ -219,6 +212,7 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     TRY(world_open_null(&world, grid, rank));
     Err err = open_on(&t, "null", spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);
+    if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(&t);
     world_close(&world);
     return err;
@@ -329,7 +323,8 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     return ERR_OK;
 }
 
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss, int64_t *counted)
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+                 int64_t *counted)
 {
     int64_t sums[3] = { 0 };
     Stream *stream = &t->device.stream;
@@ -369,7 +364,8 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits)
     ArenaMark mark = arena_mark(&t->scratch);
     TRY(tensor_new(&t->scratch, &out, F32, 1, t->spec.model.padded_vocab));
     TRY(stage_logits(&t->stage, &e->ctx, &s->save, n - 1, out));
-    if (logits) TRY(device_read(&t->device.stream, logits, out.data, t->spec.model.vocab * (int64_t)sizeof *logits));
+    if (logits)
+        TRY(device_read(&t->device.stream, logits, out.data, t->spec.model.vocab * (int64_t)sizeof *logits));
     arena_release(&t->scratch, mark);
     for (int r = 0; r < REGION_COUNT; r++) arena_release(&s->slot.region[r], 0);
     s->batch = whole;

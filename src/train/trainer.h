@@ -21,40 +21,40 @@ typedef struct {
 typedef struct {
     ModelSpec model;
     int64_t micro_batch, global_batch;
-    int seq_blocks;       /* canonical sequence blocks (a power of two dividing seq) */
-    int64_t attn_block;   /* keys per softmax block */
-    bool exact;           /* reproducible = layout */
-    bool forward_only;    /* evaluation, generation: no gradients, no optimizer */
+    int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
+    int64_t attn_block; /* keys per softmax block */
+    bool exact;         /* reproducible = layout */
+    bool forward_only;  /* evaluation, generation: no gradients, no optimizer */
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
     uint64_t seed;
-    int threads;          /* per rank; 0 = all */
+    int threads; /* per rank; 0 = all */
     Isa isa;
-    bool poison;          /* debug.poison */
-    int extra_shift;      /* debug.extra_shift */
+    bool poison;     /* debug.poison */
+    int extra_shift; /* debug.extra_shift */
 } TrainSpec;
 
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
-    int64_t state;                 /* weights, gradients, moments, tables, batches */
-    int64_t save[REGION_COUNT];    /* per slot */
+    int64_t state;              /* weights, gradients, moments, tables, batches */
+    int64_t save[REGION_COUNT]; /* per slot */
     int slots;
     int64_t scratch, workspace;
-    int64_t flop, op_bytes;        /* of one step on this rank */
-    int64_t comm_bytes;            /* sent by this rank in one step */
-    int64_t params;                /* global, unpadded */
+    int64_t flop, op_bytes; /* of one step on this rank */
+    int64_t comm_bytes;     /* sent by this rank in one step */
+    int64_t params;         /* global, unpadded */
 } MemoryPlan;
 
 int64_t memory_plan_total(const MemoryPlan *p);
 
 typedef struct {
     int64_t step;
-    double loss;       /* mean per counted token, nats; NaN when not finite */
-    int64_t counted;   /* tokens */
+    double loss;     /* mean per counted token, nats; NaN when not finite */
+    int64_t counted; /* tokens */
     float grad_norm, lr;
-    bool skipped;      /* loss or gradients not finite: nothing was changed */
-    int redone;        /* times the step was repeated with another fixed-point shift */
+    bool skipped; /* loss or gradients not finite: nothing was changed */
+    int redone;   /* times the step was repeated with another fixed-point shift */
 } StepReport;
 
 typedef struct {
@@ -73,9 +73,9 @@ typedef struct {
     StepValues *step_values;        /* device */
     int32_t *host_shift;            /* [2][params]: the step's shifts, and what a repetition tries */
     TokenSource source;
-    int32_t *host_tokens;           /* [micro_batch][seq + 1] */
-    int32_t *host_rows;             /* staging of one row tensor */
-    int64_t first_sample;           /* of the batch that the hooks are serving */
+    int32_t *host_tokens;                    /* [micro_batch][seq + 1] */
+    int32_t *host_rows;                      /* staging of one row tensor */
+    int64_t first_sample;                    /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
     MemoryPlan plan;
 } Trainer;
@@ -93,7 +93,8 @@ void trainer_close(Trainer *t);
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 
 /* Mean loss over `batches` global batches from sample `first` of source; nothing is changed. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss, int64_t *counted);
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+                 int64_t *counted);
 
 /* Logits [vocab] after the n tokens (n <= seq). Single-rank trainers opened with micro_batch 1. */
 Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits);
