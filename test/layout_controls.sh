@@ -4,15 +4,16 @@
 # the reference.
 #
 #   test/layout_controls.sh [WORD]      only controls whose name contains WORD
+# shellcheck disable=SC2034  # variables that conditions name
+
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 only=${1:-}
-# shellcheck disable=SC2034  # names in the conditions; own: the reference's isa
+# names in the conditions; own: the reference's isa
 avx512=1 avx2=2 c=3 own=0
 export MEGATRAIN_LAYOUTS=short
 
 # compare CASE CONDITION: prints what was seen; false if a layout did not do as it should
 compare() {
-    # shellcheck disable=SC2034  # used by the condition
     local reference='' line dp tp sp micro threads isa hash want seen differ=0 count=0 wrong=''
     timeout 300 "$build/test/test_layouts" "$1" >"$work/test.log" 2>&1
     while read -r line; do

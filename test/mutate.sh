@@ -5,7 +5,7 @@
 #
 #   name  what is broken, in words
 #   file  the file it is applied to
-#   from  a piece of one line of it, which must occur exactly once
+#   from  a piece of it, which must occur exactly once; a blank stands for any white space, line ends too
 #   to    what stands there instead (nothing: it is left out)
 #
 # and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
@@ -58,9 +58,9 @@ mutate() {
     # shellcheck disable=SC2046
     cp -p --parents "$file" $(objects_of "$file") "$work/kept"
     FROM=$(field from) TO=$(field to) perl -0777 -i -pe '
-        my ($from, $to) = @ENV{"FROM", "TO"};
-        my $at = length $from ? index($_, $from) : -1;
-        if ($at >= 0 && index($_, $from, $at + 1) < 0) { substr($_, $at, length $from) = $to; $done = 1 }
+        my $from = join "\\s+", map { quotemeta } split " ", $ENV{"FROM"};
+        my @found = length $from ? /$from/g : ();
+        if (@found == 1) { s/$from/$ENV{"TO"}/; $done = 1 }
         END { exit($done ? 0 : 1) }' "$file" && ! cmp -s "$file" "$work/kept/$file" && return 0
     echo "'$(field from)' is not there exactly once in $file"
     restore

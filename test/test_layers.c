@@ -203,7 +203,7 @@ static double norm_of(const double *x, int64_t n)
     return sqrt(sum);
 }
 
-/* Values of root mean square 1; the first direction is the gradient's, and so steep that a shorter one does. */
+/* Values of root mean square 1; the first direction is the gradient's: so steep that a shorter one does. */
 static void choose_direction(Rig *r, const Probe *p, int number, double norm, double *u)
 {
     double along = number || !(norm > 0) ? 0 : 0.1 * sqrt((double)p->n) / norm;
