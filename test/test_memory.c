@@ -1,0 +1,341 @@
+/*
+ * Memory of a run: all of it is taken before the first step, and it is what the plan says.
+ *
+ * malloc, calloc, realloc, aligned allocation and mmap are defined here and so stand before the C library's for
+ * everything in the process: our objects, libgomp, Jansson. Who asked is told by the return address: inside this
+ * executable it was our code. pwrite stands in too: the line of step 1 in metrics.jsonl starts the count, so a
+ * whole train_run is counted as it is, with its evaluations, checkpoints and reading ahead.
+ *
+ * Sanitizers bring an allocator of their own: skipped there.
+ */
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdatomic.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+
+#include "base/config.h"
+#include "base/log.h"
+#include "data/indexed.h"
+#include "scratch.h"
+#include "test.h"
+#include "tiny.h"
+#include "train/train.h"
+
+#if defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
+/* ---- counting ---- */
+
+enum { PLACES = 8 };
+
+typedef struct {
+    const void *caller;
+    size_t bytes;
+} Place;
+
+static struct {
+    atomic_bool on, starts_at_step_1;
+    atomic_llong ours, ours_bytes;     /* asked for by this executable's code */
+    atomic_llong others, others_bytes; /* by libraries */
+    Place place[PLACES], other_place[PLACES];
+    atomic_int steps, saves; /* seen in what is written */
+} count;
+
+static bool is_ours(const void *caller)
+{
+    extern const char __executable_start, etext;
+    return (const char *)caller >= &__executable_start && (const char *)caller < &etext;
+}
+
+static void note(const void *caller, size_t bytes)
+{
+    if (!atomic_load_explicit(&count.on, memory_order_relaxed)) return;
+    bool mine = is_ours(caller);
+    long long n = atomic_fetch_add(mine ? &count.ours : &count.others, 1);
+    atomic_fetch_add(mine ? &count.ours_bytes : &count.others_bytes, (long long)bytes);
+    if (n < PLACES) (mine ? count.place : count.other_place)[n] = (Place){ caller, bytes };
+}
+
+static void count_start(void)
+{
+    atomic_store(&count.ours, 0);
+    atomic_store(&count.ours_bytes, 0);
+    atomic_store(&count.others, 0);
+    atomic_store(&count.others_bytes, 0);
+    atomic_store(&count.on, true);
+}
+
+static void count_stop(void) { atomic_store(&count.on, false); }
+
+/* Where: library and offset, for addr2line. */
+static void print_places(const char *who, const Place *p, long long n)
+{
+    Dl_info info;
+    for (int i = 0; i < n && i < PLACES; i++) {
+        if (!dladdr(p[i].caller, &info)) continue;
+        fprintf(stderr, "    %s: %zu bytes from %s+0x%zx (%s)\n", who, p[i].bytes, info.dli_fname,
+                (size_t)((const char *)p[i].caller - (const char *)info.dli_fbase),
+                info.dli_sname ? info.dli_sname : "?");
+    }
+}
+
+#if !defined(__SANITIZE_ADDRESS__)
+void *__libc_malloc(size_t bytes);
+void *__libc_calloc(size_t n, size_t bytes);
+void *__libc_realloc(void *p, size_t bytes);
+void *__libc_memalign(size_t align, size_t bytes);
+
+#define CALLER __builtin_return_address(0)
+
+void *malloc(size_t bytes)
+{
+    note(CALLER, bytes);
+    return __libc_malloc(bytes);
+}
+
+void *calloc(size_t n, size_t bytes)
+{
+    note(CALLER, n * bytes);
+    return __libc_calloc(n, bytes);
+}
+
+void *realloc(void *p, size_t bytes)
+{
+    note(CALLER, bytes);
+    return __libc_realloc(p, bytes);
+}
+
+void *aligned_alloc(size_t align, size_t bytes)
+{
+    note(CALLER, bytes);
+    return __libc_memalign(align, bytes);
+}
+
+int posix_memalign(void **out, size_t align, size_t bytes)
+{
+    note(CALLER, bytes);
+    *out = __libc_memalign(align, bytes);
+    return *out ? 0 : ENOMEM;
+}
+
+void *mmap(void *at, size_t bytes, int prot, int flags, int fd, off_t offset)
+{
+    note(CALLER, bytes);
+    return (void *)syscall(SYS_mmap, at, bytes, prot, flags, fd, offset);
+}
+#endif
+
+static bool says(const void *data, size_t bytes, const char *text)
+{
+    return memmem(data, bytes < 400 ? bytes : 400, text, strlen(text)) != NULL;
+}
+
+ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
+{
+    bool step = says(data, bytes, "{\"step\":") && says(data, bytes, "\"loss\":");
+    ssize_t written = syscall(SYS_pwrite64, fd, data, bytes, offset);
+    if (count.on) count.steps += step;
+    if (count.on) count.saves += says(data, bytes, "\"format");
+    if (step && says(data, bytes, "{\"step\":1,") && atomic_exchange(&count.starts_at_step_1, false))
+        count_start();
+    return written;
+}
+
+/* ---- a whole run ---- */
+
+static void make_tokens(const char *name, int documents)
+{
+    IndexedWriter *w;
+    uint64_t seed = 5;
+    int32_t ids[700];
+    OK(indexed_create(in_dir(name), indexed_type_for(257), &w));
+    for (int d = 0; d < documents; d++) {
+        for (int i = 0; i < 700; i++) ids[i] = (int32_t)(test_rand(&seed) % 64);
+        OK(indexed_add_tokens(w, ids, 700));
+        OK(indexed_end_document(w));
+    }
+    OK(indexed_finish(w));
+}
+
+static void train_counted(const char *run_dir, const char *const *more, int more_count)
+{
+    char dir[256], train[256], valid[256];
+    const char *overrides[32] = { dir,
+                                  train,
+                                  valid,
+                                  "model.layers=2",
+                                  "model.hidden=32",
+                                  "model.heads=4",
+                                  "model.seq=64",
+                                  "model.dropout=0.1",
+                                  "train.micro_batch=2",
+                                  "train.global_batch=8",
+                                  "train.steps=8",
+                                  "train.eval_every=3",
+                                  "train.eval_batches=2",
+                                  "checkpoint.every=2",
+                                  "checkpoint.keep=2",
+                                  "debug.threads=2" };
+    int n = 16;
+    snprintf(dir, sizeof dir, "run.dir=%s", in_dir(run_dir));
+    snprintf(train, sizeof train, "data.train=%s", in_dir("train"));
+    snprintf(valid, sizeof valid, "data.valid=%s", in_dir("valid"));
+    for (int i = 0; i < more_count; i++) overrides[n++] = more[i];
+    Config cfg;
+    OK(config_read(&cfg, (ConfigSource){ .overrides = overrides, .override_count = n }));
+    count.steps = count.saves = 0;
+    count.starts_at_step_1 = true;
+    Err err = train_run(&cfg);
+    count_stop();
+    count.starts_at_step_1 = false;
+    OK(err);
+    config_release(&cfg);
+}
+
+/* Steps, evaluations, saves, the removal of old checkpoints, the curve: nothing is allocated by our objects. */
+TEST(nothing_is_allocated_after_step_1)
+{
+    static const char *const kinds[][2] = { { "model.arch=gpt2", "train.recompute=none" },
+                                            { "model.arch=llama", "train.recompute=selective" },
+                                            { "run.reproducible=run", "train.recompute=full" } };
+    if (SANITIZED) SKIP("sanitizers bring their own allocator");
+    make_tokens("train", 40);
+    make_tokens("valid", 10);
+    for (int i = 0; i < 3; i++) {
+        char name[16];
+        log_set_level(LOG_WARN);
+        snprintf(name, sizeof name, "run%d", i);
+        train_counted(name, kinds[i], 2);
+        log_set_level(LOG_INFO);
+        CHECK_MSG(count.steps == 7 && count.saves == 4, "%d steps, %d saves were seen", count.steps,
+                  count.saves);
+        CHECK_MSG(count.ours == 0, "%s %s: %lld allocations, %lld bytes", kinds[i][0], kinds[i][1],
+                  count.ours, count.ours_bytes);
+        print_places("ours", count.place, count.ours);
+        /* the C library's own, while a save lists and clears folders: three at most, freed again */
+        bool few = count.others <= 3 * count.saves && count.others_bytes <= count.saves * (int64_t)(96 << 10);
+        CHECK_MSG(few, "%s %s: libraries: %lld allocations, %lld bytes", kinds[i][0], kinds[i][1],
+                  count.others, count.others_bytes);
+        if (!few) print_places("library", count.other_place, count.others);
+    }
+}
+
+/* The counting counts. */
+TEST(an_allocation_is_noticed)
+{
+    if (SANITIZED) SKIP("sanitizers bring their own allocator");
+    SetupArena setup;
+    void *p;
+    count_start();
+    setup_init(&setup);
+    OK(setup_alloc(&setup, 1000, &p));
+    long long after_setup = count.ours;
+    OK(device_alloc(&(Device){ .threads = 1 }, 4096, &p));
+    count_stop();
+    CHECK(after_setup == 1 && count.ours == 2 && count.ours_bytes >= 1000 + 4096);
+    setup_release(&setup);
+    device_free(&(Device){ .threads = 1 }, p, 4096);
+}
+
+/* ---- the plan ---- */
+
+static TrainSpec spec_of(bool llama, Recompute recompute, int64_t T)
+{
+    TrainSpec s = llama ? tiny_llama() : tiny_gpt2();
+    s.model.hidden = 32;
+    s.model.heads = s.model.kv_heads = 2;
+    s.model.head_dim = 16;
+    s.model.ffn = 64;
+    s.model.tp_blocks = 2;
+    s.model.recompute = recompute;
+    s.model.seq = T;
+    s.micro_batch = 1;
+    s.global_batch = 2;
+    s.seq_blocks = 4;
+    s.attn_block = 64;
+    return s;
+}
+
+static int64_t working_bytes(const MemoryPlan *p)
+{
+    return p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch;
+}
+
+static Err any_tokens(void *user, int64_t first, int64_t n, int32_t *out)
+{
+    int64_t width = *(const int64_t *)user + 1;
+    for (int64_t i = 0; i < n * width; i++) out[i] = (int32_t)((first * width + i) * 7919 % TINY_VOCAB);
+    return ERR_OK;
+}
+
+/* Twice the tokens, twice the memory; at 4096 all of it together is less than one table of T x T. */
+TEST(memory_grows_linearly_with_the_sequence)
+{
+    for (int llama = 0; llama < 2; llama++)
+        for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
+            int64_t bytes[4];
+            for (int i = 0; i < 4; i++) {
+                MemoryPlan p;
+                TrainSpec s = spec_of(llama, (Recompute)recompute, (int64_t)512 << i);
+                OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &p));
+                bytes[i] = working_bytes(&p);
+            }
+            for (int i = 0; i < 2; i++) {
+                double step = (double)(bytes[i + 1] - bytes[i]), next = (double)(bytes[i + 2] - bytes[i + 1]);
+                CHECK_MSG(fabs(next / step - 2) < 0.01, "llama %d recompute %d, T %d: %lld %lld %lld", llama,
+                          recompute, 512 << i, (long long)bytes[i], (long long)bytes[i + 1],
+                          (long long)bytes[i + 2]);
+            }
+            CHECK_MSG(bytes[3] < (int64_t)4096 * 4096 * 4, "llama %d recompute %d: %lld bytes", llama,
+                      recompute, (long long)bytes[3]);
+        }
+}
+
+/*
+ * A real step, an evaluation: what is asked of the system while the trainer opens is the plan's total to the
+ * byte, besides the tables of the host; nothing is afterwards; and the high-water marks are the plan's.
+ */
+TEST(a_long_sequence_takes_what_was_planned)
+{
+    enum { HOST_TABLES = 1 << 20 };
+    for (int llama = 0; llama < 2; llama++)
+        for (int64_t T = 512; T <= 4096; T *= 8) {
+            TrainSpec s = spec_of(llama, RECOMPUTE_SELECTIVE, T);
+            World world;
+            MemoryPlan plan;
+            Trainer t;
+            StepReport report;
+            double loss;
+            int64_t counted;
+            TokenSource tokens = { &T, any_tokens };
+            OK(world_open_self(&world));
+            OK(trainer_plan(&s, world.grid, 0, &plan));
+            count_start();
+            OK(trainer_open(&t, &s, &world, &plan));
+            count_stop();
+            int64_t host_bytes = count.ours_bytes - memory_plan_total(&plan);
+            if (!SANITIZED)
+                CHECK_MSG(host_bytes >= t.setup.total_bytes && host_bytes < t.setup.total_bytes + HOST_TABLES,
+                          "T %lld: %lld bytes, the plan says %lld, the host's tables are %lld", (long long)T,
+                          count.ours_bytes, (long long)memory_plan_total(&plan),
+                          (long long)t.setup.total_bytes);
+            CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan));
+            count_start();
+            OK(trainer_step(&t, tokens, &report));
+            OK(trainer_eval(&t, tokens, 0, 1, &loss, &counted));
+            count_stop();
+            CHECK_CLOSE(loss, log(TINY_VOCAB), 0.1, " ");
+            CHECK(count.ours == 0);
+            MemoryPlan peak = trainer_peak(&t);
+            CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.slots == plan.slots);
+            CHECK(peak.save[REGION_I] == plan.save[REGION_I] && peak.save[REGION_W] == plan.save[REGION_W]);
+            trainer_close(&t);
+            world_close(&world);
+        }
+}
+
+TEST_MAIN
