@@ -51,7 +51,7 @@ static bool is_ours(const void *caller)
     return (const char *)caller >= &__executable_start && (const char *)caller < &etext;
 }
 
-static void note(const void *caller, size_t bytes)
+__attribute__((unused)) static void note(const void *caller, size_t bytes)
 {
     if (!atomic_load_explicit(&count.on, memory_order_relaxed)) return;
     bool mine = is_ours(caller);
@@ -139,7 +139,7 @@ ssize_t pwrite(int fd, const void *data, size_t bytes, off_t offset)
     bool step = says(data, bytes, "{\"step\":") && says(data, bytes, "\"loss\":");
     ssize_t written = syscall(SYS_pwrite64, fd, data, bytes, offset);
     if (count.on) count.steps += step;
-    if (count.on) count.saves += says(data, bytes, "\"format");
+    if (count.on) count.saves += says(data, bytes, "{\"format\":1,");
     if (step && says(data, bytes, "{\"step\":1,") && atomic_exchange(&count.starts_at_step_1, false))
         count_start();
     return written;
