@@ -10,11 +10,11 @@ export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} BUIL
 logs=$BUILD/test-logs
 mkdir -p "$logs"
 
-quick_scripts=(test/test_cli.sh test/test_keys.sh test/test_bad_input.sh test/test_resume.sh)
+quick_scripts=(test/test_cli.sh test/test_keys.sh test/test_bad_input.sh test/test_memory.sh test/test_resume.sh)
 slow_scripts=(test/mutants.sh test/layout_controls.sh)
 case $lane in
 quick) commands=("$BUILD"/test/test_*[a-z] "${quick_scripts[@]}") ;;
-asan) commands=("$BUILD"/test/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_SANITIZED=1 ;;
+asan) commands=("$BUILD"/test/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
 slow) commands=("${slow_scripts[@]}") ;;
 *) echo "usage: test/run.sh quick|asan|slow" >&2; exit 2 ;;
 esac
