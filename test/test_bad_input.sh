@@ -287,19 +287,24 @@ check "with a checkpoint" [ -s "$(ckpt once "$(losses once | wc -l)")/manifest.c
 
 # ---- memory: refused before any of it is taken
 
-limited() { bash -c 'ulimit -v 4000000; exec "$0" "$@"' "$@"; }
+limited() { # to 4 GB of addresses; sanitizers want more for themselves
+    if [ -n "${MEGATRAIN_SANITIZED:-}" ]; then "$@"; else bash -c 'ulimit -v 4000000; exec "$0" "$@"' "$@"; fi
+}
 start=$SECONDS
-for huge in "model.layers=64 model.hidden=16384 model.heads=64" "train.micro_batch=65536 train.global_batch=65536 model.seq=512"; do
+for huge in "model.layers=64 model.hidden=16384 model.heads=64" \
+    "train.micro_batch=65536 train.global_batch=65536 model.seq=512"; do
     expect 9 "this run needs" train run.dir=refused $huge
     expect 9 "this run needs" limited "$mt" --config tiny.ini run.dir=refused $huge
     expect 0 "total" limited "$mt" plan --config tiny.ini $huge
 done
-expect 9 "more than 32 TiB" train run.dir=refused model.layers=64 model.hidden=262144 model.heads=1024
-expect 9 "more than 32 TiB" "$mt" plan --config tiny.ini train.micro_batch=1048576 train.global_batch=1048576 model.seq=65536
+huge="model.layers=64 model.hidden=262144 model.heads=1024"
+expect 9 "more than 32 TiB" train run.dir=refused $huge
+expect 9 "more than 32 TiB" "$mt" plan --config tiny.ini $huge
 check "in no time: $((SECONDS - start)) s" [ $((SECONDS - start)) -le 15 ]
 check "nothing of a run that is too large is there" [ ! -e refused/config.ini ]
 # less than the machine has to give, more than the process may take
-expect 9 "cannot get" limited "$mt" --config tiny.ini run.dir=refused model.hidden=1024 model.layers=20
+[ -n "${MEGATRAIN_SANITIZED:-}" ] ||
+    expect 9 "cannot get" limited "$mt" --config tiny.ini run.dir=refused model.hidden=1024 model.layers=20
 
 # ---- numbers: weights that grow a hundredfold each step
 
@@ -312,7 +317,8 @@ check "and recorded" [ "$(grep -c '"skipped":true' wild/metrics.jsonl)" -eq 20 ]
 
 mount_tmpfs() { mkdir -p "$1" && [ "$BAD_INPUT_MOUNTS" != none ] && mount -t tmpfs -o "$2" none "$1" 2>/dev/null; }
 if mount_tmpfs disk size=1m; then
-    expect 5 "cannot save the checkpoint of step 6" "$mt" --config tiny.ini run.dir=disk/run train.steps=6 checkpoint.every=1
+    expect 5 "cannot save the checkpoint of step 6" \
+        "$mt" --config tiny.ini run.dir=disk/run train.steps=6 checkpoint.every=1
     check "failing checkpoints warn" grep -q 'warning: .*step 5.*training goes on' err.txt
     check "training goes on to the end" has_steps disk/run 6
     check "no rest of a checkpoint is left" [ -z "$(ls disk/run/checkpoints | grep tmp)" ]
