@@ -40,6 +40,7 @@ static void catch_signals(void)
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGUSR1, &a, NULL);
     sigaction(SIGINT, &a, NULL);
+    signal(SIGPIPE, SIG_IGN); /* a closed pipe of the log must not end a run */
 }
 
 /* ---- state of the loop ---- */
