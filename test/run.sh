@@ -36,5 +36,5 @@ for c in "${commands[@]}"; do
     [ "$f" -eq 0 ] || tail -40 "$logs/$name.log"
 done
 [ $skipped -gt 0 ] && tail=", $skipped skipped" || tail=
-echo "$passed passed, $failed failed$tail" | tee "$logs/summary"
+echo "$passed passed, $failed failed$tail" | tee "$logs/summary-$lane"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]
