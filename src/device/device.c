@@ -182,14 +182,6 @@ void event_complete(Event *e, Err err, const char *message)
     pthread_mutex_unlock(&e->lock);
 }
 
-bool event_done(Event *e)
-{
-    pthread_mutex_lock(&e->lock);
-    bool done = e->done;
-    pthread_mutex_unlock(&e->lock);
-    return done;
-}
-
 Err event_wait(Event *e, double timeout_s)
 {
     struct timespec until;

@@ -79,7 +79,6 @@ void event_init(Event *e);
 void event_release(Event *e);
 void event_reset(Event *e);
 void event_complete(Event *e, Err err, const char *message); /* by the worker */
-bool event_done(Event *e);
 /* Waits on the host. timeout_s <= 0: no limit. ERR_HANG after the limit, else the work's own outcome. */
 Err event_wait(Event *e, double timeout_s);
 /* Later work of the stream runs after the event. (The CPU stream waits on the host.) */

@@ -89,7 +89,6 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
     Canon canon;
-    uint64_t seed;
     bool dropout_on;     /* training */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
 } Ctx;

@@ -22,12 +22,10 @@ Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, i
                      &h->weight);
 }
 
-static Err logits_of(const Head *h, Ctx *c, Tensor x, Tensor logits)
+Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
     return op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = x.dim[1]);
 }
-
-Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits) { return logits_of(h, c, x, logits); }
 
 static int64_t first_column(const Head *h, const Ctx *c)
 {
@@ -73,7 +71,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save)
     TRY(save_new(c, REGION_I, &row_sum, &save->row_sum, F32, N));
     ArenaMark mark = arena_mark(c->scratch);
     TRY(gather_rows(c, x, &full));
-    TRY(logits_of(h, c, full, logits));
+    TRY(head_logits(h, c, full, logits));
     if (J < 1) J = 1;
     TRY(gathered_stats(h, c, logits, &all, J));
     TRY(ranks_apart(c, all, 0, N, J, &bmax));

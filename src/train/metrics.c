@@ -15,18 +15,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/json.h"
 #include "base/units.h"
 
 static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 /* ---- the curve ---- */
 
@@ -232,7 +226,7 @@ static Err write_picture(Metrics *m)
                    .dot_count = m->curve.dot_count,
                    .series = m->name,
                    .series_count = m->names };
-    m->picture_s = now_s();
+    m->picture_s = clock_s();
     return file_replace(m->svg_path, m->picture, svg_curve(&c, m->picture));
 }
 
@@ -298,7 +292,7 @@ static void show_step(Metrics *m, const MetricsRecord *r)
         log_info("%s", m->text);
         return;
     }
-    double t = now_s();
+    double t = clock_s();
     if (t - m->status_s < STATUS_EVERY_S && !last) return;
     m->status_s = t;
     log_status(m->text);
@@ -327,7 +321,7 @@ static Err open_files(Metrics *m)
 
 Err metrics_open(Metrics *m, MetricsOptions o)
 {
-    *m = (Metrics){ .o = o, .jsonl.fd = -1, .jsonl.failed = true, .curve.stride = 1, .picture_s = now_s() };
+    *m = (Metrics){ .o = o, .jsonl.fd = -1, .jsonl.failed = true, .curve.stride = 1, .picture_s = clock_s() };
     ASSERT(o.log_every > 0 && o.resume_step >= 0);
     int room = PATH_MAX - 64;
     if (snprintf(m->jsonl_path, PATH_MAX, "%s/metrics.jsonl", o.run_dir) > room)
@@ -350,7 +344,7 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     curve_add(&m->curve, r->step, r->loss, r->skipped);
     if (m->o.jsonl) write_step(m, r);
     show_step(m, r);
-    if (now_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)
+    if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)
         log_warn_once("metrics: picture", "%s; the run goes on", err_message());
 }
 

@@ -6,6 +6,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "train/spec.h"
@@ -247,13 +248,6 @@ static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 
 TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens }; }
 
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 /* The best of a few square products in scratch memory; about a tenth of a second. */
 Err run_sgemm_rate(Run *r, double *flops)
 {
@@ -268,13 +262,13 @@ Err run_sgemm_rate(Run *r, double *flops)
     TRY(tensor_new(a, &y, F32, n, n));
     TRY(op(&r->trainer.device.stream, fill_zero, .x = x));
     TRY(op(&r->trainer.device.stream, fill_zero, .x = w));
-    double end = now_s() + 0.1;
+    double end = clock_s() + 0.1;
     do {
-        double t0 = now_s();
+        double t0 = clock_s();
         TRY(op(&r->trainer.device.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
-        double rate = 2.0 * (double)n * (double)n * (double)n / (now_s() - t0);
+        double rate = 2.0 * (double)n * (double)n * (double)n / (clock_s() - t0);
         if (rate > *flops) *flops = rate;
-    } while (now_s() < end);
+    } while (clock_s() < end);
     arena_release(a, mark);
     return ERR_OK;
 }

@@ -12,6 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "base/mathx.h"
@@ -57,13 +58,6 @@ typedef struct {
     int skipped_in_a_row;
     int64_t saved_step;
 } Loop;
-
-static double now_s(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 {
@@ -121,7 +115,7 @@ static Err open_metrics(Loop *l)
 
 static Err loop_open(Loop *l, const Config *cfg)
 {
-    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = now_s() };
+    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s() };
     TRY_AS(ERR_STORAGE, file_make_dirs(cfg->run.dir));
     TRY(ckpt_lock(cfg->run.dir, &l->lock_fd));
     TRY(run_open(&l->run, cfg, RUN_TRAIN));
@@ -242,9 +236,9 @@ static Err one_step(Loop *l, int64_t end)
 {
     StepReport report;
     Trainer *t = &l->run.trainer;
-    double t0 = now_s();
+    double t0 = clock_s();
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
-    record_step(l, &report, now_s() - t0);
+    record_step(l, &report, clock_s() - t0);
     TRY(check_numerics(l, &report));
     if (l->run.valid && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));
     if (due(t->step, l->cfg->checkpoint.every) && t->step != end) TRY(save(l, false));
@@ -255,7 +249,7 @@ static Err one_step(Loop *l, int64_t end)
 static Err asked_to_stop(const Loop *l)
 {
     int64_t step = l->run.trainer.step;
-    double minutes = (now_s() - l->started_s) / 60;
+    double minutes = (clock_s() - l->started_s) / 60;
     if (stop_signal)
         return err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint",
                        strsignal(stop_signal), (long long)step);

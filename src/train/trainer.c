@@ -131,8 +131,7 @@ static Err open_executor(Trainer *t, const MemoryPlan *limits)
                     .params = &t->params,
                     .scratch = &t->scratch,
                     .step = t->step_values,
-                    .canon = canon_of(&t->spec),
-                    .seed = t->spec.seed };
+                    .canon = canon_of(&t->spec) };
     TRY(tensor_new(&t->state, &e->sums, I64, 3));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &e->ctx.rope_cos, &e->ctx.rope_sin));
     TRY(setup_array(&t->setup, e->slot_count, &e->slots));
