@@ -129,7 +129,6 @@ static void rig_ready(Rig *r, const Case *c)
                     .scratch = &r->scratch,
                     .batch = &r->batch,
                     .step = &r->step,
-                    .seed = 5,
                     .dropout_on = true,
                     .canon = { true, 2, T / 2, 4, 8, T / 2, 16 } };
     for (int k = 0; k < REGION_COUNT; k++) {
