@@ -13,6 +13,12 @@
 
 #include <stdint.h>
 
+#ifdef __CUDACC__
+#define RNG_FN static inline __host__ __device__ /* the kernels draw by the same code */
+#else
+#define RNG_FN static inline
+#endif
+
 enum { PHILOX_ROUNDS = 10 };
 #define PHILOX_M0 0xD2511F53u
 #define PHILOX_M1 0xCD9E8D57u
@@ -23,7 +29,7 @@ typedef struct {
     uint32_t v[4];
 } Philox;
 
-static inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
+RNG_FN Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2, uint32_t c3)
 {
     uint32_t k0 = (uint32_t)key, k1 = (uint32_t)(key >> 32);
     for (int r = 0; r < PHILOX_ROUNDS; r++) {
@@ -39,7 +45,7 @@ static inline Philox philox(uint64_t key, uint32_t c0, uint32_t c1, uint32_t c2,
 }
 
 /* Bijective 64-bit mixer (splitmix64), for deriving keys from seeds and names. */
-static inline uint64_t rng_mix(uint64_t x)
+RNG_FN uint64_t rng_mix(uint64_t x)
 {
     x += 0x9E3779B97F4A7C15u;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
@@ -69,16 +75,15 @@ static inline uint32_t dropout_threshold(float p)
     return t >= 4294967295.0 ? 4294967295u : (uint32_t)t;
 }
 
-static inline int dropout_keep(uint64_t key, uint32_t threshold, int64_t sample, int64_t position,
-                               int64_t feature)
+RNG_FN int dropout_keep(uint64_t key, uint32_t threshold, int64_t sample, int64_t position, int64_t feature)
 {
     Philox r =
         philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
     return r.v[feature & 3] >= threshold;
 }
 
-static inline int dropout_keep_attn(uint64_t key, uint32_t threshold, int64_t sample, int64_t head,
-                                    int64_t query, int64_t keypos)
+RNG_FN int dropout_keep_attn(uint64_t key, uint32_t threshold, int64_t sample, int64_t head, int64_t query,
+                             int64_t keypos)
 {
     Philox r = philox(key, (uint32_t)(keypos >> 2), (uint32_t)query, (uint32_t)sample,
                       (uint32_t)(sample >> 32) << 16 | (uint32_t)head);

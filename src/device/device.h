@@ -20,6 +20,7 @@ typedef struct OpTable OpTable;
 
 typedef struct Stream {
     Device *dev;
+    void *handle; /* cudaStream_t on cuda */
 } Stream;
 
 /* Set by whoever completes the work; waited for with a deadline. Reusable after event_reset. */

@@ -48,7 +48,11 @@ typedef struct {
 
 static inline Spans spans_whole(int64_t T) { return (Spans){ { 0, 0 }, { T, 0 } }; }
 
-static inline int64_t spans_position(Spans s, int64_t row)
+#ifdef __CUDACC__
+__host__ __device__
+#endif
+    static inline int64_t
+    spans_position(Spans s, int64_t row)
 {
     return row < s.count[0] ? s.first[0] + row : s.first[1] + row - s.count[0];
 }

@@ -1,0 +1,119 @@
+/*
+ * What every kernel file uses: dtypes, 16-byte loads and stores, reductions in a fixed order, the dispatch
+ * from a tensor's dtype to a template, and the shape of a launcher.
+ *
+ * A launcher is  extern "C" Err cuda_NAME(Stream *s, const NAME_args *a)  for NAME of device/ops.def. It
+ * checks what the declaration does not say, launches on cuda_stream(s) and returns; it never waits, never
+ * allocates, never calls the host's clock. The table (table.c) wraps it in an NVTX range and asks CUDA for
+ * the launch's error, so that launchers need not. Memory besides the arguments is s->dev->workspace
+ * (workspace_bytes; contents undefined, one op at a time). s->dev->threads is the number of multiprocessors.
+ *
+ * Everything repeats bit for bit: no floating-point atomics, all sums in an order that depends on the shape
+ * alone. Arithmetic is fp32, whatever the storage.
+ */
+#ifndef MEGATRAIN_CUDA_KERNEL_CUH
+#define MEGATRAIN_CUDA_KERNEL_CUH
+
+#include "common.cuh"
+extern "C" {
+#include "base/rng.h"
+#include "device/ops.h"
+}
+
+typedef __nv_bfloat16 bf16;
+typedef __half f16;
+
+static inline cudaStream_t cuda_stream(Stream *s) { return static_cast<cudaStream_t>(s->handle); }
+
+static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+/* Runs `call` with the type name T for a compute dtype; ERR_SHAPE for any other. */
+#define DISPATCH(dtype, ...)                                                            \
+    switch (dtype) {                                                                    \
+    case F32: { typedef float T; __VA_ARGS__; } break;                                  \
+    case BF16: { typedef bf16 T; __VA_ARGS__; } break;                                  \
+    case F16: { typedef f16 T; __VA_ARGS__; } break;                                    \
+    default: return err_set(ERR_SHAPE, "no CUDA kernel for %s", dtype_name(dtype));     \
+    }
+
+template <class T> static inline T *data_of(Tensor t) { return static_cast<T *>(t.data); }
+
+__device__ __forceinline__ float to_float(float x) { return x; }
+__device__ __forceinline__ float to_float(bf16 x) { return __bfloat162float(x); }
+__device__ __forceinline__ float to_float(f16 x) { return __half2float(x); }
+
+template <class T> __device__ __forceinline__ T from_float(float x);
+template <> __device__ __forceinline__ float from_float<float>(float x) { return x; }
+template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16(x); }
+template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half(x); }
+
+/* 16 bytes of T: 4 floats or 8 16-bit numbers. Addresses are multiples of 16. */
+template <class T> struct alignas(16) Pack {
+    static constexpr int COUNT = 16 / sizeof(T);
+    T v[COUNT];
+};
+
+template <class T> __device__ __forceinline__ Pack<T> load16(const T *p)
+{
+    Pack<T> r;
+    *reinterpret_cast<int4 *>(&r) = *reinterpret_cast<const int4 *>(p);
+    return r;
+}
+
+template <class T> __device__ __forceinline__ void store16(T *p, const Pack<T> &x)
+{
+    *reinterpret_cast<int4 *>(p) = *reinterpret_cast<const int4 *>(&x);
+}
+
+/* Rows of these tensors can be read 16 bytes at a time: base and row length are multiples of 16 bytes. */
+static inline bool rows_aligned(Tensor t)
+{
+    return reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && t.ld * dtype_size(t.dtype) % 16 == 0 &&
+           t.dim[t.ndim - 1] * dtype_size(t.dtype) % 16 == 0;
+}
+
+constexpr int WARP = 32;
+constexpr unsigned ALL_LANES = 0xffffffffu;
+
+/* Over the lanes of a full warp; every lane gets the result, the same bits. */
+__device__ __forceinline__ float warp_sum(float x)
+{
+    for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(ALL_LANES, x, d);
+    return x;
+}
+
+__device__ __forceinline__ float warp_max(float x)
+{
+    for (int d = WARP / 2; d > 0; d /= 2) x = fmaxf(x, __shfl_xor_sync(ALL_LANES, x, d));
+    return x;
+}
+
+/*
+ * Over all threads of a one-dimensional block of whole warps; every thread gets the result. `part` is shared
+ * memory for one float a warp; two barriers, so it may be used again at once.
+ */
+__device__ __forceinline__ float block_sum(float x, float *part)
+{
+    const int warps = blockDim.x / WARP;
+    x = warp_sum(x);
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float sum = 0;
+    for (int w = 0; w < warps; w++) sum += part[w];
+    __syncthreads();
+    return sum;
+}
+
+__device__ __forceinline__ float block_max(float x, float *part)
+{
+    const int warps = blockDim.x / WARP;
+    x = warp_max(x);
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    float most = part[0];
+    for (int w = 1; w < warps; w++) most = fmaxf(most, part[w]);
+    __syncthreads();
+    return most;
+}
+
+#endif
