@@ -1,7 +1,7 @@
 # megatrain
 #
 #   make            builds ./megatrain              make test       builds and runs all quick tests
-#   make demo       trains on real text             make test-slow  long tests: sanitizers, mutants, all layouts
+#   make demo       trains on real text             make test-slow  mutants, layout controls, GPT-2 against PyTorch
 #   make bench      speed beside PyTorch, OpenBLAS  make lint       format, warnings, layers, headers alone
 #   make deps       installs what is missing        make asan       the tests under ASan and UBSan
 #

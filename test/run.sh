@@ -11,7 +11,7 @@ logs=$BUILD/test-logs
 mkdir -p "$logs"
 
 quick_scripts=(test/test_cli.sh test/test_keys.sh test/test_bad_input.sh test/test_resume.sh)
-slow_scripts=(test/mutants.sh test/layout_controls.sh)
+slow_scripts=(test/first_loss.sh test/mutants.sh test/layout_controls.sh)
 case $lane in
 quick) commands=("$BUILD"/test/test_*[a-z] "${quick_scripts[@]}") ;;
 asan) commands=("$BUILD"/test/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;

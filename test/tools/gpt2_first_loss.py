@@ -1,8 +1,8 @@
 #!/usr/bin/python3
 """The first loss of GPT-2 124M against PyTorch in float64, with megatrain's own initial weights.
 
-Runs build/test/tools/first_loss (make build/test/tools/first_loss), which writes the initial weights and prints
-megatrain's loss, and computes the same loss with the model of golden.py. Both must agree within 1e-5 of the loss,
+Runs build/test/tools/first_loss (test/first_loss.sh builds it), which writes the initial weights and prints
+megatrain's loss, and computes the same loss with the model of golden.py. Both must agree within 1e-7 of the loss,
 and lie within 0.1 of ln V + D std^2 / 2, what random logits of that variance give.
 
 Usage: /usr/bin/python3 test/tools/gpt2_first_loss.py [PATH OF first_loss] [CONFIG.ini] [section.key=value ...]
@@ -21,6 +21,7 @@ import numpy
 import torch
 
 HERE = os.path.dirname(os.path.abspath(__file__))
+CLOSE = 1e-7  # relative; 3e-9 is seen
 SAMPLE = ["train.micro_batch=1", "train.global_batch=1", "model.seq=64"]  # on top of the configuration
 
 
@@ -63,9 +64,9 @@ def main():
     theory = math.log(m["vocab"]) + m["hidden"] * m["init_std"]**2 / 2
     off = abs(m["loss"] - want) / want
     print(f"{m['params']} weights, {batch.numel() - len(batch)} tokens: megatrain {m['loss']:.9f}, torch {want:.9f} "
-          f"(relative difference {off:.2g}, allowed 1e-5); ln V + D std^2/2 = {theory:.4f} "
+          f"(relative difference {off:.2g}, allowed {CLOSE:g}); ln V + D std^2/2 = {theory:.4f} "
           f"(off by {abs(want - theory):.4f}, allowed 0.1)")
-    return 0 if off <= 1e-5 and abs(m["loss"] - theory) <= 0.1 else 1
+    return 0 if off <= CLOSE and abs(m["loss"] - theory) <= 0.1 else 1
 
 
 if __name__ == "__main__":
