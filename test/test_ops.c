@@ -477,6 +477,7 @@ static const struct {
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },
+    { "cast", "test_cast.c" },
     { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" }, { "rope", "test_ops.c" },
     { "attention_fwd", "attention_case.h" }, { "attention_bwd", "attention_case.h" },
     { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },

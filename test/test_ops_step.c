@@ -400,7 +400,7 @@ static StepValues adam_step(void)
     return (StepValues){ .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
 }
 
-enum { ADAM_PLAIN = 1, ADAM_SKIP = 2 };
+enum { ADAM_PLAIN = 1, ADAM_SKIP = 2, ADAM_COPY = 4 };
 
 static void case_adamw(Env *e, const Shape *p)
 {
@@ -409,10 +409,12 @@ static void case_adamw(Env *e, const Shape *p)
            v = env_out(e, F32, 0, 1, p->N);
     Tensor g = env_out(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, p->N),
            shift = env_int(e, 40);
+    Tensor copy = { 0 };
+    if (p->flags & ADAM_COPY) copy = env_out(e, F32, -2, 2, p->N);
     StepValues step = adam_step();
     step.skip = skip;
-    RUN(e, adamw, .w = env_used(e, w), .m = m, .v = v, .g = g, .shift = shift, .step = &step, .beta1 = 0.9f,
-        .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f);
+    RUN(e, adamw, .w = env_used(e, w), .m = m, .v = v, .g = g, .copy = copy, .shift = shift, .step = &step,
+        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f);
     for (int64_t i = 0; e->check && i < env_n(e, p->N); i++) {
         float w0 = *(const float *)env_before(e, env_f(w, i)),
               m0 = *(const float *)env_before(e, env_f(m, i));
@@ -425,6 +427,7 @@ static void case_adamw(Env *e, const Shape *p)
         float w1 = fmaf(-0.01f, fmaf(0.1f, w0, u), w0);
         CHECK(env_f(w, i)[0] == (skip ? w0 : w1) && env_f(m, i)[0] == (skip ? m0 : m1));
         CHECK(env_f(v, i)[0] == (skip ? v0 : v1));
+        if (copy.data) CHECK(env_f(copy, i)[0] == (skip ? *(const float *)env_before(e, env_f(copy, i)) : w1));
         double dm = 0.9 * (double)m0 + 0.1 * (double)f, dv = 0.95 * (double)v0 + 0.05 * (double)f * (double)f;
         double want = (double)w0 - 0.01 * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-8) + 0.1 * (double)w0);
         if (!skip) CHECK_CLOSE((double)env_f(w, i)[0], want, 3e-7, "element %d", (int)i);
@@ -435,8 +438,8 @@ static void case_adamw(Env *e, const Shape *p)
 TEST(adamw)
 {
     CASES(case_adamw, { 1 }, { 15, 0, 0, 0, ADAM_PLAIN }, { 16, 0, 0, 0, ADAM_SKIP }, { 17 },
-          { 31, 0, 0, 0, ADAM_PLAIN }, { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN }, { 50003 },
-          { 40000, 0, 0, 0, ADAM_PLAIN });
+          { 31, 0, 0, 0, ADAM_PLAIN | ADAM_COPY }, { 33, 0, 0, 0, ADAM_SKIP | ADAM_PLAIN | ADAM_COPY },
+          { 50003, 0, 0, 0, ADAM_COPY }, { 40000, 0, 0, 0, ADAM_PLAIN });
 }
 
 /* Ranks own ranges that start anywhere: the same bits. */

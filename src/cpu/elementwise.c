@@ -7,6 +7,7 @@
  * and writes 4, its backward 12 and 8; rope, split and merge read and write 4. With dropout a Philox call for
  * 64 elements adds about 2 instructions an element.
  */
+#include "base/half.h"
 #include "cpu/rows.h"
 
 /* ---- residual and dropout ---- */
@@ -253,6 +254,34 @@ static void add_part(const void *args, int64_t first, int64_t end)
 Err CPU(add)(Stream *s, const add_args *a)
 {
     par_rows(s, rows_both(a->y, a->x), a->y.dim[1], add_part, a);
+    return ERR_OK;
+}
+
+/* ---- cast ---- */
+
+static inline float any_load(Tensor t, int64_t i)
+{
+    if (t.dtype == BF16) return bf16_to_float(((const uint16_t *)t.data)[i]);
+    if (t.dtype == F16) return f16_to_float(((const uint16_t *)t.data)[i]);
+    return ((const float *)t.data)[i];
+}
+
+static inline void any_store(Tensor t, int64_t i, float x)
+{
+    if (t.dtype == BF16) ((uint16_t *)t.data)[i] = bf16_from_float(x);
+    else if (t.dtype == F16) ((uint16_t *)t.data)[i] = f16_from_float(x);
+    else ((float *)t.data)[i] = x;
+}
+
+static void cast_part(const void *args, int64_t first, int64_t end)
+{
+    const cast_args *a = args;
+    for (int64_t i = first; i < end; i++) any_store(a->y, i, any_load(a->x, i));
+}
+
+Err CPU(cast)(Stream *s, const cast_args *a)
+{
+    par_columns(s, rows_both(a->y, a->x), 1, cast_part, a);
     return ERR_OK;
 }
 

@@ -258,7 +258,9 @@ VEC_FN void adam_lanes(const Adam *c, vf g, const adamw_args *a, int64_t i, int6
     vf u = vf_div(vf_mul(m, c->inverse1), vf_add(vf_sqrt(vf_mul(v, c->inverse2)), c->eps));
     row_store(pm, m, left);
     row_store(pv, v, left);
-    row_store(pw, vf_fnma(c->lr, vf_fma(c->decay, w, u), w), left);
+    w = vf_fnma(c->lr, vf_fma(c->decay, w, u), w);
+    row_store(pw, w, left);
+    if (a->copy.data) row_store((float *)a->copy.data + i, w, left);
 }
 
 static void adamw_part(const void *args, int64_t first, int64_t end)

@@ -50,12 +50,14 @@ static Err check_dtype(const OpInfo *info, const OpField *f, const char *suffix,
         const char *suffix;
         DType want, also;
     } table[] = { { ":f32", F32, F32 }, { ":i32", I32, I32 }, { ":i64", I64, I64 }, { ":acc", I64, F32 } };
+    bool computes = got == F32 || got == BF16 || got == F16;
+    if (!strcmp(suffix, ":any") && computes) return ERR_OK;
     if (!*suffix) {
         if (!b->compute_by) {
             b->compute = got;
             b->compute_by = f->name;
         }
-        if (got == b->compute && (got == F32 || got == BF16 || got == F16)) return ERR_OK;
+        if (got == b->compute && computes) return ERR_OK;
         return err_set(ERR_SHAPE, "%s: %s is %s, %s is %s", info->name, f->name, dtype_name(got),
                        b->compute_by, dtype_name(b->compute));
     }
