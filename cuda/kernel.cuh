@@ -65,6 +65,60 @@ template <class T> __device__ __forceinline__ void store16(T *p, const Pack<T> &
     *reinterpret_cast<int4 *>(p) = *reinterpret_cast<const int4 *>(&x);
 }
 
+/*
+ * A pack of a row of which `left` >= 1 elements remain. WIDE: 16 bytes at once, for rows that rows_aligned()
+ * allows; else one by one, with zeros beyond the row and nothing stored there.
+ */
+template <class T, bool WIDE> __device__ __forceinline__ Pack<T> load_pack(const T *p, int64_t left)
+{
+    if constexpr (WIDE) return load16(p);
+    Pack<T> r;
+    for (int i = 0; i < Pack<T>::COUNT; i++) r.v[i] = i < left ? p[i] : T(0.0f);
+    return r;
+}
+
+template <class T, bool WIDE> __device__ __forceinline__ void store_pack(T *p, const Pack<T> &x, int64_t left)
+{
+    if constexpr (WIDE) return store16(p, x);
+    for (int i = 0; i < Pack<T>::COUNT; i++)
+        if (i < left) p[i] = x.v[i];
+}
+
+/* Rows of a tensor as a kernel sees them. */
+template <class T> struct Rows {
+    T *data;
+    int64_t ld;
+    __device__ __forceinline__ T *at(int64_t row) const { return data + row * ld; }
+};
+
+template <class T> static inline Rows<T> rows_of(Tensor t)
+{
+    Rows<T> r = { data_of<T>(t), t.ld };
+    return r;
+}
+
+/*
+ * How many rows of dim 0 are in use: at most `capacity`, fewer where a tensor carries a count (Tensor.rows),
+ * which lies in device memory. Grids cover the capacity; threads beyond rows_in_use() have nothing to do.
+ */
+struct RowCount {
+    int64_t capacity;
+    const int64_t *count[2];
+};
+
+static inline RowCount row_count(Tensor t, Tensor u)
+{
+    RowCount r = { t.dim[0], { t.rows, u.rows } };
+    return r;
+}
+
+__device__ __forceinline__ int64_t rows_in_use(RowCount r)
+{
+    for (int i = 0; i < 2; i++)
+        if (r.count[i] && *r.count[i] < r.capacity) r.capacity = *r.count[i];
+    return r.capacity;
+}
+
 /* Rows of these tensors can be read 16 bytes at a time: base and row length are multiples of 16 bytes. */
 static inline bool rows_aligned(Tensor t)
 {
