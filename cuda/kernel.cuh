@@ -71,17 +71,23 @@ template <class T> __device__ __forceinline__ void store16(T *p, const Pack<T> &
  */
 template <class T, bool WIDE> __device__ __forceinline__ Pack<T> load_pack(const T *p, int64_t left)
 {
-    if constexpr (WIDE) return load16(p);
-    Pack<T> r;
-    for (int i = 0; i < Pack<T>::COUNT; i++) r.v[i] = i < left ? p[i] : T(0.0f);
-    return r;
+    if constexpr (WIDE) {
+        return load16(p);
+    } else {
+        Pack<T> r;
+        for (int i = 0; i < Pack<T>::COUNT; i++) r.v[i] = i < left ? p[i] : T(0.0f);
+        return r;
+    }
 }
 
 template <class T, bool WIDE> __device__ __forceinline__ void store_pack(T *p, const Pack<T> &x, int64_t left)
 {
-    if constexpr (WIDE) return store16(p, x);
-    for (int i = 0; i < Pack<T>::COUNT; i++)
-        if (i < left) p[i] = x.v[i];
+    if constexpr (WIDE) {
+        store16(p, x);
+    } else {
+        for (int i = 0; i < Pack<T>::COUNT; i++)
+            if (i < left) p[i] = x.v[i];
+    }
 }
 
 /* Rows of a tensor as a kernel sees them. */
