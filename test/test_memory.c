@@ -14,6 +14,7 @@
 #include <sys/mman.h>
 #include <sys/syscall.h>
 
+#include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
 #include "data/indexed.h"
@@ -293,6 +294,63 @@ TEST(memory_grows_linearly_with_the_sequence)
             CHECK_MSG(bytes[3] < (int64_t)4096 * 4096 * 4, "llama %d recompute %d: %lld bytes", llama,
                       recompute, (long long)bytes[3]);
         }
+}
+
+/* However many micro-batches a step has: one step of the plan is one step of the machine. */
+TEST(planned_work_is_the_work_of_a_step)
+{
+    static const int64_t batches[] = { 1, 2, 3, 7 };
+    for (int exact = 0; exact < 2; exact++)
+        for (int i = 0; i < 4; i++) {
+            TrainSpec s = tiny_llama();
+            World world;
+            MemoryPlan plan;
+            Trainer t;
+            StepReport report;
+            s.exact = exact;
+            s.micro_batch = 3;
+            s.global_batch = 3 * batches[i];
+            OK(world_open_self(&world));
+            OK(trainer_plan(&s, world.grid, 0, &plan));
+            OK(trainer_open(&t, &s, &world, &plan));
+            int64_t flop = t.device.counters.flop, bytes = t.device.counters.bytes;
+            OK(trainer_step(&t, (TokenSource){ NULL, tiny_tokens }, &report));
+            CHECK(t.microbatches == batches[i] && !report.redone);
+            flop = t.device.counters.flop - flop;
+            bytes = t.device.counters.bytes - bytes;
+            CHECK_MSG(flop == plan.flop && bytes == plan.op_bytes,
+                      "%d micro-batches: %lld FLOP and %lld bytes, planned %lld and %lld", t.microbatches,
+                      (long long)flop, (long long)bytes, (long long)plan.flop, (long long)plan.op_bytes);
+            trainer_close(&t);
+            world_close(&world);
+        }
+}
+
+/* A plan costs neither time nor host memory in proportion to what is planned. */
+TEST(planning_is_cheap)
+{
+    TrainSpec s = tiny_gpt2();
+    MemoryPlan two, three, many, refused;
+    s.micro_batch = 1;
+    s.global_batch = 2;
+    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &two));
+    s.global_batch = 3;
+    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &three));
+    s.global_batch = 1000000;
+    double start = clock_s();
+    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &many));
+    CHECK(clock_s() - start < 1);
+    CHECK(memory_plan_total(&many) == memory_plan_total(&two));
+    CHECK(many.flop == two.flop + 999998 * (three.flop - two.flop));
+    s.model.hidden = s.model.ffn = 1 << 18;
+    CHECK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused) == ERR_CONFIG);
+    s = tiny_gpt2();
+    s.micro_batch = s.global_batch = 1 << 20;
+    count_start();
+    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &many));
+    count_stop();
+    CHECK(memory_plan_total(&many) > (int64_t)1 << 36);
+    if (!SANITIZED) CHECK_MSG(count.ours > 0 && count.ours_bytes < 4 << 20, "%lld bytes", count.ours_bytes);
 }
 
 /*

@@ -106,19 +106,39 @@ static inline void tiny_scatter(const Trainer *t, Tensor flat, float *out)
     }
 }
 
+static inline int64_t tiny_sent_bytes(const World *w)
+{
+    return w->tp.sent_bytes + w->sp.sent_bytes + w->dp.sent_bytes + w->world.sent_bytes;
+}
+
+/* One step, which must do and send what was planned for this rank. */
+static inline Err tiny_step(Trainer *t, StepReport *report)
+{
+    const DeviceCounters *c = &t->device.counters;
+    int64_t flop = c->flop, bytes = c->bytes, sent = tiny_sent_bytes(t->world);
+    TRY(trainer_step(t, (TokenSource){ NULL, tiny_tokens }, report));
+    flop = c->flop - flop;
+    bytes = c->bytes - bytes;
+    sent = tiny_sent_bytes(t->world) - sent;
+    if (report->redone || (flop == t->plan.flop && bytes == t->plan.op_bytes && sent == t->plan.comm_bytes))
+        return ERR_OK;
+    return err_set(ERR_INTERNAL, "%lld FLOP, %lld bytes, %lld bytes sent; planned were %lld, %lld and %lld",
+                   (long long)flop, (long long)bytes, (long long)sent, (long long)t->plan.flop,
+                   (long long)t->plan.op_bytes, (long long)t->plan.comm_bytes);
+}
+
 static inline Err tiny_rank_run(TinyRank *r)
 {
     World world;
     Trainer t;
     MemoryPlan plan;
     TinyRun *run = r->run;
-    TokenSource source = { NULL, tiny_tokens };
     TRY(trainer_plan(&run->spec, run->grid, r->rank, &plan));
     TRY(world_open_threads(&world, r->hub, run->grid, r->rank));
     TRY(trainer_open(&t, &run->spec, &world, &plan));
     for (int i = 0; i < run->steps; i++) {
         StepReport report;
-        TRY(trainer_step(&t, source, &report));
+        TRY(tiny_step(&t, &report));
         if (r->rank == 0) run->loss[i] = report.loss;
     }
     if (world.dp_rank == 0) {

@@ -14,6 +14,10 @@
 #include "base/mathx.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
+enum {
+    DRY_MICROBATCHES = 2,      /* that a dry run walks: the first, and one like all others */
+    MAX_MICROBATCHES = 1 << 24 /* of a step on a rank: the list of actions then takes 400 MB of the host */
+};
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
 
 int64_t memory_plan_total(const MemoryPlan *p)
@@ -46,6 +50,11 @@ static Err fill_batch(Trainer *t, Batch *b, int64_t first_sample)
     TRY(write_rows(t, b->sample, samples));
     for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;
     return write_rows(t, b->samples, samples);
+}
+
+static int64_t step_microbatches(const Trainer *t)
+{
+    return t->spec.global_batch / (t->spec.micro_batch * t->world->grid.dp);
 }
 
 /* A dp rank's samples are one contiguous share of the global batch. Any assignment gives the same bits. */
@@ -121,7 +130,7 @@ static Err open_slot(Trainer *t, ExecutorSlot *s, const MemoryPlan *limits)
 static Err open_executor(Trainer *t, const MemoryPlan *limits)
 {
     Executor *e = &t->executor;
-    TRY(setup_array(&t->setup, 2 * t->microbatches + 3, &t->actions));
+    TRY(setup_array(&t->setup, 2 * (int64_t)t->microbatches + 3, &t->actions));
     t->action_count = schedule_1f1b(t->actions, 0, 1, t->microbatches);
     e->stage = &t->stage;
     e->hooks = (ExecutorHooks){ t, hook_batch, hook_reduce, hook_norm, hook_update };
@@ -139,12 +148,26 @@ static Err open_executor(Trainer *t, const MemoryPlan *limits)
     return ERR_OK;
 }
 
+/* Where tokens wait on their way to the device. */
+static Err alloc_staging(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    if (t->device.is_null) return ERR_OK;
+    TRY(setup_array(&t->setup, s->micro_batch * (s->model.seq + 1), &t->host_tokens));
+    return setup_array(&t->setup, 2 * s->micro_batch * s->model.seq, &t->host_rows);
+}
+
 static Err build(Trainer *t, const MemoryPlan *limits)
 {
     const TrainSpec *s = &t->spec;
-    int64_t rows = s->micro_batch * s->model.seq;
+    int64_t microbatches = step_microbatches(t);
     void *step_values;
-    t->microbatches = (int)(s->global_batch / (s->micro_batch * t->world->grid.dp));
+    if (t->device.is_null && microbatches > DRY_MICROBATCHES) microbatches = DRY_MICROBATCHES;
+    if (microbatches > MAX_MICROBATCHES)
+        return err_set(ERR_CONFIG, "a step has %lld micro-batches on a rank; at most %d can be listed",
+                       (long long)microbatches, MAX_MICROBATCHES),
+               err_hint("raise train.micro_batch or lower train.global_batch");
+    t->microbatches = (int)microbatches;
     param_registry_init(&t->registry, &t->setup, t->world->grid.tp, t->world->tp_rank);
     TRY(stage_register(&t->stage, &t->registry, &s->model, 0, s->model.layers, &t->setup));
     TRY(alloc_arena(t, &t->state, "state", limits->state));
@@ -153,8 +176,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t, limits));
-    TRY(setup_array(&t->setup, s->micro_batch * (s->model.seq + 1), &t->host_tokens));
-    TRY(setup_array(&t->setup, 2 * rows, &t->host_rows));
+    TRY(alloc_staging(t));
     TRY(setup_array(&t->setup, 2 * t->registry.count, &t->host_shift));
     t->optim = (Optim){ .params = &t->params,
                         .stream = &t->device.stream,
@@ -176,22 +198,64 @@ static Err open_on(Trainer *t, const char *device, const TrainSpec *spec, World 
     return build(t, limits);
 }
 
+/* ---- planning ---- */
+
+typedef struct {
+    int64_t flop, op_bytes, comm_bytes;
+} Work;
+
+static Work work_so_far(const Trainer *t)
+{
+    const DeviceCounters *c = &t->device.counters;
+    const World *w = t->world;
+    return (Work){ c->flop, c->bytes,
+                   w->tp.sent_bytes + w->sp.sent_bytes + w->dp.sent_bytes + w->world.sent_bytes };
+}
+
+static Err dry_step(Trainer *t, int microbatches, Work *work)
+{
+    StepReport report;
+    Work before = work_so_far(t);
+    t->action_count = schedule_1f1b(t->actions, 0, 1, microbatches);
+    TRY(trainer_step(t, (TokenSource){ 0 }, &report));
+    Work after = work_so_far(t);
+    *work = (Work){ after.flop - before.flop, after.op_bytes - before.op_bytes,
+                    after.comm_bytes - before.comm_bytes };
+    return ERR_OK;
+}
+
+/* false: the sum does not fit. */
+static bool add_times(int64_t *sum, int64_t by, int64_t times)
+{
+    return !__builtin_mul_overflow(by, times, &by) && !__builtin_add_overflow(*sum, by, sum);
+}
+
+/* All micro-batches have one shape: each after the first adds what the second adds. */
+static Err count_step(Trainer *t, MemoryPlan *out)
+{
+    Work one, two;
+    int64_t more = step_microbatches(t) - 1;
+    TRY(dry_step(t, 1, &one));
+    two = one;
+    if (more) TRY(dry_step(t, DRY_MICROBATCHES, &two));
+    *out = (MemoryPlan){ .flop = one.flop, .op_bytes = one.op_bytes, .comm_bytes = one.comm_bytes };
+    if (add_times(&out->flop, two.flop - one.flop, more) &&
+        add_times(&out->op_bytes, two.op_bytes - one.op_bytes, more) &&
+        add_times(&out->comm_bytes, two.comm_bytes - one.comm_bytes, more))
+        return ERR_OK;
+    return err_set(ERR_CONFIG, "a step of %lld micro-batches on a rank is more work than 64 bits count",
+                   (long long)more + 1),
+           err_hint("lower train.global_batch");
+}
+
 static Err dry_run(Trainer *t, MemoryPlan *out)
 {
-    TokenSource none = { 0 };
-    StepReport report;
     double loss;
-    int64_t counted, base_bytes = t->device.counters.bytes;
+    int64_t counted;
     if (t->spec.forward_only && t->spec.micro_batch == 1)
         TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
-    if (!t->spec.forward_only) {
-        TRY(trainer_step(t, none, &report));
-        out->flop = t->device.counters.flop;
-        out->op_bytes = t->device.counters.bytes - base_bytes;
-        out->comm_bytes = t->world->tp.sent_bytes + t->world->sp.sent_bytes + t->world->dp.sent_bytes +
-                          t->world->world.sent_bytes;
-    }
-    TRY(trainer_eval(t, none, 0, 1, &loss, &counted));
+    if (!t->spec.forward_only) TRY(count_step(t, out));
+    TRY(trainer_eval(t, (TokenSource){ 0 }, 0, 1, &loss, &counted));
     MemoryPlan peak = trainer_peak(t);
     peak.flop = out->flop;
     peak.op_bytes = out->op_bytes;

@@ -2,9 +2,10 @@
  * The step engine: a model, its optimizer state and the memory of a run on one rank, and train_step.
  * Knows nothing of files, configuration or the run folder (train.h does).
  *
- * Memory is planned by running this very code on the null device (trainer_plan): one step and one evaluation
- * that compute nothing and count everything. trainer_open then takes exactly that much, and nothing is
- * allocated afterwards.
+ * Memory is planned by running this very code on the null device (trainer_plan): a step and an evaluation that
+ * compute nothing and count everything. Two micro-batches are walked, whatever the step has: the second shows the
+ * peak and what each further one adds. trainer_open then takes exactly that much, and nothing is allocated
+ * afterwards.
  */
 #ifndef MEGATRAIN_TRAIN_TRAINER_H
 #define MEGATRAIN_TRAIN_TRAINER_H
@@ -69,18 +70,19 @@ typedef struct {
     Executor executor;
     Optim optim;
     Action *actions;
-    int action_count, microbatches; /* per step on this rank */
+    int action_count, microbatches; /* per step on this rank; on the null device two at most */
     StepValues *step_values;        /* device */
     int32_t *host_shift;            /* [2][params]: the step's shifts, and what a repetition tries */
     TokenSource source;
-    int32_t *host_tokens;                    /* [micro_batch][seq + 1] */
-    int32_t *host_rows;                      /* staging of one row tensor */
-    int64_t first_sample;                    /* of the batch that the hooks are serving */
+    int32_t *host_tokens; /* [micro_batch][seq + 1]; NULL on the null device, as the next */
+    int32_t *host_rows;   /* staging of one row tensor */
+    int64_t first_sample; /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
     MemoryPlan plan;
 } Trainer;
 
-/* Dry run for rank `rank` of the grid. */
+/* Dry run for rank `rank` of the grid, in a time that does not depend on the global batch. ERR_CONFIG when the work
+ * of a step cannot be counted. */
 Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
 
 /* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY when a
