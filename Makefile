@@ -4,7 +4,9 @@
 #   make demo       trains on real text             make test-slow  mutants, layout controls, GPT-2 against PyTorch
 #   make bench      speed beside PyTorch, OpenBLAS  make lint       format, warnings, layers, headers alone
 #   make deps       installs what is missing        make asan       the tests under ASan and UBSan
+#   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU
 #
+# CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
 # BUILD= chooses the folder of objects. Every target that needs packages installs them first (make deps).
 
 BUILD   ?= build
@@ -31,7 +33,34 @@ TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c))
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
-.PHONY: all deps deps-dev demo test test-slow bench asan lint fmt hdr-check install clean
+# The CUDA backend: C by the host's compiler, kernels by nvcc for A100, Hopper, and PTX for what comes later.
+CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
+CUDA      ?= 0
+NVCC      := $(CUDA_HOME)/bin/nvcc
+NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,code=[sm_80,compute_80] \
+             -gencode=arch=compute_90a,code=sm_90a
+CUDA_C    := $(sort $(wildcard cuda/*.c))
+CUDA_CU   := $(sort $(wildcard cuda/*.cu))
+CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
+ifeq ($(CUDA),1)
+OBJ       += $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
+LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -lstdc++
+$(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
+endif
+
+# The same files on the emulator (test/emu/README.md). EMU: folder of objects; EMU_FLAGS: sanitizers.
+EMU       ?= $(BUILD)/emu
+EMU_CC    ?= $(CC)
+EMU_CXX   ?= g++
+EMU_FLAGS ?=
+EMU_SRC   := $(sort $(wildcard test/emu/*.cpp))
+EMU_OBJ   := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o) $(EMU_SRC:%.cpp=$(EMU)/%.o)
+EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
+EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE -MMD -MP \
+                -Wall -Wno-unknown-pragmas $(EMU_FLAGS)
+EMU_CFLAGS   := -std=gnu17 -O2 -g -D_GNU_SOURCE -DMEGATRAIN_CUDA -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) -MMD -MP $(WARN) $(EMU_FLAGS)
+
+.PHONY: all deps deps-dev demo test test-emu test-slow bench asan lint fmt hdr-check install clean
 .SECONDARY:
 
 all: deps
@@ -67,6 +96,40 @@ $(BUILD)/bench/%: bench/%.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+
+$(BUILD)/cuda/%.o: cuda/%.c
+	@mkdir -p $(@D)
+	@echo "  CC $<"
+	@$(CC) $(CFLAGS) $(CUDA_INC) -c -o $@ $<
+
+$(BUILD)/cuda/%.o: cuda/%.cu
+	@mkdir -p $(@D)
+	@echo "  NVCC $<"
+	@$(NVCC) $(NVCCFLAGS) -MMD -MF $(@:.o=.d) -c -o $@ $<
+
+$(EMU)/%.cu.o: %.cu
+	@mkdir -p $(@D)
+	@echo "  EMU $<"
+	@$(EMU_CXX) -x c++ $(EMU_CXXFLAGS) -c -o $@ $<
+
+$(EMU)/%.o: %.cpp
+	@mkdir -p $(@D)
+	@echo "  EMU $<"
+	@$(EMU_CXX) $(EMU_CXXFLAGS) -c -o $@ $<
+
+$(EMU)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "  EMU $<"
+	@$(EMU_CC) $(EMU_CFLAGS) -c -o $@ $<
+
+# objects first: what they define is then not taken from the library
+$(EMU)/megatrain: $(BUILD)/main.o $(EMU_OBJ) $(BUILD)/libmegatrain.a
+	@echo "  LD $@"
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+
+$(EMU)/test_%: $(EMU)/test/cuda/test_%.o $(EMU_OBJ) $(BUILD)/libmegatrain.a
+	@echo "  LD $@"
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
 
 deps:
 	@scripts/install-deps.sh

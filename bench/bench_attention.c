@@ -173,7 +173,7 @@ static bool parse(int argc, char **argv, Isa *isa, const char **json_path)
 
 static Err run_all(Isa isa)
 {
-    TRY(device_open(&bench.dev, "cpu", 0, isa));
+    TRY(device_open(&bench.dev, (DeviceChoice){ .isa = isa }));
     bench.a = filled(GEMM_M * GEMM_NK), bench.b = filled(GEMM_NK * GEMM_NK);
     bench.c = filled(GEMM_M * GEMM_NK);
     json_open(&bench.json, NULL, '{');

@@ -150,7 +150,7 @@ static Stream *device_of(const Cut *c)
 {
     static Device devices[ISA_COUNT];
     Device *d = &devices[c->isa];
-    if (!d->ops) ASSERT(device_open(d, "cpu", 1, c->isa) == ERR_OK);
+    if (!d->ops) ASSERT(device_open(d, (DeviceChoice){ .threads = 1, .isa = c->isa }) == ERR_OK);
     d->threads = c->threads;
     d->workspace_bytes = c->workspace_bytes ? c->workspace_bytes : DEVICE_WORKSPACE_BYTES;
     return &d->stream;

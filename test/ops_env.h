@@ -50,7 +50,7 @@ typedef void CaseFn(Env *e, const Shape *p);
 static inline void env_open(Env *e, Isa isa, int threads, int64_t pad)
 {
     memset(e, 0, sizeof *e);
-    OK(device_open(&e->dev, "cpu", threads, isa));
+    OK(device_open(&e->dev, (DeviceChoice){ .threads = threads, .isa = isa }));
     e->pad = pad;
 }
 

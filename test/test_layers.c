@@ -73,7 +73,7 @@ static void rig_open(Rig *r)
 {
     *r = (Rig){ .seed = 11 };
     OK(world_open_self(&r->world));
-    OK(device_open(&r->device, "cpu", 2, ISA_AUTO));
+    OK(device_open(&r->device, (DeviceChoice){ .threads = 2 }));
     setup_init(&r->setup);
     open_arena(&r->state, 8 << 20);
     open_arena(&r->scratch, 8 << 20);

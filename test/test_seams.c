@@ -48,8 +48,9 @@ static uint64_t grad_hash(const Rig *r)
 /* An arena of its own; the memory lives as long as the process. */
 static void test_arena(Arena *a, int64_t size_bytes)
 {
-    Device any = { .threads = 1 };
+    Device any;
     void *p;
+    OK(device_open(&any, (DeviceChoice){ .threads = 1 }));
     OK(device_alloc(&any, size_bytes, &p));
     arena_init(a, "test", p, size_bytes);
 }
@@ -320,8 +321,8 @@ TEST(seam11_row_counts)
     int64_t rows = 5, got;
     float data[64];
     Tensor t = tensor_of(data, F32, 16, 4);
-    OK(device_open(&cpu, "cpu", 1, ISA_AUTO));
-    OK(device_open(&null, "null", 1, ISA_AUTO));
+    OK(device_open(&cpu, (DeviceChoice){ .threads = 1 }));
+    OK(device_open(&null, (DeviceChoice){ .kind = DEVICE_NULL }));
     t.rows = &rows;
     OK(device_row_count(&cpu.stream, t, 16, &got));
     CHECK(got == 5);
@@ -360,7 +361,7 @@ TEST(seam13_quantised_weights_are_seen)
 {
     Device cpu;
     float data[3][64] = { { 0 } }, one = 1;
-    OK(device_open(&cpu, "cpu", 1, ISA_AUTO));
+    OK(device_open(&cpu, (DeviceChoice){ .threads = 1 }));
     Tensor scale = tensor_of(&one, F32, 1), w = tensor_of(data[0], F32, 8, 8);
     Tensor x = tensor_of(data[1], F32, 8, 8), y = tensor_of(data[2], F32, 8, 8);
     OK(op(&cpu.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = 8));
@@ -441,7 +442,7 @@ TEST(seam15_order_free_norms)
     int64_t max[2] = { 0 }, sum[2][4] = { { 0 } };
     int32_t shift = 40;
     uint64_t seed = 3;
-    OK(device_open(&cpu, "cpu", 2, ISA_AUTO));
+    OK(device_open(&cpu, (DeviceChoice){ .threads = 2 }));
     for (int i = 0; i < N; i++) g[i] = (int64_t)test_rand(&seed) >> (2 + i % 50);
     Tensor sh = tensor_of(&shift, I32, 1);
     OK(op(&cpu.stream, grad_stats, .max = tensor_of(&max[0], I64, 1), .sumsq = tensor_of(sum[0], I64, 4),

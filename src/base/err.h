@@ -28,6 +28,7 @@
     X(MEMORY, "out of memory", 9)                                                           \
     X(RENDEZVOUS, "rendezvous", 10)                                                         \
     X(IO, "input/output", 5)  /* raised by base/file.c; callers re-label it with err_as */  \
+    X(DEVICE, "device", 1)    /* the GPU or its driver failed in the middle of a run */     \
     X(SHAPE, "shape", 1)      /* an op was called with tensors that do not fit: a bug */    \
     X(STOPPED, "stopped", 75) /* stopped on request after a checkpoint */                   \
     X(INTERRUPTED, "interrupted", 130)

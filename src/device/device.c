@@ -46,18 +46,22 @@ static Err map_memory(int64_t size_bytes, void **out)
     return ERR_OK;
 }
 
-static Err open_cpu(Device *dev, int threads, Isa isa)
+static int threads_or_all(int threads) { return threads > 0 ? threads : omp_get_max_threads(); }
+
+/* ---- cpu ---- */
+
+static Err cpu_open(Device *dev, int index, Isa isa)
 {
     static const OpTable *const tables[ISA_COUNT] = {
         [ISA_AVX512] = &cpu_avx512_ops, [ISA_AVX2] = &cpu_avx2_ops, [ISA_C] = &cpu_c_ops
     };
+    (void)index;
     if (isa == ISA_AUTO) isa = isa_best();
     if (!isa_supported(isa))
         return err_set(ERR_CONFIG, "this processor has no %s", isa_name(isa)),
                err_hint("set debug.isa=auto (here: %s)", isa_name(isa_best()));
     dev->isa = isa;
     dev->ops = tables[isa];
-    dev->threads = threads > 0 ? threads : omp_get_max_threads();
     void *workspace;
     TRY(map_memory(DEVICE_WORKSPACE_BYTES, &workspace)); /* not touched: small shapes use little of it */
     dev->workspace = workspace;
@@ -65,40 +69,23 @@ static Err open_cpu(Device *dev, int threads, Isa isa)
     return ERR_OK;
 }
 
-Err device_open(Device *dev, const char *kind, int threads, Isa isa)
+static void cpu_free(Device *dev, void *p, int64_t size_bytes)
 {
-    memset(dev, 0, sizeof *dev);
-    dev->name = kind;
-    dev->stream.dev = dev;
-    dev->threads = threads > 0 ? threads : 1;
-    if (!strcmp(kind, "cpu")) return open_cpu(dev, threads, isa);
-    if (strcmp(kind, "null"))
-        return err_set(ERR_CONFIG, "this build has no device '%s'", kind), err_hint("devices here: cpu");
-    dev->is_null = true;
-    dev->ops = &null_ops;
-    return ERR_OK;
+    (void)dev;
+    munmap(p, (size_t)size_bytes);
 }
 
-void device_close(Device *dev)
+static void cpu_close(Device *dev)
 {
-    device_free(dev, dev->workspace, dev->workspace_bytes);
-    memset(dev, 0, sizeof *dev);
+    if (dev->workspace) cpu_free(dev, dev->workspace, dev->workspace_bytes);
 }
 
 /*
  * Touched once by the threads that will use it: fresh pages cost more in the middle of a step than all the
  * arithmetic on them.
  */
-Err device_alloc(Device *dev, int64_t size_bytes, void **out)
+static Err cpu_alloc(Device *dev, int64_t size_bytes, void **out)
 {
-    dev->counters.allocs++;
-    dev->counters.alloc_bytes += size_bytes;
-    *out = NULL;
-    if (dev->is_null) {
-        *out = NULL_BASE;
-        return ERR_OK;
-    }
-    if (size_bytes <= 0) return ERR_OK;
     TRY(map_memory(size_bytes, out));
     char *bytes = *out;
 #pragma omp parallel for schedule(static) num_threads(dev->threads)
@@ -106,44 +93,164 @@ Err device_alloc(Device *dev, int64_t size_bytes, void **out)
     return ERR_OK;
 }
 
-void device_free(Device *dev, void *p, int64_t size_bytes)
+static Err cpu_move(Stream *s, void *to, const void *from, int64_t size_bytes)
 {
-    if (!dev->is_null && p && size_bytes > 0) munmap(p, (size_t)size_bytes);
+    (void)s;
+    memmove(to, from, (size_t)size_bytes);
+    return ERR_OK;
 }
 
-static Err move(Stream *s, void *to, const void *from, int64_t size_bytes)
+static Err cpu_zero(Stream *s, void *to, int64_t size_bytes)
 {
-    if (!s->dev->is_null && size_bytes > 0) memmove(to, from, (size_t)size_bytes);
+    (void)s;
+    memset(to, 0, (size_t)size_bytes);
     return ERR_OK;
+}
+
+static Err nothing_to_wait_for(Stream *s)
+{
+    (void)s;
+    return ERR_OK;
+}
+
+static const DeviceBackend cpu_backend = { cpu_open, cpu_close, cpu_alloc, cpu_free,           cpu_move,
+                                           cpu_move, cpu_move,  cpu_zero,  nothing_to_wait_for };
+
+/* ---- null ---- */
+
+static Err null_open(Device *dev, int index, Isa isa)
+{
+    (void)index, (void)isa;
+    dev->is_null = true;
+    dev->ops = &null_ops;
+    return ERR_OK;
+}
+
+static void null_close(Device *dev) { (void)dev; }
+
+static Err null_alloc(Device *dev, int64_t size_bytes, void **out)
+{
+    (void)dev, (void)size_bytes;
+    *out = NULL_BASE;
+    return ERR_OK;
+}
+
+static void null_free(Device *dev, void *p, int64_t size_bytes) { (void)dev, (void)p, (void)size_bytes; }
+
+static Err null_move(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    (void)s, (void)to, (void)from, (void)size_bytes;
+    return ERR_OK;
+}
+
+static Err null_zero(Stream *s, void *to, int64_t size_bytes)
+{
+    (void)s, (void)to, (void)size_bytes;
+    return ERR_OK;
+}
+
+static const DeviceBackend null_backend = { null_open, null_close, null_alloc, null_free,          null_move,
+                                            null_move, null_move,  null_zero,  nothing_to_wait_for };
+
+/* ---- cuda, where it was built ---- */
+
+#ifndef MEGATRAIN_CUDA
+static Err no_cuda_open(Device *dev, int index, Isa isa)
+{
+    (void)dev, (void)index, (void)isa;
+    return err_set(ERR_CONFIG, "this build has no CUDA backend"),
+           err_hint("install the CUDA toolkit and build again, or set run.device=cpu");
+}
+static const DeviceBackend cuda_backend = { no_cuda_open, null_close, null_alloc,
+                                            null_free,    null_move,  null_move,
+                                            null_move,    null_zero,  nothing_to_wait_for };
+
+int device_cuda_count(char *why, int64_t why_size)
+{
+    snprintf(why, (size_t)why_size, "this build has no CUDA backend");
+    return 0;
+}
+
+Err device_cuda_info(int index, DeviceInfo *out)
+{
+    (void)index, (void)out;
+    return no_cuda_open(NULL, 0, ISA_AUTO);
+}
+#else
+extern const DeviceBackend cuda_backend; /* cuda/device.c, which defines the two functions as well */
+#endif
+
+/* ---- devices ---- */
+
+Err device_open(Device *dev, DeviceChoice choice)
+{
+    static const struct {
+        const char *name;
+        const DeviceBackend *backend;
+    } kinds[DEVICE_KINDS] = { [DEVICE_CPU] = { "cpu", &cpu_backend },
+                              [DEVICE_CUDA] = { "cuda", &cuda_backend },
+                              [DEVICE_NULL] = { "null", &null_backend } };
+    *dev = (Device){ .kind = choice.kind,
+                     .name = kinds[choice.kind].name,
+                     .backend = kinds[choice.kind].backend,
+                     .threads = threads_or_all(choice.threads) };
+    dev->stream.dev = dev;
+    return dev->backend->open(dev, choice.index, choice.isa);
+}
+
+void device_close(Device *dev)
+{
+    if (dev->backend) dev->backend->close(dev);
+    *dev = (Device){ 0 };
+}
+
+Err device_alloc(Device *dev, int64_t size_bytes, void **out)
+{
+    dev->counters.allocs++;
+    dev->counters.alloc_bytes += size_bytes;
+    *out = NULL;
+    if (size_bytes <= 0) return ERR_OK;
+    return dev->backend->alloc(dev, size_bytes, out);
+}
+
+void device_free(Device *dev, void *p, int64_t size_bytes)
+{
+    if (p && size_bytes > 0) dev->backend->free(dev, p, size_bytes);
 }
 
 Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes)
 {
-    return move(s, device_dst, host_src, size_bytes);
+    return size_bytes > 0 ? s->dev->backend->write(s, device_dst, host_src, size_bytes) : ERR_OK;
 }
 
 Err device_read(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes)
 {
     s->dev->counters.host_reads++;
-    return move(s, host_dst, device_src, size_bytes);
+    return size_bytes > 0 ? s->dev->backend->read(s, host_dst, device_src, size_bytes) : ERR_OK;
 }
 
 Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes)
 {
-    return move(s, device_dst, device_src, size_bytes);
+    return size_bytes > 0 ? s->dev->backend->copy(s, device_dst, device_src, size_bytes) : ERR_OK;
 }
 
 Err device_zero(Stream *s, void *device_dst, int64_t size_bytes)
 {
-    if (!s->dev->is_null && size_bytes > 0) memset(device_dst, 0, (size_t)size_bytes);
-    return ERR_OK;
+    return size_bytes > 0 ? s->dev->backend->zero(s, device_dst, size_bytes) : ERR_OK;
 }
+
+Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
 
 Err device_row_count(Stream *s, Tensor t, int64_t bound, int64_t *out)
 {
-    s->dev->counters.host_reads++;
+    int64_t rows = bound;
     *out = bound;
-    if (!s->dev->is_null && t.rows && *t.rows < bound) *out = *t.rows;
+    if (s->dev->is_null || !t.rows) {
+        s->dev->counters.host_reads++;
+        return ERR_OK;
+    }
+    TRY(device_read(s, &rows, t.rows, sizeof rows));
+    *out = rows < bound ? rows : bound;
     return ERR_OK;
 }
 

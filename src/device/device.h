@@ -2,9 +2,10 @@
  * Devices: what memory and ordered work look like, whatever executes it.
  *
  *   cpu    our own kernels (AVX-512, AVX2 or plain C chosen at run time; the same bits from each)
+ *   cuda   our own kernels and cuBLASLt (cuda/); in builds that found the CUDA toolkit
  *   null   computes nothing, counts everything: the dry run behind `megatrain plan`
  *
- * A Stream is an in-order queue of ops; the CPU stream runs them at once. An Event marks a point that a
+ * A Stream is an in-order queue of ops; the CPU stream runs them at once, the CUDA stream later. An Event marks a point that a
  * stream or the host can wait for; work of communicators completes through events (comm/comm.h).
  * Nothing here is thread-safe: one rank = one Device, used by one thread (which may use OpenMP inside).
  */
@@ -41,14 +42,32 @@ typedef struct {
     int64_t allocs, alloc_bytes;
 } DeviceCounters;
 
+typedef enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_NULL, DEVICE_KINDS } DeviceKind;
+
+/* How a kind of device is opened and how memory moves; one table per kind, behind the functions below. */
+typedef struct {
+    Err (*open)(Device *dev, int index, Isa isa);
+    void (*close)(Device *dev);
+    Err (*alloc)(Device *dev, int64_t size_bytes, void **out);
+    void (*free)(Device *dev, void *p, int64_t size_bytes);
+    Err (*write)(Stream *s, void *device_dst, const void *host_src, int64_t size_bytes);
+    Err (*read)(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
+    Err (*copy)(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
+    Err (*zero)(Stream *s, void *device_dst, int64_t size_bytes);
+    Err (*sync)(Stream *s);
+} DeviceBackend;
+
 struct Device {
-    const char *name; /* "cpu", "null" */
+    DeviceKind kind;
+    const char *name; /* "cpu", "cuda", "null" */
+    const DeviceBackend *backend;
     const OpTable *ops;
     bool is_null;
-    int threads; /* OpenMP threads of this rank's kernels */
+    int threads; /* OpenMP threads of this rank's kernels; multiprocessors on cuda */
     Isa isa;
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
-    int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on the cpu */
+    int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
+    void *cuda;              /* cuda/device_cuda.h */
     DeviceCounters counters;
     Stream stream; /* the compute stream */
 };
@@ -56,11 +75,34 @@ struct Device {
 enum { DEVICE_WORKSPACE_BYTES = 64 << 20 };
 
 /*
- * kind: "cpu" or "null". threads 0 = as many as OpenMP would use. ERR_CONFIG: kind not built in, ISA not
- * supported by this processor. ERR_MEMORY.
+ * threads 0 = as many as OpenMP would use. index: which GPU of this host. ERR_CONFIG: kind not built in, no
+ * such GPU, ISA not supported by this processor. ERR_MEMORY.
  */
-Err device_open(Device *dev, const char *kind, int threads, Isa isa);
+typedef struct {
+    DeviceKind kind;
+    int index, threads;
+    Isa isa;
+} DeviceChoice;
+
+Err device_open(Device *dev, DeviceChoice choice);
 void device_close(Device *dev);
+
+/*
+ * GPUs of this host that kind cuda could open: their number, 0 with the reason in `why` (a sentence without
+ * a full stop), such as no toolkit at build time, no driver, no GPU.
+ */
+int device_cuda_count(char *why, int64_t why_size);
+
+typedef struct {
+    char name[128];
+    int major, minor; /* compute capability */
+    int multiprocessors;
+    int64_t total_bytes, free_bytes;
+    int driver, runtime; /* versions: 1000 * major + 10 * minor */
+} DeviceInfo;
+
+/* Of GPU `index`. ERR_CONFIG when there is none. */
+Err device_cuda_info(int index, DeviceInfo *out);
 
 /* Zero-filled memory for an arena, touched once in parallel. On the null device an address not to be
  * dereferenced. Counted. ERR_MEMORY. */
@@ -72,6 +114,9 @@ Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size
 Err device_read(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
 Err device_zero(Stream *s, void *device_dst, int64_t size_bytes);
 Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
+
+/* Returns when everything enqueued so far is done; reports what went wrong in it. */
+Err device_sync(Stream *s);
 
 /* Rows in use of a tensor with a device-side count, at most `bound`; the null device answers `bound`. */
 Err device_row_count(Stream *s, Tensor t, int64_t bound, int64_t *out);

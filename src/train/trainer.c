@@ -189,12 +189,11 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     return param_store_fill(&t->params, &t->device.stream, s->seed, shift, t->device.threads);
 }
 
-static Err open_on(Trainer *t, const char *device, const TrainSpec *spec, World *world,
-                   const MemoryPlan *limits)
+static Err open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->setup);
-    TRY(device_open(&t->device, device, spec->threads, spec->isa));
+    TRY(device_open(&t->device, (DeviceChoice){ .kind = kind, .threads = spec->threads, .isa = spec->isa }));
     return build(t, limits);
 }
 
@@ -273,7 +272,7 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     MemoryPlan unlimited = { .state = UNLIMITED, .save = { UNLIMITED, UNLIMITED }, .scratch = UNLIMITED };
     *out = (MemoryPlan){ 0 };
     TRY(world_open_null(&world, grid, rank));
-    Err err = open_on(&t, "null", spec, &world, &unlimited);
+    Err err = open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(&t);
@@ -283,7 +282,7 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
 
 Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
-    Err err = open_on(t, "cpu", spec, world, limits);
+    Err err = open_on(t, DEVICE_CPU, spec, world, limits);
     if (err) trainer_close(t);
     else setup_freeze(&t->setup);
     return err;

@@ -1,0 +1,191 @@
+/*
+ * The CUDA backend of device/device.h: one GPU, one stream, plain cudaMalloc (once an arena, never inside a
+ * step), and a ring of pinned memory through which host data travels, so that a write may return before the
+ * copy is done. Ops are in table.c and the .cu files, products in gemm.c.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device_cuda.h"
+#include "gemm.h"
+
+enum { PINNED_BYTES = 8 << 20, PINNED_ALIGN = 256 };
+
+static CudaDevice *device_of(Stream *s) { return s->dev->cuda; }
+
+Err cuda_check(cudaError_t code, const char *what)
+{
+    if (code == cudaSuccess) return ERR_OK;
+    if (code == cudaErrorMemoryAllocation) return err_set(ERR_MEMORY, "%s: %s", what, cudaGetErrorString(code));
+    return err_set(ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code)),
+           err_hint("to find the kernel at fault run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer");
+}
+
+/* ---- what there is ---- */
+
+int device_cuda_count(char *why, int64_t why_size)
+{
+    int count = 0;
+    cudaError_t code = cudaGetDeviceCount(&count);
+    if (code == cudaSuccess && count > 0) return count;
+    cudaGetLastError(); /* not sticky: what follows starts clean */
+    snprintf(why, (size_t)why_size, "CUDA finds no GPU: %s",
+             code == cudaSuccess ? "the count is 0" : cudaGetErrorString(code));
+    return 0;
+}
+
+static Err need_device(int index)
+{
+    char why[256];
+    int count = device_cuda_count(why, sizeof why);
+    if (count == 0)
+        return err_set(ERR_CONFIG, "%s", why), err_hint("set run.device=cpu, or see nvidia-smi and the driver");
+    if (index < count) return ERR_OK;
+    return err_set(ERR_CONFIG, "GPU %d is wanted, this host has %d", index, count),
+           err_hint("start at most as many local ranks as there are GPUs");
+}
+
+Err device_cuda_info(int index, DeviceInfo *out)
+{
+    struct cudaDeviceProp prop;
+    size_t free_bytes, total_bytes;
+    TRY(need_device(index));
+    TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
+    TRY(cuda_check(cudaSetDevice(index), "choosing the GPU"));
+    TRY(cuda_check(cudaMemGetInfo(&free_bytes, &total_bytes), "reading the GPU's free memory"));
+    *out = (DeviceInfo){ .major = prop.major,
+                         .minor = prop.minor,
+                         .multiprocessors = prop.multiProcessorCount,
+                         .total_bytes = (int64_t)total_bytes,
+                         .free_bytes = (int64_t)free_bytes };
+    snprintf(out->name, sizeof out->name, "%s", prop.name);
+    TRY(cuda_check(cudaDriverGetVersion(&out->driver), "reading the driver's version"));
+    return cuda_check(cudaRuntimeGetVersion(&out->runtime), "reading the runtime's version");
+}
+
+/* ---- opening ---- */
+
+static Err open_parts(Device *dev, CudaDevice *d)
+{
+    struct cudaDeviceProp prop;
+    void *workspace, *pinned;
+    TRY(cuda_check(cudaSetDevice(d->index), "choosing the GPU"));
+    TRY(cuda_check(cudaGetDeviceProperties(&prop, d->index), "reading the GPU's properties"));
+    if (prop.major < 8)
+        return err_set(ERR_CONFIG, "GPU %d (%s) has compute capability %d.%d, 8.0 or newer is needed", d->index,
+                       prop.name, prop.major, prop.minor),
+               err_hint("set run.device=cpu");
+    dev->threads = prop.multiProcessorCount;
+    TRY(cuda_check(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "creating the stream"));
+    dev->stream.handle = d->stream;
+    TRY(cuda_check(cudaMallocHost(&pinned, PINNED_BYTES), "taking pinned host memory"));
+    d->pinned = pinned;
+    TRY(cuda_check(cudaMalloc(&workspace, DEVICE_WORKSPACE_BYTES), "taking the kernels' workspace"));
+    dev->workspace = workspace;
+    dev->workspace_bytes = DEVICE_WORKSPACE_BYTES;
+    return cuda_gemm_open(&d->gemm);
+}
+
+static void cuda_close(Device *dev)
+{
+    CudaDevice *d = dev->cuda;
+    if (!d) return;
+    if (d->stream) cudaStreamSynchronize(d->stream);
+    if (d->gemm) cuda_gemm_close(d->gemm);
+    if (dev->workspace) cudaFree(dev->workspace);
+    if (d->pinned) cudaFreeHost(d->pinned);
+    if (d->stream) cudaStreamDestroy(d->stream);
+    free(d);
+}
+
+static Err cuda_open(Device *dev, int index, Isa isa)
+{
+    (void)isa;
+    TRY(need_device(index));
+    CudaDevice *d = calloc(1, sizeof *d);
+    if (!d) return err_set(ERR_MEMORY, "no host memory for the device's own state");
+    d->index = index;
+    dev->cuda = d;
+    dev->ops = &cuda_ops;
+    return open_parts(dev, d);
+}
+
+/* ---- memory ---- */
+
+static Err cuda_alloc(Device *dev, int64_t size_bytes, void **out)
+{
+    char what[64];
+    CudaDevice *d = dev->cuda;
+    snprintf(what, sizeof what, "taking %.1f MiB of device memory", (double)size_bytes / (1 << 20));
+    TRY(cuda_check(cudaMalloc(out, (size_t)size_bytes), what));
+    return cuda_check(cudaMemsetAsync(*out, 0, (size_t)size_bytes, d->stream), "clearing device memory");
+}
+
+static void cuda_free(Device *dev, void *p, int64_t size_bytes)
+{
+    (void)dev, (void)size_bytes;
+    cudaFree(p);
+}
+
+static Err cuda_sync(Stream *s)
+{
+    CudaDevice *d = device_of(s);
+    TRY(cuda_check(cudaStreamSynchronize(d->stream), "waiting for the GPU"));
+    d->pinned_used = 0;
+    return ERR_OK;
+}
+
+/* Room for up to `want` bytes of the ring; waits for earlier copies when it is full. */
+static Err pinned_take(Stream *s, int64_t want, char **at, int64_t *got)
+{
+    CudaDevice *d = device_of(s);
+    if (d->pinned_used == PINNED_BYTES) TRY(cuda_sync(s));
+    *at = d->pinned + d->pinned_used;
+    *got = PINNED_BYTES - d->pinned_used;
+    if (want < *got) *got = want;
+    d->pinned_used += (*got + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
+    return ERR_OK;
+}
+
+static Err cuda_write(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    for (int64_t done = 0, n; done < size_bytes; done += n) {
+        char *at;
+        TRY(pinned_take(s, size_bytes - done, &at, &n));
+        memcpy(at, (const char *)from + done, (size_t)n);
+        TRY(cuda_check(cudaMemcpyAsync((char *)to + done, at, (size_t)n, cudaMemcpyHostToDevice,
+                                       device_of(s)->stream),
+                       "copying to the GPU"));
+    }
+    return ERR_OK;
+}
+
+static Err cuda_read(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    for (int64_t done = 0, n; done < size_bytes; done += n) {
+        char *at;
+        TRY(pinned_take(s, size_bytes - done, &at, &n));
+        TRY(cuda_check(cudaMemcpyAsync(at, (const char *)from + done, (size_t)n, cudaMemcpyDeviceToHost,
+                                       device_of(s)->stream),
+                       "copying from the GPU"));
+        TRY(cuda_sync(s));
+        memcpy((char *)to + done, at, (size_t)n);
+    }
+    return ERR_OK;
+}
+
+static Err cuda_copy(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDeviceToDevice,
+                                      device_of(s)->stream),
+                      "copying on the GPU");
+}
+
+static Err cuda_zero(Stream *s, void *to, int64_t size_bytes)
+{
+    return cuda_check(cudaMemsetAsync(to, 0, (size_t)size_bytes, device_of(s)->stream), "clearing on the GPU");
+}
+
+const DeviceBackend cuda_backend = { cuda_open, cuda_close, cuda_alloc, cuda_free, cuda_write,
+                                     cuda_read, cuda_copy,  cuda_zero,  cuda_sync };
