@@ -240,7 +240,10 @@ static const Rule rules[] = {
     { "model.position=rope model.head_dim=7", "model.position=learned model.head_dim=7",
       "rotary positions need an even head_dim", 1 },
     { "model.dropout=1", "model.dropout=0.99", "model.dropout = '1': dropout must be below 1", 1 },
+    { "model.dropout=0.99999999", "model.dropout=0.9999999",
+      "model.dropout = '0.99999999': dropout must be below 1 in single precision", 1 },
     { "model.attention_dropout=1", "model.attention_dropout=0", "model.attention_dropout = '1': dropout must be", 1 },
+    { "model.attention_dropout=0.99999999", "model.attention_dropout=0.9999999", "below 1 in single precision", 1 },
     { "parallel.tp_blocks=6", "parallel.tp_blocks=16", "parallel.tp_blocks = '6': must be a power of two", 1 },
     { "parallel.tp_blocks=16 model.ffn=40", "parallel.tp_blocks=8 model.ffn=40", "tp_blocks must divide ffn", 1 },
     { "parallel.tp_blocks=16 model.heads=2 model.head_dim=4 model.kv_heads=1 model.ffn=64",
@@ -278,7 +281,9 @@ static const Rule rules[] = {
       "more tokens than can be counted", 1 },
     { "optim.min_lr=0.001", "optim.min_lr=0.0003", "min_lr must not be above lr", 1 },
     { "optim.beta1=1", "optim.beta1=0", "optim.beta1 = '1': must be below 1", 1 },
+    { "optim.beta1=0.99999999", "optim.beta1=0.9999999", "optim.beta1 = '0.99999999': must be below 1", 1 },
     { "optim.beta2=1", "optim.beta2=0.999", "optim.beta2 = '1': must be below 1", 1 },
+    { "optim.beta2=0.99999999", "optim.beta2=0.9999999", "optim.beta2 = '0.99999999': must be below 1", 1 },
     { "optim.warmup=1000", "optim.warmup=999", "the warm-up must be shorter than decay_steps", 1 },
     { "optim.warmup=50 optim.decay_steps=50", "optim.warmup=49 optim.decay_steps=50", "warm-up must be shorter", 1 },
     { "optim.wsd_decay=5", "optim.wsd_decay=5 optim.schedule=wsd", "only schedule = wsd has a closing decay", 1 },
@@ -611,7 +616,7 @@ TEST(a_dump_reads_back_to_the_same)
     } cases[] = {
         { "", 1 },
         { "model.arch=llama model.heads=6 model.kv_heads=2 optim.lr=0.1234567890123456 optim.eps=1e-30", 1 },
-        { "train.tokens=123456789 run.name=a optim.beta2=0.99999999999999989 data.seed=9223372036854775807", 1 },
+        { "train.tokens=123456789 run.name=a optim.clip=0.99999999999999989 data.seed=9223372036854775807", 1 },
         { "parallel.tp=2 train.micro_batch=2 optim.schedule=wsd debug.isa=c debug.poison=true", 4 },
         { "parallel.tp=3 train.micro_batch=3 train.global_batch=12 model.norm_eps=1e-12", 6 },
         { longer, 1 },
@@ -623,7 +628,7 @@ TEST(a_dump_reads_back_to_the_same)
             char *text = dumped(&a, origins);
             OK(read_as(&b, text, "", cases[i].world_size));
             CHECK_MSG(same_values(&a, &b), "%s", text);
-            CHECK(a.optim.lr == b.optim.lr && a.optim.eps == b.optim.eps && a.optim.beta2 == b.optim.beta2);
+            CHECK(a.optim.lr == b.optim.lr && a.optim.eps == b.optim.eps && a.optim.clip == b.optim.clip);
             char *again = dumped(&b, false), *plain = dumped(&a, false);
             CHECK(strcmp(again, plain) == 0);
             CHECK(!strstr(plain, "; ") && (origins == 0) == (strcmp(text, plain) == 0));

@@ -204,6 +204,9 @@ static bool split_is_valid(const char *text)
     return false;
 }
 
+/* Kernels divide by 1 - x, and compute in single precision: 0.99999999 is 1 there. */
+static bool below_one(double x) { return (float)x < 1; }
+
 static void check_model(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -216,8 +219,9 @@ static void check_model(ConfigReader *r)
     RULE(c->model.ffn > 0, "too narrow for the usual ffn: give model.ffn", CFG_model_hidden, CFG_model_ffn);
     RULE(c->model.position != MODEL_POSITION_ROPE || c->model.head_dim % 2 == 0,
          "rotary positions need an even head_dim", CFG_model_head_dim, CFG_model_position);
-    RULE(c->model.dropout < 1, "dropout must be below 1", CFG_model_dropout);
-    RULE(c->model.attention_dropout < 1, "dropout must be below 1", CFG_model_attention_dropout);
+    RULE(below_one(c->model.dropout), "dropout must be below 1 in single precision", CFG_model_dropout);
+    RULE(below_one(c->model.attention_dropout), "dropout must be below 1 in single precision",
+         CFG_model_attention_dropout);
 }
 
 static void check_blocks(ConfigReader *r)
@@ -277,8 +281,8 @@ static void check_training(ConfigReader *r)
     RULE(!__builtin_mul_overflow(c->train.global_batch * c->model.seq, c->derived.steps, &tokens),
          "more tokens than can be counted", CFG_train_steps, CFG_train_global_batch, CFG_model_seq);
     RULE(c->optim.min_lr <= c->optim.lr, "min_lr must not be above lr", CFG_optim_min_lr, CFG_optim_lr);
-    RULE(c->optim.beta1 < 1, "must be below 1", CFG_optim_beta1);
-    RULE(c->optim.beta2 < 1, "must be below 1", CFG_optim_beta2);
+    RULE(below_one(c->optim.beta1), "must be below 1 in single precision", CFG_optim_beta1);
+    RULE(below_one(c->optim.beta2), "must be below 1 in single precision", CFG_optim_beta2);
     RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps,
          "the warm-up must be shorter than decay_steps (0: the run's steps)", CFG_optim_warmup,
          CFG_optim_decay_steps, CFG_train_steps, CFG_train_tokens);
