@@ -1,0 +1,546 @@
+/*
+ * The linear ops as cuBLASLt products; what and why: gemm.h.
+ *
+ * The library thinks in columns: a row-major matrix with rows `ld` apart is, to it, the transposed matrix
+ * with columns `ld` apart. So each op is asked for transposed, D [m x n] = op(A) op(B), all column-major:
+ *
+ *   fwd  y^T  [O x N] = w   x^T     A = w transposed   B = x               m O  n N  k I   bias along m
+ *   dx   dx^T [I x N] = w^T dy^T    A = w              B = dy              m I  n N  k O
+ *   dw   dw^T [I x O] = x^T dy      A = x              B = dy transposed   m I  n O  k N   D fp32, C = D
+ *
+ * Bytes and FLOP: 2 N O I FLOP; 2 (N I + O I + N O) bytes in 16 bits (dw: 4 O I, twice when it accumulates).
+ * N 65536, O 3072, I 768 is 309 GFLOP, 0.39 ms at 790 TFLOP/s, and 0.5 GB, 0.12 ms at 4.3 TB/s: bound by the
+ * tensor cores. Descriptors and layouts live inside the plan (the library's Init functions), so that making
+ * one allocates nothing.
+ *
+ * Source: cublasLt.h of CUDA 13 and the cuBLAS manual, chapter cuBLASLt.
+ */
+#include <cublasLt.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/ops.h"
+#include "gemm.h"
+
+enum {
+    WORKSPACE_BYTES = 32 << 20, /* of the device's workspace; part of what the heuristic chooses by */
+    ALIGN_MOST = 128,           /* bytes; no algorithm asks for more */
+    PLAN_SLOTS = 512,           /* a power of 2 */
+    PLANS_MOST = 384,           /* then the table is emptied: shapes are then not repeating anyway */
+    CHOICES_MOST = 384,
+    CANDIDATES = 8,
+    TIMED_RUNS = 6,
+    LINE_BYTES = 384
+};
+
+/* Split sums that are added in a fixed order and in fp32. (In place: whoever is ready adds first.) */
+static const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+
+/* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */
+typedef struct {
+    int64_t op, type, out; /* OpId; DType of A and B; DType of D */
+    int64_t epilogue, m, n, k, lda, ldb, ldd;
+    int64_t align_a, align_b, align_d, align_bias; /* bytes; 0 without bias */
+} GemmKey;
+
+enum { KEY_NUMBERS = sizeof(GemmKey) / sizeof(int64_t), KEY_NAMES = 3 }; /* the first three print as names */
+
+typedef struct {
+    GemmKey key;
+    bool used;
+    bool final; /* the algorithm stays; else it may still be timed */
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulAlgo_t algo;
+} Plan;
+
+/* What timing chose. */
+typedef struct {
+    GemmKey key;
+    cublasLtMatmulAlgo_t algo;
+} Choice;
+
+struct CudaGemm {
+    cublasLtHandle_t lt;
+    cudaEvent_t start, stop;
+    bool autotune;
+    char made_for[512]; /* library and GPU that the choices hold for */
+    int plan_count, choice_count;
+    CudaGemmCounts counts;
+    Plan plans[PLAN_SLOTS]; /* open addressing */
+    Choice choices[CHOICES_MOST];
+};
+
+_Static_assert(CHOICES_MOST *LINE_BYTES <= CUDA_GEMM_TEXT_BYTES, "the text has room for all choices");
+
+/* One call: the key says how, this says where. */
+typedef struct {
+    GemmKey key;
+    bool ta, tb;
+    const void *a, *b, *bias;
+    void *d;
+    float beta;
+} Product;
+
+static CudaGemm *gemm_of(Stream *s) { return ((CudaDevice *)s->dev->cuda)->gemm; }
+
+/* ---- messages ---- */
+
+/* "linear_fwd (N 64, O 3072, I 768, bf16)" */
+static void describe(const GemmKey *key, char *out, size_t size)
+{
+    long long m = key->m, n = key->n, k = key->k, N, O, I;
+    if (key->op == OP_linear_fwd) N = n, O = m, I = k;
+    else if (key->op == OP_linear_dx) N = n, O = k, I = m;
+    else N = k, O = n, I = m;
+    snprintf(out, size, "%s (N %lld, O %lld, I %lld, %s)", op_info((OpId)key->op)->name, N, O, I,
+             dtype_name((DType)key->type));
+}
+
+static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
+{
+    char op[128];
+    describe(key, op, sizeof op);
+    return err_set(ERR_DEVICE, "%s: %s: %s (%s)", op, what, cublasLtGetStatusString(status),
+                   cublasLtGetStatusName(status));
+}
+
+#define LT(key, what, call)                                         \
+    do {                                                            \
+        cublasStatus_t lt_status = (call);                          \
+        if (lt_status) return gemm_error((key), (what), lt_status); \
+    } while (0)
+
+/* ---- opening ---- */
+
+static Err open_parts(CudaGemm *g)
+{
+    int index;
+    struct cudaDeviceProp prop;
+    TRY(cuda_check(cudaGetDevice(&index), "asking for the current GPU"));
+    TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
+    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %d multiprocessors", cublasLtGetVersion(),
+             prop.name, prop.multiProcessorCount);
+    TRY(cuda_check(cudaEventCreate(&g->start), "creating an event"));
+    TRY(cuda_check(cudaEventCreate(&g->stop), "creating an event"));
+    cublasStatus_t status = cublasLtCreate(&g->lt);
+    if (!status) return ERR_OK;
+    return err_set(ERR_DEVICE, "opening cublasLt: %s (%s)", cublasLtGetStatusString(status),
+                   cublasLtGetStatusName(status));
+}
+
+Err cuda_gemm_open(CudaGemm **out)
+{
+    CudaGemm *g = *out = calloc(1, sizeof *g);
+    if (!g) return err_set(ERR_MEMORY, "no host memory for the table of products");
+    Err err = open_parts(g);
+    if (!err) return ERR_OK;
+    cuda_gemm_close(g);
+    *out = NULL;
+    return err;
+}
+
+void cuda_gemm_close(CudaGemm *g)
+{
+    if (!g) return;
+    if (g->lt) cublasLtDestroy(g->lt);
+    if (g->start) cudaEventDestroy(g->start);
+    if (g->stop) cudaEventDestroy(g->stop);
+    free(g);
+}
+
+void cuda_gemm_autotune(CudaGemm *g, bool on) { g->autotune = on; }
+
+CudaGemmCounts cuda_gemm_counts(const CudaGemm *g)
+{
+    CudaGemmCounts c = g->counts;
+    c.choices = g->choice_count;
+    return c;
+}
+
+/* ---- plans ---- */
+
+static bool key_equal(const GemmKey *a, const GemmKey *b) { return memcmp(a, b, sizeof *a) == 0; }
+
+/* Where the key's plan is, or the free slot where it would be. */
+static Plan *plan_slot(CudaGemm *g, const GemmKey *key)
+{
+    const int64_t *number = (const int64_t *)key;
+    uint64_t h = 0;
+    for (size_t i = 0; i < KEY_NUMBERS; i++)
+        h = (h ^ (uint64_t)number[i]) * 0x9E3779B97F4A7C15u, h ^= h >> 32;
+    for (size_t i = h;; i++) {
+        Plan *p = &g->plans[i % PLAN_SLOTS];
+        if (!p->used || key_equal(&p->key, key)) return p;
+    }
+}
+
+static const Choice *choice_find(const CudaGemm *g, const GemmKey *key)
+{
+    for (int i = 0; i < g->choice_count; i++)
+        if (key_equal(&g->choices[i].key, key)) return &g->choices[i];
+    return NULL;
+}
+
+static cudaDataType_t cuda_type(int64_t type)
+{
+    return type == BF16 ? CUDA_R_16BF : type == F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* A matrix with `rows` contiguous elements a column; transposed: as it lies, not as the product reads it. */
+static cublasStatus_t layout_set(cublasLtMatrixLayoutOpaque_t *l, int64_t type, bool transposed, int64_t rows,
+                                 int64_t cols, int64_t ld)
+{
+    if (transposed) return layout_set(l, type, false, cols, rows, ld);
+    return cublasLtMatrixLayoutInit(l, cuda_type(type), (uint64_t)rows, (uint64_t)cols, ld);
+}
+
+static cublasStatus_t desc_set(Plan *p, cublasLtMatmulDescAttributes_t what, const void *value, size_t size)
+{
+    return cublasLtMatmulDescSetAttribute(&p->desc, what, value, size);
+}
+
+/* Pointers stand in the descriptor; they differ from call to call. */
+static cublasStatus_t set_pointers(Plan *p, const Product *x)
+{
+    if (!x->bias) return CUBLAS_STATUS_SUCCESS;
+    return desc_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
+}
+
+static Err describe_product(Plan *p, const Product *x)
+{
+    static const char what[] = "describing the product";
+    const GemmKey *k = &x->key;
+    const int32_t ta = x->ta ? CUBLAS_OP_T : CUBLAS_OP_N, tb = x->tb ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint32_t epilogue = (uint32_t)k->epilogue;
+    LT(k, what, cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
+    LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
+    LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    LT(k, what, set_pointers(p, x));
+    LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
+    LT(k, what, layout_set(&p->b, k->type, x->tb, k->k, k->n, k->ldb));
+    LT(k, what, layout_set(&p->d, k->out, false, k->m, k->n, k->ldd));
+    return ERR_OK;
+}
+
+static Err preference_set(cublasLtMatmulPreferenceOpaque_t *pref, const GemmKey *k)
+{
+    static const char what[] = "describing the wanted algorithm";
+    const uint64_t workspace = WORKSPACE_BYTES;
+    const struct {
+        cublasLtMatmulPreferenceAttributes_t attribute;
+        uint32_t value;
+    } rows[] = { { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS },
+                 { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)k->align_a },
+                 { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)k->align_b },
+                 { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)k->align_d },
+                 { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, (uint32_t)k->align_d } };
+    LT(k, what, cublasLtMatmulPreferenceInit(pref));
+    LT(k, what,
+       cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &workspace,
+                                            sizeof workspace));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        LT(k, what,
+           cublasLtMatmulPreferenceSetAttribute(pref, rows[i].attribute, &rows[i].value,
+                                                sizeof rows[i].value));
+    return ERR_OK;
+}
+
+/* Sums in a fixed order, in the workspace we have. */
+static bool acceptable(const cublasLtMatmulHeuristicResult_t *r)
+{
+    uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_MASK;
+    size_t got;
+    if (r->state || r->workspaceSize > WORKSPACE_BYTES) return false;
+    if (cublasLtMatmulAlgoConfigGetAttribute(&r->algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
+                                             sizeof scheme, &got))
+        return false;
+    return (scheme & ~REDUCTIONS) == 0;
+}
+
+/* The heuristic's candidates for the plan, best guess first, at least one. */
+static Err find_candidates(CudaGemm *g, Plan *p, cublasLtMatmulAlgo_t *algo, int *count)
+{
+    cublasLtMatmulPreferenceOpaque_t pref;
+    cublasLtMatmulHeuristicResult_t result[CANDIDATES];
+    const GemmKey *k = &p->key;
+    int found = 0;
+    TRY(preference_set(&pref, k));
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &pref,
+                                                           CANDIDATES, result, &found);
+    *count = 0;
+    for (int i = 0; !status && i < found; i++)
+        if (acceptable(&result[i])) algo[(*count)++] = result[i].algo;
+    if (*count > 0) return ERR_OK;
+    Err err = gemm_error(k, "cublasLt has no algorithm", status ? status : CUBLAS_STATUS_NOT_SUPPORTED);
+    if (k->align_a < 16 || k->align_b < 16 || k->align_d < 16 || (k->align_bias && k->align_bias < 16))
+        return err_hint("rows of its matrices are not on 16-byte boundaries: make the sizes multiples of 8");
+    return err;
+}
+
+static cublasStatus_t multiply(CudaGemm *g, Stream *s, Plan *p, const Product *x,
+                               const cublasLtMatmulAlgo_t *algo)
+{
+    const float alpha = 1;
+    cublasStatus_t status = set_pointers(p, x);
+    if (status) return status;
+    return cublasLtMatmul(g->lt, &p->desc, &alpha, x->a, &p->a, x->b, &p->b, &x->beta, x->d, &p->d, x->d,
+                          &p->d, algo, s->dev->workspace, WORKSPACE_BYTES, s->handle);
+}
+
+/* ---- timing ---- */
+
+/* A product that reads what it writes must run once, and a stream being captured runs nothing. */
+static Err can_time(Stream *s, const Product *x, bool *yes)
+{
+    enum cudaStreamCaptureStatus capturing;
+    *yes = false;
+    if (x->beta != 0) return ERR_OK;
+    TRY(cuda_check(cudaStreamIsCapturing(s->handle, &capturing), "asking whether the stream is captured"));
+    *yes = capturing == cudaStreamCaptureStatusNone;
+    return ERR_OK;
+}
+
+/* Milliseconds of `TIMED_RUNS` runs after one that warms up; an algorithm that does not run is left out. */
+static Err time_one(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo,
+                    float *ms)
+{
+    *ms = -1;
+    if (multiply(g, s, p, x, algo)) return ERR_OK;
+    TRY(cuda_check(cudaEventRecord(g->start, s->handle), "timing a product"));
+    for (int i = 0; i < TIMED_RUNS; i++) LT(&p->key, "timing", multiply(g, s, p, x, algo));
+    TRY(cuda_check(cudaEventRecord(g->stop, s->handle), "timing a product"));
+    TRY(cuda_check(cudaEventSynchronize(g->stop), "timing a product"));
+    return cuda_check(cudaEventElapsedTime(ms, g->start, g->stop), "timing a product");
+}
+
+/* The fastest; a later candidate must win by 2%, else noise would choose. */
+static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
+{
+    cublasLtMatmulAlgo_t algo[CANDIDATES];
+    int count, best = -1;
+    float best_ms = 0, ms;
+    TRY(find_candidates(g, p, algo, &count));
+    for (int i = 0; i < count; i++) {
+        TRY(time_one(g, s, p, x, &algo[i], &ms));
+        if (ms >= 0 && (best < 0 || ms < 0.98f * best_ms)) best = i, best_ms = ms;
+    }
+    if (best < 0) return gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED);
+    p->algo = algo[best];
+    p->final = true;
+    g->counts.timed++;
+    g->choices[g->choice_count++] = (Choice){ p->key, p->algo };
+    return ERR_OK;
+}
+
+/* ---- a call ---- */
+
+static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
+{
+    cublasLtMatmulAlgo_t algo[CANDIDATES];
+    const Choice *choice = choice_find(g, &x->key);
+    int count;
+    *p = (Plan){ .key = x->key };
+    TRY(describe_product(p, x));
+    if (choice) {
+        cublasLtMatmulHeuristicResult_t result = { 0 };
+        result.algo = p->algo = choice->algo;
+        LT(&p->key, "the chosen algorithm",
+           cublasLtMatmulAlgoCheck(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &p->algo, &result));
+        if (!acceptable(&result))
+            return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
+    } else {
+        TRY(find_candidates(g, p, algo, &count));
+        p->algo = algo[0];
+    }
+    p->final = choice != NULL;
+    p->used = true;
+    g->plan_count++;
+    g->counts.plans++;
+    return ERR_OK;
+}
+
+static void forget_plans(CudaGemm *g)
+{
+    for (int i = 0; i < PLAN_SLOTS; i++) g->plans[i].used = false;
+    g->plan_count = 0;
+}
+
+static Err run(Stream *s, const Product *x)
+{
+    CudaGemm *g = gemm_of(s);
+    if (x->key.m == 0 || x->key.n == 0) return ERR_OK;
+    g->counts.calls++;
+    if (g->plan_count >= PLANS_MOST) forget_plans(g);
+    Plan *p = plan_slot(g, &x->key);
+    if (!p->used) TRY(plan_make(g, p, x));
+    if (g->autotune && !p->final && g->choice_count < CHOICES_MOST) {
+        bool yes;
+        TRY(can_time(s, x, &yes));
+        if (yes) TRY(time_candidates(g, s, p, x));
+    }
+    LT(&p->key, "the product", multiply(g, s, p, x, &p->algo));
+    return ERR_OK;
+}
+
+/* ---- the choices as text ---- */
+
+int64_t cuda_gemm_save(const CudaGemm *g, char *text)
+{
+    int64_t at = 0, room = CUDA_GEMM_TEXT_BYTES;
+    at += snprintf(text, (size_t)room, "%s\n", g->made_for);
+    for (int i = 0; i < g->choice_count; i++) {
+        const Choice *c = &g->choices[i];
+        const int64_t *number = (const int64_t *)&c->key;
+        at += snprintf(text + at, (size_t)(room - at), "%s %s %s", op_info((OpId)c->key.op)->name,
+                       dtype_name((DType)c->key.type), dtype_name((DType)c->key.out));
+        for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++)
+            at += snprintf(text + at, (size_t)(room - at), " %lld", (long long)number[j]);
+        for (size_t j = 0; j < sizeof c->algo.data / sizeof *c->algo.data; j++)
+            at += snprintf(text + at, (size_t)(room - at), " %llx", (unsigned long long)c->algo.data[j]);
+        at += snprintf(text + at, (size_t)(room - at), "\n");
+    }
+    return at;
+}
+
+/* The next word of a line, at most 31 characters; *at moves behind it. */
+static bool next_word(const char **at, char word[32])
+{
+    int used = 0;
+    if (sscanf(*at, " %31[^ \n]%n", word, &used) != 1) return false;
+    *at += used;
+    return true;
+}
+
+static bool next_number(const char **at, int base, uint64_t *out)
+{
+    char word[32], *end;
+    if (!next_word(at, word)) return false;
+    *out = strtoull(word, &end, base);
+    return *end == 0;
+}
+
+static bool dtype_read(const char *word, int64_t *out)
+{
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (!strcmp(word, dtype_name((DType)t))) return *out = t, true;
+    return false;
+}
+
+static bool choice_read(const char *line, Choice *out)
+{
+    static const OpId ops[] = { OP_linear_fwd, OP_linear_dx, OP_linear_dw };
+    int64_t *number = (int64_t *)&out->key;
+    uint64_t value;
+    char word[32];
+    memset(out, 0, sizeof *out);
+    out->key.op = -1;
+    if (!next_word(&line, word)) return false;
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!strcmp(word, op_info(ops[i])->name)) out->key.op = ops[i];
+    if (out->key.op < 0) return false;
+    if (!next_word(&line, word) || !dtype_read(word, &out->key.type)) return false;
+    if (!next_word(&line, word) || !dtype_read(word, &out->key.out)) return false;
+    for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++) {
+        if (!next_number(&line, 10, &value)) return false;
+        number[j] = (int64_t)value;
+    }
+    for (size_t j = 0; j < sizeof out->algo.data / sizeof *out->algo.data; j++) {
+        if (!next_number(&line, 16, &value)) return false;
+        out->algo.data[j] = value;
+    }
+    return *line == '\n';
+}
+
+Err cuda_gemm_load(CudaGemm *g, const char *text)
+{
+    size_t head = strlen(g->made_for);
+    int count = 0, line = 1;
+    if (strncmp(text, g->made_for, head) || text[head] != '\n')
+        return err_set(ERR_CONFIG, "the choices of GEMM algorithms are for '%.*s', here is '%s'",
+                       (int)strcspn(text, "\n"), text, g->made_for),
+               err_hint("remove the file to choose anew (results then differ in the last bits)");
+    text += head + 1;
+    Choice *read = malloc(sizeof g->choices);
+    if (!read) return err_set(ERR_MEMORY, "no host memory to read the choices of GEMM algorithms");
+    for (; *text; text += strcspn(text, "\n") + 1, line++)
+        if (count == CHOICES_MOST || !choice_read(text, &read[count++])) {
+            free(read);
+            return err_set(ERR_CONFIG, "line %d of the choices of GEMM algorithms is damaged", line + 1);
+        }
+    memcpy(g->choices, read, sizeof *read * (size_t)count);
+    free(read);
+    g->choice_count = count;
+    forget_plans(g);
+    return ERR_OK;
+}
+
+/* ---- the ops ---- */
+
+/* Largest power of two, at most ALIGN_MOST, that divides the address and the distance of rows. */
+static int64_t alignment(const void *data, int64_t ld, int64_t type)
+{
+    uint64_t bits = (uint64_t)(uintptr_t)data | (uint64_t)(ld * dtype_size((DType)type)) | ALIGN_MOST;
+    return (int64_t)(bits & -bits);
+}
+
+/* What the library cannot do and no configuration asks for. */
+static Err check_rows(OpId op, Tensor a, Tensor b)
+{
+    if (!a.rows && !b.rows) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s on cuda takes no row counts in device memory", op_info(op)->name);
+}
+
+static Product product(OpId op, Tensor a, bool ta, Tensor b, bool tb, Tensor d)
+{
+    Product x = { .ta = ta, .tb = tb, .a = a.data, .b = b.data, .d = d.data };
+    x.key = (GemmKey){ .op = op,
+                       .type = a.dtype,
+                       .out = d.dtype,
+                       .epilogue = CUBLASLT_EPILOGUE_DEFAULT,
+                       .m = d.dim[1],
+                       .n = d.dim[0],
+                       .k = a.dim[ta ? 1 : 0],
+                       .lda = a.ld,
+                       .ldb = b.ld,
+                       .ldd = d.ld,
+                       .align_a = alignment(a.data, a.ld, a.dtype),
+                       .align_b = alignment(b.data, b.ld, b.dtype),
+                       .align_d = alignment(d.data, d.ld, d.dtype) };
+    return x;
+}
+
+Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a);
+Err cuda_linear_dx(Stream *s, const linear_dx_args *a);
+Err cuda_linear_dw(Stream *s, const linear_dw_args *a);
+
+Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
+{
+    TRY(check_rows(OP_linear_fwd, a->y, a->x));
+    Product x = product(OP_linear_fwd, a->w, true, a->x, false, a->y);
+    if (a->bias.data) {
+        x.bias = a->bias.data;
+        x.key.epilogue = CUBLASLT_EPILOGUE_BIAS;
+        x.key.align_bias = alignment(x.bias, 0, a->bias.dtype);
+    }
+    return run(s, &x);
+}
+
+Err cuda_linear_dx(Stream *s, const linear_dx_args *a)
+{
+    TRY(check_rows(OP_linear_dx, a->dx, a->dy));
+    Product x = product(OP_linear_dx, a->w, false, a->dy, false, a->dx);
+    return run(s, &x);
+}
+
+Err cuda_linear_dw(Stream *s, const linear_dw_args *a)
+{
+    TRY(check_rows(OP_linear_dw, a->dy, a->x));
+    if (a->dw.dtype != F32)
+        return err_set(ERR_SHAPE, "linear_dw on cuda accumulates in f32, not '%s'", dtype_name(a->dw.dtype));
+    Product x = product(OP_linear_dw, a->x, false, a->dy, true, a->dw);
+    x.beta = 1;
+    return run(s, &x);
+}

@@ -1,0 +1,55 @@
+/*
+ * Matrix products of the linear ops (linear_fwd, linear_dx, linear_dw of device/ops.def), by cuBLASLt.
+ *
+ * A product's plan (descriptor, layouts, algorithm) is made when its shape is first seen and kept in a table;
+ * a repeated shape costs a look-up. Everything the algorithm depends on is in the key: op, dtypes, sizes,
+ * row lengths, epilogue, alignment of the addresses. (Not beta: the library chooses without it.)
+ *
+ * Algorithm: the heuristic's first, so that runs repeat. With autotune, the fastest of its candidates, timed
+ * once per shape on the call's own tensors; such choices can be saved as text and loaded by other ranks and
+ * later runs. Either way only algorithms whose sums have a fixed order: no split of the summed dim, or one
+ * whose fp32 parts are added by a separate pass.
+ *
+ * Arithmetic: fp32 accumulation, no TF32. Outputs of fwd and dx are rounded once from fp32, after the bias;
+ * dw is an fp32 buffer that is accumulated into or overwritten.
+ */
+#ifndef MEGATRAIN_CUDA_GEMM_H
+#define MEGATRAIN_CUDA_GEMM_H
+
+#include "device_cuda.h"
+
+/* Enough for cuda_gemm_save whatever was chosen, with its closing zero. */
+enum { CUDA_GEMM_TEXT_BYTES = 160 << 10 };
+
+/* For the current GPU. ERR_MEMORY; ERR_DEVICE with the library's own text. */
+Err cuda_gemm_open(CudaGemm **out);
+void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
+
+/*
+ * Whether shapes without a choice are timed from now on. Timing takes some milliseconds per shape and waits for
+ * the GPU; it happens at the shape's first call that is not being captured into a graph and does not
+ * accumulate (calls before that take the heuristic's first).
+ */
+void cuda_gemm_autotune(CudaGemm *g, bool on);
+
+/*
+ * Writes the timed choices as text: a line that names library and GPU, then one line per shape. Returns the
+ * length; `text` has room for CUDA_GEMM_TEXT_BYTES.
+ */
+int64_t cuda_gemm_save(const CudaGemm *g, char *text);
+
+/*
+ * Replaces all choices by those of such a text; shapes that it does not name are chosen anew. For bit-equal
+ * ranks, load rank 0's text on every rank. ERR_CONFIG when the text is damaged or was written with another
+ * library or on another kind of GPU; the choices are then as before.
+ */
+Err cuda_gemm_load(CudaGemm *g, const char *text);
+
+/* Plans made, shapes timed, and choices held since cuda_gemm_open; for tests and reports. */
+typedef struct {
+    int64_t calls, plans, timed;
+    int choices;
+} CudaGemmCounts;
+CudaGemmCounts cuda_gemm_counts(const CudaGemm *g);
+
+#endif
