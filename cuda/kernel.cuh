@@ -132,6 +132,49 @@ static inline bool rows_aligned(Tensor t)
            t.dim[t.ndim - 1] * dtype_size(t.dtype) % 16 == 0;
 }
 
+/*
+ * The usual cut of elementwise work: rows in use, of `parts` parts each (heads, chunks), of `width` elements
+ * each, taken pack by pack. Thread t of block b takes the PACK_UNROLL packs b * PACK_BLOCK + t, + 256, ...:
+ * neighbours read neighbours, and all loads of a thread can be under way at once.
+ */
+constexpr int PACK_THREADS = 256, PACK_UNROLL = 2, PACK_BLOCK = PACK_THREADS * PACK_UNROLL;
+
+struct PackGrid {
+    RowCount rows;
+    int64_t parts, width, packs; /* packs: of a part */
+    int count;                   /* elements of a pack */
+    unsigned blocks() const
+    {
+        int64_t n = ceil_div(rows.capacity * parts * packs, PACK_BLOCK);
+        return static_cast<unsigned>(n > 0 ? n : 1);
+    }
+};
+
+static inline PackGrid pack_grid(RowCount rows, int64_t parts, int64_t width, int count)
+{
+    PackGrid g = { rows, parts, width, ceil_div(width, count), count };
+    return g;
+}
+
+struct PackPlace {
+    int64_t row, part, column, left; /* left: elements of the part from `column` on */
+    bool used;                       /* else beyond the rows in use: nothing to do */
+};
+
+/* Where pack `u` of this thread lies; `rows` is rows_in_use(g.rows). */
+__device__ __forceinline__ PackPlace pack_place(const PackGrid &g, int64_t rows, int u)
+{
+    const int64_t i = blockIdx.x * static_cast<int64_t>(PACK_BLOCK) + u * PACK_THREADS + threadIdx.x;
+    const int64_t line = i / g.packs;
+    PackPlace p;
+    p.row = g.parts > 1 ? line / g.parts : line;
+    p.part = line - p.row * g.parts;
+    p.column = (i - line * g.packs) * g.count;
+    p.left = g.width - p.column;
+    p.used = p.row < rows;
+    return p;
+}
+
 constexpr int WARP = 32;
 constexpr unsigned ALL_LANES = 0xffffffffu;
 
