@@ -126,7 +126,8 @@ check "nothing of a run without data is there" [ ! -e refused/config.ini ]
 refuse 3 "outside the vocabulary" data.train=c # found where they are read: not a step is made of them
 check "no step with ids that are none" [ ! -s refused/metrics.jsonl ]
 rm -rf refused
-refuse 3 "outside the vocabulary" data.valid=c
+refuse 3 "outside the vocabulary" data.valid=c # evaluations would read it much later
+check "not a step before a bad validation set is found" [ ! -s refused/metrics.jsonl ]
 rm -rf refused
 expect 3 "t.idx" "$mt" inspect t
 

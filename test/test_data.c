@@ -210,6 +210,7 @@ TEST(dataset_errors)
     write_pair("e", TOKEN_U16, (int[]){ 5, 3 }, 2, 1000);
     DatasetOptions o = { .spec = in_dir("e"), .seq = 7, .vocab = 20 };
     OK(dataset_open(&o, &d));
+    FAILS(dataset_check(d, 1), ERR_DATA, "token id '24' at byte '6'");
     FAILS(dataset_get(d, 0, row), ERR_DATA,
           "token id '24' at byte '6' (document '0', position '3')");
     dataset_close(d);

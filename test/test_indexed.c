@@ -237,8 +237,9 @@ TEST(indexed_vocabulary)
           "token id '65535' at byte '6' (document '2', position '0')");
     FAILS(indexed_read(&x, 1, 2, 300, out), ERR_DATA,
           "token id '300' at byte '4' (document '0', position '2')");
-    FAILS(indexed_check(&x, 300, NULL), ERR_DATA, "document '0', position '2'");
-    OK(indexed_check(&x, 0, &highest));
+    FAILS(indexed_check(&x, 0, x.tokens, 300, NULL), ERR_DATA, "document '0', position '2'");
+    OK(indexed_check(&x, 0, 2, 300, NULL));
+    OK(indexed_check(&x, 0, x.tokens, 0, &highest));
     CHECK(highest == 65535);
     indexed_close(&x);
     CHECK(indexed_type_for(65499) == TOKEN_U16 && indexed_type_for(65500) == TOKEN_I32);

@@ -72,7 +72,7 @@ static Err print_tokens(const char *prefix, const Indexed *x)
 {
     int64_t highest, longest = 0;
     char a[UNITS_BYTES];
-    TRY(indexed_check(x, 0, &highest));
+    TRY(indexed_check(x, 0, x->tokens, 0, &highest));
     for (int64_t i = 0; i < x->sequences; i++)
         if (indexed_length(x, i) > longest) longest = indexed_length(x, i);
     printf("%s: token files\n", prefix);

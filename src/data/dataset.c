@@ -184,6 +184,15 @@ Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens)
     return indexed_read(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, tokens);
 }
 
+Err dataset_check(const Dataset *d, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        DatasetPlace p = dataset_place(d, i);
+        TRY(indexed_check(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, NULL));
+    }
+    return ERR_OK;
+}
+
 /* ---- questions ---- */
 
 int64_t dataset_seq(const Dataset *d) { return d->seq; }

@@ -50,6 +50,9 @@ void dataset_close(Dataset *d); /* NULL is fine */
 /* tokens[seq + 1] of the sample at a position. ERR_DATA for an id outside the vocabulary. */
 Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens);
 
+/* ERR_DATA for an id outside the vocabulary in the samples at positions 0 .. count - 1. */
+Err dataset_check(const Dataset *d, int64_t count);
+
 /* Where the sample at a position comes from. */
 typedef struct {
     int source;          /* token file, in the order of the spec */

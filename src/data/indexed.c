@@ -227,10 +227,11 @@ Err indexed_read(const Indexed *x, int64_t first, int64_t count, int64_t vocab, 
     return ERR_OK;
 }
 
-Err indexed_check(const Indexed *x, int64_t vocab, int64_t *highest)
+Err indexed_check(const Indexed *x, int64_t first, int64_t count, int64_t vocab, int64_t *highest)
 {
     int64_t limit = vocab > 0 ? vocab : INT32_MAX, most = 0;
-    for (int64_t i = 0; i < x->tokens; i++) {
+    ASSERT(first >= 0 && count >= 0 && first <= x->tokens - count);
+    for (int64_t i = first; i < first + count; i++) {
         int64_t id = token_at(x, i);
         if (id < 0 || id >= limit) return bad_token(x, i, id, limit);
         if (id > most) most = id;

@@ -60,9 +60,8 @@ int64_t indexed_document_end(const Indexed *x, int64_t document);
  */
 Err indexed_read(const Indexed *x, int64_t first, int64_t count, int64_t vocab, int32_t *out);
 
-/* The same check over the whole file, without reading it anywhere. *highest (may be NULL) = the
- * largest id. */
-Err indexed_check(const Indexed *x, int64_t vocab, int64_t *highest);
+/* The same check without reading them anywhere. *highest (may be NULL) = the largest id. */
+Err indexed_check(const Indexed *x, int64_t first, int64_t count, int64_t vocab, int64_t *highest);
 
 /* The smallest type that Megatron would choose: u16 below 65500 ids, else i32. */
 TokenType indexed_type_for(int64_t vocab);

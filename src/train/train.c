@@ -113,12 +113,28 @@ static Err open_metrics(Loop *l)
     return metrics_open(&l->metrics, o);
 }
 
+/* Global batches of the validation set, at most `most`. */
+static int64_t valid_batches(const Run *r, int64_t most)
+{
+    int64_t whole = dataset_samples(r->valid) / r->spec.global_batch;
+    if (whole < 1) whole = 1; /* a small set is read more than once */
+    return most < whole ? most : whole;
+}
+
+/* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
+static Err check_valid(const Run *r)
+{
+    if (!r->valid) return ERR_OK;
+    return dataset_check(r->valid, valid_batches(r, r->cfg->train.eval_batches) * r->spec.global_batch);
+}
+
 static Err loop_open(Loop *l, const Config *cfg)
 {
     *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s() };
     TRY_AS(ERR_STORAGE, file_make_dirs(cfg->run.dir));
     TRY(ckpt_lock(cfg->run.dir, &l->lock_fd));
     TRY(run_open(&l->run, cfg, RUN_TRAIN));
+    TRY(check_valid(&l->run));
     TRY(run_resume(&l->run));
     TRY_AS(ERR_STORAGE, write_config(l));
     TRY(open_ckpt(l));
@@ -186,14 +202,6 @@ static Err check_numerics(Loop *l, const StepReport *r)
                    "%d steps in a row had a loss or gradient that is not finite, the last was step %lld",
                    l->skipped_in_a_row, (long long)r->step),
            err_hint("lower optim.lr or raise optim.warmup, and resume from a checkpoint before the trouble");
-}
-
-/* Global batches of the validation set, at most `most`. */
-static int64_t valid_batches(const Run *r, int64_t most)
-{
-    int64_t whole = dataset_samples(r->valid) / r->spec.global_batch;
-    if (whole < 1) whole = 1; /* a small set is read more than once */
-    return most < whole ? most : whole;
 }
 
 static Err evaluate(Loop *l)
