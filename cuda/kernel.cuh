@@ -27,6 +27,9 @@ static inline cudaStream_t cuda_stream(Stream *s) { return static_cast<cudaStrea
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+/* A grid of n blocks. A launch of none is an error, an op on empty tensors is not: its kernel finds no work. */
+static inline unsigned grid_blocks(int64_t n) { return static_cast<unsigned>(n > 0 ? n : 1); }
+
 /* Runs `call` with the type name T for a compute dtype; ERR_SHAPE for any other. */
 #define DISPATCH(dtype, ...)                                                            \
     switch (dtype) {                                                                    \
@@ -66,6 +69,16 @@ template <class T> __device__ __forceinline__ void store16(T *p, const Pack<T> &
 }
 
 /*
+ * The same to global memory, and surely one instruction: a plain assignment of 16 bytes is split into its
+ * elements now and then (nvcc 13.0, where the address has a part known only to the block). Past L1, which
+ * would not keep it anyway.
+ */
+template <class T> __device__ __forceinline__ void store16_global(T *p, const Pack<T> &x)
+{
+    __stcg(reinterpret_cast<int4 *>(p), *reinterpret_cast<const int4 *>(&x));
+}
+
+/*
  * A pack of a row of which `left` >= 1 elements remain. WIDE: 16 bytes at once, for rows that rows_aligned()
  * allows; else one by one, with zeros beyond the row and nothing stored there.
  */
@@ -83,7 +96,7 @@ template <class T, bool WIDE> __device__ __forceinline__ Pack<T> load_pack(const
 template <class T, bool WIDE> __device__ __forceinline__ void store_pack(T *p, const Pack<T> &x, int64_t left)
 {
     if constexpr (WIDE) {
-        store16(p, x);
+        store16_global(p, x);
     } else {
         for (int i = 0; i < Pack<T>::COUNT; i++)
             if (i < left) p[i] = x.v[i];
@@ -134,44 +147,43 @@ static inline bool rows_aligned(Tensor t)
 
 /*
  * The usual cut of elementwise work: rows in use, of `parts` parts each (heads, chunks), of `width` elements
- * each, taken pack by pack. Thread t of block b takes the PACK_UNROLL packs b * PACK_BLOCK + t, + 256, ...:
- * neighbours read neighbours, and all loads of a thread can be under way at once.
+ * each, taken pack by pack. The block's threads lie `x` packs across a part and `y` rows high; each takes its
+ * pack in PACK_UNROLL rows, so that all its loads are under way at once and what belongs to the column is
+ * read once. blockIdx: rows, packs across, part. No division anywhere.
  */
-constexpr int PACK_THREADS = 256, PACK_UNROLL = 2, PACK_BLOCK = PACK_THREADS * PACK_UNROLL;
+constexpr int PACK_THREADS = 256, PACK_UNROLL = 2;
 
 struct PackGrid {
+    dim3 grid, block;
     RowCount rows;
-    int64_t parts, width, packs; /* packs: of a part */
-    int count;                   /* elements of a pack */
-    unsigned blocks() const
-    {
-        int64_t n = ceil_div(rows.capacity * parts * packs, PACK_BLOCK);
-        return static_cast<unsigned>(n > 0 ? n : 1);
-    }
+    int64_t width;
 };
 
 static inline PackGrid pack_grid(RowCount rows, int64_t parts, int64_t width, int count)
 {
-    PackGrid g = { rows, parts, width, ceil_div(width, count), count };
+    const int64_t packs = ceil_div(width, count), across = ceil_div(packs, PACK_THREADS);
+    const int64_t x = ceil_div(packs, across), y = PACK_THREADS / x, down = ceil_div(rows.capacity, y * PACK_UNROLL);
+    PackGrid g;
+    g.grid = dim3(static_cast<unsigned>(down > 0 ? down : 1), static_cast<unsigned>(across), static_cast<unsigned>(parts));
+    g.block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y));
+    g.rows = rows;
+    g.width = width;
     return g;
 }
 
 struct PackPlace {
-    int64_t row, part, column, left; /* left: elements of the part from `column` on */
-    bool used;                       /* else beyond the rows in use: nothing to do */
+    int64_t row, column, left; /* left: elements of the part from `column` on */
+    bool used;                 /* else outside: nothing to do */
 };
 
-/* Where pack `u` of this thread lies; `rows` is rows_in_use(g.rows). */
-__device__ __forceinline__ PackPlace pack_place(const PackGrid &g, int64_t rows, int u)
+/* Where pack `u` of this thread lies in part blockIdx.z; `rows` is rows_in_use(g.rows). */
+template <int COUNT> __device__ __forceinline__ PackPlace pack_place(const PackGrid &g, int64_t rows, int u)
 {
-    const int64_t i = blockIdx.x * static_cast<int64_t>(PACK_BLOCK) + u * PACK_THREADS + threadIdx.x;
-    const int64_t line = i / g.packs;
     PackPlace p;
-    p.row = g.parts > 1 ? line / g.parts : line;
-    p.part = line - p.row * g.parts;
-    p.column = (i - line * g.packs) * g.count;
+    p.row = (blockIdx.x * static_cast<int64_t>(PACK_UNROLL) + u) * blockDim.y + threadIdx.y;
+    p.column = (blockIdx.y * static_cast<int64_t>(blockDim.x) + threadIdx.x) * COUNT;
     p.left = g.width - p.column;
-    p.used = p.row < rows;
+    p.used = p.row < rows && p.left > 0;
     return p;
 }
 

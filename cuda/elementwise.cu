@@ -1,0 +1,376 @@
+/*
+ * Elementwise ops: residual add with dropout, GELU, SwiGLU, their backwards, zeros, y += x.
+ *
+ * Mapping   a thread takes 2 packs of 16 bytes (PackGrid of kernel.cuh), loads everything it needs of both,
+ *           computes in fp32, stores. 256 threads a block, 64 KiB of loads under way on an SM per operand.
+ * Traffic   bytes per element with bf16, and the time for 65,536 x 768 (GELU, SwiGLU: x 3072) at 4.3 TB/s:
+ *             residual_fwd  read x, residual, write y           6      70 us
+ *             residual_bwd  read dy, write dx                   4      47 us
+ *             gelu_fwd      read x, write y                     4     187 us
+ *             gelu_bwd      read x, dy, write dx                6     281 us
+ *             swiglu_fwd    read gate, up, write y              6     281 us
+ *             swiglu_bwd    read gate, up, dy, write both       10    468 us
+ *             add           read x, y, write y                  6      70 us
+ *             fill_zero     write                               2      23 us
+ *           fp32 takes twice the time. 10 to 20 FLOP an element: bound by memory; but see below.
+ * Issue     at 4.3 TB/s an SM has about 213 instruction slots a lane for a pack read and written. GELU takes
+ *           two special-function instructions an element (exp, reciprocal; 16 a pack, 60% of their rate), so
+ *           16-bit dtypes use the hardware's exp, whose error of 2^-20 is far below their 2^-9; fp32 has half
+ *           the elements a pack and takes the exact one. Dropout: two Philox calls a pack, 140 slots of 320.
+ * Dropout   keyed by global coordinates and drawn 4 features a call, by the code the CPU uses (base/rng.h):
+ *           what is kept is the same on every device and in every layout.
+ * Needs     16-byte aligned rows for full speed, else element by element; any width; y may be x or residual.
+ * Source    GELU in its tanh form: Hendrycks & Gimpel 2016; SwiGLU: Shazeer 2020.
+ */
+#include "kernel.cuh"
+
+/* ---- maps: y = F(a) or F(a, b) ---- */
+
+/* exp for storage T */
+template <class T> __device__ __forceinline__ float exp_of(float x) { return __expf(x); }
+template <> __device__ __forceinline__ float exp_of<float>(float x) { return expf(x); }
+
+/* 1 / (1 + exp(-u)); 0 where exp overflows */
+template <class T> __device__ __forceinline__ float sigmoid(float u)
+{
+    return __fdividef(1.0f, 1.0f + exp_of<T>(-u));
+}
+
+/*
+ * s = sigmoid(u) and t = 1 - s = e s with e = exp(-u), so that neither loses digits. u is at least -80: e s
+ * would else be inf * 0.
+ */
+template <class T> __device__ __forceinline__ void sigmoid_pair(float u, float *s, float *t)
+{
+    const float e = exp_of<T>(-u);
+    *s = __fdividef(1.0f, 1.0f + e);
+    *t = e * *s;
+}
+
+constexpr float GELU_C = 1.5957691216057308f; /* 2 sqrt(2 / pi) */
+constexpr float GELU_A = 0.044715f;
+
+__device__ __forceinline__ float gelu_inner(float x, float xx) { return GELU_C * x * fmaf(GELU_A, xx, 1.0f); }
+
+struct GeluFwd {
+    static constexpr bool TWO = false;
+    template <class T> static __device__ __forceinline__ float of(float x, float)
+    {
+        return x * sigmoid<T>(gelu_inner(x, x * x));
+    }
+};
+
+/* dy d(x s(u))/dx, where the slope is s + x s (1 - s) u'. Beyond 20 it is 0 or 1; the clamp lets NaN through. */
+struct GeluBwd {
+    static constexpr bool TWO = true;
+    template <class T> static __device__ __forceinline__ float of(float dy, float x)
+    {
+        float s, t;
+        const float c = x < -20.0f ? -20.0f : x > 20.0f ? 20.0f : x, cc = c * c;
+        const float u = gelu_inner(c, cc);
+        sigmoid_pair<T>(u < -80.0f ? -80.0f : u, &s, &t);
+        const float du = GELU_C * fmaf(3.0f * GELU_A, cc, 1.0f);
+        return dy * fmaf(c * s * t, du, s);
+    }
+};
+
+struct Add {
+    static constexpr bool TWO = true;
+    template <class T> static __device__ __forceinline__ float of(float y, float x) { return y + x; }
+};
+
+template <class T, bool WIDE, class F>
+__global__ void __launch_bounds__(PACK_THREADS) map_kernel(Rows<T> y, Rows<const T> a, Rows<const T> b, PackGrid g)
+{
+    const int64_t rows = rows_in_use(g.rows);
+    Pack<T> pa[PACK_UNROLL], pb[PACK_UNROLL];
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        pa[u] = load_pack<T, WIDE>(a.at(p.row) + p.column, p.left);
+        if (F::TWO) pb[u] = load_pack<T, WIDE>(b.at(p.row) + p.column, p.left);
+    }
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        for (int i = 0; i < Pack<T>::COUNT; i++) {
+            const float second = F::TWO ? to_float(pb[u].v[i]) : 0.0f;
+            pa[u].v[i] = from_float<T>(F::template of<T>(to_float(pa[u].v[i]), second));
+        }
+        store_pack<T, WIDE>(y.at(p.row) + p.column, pa[u], p.left);
+    }
+}
+
+template <class T, class F> static void launch_map(Stream *s, Tensor y, Tensor a, Tensor b)
+{
+    const PackGrid g = pack_grid(row_count(y, a), 1, y.dim[1], Pack<T>::COUNT);
+    const bool wide = rows_aligned(y) && rows_aligned(a) && (!F::TWO || rows_aligned(b));
+    const Rows<T> to = rows_of<T>(y);
+    const Rows<const T> from = rows_of<const T>(a), second = rows_of<const T>(b);
+    if (wide) LAUNCH((map_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g);
+    else LAUNCH((map_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), to, from, second, g);
+}
+
+extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, GeluFwd>(s, a->y, a->x, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, GeluBwd>(s, a->dx, a->dy, a->x)));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_add(Stream *s, const add_args *a)
+{
+    DISPATCH(a->x.dtype, (launch_map<T, Add>(s, a->y, a->y, a->x)));
+    return ERR_OK;
+}
+
+/* ---- residual and dropout ---- */
+
+struct DropRows {
+    Dropout dropout;
+    const int32_t *position;
+    const int64_t *sample;
+};
+
+/* Dropout of the pack's elements: kept ones are scaled, the others become 0. */
+template <int COUNT> __device__ __forceinline__ void drop_pack(float v[COUNT], const DropRows &d, const PackPlace &p)
+{
+    const uint64_t sample = static_cast<uint64_t>(d.sample[p.row]);
+    const uint32_t position = static_cast<uint32_t>(d.position[p.row]);
+    for (int i = 0; i < COUNT; i += 4) {
+        const Philox draw = philox(d.dropout.key, static_cast<uint32_t>((p.column + i) / 4), position,
+                                   static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32));
+        for (int j = 0; j < 4; j++) v[i + j] = draw.v[j] >= d.dropout.threshold ? v[i + j] * d.dropout.scale : 0.0f;
+    }
+}
+
+/* y = residual + dropout(x + bias); residual and bias may be NULL. */
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(PACK_THREADS)
+    residual_kernel(Rows<T> y, Rows<const T> residual, Rows<const T> x, const T *bias, DropRows drop, PackGrid g)
+{
+    constexpr int COUNT = Pack<T>::COUNT;
+    const int64_t rows = rows_in_use(g.rows);
+    Pack<T> px[PACK_UNROLL], pr[PACK_UNROLL];
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        px[u] = load_pack<T, WIDE>(x.at(p.row) + p.column, p.left);
+        if (residual.data) pr[u] = load_pack<T, WIDE>(residual.at(p.row) + p.column, p.left);
+    }
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        float v[COUNT];
+        for (int i = 0; i < COUNT; i++) v[i] = to_float(px[u].v[i]);
+        if (bias) {
+            const Pack<T> pb = load_pack<T, WIDE>(bias + p.column, p.left);
+            for (int i = 0; i < COUNT; i++) v[i] += to_float(pb.v[i]);
+        }
+        if (drop.dropout.threshold) drop_pack<COUNT>(v, drop, p);
+        if (residual.data)
+            for (int i = 0; i < COUNT; i++) v[i] += to_float(pr[u].v[i]);
+        for (int i = 0; i < COUNT; i++) px[u].v[i] = from_float<T>(v[i]);
+        store_pack<T, WIDE>(y.at(p.row) + p.column, px[u], p.left);
+    }
+}
+
+template <class T> static void launch_residual(Stream *s, const residual_fwd_args *a)
+{
+    const PackGrid g = pack_grid(row_count(a->y, a->x), 1, a->x.dim[1], Pack<T>::COUNT);
+    const DropRows drop = { a->dropout, data_of<const int32_t>(a->position), data_of<const int64_t>(a->sample) };
+    const Rows<T> y = rows_of<T>(a->y);
+    const Rows<const T> residual = rows_of<const T>(a->residual), x = rows_of<const T>(a->x);
+    const T *bias = data_of<const T>(a->bias);
+    const bool wide = rows_aligned(a->y) && rows_aligned(a->x) && (!residual.data || rows_aligned(a->residual)) &&
+                      (!bias || rows_aligned(a->bias));
+    if (wide)
+        LAUNCH((residual_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop, g);
+    else
+        LAUNCH((residual_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop, g);
+}
+
+extern "C" Err cuda_residual_fwd(Stream *s, const residual_fwd_args *a)
+{
+    DISPATCH(a->x.dtype, launch_residual<T>(s, a));
+    return ERR_OK;
+}
+
+/* The same thing without residual and bias. */
+extern "C" Err cuda_residual_bwd(Stream *s, const residual_bwd_args *a)
+{
+    residual_fwd_args f = {};
+    f.y = a->dx, f.x = a->dy, f.position = a->position, f.sample = a->sample, f.dropout = a->dropout;
+    DISPATCH(a->dy.dtype, launch_residual<T>(s, &f));
+    return ERR_OK;
+}
+
+/* ---- SwiGLU: a part is a chunk; its gate lies at twice its column of x, its up behind that ---- */
+
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(PACK_THREADS) swiglu_fwd_kernel(Rows<T> y, Rows<const T> x, PackGrid g)
+{
+    const int64_t rows = rows_in_use(g.rows);
+    const int64_t part = blockIdx.z * g.width;
+    Pack<T> gate[PACK_UNROLL], up[PACK_UNROLL];
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        const T *from = x.at(p.row) + 2 * part + p.column;
+        gate[u] = load_pack<T, WIDE>(from, p.left);
+        up[u] = load_pack<T, WIDE>(from + g.width, p.left);
+    }
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        for (int i = 0; i < Pack<T>::COUNT; i++) {
+            const float v = to_float(gate[u].v[i]);
+            gate[u].v[i] = from_float<T>(v * sigmoid<T>(v) * to_float(up[u].v[i]));
+        }
+        store_pack<T, WIDE>(y.at(p.row) + part + p.column, gate[u], p.left);
+    }
+}
+
+/* dgate = dy up s (1 + g (1 - s)), dup = dy g s. Below -80 both slopes are 0 in float. One element. */
+template <class T> __device__ __forceinline__ void swiglu_slopes(T *gate, T *up, float dy)
+{
+    float s, t, v = to_float(*gate);
+    v = v < -80.0f ? -80.0f : v;
+    sigmoid_pair<T>(v, &s, &t);
+    const float ds = dy * s;
+    *gate = from_float<T>(ds * to_float(*up) * fmaf(v, t, 1.0f));
+    *up = from_float<T>(ds * v);
+}
+
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(PACK_THREADS)
+    swiglu_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, PackGrid g)
+{
+    const int64_t rows = rows_in_use(g.rows);
+    const int64_t part = blockIdx.z * g.width;
+    Pack<T> gate[PACK_UNROLL], up[PACK_UNROLL], d[PACK_UNROLL];
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        const T *from = x.at(p.row) + 2 * part + p.column;
+        gate[u] = load_pack<T, WIDE>(from, p.left);
+        up[u] = load_pack<T, WIDE>(from + g.width, p.left);
+        d[u] = load_pack<T, WIDE>(dy.at(p.row) + part + p.column, p.left);
+    }
+#pragma unroll
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        for (int i = 0; i < Pack<T>::COUNT; i++) swiglu_slopes<T>(&gate[u].v[i], &up[u].v[i], to_float(d[u].v[i]));
+        T *to = dx.at(p.row) + 2 * part + p.column;
+        store_pack<T, WIDE>(to, gate[u], p.left);
+        store_pack<T, WIDE>(to + g.width, up[u], p.left);
+    }
+}
+
+/* Both rows and chunks begin at multiples of 16 bytes. */
+static bool chunks_aligned(Tensor x, Tensor y, int64_t chunk)
+{
+    return rows_aligned(x) && rows_aligned(y) && chunk * dtype_size(x.dtype) % 16 == 0;
+}
+
+static Err check_chunks(const char *name, Tensor x, Tensor y, int64_t chunk)
+{
+    if (chunk > 0 && y.dim[1] % chunk == 0 && x.dim[1] == 2 * y.dim[1]) return ERR_OK;
+    return err_set(ERR_SHAPE, "%s: %lld columns are not pairs of chunks of %lld for %lld", name,
+                   static_cast<long long>(x.dim[1]), static_cast<long long>(chunk), static_cast<long long>(y.dim[1]));
+}
+
+template <class T> static void launch_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
+{
+    const PackGrid g = pack_grid(row_count(a->y, a->x), a->y.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);
+    const Rows<T> y = rows_of<T>(a->y);
+    const Rows<const T> x = rows_of<const T>(a->x);
+    if (chunks_aligned(a->x, a->y, a->chunk))
+        LAUNCH((swiglu_fwd_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, x, g);
+    else LAUNCH((swiglu_fwd_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, x, g);
+}
+
+extern "C" Err cuda_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
+{
+    TRY(check_chunks("swiglu_fwd", a->x, a->y, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a));
+    return ERR_OK;
+}
+
+template <class T> static void launch_swiglu_bwd(Stream *s, const swiglu_bwd_args *a)
+{
+    const PackGrid g = pack_grid(row_count(a->dx, a->dy), a->dy.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);
+    const Rows<T> dx = rows_of<T>(a->dx);
+    const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
+    if (chunks_aligned(a->x, a->dy, a->chunk) && rows_aligned(a->dx))
+        LAUNCH((swiglu_bwd_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), dx, dy, x, g);
+    else LAUNCH((swiglu_bwd_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), dx, dy, x, g);
+}
+
+extern "C" Err cuda_swiglu_bwd(Stream *s, const swiglu_bwd_args *a)
+{
+    TRY(check_chunks("swiglu_bwd", a->x, a->dy, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a));
+    return ERR_OK;
+}
+
+/* ---- zeros, of any dtype: by bytes ---- */
+
+constexpr int ZERO_THREADS = 256, ZERO_UNROLL = 4, ZERO_BLOCK = ZERO_THREADS * ZERO_UNROLL;
+
+/* Rows without gaps between them are one long row. */
+__global__ void __launch_bounds__(ZERO_THREADS)
+    zero_kernel(unsigned char *data, int64_t row_bytes, int64_t ld_bytes, RowCount count, bool wide)
+{
+    int64_t rows = rows_in_use(count);
+    if (row_bytes == ld_bytes) {
+        row_bytes *= rows;
+        rows = rows > 0;
+    }
+    const int64_t packs = (row_bytes + 15) / 16;
+    for (int u = 0; u < ZERO_UNROLL; u++) {
+        const int64_t i = blockIdx.x * static_cast<int64_t>(ZERO_BLOCK) + u * ZERO_THREADS + threadIdx.x;
+        if (i >= rows * packs) return;
+        const int64_t row = rows > 1 ? i / packs : 0, at = (i - row * packs) * 16, left = row_bytes - at;
+        unsigned char *to = data + row * ld_bytes + at;
+        if (wide && left >= 16) *reinterpret_cast<int4 *>(to) = make_int4(0, 0, 0, 0);
+        else
+            for (int64_t k = 0; k < left && k < 16; k++) to[k] = 0;
+    }
+}
+
+static void launch_zero(Stream *s, Tensor t, int64_t row_bytes, int64_t ld_bytes)
+{
+    const bool wide = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (ld_bytes == row_bytes || ld_bytes % 16 == 0);
+    const int64_t packs = ld_bytes == row_bytes ? ceil_div(t.dim[0] * row_bytes, 16) : t.dim[0] * ceil_div(row_bytes, 16);
+    const int64_t blocks = packs > 0 ? ceil_div(packs, ZERO_BLOCK) : 1;
+    LAUNCH(zero_kernel, static_cast<unsigned>(blocks), ZERO_THREADS, 0, cuda_stream(s), data_of<unsigned char>(t),
+           row_bytes, ld_bytes, row_count(t, t), wide);
+}
+
+extern "C" Err cuda_fill_zero(Stream *s, const fill_zero_args *a)
+{
+    const int64_t size = dtype_size(a->x.dtype);
+    launch_zero(s, a->x, a->x.dim[1] * size, a->x.ld * size);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_fill_zero_acc(Stream *s, const fill_zero_acc_args *a)
+{
+    const int64_t size = dtype_size(a->x.dtype);
+    launch_zero(s, a->x, size, size);
+    return ERR_OK;
+}
