@@ -102,12 +102,11 @@ static inline Err rank_open(Rank *r)
     setup_init(&r->setup);
     param_registry_init(&r->reg, &r->setup, j->grid.tp, r->world.tp_rank);
     TRY(add_params(&r->reg, j->kind));
-    r->dev = (Device){ .name = "cpu", .threads = 1 };
-    r->dev.stream.dev = &r->dev;
+    TRY(device_open(&r->dev, (DeviceChoice){ .threads = 1 }));
     r->memory = aligned_alloc(ARENA_ALIGN, bytes);
     memset(r->memory, j->poison ? 0xFF : 0, bytes);
     arena_init(&state, "state", r->memory, (int64_t)bytes);
-    return param_store_init(&r->store, &r->reg, &state, I64, j->kind.weights_only);
+    return param_store_init(&r->store, &r->reg, &state, F32, I64, j->kind.weights_only);
 }
 
 static inline void rank_fill(Rank *r, int64_t step)
@@ -217,6 +216,7 @@ static inline void *rank_main(void *arg)
     if (opened) world_close(&r->world);
     setup_release(&r->setup);
     free(r->memory);
+    device_close(&r->dev);
     return NULL;
 }
 

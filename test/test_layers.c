@@ -116,7 +116,7 @@ static void fill_params(Rig *r)
 static void rig_ready(Rig *r, const Case *c)
 {
     ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
-    OK(param_store_init(&r->params, &r->registry, &r->state, I64, false));
+    OK(param_store_init(&r->params, &r->registry, &r->state, F32, I64, false));
     fill_params(r);
     fill_batch(r);
     r->step = (StepValues){ .loss_scale = 1 };
@@ -135,7 +135,7 @@ static void rig_ready(Rig *r, const Case *c)
         open_arena(&r->slot.region[k], 4 << 20);
         r->ctx.into[k] = &r->slot.region[k];
     }
-    OK(model_rope_tables(&rope, r->ctx.s, &r->state, &r->ctx.rope_cos, &r->ctx.rope_sin));
+    OK(model_rope_tables(&rope, r->ctx.s, &r->state, &r->setup, &r->ctx.rope_cos, &r->ctx.rope_sin));
     if (c->in) OK(tensor_new(&r->state, &r->x, F32, N, c->in));
     if (c->in) uniform(r, r->x.data, N * c->in, 1.7, 0);
     if (c->out) OK(tensor_new(&r->state, &r->y, F32, N, c->out));
@@ -454,7 +454,7 @@ TEST(initial_weights)
     int smaller = 0;
     rig_open(&r);
     OK(stage_register(&st, &r.registry, &m, 0, m.layers, &r.setup));
-    OK(param_store_init(&r.params, &r.registry, &r.state, I64, true));
+    OK(param_store_init(&r.params, &r.registry, &r.state, F32, I64, true));
     OK(param_store_fill(&r.params, &r.device.stream, 77, SHIFT, 2));
     for (int i = 0; i < r.registry.count; i++) {
         const Param *p = &r.registry.items[i];

@@ -230,16 +230,19 @@ TEST(an_allocation_is_noticed)
 {
     if (SANITIZED) SKIP("sanitizers bring their own allocator");
     SetupArena setup;
+    Device cpu;
     void *p;
+    OK(device_open(&cpu, (DeviceChoice){ .threads = 1 }));
     count_start();
     setup_init(&setup);
     OK(setup_alloc(&setup, 1000, &p));
     long long after_setup = count.ours;
-    OK(device_alloc(&(Device){ .threads = 1 }, 4096, &p));
+    OK(device_alloc(&cpu, 4096, &p));
     count_stop();
     CHECK(after_setup == 1 && count.ours == 2 && count.ours_bytes >= 1000 + 4096);
     setup_release(&setup);
-    device_free(&(Device){ .threads = 1 }, p, 4096);
+    device_free(&cpu, p, 4096);
+    device_close(&cpu);
 }
 
 /* ---- the plan ---- */

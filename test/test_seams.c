@@ -394,7 +394,7 @@ TEST(seam14_stages)
         param_registry_init(&reg[i], &setup, 1, 0);
         OK(stage_register(&st[i], &reg[i], &s.model, i, 1, &setup));
         test_arena(&state[i], 16 << 20);
-        OK(param_store_init(&store[i], &reg[i], &state[i], I64, false));
+        OK(param_store_init(&store[i], &reg[i], &state[i], F32, I64, false));
         int32_t shift;
         memcpy(&shift, whole.t.params.shift.data, sizeof shift);
         OK(param_store_fill(&store[i], &whole.t.device.stream, s.seed, shift, 1));

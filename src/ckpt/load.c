@@ -73,7 +73,7 @@ static Err check_fit(Loader *x)
 static Tensor flat(const Loader *x, int state)
 {
     const ParamStore *s = x->l->store;
-    return state == STATE_VALUE ? s->value : state == STATE_M ? s->m : s->v;
+    return state == STATE_VALUE ? s->master : state == STATE_M ? s->m : s->v;
 }
 
 /* Padding, and moments that are not loaded, are 0. */
@@ -200,6 +200,7 @@ static Err load(Loader *x, SetupArena *setup, CkptMeta *meta, bool *damaged)
     err = load_tensors(x);
     *damaged = err == ERR_CKPT;
     if (err) return err;
+    TRY(param_store_publish(x->l->store, x->l->stream));
     return x->l->weights_only ? ERR_OK : load_shifts(x);
 }
 

@@ -93,7 +93,7 @@ static Err put_box(ChunkWriter *w, Stream *s, const float *base, const ShardBox 
 static Err put_shard(const Ckpt *c, ChunkWriter *w)
 {
     const ParamStore *st = c->o.store;
-    const float *flat[CKPT_STATES] = { st->value.data, st->m.data, st->v.data };
+    const float *flat[CKPT_STATES] = { st->master.data, st->m.data, st->v.data };
     int rank = c->o.world->rank;
     uint64_t n = (uint64_t)c->header_bytes[rank];
     uint8_t length[8];

@@ -9,7 +9,8 @@
 #include <string.h>
 
 /* field tables: args of op X are read as X_args fields */
-#define T(member, text) { #member, text, offsetof(Args, member) },
+#define T(member, text) { #member, text, offsetof(Args, member), false },
+#define W(member, text) { #member, text, offsetof(Args, member), true },
 #define S(type, name)
 #define OP(op_name, flop_text, args)                                                                \
     static const OpInfo *info_##op_name(void)                                                       \

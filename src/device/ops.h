@@ -43,6 +43,7 @@ struct OpTable {
 typedef struct {
     const char *name, *dims;
     int64_t offset; /* of the Tensor in the argument struct */
+    bool written;
 } OpField;
 
 typedef struct {

@@ -100,14 +100,14 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
                          Tensor out[3])
 {
     Tensor q_raw, k_raw;
-    TRY(save_new(c, REGION_I, &out[0], &save->q, F32, d->N, d->H, d->C));
-    TRY(save_new(c, REGION_I, &out[1], &save->k, F32, d->N, d->K, d->C));
-    TRY(save_new(c, REGION_I, &out[2], &save->v, F32, d->N, d->K, d->C));
+    TRY(save_new(c, REGION_I, &out[0], &save->q, c->dtype, d->N, d->H, d->C));
+    TRY(save_new(c, REGION_I, &out[1], &save->k, c->dtype, d->N, d->K, d->C));
+    TRY(save_new(c, REGION_I, &out[2], &save->v, c->dtype, d->N, d->K, d->C));
     q_raw = out[0];
     k_raw = out[1];
     if (a->qk_norm) {
-        TRY(save_new(c, REGION_I, &q_raw, &save->q_raw, F32, d->N, d->H, d->C));
-        TRY(save_new(c, REGION_I, &k_raw, &save->k_raw, F32, d->N, d->K, d->C));
+        TRY(save_new(c, REGION_I, &q_raw, &save->q_raw, c->dtype, d->N, d->H, d->C));
+        TRY(save_new(c, REGION_I, &k_raw, &save->k_raw, c->dtype, d->N, d->K, d->C));
     }
     TRY(op(c->s, qkv_split, .q = q_raw, .k = k_raw, .v = out[2], .qkv = qkv));
     if (a->qk_norm) {
@@ -124,10 +124,10 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
     Dims d = dims_of(a, c);
     Tensor h[3], o, lse, qkv;
     bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: qkv must outlive the saves */
-    TRY(save_new(c, REGION_W, &o, &save->o, F32, d.N, d.H, d.C));
+    TRY(save_new(c, REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(tensor_new(c->scratch, &qkv, F32, d.N, (d.H + 2 * d.K) * d.C));
+    TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, (d.H + 2 * d.K) * d.C));
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, h));
     TRY(op(c->s, attention_fwd, .o = by_sample(o, &d), .lse = lse, .q = by_sample(h[0], &d),
@@ -141,7 +141,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
 /* Undoes rotation and per-head norm of one of q, k: dx (in place for the rotation) -> gradient of the raw head. */
 static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Saved raw, Tensor dy, Tensor *dx)
 {
-    TRY(tensor_new(c->scratch, dx, F32, dy.dim[0], dy.dim[1], dy.dim[2]));
+    TRY(tensor_new(c->scratch, dx, c->dtype, dy.dim[0], dy.dim[1], dy.dim[2]));
     TRY(op(c->s, fill_zero, .x = heads_as_rows(*dx)));
     return norm_backward(n, c, save, heads_as_rows(save_get(c, raw)), heads_as_rows(dy), heads_as_rows(*dx));
 }
@@ -163,10 +163,10 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     Dims d = dims_of(a, c);
     Tensor o = save_get(c, save->o), go, dh[3], delta, dqkv;
     TRY(dy_alloc(c, &dqkv, d.N, (d.H + 2 * d.K) * d.C));
-    TRY(tensor_new(c->scratch, &go, F32, d.N, d.H, d.C));
-    TRY(tensor_new(c->scratch, &dh[0], F32, d.N, d.H, d.C));
-    TRY(tensor_new(c->scratch, &dh[1], F32, d.N, d.K, d.C));
-    TRY(tensor_new(c->scratch, &dh[2], F32, d.N, d.K, d.C));
+    TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
+    TRY(tensor_new(c->scratch, &dh[0], c->dtype, d.N, d.H, d.C));
+    TRY(tensor_new(c->scratch, &dh[1], c->dtype, d.N, d.K, d.C));
+    TRY(tensor_new(c->scratch, &dh[2], c->dtype, d.N, d.K, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
     TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy,
                         tensor_reshape(go, d.N, d.H * d.C)));

@@ -53,7 +53,7 @@ Tensor save_get(const Ctx *c, Saved saved)
 
 Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
 {
-    return tensor_new(c->split_backward ? c->into[REGION_W] : c->scratch, t, F32, rows, cols);
+    return tensor_new(c->split_backward ? c->into[REGION_W] : c->scratch, t, c->dtype, rows, cols);
 }
 
 Tensor param_value(const Ctx *c, int id) { return param_view(&c->params->reg->items[id], c->params->value); }
@@ -113,7 +113,7 @@ Err gather_rows(Ctx *c, Tensor x, Tensor *full)
 {
     *full = x;
     if (c->world->sp.size == 1) return ERR_OK;
-    TRY(tensor_new(c->scratch, full, F32, x.dim[0] * c->world->sp.size, x.dim[1]));
+    TRY(tensor_new(c->scratch, full, x.dtype, x.dim[0] * c->world->sp.size, x.dim[1]));
     return comm_all_gather(&c->world->sp, c->s, *full, x, NULL);
 }
 
@@ -121,7 +121,7 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
 {
     *partial = y;
     if (c->world->sp.size == 1) return ERR_OK;
-    return tensor_new(c->scratch, partial, F32, y.dim[0] * c->world->sp.size, y.dim[1]);
+    return tensor_new(c->scratch, partial, y.dtype, y.dim[0] * c->world->sp.size, y.dim[1]);
 }
 
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y)

@@ -89,6 +89,7 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
     Canon canon;
+    DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
 } Ctx;

@@ -66,7 +66,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save)
 {
     int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size, J = c->canon.tp_blocks / R;
     Tensor logits, row_max, row_sum, full, all, loss, bmax, bsum, target;
-    TRY(save_new(c, REGION_W, &logits, &save->logits, F32, N, h->padded_vocab / R));
+    TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->padded_vocab / R));
     TRY(save_new(c, REGION_I, &row_max, &save->row_max, F32, N));
     TRY(save_new(c, REGION_I, &row_sum, &save->row_sum, F32, N));
     ArenaMark mark = arena_mark(c->scratch);

@@ -53,11 +53,11 @@ Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
     ArenaMark mark = arena_mark(c->scratch);
     int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
     Tensor hidden, active;
-    TRY(save_new(c, REGION_I, &hidden, &save->hidden, F32, N, m->activation == ACT_SWIGLU ? 2 * F : F));
-    if (!m->recompute) TRY(save_new(c, REGION_W, &active, &save->active, F32, N, F));
+    TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, m->activation == ACT_SWIGLU ? 2 * F : F));
+    if (!m->recompute) TRY(save_new(c, REGION_W, &active, &save->active, c->dtype, N, F));
     bool in_scratch = c->into[REGION_I] == c->scratch;
     if (!in_scratch) mark = arena_mark(c->scratch);
-    if (m->recompute) TRY(tensor_new(c->scratch, &active, F32, N, F));
+    if (m->recompute) TRY(tensor_new(c->scratch, &active, c->dtype, N, F));
     TRY(linear_forward(&m->fc1, c, x, hidden));
     TRY(activation_forward(m, c, hidden, active));
     TRY(linear_forward(&m->fc2, c, active, y));
@@ -77,7 +77,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
     } else {
         active = save_get(c, save->active);
     }
-    TRY(tensor_new(c->scratch, &dactive, F32, N, F));
+    TRY(tensor_new(c->scratch, &dactive, c->dtype, N, F));
     TRY(linear_backward(&m->fc2, c, active, dy, dactive));
     TRY(activation_backward(m, c, hidden, dactive, dhidden));
     TRY(linear_backward(&m->fc1, c, x, dhidden, dx));

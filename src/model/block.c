@@ -76,16 +76,16 @@ static Err residual_add(const Block *b, Ctx *c, const Linear *last, uint64_t key
 /* A norm's output: kept for the weight half, or passing (selective recomputation). */
 static Err norm_out(const Block *b, Ctx *c, Tensor x, Tensor *n, Saved *saved)
 {
-    if (b->keep_norms) return save_new(c, REGION_W, n, saved, F32, x.dim[0], x.dim[1]);
-    return tensor_new(c->scratch, n, F32, x.dim[0], x.dim[1]);
+    if (b->keep_norms) return save_new(c, REGION_W, n, saved, c->dtype, x.dim[0], x.dim[1]);
+    return tensor_new(c->scratch, n, c->dtype, x.dim[0], x.dim[1]);
 }
 
 Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
 {
     Tensor n, branch, mid;
     int64_t R = x.dim[0], D = x.dim[1];
-    TRY(save_new(c, REGION_I, &mid, &save->mid, F32, R, D));
-    TRY(tensor_new(c->scratch, &branch, F32, R, D));
+    TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, R, D));
+    TRY(tensor_new(c->scratch, &branch, c->dtype, R, D));
     TRY(norm_out(b, c, x, &n, &save->n1));
     TRY(norm_forward(&b->norm1, c, x, n, &save->norm1));
     TRY(attention_forward(&b->attn, c, n, branch, &save->attn));
@@ -126,7 +126,7 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor mid = save_get(c, save->mid), n, dbranch, dn;
-    TRY(tensor_new(c->scratch, &dn, F32, d.dim[0], d.dim[1]));
+    TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     ArenaMark half = arena_mark(c->scratch);
     TRY(branch_gradient(b, c, &b->mlp.fc2, b->mlp_dropout_key, d, &dbranch));
     TRY(norm_output(b, c, &b->norm2, save->n2, mid, &n));

@@ -67,7 +67,7 @@ static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i)
     ArenaMark mark = arena_mark(c->scratch);
     Tensor x = save_get(c, save->x[i]), y;
     segment_begin(c, 1 + i);
-    TRY(save_new(c, REGION_I, &y, &save->x[i + 1], F32, x.dim[0], x.dim[1]));
+    TRY(save_new(c, REGION_I, &y, &save->x[i + 1], c->dtype, x.dim[0], x.dim[1]));
     if (st->spec.recompute != RECOMPUTE_FULL) {
         TRY(block_forward(&st->blocks[i], c, x, &save->blocks[i], y));
         segment_end(c);
@@ -86,7 +86,7 @@ static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
 {
     Tensor x;
     segment_begin(c, 0);
-    TRY(save_new(c, REGION_I, &x, &save->x[0], F32, ctx_rows(c), st->spec.hidden));
+    TRY(save_new(c, REGION_I, &x, &save->x[0], c->dtype, ctx_rows(c), st->spec.hidden));
     if (st->has_embedding) TRY(embedding_forward(&st->embedding, c, x));
     else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
     segment_end(c);
@@ -97,7 +97,7 @@ static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, Tensor *out)
 {
     Tensor x = save_get(c, save->x[st->layer_count]);
     segment_begin(c, st->layer_count + 1);
-    TRY(save_new(c, REGION_W, out, &save->final_out, F32, x.dim[0], x.dim[1]));
+    TRY(save_new(c, REGION_W, out, &save->final_out, c->dtype, x.dim[0], x.dim[1]));
     return norm_forward(&st->final_norm, c, x, *out, &save->final_norm);
 }
 
@@ -130,7 +130,7 @@ static Err backward_block(const Stage *st, Ctx *c, StageSave *save, int i, Tenso
     saves_to_scratch(c, kept);
     c->split_backward = false; /* its W must follow at once: the inputs live in scratch */
     segment_begin(c, 1 + i);
-    TRY(tensor_new(c->scratch, &y, F32, x.dim[0], x.dim[1]));
+    TRY(tensor_new(c->scratch, &y, c->dtype, x.dim[0], x.dim[1]));
     TRY(block_forward(b, c, x, &save->blocks[i], y));
     TRY(block_backward(b, c, &save->blocks[i], x, d));
     c->split_backward = split;
@@ -144,7 +144,7 @@ static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor dn;
-    TRY(tensor_new(c->scratch, &dn, F32, d.dim[0], d.dim[1]));
+    TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     TRY(head_backward(&st->head, c, &save->head, save_get(c, save->final_out), dn));
     TRY(op(c->s, fill_zero, .x = d));
     TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->layer_count]), dn, d));
@@ -155,7 +155,7 @@ static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Boundary *din)
 {
     Tensor d;
-    TRY(tensor_new(c->scratch, &d, F32, ctx_rows(c), st->spec.hidden));
+    TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
     if (st->has_head) TRY(backward_head(st, c, save, d));
     else TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
     for (int i = st->layer_count - 1; i >= 0; i--) TRY(backward_block(st, c, save, i, d));
@@ -174,16 +174,17 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, int64_t row, Tensor l
     TRY(run_final_norm(st, c, save, &final_out));
     segment_end(c);
     ArenaMark mark = arena_mark(c->scratch);
-    TRY(tensor_new(c->scratch, &last, F32, B, D));
+    TRY(tensor_new(c->scratch, &last, c->dtype, B, D));
     for (int64_t b = 0; b < B; b++)
-        TRY(device_copy(c->s, (float *)last.data + b * D, (float *)final_out.data + (b * T + row) * D,
-                        D * 4));
+        TRY(device_copy(c->s, tensor_row_slice(last, b, 1).data,
+                        tensor_row_slice(final_out, b * T + row, 1).data, D * dtype_size(c->dtype)));
     TRY(head_logits(&st->head, c, last, logits));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
-Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, Tensor *cos, Tensor *sin)
+Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
+                      Tensor *sin)
 {
     int64_t R = spec->head_dim / 2;
     *cos = *sin = (Tensor){ 0 };
@@ -191,12 +192,19 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, Tensor *co
     TRY(tensor_new(state, cos, F32, spec->seq, R));
     TRY(tensor_new(state, sin, F32, spec->seq, R));
     if (s->dev->is_null) return ERR_OK;
-    for (int64_t i = 0; i < R; i++) {
-        double inv_freq = m_exp(-2.0 * (double)i / spec->head_dim * m_log(spec->rope_base));
-        for (int64_t p = 0; p < spec->seq; p++) {
-            ((float *)cos->data)[p * R + i] = (float)m_cos((double)p * inv_freq);
-            ((float *)sin->data)[p * R + i] = (float)m_sin((double)p * inv_freq);
+    float *row;
+    double *inv_freq;
+    TRY(setup_array(setup, 2 * R, &row));
+    TRY(setup_array(setup, R, &inv_freq));
+    for (int64_t i = 0; i < R; i++)
+        inv_freq[i] = m_exp(-2.0 * (double)i / spec->head_dim * m_log(spec->rope_base));
+    for (int64_t p = 0; p < spec->seq; p++) {
+        for (int64_t i = 0; i < R; i++) {
+            row[i] = (float)m_cos((double)p * inv_freq[i]);
+            row[R + i] = (float)m_sin((double)p * inv_freq[i]);
         }
+        TRY(device_write(s, tensor_row_slice(*cos, p, 1).data, row, R * (int64_t)sizeof *row));
+        TRY(device_write(s, tensor_row_slice(*sin, p, 1).data, row + R, R * (int64_t)sizeof *row));
     }
     return ERR_OK;
 }

@@ -89,7 +89,8 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, int64_t row, Tensor logits);
 
 /* Sine and cosine tables [seq, head_dim / 2] in `state`, when the model rotates. */
-Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, Tensor *cos, Tensor *sin);
+Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
+                      Tensor *sin);
 
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6N + 12 L D T */
 

@@ -52,11 +52,14 @@ Err optim_update(Optim *o)
     ParamStore *ps = o->params;
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
-        TRY(op(o->stream, adamw, .w = tensor_row_slice(ps->value, p->offset, p->count),
+        Tensor copy = { 0 }; /* for layers that do not read the master */
+        if (ps->value.dtype != F32) copy = tensor_row_slice(ps->value, p->offset, p->count);
+        TRY(op(o->stream, adamw, .w = tensor_row_slice(ps->master, p->offset, p->count),
                .m = tensor_row_slice(ps->m, p->offset, p->count),
                .v = tensor_row_slice(ps->v, p->offset, p->count),
-               .g = tensor_row_slice(ps->grad, p->offset, p->count), .shift = param_store_shift(ps, i),
-               .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2, .eps = o->adamw.eps,
+               .g = tensor_row_slice(ps->grad, p->offset, p->count), .copy = copy,
+               .shift = param_store_shift(ps, i), .step = o->step, .beta1 = o->adamw.beta1,
+               .beta2 = o->adamw.beta2, .eps = o->adamw.eps,
                .decay = p->spec.flags & PARAM_DECAY ? o->adamw.weight_decay : 0));
     }
     return ERR_OK;

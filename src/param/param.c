@@ -9,7 +9,7 @@
 #include "base/mathx.h"
 #include "base/rng.h"
 
-enum { REGISTRY_CAPACITY = 8192 };
+enum { REGISTRY_CAPACITY = 8192, FILL_ELEMS = 1 << 20 };
 
 void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_rank)
 {
@@ -85,11 +85,13 @@ int64_t param_total(const ParamRegistry *r)
     return n;
 }
 
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType grad_dtype,
-                     bool without_optimizer)
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype,
+                     DType grad_dtype, bool without_optimizer)
 {
     *s = (ParamStore){ .reg = reg };
-    TRY(tensor_new(state, &s->value, F32, reg->flat_count));
+    TRY(tensor_new(state, &s->master, F32, reg->flat_count));
+    s->value = s->master;
+    if (value_dtype != F32) TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
     TRY(tensor_new(state, &s->shift, I32, reg->count));
     if (without_optimizer) return ERR_OK;
     TRY(tensor_new(state, &s->next_shift, I32, reg->count));
@@ -140,12 +142,13 @@ static float normal_at(uint64_t key, int64_t index)
     return (float)(radius * (index & 1 ? m_sin(angle) : m_cos(angle)));
 }
 
-static void fill_rows(const Param *p, float *out, uint64_t key, int threads)
+/* Local rows [first, first + count). */
+static void fill_rows(const Param *p, float *out, int64_t first, int64_t count, uint64_t key, int threads)
 {
     const ParamSpec *s = &p->spec;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t r = 0; r < p->local[0]; r++) {
-        int64_t row = param_plain_row(p, r);
+    for (int64_t r = 0; r < count; r++) {
+        int64_t row = param_plain_row(p, first + r);
         for (int64_t c = 0; c < p->local[1]; c++) {
             float x = s->init == INIT_ONE ? 1 : 0;
             if (row >= 0 && s->init == INIT_NORMAL)
@@ -155,14 +158,47 @@ static void fill_rows(const Param *p, float *out, uint64_t key, int threads)
     }
 }
 
+/* By pieces of host memory, which the device then takes over. */
+static Err fill_param(const Param *p, Stream *stream, Tensor flat, float *host, int64_t host_elems,
+                      uint64_t key, int threads)
+{
+    int64_t cols = p->local[1], most = host_elems / cols;
+    float *to = (float *)flat.data + p->offset;
+    for (int64_t first = 0, count; first < p->local[0]; first += count) {
+        count = p->local[0] - first < most ? p->local[0] - first : most;
+        fill_rows(p, host, first, count, key, threads);
+        TRY(device_write(stream, to + first * cols, host, count * cols * (int64_t)sizeof *host));
+    }
+    return ERR_OK;
+}
+
+static int64_t widest_row(const ParamRegistry *reg)
+{
+    int64_t most = FILL_ELEMS;
+    for (int i = 0; i < reg->count; i++)
+        if (reg->items[i].local[1] > most) most = reg->items[i].local[1];
+    return most;
+}
+
+Err param_store_publish(ParamStore *s, Stream *stream)
+{
+    if (s->value.dtype == s->master.dtype) return ERR_OK;
+    return op(stream, cast, .y = s->value, .x = s->master);
+}
+
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads)
 {
     if (stream->dev->is_null) return ERR_OK;
+    int64_t elems = widest_row(s->reg);
+    float *host;
+    int32_t *shifts;
+    TRY(setup_array(s->reg->setup, elems, &host));
+    TRY(setup_array(s->reg->setup, s->reg->count, &shifts));
     for (int i = 0; i < s->reg->count; i++) {
         const Param *p = &s->reg->items[i];
-        Tensor view = param_view(p, s->value);
-        TRY(device_write(stream, (int32_t *)s->shift.data + i, &(int32_t){ shift }, sizeof(int32_t)));
-        fill_rows(p, view.data, rng_key(seed, p->name), threads);
+        shifts[i] = shift;
+        TRY(fill_param(p, stream, s->master, host, elems, rng_key(seed, p->name), threads));
     }
-    return ERR_OK;
+    TRY(device_write(stream, s->shift.data, shifts, tensor_bytes(s->shift)));
+    return param_store_publish(s, stream);
 }

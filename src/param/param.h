@@ -9,8 +9,9 @@
  * Layers hold ids, never pointers. param_value() and param_grad() (layer/ctx.h: they go through Ctx) are the
  * one place that knows which copy of a weight is meant.
  *
- * Memory: four flat device buffers in registration order, each parameter padded to PARAM_ALIGN elements:
- *   value f32   grad i64 fixed point (or f32 with reproducible = run)   m f32   v f32
+ * Memory: flat device buffers in registration order, each parameter padded to PARAM_ALIGN elements:
+ *   master f32   grad i64 fixed point (or f32 with reproducible = run)   m f32   v f32
+ *   value  what layers read: the master itself, or its 16-bit copy, written by every update
  * and per parameter a fixed-point shift (docs/determinism.md).
  *
  * Sections: a weight made of parts (q|k|v, gate|up) lies chunk by chunk in memory, so that a cut of dim 0
@@ -79,18 +80,25 @@ int64_t param_total(const ParamRegistry *r); /* global unpadded element count of
 /* The buffers of one replica of one stage. */
 typedef struct {
     const ParamRegistry *reg;
-    Tensor value, grad, m, v; /* flat: [flat_count] */
-    Tensor shift, next_shift; /* [count] i32 */
-    Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
-    Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
-    Tensor max, sumsq;        /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
+    Tensor value;              /* flat: [flat_count]; shares the master's memory when that is its dtype */
+    Tensor master, grad, m, v; /* flat */
+    Tensor shift, next_shift;  /* [count] i32 */
+    Tensor overflow;           /* [1] i32 flag: a gradient leaf did not fit */
+    Tensor overflow_cell;      /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
+    Tensor max, sumsq;         /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
 } ParamStore;
 
-/* Allocates in `state`. grad_dtype I64 or F32; without_optimizer: no grad, m, v (evaluation, generation). */
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType grad_dtype,
-                     bool without_optimizer);
+/*
+ * Allocates in `state`. value_dtype F32, BF16 or F16; grad_dtype I64 or F32; without_optimizer: no grad, m, v
+ * (evaluation, generation).
+ */
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype,
+                     DType grad_dtype, bool without_optimizer);
 
-/* Fills values by their Init and sets shifts to `shift`. Host arithmetic, `threads` of it. */
+/* The 16-bit copy again from the masters, after these were filled or loaded. */
+Err param_store_publish(ParamStore *s, Stream *stream);
+
+/* Fills masters by their Init, publishes, sets shifts to `shift`. Host arithmetic, `threads` of it. */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads);
 
 /* Views of one parameter: [local rows, local columns], or [local rows] for vectors. */

@@ -140,9 +140,11 @@ static Err open_executor(Trainer *t, const MemoryPlan *limits)
                     .params = &t->params,
                     .scratch = &t->scratch,
                     .step = t->step_values,
-                    .canon = canon_of(&t->spec) };
+                    .canon = canon_of(&t->spec),
+                    .dtype = t->spec.compute };
     TRY(tensor_new(&t->state, &e->sums, I64, 3));
-    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &e->ctx.rope_cos, &e->ctx.rope_sin));
+    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
+                          &e->ctx.rope_sin));
     TRY(setup_array(&t->setup, e->slot_count, &e->slots));
     for (int i = 0; i < e->slot_count; i++) TRY(open_slot(t, &e->slots[i], limits));
     return ERR_OK;
@@ -172,7 +174,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(stage_register(&t->stage, &t->registry, &s->model, 0, s->model.layers, &t->setup));
     TRY(alloc_arena(t, &t->state, "state", limits->state));
     TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch));
-    TRY(param_store_init(&t->params, &t->registry, &t->state, s->exact ? I64 : F32, s->forward_only));
+    TRY(param_store_init(&t->params, &t->registry, &t->state, s->compute, s->exact ? I64 : F32,
+                         s->forward_only));
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t, limits));

@@ -24,8 +24,10 @@ typedef struct {
     int64_t micro_batch, global_batch;
     int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
     int64_t attn_block; /* keys per softmax block */
-    bool exact;         /* reproducible = layout */
-    bool forward_only;  /* evaluation, generation: no gradients, no optimizer */
+    DeviceKind device;
+    DType compute;     /* F32, BF16, F16: activations, and weights as the layers see them */
+    bool exact;        /* reproducible = layout; F32 only */
+    bool forward_only; /* evaluation, generation: no gradients, no optimizer */
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
