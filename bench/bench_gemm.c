@@ -94,7 +94,7 @@ static void measure_peak(void)
 static void run_blas(const Gemm *g)
 {
     const int M = (int)g->M, N = (int)g->N, K = (int)g->K, lda = (int)g->a.ld, ldb = (int)g->b.ld, ldc = (int)g->ldc;
-    const float one = 1, beta = g->beta || g->mode == GEMM_I64 ? 1 : 0;
+    const float one = 1, beta = g->beta ? 1 : 0;
     bench.blas(g->b.transposed ? "T" : "N", g->a.transposed ? "T" : "N", &N, &M, &K, &one, g->b.data, &ldb, g->a.data,
                &lda, &beta, g->c, &ldc);
 }
@@ -168,7 +168,7 @@ static void run_linear(int64_t tokens, int64_t out, int64_t in, int64_t leaf)
         { "dgrad chain", { .mode = GEMM_CHAIN, tokens, in, out } },
         { "dgrad tree/8", { .mode = GEMM_TREE, tokens, in, out, out / 8 } },
         { "wgrad f32", { .mode = GEMM_CHAIN, out, in, tokens, .a.transposed = true, .beta = true } },
-        { "wgrad i64", { .mode = GEMM_I64, out, in, tokens, leaf, .a.transposed = true } },
+        { "wgrad i64", { .mode = GEMM_I64, out, in, tokens, leaf, .a.transposed = true, .beta = true } },
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char what[sizeof rows->name], leaf_text[24] = "";

@@ -82,11 +82,14 @@ static float tree(const Gemm *g, int64_t i, int64_t j)
 static bool define_fixed(const Gemm *g, int64_t i, int64_t j)
 {
     bool overflow = false;
+    int64_t sum = g->beta ? g->fixed[i * g->ldc + j] : 0;
     for (int64_t k = 0; k < g->K; k += g->leaf) {
         float v = ldexpf(chain(g, i, j, k, k + g->leaf < g->K ? k + g->leaf : g->K, 0), g->shift);
-        if (fabsf(v) < ldexpf(1, 62 - g->room)) g->fixed[i * g->ldc + j] += llrintf(v);
+        if (fabsf(v) < ldexpf(1, 62 - g->room)) sum += llrintf(v);
         else overflow = true;
     }
+    if (g->fixed) g->fixed[i * g->ldc + j] = sum;
+    else g->c[i * g->ldc + j] = ldexpf((float)sum, -g->shift);
     return overflow;
 }
 
@@ -111,6 +114,7 @@ typedef struct {
     float *a, *b, *bias;
     char *c;
     int64_t c_bytes;
+    bool in_floats; /* C of floats, not G */
 } Case;
 
 enum { GUARD_ROWS = 2 };
@@ -119,21 +123,22 @@ static Case make(GemmMode mode, int64_t M, int64_t N, int64_t K, int64_t leaf)
 {
     Case c = { .g = { .mode = mode, .M = M, .N = N, .K = K, .leaf = leaf, .shift = 40, .room = 16 } };
     bool ta = pick(0, 1), tb = pick(0, 1);
+    c.in_floats = mode != GEMM_I64 || !pick(0, 2);
     int64_t lda = (ta ? M : K) + pick(0, 3) * pick(0, 1), ldb = (tb ? K : N) + pick(0, 3) * pick(0, 1);
     /* exactly as long as the product may read, for the sanitizer */
     int64_t na = K && M ? ((ta ? K : M) - 1) * lda + (ta ? M : K) : 0;
     int64_t nb = K && N ? ((tb ? N : K) - 1) * ldb + (tb ? K : N) : 0;
     c.g.a = (GemmOperand){ c.a = random_floats(na), lda, ta };
     c.g.b = (GemmOperand){ c.b = random_floats(nb), ldb, tb };
-    c.g.beta = mode == GEMM_CHAIN && pick(0, 1);
+    c.g.beta = (mode == GEMM_CHAIN || !c.in_floats) && pick(0, 1);
     if (mode != GEMM_I64 && pick(0, 1)) c.g.bias = c.bias = random_floats(N);
     c.g.ldc = N + pick(0, 20);
-    int64_t size = mode == GEMM_I64 ? 8 : 4, count = (M + 2 * GUARD_ROWS) * c.g.ldc;
+    int64_t size = c.in_floats ? 4 : 8, count = (M + 2 * GUARD_ROWS) * c.g.ldc;
     c.c_bytes = count * size;
     c.c = malloc((size_t)c.c_bytes);
     for (int64_t i = 0; i < count; i++) {
-        if (mode == GEMM_I64) ((int64_t *)c.c)[i] = pick(-1000000, 1000000);
-        else ((float *)c.c)[i] = (float)test_uniform(&seed, -1, 1);
+        if (c.in_floats) ((float *)c.c)[i] = (float)test_uniform(&seed, -1, 1);
+        else ((int64_t *)c.c)[i] = pick(-1000000, 1000000);
     }
     return c;
 }
@@ -141,8 +146,8 @@ static Case make(GemmMode mode, int64_t M, int64_t N, int64_t K, int64_t leaf)
 static Gemm with_c(const Case *c, char *memory)
 {
     Gemm g = c->g;
-    if (g.mode == GEMM_I64) g.fixed = (int64_t *)memory + GUARD_ROWS * g.ldc;
-    else g.c = (float *)memory + GUARD_ROWS * g.ldc;
+    if (c->in_floats) g.c = (float *)memory + GUARD_ROWS * g.ldc;
+    else g.fixed = (int64_t *)memory + GUARD_ROWS * g.ldc;
     return g;
 }
 
@@ -255,7 +260,7 @@ TEST(cut_rows_and_columns)
                     g.N = g.N - n < dn ? g.N - n : dn;
                     g.a.data += g.a.transposed ? m : m * g.a.ld;
                     g.b.data += g.b.transposed ? n * g.b.ld : n;
-                    if (g.mode == GEMM_I64) g.fixed += m * g.ldc + n;
+                    if (g.fixed) g.fixed += m * g.ldc + n;
                     else g.c += m * g.ldc + n;
                     if (g.bias) g.bias += n;
                     b->gemm(&dev, &g);
@@ -330,7 +335,7 @@ TEST(cut_tree)
     }
 }
 
-/* Leaves in any order and grouping. */
+/* Leaves in any order and grouping, begun without beta. */
 TEST(cut_fixed)
 {
     const int64_t M = 60, N = 90, leaf = 32, leaves = 20, K = leaf * leaves;
@@ -341,13 +346,14 @@ TEST(cut_fixed)
                .shift = 40, .room = 16 };
     EACH_BUILD(e)
     {
-        memset(whole, 0, (size_t)(M * N) * 8);
-        memset(parts, 0, (size_t)(M * N) * 8);
+        memset(whole, 0x55, (size_t)(M * N) * 8); /* without beta nobody reads it */
+        memset(parts, 0x33, (size_t)(M * N) * 8);
         CHECK(!e->gemm(&dev, &g));
         for (int64_t l = leaves, n; l > 0; l -= n) {
             n = pick(1, l < 5 ? l : 5);
             Gemm p = k_range(g, (l - n) * leaf, n * leaf);
             p.fixed = parts;
+            p.beta = l < leaves;
             CHECK(!e->gemm(&dev, &p));
         }
         CHECK(!memcmp(whole, parts, (size_t)(M * N) * 8));
@@ -526,7 +532,7 @@ TEST(linear_ops)
         a.dw = tensor_of(fixed, I64, O, I);
         OK(e->dw(&s, &a));
         define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, .fixed = want_fixed, .ldc = I,
-                        .shift = shift, .room = 16 });
+                        .beta = true, .shift = shift, .room = 16 });
         CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64, %lld rows", isa_name(e->isa),
                   (long long)counts[i]);
         CHECK(overflow == 0);

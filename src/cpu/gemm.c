@@ -38,7 +38,8 @@ enum {
     SLAB_BYTES = 600 << 10,      /* of packed B: in L2 with room for another thread */
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
     CHUNK_ROWS = 8 * TILE_ROWS,  /* of a transposed A packed at a time */
-    TASK_ROWS_MIN = 128,         /* below this, packing B for so few rows would show */
+    TASK_ROWS_MIN = 96,          /* below this, packing B for so few rows would show */
+    TASK_ROWS_MIN_DIRECT = 256,  
     TASKS_PER_THREAD = 2,
     AHEAD_PACKED = 8, /* rows of B to prefetch */
     AHEAD_DIRECT = 24,
@@ -61,6 +62,7 @@ typedef struct {
     bool in_place; /* sums build up in C itself */
     int64_t leaf, slab, group;
     int64_t slots;            /* levels of waiting sums */
+    int64_t fixed_level;      /* this and the next one hold integers; -1 = none */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
     int64_t rows, cols;       /* of a task */
     int64_t row_tasks, tasks;
@@ -266,10 +268,25 @@ static inline vl fix_load(const float *p)
 #endif
 }
 
+static inline void fix_set_row(int64_t *to, const float *leaf, int64_t cols)
+{
+#pragma GCC unroll 3
+    for (int64_t j = 0; j < cols; j += VEC) vl_store(to + j, fix_load(leaf + j));
+}
+
 static inline void fix_add_row(int64_t *to, const int64_t *from, const float *leaf, int64_t cols)
 {
 #pragma GCC unroll 3
     for (int64_t j = 0; j < cols; j += VEC) vl_store(to + j, vl_add(vl_load(from + j), fix_load(leaf + j)));
+}
+
+/* to = llrint(leaf) */
+static void fix_set(FixedSum to, const float *leaf, int64_t rows, int64_t cols)
+{
+    for (int64_t i = 0; i < rows; i++, to.at += to.ld, leaf += TILE_COLS) {
+        if (cols == TILE_COLS) fix_set_row(to.at, leaf, TILE_COLS);
+        else fix_set_row(to.at, leaf, cols);
+    }
 }
 
 /* to = from + llrint(leaf) */
@@ -281,28 +298,55 @@ static void fix_add(FixedSum to, FixedSum from, const float *leaf, int64_t rows,
     }
 }
 
+/* Integers of a tile that do not lie in G: added to it, or to C as floats. */
+static void output_fixed(const Task *t, int64_t row, int64_t col, FixedSum sum)
+{
+    const Gemm *g = t->p->g;
+    const int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
+    int64_t at = (t->row + row) * g->ldc + t->col + col;
+    const vf unit = vf_set1(fix_scale(-g->shift));
+    for (int64_t i = 0; i < rows; i++, at += g->ldc, sum.at += sum.ld) {
+        for (int64_t j = 0; g->fixed && j < cols; j++)
+            g->fixed[at + j] = (g->beta || t->group ? g->fixed[at + j] : 0) + sum.at[j];
+        for (int64_t j = 0; !g->fixed && j < cols; j += VEC)
+            vf_store_n(g->c + at + j, vf_mul(vf_from_l(vl_load(sum.at + j)), unit), min64(cols - j, VEC));
+    }
+}
+
+/*
+ * Where the integers of a tile wait for the next slab: in G; for a result in floats in a slot. In `memory` if no
+ * slab follows, or if G has no whole vectors here.
+ */
+static FixedSum fixed_home(const Task *t, int64_t row, int64_t col, int64_t *memory)
+{
+    const Plan *p = t->p;
+    const Gemm *g = p->g;
+    if (g->fixed && min64(t->cols - col, TILE_COLS) % VEC == 0)
+        return (FixedSum){ g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc };
+    if (p->fixed_level < 0) return (FixedSum){ memory, TILE_COLS };
+    const Sum first = slot_of(t, p->fixed_level, 0, 0), here = slot_of(t, p->fixed_level, row, col);
+    return (FixedSum){ (int64_t *)first.at + (here.at - first.at), TILE_COLS };
+}
+
 static void tile_fixed(Task *t, int64_t row, int64_t col)
 {
     const Plan *p = t->p;
     const Gemm *g = p->g;
-    const int64_t cols = min64(t->cols - col, TILE_COLS);
-    const bool edge = cols % VEC != 0; /* G has no whole vectors there */
     float local[TILE_ELEMS] __attribute__((aligned(64)));
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
     Tile tile = tile_open(t, row, col);
-    const Sum leaf = p->slots ? slot_of(t, 0, row, col) : (Sum){ local, TILE_COLS };
-    const FixedSum out = { g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc };
-    const FixedSum sums = { memory, TILE_COLS };
-    if (edge) memset(memory, 0, sizeof memory);
+    const Sum leaf = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ local, TILE_COLS };
+    const FixedSum sums = { memory, TILE_COLS }, home = fixed_home(t, row, col, memory);
+    const bool at_home = home.at != memory, begun = at_home && (t->group > 0 || g->beta);
     for (int64_t k = 0; k < t->slab_k; k += p->leaf) {
         tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, leaf);
         if (!t->last) return;
         if (!fix_leaf(leaf.at, tile.rows, tile.cols, g)) t->overflow = true;
-        bool end = k + p->leaf >= t->slab_k;
-        fix_add(end && !edge ? out : sums, k == 0 && !edge ? out : sums, leaf.at, tile.rows, tile.cols);
+        const FixedSum to = k + p->leaf < t->slab_k ? sums : home;
+        if (k > 0 || begun) fix_add(to, k > 0 ? sums : home, leaf.at, tile.rows, tile.cols);
+        else fix_set(to, leaf.at, tile.rows, tile.cols);
     }
-    for (int64_t i = 0; edge && i < tile.rows; i++)
-        for (int64_t j = 0; j < cols; j++) out.at[i * out.ld + j] += memory[i * TILE_COLS + j];
+    if (g->fixed ? !at_home : t->last_group) output_fixed(t, row, col, home);
 }
 
 /* ---- a task ---- */
@@ -331,7 +375,7 @@ static void task_pack_a(Task *t, int64_t row)
 static void task_prefetch_c(const Task *t, int64_t row, int64_t col)
 {
     const Gemm *g = t->p->g;
-    const bool fixed = g->mode == GEMM_I64;
+    const bool fixed = g->fixed != NULL;
     const int64_t size = fixed ? sizeof *g->fixed : sizeof *g->c, line = 64;
     const int64_t rows = min64(t->rows - row, TILE_ROWS), bytes = min64(t->cols - col, TILE_COLS) * size;
     const char *c = fixed ? (const char *)g->fixed : (const char *)g->c;
@@ -343,7 +387,8 @@ static void task_prefetch_c(const Task *t, int64_t row, int64_t col)
 static void task_slab(Task *t)
 {
     const Plan *p = t->p;
-    const bool reread = p->g->mode == GEMM_I64 ? t->last : p->in_place && (p->g->beta || !t->first);
+    const bool fixed = p->g->mode == GEMM_I64 && t->last && (p->g->fixed || t->last_group);
+    const bool reread = fixed || (p->in_place && (p->g->beta || !t->first));
     if (p->copy_b) task_pack_b(t);
     for (int64_t row = 0; row < t->rows; row += TILE_ROWS) {
         if (p->copy_a && row % CHUNK_ROWS == 0) task_pack_a(t, row);
@@ -406,24 +451,29 @@ static void plan_k(Plan *p)
     p->in_place = g->mode != GEMM_I64 && !p->swap && !tree;
     if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
     else p->slots = p->group > p->slab && !p->in_place;
+    p->fixed_level = -1;
+    if (g->mode == GEMM_I64 && !g->fixed && groups > 1) {
+        p->fixed_level = p->slots;
+        p->slots += 2;
+    }
 }
 
 static void plan_tasks(Plan *p, int64_t threads)
 {
-    int64_t panels = ceil_div(p->N, TILE_COLS), panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
-    int64_t wide = p->copy_b ? max64((p->copy_a ? SLAB_BYTES_WIDE : SLAB_BYTES) / panel_bytes, 1) : 4;
-    if (!p->copy_a) wide = max64(min64(wide, panels / (TASKS_PER_THREAD * threads)), 1);
-    if (p->copy_b) wide = max64(wide, 2);
-    wide = ceil_div(panels, ceil_div(panels, wide));
-    p->cols = wide * TILE_COLS;
-    int64_t col_tasks = ceil_div(panels, wide), row_tasks = 1;
-    int64_t most = ceil_div(p->M, TASK_ROWS_MIN);
+    const int64_t panels = ceil_div(p->N, TILE_COLS), panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
+    const int64_t wanted = TASKS_PER_THREAD * threads;
+    int64_t wide = p->copy_b ? max64((p->copy_a ? SLAB_BYTES_WIDE : SLAB_BYTES) / panel_bytes, 2) : 4;
+    int64_t col_tasks = ceil_div(panels, wide), row_tasks = ceil_div(wanted, col_tasks);
+    row_tasks = min64(row_tasks, ceil_div(p->M, p->copy_a ? TASK_ROWS_MIN : TASK_ROWS_MIN_DIRECT));
     if (p->slots) {
-        int64_t level_bytes = p->cols * ceil_div(p->M, TILE_ROWS) * TILE_ROWS * (int64_t)sizeof(float);
-        row_tasks = ceil_div(level_bytes * p->slots, SLOT_BYTES_MAX);
+        int64_t level_bytes = min64(wide, panels) * TILE_COLS * p->M * (int64_t)sizeof(float);
+        row_tasks = max64(row_tasks, ceil_div(level_bytes * p->slots, SLOT_BYTES_MAX));
     }
-    row_tasks = max64(row_tasks, min64(most, ceil_div(TASKS_PER_THREAD * threads, col_tasks)));
-    p->rows = ceil_div(ceil_div(p->M, row_tasks), CHUNK_ROWS) * CHUNK_ROWS;
+    col_tasks = max64(col_tasks, min64(ceil_div(wanted, row_tasks), p->copy_b ? panels / 2 : panels));
+    wide = ceil_div(panels, col_tasks);
+    col_tasks = ceil_div(panels, wide);
+    p->cols = wide * TILE_COLS;
+    p->rows = ceil_div(ceil_div(p->M, row_tasks), TILE_ROWS) * TILE_ROWS;
     p->row_tasks = ceil_div(p->M, p->rows);
     p->tasks = p->row_tasks * col_tasks;
     /* a line more than needed, so that the panels do not all start in the same sets of the cache */
@@ -452,12 +502,23 @@ static void plan_operands(Plan *p)
     p->copy_b = p->b.transposed || p->M > DIRECT_ROWS || g->mode == GEMM_I64;
 }
 
+/* The fixed-point result of no leaf at all. */
+static void output_zero(const Gemm *g)
+{
+    const bool fixed = g->fixed != NULL;
+    char *c = fixed ? (char *)g->fixed : (char *)g->c;
+    const int64_t size = fixed ? sizeof *g->fixed : sizeof *g->c;
+    for (int64_t i = 0; i < g->M && !g->beta; i++) memset(c + i * g->ldc * size, 0, (size_t)(g->N * size));
+}
+
 bool CPU(gemm)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g, .workspace = dev->workspace };
-    ASSERT(g->mode == GEMM_CHAIN || (g->leaf > 0 && !g->beta));
-    ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= 127));
+    ASSERT(g->mode == GEMM_CHAIN || g->leaf > 0);
+    ASSERT(!g->beta || g->mode == GEMM_CHAIN || (g->mode == GEMM_I64 && g->fixed));
+    ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= (g->fixed ? 127 : 126)));
     if (g->M == 0 || g->N == 0) return false;
+    if (g->K == 0 && g->mode == GEMM_I64) return output_zero(g), false;
     int64_t threads = 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;
     plan_operands(&p);
     plan_k(&p);

@@ -80,7 +80,6 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
                .beta = true };
     if (a->dw.dtype == I64) {
         g.mode = GEMM_I64;
-        g.beta = false;
         g.fixed = a->dw.data;
         g.leaf = a->leaf;
         g.shift = *(const int32_t *)a->shift.data;
