@@ -259,6 +259,28 @@ TEST(saved_on_one_grid_and_loaded_on_another_is_the_same_memory)
     }
 }
 
+TEST(a_registry_holds_any_number_and_no_name_twice)
+{
+    enum { COUNT = 20000 };
+    SetupArena a;
+    ParamRegistry r;
+    char name[PARAM_NAME_MAX];
+    int id;
+    setup_init(&a);
+    param_registry_init(&r, &a, 1, 0);
+    for (int i = 0; i < COUNT; i++) {
+        snprintf(name, sizeof name, "layers.%d.weight", i);
+        OK(param_add(&r, (ParamSpec){ .name = name, .ndim = 1, .shape = { 3 } }, &id));
+        CHECK(id == i);
+    }
+    for (int i = 0; i < COUNT; i += 101) {
+        snprintf(name, sizeof name, "layers.%d.weight", i);
+        FAILS(param_add(&r, (ParamSpec){ .name = name, .ndim = 1, .shape = { 3 } }, &id), ERR_INTERNAL, name);
+    }
+    CHECK(r.count == COUNT && param_total(&r) == 3 * COUNT && !strcmp(r.items[7000].name, "layers.7000.weight"));
+    setup_release(&a);
+}
+
 TEST(box_intersection)
 {
     Box a = { { 2, 0 }, { 4, 10 } }, b = { { 5, 3 }, { 4, 4 } }, x;

@@ -9,32 +9,39 @@
 #include "base/mathx.h"
 #include "base/rng.h"
 
-enum { REGISTRY_CAPACITY = 8192, FILL_ELEMS = 1 << 20 };
+enum { FILL_ELEMS = 1 << 20 };
 
 void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_rank)
 {
     *r = (ParamRegistry){ .tp = tp, .tp_rank = tp_rank, .setup = setup };
 }
 
-/* The table doubles in setup memory; the old copy stays there, which is bounded by the final size. */
+/* Where the name's index + 1 stands, or 0 where it belongs. */
+static int *name_entry(const ParamRegistry *r, const char *name)
+{
+    uint64_t at = rng_key(0, name), mask = 2 * (uint64_t)r->capacity - 1;
+    while (r->by_name[at & mask] && strcmp(r->items[r->by_name[at & mask] - 1].name, name)) at++;
+    return &r->by_name[at & mask];
+}
+
+/* The tables double in setup memory; the old copies stay there, which is bounded by the final size. */
 static Err grow(ParamRegistry *r)
 {
     if (r->count < r->capacity) return ERR_OK;
-    if (r->capacity >= REGISTRY_CAPACITY)
-        return err_set(ERR_CONFIG, "more than %d parameters", REGISTRY_CAPACITY);
     int capacity = r->capacity ? 2 * r->capacity : 64;
     Param *items;
     TRY(setup_array(r->setup, capacity, &items));
+    TRY(setup_array(r->setup, 2 * (int64_t)capacity, &r->by_name));
     if (r->count) memcpy(items, r->items, (size_t)r->count * sizeof *items);
     r->items = items;
     r->capacity = capacity;
+    for (int i = 0; i < r->count; i++) *name_entry(r, items[i].name) = i + 1;
     return ERR_OK;
 }
 
 static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
 {
-    for (int i = 0; i < r->count; i++)
-        if (!strcmp(r->items[i].name, s->name)) return err_set(ERR_INTERNAL, "parameter '%s' twice", s->name);
+    if (*name_entry(r, s->name)) return err_set(ERR_INTERNAL, "parameter '%s' twice", s->name);
     if (strlen(s->name) >= PARAM_NAME_MAX)
         return err_set(ERR_INTERNAL, "parameter name '%s' too long", s->name);
     int64_t sum = 0;
@@ -56,8 +63,8 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     if (!spec.padded_rows) spec.padded_rows = spec.shape[0];
     if (!spec.interleave) spec.interleave = 1;
     if (spec.ndim == 1) spec.shape[1] = 1;
-    TRY(check_spec(r, &spec));
     TRY(grow(r));
+    TRY(check_spec(r, &spec));
     Param *p = &r->items[r->count];
     snprintf(p->name, sizeof p->name, "%s", spec.name);
     p->spec = spec;
@@ -75,6 +82,7 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     p->offset = r->flat_count;
     r->flat_count += (p->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
     *id = r->count++;
+    *name_entry(r, p->name) = r->count;
     return ERR_OK;
 }
 

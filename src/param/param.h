@@ -64,6 +64,7 @@ typedef struct {
 
 typedef struct {
     Param *items;
+    int *by_name; /* [2 * capacity] index + 1, found by hashing the name; 0 = free */
     int count, capacity;
     int64_t flat_count; /* elements of each flat buffer */
     int tp, tp_rank;

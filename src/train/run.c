@@ -255,7 +255,7 @@ Err run_sgemm_rate(Run *r, double *flops)
     ArenaMark mark = arena_mark(a);
     Tensor x, w, y;
     int64_t n = 768;
-    while (n > 32 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes) n /= 2;
+    while (n > 1 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes) n /= 2;
     *flops = 0;
     TRY(tensor_new(a, &x, F32, n, n));
     TRY(tensor_new(a, &w, F32, n, n));
