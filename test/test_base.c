@@ -695,12 +695,17 @@ TEST(trace_writes_spans)
     trace_begin("closed"); /* nothing is open: nothing happens */
     trace_end();
     trace_counter("closed", 1);
-    OK(trace_close());
+    trace_close();
     OK(trace_open(path));
-    trace_end(); /* began before the trace was opened */
-    trace_begin("forgotten");
+    trace_begin("not recorded");
     trace_end();
-    trace_reset();
+    trace_start();
+    trace_begin("of an earlier recording");
+    trace_end();
+    OK(trace_stop());
+    trace_begin("begun outside");
+    trace_start();
+    trace_end();
     trace_track("main track");
     trace_begin("outer");
     trace_begin("inner");
@@ -712,7 +717,9 @@ TEST(trace_writes_spans)
     pthread_t t;
     CHECK(pthread_create(&t, NULL, traced_thread, NULL) == 0);
     pthread_join(t, NULL);
-    OK(trace_close());
+    OK(trace_stop());
+    trace_begin("too late");
+    trace_end();
 
     Json *j;
     OK(json_read_file(path, 1 << 20, &j));
@@ -732,9 +739,10 @@ TEST(trace_writes_spans)
                  strcmp(json_text(json_get(json_get(json_at(j, i), "args"), "name"), NULL), "second \"track\"") == 0;
     CHECK(named);
     json_free(j);
-    OK(trace_open(path)); /* the stack of the last trace is not this one's */
+    trace_start(); /* the stack of the last recording is not this one's */
     trace_end();
-    OK(trace_close());
+    OK(trace_stop());
+    trace_close();
     CHECK(strcmp(read_text(path), "[]\n") == 0);
 }
 
@@ -742,6 +750,7 @@ TEST(trace_ring_keeps_the_newest_and_allocates_nothing)
 {
     const char *path = in_temp("ring.json");
     OK(trace_open(path));
+    trace_start();
     trace_begin("first");
     trace_end();
     struct mallinfo2 before = mallinfo2();
@@ -750,7 +759,8 @@ TEST(trace_ring_keeps_the_newest_and_allocates_nothing)
     for (int i = 0; i < 10; i++) trace_end();
     struct mallinfo2 after = mallinfo2();
     CHECK(before.uordblks == after.uordblks && before.hblks == after.hblks);
-    OK(trace_close());
+    OK(trace_stop());
+    trace_close();
     Json *j;
     OK(json_read_file(path, 1 << 26, &j));
     CHECK(json_int(json_get(json_at(j, 0), "pid"), -1) == 0);
@@ -758,7 +768,9 @@ TEST(trace_ring_keeps_the_newest_and_allocates_nothing)
     CHECK(strcmp(json_text(json_get(json_at(j, TRACE_EVENTS - 1), "name"), NULL), "span") == 0);
     json_free(j);
     OK(trace_open(in_temp("no/such/folder.json")));
-    FAILS(trace_close(), ERR_IO, "cannot create");
+    trace_start();
+    FAILS(trace_stop(), ERR_IO, "cannot create");
+    trace_close();
 }
 
 /* ---- children ---- */

@@ -80,19 +80,19 @@ Err trace_open(const char *path)
     pthread_mutex_lock(&trace.lock);
     trace.path = copy;
     trace.ring = ring;
+    pthread_mutex_unlock(&trace.lock);
+    return ERR_OK;
+}
+
+void trace_start(void)
+{
+    ASSERT(trace.ring && !is_on());
+    pthread_mutex_lock(&trace.lock);
     trace.recorded = 0;
     trace.origin_ns = now_ns();
     pthread_mutex_unlock(&trace.lock);
     atomic_fetch_add(&trace.generation, 1);
     atomic_store(&trace.on, true);
-    return ERR_OK;
-}
-
-void trace_reset(void)
-{
-    pthread_mutex_lock(&trace.lock);
-    trace.recorded = 0;
-    pthread_mutex_unlock(&trace.lock);
 }
 
 void trace_begin(const char *name)
@@ -221,15 +221,23 @@ static Err write_file(const char *path)
     return err;
 }
 
-Err trace_close(void)
+Err trace_stop(void)
+{
+    ASSERT(is_on());
+    atomic_store(&trace.on, false);
+    pthread_mutex_lock(&trace.lock);
+    Err err = write_file(trace.path);
+    pthread_mutex_unlock(&trace.lock);
+    return err;
+}
+
+void trace_close(void)
 {
     atomic_store(&trace.on, false);
     pthread_mutex_lock(&trace.lock);
-    Err err = trace.ring ? write_file(trace.path) : ERR_OK;
     free(trace.ring);
     free(trace.path);
     trace.ring = NULL;
     trace.path = NULL;
     pthread_mutex_unlock(&trace.lock);
-    return err;
 }

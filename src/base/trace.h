@@ -1,14 +1,16 @@
 /*
  * Trace: named spans and counters of all threads, written as a Chrome trace that ui.perfetto.dev opens.
  *
- *   trace_open("runs/tiny/timeline.json");
+ *   trace_open("runs/tiny/timeline.json");     once
+ *   trace_start();                             for each step that is to be seen
  *   trace_begin("step"); trace_begin("forward"); ... trace_end(); trace_end();
+ *   trace_stop();
  *   trace_close();
  *
- * While nothing is open, a call costs one load and a branch. While open, events go into a ring that
- * trace_open allocated: a step allocates nothing, and the newest TRACE_EVENTS spans are kept. Names are not
- * copied: pass literals. Spans nest, at most TRACE_DEPTH deep on a thread (ASSERT), and must end on the thread
- * that began them; those still open at trace_close are left out.
+ * While nothing is recorded, a call costs one load and a branch. Events go into a ring that trace_open allocated:
+ * nothing else allocates, and the newest TRACE_EVENTS spans are kept. Names are not copied: pass literals. Spans
+ * nest, at most TRACE_DEPTH deep on a thread (ASSERT), and must end on the thread that began them; those still
+ * open at trace_stop are left out.
  */
 #ifndef MEGATRAIN_BASE_TRACE_H
 #define MEGATRAIN_BASE_TRACE_H
@@ -17,12 +19,14 @@
 
 enum { TRACE_EVENTS = 1 << 17, TRACE_DEPTH = 32, TRACE_TRACKS = 256 };
 
-/* Starts recording; the file is written by trace_close. ERR_MEMORY. One trace at a time (ASSERT). */
+/* Takes the memory; `path` is where trace_stop writes. ERR_MEMORY. One trace at a time (ASSERT). */
 Err trace_open(const char *path);
-/* Forgets what was recorded so far, so that the file will hold the newest traced step alone. */
-void trace_reset(void);
-/* Stops recording and writes the file. Does nothing when no trace is open. ERR_IO. */
-Err trace_close(void);
+/* Forgets what was recorded before and records from now on. Opened and not recording (ASSERT). */
+void trace_start(void);
+/* Stops recording and writes the file over that of an earlier recording. Recording (ASSERT). ERR_IO. */
+Err trace_stop(void);
+/* Gives the memory back; writes nothing. Does nothing when no trace is open. */
+void trace_close(void);
 
 void trace_begin(const char *name);
 void trace_end(void);

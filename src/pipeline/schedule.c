@@ -1,8 +1,6 @@
 /* Generators and arithmetic on action lists; see schedule.h. */
 #include "pipeline/schedule.h"
 
-#include <stdio.h>
-
 /* Warm-up forwards, then pairs, then the remaining backwards; at the end what happens once a step. */
 int schedule_1f1b(Action *out, int stage, int stages, int microbatches)
 {
@@ -26,11 +24,4 @@ int schedule_in_flight(const Action *list, int count)
         if (list[i].kind == ACT_B || list[i].kind == ACT_W) now--;
     }
     return most;
-}
-
-void action_print(const Action *a, char *out, size_t size)
-{
-    static const char *const names[] = { "F", "B", "I", "W", "reduce", "norm", "update" };
-    if (a->kind >= ACT_REDUCE) snprintf(out, size, "%s.%d", names[a->kind], a->stage);
-    else snprintf(out, size, "%s%d.%d", names[a->kind], a->microbatch, a->stage);
 }

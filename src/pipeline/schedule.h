@@ -4,13 +4,9 @@
  *
  *   F forward   B backward, both halves   I input half of backward   W weight half
  *   then, once a step: REDUCE gradients over ranks, NORM of all gradients, UPDATE of the weights
- *
- * An action prints short: F2.0 = forward of micro-batch 2 on stage 0.
  */
 #ifndef MEGATRAIN_PIPELINE_SCHEDULE_H
 #define MEGATRAIN_PIPELINE_SCHEDULE_H
-
-#include <stddef.h>
 
 typedef enum { ACT_F, ACT_B, ACT_I, ACT_W, ACT_REDUCE, ACT_NORM, ACT_UPDATE } ActionKind;
 
@@ -25,7 +21,5 @@ int schedule_1f1b(Action *out, int stage, int stages, int microbatches);
 
 /* Most micro-batches in flight (from F to B or W) anywhere in the list. */
 int schedule_in_flight(const Action *list, int count);
-
-void action_print(const Action *a, char *out, size_t size);
 
 #endif

@@ -101,6 +101,14 @@ static Err open_loader(Loop *l)
     return loader_open(&o, &l->loader);
 }
 
+static Err open_trace(const Loop *l)
+{
+    char path[PATH_MAX];
+    if (!l->cfg->log.trace_every) return ERR_OK;
+    snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
+    return trace_open(path);
+}
+
 static Err open_metrics(Loop *l)
 {
     MetricsOptions o = { .run_dir = l->cfg->run.dir,
@@ -139,6 +147,7 @@ static Err loop_open(Loop *l, const Config *cfg)
     TRY_AS(ERR_STORAGE, write_config(l));
     TRY(open_ckpt(l));
     TRY(open_loader(l));
+    TRY(open_trace(l));
     TRY(run_sgemm_rate(&l->run, &l->peak_flops));
     l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
     l->saved_step = l->run.trainer.step;
@@ -147,6 +156,7 @@ static Err loop_open(Loop *l, const Config *cfg)
 
 static void loop_close(Loop *l)
 {
+    trace_close();
     loader_close(l->loader);
     run_close(&l->run);
     free(l->config_text);
@@ -230,13 +240,11 @@ static bool due(int64_t step, int64_t every) { return every > 0 && step % every 
 
 static Err traced_step(Loop *l, TokenSource source, StepReport *report)
 {
-    char path[PATH_MAX];
     if (!due(l->run.trainer.step + 1, l->cfg->log.trace_every))
         return trainer_step(&l->run.trainer, source, report);
-    snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
-    TRY(trace_open(path));
+    trace_start();
     TRY(trainer_step(&l->run.trainer, source, report));
-    TRY_AS(ERR_STORAGE, trace_close());
+    TRY_AS(ERR_STORAGE, trace_stop());
     return ERR_OK;
 }
 
