@@ -1,0 +1,380 @@
+/*
+ * CUDA threads as fibers: the stack switch, the order in which threads and blocks run, one launch from its first
+ * to its last block.
+ *
+ * A block's threads share one host thread. Each runs until it waits (a barrier, a warp operation) or returns;
+ * then the scheduler picks the next. EMU_ORDER says how: forward, reverse, or random with a seed. Warps run one
+ * after another as far as they can; in a random order they also overtake each other.
+ */
+#include "runtime.h"
+
+#include <cxxabi.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+
+#ifdef EMU_ASAN
+extern "C" {
+void __sanitizer_start_switch_fiber(void **save, const void *bottom, size_t size);
+void __sanitizer_finish_switch_fiber(void *save, const void **bottom, size_t *size);
+}
+#endif
+
+/* switch_stack(&mine, other): keeps the registers that a callee must keep on this stack, goes on on the other. */
+extern "C" void emu_switch_stack(void **mine, void *other);
+#ifdef __x86_64__
+asm(".text\n"
+    ".globl emu_switch_stack\n"
+    ".type emu_switch_stack, @function\n"
+    "emu_switch_stack:\n"
+    "    pushq %rbp\n"
+    "    pushq %rbx\n"
+    "    pushq %r12\n"
+    "    pushq %r13\n"
+    "    pushq %r14\n"
+    "    pushq %r15\n"
+    "    movq %rsp, (%rdi)\n"
+    "    movq %rsi, %rsp\n"
+    "    popq %r15\n"
+    "    popq %r14\n"
+    "    popq %r13\n"
+    "    popq %r12\n"
+    "    popq %rbx\n"
+    "    popq %rbp\n"
+    "    ret\n"
+    ".size emu_switch_stack, . - emu_switch_stack\n");
+enum { SAVED_REGISTERS = 6 };
+#else
+#error "the emulator switches stacks on x86-64 only"
+#endif
+
+namespace emu {
+
+Thread *self;
+uint3 block_index;
+dim3 block_dim, grid_dim;
+Block block;
+
+enum Order { FORWARD, REVERSE, RANDOM };
+enum { PAGE = 4096 };
+#if defined(EMU_ASAN) || defined(EMU_TSAN)
+enum { STACK_BYTES = 512 << 10 };
+#else
+enum { STACK_BYTES = 128 << 10 };
+#endif
+
+static struct {
+    void *stack_pointer; /* of the host thread, while a fiber runs */
+    const std::function<void()> *body;
+    std::string name;
+    void *tsan, *asan;
+    const void *asan_bottom;
+    size_t asan_size;
+    char begin_token, end_token, fence_token;
+} host;
+
+/* Never destroyed: kernels may run while the process ends. */
+static std::vector<Fiber *> &pool = *new std::vector<Fiber *>;
+static std::map<const void *, int> &dynamic_limits = *new std::map<const void *, int>;
+
+Fiber *current() { return static_cast<Fiber *>(self); }
+const char *kernel_name() { return host.name.c_str(); }
+
+void fail(const char *format, ...)
+{
+    char text[1024], where[256] = "";
+    va_list args;
+    va_start(args, format);
+    vsnprintf(text, sizeof text, format, args);
+    va_end(args);
+    if (self)
+        snprintf(where, sizeof where, "%s, block (%u,%u,%u), thread (%u,%u,%u): ", host.name.c_str(), block_index.x,
+                 block_index.y, block_index.z, self->index.x, self->index.y, self->index.z);
+    else if (!host.name.empty())
+        snprintf(where, sizeof where, "%s: ", host.name.c_str());
+    fflush(stdout);
+    fprintf(stderr, "emu: %s%s\n", where, text);
+    _exit(EXIT_FAILURE_FOUND);
+}
+
+/* ---- order ---- */
+
+static struct {
+    bool read;
+    Order kind;
+    uint64_t state;
+} order;
+
+static void read_order()
+{
+    if (order.read) return;
+    order.read = true;
+    const char *text = getenv("EMU_ORDER"), *seed = getenv("EMU_SEED");
+    const std::string s = text ? text : "forward";
+    if (s == "forward") order.kind = FORWARD;
+    else if (s == "reverse") order.kind = REVERSE;
+    else if (s.compare(0, 6, "random") == 0 && (s.size() == 6 || s[6] == ':')) order.kind = RANDOM;
+    else fail("EMU_ORDER=%s: forward, reverse, random or random:SEED is wanted", text);
+    if (s.size() > 7) seed = text + 7;
+    order.state = (seed ? strtoull(seed, nullptr, 10) : 1) * 0x9e3779b97f4a7c15ull + 0x2545f4914f6cdd1dull;
+}
+
+bool random_order() { return order.kind == RANDOM; }
+
+/* splitmix64 */
+uint32_t random_bits()
+{
+    uint64_t z = order.state += 0x9e3779b97f4a7c15ull;
+    z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+    z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+    return static_cast<uint32_t>(z >> 32);
+}
+
+/* The order in which n things are tried. */
+static void permute(std::vector<unsigned> &out, unsigned n)
+{
+    out.resize(n);
+    for (unsigned i = 0; i < n; i++) out[i] = order.kind == REVERSE ? n - 1 - i : i;
+    if (order.kind != RANDOM) return;
+    for (unsigned i = n; i > 1; i--) std::swap(out[i - 1], out[static_cast<uint64_t>(random_bits()) * i >> 32]);
+}
+
+/* ---- switching ---- */
+
+static void to_host(Fiber *f, bool last)
+{
+#ifdef EMU_ASAN
+    __sanitizer_start_switch_fiber(last ? nullptr : &f->asan, host.asan_bottom, host.asan_size);
+#endif
+#ifdef EMU_TSAN
+    __tsan_switch_to_fiber(host.tsan, 1); /* 1: the switch orders nothing */
+#endif
+    (void)last;
+    emu_switch_stack(&f->stack_pointer, host.stack_pointer);
+#ifdef EMU_ASAN
+    __sanitizer_finish_switch_fiber(f->asan, &host.asan_bottom, &host.asan_size);
+#endif
+}
+
+static void to_fiber(Fiber *f)
+{
+    self = f;
+#ifdef EMU_ASAN
+    __sanitizer_start_switch_fiber(&host.asan, f->stack + PAGE, STACK_BYTES - PAGE);
+#endif
+#ifdef EMU_TSAN
+    __tsan_switch_to_fiber(f->tsan, 1);
+#endif
+    emu_switch_stack(&host.stack_pointer, f->stack_pointer);
+#ifdef EMU_ASAN
+    __sanitizer_finish_switch_fiber(host.asan, nullptr, nullptr);
+#endif
+    self = nullptr;
+}
+
+void wait(const char *what, Site at)
+{
+    Fiber *f = current();
+    f->state = WAITING;
+    f->waits_for = what;
+    f->waits_at = at;
+    while (f->state == WAITING) to_host(f, false);
+}
+
+void fence()
+{
+    release(&host.fence_token);
+    acquire(&host.fence_token);
+}
+
+static void fiber_main()
+{
+    Fiber *f = current();
+#ifdef EMU_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, &host.asan_bottom, &host.asan_size);
+#endif
+    acquire(&host.begin_token);
+    (*host.body)();
+    release(&host.end_token);
+    if (!f->copies.empty()) fail("returns while %zu cp_async_16 copies were not waited for", f->copies.size());
+    f->state = DONE;
+    leave_block(f);
+    to_host(f, true);
+    abort();
+}
+
+static void start_fiber(Fiber *f)
+{
+    if (!f->stack) {
+        void *p = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE)) fail("no memory for the stack of a thread");
+        f->stack = static_cast<char *>(p);
+    }
+    permit(f->stack + PAGE, STACK_BYTES - PAGE);
+    void **top = reinterpret_cast<void **>(f->stack + STACK_BYTES) - 2; /* a call leaves rsp at 8 modulo 16 */
+    top[1] = nullptr;
+    top[0] = reinterpret_cast<void *>(fiber_main);
+    for (int i = 1; i <= SAVED_REGISTERS; i++) top[-i] = nullptr;
+    f->stack_pointer = top - SAVED_REGISTERS;
+    f->state = READY;
+    f->copies.clear();
+    f->groups.clear();
+}
+
+/* ---- a block ---- */
+
+static void report_deadlock()
+{
+    fflush(stdout);
+    fprintf(stderr, "emu: %s, block (%u,%u,%u): no thread can go on\n", host.name.c_str(), block_index.x, block_index.y,
+            block_index.z);
+    const Fiber *before = nullptr;
+    for (const Fiber *f : block.fibers) { /* a line for each run of threads that wait at the same place */
+        if (f->state != WAITING) continue;
+        if (before && before->waits_at.line == f->waits_at.line && before->waits_for == f->waits_for) continue;
+        fprintf(stderr, "  from thread %d (%u,%u,%u) on: %s at %s:%d\n", f->number, f->index.x, f->index.y, f->index.z,
+                f->waits_for, f->waits_at.file, f->waits_at.line);
+        before = f;
+    }
+    fprintf(stderr, "  %d of %zu threads have returned\n", static_cast<int>(block.fibers.size()) - block.live,
+            block.fibers.size());
+    _exit(EXIT_FAILURE_FOUND);
+}
+
+/* Runs the threads of a warp until none of them can go on, or, in a random order, for a while. */
+static bool run_warp(Warp &w)
+{
+    static std::vector<unsigned> lanes;
+    bool any = false, progress = true;
+    const unsigned count = static_cast<unsigned>(__builtin_popcount(w.present));
+    while (progress) {
+        progress = false;
+        permute(lanes, count);
+        for (unsigned lane : lanes) {
+            if (w.fibers[lane]->state != READY) continue;
+            to_fiber(w.fibers[lane]);
+            any = progress = true;
+        }
+        if (order.kind == RANDOM && random_bits() % 4 == 0) break;
+    }
+    return any;
+}
+
+static void run_block()
+{
+    static std::vector<unsigned> sequence;
+    while (block.live > 0) {
+        bool progress = false;
+        permute(sequence, static_cast<unsigned>(block.warps.size()));
+        for (unsigned w : sequence) progress |= run_warp(block.warps[w]);
+        if (!progress) report_deadlock();
+    }
+}
+
+static void start_block(uint64_t number, const dim3 &threads, unsigned count, size_t first_fiber)
+{
+    block_index.x = static_cast<unsigned>(number % grid_dim.x);
+    block_index.y = static_cast<unsigned>(number / grid_dim.x % grid_dim.y);
+    block_index.z = static_cast<unsigned>(number / grid_dim.x / grid_dim.y);
+    block.barrier = Barrier();
+    block.live = static_cast<int>(count);
+    block.fibers.resize(count);
+    block.warps.assign((count + WARP_LANES - 1) / WARP_LANES, Warp());
+    for (unsigned i = 0; i < count; i++) {
+        Fiber *f = pool[first_fiber + i];
+        Warp &w = block.warps[i / WARP_LANES];
+        f->index.x = i % threads.x, f->index.y = i / threads.x % threads.y, f->index.z = i / threads.x / threads.y;
+        f->number = static_cast<int>(i);
+        f->lane = static_cast<int>(i % WARP_LANES);
+        f->warp = &w;
+        w.number = static_cast<int>(i / WARP_LANES);
+        w.fibers[f->lane] = f;
+        w.present |= 1u << f->lane;
+        block.fibers[i] = f;
+        start_fiber(f);
+    }
+}
+
+/* ---- a launch ---- */
+
+/* "TagIXadL_Z...": Tag<&(void softmax_kernel<float, 4>(float*, int))>, of which the name is wanted. */
+std::string demangled(const char *tag)
+{
+    int status;
+    char *text = abi::__cxa_demangle(tag, nullptr, nullptr, &status);
+    if (!text) return tag;
+    std::string s = text;
+    free(text);
+    const size_t from = s.find("&("), internal = s.find("(anonymous namespace)::");
+    if (internal != std::string::npos) s.erase(internal, sizeof "(anonymous namespace)::" - 1);
+    s = s.substr(from == std::string::npos ? 0 : from + 2);
+    size_t end = 0;
+    for (int depth = 0; end < s.size() && (s[end] != '(' || depth); end++) depth += (s[end] == '<') - (s[end] == '>');
+    s.resize(end);
+    if (s.compare(0, 5, "void ") == 0) s.erase(0, 5);
+    return s;
+}
+
+void set_dynamic_limit(const void *kernel, int bytes) { dynamic_limits[kernel] = bytes; }
+
+int dynamic_limit(const void *kernel)
+{
+    const auto it = dynamic_limits.find(kernel);
+    return it == dynamic_limits.end() ? SHARED_DEFAULT : it->second;
+}
+
+cudaError_t check_launch(const Launch &l)
+{
+    const std::string name = demangled(l.tag);
+    const uint64_t threads = static_cast<uint64_t>(l.block.x) * l.block.y * l.block.z;
+    if (!threads || threads > MAX_THREADS || l.block.z > 64 || !l.grid.x || !l.grid.y || !l.grid.z || l.grid.x > 0x7fffffff ||
+        l.grid.y > 65535 || l.grid.z > 65535)
+        return refuse(cudaErrorInvalidConfiguration, "%s at %s:%d: grid (%u,%u,%u) of blocks (%u,%u,%u)", name.c_str(),
+                      l.at.file, l.at.line, l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z);
+    if (l.shared_bytes > static_cast<size_t>(dynamic_limit(l.kernel)))
+        return refuse(cudaErrorInvalidValue, "%s at %s:%d: %zu bytes of dynamic shared memory, cudaFuncSetAttribute allows %d",
+                      name.c_str(), l.at.file, l.at.line, l.shared_bytes, dynamic_limit(l.kernel));
+    return cudaSuccess;
+}
+
+void check_argument(const Launch &l, int index, const void *p)
+{
+    if (!p || device_find(p) || pinned_holds(p, 0)) return;
+    fail("%s at %s:%d: argument %d, %p, is neither device nor pinned memory", demangled(l.tag).c_str(), l.at.file, l.at.line,
+         index, p);
+}
+
+void enqueue(const Launch &l, std::function<void()> body)
+{
+    std::lock_guard<std::recursive_mutex> lock(runtime_mutex());
+    if (self) fail("a kernel launches a kernel");
+    if (check_launch(l) != cudaSuccess) return;
+    submit(l.stream, demangled(l.tag), [l, body] { run_launch(l, body); });
+}
+
+void run_launch(const Launch &l, const std::function<void()> &body)
+{
+    static std::vector<unsigned> sequence;
+    read_order();
+    const unsigned count = l.block.x * l.block.y * l.block.z;
+    host.name = demangled(l.tag);
+    host.body = &body;
+    grid_dim = l.grid, block_dim = l.block;
+    while (pool.size() < count) pool.push_back(new Fiber);
+    release(&host.begin_token);
+    permute(sequence, l.grid.x * l.grid.y * l.grid.z);
+    for (unsigned number : sequence) {
+        shared_begin(l.shared_bytes);
+        start_block(number, l.block, count, 0);
+        run_block();
+        shared_end();
+    }
+    acquire(&host.end_token);
+    check_margins(host.name.c_str());
+    host.name.clear();
+}
+
+} // namespace emu

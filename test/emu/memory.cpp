@@ -1,0 +1,272 @@
+/*
+ * Device memory and pinned host memory.
+ *
+ * Device memory lies in one reserved range of addresses. An address is never given out twice, an allocation ends
+ * at the end of a page (up to CUDA's alignment of 256 bytes) with nothing behind it, and it can be touched only
+ * while an OpenDevice exists: host code that follows a device pointer, a kernel that uses freed memory or runs
+ * past the end stops at once with a message. The few bytes between an allocation and its pages are checked after
+ * every launch. New memory is 0xff: NaN in every float type.
+ */
+#include "runtime.h"
+
+#include <execinfo.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <map>
+
+namespace emu {
+
+enum { PAGE = 4096, DEVICE_ALIGN = 256, HUGE_PAGE = 2 << 20 };
+enum : unsigned char { MARGIN = 0xb6 };
+static const size_t RANGE_BYTES = size_t(256) << 30, DEFAULT_MEMORY = size_t(4) << 30;
+
+
+static struct {
+    unsigned char *range, *next; /* next: where the next mapping may start */
+    int open;                    /* OpenDevice objects */
+    unsigned count;              /* of allocations ever made */
+    size_t used[8];              /* bytes, by device */
+} heap;
+
+/* Ordered by address; never destroyed. */
+static std::map<const unsigned char *, Allocation> &allocations = *new std::map<const unsigned char *, Allocation>;
+static std::map<const unsigned char *, size_t> &pinned = *new std::map<const unsigned char *, size_t>;
+
+static size_t number_from(const char *name, size_t otherwise)
+{
+    const char *text = getenv(name);
+    return text ? strtoull(text, nullptr, 10) : otherwise;
+}
+
+int device_count()
+{
+    static const int count = static_cast<int>(number_from("EMU_DEVICES", 1));
+    return count < 8 ? count : 8;
+}
+
+int &current_device()
+{
+    static thread_local int device;
+    return device;
+}
+
+static size_t device_bytes() { return number_from("EMU_MEMORY", DEFAULT_MEMORY); }
+
+static unsigned char *page_of(const void *p) { return reinterpret_cast<unsigned char *>(reinterpret_cast<uintptr_t>(p) / PAGE * PAGE); }
+static size_t rounded(size_t size, size_t to) { return (size + to - 1) / to * to; }
+/* The pages of an allocation: [page_of(base), end_of(a)) */
+static unsigned char *end_of(const Allocation &a) { return a.base + rounded(a.size, DEVICE_ALIGN); }
+
+/* ---- what happens on a forbidden access ---- */
+
+static struct sigaction before_segv, before_bus;
+
+static void explain(const unsigned char *p)
+{
+    const Allocation *a = device_find(p);
+    if (self && a) fail("writes to protected memory at %p", static_cast<const void *>(p));
+    if (a) {
+        void *frames[24];
+        fprintf(stderr, "emu: host code touches device memory: %p, byte %zu of cudaMalloc %u (%zu bytes). "
+                "Copy it with cudaMemcpy, or read it in a kernel. Called from:\n",
+                static_cast<const void *>(p), static_cast<size_t>(p - a->base), a->number, a->size);
+        backtrace_symbols_fd(frames, backtrace(frames, 24), STDERR_FILENO);
+        _exit(EXIT_FAILURE_FOUND);
+    }
+    const auto next = allocations.upper_bound(p);
+    if (next == allocations.begin()) fail("touches %p: device memory that is not allocated", static_cast<const void *>(p));
+    const Allocation &b = std::prev(next)->second;
+    fail("touches %p: device memory that is not allocated, or no longer; %zu bytes behind the end of cudaMalloc %u (%zu bytes)",
+         static_cast<const void *>(p), static_cast<size_t>(p - b.base) - b.size, b.number, b.size);
+}
+
+static void on_fault(int number, siginfo_t *info, void *)
+{
+    const unsigned char *p = static_cast<unsigned char *>(info->si_addr);
+    if (device_address(p)) explain(p);
+    if (self && number == SIGSEGV && info->si_code == SI_KERNEL)
+        fail("touches an address that is not valid, or not a multiple of 16 in a 16-byte access");
+    if (self && p >= reinterpret_cast<unsigned char *>(current()->stack) - PAGE &&
+        p < reinterpret_cast<unsigned char *>(current()->stack) + 2 * PAGE)
+        fail("uses more stack than a thread of the emulator has");
+    if (self) fail("touches %p, which is not device memory", static_cast<const void *>(p));
+    sigaction(number, number == SIGSEGV ? &before_segv : &before_bus, nullptr); /* the access is tried again */
+}
+
+static void start()
+{
+    if (heap.range) return;
+    void *p = mmap(nullptr, RANGE_BYTES, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) fail("no range of addresses for device memory");
+    heap.range = static_cast<unsigned char *>(p);
+    heap.next = heap.range + PAGE;
+    struct sigaction act = {};
+    act.sa_sigaction = on_fault;
+    act.sa_flags = SA_SIGINFO | SA_ONSTACK;
+    sigaction(SIGSEGV, &act, &before_segv);
+    sigaction(SIGBUS, &act, &before_bus);
+}
+
+/* A stack for the handler: a fiber's own may be what ran over. */
+static void signal_stack()
+{
+    static thread_local bool done;
+    if (done) return;
+    done = true;
+    stack_t s = {};
+    if (sigaltstack(nullptr, &s) == 0 && !(s.ss_flags & SS_DISABLE)) return;
+    s = {};
+    s.ss_size = 64 << 10;
+    s.ss_sp = malloc(s.ss_size); /* as long as the thread */
+    static thread_local void *keep;
+    keep = s.ss_sp;
+    (void)keep;
+    sigaltstack(&s, nullptr);
+}
+
+/* ---- opening and closing ---- */
+
+static void protect(const Allocation &a, int protection)
+{
+    unsigned char *from = page_of(a.base);
+    if (mprotect(from, static_cast<size_t>(end_of(a) - from), protection)) fail("mprotect of device memory failed");
+}
+
+OpenDevice::OpenDevice()
+{
+    signal_stack();
+    if (heap.open++) return;
+    for (const auto &entry : allocations) protect(entry.second, PROT_READ | PROT_WRITE);
+}
+
+OpenDevice::~OpenDevice()
+{
+    if (--heap.open) return;
+    for (const auto &entry : allocations) protect(entry.second, PROT_NONE);
+}
+
+/* ---- allocations ---- */
+
+static bool all_margin(const unsigned char *from, const unsigned char *to)
+{
+    permit(from, static_cast<size_t>(to - from));
+    bool good = true;
+    for (const unsigned char *p = from; p < to; p++) good &= *p == MARGIN;
+    forbid(from, static_cast<size_t>(to - from));
+    return good;
+}
+
+static void check_margin(const Allocation &a, const char *who)
+{
+    if (!all_margin(page_of(a.base), a.base)) fail("%s wrote before cudaMalloc %u (%zu bytes)", who, a.number, a.size);
+    if (!all_margin(a.base + a.size, end_of(a))) fail("%s wrote behind cudaMalloc %u (%zu bytes)", who, a.number, a.size);
+}
+
+void check_margins(const char *who)
+{
+    for (const auto &entry : allocations) check_margin(entry.second, who);
+}
+
+cudaError_t device_malloc(void **out, size_t size)
+{
+    start();
+    *out = nullptr;
+    if (!size) return cudaSuccess;
+    const int device = current_device();
+    const size_t pages = rounded(size, PAGE), align = size >= HUGE_PAGE ? HUGE_PAGE : PAGE;
+    unsigned char *map = reinterpret_cast<unsigned char *>(rounded(reinterpret_cast<uintptr_t>(heap.next), align));
+    if (size > device_bytes() - heap.used[device] || map + pages + PAGE > heap.range + RANGE_BYTES)
+        return set_error(cudaErrorMemoryAllocation);
+    heap.next = map + pages + PAGE;
+    Allocation a = { map + pages - rounded(size, DEVICE_ALIGN), size, device, ++heap.count };
+    OpenDevice open;
+    if (mprotect(map, pages, PROT_READ | PROT_WRITE)) return set_error(cudaErrorMemoryAllocation);
+    if (size >= HUGE_PAGE) madvise(map, pages, MADV_HUGEPAGE);
+    memset(map, MARGIN, static_cast<size_t>(a.base - map));
+    memset(a.base, 0xff, size);
+    memset(a.base + size, MARGIN, static_cast<size_t>(map + pages - a.base) - size);
+    forbid(map, static_cast<size_t>(a.base - map));
+    forbid(a.base + size, static_cast<size_t>(map + pages - a.base) - size);
+    allocations[a.base] = a;
+    heap.used[device] += size;
+    *out = a.base;
+    return cudaSuccess;
+}
+
+cudaError_t device_free(void *p)
+{
+    const auto it = allocations.find(static_cast<unsigned char *>(p));
+    if (it == allocations.end())
+        return refuse(cudaErrorInvalidValue, "cudaFree(%p): not the start of an allocation, or freed before", p);
+    OpenDevice open;
+    const Allocation a = it->second;
+    check_margin(a, "somebody");
+    unsigned char *map = page_of(a.base);
+    const size_t pages = static_cast<size_t>(end_of(a) - map);
+    void *again = mmap(map, pages, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
+    if (again == MAP_FAILED) fail("giving back device memory failed");
+    forbid(a.base, a.size);
+    heap.used[a.device] -= a.size;
+    allocations.erase(it);
+    return cudaSuccess;
+}
+
+const Allocation *device_find(const void *p)
+{
+    const unsigned char *byte = static_cast<const unsigned char *>(p);
+    auto it = allocations.upper_bound(byte);
+    if (it == allocations.begin()) return nullptr;
+    const Allocation &a = std::prev(it)->second;
+    return byte <= a.base + a.size ? &a : nullptr; /* the end too: a view without rows */
+}
+
+bool device_holds(const void *p, size_t size)
+{
+    const Allocation *a = device_find(p);
+    return a && static_cast<size_t>(static_cast<const unsigned char *>(p) - a->base) + size <= a->size;
+}
+
+bool device_address(const void *p)
+{
+    const unsigned char *byte = static_cast<const unsigned char *>(p);
+    return heap.range && byte >= heap.range && byte < heap.range + RANGE_BYTES;
+}
+
+void memory_info(size_t *free_bytes, size_t *total_bytes)
+{
+    *total_bytes = device_bytes();
+    *free_bytes = *total_bytes - heap.used[current_device()];
+}
+
+/* ---- pinned memory ---- */
+
+cudaError_t pinned_malloc(void **out, size_t size)
+{
+    *out = nullptr;
+    if (!size) return cudaSuccess;
+    if (posix_memalign(out, PAGE, size)) return set_error(cudaErrorMemoryAllocation);
+    pinned[static_cast<unsigned char *>(*out)] = size;
+    return cudaSuccess;
+}
+
+cudaError_t pinned_free(void *p)
+{
+    if (!pinned.erase(static_cast<unsigned char *>(p)))
+        return refuse(cudaErrorInvalidValue, "cudaFreeHost(%p): not pinned memory, or freed before", p);
+    free(p);
+    return cudaSuccess;
+}
+
+bool pinned_holds(const void *p, size_t size)
+{
+    const unsigned char *byte = static_cast<const unsigned char *>(p);
+    auto it = pinned.upper_bound(byte);
+    if (it == pinned.begin()) return false;
+    --it;
+    return byte + size <= it->first + it->second;
+}
+
+} // namespace emu

@@ -1,0 +1,214 @@
+/*
+ * Between the emulator's own files: fibers, warps, device memory, streams. Kernels see emu.h only.
+ *
+ *   fiber.cpp    stack switch, order of threads, running a launch      warp.cpp   what threads do together
+ *   memory.cpp   device and pinned memory, who may touch it            stream.cpp streams, events, graphs
+ *   cudart.cpp   the CUDA runtime's C functions
+ *
+ * A library stub (cublaslt.cpp) needs submit() and device_holds().
+ *
+ * One mutex serialises every call of the runtime; kernels run on the calling thread, under it.
+ */
+#ifndef MEGATRAIN_EMU_RUNTIME_H
+#define MEGATRAIN_EMU_RUNTIME_H
+
+#include "emu.h"
+
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#undef threadIdx
+#undef blockIdx
+#undef blockDim
+#undef gridDim
+
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define EMU_ASAN 1
+#endif
+#endif
+#ifdef __SANITIZE_ADDRESS__
+#define EMU_ASAN 1
+#endif
+
+/* ThreadSanitizer must not watch the emulator itself: the lane builds these files without it, with -DEMU_TSAN. */
+#ifdef EMU_TSAN
+extern "C" {
+void *__tsan_get_current_fiber(void);
+void *__tsan_create_fiber(unsigned flags);
+void __tsan_destroy_fiber(void *fiber);
+void __tsan_switch_to_fiber(void *fiber, unsigned flags);
+void __tsan_acquire(void *address);
+void __tsan_release(void *address);
+}
+#endif
+
+#ifdef EMU_ASAN
+#include <sanitizer/asan_interface.h>
+#endif
+
+namespace emu {
+
+enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
+enum { SHARED_LIMIT = 227 << 10, SHARED_DEFAULT = 48 << 10 };
+enum { EXIT_FAILURE_FOUND = 97 };
+
+/* For ThreadSanitizer: what came before release(token) is ordered before what follows a later acquire(token). */
+inline void acquire(void *token)
+{
+#ifdef EMU_TSAN
+    __tsan_acquire(token);
+#endif
+    (void)token;
+}
+inline void release(void *token)
+{
+#ifdef EMU_TSAN
+    __tsan_release(token);
+#endif
+    (void)token;
+}
+/* For AddressSanitizer. */
+inline void forbid(const void *p, size_t size)
+{
+#ifdef EMU_ASAN
+    __asan_poison_memory_region(p, size);
+#endif
+    (void)p, (void)size;
+}
+inline void permit(const void *p, size_t size)
+{
+#ifdef EMU_ASAN
+    __asan_unpoison_memory_region(p, size);
+#endif
+    (void)p, (void)size;
+}
+
+/* ---- fibers (fiber.cpp) ---- */
+
+struct Warp;
+
+enum State : uint8_t { READY, WAITING, DONE };
+
+struct Fiber : Thread {
+    State state = DONE;
+    int number = 0; /* in the block */
+    Warp *warp = nullptr;
+    Site waits_at = { "", 0 };
+    const char *waits_for = "";
+    void *stack_pointer = nullptr;
+    char *stack = nullptr;
+    std::vector<Copy> copies; /* asynchronous, oldest first */
+    std::vector<int> groups;  /* for each committed group: copies up to its end */
+    void *tsan = nullptr, *asan = nullptr;
+};
+
+/* Lanes that wait for each other in one warp operation. `lane[i]` points into the waiting fiber's stack. */
+struct Meeting;
+typedef void Combine(Meeting &m, uint32_t lanes);
+
+struct Meeting {
+    uint32_t mask = 0, arrived = 0;
+    const char *what = ""; /* the operation; all lanes come with the same */
+    Site at = { "", 0 };
+    void *lane[WARP_LANES];
+    Combine *combine = nullptr;
+    unsigned round = 0;
+};
+
+enum { MEETINGS = 8 }; /* different masks that a warp may wait for at one time */
+
+struct Warp {
+    int number;
+    Meeting meetings[MEETINGS];
+    Fiber *fibers[WARP_LANES];
+    uint32_t present = 0, exited = 0;
+};
+
+struct Barrier {
+    int arrived = 0, predicates = 0;
+    int count = 0; /* of the last round: threads whose predicate held */
+    bool all = false;
+    unsigned round = 0;
+    const char *what = "";
+    Site at = { "", 0 };
+};
+
+/* The block that runs now. */
+struct Block {
+    std::vector<Fiber *> fibers;
+    std::vector<Warp> warps;
+    Barrier barrier;
+    int live = 0;
+};
+
+extern Block block;
+Fiber *current();           /* the fiber of `self`; NULL outside kernels */
+const char *kernel_name();  /* of the launch that runs now, or "" */
+void wait(const char *what, Site at); /* gives way until the state is READY again */
+bool random_order();
+uint32_t random_bits();
+
+/* Runs the whole launch now. */
+void run_launch(const Launch &launch, const std::function<void()> &body);
+/* The error that cudart would give for this launch; prints why. */
+cudaError_t check_launch(const Launch &launch);
+void set_dynamic_limit(const void *kernel, int bytes);
+int dynamic_limit(const void *kernel);
+std::string demangled(const char *tag); /* "softmax_kernel<float, 4>" */
+
+/* ---- what a block does together (warp.cpp) ---- */
+
+void leave_block(Fiber *f); /* the thread has returned */
+void shared_begin(size_t dynamic_bytes); /* fresh memory for a block: 0xff, which is NaN in every float type */
+void shared_end();                       /* nothing was written beside an array */
+
+/* ---- memory (memory.cpp) ---- */
+
+struct Allocation {
+    unsigned char *base;
+    size_t size;
+    int device;
+    unsigned number; /* the how-manieth cudaMalloc */
+};
+
+/* Device memory may be touched while one of these exists: in kernels, copies, memsets, library stubs. */
+struct OpenDevice {
+    OpenDevice();
+    ~OpenDevice();
+};
+
+cudaError_t device_malloc(void **out, size_t size);
+cudaError_t device_free(void *p);
+cudaError_t pinned_malloc(void **out, size_t size);
+cudaError_t pinned_free(void *p);
+const Allocation *device_find(const void *p);          /* that holds this address, or NULL */
+bool device_holds(const void *p, size_t size);         /* all of [p, p + size) in one live allocation */
+bool device_address(const void *p);                    /* in the range where device memory lies */
+bool pinned_holds(const void *p, size_t size);
+void memory_info(size_t *free_bytes, size_t *total_bytes);
+void check_margins(const char *who); /* nothing was written beside an allocation */
+int device_count();
+int &current_device(); /* of the calling thread */
+
+/* ---- streams (stream.cpp) ---- */
+
+std::recursive_mutex &runtime_mutex();
+
+/*
+ * Puts work into a stream: it runs when something waits for the stream (EMU_STREAMS=now: at once), or becomes
+ * a node of the graph that the stream is captured into. Device memory is open while it runs. `name` is counted
+ * in EMU_REPORT; "" is not. Everything the work needs must be held by value.
+ */
+cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<void()> work);
+
+cudaError_t set_error(cudaError_t e); /* remembers it for cudaGetLastError, and returns it */
+/* Prints "emu: ..." and remembers the error. */
+cudaError_t refuse(cudaError_t e, const char *format, ...) __attribute__((format(printf, 2, 3)));
+cudaError_t take_error(bool forget);
+
+} // namespace emu
+
+#endif
