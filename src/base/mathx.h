@@ -4,7 +4,7 @@
  * (The kernels' float32 exp, log and tanh are in src/cpu/vec.h.) Only + - * / and bit moves are used, each of
  * them rounded as IEEE 754 says; built with -ffp-contract=off like everything here.
  *
- * Relative error below 1e-15 unless said otherwise; test_base compares with libm in long double. NaN gives
+ * Relative error below 1e-15 unless said otherwise; test_mathx compares with libm in long double. NaN gives
  * NaN; results too large are infinite.
  */
 #ifndef MEGATRAIN_BASE_MATHX_H

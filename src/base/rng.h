@@ -5,7 +5,7 @@
  *   key      64 bits   the seed, mixed with the site (which tensor, which dropout)
  *   counter  128 bits  global coordinates: element index; or feature block, position, sample
  *
- * Vector forms of the same function are in src/cpu/vec.h; test_base holds both to the published vectors.
+ * Vector forms of the same function are in src/cpu/vec.h; test_mathx holds both to the published vectors.
  * Source: Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3".
  */
 #ifndef MEGATRAIN_BASE_RNG_H

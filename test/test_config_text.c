@@ -1,0 +1,327 @@
+/*
+ * The configuration's text: every mistype is answered with the nearest key, forms of lines and files, damage; what
+ * is dumped reads back, explanations, what may change on resume.
+ */
+#include <unistd.h>
+
+#include "base/file.h"
+#include "config_case.h"
+
+/* ---- mistypes ---- */
+
+/* True if at most `edits` insertions, deletions and replacements turn a into b. */
+static bool within(const char *a, const char *b, int edits)
+{
+    while (*a && *a == *b) a++, b++;
+    if (!*a && !*b) return true;
+    if (edits == 0) return false;
+    return (*a && within(a + 1, b, edits - 1)) || (*b && within(a, b + 1, edits - 1)) ||
+           (*a && *b && within(a + 1, b + 1, edits - 1));
+}
+
+static int distance(const char *a, const char *b)
+{
+    int edits = 0;
+    while (edits < 5 && !within(a, b, edits)) edits++;
+    return edits;
+}
+
+static void mistype(char *text, uint64_t *seed)
+{
+    int n = (int)strlen(text), at = (int)(test_rand(seed) % (uint64_t)n);
+    char letter = (char)('a' + test_rand(seed) % 26);
+    switch (test_rand(seed) % 3) {
+    case 0: text[at] = letter; break;
+    case 1:
+        if (n > 1) memmove(text + at, text + at + 1, (size_t)(n - at));
+        break;
+    default:
+        memmove(text + at + 1, text + at, (size_t)(n - at) + 1);
+        text[at] = letter;
+    }
+}
+
+TEST(mistypes_are_answered_with_a_key_as_near)
+{
+    uint64_t seed = 7;
+    ConfigId unused;
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        for (int edits = 1; edits <= 2; edits++) {
+            for (int k = 0; k < 12; k++) {
+                char typed[64], text[128], want[128];
+                strcpy(typed, key->name);
+                for (int e = 0; e < edits; e++) mistype(typed, &seed);
+                if (config_find(key->section, typed, &unused)) continue;
+                ConfigId near = config_nearest(key->section, typed);
+                CHECK_MSG(near < CFG_COUNT, "%s.%s for %s", key->section, typed, key->name);
+                if (near == CFG_COUNT) continue;
+                const ConfigKey *found = config_key(near);
+                bool good = strcmp(found->section, key->section) == 0
+                                ? distance(found->name, typed) <= distance(key->name, typed)
+                                : strcmp(found->name, typed) == 0 || distance(found->section, key->section) <= 1;
+                CHECK_MSG(good, "%s.%s: %s.%s", key->section, typed, found->section, found->name);
+                snprintf(text, sizeof text, "[%s]\n%s = 1\n", key->section, typed);
+                snprintf(want, sizeof want, "t.ini:2: unknown key '%s.%s'; did you mean '%s.%s'?", key->section, typed,
+                         found->section, found->name);
+                CHECK_MSG(strcmp(complaint(text, "", 1), want) == 0, "%s", complaint(text, "", 1));
+            }
+        }
+    }
+}
+
+TEST(keys_in_the_wrong_place)
+{
+    CHECK(strstr(complaint("[train]\nlr = 1\n", "", 1), "unknown key 'train.lr'; did you mean 'optim.lr'?"));
+    CHECK(strstr(complaint("lr = 1\n", "", 1), "t.ini:1: unknown key 'lr'; did you mean 'optim.lr'?"));
+    CHECK(strstr(complaint(NULL, "optm.lr=1", 1), "did you mean 'optim.lr'?"));
+    CHECK(strcmp(complaint("[train]\nsomething_else = 1\n", "", 1), "t.ini:2: unknown key 'train.something_else'") == 0);
+    CHECK(strcmp(complaint("[trian]\nlr = 1\n", "", 1), "t.ini:1: unknown section '[trian]'; did you mean '[train]'?") == 0);
+    CHECK(strcmp(complaint("[elsewhere]\n", "", 1), "t.ini:1: unknown section '[elsewhere]'") == 0);
+}
+
+/* ---- the form of the file ---- */
+
+TEST(all_mistakes_at_once)
+{
+    const char *got = complaint("[run]\nnam = x\n[model]\nheads = 7\nkv_heads = 2\nkv_heads = 1\njunk\n[optm]\nlr = 4\n"
+                                "[train]\nlr = 3\n[data\nx = 3\n",
+                                "optim.lr=99 optim.lr=1 nonsense debug.isa=sse", 1);
+    static const char *const want[] = {
+        "12 mistakes in the configuration:\n",
+        "t.ini:2: unknown key 'run.nam'; did you mean 'run.name'?",
+        "t.ini:6: model.kv_heads is given twice, first in line 5",
+        "t.ini:7: neither [section] nor key = value",
+        "t.ini:8: unknown section '[optm]'",
+        "t.ini:11: unknown key 'train.lr'; did you mean 'optim.lr'?",
+        "t.ini:12: section without ']'",
+        "command line: optim.lr = '99': must lie between 0 and 10",
+        "command line: optim.lr is given twice",
+        "command line: 'nonsense' is not section.key=value",
+        "command line: debug.isa = 'sse': must be one of: auto avx512 avx2 c",
+        "t.ini:4: model.heads = '7' with model.kv_heads = '2': heads must be",
+        "t.ini:4: model.heads = '7' with model.hidden = '768': hidden must be",
+    };
+    for (size_t i = 0; i < sizeof want / sizeof *want; i++) CHECK_MSG(strstr(got, want[i]), "%s\n%s", want[i], got);
+}
+
+TEST(a_flood_of_mistakes_is_cut)
+{
+    char *text = malloc(200000);
+    size_t n = (size_t)sprintf(text, "[run]\n");
+    for (int i = 0; i < 5000; i++) n += (size_t)sprintf(text + n, "unknown_key_%d = 1\n", i);
+    const char *got = complaint(text, "", 1);
+    CHECK(strstr(got, "5000 mistakes") && strlen(got) < 16384 && strstr(got, "t.ini:2: unknown key"));
+    free(text);
+}
+
+TEST(forms_of_lines)
+{
+    Config c;
+    CHECK(strstr(complaint("[model]\nlayers=3;4\n", "", 1), "model.layers = '3;4': not an integer"));
+    OK(read_as(&c, "\xEF\xBB\xBF[run]\r\n  seed = 5\r\n\tname : x y \r\n\r\n# c = d\n ; e\n[model] ; why\nlayers=3 ; 4",
+               "model.hidden=24", 1));
+    CHECK(c.run.seed == 5 && strcmp(c.run.name, "x y") == 0 && c.model.layers == 3 && c.model.hidden == 24);
+    CHECK(strcmp(c.run.dir, "runs/x y") == 0);
+    char where[64];
+    config_origin(&c, CFG_run_seed, where, sizeof where);
+    CHECK(strcmp(where, "t.ini:2") == 0);
+    config_origin(&c, CFG_model_hidden, where, sizeof where);
+    CHECK(strcmp(where, "command line") == 0);
+    config_origin(&c, CFG_model_ffn, where, sizeof where);
+    CHECK(strcmp(where, "auto") == 0);
+    config_origin(&c, CFG_optim_lr, where, sizeof where);
+    CHECK(strcmp(where, "default") == 0);
+    config_release(&c);
+    OK(read_as(&c, "[run]\nseed = 5\n", "run.seed=6", 1)); /* the command line wins over the file */
+    CHECK(c.run.seed == 6);
+    config_release(&c);
+}
+
+/* Values longer than the parser's line buffer come through whole, wherever the line would be cut. */
+TEST(long_lines)
+{
+    for (int n = 150; n < 260; n++) {
+        char text[2048], path[512];
+        for (int i = 0; i < n; i++) path[i] = "abc def/"[i % 8];
+        path[0] = path[n - 1] = 'x';
+        path[n] = 0;
+        snprintf(text, sizeof text, "[data]\n; %s\ntrain = %s ; comment\nvalid=%s\n", path, path, path);
+        Config c;
+        OK(read_as(&c, text, "", 1));
+        CHECK_MSG(strcmp(c.data.train, path) == 0 && strcmp(c.data.valid, path) == 0, "%d: %s", n, c.data.train);
+        config_release(&c);
+        snprintf(text, sizeof text, "[data]\n%s\n", path);
+        CHECK(strcmp(complaint(text, "", 1), "t.ini:2: neither [section] nor key = value") == 0);
+        snprintf(text, sizeof text, "[optim]\nlr = %s\n", path);
+        CHECK(strstr(complaint(text, "", 1), "t.ini:2: optim.lr = 'x") && strstr(err_message(), "not a number"));
+    }
+}
+
+TEST(files_that_cannot_be_read)
+{
+    Config c;
+    char path[] = "/tmp/test_config.XXXXXX";
+    int fd = mkstemp(path);
+    CHECK(fd >= 0 && write(fd, "[run]\nseed\0= 1\n", 15) == 15);
+    close(fd);
+    FAILS(config_read(&c, (ConfigSource){ .path = path }), ERR_CONFIG, "not a text file");
+    config_release(&c);
+    CHECK(truncate(path, 2 << 20) == 0);
+    FAILS(config_read(&c, (ConfigSource){ .path = path }), ERR_CONFIG, "more than");
+    config_release(&c);
+    unlink(path);
+    FAILS(config_read(&c, (ConfigSource){ .path = path }), ERR_CONFIG, "No such file");
+    config_release(&c);
+    FAILS(config_read(&c, (ConfigSource){ .path = "/tmp" }), ERR_CONFIG, "not a regular file");
+    config_release(&c);
+}
+
+TEST(the_configurations_that_come_along)
+{
+    static const char *const paths[] = { "config/tiny.ini", "config/demo.ini", "config/gpt2-124m.ini", "config/llama-1b.ini" };
+    for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
+        Config c;
+        OK(config_read(&c, (ConfigSource){ .path = paths[i] }));
+        CHECK(strncmp(c.run.dir, "runs/", 5) == 0 && strstr(paths[i], c.run.name));
+        config_release(&c);
+    }
+}
+
+/* Any bytes: a report or a configuration, never a crash. */
+TEST(damaged_files)
+{
+    static const char start[] = "[run]\nseed = 5\nname = x\n[model]\narch = llama\nlayers = 3\n[data]\nsplit = 98,2\n"
+                                "[optim]\nlr = 1e-3 ; c\nschedule = wsd\n";
+    uint64_t seed = 8;
+    int good = 0;
+    for (int i = 0; i < 3000; i++) {
+        char text[sizeof start];
+        memcpy(text, start, sizeof start);
+        for (int k = (int)(test_rand(&seed) % 8); k >= 0; k--)
+            text[test_rand(&seed) % (sizeof start - 1)] = (char)test_rand(&seed);
+        Config c;
+        Err err = read_as(&c, text, "", 1);
+        CHECK(err == ERR_OK || (err == ERR_CONFIG && *err_message()));
+        good += err == ERR_OK;
+        config_release(&c);
+    }
+    CHECK(good < 3000);
+}
+
+/* ---- dump, explain, resume ---- */
+
+static char *dumped(const Config *c, bool origins)
+{
+    char *text = NULL;
+    size_t n = 0;
+    FILE *f = open_memstream(&text, &n);
+    config_dump(c, f, origins);
+    fclose(f);
+    return text;
+}
+
+TEST(a_dump_reads_back_to_the_same)
+{
+    char longer[3000];
+    size_t n = (size_t)sprintf(longer, "data.train=1:");
+    while (n < sizeof longer - 40) n += (size_t)sprintf(longer + n, ",/some/folder/%zu", n);
+    const struct {
+        const char *overrides;
+        int64_t world_size;
+    } cases[] = {
+        { "", 1 },
+        { "model.arch=llama model.heads=6 model.kv_heads=2 optim.lr=0.1234567890123456 optim.eps=1e-30", 1 },
+        { "train.tokens=123456789 run.name=a optim.clip=0.99999999999999989 data.seed=9223372036854775807", 1 },
+        { "parallel.tp=2 train.micro_batch=2 optim.schedule=wsd debug.isa=c debug.poison=true", 4 },
+        { "parallel.tp=3 train.micro_batch=3 train.global_batch=12 model.norm_eps=1e-12", 6 },
+        { longer, 1 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config a, b;
+        OK(read_as(&a, NULL, cases[i].overrides, cases[i].world_size));
+        for (int origins = 0; origins < 2; origins++) {
+            char *text = dumped(&a, origins);
+            OK(read_as(&b, text, "", cases[i].world_size));
+            CHECK_MSG(same_values(&a, &b), "%s", text);
+            CHECK(a.optim.lr == b.optim.lr && a.optim.eps == b.optim.eps && a.optim.clip == b.optim.clip);
+            char *again = dumped(&b, false), *plain = dumped(&a, false);
+            CHECK(strcmp(again, plain) == 0);
+            CHECK(!strstr(plain, "; ") && (origins == 0) == (strcmp(text, plain) == 0));
+            OK(config_same_run(&a, &b));
+            free(text);
+            free(again);
+            free(plain);
+            config_release(&b);
+        }
+        config_release(&a);
+    }
+}
+
+TEST(the_dump_says_where_values_come_from)
+{
+    Config c;
+    OK(read_as(&c, "[model]\nlayers = 3\n", "optim.lr=0.01", 1));
+    char *text = dumped(&c, true);
+    CHECK(strstr(text, "\nlayers = 3                           ; t.ini:2\n"));
+    CHECK(strstr(text, "; command line\n") && strstr(text, "; auto\n") && strstr(text, "; default\n"));
+    free(text);
+    config_release(&c);
+}
+
+TEST(explain)
+{
+    Config c;
+    char *text = NULL, full[128];
+    size_t n = 0;
+    OK(read_as(&c, "[model]\nlayers = 3\n", "", 1));
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        FILE *f = open_memstream(&text, &n);
+        snprintf(full, sizeof full, "%s.%s", key->section, key->name);
+        OK(config_explain(&c, full, f));
+        fclose(f);
+        CHECK_MSG(strstr(text, full) == text && strstr(text, key->meaning) && strstr(text, "default: "), "%s", text);
+        free(text);
+    }
+    FILE *f = open_memstream(&text, &n);
+    OK(config_explain(&c, "model.layers", f));
+    OK(config_explain(&c, "optim", f));
+    OK(config_explain(&c, NULL, f));
+    fclose(f);
+    CHECK(strstr(text, "model.layers = 3    (t.ini:2)\n    integer, 1 to 1024; default: 12; fixed on resume\n") == text);
+    CHECK(strstr(text, "optim.beta1 = 0.9") && strstr(text, "debug.isa = auto"));
+    FAILS(config_explain(&c, "optim.lrr", stdout), ERR_CONFIG, "there is no key 'optim.lrr'");
+    CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
+    FAILS(config_explain(&c, "lr", stdout), ERR_CONFIG, "there is no key 'lr'");
+    CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
+    FAILS(config_explain(&c, "xyzxyz", stdout), ERR_CONFIG, "there is no key 'xyzxyz'");
+    CHECK(err_hint_text()[0] == 0);
+    free(text);
+    config_release(&c);
+}
+
+TEST(what_may_change_on_resume)
+{
+    Config was, now;
+    OK(read_as(&was, NULL, "", 2));
+    OK(read_as(&now, NULL,
+               "train.steps=2000 train.stop_at=3 log.every=7 train.eval_every=5 parallel.tp=2 train.micro_batch=2 "
+               "run.dir=elsewhere debug.isa=c checkpoint.keep=9 run.reproducible=run",
+               2));
+    OK(config_same_run(&was, &now));
+    config_release(&now);
+    OK(read_as(&now, NULL, "optim.lr=0.01 model.layers=3 log.every=2", 2));
+    FAILS(config_same_run(&was, &now), ERR_CKPT, "optim.lr was '0.0003' and is '0.01'");
+    CHECK(strstr(err_message(), "model.layers was '12' and is '3'") && !strstr(err_message(), "log.every"));
+    config_release(&now);
+    config_release(&was);
+    OK(read_as(&was, NULL, "model.vocab=257", 1));
+    OK(read_as(&now, NULL, "", 1)); /* 0: the tokenizer's, which the caller knows */
+    OK(config_same_run(&was, &now));
+    FAILS(config_same_run(&now, &was), ERR_CKPT, "model.vocab was '0' and is '257'");
+    config_release(&was);
+    config_release(&now);
+}
+
+TEST_MAIN

@@ -1,0 +1,228 @@
+/*
+ * JSON, against hand-written texts and what the writer wrote; the trace, which is read back as JSON.
+ */
+#include <malloc.h>
+#include <pthread.h>
+
+#include "base/json.h"
+#include "base/trace.h"
+#include "scratch.h"
+
+/* ---- JSON ---- */
+
+static Err parse(const char *text, Json **j)
+{
+    return json_parse("t.json", text, (int64_t)strlen(text), j);
+}
+
+TEST(json_reads)
+{
+    Json *j;
+    int64_t n;
+    OK(parse("{\"a\": [1, -2.5, \"x\\u0000y\", null, true], \"b\": {\"c\": 9007199254740993}} ", &j));
+    const Json *a = json_get(j, "a");
+    CHECK(json_is_object(j) && json_is_array(a) && json_count(a) == 5 && json_count(j) == 2);
+    CHECK(json_int(json_at(a, 0), -1) == 1 && json_number(json_at(a, 0), 0) == 1);
+    CHECK(json_number(json_at(a, 1), 0) == -2.5 && json_int(json_at(a, 1), -1) == -1);
+    CHECK(memcmp(json_text(json_at(a, 2), &n), "x\0y", 3) == 0 && n == 3);
+    CHECK(json_is_null(json_at(a, 3)) && json_is_true(json_at(a, 4)) && !json_is_true(json_at(a, 3)));
+    CHECK(json_int(json_get(json_get(j, "b"), "c"), 0) == 9007199254740993);
+    CHECK(!json_at(a, 5) && !json_at(a, -1) && !json_get(j, "z") && !json_get(a, "a") && !json_at(j, 0));
+    CHECK(!json_get(NULL, "a") && !json_text(a, NULL) && json_int(NULL, 7) == 7 && json_count(NULL) == 0);
+    CHECK(json_is_int(json_at(a, 0)) && !json_is_int(json_at(a, 1)) && json_is_number(json_at(a, 1)));
+    CHECK(json_is_string(json_at(a, 2)) && !json_is_string(NULL));
+    int members = 0;
+    for (void *it = json_iter(j); it; it = json_next(j, it))
+        members += strcmp(json_iter_key(it), "a") == 0 ? json_is_array(json_iter_value(it)) : 10;
+    CHECK(members == 11);
+    json_free(j);
+    json_free(NULL);
+}
+
+TEST(json_refuses)
+{
+    static const char *const bad[] = {
+        "", "{", "{\"a\":1,\"a\":2}", "{\"a\":1} x", "[1,]", "\"\xff\"", "[\"\xff\"]", "[NaN]", "[1e999]", "{a:1}",
+        "[01]", "[\"\\ud800\"]", "[99999999999999999999]", "nul",
+    };
+    Json *j;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        FAILS(parse(bad[i], &j), ERR_IO, "'t.json' is not valid JSON: line ");
+        CHECK_MSG(!j, "%s", bad[i]);
+    }
+    FAILS(parse("{\n \"a\": 1,\n \"a\": 2}", &j), ERR_IO, "line 3");
+    char *deep = malloc(200001);
+    memset(deep, '[', 200000);
+    deep[200000] = 0;
+    FAILS(parse(deep, &j), ERR_IO, "depth");
+    free(deep);
+    write_text("j", "[1, 2, 3]");
+    FAILS(json_read_file(in_dir("j"), 8, &j), ERR_IO, "more than");
+    OK(json_read_file(in_dir("j"), 9, &j));
+    CHECK(json_count(j) == 3);
+    json_free(j);
+}
+
+TEST(json_writes_and_reads_back)
+{
+    char buf[1024];
+    JsonOut o;
+    Json *j;
+    json_out_init(&o, buf, sizeof buf);
+    json_open(&o, NULL, '{');
+    json_put_text(&o, "s", "q\"\\\n\x01\xc3\xa9");
+    json_put_int(&o, "i", INT64_MIN);
+    CHECK(json_put_number(&o, "d", 0.1) && json_put_float(&o, "f", 0.1f));
+    CHECK(!json_put_number(&o, "nan", (double)NAN) && !json_put_float(&o, "inf", INFINITY));
+    json_put_bool(&o, "b", true);
+    json_open(&o, "a", '[');
+    json_open(&o, NULL, '[');
+    json_close(&o, ']');
+    json_put_int(&o, NULL, 1);
+    json_put_int(&o, NULL, 2);
+    json_close(&o, ']');
+    json_open(&o, "e", '{');
+    json_close(&o, '}');
+    json_put_bool(&o, "z", false);
+    json_put_milli(&o, "ms", 12003);
+    json_close(&o, '}');
+    CHECK(json_out_ok(&o) && (int64_t)strlen(buf) == o.used_bytes);
+    CHECK(strstr(buf, "\"d\":0.1,\"f\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003}"));
+    OK(parse(buf, &j));
+    CHECK(strcmp(json_text(json_get(j, "s"), NULL), "q\"\\\n\x01\xc3\xa9") == 0);
+    CHECK(json_int(json_get(j, "i"), 0) == INT64_MIN && json_is_null(json_get(j, "nan")));
+    json_free(j);
+
+    uint64_t seed = 3;
+    for (int i = 0; i < 2000; i++) { /* any bits read back exactly */
+        uint64_t bits = test_rand(&seed);
+        double d;
+        memcpy(&d, &bits, 8);
+        float f;
+        memcpy(&f, &bits, 4);
+        if (!isfinite(d) || !isfinite(f)) continue;
+        json_out_init(&o, buf, sizeof buf);
+        json_put_number(&o, NULL, d);
+        json_put_float(&o, NULL, f);
+        char *end;
+        double back = strtod(buf, &end);
+        CHECK(memcmp(&back, &d, 8) == 0 && *end == ',' && strtof(end + 1, NULL) == f);
+    }
+}
+
+TEST(json_writer_overflow)
+{
+    char buf[32];
+    for (int64_t size = 1; size <= 24; size++) {
+        memset(buf, 'G', sizeof buf);
+        JsonOut o;
+        json_out_init(&o, buf, size);
+        json_open(&o, NULL, '{');
+        json_put_text(&o, "key", "0123456789");
+        json_close(&o, '}');
+        CHECK(o.used_bytes == 20 && json_out_ok(&o) == (size > 20));
+        for (int64_t i = size; i < 32; i++) CHECK(buf[i] == 'G');
+        CHECK(memchr(buf, 0, (size_t)size) != NULL);
+    }
+}
+
+/* ---- trace ---- */
+
+static void *traced_thread(void *unused)
+{
+    (void)unused;
+    trace_track("second \"track\"");
+    trace_begin("other");
+    trace_end();
+    return NULL;
+}
+
+TEST(trace_writes_spans)
+{
+    const char *path = in_dir("timeline.json");
+    char *text;
+    int64_t size;
+    trace_begin("closed"); /* nothing is open: nothing happens */
+    trace_end();
+    trace_counter("closed", 1);
+    trace_close();
+    OK(trace_open(path));
+    trace_begin("not recorded");
+    trace_end();
+    trace_start();
+    trace_begin("of an earlier recording");
+    trace_end();
+    OK(trace_stop());
+    trace_begin("begun outside");
+    trace_start();
+    trace_end();
+    trace_track("main track");
+    trace_begin("outer");
+    trace_begin("inner");
+    usleep(2000);
+    trace_end();
+    trace_counter("loss", 2.5);
+    trace_end();
+    trace_begin("never ended");
+    pthread_t t;
+    CHECK(pthread_create(&t, NULL, traced_thread, NULL) == 0);
+    pthread_join(t, NULL);
+    OK(trace_stop());
+    trace_begin("too late");
+    trace_end();
+
+    Json *j;
+    OK(json_read_file(path, 1 << 20, &j));
+    CHECK(json_count(j) == 6); /* inner, loss, outer, other, two track names */
+    const Json *inner = json_at(j, 0), *loss = json_at(j, 1), *outer = json_at(j, 2), *other = json_at(j, 3);
+    CHECK(strcmp(json_text(json_get(inner, "name"), NULL), "inner") == 0);
+    CHECK(strcmp(json_text(json_get(outer, "name"), NULL), "outer") == 0);
+    CHECK(json_number(json_get(json_get(loss, "args"), "value"), 0) == 2.5);
+    double t0 = json_number(json_get(outer, "ts"), -1), t1 = json_number(json_get(inner, "ts"), -1);
+    double d0 = json_number(json_get(outer, "dur"), -1), d1 = json_number(json_get(inner, "dur"), -1);
+    CHECK(t0 >= 0 && t1 >= t0 && d1 >= 2000 && d1 < 5e6 && t1 + d1 <= t0 + d0 + 0.01);
+    int64_t mine = json_int(json_get(outer, "tid"), -1), theirs = json_int(json_get(other, "tid"), -1);
+    CHECK(mine > 0 && theirs > 0 && mine != theirs);
+    bool named = false;
+    for (int i = 4; i < 6; i++)
+        named |= json_int(json_get(json_at(j, i), "tid"), -1) == theirs &&
+                 strcmp(json_text(json_get(json_get(json_at(j, i), "args"), "name"), NULL), "second \"track\"") == 0;
+    CHECK(named);
+    json_free(j);
+    trace_start(); /* the stack of the last recording is not this one's */
+    trace_end();
+    OK(trace_stop());
+    trace_close();
+    OK(file_read_all(path, 16, &text, &size));
+    CHECK(size == 3 && memcmp(text, "[]\n", 3) == 0);
+    free(text);
+}
+
+TEST(trace_ring_keeps_the_newest_and_allocates_nothing)
+{
+    const char *path = in_dir("ring.json");
+    OK(trace_open(path));
+    trace_start();
+    trace_begin("first");
+    trace_end();
+    struct mallinfo2 before = mallinfo2();
+    for (int i = 0; i < TRACE_EVENTS + 10; i++) trace_counter("c", i);
+    for (int i = 0; i < 10; i++) trace_begin("span");
+    for (int i = 0; i < 10; i++) trace_end();
+    struct mallinfo2 after = mallinfo2();
+    CHECK(before.uordblks == after.uordblks && before.hblks == after.hblks);
+    OK(trace_stop());
+    trace_close();
+    Json *j;
+    OK(json_read_file(path, 1 << 26, &j));
+    CHECK(json_int(json_get(json_at(j, 0), "pid"), -1) == 0);
+    CHECK(json_number(json_get(json_get(json_at(j, 0), "args"), "value"), -1) == 20);
+    CHECK(strcmp(json_text(json_get(json_at(j, TRACE_EVENTS - 1), "name"), NULL), "span") == 0);
+    json_free(j);
+    OK(trace_open(in_dir("no/such/folder.json")));
+    trace_start();
+    FAILS(trace_stop(), ERR_IO, "cannot create");
+    trace_close();
+}
+
+TEST_MAIN
