@@ -1,0 +1,390 @@
+/* The linear ops on cuda against the CPU's: sizes, views, bias, plans, timed choices, capture, refusals. */
+#include "cuda_case.h"
+#include "gemm.h"
+
+static const DType types[] = { F32, BF16, F16 };
+enum { TYPES = 3 };
+
+static Pair columns(Pair p, int64_t first, int64_t count)
+{
+    for (int side = 0; side < 2; side++) p.t[side] = tensor_col_slice(p.t[side], first, count);
+    return p;
+}
+
+/*
+ * `rows` x `cols` inside rows of a multiple of 8 elements, so that odd sizes still start on 16 bytes. Columns
+ * beyond hold numbers that must stay, on both sides.
+ */
+typedef struct {
+    Pair whole, view;
+} Padded;
+
+static Padded padded(CudaCase *c, DType T, int64_t rows, int64_t cols)
+{
+    Padded p;
+    p.whole = pair_random(c, T, 1, rows, (cols + 7) / 8 * 8);
+    p.view = columns(p.whole, 0, cols);
+    return p;
+}
+
+/* Sums of 16-bit products are exact to fp32 but for their order, and tensor cores cut bits off on the way. */
+static double sum_tolerance(DType T) { return T == F32 ? 1e-5 : 1e-4; }
+
+static void linear_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias)
+{
+    CudaCase *c = case_open();
+    Padded x = padded(c, T, N, I), w = padded(c, T, O, I), y = padded(c, T, N, O), dy = padded(c, T, N, O),
+           dx = padded(c, T, N, I), dw = padded(c, F32, O, I);
+    Pair bias = pair_random(c, T, 1, O), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    char what[128];
+    snprintf(what, sizeof what, "%s N %d O %d I %d bias %d", dtype_name(T), (int)N, (int)O, (int)I, with_bias);
+    if (!with_bias) memset(&bias, 0, sizeof bias);
+    BOTH(c, linear_fwd, .y = AT(y.view), .x = AT(x.view), .w = AT(w.view), .bias = AT(bias), .leaf = I);
+    pair_check(c, y.whole, case_tolerance(T), "fwd %s", what);
+    BOTH(c, linear_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w.view), .leaf = O);
+    pair_check(c, dx.whole, case_tolerance(T), "dx %s", what);
+    for (int i = 0; i < 2; i++) { /* onto what is there, then onto that */
+        BOTH(c, linear_dw, .dw = AT(dw.view), .dy = AT(dy.view), .x = AT(x.view), .shift = AT(shift),
+             .overflow = AT(overflow), .leaf = N);
+        pair_check(c, dw.whole, sum_tolerance(T), "dw %s", what);
+    }
+    case_close(c);
+}
+
+TEST(sizes)
+{
+    static const int64_t size[][3] = { { 1, 1, 1 },   { 1, 8, 16 },  { 7, 5, 3 },    { 63, 64, 65 }, { 64, 64, 64 },
+                                       { 65, 63, 9 }, { 3, 129, 1 }, { 128, 7, 33 }, { 17, 96, 200 } };
+    for (int t = 0; t < TYPES; t++)
+        for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+            for (int bias = 0; bias < 2; bias++) linear_case(types[t], size[i][0], size[i][1], size[i][2], bias);
+}
+
+/* What was in the outputs before, NaN even, is gone. */
+TEST(overwrites)
+{
+    for (int t = 0; t < TYPES; t++) {
+        CudaCase *c = case_open();
+        Pair x = pair_random(c, types[t], 1, 24, 40), w = pair_random(c, types[t], 1, 32, 40),
+             y = pair_output(c, types[t], 24, 32), dx = pair_output(c, types[t], 24, 40);
+        BOTH(c, linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = 40);
+        pair_check(c, y, case_tolerance(types[t]), "fwd");
+        BOTH(c, linear_dx, .dx = AT(dx), .dy = AT(y), .w = AT(w), .leaf = 32);
+        pair_check(c, dx, 4 * case_tolerance(types[t]), "dx of y, which is rounded on one side only");
+        case_close(c);
+    }
+}
+
+/* Columns out of wider tensors, from 16 and 48 bytes on: inputs and outputs of all three products. */
+TEST(column_views)
+{
+    enum { N = 12, O = 16, I = 32 };
+    for (int t = 0; t < TYPES; t++)
+        for (int64_t skip = 8; skip <= 24; skip += 16) {
+            CudaCase *c = case_open();
+            Pair wide = pair_random(c, types[t], 1, N, I + 24), wide_y = pair_random(c, types[t], 1, N, O + 24),
+                 wide_dx = pair_random(c, types[t], 1, N, I + 24), w = pair_random(c, types[t], 1, O, I),
+                 dw = pair_random(c, F32, 1, O, I), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1),
+                 wide_dy = pair_random(c, types[t], 1, N, O + 24), x = columns(wide, skip, I),
+                 y = columns(wide_y, skip, O), dx = columns(wide_dx, skip, I), dy = columns(wide_dy, skip, O);
+            BOTH(c, linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = I);
+            pair_check(c, wide_y, case_tolerance(types[t]), "fwd, columns from %d", (int)skip);
+            BOTH(c, linear_dx, .dx = AT(dx), .dy = AT(dy), .w = AT(w), .leaf = O);
+            pair_check(c, wide_dx, case_tolerance(types[t]), "dx, columns from %d", (int)skip);
+            BOTH(c, linear_dw, .dw = AT(dw), .dy = AT(dy), .x = AT(x), .shift = AT(shift), .overflow = AT(overflow),
+                 .leaf = N);
+            pair_check(c, dw, sum_tolerance(types[t]), "dw, columns from %d", (int)skip);
+            case_close(c);
+        }
+}
+
+/* A layer cut by outputs: each half with its half of the weight and of the bias, into its columns of y. Both halves
+ * share a plan where their addresses are aligned alike (O = 128). */
+static void cut_case(DType T, int64_t O)
+{
+    enum { N = 9, I = 24 };
+    CudaCase *c = case_open();
+    Pair x = pair_random(c, T, 1, N, I), w = pair_random(c, T, 1, O, I), bias = pair_random(c, T, 1, O),
+         y = pair_output(c, T, N, O);
+    case_side = CASE_CPU;
+    OK(op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .bias = AT(bias), .leaf = I));
+    case_side = CASE_GPU;
+    for (int half = 0; half < 2; half++)
+        OK(op(case_stream(c), linear_fwd, .y = tensor_col_slice(AT(y), half * O / 2, O / 2), .x = AT(x),
+              .w = tensor_row_slice(AT(w), half * O / 2, O / 2),
+              .bias = tensor_row_slice(AT(bias), half * O / 2, O / 2), .leaf = I));
+    pair_check(c, y, case_tolerance(T), "two halves against the whole, %s, O %d", dtype_name(T), (int)O);
+    case_close(c);
+}
+
+TEST(bias_of_a_cut_layer)
+{
+    for (int t = 0; t < TYPES; t++) {
+        cut_case(types[t], 48);
+        cut_case(types[t], 128);
+    }
+}
+
+/* ---- plans ---- */
+
+static CudaGemm *gemm_of(CudaCase *c) { return ((CudaDevice *)c->dev[CASE_GPU].cuda)->gemm; }
+
+static Err forward(CudaCase *c, Pair y, Pair x, Pair w)
+{
+    case_side = CASE_GPU;
+    return op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = AT(x).dim[1]);
+}
+
+TEST(a_repeated_shape_is_a_look_up)
+{
+    CudaCase *c = case_open();
+    Pair x = pair_random(c, BF16, 1, 40, 56), w = pair_random(c, BF16, 1, 72, 56), y = pair_output(c, BF16, 40, 72);
+    OK(forward(c, y, x, w));
+    CudaGemmCounts before = cuda_gemm_counts(gemm_of(c));
+    for (int i = 0; i < 3; i++) OK(forward(c, y, x, w));
+    CudaGemmCounts after = cuda_gemm_counts(gemm_of(c));
+    CHECK(after.calls == before.calls + 3 && after.plans == before.plans);
+    for (int side = 0; side < 2; side++) { /* fewer rows: another shape */
+        x.t[side] = tensor_row_slice(x.t[side], 0, 39);
+        y.t[side] = tensor_row_slice(y.t[side], 0, 39);
+    }
+    OK(forward(c, y, x, w));
+    CHECK(cuda_gemm_counts(gemm_of(c)).plans == after.plans + 1);
+    case_close(c);
+}
+
+/* More shapes than the table holds: each is still right, before and after it is emptied. */
+TEST(more_shapes_than_plans)
+{
+    enum { ROWS = 450, O = 8, I = 8 };
+    CudaCase *c = case_open();
+    Pair x = pair_random(c, F32, 1, ROWS, I), w = pair_random(c, F32, 1, O, I), y = pair_output(c, F32, ROWS, O);
+    int64_t plans = cuda_gemm_counts(gemm_of(c)).plans;
+    case_side = CASE_CPU;
+    OK(op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = I));
+    for (int64_t n = ROWS; n > 0; n--) {
+        Pair part = y, rows = x;
+        part.t[CASE_GPU] = tensor_row_slice(y.t[CASE_GPU], 0, n);
+        rows.t[CASE_GPU] = tensor_row_slice(x.t[CASE_GPU], 0, n);
+        OK(forward(c, part, rows, w));
+        if (n % 90 == 0) pair_check(c, y, 1e-5, "%d rows", (int)n);
+    }
+    CHECK(cuda_gemm_counts(gemm_of(c)).plans == plans + ROWS);
+    case_close(c);
+}
+
+/* ---- choices by timing ---- */
+
+typedef struct {
+    CudaCase *c;
+    Pair x, w, y, dw, shift, overflow;
+    char *text;
+} Tuning;
+
+static Tuning tuning_begin(void)
+{
+    CudaCase *c = case_open();
+    Tuning t = { .c = c, .x = pair_random(c, BF16, 1, 40, 48), .w = pair_random(c, BF16, 1, 88, 48),
+                 .y = pair_output(c, BF16, 40, 88), .dw = pair_zero(c, F32, 88, 48), .shift = pair_zero(c, I32, 1),
+                 .overflow = pair_zero(c, I32, 1), .text = malloc(CUDA_GEMM_TEXT_BYTES) };
+    return t;
+}
+
+static void tuning_end(Tuning *t)
+{
+    cuda_gemm_autotune(gemm_of(t->c), false);
+    free(t->text);
+    case_close(t->c);
+}
+
+/* One line of choices for `op`, or NULL. */
+static const char *choice_of(const char *text, const char *op)
+{
+    char start[64];
+    snprintf(start, sizeof start, "\n%s ", op);
+    return strstr(text, start);
+}
+
+TEST(timing_chooses_once_and_changes_no_result)
+{
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c);
+    case_side = CASE_CPU;
+    OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
+    CudaGemmCounts before = cuda_gemm_counts(g);
+    cuda_gemm_autotune(g, true);
+    for (int i = 0; i < 3; i++) OK(forward(t.c, t.y, t.x, t.w));
+    CHECK(cuda_gemm_counts(g).timed == before.timed + 1);
+    pair_check(t.c, t.y, case_tolerance(BF16), "timed");
+    int64_t length = cuda_gemm_save(g, t.text);
+    CHECK(length == (int64_t)strlen(t.text) && length < CUDA_GEMM_TEXT_BYTES);
+    CHECK(strncmp(t.text, "cublasLt ", 9) == 0);
+    CHECK(choice_of(t.text, "linear_fwd") != NULL);
+    tuning_end(&t);
+}
+
+/* An accumulating product must not run twice: it is not timed. */
+TEST(timing_leaves_accumulators_alone)
+{
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c);
+    int64_t timed = cuda_gemm_counts(g).timed;
+    cuda_gemm_autotune(g, true);
+    BOTH(t.c, linear_dw, .dw = AT(t.dw), .dy = AT(t.y), .x = AT(t.x), .shift = AT(t.shift), .overflow = AT(t.overflow),
+         .leaf = 40);
+    CHECK(cuda_gemm_counts(g).timed == timed);
+    tuning_end(&t);
+}
+
+TEST(choices_travel_as_text)
+{
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c), *other;
+    char *again = malloc(CUDA_GEMM_TEXT_BYTES), *bad = malloc(CUDA_GEMM_TEXT_BYTES);
+    cuda_gemm_autotune(g, true);
+    OK(forward(t.c, t.y, t.x, t.w));
+    cuda_gemm_autotune(g, false);
+    cuda_gemm_save(g, t.text);
+    OK(cuda_gemm_open(&other));
+    OK(cuda_gemm_load(other, t.text));
+    CHECK(cuda_gemm_counts(other).choices == cuda_gemm_counts(g).choices);
+    cuda_gemm_save(other, again);
+    CHECK(strcmp(again, t.text) == 0);
+    /* with the choice loaded nothing is timed, and the bits are the same */
+    case_snapshot(t.c, t.c->first);
+    OK(cuda_gemm_load(g, t.text));
+    int64_t timed = cuda_gemm_counts(g).timed;
+    cuda_gemm_autotune(g, true);
+    OK(forward(t.c, t.y, t.x, t.w));
+    CHECK(cuda_gemm_counts(g).timed == timed);
+    case_snapshot(t.c, t.c->second);
+    CHECK(memcmp(t.c->first, t.c->second, (size_t)t.c->arena[CASE_GPU].used_bytes) == 0);
+    /* damage */
+    int64_t held = cuda_gemm_counts(other).choices;
+    snprintf(bad, CUDA_GEMM_TEXT_BYTES, "cublasLt 1, another GPU%s", strchr(t.text, '\n'));
+    FAILS(cuda_gemm_load(other, bad), ERR_CONFIG, "cublasLt 1, another GPU");
+    FAILS(cuda_gemm_load(other, ""), ERR_CONFIG, "choices");
+    for (size_t cut = strcspn(t.text, "\n") + 2; cut < strlen(t.text) - 1; cut += 13) { /* any torn last line */
+        snprintf(bad, cut + 1, "%s", t.text);
+        FAILS(cuda_gemm_load(other, bad), ERR_CONFIG, "damaged");
+    }
+    snprintf(bad, CUDA_GEMM_TEXT_BYTES, "%.*s more\n", (int)(strlen(t.text) - 1), t.text);
+    FAILS(cuda_gemm_load(other, bad), ERR_CONFIG, "damaged");
+    snprintf(bad, CUDA_GEMM_TEXT_BYTES, "%s", t.text);
+    memcpy(strstr(bad, "\nlinear_"), "\nlinnar_", 8);
+    FAILS(cuda_gemm_load(other, bad), ERR_CONFIG, "line 2");
+    CHECK(cuda_gemm_counts(other).choices == held);
+    cuda_gemm_close(other);
+    free(again), free(bad);
+    tuning_end(&t);
+}
+
+static void forget_choices(CudaCase *c)
+{
+    CudaGemm *fresh;
+    char *text = malloc(CUDA_GEMM_TEXT_BYTES);
+    OK(cuda_gemm_open(&fresh));
+    cuda_gemm_save(fresh, text);
+    OK(cuda_gemm_load(gemm_of(c), text));
+    cuda_gemm_close(fresh);
+    free(text);
+}
+
+/*
+ * The choice for 88 outputs under the key of 72: the emulator's algorithms serve one product only, so the loaded
+ * choice is refused, with the op's name and sizes. (On a GPU it may well fit.)
+ */
+TEST(a_choice_that_does_not_fit)
+{
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c);
+    cuda_gemm_autotune(g, true);
+    OK(forward(t.c, t.y, t.x, t.w));
+    cuda_gemm_autotune(g, false);
+    cuda_gemm_save(g, t.text);
+    char *sizes = strstr(t.text, " 88 40 48 ");
+    CHECK(sizes != NULL);
+    memcpy(sizes, " 72", 3);
+    char *columns = strstr(sizes, " 88 ");
+    CHECK(columns != NULL);
+    memcpy(columns, " 72", 3);
+    OK(cuda_gemm_load(g, t.text));
+    Pair w = t.w, y = t.y;
+    w.t[CASE_GPU] = tensor_row_slice(w.t[CASE_GPU], 0, 72);
+    y.t[CASE_GPU] = tensor_of(y.t[CASE_GPU].data, BF16, 40, 72);
+    if (strstr(t.text, "Emulated GPU"))
+        FAILS(forward(t.c, y, t.x, w), ERR_DEVICE, "linear_fwd (N 40, O 72, I 48, bf16): the chosen algorithm");
+    forget_choices(t.c);
+    OK(forward(t.c, y, t.x, w));
+    tuning_end(&t);
+}
+
+/* ---- capture ---- */
+
+static void cuda_ok(cudaError_t code) { CHECK_MSG(code == cudaSuccess, "%s", cudaGetErrorString(code)); }
+
+/* Captured before its shape was ever seen, with timing on: recorded with the heuristic's first, run by the graph. */
+TEST(capture)
+{
+    Tuning t = tuning_begin();
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CudaGemm *g = gemm_of(t.c);
+    forget_choices(t.c);
+    case_side = CASE_CPU;
+    OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
+    CudaGemmCounts before = cuda_gemm_counts(g);
+    cuda_gemm_autotune(g, true);
+    case_side = CASE_GPU;
+    cudaStream_t stream = case_stream(t.c)->handle;
+    OK(device_sync(case_stream(t.c)));
+    cuda_ok(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal));
+    OK(forward(t.c, t.y, t.x, t.w));
+    cuda_ok(cudaStreamEndCapture(stream, &graph));
+    CHECK(cuda_gemm_counts(g).timed == before.timed);
+    cuda_ok(cudaGraphInstantiate(&exec, graph, 0));
+    cuda_ok(cudaGraphLaunch(exec, stream));
+    pair_check(t.c, t.y, case_tolerance(BF16), "by the graph");
+    OK(forward(t.c, t.y, t.x, t.w));
+    CHECK(cuda_gemm_counts(g).timed == before.timed + 1);
+    cuda_ok(cudaGraphExecDestroy(exec));
+    cuda_ok(cudaGraphDestroy(graph));
+    tuning_end(&t);
+}
+
+/* ---- refusals ---- */
+
+TEST(refusals)
+{
+    CudaCase *c = case_open();
+    int64_t count = 4;
+    Pair x = pair_random(c, BF16, 1, 8, 16), w = pair_random(c, BF16, 1, 8, 16), y = pair_output(c, BF16, 8, 8),
+         whole = pair_zero(c, I64, 8, 16), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    case_side = CASE_GPU;
+    Tensor counted = AT(x);
+    counted.rows = &count;
+    FAILS(op(case_stream(c), linear_fwd, .y = AT(y), .x = counted, .w = AT(w), .leaf = 16), ERR_SHAPE,
+          "linear_fwd on cuda takes no row counts");
+    FAILS(op(case_stream(c), linear_dx, .dx = counted, .dy = AT(y), .w = AT(w), .leaf = 8), ERR_SHAPE,
+          "linear_dx on cuda takes no row counts");
+    FAILS(op(case_stream(c), linear_dw, .dw = AT(whole), .dy = AT(y), .x = AT(x), .shift = AT(shift),
+             .overflow = AT(overflow), .leaf = 8),
+          ERR_SHAPE, "linear_dw on cuda accumulates in f32, not 'i64'");
+    case_close(c);
+}
+
+/* Rows of 14 bytes: refused with a reason, or (the library on a GPU, slowly) right. */
+TEST(rows_off_16_bytes)
+{
+    CudaCase *c = case_open();
+    Pair x = pair_random(c, BF16, 1, 5, 7), w = pair_random(c, BF16, 1, 8, 7), y = pair_output(c, BF16, 5, 8);
+    case_side = CASE_CPU;
+    OK(op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = 7));
+    if (forward(c, y, x, w)) {
+        CHECK_MSG(strstr(err_message(), "linear_fwd (N 5, O 8, I 7, bf16): cublasLt has no algorithm"), "%s", err_message());
+        CHECK_MSG(strstr(err_hint_text(), "multiples of 8"), "%s", err_hint_text());
+    } else pair_check(c, y, case_tolerance(BF16), "unaligned");
+    case_close(c);
+}
+
+TEST_MAIN

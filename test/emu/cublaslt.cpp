@@ -1,0 +1,440 @@
+/*
+ * cuBLASLt on the emulator: the calls of cuda/gemm.c and no others, over NVIDIA's own header. A product is one
+ * loop over k in ascending order for each element, in fp32 without fused multiply-add; an algorithm that splits
+ * k sums the parts apart and adds them, as the library does.
+ *
+ * Stricter than the library, so that what runs here is safe and fast there:
+ *   - attributes, sizes of attributes, dtypes and epilogues that gemm.c does not need are refused
+ *   - matrices and vectors start on 16 bytes, and so do their columns; and on whatever alignment the heuristic
+ *     was told (256 bytes when it was told nothing)
+ *   - an algorithm serves the product it was asked for: the same sizes, dtypes, epilogue; never none (NULL)
+ *   - every address leads to device memory for its whole length; D overlaps no input; C is D
+ *   - the workspace is device memory of at least the algorithm's size, and holds NaN when the product starts
+ *   - the default stream is refused
+ * With a mask that lets sums be reduced in place, the heuristic offers such an algorithm first, and its sums
+ * change from call to call: a test of repeats then fails.
+ */
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <math.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <vector>
+
+#include "runtime.h"
+
+namespace {
+
+constexpr uint64_t HANDLE = 0x6c74686e, DESC = 0x6c746473, LAYOUT = 0x6c746c79, PREFERENCE = 0x6c747072,
+                   ALGO = 0x6c74616c;
+constexpr size_t VERSION = 130100;
+
+struct Handle {
+    uint64_t magic;
+};
+
+struct Desc {
+    uint64_t magic;
+    int32_t ta, tb;
+    uint32_t epilogue, unused;
+    const void *bias;
+    void *aux;
+    int64_t aux_ld;
+};
+
+struct Layout {
+    uint64_t magic, rows, cols;
+    int64_t ld;
+    int32_t type, unused;
+};
+
+struct Preference {
+    uint64_t magic, workspace;
+    uint32_t reductions, align[4];
+};
+
+/* What a product is, apart from addresses: an algorithm is for one of these. */
+struct Algo {
+    uint64_t magic, problem;
+    int32_t id, split, reduction, workspace;
+    uint16_t align[4]; /* bytes that A, B, C, D are known to start on */
+    uint64_t unused[3];
+};
+
+static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t) && sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) &&
+                  sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t),
+              "ours fit into the library's");
+
+template <class OURS, class THEIRS> OURS *as(THEIRS *p, uint64_t magic)
+{
+    OURS *ours = reinterpret_cast<OURS *>(p);
+    return ours && ours->magic == magic ? ours : nullptr;
+}
+
+template <class OURS, class THEIRS> const OURS *as(const THEIRS *p, uint64_t magic)
+{
+    const OURS *ours = reinterpret_cast<const OURS *>(p);
+    return ours && ours->magic == magic ? ours : nullptr;
+}
+
+/* Says on stderr what was wrong: the library's status alone is one word. */
+cublasStatus_t refuse(cublasStatus_t status, const char *why)
+{
+    fprintf(stderr, "emulated cublasLt: %s\n", why);
+    return status;
+}
+
+template <class T> cublasStatus_t set(T *to, const void *from, size_t size)
+{
+    if (!from || size != sizeof *to) return refuse(CUBLAS_STATUS_INVALID_VALUE, "an attribute of the wrong size");
+    memcpy(to, from, size);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* ---- elements ---- */
+
+size_t size_of(int32_t type) { return type == CUDA_R_32F ? 4 : 2; }
+
+float load(const void *p, int32_t type, int64_t i)
+{
+    if (type == CUDA_R_32F) return static_cast<const float *>(p)[i];
+    if (type == CUDA_R_16BF) return __bfloat162float(static_cast<const __nv_bfloat16 *>(p)[i]);
+    return __half2float(static_cast<const __half *>(p)[i]);
+}
+
+void store(void *p, int32_t type, int64_t i, float x)
+{
+    if (type == CUDA_R_32F) static_cast<float *>(p)[i] = x;
+    else if (type == CUDA_R_16BF) static_cast<__nv_bfloat16 *>(p)[i] = __float2bfloat16(x);
+    else static_cast<__half *>(p)[i] = __float2half(x);
+}
+
+/* ---- a product ---- */
+
+struct Product {
+    Desc desc;
+    Layout a, b, d;
+    const void *at, *bt;
+    void *dt;
+    float alpha, beta;
+    int32_t split;
+    bool in_place; /* adds the parts in whatever order */
+    void *workspace;
+    size_t workspace_bytes;
+    int64_t m() const { return static_cast<int64_t>(d.rows); }
+    int64_t n() const { return static_cast<int64_t>(d.cols); }
+    int64_t k() const { return static_cast<int64_t>(desc.ta ? a.rows : a.cols); }
+};
+
+bool has_bias(const Desc &x) { return x.epilogue & CUBLASLT_EPILOGUE_BIAS; }
+
+/* op(A) with k down and m across, op(B) with n down and k across: what the inner loop reads in order. */
+std::vector<float> unpack(const void *at, const Layout &l, bool turned, int64_t down, int64_t across)
+{
+    std::vector<float> out(static_cast<size_t>(down * across));
+    for (int64_t i = 0; i < down; i++)
+        for (int64_t j = 0; j < across; j++)
+            out[static_cast<size_t>(i * across + j)] = load(at, l.type, turned ? i + j * l.ld : i * l.ld + j);
+    return out;
+}
+
+void compute(const Product &p)
+{
+    static int call;
+    const int64_t M = p.m(), N = p.n(), K = p.k();
+    memset(p.workspace, 0xff, p.workspace_bytes);
+    const std::vector<float> a = unpack(p.at, p.a, p.desc.ta, K, M), b = unpack(p.bt, p.b, p.desc.tb, N, K);
+    const int first = p.in_place ? call++ % p.split : 0;
+    std::vector<float> sum(static_cast<size_t>(M)), part(static_cast<size_t>(M));
+    for (int64_t j = 0; j < N; j++) {
+        for (int s = 0; s < p.split; s++) {
+            const int piece = (s + first) % p.split;
+            std::fill(part.begin(), part.end(), 0.0f);
+            for (int64_t k = K * piece / p.split; k < K * (piece + 1) / p.split; k++) {
+                const float x = b[static_cast<size_t>(j * K + k)];
+                const float *row = &a[static_cast<size_t>(k * M)];
+                for (int64_t i = 0; i < M; i++) part[static_cast<size_t>(i)] += row[i] * x;
+            }
+            for (int64_t i = 0; i < M; i++)
+                sum[static_cast<size_t>(i)] = s ? sum[static_cast<size_t>(i)] + part[static_cast<size_t>(i)] : part[static_cast<size_t>(i)];
+        }
+        for (int64_t i = 0; i < M; i++) {
+            float x = p.alpha * sum[static_cast<size_t>(i)];
+            if (p.beta != 0) x += p.beta * load(p.dt, p.d.type, i + j * p.d.ld);
+            if (has_bias(p.desc)) x += load(p.desc.bias, p.d.type, i);
+            store(p.dt, p.d.type, i + j * p.d.ld, x);
+        }
+    }
+}
+
+/* ---- checks ---- */
+
+uint64_t mix(uint64_t h, uint64_t x)
+{
+    h = (h ^ x) * 0x9E3779B97F4A7C15u;
+    return h ^ h >> 29;
+}
+
+uint64_t problem_of(const Desc &x, const Layout &a, const Layout &b, const Layout &d)
+{
+    uint64_t h = mix(mix(mix(1, static_cast<uint64_t>(x.ta)), static_cast<uint64_t>(x.tb)), x.epilogue);
+    for (const Layout *l : { &a, &b, &d })
+        h = mix(mix(mix(mix(h, l->rows), l->cols), static_cast<uint64_t>(l->ld)), static_cast<uint64_t>(l->type));
+    return mix(h, static_cast<uint64_t>(x.aux_ld));
+}
+
+const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const Layout &d)
+{
+    const uint64_t K = x.ta ? a.rows : a.cols;
+    if ((x.ta ? a.cols : a.rows) != d.rows || (x.tb ? b.rows : b.cols) != d.cols || (x.tb ? b.cols : b.rows) != K)
+        return "the sizes of the matrices do not fit";
+    if (!d.rows || !d.cols || !K) return "an empty matrix";
+    if (a.type != b.type) return "A and B have different dtypes";
+    if (d.type != a.type && d.type != CUDA_R_32F) return "D is neither of A's dtype nor fp32";
+    if (x.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.type != a.type) return "an epilogue with outputs of another dtype";
+    return nullptr;
+}
+
+/* Bytes from the first element to behind the last. */
+size_t extent(const Layout &l)
+{
+    return (static_cast<size_t>(l.ld) * (l.cols - 1) + l.rows) * size_of(l.type);
+}
+
+bool overlap(const void *p, size_t p_size, const void *q, size_t q_size)
+{
+    const uintptr_t a = reinterpret_cast<uintptr_t>(p), b = reinterpret_cast<uintptr_t>(q);
+    return a < b + q_size && b < a + p_size;
+}
+
+const char *matrix_wrong(const void *p, const Layout &l, uint32_t align)
+{
+    if (align < 16) align = 16;
+    if (!emu::device_holds(p, extent(l))) return "a matrix outside device memory";
+    if (reinterpret_cast<uintptr_t>(p) % align) return "a matrix that is not aligned as the heuristic was told";
+    if (l.cols > 1 && static_cast<size_t>(l.ld) * size_of(l.type) % 16) return "columns that are not on 16-byte boundaries";
+    return nullptr;
+}
+
+const char *vectors_wrong(const Desc &x, const Layout &d)
+{
+    if (has_bias(x) && !emu::device_holds(x.bias, d.rows * size_of(d.type))) return "a bias outside device memory";
+    if (has_bias(x) && reinterpret_cast<uintptr_t>(x.bias) % 16) return "a bias that is not on a 16-byte boundary";
+    return nullptr;
+}
+
+const char *product_wrong(const Product &p, const Algo &algo)
+{
+    const char *wrong;
+    if (algo.problem != problem_of(p.desc, p.a, p.b, p.d)) return "an algorithm that was chosen for another product";
+    if ((wrong = matrix_wrong(p.at, p.a, algo.align[0]))) return wrong;
+    if ((wrong = matrix_wrong(p.bt, p.b, algo.align[1]))) return wrong;
+    if ((wrong = matrix_wrong(p.dt, p.d, algo.align[3]))) return wrong;
+    if ((wrong = vectors_wrong(p.desc, p.d))) return wrong;
+    if (overlap(p.dt, extent(p.d), p.at, extent(p.a)) || overlap(p.dt, extent(p.d), p.bt, extent(p.b)))
+        return "D overlaps A or B";
+    if (p.workspace_bytes < static_cast<size_t>(algo.workspace)) return "a workspace smaller than the algorithm's";
+    if (!emu::device_holds(p.workspace, static_cast<size_t>(algo.workspace)) || reinterpret_cast<uintptr_t>(p.workspace) % 256)
+        return "a workspace outside device memory or not on a 256-byte boundary";
+    return nullptr;
+}
+
+struct Operands {
+    const Desc *desc;
+    const Layout *a, *b, *c, *d;
+    bool good() const { return desc && a && b && c && d && memcmp(c, d, sizeof *c) == 0; }
+};
+
+Operands operands(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
+                  cublasLtMatrixLayout_t d)
+{
+    return { as<Desc>(desc, DESC), as<Layout>(a, LAYOUT), as<Layout>(b, LAYOUT), as<Layout>(c, LAYOUT), as<Layout>(d, LAYOUT) };
+}
+
+} // namespace
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *out)
+{
+    *out = reinterpret_cast<cublasLtHandle_t>(new Handle{ HANDLE });
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t h)
+{
+    Handle *handle = as<Handle>(h, HANDLE);
+    if (!handle) return CUBLAS_STATUS_NOT_INITIALIZED;
+    handle->magic = 0;
+    delete handle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion(void) { return VERSION; }
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_INVALID_VALUE: return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "CUBLAS_STATUS_EXECUTION_FAILED";
+    default: return "CUBLAS_STATUS_INTERNAL_ERROR";
+    }
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS: return "success";
+    case CUBLAS_STATUS_NOT_INITIALIZED: return "the library was not initialized";
+    case CUBLAS_STATUS_INVALID_VALUE: return "an unsupported value or parameter was passed to the function";
+    case CUBLAS_STATUS_NOT_SUPPORTED: return "the requested functionality is not supported";
+    case CUBLAS_STATUS_EXECUTION_FAILED: return "the function failed to launch on the GPU";
+    default: return "an internal operation failed";
+    }
+}
+
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t size, cublasComputeType_t compute,
+                                               cudaDataType_t scale)
+{
+    if (!d || size < sizeof(Desc)) return CUBLAS_STATUS_ALLOC_FAILED;
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "only fp32 sums without TF32");
+    memset(d, 0, size);
+    *reinterpret_cast<Desc *>(d) = { DESC, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, 0, nullptr, nullptr, 0 };
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what, const void *value,
+                                              size_t size)
+{
+    Desc *x = as<Desc>(d, DESC);
+    if (!x) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (what) {
+    case CUBLASLT_MATMUL_DESC_TRANSA: return set(&x->ta, value, size);
+    case CUBLASLT_MATMUL_DESC_TRANSB: return set(&x->tb, value, size);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&x->epilogue, value, size);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&x->bias, value, size);
+    default: return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an attribute of a product that is not emulated");
+    }
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t size, cudaDataType type, uint64_t rows,
+                                                 uint64_t cols, int64_t ld)
+{
+    if (!l || size < sizeof(Layout)) return CUBLAS_STATUS_ALLOC_FAILED;
+    if (type != CUDA_R_32F && type != CUDA_R_16BF && type != CUDA_R_16F)
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a dtype that is not emulated");
+    if (rows > INT32_MAX || cols > INT32_MAX || ld < static_cast<int64_t>(rows))
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "columns that overlap, or a size beyond 32 bits");
+    memset(l, 0, size);
+    *reinterpret_cast<Layout *>(l) = { LAYOUT, rows, cols, ld, type, 0 };
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t p, size_t size)
+{
+    if (!p || size < sizeof(Preference)) return CUBLAS_STATUS_ALLOC_FAILED;
+    memset(p, 0, size);
+    *reinterpret_cast<Preference *>(p) = { PREFERENCE, 0, CUBLASLT_REDUCTION_SCHEME_MASK, { 256, 256, 256, 256 } };
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
+                                                    const void *value, size_t size)
+{
+    Preference *x = as<Preference>(p, PREFERENCE);
+    if (!x) return CUBLAS_STATUS_INVALID_VALUE;
+    switch (what) {
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: return set(&x->workspace, value, size);
+    case CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK: return set(&x->reductions, value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: return set(&x->align[0], value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: return set(&x->align[1], value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: return set(&x->align[2], value, size);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: return set(&x->align[3], value, size);
+    default: return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a preference that is not emulated");
+    }
+}
+
+/* In place (when allowed), whole, whole with another tile, and k in three with a pass that adds the parts. */
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                              cublasLtMatmulPreference_t preference, int wanted,
+                                              cublasLtMatmulHeuristicResult_t *result, int *found)
+{
+    static const struct {
+        int32_t split, reduction;
+    } offers[] = { { 3, CUBLASLT_REDUCTION_SCHEME_INPLACE }, { 1, CUBLASLT_REDUCTION_SCHEME_NONE },
+                   { 1, CUBLASLT_REDUCTION_SCHEME_NONE }, { 3, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE } };
+    const Operands o = operands(desc, a, b, c, d);
+    const Preference *p = as<Preference>(preference, PREFERENCE);
+    *found = 0;
+    if (!as<Handle>(handle, HANDLE) || !o.good() || !p || wanted <= 0) return CUBLAS_STATUS_INVALID_VALUE;
+    const char *wrong = shapes_wrong(*o.desc, *o.a, *o.b, *o.d);
+    if (wrong) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, wrong);
+    for (uint32_t align : p->align)
+        if (align < 16 || (align & (align - 1))) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "matrices that do not start on 16 bytes");
+    if (has_bias(*o.desc) && reinterpret_cast<uintptr_t>(o.desc->bias) % 16)
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias that does not start on 16 bytes");
+    for (int32_t id = 0; id < 4 && *found < wanted; id++) {
+        Algo algo = { ALGO, problem_of(*o.desc, *o.a, *o.b, *o.d), id, offers[id].split, offers[id].reduction, 0, {}, {} };
+        algo.workspace = offers[id].split > 1 ? 1 << 16 : 256;
+        for (int i = 0; i < 4; i++) algo.align[i] = static_cast<uint16_t>(p->align[i]);
+        if ((algo.reduction & ~static_cast<int32_t>(p->reductions)) || static_cast<uint64_t>(algo.workspace) > p->workspace) continue;
+        cublasLtMatmulHeuristicResult_t *r = &result[(*found)++];
+        memset(r, 0, sizeof *r);
+        memcpy(&r->algo, &algo, sizeof algo);
+        r->workspaceSize = static_cast<size_t>(algo.workspace);
+        r->wavesCount = 1;
+    }
+    return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
+                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result)
+{
+    const Operands o = operands(desc, a, b, c, d);
+    const Algo *x = as<Algo>(algo, ALGO);
+    if (!as<Handle>(handle, HANDLE) || !o.good() || !x || x->problem != problem_of(*o.desc, *o.a, *o.b, *o.d))
+        return CUBLAS_STATUS_INVALID_VALUE;
+    result->state = CUBLAS_STATUS_SUCCESS;
+    result->workspaceSize = static_cast<size_t>(x->workspace);
+    result->wavesCount = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
+                                                    void *value, size_t size, size_t *written)
+{
+    const Algo *x = as<Algo>(algo, ALGO);
+    if (!x || !value || size != 4) return CUBLAS_STATUS_INVALID_VALUE;
+    if (what != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a property of algorithms that is not emulated");
+    memcpy(value, &x->reduction, 4);
+    if (written) *written = 4;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
+                              cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
+                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+{
+    const std::lock_guard<std::recursive_mutex> lock(emu::runtime_mutex());
+    const Operands o = operands(desc, a, b, c, d);
+    const Algo *x = as<Algo>(algo, ALGO);
+    if (!as<Handle>(handle, HANDLE) || !o.good() || !x || C != D || !stream)
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "no handle, descriptor, algorithm or stream; or C is not D");
+    Product p = { *o.desc, *o.a, *o.b, *o.d, A, B, D, *static_cast<const float *>(alpha), *static_cast<const float *>(beta),
+                  x->split, x->reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE, workspace, workspace_bytes };
+    const char *wrong = product_wrong(p, *x);
+    if (wrong) return refuse(CUBLAS_STATUS_INVALID_VALUE, wrong);
+    p.workspace_bytes = static_cast<size_t>(x->workspace);
+    return emu::submit(stream, "cublasLtMatmul", [p] { compute(p); }) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+}
+
+} // extern "C"
