@@ -15,8 +15,9 @@
  *
  * Bits. What a query row or a key row gets depends on positions alone: every score is one fmaf chain over C;
  * keys come in ascending position; how rows are grouped into tiles changes nothing. A masked key weighs
- * exactly +0, and fmaf(+0, x, y) is y but for the sign of a zero, so results are stored with +0 added (-0
- * becomes +0) and tiles may skip masked keys or not as they like.
+ * exactly +0, and fmaf(+0, x, y) is y for finite x but for the sign of a zero, so results are stored with +0
+ * added (-0 becomes +0) and tiles may skip masked keys or not as they like. That is why ops.def wants finite rows:
+ * keeping masked keys out of the products would cost a branch or a select on every one of the diagonal's weights.
  */
 #ifndef MEGATRAIN_CPU_ATTENTION_H
 #define MEGATRAIN_CPU_ATTENTION_H
