@@ -39,7 +39,7 @@ enum {
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
     CHUNK_ROWS = 8 * TILE_ROWS,  /* of a transposed A packed at a time */
     TASK_ROWS_MIN = 96,          /* below this, packing B for so few rows would show */
-    TASK_ROWS_MIN_DIRECT = 256,  
+    TASK_ROWS_MIN_DIRECT = 256,  /* an A that is not packed costs little when columns are cut instead */
     TASKS_PER_THREAD = 2,
     AHEAD_PACKED = 8, /* rows of B to prefetch */
     AHEAD_DIRECT = 24,
@@ -221,6 +221,24 @@ static void tile_float(const Task *t, int64_t row, int64_t col)
     else if (!p->in_place || g->bias) output_plain(t, row, col, sum, g->bias);
 }
 
+/*
+ * All full tiles of a row whose sums build up in C, in one call of the kernel; returns the columns done. With
+ * few k's the way from tile to tile would otherwise cost as much as the tile.
+ */
+static int64_t tile_strip(const Task *t, int64_t row)
+{
+    const Plan *p = t->p;
+    const Gemm *g = p->g;
+    const int64_t full = t->cols / TILE_COLS;
+    Tile tile = tile_open(t, row, 0);
+    if (!full) return 0;
+    tile.more = full - 1;
+    tile.b_tile = p->copy_b ? p->b_panel : TILE_COLS;
+    tile_chain(&tile, t->slab_k, t->first && !g->beta ? TILE_SET : TILE_CONTINUE,
+               (Sum){ g->c + (t->row + row) * g->ldc + t->col, g->ldc });
+    return full * TILE_COLS;
+}
+
 /* ---- a tile of a fixed-point result ---- */
 
 /*
@@ -389,10 +407,12 @@ static void task_slab(Task *t)
     const Plan *p = t->p;
     const bool fixed = p->g->mode == GEMM_I64 && t->last && (p->g->fixed || t->last_group);
     const bool reread = fixed || (p->in_place && (p->g->beta || !t->first));
+    const bool strips = p->in_place && p->leaf >= p->group && !p->g->bias;
     if (p->copy_b) task_pack_b(t);
     for (int64_t row = 0; row < t->rows; row += TILE_ROWS) {
         if (p->copy_a && row % CHUNK_ROWS == 0) task_pack_a(t, row);
-        for (int64_t col = 0; col < t->cols; col += TILE_COLS) {
+        int64_t col = strips && t->rows - row >= TILE_ROWS ? tile_strip(t, row) : 0;
+        for (; col < t->cols; col += TILE_COLS) {
             const bool end = col + TILE_COLS >= t->cols;
             if (reread) task_prefetch_c(t, end ? row + TILE_ROWS : row, end ? 0 : col + TILE_COLS);
             if (p->g->mode == GEMM_I64) tile_fixed(t, row, col);
@@ -460,7 +480,8 @@ static void plan_k(Plan *p)
 
 static void plan_tasks(Plan *p, int64_t threads)
 {
-    const int64_t panels = ceil_div(p->N, TILE_COLS), panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
+    const int64_t panels = ceil_div(p->N, TILE_COLS),
+                  panel_bytes = p->slab * TILE_COLS * (int64_t)sizeof(float);
     const int64_t wanted = TASKS_PER_THREAD * threads;
     int64_t wide = p->copy_b ? max64((p->copy_a ? SLAB_BYTES_WIDE : SLAB_BYTES) / panel_bytes, 2) : 4;
     int64_t col_tasks = ceil_div(panels, wide), row_tasks = ceil_div(wanted, col_tasks);

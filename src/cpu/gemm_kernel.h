@@ -46,46 +46,57 @@ typedef struct {
     int64_t k;
     int64_t rows, cols; /* at most TILE_ROWS, TILE_COLS */
     TileStart start;
+    int64_t more;   /* tiles to the right of this one to compute too */
+    int64_t b_tile; /* floats from one tile's B to the next one's */
 } Tile;
 
 /* One kernel for constant rows, vecs and (if not 0) columns `cols` < 16 in use of a single vector. */
 static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int rows, int vecs, int cols)
 {
     vf acc[TILE_ROWS][TILE_VECS];
-    const int64_t s = t->a_row, a_k = t->a_k, b_k = t->b_k, ahead = t->ahead * b_k;
-    const float *b = t->b, *a = t->a, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
+    const int64_t s = t->a_row, a_k = t->a_k, b_k = t->b_k, ahead = t->ahead * b_k, c_row = t->c_row;
     const TileStart start = t->start;
+    const float *b_tile = t->b;
+    float *c = t->c;
+    int64_t more = t->more;
 #define EACH_ROW _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
 #define EACH_VEC _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++)
 #define LOAD(p) (cols ? vf_load_n((p), cols) : vf_load(p))
-    if (start == TILE_CONTINUE) {
-        EACH_ROW EACH_VEC acc[i][v] = LOAD(t->c + i * t->c_row + v * VEC);
-    } else {
-        EACH_ROW EACH_VEC acc[i][v] = vf_zero();
-    }
-    for (int64_t k = t->k; k > 0; k--) {
-        vf row[TILE_VECS];
-        EACH_VEC row[v] = LOAD(b + v * VEC);
-        EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
-        EACH_ROW
-        {
-            /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
-            const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
-            vf x = vf_set1(*p);
-            EACH_VEC acc[i][v] = vf_fma(x, row[v], acc[i][v]);
+    do {
+        const float *b = b_tile, *a = t->a, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
+        if (start == TILE_CONTINUE) {
+            EACH_ROW EACH_VEC
+            {
+                acc[i][v] = LOAD(c + i * c_row + v * VEC);
+                if (more > 0) __builtin_prefetch(c + i * c_row + TILE_COLS + v * VEC, 1);
+            }
+        } else {
+            EACH_ROW EACH_VEC acc[i][v] = vf_zero();
         }
-        a += a_k, a3 += a_k, a6 += a_k, b += b_k;
-    }
-    float *c = t->c;
-    const int64_t c_row = t->c_row;
-    if (start == TILE_ADD) {
-        EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * VEC), acc[i][v]);
-    }
-    EACH_ROW EACH_VEC
-    {
-        if (cols) vf_store_n(c + i * c_row + v * VEC, acc[i][v], cols);
-        else vf_store(c + i * c_row + v * VEC, acc[i][v]);
-    }
+        for (int64_t k = t->k; k > 0; k--) {
+            vf row[TILE_VECS];
+            EACH_VEC row[v] = LOAD(b + v * VEC);
+            EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
+            EACH_ROW
+            {
+                /* i * s as the address modes of x86 have it: three bases and the factors 1, 2, 4 */
+                const float *p = i >= 6 ? a6 + (i - 6) * s : i == 3 || i == 5 ? a3 + (i - 3) * s : a + i * s;
+                vf x = vf_set1(*p);
+                EACH_VEC acc[i][v] = vf_fma(x, row[v], acc[i][v]);
+            }
+            a += a_k, a3 += a_k, a6 += a_k, b += b_k;
+        }
+        if (start == TILE_ADD) {
+            EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * VEC), acc[i][v]);
+        }
+        EACH_ROW EACH_VEC
+        {
+            if (cols) vf_store_n(c + i * c_row + v * VEC, acc[i][v], cols);
+            else vf_store(c + i * c_row + v * VEC, acc[i][v]);
+        }
+        b_tile += t->b_tile;
+        c += TILE_COLS;
+    } while (more-- > 0);
 #undef LOAD
 #undef EACH_VEC
 #undef EACH_ROW

@@ -98,7 +98,10 @@ static inline void transpose_any(float *dst, int64_t ldd, const float *src, int6
     }
 }
 
-enum { PACK_K = 64 }; /* k's transposed at a time, so that what is written stays in the L1 cache */
+enum {
+    PACK_K = 64,       /* k's transposed at a time, so that what is written stays in the L1 cache */
+    PACK_A_AHEAD = 16, /* rows of A to prefetch: each row copied is too short for the processor to do it */
+};
 
 static inline int64_t panel_width(int64_t cols)
 {
@@ -144,6 +147,7 @@ static void pack_a(float *dst, int64_t panel, const float *src, int64_t ld, int6
     const int64_t whole = rows / TILE_ROWS, rest = rows % TILE_ROWS;
     for (int64_t q = 0; q < k; q++, src += ld) {
         float *out = dst + q * TILE_ROWS;
+        for (int64_t r = 0; r < rows; r += VEC) __builtin_prefetch(src + PACK_A_AHEAD * ld + r);
         for (int64_t p = 0; p < whole; p++)
             memcpy(out + p * panel, src + p * TILE_ROWS, TILE_ROWS * sizeof *out);
         for (int64_t r = 0; r < rest; r++) out[whole * panel + r] = src[whole * TILE_ROWS + r];
