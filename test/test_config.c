@@ -186,6 +186,12 @@ typedef struct {
 
 static const Rule rules[] = {
     { "run.name=a/b", "run.name=a", "run.name = 'a/b': a name must not contain '/'", 1 },
+    { "run.reproducible=layout run.precision=bf16", "run.reproducible=layout", "on the CPU in fp32 only", 1 },
+    { "run.reproducible=layout run.device=cuda run.precision=fp32", "run.device=cuda run.precision=fp32",
+      "on the CPU in fp32 only", 1 },
+    { "run.graphs=true", "run.graphs=true run.device=cuda", "run.graphs = 'true'", 1 },
+    { "run.autotune=true run.device=cpu", "run.autotune=true run.device=cuda", "run.autotune = 'true'", 1 },
+    { "debug.poison=true run.device=cuda", "debug.poison=true", "only the CPU's memory can be filled", 1 },
     { "model.kv_heads=5", "model.kv_heads=4",
       "model.kv_heads = '5' with model.heads = '12': heads must be a multiple of kv_heads", 1 },
     { "model.hidden=100", "model.hidden=120", "hidden must be a multiple of heads unless head_dim is given", 1 },
@@ -339,8 +345,7 @@ TEST(what_is_not_built_says_so)
     }
     CHECK(rows >= count - 1 + 15); /* parallel.nccl.* has no keys, moe.* many */
     CHECK(strstr(complaint(NULL, "parallel.nccl.tp.max_ctas=4", 1), "not built yet: this build has no NCCL"));
-    CHECK(strstr(complaint(NULL, "run.device=cuda", 1), "this build has no CUDA backend"));
-    CHECK(strstr(complaint(NULL, "run.precision=fp16", 1), "not built yet"));
+    CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     CHECK(strstr(complaint(NULL, "parallel.ep=2", 1), "the world size is 1"));
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));

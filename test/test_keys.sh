@@ -21,10 +21,12 @@ table() {
     cat <<'EOT'
 run.dir                    | other/place  | elsewhere
 run.name                   | otter        | same otter:
-run.device                 | cuda         | unbuilt
-run.precision              | bf16         | unbuilt
+run.device                 | cuda         | refused 2 CUDA
+run.precision              | bf16         | loss
 run.seed                   | 5            | loss
 run.reproducible           | run          | loss
+run.graphs                 | true         | refused 2 only device=cuda
+run.autotune               | true         | refused 2 only device=cuda
 model.arch                 | llama        | loss
 model.layers               | 2            | loss
 model.hidden               | 64           | loss

@@ -46,6 +46,7 @@ typedef struct {
 
     struct {
         int64_t world_size, dp; /* ranks; data-parallel ranks */
+        int gpus;               /* of this host */
         int64_t microbatches;   /* of a step, on one rank: global_batch / (micro_batch * dp) */
         int64_t steps;          /* of the whole run, also when train.tokens is given */
         int64_t decay_steps;    /* optim.decay_steps, or steps */
@@ -77,6 +78,7 @@ typedef struct {
     const char *const *overrides; /* section.key=value */
     int override_count;
     int64_t world_size; /* ranks; 0 counts as 1 */
+    int gpus;           /* of this host, for run.device = auto */
 } ConfigSource;
 
 /*

@@ -116,11 +116,13 @@ static void resolve_parallel(ConfigReader *r)
 static void resolve_run(ConfigReader *r)
 {
     Config *c = r->config;
-    FILL(RUN_DEVICE_AUTO, run, device, RUN_DEVICE_CPU, CFG_run_device);
-    FILL(RUN_PRECISION_AUTO, run, precision, RUN_PRECISION_FP32, CFG_run_precision);
-    bool blocks = layout_divides_blocks(c);
-    FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, blocks ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
+    FILL(RUN_DEVICE_AUTO, run, device, c->derived.gpus ? RUN_DEVICE_CUDA : RUN_DEVICE_CPU, CFG_run_device);
+    bool cpu = c->run.device == RUN_DEVICE_CPU;
+    FILL(RUN_PRECISION_AUTO, run, precision, cpu ? RUN_PRECISION_FP32 : RUN_PRECISION_BF16, CFG_run_device);
+    bool layout = layout_divides_blocks(c) && cpu && c->run.precision == RUN_PRECISION_FP32;
+    FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, layout ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
          CFG_run_device);
+    FILL(-1, run, graphs, !cpu, CFG_run_device);
 }
 
 static void resolve_length(ConfigReader *r)
@@ -211,7 +213,16 @@ static void check_model(ConfigReader *r)
 {
     const Config *c = r->config;
     bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
+    bool cpu = c->run.device == RUN_DEVICE_CPU;
     RULE(!strchr(c->run.name, '/'), "a name must not contain '/'", CFG_run_name);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || (cpu && c->run.precision == RUN_PRECISION_FP32),
+         "every layout gives the same bits on the CPU in fp32 only", CFG_run_reproducible, CFG_run_device,
+         CFG_run_precision);
+    RULE(!c->run.graphs || !cpu, "only device=cuda has graphs", CFG_run_graphs, CFG_run_device);
+    RULE(!c->run.autotune || !cpu, "only device=cuda has products to choose between", CFG_run_autotune,
+         CFG_run_device);
+    RULE(!c->debug.poison || cpu, "only the CPU's memory can be filled on release", CFG_debug_poison,
+         CFG_run_device);
     RULE(c->model.heads % c->model.kv_heads == 0, "heads must be a multiple of kv_heads", CFG_model_heads,
          CFG_model_kv_heads);
     RULE(!auto_dim || c->model.hidden % c->model.heads == 0,
@@ -316,8 +327,7 @@ void config_check(ConfigReader *r)
 /* ---- what this build cannot do ---- */
 
 static const ConfigUnbuilt unbuilt[] = {
-    { "run.device", "cpu", "this build has no CUDA backend" },
-    { "run.precision", "fp32", "the CPU computes in fp32" },
+    { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
     { "moe.*", NULL, "mixtures of experts" },
     { "parallel.pp", "1", "pipelines" },

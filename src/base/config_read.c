@@ -333,6 +333,7 @@ Err config_read(Config *c, ConfigSource source)
     *c = config_defaults;
     setup_init(&c->memory);
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
+    c->derived.gpus = source.gpus;
     c->path = config_keep(&r, source.path ? source.path : "");
     if (source.text) read_text(&r, source.text);
     else if (source.path) TRY(read_file(&r, source.path));
@@ -342,7 +343,8 @@ Err config_read(Config *c, ConfigSource source)
     config_check_unbuilt(&r);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
-    if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN)
+    if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN &&
+        c->run.device == RUN_DEVICE_CPU && c->run.precision == RUN_PRECISION_FP32)
         log_warn("parallel.tp = %lld cuts inside a canonical block: this run is reproducible = run, its bits "
                  "differ from those of other layouts",
                  (long long)c->parallel.tp);

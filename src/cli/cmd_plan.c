@@ -59,8 +59,8 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
     return a->state == b->state && a->save[REGION_I] == b->save[REGION_I] &&
            a->save[REGION_W] == b->save[REGION_W] && a->slots == b->slots && a->scratch == b->scratch &&
-           a->workspace == b->workspace && a->flop == b->flop && a->op_bytes == b->op_bytes &&
-           a->comm_bytes == b->comm_bytes;
+           a->workspace == b->workspace && a->staging == b->staging && a->flop == b->flop &&
+           a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes;
 }
 
 static Err count_kinds(Table *t)
@@ -111,6 +111,11 @@ static int64_t weights(const Table *t, const Kind *k)
     return k->flat_count * dtype_size(F32);
 }
 
+static int64_t narrow_weights(const Table *t, const Kind *k)
+{
+    return t->spec.compute == F32 ? 0 : k->flat_count * dtype_size(t->spec.compute);
+}
+
 static int64_t gradients(const Table *t, const Kind *k) { return k->flat_count * grad_size(t); }
 
 static int64_t moments(const Table *t, const Kind *k)
@@ -121,7 +126,7 @@ static int64_t moments(const Table *t, const Kind *k)
 
 static int64_t tables(const Table *t, const Kind *k)
 {
-    return k->plan.state - weights(t, k) - gradients(t, k) - moments(t, k);
+    return k->plan.state - weights(t, k) - narrow_weights(t, k) - gradients(t, k) - moments(t, k);
 }
 
 static int64_t saves_I(const Table *t, const Kind *k)
@@ -146,6 +151,12 @@ static int64_t workspace(const Table *t, const Kind *k)
 {
     (void)t;
     return k->plan.workspace;
+}
+
+static int64_t staging(const Table *t, const Kind *k)
+{
+    (void)t;
+    return k->plan.staging;
 }
 
 static int64_t total(const Table *t, const Kind *k)
@@ -202,7 +213,8 @@ static void put_kinds(const Table *t)
 static void put_memory(const Table *t)
 {
     put_kinds(t);
-    put_row(t, "weights", weights);
+    put_row(t, "weights (fp32)", weights);
+    if (t->spec.compute != F32) put_row(t, "their 16-bit copy", narrow_weights);
     put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", gradients);
     put_row(t, "moments", moments);
     put_row(t, "tables, batches, statistics", tables);
@@ -210,6 +222,8 @@ static void put_memory(const Table *t)
     put_row(t, "saves, freed after W (all slots)", saves_W);
     put_row(t, "scratch of a layer call", scratch);
     put_row(t, "workspace of kernels, at most", workspace);
+    if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
+        put_row(t, "16-bit tensors widened for an op", staging);
     put_row(t, "total", total);
 }
 

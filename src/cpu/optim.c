@@ -211,6 +211,7 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
     v->counted = sums[1];
     v->overflow = overflow;
     v->nonfinite = nonfinite;
+    v->loss_nonfinite = sums[2] != 0;
     v->skip = overflow || nonfinite || v->counted <= 0;
     step_scale(v, __builtin_sqrt(squares));
     return ERR_OK;

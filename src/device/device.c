@@ -165,6 +165,8 @@ static const DeviceBackend cuda_backend = { no_cuda_open, null_close, null_alloc
                                             null_free,    null_move,  null_move,
                                             null_move,    null_zero,  nothing_to_wait_for };
 
+bool device_has_cuda(void) { return false; }
+
 int device_cuda_count(char *why, int64_t why_size)
 {
     snprintf(why, (size_t)why_size, "this build has no CUDA backend");
@@ -177,7 +179,9 @@ Err device_cuda_info(int index, DeviceInfo *out)
     return no_cuda_open(NULL, 0, ISA_AUTO);
 }
 #else
-extern const DeviceBackend cuda_backend; /* cuda/device.c, which defines the two functions as well */
+extern const DeviceBackend cuda_backend; /* cuda/device.c, which defines two functions of device.h as well */
+
+bool device_has_cuda(void) { return true; }
 #endif
 
 /* ---- devices ---- */
@@ -195,11 +199,20 @@ Err device_open(Device *dev, DeviceChoice choice)
                      .backend = kinds[choice.kind].backend,
                      .threads = threads_or_all(choice.threads) };
     dev->stream.dev = dev;
-    return dev->backend->open(dev, choice.index, choice.isa);
+    TRY(dev->backend->open(dev, choice.index, choice.isa));
+    if (choice.staging_bytes <= 0) return ERR_OK;
+    ASSERT(choice.kind != DEVICE_CUDA);
+    void *base;
+    TRY(device_alloc(dev, choice.staging_bytes, &base));
+    arena_init(&dev->staging, "staging", base, choice.staging_bytes);
+    dev->wide_ops = dev->ops;
+    dev->ops = &widened_ops;
+    return ERR_OK;
 }
 
 void device_close(Device *dev)
 {
+    device_free(dev, dev->staging.base, dev->staging.size_bytes);
     if (dev->backend) dev->backend->close(dev);
     *dev = (Device){ 0 };
 }

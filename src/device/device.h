@@ -68,11 +68,17 @@ struct Device {
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
     void *cuda;              /* cuda/device_cuda.h */
+    const OpTable *wide_ops; /* what device/widen.c calls, where 16-bit tensors are widened first */
+    Arena staging;           /* for the widened copies */
     DeviceCounters counters;
     Stream stream; /* the compute stream */
 };
 
-enum { DEVICE_WORKSPACE_BYTES = 64 << 20 };
+/*
+ * DEVICE_LIBRARY_BYTES: what CUDA's context, modules and cuBLASLt may take on a GPU beside everything that is
+ * planned; a run must leave that much free.
+ */
+enum { DEVICE_WORKSPACE_BYTES = 64 << 20, DEVICE_LIBRARY_BYTES = 768 << 20 };
 
 /*
  * threads 0 = as many as OpenMP would use. index: which GPU of this host. ERR_CONFIG: kind not built in, no
@@ -82,6 +88,7 @@ typedef struct {
     DeviceKind kind;
     int index, threads;
     Isa isa;
+    int64_t staging_bytes; /* > 0: ops on 16-bit tensors run widened, with so much memory (cpu and null) */
 } DeviceChoice;
 
 Err device_open(Device *dev, DeviceChoice choice);
@@ -92,6 +99,7 @@ void device_close(Device *dev);
  * a full stop), such as no toolkit at build time, no driver, no GPU.
  */
 int device_cuda_count(char *why, int64_t why_size);
+bool device_has_cuda(void); /* this build has the backend */
 
 typedef struct {
     char name[128];
@@ -136,5 +144,6 @@ bool isa_supported(Isa isa);
 
 /* The backends' op tables, one per build of src/cpu/ (src/cpu/table.c), and the null table (ops.c). */
 extern const OpTable cpu_avx512_ops, cpu_avx2_ops, cpu_c_ops, null_ops;
+extern const OpTable widened_ops; /* widen.c */
 
 #endif

@@ -19,13 +19,13 @@ typedef struct {
     float loss_scale; /* what backward multiplies by: 1 / nominal (times the scaler's factor) */
     float unscale;    /* 1 / the scaler's factor; 1 without fp16 */
     /* written by ops during the step */
-    int32_t overflow;  /* a gradient leaf did not fit its fixed point, or was not finite */
-    int32_t nonfinite; /* loss or gradient norm is NaN or Inf */
-    int32_t skip;      /* the update must change nothing */
-    int32_t unused;
-    int64_t loss_fixed; /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
-    int64_t counted;    /* tokens that count, whole global batch */
-    float grad_norm;    /* before clipping, of the mean loss */
+    int32_t overflow;       /* a gradient leaf did not fit its fixed point, or was not finite */
+    int32_t nonfinite;      /* loss or gradient norm is NaN or Inf */
+    int32_t skip;           /* the update must change nothing */
+    int32_t loss_nonfinite; /* the loss already is */
+    int64_t loss_fixed;     /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
+    int64_t counted;        /* tokens that count, whole global batch */
+    float grad_norm;        /* before clipping, of the mean loss */
     float grad_scale; /* the update multiplies gradients by this: nominal / counted * unscale * clip factor */
 } StepValues;
 

@@ -58,24 +58,52 @@ static double available_bytes(void)
     return kib > 0 ? 1024 * kib : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
 }
 
-/* Known before step 1: a run that cannot fit says so now, with what takes how much. */
-static Err check_memory(const MemoryPlan *p)
+static void say_arenas(const MemoryPlan *p)
 {
-    double have = available_bytes(), MiB = 1 << 20;
-    double need = (double)memory_plan_total(p);
+    const struct {
+        const char *name;
+        int64_t bytes;
+    } rows[] = { { "state: weights, gradients, moments, tables", p->state },
+                 { "saves, freed after the input half", p->slots * p->save[REGION_I] },
+                 { "saves, freed after the weight half", p->slots * p->save[REGION_W] },
+                 { "scratch of a layer call", p->scratch },
+                 { "workspace of kernels", p->workspace },
+                 { "widened copies of 16-bit tensors", p->staging } };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (rows[i].bytes) log_info("%-44s %12.1f MiB", rows[i].name, (double)rows[i].bytes / (1 << 20));
+}
+
+/* Known before step 1: a run that cannot fit says so now, with what takes how much. */
+static Err check_memory(const Run *r)
+{
+    double have = available_bytes(), need = (double)memory_plan_total(&r->plan), MiB = 1 << 20;
+    char where[192] = "this machine";
+    if (r->spec.device == DEVICE_CUDA) {
+        DeviceInfo gpu;
+        TRY(device_cuda_info(0, &gpu));
+        have = (double)(gpu.free_bytes - DEVICE_LIBRARY_BYTES);
+        snprintf(where, sizeof where, "GPU 0 (%s)", gpu.name);
+    }
     if (need <= have) return ERR_OK;
-    return err_set(ERR_MEMORY,
-                   "this run needs %.0f MiB, the machine has %.0f MiB to give: state %.0f, saves %d x (%.0f "
-                   "+ %.0f), "
-                   "scratch %.0f, workspace %.0f",
-                   need / MiB, have / MiB, (double)p->state / MiB, p->slots, (double)p->save[REGION_I] / MiB,
-                   (double)p->save[REGION_W] / MiB, (double)p->scratch / MiB, (double)p->workspace / MiB),
-           err_hint("smaller train.micro_batch, train.recompute=selective or full, or a smaller model");
+    say_arenas(&r->plan);
+    return err_set(ERR_MEMORY, "this run needs %.0f MiB, %s has %.0f MiB to give", need / MiB, where,
+                   have / MiB),
+           err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; or a smaller model",
+                    (long long)r->spec.micro_batch);
+}
+
+/* run.device = auto that finds a CUDA build but no GPU. */
+static void say_device(const Config *c)
+{
+    char why[256];
+    if (c->origin[CFG_run_device].kind != ORIGIN_AUTO || device_cuda_count(why, sizeof why) > 0) return;
+    if (device_has_cuda()) log_info("run.device=auto: computing on the CPU: %s", why);
 }
 
 static Err open_all(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
+    say_device(c);
     TRY(tokenizer_open(c->data.tokenizer, &r->tokenizer));
     TRY(train_spec(c, tokenizer_vocab(r->tokenizer), &r->spec));
     TRY(open_data(r, purpose));
@@ -84,7 +112,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     TRY(world_open_self(&r->world));
     r->world_open = true;
     TRY(trainer_plan(&r->spec, grid_spec(c), 0, &r->plan));
-    TRY(check_memory(&r->plan));
+    TRY(check_memory(r));
     TRY(trainer_open(&r->trainer, &r->spec, &r->world, &r->plan));
     r->trainer_open = true;
     return ERR_OK;
@@ -126,8 +154,11 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                        .program = MEGATRAIN_VERSION,
                        .config = config_text,
                        .data = r->data_id,
-                       .counters = { { "updates", t->updates }, { "skipped", t->skipped } },
-                       .counter_count = 2 };
+                       .counters = { { "updates", t->updates },
+                                     { "skipped", t->skipped },
+                                     { "loss_scale_log2", t->loss_scale.log2 },
+                                     { "loss_scale_good_steps", t->loss_scale.good_steps } },
+                       .counter_count = 4 };
 }
 
 /* A resumed run must be the same run: keys that change the numbers, and the data. */
@@ -167,6 +198,9 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     r->trainer.samples = meta.samples;
     r->trainer.updates = ckpt_counter(&meta, "updates", meta.step);
     r->trainer.skipped = ckpt_counter(&meta, "skipped", 0);
+    LossScale *scale = &r->trainer.loss_scale;
+    scale->log2 = ckpt_counter(&meta, "loss_scale_log2", scale->log2);
+    scale->good_steps = ckpt_counter(&meta, "loss_scale_good_steps", 0);
     return ERR_OK;
 }
 

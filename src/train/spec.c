@@ -63,7 +63,12 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                                 [DEBUG_ISA_AVX512] = ISA_AVX512,
                                 [DEBUG_ISA_AVX2] = ISA_AVX2,
                                 [DEBUG_ISA_C] = ISA_C };
-    *out = (TrainSpec){ .model = model_spec(cfg, vocab),
+    static const DType dtypes[] = {
+        [RUN_PRECISION_FP32] = F32, [RUN_PRECISION_BF16] = BF16, [RUN_PRECISION_FP16] = F16
+    };
+    *out = (TrainSpec){ .device = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
+                        .compute = dtypes[cfg->run.precision],
+                        .model = model_spec(cfg, vocab),
                         .micro_batch = cfg->train.micro_batch,
                         .global_batch = cfg->train.global_batch,
                         .seq_blocks = (int)cfg->parallel.seq_blocks,

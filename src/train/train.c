@@ -197,6 +197,9 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .memory_bytes = memory_plan_total(&l->run.plan),
                         .skipped = r->skipped };
     metrics_step(&l->metrics, &m);
+    if (r->rescaled)
+        log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
+                 (long long)l->run.trainer.loss_scale.log2);
     if (r->redone)
         log_info("step %lld: done again %d times with a coarser fixed point", (long long)r->step, r->redone);
 }

@@ -9,6 +9,7 @@
 #include "train/trainer.h"
 
 #include <math.h>
+#include <omp.h>
 #include <string.h>
 
 #include "base/mathx.h"
@@ -22,7 +23,8 @@ static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run
 
 int64_t memory_plan_total(const MemoryPlan *p)
 {
-    return p->state + p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch + p->workspace;
+    return p->state + p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch + p->workspace +
+           p->staging;
 }
 
 /* ---- hooks of the executor ---- */
@@ -189,14 +191,18 @@ static Err build(Trainer *t, const MemoryPlan *limits)
                         .adamw = s->adamw,
                         .room = t->executor.ctx.canon.room };
     int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq) + s->extra_shift;
-    return param_store_fill(&t->params, &t->device.stream, s->seed, shift, t->device.threads);
+    return param_store_fill(&t->params, &t->device.stream, s->seed, shift,
+                            s->threads > 0 ? s->threads : omp_get_max_threads());
 }
 
 static Err open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->setup);
-    TRY(device_open(&t->device, (DeviceChoice){ .kind = kind, .threads = spec->threads, .isa = spec->isa }));
+    DeviceChoice choice = { .kind = kind, .threads = spec->threads, .isa = spec->isa };
+    if (spec->device == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
+    TRY(device_open(&t->device, choice));
+    if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
     return build(t, limits);
 }
 
@@ -272,7 +278,9 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
 {
     World world;
     Trainer t;
-    MemoryPlan unlimited = { .state = UNLIMITED, .save = { UNLIMITED, UNLIMITED }, .scratch = UNLIMITED };
+    MemoryPlan unlimited = {
+        .state = UNLIMITED, .save = { UNLIMITED, UNLIMITED }, .scratch = UNLIMITED, .staging = UNLIMITED
+    };
     *out = (MemoryPlan){ 0 };
     TRY(world_open_null(&world, grid, rank));
     Err err = open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
@@ -285,7 +293,7 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
 
 Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
-    Err err = open_on(t, DEVICE_CPU, spec, world, limits);
+    Err err = open_on(t, spec->device, spec, world, limits);
     if (err) trainer_close(t);
     else setup_freeze(&t->setup);
     return err;
@@ -310,7 +318,8 @@ MemoryPlan trainer_peak(const Trainer *t)
     MemoryPlan p = { .state = t->state.peak_bytes,
                      .scratch = t->scratch.peak_bytes,
                      .slots = t->executor.slot_count,
-                     .workspace = t->device.workspace_bytes };
+                     .workspace = t->device.workspace_bytes,
+                     .staging = t->device.staging.peak_bytes };
     for (int i = 0; i < p.slots; i++)
         for (int r = 0; r < REGION_COUNT; r++) {
             int64_t peak = t->executor.slots[i].slot.region[r].peak_bytes;
@@ -331,12 +340,27 @@ static Err step_begin(Trainer *t)
                      .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
                      .correct2 = (float)(1 - m_pow(s->adamw.beta2, (double)update)),
                      .clip = s->clip,
-                     .loss_scale = 1 / (float)nominal,
-                     .unscale = 1 };
+                     .loss_scale = ldexpf(1 / (float)nominal, (int)t->loss_scale.log2),
+                     .unscale = ldexpf(1, -(int)t->loss_scale.log2) };
     Stream *stream = &t->device.stream;
     TRY(device_write(stream, t->step_values, &v, sizeof v));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
     return device_zero(stream, t->params.overflow_cell.data, tensor_bytes(t->params.overflow_cell));
+}
+
+/* True if the step is to be done again with a smaller loss scale: fp16 gradients that are not finite. */
+static bool lower_loss_scale(Trainer *t, const StepValues *v)
+{
+    if (t->spec.compute != F16 || !v->nonfinite || v->loss_nonfinite || t->loss_scale.log2 == 0) return false;
+    t->loss_scale = (LossScale){ .log2 = t->loss_scale.log2 - 1 };
+    return true;
+}
+
+static void raise_loss_scale(Trainer *t)
+{
+    if (t->spec.compute != F16 || ++t->loss_scale.good_steps < LOSS_SCALE_WINDOW) return;
+    t->loss_scale.good_steps = 0;
+    if (t->loss_scale.log2 < LOSS_SCALE_START) t->loss_scale.log2++;
 }
 
 /* After an overflow: coarser fixed point for every gradient. Done on the host, between steps. */
@@ -349,7 +373,7 @@ static Err lower_shifts(Trainer *t, int by)
     return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
 }
 
-static void report_of(const Trainer *t, const StepValues *v, int redone, StepReport *r)
+static void report_of(const StepValues *v, StepReport *r)
 {
     double sum = (double)v->loss_fixed * exp2(-LOSS_FIXED_BITS);
     *r = (StepReport){ .step = v->step,
@@ -357,25 +381,24 @@ static void report_of(const Trainer *t, const StepValues *v, int redone, StepRep
                        .counted = v->counted,
                        .grad_norm = v->grad_norm,
                        .lr = v->lr,
-                       .skipped = v->skip,
-                       .redone = redone };
-    (void)t;
+                       .skipped = v->skip };
 }
 
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
 {
     StepValues v = { 0 };
     Stream *stream = &t->device.stream;
-    int redone = 0;
+    int redone = 0, rescaled = 0;
     t->source = source;
     t->first_sample = t->samples;
     TRY(device_read(stream, t->host_shift, t->params.shift.data, tensor_bytes(t->params.shift)));
-    for (;; redone++) {
+    for (;;) {
         TRY(step_begin(t));
         TRY(executor_run(&t->executor, t->actions, t->action_count));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
-        if (!v.overflow || v.nonfinite || redone == MAX_REDO) break;
-        TRY(lower_shifts(t, SHIFT_STEP * (redone + 1)));
+        if (lower_loss_scale(t, &v)) rescaled++;
+        else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
+        else break;
     }
     Tensor next = t->params.next_shift;
     if (!v.skip) TRY(device_copy(stream, t->params.shift.data, next.data, tensor_bytes(next)));
@@ -383,8 +406,11 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     t->step++;
     t->samples += t->spec.global_batch;
     t->updates += !v.skip;
+    if (!v.skip) raise_loss_scale(t);
     t->skipped += v.skip;
-    report_of(t, &v, redone, report);
+    report_of(&v, report);
+    report->redone = redone;
+    report->rescaled = rescaled;
     return ERR_OK;
 }
 
@@ -412,7 +438,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits)
     Executor *e = &t->executor;
     ExecutorSlot *s = &e->slots[0];
     Batch whole = s->batch;
-    Tensor out;
+    Tensor out, wide;
     ASSERT(t->spec.micro_batch == 1 && n >= 1 && n <= whole.seq && t->world->size == 1);
     s->batch.T = n;
     s->batch.span = spans_whole(n);
@@ -427,10 +453,15 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits)
     e->ctx.batch = &s->batch;
     for (int r = 0; r < REGION_COUNT; r++) e->ctx.into[r] = &s->slot.region[r];
     ArenaMark mark = arena_mark(&t->scratch);
-    TRY(tensor_new(&t->scratch, &out, F32, 1, t->spec.model.padded_vocab));
+    TRY(tensor_new(&t->scratch, &out, t->spec.compute, 1, t->spec.model.padded_vocab));
     TRY(stage_logits(&t->stage, &e->ctx, &s->save, n - 1, out));
+    wide = tensor_reshape(out, t->spec.model.padded_vocab);
+    if (t->spec.compute != F32) {
+        TRY(tensor_new(&t->scratch, &wide, F32, t->spec.model.padded_vocab));
+        TRY(op(&t->device.stream, cast, .y = wide, .x = tensor_reshape(out, t->spec.model.padded_vocab)));
+    }
     if (logits)
-        TRY(device_read(&t->device.stream, logits, out.data, t->spec.model.vocab * (int64_t)sizeof *logits));
+        TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
     arena_release(&t->scratch, mark);
     for (int r = 0; r < REGION_COUNT; r++) arena_release(&s->slot.region[r], 0);
     s->batch = whole;

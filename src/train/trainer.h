@@ -44,6 +44,7 @@ typedef struct {
     int64_t save[REGION_COUNT]; /* per slot */
     int slots;
     int64_t scratch, workspace;
+    int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t flop, op_bytes; /* of one step on this rank */
     int64_t comm_bytes;     /* sent by this rank in one step */
     int64_t params;         /* global, unpadded */
@@ -57,8 +58,21 @@ typedef struct {
     int64_t counted; /* tokens */
     float grad_norm, lr;
     bool skipped; /* loss or gradients not finite: nothing was changed */
-    int redone;   /* times the step was repeated with another fixed-point shift */
+    int redone;   /* times the step was repeated with another fixed-point shift, */
+    int rescaled; /* and with a smaller loss scale */
 } StepReport;
+
+/*
+ * Dynamic loss scaling for fp16: backward works on 2^log2 times the loss. A step whose gradients are not
+ * finite, though its loss is, is done again with half the scale, so that no sample is lost; after
+ * LOSS_SCALE_WINDOW steps without that the scale doubles. Megatron's start, window and factors; Megatron
+ * skips the step instead.
+ */
+typedef struct {
+    int64_t log2, good_steps;
+} LossScale;
+
+enum { LOSS_SCALE_START = 32, LOSS_SCALE_WINDOW = 1000 };
 
 typedef struct {
     TrainSpec spec;
@@ -80,6 +94,7 @@ typedef struct {
     int32_t *host_rows;   /* staging of one row tensor */
     int64_t first_sample; /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
+    LossScale loss_scale;                    /* likewise */
     MemoryPlan plan;
 } Trainer;
 

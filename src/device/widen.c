@@ -1,0 +1,105 @@
+/*
+ * 16-bit storage on the CPU: every op on bf16 or f16 tensors runs in fp32 on widened copies, and what it wrote
+ * is rounded back (to nearest, ties to even). So the CPU stores and reads what a GPU stores and reads, sums in
+ * fp32 as it does, and one definition of each op is enough. It is a reference, not fast: the copies cost
+ * memory (the staging arena, sized by the dry run as everything else) and time.
+ *
+ * Arguments that are the same view share one copy, so an op in place stays one.
+ */
+#include <string.h>
+
+#include "device/ops.h"
+
+enum { WIDEN_MAX = 24 };
+
+typedef struct {
+    Tensor narrow, wide;
+    bool written;
+} Widened;
+
+typedef struct {
+    Stream *s;
+    Widened list[WIDEN_MAX];
+    int count;
+    ArenaMark mark;
+} Widening;
+
+static bool is_narrow(const OpField *f, const Tensor *t)
+{
+    return t->data && !strchr(f->dims, ':') && (t->dtype == BF16 || t->dtype == F16);
+}
+
+/* y = x between two tensors of one shape, of which one may be a view. */
+static Err convert(Stream *s, Tensor y, Tensor x)
+{
+    int64_t rows = tensor_rows(x), cols = x.dim[x.ndim - 1];
+    if (rows == 0 || cols == 0) return ERR_OK;
+    if (y.ld == cols && x.ld == cols) cols *= rows, rows = 1;
+    char *to = y.data, *from = x.data;
+    for (int64_t r = 0; r < rows; r++) {
+        cast_args a = { .y = tensor_of(to + r * y.ld * dtype_size(y.dtype), y.dtype, cols),
+                        .x = tensor_of(from + r * x.ld * dtype_size(x.dtype), x.dtype, cols) };
+        TRY(s->dev->wide_ops->cast(s, &a));
+    }
+    return ERR_OK;
+}
+
+static Err widen_one(Widening *w, Tensor *t, bool written)
+{
+    for (int i = 0; i < w->count; i++) {
+        Widened *e = &w->list[i];
+        if (e->narrow.data != t->data || e->narrow.ld != t->ld || tensor_count(e->narrow) != tensor_count(*t))
+            continue;
+        e->written |= written;
+        *t = tensor_as(e->wide, t->ndim, t->dim);
+        return ERR_OK;
+    }
+    ASSERT(w->count < WIDEN_MAX);
+    Widened *e = &w->list[w->count++];
+    *e = (Widened){ .narrow = *t, .written = written };
+    TRY(tensor_alloc(&w->s->dev->staging, &e->wide, F32, t->ndim, t->dim));
+    TRY(convert(w->s, e->wide, e->narrow));
+    e->wide.rows = t->rows;
+    *t = e->wide;
+    return ERR_OK;
+}
+
+static Err widen_begin(Widening *w, OpId id, void *args)
+{
+    const OpInfo *info = op_info(id);
+    w->mark = arena_mark(&w->s->dev->staging);
+    for (int i = 0; i < info->field_count; i++) {
+        Tensor *t = (Tensor *)((char *)args + info->fields[i].offset);
+        if (is_narrow(&info->fields[i], t)) TRY(widen_one(w, t, info->fields[i].written));
+    }
+    return ERR_OK;
+}
+
+static Err widen_end(Widening *w)
+{
+    for (int i = 0; i < w->count; i++) {
+        Widened *e = &w->list[i];
+        e->wide.rows = NULL;
+        if (e->written) TRY(convert(w->s, e->narrow, e->wide));
+    }
+    arena_release(&w->s->dev->staging, w->mark);
+    return ERR_OK;
+}
+
+#define OP(name, flop, args)                                \
+    static Err wide_##name(Stream *s, const name##_args *a) \
+    {                                                       \
+        name##_args wide = *a;                              \
+        Widening w = { .s = s };                            \
+        TRY(widen_begin(&w, OP_##name, &wide));             \
+        TRY(s->dev->wide_ops->name(s, &wide));              \
+        return widen_end(&w);                               \
+    }
+#include "device/ops.def"
+#undef OP
+
+const OpTable widened_ops = {
+#define OP(name, flop, args) .name = wide_##name,
+#include "device/ops.def"
+#undef OP
+};
