@@ -59,7 +59,7 @@ dim3 block_dim, grid_dim;
 Block block;
 
 enum Order { FORWARD, REVERSE, RANDOM };
-enum { PAGE = 4096 };
+enum { GUARD_BYTES = 64 << 10 }; /* below each stack */
 #if defined(EMU_ASAN) || defined(EMU_TSAN)
 enum { STACK_BYTES = 512 << 10 };
 #else
@@ -163,7 +163,7 @@ static void to_fiber(Fiber *f)
 {
     self = f;
 #ifdef EMU_ASAN
-    __sanitizer_start_switch_fiber(&host.asan, f->stack + PAGE, STACK_BYTES - PAGE);
+    __sanitizer_start_switch_fiber(&host.asan, f->stack, STACK_BYTES);
 #endif
 #ifdef EMU_TSAN
     __tsan_switch_to_fiber(f->tsan, 1);
@@ -209,19 +209,27 @@ static void fiber_main()
 static void start_fiber(Fiber *f)
 {
     if (!f->stack) {
-        void *p = mmap(nullptr, STACK_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED || mprotect(p, PAGE, PROT_NONE)) fail("no memory for the stack of a thread");
-        f->stack = static_cast<char *>(p);
+        void *p = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) fail("no memory for the stack of a thread");
+        f->stack = static_cast<char *>(p) + GUARD_BYTES;
     }
-    permit(f->stack + PAGE, STACK_BYTES - PAGE);
-    void **top = reinterpret_cast<void **>(f->stack + STACK_BYTES) - 2; /* a call leaves rsp at 8 modulo 16 */
-    top[1] = nullptr;
+    permit(f->stack, STACK_BYTES);
+    /* stacks start on different cache lines of a page, or threads would evict each other */
+    void **top = reinterpret_cast<void **>(f->stack + STACK_BYTES - f->number * 9 % 128 * 64) - 2;
+    top[1] = nullptr; /* fiber_main finds rsp at 8 modulo 16, as after a call */
     top[0] = reinterpret_cast<void *>(fiber_main);
     for (int i = 1; i <= SAVED_REGISTERS; i++) top[-i] = nullptr;
     f->stack_pointer = top - SAVED_REGISTERS;
     f->state = READY;
     f->copies.clear();
     f->groups.clear();
+}
+
+bool below_stack(const void *p)
+{
+    const char *byte = static_cast<const char *>(p);
+    return byte < current()->stack && byte >= current()->stack - GUARD_BYTES;
 }
 
 /* ---- a block ---- */
@@ -249,10 +257,9 @@ static bool run_warp(Warp &w)
 {
     static std::vector<unsigned> lanes;
     bool any = false, progress = true;
-    const unsigned count = static_cast<unsigned>(__builtin_popcount(w.present));
     while (progress) {
         progress = false;
-        permute(lanes, count);
+        permute(lanes, w.count);
         for (unsigned lane : lanes) {
             if (w.fibers[lane]->state != READY) continue;
             to_fiber(w.fibers[lane]);
@@ -293,6 +300,7 @@ static void start_block(uint64_t number, const dim3 &threads, unsigned count, si
         w.number = static_cast<int>(i / WARP_LANES);
         w.fibers[f->lane] = f;
         w.present |= 1u << f->lane;
+        w.count++;
         block.fibers[i] = f;
         start_fiber(f);
     }

@@ -67,8 +67,7 @@ static struct sigaction before_segv, before_bus;
 static void explain(const unsigned char *p)
 {
     const Allocation *a = device_find(p);
-    if (self && a) fail("writes to protected memory at %p", static_cast<const void *>(p));
-    if (a) {
+    if (a && p < a->base + a->size) { /* or just behind it */
         void *frames[24];
         fprintf(stderr, "emu: host code touches device memory: %p, byte %zu of cudaMalloc %u (%zu bytes). "
                 "Copy it with cudaMemcpy, or read it in a kernel. Called from:\n",
@@ -89,9 +88,7 @@ static void on_fault(int number, siginfo_t *info, void *)
     if (device_address(p)) explain(p);
     if (self && number == SIGSEGV && info->si_code == SI_KERNEL)
         fail("touches an address that is not valid, or not a multiple of 16 in a 16-byte access");
-    if (self && p >= reinterpret_cast<unsigned char *>(current()->stack) - PAGE &&
-        p < reinterpret_cast<unsigned char *>(current()->stack) + 2 * PAGE)
-        fail("uses more stack than a thread of the emulator has");
+    if (self && below_stack(p)) fail("uses more stack than a thread of the emulator has");
     if (self) fail("touches %p, which is not device memory", static_cast<const void *>(p));
     sigaction(number, number == SIGSEGV ? &before_segv : &before_bus, nullptr); /* the access is tried again */
 }

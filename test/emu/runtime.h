@@ -122,6 +122,7 @@ enum { MEETINGS = 8 }; /* different masks that a warp may wait for at one time *
 
 struct Warp {
     int number;
+    unsigned count = 0; /* of lanes that are present */
     Meeting meetings[MEETINGS];
     Fiber *fibers[WARP_LANES];
     uint32_t present = 0, exited = 0;
@@ -148,6 +149,7 @@ extern Block block;
 Fiber *current();           /* the fiber of `self`; NULL outside kernels */
 const char *kernel_name();  /* of the launch that runs now, or "" */
 void wait(const char *what, Site at); /* gives way until the state is READY again */
+bool below_stack(const void *p); /* just below the running thread's stack */
 bool random_order();
 uint32_t random_bits();
 

@@ -13,6 +13,8 @@
 
 namespace emu {
 
+static bool same(Site a, Site b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
+
 static void fill(void *p, unsigned char value, size_t size)
 {
     asm volatile("rep stosb" : "+D"(p), "+c"(size) : "a"(value) : "memory");
@@ -145,7 +147,7 @@ static void barrier_round(const char *what, bool predicate, Site at)
     if (!b.arrived) {
         b.what = what;
         b.at = at;
-    } else if (b.at.line != at.line || strcmp(b.at.file, at.file) != 0 || b.what != what)
+    } else if (b.what != what || !same(b.at, at))
         fail("%s at %s:%d while other threads wait in %s at %s:%d", what, at.file, at.line, b.what, b.at.file, b.at.line);
     void *token = &tokens()->barrier[b.round & 1];
     release(token);
@@ -210,7 +212,7 @@ static void meet(const char *what, uint32_t mask, void *data, Combine *combine, 
         m->what = what;
         m->at = at;
         m->combine = combine;
-    } else if (m->what != what || m->at.line != at.line || strcmp(m->at.file, at.file) != 0)
+    } else if (m->what != what || !same(m->at, at))
         fail("%s at %s:%d, while lanes of its mask %08x wait in %s at %s:%d: the warp has diverged", what, at.file, at.line,
              mask, m->what, m->at.file, m->at.line);
     void *token = &tokens()->meeting[w.number][m - w.meetings][m->round & 1];

@@ -1,0 +1,73 @@
+/*
+ * Small kernels for test_emu.cpp, through C functions: right ones that exercise the emulator, and wrong ones that
+ * it must catch. All run in `stream`.
+ */
+#ifndef MEGATRAIN_EMU_KERNELS_H
+#define MEGATRAIN_EMU_KERNELS_H
+
+#include <cuda_runtime_api.h>
+#include <stdint.h>
+
+/* out[i] = i over all threads of a three-dimensional launch, by thread and block indices. */
+void run_indices(int *out, dim3 grid, dim3 block, cudaStream_t stream);
+/* sums[b] = sum of x[b * n ..]: block reduction in shared memory. */
+void run_block_sum(float *sums, const float *x, int n, int blocks, int threads, cudaStream_t stream);
+/* sums of blocks through an atomic ticket; the last block adds them (threadfence). */
+void run_ticket_sum(int64_t *sum, int64_t *part, unsigned *ticket, const int *x, int n, int blocks, cudaStream_t stream);
+/* Per lane 16 results of warp operations, into out[lane][16]. */
+void run_warp(uint32_t *out, cudaStream_t stream);
+/* __syncthreads_count, _or, _and with predicates thread < n. out[3] */
+void run_votes(int *out, int n, int threads, cudaStream_t stream);
+/* d (16 x 8) = a (16 x 16) b (16 x 8), row-major, by ldmatrix and mma; type 0 bf16, 1 f16. */
+void run_mma(float *d, const uint16_t *a, const uint16_t *b, int type, cudaStream_t stream);
+/* to = from through cp.async, two stages; rows beyond `valid` become zeros. 64 rows of 8 floats. */
+void run_pipeline(float *to, const float *from, int valid, cudaStream_t stream);
+/* Shared arrays of every kind: right sizes, aligned, poisoned at each block's start. out[block]: 1 if so. */
+void run_shared(int *out, int blocks, size_t dynamic_bytes, cudaStream_t stream);
+/* y[i] = a y[i] + b */
+void run_scale(float *y, float a, float b, int n, cudaStream_t stream);
+void allow_shared(int bytes);
+
+/* What each wrong kernel does wrong; run_wrong() launches it on 64 int of `memory`. */
+enum Wrong {
+    WRONG_SHUFFLE_EXITED,
+    WRONG_SHUFFLE_ABSENT,
+    WRONG_SHUFFLE_DIVERGENT,
+    WRONG_MASK,
+    WRONG_BARRIER_DIVERGENT,
+    WRONG_DEADLOCK,
+    WRONG_SHARED_BEHIND,
+    WRONG_DYNAMIC_BEHIND,
+    WRONG_SHARED_SIZE,
+    WRONG_GLOBAL_BEHIND,
+    WRONG_GLOBAL_MARGIN,
+    WRONG_GLOBAL_FAR,
+    WRONG_LDMATRIX_ALIGN,
+    WRONG_LDMATRIX_GLOBAL,
+    WRONG_LDG_ALIGN,
+    WRONG_VECTOR_ALIGN,
+    WRONG_COPY_ALIGN,
+    WRONG_COPY_HOST,
+    WRONG_COPY_UNWAITED,
+    WRONG_MMA_PARTIAL,
+    WRONG_STACK,
+    WRONG_HOST_POINTER,
+    WRONG_TRAP,
+    WRONG_COUNT
+};
+void run_wrong(enum Wrong what, int *memory, cudaStream_t stream);
+
+/* Wrong only in some orders, or only for a sanitizer. */
+enum Race {
+    RACE_NONE,
+    RACE_NO_BARRIER,      /* neighbours read before a barrier */
+    RACE_NO_WAIT,         /* cp.async without its wait */
+    RACE_NO_WARP_BARRIER, /* lanes pass values through shared memory without __syncwarp */
+    RACE_BLOCKS,          /* blocks add to the same element */
+    RACE_EARLY_COPY,      /* a copy into memory that others still read */
+    RACE_COUNT
+};
+/* out[0..255]; the right answer is the same for all but the wrong order. */
+void run_race(enum Race what, int *out, const int *in, cudaStream_t stream);
+
+#endif

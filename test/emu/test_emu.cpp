@@ -1,0 +1,410 @@
+/*
+ * The emulator itself: right kernels give right answers (in the order of EMU_ORDER), the runtime's functions do and
+ * refuse what CUDA's do. What ends a process is in test_emu_checks.cpp.
+ */
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <vector>
+
+#include <unistd.h>
+
+#include "test.h"
+
+#include "kernels.h"
+
+static cudaStream_t stream;
+
+template <class T> static T *on_device(const std::vector<T> &host)
+{
+    void *p;
+    CHECK(cudaMalloc(&p, host.size() * sizeof(T)) == cudaSuccess);
+    CHECK(cudaMemcpy(p, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice) == cudaSuccess);
+    return static_cast<T *>(p);
+}
+
+template <class T> static std::vector<T> from_device(const T *p, size_t count)
+{
+    std::vector<T> host(count);
+    CHECK(cudaStreamSynchronize(stream) == cudaSuccess);
+    CHECK(cudaMemcpy(host.data(), p, count * sizeof(T), cudaMemcpyDeviceToHost) == cudaSuccess);
+    return host;
+}
+
+template <class T> static void check_equal(const char *name, const std::vector<T> &got, const std::vector<T> &want)
+{
+    for (size_t i = 0; i < want.size(); i++)
+        CHECK_MSG(got[i] == want[i], "%s[%zu] is %g, want %g", name, i, (double)got[i], (double)want[i]);
+}
+
+/* Expected refusals print a line; not in the way of the test's own. */
+struct Quiet {
+    int saved;
+    Quiet() : saved(dup(2))
+    {
+        fflush(stderr);
+        FILE *f = fopen("/dev/null", "w");
+        dup2(fileno(f), 2);
+        fclose(f);
+    }
+    ~Quiet()
+    {
+        fflush(stderr);
+        dup2(saved, 2);
+        close(saved);
+    }
+};
+
+static std::vector<int> iota(size_t n)
+{
+    std::vector<int> v(n);
+    for (size_t i = 0; i < n; i++) v[i] = static_cast<int>(i);
+    return v;
+}
+
+/* ---- right kernels ---- */
+
+TEST(indices)
+{
+    std::vector<int> want = iota(24 * 60);
+    int *out = on_device(std::vector<int>(want.size(), -1));
+    run_indices(out, dim3(2, 3, 4), dim3(5, 4, 3), stream);
+    check_equal("index", from_device(out, want.size()), want);
+    cudaFree(out);
+}
+
+TEST(block_sums)
+{
+    const int n = 300, blocks = 5;
+    std::vector<float> x(n * blocks), want(blocks);
+    for (size_t i = 0; i < x.size(); i++) x[i] = static_cast<float>(i * i % 17);
+    for (size_t i = 0; i < x.size(); i++) want[i / n] += x[i];
+    float *dx = on_device(x);
+    for (int threads : { 32, 64, 256, 1024 }) {
+        float *sums = on_device(std::vector<float>(blocks, -1));
+        run_block_sum(sums, dx, n, blocks, threads, stream);
+        check_equal("sum", from_device(sums, blocks), want);
+        cudaFree(sums);
+    }
+    cudaFree(dx);
+}
+
+TEST(ticket)
+{
+    const int blocks = 7, n = 1000;
+    int *x = on_device(iota(n));
+    int64_t *sum = on_device(std::vector<int64_t>(1)), *part = on_device(std::vector<int64_t>(blocks));
+    unsigned *ticket = on_device(std::vector<unsigned>(1));
+    run_ticket_sum(sum, part, ticket, x, n, blocks, stream);
+    check_equal("sum", from_device(sum, 1), { n * (n - 1) / 2 });
+    cudaFree(x), cudaFree(sum), cudaFree(part), cudaFree(ticket);
+}
+
+TEST(warp_operations)
+{
+    uint32_t *out = on_device(std::vector<uint32_t>(32 * 16));
+    run_warp(out, stream);
+    const std::vector<uint32_t> got = from_device(out, 32 * 16);
+    for (uint32_t lane = 0; lane < 32; lane++) {
+        uint32_t match = 0;
+        for (uint32_t i = 0; i < 32; i++) match |= (i / 5 == lane / 5 ? 1u : 0u) << i;
+        const uint32_t want[16] = {
+            15, (lane / 8 * 8 + 1) * 3, lane < 3 ? lane : lane - 3, lane % 16 + 3 < 16 ? lane + 3 : lane, lane ^ 6,
+            0x49249249, 2, match, static_cast<uint32_t>(-16), static_cast<uint32_t>(-16), 0xffffffff, 0xffffffff,
+            lane < 8 ? lane ^ 1 : lane % 8 == 7 ? lane : lane + 1, 2 * (31 - lane) + 1, lane ^ 1, 32 - lane + 31 - lane,
+        };
+        for (int i = 0; i < 16; i++)
+            CHECK_MSG(got[lane * 16 + i] == want[i], "lane %u, operation %d: %x, want %x", lane, i, got[lane * 16 + i], want[i]);
+    }
+    cudaFree(out);
+}
+
+TEST(votes)
+{
+    int *out = on_device(std::vector<int>(3));
+    for (int n : { 0, 1, 99, 100 }) {
+        run_votes(out, n, 100, stream);
+        check_equal("vote", from_device(out, 3), { n, n > 0, n == 100 });
+    }
+    cudaFree(out);
+}
+
+TEST(matrix_product)
+{
+    for (int type = 0; type < 2; type++) {
+        std::vector<uint16_t> a(256), b(128);
+        std::vector<float> fa(256), fb(128);
+        uint64_t seed = 3;
+        const auto fill = [&](std::vector<uint16_t> &bits, std::vector<float> &values) {
+            for (size_t i = 0; i < bits.size(); i++) {
+                float x = static_cast<float>(test_uniform(&seed, -2, 2));
+                if (i % 7 == 0) x *= 1e-6f; /* subnormal in f16 */
+                const __half h = __float2half(x);
+                const __nv_bfloat16 bf = __float2bfloat16(x);
+                memcpy(&bits[i], type ? static_cast<const void *>(&h) : &bf, 2);
+                values[i] = type ? __half2float(h) : __bfloat162float(bf);
+            }
+        };
+        fill(a, fa), fill(b, fb);
+        float *d = on_device(std::vector<float>(128));
+        uint16_t *da = on_device(a), *db = on_device(b);
+        run_mma(d, da, db, type, stream);
+        const std::vector<float> got = from_device(d, 128);
+        for (int i = 0; i < 16; i++)
+            for (int j = 0; j < 8; j++) {
+                double want = 0;
+                for (int k = 0; k < 16; k++) want += static_cast<double>(fa[i * 16 + k]) * fb[k * 8 + j];
+                CHECK_CLOSE(got[i * 8 + j], want, 1e-6, "type %d, row %d, column %d", type, i, j);
+            }
+        cudaFree(d), cudaFree(da), cudaFree(db);
+    }
+}
+
+TEST(copies_in_flight)
+{
+    std::vector<float> from(64 * 8);
+    for (size_t i = 0; i < from.size(); i++) from[i] = static_cast<float>(i);
+    float *df = on_device(from), *to = on_device(std::vector<float>(from.size(), -1));
+    for (int valid : { 0, 1, 37, 64 }) {
+        run_pipeline(to, df, valid, stream);
+        std::vector<float> want = from;
+        for (size_t i = valid * 8; i < want.size(); i++) want[i] = 0;
+        check_equal("copy", from_device(to, from.size()), want);
+    }
+    cudaFree(df), cudaFree(to);
+}
+
+TEST(shared_memory)
+{
+    int *out = on_device(std::vector<int>(3));
+    run_shared(out, 3, 40000, stream);
+    check_equal("shared", from_device(out, 3), { 1, 1, 1 });
+    Quiet quiet;
+    run_shared(out, 3, 100000, stream);
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    CHECK(cudaGetLastError() == cudaSuccess);
+    allow_shared(233 << 10);
+    CHECK(cudaGetLastError() == cudaErrorInvalidValue);
+    allow_shared(100000);
+    run_shared(out, 3, 100000, stream);
+    check_equal("shared", from_device(out, 3), { 1, 1, 1 });
+    cudaFree(out);
+}
+
+TEST(launch_limits)
+{
+    int *out = on_device(std::vector<int>(1 << 16));
+    const struct {
+        dim3 grid, block;
+        bool good;
+    } launches[] = {
+        { dim3(1), dim3(1024), true },   { dim3(1), dim3(1025), false },   { dim3(1), dim3(1, 1, 64), true },
+        { dim3(1), dim3(1, 1, 65), false }, { dim3(0), dim3(32), false },  { dim3(1), dim3(0), false },
+        { dim3(1, 65536), dim3(1), false }, { dim3(65535), dim3(1), true }, { dim3(0x80000000u), dim3(1), false },
+    };
+    Quiet quiet;
+    for (const auto &l : launches) {
+        run_indices(out, l.grid, l.block, stream);
+        CHECK_MSG(cudaGetLastError() == (l.good ? cudaSuccess : cudaErrorInvalidConfiguration), "grid %u, block %u,%u,%u",
+                  l.grid.x, l.block.x, l.block.y, l.block.z);
+    }
+    cudaStreamSynchronize(stream);
+    cudaFree(out);
+}
+
+/* ---- the runtime ---- */
+
+TEST(late_streams)
+{
+    void *p;
+    float *y = on_device(std::vector<float>(64));
+    CHECK(cudaMallocHost(&p, 256) == cudaSuccess);
+    float *pinned = static_cast<float *>(p);
+    pinned[0] = 1;
+    CHECK(cudaMemcpyAsync(y, pinned, 4, cudaMemcpyHostToDevice, stream) == cudaSuccess);
+    pinned[0] = 2; /* too early: the copy reads this */
+    CHECK(from_device(y, 1)[0] == 2);
+    float pageable = 3;
+    CHECK(cudaMemcpyAsync(y, &pageable, 4, cudaMemcpyHostToDevice, stream) == cudaSuccess);
+    pageable = 4; /* allowed: pageable memory is read before the call returns */
+    run_scale(y, 2, 1, 1, stream);
+    CHECK(cudaMemcpyAsync(pinned, y, 4, cudaMemcpyDeviceToHost, stream) == cudaSuccess);
+    CHECK(pinned[0] == 2); /* not waited for */
+    cudaStreamSynchronize(stream);
+    CHECK(pinned[0] == 7);
+    cudaFree(y), cudaFreeHost(p);
+}
+
+TEST(events)
+{
+    cudaStream_t other;
+    cudaEvent_t a, b;
+    float ms = -1;
+    float *y = on_device(std::vector<float>(64, 1)), *z = on_device(std::vector<float>(64));
+    CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
+    CHECK(cudaEventCreate(&a) == cudaSuccess && cudaEventCreate(&b) == cudaSuccess);
+    CHECK(cudaEventQuery(a) == cudaSuccess); /* never recorded */
+    cudaEventRecord(a, other);
+    run_scale(y, 2, 0, 64, other);
+    cudaMemcpyAsync(z, y, 256, cudaMemcpyDeviceToDevice, stream); /* does not wait: the old value */
+    check_equal("unordered", from_device(z, 1), { 1.0f });
+    cudaEventRecord(b, other);
+    CHECK(cudaStreamWaitEvent(stream, b, 0) == cudaSuccess);
+    cudaMemcpyAsync(z, y, 256, cudaMemcpyDeviceToDevice, stream);
+    check_equal("ordered", from_device(z, 1), { 2.0f });
+    CHECK(cudaEventElapsedTime(&ms, a, b) == cudaSuccess && ms >= 0);
+    run_scale(y, 2, 0, 64, other);
+    cudaEventRecord(b, other);
+    CHECK(cudaEventElapsedTime(&ms, a, b) == cudaErrorNotReady);
+    int asked = 0;
+    while (cudaEventQuery(b) == cudaErrorNotReady) asked++;
+    CHECK(asked > 0 && asked < 10);
+    CHECK(cudaEventSynchronize(b) == cudaSuccess);
+    CHECK(cudaEventDestroy(a) == cudaSuccess && cudaEventDestroy(b) == cudaSuccess && cudaStreamDestroy(other) == cudaSuccess);
+    Quiet quiet;
+    CHECK(cudaStreamSynchronize(other) == cudaErrorInvalidResourceHandle);
+    cudaFree(y), cudaFree(z);
+    cudaGetLastError();
+}
+
+TEST(refused_copies)
+{
+    Quiet quiet;
+    float host[64] = { 0 };
+    float *y = on_device(std::vector<float>(64)), *gone = on_device(std::vector<float>(64));
+    CHECK(cudaFree(gone) == cudaSuccess);
+    CHECK(cudaMemcpy(y, host, 256, cudaMemcpyDeviceToHost) == cudaErrorInvalidMemcpyDirection);
+    CHECK(cudaMemcpy(host, y, 256, cudaMemcpyHostToDevice) == cudaErrorInvalidMemcpyDirection);
+    CHECK(cudaMemcpy(host, y, 256, cudaMemcpyDeviceToDevice) == cudaErrorInvalidMemcpyDirection);
+    CHECK(cudaMemcpy(host, y + 1, 256, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpy(host, gone, 256, cudaMemcpyDeviceToHost) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpyAsync(y + 8, y, 64, cudaMemcpyDeviceToDevice, stream) == cudaErrorInvalidValue); /* overlap */
+    CHECK(cudaMemsetAsync(y + 60, 0, 20, stream) == cudaErrorInvalidValue);
+    CHECK(cudaMemset(host, 0, 4) == cudaErrorInvalidValue);
+    CHECK(cudaFree(gone) == cudaErrorInvalidValue);
+    CHECK(cudaFree(y + 1) == cudaErrorInvalidValue);
+    CHECK(cudaFreeHost(host) == cudaErrorInvalidValue);
+    CHECK(cudaMemcpy(host, y, 256, cudaMemcpyDefault) == cudaSuccess);
+    CHECK(cudaGetLastError() != cudaSuccess);
+    cudaFree(y);
+}
+
+TEST(rows_of_a_matrix)
+{
+    std::vector<int> host = iota(30);
+    int *d = on_device(std::vector<int>(40, -1));
+    CHECK(cudaMemcpy2DAsync(d, 40, host.data(), 24, 16, 4, cudaMemcpyHostToDevice, stream) == cudaSuccess);
+    const std::vector<int> got = from_device(d, 40);
+    for (int i = 0; i < 40; i++) CHECK(got[i] == (i % 10 < 4 ? i / 10 * 6 + i % 10 : -1));
+    Quiet quiet;
+    CHECK(cudaMemcpy2DAsync(d, 52, host.data(), 24, 16, 4, cudaMemcpyHostToDevice, stream) == cudaErrorInvalidValue);
+    cudaFree(d);
+    cudaGetLastError();
+}
+
+TEST(memory_ends)
+{
+    setenv("EMU_MEMORY", "1000000", 1);
+    size_t free_bytes, total_bytes;
+    void *p, *q;
+    CHECK(cudaMalloc(&p, 600000) == cudaSuccess);
+    CHECK(cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess);
+    CHECK(total_bytes == 1000000 && free_bytes == 400000);
+    CHECK(cudaMalloc(&q, 400001) == cudaErrorMemoryAllocation && q == nullptr);
+    CHECK(cudaGetLastError() == cudaErrorMemoryAllocation);
+    CHECK(cudaFree(p) == cudaSuccess && cudaMalloc(&q, 1000000) == cudaSuccess && cudaFree(q) == cudaSuccess);
+    unsetenv("EMU_MEMORY");
+}
+
+TEST(new_memory_is_nan)
+{
+    void *p;
+    CHECK(cudaMalloc(&p, 1000) == cudaSuccess);
+    CHECK(reinterpret_cast<uintptr_t>(p) % 256 == 0);
+    for (float x : from_device(static_cast<float *>(p), 250)) CHECK(x != x);
+    cudaFree(p);
+}
+
+/* ---- graphs ---- */
+
+TEST(graph)
+{
+    void *p;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    cudaStream_t side;
+    cudaEvent_t fork, join;
+    size_t nodes;
+    float *y = on_device(std::vector<float>(100, 1)), *z = on_device(std::vector<float>(100, 1));
+    CHECK(cudaMallocHost(&p, 400) == cudaSuccess);
+    float *pinned = static_cast<float *>(p);
+    cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&fork, cudaEventDisableTiming), cudaEventCreateWithFlags(&join, cudaEventDisableTiming);
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    run_scale(y, 2, 1, 100, stream);
+    cudaEventRecord(fork, stream);
+    CHECK(cudaStreamWaitEvent(side, fork, 0) == cudaSuccess);
+    cudaMemsetAsync(z, 0, 400, side);
+    run_scale(z, 1, 5, 100, side);
+    cudaEventRecord(join, side);
+    CHECK(cudaStreamWaitEvent(stream, join, 0) == cudaSuccess);
+    run_scale(y, 3, 0, 100, stream);
+    cudaMemcpyAsync(pinned, y, 400, cudaMemcpyDeviceToHost, stream);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    check_equal("not run", from_device(y, 1), { 1.0f });
+    CHECK(cudaGraphGetNodes(graph, nullptr, &nodes) == cudaSuccess && nodes == 5);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    for (float want = 9; want < 400; want = (2 * want + 1) * 3) { /* 9, 57, 345 */
+        CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
+        cudaStreamSynchronize(stream);
+        CHECK_MSG(pinned[0] == want && pinned[99] == want, "%g, want %g", pinned[0], want);
+        check_equal("side", from_device(z, 1), { 5.0f });
+    }
+    CHECK(cudaGraphExecDestroy(exec) == cudaSuccess);
+    cudaStreamDestroy(side), cudaEventDestroy(fork), cudaEventDestroy(join);
+    cudaFree(y), cudaFree(z), cudaFreeHost(p);
+}
+
+TEST(spoilt_captures)
+{
+    Quiet quiet;
+    void *p;
+    cudaGraph_t graph;
+    cudaStream_t side;
+    cudaEvent_t event;
+    float pageable = 0;
+    float *y = on_device(std::vector<float>(100, 1));
+    cudaStreamCreateWithFlags(&side, cudaStreamNonBlocking);
+    cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
+    const auto begin = [&] { CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess); };
+    const auto spoilt = [&](cudaError_t got, cudaError_t want) {
+        CHECK_MSG(got == want, "%s, not %s", cudaGetErrorName(got), cudaGetErrorName(want));
+        CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureInvalidated && !graph);
+    };
+    const cudaError_t unsupported = cudaErrorStreamCaptureUnsupported;
+    cudaEventRecord(event, side);
+    begin(), spoilt(cudaMalloc(&p, 4), unsupported);
+    begin(), spoilt(cudaStreamSynchronize(stream), unsupported);
+    begin(), spoilt(cudaDeviceSynchronize(), unsupported);
+    begin(), spoilt(cudaMemcpy(&pageable, y, 4, cudaMemcpyDeviceToHost), unsupported);
+    begin(), spoilt(cudaMemcpyAsync(&pageable, y, 4, cudaMemcpyDeviceToHost, stream), unsupported);
+    begin(), spoilt(cudaStreamWaitEvent(stream, event, 0), cudaErrorStreamCaptureIsolation);
+    begin();
+    cudaEventRecord(event, stream);
+    CHECK(cudaEventSynchronize(event) == cudaErrorCapturedEvent);
+    cudaStreamWaitEvent(side, event, 0);
+    run_scale(y, 1, 1, 100, side);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaErrorStreamCaptureUnjoined && !graph);
+    begin(); /* the stream is as before */
+    run_scale(y, 1, 1, 100, stream);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess && cudaGraphDestroy(graph) == cudaSuccess);
+    check_equal("never run", from_device(y, 1), { 1.0f });
+    cudaStreamDestroy(side), cudaEventDestroy(event), cudaFree(y);
+    cudaGetLastError();
+}
+
+int main(int argc, char **argv)
+{
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return 1;
+    return test_main(argc, argv);
+}

@@ -1,0 +1,239 @@
+/*
+ * The emulator's checks: each wrong program ends with a message that names what is wrong, in every lane. A wrong
+ * program is a child: this program again, as `test_emu_checks --child KIND NUMBER`, which prints "survived" if
+ * nothing stops it.
+ */
+#include <string>
+#include <vector>
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "test.h"
+
+#include "kernels.h"
+
+#if defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define TSAN 1
+#endif
+#if __has_feature(address_sanitizer)
+#define ASAN 1
+#endif
+#endif
+
+#ifdef TSAN
+static const bool tsan = true;
+#else
+static const bool tsan = false;
+#endif
+#ifdef ASAN
+static const bool asan = true;
+#else
+static const bool asan = false;
+#endif
+
+struct Outcome {
+    int status;
+    std::string text;
+    bool has(const char *part) const { return text.find(part) != std::string::npos; }
+};
+
+/* This program as a child, with `environment` before it; what it printed, and its exit status. */
+static Outcome child(const std::string &environment, const std::string &kind, int number)
+{
+    char self[4096] = "", line[1024];
+    CHECK(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
+    fflush(stdout);
+    FILE *f = popen((environment + " '" + self + "' --child " + kind + " " + std::to_string(number) + " 2>&1").c_str(), "r");
+    Outcome o;
+    while (fgets(line, sizeof line, f)) o.text += line;
+    const int status = pclose(f);
+    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+    return o;
+}
+
+/* ---- wrong kernels ---- */
+
+/* In the order of enum Wrong: what is printed; what AddressSanitizer or UBSan prints instead, where they come first. */
+static const struct {
+    const char *text, *sanitizer;
+} wrongs[] = {
+    { "which does not take part", nullptr },
+    { "which does not take part", nullptr },
+    { "the warp has diverged", nullptr },
+    { "not in its own mask", nullptr },
+    { "while other threads wait in __syncthreads at", nullptr },
+    { "no thread can go on", nullptr },
+    { "wrote behind the shared array 'numbers' (256 bytes)", "use-after-poison" },
+    { "wrote behind the shared array 'dynamic' (256 bytes)", "use-after-poison" },
+    { "52256 bytes of SHARED arrays, 49152 at most", nullptr },
+    { "0 bytes behind the end of cudaMalloc", "unknown-crash" },
+    { "wrote behind cudaMalloc", "use-after-poison" },
+    { "not allocated", "SEGV" },
+    { "ldmatrix at", nullptr },
+    { "are not in shared memory", nullptr },
+    { "__ldg: address", nullptr },
+    { "not a multiple of 16", "misaligned address" },
+    { "both must be multiples of 16", nullptr },
+    { "is not device memory", nullptr },
+    { "copies were not waited for", nullptr },
+    { "the warp is not whole", nullptr },
+    { "more stack", "stack-overflow" },
+    { "neither device nor pinned memory", nullptr },
+    { "__trap", nullptr },
+};
+static_assert(sizeof wrongs / sizeof wrongs[0] == WRONG_COUNT, "one line for each");
+
+TEST(wrong_kernels)
+{
+    for (int i = 0; i < WRONG_COUNT; i++) {
+        if (tsan && wrongs[i].sanitizer) continue; /* memory errors: not this lane's */
+        const Outcome o = child("ASAN_OPTIONS=detect_leaks=0", "wrong", i);
+        const bool named = o.has(wrongs[i].text) || (asan && wrongs[i].sanitizer && o.has(wrongs[i].sanitizer));
+        CHECK_MSG(o.status != 0 && !o.has("survived") && named, "wrong kernel %d: status %d, wanted '%s', got\n%s", i, o.status,
+                  wrongs[i].text, o.text.c_str());
+    }
+}
+
+/* ---- wrong order ---- */
+
+/* In the order of enum Race: which order gives a wrong result; whether ThreadSanitizer sees a race. */
+static const struct {
+    bool forward, reverse, random, race;
+} races[] = {
+    { false, false, false, false }, /* none */
+    { true, true, true, true },     /* no barrier */
+    { true, true, true, true },     /* no wait */
+    { true, true, true, true },     /* no warp barrier */
+    { false, false, false, true },  /* blocks */
+    { false, false, true, true },   /* early copy */
+};
+static_assert(sizeof races / sizeof races[0] == RACE_COUNT, "one line for each");
+
+TEST(wrong_order)
+{
+    static const char *const orders[] = { "forward", "reverse", "random:1", "random:2" };
+    for (int i = 0; i < RACE_COUNT; i++) {
+        bool race = false;
+        for (int k = 0; k < 4; k++) {
+            const bool seen = k == 0 ? races[i].forward : k == 1 ? races[i].reverse : races[i].random;
+            const Outcome o = child(std::string("EMU_ORDER=") + orders[k], "race", i);
+            CHECK_MSG(o.has(seen ? "wrong answer" : "right answer"), "race %d in order %s:\n%s", i, orders[k], o.text.c_str());
+            race = race || (o.has("data race") && o.has("wrong.cu:"));
+            if (!races[i].race) CHECK_MSG(!o.has("data race"), "race %d:\n%s", i, o.text.c_str());
+        }
+        if (tsan) CHECK_MSG(race == races[i].race, "race %d: %s", i, race ? "seen" : "not seen");
+    }
+}
+
+/* ---- the host ---- */
+
+TEST(host_mistakes)
+{
+    if (tsan) SKIP("host accesses: the other lanes'");
+    Outcome o = child("", "touch", 0);
+    CHECK_MSG(o.status != 0 && (o.has("host code touches device memory") || asan), "%d %s", o.status, o.text.c_str());
+    o = child("", "touch", 1);
+    CHECK_MSG(o.status != 0 && !o.has("survived"), "%d %s", o.status, o.text.c_str());
+    o = child("EMU_ORDER=sideways", "race", 0);
+    CHECK_MSG(o.status == 97 && o.has("EMU_ORDER=sideways"), "%s", o.text.c_str());
+}
+
+TEST(no_device)
+{
+    const Outcome o = child("EMU_DEVICES=0", "devices", 0);
+    CHECK_MSG(o.status == 0 && o.has("count 0: no CUDA-capable device is detected"), "%s", o.text.c_str());
+}
+
+TEST(report)
+{
+    char name[] = "/tmp/emu_report_XXXXXX", line[256];
+    const int fd = mkstemp(name);
+    std::string text;
+    CHECK(fd >= 0);
+    child(std::string("EMU_REPORT=") + name, "report", 0);
+    FILE *f = fdopen(fd, "r");
+    while (fgets(line, sizeof line, f)) text += line;
+    CHECK_MSG(text == "2 block_sum_kernel<float, 32>\n1 mma_kernel<__half>\n4 scale_kernel\n", "%s", text.c_str());
+    fclose(f);
+    unlink(name);
+}
+
+/* ---- children ---- */
+
+static void *memory(size_t size)
+{
+    void *p;
+    return cudaMalloc(&p, size) ? nullptr : p;
+}
+
+static int race_child(enum Race what, cudaStream_t stream)
+{
+    int in[256], out[256], bad = 0;
+    for (int i = 0; i < 256; i++) in[i] = 3 * i;
+    int *din = static_cast<int *>(memory(sizeof in)), *dout = static_cast<int *>(memory(sizeof out));
+    cudaMemcpy(din, in, sizeof in, cudaMemcpyHostToDevice);
+    cudaMemset(dout, 0, sizeof out);
+    run_race(what, dout, din, stream);
+    cudaStreamSynchronize(stream);
+    cudaMemcpy(out, dout, sizeof out, cudaMemcpyDeviceToHost);
+    for (int i = 0; i < (what == RACE_BLOCKS ? 32 : 256); i++) {
+        int want = in[what == RACE_NO_WARP_BARRIER ? i ^ 1 : 255 - i];
+        if (what == RACE_BLOCKS) want = 3 * (8 * i + 32 * 28);
+        bad += out[i] != want;
+    }
+    printf("%s answer\n", bad ? "wrong" : "right");
+    return 0;
+}
+
+static int report_child(cudaStream_t stream)
+{
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    float *x = static_cast<float *>(memory(1024)), *y = static_cast<float *>(memory(1024));
+    uint16_t *a = static_cast<uint16_t *>(memory(512));
+    for (int i = 0; i < 2; i++) run_block_sum(y, x, 64, 4, 32, stream);
+    run_mma(x, a, a, 1, stream);
+    cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal);
+    for (int i = 0; i < 2; i++) run_scale(x, 1, 0, 64, stream);
+    cudaStreamEndCapture(stream, &graph);
+    cudaGraphInstantiate(&exec, graph, 0);
+    for (int i = 0; i < 2; i++) cudaGraphLaunch(exec, stream);
+    cudaStreamSynchronize(stream);
+    return 0;
+}
+
+static int devices_child(void)
+{
+    int count = -1;
+    const cudaError_t e = cudaGetDeviceCount(&count);
+    if (cudaSetDevice(0) != e || memory(4)) return 1;
+    printf("count %d: %s\n", count, cudaGetErrorString(e));
+    return 0;
+}
+
+static int run_child(const std::string &kind, int number)
+{
+    cudaStream_t stream;
+    if (kind == "devices") return devices_child();
+    if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return 1;
+    if (kind == "race") return race_child(static_cast<enum Race>(number), stream);
+    if (kind == "report") return report_child(stream);
+    int *p = static_cast<int *>(memory(number == WRONG_GLOBAL_MARGIN && kind == "wrong" ? 100 : 256));
+    if (kind == "wrong") run_wrong(static_cast<enum Wrong>(number), p, stream);
+    else if (number == 0) p[3] = 1;
+    else {
+        cudaFree(p);
+        printf("%d\n", p[0]);
+    }
+    cudaStreamSynchronize(stream);
+    puts("survived");
+    return 0;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc == 4 && !strcmp(argv[1], "--child")) return run_child(argv[2], atoi(argv[3]));
+    return test_main(argc, argv);
+}
