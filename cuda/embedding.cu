@@ -401,7 +401,7 @@ static void launch_sums(Stream *s, const embedding_grad_args *a, const GradPlan 
 
 extern "C" Err cuda_embedding_grad(Stream *s, const embedding_grad_args *a)
 {
-    GradPlan g;
+    GradPlan g = {};
     const int64_t N = a->dy.dim[0];
     if (a->dtable.dtype != F32) return err_set(ERR_SHAPE, "embedding_grad: %s", dtype_name(a->dtable.dtype));
     TRY(grad_plan(&g, s, a));

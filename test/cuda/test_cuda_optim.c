@@ -1,0 +1,349 @@
+/* Gradient statistics, the step's decision, AdamW and casts on cuda, for float accumulators, against the CPU's. */
+#include "base/half.h"
+#include "cuda_case.h"
+
+static const DType types[] = { F32, BF16, F16 };
+enum { TYPES = 3 };
+
+static Tensor counted(Tensor t, const Pair *rows)
+{
+    t.rows = rows->t[case_side].data;
+    return t;
+}
+
+/* Elements first .. first + count - 1 of a flat buffer: a parameter, or a rank's share of one. */
+static Pair pair_range(Pair p, int64_t first, int64_t count)
+{
+    for (int side = 0; side < 2; side++) p.t[side] = tensor_row_slice(p.t[side], first, count);
+    return p;
+}
+
+static Pair pair_step(CudaCase *c, const StepValues *v)
+{
+    return pair_values(c, I64, v, sizeof *v / 8);
+}
+
+static void gpu_read(CudaCase *c, void *to, Tensor t)
+{
+    OK(device_read(&c->dev[CASE_GPU].stream, to, t.data, tensor_bytes(t)));
+}
+
+static uint16_t to_bits(DType T, float x)
+{
+    return T == BF16 ? bf16_from_float(x) : f16_from_float(x);
+}
+
+static float of_bits(DType T, uint16_t h)
+{
+    return T == BF16 ? bf16_to_float(h) : f16_to_float(h);
+}
+
+/* Whether got is x in its dtype: the nearest, bit for bit; any NaN for a NaN. */
+static bool right(DType T, const void *got, int64_t i, float x)
+{
+    if (T == F32) return isnan(x) ? isnan(((const float *)got)[i]) : !memcmp((const float *)got + i, &x, sizeof x);
+    uint16_t h = ((const uint16_t *)got)[i];
+    return isnan(x) ? isnan(of_bits(T, h)) : h == to_bits(T, x);
+}
+
+/* ---- statistics ---- */
+
+static double limbs_value(const int64_t *limb)
+{
+    double x = 0;
+    for (int i = 3; i >= 0; i--) x = x * 0x1p32 + (double)limb[i];
+    return x;
+}
+
+/* Gradients of very different sizes, the largest about `scale`. */
+static Pair gradients(CudaCase *c, int64_t n, double scale)
+{
+    float *g = malloc((size_t)n * 4);
+    for (int64_t i = 0; i < n; i++)
+        g[i] = (float)(scale * ldexp(test_uniform(&c->random, -1, 1), -(int)(test_rand(&c->random) % 12)));
+    Pair p = pair_values(c, F32, g, n);
+    free(g);
+    return p;
+}
+
+static void check_stats(CudaCase *c, Pair max, Pair sumsq, const char *what)
+{
+    int64_t limb[4];
+    pair_check(c, max, 0, "max, %s", what);
+    gpu_read(c, limb, sumsq.t[CASE_GPU]);
+    double got = limbs_value(limb), want = limbs_value(sumsq.t[CASE_CPU].data);
+    CHECK_MSG(fabs(got - want) <= 1e-9 * want, "%s: sum of squares %.17g, cpu %.17g", what, got, want);
+}
+
+static void stats_case(int64_t P, int64_t first, int64_t rows, int shift, double scale)
+{
+    CudaCase *c = case_open();
+    int64_t start_max = 5, start[4] = { 7, 0, 1, 0 };
+    int32_t by = shift;
+    char what[96];
+    snprintf(what, sizeof what, "P %d first %d rows %d shift %d scale %g", (int)P, (int)first, (int)rows, shift, scale);
+    Pair g = pair_range(gradients(c, P + first, scale), first, P), use = pair_values(c, I64, &rows, 1);
+    Pair max = pair_values(c, I64, &start_max, 1), sumsq = pair_values(c, I64, start, 4);
+    Pair at = pair_values(c, I32, &by, 1);
+    BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = counted(AT(g), &use), .shift = AT(at));
+    check_stats(c, max, sumsq, what);
+    BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(g), .shift = AT(at)); /* onto what is there */
+    check_stats(c, max, sumsq, what);
+    case_close(c);
+}
+
+/* Around a thread's share, a block's, two blocks; where a buffer is not on 16 bytes; at both ends of the shifts. */
+TEST(stats)
+{
+    static const int64_t P[] = { 1, 3, 4, 5, 1023, 1024, 1025, 4097, 32767, 32768, 32769, 70001 };
+    for (size_t i = 0; i < sizeof P / sizeof *P; i++) {
+        stats_case(P[i], 0, P[i], 40, 1);
+        stats_case(P[i], 1 + (int64_t)i % 3, P[i] - P[i] / 3, 40, 1);
+    }
+    stats_case(500, 0, 500, -60, 0x1p110);
+    stats_case(500, 0, 500, 100, 0x1p-60);
+    stats_case(500, 0, 500, 70, 0x1p-9); /* squares up to 2^122 units */
+    stats_case(500, 0, 500, 20, 0);
+}
+
+/* What is not finite, or too large for the unit, adds nothing and shows in max. */
+TEST(stats_of_bad_gradients)
+{
+    static const float bad[] = { NAN, INFINITY, -INFINITY, -0x1p22f, 0x1.fffffep21f, 0x1p127f, -0.0f };
+    for (int k = 0; k < 7; k++) {
+        for (int place = 0; place < 50; place += 7) {
+            CudaCase *c = case_open();
+            float g[50];
+            int64_t got;
+            for (int i = 0; i < 50; i++) g[i] = (float)i / 8;
+            g[place] = bad[k];
+            Pair p = pair_values(c, F32, g, 50), max = pair_zero(c, I64, 1), sumsq = pair_zero(c, I64, 4);
+            Pair shift = pair_values(c, I32, &(int32_t){ 40 }, 1);
+            BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(p), .shift = AT(shift));
+            check_stats(c, max, sumsq, "bad gradient");
+            gpu_read(c, &got, max.t[CASE_GPU]);
+            CHECK_MSG((got == 0x7F800000) == (k < 3), "%g at %d", (double)bad[k], place);
+            case_close(c);
+        }
+    }
+}
+
+/* ---- the decision ---- */
+
+typedef struct {
+    int64_t n;
+    float nan_at, large_at; /* tensors with a NaN, with what is too large for their shift; < 0: none */
+    int64_t sums[3];
+    int32_t overflow;
+    float clip;
+    int spread; /* exponents of the maxima: +- spread */
+} Finish;
+
+static void finish_case(Finish f)
+{
+    CudaCase *c = case_open();
+    int64_t *max = malloc((size_t)f.n * 8), *sumsq = malloc((size_t)f.n * 32);
+    int32_t *shift = malloc((size_t)f.n * 4);
+    StepValues v = { .nominal = 4096, .clip = f.clip, .unscale = 0.25f, .loss_scale = 0.01f, .lr = 3, .step = 8 }, got;
+    for (int64_t i = 0; i < f.n; i++) {
+        float x = (float)ldexp(test_uniform(&c->random, 0.5, 1), (int)(test_rand(&c->random) % 16) - 8);
+        if (i % 5 == 1) x = (float)ldexp(1, f.spread - (int)(i % 7));
+        if (i % 5 == 2) x = (float)ldexp(1, -f.spread);
+        if (i % 11 == 3) x = 0;
+        shift[i] = 20 + (int)(i % 3) - (f.spread > 39 ? f.spread - 39 : 0);
+        if (i == (int64_t)f.large_at) x = (float)ldexp(1.5, 61 - shift[i]);
+        if (i == (int64_t)f.nan_at) x = INFINITY;
+        max[i] = (int64_t)half_float_bits(x);
+        for (int k = 0; k < 4; k++) sumsq[4 * i + k] = (int64_t)(test_rand(&c->random) >> (k == 3 ? 58 : 28));
+    }
+    Pair tm = pair_values(c, I64, max, f.n), ts = pair_values(c, I64, sumsq, f.n, 4), step = pair_step(c, &v);
+    Pair sh = pair_values(c, I32, shift, f.n), next = pair_output(c, I32, f.n), sums = pair_values(c, I64, f.sums, 3);
+    Pair overflow = pair_values(c, I32, &f.overflow, 1);
+    BOTH(c, step_finish, .max = AT(tm), .sumsq = AT(ts), .shift = AT(sh), .next_shift = AT(next), .loss_sums = AT(sums),
+         .overflow = AT(overflow), .step = AT(step).data, .room = 16, .acc = F32);
+    pair_check(c, next, 0, "next shifts of %d tensors", (int)f.n);
+    gpu_read(c, &got, step.t[CASE_GPU]);
+    memcpy(&v, step.t[CASE_CPU].data, sizeof v);
+    CHECK_CLOSE((double)got.grad_norm / (double)fmaxf(v.grad_norm, 1e-30f), v.grad_norm > 0 ? 1.0 : 0.0, 1e-6, " ");
+    CHECK_CLOSE((double)got.grad_scale, (double)v.grad_scale, 1e-6, " ");
+    got.grad_norm = v.grad_norm, got.grad_scale = v.grad_scale; /* the rest to the bit */
+    CHECK_MSG(!memcmp(&got, &v, sizeof v), "%d tensors: flags %d %d %d %d, cpu %d %d %d %d", (int)f.n, got.overflow,
+              got.nonfinite, got.skip, got.loss_nonfinite, v.overflow, v.nonfinite, v.skip, v.loss_nonfinite);
+    CHECK(v.overflow == (f.overflow || f.large_at >= 0) && v.nonfinite == (f.nan_at >= 0 || f.sums[2]));
+    free(max), free(sumsq), free(shift);
+    case_close(c);
+}
+
+TEST(finish)
+{
+    static const int64_t n[] = { 1, 31, 255, 256, 257, 1000 };
+    for (size_t i = 0; i < sizeof n / sizeof *n; i++) {
+        float last = (float)n[i] - 1;
+        Finish f = { .n = n[i], .nan_at = -1, .large_at = -1, .sums = { 1 << 20, 3000, 0 }, .clip = 1, .spread = 20 };
+        finish_case(f);
+        Finish free_norm = f, tight = f, nan = f, large = f, raised = f, loss = f, empty = f, wide = f;
+        free_norm.clip = 0, tight.clip = 1e-9f;
+        nan.nan_at = last;
+        large.large_at = last;
+        raised.overflow = 1;
+        loss.sums[2] = 1;
+        empty.sums[1] = 0;
+        wide.spread = 119; /* maxima below what a normal float can be, shifts at their limits */
+        finish_case(free_norm), finish_case(tight), finish_case(nan), finish_case(large), finish_case(raised);
+        finish_case(loss), finish_case(empty), finish_case(wide);
+    }
+}
+
+/* The smallest floats: denormal maxima. */
+TEST(finish_of_denormals)
+{
+    CudaCase *c = case_open();
+    enum { N = 40 };
+    int64_t max[N];
+    int32_t shift[N];
+    for (int i = 0; i < N; i++) max[i] = i < 24 ? 1 << i : (1 << (i - 20)) + 1, shift[i] = 90;
+    StepValues v = { .nominal = 1, .unscale = 1 };
+    int64_t none[3] = { 0, 1, 0 };
+    Pair tm = pair_values(c, I64, max, N), ts = pair_zero(c, I64, N, 4), sh = pair_values(c, I32, shift, N);
+    Pair next = pair_output(c, I32, N), sums = pair_values(c, I64, none, 3), step = pair_step(c, &v);
+    Pair overflow = pair_zero(c, I32, 1);
+    for (int room = 16; room <= 170; room += 77) { /* large ones only to see the numbers inside the limits */
+        BOTH(c, step_finish, .max = AT(tm), .sumsq = AT(ts), .shift = AT(sh), .next_shift = AT(next),
+             .loss_sums = AT(sums), .overflow = AT(overflow), .step = AT(step).data, .room = room, .acc = F32);
+        pair_check(c, next, 0, "next shifts, room %d", room);
+        pair_check(c, step, 0, "step, room %d", room);
+    }
+    case_close(c);
+}
+
+/* ---- AdamW ---- */
+
+enum { NO_COPY = -1 };
+
+typedef struct {
+    int64_t P, first, rows;
+    int copy; /* dtype, or NO_COPY */
+    bool skip;
+} Adam;
+
+/* The copy is w, to the nearest of its dtype. */
+static void check_copy(CudaCase *c, Pair w, Pair copy, int64_t first, int64_t count)
+{
+    DType T = copy.t[CASE_GPU].dtype;
+    int64_t n = tensor_count(w.t[CASE_GPU]), wrong = 0;
+    float *from = malloc((size_t)n * 4), *got = malloc((size_t)n * 4);
+    gpu_read(c, from, w.t[CASE_GPU]);
+    gpu_read(c, got, copy.t[CASE_GPU]);
+    for (int64_t i = first; i < first + count; i++) wrong += !right(T, got, i, from[i]);
+    CHECK_MSG(wrong == 0, "%d of %d copies are not w", (int)wrong, (int)count);
+    free(from), free(got);
+}
+
+/* Bits as the CPU's: each operation is rounded the same way. */
+static void adam_case(Adam x)
+{
+    CudaCase *c = case_open();
+    int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P;
+    StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
+    Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), v = pair_uniform(c, F32, 0, 1, 1, &n);
+    Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
+    Pair step = pair_step(c, &values), shift = pair_zero(c, I32, 1), use = pair_values(c, I64, &rows, 1);
+    Pair all[] = { w, m, v, g, copy }, part[5];
+    static const char *const names[] = { "w", "m", "v", "g", "copy" };
+    for (int i = 0; i < 5; i++) part[i] = pair_range(all[i], x.first, x.P);
+    if (x.copy == NO_COPY) memset(&part[4], 0, sizeof part[4]);
+    BOTH(c, adamw, .w = counted(AT(part[0]), &use), .m = AT(part[1]), .v = AT(part[2]), .g = AT(part[3]),
+         .copy = AT(part[4]), .shift = AT(shift), .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
+         .decay = 0.1f);
+    for (int i = 0; i < 5; i++) {
+        double tol = i == 4 && x.copy == BF16 ? 0x1p-8 : i == 4 && x.copy == F16 ? 0x1p-11 : 0;
+        pair_check(c, all[i], tol, "%s: P %d first %d rows %d copy %d skip %d", names[i], (int)x.P, (int)x.first,
+                   (int)rows, x.copy, x.skip);
+    }
+    if (x.copy != NO_COPY && !x.skip) check_copy(c, w, copy, x.first, rows);
+    case_close(c);
+}
+
+TEST(adamw)
+{
+    static const int64_t P[] = { 1, 3, 4, 5, 8, 1023, 1024, 1028, 2047, 2048, 2049, 5003 };
+    static const int copies[] = { NO_COPY, F32, BF16, F16 };
+    for (size_t i = 0; i < sizeof P / sizeof *P; i++) {
+        for (int k = 0; k < 4; k++) {
+            adam_case((Adam){ .P = P[i], .copy = copies[k] });
+            adam_case((Adam){ .P = P[i], .copy = copies[k], .first = 1 + (int64_t)i % 5, .rows = P[i] - P[i] / 4 });
+        }
+        adam_case((Adam){ .P = P[i], .copy = copies[i % 4], .skip = true });
+    }
+}
+
+/* A range cut into ranks' shares that start anywhere: the same bits as in one piece. */
+TEST(adamw_splits)
+{
+    enum { N = 300 };
+    static const int64_t cuts[] = { 0, 1, 64, 129, 299, N };
+    CudaCase *c = case_open();
+    StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
+    Pair w = pair_random(c, F32, 2, N), m = pair_random(c, F32, 1, N), v = pair_zero(c, F32, N);
+    Pair g = pair_random(c, F32, 3, N), copy = pair_output(c, BF16, N), step = pair_step(c, &values);
+    Pair shift = pair_zero(c, I32, 1);
+    for (int i = 0; i < 5; i++) {
+        int64_t first = cuts[i], n = cuts[i + 1] - cuts[i];
+        BOTH(c, adamw, .w = tensor_row_slice(AT(w), first, n), .m = tensor_row_slice(AT(m), first, n),
+             .v = tensor_row_slice(AT(v), first, n), .g = tensor_row_slice(AT(g), first, n),
+             .copy = tensor_row_slice(AT(copy), first, n), .shift = AT(shift), .step = AT(step).data, .beta1 = 0.9f,
+             .beta2 = 0.95f, .eps = 1e-8f);
+    }
+    pair_check(c, w, 0, "w");
+    pair_check(c, m, 0, "m");
+    pair_check(c, v, 0, "v");
+    pair_check(c, g, 0, "g");
+    check_copy(c, w, copy, 0, N);
+    case_close(c);
+}
+
+/* ---- cast ---- */
+
+static void cast_case(DType Y, DType X, const float *values, int64_t P, int64_t first, int64_t rows)
+{
+    CudaCase *c = case_open();
+    int64_t wrong = 0, n = P + first;
+    Pair x = pair_values(c, X, values, n), y = pair_output(c, Y, n), use = pair_values(c, I64, &rows, 1);
+    float *got = malloc((size_t)n * 4), *from = malloc((size_t)n * 4);
+    gpu_read(c, from, x.t[CASE_GPU]);
+    BOTH(c, cast, .y = counted(tensor_row_slice(AT(y), first, P), &use), .x = tensor_row_slice(AT(x), first, P));
+    gpu_read(c, got, y.t[CASE_GPU]);
+    for (int64_t i = first; i < first + rows; i++) {
+        float v = X == F32 ? from[i] : of_bits(X, ((uint16_t *)from)[i]);
+        wrong += !right(Y, got, i, v);
+    }
+    for (int64_t i = 0; i < n; i++) /* others are the NaN that they were */
+        if (i < first || i >= first + rows) wrong += !right(Y, got, i, NAN);
+    CHECK_MSG(wrong == 0, "%s from %s, P %d first %d rows %d: %d wrong", dtype_name(Y), dtype_name(X), (int)P,
+              (int)first, (int)rows, (int)wrong);
+    free(got), free(from);
+    case_close(c);
+}
+
+TEST(cast)
+{
+    enum { MOST = 5010 };
+    static const int64_t P[] = { 1, 3, 4, 5, 1023, 1024, 2048, 2049, 5003 };
+    static float values[MOST];
+    uint64_t state = 4;
+    for (int i = 0; i < MOST; i++) { /* all bit patterns, and sizes around both formats' ends */
+        float any = half_float_of((uint32_t)test_rand(&state));
+        values[i] = i % 2 ? any : (float)ldexp(test_uniform(&state, -2, 2), (int)(test_rand(&state) % 44) - 26);
+        uint32_t bits = (uint32_t)test_rand(&state); /* ties, of bf16 and of f16 */
+        if (i % 3 == 0) values[i] = half_float_of(bits & 0xFFFF8000u);
+        if (i % 9 == 1) values[i] = half_float_of(0x38000000u + (bits & 0x0FFFF000u));
+    }
+    for (int y = 0; y < TYPES; y++)
+        for (int x = 0; x < TYPES; x++)
+            for (size_t i = 0; i < sizeof P / sizeof *P; i++) {
+                cast_case(types[y], types[x], values, P[i], 0, P[i]);
+                cast_case(types[y], types[x], values, P[i], 1 + (int64_t)i % 6, P[i] - P[i] / 3);
+            }
+}
+
+TEST_MAIN
