@@ -20,6 +20,7 @@
 
 #include <stdarg.h>
 
+#include "base/half.h"
 #include "device/ops.h"
 #include "test.h"
 
@@ -44,29 +45,17 @@ static int case_side; /* which device AT() means */
 static inline Stream *case_stream(CudaCase *c) { return &c->dev[case_side].stream; }
 
 /* Numbers in host memory <-> a dtype. */
-static inline uint16_t case_to_bf16(float x)
-{
-    uint32_t u;
-    memcpy(&u, &x, 4);
-    if (x != x) return 0x7FC0;
-    return (uint16_t)((u + 0x7FFF + (u >> 16 & 1)) >> 16);
-}
-
 static inline void case_store(void *at, DType T, int64_t i, float x)
 {
     if (T == F32) ((float *)at)[i] = x;
-    else if (T == BF16) ((uint16_t *)at)[i] = case_to_bf16(x);
-    else ((_Float16 *)at)[i] = (_Float16)x;
+    else ((uint16_t *)at)[i] = T == BF16 ? bf16_from_float(x) : f16_from_float(x);
 }
 
 static inline float case_load(const void *at, DType T, int64_t i)
 {
     if (T == F32) return ((const float *)at)[i];
-    if (T == F16) return (float)((const _Float16 *)at)[i];
-    uint32_t u = (uint32_t)((const uint16_t *)at)[i] << 16;
-    float x;
-    memcpy(&x, &u, 4);
-    return x;
+    uint16_t h = ((const uint16_t *)at)[i];
+    return T == BF16 ? bf16_to_float(h) : f16_to_float(h);
 }
 
 static inline CudaCase *case_open(void)
