@@ -60,6 +60,7 @@ Block block;
 
 enum Order { FORWARD, REVERSE, RANDOM };
 enum { GUARD_BYTES = 64 << 10 }; /* below each stack */
+enum { TSAN_FIBERS = 2048 };     /* kept at most; a launch with more threads makes them anew */
 #if defined(EMU_ASAN) || defined(EMU_TSAN)
 enum { STACK_BYTES = 512 << 10 };
 #else
@@ -74,6 +75,7 @@ static struct {
     const void *asan_bottom;
     size_t asan_size;
     char begin_token, end_token, fence_token;
+    uint64_t launches;
 } host;
 
 /* Never destroyed: kernels may run while the process ends. */
@@ -206,8 +208,29 @@ static void fiber_main()
     abort();
 }
 
+/*
+ * ThreadSanitizer takes everything that one of its fibers does, and all that it did before, as one thread. So no
+ * two blocks of a launch may share fibers or stacks. Launches are ordered: they may.
+ */
+static void renew_for_tsan(Fiber *f)
+{
+#ifdef EMU_TSAN
+    if (f->tsan && f->launch != host.launches) {
+        f->launch = host.launches;
+        return;
+    }
+    f->launch = host.launches;
+    if (f->tsan) __tsan_destroy_fiber(f->tsan);
+    if (f->stack) munmap(f->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
+    f->stack = nullptr;
+    f->tsan = __tsan_create_fiber(0);
+#endif
+    (void)f;
+}
+
 static void start_fiber(Fiber *f)
 {
+    renew_for_tsan(f);
     if (!f->stack) {
         void *p = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -371,13 +394,22 @@ void run_launch(const Launch &l, const std::function<void()> &body)
     host.name = demangled(l.tag);
     host.body = &body;
     grid_dim = l.grid, block_dim = l.block;
-    while (pool.size() < count) pool.push_back(new Fiber);
+    host.launches++;
+#ifdef EMU_TSAN
+    const size_t fibers = count > TSAN_FIBERS ? count : TSAN_FIBERS / count * count;
+    host.tsan = __tsan_get_current_fiber();
+#else
+    const size_t fibers = count;
+#endif
+    size_t first = 0;
     release(&host.begin_token);
     permute(sequence, l.grid.x * l.grid.y * l.grid.z);
     for (unsigned number : sequence) {
         shared_begin(l.shared_bytes);
-        start_block(number, l.block, count, 0);
+        while (pool.size() < first + count) pool.push_back(new Fiber);
+        start_block(number, l.block, count, first);
         run_block();
+        first = (first + count) % fibers;
         shared_end();
     }
     acquire(&host.end_token);

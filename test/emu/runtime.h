@@ -103,6 +103,7 @@ struct Fiber : Thread {
     std::vector<Copy> copies; /* asynchronous, oldest first */
     std::vector<int> groups;  /* for each committed group: copies up to its end */
     void *tsan = nullptr, *asan = nullptr;
+    uint64_t launch = 0; /* that used it last */
 };
 
 /* Lanes that wait for each other in one warp operation. `lane[i]` points into the waiting fiber's stack. */

@@ -242,7 +242,8 @@ TEST(events)
     float ms = -1;
     float *y = on_device(std::vector<float>(64, 1)), *z = on_device(std::vector<float>(64));
     CHECK(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) == cudaSuccess);
-    CHECK(cudaEventCreate(&a) == cudaSuccess && cudaEventCreate(&b) == cudaSuccess);
+    CHECK(cudaEventCreate(&a) == cudaSuccess);
+    CHECK(cudaEventCreate(&b) == cudaSuccess);
     CHECK(cudaEventQuery(a) == cudaSuccess); /* never recorded */
     cudaEventRecord(a, other);
     run_scale(y, 2, 0, 64, other);

@@ -43,7 +43,8 @@ __global__ void wrong_shared_kernel(int what, int *memory, int index)
 {
     DYNAMIC_SHARED(int, dynamic);
     SHARED(int, numbers, [64]);
-    if (what == WRONG_SHARED_BEHIND) numbers[index] = 1;
+    int *p = numbers;
+    if (what == WRONG_SHARED_BEHIND) p[index] = 1;
     if (what == WRONG_DYNAMIC_BEHIND) dynamic[index] = 1;
     if (what == WRONG_SHARED_SIZE) {
         SHARED(int, many, [13000]);
