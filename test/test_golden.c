@@ -432,24 +432,34 @@ static double nats(const float *logits, int64_t vocab, int32_t target)
     return log(sum);
 }
 
-/* Logits prefix by prefix, as generation asks for them, give the golden first loss when taken together. */
+/*
+ * Logits prefix by prefix, as generation asks for them, give the golden first loss when taken together; and the
+ * same bits whether the prefix is given whole, token by token, or in two parts.
+ */
 static void check_logits(const char *name)
 {
     Run r = { 0 };
     golden_open(&r.g, name);
-    r.g.spec.forward_only = true;
+    r.g.spec.forward_only = r.g.spec.generate = true;
     r.g.spec.micro_batch = r.g.spec.global_batch = 1;
     run_open(&r);
     const ModelSpec *m = &r.g.spec.model;
     int32_t tokens[256];
-    float logits[256];
+    float logits[256], again[256];
     double sum = 0;
     int64_t count = 0, samples = whole(r.g.c, "global_batch");
     for (int64_t s = 0; s < samples; s++) {
         OK(formula_tokens(&r.g.spec.model, s, 1, tokens));
         for (int64_t n = 1; n <= m->seq; n++, count++) {
-            OK(trainer_logits(&r.t, tokens, n, logits));
+            OK(trainer_logits(&r.t, tokens + n - 1, n - 1, 1, logits));
             sum += nats(logits, m->vocab, tokens[n]);
+        }
+        for (int64_t n = m->seq; n >= 1; n--) {
+            OK(trainer_logits(&r.t, tokens, 0, n, again));
+            CHECK(n < m->seq || !memcmp(again, logits, (size_t)m->vocab * sizeof *logits));
+            OK(trainer_logits(&r.t, tokens, 0, (n + 1) / 2, logits));
+            if (n > 1) OK(trainer_logits(&r.t, tokens + (n + 1) / 2, (n + 1) / 2, n / 2, logits));
+            CHECK(!memcmp(again, logits, (size_t)m->vocab * sizeof *logits));
         }
     }
     CHECK_CLOSE(sum / (double)count / number(golden_step(&r.g, 0), "loss"), 1, 1e-6, "%s", name);

@@ -2,8 +2,10 @@
  * generate: continues a prompt with a run's newest checkpoint. The checkpoint carries its configuration, so
  * only the run's folder has to be named.
  *
- * Each token is one forward pass over the last model.seq tokens (no cache of keys and values). The draw for
- * token number i of the text is Philox(seed; i), so the same seed gives the same text, on every machine.
+ * Each token is one forward pass over what the cache of keys and values does not hold yet: the prompt, then one
+ * token. Once the text is longer than model.seq its last model.seq tokens take new positions with every token, and
+ * each is a pass over all of them. The draw for token number i of the text is Philox(seed; i), so the same seed
+ * gives the same text, on every machine.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -40,6 +42,7 @@ typedef struct {
 typedef struct {
     Run run;
     TokenList text;    /* prompt and what was added */
+    int64_t cached;    /* tokens of it that the trainer has seen */
     float *logits;     /* [vocab] */
     Candidate *sorted; /* [choices] */
     int32_t choices;   /* ids that the tokenizer knows */
@@ -81,8 +84,10 @@ static int32_t choose(const Generator *g, int64_t index)
 
 static Err next_token(Generator *g, int32_t *id)
 {
-    int64_t seq = g->run.spec.model.seq, n = g->text.count < seq ? g->text.count : seq;
-    TRY(trainer_logits(&g->run.trainer, g->text.ids + g->text.count - n, n, g->logits));
+    int64_t seq = g->run.spec.model.seq, first = g->text.count > seq ? g->text.count - seq : 0;
+    int64_t past = first ? 0 : g->cached, n = g->text.count - first - past;
+    TRY(trainer_logits(&g->run.trainer, g->text.ids + first + past, past, n, g->logits));
+    g->cached = g->text.count;
     for (int32_t i = 0; i < g->choices; i++) {
         if (!isfinite(g->logits[i]))
             return err_set(ERR_NUMERICS, "the model's output is not finite after token %lld",

@@ -118,6 +118,17 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
     return rotate(a, c, out[1], 0);
 }
 
+/* t [1, T, K, C] joins what `kept` has of positions before `past`, and both together take its place. */
+static Err join_earlier(Ctx *c, Tensor kept, int64_t past, Tensor *t)
+{
+    int64_t T = t->dim[1], K = t->dim[2], C = t->dim[3];
+    Tensor rows = tensor_reshape(kept, kept.dim[1], K * C), own = tensor_row_slice(rows, past, T);
+    ASSERT(t->dim[0] == 1);
+    TRY(device_copy(c->s, own.data, t->data, tensor_bytes(own)));
+    *t = tensor_reshape(tensor_row_slice(rows, 0, past + T), 1, past + T, K, C);
+    return ERR_OK;
+}
+
 Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save)
 {
     ArenaMark mark = arena_mark(c->scratch);
@@ -130,10 +141,17 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
     TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, (d.H + 2 * d.K) * d.C));
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, h));
-    TRY(op(c->s, attention_fwd, .o = by_sample(o, &d), .lse = lse, .q = by_sample(h[0], &d),
-           .k = by_sample(h[1], &d), .v = by_sample(h[2], &d), .doc = c->batch->doc,
-           .sample = c->batch->samples, .q_span = c->batch->span, .k_span = c->batch->span, .scale = d.scale,
-           .block = c->canon.attn_block, .window = a->window, .dropout = d.dropout, .head0 = d.head0));
+    Tensor k = by_sample(h[1], &d), v = by_sample(h[2], &d);
+    Spans k_span = c->batch->span;
+    if (c->kv) {
+        TRY(join_earlier(c, c->kv->k, k_span.first[0], &k));
+        TRY(join_earlier(c, c->kv->v, k_span.first[0], &v));
+        k_span = spans_whole(k.dim[1]);
+    }
+    TRY(op(c->s, attention_fwd, .o = by_sample(o, &d), .lse = lse, .q = by_sample(h[0], &d), .k = k, .v = v,
+           .doc = c->batch->doc, .sample = c->batch->samples, .q_span = c->batch->span, .k_span = k_span,
+           .scale = d.scale, .block = c->canon.attn_block, .window = a->window, .dropout = d.dropout,
+           .head0 = d.head0));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), y);
 }

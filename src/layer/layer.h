@@ -77,6 +77,11 @@ typedef struct {
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
 
+/* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. */
+typedef struct {
+    Tensor k, v;
+} KvCache;
+
 typedef struct {
     Stream *s;
     World *world;
@@ -89,6 +94,7 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
     Canon canon;
+    const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
@@ -227,6 +233,7 @@ typedef struct {
 } AttentionSpec;
 
 Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec);
+/* With c->kv (one sample, one span): the rows' keys and values go into it, and queries also see those before. */
 Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save);
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx);
 

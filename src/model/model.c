@@ -165,22 +165,30 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     return ERR_OK;
 }
 
-Err stage_logits(const Stage *st, Ctx *c, StageSave *save, int64_t row, Tensor logits)
+Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup)
 {
-    Tensor final_out, last;
-    int64_t B = c->batch->B, T = c->batch->T, D = st->spec.hidden;
+    const ModelSpec *m = &st->spec;
+    TRY(setup_array(setup, st->layer_count, kv));
+    for (int i = 0; i < st->layer_count; i++) {
+        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, m->kv_heads, m->head_dim));
+        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, m->kv_heads, m->head_dim));
+    }
+    return ERR_OK;
+}
+
+Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits)
+{
+    Tensor final_out;
+    ASSERT(c->batch->B == 1 && c->world->size == 1);
     TRY(run_input(st, c, save, NULL));
-    for (int i = 0; i < st->layer_count; i++) TRY(run_block(st, c, save, i));
+    for (int i = 0; i < st->layer_count; i++) {
+        c->kv = &kv[i];
+        TRY(run_block(st, c, save, i));
+    }
+    c->kv = NULL;
     TRY(run_final_norm(st, c, save, &final_out));
     segment_end(c);
-    ArenaMark mark = arena_mark(c->scratch);
-    TRY(tensor_new(c->scratch, &last, c->dtype, B, D));
-    for (int64_t b = 0; b < B; b++)
-        TRY(device_copy(c->s, tensor_row_slice(last, b, 1).data,
-                        tensor_row_slice(final_out, b * T + row, 1).data, D * dtype_size(c->dtype)));
-    TRY(head_logits(&st->head, c, last, logits));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
+    return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }
 
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,

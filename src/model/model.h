@@ -85,8 +85,14 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
 /* dout as out, used up. din: the gradient of in, in scratch: valid until the caller releases scratch. */
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Boundary *din);
 
-/* Logits of the row `row` of each sample, [B, padded_vocab / tp]. Forward only, nothing kept. */
-Err stage_logits(const Stage *st, Ctx *c, StageSave *save, int64_t row, Tensor logits);
+/* Room for the keys and values of one sample in `state`: a KvCache for each block. */
+Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup);
+
+/*
+ * Logits [1, padded_vocab] of the batch's last row. The batch holds one sample's positions past .. past + T - 1;
+ * kv holds those before, from earlier calls, and then these too. Forward only, one rank.
+ */
+Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
 
 /* Sine and cosine tables [seq, head_dim / 2] in `state`, when the model rotates. */
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,

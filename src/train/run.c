@@ -108,6 +108,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     TRY(train_spec(c, tokenizer_vocab(r->tokenizer), &r->spec));
     TRY(open_data(r, purpose));
     r->spec.forward_only = purpose != RUN_TRAIN;
+    r->spec.generate = purpose == RUN_GENERATE;
     if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
     TRY(world_open_self(&r->world));
     r->world_open = true;

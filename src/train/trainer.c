@@ -181,6 +181,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t, limits));
+    if (s->generate) TRY(stage_kv_init(&t->stage, &t->kv, s->compute, &t->state, &t->setup));
     TRY(alloc_staging(t));
     TRY(setup_array(&t->setup, 2 * t->registry.count, &t->host_shift));
     t->optim = (Optim){ .params = &t->params,
@@ -260,8 +261,7 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
 {
     double loss;
     int64_t counted;
-    if (t->spec.forward_only && t->spec.micro_batch == 1)
-        TRY(trainer_logits(t, NULL, t->spec.model.seq, NULL));
+    if (t->kv) TRY(trainer_logits(t, NULL, 0, t->spec.model.seq, NULL));
     if (!t->spec.forward_only) TRY(count_step(t, out));
     TRY(trainer_eval(t, (TokenSource){ 0 }, 0, 1, &loss, &counted));
     MemoryPlan peak = trainer_peak(t);
@@ -433,20 +433,28 @@ Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches,
     return ERR_OK;
 }
 
-Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits)
+/* The rows of positions past .. past + n - 1 of a batch of one sample. */
+static Batch batch_part(const Batch *whole, int64_t past, int64_t n)
+{
+    Batch part = *whole;
+    part.T = n;
+    part.span = (Spans){ { past, 0 }, { n, 0 } };
+    part.token = tensor_row_slice(whole->token, 0, n);
+    part.target = tensor_row_slice(whole->target, 0, n);
+    part.position = tensor_row_slice(whole->position, 0, n);
+    part.sample = tensor_row_slice(whole->sample, 0, n);
+    return part;
+}
+
+Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, float *logits)
 {
     Executor *e = &t->executor;
     ExecutorSlot *s = &e->slots[0];
     Batch whole = s->batch;
     Tensor out, wide;
-    ASSERT(t->spec.micro_batch == 1 && n >= 1 && n <= whole.seq && t->world->size == 1);
-    s->batch.T = n;
-    s->batch.span = spans_whole(n);
-    s->batch.token = tensor_row_slice(whole.token, 0, n);
-    s->batch.target = tensor_row_slice(whole.target, 0, n);
-    s->batch.position = tensor_row_slice(whole.position, 0, n);
-    s->batch.sample = tensor_row_slice(whole.sample, 0, n);
-    if (tokens) memcpy(t->host_tokens, tokens, (size_t)n * sizeof *tokens);
+    ASSERT(t->kv && past >= 0 && n >= 1 && past + n <= whole.seq);
+    s->batch = batch_part(&whole, past, n);
+    if (tokens) memcpy(t->host_tokens + past, tokens, (size_t)n * sizeof *tokens);
     TRY(fill_batch(t, &s->batch, 0));
     e->ctx.dropout_on = false;
     e->ctx.slot = &s->slot;
@@ -454,7 +462,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits)
     for (int r = 0; r < REGION_COUNT; r++) e->ctx.into[r] = &s->slot.region[r];
     ArenaMark mark = arena_mark(&t->scratch);
     TRY(tensor_new(&t->scratch, &out, t->spec.compute, 1, t->spec.model.padded_vocab));
-    TRY(stage_logits(&t->stage, &e->ctx, &s->save, n - 1, out));
+    TRY(stage_logits(&t->stage, &e->ctx, &s->save, t->kv, out));
     wide = tensor_reshape(out, t->spec.model.padded_vocab);
     if (t->spec.compute != F32) {
         TRY(tensor_new(&t->scratch, &wide, F32, t->spec.model.padded_vocab));

@@ -28,6 +28,7 @@ typedef struct {
     DType compute;     /* F32, BF16, F16: activations, and weights as the layers see them */
     bool exact;        /* reproducible = layout; F32 only */
     bool forward_only; /* evaluation, generation: no gradients, no optimizer */
+    bool generate;     /* keeps keys and values; forward_only, one rank, micro_batch 1 */
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
@@ -88,6 +89,7 @@ typedef struct {
     Action *actions;
     int action_count, microbatches; /* per step on this rank; on the null device two at most */
     StepValues *step_values;        /* device */
+    KvCache *kv;                    /* of each block, when generating */
     int32_t *host_shift;            /* [2][params]: the step's shifts, and what a repetition tries */
     TokenSource source;
     int32_t *host_tokens; /* [micro_batch][seq + 1]; NULL on the null device, as the next */
@@ -115,8 +117,11 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
                  int64_t *counted);
 
-/* Logits [vocab] after the n tokens (n <= seq). Single-rank trainers opened with micro_batch 1. */
-Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t n, float *logits);
+/*
+ * Logits [vocab] after n more tokens at positions past .. past + n - 1 (past + n <= seq); the `past` tokens before
+ * were given to earlier calls. The same bits however a text is cut into calls. For trainers opened to generate.
+ */
+Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, float *logits);
 
 /* High-water marks of the run so far, in the form of a plan (flop and comm fields 0). */
 MemoryPlan trainer_peak(const Trainer *t);
