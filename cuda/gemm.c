@@ -515,6 +515,8 @@ static Product product(OpId op, Tensor a, bool ta, Tensor b, bool tb, Tensor d)
 Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a);
 Err cuda_linear_dx(Stream *s, const linear_dx_args *a);
 Err cuda_linear_dw(Stream *s, const linear_dw_args *a);
+Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a); /* elementwise.cu */
+Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a);
 
 Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
 {
@@ -525,14 +527,17 @@ Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
         x.key.epilogue = CUBLASLT_EPILOGUE_BIAS;
         x.key.align_bias = alignment(x.bias, 0, a->bias.dtype);
     }
-    return run(s, &x);
+    TRY(run(s, &x));
+    return a->gelu.data ? cuda_gelu_fwd(s, &(gelu_fwd_args){ .y = a->gelu, .x = a->y }) : ERR_OK;
 }
 
 Err cuda_linear_dx(Stream *s, const linear_dx_args *a)
 {
     TRY(check_rows(OP_linear_dx, a->dx, a->dy));
     Product x = product(OP_linear_dx, a->w, false, a->dy, false, a->dx);
-    return run(s, &x);
+    TRY(run(s, &x));
+    if (!a->gelu_x.data) return ERR_OK;
+    return cuda_gelu_bwd(s, &(gelu_bwd_args){ .dx = a->dx, .dy = a->dx, .x = a->gelu_x });
 }
 
 Err cuda_linear_dw(Stream *s, const linear_dw_args *a)

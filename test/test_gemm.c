@@ -544,4 +544,41 @@ TEST(linear_ops)
     free(x), free(w), free(dy), free(bias), free(y), free(dx), free(dw);
 }
 
+/* GELU within the product and its gradient behind it: the bits of the two ops one after the other. */
+TEST(linear_gelu)
+{
+    enum { N = 37, O = 50, I = 96 };
+    static const int64_t counts[] = { -1, 20 }; /* -1: no row count */
+    const OpTable *const tables[ISA_COUNT] = { [ISA_AVX512] = &cpu_avx512_ops, [ISA_AVX2] = &cpu_avx2_ops,
+                                               [ISA_C] = &cpu_c_ops };
+    float *x = random_floats(N * I), *w = random_floats(O * I), *dy = random_floats(N * O), *bias = random_floats(O),
+          *start = random_floats(N * I);
+    EACH_BUILD(e) for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        Device dev = device(2);
+        Stream s = { &dev };
+        Tensor tx = tensor_of(x, F32, N, I), tw = tensor_of(w, F32, O, I), tdy = tensor_of(dy, F32, N, O),
+               tb = tensor_of(bias, F32, O), out[2][3];
+        if (counts[i] >= 0) tx.rows = tdy.rows = &counts[i];
+        for (int fused = 0; fused < 2; fused++) {
+            Tensor *t = out[fused];
+            for (int j = 0; j < 3; j++)
+                t[j] = tensor_of(copy_of(start, N * I * 4), F32, N, j == 2 ? I : O);
+            OK(e->fwd(&s, &(linear_fwd_args){ .y = t[0], .x = tx, .w = tw, .bias = tb, .leaf = I / 8,
+                                              .gelu = fused ? t[1] : (Tensor){ 0 } }));
+            OK(e->dx(&s, &(linear_dx_args){ .dx = t[2], .dy = tdy, .w = tw, .leaf = O,
+                                            .gelu_x = fused ? tensor_of(x, F32, N, I) : (Tensor){ 0 } }));
+            if (fused) continue;
+            t[0].rows = t[2].rows = tx.rows;
+            OK(tables[e->isa]->gelu_fwd(&s, &(gelu_fwd_args){ .y = t[1], .x = t[0] }));
+            OK(tables[e->isa]->gelu_bwd(&s, &(gelu_bwd_args){ .dx = t[2], .dy = t[2], .x = tensor_of(x, F32, N, I) }));
+        }
+        for (int j = 0; j < 3; j++) {
+            CHECK_MSG(!memcmp(out[0][j].data, out[1][j].data, N * I * 4), "%s tensor %d, %lld rows", isa_name(e->isa),
+                      j, (long long)counts[i]);
+            free(out[0][j].data), free(out[1][j].data);
+        }
+    }
+    free(x), free(w), free(dy), free(bias), free(start);
+}
+
 TEST_MAIN

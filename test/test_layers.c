@@ -384,6 +384,7 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
 TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
 TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
+TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }
 
 static Err head_f(Rig *r)
 {

@@ -6,6 +6,8 @@
  *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens; for an F32 accumulator one chain over
  *                                             all tokens, going on from dw: runs repeat, layouts do not
  *
+ * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here.
+ *
  * Tensor.rows of any token tensor limits N: other rows are neither read nor written.
  */
 #include "cpu/gemm.h"
@@ -15,6 +17,8 @@
 Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a);
 Err CPU(linear_dx)(Stream *s, const linear_dx_args *a);
 Err CPU(linear_dw)(Stream *s, const linear_dw_args *a);
+Err CPU(gelu_fwd)(Stream *s, const gelu_fwd_args *a);
+Err CPU(gelu_bwd)(Stream *s, const gelu_bwd_args *a);
 
 /* Token rows in use: the shape, or less by the counts of the two token tensors. */
 static int64_t token_rows(Tensor a, Tensor b)
@@ -47,7 +51,10 @@ Err CPU(linear_fwd)(Stream *s, const linear_fwd_args *a)
                      .ldc = a->y.ld,
                      .bias = a->bias.data };
     CPU(gemm)(s->dev, &g);
-    return ERR_OK;
+    if (!a->gelu.data) return ERR_OK;
+    gelu_fwd_args gelu = { .y = a->gelu, .x = a->y };
+    if (a->x.rows) gelu.y.rows = a->x.rows; /* y's own count limits it as well */
+    return CPU(gelu_fwd)(s, &gelu);
 }
 
 Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
@@ -63,7 +70,10 @@ Err CPU(linear_dx)(Stream *s, const linear_dx_args *a)
                      .c = a->dx.data,
                      .ldc = a->dx.ld };
     CPU(gemm)(s->dev, &g);
-    return ERR_OK;
+    if (!a->gelu_x.data) return ERR_OK;
+    gelu_bwd_args gelu = { .dx = a->dx, .dy = a->dx, .x = a->gelu_x };
+    if (a->dy.rows) gelu.dy.rows = a->dy.rows;
+    return CPU(gelu_bwd)(s, &gelu);
 }
 
 Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)

@@ -163,8 +163,12 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
  * ROW:    x [N, in / tp] -> y [R, out], bias NOT added (the residual add does it once).
  */
 Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y);
+/* COLUMN only: active = gelu(y) as well, in the same op. */
+Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active);
 /* dx as x; queues dw. COLUMN adds its bias gradient; ROW's is added by its caller. dy from dy_alloc. */
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx);
+/* ROW only: x was gelu(gelu_x), and dx is the gradient of gelu_x. */
+Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx);
 
 /* ---- embedding ---- */
 

@@ -47,14 +47,21 @@ int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local)
     return c->canon.exact ? global / c->canon.tp_blocks : local;
 }
 
+static const Tensor none;
+
 Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 {
+    return linear_forward_gelu(l, c, x, y, none);
+}
+
+Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active)
+{
+    ASSERT(l->kind == LINEAR_COLUMN || !active.data);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor w = param_value(c, l->weight), full, partial;
     if (l->kind == LINEAR_COLUMN) {
-        Tensor none = { 0 };
         TRY(gather_rows(c, x, &full));
-        TRY(op(c->s, linear_fwd, .y = y, .x = full, .w = w,
+        TRY(op(c->s, linear_fwd, .y = y, .gelu = active, .x = full, .w = w,
                .bias = l->bias >= 0 ? param_value(c, l->bias) : none, .leaf = l->in));
     } else {
         TRY(partial_alloc(c, y, &partial));
@@ -67,6 +74,12 @@ Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y)
 
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
+    return linear_backward_gelu(l, c, x, dy, none, dx);
+}
+
+Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx)
+{
+    ASSERT(l->kind == LINEAR_ROW || !gelu_x.data);
     ArenaMark mark = arena_mark(c->scratch);
     bool sharded = c->world->sp.size > 1;
     Tensor w = param_value(c, l->weight), full, partial;
@@ -78,7 +91,7 @@ Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
         TRY(wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_x = sharded }));
     } else {
         TRY(gather_rows(c, dy, &full));
-        TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = w, .leaf = l->out));
+        TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = w, .gelu_x = gelu_x, .leaf = l->out));
         /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
         Wgrad now = { l->weight, full, x }, later = { l->weight, dy, x, .gather_dy = sharded };
         TRY(wgrad_push(c, c->split_backward ? later : now));

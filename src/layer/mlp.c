@@ -40,9 +40,20 @@ static Err activation_forward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active
     return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = m->chunk);
 }
 
-static Err activation_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
+/* GELU is part of the product before it, and its gradient of the product after it. */
+static Err fc1_forward(const Mlp *m, Ctx *c, Tensor x, Tensor hidden, Tensor active)
 {
-    if (m->activation == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
+    if (m->activation == ACT_GELU) return linear_forward_gelu(&m->fc1, c, x, hidden, active);
+    TRY(linear_forward(&m->fc1, c, x, hidden));
+    return activation_forward(m, c, hidden, active);
+}
+
+static Err fc2_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active, Tensor dy, Tensor dhidden)
+{
+    Tensor dactive;
+    if (m->activation == ACT_GELU) return linear_backward_gelu(&m->fc2, c, active, dy, hidden, dhidden);
+    TRY(tensor_new(c->scratch, &dactive, c->dtype, active.dim[0], active.dim[1]));
+    TRY(linear_backward(&m->fc2, c, active, dy, dactive));
     return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
 }
 
@@ -58,8 +69,7 @@ Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
     bool in_scratch = c->into[REGION_I] == c->scratch;
     if (!in_scratch) mark = arena_mark(c->scratch);
     if (m->recompute) TRY(tensor_new(c->scratch, &active, c->dtype, N, F));
-    TRY(linear_forward(&m->fc1, c, x, hidden));
-    TRY(activation_forward(m, c, hidden, active));
+    TRY(fc1_forward(m, c, x, hidden, active));
     TRY(linear_forward(&m->fc2, c, active, y));
     if (!in_scratch) arena_release(c->scratch, mark);
     return ERR_OK;
@@ -69,7 +79,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 {
     ArenaMark mark = arena_mark(c->scratch);
     int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
-    Tensor hidden = save_get(c, save->hidden), active, dactive, dhidden;
+    Tensor hidden = save_get(c, save->hidden), active, dhidden;
     TRY(dy_alloc(c, &dhidden, N, hidden.dim[1]));
     if (m->recompute) {
         TRY(dy_alloc(c, &active, N, F));
@@ -77,9 +87,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
     } else {
         active = save_get(c, save->active);
     }
-    TRY(tensor_new(c->scratch, &dactive, c->dtype, N, F));
-    TRY(linear_backward(&m->fc2, c, active, dy, dactive));
-    TRY(activation_backward(m, c, hidden, dactive, dhidden));
+    TRY(fc2_backward(m, c, hidden, active, dy, dhidden));
     TRY(linear_backward(&m->fc1, c, x, dhidden, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;
