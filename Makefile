@@ -48,17 +48,22 @@ LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcud
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
 
-# The same files on the emulator (test/emu/README.md). EMU: folder of objects; EMU_FLAGS: sanitizers.
+# The same files on the emulator (test/emu/README.md). EMU: folder of objects. EMU_FLAGS: sanitizers for kernels
+# and tests; EMU_RUNTIME_FLAGS: for the emulator itself.
 EMU       ?= $(BUILD)/emu
 EMU_CC    ?= $(CC)
 EMU_CXX   ?= g++
 EMU_FLAGS ?=
-EMU_SRC   := $(sort $(wildcard test/emu/*.cpp))
-EMU_OBJ   := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o) $(EMU_SRC:%.cpp=$(EMU)/%.o)
+EMU_RUNTIME_FLAGS ?= $(EMU_FLAGS)
+EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
+EMU_HOST  := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
+EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
-EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE -MMD -MP \
-                -Wall -Wno-unknown-pragmas $(EMU_FLAGS)
-EMU_CFLAGS   := -std=gnu17 -O2 -g -D_GNU_SOURCE -DMEGATRAIN_CUDA -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) -MMD -MP $(WARN) $(EMU_FLAGS)
+EMU_SELF  := $(patsubst test/emu/%.cpp,$(EMU)/%,$(sort $(wildcard test/emu/test_*.cpp)))
+EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE \
+                -MMD -MP -Wall -Wno-unknown-pragmas
+EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
+                -MMD -MP $(WARN)
 
 .PHONY: all deps deps-dev demo test test-emu test-slow bench asan lint fmt hdr-check install clean
 .SECONDARY:
@@ -110,27 +115,37 @@ $(BUILD)/cuda/%.o: cuda/%.cu
 $(EMU)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  EMU $<"
-	@$(EMU_CXX) -x c++ $(EMU_CXXFLAGS) -c -o $@ $<
+	@$(EMU_CXX) -x c++ $(EMU_CXXFLAGS) $(EMU_FLAGS) -c -o $@ $<
 
 $(EMU)/%.o: %.cpp
 	@mkdir -p $(@D)
 	@echo "  EMU $<"
-	@$(EMU_CXX) $(EMU_CXXFLAGS) -c -o $@ $<
+	@$(EMU_CXX) $(EMU_CXXFLAGS) $(EMU_RUNTIME_FLAGS) -c -o $@ $<
 
 $(EMU)/%.o: %.c
 	@mkdir -p $(@D)
 	@echo "  EMU $<"
-	@$(EMU_CC) $(EMU_CFLAGS) -c -o $@ $<
+	@$(EMU_CC) $(EMU_CFLAGS) $(EMU_FLAGS) -c -o $@ $<
+
+$(EMU)/src/device/device.o: src/device/device.c
+	@mkdir -p $(@D)
+	@echo "  EMU $<"
+	@$(CC) $(CFLAGS) -DMEGATRAIN_CUDA -c -o $@ $<
 
 # objects first: what they define is then not taken from the library
-$(EMU)/megatrain: $(BUILD)/main.o $(EMU_OBJ) $(BUILD)/libmegatrain.a
+$(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
 
-$(EMU)/test_%: $(EMU)/test/cuda/test_%.o $(EMU_OBJ) $(BUILD)/libmegatrain.a
+$(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
 
+$(EMU_SELF): $(EMU)/%: $(EMU)/test/emu/%.o $(patsubst %.cu,$(EMU)/%.cu.o,$(wildcard test/emu/*.cu)) $(EMU_RUNTIME)
+	@echo "  LD $@"
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lpthread
+
+.SECONDARY:
 deps:
 	@scripts/install-deps.sh
 
