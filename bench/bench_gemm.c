@@ -1,6 +1,8 @@
 /*
  * The matrix product against OpenBLAS, alternating in one process: GFLOP/s (best of several runs), median of
- * the ratios of neighbouring runs (above 1: we are faster), share of the fma peak measured in between.
+ * the ratios of neighbouring runs (above 1: we are faster), share of the fma peak measured in between. The
+ * trees and integer sums, which OpenBLAS has not, alternate with our own chain of the same product besides:
+ * their cost is the time they take over it (median of neighbouring runs), and OpenBLAS's chain a mere scale.
  *
  *   bench_gemm [--json FILE] [--seconds S] [--isa avx512|avx2|c] [--only TEXT] [--no-blas]
  *
@@ -14,6 +16,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 #include "base/json.h"
@@ -99,9 +102,26 @@ static void run_blas(const Gemm *g)
                &lda, &beta, g->c, &ldc);
 }
 
+/* The contenders of a row. */
+enum { OWN, BLAS, CHAIN, CONTENDERS };
+
+/* Seconds of each contender, run by run; neighbours are compared: holds also where the machine's speed drifts. */
+enum { RUNS_MAX = 2000, RUNS_MIN = 3 };
+static double seconds[CONTENDERS][RUNS_MAX];
+
+/* Memory as a device gives it (device.c): in huge pages, if the kernel has them. */
+static void *huge(int64_t bytes)
+{
+    const int64_t page = 2 << 20;
+    void *p = aligned_alloc((size_t)page, (size_t)((bytes + page - 1) / page * page));
+    if (!p) abort();
+    madvise(p, (size_t)bytes, MADV_HUGEPAGE);
+    return p;
+}
+
 static float *filled(int64_t n)
 {
-    float *p = aligned_alloc(64, (size_t)(n * 4 + 63) / 64 * 64);
+    float *p = huge(n * (int64_t)sizeof *p);
     uint64_t state = 1;
     for (int64_t i = 0; i < n; i++) {
         state = state * 6364136223846793005u + 1;
@@ -116,10 +136,33 @@ static int ascending(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
-static void report(const Row *r, double flop, const double best[2], double ratio)
+/* Median of seconds[x] / seconds[y], run by run. */
+static double median_ratio(int x, int y, int runs)
 {
-    double own = flop / best[0] * 1e-9, blas = bench.blas ? flop / best[1] * 1e-9 : 0;
-    printf("%-44s %8.1f %8.1f %7.2f %7.0f%%\n", r->name, own, blas, ratio, 100 * own / bench.peak);
+    static double ratio[RUNS_MAX];
+    for (int i = 0; i < runs; i++) ratio[i] = seconds[x][i] / seconds[y][i];
+    qsort(ratio, (size_t)runs, sizeof *ratio, ascending);
+    return ratio[runs / 2];
+}
+
+static double best(int who, int runs)
+{
+    double least = seconds[who][0];
+    for (int i = 1; i < runs; i++)
+        if (seconds[who][i] < least) least = seconds[who][i];
+    return least;
+}
+
+static void report(const Row *r, int runs)
+{
+    const double flop = 2.0 * (double)r->g.M * (double)r->g.N * (double)r->g.K;
+    const double own = flop / best(OWN, runs) * 1e-9, blas = bench.blas ? flop / best(BLAS, runs) * 1e-9 : 0;
+    const double ratio = bench.blas ? median_ratio(BLAS, OWN, runs) : 0;
+    const bool chain = r->g.mode == GEMM_CHAIN;
+    const double cost = chain ? 0 : 100 * (median_ratio(OWN, CHAIN, runs) - 1);
+    printf("%-44s %8.1f %8.1f %7.2f %7.0f%%", r->name, own, blas, ratio, 100 * own / bench.peak);
+    if (chain) printf("\n");
+    else printf(" %+9.0f%%\n", cost);
     fflush(stdout);
     json_open(&bench.json, NULL, '{');
     json_put_text(&bench.json, "name", r->name);
@@ -127,7 +170,22 @@ static void report(const Row *r, double flop, const double best[2], double ratio
     if (bench.blas) json_put_number(&bench.json, "openblas_gflops", blas);
     if (bench.blas) json_put_number(&bench.json, "ratio", ratio);
     json_put_number(&bench.json, "peak_share", own / bench.peak);
+    if (!chain) json_put_number(&bench.json, "cost_percent", cost);
     json_close(&bench.json, '}');
+}
+
+/* One run of each contender that the row has. */
+static void run_once(const Gemm *g, const Gemm *chain, double out[CONTENDERS])
+{
+    double t = now();
+    bench.own(&bench.dev, g);
+    out[OWN] = now() - t;
+    t = now();
+    if (bench.blas) run_blas(g);
+    out[BLAS] = now() - t;
+    t = now();
+    if (g->mode != GEMM_CHAIN) bench.own(&bench.dev, chain);
+    out[CHAIN] = now() - t;
 }
 
 static void run_row(Row *r)
@@ -139,23 +197,22 @@ static void run_row(Row *r)
     g->b = (GemmOperand){ b, g->b.transposed ? g->K : g->N, g->b.transposed };
     g->ldc = g->N;
     g->c = filled(g->M * g->N);
-    if (g->mode == GEMM_I64) g->fixed = calloc((size_t)(g->M * g->N), sizeof *g->fixed);
-    g->shift = 40, g->room = 16;
-    static double ratios[2000]; /* of neighbouring runs: holds also where the machine's speed drifts */
-    double best[2] = { 1e30, 1e30 }, last = 0, until = now() + bench.seconds;
-    int pairs = 0;
-    for (int i = 0; (i < 6 || now() < until) && pairs < 2000; i++) {
-        double t0 = now();
-        if (i % 2 == 0) bench.own(&bench.dev, g);
-        else if (bench.blas) run_blas(g);
-        double t = now() - t0;
-        if (i >= 2 && t < best[i % 2]) best[i % 2] = t;
-        if (i >= 2 && i % 2) ratios[pairs++] = t / last;
-        last = t;
+    if (g->mode == GEMM_I64) {
+        g->fixed = huge(g->M * g->N * (int64_t)sizeof *g->fixed);
+        memset(g->fixed, 0, (size_t)(g->M * g->N) * sizeof *g->fixed);
     }
-    qsort(ratios, (size_t)pairs, sizeof *ratios, ascending);
+    g->shift = 40, g->room = 16;
+    Gemm chain = *g;
+    chain.mode = GEMM_CHAIN;
+    double run[CONTENDERS];
+    run_once(g, &chain, run); /* fills the caches */
+    int runs = 0;
+    for (double until = now() + bench.seconds; (runs < RUNS_MIN || now() < until) && runs < RUNS_MAX; runs++) {
+        run_once(g, &chain, run);
+        for (int i = 0; i < CONTENDERS; i++) seconds[i][runs] = run[i];
+    }
     measure_peak();
-    report(r, 2.0 * (double)g->M * (double)g->N * (double)g->K, best, bench.blas ? ratios[pairs / 2] : 0);
+    report(r, runs);
     free(a), free(b), free(g->c), free(g->fixed);
 }
 
@@ -237,7 +294,7 @@ int main(int argc, char **argv)
     }
     if (bench.isa == ISA_AUTO) bench.isa = isa_best();
     bench.own = calls[bench.isa];
-    bench.dev.workspace = aligned_alloc(4096, DEVICE_WORKSPACE_BYTES);
+    bench.dev.workspace = huge(DEVICE_WORKSPACE_BYTES);
     bench.dev.workspace_bytes = DEVICE_WORKSPACE_BYTES;
     measure_peak();
     json_out_init(&bench.json, json, sizeof json);
@@ -245,8 +302,8 @@ int main(int argc, char **argv)
     json_put_text(&bench.json, "isa", isa_name(bench.isa));
     json_put_int(&bench.json, "threads", bench.dev.threads);
     json_open(&bench.json, "rows", '[');
-    printf("%s, %d threads; tokens x out x in\n%-44s %8s %8s %7s %8s\n", isa_name(bench.isa), bench.dev.threads,
-           "GFLOP/s, best of several", "megatrain", "OpenBLAS", "ratio", "of peak");
+    printf("%s, %d threads; tokens x out x in\n%-44s %8s %8s %7s %8s %10s\n", isa_name(bench.isa), bench.dev.threads,
+           "GFLOP/s, best of several", "megatrain", "OpenBLAS", "ratio", "of peak", "over chain");
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++)
         run_linear(shapes[i][0], shapes[i][1], shapes[i][2], shapes[i][3]);
     json_close(&bench.json, ']');
