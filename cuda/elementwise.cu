@@ -80,7 +80,8 @@ struct Add {
 };
 
 template <class T, bool WIDE, class F>
-__global__ void __launch_bounds__(PACK_THREADS) map_kernel(Rows<T> y, Rows<const T> a, Rows<const T> b, PackGrid g)
+__global__ void __launch_bounds__(PACK_THREADS)
+    map_kernel(Rows<T> y, Rows<const T> a, Rows<const T> b, PackGrid g)
 {
     const int64_t rows = rows_in_use(g.rows);
     Pack<T> pa[PACK_UNROLL], pb[PACK_UNROLL];
@@ -140,21 +141,24 @@ struct DropRows {
 };
 
 /* Dropout of the pack's elements: kept ones are scaled, the others become 0. */
-template <int COUNT> __device__ __forceinline__ void drop_pack(float v[COUNT], const DropRows &d, const PackPlace &p)
+template <int COUNT>
+__device__ __forceinline__ void drop_pack(float v[COUNT], const DropRows &d, const PackPlace &p)
 {
     const uint64_t sample = static_cast<uint64_t>(d.sample[p.row]);
     const uint32_t position = static_cast<uint32_t>(d.position[p.row]);
     for (int i = 0; i < COUNT; i += 4) {
         const Philox draw = philox(d.dropout.key, static_cast<uint32_t>((p.column + i) / 4), position,
                                    static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32));
-        for (int j = 0; j < 4; j++) v[i + j] = draw.v[j] >= d.dropout.threshold ? v[i + j] * d.dropout.scale : 0.0f;
+        for (int j = 0; j < 4; j++)
+            v[i + j] = draw.v[j] >= d.dropout.threshold ? v[i + j] * d.dropout.scale : 0.0f;
     }
 }
 
 /* y = residual + dropout(x + bias); residual and bias may be NULL. */
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(PACK_THREADS)
-    residual_kernel(Rows<T> y, Rows<const T> residual, Rows<const T> x, const T *bias, DropRows drop, PackGrid g)
+    residual_kernel(Rows<T> y, Rows<const T> residual, Rows<const T> x, const T *bias, DropRows drop,
+                    PackGrid g)
 {
     constexpr int COUNT = Pack<T>::COUNT;
     const int64_t rows = rows_in_use(g.rows);
@@ -187,16 +191,18 @@ __global__ void __launch_bounds__(PACK_THREADS)
 template <class T> static void launch_residual(Stream *s, const residual_fwd_args *a)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), 1, a->x.dim[1], Pack<T>::COUNT);
-    const DropRows drop = { a->dropout, data_of<const int32_t>(a->position), data_of<const int64_t>(a->sample) };
+    const DropRows drop = { a->dropout, data_of<const int32_t>(a->position),
+                            data_of<const int64_t>(a->sample) };
     const Rows<T> y = rows_of<T>(a->y);
     const Rows<const T> residual = rows_of<const T>(a->residual), x = rows_of<const T>(a->x);
     const T *bias = data_of<const T>(a->bias);
-    const bool wide = rows_aligned(a->y) && rows_aligned(a->x) && (!residual.data || rows_aligned(a->residual)) &&
-                      (!bias || rows_aligned(a->bias));
+    const bool wide = rows_aligned(a->y) && rows_aligned(a->x) &&
+                      (!residual.data || rows_aligned(a->residual)) && (!bias || rows_aligned(a->bias));
     if (wide)
         LAUNCH((residual_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop, g);
     else
-        LAUNCH((residual_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop, g);
+        LAUNCH((residual_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop,
+               g);
 }
 
 extern "C" Err cuda_residual_fwd(Stream *s, const residual_fwd_args *a)
@@ -273,7 +279,8 @@ __global__ void __launch_bounds__(PACK_THREADS)
     for (int u = 0; u < PACK_UNROLL; u++) {
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
         if (!p.used) continue;
-        for (int i = 0; i < Pack<T>::COUNT; i++) swiglu_slopes<T>(&gate[u].v[i], &up[u].v[i], to_float(d[u].v[i]));
+        for (int i = 0; i < Pack<T>::COUNT; i++)
+            swiglu_slopes<T>(&gate[u].v[i], &up[u].v[i], to_float(d[u].v[i]));
         T *to = dx.at(p.row) + 2 * part + p.column;
         store_pack<T, WIDE>(to, gate[u], p.left);
         store_pack<T, WIDE>(to + g.width, up[u], p.left);
@@ -290,7 +297,8 @@ static Err check_chunks(const char *name, Tensor x, Tensor y, int64_t chunk)
 {
     if (chunk > 0 && y.dim[1] % chunk == 0 && x.dim[1] == 2 * y.dim[1]) return ERR_OK;
     return err_set(ERR_SHAPE, "%s: %lld columns are not pairs of chunks of %lld for %lld", name,
-                   static_cast<long long>(x.dim[1]), static_cast<long long>(chunk), static_cast<long long>(y.dim[1]));
+                   static_cast<long long>(x.dim[1]), static_cast<long long>(chunk),
+                   static_cast<long long>(y.dim[1]));
 }
 
 template <class T> static void launch_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
@@ -354,11 +362,13 @@ __global__ void __launch_bounds__(ZERO_THREADS)
 
 static void launch_zero(Stream *s, Tensor t, int64_t row_bytes, int64_t ld_bytes)
 {
-    const bool wide = reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (ld_bytes == row_bytes || ld_bytes % 16 == 0);
-    const int64_t packs = ld_bytes == row_bytes ? ceil_div(t.dim[0] * row_bytes, 16) : t.dim[0] * ceil_div(row_bytes, 16);
+    const bool wide =
+        reinterpret_cast<uintptr_t>(t.data) % 16 == 0 && (ld_bytes == row_bytes || ld_bytes % 16 == 0);
+    const int64_t packs =
+        ld_bytes == row_bytes ? ceil_div(t.dim[0] * row_bytes, 16) : t.dim[0] * ceil_div(row_bytes, 16);
     const int64_t blocks = packs > 0 ? ceil_div(packs, ZERO_BLOCK) : 1;
-    LAUNCH(zero_kernel, static_cast<unsigned>(blocks), ZERO_THREADS, 0, cuda_stream(s), data_of<unsigned char>(t),
-           row_bytes, ld_bytes, row_count(t, t), wide);
+    LAUNCH(zero_kernel, static_cast<unsigned>(blocks), ZERO_THREADS, 0, cuda_stream(s),
+           data_of<unsigned char>(t), row_bytes, ld_bytes, row_count(t, t), wide);
 }
 
 extern "C" Err cuda_fill_zero(Stream *s, const fill_zero_args *a)

@@ -22,7 +22,7 @@
  */
 #include "kernel.cuh"
 
-constexpr int NORM_THREADS = 256; /* of a block whose rows belong to lanes or warps */
+constexpr int NORM_THREADS = 256;   /* of a block whose rows belong to lanes or warps */
 constexpr int NORM_BLOCK_MAX = 512; /* of a block that shares a row, and then */
 constexpr int NORM_KEPT = 32;       /* elements of the row that each of them holds */
 
@@ -100,7 +100,8 @@ struct NormStats {
 
 template <class T, int LANES, int PACKS>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
-    norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, const T *w, const T *b, RowCount count, int D, float eps)
+    norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, const T *w, const T *b, RowCount count,
+                    int D, float eps)
 {
     typedef RowPart<T, LANES, PACKS> Part;
     SHARED(float, part, [WARP]);
@@ -138,7 +139,8 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
         if (b) shift = p.read(b, k);
         for (int i = 0; i < Part::COUNT; i++) {
             const float h = (to_float(v.v[i]) - mean) * rstd;
-            v.v[i] = from_float<T>(b ? fmaf(h, to_float(scale.v[i]), to_float(shift.v[i])) : h * to_float(scale.v[i]));
+            v.v[i] = from_float<T>(b ? fmaf(h, to_float(scale.v[i]), to_float(shift.v[i]))
+                                     : h * to_float(scale.v[i]));
         }
         p.write(y.at(n), k, v);
     }
@@ -165,16 +167,18 @@ template <class T> struct NormFwd {
     template <int LANES, int PACKS> void run(int64_t blocks, int64_t threads) const
     {
         const NormStats stats = { data_of<float>(a->mean), data_of<float>(a->rstd) };
-        LAUNCH((norm_fwd_kernel<T, LANES, PACKS>), static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream,
-               rows_of<T>(a->y), stats, rows_of<const T>(a->x), data_of<const T>(a->w), data_of<const T>(a->b),
-               row_count(a->y, a->x), static_cast<int>(a->x.dim[1]), a->eps);
+        LAUNCH((norm_fwd_kernel<T, LANES, PACKS>), static_cast<unsigned>(blocks),
+               static_cast<unsigned>(threads), 0, stream, rows_of<T>(a->y), stats, rows_of<const T>(a->x),
+               data_of<const T>(a->w), data_of<const T>(a->b), row_count(a->y, a->x),
+               static_cast<int>(a->x.dim[1]), a->eps);
     }
 };
 
 template <class T> static void launch_norm_fwd(Stream *s, const norm_fwd_args *a)
 {
     const NormFwd<T> launch = { cuda_stream(s), a };
-    const bool wide = rows_aligned(a->y) && rows_aligned(a->x) && rows_aligned(a->w) && (!a->b.data || rows_aligned(a->b));
+    const bool wide =
+        rows_aligned(a->y) && rows_aligned(a->x) && rows_aligned(a->w) && (!a->b.data || rows_aligned(a->b));
     norm_choose<T>(launch, a->x.dim[0], wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
 }
 
@@ -188,7 +192,8 @@ extern "C" Err cuda_norm_fwd(Stream *s, const norm_fwd_args *a)
 
 template <class T, int LANES, int PACKS>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
-    norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats, RowCount count, int D)
+    norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats,
+                    RowCount count, int D)
 {
     typedef RowPart<T, LANES, PACKS> Part;
     SHARED(float, part, [WARP]);
@@ -227,9 +232,10 @@ template <class T> struct NormBwd {
     template <int LANES, int PACKS> void run(int64_t blocks, int64_t threads) const
     {
         const NormStats stats = { data_of<float>(a->mean), data_of<float>(a->rstd) };
-        LAUNCH((norm_bwd_kernel<T, LANES, PACKS>), static_cast<unsigned>(blocks), static_cast<unsigned>(threads), 0, stream,
-               rows_of<T>(a->dx), rows_of<const T>(a->dy), rows_of<const T>(a->x), data_of<const T>(a->w), stats,
-               row_count(a->dx, a->dy), static_cast<int>(a->x.dim[1]));
+        LAUNCH((norm_bwd_kernel<T, LANES, PACKS>), static_cast<unsigned>(blocks),
+               static_cast<unsigned>(threads), 0, stream, rows_of<T>(a->dx), rows_of<const T>(a->dy),
+               rows_of<const T>(a->x), data_of<const T>(a->w), stats, row_count(a->dx, a->dy),
+               static_cast<int>(a->x.dim[1]));
     }
 };
 
@@ -248,9 +254,9 @@ extern "C" Err cuda_norm_bwd(Stream *s, const norm_bwd_args *a)
 
 /* ---- gradients of w and b ---- */
 
-constexpr int GRAD_PACKS = 32;    /* of a block's columns, at most */
-constexpr int GRAD_BLOCKS = 1024; /* that the slices are chosen for */
-constexpr int GRAD_ROWS = 32;     /* of a slice, at least */
+constexpr int GRAD_PACKS = 32;   /* of a block's columns, at most */
+constexpr int GRAD_BLOCKS = 528; /* that the slices are chosen for: 4 an SM of an H200 */
+constexpr int GRAD_ROWS = 32;    /* of a slice, at least */
 
 /*
  * partial[slice][0] = the slice's share of dw, [1] of db. Threads of the block lie blockDim.x packs of columns
@@ -258,17 +264,20 @@ constexpr int GRAD_ROWS = 32;     /* of a slice, at least */
  */
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_grad_kernel(float *partial, Rows<const T> dy, Rows<const T> x, NormStats stats, RowCount count, int D, int64_t slice)
+    norm_grad_kernel(float *partial, Rows<const T> dy, Rows<const T> x, NormStats stats, RowCount count,
+                     int D, int64_t slice)
 {
     constexpr int COUNT = Pack<T>::COUNT;
     SHARED(float, sums, [NORM_THREADS * COUNT]);
-    const int64_t rows = rows_in_use(count), begin = blockIdx.x * slice, end = begin + slice < rows ? begin + slice : rows;
+    const int64_t rows = rows_in_use(count), begin = blockIdx.x * slice,
+                  end = begin + slice < rows ? begin + slice : rows;
     const int column = (blockIdx.y * blockDim.x + threadIdx.x) * COUNT, left = D - column;
     float sum[2][COUNT] = {};
     if (left > 0) {
 #pragma unroll 4
         for (int64_t n = begin + threadIdx.y; n < end; n += blockDim.y) {
-            const Pack<T> vx = load_pack<T, WIDE>(x.at(n) + column, left), vd = load_pack<T, WIDE>(dy.at(n) + column, left);
+            const Pack<T> vx = load_pack<T, WIDE>(x.at(n) + column, left),
+                          vd = load_pack<T, WIDE>(dy.at(n) + column, left);
             const float rstd = stats.rstd[n], mean = stats.mean ? stats.mean[n] : 0;
             for (int i = 0; i < COUNT; i++) {
                 const float d = to_float(vd.v[i]);
@@ -284,27 +293,28 @@ __global__ void __launch_bounds__(NORM_THREADS)
         for (int c = thread; c < columns; c += blockDim.x * blockDim.y) {
             const int64_t at = blockIdx.y * static_cast<int64_t>(columns) + c;
             float total = 0;
-            for (int r = 0; r < blockDim.y; r++) total += sums[r * columns + c];
+            for (unsigned r = 0; r < blockDim.y; r++) total += sums[r * columns + c];
             if (at < D) partial[(blockIdx.x * 2 + which) * static_cast<int64_t>(D) + at] = total;
         }
         __syncthreads();
     }
 }
 
-/* to += sum over slices; 32 columns a block, 32 threads a column. blockIdx.y: dw, db. */
-__global__ void __launch_bounds__(WARP *WARP)
+/* to += sum over slices; 32 columns a block, 8 threads a column. blockIdx.y: dw, db. */
+__global__ void __launch_bounds__(NORM_THREADS)
     norm_grad_sum_kernel(float *dw, float *db, const float *partial, int slices, int D)
 {
-    SHARED(float, sums, [WARP][WARP + 1]);
+    SHARED(float, sums, [NORM_THREADS / WARP][WARP]);
     const int column = blockIdx.x * WARP + threadIdx.x;
     float sum = 0;
     if (column < D)
-        for (int s = threadIdx.y; s < slices; s += WARP) sum += partial[(s * 2 + blockIdx.y) * static_cast<int64_t>(D) + column];
+        for (int s = threadIdx.y; s < slices; s += blockDim.y)
+            sum += partial[(s * 2 + blockIdx.y) * static_cast<int64_t>(D) + column];
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
     if (threadIdx.y > 0 || column >= D) return;
     float total = 0;
-    for (int s = 0; s < WARP; s++) total += sums[s][threadIdx.x];
+    for (unsigned s = 0; s < blockDim.y; s++) total += sums[s][threadIdx.x];
     float *to = blockIdx.y ? db : dw;
     to[column] += total;
 }
@@ -312,10 +322,13 @@ __global__ void __launch_bounds__(WARP *WARP)
 template <class T> static Err launch_norm_grad(Stream *s, const norm_grad_args *a)
 {
     const int64_t N = a->x.dim[0], D = a->x.dim[1], packs = ceil_div(D, Pack<T>::COUNT);
-    int64_t across = 1; /* a power of two of at most GRAD_PACKS packs, so that narrow rows leave no thread idle */
+    int64_t across =
+        1; /* a power of two of at most GRAD_PACKS packs, so that narrow rows leave no thread idle */
     while (across < GRAD_PACKS && across < packs) across *= 2;
     const int64_t tiles = ceil_div(packs, across), most = ceil_div(N, GRAD_ROWS);
-    const int64_t wanted = ceil_div(GRAD_BLOCKS, tiles), slices = wanted < most ? wanted : most > 0 ? most : 1;
+    const int64_t wanted = ceil_div(GRAD_BLOCKS, tiles), slices = wanted < most ? wanted
+                                                                  : most > 0    ? most
+                                                                                : 1;
     if (slices * 2 * D * 4 > s->dev->workspace_bytes)
         return err_set(ERR_MEMORY, "norm_grad: %lld columns need more workspace", static_cast<long long>(D));
     float *partial = reinterpret_cast<float *>(s->dev->workspace);
@@ -326,13 +339,14 @@ template <class T> static Err launch_norm_grad(Stream *s, const norm_grad_args *
     const RowCount count = row_count(a->dy, a->x);
     const int width = static_cast<int>(D);
     if (rows_aligned(a->dy) && rows_aligned(a->x))
-        LAUNCH((norm_grad_kernel<T, true>), grid, block, 0, cuda_stream(s), partial, dy, x, stats, count, width,
-               ceil_div(N, slices));
+        LAUNCH((norm_grad_kernel<T, true>), grid, block, 0, cuda_stream(s), partial, dy, x, stats, count,
+               width, ceil_div(N, slices));
     else
-        LAUNCH((norm_grad_kernel<T, false>), grid, block, 0, cuda_stream(s), partial, dy, x, stats, count, width,
-               ceil_div(N, slices));
-    LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), a->db.data ? 2 : 1), dim3(WARP, WARP), 0,
-           cuda_stream(s), data_of<float>(a->dw), data_of<float>(a->db), partial, static_cast<int>(slices), width);
+        LAUNCH((norm_grad_kernel<T, false>), grid, block, 0, cuda_stream(s), partial, dy, x, stats, count,
+               width, ceil_div(N, slices));
+    LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), a->db.data ? 2 : 1),
+           dim3(WARP, NORM_THREADS / WARP), 0, cuda_stream(s), data_of<float>(a->dw), data_of<float>(a->db),
+           partial, static_cast<int>(slices), width);
     return ERR_OK;
 }
 

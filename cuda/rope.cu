@@ -31,8 +31,10 @@ static Err head_grid(HeadGrid *g, const char *name, RowCount rows, int64_t items
                      int rows_a_thread)
 {
     const int64_t x = ceil_div(width, count);
-    if (x > HEAD_THREADS) return err_set(ERR_SHAPE, "%s: a head of %lld columns", name, static_cast<long long>(width));
-    const int64_t across = ceil_div(items * x, HEAD_THREADS), y = ceil_div(items, across), z = HEAD_THREADS / (x * y);
+    if (x > HEAD_THREADS)
+        return err_set(ERR_SHAPE, "%s: a head of %lld columns", name, static_cast<long long>(width));
+    const int64_t across = ceil_div(items * x, HEAD_THREADS), y = ceil_div(items, across),
+                  z = HEAD_THREADS / (x * y);
     const int64_t high = z > 64 ? 64 : z > 0 ? z : 1, down = ceil_div(rows.capacity, high * rows_a_thread);
     g->grid = dim3(static_cast<unsigned>(down > 0 ? down : 1), static_cast<unsigned>(ceil_div(items, y)));
     g->block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(high));
@@ -53,7 +55,8 @@ struct RopeTable {
 };
 
 /* The angles of a pack of T; the table is fp32, so that they are 1 or 2 packs of it. */
-template <class T, bool WIDE> __device__ __forceinline__ void rope_angles(float *to, const float *from, int64_t left)
+template <class T, bool WIDE>
+__device__ __forceinline__ void rope_angles(float *to, const float *from, int64_t left)
 {
     for (int k = 0; k < Pack<T>::COUNT; k += 4) {
         const Pack<float> four = load_pack<float, WIDE>(from + k, left - k);
@@ -61,7 +64,8 @@ template <class T, bool WIDE> __device__ __forceinline__ void rope_angles(float 
     }
 }
 
-template <class T> __device__ __forceinline__ void rope_turn(Pack<T> *x, Pack<T> *y, const float *c, const float *s)
+template <class T>
+__device__ __forceinline__ void rope_turn(Pack<T> *x, Pack<T> *y, const float *c, const float *s)
 {
     for (int i = 0; i < Pack<T>::COUNT; i++) {
         const float u = to_float(x->v[i]), v = to_float(y->v[i]);
@@ -105,7 +109,8 @@ template <class T> static Err launch_rope(Stream *s, const rope_args *a)
 {
     const int64_t R = a->x.dim[2] / 2;
     HeadGrid g;
-    TRY(head_grid(&g, "rope", row_count(a->x, a->position), ceil_div(a->x.dim[1], ROPE_HEADS), R, Pack<T>::COUNT, 1));
+    TRY(head_grid(&g, "rope", row_count(a->x, a->position), ceil_div(a->x.dim[1], ROPE_HEADS), R,
+                  Pack<T>::COUNT, 1));
     const RopeTable table = { rows_of<const float>(a->cos), rows_of<const float>(a->sin),
                               data_of<const int32_t>(a->position), a->inverse ? -1.0f : 1.0f };
     const Rows<T> x = rows_of<T>(a->x);
@@ -142,7 +147,8 @@ template <class E> __device__ __forceinline__ E *qkv_head(const QkvHeads<E> &t, 
 template <class E, bool WIDE, bool MERGE>
 __global__ void __launch_bounds__(HEAD_THREADS) qkv_kernel(QkvHeads<E> t, HeadGrid g)
 {
-    const int64_t rows = rows_in_use(g.rows), first = blockIdx.x * static_cast<int64_t>(blockDim.z) * QKV_ROWS + threadIdx.z;
+    const int64_t rows = rows_in_use(g.rows),
+                  first = blockIdx.x * static_cast<int64_t>(blockDim.z) * QKV_ROWS + threadIdx.z;
     const int slot = blockIdx.y * blockDim.y + threadIdx.y, column = threadIdx.x * Pack<E>::COUNT;
     if (slot >= g.items) return;
     const int64_t left = g.width - column, wide_column = slot * g.width + column;
@@ -150,12 +156,16 @@ __global__ void __launch_bounds__(HEAD_THREADS) qkv_kernel(QkvHeads<E> t, HeadGr
 #pragma unroll
     for (int u = 0; u < QKV_ROWS; u++) {
         const int64_t n = first + u * static_cast<int64_t>(blockDim.z);
-        if (n < rows) pack[u] = load_pack<E, WIDE>(MERGE ? qkv_head(t, slot, n) + column : t.qkv.at(n) + wide_column, left);
+        if (n < rows)
+            pack[u] =
+                load_pack<E, WIDE>(MERGE ? qkv_head(t, slot, n) + column : t.qkv.at(n) + wide_column, left);
     }
 #pragma unroll
     for (int u = 0; u < QKV_ROWS; u++) {
         const int64_t n = first + u * static_cast<int64_t>(blockDim.z);
-        if (n < rows) store_pack<E, WIDE>(MERGE ? t.qkv.at(n) + wide_column : qkv_head(t, slot, n) + column, pack[u], left);
+        if (n < rows)
+            store_pack<E, WIDE>(MERGE ? t.qkv.at(n) + wide_column : qkv_head(t, slot, n) + column, pack[u],
+                                left);
     }
 }
 
@@ -164,8 +174,9 @@ template <class E, bool MERGE> static Err launch_qkv(Stream *s, const qkv_split_
     const int64_t H = a->q.dim[1], K = a->k.dim[1], C = a->q.dim[2];
     HeadGrid g;
     if (H % K || a->qkv.dim[1] != (H + 2 * K) * C)
-        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and %lld heads of %lld", static_cast<long long>(a->qkv.dim[1]),
-                       static_cast<long long>(H), static_cast<long long>(K), static_cast<long long>(C));
+        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and %lld heads of %lld",
+                       static_cast<long long>(a->qkv.dim[1]), static_cast<long long>(H),
+                       static_cast<long long>(K), static_cast<long long>(C));
     TRY(head_grid(&g, "qkv", row_count(a->q, a->qkv), H + 2 * K, C, Pack<E>::COUNT, QKV_ROWS));
     const QkvHeads<E> t = { rows_of<E>(a->q),   rows_of<E>(a->k),    rows_of<E>(a->v),
                             rows_of<E>(a->qkv), static_cast<int>(H), static_cast<int>(K) };

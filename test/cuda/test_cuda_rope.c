@@ -1,0 +1,123 @@
+/* Rotary positions and the columns of the fused projection: cuda/rope.cu. */
+#include "pair_views.h"
+
+static const DType types[] = { F32, BF16, F16 };
+
+typedef struct {
+    int64_t N, H, R;   /* heads of 2 R columns */
+    int64_t gap, skip; /* around each head */
+    int inverse, used;
+} RopeShape;
+
+static void rope_case(DType T, RopeShape p)
+{
+    enum { P = 50 };
+    CudaCase *c = case_open();
+    int32_t position[64];
+    const int64_t used = p.N - p.N / 3;
+    ASSERT(p.N <= 64);
+    for (int64_t n = 0; n < p.N; n++) position[n] = (int32_t)(test_rand(&c->random) % P);
+    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H, 2 * p.R, p.gap, p.skip);
+    Pair at = pair_values(c, I32, position, p.N), rows = pair_values(c, I64, &used, 1);
+    Pair cosine = pair_random(c, F32, 1, P, p.R), sine = pair_random(c, F32, 1, P, p.R);
+    const Pair heads = pair_used(matrix_heads(&x, p.N, p.H), p.used ? &rows : NULL);
+    BOTH(c, rope, .x = AT(heads), .position = AT(at), .cos = AT(cosine), .sin = AT(sine),
+         .inverse = p.inverse);
+    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld", dtype_name(T),
+               (long long)p.N, (long long)p.H, (long long)p.R, (long long)p.gap, (long long)p.skip);
+    case_close(c);
+}
+
+/* Heads 1 to more than 4 a thread and more than a block takes; half widths of 1, of packs, of neither. */
+TEST(rope)
+{
+    static const RopeShape shapes[] = { { 1, 1, 1, 0, 0, 0, 0 },   { 3, 2, 15, 0, 0, 1, 0 },
+                                        { 4, 3, 16, 0, 0, 0, 0 },  { 5, 1, 17, 0, 0, 1, 0 },
+                                        { 9, 4, 8, 0, 0, 0, 1 },   { 63, 5, 8, 8, 8, 1, 0 },
+                                        { 2, 12, 32, 0, 0, 0, 0 }, { 3, 7, 64, 16, 0, 1, 1 },
+                                        { 2, 3, 32, 3, 1, 0, 0 },  { 1, 36, 128, 0, 0, 0, 0 },
+                                        { 64, 1, 4, 0, 0, 1, 0 } };
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < 11; k++) rope_case(types[t], shapes[k]);
+}
+
+/* Turned and turned back: what it was, to the dtype's rounding. */
+TEST(rope_inverse)
+{
+    CudaCase *c = case_open();
+    enum { N = 6, H = 3, R = 16 };
+    float angles[2][N * R];
+    int32_t position[N];
+    for (int i = 0; i < N * R; i++) {
+        const double a = test_uniform(&c->random, 0, 6);
+        angles[0][i] = (float)cos(a), angles[1][i] = (float)sin(a);
+    }
+    for (int n = 0; n < N; n++) position[n] = N - 1 - n;
+    Pair x = pair_random(c, F32, 1, N, H, 2 * R), at = pair_values(c, I32, position, N);
+    Pair cosine = pair_values(c, F32, angles[0], N, R), sine = pair_values(c, F32, angles[1], N, R);
+    float before[N * H * 2 * R], after[N * H * 2 * R];
+    memcpy(before, x.t[CASE_CPU].data, sizeof before);
+    case_side = CASE_GPU;
+    for (int back = 0; back < 2; back++)
+        OK(op(case_stream(c), rope, .x = AT(x), .position = AT(at), .cos = AT(cosine), .sin = AT(sine),
+              .inverse = back));
+    OK(device_read(case_stream(c), after, x.t[CASE_GPU].data, sizeof after));
+    for (int i = 0; i < N * H * 2 * R; i++)
+        CHECK_CLOSE((double)after[i], (double)before[i], 1e-6, "element %d", i);
+    case_close(c);
+}
+
+typedef struct {
+    int64_t N, H, K, C, gap, skip;
+    int used;
+} QkvShape;
+
+static void qkv_case(DType T, QkvShape p)
+{
+    CudaCase *c = case_open();
+    const int64_t W = (p.H + 2 * p.K) * p.C, used = p.N - p.N / 3;
+    char name[96];
+    snprintf(name, sizeof name, "%s N %lld H %lld K %lld C %lld gap %lld skip %lld", dtype_name(T),
+             (long long)p.N, (long long)p.H, (long long)p.K, (long long)p.C, (long long)p.gap,
+             (long long)p.skip);
+    Matrix qkv = matrix_uniform(c, T, -1, 1, p.N, W, p.gap, p.skip),
+           back = matrix_uniform(c, T, -1, 1, p.N, W, p.gap, p.skip);
+    Matrix q = matrix_uniform(c, T, -1, 1, p.N * p.H, p.C, p.gap, p.skip);
+    Matrix k = matrix_uniform(c, T, -1, 1, p.N * p.K, p.C, p.gap, p.skip),
+           v = matrix_uniform(c, T, -1, 1, p.N * p.K, p.C, p.gap, p.skip);
+    Pair rows = pair_values(c, I64, &used, 1);
+    const Pair *count = p.used ? &rows : NULL;
+    const Pair hq = matrix_heads(&q, p.N, p.H), hk = matrix_heads(&k, p.N, p.K),
+               hv = matrix_heads(&v, p.N, p.K);
+    const Pair from = pair_used(qkv.view, count), to = pair_used(back.view, count);
+    BOTH(c, qkv_split, .q = AT(hq), .k = AT(hk), .v = AT(hv), .qkv = AT(from));
+    pair_check(c, q.all, 0, "q, %s", name);
+    pair_check(c, k.all, 0, "k, %s", name);
+    pair_check(c, v.all, 0, "v, %s", name);
+    BOTH(c, qkv_merge, .qkv = AT(to), .q = AT(hq), .k = AT(hk), .v = AT(hv));
+    pair_check(c, back.all, 0, "qkv, %s", name);
+    case_close(c);
+}
+
+TEST(qkv)
+{
+    static const QkvShape shapes[] = { { 1, 1, 1, 1, 0, 0, 0 },   { 3, 4, 2, 5, 0, 0, 0 },
+                                       { 4, 6, 1, 16, 0, 0, 1 },  { 5, 3, 3, 17, 0, 0, 0 },
+                                       { 31, 12, 4, 8, 0, 0, 0 }, { 2, 12, 12, 64, 0, 0, 0 },
+                                       { 5, 32, 8, 32, 0, 0, 0 }, { 3, 2, 1, 256, 8, 8, 0 },
+                                       { 7, 8, 2, 24, 5, 1, 1 },  { 257, 1, 1, 8, 0, 0, 1 } };
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < 10; k++) qkv_case(types[t], shapes[k]);
+}
+
+TEST(heads_refused)
+{
+    CudaCase *c = case_open();
+    Pair qkv = pair_random(c, F32, 1, 2, 24), q = pair_output(c, F32, 2, 2, 4),
+         k = pair_output(c, F32, 2, 1, 4), v = pair_output(c, F32, 2, 1, 4);
+    case_side = CASE_GPU;
+    CHECK(op(case_stream(c), qkv_split, .q = AT(q), .k = AT(k), .v = AT(v), .qkv = AT(qkv)) == ERR_SHAPE);
+    case_close(c);
+}
+
+TEST_MAIN
