@@ -15,77 +15,38 @@
  *
  * Source: cublasLt.h of CUDA 13 and the cuBLAS manual, chapter cuBLASLt.
  */
-#include <cublasLt.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "device/ops.h"
-#include "gemm.h"
+#include "gemm_plan.h"
 
 enum {
     WORKSPACE_BYTES = 32 << 20, /* of the device's workspace; part of what the heuristic chooses by */
     ALIGN_MOST = 128,           /* bytes; no algorithm asks for more */
-    PLAN_SLOTS = 512,           /* a power of 2 */
     PLANS_MOST = 384,           /* then the table is emptied: shapes are then not repeating anyway */
-    CHOICES_MOST = 384,
     CANDIDATES = 8,
-    TIMED_RUNS = 6,
-    LINE_BYTES = 384
+    TIMED_RUNS = 6
 };
 
-/* Split sums that are added in a fixed order and in fp32. (In place: whoever is ready adds first.) */
+/* Split sums that are added in a fixed order and in fp32. (Of sums in place no order is promised.) */
 static const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-
-/* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */
-typedef struct {
-    int64_t op, type, out; /* OpId; DType of A and B; DType of D */
-    int64_t epilogue, m, n, k, lda, ldb, ldd;
-    int64_t align_a, align_b, align_d, align_bias; /* bytes; 0 without bias */
-} GemmKey;
-
-enum { KEY_NUMBERS = sizeof(GemmKey) / sizeof(int64_t), KEY_NAMES = 3 }; /* the first three print as names */
-
-typedef struct {
-    GemmKey key;
-    bool used;
-    bool final; /* the algorithm stays; else it may still be timed */
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a, b, d;
-    cublasLtMatmulAlgo_t algo;
-} Plan;
-
-/* What timing chose. */
-typedef struct {
-    GemmKey key;
-    cublasLtMatmulAlgo_t algo;
-} Choice;
-
-struct CudaGemm {
-    cublasLtHandle_t lt;
-    cudaEvent_t start, stop;
-    bool autotune;
-    char made_for[512]; /* library and GPU that the choices hold for */
-    int plan_count, choice_count;
-    CudaGemmCounts counts;
-    Plan plans[PLAN_SLOTS]; /* open addressing */
-    Choice choices[CHOICES_MOST];
-};
-
-_Static_assert(CHOICES_MOST *LINE_BYTES <= CUDA_GEMM_TEXT_BYTES, "the text has room for all choices");
 
 /* One call: the key says how, this says where. */
 typedef struct {
     GemmKey key;
     bool ta, tb;
     const void *a, *b, *bias;
-    void *d;
+    void *d, *aux; /* aux: what GELU is, or was, taken of */
     float beta;
 } Product;
 
 static CudaGemm *gemm_of(Stream *s) { return ((CudaDevice *)s->dev->cuda)->gemm; }
 
 /* ---- messages ---- */
+
+static bool has_gelu(const GemmKey *k) { return k->ldaux > 0; }
 
 /* "linear_fwd (N 64, O 3072, I 768, bf16)" */
 static void describe(const GemmKey *key, char *out, size_t size)
@@ -94,8 +55,8 @@ static void describe(const GemmKey *key, char *out, size_t size)
     if (key->op == OP_linear_fwd) N = n, O = m, I = k;
     else if (key->op == OP_linear_dx) N = n, O = k, I = m;
     else N = k, O = n, I = m;
-    snprintf(out, size, "%s (N %lld, O %lld, I %lld, %s)", op_info((OpId)key->op)->name, N, O, I,
-             dtype_name((DType)key->type));
+    snprintf(out, size, "%s (N %lld, O %lld, I %lld, %s%s)", op_info((OpId)key->op)->name, N, O, I,
+             dtype_name((DType)key->type), has_gelu(key) ? ", with gelu" : "");
 }
 
 static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t status)
@@ -122,6 +83,7 @@ static Err open_parts(CudaGemm *g)
     TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
     snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %d multiprocessors", cublasLtGetVersion(),
              prop.name, prop.multiProcessorCount);
+    g->fuse_gelu = prop.major >= 9;
     TRY(cuda_check(cudaEventCreate(&g->start), "creating an event"));
     TRY(cuda_check(cudaEventCreate(&g->stop), "creating an event"));
     cublasStatus_t status = cublasLtCreate(&g->lt);
@@ -151,6 +113,7 @@ void cuda_gemm_close(CudaGemm *g)
 }
 
 void cuda_gemm_autotune(CudaGemm *g, bool on) { g->autotune = on; }
+void cuda_gemm_fuse_gelu(CudaGemm *g, bool on) { g->fuse_gelu = on; }
 
 CudaGemmCounts cuda_gemm_counts(const CudaGemm *g)
 {
@@ -204,8 +167,10 @@ static cublasStatus_t desc_set(Plan *p, cublasLtMatmulDescAttributes_t what, con
 /* Pointers stand in the descriptor; they differ from call to call. */
 static cublasStatus_t set_pointers(Plan *p, const Product *x)
 {
-    if (!x->bias) return CUBLAS_STATUS_SUCCESS;
-    return desc_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
+    cublasStatus_t status = CUBLAS_STATUS_SUCCESS;
+    if (x->bias) status = desc_set(p, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &x->bias, sizeof x->bias);
+    if (status || !x->aux) return status;
+    return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
 static Err describe_product(Plan *p, const Product *x)
@@ -219,6 +184,7 @@ static Err describe_product(Plan *p, const Product *x)
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
     LT(k, what, set_pointers(p, x));
+    if (x->aux) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux, sizeof k->ldaux));
     LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
     LT(k, what, layout_set(&p->b, k->type, x->tb, k->k, k->n, k->ldb));
     LT(k, what, layout_set(&p->d, k->out, false, k->m, k->n, k->ldd));
@@ -260,21 +226,30 @@ static bool acceptable(const cublasLtMatmulHeuristicResult_t *r)
     return (scheme & ~REDUCTIONS) == 0;
 }
 
-/* The heuristic's candidates for the plan, best guess first, at least one. */
-static Err find_candidates(CudaGemm *g, Plan *p, cublasLtMatmulAlgo_t *algo, int *count)
+typedef struct {
+    cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
+    int count;
+    cublasStatus_t status; /* why there is none */
+} Candidates;
+
+static Err find_candidates(CudaGemm *g, Plan *p, Candidates *out)
 {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t result[CANDIDATES];
-    const GemmKey *k = &p->key;
     int found = 0;
-    TRY(preference_set(&pref, k));
-    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &pref,
-                                                           CANDIDATES, result, &found);
-    *count = 0;
-    for (int i = 0; !status && i < found; i++)
-        if (acceptable(&result[i])) algo[(*count)++] = result[i].algo;
-    if (*count > 0) return ERR_OK;
-    Err err = gemm_error(k, "cublasLt has no algorithm", status ? status : CUBLAS_STATUS_NOT_SUPPORTED);
+    out->count = 0;
+    TRY(preference_set(&pref, &p->key));
+    out->status = cublasLtMatmulAlgoGetHeuristic(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &pref,
+                                                 CANDIDATES, result, &found);
+    for (int i = 0; !out->status && i < found; i++)
+        if (acceptable(&result[i])) out->algo[out->count++] = result[i].algo;
+    if (out->count == 0 && !out->status) out->status = CUBLAS_STATUS_NOT_SUPPORTED;
+    return ERR_OK;
+}
+
+static Err no_algorithm(const GemmKey *k, cublasStatus_t status)
+{
+    Err err = gemm_error(k, "cublasLt has no algorithm", status);
     if (k->align_a < 16 || k->align_b < 16 || k->align_d < 16 || (k->align_bias && k->align_bias < 16))
         return err_hint("rows of its matrices are not on 16-byte boundaries: make the sizes multiples of 8");
     return err;
@@ -319,16 +294,16 @@ static Err time_one(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cub
 /* The fastest; a later candidate must win by 2%, else noise would choose. */
 static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
 {
-    cublasLtMatmulAlgo_t algo[CANDIDATES];
-    int count, best = -1;
+    Candidates c;
+    int best = -1;
     float best_ms = 0, ms;
-    TRY(find_candidates(g, p, algo, &count));
-    for (int i = 0; i < count; i++) {
-        TRY(time_one(g, s, p, x, &algo[i], &ms));
+    TRY(find_candidates(g, p, &c));
+    for (int i = 0; i < c.count; i++) {
+        TRY(time_one(g, s, p, x, &c.algo[i], &ms));
         if (ms >= 0 && (best < 0 || ms < 0.98f * best_ms)) best = i, best_ms = ms;
     }
     if (best < 0) return gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED);
-    p->algo = algo[best];
+    p->algo = c.algo[best];
     p->final = true;
     g->counts.timed++;
     g->choices[g->choice_count++] = (Choice){ p->key, p->algo };
@@ -339,9 +314,8 @@ static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
 
 static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
 {
-    cublasLtMatmulAlgo_t algo[CANDIDATES];
+    Candidates c;
     const Choice *choice = choice_find(g, &x->key);
-    int count;
     *p = (Plan){ .key = x->key };
     TRY(describe_product(p, x));
     if (choice) {
@@ -352,30 +326,38 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
         if (!acceptable(&result))
             return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
     } else {
-        TRY(find_candidates(g, p, algo, &count));
-        p->algo = algo[0];
+        TRY(find_candidates(g, p, &c));
+        if (c.count == 0 && !has_gelu(&p->key)) return no_algorithm(&p->key, c.status);
+        p->missing = c.count == 0;
+        p->algo = c.algo[0];
     }
-    p->final = choice != NULL;
+    p->final = choice || p->missing;
     p->used = true;
     g->plan_count++;
     g->counts.plans++;
     return ERR_OK;
 }
 
-static void forget_plans(CudaGemm *g)
+void gemm_forget_plans(CudaGemm *g)
 {
     for (int i = 0; i < PLAN_SLOTS; i++) g->plans[i].used = false;
     g->plan_count = 0;
 }
 
-static Err run(Stream *s, const Product *x)
+/* *done false: nothing was done, for want of an algorithm with this epilogue (only with GELU). */
+static Err run_if_any(Stream *s, const Product *x, bool *done)
 {
     CudaGemm *g = gemm_of(s);
+    *done = true;
     if (x->key.m == 0 || x->key.n == 0) return ERR_OK;
     g->counts.calls++;
-    if (g->plan_count >= PLANS_MOST) forget_plans(g);
+    if (g->plan_count >= PLANS_MOST) gemm_forget_plans(g);
     Plan *p = plan_slot(g, &x->key);
     if (!p->used) TRY(plan_make(g, p, x));
+    if (p->missing) {
+        *done = false;
+        return ERR_OK;
+    }
     if (g->autotune && !p->final && g->choice_count < CHOICES_MOST) {
         bool yes;
         TRY(can_time(s, x, &yes));
@@ -385,96 +367,10 @@ static Err run(Stream *s, const Product *x)
     return ERR_OK;
 }
 
-/* ---- the choices as text ---- */
-
-int64_t cuda_gemm_save(const CudaGemm *g, char *text)
+static Err run(Stream *s, const Product *x)
 {
-    int64_t at = 0, room = CUDA_GEMM_TEXT_BYTES;
-    at += snprintf(text, (size_t)room, "%s\n", g->made_for);
-    for (int i = 0; i < g->choice_count; i++) {
-        const Choice *c = &g->choices[i];
-        const int64_t *number = (const int64_t *)&c->key;
-        at += snprintf(text + at, (size_t)(room - at), "%s %s %s", op_info((OpId)c->key.op)->name,
-                       dtype_name((DType)c->key.type), dtype_name((DType)c->key.out));
-        for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++)
-            at += snprintf(text + at, (size_t)(room - at), " %lld", (long long)number[j]);
-        for (size_t j = 0; j < sizeof c->algo.data / sizeof *c->algo.data; j++)
-            at += snprintf(text + at, (size_t)(room - at), " %llx", (unsigned long long)c->algo.data[j]);
-        at += snprintf(text + at, (size_t)(room - at), "\n");
-    }
-    return at;
-}
-
-/* The next word of a line, at most 31 characters; *at moves behind it. */
-static bool next_word(const char **at, char word[32])
-{
-    int used = 0;
-    if (sscanf(*at, " %31[^ \n]%n", word, &used) != 1) return false;
-    *at += used;
-    return true;
-}
-
-static bool next_number(const char **at, int base, uint64_t *out)
-{
-    char word[32], *end;
-    if (!next_word(at, word)) return false;
-    *out = strtoull(word, &end, base);
-    return *end == 0;
-}
-
-static bool dtype_read(const char *word, int64_t *out)
-{
-    for (int t = 0; t < DTYPE_COUNT; t++)
-        if (!strcmp(word, dtype_name((DType)t))) return *out = t, true;
-    return false;
-}
-
-static bool choice_read(const char *line, Choice *out)
-{
-    static const OpId ops[] = { OP_linear_fwd, OP_linear_dx, OP_linear_dw };
-    int64_t *number = (int64_t *)&out->key;
-    uint64_t value;
-    char word[32];
-    memset(out, 0, sizeof *out);
-    out->key.op = -1;
-    if (!next_word(&line, word)) return false;
-    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
-        if (!strcmp(word, op_info(ops[i])->name)) out->key.op = ops[i];
-    if (out->key.op < 0) return false;
-    if (!next_word(&line, word) || !dtype_read(word, &out->key.type)) return false;
-    if (!next_word(&line, word) || !dtype_read(word, &out->key.out)) return false;
-    for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++) {
-        if (!next_number(&line, 10, &value)) return false;
-        number[j] = (int64_t)value;
-    }
-    for (size_t j = 0; j < sizeof out->algo.data / sizeof *out->algo.data; j++) {
-        if (!next_number(&line, 16, &value)) return false;
-        out->algo.data[j] = value;
-    }
-    return *line == '\n';
-}
-
-Err cuda_gemm_load(CudaGemm *g, const char *text)
-{
-    size_t head = strlen(g->made_for);
-    int count = 0, line = 1;
-    if (strncmp(text, g->made_for, head) || text[head] != '\n')
-        return err_set(ERR_CONFIG, "the choices of GEMM algorithms are for '%.*s', here is '%s'",
-                       (int)strcspn(text, "\n"), text, g->made_for),
-               err_hint("remove the file to choose anew (results then differ in the last bits)");
-    text += head + 1;
-    Choice *read = malloc(sizeof g->choices);
-    if (!read) return err_set(ERR_MEMORY, "no host memory to read the choices of GEMM algorithms");
-    for (; *text; text += strcspn(text, "\n") + 1, line++)
-        if (count == CHOICES_MOST || !choice_read(text, &read[count++])) {
-            free(read);
-            return err_set(ERR_CONFIG, "line %d of the choices of GEMM algorithms is damaged", line + 1);
-        }
-    memcpy(g->choices, read, sizeof *read * (size_t)count);
-    free(read);
-    g->choice_count = count;
-    forget_plans(g);
-    return ERR_OK;
+    bool done;
+    return run_if_any(s, x, &done);
 }
 
 /* ---- the ops ---- */
@@ -518,8 +414,30 @@ Err cuda_linear_dw(Stream *s, const linear_dw_args *a);
 Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a); /* elementwise.cu */
 Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a);
 
+/*
+ * The product with GELU in it, where that is wanted and possible: its result goes to `d`; what GELU is taken of goes
+ * to `aux`, or for the gradient comes from there.
+ */
+static Err run_fused(Stream *s, Product x, Tensor d, Tensor aux, cublasLtEpilogue_t epilogue, bool *done)
+{
+    *done = false;
+    if (!gemm_of(s)->fuse_gelu || d.dtype == F32 || aux.ld % 8 != 0)
+        return ERR_OK; /* 8: the library's rule */
+    x.d = d.data;
+    x.aux = aux.data;
+    x.key.epilogue = epilogue;
+    x.key.ldd = d.ld;
+    x.key.ldaux = aux.ld;
+    x.key.align_d = alignment(d.data, d.ld, d.dtype);
+    x.key.align_aux = alignment(aux.data, aux.ld, aux.dtype);
+    TRY(run_if_any(s, &x, done));
+    if (*done) gemm_of(s)->counts.fused++;
+    return ERR_OK;
+}
+
 Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
 {
+    bool done = false;
     TRY(check_rows(OP_linear_fwd, a->y, a->x));
     Product x = product(OP_linear_fwd, a->w, true, a->x, false, a->y);
     if (a->bias.data) {
@@ -527,16 +445,23 @@ Err cuda_linear_fwd(Stream *s, const linear_fwd_args *a)
         x.key.epilogue = CUBLASLT_EPILOGUE_BIAS;
         x.key.align_bias = alignment(x.bias, 0, a->bias.dtype);
     }
+    if (!a->gelu.data) return run(s, &x);
+    TRY(run_fused(s, x, a->gelu, a->y, x.bias ? CUBLASLT_EPILOGUE_GELU_AUX_BIAS : CUBLASLT_EPILOGUE_GELU_AUX,
+                  &done));
+    if (done) return ERR_OK;
     TRY(run(s, &x));
-    return a->gelu.data ? cuda_gelu_fwd(s, &(gelu_fwd_args){ .y = a->gelu, .x = a->y }) : ERR_OK;
+    return cuda_gelu_fwd(s, &(gelu_fwd_args){ .y = a->gelu, .x = a->y });
 }
 
 Err cuda_linear_dx(Stream *s, const linear_dx_args *a)
 {
+    bool done = false;
     TRY(check_rows(OP_linear_dx, a->dx, a->dy));
     Product x = product(OP_linear_dx, a->w, false, a->dy, false, a->dx);
+    if (!a->gelu_x.data) return run(s, &x);
+    TRY(run_fused(s, x, a->dx, a->gelu_x, CUBLASLT_EPILOGUE_DGELU, &done));
+    if (done) return ERR_OK;
     TRY(run(s, &x));
-    if (!a->gelu_x.data) return ERR_OK;
     return cuda_gelu_bwd(s, &(gelu_bwd_args){ .dx = a->dx, .dy = a->dx, .x = a->gelu_x });
 }
 

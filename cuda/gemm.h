@@ -10,6 +10,10 @@
  * later runs. Either way only algorithms whose sums have a fixed order: no split of the summed dim, or one
  * whose fp32 parts are added by a separate pass.
  *
+ * GELU and its gradient are part of the product in 16 bits from compute capability 9.0 on (there it is reported to pay,
+ * on 8.0 to lose), if the library has an algorithm for the shape; else elementwise.cu does them afterwards. The epilogue takes GELU of the
+ * fp32 sums, the separate kernel of what was stored: the last bit may differ.
+ *
  * Arithmetic: fp32 accumulation, no TF32. Outputs of fwd and dx are rounded once from fp32, after the bias;
  * dw is an fp32 buffer that is accumulated into or overwritten.
  */
@@ -19,7 +23,7 @@
 #include "device_cuda.h"
 
 /* Enough for cuda_gemm_save whatever was chosen, with its closing zero. */
-enum { CUDA_GEMM_TEXT_BYTES = 160 << 10 };
+enum { CUDA_GEMM_TEXT_BYTES = 192 << 10 };
 
 /* For the current GPU. ERR_MEMORY; ERR_DEVICE with the library's own text. */
 Err cuda_gemm_open(CudaGemm **out);
@@ -31,6 +35,9 @@ void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
  * accumulate (calls before that take the heuristic's first).
  */
 void cuda_gemm_autotune(CudaGemm *g, bool on);
+
+/* Whether GELU may be part of a product; from compute capability 9.0 on it is. For comparisons. */
+void cuda_gemm_fuse_gelu(CudaGemm *g, bool on);
 
 /*
  * Writes the timed choices as text: a line that names library and GPU, then one line per shape. Returns the
@@ -45,9 +52,9 @@ int64_t cuda_gemm_save(const CudaGemm *g, char *text);
  */
 Err cuda_gemm_load(CudaGemm *g, const char *text);
 
-/* Plans made, shapes timed, and choices held since cuda_gemm_open; for tests and reports. */
+/* Calls, those with GELU inside, plans made, shapes timed since cuda_gemm_open; choices held. For tests and reports. */
 typedef struct {
-    int64_t calls, plans, timed;
+    int64_t calls, fused, plans, timed;
     int choices;
 } CudaGemmCounts;
 CudaGemmCounts cuda_gemm_counts(const CudaGemm *g);

@@ -125,9 +125,53 @@ TEST(bias_of_a_cut_layer)
     }
 }
 
-/* ---- plans ---- */
+/* ---- GELU ---- */
+
+static bool emulated(void)
+{
+    DeviceInfo info;
+    OK(device_cuda_info(0, &info));
+    return !strcmp(info.name, "Emulated GPU");
+}
 
 static CudaGemm *gemm_of(CudaCase *c) { return ((CudaDevice *)c->dev[CASE_GPU].cuda)->gemm; }
+
+/* Forward with GELU, and the gradient through it. Where it is done apart, it is GELU of what was rounded. */
+static void gelu_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias, bool fuse)
+{
+    CudaCase *c = case_open();
+    Padded x = padded(c, T, N, I), w = padded(c, T, O, I), y = padded(c, T, N, O), dy = padded(c, T, N, O),
+           dx = padded(c, T, N, I), active = padded(c, T, N, O + 8); /* rows of y and of its GELU lie differently */
+    active.view = columns(active.whole, 0, O);
+    Pair bias = pair_random(c, T, 1, O);
+    char what[128];
+    snprintf(what, sizeof what, "%s N %d O %d I %d bias %d fused %d", dtype_name(T), (int)N, (int)O, (int)I, with_bias,
+             fuse);
+    if (!with_bias) memset(&bias, 0, sizeof bias);
+    cuda_gemm_fuse_gelu(gemm_of(c), fuse);
+    int64_t fused = cuda_gemm_counts(gemm_of(c)).fused;
+    BOTH(c, linear_fwd, .y = AT(y.view), .gelu = AT(active.view), .x = AT(x.view), .w = AT(w.view), .bias = AT(bias),
+         .leaf = I);
+    pair_check(c, y.whole, case_tolerance(T), "y %s", what);
+    pair_check(c, active.whole, 2 * case_tolerance(T), "gelu %s", what);
+    BOTH(c, linear_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w.view), .gelu_x = AT(x.view), .leaf = O);
+    pair_check(c, dx.whole, 2 * case_tolerance(T), "dx %s", what);
+    fused = cuda_gemm_counts(gemm_of(c)).fused - fused;
+    bool possible = fuse && T != F32 && O % 8 == 0 && I % 8 == 0; /* in the emulated library */
+    CHECK_MSG(!emulated() || fused == (possible ? 4 : 0), "%s: %d calls with GELU inside", what, (int)fused);
+    case_close(c);
+}
+
+TEST(gelu_in_the_product_and_apart)
+{
+    static const int64_t size[][3] = { { 1, 8, 8 }, { 37, 64, 40 }, { 64, 24, 136 }, { 9, 13, 21 } };
+    for (int t = 0; t < TYPES; t++)
+        for (size_t i = 0; i < sizeof size / sizeof *size; i++)
+            for (int j = 0; j < 4; j++) gelu_case(types[t], size[i][0], size[i][1], size[i][2], j & 1, j & 2);
+    cuda_gemm_fuse_gelu(gemm_of(case_open()), true);
+}
+
+/* ---- plans ---- */
 
 static Err forward(CudaCase *c, Pair y, Pair x, Pair w)
 {
@@ -312,7 +356,7 @@ TEST(a_choice_that_does_not_fit)
     Pair w = t.w, y = t.y;
     w.t[CASE_GPU] = tensor_row_slice(w.t[CASE_GPU], 0, 72);
     y.t[CASE_GPU] = tensor_of(y.t[CASE_GPU].data, BF16, 40, 72);
-    if (strstr(t.text, "Emulated GPU"))
+    if (emulated())
         FAILS(forward(t.c, y, t.x, w), ERR_DEVICE, "linear_fwd (N 40, O 72, I 48, bf16): the chosen algorithm");
     forget_choices(t.c);
     OK(forward(t.c, y, t.x, w));

@@ -9,6 +9,8 @@
  *     was told (256 bytes when it was told nothing)
  *   - an algorithm serves the product it was asked for: the same sizes, dtypes, epilogue; never none (NULL)
  *   - every address leads to device memory for its whole length; D overlaps no input; C is D
+ *   - GELU within a product: 16-bit results, rows of its second matrix a multiple of 8 elements, and, so that the
+ *     way without it is walked as well, only for results whose columns are a multiple of 8 elements
  *   - the workspace is device memory of at least the algorithm's size, and holds NaN when the product starts
  *   - the default stream is refused
  * With a mask that lets sums be reduced in place, the heuristic offers such an algorithm first, and its sums
@@ -43,6 +45,10 @@ struct Desc {
     const void *bias;
     void *aux;
     int64_t aux_ld;
+    bool has_bias() const { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
+    bool has_gelu() const { return epilogue & CUBLASLT_EPILOGUE_GELU; }
+    bool has_slope() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
+    bool has_aux() const { return has_gelu() || has_slope(); }
 };
 
 struct Layout {
@@ -129,7 +135,23 @@ struct Product {
     int64_t k() const { return static_cast<int64_t>(desc.ta ? a.rows : a.cols); }
 };
 
-bool has_bias(const Desc &x) { return x.epilogue & CUBLASLT_EPILOGUE_BIAS; }
+bool known(uint32_t epilogue)
+{
+    return epilogue == CUBLASLT_EPILOGUE_DEFAULT || epilogue == CUBLASLT_EPILOGUE_BIAS ||
+           epilogue == CUBLASLT_EPILOGUE_GELU_AUX || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS ||
+           epilogue == CUBLASLT_EPILOGUE_DGELU;
+}
+
+/* x/2 (1 + tanh(u)), u = c (x + a x^3), and its derivative */
+constexpr float GELU_C = 0.7978845608f, GELU_A = 0.044715f;
+
+float gelu(float x) { return 0.5f * x * (1 + tanhf(GELU_C * (x + GELU_A * x * x * x))); }
+
+float gelu_slope(float x)
+{
+    const float t = tanhf(GELU_C * (x + GELU_A * x * x * x));
+    return 0.5f * (1 + t) + 0.5f * x * (1 - t * t) * GELU_C * (1 + 3 * GELU_A * x * x);
+}
 
 /* op(A) with k down and m across, op(B) with n down and k across: what the inner loop reads in order. */
 std::vector<float> unpack(const void *at, const Layout &l, bool turned, int64_t down, int64_t across)
@@ -164,7 +186,12 @@ void compute(const Product &p)
         for (int64_t i = 0; i < M; i++) {
             float x = p.alpha * sum[static_cast<size_t>(i)];
             if (p.beta != 0) x += p.beta * load(p.dt, p.d.type, i + j * p.d.ld);
-            if (has_bias(p.desc)) x += load(p.desc.bias, p.d.type, i);
+            if (p.desc.has_bias()) x += load(p.desc.bias, p.d.type, i);
+            if (p.desc.has_gelu()) {
+                store(p.desc.aux, p.d.type, i + j * p.desc.aux_ld, x);
+                x = gelu(x);
+            }
+            if (p.desc.has_slope()) x *= gelu_slope(load(p.desc.aux, p.d.type, i + j * p.desc.aux_ld));
             store(p.dt, p.d.type, i + j * p.d.ld, x);
         }
     }
@@ -194,7 +221,10 @@ const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const 
     if (!d.rows || !d.cols || !K) return "an empty matrix";
     if (a.type != b.type) return "A and B have different dtypes";
     if (d.type != a.type && d.type != CUDA_R_32F) return "D is neither of A's dtype nor fp32";
+    if (!known(x.epilogue)) return "an epilogue that is not emulated";
     if (x.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.type != a.type) return "an epilogue with outputs of another dtype";
+    if (x.has_aux() && (d.type == CUDA_R_32F || x.aux_ld % 8 || x.aux_ld < static_cast<int64_t>(d.rows)))
+        return "GELU on fp32, or with rows of its second matrix that are short or no multiple of 8";
     return nullptr;
 }
 
@@ -219,10 +249,14 @@ const char *matrix_wrong(const void *p, const Layout &l, uint32_t align)
     return nullptr;
 }
 
-const char *vectors_wrong(const Desc &x, const Layout &d)
+const char *epilogue_wrong(const Desc &x, const Layout &d)
 {
-    if (has_bias(x) && !emu::device_holds(x.bias, d.rows * size_of(d.type))) return "a bias outside device memory";
-    if (has_bias(x) && reinterpret_cast<uintptr_t>(x.bias) % 16) return "a bias that is not on a 16-byte boundary";
+    Layout aux = d;
+    aux.ld = x.aux_ld;
+    const char *wrong = x.has_aux() ? matrix_wrong(x.aux, aux, 16) : nullptr;
+    if (wrong) return wrong;
+    if (x.has_bias() && !emu::device_holds(x.bias, d.rows * size_of(d.type))) return "a bias outside device memory";
+    if (x.has_bias() && reinterpret_cast<uintptr_t>(x.bias) % 16) return "a bias that is not on a 16-byte boundary";
     return nullptr;
 }
 
@@ -233,9 +267,11 @@ const char *product_wrong(const Product &p, const Algo &algo)
     if ((wrong = matrix_wrong(p.at, p.a, algo.align[0]))) return wrong;
     if ((wrong = matrix_wrong(p.bt, p.b, algo.align[1]))) return wrong;
     if ((wrong = matrix_wrong(p.dt, p.d, algo.align[3]))) return wrong;
-    if ((wrong = vectors_wrong(p.desc, p.d))) return wrong;
+    if ((wrong = epilogue_wrong(p.desc, p.d))) return wrong;
     if (overlap(p.dt, extent(p.d), p.at, extent(p.a)) || overlap(p.dt, extent(p.d), p.bt, extent(p.b)))
         return "D overlaps A or B";
+    if (p.desc.has_aux() && p.desc.aux == p.dt) return "GELU with one matrix for both";
+    if (p.desc.has_aux() && p.beta != 0) return "GELU of a product that accumulates";
     if (p.workspace_bytes < static_cast<size_t>(algo.workspace)) return "a workspace smaller than the algorithm's";
     if (!emu::device_holds(p.workspace, static_cast<size_t>(algo.workspace)) || reinterpret_cast<uintptr_t>(p.workspace) % 256)
         return "a workspace outside device memory or not on a 256-byte boundary";
@@ -319,6 +355,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     case CUBLASLT_MATMUL_DESC_TRANSB: return set(&x->tb, value, size);
     case CUBLASLT_MATMUL_DESC_EPILOGUE: return set(&x->epilogue, value, size);
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&x->bias, value, size);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(&x->aux, value, size);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(&x->aux_ld, value, size);
     default: return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an attribute of a product that is not emulated");
     }
 }
@@ -378,7 +416,8 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (wrong) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, wrong);
     for (uint32_t align : p->align)
         if (align < 16 || (align & (align - 1))) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "matrices that do not start on 16 bytes");
-    if (has_bias(*o.desc) && reinterpret_cast<uintptr_t>(o.desc->bias) % 16)
+    if (o.desc->has_aux() && (o.d->rows % 8 || reinterpret_cast<uintptr_t>(o.desc->aux) % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    if (o.desc->has_bias() && reinterpret_cast<uintptr_t>(o.desc->bias) % 16)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias that does not start on 16 bytes");
     for (int32_t id = 0; id < 4 && *found < wanted; id++) {
         Algo algo = { ALGO, problem_of(*o.desc, *o.a, *o.b, *o.d), id, offers[id].split, offers[id].reduction, 0, {}, {} };

@@ -1,0 +1,109 @@
+/*
+ * Timed choices of GEMM algorithms as text, for the run folder and for other ranks:
+ *
+ *   cublasLt 130100, NVIDIA H200, 132 multiprocessors
+ *   linear_fwd bf16 bf16 4 3072 8192 768 ... 0 1f0000001a ...
+ *
+ * that is, what the choices hold for, and per shape the key (op, dtypes, then numbers in the order of GemmKey) and the
+ * library's algorithm as hexadecimal words, which it promises to read back in the same version.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "device/ops.h"
+#include "gemm_plan.h"
+
+enum { LINE_BYTES = 480 };
+
+_Static_assert((CHOICES_MOST + 2) * LINE_BYTES <= CUDA_GEMM_TEXT_BYTES, "the text has room for all choices");
+
+int64_t cuda_gemm_save(const CudaGemm *g, char *text)
+{
+    int64_t at = 0, room = CUDA_GEMM_TEXT_BYTES;
+    at += snprintf(text, (size_t)room, "%s\n", g->made_for);
+    for (int i = 0; i < g->choice_count; i++) {
+        const Choice *c = &g->choices[i];
+        const int64_t *number = (const int64_t *)&c->key;
+        at += snprintf(text + at, (size_t)(room - at), "%s %s %s", op_info((OpId)c->key.op)->name,
+                       dtype_name((DType)c->key.type), dtype_name((DType)c->key.out));
+        for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++)
+            at += snprintf(text + at, (size_t)(room - at), " %lld", (long long)number[j]);
+        for (size_t j = 0; j < sizeof c->algo.data / sizeof *c->algo.data; j++)
+            at += snprintf(text + at, (size_t)(room - at), " %llx", (unsigned long long)c->algo.data[j]);
+        at += snprintf(text + at, (size_t)(room - at), "\n");
+    }
+    return at;
+}
+
+/* The next word of a line, at most 31 characters; *at moves behind it. */
+static bool next_word(const char **at, char word[32])
+{
+    int used = 0;
+    if (sscanf(*at, " %31[^ \n]%n", word, &used) != 1) return false;
+    *at += used;
+    return true;
+}
+
+static bool next_number(const char **at, int base, uint64_t *out)
+{
+    char word[32], *end;
+    if (!next_word(at, word)) return false;
+    *out = strtoull(word, &end, base);
+    return *end == 0;
+}
+
+static bool dtype_read(const char *word, int64_t *out)
+{
+    for (int t = 0; t < DTYPE_COUNT; t++)
+        if (!strcmp(word, dtype_name((DType)t))) return *out = t, true;
+    return false;
+}
+
+static bool choice_read(const char *line, Choice *out)
+{
+    static const OpId ops[] = { OP_linear_fwd, OP_linear_dx, OP_linear_dw };
+    int64_t *number = (int64_t *)&out->key;
+    uint64_t value;
+    char word[32];
+    memset(out, 0, sizeof *out);
+    out->key.op = -1;
+    if (!next_word(&line, word)) return false;
+    for (size_t i = 0; i < sizeof ops / sizeof *ops; i++)
+        if (!strcmp(word, op_info(ops[i])->name)) out->key.op = ops[i];
+    if (out->key.op < 0) return false;
+    if (!next_word(&line, word) || !dtype_read(word, &out->key.type)) return false;
+    if (!next_word(&line, word) || !dtype_read(word, &out->key.out)) return false;
+    for (size_t j = KEY_NAMES; j < KEY_NUMBERS; j++) {
+        if (!next_number(&line, 10, &value)) return false;
+        number[j] = (int64_t)value;
+    }
+    for (size_t j = 0; j < sizeof out->algo.data / sizeof *out->algo.data; j++) {
+        if (!next_number(&line, 16, &value)) return false;
+        out->algo.data[j] = value;
+    }
+    return *line == '\n';
+}
+
+Err cuda_gemm_load(CudaGemm *g, const char *text)
+{
+    size_t head = strlen(g->made_for);
+    int count = 0, line = 1;
+    if (strncmp(text, g->made_for, head) || text[head] != '\n')
+        return err_set(ERR_CONFIG, "the choices of GEMM algorithms are for '%.*s', here is '%s'",
+                       (int)strcspn(text, "\n"), text, g->made_for),
+               err_hint("remove the file to choose anew (results then differ in the last bits)");
+    text += head + 1;
+    Choice *read = malloc(sizeof g->choices);
+    if (!read) return err_set(ERR_MEMORY, "no host memory to read the choices of GEMM algorithms");
+    for (; *text; text += strcspn(text, "\n") + 1, line++)
+        if (count == CHOICES_MOST || !choice_read(text, &read[count++])) {
+            free(read);
+            return err_set(ERR_CONFIG, "line %d of the choices of GEMM algorithms is damaged", line + 1);
+        }
+    memcpy(g->choices, read, sizeof *read * (size_t)count);
+    free(read);
+    g->choice_count = count;
+    gemm_forget_plans(g);
+    return ERR_OK;
+}

@@ -1,0 +1,55 @@
+/*
+ * Inside gemm.c and gemm_choices.c: what a product's algorithm depends on, the table of plans, the timed choices.
+ */
+#ifndef MEGATRAIN_CUDA_GEMM_PLAN_H
+#define MEGATRAIN_CUDA_GEMM_PLAN_H
+
+#include <cublasLt.h>
+
+#include "gemm.h"
+
+enum {
+    PLAN_SLOTS = 512, /* a power of 2 */
+    CHOICES_MOST = 384
+};
+
+/* All that the choice of an algorithm depends on. Only int64_t, so that it compares and prints as an array. */
+typedef struct {
+    int64_t op, type, out; /* OpId; DType of A and B; DType of D */
+    int64_t epilogue, m, n, k, lda, ldb, ldd, ldaux;
+    /* bytes; 0 for what the epilogue does not use */
+    int64_t align_a, align_b, align_d, align_bias, align_aux;
+} GemmKey;
+
+enum { KEY_NUMBERS = sizeof(GemmKey) / sizeof(int64_t), KEY_NAMES = 3 }; /* the first three print as names */
+
+typedef struct {
+    GemmKey key;
+    bool used;
+    bool final;   /* the algorithm stays; else it may still be timed */
+    bool missing; /* no algorithm: the epilogue must be done apart */
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a, b, d;
+    cublasLtMatmulAlgo_t algo;
+} Plan;
+
+/* What timing chose. */
+typedef struct {
+    GemmKey key;
+    cublasLtMatmulAlgo_t algo;
+} Choice;
+
+struct CudaGemm {
+    cublasLtHandle_t lt;
+    cudaEvent_t start, stop;
+    bool autotune, fuse_gelu;
+    char made_for[512]; /* library and GPU that the choices hold for */
+    int plan_count, choice_count;
+    CudaGemmCounts counts;
+    Plan plans[PLAN_SLOTS]; /* open addressing */
+    Choice choices[CHOICES_MOST];
+};
+
+void gemm_forget_plans(CudaGemm *g); /* each is made again when its shape comes */
+
+#endif
