@@ -80,7 +80,7 @@ static Err run(const TrainSpec *spec, int steps, const char *trace)
         printf("step %d loss %.4f ms %.1f\n", i, report.loss, took);
         fflush(stdout);
     }
-    TRY(trace_close());
+    trace_close();
     qsort(ms, (size_t)steps, sizeof *ms, by_value);
     double tokens = (double)(spec->global_batch * spec->model.seq);
     double flop = (double)model_flop_per_token(&spec->model, plan.params) * tokens;

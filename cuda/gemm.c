@@ -468,9 +468,9 @@ Err cuda_linear_dx(Stream *s, const linear_dx_args *a)
 Err cuda_linear_dw(Stream *s, const linear_dw_args *a)
 {
     TRY(check_rows(OP_linear_dw, a->dy, a->x));
-    if (a->dw.dtype != F32)
+    if (a->dw.dtype != F32 || a->rounded)
         return err_set(ERR_SHAPE, "linear_dw on cuda accumulates in f32, not '%s'", dtype_name(a->dw.dtype));
     Product x = product(OP_linear_dw, a->x, false, a->dy, true, a->dw);
-    x.beta = 1;
+    x.beta = a->fresh ? 0 : 1;
     return run(s, &x);
 }

@@ -106,7 +106,8 @@ static inline Err rank_open(Rank *r)
     r->memory = aligned_alloc(ARENA_ALIGN, bytes);
     memset(r->memory, j->poison ? 0xFF : 0, bytes);
     arena_init(&state, "state", r->memory, (int64_t)bytes);
-    return param_store_init(&r->store, &r->reg, &state, F32, I64, j->kind.weights_only);
+    return param_store_init(&r->store, &r->reg, &state, F32,
+                            j->kind.weights_only ? GRADS_NONE : GRADS_I64);
 }
 
 static inline void rank_fill(Rank *r, int64_t step)

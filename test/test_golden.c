@@ -170,15 +170,16 @@ static double accumulator(Tensor g, int64_t k, int shift)
     return g.dtype == I64 ? ldexp((double)((const int64_t *)g.data)[k], -shift) : ((const float *)g.data)[k];
 }
 
-/* All parameters in plain order, one after the other. `shift` NULL: flat is not an accumulator. */
-static void to_plain(const Trainer *t, Tensor flat, const int32_t *shift, double *out)
+/* All weights or all gradients in plain order, one after the other. */
+static void to_plain(const Trainer *t, bool gradients, double *out)
 {
+    const int32_t *shift = t->params.shift.data;
     int64_t at;
     for (int i = 0; i < t->registry.count; i++) {
         const Param *p = &t->registry.items[i];
-        Tensor view = param_view(p, flat);
+        Tensor view = gradients ? param_store_grad(&t->params, i) : param_view(p, t->params.value);
         for (int64_t k = 0; k < p->count; k++) {
-            double x = accumulator(view, k, shift ? shift[i] : 0);
+            double x = accumulator(view, k, shift[i]);
             if (plain_index(p, k / p->local[1], k % p->local[1], &at)) out[at] = x;
             else CHECK_MSG(x == 0, "%s: padding holds %g", p->name, x);
         }
@@ -200,7 +201,7 @@ typedef struct {
 static Err capture_update(void *user)
 {
     Run *r = user;
-    if (r->grad && r->updates++ == 0) to_plain(&r->t, r->t.params.grad, r->t.params.shift.data, r->grad);
+    if (r->grad && r->updates++ == 0) to_plain(&r->t, true, r->grad);
     return r->real.update(r->real.user);
 }
 
@@ -355,7 +356,7 @@ static void against_torch(const char *name, bool exact, bool final)
     free(want);
     if (final) {
         want = golden_values(&r.g, "final", n);
-        to_plain(&r.t, r.t.params.value, NULL, r.grad);
+        to_plain(&r.t, false, r.grad);
         forget_key_biases(&r, r.grad, want);
         printf(", final weights %.2g", check_tensors(&r, "final weights", r.grad, want, 2e-5));
         free(want);

@@ -116,7 +116,7 @@ static void fill_params(Rig *r)
 static void rig_ready(Rig *r, const Case *c)
 {
     ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
-    OK(param_store_init(&r->params, &r->registry, &r->state, F32, I64, false));
+    OK(param_store_init(&r->params, &r->registry, &r->state, F32, GRADS_I64));
     fill_params(r);
     fill_batch(r);
     r->step = (StepValues){ .loss_scale = 1 };
@@ -170,7 +170,7 @@ static double loss(Rig *r, const Case *c)
     return sum;
 }
 
-/* The gradient of x in dx, of the parameters in r->params.grad. */
+/* The gradient of x in dx, of the parameters in r->params. */
 static void gradient(Rig *r, const Case *c, Tensor dx)
 {
     Tensor dy = { 0 };
@@ -261,7 +261,7 @@ static void check_layer(Rig *r, Case c)
         if (!p && !c.in) continue;
         if (p) probe.n = p->count, probe.value = param_view(p, r->params.value).data;
         probe.gradient = zeroed(probe.n * (int64_t)sizeof(double));
-        const int64_t *fixed = p ? param_view(p, r->params.grad).data : NULL;
+        const int64_t *fixed = p ? param_store_grad(&r->params, i).data : NULL;
         for (int64_t k = 0; k < probe.n; k++)
             probe.gradient[k] = p ? ldexp((double)fixed[k], -SHIFT) : ((float *)dx.data)[k];
         idle += !check_probe(r, &c, &probe, &worst);
@@ -455,7 +455,7 @@ TEST(initial_weights)
     int smaller = 0;
     rig_open(&r);
     OK(stage_register(&st, &r.registry, &m, 0, m.layers, &r.setup));
-    OK(param_store_init(&r.params, &r.registry, &r.state, F32, I64, true));
+    OK(param_store_init(&r.params, &r.registry, &r.state, F32, GRADS_NONE));
     OK(param_store_fill(&r.params, &r.device.stream, 77, SHIFT, 2));
     for (int i = 0; i < r.registry.count; i++) {
         const Param *p = &r.registry.items[i];

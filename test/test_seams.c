@@ -36,13 +36,18 @@ static Err rig_prepare(Rig *r)
     t->first_sample = 0;
     memcpy(t->step_values, &v, sizeof v);
     memset(t->executor.sums.data, 0, 24);
-    return device_zero(&t->device.stream, t->params.grad.data, tensor_bytes(t->params.grad));
+    param_store_begin(&t->params);
+    return ERR_OK;
 }
 
 static uint64_t grad_hash(const Rig *r)
 {
     uint64_t h = tiny_hash(7, r->t.executor.sums.data, 24);
-    return tiny_hash(h, r->t.params.grad.data, (size_t)tensor_bytes(r->t.params.grad));
+    for (int i = 0; i < r->t.registry.count; i++) {
+        Tensor g = param_store_grad(&r->t.params, i);
+        h = tiny_hash(h, g.data, (size_t)tensor_bytes(g));
+    }
+    return h;
 }
 
 /* An arena of its own; the memory lives as long as the process. */
@@ -394,7 +399,7 @@ TEST(seam14_stages)
         param_registry_init(&reg[i], &setup, 1, 0);
         OK(stage_register(&st[i], &reg[i], &s.model, i, 1, &setup));
         test_arena(&state[i], 16 << 20);
-        OK(param_store_init(&store[i], &reg[i], &state[i], F32, I64, false));
+        OK(param_store_init(&store[i], &reg[i], &state[i], F32, GRADS_I64));
         int32_t shift;
         memcpy(&shift, whole.t.params.shift.data, sizeof shift);
         OK(param_store_fill(&store[i], &whole.t.device.stream, s.seed, shift, 1));
@@ -424,8 +429,8 @@ TEST(seam14_stages)
         for (int k = 0; k < 2; k++)
             for (int j = 0; j < reg[k].count; j++)
                 if (!strcmp(reg[k].items[j].name, q->name))
-                    memcpy((int64_t *)whole.t.params.grad.data + q->offset,
-                           (int64_t *)store[k].grad.data + reg[k].items[j].offset, (size_t)q->count * 8);
+                    memcpy(param_store_grad(&whole.t.params, i).data, param_store_grad(&store[k], j).data,
+                           (size_t)q->count * 8);
     }
     got = grad_hash(&whole);
     CHECK(got == want);

@@ -3,7 +3,7 @@
  *
  *   fwd  y [N x O] = x [N x I] w^T + bias     TREE over I (row-parallel cuts), or one chain
  *   dx  dx [N x I] = dy [N x O] w             TREE over O (column-parallel cuts), or one chain
- *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens; for an F32 accumulator one chain over
+ *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens, also if `rounded`; else one chain over
  *                                             all tokens, going on from dw: runs repeat, layouts do not
  *
  * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here.
@@ -87,10 +87,11 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
                .b = operand(a->x, false),
                .c = a->dw.data,
                .ldc = a->dw.ld,
-               .beta = true };
-    if (a->dw.dtype == I64) {
+               .beta = !a->fresh };
+    ASSERT(!a->rounded || (a->dw.dtype == F32 && a->fresh));
+    if (a->dw.dtype == I64 || a->rounded) {
         g.mode = GEMM_I64;
-        g.fixed = a->dw.data;
+        if (!a->rounded) g.fixed = a->dw.data;
         g.leaf = a->leaf;
         g.shift = *(const int32_t *)a->shift.data;
         g.room = a->room;

@@ -7,14 +7,14 @@
  *
  *   A^2 = a0^2 + 2 a0 a1 2^32 + a1^2 2^64        64-bit products, whose 32-bit halves go to four limbs
  *
- * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum: INT64_MAX for an
- * int64 accumulator. A float accumulator has A = g 2^shift rounded to an integer, which keeps every
- * layout-free property and loses less than 2^-36 of the largest element; there NaN and Inf give the bits of
- * Inf. A lane of a limb grows by less than 2^34 an element, so that 2^33 elements a call are safe; sumsq is
- * left with its first three limbs below 2^32, a form which the number alone determines.
+ * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum, a float: NaN and Inf
+ * give Inf. A float that was never an integer has A = g 2^shift rounded to one, which keeps every
+ * layout-free property and loses less than 2^-36 of the largest element. A lane of a limb grows by less than
+ * 2^34 an element, so that 2^33 elements a call are safe; sumsq is left with its first three limbs below
+ * 2^32, a form which the number alone determines.
  *
- * Traffic per parameter: grad_stats reads 8 bytes (4 for float accumulators); adamw reads w, m, v, g and
- * writes them: 40 bytes (32). Both make one pass and are bound by memory.
+ * Traffic per parameter: grad_stats reads 8 bytes (4 for floats); adamw reads w, m, v, g and writes w, m, v: 32
+ * bytes (28). Both make one pass and are bound by memory.
  */
 #include "cpu/rows.h"
 
@@ -25,8 +25,7 @@ enum { LIMBS = 4, FLOAT_INF_BITS = 0x7F800000 };
 /* ---- statistics ---- */
 
 typedef struct {
-    vl limb[LIMBS], max;
-    int bad;
+    vl limb[LIMBS];
 } StatLanes;
 
 /* Carries between limbs until all but the last are below 2^32. The number they stand for stays. */
@@ -58,45 +57,47 @@ VEC_FN vl fixed_load(const int64_t *p, int64_t left)
     return vl_load(part);
 }
 
-static int64_t stats_fixed(StatLanes *t, const int64_t *g, int64_t first, int64_t end)
+/* Maxima are compared and sent as the bits of a float >= 0, which order as it does. */
+static int64_t float_bits(float x)
 {
+    int32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static int64_t stats_fixed(StatLanes *t, const int64_t *g, float unit, int64_t first, int64_t end)
+{
+    vf max = vf_zero();
     for (int64_t i = first; i < end; i += VEC) {
-        vl G = fixed_load(g + i, end - i);
-        vf v = vf_from_l(G);
-        t->max = vl_max(t->max, vl_abs(G));
-        t->bad |= vm_any(vf_fix_bad(v, FIXED_LIMIT));
+        vf v = vf_abs(vf_from_l(fixed_load(g + i, end - i)));
+        max = vf_max(v, max);
         stats_square(t, v);
     }
-    int64_t lane[VEC], max = 0;
-    vl_store(lane, t->max);
-    for (int i = 0; i < VEC; i++) max = lane[i] > max ? lane[i] : max;
-    return t->bad ? INT64_MAX : max;
+    return float_bits(vf_hmax(max) * unit);
 }
 
 static int64_t stats_plain(StatLanes *t, const float *g, float scale, int64_t first, int64_t end)
 {
     vf max = vf_zero();
+    int bad = 0;
     for (int64_t i = first; i < end; i += VEC) {
         vf x = vf_abs(row_load(g + i, end - i));
-        t->bad |= vm_any(vf_fix_bad(x, __builtin_inff()));
+        bad |= vm_any(vf_fix_bad(x, __builtin_inff()));
         max = vf_max(x, max);
         stats_square(t, vf_mul(x, vf_set1(scale)));
     }
-    float largest = vf_hmax(max);
-    int32_t bits;
-    memcpy(&bits, &largest, sizeof bits);
-    return t->bad ? FLOAT_INF_BITS : bits;
+    return bad ? FLOAT_INF_BITS : float_bits(vf_hmax(max));
 }
 
 static void grad_stats_part(const void *args, int64_t first, int64_t end)
 {
     const grad_stats_args *a = args;
     int64_t *max = a->max.data, *sumsq = a->sumsq.data, limb[LIMBS], lane[VEC];
-    StatLanes t = { .max = vl_zero() };
+    const int shift = *(const int32_t *)a->shift.data;
+    StatLanes t;
     for (int i = 0; i < LIMBS; i++) t.limb[i] = vl_zero();
-    int64_t most = a->g.dtype == F32
-                       ? stats_plain(&t, a->g.data, fix_scale(*(const int32_t *)a->shift.data), first, end)
-                       : stats_fixed(&t, a->g.data, first, end);
+    int64_t most = a->g.dtype == F32 ? stats_plain(&t, a->g.data, fix_scale(shift), first, end)
+                                     : stats_fixed(&t, a->g.data, fix_scale(-shift), first, end);
     for (int i = 0; i < LIMBS; i++) {
         vl_store(lane, t.limb[i]);
         limb[i] = 0;
@@ -138,19 +139,15 @@ static int ceil_log2_float(int64_t bits)
 /* What a tensor's maximum says: overflow of its fixed point, or a gradient that is not finite. */
 typedef struct {
     int overflow, nonfinite, zero;
-    int log2_max; /* max |g| <= 2^log2_max; when the other three are 0, or for a finite float */
+    int log2_max; /* max |g| <= 2^log2_max; when there is one and it is finite */
 } MaxFacts;
 
-static MaxFacts max_facts(int64_t max, int shift, DType acc)
+static MaxFacts max_facts(int64_t max, int shift)
 {
     if (max == 0) return (MaxFacts){ .zero = 1 };
-    if (acc == F32) {
-        if (max >= FLOAT_INF_BITS) return (MaxFacts){ .nonfinite = 1 };
-        int e = ceil_log2_float(max);
-        return (MaxFacts){ .overflow = e + shift > 61, .log2_max = e };
-    }
-    if (max >= (int64_t)1 << 62) return (MaxFacts){ .overflow = 1 };
-    return (MaxFacts){ .log2_max = ceil_log2(max) - shift };
+    if (max >= FLOAT_INF_BITS) return (MaxFacts){ .nonfinite = 1 };
+    int e = ceil_log2_float(max);
+    return (MaxFacts){ .overflow = e + shift > 61, .log2_max = e };
 }
 
 /* Room for `room` bits of leaves and SHIFT_SPARE bits of growth above today's maximum. */
@@ -196,15 +193,14 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
     (void)s;
     fp_reset();
     for (int64_t i = 0; i < a->max.dim[0]; i++) {
-        MaxFacts f = max_facts(max[i], shift[i], a->acc);
+        MaxFacts f = max_facts(max[i], shift[i]);
         overflow |= f.overflow;
         nonfinite |= f.nonfinite;
         squares += limbs_value((const int64_t *)a->sumsq.data + i * a->sumsq.ld, shift[i]);
     }
     for (int64_t i = 0; i < a->max.dim[0]; i++) {
         int retreat = overflow && a->acc == I64;
-        ((int32_t *)a->next_shift.data)[i] =
-            shift_next(shift[i], max_facts(max[i], shift[i], a->acc), retreat, a);
+        ((int32_t *)a->next_shift.data)[i] = shift_next(shift[i], max_facts(max[i], shift[i]), retreat, a);
     }
     StepValues *v = a->step;
     v->loss_fixed = sums[0];
@@ -267,19 +263,14 @@ VEC_FN void adam_lanes(const Adam *c, vf g, const adamw_args *a, int64_t i, int6
 static void adamw_part(const void *args, int64_t first, int64_t end)
 {
     const adamw_args *a = args;
-    int64_t *fixed = a->g.data, size = dtype_size(a->g.dtype);
-    float *plain = a->g.data;
-    if (a->step->skip) {
-        memset((char *)a->g.data + first * size, 0, (size_t)((end - first) * size));
-        return;
-    }
+    const int64_t *fixed = a->g.data;
+    const float *plain = a->g.data;
+    if (a->step->skip) return;
     const Adam c = adam_constants(a);
     for (int64_t i = first; i < end; i += VEC) {
-        int64_t left = end - i, count = left < VEC ? left : VEC;
+        int64_t left = end - i;
         adam_lanes(&c, a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)),
                    a, i, left);
-        if (count == VEC && a->g.dtype == I64) vl_store(fixed + i, vl_zero());
-        else memset((char *)a->g.data + i * size, 0, (size_t)(count * size));
     }
 }
 

@@ -58,27 +58,49 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
 
 Tensor param_value(const Ctx *c, int id) { return param_view(&c->params->reg->items[id], c->params->value); }
 
-Tensor param_grad(const Ctx *c, int id) { return param_view(&c->params->reg->items[id], c->params->grad); }
+Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
+
+/* True for the first contribution in a step, which overwrites. A place for one product takes no second one. */
+static bool grad_first(const Ctx *c, int id)
+{
+    GradPlace *g = &c->params->place[id];
+    bool first = g->fresh;
+    ASSERT(first || !g->once);
+    g->fresh = false;
+    return first;
+}
+
+Err grad_open(Ctx *c, int id, Tensor *acc)
+{
+    *acc = param_grad(c, id);
+    ASSERT(!c->params->place[id].once);
+    if (!grad_first(c, id)) return ERR_OK;
+    return op(c->s, fill_zero_acc, .x = tensor_reshape(*acc, tensor_count(*acc)));
+}
 
 Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 {
     return op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
               .shift = param_store_shift(c->params, weight), .overflow = c->params->overflow,
-              .leaf = c->canon.leaf_tokens, .room = c->canon.room);
+              .leaf = c->canon.leaf_tokens, .room = c->canon.room, .fresh = grad_first(c, weight),
+              .rounded = c->params->place[weight].once);
 }
 
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
 {
-    return op(c->s, embedding_grad, .dtable = param_grad(c, table), .dy = rows, .index = index,
+    Tensor acc;
+    TRY(grad_open(c, table, &acc));
+    return op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
               .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .first = first,
               .room = c->canon.room);
 }
 
 Err grad_add_columns(Ctx *c, int bias, Tensor dy)
 {
-    return op(c->s, bias_grad, .dbias = param_grad(c, bias), .dy = dy,
-              .shift = param_store_shift(c->params, bias), .overflow = c->params->overflow,
-              .leaf = c->canon.leaf_rows, .room = c->canon.room);
+    Tensor acc;
+    TRY(grad_open(c, bias, &acc));
+    return op(c->s, bias_grad, .dbias = acc, .dy = dy, .shift = param_store_shift(c->params, bias),
+              .overflow = c->params->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room);
 }
 
 static Err wgrad_run(Ctx *c, const Wgrad *w)

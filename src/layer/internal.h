@@ -6,6 +6,9 @@
 
 Err wgrad_push(Ctx *c, Wgrad w);
 
+/* The accumulator of a gradient, to be added to: cleared if nothing was in this step. */
+Err grad_open(Ctx *c, int id, Tensor *acc);
+
 /* Leaf of a sum that tp cuts: a canonical chunk of the global length, or one chain over the local one. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local);
 

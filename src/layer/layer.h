@@ -120,7 +120,7 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols);
 Tensor param_value(const Ctx *c, int id); /* the only ways to a parameter's memory */
 Tensor param_grad(const Ctx *c, int id);
 
-/* ---- gradients: accumulators, written only here ---- */
+/* ---- gradients: accumulators, written only here; the first contribution of a step overwrites ---- */
 
 Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x); /* += dy^T x */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);

@@ -27,7 +27,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .interleave = spec.interleave,
                     .init = INIT_NORMAL,
                     .std = spec.std,
-                    .flags = PARAM_DECAY };
+                    .flags = PARAM_DECAY | PARAM_ONE_PRODUCT };
     snprintf(name, sizeof name, "%s.weight", spec.name);
     TRY(param_add(reg, w, &l->weight));
     if (!spec.bias) return ERR_OK;

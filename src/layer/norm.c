@@ -46,10 +46,11 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
 /* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
 static Err grad_add_norm(const Norm *n, Ctx *c, Tensor dy, Tensor x, Tensor mean, Tensor rstd)
 {
-    Tensor none = { 0 };
+    Tensor none = { 0 }, dw, db = { 0 };
     bool bias = n->bias >= 0;
-    return op(c->s, norm_grad, .dw = param_grad(c, n->weight), .db = bias ? param_grad(c, n->bias) : none,
-              .dy = dy, .x = x, .mean = mean, .rstd = rstd,
+    TRY(grad_open(c, n->weight, &dw));
+    if (bias) TRY(grad_open(c, n->bias, &db));
+    return op(c->s, norm_grad, .dw = dw, .db = db, .dy = dy, .x = x, .mean = mean, .rstd = rstd,
               .shift_w = param_store_shift(c->params, n->weight),
               .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->overflow,
               .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room);

@@ -8,11 +8,26 @@ static Err sum_over(Optim *o, Comm *c, Tensor g)
     return comm_reduce_tree_f32(c, o->stream, g, NULL);
 }
 
+static Tensor flat_grad(const ParamStore *ps, int i)
+{
+    return tensor_reshape(param_store_grad(ps, i), ps->reg->items[i].count);
+}
+
+/* What got no gradient in this step has 0. */
+static Err clear_fresh(Optim *o)
+{
+    for (int i = 0; i < o->params->reg->count; i++)
+        if (o->params->place[i].fresh) TRY(op(o->stream, fill_zero_acc, .x = flat_grad(o->params, i)));
+    return ERR_OK;
+}
+
 Err optim_reduce(Optim *o)
 {
     const ParamRegistry *reg = o->params->reg;
+    TRY(clear_fresh(o));
+    ASSERT(o->world->dp.size == 1 || !tensor_count(o->params->grad_once));
     for (int i = 0; i < reg->count; i++) {
-        Tensor g = param_view(&reg->items[i], o->params->grad);
+        Tensor g = param_store_grad(o->params, i);
         if (reg->items[i].spec.partial == PARTIAL_ROWS) TRY(sum_over(o, &o->world->sp, g));
         if (reg->items[i].spec.partial == PARTIAL_HEADS) TRY(sum_over(o, &o->world->tp, g));
     }
@@ -33,10 +48,9 @@ Err optim_norm(Optim *o)
     TRY(device_zero(o->stream, ps->sumsq.data, tensor_bytes(ps->sumsq)));
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
-        Tensor g = tensor_row_slice(ps->grad, p->offset, p->count);
         if (!counts_here(o, p)) continue;
         TRY(op(o->stream, grad_stats, .max = tensor_row_slice(ps->max, i, 1),
-               .sumsq = tensor_reshape(tensor_row_slice(ps->sumsq, i, 1), 4), .g = g,
+               .sumsq = tensor_reshape(tensor_row_slice(ps->sumsq, i, 1), 4), .g = flat_grad(ps, i),
                .shift = param_store_shift(ps, i)));
     }
     TRY(comm_max_i64(&o->world->tp, o->stream, ps->max.data, tensor_count(ps->max), NULL));
@@ -56,8 +70,7 @@ Err optim_update(Optim *o)
         if (ps->value.dtype != F32) copy = tensor_row_slice(ps->value, p->offset, p->count);
         TRY(op(o->stream, adamw, .w = tensor_row_slice(ps->master, p->offset, p->count),
                .m = tensor_row_slice(ps->m, p->offset, p->count),
-               .v = tensor_row_slice(ps->v, p->offset, p->count),
-               .g = tensor_row_slice(ps->grad, p->offset, p->count), .copy = copy,
+               .v = tensor_row_slice(ps->v, p->offset, p->count), .g = flat_grad(ps, i), .copy = copy,
                .shift = param_store_shift(ps, i), .step = o->step, .beta1 = o->adamw.beta1,
                .beta2 = o->adamw.beta2, .eps = o->adamw.eps,
                .decay = p->spec.flags & PARAM_DECAY ? o->adamw.weight_decay : 0));

@@ -21,11 +21,11 @@ typedef struct {
     int room; /* Canon.room */
 } Optim;
 
-/* Gradients and loss sums, over the ranks that hold parts of them. */
+/* Gradients and loss sums, over the ranks that hold parts of them. A gradient still fresh becomes 0. */
 Err optim_reduce(Optim *o);
 /* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
 Err optim_norm(Optim *o);
-/* AdamW on every parameter (decay by its flag), unless step->skip; clears the gradients. */
+/* AdamW on every parameter (decay by its flag), unless step->skip. */
 Err optim_update(Optim *o);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;

@@ -58,6 +58,8 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
     return ERR_OK;
 }
 
+static int64_t padded(int64_t count) { return (count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN; }
+
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
 {
     if (!spec.padded_rows) spec.padded_rows = spec.shape[0];
@@ -80,7 +82,7 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     }
     p->count = p->local[0] * p->local[1];
     p->offset = r->flat_count;
-    r->flat_count += (p->count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN;
+    r->flat_count += padded(p->count);
     *id = r->count++;
     *name_entry(r, p->name) = r->count;
     return ERR_OK;
@@ -93,30 +95,61 @@ int64_t param_total(const ParamRegistry *r)
     return n;
 }
 
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype,
-                     DType grad_dtype, bool without_optimizer)
+/* A single product is the whole gradient only where no other rank holds a part of it. */
+static Err place_grads(ParamStore *s, Arena *state, GradKind grads)
+{
+    int64_t once = 0, other = 0;
+    TRY(setup_array(s->reg->setup, s->reg->count, &s->place));
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        GradPlace *g = &s->place[i];
+        g->once =
+            grads == GRADS_I64_ONCE && p->spec.flags & PARAM_ONE_PRODUCT && p->spec.partial == PARTIAL_NONE;
+        int64_t *end = g->once ? &once : &other;
+        g->offset = *end;
+        *end += padded(p->count);
+    }
+    param_store_begin(s);
+    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, other));
+    return tensor_new(state, &s->grad_once, F32, once);
+}
+
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype, GradKind grads)
 {
     *s = (ParamStore){ .reg = reg };
     TRY(tensor_new(state, &s->master, F32, reg->flat_count));
     s->value = s->master;
     if (value_dtype != F32) TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
     TRY(tensor_new(state, &s->shift, I32, reg->count));
-    if (without_optimizer) return ERR_OK;
+    if (grads == GRADS_NONE) return ERR_OK;
     TRY(tensor_new(state, &s->next_shift, I32, reg->count));
     TRY(tensor_new(state, &s->overflow_cell, I64, 1));
     s->overflow = tensor_of(s->overflow_cell.data, I32, 1);
     TRY(tensor_new(state, &s->max, I64, reg->count));
     TRY(tensor_new(state, &s->sumsq, I64, reg->count, 4));
-    TRY(tensor_new(state, &s->grad, grad_dtype, reg->flat_count));
+    TRY(place_grads(s, state, grads));
     TRY(tensor_new(state, &s->m, F32, reg->flat_count));
     return tensor_new(state, &s->v, F32, reg->flat_count);
 }
 
-Tensor param_view(const Param *p, Tensor flat)
+void param_store_begin(ParamStore *s)
 {
-    char *at = (char *)flat.data + p->offset * dtype_size(flat.dtype);
+    for (int i = 0; i < s->reg->count; i++) s->place[i].fresh = true;
+}
+
+static Tensor view_at(const Param *p, Tensor flat, int64_t offset)
+{
+    char *at = (char *)flat.data + offset * dtype_size(flat.dtype);
     if (p->spec.ndim == 1) return tensor_of(at, flat.dtype, p->local[0]);
     return tensor_of(at, flat.dtype, p->local[0], p->local[1]);
+}
+
+Tensor param_view(const Param *p, Tensor flat) { return view_at(p, flat, p->offset); }
+
+Tensor param_store_grad(const ParamStore *s, int id)
+{
+    const GradPlace *g = &s->place[id];
+    return view_at(&s->reg->items[id], g->once ? s->grad_once : s->grad, g->offset);
 }
 
 Tensor param_store_shift(const ParamStore *s, int id) { return tensor_row_slice(s->shift, id, 1); }

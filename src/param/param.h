@@ -10,7 +10,8 @@
  * one place that knows which copy of a weight is meant.
  *
  * Memory: flat device buffers in registration order, each parameter padded to PARAM_ALIGN elements:
- *   master f32   grad i64 fixed point (or f32 with reproducible = run)   m f32   v f32
+ *   master f32   m f32   v f32   grad i64 fixed point (or f32 with reproducible = run)
+ *   grad_once f32   instead of grad, for tensors whose sum is complete after one product (GradPlace)
  *   value  what layers read: the master itself, or its 16-bit copy, written by every update
  * and per parameter a fixed-point shift (docs/determinism.md).
  *
@@ -36,7 +37,10 @@ typedef enum {
     PARTIAL_HEADS /* partial because heads are cut: summed over tp */
 } Partial;
 
-enum { PARAM_DECAY = 1 };
+enum {
+    PARAM_DECAY = 1,
+    PARAM_ONE_PRODUCT = 2 /* its gradient is one grad_add_product a micro-batch and nothing else */
+};
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
 
 typedef struct {
@@ -78,23 +82,47 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id);
 
 int64_t param_total(const ParamRegistry *r); /* global unpadded element count of all parameters */
 
+/* What a store keeps of gradients. */
+typedef enum {
+    GRADS_NONE,    /* evaluation, generation: no moments either */
+    GRADS_F32,     /* plain sums: repeats of a layout give the same bits */
+    GRADS_I64,     /* fixed point: all layouts do */
+    GRADS_I64_ONCE /* the same bits for a single micro-batch a step on a single dp rank, in less memory */
+} GradKind;
+
+/*
+ * The gradient of one parameter. once: the step's only product forms the integers in its own tile and leaves
+ * their sum rounded to float, as the optimizer would round it; PARAM_ONE_PRODUCT under GRADS_I64_ONCE.
+ * fresh: nothing was added in this step. What the memory holds is then no number of this step: who adds first
+ * overwrites. So no pass over the gradients clears them.
+ */
+typedef struct {
+    int64_t offset; /* elements, in grad or, if `once`, in grad_once */
+    bool once, fresh;
+} GradPlace;
+
 /* The buffers of one replica of one stage. */
 typedef struct {
     const ParamRegistry *reg;
-    Tensor value;              /* flat: [flat_count]; shares the master's memory when that is its dtype */
-    Tensor master, grad, m, v; /* flat */
-    Tensor shift, next_shift;  /* [count] i32 */
-    Tensor overflow;           /* [1] i32 flag: a gradient leaf did not fit */
-    Tensor overflow_cell;      /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
-    Tensor max, sumsq;         /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
+    Tensor value;             /* flat: [flat_count]; shares the master's memory when that is its dtype */
+    Tensor master, m, v;      /* flat */
+    Tensor grad, grad_once;   /* flat: I64 or F32, and F32; either may be empty */
+    GradPlace *place;         /* [count], host */
+    Tensor shift, next_shift; /* [count] i32 */
+    Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
+    Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
+    Tensor max, sumsq;        /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
 } ParamStore;
 
 /*
- * Allocates in `state`. value_dtype F32, BF16 or F16; grad_dtype I64 or F32; without_optimizer: no grad, m, v
- * (evaluation, generation).
+ * Allocates in `state`, and on the host in the registry's setup memory. value_dtype F32, BF16 or F16. All
+ * gradients are fresh.
  */
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype,
-                     DType grad_dtype, bool without_optimizer);
+                     GradKind grads);
+
+/* A step begins, again if it is repeated: all gradients are fresh. */
+void param_store_begin(ParamStore *s);
 
 /* The 16-bit copy again from the masters, after these were filled or loaded. */
 Err param_store_publish(ParamStore *s, Stream *stream);
@@ -104,6 +132,7 @@ Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, in
 
 /* Views of one parameter: [local rows, local columns], or [local rows] for vectors. */
 Tensor param_view(const Param *p, Tensor flat);
+Tensor param_store_grad(const ParamStore *s, int id);
 Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 
 /* Global plain row of this rank's local row r (sections undone); -1 for padding. */

@@ -161,6 +161,13 @@ static Err alloc_staging(Trainer *t)
     return setup_array(&t->setup, 2 * s->micro_batch * s->model.seq, &t->host_rows);
 }
 
+static GradKind grad_kind(const Trainer *t)
+{
+    if (t->spec.forward_only) return GRADS_NONE;
+    if (!t->spec.exact) return GRADS_F32;
+    return step_microbatches(t) == 1 && t->world->grid.dp == 1 ? GRADS_I64_ONCE : GRADS_I64;
+}
+
 static Err build(Trainer *t, const MemoryPlan *limits)
 {
     const TrainSpec *s = &t->spec;
@@ -176,8 +183,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(stage_register(&t->stage, &t->registry, &s->model, 0, s->model.layers, &t->setup));
     TRY(alloc_arena(t, &t->state, "state", limits->state));
     TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch));
-    TRY(param_store_init(&t->params, &t->registry, &t->state, s->compute, s->exact ? I64 : F32,
-                         s->forward_only));
+    TRY(param_store_init(&t->params, &t->registry, &t->state, s->compute, grad_kind(t)));
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t, limits));
@@ -345,6 +351,7 @@ static Err step_begin(Trainer *t)
     Stream *stream = &t->device.stream;
     TRY(device_write(stream, t->step_values, &v, sizeof v));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    param_store_begin(&t->params);
     return device_zero(stream, t->params.overflow_cell.data, tensor_bytes(t->params.overflow_cell));
 }
 
