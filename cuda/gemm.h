@@ -2,7 +2,8 @@
  * Matrix products of the linear ops (linear_fwd, linear_dx, linear_dw of device/ops.def), by cuBLASLt.
  *
  * A product's plan (descriptor, layouts, algorithm) is made when its shape is first seen and kept in a table;
- * a repeated shape costs a look-up. Everything the algorithm depends on is in the key: op, dtypes, sizes,
+ * a repeated shape costs a look-up. (Let each shape run once before it is captured into a graph: the library may load
+ * code for it.) Everything the algorithm depends on is in the key: op, dtypes, sizes,
  * row lengths, epilogue, alignment of the addresses. (Not beta: the library chooses without it.)
  *
  * Algorithm: the heuristic's first, so that runs repeat. With autotune, the fastest of its candidates, timed
