@@ -80,8 +80,8 @@ template <class T> __device__ __forceinline__ Softmax softmax_block(Softmax s, f
 {
     Softmax all;
     all.max = block_max(s.max, part);
-    all.sum = block_sum(s.sum == 0.0f ? 0.0f : s.sum * logit_exp<T>(s.max - all.max), part);
-    if (all.max == -INFINITY) all.sum = NAN;
+    all.sum = block_sum(s.sum * logit_exp<T>(s.max - all.max), part);
+    if (all.max == -INFINITY) all.sum = NAN; /* also where -inf - -inf made it so */
     return all;
 }
 
