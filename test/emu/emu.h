@@ -154,7 +154,7 @@ template <class TO, class FROM> TO bits_as(const FROM &x)
 {
     static_assert(sizeof(TO) >= sizeof(FROM) || sizeof(FROM) == 8, "sizes");
     TO r{};
-    memcpy(static_cast<void *>(&r), &x, sizeof(FROM) < sizeof(TO) ? sizeof(FROM) : sizeof(TO));
+    __builtin_memcpy(static_cast<void *>(&r), &x, sizeof(FROM) < sizeof(TO) ? sizeof(FROM) : sizeof(TO));
     return r;
 }
 

@@ -60,7 +60,7 @@ Block block;
 
 enum Order { FORWARD, REVERSE, RANDOM };
 enum { GUARD_BYTES = 64 << 10 }; /* below each stack */
-enum { TSAN_FIBERS = 2048 };     /* kept at most; a launch with more threads makes them anew */
+enum { LEFT_BYTES = 16 << 10 };  /* of a stack: more than fiber_main leaves behind when it does not return */
 #if defined(EMU_ASAN) || defined(EMU_TSAN)
 enum { STACK_BYTES = 512 << 10 };
 #else
@@ -75,7 +75,6 @@ static struct {
     const void *asan_bottom;
     size_t asan_size;
     char begin_token, end_token, fence_token;
-    uint64_t launches;
 } host;
 
 /* Never destroyed: kernels may run while the process ends. */
@@ -208,36 +207,18 @@ static void fiber_main()
     abort();
 }
 
-/*
- * ThreadSanitizer takes everything that one of its fibers does, and all that it did before, as one thread. So no
- * two blocks of a launch may share fibers or stacks. Launches are ordered: they may.
- */
-static void renew_for_tsan(Fiber *f)
-{
-#ifdef EMU_TSAN
-    if (f->tsan && f->launch != host.launches) {
-        f->launch = host.launches;
-        return;
-    }
-    f->launch = host.launches;
-    if (f->tsan) __tsan_destroy_fiber(f->tsan);
-    if (f->stack) munmap(f->stack - GUARD_BYTES, GUARD_BYTES + STACK_BYTES);
-    f->stack = nullptr;
-    f->tsan = __tsan_create_fiber(0);
-#endif
-    (void)f;
-}
-
 static void start_fiber(Fiber *f)
 {
-    renew_for_tsan(f);
     if (!f->stack) {
         void *p = mmap(nullptr, GUARD_BYTES + STACK_BYTES, PROT_READ | PROT_WRITE,
                        MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
         if (p == MAP_FAILED || mprotect(p, GUARD_BYTES, PROT_NONE)) fail("no memory for the stack of a thread");
         f->stack = static_cast<char *>(p) + GUARD_BYTES;
+#ifdef EMU_TSAN
+        f->tsan = __tsan_create_fiber(0);
+#endif
     }
-    permit(f->stack, STACK_BYTES);
+    permit(f->stack + STACK_BYTES - LEFT_BYTES, LEFT_BYTES);
     /* stacks start on different cache lines of a page, or threads would evict each other */
     void **top = reinterpret_cast<void **>(f->stack + STACK_BYTES - f->number * 9 % 128 * 64) - 2;
     top[1] = nullptr; /* fiber_main finds rsp at 8 modulo 16, as after a call */
@@ -386,6 +367,22 @@ void enqueue(const Launch &l, std::function<void()> body)
     submit(l.stream, demangled(l.tag), [l, body] { run_launch(l, body); });
 }
 
+/*
+ * ThreadSanitizer takes all that one of its fibers does as ordered. Blocks of a launch are not, so each of the
+ * next few blocks gets fibers of its own; after that many blocks, which of them meet depends on the order.
+ */
+static size_t groups_of_fibers(unsigned count)
+{
+#ifdef EMU_TSAN
+    enum { GROUPS = 8, FIBERS = 2048 };
+    host.tsan = __tsan_get_current_fiber();
+    return count * GROUPS <= FIBERS ? GROUPS : FIBERS / count;
+#else
+    (void)count;
+    return 1;
+#endif
+}
+
 void run_launch(const Launch &l, const std::function<void()> &body)
 {
     static std::vector<unsigned> sequence;
@@ -394,13 +391,7 @@ void run_launch(const Launch &l, const std::function<void()> &body)
     host.name = demangled(l.tag);
     host.body = &body;
     grid_dim = l.grid, block_dim = l.block;
-    host.launches++;
-#ifdef EMU_TSAN
-    const size_t fibers = count > TSAN_FIBERS ? count : TSAN_FIBERS / count * count;
-    host.tsan = __tsan_get_current_fiber();
-#else
-    const size_t fibers = count;
-#endif
+    const size_t fibers = groups_of_fibers(count) * count;
     size_t first = 0;
     release(&host.begin_token);
     permute(sequence, l.grid.x * l.grid.y * l.grid.z);

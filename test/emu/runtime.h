@@ -24,16 +24,10 @@
 #undef blockDim
 #undef gridDim
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define EMU_ASAN 1
-#endif
-#endif
-#ifdef __SANITIZE_ADDRESS__
-#define EMU_ASAN 1
-#endif
-
-/* ThreadSanitizer must not watch the emulator itself: the lane builds these files without it, with -DEMU_TSAN. */
+/*
+ * Sanitizers watch the kernels, not the emulator: their lanes build these files without them, with -DEMU_ASAN or
+ * -DEMU_TSAN, and with -fno-builtin, so that no loop becomes a call of memcpy in the name of some thread.
+ */
 #ifdef EMU_TSAN
 extern "C" {
 void *__tsan_get_current_fiber(void);
@@ -103,7 +97,6 @@ struct Fiber : Thread {
     std::vector<Copy> copies; /* asynchronous, oldest first */
     std::vector<int> groups;  /* for each committed group: copies up to its end */
     void *tsan = nullptr, *asan = nullptr;
-    uint64_t launch = 0; /* that used it last */
 };
 
 /* Lanes that wait for each other in one warp operation. `lane[i]` points into the waiting fiber's stack. */

@@ -45,7 +45,9 @@ static Outcome child(const std::string &environment, const std::string &kind, in
     char self[4096] = "", line[1024];
     CHECK(readlink("/proc/self/exe", self, sizeof self - 1) > 0);
     fflush(stdout);
-    FILE *f = popen((environment + " '" + self + "' --child " + kind + " " + std::to_string(number) + " 2>&1").c_str(), "r");
+    const std::string options = " ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=atexit_sleep_ms=0 '";
+    const std::string what = kind + " " + std::to_string(number);
+    FILE *f = popen((environment + options + self + "' --child " + what + " 2>&1").c_str(), "r");
     Outcome o;
     while (fgets(line, sizeof line, f)) o.text += line;
     const int status = pclose(f);
@@ -89,7 +91,7 @@ TEST(wrong_kernels)
 {
     for (int i = 0; i < WRONG_COUNT; i++) {
         if (tsan && wrongs[i].sanitizer) continue; /* memory errors: not this lane's */
-        const Outcome o = child("ASAN_OPTIONS=detect_leaks=0", "wrong", i);
+        const Outcome o = child("", "wrong", i);
         const bool named = o.has(wrongs[i].text) || (asan && wrongs[i].sanitizer && o.has(wrongs[i].sanitizer));
         CHECK_MSG(named && (o.status != 0) == !o.has("survived"), "wrong kernel %d: status %d, wanted '%s', got\n%s", i, o.status,
                   wrongs[i].text, o.text.c_str());
