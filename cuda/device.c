@@ -59,7 +59,7 @@ Err device_cuda_info(int index, DeviceInfo *out)
                          .multiprocessors = prop.multiProcessorCount,
                          .total_bytes = (int64_t)total_bytes,
                          .free_bytes = (int64_t)free_bytes };
-    snprintf(out->name, sizeof out->name, "%s", prop.name);
+    snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, prop.name);
     TRY(cuda_check(cudaDriverGetVersion(&out->driver), "reading the driver's version"));
     return cuda_check(cudaRuntimeGetVersion(&out->runtime), "reading the runtime's version");
 }
@@ -187,5 +187,42 @@ static Err cuda_zero(Stream *s, void *to, int64_t size_bytes)
     return cuda_check(cudaMemsetAsync(to, 0, (size_t)size_bytes, device_of(s)->stream), "clearing on the GPU");
 }
 
-const DeviceBackend cuda_backend = { cuda_open, cuda_close, cuda_alloc, cuda_free, cuda_write,
-                                     cuda_read, cuda_copy,  cuda_zero,  cuda_sync };
+/* ---- graphs ---- */
+
+static Err cuda_record_begin(Stream *s)
+{
+    return cuda_check(cudaStreamBeginCapture(device_of(s)->stream, cudaStreamCaptureModeThreadLocal),
+                      "beginning to record a graph");
+}
+
+static Err cuda_record_end(Stream *s, DeviceGraph **out)
+{
+    cudaGraph_t graph = NULL;
+    cudaGraphExec_t exec = NULL;
+    TRY(cuda_check(cudaStreamEndCapture(device_of(s)->stream, &graph), "recording a graph"));
+    Err err = cuda_check(cudaGraphInstantiate(&exec, graph, 0), "making a graph executable");
+    cudaGraphDestroy(graph);
+    *out = (DeviceGraph *)exec;
+    return err;
+}
+
+static Err cuda_replay(Stream *s, DeviceGraph *graph)
+{
+    return cuda_check(cudaGraphLaunch((cudaGraphExec_t)graph, device_of(s)->stream), "running a graph");
+}
+
+static void cuda_graph_free(DeviceGraph *graph) { cudaGraphExecDestroy((cudaGraphExec_t)graph); }
+
+const DeviceBackend cuda_backend = { .open = cuda_open,
+                                     .close = cuda_close,
+                                     .alloc = cuda_alloc,
+                                     .free = cuda_free,
+                                     .write = cuda_write,
+                                     .read = cuda_read,
+                                     .copy = cuda_copy,
+                                     .zero = cuda_zero,
+                                     .sync = cuda_sync,
+                                     .record_begin = cuda_record_begin,
+                                     .record_end = cuda_record_end,
+                                     .replay = cuda_replay,
+                                     .graph_free = cuda_graph_free };

@@ -113,8 +113,15 @@ static Err nothing_to_wait_for(Stream *s)
     return ERR_OK;
 }
 
-static const DeviceBackend cpu_backend = { cpu_open, cpu_close, cpu_alloc, cpu_free,           cpu_move,
-                                           cpu_move, cpu_move,  cpu_zero,  nothing_to_wait_for };
+static const DeviceBackend cpu_backend = { .open = cpu_open,
+                                           .close = cpu_close,
+                                           .alloc = cpu_alloc,
+                                           .free = cpu_free,
+                                           .write = cpu_move,
+                                           .read = cpu_move,
+                                           .copy = cpu_move,
+                                           .zero = cpu_zero,
+                                           .sync = nothing_to_wait_for };
 
 /* ---- null ---- */
 
@@ -149,8 +156,15 @@ static Err null_zero(Stream *s, void *to, int64_t size_bytes)
     return ERR_OK;
 }
 
-static const DeviceBackend null_backend = { null_open, null_close, null_alloc, null_free,          null_move,
-                                            null_move, null_move,  null_zero,  nothing_to_wait_for };
+static const DeviceBackend null_backend = { .open = null_open,
+                                            .close = null_close,
+                                            .alloc = null_alloc,
+                                            .free = null_free,
+                                            .write = null_move,
+                                            .read = null_move,
+                                            .copy = null_move,
+                                            .zero = null_zero,
+                                            .sync = nothing_to_wait_for };
 
 /* ---- cuda, where it was built ---- */
 
@@ -161,9 +175,7 @@ static Err no_cuda_open(Device *dev, int index, Isa isa)
     return err_set(ERR_CONFIG, "this build has no CUDA backend"),
            err_hint("install the CUDA toolkit and build again, or set run.device=cpu");
 }
-static const DeviceBackend cuda_backend = { no_cuda_open, null_close, null_alloc,
-                                            null_free,    null_move,  null_move,
-                                            null_move,    null_zero,  nothing_to_wait_for };
+static const DeviceBackend cuda_backend = { .open = no_cuda_open, .close = null_close };
 
 bool device_has_cuda(void) { return false; }
 
@@ -250,6 +262,19 @@ Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t siz
 Err device_zero(Stream *s, void *device_dst, int64_t size_bytes)
 {
     return size_bytes > 0 ? s->dev->backend->zero(s, device_dst, size_bytes) : ERR_OK;
+}
+
+bool device_can_record(const Device *dev) { return dev->backend->record_begin != NULL; }
+
+Err device_record_begin(Stream *s) { return s->dev->backend->record_begin(s); }
+
+Err device_record_end(Stream *s, DeviceGraph **out) { return s->dev->backend->record_end(s, out); }
+
+Err device_replay(Stream *s, DeviceGraph *graph) { return s->dev->backend->replay(s, graph); }
+
+void device_graph_free(Device *dev, DeviceGraph *graph)
+{
+    if (graph) dev->backend->graph_free(graph);
 }
 
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }

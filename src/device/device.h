@@ -42,6 +42,8 @@ typedef struct {
     int64_t allocs, alloc_bytes;
 } DeviceCounters;
 
+typedef struct DeviceGraph DeviceGraph; /* recorded work; on cuda a cudaGraphExec_t */
+
 typedef enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_NULL, DEVICE_KINDS } DeviceKind;
 
 /* How a kind of device is opened and how memory moves; one table per kind, behind the functions below. */
@@ -55,6 +57,11 @@ typedef struct {
     Err (*copy)(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
     Err (*zero)(Stream *s, void *device_dst, int64_t size_bytes);
     Err (*sync)(Stream *s);
+    /* NULL where ops run at once: */
+    Err (*record_begin)(Stream *s);
+    Err (*record_end)(Stream *s, DeviceGraph **out);
+    Err (*replay)(Stream *s, DeviceGraph *graph);
+    void (*graph_free)(DeviceGraph *graph);
 } DeviceBackend;
 
 struct Device {
@@ -122,6 +129,16 @@ Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size
 Err device_read(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
 Err device_zero(Stream *s, void *device_dst, int64_t size_bytes);
 Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
+
+/*
+ * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing
+ * in between may wait for the device or move host memory. record_end after a failure drops the record.
+ */
+bool device_can_record(const Device *dev);
+Err device_record_begin(Stream *s);
+Err device_record_end(Stream *s, DeviceGraph **out);
+Err device_replay(Stream *s, DeviceGraph *graph);
+void device_graph_free(Device *dev, DeviceGraph *graph); /* may be NULL */
 
 /* Returns when everything enqueued so far is done; reports what went wrong in it. */
 Err device_sync(Stream *s);

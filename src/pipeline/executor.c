@@ -26,49 +26,89 @@ static void give_back(ExecutorSlot *s)
     s->microbatch = -1;
 }
 
-static Err forward(Executor *e, int microbatch)
+/*
+ * An action has three parts: what the host does before (slots, the batch's rows), what is enqueued on the
+ * device, and what the host does after. Only the middle one is recorded in a graph.
+ */
+static Err prepare(Executor *e, const Action *a)
 {
+    if (a->kind != ACT_F) return ERR_OK;
     ExecutorSlot *s = slot_of(e, -1);
-    Boundary none = { .count = 0 }, out;
-    s->microbatch = microbatch;
-    TRY(e->hooks.batch(e->hooks.user, microbatch, &s->batch));
-    return stage_forward(e->stage, enter(e, s), &s->save, &none, &out, e->sums);
+    s->microbatch = a->microbatch;
+    return e->hooks.batch(e->hooks.user, a->microbatch, &s->batch);
 }
 
-static Err backward(Executor *e, int microbatch, bool split)
+static Err backward(Executor *e, ExecutorSlot *s, bool split)
 {
-    ExecutorSlot *s = slot_of(e, microbatch);
     Ctx *c = enter(e, s);
     Boundary none = { .count = 0 }, din;
     ArenaMark mark = arena_mark(c->scratch);
     c->split_backward = split;
     TRY(stage_backward(e->stage, c, &s->save, &none, &din));
     arena_release(c->scratch, mark);
-    if (split) arena_release(&s->slot.region[REGION_I], 0);
-    else give_back(s);
     return ERR_OK;
 }
 
-static Err weight_half(Executor *e, int microbatch)
+static Err enqueue(Executor *e, const Action *a)
 {
-    ExecutorSlot *s = slot_of(e, microbatch);
-    TRY(wgrad_drain(enter(e, s)));
-    give_back(s);
-    return ERR_OK;
+    Boundary none = { .count = 0 }, out;
+    ExecutorSlot *s = action_has_slot(a->kind) ? slot_of(e, a->microbatch) : NULL;
+    switch (a->kind) {
+    case ACT_F: return stage_forward(e->stage, enter(e, s), &s->save, &none, &out, e->sums);
+    case ACT_B: return backward(e, s, false);
+    case ACT_I: return backward(e, s, true);
+    case ACT_W: return wgrad_drain(enter(e, s));
+    case ACT_REDUCE: return e->hooks.reduce(e->hooks.user);
+    case ACT_NORM: return e->hooks.norm(e->hooks.user);
+    case ACT_UPDATE: return e->hooks.update(e->hooks.user);
+    case ACT_KINDS: break;
+    }
+    return err_set(ERR_INTERNAL, "unknown action %d", a->kind);
+}
+
+static void finish(Executor *e, const Action *a)
+{
+    if (a->kind == ACT_B || a->kind == ACT_W) give_back(slot_of(e, a->microbatch));
+    if (a->kind == ACT_I) arena_release(&slot_of(e, a->microbatch)->slot.region[REGION_I], 0);
+}
+
+/* ---- graphs ---- */
+
+Err executor_use_graphs(Executor *e, SetupArena *setup)
+{
+    return setup_array(setup, (int64_t)ACT_KINDS * e->slot_count * 2, &e->graphs);
+}
+
+void executor_release(Executor *e)
+{
+    for (int i = 0; e->graphs && i < ACT_KINDS * e->slot_count * 2; i++)
+        device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
+}
+
+static ActionGraph *graph_of(Executor *e, const Action *a)
+{
+    int slot = action_has_slot(a->kind) ? (int)(slot_of(e, a->microbatch) - e->slots) : 0;
+    return &e->graphs[(a->kind * e->slot_count + slot) * 2 + (a->microbatch > 0)];
+}
+
+static Err enqueue_or_replay(Executor *e, const Action *a)
+{
+    if (!e->graphs) return enqueue(e, a);
+    ActionGraph *g = graph_of(e, a);
+    if (g->graph) return device_replay(e->ctx.s, g->graph);
+    if (g->runs++ == 0) return enqueue(e, a);
+    TRY(device_record_begin(e->ctx.s));
+    Err err = enqueue(e, a), end = device_record_end(e->ctx.s, &g->graph);
+    TRY(err ? err : end);
+    return device_replay(e->ctx.s, g->graph);
 }
 
 static Err run_action(Executor *e, const Action *a)
 {
-    switch (a->kind) {
-    case ACT_F: return forward(e, a->microbatch);
-    case ACT_B: return backward(e, a->microbatch, false);
-    case ACT_I: return backward(e, a->microbatch, true);
-    case ACT_W: return weight_half(e, a->microbatch);
-    case ACT_REDUCE: return e->hooks.reduce(e->hooks.user);
-    case ACT_NORM: return e->hooks.norm(e->hooks.user);
-    case ACT_UPDATE: return e->hooks.update(e->hooks.user);
-    }
-    return err_set(ERR_INTERNAL, "unknown action %d", a->kind);
+    TRY(prepare(e, a));
+    TRY(enqueue_or_replay(e, a));
+    finish(e, a);
+    return ERR_OK;
 }
 
 Err executor_run(Executor *e, const Action *list, int count)
@@ -86,8 +126,10 @@ Err executor_run(Executor *e, const Action *list, int count)
 
 Err executor_eval(Executor *e, int microbatch)
 {
+    const Action a = { .kind = ACT_F, .microbatch = microbatch };
     e->ctx.dropout_on = false;
-    TRY(forward(e, microbatch));
+    TRY(prepare(e, &a));
+    TRY(enqueue(e, &a));
     give_back(slot_of(e, microbatch));
     return ERR_OK;
 }

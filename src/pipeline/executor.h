@@ -24,6 +24,16 @@ typedef struct {
     int microbatch; /* -1 = free */
 } ExecutorSlot;
 
+/*
+ * What an action enqueues, recorded as a device graph: all its addresses and shapes are the same every time,
+ * and what varies from step to step stands in device memory. The first time it runs as it is, the second time
+ * it is recorded, from then on the record is replayed and the host code is passed over.
+ */
+typedef struct {
+    int runs;
+    DeviceGraph *graph;
+} ActionGraph;
+
 typedef struct {
     const Stage *stage;
     Ctx ctx;
@@ -31,7 +41,12 @@ typedef struct {
     ExecutorHooks hooks;
     ExecutorSlot *slots;
     int slot_count;
+    ActionGraph *graphs; /* [ACT_KINDS][slot_count][2: the step's first micro-batch, later ones], or NULL */
 } Executor;
+
+/* Records and replays from now on (single rank, a device that can). Owns: release with executor_release. */
+Err executor_use_graphs(Executor *e, SetupArena *setup);
+void executor_release(Executor *e);
 
 Err executor_run(Executor *e, const Action *list, int count);
 

@@ -8,7 +8,9 @@
 #ifndef MEGATRAIN_PIPELINE_SCHEDULE_H
 #define MEGATRAIN_PIPELINE_SCHEDULE_H
 
-typedef enum { ACT_F, ACT_B, ACT_I, ACT_W, ACT_REDUCE, ACT_NORM, ACT_UPDATE } ActionKind;
+#include <stdbool.h>
+
+typedef enum { ACT_F, ACT_B, ACT_I, ACT_W, ACT_REDUCE, ACT_NORM, ACT_UPDATE, ACT_KINDS } ActionKind;
 
 typedef struct {
     ActionKind kind;
@@ -18,6 +20,9 @@ typedef struct {
 
 /* One-forward-one-backward for `stage`. Writes 2 * microbatches + 3 actions; returns how many. */
 int schedule_1f1b(Action *out, int stage, int stages, int microbatches);
+
+/* F, B, I and W are about one micro-batch, the others about the step. */
+static inline bool action_has_slot(ActionKind kind) { return kind < ACT_REDUCE; }
 
 /* Most micro-batches in flight (from F to B or W) anywhere in the list. */
 int schedule_in_flight(const Action *list, int count);

@@ -81,6 +81,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .seed = (uint64_t)cfg->run.seed,
                         .threads = (int)cfg->debug.threads,
                         .isa = isas[cfg->debug.isa],
+                        .graphs = cfg->run.graphs,
                         .poison = cfg->debug.poison,
                         .extra_shift = (int)cfg->debug.extra_shift };
     return check_vocab(out, vocab);

@@ -187,6 +187,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t, limits));
+    if (s->graphs && device_can_record(&t->device)) TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate) TRY(stage_kv_init(&t->stage, &t->kv, s->compute, &t->state, &t->setup));
     TRY(alloc_staging(t));
     TRY(setup_array(&t->setup, 2 * t->registry.count, &t->host_shift));
@@ -307,6 +308,7 @@ Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPl
 
 void trainer_close(Trainer *t)
 {
+    executor_release(&t->executor);
     for (int i = 0; t->executor.slots && i < t->executor.slot_count; i++)
         for (int r = 0; r < REGION_COUNT; r++) {
             Arena *a = &t->executor.slots[i].slot.region[r];

@@ -35,6 +35,7 @@ typedef struct {
     uint64_t seed;
     int threads; /* per rank; 0 = all */
     Isa isa;
+    bool graphs;     /* actions are recorded and replayed as device graphs */
     bool poison;     /* debug.poison */
     int extra_shift; /* debug.extra_shift */
 } TrainSpec;
