@@ -163,7 +163,7 @@ __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::S
                                              const QueryValues *values, int position, int first_query, int h)
 {
     const float scale2 = p.scale * LOG2_E;
-    typename E::Keep keep;
+    typename E::Keep keep = {};
     if (p.dropout.threshold) {
         E::template keep_bits<true>(keep, head_dropout(p, blockIdx.z, h), position, first_query);
 #pragma unroll

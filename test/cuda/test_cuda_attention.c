@@ -1,0 +1,286 @@
+/*
+ * Attention: cuda/attention*.cu. Against the CPU twin in fp32 on the same rounded inputs.
+ *
+ * Tolerances, relative to the larger of the element and the tensor's rms; u = 2^-9 for bf16, 2^-12 for fp16.
+ * Weights, ds and results are rounded to u; an error is the sum of the terms' roundings, u / sqrt(3) of the root of
+ * their sum of squares. Terms are largest in the first rows: key 0 has the weights 1, 1/2, 1/3, ..., root 1.3 against
+ * an rms of the sums of 0.16 (numbers are uniform in +-1): 2.7 u for one standard deviation, 12 u for the largest of
+ * 1e5. So gradients are allowed 16 u. A row of o has weights that sum to 1: half of that. lse and delta are fp32.
+ */
+#include "base/rng.h"
+#include "cuda_case.h"
+
+typedef struct {
+    int64_t B, H, K, C;
+    Spans q, k; /* count 0 and 0 in k: as q */
+    int64_t window;
+    int docs, gap;
+    double drop;
+} Shape;
+
+enum { POSITIONS = 512, HEAD0 = 3 };
+
+static const char *shape_name(DType T, const Shape *s)
+{
+    static char name[256];
+    snprintf(name, sizeof name,
+             "%s B %d H %d K %d C %d q %d+%d %d+%d k %d+%d %d+%d window %d docs %d gap %d drop %g", dtype_name(T),
+             (int)s->B, (int)s->H, (int)s->K, (int)s->C, (int)s->q.first[0], (int)s->q.count[0], (int)s->q.first[1],
+             (int)s->q.count[1], (int)s->k.first[0], (int)s->k.count[0], (int)s->k.first[1], (int)s->k.count[1],
+             (int)s->window, s->docs, s->gap, s->drop);
+    return name;
+}
+
+/* [B, rows, heads, C] with `gap` numbers behind each row of C. */
+static Pair heads_random(CudaCase *c, DType T, double scale, const Shape *s, int64_t rows, int64_t heads)
+{
+    return pair_random(c, T, scale, s->B, rows, heads, s->C + s->gap);
+}
+
+static Pair without_gap(Pair p, const Shape *s)
+{
+    for (int side = 0; side < 2; side++) p.t[side].dim[3] = s->C;
+    return p;
+}
+
+/* First position of the document of each query; documents are about 20 positions long. */
+static Pair documents(CudaCase *c, const Shape *s, int64_t T)
+{
+    int32_t start[POSITIONS], doc[4 * POSITIONS];
+    ASSERT(s->B * T <= 4 * POSITIONS);
+    for (int64_t b = 0; b < s->B; b++) {
+        for (int i = 0; i < POSITIONS; i++) start[i] = i == 0 || test_rand(&c->random) % 20 == 0 ? i : start[i - 1];
+        for (int64_t t = 0; t < T; t++) doc[b * T + t] = start[spans_position(s->q, t)];
+    }
+    return pair_values(c, I32, doc, s->B, T);
+}
+
+static Pair samples(CudaCase *c, const Shape *s)
+{
+    int64_t sample[8];
+    for (int64_t b = 0; b < s->B; b++) sample[b] = b * 7 + 2 + (b << 33);
+    return pair_values(c, I64, sample, s->B);
+}
+
+static double unit_of(DType T) { return T == BF16 ? 0x1p-9 : T == F16 ? 0x1p-12 : 1.25e-6; }
+
+/* What would be 0 in exact arithmetic: rows that see only themselves have a constant softmax. */
+static void check_zero(CudaCase *c, Pair p, const char *what)
+{
+    const double limit = 1e-5;
+    int64_t bad = 0;
+    OK(device_read(&c->dev[CASE_GPU].stream, c->first, p.t[CASE_GPU].data, tensor_bytes(p.t[CASE_GPU])));
+    for (int64_t i = 0; i < tensor_count(p.t[CASE_GPU]); i++) {
+        const double x = fabs((double)case_load(c->first, p.t[CASE_GPU].dtype, i));
+        if (!(x <= limit)) bad++;
+    }
+    CHECK_MSG(bad == 0, "%s: %lld elements are not 0", what, (long long)bad);
+}
+
+static void attention_case(DType T, Shape s)
+{
+    CudaCase *c = case_open();
+    if (s.k.count[0] + s.k.count[1] == 0) s.k = s.q;
+    const int64_t rows = s.q.count[0] + s.q.count[1], keys = s.k.count[0] + s.k.count[1];
+    const char *name = shape_name(T, &s);
+    const float scale = 1.0f / sqrtf((float)s.C);
+    const Dropout dropout = { 0x123456789ABCDEF, dropout_threshold((float)s.drop), 1 / (1 - (float)s.drop) };
+    Pair q = heads_random(c, T, 3, &s, rows, s.H), k = heads_random(c, T, 1, &s, keys, s.K);
+    Pair v = heads_random(c, T, 1, &s, keys, s.K), o = heads_random(c, T, 1, &s, rows, s.H);
+    Pair lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s), doc = { 0 };
+    if (s.docs) doc = documents(c, &s, rows);
+    Pair q_ = without_gap(q, &s), k_ = without_gap(k, &s), v_ = without_gap(v, &s), o_ = without_gap(o, &s);
+    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .q = AT(q_), .k = AT(k_), .v = AT(v_), .doc = AT(doc),
+         .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale, .block = 64, .window = s.window,
+         .dropout = dropout, .head0 = HEAD0);
+    pair_check(c, o, 8 * unit_of(T), "o, %s", name);
+    pair_check(c, lse, 1e-5, "lse, %s", name);
+
+    /* backward from the CPU's results, rounded: the same on both sides */
+    o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, s.C + s.gap);
+    lse = pair_values(c, F32, lse.t[CASE_CPU].data, s.B, rows, s.H);
+    o_ = without_gap(o, &s);
+    Pair go = heads_random(c, T, 1, &s, rows, s.H), dq = heads_random(c, T, 1, &s, rows, s.H);
+    Pair dk = heads_random(c, T, 1, &s, keys, s.K), dv = heads_random(c, T, 1, &s, keys, s.K);
+    Pair delta = pair_output(c, F32, s.B, rows, s.H), go_ = without_gap(go, &s), dq_ = without_gap(dq, &s);
+    Pair dk_ = without_gap(dk, &s), dv_ = without_gap(dv, &s);
+    BOTH(c, attention_bwd, .dq = AT(dq_), .dk = AT(dk_), .dv = AT(dv_), .go = AT(go_), .q = AT(q_), .k = AT(k_),
+         .v = AT(v_), .o = AT(o_), .lse = AT(lse), .delta = AT(delta), .doc = AT(doc), .sample = AT(sample),
+         .q_span = s.q, .k_span = s.k, .scale = scale, .block = 64, .window = s.window, .dropout = dropout,
+         .head0 = HEAD0, .leaf = 64, .positions = POSITIONS);
+    pair_check(c, delta, 1e-5, "delta, %s", name);
+    pair_check(c, dv, 16 * unit_of(T), "dv, %s", name);
+    if (s.window == 1 || rows == 1) {
+        check_zero(c, dq, name);
+        check_zero(c, dk, name);
+    } else {
+        pair_check(c, dq, 16 * unit_of(T), "dq, %s", name);
+        pair_check(c, dk, 16 * unit_of(T), "dk, %s", name);
+    }
+    case_close(c);
+}
+
+static Spans run(int64_t first, int64_t count) { return (Spans){ { first, 0 }, { count, 0 } }; }
+
+static const DType types[] = { F32, BF16, F16 };
+
+/* One row to more than a block of 128 and tiles of 64. */
+TEST(attention_lengths)
+{
+    static const int64_t lengths[] = { 1, 15, 16, 17, 63, 64, 65, 130 };
+    for (int i = 0; i < 8; i++) {
+        attention_case(types[i % 3], (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, lengths[i]) });
+        attention_case(types[(i + 1) % 3],
+                       (Shape){ .B = 1 + i % 2, .H = 2, .K = 1, .C = 32, .q = run(0, lengths[i]), .window = i % 2 * 40 });
+    }
+}
+
+/* Each width of tile, full and padded. */
+TEST(attention_widths)
+{
+    static const int64_t widths[] = { 8, 32, 40, 64, 80, 96, 104, 128, 136, 192, 200, 256 };
+    for (int t = 0; t < 3; t++)
+        for (int i = 0; i < 12; i++)
+            attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = widths[i], .q = run(0, i % 2 ? 65 : 33), .gap = i % 4 * 8 });
+}
+
+TEST(attention_grouped_heads)
+{
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 2, .H = 4, .K = 1, .C = 32, .q = run(0, 33) });
+        attention_case(types[t], (Shape){ .B = 1, .H = 4, .K = 2, .C = 64, .q = run(0, 70), .docs = 1, .gap = 8 });
+        attention_case(types[t], (Shape){ .B = 2, .H = 3, .K = 3, .C = 16, .q = run(0, 17), .gap = 8 });
+    }
+}
+
+/* Edges of the mask on, before and behind edges of tiles; documents; tiles that nobody sees. */
+TEST(attention_masks)
+{
+    static const int64_t windows[] = { 1, 16, 31, 32, 33, 64, 65, 129 };
+    for (int i = 0; i < 8; i++)
+        attention_case(types[i % 3], (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = run(0, 130), .window = windows[i] });
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 2, .H = 1, .K = 1, .C = 32, .q = run(0, 131), .docs = 1 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 300), .docs = 1, .window = 25 });
+    }
+}
+
+/* Spans of context parallelism: two runs of positions, keys of another rank, rows that see no key at all. */
+TEST(attention_spans)
+{
+    const Spans zigzag = { { 0, 90 }, { 30, 30 } }, second = { { 30, 60 }, { 30, 30 } };
+    const Spans reversed = { { 101, 7 }, { 37, 66 } }, odd = { { 5, 150 }, { 69, 1 } };
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 32, .q = zigzag });
+        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = zigzag, .k = second, .docs = 1 });
+        attention_case(types[t], (Shape){ .B = 2, .H = 1, .K = 1, .C = 32, .q = second, .k = zigzag, .window = 45 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 2, .C = 40, .q = reversed, .k = odd });
+        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = odd, .k = reversed, .drop = .2 });
+    }
+    attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, 40), .k = run(40, 20) });
+    attention_case(F32, (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(100, 40), .k = run(0, 20) });
+}
+
+/* Masks drawn four keys a call, and one by one where positions are no multiples of four. */
+TEST(attention_dropout)
+{
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 2, .H = 2, .K = 1, .C = 32, .q = run(0, 70), .drop = .3 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(3, 66), .drop = .3 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .q = run(4, 130), .drop = .1 });
+    }
+    attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 200, .q = run(0, 65), .drop = .2 });
+}
+
+/* ---- NaN, refusals ---- */
+
+TEST(attention_keeps_nan_in_its_rows)
+{
+    enum { T = 40, H = 2, C = 32, BAD = 20 };
+    for (int t = 0; t < 3; t++) {
+        CudaCase *c = case_open();
+        float x[T * H * C], o[T * H * C];
+        for (int i = 0; i < T * H * C; i++) x[i] = (float)test_uniform(&c->random, -1, 1);
+        x[(BAD * H + 1) * C + 3] = NAN;
+        Shape s = { .B = 1 };
+        Pair q = pair_values(c, types[t], x, 1, T, H, C), k = pair_random(c, types[t], 1, 1, T, 1, C);
+        Pair out = pair_output(c, types[t], 1, T, H, C), lse = pair_output(c, F32, 1, T, H), sample = samples(c, &s);
+        case_side = CASE_GPU;
+        OK(op(case_stream(c), attention_fwd, .o = AT(out), .lse = AT(lse), .q = AT(q), .k = AT(k), .v = AT(k),
+              .sample = AT(sample), .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.2f, .block = 64));
+        OK(device_read(case_stream(c), c->first, out.t[CASE_GPU].data, tensor_bytes(out.t[CASE_GPU])));
+        for (int i = 0; i < T * H * C; i++) o[i] = case_load(c->first, types[t], i);
+        for (int i = 0; i < T * H * C; i++) CHECK(isnan(o[i]) == (i / C == BAD * H + 1));
+        OK(device_read(case_stream(c), o, lse.t[CASE_GPU].data, T * H * 4));
+        for (int i = 0; i < T * H; i++) CHECK(isnan(o[i]) == (i == BAD * H + 1));
+        case_close(c);
+    }
+}
+
+static Err refused(DType T, Shape s, float scale, int shift)
+{
+    CudaCase *c = case_open();
+    const int64_t rows = s.q.count[0] + s.q.count[1], keys = s.k.count[0] + s.k.count[1];
+    Pair q = heads_random(c, T, 1, &s, rows, s.H), k = heads_random(c, T, 1, &s, keys, s.K);
+    Pair o = heads_random(c, T, 1, &s, rows, s.H), lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s);
+    q = without_gap(q, &s), k = without_gap(k, &s), o = without_gap(o, &s);
+    case_side = CASE_GPU;
+    k.t[CASE_GPU].data = (char *)k.t[CASE_GPU].data + shift;
+    Err err = op(case_stream(c), attention_fwd, .o = AT(o), .lse = AT(lse), .q = AT(q), .k = AT(k), .v = AT(k),
+                 .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale, .block = 64);
+    case_close(c);
+    return err;
+}
+
+TEST(attention_refuses_what_does_not_fit)
+{
+    const Shape fits = { .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 8), .k = run(0, 8) };
+    OK(refused(BF16, fits, 1, 0));
+    Shape s = fits;
+    s.C = 264;
+    FAILS(refused(F16, s, 1, 0), ERR_SHAPE, "head width is '264'");
+    s.C = 12;
+    FAILS(refused(F32, s, 1, 0), ERR_SHAPE, "head width is '12'");
+    s = fits, s.gap = 4;
+    FAILS(refused(BF16, s, 1, 0), ERR_SHAPE, "rows of o do not begin at multiples of 16 bytes");
+    FAILS(refused(BF16, fits, 1, 8), ERR_SHAPE, "rows of k do not begin at multiples of 16 bytes");
+    FAILS(refused(BF16, fits, 0, 0), ERR_SHAPE, "scale is '0'");
+    FAILS(refused(BF16, fits, NAN, 0), ERR_SHAPE, "scale is 'nan'");
+    s = fits, s.H = 3, s.K = 2;
+    FAILS(refused(BF16, s, 1, 0), ERR_SHAPE, "'3' query heads on '2' key heads");
+    s = fits, s.k = (Spans){ { 0, 4 }, { 5, 3 } };
+    FAILS(refused(BF16, s, 1, 0), ERR_SHAPE, "spans of k overlap");
+    s = fits, s.q = (Spans){ { -1, 9 }, { 4, 4 } };
+    FAILS(refused(BF16, s, 1, 0), ERR_SHAPE, "spans of q overlap or leave");
+}
+
+/* ---- merging ---- */
+
+static void merge_case(DType T, int64_t B, int64_t rows, int64_t H, int64_t C, int64_t gap)
+{
+    CudaCase *c = case_open();
+    Shape s = { .B = B, .C = C, .gap = (int)gap };
+    float lse[2][512];
+    for (int64_t i = 0; i < B * rows * H; i++)
+        for (int k = 0; k < 2; k++)
+            lse[k][i] = test_rand(&c->random) % 4 ? (float)test_uniform(&c->random, -5, 5) : -INFINITY;
+    Pair o = heads_random(c, T, 1, &s, rows, H), o2 = heads_random(c, T, 1, &s, rows, H);
+    Pair first = pair_values(c, F32, lse[0], B, rows, H), second = pair_values(c, F32, lse[1], B, rows, H);
+    Pair o_ = without_gap(o, &s), o2_ = without_gap(o2, &s);
+    BOTH(c, attention_merge, .o = AT(o_), .lse = AT(first), .o2 = AT(o2_), .lse2 = AT(second));
+    pair_check(c, o, 2 * unit_of(T), "merged o, %s rows %d H %d C %d", dtype_name(T), (int)rows, (int)H, (int)C);
+    pair_check(c, first, 1e-6, "merged lse, %s rows %d H %d C %d", dtype_name(T), (int)rows, (int)H, (int)C);
+    case_close(c);
+}
+
+TEST(attention_merge)
+{
+    for (int t = 0; t < 3; t++) {
+        merge_case(types[t], 1, 1, 1, 8, 0);
+        merge_case(types[t], 2, 15, 3, 64, 8);
+        merge_case(types[t], 1, 33, 4, 80, 0);
+        merge_case(types[t], 1, 17, 2, 256, 16);
+    }
+}
+
+TEST_MAIN
