@@ -469,7 +469,7 @@ Err cuda_linear_dw(Stream *s, const linear_dw_args *a)
 {
     TRY(check_rows(OP_linear_dw, a->dy, a->x));
     if (a->dw.dtype != F32 || a->rounded)
-        return err_set(ERR_SHAPE, "linear_dw on cuda accumulates in f32, not '%s'", dtype_name(a->dw.dtype));
+        return err_set(ERR_SHAPE, "linear_dw on cuda has no fixed point: dw is f32, and not 'rounded'");
     Product x = product(OP_linear_dw, a->x, false, a->dy, true, a->dw);
     x.beta = a->fresh ? 0 : 1;
     return run(s, &x);

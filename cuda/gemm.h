@@ -2,9 +2,9 @@
  * Matrix products of the linear ops (linear_fwd, linear_dx, linear_dw of device/ops.def), by cuBLASLt.
  *
  * A product's plan (descriptor, layouts, algorithm) is made when its shape is first seen and kept in a table;
- * a repeated shape costs a look-up. (Let each shape run once before it is captured into a graph: the library may load
- * code for it.) Everything the algorithm depends on is in the key: op, dtypes, sizes,
- * row lengths, epilogue, alignment of the addresses. (Not beta: the library chooses without it.)
+ * a repeated shape costs a look-up. Everything the algorithm depends on is in the key: op, dtypes, sizes, row
+ * lengths, epilogue, alignment of the addresses. (Not beta: the library chooses without it.) Let each shape run once
+ * before it is captured into a graph: the library may load code for it.
  *
  * Algorithm: the heuristic's first, so that runs repeat. With autotune, the fastest of its candidates, timed
  * once per shape on the call's own tensors; such choices can be saved as text and loaded by other ranks and
@@ -12,8 +12,8 @@
  * whose fp32 parts are added by a separate pass.
  *
  * GELU and its gradient are part of the product in 16 bits from compute capability 9.0 on (there it is reported to pay,
- * on 8.0 to lose), if the library has an algorithm for the shape; else elementwise.cu does them afterwards. The epilogue takes GELU of the
- * fp32 sums, the separate kernel of what was stored: the last bit may differ.
+ * on 8.0 to lose), if the library has an algorithm for the shape; else elementwise.cu does them afterwards. The
+ * epilogue takes GELU of the fp32 sums, the separate kernel of what was stored: the last bit may differ.
  *
  * Arithmetic: fp32 accumulation, no TF32. Outputs of fwd and dx are rounded once from fp32, after the bias;
  * dw is an fp32 buffer that is accumulated into or overwritten.

@@ -43,9 +43,9 @@ static void linear_case(DType T, int64_t N, int64_t O, int64_t I, bool with_bias
     pair_check(c, y.whole, case_tolerance(T), "fwd %s", what);
     BOTH(c, linear_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w.view), .leaf = O);
     pair_check(c, dx.whole, case_tolerance(T), "dx %s", what);
-    for (int i = 0; i < 2; i++) { /* onto what is there, then onto that */
+    for (int i = 0; i < 3; i++) { /* onto what is there, over it, onto that */
         BOTH(c, linear_dw, .dw = AT(dw.view), .dy = AT(dy.view), .x = AT(x.view), .shift = AT(shift),
-             .overflow = AT(overflow), .leaf = N);
+             .overflow = AT(overflow), .leaf = N, .fresh = i == 1);
         pair_check(c, dw.whole, sum_tolerance(T), "dw %s", what);
     }
     case_close(c);
@@ -66,11 +66,15 @@ TEST(overwrites)
     for (int t = 0; t < TYPES; t++) {
         CudaCase *c = case_open();
         Pair x = pair_random(c, types[t], 1, 24, 40), w = pair_random(c, types[t], 1, 32, 40),
-             y = pair_output(c, types[t], 24, 32), dx = pair_output(c, types[t], 24, 40);
+             y = pair_output(c, types[t], 24, 32), dx = pair_output(c, types[t], 24, 40),
+             dw = pair_output(c, F32, 40, 40), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
         BOTH(c, linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = 40);
         pair_check(c, y, case_tolerance(types[t]), "fwd");
         BOTH(c, linear_dx, .dx = AT(dx), .dy = AT(y), .w = AT(w), .leaf = 32);
         pair_check(c, dx, 4 * case_tolerance(types[t]), "dx of y, which is rounded on one side only");
+        BOTH(c, linear_dw, .dw = AT(dw), .dy = AT(x), .x = AT(x), .shift = AT(shift), .overflow = AT(overflow),
+             .leaf = 24, .fresh = 1);
+        pair_check(c, dw, sum_tolerance(types[t]), "dw");
         case_close(c);
     }
 }
@@ -221,16 +225,17 @@ TEST(more_shapes_than_plans)
 
 typedef struct {
     CudaCase *c;
-    Pair x, w, y, dw, shift, overflow;
+    Pair x, w, y, dy, dw, shift, overflow;
     char *text;
 } Tuning;
 
 static Tuning tuning_begin(void)
 {
     CudaCase *c = case_open();
-    Tuning t = { .c = c, .x = pair_random(c, BF16, 1, 40, 48), .w = pair_random(c, BF16, 1, 88, 48),
-                 .y = pair_output(c, BF16, 40, 88), .dw = pair_zero(c, F32, 88, 48), .shift = pair_zero(c, I32, 1),
-                 .overflow = pair_zero(c, I32, 1), .text = malloc(CUDA_GEMM_TEXT_BYTES) };
+    Tuning t = { .c = c, .text = malloc(CUDA_GEMM_TEXT_BYTES) };
+    t.x = pair_random(c, BF16, 1, 40, 48), t.w = pair_random(c, BF16, 1, 88, 48);
+    t.y = pair_output(c, BF16, 40, 88), t.dy = pair_random(c, BF16, 1, 40, 88), t.dw = pair_zero(c, F32, 88, 48);
+    t.shift = pair_zero(c, I32, 1), t.overflow = pair_zero(c, I32, 1);
     return t;
 }
 
@@ -267,16 +272,21 @@ TEST(timing_chooses_once_and_changes_no_result)
     tuning_end(&t);
 }
 
-/* An accumulating product must not run twice: it is not timed. */
+/* An accumulating product must not run twice: it is not timed, but takes the choice of the one that overwrites. */
 TEST(timing_leaves_accumulators_alone)
 {
     Tuning t = tuning_begin();
     CudaGemm *g = gemm_of(t.c);
     int64_t timed = cuda_gemm_counts(g).timed;
     cuda_gemm_autotune(g, true);
-    BOTH(t.c, linear_dw, .dw = AT(t.dw), .dy = AT(t.y), .x = AT(t.x), .shift = AT(t.shift), .overflow = AT(t.overflow),
+    BOTH(t.c, linear_dw, .dw = AT(t.dw), .dy = AT(t.dy), .x = AT(t.x), .shift = AT(t.shift), .overflow = AT(t.overflow),
          .leaf = 40);
     CHECK(cuda_gemm_counts(g).timed == timed);
+    for (int fresh = 1; fresh >= 0; fresh--)
+        BOTH(t.c, linear_dw, .dw = AT(t.dw), .dy = AT(t.dy), .x = AT(t.x), .shift = AT(t.shift),
+             .overflow = AT(t.overflow), .leaf = 40, .fresh = fresh);
+    CHECK(cuda_gemm_counts(g).timed == timed + 1);
+    pair_check(t.c, t.dw, sum_tolerance(BF16), "dw");
     tuning_end(&t);
 }
 
@@ -404,7 +414,8 @@ TEST(refusals)
     CudaCase *c = case_open();
     int64_t count = 4;
     Pair x = pair_random(c, BF16, 1, 8, 16), w = pair_random(c, BF16, 1, 8, 16), y = pair_output(c, BF16, 8, 8),
-         whole = pair_zero(c, I64, 8, 16), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+         whole = pair_zero(c, I64, 8, 16), dw = pair_zero(c, F32, 8, 16), shift = pair_zero(c, I32, 1),
+         overflow = pair_zero(c, I32, 1);
     case_side = CASE_GPU;
     Tensor counted = AT(x);
     counted.rows = &count;
@@ -414,7 +425,10 @@ TEST(refusals)
           "linear_dx on cuda takes no row counts");
     FAILS(op(case_stream(c), linear_dw, .dw = AT(whole), .dy = AT(y), .x = AT(x), .shift = AT(shift),
              .overflow = AT(overflow), .leaf = 8),
-          ERR_SHAPE, "linear_dw on cuda accumulates in f32, not 'i64'");
+          ERR_SHAPE, "linear_dw on cuda has no fixed point");
+    FAILS(op(case_stream(c), linear_dw, .dw = AT(dw), .dy = AT(y), .x = AT(x), .shift = AT(shift),
+             .overflow = AT(overflow), .leaf = 8, .fresh = 1, .rounded = 1),
+          ERR_SHAPE, "linear_dw on cuda has no fixed point");
     case_close(c);
 }
 
@@ -426,7 +440,8 @@ TEST(rows_off_16_bytes)
     case_side = CASE_CPU;
     OK(op(case_stream(c), linear_fwd, .y = AT(y), .x = AT(x), .w = AT(w), .leaf = 7));
     if (forward(c, y, x, w)) {
-        CHECK_MSG(strstr(err_message(), "linear_fwd (N 5, O 8, I 7, bf16): cublasLt has no algorithm"), "%s", err_message());
+        CHECK_MSG(strstr(err_message(), "linear_fwd (N 5, O 8, I 7, bf16): cublasLt has no algorithm"), "%s",
+                  err_message());
         CHECK_MSG(strstr(err_hint_text(), "multiples of 8"), "%s", err_hint_text());
     } else pair_check(c, y, case_tolerance(BF16), "unaligned");
     case_close(c);

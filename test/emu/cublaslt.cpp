@@ -28,7 +28,8 @@
 
 #include "runtime.h"
 
-namespace {
+namespace
+{
 
 constexpr uint64_t HANDLE = 0x6c74686e, DESC = 0x6c746473, LAYOUT = 0x6c746c79, PREFERENCE = 0x6c747072,
                    ALGO = 0x6c74616c;
@@ -70,9 +71,10 @@ struct Algo {
     uint64_t unused[3];
 };
 
-static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t) && sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t) &&
-                  sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t) && sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t),
-              "ours fit into the library's");
+static_assert(sizeof(Desc) <= sizeof(cublasLtMatmulDescOpaque_t), "ours fits into the library's");
+static_assert(sizeof(Layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "ours fits into the library's");
+static_assert(sizeof(Preference) <= sizeof(cublasLtMatmulPreferenceOpaque_t), "ours fits into the library's");
+static_assert(sizeof(Algo) == sizeof(cublasLtMatmulAlgo_t), "ours is as large as the library's");
 
 template <class OURS, class THEIRS> OURS *as(THEIRS *p, uint64_t magic)
 {
@@ -95,7 +97,8 @@ cublasStatus_t refuse(cublasStatus_t status, const char *why)
 
 template <class T> cublasStatus_t set(T *to, const void *from, size_t size)
 {
-    if (!from || size != sizeof *to) return refuse(CUBLAS_STATUS_INVALID_VALUE, "an attribute of the wrong size");
+    if (!from || size != sizeof *to)
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "an attribute of the wrong size");
     memcpy(to, from, size);
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -156,44 +159,51 @@ float gelu_slope(float x)
 /* op(A) with k down and m across, op(B) with n down and k across: what the inner loop reads in order. */
 std::vector<float> unpack(const void *at, const Layout &l, bool turned, int64_t down, int64_t across)
 {
-    std::vector<float> out(static_cast<size_t>(down * across));
+    std::vector<float> out;
+    out.reserve(static_cast<size_t>(down * across));
     for (int64_t i = 0; i < down; i++)
         for (int64_t j = 0; j < across; j++)
-            out[static_cast<size_t>(i * across + j)] = load(at, l.type, turned ? i + j * l.ld : i * l.ld + j);
+            out.push_back(load(at, l.type, turned ? i + j * l.ld : i * l.ld + j));
     return out;
+}
+
+/* sum[i] = op(A)(i, k) x[k], k ascending from `first` to before `end`. a: op(A) as unpacked. */
+void chain(float *sum, const float *a, const float *x, int64_t M, int64_t first, int64_t end)
+{
+    for (int64_t i = 0; i < M; i++) sum[i] = 0;
+    for (int64_t k = first; k < end; k++)
+        for (int64_t i = 0; i < M; i++) sum[i] += a[k * M + i] * x[k];
+}
+
+float epilogue(const Product &p, int64_t i, int64_t j, float x)
+{
+    const int64_t at = i + j * p.d.ld, at_aux = i + j * p.desc.aux_ld;
+    if (p.beta != 0) x += p.beta * load(p.dt, p.d.type, at);
+    if (p.desc.has_bias()) x += load(p.desc.bias, p.d.type, i);
+    if (p.desc.has_slope()) return x * gelu_slope(load(p.desc.aux, p.d.type, at_aux));
+    if (!p.desc.has_gelu()) return x;
+    store(p.desc.aux, p.d.type, at_aux, x);
+    return gelu(x);
 }
 
 void compute(const Product &p)
 {
     static int call;
     const int64_t M = p.m(), N = p.n(), K = p.k();
+    const int first = p.in_place ? call++ % p.split : 0; /* whose part comes first */
     memset(p.workspace, 0xff, p.workspace_bytes);
     const std::vector<float> a = unpack(p.at, p.a, p.desc.ta, K, M), b = unpack(p.bt, p.b, p.desc.tb, N, K);
-    const int first = p.in_place ? call++ % p.split : 0;
-    std::vector<float> sum(static_cast<size_t>(M)), part(static_cast<size_t>(M));
+    std::vector<float> sums(static_cast<size_t>(M)), parts(sums);
+    float *sum = sums.data(), *part = parts.data();
     for (int64_t j = 0; j < N; j++) {
         for (int s = 0; s < p.split; s++) {
             const int piece = (s + first) % p.split;
-            std::fill(part.begin(), part.end(), 0.0f);
-            for (int64_t k = K * piece / p.split; k < K * (piece + 1) / p.split; k++) {
-                const float x = b[static_cast<size_t>(j * K + k)];
-                const float *row = &a[static_cast<size_t>(k * M)];
-                for (int64_t i = 0; i < M; i++) part[static_cast<size_t>(i)] += row[i] * x;
-            }
-            for (int64_t i = 0; i < M; i++)
-                sum[static_cast<size_t>(i)] = s ? sum[static_cast<size_t>(i)] + part[static_cast<size_t>(i)] : part[static_cast<size_t>(i)];
+            chain(s ? part : sum, a.data(), b.data() + j * K, M, K * piece / p.split,
+                  K * (piece + 1) / p.split);
+            for (int64_t i = 0; s && i < M; i++) sum[i] += part[i];
         }
-        for (int64_t i = 0; i < M; i++) {
-            float x = p.alpha * sum[static_cast<size_t>(i)];
-            if (p.beta != 0) x += p.beta * load(p.dt, p.d.type, i + j * p.d.ld);
-            if (p.desc.has_bias()) x += load(p.desc.bias, p.d.type, i);
-            if (p.desc.has_gelu()) {
-                store(p.desc.aux, p.d.type, i + j * p.desc.aux_ld, x);
-                x = gelu(x);
-            }
-            if (p.desc.has_slope()) x *= gelu_slope(load(p.desc.aux, p.d.type, i + j * p.desc.aux_ld));
-            store(p.dt, p.d.type, i + j * p.d.ld, x);
-        }
+        for (int64_t i = 0; i < M; i++)
+            store(p.dt, p.d.type, i + j * p.d.ld, epilogue(p, i, j, p.alpha * sum[i]));
     }
 }
 
@@ -209,20 +219,23 @@ uint64_t problem_of(const Desc &x, const Layout &a, const Layout &b, const Layou
 {
     uint64_t h = mix(mix(mix(1, static_cast<uint64_t>(x.ta)), static_cast<uint64_t>(x.tb)), x.epilogue);
     for (const Layout *l : { &a, &b, &d })
-        h = mix(mix(mix(mix(h, l->rows), l->cols), static_cast<uint64_t>(l->ld)), static_cast<uint64_t>(l->type));
+        h = mix(mix(mix(mix(h, l->rows), l->cols), static_cast<uint64_t>(l->ld)),
+                static_cast<uint64_t>(l->type));
     return mix(h, static_cast<uint64_t>(x.aux_ld));
 }
 
 const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const Layout &d)
 {
     const uint64_t K = x.ta ? a.rows : a.cols;
-    if ((x.ta ? a.cols : a.rows) != d.rows || (x.tb ? b.rows : b.cols) != d.cols || (x.tb ? b.cols : b.rows) != K)
+    if ((x.ta ? a.cols : a.rows) != d.rows || (x.tb ? b.rows : b.cols) != d.cols ||
+        (x.tb ? b.cols : b.rows) != K)
         return "the sizes of the matrices do not fit";
     if (!d.rows || !d.cols || !K) return "an empty matrix";
     if (a.type != b.type) return "A and B have different dtypes";
     if (d.type != a.type && d.type != CUDA_R_32F) return "D is neither of A's dtype nor fp32";
     if (!known(x.epilogue)) return "an epilogue that is not emulated";
-    if (x.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.type != a.type) return "an epilogue with outputs of another dtype";
+    if (x.epilogue != CUBLASLT_EPILOGUE_DEFAULT && d.type != a.type)
+        return "an epilogue with outputs of another dtype";
     if (x.has_aux() && (d.type == CUDA_R_32F || x.aux_ld % 8 || x.aux_ld < static_cast<int64_t>(d.rows)))
         return "GELU on fp32, or with rows of its second matrix that are short or no multiple of 8";
     return nullptr;
@@ -244,8 +257,10 @@ const char *matrix_wrong(const void *p, const Layout &l, uint32_t align)
 {
     if (align < 16) align = 16;
     if (!emu::device_holds(p, extent(l))) return "a matrix outside device memory";
-    if (reinterpret_cast<uintptr_t>(p) % align) return "a matrix that is not aligned as the heuristic was told";
-    if (l.cols > 1 && static_cast<size_t>(l.ld) * size_of(l.type) % 16) return "columns that are not on 16-byte boundaries";
+    if (reinterpret_cast<uintptr_t>(p) % align)
+        return "a matrix that is not aligned as the heuristic was told";
+    if (l.cols > 1 && static_cast<size_t>(l.ld) * size_of(l.type) % 16)
+        return "columns that are not on 16-byte boundaries";
     return nullptr;
 }
 
@@ -255,15 +270,18 @@ const char *epilogue_wrong(const Desc &x, const Layout &d)
     aux.ld = x.aux_ld;
     const char *wrong = x.has_aux() ? matrix_wrong(x.aux, aux, 16) : nullptr;
     if (wrong) return wrong;
-    if (x.has_bias() && !emu::device_holds(x.bias, d.rows * size_of(d.type))) return "a bias outside device memory";
-    if (x.has_bias() && reinterpret_cast<uintptr_t>(x.bias) % 16) return "a bias that is not on a 16-byte boundary";
+    if (x.has_bias() && !emu::device_holds(x.bias, d.rows * size_of(d.type)))
+        return "a bias outside device memory";
+    if (x.has_bias() && reinterpret_cast<uintptr_t>(x.bias) % 16)
+        return "a bias that is not on a 16-byte boundary";
     return nullptr;
 }
 
 const char *product_wrong(const Product &p, const Algo &algo)
 {
     const char *wrong;
-    if (algo.problem != problem_of(p.desc, p.a, p.b, p.d)) return "an algorithm that was chosen for another product";
+    if (algo.problem != problem_of(p.desc, p.a, p.b, p.d))
+        return "an algorithm that was chosen for another product";
     if ((wrong = matrix_wrong(p.at, p.a, algo.align[0]))) return wrong;
     if ((wrong = matrix_wrong(p.bt, p.b, algo.align[1]))) return wrong;
     if ((wrong = matrix_wrong(p.dt, p.d, algo.align[3]))) return wrong;
@@ -272,8 +290,10 @@ const char *product_wrong(const Product &p, const Algo &algo)
         return "D overlaps A or B";
     if (p.desc.has_aux() && p.desc.aux == p.dt) return "GELU with one matrix for both";
     if (p.desc.has_aux() && p.beta != 0) return "GELU of a product that accumulates";
-    if (p.workspace_bytes < static_cast<size_t>(algo.workspace)) return "a workspace smaller than the algorithm's";
-    if (!emu::device_holds(p.workspace, static_cast<size_t>(algo.workspace)) || reinterpret_cast<uintptr_t>(p.workspace) % 256)
+    if (p.workspace_bytes < static_cast<size_t>(algo.workspace))
+        return "a workspace smaller than the algorithm's";
+    if (!emu::device_holds(p.workspace, static_cast<size_t>(algo.workspace)) ||
+        reinterpret_cast<uintptr_t>(p.workspace) % 256)
         return "a workspace outside device memory or not on a 256-byte boundary";
     return nullptr;
 }
@@ -284,10 +304,11 @@ struct Operands {
     bool good() const { return desc && a && b && c && d && memcmp(c, d, sizeof *c) == 0; }
 };
 
-Operands operands(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c,
-                  cublasLtMatrixLayout_t d)
+Operands operands(cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                  cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d)
 {
-    return { as<Desc>(desc, DESC), as<Layout>(a, LAYOUT), as<Layout>(b, LAYOUT), as<Layout>(c, LAYOUT), as<Layout>(d, LAYOUT) };
+    return { as<Desc>(desc, DESC), as<Layout>(a, LAYOUT), as<Layout>(b, LAYOUT), as<Layout>(c, LAYOUT),
+             as<Layout>(d, LAYOUT) };
 }
 
 } // namespace
@@ -335,18 +356,20 @@ const char *cublasLtGetStatusString(cublasStatus_t status)
     }
 }
 
-cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t size, cublasComputeType_t compute,
-                                               cudaDataType_t scale)
+cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t size,
+                                               cublasComputeType_t compute, cudaDataType_t scale)
 {
     if (!d || size < sizeof(Desc)) return CUBLAS_STATUS_ALLOC_FAILED;
-    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "only fp32 sums without TF32");
+    if (compute != CUBLAS_COMPUTE_32F || scale != CUDA_R_32F)
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "only fp32 sums without TF32");
     memset(d, 0, size);
-    *reinterpret_cast<Desc *>(d) = { DESC, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, 0, nullptr, nullptr, 0 };
+    *reinterpret_cast<Desc *>(d) = { DESC, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,
+                                     0,    nullptr,     nullptr,     0 };
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what, const void *value,
-                                              size_t size)
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t what,
+                                              const void *value, size_t size)
 {
     Desc *x = as<Desc>(d, DESC);
     if (!x) return CUBLAS_STATUS_INVALID_VALUE;
@@ -361,8 +384,8 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     }
 }
 
-cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t size, cudaDataType type, uint64_t rows,
-                                                 uint64_t cols, int64_t ld)
+cublasStatus_t cublasLtMatrixLayoutInit_internal(cublasLtMatrixLayout_t l, size_t size, cudaDataType type,
+                                                 uint64_t rows, uint64_t cols, int64_t ld)
 {
     if (!l || size < sizeof(Layout)) return CUBLAS_STATUS_ALLOC_FAILED;
     if (type != CUDA_R_32F && type != CUDA_R_16BF && type != CUDA_R_16F)
@@ -378,11 +401,13 @@ cublasStatus_t cublasLtMatmulPreferenceInit_internal(cublasLtMatmulPreference_t 
 {
     if (!p || size < sizeof(Preference)) return CUBLAS_STATUS_ALLOC_FAILED;
     memset(p, 0, size);
-    *reinterpret_cast<Preference *>(p) = { PREFERENCE, 0, CUBLASLT_REDUCTION_SCHEME_MASK, { 256, 256, 256, 256 } };
+    *reinterpret_cast<Preference *>(
+        p) = { PREFERENCE, 0, CUBLASLT_REDUCTION_SCHEME_MASK, { 256, 256, 256, 256 } };
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p, cublasLtMatmulPreferenceAttributes_t what,
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p,
+                                                    cublasLtMatmulPreferenceAttributes_t what,
                                                     const void *value, size_t size)
 {
     Preference *x = as<Preference>(p, PREFERENCE);
@@ -399,15 +424,18 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
 }
 
 /* In place (when allowed), whole, whole with another tile, and k in three with a pass that adds the parts. */
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
                                               cublasLtMatmulPreference_t preference, int wanted,
                                               cublasLtMatmulHeuristicResult_t *result, int *found)
 {
     static const struct {
         int32_t split, reduction;
-    } offers[] = { { 3, CUBLASLT_REDUCTION_SCHEME_INPLACE }, { 1, CUBLASLT_REDUCTION_SCHEME_NONE },
-                   { 1, CUBLASLT_REDUCTION_SCHEME_NONE }, { 3, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE } };
+    } offers[] = { { 3, CUBLASLT_REDUCTION_SCHEME_INPLACE },
+                   { 1, CUBLASLT_REDUCTION_SCHEME_NONE },
+                   { 1, CUBLASLT_REDUCTION_SCHEME_NONE },
+                   { 3, CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE } };
     const Operands o = operands(desc, a, b, c, d);
     const Preference *p = as<Preference>(preference, PREFERENCE);
     *found = 0;
@@ -415,15 +443,21 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     const char *wrong = shapes_wrong(*o.desc, *o.a, *o.b, *o.d);
     if (wrong) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, wrong);
     for (uint32_t align : p->align)
-        if (align < 16 || (align & (align - 1))) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "matrices that do not start on 16 bytes");
-    if (o.desc->has_aux() && (o.d->rows % 8 || reinterpret_cast<uintptr_t>(o.desc->aux) % 16)) return CUBLAS_STATUS_NOT_SUPPORTED;
+        if (align < 16 || (align & (align - 1)))
+            return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "matrices that do not start on 16 bytes");
+    if (o.desc->has_aux() && (o.d->rows % 8 || reinterpret_cast<uintptr_t>(o.desc->aux) % 16))
+        return CUBLAS_STATUS_NOT_SUPPORTED;
     if (o.desc->has_bias() && reinterpret_cast<uintptr_t>(o.desc->bias) % 16)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a bias that does not start on 16 bytes");
     for (int32_t id = 0; id < 4 && *found < wanted; id++) {
-        Algo algo = { ALGO, problem_of(*o.desc, *o.a, *o.b, *o.d), id, offers[id].split, offers[id].reduction, 0, {}, {} };
+        Algo algo = {
+            ALGO, problem_of(*o.desc, *o.a, *o.b, *o.d), id, offers[id].split, offers[id].reduction, 0, {}, {}
+        };
         algo.workspace = offers[id].split > 1 ? 1 << 16 : 256;
         for (int i = 0; i < 4; i++) algo.align[i] = static_cast<uint16_t>(p->align[i]);
-        if ((algo.reduction & ~static_cast<int32_t>(p->reductions)) || static_cast<uint64_t>(algo.workspace) > p->workspace) continue;
+        if ((algo.reduction & ~static_cast<int32_t>(p->reductions)) ||
+            static_cast<uint64_t>(algo.workspace) > p->workspace)
+            continue;
         cublasLtMatmulHeuristicResult_t *r = &result[(*found)++];
         memset(r, 0, sizeof *r);
         memcpy(&r->algo, &algo, sizeof algo);
@@ -433,9 +467,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
-cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, cublasLtMatrixLayout_t a,
-                                       cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
-                                       const cublasLtMatmulAlgo_t *algo, cublasLtMatmulHeuristicResult_t *result)
+cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc,
+                                       cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                       cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t d,
+                                       const cublasLtMatmulAlgo_t *algo,
+                                       cublasLtMatmulHeuristicResult_t *result)
 {
     const Operands o = operands(desc, a, b, c, d);
     const Algo *x = as<Algo>(algo, ALGO);
@@ -447,33 +483,50 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo, cublasLtMatmulAlgoConfigAttributes_t what,
-                                                    void *value, size_t size, size_t *written)
+cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
+                                                    cublasLtMatmulAlgoConfigAttributes_t what, void *value,
+                                                    size_t size, size_t *written)
 {
     const Algo *x = as<Algo>(algo, ALGO);
     if (!x || !value || size != 4) return CUBLAS_STATUS_INVALID_VALUE;
-    if (what != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME) return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a property of algorithms that is not emulated");
+    if (what != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
+        return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a property of algorithms that is not emulated");
     memcpy(value, &x->reduction, 4);
     if (written) *written = 4;
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
-                              cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta, const void *C,
-                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d, const cublasLtMatmulAlgo_t *algo,
-                              void *workspace, size_t workspace_bytes, cudaStream_t stream)
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t d,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes,
+                              cudaStream_t stream)
 {
     const std::lock_guard<std::recursive_mutex> lock(emu::runtime_mutex());
     const Operands o = operands(desc, a, b, c, d);
     const Algo *x = as<Algo>(algo, ALGO);
     if (!as<Handle>(handle, HANDLE) || !o.good() || !x || C != D || !stream)
-        return refuse(CUBLAS_STATUS_INVALID_VALUE, "no handle, descriptor, algorithm or stream; or C is not D");
-    Product p = { *o.desc, *o.a, *o.b, *o.d, A, B, D, *static_cast<const float *>(alpha), *static_cast<const float *>(beta),
-                  x->split, x->reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE, workspace, workspace_bytes };
+        return refuse(CUBLAS_STATUS_INVALID_VALUE,
+                      "no handle, descriptor, algorithm or stream; or C is not D");
+    Product p = { *o.desc,
+                  *o.a,
+                  *o.b,
+                  *o.d,
+                  A,
+                  B,
+                  D,
+                  *static_cast<const float *>(alpha),
+                  *static_cast<const float *>(beta),
+                  x->split,
+                  x->reduction == CUBLASLT_REDUCTION_SCHEME_INPLACE,
+                  workspace,
+                  workspace_bytes };
     const char *wrong = product_wrong(p, *x);
     if (wrong) return refuse(CUBLAS_STATUS_INVALID_VALUE, wrong);
     p.workspace_bytes = static_cast<size_t>(x->workspace);
-    return emu::submit(stream, "cublasLtMatmul", [p] { compute(p); }) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
+    return emu::submit(stream, "cublasLtMatmul", [p] { compute(p); }) ? CUBLAS_STATUS_EXECUTION_FAILED
+                                                                      : CUBLAS_STATUS_SUCCESS;
 }
 
 } // extern "C"
