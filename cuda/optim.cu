@@ -321,8 +321,17 @@ template <class C> static void launch_adamw(Stream *s, const adamw_args *a)
 {
     const bool wide = quads_aligned(a->w) && quads_aligned(a->m) && quads_aligned(a->v) && quads_aligned(a->g) &&
                       (!a->copy.data || quads_aligned(a->copy));
-    const AdamArgs args = { data_of<float>(a->w), data_of<float>(a->m), data_of<float>(a->v),
-                            data_of<const float>(a->g), a->step, row_count(a->w, a->w), a->beta1, a->beta2, a->eps, a->decay, wide };
+    const AdamArgs args = { data_of<float>(a->w),
+                            data_of<float>(a->m),
+                            data_of<float>(a->v),
+                            data_of<const float>(a->g),
+                            a->step,
+                            row_count(a->w, a->w),
+                            a->beta1,
+                            a->beta2,
+                            a->eps,
+                            a->decay,
+                            wide };
     const AdamCopy<C> copy = { data_of<C>(a->copy) };
     const unsigned grid = grid_blocks(ceil_div(a->w.dim[0], FLAT_BLOCK));
     LAUNCH((adamw_kernel<C>), grid, FLAT_THREADS, 0, cuda_stream(s), args, copy);
