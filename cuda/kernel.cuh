@@ -59,12 +59,14 @@ template <class T> struct alignas(16) Pack {
 template <class T> __device__ __forceinline__ Pack<T> load16(const T *p)
 {
     Pack<T> r;
+    need_aligned(p, 16);
     *reinterpret_cast<int4 *>(&r) = *reinterpret_cast<const int4 *>(p);
     return r;
 }
 
 template <class T> __device__ __forceinline__ void store16(T *p, const Pack<T> &x)
 {
+    need_aligned(p, 16);
     *reinterpret_cast<int4 *>(p) = *reinterpret_cast<const int4 *>(&x);
 }
 

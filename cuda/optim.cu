@@ -38,12 +38,14 @@ template <class T> struct alignas(4 * sizeof(T)) Quad {
 __device__ __forceinline__ Quad<float> load_whole(const float *p)
 {
     Quad<float> q;
+    need_aligned(p, 16);
     *reinterpret_cast<int4 *>(&q) = *reinterpret_cast<const int4 *>(p);
     return q;
 }
 template <class T> __device__ __forceinline__ Quad<T> load_whole(const T *p)
 {
     Quad<T> q;
+    need_aligned(p, 8);
     *reinterpret_cast<int2 *>(&q) = *reinterpret_cast<const int2 *>(p);
     return q;
 }

@@ -164,15 +164,15 @@ template <class T> T shuffle(Shuffle kind, uint32_t mask, T v, int argument, int
     return bits_as<T>(warp_shuffle(kind, mask, bits_as<uint64_t>(v), argument, width, at));
 }
 
-template <class T> void aligned(const T *p, const char *what)
+inline void aligned(const void *p, size_t bytes, const char *what)
 {
-    if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) fail("%s: address %p is not a multiple of %zu", what, (const void *)p, sizeof(T));
+    if (reinterpret_cast<uintptr_t>(p) % bytes) fail("%s: address %p is not a multiple of %zu", what, p, bytes);
 }
 
 template <class T, class F> T atomic_update(T *p, F next)
 {
     static_assert(std::is_integral_v<T> && sizeof(T) >= 4, "atomics are for integers: sums of floats would depend on order");
-    aligned(p, "atomic");
+    aligned(p, sizeof(T), "atomic");
     T old = __atomic_load_n(p, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(p, &old, next(old), true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
     return old;
@@ -399,6 +399,9 @@ inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2], __ha
 {
     emu::warp_mma(d, a, b, emu::FLOAT16, at);
 }
+
+/* Before an access of several elements at once: the host's processor may let a wrong address pass. */
+inline void need_aligned(const void *p, int bytes) { emu::aligned(p, static_cast<size_t>(bytes), "vector access"); }
 
 inline uint32_t shared_address(const void *p, emu::Site at = emu::Site::here()) { return emu::shared_offset(p, 1, at); }
 

@@ -8,9 +8,9 @@
 /* ---- loads and stores with a cache hint ---- */
 
 #define EMU_LOAD(name) \
-    template <class T> T name(const T *p) { return emu::aligned(p, #name), *p; }
+    template <class T> T name(const T *p) { return emu::aligned(p, sizeof(T), #name), *p; }
 #define EMU_STORE(name) \
-    template <class T> void name(T *p, std::common_type_t<T> v) { emu::aligned(p, #name), *p = v; }
+    template <class T> void name(T *p, std::common_type_t<T> v) { emu::aligned(p, sizeof(T), #name), *p = v; }
 EMU_LOAD(__ldg)
 EMU_LOAD(__ldca)
 EMU_LOAD(__ldcg)

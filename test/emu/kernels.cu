@@ -159,6 +159,28 @@ void run_pipeline(float *to, const float *from, int valid, cudaStream_t stream)
     LAUNCH(pipeline_kernel, 1, 32, 2 * 16 * 8 * sizeof(float), stream, to, from, valid);
 }
 
+__device__ int landed(const float *buffer)
+{
+    return (buffer[0] == buffer[0]) + (buffer[4] == buffer[4]) + (buffer[8] == buffer[8]);
+}
+
+__global__ void waits_kernel(int *out, const float *from)
+{
+    SHARED(float, buffer, [12]); /* NaN at first */
+    for (int i = 0; i < 3; i++) {
+        cp_async_16(buffer + 4 * i, from + 4 * i);
+        cp_async_commit();
+    }
+    cp_async_wait<2>();
+    out[0] = landed(buffer);
+    cp_async_wait<1>();
+    out[1] = landed(buffer);
+    cp_async_wait<0>();
+    out[2] = landed(buffer);
+}
+
+void run_waits(int *out, const float *from, cudaStream_t stream) { LAUNCH(waits_kernel, 1, 1, 0, stream, out, from); }
+
 template <int N> __device__ bool shared_is_fresh(int salt)
 {
     SHARED(float, numbers, [N]);

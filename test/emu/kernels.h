@@ -22,6 +22,8 @@ void run_votes(int *out, int n, int threads, cudaStream_t stream);
 void run_mma(float *d, const uint16_t *a, const uint16_t *b, int type, cudaStream_t stream);
 /* to = from through cp.async, two stages; rows beyond `valid` become zeros. 64 rows of 8 floats. */
 void run_pipeline(float *to, const float *from, int valid, cudaStream_t stream);
+/* Three groups of copies under way: out[w] of them have landed after the w-th of three waits. */
+void run_waits(int *out, const float *from, cudaStream_t stream);
 /* Shared arrays of every kind: right sizes, aligned, poisoned at each block's start. out[block]: 1 if so. */
 void run_shared(int *out, int blocks, size_t dynamic_bytes, cudaStream_t stream);
 /* y[i] = a y[i] + b */
@@ -62,7 +64,8 @@ enum Race {
     RACE_NONE,
     RACE_NO_BARRIER,      /* neighbours read before a barrier */
     RACE_NO_WAIT,         /* cp.async without its wait */
-    RACE_NO_WARP_BARRIER, /* lanes pass values through shared memory without __syncwarp */
+    RACE_FROM_NEXT,       /* lanes read what the next lane wrote, without __syncwarp */
+    RACE_FROM_LAST,       /* what the last lane wrote */
     RACE_BLOCKS,          /* blocks add to the same element */
     RACE_EARLY_COPY,      /* a copy into memory that others still read */
     RACE_COUNT

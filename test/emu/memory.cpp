@@ -33,7 +33,7 @@ static struct {
     int key;                     /* memory protection key of the processor, or -1 */
     int nans;                    /* file of NAN_BYTES of 0xff, of which new memory is a private mapping */
     unsigned count;              /* of allocations ever made */
-    size_t used[8];              /* bytes, by device */
+    size_t used[8], peak[8];     /* bytes, by device */
 } heap;
 
 /* Ordered by address; never destroyed. */
@@ -50,6 +50,13 @@ int device_count()
 {
     static const int count = static_cast<int>(number_from("EMU_DEVICES", 1));
     return count < 8 ? count : 8;
+}
+
+size_t device_peak_bytes()
+{
+    size_t sum = 0;
+    for (size_t bytes : heap.peak) sum += bytes;
+    return sum;
 }
 
 int &current_device()
@@ -221,6 +228,7 @@ cudaError_t device_malloc(void **out, size_t size)
     forbid(a.base + size, static_cast<size_t>(map + pages - a.base) - size);
     allocations[a.base] = a;
     heap.used[device] += size;
+    if (heap.used[device] > heap.peak[device]) heap.peak[device] = heap.used[device];
     *out = a.base;
     return cudaSuccess;
 }

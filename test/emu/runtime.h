@@ -187,6 +187,7 @@ bool pinned_holds(const void *p, size_t size);
 void memory_info(size_t *free_bytes, size_t *total_bytes);
 void check_margins(const char *who); /* nothing was written beside an allocation */
 int device_count();
+size_t device_peak_bytes(); /* most that cudaMalloc had given out at a time, all devices */
 int &current_device(); /* of the calling thread */
 
 /* ---- streams (stream.cpp) ---- */

@@ -81,6 +81,7 @@ static void write_report()
     FILE *f = fopen(getenv("EMU_REPORT"), "w");
     if (!f) return perror("emu: EMU_REPORT");
     for (const auto &entry : counts) fprintf(f, "%llu %s\n", (unsigned long long)entry.second, entry.first.c_str());
+    fprintf(f, "%zu bytes of device memory\n", device_peak_bytes());
     fclose(f);
 }
 

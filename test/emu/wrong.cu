@@ -129,9 +129,10 @@ __global__ void race_kernel(int what, int *out, const int *in)
         if (what == RACE_NONE) __syncthreads();
         out[i] = buffer[255 - i];
         break;
-    case RACE_NO_WARP_BARRIER: /* the neighbour's value */
+    case RACE_FROM_NEXT:
+    case RACE_FROM_LAST:
         buffer[i] = in[i];
-        out[i] = buffer[i ^ 1];
+        out[i] = buffer[i + (what == RACE_FROM_NEXT ? i % 32 < 31 : -(i % 32 > 0))];
         break;
     case RACE_NO_WAIT:
         if (i < 64) cp_async_16(buffer + i * 4, in + i * 4);
