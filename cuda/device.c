@@ -213,6 +213,16 @@ static Err cuda_replay(Stream *s, DeviceGraph *graph)
 
 static void cuda_graph_free(DeviceGraph *graph) { cudaGraphExecDestroy((cudaGraphExec_t)graph); }
 
+/* ---- algorithms of products ---- */
+
+static CudaGemm *gemm_of(const Device *dev) { return ((CudaDevice *)dev->cuda)->gemm; }
+
+static void cuda_autotune(Device *dev, bool on) { cuda_gemm_autotune(gemm_of(dev), on); }
+
+static int64_t cuda_choices_save(const Device *dev, char *text) { return cuda_gemm_save(gemm_of(dev), text); }
+
+static Err cuda_choices_load(Device *dev, const char *text) { return cuda_gemm_load(gemm_of(dev), text); }
+
 const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .close = cuda_close,
                                      .alloc = cuda_alloc,
@@ -225,4 +235,7 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .record_begin = cuda_record_begin,
                                      .record_end = cuda_record_end,
                                      .replay = cuda_replay,
-                                     .graph_free = cuda_graph_free };
+                                     .graph_free = cuda_graph_free,
+                                     .autotune = cuda_autotune,
+                                     .choices_save = cuda_choices_save,
+                                     .choices_load = cuda_choices_load };

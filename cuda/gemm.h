@@ -24,7 +24,7 @@
 #include "device_cuda.h"
 
 /* Enough for cuda_gemm_save whatever was chosen, with its closing zero. */
-enum { CUDA_GEMM_TEXT_BYTES = 192 << 10 };
+enum { CUDA_GEMM_TEXT_BYTES = DEVICE_CHOICES_BYTES };
 
 /* For the current GPU. ERR_MEMORY; ERR_DEVICE with the library's own text. */
 Err cuda_gemm_open(CudaGemm **out);

@@ -277,6 +277,22 @@ void device_graph_free(Device *dev, DeviceGraph *graph)
     if (graph) dev->backend->graph_free(graph);
 }
 
+void device_autotune(Device *dev, bool on)
+{
+    if (dev->backend->autotune) dev->backend->autotune(dev, on);
+}
+
+int64_t device_choices_save(const Device *dev, char *text)
+{
+    *text = 0;
+    return dev->backend->choices_save ? dev->backend->choices_save(dev, text) : 0;
+}
+
+Err device_choices_load(Device *dev, const char *text)
+{
+    return dev->backend->choices_load ? dev->backend->choices_load(dev, text) : ERR_OK;
+}
+
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
 
 Err device_row_count(Stream *s, Tensor t, int64_t bound, int64_t *out)

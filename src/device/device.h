@@ -62,6 +62,10 @@ typedef struct {
     Err (*record_end)(Stream *s, DeviceGraph **out);
     Err (*replay)(Stream *s, DeviceGraph *graph);
     void (*graph_free)(DeviceGraph *graph);
+    /* NULL where there is nothing to choose: */
+    void (*autotune)(Device *dev, bool on);
+    int64_t (*choices_save)(const Device *dev, char *text);
+    Err (*choices_load)(Device *dev, const char *text);
 } DeviceBackend;
 
 struct Device {
@@ -139,6 +143,16 @@ Err device_record_begin(Stream *s);
 Err device_record_end(Stream *s, DeviceGraph **out);
 Err device_replay(Stream *s, DeviceGraph *graph);
 void device_graph_free(Device *dev, DeviceGraph *graph); /* may be NULL */
+
+/*
+ * Algorithms that a backend may choose by timing them, shape by shape, when autotune is on. The choices as
+ * text, of at most DEVICE_CHOICES_BYTES with the closing zero (save returns its length), can be kept and
+ * loaded, so that later runs and other ranks choose alike. ERR_CONFIG for another device's text.
+ */
+enum { DEVICE_CHOICES_BYTES = 192 << 10 };
+void device_autotune(Device *dev, bool on);
+int64_t device_choices_save(const Device *dev, char *text);
+Err device_choices_load(Device *dev, const char *text);
 
 /* Returns when everything enqueued so far is done; reports what went wrong in it. */
 Err device_sync(Stream *s);

@@ -284,26 +284,85 @@ static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens }; }
 
 /* The best of a few square products in scratch memory; about a tenth of a second. */
-Err run_sgemm_rate(Run *r, double *flops)
+static Err measure_rate(Run *r, double *flops)
 {
+    Stream *stream = &r->trainer.device.stream;
     Arena *a = &r->trainer.scratch;
     ArenaMark mark = arena_mark(a);
+    DType T = r->spec.device == DEVICE_CPU ? F32 : r->spec.compute;
     Tensor x, w, y;
     int64_t n = 768;
     while (n > 1 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes) n /= 2;
     *flops = 0;
-    TRY(tensor_new(a, &x, F32, n, n));
-    TRY(tensor_new(a, &w, F32, n, n));
-    TRY(tensor_new(a, &y, F32, n, n));
-    TRY(op(&r->trainer.device.stream, fill_zero, .x = x));
-    TRY(op(&r->trainer.device.stream, fill_zero, .x = w));
+    TRY(tensor_new(a, &x, T, n, n));
+    TRY(tensor_new(a, &w, T, n, n));
+    TRY(tensor_new(a, &y, T, n, n));
+    TRY(op(stream, fill_zero, .x = x));
+    TRY(op(stream, fill_zero, .x = w));
     double end = clock_s() + 0.1;
     do {
+        TRY(device_sync(stream));
         double t0 = clock_s();
-        TRY(op(&r->trainer.device.stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
+        TRY(op(stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
+        TRY(device_sync(stream));
         double rate = 2.0 * (double)n * (double)n * (double)n / (clock_s() - t0);
         if (rate > *flops) *flops = rate;
     } while (clock_s() < end);
     arena_release(a, mark);
     return ERR_OK;
+}
+
+/* Dense, without sparsity; fp32 without TF32. Source: NVIDIA's data sheets (A100 and H100/H200 SXM). */
+Err run_peak_rate(Run *r, double *flops, const char **source)
+{
+    static const struct {
+        const char *name;
+        double narrow, fp32;
+    } sheets[] = { { "A100", 312e12, 19.5e12 }, { "H100", 989e12, 67e12 }, { "H200", 989e12, 67e12 } };
+    DeviceInfo gpu;
+    *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
+    if (r->spec.device == DEVICE_CUDA) {
+        TRY(device_cuda_info(0, &gpu));
+        for (size_t i = 0; i < sizeof sheets / sizeof *sheets; i++) {
+            if (!strstr(gpu.name, sheets[i].name)) continue;
+            *flops = r->spec.compute == F32 ? sheets[i].fp32 : sheets[i].narrow;
+            *source = "data sheet:";
+            return ERR_OK;
+        }
+    }
+    return measure_rate(r, flops);
+}
+
+static void choices_path(const Run *r, char path[PATH_MAX])
+{
+    snprintf(path, PATH_MAX, "%s/gemm-algorithms.txt", r->cfg->run.dir);
+}
+
+Err run_tune(Run *r)
+{
+    char path[PATH_MAX], *text;
+    int64_t size;
+    if (!r->cfg->run.autotune) return ERR_OK;
+    choices_path(r, path);
+    if (file_exists(path)) {
+        TRY_AS(ERR_STORAGE, file_read_all(path, DEVICE_CHOICES_BYTES, &text, &size));
+        Err err = device_choices_load(&r->trainer.device, text);
+        free(text);
+        if (err) log_warn("'%s' is passed over, shapes are timed again: %s", path, err_message());
+    }
+    device_autotune(&r->trainer.device, true);
+    return ERR_OK;
+}
+
+Err run_keep_choices(const Run *r)
+{
+    char path[PATH_MAX];
+    if (!r->cfg->run.autotune) return ERR_OK;
+    char *text = malloc(DEVICE_CHOICES_BYTES);
+    if (!text) return err_set(ERR_MEMORY, "no memory for the chosen algorithms");
+    choices_path(r, path);
+    int64_t size = device_choices_save(&r->trainer.device, text);
+    Err err = err_as(file_replace(path, text, size), ERR_STORAGE);
+    free(text);
+    return err;
 }

@@ -49,7 +49,14 @@ CkptMeta run_meta(const Run *r, const char *config_text);
 /* Token source over one of the data sets, without prefetching. */
 TokenSource run_tokens(const Dataset *d);
 
-/* Highest product rate of this rank's kernels, FLOP/s: what mfu on the CPU is a share of. */
-Err run_sgemm_rate(Run *r, double *flops);
+/*
+ * What mfu is a share of, FLOP/s, and where it comes from (static text): on a known GPU its maker's figure for
+ * dense products of the run's precision; else the measured rate of our own products.
+ */
+Err run_peak_rate(Run *r, double *flops, const char **source);
+
+/* run.autotune: choices kept in the run folder are taken up, others are made by timing and written there. */
+Err run_tune(Run *r);
+Err run_keep_choices(const Run *r);
 
 #endif

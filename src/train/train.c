@@ -55,8 +55,9 @@ typedef struct {
     int lock_fd;
     char *config_text;
     double peak_flops, flop_per_token, started_s;
+    const char *peak_source;
     int skipped_in_a_row;
-    int64_t saved_step;
+    int64_t saved_step, steps_done;
 } Loop;
 
 static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
@@ -148,7 +149,8 @@ static Err loop_open(Loop *l, const Config *cfg)
     TRY(open_ckpt(l));
     TRY(open_loader(l));
     TRY(open_trace(l));
-    TRY(run_sgemm_rate(&l->run, &l->peak_flops));
+    TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
+    TRY(run_tune(&l->run));
     l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
     l->saved_step = l->run.trainer.step;
     return open_metrics(l);
@@ -167,12 +169,15 @@ static void say_start(const Loop *l)
 {
     const MemoryPlan *p = &l->run.plan;
     const Trainer *t = &l->run.trainer;
-    log_info(
-        "%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s kernels, %d threads, "
-        "sgemm %.0f GFLOP/s",
-        l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
-        (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
-        (double)p->scratch / (1 << 20), isa_name(t->device.isa), t->device.threads, l->peak_flops * 1e-9);
+    DeviceInfo gpu;
+    char where[192];
+    if (t->device.kind == DEVICE_CUDA && device_cuda_info(0, &gpu) == ERR_OK)
+        snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
+    else snprintf(where, sizeof where, "%s kernels, %d threads", isa_name(t->device.isa), t->device.threads);
+    log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
+             l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
+             (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
+             (double)p->scratch / (1 << 20), where, l->peak_source, l->peak_flops * 1e-9);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
              (long long)dataset_samples(l->run.train), (long long)l->run.spec.model.seq, (long long)t->step,
@@ -257,6 +262,7 @@ static Err one_step(Loop *l, int64_t end)
     Trainer *t = &l->run.trainer;
     double t0 = clock_s();
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
+    if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
     record_step(l, &report, clock_s() - t0);
     TRY(check_numerics(l, &report));
     if (l->run.valid && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));

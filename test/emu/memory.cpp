@@ -20,12 +20,12 @@
 
 #include <map>
 
-namespace emu {
+namespace emu
+{
 
 enum { PAGE = 4096, DEVICE_ALIGN = 256 };
 enum : unsigned char { MARGIN = 0xb6 };
 static const size_t NAN_BYTES = 2 << 20, RANGE_BYTES = size_t(256) << 30, DEFAULT_MEMORY = size_t(4) << 30;
-
 
 static struct {
     unsigned char *range, *next; /* next: where the next mapping may start */
@@ -67,7 +67,10 @@ int &current_device()
 
 static size_t device_bytes() { return number_from("EMU_MEMORY", DEFAULT_MEMORY); }
 
-static unsigned char *page_of(const void *p) { return reinterpret_cast<unsigned char *>(reinterpret_cast<uintptr_t>(p) / PAGE * PAGE); }
+static unsigned char *page_of(const void *p)
+{
+    return reinterpret_cast<unsigned char *>(reinterpret_cast<uintptr_t>(p) / PAGE * PAGE);
+}
 static size_t rounded(size_t size, size_t to) { return (size + to - 1) / to * to; }
 /* The pages of an allocation: [page_of(base), end_of(a)) */
 static unsigned char *end_of(const Allocation &a) { return a.base + rounded(a.size, DEVICE_ALIGN); }
@@ -81,16 +84,19 @@ static void explain(const unsigned char *p)
     const Allocation *a = device_find(p);
     if (a && p < a->base + a->size) { /* or just behind it */
         void *frames[24];
-        fprintf(stderr, "emu: host code touches device memory: %p, byte %zu of cudaMalloc %u (%zu bytes). "
+        fprintf(stderr,
+                "emu: host code touches device memory: %p, byte %zu of cudaMalloc %u (%zu bytes). "
                 "Copy it with cudaMemcpy, or read it in a kernel. Called from:\n",
                 static_cast<const void *>(p), static_cast<size_t>(p - a->base), a->number, a->size);
         backtrace_symbols_fd(frames, backtrace(frames, 24), STDERR_FILENO);
         _exit(EXIT_FAILURE_FOUND);
     }
     const auto next = allocations.upper_bound(p);
-    if (next == allocations.begin()) fail("touches %p: device memory that is not allocated", static_cast<const void *>(p));
+    if (next == allocations.begin())
+        fail("touches %p: device memory that is not allocated", static_cast<const void *>(p));
     const Allocation &b = std::prev(next)->second;
-    fail("touches %p: device memory that is not allocated, or no longer; %zu bytes behind the end of cudaMalloc %u (%zu bytes)",
+    fail("touches %p: device memory that is not allocated, or no longer; %zu bytes behind the end of cudaMalloc %u "
+         "(%zu bytes)",
          static_cast<const void *>(p), static_cast<size_t>(p - b.base) - b.size, b.number, b.size);
 }
 
@@ -189,7 +195,8 @@ static bool all_margin(const unsigned char *from, const unsigned char *to)
 static void check_margin(const Allocation &a, const char *who)
 {
     if (!all_margin(page_of(a.base), a.base)) fail("%s wrote before cudaMalloc %u (%zu bytes)", who, a.number, a.size);
-    if (!all_margin(a.base + a.size, end_of(a))) fail("%s wrote behind cudaMalloc %u (%zu bytes)", who, a.number, a.size);
+    if (!all_margin(a.base + a.size, end_of(a)))
+        fail("%s wrote behind cudaMalloc %u (%zu bytes)", who, a.number, a.size);
 }
 
 void check_margins(const char *who)
@@ -202,7 +209,8 @@ static bool map_pages(unsigned char *map, size_t size)
 {
     for (size_t done = 0; done < size; done += NAN_BYTES) {
         const size_t part = size - done < NAN_BYTES ? size - done : NAN_BYTES;
-        const void *p = mmap(map + done, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, heap.nans, 0);
+        const void *p =
+            mmap(map + done, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, heap.nans, 0);
         if (p == MAP_FAILED) return false;
     }
     return heap.key < 0 || pkey_mprotect(map, size, PROT_READ | PROT_WRITE, heap.key) == 0;

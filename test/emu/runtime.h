@@ -43,7 +43,8 @@ void __tsan_release(void *address);
 #include <sanitizer/asan_interface.h>
 #endif
 
-namespace emu {
+namespace emu
+{
 
 enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
 enum { SHARED_LIMIT = 227 << 10, SHARED_DEFAULT = 48 << 10 };
@@ -140,10 +141,10 @@ struct Block {
 };
 
 extern Block block;
-Fiber *current();           /* the fiber of `self`; NULL outside kernels */
-const char *kernel_name();  /* of the launch that runs now, or "" */
+Fiber *current();                     /* the fiber of `self`; NULL outside kernels */
+const char *kernel_name();            /* of the launch that runs now, or "" */
 void wait(const char *what, Site at); /* gives way until the state is READY again */
-bool below_stack(const void *p); /* just below the running thread's stack */
+bool below_stack(const void *p);      /* just below the running thread's stack */
 bool random_order();
 uint32_t random_bits();
 
@@ -157,7 +158,7 @@ std::string demangled(const char *tag); /* "softmax_kernel<float, 4>" */
 
 /* ---- what a block does together (warp.cpp) ---- */
 
-void leave_block(Fiber *f); /* the thread has returned */
+void leave_block(Fiber *f);              /* the thread has returned */
 void shared_begin(size_t dynamic_bytes); /* fresh memory for a block: 0xff, which is NaN in every float type */
 void shared_end();                       /* nothing was written beside an array */
 
@@ -180,15 +181,15 @@ cudaError_t device_malloc(void **out, size_t size);
 cudaError_t device_free(void *p);
 cudaError_t pinned_malloc(void **out, size_t size);
 cudaError_t pinned_free(void *p);
-const Allocation *device_find(const void *p);          /* that holds this address, or NULL */
-bool device_holds(const void *p, size_t size);         /* all of [p, p + size) in one live allocation */
-bool device_address(const void *p);                    /* in the range where device memory lies */
+const Allocation *device_find(const void *p);  /* that holds this address, or NULL */
+bool device_holds(const void *p, size_t size); /* all of [p, p + size) in one live allocation */
+bool device_address(const void *p);            /* in the range where device memory lies */
 bool pinned_holds(const void *p, size_t size);
 void memory_info(size_t *free_bytes, size_t *total_bytes);
 void check_margins(const char *who); /* nothing was written beside an allocation */
 int device_count();
 size_t device_peak_bytes(); /* most that cudaMalloc had given out at a time, all devices */
-int &current_device(); /* of the calling thread */
+int &current_device();      /* of the calling thread */
 
 /* ---- streams (stream.cpp) ---- */
 

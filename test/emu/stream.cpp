@@ -14,7 +14,8 @@
 #include <map>
 #include <set>
 
-namespace emu {
+namespace emu
+{
 
 enum { QUEUE_LIMIT = 4096 }; /* items; a longer queue is run */
 
@@ -34,7 +35,8 @@ std::recursive_mutex &runtime_mutex()
 bool now_mode()
 {
     static const char *text = getenv("EMU_STREAMS");
-    if (text && strcmp(text, "now") != 0 && strcmp(text, "late") != 0) fail("EMU_STREAMS=%s: now or late is wanted", text);
+    if (text && strcmp(text, "now") != 0 && strcmp(text, "late") != 0)
+        fail("EMU_STREAMS=%s: now or late is wanted", text);
     return text && strcmp(text, "now") == 0;
 }
 
@@ -171,7 +173,8 @@ cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<v
         for (CUstream_st *other : streams)
             if (other->capture && other->blocking) {
                 other->capture->invalid = true;
-                return refuse(cudaErrorStreamCaptureImplicit, "%s in the NULL stream while a stream is captured", name.c_str());
+                return refuse(cudaErrorStreamCaptureImplicit, "%s in the NULL stream while a stream is captured",
+                              name.c_str());
             }
     if (s->capture) {
         s->capture->nodes.push_back({ name, std::move(work) });
@@ -194,7 +197,8 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 {
     Lock lock(runtime_mutex());
     if (!device_count()) return set_error(cudaErrorNoDevice);
-    if (flags > cudaStreamNonBlocking) return refuse(cudaErrorInvalidValue, "cudaStreamCreateWithFlags: flags %u", flags);
+    if (flags > cudaStreamNonBlocking)
+        return refuse(cudaErrorInvalidValue, "cudaStreamCreateWithFlags: flags %u", flags);
     *out = new CUstream_st;
     (*out)->blocking = !(flags & cudaStreamNonBlocking);
     streams.insert(*out);
@@ -203,7 +207,10 @@ cudaError_t cudaStreamCreateWithFlags(cudaStream_t *out, unsigned flags)
 
 cudaError_t cudaStreamCreate(cudaStream_t *out) { return cudaStreamCreateWithFlags(out, 0); }
 
-cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int) { return cudaStreamCreateWithFlags(out, flags); }
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *out, unsigned flags, int)
+{
+    return cudaStreamCreateWithFlags(out, flags);
+}
 
 cudaError_t cudaStreamDestroy(cudaStream_t handle)
 {
@@ -301,7 +308,8 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
 static cudaError_t wait_captured(CUstream_st *s, CUevent_st *e)
 {
     if (s->capture && s->capture != e->capture)
-        return s->capture->invalid = true, refuse(cudaErrorStreamCaptureMerge, "cudaStreamWaitEvent: two captures meet");
+        return s->capture->invalid = true,
+               refuse(cudaErrorStreamCaptureMerge, "cudaStreamWaitEvent: two captures meet");
     if (!s->capture) {
         s->capture = e->capture;
         s->captured = 0;
@@ -320,7 +328,8 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (e->capture) return wait_captured(s, e);
     if (s->capture) {
         s->capture->invalid = true;
-        return refuse(cudaErrorStreamCaptureIsolation, "cudaStreamWaitEvent: a captured stream waits for an event outside");
+        return refuse(cudaErrorStreamCaptureIsolation,
+                      "cudaStreamWaitEvent: a captured stream waits for an event outside");
     }
     if (e->mark) push(s, { "", nullptr, e->mark, nullptr });
     return cudaSuccess;
@@ -352,7 +361,8 @@ cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t from, cudaEvent_t to)
     CUevent_st *a = event_of(from, "cudaEventElapsedTime"), *b = event_of(to, "cudaEventElapsedTime");
     if (!a || !b) return cudaErrorInvalidResourceHandle;
     if (!a->timing || !b->timing || !a->mark || !b->mark)
-        return refuse(cudaErrorInvalidResourceHandle, "cudaEventElapsedTime: an event without timing, or never recorded");
+        return refuse(cudaErrorInvalidResourceHandle,
+                      "cudaEventElapsedTime: an event without timing, or never recorded");
     if (!a->mark->done || !b->mark->done) return cudaErrorNotReady;
     *ms = static_cast<float>(b->mark->time_ms - a->mark->time_ms);
     return cudaSuccess;
@@ -403,7 +413,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus *
     Lock lock(runtime_mutex());
     const CUstream_st *s = stream_of(stream, "cudaStreamIsCapturing");
     if (!s) return cudaErrorInvalidResourceHandle;
-    *out = !s->capture            ? cudaStreamCaptureStatusNone
+    *out = !s->capture           ? cudaStreamCaptureStatusNone
            : s->capture->invalid ? cudaStreamCaptureStatusInvalidated
                                  : cudaStreamCaptureStatusActive;
     return cudaSuccess;
@@ -435,7 +445,8 @@ cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t *out, cudaGraph_t grap
 cudaError_t cudaGraphExecUpdate(cudaGraphExec_t exec, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *result)
 {
     Lock lock(runtime_mutex());
-    if (!graphs.count(graph) || !executables.count(exec)) return refuse(cudaErrorInvalidResourceHandle, "cudaGraphExecUpdate");
+    if (!graphs.count(graph) || !executables.count(exec))
+        return refuse(cudaErrorInvalidResourceHandle, "cudaGraphExecUpdate");
     bool same = graph->nodes.size() == exec->nodes->size();
     for (size_t i = 0; same && i < graph->nodes.size(); i++) same = graph->nodes[i].name == (*exec->nodes)[i].name;
     *result = {};
