@@ -33,14 +33,17 @@ static const struct ErrorText {
       "operation not permitted when stream is capturing" },
     { cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated",
       "operation failed due to a previous error during capture" },
-    { cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge", "operation would result in a merge of separate captures" },
-    { cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched", "capture was not ended in the stream it began in" },
+    { cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge",
+      "operation would result in a merge of separate captures" },
+    { cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+      "capture was not ended in the stream it began in" },
     { cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "capturing stream has unjoined work" },
     { cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
       "dependency on uncaptured work in another stream" },
     { cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
       "operation would make the legacy stream depend on a capturing blocking stream" },
-    { cudaErrorCapturedEvent, "cudaErrorCapturedEvent", "operation not permitted on an event last recorded in a capture" },
+    { cudaErrorCapturedEvent, "cudaErrorCapturedEvent",
+      "operation not permitted on an event last recorded in a capture" },
     { cudaErrorGraphExecUpdateFailure, "cudaErrorGraphExecUpdateFailure", "the graph update was not performed" },
 };
 
@@ -51,8 +54,14 @@ static const ErrorText *text_of(cudaError_t e)
     return nullptr;
 }
 
-const char *cudaGetErrorName(cudaError_t e) { return text_of(e) ? text_of(e)->name : "an error that the emulator does not know"; }
-const char *cudaGetErrorString(cudaError_t e) { return text_of(e) ? text_of(e)->text : "an error that the emulator does not know"; }
+const char *cudaGetErrorName(cudaError_t e)
+{
+    return text_of(e) ? text_of(e)->name : "an error that the emulator does not know";
+}
+const char *cudaGetErrorString(cudaError_t e)
+{
+    return text_of(e) ? text_of(e)->text : "an error that the emulator does not know";
+}
 cudaError_t cudaGetLastError(void) { return take_error(true); }
 cudaError_t cudaPeekAtLastError(void) { return take_error(false); }
 
@@ -192,7 +201,9 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p)
 {
     Lock lock(runtime_mutex());
     *out = {};
-    out->type = device_find(p) ? cudaMemoryTypeDevice : pinned_holds(p, 0) ? cudaMemoryTypeHost : cudaMemoryTypeUnregistered;
+    out->type = device_find(p)       ? cudaMemoryTypeDevice
+                : pinned_holds(p, 0) ? cudaMemoryTypeHost
+                                     : cudaMemoryTypeUnregistered;
     if (out->type == cudaMemoryTypeDevice) out->device = device_find(p)->device;
     if (out->type != cudaMemoryTypeHost) out->devicePointer = out->type ? const_cast<void *>(p) : nullptr;
     else out->hostPointer = out->devicePointer = const_cast<void *>(p);
@@ -205,9 +216,13 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *out, const void *p)
 static bool side_fits(const char *call, const char *side, const void *p, size_t bytes, bool device)
 {
     if (device_address(p) != device)
-        return refuse(cudaErrorInvalidMemcpyDirection, "%s: the %s %p is %sdevice memory", call, side, p, device ? "not " : ""), false;
+        return refuse(cudaErrorInvalidMemcpyDirection, "%s: the %s %p is %sdevice memory", call, side, p,
+                      device ? "not " : ""),
+               false;
     if (device ? device_holds(p, bytes) : p != nullptr) return true;
-    return refuse(cudaErrorInvalidValue, "%s: the %s, %zu bytes at %p, is not within one allocation", call, side, bytes, p), false;
+    return refuse(cudaErrorInvalidValue, "%s: the %s, %zu bytes at %p, is not within one allocation", call, side, bytes,
+                  p),
+           false;
 }
 
 struct Rows {
@@ -225,12 +240,17 @@ static void copy_rows(const Rows &r)
 
 static cudaError_t check_copy(const char *call, const Rows &r, cudaMemcpyKind kind)
 {
-    const bool to_device = kind == cudaMemcpyDefault ? device_address(r.to) : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
-    const bool from_device = kind == cudaMemcpyDefault ? device_address(r.from) : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
+    const bool to_device = kind == cudaMemcpyDefault
+                               ? device_address(r.to)
+                               : kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
+    const bool from_device = kind == cudaMemcpyDefault
+                                 ? device_address(r.from)
+                                 : kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
     if (kind > cudaMemcpyDefault) return refuse(cudaErrorInvalidMemcpyDirection, "%s: kind %d", call, kind);
     if (!r.width || !r.height) return cudaSuccess;
     if (r.width > r.to_pitch || r.width > r.from_pitch) return refuse(cudaErrorInvalidValue, "%s: rows overlap", call);
-    if (!side_fits(call, "target", r.to, r.to_bytes(), to_device) || !side_fits(call, "source", r.from, r.from_bytes(), from_device))
+    if (!side_fits(call, "target", r.to, r.to_bytes(), to_device) ||
+        !side_fits(call, "source", r.from, r.from_bytes(), from_device))
         return take_error(false);
     if (r.to < r.from + r.from_bytes() && r.from < r.to + r.to_bytes())
         return refuse(cudaErrorInvalidValue, "%s: source and target overlap", call);
@@ -291,14 +311,18 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t size, cudaMemcpyK
 cudaError_t cudaMemcpy2D(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
                          cudaMemcpyKind kind)
 {
-    const Rows r = { static_cast<unsigned char *>(to), static_cast<const unsigned char *>(from), to_pitch, from_pitch, width, height };
+    const Rows r = {
+        static_cast<unsigned char *>(to), static_cast<const unsigned char *>(from), to_pitch, from_pitch, width, height
+    };
     return copy_now("cudaMemcpy2D", r, kind);
 }
 
-cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width, size_t height,
-                              cudaMemcpyKind kind, cudaStream_t stream)
+cudaError_t cudaMemcpy2DAsync(void *to, size_t to_pitch, const void *from, size_t from_pitch, size_t width,
+                              size_t height, cudaMemcpyKind kind, cudaStream_t stream)
 {
-    const Rows r = { static_cast<unsigned char *>(to), static_cast<const unsigned char *>(from), to_pitch, from_pitch, width, height };
+    const Rows r = {
+        static_cast<unsigned char *>(to), static_cast<const unsigned char *>(from), to_pitch, from_pitch, width, height
+    };
     return copy_later("cudaMemcpy2DAsync", r, kind, stream);
 }
 

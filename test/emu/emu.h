@@ -30,7 +30,8 @@
 #include <type_traits>
 #include <typeinfo>
 
-namespace emu {
+namespace emu
+{
 
 /* A line of the kernel: a default argument `Site at = Site::here()` is the caller's line. */
 struct Site {
@@ -62,7 +63,16 @@ void fence();
 
 /* Warp operations: `mask` names the lanes that take part. Values are up to 8 bytes, as bits. */
 enum Shuffle { SHUFFLE_INDEX, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR };
-enum Reduce { REDUCE_ADD, REDUCE_MIN, REDUCE_MAX, REDUCE_MIN_SIGNED, REDUCE_MAX_SIGNED, REDUCE_AND, REDUCE_OR, REDUCE_XOR };
+enum Reduce {
+    REDUCE_ADD,
+    REDUCE_MIN,
+    REDUCE_MAX,
+    REDUCE_MIN_SIGNED,
+    REDUCE_MAX_SIGNED,
+    REDUCE_AND,
+    REDUCE_OR,
+    REDUCE_XOR
+};
 void warp_sync(uint32_t mask, Site at);
 uint64_t warp_shuffle(Shuffle kind, uint32_t mask, uint64_t bits, int argument, int width, Site at);
 uint32_t warp_ballot(uint32_t mask, bool predicate, Site at);
@@ -130,7 +140,8 @@ template <class T> void check_value(const Launch &launch, int index, const T &va
     if constexpr (std::is_pointer_v<T>) check_argument(launch, index, reinterpret_cast<const void *>(value));
 }
 
-template <auto KERNEL> struct Tag {};
+template <auto KERNEL> struct Tag {
+};
 
 template <auto KERNEL, class... P> void launch_typed(Launch l, void (*)(P...), std::common_type_t<P>... values)
 {
@@ -171,7 +182,8 @@ inline void aligned(const void *p, size_t bytes, const char *what)
 
 template <class T, class F> T atomic_update(T *p, F next)
 {
-    static_assert(std::is_integral_v<T> && sizeof(T) >= 4, "atomics are for integers: sums of floats would depend on order");
+    static_assert(std::is_integral_v<T> && sizeof(T) >= 4,
+                  "atomics are for integers: sums of floats would depend on order");
     aligned(p, sizeof(T), "atomic");
     T old = __atomic_load_n(p, __ATOMIC_RELAXED);
     while (!__atomic_compare_exchange_n(p, &old, next(old), true, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
@@ -217,8 +229,7 @@ inline void __trap() { emu::fail("__trap"); }
 
 /* ---- warp operations ---- */
 
-template <class T>
-T __shfl_sync(unsigned mask, T v, int lane, int width = 32, emu::Site at = emu::Site::here())
+template <class T> T __shfl_sync(unsigned mask, T v, int lane, int width = 32, emu::Site at = emu::Site::here())
 {
     return emu::shuffle(emu::SHUFFLE_INDEX, mask, v, lane, width, at);
 }
@@ -235,8 +246,7 @@ T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, emu::Site
     return emu::shuffle(emu::SHUFFLE_DOWN, mask, v, static_cast<int>(delta), width, at);
 }
 
-template <class T>
-T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, emu::Site at = emu::Site::here())
+template <class T> T __shfl_xor_sync(unsigned mask, T v, int bits, int width = 32, emu::Site at = emu::Site::here())
 {
     return emu::shuffle(emu::SHUFFLE_XOR, mask, v, bits, width, at);
 }
@@ -347,8 +357,8 @@ inline unsigned atomicInc(unsigned *p, unsigned limit)
 #define LAUNCH(kernel, grid, block, smem, stream, ...) \
     ::emu::launch<kernel>(::emu::Launch(grid, block, smem, stream, ::emu::Site{ __FILE__, __LINE__ }), ##__VA_ARGS__)
 
-#define SHARED(type, name, dims)        \
-    static const char name##_key_ = 0;  \
+#define SHARED(type, name, dims)       \
+    static const char name##_key_ = 0; \
     auto &name = *static_cast<type(*) dims>(::emu::shared_slot(&name##_key_, #name, sizeof(type dims), alignof(type)))
 
 #define DYNAMIC_SHARED(type, name) type *name = static_cast<type *>(::emu::shared_dynamic())
@@ -369,10 +379,12 @@ template <int PENDING> void cp_async_wait()
     emu::copies_landed(count);
 }
 
-namespace emu {
+namespace emu
+{
 inline void ldmatrix(uint32_t r[4], const void *row, bool transposed, Site at)
 {
-    if (reinterpret_cast<uintptr_t>(row) % 16) fail("ldmatrix at %s:%d: row %p is not a multiple of 16", at.file, at.line, row);
+    if (reinterpret_cast<uintptr_t>(row) % 16)
+        fail("ldmatrix at %s:%d: row %p is not a multiple of 16", at.file, at.line, row);
     shared_offset(row, 16, at);
     const uint64_t *words = static_cast<const uint64_t *>(row); /* read here: each lane reads the row it names */
     const uint64_t mine[2] = { words[0], words[1] };
@@ -390,7 +402,8 @@ inline void ldmatrix_x4_trans(uint32_t r[4], const void *row, emu::Site at = emu
     emu::ldmatrix(r, row, true, at);
 }
 
-inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2], __nv_bfloat16, emu::Site at = emu::Site::here())
+inline void mma_16816(float d[4], const uint32_t a[4], const uint32_t b[2], __nv_bfloat16,
+                      emu::Site at = emu::Site::here())
 {
     emu::warp_mma(d, a, b, emu::BFLOAT16, at);
 }
@@ -414,9 +427,6 @@ template <class... P> cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *out,
 {
     return cudaFuncGetAttributes(out, reinterpret_cast<const void *>(kernel));
 }
-template <class T> cudaError_t cudaMalloc(T **p, size_t size)
-{
-    return cudaMalloc(reinterpret_cast<void **>(p), size);
-}
+template <class T> cudaError_t cudaMalloc(T **p, size_t size) { return cudaMalloc(reinterpret_cast<void **>(p), size); }
 
 #endif

@@ -67,10 +67,7 @@ inline int __clz(int x) { return x ? __builtin_clz(static_cast<unsigned>(x)) : 3
 inline int __clzll(long long x) { return x ? __builtin_clzll(static_cast<unsigned long long>(x)) : 64; }
 inline int __ffs(int x) { return __builtin_ffs(x); }
 inline int __ffsll(long long x) { return __builtin_ffsll(x); }
-inline unsigned __umulhi(unsigned a, unsigned b)
-{
-    return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32);
-}
+inline unsigned __umulhi(unsigned a, unsigned b) { return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32); }
 inline int __mulhi(int a, int b) { return static_cast<int>(static_cast<int64_t>(a) * b >> 32); }
 inline unsigned long long __umul64hi(unsigned long long a, unsigned long long b)
 {
@@ -93,8 +90,8 @@ inline unsigned __brev(unsigned x)
 
 /* ---- min and max: CUDA offers them for every pair of one type ---- */
 
-#define EMU_MIN_MAX(T)                                   \
-    inline T min(T a, T b) { return b < a ? b : a; }     \
+#define EMU_MIN_MAX(T)                               \
+    inline T min(T a, T b) { return b < a ? b : a; } \
     inline T max(T a, T b) { return a < b ? b : a; }
 EMU_MIN_MAX(int)
 EMU_MIN_MAX(unsigned)

@@ -51,7 +51,8 @@ enum { SAVED_REGISTERS = 6 };
 #error "the emulator switches stacks on x86-64 only"
 #endif
 
-namespace emu {
+namespace emu
+{
 
 Thread *self;
 uint3 block_index;
@@ -94,8 +95,7 @@ void fail(const char *format, ...)
     if (self)
         snprintf(where, sizeof where, "%s, block (%u,%u,%u), thread (%u,%u,%u): ", host.name.c_str(), block_index.x,
                  block_index.y, block_index.z, self->index.x, self->index.y, self->index.z);
-    else if (!host.name.empty())
-        snprintf(where, sizeof where, "%s: ", host.name.c_str());
+    else if (!host.name.empty()) snprintf(where, sizeof where, "%s: ", host.name.c_str());
     fflush(stdout);
     fprintf(stderr, "emu: %s%s\n", where, text);
     _exit(EXIT_FAILURE_FOUND);
@@ -342,21 +342,22 @@ cudaError_t check_launch(const Launch &l)
 {
     const std::string name = demangled(l.tag);
     const uint64_t threads = static_cast<uint64_t>(l.block.x) * l.block.y * l.block.z;
-    if (!threads || threads > MAX_THREADS || l.block.z > 64 || !l.grid.x || !l.grid.y || !l.grid.z || l.grid.x > 0x7fffffff ||
-        l.grid.y > 65535 || l.grid.z > 65535)
+    if (!threads || threads > MAX_THREADS || l.block.z > 64 || !l.grid.x || !l.grid.y || !l.grid.z ||
+        l.grid.x > 0x7fffffff || l.grid.y > 65535 || l.grid.z > 65535)
         return refuse(cudaErrorInvalidConfiguration, "%s at %s:%d: grid (%u,%u,%u) of blocks (%u,%u,%u)", name.c_str(),
                       l.at.file, l.at.line, l.grid.x, l.grid.y, l.grid.z, l.block.x, l.block.y, l.block.z);
     if (l.shared_bytes > static_cast<size_t>(dynamic_limit(l.kernel)))
-        return refuse(cudaErrorInvalidValue, "%s at %s:%d: %zu bytes of dynamic shared memory, cudaFuncSetAttribute allows %d",
-                      name.c_str(), l.at.file, l.at.line, l.shared_bytes, dynamic_limit(l.kernel));
+        return refuse(cudaErrorInvalidValue,
+                      "%s at %s:%d: %zu bytes of dynamic shared memory, cudaFuncSetAttribute allows %d", name.c_str(),
+                      l.at.file, l.at.line, l.shared_bytes, dynamic_limit(l.kernel));
     return cudaSuccess;
 }
 
 void check_argument(const Launch &l, int index, const void *p)
 {
     if (!p || device_find(p) || pinned_holds(p, 0)) return;
-    fail("%s at %s:%d: argument %d, %p, is neither device nor pinned memory", demangled(l.tag).c_str(), l.at.file, l.at.line,
-         index, p);
+    fail("%s at %s:%d: argument %d, %p, is neither device nor pinned memory", demangled(l.tag).c_str(), l.at.file,
+         l.at.line, index, p);
 }
 
 void enqueue(const Launch &l, std::function<void()> body)

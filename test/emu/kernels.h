@@ -13,7 +13,8 @@ void run_indices(int *out, dim3 grid, dim3 block, cudaStream_t stream);
 /* sums[b] = sum of x[b * n ..]: block reduction in shared memory. */
 void run_block_sum(float *sums, const float *x, int n, int blocks, int threads, cudaStream_t stream);
 /* sums of blocks through an atomic ticket; the last block adds them (threadfence). */
-void run_ticket_sum(int64_t *sum, int64_t *part, unsigned *ticket, const int *x, int n, int blocks, cudaStream_t stream);
+void run_ticket_sum(int64_t *sum, int64_t *part, unsigned *ticket, const int *x, int n, int blocks,
+                    cudaStream_t stream);
 /* Per lane 16 results of warp operations, into out[lane][16]. */
 void run_warp(uint32_t *out, cudaStream_t stream);
 /* __syncthreads_count, _or, _and with predicates thread < n. out[3] */
@@ -62,12 +63,12 @@ void run_wrong(enum Wrong what, int *memory, cudaStream_t stream);
 /* Wrong only in some orders, or only for a sanitizer. */
 enum Race {
     RACE_NONE,
-    RACE_NO_BARRIER,      /* neighbours read before a barrier */
-    RACE_NO_WAIT,         /* cp.async without its wait */
-    RACE_FROM_NEXT,       /* lanes read what the next lane wrote, without __syncwarp */
-    RACE_FROM_LAST,       /* what the last lane wrote */
-    RACE_BLOCKS,          /* blocks add to the same element */
-    RACE_EARLY_COPY,      /* a copy into memory that others still read */
+    RACE_NO_BARRIER, /* neighbours read before a barrier */
+    RACE_NO_WAIT,    /* cp.async without its wait */
+    RACE_FROM_NEXT,  /* lanes read what the next lane wrote, without __syncwarp */
+    RACE_FROM_LAST,  /* what the last lane wrote */
+    RACE_BLOCKS,     /* blocks add to the same element */
+    RACE_EARLY_COPY, /* a copy into memory that others still read */
     RACE_COUNT
 };
 /* out[0..255]; the right answer is the same for all but the wrong order. */

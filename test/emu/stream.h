@@ -9,7 +9,8 @@
 
 #include <deque>
 
-namespace emu {
+namespace emu
+{
 
 /* A point in a stream: passed once `done`. */
 struct Mark {
@@ -64,14 +65,15 @@ struct CUgraphExec_st {
     std::shared_ptr<const std::vector<emu::Node>> nodes;
 };
 
-namespace emu {
+namespace emu
+{
 
 /* The stream of a handle (0: the legacy stream), or NULL after refuse(). */
 CUstream_st *stream_of(cudaStream_t handle, const char *call);
-void drain(CUstream_st *s);                     /* runs what is queued */
+void drain(CUstream_st *s); /* runs what is queued */
 void drain_until(const std::shared_ptr<Mark> &mark);
-bool step(CUstream_st *s);                      /* runs one item; false: nothing is queued */
-void drain_blocking();                          /* as the legacy stream does */
+bool step(CUstream_st *s); /* runs one item; false: nothing is queued */
+void drain_blocking();     /* as the legacy stream does */
 void drain_all();
 /* What may not be called while a stream is captured: refuses, spoils the captures, and returns the error. */
 cudaError_t unless_capturing(const char *call);

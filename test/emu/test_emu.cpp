@@ -109,12 +109,28 @@ TEST(warp_operations)
         uint32_t match = 0;
         for (uint32_t i = 0; i < 32; i++) match |= (i / 5 == lane / 5 ? 1u : 0u) << i;
         const uint32_t want[16] = {
-            15, (lane / 8 * 8 + 1) * 3, lane < 3 ? lane : lane - 3, lane % 16 + 3 < 16 ? lane + 3 : lane, lane ^ 6,
-            0x49249249, 2, match, static_cast<uint32_t>(-16), static_cast<uint32_t>(-16), 0xffffffff, 0xffffffff,
-            lane < 8 ? lane ^ 1 : lane % 8 == 7 ? lane : lane + 1, 2 * (31 - lane) + 1, lane ^ 1, 32 - lane + 31 - lane,
+            15,
+            (lane / 8 * 8 + 1) * 3,
+            lane < 3 ? lane : lane - 3,
+            lane % 16 + 3 < 16 ? lane + 3 : lane,
+            lane ^ 6,
+            0x49249249,
+            2,
+            match,
+            static_cast<uint32_t>(-16),
+            static_cast<uint32_t>(-16),
+            0xffffffff,
+            0xffffffff,
+            lane < 8        ? lane ^ 1
+            : lane % 8 == 7 ? lane
+                            : lane + 1,
+            2 * (31 - lane) + 1,
+            lane ^ 1,
+            32 - lane + 31 - lane,
         };
         for (int i = 0; i < 16; i++)
-            CHECK_MSG(got[lane * 16 + i] == want[i], "lane %u, operation %d: %x, want %x", lane, i, got[lane * 16 + i], want[i]);
+            CHECK_MSG(got[lane * 16 + i] == want[i], "lane %u, operation %d: %x, want %x", lane, i, got[lane * 16 + i],
+                      want[i]);
     }
     cudaFree(out);
 }
@@ -188,7 +204,8 @@ TEST(late_copies)
     run_waits(out, from, stream);
     const std::vector<int> got = from_device(out, 3);
     for (int i = 0; i < 3; i++) CHECK(got[i] >= i + 1 && got[i] <= 3);
-    if (!order || order[0] != 'r' || order[1] != 'a') check_equal("landed", got, { 1, 2, 3 }); /* in random orders some are early */
+    if (!order || order[0] != 'r' || order[1] != 'a')
+        check_equal("landed", got, { 1, 2, 3 }); /* in random orders some are early */
     cudaFree(from), cudaFree(out);
 }
 
@@ -216,15 +233,15 @@ TEST(launch_limits)
         dim3 grid, block;
         bool good;
     } launches[] = {
-        { dim3(1), dim3(1024), true },   { dim3(1), dim3(1025), false },   { dim3(1), dim3(1, 1, 64), true },
-        { dim3(1), dim3(1, 1, 65), false }, { dim3(0), dim3(32), false },  { dim3(1), dim3(0), false },
+        { dim3(1), dim3(1024), true },      { dim3(1), dim3(1025), false }, { dim3(1), dim3(1, 1, 64), true },
+        { dim3(1), dim3(1, 1, 65), false }, { dim3(0), dim3(32), false },   { dim3(1), dim3(0), false },
         { dim3(1, 65536), dim3(1), false }, { dim3(65535), dim3(1), true }, { dim3(0x80000000u), dim3(1), false },
     };
     Quiet quiet;
     for (const auto &l : launches) {
         run_indices(out, l.grid, l.block, stream);
-        CHECK_MSG(cudaGetLastError() == (l.good ? cudaSuccess : cudaErrorInvalidConfiguration), "grid %u, block %u,%u,%u",
-                  l.grid.x, l.block.x, l.block.y, l.block.z);
+        CHECK_MSG(cudaGetLastError() == (l.good ? cudaSuccess : cudaErrorInvalidConfiguration),
+                  "grid %u, block %u,%u,%u", l.grid.x, l.block.x, l.block.y, l.block.z);
     }
     cudaStreamSynchronize(stream);
     cudaFree(out);
@@ -279,7 +296,8 @@ TEST(events)
     while (cudaEventQuery(b) == cudaErrorNotReady) asked++;
     CHECK(asked > 0 && asked < 10);
     CHECK(cudaEventSynchronize(b) == cudaSuccess);
-    CHECK(cudaEventDestroy(a) == cudaSuccess && cudaEventDestroy(b) == cudaSuccess && cudaStreamDestroy(other) == cudaSuccess);
+    CHECK(cudaEventDestroy(a) == cudaSuccess && cudaEventDestroy(b) == cudaSuccess &&
+          cudaStreamDestroy(other) == cudaSuccess);
     Quiet quiet;
     CHECK(cudaStreamSynchronize(other) == cudaErrorInvalidResourceHandle);
     cudaFree(y), cudaFree(z);

@@ -89,8 +89,8 @@ TEST(wrong_kernels)
         if (tsan && wrongs[i].sanitizer) continue; /* memory errors: not this lane's */
         const Outcome o = child("", "wrong", i);
         const bool named = o.has(wrongs[i].text) || (asan && wrongs[i].sanitizer && o.has(wrongs[i].sanitizer));
-        CHECK_MSG(named && (o.status != 0) == !o.has("survived"), "wrong kernel %d: status %d, wanted '%s', got\n%s", i, o.status,
-                  wrongs[i].text, o.text.c_str());
+        CHECK_MSG(named && (o.status != 0) == !o.has("survived"), "wrong kernel %d: status %d, wanted '%s', got\n%s", i,
+                  o.status, wrongs[i].text, o.text.c_str());
     }
 }
 
@@ -118,7 +118,8 @@ TEST(wrong_order)
         for (int k = 0; k < 4; k++) {
             const bool seen = k == 0 ? races[i].forward : k == 1 ? races[i].reverse : races[i].random;
             const Outcome o = child(std::string("EMU_ORDER=") + orders[k], "race", i);
-            CHECK_MSG(o.has(seen ? "wrong answer" : "right answer"), "race %d in order %s:\n%s", i, orders[k], o.text.c_str());
+            CHECK_MSG(o.has(seen ? "wrong answer" : "right answer"), "race %d in order %s:\n%s", i, orders[k],
+                      o.text.c_str());
             race = race || (o.has("data race") && o.has("wrong.cu:"));
             if (!races[i].race) CHECK_MSG(!o.has("data race"), "race %d:\n%s", i, o.text.c_str());
         }
@@ -157,7 +158,9 @@ TEST(report)
     child(std::string("EMU_REPORT=") + name, "report", 0);
     FILE *f = fdopen(fd, "r");
     while (fgets(line, sizeof line, f)) text += line;
-    CHECK_MSG(text == "2 block_sum_kernel<float, 32>\n1 mma_kernel<__half>\n4 scale_kernel\n2560 bytes of device memory\n", "%s", text.c_str());
+    CHECK_MSG(text ==
+                  "2 block_sum_kernel<float, 32>\n1 mma_kernel<__half>\n4 scale_kernel\n2560 bytes of device memory\n",
+              "%s", text.c_str());
     fclose(f);
     unlink(name);
 }

@@ -11,7 +11,8 @@
 
 #include <sys/mman.h>
 
-namespace emu {
+namespace emu
+{
 
 static bool same(Site a, Site b) { return a.line == b.line && (a.file == b.file || strcmp(a.file, b.file) == 0); }
 
@@ -95,14 +96,16 @@ static void check_zone(const unsigned char *zone, const Slot &s, const char *sid
     for (int i = 0; i < ZONE; i++)
         if (zone[i] != ZONE_BYTE)
             fail("block (%u,%u,%u) wrote %s the shared array '%s' (%zu bytes), %d bytes %s it", block_index.x,
-                 block_index.y, block_index.z, side, s.name, s.size, side[0] == 'b' && side[2] == 'f' ? ZONE - i : i, side);
+                 block_index.y, block_index.z, side, s.name, s.size, side[0] == 'b' && side[2] == 'f' ? ZONE - i : i,
+                 side);
     forbid(zone, ZONE);
 }
 
 void shared_end()
 {
     check_zone(shared.slot[0].base - ZONE, shared.slot[0], "before");
-    for (int i = 0; i < shared.slots; i++) check_zone(shared.slot[i].base + shared.slot[i].size, shared.slot[i], "behind");
+    for (int i = 0; i < shared.slots; i++)
+        check_zone(shared.slot[i].base + shared.slot[i].size, shared.slot[i], "behind");
 }
 
 void *shared_slot(const void *key, const char *name, size_t size, size_t align)
@@ -110,8 +113,10 @@ void *shared_slot(const void *key, const char *name, size_t size, size_t align)
     for (int i = 1; i < shared.slots; i++)
         if (shared.slot[i].key == key) return shared.slot[i].base;
     shared.static_bytes += size;
-    if (shared.static_bytes > STATIC_LIMIT) fail("%zu bytes of SHARED arrays, %d at most", shared.static_bytes, STATIC_LIMIT);
-    if (shared.bytes + size > SHARED_LIMIT) fail("%zu bytes of shared memory, %d at most", shared.bytes + size, SHARED_LIMIT);
+    if (shared.static_bytes > STATIC_LIMIT)
+        fail("%zu bytes of SHARED arrays, %d at most", shared.static_bytes, STATIC_LIMIT);
+    if (shared.bytes + size > SHARED_LIMIT)
+        fail("%zu bytes of shared memory, %d at most", shared.bytes + size, SHARED_LIMIT);
     return take_shared(key, name, size, align < 16 ? 16 : align);
 }
 
@@ -148,7 +153,8 @@ static void barrier_round(const char *what, bool predicate, Site at)
         b.what = what;
         b.at = at;
     } else if (b.what != what || !same(b.at, at))
-        fail("%s at %s:%d while other threads wait in %s at %s:%d", what, at.file, at.line, b.what, b.at.file, b.at.line);
+        fail("%s at %s:%d while other threads wait in %s at %s:%d", what, at.file, at.line, b.what, b.at.file,
+             b.at.line);
     void *token = &tokens()->barrier[b.round & 1];
     release(token);
     b.predicates += predicate;
@@ -201,7 +207,8 @@ static void meet(const char *what, uint32_t mask, void *data, Combine *combine, 
     Fiber *f = current();
     Warp &w = *f->warp;
     Meeting *m = nullptr;
-    if (!(mask >> f->lane & 1)) fail("%s at %s:%d: lane %d is not in its own mask %08x", what, at.file, at.line, f->lane, mask);
+    if (!(mask >> f->lane & 1))
+        fail("%s at %s:%d: lane %d is not in its own mask %08x", what, at.file, at.line, f->lane, mask);
     for (Meeting &other : w.meetings) {
         if (other.arrived ? other.mask == mask : !m) m = &other;
         if (other.arrived && other.mask == mask) break;
@@ -213,8 +220,8 @@ static void meet(const char *what, uint32_t mask, void *data, Combine *combine, 
         m->at = at;
         m->combine = combine;
     } else if (m->what != what || !same(m->at, at))
-        fail("%s at %s:%d, while lanes of its mask %08x wait in %s at %s:%d: the warp has diverged", what, at.file, at.line,
-             mask, m->what, m->at.file, m->at.line);
+        fail("%s at %s:%d, while lanes of its mask %08x wait in %s at %s:%d: the warp has diverged", what, at.file,
+             at.line, mask, m->what, m->at.file, m->at.line);
     void *token = &tokens()->meeting[w.number][m - w.meetings][m->round & 1];
     if (ordered) release(token);
     m->lane[f->lane] = data;
@@ -332,8 +339,9 @@ static void combine_reduce(Meeting &m, uint32_t lanes)
 
 uint32_t warp_reduce(Reduce kind, uint32_t mask, uint32_t bits, Site at)
 {
-    static const char *const name[] = { "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync", "__reduce_min_sync",
-                                        "__reduce_max_sync", "__reduce_and_sync", "__reduce_or_sync",  "__reduce_xor_sync" };
+    static const char *const name[] = { "__reduce_add_sync", "__reduce_min_sync", "__reduce_max_sync",
+                                        "__reduce_min_sync", "__reduce_max_sync", "__reduce_and_sync",
+                                        "__reduce_or_sync",  "__reduce_xor_sync" };
     Value v = { bits, 0, kind };
     meet(name[kind], mask, &v, combine_reduce, at);
     return static_cast<uint32_t>(v.out);
@@ -389,7 +397,8 @@ template <Half TYPE> static float from_bits(uint32_t bits)
     if (TYPE == BFLOAT16) return bits_as<float>(bits << 16);
     const uint32_t sign = (bits & 0x8000u) << 16, rest = bits & 0x7fffu;
     if (rest >= 0x7c00u) return bits_as<float>(sign | 0x7f800000u | (rest & 0x3ffu) << 13);
-    return bits_as<float>(sign | bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f)); /* subnormals come out right too */
+    return bits_as<float>(sign |
+                          bits_as<uint32_t>(bits_as<float>(rest << 13) * 0x1p112f)); /* subnormals come out right too */
 }
 
 /* d (16 x 8) += a (16 x 16) b (16 x 8). Layout of the fragments: cuda/common.cuh. */
@@ -430,7 +439,8 @@ bool copy_begin(Copy c, Site at)
     if (reinterpret_cast<uintptr_t>(c.to) % 16 || (c.valid && reinterpret_cast<uintptr_t>(c.from) % 16))
         fail("cp_async_16 at %s:%d: %p <- %p: both must be multiples of 16", at.file, at.line, c.to, c.from);
     shared_offset(c.to, 16, at);
-    if (c.valid && !device_address(c.from)) fail("cp_async_16 at %s:%d: %p is not device memory", at.file, at.line, c.from);
+    if (c.valid && !device_address(c.from))
+        fail("cp_async_16 at %s:%d: %p is not device memory", at.file, at.line, c.from);
     if (random_order() && random_bits() & 1) return true; /* the hardware may be quick, too */
     f->copies.push_back(c);
     return false;
