@@ -3,21 +3,20 @@
  *
  *   fwd   xhat = (x - mean) * rstd,  y = xhat * w + b
  *   bwd   g = dy * w,  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))       RMSNorm: without mean(g)
- *   grad  dw += sum_n dy * xhat,  db += sum_n dy
+ *         dw += sum_n dy * xhat,  db += sum_n dy
  *
- * Mapping   fwd, bwd: 8 lanes, a warp or a block to a row, by its width; the row is read once and stays in
- *           registers (RowPart), as packs of 16 bytes. Rows that are not aligned, or wider than 16,384, are
- *           read again for each pass, element by element.
- *           grad: a block sums a slice of rows for 32 packs of columns; a second kernel adds the slices. The
- *           slices depend on the shape alone, all sums run in a fixed order.
+ * Mapping   8 lanes, a warp or a block to a row, by its width (RowPart). Rows are taken as packs of 16 bytes and
+ *           stay in registers where they fit; rows of 1,024 to 2,048 columns (bf16; fp32 half of that) are read
+ *           again from L1; rows that are not aligned, or wider than 16,384, element by element.
+ *           bwd: a block takes a slice of rows, 8 or 32 at a time, and after each such handful adds its columns
+ *           to dw and db while L1 has them; a second kernel adds the slices. Rows of more than 256 packs leave
+ *           dw and db to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
  * Traffic   bytes per element with bf16, and the time for 65,536 x 768 at 4.3 TB/s:
  *             fwd   read x, write y                   4     47 us
- *             bwd   read x, dy, dx, write dx          8     94 us     (adding to the residual's gradient is
- *                                                                      thus part of it)
- *             grad  read x, dy                        4     47 us     (slices: 3%)
- *           8, 12 and 4 FLOP an element: bound by memory. w and b come from L1.
- * Needs     any D; 16-byte aligned rows for full speed; workspace: 2 floats a column and slice, at most 4 MiB
- *           below 262,144 columns.
+ *             bwd   read x, dy, dx, write dx          8     94 us    (rows of more than 256 packs: 12)
+ *           the slices' sums add 2%. Adding to the residual stream's gradient is part of bwd: no pass of its own.
+ *           8 and 16 FLOP an element: bound by memory. w and b come from L1.
+ * Needs     any D (bwd: below a million); 16-byte aligned rows for full speed. Workspace: 9 MiB.
  * Source    Ba et al. 2016 (LayerNorm), Zhang & Sennrich 2019 (RMSNorm).
  */
 #include "kernel.cuh"
@@ -26,13 +25,28 @@ constexpr int NORM_THREADS = 256;   /* of a block whose rows belong to lanes or 
 constexpr int NORM_BLOCK_MAX = 512; /* of a block that shares a row, and then */
 constexpr int NORM_KEPT = 32;       /* elements of the row that each of them holds */
 
+constexpr int NORM_WIDEST = 1 << 20; /* of norm_bwd: its slices' sums fit the workspace */
+constexpr int GRAD_PACKS = 32;       /* of a block's columns in norm_grad_kernel, at most */
+constexpr int GRAD_BLOCKS = 528;     /* that slices are chosen for: 4 an SM of an H200 */
+constexpr int GRAD_ROWS = 32;        /* of a slice in norm_grad_kernel, at least */
+constexpr int SUM_THREADS = 16;      /* of a column, adding slices */
+
+/* The least power of two that is at least n. */
+static inline int64_t power_of_two(int64_t n)
+{
+    int64_t p = 1;
+    while (p < n) p *= 2;
+    return p;
+}
+
 /* ---- a row among threads ---- */
 
 /*
  * LANES threads of a warp (8 or 32), or the whole block (0), share a row; pack k of a thread begins at column
- * at(k). PACKS of them are kept in registers; 0: any number, read again each time.
+ * at(k). PACKS of them are kept in registers; 0: any number, read again each time (from L1, if the row is not
+ * long). WIDE: rows are aligned; packs in registers always are.
  */
-template <class T, int LANES, int PACKS> struct RowPart {
+template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
     static constexpr int COUNT = Pack<T>::COUNT;
     const T *row;
     int width; /* 0: nothing to do, but the thread still takes part in sums */
@@ -58,25 +72,21 @@ template <class T, int LANES, int PACKS> struct RowPart {
     __device__ __forceinline__ Pack<T> get(int k) const
     {
         if constexpr (PACKS > 0) return kept[k];
-        else return load_pack<T, false>(row + at(k), width - at(k));
+        else return read(row, k);
     }
     __device__ __forceinline__ Pack<T> read(const T *other, int k) const
     {
-        return load_pack<T, (PACKS > 0)>(other + at(k), width - at(k));
+        return load_pack<T, WIDE>(other + at(k), width - at(k));
     }
     __device__ __forceinline__ void write(T *other, int k, const Pack<T> &x) const
     {
-        store_pack<T, (PACKS > 0)>(other + at(k), x, width - at(k));
+        store_pack<T, WIDE>(other + at(k), x, width - at(k));
     }
     /* The elements of pack k inside the row. */
     __device__ __forceinline__ int valid(int k) const
     {
         const int left = width - at(k);
-        return PACKS > 0 || left > COUNT ? COUNT : left;
-    }
-    static __device__ __forceinline__ int64_t index() /* of this thread's row */
-    {
-        return blockIdx.x * static_cast<int64_t>(blockDim.x / lanes()) + threadIdx.x / lanes();
+        return WIDE || left > COUNT ? COUNT : left;
     }
     static __device__ __forceinline__ bool first() { return threadIdx.x % lanes() == 0; }
 
@@ -92,20 +102,41 @@ template <class T, int LANES, int PACKS> struct RowPart {
     }
 };
 
-/* ---- forward ---- */
+/* Launches L::run<LANES, PACKS, WIDE>(). packs: of a row; 0 when rows are not aligned. */
+template <class T, class L> static void norm_choose(const L &launch, int64_t packs)
+{
+    constexpr int kept = NORM_KEPT / Pack<T>::COUNT;
+    if (packs <= 0 || packs > kept * NORM_BLOCK_MAX) launch.template run<0, 0, false>(NORM_THREADS);
+    else if (packs <= 2 * 8) launch.template run<8, 2, true>(NORM_THREADS);
+    else if (packs <= 2 * WARP) launch.template run<WARP, 2, true>(NORM_THREADS);
+    else if (packs <= 4 * WARP) launch.template run<WARP, 4, true>(NORM_THREADS);
+    else if (packs <= NORM_THREADS) launch.template run<WARP, 0, true>(NORM_THREADS);
+    else launch.template run<0, kept, true>(ceil_div(packs, kept * WARP) * WARP);
+}
+
+static inline unsigned positive(int64_t blocks) { return static_cast<unsigned>(blocks > 0 ? blocks : 1); }
 
 struct NormStats {
     float *mean, *rstd; /* mean NULL: RMSNorm */
 };
 
-template <class T, int LANES, int PACKS>
+static inline NormStats norm_stats(Tensor mean, Tensor rstd)
+{
+    NormStats s = { data_of<float>(mean), data_of<float>(rstd) };
+    return s;
+}
+
+/* ---- forward ---- */
+
+template <class T, int LANES, int PACKS, bool WIDE>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
     norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, const T *w, const T *b, RowCount count,
                     int D, float eps)
 {
-    typedef RowPart<T, LANES, PACKS> Part;
+    typedef RowPart<T, LANES, PACKS, WIDE> Part;
     SHARED(float, part, [WARP]);
-    const int64_t n = Part::index();
+    const int lanes = Part::lanes();
+    const int64_t n = blockIdx.x * static_cast<int64_t>(blockDim.x / lanes) + threadIdx.x / lanes;
     const bool used = n < rows_in_use(count);
     Part p;
     p.load(x.at(n), used ? D : 0);
@@ -146,29 +177,14 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
     }
 }
 
-/* ---- which kernel for which width ---- */
-
-/* Launches L::run<LANES, PACKS>(grid, block). packs: of a row; 0 when rows are not aligned. */
-template <class T, class L> static void norm_choose(const L &launch, int64_t rows, int64_t packs)
-{
-    constexpr int kept = NORM_KEPT / Pack<T>::COUNT;
-    const int64_t warp_rows = NORM_THREADS / WARP, lane_rows = NORM_THREADS / 8;
-    if (rows <= 0) return;
-    if (packs <= 0 || packs > kept * NORM_BLOCK_MAX) launch.template run<0, 0>(rows, NORM_THREADS);
-    else if (packs <= 2 * 8) launch.template run<8, 2>(ceil_div(rows, lane_rows), NORM_THREADS);
-    else if (packs <= 2 * WARP) launch.template run<WARP, 2>(ceil_div(rows, warp_rows), NORM_THREADS);
-    else if (packs <= 4 * WARP) launch.template run<WARP, 4>(ceil_div(rows, warp_rows), NORM_THREADS);
-    else launch.template run<0, kept>(rows, ceil_div(packs, kept * WARP) * WARP);
-}
-
 template <class T> struct NormFwd {
     cudaStream_t stream;
     const norm_fwd_args *a;
-    template <int LANES, int PACKS> void run(int64_t blocks, int64_t threads) const
+    template <int LANES, int PACKS, bool WIDE> void run(int64_t threads) const
     {
-        const NormStats stats = { data_of<float>(a->mean), data_of<float>(a->rstd) };
-        LAUNCH((norm_fwd_kernel<T, LANES, PACKS>), static_cast<unsigned>(blocks),
-               static_cast<unsigned>(threads), 0, stream, rows_of<T>(a->y), stats, rows_of<const T>(a->x),
+        const int64_t blocks = LANES > 0 ? ceil_div(a->x.dim[0], NORM_THREADS / LANES) : a->x.dim[0];
+        LAUNCH((norm_fwd_kernel<T, LANES, PACKS, WIDE>), positive(blocks), static_cast<unsigned>(threads), 0,
+               stream, rows_of<T>(a->y), norm_stats(a->mean, a->rstd), rows_of<const T>(a->x),
                data_of<const T>(a->w), data_of<const T>(a->b), row_count(a->y, a->x),
                static_cast<int>(a->x.dim[1]), a->eps);
     }
@@ -179,7 +195,7 @@ template <class T> static void launch_norm_fwd(Stream *s, const norm_fwd_args *a
     const NormFwd<T> launch = { cuda_stream(s), a };
     const bool wide =
         rows_aligned(a->y) && rows_aligned(a->x) && rows_aligned(a->w) && (!a->b.data || rows_aligned(a->b));
-    norm_choose<T>(launch, a->x.dim[0], wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
+    norm_choose<T>(launch, wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
 }
 
 extern "C" Err cuda_norm_fwd(Stream *s, const norm_fwd_args *a)
@@ -188,21 +204,109 @@ extern "C" Err cuda_norm_fwd(Stream *s, const norm_fwd_args *a)
     return ERR_OK;
 }
 
+/* ---- dw and db: sums over the rows of a slice ---- */
+
+/*
+ * The block's threads lie `across` packs of columns (a power of two) by NORM_THREADS / across rows, taken in
+ * turn; a thread sums its columns, and finish() adds the threads of a column in the order of their rows.
+ */
+template <class T, bool WIDE> struct GradSums {
+    static constexpr int COUNT = Pack<T>::COUNT;
+    float sum[2][COUNT]; /* dw, db */
+    int across, row, column, left;
+
+    __device__ __forceinline__ void start(int packs_across, int first_column, int D)
+    {
+        across = packs_across;
+        row = threadIdx.x / across;
+        column = first_column + threadIdx.x % across * COUNT;
+        left = D - column;
+        for (int i = 0; i < 2 * COUNT; i++) sum[i / COUNT][i % COUNT] = 0;
+    }
+    __device__ __forceinline__ void add(Rows<const T> dy, Rows<const T> x, NormStats stats, int64_t begin,
+                                        int64_t end)
+    {
+        if (left <= 0) return;
+#pragma unroll 4
+        for (int64_t n = begin + row; n < end; n += NORM_THREADS / across) {
+            const Pack<T> vx = load_pack<T, WIDE>(x.at(n) + column, left);
+            const Pack<T> vd = load_pack<T, WIDE>(dy.at(n) + column, left);
+            const float rstd = stats.rstd[n], mean = stats.mean ? stats.mean[n] : 0;
+            for (int i = 0; i < COUNT; i++) {
+                const float d = to_float(vd.v[i]);
+                sum[0][i] = fmaf(d, (to_float(vx.v[i]) - mean) * rstd, sum[0][i]);
+                sum[1][i] += d;
+            }
+        }
+    }
+    /* to: the slice's [dw, db][D], from the block's first column on; `columns` of them are left. */
+    __device__ __forceinline__ void finish(float *to, int D, int columns)
+    {
+        SHARED(float, sums, [NORM_THREADS * Pack<T>::COUNT]);
+        const int tile = across * COUNT;
+        for (int which = 0; which < 2; which++) {
+            for (int i = 0; i < COUNT; i++) sums[threadIdx.x * COUNT + i] = sum[which][i];
+            __syncthreads();
+            for (int c = threadIdx.x; c < tile && c < columns; c += NORM_THREADS) {
+                float total = 0;
+                for (int r = 0; r < NORM_THREADS / across; r++) total += sums[r * tile + c];
+                to[which * static_cast<int64_t>(D) + c] = total;
+            }
+            __syncthreads();
+        }
+    }
+};
+
+/* Where the slices' sums go: partial[slice][dw, db][D]. */
+struct NormSlices {
+    float *partial; /* NULL: not summed by this kernel */
+    int64_t rows;   /* of a slice */
+    int count, across;
+};
+
+/* blockIdx: slice, tile of columns. */
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(NORM_THREADS)
+    norm_grad_kernel(NormSlices to, Rows<const T> dy, Rows<const T> x, NormStats stats, RowCount count, int D)
+{
+    const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
+    const int first = blockIdx.y * to.across * Pack<T>::COUNT;
+    GradSums<T, WIDE> sums;
+    sums.start(to.across, first, D);
+    sums.add(dy, x, stats, begin, begin + to.rows < rows ? begin + to.rows : rows);
+    sums.finish(to.partial + blockIdx.x * 2 * static_cast<int64_t>(D) + first, D, D - first);
+}
+
+/* dw and db += sums over slices; 32 columns a block, 16 threads a column. blockIdx.y: dw, db. */
+__global__ void __launch_bounds__(WARP *SUM_THREADS)
+    norm_grad_sum_kernel(float *dw, float *db, const float *partial, int slices, int D)
+{
+    SHARED(float, sums, [SUM_THREADS][WARP]);
+    const int column = blockIdx.x * WARP + threadIdx.x;
+    float sum = 0;
+    if (column < D) {
+#pragma unroll 8
+        for (int s = threadIdx.y; s < slices; s += SUM_THREADS)
+            sum += partial[(s * 2 + blockIdx.y) * static_cast<int64_t>(D) + column];
+    }
+    sums[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    if (threadIdx.y > 0 || column >= D) return;
+    float total = 0;
+    for (int s = 0; s < SUM_THREADS; s++) total += sums[s][threadIdx.x];
+    float *to = blockIdx.y ? db : dw;
+    to[column] += total;
+}
+
 /* ---- backward ---- */
 
-template <class T, int LANES, int PACKS>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
-    norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats,
-                    RowCount count, int D)
+/* One row: dx of it. */
+template <class T, int LANES, int PACKS, bool WIDE>
+__device__ __forceinline__ void norm_bwd_row(const RowPart<T, LANES, PACKS, WIDE> &px,
+                                             const RowPart<T, LANES, PACKS, WIDE> &pd, T *dx, const T *w,
+                                             float mean, float rstd, bool centred, int D, float *part)
 {
-    typedef RowPart<T, LANES, PACKS> Part;
-    SHARED(float, part, [WARP]);
-    const int64_t n = Part::index();
-    const bool used = n < rows_in_use(count);
-    Part px, pd;
-    px.load(x.at(n), used ? D : 0);
-    pd.load(dy.at(n), used ? D : 0);
-    const float rstd = used ? stats.rstd[n] : 0, mean = used && stats.mean ? stats.mean[n] : 0;
+    typedef RowPart<T, LANES, PACKS, WIDE> Part;
     float sum_g = 0, sum_gh = 0;
     for (int k = 0; k < px.packs(); k++) {
         if (px.at(k) >= px.width) continue;
@@ -213,146 +317,111 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
             sum_gh = fmaf(g, h, sum_gh);
         }
     }
-    const float mean_g = stats.mean ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
+    const float mean_g = centred ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
     for (int k = 0; k < px.packs(); k++) {
         if (px.at(k) >= px.width) continue;
         const Pack<T> vx = px.get(k), vd = pd.get(k), scale = px.read(w, k);
-        Pack<T> sum = px.read(dx.at(n), k);
+        Pack<T> sum = px.read(dx, k);
         for (int i = 0; i < Part::COUNT; i++) {
             const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
             sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
         }
-        px.write(dx.at(n), k, sum);
+        px.write(dx, k, sum);
     }
 }
 
+/*
+ * The rows of a slice in turn, as many at a time as the block holds; and (a row being at most one pack of each
+ * thread) the same rows once more for dw and db while L1 has them.
+ */
+template <class T, int LANES, int PACKS, bool WIDE>
+__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
+    norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats, NormSlices to,
+                    RowCount count, int D)
+{
+    typedef RowPart<T, LANES, PACKS, WIDE> Part;
+    SHARED(float, part, [WARP]);
+    const int lanes = Part::lanes(), step = blockDim.x / lanes;
+    const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
+    const int64_t end = begin + to.rows < rows ? begin + to.rows : rows;
+    GradSums<T, WIDE> sums;
+    if constexpr (LANES > 0) sums.start(to.across, 0, D);
+    for (int64_t first = begin; first < end; first += step) { /* the same for all threads of the block */
+        const int64_t n = first + threadIdx.x / lanes;
+        const bool used = n < end;
+        Part px, pd;
+        px.load(x.at(n), used ? D : 0);
+        pd.load(dy.at(n), used ? D : 0);
+        const float rstd = used ? stats.rstd[n] : 0, mean = used && stats.mean ? stats.mean[n] : 0;
+        norm_bwd_row(px, pd, dx.at(n), w, mean, rstd, stats.mean != nullptr, D, part);
+        if constexpr (LANES > 0) sums.add(dy, x, stats, first, first + step < end ? first + step : end);
+    }
+    if constexpr (LANES > 0) sums.finish(to.partial + blockIdx.x * 2 * static_cast<int64_t>(D), D, D);
+}
+
+/* Slices of at least `least` rows, about `wanted` of them: a matter of the shape alone. */
+static NormSlices norm_slices(Stream *s, int64_t rows, int64_t least, int64_t wanted, int64_t across)
+{
+    NormSlices to = { reinterpret_cast<float *>(s->dev->workspace), ceil_div(rows, wanted), 1,
+                      static_cast<int>(across) };
+    to.rows = ceil_div(to.rows > 0 ? to.rows : 1, least) * least;
+    to.count = static_cast<int>(positive(ceil_div(rows, to.rows)));
+    return to;
+}
+
+template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *a, bool wide, NormSlices *to)
+{
+    const int64_t D = a->x.dim[1], packs = ceil_div(D, Pack<T>::COUNT);
+    const int64_t across = packs < GRAD_PACKS ? power_of_two(packs) : GRAD_PACKS,
+                  tiles = ceil_div(packs, across);
+    *to = norm_slices(s, a->x.dim[0], GRAD_ROWS, ceil_div(GRAD_BLOCKS, tiles), across);
+    const dim3 grid(static_cast<unsigned>(to->count), static_cast<unsigned>(tiles));
+    const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
+    const NormStats stats = norm_stats(a->mean, a->rstd);
+    const RowCount count = row_count(a->dx, a->dy);
+    if (wide)
+        LAUNCH((norm_grad_kernel<T, true>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dy, x, stats, count,
+               static_cast<int>(D));
+    else
+        LAUNCH((norm_grad_kernel<T, false>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dy, x, stats, count,
+               static_cast<int>(D));
+}
+
 template <class T> struct NormBwd {
-    cudaStream_t stream;
+    Stream *s;
     const norm_bwd_args *a;
-    template <int LANES, int PACKS> void run(int64_t blocks, int64_t threads) const
+    bool wide;
+    template <int LANES, int PACKS, bool WIDE> void run(int64_t threads) const
     {
-        const NormStats stats = { data_of<float>(a->mean), data_of<float>(a->rstd) };
-        LAUNCH((norm_bwd_kernel<T, LANES, PACKS>), static_cast<unsigned>(blocks),
-               static_cast<unsigned>(threads), 0, stream, rows_of<T>(a->dx), rows_of<const T>(a->dy),
-               rows_of<const T>(a->x), data_of<const T>(a->w), stats, row_count(a->dx, a->dy),
-               static_cast<int>(a->x.dim[1]));
+        constexpr int KEPT = LANES == 0 && sizeof(T) == 4 ? 0 : PACKS; /* two long fp32 rows are too much */
+        const int64_t N = a->x.dim[0], D = a->x.dim[1];
+        NormSlices to;
+        if constexpr (LANES > 0)
+            to = norm_slices(s, N, NORM_THREADS / LANES, GRAD_BLOCKS, power_of_two(D / Pack<T>::COUNT));
+        else to = NormSlices{ nullptr, 1, static_cast<int>(positive(N)), 0 };
+        LAUNCH((norm_bwd_kernel<T, LANES, KEPT, WIDE>), static_cast<unsigned>(to.count),
+               static_cast<unsigned>(threads), 0, cuda_stream(s), rows_of<T>(a->dx), rows_of<const T>(a->dy),
+               rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
+               row_count(a->dx, a->dy), static_cast<int>(D));
+        if (LANES == 0) launch_norm_grad<T>(s, a, wide, &to);
+        LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), a->db.data ? 2 : 1),
+               dim3(WARP, SUM_THREADS), 0, cuda_stream(s), data_of<float>(a->dw), data_of<float>(a->db),
+               reinterpret_cast<float *>(s->dev->workspace), to.count, static_cast<int>(D));
     }
 };
 
 template <class T> static void launch_norm_bwd(Stream *s, const norm_bwd_args *a)
 {
-    const NormBwd<T> launch = { cuda_stream(s), a };
     const bool wide = rows_aligned(a->dx) && rows_aligned(a->dy) && rows_aligned(a->x) && rows_aligned(a->w);
-    norm_choose<T>(launch, a->x.dim[0], wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
+    const NormBwd<T> launch = { s, a, wide };
+    norm_choose<T>(launch, wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
 }
 
 extern "C" Err cuda_norm_bwd(Stream *s, const norm_bwd_args *a)
 {
+    if (a->dw.dtype != F32) return err_set(ERR_SHAPE, "norm_bwd: gradients are fp32 on CUDA");
+    if (a->x.dim[1] > NORM_WIDEST)
+        return err_set(ERR_SHAPE, "norm_bwd: %lld columns", static_cast<long long>(a->x.dim[1]));
     DISPATCH(a->x.dtype, launch_norm_bwd<T>(s, a));
-    return ERR_OK;
-}
-
-/* ---- gradients of w and b ---- */
-
-constexpr int GRAD_PACKS = 32;   /* of a block's columns, at most */
-constexpr int GRAD_BLOCKS = 528; /* that the slices are chosen for: 4 an SM of an H200 */
-constexpr int GRAD_ROWS = 32;    /* of a slice, at least */
-
-/*
- * partial[slice][0] = the slice's share of dw, [1] of db. Threads of the block lie blockDim.x packs of columns
- * by blockDim.y rows; these take the slice's rows in turn, and their sums are added in the order of y.
- */
-template <class T, bool WIDE>
-__global__ void __launch_bounds__(NORM_THREADS)
-    norm_grad_kernel(float *partial, Rows<const T> dy, Rows<const T> x, NormStats stats, RowCount count,
-                     int D, int64_t slice)
-{
-    constexpr int COUNT = Pack<T>::COUNT;
-    SHARED(float, sums, [NORM_THREADS * COUNT]);
-    const int64_t rows = rows_in_use(count), begin = blockIdx.x * slice,
-                  end = begin + slice < rows ? begin + slice : rows;
-    const int column = (blockIdx.y * blockDim.x + threadIdx.x) * COUNT, left = D - column;
-    float sum[2][COUNT] = {};
-    if (left > 0) {
-#pragma unroll 4
-        for (int64_t n = begin + threadIdx.y; n < end; n += blockDim.y) {
-            const Pack<T> vx = load_pack<T, WIDE>(x.at(n) + column, left),
-                          vd = load_pack<T, WIDE>(dy.at(n) + column, left);
-            const float rstd = stats.rstd[n], mean = stats.mean ? stats.mean[n] : 0;
-            for (int i = 0; i < COUNT; i++) {
-                const float d = to_float(vd.v[i]);
-                sum[0][i] = fmaf(d, (to_float(vx.v[i]) - mean) * rstd, sum[0][i]);
-                sum[1][i] += d;
-            }
-        }
-    }
-    const int columns = blockDim.x * COUNT, thread = threadIdx.y * blockDim.x + threadIdx.x;
-    for (int which = 0; which < 2; which++) {
-        for (int i = 0; i < COUNT; i++) sums[thread * COUNT + i] = sum[which][i];
-        __syncthreads();
-        for (int c = thread; c < columns; c += blockDim.x * blockDim.y) {
-            const int64_t at = blockIdx.y * static_cast<int64_t>(columns) + c;
-            float total = 0;
-            for (unsigned r = 0; r < blockDim.y; r++) total += sums[r * columns + c];
-            if (at < D) partial[(blockIdx.x * 2 + which) * static_cast<int64_t>(D) + at] = total;
-        }
-        __syncthreads();
-    }
-}
-
-/* to += sum over slices; 32 columns a block, 8 threads a column. blockIdx.y: dw, db. */
-__global__ void __launch_bounds__(NORM_THREADS)
-    norm_grad_sum_kernel(float *dw, float *db, const float *partial, int slices, int D)
-{
-    SHARED(float, sums, [NORM_THREADS / WARP][WARP]);
-    const int column = blockIdx.x * WARP + threadIdx.x;
-    float sum = 0;
-    if (column < D)
-        for (int s = threadIdx.y; s < slices; s += blockDim.y)
-            sum += partial[(s * 2 + blockIdx.y) * static_cast<int64_t>(D) + column];
-    sums[threadIdx.y][threadIdx.x] = sum;
-    __syncthreads();
-    if (threadIdx.y > 0 || column >= D) return;
-    float total = 0;
-    for (unsigned s = 0; s < blockDim.y; s++) total += sums[s][threadIdx.x];
-    float *to = blockIdx.y ? db : dw;
-    to[column] += total;
-}
-
-template <class T> static Err launch_norm_grad(Stream *s, const norm_grad_args *a)
-{
-    const int64_t N = a->x.dim[0], D = a->x.dim[1], packs = ceil_div(D, Pack<T>::COUNT);
-    int64_t across =
-        1; /* a power of two of at most GRAD_PACKS packs, so that narrow rows leave no thread idle */
-    while (across < GRAD_PACKS && across < packs) across *= 2;
-    const int64_t tiles = ceil_div(packs, across), most = ceil_div(N, GRAD_ROWS);
-    const int64_t wanted = ceil_div(GRAD_BLOCKS, tiles), slices = wanted < most ? wanted
-                                                                  : most > 0    ? most
-                                                                                : 1;
-    if (slices * 2 * D * 4 > s->dev->workspace_bytes)
-        return err_set(ERR_MEMORY, "norm_grad: %lld columns need more workspace", static_cast<long long>(D));
-    float *partial = reinterpret_cast<float *>(s->dev->workspace);
-    const NormStats stats = { data_of<float>(a->mean), data_of<float>(a->rstd) };
-    const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
-    const dim3 grid(static_cast<unsigned>(slices), static_cast<unsigned>(tiles));
-    const dim3 block(static_cast<unsigned>(across), static_cast<unsigned>(NORM_THREADS / across));
-    const RowCount count = row_count(a->dy, a->x);
-    const int width = static_cast<int>(D);
-    if (rows_aligned(a->dy) && rows_aligned(a->x))
-        LAUNCH((norm_grad_kernel<T, true>), grid, block, 0, cuda_stream(s), partial, dy, x, stats, count,
-               width, ceil_div(N, slices));
-    else
-        LAUNCH((norm_grad_kernel<T, false>), grid, block, 0, cuda_stream(s), partial, dy, x, stats, count,
-               width, ceil_div(N, slices));
-    LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), a->db.data ? 2 : 1),
-           dim3(WARP, NORM_THREADS / WARP), 0, cuda_stream(s), data_of<float>(a->dw), data_of<float>(a->db),
-           partial, static_cast<int>(slices), width);
-    return ERR_OK;
-}
-
-extern "C" Err cuda_norm_grad(Stream *s, const norm_grad_args *a)
-{
-    if (a->dw.dtype != F32) return err_set(ERR_SHAPE, "norm_grad: gradients are fp32 on CUDA");
-    DISPATCH(a->x.dtype, TRY(launch_norm_grad<T>(s, a)));
     return ERR_OK;
 }

@@ -89,10 +89,9 @@ static void case_norm(Env *e, const Shape *p)
     Tensor shift_w = env_int(e, 30), shift_b = t.db.data ? env_int(e, 33) : t.db, overflow = env_flag(e);
     RUN(e, norm_fwd, .y = t.y, .mean = t.mean, .rstd = t.rstd, .x = env_used(e, t.x), .w = t.w, .b = t.b,
         .eps = 1e-3f);
-    RUN(e, norm_bwd, .dx = t.dx, .dy = env_used(e, t.dy), .x = t.x, .w = t.w, .mean = t.mean, .rstd = t.rstd);
-    RUN(e, norm_grad, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .mean = t.mean,
-        .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow, .leaf = p->a,
-        .room = 10);
+    RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .w = t.w,
+        .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow,
+        .leaf = p->a, .room = 10);
     if (!e->check) return;
     norm_check_fwd(&t, env_n(e, p->N), D);
     norm_check_bwd(e, &t, env_n(e, p->N), D);
@@ -406,7 +405,7 @@ TEST(grad_splits)
     Env e;
     env_open(&e, isa_best(), 1, 3);
     Tensor x = env_in(&e, F32, -2, 2, N, D), dy = env_in(&e, F32, -1, 1, N, D),
-           rstd = env_in(&e, F32, 1, 2, N);
+           rstd = env_in(&e, F32, 1, 2, N), w = env_in(&e, F32, -1, 1, D), dx = env_out(&e, F32, -1, 1, N, D);
     Tensor shift = env_int(&e, 40), flag = env_flag(&e), index = env_in(&e, I32, 0, 9, N);
     Tensor whole[3], cut[3];
     for (int k = 0; k < 3; k++) {
@@ -426,8 +425,10 @@ TEST(grad_splits)
         Tensor rs = tensor_row_slice(rstd, n0, rows);
         RUN(&e, bias_grad, .dbias = tensor_of((int64_t *)to[0].data + c0, I64, columns), .dy = dys,
             .shift = shift, .overflow = flag, .leaf = LEAF, .room = 10);
-        RUN(&e, norm_grad, .dw = tensor_of((int64_t *)to[1].data + c0, I64, columns), .dy = dys, .x = xs,
-            .rstd = rs, .shift_w = shift, .overflow = flag, .leaf = LEAF, .room = 10);
+        RUN(&e, norm_bwd, .dx = tensor_col_slice(tensor_row_slice(dx, n0, rows), c0, columns),
+            .dw = tensor_of((int64_t *)to[1].data + c0, I64, columns), .dy = dys, .x = xs,
+            .w = tensor_of((float *)w.data + c0, F32, columns), .rstd = rs, .shift_w = shift,
+            .overflow = flag, .leaf = LEAF, .room = 10);
         RUN(&e, embedding_grad, .dtable = tensor_col_slice(to[2], c0, columns), .dy = dys,
             .index = tensor_row_slice(index, n0, rows), .shift = shift, .overflow = flag, .room = 10);
     }
@@ -445,15 +446,15 @@ TEST(grad_overflow)
         Env e;
         env_open(&e, isa_best(), 1, 0);
         Tensor dy = env_in(&e, F32, -1, 1, 1, 21), x = env_in(&e, F32, -1, 1, 1, 21),
-               one = env_in(&e, F32, 1, 1, 1);
+               one = env_in(&e, F32, 1, 1, 1), w = env_in(&e, F32, -1, 1, 21), dx = env_out(&e, F32, -1, 1, 1, 21);
         Tensor acc[3], flag[3], shift = env_int(&e, 40), index = env_int(&e, 0);
         for (int i = 0; i < 3; i++) acc[i] = env_out(&e, I64, 5, 5.5, 1, 21), flag[i] = env_flag(&e);
         for (int i = 0; i < 21; i++) env_f(dy, 0)[i] = env_f(x, 0)[i] = 1.0f;
         env_f(dy, 0)[18] = k < 6 ? bad[k] : k == 6 ? 0x1.fffffep12f : 1.0f;
         RUN(&e, bias_grad, .dbias = tensor_of(acc[0].data, I64, 21), .dy = dy, .shift = shift,
             .overflow = flag[0], .leaf = 1, .room = 9);
-        RUN(&e, norm_grad, .dw = tensor_of(acc[1].data, I64, 21), .dy = dy, .x = x, .rstd = one,
-            .shift_w = shift, .overflow = flag[1], .leaf = 1, .room = 9);
+        RUN(&e, norm_bwd, .dx = dx, .dw = tensor_of(acc[1].data, I64, 21), .dy = dy, .x = x, .w = w,
+            .rstd = one, .shift_w = shift, .overflow = flag[1], .leaf = 1, .room = 9);
         RUN(&e, embedding_grad, .dtable = acc[2], .dy = dy, .index = index, .shift = shift,
             .overflow = flag[2], .room = 9);
         for (int i = 0; i < 3; i++) {
@@ -473,7 +474,7 @@ static const struct {
 } tested[] = {
     { "linear_fwd", "test_gemm.c" }, { "linear_dx", "test_gemm.c" }, { "linear_dw", "test_gemm.c" },
     { "bias_grad", "test_ops.c" }, { "embedding_fwd", "test_ops.c" }, { "embedding_grad", "test_ops.c" },
-    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, { "norm_grad", "test_ops.c" },
+    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, 
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },

@@ -3,13 +3,13 @@
  *
  *   fwd   xhat = (x - mean) * rstd,  y = xhat * w + b
  *   bwd   g = dy * w,  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))       RMSNorm: without mean(g)
- *   grad  dw += sum_n dy * xhat,  db += sum_n dy
+ *         dw += sum_n dy * xhat,  db += sum_n dy
  *
  * Row sums: 16 lanes by column mod 16, then vf_sum. Column sums: one chain a leaf of rows, then the
- * accumulator. Threads own rows (fwd, bwd) or columns (grad).
+ * accumulator. Threads own rows (y, dx) or columns (dw, db).
  *
- * Traffic per element: fwd reads 4 bytes and writes 4 (two more passes hit the L1 cache); bwd reads 12 and
- * writes 4; grad reads 8. All are bound by memory.
+ * Traffic per element: fwd reads 4 bytes and writes 4 (two more passes hit the L1 cache); bwd reads 12
+ * and writes 4 for dx, reads 8 for dw and db. All are bound by memory.
  */
 #include "cpu/rows.h"
 
@@ -86,16 +86,10 @@ static void norm_bwd_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = first; n < end; n++) norm_bwd_row(args, n);
 }
 
-Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
-{
-    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], norm_bwd_part, a);
-    return ERR_OK;
-}
-
 enum { GRAD_VECTORS = 4 }; /* columns are summed 64 at a time: whole cache lines, sums in registers */
 
 typedef struct {
-    const norm_grad_args *a;
+    const norm_bwd_args *a;
     GradAcc w, b;
     int64_t rows;
 } NormGrad;
@@ -103,7 +97,7 @@ typedef struct {
 /* One leaf of rows for `vectors` vectors of columns; all but a last lone one are whole. */
 VEC_FN void norm_grad_leaf(const NormGrad *g, int64_t row, int64_t end, int64_t column, int vectors)
 {
-    const norm_grad_args *a = g->a;
+    const norm_bwd_args *a = g->a;
     const float *mean = a->mean.data, *rstd = a->rstd.data;
     int64_t left = a->x.dim[1] - column;
     vf dw[GRAD_VECTORS], db[GRAD_VECTORS];
@@ -139,10 +133,11 @@ static void norm_grad_part(const void *args, int64_t first, int64_t end)
     }
 }
 
-Err CPU(norm_grad)(Stream *s, const norm_grad_args *a)
+Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
 {
     NormGrad g = { .a = a, .w = grad_acc(a->dw, a->shift_w, a->room), .rows = rows_both(a->dy, a->x) };
     if (a->db.data) g.b = grad_acc(a->db, a->shift_b, a->room);
     par_columns(s, a->dy.dim[1], g.rows, norm_grad_part, &g);
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], norm_bwd_part, a);
     return ERR_OK;
 }

@@ -44,23 +44,15 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
 }
 
 /* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
-static Err grad_add_norm(const Norm *n, Ctx *c, Tensor dy, Tensor x, Tensor mean, Tensor rstd)
+Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     Tensor none = { 0 }, dw, db = { 0 };
     bool bias = n->bias >= 0;
     TRY(grad_open(c, n->weight, &dw));
     if (bias) TRY(grad_open(c, n->bias, &db));
-    return op(c->s, norm_grad, .dw = dw, .db = db, .dy = dy, .x = x, .mean = mean, .rstd = rstd,
+    return op(c->s, norm_bwd, .dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = param_value(c, n->weight),
+              .mean = n->rms ? none : save_get(c, save->mean), .rstd = save_get(c, save->rstd),
               .shift_w = param_store_shift(c->params, n->weight),
               .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->overflow,
               .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room);
-}
-
-Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
-{
-    Tensor mean = { 0 }, rstd = save_get(c, save->rstd);
-    if (!n->rms) mean = save_get(c, save->mean);
-    TRY(grad_add_norm(n, c, dy, x, mean, rstd));
-    return op(c->s, norm_bwd, .dx = dx, .dy = dy, .x = x, .w = param_value(c, n->weight), .mean = mean,
-              .rstd = rstd);
 }

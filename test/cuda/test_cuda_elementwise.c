@@ -137,7 +137,7 @@ static DropPairs drop_pairs(CudaCase *c, int64_t N)
         position[n] = (int32_t)(test_rand(&c->random) % 5000);
         sample[n] = (int64_t)(test_rand(&c->random) >> 20);
     }
-    DropPairs d = { pair_values(c, I32, position, N) };
+    DropPairs d = { .position = pair_values(c, I32, position, N) };
     d.sample = pair_values(c, I64, sample, N);
     return d;
 }

@@ -47,24 +47,22 @@ static void norm_case(NormShape p)
     pair_check(c, t.y.all, tol, "y, %s", name);
     pair_check(c, t.mean, 1e-5, "mean, %s", name);
     pair_check(c, t.rstd, 1e-5, "rstd, %s", name);
-    BOTH(c, norm_bwd, .dx = AT(dx), .dy = AT(dy), .x = AT(x), .w = AT(t.w), .mean = mean ? AT(t.mean) : none,
-         .rstd = AT(t.rstd));
-    pair_check(c, t.dx.all, tol, "dx, %s", name);
-    BOTH(c, norm_grad, .dw = AT(t.dw), .db = bias ? AT(t.db) : none, .dy = AT(dy), .x = AT(x),
-         .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .shift_w = AT(t.shift),
+    BOTH(c, norm_bwd, .dx = AT(dx), .dw = AT(t.dw), .db = bias ? AT(t.db) : none, .dy = AT(dy), .x = AT(x),
+         .w = AT(t.w), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .shift_w = AT(t.shift),
          .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .room = 10);
+    pair_check(c, t.dx.all, tol, "dx, %s", name);
     pair_check(c, t.dw, 1e-5, "dw, %s", name);
     pair_check(c, t.db, 1e-5, "db, %s", name);
     case_close(c);
 }
 
-/* Aligned rows: 8 lanes up to 16 packs, a warp up to 128, then blocks of 32, 64, ... threads. */
+/* Aligned rows: 8 lanes up to 16 packs, a warp up to 128 in registers and 256 without, then blocks. */
 static void norm_widths(DType T)
 {
-    static const int64_t packs[] = { 1, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 257 };
-    static const int64_t rows[] = { 1, 7, 9, 31, 33, 1, 3, 2, 7, 9, 5, 3 };
+    static const int64_t packs[] = { 1, 7, 15, 16, 17, 63, 64, 65, 127, 128, 129, 255, 256, 257, 513 };
+    static const int64_t rows[] = { 1, 7, 9, 31, 33, 1, 3, 2, 7, 9, 5, 9, 7, 3, 2 };
     const int64_t count = 16 / dtype_size(T);
-    for (int k = 0; k < 12; k++) {
+    for (int k = 0; k < 15; k++) {
         norm_case((NormShape){ T, rows[k], packs[k] * count, 0, 0, k % 2 ? 0 : NORM_MEAN | NORM_BIAS });
         if (k % 3 == 0)
             norm_case((NormShape){ T, rows[k], packs[k] * count, 2 * count, count, k % 2 ? 7 : NORM_USED });
@@ -97,13 +95,15 @@ TEST(norm_widest)
     norm_case((NormShape){ BF16, 1, 16384 + 8, 0, 0, NORM_MEAN });
 }
 
-/* More rows than a slice: dw and db in several, the last one shorter, some of them without a row in use. */
+/* More rows than a slice (8, 32 of a narrow tensor or an unaligned one): the last one shorter, and some of them
+ * without a row in use. */
 TEST(norm_slices)
 {
     norm_case((NormShape){ F32, 101, 12, 0, 0, NORM_MEAN | NORM_BIAS });
     norm_case((NormShape){ BF16, 128, 16, 0, 0, NORM_USED });
     norm_case((NormShape){ BF16, 97, 8, 8, 0, NORM_MEAN | NORM_BIAS | NORM_USED });
     norm_case((NormShape){ F32, 200, 7, 1, 0, NORM_BIAS | NORM_USED });
+    norm_case((NormShape){ F16, 25, 160, 0, 0, NORM_MEAN | NORM_BIAS });
 }
 
 TEST_MAIN
