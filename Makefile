@@ -48,6 +48,10 @@ LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcud
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
 
+# Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh); the tests are those of the emulator.
+GPU_TESTS   := $(patsubst test/cuda/%.c,$(BUILD)/gpu/%,$(sort $(wildcard test/cuda/test_*.c)))
+GPU_BENCHES := $(BUILD)/gpu/rooflines $(BUILD)/gpu/steps
+
 # The same files on the emulator (test/emu/README.md). EMU: folder of objects. EMU_FLAGS: sanitizers for kernels
 # and tests; EMU_RUNTIME_FLAGS: for the emulator itself.
 EMU       ?= $(BUILD)/emu
@@ -59,6 +63,7 @@ EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
 EMU_HOST  := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
+EMU_BENCHES := $(EMU)/rooflines $(EMU)/steps
 EMU_SELF  := $(patsubst test/emu/%.cpp,$(EMU)/%,$(sort $(wildcard test/emu/test_*.cpp)))
 EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE \
                 -MMD -MP -Wall -Wno-unknown-pragmas
@@ -112,6 +117,19 @@ $(BUILD)/cuda/%.o: cuda/%.cu
 	@echo "  NVCC $<"
 	@$(NVCC) $(NVCCFLAGS) -MMD -MF $(@:.o=.d) -c -o $@ $<
 
+$(BUILD)/test/cuda/%.o $(BUILD)/bench/cuda/%.o: CFLAGS += -DMEGATRAIN_CUDA -Itest $(CUDA_INC)
+
+$(GPU_TESTS): $(BUILD)/gpu/%: $(BUILD)/test/cuda/%.o $(BUILD)/libmegatrain.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) -o $@ $^ $(LDFLAGS) $(LIBS)
+
+$(BUILD)/gpu/rooflines: $(BUILD)/bench/cuda/cases.o $(BUILD)/bench/cuda/maker.o
+$(GPU_BENCHES): $(BUILD)/gpu/%: $(BUILD)/bench/cuda/%.o $(BUILD)/libmegatrain.a
+	@mkdir -p $(@D)
+	@echo "  LD $@"
+	@$(CC) -o $@ $^ $(LDFLAGS) $(LIBS)
+
 $(EMU)/%.cu.o: %.cu
 	@mkdir -p $(@D)
 	@echo "  EMU $<"
@@ -138,6 +156,11 @@ $(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatra
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
 
 $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
+	@echo "  LD $@"
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+
+$(EMU)/rooflines: $(EMU)/bench/cuda/cases.o $(EMU)/bench/cuda/maker.o
+$(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
 

@@ -1,0 +1,558 @@
+/* See cases.h. A make function reads like the op's line in ops.def: ONCE and TWICE say how often a tensor moves. */
+#include "cases.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "base/rng.h"
+
+Err run_any(Stream *s, OpId id, const AnyArgs *a)
+{
+    switch (id) {
+#define T(name, dims)
+#define S(type, name)
+#define OP(name, flop, args) \
+    case OP_##name: return op_##name(s, &a->name);
+#include "device/ops.def"
+#undef OP
+#undef S
+#undef T
+    case OP_COUNT: break;
+    }
+    return err_set(ERR_INTERNAL, "no op %d", (int)id);
+}
+
+#define MAKE(out, times, fill, t, ...)                                                                   \
+    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                                               \
+                    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }))
+/* in the compute dtype: read or written, read and written, neither (so small, or so seldom, that it does not count) */
+#define ONCE(out, ...) MAKE(out, 1, UNIFORM, m->dtype, __VA_ARGS__)
+#define TWICE(out, ...) MAKE(out, 2, UNIFORM, m->dtype, __VA_ARGS__)
+#define UNCOUNTED(out, ...) MAKE(out, 0, UNIFORM, m->dtype, __VA_ARGS__)
+
+/* What every gradient op takes besides. */
+#define SHIFT_OF_GRADIENT            \
+    MAKE(shift, 0, ZERO, I32, 1);    \
+    MAKE(overflow, 0, ZERO, I32, 1)
+
+static int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
+
+/* Different ones among the N tokens of a batch. */
+static int64_t distinct_tokens(const Maker *m)
+{
+    int64_t N = tokens_of(m), count = 0;
+    char *seen = calloc((size_t)m->d->V, 1);
+    ASSERT(seen);
+    for (int64_t i = 0; i < N; i++) {
+        char *s = &seen[m->tokens[i % m->pattern_items]];
+        count += !*s;
+        *s = 1;
+    }
+    free(seen);
+    return count;
+}
+
+/* Step values as in the middle of a run, in device memory. */
+static Err make_step(Maker *m, StepValues **out)
+{
+    StepValues v = { .step = 100, .nominal = tokens_of(m), .lr = 1e-4f, .correct1 = 0.9f, .correct2 = 0.9f, .clip = 1,
+                     .loss_scale = 1 / (float)tokens_of(m), .unscale = 1, .grad_scale = 1, .counted = tokens_of(m) };
+    void *p;
+    TRY(arena_alloc(m->arena, sizeof v, &p));
+    *out = p;
+    return device_write(&m->dev->stream, p, &v, sizeof v);
+}
+
+/* ---- products ---- */
+
+static void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I)
+{
+    const Dims *d = m->d;
+    const int64_t sizes[][2] = { [QKV] = { 3 * d->H * d->C, d->D }, [PROJ] = { d->D, d->H * d->C }, [FC1] = { d->F, d->D },
+                                 [FC2] = { d->D, d->F }, [HEAD] = { d->V, d->D } };
+    *N = tokens_of(m);
+    *O = sizes[m->c->shape][0];
+    *I = sizes[m->c->shape][1];
+}
+
+static Err make_linear_fwd(Maker *m, AnyArgs *any)
+{
+    linear_fwd_args *a = &any->linear_fwd;
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    ONCE(y, N, O);
+    ONCE(x, N, I);
+    ONCE(w, O, I);
+    if (m->c->shape != HEAD) ONCE(bias, O);
+    if (m->c->option) ONCE(gelu, N, O);
+    a->leaf = I;
+    return ERR_OK;
+}
+
+static Err make_linear_dx(Maker *m, AnyArgs *any)
+{
+    linear_dx_args *a = &any->linear_dx;
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    ONCE(dx, N, I);
+    ONCE(dy, N, O);
+    ONCE(w, O, I);
+    if (m->c->option) ONCE(gelu_x, N, I);
+    a->leaf = O;
+    return ERR_OK;
+}
+
+static Err make_linear_dw(Maker *m, AnyArgs *any)
+{
+    linear_dw_args *a = &any->linear_dw;
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    MAKE(dw, m->c->option ? 2 : 1, UNIFORM, F32, O, I);
+    ONCE(dy, N, O);
+    ONCE(x, N, I);
+    SHIFT_OF_GRADIENT;
+    a->leaf = m->d->T;
+    a->fresh = !m->c->option;
+    return ERR_OK;
+}
+
+static Err make_bias_grad(Maker *m, AnyArgs *any)
+{
+    bias_grad_args *a = &any->bias_grad;
+    int64_t N, O, I;
+    linear_dims(m, &N, &O, &I);
+    MAKE(dbias, 2, UNIFORM, F32, O);
+    ONCE(dy, N, O);
+    SHIFT_OF_GRADIENT;
+    a->leaf = m->d->T;
+    return ERR_OK;
+}
+
+/* ---- embedding ---- */
+
+static Err make_embedding_fwd(Maker *m, AnyArgs *any)
+{
+    embedding_fwd_args *a = &any->embedding_fwd;
+    int64_t N = tokens_of(m);
+    ONCE(y, N, m->d->D);
+    UNCOUNTED(table, m->d->V, m->d->D);
+    MAKE(index, 1, TOKENS, I32, N);
+    m->bytes += distinct_tokens(m) * m->d->D * dtype_size(m->dtype);
+    return ERR_OK;
+}
+
+static Err make_embedding_grad(Maker *m, AnyArgs *any)
+{
+    embedding_grad_args *a = &any->embedding_grad;
+    int64_t N = tokens_of(m);
+    MAKE(dtable, 0, UNIFORM, F32, m->d->V, m->d->D);
+    ONCE(dy, N, m->d->D);
+    MAKE(index, 1, TOKENS, I32, N);
+    SHIFT_OF_GRADIENT;
+    m->bytes += 2 * distinct_tokens(m) * m->d->D * 4;
+    return ERR_OK;
+}
+
+/* ---- norms; option: RMSNorm ---- */
+
+static Err make_norm_fwd(Maker *m, AnyArgs *any)
+{
+    norm_fwd_args *a = &any->norm_fwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N, D);
+    if (!m->c->option) MAKE(mean, 1, UNIFORM, F32, N);
+    MAKE(rstd, 1, POSITIVE, F32, N);
+    ONCE(x, N, D);
+    ONCE(w, D);
+    if (!m->c->option) ONCE(b, D);
+    a->eps = 1e-5f;
+    return ERR_OK;
+}
+
+static Err make_norm_bwd(Maker *m, AnyArgs *any)
+{
+    norm_bwd_args *a = &any->norm_bwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    TWICE(dx, N, D);
+    ONCE(dy, N, D);
+    ONCE(x, N, D);
+    ONCE(w, D);
+    if (!m->c->option) MAKE(mean, 1, UNIFORM, F32, N);
+    MAKE(rstd, 1, POSITIVE, F32, N);
+    return ERR_OK;
+}
+
+static Err make_norm_grad(Maker *m, AnyArgs *any)
+{
+    norm_grad_args *a = &any->norm_grad;
+    int64_t N = tokens_of(m), D = m->d->D;
+    MAKE(dw, 2, UNIFORM, F32, D);
+    if (!m->c->option) MAKE(db, 2, UNIFORM, F32, D);
+    ONCE(dy, N, D);
+    ONCE(x, N, D);
+    if (!m->c->option) MAKE(mean, 1, UNIFORM, F32, N);
+    MAKE(rstd, 1, POSITIVE, F32, N);
+    MAKE(shift_w, 0, ZERO, I32, 1);
+    if (!m->c->option) MAKE(shift_b, 0, ZERO, I32, 1);
+    MAKE(overflow, 0, ZERO, I32, 1);
+    a->leaf = 16;
+    return ERR_OK;
+}
+
+/* ---- elementwise; option: dropout ---- */
+
+static Dropout tenth(const Maker *m)
+{
+    return m->c->option ? (Dropout){ rng_key(1, "bench"), dropout_threshold(0.1f), 1 / 0.9f } : (Dropout){ 0, 0, 1 };
+}
+
+static Err make_residual_fwd(Maker *m, AnyArgs *any)
+{
+    residual_fwd_args *a = &any->residual_fwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N, D);
+    ONCE(residual, N, D);
+    ONCE(x, N, D);
+    ONCE(bias, D);
+    MAKE(position, 0, POSITIONS, I32, N);
+    MAKE(sample, 0, SAMPLES, I64, N);
+    a->dropout = tenth(m);
+    return ERR_OK;
+}
+
+static Err make_residual_bwd(Maker *m, AnyArgs *any)
+{
+    residual_bwd_args *a = &any->residual_bwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(dx, N, D);
+    ONCE(dy, N, D);
+    MAKE(position, 0, POSITIONS, I32, N);
+    MAKE(sample, 0, SAMPLES, I64, N);
+    a->dropout = tenth(m);
+    return ERR_OK;
+}
+
+static Err make_gelu_fwd(Maker *m, AnyArgs *any)
+{
+    gelu_fwd_args *a = &any->gelu_fwd;
+    ONCE(y, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), m->d->F);
+    return ERR_OK;
+}
+
+static Err make_gelu_bwd(Maker *m, AnyArgs *any)
+{
+    gelu_bwd_args *a = &any->gelu_bwd;
+    ONCE(dx, tokens_of(m), m->d->F);
+    ONCE(dy, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), m->d->F);
+    return ERR_OK;
+}
+
+static Err make_swiglu_fwd(Maker *m, AnyArgs *any)
+{
+    swiglu_fwd_args *a = &any->swiglu_fwd;
+    ONCE(y, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), 2 * m->d->F);
+    a->chunk = m->d->F / 8;
+    return ERR_OK;
+}
+
+static Err make_swiglu_bwd(Maker *m, AnyArgs *any)
+{
+    swiglu_bwd_args *a = &any->swiglu_bwd;
+    ONCE(dx, tokens_of(m), 2 * m->d->F);
+    ONCE(dy, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), 2 * m->d->F);
+    a->chunk = m->d->F / 8;
+    return ERR_OK;
+}
+
+static Err make_fill_zero(Maker *m, AnyArgs *any)
+{
+    fill_zero_args *a = &any->fill_zero;
+    ONCE(x, tokens_of(m), m->d->D);
+    return ERR_OK;
+}
+
+static Err make_fill_zero_acc(Maker *m, AnyArgs *any)
+{
+    fill_zero_acc_args *a = &any->fill_zero_acc;
+    MAKE(x, 1, UNIFORM, F32, m->d->P);
+    return ERR_OK;
+}
+
+static Err make_add(Maker *m, AnyArgs *any)
+{
+    add_args *a = &any->add;
+    TWICE(y, tokens_of(m), m->d->D);
+    ONCE(x, tokens_of(m), m->d->D);
+    return ERR_OK;
+}
+
+static Err make_cast(Maker *m, AnyArgs *any)
+{
+    cast_args *a = &any->cast;
+    ONCE(y, m->d->P);
+    MAKE(x, 1, UNIFORM, F32, m->d->P);
+    return ERR_OK;
+}
+
+/* ---- attention; option: grouped queries ---- */
+
+static int64_t kv_heads(const Maker *m) { return m->c->option ? m->d->K : m->d->H; }
+
+static Err make_qkv_split(Maker *m, AnyArgs *any)
+{
+    qkv_split_args *a = &any->qkv_split;
+    int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
+    ONCE(q, N, H, C);
+    ONCE(k, N, K, C);
+    ONCE(v, N, K, C);
+    ONCE(qkv, N, (H + 2 * K) * C);
+    return ERR_OK;
+}
+
+static Err make_qkv_merge(Maker *m, AnyArgs *any)
+{
+    qkv_merge_args *a = &any->qkv_merge;
+    int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
+    ONCE(qkv, N, (H + 2 * K) * C);
+    ONCE(q, N, H, C);
+    ONCE(k, N, K, C);
+    ONCE(v, N, K, C);
+    return ERR_OK;
+}
+
+static Err make_rope(Maker *m, AnyArgs *any)
+{
+    rope_args *a = &any->rope;
+    int64_t N = tokens_of(m), R = m->d->C / 2;
+    TWICE(x, N, m->d->H, m->d->C);
+    MAKE(position, 1, POSITIONS, I32, N);
+    MAKE(cos, 1, UNIFORM, F32, m->d->T, R);
+    MAKE(sin, 1, UNIFORM, F32, m->d->T, R);
+    return ERR_OK;
+}
+
+static Err make_attention_fwd(Maker *m, AnyArgs *any)
+{
+    attention_fwd_args *a = &any->attention_fwd;
+    int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
+    ONCE(o, B, T, H, C);
+    MAKE(lse, 1, UNIFORM, F32, B, T, H);
+    ONCE(q, B, T, H, C);
+    ONCE(k, B, T, K, C);
+    ONCE(v, B, T, K, C);
+    MAKE(sample, 0, SAMPLES, I64, B);
+    a->q_span = a->k_span = spans_whole(T);
+    a->scale = 1 / sqrtf((float)C);
+    a->block = 64;
+    return ERR_OK;
+}
+
+/* o and lse are those of a forward pass. */
+static Err make_attention_bwd(Maker *m, AnyArgs *any)
+{
+    attention_bwd_args *a = &any->attention_bwd;
+    int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
+    AnyArgs forward = { 0 };
+    TRY(make_attention_fwd(m, &forward));
+    const attention_fwd_args *f = &forward.attention_fwd;
+    TRY(op_attention_fwd(&m->dev->stream, f));
+    ONCE(dq, B, T, H, C);
+    ONCE(dk, B, T, K, C);
+    ONCE(dv, B, T, K, C);
+    ONCE(go, B, T, H, C);
+    MAKE(delta, 2, UNIFORM, F32, B, T, H);
+    a->q = f->q, a->k = f->k, a->v = f->v, a->o = f->o, a->lse = f->lse, a->sample = f->sample;
+    a->q_span = f->q_span, a->k_span = f->k_span;
+    a->scale = f->scale;
+    a->block = f->block;
+    a->leaf = T < 128 ? T : 128;
+    a->positions = T;
+    return ERR_OK;
+}
+
+static Err make_attention_merge(Maker *m, AnyArgs *any)
+{
+    attention_merge_args *a = &any->attention_merge;
+    int64_t B = m->d->B, T = m->d->T, H = m->d->H, C = m->d->C;
+    TWICE(o, B, T, H, C);
+    MAKE(lse, 2, UNIFORM, F32, B, T, H);
+    ONCE(o2, B, T, H, C);
+    MAKE(lse2, 1, UNIFORM, F32, B, T, H);
+    return ERR_OK;
+}
+
+/* ---- loss ---- */
+
+enum { VOCAB_BLOCKS = 8 };
+
+static Err make_xent_stats(Maker *m, AnyArgs *any)
+{
+    xent_stats_args *a = &any->xent_stats;
+    int64_t N = tokens_of(m), V = m->d->V;
+    MAKE(block_max, 1, UNIFORM, F32, N, VOCAB_BLOCKS);
+    MAKE(block_sum, 1, UNIFORM, F32, N, VOCAB_BLOCKS);
+    MAKE(target_logit, 1, UNIFORM, F32, N);
+    ONCE(logits, N, V);
+    MAKE(target, 1, TOKENS, I32, N);
+    a->block = V / VOCAB_BLOCKS;
+    a->vocab = V;
+    return ERR_OK;
+}
+
+static Err make_xent_loss(Maker *m, AnyArgs *any)
+{
+    xent_loss_args *a = &any->xent_loss;
+    int64_t N = tokens_of(m);
+    MAKE(loss, 1, UNIFORM, F32, N);
+    MAKE(row_max, 1, UNIFORM, F32, N);
+    MAKE(row_sum, 1, UNIFORM, F32, N);
+    MAKE(block_max, 1, UNIFORM, F32, 1, N, VOCAB_BLOCKS);
+    MAKE(block_sum, 1, POSITIVE, F32, 1, N, VOCAB_BLOCKS);
+    MAKE(target_logit, 1, UNIFORM, F32, 1, N);
+    MAKE(target, 1, TOKENS, I32, N);
+    return ERR_OK;
+}
+
+static Err make_xent_bwd(Maker *m, AnyArgs *any)
+{
+    xent_bwd_args *a = &any->xent_bwd;
+    int64_t N = tokens_of(m), V = m->d->V;
+    StepValues *step;
+    TWICE(logits, N, V);
+    MAKE(target, 1, TOKENS, I32, N);
+    MAKE(row_max, 1, POSITIVE, F32, N);
+    MAKE(row_sum, 1, POSITIVE, F32, N);
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->vocab = V;
+    return ERR_OK;
+}
+
+static Err make_loss_sum(Maker *m, AnyArgs *any)
+{
+    loss_sum_args *a = &any->loss_sum;
+    MAKE(sums, 0, ZERO, I64, 3);
+    MAKE(loss, 1, POSITIVE, F32, tokens_of(m));
+    MAKE(target, 1, TOKENS, I32, tokens_of(m));
+    return ERR_OK;
+}
+
+/* ---- optimizer ---- */
+
+static Err make_grad_stats(Maker *m, AnyArgs *any)
+{
+    grad_stats_args *a = &any->grad_stats;
+    MAKE(max, 0, ZERO, I64, 1);
+    MAKE(sumsq, 0, ZERO, I64, 4);
+    MAKE(g, 1, UNIFORM, F32, m->d->P);
+    MAKE(shift, 0, ZERO, I32, 1);
+    return ERR_OK;
+}
+
+/* A model of 12 layers has some 150 parameter tensors. */
+static Err make_step_finish(Maker *m, AnyArgs *any)
+{
+    enum { TENSORS = 148 };
+    step_finish_args *a = &any->step_finish;
+    MAKE(max, 1, ZERO, I64, TENSORS);
+    MAKE(sumsq, 1, ZERO, I64, TENSORS, 4);
+    MAKE(shift, 1, ZERO, I32, TENSORS);
+    MAKE(next_shift, 1, ZERO, I32, TENSORS);
+    MAKE(loss_sums, 0, ZERO, I64, 3);
+    MAKE(overflow, 0, ZERO, I32, 1);
+    a->acc = F32;
+    return make_step(m, &a->step);
+}
+
+static Err make_adamw(Maker *m, AnyArgs *any)
+{
+    adamw_args *a = &any->adamw;
+    StepValues *step;
+    MAKE(w, 2, UNIFORM, F32, m->d->P);
+    MAKE(m, 2, UNIFORM, F32, m->d->P);
+    MAKE(v, 2, POSITIVE, F32, m->d->P);
+    MAKE(g, 1, UNIFORM, F32, m->d->P);
+    ONCE(copy, m->d->P);
+    MAKE(shift, 0, ZERO, I32, 1);
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->beta1 = 0.9f, a->beta2 = 0.95f, a->eps = 1e-8f, a->decay = 0.1f;
+    return ERR_OK;
+}
+
+/* ---- the list ---- */
+
+#define CASE(name, what, ...) { OP_##name, what, make_##name, __VA_ARGS__ }
+
+const Case bench_cases[] = {
+    CASE(linear_fwd, "qkv", QKV),
+    CASE(linear_fwd, "proj", PROJ),
+    CASE(linear_fwd, "fc1", FC1),
+    CASE(linear_fwd, "fc1 and GELU", FC1, 1),
+    CASE(linear_fwd, "fc2", FC2),
+    CASE(linear_fwd, "head", HEAD),
+    CASE(linear_dx, "qkv", QKV),
+    CASE(linear_dx, "proj", PROJ),
+    CASE(linear_dx, "fc1", FC1),
+    CASE(linear_dx, "fc2", FC2),
+    CASE(linear_dx, "fc2 and GELU", FC2, 1),
+    CASE(linear_dx, "head", HEAD),
+    CASE(linear_dw, "qkv", QKV),
+    CASE(linear_dw, "proj", PROJ),
+    CASE(linear_dw, "fc1", FC1),
+    CASE(linear_dw, "fc1, accumulated", FC1, 1),
+    CASE(linear_dw, "fc2", FC2),
+    CASE(linear_dw, "head", HEAD),
+    CASE(attention_fwd, "causal", NO_SHAPE),
+    CASE(attention_fwd, "causal, grouped", NO_SHAPE, 1),
+    CASE(attention_bwd, "causal", NO_SHAPE),
+    CASE(attention_bwd, "causal, grouped", NO_SHAPE, 1),
+    CASE(attention_merge, "", NO_SHAPE),
+    CASE(qkv_split, "", NO_SHAPE),
+    CASE(qkv_split, "grouped", NO_SHAPE, 1),
+    CASE(qkv_merge, "", NO_SHAPE),
+    CASE(rope, "q", NO_SHAPE),
+    CASE(bias_grad, "qkv", QKV),
+    CASE(bias_grad, "fc1", FC1),
+    CASE(embedding_fwd, "tokens", NO_SHAPE),
+    CASE(embedding_grad, "tokens", NO_SHAPE),
+    CASE(norm_fwd, "LayerNorm", NO_SHAPE),
+    CASE(norm_fwd, "RMSNorm", NO_SHAPE, 1),
+    CASE(norm_bwd, "LayerNorm", NO_SHAPE),
+    CASE(norm_bwd, "RMSNorm", NO_SHAPE, 1),
+    CASE(norm_grad, "LayerNorm", NO_SHAPE),
+    CASE(norm_grad, "RMSNorm", NO_SHAPE, 1),
+    CASE(residual_fwd, "", NO_SHAPE),
+    CASE(residual_fwd, "dropout", NO_SHAPE, 1),
+    CASE(residual_bwd, "dropout", NO_SHAPE, 1),
+    CASE(gelu_fwd, "", NO_SHAPE),
+    CASE(gelu_bwd, "", NO_SHAPE),
+    CASE(swiglu_fwd, "", NO_SHAPE),
+    CASE(swiglu_bwd, "", NO_SHAPE),
+    CASE(add, "", NO_SHAPE),
+    CASE(fill_zero, "", NO_SHAPE),
+    CASE(fill_zero_acc, "all gradients", NO_SHAPE),
+    CASE(cast, "all weights, from fp32", NO_SHAPE),
+    CASE(xent_stats, "", NO_SHAPE),
+    CASE(xent_loss, "", NO_SHAPE),
+    CASE(xent_bwd, "", NO_SHAPE),
+    CASE(loss_sum, "", NO_SHAPE),
+    CASE(grad_stats, "all gradients", NO_SHAPE),
+    CASE(step_finish, "", NO_SHAPE),
+    CASE(adamw, "all weights", NO_SHAPE),
+};
+
+const Case bench_square = CASE(linear_fwd, "square", PROJ);
+const int bench_case_count = sizeof bench_cases / sizeof *bench_cases;
+
+Err maker_make(Maker *m, const Case *c, AnyArgs *out)
+{
+    *out = (AnyArgs){ 0 };
+    m->c = c;
+    m->bytes = 0;
+    return c->make(m, out);
+}

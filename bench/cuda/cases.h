@@ -1,0 +1,70 @@
+/*
+ * Every op of device/ops.def at the shapes of training, for rooflines.c: which arguments, and the fewest bytes
+ * that the call must move (each input read once, each output written once, what is changed in place both).
+ */
+#ifndef MEGATRAIN_BENCH_CUDA_CASES_H
+#define MEGATRAIN_BENCH_CUDA_CASES_H
+
+#include "device/ops.h"
+
+/* A model's widths and one micro-batch of it; V is the padded vocabulary, P the elements of flat buffers. */
+typedef struct {
+    const char *name;
+    int64_t B, T, D, F, V, P;
+    int64_t H, K, C; /* query heads, key/value heads of the grouped cases, head width */
+} Dims;
+
+/* What stands in a tensor: timing on zeros flatters matrix units, and indices must be valid. */
+typedef enum { FILL_UNIFORM, FILL_POSITIVE, FILL_TOKENS, FILL_POSITIONS, FILL_SAMPLES, FILL_ZERO, FILL_COUNT } Fill;
+
+enum { PATTERN_ITEMS = 1 << 22 }; /* fills repeat after so many elements */
+
+typedef struct {
+    Device *dev;
+    Arena *arena;
+    const Dims *d;
+    DType dtype; /* compute */
+    const struct Case *c;
+    void *pattern[FILL_COUNT][DTYPE_COUNT]; /* device memory, where there is one; see maker_open */
+    const int32_t *tokens;                  /* host copy of the token pattern */
+    int64_t pattern_items, bytes;           /* bytes: of the arguments made last */
+} Maker;
+
+typedef union {
+#define OP(name, flop, args) name##_args name;
+#define T(name, dims)
+#define S(type, name)
+#include "device/ops.def"
+#undef OP
+#undef S
+#undef T
+} AnyArgs;
+
+/* Which product of the model; O outputs, I inputs. */
+typedef enum { NO_SHAPE, QKV, PROJ, FC1, FC2, HEAD } LinearShape;
+
+typedef struct Case {
+    OpId op;
+    const char *what;
+    Err (*make)(Maker *m, AnyArgs *a);
+    LinearShape shape;
+    int option; /* of make */
+} Case;
+
+extern const Case bench_cases[];
+extern const int bench_case_count;
+extern const Case bench_square; /* linear_fwd of N = B T by D by H C */
+
+/* Fills the patterns, in the maker's arena. pattern_items <= PATTERN_ITEMS, a multiple of T. */
+Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, int64_t pattern_items);
+
+/* A dense tensor in the arena with such contents; the op moves it `times` times. */
+Err maker_tensor(Maker *m, Tensor *out, int times, Fill fill, DType t, int ndim, const int64_t *dim);
+
+/* Arguments of one case in the arena, filled; bytes in m->bytes. ERR_MEMORY. */
+Err maker_make(Maker *m, const Case *c, AnyArgs *out);
+
+/* The op itself, through op_begin and the device's table. */
+Err run_any(Stream *s, OpId id, const AnyArgs *a);
+
+#endif

@@ -1,0 +1,58 @@
+/* Tensors with contents, for cases.c: copied from patterns that are made once. See cases.h. */
+#include "cases.h"
+
+#include "base/half.h"
+#include "base/rng.h"
+
+static double uniform01(int64_t i) { return (double)(rng_mix((uint64_t)i) >> 11) * 0x1p-53; }
+
+/* Cubed: few tokens are frequent, most are rare, as in text. */
+static int32_t token_at(const Maker *m, int64_t i)
+{
+    double u = uniform01(i);
+    return (int32_t)((double)m->d->V * u * u * u);
+}
+
+static void put_item(const Maker *m, Fill fill, DType t, char *at, int64_t i)
+{
+    double u = uniform01(i), value = fill == FILL_POSITIVE ? u : 2 * u - 1;
+    if (t == I32) ((int32_t *)at)[i] = fill == FILL_TOKENS ? token_at(m, i) : (int32_t)(i % m->d->T);
+    else if (t == I64) ((int64_t *)at)[i] = i / m->d->T;
+    else if (t == F32) ((float *)at)[i] = (float)value;
+    else ((uint16_t *)at)[i] = t == BF16 ? bf16_from_float((float)value) : f16_from_float((float)value);
+}
+
+static Err make_pattern(Maker *m, Fill fill, DType t, void *host)
+{
+    for (int64_t i = 0; i < m->pattern_items; i++) put_item(m, fill, t, host, i);
+    TRY(arena_alloc(m->arena, m->pattern_items * dtype_size(t), &m->pattern[fill][t]));
+    return device_write(&m->dev->stream, m->pattern[fill][t], host, m->pattern_items * dtype_size(t));
+}
+
+Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, int64_t pattern_items)
+{
+    static const struct {
+        Fill fill;
+        DType t;
+    } wanted[] = { { FILL_UNIFORM, F32 },   { FILL_UNIFORM, BF16 },   { FILL_UNIFORM, F16 }, { FILL_POSITIVE, F32 },
+                   { FILL_POSITIONS, I32 }, { FILL_SAMPLES, I64 },    { FILL_TOKENS, I32 } };
+    static int64_t host[PATTERN_ITEMS]; /* the tokens, made last, stay */
+    ASSERT(pattern_items <= PATTERN_ITEMS && pattern_items % d->T == 0);
+    *m = (Maker){ .dev = dev, .arena = arena, .d = d, .dtype = dtype, .pattern_items = pattern_items };
+    for (size_t i = 0; i < sizeof wanted / sizeof *wanted; i++) TRY(make_pattern(m, wanted[i].fill, wanted[i].t, host));
+    m->tokens = (const int32_t *)(void *)host;
+    return device_sync(&dev->stream);
+}
+
+Err maker_tensor(Maker *m, Tensor *out, int times, Fill fill, DType t, int ndim, const int64_t *dim)
+{
+    Stream *s = &m->dev->stream;
+    TRY(tensor_alloc(m->arena, out, t, ndim, dim));
+    int64_t size = tensor_bytes(*out), step = m->pattern_items * dtype_size(t);
+    m->bytes += times * size;
+    if (fill == FILL_ZERO) return device_zero(s, out->data, size);
+    ASSERT(m->pattern[fill][t]);
+    for (int64_t at = 0; at < size; at += step)
+        TRY(device_copy(s, (char *)out->data + at, m->pattern[fill][t], size - at < step ? size - at : step));
+    return ERR_OK;
+}

@@ -1,0 +1,316 @@
+/*
+ * Each op on the GPU beside what the machine allows: the rate of a device-to-device copy and that of one large
+ * bf16 product, measured first, turn an op's fewest bytes (cases.c) and its FLOP into the time that it cannot
+ * beat, its floor. share = floor / measured.
+ *
+ *   rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]
+ *
+ * Measured: CUDA events around each call, the median of many; calls rotate among argument sets that together are
+ * several times the L2; a long copy goes ahead, so that the host's launches are not what is timed. FLOP are
+ * counted for products and attention alone (causal attention: the half that is needed); an op that can move its
+ * bytes in less than 10 us is too short to judge and only listed. --tiny: small shapes, for the emulator.
+ * Nothing here asserts a speed. It fails if an op of device/ops.def has no case.
+ */
+#include "cases.h"
+#include "device_cuda.h"
+#include "gemm.h"
+#include "gpu.h"
+
+enum { SETS_MAX = 8, REPEATS_MAX = 50, REPEATS_MIN = 5, JSON_BYTES = 1 << 17 };
+static const double SHORT_MS = 0.010, GOOD_SHARE = 0.85;
+
+typedef struct {
+    int64_t arena_bytes, copy_bytes, ahead_bytes, gemm, pattern_items;
+    int models;
+    Dims model[2];
+} Scale;
+
+static const Scale full = {
+    .arena_bytes = (int64_t)12 << 30,
+    .copy_bytes = (int64_t)4 << 30,
+    .ahead_bytes = (int64_t)1 << 30,
+    .gemm = 8192,
+    .pattern_items = PATTERN_ITEMS,
+    .models = 2,
+    .model = { { "768 wide, B64 T1024", 64, 1024, 768, 3072, 50304, 124475904, 12, 4, 64 },
+               { "2048 wide, B8 T2048", 8, 2048, 2048, 8192, 50304, 124475904, 16, 4, 128 } },
+};
+static const Scale tiny = {
+    .arena_bytes = 64 << 20,
+    .copy_bytes = 1 << 20,
+    .ahead_bytes = 1 << 16,
+    .gemm = 64,
+    .pattern_items = 1 << 12,
+    .models = 1,
+    .model = { { "tiny, B2 T32", 2, 32, 64, 128, 256, 1000, 2, 1, 32 } },
+};
+
+typedef struct {
+    Device dev;
+    Arena arena;
+    char *ahead; /* scale->ahead_bytes, for copy_ahead */
+    GpuMarks marks;
+    const Scale *scale;
+    const char *only;
+    double seconds; /* of measuring per case */
+    bool autotune, covered[OP_COUNT];
+    int64_t cache_bytes; /* L2 */
+    double copy_rate, gemm_rate; /* bytes/s, FLOP/s */
+    JsonOut json;
+    int judged, below;
+} Bench;
+
+typedef struct {
+    double median, least;
+    int repeats;
+} Timing;
+
+/* ---- timing ---- */
+
+/* Some 0.5 ms of copying: a head start for the host. */
+static Err copy_ahead(Bench *b)
+{
+    int64_t half = b->scale->ahead_bytes / 2;
+    for (int i = 0; i < 2; i++) TRY(device_copy(&b->dev.stream, b->ahead + half, b->ahead, half));
+    return ERR_OK;
+}
+
+static Err time_repeats(Bench *b, OpId id, const AnyArgs *sets, int set_count, int repeats, double *ms)
+{
+    Stream *s = &b->dev.stream;
+    TRY(copy_ahead(b));
+    for (int r = 0; r < repeats; r++) {
+        TRY(gpu_mark(&b->marks, 2 * r, s));
+        TRY(run_any(s, id, &sets[r % set_count]));
+        TRY(gpu_mark(&b->marks, 2 * r + 1, s));
+    }
+    TRY(device_sync(s));
+    for (int r = 0; r < repeats; r++) TRY(gpu_ms(&b->marks, 2 * r, 2 * r + 1, &ms[r]));
+    return ERR_OK;
+}
+
+static Err time_op(Bench *b, OpId id, const AnyArgs *sets, int set_count, Timing *out)
+{
+    double ms[REPEATS_MAX];
+    TRY(time_repeats(b, id, sets, set_count, set_count, ms)); /* loads the module, makes plans */
+    TRY(time_repeats(b, id, sets, set_count, set_count, ms));
+    double once = gpu_median(ms, set_count), fit = b->seconds * 1e3 / (once > 1e-3 ? once : 1e-3);
+    out->repeats = fit > REPEATS_MAX ? REPEATS_MAX : fit < REPEATS_MIN ? REPEATS_MIN : (int)fit;
+    if (b->scale == &tiny) out->repeats = 1;
+    TRY(time_repeats(b, id, sets, set_count, out->repeats, ms));
+    out->median = gpu_median(ms, out->repeats);
+    out->least = ms[0];
+    return ERR_OK;
+}
+
+/* ---- the two rates ---- */
+
+static Err measure_copy(Bench *b)
+{
+    enum { REPEATS = 10 };
+    Stream *s = &b->dev.stream;
+    double ms[REPEATS];
+    int64_t size = b->scale->copy_bytes;
+    for (int r = -2; r < REPEATS; r++) {
+        if (r >= 0) TRY(gpu_mark(&b->marks, 2 * r, s));
+        TRY(device_copy(s, b->arena.base + size, b->arena.base, size));
+        if (r >= 0) TRY(gpu_mark(&b->marks, 2 * r + 1, s));
+    }
+    TRY(device_sync(s));
+    for (int r = 0; r < REPEATS; r++) TRY(gpu_ms(&b->marks, 2 * r, 2 * r + 1, &ms[r]));
+    b->copy_rate = 2 * (double)size / gpu_median(ms, REPEATS) * 1e3;
+    return ERR_OK;
+}
+
+static Err measure_gemm(Bench *b)
+{
+    int64_t n = b->scale->gemm;
+    Dims d = { .name = "square", .B = 1, .T = n, .D = n, .V = n, .H = 1, .C = n };
+    Maker m;
+    AnyArgs args;
+    Timing t;
+    TRY(maker_open(&m, &b->dev, &b->arena, &d, BF16, b->scale->pattern_items));
+    TRY(maker_make(&m, &bench_square, &args));
+    TRY(time_op(b, OP_linear_fwd, &args, 1, &t));
+    b->gemm_rate = 2 * (double)n * (double)n * (double)n / t.median * 1e3;
+    arena_release(&b->arena, 0);
+    return ERR_OK;
+}
+
+static Err measure_rates(Bench *b)
+{
+    TRY(measure_copy(b));
+    TRY(measure_gemm(b));
+    json_put_number(&b->json, "copy_gb_s", b->copy_rate * 1e-9);
+    json_put_number(&b->json, "gemm_tflop_s", b->gemm_rate * 1e-12);
+    printf("device copy of %.2f GB: %.0f GB/s read and written; bf16 product of %lld^3: %.1f TFLOP/s\n",
+           (double)b->scale->copy_bytes * 1e-9, b->copy_rate * 1e-9, (long long)b->scale->gemm, b->gemm_rate * 1e-12);
+    return ERR_OK;
+}
+
+/* ---- a case ---- */
+
+static void report(Bench *b, const Maker *m, const Case *c, Timing t, int64_t flop)
+{
+    JsonOut *j = &b->json;
+    double memory_ms = (double)m->bytes / b->copy_rate * 1e3, matrix_ms = (double)flop / b->gemm_rate * 1e3;
+    double floor = memory_ms > matrix_ms ? memory_ms : matrix_ms, share = floor / t.median;
+    double gb_s = (double)m->bytes * 1e-6 / t.median, tflop_s = (double)flop * 1e-9 / t.median;
+    const char *bound = floor < SHORT_MS ? "short" : matrix_ms > memory_ms ? "matrix" : "memory";
+    bool judged = !strcmp(bound, "memory"), below = judged && !(share >= GOOD_SHARE);
+    char rate[32];
+    b->judged += judged;
+    b->below += below;
+    json_open(j, NULL, '{');
+    json_put_text(j, "op", op_info(c->op)->name);
+    json_put_text(j, "case", c->what);
+    json_put_text(j, "model", m->d->name);
+    json_put_number(j, "ms", t.median);
+    json_put_number(j, "least_ms", t.least);
+    json_put_int(j, "repeats", t.repeats);
+    json_put_int(j, "bytes", m->bytes);
+    json_put_int(j, "flop", flop);
+    json_put_number(j, "floor_ms", floor);
+    json_put_text(j, "bound", bound);
+    json_put_number(j, "gb_s", gb_s);
+    json_put_number(j, "tflop_s", tflop_s);
+    json_put_number(j, "share", share);
+    json_close(j, '}');
+    if (*bound == 'm' && bound[1] == 'a') snprintf(rate, sizeof rate, "%7.1f TFLOP/s", tflop_s);
+    else snprintf(rate, sizeof rate, "%7.0f GB/s   ", gb_s);
+    printf("%-16s %-24s %9.4f ms %9.4f floor  %s", op_info(c->op)->name, c->what, t.median, floor, rate);
+    if (*bound == 's') printf("   short\n");
+    else printf("  %5.1f %%%s\n", 100 * share, below ? "  <" : "");
+    fflush(stdout);
+}
+
+/* As many sets as fit, until they are four times the L2. */
+static Err make_sets(Bench *b, Maker *m, const Case *c, AnyArgs *sets, int *count)
+{
+    ArenaMark before = arena_mark(&b->arena);
+    TRY(maker_make(m, c, &sets[0]));
+    int64_t size = arena_mark(&b->arena) - before, room = b->arena.size_bytes - arena_mark(&b->arena);
+    for (*count = 1; *count < SETS_MAX && *count * size < 4 * b->cache_bytes && size <= room; ++*count, room -= size)
+        TRY(maker_make(m, c, &sets[*count]));
+    return device_sync(&b->dev.stream);
+}
+
+/* FLOP that belong on matrix units. */
+static bool counts_flop(OpId id)
+{
+    const char *name = op_info(id)->name;
+    return !strncmp(name, "linear_", 7) || id == OP_attention_fwd || id == OP_attention_bwd;
+}
+
+static Err run_case(Bench *b, Maker *m, const Case *c)
+{
+    AnyArgs sets[SETS_MAX];
+    Timing t;
+    int count = 0;
+    b->covered[c->op] = true;
+    if (b->only && !strstr(op_info(c->op)->name, b->only)) return ERR_OK;
+    ArenaMark before = arena_mark(&b->arena);
+    TRY(make_sets(b, m, c, sets, &count));
+    int64_t flop = b->dev.counters.flop;
+    TRY(run_any(&b->dev.stream, c->op, &sets[0]));
+    flop = b->dev.counters.flop - flop;
+    TRY(time_op(b, c->op, sets, count, &t));
+    report(b, m, c, t, counts_flop(c->op) ? flop : 0);
+    arena_release(&b->arena, before);
+    return ERR_OK;
+}
+
+static Err run_model(Bench *b, const Dims *d)
+{
+    Maker m;
+    printf("\n%s, bf16 %37s the least time   rate            share\n", d->name, "median");
+    TRY(maker_open(&m, &b->dev, &b->arena, d, BF16, b->scale->pattern_items));
+    for (int i = 0; i < bench_case_count; i++) {
+        Err err = run_case(b, &m, &bench_cases[i]);
+        if (err) return err_prefix(err, "%s %s", op_info(bench_cases[i].op)->name, bench_cases[i].what);
+    }
+    arena_release(&b->arena, 0);
+    return ERR_OK;
+}
+
+static Err check_coverage(const Bench *b)
+{
+    for (int id = 0; id < OP_COUNT; id++)
+        if (!b->covered[id]) return err_set(ERR_INTERNAL, "op '%s' has no case", op_info((OpId)id)->name);
+    return ERR_OK;
+}
+
+/* ---- ---- */
+
+static Err open_bench(Bench *b)
+{
+    int cache = 0;
+    void *base, *ahead;
+    TRY(gpu_describe(&b->json));
+    TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_CUDA }));
+    TRY(gpu_check(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, 0), "reading the size of the L2"));
+    b->cache_bytes = cache;
+    json_put_int(&b->json, "l2_bytes", cache);
+    json_put_bool(&b->json, "autotune", b->autotune);
+    cuda_gemm_autotune(((CudaDevice *)b->dev.cuda)->gemm, b->autotune);
+    TRY(device_alloc(&b->dev, b->scale->arena_bytes, &base));
+    TRY(device_alloc(&b->dev, b->scale->ahead_bytes, &ahead));
+    arena_init(&b->arena, "bench", base, b->scale->arena_bytes);
+    b->ahead = ahead;
+    return gpu_marks_open(&b->marks, 2 * REPEATS_MAX);
+}
+
+static void close_bench(Bench *b)
+{
+    gpu_marks_close(&b->marks);
+    device_free(&b->dev, b->arena.base, b->arena.size_bytes);
+    device_free(&b->dev, b->ahead, b->scale->ahead_bytes);
+    if (b->dev.ops) device_close(&b->dev);
+}
+
+static Err run_all(Bench *b)
+{
+    TRY(open_bench(b));
+    TRY(measure_rates(b));
+    json_open(&b->json, "ops", '[');
+    for (int i = 0; i < b->scale->models; i++) TRY(run_model(b, &b->scale->model[i]));
+    json_close(&b->json, ']');
+    TRY(check_coverage(b));
+    json_put_int(&b->json, "memory_bound", b->judged);
+    json_put_int(&b->json, "memory_bound_below_85", b->below);
+    printf("\n%d of %d cases bound by memory reach %.0f %% of the copy rate%s\n", b->judged - b->below, b->judged,
+           100 * GOOD_SHARE, b->below ? "; the others are marked '<'" : "");
+    return ERR_OK;
+}
+
+static bool parse(int argc, char **argv, Bench *b, const char **json_path)
+{
+    for (int i = 1; i < argc; i++) {
+        const char *value = i + 1 < argc ? argv[i + 1] : NULL;
+        if (!strcmp(argv[i], "--tiny")) b->scale = &tiny;
+        else if (!strcmp(argv[i], "--autotune")) b->autotune = true;
+        else if (!value) return false;
+        else if (i++, !strcmp(argv[i - 1], "--json")) *json_path = value;
+        else if (!strcmp(argv[i - 1], "--only")) b->only = value;
+        else if (!strcmp(argv[i - 1], "--seconds")) b->seconds = strtod(value, NULL);
+        else return false;
+    }
+    return true;
+}
+
+int main(int argc, char **argv)
+{
+    static Bench b = { .scale = &full, .seconds = 0.05 };
+    static char json[JSON_BYTES];
+    const char *json_path = NULL;
+    if (!parse(argc, argv, &b, &json_path))
+        return fprintf(stderr, "usage: rooflines [--json FILE] [--only TEXT] [--autotune] [--seconds S] [--tiny]\n"), 2;
+    json_out_init(&b.json, json, sizeof json);
+    json_open(&b.json, NULL, '{');
+    Err err = run_all(&b);
+    json_close(&b.json, '}');
+    if (!err) err = gpu_write_json(&b.json, json, json_path);
+    if (err) err_print(err, true);
+    close_bench(&b);
+    return err_exit_code(err);
+}
