@@ -126,7 +126,8 @@ static Err call_begin(Stream *s, int kind, Tensor weight)
 {
     if (profile.count == CALLS_MAX) return err_set(ERR_INTERNAL, "more than %d calls in a step", CALLS_MAX);
     const DeviceCounters *c = &s->dev->counters;
-    profile.calls[profile.count] = (Call){ kind, weight.dim[0], weight.dim[1], c->flop - profile.flop, c->bytes - profile.bytes };
+    profile.calls[profile.count] = (Call){ kind, weight.dim[0], weight.dim[1], c->flop - profile.flop,
+                                           c->bytes - profile.bytes };
     profile.flop = c->flop;
     profile.bytes = c->bytes;
     return gpu_mark(&profile.marks, 2 * profile.count, s);
@@ -268,7 +269,7 @@ static void report_shares(Bench *b, const Shares *s)
     json_put_number(j, "idle_share", idle / b->ms);
     json_put_int(j, "calls", profile.count);
     json_open(j, "ops", '[');
-    printf("%d calls: %.2f ms in ops, %.2f ms between them with an event each (widest %.3f ms); idle %.1f %% of the step\n",
+    printf("%d calls, an event each: %.2f ms in ops, %.2f ms between them (widest %.3f ms); idle %.1f %% of the step\n",
            profile.count, s->ops_ms, s->gaps_ms, s->widest_ms, 100 * idle / b->ms);
     for (int i = 0; i < s->count; i++) {
         const Group *g = &s->groups[i];
@@ -320,13 +321,14 @@ static Err report_memory(Bench *b, int64_t allocs_before)
 {
     int64_t used, plan = memory_plan_total(&b->plan);
     TRY(used_bytes(&used));
-    int64_t taken = used - b->used_before, over = taken - plan, allocs = b->trainer.device.counters.allocs - allocs_before;
+    int64_t taken = used - b->used_before, over = taken - plan;
+    int64_t allocs = b->trainer.device.counters.allocs - allocs_before;
     json_put_int(&b->json, "plan_bytes", plan);
     json_put_int(&b->json, "taken_bytes", taken);
     json_put_int(&b->json, "over_plan_bytes", over);
     json_put_int(&b->json, "allowed_over_plan_bytes", DEVICE_LIBRARY_BYTES);
     json_put_int(&b->json, "device_used_bytes", used);
-    printf("memory: planned %.2f GiB, taken %.2f GiB (%.0f MiB more; libraries may take %d MiB), on the device %.2f GiB\n",
+    printf("memory: planned %.2f GiB, taken %.2f GiB (%.0f MiB more; libraries may take %d MiB), in use %.2f GiB\n",
            (double)plan / (1 << 30), (double)taken / (1 << 30), (double)over / (1 << 20), DEVICE_LIBRARY_BYTES >> 20,
            (double)used / (1 << 30));
     if (allocs) return err_set(ERR_MEMORY, "%lld allocations after the first step", (long long)allocs);
@@ -356,8 +358,8 @@ static Err report_speed(Bench *b)
     json_put_number(j, "mfu", mfu);
     json_put_number(j, "first_loss", b->first_loss);
     json_put_number(j, "last_loss", b->last_loss);
-    printf("%s: %.1f ms a step (least %.1f; op by op %.1f), %.0f tokens/s, %.1f TFLOP/s", b->model.name, b->ms, b->least_ms,
-           b->eager_ms, per_s, flop * per_s * 1e-12);
+    printf("%s: %.1f ms a step (least %.1f; op by op %.1f), %.0f tokens/s, %.1f TFLOP/s", b->model.name, b->ms,
+           b->least_ms, b->eager_ms, per_s, flop * per_s * 1e-12);
     if (peak > 0) printf(", MFU %.1f %%", 100 * mfu);
     printf(", loss %.4f -> %.4f\n", b->first_loss, b->last_loss);
     double untrained = log((double)b->model.vocab);
