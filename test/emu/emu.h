@@ -133,11 +133,16 @@ struct Launch {
 
 /* Puts a launch into its stream; each thread calls `body`. Errors go where cudaGetLastError finds them. */
 void enqueue(const Launch &launch, std::function<void()> body);
-/* A pointer handed to a kernel must be null or lead to device or pinned memory. */
-void check_argument(const Launch &launch, int index, const void *p);
+/*
+ * A pointer handed to a kernel must be null or lead to device or pinned memory. In a struct every word that is
+ * the address of mapped host memory is taken for a pointer.
+ */
+void check_pointer(const Launch &launch, int index, const void *p);
+void check_words(const Launch &launch, int index, const void *words, size_t count);
 template <class T> void check_value(const Launch &launch, int index, const T &value)
 {
-    if constexpr (std::is_pointer_v<T>) check_argument(launch, index, reinterpret_cast<const void *>(value));
+    if constexpr (std::is_pointer_v<T>) check_pointer(launch, index, reinterpret_cast<const void *>(value));
+    else if constexpr (std::is_class_v<T> && alignof(T) >= 8) check_words(launch, index, &value, sizeof(T) / 8);
 }
 
 template <auto KERNEL> struct Tag {

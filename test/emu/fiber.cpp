@@ -353,11 +353,33 @@ cudaError_t check_launch(const Launch &l)
     return cudaSuccess;
 }
 
-void check_argument(const Launch &l, int index, const void *p)
+static void host_pointer(const Launch &l, int index, const void *p)
 {
-    if (!p || device_find(p) || pinned_holds(p, 0)) return;
-    fail("%s at %s:%d: argument %d, %p, is neither device nor pinned memory", demangled(l.tag).c_str(), l.at.file,
-         l.at.line, index, p);
+    fail("%s at %s:%d: argument %d holds %p, which is neither device nor pinned memory", demangled(l.tag).c_str(),
+         l.at.file, l.at.line, index, p);
+}
+
+void check_pointer(const Launch &l, int index, const void *p)
+{
+    if (p && !device_find(p) && !pinned_holds(p, 0)) host_pointer(l, index, p);
+}
+
+/* Two 32-bit fields, or one and the rest of an old pointer in the padding, must not pass for a pointer. */
+static bool may_be_pointer(uintptr_t bits)
+{
+    const uintptr_t high = bits >> 32, low = bits & 0xffffffffu;
+    return high != 0 && high < 0x8000 && low >= 1 << 20;
+}
+
+void check_words(const Launch &l, int index, const void *words, size_t count)
+{
+    for (size_t i = 0; i < count; i++) {
+        void *p = static_cast<void *const *>(words)[i];
+        unsigned char mapped;
+        const uintptr_t bits = reinterpret_cast<uintptr_t>(p);
+        if (!may_be_pointer(bits) || device_address(p) || pinned_holds(p, 0)) continue;
+        if (mincore(reinterpret_cast<void *>(bits / 4096 * 4096), 1, &mapped) == 0) host_pointer(l, index, p);
+    }
 }
 
 void enqueue(const Launch &l, std::function<void()> body)

@@ -78,7 +78,8 @@ static const struct {
     { "copies were not waited for", nullptr },
     { "the warp is not whole", nullptr },
     { "more stack", "stack-overflow" },
-    { "neither device nor pinned memory", nullptr },
+    { "argument 2 holds", nullptr },
+    { "argument 2 holds", nullptr },
     { "__trap", nullptr },
 };
 static_assert(sizeof wrongs / sizeof wrongs[0] == WRONG_COUNT, "one line for each");

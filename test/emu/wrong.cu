@@ -78,6 +78,13 @@ __global__ void wrong_address_kernel(int what, int *memory, uintptr_t host, int 
     if (r[0] == 12345) memory[1] = 1;
 }
 
+struct Problem {
+    int64_t rows;
+    const int *values;
+};
+
+__global__ void wrong_struct_kernel(int *memory, Problem p) { memory[0] = p.values[p.rows]; }
+
 __global__ void wrong_mma_kernel(float *memory)
 {
     const uint32_t a[4] = { 0, 0, 0, 0 }, b[2] = { 0, 0 };
@@ -111,6 +118,7 @@ void run_wrong(enum Wrong what, int *memory, cudaStream_t stream)
     case WRONG_SHARED_SIZE: LAUNCH(wrong_shared_kernel, 1, 1, 256, stream, what, memory, 64); break;
     case WRONG_MMA_PARTIAL: LAUNCH(wrong_mma_kernel, 1, 48, 0, stream, reinterpret_cast<float *>(memory)); break;
     case WRONG_STACK: LAUNCH(wrong_stack_kernel, 1, 1, 0, stream, memory, 1000); break;
+    case WRONG_HOST_STRUCT: LAUNCH(wrong_struct_kernel, 1, 1, 0, stream, memory, Problem{ 1, host }); break;
     case WRONG_HOST_POINTER: LAUNCH(wrong_warp_kernel, 1, 1, 0, stream, what, host); break;
     default: LAUNCH(wrong_address_kernel, 1, 32, 0, stream, what, memory, reinterpret_cast<uintptr_t>(host), 1);
     }
