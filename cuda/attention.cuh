@@ -11,7 +11,7 @@
  * A block owns ROWS rows (queries; for dk and dv keys), its warps WARP_ROWS consecutive ones each, and walks
  * over tiles of COLS rows of the other side. Of the ROWS x COLS scores a thread has R rows x N columns:
  *
- *   E::row(i), E::column(j)        where score (i, j) of this thread lies in the tile
+ *   E::Place                       where score (i, j) of this thread lies in the tile
  *   E::multiply(s, a, b)           s += a b^T     a: the block's rows, b: the tile's, both in shared memory
  *   E::add_weighted(o, s, b)       o += s b       s: scores turned into weights, by the warp that has the rows
  *   E::row_max, E::row_sum         over the threads that share a row
@@ -44,12 +44,12 @@ struct AttnProblem {
     AttnSpans q, k;
     int T, C, group;    /* rows of q; head width; query heads per key head */
     int window;         /* 0: no limit */
+    int head0;
     float scale;        /* above 0 */
     const int32_t *doc; /* or NULL */
     int64_t doc_ld;
     const int64_t *sample;
     Dropout dropout;
-    int head0;
 };
 
 /* A [B T H C] tensor; steps in elements. */
@@ -96,7 +96,7 @@ struct TileWalk {
 __host__ __device__ __forceinline__ TileWalk walk_of(const AttnSpans &spans, int from, int to, int size)
 {
     TileWalk w;
-#pragma unroll
+    UNROLL
     for (int s = 0; s < 2; s++) {
         const int begin = from > spans.first[s] ? from - spans.first[s] : 0;
         const int64_t reach = static_cast<int64_t>(to) - spans.first[s] + 1;
@@ -192,14 +192,15 @@ template <class E>
 __device__ __forceinline__ void mask_keys(const AttnProblem &p, typename E::Scores &s, int b, const RowTile &q,
                                           const RowTile &k)
 {
-#pragma unroll
+    const typename E::Place at = E::place();
+    UNROLL
     for (int i = 0; i < E::R; i++) {
-        const int row = min(E::row(i), q.count - 1), position = q.position + row;
+        const int row = min(at.row(i), q.count - 1), position = q.position + row;
         const int last = min(position - k.position, k.count - 1);
         const int first = row_low(p, b, q.row + row, position) - k.position;
-#pragma unroll
+        UNROLL
         for (int j = 0; j < E::N; j++) {
-            const int c = E::column(j);
+            const int c = at.column(j);
             if (c > last || c < first) s.at(i, j) = -INFINITY;
         }
     }
@@ -227,7 +228,7 @@ __device__ __forceinline__ uint32_t keep_four(const HeadDropout &d, int query, i
     const Philox r = philox(d.key, static_cast<uint32_t>(key) >> 2, static_cast<uint32_t>(query), d.sample_low,
                             d.sample_high);
     uint32_t bits = 0;
-#pragma unroll
+    UNROLL
     for (int i = 0; i < 4; i++) bits |= static_cast<uint32_t>(r.v[i] >= d.threshold) << i;
     return bits;
 }
@@ -250,12 +251,12 @@ __device__ __forceinline__ void copy_rows(typename E::T *to, const typename E::T
     constexpr int CHUNK = Pack<typename E::T>::COUNT, CHUNKS = E::C / CHUNK;
     constexpr int LANES = CHUNKS & -CHUNKS, PASS = E::THREADS / LANES; /* threads a row; rows at a time */
     const int thread = in_place(threadIdx.x), lane = thread % LANES, first = thread / LANES;
-#pragma unroll
+    UNROLL
     for (int c = 0; c < CHUNKS; c += LANES) {
         const int chunk = c + lane;
         const bool inside = chunk * CHUNK < width;
         const typename E::T *p = from + first * step + chunk * CHUNK;
-#pragma unroll
+        UNROLL
         for (int r = 0; r < ROWS; r += PASS) {
             const int row = r + first;
             if (ROWS % PASS == 0 || row < ROWS) {

@@ -9,8 +9,8 @@
  * Mapping  a block has 128 (64) keys of one head, a warp 32 (16): 4 warps, or 8 where two sums of 32 rows are
  *          more than the registers; queries in tiles of 32 or 64, two buffers, one barrier a tile. From width 192
  *          on two blocks share the work, one for dk and one for dv (5 products instead of 4).
- * Rows     lse, delta and the first visible key of a tile's queries go through registers: read from global memory
- *          while the tile before is computed, stored to shared memory after it.
+ * Rows     lse and delta of a tile's queries go through registers: read from global memory while the tile before is
+ *          computed, stored to shared memory after it.
  * Skipping causal and window: by positions. Documents: a table of the lows of each tile of queries, written by a
  *          small kernel before, tells which tiles see none of the keys.
  * Work     8 C FLOP a score; B = 64, H = 12, T = 1024, C = 64, causal: 206 GFLOP, at 790 TFLOP/s 261 us.
@@ -45,9 +45,8 @@ __global__ void __launch_bounds__(LOWS_THREADS)
 /* ---- kernel ---- */
 
 /* One query of a tile. lse2: lse in powers of 2; +inf for rows without keys and beyond the tile: weight 0. */
-struct alignas(16) QueryValues {
+struct alignas(8) QueryValues {
     float lse2, delta;
-    int low;
 };
 
 template <class E> struct DkvTile {
@@ -134,26 +133,27 @@ __device__ __forceinline__ QueryValues query_values(const AttnProblem &p, const 
                                                     const RowValues &lse, const RowValues &delta)
 {
     const int i = threadIdx.x, b = blockIdx.z;
-    QueryValues x = { INFINITY, 0, 0 };
+    QueryValues x = { INFINITY, 0 };
     if (i < E::COLS && i < rows.count) {
         const float sum = *lse.at(p, b, rows.row + i, h);
         x.lse2 = sum == -INFINITY ? INFINITY : sum * LOG2_E;
         x.delta = *delta.at(p, b, rows.row + i, h);
-        x.low = row_low(p, b, rows.row + i, rows.position + i);
     }
     return x;
 }
 
 template <class E>
-__device__ __forceinline__ void mask_queries(typename E::Scores &s, int position, const RowTile &rows,
-                                             const QueryValues *values)
+__device__ __forceinline__ void mask_queries(const AttnProblem &p, typename E::Scores &s, int position,
+                                             const RowTile &rows)
 {
-#pragma unroll
+    const typename E::Place at = E::place();
+    UNROLL
     for (int j = 0; j < E::N; j++) {
-        const int c = E::column(j), first = values[c].low - position, last = rows.position + c - position;
-#pragma unroll
+        const int c = min(at.column(j), rows.count - 1), query = rows.position + c;
+        const int first = row_low(p, blockIdx.z, rows.row + c, query) - position, last = query - position;
+        UNROLL
         for (int i = 0; i < E::R; i++)
-            if (E::row(i) > last || E::row(i) < first) s.at(i, j) = -INFINITY;
+            if (at.row(i) > last || at.row(i) < first) s.at(i, j) = -INFINITY;
     }
 }
 
@@ -162,19 +162,20 @@ template <class E>
 __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::Scores &s, typename E::Scores &dp,
                                              const QueryValues *values, int position, int first_query, int h)
 {
+    const typename E::Place at = E::place();
     const float scale2 = p.scale * LOG2_E;
     typename E::Keep keep = {};
     if (p.dropout.threshold) {
         E::template keep_bits<true>(keep, head_dropout(p, blockIdx.z, h), position, first_query);
-#pragma unroll
+        UNROLL
         for (int i = 0; i < E::R; i++)
-#pragma unroll
+            UNROLL
             for (int j = 0; j < E::N; j++) dp.at(i, j) = E::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
     }
-#pragma unroll
+    UNROLL
     for (int j = 0; j < E::N; j++) {
-        const float lse2 = values[E::column(j)].lse2, delta = values[E::column(j)].delta;
-#pragma unroll
+        const float lse2 = values[at.column(j)].lse2, delta = values[at.column(j)].delta;
+        UNROLL
         for (int i = 0; i < E::R; i++) {
             const float w = E::exp2(fmaf(s.at(i, j), scale2, -lse2));
             s.at(i, j) = w;
@@ -182,9 +183,9 @@ __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::S
         }
     }
     if (p.dropout.threshold) {
-#pragma unroll
+        UNROLL
         for (int i = 0; i < E::R; i++)
-#pragma unroll
+            UNROLL
             for (int j = 0; j < E::N; j++) s.at(i, j) = E::kept(keep, i, j) ? s.at(i, j) : 0.0f;
     }
 }
@@ -194,7 +195,7 @@ __device__ __forceinline__ void store_keys(const typename E::Sums &sum, float sc
                                            const Heads<typename E::T> &out, const RowTile &keys, int kh, int width)
 {
     float factor[E::R];
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++) factor[i] = scale;
     E::store(sum, factor, tile, out.at(blockIdx.z, keys.row, kh), out.row, keys.count, width);
 }
@@ -226,7 +227,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     for (int i = -1; i < block->tiles; i++) { /* -1: only starts tile 0; the keys come with it */
         cp_async_wait<0>();
         __syncthreads(); /* tile i is here; nobody reads tile i - 1 any more */
-        QueryValues ahead;
+        QueryValues ahead = { 0, 0 };
         if (i + 1 < block->tiles) {
             const QueryTile next = query_tile<E>(p, block, table, i + 1);
             const int h = kh * p.group + next.head;
@@ -247,7 +248,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
                 E::clear(dp);
                 if (want_dk) E::multiply(dp, v_tile, go_tile);
                 if (!all_see(range_of(now.rows), now.most_low, warp_keys))
-                    mask_queries<E>(s, block->keys.position, now.rows, values[i % 2]);
+                    mask_queries<E>(p, s, block->keys.position, now.rows);
                 weights_step<E>(p, s, dp, values[i % 2], block->keys.position, now.rows.position, kh * p.group + now.head);
                 if (!SPLIT || !want_dk) E::add_weighted(sum[0], s, go_tile, stage);
                 if (want_dk) E::add_weighted(sum[SPLIT ? 0 : 1], dp, q_tile, stage);

@@ -70,16 +70,17 @@ __device__ __forceinline__ void gradient_step(const AttnProblem &p, typename E::
     if (p.dropout.threshold) {
         typename E::Keep keep;
         E::template keep_bits<false>(keep, head_dropout(p, blockIdx.z, blockIdx.y), position, first_key);
-#pragma unroll
+        UNROLL
         for (int i = 0; i < E::R; i++)
-#pragma unroll
+            UNROLL
             for (int j = 0; j < E::N; j++) dp.at(i, j) = E::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
     }
+    const typename E::Place at = E::place();
     const float scale2 = p.scale * LOG2_E;
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++) {
-        const RowStatistics row = statistics[E::row(i)];
-#pragma unroll
+        const RowStatistics row = statistics[at.row(i)];
+        UNROLL
         for (int j = 0; j < E::N; j++)
             s.at(i, j) = E::exp2(fmaf(s.at(i, j), scale2, -row.lse2)) * (dp.at(i, j) - row.delta);
     }
@@ -133,7 +134,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
         E::add_weighted(sum, s, k_tile, stage);
     }
     float factor[E::R];
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++) factor[i] = p.scale;
     E::store(sum, factor, q_tile, dq.at(blockIdx.z, block->rows.row, blockIdx.y), dq.row, block->rows.count, p.C);
 }

@@ -29,8 +29,17 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
         uint32_t word; /* bit i N + j */
     };
 
-    static __device__ __forceinline__ int row(int i) { return threadIdx.x / ACROSS * R + i; }
-    static __device__ __forceinline__ int column(int j) { return threadIdx.x % ACROSS + j * ACROSS; }
+    struct Place {
+        int row0, column0;
+        __device__ __forceinline__ int row(int i) const { return row0 + i; }
+        __device__ __forceinline__ int column(int j) const { return column0 + j * ACROSS; }
+    };
+    static __device__ __forceinline__ Place place()
+    {
+        const int thread = in_place(threadIdx.x);
+        Place p = { thread / ACROSS * R, thread % ACROSS };
+        return p;
+    }
     static __device__ __forceinline__ int offset(int row, int chunk) { return row * PITCH + chunk * CHUNK; }
 
     static __device__ __forceinline__ float exp2(float x) { return exp2f(x); }
@@ -48,67 +57,69 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
 
     static __device__ __forceinline__ void clear(Scores &s)
     {
-#pragma unroll
+        UNROLL
         for (int i = 0; i < R; i++)
-#pragma unroll
+            UNROLL
             for (int j = 0; j < N; j++) s.x[i][j] = 0;
     }
 
     static __device__ __forceinline__ void multiply(Scores &s, const float *a, const float *b)
     {
-#pragma unroll 2
+        const Place at = place();
+        UNROLL_BY(2)
         for (int c = 0; c < C / CHUNK; c++) {
             Pack<float> left[R], right[N];
-#pragma unroll
-            for (int i = 0; i < R; i++) left[i] = load16(a + offset(row(i), c));
-#pragma unroll
-            for (int j = 0; j < N; j++) right[j] = load16(b + offset(column(j), c));
-#pragma unroll
+            UNROLL
+            for (int i = 0; i < R; i++) left[i] = load16(a + offset(at.row(i), c));
+            UNROLL
+            for (int j = 0; j < N; j++) right[j] = load16(b + offset(at.column(j), c));
+            UNROLL
             for (int e = 0; e < CHUNK; e++)
-#pragma unroll
+                UNROLL
                 for (int i = 0; i < R; i++)
-#pragma unroll
+                    UNROLL
                     for (int j = 0; j < N; j++) s.x[i][j] = fmaf(left[i].v[e], right[j].v[e], s.x[i][j]);
         }
     }
 
     static __device__ __forceinline__ void clear(Sums &o)
     {
-#pragma unroll
+        UNROLL
         for (int i = 0; i < R; i++)
-#pragma unroll
+            UNROLL
             for (int c = 0; c < C / ACROSS; c++) o.x[i][c] = 0;
     }
 
     static __device__ __forceinline__ void scale_rows(Sums &o, const float factor[R])
     {
-#pragma unroll
+        UNROLL
         for (int i = 0; i < R; i++)
-#pragma unroll
+            UNROLL
             for (int c = 0; c < C / ACROSS; c++) o.x[i][c] *= factor[i];
     }
 
     static __device__ __forceinline__ void add_weighted(Sums &o, const Scores &s, const float *b, float *stage)
     {
+        const Place at = place();
         __syncwarp();
-#pragma unroll
+        UNROLL
         for (int i = 0; i < R; i++)
-#pragma unroll
-            for (int j = 0; j < N; j++) stage[row(i) * STAGE_PITCH + column(j)] = s.x[i][j];
+            UNROLL
+            for (int j = 0; j < N; j++) stage[at.row(i) * STAGE_PITCH + at.column(j)] = s.x[i][j];
         __syncwarp();
-#pragma unroll 1
+        UNROLL_BY(1)
         for (int j = 0; j < COLS; j += CHUNK) {
             Pack<float> weight[R];
-#pragma unroll
-            for (int i = 0; i < R; i++) weight[i] = load16(stage + row(i) * STAGE_PITCH + j);
-#pragma unroll
+            UNROLL
+            for (int i = 0; i < R; i++) weight[i] = load16(stage + at.row(i) * STAGE_PITCH + j);
+            UNROLL
             for (int e = 0; e < CHUNK; e++)
-#pragma unroll
+                UNROLL
                 for (int k = 0; k < C / ACROSS / CHUNK; k++) {
-                    const Pack<float> x = load16(b + offset(j + e, k * ACROSS + threadIdx.x % ACROSS));
-#pragma unroll
+                    const Pack<float> x = load16(b + offset(j + e, k * ACROSS + at.column0));
+                    UNROLL
                     for (int i = 0; i < R; i++)
-#pragma unroll
+                        UNROLL
                         for (int c = 0; c < CHUNK; c++)
                             o.x[i][k * CHUNK + c] = fmaf(weight[i].v[e], x.v[c], o.x[i][k * CHUNK + c]);
                 }
@@ -118,10 +129,11 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
     template <bool KEYS_DOWN>
     static __device__ __forceinline__ void keep_bits(Keep &keep, const HeadDropout &d, int rows, int columns)
     {
+        const Place at = place();
         keep.word = 0;
-#pragma unroll 1
+        UNROLL_BY(1)
         for (int k = 0; k < R * N; k++) {
-            const int x = rows + row(k / N), y = columns + column(k % N);
+            const int x = rows + at.row(k / N), y = columns + at.column(k % N);
             keep.word |= keep_one(d, KEYS_DOWN ? y : x, KEYS_DOWN ? x : y) << k;
         }
     }
@@ -132,15 +144,16 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
     static __device__ __forceinline__ void store(const Sums &o, const float factor[R], float *, float *to, int64_t step,
                                                  int count, int width)
     {
-#pragma unroll
+        const Place at = place();
+        UNROLL
         for (int i = 0; i < R; i++)
-#pragma unroll
+            UNROLL
             for (int k = 0; k < C / ACROSS / CHUNK; k++) {
-                const int column = (k * ACROSS + static_cast<int>(threadIdx.x) % ACROSS) * CHUNK;
+                const int column = (k * ACROSS + at.column0) * CHUNK;
                 Pack<float> x;
-#pragma unroll
+                UNROLL
                 for (int c = 0; c < CHUNK; c++) x.v[c] = o.x[i][k * CHUNK + c] * factor[i];
-                if (row(i) < count && column < width) store16(to + row(i) * step + column, x);
+                if (at.row(i) < count && column < width) store16(to + at.row(i) * step + column, x);
             }
     }
 };

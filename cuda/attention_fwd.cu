@@ -40,10 +40,10 @@ template <class E>
 __device__ __forceinline__ void softmax_step(typename E::Scores &s, typename E::Sums &o, FwdRows<E> &rows, float scale2)
 {
     float factor[E::R];
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++) {
         float most = rows.max[i];
-#pragma unroll
+        UNROLL
         for (int j = 0; j < E::N; j++) most = fmaxf(most, s.at(i, j));
         most = E::row_max(most);
         /* a row that has seen no key yet: subtract 0, so that exp(-inf) = 0 and not exp(NaN) */
@@ -51,7 +51,7 @@ __device__ __forceinline__ void softmax_step(typename E::Scores &s, typename E::
         factor[i] = E::exp2(fmaf(rows.max[i], scale2, -base));
         rows.max[i] = most;
         float sum = 0;
-#pragma unroll
+        UNROLL
         for (int j = 0; j < E::N; j++) {
             const float p = E::exp2(fmaf(s.at(i, j), scale2, -base));
             s.at(i, j) = p;
@@ -67,9 +67,9 @@ __device__ __forceinline__ void drop_keys(typename E::Scores &s, const HeadDropo
 {
     typename E::Keep keep;
     E::template keep_bits<false>(keep, d, position, first_key);
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++)
-#pragma unroll
+        UNROLL
         for (int j = 0; j < E::N; j++) s.at(i, j) = E::kept(keep, i, j) ? s.at(i, j) : 0.0f;
 }
 
@@ -79,14 +79,15 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
                                             const RowTile &q, int b, int h, typename E::T *tile,
                                             const Heads<typename E::T> &out, const RowValues &lse)
 {
+    const typename E::Place at = E::place();
     float factor[E::R];
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++) {
         const float sum = E::row_sum(rows.sum[i]);
         const bool empty = sum == 0; /* a row with a key sums to 1 or more: its largest score gives 1 */
         factor[i] = empty ? 0.0f : (p.dropout.threshold ? p.dropout.scale : 1.0f) / sum;
-        if (E::column(0) == 0 && E::row(i) < q.count)
-            *lse.at(p, b, q.row + E::row(i), h) = empty ? -INFINITY : rows.max[i] * p.scale + logf(sum);
+        if (at.column(0) == 0 && at.row(i) < q.count)
+            *lse.at(p, b, q.row + at.row(i), h) = empty ? -INFINITY : rows.max[i] * p.scale + logf(sum);
     }
     E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.C);
 }
@@ -106,7 +107,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     FwdRows<E> rows;
     typename E::Sums o;
     E::clear(o);
-#pragma unroll
+    UNROLL
     for (int i = 0; i < E::R; i++) {
         rows.max[i] = -INFINITY;
         rows.sum[i] = 0;

@@ -34,6 +34,7 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
     static constexpr int C = C_, WARPS = WARPS_, COLS = COLS_, BLOCKS = BLOCKS_, THREADS = WARPS * WARP;
     static constexpr int WARP_ROWS = 16 * M, ROWS = WARPS * WARP_ROWS, R = 2 * M, N = COLS / 4;
     static constexpr int PITCH = C, STAGE = 0; /* elements of a row in shared memory; floats of scratch */
+    static constexpr int STEPS = C % 64 ? C / 16 : 4; /* of multiply at once: more in flight, more registers */
     static constexpr int CHUNK = 8, CHUNK_MASK = C % 64 ? 3 : 7;
     static_assert(C % 32 == 0 && COLS % 16 == 0 && COLS <= 64, "keep_bits holds a row of tiles in one word");
 
@@ -48,10 +49,17 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
         uint32_t word[M]; /* bit 4 (j / 2) + 2 (i % 2) + j % 2 */
     };
 
-    static __device__ __forceinline__ int lane() { return threadIdx.x % WARP; }
-    static __device__ __forceinline__ int warp_row() { return threadIdx.x / WARP * WARP_ROWS; }
-    static __device__ __forceinline__ int row(int i) { return warp_row() + i / 2 * 16 + i % 2 * 8 + lane() / 4; }
-    static __device__ __forceinline__ int column(int j) { return j / 2 * 8 + lane() % 4 * 2 + j % 2; }
+    struct Place {
+        int row0, column0;
+        __device__ __forceinline__ int row(int i) const { return row0 + i / 2 * 16 + i % 2 * 8; }
+        __device__ __forceinline__ int column(int j) const { return column0 + j / 2 * 8 + j % 2; }
+    };
+    static __device__ __forceinline__ Place place()
+    {
+        const int thread = in_place(threadIdx.x);
+        Place p = { thread / WARP * WARP_ROWS + thread % WARP / 4, thread % 4 * 2 };
+        return p;
+    }
     static __device__ __forceinline__ int offset(int row, int chunk)
     {
         return row * PITCH + (chunk ^ ((C % 64 ? row / 2 : row) & CHUNK_MASK)) * CHUNK;
@@ -72,11 +80,11 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
 
     static __device__ __forceinline__ void clear(Scores &s)
     {
-#pragma unroll
+        UNROLL
         for (int m = 0; m < M; m++)
-#pragma unroll
+            UNROLL
             for (int n = 0; n < COLS / 8; n++)
-#pragma unroll
+                UNROLL
                 for (int e = 0; e < 4; e++) s.x[m][n][e] = 0;
     }
 
@@ -84,15 +92,15 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
     {
         const int thread = in_place(threadIdx.x), l = thread % WARP;
         const int a_row = thread / WARP * WARP_ROWS + l % 16, b_row = l % 8 + l / 16 * 8;
-#pragma unroll
+        UNROLL_BY(STEPS)
         for (int k = 0; k < C / 16; k++) {
             uint32_t left[M][4], right[4];
-#pragma unroll
+            UNROLL
             for (int m = 0; m < M; m++) ldmatrix_x4(left[m], a + offset(a_row + m * 16, k * 2 + l / 16));
-#pragma unroll
+            UNROLL
             for (int n = 0; n < COLS / 8; n += 2) {
                 ldmatrix_x4(right, b + offset(b_row + n * 8, k * 2 + l / 8 % 2));
-#pragma unroll
+                UNROLL
                 for (int m = 0; m < M; m++) {
                     mma_16816(s.x[m][n], left[m], right, T());
                     mma_16816(s.x[m][n + 1], left[m], right + 2, T());
@@ -103,39 +111,39 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
 
     static __device__ __forceinline__ void clear(Sums &o)
     {
-#pragma unroll
+        UNROLL
         for (int m = 0; m < M; m++)
-#pragma unroll
+            UNROLL
             for (int n = 0; n < C / 8; n++)
-#pragma unroll
+                UNROLL
                 for (int e = 0; e < 4; e++) o.x[m][n][e] = 0;
     }
 
     static __device__ __forceinline__ void scale_rows(Sums &o, const float factor[R])
     {
-#pragma unroll
+        UNROLL
         for (int m = 0; m < M; m++)
-#pragma unroll
+            UNROLL
             for (int n = 0; n < C / 8; n++)
-#pragma unroll
+                UNROLL
                 for (int e = 0; e < 4; e++) o.x[m][n][e] *= factor[m * 2 + e / 2];
     }
 
     static __device__ __forceinline__ void add_weighted(Sums &o, const Scores &s, const T *b, float *)
     {
         const int l = in_place(threadIdx.x) % WARP;
-#pragma unroll
+        UNROLL
         for (int k = 0; k < COLS / 16; k++) {
             uint32_t left[M][4], right[4];
-#pragma unroll
+            UNROLL
             for (int m = 0; m < M; m++)
-#pragma unroll
+                UNROLL
                 for (int e = 0; e < 4; e++)
                     left[m][e] = pack_pair(s.x[m][k * 2 + e / 2][e % 2 * 2], s.x[m][k * 2 + e / 2][e % 2 * 2 + 1], T());
-#pragma unroll
+            UNROLL
             for (int n = 0; n < C / 8; n += 2) {
                 ldmatrix_x4_trans(right, b + offset(k * 16 + l % 16, n + l / 16));
-#pragma unroll
+                UNROLL
                 for (int m = 0; m < M; m++) {
                     mma_16816(o.x[m][n], left[m], right, T());
                     mma_16816(o.x[m][n + 1], left[m], right + 2, T());
@@ -154,12 +162,13 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
     static __device__ __forceinline__ void keep_bits(Keep &keep, const HeadDropout &d, int rows, int columns)
     {
         const bool aligned = (KEYS_DOWN ? rows : columns) % 4 == 0;
-#pragma unroll
+        const Place at = place();
+        UNROLL
         for (int m = 0; m < M; m++) {
-            const int r = rows + row(2 * m);
-            if (!aligned) keep.word[m] = draw_each<KEYS_DOWN>(d, r, columns);
-            else if (KEYS_DOWN) keep.word[m] = draw_keys_down(d, r, columns);
-            else keep.word[m] = draw_queries_down(d, r, columns);
+            const int r = rows + at.row(2 * m), c = columns + at.column0;
+            if (!aligned) keep.word[m] = draw_each<KEYS_DOWN>(d, r, c);
+            else if (KEYS_DOWN) keep.word[m] = draw_keys_down(d, r, c);
+            else keep.word[m] = draw_queries_down(d, r, c);
         }
     }
 
@@ -168,41 +177,41 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
         return k.word[i / 2] >> (j / 2 * 4 + i % 2 * 2 + j % 2) & 1;
     }
 
-    /* r: position of this thread's first row in the tile of 16. */
-    static __device__ __forceinline__ uint32_t draw_queries_down(const HeadDropout &d, int r, int columns)
+    /* r, c: positions of this thread's first row in the tile of 16, and of its first column. */
+    static __device__ __forceinline__ uint32_t draw_queries_down(const HeadDropout &d, int r, int c)
     {
-        const int t = lane() % 4, odd = t % 2;
+        const int odd = in_place(threadIdx.x) % 2;
         uint32_t mine = 0; /* four keys of row r, or of row r + 8 in odd lanes */
-#pragma unroll 2
+        UNROLL_BY(2)
         for (int n = 0; n < COLS / 8; n++)
-            mine |= keep_four(d, r + odd * 8, columns + n * 8 + t / 2 * 4) << n * 4;
+            mine |= keep_four(d, r + odd * 8, c + n * 8) << n * 4;
         const uint32_t other = __shfl_xor_sync(ALL_LANES, mine, 1);
         const uint32_t upper = odd ? other : mine, lower = odd ? mine : other;
         return (upper >> odd * 2 & 0x33333333u) | (lower >> odd * 2 & 0x33333333u) << 2;
     }
 
-    static __device__ __forceinline__ uint32_t draw_keys_down(const HeadDropout &d, int r, int columns)
+    static __device__ __forceinline__ uint32_t draw_keys_down(const HeadDropout &d, int r, int c)
     {
-        const int g = lane() / 4, t = lane() % 4, e = g % 4; /* this lane draws for column e % 2, row r + 8 (e / 2) */
+        const int lane = in_place(threadIdx.x) % WARP, e = lane / 4 % 4; /* draws for column e % 2, row r + 8 (e / 2) */
         uint32_t mine = 0, bits = 0;
-#pragma unroll 2
+        UNROLL_BY(2)
         for (int n = 0; n < COLS / 8; n++)
-            mine |= keep_four(d, columns + n * 8 + t * 2 + e % 2, r - e + e / 2 * 8) << n * 4;
-#pragma unroll
+            mine |= keep_four(d, c + n * 8 + e % 2, r + e / 2 * 8) << n * 4;
+        UNROLL
         for (int i = 0; i < 4; i++) {
-            const uint32_t drawn = __shfl_sync(ALL_LANES, mine, (g - e + i) * 4 + t);
+            const uint32_t drawn = __shfl_sync(ALL_LANES, mine, lane + (i - e) * 4);
             bits |= (drawn >> e & 0x11111111u) << i;
         }
         return bits;
     }
 
     template <bool KEYS_DOWN>
-    static __device__ __forceinline__ uint32_t draw_each(const HeadDropout &d, int r, int columns)
+    static __device__ __forceinline__ uint32_t draw_each(const HeadDropout &d, int r, int c)
     {
         uint32_t bits = 0;
-#pragma unroll 1
+        UNROLL_BY(1)
         for (int i = 0; i < COLS / 2; i++) {
-            const int x = r + i / 2 % 2 * 8, y = columns + i / 4 * 8 + lane() % 4 * 2 + i % 2;
+            const int x = r + i / 2 % 2 * 8, y = c + i / 4 * 8 + i % 2;
             bits |= keep_one(d, KEYS_DOWN ? y : x, KEYS_DOWN ? x : y) << i;
         }
         return bits;
@@ -215,20 +224,21 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
     static __device__ __forceinline__ void store(const Sums &o, const float factor[R], T *tile, T *to, int64_t step,
                                                  int count, int width)
     {
-        const int l = lane();
+        const int l = in_place(threadIdx.x) % WARP, first = threadIdx.x / WARP * WARP_ROWS;
+        const Place at = place();
         __syncwarp();
-#pragma unroll
+        UNROLL
         for (int i = 0; i < R; i++)
-#pragma unroll
+            UNROLL
             for (int n = 0; n < C / 8; n++) {
                 const float *x = o.x[i / 2][n] + i % 2 * 2;
-                *reinterpret_cast<uint32_t *>(tile + offset(row(i), n) + l % 4 * 2) =
+                *reinterpret_cast<uint32_t *>(tile + offset(at.row(i), n) + at.column0) =
                     pack_pair(x[0] * factor[i], x[1] * factor[i], T());
             }
         __syncwarp();
         constexpr int CHUNKS = C / CHUNK;
         for (int i = l; i < WARP_ROWS * CHUNKS; i += WARP) {
-            const int r = warp_row() + i / CHUNKS, chunk = i % CHUNKS;
+            const int r = first + i / CHUNKS, chunk = i % CHUNKS;
             if (r < count && chunk * CHUNK < width) store16(to + r * step + chunk * CHUNK, load16(tile + offset(r, chunk)));
         }
     }

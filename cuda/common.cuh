@@ -5,6 +5,7 @@
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   kernel<<<...>>>(args...); a template
  *                         instance with commas goes in parentheses
+ *   UNROLL, UNROLL_BY(n)             before a loop, where arrays must become registers
  *   SHARED(type, name, [dims])       static __shared__ array
  *   DYNAMIC_SHARED(type, name)       extern __shared__; one per kernel, 1024-byte aligned
  *
@@ -30,6 +31,9 @@
 #include <stdint.h>
 
 #define LAUNCH(kernel, grid, block, smem, stream, ...) kernel<<<(grid), (block), (smem), (stream)>>>(__VA_ARGS__)
+#define UNROLL _Pragma("unroll")
+#define UNROLL_BY(n) UNROLL_TEXT(unroll n)
+#define UNROLL_TEXT(text) _Pragma(#text)
 #define SHARED(type, name, dims) __shared__ __align__(16) type name dims
 #define DYNAMIC_SHARED(type, name)                                     \
     extern __shared__ __align__(1024) unsigned char dynamic_shared_[]; \
@@ -101,6 +105,8 @@ template <class T> __device__ __forceinline__ void need_aligned(const T *, int) 
 
 #else
 #include "emu.h" /* test/emu: the same names, executed by fibers on the host */
+#define UNROLL /* a host compiler would take minutes for nothing */
+#define UNROLL_BY(n)
 static inline int in_place(int x) { return x; }
 static inline float exp2_approx(float x) { return exp2f(x); }
 #endif
