@@ -241,80 +241,10 @@ static int64_t tile_strip(const Task *t, int64_t row)
 
 /* ---- a tile of a fixed-point result ---- */
 
-/*
- * leaf *= 2^shift. False if a number is not below 2^(62 - room) in size, or NaN; such numbers become 0.
- * The usual case costs two operations a vector: if the sum of all squares is below the limit's square, each
- * of them is.
- */
-static bool fix_leaf(float *leaf, int64_t rows, int64_t cols, const Gemm *g)
-{
-    const vf scale = vf_set1(fix_scale(g->shift)), limit = vf_set1(fix_limit(g->room));
-    vf squares[TILE_VECS];
-    vm fit = vm_first_n(VEC);
-    for (int v = 0; v < TILE_VECS; v++) squares[v] = vf_zero();
-    for (int64_t i = 0; i < rows; i++) {
-        for (int v = 0; v < TILE_VECS && v * VEC < cols; v++) {
-            vf x = vf_mul(vf_load(leaf + i * TILE_COLS + v * VEC), scale);
-            squares[v] = vf_fma(x, x, squares[v]);
-            vf_store(leaf + i * TILE_COLS + v * VEC, x);
-        }
-    }
-    for (int v = 0; v < TILE_VECS; v++) fit = vm_and(fit, vf_lt(squares[v], vf_mul(limit, limit)));
-    if (!vm_any(vm_not(fit))) return true;
-    vm bad = vm_first_n(0);
-    for (int64_t i = 0; i < rows * TILE_COLS; i += VEC) {
-        if (i % TILE_COLS >= cols) continue;
-        vm m = vf_fix_bad(vf_load(leaf + i), fix_limit(g->room));
-        bad = vm_or(bad, m);
-        vf_store(leaf + i, vf_select(m, vf_zero(), vf_load(leaf + i)));
-    }
-    return !vm_any(bad);
-}
-
 typedef struct {
     int64_t *at;
     int64_t ld;
 } FixedSum;
-
-/* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
-static inline vl fix_load(const float *p)
-{
-#if defined(CPU_ISA_avx512)
-    return (vl){ _mm512_cvtps_epi64(_mm256_loadu_ps(p)), _mm512_cvtps_epi64(_mm256_loadu_ps(p + 8)) };
-#else
-    return vl_from_f(vf_load(p));
-#endif
-}
-
-static inline void fix_set_row(int64_t *to, const float *leaf, int64_t cols)
-{
-#pragma GCC unroll 3
-    for (int64_t j = 0; j < cols; j += VEC) vl_store(to + j, fix_load(leaf + j));
-}
-
-static inline void fix_add_row(int64_t *to, const int64_t *from, const float *leaf, int64_t cols)
-{
-#pragma GCC unroll 3
-    for (int64_t j = 0; j < cols; j += VEC) vl_store(to + j, vl_add(vl_load(from + j), fix_load(leaf + j)));
-}
-
-/* to = llrint(leaf) */
-static void fix_set(FixedSum to, const float *leaf, int64_t rows, int64_t cols)
-{
-    for (int64_t i = 0; i < rows; i++, to.at += to.ld, leaf += TILE_COLS) {
-        if (cols == TILE_COLS) fix_set_row(to.at, leaf, TILE_COLS);
-        else fix_set_row(to.at, leaf, cols);
-    }
-}
-
-/* to = from + llrint(leaf) */
-static void fix_add(FixedSum to, FixedSum from, const float *leaf, int64_t rows, int64_t cols)
-{
-    for (int64_t i = 0; i < rows; i++, to.at += to.ld, from.at += from.ld, leaf += TILE_COLS) {
-        if (cols == TILE_COLS) fix_add_row(to.at, from.at, leaf, TILE_COLS);
-        else fix_add_row(to.at, from.at, leaf, cols);
-    }
-}
 
 /* Integers of a tile that do not lie in G: added to it, or to C as floats. */
 static void output_fixed(const Task *t, int64_t row, int64_t col, FixedSum sum)
@@ -350,20 +280,26 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
 {
     const Plan *p = t->p;
     const Gemm *g = p->g;
-    float local[TILE_ELEMS] __attribute__((aligned(64)));
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
     Tile tile = tile_open(t, row, col);
-    const Sum leaf = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ local, TILE_COLS };
+    const Sum leaf = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ 0 };
     const FixedSum sums = { memory, TILE_COLS }, home = fixed_home(t, row, col, memory);
     const bool at_home = home.at != memory, begun = at_home && (t->group > 0 || g->beta);
+    bool misfit = false;
     for (int64_t k = 0; k < t->slab_k; k += p->leaf) {
+        const FixedSum from = k > 0 ? sums : home, to = k + p->leaf < t->slab_k ? sums : home;
+        TileFixed fixed = { .to = to.at,
+                            .to_row = to.ld,
+                            .from = k > 0 || begun ? from.at : NULL,
+                            .from_row = from.ld,
+                            .scale = fix_scale(g->shift),
+                            .limit = fix_limit(g->room) };
+        tile.fixed = t->last ? &fixed : NULL;
         tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, leaf);
         if (!t->last) return;
-        if (!fix_leaf(leaf.at, tile.rows, tile.cols, g)) t->overflow = true;
-        const FixedSum to = k + p->leaf < t->slab_k ? sums : home;
-        if (k > 0 || begun) fix_add(to, k > 0 ? sums : home, leaf.at, tile.rows, tile.cols);
-        else fix_set(to, leaf.at, tile.rows, tile.cols);
+        misfit |= fixed.misfit;
     }
+    if (misfit) t->overflow = true;
     if (g->fixed ? !at_home : t->last_group) output_fixed(t, row, col, home);
 }
 

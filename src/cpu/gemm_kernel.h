@@ -36,6 +36,18 @@ typedef enum {
     TILE_ADD,      /* c = c + chain from 0 */
 } TileStart;
 
+/*
+ * Where a chain goes that becomes an integer: to = from + llrint(chain * scale), in whole vectors. A number not
+ * below `limit` in size, or NaN, adds 0 and is noted.
+ */
+typedef struct {
+    int64_t *to;
+    const int64_t *from; /* NULL: 0 */
+    int64_t to_row, from_row;
+    float scale, limit;
+    bool misfit; /* set, never cleared */
+} TileFixed;
+
 typedef struct {
     const float *a, *b;
     int64_t a_row, a_k; /* element (i, k) of A is a[i * a_row + k * a_k] */
@@ -48,7 +60,18 @@ typedef struct {
     TileStart start;
     int64_t more;   /* tiles to the right of this one to compute too */
     int64_t b_tile; /* floats from one tile's B to the next one's */
+    TileFixed *fixed;
 } Tile;
+
+/* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
+static inline vl fix_load(const float *p)
+{
+#if defined(CPU_ISA_avx512)
+    return (vl){ _mm512_cvtps_epi64(_mm256_loadu_ps(p)), _mm512_cvtps_epi64(_mm256_loadu_ps(p + 8)) };
+#else
+    return vl_from_f(vf_load(p));
+#endif
+}
 
 /* One kernel for constant rows, vecs and (if not 0) columns `cols` < 16 in use of a single vector. */
 static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int rows, int vecs, int cols)
@@ -85,6 +108,36 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
                 EACH_VEC acc[i][v] = vf_fma(x, row[v], acc[i][v]);
             }
             a += a_k, a3 += a_k, a6 += a_k, b += b_k;
+        }
+        if (t->fixed && !cols) {
+            TileFixed *f = t->fixed;
+            vf squares[TILE_VECS];
+            EACH_VEC squares[v] = vf_zero();
+            EACH_ROW EACH_VEC
+            {
+                acc[i][v] = vf_mul(acc[i][v], vf_set1(f->scale));
+                squares[v] = vf_fma(acc[i][v], acc[i][v], squares[v]);
+            }
+            /* if the sum of all squares is below the limit's square, each of them is */
+            vm fit = vm_first_n(VEC);
+            EACH_VEC fit = vm_and(fit, vf_lt(squares[v], vf_set1(f->limit * f->limit)));
+            if (vm_any(vm_not(fit))) {
+                EACH_ROW EACH_VEC
+                {
+                    const vm bad = vf_fix_bad(acc[i][v], f->limit);
+                    f->misfit |= vm_any(bad) != 0;
+                    acc[i][v] = vf_select(bad, vf_zero(), acc[i][v]);
+                }
+            }
+            float leaf[TILE_ELEMS] __attribute__((aligned(64)));
+            EACH_ROW EACH_VEC vf_store(leaf + i * TILE_COLS + v * VEC, acc[i][v]);
+            EACH_ROW EACH_VEC
+            {
+                vl x = fix_load(leaf + i * TILE_COLS + v * VEC);
+                if (f->from) x = vl_add(x, vl_load(f->from + i * f->from_row + v * VEC));
+                vl_store(f->to + i * f->to_row + v * VEC, x);
+            }
+            return;
         }
         if (start == TILE_ADD) {
             EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * VEC), acc[i][v]);
@@ -165,6 +218,9 @@ static __attribute__((noinline)) void tile_edge(const Tile *tile)
             if (rest) tile_kernels[i].by_vecs[0](&tail, rest);
             t.a += rows * t.a_row;
             t.c += rows * t.c_row;
+            if (!t.fixed) continue;
+            t.fixed->to += rows * t.fixed->to_row;
+            if (t.fixed->from) t.fixed->from += rows * t.fixed->from_row;
         }
     }
 }
