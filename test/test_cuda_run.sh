@@ -1,0 +1,141 @@
+#!/usr/bin/env bash
+# The whole program with device=cuda, on the emulator (or, with MEGATRAIN naming a CUDA build, on a GPU), beside
+# device=cpu: losses, kernels launched, resuming on the same and on the other device, memory, what is refused.
+MEGATRAIN=${MEGATRAIN:-${BUILD:-build}/emu/megatrain}
+. "$(dirname "$0")/lib.sh"
+make_tiny
+cat >gpt2.ini <<'EOI'
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 32
+dropout = 0.1
+attention_dropout = 0.1
+[train]
+micro_batch = 1
+global_batch = 3
+steps = 10
+[optim]
+lr = 3e-3
+min_lr = 3e-4
+warmup = 4
+[data]
+train = a
+valid = b
+[checkpoint]
+every = 5
+keep = 0
+EOI
+cat >llama.ini <<'EOI'
+[model]
+arch = llama
+layers = 2
+hidden = 48
+heads = 4
+kv_heads = 2
+head_dim = 32
+ffn = 64
+seq = 24
+qk_norm = true
+window = 16
+[train]
+micro_batch = 2
+global_batch = 4
+steps = 10
+recompute = selective
+[optim]
+lr = 3e-3
+warmup = 4
+[data]
+train = a
+valid = b
+[checkpoint]
+every = 5
+keep = 0
+EOI
+
+run() { # NAME CONFIG keys...
+    EMU_REPORT=$PWD/$1.kernels "$mt" --config "$2" run.dir="$1" "${@:3}" >"$1.out" 2>"$1.err"
+    local status=$?
+    [ $status -eq 0 ] || { bad "exit $status: run $*"; head -3 "$1.err"; }
+}
+
+# close A B TOLERANCE: as many losses, each within the relative tolerance; NaN fails
+close() {
+    paste <(losses "$1") <(losses "$2") | awk -v tol="$3" '
+        { d = $2 - $4; if (d < 0) d = -d; if (!($1 == $3 && d <= tol * $4)) bad = 1; n++ }
+        END { exit !(n == 10 && !bad) }'
+}
+
+# ---- losses ----
+for c in gpt2 llama; do
+    run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
+    run $c-cuda $c.ini run.device=cuda run.precision=fp32
+    check "$c fp32: losses within 1e-5 of the CPU's" close $c-cuda $c-cpu 1e-5
+    run $c-bf16-cpu $c.ini run.device=cpu run.precision=bf16
+    run $c-bf16 $c.ini run.device=cuda
+    check "$c: bf16 is the default on cuda" grep -q 'precision = bf16' <("$mt" config --config $c.ini run.device=cuda)
+    check "$c bf16: losses within 2e-2 of the CPU's bf16" close $c-bf16 $c-bf16-cpu 2e-2
+    run $c-fp16 $c.ini run.device=cuda run.precision=fp16
+    check "$c fp16: losses within 2e-2 of fp32" close $c-fp16 $c-cuda 2e-2
+    check "$c fp16: the loss scale was lowered" grep -q 'done again with loss scale' $c-fp16.err
+done
+run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
+check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
+
+# ---- repeats, with and without graphs ----
+run again gpt2.ini run.device=cuda
+check "a repeat gives the same losses" same_losses again gpt2-bf16
+check "a repeat gives the same tensors" same_tensors again gpt2-bf16 10
+run eager gpt2.ini run.device=cuda run.graphs=false
+check "without graphs the same losses" same_losses eager gpt2-bf16
+check "without graphs the same tensors" same_tensors eager gpt2-bf16 10
+
+# ---- stop and resume ----
+run half gpt2.ini run.device=cuda train.stop_at=5
+run half gpt2.ini run.device=cuda
+check "5 + 5 losses are the 10" same_losses half gpt2-bf16
+check "5 + 5 tensors are the 10's" same_tensors half gpt2-bf16 10
+run half16 gpt2.ini run.device=cuda run.precision=fp16 train.stop_at=5
+run half16 gpt2.ini run.device=cuda run.precision=fp16
+check "fp16: 5 + 5 tensors are the 10's" same_tensors half16 gpt2-fp16 10
+for from in cpu cuda; do
+    to=$([ $from = cpu ] && echo cuda || echo cpu)
+    keys="run.precision=fp32 run.reproducible=run"
+    # shellcheck disable=SC2086
+    run $from-$to gpt2.ini $keys run.device=$from train.stop_at=5
+    # shellcheck disable=SC2086
+    run $from-$to gpt2.ini $keys run.device=$to
+    check "a checkpoint of $from resumes on $to" close $from-$to gpt2-cpu 1e-5
+done
+expect 0 loss "$mt" eval --config gpt2.ini run.dir=gpt2-bf16 run.device=cuda
+expect 0 Line "$mt" generate --run gpt2-bf16 --prompt Line --tokens 4
+run tuned gpt2.ini run.device=cuda run.autotune=true
+check "choices of autotune stand in the run folder" [ -s tuned/gemm-algorithms.txt ]
+
+# ---- what exists only on the emulator ----
+if [ -s gpt2-cuda.kernels ]; then
+    # every kernel of cuda/ ran in one of these runs; what no run reaches yet, in the op tests (and attention's)
+    for t in attention norm; do
+        EMU_REPORT=$PWD/$t.kernels "$(dirname "$mt")/test_cuda_$t" >ops.out 2>&1 || bad "test_cuda_$t"
+    done
+    kernels=$(grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/cuda/*.cu "$root"/cuda/*.cuh | sort -u)
+    for k in $kernels; do
+        check "kernel $k was launched" grep -qhE "^[1-9][0-9]* $k\b" ./*.kernels
+    done
+    expect 2 "CUDA finds no GPU" env EMU_DEVICES=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
+    EMU_DEVICES=0 run auto gpt2.ini run.precision=fp32
+    check "device=auto without a GPU says so once" [ "$(grep -c 'run.device=auto' auto.err)" -eq 1 ]
+    check "and computes on the CPU" grep -q 'avx\|plain c' auto.err
+    expect 9 "GPU 0" env EMU_MEMORY=$((800 << 20)) "$mt" --config gpt2.ini run.dir=small run.device=cuda
+    for what in state saves scratch workspace; do
+        check "exit 9 lists $what" grep -q "^$what.* MiB" err.txt
+    done
+    planned=$("$mt" plan --config gpt2.ini run.device=cuda | sed -n 's/^ *total *\([0-9,]*\).*/\1/p' | tr -d ,)
+    taken=$(sed -n 's/^\([0-9]*\) bytes of device memory$/\1/p' gpt2-bf16.kernels)
+    check "device memory taken is planned memory ($taken, $planned)" [ "$taken" = "$planned" ]
+else
+    skip "kernel counts, missing GPU, full GPU: not on the emulator"
+fi
+finish
