@@ -4,7 +4,8 @@
 #   make demo       trains on real text             make test-slow  mutants, layout controls, GPT-2 against PyTorch
 #   make bench      speed beside PyTorch, OpenBLAS  make lint       format, warnings, layers, headers alone
 #   make deps       installs what is missing        make asan       the tests under ASan and UBSan
-#   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU
+#   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
+#                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
 #
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
 # BUILD= chooses the folder of objects. Every target that needs packages installs them first (make deps).
@@ -59,6 +60,13 @@ EMU_CC    ?= $(CC)
 EMU_CXX   ?= g++
 EMU_FLAGS ?=
 EMU_RUNTIME_FLAGS ?= $(EMU_FLAGS)
+EMU_LDFLAGS ?= $(LDFLAGS)
+# The lanes with sanitizers, as arguments of make. The library is gcc's, and so is its OpenMP.
+EMU_CLANG := EMU_CC=clang EMU_CXX=clang++ EMU_LDFLAGS=-fopenmp=libgomp
+EMU_ASAN  := $(EMU_CLANG) EMU=$(BUILD)/emu-asan EMU_RUNTIME_FLAGS="-DEMU_ASAN -fno-builtin" \
+             EMU_FLAGS="-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
+EMU_TSAN  := $(EMU_CLANG) EMU=$(BUILD)/emu-tsan EMU_RUNTIME_FLAGS="-DEMU_TSAN -fno-builtin" \
+             EMU_FLAGS="-O1 -fsanitize=thread"
 EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
 EMU_HOST  := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
@@ -70,7 +78,7 @@ EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest 
 EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
                 -MMD -MP $(WARN)
 
-.PHONY: all deps deps-dev demo test test-emu test-slow bench asan lint fmt hdr-check install clean
+.PHONY: all deps deps-dev demo test cuda-headers test-emu emu-asan emu-tsan emu-bugs test-slow bench asan lint fmt hdr-check install clean
 .SECONDARY:
 
 all: deps
@@ -153,16 +161,16 @@ $(EMU)/src/device/device.o: src/device/device.c
 # objects first: what they define is then not taken from the library
 $(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)
 
 $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)
 
 $(EMU)/rooflines: $(EMU)/bench/cuda/cases.o $(EMU)/bench/cuda/maker.o
 $(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)
 
 $(EMU_SELF): $(EMU)/%: $(EMU)/test/emu/%.o $(patsubst %.cu,$(EMU)/%.cu.o,$(wildcard test/emu/*.cu)) $(EMU_RUNTIME)
 	@echo "  LD $@"
@@ -186,6 +194,25 @@ $(BUILD)/split_text: scripts/split_text.c
 test: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
 	@BUILD=$(BUILD) test/run.sh quick
+
+cuda-headers:
+	@test -n "$(CUDA_HOME)" || { echo "the emulator needs headers of the CUDA toolkit: CUDA_HOME=FOLDER"; exit 2; }
+
+test-emu: deps cuda-headers
+	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU)/megatrain $(EMU_TESTS) $(EMU_SELF)
+	@BUILD=$(BUILD) EMU=$(EMU) test/run.sh emu
+
+emu-asan: deps-dev cuda-headers
+	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_ASAN) $(patsubst $(EMU)/%,$(BUILD)/emu-asan/%,$(EMU_TESTS) $(EMU_SELF))
+	@BUILD=$(BUILD) EMU=$(BUILD)/emu-asan test/run.sh emu-asan
+
+emu-tsan: deps-dev cuda-headers
+	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_TSAN) $(patsubst $(EMU)/%,$(BUILD)/emu-tsan/%,$(EMU_TESTS) $(EMU_SELF))
+	@BUILD=$(BUILD) EMU=$(BUILD)/emu-tsan test/run.sh emu-tsan
+
+emu-bugs: deps-dev cuda-headers
+	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_TESTS)
+	@BUILD=$(BUILD) test/run.sh emu-bugs
 
 test-slow: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)

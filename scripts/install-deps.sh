@@ -3,7 +3,7 @@
 # As root or with sudo; `scripts/install-deps.sh dev` adds what lint, sanitizers and benchmarks use.
 set -euo pipefail
 packages=(gcc g++ make libc6-dev libinih-dev libjansson-dev libpcre2-dev libutf8proc-dev xz-utils bzip2 python3)
-[ "${1:-}" = dev ] && packages+=(clang-format libopenblas0-openmp python3-torch)
+[ "${1:-}" = dev ] && packages+=(clang clang-format libclang-rt-dev libopenblas0-openmp python3-torch)
 
 missing=()
 for p in "${packages[@]}"; do
