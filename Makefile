@@ -55,18 +55,26 @@ GPU_BENCHES := $(BUILD)/gpu/rooflines $(BUILD)/gpu/steps
 
 # The same files on the emulator (test/emu/README.md). EMU: folder of objects. EMU_FLAGS: sanitizers for kernels
 # and tests; EMU_RUNTIME_FLAGS: for the emulator itself.
+# EMU_LANE=asan, tsan: with sanitizers, by clang; the library is gcc's, and so is its OpenMP.
+EMU_LANE ?=
+ifneq ($(EMU_LANE),)
+EMU       ?= $(BUILD)/emu-$(EMU_LANE)
+EMU_CC    ?= clang
+EMU_CXX   ?= clang++
+EMU_LDFLAGS ?= -fopenmp=libgomp
+EMU_asan  := -O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+EMU_tsan  := -O1 -fsanitize=thread
+EMU_FLAGS ?= $(EMU_$(EMU_LANE))
+EMU_RUNTIME_asan := -DEMU_ASAN -fno-builtin
+EMU_RUNTIME_tsan := -DEMU_TSAN -fno-builtin
+EMU_RUNTIME_FLAGS ?= $(EMU_RUNTIME_$(EMU_LANE))
+endif
 EMU       ?= $(BUILD)/emu
 EMU_CC    ?= $(CC)
 EMU_CXX   ?= g++
+EMU_LDFLAGS ?= $(LDFLAGS)
 EMU_FLAGS ?=
 EMU_RUNTIME_FLAGS ?= $(EMU_FLAGS)
-EMU_LDFLAGS ?= $(LDFLAGS)
-# The lanes with sanitizers, as arguments of make. The library is gcc's, and so is its OpenMP.
-EMU_CLANG := EMU_CC=clang EMU_CXX=clang++ EMU_LDFLAGS=-fopenmp=libgomp
-EMU_ASAN  := $(EMU_CLANG) EMU=$(BUILD)/emu-asan EMU_RUNTIME_FLAGS="-DEMU_ASAN -fno-builtin" \
-             EMU_FLAGS="-O1 -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer"
-EMU_TSAN  := $(EMU_CLANG) EMU=$(BUILD)/emu-tsan EMU_RUNTIME_FLAGS="-DEMU_TSAN -fno-builtin" \
-             EMU_FLAGS="-O1 -fsanitize=thread"
 EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
 EMU_HOST  := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
@@ -78,7 +86,7 @@ EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest 
 EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
                 -MMD -MP $(WARN)
 
-.PHONY: all deps deps-dev demo test cuda-headers test-emu emu-asan emu-tsan emu-bugs test-slow bench asan lint fmt hdr-check install clean
+.PHONY: all deps deps-dev demo test cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-slow bench asan lint fmt hdr-check install clean
 .SECONDARY:
 
 all: deps
@@ -198,18 +206,17 @@ test: deps
 cuda-headers:
 	@test -n "$(CUDA_HOME)" || { echo "the emulator needs headers of the CUDA toolkit: CUDA_HOME=FOLDER"; exit 2; }
 
+emu-programs: $(EMU_TESTS) $(EMU_SELF)
+
 test-emu: deps cuda-headers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU)/megatrain $(EMU_TESTS) $(EMU_SELF)
+	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU)/megatrain emu-programs
 	@BUILD=$(BUILD) EMU=$(EMU) test/run.sh emu
 
-emu-asan: deps-dev cuda-headers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_ASAN) $(patsubst $(EMU)/%,$(BUILD)/emu-asan/%,$(EMU_TESTS) $(EMU_SELF))
-	@BUILD=$(BUILD) EMU=$(BUILD)/emu-asan test/run.sh emu-asan
+emu-asan emu-tsan: emu-%: deps-dev cuda-headers
+	@$(MAKE) --no-print-directory -j$$(nproc) EMU_LANE=$* emu-programs
+	@BUILD=$(BUILD) EMU=$(BUILD)/emu-$* test/run.sh emu-$*
 
-emu-tsan: deps-dev cuda-headers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_TSAN) $(patsubst $(EMU)/%,$(BUILD)/emu-tsan/%,$(EMU_TESTS) $(EMU_SELF))
-	@BUILD=$(BUILD) EMU=$(BUILD)/emu-tsan test/run.sh emu-tsan
-
+# each bug of test/cuda_bugs.txt is put into a kernel and must be caught
 emu-bugs: deps-dev cuda-headers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_TESTS)
 	@BUILD=$(BUILD) test/run.sh emu-bugs
