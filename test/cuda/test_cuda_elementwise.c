@@ -206,7 +206,8 @@ TEST(residual_bwd_in_place)
     case_close(c);
 }
 
-/* A feature's draw belongs to its column of the tensor, wherever the row begins in memory: base/rng.h, alone. */
+/* A feature's draw belongs to its coordinates: base/rng.h, alone. The threshold is the very draw of one of them,
+ * which is kept. */
 TEST(dropout_by_coordinates)
 {
     CudaCase *c = case_open();
@@ -215,13 +216,17 @@ TEST(dropout_by_coordinates)
     for (int i = 0; i < N * D; i++) ones[i] = 1;
     Pair x = pair_values(c, F32, ones, N, D), y = pair_output(c, F32, N, D);
     DropPairs at = drop_pairs(c, N);
-    const Dropout drop = { rng_key(9, "site"), dropout_threshold(0.3f), 1 };
+    const int64_t *sample = at.sample.t[CASE_CPU].data;
+    const int32_t *position = at.position.t[CASE_CPU].data;
+    const uint64_t key = rng_key(9, "site");
+    const Philox draw =
+        philox(key, 6, (uint32_t)position[1], (uint32_t)sample[1], (uint32_t)(sample[1] >> 32));
+    const Dropout drop = { key, draw.v[3], 1 };
     BOTH(c, residual_fwd, .y = AT(y), .x = AT(x), .position = AT(at.position), .sample = AT(at.sample),
          .dropout = drop);
     float got[N * D];
     OK(device_read(&c->dev[CASE_GPU].stream, got, y.t[CASE_GPU].data, sizeof got));
-    const int64_t *sample = at.sample.t[CASE_CPU].data;
-    const int32_t *position = at.position.t[CASE_CPU].data;
+    CHECK(got[D + 6 * 4 + 3] == 1);
     for (int i = 0; i < N * D; i++)
         CHECK(got[i] == (float)dropout_keep(drop.key, drop.threshold, sample[i / D], position[i / D], i % D));
     case_close(c);
