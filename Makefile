@@ -18,7 +18,8 @@ WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes
 OPT     ?= -O2 -g
 CFLAGS  := -std=gnu17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP $(WARN) $(EXTRA_CFLAGS)
 LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
-LIBS    := -linih -ljansson -lpcre2-8 -lutf8proc -ldl -lpthread -lm
+HOST_LIBS := -linih -ljansson -lpcre2-8 -lutf8proc -ldl -lpthread -lm
+LIBS    := $(HOST_LIBS)
 PREFIX  ?= /usr/local
 
 # src/cpu/ is built three times, once for each instruction set (src/cpu/isa.h)
@@ -36,8 +37,8 @@ HEADERS := $(sort $(wildcard src/*/*.h))
 
 # The CUDA backend: C by the host's compiler, kernels by nvcc for A100, Hopper, and PTX for what comes later.
 CUDA_HOME ?= $(firstword $(wildcard $(patsubst %/bin/nvcc,%,$(shell command -v nvcc 2>/dev/null)) /usr/local/cuda))
-CUDA      ?= 0
 NVCC      := $(CUDA_HOME)/bin/nvcc
+CUDA      ?= $(if $(wildcard $(NVCC)),1,0)
 NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,code=[sm_80,compute_80] \
              -gencode=arch=compute_90a,code=sm_90a
 CUDA_C    := $(sort $(wildcard cuda/*.c))
@@ -48,6 +49,11 @@ OBJ       += $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
 LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -lstdc++
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
+$(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA) # the one file that knows; built anew when CUDA= changes
+$(BUILD)/.cuda-$(CUDA):
+	@mkdir -p $(@D)
+	@rm -f $(BUILD)/.cuda-* $(BUILD)/libmegatrain.a
+	@touch $@
 
 # Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh); the tests are those of the emulator.
 GPU_TESTS   := $(patsubst test/cuda/%.c,$(BUILD)/gpu/%,$(sort $(wildcard test/cuda/test_*.c)))
@@ -169,11 +175,11 @@ $(EMU)/src/device/device.o: src/device/device.c
 # objects first: what they define is then not taken from the library
 $(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
 
 $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
 
 $(EMU)/rooflines: $(EMU)/bench/cuda/cases.o $(EMU)/bench/cuda/maker.o
 $(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a

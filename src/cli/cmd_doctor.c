@@ -124,9 +124,22 @@ static void check_devices(void)
 {
     char driver[LINE_BYTES];
     kernel_value("/proc/driver/nvidia/version", "NVRM version", driver);
-    printf("devices      cpu\n");
+    DeviceInfo gpu;
+    char why[LINE_BYTES], a[UNITS_BYTES], b[UNITS_BYTES];
+    int gpus = device_cuda_count(why, sizeof why);
+    printf("devices      cpu%s\n", gpus ? ", cuda" : "");
     if (driver[0]) printf("gpu driver   %s\n", driver);
-    advise(driver[0] != 0, "there is an NVIDIA GPU, but this build has no CUDA backend: runs use the CPU");
+    for (int i = 0; i < gpus && device_cuda_info(i, &gpu) == ERR_OK; i++)
+        printf("gpu %-8d %s, compute capability %d.%d, %d multiprocessors, %s, %s free; CUDA driver %d.%d, "
+               "runtime %d.%d\n",
+               i, gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, units_bytes(a, gpu.total_bytes),
+               units_bytes(b, gpu.free_bytes), gpu.driver / 1000, gpu.driver % 100 / 10, gpu.runtime / 1000,
+               gpu.runtime % 100 / 10);
+    if (!gpus) printf("no gpu       %s\n", why);
+    advise(driver[0] && !device_has_cuda(),
+           "there is an NVIDIA GPU, but this build has no CUDA backend: install the "
+           "CUDA toolkit and run make again");
+    advise(driver[0] && device_has_cuda() && !gpus, "there is an NVIDIA driver, but %s: see nvidia-smi", why);
 }
 
 static Err check_disk(void)

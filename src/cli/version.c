@@ -16,7 +16,7 @@ void version_print(FILE *out)
     for (int isa = ISA_AVX512; isa < ISA_COUNT; isa++)
         fprintf(out, "%s%s%s", isa == ISA_AVX512 ? "" : ", ", isa_name((Isa)isa),
                 isa == (int)isa_best() ? " in use" : "");
-    fprintf(out, "), null; no cuda\n");
+    fprintf(out, "), null%s\n", device_has_cuda() ? ", cuda" : "; no cuda");
     fprintf(out, "libraries  %s, %s, inih, glibc %s\n", json_library(), data_libraries(libraries),
             gnu_get_libc_version());
 }
