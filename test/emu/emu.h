@@ -135,14 +135,21 @@ struct Launch {
 void enqueue(const Launch &launch, std::function<void()> body);
 /*
  * A pointer handed to a kernel must be null or lead to device or pinned memory. In a struct every word that is
- * the address of mapped host memory is taken for a pointer.
+ * the address of mapped host memory is taken for a pointer; padding, where old pointers may lie, must be known.
  */
 void check_pointer(const Launch &launch, int index, const void *p);
 void check_words(const Launch &launch, int index, const void *words, size_t count);
-template <class T> void check_value(const Launch &launch, int index, const T &value)
+template <class T> void check_value(const Launch &launch, int index, T value)
 {
     if constexpr (std::is_pointer_v<T>) check_pointer(launch, index, reinterpret_cast<const void *>(value));
-    else if constexpr (std::is_class_v<T> && alignof(T) >= 8) check_words(launch, index, &value, sizeof(T) / 8);
+    else if constexpr (std::is_class_v<T> && alignof(T) >= 8) {
+#ifdef __clang__
+        if constexpr (!std::has_unique_object_representations_v<T>) return;
+#else
+        __builtin_clear_padding(&value);
+#endif
+        check_words(launch, index, &value, sizeof(T) / 8);
+    }
 }
 
 template <auto KERNEL> struct Tag {
