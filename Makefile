@@ -6,6 +6,7 @@
 #   make deps       installs what is missing        make asan       the tests under ASan and UBSan
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
+#   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
 # BUILD= chooses the folder of objects. Every target that needs packages installs them first (make deps).
@@ -46,7 +47,7 @@ CUDA_CU   := $(sort $(wildcard cuda/*.cu))
 CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
 ifeq ($(CUDA),1)
 OBJ       += $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
-LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,$(CUDA_HOME)/lib64 -lcublasLt -lcudart_static -lrt -lstdc++
+LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib:$(CUDA_HOME)/lib64' -lcublasLt -lcudart_static -lrt -lstdc++
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
 $(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA) # the one file that knows; built anew when CUDA= changes
@@ -55,9 +56,10 @@ $(BUILD)/.cuda-$(CUDA):
 	@rm -f $(BUILD)/.cuda-* $(BUILD)/libmegatrain.a
 	@touch $@
 
-# Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh); the tests are those of the emulator.
-GPU_TESTS   := $(patsubst test/cuda/%.c,$(BUILD)/gpu/%,$(sort $(wildcard test/cuda/test_*.c)))
-GPU_BENCHES := $(BUILD)/gpu/rooflines $(BUILD)/gpu/steps
+# Tests and benchmarks of the CUDA backend on a device (scripts/gpu-check.sh): the emulator's, in one program.
+GPU_NAMES := $(patsubst test/cuda/%.c,%,$(sort $(wildcard test/cuda/test_*.c))) rooflines steps
+GPU_OBJ   := $(patsubst %.c,$(BUILD)/%.o,$(filter-out test/cuda/programs.c,$(sort $(wildcard test/cuda/*.c bench/cuda/*.c))))
+GPU_LINKS := $(GPU_NAMES:%=$(BUILD)/gpu/%)
 
 # The same files on the emulator (test/emu/README.md). EMU: folder of objects. EMU_FLAGS: sanitizers for kernels
 # and tests; EMU_RUNTIME_FLAGS: for the emulator itself.
@@ -134,23 +136,38 @@ $(BUILD)/cuda/%.o: cuda/%.c
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) $(CUDA_INC) -c -o $@ $<
 
+# (registers and PTX stay beside the object, for scripts/check-kernels.sh)
 $(BUILD)/cuda/%.o: cuda/%.cu
 	@mkdir -p $(@D)
 	@echo "  NVCC $<"
-	@$(NVCC) $(NVCCFLAGS) -MMD -MF $(@:.o=.d) -c -o $@ $<
+	@mkdir -p $(@:.o=.keep)
+	@$(NVCC) $(NVCCFLAGS) -Xptxas -v --keep --keep-dir $(@:.o=.keep) -MMD -MF $(@:.o=.d) -c -o $@ $< 2>$(@:.o=.ptxas) || \
+	    { cat $(@:.o=.ptxas) >&2; exit 1; }
+	@grep -vE '^ptxas info|bytes stack frame' $(@:.o=.ptxas) >&2 || true
+	@mv $(@:.o=.keep)/*.ptx $(@D) && rm -rf $(@:.o=.keep)
 
-$(BUILD)/test/cuda/%.o $(BUILD)/bench/cuda/%.o: CFLAGS += -DMEGATRAIN_CUDA -Itest $(CUDA_INC)
+$(GPU_OBJ): CFLAGS += -DMEGATRAIN_CUDA -Itest $(CUDA_INC) -Dmain=$(basename $(notdir $@))_main -Wno-missing-prototypes
 
-$(GPU_TESTS): $(BUILD)/gpu/%: $(BUILD)/test/cuda/%.o $(BUILD)/libmegatrain.a
+$(BUILD)/gpu/names.def: test/cuda bench/cuda
 	@mkdir -p $(@D)
-	@echo "  LD $@"
-	@$(CC) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@printf 'PROGRAM(%s)\n' $(GPU_NAMES) >$@
 
-$(BUILD)/gpu/rooflines: $(BUILD)/bench/cuda/cases.o $(BUILD)/bench/cuda/maker.o
-$(GPU_BENCHES): $(BUILD)/gpu/%: $(BUILD)/bench/cuda/%.o $(BUILD)/libmegatrain.a
-	@mkdir -p $(@D)
+$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(CC) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@$(CC) $(CFLAGS) -I$(@D) -o $@ $(filter-out %.def,$^) $(LDFLAGS) $(LIBS)
+
+$(GPU_LINKS): $(BUILD)/gpu/programs
+	@ln -sf programs $@
+
+.PHONY: gpu-programs bundle
+gpu-programs: $(GPU_LINKS)
+
+# all of it in one folder for a machine with a GPU (docs/gpu.md)
+bundle: deps
+	@[ -x "$(NVCC)" ] || { echo "make bundle: no nvcc; CUDA_HOME names the toolkit" >&2; exit 1; }
+	@$(MAKE) --no-print-directory -j$$(nproc) CUDA=1 megatrain gpu-programs
+	@BUILD=$(BUILD) scripts/bundle.sh
+	@BUILD=$(BUILD) test/bundle.sh
 
 $(EMU)/%.cu.o: %.cu
 	@mkdir -p $(@D)
@@ -243,6 +260,7 @@ bench: deps-dev
 	@BUILD=$(BUILD) bench/run.py
 
 lint: deps-dev hdr-check
+	@CUDA=$(CUDA) BUILD=$(BUILD) scripts/check-kernels.sh
 	@scripts/check-layers.sh
 	@scripts/check-style.sh
 

@@ -294,7 +294,7 @@ static void report_shares(Bench *b, const Shares *s)
 static Err timed_steps(Bench *b, int warm_up, double *median, double *least)
 {
     double ms[STEPS_MAX];
-    StepReport report;
+    StepReport report = { 0 };
     for (int i = -warm_up; i < b->steps; i++) {
         double start = clock_s();
         TRY(trainer_step(&b->trainer, (TokenSource){ &b->model, random_tokens }, &report));

@@ -1,0 +1,149 @@
+#!/usr/bin/env bash
+# What ptxas and the PTX say about the kernels, without a GPU (docs/gpu.md):
+#   - launches, shared memory and PTX stand in cuda/common.cuh (and hopper.cuh) alone
+#   - no kernel spills registers, on sm_80 and sm_90a
+#   - kernels that are bound by memory move 16 bytes at a time; attention runs on mma.sync m16n8k16
+# and a table of registers and shared memory. Reads what `make CUDA=1` leaves beside the objects ($BUILD/cuda/*.ptxas,
+# *.ptx), making it first. Without nvcc, or with CUDA=0, only the first is checked.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+build=${BUILD:-build}
+bad=0
+complain() { echo "check-kernels: $*"; bad=1; }
+
+# ---- the device language has one place
+while IFS= read -r line; do complain "outside cuda/common.cuh and hopper.cuh: $line"; done < <(
+    grep -rnE '<<<|>>>\(|__shared__|\basm\b' cuda --include='*.cu' --include='*.cuh' --include='*.c' --include='*.h' |
+        grep -vE '^cuda/(common|hopper)\.cuh:' | grep -vE '^[^:]*:[0-9]*: *(\*|//|/\*)')
+
+if [ "${CUDA:-1}" != 1 ]; then
+    echo "check-kernels: no nvcc, so registers and PTX are not checked"
+    exit $bad
+fi
+sources=(cuda/*.cu)
+objects=("${sources[@]/#/$build/}")
+make -s --no-print-directory -j"$(nproc)" BUILD="$build" CUDA=1 "${objects[@]/%.cu/.o}"
+
+tmp=$(mktemp -d)
+trap 'rm -rf "$tmp"' EXIT
+
+# ---- what each kernel must show in its PTX: the first line whose pattern is found in its name counts
+#   loads16, stores16   16-byte accesses of global memory      whole   and none of 1 or 2 bytes beside them
+#   async16             cp.async of 16 bytes                   mma     mma.sync m16n8k16, ldmatrix
+#   -                   nothing, for the reason behind it
+cat >"$tmp/rules" <<'EOT'
+attention_(fwd|dq|dkv)_kernel<MmaEngine     mma async16 stores16 whole
+attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
+attention_merge_kernel                      loads16 stores16 whole
+attention_lows_kernel                       - one number a tile of queries
+bias_grad_runs_kernel<.*,true>              loads16 whole
+norm_grad_kernel<.*,true>                   loads16 whole
+(bias|norm)_grad_sum_kernel                 - a few numbers a column
+qkv_kernel<[^,]*,true,                      loads16 stores16 whole
+qkv_kernel<[^,]*,false,                     - rows that are not aligned
+embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
+xent_stats_kernel                           loads16
+xent_bwd_kernel                             loads16 stores16
+(xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
+zero_kernel                                 stores16
+grad_stats_kernel                           loads16
+adamw_kernel                                loads16 stores16
+cast_kernel<.*,float>                       loads16
+cast_kernel<float,                          stores16
+cast_kernel                                 - four neighbours of 16 bits a thread: 8 bytes at a time
+_kernel<.*[<,]true[,>]                      loads16 stores16 whole
+_kernel<.*[<,]false[,>]                     - rows that are not aligned
+EOT
+
+# Kernels that may spill: patterns, with the reason behind them. None has to.
+: >"$tmp/may_spill"
+
+# The name of a kernel without arguments and blanks: in ptxas' lines between quotes, in PTX behind .entry.
+names='function plain(s) { sub(/^void /, "", s); sub(/\(.*/, "", s); gsub(/ /, "", s); return s }'
+
+# ---- ptxas: "KERNEL ARCH REGISTERS SHARED_BYTES STACK_BYTES SPILLED_BYTES" a line
+cat "$build"/cuda/*.ptxas | c++filt | awk -F"'" "$names"'
+    /Compiling entry function/ { name = plain($2); arch = $4 }
+    /bytes stack frame/ { split($0, w, " "); stack += w[1]; spilled += w[5] + w[9] }
+    /Used [0-9]+ registers/ {
+        registers = shared = 0
+        if (match($0, /Used [0-9]+/)) registers = substr($0, RSTART + 5, RLENGTH - 5)
+        if (match($0, /[0-9]+ bytes smem/)) shared = substr($0, RSTART, RLENGTH - 11)
+        print name, arch, registers, shared, stack + 0, spilled + 0
+        stack = spilled = 0
+    }' | sort >"$tmp/usage"
+[ -s "$tmp/usage" ] || complain "no kernel in $build/cuda/*.ptxas"
+
+awk 'FILENAME == ARGV[1] { allowed[$1]; next }
+    $6 > 0 {
+        ok = 0
+        for (p in allowed) if ($1 ~ p) ok = 1
+        if (!ok) { printf "check-kernels: %s spills %d bytes on %s\n", $1, $6, $2; bad = 1 }
+    }
+    END { exit bad }' "$tmp/may_spill" "$tmp/usage" || bad=1
+
+# ---- PTX
+for f in "$build"/cuda/*.ptx; do
+    awk -v file="$(basename "$f")" "$names"'
+        /^\.visible \.entry/ { sub(/^\.visible \.entry /, ""); name[++k] = plain($0) }
+        /[ \t](ld|st)\.[a-z0-9.:]*global/ {
+            wide = /\.v4\.[busf]32|\.v2\.[busf]64|\.b128/
+            if (wide && /ld\./) loads[k]++
+            if (wide && /st\./) stores[k]++
+            if (!/\.v[248]\./ && /\.[busf](8|16)[ \t]/) narrow[k]++
+        }
+        /cp\.async\.cg\.shared\.global/ && /, 16/ { async[k]++ }
+        /mma\.sync\.aligned\.m16n8k16/ { mma[k]++ }
+        /ldmatrix\.sync/ { matrix[k]++ }
+        END { for (i = 1; i <= k; i++)
+            print name[i], file, loads[i] + 0, stores[i] + 0, narrow[i] + 0, async[i] + 0, mma[i] + 0, matrix[i] + 0 }' < <(c++filt <"$f")
+done | sort >"$tmp/accesses"
+[ -s "$tmp/accesses" ] || complain "no kernel in $build/cuda/*.ptx"
+
+awk 'FILENAME == ARGV[1] {
+        match($0, /  +/)
+        pattern[++n] = substr($0, 1, RSTART - 1)
+        wants[n] = substr($0, RSTART + RLENGTH)
+        next
+    }
+    {
+        for (r = 1; r <= n && $1 !~ pattern[r]; r++) continue
+        if (r > n) { print "check-kernels: no rule says what " $1 " must show: add one"; bad = 1; next }
+        used[r] = 1
+        if (wants[r] ~ /^-/) next
+        lacks = ""
+        if (wants[r] ~ /loads16/ && !$3) lacks = lacks " 16-byte loads"
+        if (wants[r] ~ /stores16/ && !$4) lacks = lacks " 16-byte stores"
+        if (wants[r] ~ /whole/ && $5) lacks = lacks " accesses of whole packs alone (" $5 " are of 1 or 2 bytes)"
+        if (wants[r] ~ /async16/ && !$6) lacks = lacks " cp.async of 16 bytes"
+        if (wants[r] ~ /mma/ && (!$7 || !$8)) lacks = lacks " mma.sync m16n8k16 or ldmatrix"
+        if (lacks != "") { print "check-kernels: " $1 " in " $2 " lacks" lacks; bad = 1 } else seen++
+    }
+    END {
+        for (r = 1; r <= n; r++) if (!used[r]) { print "check-kernels: no kernel for the rule " pattern[r]; bad = 1 }
+        printf "%d kernels in PTX show 16-byte accesses or mma.sync as their rules ask\n", seen
+        exit bad
+    }' "$tmp/rules" "$tmp/accesses" || bad=1
+
+# ---- the table: a line a family and architecture
+awk '{
+        family = $1; sub(/<.*/, "", family)
+        engine = $1 ~ /MmaEngine/ ? " mma" : $1 ~ /FmaEngine/ ? " fma" : ""
+        key = sprintf("%-32s %-7s", family engine, $2)
+        if (!(key in count)) { order[++n] = key; least[key] = $3 }
+        count[key]++
+        if ($3 < least[key]) least[key] = $3
+        if ($3 > most[key]) most[key] = $3
+        if ($4 > shared[key]) shared[key] = $4
+        if ($5 > stack[key]) stack[key] = $5
+        spilled[key] += $6
+    }
+    END {
+        printf "%-32s %-7s %5s %11s %8s %6s %7s\n", "kernel", "arch", "forms", "registers", "shared", "stack", "spilled"
+        for (i = 1; i <= n; i++) {
+            k = order[i]
+            printf "%s %5d %11s %8d %6d %7d\n", k, count[k], least[k] == most[k] ? most[k] : least[k] "-" most[k],
+                shared[k], stack[k], spilled[k]
+        }
+    }' "$tmp/usage"
+exit $bad

@@ -1,0 +1,296 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, in one command (docs/gpu.md): kernel tests on the device, the same under
+# compute-sanitizer, 50 training steps CPU against GPU, every op against its roofline, whole steps. Writes one JSON
+# and prints a summary. Runs in a checkout (builds first) and in the folder that `make bundle` makes.
+#
+#   scripts/gpu-check.sh [--quick] [--peer] [--name NAME] [--out FILE] [--only PARTS] [--tiny]
+#
+#   --quick   about 4 minutes of device time: memcheck alone, as far as a minute reaches; one model
+#   --peer    alternates whole steps with bench/torch_gpu.py (a python3 whose PyTorch sees the GPU, or PYTHON=path)
+#   --name    of the machine, for the JSON's name; else the GPU's
+#   --out     the JSON; else bench/results/gpu-NAME-DATE.json
+#   --only    a comma-separated choice of: tests sanitizer cpu_gpu rooflines steps peer
+#   --tiny    tiny sizes, for the emulator (PROGRAMS=build/emu MEGATRAIN=build/emu/megatrain)
+#
+# PROGRAMS: folder of test_cuda_*, rooflines and steps. SANITIZER: path of compute-sanitizer.
+# Exit status: 0 all correct; 1 something is not; 2 no GPU, or usage; 3 nothing is wrong, but something about
+# correctness did not finish in its time.
+set -u
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+cd "$root" || exit 2
+started=$SECONDS
+quick=false peer=false tiny=false name='' out='' only=tests,sanitizer,cpu_gpu,rooflines,steps,peer
+usage() { sed -n '2,/^set -u/s/^# \{0,1\}//p' scripts/gpu-check.sh | sed '$d' >&2; exit 2; }
+while [ $# -gt 0 ]; do
+    case $1 in
+    --quick | --peer | --tiny) printf -v "${1#--}" true ;;
+    --name | --out | --only) [ $# -ge 2 ] || usage; printf -v "${1#--}" %s "$2"; shift ;;
+    *) usage ;;
+    esac
+    shift
+done
+export OMP_WAIT_POLICY=passive NO_COLOR=1
+tmp=$(mktemp -d "${TMPDIR:-/tmp}/gpu-check.XXXXXX") || exit 2
+trap 'rm -rf "$tmp"' EXIT
+
+# ---- results: rows of the summary, JSON, and what the exit status needs
+say() { printf '\n== %s\n' "$*"; }
+stop() { echo "gpu-check: $*" >&2; exit 2; }
+rows=() wrong=false unfinished=false
+row() { rows+=("$(printf '%-34s %-10s %s' "$@")"); }
+judge() { # the status of something about correctness
+    case $1 in ok | skipped) ;; unfinished) unfinished=true ;; *) wrong=true ;; esac
+}
+# object KEY VALUE KEY= TEXT ...: a JSON object; a key that ends with = is followed by text, others by JSON
+object() {
+    local all='' key value
+    while [ $# -gt 0 ]; do
+        key=$1 value=${2:-null}
+        [ "$key" = "${key%=}" ] || value=\"$(printf %s "$2" | tr -d '\000-\037' | sed 's/[\\"]/\\&/g')\"
+        all+="${all:+,}\"${key%=}\":$value"
+        shift 2
+    done
+    printf '{%s}' "$all"
+}
+add() { printf -v "$1" '%s' "${!1:+${!1},}$2"; } # to a list
+
+# limited SECONDS LOG command...: sets `status` (ok, failed, unfinished) and `took`
+limited() {
+    local seconds=$1 log=$2 began=$SECONDS
+    shift 2
+    timeout -k 10 "$seconds" "$@" >"$log" 2>&1
+    case $? in 0) status=ok ;; 124 | 137) status=unfinished ;; *) status=failed ;; esac
+    took=$((SECONDS - began))
+}
+
+# ---- what to run
+if [ -z "${PROGRAMS:-}" ] && [ -f Makefile ]; then
+    say "building"
+    PROGRAMS=${BUILD:-build}/gpu
+    make --no-print-directory -j"$(nproc)" CUDA=1 megatrain gpu-programs >"$tmp/build.log" 2>&1 ||
+        { tail -20 "$tmp/build.log" >&2; stop "the build failed"; }
+fi
+PROGRAMS=$(realpath "${PROGRAMS:-gpu}")
+MEGATRAIN=$(realpath "${MEGATRAIN:-megatrain}")
+export MEGATRAIN
+kernel_tests=()
+for t in "$PROGRAMS"/test_cuda_*; do
+    case $t in *.o | *.d) ;; *) [ -x "$t" ] && kernel_tests+=("$t") ;; esac
+done
+for f in "$PROGRAMS/steps" "$PROGRAMS/rooflines" "$MEGATRAIN"; do [ -x "$f" ] || stop "no $f"; done
+[ ${#kernel_tests[@]} -gt 0 ] || stop "no $PROGRAMS/test_cuda_*"
+
+# cuBLASLt is the machine's own: where the loader does not find it by itself, look where it usually lies.
+python_folder() { # of the library in a Python package
+    "${PYTHON:-python3}" -c "import importlib as i; print(list(i.import_module('$1').__path__)[0] + '/lib')" 2>/dev/null
+}
+find_cublas() {
+    local soname dir
+    soname=$(ldd "$PROGRAMS/steps" 2>/dev/null | sed -n 's/^[[:space:]]*\(libcublasLt[^ ]*\) => not found.*/\1/p')
+    [ -n "$soname" ] || return 0
+    for dir in /usr/local/cuda*/lib64 /usr/local/cuda*/targets/x86_64-linux/lib /usr/lib/x86_64-linux-gnu \
+        "$(python_folder nvidia.cu13)" "$(python_folder nvidia.cublas)"; do
+        [ -e "$dir/$soname" ] || continue
+        echo "cuBLASLt: $dir/$soname"
+        export LD_LIBRARY_PATH=$dir${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+        return 0
+    done
+    stop "$soname is not found: it is part of CUDA ${soname##*.}; put its folder into LD_LIBRARY_PATH"
+}
+find_cublas
+
+say "the machine"
+limited 120 "$tmp/smoke.log" "$PROGRAMS/steps" tiny --steps 1 --json "$tmp/smoke.json"
+[ $status = ok ] || { cat "$tmp/smoke.log" >&2; stop "a tiny model does not train on this machine's GPU"; }
+head -1 "$tmp/smoke.log"
+smi() { nvidia-smi -i 0 "$@" --format=csv,noheader 2>/dev/null; }
+gpu=$(sed -n 's/.*"device":"\([^"]*\)".*/\1/p' "$tmp/smoke.json")
+others=$(smi --query-compute-apps=pid | grep -c .)
+[ "$others" -eq 0 ] || echo "other processes use this GPU ($others): figures suffer"
+[ -n "$name" ] || name=$(printf %s "$gpu" | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')
+[ -n "$out" ] || out=bench/results/gpu-$name-$(date -u +%Y-%m-%d).json
+mkdir -p "$(dirname "$out")" || exit 2
+
+# ---- kernel tests
+tests_json=''
+run_tests() {
+    local t base line p f k limit=300 all=("${kernel_tests[@]}")
+    ! $quick || limit=60
+    $tiny || all+=(test/test_cuda_run.sh)
+    say "kernel tests on the device, and the program as a whole"
+    for t in "${all[@]}"; do
+        base=$(basename "$t")
+        limited $limit "$tmp/$base.log" "$t"
+        line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$tmp/$base.log" | tail -1)
+        read -r p _ f _ k _ <<<"${line//,/}"
+        [ "$status" != ok ] || [ -n "$line" ] || status=failed
+        [ "$status" = ok ] || tail -15 "$tmp/$base.log"
+        judge "$status"
+        row "test $base" "$status" "${line:-no closing line} ($took s)"
+        add tests_json "$(object test= "$base" status= "$status" passed "${p:-0}" failed "${f:-0}" skipped "${k:-0}" \
+            seconds $took)"
+        echo "${rows[-1]}"
+    done
+}
+
+# ---- the same under compute-sanitizer. Products are the library's kernels: their test runs under memcheck alone.
+sanitizer_json='' sanitizer_why=''
+find_sanitizer() {
+    local c
+    for c in ${SANITIZER:+"$SANITIZER"} compute-sanitizer /usr/local/cuda*/bin/compute-sanitizer \
+        /usr/local/cuda*/compute-sanitizer/compute-sanitizer /opt/nvidia/*/compute-sanitizer; do
+        command -v "$c" && return
+    done
+}
+sanitizer_refusal() { # why it cannot be used here; nothing if it can
+    [ -n "$1" ] || { echo "compute-sanitizer is not on this machine"; return; }
+    limited 120 "$tmp/refusal.log" "$1" --tool memcheck "$PROGRAMS/rooflines" --tiny --only loss_sum
+    [ "$status" = ok ] || grep -iE 'not supported|unable to|failed to initialize' "$tmp/refusal.log" | head -1
+}
+sanitize() { # SANITIZER TOOL TEST SECONDS
+    local log=$tmp/sanitizer.log
+    limited "$4" "$log" "$1" --tool "$2" --report-api-errors no --error-exitcode 42 "$3"
+    [ "$status" != failed ] || grep -E '^=========|FAIL' "$log" | head -25
+    # in the quick check it is enough that the time there is finds nothing
+    ! $quick || [ "$status" != unfinished ] || grep -qE '^========= (Invalid|Error|Race|Uninit|Barrier)' "$log" ||
+        status=skipped
+}
+run_sanitizer() {
+    local sanitizer tool t base tools='memcheck racecheck initcheck synccheck' limit=240 until=999999
+    say "kernel tests under compute-sanitizer"
+    sanitizer=$(find_sanitizer)
+    sanitizer_why=$(sanitizer_refusal "$sanitizer")
+    if [ -n "$sanitizer_why" ]; then
+        row sanitizer skipped "$sanitizer_why"
+        echo "${rows[-1]}"
+        return
+    fi
+    ! $quick || { tools=memcheck limit=45 until=$((SECONDS + 75)); }
+    for tool in $tools; do
+        for t in "${kernel_tests[@]}"; do
+            base=$(basename "$t")
+            [ "$base" != test_cuda_gemm ] || [ "$tool" = memcheck ] || continue
+            status=skipped took=0
+            [ $SECONDS -ge $until ] || sanitize "$sanitizer" "$tool" "$t" $limit
+            judge "$status"
+            row "$tool $base" "$status" "$took s"
+            add sanitizer_json "$(object tool= "$tool" test= "$base" status= "$status" seconds $took)"
+            echo "${rows[-1]}"
+        done
+    done
+}
+
+# ---- training on both devices
+cpu_gpu_json=''
+run_cpu_gpu() {
+    local steps=50 line who most allowed
+    ! $tiny || steps=3
+    say "$steps training steps, CPU against GPU"
+    GPU_STEPS=$steps limited 300 "$tmp/cpu_gpu.log" bash test/gpu_steps.sh
+    cat "$tmp/cpu_gpu.log"
+    judge "$status"
+    while read -r line; do
+        who=${line%%:*}
+        most=$(sed -n 's/.*difference \([^ ]*\) .*/\1/p' <<<"$line")
+        allowed=$(sed -n 's/.*allowed \([^)]*\)).*/\1/p' <<<"$line")
+        row "$steps steps $who" '' "differs by $most of the loss (allowed $allowed)"
+        [ "$most" != none ] || most=null
+        add cpu_gpu_json "$(object what= "$who" steps "$steps" largest "$most" allowed "$allowed")"
+    done < <(grep 'largest difference' "$tmp/cpu_gpu.log")
+    row "CPU against GPU" "$status" "$(tail -1 "$tmp/cpu_gpu.log")"
+    cpu_gpu_json=$(object status= "$status" runs "[$cpu_gpu_json]")
+}
+
+# ---- rooflines
+rooflines_json='' tuned_json=''
+run_rooflines() {
+    local size=()
+    say "each op against its roofline"
+    ! $tiny || size=(--tiny)
+    limited 240 "$tmp/rooflines.log" "$PROGRAMS/rooflines" "${size[@]}" --json "$tmp/rooflines.json"
+    cat "$tmp/rooflines.log"
+    judge "$status"
+    row rooflines "$status" "$(sed -n 2p "$tmp/rooflines.log")"
+    row '' '' "$(tail -1 "$tmp/rooflines.log")"
+    [ "$status" != ok ] || rooflines_json=$(cat "$tmp/rooflines.json")
+    ! $quick || return
+    say "products again, each by the fastest of the library's algorithms"
+    limited 300 "$tmp/tuned.log" "$PROGRAMS/rooflines" "${size[@]}" --only linear_ --autotune --json "$tmp/tuned.json"
+    grep linear_ "$tmp/tuned.log"
+    [ "$status" != ok ] || tuned_json=$(cat "$tmp/tuned.json")
+}
+
+# ---- whole steps
+steps_json='' count=20 models='124m 350m 1.3b'
+! $quick || models=124m
+! $tiny || { models=tiny count=2; }
+run_steps() {
+    local m
+    for m in $models; do
+        say "whole steps, $m"
+        limited 240 "$tmp/steps.log" "$PROGRAMS/steps" "$m" --steps $count --json "$tmp/$m.json"
+        cat "$tmp/steps.log"
+        judge "$status"
+        row "steps $m" "$status" "$(sed -n 2p "$tmp/steps.log")"
+        [ ! -s "$tmp/$m.json" ] || add steps_json "$(cat "$tmp/$m.json")"
+    done
+}
+
+# ---- the peer, in turns
+peer_json=''
+tokens_s() { sed -n 's/.*"tokens_s": *\([0-9.e+]*\).*/\1/p' "$1" 2>/dev/null; }
+run_peer() {
+    local m r rounds=3 python=${PYTHON:-python3} ours torch
+    say "in turns with PyTorch"
+    if ! "$python" -c 'import torch, sys; sys.exit(not torch.cuda.is_available())' 2>/dev/null; then
+        row peer skipped "$python has no PyTorch that sees a GPU"
+        echo "${rows[-1]}"
+        return
+    fi
+    ! $quick || rounds=1
+    for m in $models; do
+        for r in $(seq 1 $rounds); do
+            rm -f "$tmp/ours.json" "$tmp/torch.json"
+            limited 240 "$tmp/ours.log" "$PROGRAMS/steps" "$m" --steps $count --json "$tmp/ours.json"
+            limited 600 "$tmp/torch.log" "$python" bench/torch_gpu.py "$m" --steps $count --json "$tmp/torch.json"
+            [ "$status" = ok ] || tail -3 "$tmp/torch.log"
+            ours=$(tokens_s "$tmp/ours.json") torch=$(tokens_s "$tmp/torch.json")
+            row "peer $m, round $r" '' "$(awk -v a="${ours:-0}" -v b="${torch:-0}" 'BEGIN {
+                printf "%.0f against %.0f tokens/s", a, b; if (b > 0) printf ": %.2f", a / b }')"
+            echo "${rows[-1]}"
+            add peer_json "$(object model= "$m" round "$r" megatrain "$(cat "$tmp/ours.json" 2>/dev/null)" \
+                torch "$(cat "$tmp/torch.json" 2>/dev/null)")"
+        done
+    done
+}
+
+# ---- all of it
+seconds=()
+for part in tests sanitizer cpu_gpu rooflines steps peer; do
+    [[ ,$only, == *",$part,"* ]] || continue
+    [ $part != peer ] || $peer || continue
+    began=$SECONDS
+    "run_$part"
+    seconds+=("$part" $((SECONDS - began)))
+done
+
+flip() { if $1; then echo false; else echo true; fi; }
+why_not=null
+[ -z "$sanitizer_why" ] || why_not=$(object why= "$sanitizer_why")
+object date= "$(date -u +%Y-%m-%dT%H:%M:%SZ)" name= "$name" version= "$("$MEGATRAIN" --version | head -1)" \
+    source= "$(cat SOURCE 2>/dev/null || git describe --always --dirty 2>/dev/null)" quick $quick tiny $tiny \
+    correct "$(flip $wrong)" finished "$(flip $unfinished)" seconds "$(object "${seconds[@]}")" gpu= "$gpu" \
+    driver= "$(smi --query-gpu=driver_version)" \
+    clocks_and_power= "$(smi --query-gpu=clocks.max.sm,clocks.max.memory,power.limit)" \
+    cpu= "$(sed -n 's/^model name[^:]*: *//p' /proc/cpuinfo | head -1)" other_processes "$others" \
+    tests "[$tests_json]" sanitizer_refused "$why_not" sanitizer "[$sanitizer_json]" cpu_gpu "$cpu_gpu_json" \
+    rooflines "$rooflines_json" rooflines_autotuned "$tuned_json" steps "[$steps_json]" peer "[$peer_json]" >"$out" ||
+    stop "cannot write $out"
+echo >>"$out"
+
+say "summary: $gpu, $((SECONDS - started)) s"
+printf '%s\n' "${rows[@]}"
+printf '\nresults in %s\n' "$out"
+! $wrong || { echo "something is wrong: see 'failed' above"; exit 1; }
+! $unfinished || { echo "nothing wrong was seen, but something did not finish in its time"; exit 3; }
+echo "all correct"
