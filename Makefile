@@ -250,7 +250,7 @@ test-slow: deps-dev
 
 # (the plain C kernels without optimisation: instrumented and optimised they compile for a quarter of an hour)
 asan: deps-dev
-	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan OPT="-O1 -g" \
+	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan CUDA=0 OPT="-O1 -g" \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" c_FLAGS=-O0 \
 	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(TESTS:$(BUILD)/%=build-asan/%)
 	@BUILD=build-asan test/run.sh asan

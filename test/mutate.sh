@@ -32,7 +32,7 @@ copy_tree() {
 }
 
 build_tests() {
-    make -s -j"$(nproc)" BUILD="$build" "${@/#/$build/test/}" >"$work/make.log" 2>&1
+    make -s -j"$(nproc)" CUDA=0 BUILD="$build" "${@/#/$build/test/}" >"$work/make.log" 2>&1
 }
 
 # field FIELD: of the record in $record

@@ -5,8 +5,9 @@
  *   cuda   our own kernels and cuBLASLt (cuda/); in builds that found the CUDA toolkit
  *   null   computes nothing, counts everything: the dry run behind `megatrain plan`
  *
- * A Stream is an in-order queue of ops; the CPU stream runs them at once, the CUDA stream later. An Event marks a point that a
- * stream or the host can wait for; work of communicators completes through events (comm/comm.h).
+ * A Stream is an in-order queue of ops; the CPU stream runs them at once, the CUDA stream later. An Event
+ * marks a point that a stream or the host can wait for; work of communicators completes through events
+ * (comm/comm.h).
  * Nothing here is thread-safe: one rank = one Device, used by one thread (which may use OpenMP inside).
  */
 #ifndef MEGATRAIN_DEVICE_DEVICE_H
