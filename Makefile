@@ -232,7 +232,7 @@ cuda-headers:
 emu-programs: $(EMU_TESTS) $(EMU_SELF)
 
 test-emu: deps cuda-headers
-	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU)/megatrain emu-programs
+	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU)/megatrain emu-programs $(EMU_BENCHES)
 	@BUILD=$(BUILD) EMU=$(EMU) test/run.sh emu
 
 emu-asan emu-tsan: emu-%: deps-dev cuda-headers

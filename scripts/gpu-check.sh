@@ -56,11 +56,13 @@ add() { printf -v "$1" '%s' "${!1:+${!1},}$2"; } # to a list
 
 # limited SECONDS LOG command...: sets `status` (ok, failed, unfinished) and `took`
 limited() {
-    local seconds=$1 log=$2 began=$SECONDS
+    local seconds=$1 log=$2 began=$SECONDS code
     shift 2
     timeout -k 10 "$seconds" "$@" >"$log" 2>&1
-    case $? in 0) status=ok ;; 124 | 137) status=unfinished ;; *) status=failed ;; esac
-    took=$((SECONDS - began))
+    code=$? took=$((SECONDS - began)) status=failed
+    [ $code -ne 0 ] || status=ok
+    # 137 is also what a program that something else killed ends with
+    [ $code -ne 124 ] && { [ $code -ne 137 ] || [ $took -lt "$seconds" ]; } || status=unfinished
 }
 
 # ---- what to run
@@ -123,7 +125,7 @@ run_tests() {
         limited $limit "$tmp/$base.log" "$t"
         line=$(grep -E '^[0-9]+ passed, [0-9]+ failed' "$tmp/$base.log" | tail -1)
         read -r p _ f _ k _ <<<"${line//,/}"
-        [ "$status" != ok ] || [ -n "$line" ] || status=failed
+        [ "$status" != ok ] || { [ -n "$line" ] && [ "$f" -eq 0 ]; } || status=failed
         [ "$status" = ok ] || tail -15 "$tmp/$base.log"
         judge "$status"
         row "test $base" "$status" "${line:-no closing line} ($took s)"

@@ -23,7 +23,7 @@ case $lane in
 quick) commands=("$BUILD"/test/test_*[a-z] "${quick_scripts[@]}") ;;
 asan) commands=("$BUILD"/test/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
 slow) commands=("${slow_scripts[@]}") ;;
-emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh) ;;
+emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh test/gpu_check.sh); export EMU ;;
 emu-asan) commands=("$EMU"/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=0 ;;
 emu-tsan) commands=("$EMU"/test_*[a-z]); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) commands=(test/cuda_bugs.sh) ;;

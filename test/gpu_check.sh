@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# scripts/gpu-check.sh without a GPU: its own ways with stand-ins for programs, sanitizer and PyTorch; then the real
+# benchmarks, tiny, on the emulator (EMU: where it was built).
+. "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
+emu=$(realpath "$root/${EMU:-${BUILD:-build}/emu}")
+check_script() { bash "$root/scripts/gpu-check.sh" --out "$work/out.json" "$@" >out.txt 2>err.txt; }
+json() { python3 -c "import json; j = json.load(open('$work/out.json')); x = ($1); print(x)" 2>&1; }
+is() { # WHAT EXPRESSION WANT
+    local got
+    got=$(json "$2")
+    check "$1: $2 is $got, not $3" [ "$got" = "$3" ]
+}
+
+# ---- stand-ins
+mkdir fake
+program() { printf '#!/usr/bin/env bash\n%s\n' "$2" >"fake/$1"; chmod +x "fake/$1"; }
+program megatrain 'echo "megatrain 0 with \"quotes\""'
+# shellcheck disable=SC2016
+program steps 'echo "Stand-in GPU"; echo "second line"
+while [ $# -gt 0 ]; do [ "$1" != --json ] || echo "{\"device\":\"Stand-in GPU\",\"tokens_s\":2e3}" >"$2"; shift; done'
+# shellcheck disable=SC2016
+program rooflines 'echo a; echo b; echo linear_fwd
+while [ $# -gt 0 ]; do [ "$1" != --json ] || echo "{\"ops\":[]}" >"$2"; shift; done'
+program test_cuda_good 'echo "3 passed, 0 failed, 1 skipped"'
+# shellcheck disable=SC2016
+program python 'case $1 in -c) exit 0 ;; esac
+while [ $# -gt 0 ]; do [ "$1" != --json ] || echo "{\"tokens_s\": 1000.0}" >"$2"; shift; done'
+# runs the program, and objects to racecheck of one named bad; refuses when told to
+# shellcheck disable=SC2016
+program sanitizer '[ -z "$REFUSE" ] || { echo "========= Error: Device not supported"; exit 1; }
+case "$*" in *racecheck*bad*) echo "========= Error: Race reported"; exit 42 ;; esac
+exec "${@: -1}"'
+export PROGRAMS=$PWD/fake MEGATRAIN=$PWD/fake/megatrain SANITIZER=$PWD/fake/sanitizer PYTHON=$PWD/fake/python
+
+check_script --peer --only tests,sanitizer,rooflines,steps,peer --tiny
+check "all good: exit 0, got $?" grep -q '^all correct' out.txt
+is name "j['name'], j['gpu'], j['version']" "('stand-in-gpu', 'Stand-in GPU', 'megatrain 0 with \"quotes\"')"
+is verdict "j['correct'], j['finished'], j['tiny'], j['quick']" "(True, True, True, False)"
+is tests "[(t['test'], t['status'], t['passed'], t['failed'], t['skipped']) for t in j['tests']]" \
+    "[('test_cuda_good', 'ok', 3, 0, 1)]"
+is sanitizer "[(r['tool'], r['status']) for r in j['sanitizer']]" \
+    "[('memcheck', 'ok'), ('racecheck', 'ok'), ('initcheck', 'ok'), ('synccheck', 'ok')]"
+is peer "[(p['round'], p['megatrain']['tokens_s'] / p['torch']['tokens_s']) for p in j['peer']]" \
+    "[(1, 2.0), (2, 2.0), (3, 2.0)]"
+is parts "sorted(j['seconds']), j['cpu_gpu'], j['rooflines']" \
+    "(['peer', 'rooflines', 'sanitizer', 'steps', 'tests'], None, {'ops': []})"
+
+REFUSE=1 check_script --only sanitizer
+check "no sanitizer here is no failure" [ $? -eq 0 ]
+is refusal "'Device not supported' in j['sanitizer_refused']['why'], j['sanitizer']" "(True, [])"
+
+program test_cuda_bad 'echo "3 passed, 0 failed"'
+check_script --only sanitizer
+check "what the sanitizer finds is a failure: exit 1, got $?" grep -q 'something is wrong' out.txt
+is race "[(r['tool'], r['test']) for r in j['sanitizer'] if r['status'] != 'ok']" "[('racecheck', 'test_cuda_bad')]"
+check_script --quick --only sanitizer
+check "the quick one has memcheck alone: exit 0" [ $? -eq 0 ]
+is quick "{r['tool'] for r in j['sanitizer']}" "{'memcheck'}"
+# shellcheck disable=SC2016
+for text in 'echo "3 passed, 1 failed"' 'echo "3 passed, 1 failed"; exit 1' 'exit 0' \
+    'echo "3 passed, 0 failed"; kill -9 $$'; do
+    program test_cuda_bad "$text"
+    check_script --tiny --only tests
+    check "a test that does '$text' fails: exit 1, got $?" [ "$(json "j['correct']")" = False ]
+done
+program test_cuda_bad 'sleep 5; echo "3 passed, 0 failed"'
+# shellcheck disable=SC2016
+program timeout 'exec /usr/bin/timeout "$1" "$2" 1 "${@:4}"'
+PATH=$PWD/fake:$PATH check_script --tiny --only tests
+check "what ran out of time did not finish: exit 3, got $?" grep -q 'did not finish' out.txt
+is unfinished "[t['status'] for t in j['tests']], j['correct'], j['finished']" "(['unfinished', 'ok'], True, False)"
+program steps 'echo "no GPU at all" >&2; exit 2'
+check_script --tiny
+check "without a GPU: exit 2" [ $? -eq 2 ]
+check "without a GPU: the reason" grep -q 'no GPU at all' err.txt
+check_script --nonsense
+check "usage: exit 2" [ $? -eq 2 ]
+
+# ---- the benchmarks on the emulator
+export PROGRAMS=$emu MEGATRAIN=$emu/megatrain
+unset SANITIZER PYTHON
+if [ ! -x "$emu/steps" ]; then
+    skip "benchmarks on the emulator: $emu/steps is not built"
+    finish
+fi
+check_script --tiny --only rooflines,steps,cpu_gpu
+check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
+is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']['runs'])" \
+    "('Emulated GPU', 1, 'ok', 4)"
+is rooflines "len({o['op'] for o in j['rooflines']['ops']}) > 30" True
+is times "all(o['ms'] > 0 for o in j['rooflines']['ops'])" True
+is products "{o['op'] for o in j['rooflines_autotuned']['ops']} == {'linear_fwd', 'linear_dx', 'linear_dw'}" True
+is bound "{o['bound'] for o in j['rooflines']['ops']} >= {'matrix', 'short'}" True
+is steps "all(j['steps'][0][k] > 0 for k in ('tokens_s', 'ms', 'ms_without_graphs', 'plan_bytes'))" True
+is profile "{'attention_bwd', 'adamw', 'xent_bwd'} <= {o['op'] for o in j['steps'][0]['profile']['ops']}" True
+is shares "abs(sum(o['share'] for o in j['steps'][0]['profile']['ops']) - 1) < 1e-6" True
+is loss "j['steps'][0]['last_loss'] < j['steps'][0]['first_loss']" True
+finish
