@@ -96,7 +96,8 @@ for f in "$build"/cuda/*.ptx; do
         /mma\.sync\.aligned\.m16n8k16/ { mma[k]++ }
         /ldmatrix\.sync/ { matrix[k]++ }
         END { for (i = 1; i <= k; i++)
-            print name[i], file, loads[i] + 0, stores[i] + 0, narrow[i] + 0, async[i] + 0, mma[i] + 0, matrix[i] + 0 }' < <(c++filt <"$f")
+            print name[i], file, loads[i] + 0, stores[i] + 0, narrow[i] + 0, async[i] + 0, mma[i] + 0,
+                matrix[i] + 0 }' < <(c++filt <"$f")
 done | sort >"$tmp/accesses"
 [ -s "$tmp/accesses" ] || complain "no kernel in $build/cuda/*.ptx"
 

@@ -54,13 +54,14 @@ object() {
 }
 add() { printf -v "$1" '%s' "${!1:+${!1},}$2"; } # to a list
 
-# limited SECONDS LOG command...: sets `status` (ok, failed, unfinished) and `took`
+# limited SECONDS LOG command...: sets `status` (ok, failed, unfinished, skipped) and `took`
 limited() {
     local seconds=$1 log=$2 began=$SECONDS code
     shift 2
     timeout -k 10 "$seconds" "$@" >"$log" 2>&1
     code=$? took=$((SECONDS - began)) status=failed
     [ $code -ne 0 ] || status=ok
+    [ $code -ne 77 ] || status=skipped # a benchmark that this GPU is too small for
     # 137 is also what a program that something else killed ends with
     [ $code -ne 124 ] && { [ $code -ne 137 ] || [ $took -lt "$seconds" ]; } || status=unfinished
 }
@@ -107,7 +108,7 @@ limited 120 "$tmp/smoke.log" "$PROGRAMS/steps" tiny --steps 1 --json "$tmp/smoke
 head -1 "$tmp/smoke.log"
 smi() { nvidia-smi -i 0 "$@" --format=csv,noheader 2>/dev/null; }
 gpu=$(sed -n 's/.*"device":"\([^"]*\)".*/\1/p' "$tmp/smoke.json")
-others=$(smi --query-compute-apps=pid | grep -c .)
+others=$(smi --query-compute-apps=pid | grep -cE '^[0-9]')
 [ "$others" -eq 0 ] || echo "other processes use this GPU ($others): figures suffer"
 [ -n "$name" ] || name=$(printf %s "$gpu" | tr 'A-Z ' 'a-z-' | tr -cd 'a-z0-9-')
 [ -n "$out" ] || out=bench/results/gpu-$name-$(date -u +%Y-%m-%d).json

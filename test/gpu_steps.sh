@@ -70,7 +70,8 @@ for name in gpt2 llama; do
         check "$this: GPU against CPU" less "$most" "$limit"
         first=$(losses $this-cuda | sed -n '1s/.* //p') last=$(losses $this-cuda | sed -n '$s/.* //p')
         echo "    GPU: $first -> $last"
-        [ "$steps" -lt 20 ] || check "$this: the loss falls" less "$last" "$(awk -v f="$first" 'BEGIN { print 0.9 * f }')"
+        [ "$steps" -lt 20 ] ||
+            check "$this: the loss falls" less "$last" "$(awk -v f="$first" 'BEGIN { print 0.9 * f }')"
     done
 done
 finish

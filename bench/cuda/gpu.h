@@ -95,6 +95,20 @@ static inline Err gpu_describe(JsonOut *j)
     return ERR_OK;
 }
 
+enum { GPU_TOO_SMALL = 77 }; /* exit status: nothing was run, and that is no failure */
+
+/* Whether so much memory is free; says so if not. */
+static inline Err gpu_has_room(int64_t bytes, bool *enough)
+{
+    DeviceInfo d;
+    TRY(device_cuda_info(0, &d));
+    *enough = d.free_bytes >= bytes;
+    if (!*enough)
+        printf("skipped: this needs %.1f GiB of device memory, %.1f GiB are free\n", (double)bytes / (1 << 30),
+               (double)d.free_bytes / (1 << 30));
+    return ERR_OK;
+}
+
 /* Writes the finished text; nothing without a path. */
 static inline Err gpu_write_json(const JsonOut *j, const char *text, const char *path)
 {

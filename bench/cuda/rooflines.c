@@ -53,7 +53,7 @@ typedef struct {
     const Scale *scale;
     const char *only;
     double seconds; /* of measuring per case */
-    bool autotune, covered[OP_COUNT];
+    bool autotune, enough, covered[OP_COUNT];
     int64_t cache_bytes; /* L2 */
     double copy_rate, gemm_rate; /* bytes/s, FLOP/s */
     JsonOut json;
@@ -247,6 +247,8 @@ static Err open_bench(Bench *b)
     int cache = 0;
     void *base, *ahead;
     TRY(gpu_describe(&b->json));
+    TRY(gpu_has_room(b->scale->arena_bytes + b->scale->ahead_bytes + DEVICE_LIBRARY_BYTES, &b->enough));
+    if (!b->enough) return ERR_OK;
     TRY(device_open(&b->dev, (DeviceChoice){ .kind = DEVICE_CUDA }));
     TRY(gpu_check(cudaDeviceGetAttribute(&cache, cudaDevAttrL2CacheSize, 0), "reading the size of the L2"));
     b->cache_bytes = cache;
@@ -271,6 +273,7 @@ static void close_bench(Bench *b)
 static Err run_all(Bench *b)
 {
     TRY(open_bench(b));
+    if (!b->enough) return ERR_OK;
     TRY(measure_rates(b));
     json_open(&b->json, "ops", '[');
     for (int i = 0; i < b->scale->models; i++) TRY(run_model(b, &b->scale->model[i]));
@@ -309,8 +312,8 @@ int main(int argc, char **argv)
     json_open(&b.json, NULL, '{');
     Err err = run_all(&b);
     json_close(&b.json, '}');
-    if (!err) err = gpu_write_json(&b.json, json, json_path);
+    if (!err && b.enough) err = gpu_write_json(&b.json, json, json_path);
     if (err) err_print(err, true);
     close_bench(&b);
-    return err_exit_code(err);
+    return err || b.enough ? err_exit_code(err) : GPU_TOO_SMALL;
 }

@@ -43,7 +43,7 @@ typedef struct {
     World world;
     Trainer trainer;
     int steps;
-    bool autotune, opened;
+    bool autotune, enough, opened;
     int64_t used_before;
     double first_loss, last_loss, ms, least_ms, eager_ms;
     JsonOut json;
@@ -382,6 +382,8 @@ static Err open_bench(Bench *b)
     json_put_bool(&b->json, "autotune", b->autotune);
     TRY(world_open_self(&b->world));
     TRY(trainer_plan(&b->spec, b->world.grid, 0, &b->plan));
+    TRY(gpu_has_room(memory_plan_total(&b->plan) + DEVICE_LIBRARY_BYTES, &b->enough));
+    if (!b->enough) return ERR_OK;
     TRY(used_bytes(&b->used_before));
     TRY(trainer_open(&b->trainer, &b->spec, &b->world, &b->plan));
     b->opened = true;
@@ -393,6 +395,7 @@ static Err run_all(Bench *b)
 {
     static Shares shares;
     TRY(open_bench(b));
+    if (!b->enough) return ERR_OK;
     int64_t allocs = b->trainer.device.counters.allocs;
     ActionGraph *graphs = b->trainer.executor.graphs;
     double least;
@@ -449,5 +452,5 @@ int main(int argc, char **argv)
     Err written = gpu_write_json(&b.json, json, err == ERR_OK || b.ms > 0 ? json_path : NULL);
     if (err || written) err_print(err ? err : written, true);
     close_bench(&b);
-    return err_exit_code(err ? err : written);
+    return err || written || b.enough ? err_exit_code(err ? err : written) : GPU_TOO_SMALL;
 }
