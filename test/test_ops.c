@@ -474,7 +474,7 @@ static const struct {
 } tested[] = {
     { "linear_fwd", "test_gemm.c" }, { "linear_dx", "test_gemm.c" }, { "linear_dw", "test_gemm.c" },
     { "bias_grad", "test_ops.c" }, { "embedding_fwd", "test_ops.c" }, { "embedding_grad", "test_ops.c" },
-    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, 
+    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" },
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },
