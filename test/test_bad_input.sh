@@ -76,7 +76,7 @@ expect 2 "4 mistakes" "$mt" --config bad.ini
 for line in 2 5 7 9; do check "the mistake in line $line is named" grep -q "bad.ini:$line: " err.txt; done
 refuse 2 "model.layres" model.layres=2
 refuse 2 "parallel.tp = '2'" parallel.tp=2
-refuse 2 "no CUDA" run.device=cuda
+refuse 2 CUDA run.device=cuda
 refuse 2 "data.train is empty" data.train=
 refuse 2 "cannot read the data set" data.train="3 a b"
 refuse 2 "not a positive number" data.train="-1 a 2 b"
