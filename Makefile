@@ -11,6 +11,7 @@
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
 # BUILD= chooses the folder of objects. Every target that needs packages installs them first (make deps).
 
+.DEFAULT_GOAL := all
 BUILD   ?= build
 ifeq ($(origin CC),default)
 CC      := gcc
