@@ -112,7 +112,8 @@ __device__ __forceinline__ RowTile walk_tile(const TileWalk &w, const AttnSpans 
     const bool second = i >= w.tiles[0]; /* chosen value by value: an index would put the structs into memory */
     const int at = (second ? i - w.tiles[0] + w.first[1] : i + w.first[0]) * size;
     const int left = (second ? spans.count[1] : spans.count[0]) - at;
-    RowTile t = { at + (second ? spans.count[0] : 0), at + (second ? spans.first[1] : spans.first[0]), min(left, size) };
+    RowTile t = { at + (second ? spans.count[0] : 0), at + (second ? spans.first[1] : spans.first[0]),
+                  min(left, size) };
     return t;
 }
 

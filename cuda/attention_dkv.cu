@@ -233,7 +233,8 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             const int h = kh * p.group + next.head;
             T *to = qgo + (i + 1) % 2 * (2 * DkvTile<E>::Q);
             copy_rows<E, E::COLS>(to, q.at(blockIdx.z, next.rows.row, h), q.row, next.rows.count, p.C);
-            copy_rows<E, E::COLS>(to + DkvTile<E>::Q, go.at(blockIdx.z, next.rows.row, h), go.row, next.rows.count, p.C);
+            copy_rows<E, E::COLS>(to + DkvTile<E>::Q, go.at(blockIdx.z, next.rows.row, h), go.row,
+                                  next.rows.count, p.C);
             cp_async_commit();
             ahead = query_values<E>(p, next.rows, h, lse, delta);
         }
@@ -249,7 +250,8 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
                 if (want_dk) E::multiply(dp, v_tile, go_tile);
                 if (!all_see(range_of(now.rows), now.most_low, warp_keys))
                     mask_queries<E>(p, s, block->keys.position, now.rows);
-                weights_step<E>(p, s, dp, values[i % 2], block->keys.position, now.rows.position, kh * p.group + now.head);
+                weights_step<E>(p, s, dp, values[i % 2], block->keys.position, now.rows.position,
+                                kh * p.group + now.head);
                 if (!SPLIT || !want_dk) E::add_weighted(sum[0], s, go_tile, stage);
                 if (want_dk) E::add_weighted(sum[SPLIT ? 0 : 1], dp, q_tile, stage);
             }
@@ -277,7 +279,8 @@ static Err make_table(Stream *s, const AttnProblem &p, int64_t samples, int size
     *out = table;
     if (count == 0) return ERR_OK;
     const unsigned blocks = static_cast<unsigned>(ceil_div(count, LOWS_THREADS / WARP));
-    LAUNCH(attention_lows_kernel, blocks, LOWS_THREADS, 0, cuda_stream(s), p, table, all, size, static_cast<int>(samples));
+    LAUNCH(attention_lows_kernel, blocks, LOWS_THREADS, 0, cuda_stream(s), p, table, all, size,
+           static_cast<int>(samples));
     return ERR_OK;
 }
 

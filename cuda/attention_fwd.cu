@@ -222,7 +222,8 @@ Err attention_problem(AttnProblem *p, Tensor q, Tensor k, Tensor doc, Tensor sam
     if (C < 8 || C > 256 || C % 8)
         return err_set(ERR_SHAPE, "attention: head width is '%lld', CUDA kernels are for multiples of 8 up to 256",
                        static_cast<long long>(C));
-    if (!(scale > 0)) return err_set(ERR_SHAPE, "attention: scale is '%g', it must be above 0", static_cast<double>(scale));
+    if (!(scale > 0))
+        return err_set(ERR_SHAPE, "attention: scale is '%g', it must be above 0", static_cast<double>(scale));
     TRY(spans_of("q", q_span, q.dim[1], &p->q));
     TRY(spans_of("k", k_span, k.dim[1], &p->k));
     p->T = static_cast<int>(q.dim[1]);

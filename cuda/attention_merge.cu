@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(MERGE_THREADS) attention_merge_kernel(MergeRow
     for (int c = lane * CHUNK; c < m.C; c += LANES * CHUNK) {
         Pack<T> x = load16(o.at(row) + c);
         const Pack<T> y = load16(o2.at(row) + c);
-#pragma unroll
+        UNROLL
         for (int i = 0; i < CHUNK; i++)
             x.v[i] = from_float<T>(fmaf(to_float(y.v[i]), w2, to_float(x.v[i]) * w) * scale);
         store16(o.at(row) + c, x);

@@ -239,7 +239,8 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
         constexpr int CHUNKS = C / CHUNK;
         for (int i = l; i < WARP_ROWS * CHUNKS; i += WARP) {
             const int r = first + i / CHUNKS, chunk = i % CHUNKS;
-            if (r < count && chunk * CHUNK < width) store16(to + r * step + chunk * CHUNK, load16(tile + offset(r, chunk)));
+            if (r < count && chunk * CHUNK < width)
+                store16(to + r * step + chunk * CHUNK, load16(tile + offset(r, chunk)));
         }
     }
 };

@@ -1,7 +1,7 @@
 /*
  * The device language of every .cu file: what differs between nvcc and the emulator (test/emu), and nothing
- * else. Launches, shared memory and PTX stand here (Hopper's wgmma, TMA and mbarrier in hopper.cuh) and
- * nowhere else: so the very same kernels run on a CPU in CI. Vector loads, reductions and dtypes: kernel.cuh.
+ * else. Launches, shared memory and PTX stand here and nowhere else (scripts/check-layers.sh), so that the very
+ * same kernels run on a CPU in CI. Vector loads, reductions and dtypes: kernel.cuh.
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   kernel<<<...>>>(args...); a template
  *                         instance with commas goes in parentheses

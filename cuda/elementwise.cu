@@ -16,13 +16,12 @@
  * Issue     at 4.3 TB/s an SM has about 213 instruction slots a lane for a pack read and written. GELU takes
  *           two special-function instructions an element (exp, reciprocal; 16 a pack, 60% of their rate), so
  *           16-bit dtypes use the hardware's exp, whose error of 2^-20 is far below their 2^-9; fp32 has half
- *           the elements a pack and takes the exact one. Dropout: two Philox calls a pack, 140 slots of 320.
- * Dropout   keyed by global coordinates and drawn 4 features a call, by the code the CPU uses (base/rng.h):
- *           what is kept is the same on every device and in every layout.
+ *           the elements a pack and takes the exact one. Dropout (residual.cuh): two
+ *           Philox calls a pack, 140 slots of 320.
  * Needs     16-byte aligned rows for full speed, else element by element; any width; y may be x or residual.
  * Source    GELU in its tanh form: Hendrycks & Gimpel 2016; SwiGLU: Shazeer 2020.
  */
-#include "kernel.cuh"
+#include "residual.cuh"
 
 /* ---- maps: y = F(a) or F(a, b) ---- */
 
@@ -134,75 +133,33 @@ extern "C" Err cuda_add(Stream *s, const add_args *a)
 
 /* ---- residual and dropout ---- */
 
-struct DropRows {
-    Dropout dropout;
-    const int32_t *position;
-    const int64_t *sample;
-};
-
-/* Dropout of the pack's elements: kept ones are scaled, the others become 0. */
-template <int COUNT>
-__device__ __forceinline__ void drop_pack(float v[COUNT], const DropRows &d, const PackPlace &p)
-{
-    const uint64_t sample = static_cast<uint64_t>(d.sample[p.row]);
-    const uint32_t position = static_cast<uint32_t>(d.position[p.row]);
-    for (int i = 0; i < COUNT; i += 4) {
-        const Philox draw = philox(d.dropout.key, static_cast<uint32_t>((p.column + i) / 4), position,
-                                   static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32));
-        for (int j = 0; j < 4; j++)
-            v[i + j] = draw.v[j] >= d.dropout.threshold ? v[i + j] * d.dropout.scale : 0.0f;
-    }
-}
-
-/* y = residual + dropout(x + bias); residual and bias may be NULL. */
 template <class T, bool WIDE>
-__global__ void __launch_bounds__(PACK_THREADS)
-    residual_kernel(Rows<T> y, Rows<const T> residual, Rows<const T> x, const T *bias, DropRows drop,
-                    PackGrid g)
+__global__ void __launch_bounds__(PACK_THREADS) residual_kernel(Rows<T> y, Residual<T> r, PackGrid g)
 {
-    constexpr int COUNT = Pack<T>::COUNT;
     const int64_t rows = rows_in_use(g.rows);
-    Pack<T> px[PACK_UNROLL], pr[PACK_UNROLL];
+    ResidualPack<T> pack[PACK_UNROLL];
 #pragma unroll
     for (int u = 0; u < PACK_UNROLL; u++) {
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
-        if (!p.used) continue;
-        px[u] = load_pack<T, WIDE>(x.at(p.row) + p.column, p.left);
-        if (residual.data) pr[u] = load_pack<T, WIDE>(residual.at(p.row) + p.column, p.left);
+        if (p.used) pack[u] = residual_load<T, WIDE>(r, p.row, p.column, p.left);
     }
 #pragma unroll
     for (int u = 0; u < PACK_UNROLL; u++) {
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
         if (!p.used) continue;
-        float v[COUNT];
-        for (int i = 0; i < COUNT; i++) v[i] = to_float(px[u].v[i]);
-        if (bias) {
-            const Pack<T> pb = load_pack<T, WIDE>(bias + p.column, p.left);
-            for (int i = 0; i < COUNT; i++) v[i] += to_float(pb.v[i]);
-        }
-        if (drop.dropout.threshold) drop_pack<COUNT>(v, drop, p);
-        if (residual.data)
-            for (int i = 0; i < COUNT; i++) v[i] += to_float(pr[u].v[i]);
-        for (int i = 0; i < COUNT; i++) px[u].v[i] = from_float<T>(v[i]);
-        store_pack<T, WIDE>(y.at(p.row) + p.column, px[u], p.left);
+        const Pack<T> sum = residual_add<T, WIDE>(r, pack[u], p.row, p.column, p.left);
+        store_pack<T, WIDE>(y.at(p.row) + p.column, sum, p.left);
     }
 }
 
 template <class T> static void launch_residual(Stream *s, const residual_fwd_args *a)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), 1, a->x.dim[1], Pack<T>::COUNT);
-    const DropRows drop = { a->dropout, data_of<const int32_t>(a->position),
-                            data_of<const int64_t>(a->sample) };
+    const Residual<T> r = residual_of<T>(a);
     const Rows<T> y = rows_of<T>(a->y);
-    const Rows<const T> residual = rows_of<const T>(a->residual), x = rows_of<const T>(a->x);
-    const T *bias = data_of<const T>(a->bias);
-    const bool wide = rows_aligned(a->y) && rows_aligned(a->x) &&
-                      (!residual.data || rows_aligned(a->residual)) && (!bias || rows_aligned(a->bias));
-    if (wide)
-        LAUNCH((residual_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop, g);
-    else
-        LAUNCH((residual_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, residual, x, bias, drop,
-               g);
+    if (rows_aligned(a->y) && residual_aligned(a))
+        LAUNCH((residual_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, r, g);
+    else LAUNCH((residual_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, r, g);
 }
 
 extern "C" Err cuda_residual_fwd(Stream *s, const residual_fwd_args *a)

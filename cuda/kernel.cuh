@@ -166,7 +166,8 @@ static inline PackGrid pack_grid(RowCount rows, int64_t parts, int64_t width, in
     const int64_t packs = ceil_div(width, count), across = ceil_div(packs, PACK_THREADS);
     const int64_t x = ceil_div(packs, across), y = PACK_THREADS / x, down = ceil_div(rows.capacity, y * PACK_UNROLL);
     PackGrid g;
-    g.grid = dim3(static_cast<unsigned>(down > 0 ? down : 1), static_cast<unsigned>(across), static_cast<unsigned>(parts));
+    g.grid = dim3(static_cast<unsigned>(down > 0 ? down : 1), static_cast<unsigned>(across),
+                  static_cast<unsigned>(parts));
     g.block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y));
     g.rows = rows;
     g.width = width;

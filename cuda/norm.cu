@@ -1,7 +1,7 @@
 /*
  * LayerNorm and RMSNorm (mean left out).
  *
- *   fwd   xhat = (x - mean) * rstd,  y = xhat * w + b
+ *   fwd   xhat = (x - mean) * rstd,  y = xhat * w + b;  x may be a residual sum, made here (residual.cuh)
  *   bwd   g = dy * w,  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))       RMSNorm: without mean(g)
  *         dw += sum_n dy * xhat,  db += sum_n dy
  *
@@ -13,13 +13,14 @@
  *           dw and db to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
  * Traffic   bytes per element with bf16, and the time for 65,536 x 768 at 4.3 TB/s:
  *             fwd   read x, write y                   4     47 us
+ *             residual_norm_fwd  read residual, x, write sum, y    8    94 us    (apart 10)
  *             bwd   read x, dy, dx, write dx          8     94 us    (rows of more than 256 packs: 12)
  *           the slices' sums add 2%. Adding to the residual stream's gradient is part of bwd: no pass of its own.
  *           8 and 16 FLOP an element: bound by memory. w and b come from L1.
  * Needs     any D (bwd: below a million); 16-byte aligned rows for full speed. Workspace: 9 MiB.
  * Source    Ba et al. 2016 (LayerNorm), Zhang & Sennrich 2019 (RMSNorm).
  */
-#include "kernel.cuh"
+#include "residual.cuh"
 
 constexpr int NORM_THREADS = 256;   /* of a block whose rows belong to lanes or warps */
 constexpr int NORM_BLOCK_MAX = 512; /* of a block that shares a row, and then */
@@ -66,6 +67,29 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
 #pragma unroll
             for (int k = 0; k < PACKS; k++)
                 if (at(k) < width) kept[k] = load16(row + at(k));
+        }
+    }
+    /* The row is residual + dropout(x + bias), computed here and stored at `to`, from where it is read again. */
+    __device__ __forceinline__ void add(const Residual<T> &r, int64_t n, T *to, int columns)
+    {
+        row = to;
+        width = columns;
+        if constexpr (PACKS > 0) {
+            ResidualPack<T> parts[PACKS];
+#pragma unroll
+            for (int k = 0; k < PACKS; k++)
+                if (at(k) < width) parts[k] = residual_load<T, true>(r, n, at(k), width - at(k));
+#pragma unroll
+            for (int k = 0; k < PACKS; k++) {
+                if (at(k) >= width) continue;
+                kept[k] = residual_add<T, true>(r, parts[k], n, at(k), width - at(k));
+                write(to, k, kept[k]);
+            }
+        } else {
+            for (int k = 0; at(k) < width; k++) {
+                const ResidualPack<T> parts = residual_load<T, WIDE>(r, n, at(k), width - at(k));
+                write(to, k, residual_add<T, WIDE>(r, parts, n, at(k), width - at(k)));
+            }
         }
     }
     /* Pack k; at(k) < width. */
@@ -128,10 +152,11 @@ static inline NormStats norm_stats(Tensor mean, Tensor rstd)
 
 /* ---- forward ---- */
 
-template <class T, int LANES, int PACKS, bool WIDE>
+/* The row is x; with ADD it is `add`, stored in `sum`. */
+template <class T, int LANES, int PACKS, bool WIDE, bool ADD>
 __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
-    norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, const T *w, const T *b, RowCount count,
-                    int D, float eps)
+    norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, Residual<T> add, Rows<T> sum, const T *w,
+                    const T *b, RowCount count, int D, float eps)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
     SHARED(float, part, [WARP]);
@@ -139,7 +164,8 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
     const int64_t n = blockIdx.x * static_cast<int64_t>(blockDim.x / lanes) + threadIdx.x / lanes;
     const bool used = n < rows_in_use(count);
     Part p;
-    p.load(x.at(n), used ? D : 0);
+    if constexpr (ADD) p.add(add, n, sum.at(n), used ? D : 0);
+    else p.load(x.at(n), used ? D : 0);
     float mean = 0, squares = 0;
     if (stats.mean) {
         float sum = 0;
@@ -177,30 +203,57 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
     }
 }
 
-template <class T> struct NormFwd {
+/* Of both ops, which share a row alike: the sums, and so the bits, do not depend on where the row comes from. */
+template <class T, bool ADD> struct NormFwd {
     cudaStream_t stream;
-    const norm_fwd_args *a;
+    Rows<T> y, sum;
+    Rows<const T> x;
+    Residual<T> add;
+    Tensor w, b, mean, rstd;
+    RowCount count;
+    int64_t D;
+    float eps;
     template <int LANES, int PACKS, bool WIDE> void run(int64_t threads) const
     {
-        const int64_t blocks = LANES > 0 ? ceil_div(a->x.dim[0], NORM_THREADS / LANES) : a->x.dim[0];
-        LAUNCH((norm_fwd_kernel<T, LANES, PACKS, WIDE>), positive(blocks), static_cast<unsigned>(threads), 0,
-               stream, rows_of<T>(a->y), norm_stats(a->mean, a->rstd), rows_of<const T>(a->x),
-               data_of<const T>(a->w), data_of<const T>(a->b), row_count(a->y, a->x),
-               static_cast<int>(a->x.dim[1]), a->eps);
+        const int64_t blocks = LANES > 0 ? ceil_div(count.capacity, NORM_THREADS / LANES) : count.capacity;
+        LAUNCH((norm_fwd_kernel<T, LANES, PACKS, WIDE, ADD>), positive(blocks),
+               static_cast<unsigned>(threads), 0, stream, y, norm_stats(mean, rstd), x, add, sum,
+               data_of<const T>(w), data_of<const T>(b), count, static_cast<int>(D), eps);
+    }
+    void launch(bool aligned) const
+    {
+        const bool wide = aligned && rows_aligned(w) && (!b.data || rows_aligned(b));
+        norm_choose<T>(*this, wide ? D / Pack<T>::COUNT : 0);
     }
 };
 
 template <class T> static void launch_norm_fwd(Stream *s, const norm_fwd_args *a)
 {
-    const NormFwd<T> launch = { cuda_stream(s), a };
-    const bool wide =
-        rows_aligned(a->y) && rows_aligned(a->x) && rows_aligned(a->w) && (!a->b.data || rows_aligned(a->b));
-    norm_choose<T>(launch, wide ? a->x.dim[1] / Pack<T>::COUNT : 0);
+    NormFwd<T, false> n = {};
+    n.stream = cuda_stream(s), n.count = row_count(a->y, a->x), n.D = a->x.dim[1], n.eps = a->eps;
+    n.y = rows_of<T>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
+    n.x = rows_of<const T>(a->x);
+    n.launch(rows_aligned(a->y) && rows_aligned(a->x));
 }
 
 extern "C" Err cuda_norm_fwd(Stream *s, const norm_fwd_args *a)
 {
     DISPATCH(a->x.dtype, launch_norm_fwd<T>(s, a));
+    return ERR_OK;
+}
+
+template <class T> static void launch_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a)
+{
+    NormFwd<T, true> n = {};
+    n.stream = cuda_stream(s), n.count = row_count(a->y, a->x), n.D = a->x.dim[1], n.eps = a->eps;
+    n.y = rows_of<T>(a->y), n.mean = a->mean, n.rstd = a->rstd, n.w = a->w, n.b = a->b;
+    n.add = residual_of<T>(a), n.sum = rows_of<T>(a->sum);
+    n.launch(rows_aligned(a->y) && rows_aligned(a->sum) && residual_aligned(a));
+}
+
+extern "C" Err cuda_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a)
+{
+    DISPATCH(a->x.dtype, launch_residual_norm_fwd<T>(s, a));
     return ERR_OK;
 }
 

@@ -23,7 +23,7 @@ constexpr int HEAD_THREADS = 256;
 struct HeadGrid {
     dim3 grid, block;
     RowCount rows;
-    int items;
+    int64_t items;
     int64_t width; /* elements of a head that are cut into packs */
 };
 
@@ -39,7 +39,7 @@ static Err head_grid(HeadGrid *g, const char *name, RowCount rows, int64_t items
     g->grid = dim3(static_cast<unsigned>(down > 0 ? down : 1), static_cast<unsigned>(ceil_div(items, y)));
     g->block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(high));
     g->rows = rows;
-    g->items = static_cast<int>(items);
+    g->items = items;
     g->width = width;
     return ERR_OK;
 }
@@ -52,6 +52,7 @@ struct RopeTable {
     Rows<const float> cosine, sine;
     const int32_t *position;
     float sign; /* -1 turns back */
+    int heads;
 };
 
 /* The angles of a pack of T; the table is fp32, so that they are 1 or 2 packs of it. */
@@ -75,20 +76,20 @@ __device__ __forceinline__ void rope_turn(Pack<T> *x, Pack<T> *y, const float *c
 }
 
 template <class T, bool WIDE>
-__global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, int heads, RopeTable table, HeadGrid g)
+__global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, RopeTable table, HeadGrid g)
 {
     constexpr int COUNT = Pack<T>::COUNT;
     const int64_t row = blockIdx.x * static_cast<int64_t>(blockDim.z) + threadIdx.z;
     const int item = blockIdx.y * blockDim.y + threadIdx.y, column = threadIdx.x * COUNT;
     if (row >= rows_in_use(g.rows) || item >= g.items) return;
     const int64_t left = g.width - column, position = table.position[row];
-    T *first = x.at(row * heads) + column; /* a row's heads are rows of x */
+    T *first = x.at(row * table.heads) + column; /* a row's heads are rows of x */
     Pack<T> low[ROPE_HEADS], high[ROPE_HEADS];
     float c[COUNT], s[COUNT];
 #pragma unroll
     for (int k = 0; k < ROPE_HEADS; k++) {
-        const int head = item + k * g.items;
-        if (head >= heads) continue;
+        const int64_t head = item + k * g.items;
+        if (head >= table.heads) continue;
         low[k] = load_pack<T, WIDE>(first + head * x.ld, left);
         high[k] = load_pack<T, WIDE>(first + head * x.ld + g.width, left);
     }
@@ -97,8 +98,8 @@ __global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, int heads
     for (int i = 0; i < COUNT; i++) s[i] *= table.sign;
 #pragma unroll
     for (int k = 0; k < ROPE_HEADS; k++) {
-        const int head = item + k * g.items;
-        if (head >= heads) continue;
+        const int64_t head = item + k * g.items;
+        if (head >= table.heads) continue;
         rope_turn<T>(&low[k], &high[k], c, s);
         store_pack<T, WIDE>(first + head * x.ld, low[k], left);
         store_pack<T, WIDE>(first + head * x.ld + g.width, high[k], left);
@@ -112,12 +113,12 @@ template <class T> static Err launch_rope(Stream *s, const rope_args *a)
     TRY(head_grid(&g, "rope", row_count(a->x, a->position), ceil_div(a->x.dim[1], ROPE_HEADS), R,
                   Pack<T>::COUNT, 1));
     const RopeTable table = { rows_of<const float>(a->cos), rows_of<const float>(a->sin),
-                              data_of<const int32_t>(a->position), a->inverse ? -1.0f : 1.0f };
+                              data_of<const int32_t>(a->position), a->inverse ? -1.0f : 1.0f,
+                              static_cast<int>(a->x.dim[1]) };
     const Rows<T> x = rows_of<T>(a->x);
-    const int heads = static_cast<int>(a->x.dim[1]);
     if (rows_aligned(a->x) && rows_aligned(a->cos) && rows_aligned(a->sin) && R % Pack<T>::COUNT == 0)
-        LAUNCH((rope_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), x, heads, table, g);
-    else LAUNCH((rope_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), x, heads, table, g);
+        LAUNCH((rope_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), x, table, g);
+    else LAUNCH((rope_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), x, table, g);
     return ERR_OK;
 }
 

@@ -157,6 +157,43 @@ TEST(residual)
           { 31, 1090, 0, 0, all }, { 40, 1100, 0, 0, RES_DROP });
 }
 
+/* The two ops in one: their bits. */
+static void case_residual_norm(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -2, 2, p->N, p->D), residual = env_out(e, F32, -3, 3, p->N, p->D);
+    Tensor position = env_in(e, I32, 0, 1000, p->N), sample = env_in(e, I64, 0, 1e13, p->N);
+    Tensor bias = { 0 }, b = { 0 }, w = env_in(e, F32, -1, 2, p->D);
+    Tensor sum[2], y[2], mean[2] = { 0 }, rstd[2];
+    for (int k = 0; k < 2; k++) {
+        sum[k] = env_out(e, F32, 8, 9, p->N, p->D), y[k] = env_out(e, F32, 8, 9, p->N, p->D);
+        rstd[k] = env_out(e, F32, 8, 9, p->N);
+        if (p->flags & RES_BIAS) mean[k] = env_out(e, F32, 8, 9, p->N);
+    }
+    if (p->flags & RES_BIAS) bias = env_in(e, F32, -1, 1, p->D), b = env_in(e, F32, -1, 1, p->D);
+    Dropout drop = { .key = rng_key(5, "site"), .scale = 1.25f };
+    if (p->flags & RES_DROP) drop.threshold = dropout_threshold(0.2f);
+    RUN(e, residual_fwd, .y = sum[1], .residual = residual, .x = env_used(e, x), .bias = bias,
+        .position = position, .sample = sample, .dropout = drop);
+    RUN(e, norm_fwd, .y = y[1], .mean = mean[1], .rstd = rstd[1], .x = env_used(e, sum[1]), .w = w, .b = b,
+        .eps = 1e-3f);
+    if (p->flags & RES_OVER_RESIDUAL) sum[0] = residual;
+    RUN(e, residual_norm_fwd, .y = y[0], .mean = mean[0], .rstd = rstd[0], .sum = sum[0], .residual = residual,
+        .x = env_used(e, x), .bias = bias, .w = w, .b = b, .position = position, .sample = sample,
+        .dropout = drop, .eps = 1e-3f);
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
+        CHECK(!memcmp(env_f(sum[0], n), env_f(sum[1], n), (size_t)p->D * sizeof(float)));
+        CHECK(!memcmp(env_f(y[0], n), env_f(y[1], n), (size_t)p->D * sizeof(float)));
+        CHECK(env_f(rstd[0], n)[0] == env_f(rstd[1], n)[0]);
+        CHECK(!mean[0].data || env_f(mean[0], n)[0] == env_f(mean[1], n)[0]);
+    }
+}
+
+TEST(residual_norm)
+{
+    CASES(case_residual_norm, { 1, 1, 0, 0, RES_BIAS | RES_DROP }, { 3, 15, 0, 0, RES_BIAS },
+          { 4, 64, 0, 0, RES_DROP | RES_OVER_RESIDUAL }, { 31, 1090, 0, 0, RES_BIAS | RES_DROP });
+}
+
 /* ---- activations ---- */
 
 static double sigmoid64(double u)
@@ -474,7 +511,7 @@ static const struct {
 } tested[] = {
     { "linear_fwd", "test_gemm.c" }, { "linear_dx", "test_gemm.c" }, { "linear_dw", "test_gemm.c" },
     { "bias_grad", "test_ops.c" }, { "embedding_fwd", "test_ops.c" }, { "embedding_grad", "test_ops.c" },
-    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" },
+    { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, { "residual_norm_fwd", "test_ops.c" },
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },

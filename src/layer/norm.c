@@ -17,19 +17,46 @@ Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, 
     return param_add(reg, p, &n->bias);
 }
 
+static Tensor bias_of(const Norm *n, const Ctx *c)
+{
+    return n->bias >= 0 ? param_value(c, n->bias) : (Tensor){ 0 };
+}
+
 static Err run(const Norm *n, Ctx *c, Tensor x, Tensor y, Tensor mean, Tensor rstd)
 {
-    Tensor none = { 0 };
     return op(c->s, norm_fwd, .y = y, .mean = mean, .rstd = rstd, .x = x, .w = param_value(c, n->weight),
-              .b = n->bias >= 0 ? param_value(c, n->bias) : none, .eps = n->eps);
+              .b = bias_of(n, c), .eps = n->eps);
+}
+
+static Err save_stats(const Norm *n, Ctx *c, int64_t rows, NormSave *save, Tensor *mean, Tensor *rstd)
+{
+    *mean = (Tensor){ 0 };
+    if (!n->rms) TRY(save_new(c, REGION_I, mean, &save->mean, F32, rows));
+    return save_new(c, REGION_I, rstd, &save->rstd, F32, rows);
 }
 
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save)
 {
-    Tensor mean = { 0 }, rstd;
-    if (!n->rms) TRY(save_new(c, REGION_I, &mean, &save->mean, F32, x.dim[0]));
-    TRY(save_new(c, REGION_I, &rstd, &save->rstd, F32, x.dim[0]));
+    Tensor mean, rstd;
+    TRY(save_stats(n, c, x.dim[0], save, &mean, &rstd));
     return run(n, c, x, y, mean, rstd);
+}
+
+Err residual_add(Ctx *c, const ResidualSum *r)
+{
+    return op(c->s, residual_fwd, .y = r->sum, .residual = r->residual, .x = r->branch, .bias = r->bias,
+              .position = ctx_row_slice(c, c->batch->position), .sample = ctx_row_slice(c, c->batch->sample),
+              .dropout = r->dropout);
+}
+
+Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, NormSave *save)
+{
+    Tensor mean, rstd;
+    TRY(save_stats(n, c, y.dim[0], save, &mean, &rstd));
+    return op(c->s, residual_norm_fwd, .y = y, .mean = mean, .rstd = rstd, .sum = r->sum,
+              .residual = r->residual, .x = r->branch, .bias = r->bias, .w = param_value(c, n->weight),
+              .b = bias_of(n, c), .position = ctx_row_slice(c, c->batch->position),
+              .sample = ctx_row_slice(c, c->batch->sample), .dropout = r->dropout, .eps = n->eps);
 }
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)

@@ -62,15 +62,15 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer)
                                    .proj_std = proj_std });
 }
 
-/* y = x + dropout(branch + bias of the branch's last linear) */
-static Err residual_add(const Block *b, Ctx *c, const Linear *last, uint64_t key, Tensor x, Tensor branch,
-                        Tensor y)
+/* sum = x + dropout(branch + bias of the branch's last linear) */
+static ResidualSum behind(const Block *b, const Ctx *c, const Linear *last, uint64_t key, Tensor x,
+                          Tensor branch, Tensor sum)
 {
-    Tensor none = { 0 };
-    return op(c->s, residual_fwd, .y = y, .residual = x, .x = branch,
-              .bias = last->bias >= 0 ? param_value(c, last->bias) : none,
-              .position = ctx_row_slice(c, c->batch->position), .sample = ctx_row_slice(c, c->batch->sample),
-              .dropout = ctx_dropout(c, b->dropout, key));
+    return (ResidualSum){ .sum = sum,
+                          .residual = x,
+                          .branch = branch,
+                          .bias = last->bias >= 0 ? param_value(c, last->bias) : (Tensor){ 0 },
+                          .dropout = ctx_dropout(c, b->dropout, key) };
 }
 
 /* A norm's output: kept for the weight half, or passing (selective recomputation). */
@@ -89,11 +89,12 @@ Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
     TRY(norm_out(b, c, x, &n, &save->n1));
     TRY(norm_forward(&b->norm1, c, x, n, &save->norm1));
     TRY(attention_forward(&b->attn, c, n, branch, &save->attn));
-    TRY(residual_add(b, c, &b->attn.proj, b->attn_dropout_key, x, branch, mid));
+    ResidualSum sum = behind(b, c, &b->attn.proj, b->attn_dropout_key, x, branch, mid);
     TRY(norm_out(b, c, mid, &n, &save->n2));
-    TRY(norm_forward(&b->norm2, c, mid, n, &save->norm2));
+    TRY(norm_forward_sum(&b->norm2, c, &sum, n, &save->norm2));
     TRY(mlp_forward(&b->mlp, c, n, branch, &save->mlp));
-    return residual_add(b, c, &b->mlp.fc2, b->mlp_dropout_key, mid, branch, y);
+    sum = behind(b, c, &b->mlp.fc2, b->mlp_dropout_key, mid, branch, y);
+    return residual_add(c, &sum);
 }
 
 /*

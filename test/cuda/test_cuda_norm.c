@@ -1,4 +1,5 @@
 /* LayerNorm and RMSNorm of cuda/norm.cu, at the widths where it changes its way of sharing a row. */
+#include "base/rng.h"
 #include "pair_views.h"
 
 enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4 };
@@ -54,6 +55,68 @@ static void norm_case(NormShape p)
     pair_check(c, t.dw, 1e-5, "dw, %s", name);
     pair_check(c, t.db, 1e-5, "db, %s", name);
     case_close(c);
+}
+
+/* Bits of the GPU's tensors, which are dense; of their first rows. */
+static bool same_rows(CudaCase *c, Pair p, Pair q, int64_t rows)
+{
+    const int64_t size = tensor_bytes(p.t[CASE_GPU]) / p.t[CASE_GPU].dim[0] * rows;
+    OK(device_read(&c->dev[CASE_GPU].stream, c->first, p.t[CASE_GPU].data, size));
+    OK(device_read(&c->dev[CASE_GPU].stream, c->second, q.t[CASE_GPU].data, size));
+    return !memcmp(c->first, c->second, (size_t)size);
+}
+
+/* The residual add with its norm: close to the CPU's, and on the GPU the bits of the two ops in turn. */
+static void residual_norm_case(NormShape p)
+{
+    CudaCase *c = case_open();
+    const NormPairs t = norm_pairs(c, &p), two = norm_pairs(c, &p);
+    const Tensor none = { 0 };
+    const bool mean = p.flags & NORM_MEAN, bias = p.flags & NORM_BIAS;
+    int32_t position[64];
+    int64_t sample[64];
+    ASSERT(p.N <= 64);
+    for (int64_t n = 0; n < p.N; n++)
+        position[n] = (int32_t)(77 * n % 1000), sample[n] = (int64_t)1 << (n % 40);
+    const Pair at = pair_values(c, I32, position, p.N), of = pair_values(c, I64, sample, p.N);
+    const Dropout drop = { rng_key(3, "site"), bias ? dropout_threshold(0.2f) : 0, 1.25f };
+    const Pair x = pair_used(t.x.view, p.flags & NORM_USED ? &t.used : NULL), y = t.y.view, sum = t.dx.view;
+    const Pair residual = t.dy.view, y2 = two.y.view, sum2 = two.dx.view;
+    const Pair normed = pair_used(sum2, p.flags & NORM_USED ? &t.used : NULL);
+    BOTH(c, residual_norm_fwd, .y = AT(y), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd),
+         .sum = AT(sum), .residual = AT(residual), .x = AT(x), .bias = bias ? AT(t.b) : none, .w = AT(t.w),
+         .b = bias ? AT(two.b) : none, .position = AT(at), .sample = AT(of), .dropout = drop, .eps = 1e-3f);
+    BOTH(c, residual_fwd, .y = AT(sum2), .residual = AT(residual), .x = AT(x), .bias = bias ? AT(t.b) : none,
+         .position = AT(at), .sample = AT(of), .dropout = drop);
+    BOTH(c, norm_fwd, .y = AT(y2), .mean = mean ? AT(two.mean) : none, .rstd = AT(two.rstd), .x = AT(normed),
+         .w = AT(t.w), .b = bias ? AT(two.b) : none, .eps = 1e-3f);
+    /* twice: the GPU norms the sum after it is rounded, the CPU before */
+    const double tol = 2 * case_tolerance(p.T);
+    pair_check(c, t.dx.all, tol, "sum, %s D %lld", dtype_name(p.T), (long long)p.D);
+    pair_check(c, t.y.all, tol, "y, %s D %lld", dtype_name(p.T), (long long)p.D);
+    const int64_t used = p.flags & NORM_USED ? p.N - p.N / 3 : p.N;
+    for (int k = 0; k < 4; k++) {
+        const Pair p1 = k == 0 ? t.y.all : k == 1 ? t.dx.all : k == 2 ? t.mean : t.rstd;
+        const Pair p2 = k == 0 ? two.y.all : k == 1 ? two.dx.all : k == 2 ? two.mean : two.rstd;
+        if ((k == 2 && !mean) || (k < 2 && p.gap)) continue;
+        CHECK_MSG(same_rows(c, p1, p2, used), "result %d, %s N %lld D %lld", k, dtype_name(p.T),
+                  (long long)p.N, (long long)p.D);
+    }
+    case_close(c);
+}
+
+TEST(residual_norm)
+{
+    static const DType types[] = { F32, BF16, F16 };
+    static const int64_t packs[] = { 1, 16, 64, 65, 128, 129, 257 };
+    for (int k = 0; k < 7; k++) {
+        for (int t = 0; t < 3; t++) {
+            const int64_t D = packs[k] * 16 / dtype_size(types[t]);
+            residual_norm_case((NormShape){ types[t], 3 + k % 2 * 8, D, k % 3 == 1 ? 8 : 0, 0, (k + t) % 8 });
+        }
+    }
+    residual_norm_case((NormShape){ F32, 3, 37, 0, 0, NORM_MEAN | NORM_BIAS });
+    residual_norm_case((NormShape){ BF16, 9, 70, 2, 1, NORM_BIAS | NORM_USED });
 }
 
 /* Aligned rows: 8 lanes up to 16 packs, a warp up to 128 in registers and 256 without, then blocks. */

@@ -1,0 +1,78 @@
+/*
+ * residual + dropout(x + bias), pack by pack: what the residual add (elementwise.cu) and its fusion with the
+ * norm behind it (norm.cu) share.
+ *
+ * Dropout is keyed by global coordinates and drawn 4 features a call, by the code the CPU uses (base/rng.h): what
+ * is kept is the same on every device and in every layout.
+ */
+#ifndef MEGATRAIN_CUDA_RESIDUAL_CUH
+#define MEGATRAIN_CUDA_RESIDUAL_CUH
+
+#include "kernel.cuh"
+
+template <class T> struct Residual {
+    Rows<const T> residual, x; /* residual.data may be NULL */
+    const T *bias;             /* may be NULL */
+    Dropout dropout;
+    const int32_t *position;
+    const int64_t *sample;
+};
+
+/* Of the arguments of any op that has these. */
+template <class T, class Args> static inline Residual<T> residual_of(const Args *a)
+{
+    Residual<T> r = { rows_of<const T>(a->residual),       rows_of<const T>(a->x),
+                      data_of<const T>(a->bias),           a->dropout,
+                      data_of<const int32_t>(a->position), data_of<const int64_t>(a->sample) };
+    return r;
+}
+
+template <class Args> static inline bool residual_aligned(const Args *a)
+{
+    return rows_aligned(a->x) && (!a->residual.data || rows_aligned(a->residual)) &&
+           (!a->bias.data || rows_aligned(a->bias));
+}
+
+/* What is loaded of a pack, first of all packs of a thread, so that the loads are under way together. */
+template <class T> struct ResidualPack {
+    Pack<T> x, residual;
+};
+
+template <class T, bool WIDE>
+__device__ __forceinline__ ResidualPack<T> residual_load(const Residual<T> &r, int64_t row, int64_t column,
+                                                         int64_t left)
+{
+    ResidualPack<T> p;
+    p.x = load_pack<T, WIDE>(r.x.at(row) + column, left);
+    if (r.residual.data) p.residual = load_pack<T, WIDE>(r.residual.at(row) + column, left);
+    return p;
+}
+
+template <class T, bool WIDE>
+__device__ __forceinline__ Pack<T> residual_add(const Residual<T> &r, const ResidualPack<T> &p, int64_t row,
+                                                int64_t column, int64_t left)
+{
+    constexpr int COUNT = Pack<T>::COUNT;
+    float v[COUNT];
+    Pack<T> sum;
+    for (int i = 0; i < COUNT; i++) v[i] = to_float(p.x.v[i]);
+    if (r.bias) {
+        const Pack<T> bias = load_pack<T, WIDE>(r.bias + column, left);
+        for (int i = 0; i < COUNT; i++) v[i] += to_float(bias.v[i]);
+    }
+    if (r.dropout.threshold) {
+        const uint64_t sample = static_cast<uint64_t>(r.sample[row]);
+        const uint32_t position = static_cast<uint32_t>(r.position[row]);
+        for (int i = 0; i < COUNT; i += 4) {
+            const Philox draw = philox(r.dropout.key, static_cast<uint32_t>((column + i) / 4), position,
+                                       static_cast<uint32_t>(sample), static_cast<uint32_t>(sample >> 32));
+            for (int j = 0; j < 4; j++)
+                v[i + j] = draw.v[j] >= r.dropout.threshold ? v[i + j] * r.dropout.scale : 0.0f;
+        }
+    }
+    for (int i = 0; i < COUNT; i++)
+        sum.v[i] = from_float<T>(r.residual.data ? to_float(p.residual.v[i]) + v[i] : v[i]);
+    return sum;
+}
+
+#endif
