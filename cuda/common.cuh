@@ -1,6 +1,6 @@
 /*
  * The device language of every .cu file: what differs between nvcc and the emulator (test/emu), and nothing
- * else. Launches, shared memory and PTX stand here and nowhere else (scripts/check-layers.sh), so that the very
+ * else. Launches, shared memory and PTX stand here and nowhere else (scripts/check-kernels.sh), so that the very
  * same kernels run on a CPU in CI. Vector loads, reductions and dtypes: kernel.cuh.
  *
  *   LAUNCH(kernel, grid, block, smem_bytes, stream, args...)   kernel<<<...>>>(args...); a template

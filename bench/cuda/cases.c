@@ -210,6 +210,27 @@ static Err make_residual_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* Without dropout: residual_fwd shows what that costs. */
+static Err make_residual_norm_fwd(Maker *m, AnyArgs *any)
+{
+    residual_norm_fwd_args *a = &any->residual_norm_fwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N, D);
+    if (!m->c->option) MAKE(mean, 1, UNIFORM, F32, N);
+    MAKE(rstd, 1, POSITIVE, F32, N);
+    ONCE(sum, N, D);
+    ONCE(residual, N, D);
+    ONCE(x, N, D);
+    ONCE(w, D);
+    if (!m->c->option) ONCE(bias, D);
+    if (!m->c->option) ONCE(b, D);
+    MAKE(position, 0, POSITIONS, I32, N);
+    MAKE(sample, 0, SAMPLES, I64, N);
+    a->dropout = (Dropout){ 0, 0, 1 };
+    a->eps = 1e-5f;
+    return ERR_OK;
+}
+
 static Err make_residual_bwd(Maker *m, AnyArgs *any)
 {
     residual_bwd_args *a = &any->residual_bwd;
@@ -512,6 +533,8 @@ const Case bench_cases[] = {
     CASE(embedding_grad, "tokens", NO_SHAPE),
     CASE(norm_fwd, "LayerNorm", NO_SHAPE),
     CASE(norm_fwd, "RMSNorm", NO_SHAPE, 1),
+    CASE(residual_norm_fwd, "LayerNorm", NO_SHAPE),
+    CASE(residual_norm_fwd, "RMSNorm", NO_SHAPE, 1),
     CASE(norm_bwd, "LayerNorm", NO_SHAPE),
     CASE(norm_bwd, "RMSNorm", NO_SHAPE, 1),
     CASE(residual_fwd, "", NO_SHAPE),
