@@ -1,8 +1,9 @@
 /*
  * Whole training steps, timed: forward, backward, norm, clip, AdamW, on random tokens. One line a step, and a
- * closing JSON line. bench/run.py alternates this with PyTorch on the same shapes.
+ * closing JSON line. `both` alternates the two modes step by step in one process and closes with the median of
+ * the ratios of neighbouring steps. bench/run.py alternates this with PyTorch on the same shapes.
  *
- *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [layout|run] [THREADS] [trace.json]
+ *   bench_step LAYERS HIDDEN HEADS BATCH SEQ STEPS [layout|run|both] [THREADS] [trace.json]
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,7 +14,7 @@
 #include "base/trace.h"
 #include "train/trainer.h"
 
-enum { VOCAB = 50257, PADDED = 50304, SHORTEST_LEAF = 128 };
+enum { VOCAB = 50257, PADDED = 50304, SHORTEST_LEAF = 128, STEPS_MAX = 256 };
 
 static double now_ms(void)
 {
@@ -32,14 +33,14 @@ static Err random_tokens(void *user, int64_t first, int64_t count, int32_t *out)
     return ERR_OK;
 }
 
-static TrainSpec spec_of(char **a)
+static TrainSpec spec_of(char **a, const char *mode)
 {
     int64_t seq = seq_len = atoll(a[5]), batch = atoll(a[4]), hidden = atoll(a[2]);
     TrainSpec s = { .micro_batch = batch,
                     .global_batch = batch,
                     .seq_blocks = 8,
                     .attn_block = 64,
-                    .exact = strcmp(a[7], "run") != 0,
+                    .exact = !strcmp(mode, "layout"),
                     .adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
                     .clip = 1,
                     .lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },
@@ -55,52 +56,89 @@ static TrainSpec spec_of(char **a)
     return s;
 }
 
+typedef struct {
+    const char *mode;
+    TrainSpec spec;
+    World world;
+    MemoryPlan plan;
+    Trainer trainer;
+    double ms[STEPS_MAX];
+} Peer;
+
+static Err peer_open(Peer *p)
+{
+    TRY(world_open_self(&p->world));
+    TRY(trainer_plan(&p->spec, p->world.grid, 0, &p->plan));
+    return trainer_open(&p->trainer, &p->spec, &p->world, &p->plan);
+}
+
+static Err peer_step(Peer *p, int step)
+{
+    StepReport report;
+    const double t0 = now_ms();
+    TRY(trainer_step(&p->trainer, (TokenSource){ NULL, random_tokens }, &report));
+    const double took = now_ms() - t0;
+    if (step) p->ms[step - 1] = took; /* the first warms up */
+    printf("%s step %d loss %.4f ms %.1f\n", p->mode, step, report.loss, took);
+    fflush(stdout);
+    return ERR_OK;
+}
+
 static int by_value(const void *a, const void *b)
 {
     double x = *(const double *)a, y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static Err run(const TrainSpec *spec, int steps, const char *trace)
+static double median(const double *values, int n)
 {
-    World w;
-    Trainer t;
-    MemoryPlan plan;
-    StepReport report;
-    double ms[256];
-    TRY(world_open_self(&w));
-    TRY(trainer_plan(spec, w.grid, 0, &plan));
-    TRY(trainer_open(&t, spec, &w, &plan));
-    for (int i = 0; i <= steps; i++) { /* the first warms up */
-        if (trace && i == steps) TRY(trace_open(trace));
-        double t0 = now_ms();
-        TRY(trainer_step(&t, (TokenSource){ NULL, random_tokens }, &report));
-        double took = now_ms() - t0;
-        if (i) ms[i - 1] = took;
-        printf("step %d loss %.4f ms %.1f\n", i, report.loss, took);
-        fflush(stdout);
-    }
-    trace_close();
-    qsort(ms, (size_t)steps, sizeof *ms, by_value);
-    double tokens = (double)(spec->global_batch * spec->model.seq);
-    double flop = (double)model_flop_per_token(&spec->model, plan.params) * tokens;
+    double sorted[STEPS_MAX];
+    memcpy(sorted, values, (size_t)n * sizeof *values);
+    qsort(sorted, (size_t)n, sizeof *sorted, by_value);
+    return n % 2 ? sorted[n / 2] : (sorted[n / 2 - 1] + sorted[n / 2]) / 2;
+}
+
+static void peer_print(const Peer *p, int steps)
+{
+    const double tokens = (double)(p->spec.global_batch * p->spec.model.seq), mid = median(p->ms, steps);
+    const double flop = (double)model_flop_per_token(&p->spec.model, p->plan.params) * tokens;
+    double least = p->ms[0];
+    for (int i = 1; i < steps; i++) least = p->ms[i] < least ? p->ms[i] : least;
     printf("{\"peer\":\"megatrain\",\"mode\":\"%s\",\"ms\":%.1f,\"min_ms\":%.1f,\"tok_s\":%.1f,\"gflops_best\":%.1f,"
            "\"memory_gb\":%.2f}\n",
-           spec->exact ? "layout" : "run", ms[steps / 2], ms[0], tokens / ms[steps / 2] * 1e3, flop / ms[0] * 1e-6,
-           (double)memory_plan_total(&plan) * 1e-9);
-    trainer_close(&t);
-    world_close(&w);
+           p->mode, mid, least, tokens / mid * 1e3, flop / least * 1e-6, (double)memory_plan_total(&p->plan) * 1e-9);
+}
+
+/* Two peers take turns, and turns at being first: their ratio holds whatever else the machine does. */
+static Err run(Peer *peers, int count, int steps, const char *trace)
+{
+    double ratio[STEPS_MAX];
+    for (int k = 0; k < count; k++) TRY(peer_open(&peers[k]));
+    for (int i = 0; i <= steps; i++) {
+        if (trace && i == steps) TRY(trace_open(trace));
+        for (int k = 0; k < count; k++) TRY(peer_step(&peers[(k + i) % count], i));
+        if (i && count == 2) ratio[i - 1] = peers[0].ms[i - 1] / peers[1].ms[i - 1];
+    }
+    trace_close();
+    for (int k = 0; k < count; k++) peer_print(&peers[k], steps);
+    if (count == 2)
+        printf("{\"ratio\":\"%s over %s\",\"median\":%.4f}\n", peers[0].mode, peers[1].mode, median(ratio, steps));
+    for (int k = 0; k < count; k++) {
+        trainer_close(&peers[k].trainer);
+        world_close(&peers[k].world);
+    }
     return ERR_OK;
 }
 
 int main(int argc, char **argv)
 {
+    static Peer peers[2] = { { .mode = "layout" }, { .mode = "run" } };
     char *a[10] = { argv[0], "12", "768", "12", "4", "64", "4", "layout", "0", NULL };
     for (int i = 1; i < argc && i < 10; i++) a[i] = argv[i];
-    int steps = atoi(a[6]);
-    if (steps < 1 || steps > 256) return fprintf(stderr, "bench_step: STEPS must be 1 to 256\n"), 2;
-    TrainSpec spec = spec_of(a);
-    Err err = run(&spec, steps, a[9]);
+    const int steps = atoi(a[6]), both = !strcmp(a[7], "both"), first = !strcmp(a[7], "run");
+    if (steps < 1 || steps > STEPS_MAX) return fprintf(stderr, "bench_step: STEPS must be 1 to %d\n", STEPS_MAX), 2;
+    for (int k = 0; k < 2; k++) peers[k].spec = spec_of(a, peers[k].mode);
+    Err err = run(peers + first, 1 + both, steps, a[9]);
     if (err) err_print(err, true);
     return err_exit_code(err);
 }
