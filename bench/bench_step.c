@@ -76,7 +76,9 @@ static Err peer_step(Peer *p, int step)
 {
     StepReport report;
     const double t0 = now_ms();
+    trace_begin(p->mode);
     TRY(trainer_step(&p->trainer, (TokenSource){ NULL, random_tokens }, &report));
+    trace_end();
     const double took = now_ms() - t0;
     if (step) p->ms[step - 1] = took; /* the first warms up */
     printf("%s step %d loss %.4f ms %.1f\n", p->mode, step, report.loss, took);
@@ -114,11 +116,13 @@ static Err run(Peer *peers, int count, int steps, const char *trace)
 {
     double ratio[STEPS_MAX];
     for (int k = 0; k < count; k++) TRY(peer_open(&peers[k]));
+    if (trace) TRY(trace_open(trace));
     for (int i = 0; i <= steps; i++) {
-        if (trace && i == steps) TRY(trace_open(trace));
+        if (trace && i == 1) trace_start();
         for (int k = 0; k < count; k++) TRY(peer_step(&peers[(k + i) % count], i));
         if (i && count == 2) ratio[i - 1] = peers[0].ms[i - 1] / peers[1].ms[i - 1];
     }
+    if (trace) TRY(trace_stop());
     trace_close();
     for (int k = 0; k < count; k++) peer_print(&peers[k], steps);
     if (count == 2)
