@@ -35,6 +35,7 @@ enum {
     SLAB_K = 384,                /* k's: TILE_ROWS x SLAB_K floats of A beside B in L1 */
     SLAB_K_SWAP = 768,           /* sums cannot wait in C: rather one slab than slots */
     SLAB_K_COPY_A = 256,         /* packed A stays in L1, and B in L2, with more columns */
+    SLAB_K_FIXED = 512,          /* integers are twice as wide: rather fewer rounds over them */
     SLAB_BYTES = 600 << 10,      /* of packed B: in L2 with room for another thread */
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
     CHUNK_ROWS = 8 * TILE_ROWS,  /* of a transposed A packed at a time */
@@ -47,6 +48,7 @@ enum {
     SLOT_BYTES_MAX = 4 << 20,
     SMALL_FLOP = 200000, /* not worth a second thread */
     LEVELS = 12,         /* of the tree inside a slab */
+    LEAVES = 4,          /* to convert to integers at once */
 };
 
 static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -222,49 +224,107 @@ static void tile_float(const Task *t, int64_t row, int64_t col)
 }
 
 /*
- * All full tiles of a row whose sums build up in C, in one call of the kernel; returns the columns done. With
- * few k's the way from tile to tile would otherwise cost as much as the tile.
+ * All full tiles of a row whose sums build up in C, or in slots and are not ready yet, in one call of the kernel;
+ * returns the columns done. With few k's the way from tile to tile would otherwise cost as much as the tile.
  */
 static int64_t tile_strip(const Task *t, int64_t row)
 {
     const Plan *p = t->p;
     const Gemm *g = p->g;
     const int64_t full = t->cols / TILE_COLS;
+    const int64_t level = g->mode == GEMM_I64 ? 0 : __builtin_popcountll((uint64_t)t->group);
     Tile tile = tile_open(t, row, 0);
     if (!full) return 0;
+    Sum sum = { g->c + (t->row + row) * g->ldc + t->col, g->ldc };
     tile.more = full - 1;
     tile.b_tile = p->copy_b ? p->b_panel : TILE_COLS;
-    tile_chain(&tile, t->slab_k, t->first && !g->beta ? TILE_SET : TILE_CONTINUE,
-               (Sum){ g->c + (t->row + row) * g->ldc + t->col, g->ldc });
+    tile.c_tile = TILE_COLS;
+    if (!p->in_place) sum = slot_of(t, level, row, 0), tile.c_tile = TILE_ELEMS;
+    tile.cols = TILE_COLS;
+    tile_chain(&tile, t->slab_k, t->first && !(p->in_place && g->beta) ? TILE_SET : TILE_CONTINUE, sum);
     return full * TILE_COLS;
 }
 
 /* ---- a tile of a fixed-point result ---- */
 
+/* Leaves of a tile that lie in memory, scaled: `count` of them, TILE_ELEMS apart, become one sum of integers. */
+typedef struct {
+    const float *leaf;
+    int64_t rows, cols;
+    const int64_t *from; /* what they are added to; NULL: 0 */
+    int64_t *to;         /* where the sum goes; NULL: as floats, times `unit`, to c */
+    float *c;
+    int64_t from_row, to_row, c_row;
+    float unit;
+} FixedAdd;
+
+/* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
+static inline vl fix_load(const float *p)
+{
+#if defined(CPU_ISA_avx512)
+    return (vl){ _mm512_cvtps_epi64(_mm256_loadu_ps(p)), _mm512_cvtps_epi64(_mm256_loadu_ps(p + 8)) };
+#else
+    return vl_from_f(vf_load(p));
+#endif
+}
+
+static inline __attribute__((always_inline)) void fixed_add_some(const FixedAdd *f, int count, bool from,
+                                                                 bool to)
+{
+    const FixedAdd a = *f;
+    const vf unit = vf_set1(a.unit);
+    for (int64_t i = 0; i < a.rows; i++) {
+        const float *leaf = a.leaf + i * TILE_COLS;
+        for (int64_t j = 0; j < a.cols; j += VEC) {
+            vl sum = fix_load(leaf + j);
+            for (int n = 1; n < count; n++) sum = vl_add(sum, fix_load(leaf + n * TILE_ELEMS + j));
+            if (from) sum = vl_add(sum, vl_load(a.from + i * a.from_row + j));
+            if (to) {
+                vl_store(a.to + i * a.to_row + j, sum);
+                continue;
+            }
+            const vf v = vf_mul(vf_from_l(sum), unit);
+            if (a.cols - j >= VEC) vf_store(a.c + i * a.c_row + j, v);
+            else vf_store_n(a.c + i * a.c_row + j, v, a.cols - j);
+        }
+    }
+}
+
+static inline __attribute__((always_inline)) void fixed_add_count(const FixedAdd *f, int count)
+{
+    if (f->from && f->to) fixed_add_some(f, count, true, true);
+    else if (f->from) fixed_add_some(f, count, true, false);
+    else if (f->to) fixed_add_some(f, count, false, true);
+    else fixed_add_some(f, count, false, false);
+}
+
+static void fixed_add(const FixedAdd *f, int64_t count)
+{
+    switch (count) {
+    case 1: fixed_add_count(f, 1); break;
+    case 2: fixed_add_count(f, 2); break;
+    case 3: fixed_add_count(f, 3); break;
+    default: fixed_add_count(f, LEAVES);
+    }
+}
+
+/* Where the integers of a tile wait for the next leaves. */
 typedef struct {
     int64_t *at;
     int64_t ld;
 } FixedSum;
 
-/* Integers of a tile that do not lie in G: added to it, or to C as floats. */
+/* Integers of a tile that do not lie in G, because its vectors are not whole there: added to it. */
 static void output_fixed(const Task *t, int64_t row, int64_t col, FixedSum sum)
 {
     const Gemm *g = t->p->g;
     const int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    int64_t at = (t->row + row) * g->ldc + t->col + col;
-    const vf unit = vf_set1(fix_scale(-g->shift));
-    for (int64_t i = 0; i < rows; i++, at += g->ldc, sum.at += sum.ld) {
-        for (int64_t j = 0; g->fixed && j < cols; j++)
-            g->fixed[at + j] = (g->beta || t->group ? g->fixed[at + j] : 0) + sum.at[j];
-        for (int64_t j = 0; !g->fixed && j < cols; j += VEC)
-            vf_store_n(g->c + at + j, vf_mul(vf_from_l(vl_load(sum.at + j)), unit), min64(cols - j, VEC));
-    }
+    int64_t *to = g->fixed + (t->row + row) * g->ldc + t->col + col;
+    for (int64_t i = 0; i < rows; i++, to += g->ldc, sum.at += sum.ld)
+        for (int64_t j = 0; j < cols; j++) to[j] = (g->beta || t->group ? to[j] : 0) + sum.at[j];
 }
 
-/*
- * Where the integers of a tile wait for the next slab: in G; for a result in floats in a slot. In `memory` if no
- * slab follows, or if G has no whole vectors here.
- */
+/* Between slabs: in G; for a result in floats in a slot. In `memory` where G has no whole vectors. */
 static FixedSum fixed_home(const Task *t, int64_t row, int64_t col, int64_t *memory)
 {
     const Plan *p = t->p;
@@ -276,31 +336,47 @@ static FixedSum fixed_home(const Task *t, int64_t row, int64_t col, int64_t *mem
     return (FixedSum){ (int64_t *)first.at + (here.at - first.at), TILE_COLS };
 }
 
+/*
+ * Leaves are chains in memory of their own, made by one call of the kernel; then all are converted and added at
+ * once, so that integers, twice as wide, are read and written as seldom as can be.
+ */
 static void tile_fixed(Task *t, int64_t row, int64_t col)
 {
     const Plan *p = t->p;
     const Gemm *g = p->g;
+    float leaves[LEAVES * TILE_ELEMS] __attribute__((aligned(64)));
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
+    TileFixed fixed = { .scale = fix_scale(g->shift), .limit = fix_limit(g->room) };
     Tile tile = tile_open(t, row, col);
-    const Sum leaf = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ 0 };
-    const FixedSum sums = { memory, TILE_COLS }, home = fixed_home(t, row, col, memory);
-    const bool at_home = home.at != memory, begun = at_home && (t->group > 0 || g->beta);
-    bool misfit = false;
-    for (int64_t k = 0; k < t->slab_k; k += p->leaf) {
-        const FixedSum from = k > 0 ? sums : home, to = k + p->leaf < t->slab_k ? sums : home;
-        TileFixed fixed = { .to = to.at,
-                            .to_row = to.ld,
-                            .from = k > 0 || begun ? from.at : NULL,
-                            .from_row = from.ld,
-                            .scale = fix_scale(g->shift),
-                            .limit = fix_limit(g->room) };
-        tile.fixed = t->last ? &fixed : NULL;
-        tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, leaf);
-        if (!t->last) return;
-        misfit |= fixed.misfit;
+    const int64_t cols = min64(t->cols - col, TILE_COLS);
+    const Sum sum = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
+    tile.fixed = t->last ? &fixed : NULL;
+    tile.c_tile = TILE_ELEMS;
+    if (!t->last) return tile_chain(&tile, t->slab_k, t->first ? TILE_SET : TILE_CONTINUE, sum);
+
+    const FixedSum home = fixed_home(t, row, col, memory);
+    const bool at_home = home.at != memory;
+    FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .unit = fix_scale(-g->shift) };
+    add.from = at_home && (t->group > 0 || g->beta) ? home.at : NULL, add.from_row = home.ld;
+    for (int64_t k = 0, count; k < t->slab_k; k += count * p->leaf) {
+        count = p->group > p->slab ? 1 : min64((t->slab_k - k) / p->leaf, LEAVES);
+        count = max64(count, 1); /* the last leaf may be short */
+        tile.more = count - 1;
+        tile.a_tile = p->leaf * tile.a_k, tile.b_tile = p->leaf * tile.b_k;
+        tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, sum);
+        tile.a += (count - 1) * tile.a_tile, tile.b += (count - 1) * tile.b_tile;
+        const bool end = k + count * p->leaf >= t->slab_k;
+        add.to = end ? home.at : memory, add.to_row = end ? home.ld : TILE_COLS;
+        add.cols = tile.cols;
+        if (end && t->last_group && !g->fixed) {
+            add.to = NULL, add.cols = cols;
+            add.c = g->c + (t->row + row) * g->ldc + t->col + col, add.c_row = g->ldc;
+        }
+        fixed_add(&add, count);
+        add.from = add.to, add.from_row = add.to_row;
     }
-    if (misfit) t->overflow = true;
-    if (g->fixed ? !at_home : t->last_group) output_fixed(t, row, col, home);
+    if (fixed.misfit) t->overflow = true;
+    if (g->fixed && !at_home) output_fixed(t, row, col, home);
 }
 
 /* ---- a task ---- */
@@ -343,7 +419,7 @@ static void task_slab(Task *t)
     const Plan *p = t->p;
     const bool fixed = p->g->mode == GEMM_I64 && t->last && (p->g->fixed || t->last_group);
     const bool reread = fixed || (p->in_place && (p->g->beta || !t->first));
-    const bool strips = p->in_place && p->leaf >= p->group && !p->g->bias;
+    const bool strips = p->leaf >= p->group && (p->in_place ? !p->g->bias : !t->last);
     if (p->copy_b) task_pack_b(t);
     for (int64_t row = 0; row < t->rows; row += TILE_ROWS) {
         if (p->copy_a && row % CHUNK_ROWS == 0) task_pack_a(t, row);
@@ -392,7 +468,9 @@ static void thread_run(Plan *p, int64_t thread)
 static void plan_k(Plan *p)
 {
     const Gemm *g = p->g;
-    int64_t most = p->copy_a ? SLAB_K_COPY_A : p->swap ? SLAB_K_SWAP : SLAB_K;
+    int64_t most = SLAB_K;
+    if (p->copy_a) most = g->mode == GEMM_I64 ? SLAB_K_FIXED : SLAB_K_COPY_A;
+    else if (p->swap) most = SLAB_K_SWAP;
     p->leaf = g->mode == GEMM_CHAIN ? max64(p->K, 1) : min64(g->leaf, max64(p->K, 1));
     if (p->leaf > most) {
         p->group = p->leaf;

@@ -37,13 +37,10 @@ typedef enum {
 } TileStart;
 
 /*
- * Where a chain goes that becomes an integer: to = from + llrint(chain * scale), in whole vectors. A number not
- * below `limit` in size, or NaN, adds 0 and is noted.
+ * For chains that will be integers: c = chain * scale, in whole vectors. A number not below `limit` in size, or
+ * NaN, becomes 0 and is noted.
  */
 typedef struct {
-    int64_t *to;
-    const int64_t *from; /* NULL: 0 */
-    int64_t to_row, from_row;
     float scale, limit;
     bool misfit; /* set, never cleared */
 } TileFixed;
@@ -58,20 +55,10 @@ typedef struct {
     int64_t k;
     int64_t rows, cols; /* at most TILE_ROWS, TILE_COLS */
     TileStart start;
-    int64_t more;   /* tiles to the right of this one to compute too */
-    int64_t b_tile; /* floats from one tile's B to the next one's */
+    int64_t more;                   /* further tiles, of the same shape: */
+    int64_t a_tile, b_tile, c_tile; /* floats from one to the next */
     TileFixed *fixed;
 } Tile;
-
-/* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
-static inline vl fix_load(const float *p)
-{
-#if defined(CPU_ISA_avx512)
-    return (vl){ _mm512_cvtps_epi64(_mm256_loadu_ps(p)), _mm512_cvtps_epi64(_mm256_loadu_ps(p + 8)) };
-#else
-    return vl_from_f(vf_load(p));
-#endif
-}
 
 /* One kernel for constant rows, vecs and (if not 0) columns `cols` < 16 in use of a single vector. */
 static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int rows, int vecs, int cols)
@@ -79,19 +66,19 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
     vf acc[TILE_ROWS][TILE_VECS];
     const int64_t s = t->a_row, a_k = t->a_k, b_k = t->b_k, ahead = t->ahead * b_k, c_row = t->c_row;
     const TileStart start = t->start;
-    const float *b_tile = t->b;
+    const float *a_tile = t->a, *b_tile = t->b;
     float *c = t->c;
     int64_t more = t->more;
 #define EACH_ROW _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
 #define EACH_VEC _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++)
 #define LOAD(p) (cols ? vf_load_n((p), cols) : vf_load(p))
     do {
-        const float *b = b_tile, *a = t->a, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
+        const float *b = b_tile, *a = a_tile, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
         if (start == TILE_CONTINUE) {
             EACH_ROW EACH_VEC
             {
                 acc[i][v] = LOAD(c + i * c_row + v * VEC);
-                if (more > 0) __builtin_prefetch(c + i * c_row + TILE_COLS + v * VEC, 1);
+                if (more > 0) __builtin_prefetch(c + t->c_tile + i * c_row + v * VEC, 1);
             }
         } else {
             EACH_ROW EACH_VEC acc[i][v] = vf_zero();
@@ -129,15 +116,6 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
                     acc[i][v] = vf_select(bad, vf_zero(), acc[i][v]);
                 }
             }
-            float leaf[TILE_ELEMS] __attribute__((aligned(64)));
-            EACH_ROW EACH_VEC vf_store(leaf + i * TILE_COLS + v * VEC, acc[i][v]);
-            EACH_ROW EACH_VEC
-            {
-                vl x = fix_load(leaf + i * TILE_COLS + v * VEC);
-                if (f->from) x = vl_add(x, vl_load(f->from + i * f->from_row + v * VEC));
-                vl_store(f->to + i * f->to_row + v * VEC, x);
-            }
-            return;
         }
         if (start == TILE_ADD) {
             EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * VEC), acc[i][v]);
@@ -147,8 +125,9 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
             if (cols) vf_store_n(c + i * c_row + v * VEC, acc[i][v], cols);
             else vf_store(c + i * c_row + v * VEC, acc[i][v]);
         }
+        a_tile += t->a_tile;
         b_tile += t->b_tile;
-        c += TILE_COLS;
+        c += t->c_tile;
     } while (more-- > 0);
 #undef LOAD
 #undef EACH_VEC
@@ -218,9 +197,6 @@ static __attribute__((noinline)) void tile_edge(const Tile *tile)
             if (rest) tile_kernels[i].by_vecs[0](&tail, rest);
             t.a += rows * t.a_row;
             t.c += rows * t.c_row;
-            if (!t.fixed) continue;
-            t.fixed->to += rows * t.fixed->to_row;
-            if (t.fixed->from) t.fixed->from += rows * t.fixed->from_row;
         }
     }
 }
