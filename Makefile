@@ -96,7 +96,8 @@ EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CU
                 -MMD -MP $(WARN)
 
 .PHONY: all deps deps-dev demo test cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-slow bench asan lint fmt hdr-check install clean
-.SECONDARY:
+# objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
+.PRECIOUS: $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
 all: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
@@ -208,7 +209,6 @@ $(EMU_SELF): $(EMU)/%: $(EMU)/test/emu/%.o $(patsubst %.cu,$(EMU)/%.cu.o,$(wildc
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ -lpthread
 
-.SECONDARY:
 deps:
 	@scripts/install-deps.sh
 
