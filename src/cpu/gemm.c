@@ -46,6 +46,7 @@ enum {
     AHEAD_DIRECT = 24,
     DIRECT_ROWS = 2 * TILE_ROWS, /* with so few rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
+    STREAM_BYTES = 4 << 20,
     SMALL_FLOP = 200000, /* not worth a second thread */
     LEVELS = 12,         /* of the tree inside a slab */
     LEAVES = 4,          /* to convert to integers at once */
@@ -62,6 +63,7 @@ typedef struct {
     int64_t M, N, K; /* of the product computed: turned round if `swap` */
     bool swap, copy_a, copy_b;
     bool in_place; /* sums build up in C itself */
+    bool stream;   /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
     int64_t slots;            /* levels of waiting sums */
     int64_t fixed_level;      /* this and the next one hold integers; -1 = none */
@@ -256,6 +258,7 @@ typedef struct {
     float *c;
     int64_t from_row, to_row, c_row;
     float unit;
+    bool stream; /* the result passes the caches */
 } FixedAdd;
 
 /* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
@@ -266,6 +269,25 @@ static inline vl fix_load(const float *p)
 #else
     return vl_from_f(vf_load(p));
 #endif
+}
+
+/* Whole lines that nobody reads soon: not fetched before they are written. */
+static inline void store_line_l(int64_t *p, vl v, bool stream)
+{
+#if defined(CPU_ISA_avx512)
+    if (stream) return _mm512_stream_si512((void *)p, v.a), _mm512_stream_si512((void *)(p + 8), v.b);
+#endif
+    (void)stream;
+    vl_store(p, v);
+}
+
+static inline void store_line_f(float *p, vf v, bool stream)
+{
+#if defined(CPU_ISA_avx512)
+    if (stream) return _mm512_stream_ps(p, v);
+#endif
+    (void)stream;
+    vf_store(p, v);
 }
 
 static inline __attribute__((always_inline)) void fixed_add_some(const FixedAdd *f, int count, bool from,
@@ -280,11 +302,11 @@ static inline __attribute__((always_inline)) void fixed_add_some(const FixedAdd 
             for (int n = 1; n < count; n++) sum = vl_add(sum, fix_load(leaf + n * TILE_ELEMS + j));
             if (from) sum = vl_add(sum, vl_load(a.from + i * a.from_row + j));
             if (to) {
-                vl_store(a.to + i * a.to_row + j, sum);
+                store_line_l(a.to + i * a.to_row + j, sum, a.stream);
                 continue;
             }
             const vf v = vf_mul(vf_from_l(sum), unit);
-            if (a.cols - j >= VEC) vf_store(a.c + i * a.c_row + j, v);
+            if (a.cols - j >= VEC) store_line_f(a.c + i * a.c_row + j, v, a.stream);
             else vf_store_n(a.c + i * a.c_row + j, v, a.cols - j);
         }
     }
@@ -368,6 +390,7 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
         const bool end = k + count * p->leaf >= t->slab_k;
         add.to = end ? home.at : memory, add.to_row = end ? home.ld : TILE_COLS;
         add.cols = tile.cols;
+        add.stream = end && p->stream && (at_home || !g->fixed);
         if (end && t->last_group && !g->fixed) {
             add.to = NULL, add.cols = cols;
             add.c = g->c + (t->row + row) * g->ldc + t->col + col, add.c_row = g->ldc;
@@ -418,7 +441,7 @@ static void task_slab(Task *t)
 {
     const Plan *p = t->p;
     const bool fixed = p->g->mode == GEMM_I64 && t->last && (p->g->fixed || t->last_group);
-    const bool reread = fixed || (p->in_place && (p->g->beta || !t->first));
+    const bool reread = (fixed && !p->stream) || (p->in_place && (p->g->beta || !t->first));
     const bool strips = p->leaf >= p->group && (p->in_place ? !p->g->bias : !t->last);
     if (p->copy_b) task_pack_b(t);
     for (int64_t row = 0; row < t->rows; row += TILE_ROWS) {
@@ -461,6 +484,7 @@ static void thread_run(Plan *p, int64_t thread)
     t.slot = t.b + p->b_elems;
     for (int64_t i; (i = atomic_fetch_add(&p->next, 1)) < p->tasks;) task_run(&t, i);
     if (t.overflow) atomic_store(&p->overflow, true);
+    if (p->stream) atomic_thread_fence(memory_order_seq_cst); /* orders streamed lines, too */
 }
 
 /* ---- the plan ---- */
@@ -520,6 +544,16 @@ static void plan_tasks(Plan *p, int64_t threads)
     p->thread_elems = ceil_div(p->a_elems + p->b_elems + p->slots * p->slot_elems, VEC) * VEC;
 }
 
+/* A result of integers in the order of the last cache's size, made in one go, of whole aligned lines. */
+static void plan_stream(Plan *p)
+{
+    const Gemm *g = p->g;
+    const int64_t element = g->fixed ? (int64_t)sizeof *g->fixed : (int64_t)sizeof *g->c;
+    const uintptr_t at = g->fixed ? (uintptr_t)g->fixed : (uintptr_t)g->c;
+    p->stream = g->mode == GEMM_I64 && !g->beta && p->K <= p->slab && at % 64 == 0 &&
+                g->ldc * element % 64 == 0 && g->M * g->N * element >= STREAM_BYTES;
+}
+
 /* Worth turning round when transposing A instead of B saves more than storing C the other way costs. */
 static void plan_operands(Plan *p)
 {
@@ -558,6 +592,7 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     plan_operands(&p);
     plan_k(&p);
     plan_tasks(&p, threads);
+    plan_stream(&p);
     const int64_t room = dev->workspace_bytes / (int64_t)sizeof(float);
     ASSERT(p.thread_elems <= room);
     threads = min64(threads, p.tasks);
