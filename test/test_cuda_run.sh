@@ -4,29 +4,8 @@
 MEGATRAIN=${MEGATRAIN:-${BUILD:-build}/emu/megatrain}
 . "$(dirname "$0")/lib.sh"
 make_tiny
-cat >gpt2.ini <<'EOI'
-[model]
-layers = 2
-hidden = 32
-heads = 4
-seq = 32
-dropout = 0.1
-attention_dropout = 0.1
-[train]
-micro_batch = 1
-global_batch = 3
-steps = 10
-[optim]
-lr = 3e-3
-min_lr = 3e-4
-warmup = 4
-[data]
-train = a
-valid = b
-[checkpoint]
-every = 5
-keep = 0
-EOI
+sed 's/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = 10/; s/^every = .*/every = 5/' \
+    tiny.ini >gpt2.ini
 cat >llama.ini <<'EOI'
 [model]
 arch = llama
