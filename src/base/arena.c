@@ -7,10 +7,24 @@
  */
 #include "base/arena.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "base/trace.h"
 
 enum { SETUP_ALIGN = 64, SETUP_CHUNK_BYTES = 1 << 18 };
+
+double host_free_bytes(void)
+{
+    char line[128];
+    double kib = 0;
+    FILE *f = fopen("/proc/meminfo", "re");
+    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lf", &kib) != 1) continue;
+    if (f) fclose(f);
+    return kib > 0 ? 1024 * kib : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+}
 
 void arena_init(Arena *a, const char *name, void *base, int64_t size_bytes)
 {
@@ -27,8 +41,10 @@ Err arena_alloc(Arena *a, int64_t size_bytes, void **out)
         return err_set(ERR_MEMORY, "arena '%s' is full: '%lld' bytes wanted, '%lld' of '%lld' free", a->name,
                        (long long)size_bytes, (long long)free_bytes, (long long)a->size_bytes);
     *out = (void *)((uintptr_t)a->base + (uintptr_t)a->used_bytes); /* base may be no real address */
+    if (size_bytes == 0) return ERR_OK;
     a->used_bytes += size_bytes + padding;
     if (a->used_bytes > a->peak_bytes) a->peak_bytes = a->used_bytes;
+    arena_show(a);
     return ERR_OK;
 }
 
@@ -38,8 +54,12 @@ void arena_release(Arena *a, ArenaMark mark)
 {
     ASSERT(mark >= 0 && mark <= a->used_bytes);
     if (a->poison) memset(a->base + mark, 0xFF, (size_t)(a->used_bytes - mark));
+    if (mark == a->used_bytes) return;
     a->used_bytes = mark;
+    arena_show(a);
 }
+
+void arena_show(const Arena *a) { trace_counter(a->name, a->number, (double)a->used_bytes); }
 
 struct SetupChunk {
     SetupChunk *next;

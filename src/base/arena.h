@@ -26,10 +26,14 @@ typedef struct {
     const char *name; /* for messages: "state", "save", "scratch" */
     char *base;
     int64_t size_bytes, used_bytes, peak_bytes;
+    int number;  /* tells arenas of one name apart in a trace */
     bool poison; /* debug.poison: released bytes become 0xFF (NaN as a float, -1 as an index) */
 } Arena;
 
 typedef int64_t ArenaMark;
+
+/* What the kernel would give now without swapping; all of the memory where it does not say. */
+double host_free_bytes(void);
 
 /* base: on an ARENA_ALIGN boundary (ASSERT). To only count: any such address and a size of INT64_MAX. */
 void arena_init(Arena *a, const char *name, void *base, int64_t size_bytes);
@@ -39,6 +43,9 @@ Err arena_alloc(Arena *a, int64_t size_bytes, void **out);
 
 ArenaMark arena_mark(const Arena *a);
 void arena_release(Arena *a, ArenaMark mark); /* everything allocated since the mark */
+
+/* Puts the fill into the trace, as a counter of the arena's name: every change does, this does without one. */
+void arena_show(const Arena *a);
 
 typedef struct SetupChunk SetupChunk;
 typedef struct {

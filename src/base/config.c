@@ -18,6 +18,9 @@ static const ConfigKey keys[CFG_COUNT] = {
 #define INT(s, k, start, low, high, resume, help) \
     [CFG_##s##_##                                 \
         k] = { #s, #k, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
+#define DOTS(s, k, key, start, low, high, resume, help) \
+    [CFG_##s##_##                                       \
+        k] = { #s, key, help, NULL, CONFIG_INT, resume, false, offsetof(Config, s.k), low, high, 0, 0 },
 #define REAL(s, k, start, low, high, resume, help) \
     [CFG_##s##_##                                  \
         k] = { #s, #k, help, NULL, CONFIG_REAL, resume, false, offsetof(Config, s.k), 0, 0, low, high },
@@ -161,27 +164,59 @@ void config_dump(const Config *c, FILE *out, bool origins)
     }
 }
 
-static void explain_one(const Config *c, ConfigId id, FILE *out)
+bool config_dump_next(const char **at, ConfigLine *line)
+{
+    while (**at) {
+        const char *text = *at, *end = text + strcspn(text, "\n");
+        const char *equals = memchr(text, '=', (size_t)(end - text));
+        *at = *end ? end + 1 : end;
+        if (*text == '[') {
+            snprintf(line->section, sizeof line->section, "%.*s", (int)strcspn(text + 1, "]\n"), text + 1);
+        } else if (equals && equals > text) {
+            const char *value = equals + (equals[1] == ' ' ? 2 : 1), *name_end = equals;
+            while (name_end > text && name_end[-1] == ' ') name_end--;
+            line->name = text, line->name_bytes = (int)(name_end - text);
+            line->value = value < end ? value : end, line->value_bytes = (int)(end - line->value);
+            return true;
+        }
+    }
+    return false;
+}
+
+void config_range(ConfigId id, char *out, int size_bytes)
 {
     const ConfigKey *key = &keys[id];
-    char buf[CONFIG_VALUE_BYTES], low[CONFIG_VALUE_BYTES], high[CONFIG_VALUE_BYTES], origin[320];
-    config_origin(c, id, origin, sizeof origin);
-    fprintf(out, "%s.%s = %s    (%s)\n    ", key->section, key->name, config_value(c, id, buf), origin);
+    char low[CONFIG_VALUE_BYTES], high[CONFIG_VALUE_BYTES];
+    size_t n = (size_t)size_bytes;
     switch (key->kind) {
     case CONFIG_INT:
-        fprintf(out, "integer, %lld to %lld", (long long)key->int_low, (long long)key->int_high);
+        snprintf(out, n, "integer, %lld to %lld", (long long)key->int_low, (long long)key->int_high);
         break;
     case CONFIG_REAL:
         real_text(key->real_low, low);
         real_text(key->real_high, high);
-        fprintf(out, "number, %s to %s", low, high);
+        snprintf(out, n, "number, %s to %s", low, high);
         break;
-    case CONFIG_BOOL: fprintf(out, key->has_auto ? "true, false or auto" : "true or false"); break;
-    case CONFIG_PICK: fprintf(out, "one of: %.*s", (int)strlen(key->choices) - 1, key->choices); break;
-    case CONFIG_TEXT: fprintf(out, "text"); break;
+    case CONFIG_BOOL: snprintf(out, n, key->has_auto ? "true, false or auto" : "true or false"); break;
+    case CONFIG_PICK: snprintf(out, n, "one of: %.*s", (int)strlen(key->choices) - 1, key->choices); break;
+    case CONFIG_TEXT: snprintf(out, n, "text"); break;
     }
+}
+
+const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES])
+{
     const char *start = config_value(&config_defaults, id, buf);
-    fprintf(out, "; default: %s; %s on resume\n    %s\n", *start ? start : "(empty)",
+    return *start ? start : "(empty)";
+}
+
+static void explain_one(const Config *c, ConfigId id, FILE *out)
+{
+    const ConfigKey *key = &keys[id];
+    char buf[CONFIG_VALUE_BYTES], range[256], origin[320];
+    config_origin(c, id, origin, sizeof origin);
+    fprintf(out, "%s.%s = %s    (%s)\n", key->section, key->name, config_value(c, id, buf), origin);
+    config_range(id, range, sizeof range);
+    fprintf(out, "    %s; default: %s; %s on resume\n    %s\n", range, config_default(id, buf),
             key->fixed ? "fixed" : "may change", key->meaning);
 }
 

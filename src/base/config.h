@@ -45,12 +45,14 @@ typedef struct {
 #undef C
 
     struct {
-        int64_t world_size, dp; /* ranks; data-parallel ranks */
-        int gpus;               /* of this host */
-        int64_t microbatches;   /* of a step, on one rank: global_batch / (micro_batch * dp) */
-        int64_t steps;          /* of the whole run, also when train.tokens is given */
-        int64_t decay_steps;    /* optim.decay_steps, or steps */
-        int64_t wsd_decay;      /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
+        int64_t world_size, dp;          /* ranks; data-parallel ranks */
+        bool any_world;                  /* the first was asked for as CONFIG_ANY_WORLD */
+        int gpus;                        /* of this host */
+        int64_t microbatches;            /* of a step, on one rank: global_batch / (micro_batch * dp) */
+        int64_t steps;                   /* of the whole run, also when train.tokens is given */
+        int64_t decay_steps;             /* optim.decay_steps, or steps */
+        int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
+        int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
     } derived;
 
     ConfigOrigin origin[CFG_COUNT];
@@ -72,12 +74,15 @@ typedef struct {
     double real_low, real_high;
 } ConfigKey;
 
+/* For who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
+enum { CONFIG_ANY_WORLD = -1 };
+
 /* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
 typedef struct {
     const char *path, *text;
     const char *const *overrides; /* section.key=value */
     int override_count;
-    int64_t world_size; /* ranks; 0 counts as 1 */
+    int64_t world_size; /* ranks; 0 counts as 1; CONFIG_ANY_WORLD */
     int gpus;           /* of this host, for run.device = auto */
 } ConfigSource;
 
@@ -90,6 +95,16 @@ void config_release(Config *c);
 
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);
+
+/* A key of such a text, which may be damaged or of another version. */
+typedef struct {
+    char section[64];
+    const char *name, *value; /* point into the text */
+    int name_bytes, value_bytes;
+} ConfigLine;
+
+/* The next key, from *at on; `line` is zero at first. False at the end. */
+bool config_dump_next(const char **at, ConfigLine *line);
 
 /* Meaning, range, default and present value of "section.key", of all keys of "section", or of all (NULL).
  * ERR_CONFIG, with the nearest key, when there is no such thing. */
@@ -106,6 +121,9 @@ const ConfigKey *config_key(ConfigId id);
 bool config_find(const char *section, const char *name, ConfigId *id);
 /* The value as in the INI form: `buf`, or the text itself for TEXT keys. */
 const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES]);
+/* What a key may be ("integer, 1 to 1024"), and what it is when nothing is said. */
+void config_range(ConfigId id, char *out, int size_bytes);
+const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES]);
 /* "default", "auto", "command line" or "FILE:LINE". */
 void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
 /* The key most like "name" in `section` (also if it belongs elsewhere), at most 2 edits away; CFG_COUNT if

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/config_reader.h"
+#include "base/heads.h"
 
 /* ---- filling in ---- */
 
@@ -71,7 +72,10 @@ static void resolve_name(ConfigReader *r)
         size_t n = strlen(name);
         if (n > 4 && strcmp(name + n - 4, ".ini") == 0) n -= 4;
         snprintf(text, sizeof text, "%.*s", (int)n, name);
-        c->run.name = *text ? config_keep(r, text) : "run";
+        const char *why = config_text_fault(text);
+        if (why) config_complain(r, "%s: run.name, from the file's name, %s: give run.name", c->path, why);
+        r->bad[CFG_run_name] |= why != NULL;
+        c->run.name = why || !*text ? "run" : config_keep(r, text);
         filled(r, CFG_run_name, CFG_run_name);
     }
     if (!*c->run.dir) {
@@ -109,6 +113,7 @@ static void resolve_parallel(ConfigReader *r)
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
 
     int64_t ranks = c->parallel.tp * c->parallel.pp * c->parallel.cp;
+    if (c->derived.any_world) c->derived.world_size = ranks * c->parallel.ep * c->parallel.etp;
     c->derived.dp = c->derived.world_size % ranks == 0 ? c->derived.world_size / ranks : 1;
     c->derived.microbatches = c->train.global_batch / (c->train.micro_batch * c->derived.dp);
 }
@@ -122,7 +127,7 @@ static void resolve_run(ConfigReader *r)
     bool layout = layout_divides_blocks(c) && cpu && c->run.precision == RUN_PRECISION_FP32;
     FILL(RUN_REPRODUCIBLE_AUTO, run, reproducible, layout ? RUN_REPRODUCIBLE_LAYOUT : RUN_REPRODUCIBLE_RUN,
          CFG_run_device);
-    FILL(-1, run, graphs, !cpu, CFG_run_device);
+    FILL(-1, run, graphs, !cpu && c->derived.world_size == 1, CFG_run_device);
 }
 
 static void resolve_length(ConfigReader *r)
@@ -140,6 +145,22 @@ static void resolve_length(ConfigReader *r)
     c->derived.wsd_decay = c->optim.wsd_decay ? c->optim.wsd_decay : tenth ? tenth : 1;
 }
 
+/* "100" or "100-104"; 0 and -1 when it is neither. */
+static void resolve_trace(ConfigReader *r)
+{
+    Config *c = r->config;
+    const char *text = c->log.trace_steps;
+    char *end;
+    c->derived.trace_first = c->derived.trace_last = 0;
+    if (!*text) return;
+    int64_t first = strtoll(text, &end, 10), last = first;
+    if (*end == '-' && end[1] >= '0' && end[1] <= '9') last = strtoll(end + 1, &end, 10);
+    const bool valid =
+        *text >= '0' && *text <= '9' && !*end && first > 0 && last >= first && last < INT64_MAX;
+    c->derived.trace_first = valid ? first : 0;
+    c->derived.trace_last = valid ? last : -1;
+}
+
 void config_resolve(ConfigReader *r)
 {
     resolve_name(r);
@@ -147,6 +168,7 @@ void config_resolve(ConfigReader *r)
     resolve_parallel(r);
     resolve_run(r);
     resolve_length(r);
+    resolve_trace(r);
 }
 
 /* ---- rules ---- */
@@ -219,6 +241,8 @@ static void check_model(ConfigReader *r)
          "every layout gives the same bits on the CPU in fp32 only", CFG_run_reproducible, CFG_run_device,
          CFG_run_precision);
     RULE(!c->run.graphs || !cpu, "only device=cuda has graphs", CFG_run_graphs, CFG_run_device);
+    RULE(!c->run.graphs || c->derived.world_size == 1,
+         "graphs do not record communication: one rank alone has them", CFG_run_graphs);
     RULE(!c->run.autotune || !cpu, "only device=cuda has products to choose between", CFG_run_autotune,
          CFG_run_device);
     RULE(!c->debug.poison || cpu, "only the CPU's memory can be filled on release", CFG_debug_poison,
@@ -233,6 +257,22 @@ static void check_model(ConfigReader *r)
     RULE(below_one(c->model.dropout), "dropout must be below 1 in single precision", CFG_model_dropout);
     RULE(below_one(c->model.attention_dropout), "dropout must be below 1 in single precision",
          CFG_model_attention_dropout);
+}
+
+static void check_nccl(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const bool cpu = c->run.device == RUN_DEVICE_CPU;
+    const int64_t tp_min = c->parallel.nccl_tp_min_ctas, tp_max = c->parallel.nccl_tp_max_ctas;
+    const int64_t dp_min = c->parallel.nccl_dp_min_ctas, dp_max = c->parallel.nccl_dp_max_ctas;
+    RULE(!tp_max || tp_min <= tp_max, "the least must not be above the most", CFG_parallel_nccl_tp_min_ctas,
+         CFG_parallel_nccl_tp_max_ctas);
+    RULE(!dp_max || dp_min <= dp_max, "the least must not be above the most", CFG_parallel_nccl_dp_min_ctas,
+         CFG_parallel_nccl_dp_max_ctas);
+    RULE(!tp_min || !cpu, "only device=cuda has NCCL", CFG_parallel_nccl_tp_min_ctas, CFG_run_device);
+    RULE(!tp_max || !cpu, "only device=cuda has NCCL", CFG_parallel_nccl_tp_max_ctas, CFG_run_device);
+    RULE(!dp_min || !cpu, "only device=cuda has NCCL", CFG_parallel_nccl_dp_min_ctas, CFG_run_device);
+    RULE(!dp_max || !cpu, "only device=cuda has NCCL", CFG_parallel_nccl_dp_max_ctas, CFG_run_device);
 }
 
 static void check_blocks(ConfigReader *r)
@@ -251,21 +291,49 @@ static void check_blocks(ConfigReader *r)
     RULE(is_power_of_two(c->parallel.attn_block), "must be a power of two", CFG_parallel_attn_block);
 }
 
+/* INT64_MAX when it is more than can be counted. */
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return __builtin_mul_overflow(a / x, b, &y) ? INT64_MAX : y;
+}
+
+/* "; nearest that fit: 6 and 12" */
+static void nearest_worlds(char *out, size_t size, int64_t world_size, int64_t unit)
+{
+    const long long below = world_size / unit * unit, above = below + unit;
+    if (below) snprintf(out, size, "; nearest that fit: %lld and %lld", below, above);
+    else snprintf(out, size, "; nearest that fits: %lld", above);
+}
+
 static void check_layout(ConfigReader *r)
 {
     const Config *c = r->config;
     int64_t tp = c->parallel.tp, world_size = c->derived.world_size;
-    char text[160];
-    snprintf(text, sizeof text, "tp x pp x cp must divide the number of ranks: the world size is %lld",
-             (long long)world_size);
-    RULE(world_size % (tp * c->parallel.pp * c->parallel.cp) == 0, text, CFG_parallel_tp, CFG_parallel_pp,
-         CFG_parallel_cp);
-    snprintf(text, sizeof text, "ep x etp x pp must divide the number of ranks: the world size is %lld",
-             (long long)world_size);
-    RULE(world_size % (c->parallel.ep * c->parallel.etp * c->parallel.pp) == 0, text, CFG_parallel_ep,
-         CFG_parallel_etp, CFG_parallel_pp);
-    RULE(c->model.kv_heads % tp == 0, "tp must divide kv_heads, and so heads", CFG_parallel_tp,
-         CFG_model_kv_heads, CFG_model_heads);
+    const int64_t dense = tp * c->parallel.pp * c->parallel.cp;
+    const int64_t expert = c->parallel.ep * c->parallel.etp * c->parallel.pp;
+    char text[200], nearest[80];
+    nearest_worlds(nearest, sizeof nearest, world_size, common_multiple(dense, expert));
+    snprintf(text, sizeof text, "tp x pp x cp must divide the number of ranks: the world size is %lld%s",
+             (long long)world_size, nearest);
+    RULE(world_size % dense == 0, text, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
+    snprintf(text, sizeof text, "ep x etp x pp must divide the number of ranks: the world size is %lld%s",
+             (long long)world_size, nearest);
+    RULE(world_size % expert == 0, text, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_pp);
+    const int64_t parts =
+        kv_head_parts(c->parallel.tp_blocks, c->model.heads, c->model.kv_heads, c->model.head_dim);
+    snprintf(
+        text, sizeof text,
+        "tp must divide kv_heads x parts, here %lld x %lld: a kv head can be cut into tp_blocks / kv_heads "
+        "parts, fewer where that does not divide head_dim or its query heads",
+        (long long)c->model.kv_heads, (long long)parts);
+    RULE(c->model.kv_heads * parts % tp == 0, text, CFG_parallel_tp, CFG_model_kv_heads, CFG_model_heads,
+         CFG_model_head_dim, CFG_parallel_tp_blocks);
     RULE(c->model.ffn % tp == 0, "tp must divide ffn", CFG_parallel_tp, CFG_model_ffn);
     RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1, or sp = auto",
          CFG_parallel_sp, CFG_parallel_tp);
@@ -274,7 +342,9 @@ static void check_layout(ConfigReader *r)
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || layout_divides_blocks(c),
          "the layout cuts inside a canonical block: tp must divide tp_blocks; or take reproducible = run",
          CFG_run_reproducible, CFG_parallel_tp, CFG_parallel_tp_blocks);
-    RULE(!c->debug.comm_delay_ms || world_size > 1, "one rank has no communication to delay",
+    const bool alone = world_size == 1 && !c->derived.any_world;
+    RULE(!c->debug.comm_check || !alone, "one rank has no communication to compare", CFG_debug_comm_check);
+    RULE(!c->debug.comm_delay_ms || !alone, "one rank has no communication to delay",
          CFG_debug_comm_delay_ms);
 }
 
@@ -311,13 +381,19 @@ static void check_files(ConfigReader *r)
     RULE(!*c->data.valid || !*c->data.split, "give either valid or split", CFG_data_valid, CFG_data_split);
     RULE(!*c->data.split || split_is_valid(c->data.split),
          "must be two or three shares of documents, such as 98,2", CFG_data_split);
+    RULE(c->data.order != DATA_ORDER_MEGATRON || c->data.seed <= UINT32_MAX,
+         "Megatron's order takes seeds below 2^32", CFG_data_seed, CFG_data_order);
     RULE(*c->data.tokenizer, "must not be empty", CFG_data_tokenizer);
     RULE(*c->checkpoint.resume, "must be auto, none or a path", CFG_checkpoint_resume);
+    RULE(c->derived.trace_last >= 0, "must be a step, or two in order such as 100-104", CFG_log_trace_steps);
+    RULE(!*c->log.trace_steps || !c->log.trace_every, "give either trace_steps or trace_every",
+         CFG_log_trace_steps, CFG_log_trace_every);
 }
 
 void config_check(ConfigReader *r)
 {
     check_model(r);
+    check_nccl(r);
     check_blocks(r);
     check_layout(r);
     check_training(r);
@@ -339,19 +415,6 @@ static const ConfigUnbuilt unbuilt[] = {
     { "parallel.schedule", NULL, "pipelines" },
     { "parallel.group", NULL, "pipelines" },
     { "parallel.layout", NULL, "pipelines" },
-    { "parallel.zero", "0", "optimizer states are not cut over ranks" },
-    { "parallel.bucket_mb", NULL, "gradients are reduced in one piece" },
-    { "parallel.overlap_grad", "false", "gradients are reduced after backward" },
-    { "parallel.overlap_param", "false", "weights are not cut over ranks" },
-    { "parallel.timeout_s", NULL, "ranks are not separate processes" },
-    { "parallel.freeze_s", NULL, "ranks are not separate processes" },
-    { "parallel.stall_s", NULL, "ranks are not separate processes" },
-    { "parallel.nccl.*", NULL, "this build has no NCCL" },
-    { "data.mask_eod", "false", "every token counts" },
-    { "data.reset_at_eod", "false", "attention crosses documents" },
-    { "data.order", "keyed", "the order is the keyed permutation" },
-    { "checkpoint.async", "false", "the step waits for its checkpoint" },
-    { "log.tensorboard", "false", "metrics.jsonl and loss.svg are written" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

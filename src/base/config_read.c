@@ -14,15 +14,19 @@
 
 #include "base/config_reader.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/log.h"
 
 enum { FILE_MAX_BYTES = 1 << 20 };
+
+/* What is added to it now is counted, not read: no need to look for the nearest key. */
+static bool report_is_full(const ConfigReader *r) { return CONFIG_REPORT_BYTES - r->report_used < 2; }
 
 void config_complain(ConfigReader *r, const char *fmt, ...)
 {
     r->mistakes++;
     int64_t room = CONFIG_REPORT_BYTES - r->report_used;
-    if (room < 2) return;
+    if (report_is_full(r)) return;
     va_list args;
     va_start(args, fmt);
     int n = vsnprintf(r->report + r->report_used, (size_t)(room - 1), fmt, args);
@@ -101,15 +105,20 @@ static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *
     return why;
 }
 
-/* Only what an INI file can hold too, so that a dump always reads back. */
-static const char *parse_text(ConfigReader *r, const char *text, const char **out)
+const char *config_text_fault(const char *text)
 {
     for (const char *p = text; *p; p++) {
         if ((unsigned char)*p < ' ') return "must not contain control characters";
         if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
     }
-    *out = config_keep(r, text);
-    return NULL;
+    return json_can_hold(text) ? NULL : "must be UTF-8";
+}
+
+static const char *parse_text(ConfigReader *r, const char *text, const char **out)
+{
+    const char *why = config_text_fault(text);
+    if (!why) *out = config_keep(r, text);
+    return why;
 }
 
 static const char *parse_value(ConfigReader *r, ConfigId id, const char *text)
@@ -135,17 +144,8 @@ static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int siz
 static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name)
 {
     char full[256];
-    int count;
     snprintf(full, sizeof full, "%s%s%s", section, *section ? "." : "", name);
-    const ConfigUnbuilt *u = config_unbuilt(&count);
-    for (int i = 0; i < count; i++) {
-        size_t n = strlen(u[i].key) - 1;
-        if (u[i].key[n] != '*' || strncmp(full, u[i].key, n) != 0) continue;
-        if (strchr(name, '.') == NULL) break; /* a section's pattern: the key itself is unknown */
-        config_complain(r, "%s: %s: not built yet: %s", place, full, u[i].why);
-        return;
-    }
-    ConfigId nearest = config_nearest(section, name);
+    ConfigId nearest = report_is_full(r) ? CFG_COUNT : config_nearest(section, name);
     if (nearest == CFG_COUNT) {
         config_complain(r, "%s: unknown key '%s'", place, full);
         return;
@@ -202,23 +202,27 @@ static void finish_line(IniText *t)
     t->expected = t->handled = false;
 }
 
-/* A line "[name]": is there such a section? */
-static void section_line(IniText *t, const char *line, int length)
+/* A line "[name]": is there such a section? Returns its bytes without a comment, which may be too long for inih. */
+static int section_line(IniText *t, const char *line, int length)
 {
     char name[64];
-    const char *end = memchr(line, ']', (size_t)length);
+    const char *end = memchr(line, ']', (size_t)length), *rest;
     t->skip_section = true;
     if (!end) {
         complain_line(t, "section without ']'");
-        return;
+        return length;
     }
+    for (rest = end + 1; rest < line + length && strchr(blanks, *rest);) rest++;
+    if (rest < line + length && *rest != ';' && *rest != '#') /* inih would pass over it */
+        complain_line(t, "only a comment may stand behind [section]");
     snprintf(name, sizeof name, "%.*s", (int)(end - line) - 1, line + 1);
     for (int i = 0; i < CFG_COUNT && t->skip_section; i++)
         t->skip_section = strcmp(config_key((ConfigId)i)->section, name) != 0;
-    if (!t->skip_section) return;
-    const char *nearest = config_nearest_section(name);
-    config_complain(t->r, "%s:%d: unknown section '[%s]'%s%s%s", t->r->config->path, t->line, name,
-                    nearest ? "; did you mean '[" : "", nearest ? nearest : "", nearest ? "]'?" : "");
+    const char *nearest = t->skip_section && !report_is_full(t->r) ? config_nearest_section(name) : NULL;
+    if (t->skip_section)
+        config_complain(t->r, "%s:%d: unknown section '[%s]'%s%s%s", t->r->config->path, t->line, name,
+                        nearest ? "; did you mean '[" : "", nearest ? nearest : "", nearest ? "]'?" : "");
+    return (int)(end - line) + 1;
 }
 
 /* Keeps the value of a long line aside and gives inih "key = -" instead. */
@@ -245,7 +249,7 @@ static char *next_line(char *out, int size_bytes, void *stream)
     int length = (int)strcspn(line, "\n");
     t->next += length + (line[length] == '\n');
 
-    if (line[0] == '[') section_line(t, line, length);
+    if (line[0] == '[') length = section_line(t, line, length);
     else t->expected = length > 0 && !strchr("\r;#", line[0]);
     if (length <= size_bytes - 2) snprintf(out, (size_t)size_bytes, "%.*s\n", length, line);
     else if (t->expected) long_line(t, line, length, out, size_bytes);
@@ -324,7 +328,8 @@ static Err report(const ConfigReader *r)
 {
     int length = (int)r->report_used - 1; /* without the last line's end */
     if (r->mistakes == 1) return err_set(ERR_CONFIG, "%.*s", length, r->report);
-    return err_set(ERR_CONFIG, "%d mistakes in the configuration:\n%.*s", r->mistakes, length, r->report);
+    return err_set(ERR_CONFIG, "%d mistakes in the configuration%s:\n%.*s", r->mistakes,
+                   report_is_full(r) ? ", the first of them" : "", length, r->report);
 }
 
 Err config_read(Config *c, ConfigSource source)
@@ -333,6 +338,7 @@ Err config_read(Config *c, ConfigSource source)
     *c = config_defaults;
     setup_init(&c->memory);
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
+    c->derived.any_world = source.world_size == CONFIG_ANY_WORLD;
     c->derived.gpus = source.gpus;
     c->path = config_keep(&r, source.path ? source.path : "");
     if (source.text) read_text(&r, source.text);

@@ -23,6 +23,10 @@ void config_complain(ConfigReader *r, const char *fmt, ...) __attribute__((forma
 /* A copy in the configuration's own memory. */
 const char *config_keep(ConfigReader *r, const char *text);
 
+/* What is wrong with a text as a value; NULL: nothing. It is what an INI file can hold too, so that a dump always reads
+ * back; and a checkpoint's manifest, which is JSON. */
+const char *config_text_fault(const char *text);
+
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
 /* The three stages after reading, in this order. */

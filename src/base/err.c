@@ -20,6 +20,7 @@ enum { MESSAGE_BYTES = 16384, HINT_BYTES = 1024, TRAIL_MAX = 24, BACKTRACE_MAX =
 typedef struct {
     Err code;
     int trail_count;
+    bool elsewhere;
     char message[MESSAGE_BYTES], hint[HINT_BYTES];
     struct {
         const char *file, *expr;
@@ -39,16 +40,26 @@ static const struct {
 #undef X
 };
 
+/* What others wrote may stand in a message: none of its control characters reaches a terminal or breaks the line.
+ * (A list of mistakes in the configuration has several lines.) */
+static void make_plain(char *text, bool lines)
+{
+    for (; *text; text++)
+        if (((unsigned char)*text < ' ' && !(lines && *text == '\n')) || *text == 0x7F) *text = '?';
+}
+
 Err err_set(Err code, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
     vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
+    make_plain(draft, code == ERR_CONFIG);
     memcpy(record.message, draft, strlen(draft) + 1);
     record.code = code;
     record.hint[0] = 0;
     record.trail_count = 0;
+    record.elsewhere = false;
     return code;
 }
 
@@ -58,8 +69,31 @@ Err err_hint(const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(draft, HINT_BYTES, fmt, args);
     va_end(args);
+    make_plain(draft, false);
     memcpy(record.hint, draft, strlen(draft) + 1);
     return record.code;
+}
+
+static void copy_cut(char *to, size_t size, const char *from)
+{
+    size_t n = strnlen(from, size - 1);
+    memcpy(to, from, n);
+    to[n] = 0;
+}
+
+void err_keep(ErrKept *out)
+{
+    copy_cut(out->message, sizeof out->message, record.message);
+    copy_cut(out->hint, sizeof out->hint, record.hint);
+    out->elsewhere = record.elsewhere;
+}
+
+Err err_again(const ErrKept *kept, Err err)
+{
+    err_set(err, "%s", kept->message);
+    if (*kept->hint) err_hint("%s", kept->hint);
+    record.elsewhere = kept->elsewhere;
+    return err;
 }
 
 Err err_as(Err err, Err code)
@@ -76,6 +110,7 @@ Err err_prefix(Err err, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
+    make_plain(draft, false);
     strncat(draft, ": ", sizeof draft - strlen(draft) - 1);
     strncat(draft, record.message, sizeof draft - strlen(draft) - 1);
     memcpy(record.message, draft, strlen(draft) + 1);
@@ -93,6 +128,14 @@ Err err_trail(Err err, const char *file, int line, const char *expr)
     return err;
 }
 
+Err err_elsewhere(Err err)
+{
+    record.elsewhere = true;
+    return err;
+}
+
+bool err_is_elsewhere(void) { return record.elsewhere; }
+
 const char *err_message(void) { return record.message; }
 
 const char *err_hint_text(void) { return record.hint; }
@@ -103,6 +146,7 @@ int err_exit_code(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].statu
 
 void err_print(Err err, bool trail)
 {
+    if (record.elsewhere) return;
     fprintf(stderr, "megatrain: error (%s): %s\n", err_name(err), record.message);
     if (record.hint[0]) fprintf(stderr, "hint: %s\n", record.hint);
     for (int i = 0; trail && i < record.trail_count; i++)

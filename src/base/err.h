@@ -7,7 +7,7 @@
  * The record is per thread, so ranks that are threads of one process do not mix their messages.
  *
  * Messages: what failed first, lower case, no full stop, values in single quotes. A second line,
- * err_hint, says what a human can do about it.
+ * err_hint, says what a human can do about it. Control characters of the values become '?'.
  */
 #ifndef MEGATRAIN_BASE_ERR_H
 #define MEGATRAIN_BASE_ERR_H
@@ -52,8 +52,20 @@ Err err_as(Err err, Err code);
 /* Puts "text: " before the recorded message, for callers that know more (which file, which run). */
 Err err_prefix(Err err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
+/* Sets this thread's failure aside while something else is tried; err_again records it anew and returns `err`. */
+typedef struct {
+    char message[1024], hint[512]; /* cut to fit */
+    bool elsewhere;
+} ErrKept;
+void err_keep(ErrKept *out);
+Err err_again(const ErrKept *kept, Err err);
+
 /* Used by TRY. */
 Err err_trail(Err err, const char *file, int line, const char *expr);
+
+/* The recorded failure is another rank's, whose error line says it: err_print writes nothing. Returns `err`. */
+Err err_elsewhere(Err err);
+bool err_is_elsewhere(void);
 
 const char *err_message(void);   /* of this thread's recorded failure; "" if none */
 const char *err_hint_text(void); /* "" if none */

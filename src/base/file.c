@@ -19,7 +19,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
@@ -31,11 +30,12 @@ static Err io_error(const char *verb, const char *path)
 
 /* ---- faults ---- */
 
-typedef enum { FAULT_NONE, FAULT_KILL, FAULT_ENOSPC, FAULT_EIO, FAULT_SHORT, FAULT_COUNT } Fault;
+typedef enum { FAULT_NONE, FAULT_KILL, FAULT_ENOSPC, FAULT_EIO, FAULT_SHORT, FAULT_EINTR, FAULT_COUNT } Fault;
 
 static struct {
     Fault kind;
     int64_t at;
+    const char *where; /* only operations on paths with this text count; NULL: all */
     _Atomic int64_t done;
 } fault;
 
@@ -43,7 +43,7 @@ static void fault_print_count(void) { fprintf(stderr, "file operations: %lld\n",
 
 static void fault_read(void)
 {
-    static const char *const names[] = { "", "kill", "enospc", "eio", "short" };
+    static const char *const names[] = { "", "kill", "enospc", "eio", "short", "eintr" };
     const char *text = getenv("MEGATRAIN_FILE_FAULT");
     if (!text) return;
     if (strcmp(text, "count") == 0) {
@@ -52,13 +52,15 @@ static void fault_read(void)
         return;
     }
     const char *at = strchr(text, '@');
-    for (int k = FAULT_KILL; at && k <= FAULT_SHORT; k++)
+    for (int k = FAULT_KILL; at && k <= FAULT_EINTR; k++)
         if (strlen(names[k]) == (size_t)(at - text) && strncmp(text, names[k], (size_t)(at - text)) == 0)
             fault.kind = (Fault)k;
-    fault.at = at ? strtoll(at + 1, NULL, 10) : 0;
-    if (fault.kind == FAULT_NONE || fault.at < 1) {
-        fprintf(stderr, "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N\n",
-                text);
+    char *end = "";
+    fault.at = at ? strtoll(at + 1, &end, 10) : 0;
+    fault.where = *end == ':' ? end + 1 : NULL;
+    if (fault.kind == FAULT_NONE || fault.at < 1 || (*end && *end != ':')) {
+        fprintf(stderr,
+                "megatrain: error (configuration): MEGATRAIN_FILE_FAULT='%s' is not ACTION@N[:TEXT]\n", text);
         _exit(2);
     }
 }
@@ -70,31 +72,61 @@ void file_fault_init(void)
 }
 
 /* The fault due at this operation, usually none. A write deals with KILL and SHORT itself. */
-static Fault fault_next(void)
+static Fault fault_next(const char *path)
 {
     file_fault_init();
-    if (fault.kind == FAULT_NONE) return FAULT_NONE;
+    if (fault.kind == FAULT_NONE || (fault.where && !strstr(path, fault.where))) return FAULT_NONE;
     int64_t n = atomic_fetch_add(&fault.done, 1) + 1;
     return n == fault.at ? fault.kind : FAULT_NONE;
 }
 
 static int fault_errno(Fault f) { return f == FAULT_EIO ? EIO : ENOSPC; }
 
-/* For operations that happen or do not: true (with errno set) when this one must fail. */
-static bool fault_hit(void)
+/* The next system call of this operation ends with EINTR. */
+static _Thread_local bool interrupt_next;
+
+static bool interrupted(void)
 {
-    Fault f = fault_next();
-    if (f == FAULT_KILL) raise(SIGKILL);
-    if (f != FAULT_NONE) errno = fault_errno(f);
-    return f != FAULT_NONE;
+    bool yes = interrupt_next;
+    interrupt_next = false;
+    if (yes) errno = EINTR;
+    return yes;
 }
+
+/* For operations that happen or do not: true (with errno set) when this one must fail. */
+static bool fault_hit(const char *path)
+{
+    Fault f = fault_next(path);
+    interrupt_next = f == FAULT_EINTR;
+    if (f == FAULT_KILL) raise(SIGKILL);
+    if (f == FAULT_NONE || f == FAULT_EINTR) return false;
+    errno = fault_errno(f);
+    return true;
+}
+
+/* A call that a signal may interrupt before it has done anything (on network file systems) is made again. */
+#define AGAIN_ON_EINTR(call)                       \
+    ({                                             \
+        int again_rc;                              \
+        do again_rc = interrupted() ? -1 : (call); \
+        while (again_rc < 0 && errno == EINTR);    \
+        again_rc;                                  \
+    })
+
+static int open_file(const char *path, int flags)
+{
+    return AGAIN_ON_EINTR(open(path, flags | O_CLOEXEC, 0666));
+}
+
+/* Not made again: on Linux the descriptor is gone, whatever close says. What counts was synced before. */
+static int close_file(int fd) { return close(fd) < 0 && errno != EINTR ? -1 : 0; }
 
 /* ---- reading ---- */
 
-static Err open_regular(const char *path, int *fd, int64_t *size_bytes)
+Err file_open_regular(const char *path, int *fd, int64_t *size_bytes)
 {
     struct stat st;
-    *fd = open(path, O_RDONLY | O_CLOEXEC);
+    *fd = open_file(path, O_RDONLY | O_NONBLOCK); /* a pipe without a writer would be waited for */
     if (*fd < 0) return io_error("open", path);
     Err err = ERR_OK;
     if (fstat(*fd, &st) != 0) err = io_error("stat", path);
@@ -102,30 +134,6 @@ static Err open_regular(const char *path, int *fd, int64_t *size_bytes)
     if (err) close(*fd);
     else *size_bytes = st.st_size;
     return err;
-}
-
-Err file_map(const char *path, FileMap *out)
-{
-    int fd;
-    int64_t size_bytes;
-    *out = (FileMap){ 0 };
-    TRY(open_regular(path, &fd, &size_bytes));
-    void *data = NULL;
-    if (size_bytes > 0) data = mmap(NULL, (size_t)size_bytes, PROT_READ, MAP_SHARED, fd, 0);
-    Err err = data == MAP_FAILED ? io_error("map", path) : ERR_OK;
-    close(fd);
-    if (err) return err;
-    *out = (FileMap){ .data = data, .size_bytes = size_bytes, .path = strdup(path) };
-    if (out->path) return ERR_OK;
-    file_unmap(out);
-    return err_set(ERR_MEMORY, "no memory for the name of '%s'", path);
-}
-
-void file_unmap(FileMap *map)
-{
-    if (map->data) munmap((void *)(uintptr_t)map->data, (size_t)map->size_bytes);
-    free(map->path);
-    *map = (FileMap){ 0 };
 }
 
 /* True if a call that returned -1 should be made again. */
@@ -151,11 +159,17 @@ static int64_t read_some(int fd, int64_t offset, char *out, int64_t size_bytes)
     return done;
 }
 
+Err file_read_some(int fd, const char *path, int64_t offset, void *out, int64_t size_bytes, int64_t *got)
+{
+    *got = read_some(fd, offset, out, size_bytes);
+    return *got < 0 ? io_error("read", path) : ERR_OK;
+}
+
 Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes)
 {
     int fd;
     int64_t file_bytes;
-    TRY(open_regular(path, &fd, &file_bytes));
+    TRY(file_open_regular(path, &fd, &file_bytes));
     int64_t n = read_some(fd, offset, out, size_bytes);
     Err err = ERR_OK;
     if (n < 0) err = io_error("read", path);
@@ -172,7 +186,7 @@ Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size
     int64_t file_bytes;
     char *text = NULL;
     Err err = ERR_OK;
-    TRY(open_regular(path, &fd, &file_bytes));
+    TRY(file_open_regular(path, &fd, &file_bytes));
     if (file_bytes > max_bytes) {
         err = err_set(ERR_IO, "'%s' has '%lld' bytes, more than the '%lld' allowed", path,
                       (long long)file_bytes, (long long)max_bytes);
@@ -200,37 +214,58 @@ out:
 
 /* ---- writing ---- */
 
+static void writer_release(FileWriter *w)
+{
+    if (w->fd >= 0) close(w->fd);
+    *w = (FileWriter){ .fd = -1, .failed = true };
+}
+
 static Err writer_open(const char *path, int flags, FileWriter *out)
 {
     *out = (FileWriter){ .fd = -1, .failed = true };
     if (strlen(path) >= sizeof out->path) return err_set(ERR_IO, "path is too long: '%s'", path);
-    if (!fault_hit()) out->fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC | flags, 0666);
-    if (out->fd < 0) return io_error("create", path);
+    if (!fault_hit(path)) out->fd = open_file(path, O_WRONLY | flags);
+    if (out->fd < 0) return io_error(flags & O_CREAT ? "create" : "open", path);
     strcpy(out->path, path);
     out->failed = false;
     return ERR_OK;
 }
 
-Err file_create(const char *path, FileWriter *out) { return writer_open(path, O_TRUNC, out); }
+Err file_create(const char *path, FileWriter *out) { return writer_open(path, O_CREAT | O_TRUNC, out); }
 
 Err file_append(const char *path, FileWriter *out)
 {
-    TRY(writer_open(path, 0, out));
+    TRY(writer_open(path, O_CREAT, out));
     struct stat st;
     if (fstat(out->fd, &st) == 0) {
         out->written_bytes = st.st_size;
         return ERR_OK;
     }
     Err err = io_error("stat", path);
-    close(out->fd);
-    *out = (FileWriter){ .fd = -1, .failed = true };
+    writer_release(out);
+    return err;
+}
+
+Err file_reopen(const char *path, int64_t size_bytes, FileWriter *out)
+{
+    TRY(writer_open(path, 0, out));
+    struct stat st;
+    Err err = ERR_OK;
+    if (fstat(out->fd, &st) != 0) err = io_error("stat", path);
+    else if (st.st_size < size_bytes)
+        err = err_set(ERR_IO, "'%s' has '%lld' bytes, fewer than '%lld'", path, (long long)st.st_size,
+                      (long long)size_bytes);
+    else if (fault_hit(path) || AGAIN_ON_EINTR(ftruncate(out->fd, size_bytes)) != 0)
+        err = io_error("cut", path);
+    out->written_bytes = size_bytes;
+    if (err) writer_release(out);
     return err;
 }
 
 static bool write_all(int fd, int64_t offset, const char *data, int64_t size_bytes)
 {
     while (size_bytes > 0) {
-        ssize_t n = pwrite(fd, data, (size_t)size_bytes, offset);
+        ssize_t n = interrupted() ? -1 : pwrite(fd, data, (size_t)size_bytes, offset);
         if (n < 0 && !try_again(fd, POLLOUT)) return false;
         if (n > 0) {
             data += n;
@@ -245,11 +280,16 @@ Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_
 {
     ASSERT(offset >= 0 && size_bytes >= 0);
     if (w->failed) return err_set(ERR_IO, "'%s' is not written further after a failure", w->path);
-    Fault f = fault_next();
-    bool half = f == FAULT_KILL || f == FAULT_SHORT;
+    Fault f = fault_next(w->path);
+    bool half = f == FAULT_KILL || f == FAULT_SHORT || f == FAULT_EINTR;
     int64_t part = f == FAULT_NONE ? size_bytes : half ? size_bytes / 2 : 0;
     bool ok = write_all(w->fd, offset, data, part);
     if (f == FAULT_KILL) raise(SIGKILL);
+    if (ok && f == FAULT_EINTR) {
+        interrupt_next = true;
+        ok = write_all(w->fd, offset + part, (const char *)data + part, size_bytes - part);
+        f = FAULT_NONE;
+    }
     if (ok && f != FAULT_NONE) {
         errno = fault_errno(f);
         ok = false;
@@ -267,22 +307,34 @@ Err file_write(FileWriter *w, const void *data, int64_t size_bytes)
     return file_write_at(w, w->written_bytes, data, size_bytes);
 }
 
-static void writer_release(FileWriter *w)
+Err file_write_or_undo(FileWriter *w, const void *data, int64_t size_bytes)
 {
-    if (w->fd >= 0) close(w->fd);
-    *w = (FileWriter){ .fd = -1, .failed = true };
+    if (w->failed) return file_write(w, data, size_bytes);
+    Err err = file_write(w, data, size_bytes);
+    if (err) w->failed = ftruncate(w->fd, w->written_bytes) != 0;
+    return err;
+}
+
+Err file_sync(FileWriter *w)
+{
+    if (w->failed) return err_set(ERR_IO, "'%s' was not written whole", w->path);
+    if (!fault_hit(w->path) && AGAIN_ON_EINTR(fdatasync(w->fd)) == 0) return ERR_OK;
+    w->failed = true; /* the system forgets what it could not write: a second sync would say all is well */
+    return io_error("sync", w->path);
 }
 
 Err file_sync_close(FileWriter *w)
 {
-    Err err = ERR_OK;
-    if (w->failed) err = err_set(ERR_IO, "'%s' was not written whole", w->path);
-    else if (fault_hit() || fdatasync(w->fd) != 0) err = io_error("sync", w->path);
-    else if (fault_hit()) err = io_error("close", w->path);
+    Err err = file_sync(w);
+    if (err) {
+        writer_release(w);
+        return err;
+    }
+    if (fault_hit(w->path)) err = io_error("close", w->path);
     else {
         int fd = w->fd;
         w->fd = -1; /* Linux releases it also when close fails */
-        if (close(fd) != 0) err = io_error("close", w->path);
+        if (close_file(fd) != 0) err = io_error("close", w->path);
     }
     writer_release(w);
     return err;
@@ -290,7 +342,8 @@ Err file_sync_close(FileWriter *w)
 
 void file_abandon(FileWriter *w)
 {
-    if (w->path[0] && !fault_hit()) unlink(w->path); /* best effort: an error is being reported already */
+    if (w->path[0] && !fault_hit(w->path))
+        unlink(w->path); /* best effort: an error is being reported already */
     writer_release(w);
 }
 
@@ -337,20 +390,27 @@ Err file_replace(const char *path, const void *data, int64_t size_bytes)
 
 Err file_rename(const char *from, const char *to)
 {
-    if (fault_hit() || rename(from, to) != 0)
+    if (fault_hit(to) || rename(from, to) != 0)
         return err_set(ERR_IO, "cannot rename '%s' to '%s': %m", from, to);
     return ERR_OK;
+}
+
+Err file_cut(const char *path, int64_t size_bytes)
+{
+    FileWriter w;
+    TRY(file_reopen(path, size_bytes, &w));
+    return file_sync_close(&w);
 }
 
 /* ---- folders ---- */
 
 Err file_sync_dir(const char *dir)
 {
-    int fd = open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    int fd = open_file(dir, O_RDONLY | O_DIRECTORY);
     if (fd < 0) return io_error("open", dir);
     Err err = ERR_OK;
     /* some file systems cannot sync a folder and say EINVAL; their renames are as safe as they get */
-    if (fault_hit() || (fsync(fd) != 0 && errno != EINVAL)) err = io_error("sync", dir);
+    if (fault_hit(dir) || (AGAIN_ON_EINTR(fsync(fd)) != 0 && errno != EINVAL)) err = io_error("sync", dir);
     close(fd);
     return err;
 }
@@ -367,10 +427,13 @@ bool file_is_dir(const char *path)
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
+/* Its name is synced: what is saved in a new folder would else be gone with it. */
 static Err make_one_dir(const char *path)
 {
+    char parent[PATH_MAX];
     if (file_is_dir(path)) return ERR_OK;
-    if (!fault_hit() && mkdir(path, 0777) == 0) return ERR_OK;
+    TRY(folder_of(path, parent));
+    if (!fault_hit(path) && mkdir(path, 0777) == 0) return file_sync_dir(parent);
     if (errno == EEXIST && file_is_dir(path)) return ERR_OK; /* another rank was faster */
     return io_error("make folder", path);
 }
@@ -388,10 +451,17 @@ Err file_make_dirs(const char *path)
     return ERR_OK;
 }
 
+Err file_make_parents(const char *path)
+{
+    char parent[PATH_MAX];
+    TRY(folder_of(path, parent));
+    return file_make_dirs(parent);
+}
+
 static int remove_one(const char *path, const struct stat *st, int type, struct FTW *where)
 {
     (void)st, (void)type, (void)where;
-    return fault_hit() || remove(path) != 0 ? -1 : 0;
+    return fault_hit(path) || remove(path) != 0 ? -1 : 0;
 }
 
 Err file_remove_tree(const char *path)
@@ -427,11 +497,19 @@ Err file_free_bytes(const char *path, int64_t *out)
 
 /* ---- lock ---- */
 
+/* False if the holder before has removed the file between our open and our lock. */
+static bool is_still(int fd, const char *path)
+{
+    struct stat ours, there;
+    return fstat(fd, &ours) == 0 && stat(path, &there) == 0 && ours.st_ino == there.st_ino &&
+           ours.st_dev == there.st_dev;
+}
+
 /* An open-file-description lock: it goes with the descriptor, also between threads of one process, and the
- * system drops it when the process dies in whatever way. The file stays: removing it would be a race. */
+ * system drops it when the process dies in whatever way. */
 Err file_lock(const char *path, int *fd_out)
 {
-    int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
+    int fd = open_file(path, O_RDWR | O_CREAT);
     if (fd < 0) return io_error("open lock file", path);
     char text[320] = "";
     struct flock lock = { .l_type = F_WRLCK, .l_whence = SEEK_SET };
@@ -446,10 +524,15 @@ Err file_lock(const char *path, int *fd_out)
         close(fd);
         return err;
     }
+    if (!is_still(fd, path)) {
+        close(fd);
+        return err_set(ERR_STORAGE, "'%s' was removed by another run that ends just now", path),
+               err_hint("start it again");
+    }
     char host[256] = "unknown-host";
     gethostname(host, sizeof host - 1);
     int n = snprintf(text, sizeof text, "%s %d\n", host, (int)getpid());
-    if (ftruncate(fd, 0) != 0 || !write_all(fd, 0, text, n)) {
+    if (AGAIN_ON_EINTR(ftruncate(fd, 0)) != 0 || !write_all(fd, 0, text, n)) {
         Err err = io_error("write", path);
         close(fd);
         return err;

@@ -1,5 +1,5 @@
 /*
- * Files: map, read and write exactly, replace atomically, checksum. Everything that writes a checkpoint, a
+ * Files: read and write exactly, replace atomically, checksum. Everything that writes a checkpoint, a
  * token file or a run's outputs goes through here, so that tests can make any operation fail or kill the
  * process at it (file_fault), and nothing half-written is ever taken for whole.
  *
@@ -15,16 +15,6 @@
 
 #include "base/err.h"
 
-typedef struct {
-    const void *data; /* NULL for an empty file */
-    int64_t size_bytes;
-    char *path; /* owned, for messages */
-} FileMap;
-
-/* Read-only map of a regular file. */
-Err file_map(const char *path, FileMap *out);
-void file_unmap(FileMap *map);
-
 /* A file being written front to back. Errors stay: once one failed, all later calls fail. */
 typedef struct {
     int fd;
@@ -35,11 +25,20 @@ typedef struct {
 
 Err file_create(const char *path, FileWriter *out); /* truncates */
 Err file_append(const char *path, FileWriter *out); /* goes on behind what is there; made if missing */
+/* Goes on behind the first size_bytes of a file that is there; what follows them is cut off. */
+Err file_reopen(const char *path, int64_t size_bytes, FileWriter *out);
 Err file_write(FileWriter *w, const void *data, int64_t size_bytes);
+/* file_write, but a failure leaves the file as it was before, and the writer usable if that succeeds. */
+Err file_write_or_undo(FileWriter *w, const void *data, int64_t size_bytes);
 Err file_write_at(FileWriter *w, int64_t offset, const void *data, int64_t size_bytes);
+Err file_sync(FileWriter *w);       /* fdatasync: what is written so far survives a power cut */
 Err file_sync_close(FileWriter *w); /* fdatasync + close; the writer is closed also on error */
 void file_abandon(FileWriter *w);   /* close and unlink; for error paths */
 
+/* For reading; anything but a regular file is refused. The caller closes *fd. */
+Err file_open_regular(const char *path, int *fd, int64_t *size_bytes);
+/* Reads from such a descriptor; *got is less than size_bytes only at the end of the file. */
+Err file_read_some(int fd, const char *path, int64_t offset, void *out, int64_t size_bytes, int64_t *got);
 /* Reads exactly size_bytes at offset; a short file is an error. */
 Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes);
 /* Whole file into malloc'ed memory with a 0 byte after it. ERR_IO if larger than max_bytes. */
@@ -49,16 +48,18 @@ Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size
 Err file_replace(const char *path, const void *data, int64_t size_bytes);
 
 Err file_rename(const char *from, const char *to);
+Err file_cut(const char *path, int64_t size_bytes); /* to its first bytes, synced */
 Err file_sync_dir(const char *dir);
-Err file_make_dirs(const char *path);   /* mkdir -p */
-Err file_remove_tree(const char *path); /* rm -r; missing is fine. Never follows symbolic links. */
+Err file_make_dirs(const char *path);    /* mkdir -p; the new names are synced */
+Err file_make_parents(const char *path); /* mkdir -p of the folder it lies in */
+Err file_remove_tree(const char *path);  /* rm -r; missing is fine. Never follows symbolic links. */
 bool file_exists(const char *path);
 bool file_is_dir(const char *path);
 Err file_size(const char *path, int64_t *out);
 Err file_free_bytes(const char *path, int64_t *out); /* on the file system that holds path */
 
 /* Exclusive lock file held for the life of the process; the holder's "host pid" is written inside.
- * ERR_STORAGE naming the holder when another live process has it. */
+ * ERR_STORAGE naming the holder when another live process has it. The holder may remove the file. */
 Err file_lock(const char *path, int *fd_out);
 void file_unlock(int fd);
 
@@ -68,9 +69,11 @@ uint32_t crc32c(uint32_t crc, const void *data, size_t size_bytes);
 uint32_t crc32c_table(uint32_t crc, const void *data, size_t size_bytes);
 
 /*
- * Faults, for tests: environment MEGATRAIN_FILE_FAULT="ACTION@N", read once: at the N-th file operation that
- * changes something (counted from 1 over create, write, sync, close, rename, unlink, mkdir) do ACTION:
- * kill (SIGKILL; a write is half done first), enospc, eio, short (half of the write happens, then ENOSPC).
+ * Faults, for tests: environment MEGATRAIN_FILE_FAULT="ACTION@N" or "ACTION@N:TEXT", read once: at the N-th file
+ * operation that changes something (counted from 1 over create, write, cut, sync, close, rename, unlink, mkdir; with
+ * TEXT only those on paths it occurs in: threads that write other files then do not count) do ACTION:
+ * kill (SIGKILL; a write is half done first), enospc, eio, short (half of the write happens, then ENOSPC), eintr (a
+ * create, write or sync is interrupted by a signal, a write half done first; no error may come of it).
  * "count" prints "file operations: N" on stderr at exit. A malformed value ends the process with exit 2.
  * No cost when unset. The first operation calls it; calling it again does nothing.
  */

@@ -13,10 +13,26 @@
 typedef struct json_t Json; /* Jansson's value; opaque here. NULL-safe getters below. */
 
 /* Parses one object or array; `name` is for messages. Refused: duplicate keys, invalid UTF-8, anything after
- * the value. ERR_IO (callers re-label). Free with json_free. */
+ * the value, and what would take more memory than 2 x its size and json_spare_bytes, before any of it is taken.
+ * ERR_IO (callers re-label). Free with json_free. */
 Err json_parse(const char *name, const char *text, int64_t size_bytes, Json **out);
 Err json_read_file(const char *path, int64_t max_bytes, Json **out);
 void json_free(Json *j);
+extern int64_t json_spare_bytes; /* 256 MiB; less in tests, which then need smaller documents */
+
+/* The text of a value inside of a larger one. */
+typedef struct {
+    const char *text;
+    int64_t size_bytes;
+} JsonSpan;
+
+/* For lists that are too long for one tree: parses an object without those of its members that are called keys[count];
+ * where their values stand goes to values[count] (text NULL: absent). ERR_IO as json_parse. */
+Err json_parse_without(const char *name, const char *text, int64_t size_bytes, const char *const *keys,
+                       int count, JsonSpan *values, Json **rest);
+/* The next item of an array, whose span becomes what is left of it; item->text NULL: there is none. The item is not
+ * looked into: it is for json_parse. ERR_IO. */
+Err json_next_item(const char *name, JsonSpan *array, JsonSpan *item);
 
 /* Members and items; NULL when absent or of another kind. */
 const Json *json_get(const Json *object, const char *key);
@@ -35,7 +51,8 @@ bool json_is_object(const Json *j);
 bool json_is_array(const Json *j);
 bool json_is_null(const Json *j);
 bool json_is_true(const Json *j);
-const char *json_text(const Json *j, int64_t *size_bytes); /* NULL if not a string; size may be NULL */
+/* NULL if not a string. Without `size_bytes` also for a string that holds a 0 byte: it would seem to end there. */
+const char *json_text(const Json *j, int64_t *size_bytes);
 int64_t json_int(const Json *j, int64_t otherwise);
 double json_number(const Json *j, double otherwise);
 
@@ -47,9 +64,9 @@ typedef struct {
 } JsonOut;
 
 void json_out_init(JsonOut *j, char *buf, int64_t size_bytes);
-void json_open(JsonOut *j, const char *key, char bracket); /* '{' or '['; key NULL inside arrays */
-void json_close(JsonOut *j, char bracket);                 /* '}' or ']' */
-void json_put_text(JsonOut *j, const char *key, const char *value);
+void json_open(JsonOut *j, const char *key, char bracket);          /* '{' or '['; key NULL inside arrays */
+void json_close(JsonOut *j, char bracket);                          /* '}' or ']' */
+void json_put_text(JsonOut *j, const char *key, const char *value); /* UTF-8, or no reader will take it */
 void json_put_int(JsonOut *j, const char *key, int64_t value);
 void json_put_milli(JsonOut *j, const char *key,
                     int64_t value); /* value / 1000, three decimals; value >= 0 */
@@ -58,6 +75,8 @@ bool json_put_number(JsonOut *j, const char *key, double value);
 bool json_put_float(JsonOut *j, const char *key, float value);
 void json_put_bool(JsonOut *j, const char *key, bool value);
 bool json_out_ok(const JsonOut *j); /* everything fitted, and a 0 byte stands behind it */
+
+bool json_can_hold(const char *text); /* it is UTF-8 */
 
 const char *json_library(void); /* name and version, for --version */
 

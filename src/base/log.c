@@ -8,6 +8,7 @@
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -61,6 +62,12 @@ void log_status(const char *text)
     snprintf(status, sizeof status, "%s", text ? text : "");
     put_bytes(line, snprintf(line, sizeof line, ERASE "%s", status));
     pthread_mutex_unlock(&status_lock);
+}
+
+bool log_is_live(void)
+{
+    const char *term = getenv("TERM");
+    return isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
 }
 
 #define LOG_FUNCTION(name, level)   \

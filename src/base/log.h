@@ -24,5 +24,6 @@ void log_warn_once(const char *key, const char *fmt, ...) __attribute__((format(
  * of them, replaced by the next call; NULL takes it away. For terminals only; cut after LOG_STATUS_BYTES. */
 enum { LOG_STATUS_BYTES = 512 };
 void log_status(const char *text);
+bool log_is_live(void); /* stderr is a terminal that can do that */
 
 #endif

@@ -15,12 +15,13 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/log.h"
 
 typedef struct {
     const char *name;
     int64_t start_ns, length_ns; /* length -1: a counter */
     double value;
-    int track;
+    int track; /* of a counter: its number */
 } TraceEvent;
 
 static struct {
@@ -60,7 +61,6 @@ static int my_track(void)
 
 static void record(TraceEvent e)
 {
-    e.track = my_track();
     pthread_mutex_lock(&trace.lock);
     if (trace.ring) trace.ring[trace.recorded++ % TRACE_EVENTS] = e;
     pthread_mutex_unlock(&trace.lock);
@@ -114,12 +114,12 @@ void trace_end(void)
     if (!is_on() || mine.generation != atomic_load(&trace.generation) || mine.depth == 0) return;
     mine.depth--;
     int64_t start_ns = mine.open[mine.depth].start_ns;
-    record((TraceEvent){ mine.open[mine.depth].name, start_ns, now_ns() - start_ns, 0, 0 });
+    record((TraceEvent){ mine.open[mine.depth].name, start_ns, now_ns() - start_ns, 0, my_track() });
 }
 
-void trace_counter(const char *name, double value)
+void trace_counter(const char *name, int number, double value)
 {
-    if (is_on()) record((TraceEvent){ name, now_ns(), -1, value, 0 });
+    if (is_on()) record((TraceEvent){ name, now_ns(), -1, value, number });
 }
 
 void trace_track(const char *name)
@@ -170,7 +170,9 @@ static Err write_event(Out *o, const TraceEvent *e, bool first)
     json_put_text(&j, "name", e->name);
     json_put_text(&j, "ph", e->length_ns < 0 ? "C" : "X");
     json_put_int(&j, "pid", 0);
-    json_put_int(&j, "tid", e->track);
+    if (e->length_ns >= 0) json_put_int(&j, "tid", e->track);
+    else if (e->track)
+        json_put_int(&j, "id", e->track); /* tracks of a process's counters go by name and id */
     json_put_milli(&j, "ts", e->start_ns - trace.origin_ns); /* in microseconds */
     if (e->length_ns >= 0) json_put_milli(&j, "dur", e->length_ns);
     if (e->length_ns < 0) {
@@ -182,18 +184,19 @@ static Err write_event(Out *o, const TraceEvent *e, bool first)
     return out_object(o, &j, first);
 }
 
-static Err write_track_name(Out *o, int track)
+/* Names the process (track 0) or a track. */
+static Err write_name(Out *o, int track, const char *name)
 {
     char buf[512];
     JsonOut j;
     json_out_init(&j, buf, sizeof buf);
     json_open(&j, NULL, '{');
-    json_put_text(&j, "name", "thread_name");
+    json_put_text(&j, "name", track ? "thread_name" : "process_name");
     json_put_text(&j, "ph", "M");
     json_put_int(&j, "pid", 0);
     json_put_int(&j, "tid", track);
     json_open(&j, "args", '{');
-    json_put_text(&j, "name", trace.track_name[track]);
+    json_put_text(&j, "name", name);
     json_close(&j, '}');
     json_close(&j, '}');
     return out_object(o, &j, false);
@@ -201,11 +204,17 @@ static Err write_track_name(Out *o, int track)
 
 static Err write_all_events(Out *o)
 {
+    char process[48];
     int64_t kept = trace.recorded < TRACE_EVENTS ? trace.recorded : TRACE_EVENTS;
+    if (kept < trace.recorded)
+        log_warn("'%s' holds the newest %lld events, %lld before them found no room", trace.path,
+                 (long long)kept, (long long)(trace.recorded - kept));
     for (int64_t i = 0; i < kept; i++)
         TRY(write_event(o, &trace.ring[(trace.recorded - kept + i) % TRACE_EVENTS], i == 0));
+    snprintf(process, sizeof process, "megatrain rank %d", log_rank());
+    if (kept) TRY(write_name(o, 0, process));
     for (int track = 1; kept && track < TRACE_TRACKS; track++)
-        if (trace.track_name[track][0]) TRY(write_track_name(o, track));
+        if (trace.track_name[track][0]) TRY(write_name(o, track, trace.track_name[track]));
     TRY(out_put(o, kept ? "\n]\n" : "[]\n", 3));
     return out_flush(o);
 }

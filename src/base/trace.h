@@ -8,9 +8,9 @@
  *   trace_close();
  *
  * While nothing is recorded, a call costs one load and a branch. Events go into a ring that trace_open allocated:
- * nothing else allocates, and the newest TRACE_EVENTS spans are kept. Names are not copied: pass literals. Spans
- * nest, at most TRACE_DEPTH deep on a thread (ASSERT), and must end on the thread that began them; those still
- * open at trace_stop are left out.
+ * nothing else allocates, and the newest TRACE_EVENTS events are kept; a warning says how many were lost. Names are
+ * not copied: pass literals. Spans nest, at most TRACE_DEPTH deep on a thread (ASSERT), and must end on the thread that
+ * began them; those still open at trace_stop are left out.
  */
 #ifndef MEGATRAIN_BASE_TRACE_H
 #define MEGATRAIN_BASE_TRACE_H
@@ -30,7 +30,8 @@ void trace_close(void);
 
 void trace_begin(const char *name);
 void trace_end(void);
-void trace_counter(const char *name, double value);
+/* `number` tells counters of one name apart: each pair has a track. */
+void trace_counter(const char *name, int number, double value);
 
 /* Names the calling thread's track ("rank 3 compute"); copied, cut after 47 bytes. Also before trace_open. */
 void trace_track(const char *name);

@@ -8,8 +8,9 @@
  *   dq = sum over keys of ds k                 one chain, keys ascending
  *   dk = sum over queries of ds q              as dv: leaves and a tree
  *
- * A key row sums over queries that context parallelism spreads over ranks. So the sum is cut into leaves of
- * `leaf` global positions; a leaf is one chain over (head of the group, query) ascending; leaves meet in a
+ * A key row sums over query heads that tensor parallelism may spread over ranks, and over queries that context
+ * parallelism spreads. So the sum is a binary tree over chunks of `chunk` heads; each of these is cut into leaves of
+ * `leaf` global positions; a leaf is one chain over (head of the chunk, query) ascending; leaves meet in a
  * binary tree in the order 0, n-1, 1, n-2, ... in which the two spans of a zigzag rank are an aligned run:
  *
  *     cp = 2, n = 8    leaf  0 7 1 6 | 2 5 3 4       rank 0 holds positions of 0 1 6 7, rank 1 of 2 3 4 5
@@ -17,13 +18,15 @@
  *                             \___/     \___/        each rank returns its node,
  *                                 \_____/            the tree over ranks adds the rest
  *
+ * (with several chunks on a rank, one call a chunk: the tree over leaves is the inner one)
+ *
  * A leaf whose queries see none of the keys counts as +0. Adding +0 can change no more than the sign of a
  * zero, which the last +0 settles; so the leaf is left out and only its place in the tree is kept.
  *
  * Mapping  one item = one (sample, key head): its dk, dv and its group's dq are summed by one thread, in runs
- *          of keys ascending, for each run over all leaves.
+ *          of keys ascending, for each run over all chunks and leaves.
  * Work     10 T^2 / 2 C FLOP a head and one exp a score, plus the masked half of the diagonal tiles.
- * Scratch  a run of keys, a tile of queries, and one (dk, dv) of the run for each level of the tree.
+ * Scratch  a run of keys, a tile of queries, and one (dk, dv) of the run for each level of the trees.
  * Source   Dao 2023 (FlashAttention-2), with the sums ordered as docs/determinism.md wants them.
  */
 #include <omp.h>
@@ -37,7 +40,7 @@ Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args);
 enum {
     KEY_RUN = 128, /* keys that share each copied tile of queries: more is faster until L2 is full */
     KEY_RUN_LEAST = 16,
-    LEVELS = 40, /* of the tree */
+    LEVELS = 80, /* of both trees */
 };
 
 /* A node of the tree under way: dk [run][width], then dv. */
@@ -60,7 +63,7 @@ typedef struct {
 typedef struct {
     Attn a;
     const attention_bwd_args *args;
-    int64_t run, leaves;
+    int64_t run, leaves, chunks; /* chunks: of a group */
     int levels;
 } BackwardCall;
 
@@ -194,7 +197,8 @@ static int64_t leaf_rows(const BackwardCall *call, const AttnSpan *span, int64_t
     return to > from ? to - from : 0;
 }
 
-/* The leaf's chain over (head of the group, query); false if this rank holds none of its queries. */
+/* The leaf's chain over (head of the chunk from query head `head` on, query), as the node at f->top; false if this
+ * rank holds none of its queries. */
 static bool leaf_gradients(const BackwardCall *call, Backward *f, int64_t b, int64_t head, int64_t leaf)
 {
     const Attn *a = &call->a;
@@ -203,11 +207,11 @@ static bool leaf_gradients(const BackwardCall *call, Backward *f, int64_t b, int
     for (int s = 0; s < 2; s++) count[s] = leaf_rows(call, &a->q_span[s], leaf, &row[s]);
     if (!count[0] && !count[1]) return false;
     node->used = false;
-    for (int64_t g = 0; g < a->group; g++)
+    for (int64_t h = head; h < head + call->args->chunk; h++)
         for (int s = 0; s < 2; s++)
             for (int64_t i = 0; i < count[s]; i += ATTN_QUERIES) {
                 int64_t n = count[s] - i < ATTN_QUERIES ? count[s] - i : ATTN_QUERIES;
-                CPU(attn_tile)(a, &f->tile, b, head * a->group + g, row[s] + i, n);
+                CPU(attn_tile)(a, &f->tile, b, h, row[s] + i, n);
                 tile_gradients(call, f, node);
             }
     return true;
@@ -281,6 +285,24 @@ static void begin_queries(const BackwardCall *call, int64_t b, int64_t head)
         }
 }
 
+/* The node at f->top is number `number` of its tree: takes its place, and pairs that it completes are joined. */
+static void join_pairs(const BackwardCall *call, Backward *f, int64_t number)
+{
+    for (f->top++; number & 1; number >>= 1) join_top(call, f);
+}
+
+/* As leaf_gradients, the tree over all leaves. */
+static bool chunk_gradients(const BackwardCall *call, Backward *f, int64_t b, int64_t head)
+{
+    const int bottom = f->top;
+    for (int64_t z = 0, mine = 0; z < call->leaves; z++)
+        if (leaf_gradients(call, f, b, head, zigzag_leaf(z, call->leaves))) join_pairs(call, f, mine++);
+    while (f->top > bottom + 1) join_top(call, f);
+    if (f->top == bottom) return false;
+    f->top = bottom;
+    return true;
+}
+
 static void backward_item(const BackwardCall *call, Backward *f, int64_t b, int64_t head)
 {
     const Attn *a = &call->a;
@@ -289,11 +311,8 @@ static void backward_item(const BackwardCall *call, Backward *f, int64_t b, int6
     for (int64_t i = 0; i < keys; i += call->run) {
         CPU(attn_keys)(a, &f->keys, b, head, i, i + call->run < keys ? i + call->run : keys);
         f->top = 0;
-        for (int64_t z = 0, mine = 0; z < call->leaves; z++) {
-            if (!leaf_gradients(call, f, b, head, zigzag_leaf(z, call->leaves))) continue;
-            f->top++;
-            for (int64_t pairs = mine++; pairs & 1; pairs >>= 1) join_top(call, f);
-        }
+        for (int64_t n = 0; n < call->chunks; n++)
+            if (chunk_gradients(call, f, b, head * a->group + n * call->args->chunk)) join_pairs(call, f, n);
         while (f->top > 1) join_top(call, f);
         store_keys(call, f, b, head, i);
     }
@@ -311,12 +330,17 @@ static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
     if (x->leaf < 1 || x->positions < 1)
         return err_set(ERR_SHAPE, "attention_bwd: leaf is '%lld', positions '%lld'", (long long)x->leaf,
                        (long long)x->positions);
+    if (x->chunk < 1 || call->a.group % x->chunk)
+        return err_set(ERR_SHAPE, "attention_bwd: chunks of %lld query heads, %lld for a key head",
+                       (long long)x->chunk, (long long)call->a.group);
     for (int s = 0; s < 2; s++)
         if (call->a.q_span[s].count && call->a.q_span[s].first + call->a.q_span[s].count > x->positions)
             return err_set(ERR_SHAPE, "attention_bwd: queries beyond position '%lld'",
                            (long long)x->positions);
     call->leaves = (x->positions + x->leaf - 1) / x->leaf;
+    call->chunks = call->a.group / x->chunk;
     for (int64_t n = 1; n <= call->leaves; n *= 2) call->levels++;
+    for (int64_t n = 1; n < call->chunks; n *= 2) call->levels++;
     int64_t items = x->q.dim[0] * x->k.dim[2];
     int64_t want = items < dev->threads ? items : dev->threads;
     Backward unused;

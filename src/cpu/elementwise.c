@@ -289,45 +289,65 @@ Err CPU(cast)(Stream *s, const cast_args *a)
 
 typedef struct {
     Tensor q, k, v, qkv;
+    int64_t chunks;
     int merge;
 } QkvMove;
 
-/* Rows of t to or from the next columns of one row of qkv; returns the columns after them. */
-static float *qkv_piece(const QkvMove *m, Tensor t, int64_t row, int64_t rows, float *qkv)
+/* `columns` of a row of q, k or v to or from the next columns of a row of qkv; returns the column after them. */
+static float *qkv_piece(const QkvMove *m, float *own, int64_t columns, float *qkv)
 {
-    int64_t C = t.dim[2];
-    for (int64_t i = 0; i < rows; i++, qkv += C) {
-        float *piece = row_f32(t, row + i);
-        memcpy(m->merge ? qkv : piece, m->merge ? piece : qkv, (size_t)C * sizeof(float));
-    }
-    return qkv;
+    memcpy(m->merge ? qkv : own, m->merge ? own : qkv, (size_t)columns * sizeof(float));
+    return qkv + columns;
 }
 
 static void qkv_part(const void *args, int64_t first, int64_t end)
 {
     const QkvMove *m = args;
-    int64_t H = m->q.dim[1], K = m->k.dim[1], group = H / K;
+    const int64_t A = m->q.dim[1] / m->chunks, K = m->k.dim[1] / m->chunks;
     for (int64_t n = first; n < end; n++) {
         float *p = row_f32(m->qkv, n);
-        for (int64_t k = 0; k < K; k++) {
-            p = qkv_piece(m, m->q, n * H + k * group, group, p);
-            p = qkv_piece(m, m->k, n * K + k, 1, p);
-            p = qkv_piece(m, m->v, n * K + k, 1, p);
+        for (int64_t i = 0; i < m->chunks; i++) {
+            p = qkv_piece(m, row_f32(m->q, n) + i * A, A, p);
+            p = qkv_piece(m, row_f32(m->k, n) + i * K, K, p);
+            p = qkv_piece(m, row_f32(m->v, n) + i * K, K, p);
         }
     }
 }
 
+static Err qkv_move(Stream *s, const QkvMove *m)
+{
+    const int64_t A = m->q.dim[1], K = m->k.dim[1], W = m->qkv.dim[1];
+    if (m->chunks < 1 || K % m->chunks || A % K || W != A + 2 * K)
+        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and 2 x %lld in %lld chunks", (long long)W,
+                       (long long)A, (long long)K, (long long)m->chunks);
+    par_rows(s, rows_both(m->q, m->qkv), W, qkv_part, m);
+    return ERR_OK;
+}
+
 Err CPU(qkv_split)(Stream *s, const qkv_split_args *a)
 {
-    const QkvMove m = { a->q, a->k, a->v, a->qkv, 0 };
-    par_rows(s, rows_both(a->q, a->qkv), a->qkv.dim[1], qkv_part, &m);
-    return ERR_OK;
+    const QkvMove m = { a->q, a->k, a->v, a->qkv, a->chunks, 0 };
+    return qkv_move(s, &m);
 }
 
 Err CPU(qkv_merge)(Stream *s, const qkv_merge_args *a)
 {
-    const QkvMove m = { a->q, a->k, a->v, a->qkv, 1 };
-    par_rows(s, rows_both(a->q, a->qkv), a->qkv.dim[1], qkv_part, &m);
+    const QkvMove m = { a->q, a->k, a->v, a->qkv, a->chunks, 1 };
+    return qkv_move(s, &m);
+}
+
+static void join_part(const void *args, int64_t first, int64_t end)
+{
+    const join_columns_args *a = args;
+    const int64_t N = a->y.dim[0], R = a->y.dim[1];
+    const size_t bytes = (size_t)a->y.dim[2] * sizeof(float);
+    for (int64_t n = first; n < end; n++)
+        for (int64_t r = 0; r < R; r++) memcpy(row_f32(a->y, n * R + r), row_f32(a->x, r * N + n), bytes);
+}
+
+Err CPU(join_columns)(Stream *s, const join_columns_args *a)
+{
+    par_rows(s, rows_used(a->y), a->y.dim[1] * a->y.dim[2], join_part, a);
     return ERR_OK;
 }
 

@@ -67,6 +67,7 @@ typedef struct {
     int64_t leaf, slab, group;
     int64_t slots;            /* levels of waiting sums */
     int64_t fixed_level;      /* this and the next one hold integers; -1 = none */
+    float quick;              /* leaves whose square is below this need no check */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
     int64_t rows, cols;       /* of a task */
     int64_t row_tasks, tasks;
@@ -277,6 +278,24 @@ static FixedSum fixed_home(const Task *t, int64_t row, int64_t col, int64_t *mem
     return (FixedSum){ (int64_t *)first.at + (here.at - first.at), TILE_COLS };
 }
 
+/* The integers that rows of a tile go on from, to `home`; false if no row has any. */
+static bool fixed_begun(const Task *t, int64_t row, int64_t col, FixedSum home)
+{
+    const Gemm *g = t->p->g;
+    const int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
+    const int32_t *slot = g->slot + t->row + row;
+    bool any = false;
+    for (int64_t i = 0; i < rows; i++) any |= slot[i] >= 0;
+    if (!any) return false;
+    for (int64_t i = 0; i < rows; i++) {
+        int64_t *to = home.at + i * home.ld;
+        memset(to, 0, TILE_COLS * sizeof *to);
+        if (slot[i] < 0) continue;
+        memcpy(to, g->begun + slot[i] * g->ld_begun + t->col + col, (size_t)cols * sizeof *to);
+    }
+    return true;
+}
+
 /*
  * Leaves are chains in memory of their own, made by one call of the kernel; then all are converted and added at
  * once, so that integers, twice as wide, are read and written as seldom as can be.
@@ -287,7 +306,7 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     const Gemm *g = p->g;
     float leaves[LEAVES * TILE_ELEMS] __attribute__((aligned(64)));
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
-    TileFixed fixed = { .scale = fix_scale(g->shift), .limit = fix_limit(g->room) };
+    TileFixed fixed = { .limit2 = p->quick };
     Tile tile = tile_open(t, row, col);
     const int64_t cols = min64(t->cols - col, TILE_COLS);
     const Sum sum = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
@@ -297,10 +316,13 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
 
     const FixedSum home = fixed_home(t, row, col, memory);
     const bool at_home = home.at != memory;
-    FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .unit = fix_scale(-g->shift) };
-    add.from = at_home && (t->group > 0 || g->beta) ? home.at : NULL, add.from_row = home.ld;
+    FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .limit = fix_limit(g->room) };
+    add.scale = fix_scale(g->shift), add.unit = fix_scale(-g->shift);
+    const bool from = t->group > 0 ? at_home : g->slot ? fixed_begun(t, row, col, home) : g->beta && at_home;
+    add.from = from ? home.at : NULL, add.from_row = home.ld;
     for (int64_t k = 0, count; k < t->slab_k; k += count * p->leaf) {
-        count = p->group > p->slab ? 1 : min64((t->slab_k - k) / p->leaf, LEAVES);
+        const int64_t left = t->slab_k - k; /* mostly enough to do without a division, which takes long */
+        count = p->group > p->slab ? 1 : left >= LEAVES * p->leaf ? LEAVES : left / p->leaf;
         count = max64(count, 1); /* the last leaf may be short */
         tile.more = count - 1;
         tile.a_tile = p->leaf * tile.a_k, tile.b_tile = p->leaf * tile.b_k;
@@ -314,10 +336,11 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
             add.to = NULL, add.cols = cols;
             add.c = g->c + (t->row + row) * g->ldc + t->col + col, add.c_row = g->ldc;
         }
-        fixed_add(&add, count);
+        if (!fixed.beyond) fixed_add(&add, count);
+        else if (fixed_add_checked(&add, count)) t->overflow = true;
+        fixed.beyond = false;
         add.from = add.to, add.from_row = add.to_row;
     }
-    if (fixed.misfit) t->overflow = true;
     if (g->fixed && !at_home) output_fixed(t, row, col, home);
 }
 
@@ -420,6 +443,8 @@ static void plan_k(Plan *p)
         p->slab = ceil_div(ceil_div(p->leaf, ceil_div(p->leaf, most)), VEC) * VEC;
     } else {
         int64_t leaves = p->leaf < p->K ? most / p->leaf : 1;
+        if (g->mode == GEMM_I64)
+            leaves = min64(leaves, ceil_div(p->K, p->leaf)); /* a slab no deeper than K */
         if (g->mode == GEMM_TREE) leaves = (int64_t)1 << (63 - __builtin_clzll((uint64_t)leaves));
         p->slab = p->group = p->leaf * leaves;
     }
@@ -428,6 +453,7 @@ static void plan_k(Plan *p)
     p->in_place = g->mode != GEMM_I64 && !p->swap && !tree;
     if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
     else p->slots = p->group > p->slab && !p->in_place;
+    p->quick = fixed_quick(g->shift, g->room);
     p->fixed_level = -1;
     if (g->mode == GEMM_I64 && !g->fixed && groups > 1) {
         p->fixed_level = p->slots;
@@ -497,6 +523,9 @@ static void output_zero(const Gemm *g)
     char *c = fixed ? (char *)g->fixed : (char *)g->c;
     const int64_t size = fixed ? sizeof *g->fixed : sizeof *g->c;
     for (int64_t i = 0; i < g->M && !g->beta; i++) memset(c + i * g->ldc * size, 0, (size_t)(g->N * size));
+    for (int64_t i = 0; i < g->M && g->slot; i++)
+        for (int64_t j = 0; j < g->N && g->slot[i] >= 0; j++)
+            g->c[i * g->ldc + j] = (float)g->begun[g->slot[i] * g->ld_begun + j] * fix_scale(-g->shift);
 }
 
 bool CPU(gemm)(const Device *dev, const Gemm *g)
@@ -504,6 +533,7 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     Plan p = { .g = g, .workspace = dev->workspace };
     ASSERT(g->mode == GEMM_CHAIN || g->leaf > 0);
     ASSERT(!g->beta || g->mode == GEMM_CHAIN || (g->mode == GEMM_I64 && g->fixed));
+    ASSERT(!g->slot || (g->mode == GEMM_I64 && !g->fixed));
     ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= (g->fixed ? 127 : 126)));
     if (g->M == 0 || g->N == 0) return false;
     if (g->K == 0 && g->mode == GEMM_I64) return output_zero(g), false;

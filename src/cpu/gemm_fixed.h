@@ -1,6 +1,7 @@
 /*
- * The way from leaves in float to sums of integers: the last step of a fixed-point product's tile. Leaves come scaled
- * and checked from the register kernel (gemm_kernel.h, TileFixed). Used by gemm.c alone.
+ * The way from leaves in float to sums of integers: the last step of a fixed-point product's tile. Where the register
+ * kernel has seen no leaf beyond a limit (gemm_kernel.h, TileFixed), which is nearly everywhere, leaves are rounded
+ * without a further look. Used by gemm.c alone.
  */
 #ifndef MEGATRAIN_CPU_GEMM_FIXED_H
 #define MEGATRAIN_CPU_GEMM_FIXED_H
@@ -9,7 +10,17 @@
 
 enum { LEAVES = 4 }; /* to convert at once */
 
-/* Leaves of a tile that lie in memory, scaled: `count` of them, TILE_ELEMS apart, become one sum of integers. */
+/*
+ * The square below which that of a leaf must be to need no check: |leaf * 2^shift| < 2^51 and the limit. 0, nothing
+ * is below that, if a float does not reach so far.
+ */
+static float fixed_quick(int shift, int room)
+{
+    const int power = 2 * ((62 - room < 51 ? 62 - room : 51) - shift);
+    return power >= -126 && power <= 127 ? fix_scale(power) : 0;
+}
+
+/* Leaves of a tile that lie in memory: `count` of them, TILE_ELEMS apart, become one sum of integers. */
 typedef struct {
     const float *leaf;
     int64_t rows, cols;
@@ -17,19 +28,10 @@ typedef struct {
     int64_t *to;         /* where the sum goes; NULL: as floats, times `unit`, to c */
     float *c;
     int64_t from_row, to_row, c_row;
-    float unit;
-    bool stream; /* the result passes the caches */
+    float scale, unit; /* 2^shift, 2^-shift */
+    float limit;       /* of a leaf times 2^shift */
+    bool stream;       /* the result passes the caches */
 } FixedAdd;
-
-/* llrint of 16 numbers in memory: converting from there saves AVX-512 a shuffle. */
-static inline vl fix_load(const float *p)
-{
-#if defined(CPU_ISA_avx512)
-    return (vl){ _mm512_cvtps_epi64(_mm256_loadu_ps(p)), _mm512_cvtps_epi64(_mm256_loadu_ps(p + 8)) };
-#else
-    return vl_from_f(vf_load(p));
-#endif
-}
 
 /* Whole lines that nobody reads soon: not fetched before they are written. */
 static inline void store_line_l(int64_t *p, vl v, bool stream)
@@ -50,36 +52,47 @@ static inline void store_line_f(float *p, vf v, bool stream)
     vf_store(p, v);
 }
 
-static inline __attribute__((always_inline)) void fixed_add_some(const FixedAdd *f, int count, bool from,
-                                                                 bool to)
+/* Where a sum of 16 goes: element j of row i. */
+static inline void fixed_out(const FixedAdd *a, int64_t i, int64_t j, bool to, vf unit, vl sum)
+{
+    if (to) return store_line_l(a->to + i * a->to_row + j, sum, a->stream);
+    const vf v = vf_mul(vf_from_l(sum), unit);
+    if (a->cols - j >= VEC) store_line_f(a->c + i * a->c_row + j, v, a->stream);
+    else vf_store_n(a->c + i * a->c_row + j, v, a->cols - j);
+}
+
+/*
+ * |leaf * 2^shift| < 2^51: added to M = 1.5 * 2^52, an even number, it is rounded as llrint does, and the bits of the
+ * sum are those of M plus the integer. Of two leaves (M + x) - (M - y) leaves no M behind.
+ */
+static inline __attribute__((always_inline)) void fixed_add_quick(const FixedAdd *f, int count, bool from,
+                                                                  bool to)
 {
     const FixedAdd a = *f;
     const vf unit = vf_set1(a.unit);
+    const double scale = a.scale;
     for (int64_t i = 0; i < a.rows; i++) {
-        const float *leaf = a.leaf + i * TILE_COLS;
         for (int64_t j = 0; j < a.cols; j += VEC) {
-            vl sum = fix_load(leaf + j);
-            for (int n = 1; n < count; n++) sum = vl_add(sum, fix_load(leaf + n * TILE_ELEMS + j));
-            if (from) sum = vl_add(sum, vl_load(a.from + i * a.from_row + j));
-            if (to) {
-                store_line_l(a.to + i * a.to_row + j, sum, a.stream);
-                continue;
+            const float *leaf = a.leaf + i * TILE_COLS + j;
+            vl sum = from ? vl_load(a.from + i * a.from_row + j) : vl_zero();
+            for (int n = 0; n < count; n += 2, leaf += 2 * TILE_ELEMS) {
+                const vl minus = n + 1 < count ? vl_round(leaf + TILE_ELEMS, -scale) : vl_set1(VL_MAGIC_BITS);
+                sum = vl_add(sum, vl_sub(vl_round(leaf, scale), minus));
             }
-            const vf v = vf_mul(vf_from_l(sum), unit);
-            if (a.cols - j >= VEC) store_line_f(a.c + i * a.c_row + j, v, a.stream);
-            else vf_store_n(a.c + i * a.c_row + j, v, a.cols - j);
+            fixed_out(&a, i, j, to, unit, sum);
         }
     }
 }
 
 static inline __attribute__((always_inline)) void fixed_add_count(const FixedAdd *f, int count)
 {
-    if (f->from && f->to) fixed_add_some(f, count, true, true);
-    else if (f->from) fixed_add_some(f, count, true, false);
-    else if (f->to) fixed_add_some(f, count, false, true);
-    else fixed_add_some(f, count, false, false);
+    if (f->from && f->to) fixed_add_quick(f, count, true, true);
+    else if (f->from) fixed_add_quick(f, count, true, false);
+    else if (f->to) fixed_add_quick(f, count, false, true);
+    else fixed_add_quick(f, count, false, false);
 }
 
+/* No leaf is beyond fixed_quick(). */
 static void fixed_add(const FixedAdd *f, int64_t count)
 {
     switch (count) {
@@ -88,6 +101,26 @@ static void fixed_add(const FixedAdd *f, int64_t count)
     case 3: fixed_add_count(f, 3); break;
     default: fixed_add_count(f, LEAVES);
     }
+}
+
+/* Any leaves; those that do not fit add 0, and true is returned. */
+static __attribute__((noinline)) bool fixed_add_checked(const FixedAdd *f, int64_t count)
+{
+    const vf scale = vf_set1(f->scale), unit = vf_set1(f->unit);
+    bool misfit = false;
+    for (int64_t i = 0; i < f->rows; i++) {
+        for (int64_t j = 0; j < f->cols; j += VEC) {
+            vl sum = f->from ? vl_load(f->from + i * f->from_row + j) : vl_zero();
+            for (int64_t n = 0; n < count; n++) {
+                const vf v = vf_mul(vf_load(f->leaf + n * TILE_ELEMS + i * TILE_COLS + j), scale);
+                const vm bad = vf_fix_bad(v, f->limit);
+                misfit |= vm_any(bad) != 0;
+                sum = vl_add(sum, vl_from_f(vf_select(bad, vf_zero(), v)));
+            }
+            fixed_out(f, i, j, f->to != NULL, unit, sum);
+        }
+    }
+    return misfit;
 }
 
 #endif

@@ -36,13 +36,10 @@ typedef enum {
     TILE_ADD,      /* c = c + chain from 0 */
 } TileStart;
 
-/*
- * For chains that will be integers: c = chain * scale, in whole vectors. A number not below `limit` in size, or
- * NaN, becomes 0 and is noted.
- */
+/* For chains that will be integers: notes squares, of one or summed, not below `limit2`. Whole vectors only. */
 typedef struct {
-    float scale, limit;
-    bool misfit; /* set, never cleared */
+    float limit2;
+    bool beyond; /* set, never cleared */
 } TileFixed;
 
 typedef struct {
@@ -71,14 +68,22 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
     int64_t more = t->more;
 #define EACH_ROW _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
 #define EACH_VEC _Pragma("GCC unroll 3") for (int v = 0; v < vecs; v++)
+/* lest the addresses of all rows be worked out beforehand, and kept in memory while k runs */
+#define HIDE(p) __asm__("" : "+r"(p))
 #define LOAD(p) (cols ? vf_load_n((p), cols) : vf_load(p))
+    const bool fixed = t->fixed && !cols;
+    vf squares[TILE_VECS];
+    EACH_VEC squares[v] = vf_zero();
     do {
         const float *b = b_tile, *a = a_tile, *a3 = rows > 3 ? a + 3 * s : a, *a6 = rows > 6 ? a + 6 * s : a;
         if (start == TILE_CONTINUE) {
-            EACH_ROW EACH_VEC
+            const float *row = c;
+            HIDE(row);
+            EACH_ROW
             {
-                acc[i][v] = LOAD(c + i * c_row + v * VEC);
-                if (more > 0) __builtin_prefetch(c + t->c_tile + i * c_row + v * VEC, 1);
+                EACH_VEC acc[i][v] = LOAD(row + v * VEC);
+                EACH_VEC if (more > 0) __builtin_prefetch(row + t->c_tile + v * VEC, 1);
+                row += c_row;
             }
         } else {
             EACH_ROW EACH_VEC acc[i][v] = vf_zero();
@@ -96,40 +101,38 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
             }
             a += a_k, a3 += a_k, a6 += a_k, b += b_k;
         }
-        if (t->fixed && !cols) {
-            TileFixed *f = t->fixed;
-            vf squares[TILE_VECS];
-            EACH_VEC squares[v] = vf_zero();
-            EACH_ROW EACH_VEC
-            {
-                acc[i][v] = vf_mul(acc[i][v], vf_set1(f->scale));
-                squares[v] = vf_fma(acc[i][v], acc[i][v], squares[v]);
-            }
-            /* if the sum of all squares is below the limit's square, each of them is */
-            vm fit = vm_first_n(VEC);
-            EACH_VEC fit = vm_and(fit, vf_lt(squares[v], vf_set1(f->limit * f->limit)));
-            if (vm_any(vm_not(fit))) {
-                EACH_ROW EACH_VEC
-                {
-                    const vm bad = vf_fix_bad(acc[i][v], f->limit);
-                    f->misfit |= vm_any(bad) != 0;
-                    acc[i][v] = vf_select(bad, vf_zero(), acc[i][v]);
-                }
-            }
-        }
+        if (fixed) EACH_ROW EACH_VEC squares[v] = vf_fma(acc[i][v], acc[i][v], squares[v]);
+        float *row = c;
+        HIDE(row);
         if (start == TILE_ADD) {
-            EACH_ROW EACH_VEC acc[i][v] = vf_add(LOAD(c + i * c_row + v * VEC), acc[i][v]);
+            const float *sum = row;
+            EACH_ROW
+            {
+                EACH_VEC acc[i][v] = vf_add(LOAD(sum + v * VEC), acc[i][v]);
+                sum += c_row;
+            }
         }
-        EACH_ROW EACH_VEC
+        EACH_ROW
         {
-            if (cols) vf_store_n(c + i * c_row + v * VEC, acc[i][v], cols);
-            else vf_store(c + i * c_row + v * VEC, acc[i][v]);
+            EACH_VEC
+            {
+                if (cols) vf_store_n(row + v * VEC, acc[i][v], cols);
+                else vf_store(row + v * VEC, acc[i][v]);
+            }
+            row += c_row;
         }
         a_tile += t->a_tile;
         b_tile += t->b_tile;
         c += t->c_tile;
     } while (more-- > 0);
+    if (fixed) {
+        /* if the sum of all squares is below the limit, each of them is */
+        vm fit = vm_first_n(VEC);
+        EACH_VEC fit = vm_and(fit, vf_lt(squares[v], vf_set1(t->fixed->limit2)));
+        if (vm_any(vm_not(fit))) t->fixed->beyond = true;
+    }
 #undef LOAD
+#undef HIDE
 #undef EACH_VEC
 #undef EACH_ROW
 }

@@ -89,9 +89,11 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
                .ldc = a->dw.ld,
                .beta = !a->fresh };
     ASSERT(!a->rounded || (a->dw.dtype == F32 && a->fresh));
+    ASSERT(!a->begun.data == !a->slot.data && (a->rounded || !a->slot.data));
     if (a->dw.dtype == I64 || a->rounded) {
         g.mode = GEMM_I64;
         if (!a->rounded) g.fixed = a->dw.data;
+        g.begun = a->begun.data, g.ld_begun = a->begun.ld, g.slot = a->slot.data;
         g.leaf = a->leaf;
         g.shift = *(const int32_t *)a->shift.data;
         g.room = a->room;

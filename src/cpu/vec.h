@@ -18,6 +18,8 @@
  *   vf_sum vf_hmax        over lanes: i with i + 8, then + 4, + 2, + 1
  *   vf_scale2(p, t)       p * 2^k for t = VF_MAGIC + k, -151 <= k <= 130, rounded once
  *   vl_from_f             llrint of each lane; lanes must be below 2^62 in size (vf_fix_bad)
+ *   vl_round(p, scale)    bits of VL_MAGIC + p[i] * scale in double: VL_MAGIC_BITS plus the llrint of a product that is
+ *                         exact and below 2^51 in size
  *   vf_from_l             (float) of each lane, rounded once
  *   vi_mul_wide           low and high 32 bits of the unsigned products
  *   vl_mul32              unsigned product of the low 32 bits of each lane
@@ -37,6 +39,8 @@
 enum { VEC = 16 };
 
 #define VF_MAGIC 12582912.0f /* 1.5 * 2^23: adding it rounds to an integer, kept in the low mantissa bits */
+#define VL_MAGIC 0x1.8p52    /* 1.5 * 2^52, the same for doubles */
+#define VL_MAGIC_BITS 0x4338000000000000
 #define VEC_FN static inline __attribute__((always_inline))
 
 #if defined(CPU_ISA_avx512)

@@ -191,6 +191,11 @@ VEC_FN vl vl_zero(void)
     __m256i zero = _mm256_setzero_si256();
     return (vl){ zero, zero, zero, zero };
 }
+VEC_FN vl vl_set1(int64_t x)
+{
+    __m256i v = _mm256_set1_epi64x(x);
+    return (vl){ v, v, v, v };
+}
 VEC_FN __m256i vec_abs64(__m256i x)
 {
     __m256i sign = _mm256_cmpgt_epi64(_mm256_setzero_si256(), x);
@@ -200,6 +205,7 @@ VEC_FN __m256i vec_max64(__m256i x, __m256i y) { return _mm256_blendv_epi8(y, x,
 VEC_FN __m256i vec_shr32(__m256i x) { return _mm256_srli_epi64(x, 32); }
 VEC_FN __m256i vec_low32(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi64x(0xFFFFFFFF)); }
 VEC_FN vl vl_add(vl x, vl y) { return VL_EACH2(_mm256_add_epi64, x, y); }
+VEC_FN vl vl_sub(vl x, vl y) { return VL_EACH2(_mm256_sub_epi64, x, y); }
 VEC_FN vl vl_abs(vl x) { return VL_EACH(vec_abs64, x); }
 VEC_FN vl vl_max(vl x, vl y) { return VL_EACH2(vec_max64, x, y); }
 VEC_FN vl vl_shr32(vl x) { return VL_EACH(vec_shr32, x); }
@@ -236,6 +242,17 @@ VEC_FN vl vl_from_f(vf v)
                       _mm256_cvtps_pd(_mm256_extractf128_ps(v.b, 1)) };
     if (__builtin_expect(vm_any(vf_ge(vf_abs(v), vf_set1(0x1p51f))), 0)) return VL_EACH(vec_l_from_d, x);
     return VL_EACH(vec_l_from_small, x);
+}
+
+VEC_FN __m256i vec_round(const float *p, double scale)
+{
+    const __m256d x = _mm256_cvtps_pd(_mm_loadu_ps(p));
+    return _mm256_castpd_si256(_mm256_fmadd_pd(x, _mm256_set1_pd(scale), _mm256_set1_pd(VL_MAGIC)));
+}
+VEC_FN vl vl_round(const float *p, double scale)
+{
+    return (vl){ vec_round(p, scale), vec_round(p + 4, scale), vec_round(p + 8, scale),
+                 vec_round(p + 12, scale) };
 }
 
 /* x replaced by a number that is exact as a double and rounds to the same float: where |x| is 2^52 or more,

@@ -81,8 +81,10 @@ VEC_FN void vl_store(int64_t *p, vl v)
     _mm512_storeu_si512(p, v.a);
     _mm512_storeu_si512(p + 8, v.b);
 }
+VEC_FN vl vl_set1(int64_t x) { return (vl){ _mm512_set1_epi64(x), _mm512_set1_epi64(x) }; }
 VEC_FN vl vl_zero(void) { return (vl){ _mm512_setzero_si512(), _mm512_setzero_si512() }; }
 VEC_FN vl vl_add(vl x, vl y) { return (vl){ _mm512_add_epi64(x.a, y.a), _mm512_add_epi64(x.b, y.b) }; }
+VEC_FN vl vl_sub(vl x, vl y) { return (vl){ _mm512_sub_epi64(x.a, y.a), _mm512_sub_epi64(x.b, y.b) }; }
 VEC_FN vl vl_abs(vl x) { return (vl){ _mm512_abs_epi64(x.a), _mm512_abs_epi64(x.b) }; }
 VEC_FN vl vl_max(vl x, vl y) { return (vl){ _mm512_max_epi64(x.a, y.a), _mm512_max_epi64(x.b, y.b) }; }
 VEC_FN vl vl_shr32(vl x) { return (vl){ _mm512_srli_epi64(x.a, 32), _mm512_srli_epi64(x.b, 32) }; }
@@ -97,6 +99,16 @@ VEC_FN vl vl_from_f(vf v)
 {
     return (vl){ _mm512_cvtps_epi64(_mm512_castps512_ps256(v)),
                  _mm512_cvtps_epi64(_mm512_extractf32x8_ps(v, 1)) };
+}
+
+VEC_FN __m512i vec_round(const float *p, double scale)
+{
+    const __m512d x = _mm512_cvtps_pd(_mm256_loadu_ps(p));
+    return _mm512_castpd_si512(_mm512_fmadd_pd(x, _mm512_set1_pd(scale), _mm512_set1_pd(VL_MAGIC)));
+}
+VEC_FN vl vl_round(const float *p, double scale)
+{
+    return (vl){ vec_round(p, scale), vec_round(p + 8, scale) };
 }
 
 VEC_FN vf vf_from_l(vl x)

@@ -205,8 +205,10 @@ VEC_FN vl vl_load(const int64_t *p)
     return r;
 }
 VEC_FN void vl_store(int64_t *p, vl v) { memcpy(p, &v, sizeof v); }
+VEC_FN vl vl_set1(int64_t x) { VL_EACH(x); }
 VEC_FN vl vl_zero(void) { return (vl){ { 0 } }; }
 VEC_FN vl vl_add(vl x, vl y) { VL_EACH((int64_t)((uint64_t)x.v[i] + (uint64_t)y.v[i])); }
+VEC_FN vl vl_sub(vl x, vl y) { VL_EACH((int64_t)((uint64_t)x.v[i] - (uint64_t)y.v[i])); }
 VEC_FN vl vl_abs(vl x) { VL_EACH(x.v[i] < 0 ? (int64_t)(0 - (uint64_t)x.v[i]) : x.v[i]); }
 VEC_FN vl vl_max(vl x, vl y) { VL_EACH(x.v[i] > y.v[i] ? x.v[i] : y.v[i]); }
 VEC_FN vl vl_shr32(vl x) { VL_EACH((int64_t)((uint64_t)x.v[i] >> 32)); }
@@ -217,6 +219,14 @@ VEC_FN vl vl_from_f(vf x)
     float lane[VEC];
     vf_store(lane, x);
     VL_EACH((int64_t)__builtin_llrintf(lane[i]));
+}
+VEC_FN vl vl_round(const float *p, double scale)
+{
+    double lane[VEC];
+    for (int i = 0; i < VEC; i++) lane[i] = VL_MAGIC + p[i] * scale;
+    vl r;
+    memcpy(&r, lane, sizeof r);
+    return r;
 }
 VEC_FN vf vf_from_l(vl x)
 {

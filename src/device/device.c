@@ -185,13 +185,20 @@ int device_cuda_count(char *why, int64_t why_size)
     return 0;
 }
 
+bool device_cuda_blas(const char **why)
+{
+    *why = "this build has no CUDA backend";
+    return false;
+}
+
 Err device_cuda_info(int index, DeviceInfo *out)
 {
     (void)index, (void)out;
     return no_cuda_open(NULL, 0, ISA_AUTO);
 }
 #else
-extern const DeviceBackend cuda_backend; /* cuda/device.c, which defines two functions of device.h as well */
+/* cuda/device.c; other functions of device.h there and in cublaslt.c */
+extern const DeviceBackend cuda_backend;
 
 bool device_has_cuda(void) { return true; }
 #endif
@@ -321,6 +328,7 @@ void event_init(Event *e)
 
 void event_release(Event *e)
 {
+    if (e->mark) e->marks->free(e->mark);
     pthread_mutex_destroy(&e->lock);
     pthread_cond_destroy(&e->done_cond);
 }
@@ -328,7 +336,7 @@ void event_release(Event *e)
 void event_reset(Event *e)
 {
     pthread_mutex_lock(&e->lock);
-    e->done = false;
+    e->done = e->marked = false;
     e->err = ERR_OK;
     pthread_mutex_unlock(&e->lock);
 }
@@ -343,15 +351,20 @@ void event_complete(Event *e, Err err, const char *message)
     pthread_mutex_unlock(&e->lock);
 }
 
-Err event_wait(Event *e, double timeout_s)
+static struct timespec deadline_in(double seconds)
 {
     struct timespec until;
     clock_gettime(CLOCK_MONOTONIC, &until);
-    if (timeout_s > 0) {
-        double t = (double)until.tv_nsec * 1e-9 + timeout_s;
-        until.tv_sec += (time_t)t;
-        until.tv_nsec = (long)((t - (double)(time_t)t) * 1e9);
-    }
+    double t = (double)until.tv_nsec * 1e-9 + (seconds > 0 ? seconds : 0);
+    until.tv_sec += (time_t)t;
+    until.tv_nsec = (long)((t - (double)(time_t)t) * 1e9);
+    return until;
+}
+
+/* Until event_complete: its outcome. */
+static Err wait_completed(Event *e, double timeout_s)
+{
+    struct timespec until = deadline_in(timeout_s);
     pthread_mutex_lock(&e->lock);
     int rc = 0;
     while (!e->done && rc != ETIMEDOUT)
@@ -364,8 +377,14 @@ Err event_wait(Event *e, double timeout_s)
     return err ? err_set(err, "%s", e->message) : ERR_OK;
 }
 
+Err event_wait(Event *e, double timeout_s)
+{
+    TRY(wait_completed(e, timeout_s));
+    return e->marked ? e->marks->wait(e->mark, timeout_s) : ERR_OK;
+}
+
 Err stream_wait(Stream *s, Event *e)
 {
-    (void)s;
-    return event_wait(e, 0);
+    TRY(wait_completed(e, 0));
+    return e->marked ? e->marks->stream_wait(s, e->mark) : ERR_OK;
 }

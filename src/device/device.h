@@ -25,12 +25,23 @@ typedef struct Stream {
     void *handle; /* cudaStream_t on cuda */
 } Stream;
 
+/* A point in a stream of a device that runs work later, and how it is waited for; cuda/device.c. */
+typedef struct {
+    Err (*stream_wait)(Stream *s, void *mark); /* later work of s runs after the point */
+    Err (*wait)(void *mark, double timeout_s); /* as event_wait */
+    void (*free)(void *mark);
+} EventMarks;
+
 /* Set by whoever completes the work; waited for with a deadline. Reusable after event_reset. */
 typedef struct Event {
     pthread_mutex_t lock;
     pthread_cond_t done_cond;
     bool done;
-    Err err; /* the outcome of the work; its message travels in `message` */
+    bool
+        marked; /* what was completed is the enqueueing: the work itself is done when the device passes `mark` */
+    const EventMarks *marks;
+    void *mark; /* made with the first use on a device; NULL before */
+    Err err;    /* the outcome of the work; its message travels in `message` */
     char message[256];
 } Event;
 
@@ -84,6 +95,10 @@ struct Device {
     Arena staging;           /* for the widened copies */
     DeviceCounters counters;
     Stream stream; /* the compute stream */
+    /* Asked after every wait for the device: did work of others in its streams fail, such as a communicator's,
+     * so that what was read is worthless? NULL: nobody's. */
+    Err (*failure)(void *user);
+    void *failure_user;
 };
 
 /*
@@ -113,8 +128,12 @@ void device_close(Device *dev);
 int device_cuda_count(char *why, int64_t why_size);
 bool device_has_cuda(void); /* this build has the backend */
 
+/* Whether cuBLASLt, which kind cuda multiplies with, is found at run time; if not, the reason in *why. */
+bool device_cuda_blas(const char **why);
+
 typedef struct {
     char name[128];
+    char uuid[40];    /* the same for all processes that see this GPU, different for any other */
     int major, minor; /* compute capability */
     int multiprocessors;
     int64_t total_bytes, free_bytes;
@@ -167,7 +186,8 @@ void event_reset(Event *e);
 void event_complete(Event *e, Err err, const char *message); /* by the worker */
 /* Waits on the host. timeout_s <= 0: no limit. ERR_HANG after the limit, else the work's own outcome. */
 Err event_wait(Event *e, double timeout_s);
-/* Later work of the stream runs after the event. (The CPU stream waits on the host.) */
+/* Later work of the stream runs after the event. Waits on the host until the work is done, or, if it is work of a
+ * device, enqueued there: the stream then waits for the rest. */
 Err stream_wait(Stream *s, Event *e);
 
 Isa isa_best(void); /* of this processor */

@@ -4,12 +4,14 @@
  *   TRY(op(s, norm_fwd, .y = y, .rstd = rstd, .x = x, .w = w, .eps = 1e-5f));
  *
  * op() checks shapes and dtypes against the declaration (ERR_SHAPE, naming op, argument and dim), counts
- * bytes and FLOP, and calls the device's table. Every backend implements every op (a missing one does not
- * compile); implementations may assume what the declaration says and nothing more.
+ * bytes and FLOP, and calls the device's table in a span of the trace (on a GPU: of the launch). Every backend
+ * implements every op (a missing one does not compile); implementations may assume what the declaration says
+ * and nothing more.
  */
 #ifndef MEGATRAIN_DEVICE_OPS_H
 #define MEGATRAIN_DEVICE_OPS_H
 
+#include "base/trace.h"
 #include "device/device.h"
 #include "device/step.h"
 #include "device/tensor.h"
@@ -61,7 +63,10 @@ Err op_begin(Stream *s, OpId id, const void *args);
     static inline Err op_##name(Stream *s, const name##_args *a) \
     {                                                            \
         TRY(op_begin(s, OP_##name, a));                          \
-        return s->dev->ops->name(s, a);                          \
+        trace_begin(#name);                                      \
+        Err err = s->dev->ops->name(s, a);                       \
+        trace_end();                                             \
+        return err;                                              \
     }
 #include "device/ops.def"
 #undef OP

@@ -58,7 +58,7 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
     return ERR_OK;
 }
 
-static int64_t padded(int64_t count) { return (count + PARAM_ALIGN - 1) / PARAM_ALIGN * PARAM_ALIGN; }
+static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
 
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
 {
@@ -81,11 +81,81 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
         p->first[d] = parts > 1 ? p->local[d] * r->tp_rank : 0;
     }
     p->count = p->local[0] * p->local[1];
-    p->offset = r->flat_count;
-    r->flat_count += padded(p->count);
     *id = r->count++;
     *name_entry(r, p->name) = r->count;
     return ERR_OK;
+}
+
+/* ---- layout ---- */
+
+static void close_bucket(ParamRegistry *r)
+{
+    Bucket *b = &r->buckets[r->bucket_count];
+    if (!b->params) return;
+    r->flat_count = padded(r->flat_count, (int64_t)r->slices * PARAM_ALIGN);
+    b->count = r->flat_count - b->first;
+    r->bucket_count++;
+}
+
+static void place_param(ParamRegistry *r, int id, int nth)
+{
+    Param *p = &r->items[id];
+    Bucket *b = &r->buckets[r->bucket_count];
+    if (!b->params++) b->first = r->flat_count;
+    if (p->spec.partial != PARTIAL_NONE) b->partial = true;
+    p->bucket = r->bucket_count;
+    p->offset = r->flat_count;
+    r->flat_count += padded(p->count, PARAM_ALIGN);
+    r->order[nth] = id;
+}
+
+/* The tensors of one kind, in backward's order. */
+static void place_kind(ParamRegistry *r, Partial kind, int64_t bucket_elems, int *nth)
+{
+    for (int id = r->count - 1; id >= 0; id--) {
+        if (r->items[id].spec.partial != kind) continue;
+        place_param(r, id, (*nth)++);
+        if (r->flat_count - r->buckets[r->bucket_count].first >= bucket_elems) close_bucket(r);
+    }
+}
+
+Err param_layout(ParamRegistry *r, int64_t bucket_elems, int slices, int slice)
+{
+    int nth = 0;
+    ASSERT(!r->flat_count && slices >= 1 && slice >= 0 && slice < slices);
+    r->slices = slices;
+    r->slice = slice;
+    TRY(setup_array(r->setup, r->count + 1, &r->buckets)); /* one to look at behind the last */
+    TRY(setup_array(r->setup, r->count, &r->order));
+    place_kind(r, PARTIAL_NONE, bucket_elems, &nth);
+    close_bucket(r);
+    r->partial_at[0] = r->flat_count;
+    place_kind(r, PARTIAL_HEADS, bucket_elems, &nth);
+    r->partial_at[1] = r->flat_count;
+    place_kind(r, PARTIAL_ROWS, bucket_elems, &nth);
+    close_bucket(r);
+    return ERR_OK;
+}
+
+static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
+
+static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
+
+ParamSlice param_slice(const ParamRegistry *r, int id, int slice)
+{
+    const Param *p = &r->items[id];
+    const Bucket *b = &r->buckets[p->bucket];
+    int64_t length = b->count / r->slices, start = b->first + slice * length;
+    int64_t from = max64(start, p->offset), end = min64(start + length, p->offset + p->count);
+    if (from >= end) return (ParamSlice){ 0 };
+    return (ParamSlice){ from - p->offset, end - from, b->first / r->slices + from - start };
+}
+
+int64_t param_padding(const ParamRegistry *r)
+{
+    int64_t n = r->flat_count;
+    for (int i = 0; i < r->count; i++) n -= r->items[i].count;
+    return n;
 }
 
 int64_t param_total(const ParamRegistry *r)
@@ -100,26 +170,29 @@ static Err place_grads(ParamStore *s, Arena *state, GradKind grads)
 {
     int64_t once = 0, other = 0;
     TRY(setup_array(s->reg->setup, s->reg->count, &s->place));
-    for (int i = 0; i < s->reg->count; i++) {
-        const Param *p = &s->reg->items[i];
-        GradPlace *g = &s->place[i];
-        g->once =
-            grads == GRADS_I64_ONCE && p->spec.flags & PARAM_ONE_PRODUCT && p->spec.partial == PARTIAL_NONE;
+    for (int n = 0; n < s->reg->count; n++) {
+        const Param *p = &s->reg->items[s->reg->order[n]];
+        GradPlace *g = &s->place[s->reg->order[n]];
+        g->once = grads == GRADS_I64_ONCE && p->spec.flags & (PARAM_ONE_PRODUCT | PARAM_TIED) &&
+                  p->spec.partial == PARTIAL_NONE;
         int64_t *end = g->once ? &once : &other;
-        g->offset = *end;
-        *end += padded(p->count);
+        g->offset = grads == GRADS_I64_ONCE ? *end : p->offset;
+        *end += padded(p->count, PARAM_ALIGN);
     }
     param_store_begin(s);
+    if (grads != GRADS_I64_ONCE) other = s->reg->flat_count;
     TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, other));
     return tensor_new(state, &s->grad_once, F32, once);
 }
 
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype, GradKind grads)
 {
+    const int64_t slice_count = reg->flat_count / reg->slices;
     *s = (ParamStore){ .reg = reg };
-    TRY(tensor_new(state, &s->master, F32, reg->flat_count));
-    s->value = s->master;
-    if (value_dtype != F32) TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
+    ASSERT(grads != GRADS_I64_ONCE || reg->slices == 1);
+    TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
+    s->master = s->value;
+    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, slice_count));
     TRY(tensor_new(state, &s->shift, I32, reg->count));
     if (grads == GRADS_NONE) return ERR_OK;
     TRY(tensor_new(state, &s->next_shift, I32, reg->count));
@@ -128,8 +201,8 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DTyp
     TRY(tensor_new(state, &s->max, I64, reg->count));
     TRY(tensor_new(state, &s->sumsq, I64, reg->count, 4));
     TRY(place_grads(s, state, grads));
-    TRY(tensor_new(state, &s->m, F32, reg->flat_count));
-    return tensor_new(state, &s->v, F32, reg->flat_count);
+    TRY(tensor_new(state, &s->m, F32, slice_count));
+    return tensor_new(state, &s->v, F32, slice_count);
 }
 
 void param_store_begin(ParamStore *s)
@@ -150,6 +223,46 @@ Tensor param_store_grad(const ParamStore *s, int id)
 {
     const GradPlace *g = &s->place[id];
     return view_at(&s->reg->items[id], g->once ? s->grad_once : s->grad, g->offset);
+}
+
+Tensor param_slice_of(const ParamStore *s, int id, Tensor slices)
+{
+    ParamSlice x = param_slice(s->reg, id, s->reg->slice);
+    return tensor_row_slice(slices, x.at, x.count);
+}
+
+static Tensor slice_at(const ParamStore *s, int id, Tensor flat, int64_t offset)
+{
+    ParamSlice x = param_slice(s->reg, id, s->reg->slice);
+    return tensor_row_slice(flat, offset + x.first, x.count);
+}
+
+Tensor param_slice_value(const ParamStore *s, int id)
+{
+    return slice_at(s, id, s->value, s->reg->items[id].offset);
+}
+
+bool param_has_whole(const ParamStore *s, Tensor flat)
+{
+    return s->reg->slices == 1 || flat.data == s->value.data;
+}
+
+int64_t param_origin(const ParamStore *s, int id, Tensor flat)
+{
+    if (param_has_whole(s, flat)) return s->reg->items[id].offset;
+    ParamSlice x = param_slice(s->reg, id, s->reg->slice);
+    return x.at - x.first;
+}
+
+Tensor param_slice_master(const ParamStore *s, int id)
+{
+    return s->master.data == s->value.data ? param_slice_value(s, id) : param_slice_of(s, id, s->master);
+}
+
+Tensor param_slice_grad(const ParamStore *s, int id)
+{
+    const GradPlace *g = &s->place[id];
+    return slice_at(s, id, g->once ? s->grad_once : s->grad, g->offset);
 }
 
 Tensor param_store_shift(const ParamStore *s, int id) { return tensor_row_slice(s->shift, id, 1); }
@@ -183,63 +296,62 @@ static float normal_at(uint64_t key, int64_t index)
     return (float)(radius * (index & 1 ? m_sin(angle) : m_cos(angle)));
 }
 
-/* Local rows [first, first + count). */
-static void fill_rows(const Param *p, float *out, int64_t first, int64_t count, uint64_t key, int threads)
+/* Local elements [first, first + count). */
+static void fill_elems(const Param *p, float *out, int64_t first, int64_t count, uint64_t key, int threads)
 {
     const ParamSpec *s = &p->spec;
+    const int64_t cols = p->local[1], end = first + count;
 #pragma omp parallel for schedule(static) num_threads(threads)
-    for (int64_t r = 0; r < count; r++) {
-        int64_t row = param_plain_row(p, first + r);
-        for (int64_t c = 0; c < p->local[1]; c++) {
+    for (int64_t r = first / cols; r <= (end - 1) / cols; r++) {
+        int64_t row = param_plain_row(p, r);
+        for (int64_t e = max64(r * cols, first); e < min64((r + 1) * cols, end); e++) {
             float x = s->init == INIT_ONE ? 1 : 0;
             if (row >= 0 && s->init == INIT_NORMAL)
-                x = s->std * normal_at(key, row * s->shape[1] + p->first[1] + c);
-            out[r * p->local[1] + c] = row < 0 ? 0 : x;
+                x = s->std * normal_at(key, row * s->shape[1] + p->first[1] + e - r * cols);
+            out[e - first] = row < 0 ? 0 : x;
         }
     }
 }
 
-/* By pieces of host memory, which the device then takes over. */
-static Err fill_param(const Param *p, Stream *stream, Tensor flat, float *host, int64_t host_elems,
-                      uint64_t key, int threads)
+/* By pieces of host memory, which the device then takes over: what this rank holds of a parameter's master. */
+static Err fill_param(const ParamStore *s, int id, Stream *stream, float *host, uint64_t key, int threads)
 {
-    int64_t cols = p->local[1], most = host_elems / cols;
-    float *to = (float *)flat.data + p->offset;
-    for (int64_t first = 0, count; first < p->local[0]; first += count) {
-        count = p->local[0] - first < most ? p->local[0] - first : most;
-        fill_rows(p, host, first, count, key, threads);
-        TRY(device_write(stream, to + first * cols, host, count * cols * (int64_t)sizeof *host));
+    const Param *p = &s->reg->items[id];
+    const ParamSlice x = param_has_whole(s, s->master) ? (ParamSlice){ .count = p->count }
+                                                       : param_slice(s->reg, id, s->reg->slice);
+    float *to = (float *)s->master.data + param_origin(s, id, s->master) + x.first;
+    for (int64_t done = 0, count; done < x.count; done += count) {
+        count = min64(x.count - done, FILL_ELEMS);
+        fill_elems(p, host, x.first + done, count, key, threads);
+        TRY(device_write(stream, to + done, host, count * (int64_t)sizeof *host));
     }
     return ERR_OK;
 }
 
-static int64_t widest_row(const ParamRegistry *reg)
+Err param_store_publish(ParamStore *s, Stream *stream, Comm *dp)
 {
-    int64_t most = FILL_ELEMS;
-    for (int i = 0; i < reg->count; i++)
-        if (reg->items[i].local[1] > most) most = reg->items[i].local[1];
-    return most;
-}
-
-Err param_store_publish(ParamStore *s, Stream *stream)
-{
-    if (s->value.dtype == s->master.dtype) return ERR_OK;
-    return op(stream, cast, .y = s->value, .x = s->master);
+    const ParamRegistry *reg = s->reg;
+    if (s->value.dtype == F32) return ERR_OK;
+    for (int b = 0; b < reg->bucket_count; b++) {
+        const int64_t count = reg->buckets[b].count / reg->slices, first = reg->buckets[b].first;
+        Tensor own = tensor_row_slice(s->value, first + reg->slice * count, count);
+        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, first / reg->slices, count)));
+        if (reg->slices == 1) continue;
+        TRY(comm_all_gather(dp, stream, tensor_row_slice(s->value, first, count * reg->slices), own, NULL));
+    }
+    return ERR_OK;
 }
 
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads)
 {
     if (stream->dev->is_null) return ERR_OK;
-    int64_t elems = widest_row(s->reg);
     float *host;
     int32_t *shifts;
-    TRY(setup_array(s->reg->setup, elems, &host));
+    TRY(setup_array(s->reg->setup, FILL_ELEMS, &host));
     TRY(setup_array(s->reg->setup, s->reg->count, &shifts));
     for (int i = 0; i < s->reg->count; i++) {
-        const Param *p = &s->reg->items[i];
         shifts[i] = shift;
-        TRY(fill_param(p, stream, s->master, host, elems, rng_key(seed, p->name), threads));
+        TRY(fill_param(s, i, stream, host, rng_key(seed, s->reg->items[i].name), threads));
     }
-    TRY(device_write(stream, s->shift.data, shifts, tensor_bytes(s->shift)));
-    return param_store_publish(s, stream);
+    return device_write(stream, s->shift.data, shifts, tensor_bytes(s->shift));
 }

@@ -9,11 +9,19 @@
  * Layers hold ids, never pointers. param_value() and param_grad() (layer/ctx.h: they go through Ctx) are the
  * one place that knows which copy of a weight is meant.
  *
- * Memory: flat device buffers in registration order, each parameter padded to PARAM_ALIGN elements:
- *   master f32   m f32   v f32   grad i64 fixed point (or f32 with reproducible = run)
+ * Memory: flat device buffers, all with the same layout, each parameter padded to PARAM_ALIGN elements:
+ *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
+ *   grad   i64 fixed point (or f32 with reproducible = run)
  *   grad_once f32   instead of grad, for tensors whose sum is complete after one product (GradPlace)
- *   value  what layers read: the master itself, or its 16-bit copy, written by every update
+ *   master, m, v    f32, of this rank's slice alone; in f32 the master is the value itself
  * and per parameter a fixed-point shift (docs/determinism.md).
+ *
+ * Layout: backward's order, that is registration reversed, cut into buckets between parameters; each bucket
+ * into equal slices, one per dp rank with ZeRO-1 (else one in all), which may straddle parameters. Parameters whose
+ * gradients are partial over tp come last, so that their sums are one call each (param_layout):
+ *
+ *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
+ *   |  slice 0 |  slice 1  | s0 | s1 |  slice 0 | slice 1 |        slice 0     |      slice 1          |
  *
  * Sections: a weight made of parts (q|k|v, gate|up) lies chunk by chunk in memory, so that a cut of dim 0
  * gives each rank whole chunks with every part in them:
@@ -39,7 +47,8 @@ typedef enum {
 
 enum {
     PARAM_DECAY = 1,
-    PARAM_ONE_PRODUCT = 2 /* its gradient is one grad_add_product a micro-batch and nothing else */
+    PARAM_ONE_PRODUCT = 2, /* its gradient is one product of a linear a micro-batch and nothing else */
+    PARAM_TIED = 4         /* it is such a product, then one grad_add_rows, a micro-batch */
 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
 
@@ -64,13 +73,27 @@ typedef struct {
     int64_t local[2];      /* rows, columns on this rank (columns 1 for vectors) */
     int64_t first[2];      /* this rank's first row and column in the padded, interleaved global tensor */
     int64_t offset, count; /* elements, in the flat buffers */
+    int bucket;
 } Param;
+
+/* A range of the flat buffers that is reduced and gathered in one piece; a multiple of `slices` * PARAM_ALIGN. */
+typedef struct {
+    int64_t first, count; /* elements */
+    int params;
+    bool partial; /* holds gradients that are partial over tp */
+} Bucket;
 
 typedef struct {
     Param *items;
     int *by_name; /* [2 * capacity] index + 1, found by hashing the name; 0 = free */
     int count, capacity;
     int64_t flat_count; /* elements of each flat buffer */
+    Bucket *buckets;
+    int bucket_count;
+    int slices, slice; /* of every bucket; this rank's */
+    int64_t
+        partial_at[2]; /* where PARTIAL_HEADS, then PARTIAL_ROWS start in the layout; the rest is theirs */
+    int *order;        /* [count] parameters in the order of their offsets */
     int tp, tp_rank;
     SetupArena *setup;
 } ParamRegistry;
@@ -80,7 +103,24 @@ void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_ran
 /* Returns the id in *id. ERR_CONFIG when a cut dim does not divide, ERR_INTERNAL for a repeated name. */
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id);
 
-int64_t param_total(const ParamRegistry *r); /* global unpadded element count of all parameters */
+/*
+ * Lays out what was registered: buckets of about bucket_elems elements, each in `slices` equal slices of which
+ * `slice` is this rank's. Once, before a store is made.
+ */
+Err param_layout(ParamRegistry *r, int64_t bucket_elems, int slices, int slice);
+
+/*
+ * The part of a parameter that lies in slice `slice` of its bucket: local elements [first, first + count), count
+ * may be 0; `at`: its place in a buffer made of that slice of every bucket.
+ */
+typedef struct {
+    int64_t first, count, at;
+} ParamSlice;
+
+ParamSlice param_slice(const ParamRegistry *r, int id, int slice);
+
+int64_t param_padding(const ParamRegistry *r); /* elements of a flat buffer that are nobody's */
+int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
 
 /* What a store keeps of gradients. */
 typedef enum {
@@ -92,7 +132,8 @@ typedef enum {
 
 /*
  * The gradient of one parameter. once: the step's only product forms the integers in its own tile and leaves
- * their sum rounded to float, as the optimizer would round it; PARAM_ONE_PRODUCT under GRADS_I64_ONCE.
+ * their sum rounded to float, as the optimizer would round it; PARAM_ONE_PRODUCT and PARAM_TIED under
+ * GRADS_I64_ONCE. (Of a tied table the product then comes last and goes on from the integers of the rows.)
  * fresh: nothing was added in this step. What the memory holds is then no number of this step: who adds first
  * overwrites. So no pass over the gradients clears them.
  */
@@ -101,17 +142,27 @@ typedef struct {
     bool once, fresh;
 } GradPlace;
 
+/* Who moves gradients and values between ranks hears of what layers do with them; may be empty. */
+typedef struct {
+    void *user;
+    Err (*added)(void *user, int id); /* one more addition to a gradient is on the stream */
+    Err (*read)(void *user, int id);  /* a value is about to be read */
+} ParamListener;
+
 /* The buffers of one replica of one stage. */
 typedef struct {
     const ParamRegistry *reg;
-    Tensor value;             /* flat: [flat_count]; shares the master's memory when that is its dtype */
-    Tensor master, m, v;      /* flat */
+    Tensor value;             /* flat */
+    Tensor master;            /* value itself if that is f32, else as m and v */
+    Tensor m, v;              /* [flat_count / slices] */
     Tensor grad, grad_once;   /* flat: I64 or F32, and F32; either may be empty */
     GradPlace *place;         /* [count], host */
     Tensor shift, next_shift; /* [count] i32 */
     Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
     Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
     Tensor max, sumsq;        /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
+    ParamListener listener;
+    Err read_failed; /* of listener.read: layers go on, the executor stops behind the action */
 } ParamStore;
 
 /*
@@ -124,16 +175,24 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DTyp
 /* A step begins, again if it is repeated: all gradients are fresh. */
 void param_store_begin(ParamStore *s);
 
-/* The 16-bit copy again from the masters, after these were filled or loaded. */
-Err param_store_publish(ParamStore *s, Stream *stream);
+/* Collective over dp: the 16-bit copy again from the masters of all slices, after these were filled or loaded. */
+Err param_store_publish(ParamStore *s, Stream *stream, Comm *dp);
 
-/* Fills masters by their Init, publishes, sets shifts to `shift`. Host arithmetic, `threads` of it. */
+/* Fills masters by their Init and sets shifts to `shift`; to be published. Host arithmetic, `threads` of it. */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads);
 
 /* Views of one parameter: [local rows, local columns], or [local rows] for vectors. */
 Tensor param_view(const Param *p, Tensor flat);
 Tensor param_store_grad(const ParamStore *s, int id);
-Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
+/* Flat views of this rank's slice of one parameter. */
+Tensor param_slice_of(const ParamStore *s, int id, Tensor slices); /* of m, v */
+Tensor param_slice_master(const ParamStore *s, int id);
+Tensor param_slice_value(const ParamStore *s, int id);
+Tensor param_slice_grad(const ParamStore *s, int id);
+/* Where in master, m or v element 0 of a parameter's local memory lies, or would lie: of a slice only a part does. */
+int64_t param_origin(const ParamStore *s, int id, Tensor flat);
+bool param_has_whole(const ParamStore *s, Tensor flat); /* all of every parameter is in master, m or v */
+Tensor param_store_shift(const ParamStore *s, int id);  /* [1] i32 */
 
 /* Global plain row of this rank's local row r (sections undone); -1 for padding. */
 int64_t param_plain_row(const Param *p, int64_t r);

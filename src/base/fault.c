@@ -1,0 +1,63 @@
+/* See fault.h. */
+#include "base/fault.h"
+
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef enum { ACT_KILL, ACT_STOP, ACT_LOOP, ACT_EXIT, ACT_COUNT } FaultAction;
+
+static const char *const actions[ACT_COUNT] = { "kill", "stop", "loop", "exit" };
+
+static struct {
+    bool armed;
+    char point[32];
+    long at;
+    _Atomic long met;
+    FaultAction action;
+} fault;
+
+static bool read_fault(const char *text, int rank)
+{
+    char copy[96], *word[5], *rest = copy;
+    int words = 0, of, action = 0;
+    if (snprintf(copy, sizeof copy, "%s", text) >= (int)sizeof copy) return false;
+    while (rest && words < 5) word[words++] = strsep(&rest, ":");
+    if (words < 3 || words > 4 || sscanf(word[0], "%d", &of) != 1 || strlen(word[1]) >= sizeof fault.point)
+        return false;
+    fault.at = words == 4 ? atol(word[2]) : 1;
+    while (action < ACT_COUNT && strcmp(actions[action], word[words - 1])) action++;
+    if (fault.at < 1 || action == ACT_COUNT) return false;
+    fault.action = (FaultAction)action;
+    strcpy(fault.point, word[1]);
+    fault.armed = of == rank;
+    return true;
+}
+
+void fault_init(int rank)
+{
+    const char *text = getenv("MEGATRAIN_RANK_FAULT");
+    if (!text || read_fault(text, rank)) return;
+    fprintf(stderr,
+            "megatrain: error (configuration): MEGATRAIN_RANK_FAULT='%s' is not RANK:POINT[:N]:ACTION\n",
+            text);
+    _exit(2);
+}
+
+void fault_point(const char *name)
+{
+    if (!fault.armed || strcmp(name, fault.point) || atomic_fetch_add(&fault.met, 1) + 1 != fault.at) return;
+    fprintf(stderr, "fault: %s at %s, call %ld\n", actions[fault.action], name, fault.at);
+    switch (fault.action) {
+    case ACT_KILL: raise(SIGKILL); break;
+    case ACT_STOP: kill(getpid(), SIGSTOP); break; /* the process, not the thread alone */
+    case ACT_LOOP:
+        for (volatile long turn = 0;; turn++) {}
+    case ACT_EXIT: _exit(0);
+    case ACT_COUNT: break;
+    }
+}

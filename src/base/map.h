@@ -1,0 +1,30 @@
+/*
+ * Files mapped for reading. A file that is cut short while it is mapped, or whose disk fails, does not end the process
+ * with SIGBUS: what cannot be read any more reads as zeros, and map_intact says so. Whoever reads a map asks after each
+ * piece, before using it.
+ */
+#ifndef MEGATRAIN_BASE_MAP_H
+#define MEGATRAIN_BASE_MAP_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+enum { MAPS_MAX = 4096 }; /* at a time, in a process */
+
+typedef struct {
+    const void *data; /* NULL for an empty file */
+    int64_t size_bytes;
+    char *path; /* owned, for messages */
+    int guard;  /* of map.c */
+} FileMap;
+
+/* Read-only map of a regular file. ERR_IO; ERR_MEMORY. The first call takes over SIGBUS: a fault anywhere else still
+ * ends the process. */
+Err file_map(const char *path, FileMap *out);
+void file_unmap(FileMap *map);
+
+/* ERR_DATA if a part of the file was not there when it was read. From any thread. */
+Err map_intact(const FileMap *map);
+
+#endif
