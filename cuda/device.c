@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "device_cuda.h"
 #include "gemm.h"
@@ -60,6 +61,7 @@ Err device_cuda_info(int index, DeviceInfo *out)
                          .total_bytes = (int64_t)total_bytes,
                          .free_bytes = (int64_t)free_bytes };
     snprintf(out->name, sizeof out->name, "%.*s", (int)sizeof out->name - 1, prop.name);
+    for (int i = 0; i < 16; i++) snprintf(out->uuid + 2 * i, 3, "%02x", (unsigned char)prop.uuid.bytes[i]);
     TRY(cuda_check(cudaDriverGetVersion(&out->driver), "reading the driver's version"));
     return cuda_check(cudaRuntimeGetVersion(&out->runtime), "reading the runtime's version");
 }
@@ -133,7 +135,7 @@ static Err cuda_sync(Stream *s)
     CudaDevice *d = device_of(s);
     TRY(cuda_check(cudaStreamSynchronize(d->stream), "waiting for the GPU"));
     d->pinned_used = 0;
-    return ERR_OK;
+    return s->dev->failure ? s->dev->failure(s->dev->failure_user) : ERR_OK;
 }
 
 /* Room for up to `want` bytes of the ring; waits for earlier copies when it is full. */
@@ -185,6 +187,42 @@ static Err cuda_copy(Stream *s, void *to, const void *from, int64_t size_bytes)
 static Err cuda_zero(Stream *s, void *to, int64_t size_bytes)
 {
     return cuda_check(cudaMemsetAsync(to, 0, (size_t)size_bytes, device_of(s)->stream), "clearing on the GPU");
+}
+
+/* ---- events ---- */
+
+static Err mark_stream_wait(Stream *s, void *mark)
+{
+    return cuda_check(cudaStreamWaitEvent(device_of(s)->stream, mark, 0), "waiting for an event");
+}
+
+static Err mark_wait(void *mark, double timeout_s)
+{
+    enum { NAP_US = 200 };
+    cudaError_t code = cudaEventQuery(mark);
+    for (double slept = 0; code == cudaErrorNotReady; code = cudaEventQuery(mark)) {
+        cudaGetLastError(); /* not an error */
+        if (timeout_s > 0 && slept >= timeout_s)
+            return err_set(ERR_HANG, "work on the GPU did not finish within %.1f s", timeout_s);
+        usleep(NAP_US);
+        slept += NAP_US * 1e-6;
+    }
+    return cuda_check(code, "waiting for an event");
+}
+
+static void mark_free(void *mark) { cudaEventDestroy(mark); }
+
+Err cuda_event_mark(Event *e, cudaStream_t stream)
+{
+    static const EventMarks marks = { mark_stream_wait, mark_wait, mark_free };
+    if (!e->mark) {
+        cudaEvent_t made;
+        TRY(cuda_check(cudaEventCreateWithFlags(&made, cudaEventDisableTiming), "making an event"));
+        e->mark = made;
+        e->marks = &marks;
+    }
+    e->marked = true;
+    return cuda_check(cudaEventRecord(e->mark, stream), "marking a point in a stream");
 }
 
 /* ---- graphs ---- */

@@ -23,4 +23,7 @@ extern const OpTable cuda_ops; /* table.c */
 /* ERR_MEMORY or ERR_DEVICE with CUDA's own text, unless `code` is success. `what`: the op or call, "rmsnorm_fwd". */
 Err cuda_check(cudaError_t code, const char *what);
 
+/* For whoever completes `e`, before event_complete: the work itself is done when `stream` comes to this point. */
+Err cuda_event_mark(Event *e, cudaStream_t stream);
+
 #endif

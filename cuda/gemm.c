@@ -79,6 +79,11 @@ static Err open_parts(CudaGemm *g)
 {
     int index;
     struct cudaDeviceProp prop;
+    const char *why;
+    if (!device_cuda_blas(&why))
+        return err_set(ERR_CONFIG, "cuBLASLt is not to be had: %s", why),
+               err_hint("it is part of CUDA: install libcublas, or name its folder in LD_LIBRARY_PATH; or set "
+                        "run.device=cpu");
     TRY(cuda_check(cudaGetDevice(&index), "asking for the current GPU"));
     TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
     snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %d multiprocessors", cublasLtGetVersion(),

@@ -26,7 +26,7 @@
 /* Enough for cuda_gemm_save whatever was chosen, with its closing zero. */
 enum { CUDA_GEMM_TEXT_BYTES = DEVICE_CHOICES_BYTES };
 
-/* For the current GPU. ERR_MEMORY; ERR_DEVICE with the library's own text. */
+/* For the current GPU. ERR_CONFIG: no library; ERR_MEMORY; ERR_DEVICE with the library's own text. */
 Err cuda_gemm_open(CudaGemm **out);
 void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
 

@@ -6,9 +6,12 @@
  *           and sines in registers.
  *   Traffic reads and writes x: 4 bytes an element in bf16, and 8 / H for the table, which stays in L2. q of
  *           65,536 x 12 x 64: 201 MB, 47 us at 4.3 TB/s. 3 FLOP an element: bound by memory.
- * qkv       columns of qkv lie group by group: the q heads of a group, its k head, its v head.
- *   Mapping a thread copies one pack of a head in 4 rows.
+ * qkv       columns of qkv lie chunk by chunk: columns of q, as many of k, as many of v as of k.
+ *   Mapping a thread copies one pack of a head (as wide as the chunk's columns of k) in 4 rows.
  *   Traffic reads and writes every element once: 4 bytes in bf16; 65,536 x 36 heads x 64: 604 MB, 140 us.
+ *
+ * join      columns that several ranks hold of each row, side by side.
+ *   Mapping as qkv, a rank for a head. Traffic reads and writes every element once.
  *
  * Threads of a block lie packs x heads x rows, so that a block reads and writes whole stretches of memory.
  *
@@ -128,21 +131,22 @@ extern "C" Err cuda_rope(Stream *s, const rope_args *a)
     return ERR_OK;
 }
 
-/* ---- q, k, v <-> qkv; E is any type of the elements' size ---- */
+/* ---- q, k, v <-> qkv, and columns of ranks; E is any type of the elements' size ---- */
 
 constexpr int QKV_ROWS = 4; /* of a thread */
 
 template <class E> struct QkvHeads {
     Rows<E> q, k, v, qkv;
-    int H, K;
+    int group;     /* heads of q in a chunk */
+    int64_t width; /* of a head */
 };
 
 /* Where head `slot` of qkv's columns lies in row n of q, k or v. */
 template <class E> __device__ __forceinline__ E *qkv_head(const QkvHeads<E> &t, int slot, int64_t n)
 {
-    const int group = t.H / t.K, of = slot / (group + 2), place = slot - of * (group + 2);
-    if (place < group) return t.q.at(n * t.H + of * group + place);
-    return place == group ? t.k.at(n * t.K + of) : t.v.at(n * t.K + of);
+    const int chunk = slot / (t.group + 2), place = slot - chunk * (t.group + 2);
+    if (place < t.group) return t.q.at(n) + (chunk * t.group + place) * t.width;
+    return (place == t.group ? t.k.at(n) : t.v.at(n)) + chunk * t.width;
 }
 
 template <class E, bool WIDE, bool MERGE>
@@ -172,16 +176,19 @@ __global__ void __launch_bounds__(HEAD_THREADS) qkv_kernel(QkvHeads<E> t, HeadGr
 
 template <class E, bool MERGE> static Err launch_qkv(Stream *s, const qkv_split_args *a)
 {
-    const int64_t H = a->q.dim[1], K = a->k.dim[1], C = a->q.dim[2];
+    const int64_t A = a->q.dim[1], K = a->k.dim[1], W = a->qkv.dim[1];
     HeadGrid g;
-    if (H % K || a->qkv.dim[1] != (H + 2 * K) * C)
-        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and %lld heads of %lld",
-                       static_cast<long long>(a->qkv.dim[1]), static_cast<long long>(H),
-                       static_cast<long long>(K), static_cast<long long>(C));
-    TRY(head_grid(&g, "qkv", row_count(a->q, a->qkv), H + 2 * K, C, Pack<E>::COUNT, QKV_ROWS));
-    const QkvHeads<E> t = { rows_of<E>(a->q),   rows_of<E>(a->k),    rows_of<E>(a->v),
-                            rows_of<E>(a->qkv), static_cast<int>(H), static_cast<int>(K) };
-    if (rows_aligned(a->q) && rows_aligned(a->k) && rows_aligned(a->v) && rows_aligned(a->qkv))
+    if (a->chunks < 1 || K % a->chunks || A % K || W != A + 2 * K)
+        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and 2 x %lld in %lld chunks",
+                       static_cast<long long>(W), static_cast<long long>(A), static_cast<long long>(K),
+                       static_cast<long long>(a->chunks));
+    const int64_t group = A / K, width = K / a->chunks;
+    TRY(head_grid(&g, "qkv", row_count(a->q, a->qkv), a->chunks * (group + 2), width, Pack<E>::COUNT,
+                  QKV_ROWS));
+    const QkvHeads<E> t = { rows_of<E>(a->q),   rows_of<E>(a->k),        rows_of<E>(a->v),
+                            rows_of<E>(a->qkv), static_cast<int>(group), width };
+    if (rows_aligned(a->q) && rows_aligned(a->k) && rows_aligned(a->v) && rows_aligned(a->qkv) &&
+        width % Pack<E>::COUNT == 0)
         LAUNCH((qkv_kernel<E, true, MERGE>), g.grid, g.block, 0, cuda_stream(s), t, g);
     else LAUNCH((qkv_kernel<E, false, MERGE>), g.grid, g.block, 0, cuda_stream(s), t, g);
     return ERR_OK;
@@ -196,7 +203,44 @@ extern "C" Err cuda_qkv_split(Stream *s, const qkv_split_args *a)
 extern "C" Err cuda_qkv_merge(Stream *s, const qkv_merge_args *a)
 {
     qkv_split_args both = {};
-    both.q = a->q, both.k = a->k, both.v = a->v, both.qkv = a->qkv;
+    both.q = a->q, both.k = a->k, both.v = a->v, both.qkv = a->qkv, both.chunks = a->chunks;
     if (dtype_size(a->q.dtype) == 4) return launch_qkv<uint32_t, true>(s, &both);
     return launch_qkv<uint16_t, true>(s, &both);
+}
+
+template <class E, bool WIDE>
+__global__ void __launch_bounds__(HEAD_THREADS) join_kernel(Rows<E> y, Rows<E> x, HeadGrid g)
+{
+    const int64_t rows = rows_in_use(g.rows),
+                  first = blockIdx.x * static_cast<int64_t>(blockDim.z) * QKV_ROWS + threadIdx.z;
+    const int rank = blockIdx.y * blockDim.y + threadIdx.y, column = threadIdx.x * Pack<E>::COUNT;
+    if (rank >= g.items) return;
+    Pack<E> pack[QKV_ROWS];
+#pragma unroll
+    for (int u = 0; u < QKV_ROWS; u++) {
+        const int64_t n = first + u * static_cast<int64_t>(blockDim.z);
+        if (n < rows) pack[u] = load_pack<E, WIDE>(x.at(rank * g.rows.capacity + n) + column, g.width - column);
+    }
+#pragma unroll
+    for (int u = 0; u < QKV_ROWS; u++) {
+        const int64_t n = first + u * static_cast<int64_t>(blockDim.z);
+        if (n < rows) store_pack<E, WIDE>(y.at(n * g.items + rank) + column, pack[u], g.width - column);
+    }
+}
+
+template <class E> static Err launch_join(Stream *s, const join_columns_args *a)
+{
+    HeadGrid g;
+    TRY(head_grid(&g, "join_columns", row_count(a->y, a->y), a->y.dim[1], a->y.dim[2], Pack<E>::COUNT, QKV_ROWS));
+    const Rows<E> y = rows_of<E>(a->y), x = rows_of<E>(a->x);
+    if (rows_aligned(a->y) && rows_aligned(a->x))
+        LAUNCH((join_kernel<E, true>), g.grid, g.block, 0, cuda_stream(s), y, x, g);
+    else LAUNCH((join_kernel<E, false>), g.grid, g.block, 0, cuda_stream(s), y, x, g);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_join_columns(Stream *s, const join_columns_args *a)
+{
+    if (dtype_size(a->y.dtype) == 4) return launch_join<uint32_t>(s, a);
+    return launch_join<uint16_t>(s, a);
 }

@@ -1,8 +1,49 @@
 /* The calls common to all tables, and the self and null tables; thread ranks are in threads.c. */
 #include "comm/comm.h"
 
+#include <stdio.h>
 #include <string.h>
 
+static const char *const kind_names[COMM_KIND_COUNT] = {
+    [COMM_ALL_GATHER] = "all-gather",
+    [COMM_REDUCE_TREE_F32] = "reduce-tree",
+    [COMM_REDUCE_SCATTER_TREE_F32] = "reduce-scatter-tree",
+    [COMM_REDUCE_SCATTER_I64] = "reduce-scatter-i64",
+    [COMM_SUM_I64] = "sum-i64",
+    [COMM_MAX_I64] = "max-i64",
+    [COMM_BARRIER] = "barrier",
+};
+
+const char *comm_kind_name(CommKind kind) { return kind_names[kind]; }
+
+CommCall comm_call(const CommRequest *r)
+{
+    return (CommCall){ r->sequence, r->count, r->elem_bytes, r->kind };
+}
+
+static void describe(const CommCall *call, char *text, size_t size)
+{
+    bool known = call->kind >= 0 && call->kind < COMM_KIND_COUNT;
+    snprintf(text, size, "%s of %lld x %lld bytes (call %llu)",
+             known ? comm_kind_name((CommKind)call->kind) : "unknown call", (long long)call->count,
+             (long long)call->elem_bytes, (unsigned long long)call->sequence);
+}
+
+bool comm_same_calls(const char *name, const CommCall *calls, int size, char *message, size_t message_size)
+{
+    for (int p = 1; p < size; p++) {
+        if (!memcmp(&calls[p], &calls[0], sizeof *calls)) continue;
+        char first[80], other[80];
+        describe(&calls[0], first, sizeof first);
+        describe(&calls[p], other, sizeof other);
+        snprintf(message, message_size, "%s: ranks issued different calls: member 0 %s, member %d %s", name,
+                 first, p, other);
+        return false;
+    }
+    return true;
+}
+
+/* (of a group of one every reduction, gather and scatter is a copy) */
 static Err submit_self(Comm *c, const CommRequest *r)
 {
     (void)c;
@@ -23,21 +64,18 @@ static void close_nothing(Comm *c) { (void)c; }
 static const CommTable self_table = { "self", submit_self, close_nothing };
 static const CommTable null_table = { "null", submit_null, close_nothing };
 
-static void open_plain(Comm *c, const CommTable *table, const char *name, int rank, int size)
+void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int size, void *impl)
 {
-    memset(c, 0, sizeof *c);
-    c->table = table;
-    c->name = name;
-    c->rank = rank;
-    c->size = size;
+    *c = (Comm){ .table = table, .name = name, .rank = rank, .size = size, .impl = impl };
     event_init(&c->own);
+    event_init(&c->pending);
 }
 
-void comm_open_self(Comm *c, const char *name) { open_plain(c, &self_table, name, 0, 1); }
+void comm_open_self(Comm *c, const char *name) { comm_init(c, &self_table, name, 0, 1, NULL); }
 
 void comm_open_null(Comm *c, const char *name, int rank, int size)
 {
-    open_plain(c, &null_table, name, rank, size);
+    comm_init(c, &null_table, name, rank, size, NULL);
 }
 
 void comm_close(Comm *c)
@@ -45,14 +83,25 @@ void comm_close(Comm *c)
     if (!c->table) return;
     c->table->close(c);
     event_release(&c->own);
+    event_release(&c->pending);
     memset(c, 0, sizeof *c);
+}
+
+void comm_check_calls(Comm *c, bool on) { c->check = on; }
+
+void comm_watch(Comm *c, Watch *w, uint32_t id)
+{
+    c->watch = w;
+    c->watch_id = id;
 }
 
 /* Bytes this rank has to send at the least, per kind: gather forwards n-1 blocks, all-reduce moves twice that. */
 static int64_t payload(const Comm *c, const CommRequest *r)
 {
     int64_t bytes = r->count * r->elem_bytes, others = c->size - 1;
-    if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32) return bytes * others;
+    if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||
+        r->kind == COMM_REDUCE_SCATTER_I64)
+        return bytes * others;
     return 2 * bytes * others / c->size;
 }
 
@@ -60,8 +109,15 @@ static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
 {
     r.sequence = c->sequence++;
     r.done = done ? done : &c->own;
+    r.stream = s;
+    r.check = c->check;
+    r.watch = c->watch;
+    r.watch_id = c->watch_id;
+    if (r.watch) watch_issued(r.watch, r.watch_id, r.sequence + 1); /* the watch counts from 1 */
+    int64_t sent = payload(c, &r);
     c->calls[r.kind]++;
-    c->sent_bytes += payload(c, &r);
+    c->bytes[r.kind] += sent;
+    c->sent_bytes += sent;
     event_reset(r.done);
     TRY((s->dev->is_null ? &null_table : c->table)->submit(c, &r));
     return done ? ERR_OK : stream_wait(s, &c->own);
@@ -71,35 +127,38 @@ Err comm_all_gather(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done)
 {
     int64_t n = tensor_count(src);
     ASSERT(tensor_count(dst) == n * c->size && dst.dtype == src.dtype);
-    return start(c, s, (CommRequest){ COMM_ALL_GATHER, dst.data, src.data, n, dtype_size(src.dtype), 0, 0 },
-                 done);
+    return start(c, s, (CommRequest){ COMM_ALL_GATHER, dst.data, src.data, n, dtype_size(src.dtype) }, done);
 }
 
 Err comm_reduce_tree_f32(Comm *c, Stream *s, Tensor buf, Event *done)
 {
     ASSERT(buf.dtype == F32 || c->size == 1);
-    return start(c, s, (CommRequest){ COMM_REDUCE_TREE_F32, buf.data, buf.data, tensor_count(buf), 4, 0, 0 },
-                 done);
+    return start(c, s, (CommRequest){ COMM_REDUCE_TREE_F32, buf.data, buf.data, tensor_count(buf), 4 }, done);
 }
 
 Err comm_reduce_scatter_tree_f32(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done)
 {
     int64_t n = tensor_count(dst);
     ASSERT(tensor_count(src) == n * c->size && dst.dtype == F32 && src.dtype == F32);
-    return start(c, s, (CommRequest){ COMM_REDUCE_SCATTER_TREE_F32, dst.data, src.data, n, 4, 0, 0 }, done);
+    return start(c, s, (CommRequest){ COMM_REDUCE_SCATTER_TREE_F32, dst.data, src.data, n, 4 }, done);
+}
+
+Err comm_reduce_scatter_i64(Comm *c, Stream *s, int64_t *dst, const int64_t *src, int64_t count, Event *done)
+{
+    return start(c, s, (CommRequest){ COMM_REDUCE_SCATTER_I64, dst, src, count, 8 }, done);
 }
 
 Err comm_sum_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done)
 {
-    return start(c, s, (CommRequest){ COMM_SUM_I64, buf, buf, count, 8, 0, 0 }, done);
+    return start(c, s, (CommRequest){ COMM_SUM_I64, buf, buf, count, 8 }, done);
 }
 
 Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done)
 {
-    return start(c, s, (CommRequest){ COMM_MAX_I64, buf, buf, count, 8, 0, 0 }, done);
+    return start(c, s, (CommRequest){ COMM_MAX_I64, buf, buf, count, 8 }, done);
 }
 
 Err comm_barrier(Comm *c, Stream *s)
 {
-    return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1, 0, 0 }, NULL);
+    return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1 }, NULL);
 }

@@ -14,6 +14,7 @@
 #include <time.h>
 
 #include "comm/comm.h"
+#include "comm/reduce.h"
 
 enum { QUEUE_SIZE = 64, GROUP_MAX = 64, GROUPS_MAX = 256 };
 
@@ -22,7 +23,7 @@ typedef struct {
     int members[GROUP_MAX], size;
     int arrived, round; /* barrier */
     pthread_cond_t met;
-    const CommRequest *posted[GROUP_MAX];
+    CommRequest posted[GROUP_MAX];
 } Group;
 
 struct CommHub {
@@ -90,54 +91,52 @@ static bool meet(Member *m)
     return ok;
 }
 
+/* Copied: when calls differ a member may be gone while others still compare. False when the hub was aborted. */
+static bool post(Member *m, const CommRequest *r)
+{
+    pthread_mutex_lock(&m->hub->lock);
+    bool ok = !m->hub->aborted;
+    if (ok) m->group->posted[m->rank] = *r;
+    pthread_mutex_unlock(&m->hub->lock);
+    return ok;
+}
+
 static void slice_of(int64_t count, int size, int rank, int64_t *first, int64_t *end)
 {
     *first = count * rank / size;
     *end = count * (rank + 1) / size;
 }
 
-/* Element i of the tree over ranks: neighbours first, then pairs of pairs (a binary counter). */
-static float tree_at(const Group *g, int64_t i)
+/* dst[count] = what the members hold from element `first` of their sources. */
+static void reduce_range(const Group *g, const CommRequest *r, void *dst, int64_t first, int64_t count)
 {
-    float stack[8];
-    int top = 0;
-    for (int r = 0; r < g->size; r++) {
-        stack[top++] = ((const float *)g->posted[r]->src)[i];
-        for (int x = r; x & 1; x >>= 1, top--) stack[top - 2] += stack[top - 1];
-    }
-    for (; top > 1; top--) stack[top - 2] += stack[top - 1];
-    return stack[0];
-}
-
-static int64_t integer_at(const Group *g, int64_t i, CommKind kind)
-{
-    int64_t x = ((const int64_t *)g->posted[0]->src)[i];
-    for (int r = 1; r < g->size; r++) {
-        int64_t y = ((const int64_t *)g->posted[r]->src)[i];
-        if (kind == COMM_SUM_I64) x = (int64_t)((uint64_t)x + (uint64_t)y);
-        else if (y > x) x = y;
-    }
-    return x;
+    const void *src[GROUP_MAX];
+    for (int p = 0; p < g->size; p++) src[p] = (const char *)g->posted[p].src + first * r->elem_bytes;
+    comm_reduce(r->kind, dst, src, g->size, count);
 }
 
 /* Middle phase: what this rank computes from everybody's source. */
 static void reduce_own(const Member *m, const CommRequest *r)
 {
     const Group *g = m->group;
-    int64_t first, end;
-    slice_of(r->count, g->size, m->rank, &first, &end);
-    if (r->kind == COMM_REDUCE_TREE_F32)
-        for (int64_t i = first; i < end; i++) ((float *)r->dst)[i] = tree_at(g, i);
-    if (r->kind == COMM_SUM_I64 || r->kind == COMM_MAX_I64)
-        for (int64_t i = first; i < end; i++) ((int64_t *)r->dst)[i] = integer_at(g, i, r->kind);
-    if (r->kind == COMM_REDUCE_SCATTER_TREE_F32)
-        for (int64_t i = 0; i < r->count; i++) ((float *)r->dst)[i] = tree_at(g, m->rank * r->count + i);
-    if (r->kind == COMM_ALL_GATHER) {
-        int64_t bytes = r->count * r->elem_bytes;
+    int64_t first, end, bytes = r->count * r->elem_bytes;
+    switch (r->kind) {
+    case COMM_REDUCE_TREE_F32:
+    case COMM_SUM_I64:
+    case COMM_MAX_I64:
+        slice_of(r->count, g->size, m->rank, &first, &end);
+        reduce_range(g, r, (char *)r->dst + first * r->elem_bytes, first, end - first);
+        break;
+    case COMM_REDUCE_SCATTER_TREE_F32:
+    case COMM_REDUCE_SCATTER_I64: reduce_range(g, r, r->dst, m->rank * r->count, r->count); break;
+    case COMM_ALL_GATHER:
         for (int p = 0; p < g->size; p++) {
             char *slot = (char *)r->dst + p * bytes;
-            if (slot != g->posted[p]->src) memmove(slot, g->posted[p]->src, (size_t)bytes);
+            if (slot != g->posted[p].src) memmove(slot, g->posted[p].src, (size_t)bytes);
         }
+        break;
+    case COMM_BARRIER:
+    case COMM_KIND_COUNT: break;
     }
 }
 
@@ -150,23 +149,16 @@ static void fetch_others(const Member *m, const CommRequest *r)
         slice_of(r->count, m->group->size, p, &first, &end);
         if (p != m->rank)
             memcpy((char *)r->dst + first * r->elem_bytes,
-                   (const char *)m->group->posted[p]->dst + first * r->elem_bytes,
+                   (const char *)m->group->posted[p].dst + first * r->elem_bytes,
                    (size_t)((end - first) * r->elem_bytes));
     }
 }
 
-static Err check_same(const Member *m, const CommRequest *r, char *message, size_t size)
+static Err check_same(const Member *m, char *message, size_t size)
 {
-    for (int p = 0; p < m->group->size; p++) {
-        const CommRequest *q = m->group->posted[p];
-        if (q->kind == r->kind && q->count == r->count && q->sequence == r->sequence) continue;
-        snprintf(message, size,
-                 "%s: rank %d issued call %llu (kind %d, %lld elements), rank %d call %llu (kind %d, %lld)",
-                 m->group->name, m->rank, (unsigned long long)r->sequence, r->kind, (long long)r->count, p,
-                 (unsigned long long)q->sequence, q->kind, (long long)q->count);
-        return ERR_PEER;
-    }
-    return ERR_OK;
+    CommCall calls[GROUP_MAX];
+    for (int p = 0; p < m->group->size; p++) calls[p] = comm_call(&m->group->posted[p]);
+    return comm_same_calls(m->group->name, calls, m->group->size, message, size) ? ERR_OK : ERR_INTERNAL;
 }
 
 static void run(Member *m, const CommRequest *r)
@@ -177,9 +169,8 @@ static void run(Member *m, const CommRequest *r)
         struct timespec t = { 0, m->hub->delay_ms * 1000000L };
         nanosleep(&t, NULL);
     }
-    m->group->posted[m->rank] = r;
-    bool ok = meet(m);
-    if (ok) err = check_same(m, r, message, sizeof message);
+    bool ok = post(m, r) && meet(m);
+    if (ok) err = check_same(m, message, sizeof message);
     if (err) comm_hub_abort(m->hub, message);
     if (ok && !err) reduce_own(m, r);
     ok = ok && !err && meet(m);
@@ -270,12 +261,6 @@ Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, c
         free(m);
         return err_set(ERR_MEMORY, "cannot start communicator '%s'", name);
     }
-    memset(c, 0, sizeof *c);
-    c->table = &threads_table;
-    c->name = name;
-    c->rank = m->rank;
-    c->size = size;
-    c->impl = m;
-    event_init(&c->own);
+    comm_init(c, &threads_table, name, m->rank, size, m);
     return ERR_OK;
 }

@@ -1,0 +1,204 @@
+/*
+ * Communicators over device memory for ranks that NCCL cannot serve; see comm/gpu.h. A request on the group's thread,
+ * in pieces of what fits into the pinned memory:
+ *
+ *   wait for the caller's stream | copy to pinned memory | the same call over Gloo | copy back | mark the event
+ *
+ * (Not from host functions of a stream: those share one thread of the driver, on which two groups would wait for
+ * each other.)
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "comm/gpu.h"
+#include "device_cuda.h"
+
+enum { QUEUE_SIZE = 64, STAGE_BYTES = 4 << 20 };
+
+typedef struct {
+    CommRequest request;
+    cudaEvent_t ready; /* in the caller's stream: the inputs are there */
+} Job;
+
+typedef struct {
+    Comm host;
+    int gpu;
+    cudaStream_t stream;
+    char *in, *out; /* pinned, STAGE_BYTES each */
+    Event arrived;
+    pthread_t worker;
+    bool started;
+    pthread_mutex_t lock; /* of what follows */
+    pthread_cond_t changed;
+    Job queue[QUEUE_SIZE];
+    int64_t head, tail;
+    bool closing;
+    Err failed; /* the first failure, which all later requests have too */
+} Staged;
+
+/* ---- one request ---- */
+
+static bool gathers(const CommRequest *r) { return r->kind == COMM_ALL_GATHER; }
+
+static bool scatters(const CommRequest *r)
+{
+    return r->kind == COMM_REDUCE_SCATTER_TREE_F32 || r->kind == COMM_REDUCE_SCATTER_I64;
+}
+
+/* Rows of `bytes`, `pitch` apart on the device, one behind the other in pinned memory. */
+static Err copy_rows(Staged *g, void *device, void *pinned, int rows, int64_t pitch, int64_t bytes, bool to_host)
+{
+    void *to = to_host ? pinned : device, *from = to_host ? device : pinned;
+    int64_t to_pitch = to_host ? bytes : pitch, from_pitch = to_host ? pitch : bytes;
+    return cuda_check(cudaMemcpy2DAsync(to, (size_t)to_pitch, from, (size_t)from_pitch, (size_t)bytes, (size_t)rows,
+                                        to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice, g->stream),
+                      "staging a message");
+}
+
+static Tensor bytes_of(void *p, int64_t n, int64_t elem_bytes)
+{
+    const DType dtype = elem_bytes == 8 ? I64 : elem_bytes == 4 ? F32 : BF16;
+    return (Tensor){ .data = p, .dtype = dtype, .ndim = 1, .dim = { n }, .ld = n };
+}
+
+/* The call on pinned memory; `n` elements of each rank's share. */
+static Err call_host(Staged *g, const CommRequest *r, int64_t n)
+{
+    Comm *c = &g->host;
+    Tensor in = bytes_of(g->in, scatters(r) ? n * c->size : n, r->elem_bytes);
+    Tensor out = bytes_of(g->out, gathers(r) ? n * c->size : n, r->elem_bytes);
+    int64_t *numbers = (int64_t *)g->in;
+    Event *e = &g->arrived;
+    c->check = r->check;
+    switch (r->kind) {
+    case COMM_ALL_GATHER: TRY(comm_all_gather(c, r->stream, out, in, e)); break;
+    case COMM_REDUCE_TREE_F32: TRY(comm_reduce_tree_f32(c, r->stream, in, e)); break;
+    case COMM_REDUCE_SCATTER_TREE_F32: TRY(comm_reduce_scatter_tree_f32(c, r->stream, out, in, e)); break;
+    case COMM_REDUCE_SCATTER_I64:
+        TRY(comm_reduce_scatter_i64(c, r->stream, (int64_t *)g->out, numbers, n, e));
+        break;
+    case COMM_SUM_I64: TRY(comm_sum_i64(c, r->stream, numbers, n, e)); break;
+    case COMM_MAX_I64: TRY(comm_max_i64(c, r->stream, numbers, n, e)); break;
+    case COMM_BARRIER: TRY(comm_sum_i64(c, r->stream, numbers, 1, e)); break;
+    case COMM_KIND_COUNT: break;
+    }
+    return event_wait(e, 0); /* Gloo has the deadline */
+}
+
+/* Elements [first, first + n) of each rank's share. */
+static Err run_piece(Staged *g, const CommRequest *r, int64_t first, int64_t n)
+{
+    const int64_t bytes = n * r->elem_bytes, offset = first * r->elem_bytes, pitch = r->count * r->elem_bytes;
+    const int size = g->host.size, rows_in = scatters(r) ? size : 1, rows_out = gathers(r) ? size : 1;
+    if (bytes) TRY(copy_rows(g, (char *)r->src + offset, g->in, rows_in, rows_in > 1 ? pitch : bytes, bytes, true));
+    TRY(cuda_check(cudaStreamSynchronize(g->stream), "staging a message"));
+    TRY(call_host(g, r, n));
+    char *from = gathers(r) || scatters(r) ? g->out : g->in;
+    if (bytes) TRY(copy_rows(g, (char *)r->dst + offset, from, rows_out, rows_out > 1 ? pitch : bytes, bytes, false));
+    return cuda_check(cudaStreamSynchronize(g->stream), "staging a message");
+}
+
+static Err run_job(Staged *g, const Job *job)
+{
+    const CommRequest *r = &job->request;
+    const int64_t share = STAGE_BYTES / g->host.size / 8 * 8 / r->elem_bytes;
+    TRY(cuda_check(cudaStreamWaitEvent(g->stream, job->ready, 0), "staging a message"));
+    for (int64_t first = 0; first < r->count || first == 0; first += share)
+        TRY(run_piece(g, r, first, r->count - first < share ? r->count - first : share));
+    if (r->watch) watch_completed(r->watch, r->watch_id, r->sequence + 1);
+    return cuda_event_mark(r->done, g->stream);
+}
+
+static void *work(void *arg)
+{
+    Staged *g = arg;
+    cudaSetDevice(g->gpu);
+    for (;;) {
+        pthread_mutex_lock(&g->lock);
+        while (g->head == g->tail && !g->closing) pthread_cond_wait(&g->changed, &g->lock);
+        const bool end = g->head == g->tail;
+        const Job *job = &g->queue[g->head % QUEUE_SIZE];
+        pthread_mutex_unlock(&g->lock);
+        if (end) return NULL;
+        Err err = g->failed ? g->failed : run_job(g, job);
+        g->failed = err;
+        event_complete(job->request.done, err, err ? err_message() : "");
+        pthread_mutex_lock(&g->lock);
+        g->head++;
+        pthread_cond_broadcast(&g->changed);
+        pthread_mutex_unlock(&g->lock);
+    }
+}
+
+static Err submit(Comm *c, const CommRequest *r)
+{
+    Staged *g = c->impl;
+    pthread_mutex_lock(&g->lock);
+    while (g->tail - g->head == QUEUE_SIZE) pthread_cond_wait(&g->changed, &g->lock);
+    Job *job = &g->queue[g->tail % QUEUE_SIZE];
+    pthread_mutex_unlock(&g->lock); /* the slot is nobody's, and only this thread adds */
+    job->request = *r;
+    const Err err = cuda_check(cudaEventRecord(job->ready, r->stream->handle), "marking a point in the stream");
+    if (err) return event_complete(r->done, err, err_message()), err; /* somebody may wait for it */
+    pthread_mutex_lock(&g->lock);
+    g->tail++;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    return ERR_OK;
+}
+
+/* ---- life ---- */
+
+static void close_staged(Comm *c)
+{
+    Staged *g = c->impl;
+    pthread_mutex_lock(&g->lock);
+    g->closing = true;
+    pthread_cond_broadcast(&g->changed);
+    pthread_mutex_unlock(&g->lock);
+    if (g->started) pthread_join(g->worker, NULL);
+    comm_close(&g->host);
+    for (int i = 0; i < QUEUE_SIZE; i++)
+        if (g->queue[i].ready) cudaEventDestroy(g->queue[i].ready);
+    if (g->stream) cudaStreamDestroy(g->stream);
+    if (g->in) cudaFreeHost(g->in);
+    if (g->out) cudaFreeHost(g->out);
+    event_release(&g->arrived);
+    pthread_cond_destroy(&g->changed);
+    pthread_mutex_destroy(&g->lock);
+    free(g);
+}
+
+static const CommTable staged_table = { "staged", submit, close_staged };
+
+static Err open_parts(Staged *g)
+{
+    TRY(cuda_check(cudaSetDevice(g->gpu), "choosing the GPU"));
+    TRY(cuda_check(cudaStreamCreateWithFlags(&g->stream, cudaStreamNonBlocking), "creating a stream"));
+    TRY(cuda_check(cudaMallocHost((void **)&g->in, STAGE_BYTES), "taking pinned host memory"));
+    TRY(cuda_check(cudaMallocHost((void **)&g->out, STAGE_BYTES), "taking pinned host memory"));
+    memset(g->in, 0, STAGE_BYTES);
+    for (int i = 0; i < QUEUE_SIZE; i++)
+        TRY(cuda_check(cudaEventCreateWithFlags(&g->queue[i].ready, cudaEventDisableTiming), "making an event"));
+    if (pthread_create(&g->worker, NULL, work, g)) return err_set(ERR_MEMORY, "cannot start a thread");
+    g->started = true;
+    return ERR_OK;
+}
+
+Err comm_open_staged(int gpu, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size)
+{
+    if (size == 1) return comm_open_self(c, name), ERR_OK;
+    Staged *g = calloc(1, sizeof *g);
+    if (!g) return err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
+    g->gpu = gpu;
+    Err err = comm_open_gloo(gloo, &g->host, name, members, size);
+    if (err) return free(g), err;
+    pthread_mutex_init(&g->lock, NULL);
+    pthread_cond_init(&g->changed, NULL);
+    event_init(&g->arrived);
+    comm_init(c, &staged_table, name, g->host.rank, size, g);
+    err = open_parts(g);
+    if (err) comm_close(c);
+    return err;
+}

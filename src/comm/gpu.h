@@ -1,0 +1,62 @@
+/*
+ * Ranks with GPUs as processes: communicators whose tensors lie in device memory (docs/comm.md).
+ *
+ *   nccl     each rank has a GPU of its own: NCCL moves and sums the data
+ *   staged   ranks share GPUs, or the build has no NCCL: through pinned host memory and Gloo
+ *
+ * Work is ordered after what the caller's stream holds, runs on a stream of the communicator's own, and the events
+ * carry a point of that stream: later work on the caller's waits there, not on the host.
+ *
+ * NCCL's float sums are plain: the order of addition is NCCL's, the same for every run with the same ranks,
+ * topology and NCCL_* variables, but not that of the tree. Integer sums are exact. Staged sums are the tree.
+ *
+ * Failures are those of comm/gloo.h. A monitor thread looks at NCCL's errors and at how long the oldest call has been
+ * running; the first failure aborts all groups, which ends what hangs in their streams, and is what the next wait for
+ * the device reports (Device.failure).
+ */
+#ifndef MEGATRAIN_COMM_GPU_H
+#define MEGATRAIN_COMM_GPU_H
+
+#include "comm/gloo.h"
+
+typedef struct NcclWorld NcclWorld;
+
+typedef struct {
+    int rank, size;
+    int gpu;          /* index; no two ranks may have the same GPU */
+    double timeout_s; /* of connecting, and of each call from when its inputs are there */
+    int delay_ms;     /* every completion is held back that long */
+    GlooStore store;  /* as there, with the key "nccl" */
+} NcclOptions;
+
+/* Is the library here? If not, `why`: "this build has no NCCL", or what is wrong with the library. */
+bool nccl_available(const char **why);
+/* "2.28.9", of the library that was loaded; "" without. */
+const char *nccl_version(void);
+
+/* Thread blocks, and so multiprocessors, that a group's collectives take; 0: as NCCL likes. */
+typedef struct {
+    int min, max;
+} NcclCtas;
+
+/*
+ * Collective. ERR_CONFIG: NCCL_COMM_ID is set (the store brings ranks together), or NCCL is not
+ * to be had. ERR_RENDEZVOUS: not connected within timeout_s. The store's own errors as they are.
+ */
+Err nccl_world_open(const NcclOptions *o, NcclWorld **out);
+/* All groups must be closed before. May be NULL. */
+void nccl_world_close(NcclWorld *world);
+/* From any thread, as gloo_world_abort; returns when nothing of ours runs on the device any more, in some seconds. */
+void nccl_world_abort(NcclWorld *world, const char *why);
+
+/*
+ * A group of world ranks, ascending. *All* ranks of the world must call together, each for its own group: the groups of
+ * one call have one size and no rank in common. Opens a group of `gloo` too, for comparing calls; of one: self.
+ */
+Err comm_open_nccl(NcclWorld *world, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
+                   NcclCtas ctas);
+
+/* gpu: the index of this rank's. Opens a group of `gloo`, whose rules hold. Takes 8 MiB of pinned memory. */
+Err comm_open_staged(int gpu, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size);
+
+#endif

@@ -1,0 +1,177 @@
+/*
+ * How a rank finds rank 0. The port may be taken: by another service, by another job's rank 0, by what is left of
+ * the last start. So rank 0 takes the first free port of a fixed sequence, and the others try the same sequence
+ * over and over until one answers with the right magic and the key of this job.
+ */
+#include "comm/meet.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+
+#define PATIENCE_FIRST_S 0.3 /* for an answer to a greeting; grows with every round */
+#define PATIENCE_LAST_S 4.0
+#define PATIENCE_TWIN_S 1.0 /* for a first rank 0: a second one that passes it by would wait in vain */
+#define PAUSE_FIRST_S 0.005 /* between rounds */
+#define PAUSE_LAST_S 0.2
+
+/* What a port turned out to be. The later in this list, the more worth telling at the end. */
+typedef enum { FOUND_NOTHING, FOUND_STRANGER, FOUND_OTHER_JOB, FOUND_HOST, FOUND_REFUSAL } Found;
+
+Hello meet_hello(const Boot *boot)
+{
+    Hello hello = { .magic = LINK_MAGIC,
+                    .version = LINK_VERSION,
+                    .role = ROLE_STORE,
+                    .job = boot_key(boot),
+                    .process = net_random(),
+                    .rank = (uint32_t)boot->rank,
+                    .pid = (uint32_t)getpid() };
+    net_host_name(hello.host);
+    return hello;
+}
+
+static double earlier(double a, double b) { return a < b ? a : b; }
+
+static Found ask(const char *addr, int port, const Hello *hello, double deadline, Meeting *m, char *why,
+                 size_t size)
+{
+    int fd = net_dial(addr, port, deadline, why, size);
+    if (fd < 0) return FOUND_NOTHING;
+    Welcome *w = &m->welcome;
+    link_open(&m->link, fd, STORE_FRAME_MAX);
+    if (!link_put_raw(&m->link, hello, sizeof *hello) || !link_flush_until(&m->link, deadline) ||
+        !link_wait_bytes(&m->link, sizeof *w, deadline) ||
+        memcmp(m->link.in, &hello->magic, sizeof hello->magic)) {
+        snprintf(why, size, "port %d belongs to another service", port);
+        return link_close(&m->link), FOUND_STRANGER;
+    }
+    memcpy(w, m->link.in, sizeof *w);
+    link_drop(&m->link, sizeof *w);
+    w->host[sizeof w->host - 1] = w->text[sizeof w->text - 1] = 0;
+    snprintf(m->addr, sizeof m->addr, "%s", addr);
+    m->port = port;
+    if (w->kind == WELCOME) return FOUND_HOST;
+    link_close(&m->link);
+    if (w->kind == WELCOME_OTHER_JOB)
+        snprintf(why, size, "port %d belongs to another job (%.200s)", port, w->text);
+    else snprintf(why, size, "%s", w->text);
+    return w->kind == WELCOME_OTHER_JOB ? FOUND_OTHER_JOB : FOUND_REFUSAL;
+}
+
+/* The process whose host refuses tells the user; that may be our own, when others were there before us. */
+static Err refused(const Boot *boot, const Hello *hello, const Meeting *m, const char *why)
+{
+    err_set(ERR_RENDEZVOUS, "rank %d was refused at the rendezvous: %s", boot->rank, why);
+    Err err = err_hint(
+        "see that each rank is started once, by the same program (a RANK exported in a batch script gives "
+        "all tasks one rank)");
+    bool said_there = m->welcome.kind == WELCOME_FAILED && m->welcome.process != hello->process;
+    return said_there ? err_elsewhere(err) : err;
+}
+
+static void pause_until(double t)
+{
+    double left = t - clock_s();
+    if (left <= 0) return;
+    struct timespec pause = { (time_t)left, (long)((left - (double)(time_t)left) * 1e9) };
+    nanosleep(&pause, NULL);
+}
+
+static bool told_to_stop(const Boot *boot) { return boot->stop && *boot->stop; }
+
+static int last_port(const Boot *boot)
+{
+    int last = boot->port + BOOT_PORTS - 1;
+    return last > 65535 ? 65535 : last;
+}
+
+Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double deadline, Meeting *out)
+{
+    char why[512], best_why[512] = "nothing tried";
+    double patience = PATIENCE_FIRST_S, pause = PAUSE_FIRST_S;
+    bool tried_all = false;
+    do {
+        Found best = FOUND_NOTHING;
+        for (int port = boot->port; port <= last_port(boot) && (port == boot->port || clock_s() < deadline);
+             port++) {
+            if (told_to_stop(boot)) break;
+            Found f =
+                ask(boot->addr, port, hello, earlier(deadline, clock_s() + patience), out, why, sizeof why);
+            if (f == FOUND_HOST) return ERR_OK;
+            if (f == FOUND_REFUSAL) return refused(boot, hello, out, why);
+            if (tried_all && clock_s() >= deadline) break; /* cut short: what was found before says more */
+            if (port == boot->port || f > best) snprintf(best_why, sizeof best_why, "%s", why), best = f;
+        }
+        tried_all = true;
+        pause_until(earlier(deadline, clock_s() + pause));
+        pause = earlier(2 * pause, PAUSE_LAST_S);
+        patience = earlier(2 * patience, PATIENCE_LAST_S);
+    } while (clock_s() < deadline && !told_to_stop(boot));
+    if (told_to_stop(boot)) timeout_s -= deadline - clock_s();
+    err_set(ERR_RENDEZVOUS, "rank %d waited %.3g s for rank 0 of %d at '%s', ports %d to %d: %s", boot->rank,
+            timeout_s, boot->size, boot->addr, boot->port, last_port(boot), best_why);
+    return err_hint(
+        "is rank 0 started, is MASTER_ADDR its host, do all ranks have the same MASTER_PORT and size?");
+}
+
+/* Our own host answers, by the ranks' address or, where that does not lead back here, by the loopback one. */
+static Err reach_own_host(const Boot *boot, const Hello *hello, int port, double deadline, Meeting *out)
+{
+    const char *addrs[] = { boot->addr, "127.0.0.1" };
+    char why[512] = "";
+    for (int i = 0; i < 2; i++) {
+        double until = i ? deadline : earlier(deadline, clock_s() + 2);
+        Found f = ask(addrs[i], port, hello, until, out, why, sizeof why);
+        if (f == FOUND_REFUSAL) return refused(boot, hello, out, why);
+        if (f != FOUND_HOST) continue;
+        if (out->welcome.process == hello->process) return ERR_OK;
+        link_close(&out->link);
+    }
+    return err_set(ERR_RENDEZVOUS, "rank 0 cannot connect to itself at port %d: %s", port, why);
+}
+
+Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out)
+{
+    bool here = boot->local_size == boot->size &&
+                (!strcmp(boot->addr, "127.0.0.1") || !strcmp(boot->addr, "localhost"));
+    /* once: sixteen ports that never answer must not take as long as the others wait */
+    const double patient_until = clock_s() + PATIENCE_TWIN_S;
+    for (int port = boot->port; port <= last_port(boot); port++) {
+        bool taken;
+        char why[512];
+        int listener = net_listen(port, here, &taken);
+        if (listener < 0 && !taken) {
+            err_set(ERR_RENDEZVOUS, "rank 0 cannot listen on port %d: %s", port, strerror(errno));
+            return err_hint("choose another MASTER_PORT");
+        }
+        if (listener < 0) { /* by a second process that is rank 0? */
+            double until = clock_s() + PATIENCE_FIRST_S;
+            if (until < patient_until) until = patient_until;
+            Found f = ask("127.0.0.1", port, hello, earlier(deadline, until), out, why, sizeof why);
+            if (f == FOUND_REFUSAL) return refused(boot, hello, out, why);
+            continue;
+        }
+        TRY(host_open(boot, hello, listener, host));
+        return reach_own_host(boot, hello, port, deadline, out);
+    }
+    err_set(ERR_RENDEZVOUS, "rank 0 finds the ports %d to %d of '%s' all taken", boot->port, last_port(boot),
+            hello->host);
+    return err_hint("choose another MASTER_PORT");
+}
+
+Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out)
+{
+    char why[512];
+    Meeting again;
+    Found f = ask(m->addr, m->port, hello, deadline, &again, why, sizeof why);
+    if (f == FOUND_HOST && again.welcome.process == m->welcome.process) return *out = again.link, ERR_OK;
+    if (f == FOUND_HOST) link_close(&again.link);
+    return err_set(ERR_PEER,
+                   "rank 0 (host %s, pid %u) was lost or is frozen: port %d does not answer as it did",
+                   m->welcome.host, m->welcome.pid, m->port);
+}
