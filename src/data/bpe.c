@@ -136,7 +136,7 @@ Err bpe_add_merge(Bpe *b, TokenText left, TokenText right)
 
 /* Pieces up to CACHE_BYTES that became at most CACHE_IDS tokens are remembered, one per slot: 64
  * bytes. */
-enum { CACHE_SLOTS = 1 << 15, CACHE_BYTES = 26, CACHE_IDS = 8 };
+enum { CACHE_SLOTS = 1 << 15, CACHE_BYTES = 26, CACHE_IDS = 8, PARTS_MIN = 64 };
 
 typedef struct {
     uint32_t hash;
@@ -153,8 +153,8 @@ typedef struct {
 struct BpeWork {
     CacheSlot *cache;
     Part *parts;
-    uint64_t *heap; /* rank << 32 | left part's place; the smallest is merged next */
-    int64_t part_capacity, heap_capacity, heap_count;
+    uint64_t *heap;               /* rank << 32 | left part's place; the smallest is merged next */
+    int64_t capacity, heap_count; /* capacity parts, twice as many entries */
 };
 
 Err bpe_work_open(BpeWork **out)
@@ -233,12 +233,26 @@ static void merge_parts(const Bpe *b, BpeWork *w)
     }
 }
 
+/* Nothing in the arrays is kept, and a long word is rare: they are made anew, as long as it is. The heap has an entry a
+ * pair at first, and one more with each merge, which takes one and may offer two. */
+static Err work_room(BpeWork *w, int64_t size)
+{
+    if (size <= w->capacity) return ERR_OK;
+    if (size < PARTS_MIN) size = PARTS_MIN;
+    free(w->parts);
+    free(w->heap);
+    w->parts = malloc((size_t)size * sizeof *w->parts);
+    w->heap = malloc((size_t)size * 2 * sizeof *w->heap);
+    w->capacity = w->parts && w->heap ? size : 0;
+    return w->capacity ? ERR_OK
+                       : err_set(ERR_MEMORY, "no memory for a word of '%lld' bytes", (long long)size);
+}
+
 static Err encode_merging(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out)
 {
     if (size > BPE_PIECE_MAX_BYTES)
         return err_set(ERR_DATA, "a word of '%lld' bytes without a blank cannot be encoded", (long long)size);
-    TRY(grow_to(&w->parts, &w->part_capacity, size));
-    TRY(grow_to(&w->heap, &w->heap_capacity, 3 * size)); /* one entry a pair, two more a merge */
+    TRY(work_room(w, size));
     for (int64_t i = 0; i < size; i++)
         w->parts[i] = (Part){ .id = b->byte_id[(uint8_t)piece[i]],
                               .previous = (int32_t)i - 1,

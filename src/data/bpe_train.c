@@ -1,20 +1,17 @@
 /*
  * Training byte-level BPE.
  *
- *   1. cut the text into GPT-2's pieces and count each distinct one (a word with its count);
- *   2. count all neighbouring pairs of symbols over the words, overlapping ones too ("aaa" has
- *   two);
- *   3. again and again merge the most frequent pair in the words that hold it, keeping the counts
- *   right
- *      by touching only the neighbours of each merged place.
+ *   1. count the distinct words of the text (wordcount.h);
+ *   2. count all neighbouring pairs of symbols over the words, overlapping ones too ("aaa" has two);
+ *   3. again and again merge the most frequent pair in the words that hold it, keeping the counts right by touching
+ *      only the neighbours of each merged place.
  *
- * The heap of candidates is lazy: when a pair's count grows, a fresh entry is pushed; when it
- * shrinks, nothing happens until its entry comes up too high and is put back where it belongs. An
- * entry below the present count is a leftover. So the top entry that agrees with its pair is the
- * true maximum.
+ * The heap of candidates is lazy: when a pair's count grows, a fresh entry is pushed; when it shrinks, nothing happens
+ * until its entry comes up too high and is put back where it belongs. An entry below the present count is a leftover.
+ * So the top entry that agrees with its pair is the true maximum.
  *
- * Two merges can spell the same token ("a"+"bc", "ab"+"c"); the second gives no new id, only a
- * merge rule. The result is a function of the words and their counts: hash tables decide no order.
+ * Two merges can spell the same token ("a"+"bc", "ab"+"c"); the second gives no new id, only a merge rule. The result
+ * is a function of the words and their counts: neither hash tables nor the order of words decide anything.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -22,17 +19,12 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/rng.h"
+#include "data/alphabet.h"
 #include "data/grow.h"
 #include "data/tokenizer_impl.h"
-#include "data/utf8.h"
+#include "data/wordcount.h"
 
 enum { BYTES = 256, VOCAB_LIMIT = 1 << 22 };
-
-typedef struct {
-    int64_t start; /* of its bytes, later of its symbols, in one pool */
-    int64_t size;
-    int64_t count;
-} Word;
 
 typedef struct {
     uint64_t key; /* left << 32 | right */
@@ -48,22 +40,19 @@ typedef struct {
 
 typedef struct {
     int64_t count, pair;
+    uint64_t turn; /* among equally frequent ones the smaller goes first */
 } Candidate;
 
 typedef struct {
-    char *bytes; /* of all words */
-    Word *words;
-    int64_t *word_table; /* slots hold word + 1 */
-    int32_t *symbols;    /* of all words, at the same place as their bytes */
+    WordCounts counts; /* a word's size is that of its symbols */
+    int32_t *symbols;  /* of all words, at the same place as their bytes */
     Pair *pairs;
     int64_t *pair_table; /* slots hold pair + 1 */
     Use *uses;
     Candidate *heap;
     int64_t *grown; /* pairs */
-    int64_t byte_count, byte_capacity, word_count, word_capacity, word_slots;
     int64_t pair_count, pair_capacity, pair_slots, use_count, use_capacity;
     int64_t heap_count, heap_capacity, grown_count, grown_capacity;
-    int64_t invalid_bytes;
 
     SetupArena mem; /* bytes of tokens */
     Bpe lookup;     /* finds a token by its bytes */
@@ -73,89 +62,15 @@ typedef struct {
 
 /* ---- 1. words ---- */
 
-static Err table_new(int64_t **table, int64_t slots)
-{
-    free(*table);
-    *table = calloc((size_t)slots, sizeof **table);
-    return *table ? ERR_OK : err_set(ERR_MEMORY, "no memory for a table of '%lld' slots", (long long)slots);
-}
-
-/* The slot of these bytes: holds word + 1, or 0 if the word is new. */
-static int64_t *word_slot(const Trainer *t, const char *bytes, int64_t size)
-{
-    for (uint64_t i = bytes_hash(bytes, size);; i++) {
-        int64_t *slot = &t->word_table[i & (uint64_t)(t->word_slots - 1)];
-        if (*slot == 0) return slot;
-        const Word *w = &t->words[*slot - 1];
-        if (w->size == size && memcmp(t->bytes + w->start, bytes, (size_t)size) == 0) return slot;
-    }
-}
-
-static Err words_rehash(Trainer *t)
-{
-    t->word_slots = t->word_slots ? 2 * t->word_slots : 1 << 12;
-    TRY(table_new(&t->word_table, t->word_slots));
-    for (int64_t i = 0; i < t->word_count; i++)
-        *word_slot(t, t->bytes + t->words[i].start, t->words[i].size) = i + 1;
-    return ERR_OK;
-}
-
-static Err count_word(Trainer *t, const char *bytes, int64_t size)
-{
-    if (2 * t->word_count >= t->word_slots) TRY(words_rehash(t));
-    int64_t *slot = word_slot(t, bytes, size);
-    if (*slot == 0) {
-        TRY(grow_to(&t->words, &t->word_capacity, t->word_count + 1));
-        TRY(grow_to(&t->bytes, &t->byte_capacity, t->byte_count + size));
-        memcpy(t->bytes + t->byte_count, bytes, (size_t)size);
-        t->words[t->word_count] = (Word){ .start = t->byte_count, .size = size };
-        t->byte_count += size;
-        *slot = ++t->word_count;
-    }
-    t->words[*slot - 1].count++;
-    return ERR_OK;
-}
-
-static Err count_text(Trainer *t, SplitterWork *split, const char *text, int64_t size)
-{
-    for (int64_t at = 0; at < size; at++) { /* each round: a valid run, then one invalid byte */
-        int64_t stop = at + utf8_valid_bytes(text + at, size - at);
-        for (int64_t end; at < stop; at = end) {
-            TRY(splitter_next(split, text, stop, at, &end));
-            TRY(count_word(t, text + at, end - at));
-        }
-        t->invalid_bytes += stop < size;
-    }
-    return ERR_OK;
-}
-
-static Err count_files(Trainer *t, SplitterWork *split, const TokenizerTrainOptions *o)
-{
-    for (int i = 0; i < o->input_count; i++) {
-        FileMap map;
-        TRY_AS(ERR_DATA, file_map(o->inputs[i], &map));
-        Err err = count_text(t, split, map.data, map.size_bytes);
-        file_unmap(&map);
-        if (err) return err_prefix(err, "'%s'", o->inputs[i]);
-    }
-    if (t->word_count == 0) return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
-    if (t->invalid_bytes)
-        log_warn("'%lld' bytes of invalid UTF-8 in the input were not counted", (long long)t->invalid_bytes);
-    return ERR_OK;
-}
-
 static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
 {
-    Splitter *splitter;
-    SplitterWork *work;
-    TRY(splitter_open(SPLIT_GPT2, &splitter));
-    Err err = splitter_work_open(splitter, &work);
-    if (!err) {
-        err = count_files(t, work, o);
-        splitter_work_close(work);
-    }
-    splitter_close(splitter);
-    return err;
+    TRY(word_counts_of_files(o->inputs, o->input_count, o->threads, &t->counts));
+    if (t->counts.word_count == 0)
+        return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
+    if (t->counts.invalid_bytes)
+        log_warn("'%lld' bytes of invalid UTF-8 in the input were not counted",
+                 (long long)t->counts.invalid_bytes);
+    return ERR_OK;
 }
 
 /* ---- 2. pairs ---- */
@@ -171,7 +86,10 @@ static int64_t *pair_slot(const Trainer *t, uint64_t key)
 static Err pairs_rehash(Trainer *t)
 {
     t->pair_slots = t->pair_slots ? 2 * t->pair_slots : 1 << 12;
-    TRY(table_new(&t->pair_table, t->pair_slots));
+    free(t->pair_table);
+    t->pair_table = calloc((size_t)t->pair_slots, sizeof *t->pair_table);
+    if (!t->pair_table)
+        return err_set(ERR_MEMORY, "no memory for a table of '%lld' slots", (long long)t->pair_slots);
     for (int64_t i = 0; i < t->pair_count; i++) *pair_slot(t, t->pairs[i].key) = i + 1;
     return ERR_OK;
 }
@@ -191,7 +109,7 @@ static Err pair_grow(Trainer *t, uint64_t key, int64_t word)
         *slot = ++t->pair_count;
     }
     Pair *p = &t->pairs[*slot - 1];
-    p->count += t->words[word].count;
+    p->count += t->counts.words[word].count;
     if (!p->grown) {
         TRY(grow_to(&t->grown, &t->grown_capacity, t->grown_count + 1));
         t->grown[t->grown_count++] = *slot - 1;
@@ -206,46 +124,49 @@ static Err pair_grow(Trainer *t, uint64_t key, int64_t word)
 
 static void pair_shrink(Trainer *t, uint64_t key, int64_t word)
 {
-    t->pairs[*pair_slot(t, key) - 1].count -= t->words[word].count;
+    t->pairs[*pair_slot(t, key) - 1].count -= t->counts.words[word].count;
 }
 
 static Err count_pairs(Trainer *t)
 {
-    t->symbols = malloc((size_t)t->byte_count * sizeof *t->symbols);
-    if (!t->symbols) return err_set(ERR_MEMORY, "no memory for '%lld' symbols", (long long)t->byte_count);
-    for (int64_t i = 0; i < t->byte_count; i++) t->symbols[i] = (uint8_t)t->bytes[i];
-    for (int64_t w = 0; w < t->word_count; w++) {
-        const int32_t *s = t->symbols + t->words[w].start;
-        for (int64_t i = 0; i + 1 < t->words[w].size; i++) TRY(pair_grow(t, key_of(s[i], s[i + 1]), w));
+    const WordCounts *c = &t->counts;
+    t->symbols = malloc((size_t)c->byte_count * sizeof *t->symbols);
+    if (!t->symbols) return err_set(ERR_MEMORY, "no memory for '%lld' symbols", (long long)c->byte_count);
+    for (int64_t i = 0; i < c->byte_count; i++) t->symbols[i] = (uint8_t)c->bytes[i];
+    for (int64_t w = 0; w < c->word_count; w++) {
+        const int32_t *s = t->symbols + c->words[w].start;
+        for (int64_t i = 0; i + 1 < c->words[w].size; i++) TRY(pair_grow(t, key_of(s[i], s[i + 1]), w));
     }
     return ERR_OK;
 }
 
 /* ---- the heap of candidates ---- */
 
-static int compare_tokens(const Trainer *t, uint64_t a, uint64_t b)
+/* Bytes come in the order of GPT-2's alphabet, then merged tokens as they were made. */
+static uint64_t age(int32_t id)
 {
-    const TokenText *x = &t->lookup.tokens[a], *y = &t->lookup.tokens[b];
-    int32_t common = x->size < y->size ? x->size : y->size;
-    int order = memcmp(x->bytes, y->bytes, (size_t)common);
-    return order ? order : (x->size > y->size) - (x->size < y->size);
+    return id < BYTES ? alphabet_char((uint8_t)id) : (uint64_t)id + ALPHABET_END;
+}
+
+static Candidate candidate(const Trainer *t, int64_t pair)
+{
+    const Pair *p = &t->pairs[pair];
+    return (Candidate){ .count = p->count,
+                        .pair = pair,
+                        .turn = age((int32_t)(p->key >> 32)) << 32 | age((int32_t)(uint32_t)p->key) };
 }
 
 /* True if a is merged before b. */
-static bool goes_before(const Trainer *t, Candidate a, Candidate b)
+static bool goes_before(Candidate a, Candidate b)
 {
-    if (a.count != b.count) return a.count > b.count;
-    uint64_t x = t->pairs[a.pair].key, y = t->pairs[b.pair].key;
-    int order = compare_tokens(t, x >> 32, y >> 32);
-    return (order ? order : compare_tokens(t, (uint32_t)x, (uint32_t)y)) < 0;
+    return a.count != b.count ? a.count > b.count : a.turn < b.turn;
 }
 
 static Err heap_push(Trainer *t, Candidate c)
 {
     TRY(grow_to(&t->heap, &t->heap_capacity, t->heap_count + 1));
     int64_t i = t->heap_count++;
-    for (; i > 0 && goes_before(t, c, t->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        t->heap[i] = t->heap[(i - 1) / 2];
+    for (; i > 0 && goes_before(c, t->heap[(i - 1) / 2]); i = (i - 1) / 2) t->heap[i] = t->heap[(i - 1) / 2];
     t->heap[i] = c;
     return ERR_OK;
 }
@@ -255,8 +176,8 @@ static Candidate heap_pop(Trainer *t)
     Candidate top = t->heap[0], last = t->heap[--t->heap_count];
     int64_t i = 0, child;
     while ((child = 2 * i + 1) < t->heap_count) {
-        if (child + 1 < t->heap_count && goes_before(t, t->heap[child + 1], t->heap[child])) child++;
-        if (!goes_before(t, t->heap[child], last)) break;
+        if (child + 1 < t->heap_count && goes_before(t->heap[child + 1], t->heap[child])) child++;
+        if (!goes_before(t->heap[child], last)) break;
         t->heap[i] = t->heap[child];
         i = child;
     }
@@ -269,7 +190,7 @@ static Err push_grown(Trainer *t)
     for (int64_t i = 0; i < t->grown_count; i++) {
         Pair *p = &t->pairs[t->grown[i]];
         p->grown = false;
-        if (p->count >= 2) TRY(heap_push(t, (Candidate){ p->count, t->grown[i] }));
+        if (p->count >= 2) TRY(heap_push(t, candidate(t, t->grown[i])));
     }
     t->grown_count = 0;
     return ERR_OK;
@@ -286,7 +207,7 @@ static Err best_pair(Trainer *t, int64_t *pair)
             *pair = c.pair;
             return ERR_OK;
         }
-        if (c.count > now && now >= 2) TRY(heap_push(t, (Candidate){ now, c.pair }));
+        if (c.count > now && now >= 2) TRY(heap_push(t, candidate(t, c.pair)));
     }
     return ERR_OK;
 }
@@ -296,7 +217,7 @@ static Err best_pair(Trainer *t, int64_t *pair)
 /* Replaces left, right by `joined` throughout a word and corrects the counts of the pairs around. */
 static Err merge_in_word(Trainer *t, int64_t word, TrainedMerge m, int32_t joined)
 {
-    Word *w = &t->words[word];
+    Word *w = &t->counts.words[word];
     int32_t *s = t->symbols + w->start;
     int64_t n = 0;
     for (int64_t i = 0; i < w->size; i++) {
@@ -381,9 +302,7 @@ static Err train(Trainer *t, const TokenizerTrainOptions *o)
 
 static void trainer_release(Trainer *t)
 {
-    free(t->bytes);
-    free(t->words);
-    free(t->word_table);
+    word_counts_free(&t->counts);
     free(t->symbols);
     free(t->pairs);
     free(t->pair_table);
@@ -399,6 +318,9 @@ Err tokenizer_train(const TokenizerTrainOptions *o, int64_t *vocab_out)
     if (o->vocab <= BYTES || o->vocab > VOCAB_LIMIT)
         return err_set(ERR_CONFIG, "a vocabulary of '%lld' is impossible: 257 to %d", (long long)o->vocab,
                        VOCAB_LIMIT);
+    TRY(file_make_parents(o->output)); /* what cannot be written shall not be computed first */
+    if (file_is_dir(o->output))
+        return err_set(ERR_IO, "'%s' is a folder, where a file is to be written", o->output);
     Trainer t = { 0 };
     setup_init(&t.mem);
     Err err = train(&t, o);

@@ -6,13 +6,17 @@
 #include <string.h>
 
 #include "base/arena.h"
+#include "base/file.h"
 #include "data/indexed.h"
+#include "data/megatron.h"
 #include "data/order.h"
 
 typedef struct {
     char *prefix;
     Indexed file;
+    int64_t from, to;                     /* sequences of the part */
     int64_t first_token, tokens, samples; /* of the part */
+    MegatronIndex index;                  /* ORDER_MEGATRON */
 } Source;
 
 struct Dataset {
@@ -22,7 +26,10 @@ struct Dataset {
     int64_t seq, vocab;
     uint64_t seed;
     DataOrder order;
+    bool blended; /* weights were given */
     Blend blend;
+    int64_t run_samples; /* this and the next: ORDER_MEGATRON */
+    MegatronBlend draws; /* when blended */
 };
 
 /* ---- splits ---- */
@@ -79,6 +86,8 @@ static Err choose_part(Source *s, const DatasetOptions *o)
             return ERR_DATA;
         }
     }
+    s->from = from;
+    s->to = to;
     s->first_token = indexed_start(&s->file, from);
     s->tokens = indexed_start(&s->file, to) - s->first_token;
     s->samples = s->tokens > 0 ? (s->tokens - 1) / o->seq : 0;
@@ -118,6 +127,7 @@ static Err parse_spec(Dataset *d, const char *spec, double *weights)
             return err_set(ERR_CONFIG, "more than %d token files in a blend", BLEND_SOURCES_MAX);
     if (n == 0 || (n > 1 && n % 2)) return blend_syntax(spec);
     d->source_count = n == 1 ? 1 : n / 2;
+    d->blended = n > 1;
     TRY(setup_array(&d->mem, d->source_count, &d->sources));
     for (int i = 0; i < d->source_count; i++) {
         d->sources[i].prefix = words[n == 1 ? 0 : 2 * i + 1];
@@ -127,16 +137,53 @@ static Err parse_spec(Dataset *d, const char *spec, double *weights)
     return ERR_OK;
 }
 
+/* Samples that the blend takes beyond what it asked for: Megatron's own order ends there too. */
+static Err check_draws(const Dataset *d, int source)
+{
+    const Source *s = &d->sources[source];
+    if (d->draws.taken[source] <= s->index.samples) return ERR_OK;
+    err_set(ERR_DATA, "'%s': the blend takes '%lld' samples, Megatron's order holds '%lld'", s->prefix,
+            (long long)d->draws.taken[source], (long long)s->index.samples);
+    err_hint("change train.steps or the weight a little, or take data.order=keyed");
+    return ERR_DATA;
+}
+
+/*
+ * With a split, weights make a blend even of one file; without, one file is none whatever its weight. So it is in
+ * Megatron, with --data-path and --split, and with --train-data-path.
+ */
+static Err open_order(Dataset *d, const DatasetOptions *o, const double *weights)
+{
+    ASSERT(o->samples >= 1 && o->seed <= UINT32_MAX);
+    d->run_samples = o->samples;
+    if (d->source_count == 1 && !(o->split && *o->split)) d->blended = false;
+    if (d->blended) TRY(megatron_blend(&d->draws, weights, d->source_count, o->samples, &d->mem));
+    for (int i = 0; i < d->source_count; i++) {
+        Source *s = &d->sources[i];
+        MegatronPart part = { .file = &s->file,
+                              .from = s->from,
+                              .to = s->to,
+                              .seq = d->seq,
+                              .wanted = d->blended ? d->draws.wanted[i] : o->samples,
+                              .seed = (uint32_t)o->seed };
+        TRY(megatron_index(&s->index, part, &d->mem));
+        if (d->blended) TRY(check_draws(d, i));
+    }
+    return ERR_OK;
+}
+
 static Err open_sources(Dataset *d, const DatasetOptions *o)
 {
     double weights[BLEND_SOURCES_MAX];
     TRY(parse_spec(d, o->spec, weights));
-    TRY(blend_init(&d->blend, weights, d->source_count));
+    if (o->order == ORDER_MEGATRON) TRY(blend_check(weights, d->source_count));
+    else TRY(blend_init(&d->blend, weights, d->source_count));
     for (int i = 0; i < d->source_count; i++) {
         TRY(indexed_open(d->sources[i].prefix, &d->sources[i].file));
+        if (o->tokenizer) TRY(indexed_check_tokenizer(&d->sources[i].file, o->tokenizer_crc, o->tokenizer));
         TRY(choose_part(&d->sources[i], o));
     }
-    return ERR_OK;
+    return o->order == ORDER_MEGATRON ? open_order(d, o, weights) : ERR_OK;
 }
 
 Err dataset_open(const DatasetOptions *o, Dataset **out)
@@ -169,6 +216,7 @@ DatasetPlace dataset_place(const Dataset *d, int64_t position)
 {
     DatasetPlace p;
     int64_t own;
+    ASSERT(d->order != ORDER_MEGATRON);
     p.source = blend_draw(&d->blend, position, &own);
     const Source *s = &d->sources[p.source];
     p.epoch = own / s->samples;
@@ -178,8 +226,19 @@ DatasetPlace dataset_place(const Dataset *d, int64_t position)
     return p;
 }
 
+static Err megatron_get(const Dataset *d, int64_t position, int32_t *tokens)
+{
+    int64_t own = position;
+    if (position >= d->run_samples)
+        return err_set(ERR_DATA, "sample '%lld' is beyond the '%lld' that Megatron's order was made for",
+                       (long long)position, (long long)d->run_samples);
+    const int source = d->blended ? megatron_draw(&d->draws, position, &own) : 0;
+    return megatron_read(&d->sources[source].index, own, d->vocab, tokens);
+}
+
 Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens)
 {
+    if (d->order == ORDER_MEGATRON) return megatron_get(d, position, tokens);
     DatasetPlace p = dataset_place(d, position);
     return indexed_read(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, tokens);
 }
@@ -211,11 +270,41 @@ int64_t dataset_tokens(const Dataset *d)
     return n;
 }
 
+int64_t dataset_index_bytes(const Dataset *d) { return d->mem.total_bytes; }
+
 int dataset_source_count(const Dataset *d) { return d->source_count; }
 
 int64_t dataset_source_samples(const Dataset *d, int source) { return d->sources[source].samples; }
 
 const char *dataset_source_prefix(const Dataset *d, int source) { return d->sources[source].prefix; }
+
+int32_t dataset_source_last(const Dataset *d, int source)
+{
+    const Indexed *x = &d->sources[source].file;
+    int32_t last;
+    return x->tokens > 0 && indexed_read(x, x->tokens - 1, 1, 0, &last) == ERR_OK ? last : -1;
+}
+
+DatasetSource dataset_source(const Dataset *d, int source)
+{
+    const Indexed *x = &d->sources[source].file;
+    return (DatasetSource){ .prefix = d->sources[source].prefix,
+                            .bytes = x->bin.size_bytes,
+                            .documents = x->documents,
+                            .tokens = x->tokens,
+                            .index_crc = crc32c(0, x->idx.data, (size_t)x->idx.size_bytes),
+                            .content_crc = x->bin_crc,
+                            .has_content_crc = x->summed };
+}
+
+/* What Megatron's order depends on besides; the run's length matters only where it changes that of an epoch. */
+static uint32_t order_crc(const Dataset *d, int source, uint32_t crc)
+{
+    const MegatronIndex *x = &d->sources[source].index;
+    int64_t length[] = { x->epochs, x->first_samples };
+    crc = crc32c(crc, length, sizeof length);
+    return d->blended ? crc32c(crc, &d->draws.weight[source], sizeof *d->draws.weight) : crc;
+}
 
 uint32_t dataset_crc(const Dataset *d)
 {
@@ -226,6 +315,7 @@ uint32_t dataset_crc(const Dataset *d)
         int64_t part[] = { d->blend.units[i], s->first_token, s->tokens };
         crc = crc32c(crc, part, sizeof part);
         crc = crc32c(crc, s->file.idx.data, (size_t)s->file.idx.size_bytes);
+        if (d->order == ORDER_MEGATRON) crc = order_crc(d, i, crc);
     }
     return crc;
 }

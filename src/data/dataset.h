@@ -12,6 +12,9 @@
  *   blend        position -> (token file, its own position) by blend_draw; each file has its own
  *                epochs
  *
+ * ORDER_MEGATRON keeps split and samples' length and has its own documents' order, epochs and blend
+ * (megatron.h); it is made for a run of so many samples, and has those positions only.
+ *
  * dataset_get is a pure function of the position: no state, any thread, any order of calls.
  */
 #ifndef MEGATRAIN_DATA_DATASET_H
@@ -22,8 +25,9 @@
 #include "base/err.h"
 
 typedef enum {
-    ORDER_KEYED, /* training: shuffled, a new permutation each epoch */
-    ORDER_FILE   /* validation: samples 0, 1, 2, ... of each file, again and again */
+    ORDER_KEYED,   /* training: shuffled, a new permutation each epoch */
+    ORDER_FILE,    /* validation: samples 0, 1, 2, ... of each file, again and again */
+    ORDER_MEGATRON /* training: Megatron's shuffled index */
 } DataOrder;
 
 typedef enum { PART_TRAIN, PART_VALID, PART_TEST, PART_COUNT } DataPart;
@@ -34,8 +38,12 @@ typedef struct {
     DataPart part;     /* which part of the split */
     int64_t seq;       /* T: tokens that are predicted a sample */
     int64_t vocab;     /* ids must be below; 0: unchecked */
-    uint64_t seed;     /* data.seed */
+    uint64_t seed;     /* data.seed; below 2^32 with ORDER_MEGATRON */
     DataOrder order;
+    /* Token files known to be of another tokenizer are refused; its name, NULL: unchecked. */
+    const char *tokenizer;
+    uint32_t tokenizer_crc;
+    int64_t samples; /* of the run; for ORDER_MEGATRON */
 } DatasetOptions;
 
 typedef struct Dataset Dataset;
@@ -47,13 +55,15 @@ typedef struct Dataset Dataset;
 Err dataset_open(const DatasetOptions *o, Dataset **out);
 void dataset_close(Dataset *d); /* NULL is fine */
 
-/* tokens[seq + 1] of the sample at a position. ERR_DATA for an id outside the vocabulary. */
+/* tokens[seq + 1] of the sample at a position. ERR_DATA for an id outside the vocabulary, and for a
+ * position beyond the run of ORDER_MEGATRON. */
 Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens);
 
-/* ERR_DATA for an id outside the vocabulary in the samples at positions 0 .. count - 1. */
+/* ERR_DATA for an id outside the vocabulary in the samples at positions 0 .. count - 1; not with ORDER_MEGATRON. */
 Err dataset_check(const Dataset *d, int64_t count);
 
-/* Where the sample at a position comes from. */
+/* Where the sample at a position comes from; not with ORDER_MEGATRON, whose samples have many
+ * places. */
 typedef struct {
     int source;          /* token file, in the order of the spec */
     int64_t epoch;       /* of that file */
@@ -67,7 +77,20 @@ int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files to
 int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files together */
 int dataset_source_count(const Dataset *d);
 int64_t dataset_source_samples(const Dataset *d, int source);
+int64_t dataset_index_bytes(const Dataset *d); /* memory of the order; about 0 unless ORDER_MEGATRON */
 const char *dataset_source_prefix(const Dataset *d, int source);
+/* The last token of its file; -1: there is none, or it cannot be read. */
+int32_t dataset_source_last(const Dataset *d, int source);
+
+/* A token file as a whole, whatever part of it is used. */
+typedef struct {
+    const char *prefix;
+    int64_t bytes, documents, tokens; /* bytes of PREFIX.bin */
+    uint32_t index_crc, content_crc;  /* of PREFIX.idx, PREFIX.bin */
+    bool has_content_crc;             /* from PREFIX.crc */
+} DatasetSource;
+DatasetSource dataset_source(const Dataset *d, int source);
+
 /* CRC32C over indexes, split, weights, seq, seed: two data sets with the same one give the same
  * samples. */
 uint32_t dataset_crc(const Dataset *d);

@@ -34,6 +34,11 @@ int64_t indexed_length(const Indexed *x, int64_t sequence)
     return v;
 }
 
+void indexed_fetch(const Indexed *x, int64_t sequence)
+{
+    __builtin_prefetch((const char *)x->idx.data + INDEXED_HEADER_BYTES + 4 * sequence);
+}
+
 static int64_t pointer_offset(const Indexed *x, int64_t sequence)
 {
     return INDEXED_HEADER_BYTES + 4 * x->sequences + 8 * sequence;
@@ -56,11 +61,23 @@ int64_t indexed_document_end(const Indexed *x, int64_t document)
 
 /* ---- checks at opening ---- */
 
+static Err make_again(void)
+{
+    return err_hint("make PREFIX.bin and PREFIX.idx again with `megatrain preprocess`, or copy both again");
+}
+
 static Err damaged(const Indexed *x, int64_t offset, const char *what)
 {
     err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s", x->idx.path, (long long)offset, what);
-    err_hint("make PREFIX.bin and PREFIX.idx again with `megatrain preprocess`, or copy both again");
-    return ERR_DATA;
+    return make_again();
+}
+
+/* As damaged(), of one sequence or document. */
+static Err damaged_item(const Indexed *x, int64_t offset, const char *item, int64_t number, const char *what)
+{
+    err_set(ERR_DATA, "token index '%s' is damaged at byte '%lld': %s '%lld' %s", x->idx.path,
+            (long long)offset, item, (long long)number, what);
+    return make_again();
 }
 
 static Err check_type(Indexed *x)
@@ -102,11 +119,14 @@ static Err check_sequences(Indexed *x)
     int64_t at = 0;
     for (int64_t s = 0; s < x->sequences; s++) {
         int64_t length = indexed_length(x, s), pointer = load_i64(x, pointer_offset(x, s));
-        if (length < 0) return damaged(x, INDEXED_HEADER_BYTES + 4 * s, "a sequence has a negative length");
+        if (length < 0)
+            return damaged_item(x, INDEXED_HEADER_BYTES + 4 * s, "sequence", s, "has a negative length");
         if (pointer < 0 || pointer > x->bin.size_bytes)
-            return damaged(x, pointer_offset(x, s), "a sequence starts beyond the end of PREFIX.bin");
+            return damaged_item(x, pointer_offset(x, s), "sequence", s,
+                                "starts beyond the end of PREFIX.bin");
         if (pointer != at)
-            return damaged(x, pointer_offset(x, s), "a sequence does not start where the one before it ends");
+            return damaged_item(x, pointer_offset(x, s), "sequence", s,
+                                "does not start where the one before it ends");
         at += length * x->token_bytes;
     }
     if (at == x->bin.size_bytes) {
@@ -126,8 +146,8 @@ static Err check_documents(const Indexed *x)
     for (int64_t d = 1; d <= x->documents; d++) {
         int64_t end = load_i64(x, document_offset(x, d));
         if (end < before || end > x->sequences)
-            return damaged(x, document_offset(x, d),
-                           "the document list goes backwards or beyond the sequences");
+            return damaged_item(x, document_offset(x, d), "document", d - 1,
+                                "ends before it begins or beyond the sequences");
         before = end;
     }
     if (before != x->sequences)
@@ -146,6 +166,81 @@ static Err map_file(const char *prefix, const char *suffix, FileMap *out)
     return ERR_DATA;
 }
 
+static Err intact(const Indexed *x)
+{
+    TRY(map_intact(&x->bin));
+    return map_intact(&x->idx);
+}
+
+/* ---- checksums, where PREFIX.crc has them ---- */
+
+static Err sum_hint(void)
+{
+    return err_hint(
+        "copy PREFIX.bin, .idx and .crc again; if the first two were made anew by another program, remove "
+        "PREFIX.crc");
+}
+
+static Err wrong_sum(const FileMap *m, uint32_t found, uint32_t crc)
+{
+    err_set(ERR_DATA, "'%s' is damaged: its checksum is '%08x', PREFIX.crc says '%08x'", m->path, found, crc);
+    return sum_hint();
+}
+
+static Err wrong_size(const FileMap *m, const char *path, long long size_bytes)
+{
+    err_set(ERR_DATA, "'%s' has '%lld' bytes, '%s' says '%lld'", m->path, (long long)m->size_bytes, path,
+            size_bytes);
+    return sum_hint();
+}
+
+static Err check_sums(const char *prefix, Indexed *x)
+{
+    char path[4096], again[INDEXED_SUMS_MAX], *text;
+    int64_t bytes;
+    int n = 0;
+    long long bin_bytes = -1, idx_bytes = -1;
+    uint32_t crc = 0;
+    snprintf(path, sizeof path, "%s.crc", prefix);
+    if (!file_exists(path)) return ERR_OK;
+    TRY_AS(ERR_DATA, file_read_all(path, sizeof again, &text, &bytes));
+    x->made_with = sscanf(text, INDEXED_MADE_WITH, &x->tokenizer_crc) == 1;
+    if (x->made_with) n = snprintf(again, sizeof again, INDEXED_MADE_WITH, x->tokenizer_crc);
+    sscanf(n < bytes ? text + n : "", INDEXED_SUMS, &x->bin_crc, &bin_bytes, &crc, &idx_bytes);
+    snprintf(again + n, sizeof again - (size_t)n, INDEXED_SUMS, x->bin_crc, bin_bytes, crc, idx_bytes);
+    const bool same = bytes == (int64_t)strlen(again) && !memcmp(text, again, (size_t)bytes);
+    free(text);
+    if (!same) {
+        err_set(ERR_DATA, "'%s' does not hold the two checksums of token files", path);
+        return err_hint("remove it: it is not needed; `megatrain preprocess` writes it");
+    }
+    if (bin_bytes != x->bin.size_bytes) return wrong_size(&x->bin, path, bin_bytes);
+    if (idx_bytes != x->idx.size_bytes) return wrong_size(&x->idx, path, idx_bytes);
+    uint32_t found = crc32c(0, x->idx.data, (size_t)x->idx.size_bytes);
+    if (found != crc) return wrong_sum(&x->idx, found, crc);
+    x->summed = true;
+    return ERR_OK;
+}
+
+Err indexed_check_tokenizer(const Indexed *x, uint32_t tokenizer_crc, const char *name)
+{
+    if (!x->made_with || x->tokenizer_crc == tokenizer_crc) return ERR_OK;
+    err_set(ERR_DATA, "'%s' was made with another tokenizer than '%s': checksums '%08x' and '%08x'",
+            x->bin.path, name, x->tokenizer_crc, tokenizer_crc);
+    return err_hint(
+        "name the tokenizer it was made with, or preprocess the text again; if this one only has more ids, "
+        "remove the tokenizer's line from PREFIX.crc");
+}
+
+Err indexed_verify(const Indexed *x, bool *known)
+{
+    *known = x->summed;
+    if (!x->summed) return ERR_OK;
+    uint32_t found = crc32c(0, x->bin.data, (size_t)x->bin.size_bytes);
+    TRY(intact(x));
+    return found == x->bin_crc ? ERR_OK : wrong_sum(&x->bin, found, x->bin_crc);
+}
+
 static Err open_checked(const char *prefix, Indexed *x)
 {
     TRY(map_file(prefix, ".idx", &x->idx));
@@ -153,6 +248,8 @@ static Err open_checked(const char *prefix, Indexed *x)
     TRY(check_header(x));
     TRY(check_sequences(x));
     TRY(check_documents(x));
+    TRY(check_sums(prefix, x));
+    TRY(intact(x));
     if (x->tokens == 0) return err_set(ERR_DATA, "token file '%s' holds no tokens", x->bin.path);
     return ERR_OK;
 }
@@ -224,7 +321,7 @@ Err indexed_read(const Indexed *x, int64_t first, int64_t count, int64_t vocab, 
         if (id < 0 || id >= limit) return bad_token(x, first + i, id, limit);
         out[i] = (int32_t)id;
     }
-    return ERR_OK;
+    return intact(x);
 }
 
 Err indexed_check(const Indexed *x, int64_t first, int64_t count, int64_t vocab, int64_t *highest)
@@ -237,5 +334,5 @@ Err indexed_check(const Indexed *x, int64_t first, int64_t count, int64_t vocab,
         if (id > most) most = id;
     }
     if (highest) *highest = most;
-    return ERR_OK;
+    return intact(x);
 }

@@ -13,6 +13,17 @@
  *   34 + 4 S    8 S       i64  byte offset of each sequence in PREFIX.bin
  *   34 + 12 S   8 (D+1)   i64  0, then for each document the number of sequences up to its end
  *
+ * PREFIX.crc, which Megatron does not have and nothing needs, holds a line for each of the two, and before them, where
+ * it is known, one for the tokenizer that made the ids (tokenizer_crc in tokenizer.h):
+ *
+ *   tokenizer crc32c 46dd794e
+ *   bin crc32c 8a9136aa size 8
+ *   idx crc32c 1c291ca3 size 86
+ *
+ * The format itself has no checksums. Most damage of PREFIX.idx contradicts the rest of it and is seen all the same;
+ * a moved boundary between documents, and any other token in PREFIX.bin, is not: for that there is PREFIX.crc. Where
+ * it is, the index is compared when a pair is opened, the tokens by indexed_verify.
+ *
  * The arrays are not aligned. Everything is checked when a file is opened, so readers after that
  * can trust lengths and offsets: sequences follow one another without gaps and fill PREFIX.bin
  * exactly. Token values are checked when they are read.
@@ -20,12 +31,19 @@
 #ifndef MEGATRAIN_DATA_INDEXED_H
 #define MEGATRAIN_DATA_INDEXED_H
 
+#include <limits.h>
 #include <stdint.h>
 
 #include "base/err.h"
 #include "base/file.h"
+#include "base/map.h"
 
 enum { INDEXED_HEADER_BYTES = 34, INDEXED_VERSION = 1, INDEXED_U16_VOCAB = 65500 };
+
+/* The text of PREFIX.crc: the tokenizer's checksum, or not; CRC32C and bytes of PREFIX.bin, then of PREFIX.idx. */
+enum { INDEXED_SUMS_MAX = 200 };
+#define INDEXED_MADE_WITH "tokenizer crc32c %08x\n"
+#define INDEXED_SUMS "bin crc32c %08x size %lld\nidx crc32c %08x size %lld\n"
 
 typedef enum {
     TOKEN_U8 = 1,
@@ -41,15 +59,28 @@ typedef struct {
     TokenType type;
     int token_bytes;
     int64_t sequences, documents, tokens;
+    bool summed; /* there is a PREFIX.crc, and in it: */
+    uint32_t bin_crc;
+    bool made_with; /* and what the ids were made with: */
+    uint32_t tokenizer_crc;
 } Indexed;
 
 /* Opens PREFIX.bin and PREFIX.idx, mapped. ERR_DATA naming file, offset and what is wrong. */
 Err indexed_open(const char *prefix, Indexed *out);
 void indexed_close(Indexed *x);
 
+/* ERR_DATA if the ids are those of another tokenizer than this one (`name`: for the message), as far as PREFIX.crc
+ * says. */
+Err indexed_check_tokenizer(const Indexed *x, uint32_t tokenizer_crc, const char *name);
+
+/* Reads all of PREFIX.bin. *known false: there is no PREFIX.crc to compare with. ERR_DATA. */
+Err indexed_verify(const Indexed *x, bool *known);
+
 /* Of a sequence: how many tokens, and the first, counted over the whole file. */
 int64_t indexed_length(const Indexed *x, int64_t sequence);
 int64_t indexed_start(const Indexed *x, int64_t sequence);
+/* Its length will be asked for soon: the fetch from memory begins. */
+void indexed_fetch(const Indexed *x, int64_t sequence);
 /* Sequences up to the end of a document. */
 int64_t indexed_document_end(const Indexed *x, int64_t document);
 
@@ -68,20 +99,45 @@ TokenType indexed_type_for(int64_t vocab);
 const char *token_type_name(TokenType type);
 
 /*
- * Writes a pair of files front to back. Both are built under temporary names; PREFIX.idx appears
- * last and only in indexed_finish, so a reader never finds a half-written pair. Memory: 12 bytes a
- * document.
+ * Writes a pair of files, and PREFIX.crc, front to back, in the folder PREFIX.part; PREFIX.idx appears last and only in
+ * indexed_finish, so a reader never finds a half-written pair. Memory: 3 MiB, whatever is written. One writer of a
+ * prefix at a time is the caller's business.
  */
 typedef struct IndexedWriter IndexedWriter;
 
+/* How much is written: with it a later process goes on. document_tokens: of a document that has not ended. */
+typedef struct {
+    int64_t tokens, sequences, documents, document_tokens;
+    uint32_t tokens_crc, lengths_crc;
+} IndexedMark;
+
 Err indexed_create(const char *prefix, TokenType type, IndexedWriter **out);
+/* Goes on from what an earlier process synced; what it wrote after the mark is dropped. ERR_DATA if that is not there
+ * any more, or damaged. */
+Err indexed_resume(const char *prefix, TokenType type, const IndexedMark *mark, IndexedWriter **out);
+
 /* More tokens of the present document. */
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count);
 /* Ends the document: one sequence; a document without tokens has none, as in Megatron. */
 Err indexed_end_document(IndexedWriter *w);
+
+/* To be noted in PREFIX.crc. */
+void indexed_made_with(IndexedWriter *w, uint32_t tokenizer_crc);
+
 int64_t indexed_written_tokens(const IndexedWriter *w);
+IndexedMark indexed_now(const IndexedWriter *w);
+Err indexed_sync(IndexedWriter *w); /* all up to here survives a power cut */
+
 /* Syncs, renames, and frees the writer, also on error. ERR_DATA if there is no token at all. */
 Err indexed_finish(IndexedWriter *w);
-void indexed_abandon(IndexedWriter *w); /* leaves nothing behind; NULL is fine */
+/* Leaves PREFIX.part if something in it was synced, else nothing. NULL is fine. */
+void indexed_abandon(IndexedWriter *w);
+
+/* ERR_STORAGE if writing would remove what is not ours: PREFIX.bin, .crc or .idx is a folder, or in a folder
+ * PREFIX.part there is a name that no job gives. */
+Err indexed_check_place(const char *prefix);
+
+/* out = PREFIX.part, followed by `name`. */
+void indexed_part(const char *prefix, const char *name, char out[PATH_MAX]);
 
 #endif

@@ -1,3 +1,7 @@
+/*
+ * A machine that takes one byte after the other; its states are the places between two bytes. Strings, which are most
+ * of any line, are passed on in runs.
+ */
 #include "data/jsonl.h"
 
 #include <string.h>
@@ -5,235 +9,369 @@
 #include "data/grow.h"
 #include "data/utf8.h"
 
-enum { DEPTH_MAX = 256, END = -1 };
+enum State {
+    LINE, /* before the object */
+    FIRST_NAME,
+    NAME,
+    COLON,
+    VALUE,
+    FIRST_ITEM,
+    STRING,
+    ESCAPE,
+    HEX,
+    NUMBER,
+    WORD, /* true, false, null */
+    AFTER,
+    DONE
+};
 
-typedef struct {
-    const uint8_t *text;
-    int64_t at, size;
-    char open[DEPTH_MAX]; /* '{' or '[' of the values we are inside of */
-    int depth;
-} Scan;
+enum Sink { SKIPPED, COMPARED, WANTED }; /* what becomes of a string */
 
-static Err scan_error(const Scan *s, const char *what)
+enum { END = -1 }; /* instead of a byte */
+
+/* A number so far; see number_step. */
+enum Step { SIGN, ZERO, DIGITS, POINT, FRACTION, E, E_SIGN, EXPONENT, BROKEN };
+
+static Err scan_error(const JsonlScan *s, int64_t at, const char *what)
 {
-    return err_set(ERR_DATA, "column '%lld': %s", (long long)s->at + 1, what);
+    return err_set(ERR_DATA, "column '%lld': %s", (long long)(s->column + at) + 1, what);
 }
 
-static int peek(const Scan *s) { return s->at < s->size ? s->text[s->at] : END; }
+static bool is_blank(int c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }
 
-static void skip_blanks(Scan *s)
+/* ---- the key ---- */
+
+static Err key_error(const char *text, const char *what)
 {
-    for (int c; c = peek(s), c == ' ' || c == '\t' || c == '\r' || c == '\n';) s->at++;
+    err_set(ERR_CONFIG, "the key '%.*s' %s", JSONL_KEY_BYTES, text, what);
+    return err_hint("a member's name, or several from the outside in: meta.body; a dot in a name is '\\.'");
 }
 
-static Err expect(Scan *s, char c, const char *what)
+Err jsonl_key(const char *text, JsonlKey *out)
 {
-    skip_blanks(s);
-    if (peek(s) != c) return scan_error(s, what);
-    s->at++;
-    return ERR_OK;
-}
-
-/* ---- scalars ---- */
-
-static int hex_value(int c)
-{
-    if (c >= '0' && c <= '9') return c - '0';
-    c |= 0x20;
-    return c >= 'a' && c <= 'f' ? c - 'a' + 10 : -1;
-}
-
-/* Four hex digits; -1 if they are not. */
-static int32_t hex4(const Scan *s, int64_t at)
-{
-    int32_t v = 0;
-    if (at + 4 > s->size) return -1;
-    for (int i = 0; i < 4; i++) {
-        int h = hex_value(s->text[at + i]);
-        if (h < 0) return -1;
-        v = v << 4 | h;
-    }
-    return v;
-}
-
-/* After "\u"; leaves `at` behind the escape, both halves of a pair included. */
-static Err scan_code_point(Scan *s, uint32_t *out)
-{
-    int32_t c = hex4(s, s->at), low = -1;
-    if (c < 0) return scan_error(s, "\\u is not followed by four hexadecimal digits");
-    s->at += 4;
-    *out = (uint32_t)c;
-    if (c < 0xD800 || c > 0xDFFF) return ERR_OK;
-    if (c < 0xDC00 && s->at + 6 <= s->size && s->text[s->at] == '\\' && s->text[s->at + 1] == 'u')
-        low = hex4(s, s->at + 2);
-    if (low < 0xDC00 || low > 0xDFFF) {
-        *out = 0xFFFD;
-        return ERR_OK;
-    }
-    *out = 0x10000u + ((uint32_t)(c - 0xD800) << 10) + (uint32_t)(low - 0xDC00);
-    s->at += 6;
-    return ERR_OK;
-}
-
-static Err scan_escape(Scan *s, char *out, int64_t *n)
-{
-    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
-    int c = peek(s);
-    uint32_t code = 0;
-    const char *name = c > 0 ? strchr(names, c) : NULL;
-    if (!name && c != 'u') return scan_error(s, "unknown escape in a string");
-    s->at++;
-    if (name) {
-        out[(*n)++] = values[name - names];
-        return ERR_OK;
-    }
-    TRY(scan_code_point(s, &code));
-    *n += utf8_put(out + *n, code);
-    return ERR_OK;
-}
-
-/* A string, decoded behind the first `keep` bytes of `out`; *size = its length. */
-static Err scan_string(Scan *s, JsonlText *out, int64_t keep, int64_t *size)
-{
-    int64_t n = keep;
-    TRY(expect(s, '"', "a string was expected"));
-    const uint8_t *end = memchr(s->text + s->at, '"', (size_t)(s->size - s->at));
-    /* decoding never makes text longer, so room up to the first quote is a good start */
-    TRY(grow_to(&out->text, &out->capacity, keep + (end ? end - (s->text + s->at) : 0) + 4));
-    for (;;) {
-        int c = peek(s);
-        if (c == END) return scan_error(s, "a string does not end");
-        if (c < 0x20) return scan_error(s, "a control character in a string");
-        s->at++;
-        if (c == '"') break;
-        if (n + 4 > out->capacity) TRY(grow_to(&out->text, &out->capacity, n + 4));
-        if (c == '\\') TRY(scan_escape(s, out->text, &n));
-        else out->text[n++] = (char)c;
-    }
-    *size = n - keep;
-    return ERR_OK;
-}
-
-static bool scan_digits(Scan *s)
-{
-    int64_t from = s->at;
-    while (peek(s) >= '0' && peek(s) <= '9') s->at++;
-    return s->at > from;
-}
-
-static Err scan_number(Scan *s)
-{
-    bool zero, ok;
-    if (peek(s) == '-') s->at++;
-    zero = peek(s) == '0';
-    int64_t from = s->at;
-    ok = scan_digits(s) && !(zero && s->at > from + 1);
-    if (ok && peek(s) == '.') s->at++, ok = scan_digits(s);
-    if (ok && (peek(s) == 'e' || peek(s) == 'E')) {
-        s->at++;
-        if (peek(s) == '+' || peek(s) == '-') s->at++;
-        ok = scan_digits(s);
-    }
-    return ok ? ERR_OK : scan_error(s, "not a JSON value");
-}
-
-static Err scan_scalar(Scan *s, JsonlText *scratch, int64_t keep)
-{
-    static const char *const words[] = { "true", "false", "null" };
-    int64_t size;
-    if (peek(s) == '"') return scan_string(s, scratch, keep, &size);
-    for (int i = 0; i < 3; i++) {
-        int64_t n = (int64_t)strlen(words[i]);
-        if (s->size - s->at >= n && memcmp(s->text + s->at, words[i], (size_t)n) == 0) {
-            s->at += n;
-            return ERR_OK;
-        }
-    }
-    return scan_number(s);
-}
-
-/* ---- values of any kind, and the object of the line ---- */
-
-static Err skip_key(Scan *s, JsonlText *scratch, int64_t keep)
-{
-    int64_t size;
-    TRY(scan_string(s, scratch, keep, &size));
-    return expect(s, ':', "':' was expected");
-}
-
-/* Where a value must stand: enters containers until a scalar or an empty container is behind us. */
-static Err skip_inwards(Scan *s, JsonlText *scratch, int64_t keep)
-{
-    for (;;) {
-        skip_blanks(s);
-        int c = peek(s);
-        if (c != '{' && c != '[') return scan_scalar(s, scratch, keep);
-        if (s->depth == DEPTH_MAX) return scan_error(s, "values are nested too deep");
-        s->open[s->depth++] = (char)c;
-        s->at++;
-        skip_blanks(s);
-        if (peek(s) == (c == '{' ? '}' : ']')) {
-            s->at++;
-            s->depth--;
-            return ERR_OK;
-        }
-        if (c == '{') TRY(skip_key(s, scratch, keep));
-    }
-}
-
-/* Any value; the first `keep` bytes of scratch stay. */
-static Err skip_value(Scan *s, JsonlText *scratch, int64_t keep)
-{
-    s->depth = 0;
-    TRY(skip_inwards(s, scratch, keep));
-    while (s->depth > 0) {
-        bool object = s->open[s->depth - 1] == '{';
-        skip_blanks(s);
-        if (peek(s) == ',') {
-            s->at++;
-            if (object) TRY(skip_key(s, scratch, keep));
-            TRY(skip_inwards(s, scratch, keep));
+    int n = 0;
+    *out = (JsonlKey){ 0 };
+    if (strlen(text) >= JSONL_KEY_BYTES) return key_error(text, "is too long");
+    strcpy(out->text, text);
+    for (const char *at = text;; at++) {
+        if (*at && *at != '.') {
+            if (*at == '\\' && (at[1] == '.' || at[1] == '\\')) at++;
+            out->names[n++] = *at;
             continue;
         }
-        TRY(expect(s, object ? '}' : ']', "',' or a closing bracket was expected"));
-        s->depth--;
+        if (n == out->start[out->parts]) return key_error(text, "has an empty name");
+        out->start[++out->parts] = n;
+        if (!*at) return ERR_OK;
+        if (out->parts == JSONL_KEY_PARTS) return key_error(text, "has too many names");
     }
+}
+
+/* The part of the key that a member of the present object may be. */
+static int key_part(const JsonlScan *s) { return s->on_path - 1; }
+
+static bool is_on_path(const JsonlScan *s) { return s->depth == s->on_path; }
+
+static void compare_name(JsonlScan *s, const char *bytes, int64_t size)
+{
+    const JsonlKey *k = s->key;
+    int from = k->start[key_part(s)] + s->name_at, left = k->start[key_part(s) + 1] - from;
+    if (s->name_at < 0) return;
+    bool same = size <= left && memcmp(k->names + from, bytes, (size_t)size) == 0;
+    s->name_at = same ? s->name_at + (int)size : -1;
+}
+
+/* The name of a member has ended: is it on the way to the text? */
+static Err take_name(JsonlScan *s)
+{
+    s->state = COLON;
+    if (!is_on_path(s)) return ERR_OK;
+    int part = key_part(s);
+    s->matched = s->name_at == s->key->start[part + 1] - s->key->start[part];
+    if (s->matched && s->seen[part]) return err_set(ERR_DATA, "the member '%s' occurs twice", s->key->text);
+    s->seen[part] |= s->matched;
     return ERR_OK;
 }
 
-/* One member; *found when it was the wanted one. out->size = bytes of the wanted text so far. */
-static Err scan_member(Scan *s, const char *key, JsonlText *out, bool *found)
+/* ---- strings ---- */
+
+static Err put(JsonlScan *s, const char *bytes, int64_t size, JsonlText *out)
 {
-    int64_t size;
-    TRY(scan_string(s, out, out->size, &size));
-    bool wanted = size == (int64_t)strlen(key) && memcmp(out->text + out->size, key, (size_t)size) == 0;
-    TRY(expect(s, ':', "':' was expected"));
-    skip_blanks(s);
-    if (!wanted) return skip_value(s, out, out->size);
-    if (*found) return err_set(ERR_DATA, "the member '%s' occurs twice", key);
-    if (peek(s) != '"') return err_set(ERR_DATA, "the member '%s' is not a string", key);
-    *found = true;
-    return scan_string(s, out, 0, &out->size);
+    if (s->sink == COMPARED) compare_name(s, bytes, size);
+    if (s->sink != WANTED) return ERR_OK;
+    TRY(grow_to(&out->text, &out->capacity, out->size + size));
+    memcpy(out->text + out->size, bytes, (size_t)size);
+    out->size += size;
+    return ERR_OK;
 }
+
+static Err put_code(JsonlScan *s, uint32_t code, JsonlText *out)
+{
+    char bytes[4];
+    return put(s, bytes, utf8_put(bytes, code), out);
+}
+
+/* Half of a pair that has waited in vain. */
+static Err put_lone_half(JsonlScan *s, JsonlText *out)
+{
+    if (!s->high) return ERR_OK;
+    s->high = 0;
+    return put_code(s, 0xFFFD, out);
+}
+
+static Err take_code(JsonlScan *s, JsonlText *out)
+{
+    uint32_t c = s->code, high = s->high;
+    bool low = c >= 0xDC00 && c <= 0xDFFF;
+    s->state = STRING;
+    if (high && low) {
+        s->high = 0;
+        return put_code(s, 0x10000u + ((high - 0xD800) << 10) + (c - 0xDC00), out);
+    }
+    TRY(put_lone_half(s, out));
+    if (c >= 0xD800 && c < 0xDC00) s->high = c;
+    return s->high ? ERR_OK : put_code(s, low ? 0xFFFD : c, out);
+}
+
+static Err take_hex(JsonlScan *s, int64_t at, int c, JsonlText *out)
+{
+    int lower = c | 0x20;
+    bool digit = c >= '0' && c <= '9';
+    if (!digit && (lower < 'a' || lower > 'f'))
+        return scan_error(s, at, "\\u is not followed by four hexadecimal digits");
+    s->code = s->code << 4 | (uint32_t)(digit ? c - '0' : lower - 'a' + 10);
+    return ++s->step == 4 ? take_code(s, out) : ERR_OK;
+}
+
+static Err take_escape(JsonlScan *s, int64_t at, int c, JsonlText *out)
+{
+    static const char names[] = "\"\\/bfnrt", values[] = "\"\\/\b\f\n\r\t";
+    if (c == 'u') {
+        s->state = HEX;
+        s->step = 0;
+        s->code = 0;
+        return ERR_OK;
+    }
+    const char *name = c ? strchr(names, c) : NULL;
+    if (!name) return scan_error(s, at, "unknown escape in a string");
+    s->state = STRING;
+    TRY(put_lone_half(s, out));
+    return put(s, &values[name - names], 1, out);
+}
+
+static void begin_string(JsonlScan *s, enum Sink sink)
+{
+    s->after_string = s->state == VALUE || s->state == FIRST_ITEM ? AFTER : COLON;
+    s->state = STRING;
+    s->sink = sink;
+    s->high = 0;
+}
+
+/* Bytes of a string from *at on: the run up to an escape or the end, and that. */
+static Err take_string(JsonlScan *s, const uint8_t *bytes, int64_t size, int64_t *at, JsonlText *out)
+{
+    int64_t from = *at, to = from;
+    while (to < size && bytes[to] >= 0x20 && bytes[to] != '"' && bytes[to] != '\\') to++;
+    if (to > from) {
+        TRY(put_lone_half(s, out));
+        TRY(put(s, (const char *)bytes + from, to - from, out));
+    }
+    *at = to;
+    if (to == size) return ERR_OK;
+    if (bytes[to] < 0x20) return scan_error(s, to, "a control character in a string");
+    ++*at;
+    if (bytes[to] == '\\') {
+        s->state = ESCAPE;
+        return ERR_OK;
+    }
+    TRY(put_lone_half(s, out));
+    s->state = AFTER;
+    return s->after_string == COLON ? take_name(s) : ERR_OK;
+}
+
+/* ---- numbers and words ---- */
+
+static int number_step(int step, int c)
+{
+    bool digit = c >= '0' && c <= '9', e = c == 'e' || c == 'E';
+    switch (step) {
+    case SIGN: return c == '0' ? ZERO : digit ? DIGITS : BROKEN;
+    case ZERO: return c == '.' ? POINT : e ? E : BROKEN;
+    case DIGITS: return digit ? DIGITS : c == '.' ? POINT : e ? E : BROKEN;
+    case POINT: return digit ? FRACTION : BROKEN;
+    case FRACTION: return digit ? FRACTION : e ? E : BROKEN;
+    case E: return digit ? EXPONENT : c == '+' || c == '-' ? E_SIGN : BROKEN;
+    default: return digit ? EXPONENT : BROKEN;
+    }
+}
+
+static bool number_may_end(int step)
+{
+    return step == ZERO || step == DIGITS || step == FRACTION || step == EXPONENT;
+}
+
+/* A byte of a number; one that does not belong to it is left for what comes after. */
+static Err take_number(JsonlScan *s, int64_t *at, int c)
+{
+    bool inside = strchr("0123456789+-.eE", c) && c;
+    if (!inside && !number_may_end(s->step)) return scan_error(s, *at, "not a JSON value");
+    if (!inside) {
+        s->state = AFTER;
+        return ERR_OK;
+    }
+    s->step = number_step(s->step, c);
+    if (s->step == BROKEN) return scan_error(s, *at, "not a JSON value");
+    ++*at;
+    return ERR_OK;
+}
+
+static Err take_word(JsonlScan *s, int64_t at, int c)
+{
+    if (c != *s->word) return scan_error(s, at, "not a JSON value");
+    if (!*++s->word) s->state = AFTER;
+    return ERR_OK;
+}
+
+/* ---- values ---- */
+
+static Err begin_container(JsonlScan *s, int64_t at, int c, bool leads)
+{
+    if (s->depth == JSONL_DEPTH_MAX) return scan_error(s, at, "values are nested too deep");
+    s->open[s->depth++] = (char)c;
+    if (leads) s->on_path++;
+    s->state = c == '{' ? FIRST_NAME : FIRST_ITEM;
+    return ERR_OK;
+}
+
+static Err begin_value(JsonlScan *s, int64_t at, int c)
+{
+    bool wanted = s->matched, last = s->on_path == s->key->parts;
+    s->matched = false;
+    if (wanted && c != (last ? '"' : '{'))
+        return err_set(ERR_DATA, "the member '%s' %s", s->key->text,
+                       last ? "is not a string" : "leads through something that is not an object");
+    s->found |= wanted && last;
+    if (c == '"') {
+        begin_string(s, wanted ? WANTED : SKIPPED);
+        return ERR_OK;
+    }
+    if (c == '{' || c == '[') return begin_container(s, at, c, wanted);
+    s->state = WORD;
+    s->word = c == 't' ? "rue" : c == 'f' ? "alse" : c == 'n' ? "ull" : NULL;
+    if (s->word) return ERR_OK;
+    s->state = NUMBER;
+    s->step = c == '-' ? SIGN : number_step(SIGN, c);
+    return s->step == BROKEN ? scan_error(s, at, "not a JSON value") : ERR_OK;
+}
+
+static void end_container(JsonlScan *s)
+{
+    if (is_on_path(s)) s->on_path--;
+    s->state = --s->depth ? AFTER : DONE;
+}
+
+static Err after_value(JsonlScan *s, int64_t at, int c)
+{
+    bool object = s->open[s->depth - 1] == '{';
+    if (c == ',') s->state = object ? NAME : VALUE;
+    else if (c == (object ? '}' : ']')) end_container(s);
+    else
+        return scan_error(s, at,
+                          object ? "',' or '}' was expected" : "',' or a closing bracket was expected");
+    return ERR_OK;
+}
+
+static Err begin_name(JsonlScan *s, int64_t at, int c)
+{
+    if (c == '}' && s->state == FIRST_NAME) {
+        end_container(s);
+        return ERR_OK;
+    }
+    if (c != '"')
+        return scan_error(s, at,
+                          s->state == NAME ? "a member was expected after ','" : "a string was expected");
+    begin_string(s, is_on_path(s) ? COMPARED : SKIPPED);
+    s->name_at = 0;
+    return ERR_OK;
+}
+
+/* A byte between the parts of a value. */
+static Err take_mark(JsonlScan *s, int64_t at, int c)
+{
+    switch (s->state) {
+    case LINE:
+        if (c == 0xEF) /* the first byte of a byte order mark in UTF-8 */
+            return scan_error(s, at,
+                              "a line must hold one JSON object: save the file without a byte order mark");
+        if (c != '{') return scan_error(s, at, "a line must hold one JSON object");
+        return begin_container(s, at, c, true);
+    case FIRST_NAME:
+    case NAME: return begin_name(s, at, c);
+    case COLON:
+        if (c != ':') return scan_error(s, at, "':' was expected");
+        s->state = VALUE;
+        return ERR_OK;
+    case FIRST_ITEM:
+        if (c == ']') {
+            end_container(s);
+            return ERR_OK;
+        }
+        return begin_value(s, at, c);
+    case VALUE: return begin_value(s, at, c);
+    case AFTER: return after_value(s, at, c);
+    default: return scan_error(s, at, "something follows the object");
+    }
+}
+
+/* ---- a line ---- */
+
+void jsonl_begin(JsonlScan *s, const JsonlKey *key)
+{
+    s->key = key;
+    s->column = 0;
+    s->depth = s->on_path = 0;
+    s->state = LINE;
+    s->matched = s->found = false;
+    memset(s->seen, 0, sizeof s->seen);
+}
+
+Err jsonl_feed(JsonlScan *s, const char *bytes, int64_t size, JsonlText *out)
+{
+    const uint8_t *b = (const uint8_t *)bytes;
+    for (int64_t at = 0; at < size;) {
+        switch (s->state) {
+        case STRING: TRY(take_string(s, b, size, &at, out)); continue;
+        case ESCAPE: TRY(take_escape(s, at, b[at], out)); break;
+        case HEX: TRY(take_hex(s, at, b[at], out)); break;
+        case NUMBER: TRY(take_number(s, &at, b[at])); continue;
+        case WORD: TRY(take_word(s, at, b[at])); break;
+        default:
+            if (!is_blank(b[at])) TRY(take_mark(s, at, b[at]));
+        }
+        at++;
+    }
+    s->column += size;
+    return ERR_OK;
+}
+
+Err jsonl_end(JsonlScan *s, JsonlText *out)
+{
+    if (s->state == STRING || s->state == ESCAPE || s->state == HEX)
+        return scan_error(s, 0, "a string does not end");
+    TRY(jsonl_feed(s, "\n", 1, out)); /* ends a number */
+    if (s->state != DONE) return take_mark(s, -1, END);
+    if (!s->found) return err_set(ERR_DATA, "there is no member '%s'", s->key->text);
+    return ERR_OK;
+}
+
+bool jsonl_blank(const JsonlScan *s) { return s->state == LINE; }
 
 Err jsonl_member(const char *line, int64_t size, const char *key, JsonlText *out)
 {
-    Scan s = { .text = (const uint8_t *)line, .size = size };
-    bool found = false;
+    JsonlScan s;
+    JsonlKey k;
+    TRY(jsonl_key(key, &k));
     out->size = 0;
-    TRY(expect(&s, '{', "a line must hold one JSON object"));
-    skip_blanks(&s);
-    while (peek(&s) != '}') {
-        TRY(scan_member(&s, key, out, &found));
-        skip_blanks(&s);
-        if (peek(&s) == '}') break;
-        TRY(expect(&s, ',', "',' or '}' was expected"));
-        skip_blanks(&s);
-        if (peek(&s) == '}') return scan_error(&s, "a member was expected after ','");
-    }
-    s.at++;
-    skip_blanks(&s);
-    if (peek(&s) != END) return scan_error(&s, "something follows the object");
-    if (!found) return err_set(ERR_DATA, "there is no member '%s'", key);
-    return ERR_OK;
+    jsonl_begin(&s, &k);
+    TRY(jsonl_feed(&s, line, size, out));
+    return jsonl_end(&s, out);
 }

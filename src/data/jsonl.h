@@ -1,8 +1,8 @@
 /*
- * One line of a JSON-lines file: finds a string member of the object on it. The whole line is
- * checked for JSON grammar, but bytes inside strings are passed on as they are, UTF-8 or not: what
- * to do with them is the caller's decision (a general JSON library refuses such lines). Nesting
- * costs no stack.
+ * One line of a JSON-lines file: finds a string member of the object on it. The whole line is checked for JSON
+ * grammar, but bytes inside strings are passed on as they are, UTF-8 or not: what to do with them is the caller's
+ * decision (a general JSON library refuses such lines). Nesting costs no stack, and a line may come in pieces, so that
+ * its length costs no memory either.
  */
 #ifndef MEGATRAIN_DATA_JSONL_H
 #define MEGATRAIN_DATA_JSONL_H
@@ -11,6 +11,8 @@
 
 #include "base/err.h"
 
+enum { JSONL_DEPTH_MAX = 256, JSONL_KEY_PARTS = 8, JSONL_KEY_BYTES = 256 };
+
 /* Decoded text; grows as needed and is used again line after line. Start with all zero, free(text)
  * at the end. */
 typedef struct {
@@ -18,11 +20,44 @@ typedef struct {
     int64_t size, capacity;
 } JsonlText;
 
+/* Where the text is: "text", or "a.b" for member b of the object that is member a; "\." is a dot in a name. */
+typedef struct {
+    char text[JSONL_KEY_BYTES]; /* as it was given, for messages */
+    char names[JSONL_KEY_BYTES];
+    int start[JSONL_KEY_PARTS + 1]; /* of each name in `names`, and the end of the last */
+    int parts;
+} JsonlKey;
+
+/* ERR_CONFIG if the key is empty, too long or too deep, or one of its names is empty. */
+Err jsonl_key(const char *text, JsonlKey *out);
+
+/* A line being read; opaque. */
+typedef struct {
+    const JsonlKey *key;
+    int64_t column;             /* bytes of the line in earlier pieces */
+    char open[JSONL_DEPTH_MAX]; /* '{' or '[' of the values we are inside of */
+    int depth, on_path;         /* on_path: depth of the innermost object that the key leads through */
+    int state, sink, after_string, step;
+    const char *word;
+    uint32_t code, high; /* of \u escapes: the digits so far; half of a pair that waits for the other */
+    int name_at;         /* bytes of the key's name that the member's name has matched; -1: another name */
+    bool matched, seen[JSONL_KEY_PARTS], found;
+} JsonlScan;
+
 /*
- * out = the string member `key` of the object that the line consists of. \u escapes become UTF-8;
- * half of a surrogate pair becomes U+FFFD. ERR_DATA naming the column: not JSON, nested deeper
- * than 256, no such member, member twice or not a string.
+ * The line in pieces: begin, feed any number of times, end. Each piece's part of the wanted text is added to `out`
+ * (whose size the caller sets to 0 when it begins). \u escapes become UTF-8; half of a surrogate pair becomes U+FFFD.
+ * ERR_DATA naming the column: not JSON, nested deeper than JSONL_DEPTH_MAX, no such member, member twice or not a
+ * string.
  */
+void jsonl_begin(JsonlScan *s, const JsonlKey *key);
+Err jsonl_feed(JsonlScan *s, const char *bytes, int64_t size, JsonlText *out);
+Err jsonl_end(JsonlScan *s, JsonlText *out);
+
+/* Nothing but blanks so far. */
+bool jsonl_blank(const JsonlScan *s);
+
+/* All of it in one go: out = the text of the member. */
 Err jsonl_member(const char *line, int64_t size, const char *key, JsonlText *out);
 
 #endif

@@ -6,6 +6,8 @@
 #include <stdio.h>
 #include <string.h>
 #include <utf8proc.h>
+#include <zlib.h>
+#include <zstd.h>
 
 const char *data_libraries(char buf[LIBRARIES_BYTES])
 {
@@ -13,6 +15,7 @@ const char *data_libraries(char buf[LIBRARIES_BYTES])
     if (pcre2_config(PCRE2_CONFIG_VERSION, NULL) <= (int)sizeof pcre2)
         pcre2_config(PCRE2_CONFIG_VERSION, pcre2);
     pcre2[strcspn(pcre2, " ")] = 0;
-    snprintf(buf, LIBRARIES_BYTES, "PCRE2 %s, utf8proc %s", pcre2, utf8proc_version());
+    snprintf(buf, LIBRARIES_BYTES, "PCRE2 %s, utf8proc %s, zlib %s, zstd %s", pcre2, utf8proc_version(),
+             zlibVersion(), ZSTD_versionString());
     return buf;
 }

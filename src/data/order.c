@@ -67,26 +67,24 @@ static int next_source(const Blend *b, const int32_t *taken, int k)
     return best;
 }
 
-static Err check_weights(const double *weights, int source_count, double *sum)
+Err blend_check(const double *weights, int source_count)
 {
-    *sum = 0;
     if (source_count < 1 || source_count > BLEND_SOURCES_MAX)
         return err_set(ERR_CONFIG, "a blend of '%d' data sets: 1 to %d are possible", source_count,
                        BLEND_SOURCES_MAX);
-    for (int d = 0; d < source_count; d++) {
+    for (int d = 0; d < source_count; d++)
         if (!(weights[d] > 0) || !(weights[d] < 1e300))
             return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is not a positive number", weights[d],
                            d + 1);
-        *sum += weights[d];
-    }
     return ERR_OK;
 }
 
 Err blend_init(Blend *b, const double *weights, int source_count)
 {
     int32_t taken[BLEND_SOURCES_MAX] = { 0 };
-    double sum;
-    TRY(check_weights(weights, source_count, &sum));
+    double sum = 0;
+    TRY(blend_check(weights, source_count));
+    for (int d = 0; d < source_count; d++) sum += weights[d];
     b->source_count = source_count;
     round_weights(b, weights, sum);
     for (int d = 0; d < source_count; d++)

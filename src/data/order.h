@@ -38,10 +38,12 @@ typedef struct {
     uint16_t prefix[BLEND_BLOCK];     /* earlier draws of the same data set in the block */
 } Blend;
 
+/* ERR_CONFIG: a weight that is not positive and finite; too many or none. */
+Err blend_check(const double *weights, int source_count);
+
 /*
  * Rounds weights (any positive scale) to 4096ths by largest remainder and lays out the block.
- * ERR_CONFIG: a weight that is not positive and finite, or so small that it rounds to nothing; too
- * many.
+ * ERR_CONFIG as blend_check, and for a weight so small that it rounds to nothing.
  */
 Err blend_init(Blend *b, const double *weights, int source_count);
 

@@ -1,302 +1,442 @@
 /*
- * The input is cut into chunks of about CHUNK_BYTES: at ends of lines or documents, or inside a
- * long text document where tokenizer_cut says that it changes no id. A batch of chunks is encoded
- * in parallel and then written in order by one thread; that is all the order there is to keep.
+ * Chunks go round in a ring: cut from the inputs (cut.h), encoded, written. Every thread does whatever is most urgent
+ * and not being done: write the oldest chunk if it is encoded, else encode the oldest that is cut, else cut the next.
+ * One thread at a time cuts and one writes, so both happen in order, and all the while the others encode.
  */
 #include "data/preprocess.h"
 
+#include <math.h>
 #include <omp.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
-#include "base/file.h"
+#include "base/clock.h"
 #include "base/log.h"
+#include "data/cut.h"
 #include "data/grow.h"
 #include "data/indexed.h"
-#include "data/jsonl.h"
-#include "data/tokenizer.h"
+#include "data/progress.h"
+#include "data/resume.h"
 
-enum { CHUNK_BYTES = 256 << 10, CHUNKS_PER_THREAD = 8, MESSAGE_BYTES = 512 };
+enum { CHUNKS_PER_THREAD = 3, KEPT_BYTES = 8 << 20 };
 
 typedef struct {
-    const char *path, *text; /* in a map */
-    int64_t offset, size;    /* in the file */
-    bool ends_document;      /* text: this is the last chunk of the file */
-    FileMap map;             /* the file's, in its last chunk: released with it */
-
+    Chunk chunk;
+    bool encoded; /* or failed */
     TokenList tokens;
     int64_t *ends; /* of documents: tokens of this chunk up to there */
     int64_t end_count, end_capacity;
     int64_t empty, invalid_bytes;
-    JsonlText line;
     Err err;
-    char message[MESSAGE_BYTES];
-} Chunk;
+    ErrKept why;
+} Work;
+
+/* What a thread needs of its own. */
+typedef struct {
+    Encoder *encoder;
+    JsonlScan scan;
+    JsonlText text;
+} Tools;
 
 typedef struct {
     const PreprocessOptions *o;
+    char options[JSONL_KEY_BYTES + 64];
+    CutOptions cut;
     Tokenizer *tokenizer;
+    InputStat *stats;
+    JobIdentity identity;
+    int lock;
+    Cutter *cutter;
     IndexedWriter *writer;
-    Encoder **encoders; /* one a thread */
-    Chunk *chunks;
-    int threads, chunk_limit, chunk_count;
-    int next_input;
-    FileMap map; /* of the input being cut; path NULL: none */
-    int64_t at;
-    PreprocessResult *result;
+    int threads;
+    Tools *tools;
+
+    /* the ring; numbers of chunks only grow */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    Work *works;
+    int64_t room, written, taken, cut_count; /* chunks up to these are written, being encoded, cut */
+    bool cutting, writing, cut_all, stop;
+    Err err;
+    ErrKept why;
+
+    /* the writing thread's */
+    JobDone done, file_start;
+    double save_s; /* when to save next */
+    bool saved;
+    Progress progress;
 } Job;
 
-/* ---- cutting ---- */
+/* ---- encoding ---- */
 
-static const char *line_end(const char *text, const char *end)
+/* Text of a document that began in this chunk or before it (`goes_on`), and ends with this text or not. */
+static Err encode_part(const Job *j, Work *w, Tools *t, const char *text, int64_t size, bool goes_on,
+                       bool ends)
 {
-    const char *stop = memchr(text, '\n', (size_t)(end - text));
-    return stop ? stop : end;
-}
-
-static bool is_blank_line(const char *line, const char *stop)
-{
-    while (line < stop && (*line == ' ' || *line == '\t' || *line == '\r')) line++;
-    return line == stop;
-}
-
-/* The first line start after about CHUNK_BYTES; for paragraphs one that begins a blank line. */
-static int64_t cut_at_line(const char *text, int64_t size, bool blank)
-{
-    const char *end = text + size, *at = line_end(text + CHUNK_BYTES, end);
-    while (at < end) {
-        const char *start = ++at;
-        at = line_end(start, end);
-        if (!blank || is_blank_line(start, at)) return start - text;
-    }
-    return size;
-}
-
-/* Where a text document may be cut; looks further and further when there is no good place. */
-static int64_t cut_inside_text(const Tokenizer *t, const char *text, int64_t size)
-{
-    for (int64_t window = CHUNK_BYTES; window < size; window *= 2) {
-        int64_t cut = tokenizer_cut(t, text, window);
-        if (cut > 0) return cut;
-    }
-    return size;
-}
-
-static int64_t chunk_size(const Job *j, const char *text, int64_t left)
-{
-    if (left <= CHUNK_BYTES) return left;
-    if (j->o->format == INPUT_JSONL) return cut_at_line(text, left, false);
-    if (j->o->split_blank_lines) return cut_at_line(text, left, true);
-    return cut_inside_text(j->tokenizer, text, left);
-}
-
-static Err next_file(Job *j)
-{
-    TRY_AS(ERR_DATA, file_map(j->o->inputs[j->next_input], &j->map));
-    j->next_input++;
-    j->at = 0;
-    j->result->input_bytes += j->map.size_bytes;
-    return ERR_OK;
-}
-
-/* Prepares the next chunk of the input; the file goes with its last chunk. */
-static void cut_chunk(Job *j, Chunk *c)
-{
-    const char *text = j->map.data;
-    int64_t left = j->map.size_bytes - j->at;
-    c->path = j->o->inputs[j->next_input - 1];
-    c->text = text ? text + j->at : "";
-    c->offset = j->at;
-    c->size = chunk_size(j, c->text, left);
-    c->ends_document = c->size == left;
-    c->tokens.count = c->end_count = c->empty = c->invalid_bytes = 0;
-    c->err = ERR_OK;
-    j->at += c->size;
-    if (c->size < left) return;
-    c->map = j->map;
-    j->map = (FileMap){ 0 };
-}
-
-static Err cut_batch(Job *j)
-{
-    for (j->chunk_count = 0; j->chunk_count < j->chunk_limit; j->chunk_count++) {
-        if (!j->map.path && j->next_input == j->o->input_count) break;
-        if (!j->map.path) TRY(next_file(j));
-        cut_chunk(j, &j->chunks[j->chunk_count]);
-    }
-    return ERR_OK;
-}
-
-/* ---- encoding (several threads, each with chunks and an encoder of its own) ---- */
-
-static Err encode_part(const Job *j, Chunk *c, Encoder *e, const char *text, int64_t size, bool ends)
-{
-    TRY(encoder_run(e, text, size, &c->tokens, &c->invalid_bytes));
+    TRY(encoder_run(t->encoder, text, size, &w->tokens, &w->invalid_bytes));
     if (!ends) return ERR_OK;
-    if (size == 0) c->empty++;
-    else if (j->o->append_eod) TRY(token_list_add(&c->tokens, tokenizer_eod(j->tokenizer)));
-    TRY(grow_to(&c->ends, &c->end_capacity, c->end_count + 1));
-    c->ends[c->end_count++] = c->tokens.count;
+    if (size == 0 && !goes_on) w->empty++;
+    else if (j->o->append_eod) TRY(token_list_add(&w->tokens, tokenizer_eod(j->tokenizer)));
+    TRY(grow_to(&w->ends, &w->end_capacity, w->end_count + 1));
+    w->ends[w->end_count++] = w->tokens.count;
     return ERR_OK;
 }
 
-static Err encode_paragraphs(const Job *j, Chunk *c, Encoder *e)
+static Err encode_document(const Job *j, Work *w, Tools *t)
 {
+    const Chunk *c = &w->chunk;
+    return encode_part(j, w, t, c->text, c->size, c->continues, !c->open);
+}
+
+static Err encode_paragraphs(const Job *j, Work *w, Tools *t)
+{
+    const Chunk *c = &w->chunk;
     const char *end = c->text + c->size, *first = NULL, *last = NULL;
-    for (const char *line = c->text, *stop; line < end; line = stop + 1) {
+    bool goes_on = c->continues;
+    bool rest = goes_on; /* of a line that began in the chunk before */
+    for (const char *line = c->text, *stop; line < end || rest; line = stop + 1, rest = false) {
         stop = line_end(line, end);
-        bool blank = is_blank_line(line, stop);
-        if (!blank) {
+        if (rest || !line_is_blank(line, stop)) {
             if (!first) first = line;
             last = stop;
         } else if (first) {
-            TRY(encode_part(j, c, e, first, last - first, true));
+            TRY(encode_part(j, w, t, first, last - first, goes_on, true));
             first = NULL;
+            goes_on = false;
         }
     }
-    return first ? encode_part(j, c, e, first, last - first, true) : ERR_OK;
+    return first ? encode_part(j, w, t, first, last - first, goes_on, !c->open) : ERR_OK;
 }
 
-static int64_t line_number(const Chunk *c, const char *line)
+static Err encode_lines(const Job *j, Work *w, Tools *t)
 {
-    int64_t n = 1;
-    for (const char *p = c->text - c->offset; p < line; p++) n += *p == '\n';
-    return n;
-}
-
-static Err encode_lines(const Job *j, Chunk *c, Encoder *e)
-{
-    const char *end = c->text + c->size, *key = j->o->key ? j->o->key : "text";
+    Chunk *c = &w->chunk;
+    const char *end = c->text + c->size;
     for (const char *line = c->text, *stop; line < end; line = stop + 1) {
         stop = line_end(line, end);
-        if (is_blank_line(line, stop)) continue;
-        Err err = jsonl_member(line, stop - line, key, &c->line);
-        if (err) return err_prefix(err, "line '%lld'", (long long)line_number(c, line));
-        TRY(encode_part(j, c, e, c->line.text, c->line.size, true));
+        if (!line_is_blank(line, stop)) {
+            t->text.size = 0;
+            c->at_line = true;
+            jsonl_begin(&t->scan, &j->cut.key);
+            TRY(jsonl_feed(&t->scan, line, stop - line, &t->text));
+            TRY(jsonl_end(&t->scan, &t->text));
+            c->at_line = false;
+            TRY(encode_part(j, w, t, t->text.text, t->text.size, false, true));
+        }
+        c->lines++;
     }
     return ERR_OK;
 }
 
-static void encode_chunk(const Job *j, Chunk *c, Encoder *e)
+static Err encode(const Job *j, Work *w, Tools *t)
 {
-    if (j->o->format == INPUT_JSONL) c->err = encode_lines(j, c, e);
-    else if (j->o->split_blank_lines) c->err = encode_paragraphs(j, c, e);
-    else c->err = encode_part(j, c, e, c->text, c->size, c->ends_document);
-    /* failures are recorded per thread: carry the text to the one that reports it */
-    if (c->err) snprintf(c->message, sizeof c->message, "%s", err_message());
-}
-
-static void encode_batch(Job *j)
-{
-#pragma omp parallel for schedule(dynamic, 1) num_threads(j->threads)
-    for (int i = 0; i < j->chunk_count; i++)
-        encode_chunk(j, &j->chunks[i], j->encoders[omp_get_thread_num()]);
+    if (w->chunk.kind == CHUNK_LINES) return encode_lines(j, w, t);
+    return w->chunk.kind == CHUNK_PARAGRAPHS ? encode_paragraphs(j, w, t) : encode_document(j, w, t);
 }
 
 /* ---- writing ---- */
 
-/* Gives the pages of a chunk back, so that a large input does not fill memory. */
-static void let_go(Chunk *c)
+static Err chunk_error(const Job *j, const Work *w)
 {
-    uintptr_t page = (uintptr_t)sysconf(_SC_PAGESIZE), start = (uintptr_t)c->text;
-    uintptr_t from = start / page * page, to = (start + (uintptr_t)c->size) / page * page;
-    if (c->size > 0 && to > from) madvise((void *)from, to - from, MADV_DONTNEED);
-    file_unmap(&c->map);
+    err_again(&w->why, w->err);
+    if (!w->chunk.at_line) return w->err;
+    return err_prefix(w->err, "'%s': line '%lld'", j->o->inputs[w->chunk.input],
+                      (long long)(j->done.place.lines + w->chunk.lines + 1));
 }
 
-static Err write_chunk(Job *j, Chunk *c)
+static Err save(Job *j)
+{
+    TRY(indexed_sync(j->writer));
+    j->done.written = indexed_now(j->writer);
+    TRY(job_save(&j->identity, &j->done, &j->file_start));
+    j->saved = true;
+    j->save_s = clock_s() + j->o->save_every_s;
+    return ERR_OK;
+}
+
+static void count_chunk(Job *j, const Work *w)
+{
+    bool next_file = w->chunk.next.input != w->chunk.input;
+    int64_t lines = next_file ? 0 : j->done.place.lines + w->chunk.lines;
+    j->done.place = w->chunk.next;
+    j->done.place.lines = lines;
+    j->done.empty_documents += w->empty;
+    j->done.invalid_bytes += w->invalid_bytes;
+    if (!next_file) return;
+    j->file_start = j->done;
+    j->file_start.written = indexed_now(j->writer);
+}
+
+static Err write_chunk(Job *j, Work *w)
 {
     int64_t from = 0;
-    if (c->err) return err_set(c->err, "'%s': %s", c->path, c->message);
-    for (int64_t i = 0; i < c->end_count; from = c->ends[i++]) {
-        TRY(indexed_add_tokens(j->writer, c->tokens.ids + from, c->ends[i] - from));
+    if (w->err) return chunk_error(j, w);
+    for (int64_t i = 0; i < w->end_count; from = w->ends[i++]) {
+        TRY(indexed_add_tokens(j->writer, w->tokens.ids + from, w->ends[i] - from));
         TRY(indexed_end_document(j->writer));
     }
-    TRY(indexed_add_tokens(j->writer, c->tokens.ids + from, c->tokens.count - from));
-    j->result->documents += c->end_count;
-    j->result->empty_documents += c->empty;
-    j->result->invalid_bytes += c->invalid_bytes;
-    return ERR_OK;
+    TRY(indexed_add_tokens(j->writer, w->tokens.ids + from, w->tokens.count - from));
+    count_chunk(j, w);
+    progress_show(&j->progress, w->chunk.consumed_bytes, indexed_written_tokens(j->writer));
+    return w->chunk.safe && clock_s() >= j->save_s ? save(j) : ERR_OK;
 }
 
-static Err write_batch(Job *j)
+/* ---- the ring ---- */
+
+/* Of a chunk that was far longer than usual. */
+static void let_go(Work *w)
 {
-    for (int i = 0; i < j->chunk_count; i++) {
-        TRY(write_chunk(j, &j->chunks[i]));
-        let_go(&j->chunks[i]);
+    if (w->chunk.capacity > KEPT_BYTES) {
+        free(w->chunk.text);
+        w->chunk.text = NULL;
+        w->chunk.capacity = 0;
     }
-    return ERR_OK;
+    if (w->tokens.capacity * (int64_t)sizeof *w->tokens.ids > KEPT_BYTES) {
+        free(w->tokens.ids);
+        w->tokens = (TokenList){ 0 };
+    }
 }
 
-static Err run_batches(Job *j)
+static void take_failure(Work *w, Err err)
 {
-    for (;;) {
-        TRY(cut_batch(j));
-        if (j->chunk_count == 0) break;
-        encode_batch(j);
-        TRY(write_batch(j));
+    w->err = err;
+    if (err) err_keep(&w->why);
+}
+
+/* Each of these three is called with the mutex held, lets it go for its work, and holds it again at the end. */
+static void write_next(Job *j)
+{
+    Work *w = &j->works[j->written % j->room];
+    j->writing = true;
+    pthread_mutex_unlock(&j->mutex);
+    Err err = write_chunk(j, w);
+    let_go(w);
+    pthread_mutex_lock(&j->mutex);
+    j->writing = false;
+    j->written++;
+    if (!err) return;
+    err_keep(&j->why);
+    j->err = err;
+    j->stop = true;
+}
+
+static void encode_next(Job *j, Tools *t)
+{
+    Work *w = &j->works[j->taken++ % j->room];
+    pthread_mutex_unlock(&j->mutex);
+    if (!w->err) take_failure(w, encode(j, w, t));
+    pthread_mutex_lock(&j->mutex);
+    w->encoded = true;
+}
+
+/* A failure takes its turn as a chunk: what comes before it is written first. */
+static void cut_next(Job *j)
+{
+    Work *w = &j->works[j->cut_count % j->room];
+    bool more = true;
+    j->cutting = true;
+    w->encoded = false;
+    w->tokens.count = w->end_count = w->empty = w->invalid_bytes = 0;
+    pthread_mutex_unlock(&j->mutex);
+    take_failure(w, cutter_next(j->cutter, &w->chunk, &more));
+    pthread_mutex_lock(&j->mutex);
+    j->cutting = false;
+    if (more) j->cut_count++;
+    if (!more || w->err) j->cut_all = true;
+}
+
+static void work(Job *j, Tools *t)
+{
+    pthread_mutex_lock(&j->mutex);
+    while (!j->stop && !(j->cut_all && j->written == j->cut_count)) {
+        bool writable = !j->writing && j->written < j->taken && j->works[j->written % j->room].encoded;
+        if (writable) write_next(j);
+        else if (j->taken < j->cut_count) encode_next(j, t);
+        else if (!j->cutting && !j->cut_all && j->cut_count - j->written < j->room) cut_next(j);
+        else {
+            pthread_cond_wait(&j->changed, &j->mutex);
+            continue;
+        }
+        pthread_cond_broadcast(&j->changed);
     }
-    j->result->tokens = indexed_written_tokens(j->writer);
-    if (j->result->tokens > 0) return ERR_OK;
-    err_set(ERR_DATA, "the input holds no text: '%s'%s", j->o->inputs[0],
-            j->o->input_count > 1 ? " and the others" : "");
-    return ERR_DATA;
+    pthread_mutex_unlock(&j->mutex);
+}
+
+typedef struct {
+    Job *job;
+    Tools *tools;
+    pthread_t thread;
+} Worker;
+
+static void *worker_main(void *arg)
+{
+    Worker *w = arg;
+    work(w->job, w->tools);
+    return NULL;
+}
+
+static Err run_threads(Job *j)
+{
+    Worker *workers = calloc((size_t)j->threads, sizeof *workers);
+    if (!workers) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
+    int count = 1; /* this thread is the first */
+    bool started = true;
+    while (started && count < j->threads) {
+        workers[count] = (Worker){ .job = j, .tools = &j->tools[count] };
+        started = pthread_create(&workers[count].thread, NULL, worker_main, &workers[count]) == 0;
+        count += started;
+    }
+    if (started) work(j, &j->tools[0]);
+    pthread_mutex_lock(&j->mutex);
+    j->stop = true;
+    pthread_mutex_unlock(&j->mutex);
+    for (int i = 1; i < count; i++) pthread_join(workers[i].thread, NULL);
+    free(workers);
+    if (!started) return err_set(ERR_MEMORY, "cannot start thread '%d' of '%d'", count + 1, j->threads);
+    return j->err ? err_again(&j->why, j->err) : ERR_OK;
 }
 
 /* ---- the whole ---- */
 
-static Err open_job(Job *j)
+static Err open_options(Job *j)
 {
     const PreprocessOptions *o = j->o;
+    bool lines = o->format == INPUT_JSONL;
+    TRY(jsonl_key(o->key ? o->key : "text", &j->cut.key));
+    snprintf(j->options, sizeof j->options, "%s%s%s%s", lines ? "jsonl, key " : "text",
+             lines ? j->cut.key.text : "", o->split_blank_lines ? ", split at blank lines" : "",
+             o->append_eod ? ", append eod" : "");
     TRY(tokenizer_open(o->tokenizer, &j->tokenizer));
     if (o->append_eod && tokenizer_eod(j->tokenizer) < 0) {
         err_set(ERR_DATA, "tokenizer '%s' has no id that ends a document", o->tokenizer);
         err_hint("leave out --append-eod, or use a tokenizer with <|endoftext|>");
         return ERR_DATA;
     }
-    j->threads = o->threads > 0 ? o->threads : omp_get_max_threads();
-    j->chunk_limit = j->threads * CHUNKS_PER_THREAD;
-    j->encoders = calloc((size_t)j->threads, sizeof *j->encoders);
-    j->chunks = calloc((size_t)j->chunk_limit, sizeof *j->chunks);
-    if (!j->encoders || !j->chunks) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
-    for (int i = 0; i < j->threads; i++) TRY(encoder_open(j->tokenizer, &j->encoders[i]));
-    j->result->vocab = tokenizer_vocab(j->tokenizer);
-    TokenType type = indexed_type_for(j->result->vocab);
-    j->result->token_type = token_type_name(type);
-    return indexed_create(o->output, type, &j->writer);
+    j->cut.inputs = o->inputs;
+    j->cut.input_count = o->input_count;
+    j->cut.tokenizer = j->tokenizer;
+    j->cut.kind = lines ? CHUNK_LINES : o->split_blank_lines ? CHUNK_PARAGRAPHS : CHUNK_DOCUMENT;
+    return ERR_OK;
+}
+
+static Err open_identity(Job *j, PreprocessResult *r)
+{
+    const PreprocessOptions *o = j->o;
+    j->stats = calloc((size_t)o->input_count, sizeof *j->stats);
+    if (!j->stats) return err_set(ERR_MEMORY, "no memory for '%d' inputs", o->input_count);
+    for (int i = 0; i < o->input_count; i++) {
+        TRY(input_stat(o->inputs[i], &j->stats[i]));
+        r->input_bytes += j->stats[i].size_bytes;
+    }
+    j->identity = (JobIdentity){ .prefix = o->output,
+                                 .options = j->options,
+                                 .inputs = o->inputs,
+                                 .stats = j->stats,
+                                 .input_count = o->input_count };
+    return tokenizer_identity(j->tokenizer, o->tokenizer, &j->identity.tokenizer);
+}
+
+static Err open_threads(Job *j)
+{
+    j->threads = j->o->threads > 0 ? j->o->threads : omp_get_max_threads();
+    j->room = (int64_t)j->threads * CHUNKS_PER_THREAD;
+    j->tools = calloc((size_t)j->threads, sizeof *j->tools);
+    j->works = calloc((size_t)j->room, sizeof *j->works);
+    if (!j->tools || !j->works) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
+    for (int i = 0; i < j->threads; i++) TRY(encoder_open(j->tokenizer, &j->tools[i].encoder));
+    return ERR_OK;
+}
+
+/* The writer, from the beginning or from where an earlier process was stopped. */
+static Err open_writer(Job *j, TokenType type)
+{
+    bool found;
+    TRY(job_load(&j->identity, &j->done, &j->file_start, &found));
+    if (found) {
+        Err err = indexed_resume(j->o->output, type, &j->done.written, &j->writer);
+        if (err && err != ERR_DATA) return err;
+        j->saved = true;
+        if (!err) return ERR_OK;
+        log_warn("%s: the job starts from the beginning", err_message());
+    }
+    j->done = j->file_start = (JobDone){ 0 };
+    return indexed_create(j->o->output, type, &j->writer);
+}
+
+static Err open_places(Job *j, int64_t total_bytes)
+{
+    const InputPlace *at = &j->done.place;
+    int64_t before = 0;
+    for (int64_t i = 0; i < at->input; i++) before += j->stats[i].size_bytes;
+    j->save_s = j->o->save_every_s > 0 ? clock_s() + j->o->save_every_s : INFINITY;
+    progress_open(&j->progress, total_bytes);
+    if (j->done.written.documents + j->done.written.tokens > 0)
+        log_info("going on in %s.part: %lld documents and %lld tokens are there", j->o->output,
+                 (long long)j->done.written.documents, (long long)j->done.written.tokens);
+    return cutter_open(&j->cut, *at, j->cut.kind == CHUNK_DOCUMENT && at->offset > 0, before, &j->cutter);
+}
+
+static Err run(Job *j, PreprocessResult *r)
+{
+    TRY(open_options(j));
+    TRY(open_identity(j, r));
+    TRY(open_threads(j));
+    TRY(job_lock(j->o->output, &j->lock));
+    r->vocab = tokenizer_vocab(j->tokenizer);
+    TokenType type = indexed_type_for(r->vocab);
+    r->token_type = token_type_name(type);
+    TRY(open_writer(j, type));
+    indexed_made_with(j->writer, tokenizer_crc(j->tokenizer));
+    TRY(open_places(j, r->input_bytes));
+    TRY(run_threads(j));
+    if (j->saved) TRY(save(j)); /* what follows must not cost the work either */
+    IndexedMark all = indexed_now(j->writer);
+    r->tokens = all.tokens;
+    r->documents = all.documents;
+    r->empty_documents = j->done.empty_documents;
+    r->invalid_bytes = j->done.invalid_bytes;
+    if (all.tokens > 0) return ERR_OK;
+    err_set(ERR_DATA, "the input holds no text: '%s'%s", j->o->inputs[0],
+            j->o->input_count > 1 ? " and the others" : "");
+    return ERR_DATA;
 }
 
 static void close_job(Job *j)
 {
+    progress_close(&j->progress);
     indexed_abandon(j->writer);
-    for (int i = 0; i < j->chunk_limit && j->chunks; i++) {
-        file_unmap(&j->chunks[i].map);
-        free(j->chunks[i].tokens.ids);
-        free(j->chunks[i].ends);
-        free(j->chunks[i].line.text);
+    if (j->lock >= 0) job_unlock(j->o->output, j->lock);
+    for (int i = 0; i < j->room && j->works; i++) {
+        free(j->works[i].chunk.text);
+        free(j->works[i].tokens.ids);
+        free(j->works[i].ends);
     }
-    for (int i = 0; i < j->threads && j->encoders; i++) encoder_close(j->encoders[i]);
-    file_unmap(&j->map);
-    free(j->chunks);
-    free(j->encoders);
+    for (int i = 0; i < j->threads && j->tools; i++) {
+        encoder_close(j->tools[i].encoder);
+        free(j->tools[i].text.text);
+    }
+    cutter_close(j->cutter);
+    free(j->works);
+    free(j->tools);
+    free(j->stats);
     tokenizer_close(j->tokenizer);
 }
 
 Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result)
 {
-    Job j = { .o = o, .result = result };
+    Job j = { .o = o, .lock = -1, .mutex = PTHREAD_MUTEX_INITIALIZER, .changed = PTHREAD_COND_INITIALIZER };
     ASSERT(o->input_count > 0);
     *result = (PreprocessResult){ 0 };
-    Err err = open_job(&j);
-    if (!err) err = run_batches(&j);
+    Err err = run(&j, result);
     if (!err) {
         err = indexed_finish(j.writer);
         j.writer = NULL;
     }
     close_job(&j);
+    if (err == ERR_IO && j.saved)
+        err_hint("'%s.part' keeps what is done: the same command goes on with it", o->output);
     if (!err && result->invalid_bytes)
         log_warn("'%lld' bytes of the input were not UTF-8 and were kept as byte tokens",
                  (long long)result->invalid_bytes);

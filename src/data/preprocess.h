@@ -6,8 +6,13 @@
  *            lines, and the line end before them, belong to none)
  *   jsonl    each line is an object, whose member `key` is a document; empty lines are skipped
  *
- * Memory: the inputs are mapped and let go piece by piece. A text document may be of any size; a
- * paragraph or a JSON line must fit into memory.
+ * Inputs may be compressed (input.h). Memory: some 5 MiB a thread, whatever the lengths of files, lines and documents
+ * (cut.h says where that ends).
+ *
+ * From time to time what is done is made safe in PREFIX.part. A job that was interrupted, in whatever way, goes on from
+ * there when it is started again, to the same bytes (resume.h).
+ *
+ * Where to read on: cut.h (reading), indexed.h (writing).
  */
 #ifndef MEGATRAIN_DATA_PREPROCESS_H
 #define MEGATRAIN_DATA_PREPROCESS_H
@@ -24,10 +29,11 @@ typedef struct {
     const char *tokenizer; /* as tokenizer_open takes it */
     const char *output;    /* PREFIX of .bin and .idx; folders are made */
     InputFormat format;
-    const char *key; /* jsonl; NULL: "text" */
+    const char *key; /* jsonl (jsonl.h: JsonlKey); NULL: "text" */
     bool append_eod; /* an end-of-document id after every document that has tokens */
     bool split_blank_lines;
-    int threads; /* 0: as many as OpenMP would use */
+    int threads;         /* 0: as many as OpenMP would use */
+    double save_every_s; /* between two times that work is made safe; 0: never */
 } PreprocessOptions;
 
 typedef struct {
@@ -40,8 +46,9 @@ typedef struct {
 /*
  * The output appears whole or not at all. Invalid UTF-8 is kept byte by byte, with a warning that
  * says how much.
- * Errors: ERR_DATA naming file and line (input missing, not JSON, no tokens at all, tokenizer
- * without an end of document where one is wanted), ERR_IO for the output.
+ * Errors: ERR_DATA naming file and line (input missing or damaged, not JSON, no tokens at all, tokenizer
+ * without an end of document where one is wanted), ERR_CONFIG (the key; PREFIX.part is a job's with other options),
+ * ERR_STORAGE if another process writes the same files, ERR_IO for the output.
  */
 Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result);
 

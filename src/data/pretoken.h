@@ -34,4 +34,11 @@ void splitter_work_close(SplitterWork *w);
  */
 Err splitter_next(SplitterWork *w, const char *text, int64_t size, int64_t at, int64_t *end);
 
+/*
+ * The last place below `size` where every pattern starts a new piece, whatever stands around: a blank, a line feed, a
+ * comma or a full stop, ASCII's or East Asia's, behind a digit or a letter of any script that NFC does not change (the
+ * look-ahead of the white-space rule looks only to the right of blanks). 0: there is none.
+ */
+int64_t split_cut(const char *text, int64_t size);
+
 #endif

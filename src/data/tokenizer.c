@@ -61,20 +61,6 @@ static int32_t find_eod(const Tokenizer *t)
     return -1;
 }
 
-static int longest_first(const void *a, const void *b)
-{
-    const AddedToken *x = a, *y = b;
-    if (x->text.size != y->text.size) return x->text.size < y->text.size ? 1 : -1;
-    return (x->id > y->id) - (x->id < y->id);
-}
-
-static void index_added(Tokenizer *t)
-{
-    if (t->added_count) qsort(t->added, (size_t)t->added_count, sizeof *t->added, longest_first);
-    for (int64_t i = 0; i < t->added_count; i++)
-        t->added_starts[t->added[i].normalized][(uint8_t)t->added[i].text.bytes[0]] = true;
-}
-
 Err tokenizer_open(const char *spec, Tokenizer **out)
 {
     Tokenizer *t = calloc(1, sizeof *t);
@@ -86,7 +72,7 @@ Err tokenizer_open(const char *spec, Tokenizer **out)
         return err;
     }
     if (!t->is_byte) {
-        index_added(t);
+        added_index(t->added, t->added_count, t->sets);
         t->eod = find_eod(t);
     }
     *out = t;
@@ -173,33 +159,21 @@ static Err encode_pieces(Encoder *e, const char *text, int64_t size, TokenList *
     return ERR_OK;
 }
 
-/* The first added token of this kind at or after *at, whose place goes there; NULL and *at = size
- * if none. */
-static const AddedToken *added_next(const Tokenizer *t, bool normalized, const char *text, int64_t size,
-                                    int64_t *at)
+/* The ids of the added tokens of a set, and of what stands between them by `between`. */
+static Err encode_around(Encoder *e, const AddedSet *set, const char *text, int64_t size, TokenList *out,
+                         Err (*between)(Encoder *, const char *, int64_t, TokenList *))
 {
-    if (t->added_count == 0) *at = size;
-    for (; *at < size; ++*at) {
-        if (!t->added_starts[normalized][(uint8_t)text[*at]]) continue;
-        for (int64_t i = 0; i < t->added_count; i++) {
-            const AddedToken *a = &t->added[i];
-            if (a->normalized == normalized && a->text.size <= size - *at &&
-                memcmp(text + *at, a->text.bytes, (size_t)a->text.size) == 0)
-                return a;
-        }
+    int64_t done = 0, search = 0;
+    for (AddedMatch m; added_next(set, text, size, done, &search, &m); done = m.to) {
+        if (m.from > done) TRY(between(e, text + done, m.from - done, out));
+        TRY(token_list_add(out, m.id));
     }
-    return NULL;
+    return done < size ? between(e, text + done, size - done, out) : ERR_OK;
 }
 
 static Err encode_normalized(Encoder *e, const char *text, int64_t size, TokenList *out)
 {
-    for (int64_t at = 0, found = 0; at < size; found = at) {
-        const AddedToken *a = added_next(e->tokenizer, true, text, size, &found);
-        TRY(encode_pieces(e, text + at, found - at, out));
-        if (a) TRY(token_list_add(out, a->id));
-        at = a ? found + a->text.size : found;
-    }
-    return ERR_OK;
+    return encode_around(e, &e->tokenizer->sets[1], text, size, out, encode_pieces);
 }
 
 /* No code point below U+0300 changes under NFC, whatever stands beside it. */
@@ -231,13 +205,7 @@ static Err encode_valid(Encoder *e, const char *text, int64_t size, TokenList *o
         for (int64_t i = 0; i < size; i++) out->ids[out->count++] = (uint8_t)text[i];
         return ERR_OK;
     }
-    for (int64_t at = 0, found = 0; at < size; found = at) {
-        const AddedToken *a = added_next(e->tokenizer, false, text, size, &found);
-        TRY(encode_raw(e, text + at, found - at, out));
-        if (a) TRY(token_list_add(out, a->id));
-        at = a ? found + a->text.size : found;
-    }
-    return ERR_OK;
+    return encode_around(e, &e->tokenizer->sets[0], text, size, out, encode_raw);
 }
 
 Err encoder_run(Encoder *e, const char *text, int64_t size, TokenList *out, int64_t *invalid_bytes)
@@ -257,37 +225,18 @@ Err encoder_run(Encoder *e, const char *text, int64_t size, TokenList *out, int6
     }
 }
 
-/* True if an added token could lie across `at`. */
-static bool inside_added(const Tokenizer *t, const char *text, int64_t size, int64_t at)
-{
-    for (int64_t i = 0; i < t->added_count; i++) {
-        const TokenText *a = &t->added[i].text;
-        for (int64_t back = 1; back < a->size && back <= at; back++) {
-            int64_t seen = size - (at - back) < a->size ? size - (at - back) : a->size;
-            if (memcmp(text + at - back, a->bytes, (size_t)seen) == 0) return true;
-        }
-    }
-    return false;
-}
-
-/*
- * No piece of any known pattern has a blank (0x20) or a line feed right after a letter: both start
- * a new piece there, and the look-ahead of the white-space rule looks only to the right of blanks.
- * Nor does NFC join anything to a blank.
- */
+/* (NFC joins nothing to what stands on either side of such a place.) */
 int64_t tokenizer_cut(const Tokenizer *t, const char *text, int64_t size)
 {
-    int64_t last = size - 1;
     if (t->is_byte) { /* anywhere but inside a character */
+        int64_t last = size - 1;
         while (last > 0 && utf8_is_tail((uint8_t)text[last])) last--;
         return last < 0 ? 0 : last;
     }
-    for (int64_t at = last; at > 0; at--) {
-        uint8_t letter = (uint8_t)(text[at - 1] | 0x20);
-        if ((text[at] == ' ' || text[at] == '\n') && letter >= 'a' && letter <= 'z' &&
-            !inside_added(t, text, size, at))
+    for (int64_t at = split_cut(text, size); at > 0; at = split_cut(text, at))
+        if (!added_crosses(&t->sets[0], text[at - 1], text[at]) &&
+            !added_crosses(&t->sets[1], text[at - 1], text[at]))
             return at;
-    }
     return 0;
 }
 

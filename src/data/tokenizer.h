@@ -17,7 +17,7 @@
  * there.
  *
  * A Tokenizer never changes after opening: threads share it, each with its own Encoder.
- * Where to read on: tokenizer_json.c (files), bpe_train.c (training).
+ * Where to read on: added.h, tokenizer_json.c and tokenizer_write.c (files), bpe_train.c (training).
  */
 #ifndef MEGATRAIN_DATA_TOKENIZER_H
 #define MEGATRAIN_DATA_TOKENIZER_H
@@ -71,12 +71,14 @@ typedef struct {
     int input_count;
     int64_t vocab;      /* wanted: 256 bytes + merges + 1 end of document */
     const char *output; /* tokenizer.json, replaced atomically */
+    int threads;        /* that count words; 0: OpenMP's number. Changes nothing but the time */
 } TokenizerTrainOptions;
 
 /*
  * Trains byte-level BPE on GPT-2's pieces: the most frequent pair of neighbours is merged next;
- * among equally frequent ones that with the smaller left token, then the smaller right token,
- * compared as byte strings. Depends on the multiset of pieces only, not on the order of files.
+ * among equally frequent ones that with the older left token, then the older right token, where
+ * bytes are as old as their characters in GPT-2's alphabet say (alphabet.h). The `tokenizers` package
+ * finds the same merges. Depends on the multiset of pieces only, not on threads or the order of files.
  * Ids: 0-255 the bytes, then the merges, then <|endoftext|>. Stops early, with a warning, when no
  * pair occurs twice.
  * *vocab_out (may be NULL) = the vocabulary's size. Invalid UTF-8 is left out of the counts, with

@@ -1,20 +1,14 @@
 /*
- * Inside of Tokenizer, shared by tokenizer.c (use), tokenizer_json.c (files) and bpe_train.c
- * (training).
+ * Inside of Tokenizer, shared by tokenizer.c (use), tokenizer_json.c and tokenizer_write.c (files) and
+ * bpe_train.c (training).
  */
 #ifndef MEGATRAIN_DATA_TOKENIZER_IMPL_H
 #define MEGATRAIN_DATA_TOKENIZER_IMPL_H
 
+#include "data/added.h"
 #include "data/bpe.h"
 #include "data/pretoken.h"
 #include "data/tokenizer.h"
-
-/* A token that is cut out of the text before anything else. */
-typedef struct {
-    TokenText text;
-    int32_t id;
-    bool normalized; /* sought in the normalized text, not in the raw one */
-} AddedToken;
 
 struct Tokenizer {
     SetupArena mem; /* holds everything below except the pattern */
@@ -23,10 +17,10 @@ struct Tokenizer {
     Bpe bpe;
     SplitKind split;
     Splitter *splitter;
-    AddedToken *added; /* longest first */
+    AddedToken *added;
     int64_t added_count;
-    bool added_starts[2][256]; /* [normalized][first byte of some added token] */
-    TokenText *text;           /* [vocab]: bytes of every id, added tokens included */
+    AddedSet sets[2]; /* of the added tokens: raw, normalized */
+    TokenText *text;  /* [vocab]: bytes of every id, added tokens included */
     int32_t vocab, eod;
 };
 

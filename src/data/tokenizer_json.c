@@ -1,11 +1,6 @@
 /*
- * Tokenizer files: tokenizer.json (read, and written after training) and GPT-2's pair of files
- * (read).
- *
- * Both spell tokens in GPT-2's alphabet, which gives each byte a printable character: the 188
- * printable ones of Latin-1 stand for themselves, the other 68 bytes are U+0100, U+0101, ... in
- * ascending order (a blank is U+0120). Spellings are turned into bytes here, at once; the rest of
- * the program knows bytes only.
+ * Reads tokenizer files: tokenizer.json and GPT-2's pair of files. Both spell tokens in GPT-2's alphabet (alphabet.h).
+ * Spellings are turned into bytes here, at once; the rest of the program knows bytes only.
  *
  * Every member of a tokenizer.json that could change an id is looked at: it is supported or
  * refused.
@@ -17,35 +12,11 @@
 
 #include "base/file.h"
 #include "base/json.h"
-#include "data/grow.h"
+#include "data/alphabet.h"
 #include "data/tokenizer_impl.h"
 #include "data/utf8.h"
 
-enum {
-    ID_LIMIT = 1 << 22
-}; /* no vocabulary in use comes near; bounds what a damaged id can make us allocate */
 static const int64_t file_max_bytes = 256 << 20;
-
-/* ---- GPT-2's alphabet ---- */
-
-static bool stands_for_itself(uint32_t byte)
-{
-    return (byte >= 33 && byte <= 126) || (byte >= 161 && byte <= 172) || (byte >= 174 && byte <= 255);
-}
-
-static uint32_t alphabet_char(uint8_t byte)
-{
-    if (stands_for_itself(byte)) return byte;
-    return 256u + (byte < 33 ? byte : byte < 161 ? byte - 127u + 33u : 67u);
-}
-
-/* The byte that a character stands for; -1 if none. */
-static int alphabet_byte(uint32_t c)
-{
-    if (c < 256) return stands_for_itself(c) ? (int)c : -1;
-    c -= 256;
-    return c < 33 ? (int)c : c < 67 ? (int)(c - 33 + 127) : c == 67 ? 173 : -1;
-}
 
 /* Writes the bytes that a spelling stands for (never more than it has); -1 if it uses another
  * alphabet. */
@@ -63,11 +34,13 @@ static int64_t spelling_bytes(const char *spelling, int64_t size, char *out)
 
 /* ---- vocabulary and merges ---- */
 
-static Err add_id(int64_t *highest, const char *what, const Json *id)
+/* Of a vocabulary of `tokens`. Some leave ids out; but what a damaged id can make us allocate has a bound. */
+static Err add_id(int64_t *highest, const char *what, const Json *id, int64_t tokens)
 {
-    int64_t value = json_int(id, -1);
-    if (!json_is_int(id) || value < 0 || value >= ID_LIMIT)
-        return err_set(ERR_DATA, "the id of token '%s' is not a number in 0..%d", what, ID_LIMIT - 1);
+    int64_t value = json_int(id, -1), limit = 4 * tokens + 1024;
+    if (!json_is_int(id) || value < 0 || value >= limit || value >= INT32_MAX)
+        return err_set(ERR_DATA, "the id of token '%s' is not a number in 0..%lld, among %lld tokens", what,
+                       (long long)limit - 1, (long long)tokens);
     if (value > *highest) *highest = value;
     return ERR_OK;
 }
@@ -90,7 +63,7 @@ static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_
     char *bytes;
     if (json_count(vocab) == 0) return err_set(ERR_DATA, "the vocabulary is empty or not an object");
     for (void *it = json_iter(vocab); it; it = json_next(vocab, it)) {
-        TRY(add_id(&highest, json_iter_key(it), json_iter_value(it)));
+        TRY(add_id(&highest, json_iter_key(it), json_iter_value(it), json_count(vocab)));
         room += (int64_t)strlen(json_iter_key(it));
     }
     TRY(bpe_init(&t->bpe, &t->mem, highest + 1, merge_limit));
@@ -247,10 +220,12 @@ static Err check_post_processor(const Json *j)
 
 static Err check_model(const Json *model)
 {
-    if (!has_type(model, "BPE")) return refuse("a model other than BPE");
+    /* the first tokenizer.json of GPT-2 names no type; of the models, BPE alone has merges */
+    if (!is_absent(json_get(model, "type")) && !has_type(model, "BPE"))
+        return refuse("a model other than BPE");
     if (!is_absent(json_get(model, "dropout")) && json_number(json_get(model, "dropout"), 1) != 0)
         return refuse("BPE dropout");
-    if (!is_absent(json_get(model, "unk_token"))) return refuse("an unk_token");
+    if (!is_empty_text(json_get(model, "unk_token"))) return refuse("an unk_token");
     if (!is_empty_text(json_get(model, "continuing_subword_prefix")) ||
         !is_empty_text(json_get(model, "end_of_word_suffix")))
         return refuse("a subword prefix or suffix");
@@ -295,13 +270,11 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
     int64_t size = 0;
     const char *content = json_text(json_get(j, "content"), &size);
     if (!content || size == 0 || size > UINT16_MAX) return err_set(ERR_DATA, "an added token has no content");
-    if (!is_false(json_get(j, "single_word")) || !is_false(json_get(j, "lstrip")) ||
-        !is_false(json_get(j, "rstrip"))) {
-        err_set(ERR_DATA, "added token '%s': single_word, lstrip and rstrip are not supported", content);
-        return ERR_DATA;
-    }
     out->id = (int32_t)json_int(json_get(j, "id"), -1);
     out->normalized = json_is_true(json_get(j, "normalized"));
+    out->single_word = json_is_true(json_get(j, "single_word"));
+    out->lstrip = json_is_true(json_get(j, "lstrip"));
+    out->rstrip = json_is_true(json_get(j, "rstrip"));
     TRY(copy_text(&t->mem, content, size, &out->text));
     t->text[out->id] = out->text;
     return out->normalized && t->nfc ? normalized_text(t, content, size, &out->text) : ERR_OK;
@@ -320,12 +293,24 @@ static Err check_added_id(const Tokenizer *t, const AddedToken *a, const bool *t
                    t->text[a->id].bytes, a->id);
 }
 
+/* A text that the vocabulary spells, too, has one id. */
+static Err check_added_spelling(const Json *vocab, const Json *added)
+{
+    const char *content = json_text(json_get(added, "content"), NULL);
+    const Json *listed = content ? json_get(vocab, content) : NULL;
+    int64_t id = json_int(json_get(added, "id"), -1);
+    if (!listed || json_int(listed, -1) == id) return ERR_OK;
+    return err_set(ERR_DATA, "added token '%s' has the id '%lld', and '%lld' in the vocabulary", content,
+                   (long long)id, (long long)json_int(listed, -1));
+}
+
 /* Fills t->text and t->vocab from the model and the added tokens. */
-static Err load_added(Tokenizer *t, const Json *list)
+static Err load_added(Tokenizer *t, const Json *vocab, const Json *list)
 {
     int64_t highest = t->bpe.id_count - 1, count = json_count(list);
     bool *taken;
-    for (int64_t i = 0; i < count; i++) TRY(add_id(&highest, "added", json_get(json_at(list, i), "id")));
+    for (int64_t i = 0; i < count; i++)
+        TRY(add_id(&highest, "added", json_get(json_at(list, i), "id"), t->bpe.id_count + count));
     t->vocab = (int32_t)(highest + 1);
     TRY(setup_array(&t->mem, t->vocab, &t->text));
     TRY(setup_array(&t->mem, t->vocab, &taken));
@@ -333,6 +318,7 @@ static Err load_added(Tokenizer *t, const Json *list)
     memcpy(t->text, t->bpe.tokens, (size_t)t->bpe.id_count * sizeof *t->text);
     for (int64_t i = 0; i < count; i++) {
         AddedToken *a = &t->added[i];
+        TRY(check_added_spelling(vocab, json_at(list, i)));
         TRY(load_added_token(t, json_at(list, i), a));
         TRY(check_added_id(t, a, taken));
         taken[a->id] = true;
@@ -356,7 +342,7 @@ static Err load_parsed(Tokenizer *t, const Json *j)
     TRY(load_vocab(t, json_get(model, "vocab"), added, json_count(merges)));
     TRY(load_merges(&t->bpe, merges));
     t->bpe.whole_pieces = json_is_true(json_get(model, "ignore_merges"));
-    return load_added(t, added);
+    return load_added(t, json_get(model, "vocab"), added);
 }
 
 Err tokenizer_load_json(Tokenizer *t, const char *path)
@@ -394,7 +380,7 @@ static Err load_pair_parsed(Tokenizer *t, const Json *vocab, const char *merges_
                             int64_t size)
 {
     TRY(load_vocab(t, vocab, NULL, count_lines(text, size)));
-    TRY(load_added(t, NULL));
+    TRY(load_added(t, vocab, NULL));
     t->split = SPLIT_GPT2;
     if (utf8_valid_bytes(text, size) != size) return err_set(ERR_DATA, "'%s' is not UTF-8", merges_path);
     Err err = load_merge_lines(&t->bpe, text, size);
@@ -414,95 +400,4 @@ Err tokenizer_load_pair(Tokenizer *t, const char *vocab_path, const char *merges
     }
     json_free(vocab);
     return err ? err_prefix(err, "tokenizer '%s'", vocab_path) : ERR_OK;
-}
-
-/* ---- writing ---- */
-
-typedef struct {
-    char *text;
-    int64_t size, capacity;
-} Output;
-
-static Err put(Output *o, const char *text)
-{
-    int64_t n = (int64_t)strlen(text);
-    TRY(grow_to(&o->text, &o->capacity, o->size + n));
-    memcpy(o->text + o->size, text, (size_t)n);
-    o->size += n;
-    return ERR_OK;
-}
-
-/* A token's spelling inside a JSON string. */
-static Err put_spelling(Output *o, TokenText token)
-{
-    TRY(grow_to(&o->text, &o->capacity, o->size + 2 * (int64_t)token.size));
-    for (int32_t i = 0; i < token.size; i++) {
-        uint32_t c = alphabet_char((uint8_t)token.bytes[i]);
-        if (c == '"' || c == '\\') o->text[o->size++] = '\\';
-        o->size += utf8_put(o->text + o->size, c);
-    }
-    return ERR_OK;
-}
-
-typedef struct {
-    const TokenText *tokens;
-    int64_t token_count;
-    const TrainedMerge *merges;
-    int64_t merge_count;
-} Trained;
-
-static Err put_model(Output *o, const Trained *t)
-{
-    char line[64];
-    TRY(put(o, "  \"model\": {\n    \"type\": \"BPE\",\n    \"dropout\": null,\n    \"unk_token\": null,\n"
-               "    \"continuing_subword_prefix\": null,\n    \"end_of_word_suffix\": null,\n"
-               "    \"fuse_unk\": false,\n    \"byte_fallback\": false,\n    \"ignore_merges\": false,\n"
-               "    \"vocab\": {\n"));
-    for (int64_t id = 0; id < t->token_count; id++) {
-        TRY(put(o, "      \""));
-        TRY(put_spelling(o, t->tokens[id]));
-        snprintf(line, sizeof line, "\": %lld,\n", (long long)id);
-        TRY(put(o, line));
-    }
-    snprintf(line, sizeof line, "      \"%s\": %lld\n", END_OF_TEXT, (long long)t->token_count);
-    TRY(put(o, line));
-    TRY(put(o, "    },\n    \"merges\": ["));
-    for (int64_t i = 0; i < t->merge_count; i++) {
-        TRY(put(o, i ? ",\n      \"" : "\n      \""));
-        TRY(put_spelling(o, t->tokens[t->merges[i].left]));
-        TRY(put(o, " "));
-        TRY(put_spelling(o, t->tokens[t->merges[i].right]));
-        TRY(put(o, "\""));
-    }
-    return put(o, "\n    ]\n  }\n}\n");
-}
-
-static Err put_all(Output *o, const Trained *t)
-{
-    char head[1024];
-    snprintf(head, sizeof head,
-             "{\n  \"version\": \"1.0\",\n  \"truncation\": null,\n  \"padding\": null,\n  "
-             "\"added_tokens\": [\n"
-             "    {\"id\": %lld, \"content\": \"%s\", \"single_word\": false, \"lstrip\": false, "
-             "\"rstrip\": false, \"normalized\": false, \"special\": true}\n  ],\n  "
-             "\"normalizer\": null,\n",
-             (long long)t->token_count, END_OF_TEXT);
-    TRY(put(o, head));
-    TRY(put(o, "  \"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false, "
-               "\"trim_offsets\": true, \"use_regex\": true},\n  \"post_processor\": null,\n"
-               "  \"decoder\": {\"type\": \"ByteLevel\", \"add_prefix_space\": true, "
-               "\"trim_offsets\": true, "
-               "\"use_regex\": true},\n"));
-    return put_model(o, t);
-}
-
-Err tokenizer_json_write(const char *path, const TokenText *tokens, int64_t token_count,
-                         const TrainedMerge *merges, int64_t merge_count)
-{
-    Output o = { 0 };
-    Trained t = { tokens, token_count, merges, merge_count };
-    Err err = put_all(&o, &t);
-    if (!err) err = file_replace(path, o.text, o.size);
-    free(o.text);
-    return err;
 }

@@ -1,0 +1,265 @@
+/* See cut.h. What is read beyond the end of a chunk waits in `ahead` for the next one. */
+#include "data/cut.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "data/grow.h"
+
+enum { PIECE_BYTES = 64 << 10 }; /* of a long line */
+
+struct Cutter {
+    CutOptions o;
+    InputPlace at;
+    Input *input;            /* NULL: the next one is to be opened */
+    int64_t consumed_before; /* bytes of the files before it */
+    char *ahead;
+    int64_t ahead_size, ahead_capacity;
+    bool open; /* the last chunk left a document open */
+    bool long_line;
+    JsonlScan scan; /* of the long line */
+    JsonlText text; /* decoded from it, and not yet in a chunk */
+};
+
+const char *line_end(const char *text, const char *end)
+{
+    const char *stop = memchr(text, '\n', (size_t)(end - text));
+    return stop ? stop : end;
+}
+
+bool line_is_blank(const char *line, const char *stop)
+{
+    while (line < stop && (*line == ' ' || *line == '\t' || *line == '\r')) line++;
+    return line == stop;
+}
+
+/* ---- reading ahead ---- */
+
+/* Bytes until `out` has `size` of them; fewer, and *ended, only at the end of the file. */
+static Err fill(Cutter *c, Chunk *out, int64_t size, bool *ended)
+{
+    int64_t got, waiting = c->ahead_size < size - out->size ? c->ahead_size : size - out->size;
+    TRY(grow_to(&out->text, &out->capacity, size));
+    if (waiting > 0) {
+        memcpy(out->text + out->size, c->ahead, (size_t)waiting);
+        out->size += waiting;
+        c->ahead_size -= waiting;
+        memmove(c->ahead, c->ahead + waiting, (size_t)c->ahead_size);
+    }
+    *ended = false;
+    if (out->size == size) return ERR_OK;
+    TRY(input_read(c->input, out->text + out->size, size - out->size, &got));
+    out->size += got;
+    *ended = out->size < size;
+    return ERR_OK;
+}
+
+/* Leaves only the first `size` bytes in the chunk. */
+static Err put_back(Cutter *c, Chunk *out, int64_t size)
+{
+    int64_t rest = out->size - size;
+    TRY(grow_to(&c->ahead, &c->ahead_capacity, c->ahead_size + rest + 1));
+    memmove(c->ahead + rest, c->ahead, (size_t)c->ahead_size);
+    memcpy(c->ahead, out->text + size, (size_t)rest);
+    c->ahead_size += rest;
+    out->size = size;
+    return ERR_OK;
+}
+
+/* ---- where to cut; 0: nowhere ---- */
+
+static int64_t last_line_start(const char *text, int64_t size)
+{
+    const char *last = memrchr(text, '\n', (size_t)size);
+    return last ? last + 1 - text : 0;
+}
+
+/* The last blank line that is there whole: where it starts. */
+static int64_t last_blank_line(const char *text, int64_t size)
+{
+    const char *stop = memrchr(text, '\n', (size_t)size);
+    while (stop && stop > text) {
+        const char *before = memrchr(text, '\n', (size_t)(stop - text));
+        if (!before) return 0;
+        if (line_is_blank(before + 1, stop)) return before + 1 - text;
+        stop = before;
+    }
+    return 0;
+}
+
+/* solid: behind something that is no blank, as blanks at its end may not belong to a paragraph. */
+static int64_t cut_inside(const Cutter *c, const char *text, int64_t size, bool solid)
+{
+    int64_t at = tokenizer_cut(c->o.tokenizer, text, size);
+    while (solid && at > 0 && strchr(" \t\r\n", text[at - 1])) at = tokenizer_cut(c->o.tokenizer, text, at);
+    return at;
+}
+
+/* ---- chunks of plain text, of paragraphs, of lines ---- */
+
+/* The chunk is complete; ended: and with it the file. */
+static Err finish(Cutter *c, Chunk *out, bool ended)
+{
+    out->safe = !out->open || c->o.kind == CHUNK_DOCUMENT;
+    out->consumed_bytes = c->consumed_before + input_consumed(c->input);
+    if (ended) {
+        c->consumed_before = out->consumed_bytes;
+        c->at = (InputPlace){ .input = c->at.input + 1 };
+        input_close(c->input);
+        c->input = NULL;
+    }
+    c->open = out->open;
+    out->next = c->at;
+    return ERR_OK;
+}
+
+/* The same for a chunk that is the first `size` bytes of what was read; ended: nothing follows that. */
+static Err finish_at(Cutter *c, Chunk *out, int64_t size, bool ended)
+{
+    TRY(put_back(c, out, size));
+    c->at.offset += size;
+    return finish(c, out, ended && c->ahead_size == 0);
+}
+
+static Err cut_document(Cutter *c, Chunk *out)
+{
+    bool ended;
+    for (int64_t want = CHUNK_BYTES;; want *= 2) {
+        TRY(fill(c, out, want, &ended));
+        if (ended && want == CHUNK_BYTES) return finish_at(c, out, out->size, true);
+        int64_t at = cut_inside(c, out->text, out->size, false);
+        if (at == 0 && !ended) continue;
+        out->open = at > 0;
+        return finish_at(c, out, at > 0 ? at : out->size, ended);
+    }
+}
+
+static Err cut_paragraphs(Cutter *c, Chunk *out)
+{
+    bool ended;
+    for (int64_t want = CHUNK_BYTES;; want *= 2) {
+        TRY(fill(c, out, want, &ended));
+        if (ended && want == CHUNK_BYTES) return finish_at(c, out, out->size, true);
+        int64_t at = last_blank_line(out->text, out->size);
+        if (at == 0 && want >= LONG_BYTES) {
+            at = cut_inside(c, out->text, out->size, true);
+            out->open = at > 0;
+        }
+        if (at > 0 || ended) return finish_at(c, out, at > 0 ? at : out->size, ended);
+    }
+}
+
+/* ---- a line of more than LONG_BYTES: its text is decoded here ---- */
+
+/* Reads on in the long line until `want` bytes of its text are decoded or it ends. */
+static Err read_long(Cutter *c, Chunk *out, int64_t want, bool *line_ended, bool *file_ended)
+{
+    for (*line_ended = *file_ended = false; c->text.size < want && !*line_ended;) {
+        out->size = 0;
+        TRY(fill(c, out, PIECE_BYTES, file_ended));
+        const char *end = out->text + out->size, *stop = line_end(out->text, end);
+        int64_t size = stop - out->text;
+        *line_ended = stop < end || *file_ended;
+        out->at_line = true;
+        TRY(jsonl_feed(&c->scan, out->text, size, &c->text));
+        out->at_line = false;
+        TRY(put_back(c, out, stop < end ? size + 1 : size));
+        c->at.offset += out->size;
+    }
+    *file_ended = *file_ended && c->ahead_size == 0;
+    return ERR_OK;
+}
+
+/* The chunk gets the first bytes of the decoded text. */
+static Err take_text(Cutter *c, Chunk *out, int64_t size, bool open)
+{
+    TRY(grow_to(&out->text, &out->capacity, size + 1));
+    memcpy(out->text, c->text.text, (size_t)size);
+    c->text.size -= size;
+    memmove(c->text.text, c->text.text + size, (size_t)c->text.size);
+    out->kind = CHUNK_DOCUMENT;
+    out->size = size;
+    out->open = open;
+    return ERR_OK;
+}
+
+static Err end_long(Cutter *c, Chunk *out, bool file_ended)
+{
+    out->size = 0;
+    c->long_line = false;
+    if (!jsonl_blank(&c->scan)) {
+        out->at_line = true;
+        TRY(jsonl_end(&c->scan, &c->text));
+        out->at_line = false;
+        TRY(take_text(c, out, c->text.size, false));
+    }
+    out->lines = 1;
+    return finish(c, out, file_ended);
+}
+
+static Err cut_long(Cutter *c, Chunk *out)
+{
+    bool line_ended, file_ended;
+    for (int64_t want = CHUNK_BYTES;; want *= 2) {
+        TRY(read_long(c, out, want, &line_ended, &file_ended));
+        if (line_ended) return end_long(c, out, file_ended);
+        int64_t at = cut_inside(c, c->text.text, c->text.size, false);
+        if (at == 0) continue;
+        TRY(take_text(c, out, at, true));
+        return finish(c, out, false);
+    }
+}
+
+static Err cut_lines(Cutter *c, Chunk *out)
+{
+    bool ended;
+    for (int64_t want = CHUNK_BYTES; want <= LONG_BYTES; want *= 2) {
+        TRY(fill(c, out, want, &ended));
+        if (ended) return finish_at(c, out, out->size, true);
+        int64_t at = last_line_start(out->text, out->size);
+        if (at > 0) return finish_at(c, out, at, false);
+    }
+    TRY(put_back(c, out, 0));
+    c->long_line = true;
+    c->text.size = 0;
+    jsonl_begin(&c->scan, &c->o.key);
+    return cut_long(c, out);
+}
+
+/* ---- the whole ---- */
+
+Err cutter_next(Cutter *c, Chunk *out, bool *more)
+{
+    *more = c->at.input < c->o.input_count;
+    if (!*more) return ERR_OK;
+    out->kind = c->o.kind;
+    out->size = out->lines = 0;
+    out->continues = c->open;
+    out->open = out->at_line = false;
+    out->input = c->at.input;
+    if (!c->input) {
+        TRY(input_open(c->o.inputs[c->at.input], &c->input));
+        if (c->at.offset > 0) TRY(input_skip(c->input, c->at.offset));
+    }
+    if (c->long_line) return cut_long(c, out);
+    if (c->o.kind == CHUNK_LINES) return cut_lines(c, out);
+    return c->o.kind == CHUNK_PARAGRAPHS ? cut_paragraphs(c, out) : cut_document(c, out);
+}
+
+Err cutter_open(const CutOptions *o, InputPlace place, bool open, int64_t consumed_bytes, Cutter **out)
+{
+    Cutter *c = calloc(1, sizeof *c);
+    if (!c) return err_set(ERR_MEMORY, "no memory for reading text");
+    *c = (Cutter){ .o = *o, .at = place, .open = open, .consumed_before = consumed_bytes };
+    *out = c;
+    return ERR_OK;
+}
+
+void cutter_close(Cutter *c)
+{
+    if (!c) return;
+    input_close(c->input);
+    free(c->ahead);
+    free(c->text.text);
+    free(c);
+}

@@ -1,0 +1,67 @@
+/*
+ * Cutting input files into chunks that can be encoded apart: at ends of lines or documents, or inside a long document
+ * where tokenizer_cut says that it changes no id. Chunks follow one another in the order of the inputs, and depend on
+ * nothing but the inputs.
+ *
+ * A chunk holds CHUNK_BYTES; a JSON line or a paragraph up to LONG_BYTES is kept whole, a longer one comes in several
+ * chunks: so memory does not depend on lengths of lines or documents, except for text in which the tokenizer finds no
+ * place to cut.
+ */
+#ifndef MEGATRAIN_DATA_CUT_H
+#define MEGATRAIN_DATA_CUT_H
+
+#include "data/input.h"
+#include "data/jsonl.h"
+#include "data/tokenizer.h"
+
+enum { CHUNK_BYTES = 256 << 10, LONG_BYTES = 1 << 20 };
+
+typedef enum {
+    CHUNK_DOCUMENT,   /* a document, or a part of one */
+    CHUNK_PARAGRAPHS, /* documents with blank lines between them */
+    CHUNK_LINES       /* JSON lines */
+} ChunkKind;
+
+/* Where in the inputs: which of them, and how many bytes and lines (these are the caller's to count) of its text are
+ * behind. */
+typedef struct {
+    int64_t input, offset, lines;
+} InputPlace;
+
+typedef struct {
+    ChunkKind kind;
+    char *text; /* owned, used again */
+    int64_t size, capacity;
+    bool continues;         /* it begins inside the document that the chunk before has left open */
+    bool open;              /* its last document goes on in the next chunk */
+    bool safe;              /* a later process can begin behind it */
+    int64_t input;          /* it comes from this one */
+    InputPlace next;        /* what follows it */
+    int64_t consumed_bytes; /* of all files, up to its end */
+    int64_t lines;          /* that end in it: of CHUNK_LINES for the caller to count */
+    bool at_line;           /* a failure is that of the line behind those */
+} Chunk;
+
+typedef struct {
+    const char *const *inputs;
+    int64_t input_count;
+    const Tokenizer *tokenizer;
+    ChunkKind kind;
+    JsonlKey key; /* of lines */
+} CutOptions;
+
+typedef struct Cutter Cutter;
+
+/* From `place` on. open: a document has begun before it; consumed_bytes: of the files before it. */
+Err cutter_open(const CutOptions *o, InputPlace place, bool open, int64_t consumed_bytes, Cutter **out);
+void cutter_close(Cutter *c); /* NULL is fine */
+
+/* The next chunk; *more = false, and no chunk, after the last. ERR_DATA naming the file, or with out->at_line the
+ * column; ERR_MEMORY. */
+Err cutter_next(Cutter *c, Chunk *out, bool *more);
+
+/* The end of the line that starts at `text`: its line feed, or `end`. */
+const char *line_end(const char *text, const char *end);
+bool line_is_blank(const char *line, const char *stop);
+
+#endif

@@ -1,0 +1,49 @@
+/*
+ * What an interrupted job needs to be gone on with: PREFIX.part/job.json, beside the tokens that are done
+ * (indexed.h), and PREFIX.part/lock.
+ *
+ * The job is the same if its options, its tokenizer and the inputs up to the place it has come to are: those by name,
+ * size and time of their last change. Inputs behind that place may change, come or go; if it is the one in progress
+ * that changed, the job goes on from its beginning.
+ */
+#ifndef MEGATRAIN_DATA_RESUME_H
+#define MEGATRAIN_DATA_RESUME_H
+
+#include "data/cut.h"
+#include "data/indexed.h"
+
+/* What is done of a job. */
+typedef struct {
+    InputPlace place;
+    IndexedMark written;
+    int64_t empty_documents, invalid_bytes;
+} JobDone;
+
+typedef struct {
+    const char *prefix, *options; /* a line of text */
+    uint32_t tokenizer;           /* a checksum */
+    const char *const *inputs;
+    const InputStat *stats; /* [input_count] */
+    int64_t input_count;
+} JobIdentity;
+
+/* Makes the folder and locks it. ERR_STORAGE if another process has it, or as indexed_check_place; ERR_IO. */
+Err job_lock(const char *prefix, int *lock);
+/* Removes the folder if nothing is there to go on from. */
+void job_unlock(const char *prefix, int lock);
+
+/*
+ * Atomically. `done` must have been synced; file_start: what was done when the input in progress began.
+ */
+Err job_save(const JobIdentity *id, const JobDone *done, const JobDone *file_start);
+
+/*
+ * *found: there is something to go on from, and both say what, as for job_save. What is damaged is not: a warning says
+ * so. ERR_CONFIG, ERR_DATA: it is another job's (options; inputs or tokenizer), whose work is not thrown away.
+ */
+Err job_load(const JobIdentity *id, JobDone *done, JobDone *file_start, bool *found);
+
+/* Checksum of a tokenizer and of the files it was read from. */
+Err tokenizer_identity(const Tokenizer *t, const char *spec, uint32_t *out);
+
+#endif

@@ -1,0 +1,36 @@
+/*
+ * The validation sets of a run. data.valid names one data set, or several under names of their own:
+ *
+ *   prefix                                        one, without a name
+ *   0.7 prefix 0.3 prefix                         one blend, without a name
+ *   wiki: prefix  code: 0.7 prefix 0.3 prefix     a word that ends in ':' begins a set of that name
+ *
+ * With data.split there is one, without a name: the valid part of data.train's files.
+ */
+#ifndef MEGATRAIN_DATA_SETS_H
+#define MEGATRAIN_DATA_SETS_H
+
+#include "base/arena.h"
+#include "data/dataset.h"
+
+enum { SETS_MAX = 32, SET_NAME_BYTES = 40 /* with the closing 0 */ };
+
+typedef struct {
+    const char *name; /* "": it has none, and is the only one */
+    Dataset *data;
+} NamedSet;
+
+typedef struct {
+    NamedSet set[SETS_MAX];
+    int count; /* 0: there are none */
+    SetupArena mem;
+} Sets;
+
+/*
+ * Opens all that o->spec says (with o->split: o->spec is one data set). ERR_CONFIG: a name that is empty, too long or
+ * there twice, a name without a data set, a data set without a name beside others, too many; else as dataset_open.
+ */
+Err sets_open(const DatasetOptions *o, Sets *out);
+void sets_close(Sets *s); /* all zero is fine */
+
+#endif

@@ -1,0 +1,32 @@
+/*
+ * Distinct pieces (words) of text files by GPT-2's pattern, with their counts: what training a tokenizer reads.
+ * Several threads take turns at chunks of the files, each with a table of its own; the tables are added up at the end.
+ * Which words there are and their counts depend on the texts alone, the order of words does not.
+ */
+#ifndef MEGATRAIN_DATA_WORDCOUNT_H
+#define MEGATRAIN_DATA_WORDCOUNT_H
+
+#include <stdint.h>
+
+#include "base/err.h"
+
+typedef struct {
+    int64_t start; /* of its bytes in WordCounts.bytes */
+    int64_t size;
+    int64_t count;
+} Word;
+
+/* Start with all zero; release with word_counts_free. */
+typedef struct {
+    char *bytes;
+    Word *words;
+    int64_t *slots; /* hash table: word + 1, 0 empty */
+    int64_t byte_count, byte_capacity, word_count, word_capacity, slot_count;
+    int64_t invalid_bytes; /* of invalid UTF-8, not counted */
+} WordCounts;
+
+/* threads: 0 for OpenMP's number. ERR_DATA: a file is missing or was cut short; ERR_MEMORY. */
+Err word_counts_of_files(const char *const *paths, int path_count, int threads, WordCounts *out);
+void word_counts_free(WordCounts *w);
+
+#endif
