@@ -1,16 +1,25 @@
 /*
  * Causal self-attention with grouped queries, heads cut over tp:
  *
- *   qkv = x Wqkv (+ b)      columns lie group by group: the q heads of a kv head, its k, its v
+ *   qkv = x Wqkv (+ b)      columns lie chunk by chunk: the q heads of a kv head, its k, its v; or a part of them
  *   q, k, v                 split; optional RMSNorm per head; optional rotary positions
  *   o = attention(q, k, v)  online softmax, key blocks in canonical order (device/ops.def)
  *   y = o Wproj             bias added by the residual add
  *
  * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them.
+ *
+ * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
+ * k and v, and has some of the query heads that read them; no weight is there twice:
+ *
+ *   forward    own columns of k | v --all-gather--> the whole head, on which each rank goes on
+ *   backward   dk | dv of own query heads --sum, a tree--> the whole head's; each rank goes on with its columns
+ *
+ * In between, k's norm and rotation are the same on all of these ranks; the norm's gradient counts once (norm.c).
  */
 #include <math.h>
 #include <stdio.h>
 
+#include "base/heads.h"
 #include "base/rng.h"
 #include "layer/internal.h"
 
@@ -21,7 +30,9 @@ static Err register_qk_norms(Attention *a, ParamRegistry *reg, const AttentionSp
     snprintf(name, sizeof name, "%s.q_norm", spec->name);
     TRY(norm_register(&a->q_norm, reg, name, spec->head_dim, true, spec->norm_eps, PARTIAL_HEADS));
     snprintf(name, sizeof name, "%s.k_norm", spec->name);
-    return norm_register(&a->k_norm, reg, name, spec->head_dim, true, spec->norm_eps, PARTIAL_HEADS);
+    TRY(norm_register(&a->k_norm, reg, name, spec->head_dim, true, spec->norm_eps, PARTIAL_HEADS));
+    a->k_norm.shared = true;
+    return ERR_OK;
 }
 
 Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
@@ -33,6 +44,7 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
                       .heads = spec.heads,
                       .kv_heads = spec.kv_heads,
                       .head_dim = spec.head_dim,
+                      .kv_parts = kv_head_parts(spec.tp_blocks, spec.heads, spec.kv_heads, spec.head_dim),
                       .window = spec.window,
                       .dropout = spec.dropout };
     snprintf(name, sizeof name, "%s.attention_dropout", spec.name);
@@ -46,7 +58,7 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
                                       .bias = spec.bias,
                                       .std = spec.std,
                                       .section = { q, kv, kv },
-                                      .interleave = spec.kv_heads }));
+                                      .interleave = spec.kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, &spec));
     snprintf(name, sizeof name, "%s.proj", spec.name);
     return linear_register(&a->proj, reg,
@@ -61,17 +73,25 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
 /* Local sizes and the shared arguments of the attention ops. */
 typedef struct {
     int64_t B, T, N, H, K, C, head0;
+    int64_t chunks, kv_cols; /* of this rank's qkv; its columns of k, as many of v */
+    int64_t query_chunk;     /* query heads of a chunk: a leaf of the sum over those that read a kv head */
     float scale;
     Dropout dropout;
 } Dims;
 
 static Dims dims_of(const Attention *a, const Ctx *c)
 {
-    int tp = c->world->tp.size;
-    Dims d = {
-        .B = c->batch->B, .T = c->batch->T, .H = a->heads / tp, .K = a->kv_heads / tp, .C = a->head_dim
-    };
+    int tp = c->world->tp.size, sharing = c->world->kv.size;
+    ASSERT(sharing == (tp > a->kv_heads ? tp / a->kv_heads : 1));
+    Dims d = { .B = c->batch->B,
+               .T = c->batch->T,
+               .H = a->heads / tp,
+               .K = a->kv_heads * sharing / tp,
+               .C = a->head_dim,
+               .chunks = a->kv_heads * a->kv_parts / tp };
     d.N = d.B * d.T;
+    d.kv_cols = d.K * d.C / sharing;
+    d.query_chunk = c->canon.exact ? a->heads / (a->kv_heads * a->kv_parts) : d.H / d.K;
     d.head0 = d.H * c->world->tp.rank;
     d.scale = 1 / sqrtf((float)d.C);
     d.dropout = ctx_dropout(c, a->dropout, a->dropout_key);
@@ -83,6 +103,23 @@ static Tensor heads_as_rows(Tensor t) /* [N, H, C] -> [N * H, C] */
     return tensor_reshape(t, t.dim[0] * t.dim[1], t.dim[2]);
 }
 
+static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
+{
+    return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]);
+}
+
+/* k (0) or v (1) of kv [2, N, ...] -> [N, columns] */
+static Tensor kv_half(Tensor kv, int which)
+{
+    int64_t N = kv.dim[1], columns = tensor_count(kv) / (2 * N);
+    return tensor_row_slice(tensor_reshape(kv, 2 * N, columns), which * N, N);
+}
+
+static Tensor kv_heads(Tensor kv, int which) /* kv [2, N, K, C] -> [N, K, C] */
+{
+    return tensor_reshape(kv_half(kv, which), kv.dim[1], kv.dim[2], kv.dim[3]);
+}
+
 static Tensor by_sample(Tensor t, const Dims *d) /* [N, H, C] -> [B, T, H, C] */
 {
     return tensor_reshape(t, d->B, d->T, t.dim[1], t.dim[2]);
@@ -91,25 +128,43 @@ static Tensor by_sample(Tensor t, const Dims *d) /* [N, H, C] -> [B, T, H, C] */
 static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
 {
     if (!a->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = c->batch->position, .cos = c->rope_cos, .sin = c->rope_sin,
+    return op(c->s, rope, .x = x, .position = ctx_place(c), .cos = c->rope_cos, .sin = c->rope_sin,
               .inverse = inverse);
+}
+
+/* q, and whole heads of k and v in kv [2, N, K, C], from this rank's columns of qkv. */
+static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    int64_t sharing = c->world->kv.size;
+    Tensor own = kv, all;
+    if (sharing > 1) TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
+    TRY(op(c->s, qkv_split, .q = as_columns(q), .k = kv_half(own, 0), .v = kv_half(own, 1), .qkv = qkv,
+           .chunks = d->chunks));
+    if (sharing > 1) {
+        TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
+        TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
+        TRY(op(c->s, join_columns, .y = tensor_reshape(kv, 2 * d->N, sharing, d->kv_cols), .x = all));
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* q, k, v from the projection: split, per-head norms, rotation. */
 static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save,
                          Tensor out[3])
 {
-    Tensor q_raw, k_raw;
+    Tensor q_raw, k_raw, kv;
     TRY(save_new(c, REGION_I, &out[0], &save->q, c->dtype, d->N, d->H, d->C));
-    TRY(save_new(c, REGION_I, &out[1], &save->k, c->dtype, d->N, d->K, d->C));
-    TRY(save_new(c, REGION_I, &out[2], &save->v, c->dtype, d->N, d->K, d->C));
+    TRY(save_new(c, REGION_I, &kv, &save->kv, c->dtype, 2, d->N, d->K, d->C));
     q_raw = out[0];
-    k_raw = out[1];
+    out[1] = k_raw = kv_heads(kv, 0);
+    out[2] = kv_heads(kv, 1);
     if (a->qk_norm) {
         TRY(save_new(c, REGION_I, &q_raw, &save->q_raw, c->dtype, d->N, d->H, d->C));
-        TRY(save_new(c, REGION_I, &k_raw, &save->k_raw, c->dtype, d->N, d->K, d->C));
+        TRY(save_new(c, REGION_I, &out[1], &save->k, c->dtype, d->N, d->K, d->C));
     }
-    TRY(op(c->s, qkv_split, .q = q_raw, .k = k_raw, .v = out[2], .qkv = qkv));
+    TRY(split_columns(c, d, qkv, q_raw, kv));
     if (a->qk_norm) {
         TRY(norm_forward(&a->q_norm, c, heads_as_rows(q_raw), heads_as_rows(out[0]), &save->q_norm));
         TRY(norm_forward(&a->k_norm, c, heads_as_rows(k_raw), heads_as_rows(out[1]), &save->k_norm));
@@ -138,7 +193,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
     TRY(save_new(c, REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, (d.H + 2 * d.K) * d.C));
+    TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, d.H * d.C + 2 * d.kv_cols));
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, h));
     Tensor k = by_sample(h[1], &d), v = by_sample(h[2], &d);
@@ -156,46 +211,54 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
     return linear_forward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), y);
 }
 
-/* Undoes rotation and per-head norm of one of q, k: dx (in place for the rotation) -> gradient of the raw head. */
-static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Saved raw, Tensor dy, Tensor *dx)
+/* Undoes the per-head norm of one of q, k: dy -> gradient of the raw head. */
+static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tensor raw, Tensor dy, Tensor *dx)
 {
     TRY(tensor_new(c->scratch, dx, c->dtype, dy.dim[0], dy.dim[1], dy.dim[2]));
     TRY(op(c->s, fill_zero, .x = heads_as_rows(*dx)));
-    return norm_backward(n, c, save, heads_as_rows(save_get(c, raw)), heads_as_rows(dy), heads_as_rows(*dx));
+    return norm_backward(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(*dx));
 }
 
-static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor dh[3], Tensor dqkv)
+/* dq and dkv are those of this rank's query heads; dkv is used up. */
+static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, Tensor dq,
+                          Tensor dkv, Tensor dqkv)
 {
-    TRY(rotate(a, c, dh[0], 1));
-    TRY(rotate(a, c, dh[1], 1));
+    Tensor dk = kv_heads(dkv, 0), dv = kv_half(dkv, 1), kv = save_get(c, save->kv);
+    int64_t first = d->kv_cols * c->world->kv.rank;
+    TRY(reduce_values(c, &c->world->kv, dkv));
+    TRY(rotate(a, c, dq, 1));
+    TRY(rotate(a, c, dk, 1));
     if (a->qk_norm) {
-        TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, save->q_raw, dh[0], &dh[0]));
-        TRY(head_backward_norm(&a->k_norm, c, &save->k_norm, save->k_raw, dh[1], &dh[1]));
+        TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, save_get(c, save->q_raw), dq, &dq));
+        TRY(head_backward_norm(&a->k_norm, c, &save->k_norm, kv_heads(kv, 0), dk, &dk));
     }
-    return op(c->s, qkv_merge, .qkv = dqkv, .q = dh[0], .k = dh[1], .v = dh[2]);
+    return op(c->s, qkv_merge, .qkv = dqkv, .q = as_columns(dq),
+              .k = tensor_col_slice(as_columns(dk), first, d->kv_cols),
+              .v = tensor_col_slice(dv, first, d->kv_cols), .chunks = d->chunks);
 }
 
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
-    Tensor o = save_get(c, save->o), go, dh[3], delta, dqkv;
-    TRY(dy_alloc(c, &dqkv, d.N, (d.H + 2 * d.K) * d.C));
+    Tensor o = save_get(c, save->o), kv = save_get(c, save->kv), go, dq, dkv, delta, dqkv;
+    Tensor k = a->qk_norm ? save_get(c, save->k) : kv_heads(kv, 0);
+    TRY(dy_alloc(c, &dqkv, d.N, d.H * d.C + 2 * d.kv_cols));
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
-    TRY(tensor_new(c->scratch, &dh[0], c->dtype, d.N, d.H, d.C));
-    TRY(tensor_new(c->scratch, &dh[1], c->dtype, d.N, d.K, d.C));
-    TRY(tensor_new(c->scratch, &dh[2], c->dtype, d.N, d.K, d.C));
+    TRY(tensor_new(c->scratch, &dq, c->dtype, d.N, d.H, d.C));
+    TRY(tensor_new(c->scratch, &dkv, c->dtype, 2, d.N, d.K, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
     TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy,
                         tensor_reshape(go, d.N, d.H * d.C)));
-    TRY(op(c->s, attention_bwd, .dq = by_sample(dh[0], &d), .dk = by_sample(dh[1], &d),
-           .dv = by_sample(dh[2], &d), .go = by_sample(go, &d), .q = by_sample(save_get(c, save->q), &d),
-           .k = by_sample(save_get(c, save->k), &d), .v = by_sample(save_get(c, save->v), &d),
-           .o = by_sample(o, &d), .lse = save_get(c, save->lse), .delta = delta, .doc = c->batch->doc,
-           .sample = c->batch->samples, .q_span = c->batch->span, .k_span = c->batch->span, .scale = d.scale,
-           .block = c->canon.attn_block, .window = a->window, .dropout = d.dropout, .head0 = d.head0,
-           .leaf = c->canon.query_leaf, .positions = c->batch->seq));
-    TRY(heads_backward(a, c, save, dh, dqkv));
+    TRY(op(c->s, attention_bwd, .dq = by_sample(dq, &d), .dk = by_sample(kv_heads(dkv, 0), &d),
+           .dv = by_sample(kv_heads(dkv, 1), &d), .go = by_sample(go, &d),
+           .q = by_sample(save_get(c, save->q), &d), .k = by_sample(k, &d),
+           .v = by_sample(kv_heads(kv, 1), &d), .o = by_sample(o, &d), .lse = save_get(c, save->lse),
+           .delta = delta, .doc = c->batch->doc, .sample = c->batch->samples, .q_span = c->batch->span,
+           .k_span = c->batch->span, .scale = d.scale, .block = c->canon.attn_block, .window = a->window,
+           .dropout = d.dropout, .head0 = d.head0, .chunk = d.query_chunk, .leaf = c->canon.query_leaf,
+           .positions = c->batch->seq));
+    TRY(heads_backward(a, c, save, &d, dq, dkv, dqkv));
     TRY(linear_backward(&a->qkv, c, x, dqkv, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;

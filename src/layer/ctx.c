@@ -12,6 +12,8 @@ Tensor ctx_row_slice(const Ctx *c, Tensor per_row)
     return tensor_row_slice(per_row, R * c->world->sp.rank, R);
 }
 
+Tensor ctx_place(const Ctx *c) { return c->batch->place.data ? c->batch->place : c->batch->position; }
+
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key)
 {
     if (!c->dropout_on || !(p > 0)) return (Dropout){ 0, 0, 1 };
@@ -56,7 +58,13 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
     return tensor_new(c->split_backward ? c->into[REGION_W] : c->scratch, t, c->dtype, rows, cols);
 }
 
-Tensor param_value(const Ctx *c, int id) { return param_view(&c->params->reg->items[id], c->params->value); }
+Tensor param_value(const Ctx *c, int id)
+{
+    ParamStore *s = c->params;
+    Err err = s->listener.read ? s->listener.read(s->listener.user, id) : ERR_OK;
+    if (err && !s->read_failed) s->read_failed = err;
+    return param_view(&s->reg->items[id], s->value);
+}
 
 Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
 
@@ -70,6 +78,12 @@ static bool grad_first(const Ctx *c, int id)
     return first;
 }
 
+Err grad_added(Ctx *c, int id)
+{
+    const ParamListener *l = &c->params->listener;
+    return l->added ? l->added(l->user, id) : ERR_OK;
+}
+
 Err grad_open(Ctx *c, int id, Tensor *acc)
 {
     *acc = param_grad(c, id);
@@ -78,65 +92,121 @@ Err grad_open(Ctx *c, int id, Tensor *acc)
     return op(c->s, fill_zero_acc, .x = tensor_reshape(*acc, tensor_count(*acc)));
 }
 
-Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
+/* Sums of the rows of a table that were looked up; ops.def, embedding_grad. */
+typedef struct {
+    Tensor begun, slot;
+} RowSums;
+
+static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x, RowSums from)
 {
-    return op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
-              .shift = param_store_shift(c->params, weight), .overflow = c->params->overflow,
-              .leaf = c->canon.leaf_tokens, .room = c->canon.room, .fresh = grad_first(c, weight),
-              .rounded = c->params->place[weight].once);
+    TRY(op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
+           .shift = param_store_shift(c->params, weight), .overflow = c->params->overflow,
+           .begun = from.begun, .slot = from.slot, .leaf = c->canon.leaf_tokens, .room = c->canon.room,
+           .fresh = grad_first(c, weight), .rounded = c->params->place[weight].once));
+    return grad_added(c, weight);
+}
+
+static Err wgrad_run(Ctx *c, const Wgrad *w, RowSums from)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor dy = w->dy, x = w->x;
+    if (w->gather_x) TRY(gather_rows(c, x, &x));
+    if (w->gather_dy) TRY(gather_rows(c, dy, &dy));
+    TRY(grad_add_product(c, w->weight, dy, x, from));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err add_rows(Ctx *c, int table, Tensor acc, Tensor slot, Tensor rows, Tensor index, int64_t first)
+{
+    return op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
+              .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .slot = slot,
+              .first = first, .room = c->canon.room);
+}
+
+/* The rows on their own, as integers; then the product that waited for them, which goes on from there. */
+static Err tied_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Wgrad *w = &c->slot->tied;
+    RowSums sums;
+    ASSERT(w->dy.data && w->weight == table);
+    TRY(tensor_new(c->scratch, &sums.begun, I64, rows.dim[0], rows.dim[1]));
+    TRY(tensor_new(c->scratch, &sums.slot, I32, c->params->reg->items[table].local[0]));
+    TRY(op(c->s, fill_zero_acc, .x = tensor_reshape(sums.begun, tensor_count(sums.begun))));
+    TRY(add_rows(c, table, sums.begun, sums.slot, rows, index, first));
+    TRY(wgrad_run(c, w, sums));
+    *w = (Wgrad){ 0 };
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
 {
-    Tensor acc;
+    Tensor acc, all = { 0 };
+    if (c->params->place[table].once) return tied_rows(c, table, rows, index, first);
     TRY(grad_open(c, table, &acc));
-    return op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
-              .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .first = first,
-              .room = c->canon.room);
+    TRY(add_rows(c, table, acc, all, rows, index, first));
+    return grad_added(c, table);
 }
 
 Err grad_add_columns(Ctx *c, int bias, Tensor dy)
 {
     Tensor acc;
     TRY(grad_open(c, bias, &acc));
-    return op(c->s, bias_grad, .dbias = acc, .dy = dy, .shift = param_store_shift(c->params, bias),
-              .overflow = c->params->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room);
-}
-
-static Err wgrad_run(Ctx *c, const Wgrad *w)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor dy = w->dy, x = w->x;
-    if (w->gather_x) TRY(gather_rows(c, x, &x));
-    if (w->gather_dy) TRY(gather_rows(c, dy, &dy));
-    TRY(grad_add_product(c, w->weight, dy, x));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
+    TRY(op(c->s, bias_grad, .dbias = acc, .dy = dy, .shift = param_store_shift(c->params, bias),
+           .overflow = c->params->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room));
+    return grad_added(c, bias);
 }
 
 Err wgrad_drain(Ctx *c)
 {
-    for (int i = 0; i < c->slot->queued; i++) TRY(wgrad_run(c, &c->slot->queue[i]));
+    for (int i = 0; i < c->slot->queued; i++) TRY(wgrad_run(c, &c->slot->queue[i], (RowSums){ 0 }));
     c->slot->queued = 0;
     return ERR_OK;
 }
 
-/* Now, or in the slot's queue for a later W. */
+/* The product of a tied table that takes one: it goes on from the sums of the table's rows. */
+static bool waits_for_rows(const Ctx *c, int weight)
+{
+    return c->params->place[weight].once && c->params->reg->items[weight].spec.flags & PARAM_TIED;
+}
+
+bool wgrad_at_once(const Ctx *c, int weight) { return !c->split_backward && !waits_for_rows(c, weight); }
+
+/* Now, or in the slot's queue for a later W, or once the rows of a tied table are there. */
 Err wgrad_push(Ctx *c, Wgrad w)
 {
-    if (!c->split_backward) return wgrad_run(c, &w);
     Slot *s = c->slot;
+    if (wgrad_at_once(c, w.weight)) return wgrad_run(c, &w, (RowSums){ 0 });
+    if (waits_for_rows(c, w.weight)) {
+        s->tied = w;
+        return ERR_OK;
+    }
     ASSERT(s->queued < s->queue_capacity);
     s->queue[s->queued++] = w;
     return ERR_OK;
 }
 
+Err gather_rows_begin(Ctx *c, Tensor x, Tensor *full)
+{
+    Comm *sp = &c->world->sp;
+    *full = x;
+    if (sp->size == 1) return ERR_OK;
+    TRY(tensor_new(c->scratch, full, x.dtype, x.dim[0] * sp->size, x.dim[1]));
+    return comm_all_gather(sp, c->s, *full, x, &sp->pending);
+}
+
+Err gather_rows_end(Ctx *c)
+{
+    Comm *sp = &c->world->sp;
+    return sp->size == 1 ? ERR_OK : stream_wait(c->s, &sp->pending);
+}
+
 Err gather_rows(Ctx *c, Tensor x, Tensor *full)
 {
-    *full = x;
-    if (c->world->sp.size == 1) return ERR_OK;
-    TRY(tensor_new(c->scratch, full, x.dtype, x.dim[0] * c->world->sp.size, x.dim[1]));
-    return comm_all_gather(&c->world->sp, c->s, *full, x, NULL);
+    TRY(gather_rows_begin(c, x, full));
+    return gather_rows_end(c);
 }
 
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
@@ -146,8 +216,54 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
     return tensor_new(c->scratch, partial, y.dtype, y.dim[0] * c->world->sp.size, y.dim[1]);
 }
 
+static Err cast_rows(Ctx *c, Tensor y, Tensor x)
+{
+    return op(c->s, cast, .y = tensor_reshape(y, tensor_count(y)), .x = tensor_reshape(x, tensor_count(x)));
+}
+
+/* 16-bit values are summed over ranks in fp32 and rounded once: x itself, or a wide copy in scratch. */
+static Err widen(Ctx *c, int ranks, Tensor x, Tensor *wide)
+{
+    *wide = x;
+    if (x.dtype == F32 || ranks == 1) return ERR_OK;
+    TRY(tensor_alloc(c->scratch, wide, F32, x.ndim, x.dim));
+    return cast_rows(c, *wide, x);
+}
+
+Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
+{
+    Comm *sp = &c->world->sp, *tp = &c->world->tp;
+    Tensor wide;
+    TRY(widen(c, tp->size, partial, &wide));
+    *out = (PendingSum){ .y = y, .sum = wide };
+    if (sp->size == 1) return comm_reduce_tree_f32(tp, c->s, wide, &tp->pending);
+    out->sum = wide.dtype == y.dtype ? y : tensor_row_slice(wide, sp->rank * y.dim[0], y.dim[0]);
+    return comm_reduce_scatter_tree_f32(sp, c->s, out->sum, wide, &sp->pending);
+}
+
+Err reduce_rows_end(Ctx *c, PendingSum r)
+{
+    TRY(stream_wait(c->s, c->world->sp.size > 1 ? &c->world->sp.pending : &c->world->tp.pending));
+    return r.sum.dtype == r.y.dtype ? ERR_OK : cast_rows(c, r.y, r.sum);
+}
+
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y)
 {
-    if (c->world->sp.size > 1) return comm_reduce_scatter_tree_f32(&c->world->sp, c->s, y, partial, NULL);
-    return comm_reduce_tree_f32(&c->world->tp, c->s, y, NULL);
+    ArenaMark mark = arena_mark(c->scratch);
+    PendingSum r;
+    TRY(reduce_rows_begin(c, partial, y, &r));
+    TRY(reduce_rows_end(c, r));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err reduce_values(Ctx *c, Comm *group, Tensor x)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor wide;
+    TRY(widen(c, group->size, x, &wide));
+    TRY(comm_reduce_tree_f32(group, c->s, wide, NULL));
+    if (wide.dtype != x.dtype) TRY(cast_rows(c, x, wide));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }

@@ -19,7 +19,7 @@ Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
                                .cut = { CUT_TP },
                                .init = INIT_NORMAL,
                                .std = spec.std,
-                               .flags = PARAM_DECAY },
+                               .flags = PARAM_DECAY | (spec.tied ? PARAM_TIED : 0) },
                   &e->table));
     e->vocab_rows = reg->items[e->table].local[0];
     if (!spec.learned_positions) return ERR_OK;
@@ -55,7 +55,7 @@ Err embedding_forward(const Embedding *e, Ctx *c, Tensor y)
     arena_release(c->scratch, mark);
     if (e->position >= 0)
         TRY(op(c->s, embedding_fwd, .y = y, .table = param_value(c, e->position),
-               .index = ctx_row_slice(c, c->batch->position), .add = 1));
+               .index = ctx_row_slice(c, ctx_place(c)), .add = 1));
     return dropout_in_place(e, c, y);
 }
 
@@ -67,7 +67,7 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy)
     if (d.threshold)
         TRY(op(c->s, residual_bwd, .dx = dy, .dy = dy, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = d));
-    if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, c->batch->position), 0));
+    if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, ctx_place(c)), 0));
     TRY(gather_rows(c, dy, &full));
     TRY(grad_add_rows(c, e->table, full, c->batch->token, first_row(e, c)));
     arena_release(c->scratch, mark);

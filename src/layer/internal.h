@@ -5,9 +5,13 @@
 #include "layer/layer.h"
 
 Err wgrad_push(Ctx *c, Wgrad w);
+bool wgrad_at_once(const Ctx *c, int weight); /* will the push run it, or keep it for later? */
 
 /* The accumulator of a gradient, to be added to: cleared if nothing was in this step. */
 Err grad_open(Ctx *c, int id, Tensor *acc);
+
+/* To be called when the op that adds is on the stream. */
+Err grad_added(Ctx *c, int id);
 
 /* Leaf of a sum that tp cuts: a canonical chunk of the global length, or one chain over the local one. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local);

@@ -49,6 +49,7 @@ typedef struct {
     int segment_count;
     Wgrad *queue;
     int queued, queue_capacity;
+    Wgrad tied; /* of a PARAM_TIED weight kept `once`: waits for its rows, which run it */
 } Slot;
 
 /* ---- context ---- */
@@ -71,7 +72,8 @@ typedef struct {
     Spans span;      /* which positions the T rows are */
     Tensor token;    /* [N] i32 */
     Tensor target;   /* [N] i32, -1 = does not count */
-    Tensor position; /* [N] i32 */
+    Tensor position; /* [N] i32, in the sample: what dropout is drawn by */
+    Tensor place;    /* optional [N] i32: position in its document; see ctx_place */
     Tensor sample;   /* [N] i64, global index in the data order */
     Tensor samples;  /* [B] i64, the same per sample */
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
@@ -101,7 +103,8 @@ typedef struct {
 } Ctx;
 
 int64_t ctx_rows(const Ctx *c); /* R: rows this rank holds outside tensor-parallel regions */
-Tensor ctx_row_slice(const Ctx *c, Tensor per_row);       /* this rank's R of N entries */
+Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of N entries */
+Tensor ctx_place(const Ctx *c); /* [N] i32: the positions that the model sees, learned and rotary */
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off when not training */
 
 /* Starts segment `index`: later saves belong to it. */
@@ -122,7 +125,7 @@ Tensor param_grad(const Ctx *c, int id);
 
 /* ---- gradients: accumulators, written only here; the first contribution of a step overwrites ---- */
 
-Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x); /* += dy^T x */
+/* += rows, at `index` of the table's rows from `first` on. */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
 Err grad_add_columns(Ctx *c, int bias, Tensor dy); /* += column sums */
 
@@ -133,8 +136,19 @@ Err wgrad_drain(Ctx *c);
 
 /* full [N, D] = all rows, from this rank's R. In a group of one full is x itself; else it is in scratch. */
 Err gather_rows(Ctx *c, Tensor x, Tensor *full);
+/* The same in two: what is done in between goes on beside it. One gather or sum at a time. */
+Err gather_rows_begin(Ctx *c, Tensor x, Tensor *full);
+Err gather_rows_end(Ctx *c);
 /* y [R, D] = tree over tp of partial [N, D], this rank's rows. Call partial_alloc() for partial. */
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
+/* Likewise in two. What is in scratch since begin must stay there until end. */
+typedef struct {
+    Tensor y, sum; /* sum: where it is formed */
+} PendingSum;
+Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
+Err reduce_rows_end(Ctx *c, PendingSum r);
+/* x = tree over the ranks of `group` of x; of any float type, like the rows above. */
+Err reduce_values(Ctx *c, Comm *group, Tensor x);
 /* Where to put the partial of y: y itself when rows are not sharded, else [N, D] scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 
@@ -181,7 +195,7 @@ typedef struct {
 
 typedef struct {
     int64_t vocab, padded_vocab, hidden, seq;
-    bool learned_positions;
+    bool learned_positions, tied; /* tied: the head, in the same stage, reads the table, too */
     float std, dropout;
     uint64_t seed;
 } EmbeddingSpec;
@@ -195,6 +209,7 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up 
 typedef struct {
     int weight, bias;   /* bias -1: none */
     bool rms, per_head; /* per_head: rows are (token, head) pairs, and heads are cut over tp */
+    bool shared;        /* per_head, and the ranks of world->kv have the same heads */
     float eps;
 } Norm;
 
@@ -227,21 +242,23 @@ typedef struct {
     Norm q_norm, k_norm;
     bool qk_norm, rope;
     int heads, kv_heads, head_dim; /* global */
+    int64_t kv_parts;              /* canonical parts of a kv head (base/heads.h) */
     int64_t window;
     float dropout;
     uint64_t dropout_key;
 } Attention;
 
+/* Behind norm and rotation; with q/k norms kv's k is that before them, as q_raw is. */
 typedef struct {
-    Saved q, k, v, o, lse;
-    Saved q_raw, k_raw; /* before the q/k norms */
+    Saved q, kv, o, lse; /* kv [2, N, K, C] */
+    Saved q_raw, k;      /* with q/k norms */
     NormSave q_norm, k_norm;
 } AttentionSave;
 
 typedef struct {
     const char *name;
     int64_t hidden, window;
-    int heads, kv_heads, head_dim;
+    int heads, kv_heads, head_dim, tp_blocks;
     bool bias, qk_norm, rope;
     float std, proj_std, dropout, norm_eps;
     uint64_t seed;

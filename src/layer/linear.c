@@ -72,6 +72,35 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
     return ERR_OK;
 }
 
+/* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. */
+static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
+{
+    const bool at_once = wgrad_at_once(c, l->weight);
+    Wgrad wgrad = { l->weight, dy, x, .gather_x = !at_once && c->world->sp.size > 1 };
+    Tensor partial;
+    PendingSum sum;
+    if (at_once) TRY(gather_rows_begin(c, x, &wgrad.x));
+    TRY(partial_alloc(c, dx, &partial));
+    TRY(op(c->s, linear_dx, .dx = partial, .dy = dy, .w = param_value(c, l->weight),
+           .leaf = tree_leaf(c, l->out, dy.dim[1])));
+    if (at_once) TRY(gather_rows_end(c));
+    TRY(reduce_rows_begin(c, partial, dx, &sum));
+    if (l->bias >= 0) TRY(grad_add_columns(c, l->bias, dy));
+    TRY(wgrad_push(c, wgrad));
+    return reduce_rows_end(c, sum);
+}
+
+static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx)
+{
+    Tensor full;
+    TRY(gather_rows(c, dy, &full));
+    TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = param_value(c, l->weight), .gelu_x = gelu_x,
+           .leaf = l->out));
+    if (wgrad_at_once(c, l->weight)) return wgrad_push(c, (Wgrad){ l->weight, full, x });
+    /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
+    return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });
+}
+
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
     return linear_backward_gelu(l, c, x, dy, none, dx);
@@ -81,21 +110,8 @@ Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor ge
 {
     ASSERT(l->kind == LINEAR_ROW || !gelu_x.data);
     ArenaMark mark = arena_mark(c->scratch);
-    bool sharded = c->world->sp.size > 1;
-    Tensor w = param_value(c, l->weight), full, partial;
-    if (l->kind == LINEAR_COLUMN) {
-        TRY(partial_alloc(c, dx, &partial));
-        TRY(op(c->s, linear_dx, .dx = partial, .dy = dy, .w = w, .leaf = tree_leaf(c, l->out, dy.dim[1])));
-        TRY(reduce_rows(c, partial, dx));
-        if (l->bias >= 0) TRY(grad_add_columns(c, l->bias, dy));
-        TRY(wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_x = sharded }));
-    } else {
-        TRY(gather_rows(c, dy, &full));
-        TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = w, .gelu_x = gelu_x, .leaf = l->out));
-        /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
-        Wgrad now = { l->weight, full, x }, later = { l->weight, dy, x, .gather_dy = sharded };
-        TRY(wgrad_push(c, c->split_backward ? later : now));
-    }
+    if (l->kind == LINEAR_COLUMN) TRY(column_backward(l, c, x, dy, dx));
+    else TRY(row_backward(l, c, x, dy, gelu_x, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -18,7 +18,7 @@ Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, i
                                   .cut = { CUT_TP },
                                   .init = INIT_NORMAL,
                                   .std = std,
-                                  .flags = PARAM_DECAY },
+                                  .flags = PARAM_DECAY | PARAM_ONE_PRODUCT },
                      &h->weight);
 }
 
@@ -88,16 +88,10 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save)
 
 Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx)
 {
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor dlogits = save_get(c, save->logits), partial;
+    const Linear product = { h->weight, -1, x.dim[1], h->padded_vocab, LINEAR_COLUMN };
+    Tensor dlogits = save_get(c, save->logits);
     TRY(op(c->s, xent_bwd, .logits = dlogits, .target = c->batch->target,
            .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
            .first = first_column(h, c), .vocab = h->vocab));
-    TRY(partial_alloc(c, dx, &partial));
-    TRY(op(c->s, linear_dx, .dx = partial, .dy = dlogits, .w = param_value(c, h->weight),
-           .leaf = tree_leaf(c, h->padded_vocab, dlogits.dim[1])));
-    TRY(reduce_rows(c, partial, dx));
-    TRY(wgrad_push(c, (Wgrad){ h->weight, dlogits, x, .gather_x = c->world->sp.size > 1 }));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
+    return linear_backward(&product, c, x, dlogits, dx);
 }

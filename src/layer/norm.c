@@ -70,16 +70,29 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
     return ERR_OK;
 }
 
+/* Where this rank's gradient of the weight goes: nowhere if the first rank of the sharing ones counts the same rows. */
+static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw)
+{
+    TRY(grad_open(c, n->weight, dw));
+    if (!n->shared || c->world->kv.rank == 0) return ERR_OK;
+    TRY(tensor_new(c->scratch, dw, dw->dtype, dw->dim[0]));
+    return op(c->s, fill_zero_acc, .x = *dw);
+}
+
 /* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
 Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
 {
+    ArenaMark mark = arena_mark(c->scratch);
     Tensor none = { 0 }, dw, db = { 0 };
     bool bias = n->bias >= 0;
-    TRY(grad_open(c, n->weight, &dw));
+    TRY(weight_gradient(n, c, &dw));
     if (bias) TRY(grad_open(c, n->bias, &db));
-    return op(c->s, norm_bwd, .dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = param_value(c, n->weight),
-              .mean = n->rms ? none : save_get(c, save->mean), .rstd = save_get(c, save->rstd),
-              .shift_w = param_store_shift(c->params, n->weight),
-              .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->overflow,
-              .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room);
+    TRY(op(c->s, norm_bwd, .dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = param_value(c, n->weight),
+           .mean = n->rms ? none : save_get(c, save->mean), .rstd = save_get(c, save->rstd),
+           .shift_w = param_store_shift(c->params, n->weight),
+           .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->overflow,
+           .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room));
+    arena_release(c->scratch, mark);
+    TRY(grad_added(c, n->weight));
+    return bias ? grad_added(c, n->bias) : ERR_OK;
 }

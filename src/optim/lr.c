@@ -18,11 +18,11 @@ double lr_at(const LrSchedule *s, int64_t step)
 {
     if (s->warmup > 0 && step <= s->warmup) return s->lr * (double)step / (double)s->warmup;
     if (s->shape == LR_CONSTANT) return s->lr;
+    if (step > s->decay_steps) return s->min_lr;
     if (s->shape == LR_INVERSE_SQRT) {
         double w = (double)(s->warmup > 1 ? s->warmup : 1);
         double x = s->lr * sqrt(w) / sqrt((double)(step > 1 ? step : 1));
         return x > s->min_lr ? x : s->min_lr;
     }
-    if (step > s->decay_steps) return s->min_lr;
     return s->min_lr + share(s, step) * (s->lr - s->min_lr);
 }

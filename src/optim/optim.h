@@ -1,6 +1,6 @@
 /*
- * The end of a step: sum gradients over ranks, take their norm, clip, update the weights by AdamW; and the
- * learning-rate schedules. Sees flat buffers and flags, no layers.
+ * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, AdamW on this rank's slice of
+ * the weights; and the learning-rate schedules. Sees flat buffers and flags, no layers.
  */
 #ifndef MEGATRAIN_OPTIM_OPTIM_H
 #define MEGATRAIN_OPTIM_OPTIM_H
@@ -21,11 +21,11 @@ typedef struct {
     int room; /* Canon.room */
 } Optim;
 
-/* Gradients and loss sums, over the ranks that hold parts of them. A gradient still fresh becomes 0. */
-Err optim_reduce(Optim *o);
+/* Loss, counted tokens and non-finite flag over dp. */
+Err optim_sum_loss(Optim *o);
 /* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
 Err optim_norm(Optim *o);
-/* AdamW on every parameter (decay by its flag), unless step->skip. */
+/* AdamW on this rank's slice of every parameter (decay by its flag), unless step->skip. */
 Err optim_update(Optim *o);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;

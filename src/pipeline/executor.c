@@ -1,6 +1,7 @@
 /* See executor.h. */
 #include "pipeline/executor.h"
 
+#include "base/fault.h"
 #include "base/trace.h"
 
 /* Points the context at a slot. */
@@ -107,6 +108,7 @@ static Err run_action(Executor *e, const Action *a)
 {
     TRY(prepare(e, a));
     TRY(enqueue_or_replay(e, a));
+    TRY(e->ctx.params->read_failed);
     finish(e, a);
     return ERR_OK;
 }
@@ -117,6 +119,7 @@ Err executor_run(Executor *e, const Action *list, int count)
                                          "reduce",  "norm",     "update" };
     e->ctx.dropout_on = true;
     for (int i = 0; i < count; i++) {
+        if (!e->ctx.s->dev->is_null) fault_point(names[list[i].kind]);
         trace_begin(names[list[i].kind]);
         TRY(run_action(e, &list[i]));
         trace_end();
@@ -130,6 +133,7 @@ Err executor_eval(Executor *e, int microbatch)
     e->ctx.dropout_on = false;
     TRY(prepare(e, &a));
     TRY(enqueue(e, &a));
+    TRY(e->ctx.params->read_failed);
     give_back(slot_of(e, microbatch));
     return ERR_OK;
 }

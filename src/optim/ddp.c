@@ -1,0 +1,147 @@
+/* See ddp.h. */
+#include "optim/ddp.h"
+
+#include <string.h>
+
+static const ParamRegistry *registry(const Ddp *d) { return d->params->reg; }
+
+static Comm *dp(const Ddp *d) { return &d->world->dp; }
+
+/* ---- gradients ---- */
+
+/* Integers add up exactly in any order; with f32 accumulators the sum is a tree over ranks. */
+static Err sum_over(Ddp *d, Comm *c, Tensor g, Event *done)
+{
+    if (g.dtype == I64) return comm_sum_i64(c, d->stream, g.data, tensor_count(g), done);
+    return comm_reduce_tree_f32(c, d->stream, g, done);
+}
+
+/* dp > 1 has no gradients of one product alone (GRADS_I64_ONCE), so `grad` has the layout of all buffers. */
+static Err start_bucket(Ddp *d, int b)
+{
+    const Bucket *k = &registry(d)->buckets[b];
+    const int64_t length = k->count / registry(d)->slices;
+    Tensor whole = tensor_row_slice(d->params->grad, k->first, k->count);
+    Tensor own = tensor_row_slice(whole, registry(d)->slice * length, length);
+    d->started[b] = true;
+    if (registry(d)->slices == 1) return sum_over(d, dp(d), whole, &d->reduced[b]);
+    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(dp(d), d->stream, own, whole, &d->reduced[b]);
+    return comm_reduce_scatter_i64(dp(d), d->stream, own.data, whole.data, length, &d->reduced[b]);
+}
+
+static Err on_added(void *user, int id)
+{
+    Ddp *d = user;
+    const int b = registry(d)->items[id].bucket;
+    if (++d->added[id] != d->expected[id] || --d->missing[b] > 0) return ERR_OK;
+    if (!d->overlap_grad || registry(d)->buckets[b].partial || dp(d)->size == 1) return ERR_OK;
+    return start_bucket(d, b);
+}
+
+/* What got no gradient in this step has 0. */
+static Err clear_fresh(Ddp *d)
+{
+    for (int i = 0; i < registry(d)->count; i++) {
+        if (!d->params->place[i].fresh) continue;
+        Tensor g = tensor_reshape(param_store_grad(d->params, i), registry(d)->items[i].count);
+        TRY(op(d->stream, fill_zero_acc, .x = g));
+    }
+    return ERR_OK;
+}
+
+/* Heads first, then rows: two ranges at the end of `grad`, padding (zeros) included. */
+static Err sum_partial(Ddp *d)
+{
+    const ParamRegistry *r = registry(d);
+    const int64_t behind =
+        r->flat_count - tensor_count(d->params->grad); /* what lies in grad_once comes first */
+    const int64_t heads = r->partial_at[0] - behind, rows = r->partial_at[1] - behind;
+    if (rows > heads)
+        TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
+    const int64_t end = tensor_count(d->params->grad);
+    if (end == rows) return ERR_OK;
+    return sum_over(d, &d->world->sp, tensor_row_slice(d->params->grad, rows, end - rows), NULL);
+}
+
+Err ddp_reduce(Ddp *d)
+{
+    TRY(clear_fresh(d));
+    TRY(sum_partial(d));
+    memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
+    if (dp(d)->size == 1) return ERR_OK;
+    ASSERT(!tensor_count(d->params->grad_once));
+    for (int b = 0; b < registry(d)->bucket_count; b++)
+        if (!d->started[b]) TRY(start_bucket(d, b));
+    for (int b = 0; b < registry(d)->bucket_count; b++) TRY(stream_wait(d->stream, &d->reduced[b]));
+    return ERR_OK;
+}
+
+/* ---- values ---- */
+
+static Err wait_bucket(Ddp *d, int b)
+{
+    if (!d->gathering[b]) return ERR_OK;
+    d->gathering[b] = false;
+    return stream_wait(d->stream, &d->gathered[b]);
+}
+
+static Err on_read(void *user, int id) { return wait_bucket(user, registry((Ddp *)user)->items[id].bucket); }
+
+Err ddp_settle(Ddp *d)
+{
+    for (int b = 0; b < registry(d)->bucket_count; b++) TRY(wait_bucket(d, b));
+    return ERR_OK;
+}
+
+/* The buckets of norms and biases, which every block needs, lie last and go first: forward's order is the layout
+ * read backwards. */
+Err ddp_gather(Ddp *d)
+{
+    const ParamRegistry *r = registry(d);
+    if (r->slices == 1) return ERR_OK;
+    for (int b = r->bucket_count - 1; b >= 0; b--) {
+        const Bucket *k = &r->buckets[b];
+        Tensor whole = tensor_row_slice(d->params->value, k->first, k->count);
+        Tensor own = tensor_row_slice(whole, r->slice * (k->count / r->slices), k->count / r->slices);
+        TRY(comm_all_gather(dp(d), d->stream, whole, own, &d->gathered[b]));
+        d->gathering[b] = true;
+    }
+    return d->overlap_param ? ERR_OK : ddp_settle(d);
+}
+
+/* ---- life ---- */
+
+Err ddp_init(Ddp *d, ParamStore *params, Stream *stream, World *world, bool overlap_grad, bool overlap_param)
+{
+    const ParamRegistry *r = params->reg;
+    *d = (Ddp){ params, stream, world, overlap_grad, overlap_param, 0 };
+    TRY(setup_array(r->setup, r->bucket_count, &d->started));
+    TRY(setup_array(r->setup, r->bucket_count, &d->gathering));
+    TRY(setup_array(r->setup, r->bucket_count, &d->missing));
+    TRY(setup_array(r->setup, r->count, &d->added));
+    TRY(setup_array(r->setup, r->count, &d->expected));
+    TRY(setup_array(r->setup, r->bucket_count, &d->reduced));
+    TRY(setup_array(r->setup, r->bucket_count, &d->gathered));
+    for (int b = 0; b < r->bucket_count; b++) event_init(&d->reduced[b]), event_init(&d->gathered[b]);
+    params->listener = (ParamListener){ d, on_added, on_read };
+    ddp_begin(d);
+    return ERR_OK;
+}
+
+void ddp_release(Ddp *d)
+{
+    for (int b = 0; d->gathered && b < registry(d)->bucket_count; b++) {
+        event_release(&d->reduced[b]);
+        event_release(&d->gathered[b]);
+    }
+}
+
+void ddp_begin(Ddp *d)
+{
+    const ParamRegistry *r = registry(d);
+    for (int b = 0; b < r->bucket_count; b++) {
+        d->started[b] = false;
+        d->missing[b] = r->buckets[b].params;
+    }
+    memset(d->added, 0, (size_t)r->count * sizeof *d->added);
+}
