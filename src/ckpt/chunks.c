@@ -31,6 +31,7 @@ static Err put(ChunkWriter *w, Stream *s, const char *data, int64_t size_bytes)
         if (n > size_bytes) n = size_bytes;
         if (s) TRY(device_read(s, w->buf + w->used_bytes, data, n));
         else memcpy(w->buf + w->used_bytes, data, (size_t)n);
+        w->crc = crc32c(w->crc, w->buf + w->used_bytes, (size_t)n);
         w->used_bytes += n;
         data += n;
         size_bytes -= n;
@@ -78,7 +79,9 @@ Err text_flush(TextOut *t)
 Err chunk_open(ChunkReader *r, const char *path, int64_t size_bytes, const uint32_t *crcs, char *buf)
 {
     int64_t found;
-    *r = (ChunkReader){ .path = path, .size_bytes = size_bytes, .crcs = crcs, .buf = buf, .held = -1 };
+    *r = (ChunkReader){
+        .path = path, .size_bytes = size_bytes, .crcs = crcs, .buf = buf, .held = -1, .bad = -1
+    };
     TRY_AS(ERR_CKPT, file_size(path, &found));
     if (found == size_bytes) return ERR_OK;
     return err_set(ERR_CKPT, "'%s' has '%lld' bytes, the manifest says '%lld'", path, (long long)found,
@@ -93,7 +96,8 @@ static Err hold(ChunkReader *r, int64_t chunk)
     r->held = -1;
     TRY_AS(ERR_CKPT, file_read_at(r->path, start, r->buf, n));
     uint32_t crc = crc32c(0, r->buf, (size_t)n);
-    if (crc != r->crcs[chunk])
+    r->bad = crc != r->crcs[chunk] ? chunk : -1;
+    if (r->bad >= 0)
         return err_set(ERR_CKPT, "'%s' is damaged: bytes '%lld' to '%lld' have checksum '%08x', not '%08x'",
                        r->path, (long long)start, (long long)(start + n - 1), crc, r->crcs[chunk]);
     r->held = chunk;

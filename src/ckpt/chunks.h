@@ -22,6 +22,7 @@ typedef struct {
     int64_t used_bytes;
     int64_t *crcs; /* [chunk_count of the whole file], the caller's; NULL: not wanted */
     int64_t done;  /* chunks */
+    uint32_t crc;  /* of what was put since the caller set it to 0 */
 } ChunkWriter;
 
 /* ERR_IO from all of them, as in base/file.h. After a failure: chunk_abandon. */
@@ -51,6 +52,7 @@ typedef struct {
     const uint32_t *crcs; /* [chunk_count(size_bytes)] */
     char *buf;            /* CHUNK_BYTES, the caller's */
     int64_t held;         /* the chunk in buf; -1: none */
+    int64_t bad;          /* the chunk whose CRC was wrong; -1: none */
 } ChunkReader;
 
 /* ERR_CKPT naming the file when its size is not size_bytes. */

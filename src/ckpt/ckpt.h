@@ -17,9 +17,10 @@
  * checkpoint in place and no half-written one that could be taken for whole. A folder that has the wanted
  * name already becomes step-N.old until the new one is in place.
  *
- * Memory: saving uses what ckpt_open took (a chunk of 1 MiB, the tables of CRCs) and allocates nothing;
- * loading holds a chunk, the manifest and one shard's header besides the state. Damage anywhere is found by a
- * CRC.
+ * Memory: saving uses what ckpt_open took (a chunk of 1 MiB, the tables of CRCs, with CkptOptions.async a copy of what
+ * this rank writes) and allocates nothing;
+ * loading holds a chunk, the manifest and one shard's header besides the state. Damage anywhere is found by the
+ * CRC of a chunk; those of the pieces then say which tensor it is.
  */
 #ifndef MEGATRAIN_CKPT_CKPT_H
 #define MEGATRAIN_CKPT_CKPT_H
@@ -64,10 +65,33 @@ typedef struct {
     Stream *stream;
     int keep;           /* checkpoints to keep, never fewer than 2; 0 = all */
     int64_t meta_bytes; /* most that the texts of a CkptMeta will take together */
+    bool async;         /* a thread writes what ckpt_start copied */
+    Comm *comm; /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
+    int64_t bad_from; /* steps from here on, passed over as damaged, do not count and go first; 0 = none */
 } CkptOptions;
+
+/* What became of a save. */
+typedef struct {
+    int64_t step;
+    Err err;
+    ErrKept why;
+    double seconds; /* of writing, up to the commit and what follows it */
+} CkptOutcome;
+
+typedef struct {
+    bool open, closing; /* there is a thread; it is to end */
+    pthread_t thread;
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    enum { SAVER_IDLE, SAVER_ASKED, SAVER_ENDED } state;
+    CkptMeta meta;
+    CkptOutcome outcome;
+} CkptSaver;
 
 typedef struct {
     CkptOptions o;
+    CkptSaver saver;
+    char *snapshot; /* what this rank writes of its tensors, in the order of its shard; NULL without async */
     char folder[PATH_MAX]; /* DIR/checkpoints */
     int64_t nonce;         /* of this run's temporary folders, agreed by all ranks */
     int states;            /* 3, or 1 without an optimizer */
@@ -77,25 +101,39 @@ typedef struct {
     int box_capacity;
     int64_t *file_bytes;   /* [world size]: of every rank's shard; 0 = it writes none */
     int64_t *header_bytes; /* [world size], padded */
-    int64_t *crcs;         /* of all shards, rank after rank */
+    int64_t *crcs;         /* of all shards' chunks, rank after rank; then of all pieces */
     int64_t crc_count, total_bytes, piece_count;
+    int64_t *rank_pieces; /* [world size] */
     int32_t *shifts;
-    int64_t *valid; /* steps of the valid checkpoints, ascending (rank 0, with keep > 0) */
-    int valid_count, valid_capacity;
+    int64_t *valid; /* steps: bad_count of o.bad_from, then the valid ones, ascending (rank 0, keep > 0) */
+    int valid_count, valid_capacity, bad_count;
 } Ckpt;
 
 /*
- * Collective. Takes all memory that saving will need from `setup`, reads which checkpoints there are.
+ * Collective. Takes all memory that saving will need from `setup`, reads which checkpoints there are. `c` must stay
+ * where it is.
  * store->m without data: checkpoints hold values only. ERR_MEMORY, ERR_INTERNAL for a parameter name with '#'
  * or '/'.
  */
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup);
 
+/* Waits for a save that is going on. Before the communicators are closed. Does nothing to a Ckpt that is all zero. */
+void ckpt_close(Ckpt *c);
+
 /*
- * Collective; all ranks return alike. ERR_STORAGE (no space, input/output error): nothing is left of this
- * checkpoint and the earlier ones are as they were; the caller may warn and go on. No-op on the null device.
+ * Collective. Starts a checkpoint of the present state: with o.async the state is copied, and a thread writes the
+ * copy; else all is done in here. The outcome is to be collected before the next start; of all ranks it is the same.
+ * ERR_STORAGE (no space, input/output error): nothing is left of this checkpoint and the earlier ones are as they were;
+ * the caller may warn and go on. No-op on the null device. Fails itself if the device cannot be read.
  */
+Err ckpt_start(Ckpt *c, const CkptMeta *meta);
+/* False: no save was started, or (unless `wait`) it still goes on. */
+bool ckpt_collect(Ckpt *c, bool wait, CkptOutcome *out);
+/* Both: returns the outcome. */
 Err ckpt_save(Ckpt *c, const CkptMeta *meta);
+
+/* What o.async takes of the host's memory on this rank, besides what is taken without. */
+Err ckpt_snapshot_bytes(const ParamStore *store, const World *world, int64_t *bytes);
 
 /* ---- finding ---- */
 

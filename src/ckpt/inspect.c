@@ -32,7 +32,7 @@ static Err for_each_file(const char *path,
         StFile f;
         setup_init(&a);
         err = manifest_open(&x.m, i, x.chunk, &a, &r, &f);
-        if (!err) err = visit(&x, i, &r, &f, arg);
+        if (!err) err = manifest_blame(&x.m, &r, visit(&x, i, &r, &f, arg));
         setup_release(&a);
     }
     setup_release(&x.arena);
@@ -111,7 +111,9 @@ static void print_meta(const Manifest *m, FILE *out)
     fprintf(out, "seed          %lld   reproducible %s   blocks tp %lld seq %lld attn %lld\n",
             (long long)a->seed, a->reproducible, (long long)a->tp_blocks, (long long)a->seq_blocks,
             (long long)a->attn_block);
-    fprintf(out, "data          %s\n", a->data);
+    const char *label = "data";
+    for (const char *at = a->data; *at; at += strcspn(at, "\n"), at += *at == '\n', label = "")
+        fprintf(out, "%-13s %.*s\n", label, (int)strcspn(at, "\n"), at);
     for (int i = 0; i < a->counter_count; i++)
         fprintf(out, "%-13s %lld\n", a->counters[i].name, (long long)a->counters[i].value);
     fprintf(out, "contents      %d tensors, %lld parameters, %lld bytes in %d files\n\n", m->param_count,

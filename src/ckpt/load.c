@@ -110,15 +110,20 @@ static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const Sha
 
 static Err load_piece(Loader *x, const ManifestPiece *q)
 {
-    const Param *p = &registry(x)->items[x->ids[q->param]];
+    const int id = x->ids[q->param];
+    const Param *p = &registry(x)->items[id];
     const StTensor *t = NULL;
-    int n = shard_boxes(p, x->boxes, x->box_capacity);
+    Tensor to = flat(x, q->state);
+    ParamSlice own = { .count = p->count };
+    if (!param_has_whole(x->l->store, to)) own = param_slice(registry(x), id, registry(x)->slice);
+    int n = shard_range(p, own.first, own.count, x->boxes, x->box_capacity);
     for (int i = 0; i < n; i++) {
         ShardBox want;
         if (!shard_clip(x->boxes[i], q->box, &want)) continue;
         TRY(open_file(x, q->file));
         if (!t) TRY(manifest_tensor(&x->m, q, &x->header, &t));
-        TRY(read_box(x, q->box, t->offset, (float *)flat(x, q->state).data + p->offset, &want));
+        Err err = read_box(x, q->box, t->offset, (float *)to.data + param_origin(x->l->store, id, to), &want);
+        TRY(manifest_blame(&x->m, &x->reader, err));
     }
     return ERR_OK;
 }
@@ -128,7 +133,7 @@ static Err load_tensors(Loader *x)
     x->box_capacity = 1;
     for (int i = 0; i < registry(x)->count; i++) {
         int n = shard_boxes(&registry(x)->items[i], NULL, 0);
-        if (n > x->box_capacity) x->box_capacity = n;
+        if (n + 2 > x->box_capacity) x->box_capacity = n + 2; /* a slice may begin and end inside rows */
     }
     TRY(setup_array(&x->arena, x->box_capacity, &x->boxes));
     TRY(setup_array(&x->arena, CHUNK_BYTES, &x->chunk));
@@ -200,7 +205,7 @@ static Err load(Loader *x, SetupArena *setup, CkptMeta *meta, bool *damaged)
     err = load_tensors(x);
     *damaged = err == ERR_CKPT;
     if (err) return err;
-    TRY(param_store_publish(x->l->store, x->l->stream));
+    TRY(param_store_publish(x->l->store, x->l->stream, &x->l->world->dp));
     return x->l->weights_only ? ERR_OK : load_shifts(x);
 }
 
@@ -212,10 +217,12 @@ static Err agree(const CkptLoad *l, Err mine, bool *damaged)
     char why[1024], hint[256];
     snprintf(why, sizeof why, "%s", mine ? err_message() : "");
     snprintf(hint, sizeof hint, "%s", mine ? err_hint_text() : "");
-    TRY(comm_max_i64(&l->world->world, l->stream, outcome, 2, NULL));
+    TRY(comm_max_i64(&l->world->host, l->stream, outcome, 2, NULL));
     *damaged = outcome[0] == DAMAGED;
     if (outcome[0] == GOOD) return ERR_OK;
-    if (!mine) return err_set((Err)outcome[1], "another rank could not load checkpoint '%s'", l->path);
+    if (!mine)
+        return err_elsewhere(
+            err_set((Err)outcome[1], "another rank could not load checkpoint '%s'", l->path));
     err_set(mine, "%s", why);
     return *hint ? err_hint("%s", hint) : mine;
 }

@@ -7,7 +7,7 @@
 const char *const ckpt_state_names[CKPT_STATES] = { "value", "m", "v" };
 static const char *const state_prefix[CKPT_STATES] = { "", "m/", "v/" };
 
-enum { MAX_PIECES_OF_TENSOR = 4096 }; /* they are compared pairwise */
+enum { MAX_SIDE_BY_SIDE = 4096 }; /* pieces of a tensor that share rows: they are compared pairwise */
 
 void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piece, const int64_t global[2])
 {
@@ -26,11 +26,16 @@ void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes)
 
 /* ---- parsing ---- */
 
+/* The lists that grow with the model and the ranks are parsed item by item: as a tree they take 9 times their size. */
+typedef enum { LIST_PARAMS, LIST_FILES, LIST_PIECES, LIST_COUNT } List;
+static const char *const list_keys[LIST_COUNT] = { "parameters", "files", "pieces" };
+
 /* Where a manifest is being parsed: for messages, and for memory. */
 typedef struct {
     const char *path;
     SetupArena *arena;
     Manifest *m;
+    JsonSpan lists[LIST_COUNT];
 } Parse;
 
 static Err bad(const Parse *p, const char *what, const char *name)
@@ -67,11 +72,33 @@ static Err get_pair(const Parse *p, const Json *object, const char *key, int64_t
     return ERR_OK;
 }
 
-static Err get_array(const Parse *p, const Json *object, const char *key, int64_t most, const Json **out)
+static Err count_items(const Parse *p, List list, int64_t most, int64_t *count)
 {
-    *out = json_get(object, key);
-    if (!json_is_array(*out) || json_count(*out) > most) return bad(p, "missing or too long list", key);
+    JsonSpan rest = p->lists[list], item;
+    *count = 0;
+    if (rest.text && *rest.text == '[')
+        for (;; ++*count) {
+            TRY_AS(ERR_CKPT, json_next_item(p->path, &rest, &item));
+            if (!item.text) break;
+        }
+    if (!rest.text || *rest.text != ']' || *count > most)
+        return bad(p, "missing or too long list", list_keys[list]);
     return ERR_OK;
+}
+
+/* Parses the items, which have been counted, in order. */
+static Err each_item(const Parse *p, List list, Err (*parse)(const Parse *, const Json *, int64_t index))
+{
+    JsonSpan rest = p->lists[list], item;
+    Json *j;
+    for (int64_t i = 0;; i++) {
+        TRY_AS(ERR_CKPT, json_next_item(p->path, &rest, &item));
+        if (!item.text) return ERR_OK;
+        TRY_AS(ERR_CKPT, json_parse(p->path, item.text, item.size_bytes, &j));
+        Err err = parse(p, j, i);
+        json_free(j);
+        TRY(err);
+    }
 }
 
 static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
@@ -104,11 +131,21 @@ static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
     return parse_counters(p, json_get(root, "counters"), meta);
 }
 
-static Err parse_param(const Parse *p, const Json *j, ManifestParam *q)
+/* No safetensors header takes these in a name. */
+static bool has_control(const char *name)
 {
+    for (; *name; name++)
+        if ((unsigned char)*name < 0x20 || *name == 0x7F) return true;
+    return false;
+}
+
+static Err parse_param(const Parse *p, const Json *j, int64_t index)
+{
+    ManifestParam *q = &p->m->params[index];
     int64_t shift, elements;
+    p->m->by_name[index] = (int)index;
     TRY(get_text(p, j, "name", &q->name));
-    if (!*q->name || strlen(q->name) >= PARAM_NAME_MAX || strpbrk(q->name, "#/"))
+    if (!*q->name || strlen(q->name) >= PARAM_NAME_MAX || strpbrk(q->name, "#/") || has_control(q->name))
         return bad(p, "impossible parameter name", q->name);
     TRY(get_pair(p, j, "shape", 1, 1, &q->ndim, q->shape));
     if (__builtin_mul_overflow(q->shape[0], q->shape[1], &elements) || elements > INT64_MAX / 8)
@@ -126,18 +163,15 @@ static int by_param_name(const void *a, const void *b)
     return strcmp(sorting->params[*(const int *)a].name, sorting->params[*(const int *)b].name);
 }
 
-static Err parse_params(const Parse *p, const Json *root)
+static Err parse_params(const Parse *p)
 {
-    const Json *list;
     Manifest *m = p->m;
-    TRY(get_array(p, root, "parameters", INT_MAX, &list));
-    m->param_count = (int)json_count(list);
-    TRY(setup_array(p->arena, m->param_count, &m->params));
-    TRY(setup_array(p->arena, m->param_count, &m->by_name));
-    for (int i = 0; i < m->param_count; i++) {
-        TRY(parse_param(p, json_at(list, i), &m->params[i]));
-        m->by_name[i] = i;
-    }
+    int64_t count;
+    TRY(count_items(p, LIST_PARAMS, INT_MAX, &count));
+    TRY(setup_array(p->arena, count, &m->params));
+    TRY(setup_array(p->arena, count, &m->by_name));
+    TRY(each_item(p, LIST_PARAMS, parse_param));
+    m->param_count = (int)count;
     sorting = m;
     if (m->param_count) qsort(m->by_name, (size_t)m->param_count, sizeof *m->by_name, by_param_name);
     for (int i = 1; i < m->param_count; i++)
@@ -158,9 +192,10 @@ int manifest_find(const Manifest *m, const char *name)
     return -1;
 }
 
-static Err parse_file(const Parse *p, const Json *j, ManifestFile *f)
+static Err parse_file(const Parse *p, const Json *j, int64_t index)
 {
-    const Json *crcs;
+    ManifestFile *f = &p->m->files[index];
+    const Json *crcs = json_get(j, "crc32c");
     char *path;
     TRY(get_text(p, j, "name", &f->name));
     size_t length = strlen(f->name);
@@ -170,8 +205,7 @@ static Err parse_file(const Parse *p, const Json *j, ManifestFile *f)
     sprintf(path, "%s/%s", p->m->folder, f->name);
     f->path = path;
     TRY(get_int(p, j, "size", 0, &f->size_bytes));
-    TRY(get_array(p, j, "crc32c", INT64_MAX, &crcs));
-    if (json_count(crcs) != chunk_count(f->size_bytes))
+    if (!json_is_array(crcs) || json_count(crcs) != chunk_count(f->size_bytes))
         return bad(p, "wrong number of checksums of", f->name);
     TRY(setup_array(p->arena, json_count(crcs), &f->crcs));
     for (int64_t i = 0; i < json_count(crcs); i++) {
@@ -179,21 +213,18 @@ static Err parse_file(const Parse *p, const Json *j, ManifestFile *f)
         if (crc < 0 || crc > UINT32_MAX) return bad(p, "impossible checksum of", f->name);
         f->crcs[i] = (uint32_t)crc;
     }
+    if (index && strcmp(f[-1].name, f->name) >= 0) return bad(p, "files are not in order at", f->name);
     return ERR_OK;
 }
 
-static Err parse_files(const Parse *p, const Json *root)
+static Err parse_files(const Parse *p)
 {
-    const Json *list;
     Manifest *m = p->m;
-    TRY(get_array(p, root, "files", 1 << 20, &list));
-    m->file_count = (int)json_count(list);
-    TRY(setup_array(p->arena, m->file_count, &m->files));
-    for (int i = 0; i < m->file_count; i++) {
-        TRY(parse_file(p, json_at(list, i), &m->files[i]));
-        if (i && strcmp(m->files[i - 1].name, m->files[i].name) >= 0)
-            return bad(p, "files are not in order at", m->files[i].name);
-    }
+    int64_t count;
+    TRY(count_items(p, LIST_FILES, 1 << 20, &count));
+    TRY(setup_array(p->arena, count, &m->files));
+    TRY(each_item(p, LIST_FILES, parse_file));
+    m->file_count = (int)count;
     return ERR_OK;
 }
 
@@ -216,8 +247,9 @@ static int find_state(const char *name)
     return -1;
 }
 
-static Err parse_piece(const Parse *p, const Json *j, ManifestPiece *q)
+static Err parse_piece(const Parse *p, const Json *j, int64_t index)
 {
+    ManifestPiece *q = &p->m->pieces[index];
     const char *name = json_text(json_get(j, "name"), NULL), *state = json_text(json_get(j, "state"), NULL);
     const char *file = json_text(json_get(j, "file"), NULL), *dtype = json_text(json_get(j, "dtype"), NULL);
     int64_t global[2];
@@ -240,6 +272,7 @@ static Err parse_piece(const Parse *p, const Json *j, ManifestPiece *q)
             q->box.offset[d] > t->shape[d] - q->box.shape[d])
             return bad(p, "a piece lies outside of", name);
     t->has[q->state] = true;
+    q->crc = json_int(json_get(j, "crc32c"), -1);
     return ERR_OK;
 }
 
@@ -256,41 +289,65 @@ static int by_file(const void *a, const void *b)
     if (x->file != y->file) return x->file < y->file ? -1 : 1;
     if (x->state != y->state) return x->state < y->state ? -1 : 1;
     if (x->param != y->param) return x->param < y->param ? -1 : 1;
-    return (x->box.offset[0] > y->box.offset[0]) - (x->box.offset[0] < y->box.offset[0]);
+    if (x->box.offset[0] != y->box.offset[0]) return x->box.offset[0] < y->box.offset[0] ? -1 : 1;
+    return (x->box.offset[1] > y->box.offset[1]) - (x->box.offset[1] < y->box.offset[1]);
 }
 
-/* n pieces of one state of one tensor: disjoint, and as many elements as it has. */
+/* The pieces of one state of one tensor by their first rows. */
+static int by_place(const void *a, const void *b)
+{
+    const ManifestPiece *x = a, *y = b;
+    if (by_tensor(a, b)) return by_tensor(a, b);
+    for (int d = 0; d < 2; d++)
+        if (x->box.offset[d] != y->box.offset[d]) return x->box.offset[d] < y->box.offset[d] ? -1 : 1;
+    return 0;
+}
+
+/* n pieces of one state of one tensor, by_place: disjoint, and as many elements as it has. */
 static Err check_tiling(const Parse *p, const ManifestPiece *q, int64_t n)
 {
     const ManifestParam *t = &p->m->params[q->param];
-    int64_t elements = 0;
+    int64_t elements = 0, first = 0; /* first: those before it end above piece i and all that follow */
     Box x;
-    if (n > MAX_PIECES_OF_TENSOR) return bad(p, "too many pieces of", t->name);
     for (int64_t i = 0; i < n; i++) {
         elements += box_count(q[i].box); /* cannot overflow: both terms are below INT64_MAX / 8 */
         if (elements > t->shape[0] * t->shape[1]) break;
-        for (int64_t k = 0; k < i; k++)
+        while (q[first].box.offset[0] + q[first].box.shape[0] <= q[i].box.offset[0]) first++;
+        if (i - first > MAX_SIDE_BY_SIDE) return bad(p, "too many pieces side by side of", t->name);
+        for (int64_t k = first; k < i; k++)
             if (box_intersect(q[i].box, q[k].box, &x)) return bad(p, "overlapping pieces of", t->name);
     }
     if (elements != t->shape[0] * t->shape[1]) return bad(p, "pieces do not make up the whole of", t->name);
     return ERR_OK;
 }
 
-static Err parse_pieces(const Parse *p, const Json *root)
+/* The pieces, by file, fit into their files: no sum of their bytes overflows. */
+static Err check_room(const Parse *p)
 {
-    const Json *list;
+    int64_t left = 0;
+    for (int64_t i = 0; i < p->m->piece_count; i++) {
+        const ManifestPiece *q = &p->m->pieces[i];
+        if (i == 0 || q->file != q[-1].file) left = p->m->files[q->file].size_bytes;
+        left -= 4 * box_count(q->box);
+        if (left < 0) return bad(p, "the pieces are larger than their file", p->m->files[q->file].name);
+    }
+    return ERR_OK;
+}
+
+static Err parse_pieces(const Parse *p)
+{
     Manifest *m = p->m;
-    TRY(get_array(p, root, "pieces", INT_MAX, &list));
-    m->piece_count = json_count(list);
+    TRY(count_items(p, LIST_PIECES, INT_MAX, &m->piece_count));
     TRY(setup_array(p->arena, m->piece_count, &m->pieces));
-    for (int64_t i = 0; i < m->piece_count; i++) TRY(parse_piece(p, json_at(list, i), &m->pieces[i]));
+    TRY(each_item(p, LIST_PIECES, parse_piece));
     if (!m->piece_count) return ERR_OK;
-    qsort(m->pieces, (size_t)m->piece_count, sizeof *m->pieces, by_tensor);
+    qsort(m->pieces, (size_t)m->piece_count, sizeof *m->pieces, by_place);
     for (int64_t i = 0, n; i < m->piece_count; i += n) {
         for (n = 1; i + n < m->piece_count && by_tensor(&m->pieces[i], &m->pieces[i + n]) == 0; n++) continue;
         TRY(check_tiling(p, &m->pieces[i], n));
     }
     qsort(m->pieces, (size_t)m->piece_count, sizeof *m->pieces, by_file);
+    TRY(check_room(p));
     for (int i = 0; i < m->param_count; i++)
         if (!m->params[i].has[STATE_VALUE]) return bad(p, "no pieces of", m->params[i].name);
     return ERR_OK;
@@ -304,9 +361,9 @@ static Err parse_root(const Parse *p, const Json *root)
                        (long long)p->m->format, CKPT_FORMAT),
                err_hint("it was written by a newer megatrain: use that one");
     TRY(parse_meta(p, root, &p->m->meta));
-    TRY(parse_params(p, root));
-    TRY(parse_files(p, root));
-    return parse_pieces(p, root);
+    TRY(parse_params(p));
+    TRY(parse_files(p));
+    return parse_pieces(p);
 }
 
 /* Compares with manifest.crc, letter by letter. */
@@ -335,11 +392,13 @@ Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
     TRY(setup_strdup(a, folder, (char **)(uintptr_t)&m->folder));
     TRY_AS(ERR_CKPT, file_read_all(path, MANIFEST_MAX_BYTES, &text, &size_bytes));
     Err err = check_crc(folder, path, text, size_bytes);
-    if (!err) err = err_as(json_parse(path, text, size_bytes, &root), ERR_CKPT);
-    free(text);
-    Parse p = { path, a, m };
+    Parse p = { .path = path, .arena = a, .m = m };
+    if (!err)
+        err = err_as(json_parse_without(path, text, size_bytes, list_keys, LIST_COUNT, p.lists, &root),
+                     ERR_CKPT);
     if (!err) err = parse_root(&p, root);
     json_free(root);
+    free(text);
     return err;
 }
 
@@ -354,7 +413,59 @@ Err manifest_check_files(const Manifest *m)
 
 /* ---- shards ---- */
 
-Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, ChunkReader *r, StFile *out)
+/* The CRC of bytes [at, at + size_bytes) as they are in the file, right or not. */
+static Err crc_of_bytes(const char *path, int64_t at, int64_t size_bytes, uint32_t *crc)
+{
+    char part[4096];
+    *crc = 0;
+    for (int64_t n; size_bytes > 0; at += n, size_bytes -= n) {
+        n = size_bytes < (int64_t)sizeof part ? size_bytes : (int64_t)sizeof part;
+        TRY(file_read_at(path, at, part, n));
+        *crc = crc32c(*crc, part, (size_t)n);
+    }
+    return ERR_OK;
+}
+
+/* "'embed.weight', 'm/norm.weight'": the file's tensors in the bad chunk that are not as written, cut when they are
+ * many; their number, -1 when that cannot be told. Where a tensor lies follows from the sizes of those behind it: the
+ * header, which says so too, may be what is damaged. */
+static int name_damaged(const Manifest *m, const ChunkReader *r, char *text, size_t room)
+{
+    const int64_t start = r->bad * CHUNK_BYTES, end = start + CHUNK_BYTES;
+    int64_t at = r->size_bytes;
+    size_t used = 0;
+    int damaged = 0;
+    for (int64_t i = m->piece_count; i-- > 0;) {
+        const ManifestPiece *q = &m->pieces[i];
+        const ManifestParam *p = &m->params[q->param];
+        const int64_t size_bytes = box_count(q->box) * 4;
+        char key[KEY_MAX];
+        uint32_t crc;
+        if (m->files[q->file].path != r->path) continue;
+        at -= size_bytes;
+        if (at >= end || at + size_bytes <= start) continue;
+        if (q->crc < 0 || crc_of_bytes(r->path, at, size_bytes, &crc)) return -1;
+        if (crc == (uint32_t)q->crc) continue;
+        ckpt_key(key, q->state, p->name, p->ndim, q->box, p->shape);
+        damaged++;
+        if (used + strlen(key) + 8 > room) break;
+        used += (size_t)snprintf(text + used, room - used, "%s'%s'", used ? ", " : "", key);
+    }
+    return damaged;
+}
+
+Err manifest_blame(const Manifest *m, const ChunkReader *r, Err err)
+{
+    char text[512] = "", why[1024];
+    if (err != ERR_CKPT || r->bad < 0) return err;
+    snprintf(why, sizeof why, "%s", err_message());
+    const int damaged = name_damaged(m, r, text, sizeof text);
+    if (damaged < 0) return err_set(err, "%s", why);
+    if (damaged) return err_set(err, "%s; tensor %s", why, text);
+    return err_set(err, "%s; no tensor's own checksum is wrong, so it is the header", why);
+}
+
+static Err open_shard(const Manifest *m, int file, char *chunk, SetupArena *a, ChunkReader *r, StFile *out)
 {
     const ManifestFile *f = &m->files[file];
     uint8_t first8[8];
@@ -368,6 +479,11 @@ Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, Chunk
     if (!err) err = st_parse(f->path, header, header_bytes, f->size_bytes, a, out);
     free(header);
     return err;
+}
+
+Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, ChunkReader *r, StFile *out)
+{
+    return manifest_blame(m, r, open_shard(m, file, chunk, a, r, out));
 }
 
 Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, const StTensor **out)

@@ -8,7 +8,7 @@
  *    "blocks":{"tp":..,"seq":..,"attn":..},"counters":{...},"data":...,"config":...,
  *    "parameters":[{"name":"embed.weight","shape":[256,64],"shift":24},...],
  *    "pieces":[{"name":..,"state":"value","dtype":"F32","global":[256,64],"offset":[0,0],"shape":[128,64],
- *               "file":"shard-00000.safetensors"},...],
+ *               "file":"shard-00000.safetensors","crc32c":...},...],
  *    "files":[{"name":"shard-00000.safetensors","size":...,"crc32c":[...]},...]}
  */
 #ifndef MEGATRAIN_CKPT_MANIFEST_H
@@ -36,6 +36,7 @@ typedef struct {
 typedef struct {
     int param, state, file;
     Box box;
+    int64_t crc; /* -1: not written, by a version before it was */
 } ManifestPiece;
 
 typedef struct {
@@ -69,6 +70,9 @@ void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piec
 
 /* The piece in its file's header, which must agree with the manifest. ERR_CKPT. */
 Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, const StTensor **out);
+
+/* After `err`, a failure to read the file: if that is damage, the message says of which tensors. Returns err. */
+Err manifest_blame(const Manifest *m, const ChunkReader *r, Err err);
 
 /* Opens a file of the manifest and parses its header, every byte of it checked. */
 Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, ChunkReader *r, StFile *out);

@@ -12,6 +12,16 @@ void piece_first(PieceIter *it, const Ckpt *c, int rank)
     grid_coords(c->o.world->grid, rank, &it->tp_rank, &it->dp_rank);
 }
 
+/* Of copies dp rank 0 writes, of slices each its own. */
+static int rank_boxes(const PieceIter *it)
+{
+    const Ckpt *c = it->c;
+    const ParamRegistry *reg = c->o.store->reg;
+    if (!shard_owner(&it->shard, it->tp_rank, reg->slices > 1 ? 0 : it->dp_rank)) return 0;
+    ParamSlice x = param_slice(reg, it->param, reg->slices > 1 ? it->dp_rank : 0);
+    return shard_range(&it->shard, x.first, x.count, c->boxes, c->box_capacity);
+}
+
 bool piece_next(PieceIter *it)
 {
     const Ckpt *c = it->c;
@@ -24,9 +34,7 @@ bool piece_next(PieceIter *it)
         if (it->state == c->states || !reg->count) return false;
         it->shard = shard_param(&reg->items[it->param], c->o.world->grid.tp, it->tp_rank);
         it->box = 0;
-        it->box_count = shard_owner(&it->shard, it->tp_rank, it->dp_rank)
-                            ? shard_boxes(&it->shard, c->boxes, c->box_capacity)
-                            : 0;
+        it->box_count = rank_boxes(it);
     }
     it->boxes = c->boxes + it->box;
     it->count = shard_merge(it->boxes, it->box_count - it->box, &it->piece);
@@ -37,6 +45,39 @@ bool piece_next(PieceIter *it)
 void shard_name(char out[CKPT_NAME_MAX], int rank)
 {
     snprintf(out, CKPT_NAME_MAX, "shard-%05d.safetensors", rank);
+}
+
+const float *piece_data(const PieceIter *it, int box)
+{
+    const ParamStore *st = it->c->o.store;
+    const Tensor flat[CKPT_STATES] = { st->master, st->m, st->v };
+    const ShardBox *b = &it->boxes[box];
+    /* the boxes of a rank are as wide as its memory, or of a single row: each is one run */
+    ASSERT(b->ld == b->box.shape[1] || b->box.shape[0] == 1);
+    return (const float *)flat[it->state].data + param_origin(st, it->param, flat[it->state]) + b->at;
+}
+
+Err pieces_open(Ckpt *c, SetupArena *setup)
+{
+    const ParamRegistry *reg = c->o.store->reg;
+    const int tp = c->o.world->grid.tp;
+    c->box_capacity = 1;
+    for (int i = 0; i < reg->count; i++)
+        for (int t = 0; t < tp; t++) {
+            Param p = shard_param(&reg->items[i], tp, t);
+            int n = shard_boxes(&p, NULL, 0);
+            if (n > c->box_capacity) c->box_capacity = n;
+        }
+    c->box_capacity += 2; /* a slice may begin and end inside rows */
+    return setup_array(setup, c->box_capacity, &c->boxes);
+}
+
+int64_t pieces_bytes(const Ckpt *c, int rank)
+{
+    PieceIter it;
+    int64_t elements = 0;
+    for (piece_first(&it, c, rank); piece_next(&it);) elements += box_count(it.piece);
+    return elements * (int64_t)sizeof(float);
 }
 
 /* ---- shards ---- */
@@ -78,22 +119,16 @@ Err pieces_measure(Ckpt *c)
         c->file_bytes[rank] = pieces ? 8 + c->header_bytes[rank] + data_bytes : 0;
         c->total_bytes += c->file_bytes[rank];
         c->crc_count += chunk_count(c->file_bytes[rank]);
+        c->rank_pieces[rank] = pieces;
         c->piece_count += pieces;
     }
     return ERR_OK;
 }
 
-/* The boxes of a rank are as wide as its memory: each is one run. */
-static Err put_box(ChunkWriter *w, Stream *s, const float *base, const ShardBox *b)
+/* piece_crcs: of this rank's, one after the other. */
+static Err put_shard(const Ckpt *c, ChunkWriter *w, int64_t *piece_crcs)
 {
-    ASSERT(b->ld == b->box.shape[1]);
-    return chunk_put_device(w, s, base + b->at, box_count(b->box) * (int64_t)sizeof *base);
-}
-
-static Err put_shard(const Ckpt *c, ChunkWriter *w)
-{
-    const ParamStore *st = c->o.store;
-    const float *flat[CKPT_STATES] = { st->master.data, st->m.data, st->v.data };
+    const char *copied = c->snapshot;
     int rank = c->o.world->rank;
     uint64_t n = (uint64_t)c->header_bytes[rank];
     uint8_t length[8];
@@ -105,31 +140,43 @@ static Err put_shard(const Ckpt *c, ChunkWriter *w)
     text_init(&t, w, c->text, c->text_bytes);
     TRY(put_header(c, rank, &t, &data_bytes));
     TRY(chunk_put(w, "       ", c->header_bytes[rank] - t.total_bytes));
-    for (piece_first(&it, c, rank); piece_next(&it);)
-        for (int i = 0; i < it.count; i++)
-            TRY(put_box(w, c->o.stream, flat[it.state] + it.shard.offset, &it.boxes[i]));
+    for (piece_first(&it, c, rank); piece_next(&it);) {
+        w->crc = 0;
+        for (int i = 0; i < it.count; i++) {
+            const int64_t bytes = box_count(it.boxes[i].box) * (int64_t)sizeof(float);
+            if (copied) TRY(chunk_put(w, copied, bytes));
+            else TRY(chunk_put_device(w, c->o.stream, piece_data(&it, i), bytes));
+            if (copied) copied += bytes;
+        }
+        *piece_crcs++ = w->crc;
+    }
     return ERR_OK;
 }
 
-/* Where a rank's checksums start in c->crcs. */
-static int64_t crc_start(const Ckpt *c, int rank)
+/* Where a rank's checksums start in c->crcs: of its chunks, of its pieces. */
+static void crc_start(const Ckpt *c, int rank, int64_t **chunks, int64_t **pieces)
 {
-    int64_t n = 0;
-    for (int r = 0; r < rank; r++) n += chunk_count(c->file_bytes[r]);
-    return n;
+    *chunks = c->crcs;
+    *pieces = c->crcs + c->crc_count;
+    for (int r = 0; r < rank; r++) {
+        *chunks += chunk_count(c->file_bytes[r]);
+        *pieces += c->rank_pieces[r];
+    }
 }
 
 Err shard_write(Ckpt *c, const char *dir)
 {
     char name[CKPT_NAME_MAX], path[PATH_MAX];
     int rank = c->o.world->rank;
+    int64_t *chunk_crcs, *piece_crcs;
     ChunkWriter w;
     if (!c->file_bytes[rank]) return ERR_OK;
+    crc_start(c, rank, &chunk_crcs, &piece_crcs);
     shard_name(name, rank);
     if (snprintf(path, sizeof path, "%s/%s", dir, name) >= (int)sizeof path)
         return err_set(ERR_IO, "path is too long: '%s'", dir);
-    TRY(chunk_create(&w, path, c->chunk, c->crcs + crc_start(c, rank)));
-    Err err = put_shard(c, &w);
+    TRY(chunk_create(&w, path, c->chunk, chunk_crcs));
+    Err err = put_shard(c, &w, piece_crcs);
     if (!err) err = chunk_sync_close(&w);
     if (err) chunk_abandon(&w);
     return err;
@@ -186,6 +233,7 @@ static Err put_params(const Ckpt *c, TextOut *t)
 
 static Err put_pieces(const Ckpt *c, TextOut *t)
 {
+    const int64_t *crc = c->crcs + c->crc_count;
     json_open(&t->json, "pieces", '[');
     for (int rank = 0; rank < c->o.world->size; rank++) {
         char file[CKPT_NAME_MAX];
@@ -201,6 +249,7 @@ static Err put_pieces(const Ckpt *c, TextOut *t)
             put_pair(&t->json, "offset", s->ndim, it.piece.offset);
             put_pair(&t->json, "shape", s->ndim, it.piece.shape);
             json_put_text(&t->json, "file", file);
+            json_put_int(&t->json, "crc32c", *crc++);
             json_close(&t->json, '}');
             TRY(text_flush(t));
         }
@@ -263,8 +312,6 @@ Err manifest_write(Ckpt *c, const CkptMeta *meta, const char *dir, uint32_t *crc
     TextOut t;
     if (snprintf(path, sizeof path, "%s/manifest.json", dir) >= (int)sizeof path)
         return err_set(ERR_IO, "path is too long: '%s'", dir);
-    TRY(device_read(c->o.stream, c->shifts, c->o.store->shift.data,
-                    c->o.store->reg->count * (int64_t)sizeof *c->shifts));
     TRY(chunk_create(&w, path, c->chunk, NULL));
     text_init(&t, &w, c->text, c->text_bytes);
     Err err = put_manifest(c, meta, &t);

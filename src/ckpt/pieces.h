@@ -19,12 +19,21 @@ typedef struct {
 } PieceIter;
 
 void piece_first(PieceIter *it, const Ckpt *c, int rank);
-bool piece_next(PieceIter *it); /* false: no more */
+bool piece_next(PieceIter *it);                        /* false: no more */
+const float *piece_data(const PieceIter *it, int box); /* on the device, if the piece is this rank's */
+
+/* Takes what iterating needs, the first thing of a Ckpt whose options are set. */
+Err pieces_open(Ckpt *c, SetupArena *setup);
+int64_t pieces_bytes(const Ckpt *c, int rank); /* of a rank's tensors */
 
 /* Fills c->header_bytes, file_bytes, and what is summed from them. */
 Err pieces_measure(Ckpt *c);
 
 void shard_name(char out[CKPT_NAME_MAX], int rank);
+
+/* Writes the checkpoint of what ckpt_start took, on the thread that calls (save.c). */
+Err save_now(Ckpt *c, const CkptMeta *meta);
+Err saver_open(Ckpt *c, SetupArena *setup);
 
 /* Writes and syncs this rank's shard in `dir`, and its slice of c->crcs. ERR_IO. */
 Err shard_write(Ckpt *c, const char *dir);

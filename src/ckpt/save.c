@@ -32,46 +32,33 @@ static Err check_names(const ParamRegistry *reg)
     return ERR_OK;
 }
 
-static int most_boxes(const Ckpt *c)
-{
-    const ParamRegistry *reg = c->o.store->reg;
-    int most = 1, tp = c->o.world->grid.tp;
-    for (int i = 0; i < reg->count; i++)
-        for (int t = 0; t < tp; t++) {
-            Param p = shard_param(&reg->items[i], tp, t);
-            int n = shard_boxes(&p, NULL, 0);
-            if (n > most) most = n;
-        }
-    return most;
-}
-
 static Err allocate(Ckpt *c, SetupArena *setup)
 {
     int size = c->o.world->size;
     c->text_bytes = 6 * c->o.meta_bytes + 8192; /* JSON escapes make a byte six */
-    c->box_capacity = most_boxes(c);
+    TRY(pieces_open(c, setup));
     TRY(setup_array(setup, CHUNK_BYTES, &c->chunk));
     TRY(setup_array(setup, c->text_bytes, &c->text));
-    TRY(setup_array(setup, c->box_capacity, &c->boxes));
     TRY(setup_array(setup, size, &c->file_bytes));
     TRY(setup_array(setup, size, &c->header_bytes));
+    TRY(setup_array(setup, size, &c->rank_pieces));
     TRY(setup_array(setup, c->o.store->reg->count, &c->shifts));
     TRY(pieces_measure(c));
-    return setup_array(setup, c->crc_count, &c->crcs);
+    return setup_array(setup, c->crc_count + c->piece_count, &c->crcs);
 }
 
 static int keep_of(const Ckpt *c) { return c->o.keep < KEEP_AT_LEAST ? KEEP_AT_LEAST : c->o.keep; }
 
-/* The valid ones of e[0..count) into c->valid, oldest first. */
-static Err list_valid(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)
+static bool is_bad(const Ckpt *c, int64_t step) { return c->o.bad_from && step >= c->o.bad_from; }
+
+/* The valid ones of e[0..count) into c->valid, oldest first, of which those `bad`. */
+static Err list_valid(Ckpt *c, const CkptEntry *e, int count, bool bad)
 {
-    c->valid_capacity = count + keep_of(c) + 1;
-    TRY(setup_array(setup, c->valid_capacity, &c->valid));
     for (int i = count - 1; i >= 0; i--) {
         char path[PATH_MAX];
         SetupArena a;
         Manifest m;
-        if (e[i].old) continue;
+        if (e[i].old || is_bad(c, e[i].step) != bad) continue;
         TRY(entry_path(path, c->folder, e[i]));
         setup_init(&a);
         if (!manifest_read(path, &a, &m) && !manifest_check_files(&m)) c->valid[c->valid_count++] = e[i].step;
@@ -80,19 +67,27 @@ static Err list_valid(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)
     return ERR_OK;
 }
 
+static Err list_all(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)
+{
+    c->valid_capacity = count + keep_of(c) + 1;
+    TRY(setup_array(setup, c->valid_capacity, &c->valid));
+    TRY(list_valid(c, e, count, true));
+    c->bad_count = c->valid_count;
+    return list_valid(c, e, count, false);
+}
+
 /* All ranks' outcome of a part: ERR_OK, or this rank's failure, or one that says whose it was. */
 static Err agree(Ckpt *c, Err mine)
 {
-    World *w = c->o.world;
-    int64_t worst = mine ? (int64_t)mine << 32 | w->rank : 0;
+    int64_t worst = mine ? (int64_t)mine << 32 | c->o.world->rank : 0;
     char why[MESSAGE_MAX];
     snprintf(why, sizeof why, "%s", mine ? err_message() : "");
-    TRY(comm_max_i64(&w->world, c->o.stream, &worst, 1, NULL));
+    TRY(comm_max_i64(c->o.comm, c->o.stream, &worst, 1, NULL));
     if (!worst) return ERR_OK;
     Err code = mine ? mine : (Err)(worst >> 32);
     if (code == ERR_IO) code = ERR_STORAGE;
     if (mine) return err_set(code, "%s", why);
-    return err_set(code, "rank %lld failed", (long long)(worst & 0xFFFFFFFF));
+    return err_elsewhere(err_set(code, "rank %lld failed", (long long)(worst & 0xFFFFFFFF)));
 }
 
 static Err open_folder(Ckpt *c, SetupArena *setup)
@@ -105,7 +100,7 @@ static Err open_folder(Ckpt *c, SetupArena *setup)
     c->nonce &= INT64_MAX;
     if (!c->o.keep) return ERR_OK;
     TRY(folder_scan(c->folder, &e, &count));
-    Err err = list_valid(c, setup, e, count);
+    Err err = list_all(c, setup, e, count);
     free(e);
     return err;
 }
@@ -113,12 +108,15 @@ static Err open_folder(Ckpt *c, SetupArena *setup)
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 {
     *c = (Ckpt){ .o = o, .states = o.store->m.data && o.store->v.data ? CKPT_STATES : 1 };
+    ASSERT(o.comm || !o.async || o.world->size == 1);
+    if (!o.comm) c->o.comm = &o.world->host;
     TRY(folder_name(c->folder, o.run_dir));
     TRY(check_names(o.store->reg));
     TRY(allocate(c, setup));
     if (o.stream->dev->is_null) return ERR_OK;
     TRY(agree(c, open_folder(c, setup)));
-    return comm_max_i64(&o.world->world, o.stream, &c->nonce, 1, NULL);
+    TRY(comm_max_i64(c->o.comm, o.stream, &c->nonce, 1, NULL));
+    return saver_open(c, setup);
 }
 
 /* ---- before the shards ---- */
@@ -147,7 +145,7 @@ static Err sweep(const Ckpt *c)
 /* What a save will take on the disk; the manifest's part is an upper bound. */
 static int64_t space_wanted(const Ckpt *c)
 {
-    return c->total_bytes + c->text_bytes + c->piece_count * (PARAM_NAME_MAX + 384) +
+    return c->total_bytes + c->text_bytes + c->piece_count * (PARAM_NAME_MAX + 408) +
            c->o.store->reg->count * (PARAM_NAME_MAX + 128) + c->crc_count * 12 + c->o.world->size * 4096;
 }
 
@@ -247,12 +245,20 @@ static Err remove_step(const Ckpt *c, int64_t step)
     return file_remove_tree(temp);
 }
 
-/* Enters a step into c->valid, which stays ascending. */
+static void forget(Ckpt *c, int at)
+{
+    c->valid_count--;
+    c->bad_count -= at < c->bad_count;
+    memmove(c->valid + at, c->valid + at + 1, (size_t)(c->valid_count - at) * sizeof *c->valid);
+}
+
+/* Enters a step into c->valid, once. */
 static void remember(Ckpt *c, int64_t step)
 {
+    for (int i = c->valid_count; i-- > 0;)
+        if (c->valid[i] == step) forget(c, i);
     int at = c->valid_count;
-    while (at && c->valid[at - 1] > step) at--;
-    if (at && c->valid[at - 1] == step) return;
+    while (at > c->bad_count && c->valid[at - 1] > step) at--;
     ASSERT(c->valid_count < c->valid_capacity);
     memmove(c->valid + at + 1, c->valid + at, (size_t)(c->valid_count - at) * sizeof *c->valid);
     c->valid[at] = step;
@@ -266,8 +272,7 @@ static void retain(Ckpt *c, int64_t step)
     while (c->valid_count > keep_of(c)) {
         int which = c->valid[0] == step; /* never the one just written */
         warn_if(remove_step(c, c->valid[which]));
-        c->valid_count--;
-        memmove(c->valid + which, c->valid + which + 1, (size_t)(c->valid_count - which) * sizeof *c->valid);
+        forget(c, which);
     }
 }
 
@@ -285,10 +290,11 @@ static void tidy(Ckpt *c, const Names *n, int64_t step)
 
 static Err save(Ckpt *c, const CkptMeta *meta, Names *n)
 {
-    memset(c->crcs, 0, (size_t)c->crc_count * sizeof *c->crcs);
+    const int64_t crcs = c->crc_count + c->piece_count;
+    memset(c->crcs, 0, (size_t)crcs * sizeof *c->crcs);
     TRY(agree(c, prepare(c, n)));
     TRY(agree(c, shard_write(c, n->temp)));
-    TRY(comm_sum_i64(&c->o.world->world, c->o.stream, c->crcs, c->crc_count, NULL));
+    TRY(comm_sum_i64(c->o.comm, c->o.stream, c->crcs, crcs, NULL));
     return agree(c, commit(c, meta, n));
 }
 
@@ -302,18 +308,17 @@ static Err make_names(const Ckpt *c, int64_t step, Names *n)
     return ERR_OK;
 }
 
-Err ckpt_save(Ckpt *c, const CkptMeta *meta)
+Err save_now(Ckpt *c, const CkptMeta *meta)
 {
     Names n;
-    char why[MESSAGE_MAX];
-    if (c->o.stream->dev->is_null) return ERR_OK;
+    ErrKept why;
     TRY(make_names(c, meta->step, &n));
     Err err = save(c, meta, &n);
     if (!err) {
         if (!c->o.world->rank) tidy(c, &n, meta->step);
         return ERR_OK;
     }
-    snprintf(why, sizeof why, "%s", err_message());
+    err_keep(&why);
     if (!c->o.world->rank && file_remove_tree(n.temp)) log_warn("%s", err_message());
-    return err_set(err, "cannot save the checkpoint of step %lld: %s", (long long)meta->step, why);
+    return err_prefix(err_again(&why, err), "cannot save the checkpoint of step %lld", (long long)meta->step);
 }
