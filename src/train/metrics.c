@@ -1,9 +1,8 @@
 /*
- * See metrics.h. In here, in this order: the curve that is kept in memory, the lines of an earlier run, the
- * JSON lines, the picture, the terminal.
+ * See metrics.h. In here, in this order: the lines of an earlier run, lines and events, the picture, the terminal.
  *
- * metrics.jsonl is only ever appended to while a run goes on. When a write fails, the file is cut back to its
- * last whole line, so that a reader (and a resumed run) sees whole lines only.
+ * metrics.jsonl and the event file are only ever appended to while a run goes on. When a write fails, the file is cut
+ * back to its last whole line or event, so that a reader (and a resumed run) sees whole ones only.
  */
 #include "train/metrics.h"
 
@@ -17,83 +16,11 @@
 
 #include "base/clock.h"
 #include "base/config.h"
-#include "base/json.h"
+#include "base/map.h"
 #include "base/units.h"
+#include "train/svg.h"
 
 static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
-
-/* ---- the curve ---- */
-
-static void point_merge(SvgPoint *to, const SvgPoint *from)
-{
-    to->step = from->step;
-    to->count += from->count;
-    to->sum += from->sum;
-    to->low = fmin(to->low, from->low);
-    to->high = fmax(to->high, from->high);
-    to->skipped += from->skipped;
-}
-
-static bool same_point(const MetricsCurve *c, int64_t a, int64_t b)
-{
-    return (a - 1) / c->stride == (b - 1) / c->stride;
-}
-
-static void curve_coarsen(MetricsCurve *c)
-{
-    int kept = 0;
-    c->stride *= 2;
-    for (int i = 0; i < c->count; i++) {
-        if (kept > 0 && same_point(c, c->points[kept - 1].step, c->points[i].step))
-            point_merge(&c->points[kept - 1], &c->points[i]);
-        else c->points[kept++] = c->points[i];
-    }
-    c->count = kept;
-}
-
-static void curve_add(MetricsCurve *c, int64_t step, double loss, bool skipped)
-{
-    bool finite = isfinite(loss);
-    SvgPoint one = { .step = step,
-                     .count = finite,
-                     .sum = finite ? loss : 0,
-                     .low = finite ? loss : INFINITY,
-                     .high = finite ? loss : -INFINITY,
-                     .skipped = skipped };
-    while (c->count == CURVE_POINTS && !same_point(c, c->points[c->count - 1].step, step)) curve_coarsen(c);
-    if (c->count > 0 && same_point(c, c->points[c->count - 1].step, step))
-        point_merge(&c->points[c->count - 1], &one);
-    else c->points[c->count++] = one;
-}
-
-static void curve_add_dot(MetricsCurve *c, SvgDot dot)
-{
-    if (c->dot_count == CURVE_DOTS) {
-        for (int i = 0; i < CURVE_DOTS / 2; i++) c->dots[i] = c->dots[2 * i];
-        c->dot_count = CURVE_DOTS / 2;
-    }
-    c->dots[c->dot_count++] = dot;
-}
-
-/* A name that fits, cut between two characters. */
-static void name_cut(char out[SVG_NAME_BYTES], const char *name)
-{
-    size_t n = strlen(name);
-    if (n >= SVG_NAME_BYTES)
-        for (n = SVG_NAME_BYTES - 1; n > 0 && (name[n] & 0xC0) == 0x80; n--) {}
-    memcpy(out, name, n);
-    out[n] = 0;
-}
-
-/* The series of a validation set; those beyond METRICS_NAMES share the last one's. */
-static int series_of(Metrics *m, const char *name)
-{
-    for (int i = 0; i < m->names; i++)
-        if (strcmp(m->name[i], name) == 0) return i;
-    if (m->names == METRICS_NAMES) return METRICS_NAMES - 1;
-    name_cut(m->name[m->names], name);
-    return m->names++;
-}
 
 /* ---- the lines of an earlier run ---- */
 
@@ -109,25 +36,15 @@ typedef struct {
 /* True if the line stays; then it is part of the curve. */
 static bool take_line(Metrics *m, Earlier *e, const char *line, int64_t size_bytes)
 {
-    Json *j;
-    if (json_parse(m->jsonl_path, line, size_bytes, &j) != ERR_OK || !json_is_int(json_get(j, "step"))) {
-        if (size_bytes > 0) e->damaged++;
-        json_free(j);
-        return false;
-    }
-    int64_t step = json_int(json_get(j, "step"), 0);
-    const Json *valid = json_get(j, "valid_loss");
-    bool keep = step >= 0 && step <= m->o.resume_step && m->o.resume_step > 0;
-    if (keep && valid) {
-        const char *name = json_text(json_get(j, "valid"), NULL);
-        char shown[SVG_NAME_BYTES];
-        name_cut(shown, name ? name : "");
-        curve_add_dot(&m->curve, (SvgDot){ step, json_number(valid, NAN), series_of(m, shown) });
-    } else if (keep && step > 0)
-        curve_add(&m->curve, step, json_number(json_get(j, "loss"), NAN),
-                  json_is_true(json_get(j, "skipped")));
-    json_free(j);
-    return keep;
+    Record r;
+    record_read(line, size_bytes, &r);
+    e->damaged += r.kind == RECORD_DAMAGED && size_bytes > 0;
+    if (r.kind == RECORD_DAMAGED || m->o.resume_step == 0 || r.step.step > m->o.resume_step) return false;
+    if (r.kind == RECORD_VALID)
+        curve_add_dot(&m->curve, r.valid.step, r.valid.tokens, r.valid.loss, r.valid.name);
+    if (r.kind == RECORD_STEP && r.step.step > 0)
+        curve_add(&m->curve, r.step.step, r.step.tokens, r.step.loss, r.step.skipped);
+    return true;
 }
 
 /* Copies the kept lines up to `end`, where a line that goes begins; the next kept one starts at `next`. */
@@ -153,6 +70,7 @@ static Err filter_lines(Metrics *m, Earlier *e)
         bool keep = end && take_line(m, e, text + at, end - (text + at));
         if (!keep) TRY(cut_out(e, at, next));
     }
+    TRY(map_intact(&e->map));
     return e->cutting ? cut_out(e, size, size) : ERR_OK;
 }
 
@@ -180,54 +98,48 @@ static Err read_earlier(Metrics *m)
     return err;
 }
 
-/* ---- metrics.jsonl ---- */
+/* ---- lines and events ---- */
+
+/* A failed write is told once a file and counted. */
+static void count_lost(Err err, int64_t *lost, const char *what)
+{
+    if (err && (*lost)++ == 0) log_warn("%s; the run goes on without this %s", err_message(), what);
+}
 
 static void write_line(Metrics *m, JsonOut *j)
 {
     ASSERT(json_out_ok(j) && j->used_bytes + 1 < j->size_bytes);
     j->buf[j->used_bytes] = '\n';
-    int64_t whole_bytes = m->jsonl.written_bytes;
-    if (file_write(&m->jsonl, j->buf, j->used_bytes + 1) == ERR_OK) return;
-
-    if (m->lost_lines++ == 0) log_warn("%s; the run goes on without this line of its metrics", err_message());
-    m->jsonl.failed = ftruncate(m->jsonl.fd, whole_bytes) != 0;
+    count_lost(file_write_or_undo(&m->jsonl, j->buf, j->used_bytes + 1), &m->lost_lines,
+               "line of its metrics");
 }
 
-static void write_step(Metrics *m, const MetricsRecord *r)
+static void line_step(Metrics *m, const MetricsRecord *r)
 {
-    char buf[1024];
+    char buf[RECORD_BYTES];
     JsonOut j;
     json_out_init(&j, buf, sizeof buf);
-    json_open(&j, NULL, '{');
-    json_put_int(&j, "step", r->step);
-    json_put_int(&j, "tokens", r->tokens);
-    bool finite = json_put_number(&j, "loss", r->loss);
-    finite &= json_put_number(&j, "grad_norm", r->grad_norm);
-    finite &= json_put_number(&j, "lr", r->lr);
-    finite &= json_put_number(&j, "step_ms", r->step_ms);
-    finite &= json_put_number(&j, "tokens_per_s", r->tokens_per_s);
-    finite &= json_put_number(&j, "mfu", r->mfu);
-    finite &= json_put_number(&j, "tflops", r->tflops);
-    json_put_int(&j, "memory_bytes", r->memory_bytes);
-    json_put_bool(&j, "skipped", r->skipped);
-    if (!finite) json_put_bool(&j, "nonfinite", true);
-    json_close(&j, '}');
+    record_put_step(&j, r);
     write_line(m, &j);
 }
+
+static void line_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
+{
+    char buf[RECORD_BYTES];
+    JsonOut j;
+    json_out_init(&j, buf, sizeof buf);
+    record_put_valid(&j, step, tokens, name, loss);
+    write_line(m, &j);
+}
+
+static void event_done(Metrics *m, Err err) { count_lost(err, &m->lost_events, "event for TensorBoard"); }
 
 /* ---- loss.svg ---- */
 
 static Err write_picture(Metrics *m)
 {
-    SvgCurve c = { .title = m->o.title,
-                   .points = m->curve.points,
-                   .count = m->curve.count,
-                   .dots = m->curve.dots,
-                   .dot_count = m->curve.dot_count,
-                   .series = m->name,
-                   .series_count = m->names };
     m->picture_s = clock_s();
-    return file_replace(m->svg_path, m->picture, svg_curve(&c, m->picture));
+    return file_replace(m->svg_path, m->picture, svg_curve(&m->curve, m->o.title, m->picture));
 }
 
 /* ---- the terminal ---- */
@@ -300,8 +212,8 @@ static void show_step(Metrics *m, const MetricsRecord *r)
 
 static void terminal_open(Metrics *m)
 {
-    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
-    m->live = isatty(STDERR_FILENO) && term && *term && strcmp(term, "dumb") != 0;
+    const char *no_color = getenv("NO_COLOR");
+    m->live = log_is_live();
     bool wanted = m->live && !(no_color && *no_color);
     m->colored = m->o.color == LOG_COLOR_ALWAYS || (m->o.color == LOG_COLOR_AUTO && wanted);
 }
@@ -310,18 +222,21 @@ static void terminal_open(Metrics *m)
 
 static Err open_files(Metrics *m)
 {
-    TRY(setup_array(&m->memory, CURVE_POINTS, &m->curve.points));
-    TRY(setup_array(&m->memory, CURVE_DOTS, &m->curve.dots));
+    TRY(curve_open(&m->curve, &m->memory, true));
     TRY(setup_array(&m->memory, SVG_BYTES, &m->picture));
+    TRY_AS(ERR_STORAGE, read_earlier(m)); /* without log.jsonl too: what was undone must not stay */
+    TRY_AS(ERR_STORAGE, events_cut(m->o.run_dir, m->o.resume_step));
+    if (m->o.tensorboard) TRY_AS(ERR_STORAGE, events_open(&m->events, m->o.run_dir, m->o.resume_step + 1));
     if (!m->o.jsonl) return ERR_OK;
-    TRY_AS(ERR_STORAGE, read_earlier(m));
-    TRY_AS(ERR_STORAGE, file_append(m->jsonl_path, &m->jsonl));
-    return ERR_OK;
+    Err err = file_append(m->jsonl_path, &m->jsonl);
+    if (err && m->o.tensorboard) file_abandon(&m->events.file);
+    return err_as(err, ERR_STORAGE);
 }
 
 Err metrics_open(Metrics *m, MetricsOptions o)
 {
-    *m = (Metrics){ .o = o, .jsonl.fd = -1, .jsonl.failed = true, .curve.stride = 1, .picture_s = clock_s() };
+    *m = (Metrics){ .o = o, .picture_s = clock_s() };
+    m->jsonl = m->events.file = (FileWriter){ .fd = -1, .failed = true };
     ASSERT(o.log_every > 0 && o.resume_step >= 0);
     int room = PATH_MAX - 64;
     if (snprintf(m->jsonl_path, PATH_MAX, "%s/metrics.jsonl", o.run_dir) > room)
@@ -341,8 +256,9 @@ Err metrics_open(Metrics *m, MetricsOptions o)
 void metrics_step(Metrics *m, const MetricsRecord *r)
 {
     if (!m->open) return;
-    curve_add(&m->curve, r->step, r->loss, r->skipped);
-    if (m->o.jsonl) write_step(m, r);
+    curve_add(&m->curve, r->step, r->tokens, r->loss, r->skipped);
+    if (m->o.jsonl) line_step(m, r);
+    if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
     show_step(m, r);
     if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)
         log_warn_once("metrics: picture", "%s; the run goes on", err_message());
@@ -351,19 +267,22 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
 void metrics_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
 {
     if (!m->open) return;
-    char buf[512], shown[SVG_NAME_BYTES];
-    JsonOut j;
-    name_cut(shown, name);
-    curve_add_dot(&m->curve, (SvgDot){ step, loss, series_of(m, shown) });
-    json_out_init(&j, buf, sizeof buf);
-    json_open(&j, NULL, '{');
-    json_put_int(&j, "step", step);
-    json_put_int(&j, "tokens", tokens);
-    if (*shown) json_put_text(&j, "valid", shown);
-    if (!json_put_number(&j, "valid_loss", loss)) json_put_bool(&j, "nonfinite", true);
-    json_close(&j, '}');
-    if (m->o.jsonl) write_line(m, &j);
+    char shown[CURVE_NAME_BYTES];
+    curve_cut_name(shown, name);
+    curve_add_dot(&m->curve, step, tokens, loss, shown);
+    if (m->o.jsonl) line_valid(m, step, tokens, shown, loss);
+    if (m->o.tensorboard) event_done(m, events_valid(&m->events, step, shown, loss));
     log_info("step %lld: validation loss %.4f%s%s", (long long)step, loss, *shown ? " on " : "", shown);
+}
+
+static Err close_file(FileWriter *w, bool open, int64_t lost, const char *what)
+{
+    char path[PATH_MAX];
+    if (!open) return ERR_OK;
+    strcpy(path, w->path);
+    TRY(file_sync_close(w));
+    if (lost == 0) return ERR_OK;
+    return err_set(ERR_STORAGE, "%lld %s of '%s' could not be written", (long long)lost, what, path);
 }
 
 Err metrics_close(Metrics *m)
@@ -373,11 +292,8 @@ Err metrics_close(Metrics *m)
         log_status(NULL);
         if (m->text[0]) log_info("%s", m->text);
     }
-    Err err = ERR_OK;
-    if (m->o.jsonl) err = file_sync_close(&m->jsonl);
-    if (!err && m->lost_lines > 0)
-        err = err_set(ERR_STORAGE, "%lld lines of '%s' could not be written", (long long)m->lost_lines,
-                      m->jsonl_path);
+    Err err = close_file(&m->jsonl, m->o.jsonl, m->lost_lines, "lines");
+    if (!err) err = close_file(&m->events.file, m->o.tensorboard, m->lost_events, "events");
     if (!err) err = write_picture(m);
     setup_release(&m->memory);
     m->open = false;

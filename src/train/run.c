@@ -10,23 +10,61 @@
 #include "base/clock.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "train/data_id.h"
 #include "train/spec.h"
 #include "base/version.h"
 
 /* ---- opening ---- */
 
-static Err open_dataset(Run *r, bool training, Dataset **out)
+static DatasetOptions data_options(const Run *r)
 {
     const Config *c = r->cfg;
-    bool split = *c->data.split;
-    DatasetOptions o = { .spec = training || split ? c->data.train : c->data.valid,
-                         .split = c->data.split,
-                         .part = training ? PART_TRAIN : PART_VALID,
-                         .seq = c->model.seq,
-                         .vocab = r->spec.model.vocab,
-                         .seed = (uint64_t)c->data.seed,
-                         .order = training ? ORDER_KEYED : ORDER_FILE };
-    return dataset_open(&o, out);
+    return (DatasetOptions){ .spec = c->data.train,
+                             .split = c->data.split,
+                             .part = PART_TRAIN,
+                             .seq = c->model.seq,
+                             .vocab = r->spec.model.vocab,
+                             .tokenizer = c->data.tokenizer,
+                             .tokenizer_crc = tokenizer_crc(r->tokenizer),
+                             .seed = (uint64_t)c->data.seed,
+                             .order = ORDER_KEYED,
+                             .samples = c->derived.steps * c->train.global_batch };
+}
+
+static Err open_train(Run *r)
+{
+    DatasetOptions o = data_options(r);
+    const double began_s = clock_s();
+    const bool megatron = r->cfg->data.order == DATA_ORDER_MEGATRON;
+    if (megatron) o.order = ORDER_MEGATRON;
+    TRY(dataset_open(&o, &r->train));
+    if (megatron && r->world->rank == 0)
+        log_info("data.order=megatron: order of %lld samples, %.1f MiB on each rank, made in %.1f s",
+                 (long long)o.samples, (double)dataset_index_bytes(r->train) / (1 << 20),
+                 clock_s() - began_s);
+    return ERR_OK;
+}
+
+/* Files made without --append-eod have no ends of documents that these keys could go by. */
+static void look_for_ends(const Run *r)
+{
+    const Config *c = r->cfg;
+    if (!(c->data.mask_eod || c->data.reset_at_eod) || r->world->rank != 0) return;
+    for (int i = 0; i < dataset_source_count(r->train); i++)
+        if (dataset_source_last(r->train, i) != r->spec.eod)
+            log_warn(
+                "'%s' does not end with an end-of-document token, which data.%s goes by: was it made without "
+                "--append-eod?",
+                dataset_source_prefix(r->train, i), c->data.mask_eod ? "mask_eod" : "reset_at_eod");
+}
+
+static Err open_valid(Run *r)
+{
+    DatasetOptions o = data_options(r);
+    if (!*o.split) o.spec = r->cfg->data.valid;
+    o.part = PART_VALID;
+    o.order = ORDER_FILE;
+    return sets_open(&o, &r->valid);
 }
 
 static Err open_data(Run *r, RunPurpose purpose)
@@ -38,25 +76,14 @@ static Err open_data(Run *r, RunPurpose purpose)
         if (!*c->data.train)
             return err_set(ERR_CONFIG, "data.train is empty: there is nothing to train on"),
                    err_hint("megatrain preprocess makes token files; then set data.train to their prefix");
-        TRY(open_dataset(r, true, &r->train));
-        snprintf(r->data_id, sizeof r->data_id, "train %08x, tokenizer %08x", dataset_crc(r->train),
-                 tokenizer_crc(r->tokenizer));
+        TRY(open_train(r));
+        look_for_ends(r);
+        TRY(data_id_make(r->train, r->tokenizer, &r->setup, &r->data_id));
     } else if (!has_valid) {
         return err_set(ERR_CONFIG,
                        "neither data.valid nor data.split is set: there is nothing to evaluate on");
     }
-    return has_valid ? open_dataset(r, false, &r->valid) : ERR_OK;
-}
-
-/* What the kernel would give without swapping; all of the memory where it does not say. */
-static double available_bytes(void)
-{
-    char line[128];
-    double kib = 0;
-    FILE *f = fopen("/proc/meminfo", "re");
-    while (f && fgets(line, sizeof line, f) && sscanf(line, "MemAvailable: %lf", &kib) != 1) continue;
-    if (f) fclose(f);
-    return kib > 0 ? 1024 * kib : (double)sysconf(_SC_PHYS_PAGES) * (double)sysconf(_SC_PAGESIZE);
+    return has_valid ? open_valid(r) : ERR_OK;
 }
 
 static void say_arenas(const MemoryPlan *p)
@@ -69,21 +96,35 @@ static void say_arenas(const MemoryPlan *p)
                  { "saves, freed after the weight half", p->slots * p->save[REGION_W] },
                  { "scratch of a layer call", p->scratch },
                  { "workspace of kernels", p->workspace },
-                 { "widened copies of 16-bit tensors", p->staging } };
+                 { "widened copies of 16-bit tensors", p->staging },
+                 { "copy of the state to be written (checkpoint.async)", p->snapshot } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].bytes) log_info("%-44s %12.1f MiB", rows[i].name, (double)rows[i].bytes / (1 << 20));
+        if (rows[i].bytes) log_info("%-50s %12.1f MiB", rows[i].name, (double)rows[i].bytes / (1 << 20));
 }
 
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
 static Err check_memory(const Run *r)
 {
-    double have = available_bytes(), need = (double)memory_plan_total(&r->plan), MiB = 1 << 20;
+    double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
+    double need = (double)memory_plan_total(&r->plan), MiB = 1 << 20;
     char where[192] = "this machine";
+    if (r->ranks && r->ranks->local_size > 1) {
+        have /= r->ranks->local_size;
+        snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
+    }
+    if (r->plan.host_apart && (double)r->plan.snapshot > have)
+        return err_set(ERR_MEMORY,
+                       "checkpoint.async needs %.0f MiB of the host's memory, %s has %.0f MiB to give",
+                       (double)r->plan.snapshot / MiB, where, have / MiB),
+               err_hint("checkpoint.async=false: the step then waits for its checkpoint");
     if (r->spec.device == DEVICE_CUDA) {
         DeviceInfo gpu;
-        TRY(device_cuda_info(0, &gpu));
-        have = (double)(gpu.free_bytes - DEVICE_LIBRARY_BYTES);
-        snprintf(where, sizeof where, "GPU 0 (%s)", gpu.name);
+        const int sharers = r->ranks ? r->ranks->gpu.sharers : 1;
+        TRY(device_cuda_info(r->spec.gpu, &gpu));
+        have = (double)gpu.free_bytes / sharers - DEVICE_LIBRARY_BYTES;
+        snprintf(where, sizeof where, "GPU %d (%s)", r->spec.gpu, gpu.name);
+        if (sharers > 1)
+            snprintf(where, sizeof where, "each of %d ranks on GPU %d (%s)", sharers, r->spec.gpu, gpu.name);
     }
     if (need <= have) return ERR_OK;
     say_arenas(&r->plan);
@@ -101,28 +142,44 @@ static void say_device(const Config *c)
     if (device_has_cuda()) log_info("run.device=auto: computing on the CPU: %s", why);
 }
 
+/* data.mask_eod and data.reset_at_eod go by a token that not every tokenizer has. */
+static Err find_eod(Run *r)
+{
+    const Config *c = r->cfg;
+    r->spec.eod = tokenizer_eod(r->tokenizer);
+    if (r->spec.eod >= 0 || !(c->data.mask_eod || c->data.reset_at_eod)) return ERR_OK;
+    return err_set(ERR_CONFIG, "data.%s needs a token that ends a document, and the tokenizer '%s' has none",
+                   c->data.mask_eod ? "mask_eod" : "reset_at_eod", c->data.tokenizer),
+           err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
+}
+
 static Err open_all(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
     say_device(c);
     TRY(tokenizer_open(c->data.tokenizer, &r->tokenizer));
     TRY(train_spec(c, tokenizer_vocab(r->tokenizer), &r->spec));
+    TRY(find_eod(r));
     TRY(open_data(r, purpose));
+    if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
     r->spec.generate = purpose == RUN_GENERATE;
+    r->spec.snapshot &= purpose == RUN_TRAIN;
     if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
-    TRY(world_open_self(&r->world));
-    r->world_open = true;
-    TRY(trainer_plan(&r->spec, grid_spec(c), 0, &r->plan));
+    if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
+        r->spec.threads = ranks_threads(r->ranks);
+    TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
     TRY(check_memory(r));
-    TRY(trainer_open(&r->trainer, &r->spec, &r->world, &r->plan));
+    TRY(trainer_open(&r->trainer, &r->spec, r->world, &r->plan));
     r->trainer_open = true;
     return ERR_OK;
 }
 
-Err run_open(Run *r, const Config *cfg, RunPurpose purpose)
+Err run_open(Run *r, const Config *cfg, RunPurpose purpose, Ranks *ranks)
 {
-    *r = (Run){ .cfg = cfg };
+    *r = (Run){ .cfg = cfg, .ranks = ranks };
+    TRY(world_open_self(&r->self));
+    r->world = ranks ? &ranks->world : &r->self;
     setup_init(&r->setup);
     Err err = open_all(r, purpose);
     if (err) run_close(r);
@@ -132,9 +189,9 @@ Err run_open(Run *r, const Config *cfg, RunPurpose purpose)
 void run_close(Run *r)
 {
     if (r->trainer_open) trainer_close(&r->trainer);
-    if (r->world_open) world_close(&r->world);
+    world_close(&r->self);
     dataset_close(r->train);
-    dataset_close(r->valid);
+    sets_close(&r->valid);
     tokenizer_close(r->tokenizer);
     setup_release(&r->setup);
     *r = (Run){ 0 };
@@ -167,19 +224,14 @@ CkptMeta run_meta(const Run *r, const char *config_text)
 static Err check_same_run(const Run *r, const CkptMeta *meta)
 {
     Config was;
-    Err err =
-        config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration", .text = meta->config });
+    Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
+                                                .text = meta->config,
+                                                .world_size = CONFIG_ANY_WORLD });
     if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
     else err = config_same_run(&was, r->cfg);
     config_release(&was);
     TRY(err);
-    if (strcmp(meta->data, r->data_id))
-        return err_set(ERR_CKPT, "the training data is not the checkpoint's: '%s' now, '%s' then", r->data_id,
-                       meta->data),
-               err_hint("data.train, data.split, data.seed and the tokenizer must stay the same; to start a "
-                        "new run "
-                        "from these weights use another run.dir and checkpoint.load");
-    return ERR_OK;
+    return data_id_same(r->data_id, meta->data);
 }
 
 Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
@@ -187,7 +239,7 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     CkptMeta meta;
     CkptLoad load = { .path = path,
                       .store = &r->trainer.params,
-                      .world = &r->world,
+                      .world = r->world,
                       .stream = &r->trainer.device.stream,
                       .weights_only = weights_only };
     *damaged = true;
@@ -195,6 +247,7 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     *damaged = false;
     if (!weights_only) TRY(check_same_run(r, &meta));
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
+    log_info("%s from %s", weights_only ? "weights" : "resuming", path);
     if (weights_only) return ERR_OK;
     r->trainer.step = meta.step;
     r->trainer.samples = meta.samples;
@@ -206,6 +259,26 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     return ERR_OK;
 }
 
+static int64_t step_of(const char *path)
+{
+    long long step = 0;
+    return sscanf(strrchr(path, '/'), "/step-%lld", &step) == 1 ? step : 0;
+}
+
+/* ckpt_find, and all ranks have found the same. */
+static Err find_alike(Run *r, const char *run_dir, int64_t below, char path[PATH_MAX], bool *found)
+{
+    TRY(ckpt_find(run_dir, below, path, found));
+    const int64_t mine = *found ? step_of(path) : -1;
+    int64_t ends[2] = { mine, -mine };
+    TRY(comm_max_i64(&r->world->host, &r->trainer.device.stream, ends, 2, NULL));
+    if (ends[0] == -ends[1]) return ERR_OK;
+    return err_set(ERR_CKPT,
+                   "the ranks see different checkpoints in '%s': this one step %lld, others up to %lld",
+                   run_dir, (long long)mine, (long long)ends[0]),
+           err_hint("run.dir must be one folder that all hosts share");
+}
+
 /* Newest first; a checkpoint that proves damaged while being read gives way to the one before it. */
 static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *found)
 {
@@ -213,16 +286,12 @@ static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *fou
     int64_t below = INT64_MAX;
     for (;;) {
         bool damaged;
-        TRY(ckpt_find(run_dir, below, path, found));
+        TRY(find_alike(r, run_dir, below, path, found));
         if (!*found) return ERR_OK;
         Err err = run_load(r, path, weights_only, &damaged);
-        if (!err) {
-            log_info("%s from %s", weights_only ? "weights" : "resuming", path);
-            return ERR_OK;
-        }
-        if (!damaged) return err;
+        if (!err || !damaged) return err;
         log_warn("'%s' is damaged and passed over: %s", path, err_message());
-        if (sscanf(strrchr(path, '/'), "/step-%lld", (long long *)&below) != 1) return err;
+        below = step_of(path);
     }
 }
 
@@ -240,10 +309,8 @@ static Err check_none_newer(const Run *r, const char *dir)
 {
     char newest[PATH_MAX];
     bool found;
-    long long step = 0;
     TRY(ckpt_find(dir, INT64_MAX, newest, &found));
-    if (!found || sscanf(strrchr(newest, '/'), "/step-%lld", &step) != 1 || step <= r->trainer.step)
-        return ERR_OK;
+    if (!found || step_of(newest) <= r->trainer.step) return ERR_OK;
     return err_set(ERR_CKPT, "'%s' is newer than the checkpoint to resume from, of step %lld", newest,
                    (long long)r->trainer.step),
            err_hint("remove what is newer, or take another run.dir");
@@ -323,7 +390,7 @@ Err run_peak_rate(Run *r, double *flops, const char **source)
     DeviceInfo gpu;
     *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
     if (r->spec.device == DEVICE_CUDA) {
-        TRY(device_cuda_info(0, &gpu));
+        TRY(device_cuda_info(r->spec.gpu, &gpu));
         for (size_t i = 0; i < sizeof sheets / sizeof *sheets; i++) {
             if (!strstr(gpu.name, sheets[i].name)) continue;
             *flops = r->spec.compute == F32 ? sheets[i].fp32 : sheets[i].narrow;

@@ -8,29 +8,33 @@
 #include "base/config.h"
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
+#include "data/sets.h"
 #include "data/tokenizer.h"
+#include "train/ranks.h"
 #include "train/trainer.h"
 
 typedef struct {
     const Config *cfg;
     SetupArena setup; /* of checkpoints' tables and texts */
     Tokenizer *tokenizer;
-    Dataset *train, *valid; /* NULL when not opened; valid also when there is none */
-    World world;
+    Dataset *train; /* NULL when not opened */
+    Sets valid;     /* none when not opened or not given */
+    Ranks *ranks;   /* NULL: one process */
+    World *world, self;
     TrainSpec spec;
     MemoryPlan plan;
     Trainer trainer;
-    bool world_open, trainer_open;
-    char data_id[160]; /* identity of the training data, kept in checkpoints */
+    bool trainer_open;
+    char *data_id; /* identity of the training data (data_id.h), kept in checkpoints */
 } Run;
 
 typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;
 
 /*
- * Opens tokenizer, data (as the purpose needs), world and trainer with initial weights.
+ * Opens tokenizer, data (as the purpose needs) and trainer with initial weights; on `ranks`, or NULL, alone.
  * ERR_MEMORY, with the table of arenas and three ways out, when the plan exceeds the machine's memory.
  */
-Err run_open(Run *r, const Config *cfg, RunPurpose purpose);
+Err run_open(Run *r, const Config *cfg, RunPurpose purpose, Ranks *ranks);
 void run_close(Run *r);
 
 /* Weights (and, unless weights_only, everything else) from a checkpoint folder into the trainer. */

@@ -71,6 +71,8 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .model = model_spec(cfg, vocab),
                         .micro_batch = cfg->train.micro_batch,
                         .global_batch = cfg->train.global_batch,
+                        .mask_eod = cfg->data.mask_eod,
+                        .reset_at_eod = cfg->data.reset_at_eod,
                         .seq_blocks = (int)cfg->parallel.seq_blocks,
                         .attn_block = cfg->parallel.attn_block,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
@@ -78,9 +80,14 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                                    (float)cfg->optim.weight_decay },
                         .clip = (float)cfg->optim.clip,
                         .lr = lr_spec(cfg),
+                        .zero = cfg->parallel.zero,
+                        .bucket_bytes = cfg->parallel.bucket_mb << 20,
+                        .overlap_grad = cfg->parallel.overlap_grad,
+                        .overlap_param = cfg->parallel.overlap_param,
                         .seed = (uint64_t)cfg->run.seed,
                         .threads = (int)cfg->debug.threads,
                         .isa = isas[cfg->debug.isa],
+                        .snapshot = cfg->checkpoint.async,
                         .graphs = cfg->run.graphs,
                         .poison = cfg->debug.poison,
                         .extra_shift = (int)cfg->debug.extra_shift };
@@ -89,7 +96,9 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 
 Grid grid_spec(const Config *cfg)
 {
-    return (Grid){ .tp = (int)cfg->parallel.tp,
+    const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
+    return (Grid){ .tp = tp,
                    .dp = (int)cfg->derived.dp,
-                   .sp = cfg->parallel.sp && cfg->parallel.tp > 1 };
+                   .sp = cfg->parallel.sp && tp > 1,
+                   .kv = tp > kv_heads ? tp / kv_heads : 1 };
 }

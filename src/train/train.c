@@ -9,26 +9,32 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/map.h"
 #include "base/mathx.h"
 #include "base/trace.h"
+#include "base/version.h"
 #include "train/metrics.h"
 #include "train/run.h"
+#include "train/spec.h"
 
 enum { MAX_SKIPPED_IN_A_ROW = 20 };
 
 /* ---- signals: the first asks for a checkpoint, a second SIGINT leaves at once ---- */
 
-static volatile sig_atomic_t stop_signal;
+static volatile sig_atomic_t stop_signal, interrupted;
 
 static void on_signal(int sig)
 {
-    if (sig == SIGINT && stop_signal == SIGINT) _exit(err_exit_code(ERR_INTERRUPTED));
+    if (sig == SIGINT && interrupted) _exit(err_exit_code(ERR_INTERRUPTED));
+    if (sig == SIGINT) interrupted = 1;
     stop_signal = sig;
 }
 
@@ -37,17 +43,29 @@ static void catch_signals(void)
     struct sigaction a = { .sa_handler = on_signal };
     sigemptyset(&a.sa_mask);
     a.sa_flags = SA_RESTART;
-    stop_signal = 0;
+    stop_signal = interrupted = 0;
     sigaction(SIGTERM, &a, NULL);
     sigaction(SIGUSR1, &a, NULL);
     sigaction(SIGINT, &a, NULL);
     signal(SIGPIPE, SIG_IGN); /* a closed pipe of the log must not end a run */
 }
 
+/* A launcher that is killed cannot end its ranks: they take its death for SIGTERM (scripts/launch.sh names itself). */
+static void follow_launcher(void)
+{
+    const char *pid = getenv("MEGATRAIN_LAUNCHER_PID");
+    if (!pid || atoi(pid) <= 1) return;
+    prctl(PR_SET_PDEATHSIG, SIGTERM);
+    if (kill(atoi(pid), 0) && errno == ESRCH) raise(SIGTERM); /* dead before it was asked for */
+}
+
 /* ---- state of the loop ---- */
 
 typedef struct {
     const Config *cfg;
+    Ranks ranks;
+    bool lead;    /* the rank that writes what is written once */
+    bool tracing; /* spans are being recorded */
     Run run;
     Loader *loader;
     Ckpt ckpt;
@@ -58,36 +76,99 @@ typedef struct {
     const char *peak_source;
     int skipped_in_a_row;
     int64_t saved_step, steps_done;
+    double stall_s;    /* that the save in flight has held training up */
+    MetricsSave saved; /* since the last step */
 } Loop;
 
 static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 {
-    return loader_get(user, first, count, tokens);
+    trace_begin("next batch");
+    Err err = loader_get(user, first, count, tokens);
+    trace_end();
+    return err;
 }
 
 /* ---- opening ---- */
 
-/* The resolved configuration as text, for run.dir/config.ini and every checkpoint. */
-static Err write_config(Loop *l)
+/* The resolved configuration as text, for run.dir/config.ini, every checkpoint, and to be compared by ranks. */
+static Err dump_config(Loop *l)
 {
-    char path[PATH_MAX];
     size_t size = 0;
     FILE *f = open_memstream(&l->config_text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the configuration's text");
     config_dump(l->cfg, f, false);
     fclose(f);
+    return ERR_OK;
+}
+
+/* What all ranks must have in common: the program to the byte, and every key. */
+static Err facts_of(const Loop *l, char **facts)
+{
+    ConfigLine k = { 0 };
+    FileMap binary;
+    size_t size = 0;
+    TRY(file_map("/proc/self/exe", &binary));
+    uint32_t crc = crc32c(0, binary.data, (size_t)binary.size_bytes);
+    file_unmap(&binary);
+    FILE *f = open_memstream(facts, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for what ranks compare");
+    fprintf(f, "megatrain: %s, binary %08x\n", MEGATRAIN_VERSION, crc);
+    for (const char *at = l->config_text; config_dump_next(&at, &k);)
+        if (k.value_bytes)
+            fprintf(f, "%s.%.*s: %.*s\n", k.section, k.name_bytes, k.name, k.value_bytes, k.value);
+    return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
+}
+
+static Err open_ranks(Loop *l, const Boot *boot)
+{
+    const Config *c = l->cfg;
+    char *facts = NULL;
+    TRY(dump_config(l));
+    if (boot->size > 1) TRY(facts_of(l, &facts));
+    RanksOptions o = { .grid = grid_spec(c),
+                       .timeout_s = c->parallel.timeout_s,
+                       .freeze_s = c->parallel.freeze_s,
+                       .stall_s = c->parallel.stall_s,
+                       .stop = &stop_signal,
+                       .facts = facts,
+                       .delay_ms = (int)c->debug.comm_delay_ms,
+                       .check_calls = c->debug.comm_check,
+                       .cuda = c->run.device == RUN_DEVICE_CUDA,
+                       .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
+                       .dp_ctas = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
+                       .saver = c->checkpoint.async };
+    Err err = ranks_open(&l->ranks, boot, &o);
+    free(facts);
+    return err;
+}
+
+/* One run in a folder: rank 0 holds the lock for all. */
+static Err take_folder(Loop *l)
+{
+    if (!l->lead) return ERR_OK;
+    TRY_AS(ERR_STORAGE, file_make_dirs(l->cfg->run.dir));
+    return ckpt_lock(l->cfg->run.dir, &l->lock_fd);
+}
+
+static Err write_config(Loop *l)
+{
+    char path[PATH_MAX];
+    if (!l->lead) return ERR_OK;
     snprintf(path, sizeof path, "%s/config.ini", l->cfg->run.dir);
-    return file_replace(path, l->config_text, (int64_t)size);
+    return file_replace(path, l->config_text, (int64_t)strlen(l->config_text));
 }
 
 static Err open_ckpt(Loop *l)
 {
     CkptOptions o = { .run_dir = l->cfg->run.dir,
                       .store = &l->run.trainer.params,
-                      .world = &l->run.world,
+                      .world = l->run.world,
                       .stream = &l->run.trainer.device.stream,
                       .keep = (int)l->cfg->checkpoint.keep,
-                      .meta_bytes = (int64_t)strlen(l->config_text) + 1024 };
+                      .bad_from = l->run.trainer.step + 1,
+                      .async = l->cfg->checkpoint.async,
+                      .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
+                      .meta_bytes = (int64_t)(strlen(l->config_text) + strlen(l->run.data_id)) + 1024 };
     TRY(ckpt_open(&l->ckpt, o, &l->run.setup));
     setup_freeze(&l->run.setup);
     return ERR_OK;
@@ -98,15 +179,17 @@ static Err open_loader(Loop *l)
     LoaderOptions o = { .dataset = l->run.train,
                         .first_position = l->run.trainer.samples,
                         .global_batch = l->cfg->train.global_batch,
-                        .dp = 1 };
+                        .dp = l->run.world->grid.dp,
+                        .dp_rank = l->run.world->dp_rank };
     return loader_open(&o, &l->loader);
 }
 
 static Err open_trace(const Loop *l)
 {
     char path[PATH_MAX];
-    if (!l->cfg->log.trace_every) return ERR_OK;
+    if (!l->lead || (!l->cfg->log.trace_every && !l->cfg->derived.trace_first)) return ERR_OK;
     snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
+    trace_track("main thread");
     return trace_open(path);
 }
 
@@ -115,17 +198,19 @@ static Err open_metrics(Loop *l)
     MetricsOptions o = { .run_dir = l->cfg->run.dir,
                          .title = l->cfg->run.name,
                          .jsonl = l->cfg->log.jsonl,
+                         .tensorboard = l->cfg->log.tensorboard,
                          .color = (int)l->cfg->log.color,
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
                          .resume_step = l->run.trainer.step };
+    if (!l->lead) return ERR_OK;
     return metrics_open(&l->metrics, o);
 }
 
-/* Global batches of the validation set, at most `most`. */
-static int64_t valid_batches(const Run *r, int64_t most)
+/* Global batches of an evaluation on a validation set. */
+static int64_t valid_batches(const Run *r, const Dataset *set)
 {
-    int64_t whole = dataset_samples(r->valid) / r->spec.global_batch;
+    int64_t whole = dataset_samples(set) / r->spec.global_batch, most = r->cfg->train.eval_batches;
     if (whole < 1) whole = 1; /* a small set is read more than once */
     return most < whole ? most : whole;
 }
@@ -133,55 +218,88 @@ static int64_t valid_batches(const Run *r, int64_t most)
 /* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
 static Err check_valid(const Run *r)
 {
-    if (!r->valid) return ERR_OK;
-    return dataset_check(r->valid, valid_batches(r, r->cfg->train.eval_batches) * r->spec.global_batch);
+    for (int i = 0; i < r->valid.count; i++) {
+        const Dataset *set = r->valid.set[i].data;
+        TRY(dataset_check(set, valid_batches(r, set) * r->spec.global_batch));
+    }
+    return ERR_OK;
 }
 
-static Err loop_open(Loop *l, const Config *cfg)
+static Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
 {
-    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s() };
-    TRY_AS(ERR_STORAGE, file_make_dirs(cfg->run.dir));
-    TRY(ckpt_lock(cfg->run.dir, &l->lock_fd));
-    TRY(run_open(&l->run, cfg, RUN_TRAIN));
-    TRY(check_valid(&l->run));
+    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
+    TRY(open_ranks(l, boot));
+    TRY(take_folder(l));
+    watch_phase(l->ranks.watch, PHASE_LOAD, 0);
+    fault_point("load");
+    TRY(run_open(&l->run, cfg, RUN_TRAIN, &l->ranks));
+    if (l->lead) TRY(check_valid(&l->run));
     TRY(run_resume(&l->run));
     TRY_AS(ERR_STORAGE, write_config(l));
     TRY(open_ckpt(l));
     TRY(open_loader(l));
     TRY(open_trace(l));
-    TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
+    if (l->lead) TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
     TRY(run_tune(&l->run));
     l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
     l->saved_step = l->run.trainer.step;
     return open_metrics(l);
 }
 
-static void loop_close(Loop *l)
+/* Between ranks first: what is still on its way must not meet memory that is gone. */
+static Err loop_close(Loop *l, Err err)
 {
+    err = ranks_end(&l->ranks, err);
+    ckpt_close(&l->ckpt);
+    err = ranks_close(&l->ranks, err);
     trace_close();
     loader_close(l->loader);
     run_close(&l->run);
     free(l->config_text);
     if (l->lock_fd >= 0) file_unlock(l->lock_fd);
+    return err;
 }
 
-static void say_start(const Loop *l)
+static void say_ranks(const Loop *l)
+{
+    const Ranks *r = &l->ranks;
+    const Grid g = r->world.grid;
+    const ParamRegistry *reg = &l->run.trainer.registry;
+    const Config *c = l->cfg;
+    if (r->boot.size == 1) return;
+    log_info("%d ranks on %d host%s (%s): tp %d%s x dp %d%s; port %d, ready after %.2f s", r->boot.size,
+             r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "", g.dp,
+             reg->slices > 1 ? " with ZeRO-1" : "", store_port(r->store), r->ready_s);
+    log_info("%d gradient bucket%s, %lld elements of padding%s%s; a rank counts as frozen after %g s, as "
+             "hung after %g s",
+             reg->bucket_count, reg->bucket_count > 1 ? "s" : "", (long long)param_padding(reg),
+             c->parallel.overlap_grad ? ", reduced during backward" : "",
+             c->parallel.overlap_param && reg->slices > 1 ? ", gathered during forward" : "",
+             c->parallel.freeze_s, c->parallel.stall_s);
+}
+
+/* end: the last step of this start. */
+static void say_start(const Loop *l, int64_t end)
 {
     const MemoryPlan *p = &l->run.plan;
     const Trainer *t = &l->run.trainer;
     DeviceInfo gpu;
     char where[192];
-    if (t->device.kind == DEVICE_CUDA && device_cuda_info(0, &gpu) == ERR_OK)
+    if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.gpu, &gpu) == ERR_OK)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
     else snprintf(where, sizeof where, "%s kernels, %d threads", isa_name(t->device.isa), t->device.threads);
     log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
              l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
              (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
              (double)p->scratch / (1 << 20), where, l->peak_source, l->peak_flops * 1e-9);
+    say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
              (long long)dataset_samples(l->run.train), (long long)l->run.spec.model.seq, (long long)t->step,
              (long long)l->cfg->derived.steps);
+    if (t->step >= end)
+        log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
+                 (long long)end);
 }
 
 /* ---- what happens after a step ---- */
@@ -189,7 +307,9 @@ static void say_start(const Loop *l)
 static void record_step(Loop *l, const StepReport *r, double seconds)
 {
     double tokens = (double)l->cfg->train.global_batch * (double)l->run.spec.model.seq;
-    double flops = l->flop_per_token * tokens / seconds;
+    /* a device's share; ranks that share a GPU are one device */
+    double devices = (double)l->run.world->size / l->ranks.gpu.sharers;
+    double flops = l->flop_per_token * tokens / seconds / devices;
     MetricsRecord m = { .step = r->step,
                         .tokens = l->run.trainer.samples * l->run.spec.model.seq,
                         .loss = r->loss,
@@ -200,9 +320,11 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .mfu = flops / l->peak_flops,
                         .tflops = flops * 1e-12,
                         .memory_bytes = memory_plan_total(&l->run.plan),
-                        .skipped = r->skipped };
-    metrics_step(&l->metrics, &m);
-    if (r->rescaled)
+                        .skipped = r->skipped,
+                        .save = l->saved };
+    if (l->lead) metrics_step(&l->metrics, &m);
+    l->saved = (MetricsSave){ 0 };
+    if (r->rescaled && !r->skipped)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.loss_scale.log2);
     if (r->redone)
@@ -227,33 +349,99 @@ static Err evaluate(Loop *l)
     Trainer *t = &l->run.trainer;
     double loss;
     int64_t counted;
-    TRY(trainer_eval(t, run_tokens(l->run.valid), 0, valid_batches(&l->run, l->cfg->train.eval_batches),
-                     &loss, &counted));
-    metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, "", loss);
+    watch_phase(l->ranks.watch, PHASE_EVAL, t->step);
+    trace_begin("evaluation");
+    for (int i = 0; i < l->run.valid.count; i++) {
+        const NamedSet *set = &l->run.valid.set[i];
+        TRY(trainer_eval(t, run_tokens(set->data), 0, valid_batches(&l->run, set->data), &loss, &counted));
+        if (l->lead) metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, loss);
+    }
+    trace_end();
     return ERR_OK;
 }
 
-/* must: the run ends with it, so a failure is the run's; else it is a warning and training goes on. */
+/* The outcome of the save in flight, if there is one and it has ended or `wait`. must: the run ends with it, so a
+ * failure is the run's; else it is a warning and training goes on. */
+static Err collect_save(Loop *l, bool wait, bool must)
+{
+    CkptOutcome o;
+    const double begin = clock_s();
+    if (!ckpt_collect(&l->ckpt, wait, &o)) return ERR_OK;
+    l->stall_s += clock_s() - begin;
+    if (!o.err) l->saved_step = o.step;
+    l->saved = (MetricsSave){ .step = o.step, .stall_ms = 1e3 * l->stall_s, .save_ms = 1e3 * o.seconds };
+    if (o.err) snprintf(l->saved.failure, sizeof l->saved.failure, "%.511s", o.why.message);
+    if (o.err && (must || o.err != ERR_STORAGE)) return err_again(&o.why, o.err);
+    if (o.err) log_warn("%s; training goes on", o.why.message);
+    else if (l->lead)
+        log_info("checkpoint of step %lld: training stood still for %.1f ms, written in %.1f ms",
+                 (long long)o.step, 1e3 * l->stall_s, 1e3 * o.seconds);
+    return ERR_OK;
+}
+
+/* One at a time: a save that is due while the one before is being written waits for that. */
 static Err save(Loop *l, bool must)
 {
     CkptMeta meta = run_meta(&l->run, l->config_text);
-    Err err = ckpt_save(&l->ckpt, &meta);
-    if (!err) l->saved_step = meta.step;
-    if (!err || must) return err;
-    log_warn("%s; training goes on", err_message());
-    return ERR_OK;
+    watch_phase(l->ranks.watch, PHASE_SAVE, meta.step);
+    fault_point("save");
+    TRY(collect_save(l, true, false));
+    const double begin = clock_s();
+    TRY(ddp_settle(&l->run.trainer.ddp));
+    trace_begin("checkpoint");
+    Err err = ckpt_start(&l->ckpt, &meta);
+    l->stall_s = clock_s() - begin;
+    if (!err) err = collect_save(l, must || !l->cfg->checkpoint.async, must);
+    trace_end();
+    return err;
+}
+
+/* The last checkpoint: that of the step reached, unless the one in flight turns out to be it. */
+static Err save_last(Loop *l)
+{
+    TRY(collect_save(l, true, false));
+    return l->saved_step == l->run.trainer.step ? ERR_OK : save(l, true);
+}
+
+/* After a failure that left the peers in touch, what was being written is still to be had. */
+static Err end_of_save(Loop *l, Err err)
+{
+    ErrKept why;
+    if (!l->cfg->checkpoint.async || err == ERR_PEER || err == ERR_HANG || err == ERR_INTERNAL) return err;
+    err_keep(&why);
+    if (collect_save(l, true, false)) log_warn("%s", err_message());
+    return err_again(&why, err);
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
+/* Is the step asked for by log.trace_every or log.trace_steps? */
+static bool wanted(const Config *c, int64_t step)
+{
+    const int64_t first = c->derived.trace_first;
+    return due(step, c->log.trace_every) || (first && step >= first && step <= c->derived.trace_last);
+}
+
+static Err stop_trace(Loop *l)
+{
+    l->tracing = false;
+    return err_as(trace_stop(), ERR_STORAGE);
+}
+
+/* A traced step is recorded with the one before it, whose gathers of weights go on in its forward. */
 static Err traced_step(Loop *l, TokenSource source, StepReport *report)
 {
-    if (!due(l->run.trainer.step + 1, l->cfg->log.trace_every))
-        return trainer_step(&l->run.trainer, source, report);
-    trace_start();
+    const Config *c = l->cfg;
+    const int64_t step = l->run.trainer.step + 1;
+    if (l->lead && !l->tracing && (wanted(c, step) || wanted(c, step + 1))) {
+        trace_start();
+        l->tracing = true;
+    }
+    trace_begin("step");
     TRY(trainer_step(&l->run.trainer, source, report));
-    TRY_AS(ERR_STORAGE, trace_stop());
-    return ERR_OK;
+    trace_end();
+    const bool last = due(step, c->log.trace_every) || step == c->derived.trace_last;
+    return l->tracing && last ? stop_trace(l) : ERR_OK;
 }
 
 static Err one_step(Loop *l, int64_t end)
@@ -261,73 +449,94 @@ static Err one_step(Loop *l, int64_t end)
     StepReport report;
     Trainer *t = &l->run.trainer;
     double t0 = clock_s();
+    watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
+    fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
     if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
     record_step(l, &report, clock_s() - t0);
     TRY(check_numerics(l, &report));
-    if (l->run.valid && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));
+    if (l->run.valid.count && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));
+    TRY(collect_save(l, false, false));
     if (due(t->step, l->cfg->checkpoint.every) && t->step != end) TRY(save(l, false));
     return ERR_OK;
 }
 
-/* ERR_STOPPED when somebody wants the run to end before its time. */
-static Err asked_to_stop(const Loop *l)
+/* What asks this run to end before its time, on any rank: a signal's number, OUT_OF_TIME, or 0. */
+enum { OUT_OF_TIME = 1 << 16 };
+
+static Err stop_reason(Loop *l, int64_t *reason)
 {
-    int64_t step = l->run.trainer.step;
-    double minutes = (clock_s() - l->started_s) / 60;
-    if (stop_signal)
-        return err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint",
-                       strsignal(stop_signal), (long long)step);
-    if (l->cfg->train.max_minutes > 0 && minutes >= l->cfg->train.max_minutes)
-        return err_set(ERR_STOPPED,
-                       "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint",
-                       minutes, (long long)step);
-    return ERR_OK;
+    const double limit = l->cfg->train.max_minutes, minutes = (clock_s() - l->started_s) / 60;
+    *reason = stop_signal;
+    if (!*reason && limit > 0 && minutes >= limit) *reason = OUT_OF_TIME;
+    return comm_max_i64(&l->run.world->host, &l->run.trainer.device.stream, reason, 1, NULL);
+}
+
+static Err say_stopped(const Loop *l, int64_t reason)
+{
+    const long long step = l->run.trainer.step;
+    if (reason == OUT_OF_TIME)
+        err_set(ERR_STOPPED, "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint",
+                (clock_s() - l->started_s) / 60, step);
+    else
+        err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint", strsignal((int)reason),
+                step);
+    const bool same = !strcmp(l->cfg->checkpoint.resume, "auto");
+    return err_hint("%s command goes on from there", same ? "the same" : "with checkpoint.resume=auto this");
+}
+
+/* Data that cannot be read any more cost no step that was done. Among several ranks only this one knows: no save. */
+static Err save_without_data(Loop *l, Err err)
+{
+    ErrKept why;
+    if (err != ERR_DATA || l->run.world->size > 1 || l->saved_step == l->run.trainer.step) return err;
+    err_keep(&why);
+    if (save(l, true)) log_warn("no checkpoint: %s", err_message());
+    return err_again(&why, err);
 }
 
 static Err loop_run(Loop *l)
 {
     Trainer *t = &l->run.trainer;
     int64_t end = l->cfg->derived.steps, stop_at = l->cfg->train.stop_at;
-    Err stopped = ERR_OK;
+    int64_t reason = 0;
     if (stop_at > 0 && stop_at < end) end = stop_at;
-    say_start(l);
-    while (t->step < end && !stopped) {
-        TRY(one_step(l, end));
-        if (t->step < end) stopped = asked_to_stop(l);
+    if (l->lead) say_start(l, end);
+    while (t->step < end && !reason) {
+        Err err = one_step(l, end);
+        if (err) return save_without_data(l, end_of_save(l, err));
+        if (t->step < end) TRY(stop_reason(l, &reason));
     }
-    if (l->saved_step == t->step) return stopped;
-    TRY(save(l, true));
-    return stopped ? asked_to_stop(l) : ERR_OK; /* says it again: saving has used the record */
+    TRY(save_last(l));
+    if (l->tracing && l->cfg->derived.trace_first) TRY(stop_trace(l)); /* the run ends before trace_last */
+    return reason ? say_stopped(l, reason) : ERR_OK;
 }
 
 /* Closing may fail too; the first failure is the one to report. */
 static Err close_metrics(Loop *l, Err err)
 {
-    char message[512], hint[512];
-    snprintf(message, sizeof message, "%s", err_message());
-    snprintf(hint, sizeof hint, "%s", err_hint_text());
+    ErrKept first;
+    err_keep(&first);
     Err closed = metrics_close(&l->metrics);
-    if (!err) return closed;
-    err_set(err, "%s", message);
-    return *hint ? err_hint("%s", hint) : err;
+    return err ? err_again(&first, err) : closed;
 }
 
-Err train_run(const Config *cfg)
+Err train_run(const Config *cfg, const Boot *boot)
 {
     Loop l;
     catch_signals();
-    Err err = loop_open(&l, cfg);
+    follow_launcher();
+    Err err = loop_open(&l, cfg, boot);
     if (!err) err = loop_run(&l);
+    if (!err) fault_point("end");
     err = close_metrics(&l, err);
-    loop_close(&l);
-    return err;
+    return loop_close(&l, err);
 }
 
 /* ---- evaluation ---- */
 
-/* Bytes that the targets of these samples stand for: what makes losses of different vocabularies comparable. */
-static Err target_bytes(const Run *r, int64_t samples, int64_t *bytes)
+/* Bytes that the targets that count stand for: what makes losses of different vocabularies comparable. */
+static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64_t *bytes)
 {
     int64_t T = r->spec.model.seq;
     int32_t *tokens = malloc((size_t)(T + 1) * sizeof *tokens);
@@ -335,9 +544,10 @@ static Err target_bytes(const Run *r, int64_t samples, int64_t *bytes)
     Err err = ERR_OK;
     *bytes = 0;
     for (int64_t i = 0; i < samples && !err; i++) {
-        err = dataset_get(r->valid, i, tokens);
+        err = dataset_get(set, i, tokens);
         for (int64_t k = 1; k <= T && !err; k++) {
             int32_t size = 0;
+            if (r->spec.mask_eod && tokens[k - 1] == r->spec.eod) continue;
             tokenizer_bytes(r->tokenizer, tokens[k], &size);
             *bytes += size;
         }
@@ -346,22 +556,29 @@ static Err target_bytes(const Run *r, int64_t samples, int64_t *bytes)
     return err;
 }
 
-static Err eval_print(Run *r)
+static Err eval_set(Run *r, const NamedSet *set)
 {
     double loss;
-    int64_t counted, bytes = 0, batches = valid_batches(r, r->cfg->train.eval_batches);
-    TRY(run_load_newest(r, r->cfg->run.dir));
-    TRY(trainer_eval(&r->trainer, run_tokens(r->valid), 0, batches, &loss, &counted));
-    TRY(target_bytes(r, batches * r->spec.global_batch, &bytes));
+    int64_t counted, bytes = 0, batches = valid_batches(r, set->data);
+    TRY(trainer_eval(&r->trainer, run_tokens(set->data), 0, batches, &loss, &counted));
+    TRY(target_bytes(r, set->data, batches * r->spec.global_batch, &bytes));
+    if (*set->name) printf("valid %s\n", set->name);
     printf("loss %.6f\nperplexity %.4f\ntokens %lld\nbytes %lld\nbits_per_byte %.4f\n", loss, m_exp(loss),
            (long long)counted, (long long)bytes, loss / m_log(2) * (double)counted / (double)bytes);
+    return ERR_OK;
+}
+
+static Err eval_print(Run *r)
+{
+    TRY(run_load_newest(r, r->cfg->run.dir));
+    for (int i = 0; i < r->valid.count; i++) TRY(eval_set(r, &r->valid.set[i]));
     return ERR_OK;
 }
 
 Err eval_run(const Config *cfg)
 {
     Run r;
-    TRY(run_open(&r, cfg, RUN_EVAL));
+    TRY(run_open(&r, cfg, RUN_EVAL, NULL));
     Err err = eval_print(&r);
     run_close(&r);
     return err;

@@ -5,12 +5,14 @@
 #define MEGATRAIN_TRAIN_TRAIN_H
 
 #include "base/config.h"
+#include "comm/boot.h"
 
 /*
- * Trains to the end, to train.stop_at, or until it is told to stop. ERR_STOPPED after a SIGTERM, SIGUSR1, the
- * first SIGINT or train.max_minutes, with a checkpoint written; other errors as they come.
+ * Trains, as the process `boot` of those that were started together, to the end, to train.stop_at, or until it is
+ * told to stop. ERR_STOPPED after a SIGTERM, SIGUSR1, the first SIGINT or train.max_minutes, with a checkpoint
+ * written; other errors as they come.
  */
-Err train_run(const Config *cfg);
+Err train_run(const Config *cfg, const Boot *boot);
 
 /* Loss, perplexity and bits per byte on the validation data, from the newest checkpoint, on stdout. */
 Err eval_run(const Config *cfg);

@@ -12,6 +12,8 @@
 #include <omp.h>
 #include <string.h>
 
+#include "base/log.h"
+#include "ckpt/ckpt.h"
 #include "base/mathx.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
@@ -24,7 +26,7 @@ static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run
 int64_t memory_plan_total(const MemoryPlan *p)
 {
     return p->state + p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch + p->workspace +
-           p->staging;
+           p->staging + (p->host_apart ? 0 : p->snapshot);
 }
 
 /* ---- hooks of the executor ---- */
@@ -32,6 +34,43 @@ int64_t memory_plan_total(const MemoryPlan *p)
 static Err write_rows(Trainer *t, Tensor dst, const void *src)
 {
     return device_write(&t->device.stream, dst.data, src, tensor_bytes(dst));
+}
+
+/* Targets that follow an end of document are nobody's to predict: left out, as Megatron's eod_mask_loss does. */
+static void leave_out_ends(const Trainer *t, const Batch *b, int32_t *targets)
+{
+    for (int64_t n = 0; n < b->B * b->T; n++) {
+        const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
+        if (t->host_tokens[sample * (b->seq + 1) + position] == t->spec.eod) targets[n] = -1;
+    }
+}
+
+/* Behind each end of document a new one begins; a sample's first position always begins one. */
+static void find_documents(const Trainer *t, const Batch *b)
+{
+    for (int64_t i = 0; i < b->B; i++) {
+        const int32_t *token = t->host_tokens + i * (b->seq + 1);
+        int32_t *doc = t->host_doc + i * b->seq, first = 0;
+        for (int32_t p = 0; p < b->seq; p++) {
+            doc[p] = first;
+            if (token[p] == t->spec.eod) first = p + 1;
+        }
+    }
+}
+
+/* The rows' documents, and their positions in these. */
+static Err fill_documents(Trainer *t, Batch *b)
+{
+    find_documents(t, b);
+    for (int from_start = 0; from_start < 2; from_start++) {
+        for (int64_t n = 0; n < b->B * b->T; n++) {
+            const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
+            const int32_t first = t->host_doc[sample * b->seq + position];
+            t->host_rows[n] = from_start ? (int32_t)position - first : first;
+        }
+        TRY(write_rows(t, from_start ? b->place : b->doc, t->host_rows));
+    }
+    return ERR_OK;
 }
 
 /* tokens [B][seq + 1] -> the row tensors of a batch. */
@@ -44,10 +83,12 @@ static Err fill_batch(Trainer *t, Batch *b, int64_t first_sample)
     for (int shift = 0; shift < 2; shift++) {
         for (int64_t n = 0; n < N; n++)
             rows[n] = t->host_tokens[n / b->T * width + spans_position(b->span, n % b->T) + shift];
+        if (shift && t->spec.mask_eod) leave_out_ends(t, b, rows);
         TRY(write_rows(t, shift ? b->target : b->token, rows));
     }
     for (int64_t n = 0; n < N; n++) rows[n] = (int32_t)spans_position(b->span, n % b->T);
     TRY(write_rows(t, b->position, rows));
+    if (b->doc.data) TRY(fill_documents(t, b));
     for (int64_t n = 0; n < N; n++) samples[n] = first_sample + n / b->T;
     TRY(write_rows(t, b->sample, samples));
     for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;
@@ -69,11 +110,21 @@ static Err hook_batch(void *user, int microbatch, Batch *b)
     return fill_batch(t, b, first);
 }
 
-static Err hook_reduce(void *user) { return optim_reduce(&((Trainer *)user)->optim); }
+static Err hook_reduce(void *user)
+{
+    Trainer *t = user;
+    TRY(ddp_reduce(&t->ddp));
+    return optim_sum_loss(&t->optim);
+}
 
 static Err hook_norm(void *user) { return optim_norm(&((Trainer *)user)->optim); }
 
-static Err hook_update(void *user) { return optim_update(&((Trainer *)user)->optim); }
+static Err hook_update(void *user)
+{
+    Trainer *t = user;
+    TRY(optim_update(&t->optim));
+    return ddp_gather(&t->ddp);
+}
 
 /* ---- opening ---- */
 
@@ -103,6 +154,10 @@ static Err alloc_batch(Trainer *t, Batch *b)
     TRY(tensor_new(&t->state, &b->token, I32, N));
     TRY(tensor_new(&t->state, &b->target, I32, N));
     TRY(tensor_new(&t->state, &b->position, I32, N));
+    if (t->spec.reset_at_eod) {
+        TRY(tensor_new(&t->state, &b->doc, I32, b->B, b->T));
+        TRY(tensor_new(&t->state, &b->place, I32, N));
+    }
     TRY(tensor_new(&t->state, &b->sample, I64, N));
     return tensor_new(&t->state, &b->samples, I64, b->B);
 }
@@ -116,11 +171,13 @@ static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_byte
     return ERR_OK;
 }
 
-static Err open_slot(Trainer *t, ExecutorSlot *s, const MemoryPlan *limits)
+static Err open_slot(Trainer *t, int number, const MemoryPlan *limits)
 {
+    ExecutorSlot *s = &t->executor.slots[number];
     s->microbatch = -1;
     TRY(alloc_arena(t, &s->slot.region[REGION_I], "save (input half)", limits->save[REGION_I]));
     TRY(alloc_arena(t, &s->slot.region[REGION_W], "save (weight half)", limits->save[REGION_W]));
+    for (int r = 0; r < REGION_COUNT; r++) s->slot.region[r].number = number;
     s->slot.segment_count = stage_segments(&t->stage);
     s->slot.queue_capacity = stage_linears(&t->stage);
     TRY(setup_array(&t->setup, s->slot.segment_count, &s->slot.segments));
@@ -148,7 +205,7 @@ static Err open_executor(Trainer *t, const MemoryPlan *limits)
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
                           &e->ctx.rope_sin));
     TRY(setup_array(&t->setup, e->slot_count, &e->slots));
-    for (int i = 0; i < e->slot_count; i++) TRY(open_slot(t, &e->slots[i], limits));
+    for (int i = 0; i < e->slot_count; i++) TRY(open_slot(t, i, limits));
     return ERR_OK;
 }
 
@@ -158,6 +215,7 @@ static Err alloc_staging(Trainer *t)
     const TrainSpec *s = &t->spec;
     if (t->device.is_null) return ERR_OK;
     TRY(setup_array(&t->setup, s->micro_batch * (s->model.seq + 1), &t->host_tokens));
+    if (s->reset_at_eod) TRY(setup_array(&t->setup, s->micro_batch * s->model.seq, &t->host_doc));
     return setup_array(&t->setup, 2 * s->micro_batch * s->model.seq, &t->host_rows);
 }
 
@@ -166,6 +224,17 @@ static GradKind grad_kind(const Trainer *t)
     if (t->spec.forward_only) return GRADS_NONE;
     if (!t->spec.exact) return GRADS_F32;
     return step_microbatches(t) == 1 && t->world->grid.dp == 1 ? GRADS_I64_ONCE : GRADS_I64;
+}
+
+static Err register_model(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const World *w = t->world;
+    int64_t bucket = s->bucket_bytes ? s->bucket_bytes / dtype_size(s->exact ? I64 : F32) : INT64_MAX;
+    bool zero = s->zero && !s->forward_only;
+    param_registry_init(&t->registry, &t->setup, w->grid.tp, w->tp_rank);
+    TRY(stage_register(&t->stage, &t->registry, &s->model, 0, s->model.layers, &t->setup));
+    return param_layout(&t->registry, bucket, zero ? w->grid.dp : 1, zero ? w->dp_rank : 0);
 }
 
 static Err build(Trainer *t, const MemoryPlan *limits)
@@ -179,8 +248,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
                        (long long)microbatches, MAX_MICROBATCHES),
                err_hint("raise train.micro_batch or lower train.global_batch");
     t->microbatches = (int)microbatches;
-    param_registry_init(&t->registry, &t->setup, t->world->grid.tp, t->world->tp_rank);
-    TRY(stage_register(&t->stage, &t->registry, &s->model, 0, s->model.layers, &t->setup));
+    TRY(register_model(t));
     TRY(alloc_arena(t, &t->state, "state", limits->state));
     TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch));
     TRY(param_store_init(&t->params, &t->registry, &t->state, s->compute, grad_kind(t)));
@@ -190,6 +258,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     if (s->graphs && device_can_record(&t->device)) TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate) TRY(stage_kv_init(&t->stage, &t->kv, s->compute, &t->state, &t->setup));
     TRY(alloc_staging(t));
+    TRY(ddp_init(&t->ddp, &t->params, &t->device.stream, t->world, s->overlap_grad, s->overlap_param));
     TRY(setup_array(&t->setup, 2 * t->registry.count, &t->host_shift));
     t->optim = (Optim){ .params = &t->params,
                         .stream = &t->device.stream,
@@ -199,15 +268,16 @@ static Err build(Trainer *t, const MemoryPlan *limits)
                         .adamw = s->adamw,
                         .room = t->executor.ctx.canon.room };
     int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq) + s->extra_shift;
-    return param_store_fill(&t->params, &t->device.stream, s->seed, shift,
-                            s->threads > 0 ? s->threads : omp_get_max_threads());
+    TRY(param_store_fill(&t->params, &t->device.stream, s->seed, shift,
+                         s->threads > 0 ? s->threads : omp_get_max_threads()));
+    return param_store_publish(&t->params, &t->device.stream, &t->world->dp);
 }
 
 static Err open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->setup);
-    DeviceChoice choice = { .kind = kind, .threads = spec->threads, .isa = spec->isa };
+    DeviceChoice choice = { .kind = kind, .index = spec->gpu, .threads = spec->threads, .isa = spec->isa };
     if (spec->device == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
     TRY(device_open(&t->device, choice));
     if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
@@ -216,51 +286,60 @@ static Err open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *wo
 
 /* ---- planning ---- */
 
-typedef struct {
-    int64_t flop, op_bytes, comm_bytes;
-} Work;
-
-static Work work_so_far(const Trainer *t)
+static MemoryPlan work_so_far(const Trainer *t)
 {
     const DeviceCounters *c = &t->device.counters;
-    const World *w = t->world;
-    return (Work){ c->flop, c->bytes,
-                   w->tp.sent_bytes + w->sp.sent_bytes + w->dp.sent_bytes + w->world.sent_bytes };
+    MemoryPlan w = { .flop = c->flop, .op_bytes = c->bytes };
+    for (int i = 0; i < WORLD_COMMS; i++) {
+        const Comm *comm = world_comm(t->world, i);
+        w.comm_bytes += comm->sent_bytes;
+        for (int k = 0; k < COMM_KIND_COUNT; k++) w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k] };
+    }
+    return w;
 }
 
-static Err dry_step(Trainer *t, int microbatches, Work *work)
-{
-    StepReport report;
-    Work before = work_so_far(t);
-    t->action_count = schedule_1f1b(t->actions, 0, 1, microbatches);
-    TRY(trainer_step(t, (TokenSource){ 0 }, &report));
-    Work after = work_so_far(t);
-    *work = (Work){ after.flop - before.flop, after.op_bytes - before.op_bytes,
-                    after.comm_bytes - before.comm_bytes };
-    return ERR_OK;
-}
-
-/* false: the sum does not fit. */
+/* false: a sum does not fit. */
 static bool add_times(int64_t *sum, int64_t by, int64_t times)
 {
     return !__builtin_mul_overflow(by, times, &by) && !__builtin_add_overflow(*sum, by, sum);
 }
 
+/* The counts of work, and none of memory: w += times * by. */
+static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
+{
+    bool fits = add_times(&w->flop, by->flop, times) && add_times(&w->op_bytes, by->op_bytes, times) &&
+                add_times(&w->comm_bytes, by->comm_bytes, times);
+    for (int i = 0; i < WORLD_COMMS * COMM_KIND_COUNT && fits; i++) {
+        CommWork *to = &w->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
+        const CommWork *from = &by->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
+        fits = add_times(&to->calls, from->calls, times) && add_times(&to->bytes, from->bytes, times);
+    }
+    return fits;
+}
+
+static Err dry_step(Trainer *t, int microbatches, MemoryPlan *work)
+{
+    StepReport report;
+    MemoryPlan before = work_so_far(t);
+    t->action_count = schedule_1f1b(t->actions, 0, 1, microbatches);
+    TRY(trainer_step(t, (TokenSource){ 0 }, &report));
+    *work = work_so_far(t);
+    add_work(work, &before, -1);
+    return ERR_OK;
+}
+
 /* All micro-batches have one shape: each after the first adds what the second adds. */
 static Err count_step(Trainer *t, MemoryPlan *out)
 {
-    Work one, two;
-    int64_t more = step_microbatches(t) - 1;
-    TRY(dry_step(t, 1, &one));
-    two = one;
-    if (more) TRY(dry_step(t, DRY_MICROBATCHES, &two));
-    *out = (MemoryPlan){ .flop = one.flop, .op_bytes = one.op_bytes, .comm_bytes = one.comm_bytes };
-    if (add_times(&out->flop, two.flop - one.flop, more) &&
-        add_times(&out->op_bytes, two.op_bytes - one.op_bytes, more) &&
-        add_times(&out->comm_bytes, two.comm_bytes - one.comm_bytes, more))
-        return ERR_OK;
+    MemoryPlan more;
+    int64_t times = step_microbatches(t) - 1;
+    TRY(dry_step(t, 1, out));
+    if (!times) return ERR_OK;
+    TRY(dry_step(t, DRY_MICROBATCHES, &more));
+    add_work(&more, out, -1);
+    if (add_work(out, &more, times)) return ERR_OK;
     return err_set(ERR_CONFIG, "a step of %lld micro-batches on a rank is more work than 64 bits count",
-                   (long long)more + 1),
+                   (long long)times + 1),
            err_hint("lower train.global_batch");
 }
 
@@ -272,11 +351,15 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     if (!t->spec.forward_only) TRY(count_step(t, out));
     TRY(trainer_eval(t, (TokenSource){ 0 }, 0, 1, &loss, &counted));
     MemoryPlan peak = trainer_peak(t);
-    peak.flop = out->flop;
-    peak.op_bytes = out->op_bytes;
-    peak.comm_bytes = out->comm_bytes;
+    add_work(&peak, out, 1);
     peak.workspace = DEVICE_WORKSPACE_BYTES;
     peak.params = param_total(&t->registry);
+    peak.flat_count = t->registry.flat_count;
+    peak.slice_count = t->registry.flat_count / t->registry.slices;
+    peak.padding = param_padding(&t->registry);
+    peak.buckets = t->registry.bucket_count;
+    peak.grad_bytes =
+        t->params.grad.data ? tensor_bytes(t->params.grad) + tensor_bytes(t->params.grad_once) : 0;
     *out = peak;
     return ERR_OK;
 }
@@ -292,6 +375,8 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     TRY(world_open_null(&world, grid, rank));
     Err err = open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);
+    if (!err && spec->snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
+    out->host_apart = spec->device == DEVICE_CUDA;
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(&t);
     world_close(&world);
@@ -308,6 +393,9 @@ Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPl
 
 void trainer_close(Trainer *t)
 {
+    if (t->ddp.params && ddp_settle(&t->ddp))
+        log_debug("%s", err_message()); /* gathers may still write here */
+    ddp_release(&t->ddp);
     executor_release(&t->executor);
     for (int i = 0; t->executor.slots && i < t->executor.slot_count; i++)
         for (int r = 0; r < REGION_COUNT; r++) {
@@ -354,6 +442,7 @@ static Err step_begin(Trainer *t)
     TRY(device_write(stream, t->step_values, &v, sizeof v));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
     param_store_begin(&t->params);
+    ddp_begin(&t->ddp);
     return device_zero(stream, t->params.overflow_cell.data, tensor_bytes(t->params.overflow_cell));
 }
 
@@ -382,15 +471,25 @@ static Err lower_shifts(Trainer *t, int by)
     return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
 }
 
+/* Sums leave out what is not finite: of a bad step they are the loss and norm of something else. */
 static void report_of(const StepValues *v, StepReport *r)
 {
     double sum = (double)v->loss_fixed * exp2(-LOSS_FIXED_BITS);
     *r = (StepReport){ .step = v->step,
-                       .loss = v->nonfinite && v->counted == 0 ? NAN : sum / (double)v->counted,
+                       .loss = v->loss_nonfinite || v->counted == 0 ? NAN : sum / (double)v->counted,
                        .counted = v->counted,
-                       .grad_norm = v->grad_norm,
+                       .grad_norm = v->skip ? NAN : v->grad_norm,
                        .lr = v->lr,
                        .skipped = v->skip };
+}
+
+/* What a trace of this step begins with: some arenas do not change in it. */
+static void show_arenas(const Trainer *t)
+{
+    arena_show(&t->state);
+    arena_show(&t->scratch);
+    for (int i = 0; i < t->executor.slot_count; i++)
+        for (int r = 0; r < REGION_COUNT; r++) arena_show(&t->executor.slots[i].slot.region[r]);
 }
 
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
@@ -398,8 +497,10 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     StepValues v = { 0 };
     Stream *stream = &t->device.stream;
     int redone = 0, rescaled = 0;
+    const LossScale scale = t->loss_scale;
     t->source = source;
     t->first_sample = t->samples;
+    show_arenas(t);
     TRY(device_read(stream, t->host_shift, t->params.shift.data, tensor_bytes(t->params.shift)));
     for (;;) {
         TRY(step_begin(t));
@@ -416,6 +517,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     t->samples += t->spec.global_batch;
     t->updates += !v.skip;
     if (!v.skip) raise_loss_scale(t);
+    else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
     t->skipped += v.skip;
     report_of(&v, report);
     report->redone = redone;
@@ -423,22 +525,35 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     return ERR_OK;
 }
 
+/* Loss, counted tokens and non-finite flag of the global batch from t->first_sample on. */
+static Err eval_batch(Trainer *t, int64_t sums[3])
+{
+    Stream *stream = &t->device.stream;
+    Tensor device_sums = t->executor.sums;
+    TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+    for (int m = 0; m < t->microbatches; m++) TRY(executor_eval(&t->executor, m));
+    TRY(comm_sum_i64(&t->world->dp, stream, device_sums.data, 3, NULL));
+    return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
+}
+
+/* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */
 Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
                  int64_t *counted)
 {
-    int64_t sums[3] = { 0 };
-    Stream *stream = &t->device.stream;
-    Tensor device_sums = t->executor.sums;
+    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS;
+    int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
     t->source = source;
-    TRY(device_zero(stream, device_sums.data, sizeof sums));
+    *counted = 0;
     for (int64_t i = 0; i < batches; i++) {
         t->first_sample = first + i * t->spec.global_batch;
-        for (int m = 0; m < t->microbatches; m++) TRY(executor_eval(&t->executor, m));
+        TRY(eval_batch(t, sums));
+        rest += sums[0] % one;
+        nats += sums[0] / one + rest / one;
+        rest %= one;
+        *counted += sums[1];
+        bad |= sums[2];
     }
-    TRY(comm_sum_i64(&t->world->dp, stream, device_sums.data, 3, NULL));
-    TRY(device_read(stream, sums, device_sums.data, sizeof sums));
-    *counted = sums[1];
-    *loss = sums[2] || !sums[1] ? NAN : (double)sums[0] * exp2(-LOSS_FIXED_BITS) / (double)sums[1];
+    *loss = bad || !*counted ? NAN : ((double)nats + (double)rest / (double)one) / (double)*counted;
     return ERR_OK;
 }
 
@@ -452,6 +567,10 @@ static Batch batch_part(const Batch *whole, int64_t past, int64_t n)
     part.target = tensor_row_slice(whole->target, 0, n);
     part.position = tensor_row_slice(whole->position, 0, n);
     part.sample = tensor_row_slice(whole->sample, 0, n);
+    if (whole->doc.data) {
+        part.place = tensor_row_slice(whole->place, 0, n);
+        part.doc = tensor_of(whole->doc.data, I32, 1, n);
+    }
     return part;
 }
 

@@ -10,6 +10,7 @@
 #ifndef MEGATRAIN_TRAIN_TRAINER_H
 #define MEGATRAIN_TRAIN_TRAINER_H
 
+#include "optim/ddp.h"
 #include "optim/optim.h"
 #include "pipeline/executor.h"
 
@@ -22,9 +23,13 @@ typedef struct {
 typedef struct {
     ModelSpec model;
     int64_t micro_batch, global_batch;
+    int32_t eod;        /* token that ends a document; for the next two */
+    bool mask_eod;      /* what is predicted from it does not count */
+    bool reset_at_eod;  /* positions and attention start anew behind it */
     int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
     int64_t attn_block; /* keys per softmax block */
     DeviceKind device;
+    int gpu;           /* index of the GPU that device cuda means */
     DType compute;     /* F32, BF16, F16: activations, and weights as the layers see them */
     bool exact;        /* reproducible = layout; F32 only */
     bool forward_only; /* evaluation, generation: no gradients, no optimizer */
@@ -32,13 +37,22 @@ typedef struct {
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
+    bool zero;            /* optimizer states are cut over dp */
+    int64_t bucket_bytes; /* of gradients; 0 = one bucket */
+    bool overlap_grad, overlap_param;
     uint64_t seed;
     int threads; /* per rank; 0 = all */
     Isa isa;
+    bool snapshot;   /* the run will copy its state to write it (checkpoint.async) */
     bool graphs;     /* actions are recorded and replayed as device graphs */
     bool poison;     /* debug.poison */
     int extra_shift; /* debug.extra_shift */
 } TrainSpec;
+
+/* What one step of a rank sends, by communicator and kind of call: payload of the minimal algorithm. */
+typedef struct {
+    int64_t calls, bytes;
+} CommWork;
 
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
@@ -47,28 +61,35 @@ typedef struct {
     int slots;
     int64_t scratch, workspace;
     int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
+    int64_t snapshot;       /* a checkpoint's copy of the state, in the host's memory */
+    bool host_apart;        /* the device's memory is another than the host's */
     int64_t flop, op_bytes; /* of one step on this rank */
     int64_t comm_bytes;     /* sent by this rank in one step */
-    int64_t params;         /* global, unpadded */
+    CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
+    int64_t params;                  /* global, unpadded */
+    int64_t flat_count, slice_count; /* elements of value and gradient, of each moment (param/param.h) */
+    int64_t padding;                 /* of flat_count, nobody's */
+    int64_t grad_bytes;
+    int buckets;
 } MemoryPlan;
 
-int64_t memory_plan_total(const MemoryPlan *p);
+int64_t memory_plan_total(const MemoryPlan *p); /* of the device: `snapshot` counts if that is the host */
 
 typedef struct {
     int64_t step;
-    double loss;     /* mean per counted token, nats; NaN when not finite */
-    int64_t counted; /* tokens */
-    float grad_norm, lr;
-    bool skipped; /* loss or gradients not finite: nothing was changed */
-    int redone;   /* times the step was repeated with another fixed-point shift, */
-    int rescaled; /* and with a smaller loss scale */
+    double loss;         /* mean per counted token, nats; NaN when not finite */
+    int64_t counted;     /* tokens */
+    float grad_norm, lr; /* grad_norm: NaN in a skipped step */
+    bool skipped;        /* loss or gradients not finite: nothing was changed */
+    int redone;          /* times the step was repeated with another fixed-point shift, */
+    int rescaled;        /* and with a smaller loss scale */
 } StepReport;
 
 /*
  * Dynamic loss scaling for fp16: backward works on 2^log2 times the loss. A step whose gradients are not
- * finite, though its loss is, is done again with half the scale, so that no sample is lost; after
- * LOSS_SCALE_WINDOW steps without that the scale doubles. Megatron's start, window and factors; Megatron
- * skips the step instead.
+ * finite, though its loss is, is done again with half the scale, so that no sample is lost (one that they are not
+ * finite in at any scale is skipped, and the scale stays); after LOSS_SCALE_WINDOW steps without that the scale
+ * doubles. Megatron's start, window and factors; Megatron skips the step instead.
  */
 typedef struct {
     int64_t log2, good_steps;
@@ -86,6 +107,7 @@ typedef struct {
     ParamStore params;
     Stage stage;
     Executor executor;
+    Ddp ddp;
     Optim optim;
     Action *actions;
     int action_count, microbatches; /* per step on this rank; on the null device two at most */
@@ -95,7 +117,8 @@ typedef struct {
     TokenSource source;
     int32_t *host_tokens; /* [micro_batch][seq + 1]; NULL on the null device, as the next */
     int32_t *host_rows;   /* staging of one row tensor */
-    int64_t first_sample; /* of the batch that the hooks are serving */
+    int32_t *host_doc; /* [micro_batch][seq] first position of each position's document, with reset_at_eod */
+    int64_t first_sample;                    /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
     LossScale loss_scale;                    /* likewise */
     MemoryPlan plan;

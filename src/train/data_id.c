@@ -1,0 +1,78 @@
+/* See data_id.h. */
+#include "train/data_id.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out)
+{
+    char *text = NULL;
+    size_t size = 0;
+    FILE *f = open_memstream(&text, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for the identity of the training data");
+    fprintf(f, "train %08x, tokenizer %08x", dataset_crc(train), tokenizer_crc(tokenizer));
+    for (int i = 0; i < dataset_source_count(train); i++) {
+        const DatasetSource s = dataset_source(train, i);
+        fprintf(f, "\n%s: %lld bytes, %lld documents, %lld tokens, index %08x", s.prefix, (long long)s.bytes,
+                (long long)s.documents, (long long)s.tokens, s.index_crc);
+        if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);
+    }
+    if (fclose(f)) return err_set(ERR_MEMORY, "no memory for the identity of the training data");
+    Err err = setup_strdup(setup, text, out);
+    free(text);
+    return err;
+}
+
+enum { LINE = 4608 }; /* a path and a few numbers */
+
+/* The next line of *at into `line`; false: no more. */
+static bool next_line(const char **at, char line[LINE])
+{
+    if (!**at) return false;
+    const size_t n = strcspn(*at, "\n");
+    snprintf(line, LINE, "%.*s", (int)n, *at);
+    *at += n + ((*at)[n] == '\n');
+    return true;
+}
+
+/* Where a token file's description has its last part, which may be missing; the end if it has none. */
+static size_t content_at(const char *line)
+{
+    const char *at = strstr(line, ", content ");
+    return at ? (size_t)(at - line) : strlen(line);
+}
+
+static bool same_file(const char *now, const char *then)
+{
+    const size_t a = content_at(now), b = content_at(then);
+    if (now[a] && then[b]) return !strcmp(now, then);
+    return a == b && !strncmp(now, then, a);
+}
+
+static Err differs(const char *what, const char *now, const char *then)
+{
+    err_set(ERR_CKPT, "the training data is not the checkpoint's: %s: '%.600s' now, '%.600s' then", what, now,
+            then);
+    return err_hint(
+        "put the files, data.split, data.seed and the tokenizer back as they were (with data.order=megatron "
+        "train.steps, too: its order depends on the run's epochs); to start a new run from these weights use "
+        "another run.dir and checkpoint.load");
+}
+
+Err data_id_same(const char *now, const char *then)
+{
+    char first[2][LINE] = { "", "" }, a[LINE], b[LINE];
+    next_line(&now, first[0]);
+    next_line(&then, first[1]);
+    const char *tokenizer[2] = { strstr(first[0], ", tokenizer"), strstr(first[1], ", tokenizer") };
+    if (tokenizer[0] && tokenizer[1] && strcmp(tokenizer[0], tokenizer[1]))
+        return differs("the tokenizer's checksum", tokenizer[0] + 12, tokenizer[1] + 12);
+    for (;;) {
+        const bool more[2] = { next_line(&now, a), next_line(&then, b) };
+        if (!more[0] || !more[1]) break; /* of an earlier version's text there is but the first line */
+        if (!same_file(a, b)) return differs("a token file", a, b);
+    }
+    if (strcmp(first[0], first[1])) return differs("the order of its samples", first[0], first[1]);
+    return ERR_OK;
+}

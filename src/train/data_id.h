@@ -1,0 +1,25 @@
+/*
+ * What a run trains on, as a text kept in its checkpoints: when it goes on, the data must be the same.
+ *
+ *   train 1c291ca3, tokenizer 8a9136aa
+ *   data/books: 4096 bytes, 12 documents, 2048 tokens, index 5e7f1021, content 77aa0b12
+ *   ...
+ *
+ * The first line decides: checksums over the order of samples (indexes, split, weights, seq, seed) and the tokenizer.
+ * The lines of the token files say what differs. `content` is there where PREFIX.crc is (data/indexed.h), and decides
+ * too if both texts have it; without it other tokens of the same lengths are not noticed.
+ */
+#ifndef MEGATRAIN_TRAIN_DATA_ID_H
+#define MEGATRAIN_TRAIN_DATA_ID_H
+
+#include "base/arena.h"
+#include "data/dataset.h"
+#include "data/tokenizer.h"
+
+/* The text, in `setup`. */
+Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out);
+
+/* ERR_CKPT naming what differs, both ways it is described, and the way out. */
+Err data_id_same(const char *now, const char *then);
+
+#endif

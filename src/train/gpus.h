@@ -1,0 +1,27 @@
+/*
+ * Which GPU each rank has, and what carries data between them: decided by all ranks from the same facts, which they
+ * post in the store.
+ *
+ *   nccl     every rank has a GPU of its own and NCCL is here
+ *   staged   ranks share a GPU, or a rank has no NCCL: through the host and Gloo (a warning says so)
+ */
+#ifndef MEGATRAIN_TRAIN_GPUS_H
+#define MEGATRAIN_TRAIN_GPUS_H
+
+#include "comm/gpu.h"
+#include "comm/store.h"
+
+typedef struct {
+    bool nccl;      /* else staged */
+    int index;      /* of this rank's GPU on its host */
+    int sharers;    /* ranks that have this GPU, this one included */
+    char text[160]; /* "NCCL 2.28.9", "staged through the host: ranks 0 and 1 share a GPU" */
+} RankGpu;
+
+/*
+ * Collective. local_rank: among the ranks of this host, which take its GPUs in turn. ERR_CONFIG: no GPU; ranks have
+ * different versions of NCCL.
+ */
+Err rank_gpu_choose(Store *s, int rank, int size, int local_rank, double timeout_s, RankGpu *out);
+
+#endif

@@ -1,0 +1,328 @@
+/* See ranks.h. */
+#include "train/ranks.h"
+
+#include <errno.h>
+#include <semaphore.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/log.h"
+
+enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10, ABORT_S = 5 };
+
+/* ---- hosts ---- */
+
+/* The same for all processes of one running system, different for any other. */
+static Err host_id(char id[HOST_ID_BYTES])
+{
+    char boot[64] = "";
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "re");
+    if (f) {
+        if (!fgets(boot, sizeof boot, f)) boot[0] = 0;
+        fclose(f);
+    }
+    char name[64];
+    if (gethostname(name, sizeof name)) return err_set(ERR_RENDEZVOUS, "this host has no name: %m");
+    name[sizeof name - 1] = 0;
+    snprintf(id, HOST_ID_BYTES, "%s %.36s", name, boot);
+    return ERR_OK;
+}
+
+/* Every rank counts the same hosts, from what all of them posted. */
+static Err count_hosts(Ranks *r, double timeout_s)
+{
+    const int size = r->boot.size;
+    char key[32], own[HOST_ID_BYTES] = "";
+    char(*ids)[HOST_ID_BYTES] = calloc((size_t)size, sizeof *ids);
+    if (!ids) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", size);
+    Err err = host_id(own);
+    r->host_free_bytes = host_free_bytes(); /* no rank goes on before all have posted, and so read it */
+    snprintf(key, sizeof key, "host/%d", r->boot.rank);
+    if (!err) err = store_set(r->store, key, own, sizeof own);
+    for (int p = 0; p < size && !err; p++) {
+        size_t n;
+        snprintf(key, sizeof key, "host/%d", p);
+        err = store_get(r->store, key, ids[p], sizeof ids[p], &n, timeout_s);
+    }
+    r->local_rank = r->local_size = r->hosts = 0;
+    for (int p = 0; p < size && !err; p++) {
+        bool here = !strcmp(ids[p], own), known = false;
+        r->local_size += here;
+        r->local_rank += here && p < r->boot.rank;
+        for (int q = 0; q < p && !known; q++) known = !strcmp(ids[q], ids[p]);
+        r->hosts += !known;
+    }
+    free(ids);
+    return err;
+}
+
+int ranks_threads(const Ranks *r)
+{
+    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), share = cores / (r->local_size > 0 ? r->local_size : 1);
+    return share > 1 ? share : 1;
+}
+
+/* ---- verdicts ---- */
+
+static Err kind_of(const Verdict *v)
+{
+    for (Err e = ERR_OK; e < ERR_COUNT; e++)
+        if (e != ERR_IO && err_exit_code(e) == v->exit_code) return e;
+    return ERR_PEER;
+}
+
+/* Can the culprit still print its own error? */
+static bool speaks_itself(const Verdict *v) { return v->what == WATCH_LEFT || v->what == WATCH_ERROR; }
+
+typedef struct {
+    NcclWorld *world;
+    char why[WATCH_TEXT_BYTES];
+    sem_t done;
+} Aborting;
+
+static void *abort_nccl(void *arg)
+{
+    Aborting *a = arg;
+    nccl_world_abort(a->world, a->why);
+    sem_post(&a->done);
+    return NULL;
+}
+
+/* What runs on the GPU ends, and peers hear of it; but NCCL may hang in that, too: then without. */
+static void abort_within(NcclWorld *world, const char *why)
+{
+    static Aborting a; /* the thread may outlive this call */
+    pthread_t thread;
+    struct timespec until;
+    if (!world) return;
+    a.world = world;
+    snprintf(a.why, sizeof a.why, "%s", why);
+    sem_init(&a.done, 0, 0);
+    clock_gettime(CLOCK_REALTIME, &until);
+    until.tv_sec += ABORT_S;
+    if (pthread_create(&thread, NULL, abort_nccl, &a)) return;
+    pthread_detach(thread);
+    while (sem_timedwait(&a.done, &until) && errno == EINTR) continue;
+}
+
+/* On the watch thread; whatever the main thread is waiting for, the process ends here. */
+static void on_verdict(void *context, const Verdict *v)
+{
+    Ranks *r = context;
+    log_set_rank(r->boot.rank, r->boot.size);
+    if (speaks_itself(v) && v->rank == r->boot.rank) return; /* the main thread is about to */
+    if (!speaks_itself(v) && r->boot.rank == (v->rank == 0 ? 1 : 0)) {
+        err_set(kind_of(v), "%s", v->text);
+        if (v->what == WATCH_KILLED || v->what == WATCH_FROZEN)
+            err_hint("look at that rank's host and log; the run goes on from its newest checkpoint when "
+                     "started again");
+        else
+            err_hint(
+                "parallel.stall_s is the limit; megatrain doctor and a stack trace of that rank tell more");
+        err_print(kind_of(v), false);
+    }
+    abort_within(__atomic_load_n(&r->nccl, __ATOMIC_ACQUIRE), v->text);
+    if (r->boot.rank == 0) usleep(LAST_WORDS_US); /* its server still serves: all hear the verdict */
+    _exit(v->exit_code);
+}
+
+/* ---- opening ---- */
+
+static Err gloo_set(void *user, const char *key, const void *bytes, int64_t n)
+{
+    return store_set(user, key, bytes, (size_t)n);
+}
+
+static Err gloo_get(void *user, const char *key, void *bytes, int64_t cap, int64_t *n, double timeout_s)
+{
+    size_t size = 0;
+    TRY(store_get(user, key, bytes, (size_t)cap, &size, timeout_s));
+    *n = (int64_t)size;
+    return ERR_OK;
+}
+
+static Err connect_ranks(Ranks *r, const RanksOptions *o)
+{
+    char address[64];
+    TRY(store_local_addr(r->store, address, sizeof address));
+    if (r->hosts > 1 && (!strncmp(address, "127.", 4) || !strcmp(address, "::1")))
+        return err_set(ERR_RENDEZVOUS, "the ranks are on %d hosts, and rank %d reaches rank 0 as '%s'",
+                       r->hosts, r->boot.rank, address),
+               err_hint("MASTER_ADDR must be an address of rank 0's host that the other hosts reach");
+    GlooOptions g = { .rank = r->boot.rank,
+                      .size = r->boot.size,
+                      .address = address,
+                      .timeout_s = o->timeout_s,
+                      .delay_ms = o->delay_ms,
+                      .store = { r->store, gloo_set, gloo_get } };
+    return gloo_world_open(g, &r->gloo);
+}
+
+/* GPUs know each other through the same store. */
+static Err connect_gpus(Ranks *r, const RanksOptions *o)
+{
+    TRY(rank_gpu_choose(r->store, r->boot.rank, r->boot.size, r->local_rank, o->timeout_s, &r->gpu));
+    if (r->boot.rank == 0 && r->gpu.nccl) log_info("between GPUs: %s", r->gpu.text);
+    if (r->boot.rank == 0 && !r->gpu.nccl) log_warn("between GPUs: %s", r->gpu.text);
+    if (!r->gpu.nccl) return ERR_OK;
+    NcclOptions n = { .rank = r->boot.rank,
+                      .size = r->boot.size,
+                      .gpu = r->gpu.index,
+                      .timeout_s = o->timeout_s,
+                      .delay_ms = o->delay_ms,
+                      .store = { r->store, gloo_set, gloo_get } };
+    NcclWorld *world;
+    TRY(nccl_world_open(&n, &world));
+    __atomic_store_n(&r->nccl, world, __ATOMIC_RELEASE); /* the watch thread looks */
+    return ERR_OK;
+}
+
+/* The host's group carries what lies in host memory, whatever the device. */
+static Err open_group(void *user, Comm *c, const char *name, const int *members, int size)
+{
+    Ranks *r = user;
+    if (!r->cuda || !strcmp(name, "host")) return comm_open_gloo(r->gloo, c, name, members, size);
+    if (!r->nccl) return comm_open_staged(r->gpu.index, r->gloo, c, name, members, size);
+    NcclCtas ctas = { 0 };
+    if (!strcmp(name, "tp") || !strcmp(name, "sp") || !strcmp(name, "kv")) ctas = r->tp_ctas;
+    if (!strcmp(name, "dp")) ctas = r->dp_ctas;
+    return comm_open_nccl(r->nccl, r->gloo, c, name, members, size, ctas);
+}
+
+/* One id for each group of the run: its kind and its first member. */
+static void watch_group(Ranks *r, Comm *c, int kind, int first_member)
+{
+    if (c->size == 1) return;
+    uint32_t id = (uint32_t)(WORLD_COMMS * first_member + kind);
+    watch_join(r->watch, id, c->name);
+    comm_watch(c, r->watch, id);
+}
+
+static void watch_groups(Ranks *r)
+{
+    World *w = &r->world;
+    const int tp0 = w->dp_rank * w->grid.tp, kv0 = w->rank - w->kv.rank;
+    const int first[WORLD_COMMS] = { tp0, tp0, kv0, w->tp_rank, 0, 0 };
+    for (int i = 0; i < WORLD_COMMS; i++) watch_group(r, world_comm(w, i), i, first[i]);
+}
+
+/* For the thread that writes checkpoints: calls of its own, through the host. */
+static Err open_saver(Ranks *r)
+{
+    const int size = r->boot.size;
+    int *members = calloc((size_t)size, sizeof *members);
+    if (!members) return err_set(ERR_MEMORY, "no memory for a group of %d ranks", size);
+    for (int i = 0; i < size; i++) members[i] = i;
+    Err err = comm_open_gloo(r->gloo, &r->save, "save", members, size);
+    free(members);
+    if (err) return err;
+    watch_join(r->watch, (uint32_t)(WORLD_COMMS * size), "save"); /* behind the ids of watch_group */
+    comm_watch(&r->save, r->watch, (uint32_t)(WORLD_COMMS * size));
+    return ERR_OK;
+}
+
+/* Where rank 0 cannot be asked: rank 1 speaks, the others say what they know without calling it the error. */
+static Err leave_to_rank_1(const Ranks *r, Err err)
+{
+    if (!err || r->boot.rank <= 1 || err_is_elsewhere()) return err;
+    log_warn("%s: %s", err_name(err), err_message());
+    return err_elsewhere(err);
+}
+
+static Err meet(Ranks *r, const RanksOptions *o)
+{
+    fault_point("rendezvous");
+    TRY(store_open(&r->boot, o->timeout_s, &r->store));
+    fault_point("met");
+    return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
+}
+
+static Err open_many(Ranks *r, const RanksOptions *o)
+{
+    log_set_rank(r->boot.rank, r->boot.size);
+    TRY(leave_to_rank_1(r, meet(r, o)));
+    TRY(store_agree(r->store, o->facts, o->timeout_s));
+    TRY(count_hosts(r, o->timeout_s));
+    TRY(connect_ranks(r, o));
+    if (o->cuda) TRY(connect_gpus(r, o));
+    TRY(world_open(&r->world, o->grid, r->boot.rank, (CommOpener){ r, open_group }));
+    r->world_open = true;
+    watch_groups(r);
+    if (o->saver) TRY(open_saver(r));
+    if (!o->check_calls) return ERR_OK;
+    for (int i = 0; i < WORLD_COMMS; i++) comm_check_calls(world_comm(&r->world, i), true);
+    return ERR_OK;
+}
+
+Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
+{
+    *r = (Ranks){ .boot = *boot,
+                  .local_size = 1,
+                  .hosts = 1,
+                  .gpu = { .sharers = 1 },
+                  .cuda = o->cuda,
+                  .tp_ctas = o->tp_ctas,
+                  .dp_ctas = o->dp_ctas,
+                  .timeout_s = o->timeout_s };
+    r->boot.stop = o->stop;
+    fault_init(boot->rank);
+    if (boot->size > 1) {
+        const double begin = clock_s();
+        TRY(open_many(r, o));
+        r->ready_s = clock_s() - begin;
+        return ERR_OK;
+    }
+    r->host_free_bytes = host_free_bytes();
+    TRY(world_open_self(&r->world));
+    comm_open_self(&r->save, "save");
+    r->world_open = true;
+    return ERR_OK;
+}
+
+/* ---- closing ---- */
+
+/* Whose fault was it? The verdict says who prints: this rank, or another, and on_verdict ends this process. */
+static Err await_verdict(Ranks *r, Err outcome)
+{
+    Verdict v;
+    if (outcome == ERR_STOPPED) return r->boot.rank ? err_elsewhere(outcome) : outcome; /* agreed on */
+    if (!outcome) return outcome;
+    /* (what is another's failure is not reported: it would be this rank's) */
+    bool judged = watch_report(r->watch, err_is_elsewhere() ? ERR_OK : outcome, err_message(), &v);
+    if (!judged) return leave_to_rank_1(r, outcome);
+    if (v.rank == r->boot.rank)
+        return err_prefix(err_exit_code(outcome) == v.exit_code ? outcome : kind_of(&v), "rank %d", v.rank);
+    sleep(JUDGED_S);
+    return outcome;
+}
+
+Err ranks_end(Ranks *r, Err outcome)
+{
+    ErrKept first = { 0 };
+    if (r->watch) outcome = await_verdict(r, outcome);
+    if (!outcome) return ERR_OK;
+    err_keep(&first);
+    if (r->gloo) gloo_world_abort(r->gloo, first.message); /* nobody waits for peers that are left alone */
+    abort_within(r->nccl, first.message);
+    return err_again(&first, outcome);
+}
+
+Err ranks_close(Ranks *r, Err outcome)
+{
+    ErrKept first = { 0 };
+    if (outcome) err_keep(&first);
+    comm_close(&r->save);
+    if (r->world_open) world_close(&r->world);
+    nccl_world_close(__atomic_exchange_n(&r->nccl, NULL, __ATOMIC_ACQ_REL));
+    gloo_world_close(r->gloo);
+    watch_close(r->watch, err_exit_code(outcome), first.message);
+    /* rank 0 serves until the last one is done */
+    Err closed = store_close(r->store, outcome ? LEAVE_S : r->timeout_s);
+    *r = (Ranks){ .local_size = 1 };
+    return outcome ? err_again(&first, outcome) : closed;
+}

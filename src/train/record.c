@@ -1,0 +1,121 @@
+/* See record.h. */
+#include "train/record.h"
+
+#include <math.h>
+#include <stddef.h>
+
+typedef enum { FIELD_INT, FIELD_REAL, FIELD_BOOL } FieldKind;
+
+/* In the order of the file. */
+static const struct {
+    const char *name;
+    FieldKind kind;
+    size_t offset;
+} fields[RECORD_FIELDS] = {
+    { "step", FIELD_INT, offsetof(MetricsRecord, step) },
+    { "tokens", FIELD_INT, offsetof(MetricsRecord, tokens) },
+    { "loss", FIELD_REAL, offsetof(MetricsRecord, loss) },
+    { "grad_norm", FIELD_REAL, offsetof(MetricsRecord, grad_norm) },
+    { "lr", FIELD_REAL, offsetof(MetricsRecord, lr) },
+    { "step_ms", FIELD_REAL, offsetof(MetricsRecord, step_ms) },
+    { "tokens_per_s", FIELD_REAL, offsetof(MetricsRecord, tokens_per_s) },
+    { "mfu", FIELD_REAL, offsetof(MetricsRecord, mfu) },
+    { "tflops", FIELD_REAL, offsetof(MetricsRecord, tflops) },
+    { "memory_bytes", FIELD_INT, offsetof(MetricsRecord, memory_bytes) },
+    { "skipped", FIELD_BOOL, offsetof(MetricsRecord, skipped) },
+};
+
+static const void *member(const MetricsRecord *r, int field)
+{
+    return (const char *)r + fields[field].offset;
+}
+
+const char *record_name(int field) { return fields[field].name; }
+
+double record_value(const MetricsRecord *r, int field)
+{
+    const void *at = member(r, field);
+    switch (fields[field].kind) {
+    case FIELD_INT: return (double)*(const int64_t *)at;
+    case FIELD_REAL: return *(const double *)at;
+    case FIELD_BOOL: return *(const bool *)at;
+    }
+    return NAN;
+}
+
+/* ---- writing ---- */
+
+static void put_save(JsonOut *j, const MetricsSave *s)
+{
+    json_put_int(j, "saved_step", s->step);
+    json_put_bool(j, "saved", !*s->failure);
+    json_put_number(j, "save_stall_ms", s->stall_ms);
+    json_put_number(j, "save_ms", s->save_ms);
+    if (*s->failure) json_put_text(j, "save_failure", s->failure);
+}
+
+void record_put_step(JsonOut *j, const MetricsRecord *r)
+{
+    bool finite = true;
+    json_open(j, NULL, '{');
+    for (int i = 0; i < RECORD_FIELDS; i++) {
+        const void *at = member(r, i);
+        const char *name = fields[i].name;
+        if (fields[i].kind == FIELD_INT) json_put_int(j, name, *(const int64_t *)at);
+        else if (fields[i].kind == FIELD_BOOL) json_put_bool(j, name, *(const bool *)at);
+        else finite &= json_put_number(j, name, *(const double *)at);
+    }
+    if (!finite) json_put_bool(j, "nonfinite", true);
+    if (r->save.step) put_save(j, &r->save);
+    json_close(j, '}');
+}
+
+void record_put_valid(JsonOut *j, int64_t step, int64_t tokens, const char *name, double loss)
+{
+    json_open(j, NULL, '{');
+    json_put_int(j, "step", step);
+    json_put_int(j, "tokens", tokens);
+    if (*name) json_put_text(j, "valid", name);
+    if (!json_put_number(j, "valid_loss", loss)) json_put_bool(j, "nonfinite", true);
+    json_close(j, '}');
+}
+
+/* ---- reading ---- */
+
+static void read_step(const Json *j, MetricsRecord *r)
+{
+    for (int i = 0; i < RECORD_FIELDS; i++) {
+        const Json *value = json_get(j, fields[i].name);
+        void *at = (char *)r + fields[i].offset;
+        if (fields[i].kind == FIELD_INT) *(int64_t *)at = json_int(value, 0);
+        else if (fields[i].kind == FIELD_BOOL) *(bool *)at = json_is_true(value);
+        else *(double *)at = json_number(value, NAN);
+    }
+}
+
+/* No evaluation, then no name, unless valid_loss is a number or null. */
+static bool read_valid(const Json *j, ValidRecord *v)
+{
+    const Json *loss = json_get(j, "valid_loss");
+    const char *name = json_text(json_get(j, "valid"), NULL);
+    if (!json_is_number(loss) && !json_is_null(loss)) return false;
+    v->step = json_int(json_get(j, "step"), 0);
+    v->tokens = json_int(json_get(j, "tokens"), 0);
+    v->loss = json_number(loss, NAN);
+    curve_cut_name(v->name, name ? name : "");
+    return true;
+}
+
+void record_read(const char *line, int64_t size_bytes, Record *out)
+{
+    Json *j;
+    *out = (Record){ .kind = RECORD_DAMAGED };
+    if (json_parse("metrics.jsonl", line, size_bytes, &j) == ERR_OK && json_is_int(json_get(j, "step")) &&
+        json_int(json_get(j, "step"), 0) >= 0) {
+        read_step(j, &out->step);
+        out->kind = read_valid(j, &out->valid) ? RECORD_VALID
+                    : json_get(j, "loss")      ? RECORD_STEP
+                                               : RECORD_OTHER;
+    }
+    json_free(j);
+}

@@ -1,0 +1,62 @@
+/*
+ * The records of metrics.jsonl, written and read: one object a line, one line a step or an evaluation
+ * (docs/watching.md). What a step's record holds is a table, so that the event files of TensorBoard say the same.
+ */
+#ifndef MEGATRAIN_TRAIN_RECORD_H
+#define MEGATRAIN_TRAIN_RECORD_H
+
+#include "base/json.h"
+#include "train/curve.h"
+
+/* A checkpoint whose outcome was known since the step before: how long training stood still for it, how long writing
+ * it took. */
+typedef struct {
+    int64_t step; /* 0: there was none */
+    double stall_ms, save_ms;
+    char failure[512]; /* why there is none; "" if there is */
+} MetricsSave;
+
+/* One step. NaN and Inf are allowed and become null. */
+typedef struct {
+    int64_t step, tokens; /* tokens: so far, of the whole run */
+    double loss;          /* mean per token, nats */
+    double grad_norm, lr;
+    double step_ms, tokens_per_s;
+    double mfu, tflops; /* share of the peak; per device */
+    int64_t memory_bytes;
+    bool skipped;
+    MetricsSave save; /* not among the fields */
+} MetricsRecord;
+
+enum { RECORD_FIELDS = 11, RECORD_BYTES = 1024 + 6 * 512 }; /* JSON escapes make a byte six */
+
+const char *record_name(int field);
+double record_value(const MetricsRecord *r, int field);
+
+/* One evaluation: the loss on a validation set, "" being the name of an only one. */
+typedef struct {
+    int64_t step, tokens;
+    double loss;
+    char name[CURVE_NAME_BYTES];
+} ValidRecord;
+
+typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordKind;
+
+typedef struct {
+    RecordKind kind;
+    MetricsRecord step;
+    ValidRecord valid;
+} Record;
+
+/* The objects, without the end of the line. */
+void record_put_step(JsonOut *j, const MetricsRecord *r);
+void record_put_valid(JsonOut *j, int64_t step, int64_t tokens, const char *name, double loss);
+
+/*
+ * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for
+ * whole numbers. RECORD_OTHER: neither that nor a loss; RECORD_DAMAGED: no JSON object, or none with a step of 0 or
+ * more.
+ */
+void record_read(const char *line, int64_t size_bytes, Record *out);
+
+#endif

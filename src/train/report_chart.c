@@ -1,0 +1,225 @@
+/*
+ * One picture of a report: a line a run. Lines differ in colour and dashes, validation losses also in the shape of
+ * their marks; a description for screen readers names every run's last value.
+ *
+ * The y axis covers the smoothed values; those of the first steps of a loss, from where it falls steeply, do not count,
+ * or all the rest would be a flat line.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "base/units.h"
+#include "train/axis.h"
+#include "train/report.h"
+
+enum { WIDTH = 560, HEIGHT = 300, LEFT = 62, RIGHT = 14, TOP = 12, BOTTOM = 46 };
+static const double STEEP_PART = 0.05; /* of the x axis */
+
+typedef struct {
+    double x, y; /* y NaN: a gap */
+} Point;
+
+typedef struct {
+    const ReportChart *c;
+    FILE *out;
+    int number;
+    double last_x, low, high; /* axes */
+    Point points[CURVE_POINTS];
+    int count;
+} Picture;
+
+/* ---- what is shown ---- */
+
+static bool set_is(const Curve *c, int series, const char *name) { return !strcmp(c->name[series], name); }
+
+/* The points of a run: smoothed, or as they are (`raw`). */
+static void gather(Picture *p, const History *h, bool raw)
+{
+    const Curve *c = &h->curve[p->c->curve];
+    p->count = 0;
+    for (int i = 0; p->c->set && i < c->dot_count; i++) {
+        const CurveDot *d = &c->dots[i];
+        if (set_is(c, d->series, p->c->set))
+            p->points[p->count++] = (Point){ (double)(p->c->by_tokens ? d->tokens : d->step), d->loss };
+    }
+    for (int i = 0; !p->c->set && i < c->count; i++) {
+        const CurvePoint *s = &c->points[i];
+        double y = s->count ? s->sum / (double)s->count : NAN;
+        if (!raw && !curve_smooth(c, i, &y)) y = NAN;
+        p->points[p->count++] = (Point){ (double)(p->c->by_tokens ? s->tokens : s->step), y };
+    }
+}
+
+static void widen(Picture *p, double from_x)
+{
+    for (int i = 0; i < p->count; i++) {
+        const Point *q = &p->points[i];
+        p->last_x = fmax(p->last_x, q->x);
+        if (!isfinite(q->y) || q->x < from_x) continue;
+        p->low = fmin(p->low, q->y);
+        p->high = fmax(p->high, q->y);
+    }
+}
+
+/* False if there is nothing to show. */
+static bool find_axes(Picture *p, const History *runs, int count)
+{
+    p->low = INFINITY, p->high = -INFINITY, p->last_x = 0;
+    for (int i = 0; i < count; i++) {
+        gather(p, &runs[i], false);
+        widen(p, INFINITY);
+    }
+    const bool steep = p->c->curve == HISTORY_LOSS && !p->c->set;
+    for (int pass = 0; pass < 2 && !(p->low <= p->high); pass++)
+        for (int i = 0; i < count; i++) {
+            gather(p, &runs[i], false);
+            widen(p, steep && pass == 0 ? STEEP_PART * p->last_x : 0);
+        }
+    if (!(p->low <= p->high) || !(p->last_x > 0)) return false;
+    if (p->c->from_zero) p->low = fmin(p->low, 0);
+    const double margin = fmax(0.05 * (p->high - p->low), 1e-3 * fabs(p->high));
+    p->high += margin > 0 ? margin : 1e-3;
+    if (!p->c->from_zero || p->low < 0) p->low -= margin > 0 ? margin : 1e-3;
+    return isfinite(p->high - p->low);
+}
+
+static double x_of(const Picture *p, double x) { return LEFT + (WIDTH - LEFT - RIGHT) * x / p->last_x; }
+
+/* Far outside values are pulled in: the clip hides them. */
+static double y_of(const Picture *p, double y)
+{
+    const double at = TOP + (HEIGHT - TOP - BOTTOM) * (p->high - y) / (p->high - p->low);
+    return fmin(fmax(at, -HEIGHT), 2 * HEIGHT);
+}
+
+/* ---- drawing ---- */
+
+static void put_axes(const Picture *p)
+{
+    char label[AXIS_BYTES];
+    double d = axis_distance(p->high - p->low, 7);
+    for (double k = ceil(p->low / d); k * d <= p->high; k++)
+        fprintf(p->out,
+                "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" class=\"e\">%s</text>\n",
+                LEFT, y_of(p, k * d), WIDTH - RIGHT, LEFT - 7, y_of(p, k * d) + 4,
+                axis_label(label, k * d, d));
+    d = axis_distance(p->last_x, 5);
+    for (double k = 0; k * d <= p->last_x * (1 + 1e-9); k++)
+        fprintf(p->out,
+                "<path class=\"grid\" d=\"M%.1f %dV%d\"/><text x=\"%.1f\" y=\"%d\" class=\"m\">%s</text>\n",
+                x_of(p, k * d), TOP, HEIGHT - BOTTOM, x_of(p, k * d), HEIGHT - BOTTOM + 17,
+                axis_label(label, k * d, d));
+    fprintf(p->out, "<text x=\"%d\" y=\"%d\" class=\"m\">%s</text>\n", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6,
+            p->c->by_tokens ? "tokens" : "step");
+}
+
+static void put_path(const Picture *p, const char *class, int run)
+{
+    bool pen_down = false;
+    fprintf(p->out, "<path class=\"%s ", class);
+    report_look(p->out, run);
+    fprintf(p->out, "\" data-run=\"%d\" d=\"", run);
+    for (int i = 0; i < p->count; i++) {
+        const Point *q = &p->points[i];
+        const bool have = isfinite(q->y);
+        if (have && !pen_down) /* a lone point becomes visible by the round line cap */
+            fprintf(p->out, "M%.2f %.2fh0L", x_of(p, q->x), y_of(p, q->y));
+        if (have) fprintf(p->out, "%s%.2f %.2f", pen_down ? " " : "", x_of(p, q->x), y_of(p, q->y));
+        pen_down = have;
+    }
+    fprintf(p->out, "\"/>\n");
+}
+
+static void put_marks(const Picture *p, int run)
+{
+    fprintf(p->out, "<path class=\"mark ");
+    report_look(p->out, run);
+    fprintf(p->out, "\" d=\"");
+    for (int i = 0; i < p->count; i++)
+        if (isfinite(p->points[i].y))
+            fprintf(p->out, "M%.2f %.2f%s", x_of(p, p->points[i].x), y_of(p, p->points[i].y), axis_mark(run));
+    fprintf(p->out, "\"/>\n");
+}
+
+static void put_skipped(const Picture *p, const History *runs, int count, int run)
+{
+    const Curve *c = &runs[run].curve[HISTORY_LOSS];
+    const int64_t total = curve_skipped(c);
+    if (!total) return;
+    fprintf(p->out, "<path class=\"skip ");
+    report_look(p->out, run);
+    fprintf(p->out, "\" d=\"");
+    for (int i = 0; i < c->count; i++)
+        if (c->points[i].skipped)
+            fprintf(p->out, "M%.1f %dv-9",
+                    x_of(p, (double)(p->c->by_tokens ? c->points[i].tokens : c->points[i].step)),
+                    HEIGHT - BOTTOM);
+    fprintf(p->out, "\"><title>");
+    report_text(p->out, report_name(runs, count, run));
+    fprintf(p->out, ": %lld skipped step%s</title></path>\n", (long long)total, total == 1 ? "" : "s");
+}
+
+static void put_run(Picture *p, const History *runs, int count, int run, bool raw)
+{
+    const History *h = &runs[run];
+    if (raw) {
+        gather(p, h, true);
+        put_path(p, "raw", run);
+    }
+    gather(p, h, false);
+    put_path(p, "line", run);
+    if (p->c->set) put_marks(p, run);
+    if (p->c->mark_skipped) put_skipped(p, runs, count, run);
+}
+
+static void put_description(Picture *p, const History *runs, int count)
+{
+    char at[UNITS_BYTES];
+    fprintf(p->out, "<desc id=\"d%d\">", p->number);
+    for (int i = 0; i < count; i++) {
+        gather(p, &runs[i], false);
+        int last = p->count - 1;
+        while (last >= 0 && !isfinite(p->points[last].y)) last--;
+        report_text(p->out, report_name(runs, count, i));
+        if (last < 0) fprintf(p->out, ": no value. ");
+        else
+            fprintf(p->out, ": %.5g at %s %s. ", p->points[last].y, p->c->by_tokens ? "token" : "step",
+                    units_count(at, p->points[last].x));
+    }
+    fprintf(p->out, "</desc>\n");
+}
+
+static void put_title(const ReportChart *c, FILE *out)
+{
+    fprintf(out, "%s", c->title);
+    if (c->set && *c->set) {
+        fprintf(out, " on ");
+        report_text(out, c->set);
+    }
+    fprintf(out, " by %s", c->by_tokens ? "tokens" : "step");
+}
+
+void report_chart(const ReportChart *c, const History *runs, int count, int number, FILE *out)
+{
+    Picture p = { .c = c, .out = out, .number = number };
+    if (!find_axes(&p, runs, count)) return;
+    fprintf(out, "<figure><figcaption>");
+    put_title(c, out);
+    fprintf(out,
+            "</figcaption>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-labelledby=\"t%d d%d\" "
+            "data-box=\"%d %d %d "
+            "%d\" data-axes=\"%.9g %.9g %.9g\">\n<title id=\"t%d\">",
+            WIDTH, HEIGHT, number, number, LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM, p.last_x, p.low, p.high,
+            number);
+    put_title(c, out);
+    fprintf(out, "</title>\n");
+    put_description(&p, runs, count);
+    put_axes(&p);
+    fprintf(out,
+            "<clipPath id=\"k%d\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n"
+            "<g clip-path=\"url(#k%d)\">\n",
+            number, LEFT, TOP, WIDTH - LEFT - RIGHT + 6, HEIGHT - TOP - BOTTOM, number);
+    for (int i = 0; i < count; i++) put_run(&p, runs, count, i, !c->set && count <= 4);
+    fprintf(out, "</g>\n<path class=\"cursor\" d=\"\"/>\n</svg>\n<p class=\"read\" "
+                 "aria-hidden=\"true\"></p></figure>\n");
+}
