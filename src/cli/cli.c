@@ -5,16 +5,18 @@
 #include "cli/cli.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/words.h"
 #include "cli/command.h"
 
 static const Command *const table[] = {
-    &command_train,           &command_eval,     &command_generate, &command_preprocess,
-    &command_tokenizer_train, &command_tokenize, &command_plan,     &command_simulate,
-    &command_inspect,         &command_convert,  &command_doctor,   &command_config,
+    &command_train,    &command_eval,   &command_generate, &command_preprocess, &command_tokenizer_train,
+    &command_tokenize, &command_plan,   &command_simulate, &command_inspect,    &command_report,
+    &command_convert,  &command_doctor, &command_config,
 };
 enum { COMMANDS = (int)(sizeof table / sizeof *table) };
 
@@ -24,19 +26,7 @@ const Command *const *commands(int *count)
     return table;
 }
 
-static void print_help(FILE *out)
-{
-    fprintf(out, "usage: megatrain COMMAND ...\n"
-                 "       megatrain --config FILE [section.key=value ...]      the same as 'train'\n"
-                 "       megatrain COMMAND --help | --version\n\ncommands\n");
-    for (int i = 0; i < COMMANDS; i++)
-        fprintf(out, "  %-16s %s%s\n", table[i]->name, table[i]->summary,
-                table[i]->run ? "" : " (not built yet)");
-    fprintf(
-        out,
-        "\nexit status: 0 done, 2 usage or configuration, 3 data, 4 checkpoint, 5 storage, 6 numerics,\n"
-        "7 peer lost, 8 hang, 9 out of memory, 10 rendezvous, 75 stopped on request after a checkpoint\n");
-}
+static bool asks_for_help(const char *word) { return !strcmp(word, "--help") || !strcmp(word, "-h"); }
 
 /* Words of the name that stand at the front of argv: 0 if it is another command. */
 static int matches(const Command *c, int argc, const char *const *argv)
@@ -44,6 +34,7 @@ static int matches(const Command *c, int argc, const char *const *argv)
     size_t first = strcspn(c->name, " ");
     if (argc < 1 || strlen(argv[0]) != first || strncmp(argv[0], c->name, first) != 0) return 0;
     if (!c->name[first]) return 1;
+    if (argc > 1 && asks_for_help(argv[1])) return 1; /* of the first command with that word */
     return argc > 1 && strcmp(argv[1], c->name + first + 1) == 0 ? 2 : 0;
 }
 
@@ -74,7 +65,7 @@ static Err run_command(const Command *c, int argc, const char *const *argv)
     Err err = c->run ? options_read(c, argc, argv, rest, &rest_count, &help) : ERR_OK;
     if (!c->run) {
         rest_count = 0;
-        help = argc > 0 && (strcmp(argv[0], "--help") == 0 || strcmp(argv[0], "-h") == 0);
+        help = argc > 0 && asks_for_help(argv[0]);
         if (!help) err = err_set(ERR_CONFIG, "'megatrain %s' is not built yet", c->name);
     }
     if (!err && help) command_help(c, stdout);
@@ -100,18 +91,29 @@ static Err flush_results(void)
     return err_set(ERR_STORAGE, "cannot write the results to stdout: %s", strerror(errno));
 }
 
+/* The number of a standard stream that was closed (2>&-) would be that of the next file, and messages would be written
+ * into it. What holds the number is of no use: reading stdin and writing results to stdout fail as before. */
+static void hold_streams(void)
+{
+    static const int modes[] = { O_WRONLY, O_RDONLY, O_WRONLY };
+    for (int fd = 0; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd) _exit(err_exit_code(ERR_STORAGE));
+}
+
 int cli_main(int argc, char **argv)
 {
     const char *const *words = (const char *const *)argv + 1;
     const char *first = argc > 1 ? argv[1] : "";
     Err err = ERR_OK;
+    hold_streams();
     if (argc < 2) {
-        print_help(stderr);
+        program_help(stderr);
         return err_exit_code(ERR_CONFIG);
     }
-    if (!strcmp(first, "--help") || !strcmp(first, "-h") || (!strcmp(first, "help") && argc == 2))
-        print_help(stdout);
+    if (asks_for_help(first) || (!strcmp(first, "help") && argc == 2)) program_help(stdout);
     else if (!strcmp(first, "--version")) version_print(stdout);
+    else if (!strcmp(first, "help") && !strcmp(argv[2], "--man")) manual_print(stdout);
+    else if (!strcmp(first, "help") && !strcmp(argv[2], "--bash")) completion_print(stdout);
     else if (!strcmp(first, "help")) {
         const char *const ask[] = { argv[2], argc > 3 ? argv[3] : "--help", "--help" };
         err = dispatch(argc > 3 ? 3 : 2, ask);

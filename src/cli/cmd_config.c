@@ -49,11 +49,12 @@ static Err config(Words rest)
 
 const Command command_config = {
     .name = "config",
-    .summary = "check a configuration, print it complete with the origin of each value, explain keys",
+    .summary = "check a configuration, print it complete, explain keys",
+    .verbs = "check dump explain",
     .rest = "[check | dump | explain [KEY]] " REST_OVERRIDES,
     .text = "  check              all mistakes at once, with file and line\n"
-            "  dump               the resolved configuration (what 'config' alone prints too)\n"
-            "  explain            all keys; explain model: a section; explain model.layers: one key\n",
+            "  dump               all values and their origins (what 'config' alone prints)\n"
+            "  explain            all keys; explain model, explain model.layers: these\n",
     OPTIONS(options),
     .run = config,
 };

@@ -14,6 +14,7 @@ static const char *tokenizer, *output, *format = "text", *key;
 static Words inputs;
 static bool append_eod, split_blank_lines, decode;
 static int64_t threads, vocab_size;
+static double save_every = 10;
 
 #define TOKENIZER                                                                \
     {                                                                            \
@@ -22,21 +23,29 @@ static int64_t threads, vocab_size;
             .help = "byte, a tokenizer.json, or a folder with GPT-2's two files" \
     }
 
+#define THREADS                                                                \
+    {                                                                          \
+        "threads", OPTION_INT, &threads, .low = 0, .high = 1024, .value = "N", \
+                                         .help = "0: one for each processor"   \
+    }
+
 /* ---- preprocess ---- */
 
 static const Option preprocess_options[] = {
     { "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...",
-      .help = "UTF-8 text, or JSON lines" },
+      .help = "UTF-8 text or JSON lines; plain, gzip or zstd" },
     TOKENIZER,
     { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX",
       .help = "writes PREFIX.bin and PREFIX.idx" },
     { "format", OPTION_TEXT, &format, .value = "text|jsonl",
       .help = "text: each file is one document; jsonl: each line" },
-    { "key", OPTION_TEXT, &key, .value = "KEY", .help = "jsonl: the member that holds the text (text)" },
+    { "key", OPTION_TEXT, &key, .value = "KEY",
+      .help = "jsonl: the member with the text; a.b: b in a (text)" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
-    { "threads", OPTION_INT, &threads, .low = 0, .high = 1024, .value = "N",
-      .help = "0: one for each processor" },
+    THREADS,
+    { "save-every", OPTION_REAL, &save_every, .low = 0, .high = 1e6, .value = "SECONDS",
+      .help = "how often what is done is made safe; 0: never" },
 };
 
 static Err preprocess(Words rest)
@@ -58,7 +67,8 @@ static Err preprocess(Words rest)
                             .key = key,
                             .append_eod = append_eod,
                             .split_blank_lines = split_blank_lines,
-                            .threads = (int)threads };
+                            .threads = (int)threads,
+                            .save_every_s = save_every };
     Err err = preprocess_run(&o, &r);
     if (err == ERR_IO) return err_as(err, ERR_STORAGE);
     TRY(err);
@@ -72,9 +82,9 @@ static Err preprocess(Words rest)
 const Command command_preprocess = {
     .name = "preprocess",
     .summary = "text or JSON lines to token files in Megatron's format",
-    .text = "Several threads, bounded memory; the result does not depend on the number of threads. Bytes "
-            "that are\n"
-            "not UTF-8 are kept as byte tokens and counted.\n",
+    .text = "Several threads, bounded memory; the result does not depend on the number of threads.\n"
+            "Bytes that are not UTF-8 are kept as byte tokens and counted. When it was interrupted,\n"
+            "the same command goes on with PREFIX.part.\n",
     OPTIONS(preprocess_options),
     .run = preprocess,
 };
@@ -86,13 +96,14 @@ static const Option train_options[] = {
     { "vocab-size", OPTION_INT, &vocab_size, .required = true, .low = 257, .high = 1 << 24, .value = "N",
       .help = "256 bytes, the merges, and the end of document" },
     { "output", OPTION_TEXT, &output, .required = true, .value = "FILE.json", .help = "a tokenizer.json" },
+    THREADS,
 };
 
 static Err tokenizer_train_command(Words rest)
 {
     (void)rest;
     int64_t vocab;
-    TokenizerTrainOptions o = { inputs.items, inputs.count, vocab_size, output };
+    TokenizerTrainOptions o = { inputs.items, inputs.count, vocab_size, output, (int)threads };
     Err err = tokenizer_train(&o, &vocab);
     if (err == ERR_IO) return err_as(err, ERR_STORAGE);
     TRY(err);
@@ -103,7 +114,9 @@ static Err tokenizer_train_command(Words rest)
 const Command command_tokenizer_train = {
     .name = "tokenizer train",
     .summary = "train a byte-level BPE vocabulary",
-    .text = "The file is a tokenizer.json, which the 'tokenizers' library loads too.\n",
+    .text =
+        "The file is a tokenizer.json, which the 'tokenizers' library loads too. It does not depend on the\n"
+        "number of threads.\n",
     OPTIONS(train_options),
     .run = tokenizer_train_command,
 };

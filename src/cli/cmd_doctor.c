@@ -1,7 +1,7 @@
 /*
  * doctor: what this machine offers a run, and what stands in its way. A line for each fact; lines that begin
- * with '!' say what is wrong and what to do about it. Nothing is changed, and the exit status is 0 unless
- * something makes every run impossible.
+ * with '!' say what is wrong and, behind a colon, what to do about it. Nothing is changed, and the exit status
+ * is 0 unless something makes every run impossible.
  */
 #include <omp.h>
 #include <sched.h>
@@ -14,6 +14,7 @@
 #include "base/file.h"
 #include "base/units.h"
 #include "cli/command.h"
+#include "comm/gpu.h"
 #include "device/device.h"
 
 enum { GIB = 1 << 30, LINE_BYTES = 512 };
@@ -70,8 +71,8 @@ static void check_processor(void)
            allowed, threads);
     printf("kernels      %s (of avx512, avx2, c)\n", isa_name(isa_best()));
     advise(threads > allowed, "more threads than processors: unset OMP_NUM_THREADS or set it to %d", allowed);
-    advise(isa_best() == ISA_C,
-           "no AVX2 with FMA: right, but several times slower than on a processor that has it");
+    advise(isa_best() == ISA_C, "no AVX2 with FMA, so runs are right but several times slower: take a "
+                                "processor that has it (x86-64-v3)");
 }
 
 /* The control group's limit, or 0: none, or not to be seen. */
@@ -93,7 +94,9 @@ static void check_memory(void)
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
     advise(strstr(huge, "[never]") != NULL, "huge pages are off, which costs a few percent: echo madvise > "
                                             "/sys/kernel/mm/transparent_hugepage/enabled");
-    advise(meminfo("MemAvailable") < GIB, "less than 1 GiB of memory is available");
+    advise(meminfo("MemAvailable") < GIB,
+           "less than 1 GiB of memory is available: end other programs, or take a model that "
+           "'megatrain plan' says is small enough");
 }
 
 static void put_limit(const char *name, int resource)
@@ -135,11 +138,26 @@ static void check_devices(void)
                i, gpu.name, gpu.major, gpu.minor, gpu.multiprocessors, units_bytes(a, gpu.total_bytes),
                units_bytes(b, gpu.free_bytes), gpu.driver / 1000, gpu.driver % 100 / 10, gpu.runtime / 1000,
                gpu.runtime % 100 / 10);
-    if (!gpus) printf("no gpu       %s\n", why);
-    advise(driver[0] && !device_has_cuda(),
-           "there is an NVIDIA GPU, but this build has no CUDA backend: install the "
-           "CUDA toolkit and run make again");
-    advise(driver[0] && device_has_cuda() && !gpus, "there is an NVIDIA driver, but %s: see nvidia-smi", why);
+    if (!gpus)
+        printf("no gpu       %s%s\n", why,
+               device_has_cuda() ? "" : "; to have one, install the CUDA toolkit (13) and run make again");
+    const char *missing = "";
+    advise(gpus && !device_cuda_blas(&missing),
+           "runs on a GPU need cuBLASLt: install libcublas of CUDA's version, or name its folder in "
+           "LD_LIBRARY_PATH (%s)",
+           missing);
+    if (nccl_available(&missing)) printf("nccl         %s\n", nccl_version());
+    else printf("no nccl      %s; only runs on several GPUs want it (libnccl-dev, make)\n", missing);
+    advise(gpus > 1 && !nccl_available(&missing),
+           "there are %d GPUs, but without NCCL ranks exchange their data through the host: install "
+           "libnccl2 (or libnccl-dev, and run make again)",
+           gpus);
+    advise(
+        driver[0] && !device_has_cuda(),
+        "there is an NVIDIA GPU, but this build has no CUDA backend: install the CUDA toolkit (13) and run "
+        "make again");
+    advise(driver[0] && device_has_cuda() && !gpus,
+           "there is an NVIDIA driver, but no GPU to use: %s (nvidia-smi should list them)", why);
 }
 
 static Err check_disk(void)
@@ -148,8 +166,10 @@ static Err check_disk(void)
     char a[UNITS_BYTES];
     TRY_AS(ERR_STORAGE, file_free_bytes(".", &free_bytes));
     printf("disk         %s free here\n", units_bytes(a, free_bytes));
-    advise(free_bytes < GIB,
-           "less than 1 GiB is free: checkpoints may not fit (checkpoint.keep, or another run.dir)");
+    advise(
+        free_bytes < GIB,
+        "less than 1 GiB is free and checkpoints may not fit: make room, or give checkpoint.keep and run.dir "
+        "other values");
     advise(access(".", W_OK) != 0, "this folder is not writable: give run.dir a place that is");
     return ERR_OK;
 }
@@ -202,6 +222,6 @@ static Err doctor(Words rest)
 
 const Command command_doctor = {
     .name = "doctor",
-    .summary = "devices, libraries, limits, versions; what is missing and how to get it",
+    .summary = "what this machine offers, what is missing, how to get it",
     .run = doctor,
 };

@@ -133,7 +133,7 @@ static Err write_text(Generator *g)
 
 static Err generate_with(Generator *g, const Config *cfg)
 {
-    TRY(run_open(&g->run, cfg, RUN_GENERATE));
+    TRY(run_open(&g->run, cfg, RUN_GENERATE, NULL));
     Err err = run_load_newest(&g->run, run_dir);
     if (!err) err = start(g);
     if (!err) err = write_text(g);
@@ -144,7 +144,6 @@ static Err generate_with(Generator *g, const Config *cfg)
 /* The configuration as the newest checkpoint has it, on one rank. */
 static Err read_config(Config *cfg, SetupArena *setup)
 {
-    static const char *const one_rank[] = { "parallel.tp=1", "parallel.sp=false" };
     char path[PATH_MAX];
     bool found;
     CkptMeta meta;
@@ -153,11 +152,9 @@ static Err read_config(Config *cfg, SetupArena *setup)
         return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
                err_hint("train first: megatrain --config FILE");
     TRY(ckpt_meta(path, setup, &meta));
-    return err_as(config_read(cfg, (ConfigSource){ .path = path,
-                                                   .text = meta.config,
-                                                   .overrides = one_rank,
-                                                   .override_count = 2 }),
-                  ERR_CKPT);
+    return err_as(
+        config_read(cfg, (ConfigSource){ .path = path, .text = meta.config, .world_size = CONFIG_ANY_WORLD }),
+        ERR_CKPT);
 }
 
 static Err generate(Words rest)

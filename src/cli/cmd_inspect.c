@@ -10,11 +10,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/units.h"
 #include "ckpt/ckpt.h"
 #include "cli/command.h"
 #include "data/indexed.h"
 #include "data/tokenizer.h"
+
+static int64_t document = -1;
+static const char *tokenizer;
 
 static bool holds(const char *folder, const char *name)
 {
@@ -72,6 +76,8 @@ static Err print_tokens(const char *prefix, const Indexed *x)
 {
     int64_t highest, longest = 0;
     char a[UNITS_BYTES];
+    bool summed;
+    TRY(indexed_verify(x, &summed));
     TRY(indexed_check(x, 0, x->tokens, 0, &highest));
     for (int64_t i = 0; i < x->sequences; i++)
         if (indexed_length(x, i) > longest) longest = indexed_length(x, i);
@@ -80,14 +86,50 @@ static Err print_tokens(const char *prefix, const Indexed *x)
            (long long)x->sequences, (long long)longest);
     printf("tokens %lld (%s, %s)\nhighest id %lld\n", (long long)x->tokens, token_type_name(x->type),
            units_bytes(a, x->bin.size_bytes), (long long)highest);
+    printf("checksums %s\n", summed ? "every byte is as it was written" : "none: there is no PREFIX.crc");
+    if (x->made_with) printf("made with the tokenizer of crc %08x\n", x->tokenizer_crc);
     return ERR_OK;
+}
+
+/* The ids as text; the end of the document, if it is there, is not part of it. */
+static Err print_text(const Tokenizer *t, const int32_t *ids, int64_t count)
+{
+    char *text;
+    int64_t size_bytes;
+    if (count > 0 && ids[count - 1] == tokenizer_eod(t)) count--;
+    TRY(tokenizer_decode(t, ids, count, &text, &size_bytes));
+    fwrite(text, 1, (size_t)size_bytes, stdout);
+    free(text);
+    return ERR_OK;
+}
+
+static Err print_document(const char *prefix, const Indexed *x, const Tokenizer *t)
+{
+    if (document >= x->documents) {
+        err_set(ERR_DATA, "there is no document '%lld' in '%s'", (long long)document, prefix);
+        return err_hint("it has '%lld', counted from 0", (long long)x->documents);
+    }
+    int64_t first = indexed_start(x, document ? indexed_document_end(x, document - 1) : 0);
+    int64_t count = indexed_start(x, indexed_document_end(x, document)) - first;
+    int32_t *ids = malloc((size_t)(count + 1) * sizeof *ids);
+    if (!ids) return err_set(ERR_MEMORY, "no memory for '%lld' tokens", (long long)count);
+    Err err = indexed_read(x, first, count, t ? tokenizer_vocab(t) : 0, ids);
+    if (!err && t) err = print_text(t, ids, count);
+    for (int64_t i = 0; !err && !t && i < count; i++) printf(i ? " %d" : "%d", ids[i]);
+    if (!err && !t) putchar('\n');
+    free(ids);
+    return err;
 }
 
 static Err inspect_tokens(const char *prefix)
 {
     Indexed x;
+    Tokenizer *t = NULL;
     TRY(indexed_open(prefix, &x));
-    Err err = print_tokens(prefix, &x);
+    Err err = tokenizer ? tokenizer_open(tokenizer, &t) : ERR_OK;
+    if (!err && t) err = indexed_check_tokenizer(&x, tokenizer_crc(t), tokenizer);
+    if (!err) err = document < 0 ? print_tokens(prefix, &x) : print_document(prefix, &x, t);
+    tokenizer_close(t);
     indexed_close(&x);
     return err;
 }
@@ -124,6 +166,10 @@ static Err inspect_path(const char *path)
 {
     char prefix[PATH_MAX];
     size_t n = strlen(path);
+    if (document >= 0) {
+        if (token_prefix(path, prefix)) return inspect_tokens(prefix);
+        return err_set(ERR_DATA, "there are no token files '%s' to print a document of", path);
+    }
     if (strcmp(path, "byte") == 0) return inspect_tokenizer(path);
     if (holds(path, "manifest.json")) return inspect_ckpt(path);
     if (holds(path, "checkpoints") || holds(path, "config.ini")) return inspect_run(path);
@@ -138,13 +184,23 @@ static Err inspect_path(const char *path)
 static Err inspect(Words rest)
 {
     if (rest.count == 0) return err_set(ERR_CONFIG, "'megatrain inspect' needs a PATH");
+    if (tokenizer && document < 0) return err_set(ERR_CONFIG, "--tokenizer belongs to --document");
     for (int i = 0; i < rest.count; i++) TRY(inspect_path(rest.items[i]));
     return ERR_OK;
 }
 
+static const Option options[] = {
+    { "document", OPTION_INT, &document, .low = 0, .high = INT64_MAX, .value = "N",
+      .help = "of token files: print the ids of document N, from 0" },
+    { "tokenizer", OPTION_TEXT, &tokenizer, .value = "T",
+      .help = "print it as the text that it was made from" },
+};
+
 const Command command_inspect = {
     .name = "inspect",
-    .summary = "what a checkpoint, run folder, token file or tokenizer holds; verifies checksums",
+    .summary = "what a checkpoint, run, token file or tokenizer holds",
     .rest = "PATH...",
+    .text = "Every byte that has a checksum is verified, every token id is looked at.\n",
+    OPTIONS(options),
     .run = inspect,
 };

@@ -6,6 +6,7 @@
  * Ranks with the same tp rank hold the same shard and do the same work; a column of the table is one of the
  * kinds that remain.
  */
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/units.h"
@@ -18,7 +19,6 @@ enum { MAX_KINDS = 64 };
 /* Ranks that need the same. */
 typedef struct {
     MemoryPlan plan;
-    int64_t flat_count; /* elements of each flat buffer */
     int first_tp_rank, tp_ranks;
 } Kind;
 
@@ -41,26 +41,12 @@ static const Option options[] = {
 
 /* ---- counting ---- */
 
-/* What of the state is flat buffers: the registry, filled by the same code as in a run. */
-static Err flat_elements(const Table *t, int tp_rank, int64_t *out)
-{
-    SetupArena setup;
-    ParamRegistry registry;
-    Stage stage;
-    setup_init(&setup);
-    param_registry_init(&registry, &setup, t->grid.tp, tp_rank);
-    Err err = stage_register(&stage, &registry, &t->spec.model, 0, t->spec.model.layers, &setup);
-    *out = registry.flat_count;
-    setup_release(&setup);
-    return err;
-}
-
 static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
     return a->state == b->state && a->save[REGION_I] == b->save[REGION_I] &&
            a->save[REGION_W] == b->save[REGION_W] && a->slots == b->slots && a->scratch == b->scratch &&
-           a->workspace == b->workspace && a->staging == b->staging && a->flop == b->flop &&
-           a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes;
+           a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
+           a->flop == b->flop && a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes;
 }
 
 static Err count_kinds(Table *t)
@@ -68,9 +54,9 @@ static Err count_kinds(Table *t)
     for (int tp_rank = 0; tp_rank < t->grid.tp; tp_rank++) {
         Kind k = { .first_tp_rank = tp_rank, .tp_ranks = 1 };
         TRY(trainer_plan(&t->spec, t->grid, tp_rank, &k.plan)); /* tp is fastest: this is rank tp_rank */
-        TRY(flat_elements(t, tp_rank, &k.flat_count));
         Kind *last = t->count ? &t->kinds[t->count - 1] : NULL;
-        if (last && last->flat_count == k.flat_count && same_plan(&last->plan, &k.plan)) last->tp_ranks++;
+        if (last && last->plan.flat_count == k.plan.flat_count && same_plan(&last->plan, &k.plan))
+            last->tp_ranks++;
         else if (t->count < MAX_KINDS) t->kinds[t->count++] = k;
         else return err_set(ERR_INTERNAL, "more than %d kinds of ranks", MAX_KINDS);
     }
@@ -103,25 +89,27 @@ static void put_row(const Table *t, const char *name, int64_t (*value)(const Tab
     putchar('\n');
 }
 
-static int64_t grad_size(const Table *t) { return dtype_size(t->spec.exact ? I64 : F32); }
-
+/* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
 static int64_t weights(const Table *t, const Kind *k)
 {
-    (void)t;
-    return k->flat_count * dtype_size(F32);
+    return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.slice_count) * dtype_size(F32);
 }
 
 static int64_t narrow_weights(const Table *t, const Kind *k)
 {
-    return t->spec.compute == F32 ? 0 : k->flat_count * dtype_size(t->spec.compute);
+    return t->spec.compute == F32 ? 0 : k->plan.flat_count * dtype_size(t->spec.compute);
 }
 
-static int64_t gradients(const Table *t, const Kind *k) { return k->flat_count * grad_size(t); }
+static int64_t gradients(const Table *t, const Kind *k)
+{
+    (void)t;
+    return k->plan.grad_bytes;
+}
 
 static int64_t moments(const Table *t, const Kind *k)
 {
     (void)t;
-    return 2 * k->flat_count * dtype_size(F32);
+    return 2 * k->plan.slice_count * dtype_size(F32);
 }
 
 static int64_t tables(const Table *t, const Kind *k)
@@ -157,6 +145,12 @@ static int64_t staging(const Table *t, const Kind *k)
 {
     (void)t;
     return k->plan.staging;
+}
+
+static int64_t snapshot(const Table *t, const Kind *k)
+{
+    (void)t;
+    return k->plan.snapshot;
 }
 
 static int64_t total(const Table *t, const Kind *k)
@@ -210,6 +204,19 @@ static void put_kinds(const Table *t)
     putchar('\n');
 }
 
+/* What one parameter costs, and what the layout leaves empty. */
+static void put_state(const Table *t)
+{
+    const MemoryPlan *p = &t->kinds[0].plan;
+    const Kind *k = &t->kinds[0];
+    int64_t used = p->flat_count - p->padding;
+    double each =
+        (double)(weights(t, k) + narrow_weights(t, k) + gradients(t, k) + moments(t, k)) / (double)used;
+    char a[32], b[32];
+    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding\n",
+           each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding));
+}
+
 static void put_memory(const Table *t)
 {
     put_kinds(t);
@@ -224,7 +231,76 @@ static void put_memory(const Table *t)
     put_row(t, "workspace of kernels, at most", workspace);
     if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
         put_row(t, "16-bit tensors widened for an op", staging);
+    if (t->spec.snapshot && !t->kinds[0].plan.host_apart)
+        put_row(t, "copy to be written (checkpoint.async)", snapshot);
     put_row(t, "total", total);
+    if (t->spec.snapshot && t->kinds[0].plan.host_apart)
+        put_row(t, "of the host: copy to be written", snapshot);
+    put_state(t);
+}
+
+enum { GROUPS_SHOWN = 8, MEMBERS_SHOWN = 16 };
+
+static bool same_groups(GridShape s, GroupKind a, GroupKind b)
+{
+    if (group_size(s, a) != group_size(s, b)) return false;
+    for (int rank = 0; rank < s.world; rank++)
+        if (group_of(s, a, rank) != group_of(s, b, rank)) return false;
+    return true;
+}
+
+static void put_members(GridShape s, GroupKind kind, int *members)
+{
+    const int size = group_size(s, kind), count = group_count(s, kind);
+    for (int g = 0; g < count && g < GROUPS_SHOWN; g++) {
+        group_members(s, kind, g, members);
+        for (int i = 0; i < size && i < MEMBERS_SHOWN; i++) printf("%s%d", i ? " " : "(", members[i]);
+        printf("%s) ", size > MEMBERS_SHOWN ? " ..." : "");
+    }
+    if (count > GROUPS_SHOWN) printf("...");
+}
+
+/* Who shares a group: "(0 1) (2 3)   tp, tp-pp"; kinds of group with the same ranks share a line. */
+static void put_groups(const Table *t)
+{
+    const GridShape shape = grid_shape(t->grid);
+    bool shown[GROUP_KINDS] = { false };
+    int *members = calloc((size_t)shape.world, sizeof *members);
+    for (GroupKind kind = 0; kind < GROUP_KINDS && members; kind++) {
+        if (shown[kind] || group_size(shape, kind) == 1) continue;
+        printf("groups  ");
+        put_members(shape, kind, members);
+        for (GroupKind other = kind; other < GROUP_KINDS; other++) {
+            if (!same_groups(shape, kind, other)) continue;
+            printf("%s %s", other == kind ? " " : ",", group_name(other));
+            shown[other] = true;
+        }
+        putchar('\n');
+    }
+    free(members);
+}
+
+static int64_t grouped_bytes(const MemoryPlan *p, int group)
+{
+    int64_t n = 0;
+    for (int k = 0; k < COMM_KIND_COUNT; k++) n += p->comm[group][k].bytes;
+    return n;
+}
+
+/* What each communicator sends, call by call. */
+static void put_comm(const MemoryPlan *p)
+{
+    static const char *const names[WORLD_COMMS] = { "tp", "sp", "kv", "dp", "world", "host" };
+    if (!p->comm_bytes) return;
+    printf("\n%-36s %15s %18s\n", "communication of one step, first rank", "calls", "bytes sent");
+    for (int i = 0; i < WORLD_COMMS; i++)
+        for (int k = 0; k < COMM_KIND_COUNT && grouped_bytes(p, i); k++) {
+            char name[64], a[32], b[32];
+            if (!p->comm[i][k].bytes) continue;
+            snprintf(name, sizeof name, "%s %s", names[i], comm_kind_name((CommKind)k));
+            printf("  %-34s %15s %18s\n", name, commas(a, p->comm[i][k].calls),
+                   commas(b, p->comm[i][k].bytes));
+        }
 }
 
 static void put_flop(const char *name, double per_token, double tokens)
@@ -278,8 +354,10 @@ static Err plan_config(const Config *cfg)
     TRY(train_spec(cfg, vocab, &t.spec));
     TRY(count_kinds(&t));
     put_model(&t);
+    put_groups(&t);
     put_memory(&t);
     put_work(&t);
+    put_comm(&t.kinds[0].plan);
     return ERR_OK;
 }
 
@@ -294,7 +372,7 @@ static Err plan(Words rest)
 
 const Command command_plan = {
     .name = "plan",
-    .summary = "exact bytes, FLOP and communication of one rank, from a dry run",
+    .summary = "exact bytes, FLOP and communication, from a dry run",
     .rest = REST_OVERRIDES,
     .text =
         "Runs a step and an evaluation on a device that computes nothing and counts everything. A run takes\n"

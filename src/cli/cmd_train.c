@@ -1,5 +1,7 @@
 /* train, eval: the configuration is read here; train/train.c does the rest. */
+#include "base/log.h"
 #include "cli/config_arg.h"
+#include "comm/boot.h"
 #include "train/train.h"
 
 static const char *config_path;
@@ -8,19 +10,28 @@ static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
 };
 
-static Err with_config(Words rest, Err (*run)(const Config *))
+static Err train(Words rest)
 {
     Config c;
-    TRY(single_process());
-    Err err = config_arg(&c, config_path, rest, 1);
-    if (!err) err = run(&c);
+    Boot boot;
+    TRY(boot_from_env(&boot));
+    log_set_rank(boot.rank, boot.size);
+    if (boot.rank) log_set_level(LOG_WARN); /* what all ranks have to say rank 0 says */
+    Err err = config_arg(&c, config_path, rest, boot.size);
+    if (!err) err = train_run(&c, &boot);
     config_release(&c);
     return err;
 }
 
-static Err train(Words rest) { return with_config(rest, train_run); }
-
-static Err eval(Words rest) { return with_config(rest, eval_run); }
+static Err eval(Words rest)
+{
+    Config c;
+    TRY(single_process());
+    Err err = config_arg(&c, config_path, rest, CONFIG_ANY_WORLD);
+    if (!err) err = eval_run(&c);
+    config_release(&c);
+    return err;
+}
 
 const Command command_train = {
     .name = "train",
@@ -35,7 +46,7 @@ const Command command_train = {
 
 const Command command_eval = {
     .name = "eval",
-    .summary = "loss, perplexity and bits per byte on the validation data, from the newest checkpoint",
+    .summary = "loss, perplexity and bits per byte on the validation data",
     .rest = REST_OVERRIDES,
     .text = "train.eval_batches says how many global batches are read, at most the whole validation set.\n",
     OPTIONS(options),

@@ -36,7 +36,8 @@ typedef struct {
     const char *name;    /* one word, or two: "tokenizer train" */
     const char *summary; /* a line, for the list of commands */
     const char *rest;    /* what may follow besides options, as in help; NULL: nothing */
-    const char *text;    /* more help, ended lines; NULL: none */
+    const char *text;    /* more help: lines that begin with a blank stay, others flow; NULL: none */
+    const char *verbs;   /* words, separated by blanks, of which one may come first; NULL: none */
     const Option *options;
     int option_count;
     Err (*run)(Words rest); /* NULL: not built yet */
@@ -51,14 +52,25 @@ typedef struct {
  */
 Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count,
                  bool *help);
+/* What --help says of a command, and what `megatrain --help` does: at most 24 lines of 80 columns (test_help.sh). */
 void command_help(const Command *c, FILE *out);
+void program_help(FILE *out);
+
+/* "--name VALUE", and what an option is when it is not given ("" if nothing). */
+enum { OPTION_BYTES = 96 };
+void option_form(const Option *o, char out[OPTION_BYTES]);
+void option_default(const Option *o, char out[OPTION_BYTES]);
+
+/* The same tables as a manual page (roff, man(7)) and as completion for bash. */
+void manual_print(FILE *out);
+void completion_print(FILE *out);
 
 /* All commands, in the order of the help. */
 const Command *const *commands(int *count);
 
 extern const Command command_train, command_eval, command_generate, command_preprocess,
     command_tokenizer_train, command_tokenize, command_plan, command_simulate, command_inspect,
-    command_convert, command_doctor, command_config;
+    command_report, command_convert, command_doctor, command_config;
 
 /* Program, compiler, backends, libraries, a line each. */
 void version_print(FILE *out);

@@ -23,9 +23,8 @@ Err single_process(void)
     for (int i = 0; i < 4; i++) {
         const char *text = getenv(names[i]);
         if (text && strtoll(text, NULL, 10) > 1)
-            return err_set(ERR_CONFIG, "%s is '%s': runs of several processes are not built yet", names[i],
-                           text),
-                   err_hint("start one process");
+            return err_set(ERR_CONFIG, "%s is '%s', and this command is a single process's", names[i], text),
+                   err_hint("start it without a launcher");
         if (text) return ERR_OK;
     }
     return ERR_OK;

@@ -138,38 +138,3 @@ Err options_read(const Command *c, int argc, const char *const *argv, const char
                err_hint("megatrain %s --help", c->name);
     return check_required(&r);
 }
-
-/* ---- help ---- */
-
-static void option_form(const Option *o, char *out, int size_bytes)
-{
-    snprintf(out, (size_t)size_bytes, "--%s%s%s", o->name, o->kind == OPTION_FLAG ? "" : " ",
-             o->value ? o->value : "");
-}
-
-static void put_default(const Option *o, FILE *out)
-{
-    if (o->required) return;
-    if (o->kind == OPTION_INT) fprintf(out, " (%lld)", (long long)*(const int64_t *)o->out);
-    if (o->kind == OPTION_REAL) fprintf(out, " (%g)", *(const double *)o->out);
-    if (o->kind == OPTION_TEXT && *(const char **)o->out) fprintf(out, " (%s)", *(const char **)o->out);
-}
-
-void command_help(const Command *c, FILE *out)
-{
-    char form[80];
-    fprintf(out, "usage: megatrain %s", c->name);
-    for (int i = 0; i < c->option_count; i++) {
-        option_form(&c->options[i], form, sizeof form);
-        fprintf(out, c->options[i].required ? " %s" : " [%s]", form);
-    }
-    fprintf(out, "%s%s\n\n%s\n", c->rest ? " " : "", c->rest ? c->rest : "", c->summary);
-    if (c->text) fprintf(out, "\n%s", c->text);
-    if (!c->run) fprintf(out, "\nNot built yet.\n");
-    for (int i = 0; i < c->option_count; i++) {
-        option_form(&c->options[i], form, sizeof form);
-        fprintf(out, "%s  %-22s %s", i ? "" : "\noptions\n", form, c->options[i].help);
-        put_default(&c->options[i], out);
-        fputc('\n', out);
-    }
-}

@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "base/version.h"
 #include "cli/command.h"
+#include "comm/gloo.h"
 #include "data/libraries.h"
 #include "device/device.h"
 
@@ -17,6 +18,6 @@ void version_print(FILE *out)
         fprintf(out, "%s%s%s", isa == ISA_AVX512 ? "" : ", ", isa_name((Isa)isa),
                 isa == (int)isa_best() ? " in use" : "");
     fprintf(out, "), null%s\n", device_has_cuda() ? ", cuda" : "; no cuda");
-    fprintf(out, "libraries  %s, %s, inih, glibc %s\n", json_library(), data_libraries(libraries),
-            gnu_get_libc_version());
+    fprintf(out, "libraries  %s, %s, inih, Gloo %s, glibc %s\n", json_library(), data_libraries(libraries),
+            gloo_version(), gnu_get_libc_version());
 }
