@@ -78,7 +78,7 @@ static attention_bwd_args tensors_of(const Row *r, int64_t *samples)
         .o = LIKE_Q, .lse = LIKE_LSE, .delta = LIKE_LSE, .sample = tensor_of(samples, I64, B),
         .q_span = spans_whole(T), .k_span = spans_whole(T), .scale = 0.125f, .block = r->block,
         .window = r->window, .dropout = { 1, (uint32_t)((double)r->drop * 0x1p32), 1 / (1 - r->drop) },
-        .leaf = T / 8, .positions = T };
+        .chunk = H / K, .leaf = T / 8, .positions = T };
 }
 
 static void tensors_free(attention_bwd_args *x)

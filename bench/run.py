@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Benchmarks: GEMM beside OpenBLAS, attention, and whole training steps alternating with PyTorch.
+"""Benchmarks: GEMM beside OpenBLAS, attention, whole training steps alternating with PyTorch, ranks
+beside one, tokenizers beside the package of that name.
 
-  bench/run.py [--rounds 3] [--steps 3] [--only steps|gemm|attention] [--out bench/results/NAME.json]
+  bench/run.py [--rounds 3] [--steps 3] [--only gemm,attention,steps,ranks,tokens] [--out bench/results/NAME.json]
 
 Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
 table gives the ratio of the best and of the median steps. Nothing here asserts a speed.
@@ -16,6 +17,9 @@ import platform
 import statistics
 import subprocess
 import sys
+
+import ranks
+import tokens
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -91,7 +95,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--steps", type=int, default=3)
-    ap.add_argument("--only", default="gemm,attention,steps")
+    ap.add_argument("--only", default="gemm,attention,steps,ranks,tokens")
     ap.add_argument("--out", default="")
     a = ap.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -101,7 +105,14 @@ def main():
               "compiler": run(["gcc", "--version"]).splitlines()[0]}
     for part in a.only.split(","):
         print(f"== {part}", flush=True)
-        result[part] = steps_section(a.rounds, a.steps) if part == "steps" else program_section(part)
+        if part == "steps":
+            result[part] = steps_section(a.rounds, a.steps)
+        elif part == "ranks":
+            result[part] = ranks.section(a.rounds, a.steps)
+        elif part == "tokens":
+            result[part] = tokens.section(a.rounds)
+        else:
+            result[part] = program_section(part)
     out = a.out or os.path.join(HERE, "results", f"cpu-{result['date']}.json")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     with open(out, "w") as f:

@@ -309,18 +309,21 @@ static Err make_cast(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-/* ---- attention; option: grouped queries ---- */
+/* ---- attention ---- */
 
-static int64_t kv_heads(const Maker *m) { return m->c->option ? m->d->K : m->d->H; }
+enum { GROUPED = 1, DOCUMENTS };
+
+static int64_t kv_heads(const Maker *m) { return m->c->option == GROUPED ? m->d->K : m->d->H; }
 
 static Err make_qkv_split(Maker *m, AnyArgs *any)
 {
     qkv_split_args *a = &any->qkv_split;
     int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
-    ONCE(q, N, H, C);
-    ONCE(k, N, K, C);
-    ONCE(v, N, K, C);
+    ONCE(q, N, H * C);
+    ONCE(k, N, K * C);
+    ONCE(v, N, K * C);
     ONCE(qkv, N, (H + 2 * K) * C);
+    a->chunks = K;
     return ERR_OK;
 }
 
@@ -329,9 +332,20 @@ static Err make_qkv_merge(Maker *m, AnyArgs *any)
     qkv_merge_args *a = &any->qkv_merge;
     int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
     ONCE(qkv, N, (H + 2 * K) * C);
-    ONCE(q, N, H, C);
-    ONCE(k, N, K, C);
-    ONCE(v, N, K, C);
+    ONCE(q, N, H * C);
+    ONCE(k, N, K * C);
+    ONCE(v, N, K * C);
+    a->chunks = K;
+    return ERR_OK;
+}
+
+/* k and v of a group's head, from two ranks. */
+static Err make_join_columns(Maker *m, AnyArgs *any)
+{
+    join_columns_args *a = &any->join_columns;
+    int64_t N = 2 * tokens_of(m), C = m->d->C;
+    ONCE(y, N, 2, C / 2);
+    ONCE(x, 2, N, C / 2);
     return ERR_OK;
 }
 
@@ -356,6 +370,7 @@ static Err make_attention_fwd(Maker *m, AnyArgs *any)
     ONCE(k, B, T, K, C);
     ONCE(v, B, T, K, C);
     MAKE(sample, 0, SAMPLES, I64, B);
+    if (m->c->option == DOCUMENTS) MAKE(doc, 1, DOCUMENTS, I32, B, T);
     a->q_span = a->k_span = spans_whole(T);
     a->scale = 1 / sqrtf((float)C);
     a->block = 64;
@@ -376,10 +391,11 @@ static Err make_attention_bwd(Maker *m, AnyArgs *any)
     ONCE(dv, B, T, K, C);
     ONCE(go, B, T, H, C);
     MAKE(delta, 2, UNIFORM, F32, B, T, H);
-    a->q = f->q, a->k = f->k, a->v = f->v, a->o = f->o, a->lse = f->lse, a->sample = f->sample;
+    a->q = f->q, a->k = f->k, a->v = f->v, a->o = f->o, a->lse = f->lse, a->sample = f->sample, a->doc = f->doc;
     a->q_span = f->q_span, a->k_span = f->k_span;
     a->scale = f->scale;
     a->block = f->block;
+    a->chunk = m->d->H / K;
     a->leaf = T < 128 ? T : 128;
     a->positions = T;
     return ERR_OK;
@@ -519,13 +535,16 @@ const Case bench_cases[] = {
     CASE(linear_dw, "fc2", FC2),
     CASE(linear_dw, "head", HEAD),
     CASE(attention_fwd, "causal", NO_SHAPE),
-    CASE(attention_fwd, "causal, grouped", NO_SHAPE, 1),
+    CASE(attention_fwd, "causal, grouped", NO_SHAPE, GROUPED),
+    CASE(attention_fwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),
     CASE(attention_bwd, "causal", NO_SHAPE),
-    CASE(attention_bwd, "causal, grouped", NO_SHAPE, 1),
+    CASE(attention_bwd, "causal, grouped", NO_SHAPE, GROUPED),
+    CASE(attention_bwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),
     CASE(attention_merge, "", NO_SHAPE),
     CASE(qkv_split, "", NO_SHAPE),
-    CASE(qkv_split, "grouped", NO_SHAPE, 1),
+    CASE(qkv_split, "grouped", NO_SHAPE, GROUPED),
     CASE(qkv_merge, "", NO_SHAPE),
+    CASE(join_columns, "", NO_SHAPE),
     CASE(rope, "q", NO_SHAPE),
     CASE(bias_grad, "qkv", QKV),
     CASE(bias_grad, "fc1", FC1),

@@ -15,7 +15,16 @@ typedef struct {
 } Dims;
 
 /* What stands in a tensor: timing on zeros flatters matrix units, and indices must be valid. */
-typedef enum { FILL_UNIFORM, FILL_POSITIVE, FILL_TOKENS, FILL_POSITIONS, FILL_SAMPLES, FILL_ZERO, FILL_COUNT } Fill;
+typedef enum {
+    FILL_UNIFORM,
+    FILL_POSITIVE,
+    FILL_TOKENS,
+    FILL_POSITIONS,
+    FILL_DOCUMENTS, /* first positions of eight documents a sample */
+    FILL_SAMPLES,
+    FILL_ZERO,
+    FILL_COUNT
+} Fill;
 
 enum { PATTERN_ITEMS = 1 << 22 }; /* fills repeat after so many elements */
 

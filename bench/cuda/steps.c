@@ -210,7 +210,7 @@ typedef struct {
     double ops_ms, gaps_ms, widest_ms;
 } Shares;
 
-static Group *group_of(Shares *s, const Call *c)
+static Group *share_of(Shares *s, const Call *c)
 {
     for (int i = 0; i < s->count; i++) {
         const Call *o = &s->groups[i].of;
@@ -232,7 +232,7 @@ static Err sum_shares(Shares *s)
     *s = (Shares){ .count = 0 };
     for (int i = 0; i < profile.count; i++) {
         double ms = 0, gap = 0;
-        Group *g = group_of(s, &profile.calls[i]);
+        Group *g = share_of(s, &profile.calls[i]);
         TRY(gpu_ms(&profile.marks, 2 * i, 2 * i + 1, &ms));
         if (i) TRY(gpu_ms(&profile.marks, 2 * i - 1, 2 * i, &gap));
         g->count++;
@@ -247,7 +247,7 @@ static Err sum_shares(Shares *s)
     return ERR_OK;
 }
 
-static const char *group_name(const Group *g, char text[64])
+static const char *share_name(const Group *g, char text[64])
 {
     static const char *const moves[] = { "(write)", "(read)", "(copy)", "(zero)" };
     if (g->of.kind >= OP_COUNT) return moves[g->of.kind - OP_COUNT];
@@ -274,7 +274,7 @@ static void report_shares(Bench *b, const Shares *s)
     for (int i = 0; i < s->count; i++) {
         const Group *g = &s->groups[i];
         char text[64];
-        const char *name = group_name(g, text);
+        const char *name = share_name(g, text);
         json_open(j, NULL, '{');
         json_put_text(j, "op", name);
         json_put_int(j, "calls", g->count);

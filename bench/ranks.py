@@ -1,0 +1,98 @@
+"""What ranks cost: tokens a second of two ranks with a thread each beside one rank of two threads, on two cores, and
+the time that eight ranks take to meet and open their groups. A section of bench/run.py.
+
+Whole runs of `megatrain` take turns; of each, the step times that it wrote itself, without the first.
+"""
+import json
+import os
+import re
+import statistics
+import struct
+import subprocess
+import sys
+import tempfile
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+ROOT = os.path.dirname(HERE)
+VOCAB = 50257
+MODELS = [  # name, layers, width, heads, micro-batch, context
+    ("124M B4 T64", 12, 768, 12, 4, 64),
+    ("30M B8 T256", 6, 384, 6, 8, 256),
+]
+DP = ["parallel.zero=1", "parallel.overlap_grad=true", "parallel.overlap_param=true"]
+LAYOUTS = [  # name, micro-batches a step of all ranks, keys, aim
+    ("dp 2, 16 micro-batches", 16, DP, 0.90),
+    ("dp 2, 2 micro-batches", 2, DP, None),
+    ("tp 2", 4, ["parallel.tp=2"], 0.75),
+]
+
+
+def write_tokens(path, count):
+    """One document of random ids, in Megatron's format."""
+    ids, x = bytearray(), 1
+    for _ in range(count):
+        x = (x * 6364136223846793005 + 1442695040888963407) % 2**64
+        ids += struct.pack("<H", (x >> 33) % VOCAB)
+    with open(path + ".bin", "wb") as f:
+        f.write(ids)
+    with open(path + ".idx", "wb") as f:
+        f.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, 8, 1, 2) + struct.pack("<i", count))
+        f.write(struct.pack("<q", 0) + struct.pack("<qq", 0, 1))
+
+
+def launch(ranks, threads, words):
+    """The launched run's stderr; its folder is run.dir of `words`."""
+    command = [f"{ROOT}/scripts/launch.sh", "-n", ranks, "--", f"{ROOT}/megatrain", *words]
+    environment = dict(os.environ, OMP_NUM_THREADS=str(threads), OMP_WAIT_POLICY="passive", NO_COLOR="1")
+    p = subprocess.run([str(c) for c in command], env=environment, text=True, capture_output=True)
+    if p.returncode:
+        sys.exit(f"{' '.join(map(str, command))}: exit {p.returncode}: {p.stderr[-600:]}")
+    return p.stderr
+
+
+def step_ms(folder, ranks, threads, words, steps):
+    with tempfile.TemporaryDirectory(dir=folder) as out:
+        launch(ranks, threads, [*words, f"train.steps={steps + 1}", f"run.dir={out}/run"])
+        with open(f"{out}/run/metrics.jsonl") as f:
+            return [json.loads(line)["step_ms"] for line in f if '"step_ms"' in line][1:]
+
+
+def layouts(folder, rounds, steps):
+    rows = []
+    for name, layers, hidden, heads, micro, seq in MODELS:
+        model = [f"model.layers={layers}", f"model.hidden={hidden}", f"model.heads={heads}", f"model.seq={seq}",
+                 f"train.micro_batch={micro}"]
+        for layout, micro_batches, keys, aim in LAYOUTS:
+            base = ["--config", f"{folder}/ranks.ini", *model, f"train.global_batch={micro * micro_batches}"]
+            one, two = [], []
+            for _ in range(rounds):
+                one += step_ms(folder, 1, 2, base, steps)
+                two += step_ms(folder, 2, 1, base + keys, steps)
+            ratio = {"best": min(one) / min(two), "median": statistics.median(one) / statistics.median(two)}
+            rows.append({"config": name, "layout": layout, "aim": aim, "one_rank_ms": one, "two_ranks_ms": two,
+                         **ratio})
+            print(f"{name:12} {layout:24} one rank {min(one):8.1f} ms, two {min(two):8.1f}  "
+                  f"tokens/s {ratio['best']:.2f} (best) {ratio['median']:.2f} (median)"
+                  + (f"  aim {aim}" if aim else ""), flush=True)
+    return rows
+
+
+def start(folder, rounds):
+    seconds = []
+    words = ["--config", f"{folder}/ranks.ini", "model.layers=2", "model.hidden=64", "model.heads=8", "model.seq=32",
+             "train.micro_batch=2", "train.global_batch=8", "train.steps=1", "parallel.tp=4", "parallel.zero=1"]
+    for _ in range(3 * rounds):
+        with tempfile.TemporaryDirectory(dir=folder) as out:
+            seconds.append(float(re.search(r"ready after ([\d.]+) s", launch(8, 1, [*words, f"run.dir={out}/run"]))[1]))
+    print(f"8 ranks, tp 4 x dp 2: met, with all groups open, after {min(seconds):.2f} s (best), "
+          f"{statistics.median(seconds):.2f} s (median); aim 1 s", flush=True)
+    return seconds
+
+
+def section(rounds, steps):
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokens(f"{folder}/tokens", 200_000)
+        with open(f"{folder}/ranks.ini", "w") as f:
+            f.write(f"[run]\ndevice = cpu\n[model]\nvocab = {VOCAB}\n[data]\ntrain = {folder}/tokens\n"
+                    "[optim]\nschedule = constant\n[checkpoint]\nevery = 0\n[parallel]\ntimeout_s = 600\n")
+        return {"start_s": start(folder, rounds), "layouts": layouts(folder, rounds, steps)}
