@@ -20,6 +20,7 @@ typedef struct {
     int64_t B, T, H, K, C, block, window, leaf;
     float drop;
     bool docs;
+    int64_t chunks;        /* of a group's query heads; 0 = 1 */
     float *q, *k, *v, *go; /* [B][T][H or K][C] */
     int32_t *doc;          /* [B][T] or NULL */
     int64_t sample[8];
@@ -33,7 +34,8 @@ typedef struct {
 
 typedef struct {
     Spans q, k;
-    int64_t b0, B, k0, K; /* samples and key heads of the call */
+    int64_t b0, B, k0, K;   /* samples and key heads of the call */
+    int64_t sharing, share; /* K = 1, and of the group's query heads the share-th of `sharing` parts; 0 = 1 */
     Isa isa;
     int threads;
     int64_t pad, workspace_bytes;
@@ -168,7 +170,8 @@ static Tensor doc_of(const Problem *p, const Cut *c)
 
 static inline Err play(const Problem *p, const Cut *c, Result *r)
 {
-    int64_t group = p->H / p->K, H = c->K * group, h0 = c->k0 * group, T = c->q.count[0] + c->q.count[1],
+    int64_t group = p->H / p->K, H = c->K * group / (c->sharing ? c->sharing : 1),
+            h0 = c->k0 * group + c->share * H, T = c->q.count[0] + c->q.count[1],
             S = c->k.count[0] + c->k.count[1];
     Tensor q = guarded(c->B, T, H, p->C, c->pad), k = guarded(c->B, S, c->K, p->C, c->pad),
            lse = guarded(c->B, T, H, 0, c->pad), delta = guarded(c->B, T, H, 0, c->pad), go, o, dq, v, dk, dv;
@@ -190,7 +193,7 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
            .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
            .scale = p->scale, .block = p->block, .window = p->window, .dropout = p->dropout, .head0 = h0,
-           .leaf = p->leaf, .positions = p->T));
+           .chunk = group / (p->chunks ? p->chunks : 1), .leaf = p->leaf, .positions = p->T));
     move(false, c, c->q, dq, r->x[DQ], p, p->H, h0);
     move(false, c, c->k, dk, r->x[DK], p, p->K, c->k0), move(false, c, c->k, dv, r->x[DV], p, p->K, c->k0);
     CHECK(guards_whole(dq) && guards_whole(dk) && guards_whole(dv) && guards_whole(delta));

@@ -51,13 +51,17 @@ static inline Err add_params(ParamRegistry *r, ModelKind k)
     return ERR_OK;
 }
 
+/* Moments are cut over dp in the jobs that follow. */
+static bool cut_states;
+
 typedef struct {
     Grid grid;
     ModelKind kind;
     const char *run_dir, *path; /* where to save, what to load */
     int64_t step;               /* saved, or expected */
     int keep, saves;            /* checkpoints step .. step + saves - 1; 0 = 1 */
-    bool load_weights_only, poison;
+    bool load_weights_only, poison, collect_waits;
+    void (*loading)(bool begins); /* called before the first rank begins and after the last has ended */
     /* out */
     Err err[MAX_RANKS];
     char message[MAX_RANKS][512];
@@ -75,6 +79,7 @@ typedef struct {
     ParamStore store;
     Device dev;
     void *memory;
+    CommHub *hub; /* NULL: one rank */
 } Rank;
 
 static inline float element(int param, int state, int64_t index, int64_t step)
@@ -82,9 +87,17 @@ static inline float element(int param, int state, int64_t index, int64_t step)
     return (float)(state * 4000000 + param * 600000 + index + step * 7);
 }
 
-static inline float *flat_of(Rank *r, int state)
+static inline Tensor flat_of(Rank *r, int state)
 {
-    return state == 0 ? r->store.value.data : state == 1 ? r->store.m.data : r->store.v.data;
+    return state == 0 ? r->store.value : state == 1 ? r->store.m : r->store.v;
+}
+
+/* The elements of parameter i that this rank holds in `flat`; base[e] is element e. */
+static inline ParamSlice held(Rank *r, int i, Tensor flat, float **base)
+{
+    *base = (float *)flat.data + param_origin(&r->store, i, flat);
+    if (!param_has_whole(&r->store, flat)) return param_slice(&r->reg, i, r->reg.slice);
+    return (ParamSlice){ .count = r->reg.items[i].count };
 }
 
 /* Plain index of a local element, by the definition in param.c; -1 for padding. */
@@ -102,6 +115,7 @@ static inline Err rank_open(Rank *r)
     setup_init(&r->setup);
     param_registry_init(&r->reg, &r->setup, j->grid.tp, r->world.tp_rank);
     TRY(add_params(&r->reg, j->kind));
+    TRY(param_layout(&r->reg, 1000, cut_states ? j->grid.dp : 1, cut_states ? r->world.dp_rank : 0));
     TRY(device_open(&r->dev, (DeviceChoice){ .threads = 1 }));
     r->memory = aligned_alloc(ARENA_ALIGN, bytes);
     memset(r->memory, j->poison ? 0xFF : 0, bytes);
@@ -115,30 +129,36 @@ static inline void rank_fill(Rank *r, int64_t step)
     for (int i = 0; i < r->reg.count; i++) {
         const Param *p = &r->reg.items[i];
         ((int32_t *)r->store.shift.data)[i] = 20 + i + (int32_t)step;
-        for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++)
-            for (int64_t e = 0; e < p->count; e++)
-                flat_of(r, s)[p->offset + e] =
-                    plain_index(p, e) < 0 ? NAN : element(i, s, plain_index(p, e), step);
+        for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++) {
+            float *base;
+            ParamSlice x = held(r, i, flat_of(r, s), &base);
+            for (int64_t e = x.first; e < x.first + x.count; e++)
+                base[e] = plain_index(p, e) < 0 ? NAN : element(i, s, plain_index(p, e), step);
+        }
     }
 }
 
 /* Elements that are not what `step` should have given; padding and gaps must be 0. */
 static inline int64_t rank_wrong(Rank *r, int64_t step)
 {
-    int64_t wrong = 0, gap = 0;
+    int64_t wrong = 0;
     for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++) {
-        gap = 0;
+        Tensor flat = flat_of(r, s);
+        char *covered = calloc(1, (size_t)tensor_count(flat));
         for (int i = 0; i < r->reg.count; i++) {
             const Param *p = &r->reg.items[i];
-            for (; gap < p->offset; gap++) wrong += !(flat_of(r, s)[gap] == 0);
-            for (int64_t e = 0; e < p->count; e++, gap++) {
+            float *base;
+            ParamSlice x = held(r, i, flat, &base);
+            for (int64_t e = x.first; e < x.first + x.count; e++) {
                 int64_t at = plain_index(p, e);
                 float want = at < 0 || (s && r->job->load_weights_only) ? 0 : element(i, s, at, step);
-                wrong += !(flat_of(r, s)[p->offset + e] == want);
+                wrong += !(base[e] == want) + covered[base + e - (float *)flat.data]++;
             }
             if (!s && !r->job->load_weights_only)
                 wrong += ((int32_t *)r->store.shift.data)[i] != 20 + i + step;
         }
+        for (int64_t i = 0; i < tensor_count(flat); i++) wrong += !covered[i] && !(((float *)flat.data)[i] == 0);
+        free(covered);
     }
     return wrong;
 }
@@ -176,6 +196,45 @@ static inline Err rank_save(Rank *r)
     return ERR_OK;
 }
 
+/* As rank_save, by a thread: the state is another as soon as a save has been started. */
+static inline Err rank_save_async(Rank *r)
+{
+    Job *j = r->job;
+    Ckpt c = { 0 };
+    Comm comm;
+    CkptOutcome o = { 0 };
+    int members[MAX_RANKS];
+    for (int i = 0; i < MAX_RANKS; i++) members[i] = i;
+    TRY(rank_open(r));
+    if (r->hub) TRY(comm_open_threads(r->hub, &comm, "save", r->rank, members, grid_size(j->grid)));
+    else comm_open_self(&comm, "save");
+    Err err = ckpt_open(&c,
+                        (CkptOptions){ j->run_dir, &r->store, &r->world, &r->dev.stream, j->keep, 1000, true, &comm },
+                        &r->setup);
+    setup_freeze(&r->setup);
+    for (int64_t step = j->step; !err && step < j->step + (j->saves ? j->saves : 1); step++) {
+        CkptMeta meta = meta_of(step);
+        rank_fill(r, step);
+        err = ckpt_start(&c, &meta);
+        rank_fill(r, 1000 + step);
+        if (err) break;
+        while (!ckpt_collect(&c, j->collect_waits, &o)) usleep(100);
+        if (o.step != step || ckpt_collect(&c, true, &o)) err = err_set(ERR_INTERNAL, "no outcome, or two");
+        if (o.err) err = err_again(&o.why, o.err);
+    }
+    ckpt_close(&c);
+    comm_close(&comm);
+    return err;
+}
+
+static inline Err tell_loading(Rank *r, bool begins)
+{
+    if (!r->job->loading) return ERR_OK;
+    TRY(comm_barrier(&r->world.world, &r->dev.stream));
+    if (r->rank == 0) r->job->loading(begins);
+    return comm_barrier(&r->world.world, &r->dev.stream);
+}
+
 static inline Err rank_load(Rank *r)
 {
     Job *j = r->job;
@@ -183,7 +242,9 @@ static inline Err rank_load(Rank *r)
     CkptMeta meta;
     TRY(rank_open(r));
     CkptLoad l = { j->path, &r->store, &r->world, &r->dev.stream, j->load_weights_only };
+    TRY(tell_loading(r, true));
     Err err = ckpt_load(&l, &r->setup, &meta, &damaged);
+    TRY(tell_loading(r, false));
     if (r->rank == 0) j->damaged = damaged;
     if (err) return err;
     CkptMeta want = meta_of(j->step);
@@ -197,9 +258,17 @@ static inline Err rank_load(Rank *r)
     return ERR_OK;
 }
 
+static inline Err rank_load_save(Rank *r)
+{
+    Ckpt c;
+    CkptMeta meta = meta_of(r->job->step);
+    TRY(rank_load(r));
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, 0, 1000 }, &r->setup));
+    return ckpt_save(&c, &meta);
+}
+
 typedef struct {
     Rank rank;
-    CommHub *hub;
     Err (*run)(Rank *);
 } RankThread;
 
@@ -209,7 +278,7 @@ static inline void *rank_main(void *arg)
     Rank *r = &t->rank;
     Job *j = r->job;
     Err err = grid_size(j->grid) == 1 ? world_open_self(&r->world)
-                                      : world_open_threads(&r->world, t->hub, j->grid, r->rank);
+                                      : world_open_threads(&r->world, r->hub, j->grid, r->rank);
     bool opened = !err;
     if (!err) err = t->run(r);
     j->err[r->rank] = err;
@@ -230,7 +299,7 @@ static inline Err run_ranks(Job *j, Err (*run)(Rank *))
     CommHub *hub = NULL;
     if (size > 1) TRY(comm_hub_open(size, 0, &hub));
     for (int i = 0; i < size; i++) {
-        t[i] = (RankThread){ .rank = { .job = j, .rank = i }, .hub = hub, .run = run };
+        t[i] = (RankThread){ .rank = { .job = j, .rank = i, .hub = hub }, .run = run };
         pthread_create(&threads[i], NULL, rank_main, &t[i]);
     }
     for (int i = 0; i < size; i++) pthread_join(threads[i], NULL);
@@ -257,6 +326,13 @@ static inline Err load(Grid g, ModelKind k, const char *path, int64_t step)
         if (j.wrong[i])
             return err_set(ERR_INTERNAL, "rank %d: %lld wrong elements", i, (long long)j.wrong[i]);
     return ERR_OK;
+}
+
+/* Loads, and saves what was loaded into `dir`. */
+static inline Err load_save(Grid g, ModelKind k, const char *path, const char *dir, int64_t step)
+{
+    Job j = { .grid = g, .kind = k, .path = path, .run_dir = dir, .step = step, .poison = true };
+    return run_ranks(&j, rank_load_save);
 }
 
 /* ---- folders ---- */

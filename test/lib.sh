@@ -69,6 +69,27 @@ same_tensors() { # of two runs at a step
     [ -s "$1/$f" ] && cmp -s "$1/$f" "$2/$f"
 }
 
+all_losses() { # steps, losses, gradient norms
+    sed -n 's/.*"step":\([0-9]*\),.*"loss":\([^,]*\),"grad_norm":\([^,]*\),.*/\1 \2 \3/p' "$1/metrics.jsonl"
+}
+digest() { "$mt" inspect "$1/checkpoints/step-$(printf %08d "$2")" 2>/dev/null | sed -n 's/^digest *//p'; } # RUN STEP
+same_run() { # RUN RUN STEPS: losses and gradient norms of so many steps, and all tensors of the last
+    [ "$(all_losses "$1" | wc -l)" -eq "$3" ] && [ "$(all_losses "$1")" = "$(all_losses "$2")" ] &&
+        [ -n "$(digest "$1" "$3")" ] && [ "$(digest "$1" "$3")" = "$(digest "$2" "$3")" ]
+}
+near() { # RUN RUN STEPS TOLERANCE: losses of so many steps; NaN is far
+    [ "$(losses "$1" | wc -l)" -eq "$3" ] && paste <(losses "$1") <(losses "$2") |
+        awk -v tol="$4" '{ d = ($2 - $4) / $4; if (!(d < tol && d > -tol)) bad = 1 } END { exit bad }'
+}
+
+# What a process is at, for what has to happen then and not so many milliseconds later.
+stands_still() { [[ $(cat "/proc/$1/stat" 2>/dev/null) == *') T '* ]]; } # PID
+has_pending() { # PID NUMBER: the signal has been sent there, and waits
+    local mask
+    mask=$(sed -n 's/^ShdPnd:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
+    (((0x${mask:-0} >> ($2 - 1)) & 1))
+}
+
 skip() { skipped=$((skipped + 1)); echo "    skipped: $*"; }
 
 finish() {

@@ -72,14 +72,19 @@ restore() {
     cp -rp "$work/kept/." .
 }
 
-# each_record LIST FUNCTION: calls it with $record set
+# each_record LIST FUNCTION: calls it with $record set; HALF=first or second: every other record, so that two scripts
+# share a list
 each_record() {
-    local line
+    local line number=0
     record=
     while IFS= read -r line || [ -n "$line" ]; do
         case $line in
         '#'*) ;;
-        '') [ -z "$record" ] || "$2"; record= ;;
+        '')
+            [ -n "$record" ] || continue
+            number=$((number + 1))
+            case ${HALF:-}$((number % 2)) in first0 | second1) ;; *) "$2" ;; esac
+            record= ;;
         *) record+=$line$'\n' ;;
         esac
     done < <(cat "$1"; printf '\n\n')

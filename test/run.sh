@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# Runs the tests of a lane and adds up their closing lines: quick (make test), slow, asan; on the emulator of CUDA
-# (folder EMU): emu (make test-emu; kernels in four orders of threads), emu-asan, emu-tsan, emu-bugs.
-# Programs and scripts close with "N passed, N failed[, N skipped]"; one that does not, or that exits otherwise
-# than that line says, counts as one failure.
+# Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, faults, files, launchers, slow,
+# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in four orders of threads), emu-asan, emu-tsan, emu-bugs.
+# TEST_JOBS (2): how many run at a time. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
+# does not, or that exits otherwise than that line says, counts as one failure.
 set -u
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
@@ -12,43 +12,71 @@ export OMP_WAIT_POLICY=passive OMP_NUM_THREADS=${OMP_NUM_THREADS:-$(nproc)} BUIL
 logs=$BUILD/test-logs
 mkdir -p "$logs"
 
-quick_scripts=(test/test_cli.sh test/test_keys.sh test/test_bad_input.sh test/test_resume.sh)
-slow_scripts=(test/first_loss.sh test/mutants.sh test/layout_controls.sh)
-# a command may begin with an order of threads: ORDER|PROGRAM
+quick_scripts=(test/test_cli.sh test/test_help.sh test/test_keys.sh test/test_plan.sh test/test_bad_input.sh
+    test/test_preprocess.sh test/test_data_sets.sh test/test_resume.sh test/test_watch.sh test/test_ranks.sh
+    test/test_cuda_ranks.sh test/test_faults.sh test/test_launchers.sh)
+# a command may begin with a variable that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z])
 for c in "$EMU"/test_cuda_*[a-z]; do
-    for order in forward reverse random:1 random:2; do emu_commands+=("$order|$c"); done
+    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; kernels of its own it has none
+    for order in forward reverse random:1 random:2; do emu_commands+=("EMU_ORDER=$order|$c"); done
 done
+halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
 case $lane in
-quick) commands=("$BUILD"/test/test_*[a-z] "${quick_scripts[@]}") ;;
-asan) commands=("$BUILD"/test/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
-slow) commands=("${slow_scripts[@]}") ;;
-emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh test/gpu_check.sh); export EMU ;;
+quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
+asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
+ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=all ;;
+faults) commands=(test/test_faults.sh test/test_preprocess.sh); export MEGATRAIN_FAULTS=all ;;
+launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
+slow) mapfile -t commands < <(echo test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
+files)
+    commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
+    export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
+emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh test/test_cuda_ranks.sh test/gpu_check.sh); export EMU ;;
 emu-asan) commands=("$EMU"/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=0 ;;
 emu-tsan) commands=("$EMU"/test_*[a-z]); export TSAN_OPTIONS=halt_on_error=1 ;;
-emu-bugs) commands=(test/cuda_bugs.sh) ;;
-*) echo "usage: test/run.sh quick|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
+emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;
+*) echo "usage: test/run.sh quick|ranks|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
 esac
 
-passed=0 failed=0 skipped=0
-for c in "${commands[@]}"; do
-    case $c in *.d) continue ;; esac
-    order=forward
-    case $c in *'|'*) order=${c%%|*} c=${c#*|} ;; esac
-    name=$(basename "$c" .sh) start=$SECONDS
-    [ $order = forward ] || name+=-$order
-    EMU_ORDER=$order "$c" >"$logs/$name.log" 2>&1
+# run_one COMMAND: prints one report, leaves its counts in a file of the lane's
+run_one() {
+    local c=$1 given= name start=$SECONDS status line p f s report
+    case $c in *'|'*) given=${c%%|*} c=${c#*|} ;; esac
+    name=$(basename "$c")${given:+-${given#*=}}
+    env $given "$c" >"$logs/$name.log" 2>&1
     status=$?
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$logs/$name.log" | tail -1)
     read -r p _ f _ s _ <<<"${line//,/}"
     if [ -z "$line" ] || { [ $status -ne 0 ] && [ "${f:-0}" -eq 0 ]; }; then
         line="ended with status $status and no failure counted" f=$((${f:-0} + 1))
     fi
-    passed=$((passed + ${p:-0})) failed=$((failed + f)) skipped=$((skipped + ${s:-0}))
-    printf '%-32s %s (%d s)\n' "$name" "$line" $((SECONDS - start))
-    grep -E '^ *skipped:' "$logs/$name.log"
-    [ "$f" -eq 0 ] || tail -40 "$logs/$name.log"
+    echo "${p:-0} $f ${s:-0}" >"$counts/$name"
+    report=$(printf '%-32s %s (%d s)\n' "$name" "$line" $((SECONDS - start))
+        grep -E '^ *skipped:' "$logs/$name.log")
+    [ "$f" -eq 0 ] || report+=$'\n'$(tail -40 "$logs/$name.log")
+    echo "$report"
+}
+
+# a few at a time: many wait, for processes to start or for a threshold to pass
+jobs=${TEST_JOBS:-2} running=0 count=0
+counts=$logs/counts-$lane
+rm -rf "$counts"
+mkdir -p "$counts"
+for c in "${commands[@]}"; do
+    case $c in *.d) continue ;; esac
+    [ $running -lt "$jobs" ] || { wait -n; running=$((running - 1)); }
+    run_one "$c" </dev/null &
+    running=$((running + 1)) count=$((count + 1))
 done
+wait
+
+passed=0 failed=0 skipped=0
+for f in "$counts"/*; do
+    read -r p f s <"$f" || continue
+    passed=$((passed + p)) failed=$((failed + f)) skipped=$((skipped + s)) count=$((count - 1))
+done
+[ $count -eq 0 ] || { echo "$count programs left no count"; failed=$((failed + 1)); }
 [ $skipped -gt 0 ] && tail=", $skipped skipped" || tail=
 echo "$passed passed, $failed failed$tail" | tee "$logs/summary-$lane"
 [ "$failed" -eq 0 ] && [ "$passed" -gt 0 ]

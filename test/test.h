@@ -23,6 +23,13 @@
 
 #include "base/err.h"
 
+/* Does AddressSanitizer stand in for malloc and for the handlers of signals? */
+#if defined(__SANITIZE_ADDRESS__)
+enum { SANITIZED = 1 };
+#else
+enum { SANITIZED = 0 };
+#endif
+
 typedef struct TestCase {
     const char *name;
     void (*run)(void);

@@ -73,12 +73,12 @@ static void check_reference(const Problem *p, const Result *got, const char *wha
 /* ---- cases ---- */
 
 static const Problem shapes[] = {
-    /* B  T   H  K   C block window leaf drop docs */
+    /* B  T   H  K   C block window leaf drop docs chunks */
     { 1, 1, 1, 1, 4, 8, 0, 8, 0, 0 },       { 2, 17, 4, 2, 8, 8, 0, 8, 0, 0 },
     { 1, 63, 2, 1, 16, 64, 0, 16, 0, 0 },   { 1, 64, 2, 2, 15, 64, 0, 64, 0, 0 },
     { 1, 65, 2, 1, 17, 64, 0, 13, 0, 0 },   { 1, 129, 1, 1, 64, 64, 0, 32, 0, 0 },
-    { 1, 100, 8, 1, 20, 32, 7, 25, 0, 0 },  { 3, 40, 3, 3, 64, 16, 0, 8, 0, 1 },
-    { 1, 70, 2, 2, 256, 64, 0, 70, .3f, 0 }, { 2, 33, 6, 2, 80, 8, 9, 8, .2f, 1 },
+    { 1, 100, 8, 1, 20, 32, 7, 25, 0, 0, 4 }, { 3, 40, 3, 3, 64, 16, 0, 8, 0, 1 },
+    { 1, 70, 2, 2, 256, 64, 0, 70, .3f, 0 }, { 2, 33, 6, 2, 80, 8, 9, 8, .2f, 1, 3 },
     { 1, 257, 2, 1, 32, 128, 64, 64, .1f, 1 }, { 1, 31, 8, 1, 5, 1000, 1, 4, .5f, 0 },
     { 2, 50, 5, 5, 1, 5, 0, 10, 0, 1 },     { 1, 200, 2, 2, 48, 24, 100, 50, 0, 0 },
 };
@@ -245,6 +245,8 @@ TEST(attention_refuses_what_does_not_fit)
     FAILS(play(&p, &cut, &r), ERR_SHAPE, "block is '0'");
     p.block = 8, p.leaf = 0;
     FAILS(play(&p, &cut, &r), ERR_SHAPE, "leaf is '0'");
+    p.leaf = 8, p.chunks = 4;
+    FAILS(play(&p, &cut, &r), ERR_SHAPE, "chunks of 0 query heads, 2 for a key head");
 }
 
 TEST_MAIN

@@ -1,6 +1,6 @@
 /*
  * Attention bit for bit: against the scalar loops that define it, and against itself under every cut:
- * instruction sets, threads, heads, samples, zigzag context parallelism, rows out of order, little workspace.
+ * instruction sets, threads, heads, query heads of one key head, samples, zigzag context parallelism, rows out of order, little workspace.
  */
 #define CPU_ISA_c /* the scalar build of vec.h, for the definition */
 #define CPU_ISA c
@@ -96,17 +96,28 @@ static void define_dq(const Problem *p, int64_t b, int64_t h, int64_t t, Result 
     for (int64_t c = 0; c < p->C; c++) dq[c] += 0.0f;
 }
 
-/* dk and dv of one key: n leaves (a power of two) in zigzag order, chains, then the tree. */
-static void define_key(const Problem *p, int64_t b, int64_t kh, int64_t j, Result *r)
+enum { MOST = 32, WIDE = 64 };
+
+/* x[0] = the sum of n rows (a power of two), pairwise. */
+static void define_tree(float x[][WIDE], int64_t n)
 {
-    enum { MOST = 32, WIDE = 64 };
+    for (int64_t step = 1; step < n; step *= 2)
+        for (int64_t z = 0; z < n; z += 2 * step)
+            for (int64_t c = 0; c < WIDE; c++) x[z][c] += x[z + step][c];
+}
+
+/* The part of dk and dv of one key that `heads` query heads from `head` on give: n leaves (a power of two) in zigzag
+ * order, chains, then the tree. */
+static void define_chunk(const Problem *p, const int64_t bj[2], int64_t head, int64_t heads, const Result *r,
+                         float sum_dk[WIDE], float sum_dv[WIDE])
+{
     static float dk[MOST][WIDE], dv[MOST][WIDE];
-    int64_t n = p->T / p->leaf, group = p->H / p->K;
+    int64_t n = p->T / p->leaf, b = bj[0], j = bj[1];
     for (int64_t z = 0; z < n; z++) {
         int64_t leaf = z % 2 ? n - 1 - z / 2 : z / 2;
         memset(dk[z], 0, sizeof dk[z]), memset(dv[z], 0, sizeof dv[z]);
-        for (int64_t i = 0; i < group * p->leaf; i++) {
-            int64_t h = kh * group + i / p->leaf, t = leaf * p->leaf + i % p->leaf, qa = at(p, b, t, p->H, h);
+        for (int64_t i = 0; i < heads * p->leaf; i++) {
+            int64_t h = head + i / p->leaf, t = leaf * p->leaf + i % p->leaf, qa = at(p, b, t, p->H, h);
             float kept, ds;
             if (!visible(p, b, t, j)) continue;
             define_pair(p, r, (int64_t[]){ b, h, t, j }, &kept, &ds);
@@ -116,9 +127,18 @@ static void define_key(const Problem *p, int64_t b, int64_t kh, int64_t j, Resul
             }
         }
     }
-    for (int64_t step = 1; step < n; step *= 2)
-        for (int64_t z = 0; z < n; z += 2 * step)
-            for (int64_t c = 0; c < p->C; c++) dk[z][c] += dk[z + step][c], dv[z][c] += dv[z + step][c];
+    define_tree(dk, n), define_tree(dv, n);
+    memcpy(sum_dk, dk, sizeof dk[0]), memcpy(sum_dv, dv, sizeof dv[0]);
+}
+
+/* A tree over the chunks of query heads. */
+static void define_key(const Problem *p, int64_t b, int64_t kh, int64_t j, Result *r)
+{
+    static float dk[MOST][WIDE], dv[MOST][WIDE];
+    int64_t chunks = p->chunks ? p->chunks : 1, heads = p->H / p->K / chunks;
+    for (int64_t n = 0; n < chunks; n++)
+        define_chunk(p, (int64_t[]){ b, j }, (kh * chunks + n) * heads, heads, r, dk[n], dv[n]);
+    define_tree(dk, chunks), define_tree(dv, chunks);
     for (int64_t c = 0; c < p->C; c++) {
         r->x[DK][at(p, b, j, p->K, kh) + c] = dk[0][c] + 0.0f;
         r->x[DV][at(p, b, j, p->K, kh) + c] = dv[0][c] + 0.0f;
@@ -129,6 +149,8 @@ static const Problem cut_shapes[] = {
     { 3, 64, 4, 2, 24, 8, 0, 8, .2f, 1 },
     { 1, 256, 2, 2, 64, 64, 0, 32, 0, 0 },
     { 2, 128, 6, 1, 12, 16, 37, 16, .1f, 0 },
+    { 1, 64, 12, 1, 12, 16, 20, 16, .1f, 1, 4 },
+    { 2, 64, 8, 2, 64, 32, 0, 16, 0, 0, 2 },
 };
 
 TEST(attention_is_its_scalar_definition)
@@ -185,25 +207,52 @@ static void check_cuts(const Problem *p, const Result *whole)
     check_same(p, whole, &tight, "small workspace");
 }
 
-/* Context parallel ranks in turn: rows of o, lse, dq are theirs; dk, dv meet in a tree over ranks. */
+/* What ranks in turn left: all of o, lse, dq; dk and dv meet in a tree over ranks. */
+static void check_ranks(const Problem *p, const Result *whole, Result *rank, int64_t ranks, const char *what)
+{
+    for (int64_t step = 1; step < ranks; step *= 2)
+        for (int64_t i = 0; i < ranks; i += 2 * step)
+            for (int r = DK; r <= DV; r++)
+                for (int64_t e = 0; e < result_count(p, r); e++) rank[i].x[r][e] += rank[i + step].x[r][e];
+    check_same(p, whole, &rank[0], what);
+}
+
+static Result rank_result(const Problem *p, const Result *rank, int64_t i)
+{
+    Result own = result_new(p);
+    for (int r = 0; r < RESULTS && i > 0; r++)
+        if (r != DK && r != DV) own.x[r] = rank[0].x[r];
+    return own;
+}
+
+/* Tensor parallel ranks that share key heads: each has some of a head's chunks of query heads. */
+static void check_shared(const Problem *p, const Result *whole, int64_t sharing)
+{
+    Result rank[8];
+    char what[64];
+    for (int64_t i = 0; i < sharing; i++) {
+        Cut cut = cut_whole(p);
+        cut.K = 1, cut.sharing = sharing, cut.share = i;
+        rank[i] = rank_result(p, rank, i);
+        for (cut.k0 = 0; cut.k0 < p->K; cut.k0++) OK(play(p, &cut, &rank[i]));
+    }
+    snprintf(what, sizeof what, "%d ranks share key heads", (int)sharing);
+    check_ranks(p, whole, rank, sharing, what);
+}
+
+/* Context parallel ranks. */
 static void check_zigzag(const Problem *p, const Result *whole, int64_t cp)
 {
     Result rank[8];
     for (int64_t i = 0; i < cp; i++) {
         Cut cut = cut_whole(p);
         cut.q = zigzag(p->T, cp, i);
-        rank[i] = result_new(p);
-        for (int r = 0; r < RESULTS && i > 0; r++)
-            if (r != DK && r != DV) rank[i].x[r] = rank[0].x[r];
+        rank[i] = rank_result(p, rank, i);
         OK(play(p, &cut, &rank[i]));
     }
-    for (int64_t step = 1; step < cp; step *= 2)
-        for (int64_t i = 0; i < cp; i += 2 * step)
-            for (int r = DK; r <= DV; r++)
-                for (int64_t e = 0; e < result_count(p, r); e++) rank[i].x[r][e] += rank[i + step].x[r][e];
     char what[64];
     snprintf(what, sizeof what, "cp %d", (int)cp);
-    check_same(p, whole, &rank[0], what);
+    check_ranks(p, whole, rank, cp, what);
 }
 
 TEST(attention_has_the_same_bits_under_every_cut)
@@ -216,7 +265,8 @@ TEST(attention_has_the_same_bits_under_every_cut)
         Cut cut = cut_whole(&p);
         OK(play(&p, &cut, &whole));
         check_cuts(&p, &whole);
-        for (int64_t cp = 1; cp <= 4; cp *= 2) check_zigzag(&p, &whole, cp);
+        for (int64_t n = 2; n <= p.chunks; n *= 2) check_shared(&p, &whole, n);
+        for (int64_t cp = 1; cp <= 4 && !p.chunks; cp *= 2) check_zigzag(&p, &whole, cp); /* else a call a chunk */
         Result turned = result_new(&p);
         cut.k = (Spans){ { 40, 0 }, { p.T - 40, 40 } }; /* rows out of order: positions decide */
         cut.q = (Spans){ { p.T / 2, 0 }, { p.T - p.T / 2, p.T / 2 } };

@@ -46,6 +46,9 @@ same_as_good() { # a folder that was refused is as it was
 ini() { printf '%s\n' "$@" >bad.ini; }
 expect 2 "cannot open 'nowhere.ini'" "$mt" --config nowhere.ini
 expect 2 "is not a regular file" "$mt" --config .
+mkfifo pipe # that nobody writes to
+expect 2 "'pipe' is not a regular file" timeout 20 "$mt" --config pipe
+expect 3 "'pipe' is not a regular file" timeout 20 "$mt" preprocess --tokenizer byte --output p --input pipe
 expect 2 "unknown command 'trane'" "$mt" trane
 expect 2 "no option '--confg'" "$mt" --confg tiny.ini
 ini '[model]' 'layrs = 2'
@@ -122,6 +125,7 @@ refuse 3 "too few for one sample" data.valid= model.seq=1000000
 refuse 3 "leaves no document" data.valid= data.split=99,1
 "$mt" tokenizer train --input big.txt --vocab-size 400 --output bpe.json >/dev/null 2>&1
 "$mt" preprocess --input big.txt --tokenizer bpe.json --output c >/dev/null 2>&1
+rm c.crc # which would say so at once
 check "nothing of a run without data is there" [ ! -e refused/config.ini ]
 refuse 3 "outside the vocabulary" data.train=c # found where they are read: not a step is made of them
 check "no step with ids that are none" [ ! -s refused/metrics.jsonl ]
@@ -130,6 +134,21 @@ refuse 3 "outside the vocabulary" data.valid=c # evaluations would read it much 
 check "not a step before a bad validation set is found" [ ! -s refused/metrics.jsonl ]
 rm -rf refused
 expect 3 "t.idx" "$mt" inspect t
+# the checksums beside them, which nothing needs
+expect 0 "checksums every byte" "$mt" inspect a
+tokens t
+expect 0 "checksums none" "$mt" inspect t
+cp a.crc t.crc; damage t.bin 100
+expect 3 "'t.bin' is damaged: its checksum" "$mt" inspect t
+tokens t; cp b.crc t.crc
+refuse 3 "'t.bin' has" data.train=t
+check "the way out is named" grep -q "remove PREFIX.crc" err.txt
+rm t.crc
+# and what the ids were made with: another tokenizer of as many of them
+"$mt" tokenizer train --input text.txt --vocab-size 257 --output bytes.json >/dev/null 2>&1
+refuse 3 "'a.bin' was made with another tokenizer than 'bytes.json'" data.tokenizer=bytes.json
+refuse 3 "'b.bin' was made with another tokenizer than 'bytes.json'" data.tokenizer=bytes.json data.train=t
+expect 3 "'a.bin' was made with another tokenizer than 'bytes.json'" "$mt" inspect a --document 0 --tokenizer bytes.json
 
 # ---- tokenizers and text
 
@@ -147,6 +166,8 @@ for n in 1 100 $(($(stat -c %s bpe.json) / 2)) $(($(stat -c %s bpe.json) - 3)); 
     refuse 3 "tok.json" data.tokenizer=tok.json
 done
 printf 'good \xff bad' >bytes.txt
+{ printf '{"model":['; yes '{},' | tr -d '\n' | head -c 12000000; printf '{}]}'; } >brackets.json
+expect 3 "brackets.json' is JSON of 12000014 bytes that would take" "$mt" tokenize --tokenizer brackets.json </dev/null
 expect 3 "byte offset '5'" "$mt" tokenize --tokenizer bpe.json <bytes.txt
 : >empty.txt
 echo '{"text": "one"}' >good.jsonl
@@ -157,6 +178,8 @@ prepare() {
     check "preprocess ${*:3} leaves files: $(ls made* 2>/dev/null)" [ -z "$(ls made* 2>/dev/null)" ]
 }
 prepare 3 "empty.txt" --input empty.txt
+{ printf '\xef\xbb\xbf'; cat good.jsonl; } >bom.jsonl
+prepare 3 "column '1': a line must hold one JSON object: save the file without a byte" --format jsonl --input bom.jsonl
 prepare 3 "nowhere.txt" --input nowhere.txt
 prepare 3 "folder" --input folder
 prepare 3 "bad.jsonl" --input bad.jsonl --format jsonl
@@ -165,6 +188,8 @@ expect 3 "no tokenizer" "$mt" preprocess --input text.txt --tokenizer none.json 
 expect 5 "text.txt" "$mt" preprocess --input text.txt --tokenizer byte --output text.txt/made
 MEGATRAIN_FILE_FAULT=enospc@3 prepare 5 "No space left" --input text.txt
 MEGATRAIN_FILE_FAULT=eio@5 prepare 5 "Input/output error" --input text.txt
+gzip -c text.txt >text.gz
+expect 3 "'text.gz' is compressed" "$mt" tokenizer train --input text.txt text.gz --vocab-size 300 --output made.json
 expect 3 "no text" "$mt" tokenizer train --input empty.txt --vocab-size 300 --output made.json
 expect 5 "text.txt" "$mt" tokenizer train --input text.txt --vocab-size 300 --output text.txt/made.json
 check "no tokenizer is left of them" [ ! -e made.json ]
@@ -201,6 +226,12 @@ for hurt in flip_data flip_header cut_shard no_shard flip_manifest cut_manifest 
     expect 4 "none is valid" "$mt" eval --config tiny.ini run.dir=r
     expect 4 "none is valid" "$mt" generate --run r --tokens 1
 done
+# a damaged one that was passed over is none of the two that stay
+fresh r; flip_data "$(ckpt r 6)"
+expect 0 "resuming from r/checkpoints/step-00000003" "$mt" --config tiny.ini run.dir=r \
+    checkpoint.keep=2 checkpoint.every=0 train.stop_at=5
+check "the good one stays beside the new one: $(ls r/checkpoints | tr '\n' ' ')" \
+    [ -d "$(ckpt r 3)" -a -d "$(ckpt r 5)" -a ! -d "$(ckpt r 6)" ]
 fresh r; flip_data "$(ckpt r 6)"
 expect 4 "$shard' is damaged" "$mt" inspect r
 expect 4 "$shard' is damaged" "$mt" inspect "$(ckpt r 6)"
@@ -220,6 +251,12 @@ expect 4 "no checkpoint in 'void'" "$mt" generate --run void
 expect 4 "there is no 'void'" "$mt" inspect void
 expect 4 "void" train run.dir=other checkpoint.resume=void
 expect 4 "void" train run.dir=other checkpoint.load=void
+fresh r; rm -r "$(ckpt r 6)"
+expect 0 "resuming from $(ckpt r 3)" "$mt" --config tiny.ini run.dir=r checkpoint.resume="$(ckpt r 3)" train.stop_at=4
+for from in good "$(ckpt good 3)"; do
+    rm -rf new
+    expect 0 "weights from good/checkpoints/step-" train run.dir=new checkpoint.load="$from"
+done
 expect 4 "text.txt' is no checkpoint" "$mt" inspect text.txt
 check "commands that only read make no folder" [ ! -e void ]
 
@@ -233,9 +270,19 @@ resume 4 "model.hidden" run.dir=r model.hidden=64
 resume 4 "data.seed" run.dir=r data.seed=7
 tokens t
 resume 4 "data.train" run.dir=r data.train=t
-cp b.bin t.bin; cp b.idx t.idx; mv a.bin keep.bin; mv a.idx keep.idx; cp b.bin a.bin; cp b.idx a.idx
-resume 4 "training data is not the checkpoint's" run.dir=r
-mv keep.bin a.bin; mv keep.idx a.idx
+for f in bin idx crc; do mv a.$f keep.$f; cp b.$f a.$f; done
+resume 4 "training data is not the checkpoint's: a token file: 'a: " run.dir=r
+check "both are described" grep -q "'a: $(stat -c %s a.bin) bytes, .* documents, .* index .*' now, 'a: $(stat -c %s keep.bin) bytes, .*' then" err.txt
+check "the way out is named" grep -q "another run.dir and checkpoint.load" err.txt
+# other tokens of the same lengths are noticed where there are checksums
+cp keep.idx a.idx; cp keep.bin a.bin; rm a.crc
+printf '\x41\x00\x42\x00' | dd of=a.bin conv=notrunc status=none
+resume 0 "resuming" run.dir=r
+fresh r
+printf 'bin crc32c 00000000 size %d\n%s\n' "$(stat -c %s a.bin)" "$(grep ^idx keep.crc)" >a.crc
+resume 4 "training data is not the checkpoint's: a token file: 'a: " run.dir=r
+check "their content" grep -q "content 00000000' now" err.txt
+for f in bin idx crc; do mv keep.$f a.$f; done
 resume 4 "is newer" run.dir=r checkpoint.resume="$(ckpt r 3)"
 check "a run that was refused is untouched" same_as_good r
 expect 4 "shape" train run.dir=other checkpoint.load=good model.hidden=64
@@ -258,7 +305,7 @@ expect 5 "config.ini" train run.dir=other
 pid=$!
 wait_for 2 held $pid
 expect 5 "held by another run" train run.dir=held train.steps=100000000
-check "the holder is named" grep -q "$pid" err.txt
+check "the holder is named" grep -q "host and process: '$(hostname) $pid'" err.txt
 check "the first run goes on" kill -0 $pid
 expect 4 "no checkpoint in 'held'" "$mt" eval --config tiny.ini run.dir=held
 kill -USR1 $pid
@@ -270,14 +317,21 @@ check "with a checkpoint of step $step" [ -s "$(ckpt held "$step")/manifest.crc"
 
 # ---- SIGINT: the first asks, the second leaves at once. A step of seconds, so that both fall into one.
 slow=(model.hidden=256 model.seq=512 debug.isa=c debug.threads=1 train.global_batch=60)
-"$mt" --config tiny.ini run.dir=slow "${slow[@]}" >/dev/null 2>slow.err &
-pid=$!
-until grep -qs 'step 0 of' slow.err; do kill -0 $pid 2>/dev/null || break; sleep 0.02; done
-sleep 0.1; kill -INT $pid; sleep 0.1; kill -INT $pid
-wait $pid
-status=$?
-check "SIGINT twice: exit 130 (got $status)" [ $status -eq 130 ]
-check "nothing is left that looks like a checkpoint" [ -z "$(ls slow/checkpoints 2>/dev/null)" ]
+for between in '' TERM; do
+    "$mt" --config tiny.ini run.dir=slow "${slow[@]}" >/dev/null 2>slow.err &
+    pid=$!
+    until grep -qs 'step 0 of' slow.err; do kill -0 $pid 2>/dev/null || break; sleep 0.02; done
+    sleep 0.1
+    for signal in INT $between INT; do
+        kill -$signal $pid
+        while has_pending $pid "$(kill -l $signal)"; do sleep 0.01; done # two at once would be one
+    done
+    wait $pid
+    status=$?
+    check "SIGINT twice, between them '$between': exit 130 (got $status)" [ $status -eq 130 ]
+    check "nothing is left that looks like a checkpoint" [ -z "$(ls slow/checkpoints 2>/dev/null)" ]
+    rm -rf slow
+done
 "$mt" --config tiny.ini run.dir=once train.steps=100000000 checkpoint.every=0 >/dev/null 2>once.err &
 pid=$!
 wait_for 2 once $pid
@@ -313,6 +367,8 @@ expect 6 "20 steps in a row" "$mt" --config tiny.ini run.dir=wild train.steps=10
     optim.weight_decay=10 optim.warmup=0
 check "each of these steps is reported" [ "$(grep -c 'warning: step .* skipped' err.txt)" -eq 20 ]
 check "and recorded" [ "$(grep -c '"skipped":true' wild/metrics.jsonl)" -eq 20 ]
+check "with the loss and the norm that they do not have" \
+    [ "$(grep -c '"loss":null,"grad_norm":null,.*"skipped":true,"nonfinite":true' wild/metrics.jsonl)" -eq 20 ]
 
 # ---- disk: a failing checkpoint on the way warns, the one at the end is exit 5
 

@@ -5,12 +5,15 @@
 #include <fcntl.h>
 #include <pthread.h>
 #include <signal.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include "base/arena.h"
 #include "base/file.h"
+#include "base/map.h"
 #include "base/log.h"
 #include "base/words.h"
 #include "test.h"
@@ -284,6 +287,70 @@ TEST(file_write_read_map)
     CHECK(!file_exists(path));
 }
 
+/* A mapped file of four pages of ones. */
+static void map_ones(const char *name, FileMap *m)
+{
+    static char ones[4 << 16];
+    const int64_t size = 4 * sysconf(_SC_PAGESIZE);
+    FileWriter w;
+    memset(ones, 1, sizeof ones);
+    OK(file_create(in_temp(name), &w));
+    OK(file_write(&w, ones, size));
+    OK(file_sync_close(&w));
+    OK(file_map(in_temp(name), m));
+}
+
+static int64_t sum_of(const FileMap *m)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < m->size_bytes; i++) n += ((const volatile char *)m->data)[i];
+    return n;
+}
+
+TEST(what_is_cut_off_a_mapped_file_reads_as_zeros_and_is_noticed)
+{
+    const long page = sysconf(_SC_PAGESIZE);
+    FileMap cut, whole;
+    map_ones("cut", &cut);
+    map_ones("whole", &whole);
+    CHECK(sum_of(&cut) == 4 * page);
+    CHECK(truncate(cut.path, page + 7) == 0);
+    OK(map_intact(&cut)); /* nobody has read what is gone */
+    CHECK(sum_of(&cut) == page + 7);
+    FAILS(map_intact(&cut), ERR_DATA, "cut short");
+    CHECK(strstr(err_message(), cut.path));
+    CHECK(sum_of(&whole) == 4 * page);
+    OK(map_intact(&whole));
+    file_unmap(&cut);
+    OK(file_map(whole.path, &cut)); /* in the place that is free again */
+    OK(map_intact(&cut));
+    file_unmap(&cut);
+    file_unmap(&whole);
+}
+
+TEST(a_bus_error_elsewhere_ends_the_process)
+{
+    FileMap ours;
+    map_ones("ours", &ours);
+    pid_t child = fork();
+    if (child == 0) {
+        FileMap theirs;
+        setrlimit(RLIMIT_CORE, &(struct rlimit){ 0, 0 });
+        map_ones("theirs", &theirs);
+        int fd = open(theirs.path, O_RDONLY);
+        const volatile char *p = mmap(NULL, 1, PROT_READ, MAP_SHARED, fd, 0);
+        if (p == MAP_FAILED || truncate(theirs.path, 0) != 0) _exit(100);
+        _exit(p[0]);
+    }
+    int status;
+    CHECK(waitpid(child, &status, 0) == child);
+    /* (a sanitizer's handler, which was there before, reports and exits) */
+    bool reported = WIFEXITED(status) && WEXITSTATUS(status) != 0 && SANITIZED;
+    CHECK(reported || (WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS));
+    OK(map_intact(&ours));
+    file_unmap(&ours);
+}
+
 TEST(file_append_goes_on)
 {
     FileWriter w;
@@ -399,6 +466,23 @@ TEST(file_replace_under_faults)
     CHECK(strstr(read_text(in_temp("stderr")), expected));
     CHECK(WEXITSTATUS(run_child("replace", path, "explode@1")) == 2);
     CHECK(WEXITSTATUS(run_child("replace", path, "kill@0")) == 2);
+}
+
+/* With a text only operations on such paths count: "file" is written as file.tmp-PID and renamed to file. */
+TEST(faults_of_some_files)
+{
+    static const struct {
+        const char *fault;
+        int status;
+    } rows[] = {
+        { "eio@1:r/file", 5 }, { "eio@4:file.tmp", 5 }, { "eio@5:file.tmp", 0 }, { "eio@1:elsewhere", 0 },
+        { "eio@1", 5 },        { "eio@1file", 2 },      { "eio@:file", 2 },      { "eio:file", 2 },
+    };
+    OK(file_make_dirs(in_temp("r")));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const int status = run_child("replace", in_temp("r/file"), rows[i].fault);
+        CHECK_MSG(WIFEXITED(status) && WEXITSTATUS(status) == rows[i].status, "%s: %d", rows[i].fault, status);
+    }
 }
 
 TEST(crc32c_published)

@@ -116,22 +116,95 @@ TEST(safetensors_reader_believes_nothing)
 
 TEST(every_layout_loads_what_any_other_saved)
 {
-    static const Grid grids[] = { { 1, 1, 0 }, { 2, 1, 1 }, { 4, 1, 0 }, { 2, 2, 0 }, { 1, 2, 0 } };
+    static const struct {
+        Grid grid;
+        bool cut;
+    } layouts[] = { { { 1, 1, 0 }, 0 }, { { 2, 1, 1 }, 0 }, { { 4, 1, 0 }, 0 }, { { 2, 2, 0 }, 0 }, { { 1, 2, 0 }, 0 },
+                    { { 1, 2, 0 }, 1 }, { { 2, 2, 0 }, 1 }, { { 1, 3, 0 }, 1 }, { { 1, 4, 0 }, 1 } };
+    enum { COUNT = sizeof layouts / sizeof *layouts };
     uint64_t first = 0, digest;
-    for (int a = 0; a < 5; a++) {
+    for (int a = 0; a < COUNT; a++) {
         const char *dir = fresh_dir();
-        OK(save(grids[a], SMALL, dir, 20, 0));
+        cut_states = layouts[a].cut;
+        OK(save(layouts[a].grid, SMALL, dir, 20, 0));
         OK(ckpt_verify(step_path(dir, 20, "")));
         OK(ckpt_digest(step_path(dir, 20, ""), &digest));
         if (!a) first = digest;
-        CHECK_MSG(digest == first, "tp %d dp %d", grids[a].tp, grids[a].dp);
-        for (int b = 0; b < 5; b++) OK(load(grids[b], SMALL, step_path(dir, 20, ""), 20));
+        CHECK_MSG(digest == first, "tp %d dp %d, cut %d", layouts[a].grid.tp, layouts[a].grid.dp, cut_states);
+        for (int b = 0; b < COUNT; b++) {
+            cut_states = layouts[b].cut;
+            OK(load(layouts[b].grid, SMALL, step_path(dir, 20, ""), 20));
+            char again[256];
+            snprintf(again, sizeof again, "%s/again%d", dir, b);
+            OK(load_save(layouts[b].grid, SMALL, step_path(dir, 20, ""), again, 20));
+            OK(ckpt_digest(step_path(again, 20, ""), &digest));
+            CHECK_MSG(digest == first, "from layout %d through %d", a, b);
+        }
+        cut_states = false;
         CHECK(load(ONE, SMALL, step_path(dir, 20, ""), 21) == ERR_INTERNAL); /* the check can fail */
     }
     const char *dir = fresh_dir();
     OK(save(ONE, SMALL, dir, 21, 0));
     OK(ckpt_digest(step_path(dir, 21, ""), &digest));
     CHECK(digest != first);
+}
+
+TEST(a_thread_saves_what_was_there_when_it_was_asked)
+{
+    static const struct {
+        Grid grid;
+        bool cut;
+    } layouts[] = { { { 1, 1, 0 }, 0 }, { { 2, 1, 1 }, 0 }, { { 2, 2, 0 }, 0 }, { { 1, 4, 0 }, 1 } };
+    char path[PATH_MAX];
+    bool found;
+    uint64_t digest, plain;
+    for (int i = 0; i < 4; i++) {
+        const char *dir = fresh_dir();
+        cut_states = layouts[i].cut;
+        OK(save(layouts[i].grid, SMALL, dir, 23, 2));
+        OK(ckpt_digest(step_path(dir, 23, ""), &plain));
+        file_remove_tree(dir);
+        Job j = { .grid = layouts[i].grid, .run_dir = dir, .step = 20, .saves = 4, .keep = 2, .collect_waits = i % 2 };
+        OK(run_ranks(&j, rank_save_async));
+        OK(ckpt_find(dir, INT64_MAX, path, &found));
+        CHECK(found && !strcmp(path, step_path(dir, 23, "")));
+        OK(load(layouts[i].grid, SMALL, path, 23));
+        OK(load(layouts[i].grid, SMALL, step_path(dir, 22, ""), 22));
+        OK(ckpt_digest(path, &digest));
+        CHECK(digest == plain && count_entries(dir, "step") == 2);
+        cut_states = false;
+    }
+}
+
+/* What it says it takes is what is written, less headers. */
+static int64_t snapshot_bytes[MAX_RANKS], shard_bytes[MAX_RANKS];
+
+static Err rank_count(Rank *r)
+{
+    Ckpt c;
+    TRY(rank_open(r));
+    TRY(ckpt_snapshot_bytes(&r->store, &r->world, &snapshot_bytes[r->rank]));
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, 0, 1000 }, &r->setup));
+    const int64_t bytes = c.file_bytes[r->rank];
+    shard_bytes[r->rank] = bytes ? bytes - 8 - c.header_bytes[r->rank] : 0;
+    return ERR_OK;
+}
+
+TEST(what_a_snapshot_takes_is_known)
+{
+    int64_t all = 0;
+    const int64_t want = 3 * 4 * (37 * 6 + 32 * 5 + 32 + 5 * 16 + 7);
+    for (cut_states = false;; cut_states = true) {
+        Job j = { .grid = { 2, 2, 0 }, .run_dir = fresh_dir() };
+        OK(run_ranks(&j, rank_count));
+        for (int i = all = 0; i < 4; i++) {
+            CHECK(snapshot_bytes[i] == shard_bytes[i]);
+            all += snapshot_bytes[i];
+        }
+        CHECK(all == want && (snapshot_bytes[3] > 0) == cut_states);
+        if (cut_states) break;
+    }
+    cut_states = false;
 }
 
 TEST(files_of_several_chunks)

@@ -32,7 +32,7 @@ refused() {
 says() { if grep -qE -- "$2" "$dir/$1"; then pass; else fail "no '$2' in $1: $(head -c 400 "$dir/$1")"; fi; }
 
 # ---- help and versions
-commands=(train eval generate preprocess "tokenizer train" tokenize plan simulate inspect convert doctor config)
+commands=(train eval generate preprocess "tokenizer train" tokenize plan simulate inspect report convert doctor config)
 run 0 --help
 for c in "${commands[@]}"; do says out "^  $c "; done
 cp "$dir/out" "$dir/help"
@@ -44,6 +44,10 @@ for c in "${commands[@]}"; do
     cp "$dir/out" "$dir/long"
     run 0 help $c
     check "help $c = $c --help" cmp -s "$dir/long" "$dir/out"
+done
+for w in "tokenizer --help" "help tokenizer"; do # half of a name
+    run 0 $w
+    says out "^usage: megatrain tokenizer train"
 done
 run 0 --version
 for w in '^megatrain [0-9]' '^compiler' '^backends .*cpu' '^libraries .*Jansson [0-9].*PCRE2 [0-9].*utf8proc [0-9]'; do says out "$w"; done
@@ -80,15 +84,31 @@ refused 2 "did you mean 'model.layers'?" config explain modl.layers
 refused 2 "not built yet" simulate --list
 refused 2 "not built yet" convert --from a --to b --format hf
 refused 2 "needs a PATH" inspect
+refused 2 "--tokenizer belongs to --document" inspect x --tokenizer byte
+refused 3 "no token files 'nowhere'" inspect nowhere --document 0
 refused 4 "there is no 'nowhere'" inspect nowhere
 refused 4 "no checkpoint in 'nowhere'" generate --run nowhere
 refused 3 "missing.txt" preprocess --input missing.txt --tokenizer byte --output p
 refused 3 "missing.json" tokenize --tokenizer missing.json
 refused 3 "missing.txt" tokenizer train --input missing.txt --vocab-size 300 --output t.json
+refused 5 "'$dir' is a folder" tokenizer train --input missing.txt --vocab-size 300 --output "$dir"
+refused 5 "'new/' is a folder" tokenizer train --input missing.txt --vocab-size 300 --output new/
 refused 2 "--vocab-size must be 257" tokenizer train --input f --vocab-size 256 --output t.json
 "$mt" --version >/dev/full 2>"$dir/err"
 check "a full stdout is exit 5" test $? -eq 5
 says err "cannot write the results"
+# closed streams: no file takes the number of one, and no message stands in a file
+(cd "$dir" && for i in {1..9000}; do echo "line $i of a text of more than one chunk"; done >long.txt &&
+    "$mt" preprocess --tokenizer byte --output whole --input long.txt >/dev/null 2>&1
+    MEGATRAIN_FILE_FAULT=kill@13 "$mt" preprocess --tokenizer byte --output closed --input long.txt --threads 1 \
+        --save-every 0.000001 >/dev/null 2>&1; test -s closed.part/job.json) 2>/dev/null
+check "a job killed between two saves" test $? -eq 0
+(cd "$dir" && "$mt" preprocess --tokenizer byte --output closed --input long.txt >/dev/null <&- 2>&-)
+check "without stderr: exit 0" test $? -eq 0
+check "without stderr: the tokens are the text's" cmp "$dir/whole.bin" "$dir/closed.bin"
+"$mt" --version >&- 2>"$dir/err"
+check "a closed stdout is exit 5" test $? -eq 5
+says err 'Bad file descriptor'
 
 # ---- a tiny run, from text to text
 text=$dir/text.txt
@@ -136,7 +156,7 @@ check "training leaves stdout empty" test ! -s "$dir/out"
 says err "^step 6/6  loss [0-9.]+  lr "
 says err "^step 3: validation loss"
 check "no escapes outside a terminal" test "$(grep -c $'\e' "$dir/err")" -eq 0
-check "a line a step, and two evaluations" test "$(wc -l <"$dir/runs/tiny/metrics.jsonl")" -eq 8
+check "a line a step, and two evaluations" test "$(grep -c 'loss"' "$dir/runs/tiny/metrics.jsonl")" -eq 8
 check "the run took what was planned" grep -q "\"memory_bytes\":$plan_bytes," "$dir/runs/tiny/metrics.jsonl"
 for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "$f" test -s "$dir/runs/tiny/$f"; done
 check "an undecorated train command, too" bash -c "cd '$dir' && '$mt' train --config tiny.ini 2>/dev/null"
@@ -144,9 +164,28 @@ run 0 eval --config tiny.ini
 for w in loss perplexity bits_per_byte; do says out "^$w [0-9.]+$"; done
 for p in runs/tiny runs/tiny/checkpoints/step-00000003; do run 0 inspect $p; says out "checksums +every byte"; done
 for p in data/tiny data/tiny.idx data/tiny.bin; do run 0 inspect $p; says out "^documents 1$"; done
+run 0 inspect data/tiny --document 0 --tokenizer byte
+check "a document is the text that it was made from" cmp -s "$dir/out" "$text"
+run 0 inspect data/tiny.idx --document 0
+check "and its ids" test "$(head -c 10 "$dir/out")...$(tail -c 10 "$dir/out")" = "76 105 110...46 10 256"
+refused 3 "there is no document '1' in 'data/tiny'" inspect data/tiny --document 1
+run 0 preprocess --input "$text" --tokenizer bpe.json --output data/bpe --append-eod --split-blank-lines
+run 0 inspect data/bpe --document 0 --tokenizer bpe.json
+check "a document of another tokenizer" cmp -s "$dir/out" <(head -c -1 "$text")
+refused 3 "another tokenizer than 'byte'" inspect data/bpe --document 0 --tokenizer byte
+rm "$dir/data/bpe.crc"
+refused 3 "document '0', position" inspect data/bpe --document 0 --tokenizer byte
 for p in bpe.json byte; do run 0 inspect $p; says out "^vocabulary [0-9]+"; done
 refused 4 "is no checkpoint, run folder, token file or tokenizer" inspect text.txt
 run 0 doctor
+# on a poor machine: each thing is named with its remedy, behind a colon
+(cd "$dir" && ulimit -n 256 && PATH=/nowhere OMP_NUM_THREADS=999 "$mt" doctor >poor 2>err)
+check "doctor on a poor machine: exit $?" test "$(grep -c '^! ' "$dir/poor")" -ge 8
+for w in '^! more threads than processors: unset OMP_NUM_THREADS or set it to [0-9]' '^! few open files .*: ulimit -n' \
+    '^! no gcc \(for make\): apt-get install gcc, or make deps' '^! no xz .*: apt-get install xz-utils' '^[0-9]+ things to look at'; do
+    says poor "$w"
+done
+check "no complaint without a remedy" test -z "$(grep '^! ' "$dir/poor" | grep -vE '^! [^:]+: .{8}')"
 for w in '^processor ' '^kernels ' '^memory ' '^open files' '^devices +cpu' '^disk '; do says out "$w"; done
 
 run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed 5
@@ -206,12 +245,15 @@ fi
 run 0 --config tiny.ini run.dir=runs/color log.color=always
 says err $'\e\\[1;36mloss'
 
-# ---- what a launcher may not do yet
-for v in WORLD_SIZE OMPI_COMM_WORLD_SIZE PMI_SIZE SLURM_STEP_NUM_TASKS; do
-    (cd "$dir" && env $v=2 "$mt" --config tiny.ini >/dev/null 2>err)
-    check "$v=2: exit 2" test $? -eq 2
-    says err "several processes are not built yet"
+# ---- launchers: half of what one says, and commands that are one process's
+for v in WORLD_SIZE:RANK OMPI_COMM_WORLD_SIZE:OMPI_COMM_WORLD_RANK PMI_SIZE:PMI_RANK; do
+    (cd "$dir" && env "${v%:*}"=2 "$mt" --config tiny.ini >/dev/null 2>err)
+    check "${v%:*}=2: exit 2" test $? -eq 2
+    says err "${v%:*} is set but ${v#*:} is not"
 done
+(cd "$dir" && RANK=1 WORLD_SIZE=2 "$mt" eval --config tiny.ini >/dev/null 2>err)
+check "eval as one of two: exit 2" test $? -eq 2
+says err "WORLD_SIZE is '2', and this command is a single process's"
 
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]

@@ -119,6 +119,10 @@ TEST(forms_of_lines)
 {
     Config c;
     CHECK(strstr(complaint("[model]\nlayers=3;4\n", "", 1), "model.layers = '3;4': not an integer"));
+    CHECK(strcmp(complaint("[train] steps = 7\n[model] layers = 3\n", "", 1),
+                 "2 mistakes in the configuration:\nt.ini:1: only a comment may stand behind [section]\n"
+                 "t.ini:2: only a comment may stand behind [section]") == 0);
+    CHECK(strcmp(complaint("[train]\t; a\n[model]# b\n[run] \r\n", "", 1), "") == 0);
     OK(read_as(&c, "\xEF\xBB\xBF[run]\r\n  seed = 5\r\n\tname : x y \r\n\r\n# c = d\n ; e\n[model] ; why\nlayers=3 ; 4",
                "model.hidden=24", 1));
     CHECK(c.run.seed == 5 && strcmp(c.run.name, "x y") == 0 && c.model.layers == 3 && c.model.hidden == 24);
@@ -150,6 +154,10 @@ TEST(long_lines)
         Config c;
         OK(read_as(&c, text, "", 1));
         CHECK_MSG(strcmp(c.data.train, path) == 0 && strcmp(c.data.valid, path) == 0, "%d: %s", n, c.data.train);
+        config_release(&c);
+        snprintf(text, sizeof text, "[checkpoint] ; %s\nkeep = 7\n[log] # %s\nevery = 9\n", path, path);
+        OK(read_as(&c, text, "", 1));
+        CHECK_MSG(c.checkpoint.keep == 7 && c.log.every == 9 && c.checkpoint.every != 9, "%d", n);
         config_release(&c);
         snprintf(text, sizeof text, "[data]\n%s\n", path);
         CHECK(strcmp(complaint(text, "", 1), "t.ini:2: neither [section] nor key = value") == 0);
@@ -184,6 +192,26 @@ TEST(the_configurations_that_come_along)
         Config c;
         OK(config_read(&c, (ConfigSource){ .path = paths[i] }));
         CHECK(strncmp(c.run.dir, "runs/", 5) == 0 && strstr(paths[i], c.run.name));
+        config_release(&c);
+    }
+}
+
+/* What a file's name cannot give to the manifest, or to a dump that reads back, is not taken for run.name. */
+TEST(odd_names_of_files)
+{
+    static const char *const cases[][2] = { { "runs of\xFF.ini", "must be UTF-8" },
+                                            { "a\nb.ini", "must not contain control characters" },
+                                            { "a ;b.ini", "must not contain ';' after a blank (a comment)" } };
+    static const char *const named[] = { "run.name=a" };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config c;
+        char want[160];
+        snprintf(want, sizeof want, "run.name, from the file's name, %s: give run.name", cases[i][1]);
+        FAILS(config_read(&c, (ConfigSource){ .path = cases[i][0], .text = "" }), ERR_CONFIG, want);
+        CHECK(count_lines(err_message()) == 1 + (i == 1)); /* its path has a line feed */
+        config_release(&c);
+        OK(config_read(&c, (ConfigSource){ .path = cases[i][0], .text = "", .overrides = named, .override_count = 1 }));
+        CHECK(strcmp(c.run.name, "a") == 0);
         config_release(&c);
     }
 }

@@ -63,6 +63,25 @@ done
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
 
+# ---- saving while training goes on ----
+run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2
+check "checkpoints by a thread: the same bits" same_run async gpt2-cuda 10
+check "each is reported" [ "$(grep -c '"saved":true' async/metrics.jsonl)" -ge 3 ]
+
+# ---- documents kept apart, their ends out of the loss ----
+for i in 1 2 3 4 5; do sed 's/of .*/\n/' "text.txt"; done >lines.txt
+"$mt" preprocess --input lines.txt --tokenizer byte --output d --append-eod --split-blank-lines >/dev/null 2>&1 || bad "preprocess"
+for c in gpt2 llama; do
+    keys="data.train=d data.valid=d data.mask_eod=true data.reset_at_eod=true"
+    # shellcheck disable=SC2086
+    run $c-docs-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run $keys
+    # shellcheck disable=SC2086
+    run $c-docs $c.ini run.device=cuda run.precision=fp32 $keys
+    check "$c, documents apart: losses within 1e-5 of the CPU's" close $c-docs $c-docs-cpu 1e-5
+    run $c-joined $c.ini run.device=cuda run.precision=fp32 data.train=d data.valid=d
+    check "$c, documents joined: other losses" [ "$(losses $c-joined)" != "$(losses $c-docs)" ]
+done
+
 # ---- repeats, with and without graphs ----
 run again gpt2.ini run.device=cuda
 check "a repeat gives the same losses" same_losses again gpt2-bf16
@@ -96,7 +115,7 @@ check "choices of autotune stand in the run folder" [ -s tuned/gemm-algorithms.t
 # ---- what exists only on the emulator ----
 if [ -s gpt2-cuda.kernels ]; then
     # every kernel of cuda/ ran in one of these runs; what no run reaches yet, in the op tests (and attention's)
-    for t in attention norm; do
+    for t in attention norm rope; do
         EMU_REPORT=$PWD/$t.kernels "$(dirname "$mt")/test_cuda_$t" >ops.out 2>&1 || bad "test_cuda_$t"
     done
     kernels=$(grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/cuda/*.cu "$root"/cuda/*.cuh | sort -u)

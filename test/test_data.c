@@ -6,7 +6,9 @@
 
 #include "data/loader.h"
 #include "data/order.h"
+#include "data/sets.h"
 #include "token_pair.h"
+#include "train/data_id.h"
 
 /* ---- order ---- */
 
@@ -231,6 +233,66 @@ TEST(dataset_errors)
     FAILS(dataset_open(&o, &d), ERR_DATA, "gone.idx");
 }
 
+/* ---- several under names ---- */
+
+TEST(named_sets)
+{
+    char spec[1024];
+    int32_t row[5];
+    Sets s;
+    write_pair("v0", TOKEN_U16, (int[]){ 40, 41 }, 2, 100);
+    write_pair("v1", TOKEN_I32, (int[]){ 30 }, 1, 5000);
+    DatasetOptions o = { .spec = spec, .seq = 4, .order = ORDER_FILE };
+
+    snprintf(spec, sizeof spec, "%s", in_dir("v0"));
+    OK(sets_open(&o, &s));
+    CHECK(s.count == 1 && strcmp(s.set[0].name, "") == 0 && dataset_samples(s.set[0].data) == 20);
+    sets_close(&s);
+
+    snprintf(spec, sizeof spec, " wiki: %s\tcode:  1 %s 3 %s  x:y:  %s ", in_dir("v1"), in_dir("v0"), in_dir("v1"),
+             in_dir("v0"));
+    OK(sets_open(&o, &s));
+    CHECK(s.count == 3);
+    CHECK(!strcmp(s.set[0].name, "wiki") && !strcmp(s.set[1].name, "code") && !strcmp(s.set[2].name, "x:y"));
+    CHECK(dataset_source_count(s.set[1].data) == 2 && dataset_samples(s.set[1].data) == 27);
+    OK(dataset_get(s.set[0].data, 1, row));
+    CHECK(row[0] == 4 * 7 + 3 && dataset_samples(s.set[0].data) == 7);
+    sets_close(&s);
+
+    o.split = "1,1"; /* of the documents of one data set, whatever its name */
+    snprintf(spec, sizeof spec, "%s", in_dir("v0"));
+    o.part = PART_VALID;
+    OK(sets_open(&o, &s));
+    CHECK(s.count == 1 && dataset_tokens(s.set[0].data) == 41);
+    sets_close(&s);
+}
+
+TEST(named_sets_errors)
+{
+    static const char *const bad[][2] = {
+        { "a: x a: y", "two sets have the name 'a'" },
+        { "x b: y", "there is no name before 'x b: y'" },
+        { "a: b: y", "there is no data set behind 'a'" },
+        { "b: y c:", "there is no data set behind 'c'" },
+        { "a: x : y", "there is no name before ':'" },
+        { "a2345678901234567890123456789012345678901: x", "longer than 39 bytes" },
+        { "a: 1 b 2", "validation set 'a'" },
+    };
+    Sets s;
+    char many[512] = "";
+    DatasetOptions o = { .seq = 4, .order = ORDER_FILE };
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        o.spec = bad[i][0];
+        FAILS(sets_open(&o, &s), ERR_CONFIG, bad[i][1]);
+    }
+    for (int i = 0; i < 33; i++) sprintf(many + strlen(many), "n%d: x ", i);
+    o.spec = many;
+    FAILS(sets_open(&o, &s), ERR_CONFIG, "too many");
+    o.spec = "a: gone";
+    FAILS(sets_open(&o, &s), ERR_DATA, "validation set 'a'");
+    FAILS(sets_open(&o, &s), ERR_DATA, "gone.idx");
+}
+
 /* ---- loader ---- */
 
 enum { LSEQ = 5, LROW = LSEQ + 1 };
@@ -252,6 +314,35 @@ static bool equals_direct(const Dataset *d, int64_t first, int64_t count, const 
         if (memcmp(want, rows + i * LROW, sizeof want) != 0) return false;
     }
     return true;
+}
+
+TEST(identity_names_what_differs)
+{
+    static const char was[] = "train 11111111, tokenizer 22222222\n"
+                              "a: 10 bytes, 1 documents, 5 tokens, index 33333333, content 44444444\n"
+                              "b: 20 bytes, 2 documents, 10 tokens, index 55555555";
+    static const char *const other[][3] = {
+        { "tokenizer 22222222", "tokenizer 99999999", "the tokenizer's checksum: '99999999' now, '22222222' then" },
+        { "a: 10 bytes, 1 doc", "a: 12 bytes, 1 doc", "a token file: 'a: 12 bytes" },
+        { "2 documents", "3 documents", "a token file: 'b: 20 bytes, 3 documents" },
+        { "index 55555555", "index 55555556", "a token file: 'b: " },
+        { "content 44444444", "content 44444445", "content 44444445' now" },
+        { "train 11111111", "train 11111112", "the order of its samples" },
+    };
+    char now[512];
+    OK(data_id_same(was, was));
+    for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
+        const char *at = strstr(was, other[i][0]);
+        snprintf(now, sizeof now, "%.*s%s%s", (int)(at - was), was, other[i][1], at + strlen(other[i][0]));
+        FAILS(data_id_same(now, was), ERR_CKPT, other[i][2]);
+        CHECK(strstr(err_hint_text(), "another run.dir"));
+    }
+    OK(data_id_same(was, "train 11111111, tokenizer 22222222")); /* as earlier versions wrote it */
+    FAILS(data_id_same(was, "train 11111110, tokenizer 22222222"), ERR_CKPT, "the order of its samples");
+    const char *end = strstr(was, ", content"); /* a PREFIX.crc that came or went */
+    snprintf(now, sizeof now, "%.*s%s", (int)(end - was), was, strchr(end, '\n'));
+    OK(data_id_same(now, was));
+    OK(data_id_same(was, now));
 }
 
 TEST(loader_equals_direct)

@@ -2,110 +2,20 @@
  * The matrix product against its definition (cpu/gemm.h), bit for bit: every mode, transposition and
  * instruction set, cuts of M, N and K, thread counts, row counts; nothing outside the result is written.
  */
-#include "test.h"
+#include "gemm_definition.h"
 
 #include <pthread.h>
-
-#include "cpu/gemm.h"
-#include "device/ops.h"
 
 typedef struct {
     Isa isa;
     bool (*gemm)(const Device *, const Gemm *);
     void (*tile_gemm)(const TileGemm *);
     void (*transpose)(float *, int64_t, const float *, int64_t, int64_t, int64_t);
-    Err (*fwd)(Stream *, const linear_fwd_args *);
-    Err (*dx)(Stream *, const linear_dx_args *);
-    Err (*dw)(Stream *, const linear_dw_args *);
 } Build;
 
-#define OPS(isa)                                                                                  \
-    Err cpu_##isa##_linear_fwd(Stream *, const linear_fwd_args *);                                \
-    Err cpu_##isa##_linear_dx(Stream *, const linear_dx_args *);                                  \
-    Err cpu_##isa##_linear_dw(Stream *, const linear_dw_args *);
-OPS(avx512)
-OPS(avx2)
-OPS(c)
-#define BUILD(kind, isa)                                                                          \
-    { kind, cpu_##isa##_gemm, cpu_##isa##_tile_gemm, cpu_##isa##_transpose, cpu_##isa##_linear_fwd, \
-      cpu_##isa##_linear_dx, cpu_##isa##_linear_dw }
+#define BUILD(kind, isa) { kind, cpu_##isa##_gemm, cpu_##isa##_tile_gemm, cpu_##isa##_transpose }
 static const Build builds[] = { BUILD(ISA_AVX512, avx512), BUILD(ISA_AVX2, avx2), BUILD(ISA_C, c) };
 #define EACH_BUILD(b) for (const Build *b = builds; b < builds + 3; b++) if (isa_supported(b->isa))
-
-static uint64_t seed = 1;
-
-static int64_t pick(int64_t low, int64_t high)
-{
-    return low + (int64_t)(test_rand(&seed) % (uint64_t)(high - low + 1));
-}
-
-static float *random_floats(int64_t n)
-{
-    float *p = malloc((size_t)(n ? n : 1) * sizeof *p);
-    for (int64_t i = 0; i < n; i++) p[i] = (float)test_uniform(&seed, -1, 1);
-    return p;
-}
-
-static void *copy_of(const void *p, int64_t bytes)
-{
-    void *q = malloc((size_t)(bytes ? bytes : 1));
-    memcpy(q, p, (size_t)bytes);
-    return q;
-}
-
-/* ---- the definition ---- */
-
-static float at(GemmOperand m, int64_t i, int64_t j)
-{
-    return m.transposed ? m.data[j * m.ld + i] : m.data[i * m.ld + j];
-}
-
-static float chain(const Gemm *g, int64_t i, int64_t j, int64_t k, int64_t end, float c)
-{
-    for (; k < end; k++) c = fmaf(at(g->a, i, k), at(g->b, k, j), c);
-    return c;
-}
-
-static float tree(const Gemm *g, int64_t i, int64_t j)
-{
-    float stack[64] = { 0 };
-    int top = 0;
-    int64_t leaf = 0;
-    for (int64_t k = 0; k < g->K; k += g->leaf, leaf++) {
-        stack[top++] = chain(g, i, j, k, k + g->leaf < g->K ? k + g->leaf : g->K, 0);
-        for (int64_t x = leaf; x & 1; x >>= 1, top--) stack[top - 2] += stack[top - 1];
-    }
-    for (; top > 1; top--) stack[top - 2] += stack[top - 1];
-    return stack[0];
-}
-
-static bool define_fixed(const Gemm *g, int64_t i, int64_t j)
-{
-    bool overflow = false;
-    int64_t sum = g->beta ? g->fixed[i * g->ldc + j] : 0;
-    for (int64_t k = 0; k < g->K; k += g->leaf) {
-        float v = ldexpf(chain(g, i, j, k, k + g->leaf < g->K ? k + g->leaf : g->K, 0), g->shift);
-        if (fabsf(v) < ldexpf(1, 62 - g->room)) sum += llrintf(v);
-        else overflow = true;
-    }
-    if (g->fixed) g->fixed[i * g->ldc + j] = sum;
-    else g->c[i * g->ldc + j] = ldexpf((float)sum, -g->shift);
-    return overflow;
-}
-
-static bool define(const Gemm *g)
-{
-    bool overflow = false;
-    for (int64_t i = 0; i < g->M; i++) {
-        for (int64_t j = 0; j < g->N; j++) {
-            float *c = g->c + i * g->ldc + j;
-            if (g->mode == GEMM_I64) overflow |= define_fixed(g, i, j);
-            else *c = g->mode == GEMM_TREE ? tree(g, i, j) : chain(g, i, j, 0, g->K, g->beta ? *c : 0);
-            if (g->mode != GEMM_I64 && g->bias) *c += g->bias[j];
-        }
-    }
-    return overflow;
-}
 
 /* ---- a product with its memory; C has guard columns and rows all round ---- */
 
@@ -115,9 +25,24 @@ typedef struct {
     char *c;
     int64_t c_bytes;
     bool in_floats; /* C of floats, not G */
+    int32_t *slot;
+    int64_t *begun;
 } Case;
 
 enum { GUARD_ROWS = 2 };
+
+/* Some rows go on from integers; here and there the same. */
+static void make_begun(Case *c)
+{
+    Gemm *g = &c->g;
+    const int64_t count = pick(1, 20);
+    g->ld_begun = g->N + pick(0, 3);
+    const int64_t size = (count - 1) * g->ld_begun + g->N;
+    g->slot = c->slot = malloc((size_t)(g->M ? g->M : 1) * sizeof *c->slot);
+    g->begun = c->begun = malloc((size_t)(size ? size : 1) * sizeof *c->begun);
+    for (int64_t i = 0; i < g->M; i++) c->slot[i] = (int32_t)(pick(0, 5) ? -1 : pick(0, count - 1));
+    for (int64_t i = 0; i < size; i++) c->begun[i] = (int64_t)(test_rand(&seed) >> 18) - (1LL << 45);
+}
 
 static Case make(GemmMode mode, int64_t M, int64_t N, int64_t K, int64_t leaf)
 {
@@ -133,6 +58,7 @@ static Case make(GemmMode mode, int64_t M, int64_t N, int64_t K, int64_t leaf)
     c.g.beta = (mode == GEMM_CHAIN || !c.in_floats) && pick(0, 1);
     if (mode != GEMM_I64 && pick(0, 1)) c.g.bias = c.bias = random_floats(N);
     c.g.ldc = N + pick(0, 20);
+    if (mode == GEMM_I64 && c.in_floats && pick(0, 1)) make_begun(&c);
     int64_t size = c.in_floats ? 4 : 8, count = (M + 2 * GUARD_ROWS) * c.g.ldc;
     c.c_bytes = count * size;
     c.c = malloc((size_t)c.c_bytes);
@@ -153,18 +79,7 @@ static Gemm with_c(const Case *c, char *memory)
 
 static void drop(Case *c)
 {
-    free(c->a), free(c->b), free(c->bias), free(c->c);
-}
-
-/* A device of which gemm may use the threads and a workspace with a guard behind it. */
-enum { WORKSPACE_GUARD = 4096 };
-static char *workspace;
-
-static Device device(int threads)
-{
-    if (!workspace) workspace = aligned_alloc(4096, DEVICE_WORKSPACE_BYTES + WORKSPACE_GUARD);
-    memset(workspace + DEVICE_WORKSPACE_BYTES, 0x5a, WORKSPACE_GUARD);
-    return (Device){ .threads = threads, .workspace = workspace, .workspace_bytes = DEVICE_WORKSPACE_BYTES };
+    free(c->a), free(c->b), free(c->bias), free(c->c), free(c->slot), free(c->begun);
 }
 
 static bool workspace_guard_ok(void)
@@ -188,9 +103,10 @@ static void check_case(Case *c, int threads)
         memset(workspace, 0xff, 1 << 20); /* stale memory is NaN */
         bool flag = b->gemm(&dev, &g);
         CHECK_MSG(!memcmp(got, want, (size_t)c->c_bytes) && flag == overflow && workspace_guard_ok(),
-                  "%s mode %d, %lld x %lld x %lld, leaf %lld, ta %d tb %d beta %d bias %d, %d threads",
+                  "%s mode %d, %lld x %lld x %lld, leaf %lld, ta %d tb %d beta %d bias %d begun %d, "
+                  "%d threads",
                   isa_name(b->isa), g.mode, (long long)g.M, (long long)g.N, (long long)g.K, (long long)g.leaf,
-                  g.a.transposed, g.b.transposed, g.beta, g.bias != NULL, threads);
+                  g.a.transposed, g.b.transposed, g.beta, g.bias != NULL, g.slot != NULL, threads);
     }
     free(want), free(got);
 }
@@ -263,6 +179,7 @@ TEST(cut_rows_and_columns)
                     if (g.fixed) g.fixed += m * g.ldc + n;
                     else g.c += m * g.ldc + n;
                     if (g.bias) g.bias += n;
+                    if (g.slot) g.slot += m, g.begun += n;
                     b->gemm(&dev, &g);
                 }
             }
@@ -405,6 +322,61 @@ TEST(overflow_flag)
     }
 }
 
+static float *element(GemmOperand m, int64_t i, int64_t j)
+{
+    return (float *)m.data + (m.transposed ? j * m.ld + i : i * m.ld + j);
+}
+
+static void fill(GemmOperand m, int64_t rows, int64_t cols, float unit)
+{
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < cols; j++) *element(m, i, j) = unit * (float)pick(-8, 8);
+}
+
+/*
+ * Leaves (of small integers times `unit`) on both sides of 2^51, below which they are rounded in a quicker way, and of
+ * the limit; halves, whose rounding goes by even and odd; shifts for which squares of the limit are no floats; a number
+ * in A and one in B that fit nothing.
+ */
+TEST(fixed_sizes)
+{
+    static const struct {
+        float unit;
+        int first, last, room; /* shifts */
+        float odd;
+    } cases[] = {
+        { 1, -3, 1, 4, 0 },
+        { 1, 40, 55, 4, 0 },
+        { 1, 34, 42, 16, 0 },
+        { 0x1p-60f, 100, 116, 4, 0 },
+        { 0x1p-126f, 105, 126, 4, 0 },
+        { 0x1p-140f, 120, 126, 8, 0 },
+        { 0x1p-149f, 126, 126, 8, 0 },
+        { 0x1p60f, -20, -8, 4, 0 },
+        { 0x1p80f, -40, -28, 5, 0 },
+        { 1, 30, 32, 16, NAN },
+        { 1, 30, 32, 16, INFINITY },
+        { 1, 30, 32, 16, -INFINITY },
+        { 1, 30, 32, 16, 0x1p100f },
+        { 1, 30, 32, 16, 0x1p-100f },
+        { 1, 30, 32, 16, 0x1p-149f },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        for (int shift = cases[i].first; shift <= cases[i].last; shift++) {
+            const int64_t leaf = pick(1, 9), K = leaf * pick(1, 9) - pick(0, leaf - 1);
+            Case c = make(GEMM_I64, pick(20, 60), pick(20, 130), K, leaf);
+            c.g.shift = shift, c.g.room = cases[i].room;
+            fill(c.g.a, c.g.M, K, cases[i].unit), fill(c.g.b, K, c.g.N, 1);
+            if (cases[i].odd != 0) {
+                *element(c.g.a, pick(0, c.g.M - 1), pick(0, K - 1)) = cases[i].odd;
+                *element(c.g.b, pick(0, K - 1), pick(0, c.g.N - 1)) = cases[i].odd;
+            }
+            check_case(&c, 1 + shift % 2 * (shift > 0));
+            drop(&c);
+        }
+    }
+}
+
 /* ---- several ranks in one process ---- */
 
 typedef struct {
@@ -491,94 +463,6 @@ TEST(transposes)
                   (long long)cols);
         free(src), free(dst), free(want);
     }
-}
-
-/* ---- the ops: which operand goes where, leaves, row counts ---- */
-
-TEST(linear_ops)
-{
-    enum { N = 37, O = 50, I = 96, LEAF = 10 };
-    static const int64_t counts[] = { -1, 0, 1, 20, 100 }; /* -1: no row count */
-    float *x = random_floats(N * I), *w = random_floats(O * I), *dy = random_floats(N * O), *bias = random_floats(O);
-    float *y = random_floats(N * O), *dx = random_floats(N * I), *dw = random_floats(O * I);
-    EACH_BUILD(e) for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        int64_t rows = counts[i] < 0 || counts[i] > N ? N : counts[i];
-        Device dev = device(2);
-        Stream s = { &dev };
-        Tensor tx = tensor_of(x, F32, N, I), tw = tensor_of(w, F32, O, I), tdy = tensor_of(dy, F32, N, O);
-        if (counts[i] >= 0) tx.rows = tdy.rows = &counts[i];
-        float *got = copy_of(y, N * O * 4), *want = copy_of(y, N * O * 4);
-        OK(e->fwd(&s, &(linear_fwd_args){ tensor_of(got, F32, N, O), tx, tw, tensor_of(bias, F32, O), .leaf = I / 8 }));
-        define(&(Gemm){ GEMM_TREE, rows, O, I, I / 8, { x, I, false }, { w, I, true }, want, .ldc = O, .bias = bias });
-        CHECK_MSG(!memcmp(got, want, N * O * 4), "%s fwd, %lld rows", isa_name(e->isa), (long long)counts[i]);
-        free(got), free(want);
-
-        got = copy_of(dx, N * I * 4), want = copy_of(dx, N * I * 4);
-        OK(e->dx(&s, &(linear_dx_args){ tensor_of(got, F32, N, I), tdy, tw, .leaf = O }));
-        define(&(Gemm){ GEMM_CHAIN, rows, I, O, 0, { dy, O, false }, { w, I, false }, want, .ldc = I });
-        CHECK_MSG(!memcmp(got, want, N * I * 4), "%s dx, %lld rows", isa_name(e->isa), (long long)counts[i]);
-        free(got), free(want);
-
-        got = copy_of(dw, O * I * 4), want = copy_of(dw, O * I * 4);
-        int32_t shift = 40, overflow = 0;
-        linear_dw_args a = { tensor_of(got, F32, O, I), tdy, tx, tensor_of(&shift, I32, 1),
-                             tensor_of(&overflow, I32, 1), .leaf = LEAF, .room = 16 };
-        OK(e->dw(&s, &a));
-        define(&(Gemm){ GEMM_CHAIN, O, I, rows, 0, { dy, O, true }, { x, I, false }, want, .ldc = I, .beta = true });
-        CHECK_MSG(!memcmp(got, want, O * I * 4), "%s dw f32, %lld rows", isa_name(e->isa), (long long)counts[i]);
-        free(got), free(want);
-
-        int64_t *fixed = calloc(O * I, 8), *want_fixed = calloc(O * I, 8);
-        a.dw = tensor_of(fixed, I64, O, I);
-        OK(e->dw(&s, &a));
-        define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, .fixed = want_fixed, .ldc = I,
-                        .beta = true, .shift = shift, .room = 16 });
-        CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64, %lld rows", isa_name(e->isa),
-                  (long long)counts[i]);
-        CHECK(overflow == 0);
-        shift = 60;
-        OK(e->dw(&s, &a));
-        CHECK(overflow == (rows > 0));
-        free(fixed), free(want_fixed);
-    }
-    free(x), free(w), free(dy), free(bias), free(y), free(dx), free(dw);
-}
-
-/* GELU within the product and its gradient behind it: the bits of the two ops one after the other. */
-TEST(linear_gelu)
-{
-    enum { N = 37, O = 50, I = 96 };
-    static const int64_t counts[] = { -1, 20 }; /* -1: no row count */
-    const OpTable *const tables[ISA_COUNT] = { [ISA_AVX512] = &cpu_avx512_ops, [ISA_AVX2] = &cpu_avx2_ops,
-                                               [ISA_C] = &cpu_c_ops };
-    float *x = random_floats(N * I), *w = random_floats(O * I), *dy = random_floats(N * O), *bias = random_floats(O),
-          *start = random_floats(N * I);
-    EACH_BUILD(e) for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
-        Device dev = device(2);
-        Stream s = { &dev };
-        Tensor tx = tensor_of(x, F32, N, I), tw = tensor_of(w, F32, O, I), tdy = tensor_of(dy, F32, N, O),
-               tb = tensor_of(bias, F32, O), out[2][3];
-        if (counts[i] >= 0) tx.rows = tdy.rows = &counts[i];
-        for (int fused = 0; fused < 2; fused++) {
-            Tensor *t = out[fused];
-            for (int j = 0; j < 3; j++)
-                t[j] = tensor_of(copy_of(start, N * I * 4), F32, N, j == 2 ? I : O);
-            OK(e->fwd(&s, &(linear_fwd_args){ .y = t[0], .x = tx, .w = tw, .bias = tb, .leaf = I / 8,
-                                              .gelu = fused ? t[1] : (Tensor){ 0 } }));
-            OK(e->dx(&s, &(linear_dx_args){ .dx = t[2], .dy = tdy, .w = tw, .leaf = O,
-                                            .gelu_x = fused ? tensor_of(x, F32, N, I) : (Tensor){ 0 } }));
-            if (fused) continue;
-            t[0].rows = t[2].rows = tx.rows;
-            OK(tables[e->isa]->gelu_fwd(&s, &(gelu_fwd_args){ .y = t[1], .x = t[0] }));
-            OK(tables[e->isa]->gelu_bwd(&s, &(gelu_bwd_args){ .dx = t[2], .dy = t[2], .x = tensor_of(x, F32, N, I) }));
-        }
-        for (int j = 0; j < 3; j++) {
-            CHECK_MSG(!memcmp(out[0][j].data, out[1][j].data, N * I * 4), "%s tensor %d, %lld rows", isa_name(e->isa),
-                      j, (long long)counts[i]);
-            free(out[0][j].data), free(out[1][j].data);
-        }
-    }
-    free(x), free(w), free(dy), free(bias), free(start);
 }
 
 TEST_MAIN

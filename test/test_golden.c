@@ -499,8 +499,8 @@ TEST(learning_rates)
     s.shape = LR_CONSTANT;
     RATES("constant", s, { 50, 1.5e-4 }, { 101, 3e-4 }, { 1100, 3e-4 });
     s.shape = LR_INVERSE_SQRT;
-    RATES("inverse_sqrt", s, { 50, 1.5e-4 }, { 100, 3e-4 }, { 225, 2e-4 }, { 400, 1.5e-4 }, { 10000, 3e-5 },
-          { 1000000, 3e-5 });
+    RATES("inverse_sqrt", s, { 50, 1.5e-4 }, { 100, 3e-4 }, { 225, 2e-4 }, { 400, 1.5e-4 }, { 1100, 9.04534034e-5 },
+          { 1101, 3e-5 }, { 1000000, 3e-5 });
 }
 
 /* The share of lr - min_lr at quarters of the decay: 1, 0.6818, 0.4142, 0.1892, 0 = 2 * 0.5^r - 1. */
@@ -519,7 +519,7 @@ TEST(learning_rate_without_warmup)
     LrSchedule s = { LR_LINEAR, 1, 0, 0, 10, 0 };
     RATES("linear", s, { 1, 0.9 }, { 5, 0.5 }, { 9, 0.1 });
     s.shape = LR_INVERSE_SQRT;
-    RATES("inverse_sqrt", s, { 1, 1 }, { 4, 0.5 }, { 100, 0.1 });
+    RATES("inverse_sqrt", s, { 1, 1 }, { 4, 0.5 }, { 10, 0.316227766017 }, { 11, 0 }, { 100, 0 });
 }
 
 TEST_MAIN

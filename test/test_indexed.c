@@ -167,8 +167,8 @@ TEST(indexed_damage)
     check_patched(50, 200, "beyond the end of PREFIX.bin");
     check_patched(57, 0x80, "beyond the end of PREFIX.bin");
     check_patched(58, 1, "does not start with 0");
-    check_patched(66, 3, "goes backwards or beyond");
-    check_patched(74, 0, "goes backwards or beyond");
+    check_patched(66, 3, "ends before it begins or beyond");
+    check_patched(74, 0, "ends before it begins or beyond");
     check_patched(82, 1, "does not cover all");
 
     write_hand("h");
@@ -222,6 +222,84 @@ TEST(indexed_bit_flips)
         /* some flips give another valid file: u16 read as i16, a document that ends elsewhere */
         bool harmless = (bit / 8 >= 66 && bit / 8 < 82) || bit / 8 == 17;
         CHECK_MSG(err == ERR_DATA || (harmless && err == ERR_OK), "bit %d", bit);
+    }
+}
+
+/* A pair with its checksums: whichever bit of the three files is another, or wherever one ends, it is seen. */
+TEST(indexed_sums)
+{
+    static const char *const names[] = { "s.idx", "s.bin", "s.crc" };
+    const bool every = getenv("MEGATRAIN_DAMAGE") != NULL;
+    bool known;
+    Indexed x;
+    write_pair("s", TOKEN_U16, (int[]){ 5, 1, 9, 1 }, 4, 100);
+    OK(indexed_open(in_dir("s"), &x));
+    OK(indexed_verify(&x, &known));
+    CHECK(known && x.documents == 4);
+    indexed_close(&x);
+    for (int f = 0; f < 3; f++) {
+        char *good;
+        int64_t size = read_bytes(names[f], &good), missed = 0, cut = 0;
+        for (int64_t bit = 0; bit < 8 * size; bit += every ? 1 : 3) {
+            good[bit / 8] ^= (char)(1 << bit % 8);
+            write_bytes(names[f], good, size);
+            Err err = indexed_open(in_dir("s"), &x);
+            if (!err) {
+                err = indexed_verify(&x, &known);
+                indexed_close(&x);
+            }
+            missed += err != ERR_DATA || !strstr(err_message(), f == 2 ? "s." : names[f]);
+            good[bit / 8] ^= (char)(1 << bit % 8);
+        }
+        for (int64_t n = 0; n < size; n++) {
+            write_bytes(names[f], good, n);
+            cut += open_and_close("s") != ERR_DATA;
+        }
+        CHECK_MSG(!missed && !cut, "%s: %lld flips, %lld ends", names[f], (long long)missed, (long long)cut);
+        write_bytes(names[f], good, size);
+        free(good);
+    }
+    OK(open_and_close("s"));
+    OK(file_remove_tree(in_dir("s.crc"))); /* which is not needed */
+    OK(indexed_open(in_dir("s"), &x));
+    OK(indexed_verify(&x, &known));
+    CHECK(!known);
+    indexed_close(&x);
+}
+
+/* Ids know their tokenizer, where its line is in PREFIX.crc; a pair without it takes any. */
+TEST(indexed_tokenizer)
+{
+    IndexedWriter *w;
+    Indexed x;
+    char *text;
+    OK(indexed_create(in_dir("t"), TOKEN_U16, &w));
+    indexed_made_with(w, 0x0badcafe);
+    OK(indexed_add_tokens(w, (int32_t[]){ 1, 2, 3 }, 3));
+    OK(indexed_finish(w));
+    for (int known = 1; known >= 0; known--) {
+        bool summed;
+        OK(indexed_open(in_dir("t"), &x));
+        OK(indexed_verify(&x, &summed));
+        CHECK(summed && x.made_with == known);
+        OK(indexed_check_tokenizer(&x, 0x0badcafe, "mine"));
+        if (known)
+            FAILS(indexed_check_tokenizer(&x, 0x0badcaff, "mine"), ERR_DATA,
+                  "was made with another tokenizer than 'mine': checksums '0badcafe' and '0badcaff'");
+        else OK(indexed_check_tokenizer(&x, 0x0badcaff, "mine"));
+        indexed_close(&x);
+        const int64_t size = read_bytes("t.crc", &text);
+        if (known) {
+            CHECK(!memcmp(text, "tokenizer crc32c 0badcafe\nbin", 29));
+            for (int64_t n = 1; n < size; n++) { /* cut at either end, but for the whole line */
+                write_bytes("t.crc", text, n);
+                CHECK(open_and_close("t") == ERR_DATA);
+                write_bytes("t.crc", text + n, size - n);
+                CHECK_MSG((open_and_close("t") == ERR_OK) == (n == 26), "without its first %d bytes", (int)n);
+            }
+            write_bytes("t.crc", text + 26, size - 26);
+        }
+        free(text);
     }
 }
 

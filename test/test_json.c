@@ -63,6 +63,184 @@ TEST(json_refuses)
     json_free(j);
 }
 
+/* ---- memory ---- */
+
+/* Jansson's; its header and ours do not go together. */
+void json_set_alloc_funcs(void *(*take)(size_t), void (*give_back)(void *));
+static int64_t live_bytes, most_bytes, calls;
+
+static void *count_malloc(size_t bytes)
+{
+    void *p = malloc(bytes);
+    live_bytes += p ? (int64_t)malloc_usable_size(p) + 8 : 0;
+    if (live_bytes > most_bytes) most_bytes = live_bytes;
+    calls++;
+    return p;
+}
+
+static void count_free(void *p)
+{
+    if (p) live_bytes -= (int64_t)malloc_usable_size(p) + 8;
+    free(p);
+}
+
+/* Parses with a limit for the tree; the most on the heap at a time goes to most_bytes. */
+static Err parse_within(int64_t limit, const char *text, int64_t size)
+{
+    const int64_t usual = json_spare_bytes;
+    Json *j;
+    json_set_alloc_funcs(count_malloc, count_free);
+    live_bytes = most_bytes = calls = 0;
+    json_spare_bytes = limit - 2 * size;
+    Err err = json_parse("t.json", text, size, &j);
+    json_spare_bytes = usual;
+    json_free(j);
+    CHECK(live_bytes == 0);
+    json_set_alloc_funcs(malloc, free);
+    return err;
+}
+
+/* `count` times the item between the brackets; members have names of their own. malloc'ed */
+static char *many(const char *item, char open, int64_t count, int64_t *size)
+{
+    char *text = malloc((size_t)count * (strlen(item) + 16) + 16);
+    int64_t n = sprintf(text, "%c", open);
+    for (int64_t i = 0; i < count; i++) {
+        if (i) text[n++] = ',';
+        if (open == '{') n += sprintf(text + n, "\"%llx\":", (long long)i);
+        n += sprintf(text + n, "%s", item);
+    }
+    n += sprintf(text + n, "%c", open == '{' ? '}' : ']');
+    *size = n;
+    return text;
+}
+
+/* What a tree takes is never allowed with a byte less: for each kind of value, alone and in tables of all sizes around
+ * those at which they are doubled. What is allowed in vain is at most 56 bytes a value, half of it where there is text. */
+TEST(json_memory_was_counted_before)
+{
+    static const char *const items[] = {
+        "null", "1", "-1.5e3", "\"\"", "\"abcdefgh\"", "\"\\u00e9\\n\\\"\"", "{}", "[]", "[[[[[]]]]]", "[1,2,3,4,5,6,7,8,9]",
+        "{\"a\":1,\"b\":2,\"c\":3,\"d\":4,\"e\":5,\"f\":6,\"g\":7,\"h\":8,\"i\":9}", "[\"ab\",\"cd\"]",
+        "{\"name\":\"embed\",\"shape\":[1,2],\"file\":\"shard-00000.safetensors\"}",
+        "\"0123456789012345678901234567890123456789012345678901234567890123456789012345678901234567890123456789\"",
+    };
+    static const int64_t counts[] = { 0, 1, 2, 8, 9, 17, 100, 129, 4097, 16385 };
+    for (size_t i = 0; i < sizeof items / sizeof *items; i++)
+        for (size_t k = 0; k < 2 * sizeof counts / sizeof *counts; k++) {
+            int64_t size, count = counts[k / 2];
+            char *text = many(items[i], k % 2 ? '{' : '[', count, &size);
+            OK(parse_within(1ll << 40, text, size));
+            const int64_t took = most_bytes;
+            FAILS(parse_within(took - 1, text, size), ERR_IO, "would take");
+            CHECK(calls == 0); /* known before anything is taken */
+            OK(parse_within(2 * took + 56 * count + (64 << 10), text, size));
+            free(text);
+        }
+}
+
+static void refuses_at_once(char *text, int64_t size)
+{
+    char want[80];
+    snprintf(want, sizeof want, "%lld MiB are allowed", (long long)(2 * size + (256 << 20)) >> 20);
+    FAILS(parse_within(2 * size + json_spare_bytes, text, size), ERR_IO, want);
+    CHECK(calls == 0 && most_bytes == 0 && strstr(err_hint_text(), "brackets"));
+    free(text);
+}
+
+TEST(json_too_large_for_memory)
+{
+    enum { SIZE = 24 << 20 };
+    int64_t size;
+    char *text = many("{}", '[', SIZE / 3, &size);
+    refuses_at_once(text, size);
+    text = many("[[[[[[[[[[[[]]]]]]]]]]]]", '[', SIZE / 25, &size);
+    refuses_at_once(text, size);
+    text = many("{}", '{', SIZE / 12, &size);
+    refuses_at_once(text, size);
+    text = malloc(SIZE); /* and what is no JSON, but opens brackets */
+    memset(text, '{', SIZE);
+    refuses_at_once(text, SIZE);
+    text = many("{}", '[', 1 << 20, &size); /* as large as is allowed */
+    OK(parse_within(2 * size + json_spare_bytes, text, size));
+    CHECK(most_bytes > 200 << 20 && most_bytes <= 2 * size + (256 << 20));
+    free(text);
+}
+
+/* As compact as it can be written: Llama 3's vocabulary and merges, in pairs, need less than half of the limit. */
+TEST(json_of_a_large_vocabulary_fits_twice)
+{
+    enum { TOKENS = 128000, MERGES = 280147 };
+    char *text = malloc(24 * TOKENS + 40 * MERGES);
+    int64_t n = sprintf(text, "{\"model\":{\"vocab\":{");
+    for (int i = 0; i < TOKENS; i++) n += sprintf(text + n, "%s\"\u0120t%d\":%d", i ? "," : "", i, i);
+    n += sprintf(text + n, "},\"merges\":[");
+    for (int i = 0; i < MERGES; i++) n += sprintf(text + n, "%s[\"a%d\",\"t%d\"]", i ? "," : "", i % 997, i);
+    n += sprintf(text + n, "]}}");
+    OK(parse_within(2 * n + json_spare_bytes / 2, text, n));
+    printf("    %.1f MB of text, %.1f MiB of tree\n", (double)n / 1e6, (double)(most_bytes >> 20));
+    free(text);
+}
+
+/* ---- in parts ---- */
+
+static int64_t count_items(JsonSpan array, bool *bad)
+{
+    JsonSpan item;
+    for (int64_t n = 0;; n++) {
+        *bad = json_next_item("t.json", &array, &item) != ERR_OK;
+        if (*bad || !item.text) return n;
+    }
+}
+
+TEST(json_in_parts)
+{
+    static const char *const keys[] = { "list", "l\"i", "none" };
+    static const struct {
+        const char *text, *rest; /* NULL: refused */
+        int64_t items;           /* of `list`; -1: absent, -2: one is not there */
+    } cases[] = {
+        { "{\"a\":1,\"list\":[1,{\"x\":[2,\"]\"]},\"\\\"]\"],\"b\":{\"list\":2}}", "a b", 3 },
+        { " { \"list\" : [ ] , \"a\" : [ ] } ", "a", 0 },
+        { "{\"list\":[[],[[]],null]}", "", 3 },
+        { "{}", "", -1 },
+        { "{\"lists\":[1],\"b\":\"list\"}", "lists b", -1 },
+        { "{\"list\":[1}}", "", -2 },
+        { "{\"list\":[1,]}", "", -2 },
+        { "{\"list\":[,1]}", "", -2 },
+        { "{\"list\":[1 2]}", "", -2 },
+        { "{\"list\":{\"a\":1}}", "", -2 },
+        { "{\"list\":[1],\"list\":[2]}", NULL, 0 },
+        { "{\"list\":[1],\"a\":1,\"a\":2}", NULL, 0 },
+        { "{\"list\":[1],}", NULL, 0 },
+        { "{\"list\":[1]", NULL, 0 },
+        { "{\"list\":[1]} 1", NULL, 0 },
+        { "{\"list\" [1]}", NULL, 0 },
+        { "{\"list\":}", NULL, 0 },
+        { "{\"a\":\"\\", NULL, 0 },
+        { "", NULL, 0 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        JsonSpan values[3];
+        Json *rest;
+        char names[64] = "", *text = strdup(cases[i].text);
+        bool bad;
+        Err err = json_parse_without("t.json", text, (int64_t)strlen(text), keys, 3, values, &rest);
+        CHECK_MSG((err == ERR_OK) == (cases[i].rest != NULL), "%s", text);
+        CHECK_MSG(!err || strstr(err_message(), "'t.json' is not valid JSON"), "%s", err_message());
+        for (void *it = json_iter(rest); it; it = json_next(rest, it))
+            sprintf(names + strlen(names), "%s%s", *names ? " " : "", json_iter_key(it));
+        if (!err) {
+            CHECK_MSG(strcmp(names, cases[i].rest) == 0, "%s: %s", text, names);
+            CHECK((values[0].text != NULL) == (cases[i].items != -1) && !values[1].text && !values[2].text);
+            int64_t n = count_items(values[0], &bad);
+            CHECK_MSG(bad == (cases[i].items < 0) && (bad || n == cases[i].items), "%s: %d", text, (int)n);
+        }
+        json_free(rest);
+        free(text);
+    }
+}
+
 TEST(json_writes_and_reads_back)
 {
     char buf[1024];
@@ -144,7 +322,7 @@ TEST(trace_writes_spans)
     int64_t size;
     trace_begin("closed"); /* nothing is open: nothing happens */
     trace_end();
-    trace_counter("closed", 1);
+    trace_counter("closed", 0, 1);
     trace_close();
     OK(trace_open(path));
     trace_begin("not recorded");
@@ -161,7 +339,7 @@ TEST(trace_writes_spans)
     trace_begin("inner");
     usleep(2000);
     trace_end();
-    trace_counter("loss", 2.5);
+    trace_counter("loss", 3, 2.5);
     trace_end();
     trace_begin("never ended");
     pthread_t t;
@@ -173,7 +351,7 @@ TEST(trace_writes_spans)
 
     Json *j;
     OK(json_read_file(path, 1 << 20, &j));
-    CHECK(json_count(j) == 6); /* inner, loss, outer, other, two track names */
+    CHECK(json_count(j) == 7); /* inner, loss, outer, other, the process's name, two track names */
     const Json *inner = json_at(j, 0), *loss = json_at(j, 1), *outer = json_at(j, 2), *other = json_at(j, 3);
     CHECK(strcmp(json_text(json_get(inner, "name"), NULL), "inner") == 0);
     CHECK(strcmp(json_text(json_get(outer, "name"), NULL), "outer") == 0);
@@ -184,7 +362,9 @@ TEST(trace_writes_spans)
     int64_t mine = json_int(json_get(outer, "tid"), -1), theirs = json_int(json_get(other, "tid"), -1);
     CHECK(mine > 0 && theirs > 0 && mine != theirs);
     bool named = false;
-    for (int i = 4; i < 6; i++)
+    CHECK(!strcmp(json_text(json_get(json_at(j, 4), "name"), NULL), "process_name"));
+    CHECK(json_int(json_get(loss, "id"), 0) == 3 && !json_get(loss, "tid") && !json_get(loss, "dur"));
+    for (int i = 5; i < 7; i++)
         named |= json_int(json_get(json_at(j, i), "tid"), -1) == theirs &&
                  strcmp(json_text(json_get(json_get(json_at(j, i), "args"), "name"), NULL), "second \"track\"") == 0;
     CHECK(named);
@@ -206,7 +386,7 @@ TEST(trace_ring_keeps_the_newest_and_allocates_nothing)
     trace_begin("first");
     trace_end();
     struct mallinfo2 before = mallinfo2();
-    for (int i = 0; i < TRACE_EVENTS + 10; i++) trace_counter("c", i);
+    for (int i = 0; i < TRACE_EVENTS + 10; i++) trace_counter("c", 0, i);
     for (int i = 0; i < 10; i++) trace_begin("span");
     for (int i = 0; i < 10; i++) trace_end();
     struct mallinfo2 after = mallinfo2();

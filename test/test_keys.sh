@@ -15,6 +15,8 @@
 #        elsewhere           the run is in other/place
 #        refused CODE TEXT   the run ends with that exit code and one error line that says TEXT
 #        unbuilt             the run ends with 2, the key and "not built yet"
+# context: RANKS=N            both runs are of N processes
+#          ALONE              the run is one of two ranks, of which the other never comes; it is compared with nothing
 . "$(dirname "$0")/lib.sh"
 
 table() {
@@ -65,27 +67,31 @@ moe.capacity               | 1.5          | unbuilt
 moe.drop                   | position     | unbuilt
 moe.pad                    | true         | unbuilt
 moe.dispatcher             | allgather    | unbuilt
-parallel.tp                | 2            | refused 2 parallel.tp
+parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | unbuilt
 parallel.vpp               | 2            | unbuilt
 parallel.cp                | 2            | unbuilt
 parallel.ep                | 2            | unbuilt
 parallel.etp               | 2            | unbuilt
-parallel.sp                | true         | refused 2 parallel.sp
+parallel.sp                | false        | same memory | RANKS=2 parallel.tp=2
 parallel.order             | tp-cp-ep-pp-dp | unbuilt
 parallel.schedule          | gpipe        | unbuilt
 parallel.group             | 2            | unbuilt
 parallel.layout            | E|t|L        | unbuilt
-parallel.zero              | 1            | unbuilt
-parallel.bucket_mb         | 10           | unbuilt
+parallel.zero              | 1            | same memory | RANKS=2
+parallel.bucket_mb         | 1            | line 3 gradient buckets | RANKS=2 model.hidden=128
 parallel.tp_blocks         | 1            | loss
 parallel.seq_blocks        | 2            | loss
 parallel.attn_block        | 8            | loss
-parallel.overlap_grad      | true         | unbuilt
-parallel.overlap_param     | true         | unbuilt
-parallel.timeout_s         | 5            | unbuilt
-parallel.freeze_s          | 5            | unbuilt
-parallel.stall_s           | 5            | unbuilt
+parallel.overlap_grad      | true         | same reduced during backward | RANKS=2
+parallel.overlap_param     | true         | same gathered during forward | RANKS=2 parallel.zero=1
+parallel.timeout_s         | 1            | refused 10 waited 1 s | ALONE
+parallel.freeze_s          | 5            | same frozen after 5 s | RANKS=2
+parallel.stall_s           | 5            | same hung after 5 s | RANKS=2
+parallel.nccl.tp.min_ctas  | 4            | refused 2 only device=cuda
+parallel.nccl.tp.max_ctas  | 4            | refused 2 only device=cuda
+parallel.nccl.dp.min_ctas  | 4            | refused 2 only device=cuda
+parallel.nccl.dp.max_ctas  | 4            | refused 2 only device=cuda
 train.micro_batch          | 1            | same memory
 train.global_batch         | 8            | loss
 train.steps                | 4            | rows 4
@@ -110,38 +116,42 @@ optim.clip                 | 0            | loss
 data.train                 | b            | loss
 data.valid                 | a            | valid
 data.split                 | 50,50        | loss | data.valid=
-data.tokenizer             | bpe.json     | loss
+data.tokenizer             | bpe.json     | loss | data.train=plain data.valid=plain
 data.seed                  | 5            | loss
-data.mask_eod              | true         | unbuilt
-data.reset_at_eod          | true         | unbuilt
-data.order                 | megatron     | unbuilt
+data.mask_eod              | true         | loss | data.train=d
+data.reset_at_eod          | true         | loss | data.train=d
+data.order                 | megatron     | loss
 checkpoint.every           | 2            | file checkpoints/step-00000002/manifest.json
 checkpoint.keep            | 0            | file checkpoints/step-00000001/manifest.json | checkpoint.every=1
 checkpoint.resume          | base/checkpoints/step-00000003 | rows 0
 checkpoint.load            | base         | loss
-checkpoint.async           | true         | unbuilt
+checkpoint.async           | true         | same memory
 log.every                  | 2            | no line step 1/3
-log.tensorboard            | true         | unbuilt
+log.tensorboard            | true         | file events.out.tfevents.*
 log.jsonl                  | false        | no file metrics.jsonl
 log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json
+log.trace_steps            | 2-3          | file timeline.json
 debug.isa                  | c            | same c kernels
 debug.threads              | 1            | same 1 threads
 debug.poison               | true         | same debug.poison
+debug.comm_check           | true         | refused 2 debug.comm_check
 debug.comm_delay_ms        | 5            | refused 2 debug.comm_delay_ms
 debug.extra_shift          | 30           | line done again
 EOT
 }
 
-# ---- data: two token files of several documents, a vocabulary; a model of one block
+# ---- data: two token files of several documents, one of many short ones, a vocabulary; a model of one block
 make_tiny
 for i in 1 2 3 4; do cat text.txt; echo; done >some.txt
 for i in 1 2 3; do tac text.txt; echo; done >other.txt
-for i in a:some b:other; do
+sed 's/ of .*/\n/' text.txt >short.txt
+for i in a:some b:other d:short; do
     "$mt" preprocess --input ${i#*:}.txt --tokenizer byte --output ${i%:*} --append-eod --split-blank-lines \
         >/dev/null 2>&1 || bad "preprocess"
 done
 "$mt" tokenizer train --input text.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
+for i in bin idx; do cp a.$i plain.$i; done # without PREFIX.crc: ids of no tokenizer that is known
 cat >keys.ini <<'EOI'
 [run]
 name = keys
@@ -161,12 +171,19 @@ EOI
 
 # run DIR WORDS...: in DIR, with these data and 3 steps unless the words say otherwise; stderr in DIR.err
 run() {
-    local dir=$1 words=("${@:2}")
+    local dir=$1 words=() launch=() w
+    for w in "${@:2}"; do
+        case $w in
+        RANKS=*) launch=("$root/scripts/launch.sh" -n "${w#*=}" --) ;;
+        ALONE) [ $# -gt 2 ] || return 0; launch=(env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1) ;;
+        *) words+=("$w") ;;
+        esac
+    done
     [[ " ${words[*]}" == *" run.dir="* ]] || words+=("run.dir=$dir")
     [[ " ${words[*]}" == *" data.train="* ]] || words+=(data.train=a)
     [[ " ${words[*]}" == *" data.valid="* ]] || words+=(data.valid=b)
     [[ " ${words[*]}" == *" train.steps="* || " ${words[*]}" == *" train.tokens="* ]] || words+=(train.steps=3)
-    "$mt" --config keys.ini "${words[@]}" >/dev/null 2>"$dir.err"
+    "${launch[@]}" "$mt" --config keys.ini "${words[@]}" >/dev/null 2>"$dir.err"
 }
 valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^}]*\)}.*/\1 \2/p' "$1/metrics.jsonl"; }
 memory() { sed -n 's/.*"memory_bytes":\([0-9]*\),.*/\1/p' "$1/metrics.jsonl" | head -1; }
@@ -185,7 +202,7 @@ seen() {
     loss) [ "$(losses "$r" | wc -l)" -eq 3 ] && ! same_losses "$r" "$base" ;;
     rows) [ "$(losses "$r" | wc -l)" -eq "${rest[0]}" ] ;;
     valid) same_losses "$r" "$base" && [ -n "$(valids "$r")" ] && [ "$(valids "$r")" != "$(valids "$base")" ] ;;
-    file) [ -s "$r/${rest[0]}" ] && [ ! -e "$base/${rest[0]}" ] ;;
+    file) compgen -G "$r/${rest[0]}" >/dev/null && ! compgen -G "$base/${rest[0]}" >/dev/null ;;
     elsewhere) [ -s other/place/metrics.jsonl ] && [ ! -e "$r" ] ;;
     line) says "$r" "${rest[*]}" && ! says "$base" "${rest[*]}" ;;
     same)
@@ -219,7 +236,7 @@ while IFS= read -r line; do
     else bad "$key = $value: exit $status, not seen: $what: $(grep -m1 'error' "k$n.err")"; fi
 done < <(table)
 
-keys=$("$mt" config explain | sed -n 's/^\([a-z]*\.[a-z0-9_]*\) = .*/\1/p')
+keys=$("$mt" config explain | sed -n 's/^\([a-z]*\.[a-z0-9_.]*\) = .*/\1/p')
 check "there are keys" [ "$(wc -l <<<"$keys")" -gt 100 ]
 for key in $keys; do check "$key has a row" [ -n "${row[$key]:-}" ]; unset "row[$key]"; done
 check "rows without a key: ${!row[*]}" [ ${#row[@]} -eq 0 ]

@@ -116,6 +116,7 @@ static void fill_params(Rig *r)
 static void rig_ready(Rig *r, const Case *c)
 {
     ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
+    OK(param_layout(&r->registry, INT64_MAX, 1, 0));
     OK(param_store_init(&r->params, &r->registry, &r->state, F32, GRADS_I64));
     fill_params(r);
     fill_batch(r);
@@ -287,7 +288,7 @@ static void check_embedding(bool positions, float dropout)
     Rig r;
     rig_open(&r);
     OK(embedding_register(&r.embedding, &r.registry,
-                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, 1, dropout, 3 }));
+                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, false, 1, dropout, 3 }));
     check_layer(&r, (Case){ embedding_f, embedding_b, .out = HIDDEN });
 }
 
@@ -347,6 +348,7 @@ static void check_attention(AttentionSpec s)
     s.hidden = HIDDEN;
     s.heads = 4;
     s.head_dim = 8;
+    s.tp_blocks = 4;
     s.norm_eps = 1e-3f;
     rig_open(&r);
     OK(attention_register(&r.attention, &r.registry, s));
@@ -455,6 +457,7 @@ TEST(initial_weights)
     int smaller = 0;
     rig_open(&r);
     OK(stage_register(&st, &r.registry, &m, 0, m.layers, &r.setup));
+    OK(param_layout(&r.registry, INT64_MAX, 1, 0));
     OK(param_store_init(&r.params, &r.registry, &r.state, F32, GRADS_NONE));
     OK(param_store_fill(&r.params, &r.device.stream, 77, SHIFT, 2));
     for (int i = 0; i < r.registry.count; i++) {

@@ -17,17 +17,12 @@
 #include "base/clock.h"
 #include "base/config.h"
 #include "base/log.h"
+#include "ckpt_fixture.h"
 #include "data/indexed.h"
 #include "scratch.h"
 #include "test.h"
 #include "tiny.h"
 #include "train/train.h"
-
-#if defined(__SANITIZE_ADDRESS__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
 
 /* ---- counting ---- */
 
@@ -190,7 +185,9 @@ static void train_counted(const char *run_dir, const char *const *more, int more
     OK(config_read(&cfg, (ConfigSource){ .overrides = overrides, .override_count = n }));
     count.steps = count.saves = 0;
     count.starts_at_step_1 = true;
-    Err err = train_run(&cfg);
+    Boot alone;
+    OK(boot_from_env(&alone));
+    Err err = train_run(&cfg, &alone);
     count_stop();
     count.starts_at_step_1 = false;
     OK(err);
@@ -397,6 +394,38 @@ TEST(a_long_sequence_takes_what_was_planned)
             trainer_close(&t);
             world_close(&world);
         }
+}
+
+static void count_loading(bool begins)
+{
+    if (begins) count_start();
+    else count_stop();
+}
+
+/* Bytes that the ranks of a grid ask for, freed or not, while they load what a rank alone has saved. */
+static int64_t load_bytes(Grid g, ModelKind kind)
+{
+    char dir[256];
+    snprintf(dir, sizeof dir, "%s", fresh_dir());
+    OK(save(ONE, kind, dir, 20, 0));
+    Job j = { .grid = g, .kind = kind, .path = step_path(dir, 20, ""), .step = 20, .loading = count_loading };
+    OK(run_ranks(&j, rank_load));
+    for (int r = 0; r < grid_size(g); r++) CHECK(j.wrong[r] == 0);
+    return count.ours_bytes + count.others_bytes;
+}
+
+TEST(loading_takes_no_more_for_a_larger_model)
+{
+    if (SANITIZED) SKIP("the sanitizer has an allocator of its own");
+    const ModelKind large = { .big = true }; /* by 12 MB of states */
+    for (int i = 0; i < 2; i++) {
+        const Grid g = i ? (Grid){ .tp = 2, .dp = 2 } : ONE;
+        int64_t small_bytes = load_bytes(g, SMALL), large_bytes = load_bytes(g, large);
+        CHECK_MSG(small_bytes > 1 << 20 && large_bytes < grid_size(g) * (int64_t)64 << 20, "%lld, %lld",
+                  (long long)small_bytes, (long long)large_bytes);
+        CHECK_MSG(large_bytes - small_bytes < grid_size(g) * (int64_t)64 << 10, "%lld, %lld", (long long)small_bytes,
+                  (long long)large_bytes);
+    }
 }
 
 TEST_MAIN

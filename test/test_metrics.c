@@ -14,6 +14,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "train/metrics.h"
+#include "train/svg.h"
 
 static char dir[64], jsonl[96], svg[96];
 
@@ -165,6 +166,29 @@ TEST(resume_gives_the_file_of_an_unbroken_run)
     OK(file_remove_tree(dir));
 }
 
+TEST(without_jsonl_too_what_a_resumed_run_undid_goes)
+{
+    Metrics m;
+    MetricsOptions o = options(20);
+    int64_t bytes, svg_bytes, want_bytes;
+    fresh_dir();
+    run_steps(0, 20);
+    char *want = slurp(jsonl, &want_bytes), *picture = slurp(svg, &svg_bytes);
+    run_steps(20, 27);
+    o.jsonl = false;
+    OK(metrics_open(&m, o));
+    OK(metrics_close(&m));
+    char *text = slurp(jsonl, &bytes);
+    CHECK_MSG(bytes == want_bytes && memcmp(text, want, (size_t)bytes) == 0, "'%s'", text);
+    free(text);
+    text = slurp(svg, &bytes);
+    CHECK(bytes == svg_bytes && memcmp(text, picture, (size_t)bytes) == 0);
+    free(text);
+    free(want);
+    free(picture);
+    OK(file_remove_tree(dir));
+}
+
 static Err five_steps(void)
 {
     Metrics m;
@@ -281,7 +305,9 @@ TEST(a_long_run_takes_no_memory_and_gives_a_small_picture)
     char *text = slurp(svg, &size);
     CHECK_MSG(size < SVG_BYTES && size > 10000, "%lld", (long long)size);
     CHECK(strstr(text, "tiny &lt;&amp;&gt; run") && strstr(text, "301 skipped steps") && strstr(text, "a&lt;b"));
-    CHECK(count_of(text, "<circle") > 250 && !strstr(text, "nan") && !strstr(text, "inf"));
+    CHECK(count_of(text, "class=\"v0\"") > 128 && count_of(text, "class=\"v1\"") > 128);
+    CHECK(strstr(text, "last validation loss is 3.5000 at step 300000.") && strstr(text, "on a&lt;b is 3.5000"));
+    CHECK(strstr(text, "301 steps were skipped") && !strstr(text, "nan") && !strstr(text, "inf"));
     CHECK(strstr(text, ">300k<") && strstr(text, "</svg>"));
     free(text);
     OK(file_remove_tree(dir));
@@ -308,26 +334,26 @@ static bool well_formed(const char *text)
 TEST(odd_pictures)
 {
     static char buf[SVG_BYTES];
-    static SvgPoint points[1024];
-    static SvgDot dots[512];
-    static char name[1][SVG_NAME_BYTES];
-    SvgCurve c = { .title = "x", .points = points, .dots = dots };
-    CHECK(svg_curve(&c, buf) == (int64_t)strlen(buf) && strstr(buf, "no finite loss") && well_formed(buf));
-    points[0] = (SvgPoint){ .step = 1, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
+    static CurvePoint points[1024];
+    static CurveDot dots[512];
+    Curve c = { .points = points, .dots = dots };
+    CHECK(svg_curve(&c, "x", buf) == (int64_t)strlen(buf) && strstr(buf, "no finite loss") && well_formed(buf));
+    points[0] = (CurvePoint){ .step = 1, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
     c.count = 1;
-    CHECK(svg_curve(&c, buf) > 0 && strstr(buf, "no finite loss") && well_formed(buf));
-    points[0] = (SvgPoint){ .step = 1, .count = 1, .sum = 4, .low = 4, .high = 4 };
-    CHECK(svg_curve(&c, buf) > 0 && strstr(buf, ">1<") && well_formed(buf));
+    CHECK(svg_curve(&c, "x", buf) > 0 && strstr(buf, "no finite loss") && well_formed(buf));
+    points[0] = (CurvePoint){ .step = 1, .count = 1, .sum = 4, .low = 4, .high = 4 };
+    CHECK(svg_curve(&c, "x", buf) > 0 && strstr(buf, ">1<") && well_formed(buf));
 
     /* the most there can be, with the longest numbers */
     for (int i = 0; i < 1024; i++) {
         double y = i % 2 ? 1e300 : -1e300;
-        points[i] = (SvgPoint){ .step = 1000000000000 + i * INT64_C(12345678), .count = 2, .sum = y,
+        points[i] = (CurvePoint){ .step = 1000000000000 + i * INT64_C(12345678), .count = 2, .sum = y,
                                 .low = -1e300, .high = 1e300, .skipped = 1 };
-        if (i < 512) dots[i] = (SvgDot){ .step = 1000000000000, .loss = 123456.78 };
+        if (i < 512) dots[i] = (CurveDot){ .step = 1000000000000, .loss = 123456.78 };
     }
-    c.count = 1024, c.dot_count = 512, c.series = (const char(*)[SVG_NAME_BYTES])name, c.series_count = 1;
-    CHECK(svg_curve(&c, buf) == (int64_t)strlen(buf) && well_formed(buf) && !strstr(buf, "nan") && !strstr(buf, "inf"));
+    c.count = 1024, c.dot_count = 512, c.names = CURVE_NAMES;
+    for (int i = 0; i < CURVE_NAMES; i++) memset(c.name[i], '&', CURVE_NAME_BYTES - 1);
+    CHECK(svg_curve(&c, "x", buf) == (int64_t)strlen(buf) && well_formed(buf) && !strstr(buf, "nan") && !strstr(buf, "inf"));
 }
 
 TEST(numbers_for_people)

@@ -1,7 +1,7 @@
 /*
  * Norms, elementwise ops, embedding: each against an independent float64 loop, in all builds of the kernels
  * (ops_env.h says what else is demanded of every case). Loss and optimizer ops: test_ops_step.c; linear and
- * attention: test_gemm.c, test_attention.c. The last case holds that no op is without a test.
+ * attention: test_linear.c, test_attention.c. The last case holds that no op is without a test.
  */
 #include "ops_env.h"
 
@@ -317,21 +317,21 @@ TEST(fill_and_add)
     CASES(case_fill_add, { 1, 1 }, { 3, 15 }, { 16, 16 }, { 17, 17 }, { 31, 33 }, { 43, 1031 });
 }
 
-/* H = D heads, K = a groups, C = b columns. */
+/* H = D heads, K = a chunks, C = b columns of a head: whole groups, or parts of them. */
 static void case_qkv(Env *e, const Shape *p)
 {
     int64_t N = p->N, H = p->D, K = p->a, C = p->b, group = H / K, W = (H + 2 * K) * C;
     Tensor qkv = env_in(e, F32, -1, 1, N, W), back = env_out(e, F32, 3, 4, N, W);
-    Tensor q = env_out(e, F32, 3, 4, N, H, C), k = env_out(e, F32, 3, 4, N, K, C),
-           v = env_out(e, F32, 3, 4, N, K, C);
-    RUN(e, qkv_split, .q = q, .k = k, .v = v, .qkv = env_used(e, qkv));
-    RUN(e, qkv_merge, .qkv = env_used(e, back), .q = q, .k = k, .v = v);
+    Tensor q = env_out(e, F32, 3, 4, N, H * C), k = env_out(e, F32, 3, 4, N, K * C),
+           v = env_out(e, F32, 3, 4, N, K * C);
+    RUN(e, qkv_split, .q = q, .k = k, .v = v, .qkv = env_used(e, qkv), .chunks = K);
+    RUN(e, qkv_merge, .qkv = env_used(e, back), .q = q, .k = k, .v = v, .chunks = K);
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
         for (int64_t w = 0; w < W; w++) {
             int64_t g = w / ((group + 2) * C), h = w / C % (group + 2), c = w % C;
-            const float *want = h < group    ? env_f(q, n * H + g * group + h)
-                                : h == group ? env_f(k, n * K + g)
-                                             : env_f(v, n * K + g);
+            const float *want = h < group    ? env_f(q, n) + (g * group + h) * C
+                                : h == group ? env_f(k, n) + g * C
+                                             : env_f(v, n) + g * C;
             CHECK(env_f(qkv, n)[w] == want[c] && env_f(back, n)[w] == want[c]);
         }
     }
@@ -340,6 +340,25 @@ static void case_qkv(Env *e, const Shape *p)
 TEST(qkv_columns)
 {
     CASES(case_qkv, { 1, 1, 1, 1 }, { 3, 4, 2, 5 }, { 4, 6, 1, 16 }, { 5, 3, 3, 17 }, { 31, 12, 4, 64 });
+}
+
+/* D columns of a ranks. */
+static void case_join(Env *e, const Shape *p)
+{
+    int64_t N = p->N, D = p->D, R = p->a;
+    Tensor x = env_in(e, F32, -1, 1, R, N, D), y = env_out(e, F32, 3, 4, N, R, D);
+    for (int64_t i = 0; i < R * N * D; i++) /* by coordinates: rows of x lie elsewhere in a call with fewer */
+        env_f(x, i / D)[i % D] = (float)(i / D % N * 10000 + i / D / N * 100 + i % D);
+    env_settle(e);
+    RUN(e, join_columns, .y = env_used(e, y), .x = x);
+    for (int64_t n = 0; e->check && n < env_n(e, N); n++)
+        for (int64_t r = 0; r < R; r++)
+            for (int64_t i = 0; i < D; i++) CHECK(env_f(y, n * R + r)[i] == env_f(x, r * N + n)[i]);
+}
+
+TEST(columns_side_by_side)
+{
+    CASES(case_join, { 1, 1, 1 }, { 3, 5, 2 }, { 7, 16, 4 }, { 33, 2, 8 }, { 5, 33, 3 });
 }
 
 /* H = D heads of 2 a columns; flags: turn back. */
@@ -369,7 +388,16 @@ TEST(rope)
 
 /* ---- embedding ---- */
 
-enum { EMB_ADD = 1, EMB_PLAIN = 2 };
+enum { EMB_ADD = 1, EMB_PLAIN = 2, EMB_SLOTS = 4 };
+
+/* Where the gradient of row v lies: -1 for a row without one. It is the first row of dy that looks v up. */
+static int64_t embedding_slot(Env *e, const Shape *p, const int32_t *index, int64_t v)
+{
+    if (!(p->flags & EMB_SLOTS)) return v;
+    for (int64_t n = 0; n < env_n(e, p->N); n++)
+        if (index[n] == p->a + v) return n;
+    return -1;
+}
 
 /* Local rows [a, a + 20) of a table of 40; indices from -1 to 39. */
 static void case_embedding(Env *e, const Shape *p)
@@ -378,14 +406,15 @@ static void case_embedding(Env *e, const Shape *p)
     DType acc = p->flags & EMB_PLAIN ? F32 : I64;
     Tensor table = env_in(e, F32, -1, 1, V, D), index = env_in(e, I32, -1, 40, N),
            y = env_out(e, F32, -1, 1, N, D);
-    Tensor dtable = env_out(e, acc, -10, 10, V, D), dy = env_in(e, F32, -1, 1, N, D);
-    Tensor shift = env_int(e, 35), overflow = env_flag(e);
+    bool slots = p->flags & EMB_SLOTS;
+    Tensor dtable = env_out(e, acc, -10, 10, slots ? N : V, D), dy = env_in(e, F32, -1, 1, N, D);
+    Tensor shift = env_int(e, 35), overflow = env_flag(e), slot = slots ? env_out(e, I32, 0, 9, V) : (Tensor){ 0 };
     for (int64_t v = 0; v < V; v++) env_f(table, v)[0] = -0.0f;
     env_settle(e);
     RUN(e, embedding_fwd, .y = env_used(e, y), .table = table, .index = index, .first = p->a,
         .add = (p->flags & EMB_ADD) != 0);
     RUN(e, embedding_grad, .dtable = dtable, .dy = env_used(e, dy), .index = index, .shift = shift,
-        .overflow = overflow, .first = p->a, .room = 16);
+        .overflow = overflow, .slot = slot, .first = p->a, .room = 16);
     if (!e->check) return;
     const int32_t *at = index.data;
     for (int64_t n = 0; n < env_n(e, N); n++) {
@@ -398,11 +427,18 @@ static void case_embedding(Env *e, const Shape *p)
         }
     }
     for (int64_t k = 0; k < V * D; k++) {
+        const int64_t v = k / D, row = embedding_slot(e, p, at, v);
         double want = 0;
+        if (slots) CHECK_MSG(((const int32_t *)slot.data)[v] == row, "slot of row %d", (int)v);
+        if (row < 0) continue;
         for (int64_t n = 0; n < env_n(e, N); n++)
-            if (at[n] == p->a + k / D) want += (double)env_f(dy, n)[k % D];
-        CHECK_CLOSE(env_added(e, dtable, 35, k / D, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d",
-                    (int)k);
+            if (at[n] == p->a + v) want += (double)env_f(dy, n)[k % D];
+        CHECK_CLOSE(env_added(e, dtable, 35, row, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d", (int)k);
+    }
+    for (int64_t n = 0; slots && n < N; n++) {
+        const int64_t v = at[n] - p->a;
+        if (n < env_n(e, N) && at[n] >= 0 && v >= 0 && v < V && embedding_slot(e, p, at, v) == n) continue;
+        for (int64_t i = 0; i < D; i++) CHECK(env_added(e, dtable, 35, n, i) == 0);
     }
     CHECK(*(int32_t *)overflow.data == 0);
 }
@@ -410,7 +446,9 @@ static void case_embedding(Env *e, const Shape *p)
 TEST(embedding)
 {
     CASES(case_embedding, { 1, 1 }, { 33, 15, 10 }, { 40, 16, 20, 0, EMB_ADD }, { 9, 17, 0, 0, EMB_PLAIN },
-          { 31, 33, 10, 0, EMB_ADD | EMB_PLAIN }, { 61, 900, 5, 0, 0 });
+          { 31, 33, 10, 0, EMB_ADD | EMB_PLAIN }, { 61, 900, 5, 0, 0 },
+          { 1, 1, 0, 0, EMB_SLOTS }, { 50, 33, 10, 0, EMB_SLOTS }, { 7, 16, 20, 0, EMB_SLOTS },
+          { 61, 17, 5, 0, EMB_SLOTS | EMB_PLAIN });
 }
 
 /* ---- column sums ---- */
@@ -509,14 +547,15 @@ TEST(grad_overflow)
 static const struct {
     const char *op, *file;
 } tested[] = {
-    { "linear_fwd", "test_gemm.c" }, { "linear_dx", "test_gemm.c" }, { "linear_dw", "test_gemm.c" },
+    { "linear_fwd", "test_linear.c" }, { "linear_dx", "test_linear.c" }, { "linear_dw", "test_linear.c" },
     { "bias_grad", "test_ops.c" }, { "embedding_fwd", "test_ops.c" }, { "embedding_grad", "test_ops.c" },
     { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, { "residual_norm_fwd", "test_ops.c" },
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add", "test_ops.c" },
     { "cast", "test_cast.c" },
-    { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" }, { "rope", "test_ops.c" },
+    { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" },
+    { "join_columns", "test_ops.c" }, { "rope", "test_ops.c" },
     { "attention_fwd", "attention_case.h" }, { "attention_bwd", "attention_case.h" },
     { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },
     { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "loss_sum", "test_ops_step.c" },

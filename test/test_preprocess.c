@@ -2,6 +2,7 @@
 #include "test.h"
 
 #include "data/indexed.h"
+#include "data/jsonl.h"
 #include "data/preprocess.h"
 #include "data/tokenizer.h"
 #include "scratch.h"
@@ -118,6 +119,53 @@ TEST(preprocess_threads_and_chunks)
     tokenizer_close(t);
 }
 
+/* A paragraph and a JSON line of many chunks, between short ones: the ids of the text encoded in one go. */
+TEST(preprocess_long_documents)
+{
+    char *text = make_corpus(2 << 20, 9), *file = malloc(6 << 20);
+    int64_t size = (int64_t)strlen(text), n;
+    if (text[size - 1] == '\n' || text[size - 1] == ' ') size--;
+    char vocabulary[200];
+    write_bytes("long.txt", text, size);
+    const char *inputs[] = { in_dir("long.txt") };
+    snprintf(vocabulary, sizeof vocabulary, "%s", in_dir("long.json"));
+    OK(tokenizer_train(&(TokenizerTrainOptions){ inputs, 1, 290, vocabulary }, NULL));
+    Tokenizer *t;
+    TokenList ids;
+    OK(tokenizer_open(vocabulary, &t));
+    OK(tokenizer_encode(t, text, size, &ids));
+    for (int jsonl = 0; jsonl < 2; jsonl++) {
+        Indexed x;
+        n = sprintf(file, jsonl ? "{\"text\":\"alpha\"}\n{\"id\":[1,{}],\"text\":\"" : "alpha\n\n");
+        for (int64_t i = 0; i < size; i++)
+            if (jsonl && text[i] == '\n') n += sprintf(file + n, "\\n");
+            else file[n++] = text[i];
+        n += sprintf(file + n, jsonl ? "\",\"z\":null}\r\n\n{\"text\":\"beta\"}" : "\n \t\n\nbeta\n");
+        write_bytes("long.in", file, n);
+        const char *in[] = { in_dir("long.in") };
+        preprocess((PreprocessOptions){ .inputs = in,
+                                        .input_count = 1,
+                                        .tokenizer = vocabulary,
+                                        .output = in_dir("long"),
+                                        .format = jsonl ? INPUT_JSONL : INPUT_TEXT,
+                                        .split_blank_lines = !jsonl,
+                                        .append_eod = true,
+                                        .threads = 3 });
+        OK(indexed_open(in_dir("long"), &x));
+        int32_t *back = malloc((size_t)x.tokens * sizeof *back);
+        OK(indexed_read(&x, 0, x.tokens, 290, back));
+        CHECK(x.documents == 3 && indexed_length(&x, 1) == ids.count + 1);
+        CHECK(memcmp(back + indexed_start(&x, 1), ids.ids, (size_t)ids.count * sizeof *back) == 0);
+        CHECK(back[indexed_start(&x, 2) - 1] == tokenizer_eod(t) && back[x.tokens - 1] == tokenizer_eod(t));
+        indexed_close(&x);
+        free(back);
+    }
+    free(ids.ids);
+    free(file);
+    free(text);
+    tokenizer_close(t);
+}
+
 TEST(preprocess_lines_in_chunks)
 {
     enum { LINES = 30000 };
@@ -152,6 +200,47 @@ TEST(preprocess_lines_in_chunks)
     PreprocessResult r;
     FAILS(preprocess_run(&o, &r), ERR_DATA, "many.jsonl': line '15");
     free(text);
+}
+
+/* A line says the same, its failures and their columns too, when it comes byte by byte. */
+TEST(jsonl_in_pieces)
+{
+    static const char *const lines[] = {
+        "{\"a\":{\"b.c\":\"x\\ud83d\\ude00\\ud83dy\\n\\u00e9\",\"c\":[1.5e-3,-0,true,{}]},\"b\":null}",
+        " { \"b\" : { \"a\" : { \"b.c\" : 1 } } , \"\\u0061\" : { \"b\\u002ec\" : \"found\" } } ",
+        "{\"a\":{\"b\":{\"c\":\"not this\"}},\"b.c\":\"nor this\"}",
+        "{\"a\":{\"b.c\":\"\\u12g4\"}}",
+        "{\"a\":{\"b.c\":\"x\"},\"a\":{}}",
+        "{\"a\":[{\"b.c\":\"x\"}]}",
+        "{\"a\":{\"b.c\":\"x\"}} 1",
+        "{\"a\":{\"b.c\":\"x\"},\"n\":1.}",
+        "{\"a\":{\"b.c\":\"x\"},\"n\":tru}",
+        "{\"a\":{\"b.c\":\"x",
+    };
+    static const char *const want[] = { "x\xF0\x9F\x98\x80\xEF\xBF\xBDy\n\xC3\xA9", "found" };
+    JsonlText whole = { 0 }, pieces = { 0 };
+    JsonlScan s;
+    JsonlKey key;
+    OK(jsonl_key("a.b\\.c", &key));
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        char message[256];
+        int64_t size = (int64_t)strlen(lines[i]);
+        Err err = jsonl_member(lines[i], size, "a.b\\.c", &whole), again = ERR_OK;
+        snprintf(message, sizeof message, "%s", err ? err_message() : "");
+        pieces.size = 0;
+        jsonl_begin(&s, &key);
+        for (int64_t at = 0; at < size && !again; at++) again = jsonl_feed(&s, lines[i] + at, 1, &pieces);
+        if (!again) again = jsonl_end(&s, &pieces);
+        CHECK_MSG(err == again && err == (i < 2 ? ERR_OK : ERR_DATA), "%s", lines[i]);
+        CHECK_MSG(!err || strcmp(message, err_message()) == 0, "'%s', '%s'", message, err_message());
+        CHECK(pieces.size == whole.size && memcmp(pieces.text, whole.text, (size_t)whole.size) == 0);
+        CHECK(i >= 2 || (whole.size == (int64_t)strlen(want[i]) &&
+                         memcmp(whole.text, want[i], (size_t)whole.size) == 0));
+    }
+    free(whole.text);
+    free(pieces.text);
+    FAILS(jsonl_key("a..b", &key), ERR_CONFIG, "empty name");
+    FAILS(jsonl_key("1.2.3.4.5.6.7.8.9", &key), ERR_CONFIG, "too many names");
 }
 
 TEST(preprocess_errors)

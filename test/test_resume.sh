@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # A run that was stopped and resumed gives the bits of the run that was not: losses of all steps, all tensors of
-# the last checkpoint. Stopped by train.stop_at, by SIGTERM at some step, by kill -9 at ten places of a save.
+# the last checkpoint. Stopped by train.stop_at, by SIGTERM at some step, by kill -9 at ten places of a save; with
+# checkpoints that the step writes, and that a thread writes.
 . "$(dirname "$0")/lib.sh"
 make_tiny
 run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
@@ -16,22 +17,50 @@ run half
 check "20 + 20 losses are the 40" same_losses half whole
 check "20 + 20 tensors are the 40's" same_tensors half whole 40
 
-for turn in 1 2; do
-    d=term$turn
-    "$mt" --config tiny.ini run.dir=$d >/dev/null 2>$d.err &
+run anew checkpoint.resume=none train.max_minutes=1e-9
+check "where the same command would not go on, the hint says which does (got $?)" \
+    [ $?-"$(grep -c '^hint: with checkpoint.resume=auto' anew.err)" = 75-1 ]
+
+# begin_and_stop STEP DIR WORDS...: a run that stands still before that step; pid
+begin_and_stop() {
+    MEGATRAIN_RANK_FAULT=0:step:$1:stop "$mt" --config tiny.ini run.dir="$2" "${@:3}" >/dev/null 2>"$2.err" &
     pid=$!
-    while [ ! -s $d/metrics.jsonl ] || [ "$(losses $d | wc -l)" -lt $((turn * 9)) ]; do
-        kill -0 $pid 2>/dev/null || break
+    until stands_still $pid; do
+        kill -0 $pid 2>/dev/null || { bad "$2: it ended before step $1"; return; }
         sleep 0.01
     done
-    kill -TERM $pid 2>/dev/null
+}
+
+# at some step; turns 3 and 4: a thread writes; the next save waits for the one before
+for turn in 1 2 3 4; do
+    d=term$turn async=()
+    [ $turn -lt 3 ] || async=(checkpoint.async=true checkpoint.every=$((turn - 2)))
+    step=$((RANDOM % 38 + 2))
+    begin_and_stop $step $d "${async[@]}"
+    kill -TERM $pid
+    kill -CONT $pid
     wait $pid
     status=$?
-    check "SIGTERM: exit 75 (got $status)" [ $status -eq 75 ]
-    run $d
+    check "SIGTERM at step $step: exit 75 (got $status)" [ $status -eq 75 ]
+    run $d "${async[@]}"
     check "after SIGTERM at step $(losses $d | wc -l): losses" same_losses $d whole
     check "after SIGTERM: tensors" same_tensors $d whole 40
 done
+
+# the token file cut short while it is read: exit 3, naming it, with a checkpoint; put back, the run goes on
+for f in bin idx; do cp a.$f c.$f; done
+begin_and_stop 9 cut data.train=c
+: >c.bin
+kill -CONT $pid
+wait $pid
+status=$?
+check "a file cut short: exit 3 (got $status)" [ $status -eq 3 ]
+check "it is named: $(grep '^megatrain: error' cut.err)" grep -q "^megatrain: error (data): '.*c.bin' cannot be read any more" cut.err
+check "with a checkpoint of step $(losses cut | wc -l)" [ -e "cut/checkpoints/step-$(printf %08d "$(losses cut | wc -l)")" ]
+cp a.bin c.bin
+run cut data.train=c
+check "the file is back: losses" same_losses cut whole
+check "the file is back: tensors" same_tensors cut whole 40
 
 # operations of the first save, counted, then killed at ten of them
 MEGATRAIN_FILE_FAULT=count run count train.stop_at=7 train.eval_batches=1
@@ -40,9 +69,24 @@ check "file operations are counted (${total:-none})" [ "${total:-0}" -ge 20 ]
 for i in $(seq 1 10); do
     d=kill$i at=$((total * i / 10))
     MEGATRAIN_FILE_FAULT=kill@$at run $d train.stop_at=7 train.eval_batches=1
+    if [ -d $d/checkpoints ]; then MEGATRAIN_FILE_FAULT=kill@$((at + 25)) run $d checkpoint.async=true; fi
     run $d
     check "killed at file operation $at of $total, then run to the end" [ $? -eq 0 ]
     check "killed at $at: losses" same_losses $d whole
     check "killed at $at: tensors" same_tensors $d whole 40
 done
+
+# what a thread writes: the same, reported, and the step hardly waits
+run async checkpoint.async=true
+check "checkpoints by a thread: losses" same_losses async whole
+check "checkpoints by a thread: all tensors" same_run async whole 40
+saves() { sed -n 's/.*"saved_step":\([0-9]*\),"saved":true,"save_stall_ms":\([0-9.e-]*\),"save_ms":\([0-9.e-]*\)}$/\1 \2 \3/p' "$1/metrics.jsonl"; }
+# (that of step 35 may be known after the last step only)
+check "each is reported" [ "$(saves async | head -4 | cut -d' ' -f1 | xargs)" = "7 14 21 28" ]
+check "and without a thread" [ "$(saves whole | cut -d' ' -f1 | xargs)" = "7 14 21 28 35" ]
+# (of three runs' saves one at least: on a busy machine any of them may have lost its core for a while)
+for i in 2 3; do run async$i checkpoint.async=true; done
+all_saves() { for i in '' 2 3; do saves async$i; done; }
+check "the step waits for a small part of it: $(all_saves | xargs)" [ "$(all_saves | awk '$2 < $3 / 5' | wc -l)" -ge 1 ]
+check "the log says so" grep -q "checkpoint of step 35: training stood still for [0-9.]* ms, written in" async.err
 finish

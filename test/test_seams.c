@@ -305,6 +305,63 @@ TEST(seam09_loss_scale)
     rig_close(&r);
 }
 
+static Err broken_reduce(void *user)
+{
+    Spy *spy = user;
+    ((float *)param_store_grad(&spy->rig->t.params, 0).data)[0] = INFINITY;
+    return spy->real.reduce(spy->real.user);
+}
+
+static Err real_norm(void *user) { return ((Spy *)user)->real.norm(((Spy *)user)->real.user); }
+
+static Err real_update(void *user) { return ((Spy *)user)->real.update(((Spy *)user)->real.user); }
+
+/* One gradient that is infinite at any scale: the step is skipped, and the scale stays what it was for the next. */
+TEST(seam09_a_skipped_step_keeps_the_scale)
+{
+    TrainSpec s = tiny_gpt2();
+    s.exact = false;
+    s.compute = F16;
+    Rig r;
+    StepReport report;
+    OK(rig_open(&r, &s));
+    const LossScale before = r.t.loss_scale = (LossScale){ .log2 = 3, .good_steps = 7 };
+    Spy spy = { .rig = &r, .real = r.t.executor.hooks };
+    r.t.executor.hooks = (ExecutorHooks){ &spy, masked_batch, broken_reduce, real_norm, real_update };
+    OK(trainer_step(&r.t, tiny_source(&r.t), &report));
+    CHECK(report.skipped && report.rescaled == before.log2 && isfinite(report.loss) && isnan(report.grad_norm));
+    CHECK_MSG(r.t.loss_scale.log2 == before.log2 && r.t.loss_scale.good_steps == before.good_steps,
+              "2^%lld, was 2^%lld", (long long)r.t.loss_scale.log2, (long long)before.log2);
+    rig_close(&r);
+}
+
+static Err heavy_batch(void *user, int m, Batch *b)
+{
+    Spy *spy = user;
+    ((int64_t *)spy->rig->t.executor.sums.data)[0] = (int64_t)1 << 62;
+    return spy->real.batch(spy->real.user, m, b);
+}
+
+/* Losses of many batches may add up to more than the 64 bits that hold those of one. */
+TEST(seam09_a_long_evaluation)
+{
+    TrainSpec s = tiny_gpt2();
+    s.micro_batch = s.global_batch = 2;
+    Rig r;
+    double loss[2];
+    int64_t counted;
+    OK(rig_open(&r, &s));
+    OK(trainer_eval(&r.t, tiny_source(&r.t), 0, 8, &loss[0], &counted));
+    Spy spy = { .rig = &r, .real = r.t.executor.hooks };
+    r.t.executor.hooks.user = &spy;
+    r.t.executor.hooks.batch = heavy_batch;
+    OK(trainer_eval(&r.t, tiny_source(&r.t), 0, 8, &loss[1], &counted));
+    CHECK(counted == 8 * 2 * TINY_SEQ);
+    CHECK_CLOSE(loss[1], loss[0] + 8 * 0x1p34 / (double)counted, 1e-12, " ");
+    r.t.executor.hooks = spy.real;
+    rig_close(&r);
+}
+
 /* No host read of device memory between the first and the last action of a step. */
 TEST(seam10_step_values_on_the_device)
 {
@@ -319,7 +376,7 @@ TEST(seam10_step_values_on_the_device)
     rig_close(&r);
 }
 
-/* The null device answers the bound; others read the count. Ops: see test_ops and test_gemm, "rows". */
+/* The null device answers the bound; others read the count. Ops: see test_ops and test_linear, "rows". */
 TEST(seam11_row_counts)
 {
     Device cpu, null;
@@ -399,6 +456,7 @@ TEST(seam14_stages)
         param_registry_init(&reg[i], &setup, 1, 0);
         OK(stage_register(&st[i], &reg[i], &s.model, i, 1, &setup));
         test_arena(&state[i], 16 << 20);
+        OK(param_layout(&reg[i], INT64_MAX, 1, 0));
         OK(param_store_init(&store[i], &reg[i], &state[i], F32, GRADS_I64));
         int32_t shift;
         memcpy(&shift, whole.t.params.shift.data, sizeof shift);

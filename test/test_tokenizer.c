@@ -60,6 +60,26 @@ TEST(golden_qwen3)
     check_golden(FIXTURES "/qwen3/tokenizer.json", "qwen3");
 }
 
+/* Half of the limit on a tree's memory is enough for them. */
+TEST(real_files_fit_into_memory_twice)
+{
+    static const char *const files[] = { FIXTURES "/gpt2", FIXTURES "/qwen3/tokenizer.json" };
+    const int64_t usual = json_spare_bytes;
+    if (!file_exists(FIXTURES)) SKIP("no " FIXTURES);
+    json_spare_bytes = usual / 2;
+    for (int i = 0; i < 2; i++) {
+        Tokenizer *t;
+        OK(tokenizer_open(files[i], &t));
+        tokenizer_close(t);
+    }
+    json_spare_bytes = 0;
+    for (int i = 0; i < 2; i++) {
+        Tokenizer *t;
+        FAILS(tokenizer_open(files[i], &t), ERR_DATA, "MiB are allowed");
+    }
+    json_spare_bytes = usual;
+}
+
 TEST(gpt2_special_ids)
 {
     Tokenizer *t;
@@ -163,6 +183,28 @@ TEST(pieces)
     }
 }
 
+/* Patterns that look for a line feed behind blanks go back over all of them. */
+TEST(a_long_run_of_blanks)
+{
+    enum { N = 11 << 20 };
+    char *text = malloc(N);
+    memset(text, ' ', N);
+    text[N - 1] = 'x';
+    for (SplitKind kind = 0; kind < SPLIT_COUNT; kind++) {
+        Splitter *s;
+        SplitterWork *w;
+        int64_t end = 0, last = 0;
+        OK(splitter_open(kind, &s));
+        OK(splitter_work_open(s, &w));
+        OK(splitter_next(w, text, N, 0, &end));
+        OK(splitter_next(w, text, N, end, &last));
+        CHECK_MSG(end == N - 2 && last == N, "%s: %lld", split_name(kind), (long long)end);
+        splitter_work_close(w);
+        splitter_close(s);
+    }
+    free(text);
+}
+
 /* ---- byte ---- */
 
 TEST(byte_tokenizer)
@@ -236,10 +278,16 @@ static int naive_compare(const NaiveToken *a, const NaiveToken *b)
     return c ? c : a->size - b->size;
 }
 
-static bool naive_before(const Naive *v, int l, int r, int bl, int br)
+/* The printable bytes of Latin-1 go first, then the others, then merges as they were made. */
+static int naive_age(int id)
 {
-    int c = naive_compare(&v->tokens[l], &v->tokens[bl]);
-    return c < 0 || (c == 0 && naive_compare(&v->tokens[r], &v->tokens[br]) < 0);
+    if (id > 255) return 1000 + id;
+    return (id > 32 && id < 127) || (id > 160 && id != 173) ? id : 256 + id;
+}
+
+static bool naive_before(int l, int r, int bl, int br)
+{
+    return naive_age(l) < naive_age(bl) || (l == bl && naive_age(r) < naive_age(br));
 }
 
 static int naive_merge(int *symbols, int n, int l, int r, int joined)
@@ -264,7 +312,7 @@ static bool naive_step(Naive *v, int *symbols, int *n)
     for (int l = 0; l < v->token_count; l++)
         for (int r = 0; r < v->token_count; r++)
             if (counts[l][r] > best ||
-                (counts[l][r] == best && bl >= 0 && naive_before(v, l, r, bl, br)))
+                (counts[l][r] == best && bl >= 0 && naive_before(l, r, bl, br)))
                 best = counts[l][r], bl = l, br = r;
     if (bl < 0) return false;
     NaiveToken joined = v->tokens[bl];
@@ -314,7 +362,7 @@ static const char *trained(int64_t vocab, int64_t *got)
 {
     const char *inputs[1] = { write_text("train.txt", training_text) };
     const char *output = in_dir("trained.json");
-    OK(tokenizer_train(&(TokenizerTrainOptions){ inputs, 1, vocab, output }, got));
+    OK(tokenizer_train(&(TokenizerTrainOptions){ inputs, 1, vocab, output, 1 }, got));
     return output;
 }
 
@@ -341,6 +389,33 @@ TEST(training_equals_naive)
     }
 }
 
+/* Cut into many chunks, the same file to the byte: at ends of words, with invalid bytes, without any good place. */
+TEST(training_ignores_threads)
+{
+    enum { N = 3 << 19 };
+    char *text = malloc(2 * N), *files[3];
+    const char *path = in_dir("big.txt"), *out[3] = { in_dir("t1.json"), in_dir("t2.json"), in_dir("t5.json") };
+    static const int threads[3] = { 1, 2, 5 };
+    static const char *const words[] = { "the ", "cat\n", "cats", "  ", "1", ", ", "\xC3\xA9t\xC3\xA9 ", "\xFF", "'s" };
+    uint64_t seed = 4;
+    int64_t n = 0, sizes[3];
+    while (n < N) {
+        const char *word = words[test_rand(&seed) % (sizeof words / sizeof *words)];
+        memcpy(text + n, word, strlen(word));
+        n += (int64_t)strlen(word);
+        if (test_rand(&seed) % 4 == 0) text[n++] = (char)('a' + test_rand(&seed) % 26);
+    }
+    for (int64_t end = n + (N >> 1); n < end; n++) text[n] = "-x"[n % 2];
+    OK(file_replace(path, text, n));
+    for (int i = 0; i < 3; i++) {
+        OK(tokenizer_train(&(TokenizerTrainOptions){ &path, 1, 1000, out[i], threads[i] }, NULL));
+        OK(file_read_all(out[i], 1 << 24, &files[i], &sizes[i]));
+        CHECK(sizes[i] == sizes[0] && memcmp(files[i], files[0], (size_t)sizes[0]) == 0);
+    }
+    for (int i = 0; i < 3; i++) free(files[i]);
+    free(text);
+}
+
 TEST(training_stops_early_and_ignores_file_order)
 {
     int64_t got, again;
@@ -348,8 +423,8 @@ TEST(training_stops_early_and_ignores_file_order)
     const char *b = write_text("b.txt", "four four four four one\n"), *forth = in_dir("f.json"),
                *back = in_dir("g.json");
     const char *ab[] = { a, b }, *ba[] = { b, a };
-    OK(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 5000, forth }, &got));
-    OK(tokenizer_train(&(TokenizerTrainOptions){ ba, 2, 5000, back }, &again));
+    OK(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 5000, forth, 1 }, &got));
+    OK(tokenizer_train(&(TokenizerTrainOptions){ ba, 2, 5000, back, 3 }, &again));
     CHECK(got == again && got > 260 && got < 300);
     char *x, *y;
     int64_t nx, ny;
@@ -359,11 +434,11 @@ TEST(training_stops_early_and_ignores_file_order)
     free(x);
     free(y);
     const char *none[] = { in_dir("missing") }, *empty[] = { write_text("empty.txt", "") };
-    FAILS(tokenizer_train(&(TokenizerTrainOptions){ none, 1, 300, forth }, NULL), ERR_DATA,
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ none, 1, 300, forth, 2 }, NULL), ERR_DATA,
           "missing");
-    FAILS(tokenizer_train(&(TokenizerTrainOptions){ empty, 1, 300, forth }, NULL), ERR_DATA,
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ empty, 1, 300, forth, 2 }, NULL), ERR_DATA,
           "no text");
-    FAILS(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 256, forth }, NULL), ERR_CONFIG, "256");
+    FAILS(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 256, forth, 2 }, NULL), ERR_CONFIG, "256");
 }
 
 /* ---- encoding ---- */
@@ -440,26 +515,59 @@ TEST(long_word_is_not_quadratic)
     tokenizer_close(t);
 }
 
+/* The trained tokenizer with NFC and added tokens: of all flags, or such as only composing makes. */
+static const char *flagged(const char *more)
+{
+    static const char mark[] = "\"added_tokens\": [", none[] = "\"normalizer\": null";
+    char *text, *made;
+    int64_t size, got;
+    OK(file_read_all(trained(290, &got), 1 << 20, &text, &size));
+    const char *at = strstr(text, mark), *nfc = strstr(text, none);
+    CHECK(at && nfc > at);
+    at += strlen(mark);
+    CHECK(asprintf(&made, "%.*s%s%.*s\"normalizer\": {\"type\": \"NFC\"}%s", (int)(at - text), text, more,
+                   (int)(nfc - at), at, nfc + strlen(none)) > 0);
+    const char *path = write_text("flagged.json", made);
+    free(text);
+    free(made);
+    return path;
+}
+
+static const char all_flags[] = "{\"id\":400,\"content\":\"cat\",\"rstrip\":true},"
+                                "{\"id\":401,\"content\":\"..\",\"lstrip\":true,\"normalized\":true},"
+                                "{\"id\":402,\"content\":\" A\",\"single_word\":true},"
+                                "{\"id\":403,\"content\":\"s \",\"normalized\":true,\"rstrip\":true},"
+                                "{\"id\":404,\"content\":\"\\n\",\"lstrip\":true,\"rstrip\":true},"
+                                "{\"id\":405,\"content\":\"\\u5b57\\u3002\"},";
+static const char composed[] = "{\"id\":400,\"content\":\"\\ud55c\",\"normalized\":true,\"rstrip\":true},"
+                               "{\"id\":401,\"content\":\"\\u03a9\",\"normalized\":true,\"rstrip\":true},"
+                               "{\"id\":402,\"content\":\"\\uff0c\",\"single_word\":true},";
+
 TEST(cuts_change_nothing)
 {
     static const char *const parts[] = { "cat", "s",    "'s ",      " ",        "\n",
                                          "..",  "12",   "\xC3\xA9", "\xCC\x81", "<|x y|>",
-                                         "<|x", " y|>", "A" };
-    static const char *const specs[] = { FIXTURES "/qwen3/tokenizer.json", "trained", "byte" };
+                                         "<|x", " y|>", "A",
+                                         "\xE5\xAD\x97", "\xE3\x80\x82", "\xEF\xBC\x8C", "\xED\x95\x98\xE1\x86\xAB", "\xE2\x84\xA6",
+                                         "\xD0\xB6", "\xD9\x86", ",", "\xE3\x80\x80", "\xE3\x81\x8B", "\xE3\x82\x99",
+                                         "\xCC\xB8", "\xE2\x81\x87", "\xC2\xA0", "\xF0\x9D\x90\x80" };
+    static const char *const specs[] = { FIXTURES "/qwen3/tokenizer.json", "trained", "byte", all_flags, composed };
     uint64_t seed = 3;
     int64_t got;
-    for (int s = 0; s < 3; s++) {
+    for (int s = 0; s < 5; s++) {
         Tokenizer *t;
+        int64_t cuts = 0;
         if (s == 0 && !file_exists(specs[s])) continue;
-        OK(tokenizer_open(s == 1 ? trained(290, &got) : specs[s], &t));
+        OK(tokenizer_open(s == 1 ? trained(290, &got) : s >= 3 ? flagged(specs[s]) : specs[s], &t));
         if (s == 0) check_qwen_special(t);
-        for (int round = 0; round < 300; round++) {
+        for (int round = 0; round < 600; round++) {
             char text[512] = "";
             for (int k = 0, n = 1 + (int)(test_rand(&seed) % 40); k < n; k++)
                 strcat(text, parts[test_rand(&seed) % (sizeof parts / sizeof *parts)]);
             TokenList whole, first, rest;
             int64_t size = (int64_t)strlen(text), cut = tokenizer_cut(t, text, size);
             CHECK(cut >= 0 && cut < size);
+            cuts += cut > 0;
             OK(tokenizer_encode(t, text, size, &whole));
             OK(tokenizer_encode(t, text, cut, &first));
             OK(tokenizer_encode(t, text + cut, size - cut, &rest));
@@ -469,6 +577,7 @@ TEST(cuts_change_nothing)
             free(first.ids);
             free(rest.ids);
         }
+        CHECK_MSG(cuts > 50, "%s: %lld cuts", specs[s], (long long)cuts);
         tokenizer_close(t);
     }
 }

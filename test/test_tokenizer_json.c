@@ -21,6 +21,7 @@ static void put_vocab(char *out)
 
 typedef struct {
     const char *merges, *model, *added, *pre, *normalizer, *top; /* NULL: the plain form */
+    bool no_type;                                                /* of the model */
 } JsonParts;
 
 static const char *make_json(JsonParts p)
@@ -30,10 +31,10 @@ static const char *make_json(JsonParts p)
     snprintf(text, sizeof text,
              "{\"added_tokens\":[%s],%s\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{"
              "\"type\":\"ByteLevel\"},"
-             "\"model\":{\"type\":\"BPE\",%s\"vocab\":{%s},\"merges\":[%s]}}",
+             "\"model\":{%s%s\"vocab\":{%s},\"merges\":[%s]}}",
              p.added ? p.added : "", p.top ? p.top : "", p.normalizer ? p.normalizer : "null",
              p.pre ? p.pre : "{\"type\":\"ByteLevel\",\"add_prefix_space\":false}",
-             p.model ? p.model : "", vocab, p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
+             p.no_type ? "" : "\"type\":\"BPE\",", p.model ? p.model : "", vocab, p.merges ? p.merges : "\"a b\",[\"ab\",\"c\"]");
     return write_text("made.json", text);
 }
 
@@ -54,6 +55,8 @@ static void check_ids(JsonParts p, const char *text, const char *want)
 TEST(json_forms)
 {
     check_ids((JsonParts){ 0 }, "abcbc", "257 98 99");
+    check_ids((JsonParts){ .no_type = true, .model = "\"unk_token\":\"\",\"end_of_word_suffix\":\"\"," }, "abcbc",
+              "257 98 99"); /* as GPT-2's first file */
     check_ids((JsonParts){ .merges = "[\"b\",\"c\"],\"a b\"" }, "abc", "97 258");
     /* "abc" is a token that no merge reaches: only ignore_merges finds it */
     check_ids((JsonParts){ .merges = "\"a b\"", .model = "\"ignore_merges\":true," }, "abc", "257");
@@ -67,6 +70,64 @@ TEST(json_forms)
               "e\xCC\x81\xC3\xA9", "300 300"); /* both spellings of the same letter */
     check_ids((JsonParts){ .normalizer = "{\"type\":\"NFC\"}" }, "e\xCC\x81", "195 169");
     check_ids((JsonParts){ 0 }, "e\xCC\x81", "101 204 129");
+}
+
+/* What the `tokenizers` package gives for the same file; 32 is a blank, 95 '_'. */
+TEST(added_token_flags)
+{
+    static const struct {
+        const char *flags, *text, *want;
+    } cases[] = {
+        { "\"lstrip\":false", " <m> b <m>", "32 300 301 32 300" },
+        { "\"lstrip\":true", " <m> b <m>", "300 301 300" },
+        { "\"lstrip\":true", "a\xC2\xA0\xE3\x80\x80<m><m>_ <m>", "97 300 300 95 300" },
+        { "\"rstrip\":true", "<m> \xC2\x85_<m>", "300 95 300" },
+        { "\"rstrip\":true", "<m>   b", "300 301" }, /* " b" begins inside what was swallowed */
+        { "\"single_word\":true", "a<m> <m>\xCC\x81", "97 60 109 62 32 60 109 62 204 129" },
+        { "\"single_word\":true", "-<m><m>\xC3\x97", "45 300 300 195 151" },
+        { "\"single_word\":true", "<m>_ \xE4\xB8\xAD<m>", "60 109 62 95 32 228 184 173 60 109 62" },
+        { "\"lstrip\":true,\"rstrip\":true", "a <m>  <m>\n", "97 300 300" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char added[256];
+        snprintf(added, sizeof added, "{\"id\":300,\"content\":\"<m>\",%s},{\"id\":301,\"content\":\" b\"}",
+                 cases[i].flags);
+        check_ids((JsonParts){ .added = added }, cases[i].text, cases[i].want);
+    }
+    /* a token of blanks that swallows blanks: the second one has nothing left to stand for */
+    check_ids((JsonParts){ .added = "{\"id\":300,\"content\":\"  \",\"lstrip\":true,\"rstrip\":true}" }, "a     b",
+              "97 300 98");
+    /* where one may be cut: not in front of what rstrip may swallow, nor where single_word looks back */
+    Tokenizer *t;
+    OK(tokenizer_open(make_json((JsonParts){ .added = "{\"id\":300,\"content\":\"xa\",\"rstrip\":true},"
+                                                      "{\"id\":301,\"content\":\" b\",\"single_word\":true},"
+                                                      "{\"id\":302,\"content\":\"c\\nd\"}" }),
+                      &t));
+    CHECK(tokenizer_cut(t, "y\nxa\n", 5) == 1 && tokenizer_cut(t, "y b", 3) == 0 && tokenizer_cut(t, "c\nd", 3) == 0);
+    CHECK(tokenizer_cut(t, "c d\nb", 5) == 3);
+    tokenizer_close(t);
+}
+
+TEST(many_added_tokens_in_many_blanks)
+{
+    enum { N = 1 << 19 };
+    Tokenizer *t;
+    TokenList ids;
+    char *text = malloc(N);
+    memset(text, ' ', N);
+    for (int i = 0; i < 3; i++) {
+        char added[128];
+        snprintf(added, sizeof added, "{\"id\":300,\"content\":\"  \",\"lstrip\":%s,\"rstrip\":%s}",
+                 i != 1 ? "true" : "false", i != 0 ? "true" : "false");
+        OK(tokenizer_open(make_json((JsonParts){ .added = added }), &t));
+        double start = test_now();
+        OK(tokenizer_encode(t, text, N, &ids));
+        CHECK_MSG(test_now() - start < 20, "%.1f s", test_now() - start); /* quadratic would be minutes */
+        CHECK(ids.count == (i == 2 ? 1 : N / 2) && ids.ids[0] == 300);
+        free(ids.ids);
+        tokenizer_close(t);
+    }
+    free(text);
 }
 
 TEST(json_refusals)
@@ -91,9 +152,9 @@ TEST(json_refusals)
           "not one of the known" },
         { { .top = "\"truncation\":{\"max_length\":5}," }, "truncation" },
         { { .top = "\"post_processor\":{\"type\":\"BertProcessing\"}," }, "post_processor" },
-        { { .added = "{\"id\":300,\"content\":\"<m>\",\"lstrip\":true}" }, "lstrip" },
+        { { .added = "{\"id\":300,\"content\":\"ab\"}" }, "has the id '300', and '256' in the vocabulary" },
         { { .added = "{\"id\":97,\"content\":\"<m>\"}" }, "of another token" },
-        { { .added = "{\"id\":300,\"content\":\"a\"},{\"id\":300,\"content\":\"b\"}" },
+        { { .added = "{\"id\":300,\"content\":\"<a>\"},{\"id\":300,\"content\":\"<b>\"}" },
           "two added tokens" },
         { { .added = "{\"id\":99999999999,\"content\":\"x\"}" }, "is not a number in" },
         { { .merges = "\"a b\",\"a b\"" }, "same as merge '1'" },

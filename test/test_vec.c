@@ -46,6 +46,7 @@
 #define vec_scale2 ISA_NAME(vec_scale2)
 #define vec_select ISA_NAME(vec_select)
 #define vec_shr32 ISA_NAME(vec_shr32)
+#define vec_round ISA_NAME(vec_round)
 #define vec_sqrt ISA_NAME(vec_sqrt)
 #define vec_sticky ISA_NAME(vec_sticky)
 #define vec_u4 ISA_NAME(vec_u4)
@@ -93,8 +94,11 @@
 #define vl_low32 ISA_NAME(vl_low32)
 #define vl_max ISA_NAME(vl_max)
 #define vl_mul32 ISA_NAME(vl_mul32)
+#define vl_round ISA_NAME(vl_round)
+#define vl_set1 ISA_NAME(vl_set1)
 #define vl_shr32 ISA_NAME(vl_shr32)
 #define vl_store ISA_NAME(vl_store)
+#define vl_sub ISA_NAME(vl_sub)
 #define vl_zero ISA_NAME(vl_zero)
 #define vm ISA_NAME(vm)
 #define vm_and ISA_NAME(vm_and)
@@ -119,6 +123,7 @@ typedef struct {
     float sum, hmax, scale, limit;
     int32_t iadd[16], ixor[16], iset1[16], iota[16], mul_low[16], mul_high[16], philox[4][16];
     int64_t ladd[16], labs[16], lmax[16], lshr[16], llow[16], lmul[16], lzero[16], from_f[16];
+    int64_t lsub[16], lset1[16], lround[16];
     uint64_t keep;
     uint32_t lt, ge, both, either, inverse, any, of_bits, bad, ge_u, first_n[17];
 } ProbeOut;
@@ -276,6 +281,8 @@ static void check_integers(const ProbeIn *in, const ProbeOut *o)
         }
     }
     EACH_INT(o->ladd, (int64_t)((uint64_t)in->l[i] + (uint64_t)in->m[i]));
+    EACH_INT(o->lsub, (int64_t)((uint64_t)in->l[i] - (uint64_t)in->m[i]));
+    EACH_INT(o->lset1, in->l[5]);
     EACH_INT(o->labs, in->l[i] < 0 ? -in->l[i] : in->l[i]);
     EACH_INT(o->lmax, in->l[i] > in->m[i] ? in->l[i] : in->m[i]);
     EACH_INT(o->lshr, (int64_t)((uint64_t)in->l[i] >> 32));
@@ -283,6 +290,7 @@ static void check_integers(const ProbeIn *in, const ProbeOut *o)
     EACH_INT(o->lmul, (int64_t)((uint64_t)(uint32_t)in->l[i] * (uint32_t)in->m[i]));
     EACH_INT(o->lzero, 0);
     EACH_INT(o->from_f, llrint((double)in->big[i]));
+    EACH_INT(o->lround, llrint((double)in->big[i] * -0x1p-12));
 }
 
 static double exp_ulps(float x, float got)

@@ -48,6 +48,7 @@ static inline TrainSpec tiny_llama(void)
     TrainSpec s = tiny_base();
     s.model.rope = s.model.rms = s.model.qk_norm = true;
     s.model.heads = 16;
+    s.model.kv_heads = 2; /* fewer than ranks */
     s.model.activation = ACT_SWIGLU;
     return s;
 }
@@ -66,6 +67,27 @@ static inline Err tiny_tokens(void *user, int64_t first, int64_t count, int32_t 
     return ERR_OK;
 }
 
+/* The same, with an end of document (id 0) at about every tenth place, sometimes two in a row. */
+static inline Err tiny_documents(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    TRY(tiny_tokens(user, first, count, out));
+    for (int64_t i = 0; i < count * (TINY_SEQ + 1); i++)
+        if (rng_mix((uint64_t)(first * (TINY_SEQ + 1) + i) ^ 0x5eed) % 10 == 0) out[i] = 0;
+    return ERR_OK;
+}
+
+/* Documents are kept apart and their ends left out of the loss. */
+static inline TrainSpec tiny_apart(TrainSpec s)
+{
+    s.mask_eod = s.reset_at_eod = true;
+    return s;
+}
+
+static inline TokenSource tiny_source(const Trainer *t)
+{
+    return (TokenSource){ NULL, t->spec.mask_eod || t->spec.reset_at_eod ? tiny_documents : tiny_tokens };
+}
+
 typedef struct {
     TrainSpec spec;
     Grid grid;
@@ -75,7 +97,7 @@ typedef struct {
     double loss[TINY_STEPS_MAX];
     Err err;
     char message[256];
-    float *state[3]; /* value, m, v in global plain order, when keep_state */
+    float *state[3]; /* master, m, v in global plain order, when keep_state */
     bool keep_state;
     int64_t global_count;
 } TinyRun;
@@ -89,18 +111,18 @@ typedef struct {
     float *state[3];
 } TinyRank;
 
-/* This rank's part of one flat buffer into the global plain array. */
+/* What this rank holds of one flat buffer into the global plain array. */
 static inline void tiny_scatter(const Trainer *t, Tensor flat, float *out)
 {
     int64_t at = 0;
     for (int i = 0; i < t->registry.count; i++) {
         const Param *p = &t->registry.items[i];
-        const float *local = (const float *)flat.data + p->offset;
-        for (int64_t r = 0; r < p->local[0]; r++) {
-            int64_t row = param_plain_row(p, r);
-            if (row < 0) continue;
-            memcpy(out + at + row * p->spec.shape[1] + p->first[1], local + r * p->local[1],
-                   (size_t)p->local[1] * sizeof *local);
+        const float *local = (const float *)flat.data + param_origin(&t->params, i, flat);
+        ParamSlice own = { .count = p->count };
+        if (!param_has_whole(&t->params, flat)) own = param_slice(&t->registry, i, t->registry.slice);
+        for (int64_t e = own.first; e < own.first + own.count; e++) {
+            int64_t row = param_plain_row(p, e / p->local[1]);
+            if (row >= 0) out[at + row * p->spec.shape[1] + p->first[1] + e % p->local[1]] = local[e];
         }
         at += p->spec.shape[0] * p->spec.shape[1];
     }
@@ -108,7 +130,7 @@ static inline void tiny_scatter(const Trainer *t, Tensor flat, float *out)
 
 static inline int64_t tiny_sent_bytes(const World *w)
 {
-    return w->tp.sent_bytes + w->sp.sent_bytes + w->dp.sent_bytes + w->world.sent_bytes;
+    return w->tp.sent_bytes + w->sp.sent_bytes + w->kv.sent_bytes + w->dp.sent_bytes + w->world.sent_bytes;
 }
 
 /* One step, which must do and send what was planned for this rank. */
@@ -116,7 +138,7 @@ static inline Err tiny_step(Trainer *t, StepReport *report)
 {
     const DeviceCounters *c = &t->device.counters;
     int64_t flop = c->flop, bytes = c->bytes, sent = tiny_sent_bytes(t->world);
-    TRY(trainer_step(t, (TokenSource){ NULL, tiny_tokens }, report));
+    TRY(trainer_step(t, tiny_source(t), report));
     flop = c->flop - flop;
     bytes = c->bytes - bytes;
     sent = tiny_sent_bytes(t->world) - sent;
@@ -125,6 +147,22 @@ static inline Err tiny_step(Trainer *t, StepReport *report)
     return err_set(ERR_INTERNAL, "%lld FLOP, %lld bytes, %lld bytes sent; planned were %lld, %lld and %lld",
                    (long long)flop, (long long)bytes, (long long)sent, (long long)t->plan.flop,
                    (long long)t->plan.op_bytes, (long long)t->plan.comm_bytes);
+}
+
+/* An evaluation; then all arenas of this rank have been filled just as far as was planned. */
+static inline Err tiny_run_eval(Trainer *t)
+{
+    double loss;
+    int64_t counted;
+    TRY(trainer_eval(t, tiny_source(t), 0, 1, &loss, &counted));
+    const MemoryPlan peak = trainer_peak(t), *plan = &t->plan;
+    if (peak.state == plan->state && peak.scratch == plan->scratch && peak.slots == plan->slots &&
+        peak.save[REGION_I] == plan->save[REGION_I] && peak.save[REGION_W] == plan->save[REGION_W])
+        return ERR_OK;
+    return err_set(ERR_INTERNAL, "state %lld, saves %lld and %lld, scratch %lld; planned: %lld, %lld, %lld, %lld",
+                   (long long)peak.state, (long long)peak.save[0], (long long)peak.save[1],
+                   (long long)peak.scratch, (long long)plan->state, (long long)plan->save[0],
+                   (long long)plan->save[1], (long long)plan->scratch);
 }
 
 static inline Err tiny_rank_run(TinyRank *r)
@@ -141,10 +179,11 @@ static inline Err tiny_rank_run(TinyRank *r)
         TRY(tiny_step(&t, &report));
         if (r->rank == 0) run->loss[i] = report.loss;
     }
-    if (world.dp_rank == 0) {
-        Tensor flats[3] = { t.params.value, t.params.m, t.params.v };
-        for (int i = 0; i < 3; i++) tiny_scatter(&t, flats[i], r->state[i]);
-    }
+    if (run->steps) TRY(tiny_run_eval(&t));
+    Tensor flats[3] = { t.params.master, t.params.m, t.params.v };
+    TRY(ddp_settle(&t.ddp));
+    for (int i = 0; i < 3; i++)
+        if (world.dp_rank == 0 || !param_has_whole(&t.params, flats[i])) tiny_scatter(&t, flats[i], r->state[i]);
     TRY(comm_barrier(&world.world, &t.device.stream));
     trainer_close(&t);
     world_close(&world);
@@ -188,7 +227,8 @@ static inline void tiny_train(TinyRun *run)
     TinyRank ranks[RANKS];
     pthread_t threads[RANKS];
     CommHub *hub = NULL;
-    int n = grid_size(run->grid);
+    int n = grid_size(run->grid), kv_heads = run->spec.model.kv_heads;
+    run->grid.kv = run->grid.tp > kv_heads ? run->grid.tp / kv_heads : 1;
     run->global_count = tiny_global_count(&run->spec.model);
     for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
     run->err = comm_hub_open(n, run->delay_ms, &hub);

@@ -8,6 +8,8 @@
 #undef MEGATRAIN_CPU_VEC_AVX2_H
 #undef MEGATRAIN_CPU_VEC_C_H
 #undef VF_MAGIC
+#undef VL_MAGIC
+#undef VL_MAGIC_BITS
 #undef VEC_FN
 #undef VL_EACH
 #undef VL_EACH2
@@ -85,6 +87,8 @@ static void PROBE(longs)(const ProbeIn *in, ProbeOut *o)
 {
     vl x = vl_load(in->l), y = vl_load(in->m);
     vl_store(o->ladd, vl_add(x, y));
+    vl_store(o->lsub, vl_sub(x, y));
+    vl_store(o->lset1, vl_set1(in->l[5]));
     vl_store(o->labs, vl_abs(x));
     vl_store(o->lmax, vl_max(x, y));
     vl_store(o->lshr, vl_shr32(x));
@@ -92,6 +96,7 @@ static void PROBE(longs)(const ProbeIn *in, ProbeOut *o)
     vl_store(o->lmul, vl_mul32(x, y));
     vl_store(o->lzero, vl_zero());
     vl_store(o->from_f, vl_from_f(vf_load(in->big)));
+    vl_store(o->lround, vl_sub(vl_round(in->big, -0x1p-12), vl_set1(VL_MAGIC_BITS)));
     vf_store(o->from_l, vf_from_l(x));
 }
 

@@ -107,7 +107,7 @@ static void attention_case(DType T, Shape s)
     BOTH(c, attention_bwd, .dq = AT(dq_), .dk = AT(dk_), .dv = AT(dv_), .go = AT(go_), .q = AT(q_), .k = AT(k_),
          .v = AT(v_), .o = AT(o_), .lse = AT(lse), .delta = AT(delta), .doc = AT(doc), .sample = AT(sample),
          .q_span = s.q, .k_span = s.k, .scale = scale, .block = 64, .window = s.window, .dropout = dropout,
-         .head0 = HEAD0, .leaf = 64, .positions = POSITIONS);
+         .head0 = HEAD0, .chunk = s.H / s.K, .leaf = 64, .positions = POSITIONS);
     pair_check(c, delta, 1e-5, "delta, %s", name);
     pair_check(c, dv, 16 * unit_of(T), "dv, %s", name);
     if (s.window == 1 || rows == 1) {

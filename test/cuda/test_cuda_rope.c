@@ -68,7 +68,7 @@ TEST(rope_inverse)
 }
 
 typedef struct {
-    int64_t N, H, K, C, gap, skip;
+    int64_t N, H, K, C, gap, skip; /* K chunks, each with H / K heads of C columns of q, one of k, one of v */
     int used;
 } QkvShape;
 
@@ -82,19 +82,17 @@ static void qkv_case(DType T, QkvShape p)
              (long long)p.skip);
     Matrix qkv = matrix_uniform(c, T, -1, 1, p.N, W, p.gap, p.skip),
            back = matrix_uniform(c, T, -1, 1, p.N, W, p.gap, p.skip);
-    Matrix q = matrix_uniform(c, T, -1, 1, p.N * p.H, p.C, p.gap, p.skip);
-    Matrix k = matrix_uniform(c, T, -1, 1, p.N * p.K, p.C, p.gap, p.skip),
-           v = matrix_uniform(c, T, -1, 1, p.N * p.K, p.C, p.gap, p.skip);
+    Matrix q = matrix_uniform(c, T, -1, 1, p.N, p.H * p.C, p.gap, p.skip),
+           k = matrix_uniform(c, T, -1, 1, p.N, p.K * p.C, p.gap, p.skip),
+           v = matrix_uniform(c, T, -1, 1, p.N, p.K * p.C, p.gap, p.skip);
     Pair rows = pair_values(c, I64, &used, 1);
     const Pair *count = p.used ? &rows : NULL;
-    const Pair hq = matrix_heads(&q, p.N, p.H), hk = matrix_heads(&k, p.N, p.K),
-               hv = matrix_heads(&v, p.N, p.K);
     const Pair from = pair_used(qkv.view, count), to = pair_used(back.view, count);
-    BOTH(c, qkv_split, .q = AT(hq), .k = AT(hk), .v = AT(hv), .qkv = AT(from));
+    BOTH(c, qkv_split, .q = AT(q.view), .k = AT(k.view), .v = AT(v.view), .qkv = AT(from), .chunks = p.K);
     pair_check(c, q.all, 0, "q, %s", name);
     pair_check(c, k.all, 0, "k, %s", name);
     pair_check(c, v.all, 0, "v, %s", name);
-    BOTH(c, qkv_merge, .qkv = AT(to), .q = AT(hq), .k = AT(hk), .v = AT(hv));
+    BOTH(c, qkv_merge, .qkv = AT(to), .q = AT(q.view), .k = AT(k.view), .v = AT(v.view), .chunks = p.K);
     pair_check(c, back.all, 0, "qkv, %s", name);
     case_close(c);
 }
@@ -110,13 +108,45 @@ TEST(qkv)
         for (int k = 0; k < 10; k++) qkv_case(types[t], shapes[k]);
 }
 
+typedef struct {
+    int64_t N, R, C, gap, skip; /* R ranks with C columns each */
+    int used;
+} JoinShape;
+
+static void join_case(DType T, JoinShape p)
+{
+    CudaCase *c = case_open();
+    const int64_t used = p.N - p.N / 3;
+    Matrix x = matrix_uniform(c, T, -1, 1, p.R * p.N, p.C, p.gap, p.skip),
+           y = matrix_uniform(c, T, -1, 1, p.N * p.R, p.C, p.gap, p.skip);
+    Pair rows = pair_values(c, I64, &used, 1);
+    const Pair from = matrix_heads(&x, p.R, p.N), to = pair_used(matrix_heads(&y, p.N, p.R), p.used ? &rows : NULL);
+    BOTH(c, join_columns, .y = AT(to), .x = AT(from));
+    pair_check(c, y.all, 0, "join_columns %s N %lld R %lld C %lld gap %lld skip %lld", dtype_name(T),
+               (long long)p.N, (long long)p.R, (long long)p.C, (long long)p.gap, (long long)p.skip);
+    case_close(c);
+}
+
+TEST(join_columns)
+{
+    static const JoinShape shapes[] = { { 1, 1, 1, 0, 0, 0 },  { 3, 2, 5, 0, 0, 0 },  { 4, 8, 16, 0, 0, 1 },
+                                        { 31, 4, 8, 0, 0, 0 }, { 6, 2, 64, 8, 8, 1 }, { 7, 3, 24, 5, 1, 1 },
+                                        { 2, 2, 256, 0, 0, 0 }, { 257, 1, 8, 0, 0, 1 } };
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < 8; k++) join_case(types[t], shapes[k]);
+}
+
 TEST(heads_refused)
 {
     CudaCase *c = case_open();
-    Pair qkv = pair_random(c, F32, 1, 2, 24), q = pair_output(c, F32, 2, 2, 4),
-         k = pair_output(c, F32, 2, 1, 4), v = pair_output(c, F32, 2, 1, 4);
+    Pair qkv = pair_random(c, F32, 1, 2, 16), q = pair_output(c, F32, 2, 8), few = pair_output(c, F32, 2, 4),
+         k = pair_output(c, F32, 2, 4), v = pair_output(c, F32, 2, 4);
     case_side = CASE_GPU;
-    CHECK(op(case_stream(c), qkv_split, .q = AT(q), .k = AT(k), .v = AT(v), .qkv = AT(qkv)) == ERR_SHAPE);
+    CHECK(op(case_stream(c), qkv_split, .q = AT(few), .k = AT(k), .v = AT(v), .qkv = AT(qkv), .chunks = 1) == ERR_SHAPE);
+    for (int chunks = 0; chunks <= 3; chunks++) {
+        Err want = chunks == 0 || chunks == 3 ? ERR_SHAPE : ERR_OK;
+        CHECK(op(case_stream(c), qkv_split, .q = AT(q), .k = AT(k), .v = AT(v), .qkv = AT(qkv), .chunks = chunks) == want);
+    }
     case_close(c);
 }
 

@@ -96,6 +96,7 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     if (device < 0 || device >= device_count()) return set_error(cudaErrorInvalidDevice);
     *p = {};
     snprintf(p->name, sizeof p->name, "Emulated GPU");
+    snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "emu GPU %d", device & 7); /* on this host */
     memory_info(&free_bytes, &p->totalGlobalMem);
     p->major = 9;
     p->minor = 0;

@@ -5,7 +5,7 @@
  *   memory.cpp   device and pinned memory, who may touch it            stream.cpp streams, events, graphs
  *   cudart.cpp   the CUDA runtime's C functions
  *
- * A library stub (cublaslt.cpp) needs submit() and device_holds().
+ * Library stubs (cublaslt.cpp, nccl.cpp) need submit() and device_holds().
  *
  * One mutex serialises every call of the runtime; kernels run on the calling thread, under it.
  */
@@ -201,6 +201,9 @@ std::recursive_mutex &runtime_mutex();
  * in EMU_REPORT; "" is not. Everything the work needs must be held by value.
  */
 cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<void()> work);
+
+/* Work that waits for other processes: called again and again, never blocking, until it returns true. Not in graphs. */
+cudaError_t submit_until(cudaStream_t stream, const std::string &name, std::function<bool()> poll);
 
 cudaError_t set_error(cudaError_t e); /* remembers it for cudaGetLastError, and returns it */
 /* Prints "emu: ..." and remembers the error. */

@@ -13,6 +13,7 @@
 
 #include <map>
 #include <set>
+#include <thread>
 
 namespace emu
 {
@@ -103,15 +104,27 @@ CUstream_st *stream_of(cudaStream_t handle, const char *call)
     return nullptr;
 }
 
+static bool reach(const std::shared_ptr<Mark> &mark);
+
+/* Is what the first item waits for there? */
+static bool first_may_run(CUstream_st *s)
+{
+    const Item &first = s->queue.front();
+    if (first.wait && !reach(first.wait)) return false;
+    if (!first.poll) return true;
+    OpenDevice open;
+    return first.poll();
+}
+
 bool step(CUstream_st *s)
 {
-    if (s->queue.empty()) return false;
+    if (s->queue.empty() || !first_may_run(s)) return false;
     const Item item = std::move(s->queue.front());
     s->queue.pop_front();
-    if (item.wait) drain_until(item.wait);
+    s->polls -= item.poll ? 1 : 0;
+    if (item.run || item.poll) count(item.name);
     if (item.run) {
         OpenDevice open;
-        count(item.name);
         item.run();
     }
     if (item.mark) {
@@ -121,32 +134,77 @@ bool step(CUstream_st *s)
     return true;
 }
 
+/* Steps of the mark's stream up to it, unless something there waits for another process. */
+static bool reach(const std::shared_ptr<Mark> &mark)
+{
+    while (!mark->done) {
+        if (mark->stream->queue.empty()) fail("an event is waited for that no stream will pass");
+        if (!step(mark->stream)) return false;
+    }
+    return true;
+}
+
+/* Other processes are waited for: meanwhile the runtime is free, for threads that may end the wait. */
+static void pause()
+{
+    const timespec nap = { 0, 50 * 1000 };
+    runtime_mutex().unlock();
+    nanosleep(&nap, nullptr);
+    runtime_mutex().lock();
+}
+
 void drain(CUstream_st *s)
 {
-    if (s->queue.empty()) return;
-    OpenDevice open;
-    while (step(s)) {}
+    while (!s->queue.empty()) {
+        {
+            OpenDevice open;
+            while (step(s)) {}
+        }
+        if (!s->queue.empty()) pause();
+    }
 }
 
 void drain_until(const std::shared_ptr<Mark> &mark)
 {
-    if (mark->done) return;
-    OpenDevice open;
-    while (!mark->done)
-        if (!step(mark->stream)) fail("an event is waited for that no stream will pass");
+    while (!mark->done) {
+        {
+            OpenDevice open;
+            if (reach(mark)) return;
+        }
+        pause();
+    }
+}
+
+/* A copy of the set: it may change while a stream waits. */
+static void drain_those(bool (*wanted)(const CUstream_st *))
+{
+    const std::set<CUstream_st *> now = streams;
+    drain(&legacy);
+    for (CUstream_st *s : now)
+        if (streams.count(s) && wanted(s)) drain(s);
 }
 
 void drain_blocking()
 {
-    drain(&legacy);
-    for (CUstream_st *s : streams)
-        if (s->blocking) drain(s);
+    drain_those([](const CUstream_st *s) { return s->blocking; });
 }
 
 void drain_all()
 {
-    drain(&legacy);
-    for (CUstream_st *s : streams) drain(s);
+    drain_those([](const CUstream_st *) { return true; });
+}
+
+/* Where streams wait for other processes, time passes by itself: those must not wait for what this host calls next. */
+static void pass_time()
+{
+    for (;;) {
+        const timespec nap = { 0, 200 * 1000 };
+        nanosleep(&nap, nullptr);
+        std::lock_guard<std::recursive_mutex> lock(runtime_mutex());
+        const std::set<CUstream_st *> now = streams;
+        for (CUstream_st *s : now)
+            while (s->polls && step(s)) {}
+    }
 }
 
 static void push(CUstream_st *s, Item item)
@@ -182,7 +240,20 @@ cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<v
         s->unjoined = s != s->capture->origin;
         return cudaSuccess;
     }
-    push(s, { name, std::move(work), nullptr, nullptr });
+    push(s, { name, std::move(work), nullptr, nullptr, nullptr });
+    return cudaSuccess;
+}
+
+cudaError_t submit_until(cudaStream_t stream, const std::string &name, std::function<bool()> poll)
+{
+    std::lock_guard<std::recursive_mutex> lock(runtime_mutex());
+    CUstream_st *s = stream_of(stream, name.c_str());
+    if (!s) return cudaErrorInvalidResourceHandle;
+    if (s->capture) return unless_capturing(name.c_str());
+    static const bool passing = (std::thread(pass_time).detach(), true);
+    (void)passing;
+    s->polls++;
+    push(s, { name, nullptr, std::move(poll), nullptr, nullptr });
     return cudaSuccess;
 }
 
@@ -301,7 +372,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream)
     if (s->capture) return cudaSuccess;
     e->mark = std::make_shared<Mark>();
     e->mark->stream = s;
-    push(s, { "", nullptr, nullptr, e->mark });
+    push(s, { "", nullptr, nullptr, nullptr, e->mark });
     return cudaSuccess;
 }
 
@@ -331,7 +402,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
         return refuse(cudaErrorStreamCaptureIsolation,
                       "cudaStreamWaitEvent: a captured stream waits for an event outside");
     }
-    if (e->mark) push(s, { "", nullptr, e->mark, nullptr });
+    if (e->mark) push(s, { "", nullptr, nullptr, e->mark, nullptr });
     return cudaSuccess;
 }
 

@@ -19,10 +19,11 @@ struct Mark {
     double time_ms = 0;
 };
 
-/* Work, or a wait, or a mark. */
+/* Work, or work that waits for other processes, or a wait, or a mark. */
 struct Item {
     std::string name;
     std::function<void()> run;
+    std::function<bool()> poll; /* called until it says that all is done */
     std::shared_ptr<Mark> wait, mark;
 };
 
@@ -44,6 +45,7 @@ struct Capture {
 struct CUstream_st {
     bool blocking = true; /* ordered with the NULL stream */
     std::deque<emu::Item> queue;
+    int polls = 0; /* items in it that wait for other processes */
     std::shared_ptr<emu::Capture> capture;
     uint64_t captured = 0; /* nodes of this capture so far */
     bool unjoined = false; /* captured work that the origin does not wait for yet */
@@ -72,7 +74,7 @@ namespace emu
 CUstream_st *stream_of(cudaStream_t handle, const char *call);
 void drain(CUstream_st *s); /* runs what is queued */
 void drain_until(const std::shared_ptr<Mark> &mark);
-bool step(CUstream_st *s); /* runs one item; false: nothing is queued */
+bool step(CUstream_st *s); /* runs one item; false: nothing is queued, or it waits for another process */
 void drain_blocking();     /* as the legacy stream does */
 void drain_all();
 /* What may not be called while a stream is captured: refuses, spoils the captures, and returns the error. */

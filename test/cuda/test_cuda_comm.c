@@ -1,0 +1,462 @@
+/*
+ * Communicators of ranks with GPUs (comm/gpu.h), as processes: every kind of call against a loop, over NCCL and staged
+ * through the host; order, repeats, overlap with the device's work, failures. On the emulator with its NCCL; on a
+ * machine with GPUs over NCCL on as many as there are, up to 8.
+ */
+#include <math.h>
+
+#include "comm/gpu.h"
+#include "comm_cases.h"
+#include "fork_ranks.h"
+
+typedef struct {
+    Device device;
+    GlooWorld *gloo;
+    NcclWorld *nccl;
+    Comm all, part; /* all ranks, those of one parity */
+    char *memory;
+} Rank;
+
+typedef struct {
+    bool staged, check;
+    int delay_ms;
+} How;
+
+enum { MEMORY_BYTES = 64 << 20, TIMEOUT_S = 20, LIMIT_S = 100 };
+
+static const int all_ranks[SHARED_RANKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+
+/* ---- what there is ---- */
+
+static void count_gpus(int rank, int size, void *arg)
+{
+    (void)rank, (void)size, (void)arg;
+    char why[256];
+    const char *reason;
+    DeviceInfo gpu;
+    shared_page->flag = nccl_available(&reason) ? device_cuda_count(why, sizeof why) : 0;
+    shared_page->digest[0] = device_cuda_info(0, &gpu) == ERR_OK && strstr(gpu.name, "Emulated");
+    CHECK(true);
+}
+
+static bool emulated;
+
+/* With NCCL; asked in a process of its own, for CUDA does not survive a fork. */
+static int gpus(void)
+{
+    static int count = -1;
+    if (count >= 0) return count;
+    setenv("EMU_DEVICES", "4", 0);
+    fork_ranks(count_gpus, 1, NULL, -1, 30);
+    emulated = shared_page->digest[0];
+    return count = shared_page->flag < 8 ? shared_page->flag : 8;
+}
+
+#define NEED_GPUS(n) \
+    if (gpus() < (n)) SKIP("%d GPUs with NCCL are needed, there are %d", n, gpus())
+
+/* ---- a rank ---- */
+
+static NcclOptions options_of(int rank, int size, int gpu, double timeout_s)
+{
+    return (NcclOptions){ .rank = rank, .size = size, .gpu = gpu, .timeout_s = timeout_s,
+                          .store = { shared_page, shared_set, shared_get } };
+}
+
+static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
+{
+    void *memory;
+    const int gpu = how.staged ? 0 : rank;
+    *r = (Rank){ 0 };
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", timeout_s, { shared_page, shared_set, shared_get } },
+                       &r->gloo));
+    NcclOptions o = options_of(rank, size, gpu, timeout_s);
+    o.delay_ms = how.delay_ms;
+    if (!how.staged) OK(nccl_world_open(&o, &r->nccl));
+    int part[SHARED_RANKS], n = 0;
+    for (int p = rank % 2; p < size; p += 2) part[n++] = p;
+    if (how.staged) {
+        OK(comm_open_staged(gpu, r->gloo, &r->all, "all", all_ranks, size));
+        OK(comm_open_staged(gpu, r->gloo, &r->part, "part", part, n));
+    } else {
+        OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size, (NcclCtas){ 0 }));
+        OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n, (NcclCtas){ 1, 4 }));
+    }
+    comm_check_calls(&r->all, how.check);
+    OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CUDA, .index = gpu }));
+    OK(device_alloc(&r->device, MEMORY_BYTES, &memory));
+    r->memory = memory;
+}
+
+static void close_rank(Rank *r)
+{
+    device_free(&r->device, r->memory, MEMORY_BYTES);
+    device_close(&r->device);
+    comm_close(&r->part);
+    comm_close(&r->all);
+    nccl_world_close(r->nccl);
+    gloo_world_close(r->gloo);
+}
+
+/* ---- every kind of call ---- */
+
+/* Sums of `ranks` summands in any order: nearer than this to the tree's. */
+static float near_sum(int salt, int ranks, int64_t i)
+{
+    float sum = 0;
+    for (int r = 0; r < ranks; r++) sum += fabsf(case_float(salt, r, i));
+    return 0x1p-22f * sum;
+}
+
+typedef struct {
+    Rank *r;
+    Comm *c;
+    int64_t n;
+    bool staged;
+    uint64_t digest;
+} Run;
+
+/* got[i] for [0, count) is the sum over ranks of what they have at first + i. */
+static void check_sums(Run *run, const float *got, int64_t count, int salt, int64_t first, const char *what)
+{
+    int64_t bad = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const float want = case_tree(salt, 0, run->c->size, first + i);
+        const float far = run->staged ? 0 : near_sum(salt, run->c->size, first + i);
+        bad += !(fabsf(got[i] - want) <= far);
+    }
+    CHECK_MSG(!bad, "%s of %lld: %lld wrong", what, (long long)count, (long long)bad);
+    for (int64_t i = 0; i < count; i++)
+        run->digest = (run->digest ^ *(const uint32_t *)&got[i]) * 0x100000001b3u;
+}
+
+static Stream *stream_of(Run *run) { return &run->r->device.stream; }
+
+/* A host array of n elements, and its copy on the device at `at` bytes. */
+static void put(Run *run, int64_t at, const void *host, int64_t bytes)
+{
+    OK(device_write(stream_of(run), run->r->memory + at, host, bytes));
+}
+
+static void get(Run *run, int64_t at, void *host, int64_t bytes)
+{
+    OK(device_read(stream_of(run), host, run->r->memory + at, bytes));
+}
+
+static Tensor at_bytes(Run *run, int64_t at, DType dtype, int64_t n)
+{
+    return (Tensor){ .data = run->r->memory + at, .dtype = dtype, .ndim = 1, .dim = { n }, .ld = n };
+}
+
+static void all_gather(Run *run, DType dtype, bool in_place)
+{
+    const int64_t n = run->n, bytes = n * dtype_size(dtype), size = run->c->size, own = MEMORY_BYTES / 2;
+    uint8_t *host = calloc((size_t)(bytes * size) + 1, 1);
+    const int64_t from = in_place ? run->c->rank * bytes : own;
+    for (int64_t i = 0; i < bytes; i++) host[i] = (uint8_t)case_integer(1, run->c->rank, i);
+    put(run, from, host, bytes);
+    OK(comm_all_gather(run->c, stream_of(run), at_bytes(run, 0, dtype, n * size), at_bytes(run, from, dtype, n), NULL));
+    get(run, 0, host, bytes * size);
+    int64_t bad = 0;
+    for (int64_t i = 0; i < bytes * size; i++) bad += host[i] != (uint8_t)case_integer(1, (int)(i / bytes), i % bytes);
+    CHECK_MSG(!bad, "all-gather of %lld %s: %lld wrong bytes", (long long)n, dtype_name(dtype), (long long)bad);
+    free(host);
+}
+
+static void reduce(Run *run)
+{
+    float *host = calloc((size_t)run->n + 1, sizeof *host);
+    for (int64_t i = 0; i < run->n; i++) host[i] = case_float(2, run->c->rank, i);
+    put(run, 0, host, run->n * 4);
+    OK(comm_reduce_tree_f32(run->c, stream_of(run), at_bytes(run, 0, F32, run->n), NULL));
+    get(run, 0, host, run->n * 4);
+    check_sums(run, host, run->n, 2, 0, "reduce");
+    free(host);
+}
+
+static void reduce_scatter(Run *run, bool in_place)
+{
+    const int64_t n = run->n, size = run->c->size, rank = run->c->rank;
+    float *host = calloc((size_t)(n * size) + 1, sizeof *host);
+    for (int64_t i = 0; i < n * size; i++) host[i] = case_float(3, (int)rank, i);
+    put(run, 0, host, n * size * 4);
+    const int64_t to = in_place ? rank * n * 4 : MEMORY_BYTES / 2;
+    OK(comm_reduce_scatter_tree_f32(run->c, stream_of(run), at_bytes(run, to, F32, n), at_bytes(run, 0, F32, n * size),
+                                    NULL));
+    get(run, to, host, n * 4);
+    const uint64_t before = run->digest; /* results differ from rank to rank */
+    check_sums(run, host, n, 3, rank * n, "reduce-scatter");
+    run->digest = before;
+    free(host);
+}
+
+static void reduce_scatter_i64(Run *run)
+{
+    const int64_t n = run->n, size = run->c->size, rank = run->c->rank, to = MEMORY_BYTES / 2;
+    int64_t *host = calloc((size_t)(n * size) + 1, sizeof *host), bad = 0;
+    for (int64_t i = 0; i < n * size; i++) host[i] = case_integer(4, (int)rank, i);
+    put(run, 0, host, n * size * 8);
+    OK(comm_reduce_scatter_i64(run->c, stream_of(run), (int64_t *)(run->r->memory + to), (int64_t *)run->r->memory, n,
+                               NULL));
+    get(run, to, host, n * 8);
+    for (int64_t i = 0; i < n; i++) bad += host[i] != case_sum(4, (int)size, rank * n + i);
+    CHECK_MSG(!bad, "reduce-scatter-i64 of %lld: %lld wrong", (long long)n, (long long)bad);
+    free(host);
+}
+
+static void integers(Run *run, bool max)
+{
+    const int64_t n = run->n;
+    int64_t *host = calloc((size_t)n + 1, sizeof *host), *device = (int64_t *)run->r->memory, bad = 0;
+    for (int64_t i = 0; i < n; i++) host[i] = case_integer(5 + max, run->c->rank, i);
+    put(run, 0, host, n * 8);
+    OK(max ? comm_max_i64(run->c, stream_of(run), device, n, NULL)
+           : comm_sum_i64(run->c, stream_of(run), device, n, NULL));
+    get(run, 0, host, n * 8);
+    for (int64_t i = 0; i < n; i++)
+        bad += host[i] != (max ? case_max(6, run->c->size, i) : case_sum(5, run->c->size, i));
+    CHECK_MSG(!bad, "%s of %lld: %lld wrong", max ? "max" : "sum", (long long)n, (long long)bad);
+    free(host);
+}
+
+static void all_kinds(Run *run, int64_t n)
+{
+    static const DType dtypes[] = { F32, BF16, F16, I32, I64 };
+    run->n = n;
+    for (int i = 0; i < 5; i++) all_gather(run, dtypes[i], i % 2);
+    reduce(run);
+    reduce_scatter(run, false);
+    reduce_scatter(run, true);
+    reduce_scatter_i64(run);
+    integers(run, false);
+    integers(run, true);
+    OK(comm_barrier(run->c, stream_of(run)));
+}
+
+static void every_kind(int rank, int size, void *arg)
+{
+    static const int64_t counts[] = { 0, 1, 2, 3, 5, 64, 1000, 2047 };
+    const How how = *(const How *)arg;
+    Rank r;
+    open_rank(&r, rank, size, how, TIMEOUT_S);
+    Run all = { &r, &r.all, .staged = how.staged }, part = { &r, &r.part, .staged = how.staged };
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        all_kinds(&all, counts[i]);
+        if (part.c->size > 1) all_kinds(&part, counts[i]);
+    }
+    const int64_t large = 200001;
+    all_kinds(&all, large);
+    shared_page->digest[rank] = all.digest;
+    /* by the minimal algorithm: reduce moves 2 (n-1)/n of the data, all-gather n-1 blocks */
+    CHECK(r.all.calls[COMM_REDUCE_TREE_F32] == 9 && r.all.calls[COMM_ALL_GATHER] == 45);
+    const int64_t elements = 0 + 1 + 2 + 3 + 5 + 64 + 1000 + 2047 + large;
+    CHECK(r.all.bytes[COMM_ALL_GATHER] == elements * (4 + 2 + 2 + 4 + 8) * (size - 1));
+    close_rank(&r);
+}
+
+static void every_kind_on(int size, How how)
+{
+    uint64_t digest;
+    for (int i = 0; i < 2; i++) {
+        fork_ranks(every_kind, size, &how, -1, LIMIT_S);
+        for (int p = 1; p < size; p++) CHECK(shared_page->digest[p] == shared_page->digest[0]);
+        if (i) CHECK_MSG(digest == shared_page->digest[0], "a repeat gives other bits");
+        digest = shared_page->digest[0];
+        CHECK(digest != 0);
+    }
+}
+
+TEST(nccl_2)
+{
+    NEED_GPUS(2);
+    every_kind_on(2, (How){ .check = true });
+}
+
+TEST(nccl_4)
+{
+    NEED_GPUS(4);
+    every_kind_on(4, (How){ 0 });
+}
+
+TEST(nccl_delayed)
+{
+    NEED_GPUS(2);
+    every_kind_on(2, (How){ .delay_ms = 1 });
+}
+
+TEST(staged_2)
+{
+    NEED_GPUS(1);
+    every_kind_on(2, (How){ .staged = true });
+}
+
+TEST(staged_3)
+{
+    NEED_GPUS(1);
+    every_kind_on(3, (How){ .staged = true, .check = true });
+}
+
+/* ---- many calls at a time ---- */
+
+/* More calls than are kept track of, of two groups, started in different orders; the device works on in between. */
+static void in_flight(int rank, int size, void *arg)
+{
+    enum { CALLS = 600, N = 1024 };
+    const How how = *(const How *)arg;
+    static Event done[CALLS];
+    static int64_t host[N];
+    Rank r;
+    open_rank(&r, rank, size, how, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    int64_t *sums = (int64_t *)r.memory, *own = sums + N;
+    for (int i = 0; i < N; i++) host[i] = i;
+    OK(device_write(s, sums, host, sizeof host));
+    OK(device_write(s, own, host, sizeof host));
+    for (int i = 0; i < CALLS; i++) event_init(&done[i]);
+    for (int i = 0; i < CALLS; i++) {
+        OK(comm_sum_i64(&r.all, s, sums, N, &done[i]));
+        OK(stream_wait(s, &done[i]));
+        if (i % 3 == 0) OK(comm_max_i64(&r.part, s, own, N, NULL));
+    }
+    OK(event_wait(&done[CALLS - 1], TIMEOUT_S));
+    OK(device_read(s, host, sums, sizeof host));
+    uint64_t factor = 1;
+    for (int i = 0; i < CALLS; i++) factor *= (uint64_t)size;
+    int64_t bad = 0;
+    for (int i = 0; i < N; i++) bad += (uint64_t)host[i] != (uint64_t)i * factor;
+    CHECK_MSG(!bad, "%lld sums are wrong", (long long)bad);
+    for (int i = 0; i < CALLS; i++) event_release(&done[i]);
+    close_rank(&r);
+}
+
+TEST(in_flight)
+{
+    NEED_GPUS(4);
+    fork_ranks(in_flight, 4, &(How){ 0 }, -1, LIMIT_S);
+    fork_ranks(in_flight, 2, &(How){ .staged = true }, -1, LIMIT_S);
+}
+
+/* ---- failures ---- */
+
+static void one_dies(int rank, int size, void *arg)
+{
+    const How how = *(const How *)arg;
+    Rank r;
+    int64_t host[4] = { 1, 2, 3, 4 };
+    open_rank(&r, rank, size, how, 3);
+    Stream *s = &r.device.stream;
+    OK(device_write(s, r.memory, host, sizeof host));
+    OK(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL));
+    OK(device_read(s, host, r.memory, sizeof host));
+    CHECK(host[3] == 4 * size);
+    if (rank == 1) kill(getpid(), SIGKILL);
+    const double start = test_now();
+    Err err = comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL);
+    if (!err) err = device_read(s, host, r.memory, sizeof host);
+    const bool silent = getenv("EMU_NCCL") != NULL;
+    CHECK_MSG(err == (silent ? ERR_HANG : ERR_PEER), "%s: %s", err_name(err), err_message());
+    CHECK_MSG(strstr(err_message(), "all"), "no group in '%s'", err_message());
+    CHECK_MSG(test_now() - start < 8, "told after %.1f s", test_now() - start);
+    FAILS(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL), silent ? ERR_HANG : ERR_PEER, "all");
+    close_rank(&r);
+}
+
+TEST(a_staged_rank_dies)
+{
+    NEED_GPUS(1);
+    fork_ranks(one_dies, 3, &(How){ .staged = true }, 1, 40);
+}
+
+TEST(a_rank_dies)
+{
+    NEED_GPUS(4);
+    if (!emulated) SKIP("between GPUs of one host NCCL may notice or not");
+    fork_ranks(one_dies, 4, &(How){ 0 }, 1, 40);
+    setenv("EMU_NCCL", "silent", 1);
+    fork_ranks(one_dies, 4, &(How){ 0 }, 1, 40);
+    unsetenv("EMU_NCCL");
+}
+
+static void different_calls(int rank, int size, void *arg)
+{
+    Rank r;
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    Err err = rank ? comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL)
+                   : comm_max_i64(&r.all, s, (int64_t *)r.memory, 4, NULL);
+    CHECK_MSG(err == ERR_INTERNAL && strstr(err_message(), "max-i64 of 4") && strstr(err_message(), "sum-i64 of 4"),
+              "%s: %s", err_name(err), err_message());
+    close_rank(&r);
+}
+
+TEST(different_calls)
+{
+    NEED_GPUS(2);
+    fork_ranks(different_calls, 2, &(How){ .check = true }, -1, 40);
+    fork_ranks(different_calls, 2, &(How){ .check = true, .staged = true }, -1, 40);
+}
+
+static void *abort_soon(void *world)
+{
+    usleep(300 * 1000);
+    nccl_world_abort(world, "the test says so");
+    return NULL;
+}
+
+static void aborted(int rank, int size, void *arg)
+{
+    Rank r;
+    pthread_t thread;
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    int64_t host[4];
+    if (rank == 1) pthread_create(&thread, NULL, abort_soon, r.nccl);
+    if (rank == 1) {
+        Err err = comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL); /* rank 0 does not take part */
+        if (!err) err = device_read(s, host, r.memory, sizeof host);
+        CHECK_MSG(err == ERR_PEER && strstr(err_message(), "the test says so"), "%s", err_message());
+        pthread_join(thread, NULL);
+        shared_page->flag = 1;
+    } else {
+        for (const double end = test_now() + 20; !shared_page->flag && test_now() < end;) usleep(1000);
+        nccl_world_abort(r.nccl, "rank 0, too");
+        FAILS(comm_barrier(&r.all, s), ERR_PEER, "rank 0, too");
+    }
+    close_rank(&r);
+}
+
+TEST(aborted)
+{
+    NEED_GPUS(2);
+    fork_ranks(aborted, 2, &(How){ 0 }, -1, 40);
+}
+
+static void not_opened(int rank, int size, void *arg)
+{
+    NcclWorld *world;
+    const char *what = arg;
+    NcclOptions o = options_of(rank, size, rank, 2);
+    if (!strcmp(what, "shared")) {
+        o.gpu = 0;
+        CHECK(nccl_world_open(&o, &world) == ERR_CONFIG && !world);
+    } else if (!strcmp(what, "id")) {
+        setenv("NCCL_COMM_ID", "127.0.0.1:5000", 1);
+        FAILS(nccl_world_open(&o, &world), ERR_CONFIG, "NCCL_COMM_ID");
+    } else if (rank) {
+        CHECK(true); /* does not come */
+    } else {
+        const double start = test_now();
+        FAILS(nccl_world_open(&o, &world), ERR_RENDEZVOUS, "within 2");
+        CHECK_MSG(test_now() - start < 10, "told after %.1f s", test_now() - start);
+    }
+}
+
+TEST(not_opened)
+{
+    NEED_GPUS(2);
+    fork_ranks(not_opened, 2, "shared", -1, 60);
+    fork_ranks(not_opened, 2, "id", -1, 60);
+    fork_ranks(not_opened, 2, "missing", -1, 60);
+}
+
+TEST_MAIN

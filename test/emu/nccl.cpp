@@ -1,0 +1,449 @@
+/*
+ * NCCL on the emulator: the calls of cuda/nccl.c and no others, over NVIDIA's own header, between processes of one
+ * host. Each communicator is a file in shared memory: for every rank a piece of data, how far it is, and a lock that
+ * the kernel drops when the process dies.
+ *
+ * A collective runs in pieces that fit. A rank publishes its piece when all have read its last one, and computes its
+ * result when all have published; floats are added around a ring that begins at another rank with every piece, so that
+ * the sums are not those of the tree.
+ *
+ * Stricter than the library:
+ *   - communicators are non-blocking; creating and finalizing one, and its first collective, are in progress until
+ *     ncclCommGetAsyncError has been asked about it, and a call before that is ncclInvalidUsage
+ *   - ranks that issue different calls get ncclInvalidUsage as asynchronous error, not a wrong sum
+ *   - every address leads to device memory for its whole length
+ *   - dtypes and operations that nccl.c does not need are refused; so are two ranks with one GPU
+ *   - the default stream is refused
+ * A dead peer is an asynchronous ncclRemoteError, or with EMU_NCCL=silent, as between GPUs of one host, nothing: then
+ * only a deadline ends the wait. NCCL_DEBUG=INFO names communicators and their limits. After ncclCommAbort what is in
+ * streams ends without results.
+ */
+#include "runtime.h"
+
+#define __CUDA_RUNTIME_H__ /* the runtime is the emulator's */
+#include <nccl.h>
+
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+
+namespace
+{
+
+enum { RANKS = 64, ROOM = 256 << 10, LOOK_EVERY = 200 };
+
+/* What one rank tells the others. */
+struct Seat {
+    std::atomic<int> here, left;
+    std::atomic<uint64_t> posted, taken; /* pieces: in the data, and read by this rank from all */
+    std::atomic<uint64_t> splits;
+    int gpu, color[16], key[16]; /* of the k-th split */
+    int kind, type, op;
+    uint64_t count;
+};
+
+struct Shared {
+    std::atomic<int> attached;
+    Seat seats[RANKS];
+};
+
+enum What { ALL_GATHER = 1, ALL_REDUCE, REDUCE_SCATTER };
+
+} // namespace
+
+struct ncclComm {
+    char path[64];
+    int rank = 0, size = 0, file = -1;
+    Shared *shared = nullptr;
+    char *data = nullptr; /* ROOM bytes a rank */
+    std::atomic<int> error{ ncclSuccess };
+    std::atomic<bool> aborted{ false };
+    bool connecting = false, finalizing = false, first = true, starting = false;
+    uint64_t pieces = 0;          /* of collectives issued so far */
+    std::atomic<int> in_flight{ 0 }; /* collectives in streams */
+    unsigned polls = 0;
+    /* the split in progress */
+    uint64_t splits = 0;
+    ncclComm **child = nullptr;
+};
+
+namespace
+{
+
+size_t bytes_of(const ncclComm *c) { return sizeof(Shared) + static_cast<size_t>(c->size) * ROOM; }
+
+struct flock seat_lock(int rank, short type)
+{
+    struct flock l = {};
+    l.l_type = type;
+    l.l_whence = SEEK_SET;
+    l.l_start = rank;
+    l.l_len = 1;
+    return l;
+}
+
+/* A file of zeros that whoever comes first makes; the last one to come removes its name. */
+bool attach(ncclComm *c)
+{
+    c->file = open(c->path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    if (c->file < 0 || ftruncate(c->file, static_cast<off_t>(bytes_of(c)))) return false;
+    void *p = mmap(nullptr, bytes_of(c), PROT_READ | PROT_WRITE, MAP_SHARED, c->file, 0);
+    if (p == MAP_FAILED) return false;
+    c->shared = static_cast<Shared *>(p);
+    c->data = static_cast<char *>(p) + sizeof(Shared);
+    struct flock l = seat_lock(c->rank, F_WRLCK);
+    if (fcntl(c->file, F_OFD_SETLK, &l)) return false;
+    c->shared->seats[c->rank].gpu = emu::current_device();
+    c->shared->seats[c->rank].here = 1;
+    if (++c->shared->attached == c->size) unlink(c->path);
+    return true;
+}
+
+void detach(ncclComm *c)
+{
+    if (!c->shared) return;
+    if (c->shared->attached < c->size) unlink(c->path);
+    munmap(c->shared, bytes_of(c));
+    close(c->file);
+    c->shared = nullptr;
+}
+
+ncclResult_t fail_comm(ncclComm *c, ncclResult_t error)
+{
+    c->error = error;
+    return error;
+}
+
+bool is_dead(const ncclComm *c, int rank)
+{
+    struct flock l = seat_lock(rank, F_WRLCK);
+    return !fcntl(c->file, F_OFD_GETLK, &l) && l.l_type == F_UNLCK;
+}
+
+/* Looks for dead peers now and then. */
+void look_around(ncclComm *c)
+{
+    static const char *mode = getenv("EMU_NCCL");
+    if ((mode && !strcmp(mode, "silent")) || ++c->polls % LOOK_EVERY) return;
+    for (int p = 0; p < c->size; p++) {
+        const Seat &seat = c->shared->seats[p];
+        if (p != c->rank && seat.here && !seat.left && is_dead(c, p)) c->error = ncclRemoteError;
+    }
+}
+
+bool all_here(const ncclComm *c)
+{
+    for (int p = 0; p < c->size; p++)
+        if (!c->shared->seats[p].here) return false;
+    return true;
+}
+
+bool shared_gpu(const ncclComm *c)
+{
+    for (int p = 0; p < c->size; p++)
+        for (int q = 0; q < p; q++)
+            if (c->shared->seats[p].gpu == c->shared->seats[q].gpu) return true;
+    return false;
+}
+
+/* ---- collectives ---- */
+
+struct Call {
+    ncclComm *comm;
+    What what;
+    const char *from;
+    char *to;
+    size_t count, element; /* of each rank's share, or in all; bytes */
+    ncclDataType_t type;
+    ncclRedOp_t op;
+    size_t done = 0; /* elements */
+    uint64_t piece;  /* number of the first */
+    bool posted = false;
+
+    size_t shares_in() const { return what == REDUCE_SCATTER ? static_cast<size_t>(comm->size) : 1; }
+    size_t length() const { return std::min(count - done, ROOM / element / shares_in()); }
+    uint64_t pieces() const
+    {
+        const size_t each = ROOM / element / shares_in();
+        return count ? (count + each - 1) / each : 1;
+    }
+    bool post();
+    bool take();
+    void reduce(const char *const *pieces, char *out, size_t n);
+};
+
+/* Into this rank's place, when the others have read what was there. */
+bool Call::post()
+{
+    Seat &own = comm->shared->seats[comm->rank];
+    for (int p = 0; p < comm->size; p++)
+        if (comm->shared->seats[p].taken < piece) return false;
+    char *place = comm->data + static_cast<size_t>(comm->rank) * ROOM;
+    const size_t n = length();
+    for (size_t s = 0; s < shares_in(); s++)
+        memcpy(place + s * n * element, from + (s * count + done) * element, n * element);
+    own.kind = what, own.type = type, own.op = op, own.count = count;
+    own.posted = piece + 1;
+    return posted = true;
+}
+
+template <typename T> void add_up(const char *const *pieces, int ranks, int first, ncclRedOp_t op, char *out, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        T sum = reinterpret_cast<const T *>(pieces[first])[i];
+        for (int k = 1; k < ranks; k++) {
+            const T x = reinterpret_cast<const T *>(pieces[(first + k) % ranks])[i];
+            sum = op == ncclMax ? std::max(sum, x) : static_cast<T>(sum + x);
+        }
+        reinterpret_cast<T *>(out)[i] = sum;
+    }
+}
+
+void Call::reduce(const char *const *parts, char *out, size_t n)
+{
+    const int first = static_cast<int>(piece % static_cast<uint64_t>(comm->size));
+    if (type == ncclFloat32) add_up<float>(parts, comm->size, first, op, out, n);
+    else if (type == ncclInt64) add_up<int64_t>(parts, comm->size, first, op, out, n);
+    else add_up<uint64_t>(parts, comm->size, first, op, out, n);
+}
+
+/* From everybody's place, when all have put something there. */
+bool Call::take()
+{
+    const char *parts[RANKS];
+    const size_t n = length();
+    for (int p = 0; p < comm->size; p++)
+        if (comm->shared->seats[p].posted <= piece) return false;
+    for (int p = 0; p < comm->size; p++) {
+        const Seat &s = comm->shared->seats[p];
+        if (s.kind != what || s.type != type || s.op != op || s.count != count) comm->error = ncclInvalidUsage;
+        parts[p] = comm->data + static_cast<size_t>(p) * ROOM;
+        if (what == REDUCE_SCATTER) parts[p] += static_cast<size_t>(comm->rank) * n * element;
+    }
+    if (comm->error) return false;
+    if (what == ALL_GATHER)
+        for (int p = 0; p < comm->size; p++)
+            memcpy(to + (static_cast<size_t>(p) * count + done) * element, parts[p], n * element);
+    else reduce(parts, to + done * element, n);
+    comm->shared->seats[comm->rank].taken = ++piece;
+    done += n;
+    posted = false;
+    return true;
+}
+
+/* A few steps; true when all is done, or nothing more will be. */
+bool advance(Call &call)
+{
+    ncclComm *c = call.comm;
+    for (;;) {
+        if (c->aborted) break;
+        look_around(c);
+        if (c->error && c->error != ncclInProgress) return false; /* hangs until it is aborted */
+        if (!call.posted && !call.post()) return false;
+        if (!call.take()) return false;
+        if (call.done >= call.count) break;
+    }
+    c->in_flight--;
+    return true;
+}
+
+bool usable(ncclComm *c)
+{
+    return c && !c->connecting && !c->finalizing && !c->starting && !c->child && c->error == ncclSuccess;
+}
+
+ncclResult_t begin(ncclComm *c, What what, const void *from, void *to, size_t count, ncclDataType_t type,
+                   ncclRedOp_t op, cudaStream_t stream)
+{
+    if (!usable(c)) return ncclInvalidUsage;
+    const size_t element = type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 8;
+    const bool known = what == ALL_GATHER ? type == ncclUint8
+                                          : (op == ncclSum && (type == ncclFloat32 || type == ncclUint64)) ||
+                                                (op == ncclMax && type == ncclInt64);
+    const size_t size = static_cast<size_t>(c->size);
+    const size_t in = count * element * (what == REDUCE_SCATTER ? size : 1);
+    const size_t out = count * element * (what == ALL_GATHER ? size : 1);
+    if (!known || !stream) return ncclInvalidArgument;
+    if (count && (!emu::device_holds(from, in) || !emu::device_holds(to, out))) return ncclInvalidArgument;
+    Call call = { c, what, static_cast<const char *>(from), static_cast<char *>(to), count, element, type, op };
+    call.piece = c->pieces;
+    c->pieces += call.pieces();
+    c->in_flight++;
+    const bool bad = emu::submit_until(stream, "nccl", [call]() mutable { return advance(call); }) != cudaSuccess;
+    if (bad) return ncclUnhandledCudaError;
+    c->starting = c->first;
+    c->first = false;
+    return c->starting ? ncclInProgress : ncclSuccess;
+}
+
+/* ---- communicators ---- */
+
+void say(const ncclConfig_t *config)
+{
+    const char *debug = getenv("NCCL_DEBUG");
+    if (!debug || strcmp(debug, "INFO")) return;
+    const auto text = [](int ctas) { return ctas == NCCL_CONFIG_UNDEF_INT ? std::string("any") : std::to_string(ctas); };
+    fprintf(stderr, "emu: communicator %s, CTAs from %s to %s\n", config->commName, text(config->minCTAs).c_str(),
+            text(config->maxCTAs).c_str());
+}
+
+ncclComm *create(const char *path, int rank, int size)
+{
+    ncclComm *c = new ncclComm;
+    snprintf(c->path, sizeof c->path, "%s", path);
+    c->rank = rank;
+    c->size = size;
+    c->connecting = true;
+    return c;
+}
+
+/* All ranks have said their colours: who is in the new communicator? */
+void finish_split(ncclComm *c)
+{
+    const uint64_t k = c->splits;
+    const Seat &own = c->shared->seats[c->rank];
+    int size = 0, rank = 0, first = -1;
+    for (int p = 0; p < c->size; p++)
+        if (c->shared->seats[p].splits < k) return;
+    for (int p = 0; p < c->size; p++) {
+        const Seat &s = c->shared->seats[p];
+        if (s.color[k - 1] != own.color[k - 1]) continue;
+        if (first < 0) first = p;
+        size++;
+        rank += s.key[k - 1] < own.key[k - 1] || (s.key[k - 1] == own.key[k - 1] && p < c->rank);
+    }
+    char path[64];
+    snprintf(path, sizeof path, "%.36s-%d-%d", c->path, static_cast<int>(k), first);
+    ncclComm *child = create(path, rank, size);
+    if (!attach(child)) c->error = ncclSystemError;
+    *c->child = child;
+    c->child = nullptr;
+}
+
+bool config_is_known(const ncclConfig_t *config)
+{
+    return config && config->size == sizeof *config && config->blocking == 0 && config->commName;
+}
+
+} // namespace
+
+/* ---- the interface ---- */
+
+ncclResult_t ncclGetVersion(int *version)
+{
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id)
+{
+    uint64_t random[2];
+    if (getrandom(random, sizeof random, 0) != sizeof random) return ncclSystemError;
+    memset(id, 0, sizeof *id);
+    snprintf(id->internal, sizeof id->internal, "/dev/shm/emu-nccl-%08llx%08llx",
+             static_cast<unsigned long long>(random[0] & 0xffffffff),
+             static_cast<unsigned long long>(random[1] & 0xffffffff));
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id, int rank, ncclConfig_t *config)
+{
+    if (!config_is_known(config) || size < 1 || size > RANKS || rank < 0 || rank >= size) return ncclInvalidArgument;
+    *comm = create(id.internal, rank, size);
+    if (!attach(*comm)) return fail_comm(*comm, ncclSystemError);
+    say(config);
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config)
+{
+    if (!usable(comm)) return ncclInvalidUsage;
+    if (!config_is_known(config) || color < 0 || comm->splits == 16) return ncclInvalidArgument;
+    *out = nullptr;
+    Seat &own = comm->shared->seats[comm->rank];
+    own.color[comm->splits] = color;
+    own.key[comm->splits] = key;
+    comm->child = out;
+    say(config);
+    own.splits = ++comm->splits;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
+{
+    if (!comm || !error) return ncclInvalidArgument;
+    *error = static_cast<ncclResult_t>(comm->error.load());
+    if (*error) return ncclSuccess;
+    if (comm->connecting || comm->child || comm->finalizing) look_around(comm);
+    if (comm->connecting && all_here(comm)) {
+        comm->connecting = false;
+        if (shared_gpu(comm)) fail_comm(comm, ncclInvalidUsage);
+    }
+    if (comm->child) finish_split(comm);
+    const bool draining = comm->finalizing && comm->in_flight;
+    *error = static_cast<ncclResult_t>(comm->error.load());
+    if (!*error && (comm->connecting || comm->child || draining)) *error = ncclInProgress;
+    comm->starting = false;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllGather(const void *from, void *to, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream)
+{
+    return begin(comm, ALL_GATHER, from, to, count, type, ncclSum, stream);
+}
+
+ncclResult_t ncclAllReduce(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream)
+{
+    return begin(comm, ALL_REDUCE, from, to, count, type, op, stream);
+}
+
+ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream)
+{
+    return begin(comm, REDUCE_SCATTER, from, to, count, type, op, stream);
+}
+
+ncclResult_t ncclCommFinalize(ncclComm_t comm)
+{
+    if (!usable(comm)) return ncclInvalidUsage;
+    comm->finalizing = true;
+    comm->shared->seats[comm->rank].left = 1;
+    return ncclInProgress;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t comm)
+{
+    if (!comm || !comm->finalizing || comm->in_flight) return ncclInvalidUsage;
+    detach(comm);
+    delete comm;
+    return ncclSuccess;
+}
+
+/* Work in streams still looks at it: it is never freed. */
+ncclResult_t ncclCommAbort(ncclComm_t comm)
+{
+    if (!comm) return ncclInvalidArgument;
+    if (comm->shared && comm->shared->attached < comm->size) unlink(comm->path);
+    comm->aborted = true;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t error)
+{
+    static const char *const texts[] = { "no error",         "unhandled cuda error", "unhandled system error",
+                                         "internal error",   "invalid argument",     "invalid usage",
+                                         "remote process exited or there was a network error", "in progress" };
+    return error >= 0 && error <= ncclInProgress ? texts[error] : "unknown";
+}
+
+const char *ncclGetLastError(ncclComm_t) { return ""; }

@@ -1,0 +1,354 @@
+/* Communicators between processes: results to the bit, order, failures. */
+#include <dirent.h>
+
+#include "comm/gloo.h"
+#include "comm_cases.h"
+#include "fork_ranks.h"
+
+typedef struct {
+    Device device;
+    GlooWorld *world;
+    Comm comm; /* of all ranks */
+} Rank;
+
+static const int all_ranks[SHARED_RANKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15 };
+
+#define SHORT_S 1.0 /* patience of ranks that wait in vain; time enough to connect */
+
+static void open_rank(Rank *r, int rank, int size, double timeout_s)
+{
+    OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
+    shared_start(size);
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", timeout_s, { shared_page, shared_set, shared_get } },
+                       &r->world));
+    OK(comm_open_gloo(r->world, &r->comm, "world", all_ranks, size));
+}
+
+static void close_rank(Rank *r)
+{
+    comm_close(&r->comm);
+    gloo_world_close(r->world);
+    device_close(&r->device);
+}
+
+static void every_kind(int rank, int size, void *arg)
+{
+    Rank r;
+    open_rank(&r, rank, size, 20);
+    comm_check_calls(&r.comm, arg != NULL);
+    CaseRun run = { &r.comm, &r.device.stream, 1 };
+    for (int i = 0; i < CASE_COUNTS; i++) OK(case_all_kinds(&run, case_counts[i]));
+    shared_page->digest[rank] = run.digest;
+    close_rank(&r);
+}
+
+TEST(every_kind)
+{
+    for (int size = 2; size <= 8; size += size < 4 ? 1 : 2) fork_ranks(every_kind, size, NULL, -1, 30);
+}
+
+TEST(every_kind_compared) { fork_ranks(every_kind, 3, "compare", -1, 30); }
+
+static void large(int rank, int size, void *arg)
+{
+    (void)arg;
+    Rank r;
+    open_rank(&r, rank, size, 20);
+    CaseRun run = { &r.comm, &r.device.stream, 1 };
+    OK(case_all_kinds(&run, 600001));
+    close_rank(&r);
+}
+
+TEST(large_in_blocks)
+{
+    for (int size = 2; size <= 4; size++) fork_ranks(large, size, NULL, -1, 60);
+}
+
+/* ---- order ---- */
+
+enum { GROUPS = 12, ROUNDS = 40 };
+
+/* Groups of 8 ranks (of the first `size` of them), many sharing two ranks; two have the same members. */
+static const char *const group_members[GROUPS] = { "01234567", "0123", "4567", "0246", "1357", "01",
+                                                   "01",       "12",   "0167", "2345", "37",   "03" };
+
+typedef struct {
+    Comm comm;
+    bool open;
+    int64_t integers[300];
+    float floats[5000];
+    Event done[2];
+} GroupCase;
+
+static void open_group_case(GroupCase *g, Rank *r, int group, int rank, int size)
+{
+    int members[8], n = 0;
+    for (const char *m = group_members[group]; *m; m++)
+        if (*m - '0' < size) members[n++] = *m - '0';
+    for (int i = 0; i < n; i++) g->open |= members[i] == rank;
+    if (!g->open) return;
+    OK(comm_open_gloo(r->world, &g->comm, group_members[group], members, n));
+    event_init(&g->done[0]);
+    event_init(&g->done[1]);
+}
+
+static void start_group_case(GroupCase *g, Stream *s, int salt)
+{
+    for (int i = 0; i < 300; i++) g->integers[i] = case_integer(salt, g->comm.rank, i);
+    for (int i = 0; i < 5000; i++) g->floats[i] = case_float(salt, g->comm.rank, i);
+    OK(comm_sum_i64(&g->comm, s, g->integers, 300, &g->done[0]));
+    OK(comm_reduce_tree_f32(&g->comm, s, case_tensor(g->floats, 5000), &g->done[1]));
+}
+
+static void finish_group_case(GroupCase *g, int salt)
+{
+    CaseRun self = { &g->comm, NULL, 0 }, *run = &self;
+    OK(event_wait(&g->done[0], 20));
+    OK(event_wait(&g->done[1], 20));
+    CASE_SAME(g->integers, 300, case_sum(salt, g->comm.size, i), "sum-i64");
+    CASE_SAME(g->floats, 5000, case_tree(salt, 0, g->comm.size, i), "reduce-tree");
+}
+
+static void random_order(int rank, int size, void *arg)
+{
+    (void)arg;
+    static GroupCase groups[GROUPS];
+    Rank r;
+    open_rank(&r, rank, size, 20);
+    for (int i = 0; i < GROUPS; i++) open_group_case(&groups[i], &r, i, rank, size);
+    uint64_t seed = (uint64_t)rank + 1;
+    for (int round = 0; round < ROUNDS; round++) {
+        int order[GROUPS];
+        for (int i = 0; i < GROUPS; i++) {
+            int j = (int)(test_rand(&seed) % (uint64_t)(i + 1));
+            order[i] = order[j];
+            order[j] = i;
+        }
+        for (int i = 0; i < GROUPS; i++)
+            if (groups[order[i]].open) start_group_case(&groups[order[i]], &r.device.stream, 100 * round + order[i]);
+        for (int i = 0; i < GROUPS; i++)
+            if (groups[i].open) finish_group_case(&groups[i], 100 * round + i);
+    }
+    for (int i = 0; i < GROUPS; i++) {
+        if (!groups[i].open) continue;
+        comm_close(&groups[i].comm);
+        event_release(&groups[i].done[0]);
+        event_release(&groups[i].done[1]);
+    }
+    close_rank(&r);
+}
+
+TEST(groups_in_random_order)
+{
+    fork_ranks(random_order, 4, NULL, -1, 60);
+    fork_ranks(random_order, 8, NULL, -1, 60);
+}
+
+static int entries(const char *folder)
+{
+    int n = 0;
+    DIR *dir = opendir(folder);
+    while (dir && readdir(dir)) n++;
+    if (dir) closedir(dir);
+    return n;
+}
+
+static void open_and_close(int rank, int size, void *arg)
+{
+    (void)arg;
+    Rank r;
+    int threads = entries("/proc/self/task"), files = entries("/proc/self/fd");
+    open_rank(&r, rank, size, 20);
+    OK(comm_barrier(&r.comm, &r.device.stream));
+    CHECK(entries("/proc/self/task") > threads && entries("/proc/self/fd") > files);
+    close_rank(&r);
+    CHECK(entries("/proc/self/task") == threads);
+    CHECK(entries("/proc/self/fd") == files);
+}
+
+TEST(nothing_left_after_close) { fork_ranks(open_and_close, 3, NULL, -1, 20); }
+
+/* ---- failures ---- */
+
+/* Closing after a failure must not wait for anybody. */
+static void close_at_once(Rank *r)
+{
+    double t0 = test_now();
+    close_rank(r);
+    CHECK(test_now() - t0 < 1);
+}
+
+/* Sums until it fails; how it failed. */
+static Err sum_until_failure(Rank *r)
+{
+    static float x[300000];
+    Err err = ERR_OK;
+    double end = test_now() + 15;
+    while (!err && test_now() < end)
+        err = comm_reduce_tree_f32(&r->comm, &r->device.stream, case_tensor(x, 300000), NULL);
+    return err;
+}
+
+static void killed_rank(int rank, int size, void *arg)
+{
+    (void)arg;
+    Rank r;
+    open_rank(&r, rank, size, 30);
+    OK(comm_barrier(&r.comm, &r.device.stream));
+    if (rank == 2) {
+        static float x[300000];
+        for (double end = test_now() + 0.05; test_now() < end;)
+            OK(comm_reduce_tree_f32(&r.comm, &r.device.stream, case_tensor(x, 300000), NULL));
+        usleep(20000); /* the others wait in a call by now */
+        shared_page->at[0] = test_now();
+        raise(SIGKILL);
+    }
+    CHECK(sum_until_failure(&r) == ERR_PEER);
+    double late = test_now() - shared_page->at[0];
+    CHECK_MSG(shared_page->at[0] > 0 && late < 1, "%.3f s after the kill", late);
+    CHECK_MSG(strstr(err_message(), "world: lost rank ") && strstr(err_message(), " in reduce-tree of 300000 (call "),
+              "%s", err_message());
+    FAILS(comm_barrier(&r.comm, &r.device.stream), ERR_PEER, "world: stopped because world: lost rank");
+    close_at_once(&r);
+}
+
+TEST(killed_rank)
+{
+    for (int i = 0; i < 5; i++) fork_ranks(killed_rank, 4, NULL, 2, 20);
+}
+
+static void *abort_later(void *world)
+{
+    usleep(100000);
+    gloo_world_abort(world, "the test says so");
+    gloo_world_abort(world, "a later reason");
+    return NULL;
+}
+
+static void abort_from_thread(int rank, int size, void *arg)
+{
+    (void)arg;
+    Rank r;
+    open_rank(&r, rank, size, 30);
+    if (rank == 1) {
+        while (!shared_page->flag) usleep(1000);
+        FAILS(comm_barrier(&r.comm, &r.device.stream), ERR_PEER, "world: lost rank 0 in barrier");
+    } else {
+        pthread_t helper;
+        double t0 = test_now();
+        CHECK(!pthread_create(&helper, NULL, abort_later, r.world));
+        for (int i = 0; i < 2; i++)
+            FAILS(comm_barrier(&r.comm, &r.device.stream), ERR_PEER, "world: stopped because the test says so");
+        CHECK(test_now() - t0 >= 0.1 && test_now() - t0 < 1);
+        pthread_join(helper, NULL);
+        shared_page->flag = 1;
+    }
+    close_at_once(&r);
+}
+
+TEST(abort_from_thread) { fork_ranks(abort_from_thread, 2, NULL, -1, 20); }
+
+static void absent_rank(int rank, int size, void *arg)
+{
+    (void)arg;
+    Rank r;
+    open_rank(&r, rank, size, SHORT_S);
+    int64_t x[3] = { 1, 2, 3 };
+    double t0 = test_now();
+    if (rank == 0) {
+        FAILS(comm_sum_i64(&r.comm, &r.device.stream, x, 3, NULL), ERR_HANG,
+              "world: waited for rank 1 in sum-i64 of 3 (call 0): no answer in 1000 ms");
+        CHECK(test_now() - t0 < SHORT_S + 1.5);
+        shared_page->flag = 1;
+    } else
+        while (!shared_page->flag) usleep(1000);
+    CHECK(rank == 1 || test_now() - t0 >= SHORT_S);
+    close_at_once(&r);
+}
+
+TEST(absent_rank) { fork_ranks(absent_rank, 2, NULL, -1, 20); }
+
+/* Rank 2 gives another count, later another kind. With comparison that is told, without it nobody meets. */
+static void differing_calls(int rank, int size, void *arg)
+{
+    static int64_t x[64];
+    bool compare = arg != NULL;
+    Rank r;
+    open_rank(&r, rank, size, compare ? 20 : SHORT_S);
+    comm_check_calls(&r.comm, compare);
+    OK(comm_sum_i64(&r.comm, &r.device.stream, x, 3, NULL));
+    if (compare)
+        FAILS(comm_max_i64(&r.comm, &r.device.stream, x, rank == 2 ? 5 : 4, NULL), ERR_INTERNAL,
+              "world: ranks issued different calls: member 0 max-i64 of 4 x 8 bytes (call 1), member 2 max-i64 of 5 x "
+              "8 bytes (call 1)");
+    else {
+        Err err = comm_max_i64(&r.comm, &r.device.stream, x, rank == 2 ? 5 : 4, NULL);
+        CHECK_MSG(err == ERR_HANG || err == ERR_PEER, "%s", err_message());
+    }
+    close_at_once(&r);
+}
+
+TEST(differing_calls_compared) { fork_ranks(differing_calls, 3, "compare", -1, 20); }
+TEST(differing_calls_do_not_meet) { fork_ranks(differing_calls, 3, NULL, -1, 20); }
+
+/* Two groups of the same ranks, opened in another order on rank 1. */
+static void other_order_of_groups(int rank, int size, void *arg)
+{
+    (void)arg;
+    Rank r;
+    Comm a, b;
+    int64_t x = 1;
+    open_rank(&r, rank, size, SHORT_S);
+    OK(comm_open_gloo(r.world, rank ? &b : &a, rank ? "b" : "a", all_ranks, size));
+    OK(comm_open_gloo(r.world, rank ? &a : &b, rank ? "a" : "b", all_ranks, size));
+    Err err = comm_sum_i64(rank ? &b : &a, &r.device.stream, &x, 1, NULL); /* the first opened, on both */
+    CHECK_MSG(err == ERR_HANG || err == ERR_PEER, "%s, x = %lld", err_name(err), (long long)x);
+    comm_close(&b);
+    comm_close(&a);
+    close_at_once(&r);
+}
+
+TEST(other_order_of_groups) { fork_ranks(other_order_of_groups, 2, NULL, -1, 20); }
+
+static void cannot_open(int rank, int size, void *arg)
+{
+    (void)arg;
+    GlooWorld *world;
+    GlooOptions o = { rank, size + 1, NULL, 0.5, { shared_page, shared_set, shared_get } };
+    double t0 = test_now();
+    o.address = "localhost";
+    FAILS(gloo_world_open(o, &world), ERR_CONFIG, "address 'localhost' of this rank is not numeric");
+    o.address = "192.0.2.1"; /* of no host */
+    FAILS(gloo_world_open(o, &world), ERR_CONFIG,
+          "cannot listen on address '192.0.2.1': Cannot assign requested address");
+    o.address = "127.0.0.1";
+    FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "nobody set 'gloo/1'");
+    CHECK(!world);
+    gloo_world_close(world);
+    CHECK(test_now() - t0 < 3);
+}
+
+TEST(cannot_open) { fork_ranks(cannot_open, 1, NULL, -1, 20); }
+
+/* Rank 1 publishes where it listens, and is gone. */
+static void gone_after_rendezvous(int rank, int size, void *arg)
+{
+    (void)arg;
+    GlooWorld *world;
+    GlooOptions o = { rank, size, "127.0.0.1", 0.5, { shared_page, shared_set, shared_get } };
+    CHECK(rank < size);
+    if (rank == 1) {
+        o.timeout_s = 0.01; /* rank 0 comes later */
+        CHECK(gloo_world_open(o, &world) != ERR_OK);
+        shared_page->flag = 1;
+        return;
+    }
+    while (!shared_page->flag) usleep(1000);
+    double t0 = test_now();
+    FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "rank 0 and rank 1 do not connect");
+    CHECK(test_now() - t0 < 2);
+}
+
+TEST(gone_after_rendezvous) { fork_ranks(gone_after_rendezvous, 2, NULL, -1, 20); }
+
+TEST_MAIN

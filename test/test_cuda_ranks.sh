@@ -1,0 +1,142 @@
+#!/usr/bin/env bash
+# Several ranks with device=cuda, as processes: losses beside the run of one rank, the same bits when repeated, staged
+# through the host where ranks share a GPU, a rank that is lost. In make test-emu on the emulator (EMU: where it was
+# built) with its NCCL; in make test on the GPUs of this machine, 2 to 8 of them.
+[ -z "${EMU:-}" ] || MEGATRAIN=$EMU/megatrain
+. "$(dirname "$0")/lib.sh"
+launch="$root/scripts/launch.sh"
+export OMP_NUM_THREADS=1
+make_tiny
+cat >ranks.ini <<'EOI'
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 16
+dropout = 0.1
+attention_dropout = 0.1
+[parallel]
+bucket_mb = 1
+[train]
+micro_batch = 2
+global_batch = 8
+steps = 5
+[optim]
+lr = 3e-3
+warmup = 2
+clip = 0.5
+[data]
+train = a
+valid = b
+[checkpoint]
+every = 0
+EOI
+
+gpus() { "$mt" doctor 2>/dev/null | grep -c '^gpu [0-9]'; }
+export EMU_DEVICES=8
+count=$(gpus)
+check "doctor counts GPUs: $count" [ -n "$count" ]
+[ "$count" -le 8 ] || count=8
+[ -z "${EMU:-}" ] || count=4 # as many processes as two cores bear
+if [ "$count" -eq 0 ]; then
+    skip "ranks with GPUs: layouts tp, dp, tp x dp over NCCL, staged: this machine or build has no GPU"
+    finish
+fi
+
+# run DIR RANKS DEVICES words...: over the first DEVICES GPUs
+run() {
+    local visible
+    visible=$(seq -s, 0 $(($3 - 1)))
+    EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$visible timeout 200 "$launch" -n "$2" -- "$mt" --config ranks.ini run.dir="$1" \
+        run.device=cuda "${@:4}" >/dev/null 2>"$1.err" || bad "$1: $(grep -m1 error "$1.err")"
+}
+words() { # tp zero overlap
+    echo "parallel.tp=$1 parallel.zero=$2 parallel.overlap_grad=$3 parallel.overlap_param=$([ "$2" = 1 ] && echo "$3" || echo false)"
+}
+
+layouts() { # for as many GPUs as there are: ranks tp zero overlap
+    local n
+    for n in 2 4 8; do
+        [ "$n" -le "$count" ] || continue
+        [ "$n" -gt 2 ] || echo "2 2 0 false"
+        [ "$n" -gt 2 ] || echo "2 1 1 true"
+        [ "$n" -lt 4 ] || echo "$n 2 1 true"
+        [ "$n" -lt 4 ] || echo "$n $((n / 2)) 0 true"
+    done
+}
+
+for precision in fp32 bf16; do
+    tolerance=$([ $precision = fp32 ] && echo 1e-5 || echo 1e-2)
+    p="run.precision=$precision"
+    run one-$precision 1 1 $p
+    check "$precision: one rank" [ "$(losses one-$precision | wc -l)" -eq 5 ]
+    while read -r n tp zero overlap; do
+        d=$precision-$n-$tp-$zero
+        run "$d" "$n" "$n" $p $(words "$tp" "$zero" "$overlap")
+        check "$d: over NCCL" grep -q 'between GPUs: NCCL [0-9]' "$d.err"
+        check "$d: losses within $tolerance of one rank's" near "$d" one-$precision 5 $tolerance
+        run "$d-again" "$n" "$n" $p $(words "$tp" "$zero" "$overlap")
+        check "$d: repeated" same_run "$d-again" "$d" 5
+    done < <(layouts)
+    # ranks that share a GPU
+    while read -r n tp zero overlap; do
+        d=staged-$precision-$n-$tp
+        run "$d" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
+        check "$d: staged, and says so" grep -q 'warning: between GPUs: staged .* share a GPU' "$d.err"
+        check "$d: losses within $tolerance of one rank's" near "$d" one-$precision 5 $tolerance
+        [ "$n" -eq 2 ] || continue
+        run "$d-again" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
+        check "$d: repeated" same_run "$d-again" "$d" 5
+    done <<<$'2 2 1 true\n4 2 1 true'
+done
+if [ "$count" -lt 2 ]; then
+    skip "layouts over NCCL: 1 GPU, two or more are needed"
+    finish
+fi
+[ "$count" -ge 4 ] || skip "layouts of 4 and 8 ranks over NCCL: $count GPUs"
+[ -n "${EMU:-}" ] || [ "$count" -ge 8 ] || [ "$count" -lt 4 ] || skip "layouts of 8 ranks over NCCL: $count GPUs"
+
+# what is one and the same sum in any order is the same over NCCL and staged: 2 ranks
+check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 5 1e-6
+
+# two ranks that share the model's only kv head
+llama=(model.arch=llama model.kv_heads=1 run.precision=fp32)
+run kv-one 1 1 "${llama[@]}"
+run kv 2 2 "${llama[@]}" parallel.tp=2
+check "a shared kv head: losses within 1e-5 of one rank's" near kv kv-one 5 1e-5
+
+# limits of a group reach NCCL, each its own
+if [ -n "${EMU:-}" ]; then
+    NCCL_DEBUG=INFO run limits 4 4 parallel.tp=2 parallel.nccl.tp.min_ctas=2 parallel.nccl.tp.max_ctas=8 \
+        parallel.nccl.dp.max_ctas=4 train.steps=3
+    check "names and limits of groups" [ "$(grep -oE 'communicator (tp|sp|dp|world)[0-9]+, .*' limits.err | sort | uniq -c |
+        awk '{ print $3, $1, $6, $8 }' | paste -sd' ')" = \
+        "dp0, 2 any 4 dp1, 2 any 4 sp0, 2 2 8 sp2, 2 2 8 tp0, 2 2 8 tp2, 2 2 8 world0, 4 any any" ]
+fi
+
+# a rank is killed: exit 7, and its number is named; nobody is left behind
+lost() { # DIR RANKS DEVICES: rank 1 is killed in a step
+    local tries pid status victim=''
+    EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($3 - 1))) timeout 100 "$launch" -n "$2" -- "$mt" --config ranks.ini \
+        run.dir="$1" run.device=cuda train.steps=100000 optim.decay_steps=100000 >/dev/null 2>"$1.err" &
+    pid=$!
+    for tries in $(seq 300); do
+        sleep 0.1
+        grep -q 'step 2/' "$1.err" && break
+    done
+    for p in $(pgrep -f "run.dir=$1 "); do
+        [ "$(tr '\0' '\n' <"/proc/$p/environ" 2>/dev/null | sed -n 's/^RANK=//p')" = 1 ] &&
+            [ "$(readlink "/proc/$p/exe")" = "$mt" ] && victim=$p
+    done
+    check "$1: rank 1 runs after $tries looks" [ -n "$victim" ]
+    kill -9 "$victim"
+    wait "$pid"
+    status=$?
+    check "$1: exit 7, got $status" [ $status -eq 7 ]
+    check "$1: names rank 1: $(grep -m1 error "$1.err")" grep -q "error (peer lost): rank 1 .* was lost" "$1.err"
+    check "$1: nobody is left" [ -z "$(pgrep -f "run.dir=$1 ")" ]
+}
+lost killed 2 2
+EMU_NCCL=silent lost killed-silent 2 2
+lost killed-staged 2 1
+finish

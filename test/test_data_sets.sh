@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# What [data] can ask for, as whole runs: Megatron's order, several validation sets, documents kept apart.
+. "$(dirname "$0")/lib.sh"
+make_tiny
+run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
+valids() { grep -o '"step":[0-9]*,.*"valid_loss":[^}]*' "$1/metrics.jsonl" | sed 's/"tokens":[0-9]*,//'; }
+
+# ---- data.order = megatron: the same run in two pieces, in another layout, and not for another number of epochs
+m=(data.order=megatron train.eval_batches=1) o=("${m[@]}" train.steps=20)
+run whole "${o[@]}"
+check "Megatron's order: $(tail -1 whole.err)" [ "$(losses whole | wc -l)" -eq 20 ]
+check "it says what the order costs" grep -q 'order of 300 samples, [0-9.]* MiB on each rank' whole.err
+run half "${o[@]}" train.stop_at=7
+run half "${o[@]}"
+check "stopped and resumed: losses" same_losses half whole
+check "stopped and resumed: tensors" same_tensors half whole 20
+run keyed train.steps=20 train.eval_batches=1
+check "another order than the keyed one" [ "$(losses keyed)" != "$(losses whole)" ]
+"$root/scripts/launch.sh" -n 2 -- "$mt" --config tiny.ini run.dir=two "${o[@]}" train.global_batch=15 train.micro_batch=5 \
+    parallel.tp=2 >/dev/null 2>two.err
+check "on two ranks: losses" same_losses two whole
+run longer "${o[@]}" train.stop_at=7
+expect 4 "train.steps, too" "$mt" --config tiny.ini run.dir=longer "${m[@]}" train.steps=2000
+expect 0 "resuming" "$mt" --config tiny.ini run.dir=longer "${m[@]}" train.steps=19
+
+# ---- several validation sets
+sed -i 's/^warmup = 4/warmup = 1/' tiny.ini
+run named train.steps=4 train.eval_every=2 data.valid="sea: b  mixed: 0.25 a 0.75 b"
+check "two sets, two evaluations: $(tail -1 named.err)" [ "$(valids named | wc -l)" -eq 4 ]
+run sea train.steps=4 train.eval_every=2 data.valid=b
+run mixed train.steps=4 train.eval_every=2 data.valid="0.25 a 0.75 b"
+for s in sea mixed; do
+    check "$s alone has the same losses" [ "$(valids named | grep -F "\"valid\":\"$s\"," | sed 's/"valid":"[a-z]*",//')" = "$(valids $s)" ]
+    check "$s alone has no name" [ "$(grep -c '"valid":' $s/metrics.jsonl)" -eq 0 ]
+    check "the terminal says $s" [ "$(grep -c "^step [24]: validation loss [0-9.]* on $s\$" named.err)" -eq 2 ]
+    check "the picture says $s" grep -q "validation $s<" named/loss.svg
+    "$mt" eval --config tiny.ini run.dir=named data.valid="$(sed -n "s/^valid = //p" $s/config.ini)" >$s.txt 2>/dev/null
+done
+"$mt" eval --config tiny.ini run.dir=named data.valid="sea: b  mixed: 0.25 a 0.75 b" >named.txt 2>/dev/null
+check "eval: both, under their names" cmp -s named.txt <(echo "valid sea"; cat sea.txt; echo "valid mixed"; cat mixed.txt)
+check "eval: losses" [ "$(grep -c '^loss [0-9.]*$' named.txt)" -eq 2 ]
+run named train.steps=6 train.eval_every=2 data.valid="mixed: 0.25 a 0.75 b  sea: b"
+check "other sets after a resume" [ "$(valids named | wc -l)" -eq 6 ]
+expect 2 "two sets have the name 'sea'" "$mt" --config tiny.ini data.valid="sea: b  sea: a"
+expect 3 "validation set 'gone'" "$mt" --config tiny.ini data.valid="sea: b  gone: no"
+
+# ---- documents kept apart, their ends out of the loss: fewer tokens count, in every layout the same bits
+for i in 1 2 3 4 5 6 7 8 9 10; do sed "s/\$/\n/" text.txt; done >lines.txt
+"$mt" preprocess --input lines.txt --tokenizer byte --output d --append-eod --split-blank-lines >/dev/null 2>&1 || bad "preprocess"
+d=(data.train=d data.valid=d train.steps=12 data.mask_eod=true data.reset_at_eod=true)
+run apart "${d[@]}"
+check "documents apart: $(tail -1 apart.err)" [ "$(losses apart | wc -l)" -eq 12 ]
+check "nothing to say of the ends" [ "$(grep -c 'end-of-document' apart.err)" -eq 0 ]
+"$mt" preprocess --input text.txt --tokenizer byte --output bare >/dev/null 2>&1
+run bare "${d[@]:1}" data.train=bare
+check "data.train without ends: $(grep end-of bare.err)" grep -q "^warning: 'bare' does not end with an end-of-doc" bare.err
+run apart_half "${d[@]}" train.stop_at=5
+run apart_half "${d[@]}"
+check "stopped and resumed: losses" same_losses apart_half apart
+check "stopped and resumed: tensors" same_tensors apart_half apart 12
+for layout in "2 parallel.tp=2" "3 parallel.zero=1 parallel.overlap_grad=true train.micro_batch=5"; do
+    n=${layout%% *} name=ranks${layout%% *}
+    "$root/scripts/launch.sh" -n $n -- "$mt" --config tiny.ini run.dir=$name "${d[@]}" ${layout#* } >/dev/null 2>$name.err
+    check "on $n ranks: $(tail -1 $name.err)" same_run $name apart 12
+done
+for key in mask_eod reset_at_eod; do
+    run only_$key "${d[@]:0:3}" data.$key=true
+    check "data.$key alone is something else" [ "$(losses only_$key)" != "$(losses apart)" ]
+    "$mt" eval --config tiny.ini run.dir=apart "${d[@]:0:3}" data.$key=true >$key.txt 2>/dev/null
+done
+counted() { sed -n 's/^tokens //p' "$1"; }
+check "eval counts $(counted mask_eod.txt) of $(counted reset_at_eod.txt) tokens" \
+    [ "$(counted mask_eod.txt)" -lt "$(counted reset_at_eod.txt)" ]
+check "a document's bytes are those that count" \
+    [ "$(sed -n 's/^bytes //p' mask_eod.txt)" -lt "$(sed -n 's/^bytes //p' reset_at_eod.txt)" ]
+expect 0 "" "$mt" generate --run apart --prompt "Line 1" --tokens 5
+expect 4 "data.reset_at_eod" "$mt" --config tiny.ini run.dir=apart "${d[@]:0:4}"
+"$mt" tokenizer train --input text.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
+sed 's/<|endoftext|>/<|other|>/g' bpe.json >noend.json
+"$mt" preprocess --input text.txt --tokenizer noend.json --output n >/dev/null 2>&1 || bad "preprocess without an end"
+expect 2 "data.mask_eod needs a token that ends a document" "$mt" --config tiny.ini run.dir=n data.tokenizer=noend.json \
+    data.train=n data.valid=n data.mask_eod=true
+finish

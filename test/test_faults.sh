@@ -1,0 +1,397 @@
+#!/usr/bin/env bash
+# A rank that dies, freezes, hangs or never comes, at every place of a run: the culprit is named in one error line over
+# all ranks, the launcher's exit code is the documented one, all is over in time, nothing is left behind, and a restart
+# comes to the bits of the run that nobody disturbed.
+#
+#   test/test_faults.sh                        some of each kind
+#   MEGATRAIN_FAULTS=all test/test_faults.sh   kill -9 of every rank at every place, stops and loops of every rank (make
+#                                              test-faults); started again after one rank's fault of each place
+. "$(dirname "$0")/lib.sh"
+all=${MEGATRAIN_FAULTS:-}
+launch=$root/scripts/launch.sh
+export OMP_NUM_THREADS=1
+freeze_s=2 stall_s=3
+make_tiny
+cat >faults.ini <<EOI
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 32
+dropout = 0.1
+[parallel]
+tp = 2
+zero = 1
+bucket_mb = 1
+freeze_s = $freeze_s
+stall_s = $stall_s
+timeout_s = 20
+[train]
+micro_batch = 2
+global_batch = 8
+steps = 8
+[optim]
+lr = 3e-3
+warmup = 2
+[data]
+train = a
+valid = b
+[checkpoint]
+every = 3
+keep = 0
+EOI
+overlap=(parallel.overlap_grad=true parallel.overlap_param=true)
+
+# ---- running ----
+
+mkfifo never
+exec {never}<>never
+pause() { read -rt "$1" -u $never; } # without a process
+us() { echo "${EPOCHREALTIME/[.,]/}"; }
+seconds() { printf '%d.%02d' $(($1 / 1000000)) $(($1 % 1000000 / 10000)); }
+
+# wrapped TEXT: the ranks' program, with TEXT in front, which sees its arguments. It notes each rank's pid: who looks for
+# its process comes too late for one that dies early.
+wrapped() {
+    printf '#!/bin/bash\necho $$ >"%s/pid.$RANK"\n%s\nexec "%s" "$@"\n' "$work" "$1" "$mt" >rank.sh
+    chmod +x rank.sh
+}
+wrapped ''
+note_ranks() { # ranks: as far as they have come
+    local r pid
+    for r in 0 1 2 3; do { read -r pid <pid.$r; } 2>/dev/null && ranks[r]=$pid; done
+    [ ${#ranks[@]} -eq 4 ]
+}
+listeners() { # of port..port+15
+    local p p16 wanted=
+    for ((p = port; p < port + 16; p++)); do printf -v p16 :%04X "$p"; wanted+=$p16'|'; done
+    grep -hE "^ *[0-9]+: [0-9A-F]+(${wanted%|}) [0-9A-F]+:0000 0A" /proc/net/tcp /proc/net/tcp6
+}
+# (not where other tests, launch.sh or the kernel choose theirs)
+new_port() {
+    port=$((10000 + RANDOM % 9000))
+    while [ -n "$(listeners)" ]; do port=$((10000 + RANDOM % 9000)); done
+}
+begin() { # DIR WORDS...: starts the run; port, launcher, ranks
+    rm -f pid.*
+    : >run.err
+    "$launch" -n 4 -p "$port" -- "$work/rank.sh" --config "$work/faults.ini" run.dir="$1" "${@:2}" >/dev/null 2>run.err &
+    launcher=$! ranks=()
+    while kill -0 $launcher 2>/dev/null && ! note_ranks; do pause 0.01; done
+    note_ranks
+}
+end_all() { kill -KILL $launcher "${ranks[@]}" 2>/dev/null; }
+
+# follow CULPRIT: to the end of the run. code; known_us: from the fault to the error line; gone_us: to the end of all
+# other ranks; begun_us: when the fault was.
+follow() {
+    local culprit=$1 text turn now left r over=
+    begun_us='' known_us='' gone_us=''
+    for ((turn = 0; turn < 3000; turn++)); do
+        kill -0 $launcher 2>/dev/null || over=yes # first: what is looked at after it is how the run ended
+        now=${EPOCHREALTIME/[.,]/}
+        IFS= read -rd '' text <run.err
+        [ -n "$begun_us" ] || [[ $text != *fault:* ]] || { begun_us=$now; [ -z "$on_fault" ] || $on_fault; }
+        [ -n "$known_us" ] || [[ $text != *'megatrain: error'* ]] || known_us=$((now - ${begun_us:-now}))
+        left=0
+        for r in "${!ranks[@]}"; do [ "$r" = "$culprit" ] || ! kill -0 "${ranks[r]}" 2>/dev/null || left=1; done
+        [ -n "$gone_us" ] || [ $left = 1 ] || [ -z "$begun_us" ] || gone_us=$((now - begun_us))
+        [ -z "$over" ] || break
+        pause 0.01
+    done
+    [ $turn -lt 3000 ] || { end_all; bad "$what: not over in 30 s"; }
+    wait $launcher 2>/dev/null
+    code=$?
+}
+on_fault=
+
+same() { same_run "$1" undisturbed 8; }
+
+# ---- what every case asserts ----
+
+# ends CODES PATTERN: exit code (or one of "7|137"), one error line that matches, nothing left behind
+ends() {
+    [[ $code =~ ^($1)$ ]] && ok || bad "$what: exit $code, want $1: $(grep -v 'step ' run.err | tail -3)"
+    check "$what: $(grep -c '^megatrain: error' run.err) error lines: $(grep '^megatrain: error' run.err | head -4)" \
+        [ "$(grep -c '^megatrain: error' run.err)" -eq 1 ]
+    check "$what: '$2' is not in: $(grep -m1 '^megatrain: error' run.err)" grep -qE "^megatrain: error.*($2)" run.err
+    check "$what: processes left: $(pgrep -af "$work/faults.ini")" [ -z "$(pgrep -f "$work/faults.ini")" ]
+    check "$what: a port is left open: $(listeners)" [ -z "$(listeners)" ]
+}
+# Three times what is promised and 2 s: for machines that do other things, too. The means must keep the promise (below).
+in_time() { # KIND KNOWN_S GONE_S
+    local known=${known_us:-99000000} gone=${gone_us:-99000000}
+    echo "$1 $known $gone $2" >>times
+    check "$what: the error line came after $(seconds "$known") s" [ "$known" -le $(($2 * 3000000 + 2000000)) ]
+    check "$what: the others ended after $(seconds "$gone") s" [ "$gone" -le $(($3 * 3000000 + 2000000)) ]
+}
+restarts() { # DIR WORDS...
+    timeout 60 "$launch" -n 4 -- "$mt" --config "$work/faults.ini" run.dir="$1" "${@:2}" >/dev/null 2>again.err
+    check "$what: started again: exit $?, $(grep -m1 error again.err)" same "$1"
+    rm -rf "$1"
+}
+
+# at RANK POINT N ACTION [WORDS...]; again=no: not started again
+again=yes
+at() {
+    local rank=$1 action=$4 words=("${@:5}")
+    what="rank $1: $4 at $2, call $3"
+    new_port
+    MEGATRAIN_RANK_FAULT=$1:$2:$3:$4 begin run "${words[@]}"
+    follow "$rank"
+    check "$what: the place was never reached" [ -n "$begun_us" ]
+    case $action in
+    kill | exit)
+        ends 7 "rank $rank \(host .*, pid ${ranks[rank]}\) was lost"
+        in_time "$action" 1 2 ;; # (of rank 0's last half second each)
+    stop)
+        ends 7 "rank $rank \(host .*, pid ${ranks[rank]}\) (gave no sign of life|was lost or is frozen)"
+        in_time stop $((freeze_s + 1)) $((freeze_s + 2)) ;;
+    loop)
+        ends 8 "no rank got on for $stall_s s; the first to look at is rank $rank \(host .*, pid ${ranks[rank]}\)"
+        in_time loop $((stall_s + 1)) $((stall_s + 2)) ;;
+    esac
+    if [ $again = yes ]; then restarts run "${words[@]}"; else rm -rf run; fi
+}
+
+# (one process: any layout has its bits)
+timeout 60 "$mt" --config faults.ini run.dir=undisturbed parallel.tp=1 parallel.zero=0 >/dev/null 2>run.err
+check "the undisturbed run: exit $?, $(grep -m1 error run.err)" same undisturbed
+
+# ---- a rank at a place ----
+
+# of the collectives the calls in the middle of a run; counts are messages waited for
+places='met 1,load 1,step 1,step 5,forward 9,backward 9,reduce 5,norm 5,update 5,save 1,save 2,all-gather 40
+reduce-scatter-tree 40,reduce-scatter-i64 5,sum-i64 20,max-i64 20'
+# of each rank PLACE ACTION WORDS...: another one of them each time is followed by a start
+turn=0
+of_each() {
+    for rank in 0 1 2 3; do
+        [ $((turn % 4)) = $rank ] && again=yes || again=no
+        at $rank ${1% *} ${1#* } "${@:2}"
+    done
+    turn=$((turn + 1)) again=yes
+}
+# of one rank, each time another
+of_one() {
+    at $((turn % 4)) ${1% *} ${1#* } "${@:2}"
+    turn=$((turn + 1))
+}
+if [ -n "$all" ]; then
+    while read -r place; do of_each "$place" kill "${overlap[@]}"; done < <(tr , '\n' <<<"$places")
+    of_each 'reduce-tree 40' kill parallel.sp=false
+    of_each 'backward 9' exit
+    of_each 'step 1' stop
+    of_each 'max-i64 20' stop
+    again=no
+    for rank in 1 2 3; do at $rank end 1 kill; done # (rank 0 has nobody left to tell)
+    for place in 'met 1' 'forward 9' 'save 1' 'end 1'; do of_one "$place" stop; done
+    of_each 'backward 9' loop "${overlap[@]}"
+    for place in 'step 1' 'reduce-scatter-i64 5' 'update 5' 'save 2'; do of_one "$place" loop "${overlap[@]}"; done
+else
+    again=no
+    at 0 backward 9 kill "${overlap[@]}"
+    at 1 forward 9 stop
+    at 2 reduce-scatter-i64 5 loop
+    again=yes
+    at 2 save 2 kill
+fi
+
+# ---- before all have met ----
+
+# before RANK ACTION PATTERN WORDS...
+before() {
+    what="rank $1: $2 before the ranks have met"
+    new_port
+    MEGATRAIN_RANK_FAULT=$1:rendezvous:$2 begin run "${@:4}"
+    follow "$1"
+    ends 10 "$3"
+    in_time "rendezvous-$2" 5 5
+    [ "$2" != kill ] || check "$what: the launcher does not say so" grep -q "^launch: rank $1 .* was ended by SIGKILL" run.err
+    rm -rf run
+}
+for rank in ${all:+0 1 2} 3; do
+    of="waited .* for rank $rank of 4"
+    before $rank kill "$of"
+    [ -z "$all" ] || before $rank stop "$of" parallel.timeout_s=4
+done
+
+# refused CODE PATTERN WORDS...
+refused() {
+    new_port
+    begin run "${@:3}"
+    follow 9
+    ends "$1" "$2"
+    rm -rf run
+    wrapped ''
+}
+what="two processes are rank 1"
+wrapped '[ $RANK = 2 ] && export RANK=1'
+refused 10 'two processes are rank 1 of 4: host .*, pid [0-9]+, and host .*, pid [0-9]+'
+what="another configuration on one rank"
+wrapped '[ $RANK = 2 ] && set -- "$@" optim.lr=2e-3'
+refused 2 "rank 2 and rank 0 differ: 'optim.lr: .*' there, 'optim.lr: .*' here"
+if [ -n "$all" ]; then
+    for rank in 0 2; do
+        what="rank $rank never comes"
+        wrapped "[ \$RANK = $rank ] && exec sleep 60"
+        refused 10 "waited 3 s for rank $rank of 4" parallel.timeout_s=3
+    done
+    what="two processes are rank 0"
+    wrapped '[ $RANK = 3 ] && export RANK=0'
+    refused 10 'two processes are rank 0 of 4'
+    what="another program on one rank"
+    { cat "$mt"; echo; } >other
+    chmod +x other
+    wrapped "[ \$RANK = 3 ] && exec $work/other \"\$@\""
+    refused 2 "rank 3 and rank 0 differ: 'megatrain: .*, binary .*' there"
+    what="a disk that is full on one rank"
+    wrapped '[ $RANK = 2 ] && export MEGATRAIN_FILE_FAULT=enospc@3'
+    refused 5 'rank 2: .*No space left on device' checkpoint.every=0
+    what="a wrong key on one rank"
+    wrapped '[ $RANK = 1 ] && set -- "$@" optim.no_such=1'
+    refused 2 "optim.no_such"
+fi
+
+# ---- strangers ----
+
+# others PYTHON: something else on the ports; it says "ready"
+others() {
+    python3 -u -c "import socket, os, time, sys; port = $port; $1" >others.txt 2>&1 &
+    other=$!
+    for ((i = 0; i < 200; i++)); do grep -q ready others.txt && break; pause 0.02; done
+}
+undisturbed_by() {
+    begin run
+    follow 9
+    check "$what: exit $code, $(grep -m1 error run.err)" [ $code -eq 0 ]
+    check "$what: same bits" same run
+    rm -rf run
+}
+hold='s = [socket.create_server(("127.0.0.1", port + i), backlog=64) for i in range(COUNT)]; print("ready"); time.sleep(60)'
+what="three ports are taken"
+new_port
+others "${hold/COUNT/3}"
+undisturbed_by
+kill $other
+if [ -n "$all" ]; then
+    what="all ports are taken"
+    new_port
+    others "${hold/COUNT/16}"
+    begin run
+    follow 9
+    kill $other
+    wait $other 2>/dev/null
+    ends 10 "rank 0 finds the ports $port to $((port + 15)) of .* all taken"
+    what="garbage is sent to the port"
+    new_port
+    others '
+print("ready")
+end = time.time() + 2
+while time.time() < end:
+    for p in range(port, port + 3):
+        try:
+            c = socket.create_connection(("127.0.0.1", p), 0.2)
+            c.sendall((b"MGTRAIN1" if os.urandom(1)[0] & 1 else b"") + os.urandom(5000))
+            c.close()
+        except OSError: pass'
+    undisturbed_by
+    kill $other 2>/dev/null
+    what="another run on the same port"
+    new_port
+    timeout 60 "$launch" -n 4 -p "$port" -- "$mt" --config "$work/faults.ini" run.dir=second >/dev/null 2>second.err &
+    second=$!
+    undisturbed_by
+    wait $second
+    check "$what: the other one, $(grep -m1 error second.err)" same second
+fi
+
+# ---- signals ----
+
+steps_saved() { ls run/checkpoints 2>/dev/null | grep -c '^step-[0-9]*$'; }
+pass_term() { kill -TERM $launcher; }
+# SIGTERM while a rank is lost or being judged: no checkpoint but the one of step 3
+no_checkpoint() { # WHAT FAULT CODE PATTERN
+    what=$1
+    new_port
+    on_fault=pass_term
+    MEGATRAIN_RANK_FAULT=$2 begin run
+    follow "${2%%:*}"
+    on_fault=
+    ends "$3" "rank ${2%%:*} .*$4"
+    check "$what: $(ls run/checkpoints)" [ "$(steps_saved)" -eq 1 ]
+    restarts run
+}
+if [ -n "$all" ]; then
+    no_checkpoint 'SIGTERM while a frozen rank is being judged' 2:step:5:stop 7 'gave no sign of life'
+    no_checkpoint 'SIGTERM when a rank is killed' 1:backward:9:kill 7 'was lost'
+    no_checkpoint 'SIGTERM while a rank hangs' 3:update:5:loop 8 ''
+fi
+# A run that stands still before step 4, in rank 1: what is sent to it meanwhile comes neither too early nor too late.
+patient=(parallel.freeze_s=60 parallel.stall_s=60)
+comes() { # COMMAND...: waits until it is true
+    local i
+    for ((i = 0; i < 3000; i++)); do "$@" && return; pause 0.01; done
+    bad "$what: not in 30 s: $*"
+}
+waits_at_4() { comes note_ranks && comes stands_still "${ranks[1]}"; }
+go_on_with() { # SIGNAL: when it has come to rank 1
+    comes has_pending "${ranks[1]}" "$1"
+    kill -CONT "${ranks[1]}"
+}
+what="SIGTERM"
+new_port
+MEGATRAIN_RANK_FAULT=1:step:4:stop begin run "${patient[@]}"
+waits_at_4
+kill -TERM $launcher
+go_on_with 15
+follow 9
+ends 75 'stopped by Terminated after step 4, with a checkpoint'
+restarts run
+# (no rank may stand still here: the system ends stopped processes that it leaves without a parent)
+what="the launcher is killed"
+step_2_is_done() { grep -q 'step 2/' run.err; }
+nobody_left() { [ -z "$(pgrep -f "$work/faults.ini")" ]; }
+new_port
+begin run debug.comm_delay_ms=5
+comes step_2_is_done
+kill -KILL $launcher
+comes nobody_left
+wait $launcher 2>/dev/null
+code=75 # (nobody is left who could tell)
+ends 75 'stopped by Terminated after step [2-7], with a checkpoint'
+if [ -n "$all" ]; then restarts run; else rm -rf run; fi
+if [ -n "$all" ]; then
+    what="Ctrl-C"
+    rank_0_has_it() { has_pending "${ranks[1]}" 2 && ! has_pending "${ranks[0]}" 2; }
+    for times in 1 2; do
+        new_port
+        rm -rf run pid.*
+        : >run.err
+        ranks=()
+        # as at a terminal: the signal goes to a process group of shell and launcher (in the background it is ignored)
+        MEGATRAIN_RANK_FAULT=1:step:4:stop setsid env --default-signal=INT bash -c "trap : INT
+            '$launch' -n 4 -p $port -- '$work/rank.sh' --config '$work/faults.ini' run.dir=run ${patient[*]} \
+            >/dev/null 2>run.err; echo \$? >code" &
+        group=$!
+        waits_at_4
+        kill -INT -- -$group
+        comes rank_0_has_it
+        [ $times = 1 ] || kill -INT -- -$group
+        go_on_with 2
+        wait $group 2>/dev/null
+        comes nobody_left
+        code=$(cat code)
+        if [ $times = 1 ]; then ends 75 'stopped by Interrupt after step 4'
+        else check "Ctrl-C twice: exit $code" [ "$code" -eq 130 ]; fi
+    done
+    restarts run
+fi
+
+[ -z "$all" ] || while read -r kind mean promised; do
+    check "$kind: the error line comes after $mean s in the mean, not $promised" awk "BEGIN { exit !($mean <= $promised) }"
+done < <(awk '{ n[$1]++; k[$1] += $2; p[$1] = $4 } END { for (a in n) print a, k[a] / n[a] / 1e6, p[a] }' times)
+awk '{ n[$1]++; k[$1] = $2 > k[$1] ? $2 : k[$1]; g[$1] = $3 > g[$1] ? $3 : g[$1]; ks[$1] += $2 }
+    END { for (a in n) printf "    %-15s %3d cases: error line after %.2f s, at most %.2f s; the others gone after at most %.2f s\n",
+          a, n[a], ks[a] / n[a] / 1e6, k[a] / 1e6, g[a] / 1e6 }' times
+finish

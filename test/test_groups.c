@@ -1,0 +1,138 @@
+/*
+ * Groups of the process grid: against worked examples written out by hand, and for hundreds of shapes against what
+ * must hold whatever the shape is: groups of a kind part the ranks, and two ranks share a group exactly when they
+ * differ in its axes alone (a definition that works on coordinates counted one by one).
+ */
+#include "comm/groups.h"
+
+#include "test.h"
+
+/* "(01)(23)" of a kind; ranks above 9 are parted by commas in both. */
+static const char *text_of(GridShape s, GroupKind kind)
+{
+    static char text[4096];
+    int n = 0, members[64];
+    for (int g = 0; g < group_count(s, kind); g++) {
+        group_members(s, kind, g, members);
+        n += sprintf(text + n, "(");
+        for (int i = 0; i < group_size(s, kind); i++)
+            n += sprintf(text + n, s.world > 10 && i ? ",%d" : "%d", members[i]);
+        n += sprintf(text + n, ")");
+    }
+    return text;
+}
+
+static void expect(GridShape s, GroupKind kind, const char *want)
+{
+    CHECK(grid_fits(s));
+    CHECK_MSG(!strcmp(text_of(s, kind), want), "%s: %s, want %s", group_name(kind), text_of(s, kind), want);
+}
+
+TEST(worked_examples)
+{
+    GridShape a = { .world = 8, .tp = 2, .cp = 1, .pp = 2, .ep = 1, .etp = 2 };
+    expect(a, GROUP_TP, "(01)(23)(45)(67)");
+    expect(a, GROUP_DP, "(02)(13)(46)(57)");
+    expect(a, GROUP_PP, "(04)(15)(26)(37)");
+    expect(a, GROUP_TP_PP, "(0145)(2367)");
+    expect(a, GROUP_TP_DP, "(0123)(4567)");
+    a.order = ORDER_PP_DP;
+    expect(a, GROUP_TP, "(01)(23)(45)(67)");
+    expect(a, GROUP_PP, "(02)(13)(46)(57)");
+    expect(a, GROUP_DP, "(04)(15)(26)(37)");
+    expect(a, GROUP_TP_PP, "(0123)(4567)");
+    expect(a, GROUP_TP_DP, "(0145)(2367)");
+    expect(a, GROUP_KV, "(0)(1)(2)(3)(4)(5)(6)(7)");
+    GridShape k = { .world = 16, .tp = 8, .cp = 1, .pp = 1, .ep = 1, .etp = 4, .kv = 2 };
+    expect(k, GROUP_KV, "(0,1)(2,3)(4,5)(6,7)(8,9)(10,11)(12,13)(14,15)");
+    expect(k, GROUP_TP, "(0,1,2,3,4,5,6,7)(8,9,10,11,12,13,14,15)");
+    expect(k, GROUP_DP, "(0,8)(1,9)(2,10)(3,11)(4,12)(5,13)(6,14)(7,15)");
+    expect(k, GROUP_EXPERT_TP, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
+    k.kv = 4;
+    expect(k, GROUP_KV, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
+    GridShape b = { .world = 8, .tp = 2, .cp = 2, .pp = 1, .ep = 4, .etp = 1 };
+    expect(b, GROUP_CP, "(02)(13)(46)(57)");
+    expect(b, GROUP_DP, "(04)(15)(26)(37)");
+    expect(b, GROUP_DP_CP, "(0246)(1357)");
+    expect(b, GROUP_TP_CP, "(0123)(4567)");
+    expect(b, GROUP_EP, "(0123)(4567)");
+    expect(b, GROUP_EXPERT_DP, "(04)(15)(26)(37)");
+    expect(b, GROUP_EXPERT_TP, "(0)(1)(2)(3)(4)(5)(6)(7)");
+    GridShape c = { .world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 4, .etp = 1 };
+    expect(c, GROUP_CP, "(0,2)(1,3)(4,6)(5,7)(8,10)(9,11)(12,14)(13,15)");
+    expect(c, GROUP_DP, "(0,4)(1,5)(2,6)(3,7)(8,12)(9,13)(10,14)(11,15)");
+    expect(c, GROUP_DP_CP, "(0,2,4,6)(1,3,5,7)(8,10,12,14)(9,11,13,15)");
+    expect(c, GROUP_TP_PP, "(0,1,8,9)(2,3,10,11)(4,5,12,13)(6,7,14,15)");
+    expect(c, GROUP_EP, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
+    expect(c, GROUP_TP_EP_PP, "(0,1,2,3,8,9,10,11)(4,5,6,7,12,13,14,15)");
+    GridShape d = { .world = 16, .tp = 2, .cp = 1, .pp = 4, .ep = 1, .etp = 2 };
+    expect(d, GROUP_PP, "(0,4,8,12)(1,5,9,13)(2,6,10,14)(3,7,11,15)");
+    expect(d, GROUP_EMBD, "(0,12)(1,13)(2,14)(3,15)");
+    expect(d, GROUP_POS_EMBD, "(0)(1)(2)(3)");
+}
+
+/* Coordinates {tp, cp or ep, dp, pp} of a rank, by counting up to it. */
+static void coordinates(GridShape s, int expert, int rank, int at[4])
+{
+    int size[4] = { expert ? s.etp : s.tp, expert ? s.ep : s.cp, expert ? grid_edp(s) : grid_dp(s), s.pp };
+    const int order[2][4] = { { 0, 1, 2, 3 }, { 0, 1, 3, 2 } };
+    memset(at, 0, 4 * sizeof *at);
+    for (int r = 0; r < rank; r++)
+        for (int i = 0; i < 4; i++) {
+            int axis = order[s.order][i];
+            if (++at[axis] < size[axis]) break;
+            at[axis] = 0;
+        }
+}
+
+TEST(groups_part_the_ranks_by_their_coordinates)
+{
+    static const struct {
+        GroupKind kind;
+        int expert, free[4]; /* axes in which the members differ */
+    } rules[] = { { GROUP_TP, 0, { 1, 0, 0, 0 } },       { GROUP_CP, 0, { 0, 1, 0, 0 } },
+                  { GROUP_DP, 0, { 0, 0, 1, 0 } },       { GROUP_PP, 0, { 0, 0, 0, 1 } },
+                  { GROUP_DP_CP, 0, { 0, 1, 1, 0 } },    { GROUP_TP_PP, 0, { 1, 0, 0, 1 } },
+                  { GROUP_TP_CP, 0, { 1, 1, 0, 0 } },    { GROUP_TP_DP, 0, { 1, 0, 1, 0 } },
+                  { GROUP_TP_DP_CP, 0, { 1, 1, 1, 0 } }, { GROUP_EP, 1, { 0, 1, 0, 0 } },
+                  { GROUP_EXPERT_TP, 1, { 1, 0, 0, 0 } }, { GROUP_EXPERT_DP, 1, { 0, 0, 1, 0 } },
+                  { GROUP_TP_EP, 1, { 1, 1, 0, 0 } },    { GROUP_TP_EP_PP, 1, { 1, 1, 0, 1 } } };
+    int shapes = 0, wrong = 0;
+    for (int n = 0; n < 4000; n++) {
+        GridShape s = { .world = 1 + (int)(test_uniform(&(uint64_t){ (uint64_t)n * 7 + 1 }, 0, 48)),
+                        .tp = 1 + n % 4, .cp = 1 + n / 4 % 3, .pp = 1 + n / 12 % 4, .ep = 1 + n / 48 % 4,
+                        .etp = 1 + n / 192 % 3, .order = n % 2 ? ORDER_PP_DP : ORDER_DP_PP,
+                        .kv = n % 5 };
+        if (!grid_fits(s)) continue;
+        shapes++;
+        for (size_t k = 0; k < sizeof rules / sizeof *rules; k++) {
+            const GroupKind kind = rules[k].kind;
+            int seen[64] = { 0 }, members[64], a[4], b[4];
+            wrong += group_size(s, kind) * group_count(s, kind) != s.world;
+            for (int g = 0; g < group_count(s, kind); g++) {
+                group_members(s, kind, g, members);
+                for (int i = 0; i < group_size(s, kind); i++) {
+                    seen[members[i]]++;
+                    wrong += group_of(s, kind, members[i]) != g || (i && members[i] <= members[i - 1]);
+                    coordinates(s, rules[k].expert, members[0], a);
+                    coordinates(s, rules[k].expert, members[i], b);
+                    for (int x = 0; x < 4; x++) wrong += a[x] != b[x] && !rules[k].free[x];
+                }
+            }
+            for (int r = 0; r < s.world; r++) wrong += seen[r] != 1;
+        }
+    }
+    CHECK_MSG(shapes > 100, "%d shapes", shapes);
+    CHECK_MSG(wrong == 0, "%d wrong in %d shapes", wrong, shapes);
+}
+
+TEST(worlds_that_do_not_fit)
+{
+    CHECK(!grid_fits((GridShape){ .world = 6, .tp = 4, .cp = 1, .pp = 1, .ep = 1, .etp = 1 }));
+    CHECK(!grid_fits((GridShape){ .world = 8, .tp = 1, .cp = 1, .pp = 1, .ep = 3, .etp = 1 }));
+    CHECK(grid_fits((GridShape){ .world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 4, .etp = 1, .order = ORDER_PP_DP }));
+    CHECK(!grid_fits((GridShape){ .world = 16, .tp = 2, .cp = 1, .pp = 2, .ep = 4, .etp = 2, .order = ORDER_PP_DP }));
+    CHECK(!grid_fits((GridShape){ .world = 0, .tp = 1, .cp = 1, .pp = 1, .ep = 1, .etp = 1 }));
+}
+
+TEST_MAIN

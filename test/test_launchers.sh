@@ -1,0 +1,206 @@
+#!/usr/bin/env bash
+# Every launcher comes to the losses of the run of one process.
+#
+#   test/test_launchers.sh                           scripts/launch.sh, torchrun's variables with its port taken
+#   MEGATRAIN_LAUNCHERS=all test/test_launchers.sh   also mpirun, torchrun itself, and a Slurm of our own: srun over two
+#                                                    nodes, sbatch with a signal, queueing again, and giving up (make
+#                                                    test-launchers)
+. "$(dirname "$0")/lib.sh"
+all=${MEGATRAIN_LAUNCHERS:-}
+export OMP_NUM_THREADS=1
+make_tiny
+cat >launch.ini <<EOI
+[model]
+layers = 2
+hidden = 32
+heads = 4
+seq = 32
+dropout = 0.1
+[parallel]
+tp = 2
+zero = 1
+bucket_mb = 1
+timeout_s = 20
+[train]
+micro_batch = 1
+global_batch = 8
+steps = 8
+[optim]
+lr = 3e-3
+warmup = 2
+[data]
+train = $work/a
+valid = $work/b
+[checkpoint]
+every = 4
+keep = 0
+EOI
+words=(--config "$work/launch.ini")
+port=$((20000 + RANDOM % 10000))
+
+same() { same_run "$1" "$work/alone" 8; } # as the run of one process
+error_of() { grep -m1 '^megatrain: error' "$1.err"; }
+# said DIR TEXT: the start line of the run
+said() { check "$1: '$2' is not in: $(grep -m1 ranks "$1.err")" grep -qF "$2" "$1.err"; }
+
+timeout 60 "$mt" train "${words[@]}" run.dir=alone parallel.tp=1 parallel.zero=0 >/dev/null 2>alone.err
+check "one process: $(error_of alone)" same alone
+
+timeout 60 "$root/scripts/launch.sh" -n 4 -p $port -- "$mt" "${words[@]}" run.dir=launch >/dev/null 2>launch.err
+check "launch.sh: exit $?, $(error_of launch)" same launch
+said launch '(environment)'
+
+# What torchrun sets. Its agent keeps MASTER_PORT for its own store; older ones leave it to rank 0.
+listen() { # PORT
+    python3 -u -c "import socket, time; s = socket.create_server(('127.0.0.1', $1), backlog=64); print('ready'); time.sleep(60)" \
+        >listener.txt 2>&1 &
+    listener=$!
+    for ((i = 0; i < 500; i++)); do grep -q ready listener.txt && return; sleep 0.01; done
+    bad "no listener on port $1: $(cat listener.txt)"
+}
+like_torchrun() { # DIR NAME=VALUE...
+    local rank pids=()
+    for rank in 0 1 2 3; do
+        env RANK=$rank WORLD_SIZE=4 LOCAL_RANK=$rank LOCAL_WORLD_SIZE=4 GROUP_RANK=0 ROLE_RANK=$rank ROLE_WORLD_SIZE=4 \
+            MASTER_ADDR=localhost MASTER_PORT=$port TORCHELASTIC_RUN_ID=none TORCHELASTIC_RESTART_COUNT=0 \
+            TORCHELASTIC_MAX_RESTARTS=3 "${@:2}" timeout 60 "$mt" "${words[@]}" run.dir="$1" >/dev/null 2>>"$1.err" &
+        pids+=($!)
+    done
+    code=0
+    for rank in "${pids[@]}"; do wait "$rank" || code=$?; done
+}
+port=$((port + 40))
+listen $port
+like_torchrun agent TORCHELASTIC_USE_AGENT_STORE=True
+check "torchrun's variables, its agent on the port: exit $code, $(error_of agent)" same agent
+said agent '(torchrun)'
+like_torchrun taken
+check "torchrun's variables, the port taken: exit $code, $(error_of taken)" same taken
+kill $listener
+wait $listener 2>/dev/null
+
+[ -n "$all" ] || finish
+
+# ---- mpirun ----
+
+if command -v mpirun >/dev/null && mpirun --version 2>/dev/null | grep -q 'Open MPI'; then
+    export MASTER_PORT=$((port + 40))
+    mpi=(mpirun --allow-run-as-root --oversubscribe --bind-to none)
+    timeout 60 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi >/dev/null 2>mpi.err
+    check "mpirun: exit $?, $(error_of mpi)" same mpi
+    said mpi '(mpirun)'
+    MEGATRAIN_RANK_FAULT=1:backward:9:kill timeout 60 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
+    code=$?
+    check "mpirun, rank 1 killed: exit $code, $(error_of mpi-kill)" [ $code -ne 0 ]
+    check "mpirun, rank 1 killed: ranks left" [ -z "$(pgrep -f "$work/launch.ini")" ]
+    timeout 60 "${mpi[@]}" -n 4 "$mt" "${words[@]}" run.dir=mpi-kill >/dev/null 2>mpi-kill.err
+    check "mpirun, after that: exit $?, $(error_of mpi-kill)" same mpi-kill
+    unset MASTER_PORT
+else skip "mpirun: no Open MPI (Debian: openmpi-bin)"; fi
+
+# ---- torchrun itself ----
+
+# (Debian's 1.13 does not find the enum's 0 under Python 3.11)
+cat >torchrun.py <<'EOI'
+import sys
+from torch.distributed.elastic.multiprocessing import Std
+Std.from_str = classmethod(lambda cls, text: cls(int(text)))
+from torch.distributed.run import main
+sys.exit(main())
+EOI
+python=
+for p in python3 /usr/bin/python3; do "$p" -c 'import torch.distributed.run' 2>/dev/null && python=$p; done
+if [ -n "$python" ]; then
+    timeout 120 "$python" torchrun.py --no_python --nproc_per_node 4 --master_port $((port + 80)) "$mt" "${words[@]}" run.dir=torchrun \
+        >/dev/null 2>torchrun.err
+    check "torchrun: exit $?, $(error_of torchrun)" same torchrun
+    said torchrun '(torchrun)'
+else skip "torchrun: no PyTorch (Debian: python3-torch)"; fi
+
+# ---- Slurm ----
+
+for tool in slurmctld slurmd srun sbatch munged; do
+    command -v $tool >/dev/null || { skip "Slurm: no $tool (Debian: slurm-wlm, munge)"; finish; }
+done
+[ "$(id -u)" -eq 0 ] || { skip "Slurm: a cluster of our own needs root"; finish; }
+slurm=$root/test/slurm.sh
+trap '"$slurm" stop "$work/slurm"; rm -rf "$work"' EXIT
+if ! "$slurm" start "$work/slurm" 2 8 >slurm.log 2>&1; then
+    bad "Slurm did not start: $(tail -5 slurm.log)"
+    finish
+fi
+export SLURM_CONF=$work/slurm/slurm.conf MASTER_ADDR=127.0.0.1 # (the two nodes are this host, their names are not)
+
+timeout 60 srun -N2 -n4 "$mt" "${words[@]}" run.dir=srun >/dev/null 2>srun.err
+check "srun, 2 nodes of 2 ranks: exit $?, $(error_of srun)" same srun
+said srun '(srun)'
+timeout 60 srun -N2 -n8 --ntasks-per-node=4 "$mt" "${words[@]}" run.dir=srun-8 >/dev/null 2>srun-8.err
+check "srun, 2 nodes of 4 ranks: exit $?, $(error_of srun-8)" same srun-8
+for mode in none pmi2; do
+    timeout 60 srun --mpi=$mode -N1 -n2 "$mt" "${words[@]}" run.dir=srun-$mode >/dev/null 2>srun-$mode.err
+    check "srun --mpi=$mode: exit $?, $(error_of srun-$mode)" same srun-$mode
+done
+if command -v mpirun >/dev/null; then
+    timeout 60 salloc -N2 -n4 mpirun --allow-run-as-root --bind-to none -n 4 "$mt" "${words[@]}" run.dir=salloc \
+        >/dev/null 2>salloc.err
+    check "salloc, mpirun: exit $?, $(error_of salloc)" same salloc
+fi
+
+# the batch scripts, in a folder like the program's
+mkdir -p place/scripts
+ln -s "$root/scripts/slurm" place/scripts/slurm
+# NOTE=FILE: the first time rank 1 notes its pid there, and stands still before step 3
+cat >place/megatrain <<EOI
+#!/bin/bash
+if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID" = 1 ] && [ ! -e "\$NOTE" ]; then
+    echo \$\$ >"\$NOTE"
+    export MEGATRAIN_RANK_FAULT=1:step:3:stop
+fi
+exec "$mt" "\$@"
+EOI
+chmod +x place/megatrain
+cd place || exit 1
+# submit SCRIPT NAME WORDS...: job
+submit() {
+    job=$(RUN_DIR=$work/$2 timeout 20 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
+        --output="$work/$2.err" "scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
+        { bad "sbatch $1"; job=0; }
+}
+state() { scontrol -o show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z_]*\).* Reason=\([^ ]*\).*ExitCode=\([0-9]*\).*Restarts=\([0-9]*\).*/\1/p'; }
+field() { scontrol -o show job "$job" 2>/dev/null | grep -o " $1=[^ ]*" | head -1 | cut -d= -f2; }
+# until COMMAND...: true within 60 s
+until_() { local i; for ((i = 0; i < 600; i++)); do "$@" && return; sleep 0.1; done; return 1; }
+ended() { case $(field JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT) true ;; *) false ;; esac; }
+queued_again() { [ "$(field Restarts)" = "$1" ] && [ "$(field JobState)" = PENDING ]; }
+# Slurm lets a job that queues again wait two minutes; within a second it takes it for the one that it has just ended
+go_on() { until_ queued_again "$1" && sleep 2 && scontrol update JobId="$job" StartTime=now; }
+rank_1_waits() { [ -s "$work/rank_1" ] && stands_still "$(cat "$work/rank_1")"; }
+
+submit nodes.sbatch sbatch
+until_ ended
+check "nodes.sbatch, 2 nodes of 4 ranks: $(field JobState), $(error_of "$work/sbatch")" same "$work/sbatch"
+export NOTE=$work/rank_1
+submit one-node.sbatch term
+unset NOTE
+check "one-node.sbatch: no step 3: $(field JobState), $(tail -3 "$work/slurm/slurmctld.log")" until_ rank_1_waits
+scancel --signal=TERM "$job"
+check "SIGTERM: not sent to rank 1" until_ has_pending "$(cat "$work/rank_1")" 15
+kill -CONT "$(cat "$work/rank_1")"
+check "SIGTERM: not queued again: $(field JobState), $(tail -2 "$work/term.err")" go_on 1
+check "SIGTERM: no word of the checkpoint" grep -q 'stopped by Terminated after step 3, with a checkpoint' "$work/term.err"
+until_ ended
+check "SIGTERM, and queued again: $(field JobState), $(error_of "$work/term")" same "$work/term"
+export MEGATRAIN_RANK_FAULT=1:backward:3:kill # before the first checkpoint, every time
+submit one-node.sbatch lost
+unset MEGATRAIN_RANK_FAULT
+for times in 1 2 3; do check "a rank is killed: not queued again the time $times" go_on $times; done
+until_ ended
+check "a rank is killed each time: $(field JobState) after $(field Restarts) restarts" \
+    [ "$(field JobState) $(field Restarts)" = 'FAILED 3' ]
+check "a rank is killed each time: $(tail -1 "$work/lost.err")" grep -q 'no checkpoint after none' "$work/lost.err"
+check "a rank is killed: the culprit is named: $(error_of "$work/lost")" grep -q 'error.*rank 1 .* was lost' "$work/lost.err"
+submit one-node.sbatch wrong optim.no_such=1
+until_ ended
+check "a mistake in the configuration ends the job: $(field JobState), exit $(field ExitCode)" [ "$(field JobState) $(field ExitCode)" = 'FAILED 2:0' ]
+cd "$work" || exit 1
+finish

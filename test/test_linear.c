@@ -1,0 +1,117 @@
+/*
+ * The linear ops against the definition of the product (gemm_definition.h), bit for bit, in every build of the kernels:
+ * which operand goes where, leaves, row counts, integers that are gone on from; GELU within them.
+ */
+#include "gemm_definition.h"
+
+#include "device/ops.h"
+
+typedef struct {
+    Isa isa;
+    const OpTable *op;
+} Build;
+
+static const Build builds[] = { { ISA_AVX512, &cpu_avx512_ops }, { ISA_AVX2, &cpu_avx2_ops }, { ISA_C, &cpu_c_ops } };
+#define EACH_BUILD(b) for (const Build *b = builds; b < builds + 3; b++) if (isa_supported(b->isa))
+
+TEST(linear_ops)
+{
+    enum { N = 37, O = 50, I = 96, LEAF = 10 };
+    static const int64_t counts[] = { -1, 0, 1, 20, 100 }; /* -1: no row count */
+    float *x = random_floats(N * I), *w = random_floats(O * I), *dy = random_floats(N * O), *bias = random_floats(O);
+    float *y = random_floats(N * O), *dx = random_floats(N * I), *dw = random_floats(O * I);
+    EACH_BUILD(b) for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        int64_t rows = counts[i] < 0 || counts[i] > N ? N : counts[i];
+        const OpTable *op = b->op;
+        const char *isa = isa_name(b->isa);
+        Device dev = device(2);
+        Stream s = { &dev };
+        Tensor tx = tensor_of(x, F32, N, I), tw = tensor_of(w, F32, O, I), tdy = tensor_of(dy, F32, N, O);
+        if (counts[i] >= 0) tx.rows = tdy.rows = &counts[i];
+        float *got = copy_of(y, N * O * 4), *want = copy_of(y, N * O * 4);
+        OK(op->linear_fwd(&s, &(linear_fwd_args){ tensor_of(got, F32, N, O), tx, tw, tensor_of(bias, F32, O),
+                                                  .leaf = I / 8 }));
+        define(&(Gemm){ GEMM_TREE, rows, O, I, I / 8, { x, I, false }, { w, I, true }, want, .ldc = O, .bias = bias });
+        CHECK_MSG(!memcmp(got, want, N * O * 4), "%s fwd, %lld rows", isa, (long long)counts[i]);
+        free(got), free(want);
+
+        got = copy_of(dx, N * I * 4), want = copy_of(dx, N * I * 4);
+        OK(op->linear_dx(&s, &(linear_dx_args){ tensor_of(got, F32, N, I), tdy, tw, .leaf = O }));
+        define(&(Gemm){ GEMM_CHAIN, rows, I, O, 0, { dy, O, false }, { w, I, false }, want, .ldc = I });
+        CHECK_MSG(!memcmp(got, want, N * I * 4), "%s dx, %lld rows", isa, (long long)counts[i]);
+        free(got), free(want);
+
+        got = copy_of(dw, O * I * 4), want = copy_of(dw, O * I * 4);
+        int32_t shift = 40, overflow = 0;
+        linear_dw_args a = { tensor_of(got, F32, O, I), tdy, tx, tensor_of(&shift, I32, 1),
+                             tensor_of(&overflow, I32, 1), .leaf = LEAF, .room = 16 };
+        OK(op->linear_dw(&s, &a));
+        define(&(Gemm){ GEMM_CHAIN, O, I, rows, 0, { dy, O, true }, { x, I, false }, want, .ldc = I, .beta = true });
+        CHECK_MSG(!memcmp(got, want, O * I * 4), "%s dw f32, %lld rows", isa, (long long)counts[i]);
+        free(got), free(want);
+
+        int64_t *fixed = calloc(O * I, 8), *want_fixed = calloc(O * I, 8);
+        a.dw = tensor_of(fixed, I64, O, I);
+        OK(op->linear_dw(&s, &a));
+        define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, .fixed = want_fixed, .ldc = I,
+                        .beta = true, .shift = shift, .room = 16 });
+        CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64, %lld rows", isa, (long long)counts[i]);
+        CHECK(overflow == 0);
+        shift = 60;
+        OK(op->linear_dw(&s, &a));
+        CHECK(overflow == (rows > 0));
+        free(want_fixed);
+
+        int32_t slot[O];
+        for (int o = 0; o < O; o++) slot[o] = o % 3 ? -1 : (o * 7) % N;
+        shift = 40;
+        a.dw = tensor_of(got = random_floats(O * I), F32, O, I), a.fresh = a.rounded = 1;
+        a.begun = tensor_of(fixed, I64, N, I), a.slot = tensor_of(slot, I32, O);
+        OK(op->linear_dw(&s, &a));
+        want = random_floats(O * I);
+        define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, want, .ldc = I, .shift = shift,
+                        .room = 16, .slot = slot, .begun = fixed, .ld_begun = I });
+        CHECK_MSG(!memcmp(got, want, O * I * 4), "%s dw rounded, %lld rows", isa, (long long)counts[i]);
+        free(got), free(want), free(fixed);
+    }
+    free(x), free(w), free(dy), free(bias), free(y), free(dx), free(dw);
+}
+
+/* GELU within the product and its gradient behind it: the bits of the two ops one after the other. */
+TEST(linear_gelu)
+{
+    enum { N = 37, O = 50, I = 96 };
+    static const int64_t counts[] = { -1, 20 }; /* -1: no row count */
+    float *x = random_floats(N * I), *w = random_floats(O * I), *dy = random_floats(N * O), *bias = random_floats(O),
+          *start = random_floats(N * I);
+    EACH_BUILD(b) for (size_t i = 0; i < sizeof counts / sizeof *counts; i++) {
+        const OpTable *op = b->op;
+        const char *isa = isa_name(b->isa);
+        Device dev = device(2);
+        Stream s = { &dev };
+        Tensor tx = tensor_of(x, F32, N, I), tw = tensor_of(w, F32, O, I), tdy = tensor_of(dy, F32, N, O),
+               tb = tensor_of(bias, F32, O), out[2][3];
+        if (counts[i] >= 0) tx.rows = tdy.rows = &counts[i];
+        for (int fused = 0; fused < 2; fused++) {
+            Tensor *t = out[fused];
+            for (int j = 0; j < 3; j++)
+                t[j] = tensor_of(copy_of(start, N * I * 4), F32, N, j == 2 ? I : O);
+            OK(op->linear_fwd(&s, &(linear_fwd_args){ .y = t[0], .x = tx, .w = tw, .bias = tb, .leaf = I / 8,
+                                                     .gelu = fused ? t[1] : (Tensor){ 0 } }));
+            OK(op->linear_dx(&s, &(linear_dx_args){ .dx = t[2], .dy = tdy, .w = tw, .leaf = O,
+                                                   .gelu_x = fused ? tensor_of(x, F32, N, I) : (Tensor){ 0 } }));
+            if (fused) continue;
+            t[0].rows = t[2].rows = tx.rows;
+            OK(op->gelu_fwd(&s, &(gelu_fwd_args){ .y = t[1], .x = t[0] }));
+            OK(op->gelu_bwd(&s, &(gelu_bwd_args){ .dx = t[2], .dy = t[2], .x = tensor_of(x, F32, N, I) }));
+        }
+        for (int j = 0; j < 3; j++) {
+            CHECK_MSG(!memcmp(out[0][j].data, out[1][j].data, N * I * 4), "%s tensor %d, %lld rows", isa, j,
+                      (long long)counts[i]);
+            free(out[0][j].data), free(out[1][j].data);
+        }
+    }
+    free(x), free(w), free(dy), free(bias), free(start);
+}
+
+TEST_MAIN

@@ -1,0 +1,270 @@
+#!/usr/bin/env bash
+# preprocess from outside: the bytes of an independent writer (test/tools/preprocess.py) from text, paragraphs and JSON
+# lines, plain and compressed, for any number of threads; damaged inputs; memory; jobs that are killed, or whose disk
+# fails, at any file operation or moment and are started again. MEGATRAIN_FAULTS=all: at every operation.
+all=${MEGATRAIN_FAULTS:-}
+[ -z "$all" ] && [ -w /dev/shm ] && export TMPDIR=${TMPDIR:-/dev/shm} # where a sync takes no time
+. "$(dirname "$0")/lib.sh"
+py=/usr/bin/python3
+$py -c '' 2>/dev/null && command -v gzip >/dev/null || { skip "no $py or no gzip"; finish; }
+zstd=true
+command -v zstd >/dev/null || { zstd=false; skip "zstd inputs: no program zstd"; }
+
+# ---- inputs: prose, JSON lines, paragraphs; some of 1 to 3 MB, so that there are many chunks and long documents
+$py - <<'EOP'
+import json, random
+r = random.Random(5)
+words = ["alpha", "beta", "caf\u00e9", "42", "...", "it's", "\u65e5\u672c", "\U0001f600", "\"quoted\"", "back\\slash", "\t"]
+def text(n): return " ".join(r.choice(words) for _ in range(n)) + r.choice(["", "\n", " \n\n"])
+open("a.txt", "w").write(text(60000))
+open("b.txt", "w").write(text(9))
+open("empty.txt", "w")
+blank = ["\n\n", "\n \t\n\n", "\n\r\n", "\n"]
+parts = [text(r.choice([1, 5, 400])) + r.choice(blank) for _ in range(1500)]
+parts.insert(700, text(250000))               # a paragraph of more than 1 MiB
+parts.insert(900, "x" * 1100000 + "\n\n")      # and one without a blank
+open("p.txt", "w").write("".join(parts))
+with open("l.jsonl", "w") as f:
+    for i in range(3000):
+        n = 250000 if i == 1500 else r.choice([0, 1, 30])  # a line of more than 1 MiB
+        o = {"id": i, "text": text(n) if n else "", "meta": {"a.b": text(3), "x": [{"text": 1}], "y": None}}
+        f.write(json.dumps(o, ensure_ascii=r.random() < 0.5) + r.choice(["\n", "\n\n", " \r\n"]))
+    f.write(json.dumps({"pad": "z" * 1200000, "text": "late", "meta": {"a.b": "deep"}}))
+EOP
+gzip -c a.txt >a.gz
+{ gzip -c b.txt; gzip -9c p.txt; } >two.txt # two members, and a name that says nothing
+gzip -c l.jsonl >l.gz
+if $zstd; then
+    zstd -qc a.txt >a.zst
+    { zstd -qc b.txt; zstd -q19c p.txt; } >two.zst
+    zstd -qc l.jsonl >l.zst
+fi
+cat b.txt p.txt >two.plain
+
+run() { "$mt" preprocess --tokenizer byte --output "$@" >out.txt 2>err.txt; }
+same() { cmp -s "$1.bin" "$2.bin" && cmp -s "$1.idx" "$2.idx"; }
+
+# ---- as the other writer does it
+# case NAME FORMAT KEY EOD OPTIONS -- FILES
+case_of() {
+    local name=$1 form=$2 key=$3 eod=$4 options=() threads
+    shift 4
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    shift
+    $py "$root/test/tools/preprocess.py" want "$form" "$key" "$eod" "$@" || { bad "the other writer: $name"; return; }
+    [ "$eod" = 0 ] || options+=(--append-eod)
+    for threads in 1 2 5; do
+        run got --threads $threads "${options[@]}" --input "$@"
+        check "$name, $threads threads: exit $? $(head -1 err.txt)" [ -s got.idx ]
+        check "$name, $threads threads: other bytes" same want got
+        check "$name leaves something: $(ls -d got.part 2>/dev/null)" [ ! -e got.part ]
+        rm -rf got.*
+    done
+}
+case_of "text" text - 0 -- a.txt empty.txt b.txt p.txt
+case_of "text with ends" text - 1 -- a.txt b.txt empty.txt a.txt
+case_of "paragraphs" paragraphs - 1 --split-blank-lines -- p.txt b.txt a.txt
+case_of "JSON lines" jsonl text 1 --format jsonl -- l.jsonl
+case_of "JSON lines, a nested key with a dot in its name" jsonl meta/a.b 1 --format jsonl --key 'meta.a\.b' -- l.jsonl
+case_of "gzip" text - 1 -- a.gz two.txt b.txt
+case_of "gzip, paragraphs" paragraphs - 0 --split-blank-lines -- two.txt
+case_of "gzip, JSON lines" jsonl text 0 --format jsonl -- l.gz l.jsonl
+if $zstd; then
+    case_of "zstd" text - 1 -- a.zst two.zst a.gz
+    case_of "zstd, JSON lines" jsonl text 1 --format jsonl -- l.zst
+fi
+
+# ---- damage: exit 3, file and offset, nothing left
+damaged() { # TEXT FILE OPTIONS
+    expect 3 "$1" "$mt" preprocess --tokenizer byte --output bad --input "$2" "${@:3}"
+    check "damage of $2 is not named: $(head -1 err.txt)" grep -q "'$2'" err.txt
+    check "damage of $2 leaves $(ls -d bad* 2>/dev/null)" [ -z "$(ls -d bad.* 2>/dev/null)" ]
+}
+for n in 3 15 200 $(($(stat -c %s a.gz) / 2)) $(($(stat -c %s a.gz) - 4)); do
+    head -c "$n" a.gz >cut.gz
+    damaged "at byte '$n': the file ends too early" cut.gz
+done
+flip() { cp "$1" "$2" && printf "\\x$3" | dd of="$2" bs=1 seek="$4" conv=notrunc 2>/dev/null; }
+flip a.gz flip.gz 00 $(($(stat -c %s a.gz) - 6)) # the checksum
+damaged "incorrect data check" flip.gz
+{ cat a.gz; echo rubbish; } >behind.gz
+damaged "at byte '" behind.gz
+if $zstd; then
+    for n in 5 300 $(($(stat -c %s a.zst) - 2)); do
+        head -c "$n" a.zst >cut.zst
+        damaged "at byte '$n': the file ends too early" cut.zst
+    done
+    flip a.zst flip.zst 00 $(($(stat -c %s a.zst) - 3))
+    damaged "checksum" flip.zst
+fi
+sed '900s/"text"/"test"/' l.jsonl | gzip -c >line.gz
+damaged "line '$(gzip -dc line.gz | grep -n '"test"' | cut -d: -f1)': there is no member 'text'" line.gz --format jsonl
+printf '{"a": {"b": 1}}' >key.jsonl
+damaged "the member 'a.b' is not a string" key.jsonl --format jsonl --key a.b
+damaged "the member 'a.b.c' leads through something that is not an object" key.jsonl --format jsonl --key a.b.c
+printf '{"a": {"b": "x"}, "a": {"b": "y"}}' >key.jsonl
+damaged "the member 'a.b' occurs twice" key.jsonl --format jsonl --key a.b
+{ printf '{"text": "'; head -c 3000000 /dev/zero | tr '\0' 'a'; } >open.jsonl
+damaged "line '1': column '3000011': a string does not end" open.jsonl --format jsonl
+for k in '' a..b a. .a; do expect 2 "empty name" "$mt" preprocess --tokenizer byte --output bad --input key.jsonl --format jsonl --key "$k"; done
+
+# ---- what is not its own is not removed
+mkdir -p theirs.part theirs2.idx theirs3.bin
+for f in theirs.part/tokens.txt theirs2.idx/x theirs3.bin/x; do echo text >$f; done
+expect 5 "holds something else: 'tokens.txt'" "$mt" preprocess --tokenizer byte --output theirs --input b.txt
+expect 5 "'theirs2.idx' is a folder" "$mt" preprocess --tokenizer byte --output theirs2 --input b.txt
+expect 5 "'theirs3.bin' is a folder" "$mt" preprocess --tokenizer byte --output theirs3 --input b.txt
+check "files of others are gone" [ "$(cat theirs.part/tokens.txt theirs2.idx/x theirs3.bin/x)" = $'text\ntext\ntext' ]
+check "beside them is something new" [ "$(ls -d theirs* | tr '\n' ' ')" = "theirs.part theirs2.idx theirs3.bin " ]
+mkdir own.part && touch own.part/{tokens,lengths,index,sums,sums.tmp-1,lock,job.json.tmp-17} # a killed job's
+run own --input b.txt
+check "a killed job's folder is taken over: exit $? $(head -1 err.txt)" [ -s own.idx -a ! -e own.part ]
+
+# ---- memory: one line, one document, many small ones; each 100 MB
+peak() { # MIB command...
+    $py -c 'import resource, subprocess, sys
+s = subprocess.run(sys.argv[2:], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL).returncode
+kib = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+print(s, kib // 1024, "MiB")
+sys.exit(s or kib > int(sys.argv[1]) * 1024)' "$@" >peak.txt
+}
+bytes=100000000
+[ -n "$all" ] && bytes=1000000000
+{ printf '{"text":"'; yes 'many words and few lines' | tr '\n' ' ' | head -c $bytes; echo '"}'; } >long.jsonl
+check "memory for a line of $bytes bytes" peak 100 "$mt" preprocess --tokenizer byte --output m --format jsonl --input long.jsonl
+check "a long line is one document" grep -q "^documents 1$" <("$mt" inspect m)
+$zstd && zstd -qf long.jsonl -o long.zst && rm long.jsonl &&
+    check "memory for a text of $bytes bytes, compressed" peak 100 "$mt" preprocess --tokenizer byte --output m --input long.zst
+rm -f long.* m.*
+yes 'a b' | head -c $((bytes / 5)) | sed 's/$/\n/' >short.txt
+check "memory for $((bytes / 20)) documents" peak 100 "$mt" preprocess --tokenizer byte --output m --split-blank-lines --input short.txt
+check "all of them: $(cat peak.txt)" grep -q "^documents $((bytes / 20))$" <("$mt" inspect m)
+rm -f short.txt m.*
+"$mt" tokenizer train --input a.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
+yes '天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。' | tr -d '\n' | head -c $((bytes / 5)) >wide.txt
+check "memory for a text without a blank" peak 40 "$mt" preprocess --tokenizer bpe.json --output m --input wide.txt
+rm -f wide.txt m.*
+
+# ---- stopped and started again. Every chunk is made safe, so that there is something to stop at
+job=(--append-eod --format jsonl --input l.jsonl l.gz --save-every 1e-9)
+run want "${job[@]}"
+check "the job to compare with: exit $?" [ -s want.idx ]
+faulty() { MEGATRAIN_FILE_FAULT=$1 "$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt; }
+faulty count
+total=$(sed -n 's/^file operations: //p' err.txt)
+check "there are file operations to fail at: $total" [ "${total:-0}" -gt 100 ]
+step=29
+[ -n "$all" ] && step=1
+old() { for f in bin idx crc; do cp old.$f got.$f; done; }
+run old --input b.txt
+at_fault() { # ACTION N: whatever was there before, afterwards there is nothing that looks whole and is not
+    rm -rf got.*
+    [ $(($2 % 2)) -eq 0 ] && old
+    faulty "$1@$2" 2>/dev/null # (where the shell says that it was killed)
+    local status=$?
+    case $1 in
+    eintr) check "eintr@$2: exit $status $(head -1 err.txt)" [ $status -eq 0 ] ;;
+    kill) check "kill@$2: exit $status" [ $status -eq 137 ] ;;
+    *) [ $status -eq 0 ] || check "$1@$2: exit $status, $(head -1 err.txt)" [ "$status $(grep -c '^megatrain: error (storage)' err.txt)" = "5 1" ] ;;
+    esac
+    if [ -e got.idx ]; then
+        check "$1@$2: the pair is neither the old one nor the new" eval 'same got want || same got old'
+        check "$1@$2: inspect has doubts" "$mt" inspect got >out.txt 2>err.txt
+    fi
+    check "$1@$2: outside of got.part there is $(echo *)" [ -z "$(ls -d got.* 2>/dev/null | grep -v '^got\.\(bin\|idx\|crc\|part\)$')" ]
+    [ "$1" = eintr ] || run got "${job[@]}" --threads 3
+    check "$1@$2, then started again: exit $? $(head -1 err.txt)" same got want
+    check "$1@$2, then started again: $(ls -d got.part 2>/dev/null)" [ ! -e got.part ]
+}
+for action in kill enospc eio short eintr; do
+    for ((n = 1; n <= total; n += step)); do at_fault $action $n; done
+    [ $step = 1 ] || for ((n = total - 10; n <= total; n++)); do at_fault $action $n; done # where files get their names
+done
+
+# kill -9 at any moment, again and again, until it is done
+rounds=2
+[ -n "$all" ] && rounds=40
+kills=0
+for ((round = 0; round < rounds; round++)); do
+    rm -rf got.*
+    for ((try = 0; try < 400; try++)); do
+        "$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt &
+        pid=$!
+        sleep 0.0$((RANDOM % 40 + 10))
+        [ $try -ge 20 ] || kill -9 $pid 2>/dev/null
+        wait $pid 2>/dev/null && break
+        kills=$((kills + 1))
+        [ ! -e got.idx ] || same got want || bad "killed at a moment: a pair that is not whole"
+    done
+    check "killed $try times, then left alone" same got want
+    check "nothing is left: $(ls -d got.part 2>/dev/null)" [ ! -e got.part ]
+done
+check "there were kills: $kills" [ $kills -ge $rounds ]
+
+# ---- which job is the same?
+stop_at() { rm -rf got.*; faulty "kill@$((total * $1 / 100))" 2>/dev/null; }
+"$mt" tokenizer train --input a.txt --vocab-size 280 --output t.json >/dev/null 2>&1
+stop_at 50
+check "a stopped job leaves its work" [ -s got.part/job.json ]
+other() { # CODE TEXT OPTIONS: refused, and the work is kept
+    expect "$1" "$2" "$mt" preprocess --output got "${@:3}"
+    check "the work is kept" [ -s got.part/job.json ]
+}
+other 2 "other options: 'jsonl, key text, append eod', now 'jsonl, key text'" --tokenizer byte --format jsonl --input l.jsonl l.gz
+other 3 "other tokenizer" --tokenizer t.json "${job[@]}"
+other 3 "other inputs" --tokenizer byte --append-eod --format jsonl --input l.gz l.jsonl
+cp -r got.part kept.part
+run got "${job[@]}" --threads 1
+check "the same job goes on" grep -q "^going on in got.part: [0-9]* documents" err.txt
+check "and ends as one that was never stopped" same got want
+cp -r kept.part got.part
+"$mt" preprocess --tokenizer byte --output got "${job[@]}" >out.txt 2>err.txt &
+pid=$!
+while [ ! -e got.part/lock ] || ! kill -STOP $pid 2>/dev/null; do kill -0 $pid 2>/dev/null || break; sleep 0.001; done
+if [ -e got.part ] && kill -0 $pid 2>/dev/null; then
+    sleep 0.1
+    "$mt" preprocess --tokenizer byte --output got "${job[@]}" >out2.txt 2>err2.txt
+    status=$?
+    [ ! -e got.part ] || check "two at a time: exit $status $(head -1 err2.txt)" [ $status -eq 5 ]
+    kill -CONT $pid
+fi
+wait $pid
+check "and the first of them ends well" same got want
+rm -rf got.* kept.part
+
+stop_at 65 # in the second input
+touch l.gz # which changes, so to speak
+run got "${job[@]}"
+check "the input in progress has changed: $(head -1 err.txt)" grep -q "read again from its beginning" err.txt
+check "and is read again" same got want
+stop_at 65
+touch l.jsonl
+expect 3 "other inputs" "$mt" preprocess --tokenizer byte --output got "${job[@]}"
+stop_at 20 # in the first
+touch l.gz # not begun: its time does not matter
+run got "${job[@]}"
+check "an input that was not begun may change" grep -q "^going on" err.txt
+check "and the bytes are the same" same got want
+for file in tokens lengths job.json; do
+    stop_at 60
+    printf '\x07' | dd of=got.part/$file bs=1 seek=30 conv=notrunc 2>/dev/null
+    run got "${job[@]}"
+    check "damage of $file is seen: $(head -1 err.txt)" grep -q "warning: .*$file.*: the job starts from the beginning" err.txt
+    check "damage of $file: from the beginning" same got want
+done
+
+# ---- what is seen meanwhile
+if command -v script >/dev/null; then
+    TERM=xterm script -qec "'$mt' preprocess --tokenizer t.json --output got --input p.txt p.txt p.txt p.txt p.txt p.txt p.txt p.txt" /dev/null >tty.txt </dev/null
+    check "a terminal sees how far it is" grep -qE $'\r\e\\[K *[0-9.]+ %  .* of .*/s  .* tokens  .* left' tty.txt
+    # going on in a compressed file: places in its text are no places in the file
+    for i in $(seq 30); do cat l.gz; done >long.gz
+    rm -rf got.*
+    { MEGATRAIN_FILE_FAULT=kill@40 "$mt" preprocess --tokenizer byte --output got --input long.gz --save-every 0.01; } >/dev/null 2>&1
+    TERM=xterm script -qec "'$mt' preprocess --tokenizer byte --output got --input long.gz --threads 1" /dev/null >tty.txt </dev/null
+    check "a job in a compressed file goes on" grep -q '^going on' tty.txt
+    check "with a speed above 0: $(tr '\r' '\n' <tty.txt | sed -n 2p)" grep -qE '%  .*  [0-9.]+ .?i?B/s  .* .*s left' tty.txt
+    check "and never below" [ "$(grep -cE -- '-[0-9.]+ .?i?B/s' tty.txt)" = 0 ]
+    rm -f long.gz got.*
+else skip "the live line: no script(1)"; fi
+finish

@@ -1,0 +1,193 @@
+/* A run's folder read back, whole, torn at every byte and with flipped ones; and the page made of it, whatever names and
+ * values hold. */
+#include "test.h"
+
+#include "base/log.h"
+#include "scratch.h"
+#include "train/report.h"
+
+/* Ten steps, the seventh skipped; losses on two sets after five and ten. */
+static void make_run(const char *name, const char *config)
+{
+    char path[96], text[8192];
+    JsonOut j;
+    int n = 0;
+    for (int64_t s = 1; s <= 10; s++) {
+        MetricsRecord r = { .step = s, .tokens = 512 * s, .loss = s == 7 ? NAN : 5 - 0.1 * (double)s, .grad_norm = 1,
+                            .lr = 1e-3, .step_ms = 20, .tokens_per_s = 25600, .mfu = 0.25, .tflops = 1,
+                            .memory_bytes = 1 << 20, .skipped = s == 7 };
+        for (int line = 0; line < (s % 5 ? 1 : 3); line++) {
+            json_out_init(&j, text + n, (int64_t)sizeof text - n);
+            if (line == 0) record_put_step(&j, &r);
+            else record_put_valid(&j, s, 512 * s, line == 1 ? "" : "code", line == 1 ? (s == 5 ? 2.5 : 3.5) : s == 5 ? 9.25 : 8.25);
+            n += (int)j.used_bytes;
+            text[n++] = '\n';
+        }
+    }
+    OK(file_make_dirs(in_dir(name)));
+    snprintf(path, sizeof path, "%s/metrics.jsonl", name);
+    write_bytes(path, text, n);
+    snprintf(path, sizeof path, "%s/config.ini", name);
+    write_text(path, config);
+}
+
+static const char *page_of(const History *runs, int count)
+{
+    static char *text;
+    size_t size;
+    free(text);
+    FILE *f = open_memstream(&text, &size);
+    report_write(runs, count, f);
+    fclose(f);
+    CHECK(strstr(text, "</html>") && strlen(text) == size);
+    return text;
+}
+
+TEST(a_run_reads_back)
+{
+    History h;
+    make_run("run", "[run]\nname = first try\ndir =\n\n[train]\nsteps = 12\n");
+    OK(history_read(in_dir("run"), &h));
+    CHECK(!strcmp(h.name, "first try") && h.planned_steps == 12 && h.last_step == 10 && h.tokens == 5120);
+    CHECK(h.steps == 10 && h.skipped == 1 && h.skipped_step[0] == 7 && h.memory_bytes == 1 << 20);
+    CHECK_CLOSE(h.seconds, 0.2, 1e-12);
+    CHECK_CLOSE(h.trained_tokens / h.seconds, 25600, 1e-12);
+    CHECK_CLOSE(h.mfu_seconds / h.seconds, 0.25, 1e-12);
+    const Curve *c = &h.curve[HISTORY_LOSS];
+    CHECK(c->count == 10 && c->names == 2 && !*c->name[0] && !strcmp(c->name[1], "code") && c->dot_count == 4);
+    CHECK(h.valid[0].best == 2.5 && h.valid[0].best_step == 5 && h.valid[0].last == 3.5 && h.valid[0].last_step == 10);
+    CHECK(h.valid[1].best == 8.25 && h.valid[1].best_step == 10);
+    CHECK(h.note_count == 0 && h.key_count == 3 && !strcmp(history_key(&h, "run.dir"), ""));
+    CHECK(!history_key(&h, "run.seed"));
+    const char *page = page_of(&h, 1);
+    CHECK(strstr(page, "10 of 12") && strstr(page, "2.5000 <small>(step 5)") && strstr(page, "1 <small>(step 7)"));
+    CHECK(strstr(page, "Validation loss on code by tokens") && strstr(page, "<h1>Run first try</h1>"));
+    history_release(&h);
+}
+
+TEST(what_is_missing_is_told)
+{
+    History h;
+    make_run("run", "[run]\n");
+    FAILS(history_read(in_dir("nowhere"), &h), ERR_CKPT, "is no run folder");
+    OK(file_remove_tree(in_dir("run/config.ini")));
+    OK(history_read(in_dir("run"), &h));
+    CHECK(h.steps == 10 && h.note_count == 1 && strstr(h.notes[0], "config.ini is missing") && !strcmp(h.name, "run"));
+    history_release(&h);
+    make_run("run", "[run]\nname = x\n");
+    OK(file_remove_tree(in_dir("run/metrics.jsonl")));
+    OK(history_read(in_dir("run"), &h));
+    CHECK(h.steps == 0 && h.note_count == 1 && strstr(h.notes[0], "metrics.jsonl is missing"));
+    CHECK(strstr(page_of(&h, 1), "not known"));
+    history_release(&h);
+    write_text("run/metrics.jsonl", "");
+    OK(history_read(in_dir("run"), &h));
+    CHECK(h.note_count == 1 && strstr(h.notes[0], "holds no step"));
+    history_release(&h);
+}
+
+TEST(damage_is_left_out_and_told)
+{
+    History h;
+    make_run("run", "[run]\nname = x\n");
+    write_text("run/metrics.jsonl", "{\"step\":1,\"loss\":4}\nnonsense\n[]\n{\"step\":-1}\n{\"step\":3,\"loss\":3}\n"
+                                    "{\"step\":3,\"saved\":true,\"save_ms\":4}\n{\"step\":2,\"loss\":2}\n{\"step\":3,\"loss\":1}\n{\"step\":4,\"loss\":1e999}\n"
+                                    "{\"step\":9223372036854775807,\"loss\":\"x\",\"valid_loss\":\"y\"}\n{\"step\":5");
+    OK(history_read(in_dir("run"), &h));
+    CHECK(h.steps == 3 && h.last_step == INT64_MAX);
+    CHECK(h.note_count == 3 && strstr(h.notes[0], "is torn"));
+    CHECK_MSG(strstr(h.notes[1], "4 damaged lines"), "%s", h.notes[1]);
+    CHECK_MSG(strstr(h.notes[2], "2 steps"), "%s", h.notes[2]);
+    const char *page = page_of(&h, 1);
+    CHECK(strstr(page, "Not read whole") && strstr(page, "is torn") && !strstr(page, "\"nan") && !strstr(page, " inf"));
+    history_release(&h);
+}
+
+TEST(any_byte_torn_or_flipped)
+{
+    History h;
+    char *text;
+    int64_t size;
+    uint64_t state = 7;
+    make_run("run", "[run]\nname = x\n");
+    OK(file_read_all(in_dir("run/metrics.jsonl"), 1 << 20, &text, &size));
+    for (int64_t cut = 0; cut < size; cut += 13) {
+        write_bytes("run/metrics.jsonl", text, cut);
+        int64_t whole = 0;
+        for (int64_t i = 0; i < cut; i++) whole += text[i] == '\n';
+        OK(history_read(in_dir("run"), &h));
+        CHECK(h.steps + h.curve[HISTORY_LOSS].dot_count == whole);
+        CHECK((h.note_count > 0) == (cut == 0 || text[cut - 1] != '\n'));
+        history_release(&h);
+    }
+    char *bad = malloc((size_t)size);
+    for (int turn = 0; turn < 120; turn++) {
+        memcpy(bad, text, (size_t)size);
+        for (int k = 0; k < 1 + turn % 4; k++) bad[test_rand(&state) % (uint64_t)size] ^= (char)(1 << test_rand(&state) % 8);
+        write_bytes(turn % 2 ? "run/metrics.jsonl" : "run/config.ini", bad, size);
+        OK(history_read(in_dir("run"), &h));
+        if (turn % 8 == 0) page_of(&h, 1);
+        history_release(&h);
+    }
+    free(bad);
+    free(text);
+}
+
+/* Nothing of a name or value becomes markup; what differs is shown, and only that. */
+TEST(hostile_text_stays_text)
+{
+    History h[2];
+    make_run("<b>'&\"", "[run]\nname = </title><script>alert(1)</script>\n\n[data]\ntrain = <img src=x onerror=y>\n"
+                        "seed = 1\nvalid =\n");
+    make_run("b", "[run]\nname = \xff\xfe\xc3(\x01 \xe2\x82\xac\n\n[data]\ntrain = a\"b'c&d\nseed = 1\n");
+    write_text("b/metrics.jsonl", "{\"step\":1,\"loss\":1,\"tokens\":1}\n"
+                                  "{\"step\":1,\"valid\":\"</desc><svg onload=z>\",\"valid_loss\":2}\n");
+    OK(history_read(in_dir("<b>'&\""), &h[0]));
+    OK(history_read(in_dir("b"), &h[1]));
+    const char *page = page_of(h, 2);
+    CHECK(!strstr(page, "<script>alert") && !strstr(page, "<img") && !strstr(page, "<svg onload") && !strstr(page, "<b>"));
+    CHECK(strstr(page, "&lt;/title&gt;&lt;script&gt;alert(1)") && strstr(page, "&lt;img src=x onerror=y&gt;"));
+    CHECK(strstr(page, "a&quot;b&#39;c&amp;d") && strstr(page, "&lt;/desc&gt;&lt;svg onload=z&gt;"));
+    CHECK(strstr(page, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD(  \xe2\x82\xac"));
+    CHECK(strstr(page, "<code>data.train</code>") && !strstr(page, "<code>data.seed</code>"));
+    CHECK(strstr(page, "<code>data.valid</code>") && strstr(page, "not there") && !strstr(page, "<code>run.name"));
+    history_release(&h[0]);
+    history_release(&h[1]);
+}
+
+TEST(runs_of_one_name_are_told_apart)
+{
+    History h[3];
+    make_run("first", "[run]\nname = demo\n");
+    make_run("second", "[run]\nname = demo\n");
+    make_run("third", "[run]\nname = other\n");
+    OK(history_read(in_dir("first"), &h[0]));
+    OK(history_read(in_dir("second"), &h[1]));
+    OK(history_read(in_dir("third"), &h[2]));
+    CHECK(!strcmp(report_name(h, 3, 0), h[0].dir) && !strcmp(report_name(h, 3, 1), h[1].dir));
+    CHECK(!strcmp(report_name(h, 3, 2), "other") && !strcmp(report_name(h, 1, 0), "demo"));
+    const char *legend = strstr(page_of(h, 3), "<ul class=\"legend\">");
+    CHECK(legend && strstr(legend, "/first</li>") && strstr(legend, "/second</li>") && strstr(legend, "other</li>"));
+    CHECK(strstr(legend, "/second: ") && strstr(legend, "/second: 1 skipped step</title>"));
+    for (int i = 0; i < 3; i++) history_release(&h[i]);
+}
+
+TEST(long_runs_give_small_pages)
+{
+    static char text[1 << 23];
+    History h;
+    int n = 0;
+    make_run("run", "[run]\nname = x\n");
+    for (int s = 1; s <= 60000; s++)
+        n += sprintf(text + n, "{\"step\":%d,\"tokens\":%d,\"loss\":%.4f,\"step_ms\":1,\"tokens_per_s\":9}\n", s, s, 1.0 / s);
+    write_bytes("run/metrics.jsonl", text, n);
+    OK(history_read(in_dir("run"), &h));
+    CHECK(h.steps == 60000 && strlen(page_of(&h, 1)) < 400000);
+    history_release(&h);
+}
+
+int main(int argc, char **argv)
+{
+    log_set_level(LOG_ERROR);
+    return test_main(argc, argv);
+}

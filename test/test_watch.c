@@ -1,0 +1,477 @@
+/*
+ * Liveness between processes: one rank is killed, stopped, loops, leaves; every other must name it in time. And the
+ * judge alone, with made-up times.
+ */
+#include "ranks.h"
+
+#include "comm/judge.h"
+#include "comm/watch.h"
+
+#define KILL_LIMIT_S 1.0
+#define FREEZE_S 1.0
+#define STALL_S 1.0
+
+static Ranks ranks;
+
+typedef enum { WORK, NO_WATCH, LOOP, LEAVE, REPORT_ALL, DIE_IN_A_CALL, FINISH, FINISH_LATE } Act;
+
+typedef struct {
+    int size, port, actor; /* the rank that does what `act` says; -1: all */
+    Act act;
+    double freeze_s, stall_s;
+    int exit_code;
+} Plan;
+
+/* ---- what a rank does ---- */
+
+static double opened_at;
+
+/* As in a run: the verdict is the end of the process. */
+static void on_verdict(void *context, const Verdict *v)
+{
+    (void)context;
+    fprintf(out, "%.6f|verdict|%s|%d|%d|%s|%s\n", test_now(), watch_what_name(v->what), v->rank, v->exit_code, v->host,
+            v->text);
+    fflush(out);
+    _exit(v->exit_code);
+}
+
+static int open_both(int rank, const Plan *p, Store **s, Watch **w)
+{
+    Boot b = boot_of(rank, p->size, p->port);
+    if (store_open(&b, 20, s) || watch_open(*s, p->freeze_s, p->stall_s, on_verdict, NULL, w)) {
+        fprintf(out, "%.6f|error|%s\n", test_now(), err_message());
+        return 1;
+    }
+    opened_at = test_now();
+    watch_join(*w, 7, "dp");
+    watch_join(*w, 3, "tp");
+    return 0;
+}
+
+/* Steps of 20 ms, with a call on each communicator. */
+static void work(Watch *w, int steps)
+{
+    for (uint64_t step = 16; step < 16 + (uint64_t)steps; step++) {
+        watch_phase(w, PHASE_STEP, (int64_t)step);
+        watch_issued(w, 7, step);
+        watch_completed(w, 7, step);
+        watch_issued(w, 3, step);
+        usleep(20000);
+        watch_completed(w, 3, step);
+    }
+}
+
+static int run_rank(int rank, void *arg)
+{
+    const Plan *p = arg;
+    bool acts = rank == p->actor || p->actor < 0;
+    Store *s;
+    Watch *w;
+    if (acts && p->act == NO_WATCH) {
+        Boot b = boot_of(rank, p->size, p->port);
+        if (store_open(&b, 20, &s)) return 1;
+        usleep(300000);
+        fprintf(out, "%.6f|ready|%d\n", test_now(), rank);
+        store_close(s, 3);
+        return 2;
+    }
+    if (open_both(rank, p, &s, &w)) return 1;
+    for (int i = 0; i < 15; i++) { /* 0.3 s; all ranks are then in step 15 */
+        watch_phase(w, PHASE_STEP, i + 1);
+        watch_issued(w, 7, (uint64_t)i + 1);
+        usleep(20000);
+        watch_completed(w, 7, (uint64_t)i + 1);
+    }
+    fprintf(out, "%.6f|ready|%d\n", test_now(), rank);
+    if (acts && p->act == LOOP) { /* outside of communication, while the others wait for it */
+        for (volatile double x = 0;; x = x + 1) usleep(1000);
+    }
+    if (acts && p->act == LEAVE) {
+        watch_close(w, p->exit_code, "the token file is damaged");
+        store_close(s, 3);
+        return p->exit_code;
+    }
+    if (acts && p->act == DIE_IN_A_CALL) { /* when a report of the others has arrived */
+        if (store_set(s, "in the call", "", 0)) return 1;
+        while (watch_state(w, NULL) == WATCH_FINE) usleep(1000);
+        fprintf(out, "%.6f|dying|\n", test_now());
+        raise(SIGKILL);
+    }
+    if (p->act == REPORT_ALL || p->act == DIE_IN_A_CALL) { /* the others' call fails */
+        Verdict v;
+        if (p->act == DIE_IN_A_CALL && store_get(s, "in the call", NULL, 0, NULL, 10)) return 1;
+        if (!acts && p->act == REPORT_ALL) /* the actor is the first */
+            while (watch_state(w, NULL) == WATCH_FINE) usleep(1000);
+        bool told = watch_report(w, ERR_PEER, "dp: call 16 failed: connection closed by peer", &v);
+        fprintf(out, "%.6f|reported|%d\n", test_now(), told);
+        usleep(2000000); /* on_verdict ends the process */
+        return 1;
+    }
+    if (p->act == LOOP) {
+        watch_issued(w, 7, 16);
+        usleep(20000000);
+    }
+    work(w, p->act == FINISH_LATE && acts ? 50 : p->act == FINISH || p->act == FINISH_LATE ? 10 : 1000);
+    watch_close(w, p->exit_code, "");
+    store_close(s, 10);
+    fprintf(out, "%.6f|end|%d\n", test_now(), watch_state(NULL, NULL));
+    return p->exit_code;
+}
+
+/* ---- what the test sees ---- */
+
+static void start(Plan *p)
+{
+    p->port = free_port();
+    ranks.count = 0;
+    for (int r = 0; r < p->size; r++) ranks_start(&ranks, run_rank, r, p);
+}
+
+static bool all_ready(const Ranks *g)
+{
+    for (int i = 0; i < g->count; i++)
+        if (!strstr(g->rank[i].said, "|ready|")) return false;
+    return true;
+}
+
+static bool one_is_left(const Ranks *g)
+{
+    int left = 0;
+    for (int i = 0; i < g->count; i++) left += !g->rank[i].ended || g->rank[i].pipe >= 0;
+    return left <= 1;
+}
+
+static const char *line_of(int rank, const char *what)
+{
+    const char *p = strstr(ranks.rank[rank].said, what);
+    while (p && p > ranks.rank[rank].said && p[-1] != '\n') p--;
+    return p;
+}
+
+static double time_of(int rank, const char *what)
+{
+    const char *p = line_of(rank, what);
+    return p ? atof(p) : NAN;
+}
+
+static int verdicts, verdicts_in_time;
+#define BUSY_S 1.5 /* more on a machine that does other things, too; but not for most: most_verdicts_are_in_time */
+
+/* The verdict names the culprit by rank, host and pid, came within `limit` of t0, and is the exit status. */
+static void heard(int rank, const char *what, int culprit, int code, const char *text, double t0, double limit)
+{
+    char want[64], pid[32];
+    snprintf(want, sizeof want, "|verdict|%s|%d|%d|", what, culprit, code);
+    snprintf(pid, sizeof pid, "pid %d)", (int)ranks.rank[culprit].pid);
+    const char *line = line_of(rank, "|verdict|");
+    CHECK_MSG(line && strstr(line, want) && strstr(line, pid) && strstr(line, text), "rank %d, want %s '%s': %s", rank,
+              want, text, ranks.rank[rank].said);
+    double after = time_of(rank, "|verdict|") - t0;
+    CHECK_MSG(after >= 0 && after <= limit + BUSY_S, "rank %d heard it after %.3f s, at most %.3f", rank, after,
+              limit);
+    verdicts++;
+    verdicts_in_time += after <= limit;
+    CHECK_MSG(ranks.rank[rank].status == code, "rank %d: status %d, want %d", rank, ranks.rank[rank].status, code);
+}
+
+static void finish(double seconds)
+{
+    CHECK_MSG(ranks_listen(&ranks, seconds, NULL), "the ranks did not end");
+    CHECK_MSG(ranks_end(&ranks) == 0, "processes were left over");
+}
+
+/* ---- one rank is killed ---- */
+
+TEST(killed)
+{
+    for (int victim = 0; victim < 4; victim++) {
+        Plan p = { .size = 4, .actor = -2, .freeze_s = 10, .stall_s = 10 };
+        start(&p);
+        CHECK(ranks_listen(&ranks, 15, all_ready));
+        double t0 = test_now();
+        kill(ranks.rank[victim].pid, SIGKILL);
+        finish(5);
+        for (int r = 0; r < 4; r++)
+            if (r != victim) heard(r, "killed", victim, 7, victim ? "in step" : "lost", t0, KILL_LIMIT_S);
+        CHECK(ranks.rank[victim].status == -SIGKILL);
+    }
+}
+
+/* The others' calls fail at once, and they say so before rank 0 knows of the death. */
+TEST(killed_while_others_report)
+{
+    Plan p = { .size = 4, .actor = 2, .act = DIE_IN_A_CALL, .freeze_s = 10, .stall_s = 10 };
+    start(&p);
+    finish(15);
+    double t0 = time_of(2, "|dying|");
+    for (int r = 0; r < 4; r++)
+        if (r != 2) heard(r, "killed", 2, 7, "in step", t0, KILL_LIMIT_S);
+}
+
+TEST(two_killed)
+{
+    Plan p = { .size = 4, .actor = -2, .freeze_s = 10, .stall_s = 10 };
+    start(&p);
+    CHECK(ranks_listen(&ranks, 15, all_ready));
+    double t0 = test_now();
+    kill(ranks.rank[3].pid, SIGKILL);
+    kill(ranks.rank[1].pid, SIGKILL);
+    finish(5);
+    bool first_is_3 = line_of(0, "|verdict|killed|3|") != NULL; /* rank 0 may see both at once */
+    for (int r = 0; r < 4; r += 2)
+        heard(r, "killed", first_is_3 ? 3 : 1, 7, first_is_3 ? "also lost: rank 1" : "also lost: rank 3", t0,
+              KILL_LIMIT_S);
+}
+
+/* ---- one rank is stopped ---- */
+
+TEST(frozen)
+{
+    for (int victim = 0; victim < 4; victim++) {
+        Plan p = { .size = 4, .actor = -2, .freeze_s = FREEZE_S, .stall_s = 0 };
+        start(&p);
+        CHECK(ranks_listen(&ranks, 15, all_ready));
+        double t0 = test_now();
+        kill(ranks.rank[victim].pid, SIGSTOP);
+        ranks_listen(&ranks, FREEZE_S + 3, one_is_left);
+        for (int r = 0; r < 4; r++)
+            if (r != victim) heard(r, "frozen", victim, 7, "no sign of life", t0, FREEZE_S + 1);
+        for (int r = 0; r < 4; r++)
+            if (r != victim) CHECK(time_of(r, "|verdict|") - t0 > 0.5 * FREEZE_S);
+        kill(ranks.rank[victim].pid, SIGCONT); /* too late: it learns that it is out */
+        finish(5);
+        CHECK_MSG(ranks.rank[victim].status == 7, "rank %d: status %d: %s", victim, ranks.rank[victim].status,
+                  ranks.rank[victim].said);
+    }
+}
+
+/* All are stopped for longer than the threshold (a suspended laptop, a debugger): nobody is to blame. */
+TEST(all_stopped_for_a_while)
+{
+    for (int first = 0; first < 3; first += 2) { /* who wakes first finds the others silent */
+        Plan p = { .size = 3, .actor = -1, .act = FINISH_LATE, .freeze_s = 1, .stall_s = 5 };
+        start(&p);
+        CHECK(ranks_listen(&ranks, 15, all_ready));
+        for (int r = 0; r < 3; r++) kill(ranks.rank[r].pid, SIGSTOP);
+        usleep(1700000);
+        for (int r = 0; r < 3; r++) {
+            kill(ranks.rank[(first + r) % 3].pid, SIGCONT);
+            usleep(100000);
+        }
+        finish(10);
+        for (int r = 0; r < 3; r++)
+            CHECK_MSG(ranks.rank[r].status == 0, "rank %d: status %d: %s", r, ranks.rank[r].status, ranks.rank[r].said);
+    }
+}
+
+/* ---- one rank loops ---- */
+
+TEST(hung)
+{
+    for (int victim = 0; victim < 4; victim += 3) {
+        Plan p = { .size = 4, .actor = victim, .act = LOOP, .freeze_s = 10, .stall_s = STALL_S };
+        start(&p);
+        CHECK(ranks_listen(&ranks, 15, all_ready));
+        double t0 = test_now();
+        finish(STALL_S + 5);
+        for (int r = 0; r < 4; r++)
+            heard(r, "hung", victim, 8, "has issued 15 calls on 'dp'", t0, STALL_S + 1);
+        CHECK(strstr(ranks.rank[1].said, "waits there in call 16") != NULL);
+    }
+}
+
+/* ---- a rank leaves ---- */
+
+TEST(left_with_an_error)
+{
+    for (int leaver = 0; leaver < 4; leaver += 2) {
+        Plan p = { .size = 4, .actor = leaver, .act = LEAVE, .freeze_s = 10, .stall_s = 10, .exit_code = 3 };
+        start(&p);
+        CHECK(ranks_listen(&ranks, 15, all_ready));
+        finish(8);
+        double t0 = time_of(leaver, "|ready|");
+        for (int r = 0; r < 4; r++)
+            if (r != leaver)
+                heard(r, "left", leaver, 3, "left with exit status 3: the token file is damaged", t0, KILL_LIMIT_S);
+        CHECK(ranks.rank[leaver].status == 3 && !line_of(leaver, "|verdict|"));
+    }
+}
+
+TEST(left_before_it_was_watched)
+{
+    Plan p = { .size = 3, .actor = 1, .act = NO_WATCH, .freeze_s = 10, .stall_s = 10 };
+    start(&p);
+    finish(8);
+    for (int r = 0; r < 3; r += 2) heard(r, "error", 1, 7, "before its watch", time_of(1, "|ready|"), KILL_LIMIT_S);
+}
+
+TEST(all_report_one_is_named)
+{
+    Plan p = { .size = 3, .actor = 1, .act = REPORT_ALL, .freeze_s = 10, .stall_s = 10 };
+    start(&p);
+    finish(15);
+    for (int r = 0; r < 3; r++)
+        heard(r, "error", 1, 7, "reports: dp: call 16 failed", time_of(1, "|ready|"), KILL_LIMIT_S);
+}
+
+TEST(orderly_ends_are_nobodys_fault)
+{
+    for (int i = 0; i < 3; i++) { /* all at once; rank 0 late; rank 2 late, after a stop on request */
+        Plan p = { .size = 4, .actor = i == 1 ? 0 : 2, .act = i ? FINISH_LATE : FINISH, .freeze_s = 2, .stall_s = 2 };
+        p.exit_code = i == 2 ? 75 : 0;
+        start(&p);
+        finish(10);
+        for (int r = 0; r < 4; r++)
+            CHECK_MSG(ranks.rank[r].status == p.exit_code && line_of(r, "|end|") && !line_of(r, "|verdict|"),
+                      "rank %d: status %d: %s", r, ranks.rank[r].status, ranks.rank[r].said);
+    }
+}
+
+TEST(most_verdicts_are_in_time)
+{
+    if (!verdicts) SKIP("no verdict so far");
+    CHECK_MSG(verdicts_in_time > verdicts / 2, "%d of %d", verdicts_in_time, verdicts);
+}
+
+/* ---- the judge alone ---- */
+
+typedef struct {
+    uint64_t issued[3], completed[3]; /* of communicators 1, 2, 3; issued 99: not a member */
+} Calls;
+
+static void tell_beat(Judge *j, double now, int rank, double stall_s, const Calls *calls)
+{
+    struct {
+        WatchBeat head;
+        WatchComm comm[3];
+    } b = { .head = { .phase = PHASE_STEP, .step = 5, .beat_s = 0.5, .freeze_s = 15, .stall_s = stall_s } };
+    for (int i = 0; calls && i < 3; i++) {
+        if (calls->issued[i] == 99) continue;
+        WatchComm *c = &b.comm[b.head.comms++];
+        *c = (WatchComm){ .id = (uint32_t)i + 1, .issued = calls->issued[i], .completed = calls->completed[i],
+                            .waits_for = WATCH_NOBODY };
+        snprintf(c->name, sizeof c->name, "c%d", i + 1);
+    }
+    CHECK(judge_beat(j, now, rank, &b, sizeof b.head + b.head.comms * sizeof *b.comm));
+}
+
+static Judge *judge_of(int size, double now)
+{
+    Judge *j = judge_open(size);
+    for (int r = 0; r < size; r++) {
+        judge_name(j, r, "h", 100 + r);
+        judge_watched(j, now, r);
+    }
+    return j;
+}
+
+/* The same beats over and over; the verdict. */
+static Verdict hang_of(int size, const Calls *calls)
+{
+    Verdict v = { .rank = -1 };
+    Judge *j = judge_of(size, 0);
+    bool given = false;
+    for (double now = 0.5; now < 60 && !given; now += 0.5) {
+        for (int r = 0; r < size; r++) tell_beat(j, now, r, 30, &calls[r]);
+        given = judge_tick(j, now, &v);
+        if (given) CHECK_MSG(now > 30 && now < 32, "judged at %.1f s", now);
+    }
+    CHECK(given);
+    judge_close(j);
+    return v;
+}
+
+TEST(the_culprit_of_a_hang_is_waited_for)
+{
+    /* rank 2 issued less on communicator 1 */
+    Calls simple[] = { { { 8, 4, 4 }, { 7, 4, 4 } }, { { 8, 4, 4 }, { 7, 4, 4 } }, { { 7, 4, 4 }, { 7, 4, 4 } } };
+    Verdict v = hang_of(3, simple);
+    CHECK_MSG(v.what == WATCH_HUNG && v.rank == 2 && v.exit_code == 8, "%s", v.text);
+    CHECK_MSG(strstr(v.text, "issued 7 calls on 'c1'") && strstr(v.text, "in call 8"), "%s", v.text);
+    /* a chain: 0 waits for 1 on 'c1', 1 for 3 on 'c2', 2 for 3 on 'c3': 1 has issued little but is not to blame */
+    Calls chain[] = { { { 8, 99, 99 }, { 7, 0, 0 } },
+                      { { 3, 5, 99 }, { 3, 4, 0 } },
+                      { { 99, 99, 9 }, { 0, 0, 8 } },
+                      { { 99, 4, 8 }, { 0, 4, 8 } } };
+    v = hang_of(4, chain);
+    CHECK_MSG(v.rank == 3, "%s", v.text);
+    /* issued ahead: the others wait in call 6, which rank 1 has issued and rank 0 not */
+    Calls ahead[] = { { { 5, 0, 0 }, { 5, 0, 0 } }, { { 6, 0, 0 }, { 5, 0, 0 } }, { { 9, 0, 0 }, { 5, 0, 0 } } };
+    v = hang_of(3, ahead);
+    CHECK_MSG(v.rank == 0, "%s", v.text);
+    /* all issued the same call, which does not end: the lowest number says nothing; somebody is named all the same */
+    Calls equal[] = { { { 5, 0, 0 }, { 4, 0, 0 } }, { { 6, 0, 0 }, { 4, 0, 0 } } };
+    v = hang_of(2, equal);
+    CHECK_MSG(v.rank == 0, "%s", v.text);
+    /* nobody waits but for rank 1's own work */
+    Calls outside[] = { { { 5, 99, 0 }, { 4, 0, 0 } }, { { 99, 3, 0 }, { 0, 3, 0 } }, { { 5, 99, 0 }, { 4, 0, 0 } } };
+    v = hang_of(3, outside);
+    CHECK_MSG(v.rank == 1, "%s", v.text);
+}
+
+/* A slow rank keeps the others waiting, but gets on: no hang. */
+TEST(who_gets_on_does_not_hang)
+{
+    Calls waiting = { { 8, 0, 0 }, { 7, 0, 0 } }, busy = { { 7, 0, 0 }, { 7, 0, 0 } };
+    Verdict v;
+    Judge *j = judge_of(2, 0);
+    for (double now = 0.5; now < 300; now += 0.5) {
+        tell_beat(j, now, 0, 30, &waiting);
+        busy.issued[1] = busy.completed[1] = (uint64_t)(now / 20);
+        tell_beat(j, now, 1, 30, &busy);
+        CHECK(!judge_tick(j, now, &v));
+    }
+    judge_close(j);
+    /* a longer limit of one rank holds for all; 0 is none */
+    j = judge_of(2, 0);
+    for (double now = 0.5; now < 100; now += 0.5) {
+        tell_beat(j, now, 0, 30, &waiting);
+        tell_beat(j, now, 1, now < 50 ? 0 : 110, &busy);
+        CHECK(!judge_tick(j, now, &v));
+    }
+    judge_close(j);
+}
+
+TEST(causes_are_ranked)
+{
+    Verdict v;
+    Judge *j = judge_of(4, 0);
+    for (int r = 0; r < 4; r++) tell_beat(j, 0, r, 0, NULL);
+    judge_report(j, 1.0, 0, 7, "call failed");
+    CHECK(!judge_tick(j, 1.1, &v) && judge_is_judging(j));
+    judge_left(j, 1.1, 1, 7, "rank 3 is gone");
+    judge_left(j, 1.15, 2, 3, "bad data");
+    CHECK(!judge_tick(j, 1.4, &v)); /* a report waits longer for its cause than a cause for another */
+    CHECK(judge_tick(j, 1.5, &v) && v.what == WATCH_LEFT && v.rank == 2 && v.exit_code == 3);
+    CHECK(!judge_tick(j, 2, &v)); /* once */
+    judge_close(j);
+
+    j = judge_of(4, 0);
+    for (int r = 0; r < 4; r++) tell_beat(j, 0, r, 0, NULL);
+    judge_left(j, 1.0, 2, 3, "bad data");
+    judge_lost(j, 1.1, 2); /* its connection ends, too: nothing new */
+    judge_report(j, 1.15, 3, 7, "call failed");
+    judge_lost(j, 1.2, 3);
+    CHECK(judge_tick(j, 1.35, &v) && v.what == WATCH_KILLED && v.rank == 3 && v.pid == 103 && v.exit_code == 7);
+    judge_close(j);
+
+    j = judge_of(4, 0); /* among equals the earliest */
+    for (int r = 0; r < 4; r++) tell_beat(j, 0, r, 0, NULL);
+    judge_lost(j, 1.0, 3);
+    judge_lost(j, 1.1, 1);
+    CHECK(judge_tick(j, 1.35, &v) && v.rank == 3 && strstr(v.text, "; also lost: rank 1"));
+    judge_close(j);
+
+    j = judge_of(2, 0);
+    tell_beat(j, 0, 0, 0, NULL);
+    tell_beat(j, 0, 1, 0, NULL);
+    judge_was_away(j, 20);
+    CHECK(!judge_tick(j, 34, &v) && !judge_is_judging(j));
+    tell_beat(j, 34, 0, 0, NULL);
+    CHECK(!judge_tick(j, 35.5, &v) && judge_tick(j, 35.9, &v) && v.what == WATCH_FROZEN && v.rank == 1);
+    CHECK(!judge_beat(j, 36, 0, "abc", 3));
+    judge_close(j);
+}
+
+TEST_MAIN

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# What a run shows of itself, from outside: event files for TensorBoard through kills and resumes, compared with
+# metrics.jsonl by test/tools/check_events.py; loss.svg and the page of `megatrain report`; traces.
+. "$(dirname "$0")/lib.sh"
+make_tiny
+sed -i "s/^every = 7/every = 14/; s/^keep = 0/keep = 2/" tiny.ini
+run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
+
+# events_agree RUN: also counted as skipped where the tensorboard package is missing
+python=python3
+for p in python3 "${PYTHON:-python3}"; do "$p" -c 'import tensorboard' 2>/dev/null && python=$p; done
+events_agree() {
+    "$python" "$root/test/tools/check_events.py" "$1" >"$1.events" 2>&1
+}
+
+# ---- events: killed by faults while lines and events are written, resumed each time from step 14 or 28
+run whole log.tensorboard=true train.eval_every=5 checkpoint.every=0
+check "a run with event files" [ $? -eq 0 ]
+check "events of a whole run: $(tail -3 whole.events 2>&1)" events_agree whole
+grep '^skipped' whole.events && skipped=$((skipped + 1))
+kills=0
+for at in 50 80 80 20; do
+    { MEGATRAIN_FILE_FAULT=kill@$at run killed log.tensorboard=true train.eval_every=5; } 2>/dev/null
+    [ $? -eq 137 ] && kills=$((kills + 1))
+done
+check "killed four times, not $kills" [ $kills -eq 4 ]
+cp -r killed aside
+run killed log.tensorboard=true train.eval_every=5
+check "the killed run ends" [ $? -eq 0 ]
+check "its losses are the whole run's" same_losses killed whole
+check "its events are its metrics: $(events_agree killed; tail -3 killed.events)" events_agree killed
+run aside log.tensorboard=false train.eval_every=5
+from=$(sed -n 's/.*resuming from .*step-0*\([0-9]*\)$/\1/p' aside.err)
+events_agree aside
+check "resumed without event files: the old ones end at step ${from:-none}" \
+    grep -q "^own reader: loss: .* in the events \[1, .*, ${from:-none}\]$" aside.events
+
+# ---- report: of whole, damaged and strange folders; the page is checked by test/tools/check_page.py
+page_holds() { python3 "$root/test/tools/check_page.py" "$1" >"$1.faults" 2>&1; }
+for run in whole killed; do check "$run/loss.svg: $(page_holds $run/loss.svg; tail -3 $run/loss.svg.faults)" page_holds $run/loss.svg; done
+run other checkpoint.every=0 optim.lr=1e-3 train.eval_every=10 model.dropout=0.2
+"$mt" report whole other >page.html 2>report.err
+check "a report on stdout" [ $? -eq 0 -a ! -s report.err ]
+check "the page: $(page_holds page.html; tail -3 page.html.faults)" page_holds page.html
+keys=$(sed -n 's/.*<code>\([a-z0-9_.]*\)<.*/\1/p' page.html | tr '\n' ' ')
+check "keys that differ, not '$keys'" [ "$keys" = "model.dropout train.eval_every optim.lr log.tensorboard " ]
+last=$(sed -n 's/.*"valid_loss":\([0-9.]*\).*/\1/p' other/metrics.jsonl | tail -1)
+check "the last validation loss $last" grep -q "<td>$(printf %.4f "$last") <small>(step 40)" page.html
+mkdir strange
+printf '{"step":1,"loss":2,"tokens":9}\nrubbish\n{"step":2,' >strange/metrics.jsonl
+"$mt" report whole strange --output page2.html >out.txt 2>report.err
+check "a damaged folder is no failure" [ $? -eq 0 -a ! -s out.txt ]
+check "but is told" grep -q "warning: strange: left out of metrics.jsonl: 1 damaged line$" report.err
+check "in the page, too: $(page_holds page2.html; tail -3 page2.html.faults)" eval \
+    'page_holds page2.html && grep -q "<li>strange: config.ini is missing" page2.html'
+check "keys of a configuration that is missing are no differences" grep -q 'No key differs' page2.html
+expect 4 "is no run folder" "$mt" report whole nowhere
+expect 2 "needs the DIR" "$mt" report
+expect 5 "cannot create" "$mt" report whole --output nowhere/page.html
+
+# ---- trace: test/tools/check_trace.py; the arenas' fill is the plan's, to the byte
+trace_holds() { python3 "$root/test/tools/check_trace.py" "$1/timeline.json" >"$1.trace" 2>&1; }
+planned() { sed -n "s/^  $1 *\([0-9,]*\) .*/\1/p" plan.txt | tr -d ,; }
+"$mt" plan --config tiny.ini >plan.txt 2>&1
+run traced log.trace_steps=7-8 train.eval_every=7 checkpoint.every=7 train.stop_at=9
+check "a traced run: $(trace_holds traced; grep -m3 '^bad' traced.trace)" trace_holds traced
+for want in 'step: 3' 'evaluation: 1' 'checkpoint: 1' 'forward: 15' 'backward: 15' 'next batch: 15'; do
+    check "span $want" grep -qx "span $want" traced.trace
+done
+state=$(($(planned 'weights (fp32)') + $(planned 'gradients (64-bit fixed point)') + $(planned moments) + $(planned 'tables, batches, statistics')))
+check "the state is full all the time" grep -qx "counter state: $state $state $state" traced.trace
+for pair in 'scratch:scratch of a layer call' 'save (input half):saves, freed after I (all slots)' \
+    'save (weight half):saves, freed after W (all slots)'; do
+    check "${pair%%:*} is filled up to the plan's $(planned "${pair#*:}") and emptied: $(grep "${pair%%:*}" traced.trace)" \
+        grep -qx "counter ${pair%%:*}: 0 $(planned "${pair#*:}") 0" traced.trace
+done
+run cut checkpoint.every=0 log.trace_steps=30-90 train.stop_at=32
+check "a run that ends before the last step to trace: $(trace_holds cut; tail -1 cut.trace)" trace_holds cut
+check "its steps 29 to 32" grep -qx 'span step: 4' cut.trace
+"$root/scripts/launch.sh" -n 2 -- "$mt" --config tiny.ini run.dir=two log.trace_every=5 train.steps=5 checkpoint.every=0 train.micro_batch=1 \
+    train.global_batch=4 parallel.zero=1 >/dev/null 2>&1
+check "two ranks: $(trace_holds two; grep -m3 '^bad' two.trace)" trace_holds two
+check "with spans of their communication" grep -q '^span reduce-scatter' two.trace
+finish

@@ -1,0 +1,142 @@
+#!/usr/bin/env python3
+"""Compares the event files of a run folder with its metrics.jsonl: each value of each line once, and no others.
+
+    check_events.py RUN_DIR     exit 0: they agree; 1: they differ, with what
+
+Twice: with a reader of its own (framing, CRC32C, protobuf from their descriptions), and, where the tensorboard package
+is installed, with the reader that TensorBoard itself uses; where it is not, a line says "skipped".
+"""
+import glob
+import json
+import math
+import os
+import struct
+import sys
+
+
+def crc32c(data):
+    c = 0xFFFFFFFF
+    for byte in data:
+        c ^= byte
+        for _ in range(8):
+            c = c >> 1 ^ 0x82F63B78 if c & 1 else c >> 1
+    return ~c & 0xFFFFFFFF
+
+
+def masked(data):
+    c = crc32c(data)
+    return ((c >> 15 | c << 17) + 0xA282EAD8) & 0xFFFFFFFF
+
+
+def varint(data, at):
+    x = shift = 0
+    while True:
+        byte = data[at]
+        at += 1
+        x |= (byte & 0x7F) << shift
+        shift += 7
+        if byte < 0x80:
+            return x, at
+
+
+def fields(data):
+    at = 0
+    while at < len(data):
+        key, at = varint(data, at)
+        wire = key & 7
+        if wire == 0:
+            value, at = varint(data, at)
+        elif wire == 2:
+            n, at = varint(data, at)
+            value, at = data[at:at + n], at + n
+        else:
+            n = {1: 8, 5: 4}[wire]
+            value, at = struct.unpack("<d" if n == 8 else "<f", data[at:at + n])[0], at + n
+        yield key >> 3, value
+
+
+def own_reader(run_dir):
+    """{tag: [(step, value)]}; an error when a file is not whole."""
+    found, last_wall = {}, 0.0
+    for path in sorted(glob.glob(os.path.join(run_dir, "events.out.tfevents.*"))):
+        data, at = open(path, "rb").read(), 0
+        while at < len(data):
+            size, head = struct.unpack_from("<QI", data, at)
+            body = data[at + 12:at + 12 + size]
+            (tail,) = struct.unpack_from("<I", data, at + 12 + size)
+            assert masked(data[at:at + 8]) == head and masked(body) == tail, f"{path}: checksum at {at}"
+            event = dict(fields(body))
+            assert at or event.get(3) == b"brain.Event:2", f"{path}: no version"
+            assert event[1] >= last_wall, f"{path}: time goes back at {at}"
+            last_wall = event[1]
+            for field, value in fields(event.get(5, b"")):
+                assert field == 1
+                point = dict(fields(value))
+                found.setdefault(point[1].decode(), []).append((event.get(2, 0), point[2]))
+            at += size + 16
+    return found
+
+
+def package_reader(run_dir):
+    from tensorboard.backend.event_processing import event_accumulator
+    reader = event_accumulator.EventAccumulator(run_dir, size_guidance={event_accumulator.SCALARS: 0,
+                                                                        event_accumulator.TENSORS: 0})
+    reader.Reload()
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+
+
+def wanted(run_dir):
+    found = {}
+    for line in open(os.path.join(run_dir, "metrics.jsonl")):
+        record = json.loads(line)
+        losses = {key: value for key, value in record.items() if key.startswith("valid_loss")}
+        if losses:
+            values = {}
+            for key, value in losses.items():
+                name = key[len("valid_loss"):].lstrip("_./:") or record.get("valid", "")
+                for set_name, loss in value.items() if isinstance(value, dict) else [(name, value)]:
+                    values["valid_loss" + ("/" + set_name if set_name else "")] = loss
+        elif "loss" not in record:
+            continue  # the line of a checkpoint
+        else:
+            values = {k: v for k, v in record.items() if k not in ("step", "nonfinite") and "save" not in k}
+        for tag, value in values.items():
+            found.setdefault(tag, []).append((record["step"], value))
+    return found
+
+
+def same(a, b):
+    if a is None:
+        return not math.isfinite(b)
+    return struct.pack("<f", float(a)) == struct.pack("<f", b)
+
+
+def compare(name, want, got):
+    bad = []
+    for tag in sorted(want.keys() | got.keys()):
+        w, g = want.get(tag, []), got.get(tag, [])
+        if [s for s, _ in w] != [s for s, _ in g]:
+            bad.append(f"{tag}: steps {[s for s, _ in w]}, in the events {[s for s, _ in g]}")
+        elif not all(same(a[1], b[1]) for a, b in zip(w, g)):
+            bad.append(f"{tag}: other values")
+    for line in bad:
+        print(f"{name}: {line}")
+    if not bad:
+        print(f"{name}: {len(want)} tags, {sum(len(v) for v in want.values())} points agree")
+    return not bad and bool(want)
+
+
+def main():
+    want = wanted(sys.argv[1])
+    good = compare("own reader", want, own_reader(sys.argv[1]))
+    try:
+        import tensorboard  # noqa: F401
+    except ImportError:
+        print("skipped: the reader of TensorBoard: no tensorboard package (pip install tensorboard)")
+    else:
+        good &= compare("tensorboard", want, package_reader(sys.argv[1]))
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
