@@ -4,6 +4,9 @@
 #   make demo       trains on real text             make test-slow  mutants, layout controls, GPT-2 against PyTorch
 #   make bench      speed beside PyTorch, OpenBLAS  make lint       format, warnings, layers, headers alone
 #   make deps       installs what is missing        make asan       the tests under ASan and UBSan
+#   make test-ranks every layout as processes       make test-faults ranks that die, freeze or hang at every place
+#   make test-launchers mpirun, torchrun, Slurm     make test-files every crash state, flipped bit and failing call
+#   make fuzz       libFuzzer on everything that reads bytes from outside, FUZZ_SECONDS=120 each (test/fuzz/README.md)
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
@@ -19,8 +22,10 @@ endif
 WARN    := -Wall -Wextra -Wshadow -Wvla -Wstrict-prototypes -Wmissing-prototypes -Wno-missing-field-initializers
 OPT     ?= -O2 -g
 CFLAGS  := -std=gnu17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP $(WARN) $(EXTRA_CFLAGS)
+CXX_SRC := $(sort $(wildcard src/*/*.cc))
+CXXFLAGS := -std=gnu++17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP -Wall -Wextra -Wshadow $(EXTRA_CFLAGS)
 LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
-HOST_LIBS := -linih -ljansson -lpcre2-8 -lutf8proc -ldl -lpthread -lm
+HOST_LIBS := -linih -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lgloo -lstdc++ -ldl -lpthread -lm
 LIBS    := $(HOST_LIBS)
 PREFIX  ?= /usr/local
 
@@ -32,7 +37,7 @@ c_FLAGS      := -O2
 
 SRC     := $(sort $(filter-out src/cpu/%,$(wildcard src/*/*.c)))
 CPU_SRC := $(sort $(wildcard src/cpu/*.c))
-OBJ     := $(SRC:%.c=$(BUILD)/%.o) $(foreach i,$(ISAS),$(CPU_SRC:src/cpu/%.c=$(BUILD)/src/cpu/$(i)/%.o))
+OBJ     := $(SRC:%.c=$(BUILD)/%.o) $(CXX_SRC:%.cc=$(BUILD)/%.o) $(foreach i,$(ISAS),$(CPU_SRC:src/cpu/%.c=$(BUILD)/src/cpu/$(i)/%.o))
 TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c)))
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
@@ -43,16 +48,22 @@ NVCC      := $(CUDA_HOME)/bin/nvcc
 CUDA      ?= $(if $(wildcard $(NVCC)),1,0)
 NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,code=[sm_80,compute_80] \
              -gencode=arch=compute_90a,code=sm_90a
-CUDA_C    := $(sort $(wildcard cuda/*.c))
+# NCCL=1, 0: communicators of GPUs over NCCL, or all through the host; by default where its header is found.
+# It and cuBLASLt are looked up at run time.
+NCCL_H    := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
+NCCL      ?= $(if $(NCCL_H),$(CUDA),0)
+CUDA_C    := $(sort $(filter-out $(if $(filter 0,$(NCCL)),cuda/nccl.c),$(wildcard cuda/*.c)))
 CUDA_CU   := $(sort $(wildcard cuda/*.cu))
 CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
 ifeq ($(CUDA),1)
-OBJ       += $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
-LIBS      += -L$(CUDA_HOME)/lib64 -Wl,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib:$(CUDA_HOME)/lib64' -lcublasLt -lcudart_static -lrt -lstdc++
+OBJ       := $(filter-out $(BUILD)/src/comm/without_cuda.o $(if $(filter 1,$(NCCL)),%/without_nccl.o),$(OBJ)) \
+             $(CUDA_C:%.c=$(BUILD)/%.o) $(CUDA_CU:%.cu=$(BUILD)/%.o)
+# (an rpath of the old kind: libraries in the bundle's lib/ find those that they need there, too)
+LIBS      += -L$(CUDA_HOME)/lib64 -Wl,--disable-new-dtags,-rpath,'$$ORIGIN/lib:$$ORIGIN/../lib:$(CUDA_HOME)/lib64' -lcudart_static -lrt
 $(BUILD)/src/device/device.o: CFLAGS += -DMEGATRAIN_CUDA
 endif
-$(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA) # the one file that knows; built anew when CUDA= changes
-$(BUILD)/.cuda-$(CUDA):
+$(BUILD)/src/device/device.o: $(BUILD)/.cuda-$(CUDA)$(NCCL) # the one file that knows; built anew when CUDA= changes
+$(BUILD)/.cuda-$(CUDA)$(NCCL):
 	@mkdir -p $(@D)
 	@rm -f $(BUILD)/.cuda-* $(BUILD)/libmegatrain.a
 	@touch $@
@@ -84,20 +95,33 @@ EMU_CXX   ?= g++
 EMU_LDFLAGS ?= $(LDFLAGS)
 EMU_FLAGS ?=
 EMU_RUNTIME_FLAGS ?= $(EMU_FLAGS)
-EMU_SRC   := $(sort $(filter-out test/emu/test_%,$(wildcard test/emu/*.cpp)))
-EMU_HOST  := $(EMU)/src/device/device.o $(CUDA_C:%.c=$(EMU)/%.o) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
+EMU_SRC   := $(sort $(filter-out test/emu/test_% $(if $(NCCL_H),,test/emu/nccl.cpp),$(wildcard test/emu/*.cpp)))
+EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c $(if $(NCCL_H),,cuda/nccl.c),$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
 EMU_BENCHES := $(EMU)/rooflines $(EMU)/steps
 EMU_SELF  := $(patsubst test/emu/%.cpp,$(EMU)/%,$(sort $(wildcard test/emu/test_*.cpp)))
 EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE \
                 -MMD -MP -Wall -Wno-unknown-pragmas
-EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
+EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DMEGATRAIN_NCCL_LINKED -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
                 -MMD -MP $(WARN)
 
-.PHONY: all deps deps-dev demo test cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-slow bench asan lint fmt hdr-check install clean
+# test/fuzz, in the plain build; fuzz_choices reads what the CUDA backend wrote, with its headers
+FUZZ      := $(patsubst test/fuzz/%.c,$(BUILD)/test/%,$(sort $(filter-out \
+               $(if $(wildcard $(CUDA_HOME)/include/cublasLt.h),,%/fuzz_choices.c),$(wildcard test/fuzz/fuzz_*.c))))
+$(BUILD)/test/fuzz_choices: CFLAGS += $(CUDA_INC)
+
+# The fuzz targets under libFuzzer: by clang, and so is what they read with; the rest of the library is as it is.
+FUZZER      := $(BUILD)/fuzz
+FUZZ_LINKED := $(FUZZ:$(BUILD)/test/%=$(FUZZER)/%)
+FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out %/gloo.o,$(filter \
+                 $(addprefix $(BUILD)/src/,base/% data/% ckpt/% comm/% train/metrics.o train/svg.o),$(OBJ))))
+FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
+               -fsanitize=address,undefined -fno-sanitize-recover=all
+
+.PHONY: all deps deps-dev deps-launchers demo test fuzz cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
-.PRECIOUS: $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
+.PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
 all: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
@@ -115,6 +139,13 @@ $(BUILD)/%.o: %.c
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) -c -o $@ $<
 
+$(BUILD)/%.o: %.cc
+	@mkdir -p $(@D)
+	@echo "  CXX $<"
+	@$(CXX) $(CXXFLAGS) -c -o $@ $<
+
+$(BUILD)/src/comm/reduce.o: CFLAGS += -O3 # its loops are to be vectorised
+
 define CPU_RULE
 $(BUILD)/src/cpu/$(1)/%.o: src/cpu/%.c
 	@mkdir -p $$(@D)
@@ -127,6 +158,30 @@ $(BUILD)/test/%: test/%.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
 	@echo "  CC $<"
 	@$(CC) $(CFLAGS) -Itest -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+
+$(BUILD)/test/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a
+	@mkdir -p $(@D)
+	@echo "  CC $<"
+	@$(CC) $(CFLAGS) -Itest/fuzz -o $@ $< test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+
+$(FUZZER)/%.o: %.c
+	@mkdir -p $(@D)
+	@echo "  FUZZ $<"
+	@clang $(FUZZ_CFLAGS) $(FUZZ_COVERAGE) -c -o $@ $<
+
+$(FUZZER)/test/fuzz/fuzz_choices.o: FUZZ_CFLAGS += $(CUDA_INC)
+$(FUZZER)/%.o: FUZZ_COVERAGE := -fsanitize=fuzzer-no-link
+# no parsers, but most of the time if every comparison in them is noted
+$(FUZZER)/src/base/words.o $(FUZZER)/src/base/err.o $(FUZZER)/test/fuzz/support.o: FUZZ_COVERAGE :=
+
+$(FUZZER)/libread.a: $(FUZZ_OBJ)
+	@rm -f $@
+	@ar rcs $@ $^
+
+# the instrumented library first: what it defines is then not taken from the other
+$(FUZZ_LINKED): $(FUZZER)/%: $(FUZZER)/test/fuzz/%.o $(FUZZER)/test/fuzz/support.o $(FUZZER)/libread.a $(BUILD)/libmegatrain.a
+	@echo "  LD $@"
+	@clang++ -fsanitize=fuzzer,address,undefined -o $@ $^ -fopenmp=libgomp $(LIBS)
 
 $(BUILD)/bench/%: bench/%.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
@@ -215,6 +270,9 @@ deps:
 deps-dev:
 	@scripts/install-deps.sh dev
 
+deps-launchers:
+	@scripts/install-deps.sh launchers
+
 demo: all
 	@$(MAKE) --no-print-directory $(BUILD)/split_text
 	@BUILD=$(BUILD) scripts/demo.sh
@@ -224,8 +282,12 @@ $(BUILD)/split_text: scripts/split_text.c
 	$(CC) -std=gnu17 -O2 $(WARN) -o $@ $<
 
 test: deps
-	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS) $(FUZZ)
 	@BUILD=$(BUILD) test/run.sh quick
+
+fuzz: deps-dev
+	@$(MAKE) --no-print-directory -j$$(nproc) $(FUZZ_LINKED)
+	@BUILD=$(BUILD) test/fuzz/run.sh
 
 cuda-headers:
 	@test -n "$(CUDA_HOME)" || { echo "the emulator needs headers of the CUDA toolkit: CUDA_HOME=FOLDER"; exit 2; }
@@ -245,19 +307,27 @@ emu-bugs: deps-dev cuda-headers
 	@$(MAKE) --no-print-directory -j$$(nproc) $(EMU_TESTS)
 	@BUILD=$(BUILD) test/run.sh emu-bugs
 
-test-slow: deps-dev
+test-ranks test-faults: test-%: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
+	@BUILD=$(BUILD) test/run.sh $*
+
+test-launchers: deps-launchers
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
+	@BUILD=$(BUILD) test/run.sh launchers
+
+test-slow test-files: test-%: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
-	@BUILD=$(BUILD) test/run.sh slow
+	@BUILD=$(BUILD) test/run.sh $*
 
 # (the plain C kernels without optimisation: instrumented and optimised they compile for a quarter of an hour)
 asan: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan CUDA=0 OPT="-O1 -g" \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer" c_FLAGS=-O0 \
-	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(TESTS:$(BUILD)/%=build-asan/%)
+	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(patsubst $(BUILD)/%,build-asan/%,$(TESTS) $(FUZZ))
 	@BUILD=build-asan test/run.sh asan
 
 bench: deps-dev
-	@$(MAKE) --no-print-directory -j$$(nproc) $(BENCHES)
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(BENCHES)
 	@BUILD=$(BUILD) bench/run.py
 
 lint: deps-dev hdr-check
@@ -266,7 +336,7 @@ lint: deps-dev hdr-check
 	@scripts/check-style.sh
 
 fmt:
-	@clang-format -i $(HEADERS) $(SRC) $(CPU_SRC) main.c
+	@clang-format -i $(HEADERS) $(SRC) $(CPU_SRC) $(CXX_SRC) main.c
 
 # each header compiles alone, as C17 and as C++17 (ops.def's designated arguments are C only)
 hdr-check:
@@ -281,6 +351,9 @@ hdr-check:
 
 install: all
 	install -D megatrain $(DESTDIR)$(PREFIX)/bin/megatrain
+	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
+	./megatrain help --man >$(DESTDIR)$(PREFIX)/share/man/man1/megatrain.1
+	./megatrain help --bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/megatrain
 
 clean:
 	rm -rf $(BUILD) build-asan megatrain

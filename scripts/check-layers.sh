@@ -16,7 +16,7 @@ for module in "${!may[@]}"; do
         target=$(sed -E 's/.*"([^"]+)".*/\1/' <<<"$text")
         case $target in */*) folder=${target%%/*} ;; *) complain "$file:$line: '$target' is not FOLDER/FILE"; continue ;; esac
         [[ " $module ${may[$module]} " == *" $folder "* ]] || complain "$file:$line: $module may not include $target"
-    done < <(grep -nE '^#include "' -r "src/$module" --include='*.[ch]' --include='*.def' || true)
+    done < <(grep -nE '^#include "' -r "src/$module" --include='*.[ch]' --include='*.cc' --include='*.def' || true)
 done
 # schedules are arithmetic
 grep -nE '^#include "(comm|model|device|param|layer)' src/pipeline/schedule.[ch] && complain "schedule.c must stay arithmetic"
@@ -27,10 +27,13 @@ only 'jansson' src/base/json.c
 only 'ini' src/base/config
 only 'utf8proc' src/data/
 only 'pcre2' src/data/
-# the CUDA backend sees base and device
-grep -nE '^#include "(comm|param|layer|model|pipeline|optim|data|ckpt|train|cli|cpu)/' -r cuda && complain "cuda may not include these"
+only 'gloo/' src/comm/gloo.cc
+# the CUDA backend sees base and device, and its communicators comm
+grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl|staged)\.c:' && complain "only communicators see comm"
+grep -nE '^#include <nccl' -r cuda src | grep -v '^cuda/nccl.c:' && complain "<nccl.h> belongs in cuda/nccl.c alone"
+grep -nE '^#include "(param|layer|model|pipeline|optim|data|ckpt|train|cli|cpu)/' -r cuda && complain "cuda may not include these"
 # what would break "same bits" (docs/determinism.md)
-forbid() { grep -nE "$1" -r "${@:3}" --include='*.[ch]' | grep -vE '^\S+:\s*(\*|//|/\*)' && complain "$2"; true; }
+forbid() { grep -nE "$1" -r "${@:3}" --include='*.[ch]' --include='*.cc' | grep -vE '^\S+:\s*(\*|//|/\*)' && complain "$2"; true; }
 forbid '\b(expf?|logf?|sinf?|cosf?|tanhf?|powf?|rsqrt)\(' "libm functions differ between versions: use base/mathx.h or cpu/vec.h" src/cpu src/device src/param src/layer src/model src/optim
 forbid 'reduction\((\+|-|\*)' "a sum must not depend on the number of threads" src
 forbid 'ffast-math|Ofast|funsafe' "fast-math changes results" src

@@ -4,12 +4,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 bad=0
 complain() { echo "check-style: $1"; bad=1; }
-files=$(git ls-files '*.c' '*.h' '*.def')
+files=$(git ls-files '*.c' '*.cc' '*.h' '*.def')
 grep -nE '.{121,}' $(git ls-files src bench) && complain "lines over 120 columns"
 grep -nP '\t' $files && complain "tabs"
 grep -nE '[ ]+$' $files && complain "blanks at the end of a line"
 grep -nE 'TODO|FIXME' $files && complain "unfinished places"
-clang-format --dry-run -Werror src/*/*.[ch] main.c 2>&1 | head -20 | grep . && complain "format: make fmt"
+{ clang-format --dry-run -Werror src/*/*.[ch] src/*/*.cc main.c 2>&1 || true; } | grep -m 20 . && complain "format: make fmt"
 build=${BUILD:-build}-lint
-make --no-print-directory -j"$(nproc)" BUILD="$build" CUDA=0 EXTRA_CFLAGS=-Werror megatrain >/dev/null || complain "warnings"
+make --no-print-directory -j"$(nproc)" BUILD="$build" CUDA=0 EXTRA_CFLAGS=-Werror "$build/main.o" "$build/libmegatrain.a" >/dev/null || complain "warnings"
 exit $bad

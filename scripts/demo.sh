@@ -7,6 +7,7 @@
 #   DEMO_BYTES=n       use only the last n bytes of the text
 #   DEMO_DIR=runs/demo where the run is kept
 set -euo pipefail
+export LC_ALL=C # awk prints a decimal point
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
 minutes=${DEMO_MINUTES:-6.5}
@@ -23,10 +24,18 @@ package_text() {
     dir=$(mktemp -d)
     (cd "$dir" && chmod 755 . && apt-get download -q "$package" >/dev/null 2>&1) || { rm -rf "$dir"; return 1; }
     dpkg -x "$dir"/*.deb "$dir/x"
-    find "$dir/x/usr/share/doc" \( -name '*.md' -o -name '*.md.gz' \) | LC_ALL=C sort | while read -r f; do
+    find "$dir/x/usr/share/doc" \( -name '*.md' -o -name '*.md.gz' \) | sort | while read -r f; do
         case $f in *.gz) zcat "$f" ;; *) cat "$f" ;; esac
     done
     rm -rf "$dir"
+}
+
+# An earlier demo's run makes room for this one; nothing else does.
+check_run() {
+    [ -z "$(ls -A "$run" 2>/dev/null)" ] || grep -qsx 'name = demo' "$run/config.ini" || {
+        echo "demo: '$run' is there and is no run of the demo: remove it, or give another DEMO_DIR" >&2
+        exit 2
+    }
 }
 
 get_text() {
@@ -51,6 +60,7 @@ get_text() {
     fi
 }
 
+check_run
 get_text
 size=$(stat -c %s "$data/text.txt")
 valid=$((size / 10)); [ $valid -gt 500000 ] && valid=500000

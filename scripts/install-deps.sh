@@ -1,9 +1,11 @@
 #!/usr/bin/env bash
 # Installs, by package name, what building and testing need. Does nothing when all of it is there.
-# As root or with sudo; `scripts/install-deps.sh dev` adds what lint, sanitizers and benchmarks use.
+# As root or with sudo; `scripts/install-deps.sh dev` adds what lint, sanitizers and benchmarks use, `... launchers` what
+# starts ranks (mpirun, Slurm, torchrun).
 set -euo pipefail
-packages=(gcc g++ make libc6-dev libinih-dev libjansson-dev libpcre2-dev libutf8proc-dev xz-utils bzip2 python3)
+packages=(gcc g++ make libc6-dev libinih-dev libjansson-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libgloo-dev xz-utils bzip2 procps python3)
 [ "${1:-}" = dev ] && packages+=(clang clang-format libclang-rt-dev libopenblas0-openmp python3-torch)
+[ "${1:-}" = launchers ] && packages+=(openmpi-bin slurm-wlm munge python3-torch)
 
 missing=()
 for p in "${packages[@]}"; do

@@ -83,7 +83,7 @@ static Table enter_pieces(const char *text, size_t size)
     uint64_t oldest = oldest_weight(), h = first_hash(text);
     for (size_t i = 0;; h = next_hash(h, text + i, oldest), i++) {
         size_t at = place(h, t.mask);
-        while (t.slot[at]) at = (at + 1) & t.mask;
+        while (t.slot[at] && memcmp(text + t.slot[at] - 1, text + i, PIECE)) at = (at + 1) & t.mask;
         t.slot[at] = (uint32_t)i + 1;
         if (i + PIECE >= size) return t;
     }

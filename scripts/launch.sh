@@ -1,0 +1,83 @@
+#!/usr/bin/env bash
+# Starts N ranks of a program on this machine and waits for them.
+#
+#   scripts/launch.sh -n N [-p PORT] [--] ./megatrain --config FILE ...
+#
+# Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a port that is taken does
+# no harm (docs/ranks.md). OMP_NUM_THREADS, where not set, is the rank's share of the cores.
+#
+# SIGTERM, SIGUSR1 and SIGINT go on to the ranks, once: each rank has a process group of its own. When one rank fails
+# the others have 5 s to say why, then they are killed; if nobody has said anything after 4 s (the rank was killed
+# before the ranks had met) SIGTERM asks them to. The exit code is the verdict: the first documented one that a rank
+# gave, 128 + the signal only if none did. Ranks of a launcher that is killed take that for SIGTERM.
+set -u
+usage() { sed -n '2,5p' "$0" >&2; exit 2; }
+n='' port=${MASTER_PORT:-}
+while [ $# -gt 0 ]; do
+    case $1 in
+        -n) n=${2:-}; shift 2 || usage ;;
+        -p) port=${2:-}; shift 2 || usage ;;
+        --) shift; break ;;
+        -*) usage ;;
+        *) break ;;
+    esac
+done
+[[ $n =~ ^[1-9][0-9]*$ ]] && [ $# -gt 0 ] || usage
+
+export WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MEGATRAIN_LAUNCHER_PID=$$
+export MEGATRAIN_JOB=${MEGATRAIN_JOB:-launch.$$.$EPOCHREALTIME} # another one on the same port is no concern
+export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
+cores=$(nproc)
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / n > 1 ? cores / n : 1))}
+[ "$n" -gt 1 ] && export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # waiting threads must not take the others' cores
+
+pids=() ranks=() early=()
+to_all() { for p in "${pids[@]}"; do kill -"$1" -- "-$p" 2>/dev/null; done; }
+for s in TERM USR1 INT; do trap "early+=($s)" $s; done
+set -m # a process group for each rank: the terminal's Ctrl-C must not reach them twice
+for ((i = 0; i < n; i++)); do
+    RANK=$i LOCAL_RANK=$i "$@" </dev/null &
+    pids[i]=$! ranks[$!]=$i
+done
+set +m
+# signals end `wait` early; what they mean is the ranks' business
+for s in TERM USR1 INT; do trap "to_all $s" $s; done
+for s in "${early[@]}"; do to_all "$s"; done
+
+grace() { sleep "$1" </dev/null >/dev/null 2>&1 & timer=$!; }
+# ended, code: of one that has ended. Asked for every 50 ms: a `wait` that a signal interrupts can lose the exit code of
+# a rank that ends at that moment.
+exec {never}<> <(:)
+next_to_end() {
+    while :; do
+        for p in "${pids[@]}" $timer; do
+            kill -0 "$p" 2>/dev/null && continue
+            wait "$p" 2>/dev/null
+            code=$? ended=$p
+            return
+        done
+        read -rt 0.05 -u "$never"
+    done
+}
+verdict=0 signalled=0 timer='' stage=0
+while [ ${#pids[@]} -gt 0 ]; do
+    next_to_end
+    if [ "$ended" = "$timer" ]; then
+        timer='' stage=$((stage + 1))
+        if [ $stage -eq 1 ]; then
+            [ $verdict -ne 0 ] || to_all TERM
+            grace 1
+        else to_all KILL; fi
+        continue
+    fi
+    rank=${ranks[ended]}
+    unset "pids[rank]"
+    if [ $code -gt 128 ] && [ $code -ne 130 ]; then
+        [ $stage -gt 1 ] || echo "launch: rank $rank (pid $ended) was ended by SIG$(kill -l "$code")" >&2
+        signalled=${signalled/#0/$code}
+    elif [ $code -ne 0 ] && { [ $verdict -eq 0 ] || [ $verdict -eq 75 ]; }; then verdict=$code; fi
+    if [ $code -ne 0 ] && [ $code -ne 75 ] && [ -z "$timer" ] && [ $stage -eq 0 ]; then grace 4; fi
+done
+[ -n "$timer" ] && kill "$timer" 2>/dev/null
+[ $verdict -ne 0 ] && exit $verdict
+exit "$signalled"
