@@ -28,6 +28,10 @@ compare() {
         count=$((count + 1)) differ=$((differ + seen))
         [ $want -eq $seen ] || wrong+=" [${line%% [0-9a-f][0-9a-f][0-9a-f]*}]"
     done < <(grep '^ *dp[0-9]' "$work/test.log")
+    if grep -A1 'err == ERR_OK' "$work/test.log" >"$work/ended"; then # what it was when it ended says nothing of a rule
+        echo "a layout ended in an error: $(sed -n 's/^ *//; 2p' "$work/ended")"
+        return 1
+    fi
     if [ $count -eq 0 ]; then echo "no layouts ran: $(tail -1 "$work/test.log")"; return 1; fi
     if [ -n "$wrong" ]; then echo "$differ of $count differ; not as they should:$wrong"; return 1; fi
     echo "$differ of $count differ: ${2}"

@@ -105,6 +105,7 @@ typedef struct {
 typedef struct {
     TinyRun *run;
     CommHub *hub;
+    pthread_barrier_t *closed; /* all communicators of all ranks */
     int rank;
     Err err;
     char message[256];
@@ -165,39 +166,41 @@ static inline Err tiny_run_eval(Trainer *t)
                    (long long)plan->save[1], (long long)plan->scratch);
 }
 
-static inline Err tiny_rank_run(TinyRank *r)
+static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
 {
-    World world;
-    Trainer t;
     MemoryPlan plan;
     TinyRun *run = r->run;
     TRY(trainer_plan(&run->spec, run->grid, r->rank, &plan));
-    TRY(world_open_threads(&world, r->hub, run->grid, r->rank));
-    TRY(trainer_open(&t, &run->spec, &world, &plan));
+    TRY(world_open_threads(world, r->hub, run->grid, r->rank));
+    TRY(trainer_open(t, &run->spec, world, &plan));
     for (int i = 0; i < run->steps; i++) {
         StepReport report;
-        TRY(tiny_step(&t, &report));
+        TRY(tiny_step(t, &report));
         if (r->rank == 0) run->loss[i] = report.loss;
     }
-    if (run->steps) TRY(tiny_run_eval(&t));
-    Tensor flats[3] = { t.params.master, t.params.m, t.params.v };
-    TRY(ddp_settle(&t.ddp));
+    if (run->steps) TRY(tiny_run_eval(t));
+    Tensor flats[3] = { t->params.master, t->params.m, t->params.v };
+    TRY(ddp_settle(&t->ddp));
     for (int i = 0; i < 3; i++)
-        if (world.dp_rank == 0 || !param_has_whole(&t.params, flats[i])) tiny_scatter(&t, flats[i], r->state[i]);
-    TRY(comm_barrier(&world.world, &t.device.stream));
-    trainer_close(&t);
-    world_close(&world);
+        if (world->dp_rank == 0 || !param_has_whole(&t->params, flats[i])) tiny_scatter(t, flats[i], r->state[i]);
     return ERR_OK;
 }
 
+/* A rank that failed leaves requests behind, and other ranks may be reading what lies in its trainer: first all
+ * communicators end, then all trainers. */
 static inline void *tiny_rank_main(void *arg)
 {
     TinyRank *r = arg;
-    r->err = tiny_rank_run(r);
+    World world = { 0 };
+    Trainer t = { 0 };
+    r->err = tiny_rank_run(r, &world, &t);
     if (r->err) {
         snprintf(r->message, sizeof r->message, "rank %d: %s", r->rank, err_message());
         comm_hub_abort(r->hub, r->message);
     }
+    world_close(&world);
+    pthread_barrier_wait(r->closed);
+    trainer_close(&t);
     return NULL;
 }
 
@@ -227,13 +230,15 @@ static inline void tiny_train(TinyRun *run)
     TinyRank ranks[RANKS];
     pthread_t threads[RANKS];
     CommHub *hub = NULL;
+    pthread_barrier_t closed;
     int n = grid_size(run->grid), kv_heads = run->spec.model.kv_heads;
     run->grid.kv = run->grid.tp > kv_heads ? run->grid.tp / kv_heads : 1;
     run->global_count = tiny_global_count(&run->spec.model);
     for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
     run->err = comm_hub_open(n, run->delay_ms, &hub);
+    pthread_barrier_init(&closed, NULL, (unsigned)n);
     for (int i = 0; i < n; i++) {
-        ranks[i] = (TinyRank){ .run = run, .hub = hub, .rank = i };
+        ranks[i] = (TinyRank){ .run = run, .hub = hub, .closed = &closed, .rank = i };
         memcpy(ranks[i].state, run->state, sizeof run->state);
         pthread_create(&threads[i], NULL, tiny_rank_main, &ranks[i]);
     }
@@ -249,6 +254,7 @@ static inline void tiny_train(TinyRun *run)
         run->hash = tiny_hash(run->hash, run->state[i], (size_t)run->global_count * sizeof(float));
         if (!run->keep_state) free(run->state[i]);
     }
+    pthread_barrier_destroy(&closed);
     comm_hub_close(hub);
 }
 
