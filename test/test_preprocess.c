@@ -55,7 +55,7 @@ TEST(preprocess_documents)
     check_documents("out/p", "one\n\n \t\ntwo\nlines\r\n\r\nend$||\n\nx\n\n$|");
     o.split_blank_lines = true;
     preprocess(o);
-    check_documents("out/p", "one$|two\nlines\r$|end$|x$|");
+    check_documents("out/p", "one$|two\nlines$|end$|x$|");
     preprocess((PreprocessOptions){ .inputs = jsonl,
                                     .input_count = 1,
                                     .tokenizer = "byte",

@@ -19,7 +19,7 @@ def text(n): return " ".join(r.choice(words) for _ in range(n)) + r.choice(["", 
 open("a.txt", "w").write(text(60000))
 open("b.txt", "w").write(text(9))
 open("empty.txt", "w")
-blank = ["\n\n", "\n \t\n\n", "\n\r\n", "\n"]
+blank = ["\n\n", "\n \t\n\n", "\n\r\n", "\r\n\r\n", "\r\n", "\n"]
 parts = [text(r.choice([1, 5, 400])) + r.choice(blank) for _ in range(1500)]
 parts.insert(700, text(250000))               # a paragraph of more than 1 MiB
 parts.insert(900, "x" * 1100000 + "\n\n")      # and one without a blank

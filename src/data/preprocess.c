@@ -100,7 +100,7 @@ static Err encode_paragraphs(const Job *j, Work *w, Tools *t)
         stop = line_end(line, end);
         if (rest || !line_is_blank(line, stop)) {
             if (!first) first = line;
-            last = stop;
+            last = stop > line && stop[-1] == '\r' ? stop - 1 : stop; /* line ends are LF or CR LF */
         } else if (first) {
             TRY(encode_part(j, w, t, first, last - first, goes_on, true));
             first = NULL;

@@ -32,7 +32,7 @@ def paragraphs(data):
         if line.strip(b" \t\r"):
             lines.append(line)
         elif lines:
-            yield b"\n".join(lines)
+            yield b"\n".join(lines).removesuffix(b"\r")
             lines = []
 
 
