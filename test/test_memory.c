@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "ckpt_fixture.h"
 #include "data/indexed.h"
+#include "data/loader.h"
 #include "scratch.h"
 #include "test.h"
 #include "tiny.h"
@@ -394,6 +395,35 @@ TEST(a_long_sequence_takes_what_was_planned)
             trainer_close(&t);
             world_close(&world);
         }
+}
+
+/* What lies beside the arenas: two slices of the global batch, whatever the micro-batch. */
+TEST(batches_read_ahead_take_what_was_planned)
+{
+    enum { SLACK = 512 << 10 }; /* arenas of the host grow by chunks */
+    make_tokens("ahead", 40);
+    for (int64_t G = 64; G <= 1 << 18; G *= 8) {
+        Dataset *d;
+        Loader *l;
+        MemoryPlan with, without;
+        TrainSpec s = tiny_gpt2();
+        s.global_batch = G;
+        OK(trainer_plan(&s, (Grid){ 1, 2, false }, 0, &without));
+        s.ahead = true;
+        OK(trainer_plan(&s, (Grid){ 1, 2, false }, 0, &with));
+        const int64_t planned = memory_plan_total(&with) - memory_plan_total(&without);
+        CHECK(planned == with.ahead && planned == G / 2 * 2 * 4 * (TINY_SEQ + 1));
+        OK(dataset_open(&(DatasetOptions){ .spec = in_dir("ahead"), .seq = TINY_SEQ, .vocab = 257 }, &d));
+        count_start();
+        OK(loader_open(&(LoaderOptions){ .dataset = d, .global_batch = G, .dp = 2 }, &l));
+        count_stop();
+        if (!SANITIZED)
+            CHECK_MSG(count.ours_bytes >= planned && count.ours_bytes <= planned + SLACK,
+                      "global batch %lld: %lld bytes, planned %lld", (long long)G, count.ours_bytes,
+                      (long long)planned);
+        loader_close(l);
+        dataset_close(d);
+    }
 }
 
 static void count_loading(bool begins)

@@ -73,6 +73,8 @@ whole, sliced = (6, 12) if sixteen else (4 + gradient, 8)
 state = sum(column(n) for n in ("weights (fp32)", "their 16-bit copy", "gradients", "gradients (64-bit fixed point)", "moments"))
 want("bytes of state", state, held * whole + held * sliced // cut)
 want("bytes of state a parameter", line[1], f"{state / parameters:.3f}")
+ahead = ("of the host: " if sixteen else "") + "batches read ahead"  # (its sixteen bits are those of a GPU)
+want(ahead, column(ahead), 2 * 16 // dp * (32 + 1) * 4)
 
 
 def part(bytes_whole, g):

@@ -46,7 +46,8 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
     return a->state == b->state && a->save[REGION_I] == b->save[REGION_I] &&
            a->save[REGION_W] == b->save[REGION_W] && a->slots == b->slots && a->scratch == b->scratch &&
            a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
-           a->flop == b->flop && a->op_bytes == b->op_bytes && a->comm_bytes == b->comm_bytes;
+           a->ahead == b->ahead && a->flop == b->flop && a->op_bytes == b->op_bytes &&
+           a->comm_bytes == b->comm_bytes;
 }
 
 static Err count_kinds(Table *t)
@@ -147,6 +148,12 @@ static int64_t staging(const Table *t, const Kind *k)
     return k->plan.staging;
 }
 
+static int64_t ahead(const Table *t, const Kind *k)
+{
+    (void)t;
+    return k->plan.ahead;
+}
+
 static int64_t snapshot(const Table *t, const Kind *k)
 {
     (void)t;
@@ -231,11 +238,13 @@ static void put_memory(const Table *t)
     put_row(t, "workspace of kernels, at most", workspace);
     if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
         put_row(t, "16-bit tensors widened for an op", staging);
-    if (t->spec.snapshot && !t->kinds[0].plan.host_apart)
-        put_row(t, "copy to be written (checkpoint.async)", snapshot);
-    put_row(t, "total", total);
-    if (t->spec.snapshot && t->kinds[0].plan.host_apart)
-        put_row(t, "of the host: copy to be written", snapshot);
+    const bool apart = t->kinds[0].plan.host_apart;
+    if (apart) put_row(t, "total", total);
+    put_row(t, apart ? "of the host: batches read ahead" : "batches read ahead", ahead);
+    if (t->spec.snapshot)
+        put_row(t, apart ? "of the host: copy to be written" : "copy to be written (checkpoint.async)",
+                snapshot);
+    if (!apart) put_row(t, "total", total);
     put_state(t);
 }
 

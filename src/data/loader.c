@@ -75,6 +75,11 @@ static void wait_prefetch(Loader *l)
     pthread_mutex_unlock(&l->lock);
 }
 
+int64_t loader_bytes(int64_t samples, int64_t seq)
+{
+    return 2 * samples * (seq + 1) * (int64_t)sizeof(int32_t);
+}
+
 static Err open_parts(Loader *l)
 {
     const LoaderOptions *o = &l->o;

@@ -27,6 +27,9 @@ typedef struct {
 
 typedef struct Loader Loader;
 
+/* What a loader takes of the host's memory for `samples` a slice: the present slice and the next one. */
+int64_t loader_bytes(int64_t samples, int64_t seq);
+
 Err loader_open(const LoaderOptions *o, Loader **out); /* ERR_MEMORY */
 void loader_close(Loader *l);                          /* NULL is fine */
 

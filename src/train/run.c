@@ -97,6 +97,7 @@ static void say_arenas(const MemoryPlan *p)
                  { "scratch of a layer call", p->scratch },
                  { "workspace of kernels", p->workspace },
                  { "widened copies of 16-bit tensors", p->staging },
+                 { "batches read ahead", p->ahead },
                  { "copy of the state to be written (checkpoint.async)", p->snapshot } };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (rows[i].bytes) log_info("%-50s %12.1f MiB", rows[i].name, (double)rows[i].bytes / (1 << 20));
@@ -112,11 +113,16 @@ static Err check_memory(const Run *r)
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
     }
-    if (r->plan.host_apart && (double)r->plan.snapshot > have)
+    const double host = (double)memory_plan_host(&r->plan);
+    if (r->plan.host_apart && host > have)
         return err_set(ERR_MEMORY,
-                       "checkpoint.async needs %.0f MiB of the host's memory, %s has %.0f MiB to give",
-                       (double)r->plan.snapshot / MiB, where, have / MiB),
-               err_hint("checkpoint.async=false: the step then waits for its checkpoint");
+                       "this run needs %.0f MiB of the host's memory (%.0f for batches read ahead, %.0f for "
+                       "checkpoint.async), %s has %.0f MiB to give",
+                       host / MiB, (double)r->plan.ahead / MiB, (double)r->plan.snapshot / MiB, where,
+                       have / MiB),
+               err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
+                        "train.global_batch (now %lld)",
+                        (long long)r->spec.global_batch);
     if (r->spec.device == DEVICE_CUDA) {
         DeviceInfo gpu;
         const int sharers = r->ranks ? r->ranks->gpu.sharers : 1;
@@ -130,8 +136,10 @@ static Err check_memory(const Run *r)
     say_arenas(&r->plan);
     return err_set(ERR_MEMORY, "this run needs %.0f MiB, %s has %.0f MiB to give", need / MiB, where,
                    have / MiB),
-           err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; or a smaller model",
-                    (long long)r->spec.micro_batch);
+           need / 2 < (double)r->plan.ahead
+               ? err_hint("a smaller train.global_batch (now %lld)", (long long)r->spec.global_batch)
+               : err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; or a smaller model",
+                          (long long)r->spec.micro_batch);
 }
 
 /* run.device = auto that finds a CUDA build but no GPU. */
@@ -164,6 +172,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
     r->spec.generate = purpose == RUN_GENERATE;
+    r->spec.ahead = purpose == RUN_TRAIN;
     r->spec.snapshot &= purpose == RUN_TRAIN;
     if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
     if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)

@@ -87,6 +87,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .seed = (uint64_t)cfg->run.seed,
                         .threads = (int)cfg->debug.threads,
                         .isa = isas[cfg->debug.isa],
+                        .ahead = true,
                         .snapshot = cfg->checkpoint.async,
                         .graphs = cfg->run.graphs,
                         .poison = cfg->debug.poison,

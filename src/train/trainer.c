@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "base/mathx.h"
+#include "data/loader.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
 enum {
@@ -23,10 +24,12 @@ enum {
 };
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
 
+int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
+
 int64_t memory_plan_total(const MemoryPlan *p)
 {
     return p->state + p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch + p->workspace +
-           p->staging + (p->host_apart ? 0 : p->snapshot);
+           p->staging + (p->host_apart ? 0 : memory_plan_host(p));
 }
 
 /* ---- hooks of the executor ---- */
@@ -376,6 +379,7 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     Err err = open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);
     if (!err && spec->snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
+    if (spec->ahead) out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq);
     out->host_apart = spec->device == DEVICE_CUDA;
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(&t);

@@ -43,6 +43,7 @@ typedef struct {
     uint64_t seed;
     int threads; /* per rank; 0 = all */
     Isa isa;
+    bool ahead;      /* the run will read its batches ahead (data/loader.h) */
     bool snapshot;   /* the run will copy its state to write it (checkpoint.async) */
     bool graphs;     /* actions are recorded and replayed as device graphs */
     bool poison;     /* debug.poison */
@@ -61,7 +62,8 @@ typedef struct {
     int slots;
     int64_t scratch, workspace;
     int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
-    int64_t snapshot;       /* a checkpoint's copy of the state, in the host's memory */
+    int64_t ahead;          /* batches read ahead, in the host's memory */
+    int64_t snapshot;       /* a checkpoint's copy of the state, there too */
     bool host_apart;        /* the device's memory is another than the host's */
     int64_t flop, op_bytes; /* of one step on this rank */
     int64_t comm_bytes;     /* sent by this rank in one step */
@@ -73,7 +75,8 @@ typedef struct {
     int buckets;
 } MemoryPlan;
 
-int64_t memory_plan_total(const MemoryPlan *p); /* of the device: `snapshot` counts if that is the host */
+int64_t memory_plan_host(const MemoryPlan *p);  /* what lies in the host's memory whatever the device is */
+int64_t memory_plan_total(const MemoryPlan *p); /* of the device: with memory_plan_host if that is the host */
 
 typedef struct {
     int64_t step;
