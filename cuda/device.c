@@ -8,6 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "device_cuda.h"
 #include "gemm.h"
 
@@ -199,13 +200,13 @@ static Err mark_stream_wait(Stream *s, void *mark)
 static Err mark_wait(void *mark, double timeout_s)
 {
     enum { NAP_US = 200 };
+    const double until = clock_s() + timeout_s;
     cudaError_t code = cudaEventQuery(mark);
-    for (double slept = 0; code == cudaErrorNotReady; code = cudaEventQuery(mark)) {
+    for (; code == cudaErrorNotReady; code = cudaEventQuery(mark)) {
         cudaGetLastError(); /* not an error */
-        if (timeout_s > 0 && slept >= timeout_s)
+        if (timeout_s > 0 && clock_s() > until)
             return err_set(ERR_HANG, "work on the GPU did not finish within %.1f s", timeout_s);
         usleep(NAP_US);
-        slept += NAP_US * 1e-6;
     }
     return cuda_check(code, "waiting for an event");
 }
