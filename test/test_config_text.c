@@ -161,6 +161,12 @@ TEST(long_lines)
         config_release(&c);
         snprintf(text, sizeof text, "[data]\n%s\n", path);
         CHECK(strcmp(complaint(text, "", 1), "t.ini:2: neither [section] nor key = value") == 0);
+        /* the key ends in a comment: the value is nobody's, the next key's neither */
+        snprintf(text, sizeof text, "[data]\nseed ;= %s\nvalid ;= %s\n[model]\nlayers = 3\n", path, path);
+        CHECK_MSG(strcmp(complaint(text, "", 1), "2 mistakes in the configuration:\n"
+                                                 "t.ini:2: neither [section] nor key = value\n"
+                                                 "t.ini:3: neither [section] nor key = value") == 0,
+                  "%d: %s", n, err_message());
         snprintf(text, sizeof text, "[optim]\nlr = %s\n", path);
         CHECK(strstr(complaint(text, "", 1), "t.ini:2: optim.lr = 'x") && strstr(err_message(), "not a number"));
     }

@@ -200,6 +200,8 @@ static void finish_line(IniText *t)
 {
     if (t->expected && !t->handled) complain_line(t, "neither [section] nor key = value");
     t->expected = t->handled = false;
+    free(t->long_value); /* inih saw no key before it */
+    t->long_value = NULL;
 }
 
 /* A line "[name]": is there such a section? Returns its bytes without a comment, which may be too long for inih. */
