@@ -200,7 +200,7 @@ static void finish_line(IniText *t)
 {
     if (t->expected && !t->handled) complain_line(t, "neither [section] nor key = value");
     t->expected = t->handled = false;
-    free(t->long_value); /* inih saw no key before it */
+    free(t->long_value);
     t->long_value = NULL;
 }
 
@@ -276,8 +276,6 @@ static int one_key(void *user, const char *section, const char *name, const char
     t->handled = true;
     if (t->long_value) value = trim_value(t->long_value);
     if (!t->skip_section) set_value(t->r, section, name, value, (ConfigOrigin){ ORIGIN_FILE, t->line });
-    free(t->long_value);
-    t->long_value = NULL;
     return 1;
 }
 

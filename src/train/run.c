@@ -172,7 +172,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
     r->spec.generate = purpose == RUN_GENERATE;
-    r->spec.ahead = purpose == RUN_TRAIN;
+    r->spec.ahead &= purpose == RUN_TRAIN;
     r->spec.snapshot &= purpose == RUN_TRAIN;
     if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
     if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
