@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# The README's commands, as they stand there, in its order: those of "Your own text" and of "Several processes" that
+# need no launcher of others. Only the demo's model is made small first. The book is our own documentation.
+. "$(dirname "$0")/lib.sh"
+ln -s "$mt" megatrain
+ln -s "$root/scripts" scripts
+cp "$root/README.md" .
+cat "$root"/README.md "$root"/docs/*.md >book.txt
+mkdir config data
+cp "$root/config/tiny.ini" config
+sed -e 's/^layers = .*/layers = 1/; s/^hidden = .*/hidden = 48/; s/^seq = .*/seq = 32/; s/^warmup = .*/warmup = 2/' \
+    -e 's/^steps = .*/steps = 6/; s/^\(eval_\)*every = .*/\1every = 3/' "$root/config/demo.ini" >config/demo.ini
+
+# The commands in the first block of code below a heading, without what is said of them.
+block() {
+    awk -v heading="## $1" '$0 == heading { on = 1 } on && /^```$/ { exit } code { print } on && $0 == "```sh" { code = 1 }' \
+        README.md | sed 's/  *#.*//'
+}
+
+keys= ran=0
+while read -r line; do
+    case $line in make* | srun* | torchrun* | mpirun* | sbatch*) continue ;; esac
+    case $line in *'megatrain --config config/demo.ini '*) keys=${line#*demo.ini } ;; esac
+    line=${line/%.../$keys} # "...": the keys of training
+    ran=$((ran + 1))
+    if OMP_NUM_THREADS=1 bash -c "$line" </dev/null >out.txt 2>err.txt; then ok
+    else bad "exit $?: $line"; tail -4 err.txt; fi
+    case $line in
+    *' plan '*) check "plan: bytes" grep -q '^ *total ' out.txt ;;
+    *' eval '*) check "eval: bits per byte" grep -q '^bits_per_byte [0-9]' out.txt ;;
+    *' generate '*) check "generate: the prompt goes on" grep -q '^Once.' out.txt ;;
+    esac
+done < <(block "Your own text"; block "Several processes")
+check "$ran commands, want 8" [ $ran -eq 8 ]
+for f in config.ini metrics.jsonl loss.svg checkpoints/step-00000006/manifest.json; do
+    check "a run leaves $f" [ -s "runs/demo/$f" ]
+done
+check "four ranks trained" [ "$(losses runs/tiny | wc -l)" -eq 100 ]
+check "a report of both" "$mt" report runs/demo runs/tiny --output page.html 2>/dev/null
+finish
