@@ -48,7 +48,8 @@ TEST(a_run_reads_back)
     History h;
     make_run("run", "[run]\nname = first try\ndir =\n\n[train]\nsteps = 12\n");
     OK(history_read(in_dir("run"), &h));
-    CHECK(!strcmp(h.name, "first try") && h.planned_steps == 12 && h.last_step == 10 && h.tokens == 5120);
+    CHECK(!strcmp(h.name, "first try") && h.last_step == 10 && h.tokens == 5120);
+    CHECK(h.planned_steps == 12 && h.planned_tokens == 0);
     CHECK(h.steps == 10 && h.skipped == 1 && h.skipped_step[0] == 7 && h.memory_bytes == 1 << 20);
     CHECK_CLOSE(h.seconds, 0.2, 1e-12);
     CHECK_CLOSE(h.trained_tokens / h.seconds, 25600, 1e-12);
@@ -62,6 +63,13 @@ TEST(a_run_reads_back)
     const char *page = page_of(&h, 1);
     CHECK(strstr(page, "10 of 12") && strstr(page, "2.5000 <small>(step 5)") && strstr(page, "1 <small>(step 7)"));
     CHECK(strstr(page, "Validation loss on code by tokens") && strstr(page, "<h1>Run first try</h1>"));
+    history_release(&h);
+
+    make_run("run", "[train]\nsteps = 0\ntokens = 7500000\n");
+    OK(history_read(in_dir("run"), &h));
+    CHECK(h.planned_steps == 0 && h.planned_tokens == 7500000);
+    page = page_of(&h, 1);
+    CHECK(!strstr(page, "10 of ") && strstr(page, "5.12k of 7.50M"));
     history_release(&h);
 }
 

@@ -149,12 +149,19 @@ const char *history_key(const History *h, const char *key)
 
 /* ---- both ---- */
 
+static int64_t count_key(const History *h, const char *key)
+{
+    const char *value = history_key(h, key);
+    return value ? strtoll(value, NULL, 10) : 0;
+}
+
 static void name_run(History *h)
 {
-    const char *name = history_key(h, "run.name"), *steps = history_key(h, "train.steps");
+    const char *name = history_key(h, "run.name");
     const char *slash = strrchr(h->dir, '/');
     h->name = name && *name ? name : slash && slash[1] ? slash + 1 : h->dir;
-    h->planned_steps = steps ? strtoll(steps, NULL, 10) : 0;
+    h->planned_steps = count_key(h, "train.steps");
+    h->planned_tokens = count_key(h, "train.tokens");
 }
 
 static Err read_all(History *h)

@@ -24,14 +24,15 @@ typedef struct {
 } HistoryKey;
 
 typedef struct {
-    SetupArena memory;                        /* of all below */
-    const char *dir, *name;                   /* the folder as it was given; run.name, or the folder's own */
-    Curve curve[HISTORY_CURVES];              /* the loss's with the validation losses */
-    HistoryValid valid[CURVE_NAMES];          /* by series of that curve */
-    int64_t last_step, planned_steps, tokens; /* planned: 0 if not known */
-    int64_t steps, skipped;                   /* with a line; of those, skipped */
-    int64_t skipped_step[HISTORY_SKIPPED];    /* the first ones */
-    int64_t memory_bytes;                     /* the most of any step */
+    SetupArena memory;               /* of all below */
+    const char *dir, *name;          /* the folder as it was given; run.name, or the folder's own */
+    Curve curve[HISTORY_CURVES];     /* the loss's with the validation losses */
+    HistoryValid valid[CURVE_NAMES]; /* by series of that curve */
+    int64_t last_step, tokens;
+    int64_t planned_steps, planned_tokens;       /* the one that train asks for; else 0 */
+    int64_t steps, skipped;                      /* with a line; of those, skipped */
+    int64_t skipped_step[HISTORY_SKIPPED];       /* the first ones */
+    int64_t memory_bytes;                        /* the most of any step */
     double seconds, trained_tokens, mfu_seconds; /* sums over steps; mfu times seconds */
     HistoryKey *keys;
     int key_count;

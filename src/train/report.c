@@ -174,7 +174,10 @@ static void put_cell(const History *h, Row row, FILE *out)
         fprintf(out, "%lld", (long long)h->last_step);
         if (h->planned_steps > 0) fprintf(out, " of %lld", (long long)h->planned_steps);
         break;
-    case ROW_TOKENS: fputs(units_count(text, (double)h->tokens), out); break;
+    case ROW_TOKENS:
+        fputs(units_count(text, (double)h->tokens), out);
+        if (h->planned_tokens > 0) fprintf(out, " of %s", units_count(text, (double)h->planned_tokens));
+        break;
     case ROW_LOSS:
         if (c->count) curve_smooth(c, c->count - 1, &loss);
         put_loss(out, loss);
