@@ -207,7 +207,9 @@ TEST(odd_names_of_files)
 {
     static const char *const cases[][2] = { { "runs of\xFF.ini", "must be UTF-8" },
                                             { "a\nb.ini", "must not contain control characters" },
-                                            { "a ;b.ini", "must not contain ';' after a blank (a comment)" } };
+                                            { "a ;b.ini", "must not contain ';' after a blank (a comment)" },
+                                            { "a .ini", "must not begin or end with a blank" },
+                                            { "runs/ a.ini", "must not begin or end with a blank" } };
     static const char *const named[] = { "run.name=a" };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         Config c;
@@ -288,6 +290,29 @@ TEST(a_dump_reads_back_to_the_same)
             free(plain);
             config_release(&b);
         }
+        config_release(&a);
+    }
+}
+
+/* Whatever the name is long: it and run.dir, which follows from it, are whole. */
+TEST(long_names_stay_whole)
+{
+    static const char *const parts[] = { "a", "a ", "\xC3\xA9", "x;" };
+    for (size_t i = 0; i < 2 * sizeof parts / sizeof *parts; i++) {
+        char override[1300] = "run.name=", want[1300];
+        const char *name = override + strlen(override);
+        if (i % 2) strcat(override, "b");
+        while (strlen(override) < 1200) strcat(override, parts[i / 2]);
+        strcat(override, "c");
+        Config a, b;
+        OK(config_read(&a, (ConfigSource){ .overrides = (const char *[]){ override }, .override_count = 1 }));
+        snprintf(want, sizeof want, "runs/%s", name);
+        CHECK(strcmp(a.run.name, name) == 0 && strcmp(a.run.dir, want) == 0);
+        char *text = dumped(&a, false);
+        OK(read_as(&b, text, "", 1));
+        CHECK(same_values(&a, &b));
+        free(text);
+        config_release(&b);
         config_release(&a);
     }
 }

@@ -66,21 +66,18 @@ static int64_t usual_ffn(const Config *c)
 static void resolve_name(ConfigReader *r)
 {
     Config *c = r->config;
-    char text[512];
     if (!*c->run.name) {
-        const char *slash = strrchr(c->path, '/'), *name = slash ? slash + 1 : c->path;
-        size_t n = strlen(name);
-        if (n > 4 && strcmp(name + n - 4, ".ini") == 0) n -= 4;
-        snprintf(text, sizeof text, "%.*s", (int)n, name);
-        const char *why = config_text_fault(text);
+        const char *slash = strrchr(c->path, '/'), *file = slash ? slash + 1 : c->path;
+        size_t n = strlen(file);
+        if (n > 4 && strcmp(file + n - 4, ".ini") == 0) n -= 4;
+        const char *name = config_keep(r, "%.*s", (int)n, file), *why = config_text_fault(name);
         if (why) config_complain(r, "%s: run.name, from the file's name, %s: give run.name", c->path, why);
         r->bad[CFG_run_name] |= why != NULL;
-        c->run.name = why || !*text ? "run" : config_keep(r, text);
+        c->run.name = why || !*name ? "run" : name;
         filled(r, CFG_run_name, CFG_run_name);
     }
     if (!*c->run.dir) {
-        snprintf(text, sizeof text, "runs/%s", c->run.name);
-        c->run.dir = config_keep(r, text);
+        c->run.dir = config_keep(r, "runs/%s", c->run.name);
         filled(r, CFG_run_dir, CFG_run_name);
     }
 }

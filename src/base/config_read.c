@@ -36,12 +36,18 @@ void config_complain(ConfigReader *r, const char *fmt, ...)
     r->report[r->report_used] = 0;
 }
 
-const char *config_keep(ConfigReader *r, const char *text)
+const char *config_keep(ConfigReader *r, const char *fmt, ...)
 {
-    char *copy;
-    if (setup_strdup(&r->config->memory, text, &copy) == ERR_OK) return copy;
-    r->memory = ERR_MEMORY;
-    return "";
+    va_list args, again;
+    char *text = NULL;
+    va_start(args, fmt);
+    va_copy(again, args);
+    const int n = vsnprintf(NULL, 0, fmt, args);
+    if (n < 0 || setup_array(&r->config->memory, n + 1, &text)) r->memory = ERR_MEMORY;
+    else vsnprintf(text, (size_t)n + 1, fmt, again);
+    va_end(again);
+    va_end(args);
+    return text ? text : "";
 }
 
 /* ---- one value ---- */
@@ -107,6 +113,8 @@ static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *
 
 const char *config_text_fault(const char *text)
 {
+    const size_t n = strlen(text);
+    if (n && (text[0] == ' ' || text[n - 1] == ' ')) return "must not begin or end with a blank";
     for (const char *p = text; *p; p++) {
         if ((unsigned char)*p < ' ') return "must not contain control characters";
         if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
@@ -117,7 +125,7 @@ const char *config_text_fault(const char *text)
 static const char *parse_text(ConfigReader *r, const char *text, const char **out)
 {
     const char *why = config_text_fault(text);
-    if (!why) *out = config_keep(r, text);
+    if (!why) *out = config_keep(r, "%s", text);
     return why;
 }
 
@@ -340,7 +348,7 @@ Err config_read(Config *c, ConfigSource source)
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
     c->derived.any_world = source.world_size == CONFIG_ANY_WORLD;
     c->derived.gpus = source.gpus;
-    c->path = config_keep(&r, source.path ? source.path : "");
+    c->path = config_keep(&r, "%s", source.path ? source.path : "");
     if (source.text) read_text(&r, source.text);
     else if (source.path) TRY(read_file(&r, source.path));
     for (int i = 0; i < source.override_count; i++) read_override(&r, source.overrides[i]);

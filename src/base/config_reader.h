@@ -20,8 +20,8 @@ extern const Config config_defaults; /* the values of config.def */
 /* Adds a line to the report. */
 void config_complain(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
-/* A copy in the configuration's own memory. */
-const char *config_keep(ConfigReader *r, const char *text);
+/* A text of any length in the configuration's own memory; "" and r->memory set where there is none. */
+const char *config_keep(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 
 /* What is wrong with a text as a value; NULL: nothing. It is what an INI file can hold too, so that a dump always reads
  * back; and a checkpoint's manifest, which is JSON. */

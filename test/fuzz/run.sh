@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs every fuzz target (`make fuzz`) for FUZZ_SECONDS (120), FUZZ_JOBS (number of processors) at a time, FUZZ_TARGETS
 # only some. What was found worth keeping stays in $BUILD/fuzz/corpus/NAME for the next run; an input that breaks a rule in
-# $BUILD/fuzz/broken/NAME. Closes with a table and "N passed, N failed".
+# $BUILD/fuzz/broken/NAME, and in what is printed, because the machine may be gone when somebody looks. Closes with a
+# table and "N passed, N failed".
 set -u
 cd "$(dirname "$0")/../.."
 FUZZER=${BUILD:-build}/fuzz
@@ -13,6 +14,7 @@ mkdir -p "$FUZZER/logs" "$FUZZER/spent"
 run_one() {
     local name=$1 corpus=$FUZZER/corpus/$1 broken=$FUZZER/broken/$1 log=$FUZZER/logs/$1.log options=() status
     mkdir -p "$corpus" "$broken"
+    touch "$FUZZER/logs/$name.begun"
     [ -e "test/fuzz/$name.dict" ] && options+=("-dict=test/fuzz/$name.dict")
     TIMEFORMAT='cpu %U %S'
     time {
@@ -47,7 +49,11 @@ for name in $targets; do
     printf '%-16s %12d %8s %12d %8s %9s %7s %s\n' "$name" $now \
         $(awk '{ n += $1; s += $2 } END { printf "%d %.1f", n, s }' "$FUZZER/spent/$name") \
         "$(grep -oE 'cov: [0-9]+' "$log" | tail -1 | cut -c6-)" "$(ls "$FUZZER/corpus/$name" | wc -l)" $result
-    [ $result = ok ] || grep -nE 'broken:|ERROR|SUMMARY|runtime error|ALARM|Test unit' "$log" | head -8
+    [ $result = ok ] && continue
+    grep -anE -A1 'broken:|ERROR|SUMMARY|runtime error|ALARM|Test unit' "$log" | cut -c1-400 | head -16
+    for input in $(find "$FUZZER/broken/$name" -type f -newer "$FUZZER/logs/$name.begun"); do
+        echo "$input, for base64 -d | gunzip: $(gzip -9nc "$input" | base64 -w0)"
+    done
 done
 echo "$passed passed, $failed failed"
 [ $failed -eq 0 ]
