@@ -198,6 +198,9 @@ static const Rule rules[] = {
       "model.kv_heads = '5' with model.heads = '12': heads must be a multiple of kv_heads", 1 },
     { "model.hidden=100", "model.hidden=120", "hidden must be a multiple of heads unless head_dim is given", 1 },
     { "model.hidden=100", "model.hidden=100 model.head_dim=8", "unless head_dim is given", 1 },
+    { "model.hidden=49164", "model.hidden=49152",
+      "model.hidden = '49164' with model.head_dim = '4097', model.heads = '12': head_dim, if not given hidden / heads, must "
+      "not be above 4096", 1 },
     { "model.arch=llama model.heads=2 model.hidden=20", "model.arch=llama model.heads=2 model.hidden=24",
       "too narrow for the usual ffn", 1 },
     { "model.position=rope model.head_dim=7", "model.position=learned model.head_dim=7",

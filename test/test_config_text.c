@@ -294,7 +294,84 @@ TEST(a_dump_reads_back_to_the_same)
     }
 }
 
-/* Whatever the name is long: it and run.dir, which follows from it, are whole. */
+/* A text for this key: often a good one, and else made of whatever means something to a reader of INI files. */
+static void random_value(ConfigId id, char *out, size_t size, uint64_t *seed)
+{
+    static const char *const parts[] = { "a", " ", "b ", ";", " ;", "#", "=", ":", "[", "]", "\"", "'", "\\", "\xC3\xA9", "\x7F",
+                                         "\xEF\xBB\xBF", "\xC2\xA0", "\xC3", "\t", "\r", "\v", "/", ".ini", "0", "-", "%s", "," };
+    const ConfigKey *key = config_key(id);
+    const uint64_t kind = test_rand(seed) % 8;
+    int64_t bits = (int64_t)test_rand(seed);
+    double real;
+    *out = 0;
+    if (kind < 5) switch (key->kind) {
+        case CONFIG_INT:
+            snprintf(out, size, "%lld", (long long)(kind == 0 ? key->int_low : kind == 1 ? key->int_high : bits >> bits % 64));
+            return;
+        case CONFIG_REAL:
+            memcpy(&real, &bits, sizeof real);
+            if (kind > 1) real = test_uniform(seed, key->real_low, kind > 2 ? key->real_low + 1 : key->real_high);
+            snprintf(out, size, kind == 4 ? "%a" : "%.17g", real);
+            return;
+        case CONFIG_PICK: {
+            const char *word = key->choices;
+            for (uint64_t i = (uint64_t)bits % 8; i > 0 && *word; i--) word += strcspn(word, " ") + 1;
+            snprintf(out, size, "%.*s", (int)strcspn(word, " "), word);
+            return;
+        }
+        case CONFIG_BOOL: snprintf(out, size, "%s", (const char *[]){ "true", "off", "1", "auto" }[(uint64_t)bits % 4]); return;
+        case CONFIG_TEXT: break;
+        }
+    /* a short one; one as long as a line that the reader of INI files takes whole (200); a long one */
+    const size_t most = kind % 3 == 0 ? 12 : kind % 3 == 1 ? 180 + test_rand(seed) % 40 : test_rand(seed) % size;
+    const uint64_t plain = test_rand(seed) % 40; /* one in so many is odd */
+    for (size_t n = 0; n + 8 < (most < size ? most : size); n = strlen(out)) {
+        const uint64_t odd = test_rand(seed) % (1 + plain);
+        strcat(out, odd ? parts[test_rand(seed) % 3] : parts[test_rand(seed) % (sizeof parts / sizeof *parts)]);
+    }
+}
+
+/* Whatever the command line takes, a file takes as the same value, and the dump of either gives it back. */
+TEST(any_value_reads_back)
+{
+    enum { ROUNDS = 12000, KEYS = 3, ROOM = 1200 };
+    static char value[KEYS][ROOM], override[KEYS][ROOM + 80], file[KEYS * (ROOM + 120)];
+    const char *const overrides[KEYS] = { override[0], override[1], override[2] };
+    uint64_t seed = 11;
+    int good = 0, texts = 0;
+    for (int round = 0; round < ROUNDS; round++) {
+        const int count = 1 + (int)(test_rand(&seed) % KEYS);
+        bool text = false;
+        *file = 0;
+        for (int i = 0; i < count; i++) {
+            const ConfigId id = (ConfigId)(test_rand(&seed) % CFG_COUNT);
+            const ConfigKey *key = config_key(id);
+            random_value(id, value[i], ROOM, &seed);
+            text |= key->kind == CONFIG_TEXT && *value[i];
+            snprintf(override[i], sizeof override[i], "%s.%s=%s", key->section, key->name, value[i]);
+            sprintf(file + strlen(file), "[%s]\n%s = %s\n", key->section, key->name, value[i]);
+        }
+        Config a, b;
+        Err err = config_read(&a, (ConfigSource){ .path = "t.ini",
+                                                  .text = "",
+                                                  .overrides = overrides,
+                                                  .override_count = count,
+                                                  .world_size = 4 });
+        CHECK(err == ERR_OK || (err == ERR_CONFIG && *err_message()));
+        for (int origins = -1; err == ERR_OK && origins < 2; origins++) {
+            char *dump = origins < 0 ? strdup(file) : dumped(&a, origins);
+            err = config_read(&b, (ConfigSource){ .path = "t.ini", .text = dump, .world_size = 4 });
+            CHECK_MSG(err == ERR_OK && same_values(&a, &b), "%s\n%s", err ? err_message() : "other values", dump);
+            config_release(&b);
+            free(dump);
+            good += origins == 1, texts += origins == 1 && text;
+        }
+        config_release(&a);
+    }
+    CHECK_MSG(good > ROUNDS / 10 && texts > ROUNDS / 100, "%d good, %d with texts", good, texts);
+}
+
+/* However long run.name is: it and run.dir, which follows from it, are whole. */
 TEST(long_names_stay_whole)
 {
     static const char *const parts[] = { "a", "a ", "\xC3\xA9", "x;" };

@@ -248,6 +248,11 @@ static void check_model(ConfigReader *r)
          CFG_model_kv_heads);
     RULE(!auto_dim || c->model.hidden % c->model.heads == 0,
          "hidden must be a multiple of heads unless head_dim is given", CFG_model_hidden, CFG_model_heads);
+    char most[80];
+    snprintf(most, sizeof most, "head_dim, if not given hidden / heads, must not be above %lld",
+             (long long)config_key(CFG_model_head_dim)->int_high);
+    RULE(c->model.head_dim <= config_key(CFG_model_head_dim)->int_high, most, CFG_model_head_dim,
+         CFG_model_hidden, CFG_model_heads);
     RULE(c->model.ffn > 0, "too narrow for the usual ffn: give model.ffn", CFG_model_hidden, CFG_model_ffn);
     RULE(c->model.position != MODEL_POSITION_ROPE || c->model.head_dim % 2 == 0,
          "rotary positions need an even head_dim", CFG_model_head_dim, CFG_model_position);
