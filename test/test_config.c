@@ -178,6 +178,19 @@ TEST(words_for_true_and_false)
     }
 }
 
+/* Who reads about a run takes the fewest ranks that hold its layout; keys at their limits are refused, not computed with. */
+TEST(any_number_of_ranks)
+{
+    Config c;
+    OK(read_as(&c, NULL, "parallel.tp=4", CONFIG_ANY_WORLD));
+    CHECK(c.derived.world_size == 4 && c.derived.dp == 1 && c.derived.microbatches == 8);
+    config_release(&c);
+    const char *most = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096 "
+                       "train.micro_batch=1048576 train.global_batch=1073741824 model.seq=16777216";
+    for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world)
+        CHECK(strstr(complaint(NULL, most, world), "tp x pp x cp must divide the number of ranks"));
+}
+
 /* ---- rules between keys ---- */
 
 typedef struct {

@@ -337,9 +337,11 @@ TEST(any_value_reads_back)
     enum { ROUNDS = 12000, KEYS = 3, ROOM = 1200 };
     static char value[KEYS][ROOM], override[KEYS][ROOM + 80], file[KEYS * (ROOM + 120)];
     const char *const overrides[KEYS] = { override[0], override[1], override[2] };
+    static const int64_t worlds[] = { 1, 4, CONFIG_ANY_WORLD };
     uint64_t seed = 11;
     int good = 0, texts = 0;
     for (int round = 0; round < ROUNDS; round++) {
+        const int64_t world = worlds[round % 3];
         const int count = 1 + (int)(test_rand(&seed) % KEYS);
         bool text = false;
         *file = 0;
@@ -356,11 +358,11 @@ TEST(any_value_reads_back)
                                                   .text = "",
                                                   .overrides = overrides,
                                                   .override_count = count,
-                                                  .world_size = 4 });
+                                                  .world_size = world });
         CHECK(err == ERR_OK || (err == ERR_CONFIG && *err_message()));
         for (int origins = -1; err == ERR_OK && origins < 2; origins++) {
             char *dump = origins < 0 ? strdup(file) : dumped(&a, origins);
-            err = config_read(&b, (ConfigSource){ .path = "t.ini", .text = dump, .world_size = 4 });
+            err = config_read(&b, (ConfigSource){ .path = "t.ini", .text = dump, .world_size = world });
             CHECK_MSG(err == ERR_OK && same_values(&a, &b), "%s\n%s", err ? err_message() : "other values", dump);
             config_release(&b);
             free(dump);

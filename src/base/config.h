@@ -74,15 +74,15 @@ typedef struct {
     double real_low, real_high;
 } ConfigKey;
 
-/* For who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
-enum { CONFIG_ANY_WORLD = -1 };
+/* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
+enum { CONFIG_ANY_WORLD = -1, CONFIG_RANKS_MAX = 1 << 20 };
 
 /* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
 typedef struct {
     const char *path, *text;
     const char *const *overrides; /* section.key=value */
     int override_count;
-    int64_t world_size; /* ranks; 0 counts as 1; CONFIG_ANY_WORLD */
+    int64_t world_size; /* ranks, at most CONFIG_RANKS_MAX; 0 counts as 1; CONFIG_ANY_WORLD */
     int gpus;           /* of this host, for run.device = auto */
 } ConfigSource;
 

@@ -100,6 +100,28 @@ static void resolve_model(ConfigReader *r)
 /* True if this layout cuts only between canonical blocks, so that its bits are every layout's. */
 static bool layout_divides_blocks(const Config *c) { return c->parallel.tp_blocks % c->parallel.tp == 0; }
 
+/* INT64_MAX when it is more than can be counted. */
+static int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t x = a, y = b;
+    while (y) {
+        int64_t rest = x % y;
+        x = y;
+        y = rest;
+    }
+    return __builtin_mul_overflow(a / x, b, &y) ? INT64_MAX : y;
+}
+
+/* The dense layers' ranks, and the experts', of one data-parallel replica. */
+static int64_t dense_ranks(const Config *c) { return c->parallel.tp * c->parallel.pp * c->parallel.cp; }
+static int64_t expert_ranks(const Config *c) { return c->parallel.ep * c->parallel.etp * c->parallel.pp; }
+
+static int64_t fewest_ranks(const Config *c)
+{
+    const int64_t fewest = common_multiple(dense_ranks(c), expert_ranks(c));
+    return fewest < CONFIG_RANKS_MAX ? fewest : CONFIG_RANKS_MAX;
+}
+
 static void resolve_parallel(ConfigReader *r)
 {
     Config *c = r->config;
@@ -109,8 +131,8 @@ static void resolve_parallel(ConfigReader *r)
     FILL(0, parallel, attn_block, 64, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
 
-    int64_t ranks = c->parallel.tp * c->parallel.pp * c->parallel.cp;
-    if (c->derived.any_world) c->derived.world_size = ranks * c->parallel.ep * c->parallel.etp;
+    const int64_t ranks = dense_ranks(c);
+    if (c->derived.any_world) c->derived.world_size = fewest_ranks(c);
     c->derived.dp = c->derived.world_size % ranks == 0 ? c->derived.world_size / ranks : 1;
     c->derived.microbatches = c->train.global_batch / (c->train.micro_batch * c->derived.dp);
 }
@@ -293,18 +315,6 @@ static void check_blocks(ConfigReader *r)
     RULE(is_power_of_two(c->parallel.attn_block), "must be a power of two", CFG_parallel_attn_block);
 }
 
-/* INT64_MAX when it is more than can be counted. */
-static int64_t common_multiple(int64_t a, int64_t b)
-{
-    int64_t x = a, y = b;
-    while (y) {
-        int64_t rest = x % y;
-        x = y;
-        y = rest;
-    }
-    return __builtin_mul_overflow(a / x, b, &y) ? INT64_MAX : y;
-}
-
 /* "; nearest that fit: 6 and 12" */
 static void nearest_worlds(char *out, size_t size, int64_t world_size, int64_t unit)
 {
@@ -317,8 +327,7 @@ static void check_layout(ConfigReader *r)
 {
     const Config *c = r->config;
     int64_t tp = c->parallel.tp, world_size = c->derived.world_size;
-    const int64_t dense = tp * c->parallel.pp * c->parallel.cp;
-    const int64_t expert = c->parallel.ep * c->parallel.etp * c->parallel.pp;
+    const int64_t dense = dense_ranks(c), expert = expert_ranks(c);
     char text[200], nearest[80];
     nearest_worlds(nearest, sizeof nearest, world_size, common_multiple(dense, expert));
     snprintf(text, sizeof text, "tp x pp x cp must divide the number of ranks: the world size is %lld%s",

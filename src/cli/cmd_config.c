@@ -10,7 +10,7 @@ static int64_t world_size = 1;
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .value = "FILE",
       .help = "configuration (INI); none: the defaults" },
-    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N",
+    { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to check it for" },
 };
 

@@ -35,7 +35,7 @@ static int64_t world_size = 1;
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
-    { "world", OPTION_INT, &world_size, .low = 1, .high = 1 << 20, .value = "N",
+    { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to plan for" },
 };
 

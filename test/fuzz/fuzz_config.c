@@ -8,7 +8,9 @@
 #include "base/json.h"
 #include "data/dataset.h"
 
-enum { OVERRIDES_MAX = 16, WORLD = 8 };
+enum { OVERRIDES_MAX = 16 };
+
+static const int64_t worlds[] = { 8, 1, CONFIG_ANY_WORLD, CONFIG_RANKS_MAX }; /* the length of the input picks one */
 
 static char *dump(const Config *c)
 {
@@ -50,12 +52,12 @@ static void check_split(const Config *c)
     for (int i = 0; i < PART_COUNT; i++) FUZZ_CHECK(bounds[i] <= bounds[i + 1], "split '%s'", c->data.split);
 }
 
-static void check_accepted(const Config *c)
+static void check_accepted(const Config *c, int64_t world)
 {
     Config again;
     char a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
     char *text = dump(c);
-    Err err = config_read(&again, (ConfigSource){ .path = "dump", .text = text, .world_size = WORLD });
+    Err err = config_read(&again, (ConfigSource){ .path = "dump", .text = text, .world_size = world });
     FUZZ_CHECK(!err, "%s:\n%s", err_message(), text);
     for (int i = 0; i < CFG_COUNT; i++) {
         const char *x = config_value(c, (ConfigId)i, a), *y = config_value(&again, (ConfigId)i, b);
@@ -80,16 +82,17 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     for (size_t at = strlen(text) + 1; at < size && count < OVERRIDES_MAX; at += strlen(text + at) + 1)
         overrides[count++] = text + at;
     Config c;
+    const int64_t world = worlds[size % (sizeof worlds / sizeof *worlds)];
     ConfigSource source = { .path = "input.ini",
                             .text = text,
                             .overrides = overrides,
                             .override_count = count,
-                            .world_size = WORLD };
+                            .world_size = world };
     fuzz_memory_start();
     Err err = config_read(&c, source);
     FUZZ_MEMORY_BOUND(size, 4, 1 << 20);
     fuzz_check_error(err, ERR_CONFIG, ERR_CONFIG, true);
-    if (!err) check_accepted(&c);
+    if (!err) check_accepted(&c, world);
     config_release(&c);
     free(text);
     return 0;
