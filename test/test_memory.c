@@ -345,6 +345,10 @@ TEST(planning_is_cheap)
     CHECK(many.flop == two.flop + 999998 * (three.flop - two.flop));
     s.model.hidden = s.model.ffn = 1 << 18;
     CHECK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused) == ERR_CONFIG);
+    s = tiny_gpt2(); /* one micro-batch alone */
+    s.micro_batch = s.global_batch = 256;
+    s.model.seq = 1 << 24;
+    FAILS(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
     s = tiny_gpt2();
     s.micro_batch = s.global_batch = 1 << 20;
     count_start();

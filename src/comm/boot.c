@@ -11,9 +11,7 @@
 #include <string.h>
 #include <strings.h>
 
-#include "base/config.h"
-
-enum { DEFAULT_PORT = 29500, SLURM_PORT = 20000, SLURM_PORTS = 9000, RANKS_MAX = CONFIG_RANKS_MAX };
+enum { DEFAULT_PORT = 29500, SLURM_PORT = 20000, SLURM_PORTS = 9000, RANKS_MAX = 1 << 20 };
 enum { LAST_PORT = 65535, LAST_FIRST_PORT = LAST_PORT - BOOT_PORTS + 1 };
 
 typedef struct {

@@ -47,10 +47,13 @@ typedef struct Event {
 
 typedef enum { ISA_AUTO, ISA_AVX512, ISA_AVX2, ISA_C, ISA_COUNT } Isa;
 
+__extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hours) */
+
 /* What ops did since device_open: exact integers, the same on every backend. */
 typedef struct {
-    int64_t ops, flop, bytes; /* bytes: every tensor argument once */
-    int64_t host_reads;       /* device_read and device_row_count calls */
+    WideCount flop, bytes; /* bytes: every tensor argument once */
+    int64_t ops;
+    int64_t host_reads; /* device_read and device_row_count calls */
     int64_t allocs, alloc_bytes;
 } DeviceCounters;
 

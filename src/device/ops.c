@@ -102,10 +102,10 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
 }
 
 /* Product of the numbers and letters of "2 N O I"; 0 when empty. */
-static int64_t flop_count(const char *text, const Binding *b)
+static WideCount flop_count(const char *text, const Binding *b)
 {
     if (!*text) return 0;
-    int64_t product = 1;
+    WideCount product = 1;
     while (*text) {
         if (*text >= '0' && *text <= '9') {
             int64_t n = 0;
@@ -125,7 +125,7 @@ Err op_begin(Stream *s, OpId id, const void *args)
     Binding b;
     memset(b.by, 0, sizeof b.by);
     b.compute_by = NULL;
-    int64_t bytes = 0;
+    WideCount bytes = 0;
     for (int i = 0; i < info->field_count; i++) {
         const Tensor *t = (const Tensor *)((const char *)args + info->fields[i].offset);
         TRY(check_field(info, &info->fields[i], t, &b));

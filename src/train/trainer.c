@@ -289,16 +289,24 @@ static Err open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *wo
 
 /* ---- planning ---- */
 
-static MemoryPlan work_so_far(const Trainer *t)
+static Err too_much_work(void)
+{
+    err_set(ERR_CONFIG, "a step is more work on a rank than 64 bits count");
+    return err_hint("lower train.global_batch, train.micro_batch or model.seq");
+}
+
+static Err work_so_far(const Trainer *t, MemoryPlan *out)
 {
     const DeviceCounters *c = &t->device.counters;
-    MemoryPlan w = { .flop = c->flop, .op_bytes = c->bytes };
+    if (c->flop > INT64_MAX || c->bytes > INT64_MAX) return too_much_work();
+    MemoryPlan w = { .flop = (int64_t)c->flop, .op_bytes = (int64_t)c->bytes };
     for (int i = 0; i < WORLD_COMMS; i++) {
         const Comm *comm = world_comm(t->world, i);
         w.comm_bytes += comm->sent_bytes;
         for (int k = 0; k < COMM_KIND_COUNT; k++) w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k] };
     }
-    return w;
+    *out = w;
+    return ERR_OK;
 }
 
 /* false: a sum does not fit. */
@@ -323,10 +331,11 @@ static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
 static Err dry_step(Trainer *t, int microbatches, MemoryPlan *work)
 {
     StepReport report;
-    MemoryPlan before = work_so_far(t);
+    MemoryPlan before;
+    TRY(work_so_far(t, &before));
     t->action_count = schedule_1f1b(t->actions, 0, 1, microbatches);
     TRY(trainer_step(t, (TokenSource){ 0 }, &report));
-    *work = work_so_far(t);
+    TRY(work_so_far(t, work));
     add_work(work, &before, -1);
     return ERR_OK;
 }
@@ -340,10 +349,7 @@ static Err count_step(Trainer *t, MemoryPlan *out)
     if (!times) return ERR_OK;
     TRY(dry_step(t, DRY_MICROBATCHES, &more));
     add_work(&more, out, -1);
-    if (add_work(out, &more, times)) return ERR_OK;
-    return err_set(ERR_CONFIG, "a step of %lld micro-batches on a rank is more work than 64 bits count",
-                   (long long)times + 1),
-           err_hint("lower train.global_batch");
+    return add_work(out, &more, times) ? ERR_OK : too_much_work();
 }
 
 static Err dry_run(Trainer *t, MemoryPlan *out)
