@@ -356,6 +356,6 @@ install: all
 	./megatrain help --bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/megatrain
 
 clean:
-	rm -rf $(BUILD) build-asan megatrain
+	rm -rf $(BUILD) build-asan build-lint megatrain
 
 -include $(shell find $(BUILD) -name '*.d' 2>/dev/null)

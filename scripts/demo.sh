@@ -42,7 +42,7 @@ get_text() {
     mkdir -p "$data"
     if [ -n "${TEXT:-}" ]; then
         [ -r "$TEXT" ] || { echo "demo: cannot read TEXT='$TEXT'" >&2; exit 3; }
-        cp "$TEXT" "$data/text.txt"
+        [ "$TEXT" -ef "$data/text.txt" ] || cp "$TEXT" "$data/text.txt"
     elif [ ! -s "$data/anarchism.txt" ]; then
         say "Fetching prose: the Debian package 'anarchism' (an FAQ, 12 MB of English, GPL-2 / FDL)"
         if ! package_text anarchism >"$data/anarchism.tmp" || [ ! -s "$data/anarchism.tmp" ]; then
