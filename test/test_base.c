@@ -423,6 +423,31 @@ static int count_entries(const char *dir)
     return atoi(line);
 }
 
+/* A device, a pipe or a folder is not put away for a file; what a link points to is replaced, not the link. */
+TEST(file_replace_of_what_is_no_file)
+{
+    struct stat st;
+    char *text;
+    int64_t n;
+    OK(file_make_dirs(in_temp("odd/folder")));
+    const char *pipe_path = in_temp("odd/pipe"), *link_path = in_temp("odd/link"), *target = in_temp("odd/target");
+    const char *to_pipe = in_temp("odd/to_pipe"), *nowhere = in_temp("odd/nowhere");
+    CHECK(mkfifo(pipe_path, 0600) == 0 && symlink("target", link_path) == 0);
+    CHECK(symlink("pipe", to_pipe) == 0 && symlink("missing", nowhere) == 0);
+    FAILS(file_replace(pipe_path, "a", 1), ERR_IO, "is not a regular file");
+    FAILS(file_replace(to_pipe, "a", 1), ERR_IO, "is not a regular file");
+    FAILS(file_replace(in_temp("odd/folder"), "a", 1), ERR_IO, "is not a regular file");
+    FAILS(file_replace(nowhere, "a", 1), ERR_IO, "cannot follow link");
+    CHECK(lstat(pipe_path, &st) == 0 && S_ISFIFO(st.st_mode));
+    OK(file_replace(target, "old", 3));
+    OK(file_replace(link_path, "new text", 8));
+    CHECK(lstat(link_path, &st) == 0 && S_ISLNK(st.st_mode));
+    OK(file_read_all(target, 100, &text, &n));
+    CHECK(n == 8 && strcmp(text, "new text") == 0);
+    free(text);
+    OK(file_remove_tree(in_temp("odd")));
+}
+
 /* file_replace = create, write, sync, close, rename, sync folder; at each of them something happens. */
 TEST(file_replace_under_faults)
 {

@@ -373,9 +373,23 @@ static Err folder_of(const char *path, char out[PATH_MAX])
     return ERR_OK;
 }
 
-Err file_replace(const char *path, const void *data, int64_t size_bytes)
+/* The file that a rename to `path` may replace: a link's target; never a device or a pipe. */
+static Err replaceable(const char *path, char out[PATH_MAX])
 {
-    char temp[PATH_MAX], dir[PATH_MAX];
+    struct stat st;
+    if (snprintf(out, PATH_MAX, "%s", path) >= PATH_MAX)
+        return err_set(ERR_IO, "path is too long: '%s'", path);
+    const bool there = lstat(path, &st) == 0;
+    if (there && S_ISLNK(st.st_mode) && (!realpath(path, out) || stat(out, &st) != 0))
+        return io_error("follow link", path);
+    if (!there || S_ISREG(st.st_mode)) return ERR_OK;
+    return err_set(ERR_IO, "'%s' is not a regular file and is not replaced", path);
+}
+
+Err file_replace(const char *name, const void *data, int64_t size_bytes)
+{
+    char path[PATH_MAX], temp[PATH_MAX], dir[PATH_MAX];
+    TRY(replaceable(name, path));
     TRY(folder_of(path, dir));
     if (snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid()) >= (int)sizeof temp)
         return err_set(ERR_IO, "path is too long: '%s'", path);
