@@ -186,6 +186,13 @@ for w in '^! more threads than processors: unset OMP_NUM_THREADS or set it to [0
     says poor "$w"
 done
 check "no complaint without a remedy" test -z "$(grep '^! ' "$dir/poor" | grep -vE '^! [^:]+: .{8}')"
+(ulimit -v 8000000 && "$mt" doctor >"$dir/space" 2>/dev/null)
+says space '^! address space is limited to 8192000000 bytes: ulimit'
+if unshare -m true 2>/dev/null; then
+    unshare -m sh -c 'mount -t tmpfs none /proc && exec "$0" doctor' "$mt" >"$dir/blind" 2>/dev/null
+    says blind '^memory +unknown'
+    check "no complaint about memory that cannot be seen" test -z "$(grep '^! .*memory is available' "$dir/blind")"
+fi
 for w in '^processor ' '^kernels ' '^memory ' '^open files' '^devices +cpu' '^disk '; do says out "$w"; done
 
 run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed 5

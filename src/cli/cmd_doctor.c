@@ -49,7 +49,7 @@ static void kernel_value(const char *path, const char *key, char out[LINE_BYTES]
     if (f) fclose(f);
 }
 
-/* Bytes of a /proc/meminfo line. */
+/* Bytes of a /proc/meminfo line; 0: not to be seen. */
 static int64_t meminfo(const char *key)
 {
     char text[LINE_BYTES];
@@ -87,14 +87,16 @@ static void check_memory(void)
 {
     char a[UNITS_BYTES], b[UNITS_BYTES], huge[LINE_BYTES];
     int64_t limit = group_limit();
-    printf("memory       %s, %s available\n", units_bytes(a, meminfo("MemTotal")),
-           units_bytes(b, meminfo("MemAvailable")));
+    const int64_t total = meminfo("MemTotal"), available = meminfo("MemAvailable");
+    if (total && available)
+        printf("memory       %s, %s available\n", units_bytes(a, total), units_bytes(b, available));
+    else printf("memory       unknown (/proc/meminfo cannot be read)\n");
     if (limit > 0) printf("memory limit %s (control group)\n", units_bytes(a, limit));
     kernel_value("/sys/kernel/mm/transparent_hugepage/enabled", "", huge);
     printf("huge pages   %s\n", huge[0] ? huge : "unknown");
     advise(strstr(huge, "[never]") != NULL, "huge pages are off, which costs a few percent: echo madvise > "
                                             "/sys/kernel/mm/transparent_hugepage/enabled");
-    advise(meminfo("MemAvailable") < GIB,
+    advise(available && available < GIB,
            "less than 1 GiB of memory is available: end other programs, or take a model that "
            "'megatrain plan' says is small enough");
 }
@@ -111,13 +113,13 @@ static void put_limit(const char *name, int resource)
 
 static void check_limits(void)
 {
-    struct rlimit files, memory;
+    struct rlimit files, memory = { 0 };
     put_limit("open files", RLIMIT_NOFILE);
     put_limit("locked bytes", RLIMIT_MEMLOCK);
-    advise(getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024,
-           "few open files are allowed: ulimit -n 4096");
-    advise(getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY,
-           "address space is limited to %llu bytes: ulimit -v unlimited",
+    const bool few_files = getrlimit(RLIMIT_NOFILE, &files) == 0 && files.rlim_cur < 1024;
+    const bool little_space = getrlimit(RLIMIT_AS, &memory) == 0 && memory.rlim_cur != RLIM_INFINITY;
+    advise(few_files, "few open files are allowed: ulimit -n 4096");
+    advise(little_space, "address space is limited to %llu bytes: ulimit -v unlimited",
            (unsigned long long)memory.rlim_cur);
 }
 
@@ -142,7 +144,8 @@ static void check_devices(void)
         printf("no gpu       %s%s\n", why,
                device_has_cuda() ? "" : "; to have one, install the CUDA toolkit (13) and run make again");
     const char *missing = "";
-    advise(gpus && !device_cuda_blas(&missing),
+    const bool no_blas = gpus && !device_cuda_blas(&missing);
+    advise(no_blas,
            "runs on a GPU need cuBLASLt: install libcublas of CUDA's version, or name its folder in "
            "LD_LIBRARY_PATH (%s)",
            missing);
