@@ -201,6 +201,8 @@ typedef struct {
 
 static const Rule rules[] = {
     { "run.name=a/b", "run.name=a", "run.name = 'a/b': a name must not contain '/'", 1 },
+    { "run.name=.", "run.name=...", "run.name = '.': a name of a folder", 1 },
+    { "run.name=..", "run.name=..a", "run.name = '..': a name of a folder", 1 },
     { "run.reproducible=layout run.precision=bf16", "run.reproducible=layout", "on the CPU in fp32 only", 1 },
     { "run.reproducible=layout run.device=cuda run.precision=fp32", "run.device=cuda run.precision=fp32",
       "on the CPU in fp32 only", 1 },

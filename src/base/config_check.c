@@ -256,6 +256,8 @@ static void check_model(ConfigReader *r)
     bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
     bool cpu = c->run.device == RUN_DEVICE_CPU;
     RULE(!strchr(c->run.name, '/'), "a name must not contain '/'", CFG_run_name);
+    RULE(strcmp(c->run.name, ".") != 0 && strcmp(c->run.name, "..") != 0,
+         "a name of a folder that is there already", CFG_run_name);
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || (cpu && c->run.precision == RUN_PRECISION_FP32),
          "every layout gives the same bits on the CPU in fp32 only", CFG_run_reproducible, CFG_run_device,
          CFG_run_precision);
