@@ -77,6 +77,9 @@ done
 run cut checkpoint.every=0 log.trace_steps=30-90 train.stop_at=32
 check "a run that ends before the last step to trace: $(trace_holds cut; tail -1 cut.trace)" trace_holds cut
 check "its steps 29 to 32" grep -qx 'span step: 4' cut.trace
+run wild log.trace_steps=5-80 train.steps=80 optim.schedule=constant optim.lr=10 optim.weight_decay=10 optim.warmup=0
+check "a run that fails while it is traced: exit $?, $(tail -1 wild.err)" grep -q 'error (numerics)' wild.err
+check "its trace: $(trace_holds wild; tail -1 wild.trace)" trace_holds wild
 "$root/scripts/launch.sh" -n 2 -- "$mt" --config tiny.ini run.dir=two log.trace_every=5 train.steps=5 checkpoint.every=0 train.micro_batch=1 \
     train.global_batch=4 parallel.zero=1 >/dev/null 2>&1
 check "two ranks: $(trace_holds two; grep -m3 '^bad' two.trace)" trace_holds two

@@ -495,6 +495,16 @@ static Err save_without_data(Loop *l, Err err)
     return err_again(&why, err);
 }
 
+/* What was traced up to a failure may show its cause. */
+static Err keep_trace(Loop *l, Err err)
+{
+    ErrKept why;
+    if (!l->tracing) return err;
+    err_keep(&why);
+    if (stop_trace(l)) log_warn("no timeline: %s", err_message());
+    return err_again(&why, err);
+}
+
 static Err loop_run(Loop *l)
 {
     Trainer *t = &l->run.trainer;
@@ -504,7 +514,7 @@ static Err loop_run(Loop *l)
     if (l->lead) say_start(l, end);
     while (t->step < end && !reason) {
         Err err = one_step(l, end);
-        if (err) return save_without_data(l, end_of_save(l, err));
+        if (err) return keep_trace(l, save_without_data(l, end_of_save(l, err)));
         if (t->step < end) TRY(stop_reason(l, &reason));
     }
     TRY(save_last(l));
