@@ -13,7 +13,7 @@ static char scratch_dir[64];
 /* Path of a name in the folder; the last eight answers stay valid. */
 static const char *in_dir(const char *name)
 {
-    static char paths[8][160];
+    static char paths[8][512];
     static int turn;
     if (!*scratch_dir) {
         snprintf(scratch_dir, sizeof scratch_dir, "/tmp/megatrain-test-%d", (int)getpid());

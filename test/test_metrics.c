@@ -344,6 +344,12 @@ TEST(odd_pictures)
     points[0] = (CurvePoint){ .step = 1, .count = 1, .sum = 4, .low = 4, .high = 4 };
     CHECK(svg_curve(&c, "x", buf) > 0 && strstr(buf, ">1<") && well_formed(buf));
 
+    points[1] = points[2] = points[3] = points[4] = (CurvePoint){ .step = 2, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
+    dots[0] = (CurveDot){ .step = 5, .loss = NAN };
+    c.count = 5, c.dot_count = 1, c.names = 1;
+    CHECK(svg_curve(&c, "x", buf) > 0 && well_formed(buf) && !strstr(buf, "nan"));
+    CHECK_MSG(strstr(buf, "over 5 steps, 4.0000 at step 1. ") && strstr(buf, "loss is not finite at step 5. "), "%.600s", buf);
+
     /* the most there can be, with the longest numbers */
     for (int i = 0; i < 1024; i++) {
         double y = i % 2 ? 1e300 : -1e300;

@@ -180,6 +180,71 @@ TEST(runs_of_one_name_are_told_apart)
     for (int i = 0; i < 3; i++) history_release(&h[i]);
 }
 
+/* Colour and dashes together tell as many runs apart as a page takes. */
+TEST(all_runs_look_different)
+{
+    char *look[REPORT_RUNS];
+    size_t size;
+    for (int i = 0; i < REPORT_RUNS; i++) {
+        FILE *f = open_memstream(&look[i], &size);
+        report_look(f, i);
+        fclose(f);
+        for (int k = 0; k < i; k++) CHECK_MSG(strcmp(look[k], look[i]) != 0, "runs %d and %d: %s", k, i, look[i]);
+        char dashes[8];
+        snprintf(dashes, sizeof dashes, "k%d", report_mark(i));
+        CHECK(strstr(look[i], dashes));
+    }
+    for (int i = 0; i < REPORT_RUNS; i++) free(look[i]);
+}
+
+/* The page's script reads values off the lines, of those above the picture too. */
+TEST(lines_hold_the_values)
+{
+    History h;
+    char text[8192], *at = text;
+    make_run("run", "[run]\nname = x\n");
+    for (int s = 1; s <= 100; s++)
+        at += sprintf(at, "{\"step\":%d,\"tokens\":%d,\"loss\":%g}\n", s, s, s == 1 ? 50.0 : s == 2 ? 1e5 : 3 + 0.01 * s);
+    write_bytes("run/metrics.jsonl", text, at - text);
+    OK(history_read(in_dir("run"), &h));
+    const char *page = page_of(&h, 1), *axes = strstr(page, "data-box="), *line = axes;
+    double left, top, right, bottom, last, low, high, x, y;
+    CHECK(axes && sscanf(axes, "data-box=\"%lf %lf %lf %lf\" data-axes=\"%lf %lf %lf\"", &left, &top, &right, &bottom,
+                         &last, &low, &high) == 7);
+    CHECK(last == 100 && high < 10);
+    line = strstr(line, "<path class=\"line ");
+    CHECK(line && (line = strstr(line, "d=\"M")) && sscanf(line, "d=\"M%lf %lf", &x, &y) == 2);
+    CHECK_CLOSE((x - left) / (right - left) * last, 1, 1e-2);
+    CHECK_CLOSE(high - (y - top) / (bottom - top) * (high - low), 50, 1e-3);
+    CHECK_MSG(strstr(page, " -1000000.00 ") && strstr(page, "<1e6?"), "%.300s", line);
+    history_release(&h);
+}
+
+TEST(the_first_step_has_an_axis_of_whole_steps)
+{
+    History h;
+    make_run("run", "[run]\nname = x\n");
+    write_text("run/metrics.jsonl", "{\"step\":1,\"tokens\":64,\"loss\":155113}\n");
+    OK(history_read(in_dir("run"), &h));
+    const char *page = page_of(&h, 1);
+    CHECK(strstr(page, "class=\"m\">1<") && !strstr(page, "class=\"m\">0.2<"));
+    CHECK(strstr(page, ": 155k at step 1. "));
+    history_release(&h);
+}
+
+/* A note is long enough for a path and what is wrong with it. */
+TEST(notes_are_whole)
+{
+    History h;
+    char name[200] = "run", path[300];
+    for (int i = 0; i < 90; i++) strcat(name, "\xC3\xBC");
+    snprintf(path, sizeof path, "%s/metrics.jsonl", name);
+    OK(file_make_dirs(in_dir(path)));
+    OK(history_read(in_dir(name), &h));
+    CHECK_MSG(h.note_count == 2 && strstr(h.notes[1], "metrics.jsonl' is not a regular file"), "%s", h.notes[1]);
+    history_release(&h);
+}
+
 TEST(long_runs_give_small_pages)
 {
     static char text[1 << 23];

@@ -11,7 +11,7 @@
 
 typedef enum { HISTORY_LOSS, HISTORY_GRAD_NORM, HISTORY_LR, HISTORY_SPEED, HISTORY_CURVES } HistoryCurve;
 
-enum { HISTORY_SKIPPED = 12, HISTORY_NOTES = 6, HISTORY_NOTE_BYTES = 160 };
+enum { HISTORY_SKIPPED = 12, HISTORY_NOTES = 6, HISTORY_NOTE_BYTES = 1024 };
 
 /* Losses of a validation set; NaN: none was finite. */
 typedef struct {

@@ -67,7 +67,8 @@ static const char script[] =
     "r.textContent=at.toLocaleString('en')+': '+lines.filter(p=>p.n.length).map(p=>{"
     "const q=p.n.reduce((a,c)=>Math.abs(c[0]-x)<Math.abs(a[0]-x)?c:a);"
     "return Math.abs(q[0]-x)>(e-l)/12?names[p.run]+' none':names[p.run]+' '+"
-    "(high-(q[1]-t)/(b-t)*(high-low)).toPrecision(4)}).join(' \\u00b7 ')});\n"
+    "(Math.abs(q[1])<1e6?(high-(q[1]-t)/(b-t)*(high-low)).toPrecision(4):'far outside')}).join(' \\u00b7 "
+    "')});\n"
     "s.addEventListener('pointerleave',()=>{cursor.setAttribute('d','');r.textContent=''})}\n";
 
 /* ---- text ---- */
@@ -89,7 +90,12 @@ void report_text(FILE *out, const char *text)
     }
 }
 
-void report_look(FILE *out, int run) { fprintf(out, "c%d k%d", run % 6, run % 4); }
+int report_mark(int run)
+{
+    return (run + run / 12) % 4;
+} /* 12 pairs of colour and dashes, then the 12 others */
+
+void report_look(FILE *out, int run) { fprintf(out, "c%d k%d", run % 6, report_mark(run)); }
 
 const char *report_name(const History *runs, int count, int run)
 {

@@ -12,7 +12,7 @@
 #include "train/axis.h"
 #include "train/report.h"
 
-enum { WIDTH = 560, HEIGHT = 300, LEFT = 62, RIGHT = 14, TOP = 12, BOTTOM = 46 };
+enum { WIDTH = 560, HEIGHT = 300, LEFT = 62, RIGHT = 14, TOP = 12, BOTTOM = 46, FAR_OUTSIDE = 1000000 };
 static const double STEEP_PART = 0.05; /* of the x axis */
 
 typedef struct {
@@ -85,11 +85,11 @@ static bool find_axes(Picture *p, const History *runs, int count)
 
 static double x_of(const Picture *p, double x) { return LEFT + (WIDTH - LEFT - RIGHT) * x / p->last_x; }
 
-/* Far outside values are pulled in: the clip hides them. */
+/* Far outside values are pulled in: the clip hides them, and the page's script knows 1e6. */
 static double y_of(const Picture *p, double y)
 {
     const double at = TOP + (HEIGHT - TOP - BOTTOM) * (p->high - y) / (p->high - p->low);
-    return fmin(fmax(at, -HEIGHT), 2 * HEIGHT);
+    return fmin(fmax(at, -FAR_OUTSIDE), FAR_OUTSIDE);
 }
 
 /* ---- drawing ---- */
@@ -103,7 +103,7 @@ static void put_axes(const Picture *p)
                 "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" class=\"e\">%s</text>\n",
                 LEFT, y_of(p, k * d), WIDTH - RIGHT, LEFT - 7, y_of(p, k * d) + 4,
                 axis_label(label, k * d, d));
-    d = axis_distance(p->last_x, 5);
+    d = fmax(1, axis_distance(p->last_x, 5));
     for (double k = 0; k * d <= p->last_x * (1 + 1e-9); k++)
         fprintf(p->out,
                 "<path class=\"grid\" d=\"M%.1f %dV%d\"/><text x=\"%.1f\" y=\"%d\" class=\"m\">%s</text>\n",
@@ -137,7 +137,8 @@ static void put_marks(const Picture *p, int run)
     fprintf(p->out, "\" d=\"");
     for (int i = 0; i < p->count; i++)
         if (isfinite(p->points[i].y))
-            fprintf(p->out, "M%.2f %.2f%s", x_of(p, p->points[i].x), y_of(p, p->points[i].y), axis_mark(run));
+            fprintf(p->out, "M%.2f %.2f%s", x_of(p, p->points[i].x), y_of(p, p->points[i].y),
+                    axis_mark(report_mark(run)));
     fprintf(p->out, "\"/>\n");
 }
 
@@ -174,7 +175,7 @@ static void put_run(Picture *p, const History *runs, int count, int run, bool ra
 
 static void put_description(Picture *p, const History *runs, int count)
 {
-    char at[UNITS_BYTES];
+    char value[UNITS_BYTES], at[UNITS_BYTES];
     fprintf(p->out, "<desc id=\"d%d\">", p->number);
     for (int i = 0; i < count; i++) {
         gather(p, &runs[i], false);
@@ -182,9 +183,12 @@ static void put_description(Picture *p, const History *runs, int count)
         while (last >= 0 && !isfinite(p->points[last].y)) last--;
         report_text(p->out, report_name(runs, count, i));
         if (last < 0) fprintf(p->out, ": no value. ");
-        else
-            fprintf(p->out, ": %.5g at %s %s. ", p->points[last].y, p->c->by_tokens ? "token" : "step",
-                    units_count(at, p->points[last].x));
+        else {
+            const double y = p->points[last].y;
+            if (fabs(y) < 1e4) snprintf(value, sizeof value, "%.5g", y);
+            fprintf(p->out, ": %s at %s %s. ", fabs(y) < 1e4 ? value : units_count(value, y),
+                    p->c->by_tokens ? "token" : "step", units_count(at, p->points[last].x));
+        }
     }
     fprintf(p->out, "</desc>\n");
 }

@@ -208,17 +208,24 @@ static void put_description(Picture *p)
 {
     double y;
     const int64_t skipped = curve_skipped(p->c);
-    if (p->c->count > 0 && curve_smooth(p->c, p->c->count - 1, &y))
-        put(p, "Training loss in nats per token over %.0f steps, %.4f at the end. ", p->last_step, y);
+    int last = p->c->count - 1;
+    while (last >= 0 && !curve_smooth(p->c, last, &y)) last--;
+    if (last >= 0) {
+        put(p, "Training loss in nats per token over %.0f step%s, %.4f at ", p->last_step,
+            p->last_step == 1 ? "" : "s", y);
+        if (last == p->c->count - 1) put(p, "the end. ");
+        else put(p, "step %lld. ", (long long)p->c->points[last].step);
+    }
     for (int s = 0; s < p->c->names; s++) {
         int i = p->c->dot_count - 1;
         while (i >= 0 && p->c->dots[i].series != s) i--;
         if (i < 0) continue;
         put(p, "The last validation loss%s", *p->c->name[s] ? " on " : "");
         put_text(p, p->c->name[s]);
-        /* infinite and huge ones in few letters */
-        put(p, curve_can_show(p->c->dots[i].loss) ? " is %.4f at step %lld. " : " is %g at step %lld. ",
-            p->c->dots[i].loss, (long long)p->c->dots[i].step);
+        const double loss = p->c->dots[i].loss;
+        if (!isfinite(loss)) put(p, " is not finite");
+        else put(p, curve_can_show(loss) ? " is %.4f" : " is %g", loss); /* huge ones in few letters */
+        put(p, " at step %lld. ", (long long)p->c->dots[i].step);
     }
     if (skipped) put(p, "%lld step%s skipped. ", (long long)skipped, skipped == 1 ? " was" : "s were");
 }
