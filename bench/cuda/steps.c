@@ -9,7 +9,7 @@
  * before and behind every op and copy. The last gives the share of time per op and the gaps between ops; events
  * and launches make it slower than the first, so "idle" is the first pass's step less the sum of the ops' times:
  * a lower bound, as an op's time holds its events'.
- * mfu: (6 N + 12 L D T) FLOP a token over the vendor's dense bf16 peak for the device's name.
+ * mfu: (6 N + 12 L C T) FLOP a token over the vendor's dense bf16 peak for the device's name.
  * Fails if a loss is not finite, the first is not that of an untrained model, memory is taken after the first
  * step, or more of it than planned and DEVICE_LIBRARY_BYTES.
  */

@@ -98,7 +98,7 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
                       Tensor *sin);
 
-int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6N + 12 L D T */
+int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6 N + 12 L C T */
 
 /* block.c */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, int layer);
