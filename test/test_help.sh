@@ -65,7 +65,12 @@ all_of "cuda" --config some.ini run.device = cu
 all_of "run.device=cuda" --config some.ini run.device=cu
 all_of "true" --config some.ini checkpoint.async = t
 all_of "model.head_dim= model.heads=" --config some.ini model.head
+all_of "" --config some.ini train.steps =
 all_of "check" config ch
+all_of "run.device=" config run.dev
+all_of "train" help tokenizer ""
+all_of "" help train ""
+all_of "tokenize tokenizer" help tok
 all_of "model.head_dim model.heads" config explain model.head
 all_of "--help" doctor --h
 for c in "${commands[@]}"; do
@@ -101,6 +106,7 @@ for keys, want in [
     ("config exp\tmodel.lay\t", "<config><explain><model.layers>"),
     ("tokenize --tokenizer so\t", "<tokenize><--tokenizer><some.ini>"),
     ("inspect fol\t", "<inspect><folder/>"),
+    ("--config some.ini data.train=fol\t", "<--config><some.ini><data.train=folder/>"),
 ]:
     until(b"$ ", 5)
     os.write(fd, ("megatrain " + keys + "\n").encode())

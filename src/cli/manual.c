@@ -225,6 +225,7 @@ static void put_key_values(FILE *out)
 {
     for (int i = 0; i < CFG_COUNT; i++) {
         const ConfigKey *key = config_key((ConfigId)i);
+        if (key->kind == CONFIG_TEXT) fprintf(out, "    %s.%s) files=1 ;;\n", key->section, key->name);
         if (key->kind != CONFIG_PICK && key->kind != CONFIG_BOOL) continue;
         const char *values = key->kind == CONFIG_PICK ? key->choices
                              : key->has_auto          ? "true false auto"
@@ -247,7 +248,8 @@ static void put_keys(FILE *out)
 /* bash has cut the command line into COMP_WORDS, at '=' too unless it was told otherwise. */
 static const char bash_begin[] =
     "_megatrain()\n{\n"
-    "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} at=2\n"
+    "  local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} command=${COMP_WORDS[1]} at=2 "
+    "place=2\n"
     "  local second words verbs keys key front values known files suffix\n"
     "  COMPREPLY=()\n"
     "  if [[ $cur == = ]]; then key=$prev cur=\n"
@@ -257,8 +259,9 @@ static const char bash_begin[] =
 static const char bash_words[] =
     "  if (( COMP_CWORD == 1 )); then\n"
     "    COMPREPLY=($(compgen -W \"$commands --config --help --version\" -- \"$cur\")); return\n"
-    "  elif [[ $command == help ]]; then\n"
+    "  elif [[ $command == help ]] && (( COMP_CWORD == at )); then\n"
     "    COMPREPLY=($(compgen -W \"$commands --man --bash\" -- \"$cur\")); return\n"
+    "  elif [[ $command == help ]]; then command=${COMP_WORDS[2]} place=3\n"
     "  elif [[ $command == -* ]]; then command=train at=1; fi\n"
     "  case $command in\n";
 
@@ -268,8 +271,8 @@ static const char bash_end[] =
     "  elif [[ -n $known || -n $key ]]; then COMPREPLY=($(compgen -P \"$front\" -W \"$values\" -- "
     "\"$cur\")); return\n"
     "  elif [[ $cur == -* ]]; then COMPREPLY=($(compgen -W \"$words\" -- \"$cur\")); return\n"
-    "  elif [[ -n $verbs ]] && (( COMP_CWORD == at )); then\n"
-    "    COMPREPLY=($(compgen -W \"$verbs\" -- \"$cur\")); return\n"
+    "  elif [[ -n $verbs ]] && (( COMP_CWORD == at )) && COMPREPLY=($(compgen -W \"$verbs\" -- \"$cur\")); "
+    "then return\n"
     "  elif [[ -n $keys ]]; then\n"
     "    [[ ${COMP_WORDS[at]} == explain ]] || suffix== && compopt -o nospace 2>/dev/null\n"
     "    COMPREPLY=($(compgen -S \"$suffix\" -W \"$names\" -- \"$cur\")); return\n"
@@ -288,8 +291,9 @@ void completion_print(FILE *out)
     fprintf(out, "%s", bash_words);
     put_second_words(out);
     fprintf(out, "  esac\n"
-                 "  if [[ -n $second ]] && (( COMP_CWORD == 2 )); then\n"
-                 "    COMPREPLY=($(compgen -W \"$second\" -- \"$cur\")); return\n  fi\n"
+                 "  if [[ -n $second ]] && (( COMP_CWORD == place )); then\n"
+                 "    COMPREPLY=($(compgen -W \"$second\" -- \"$cur\")); return\n"
+                 "  elif [[ ${COMP_WORDS[1]} == help ]]; then return; fi\n"
                  "  case $command in\n");
     put_command_words(out);
     fprintf(out, "  esac\n  case \"$command ${key:-$prev}\" in\n");
