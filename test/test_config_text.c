@@ -431,6 +431,8 @@ TEST(explain)
     CHECK(strstr(text, "optim.beta1 = 0.9") && strstr(text, "debug.isa = auto"));
     FAILS(config_explain(&c, "optim.lrr", stdout), ERR_CONFIG, "there is no key 'optim.lrr'");
     CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
+    FAILS(config_explain(&c, "modl", stderr), ERR_CONFIG, "there is no key 'modl'");
+    CHECK(strcmp(err_hint_text(), "did you mean 'model'?") == 0);
     FAILS(config_explain(&c, "lr", stdout), ERR_CONFIG, "there is no key 'lr'");
     CHECK(strcmp(err_hint_text(), "did you mean 'optim.lr'?") == 0);
     FAILS(config_explain(&c, "xyzxyz", stdout), ERR_CONFIG, "there is no key 'xyzxyz'");

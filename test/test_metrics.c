@@ -13,6 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "train/axis.h"
 #include "train/metrics.h"
 #include "train/svg.h"
 
@@ -360,6 +361,20 @@ TEST(odd_pictures)
     c.count = 1024, c.dot_count = 512, c.names = CURVE_NAMES;
     for (int i = 0; i < CURVE_NAMES; i++) memset(c.name[i], '&', CURVE_NAME_BYTES - 1);
     CHECK(svg_curve(&c, "x", buf) == (int64_t)strlen(buf) && well_formed(buf) && !strstr(buf, "nan") && !strstr(buf, "inf"));
+}
+
+TEST(labels_of_an_axis)
+{
+    static const struct {
+        double value, distance;
+        const char *label;
+    } cases[] = { { 0, 1, "0" }, { 2e-4, 2e-4, "2e-4" }, { 1e-3, 2e-4, "1e-3" }, { 1.2e-3, 2e-4, "1.2e-3" },
+                  { 3e-3, 1e-4, "3e-3" }, { 1.05e-3, 5e-5, "1.05e-3" }, { 0.004, 1e-3, "0.004" }, { -6e-7, 2e-7, "-6e-7" },
+                  { 3.5, 0.5, "3.5" }, { 2000, 500, "2k" }, { 1500000, 500000, "1.5M" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        char buf[AXIS_BYTES];
+        CHECK_MSG(strcmp(axis_label(buf, cases[i].value, cases[i].distance), cases[i].label) == 0, "%s, not %s", buf, cases[i].label);
+    }
 }
 
 TEST(numbers_for_people)

@@ -235,7 +235,9 @@ Err config_explain(const Config *c, const char *key, FILE *out)
     snprintf(full, sizeof full, "%.*s", dot ? (int)(dot - key) : 0, key);
     ConfigId nearest = config_nearest(full, dot ? dot + 1 : key);
     err_set(ERR_CONFIG, "there is no key '%s'", key);
+    const char *section = config_nearest_section(key);
     if (nearest < CFG_COUNT) err_hint("did you mean '%s.%s'?", keys[nearest].section, keys[nearest].name);
+    else if (section) err_hint("did you mean '%s'?", section);
     return ERR_CONFIG;
 }
 

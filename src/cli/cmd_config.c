@@ -53,7 +53,7 @@ const Command command_config = {
     .verbs = "check dump explain",
     .rest = "[check | dump | explain [KEY]] " REST_OVERRIDES,
     .text = "  check              all mistakes at once, with file and line\n"
-            "  dump               all values and their origins (what 'config' alone prints)\n"
+            "  dump               all values and their origins (the default)\n"
             "  explain            all keys; explain model, explain model.layers: these\n",
     OPTIONS(options),
     .run = config,

@@ -62,8 +62,11 @@ static Err read_real(const Option *o, const char *text)
 static Err read_value(Reader *r, const Option *o, const char *equals)
 {
     const char *text = equals ? equals + 1 : r->at < r->argc ? r->argv[r->at] : NULL;
-    if (!text || (!equals && is_option(text)))
-        return err_set(ERR_CONFIG, "--%s wants a value: --%s %s", o->name, o->name, o->value);
+    if (!text) return err_set(ERR_CONFIG, "--%s wants a value: --%s %s", o->name, o->name, o->value);
+    if (!equals && is_option(text)) {
+        err_set(ERR_CONFIG, "--%s wants a value: --%s %s", o->name, o->name, o->value);
+        return err_hint("a value that begins with '-': --%s='%s'", o->name, text);
+    }
     if (!equals) r->at++;
     if (o->kind == OPTION_INT) return read_int(o, text);
     if (o->kind == OPTION_REAL) return read_real(o, text);

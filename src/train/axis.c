@@ -26,8 +26,13 @@ const char *axis_label(char buf[AXIS_BYTES], double value, double distance)
         return snprintf(buf, AXIS_BYTES, "%.4g%s", value / unit, scales[i].suffix), buf;
     }
     const int e = (int)floor(log10(distance) + 1e-9);
-    if (distance < 1e-3 && fabs(value) < 1000 * distance)
-        return snprintf(buf, AXIS_BYTES, "%.0fe%d", value / pow(10, e), e), buf;
+    if (distance < 1e-3 && fabs(value) < 1000 * distance) {
+        const double m = value / pow(10, e), tens = round(m) / 10;
+        if (fabs(m) < 9.5) snprintf(buf, AXIS_BYTES, "%.0fe%d", m, e);
+        else if (fabs(m) < 99.5) snprintf(buf, AXIS_BYTES, "%.*fe%d", tens != floor(tens), tens, e + 1);
+        else snprintf(buf, AXIS_BYTES, "%.3ge%d", tens / 10, e + 2);
+        return buf;
+    }
     if (fabs(value) >= 1e16 || distance < 1e-9) return snprintf(buf, AXIS_BYTES, "%.3g", value), buf;
     for (double t = distance; t < 0.999; t *= 10) digits++;
     return snprintf(buf, AXIS_BYTES, "%.*f", digits, value), buf;

@@ -287,7 +287,9 @@ static void say_start(const Loop *l, int64_t end)
     char where[192];
     if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.gpu, &gpu) == ERR_OK)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
-    else snprintf(where, sizeof where, "%s kernels, %d threads", isa_name(t->device.isa), t->device.threads);
+    else
+        snprintf(where, sizeof where, "%s kernels, %d thread%s", isa_name(t->device.isa), t->device.threads,
+                 t->device.threads == 1 ? "" : "s");
     log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
              l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
              (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
