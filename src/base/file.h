@@ -44,8 +44,8 @@ Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes
 /* Whole file into malloc'ed memory with a 0 byte after it. ERR_IO if larger than max_bytes. */
 Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size_bytes);
 
-/* Writes name.tmp-PID, syncs, renames over name (over a link's target), syncs the folder. What is there and no regular file
- * is refused. */
+/* Writes name.tmp-PID, syncs, renames over name (over a link's target), syncs the folder. What is there and is no
+ * regular file is refused. */
 Err file_replace(const char *name, const void *data, int64_t size_bytes);
 
 Err file_rename(const char *from, const char *to);

@@ -24,7 +24,7 @@ void report_text(FILE *out, const char *text);
 /* What tells a run from the others: its name, or its folder where another has the same name. */
 const char *report_name(const History *runs, int count, int run);
 
-/* Classes of a run's colour (6) and dashes (4): all REPORT_RUNS pairs differ. report_mark: which dashes, and which mark. */
+/* Classes of a run's colour (6) and dashes (4): all REPORT_RUNS pairs differ. report_mark: which dashes and mark. */
 int report_mark(int run);
 void report_look(FILE *out, int run);
 
