@@ -133,7 +133,7 @@ log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json
 log.trace_steps            | 2-3          | file timeline.json
 debug.isa                  | c            | same c kernels
-debug.threads              | 1            | same 1 threads
+debug.threads              | 1            | same 1 thread
 debug.poison               | true         | same debug.poison
 debug.comm_check           | true         | refused 2 debug.comm_check
 debug.comm_delay_ms        | 5            | refused 2 debug.comm_delay_ms
