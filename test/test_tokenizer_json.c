@@ -6,8 +6,10 @@
 #include "data/utf8.h"
 #include "scratch.h"
 
-/* The 256 bytes in GPT-2's alphabet, then "ab" 256, "abc" 257, "bc" 258. */
-static void put_vocab(char *out)
+#define TAIL "\"ab\":256,\"abc\":257,\"bc\":258"
+
+/* The 256 bytes in GPT-2's alphabet, then `tail`. */
+static void put_vocab(char *out, const char *tail)
 {
     int next = 256, n = 0;
     for (int b = 0; b < 256; b++) {
@@ -16,18 +18,18 @@ static void put_vocab(char *out)
         utf8_put(c, (uint32_t)(plain ? b : next++));
         n += sprintf(out + n, "\"%s%s\":%d,", b == '"' || b == '\\' ? "\\" : "", c, b);
     }
-    strcpy(out + n, "\"ab\":256,\"abc\":257,\"bc\":258");
+    strcpy(out + n, tail);
 }
 
 typedef struct {
-    const char *merges, *model, *added, *pre, *normalizer, *top; /* NULL: the plain form */
-    bool no_type;                                                /* of the model */
+    const char *merges, *model, *tail, *added, *pre, *normalizer, *top; /* NULL: the plain form */
+    bool no_type;                                                       /* of the model */
 } JsonParts;
 
 static const char *make_json(JsonParts p)
 {
     static char vocab[8192], text[16384];
-    put_vocab(vocab);
+    put_vocab(vocab, p.tail ? p.tail : TAIL);
     snprintf(text, sizeof text,
              "{\"added_tokens\":[%s],%s\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{"
              "\"type\":\"ByteLevel\"},"
@@ -106,6 +108,34 @@ TEST(added_token_flags)
     CHECK(tokenizer_cut(t, "y\nxa\n", 5) == 1 && tokenizer_cut(t, "y b", 3) == 0 && tokenizer_cut(t, "c\nd", 3) == 0);
     CHECK(tokenizer_cut(t, "c d\nb", 5) == 3);
     tokenizer_close(t);
+}
+
+/* The vocabulary with a token of that spelling. */
+#define WITH_TOKEN(spelling) TAIL ",\"" spelling "\":259"
+
+TEST(end_of_document)
+{
+    static const struct {
+        const char *tail, *added;
+        int32_t want;
+    } cases[] = {
+        { NULL, NULL, -1 },
+        { NULL, "{\"id\":300,\"content\":\"<|endoftext|>\",\"special\":true}", 300 },
+        { NULL, "{\"id\":300,\"content\":\"<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>\"}", 300 },
+        { NULL, "{\"id\":300,\"content\":\"<|end\xE2\x96\x81of\xE2\x96\x81sentence|>\"}", -1 },
+        { NULL, "{\"id\":300,\"content\":\"</s>\"},{\"id\":301,\"content\":\"<|end_of_text|>\"}", 301 },
+        { NULL, "{\"id\":300,\"content\":\"</s>\",\"special\":true},{\"id\":301,\"content\":\"<|endoftext|>\"}", 300 },
+        { WITH_TOKEN("</s>"), "{\"id\":300,\"content\":\"<|im_end|>\",\"special\":true}", -1 }, /* HTML */
+        { WITH_TOKEN("</s>"), "{\"id\":259,\"content\":\"</s>\",\"special\":true}", 259 },
+        { WITH_TOKEN("</s>"), NULL, -1 },
+        { WITH_TOKEN("<|endoftext|>"), NULL, 259 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Tokenizer *t;
+        OK(tokenizer_open(make_json((JsonParts){ .tail = cases[i].tail, .added = cases[i].added }), &t));
+        CHECK_MSG(tokenizer_eod(t) == cases[i].want, "case %zu: %d, want %d", i, tokenizer_eod(t), cases[i].want);
+        tokenizer_close(t);
+    }
 }
 
 TEST(many_added_tokens_in_many_blanks)

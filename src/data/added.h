@@ -16,6 +16,7 @@ typedef struct {
     int32_t id;
     bool normalized; /* sought in the normalized text, not in the raw one */
     bool single_word, lstrip, rstrip;
+    bool special; /* stands for no text, such as the end of a document */
 } AddedToken;
 
 /* The tokens of one kind, raw or normalized. */

@@ -49,15 +49,30 @@ static Err load(Tokenizer *t, const char *spec)
     return splitter_open(t->split, &t->splitter);
 }
 
-/* The ids that vocabularies in use end a document with, the usual one first. */
+static int32_t find_added(const Tokenizer *t, const char *name, bool special)
+{
+    for (const AddedToken *a = t->added; a < t->added + t->added_count; a++)
+        if (a->special == special && (size_t)t->text[a->id].size == strlen(name) &&
+            memcmp(t->text[a->id].bytes, name, strlen(name)) == 0)
+            return a->id;
+    return -1;
+}
+
+/*
+ * The token that vocabularies in use end a document with, the usual name first. Only an added one is meant as such:
+ * the merges of web pages lead to "</s>", too. Without added ones, as in GPT-2's two files, its own is in the
+ * vocabulary, where no merge leads.
+ */
 static int32_t find_eod(const Tokenizer *t)
 {
-    static const char *const names[] = { END_OF_TEXT, "<|end_of_text|>", "<|end▁of▁sentence|>", "</s>" };
-    for (size_t n = 0; n < sizeof names / sizeof *names; n++)
-        for (int32_t id = t->vocab - 1; id >= 0; id--)
-            if (t->text[id].bytes && (size_t)t->text[id].size == strlen(names[n]) &&
-                memcmp(t->text[id].bytes, names[n], strlen(names[n])) == 0)
-                return id;
+    static const char *const names[] = { END_OF_TEXT, "<|end_of_text|>",
+                                         "<\uFF5Cend\u2581of\u2581sentence\uFF5C>", "</s>" };
+    const size_t count = sizeof names / sizeof *names;
+    if (t->added_count == 0) return bpe_find(&t->bpe, END_OF_TEXT, (int64_t)strlen(END_OF_TEXT));
+    for (size_t n = 0; n < 2 * count; n++) {
+        int32_t id = find_added(t, names[n % count], n < count);
+        if (id >= 0) return id;
+    }
     return -1;
 }
 

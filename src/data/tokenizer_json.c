@@ -272,6 +272,7 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
     if (!content || size == 0 || size > UINT16_MAX) return err_set(ERR_DATA, "an added token has no content");
     out->id = (int32_t)json_int(json_get(j, "id"), -1);
     out->normalized = json_is_true(json_get(j, "normalized"));
+    out->special = json_is_true(json_get(j, "special"));
     out->single_word = json_is_true(json_get(j, "single_word"));
     out->lstrip = json_is_true(json_get(j, "lstrip"));
     out->rstrip = json_is_true(json_get(j, "rstrip"));
