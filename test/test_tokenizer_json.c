@@ -138,6 +138,34 @@ TEST(end_of_document)
     }
 }
 
+/* As Qwen is published: three files, of which two have the same vocabulary without its pattern and added tokens. */
+TEST(a_folder_with_both_forms)
+{
+    static char vocab[8192], text[8200];
+    char *json;
+    int64_t size;
+    Tokenizer *t;
+    TokenList ids;
+    put_vocab(vocab, TAIL);
+    snprintf(text, sizeof text, "{%s}", vocab);
+    OK(file_make_dirs(in_dir("both")));
+    write_text("both/vocab.json", text);
+    write_text("both/merges.txt", "#version: 0.2\na b\nab c\n");
+    OK(tokenizer_open(in_dir("both"), &t));
+    CHECK(tokenizer_vocab(t) == 259 && tokenizer_eod(t) == -1);
+    tokenizer_close(t);
+    OK(file_read_all(make_json((JsonParts){ .added = "{\"id\":300,\"content\":\"<|endoftext|>\",\"special\":true}" }),
+                     1 << 20, &json, &size));
+    write_text("both/tokenizer.json", json);
+    free(json);
+    OK(tokenizer_open(in_dir("both"), &t));
+    CHECK(tokenizer_vocab(t) == 301 && tokenizer_eod(t) == 300);
+    OK(tokenizer_encode(t, "<|endoftext|>", 13, &ids));
+    CHECK(ids.count == 1 && ids.ids[0] == 300);
+    free(ids.ids);
+    tokenizer_close(t);
+}
+
 TEST(many_added_tokens_in_many_blanks)
 {
     enum { N = 1 << 19 };

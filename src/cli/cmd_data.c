@@ -20,7 +20,7 @@ static double save_every = 10;
     {                                                                            \
         "tokenizer", OPTION_TEXT, &tokenizer,                                    \
             .required = true, .value = "T",                                      \
-            .help = "byte, a tokenizer.json, or a folder with GPT-2's two files" \
+            .help = "byte, a tokenizer.json, or a folder with it or with GPT-2's two files" \
     }
 
 #define THREADS                                                                \

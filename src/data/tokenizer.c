@@ -20,15 +20,16 @@ static Err load_folder(Tokenizer *t, const char *dir)
     static const char *const pairs[][2] = { { "encoder.json", "vocab.bpe" }, { "vocab.json", "merges.txt" } };
     char vocab[PATH_MAX], merges[PATH_MAX];
     if (strlen(dir) > PATH_MAX - 32) return err_set(ERR_DATA, "path is too long: '%s'", dir);
+    /* first: what lies beside it, as Qwen is published, says nothing of split patterns and added tokens */
+    snprintf(vocab, sizeof vocab, "%s/tokenizer.json", dir);
+    if (file_exists(vocab)) return tokenizer_load_json(t, vocab);
     for (int i = 0; i < 2; i++) {
         snprintf(vocab, sizeof vocab, "%s/%s", dir, pairs[i][0]);
         snprintf(merges, sizeof merges, "%s/%s", dir, pairs[i][1]);
         if (file_exists(vocab) && file_exists(merges)) return tokenizer_load_pair(t, vocab, merges);
     }
-    snprintf(vocab, sizeof vocab, "%s/tokenizer.json", dir);
-    if (file_exists(vocab)) return tokenizer_load_json(t, vocab);
     err_set(ERR_DATA, "no tokenizer in the folder '%s'", dir);
-    err_hint("it must hold encoder.json + vocab.bpe, vocab.json + merges.txt, or tokenizer.json");
+    err_hint("it must hold tokenizer.json, encoder.json + vocab.bpe, or vocab.json + merges.txt");
     return ERR_DATA;
 }
 
@@ -42,7 +43,7 @@ static Err load(Tokenizer *t, const char *spec)
     }
     if (!file_exists(spec)) {
         err_set(ERR_DATA, "no tokenizer '%s'", spec);
-        err_hint("give `byte`, a tokenizer.json, or a folder with encoder.json + vocab.bpe");
+        err_hint("give `byte`, a tokenizer.json, or a folder with it or with encoder.json + vocab.bpe");
         return ERR_DATA;
     }
     TRY(file_is_dir(spec) ? load_folder(t, spec) : tokenizer_load_json(t, spec));

@@ -3,8 +3,7 @@
  *
  *   byte                  ids 0-255 are the bytes, 256 ends a document
  *   FILE.json             a Hugging Face tokenizer.json with a byte-level BPE model
- *   FOLDER                holding encoder.json + vocab.bpe, vocab.json + merges.txt, or
- *                         tokenizer.json
+ *   FOLDER                holding tokenizer.json, else encoder.json + vocab.bpe or vocab.json + merges.txt
  *
  * A tokenizer.json is loaded only if everything in it is understood: anything that would change an
  * id and is not supported is refused by name. Post-processors are read but nothing is added to a
