@@ -80,4 +80,30 @@ sed 's/<|endoftext|>/<|other|>/g' bpe.json >noend.json
 "$mt" preprocess --input text.txt --tokenizer noend.json --output n >/dev/null 2>&1 || bad "preprocess without an end"
 expect 2 "data.mask_eod needs a token that ends a document" "$mt" --config tiny.ini run.dir=n data.tokenizer=noend.json \
     data.train=n data.valid=n data.mask_eod=true
+
+# ---- the tokenizer belongs to the model: another one of as many ids reads and writes other text
+tr a-z n-za-m <text.txt >other.txt
+for t in text other; do "$mt" tokenizer train --input $t.txt --vocab-size 290 --output $t.json >/dev/null 2>&1; done
+cp text.json t.json
+"$mt" preprocess --input big.txt --tokenizer t.json --output c --append-eod >/dev/null 2>&1
+"$mt" preprocess --input text.txt text.txt --tokenizer t.json --output d --append-eod >/dev/null 2>&1
+own=(data.train=c data.valid=d data.tokenizer=t.json)
+run own "${own[@]}" train.steps=2
+expect 0 "bits_per_byte" "$mt" eval --config tiny.ini run.dir=own "${own[@]}"
+expect 0 "Line" "$mt" generate --run own --prompt Line --tokens 3
+mkdir elsewhere
+expect 3 "relative to the folder where the run was trained" env -C elsewhere "$mt" generate --run ../own
+check "and says what to do: $(tail -1 err.txt)" grep -q "start megatrain in that folder" err.txt
+cp other.json t.json
+rm c.crc d.crc # which would tell before
+for c in "eval --config tiny.ini run.dir=own ${own[*]}" "generate --run own"; do
+    expect 4 "the tokenizer is not the checkpoint's: its checksum is '" "$mt" $c
+    check "and says what to do: $(tail -1 err.txt)" grep -q "hint: put data.tokenizer back" err.txt
+    check "and prints nothing" [ ! -s out.txt ]
+done
+expect 0 "warning: checkpoint.load: the tokenizer is not the checkpoint's" "$mt" --config tiny.ini run.dir=new \
+    "${own[@]}" train.steps=2 checkpoint.load=own
+cp text.json t.json
+expect 0 "weights from" "$mt" --config tiny.ini run.dir=new2 "${own[@]}" train.steps=2 checkpoint.load=own
+check "the same tokenizer is no warning" [ "$(grep -c warning err.txt)" -eq 0 ]
 finish

@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/file.h"
 #include "base/mathx.h"
 #include "base/rng.h"
 #include "cli/config_arg.h"
@@ -131,8 +132,21 @@ static Err write_text(Generator *g)
     return ERR_OK;
 }
 
+/* Names in a run's configuration are those of the folder where it was started. */
+static Err find_tokenizer(const Config *cfg)
+{
+    const char *name = cfg->data.tokenizer;
+    if (!strcmp(name, "byte") || *name == '/' || file_exists(name)) return ERR_OK;
+    return err_set(ERR_DATA,
+                   "no tokenizer '%s': in '%s' data.tokenizer is relative to the folder where the run was "
+                   "trained",
+                   name, run_dir),
+           err_hint("start megatrain in that folder, and give --run as it is seen from there");
+}
+
 static Err generate_with(Generator *g, const Config *cfg)
 {
+    TRY(find_tokenizer(cfg));
     TRY(run_open(&g->run, cfg, RUN_GENERATE, NULL));
     Err err = run_load_newest(&g->run, run_dir);
     if (!err) err = start(g);

@@ -76,3 +76,16 @@ Err data_id_same(const char *now, const char *then)
     if (strcmp(first[0], first[1])) return differs("the order of its samples", first[0], first[1]);
     return ERR_OK;
 }
+
+Err data_id_same_tokenizer(const Tokenizer *now, const char *then)
+{
+    char first[LINE] = "", crc[16];
+    if (!then || !next_line(&then, first)) return ERR_OK;
+    const char *was = strstr(first, ", tokenizer ");
+    snprintf(crc, sizeof crc, "%08x", tokenizer_crc(now));
+    if (!was || !strcmp(was + 12, crc)) return ERR_OK;
+    err_set(ERR_CKPT, "the tokenizer is not the checkpoint's: its checksum is '%s' now, '%.600s' then", crc,
+            was + 12);
+    return err_hint(
+        "put data.tokenizer back as it was when the checkpoint was written: its ids mean other text now");
+}

@@ -22,4 +22,7 @@ Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *s
 /* ERR_CKPT naming what differs, both ways it is described, and the way out. */
 Err data_id_same(const char *now, const char *then);
 
+/* For weights alone, whatever data they go on with: ERR_CKPT if they were trained with another tokenizer. */
+Err data_id_same_tokenizer(const Tokenizer *now, const char *then);
+
 #endif

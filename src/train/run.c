@@ -243,6 +243,15 @@ static Err check_same_run(const Run *r, const CkptMeta *meta)
     return data_id_same(r->data_id, meta->data);
 }
 
+/* Whoever only reads a model needs its tokenizer; a new run from its weights may want another. */
+static Err check_tokenizer(const Run *r, const CkptMeta *meta)
+{
+    const Err err = data_id_same_tokenizer(r->tokenizer, meta->data);
+    if (!err || r->spec.forward_only) return err;
+    if (r->world->rank == 0) log_warn("checkpoint.load: %s", err_message());
+    return ERR_OK;
+}
+
 Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
 {
     CkptMeta meta;
@@ -254,7 +263,7 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     *damaged = true;
     TRY(ckpt_meta(path, &r->setup, &meta));
     *damaged = false;
-    if (!weights_only) TRY(check_same_run(r, &meta));
+    TRY(weights_only ? check_tokenizer(r, &meta) : check_same_run(r, &meta));
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
     log_info("%s from %s", weights_only ? "weights" : "resuming", path);
     if (weights_only) return ERR_OK;
