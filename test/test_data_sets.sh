@@ -91,6 +91,16 @@ own=(data.train=c data.valid=d data.tokenizer=t.json)
 run own "${own[@]}" train.steps=2
 expect 0 "bits_per_byte" "$mt" eval --config tiny.ini run.dir=own "${own[@]}"
 expect 0 "Line" "$mt" generate --run own --prompt Line --tokens 3
+# ids of single bytes: the same text in both tokenizers, and the same bytes, whatever the end of a document is spelled
+"$mt" tokenizer train --input text.txt --vocab-size 257 --output bytes.json >/dev/null 2>&1
+sed 's/$/\n/' text.txt >lines.txt
+for t in byte bytes.json; do
+    "$mt" preprocess --input lines.txt lines.txt --split-blank-lines --tokenizer $t --output e-$t --append-eod >/dev/null 2>&1
+    run of-$t data.train=e-$t data.valid=e-$t data.tokenizer=$t train.steps=2
+    "$mt" eval --config tiny.ini run.dir=of-$t data.valid=e-$t data.tokenizer=$t >$t.eval 2>/dev/null
+done
+check "bytes of text: $(grep '^bytes' byte.eval bytes.json.eval)" \
+    [ -n "$(grep '^bytes' byte.eval)" -a "$(grep '^bytes' byte.eval)" = "$(grep '^bytes' bytes.json.eval)" ]
 mkdir elsewhere
 expect 3 "relative to the folder where the run was trained" env -C elsewhere "$mt" generate --run ../own
 check "and says what to do: $(tail -1 err.txt)" grep -q "start megatrain in that folder" err.txt

@@ -547,7 +547,8 @@ Err train_run(const Config *cfg, const Boot *boot)
 
 /* ---- evaluation ---- */
 
-/* Bytes that the targets that count stand for: what makes losses of different vocabularies comparable. */
+/* Bytes of text that the targets that count stand for: what makes losses of different vocabularies comparable. An end
+ * of a document stands for none, however its token is spelled. */
 static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64_t *bytes)
 {
     int64_t T = r->spec.model.seq;
@@ -560,7 +561,7 @@ static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64
         for (int64_t k = 1; k <= T && !err; k++) {
             int32_t size = 0;
             if (r->spec.mask_eod && tokens[k - 1] == r->spec.eod) continue;
-            tokenizer_bytes(r->tokenizer, tokens[k], &size);
+            if (tokens[k] != r->spec.eod) tokenizer_bytes(r->tokenizer, tokens[k], &size);
             *bytes += size;
         }
     }
