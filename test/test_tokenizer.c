@@ -441,6 +441,30 @@ TEST(training_stops_early_and_ignores_file_order)
     FAILS(tokenizer_train(&(TokenizerTrainOptions){ ab, 2, 256, forth, 2 }, NULL), ERR_CONFIG, "256");
 }
 
+/* One word of one letter: every merge doubles the longest token. */
+TEST(training_finds_tokens_of_any_length)
+{
+    enum { N = 300000 };
+    char *text = malloc(N + 1), *back;
+    int64_t vocab, size;
+    Tokenizer *t;
+    TokenList ids;
+    memset(text, 'a', N);
+    text[N] = 0;
+    const char *path = write_text("letter.txt", text), *out = in_dir("letter.json");
+    OK(tokenizer_train(&(TokenizerTrainOptions){ &path, 1, 300, out, 1 }, &vocab));
+    OK(tokenizer_open(out, &t));
+    CHECK(tokenizer_vocab(t) == vocab);
+    OK(tokenizer_encode(t, text, N, &ids));
+    CHECK_MSG(ids.count < 10, "%lld ids", (long long)ids.count);
+    OK(tokenizer_decode(t, ids.ids, ids.count, &back, &size));
+    CHECK(size == N && memcmp(back, text, N) == 0);
+    free(ids.ids);
+    free(back);
+    free(text);
+    tokenizer_close(t);
+}
+
 /* ---- encoding ---- */
 
 TEST(encoding_equals_naive)

@@ -81,19 +81,30 @@ static Err load_vocab(Tokenizer *t, const Json *vocab, const Json *added, int64_
     return bpe_finish(&t->bpe);
 }
 
-/* One merge from its two spellings. */
-static Err add_merge(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size)
+/* `bytes`: room for as many as both spellings have. */
+static Err add_merge_in(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size,
+                        char *bytes)
 {
-    enum { ROOM = 1 << 16 };
-    char bytes[ROOM];
-    if (left_size <= 0 || right_size <= 0 || left_size > ROOM / 2 || right_size > ROOM / 2)
-        return err_set(ERR_DATA, "merge '%lld' is not two tokens", (long long)b->merge_count + 1);
     int64_t l = spelling_bytes(left, left_size, bytes);
     int64_t r = l < 0 ? -1 : spelling_bytes(right, right_size, bytes + l);
     if (r < 0)
         return err_set(ERR_DATA, "merge '%lld' is not spelled in the byte-level alphabet",
                        (long long)b->merge_count + 1);
     return bpe_add_merge(b, (TokenText){ bytes, (int32_t)l }, (TokenText){ bytes + l, (int32_t)r });
+}
+
+/* One merge from its two spellings. They may be long: a text of one letter trains such tokens. */
+static Err add_merge(Bpe *b, const char *left, int64_t left_size, const char *right, int64_t right_size)
+{
+    char room[1024];
+    const int64_t size = left_size + right_size;
+    if (left_size <= 0 || right_size <= 0)
+        return err_set(ERR_DATA, "merge '%lld' is not two tokens", (long long)b->merge_count + 1);
+    char *bytes = size <= (int64_t)sizeof room ? room : malloc((size_t)size);
+    if (!bytes) return err_set(ERR_MEMORY, "no memory for a merge of '%lld' bytes", (long long)size);
+    Err err = add_merge_in(b, left, left_size, right, right_size, bytes);
+    if (bytes != room) free(bytes);
+    return err;
 }
 
 /* A merge written "left right". */
