@@ -245,6 +245,26 @@ touch l.gz # not begun: its time does not matter
 run got "${job[@]}"
 check "an input that was not begun may change" grep -q "^going on" err.txt
 check "and the bytes are the same" same got want
+# an input that is touched while the job runs, before its turn: what counts is what it was when it was opened
+cp b.txt m.txt
+turns=(--append-eod --split-blank-lines --input p.txt m.txt p.txt --save-every 1e-9 --threads 2)
+run turns "${turns[@]}"
+MEGATRAIN_FILE_FAULT=count "$mt" preprocess --tokenizer byte --output got "${turns[@]}" >out.txt 2>err.txt
+at=$(($(sed -n 's/^file operations: //p' err.txt) * 4 / 5))
+rm -rf got.*
+MEGATRAIN_FILE_FAULT=kill@$at "$mt" preprocess --tokenizer byte --output got "${turns[@]}" >out.txt 2>err.txt &
+pid=$!
+while [ ! -e got.part/lock ] && kill -0 $pid 2>/dev/null; do sleep 0.001; done
+kill -STOP $pid 2>/dev/null
+touch m.txt
+kill -CONT $pid 2>/dev/null
+wait $pid 2>/dev/null
+check "it is stopped in the last input: exit $?" [ -s got.part/job.json ]
+run got "${turns[@]}"
+check "an input that was touched before its turn: exit $? $(head -1 err.txt)" grep -q "^going on" err.txt
+check "and the bytes are the same" same got turns
+rm -rf got.* turns.*
+
 for file in tokens lengths job.json; do
     stop_at 60
     printf '\x07' | dd of=got.part/$file bs=1 seek=30 conv=notrunc 2>/dev/null

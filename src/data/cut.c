@@ -228,6 +228,20 @@ static Err cut_lines(Cutter *c, Chunk *out)
 
 /* ---- the whole ---- */
 
+static Err open_next(Cutter *c)
+{
+    const char *path = c->o.inputs[c->at.input];
+    InputStat *known = &c->o.stats[c->at.input];
+    TRY(input_open(path, &c->input));
+    const InputStat opened = input_opened(c->input);
+    if (c->at.offset > 0 && !input_stat_same(opened, *known)) {
+        err_set(ERR_DATA, "'%s' changed just as the job went on", path);
+        return err_hint("start it again");
+    }
+    *known = opened;
+    return c->at.offset > 0 ? input_skip(c->input, c->at.offset) : ERR_OK;
+}
+
 Err cutter_next(Cutter *c, Chunk *out, bool *more)
 {
     *more = c->at.input < c->o.input_count;
@@ -237,10 +251,7 @@ Err cutter_next(Cutter *c, Chunk *out, bool *more)
     out->continues = c->open;
     out->open = out->at_line = false;
     out->input = c->at.input;
-    if (!c->input) {
-        TRY(input_open(c->o.inputs[c->at.input], &c->input));
-        if (c->at.offset > 0) TRY(input_skip(c->input, c->at.offset));
-    }
+    if (!c->input) TRY(open_next(c));
     if (c->long_line) return cut_long(c, out);
     if (c->o.kind == CHUNK_LINES) return cut_lines(c, out);
     return c->o.kind == CHUNK_PARAGRAPHS ? cut_paragraphs(c, out) : cut_document(c, out);

@@ -45,6 +45,7 @@ typedef struct {
 typedef struct {
     const char *const *inputs;
     int64_t input_count;
+    InputStat *stats; /* [input_count]; of each that is begun: becomes what it was when it was opened */
     const Tokenizer *tokenizer;
     ChunkKind kind;
     JsonlKey key; /* of lines */

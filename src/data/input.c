@@ -45,6 +45,13 @@ Err input_stat(const char *path, InputStat *out)
     return err;
 }
 
+InputStat input_opened(const Input *in) { return in->stat; }
+
+bool input_stat_same(InputStat a, InputStat b)
+{
+    return a.size_bytes == b.size_bytes && a.mtime_ns == b.mtime_ns;
+}
+
 int64_t input_consumed(const Input *in) { return in->offset - (in->filled - in->at); }
 
 static Err damaged(const Input *in, const char *what)
@@ -60,9 +67,7 @@ static Err check_unchanged(const Input *in)
 {
     InputStat now;
     TRY(stat_fd(in->fd, in->path, &now));
-    if (now.size_bytes == in->stat.size_bytes && now.mtime_ns == in->stat.mtime_ns &&
-        in->offset == in->stat.size_bytes)
-        return ERR_OK;
+    if (input_stat_same(now, in->stat) && in->offset == in->stat.size_bytes) return ERR_OK;
     err_set(ERR_DATA, "'%s' changed while it was read: '%lld' bytes, '%lld' when it was opened", in->path,
             (long long)now.size_bytes, (long long)in->stat.size_bytes);
     return err_hint("leave files alone while they are read, and start again");

@@ -29,6 +29,9 @@ typedef struct Input Input;
 Err input_open(const char *path, Input **out);
 void input_close(Input *in); /* NULL is fine */
 
+InputStat input_opened(const Input *in); /* the file as it was when it was opened */
+bool input_stat_same(InputStat a, InputStat b);
+
 /*
  * The next bytes of text, as many as there is room for; *got is less only at the end. ERR_DATA naming the file and the
  * offset in it: damaged or cut short, as far as the format tells; changed while it was read.

@@ -330,6 +330,7 @@ static Err open_identity(Job *j, PreprocessResult *r)
         TRY(input_stat(o->inputs[i], &j->stats[i]));
         r->input_bytes += j->stats[i].size_bytes;
     }
+    j->cut.stats = j->stats; /* until an input's turn comes it may change */
     j->identity = (JobIdentity){ .prefix = o->output,
                                  .options = j->options,
                                  .inputs = o->inputs,
