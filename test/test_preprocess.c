@@ -4,6 +4,7 @@
 #include "data/indexed.h"
 #include "data/jsonl.h"
 #include "data/preprocess.h"
+#include "data/resume.h"
 #include "data/tokenizer.h"
 #include "scratch.h"
 
@@ -241,6 +242,20 @@ TEST(jsonl_in_pieces)
     free(pieces.text);
     FAILS(jsonl_key("a..b", &key), ERR_CONFIG, "empty name");
     FAILS(jsonl_key("1.2.3.4.5.6.7.8.9", &key), ERR_CONFIG, "too many names");
+}
+
+/* One job has published and is about to end when the next begins. */
+TEST(a_folder_of_another_job_stays)
+{
+    int first, second;
+    const char *prefix = in_dir("turn"), *lock = in_dir("turn.part/lock");
+    OK(job_lock(prefix, &first));
+    OK(file_remove_tree(in_dir("turn.part")));
+    OK(job_lock(prefix, &second));
+    job_unlock(prefix, first);
+    CHECK(file_exists(lock));
+    job_unlock(prefix, second);
+    CHECK(!file_exists(in_dir("turn.part")));
 }
 
 TEST(preprocess_errors)

@@ -512,7 +512,7 @@ Err file_free_bytes(const char *path, int64_t *out)
 /* ---- lock ---- */
 
 /* False if the holder before has removed the file between our open and our lock. */
-static bool is_still(int fd, const char *path)
+bool file_is_still(int fd, const char *path)
 {
     struct stat ours, there;
     return fstat(fd, &ours) == 0 && stat(path, &there) == 0 && ours.st_ino == there.st_ino &&
@@ -538,7 +538,7 @@ Err file_lock(const char *path, int *fd_out)
         close(fd);
         return err;
     }
-    if (!is_still(fd, path)) {
+    if (!file_is_still(fd, path)) {
         close(fd);
         return err_set(ERR_STORAGE, "'%s' was removed by another run that ends just now", path),
                err_hint("start it again");

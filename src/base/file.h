@@ -63,6 +63,8 @@ Err file_free_bytes(const char *path, int64_t *out); /* on the file system that 
  * ERR_STORAGE naming the holder when another live process has it. The holder may remove the file. */
 Err file_lock(const char *path, int *fd_out);
 void file_unlock(int fd);
+/* Is the file at `path` the one that was opened as fd? It may have been removed, and made anew by another process. */
+bool file_is_still(int fd, const char *path);
 
 /* Castagnoli's CRC; start with 0, go on with the last value. crc32c_table: the same value without the
  * processor's own instruction, for processors that have none. */

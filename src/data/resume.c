@@ -221,6 +221,8 @@ void job_unlock(const char *prefix, int lock)
     indexed_part(prefix, "/job.json", path);
     err_keep(&why); /* an error may be on its way up */
     bool keep = file_exists(path);
+    indexed_part(prefix, "/lock", path); /* gone: what may be there again is another process's */
+    keep = keep || !file_is_still(lock, path);
     indexed_part(prefix, "", path);
     if (!keep && file_remove_tree(path) != ERR_OK) err_again(&why, ERR_IO);
     file_unlock(lock);

@@ -29,7 +29,7 @@ typedef struct {
 
 /* Makes the folder and locks it. ERR_STORAGE if another process has it, or as indexed_check_place; ERR_IO. */
 Err job_lock(const char *prefix, int *lock);
-/* Removes the folder if nothing is there to go on from. */
+/* Removes the folder if it is still the one that was locked, and nothing is there to go on from. */
 void job_unlock(const char *prefix, int lock);
 
 /*
