@@ -172,14 +172,22 @@ at_fault() { # ACTION N: whatever was there before, afterwards there is nothing 
         check "$1@$2: inspect has doubts" "$mt" inspect got >out.txt 2>err.txt
     fi
     check "$1@$2: outside of got.part there is $(echo *)" [ -z "$(ls -d got.* 2>/dev/null | grep -v '^got\.\(bin\|idx\|crc\|part\)$')" ]
+    # the old index goes before the tokens get their name: both are the new ones
+    local ended=false
+    [ "$1" = kill ] && [ -e got.part/job.json ] && [ -e got.idx ] && [ ! -e got.part/tokens ] && ended=true
     [ "$1" = eintr ] || run got "${job[@]}" --threads 3
+    $ended && ends=$((ends + 1)) &&
+        check "$1@$2: a job that was done is done again: $(head -1 err.txt)" grep -q "^the files are complete" err.txt
     check "$1@$2, then started again: exit $? $(head -1 err.txt)" same got want
     check "$1@$2, then started again: $(ls -d got.part 2>/dev/null)" [ ! -e got.part ]
 }
+ends=0
 for action in kill enospc eio short eintr; do
     for ((n = 1; n <= total; n += step)); do at_fault $action $n; done
     [ $step = 1 ] || for ((n = total - 10; n <= total; n++)); do at_fault $action $n; done # where files get their names
 done
+
+check "one of the kills is behind the last rename: $ends" [ $ends -gt 0 ]
 
 # kill -9 at any moment, again and again, until it is done
 rounds=2

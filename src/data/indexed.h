@@ -116,6 +116,10 @@ Err indexed_create(const char *prefix, TokenType type, IndexedWriter **out);
  * any more, or damaged. */
 Err indexed_resume(const char *prefix, TokenType type, const IndexedMark *mark, IndexedWriter **out);
 
+/* Was a job with this mark at its end stopped behind the last rename? All that is left to do then is to remove
+ * PREFIX.part. */
+bool indexed_published(const char *prefix, const IndexedMark *mark);
+
 /* More tokens of the present document. */
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count);
 /* Ends the document: one sequence; a document without tokens has none, as in Megatron. */

@@ -230,6 +230,19 @@ Err indexed_resume(const char *prefix, TokenType type, const IndexedMark *mark, 
     return err;
 }
 
+bool indexed_published(const char *prefix, const IndexedMark *mark)
+{
+    char tokens_path[PATH_MAX];
+    Indexed x;
+    bool summed;
+    indexed_part(prefix, "/tokens", tokens_path);
+    if (file_exists(tokens_path) || indexed_open(prefix, &x) != ERR_OK) return false;
+    bool same = indexed_verify(&x, &summed) == ERR_OK && summed && x.bin_crc == mark->tokens_crc &&
+                x.tokens == mark->tokens && x.documents == mark->documents;
+    indexed_close(&x);
+    return same;
+}
+
 /* ---- writing ---- */
 
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count)

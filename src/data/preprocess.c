@@ -65,7 +65,7 @@ typedef struct {
     /* the writing thread's */
     JobDone done, file_start;
     double save_s; /* when to save next */
-    bool saved;
+    bool saved, published;
     Progress progress;
 } Job;
 
@@ -355,6 +355,9 @@ static Err open_writer(Job *j, TokenType type)
 {
     bool found;
     TRY(job_load(&j->identity, &j->done, &j->file_start, &found));
+    const bool ended = found && j->done.place.input == j->identity.input_count;
+    j->published = ended && indexed_published(j->o->output, &j->done.written);
+    if (j->published) return ERR_OK;
     if (found) {
         Err err = indexed_resume(j->o->output, type, &j->done.written, &j->writer);
         if (err && err != ERR_DATA) return err;
@@ -379,6 +382,16 @@ static Err open_places(Job *j, int64_t total_bytes)
     return cutter_open(&j->cut, *at, j->cut.kind == CHUNK_DOCUMENT && at->offset > 0, before, &j->cutter);
 }
 
+static Err write_tokens(Job *j, int64_t total_bytes)
+{
+    indexed_made_with(j->writer, tokenizer_crc(j->tokenizer));
+    TRY(open_places(j, total_bytes));
+    TRY(run_threads(j));
+    if (j->saved) TRY(save(j)); /* what follows must not cost the work either */
+    j->done.written = indexed_now(j->writer);
+    return ERR_OK;
+}
+
 static Err run(Job *j, PreprocessResult *r)
 {
     TRY(open_options(j));
@@ -389,19 +402,28 @@ static Err run(Job *j, PreprocessResult *r)
     TokenType type = indexed_type_for(r->vocab);
     r->token_type = token_type_name(type);
     TRY(open_writer(j, type));
-    indexed_made_with(j->writer, tokenizer_crc(j->tokenizer));
-    TRY(open_places(j, r->input_bytes));
-    TRY(run_threads(j));
-    if (j->saved) TRY(save(j)); /* what follows must not cost the work either */
-    IndexedMark all = indexed_now(j->writer);
-    r->tokens = all.tokens;
-    r->documents = all.documents;
+    if (!j->published) TRY(write_tokens(j, r->input_bytes));
+    r->tokens = j->done.written.tokens;
+    r->documents = j->done.written.documents;
     r->empty_documents = j->done.empty_documents;
     r->invalid_bytes = j->done.invalid_bytes;
-    if (all.tokens > 0) return ERR_OK;
+    if (r->tokens > 0) return ERR_OK;
     err_set(ERR_DATA, "the input holds no text: '%s'%s", j->o->inputs[0],
             j->o->input_count > 1 ? " and the others" : "");
     return ERR_DATA;
+}
+
+static Err finish(Job *j)
+{
+    char part[PATH_MAX];
+    if (!j->published) {
+        Err err = indexed_finish(j->writer);
+        j->writer = NULL;
+        return err;
+    }
+    log_info("the files are complete: an earlier process was stopped just before its end");
+    indexed_part(j->o->output, "", part);
+    return file_remove_tree(part);
 }
 
 static void close_job(Job *j)
@@ -431,10 +453,7 @@ Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result)
     ASSERT(o->input_count > 0);
     *result = (PreprocessResult){ 0 };
     Err err = run(&j, result);
-    if (!err) {
-        err = indexed_finish(j.writer);
-        j.writer = NULL;
-    }
+    if (!err) err = finish(&j);
     close_job(&j);
     if (err == ERR_IO && j.saved)
         err_hint("'%s.part' keeps what is done: the same command goes on with it", o->output);
