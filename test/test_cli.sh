@@ -164,6 +164,8 @@ run 0 eval --config tiny.ini
 for w in loss perplexity bits_per_byte; do says out "^$w [0-9.]+$"; done
 for p in runs/tiny runs/tiny/checkpoints/step-00000003; do run 0 inspect $p; says out "checksums +every byte"; done
 for p in data/tiny data/tiny.idx data/tiny.bin; do run 0 inspect $p; says out "^documents 1$"; done
+run 0 preprocess --input "$text" --tokenizer byte --output data/odd.bin # writes data/odd.bin.bin
+for p in data/odd.bin data/odd.bin.idx data/odd.bin.bin; do run 0 inspect $p; says out "^data/odd.bin: token files$"; done
 run 0 inspect data/tiny --document 0 --tokenizer byte
 check "a document is the text that it was made from" cmp -s "$dir/out" "$text"
 run 0 inspect data/tiny.idx --document 0

@@ -148,18 +148,24 @@ static Err inspect_tokenizer(const char *path)
 
 /* ---- what is it? ---- */
 
-/* PREFIX of PREFIX, PREFIX.idx, PREFIX.bin when there are token files of that name. */
-static bool token_prefix(const char *path, char prefix[PATH_MAX])
+static bool are_tokens(const char *prefix)
 {
     char idx[PATH_MAX], bin[PATH_MAX];
-    size_t n = strlen(path);
-    if (n + 8 > PATH_MAX) return false;
-    bool suffix = n > 4 && (!strcmp(path + n - 4, ".idx") || !strcmp(path + n - 4, ".bin"));
-    memcpy(prefix, path, n + 1);
-    if (suffix) prefix[n - 4] = 0;
     snprintf(idx, sizeof idx, "%.*s.idx", PATH_MAX - 8, prefix);
     snprintf(bin, sizeof bin, "%.*s.bin", PATH_MAX - 8, prefix);
     return file_exists(idx) || file_exists(bin);
+}
+
+/* PREFIX of PREFIX, PREFIX.idx, PREFIX.bin when there are token files of that name. A prefix may end as they do. */
+static bool token_prefix(const char *path, char prefix[PATH_MAX])
+{
+    size_t n = strlen(path);
+    if (n + 8 > PATH_MAX) return false;
+    memcpy(prefix, path, n + 1);
+    if (are_tokens(prefix)) return true;
+    if (n <= 4 || (strcmp(path + n - 4, ".idx") && strcmp(path + n - 4, ".bin"))) return false;
+    prefix[n - 4] = 0;
+    return are_tokens(prefix);
 }
 
 static Err inspect_path(const char *path)
