@@ -114,6 +114,15 @@ for f in theirs.part/tokens.txt theirs2.idx/x theirs3.bin/x; do echo text >$f; d
 expect 5 "holds something else: 'tokens.txt'" "$mt" preprocess --tokenizer byte --output theirs --input b.txt
 expect 5 "'theirs2.idx' is a folder" "$mt" preprocess --tokenizer byte --output theirs2 --input b.txt
 expect 5 "'theirs3.bin' is a folder" "$mt" preprocess --tokenizer byte --output theirs3 --input b.txt
+for suffix in bin idx crc; do
+    mkfifo pipe.$suffix
+    expect 5 "'pipe.$suffix' is not a regular file and is not replaced" "$mt" preprocess --tokenizer byte --output pipe --input b.txt
+    check "pipe.$suffix is still one, and alone: $(echo pipe.*)" [ -p pipe.$suffix -a "$(echo pipe.*)" = pipe.$suffix ]
+    rm pipe.*
+done
+ln -s nowhere link.idx
+expect 5 "cannot follow link 'link.idx'" "$mt" preprocess --tokenizer byte --output link --input b.txt
+rm link.*
 check "files of others are gone" [ "$(cat theirs.part/tokens.txt theirs2.idx/x theirs3.bin/x)" = $'text\ntext\ntext' ]
 check "beside them is something new" [ "$(ls -d theirs* | tr '\n' ' ')" = "theirs.part theirs2.idx theirs3.bin " ]
 mkdir own.part && touch own.part/{tokens,lengths,index,sums,sums.tmp-1,lock,job.json.tmp-17} # a killed job's

@@ -373,8 +373,8 @@ static Err folder_of(const char *path, char out[PATH_MAX])
     return ERR_OK;
 }
 
-/* The file that a rename to `path` may replace: a link's target; never a device or a pipe. */
-static Err replaceable(const char *path, char out[PATH_MAX])
+/* A link's target; never a device or a pipe. */
+Err file_replaceable(const char *path, char out[PATH_MAX])
 {
     struct stat st;
     if (snprintf(out, PATH_MAX, "%s", path) >= PATH_MAX)
@@ -389,7 +389,7 @@ static Err replaceable(const char *path, char out[PATH_MAX])
 Err file_replace(const char *name, const void *data, int64_t size_bytes)
 {
     char path[PATH_MAX], temp[PATH_MAX], dir[PATH_MAX];
-    TRY(replaceable(name, path));
+    TRY(file_replaceable(name, path));
     TRY(folder_of(path, dir));
     if (snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid()) >= (int)sizeof temp)
         return err_set(ERR_IO, "path is too long: '%s'", path);

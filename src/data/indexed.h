@@ -137,8 +137,8 @@ Err indexed_finish(IndexedWriter *w);
 /* Leaves PREFIX.part if something in it was synced, else nothing. NULL is fine. */
 void indexed_abandon(IndexedWriter *w);
 
-/* ERR_STORAGE if writing would remove what is not ours: PREFIX.bin, .crc or .idx is a folder, or in a folder
- * PREFIX.part there is a name that no job gives. */
+/* ERR_STORAGE if writing would remove what is not ours: PREFIX.bin, .crc or .idx is a folder, a device or a pipe, or in
+ * a folder PREFIX.part there is a name that no job gives. */
 Err indexed_check_place(const char *prefix);
 
 /* out = PREFIX.part, followed by `name`. */
