@@ -83,6 +83,7 @@ refuse 2 CUDA run.device=cuda
 refuse 2 "data.train is empty" data.train=
 refuse 2 "cannot read the data set" data.train="3 a b"
 refuse 2 "not a positive number" data.train="-1 a 2 b"
+for o in keyed megatron; do refuse 2 "'2' is nothing beside the others" data.train="1e299 a 1e-320 b" data.order=$o; done
 refuse 2 "model.vocab is 100" model.vocab=100
 check "nothing of a run with a wrong configuration is there" [ ! -e refused/config.ini ]
 rm -rf refused

@@ -1,5 +1,6 @@
 #include "data/order.h"
 
+#include <float.h>
 #include <math.h>
 
 #include "base/rng.h"
@@ -72,10 +73,17 @@ Err blend_check(const double *weights, int source_count)
     if (source_count < 1 || source_count > BLEND_SOURCES_MAX)
         return err_set(ERR_CONFIG, "a blend of '%d' data sets: 1 to %d are possible", source_count,
                        BLEND_SOURCES_MAX);
-    for (int d = 0; d < source_count; d++)
+    double sum = 0;
+    for (int d = 0; d < source_count; d++) {
         if (!(weights[d] > 0) || !(weights[d] < 1e300))
             return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is not a positive number", weights[d],
                            d + 1);
+        sum += weights[d];
+    }
+    for (int d = 0; d < source_count; d++)
+        if (weights[d] / sum < DBL_MIN)
+            return err_set(ERR_CONFIG, "weight '%g' of data set '%d' is nothing beside the others",
+                           weights[d], d + 1);
     return ERR_OK;
 }
 

@@ -38,7 +38,7 @@ typedef struct {
     uint16_t prefix[BLEND_BLOCK];     /* earlier draws of the same data set in the block */
 } Blend;
 
-/* ERR_CONFIG: a weight that is not positive and finite; too many or none. */
+/* ERR_CONFIG: a weight that is not positive and finite, or no number beside their sum; too many or none. */
 Err blend_check(const double *weights, int source_count);
 
 /*
