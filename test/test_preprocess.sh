@@ -74,6 +74,11 @@ if $zstd; then
     case_of "zstd, JSON lines" jsonl text 1 --format jsonl -- l.zst
 fi
 
+run got --append-eod --input a.txt empty.txt b.txt
+check "3 documents, one of them empty: $(cat out.txt err.txt)" eval 'grep -q "idx: 3 documents" out.txt && grep -q "^1 of these documents are empty" err.txt'
+check "as the index has them" grep -q "^documents 3$" <("$mt" inspect got)
+rm -f got.*
+
 # ---- damage: exit 3, file and offset, nothing left
 damaged() { # TEXT FILE OPTIONS
     expect 3 "$1" "$mt" preprocess --tokenizer byte --output bad --input "$2" "${@:3}"
