@@ -16,10 +16,10 @@ static bool append_eod, split_blank_lines, decode;
 static int64_t threads, vocab_size;
 static double save_every = 10;
 
-#define TOKENIZER                                                                \
-    {                                                                            \
-        "tokenizer", OPTION_TEXT, &tokenizer,                                    \
-            .required = true, .value = "T",                                      \
+#define TOKENIZER                                                                           \
+    {                                                                                       \
+        "tokenizer", OPTION_TEXT, &tokenizer,                                               \
+            .required = true, .value = "T",                                                 \
             .help = "byte, a tokenizer.json, or a folder with it or with GPT-2's two files" \
     }
 
@@ -48,6 +48,16 @@ static const Option preprocess_options[] = {
       .help = "how often what is done is made safe; 0: never" },
 };
 
+/* Without a name in it the files would be .bin, .idx and .crc, which nobody sees. */
+static Err check_prefix(const char *prefix)
+{
+    const size_t n = strlen(prefix);
+    if (n > 0 && prefix[n - 1] != '/') return ERR_OK;
+    err_set(ERR_CONFIG, "--output '%s' names no files", prefix);
+    return err_hint("give the beginning of their names: '%sbooks' makes '%sbooks.bin' and '%sbooks.idx'",
+                    prefix, prefix, prefix);
+}
+
 static Err preprocess(Words rest)
 {
     (void)rest;
@@ -59,6 +69,7 @@ static Err preprocess(Words rest)
     if (key && !jsonl) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
     if (split_blank_lines && jsonl)
         return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
+    TRY(check_prefix(output));
     PreprocessOptions o = { .inputs = inputs.items,
                             .input_count = inputs.count,
                             .tokenizer = tokenizer,
