@@ -267,6 +267,13 @@ touch l.gz # not begun: its time does not matter
 run got "${job[@]}"
 check "an input that was not begun may change" grep -q "^going on" err.txt
 check "and the bytes are the same" same got want
+echo text >byte # no tokenizer's file
+stop_at 60
+echo other >byte
+run got "${job[@]}"
+check "a file named byte is not looked at: exit $? $(head -1 err.txt)" grep -q "^going on" err.txt
+rm -rf byte got.*
+
 # an input that is touched while the job runs, before its turn: what counts is what it was when it was opened
 cp b.txt m.txt
 turns=(--append-eod --split-blank-lines --input p.txt m.txt p.txt --save-every 1e-9 --threads 2)
