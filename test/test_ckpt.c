@@ -5,6 +5,7 @@
  */
 #include "ckpt_fixture.h"
 
+#include "ckpt/manifest.h"
 #include "ckpt/safetensors.h"
 
 /* ---- safetensors ---- */
@@ -429,6 +430,36 @@ TEST(only_the_newest_are_kept)
     OK(ckpt_verify(step_path(dir, 1, "")));
     OK(save(ONE, SMALL, dir, 4, 2));
     CHECK(count_entries(dir, "step-") == 3 && !file_exists(step_path(dir, 1, "")));
+}
+
+/* The limit is another when the second step is saved. */
+static Err rank_save_larger(Rank *r)
+{
+    Ckpt c;
+    CkptMeta meta = meta_of(1);
+    TRY(rank_open(r));
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, 2, 1000 }, &r->setup));
+    rank_fill(r, 1);
+    TRY(ckpt_save(&c, &meta));
+    manifest_max_bytes = 1000;
+    meta.step = 2;
+    return ckpt_save(&c, &meta);
+}
+
+TEST(a_manifest_that_could_not_be_read_is_never_written)
+{
+    const int64_t most = manifest_max_bytes;
+    const char *dir = fresh_dir();
+    Job j = { .grid = ONE, .run_dir = dir, .step = 1 };
+    Job two = { .grid = { 1, 2, 0 }, .run_dir = dir, .step = 1 };
+    manifest_max_bytes = 4096; /* before the first step where it can be foreseen */
+    FAILS(run_ranks(&two, rank_save), ERR_CONFIG, "of '15' pieces of tensors from '2' ranks may take");
+    CHECK(!ckpt_any(dir));
+    manifest_max_bytes = most;
+    FAILS(run_ranks(&j, rank_save_larger), ERR_STORAGE, "more than the '1000' that are read");
+    manifest_max_bytes = most;
+    CHECK(count_entries(dir, "step-") == 1);
+    OK(load(ONE, SMALL, step_path(dir, 1, ""), 1));
 }
 
 TEST(a_step_can_be_saved_again)

@@ -112,4 +112,34 @@ TEST(a_manifest_of_4096_ranks_is_read)
     free(text);
 }
 
+/* 70B with ZeRO-1 on 512 ranks has 73 MiB, 405B 184 MiB. */
+TEST(a_manifest_may_be_larger_than_64_MiB)
+{
+    enum { BLANKS = 65 << 20 };
+    static const char head[] =
+        "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":\"run\",\"blocks\":"
+        "{\"tp\":1,\"seq\":1,\"attn\":1},\"counters\":{},\"data\":\"\",\"config\":\"\",\"parameters\":[{\"name\":\"p\",\"shape\":"
+        "[16],\"shift\":0}],\"files\":[{\"name\":\"f\",\"size\":4096,\"crc32c\":[1]}],\"pieces\":[";
+    static const char tail[] = "{\"name\":\"p\",\"state\":\"value\",\"dtype\":\"F32\",\"global\":[16],\"offset\":[0],\"shape\":"
+                               "[16],\"file\":\"f\",\"crc32c\":1}]}";
+    char *text = malloc(sizeof head + BLANKS + sizeof tail);
+    int64_t n = sprintf(text, "%s", head);
+    memset(text + n, ' ', BLANKS);
+    n += BLANKS;
+    n += sprintf(text + n, "%s", tail);
+    write_manifest(text, n);
+    SetupArena a;
+    Manifest m;
+    setup_init(&a);
+    OK(manifest_read(in_dir("."), &a, &m));
+    CHECK(m.piece_count == 1 && m.pieces[0].box.shape[0] == 16);
+    const int64_t most = manifest_max_bytes;
+    CHECK(most == (int64_t)4 << 30);
+    manifest_max_bytes = n - 1;
+    FAILS(manifest_read(in_dir("."), &a, &m), ERR_CKPT, "allowed");
+    manifest_max_bytes = most;
+    setup_release(&a);
+    free(text);
+}
+
 TEST_MAIN

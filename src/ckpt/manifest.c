@@ -5,6 +5,7 @@
 #include <string.h>
 
 const char *const ckpt_state_names[CKPT_STATES] = { "value", "m", "v" };
+int64_t manifest_max_bytes = INT64_C(4) << 30;
 static const char *const state_prefix[CKPT_STATES] = { "", "m/", "v/" };
 
 enum { MAX_SIDE_BY_SIDE = 4096 }; /* pieces of a tensor that share rows: they are compared pairwise */
@@ -390,7 +391,7 @@ Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
     if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= (int)sizeof path)
         return err_set(ERR_CKPT, "path is too long: '%s'", folder);
     TRY(setup_strdup(a, folder, (char **)(uintptr_t)&m->folder));
-    TRY_AS(ERR_CKPT, file_read_all(path, MANIFEST_MAX_BYTES, &text, &size_bytes));
+    TRY_AS(ERR_CKPT, file_read_all(path, manifest_max_bytes, &text, &size_bytes));
     Err err = check_crc(folder, path, text, size_bytes);
     Parse p = { .path = path, .arena = a, .m = m };
     if (!err)

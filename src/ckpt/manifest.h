@@ -19,7 +19,10 @@
 #include "ckpt/safetensors.h"
 #include "param/shard.h"
 
-enum { CKPT_STATES = 3, MANIFEST_MAX_BYTES = 64 << 20, KEY_MAX = PARAM_NAME_MAX + 48 };
+enum { CKPT_STATES = 3, KEY_MAX = PARAM_NAME_MAX + 48 };
+
+/* Of a manifest: larger ones are neither read nor written. 4 GiB; less in tests. */
+extern int64_t manifest_max_bytes;
 
 /* What is stored of a parameter, and what its keys begin with. */
 typedef enum { STATE_VALUE, STATE_M, STATE_V } CkptState;
@@ -57,7 +60,8 @@ typedef struct {
     int64_t format;
 } Manifest;
 
-/* ERR_CKPT naming the file. m->format is set as soon as it is known, also when it is too new for us. */
+/* Takes about one and a half times the file's size. ERR_CKPT naming the file. m->format is set as soon as it is known,
+ * also when it is too new for us. */
 Err manifest_read(const char *folder, SetupArena *a, Manifest *m);
 Err manifest_check_files(const Manifest *m);            /* there, and of the right size */
 int manifest_find(const Manifest *m, const char *name); /* index into params; -1 if absent */

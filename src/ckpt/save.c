@@ -105,6 +105,26 @@ static Err open_folder(Ckpt *c, SetupArena *setup)
     return err;
 }
 
+/* An upper bound of what the manifest will take. */
+static int64_t manifest_most(const Ckpt *c)
+{
+    return c->text_bytes + c->piece_count * (PARAM_NAME_MAX + 408) +
+           c->o.store->reg->count * (PARAM_NAME_MAX + 128) + c->crc_count * 12 +
+           c->o.world->size * (CKPT_NAME_MAX + 64);
+}
+
+/* Known before step 1: a checkpoint that nobody could read would be found out when it is needed. */
+static Err check_manifest(const Ckpt *c)
+{
+    if (manifest_most(c) <= manifest_max_bytes) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "the manifest of a checkpoint of '%lld' pieces of tensors from '%d' ranks may take '%lld' bytes, "
+            "'%lld' are allowed",
+            (long long)c->piece_count, c->o.world->size, (long long)manifest_most(c),
+            (long long)manifest_max_bytes);
+    return err_hint("fewer ranks, or parallel.zero=0: each rank then has fewer pieces to write");
+}
+
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 {
     *c = (Ckpt){ .o = o, .states = o.store->m.data && o.store->v.data ? CKPT_STATES : 1 };
@@ -113,6 +133,7 @@ Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
     TRY(folder_name(c->folder, o.run_dir));
     TRY(check_names(o.store->reg));
     TRY(allocate(c, setup));
+    TRY(check_manifest(c));
     if (o.stream->dev->is_null) return ERR_OK;
     TRY(agree(c, open_folder(c, setup)));
     TRY(comm_max_i64(c->o.comm, o.stream, &c->nonce, 1, NULL));
@@ -142,11 +163,10 @@ static Err sweep(const Ckpt *c)
     return err;
 }
 
-/* What a save will take on the disk; the manifest's part is an upper bound. */
+/* What a save will take on the disk. */
 static int64_t space_wanted(const Ckpt *c)
 {
-    return c->total_bytes + c->text_bytes + c->piece_count * (PARAM_NAME_MAX + 408) +
-           c->o.store->reg->count * (PARAM_NAME_MAX + 128) + c->crc_count * 12 + c->o.world->size * 4096;
+    return c->total_bytes + manifest_most(c) + c->o.world->size * 4096;
 }
 
 static Err prepare(Ckpt *c, const Names *n)
@@ -215,6 +235,9 @@ static Err commit(Ckpt *c, const CkptMeta *meta, Names *n)
     int64_t size_bytes;
     if (c->o.world->rank) return ERR_OK;
     TRY(manifest_write(c, meta, n->temp, &crc, &size_bytes));
+    if (size_bytes > manifest_max_bytes)
+        return err_set(ERR_STORAGE, "'%s/manifest.json' has '%lld' bytes, more than the '%lld' that are read",
+                       n->temp, (long long)size_bytes, (long long)manifest_max_bytes);
     TRY(file_sync_dir(n->temp));
     TRY(make_way(n));
     Err err = file_rename(n->temp, n->final);
