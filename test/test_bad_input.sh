@@ -389,6 +389,19 @@ if mount_tmpfs disk size=1m; then
     expect 5 "disk" train run.dir=disk/run
     umount disk
 else skip "full disk: no small file system can be mounted here"; fi
+
+# no file may be larger than 100 KiB: as a full disk, and not the end by SIGXFSZ
+
+small_files() { (ulimit -c 0 -f 100 && exec "$@"); }
+expect 5 "cannot save the checkpoint of step 6" small_files \
+    "$mt" --config tiny.ini run.dir=small train.steps=6 checkpoint.every=1
+check "checkpoints beyond ulimit -f warn" grep -q 'warning: .*step 5.*File too large; training goes on' err.txt
+check "training goes on to the end" has_steps small 6
+check "no rest of a checkpoint is left" [ -z "$(ls small/checkpoints | grep tmp)" ]
+expect 5 "File too large" small_files "$mt" preprocess --input big.txt big.txt --tokenizer byte --output small/t
+check "no rest of token files is left" [ -z "$(ls small | grep '^t')" ]
+expect 0 "every byte" small_files "$mt" inspect good
+
 read_only() { # a folder ro, with a run in it: by a file system of its own, or by permissions where those count
     if mount_tmpfs ro size=16m; then cp -r good ro/run && mount -o remount,bind,ro ro
     else [ "$(id -u)" -ne 0 ] && mkdir -p ro && cp -r good ro/run && chmod -R a-w ro; fi

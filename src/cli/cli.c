@@ -6,6 +6,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -106,6 +107,7 @@ int cli_main(int argc, char **argv)
     const char *first = argc > 1 ? argv[1] : "";
     Err err = ERR_OK;
     hold_streams();
+    signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f is a failed write as any other */
     if (argc < 2) {
         program_help(stderr);
         return err_exit_code(ERR_CONFIG);
