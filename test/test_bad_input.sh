@@ -402,6 +402,16 @@ expect 5 "File too large" small_files "$mt" preprocess --input big.txt big.txt -
 check "no rest of token files is left" [ -z "$(ls small | grep '^t')" ]
 expect 0 "every byte" small_files "$mt" inspect good
 
+# a message of a failing save that is longer than its record in the metrics is cut between two characters
+umlauts=$(printf '\303\274%.0s' $(seq 120))
+for i in x xx; do
+    MEGATRAIN_FILE_FAULT=enospc@1:shard- "$mt" --config tiny.ini run.dir="$i$umlauts/$umlauts/$umlauts" train.stop_at=5 \
+        checkpoint.every=3 2>err.txt
+    check "a failing save does not end the run (got $?)" grep -q 'step 3: cannot create .*training goes on' err.txt
+    "$mt" --config tiny.ini run.dir="$i$umlauts/$umlauts/$umlauts" train.stop_at=6 2>err.txt
+    check "no line of the metrics is dropped: $(cat err.txt)" [ "$(grep -c "damaged" err.txt)" -eq 0 ]
+    check "each step is there" has_steps "$i$umlauts/$umlauts/$umlauts" 6
+done
 read_only() { # a folder ro, with a run in it: by a file system of its own, or by permissions where those count
     if mount_tmpfs ro size=16m; then cp -r good ro/run && mount -o remount,bind,ro ro
     else [ "$(id -u)" -ne 0 ] && mkdir -p ro && cp -r good ro/run && chmod -R a-w ro; fi

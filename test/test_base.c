@@ -13,6 +13,7 @@
 
 #include "base/arena.h"
 #include "base/file.h"
+#include "base/json.h"
 #include "base/map.h"
 #include "base/log.h"
 #include "base/words.h"
@@ -113,6 +114,28 @@ TEST(err_record)
     CHECK(strlen(err_message()) > 4000 && strlen(err_message()) < sizeof big);
     err_prefix(ERR_IO, "%s", big);
     CHECK(strlen(err_message()) < sizeof big);
+}
+
+TEST(a_message_is_cut_between_characters)
+{
+    char text[8], long_name[2101] = "";
+    ErrKept kept;
+    static const char *const cases[][2] = { { "1234567", "1234567" },       { "12345678", "1234567" },
+                                            { "12345\u00fc", "12345\u00fc" }, { "123456\u00fc", "123456" },
+                                            { "12345\u20ac", "12345" },       { "1234\u20ac9", "1234\u20ac" },
+                                            { "\u00fc\u00fc\u00fc\u00fc", "\u00fc\u00fc\u00fc" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        text_cut(text, sizeof text, cases[i][0]);
+        CHECK(!strcmp(text, cases[i][1]));
+    }
+    for (int i = 0; i < 1050; i++) strcat(long_name, "\u00fc");
+    for (int shift = 0; shift < 2; shift++) {
+        err_set(ERR_IO, "%s%s", shift ? "x" : "", long_name);
+        err_hint("%s", err_message());
+        err_keep(&kept);
+        CHECK(strlen(kept.message) == 1022 + (size_t)shift && strlen(kept.hint) == 510 + (size_t)shift);
+        CHECK(json_can_hold(kept.message) && json_can_hold(kept.hint));
+    }
 }
 
 TEST(err_exit_codes)

@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/words.h"
 
 enum { MESSAGE_BYTES = 16384, HINT_BYTES = 1024, TRAIL_MAX = 24, BACKTRACE_MAX = 48 };
 
@@ -74,17 +75,10 @@ Err err_hint(const char *fmt, ...)
     return record.code;
 }
 
-static void copy_cut(char *to, size_t size, const char *from)
-{
-    size_t n = strnlen(from, size - 1);
-    memcpy(to, from, n);
-    to[n] = 0;
-}
-
 void err_keep(ErrKept *out)
 {
-    copy_cut(out->message, sizeof out->message, record.message);
-    copy_cut(out->hint, sizeof out->hint, record.hint);
+    text_cut(out->message, sizeof out->message, record.message);
+    text_cut(out->hint, sizeof out->hint, record.hint);
     out->elsewhere = record.elsewhere;
 }
 

@@ -1,7 +1,6 @@
 /* See words.h. One row of the table of distances is kept. */
 #include "base/words.h"
 
-#include <stddef.h>
 #include <string.h>
 
 int word_distance(const char *a, const char *b)
@@ -36,4 +35,13 @@ const char *word_nearest(const char *word, const char *const *words, int count)
         nearest = words[i];
     }
     return nearest;
+}
+
+void text_cut(char *out, size_t size_bytes, const char *text)
+{
+    size_t n = strnlen(text, size_bytes);
+    if (n == size_bytes)
+        for (n = size_bytes - 1; n > 0 && (text[n] & 0xC0) == 0x80; n--) {}
+    memcpy(out, text, n);
+    out[n] = 0;
 }

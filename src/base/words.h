@@ -1,11 +1,17 @@
-/* Which word was meant: for unknown keys, commands and options. */
+/* Words: which one was meant, for unknown keys, commands and options; and text that is cut to fit. */
 #ifndef MEGATRAIN_BASE_WORDS_H
 #define MEGATRAIN_BASE_WORDS_H
+
+#include <stddef.h>
 
 /* Insertions, deletions and replacements that turn a into b. Words of up to 63 bytes; longer ones are far. */
 int word_distance(const char *a, const char *b);
 
 /* The nearest of `words`, at most 2 edits away (1 for words of up to 3 bytes); NULL if there is none. */
 const char *word_nearest(const char *word, const char *const *words, int count);
+
+/* The text, or what of it fits into size_bytes with a 0 behind it: cut between two characters, so that it is still
+ * UTF-8. */
+void text_cut(char *out, size_t size_bytes, const char *text);
 
 #endif

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/words.h"
+
 Err curve_open(Curve *c, SetupArena *memory, bool dots)
 {
     *c = (Curve){ .stride = 1 };
@@ -55,14 +57,7 @@ void curve_add(Curve *c, int64_t step, int64_t tokens, double value, bool skippe
     else c->points[c->count++] = one;
 }
 
-void curve_cut_name(char out[CURVE_NAME_BYTES], const char *name)
-{
-    size_t n = strlen(name);
-    if (n >= CURVE_NAME_BYTES)
-        for (n = CURVE_NAME_BYTES - 1; n > 0 && (name[n] & 0xC0) == 0x80; n--) {}
-    memcpy(out, name, n);
-    out[n] = 0;
-}
+void curve_cut_name(char out[CURVE_NAME_BYTES], const char *name) { text_cut(out, CURVE_NAME_BYTES, name); }
 
 static int series_of(Curve *c, const char *name)
 {

@@ -21,6 +21,7 @@
 #include "base/mathx.h"
 #include "base/trace.h"
 #include "base/version.h"
+#include "base/words.h"
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/spec.h"
@@ -372,7 +373,7 @@ static Err collect_save(Loop *l, bool wait, bool must)
     l->stall_s += clock_s() - begin;
     if (!o.err) l->saved_step = o.step;
     l->saved = (MetricsSave){ .step = o.step, .stall_ms = 1e3 * l->stall_s, .save_ms = 1e3 * o.seconds };
-    if (o.err) snprintf(l->saved.failure, sizeof l->saved.failure, "%.511s", o.why.message);
+    if (o.err) text_cut(l->saved.failure, sizeof l->saved.failure, o.why.message);
     if (o.err && (must || o.err != ERR_STORAGE)) return err_again(&o.why, o.err);
     if (o.err) log_warn("%s; training goes on", o.why.message);
     else if (l->lead)
