@@ -382,7 +382,8 @@ static Err collect_save(Loop *l, bool wait, bool must)
     return ERR_OK;
 }
 
-/* One at a time: a save that is due while the one before is being written waits for that. */
+/* One at a time: a save that is due while the one before is being written waits for that. The outcome of one that a
+ * thread writes is for a later step, however soon it is known: the next line has room for that of the one before. */
 static Err save(Loop *l, bool must)
 {
     CkptMeta meta = run_meta(&l->run, l->config_text);
@@ -394,7 +395,7 @@ static Err save(Loop *l, bool must)
     trace_begin("checkpoint");
     Err err = ckpt_start(&l->ckpt, &meta);
     l->stall_s = clock_s() - begin;
-    if (!err) err = collect_save(l, must || !l->cfg->checkpoint.async, must);
+    if (!err && (must || !l->cfg->checkpoint.async)) err = collect_save(l, true, must);
     trace_end();
     return err;
 }
