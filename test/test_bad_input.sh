@@ -388,6 +388,13 @@ if mount_tmpfs disk size=1m; then
     head -c 2000000 /dev/zero >disk/fill 2>/dev/null
     expect 5 "disk" train run.dir=disk/run
     umount disk
+    # what a killed save left and nobody can remove (here: a mount point) is warned of once, and in no save's way
+    mount_tmpfs left/checkpoints/step-00000001.tmp-abc size=64k
+    expect 0 "step-00000001.tmp-abc': Device or resource busy, what an earlier save left; saving goes on" \
+        "$mt" --config tiny.ini run.dir=left train.steps=6 checkpoint.every=1
+    check "once" [ "$(grep -c tmp-abc err.txt)" -eq 1 ]
+    check "all is saved" [ "$(ls left/checkpoints | grep -c '^step-.......[1-6]$')" -eq 6 ]
+    umount left/checkpoints/*.tmp-abc
 else skip "full disk: no small file system can be mounted here"; fi
 
 # no file may be larger than 100 KiB: as a full disk, and not the end by SIGXFSZ

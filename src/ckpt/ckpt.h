@@ -94,6 +94,7 @@ typedef struct {
     char *snapshot; /* what this rank writes of its tensors, in the order of its shard; NULL without async */
     char folder[PATH_MAX]; /* DIR/checkpoints */
     int64_t nonce;         /* of this run's temporary folders, agreed by all ranks */
+    bool swept;            /* what earlier runs left has been removed, or warned of */
     int states;            /* 3, or 1 without an optimizer */
     char *chunk, *text;
     int64_t text_bytes;

@@ -142,8 +142,9 @@ Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 
 /* ---- before the shards ---- */
 
-/* Removes what an interrupted save left: temporary folders, and step-N.old where step-N is in place. */
-static Err sweep(const Ckpt *c)
+/* Removes what an interrupted save left: temporary folders, and step-N.old where step-N is in place. What cannot be
+ * removed is in nobody's way, since names are unique; of what this run leaves itself, whoever left it has warned. */
+static Err sweep(Ckpt *c)
 {
     DIR *d = opendir(c->folder);
     Err err = ERR_OK;
@@ -157,9 +158,11 @@ static Err sweep(const Ckpt *c)
             err = entry_path(final, c->folder, (CkptEntry){ e.step, false });
             remove = !err && file_is_dir(final);
         }
-        if (remove) err = file_remove_tree(path);
+        if (remove && file_remove_tree(path) && !c->swept)
+            log_warn("%s, what an earlier save left; saving goes on", err_message());
     }
     closedir(d);
+    c->swept = true;
     return err;
 }
 
