@@ -5,6 +5,8 @@
  */
 #include "ckpt_fixture.h"
 
+#include <stdatomic.h>
+
 #include "ckpt/manifest.h"
 #include "ckpt/safetensors.h"
 
@@ -386,6 +388,36 @@ TEST(the_newest_valid_checkpoint_is_found)
     file_remove_tree(path);
     FAILS(ckpt_find(dir, INT64_MAX, path, &found), ERR_CKPT, "none is valid");
     CHECK(ckpt_any(dir));
+}
+
+static atomic_bool stop_moving;
+
+/* As a run does that keeps one: the only checkpoint is always there, under a name that is ever newer. */
+static void *keep_moving(void *dir)
+{
+    for (int64_t step = 1; !stop_moving; step++) {
+        if (rename(step_path(dir, step, ""), step_path(dir, step + 1, ""))) return NULL;
+        usleep(1000);
+    }
+    return dir;
+}
+
+TEST(a_checkpoint_that_vanishes_while_it_is_looked_at_gives_way_to_a_newer_one)
+{
+    const char *dir = fresh_dir();
+    char path[PATH_MAX];
+    bool found;
+    pthread_t mover;
+    void *moved;
+    OK(save(ONE, SMALL, dir, 1, 0));
+    pthread_create(&mover, NULL, keep_moving, (void *)dir);
+    for (int i = 0; i < 1000; i++) {
+        OK(ckpt_find(dir, INT64_MAX, path, &found));
+        CHECK(found);
+    }
+    stop_moving = true;
+    pthread_join(mover, &moved);
+    CHECK(moved);
 }
 
 TEST(a_checkpoint_of_a_later_format_is_not_passed_over)

@@ -47,6 +47,18 @@ for turn in 1 2 3 4; do
     check "after SIGTERM: tensors" same_tensors $d whole 40
 done
 
+# weights of a folder that is being trained in: the checkpoint that was found is removed before it is read, and the only
+# one is newer
+run live train.stop_at=7
+MEGATRAIN_RANK_FAULT=0:read:stop "$mt" --config tiny.ini run.dir=heir checkpoint.load=live train.stop_at=2 >/dev/null 2>heir.err &
+pid=$!
+until stands_still $pid || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
+mv live/checkpoints/step-0000000{7,8}
+kill -CONT $pid
+wait $pid
+check "a run that begins with weights that are removed meanwhile (got $?)" [ "$(losses heir | wc -l)" -eq 2 ]
+check "takes the newer ones" grep -q 'weights from live/checkpoints/step-00000008' heir.err
+
 # the token file cut short while it is read: exit 3, naming it, with a checkpoint; put back, the run goes on
 for f in bin idx; do cp a.$f c.$f; done
 begin_and_stop 9 cut data.train=c

@@ -138,6 +138,10 @@ Err ckpt_snapshot_bytes(const ParamStore *store, const World *world, int64_t *by
 
 /* ---- finding ---- */
 
+/* How often a folder is looked through anew from which a checkpoint vanished while it was read: a run that goes on in
+ * it removes those beyond checkpoint.keep, and has newer ones. */
+enum { CKPT_RESCANS = 10 };
+
 /*
  * The newest checkpoint with step < below (INT64_MAX: any) whose manifest is right and whose files are there
  * in full size. *found false: there is none and never was. ERR_CKPT: there are, but none is valid; or the

@@ -95,7 +95,9 @@ static Err check(const char *path, bool *newer)
     return err;
 }
 
-static Err find(const char *folder, const CkptEntry *e, int count, int64_t below, char path[PATH_MAX])
+/* gone, unless it is NULL: one of e[count] is not there any more, nothing is said of what it was found to be. */
+static Err find(const char *folder, const CkptEntry *e, int count, int64_t below, char path[PATH_MAX],
+                bool *gone)
 {
     for (int i = 0; i < count; i++) {
         bool newer;
@@ -103,6 +105,8 @@ static Err find(const char *folder, const CkptEntry *e, int count, int64_t below
         TRY(entry_path(path, folder, e[i]));
         Err err = check(path, &newer);
         if (!err) return ERR_OK;
+        if (gone) *gone = !file_is_dir(path);
+        if (gone && *gone) return err;
         if (newer || err != ERR_CKPT) return err;
         log_warn("checkpoint '%s' is passed over: %s", path, err_message());
     }
@@ -115,12 +119,18 @@ Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *fou
     char folder[PATH_MAX];
     CkptEntry *e;
     int count;
+    Err err;
+    bool gone;
     *found = false;
     TRY(folder_name(folder, run_dir));
-    TRY(folder_scan(folder, &e, &count));
-    if (!count) return ERR_OK;
-    Err err = find(folder, e, count, below, path);
-    free(e);
+    for (int again = CKPT_RESCANS; again >= 0; again--) {
+        gone = false;
+        TRY(folder_scan(folder, &e, &count));
+        if (!count) return ERR_OK;
+        err = find(folder, e, count, below, path, again ? &gone : NULL);
+        free(e);
+        if (!gone) break;
+    }
     *found = err == ERR_OK;
     return err;
 }

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
+#include "base/fault.h"
 #include "base/file.h"
 #include "base/log.h"
 #include "train/data_id.h"
@@ -260,11 +261,15 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
                       .world = r->world,
                       .stream = &r->trainer.device.stream,
                       .weights_only = weights_only };
-    *damaged = true;
-    TRY(ckpt_meta(path, &r->setup, &meta));
-    *damaged = false;
-    TRY(weights_only ? check_tokenizer(r, &meta) : check_same_run(r, &meta));
+    if (!weights_only) {
+        *damaged = true;
+        TRY(ckpt_meta(path, &r->setup, &meta));
+        *damaged = false;
+        TRY(check_same_run(r, &meta));
+    }
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
+    *damaged = false;
+    if (weights_only) TRY(check_tokenizer(r, &meta));
     log_info("%s from %s", weights_only ? "weights" : "resuming", path);
     if (weights_only) return ERR_OK;
     r->trainer.step = meta.step;
@@ -297,17 +302,37 @@ static Err find_alike(Run *r, const char *run_dir, int64_t below, char path[PATH
            err_hint("run.dir must be one folder that all hosts share");
 }
 
-/* Newest first; a checkpoint that proves damaged while being read gives way to the one before it. */
+/* After a failed load: on any rank, is it because the folder is not there any more? */
+static Err is_gone(Run *r, const char *path, bool *gone)
+{
+    int64_t any = !file_is_dir(path);
+    TRY(comm_max_i64(&r->world->host, &r->trainer.device.stream, &any, 1, NULL));
+    *gone = any;
+    return ERR_OK;
+}
+
+/* Newest first; a checkpoint that proves damaged while being read gives way to the one before it. Another run's folder
+ * may be trained in: what is removed while it is read gives way to what is newer by now. */
 static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *found)
 {
     char path[PATH_MAX];
     int64_t below = INT64_MAX;
-    for (;;) {
-        bool damaged;
+    for (int rescans = 0;;) {
+        bool damaged, gone = false;
+        ErrKept why;
         TRY(find_alike(r, run_dir, below, path, found));
         if (!*found) return ERR_OK;
+        fault_point("read");
         Err err = run_load(r, path, weights_only, &damaged);
         if (!err || !damaged) return err;
+        err_keep(&why);
+        if (weights_only) TRY(is_gone(r, path, &gone));
+        if (gone && rescans++ < CKPT_RESCANS) {
+            log_info("'%s' was removed while it was read: looking again", path);
+            below = INT64_MAX;
+            continue;
+        }
+        err_again(&why, err);
         log_warn("'%s' is damaged and passed over: %s", path, err_message());
         below = step_of(path);
     }
