@@ -505,7 +505,9 @@ Err file_free_bytes(const char *path, int64_t *out)
         TRY(folder_of(part, parent));
         strcpy(part, parent);
     }
-    *out = (int64_t)(fs.f_bavail * fs.f_frsize);
+    uint64_t bytes; /* network file systems without a limit may claim more than there can be */
+    const bool fits = !__builtin_mul_overflow(fs.f_bavail, fs.f_frsize, &bytes) && bytes <= INT64_MAX;
+    *out = fits ? (int64_t)bytes : INT64_MAX;
     return ERR_OK;
 }
 
