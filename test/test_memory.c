@@ -349,6 +349,10 @@ TEST(planning_is_cheap)
     s.micro_batch = s.global_batch = 256;
     s.model.seq = 1 << 24;
     FAILS(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
+    s = tiny_llama(); /* as many rows of heads as the keys allow, 2^66: a sanitizer sees if they overflow */
+    s.micro_batch = 1, s.global_batch = 1 << 30;
+    s.model.seq = 1 << 24, s.model.heads = 4096, s.model.hidden = 8 * 4096;
+    FAILS(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
     s = tiny_gpt2();
     s.micro_batch = s.global_batch = 1 << 20;
     count_start();

@@ -131,10 +131,10 @@ static Err hook_update(void *user)
 
 /* ---- opening ---- */
 
-static int log2_ceil(int64_t n)
+static int log2_ceil(WideCount n)
 {
     int bits = 0;
-    while (((int64_t)1 << bits) < n) bits++;
+    while (((WideCount)1 << bits) < n) bits++;
     return bits;
 }
 
@@ -145,7 +145,7 @@ static Canon canon_of(const TrainSpec *s)
     /* rows may be sharded over up to tp_blocks ranks: leaves must not straddle the cuts */
     c.leaf_rows = s->model.seq % s->model.tp_blocks ? 1 : 16;
     while (s->model.seq / s->model.tp_blocks % c.leaf_rows) c.leaf_rows /= 2;
-    c.room = log2_ceil(s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
+    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
     return c;
 }
 
