@@ -47,6 +47,12 @@ for turn in 1 2 3 4; do
     check "after SIGTERM: tensors" same_tensors $d whole 40
 done
 
+# the size of the vocabulary may be given later, if it is the one that the tokenizer had
+run half model.vocab=257 train.stop_at=40
+check "the vocabulary's size in use is no other configuration (got $?)" grep -q "resuming from half/checkpoints/step-00000040" half.err
+run half model.vocab=300
+check "another is (got $?)" grep -qF "tensor 'embedding.token.weight' has shape '[257, 32]' in checkpoint 'half/checkpoints/step-00000040' and '[300, 32]' in the model" half.err
+
 # weights of a folder that is being trained in: the checkpoint that was found is removed before it is read, and the only
 # one is newer
 run live train.stop_at=7
