@@ -92,7 +92,15 @@ for i in $(seq 1 10); do
     check "killed at file operation $at of $total, then run to the end" [ $? -eq 0 ]
     check "killed at $at: losses" same_losses $d whole
     check "killed at $at: tensors" same_tensors $d whole 40
+    check "killed at $at: nothing half written stays: $(find $d -name '*.tmp-*')" [ -z "$(find $d -name '*.tmp-*')" ]
 done
+
+# killed while it replaced one of its files; nothing but these names goes
+for f in config.ini.tmp-12 loss.svg.tmp-3 metrics.jsonl.tmp-7 gemm-algorithms.txt.tmp-9 config.ini.tmp-mine config.ini.tmp- my.tmp-5; do
+    echo x >kill1/$f
+done
+run kill1
+check "what killed runs left goes: $(ls kill1 | xargs)" [ "$(cd kill1 && ls -d *.tmp-* | xargs)" = "config.ini.tmp- config.ini.tmp-mine my.tmp-5" ]
 
 # what a thread writes: the same, reported, and the step hardly waits
 run async checkpoint.async=true

@@ -1,6 +1,7 @@
 /* See run.h. */
 #include "train/run.h"
 
+#include <dirent.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -384,6 +385,30 @@ Err run_resume(Run *r)
 }
 
 /* ---- odds ---- */
+
+/* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
+static bool is_leftover(const char *name)
+{
+    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl" };
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        const size_t n = strlen(files[i]);
+        if (strncmp(name, files[i], n) || strncmp(name + n, ".tmp-", 5)) continue;
+        return name[n + 5] && !name[n + 5 + strspn(name + n + 5, "0123456789")];
+    }
+    return false;
+}
+
+void run_sweep(const char *run_dir)
+{
+    DIR *d = opendir(run_dir);
+    for (struct dirent *entry; d && (entry = readdir(d));) {
+        char path[PATH_MAX];
+        if (!is_leftover(entry->d_name)) continue;
+        if (snprintf(path, sizeof path, "%s/%s", run_dir, entry->d_name) >= (int)sizeof path) continue;
+        if (file_remove_tree(path)) log_warn("%s, what a killed run left", err_message());
+    }
+    if (d) closedir(d);
+}
 
 static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 {

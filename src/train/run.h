@@ -59,6 +59,10 @@ TokenSource run_tokens(const Dataset *d);
  */
 Err run_peak_rate(Run *r, double *flops, const char **source);
 
+/* Removes the files that a killed run was writing to take the place of others. Under the run folder's lock; what cannot
+ * be removed is warned of. */
+void run_sweep(const char *run_dir);
+
 /* run.autotune: choices kept in the run folder are taken up, others are made by timing and written there. */
 Err run_tune(Run *r);
 Err run_keep_choices(const Run *r);

@@ -148,7 +148,9 @@ static Err take_folder(Loop *l)
 {
     if (!l->lead) return ERR_OK;
     TRY_AS(ERR_STORAGE, file_make_dirs(l->cfg->run.dir));
-    return ckpt_lock(l->cfg->run.dir, &l->lock_fd);
+    TRY(ckpt_lock(l->cfg->run.dir, &l->lock_fd));
+    run_sweep(l->cfg->run.dir);
+    return ERR_OK;
 }
 
 static Err write_config(Loop *l)
