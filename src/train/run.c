@@ -269,7 +269,6 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
         TRY(check_same_run(r, &meta));
     }
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
-    *damaged = false;
     if (weights_only) TRY(check_tokenizer(r, &meta));
     log_info("%s from %s", weights_only ? "weights" : "resuming", path);
     if (weights_only) return ERR_OK;
