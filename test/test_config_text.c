@@ -306,7 +306,7 @@ static void random_value(ConfigId id, char *out, size_t size, uint64_t *seed)
     *out = 0;
     if (kind < 5) switch (key->kind) {
         case CONFIG_INT:
-            snprintf(out, size, "%lld", (long long)(kind == 0 ? key->int_low : kind == 1 ? key->int_high : bits >> bits % 64));
+            snprintf(out, size, "%lld", (long long)(kind == 0 ? key->int_low : kind == 1 ? key->int_high : bits >> (bits & 63)));
             return;
         case CONFIG_REAL:
             memcpy(&real, &bits, sizeof real);
