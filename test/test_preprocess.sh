@@ -203,16 +203,20 @@ done
 
 check "one of the kills is behind the last rename: $ends" [ $ends -gt 0 ]
 
-# kill -9 at any moment, again and again, until it is done
+# kill -9 at any moment of the time that the job takes, again and again, until it is done; more rounds where it was too fast
 rounds=2
 [ -n "$all" ] && rounds=40
 kills=0
-for ((round = 0; round < rounds; round++)); do
+rm -rf got.*
+begun=${EPOCHREALTIME/./}
+"$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt
+takes_us=$((${EPOCHREALTIME/./} - begun))
+for ((round = 0; round < rounds || (kills < rounds && round < 100); round++)); do
     rm -rf got.*
     for ((try = 0; try < 400; try++)); do
         "$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt &
         pid=$!
-        sleep 0.0$((RANDOM % 40 + 10))
+        sleep "$(printf '0.%06d' $((RANDOM * takes_us / 32768 % 1000000)))"
         [ $try -ge 20 ] || kill -9 $pid 2>/dev/null
         wait $pid 2>/dev/null && break
         kills=$((kills + 1))
@@ -276,15 +280,22 @@ rm -rf byte got.*
 
 # an input that is touched while the job runs, before its turn: what counts is what it was when it was opened
 cp b.txt m.txt
-turns=(--append-eod --split-blank-lines --input p.txt m.txt p.txt --save-every 1e-9 --threads 2)
+cp p.txt q.txt
+turns=(--append-eod --split-blank-lines --input p.txt m.txt q.txt --save-every 1e-9 --threads 2)
 run turns "${turns[@]}"
 MEGATRAIN_FILE_FAULT=count "$mt" preprocess --tokenizer byte --output got "${turns[@]}" >out.txt 2>err.txt
 at=$(($(sed -n 's/^file operations: //p' err.txt) * 4 / 5))
-rm -rf got.*
-MEGATRAIN_FILE_FAULT=kill@$at "$mt" preprocess --tokenizer byte --output got "${turns[@]}" >out.txt 2>err.txt &
-pid=$!
-while [ ! -e got.part/lock ] && kill -0 $pid 2>/dev/null; do sleep 0.001; done
-kill -STOP $pid 2>/dev/null
+reads() { readlink /proc/$pid/fd/* 2>/dev/null | grep -q "/$1\$"; } # is that file open?
+for _ in {1..50}; do # until it is caught while it reads the first one
+    rm -rf got.*
+    MEGATRAIN_FILE_FAULT=kill@$at "$mt" preprocess --tokenizer byte --output got "${turns[@]}" >out.txt 2>err.txt &
+    pid=$!
+    until reads p.txt || ! kill -0 $pid 2>/dev/null; do :; done
+    kill -STOP $pid 2>/dev/null
+    reads p.txt && break
+    kill -KILL $pid 2>/dev/null
+    wait $pid 2>/dev/null
+done
 touch m.txt
 kill -CONT $pid 2>/dev/null
 wait $pid 2>/dev/null
