@@ -94,6 +94,8 @@ refused 3 "missing.json" tokenize --tokenizer missing.json
 refused 3 "missing.txt" tokenizer train --input missing.txt --vocab-size 300 --output t.json
 refused 5 "'$dir' is a folder" tokenizer train --input missing.txt --vocab-size 300 --output "$dir"
 refused 5 "'new/' is a folder" tokenizer train --input missing.txt --vocab-size 300 --output new/
+mkfifo "$dir/fifo"
+refused 5 "'fifo' is not a regular file" tokenizer train --input missing.txt --vocab-size 300 --output fifo
 refused 2 "--vocab-size must be 257" tokenizer train --input f --vocab-size 256 --output t.json
 "$mt" --version >/dev/full 2>"$dir/err"
 check "a full stdout is exit 5" test $? -eq 5

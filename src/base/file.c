@@ -373,8 +373,8 @@ static Err folder_of(const char *path, char out[PATH_MAX])
     return ERR_OK;
 }
 
-/* A link's target; never a device or a pipe. */
-Err file_replaceable(const char *path, char out[PATH_MAX])
+/* out = the file that a rename to `path` may replace: a link's target; never a device or a pipe. */
+static Err replaceable(const char *path, char out[PATH_MAX])
 {
     struct stat st;
     if (snprintf(out, PATH_MAX, "%s", path) >= PATH_MAX)
@@ -386,10 +386,17 @@ Err file_replaceable(const char *path, char out[PATH_MAX])
     return err_set(ERR_IO, "'%s' is not a regular file and is not replaced", path);
 }
 
+Err file_check_output(const char *path)
+{
+    char target[PATH_MAX];
+    if (file_is_dir(path)) return err_set(ERR_IO, "'%s' is a folder, where a file is to be written", path);
+    return replaceable(path, target);
+}
+
 Err file_replace(const char *name, const void *data, int64_t size_bytes)
 {
     char path[PATH_MAX], temp[PATH_MAX], dir[PATH_MAX];
-    TRY(file_replaceable(name, path));
+    TRY(replaceable(name, path));
     TRY(folder_of(path, dir));
     if (snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid()) >= (int)sizeof temp)
         return err_set(ERR_IO, "path is too long: '%s'", path);

@@ -48,8 +48,8 @@ Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size
  * regular file is refused. */
 Err file_replace(const char *name, const void *data, int64_t size_bytes);
 
-/* out = the file that file_replace would rename to; ERR_IO for what it refuses. */
-Err file_replaceable(const char *path, char out[PATH_MAX]);
+/* ERR_IO for what file_replace would refuse, to be asked before the work whose result it is. */
+Err file_check_output(const char *path);
 Err file_rename(const char *from, const char *to);
 Err file_cut(const char *path, int64_t size_bytes); /* to its first bytes, synced */
 Err file_sync_dir(const char *dir);

@@ -319,8 +319,7 @@ Err tokenizer_train(const TokenizerTrainOptions *o, int64_t *vocab_out)
         return err_set(ERR_CONFIG, "a vocabulary of '%lld' is impossible: 257 to %d", (long long)o->vocab,
                        VOCAB_LIMIT);
     TRY(file_make_parents(o->output)); /* what cannot be written shall not be computed first */
-    if (file_is_dir(o->output))
-        return err_set(ERR_IO, "'%s' is a folder, where a file is to be written", o->output);
+    TRY(file_check_output(o->output));
     Trainer t = { 0 };
     setup_init(&t.mem);
     Err err = train(&t, o);

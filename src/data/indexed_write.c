@@ -125,13 +125,10 @@ static Err check_part(const char *part)
 Err indexed_check_place(const char *prefix)
 {
     static const char *const suffixes[] = { ".bin", ".crc", ".idx" };
-    char path[PATH_MAX], target[PATH_MAX];
+    char path[PATH_MAX];
     for (int i = 0; i < 3; i++) {
         snprintf(path, sizeof path, "%.*s%s", PATH_MAX - 64, prefix, suffixes[i]);
-        Err err = file_is_dir(path)
-                      ? err_set(ERR_STORAGE, "'%s' is a folder, where a file is to be written", path)
-                      : err_as(file_replaceable(path, target), ERR_STORAGE);
-        if (err) return err_hint("choose another --output");
+        if (err_as(file_check_output(path), ERR_STORAGE)) return err_hint("choose another --output");
     }
     indexed_part(prefix, "", path);
     return check_part(path);
