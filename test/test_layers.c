@@ -288,7 +288,7 @@ static void check_embedding(bool positions, float dropout)
     Rig r;
     rig_open(&r);
     OK(embedding_register(&r.embedding, &r.registry,
-                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, false, 1, dropout, 3 }));
+                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, 1, dropout, 3 }));
     check_layer(&r, (Case){ embedding_f, embedding_b, .out = HIDDEN });
 }
 

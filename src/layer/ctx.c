@@ -68,13 +68,11 @@ Tensor param_value(const Ctx *c, int id)
 
 Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
 
-/* True for the first contribution in a step, which overwrites. A place for one product takes no second one. */
+/* True for the first contribution in a step, which overwrites. */
 static bool grad_first(const Ctx *c, int id)
 {
-    GradPlace *g = &c->params->place[id];
-    bool first = g->fresh;
-    ASSERT(first || !g->once);
-    g->fresh = false;
+    bool first = c->params->fresh[id];
+    c->params->fresh[id] = false;
     return first;
 }
 
@@ -87,66 +85,36 @@ Err grad_added(Ctx *c, int id)
 Err grad_open(Ctx *c, int id, Tensor *acc)
 {
     *acc = param_grad(c, id);
-    ASSERT(!c->params->place[id].once);
     if (!grad_first(c, id)) return ERR_OK;
     return op(c->s, fill_zero_acc, .x = tensor_reshape(*acc, tensor_count(*acc)));
 }
 
-/* Sums of the rows of a table that were looked up; ops.def, embedding_grad. */
-typedef struct {
-    Tensor begun, slot;
-} RowSums;
-
-static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x, RowSums from)
+static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 {
     TRY(op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
            .shift = param_store_shift(c->params, weight), .overflow = c->params->overflow,
-           .begun = from.begun, .slot = from.slot, .leaf = c->canon.leaf_tokens, .room = c->canon.room,
-           .fresh = grad_first(c, weight), .rounded = c->params->place[weight].once));
+           .leaf = c->canon.leaf_tokens, .room = c->canon.room, .fresh = grad_first(c, weight)));
     return grad_added(c, weight);
 }
 
-static Err wgrad_run(Ctx *c, const Wgrad *w, RowSums from)
+static Err wgrad_run(Ctx *c, const Wgrad *w)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor dy = w->dy, x = w->x;
     if (w->gather_x) TRY(gather_rows(c, x, &x));
     if (w->gather_dy) TRY(gather_rows(c, dy, &dy));
-    TRY(grad_add_product(c, w->weight, dy, x, from));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
-
-static Err add_rows(Ctx *c, int table, Tensor acc, Tensor slot, Tensor rows, Tensor index, int64_t first)
-{
-    return op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
-              .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .slot = slot,
-              .first = first, .room = c->canon.room);
-}
-
-/* The rows on their own, as integers; then the product that waited for them, which goes on from there. */
-static Err tied_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    Wgrad *w = &c->slot->tied;
-    RowSums sums;
-    ASSERT(w->dy.data && w->weight == table);
-    TRY(tensor_new(c->scratch, &sums.begun, I64, rows.dim[0], rows.dim[1]));
-    TRY(tensor_new(c->scratch, &sums.slot, I32, c->params->reg->items[table].local[0]));
-    TRY(op(c->s, fill_zero_acc, .x = tensor_reshape(sums.begun, tensor_count(sums.begun))));
-    TRY(add_rows(c, table, sums.begun, sums.slot, rows, index, first));
-    TRY(wgrad_run(c, w, sums));
-    *w = (Wgrad){ 0 };
+    TRY(grad_add_product(c, w->weight, dy, x));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
 {
-    Tensor acc, all = { 0 };
-    if (c->params->place[table].once) return tied_rows(c, table, rows, index, first);
+    Tensor acc;
     TRY(grad_open(c, table, &acc));
-    TRY(add_rows(c, table, acc, all, rows, index, first));
+    TRY(op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
+           .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .first = first,
+           .room = c->canon.room));
     return grad_added(c, table);
 }
 
@@ -161,28 +129,16 @@ Err grad_add_columns(Ctx *c, int bias, Tensor dy)
 
 Err wgrad_drain(Ctx *c)
 {
-    for (int i = 0; i < c->slot->queued; i++) TRY(wgrad_run(c, &c->slot->queue[i], (RowSums){ 0 }));
+    for (int i = 0; i < c->slot->queued; i++) TRY(wgrad_run(c, &c->slot->queue[i]));
     c->slot->queued = 0;
     return ERR_OK;
 }
 
-/* The product of a tied table that takes one: it goes on from the sums of the table's rows. */
-static bool waits_for_rows(const Ctx *c, int weight)
-{
-    return c->params->place[weight].once && c->params->reg->items[weight].spec.flags & PARAM_TIED;
-}
-
-bool wgrad_at_once(const Ctx *c, int weight) { return !c->split_backward && !waits_for_rows(c, weight); }
-
-/* Now, or in the slot's queue for a later W, or once the rows of a tied table are there. */
+/* Now, or in the slot's queue for a later W. */
 Err wgrad_push(Ctx *c, Wgrad w)
 {
     Slot *s = c->slot;
-    if (wgrad_at_once(c, w.weight)) return wgrad_run(c, &w, (RowSums){ 0 });
-    if (waits_for_rows(c, w.weight)) {
-        s->tied = w;
-        return ERR_OK;
-    }
+    if (!c->split_backward) return wgrad_run(c, &w);
     ASSERT(s->queued < s->queue_capacity);
     s->queue[s->queued++] = w;
     return ERR_OK;

@@ -19,7 +19,7 @@ Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
                                .cut = { CUT_TP },
                                .init = INIT_NORMAL,
                                .std = spec.std,
-                               .flags = PARAM_DECAY | (spec.tied ? PARAM_TIED : 0) },
+                               .flags = PARAM_DECAY },
                   &e->table));
     e->vocab_rows = reg->items[e->table].local[0];
     if (!spec.learned_positions) return ERR_OK;

@@ -5,7 +5,6 @@
 #include "layer/layer.h"
 
 Err wgrad_push(Ctx *c, Wgrad w);
-bool wgrad_at_once(const Ctx *c, int weight); /* will the push run it, or keep it for later? */
 
 /* The accumulator of a gradient, to be added to: cleared if nothing was in this step. */
 Err grad_open(Ctx *c, int id, Tensor *acc);

@@ -49,7 +49,6 @@ typedef struct {
     int segment_count;
     Wgrad *queue;
     int queued, queue_capacity;
-    Wgrad tied; /* of a PARAM_TIED weight kept `once`: waits for its rows, which run it */
 } Slot;
 
 /* ---- context ---- */
@@ -195,7 +194,7 @@ typedef struct {
 
 typedef struct {
     int64_t vocab, padded_vocab, hidden, seq;
-    bool learned_positions, tied; /* tied: the head, in the same stage, reads the table, too */
+    bool learned_positions;
     float std, dropout;
     uint64_t seed;
 } EmbeddingSpec;

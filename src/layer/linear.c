@@ -27,7 +27,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .interleave = spec.interleave,
                     .init = INIT_NORMAL,
                     .std = spec.std,
-                    .flags = PARAM_DECAY | PARAM_ONE_PRODUCT };
+                    .flags = PARAM_DECAY };
     snprintf(name, sizeof name, "%s.weight", spec.name);
     TRY(param_add(reg, w, &l->weight));
     if (!spec.bias) return ERR_OK;
@@ -75,7 +75,7 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
 /* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. */
 static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
-    const bool at_once = wgrad_at_once(c, l->weight);
+    const bool at_once = !c->split_backward;
     Wgrad wgrad = { l->weight, dy, x, .gather_x = !at_once && c->world->sp.size > 1 };
     Tensor partial;
     PendingSum sum;
@@ -96,7 +96,7 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
     TRY(gather_rows(c, dy, &full));
     TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = param_value(c, l->weight), .gelu_x = gelu_x,
            .leaf = l->out));
-    if (wgrad_at_once(c, l->weight)) return wgrad_push(c, (Wgrad){ l->weight, full, x });
+    if (!c->split_backward) return wgrad_push(c, (Wgrad){ l->weight, full, x });
     /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
     return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });
 }

@@ -18,7 +18,7 @@ Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, i
                                   .cut = { CUT_TP },
                                   .init = INIT_NORMAL,
                                   .std = std,
-                                  .flags = PARAM_DECAY | PARAM_ONE_PRODUCT },
+                                  .flags = PARAM_DECAY },
                      &h->weight);
 }
 

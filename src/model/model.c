@@ -24,7 +24,6 @@ Err stage_register(Stage *st, ParamRegistry *reg, const ModelSpec *spec, int fir
                                                 .hidden = spec->hidden,
                                                 .seq = spec->seq,
                                                 .learned_positions = spec->learned_positions,
-                                                .tied = spec->tied,
                                                 .std = spec->init_std,
                                                 .dropout = spec->dropout,
                                                 .seed = spec->seed }));

@@ -16,7 +16,6 @@ static Err sum_over(Ddp *d, Comm *c, Tensor g, Event *done)
     return comm_reduce_tree_f32(c, d->stream, g, done);
 }
 
-/* dp > 1 has no gradients of one product alone (GRADS_I64_ONCE), so `grad` has the layout of all buffers. */
 static Err start_bucket(Ddp *d, int b)
 {
     const Bucket *k = &registry(d)->buckets[b];
@@ -42,7 +41,7 @@ static Err on_added(void *user, int id)
 static Err clear_fresh(Ddp *d)
 {
     for (int i = 0; i < registry(d)->count; i++) {
-        if (!d->params->place[i].fresh) continue;
+        if (!d->params->fresh[i]) continue;
         Tensor g = tensor_reshape(param_store_grad(d->params, i), registry(d)->items[i].count);
         TRY(op(d->stream, fill_zero_acc, .x = g));
     }
@@ -53,12 +52,9 @@ static Err clear_fresh(Ddp *d)
 static Err sum_partial(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
-    const int64_t behind =
-        r->flat_count - tensor_count(d->params->grad); /* what lies in grad_once comes first */
-    const int64_t heads = r->partial_at[0] - behind, rows = r->partial_at[1] - behind;
+    const int64_t heads = r->partial_at[0], rows = r->partial_at[1], end = r->flat_count;
     if (rows > heads)
         TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
-    const int64_t end = tensor_count(d->params->grad);
     if (end == rows) return ERR_OK;
     return sum_over(d, &d->world->sp, tensor_row_slice(d->params->grad, rows, end - rows), NULL);
 }
@@ -69,7 +65,6 @@ Err ddp_reduce(Ddp *d)
     TRY(sum_partial(d));
     memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
     if (dp(d)->size == 1) return ERR_OK;
-    ASSERT(!tensor_count(d->params->grad_once));
     for (int b = 0; b < registry(d)->bucket_count; b++)
         if (!d->started[b]) TRY(start_bucket(d, b));
     for (int b = 0; b < registry(d)->bucket_count; b++) TRY(stream_wait(d->stream, &d->reduced[b]));

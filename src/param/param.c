@@ -165,31 +165,10 @@ int64_t param_total(const ParamRegistry *r)
     return n;
 }
 
-/* A single product is the whole gradient only where no other rank holds a part of it. */
-static Err place_grads(ParamStore *s, Arena *state, GradKind grads)
-{
-    int64_t once = 0, other = 0;
-    TRY(setup_array(s->reg->setup, s->reg->count, &s->place));
-    for (int n = 0; n < s->reg->count; n++) {
-        const Param *p = &s->reg->items[s->reg->order[n]];
-        GradPlace *g = &s->place[s->reg->order[n]];
-        g->once = grads == GRADS_I64_ONCE && p->spec.flags & (PARAM_ONE_PRODUCT | PARAM_TIED) &&
-                  p->spec.partial == PARTIAL_NONE;
-        int64_t *end = g->once ? &once : &other;
-        g->offset = grads == GRADS_I64_ONCE ? *end : p->offset;
-        *end += padded(p->count, PARAM_ALIGN);
-    }
-    param_store_begin(s);
-    if (grads != GRADS_I64_ONCE) other = s->reg->flat_count;
-    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, other));
-    return tensor_new(state, &s->grad_once, F32, once);
-}
-
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype, GradKind grads)
 {
     const int64_t slice_count = reg->flat_count / reg->slices;
     *s = (ParamStore){ .reg = reg };
-    ASSERT(grads != GRADS_I64_ONCE || reg->slices == 1);
     TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
     s->master = s->value;
     if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, slice_count));
@@ -200,30 +179,26 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DTyp
     s->overflow = tensor_of(s->overflow_cell.data, I32, 1);
     TRY(tensor_new(state, &s->max, I64, reg->count));
     TRY(tensor_new(state, &s->sumsq, I64, reg->count, 4));
-    TRY(place_grads(s, state, grads));
+    TRY(setup_array(reg->setup, reg->count, &s->fresh));
+    param_store_begin(s);
+    TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
     TRY(tensor_new(state, &s->m, F32, slice_count));
     return tensor_new(state, &s->v, F32, slice_count);
 }
 
 void param_store_begin(ParamStore *s)
 {
-    for (int i = 0; i < s->reg->count; i++) s->place[i].fresh = true;
+    for (int i = 0; i < s->reg->count; i++) s->fresh[i] = true;
 }
 
-static Tensor view_at(const Param *p, Tensor flat, int64_t offset)
+Tensor param_view(const Param *p, Tensor flat)
 {
-    char *at = (char *)flat.data + offset * dtype_size(flat.dtype);
+    char *at = (char *)flat.data + p->offset * dtype_size(flat.dtype);
     if (p->spec.ndim == 1) return tensor_of(at, flat.dtype, p->local[0]);
     return tensor_of(at, flat.dtype, p->local[0], p->local[1]);
 }
 
-Tensor param_view(const Param *p, Tensor flat) { return view_at(p, flat, p->offset); }
-
-Tensor param_store_grad(const ParamStore *s, int id)
-{
-    const GradPlace *g = &s->place[id];
-    return view_at(&s->reg->items[id], g->once ? s->grad_once : s->grad, g->offset);
-}
+Tensor param_store_grad(const ParamStore *s, int id) { return param_view(&s->reg->items[id], s->grad); }
 
 Tensor param_slice_of(const ParamStore *s, int id, Tensor slices)
 {
@@ -231,16 +206,16 @@ Tensor param_slice_of(const ParamStore *s, int id, Tensor slices)
     return tensor_row_slice(slices, x.at, x.count);
 }
 
-static Tensor slice_at(const ParamStore *s, int id, Tensor flat, int64_t offset)
+/* This rank's slice of a parameter in a flat buffer that holds all of it. */
+static Tensor slice_at(const ParamStore *s, int id, Tensor flat)
 {
     ParamSlice x = param_slice(s->reg, id, s->reg->slice);
-    return tensor_row_slice(flat, offset + x.first, x.count);
+    return tensor_row_slice(flat, s->reg->items[id].offset + x.first, x.count);
 }
 
-Tensor param_slice_value(const ParamStore *s, int id)
-{
-    return slice_at(s, id, s->value, s->reg->items[id].offset);
-}
+Tensor param_slice_value(const ParamStore *s, int id) { return slice_at(s, id, s->value); }
+
+Tensor param_slice_grad(const ParamStore *s, int id) { return slice_at(s, id, s->grad); }
 
 bool param_has_whole(const ParamStore *s, Tensor flat)
 {
@@ -257,12 +232,6 @@ int64_t param_origin(const ParamStore *s, int id, Tensor flat)
 Tensor param_slice_master(const ParamStore *s, int id)
 {
     return s->master.data == s->value.data ? param_slice_value(s, id) : param_slice_of(s, id, s->master);
-}
-
-Tensor param_slice_grad(const ParamStore *s, int id)
-{
-    const GradPlace *g = &s->place[id];
-    return slice_at(s, id, g->once ? s->grad_once : s->grad, g->offset);
 }
 
 Tensor param_store_shift(const ParamStore *s, int id) { return tensor_row_slice(s->shift, id, 1); }

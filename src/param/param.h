@@ -12,7 +12,6 @@
  * Memory: flat device buffers, all with the same layout, each parameter padded to PARAM_ALIGN elements:
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
- *   grad_once f32   instead of grad, for tensors whose sum is complete after one product (GradPlace)
  *   master, m, v    f32, of this rank's slice alone; in f32 the master is the value itself
  * and per parameter a fixed-point shift (docs/determinism.md).
  *
@@ -45,11 +44,7 @@ typedef enum {
     PARTIAL_HEADS /* partial because heads are cut: summed over tp */
 } Partial;
 
-enum {
-    PARAM_DECAY = 1,
-    PARAM_ONE_PRODUCT = 2, /* its gradient is one product of a linear a micro-batch and nothing else */
-    PARAM_TIED = 4         /* it is such a product, then one grad_add_rows, a micro-batch */
-};
+enum { PARAM_DECAY = 1 };
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
 
 typedef struct {
@@ -124,23 +119,10 @@ int64_t param_total(const ParamRegistry *r);   /* global unpadded element count 
 
 /* What a store keeps of gradients. */
 typedef enum {
-    GRADS_NONE,    /* evaluation, generation: no moments either */
-    GRADS_F32,     /* plain sums: repeats of a layout give the same bits */
-    GRADS_I64,     /* fixed point: all layouts do */
-    GRADS_I64_ONCE /* the same bits for a single micro-batch a step on a single dp rank, in less memory */
+    GRADS_NONE, /* evaluation, generation: no moments either */
+    GRADS_F32,  /* plain sums: repeats of a layout give the same bits */
+    GRADS_I64   /* fixed point: all layouts do */
 } GradKind;
-
-/*
- * The gradient of one parameter. once: the step's only product forms the integers in its own tile and leaves
- * their sum rounded to float, as the optimizer would round it; PARAM_ONE_PRODUCT and PARAM_TIED under
- * GRADS_I64_ONCE. (Of a tied table the product then comes last and goes on from the integers of the rows.)
- * fresh: nothing was added in this step. What the memory holds is then no number of this step: who adds first
- * overwrites. So no pass over the gradients clears them.
- */
-typedef struct {
-    int64_t offset; /* elements, in grad or, if `once`, in grad_once */
-    bool once, fresh;
-} GradPlace;
 
 /* Who moves gradients and values between ranks hears of what layers do with them; may be empty. */
 typedef struct {
@@ -155,8 +137,10 @@ typedef struct {
     Tensor value;             /* flat */
     Tensor master;            /* value itself if that is f32, else as m and v */
     Tensor m, v;              /* [flat_count / slices] */
-    Tensor grad, grad_once;   /* flat: I64 or F32, and F32; either may be empty */
-    GradPlace *place;         /* [count], host */
+    Tensor grad;              /* flat: I64 or F32; empty without gradients */
+    /* [count], host: nothing was added in this step. The memory then holds no number of this step, and who adds first
+     * overwrites, so that no pass over the gradients clears them. */
+    bool *fresh;
     Tensor shift, next_shift; /* [count] i32 */
     Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
     Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */

@@ -225,8 +225,7 @@ static Err alloc_staging(Trainer *t)
 static GradKind grad_kind(const Trainer *t)
 {
     if (t->spec.forward_only) return GRADS_NONE;
-    if (!t->spec.exact) return GRADS_F32;
-    return step_microbatches(t) == 1 && t->world->grid.dp == 1 ? GRADS_I64_ONCE : GRADS_I64;
+    return t->spec.exact ? GRADS_I64 : GRADS_F32;
 }
 
 static Err register_model(Trainer *t)
@@ -367,8 +366,7 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     peak.slice_count = t->registry.flat_count / t->registry.slices;
     peak.padding = param_padding(&t->registry);
     peak.buckets = t->registry.bucket_count;
-    peak.grad_bytes =
-        t->params.grad.data ? tensor_bytes(t->params.grad) + tensor_bytes(t->params.grad_once) : 0;
+    peak.grad_bytes = t->params.grad.data ? tensor_bytes(t->params.grad) : 0;
     *out = peak;
     return ERR_OK;
 }
