@@ -370,7 +370,7 @@ TEST(seam10_step_values_on_the_device)
     OK(rig_open(&r, &s));
     OK(rig_prepare(&r));
     int64_t before = r.t.device.counters.host_reads;
-    OK(executor_run(&r.t.executor, r.t.actions, r.t.action_count));
+    OK(executor_run(&r.t.executor, r.t.schedule.rank[0].action, r.t.schedule.rank[0].count));
     CHECK(r.t.device.counters.host_reads == before);
     CHECK(r.t.step_values->grad_norm > 0);
     rig_close(&r);
