@@ -111,11 +111,12 @@ static uint64_t run_list(const TrainSpec *spec, const Action *list, int count, i
     return h;
 }
 
-static const Action fused[] = { { ACT_F, 0, 0 }, { ACT_B, 0, 0 }, { ACT_F, 0, 1 }, { ACT_B, 0, 1 },
-                                { ACT_F, 0, 2 }, { ACT_B, 0, 2 }, { ACT_F, 0, 3 }, { ACT_B, 0, 3 } };
-static const Action delayed[] = { { ACT_F, 0, 0 }, { ACT_I, 0, 0 }, { ACT_F, 0, 1 }, { ACT_I, 0, 1 },
-                                  { ACT_F, 0, 2 }, { ACT_I, 0, 2 }, { ACT_F, 0, 3 }, { ACT_I, 0, 3 },
-                                  { ACT_W, 0, 0 }, { ACT_W, 0, 1 }, { ACT_W, 0, 2 }, { ACT_W, 0, 3 } };
+#define DO(what, unit) { .kind = ACT_##what, .microbatch = (unit), .count = 1 }
+static const Action fused[] = { DO(F, 0), DO(B, 0), DO(F, 1), DO(B, 1),
+                                DO(F, 2), DO(B, 2), DO(F, 3), DO(B, 3) };
+static const Action delayed[] = { DO(F, 0), DO(I, 0), DO(F, 1), DO(I, 1),
+                                  DO(F, 2), DO(I, 2), DO(F, 3), DO(I, 3),
+                                  DO(W, 0), DO(W, 1), DO(W, 2), DO(W, 3) };
 
 /* Scratch and the I region are filled with NaN after each I; W runs three micro-batches later. */
 TEST(seam01_delayed_w_with_poisoned_arenas)
@@ -370,7 +371,7 @@ TEST(seam10_step_values_on_the_device)
     OK(rig_open(&r, &s));
     OK(rig_prepare(&r));
     int64_t before = r.t.device.counters.host_reads;
-    OK(executor_run(&r.t.executor, r.t.actions, r.t.action_count));
+    OK(executor_run(&r.t.executor, r.t.schedule.rank[0].action, r.t.schedule.rank[0].count));
     CHECK(r.t.device.counters.host_reads == before);
     CHECK(r.t.step_values->grad_norm > 0);
     rig_close(&r);

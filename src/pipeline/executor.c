@@ -17,7 +17,7 @@ static ExecutorSlot *slot_of(Executor *e, int microbatch)
 {
     for (int i = 0; i < e->slot_count; i++)
         if (e->slots[i].microbatch == microbatch) return &e->slots[i];
-    ASSERT(!"no slot: the list runs more micro-batches at once than schedule_in_flight counted");
+    ASSERT(!"no slot: the list runs more micro-batches at once than its part has slots");
     return NULL;
 }
 
@@ -53,8 +53,8 @@ static Err backward(Executor *e, ExecutorSlot *s, bool split)
 static Err enqueue(Executor *e, const Action *a)
 {
     Boundary none = { .count = 0 }, out;
-    ExecutorSlot *s = action_has_slot(a->kind) ? slot_of(e, a->microbatch) : NULL;
-    switch (a->kind) {
+    ExecutorSlot *s = action_is_compute(a->kind) ? slot_of(e, a->microbatch) : NULL;
+    switch ((ActionKind)a->kind) {
     case ACT_F: return stage_forward(e->stage, enter(e, s), &s->save, &none, &out, e->sums);
     case ACT_B: return backward(e, s, false);
     case ACT_I: return backward(e, s, true);
@@ -62,9 +62,12 @@ static Err enqueue(Executor *e, const Action *a)
     case ACT_REDUCE: return e->hooks.reduce(e->hooks.user);
     case ACT_NORM: return e->hooks.norm(e->hooks.user);
     case ACT_UPDATE: return e->hooks.update(e->hooks.user);
+    case ACT_SEND:
+    case ACT_RECV:
+    case ACT_TIED:
     case ACT_KINDS: break;
     }
-    return err_set(ERR_INTERNAL, "unknown action %d", a->kind);
+    return err_set(ERR_INTERNAL, "action %s with one stage", action_name(a->kind));
 }
 
 static void finish(Executor *e, const Action *a)
@@ -88,7 +91,7 @@ void executor_release(Executor *e)
 
 static ActionGraph *graph_of(Executor *e, const Action *a)
 {
-    int slot = action_has_slot(a->kind) ? (int)(slot_of(e, a->microbatch) - e->slots) : 0;
+    int slot = action_is_compute(a->kind) ? (int)(slot_of(e, a->microbatch) - e->slots) : 0;
     return &e->graphs[(a->kind * e->slot_count + slot) * 2 + (a->microbatch > 0)];
 }
 
@@ -115,8 +118,8 @@ static Err run_action(Executor *e, const Action *a)
 
 Err executor_run(Executor *e, const Action *list, int count)
 {
-    static const char *const names[] = { "forward", "backward", "input half", "weight half",
-                                         "reduce",  "norm",     "update" };
+    static const char *const names[] = { "forward", "backward", "input half", "weight half", "send",
+                                         "receive", "tied",     "reduce",     "norm",        "update" };
     e->ctx.dropout_on = true;
     for (int i = 0; i < count; i++) {
         if (!e->ctx.s->dev->is_null) fault_point(names[list[i].kind]);

@@ -1,27 +1,272 @@
-/* Generators and arithmetic on action lists; see schedule.h. */
+/* Making a schedule from its spec, and the questions that every reader asks; see schedule.h. */
 #include "pipeline/schedule.h"
 
-/* Warm-up forwards, then pairs, then the remaining backwards; at the end what happens once a step. */
-int schedule_1f1b(Action *out, int stage, int stages, int microbatches)
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "pipeline/passes.h"
+#include "pipeline/simulate.h"
+#include "pipeline/table.h"
+
+enum { RANKS_MAX = 1 << 14, UNITS_MAX = 1 << 24, STAGES_MAX = 1 << 15 };
+
+const char *action_name(ActionKind kind)
 {
-    int warm = stages - 1 - stage, n = 0, f = 0, b = 0;
-    if (warm > microbatches) warm = microbatches;
-    while (f < warm) out[n++] = (Action){ ACT_F, stage, f++ };
-    while (f < microbatches) {
-        out[n++] = (Action){ ACT_F, stage, f++ };
-        out[n++] = (Action){ ACT_B, stage, b++ };
-    }
-    while (b < microbatches) out[n++] = (Action){ ACT_B, stage, b++ };
-    for (ActionKind k = ACT_REDUCE; k <= ACT_UPDATE; k++) out[n++] = (Action){ k, stage, 0 };
-    return n;
+    static const char *const names[] = { "F",    "B",    "I",      "W",    "SEND",
+                                         "RECV", "TIED", "REDUCE", "NORM", "UPDATE" };
+    return names[kind];
 }
 
-int schedule_in_flight(const Action *list, int count)
+const char *schedule_name(int i) { return i < schedule_table_count ? schedule_table[i].name : NULL; }
+
+/* ---- placement ---- */
+
+int schedule_rank_of(const Schedule *s, int replica, int stage)
 {
+    const int turn = stage / s->ranks, r = stage % s->ranks;
+    bool back = s->placement == PLACE_TWO_WAY ? replica == 1 : s->placement == PLACE_WAVE && turn % 2 == 1;
+    return back ? s->ranks - 1 - r : r;
+}
+
+int schedule_chunk_of(const Schedule *s, int stage) { return stage / s->ranks; }
+
+int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk)
+{
+    bool back = s->placement == PLACE_TWO_WAY ? replica == 1 : s->placement == PLACE_WAVE && chunk % 2 == 1;
+    return chunk * s->ranks + (back ? s->ranks - 1 - rank : rank);
+}
+
+int schedule_in_flight(const Schedule *s, int replica, int stage, bool until_input)
+{
+    const ActionList *list = &s->rank[schedule_rank_of(s, replica, stage)];
     int now = 0, most = 0;
-    for (int i = 0; i < count; i++) {
-        if (list[i].kind == ACT_F && ++now > most) most = now;
-        if (list[i].kind == ACT_B || list[i].kind == ACT_W) now--;
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (a->stage != stage || a->replica != replica) continue;
+        if (a->kind == ACT_F && (now += a->count) > most) most = now;
+        if (a->kind == ACT_B || a->kind == (until_input ? ACT_I : ACT_W)) now -= a->count;
     }
     return most;
+}
+
+/* ---- lists ---- */
+
+void schedule_push(Schedule *s, int rank, Action a)
+{
+    ActionList *list = &s->rank[rank];
+    if (list->count == list->capacity) {
+        int capacity = list->capacity ? 2 * list->capacity : 64;
+        Action *grown = s->no_memory ? NULL : realloc(list->action, (size_t)capacity * sizeof *grown);
+        if (!grown) {
+            s->no_memory = true;
+            return;
+        }
+        list->action = grown;
+        list->capacity = capacity;
+    }
+    list->action[list->count++] = a;
+}
+
+void schedule_add(Schedule *s, int rank, ActionKind kind, int stage, int microbatch)
+{
+    schedule_push(s, rank,
+                  (Action){ .kind = (uint8_t)kind,
+                            .stage = (uint16_t)stage,
+                            .microbatch = microbatch,
+                            .count = 1,
+                            .in = -1,
+                            .out = -1 });
+}
+
+void schedule_free(Schedule *s)
+{
+    for (int r = 0; s->rank && r < s->ranks; r++) free(s->rank[r].action);
+    free(s->rank);
+    free(s->unit_replica);
+    *s = (Schedule){ 0 };
+}
+
+static Err no_memory(const Schedule *s)
+{
+    return err_set(ERR_MEMORY, "no memory for the lists of schedule '%s': %d ranks, %d micro-batches",
+                   s->name, s->ranks, s->microbatches);
+}
+
+/* ---- the spec ---- */
+
+static bool is_word_of(const char *words, const char *name, size_t size)
+{
+    while (words && *words) {
+        size_t word = strcspn(words, " ");
+        if (word == size && !strncmp(words, name, size)) return true;
+        words += word + strspn(words + word, " ");
+    }
+    return false;
+}
+
+static const ScheduleKind *find_kind(const char *name, size_t size)
+{
+    for (int i = 0; i < schedule_table_count; i++) {
+        const ScheduleKind *k = &schedule_table[i];
+        if (is_word_of(k->name, name, size) || is_word_of(k->aliases, name, size)) return k;
+    }
+    return NULL;
+}
+
+static Err unknown_name(const char *name)
+{
+    char all[512];
+    size_t used = 0;
+    all[0] = 0;
+    for (int i = 0; i < schedule_table_count && used < sizeof all; i++)
+        used += (size_t)snprintf(all + used, sizeof all - used, " %s", schedule_table[i].name);
+    return err_set(ERR_CONFIG, "unknown schedule '%s'", name),
+           err_hint("schedules:%s; '+split' behind a name splits its backwards", all);
+}
+
+static Err read_name(const ScheduleSpec *spec, Schedule *s)
+{
+    static const char suffix[] = "+split";
+    const char *name = spec->name ? spec->name : "";
+    size_t size = strlen(name), cut = sizeof suffix - 1;
+    s->split = size > cut && !strcmp(name + size - cut, suffix);
+    s->kind = find_kind(name, size - (s->split ? cut : 0));
+    if (!s->kind) return unknown_name(name);
+    snprintf(s->name, sizeof s->name, "%s%s", s->kind->name, s->split ? suffix : "");
+    return ERR_OK;
+}
+
+/* The figures that follow from the others. */
+static void derive(Schedule *s)
+{
+    const ScheduleKind *k = s->kind;
+    if (k->waves) s->chunks = 2 * s->waves;
+    s->placement = k->placement;
+    s->versions = k->versions;
+    s->replicas = k->placement == PLACE_TWO_WAY ? 2 : 1;
+    s->stages = s->ranks * s->chunks;
+    s->unit_div = k->unit_div ? k->unit_div : 1;
+    s->units = s->microbatches * s->unit_div * s->batches;
+}
+
+static Err in_range(const char *what, int value, int high)
+{
+    if (value >= 1 && value <= high) return ERR_OK;
+    return err_set(ERR_CONFIG, "%s must be 1 to %d, not %d", what, high, value);
+}
+
+static Err read_shape(const ScheduleSpec *spec, Schedule *s)
+{
+    const ScheduleKind *k = s->kind;
+    const int chunks = k->chunks ? k->chunks : 2;
+    TRY(in_range("ranks of a pipeline", spec->ranks, RANKS_MAX));
+    TRY(in_range("micro-batches", spec->microbatches, UNITS_MAX));
+    s->ranks = spec->ranks;
+    s->microbatches = spec->microbatches;
+    s->chunks = spec->chunks ? spec->chunks : chunks;
+    s->waves = spec->waves ? spec->waves : k->waves;
+    s->group = k->grouped && spec->group ? spec->group : spec->ranks;
+    s->batches = k->batches && spec->batches ? spec->batches : k->batches ? k->batches : 1;
+    s->cap = spec->cap;
+    TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
+    TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
+    if (k->waves) TRY(in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)));
+    derive(s);
+    if (k->chunks && s->chunks != k->chunks)
+        return err_set(ERR_CONFIG, "schedule '%s' has %d chunk%s a rank, not %d", s->name, k->chunks,
+                       k->chunks == 1 ? "" : "s", s->chunks);
+    return ERR_OK;
+}
+
+/* ---- the nearest legal shape ---- */
+
+/* Counts 0, 1, -1, 2, -2, ... up to `reach` on both sides. */
+static int nearby(int i) { return i % 2 ? (i + 1) / 2 : -(i / 2); }
+
+static bool legal_with(Schedule *s, int ranks, int microbatches, int group)
+{
+    if (ranks < 1 || microbatches < 1 || group < 1) return false;
+    s->ranks = ranks;
+    s->microbatches = microbatches;
+    s->group = group;
+    derive(s);
+    return !s->kind->rule(s);
+}
+
+/* First with other micro-batches, then with another group, then with other ranks too; true if one was found. */
+static bool find_legal(const Schedule *wanted, Schedule *out)
+{
+    const Schedule *w = wanted;
+    *out = *w;
+    const int reach = 2 * (4 * w->ranks + 2);
+    for (int i = 1; i <= reach; i++)
+        if (legal_with(out, w->ranks, w->microbatches + nearby(i), w->group)) return true;
+    for (int i = 1; i <= reach && w->kind->grouped; i++)
+        if (legal_with(out, w->ranks, w->microbatches, w->group + nearby(i))) return true;
+    for (int i = 1; i <= 8; i++)
+        for (int j = 0; j <= reach; j++)
+            if (legal_with(out, w->ranks + nearby(i), w->microbatches + nearby(j), w->ranks + nearby(i)))
+                return true;
+    return false;
+}
+
+static Err check_rule(const Schedule *s)
+{
+    const char *rule = s->kind->rule(s);
+    Schedule legal;
+    if (!rule) return ERR_OK;
+    Err err = err_set(ERR_CONFIG, "schedule '%s' needs %s; here are %d ranks, %d micro-batches", s->name,
+                      rule, s->ranks, s->microbatches);
+    if (!find_legal(s, &legal)) return err;
+    if (s->kind->grouped)
+        return err_hint("nearest legal shape: %d ranks, %d micro-batches, groups of %d", legal.ranks,
+                        legal.microbatches, legal.group);
+    return err_hint("nearest legal shape: %d ranks, %d micro-batches", legal.ranks, legal.microbatches);
+}
+
+/* ---- making ---- */
+
+static Err open_lists(Schedule *s)
+{
+    s->rank = calloc((size_t)s->ranks, sizeof *s->rank);
+    s->unit_replica = calloc((size_t)s->units, sizeof *s->unit_replica);
+    return s->rank && s->unit_replica ? ERR_OK : no_memory(s);
+}
+
+static void note_replicas(Schedule *s)
+{
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->rank[r].count; i++) {
+            const Action *a = &s->rank[r].action[i];
+            for (int k = 0; a->kind == ACT_F && k < a->count; k++)
+                s->unit_replica[a->microbatch + k] = a->replica;
+        }
+}
+
+static Err check_cap(const Schedule *s)
+{
+    if (!s->cap) return ERR_OK;
+    for (int r = 0; r < s->ranks; r++)
+        if (simulate_peak(s, r, false) > s->cap)
+            return err_set(ERR_CONFIG, "schedule '%s' holds %d units on rank %d, more than the cap of %d",
+                           s->name, simulate_peak(s, r, false), r, s->cap);
+    return ERR_OK;
+}
+
+Err schedule_make(const ScheduleSpec *spec, Schedule *out)
+{
+    *out = (Schedule){ 0 };
+    TRY(read_name(spec, out));
+    TRY(read_shape(spec, out));
+    TRY(check_rule(out));
+    TRY(open_lists(out));
+    out->kind->generate(out);
+    if (out->no_memory) return no_memory(out);
+    if (out->split) TRY(pass_split(out));
+    note_replicas(out);
+    TRY(pass_sync(out));
+    TRY(pass_lower(out));
+    TRY(pass_buffers(out));
+    return check_cap(out);
 }

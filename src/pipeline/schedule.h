@@ -1,30 +1,160 @@
 /*
- * Schedules are data: a list of actions for one stage, made by a pure function of (stage, stages,
- * micro-batches). The executor, tests and later the simulator read the same lists.
+ * Pipeline schedules as data. A schedule is one list of actions for each rank of the pipeline; the executor,
+ * the simulator, the memory plan, the charts and the tests all read the same lists.
  *
- *   F forward   B backward, both halves   I input half of backward   W weight half
- *   then, once a step: REDUCE gradients over ranks, NORM of all gradients, UPDATE of the weights
+ *   generator   emits the compute actions of each rank (gen_*.c, listed in table.c)
+ *   passes      split (B -> I W), checking, sync (end of a step), lowering (messages), buffers (passes.h)
+ *   readers     simulate.h (times, bubbles, peaks), check.h (what a valid program is), the executor
+ *
+ * Words. p ranks, m micro-batches, S stages cut the model; a rank holds `chunks` stages of each replica. A
+ * unit is what passes through the stages at once: a micro-batch, or a part of one (unit_div > 1). F is the
+ * forward of one stage and one unit, I its input half of the backward, W its weight half, B both at once.
+ *
+ * A schedule is a pure function of its spec: every rank makes the whole of it and gets the same bytes, so that
+ * the two sides of each message agree without talking. docs/pipeline.md says how to add one.
  */
 #ifndef MEGATRAIN_PIPELINE_SCHEDULE_H
 #define MEGATRAIN_PIPELINE_SCHEDULE_H
 
 #include <stdbool.h>
+#include <stdint.h>
 
-typedef enum { ACT_F, ACT_B, ACT_I, ACT_W, ACT_REDUCE, ACT_NORM, ACT_UPDATE, ACT_KINDS } ActionKind;
+#include "base/err.h"
 
+typedef enum {
+    ACT_F, /* compute of (replica, stage) on `count` units from `microbatch` on */
+    ACT_B,
+    ACT_I,
+    ACT_W,
+    ACT_SEND, /* one message; consecutive ones joined by ACTION_MORE are one group, started together */
+    ACT_RECV,
+    ACT_TIED,   /* sum of the tied embedding's gradients; on the ranks of the first and the last stage */
+    ACT_REDUCE, /* gradients of a replica over its data-parallel group */
+    ACT_NORM,   /* of all gradients of the step */
+    ACT_UPDATE, /* of a replica's weights */
+    ACT_KINDS
+} ActionKind;
+
+enum { PAYLOAD_ACTIVATION, PAYLOAD_GRADIENT };
+
+enum {
+    ACTION_MORE = 1, /* SEND, RECV: the next action belongs to the same group */
+    ACTION_PAIR =
+        2 /* F: the backward action after it may overlap with it; what they need is there for both */
+};
+
+/*
+ * The end of a step in a synchronous schedule: TIED, REDUCE for each replica on the rank, NORM, UPDATE for each
+ * replica. Replicas come in ascending order of `stage`, their lowest on the rank, so that two ranks that share
+ * two stages start their collectives in one order. Asynchronous schedules have REDUCE and UPDATE behind the
+ * backward that completes a batch.
+ */
 typedef struct {
-    ActionKind kind;
-    int stage; /* global */
-    int microbatch;
+    uint8_t kind;       /* ActionKind */
+    uint8_t replica;    /* 0, or 1 for the second direction of a bidirectional schedule */
+    uint8_t flags;      /* ACTION_* */
+    uint8_t payload;    /* of SEND, RECV */
+    uint16_t stage;     /* global. Of SEND, RECV: the stage that consumes the message */
+    uint16_t peer;      /* of SEND, RECV: rank in the pipeline */
+    uint16_t slice;     /* of the sequence */
+    uint16_t version;   /* of F, B, I: age of the weights it reads, in updates; 0: the newest */
+    int32_t microbatch; /* first unit */
+    int32_t count;      /* units; of SEND, RECV always 1, of actions that end a step 0 */
+    int16_t in, out;    /* boundary buffers, -1: none; see schedule_buffers below */
+    double stamp;       /* simulated: start of a compute, end of its producer for a message */
 } Action;
 
-/* One-forward-one-backward for `stage`. Writes 2 * microbatches + 3 actions; returns how many. */
-int schedule_1f1b(Action *out, int stage, int stages, int microbatches);
+/*
+ * Boundary buffers: a rank has one pool of equally large ones (ActionList.buffers), each the boundary tensor
+ * of one unit.
+ *
+ *   F        reads `in` (activation of the stage before; first stage: -1), writes `out` (last stage: -1)
+ *   B, I     reads `in` (gradient from the stage behind; last stage: -1), writes `out` (first stage: -1)
+ *   RECV     fills `in`. The buffer is taken from the RECV's place in the list until its consumer has ended
+ *   SEND     reads `out`. The buffer is taken from its producer until the message has gone
+ *
+ * An action of several units uses `in`, `in + 1`, ...: one buffer a unit, and one message a unit. Two stages
+ * that follow each other on the same rank exchange no message: what one writes is what the other reads. A
+ * buffer whose message still goes out is given to a new writer only where the simulation says that it has
+ * gone; a writer must still wait for that SEND, and hardly ever does so for long.
+ */
 
-/* F, B, I and W are about one micro-batch, the others about the step. */
-static inline bool action_has_slot(ActionKind kind) { return kind < ACT_REDUCE; }
+typedef enum {
+    PLACE_LOOP,   /* stage s on rank s mod p */
+    PLACE_WAVE,   /* forth and back: stage p - 1 and p on one rank; V with two chunks */
+    PLACE_TWO_WAY /* replica 0: stage s on rank s; replica 1: on rank p - 1 - s */
+} Placement;
 
-/* Most micro-batches in flight (from F to B or W) anywhere in the list. */
-int schedule_in_flight(const Action *list, int count);
+/* Which weights a unit is computed with. All but VERSIONS_STEP update while the pipeline runs. */
+typedef enum {
+    VERSIONS_STEP,  /* one version for the step */
+    VERSIONS_STASH, /* PipeDream: the newest at its forward, kept for its backward; update after each unit */
+    VERSIONS_VERTICAL, /* PipeDream with vertical sync: on all stages the one that the first stage had */
+    VERSIONS_DOUBLE /* PipeDream-2BW: batch b uses the version after batch b - 2; update after each batch */
+} Versions;
+
+typedef struct {
+    Action *action;
+    int count, capacity;
+    int buffers; /* boundary buffers of the rank */
+} ActionList;
+
+/* What is asked for. Zero stands for the schedule's usual value. */
+typedef struct {
+    const char
+        *name; /* of the table (schedule_name), or an alias; "+split" behind it splits every B into I W */
+    int ranks, microbatches;
+    int chunks;  /* stages of a replica on a rank (interleaved, bfs, zb-h1-int) */
+    int group;   /* micro-batches of a group (interleaved); usually ranks */
+    int waves;   /* hanayo */
+    int batches; /* batches of `microbatches` that an asynchronous list covers */
+    int cap;     /* refuse if more units than this are held between F and W on a rank, over its stages */
+} ScheduleSpec;
+
+typedef struct ScheduleKind ScheduleKind;
+
+typedef struct {
+    char name[48];
+    const ScheduleKind *kind;
+    int ranks, microbatches, chunks, group, waves, batches, cap;
+    int stages, replicas;
+    int unit_div; /* units of a micro-batch */
+    int units;    /* that the lists cover: microbatches * unit_div * batches */
+    Placement placement;
+    Versions versions;
+    bool forward_only, split;
+    bool no_memory;        /* a list could not grow; schedule_make reports it */
+    uint8_t *unit_replica; /* [units] the replica that computes it */
+    ActionList *rank;      /* [ranks] */
+} Schedule;
+
+/*
+ * Generates, runs all passes and checks the result. Costs O(actions log actions).
+ * Owns: release with schedule_free, also after an error.
+ * Errors: ERR_CONFIG for a name or a shape that is not legal, with the rule and the nearest legal shape;
+ *         ERR_MEMORY.
+ */
+Err schedule_make(const ScheduleSpec *spec, Schedule *out);
+
+/* The same placement with forwards alone (evaluation); of two replicas only the first is used. */
+Err schedule_forward(const ScheduleSpec *spec, Schedule *out);
+
+void schedule_free(Schedule *s);
+
+/* Name of the i-th schedule in the table; NULL behind the last. */
+const char *schedule_name(int i);
+
+/* ---- questions ---- */
+
+int schedule_rank_of(const Schedule *s, int replica, int stage);
+int schedule_chunk_of(const Schedule *s, int stage); /* 0 .. chunks - 1 on its rank */
+int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
+
+/* Most units between F and the end of W (or, with until_input, of I) of one stage of one replica at a time. */
+int schedule_in_flight(const Schedule *s, int replica, int stage, bool until_input);
+
+static inline bool action_is_compute(ActionKind kind) { return kind <= ACT_W; }
+static inline bool action_is_message(ActionKind kind) { return kind == ACT_SEND || kind == ACT_RECV; }
+const char *action_name(ActionKind kind);
 
 #endif

@@ -20,7 +20,7 @@
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
 enum {
     DRY_MICROBATCHES = 2,      /* that a dry run walks: the first, and one like all others */
-    MAX_MICROBATCHES = 1 << 24 /* of a step on a rank: the list of actions then takes 400 MB of the host */
+    MAX_MICROBATCHES = 1 << 22 /* of a step on a rank: making the list then takes about 1 GB of the host */
 };
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
 
@@ -189,14 +189,20 @@ static Err open_slot(Trainer *t, int number, const MemoryPlan *limits)
     return alloc_batch(t, &s->batch);
 }
 
+static Err make_schedule(Trainer *t, int microbatches)
+{
+    const ScheduleSpec spec = { .name = "1f1b", .ranks = 1, .microbatches = microbatches };
+    schedule_free(&t->schedule);
+    return schedule_make(&spec, &t->schedule);
+}
+
 static Err open_executor(Trainer *t, const MemoryPlan *limits)
 {
     Executor *e = &t->executor;
-    TRY(setup_array(&t->setup, 2 * (int64_t)t->microbatches + 3, &t->actions));
-    t->action_count = schedule_1f1b(t->actions, 0, 1, t->microbatches);
+    TRY(make_schedule(t, t->microbatches));
     e->stage = &t->stage;
     e->hooks = (ExecutorHooks){ t, hook_batch, hook_reduce, hook_norm, hook_update };
-    e->slot_count = schedule_in_flight(t->actions, t->action_count);
+    e->slot_count = schedule_in_flight(&t->schedule, 0, 0, false);
     e->ctx = (Ctx){ .s = &t->device.stream,
                     .world = t->world,
                     .params = &t->params,
@@ -332,7 +338,7 @@ static Err dry_step(Trainer *t, int microbatches, MemoryPlan *work)
     StepReport report;
     MemoryPlan before;
     TRY(work_so_far(t, &before));
-    t->action_count = schedule_1f1b(t->actions, 0, 1, microbatches);
+    TRY(make_schedule(t, microbatches));
     TRY(trainer_step(t, (TokenSource){ 0 }, &report));
     TRY(work_so_far(t, work));
     add_work(work, &before, -1);
@@ -405,6 +411,7 @@ void trainer_close(Trainer *t)
         log_debug("%s", err_message()); /* gathers may still write here */
     ddp_release(&t->ddp);
     executor_release(&t->executor);
+    schedule_free(&t->schedule);
     for (int i = 0; t->executor.slots && i < t->executor.slot_count; i++)
         for (int r = 0; r < REGION_COUNT; r++) {
             Arena *a = &t->executor.slots[i].slot.region[r];
@@ -512,7 +519,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     TRY(device_read(stream, t->host_shift, t->params.shift.data, tensor_bytes(t->params.shift)));
     for (;;) {
         TRY(step_begin(t));
-        TRY(executor_run(&t->executor, t->actions, t->action_count));
+        TRY(executor_run(&t->executor, t->schedule.rank[0].action, t->schedule.rank[0].count));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
         if (lower_loss_scale(t, &v)) rescaled++;
         else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));

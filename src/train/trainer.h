@@ -112,11 +112,11 @@ typedef struct {
     Executor executor;
     Ddp ddp;
     Optim optim;
-    Action *actions;
-    int action_count, microbatches; /* per step on this rank; on the null device two at most */
-    StepValues *step_values;        /* device */
-    KvCache *kv;                    /* of each block, when generating */
-    int32_t *host_shift;            /* [2][params]: the step's shifts, and what a repetition tries */
+    Schedule schedule;
+    int microbatches;        /* per step on this rank; on the null device two at most */
+    StepValues *step_values; /* device */
+    KvCache *kv;             /* of each block, when generating */
+    int32_t *host_shift;     /* [2][params]: the step's shifts, and what a repetition tries */
     TokenSource source;
     int32_t *host_tokens; /* [micro_batch][seq + 1]; NULL on the null device, as the next */
     int32_t *host_rows;   /* staging of one row tensor */

@@ -1,0 +1,75 @@
+/* The passes that keep lists local: splitting backwards, and what ends a step. See passes.h. */
+#include "pipeline/passes.h"
+
+#include <stdlib.h>
+
+#include "pipeline/table.h"
+
+static Err no_memory(const Schedule *s)
+{
+    return err_set(ERR_MEMORY, "no memory for the lists of schedule '%s': %d ranks, %d micro-batches",
+                   s->name, s->ranks, s->microbatches);
+}
+
+/* ---- split ---- */
+
+Err pass_split(Schedule *s)
+{
+    bool any = false;
+    for (int r = 0; r < s->ranks && !s->no_memory; r++) {
+        ActionList old = s->rank[r];
+        s->rank[r] = (ActionList){ 0 };
+        for (int i = 0; i < old.count; i++) {
+            Action a = old.action[i];
+            const bool whole = a.kind == ACT_B;
+            any |= whole;
+            if (whole) a.kind = ACT_I;
+            schedule_push(s, r, a);
+            a.kind = ACT_W;
+            if (whole) schedule_push(s, r, a);
+        }
+        free(old.action);
+    }
+    if (s->no_memory) return no_memory(s);
+    if (!any) return err_set(ERR_CONFIG, "schedule '%s': its backwards are split already", s->kind->name);
+    return ERR_OK;
+}
+
+/* ---- the end of a step ---- */
+
+static void end_with(Schedule *s, int rank, ActionKind kind, int replica)
+{
+    schedule_push(s, rank,
+                  (Action){ .kind = (uint8_t)kind,
+                            .replica = (uint8_t)replica,
+                            .stage = (uint16_t)schedule_stage_at(s, rank, replica, 0),
+                            .in = -1,
+                            .out = -1 });
+}
+
+/* The i-th replica of a rank in ascending order of its lowest stage there. */
+static int replica_in_order(const Schedule *s, int rank, int i)
+{
+    if (s->replicas == 1) return 0;
+    bool down_first = schedule_stage_at(s, rank, 0, 0) <= schedule_stage_at(s, rank, 1, 0);
+    return down_first ? i : 1 - i;
+}
+
+static bool holds_an_end(const Schedule *s, int rank)
+{
+    for (int replica = 0; replica < s->replicas; replica++)
+        if (schedule_rank_of(s, replica, 0) == rank || schedule_rank_of(s, replica, s->stages - 1) == rank)
+            return true;
+    return false;
+}
+
+Err pass_sync(Schedule *s)
+{
+    for (int r = 0; r < s->ranks; r++) {
+        if (s->stages > 1 && holds_an_end(s, r)) end_with(s, r, ACT_TIED, 0);
+        for (int i = 0; i < s->replicas; i++) end_with(s, r, ACT_REDUCE, replica_in_order(s, r, i));
+        end_with(s, r, ACT_NORM, 0);
+        for (int i = 0; i < s->replicas; i++) end_with(s, r, ACT_UPDATE, replica_in_order(s, r, i));
+    }
+    return s->no_memory ? no_memory(s) : ERR_OK;
+}

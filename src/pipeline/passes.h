@@ -1,0 +1,31 @@
+/*
+ * What turns the compute lists of a generator into programs that ranks can run, in this order. schedule_make
+ * calls them; ERR_MEMORY is the only way in which they fail on lists that check_compute accepts.
+ */
+#ifndef MEGATRAIN_PIPELINE_PASSES_H
+#define MEGATRAIN_PIPELINE_PASSES_H
+
+#include "pipeline/schedule.h"
+
+/* Every B becomes I W: the gradient travels on before the weight half. */
+Err pass_split(Schedule *s);
+
+/* What ends a step (synchronous), or REDUCE and UPDATE after each batch and the versions that are read. */
+Err pass_sync(Schedule *s);
+
+/*
+ * Messages. A simulation with unit costs stamps each message with the end of its producer. On each rank
+ * computes (by start) and messages (by stamp) are merged; at equal times messages come first, and those of one
+ * stamp form one group, in the order (payload, replica, stage, unit) on both sides.
+ *
+ * Why no execution can deadlock, whatever the actions really take: both ends of a message carry the same
+ * stamp; its producer starts strictly before it, its consumer not before it. So along every list and across
+ * every message the key (time, message before compute) never falls, and equal messages of a rank sit in one
+ * group: the order is acyclic.
+ */
+Err pass_lower(Schedule *s);
+
+/* Boundary buffers (schedule.h), by first use after longest rest. */
+Err pass_buffers(Schedule *s);
+
+#endif

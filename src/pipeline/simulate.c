@@ -1,0 +1,230 @@
+/*
+ * See simulate.h. Event-driven: a rank runs on until its next action lacks an output, and is woken by the
+ * action that makes it. Lists are in order and messages disturb nobody, so the times do not depend on the
+ * order in which ranks are looked at, and each action is looked at a bounded number of times.
+ */
+#include "pipeline/simulate.h"
+
+#include <stdlib.h>
+
+enum { OUT_F, OUT_I, OUT_KINDS };
+
+typedef struct {
+    const Schedule *s;
+    const SimulateCosts *costs;
+    Simulation *out;
+    double *made[OUT_KINDS]; /* [replicas][stages][units] when the output was ready; negative: not yet */
+    int *waiter[OUT_KINDS];  /* the same shape: 1 + the rank that waits for it, 0: none */
+    int *next;               /* [ranks] place in the list */
+    double *clock;           /* [ranks] */
+    int *ready;              /* [ranks] stack of ranks to look at */
+    int ready_count;
+} Run;
+
+/* An output that an action needs. */
+typedef struct {
+    int kind, replica, stage, unit;
+} Need;
+
+static int64_t place(const Schedule *s, int replica, int stage, int unit)
+{
+    return ((int64_t)replica * s->stages + stage) * s->units + unit;
+}
+
+/* The i-th of the up to two outputs that one unit of `a` needs; false behind the last. */
+static bool need_of(const Schedule *s, const Action *a, int i, Need *n)
+{
+    *n = (Need){ OUT_F, a->replica, a->stage, 0 };
+    if (a->kind == ACT_F) n->stage--;
+    if (a->kind == ACT_W) n->kind = OUT_I;
+    if (i == 1) *n = (Need){ OUT_I, a->replica, a->stage + 1, 0 };
+    bool backward = a->kind == ACT_B || a->kind == ACT_I;
+    return n->stage >= 0 && n->stage < s->stages && (i == 0 || (i == 1 && backward));
+}
+
+static double message_time(const Run *r, int replica, int from, int to)
+{
+    const SimulateCosts *c = r->costs;
+    if (schedule_rank_of(r->s, replica, from) == schedule_rank_of(r->s, replica, to)) return 0;
+    return c->latency + (c->bandwidth > 0 ? c->bytes / c->bandwidth : 0);
+}
+
+/* Moves *start to when all that `a` needs has arrived; false, with what lacks, if something was not made yet. */
+static bool arrived(const Run *r, const Action *a, double *start, Need *lacks)
+{
+    Need n;
+    for (int i = 0; need_of(r->s, a, i, &n) || i == 0; i++)
+        for (int k = 0; k < a->count && need_of(r->s, a, i, &n); k++) {
+            n.unit = a->microbatch + k;
+            double at = r->made[n.kind][place(r->s, n.replica, n.stage, n.unit)];
+            *lacks = n;
+            if (at < 0) return false;
+            at += message_time(r, n.replica, n.stage, a->stage);
+            if (at > *start) *start = at;
+        }
+    return true;
+}
+
+static double cost_of(const Run *r, const Action *a)
+{
+    const StageCost *c = r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
+    double one = a->kind == ACT_F ? c->f : a->kind == ACT_I ? c->i : a->kind == ACT_W ? c->w : c->i + c->w;
+    return a->count * one;
+}
+
+static void wake(Run *r, int *waiter)
+{
+    if (*waiter) r->ready[r->ready_count++] = *waiter - 1;
+    *waiter = 0;
+}
+
+static void publish(Run *r, const Action *a, double at)
+{
+    if (a->kind == ACT_W) return;
+    int kind = a->kind == ACT_F ? OUT_F : OUT_I;
+    for (int k = 0; k < a->count; k++) {
+        int64_t i = place(r->s, a->replica, a->stage, a->microbatch + k);
+        r->made[kind][i] = at;
+        wake(r, &r->waiter[kind][i]);
+    }
+}
+
+/* Runs the action at the rank's place, and with it the second half of a pair; false if it has to wait. */
+static bool run_one(Run *r, int rank)
+{
+    const Action *a = &r->s->rank[rank].action[r->next[rank]];
+    const int halves = a->flags & ACTION_PAIR ? 2 : 1;
+    Span *span = &r->out->span[rank][r->next[rank]];
+    double start = r->clock[rank], end;
+    Need lacks;
+    for (int h = 0; h < halves; h++)
+        if (!arrived(r, &a[h], &start, &lacks)) {
+            r->waiter[lacks.kind][place(r->s, lacks.replica, lacks.stage, lacks.unit)] = rank + 1;
+            return false;
+        }
+    end = start;
+    for (int h = 0; h < halves; h++) end += cost_of(r, &a[h]);
+    for (int h = 0; h < halves; h++) {
+        span[h] = (Span){ start, end };
+        publish(r, &a[h], end);
+    }
+    r->clock[rank] = end;
+    r->next[rank] += halves;
+    return true;
+}
+
+static void run_rank(Run *r, int rank)
+{
+    const ActionList *list = &r->s->rank[rank];
+    while (r->next[rank] < list->count)
+        if (!action_is_compute(list->action[r->next[rank]].kind)) r->next[rank]++;
+        else if (!run_one(r, rank)) return;
+}
+
+static Err stuck(const Run *r, int rank)
+{
+    const Action *a = &r->s->rank[rank].action[r->next[rank]];
+    const int halves = a->flags & ACTION_PAIR ? 2 : 1;
+    double start = 0;
+    Need n = { 0 };
+    for (int h = 0; h < halves; h++)
+        if (!arrived(r, &a[h], &start, &n)) break;
+    return err_set(
+        ERR_CONFIG,
+        "cycle: rank %d waits for ever with %s of unit %d at stage %d for %s of unit %d at stage %d", rank,
+        action_name(a->kind), a->microbatch, a->stage, n.kind == OUT_F ? "F" : "I", n.unit, n.stage);
+}
+
+/* ---- the whole ---- */
+
+static Err open_run(Run *r)
+{
+    const Schedule *s = r->s;
+    const int64_t places = (int64_t)s->replicas * s->stages * s->units;
+    bool room = (r->next = calloc((size_t)s->ranks, sizeof *r->next)) != NULL;
+    room &= (r->clock = calloc((size_t)s->ranks, sizeof *r->clock)) != NULL;
+    room &= (r->ready = calloc((size_t)s->ranks, sizeof *r->ready)) != NULL;
+    for (int k = 0; k < OUT_KINDS; k++) {
+        room &= (r->made[k] = malloc((size_t)places * sizeof *r->made[k])) != NULL;
+        room &= (r->waiter[k] = calloc((size_t)places, sizeof *r->waiter[k])) != NULL;
+        for (int64_t i = 0; r->made[k] && i < places; i++) r->made[k][i] = -1;
+    }
+    room &= (r->out->span = calloc((size_t)s->ranks, sizeof *r->out->span)) != NULL;
+    for (int i = 0; room && i < s->ranks; i++)
+        room = (r->out->span[i] = calloc((size_t)s->rank[i].count + 1, sizeof **r->out->span)) != NULL;
+    return room ? ERR_OK
+                : err_set(ERR_MEMORY, "no memory to simulate %d units on %d ranks", s->units, s->ranks);
+}
+
+static void close_run(Run *r)
+{
+    for (int k = 0; k < OUT_KINDS; k++) {
+        free(r->made[k]);
+        free(r->waiter[k]);
+    }
+    free(r->next);
+    free(r->clock);
+    free(r->ready);
+}
+
+static void measure(const Schedule *s, Simulation *out)
+{
+    double span_bubble = 0, work;
+    for (int r = 0; r < s->ranks; r++) {
+        double first = -1, last = 0;
+        work = 0;
+        for (int i = 0; i < s->rank[r].count; i++) {
+            const Span *t = &out->span[r][i];
+            if (!action_is_compute(s->rank[r].action[i].kind)) continue;
+            if (first < 0) first = t->start;
+            bool second = i > 0 && s->rank[r].action[i - 1].flags & ACTION_PAIR;
+            work += second ? 0 : t->end - t->start;
+            last = t->end;
+        }
+        if (last > out->makespan) out->makespan = last;
+        if (work > out->ideal) out->ideal = work;
+        if (last - first - work > span_bubble) span_bubble = last - first - work;
+    }
+    out->span_bubble = span_bubble;
+    out->bubble = out->makespan - out->ideal;
+}
+
+static Err run_all(Run *r)
+{
+    for (int i = r->s->ranks - 1; i >= 0; i--) r->ready[r->ready_count++] = i;
+    while (r->ready_count > 0) run_rank(r, r->ready[--r->ready_count]);
+    for (int i = 0; i < r->s->ranks; i++)
+        if (r->next[i] < r->s->rank[i].count) return stuck(r, i);
+    measure(r->s, r->out);
+    return ERR_OK;
+}
+
+Err simulate(const Schedule *s, const SimulateCosts *costs, Simulation *out)
+{
+    *out = (Simulation){ 0 };
+    Run r = { .s = s, .costs = costs, .out = out };
+    Err err = open_run(&r);
+    if (!err) err = run_all(&r);
+    close_run(&r);
+    return err;
+}
+
+void simulation_free(Simulation *sim, const Schedule *s)
+{
+    for (int i = 0; sim->span && i < s->ranks; i++) free(sim->span[i]);
+    free(sim->span);
+    *sim = (Simulation){ 0 };
+}
+
+/* ---- memory ---- */
+
+int simulate_peak(const Schedule *s, int rank, bool until_input)
+{
+    int now = 0, most = 0;
+    for (int i = 0; i < s->rank[rank].count; i++) {
+        const Action *a = &s->rank[rank].action[i];
+        if (a->kind == ACT_F && (now += a->count) > most) most = now;
+        if (a->kind == ACT_B || a->kind == (until_input ? ACT_I : ACT_W)) now -= a->count;
+    }
+    return most;
+}

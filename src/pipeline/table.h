@@ -1,0 +1,40 @@
+/*
+ * What a schedule's author writes: one generator and one row of the table. A generator appends the compute
+ * actions of each rank in the order in which the rank is to run them; everything else is derived.
+ */
+#ifndef MEGATRAIN_PIPELINE_TABLE_H
+#define MEGATRAIN_PIPELINE_TABLE_H
+
+#include "pipeline/schedule.h"
+
+/* Why the shape is not legal, as the end of "schedule 'x' needs ..."; NULL if it is. */
+typedef const char *ScheduleRule(const Schedule *shape);
+
+struct ScheduleKind {
+    const char *name;
+    void (*generate)(Schedule *s);
+    ScheduleRule *rule;
+    Placement placement;
+    Versions versions;
+    int chunks;          /* stages of a replica on a rank; 0: free, 2 when not given */
+    int waves;           /* 0: no waves; else the usual number, and chunks = 2 * waves */
+    int unit_div;        /* 0: 1 */
+    int batches;         /* usual number of an asynchronous schedule; 0: synchronous */
+    bool grouped;        /* `group` means something */
+    const char *aliases; /* other names, separated by blanks; NULL: none */
+};
+
+extern const ScheduleKind schedule_table[];
+extern const int schedule_table_count;
+
+/* ---- for generators ---- */
+
+/* Appends; a list that cannot grow sets s->no_memory, and nothing more is appended. */
+void schedule_push(Schedule *s, int rank, Action a);
+void schedule_add(Schedule *s, int rank, ActionKind kind, int stage, int microbatch); /* replica 0, 1 unit */
+
+/* gen_loop.c */
+void generate_gpipe(Schedule *s);
+void generate_1f1b(Schedule *s);
+
+#endif
