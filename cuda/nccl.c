@@ -464,6 +464,15 @@ static Err connected(NcclWorld *w, const char *name, ncclComm_t comm, ncclResult
            err_hint("NCCL_DEBUG=INFO tells more");
 }
 
+/* A split takes all ranks of the world, those without a group, too. */
+static Err split_for_others(NcclWorld *w, const char *name)
+{
+    ncclComm_t none = NULL;
+    const double until = clock_s() + w->o.timeout_s;
+    return connected(w, name, NULL,
+                     settle(w, w->base, nccl.CommSplit(w->base, NCCL_SPLIT_NOCOLOR, 0, &none, NULL), until));
+}
+
 static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
 {
     NcclWorld *w = g->world;
@@ -482,7 +491,8 @@ static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
 Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
                    NcclCtas ctas)
 {
-    if (size == 1) return comm_open_self(c, name), ERR_OK;
+    if (size == 0) TRY(split_for_others(w, name));
+    if (size <= 1) return comm_open_self(c, name), ERR_OK;
     Group *g = calloc(1, sizeof *g);
     CommCall *calls = calloc((size_t)size, sizeof *calls);
     Err err = g && calls ? comm_open_gloo(gloo, &g->host, name, members, size)

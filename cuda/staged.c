@@ -188,7 +188,7 @@ static Err open_parts(Staged *g)
 
 Err comm_open_staged(int gpu, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size)
 {
-    if (size == 1) return comm_open_self(c, name), ERR_OK;
+    if (size <= 1) return comm_open_self(c, name), ERR_OK;
     Staged *g = calloc(1, sizeof *g);
     if (!g) return err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
     g->gpu = gpu;

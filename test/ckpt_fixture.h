@@ -337,7 +337,7 @@ static inline Err load_save(Grid g, ModelKind k, const char *path, const char *d
 
 /* ---- folders ---- */
 
-static const Grid ONE = { 1, 1, false };
+static const Grid ONE = { .tp = 1, .dp = 1 };
 static const ModelKind SMALL = { 0 };
 
 static inline const char *fresh_dir(void)

@@ -6,7 +6,7 @@
 #ifndef MEGATRAIN_TEST_COMM_CASES_H
 #define MEGATRAIN_TEST_COMM_CASES_H
 
-#include "comm/comm.h"
+#include "comm/grid.h"
 #include "test.h"
 
 static const int64_t case_counts[] = { 0, 1, 2, 3, 5, 7, 64, 1000, 2047, 33333 };
@@ -163,5 +163,85 @@ static inline Err case_all_kinds(CaseRun *run, int64_t n)
     TRY(case_integers(run, n, true));
     return comm_barrier(run->comm, run->stream);
 }
+
+/* ---- communicators of a grid ---- */
+
+/* Coordinates of a rank by counting, in the order of the axes. */
+static inline GridCoords case_coords(Grid g, int rank)
+{
+    GridCoords at = { 0 };
+    for (int i = 0; i < rank; i++) {
+        if (++at.tp < g.tp) continue;
+        at.tp = 0;
+        int *next = g.order == ORDER_DP_PP ? &at.dp : &at.pp, *last = g.order == ORDER_DP_PP ? &at.pp : &at.dp;
+        if (++*next < (g.order == ORDER_DP_PP ? g.dp : g.pp)) continue;
+        *next = 0;
+        ++*last;
+    }
+    return at;
+}
+
+/* Are a and b members of one group, by what groups.h says of the kind? Every rank is together with itself. */
+static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
+{
+    const GridCoords a = case_coords(g, rank_a), b = case_coords(g, rank_b);
+    const bool tp = a.tp == b.tp, dp = a.dp == b.dp, pp = a.pp == b.pp;
+    if (rank_a == rank_b) return true;
+    switch (kind) {
+    case GROUP_TP: return dp && pp;
+    case GROUP_SP: return dp && pp && g.sp;
+    case GROUP_KV: return dp && pp && a.tp / g.kv == b.tp / g.kv;
+    case GROUP_DP: return tp && pp;
+    case GROUP_PP: return tp && dp;
+    case GROUP_EMBD: return tp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
+    case GROUP_STAGE_LOW:
+    case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || a.pp + b.pp == g.pp - 1);
+    default: return true; /* world, host */
+    }
+}
+
+/* On every communicator of a rank: who is in it, and a sum of theirs. */
+static inline Err case_world(World *w, Stream *s)
+{
+    for (int kind = 0; kind < WORLD_COMMS; kind++) {
+        Comm *c = &w->comm[kind];
+        int64_t members[64], sum = w->rank + 1, want = 0;
+        int n = 0;
+        for (int i = 0; i < 64; i++) members[i] = -1;
+        members[c->rank] = w->rank;
+        TRY(comm_all_gather(c, s, tensor_of(members, I64, (int64_t)c->size), tensor_of(&members[c->rank], I64, (int64_t)1),
+                            NULL));
+        TRY(comm_sum_i64(c, s, &sum, 1, NULL));
+        for (int r = 0; r < w->size; r++) {
+            if (!case_together(w->grid, kind, w->rank, r)) continue;
+            CHECK_MSG(members[n++] == r, "%s of rank %d: member %d is %lld, not %d", group_name(kind), w->rank, n - 1,
+                      (long long)members[n - 1], r);
+            want += r + 1;
+        }
+        CHECK_MSG(c->size == n && sum == want && !strcmp(c->name, group_name(kind)), "%s of rank %d: %d members, not %d",
+                  group_name(kind), w->rank, c->size, n);
+        CHECK(world_first_member(w, kind) == members[0]);
+    }
+    CHECK(&w->tp == &w->comm[GROUP_TP] && &w->stage_high == &w->comm[GROUP_STAGE_HIGH] &&
+          &w->host == &w->comm[GROUP_HOST]);
+    const GridCoords at = case_coords(w->grid, w->rank);
+    CHECK(w->tp_rank == at.tp && w->dp_rank == at.dp && w->pp_rank == at.pp && w->pp.rank == at.pp);
+    return ERR_OK;
+}
+
+static const Grid case_grids[] = {
+    { .tp = 2, .dp = 1, .sp = true },
+    { .tp = 4, .dp = 2, .kv = 2 },
+    { .tp = 1, .dp = 1, .pp = 2 },
+    { .tp = 2, .dp = 2, .pp = 2, .sp = true },
+    { .tp = 2, .dp = 2, .pp = 2, .order = ORDER_PP_DP, .kv = 2 },
+    { .tp = 1, .dp = 2, .pp = 4 },
+    { .tp = 1, .dp = 2, .pp = 4, .order = ORDER_PP_DP },
+    { .tp = 1, .dp = 2, .pp = 4, .bidirectional = true },
+    { .tp = 1, .dp = 2, .pp = 4, .order = ORDER_PP_DP, .bidirectional = true },
+    { .tp = 2, .dp = 1, .pp = 4, .bidirectional = true },
+    { .tp = 1, .dp = 1, .pp = 3 },
+};
+enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 
 #endif

@@ -213,7 +213,7 @@ TEST(what_a_snapshot_takes_is_known)
 TEST(files_of_several_chunks)
 {
     const ModelKind big = { .big = true };
-    static const Grid grids[] = { { 1, 1, 0 }, { 2, 1, 0 }, { 4, 1, 0 } };
+    static const Grid grids[] = { { .tp = 1, .dp = 1 }, { .tp = 2, .dp = 1 }, { .tp = 4, .dp = 1 } };
     for (int a = 0; a < 3; a++) {
         const char *dir = fresh_dir();
         OK(save(grids[a], big, dir, 7, 2));
@@ -299,7 +299,7 @@ TEST(python_reads_the_same_numbers)
     if (access("/usr/bin/python3", X_OK)) SKIP("no /usr/bin/python3");
     for (int tp = 1; tp <= 4; tp *= 2) {
         const char *dir = fresh_dir();
-        OK(save((Grid){ tp, 1, false }, SMALL, dir, 5, 0));
+        OK(save((Grid){ .tp = tp, .dp = 1 }, SMALL, dir, 5, 0));
         char script[128];
         snprintf(script, sizeof script, "%s/check.py", dir);
         write_file(script, python_check, (int64_t)strlen(python_check));
@@ -498,7 +498,7 @@ TEST(a_step_can_be_saved_again)
 {
     const char *dir = fresh_dir();
     OK(save(ONE, SMALL, dir, 1, 2));
-    OK(save((Grid){ 2, 1, false }, SMALL, dir, 1, 2));
+    OK(save((Grid){ .tp = 2, .dp = 1 }, SMALL, dir, 1, 2));
     CHECK(count_entries(dir, "step-") == 1 && file_exists(step_path(dir, 1, "shard-00001.safetensors")));
     write_file(step_path(dir, 1, "manifest.json"), "{}", 2);
     OK(save(ONE, SMALL, dir, 1, 2));
@@ -527,7 +527,7 @@ TEST(a_checkpoint_can_be_listed)
     size_t size = 0;
     SetupArena a;
     CkptMeta meta;
-    OK(save((Grid){ 2, 1, false }, SMALL, dir, 6, 0));
+    OK(save((Grid){ .tp = 2, .dp = 1 }, SMALL, dir, 6, 0));
     FILE *f = open_memstream(&text, &size);
     OK(ckpt_print(step_path(dir, 6, ""), f));
     fclose(f);

@@ -45,7 +45,7 @@ static bool every_bit(void) { return getenv("MEGATRAIN_DAMAGE") != NULL; }
 TEST(every_flipped_byte_is_found_and_named)
 {
     const char *dir = fresh_dir();
-    OK(save((Grid){ 2, 1, false }, SMALL, dir, 1, 0));
+    OK(save((Grid){ .tp = 2, .dp = 1 }, SMALL, dir, 1, 0));
     int64_t missed = 0, tried = 0;
     for (int i = 0; i < 4; i++) {
         int64_t size;
@@ -77,7 +77,7 @@ TEST(every_truncation_is_found_and_named)
     const char *dir = fresh_dir();
     char path[PATH_MAX];
     bool found;
-    OK(save((Grid){ 2, 1, false }, SMALL, dir, 1, 0));
+    OK(save((Grid){ .tp = 2, .dp = 1 }, SMALL, dir, 1, 0));
     for (int i = 0; i < 4; i++) {
         int64_t size, missed = 0;
         const char *file = step_path(dir, 1, files_of_two[i]), *folder = step_path(dir, 1, "");
@@ -138,7 +138,7 @@ TEST(a_manifest_is_not_believed_beyond_its_checksum)
     };
     const char *dir = fresh_dir(), *text;
     int64_t size;
-    OK(save((Grid){ 2, 1, false }, SMALL, dir, 1, 0));
+    OK(save((Grid){ .tp = 2, .dp = 1 }, SMALL, dir, 1, 0));
     char *good = read_file(step_path(dir, 1, "manifest.json"), &size);
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         CHECK_MSG((text = replaced(good, cases[i][0], cases[i][1])), "'%s' is not there", cases[i][0]);
@@ -169,7 +169,7 @@ TEST(swapped_shards_are_found)
 /* The child: saves CKPT_STEP in CKPT_CHILD with CKPT_TP ranks; exit status: 0 or the kind of its failure. */
 static int child_main(const char *dir)
 {
-    Err err = save((Grid){ atoi(getenv("CKPT_TP")), 1, false }, SMALL, dir, atoi(getenv("CKPT_STEP")), 2);
+    Err err = save((Grid){ .tp = atoi(getenv("CKPT_TP")), .dp = 1 }, SMALL, dir, atoi(getenv("CKPT_STEP")), 2);
     return err ? 100 + (int)err : 0;
 }
 
@@ -206,7 +206,7 @@ static void check_faults(const char *dir, int step, int status, const char *faul
     OK(ckpt_find(dir, INT64_MAX, path, &found));
     CHECK_MSG(found, "%s", fault);
     OK(ckpt_meta(path, &a, &meta));
-    OK(load((Grid){ 2, 1, false }, SMALL, path, meta.step));
+    OK(load((Grid){ .tp = 2, .dp = 1 }, SMALL, path, meta.step));
     if (killed) CHECK_MSG(meta.step == 2 || meta.step == step, "%s", fault);
     else if (WEXITSTATUS(status)) {
         CHECK_MSG(WEXITSTATUS(status) == 100 + ERR_STORAGE, "%s: status %d", fault, WEXITSTATUS(status));

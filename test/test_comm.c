@@ -58,6 +58,64 @@ TEST(threads_every_kind)
     }
 }
 
+typedef struct {
+    CommHub *hub;
+    Grid grid;
+    int rank;
+    World world; /* kept open for the others' sake until all are through */
+    Err err;
+} WorldRank;
+
+static void *world_rank(void *arg)
+{
+    WorldRank *t = arg;
+    Device device;
+    t->err = device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 });
+    if (!t->err) t->err = world_open_threads(&t->world, t->hub, t->grid, t->rank);
+    if (!t->err) t->err = case_world(&t->world, &device.stream);
+    world_close(&t->world);
+    device_close(&device);
+    return NULL;
+}
+
+TEST(threads_worlds)
+{
+    for (int i = 0; i < CASE_GRIDS; i++) {
+        static WorldRank t[RANKS_MAX];
+        const int size = grid_size(case_grids[i]);
+        CommHub *hub;
+        pthread_t thread[RANKS_MAX];
+        OK(comm_hub_open(size, 0, &hub));
+        for (int r = 0; r < size; r++) {
+            t[r] = (WorldRank){ .hub = hub, .grid = case_grids[i], .rank = r };
+            CHECK(!pthread_create(&thread[r], NULL, world_rank, &t[r]));
+        }
+        for (int r = 0; r < size; r++) pthread_join(thread[r], NULL);
+        for (int r = 0; r < size; r++) CHECK(!t[r].err);
+        comm_hub_close(hub);
+    }
+}
+
+/* The dry run's communicators are those of the rank that it stands for. */
+TEST(null_worlds)
+{
+    for (int i = 0; i < CASE_GRIDS; i++)
+        for (int rank = 0; rank < grid_size(case_grids[i]); rank++) {
+            World w;
+            OK(world_open_null(&w, case_grids[i], rank));
+            for (int kind = 0; kind < WORLD_COMMS; kind++) {
+                int size = 0, before = 0;
+                for (int r = 0; r < w.size; r++) {
+                    if (!case_together(w.grid, kind, rank, r)) continue;
+                    size++;
+                    before += r < rank;
+                }
+                CHECK_MSG(w.comm[kind].size == size && w.comm[kind].rank == before, "%s of rank %d", group_name(kind), rank);
+            }
+            world_close(&w);
+        }
+}
+
 TEST(self_every_kind)
 {
     Device device;

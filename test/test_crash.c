@@ -145,7 +145,7 @@ TEST(a_crash_in_a_replacement) { CHECK(each_state(ONE, (const int64_t[]){ 1, 2, 
 
 TEST(a_crash_in_two_saves_of_two_ranks)
 {
-    CHECK(each_state((Grid){ 2, 1, false }, (const int64_t[]){ 1, 2, 0 }, 512) >= 200);
+    CHECK(each_state((Grid){ .tp = 2, .dp = 1 }, (const int64_t[]){ 1, 2, 0 }, 512) >= 200);
 }
 
 /* Whichever one sync does nothing: what was damaged by that is seen, and the checkpoint before it is taken. */

@@ -226,7 +226,7 @@ static Err forward_hook_norm(void *user)
 static void run_open(Run *r)
 {
     MemoryPlan plan;
-    OK(trainer_plan(&r->g.spec, (Grid){ 1, 1, false }, 0, &plan));
+    OK(trainer_plan(&r->g.spec, (Grid){ .tp = 1, .dp = 1 }, 0, &plan));
     OK(world_open_self(&r->world));
     OK(trainer_open(&r->t, &r->g.spec, &r->world, &plan));
     r->real = r->t.executor.hooks;

@@ -126,8 +126,69 @@ TEST(groups_part_the_ranks_by_their_coordinates)
     CHECK_MSG(wrong == 0, "%d wrong in %d shapes", wrong, shapes);
 }
 
+/* Written out by hand: with two replicas pp ranks r and pp-1-r share their stages. */
+TEST(groups_of_one_stage)
+{
+    GridShape s = { .world = 8, .tp = 1, .cp = 1, .pp = 4, .ep = 1, .etp = 1 };
+    for (int order = 0; order < 2; order++) { /* a group of one each without two replicas, and without sp */
+        s.order = order ? ORDER_PP_DP : ORDER_DP_PP;
+        expect(s, GROUP_STAGE_LOW, "(0)(1)(2)(3)(4)(5)(6)(7)");
+        expect(s, GROUP_SP, "(0)(1)(2)(3)(4)(5)(6)(7)");
+        expect(s, GROUP_WORLD, "(01234567)");
+        expect(s, GROUP_HOST, "(01234567)");
+    }
+    s.two_replicas = true;
+    s.order = ORDER_DP_PP; /* ranks of pp rank r: 2r, 2r + 1 */
+    expect(s, GROUP_STAGE_LOW, "(0167)(2345)");
+    expect(s, GROUP_STAGE_HIGH, "(0167)(2345)");
+    expect(s, GROUP_EMBD, "(06)(17)");
+    s.order = ORDER_PP_DP; /* r and r + 4 */
+    expect(s, GROUP_STAGE_LOW, "(0347)(1256)");
+    expect(s, GROUP_EMBD, "(03)(47)");
+    s = (GridShape){ .world = 8, .tp = 2, .cp = 1, .pp = 2, .ep = 1, .etp = 2, .sp = true, .two_replicas = true };
+    expect(s, GROUP_STAGE_HIGH, "(0246)(1357)");
+    expect(s, GROUP_SP, "(01)(23)(45)(67)");
+    s.pp = 4;
+    expect(s, GROUP_STAGE_LOW, "(06)(17)(24)(35)");
+    s.pp = 1;
+    CHECK(!grid_fits(s));
+}
+
+/* For many shapes, of every kind: place and index lead back to the rank, and who is in no group is in no list. */
+TEST(ranks_find_themselves_in_their_groups)
+{
+    int shapes = 0, outside = 0;
+    for (int n = 0; n < 2000; n++) {
+        GridShape s = { .tp = 1 + n % 3, .cp = 1 + n / 3 % 2, .pp = 1 + n / 6 % 6, .ep = 1, .etp = 1 + n % 3,
+                        .order = n / 36 % 2 ? ORDER_PP_DP : ORDER_DP_PP, .sp = n / 72 % 2,
+                        .two_replicas = n / 144 % 2 };
+        s.world = s.tp * s.cp * s.pp * (1 + n / 288 % 3);
+        s.ep = s.cp;
+        if (!grid_fits(s)) continue;
+        shapes++;
+        for (GroupKind kind = 0; kind < GROUP_KINDS; kind++) {
+            int members[128], seen = 0;
+            for (int g = 0; g < group_count(s, kind); g++) {
+                group_members(s, kind, g, members);
+                for (int i = 0; i < group_size(s, kind); i++, seen++)
+                    CHECK(group_of(s, kind, members[i]) == g && group_rank(s, kind, members[i]) == i &&
+                          (!i || members[i] > members[i - 1]));
+            }
+            for (int rank = 0; rank < s.world; rank++) {
+                const bool none = group_of(s, kind, rank) < 0;
+                CHECK(none == (group_rank(s, kind, rank) < 0));
+                outside += none;
+                seen += none;
+            }
+            CHECK(seen == s.world);
+        }
+    }
+    CHECK_MSG(shapes > 500 && outside > 500, "%d shapes, %d ranks in no group", shapes, outside);
+}
+
 TEST(worlds_that_do_not_fit)
 {
+    CHECK(!grid_fits((GridShape){ .world = 6, .tp = 1, .cp = 1, .pp = 3, .ep = 1, .etp = 1, .two_replicas = true }));
     CHECK(!grid_fits((GridShape){ .world = 6, .tp = 4, .cp = 1, .pp = 1, .ep = 1, .etp = 1 }));
     CHECK(!grid_fits((GridShape){ .world = 8, .tp = 1, .cp = 1, .pp = 1, .ep = 3, .etp = 1 }));
     CHECK(grid_fits((GridShape){ .world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 4, .etp = 1, .order = ORDER_PP_DP }));

@@ -283,7 +283,7 @@ TEST(memory_grows_linearly_with_the_sequence)
             for (int i = 0; i < 4; i++) {
                 MemoryPlan p;
                 TrainSpec s = spec_of(llama, (Recompute)recompute, (int64_t)512 << i);
-                OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &p));
+                OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &p));
                 bytes[i] = working_bytes(&p);
             }
             for (int i = 0; i < 2; i++) {
@@ -334,29 +334,29 @@ TEST(planning_is_cheap)
     MemoryPlan two, three, many, refused;
     s.micro_batch = 1;
     s.global_batch = 2;
-    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &two));
+    OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &two));
     s.global_batch = 3;
-    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &three));
+    OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &three));
     s.global_batch = 1000000;
     double start = clock_s();
-    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &many));
+    OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &many));
     CHECK(clock_s() - start < 1);
     CHECK(memory_plan_total(&many) == memory_plan_total(&two));
     CHECK(many.flop == two.flop + 999998 * (three.flop - two.flop));
     s.model.hidden = s.model.ffn = 1 << 18;
-    CHECK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused) == ERR_CONFIG);
+    CHECK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused) == ERR_CONFIG);
     s = tiny_gpt2(); /* one micro-batch alone */
     s.micro_batch = s.global_batch = 256;
     s.model.seq = 1 << 24;
-    FAILS(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
+    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
     s = tiny_llama(); /* as many rows of heads as the keys allow, 2^66: a sanitizer sees if they overflow */
     s.micro_batch = 1, s.global_batch = 1 << 30;
     s.model.seq = 1 << 24, s.model.heads = 4096, s.model.hidden = 8 * 4096;
-    FAILS(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
+    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
     s = tiny_gpt2();
     s.micro_batch = s.global_batch = 1 << 20;
     count_start();
-    OK(trainer_plan(&s, (Grid){ 1, 1, false }, 0, &many));
+    OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &many));
     count_stop();
     CHECK(memory_plan_total(&many) > (int64_t)1 << 36);
     if (!SANITIZED) CHECK_MSG(count.ours > 0 && count.ours_bytes < 4 << 20, "%lld bytes", count.ours_bytes);
@@ -416,9 +416,9 @@ TEST(batches_read_ahead_take_what_was_planned)
         MemoryPlan with, without;
         TrainSpec s = tiny_gpt2();
         s.global_batch = G;
-        OK(trainer_plan(&s, (Grid){ 1, 2, false }, 0, &without));
+        OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 2 }, 0, &without));
         s.ahead = true;
-        OK(trainer_plan(&s, (Grid){ 1, 2, false }, 0, &with));
+        OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 2 }, 0, &with));
         const int64_t planned = memory_plan_total(&with) - memory_plan_total(&without);
         CHECK(planned == with.ahead && planned == G / 2 * 2 * 4 * (TINY_SEQ + 1));
         OK(dataset_open(&(DatasetOptions){ .spec = in_dir("ahead"), .seq = TINY_SEQ, .vocab = 257 }, &d));

@@ -197,9 +197,9 @@ TEST(seam05_collectives_from_day_one)
 {
     TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
     for (int i = 0; i < 2; i++) {
-        uint64_t want = train_hash(specs[i], (Grid){ 1, 1, false }, 0);
+        uint64_t want = train_hash(specs[i], (Grid){ .tp = 1, .dp = 1 }, 0);
         for (int tp = 2; tp <= 4; tp *= 2)
-            for (int sp = 0; sp < 2; sp++) CHECK(train_hash(specs[i], (Grid){ tp, 1, sp }, 0) == want);
+            for (int sp = 0; sp < 2; sp++) CHECK(train_hash(specs[i], (Grid){ .tp = tp, .dp = 1, .sp = sp }, 0) == want);
     }
 }
 
@@ -208,8 +208,8 @@ TEST(seam06_every_completion_delayed)
 {
     TrainSpec s = tiny_gpt2();
     s.model.layers = 1;
-    uint64_t want = train_hash(s, (Grid){ 1, 1, false }, 0);
-    CHECK(train_hash(s, (Grid){ 2, 2, true }, 20) == want);
+    uint64_t want = train_hash(s, (Grid){ .tp = 1, .dp = 1 }, 0);
+    CHECK(train_hash(s, (Grid){ .tp = 2, .dp = 2, .sp = true }, 20) == want);
 }
 
 static Batch *batch_of(Rig *r)
@@ -554,10 +554,10 @@ TEST(seam16_initial_values)
 TEST(seam17_threads)
 {
     TrainSpec s = tiny_llama();
-    uint64_t want = train_hash(s, (Grid){ 1, 1, false }, 0);
+    uint64_t want = train_hash(s, (Grid){ .tp = 1, .dp = 1 }, 0);
     for (int threads = 2; threads <= 5; threads++) {
         s.threads = threads;
-        CHECK(train_hash(s, (Grid){ 1, 1, false }, 0) == want);
+        CHECK(train_hash(s, (Grid){ .tp = 1, .dp = 1 }, 0) == want);
     }
 }
 

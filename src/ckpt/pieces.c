@@ -8,8 +8,8 @@
 
 void piece_first(PieceIter *it, const Ckpt *c, int rank)
 {
-    *it = (PieceIter){ .c = c, .param = -1 };
-    grid_coords(c->o.world->grid, rank, &it->tp_rank, &it->dp_rank);
+    const GridCoords at = grid_coords(c->o.world->grid, rank);
+    *it = (PieceIter){ .c = c, .param = -1, .tp_rank = at.tp, .dp_rank = at.dp };
 }
 
 /* Of copies dp rank 0 writes, of slices each its own. */

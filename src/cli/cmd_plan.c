@@ -299,14 +299,13 @@ static int64_t grouped_bytes(const MemoryPlan *p, int group)
 /* What each communicator sends, call by call. */
 static void put_comm(const MemoryPlan *p)
 {
-    static const char *const names[WORLD_COMMS] = { "tp", "sp", "kv", "dp", "world", "host" };
     if (!p->comm_bytes) return;
     printf("\n%-36s %15s %18s\n", "communication of one step, first rank", "calls", "bytes sent");
     for (int i = 0; i < WORLD_COMMS; i++)
         for (int k = 0; k < COMM_KIND_COUNT && grouped_bytes(p, i); k++) {
             char name[64], a[32], b[32];
             if (!p->comm[i][k].bytes) continue;
-            snprintf(name, sizeof name, "%s %s", names[i], comm_kind_name((CommKind)k));
+            snprintf(name, sizeof name, "%s %s", group_name((GroupKind)i), comm_kind_name((CommKind)k));
             printf("  %-34s %15s %18s\n", name, commas(a, p->comm[i][k].calls),
                    commas(b, p->comm[i][k].bytes));
         }

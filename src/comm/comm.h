@@ -126,7 +126,8 @@ typedef struct CommHub CommHub; /* what the thread-ranks of one process share */
 /* delay_ms: every completion is held back that long (a test that nothing depends on timing). */
 Err comm_hub_open(int world_size, int delay_ms, CommHub **out);
 void comm_hub_close(CommHub *hub);
-/* Collective over the members, each calling from its own thread with the same list (world ranks, ascending). */
+/* Collective over the members, each calling from its own thread with the same list (world ranks, ascending). Of one
+ * member, or of none: comm_open_self. */
 Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, const int *members, int size);
 /* Wakes every waiting rank; all open requests end with ERR_PEER and this text. The first call wins. */
 void comm_hub_abort(CommHub *hub, const char *why);

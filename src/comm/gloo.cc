@@ -620,7 +620,7 @@ extern "C" void gloo_world_abort(GlooWorld *w, const char *why) { stop_world(w, 
 
 extern "C" Err comm_open_gloo(GlooWorld *w, Comm *c, const char *name, const int *members, int size)
 {
-    if (size == 1) return comm_open_self(c, name), ERR_OK;
+    if (size <= 1) return comm_open_self(c, name), ERR_OK;
     return guarded(name, [&] {
         open_group(w, c, name, members, size);
         return ERR_OK;

@@ -60,7 +60,7 @@ void gloo_world_abort(GlooWorld *world, const char *why);
  * A group of world ranks, ascending; all members call with the same name, and all ranks open their groups in
  * the same order.
  * Nothing is sent. Memory: GLOO_SCRATCH_BYTES for blocks that wait to be summed, none of it for a group of
- * one (which is comm_open_self). At most 65536 groups may ever contain the same two ranks: ERR_CONFIG.
+ * one or of none (which is comm_open_self). At most 65536 groups may ever contain the same two ranks: ERR_CONFIG.
  */
 enum { GLOO_SCRATCH_BYTES = 2 << 20 };
 Err comm_open_gloo(GlooWorld *world, Comm *c, const char *name, const int *members, int size);

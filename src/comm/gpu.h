@@ -51,7 +51,8 @@ void nccl_world_abort(NcclWorld *world, const char *why);
 
 /*
  * A group of world ranks, ascending. *All* ranks of the world must call together, each for its own group: the groups of
- * one call have one size and no rank in common. Opens a group of `gloo` too, for comparing calls; of one: self.
+ * one call have one size and no rank in common. A rank that is in none of them has size 0, and then a group of one.
+ * Opens a group of `gloo` too, for comparing calls. Where all sizes are 1: self, and nobody need call.
  */
 Err comm_open_nccl(NcclWorld *world, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
                    NcclCtas ctas);

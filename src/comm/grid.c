@@ -4,73 +4,82 @@
 #include <stdlib.h>
 #include <string.h>
 
-int grid_size(Grid g) { return g.tp * g.dp; }
-
-void grid_coords(Grid g, int rank, int *tp_rank, int *dp_rank)
+static Grid whole(Grid g)
 {
-    *tp_rank = rank % g.tp;
-    *dp_rank = rank / g.tp;
+    if (!g.pp) g.pp = 1;
+    if (!g.kv) g.kv = 1;
+    return g;
 }
+
+int grid_size(Grid g) { return g.tp * g.dp * whole(g).pp; }
 
 GridShape grid_shape(Grid g)
 {
-    return (GridShape){ .world = grid_size(g), .tp = g.tp, .cp = 1, .pp = 1, .ep = 1, .etp = 1, .kv = g.kv };
+    g = whole(g);
+    return (GridShape){ .world = grid_size(g),
+                        .tp = g.tp,
+                        .cp = 1,
+                        .pp = g.pp,
+                        .ep = 1,
+                        .etp = g.tp, /* without experts the two grids are one */
+                        .order = g.order,
+                        .kv = g.kv,
+                        .sp = g.sp,
+                        .two_replicas = g.bidirectional };
+}
+
+GridCoords grid_coords(Grid g, int rank)
+{
+    const GridShape s = grid_shape(g);
+    return (GridCoords){ .tp = group_rank(s, GROUP_TP, rank),
+                         .dp = group_rank(s, GROUP_DP, rank),
+                         .pp = group_rank(s, GROUP_PP, rank) };
 }
 
 static void place(World *w, Grid g, int rank)
 {
+    const GridCoords at = grid_coords(g, rank);
+    ASSERT(grid_fits(grid_shape(g)));
     memset(w, 0, sizeof *w);
-    w->grid = g;
+    w->grid = whole(g);
     w->rank = rank;
     w->size = grid_size(g);
-    grid_coords(g, rank, &w->tp_rank, &w->dp_rank);
-    if (!g.kv) w->grid.kv = 1;
-    ASSERT(g.tp % w->grid.kv == 0);
+    w->tp_rank = at.tp;
+    w->dp_rank = at.dp;
+    w->pp_rank = at.pp;
 }
 
 Err world_open_self(World *w)
 {
     place(w, (Grid){ .tp = 1, .dp = 1 }, 0);
-    comm_open_self(&w->tp, "tp");
-    comm_open_self(&w->sp, "sp");
-    comm_open_self(&w->kv, "kv");
-    comm_open_self(&w->dp, "dp");
-    comm_open_self(&w->world, "world");
-    comm_open_self(&w->host, "host");
+    for (int kind = 0; kind < WORLD_COMMS; kind++) comm_open_self(&w->comm[kind], group_name(kind));
     return ERR_OK;
 }
 
 Err world_open_null(World *w, Grid g, int rank)
 {
+    const GridShape s = grid_shape(g);
     place(w, g, rank);
-    comm_open_null(&w->tp, "tp", w->tp_rank, g.tp);
-    comm_open_null(&w->sp, "sp", g.sp ? w->tp_rank : 0, g.sp ? g.tp : 1);
-    comm_open_null(&w->kv, "kv", w->tp_rank % w->grid.kv, w->grid.kv);
-    comm_open_null(&w->dp, "dp", w->dp_rank, g.dp);
-    comm_open_null(&w->world, "world", rank, w->size);
-    comm_open_null(&w->host, "host", rank, w->size);
+    for (int kind = 0; kind < WORLD_COMMS; kind++) {
+        const int at = group_rank(s, kind, rank);
+        comm_open_null(&w->comm[kind], group_name(kind), at < 0 ? 0 : at, at < 0 ? 1 : group_size(s, kind));
+    }
     return ERR_OK;
 }
 
 Err world_open(World *w, Grid g, int rank, CommOpener o)
 {
+    const GridShape s = grid_shape(g);
     place(w, g, rank);
     int *members = calloc((size_t)w->size, sizeof *members);
     if (!members) return err_set(ERR_MEMORY, "no memory for groups of %d ranks", w->size);
-    const GridShape shape = grid_shape(g);
-    group_members(shape, GROUP_TP, group_of(shape, GROUP_TP, rank), members);
-    Err err = o.open(o.user, &w->tp, "tp", members, g.tp);
-    if (!err && g.sp) err = o.open(o.user, &w->sp, "sp", members, g.tp);
-    if (!g.sp) comm_open_self(&w->sp, "sp");
-    if (w->grid.kv > 1) {
-        group_members(shape, GROUP_KV, group_of(shape, GROUP_KV, rank), members);
-        if (!err) err = o.open(o.user, &w->kv, "kv", members, w->grid.kv);
-    } else comm_open_self(&w->kv, "kv");
-    group_members(shape, GROUP_DP, group_of(shape, GROUP_DP, rank), members);
-    if (!err) err = o.open(o.user, &w->dp, "dp", members, g.dp);
-    for (int i = 0; i < w->size; i++) members[i] = i;
-    if (!err) err = o.open(o.user, &w->world, "world", members, w->size);
-    if (!err) err = o.open(o.user, &w->host, "host", members, w->size);
+    Err err = ERR_OK;
+    for (int kind = 0; kind < WORLD_COMMS && !err; kind++) {
+        const int size = group_size(s, kind), index = group_of(s, kind, rank);
+        if (index >= 0) group_members(s, kind, index, members);
+        if (size == 1) comm_open_self(&w->comm[kind], group_name(kind));
+        else err = o.open(o.user, &w->comm[kind], kind, members, index < 0 ? 0 : size);
+    }
     free(members);
     return err;
 }
@@ -80,10 +89,10 @@ typedef struct {
     int rank;
 } ThreadRank;
 
-static Err open_threads(void *user, Comm *c, const char *name, const int *members, int size)
+static Err open_threads(void *user, Comm *c, GroupKind kind, const int *members, int size)
 {
     const ThreadRank *t = user;
-    return comm_open_threads(t->hub, c, name, t->rank, members, size);
+    return comm_open_threads(t->hub, c, group_name(kind), t->rank, members, size);
 }
 
 Err world_open_threads(World *w, CommHub *hub, Grid g, int rank)
@@ -92,18 +101,17 @@ Err world_open_threads(World *w, CommHub *hub, Grid g, int rank)
     return world_open(w, g, rank, (CommOpener){ &t, open_threads });
 }
 
-Comm *world_comm(World *w, int i)
+int world_first_member(const World *w, GroupKind kind)
 {
-    Comm *all[WORLD_COMMS] = { &w->tp, &w->sp, &w->kv, &w->dp, &w->world, &w->host };
-    return all[i];
+    const GridShape s = grid_shape(w->grid);
+    const int index = group_of(s, kind, w->rank);
+    if (index < 0) return w->rank;
+    for (int first = 0; first < w->rank; first++)
+        if (group_of(s, kind, first) == index) return first;
+    return w->rank;
 }
 
 void world_close(World *w)
 {
-    comm_close(&w->host);
-    comm_close(&w->world);
-    comm_close(&w->dp);
-    comm_close(&w->kv);
-    comm_close(&w->sp);
-    comm_close(&w->tp);
+    for (int kind = WORLD_COMMS - 1; kind >= 0; kind--) comm_close(&w->comm[kind]);
 }

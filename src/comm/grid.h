@@ -1,16 +1,6 @@
 /*
- * The process grid: which rank sits where, and the communicators of one rank.
- *
- * Ranks are numbered with tp fastest, then dp (parallel.order tp-cp-ep-dp-pp with the axes that are 1 left
- * out): rank = dp_rank * tp + tp_rank.
- *
- *   tp    ranks that share a layer's weights                  size tp
- *   kv    those of them that share one kv head, neighbours: with tp up to kv_heads this rank alone
- *   sp    the same ranks when rows are sharded between them (sequence parallelism), else this rank alone:
- *         layers call collectives on it always, and a group of one is a no-op
- *   dp    ranks with the same shard and other samples         size dp
- *   world all
- *   host  all, for numbers in host memory, whatever the device
+ * The process grid: which rank sits where, and the communicators of one rank (the COMM lines of groups.def; groups.h
+ * says what each is for).
  */
 #ifndef MEGATRAIN_COMM_GRID_H
 #define MEGATRAIN_COMM_GRID_H
@@ -20,36 +10,52 @@
 
 typedef struct {
     int tp, dp;
+    int pp; /* pipeline ranks; 0 = 1 */
+    GridOrder order;
     bool sp;
-    int kv; /* ranks that share a kv head; divides tp; 0 = 1 */
+    int kv;             /* ranks that share a kv head; divides tp; 0 = 1 */
+    bool bidirectional; /* two replicas of each stage, on pp ranks r and pp-1-r; pp is even */
 } Grid;
 
 typedef struct {
-    Grid grid;
+    int tp, dp, pp;
+} GridCoords;
+
+typedef struct {
+    Grid grid; /* pp and kv at least 1 */
     int rank, size;
-    int tp_rank, dp_rank;
-    Comm tp, sp, kv, dp, world, host;
+    int tp_rank, dp_rank, pp_rank;
+    union {                     /* a rank that is in no group of a kind has a group of one */
+        Comm comm[WORLD_COMMS]; /* by GroupKind */
+        struct {
+#define COMM(kind, field, name, axes, grid, members, used) Comm field;
+#define GROUP(kind, name, axes, grid, members, used)
+#include "comm/groups.def"
+        };
+    };
 } World;
 
-enum { WORLD_COMMS = 6 };
-
-/* tp, sp, kv, dp, world, host. */
-Comm *world_comm(World *w, int i);
-
-/* How the communicator of a list of ranks, ascending, is opened; all members call. */
+/*
+ * How the communicator of a list of ranks, ascending, is opened. *All* ranks of the world call together for each
+ * kind of more than one member, in the order of the kinds; a rank that is in no group of the kind has size 0 and
+ * opens a group of one.
+ */
 typedef struct {
     void *user;
-    Err (*open)(void *user, Comm *c, const char *name, const int *members, int size);
+    Err (*open)(void *user, Comm *c, GroupKind kind, const int *members, int size);
 } CommOpener;
 
 int grid_size(Grid g);
 GridShape grid_shape(Grid g);
-void grid_coords(Grid g, int rank, int *tp_rank, int *dp_rank);
+GridCoords grid_coords(Grid g, int rank);
 
 Err world_open(World *w, Grid g, int rank, CommOpener opener); /* collective */
 Err world_open_self(World *w);
 Err world_open_null(World *w, Grid g, int rank);
 Err world_open_threads(World *w, CommHub *hub, Grid g, int rank); /* collective */
 void world_close(World *w);
+
+/* The first of the ranks that share the communicator of this kind with this rank. */
+int world_first_member(const World *w, GroupKind kind);
 
 #endif

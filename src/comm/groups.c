@@ -1,8 +1,6 @@
 /* See groups.h. Ranks are numbers of mixed radix: one digit an axis. */
 #include "comm/groups.h"
 
-#include <stdbool.h>
-
 /* TP is an axis of two digits: places inside a kv group, then kv groups. */
 enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP = 4, EP = 8, DP = 16, PP = 32, AXES = 5 };
 
@@ -11,28 +9,21 @@ typedef struct {
     int axis[AXES], size[AXES];
 } Digits;
 
+typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
+typedef enum { ALWAYS, WITH_SP, WITH_TWO_REPLICAS } Used;
+enum { DENSE, EXPERT };
+
 static const struct {
     const char *name;
     int axes;
-    bool expert, ends_only; /* ends_only: of the ranks along pp the first and last, or the first */
+    bool expert;
+    Members members;
+    Used used;
 } kinds[GROUP_KINDS] = {
-    [GROUP_TP] = { "tp", TP, false, false },
-    [GROUP_KV] = { "kv", KV, false, false },
-    [GROUP_CP] = { "cp", CP, false, false },
-    [GROUP_DP] = { "dp", DP, false, false },
-    [GROUP_PP] = { "pp", PP, false, false },
-    [GROUP_DP_CP] = { "dp-cp", DP | CP, false, false },
-    [GROUP_TP_PP] = { "tp-pp", TP | PP, false, false },
-    [GROUP_TP_CP] = { "tp-cp", TP | CP, false, false },
-    [GROUP_TP_DP] = { "tp-dp", TP | DP, false, false },
-    [GROUP_TP_DP_CP] = { "tp-dp-cp", TP | DP | CP, false, false },
-    [GROUP_EMBD] = { "embd", PP, false, true },
-    [GROUP_POS_EMBD] = { "pos-embd", PP, false, true },
-    [GROUP_EP] = { "ep", EP, true, false },
-    [GROUP_EXPERT_TP] = { "expert-tp", TP, true, false },
-    [GROUP_EXPERT_DP] = { "expert-dp", DP, true, false },
-    [GROUP_TP_EP] = { "tp-ep", TP | EP, true, false },
-    [GROUP_TP_EP_PP] = { "tp-ep-pp", TP | EP | PP, true, false },
+#define COMM(kind, field, name, axes, grid, members, used) \
+    [GROUP_##kind] = { name, axes, grid, members, used },
+#define GROUP(kind, name, axes, grid, members, used) [GROUP_##kind] = { name, axes, grid, members, used },
+#include "comm/groups.def"
 };
 
 const char *group_name(GroupKind kind) { return kinds[kind].name; }
@@ -41,8 +32,9 @@ int grid_dp(GridShape s) { return s.world / (s.tp * s.cp * s.pp); }
 
 int grid_edp(GridShape s) { return s.world / (s.etp * s.ep * s.pp); }
 
-int grid_fits(GridShape s)
+bool grid_fits(GridShape s)
 {
+    if (s.two_replicas && s.pp % 2) return false;
     if (s.world < 1 || (s.kv && s.tp % s.kv) || s.world % (s.tp * s.cp * s.pp) ||
         s.world % (s.etp * s.ep * s.pp))
         return false;
@@ -98,33 +90,81 @@ static int collect(const Digits *d, int axes, bool inside, int rank)
     return index;
 }
 
+/* The axes of a kind in this shape. */
+static int axes_of(GridShape s, GroupKind kind)
+{
+    const Used used = kinds[kind].used;
+    if ((used == WITH_SP && !s.sp) || (used == WITH_TWO_REPLICAS && !s.two_replicas)) return 0;
+    return kinds[kind].axes;
+}
+
+/* Ranks along pp of one group. */
+static int size_along_pp(GridShape s, GroupKind kind)
+{
+    return kinds[kind].members == FIRST || s.pp == 1 ? 1 : kinds[kind].members == ALL ? s.pp : 2;
+}
+
 int group_size(GridShape s, GroupKind kind)
 {
     const Digits d = digits_of(s, kinds[kind].expert);
-    if (kinds[kind].ends_only) return kind == GROUP_EMBD && s.pp > 1 ? 2 : 1;
-    return product(&d, kinds[kind].axes, true);
+    const int axes = axes_of(s, kind), size = product(&d, axes, true);
+    return axes & PP ? size / s.pp * size_along_pp(s, kind) : size;
 }
 
 int group_count(GridShape s, GroupKind kind)
 {
     const Digits d = digits_of(s, kinds[kind].expert);
-    return product(&d, kinds[kind].axes, false);
+    const int axes = axes_of(s, kind), count = product(&d, axes, false);
+    return axes && kinds[kind].members == MIRROR ? count * s.pp / 2 : count;
+}
+
+/* Of mirrored members: pp ranks r and pp-1-r form the r-th of the groups that the other axes tell apart no further. */
+static int mirror_pp_rank(GridShape s, int low, bool high) { return high ? s.pp - 1 - low : low; }
+
+/* The digits of `axes` of the i-th member of a group, as an index for spread(). */
+static int member_index(GridShape s, GroupKind kind, int low, int i)
+{
+    const int dp = grid_dp(s);
+    if (!axes_of(s, kind)) return 0;
+    switch (kinds[kind].members) {
+    case ALL: return i;
+    case FIRST: return 0;
+    case ENDS: return i ? s.pp - 1 : 0;
+    case MIRROR: break;
+    }
+    if (s.order == ORDER_DP_PP) return i % dp + dp * mirror_pp_rank(s, low, i / dp);
+    return mirror_pp_rank(s, low, i % 2) + s.pp * (i / 2);
 }
 
 void group_members(GridShape s, GroupKind kind, int index, int *members)
 {
     const Digits d = digits_of(s, kinds[kind].expert);
-    const int axes = kinds[kind].axes, base = spread(&d, axes, false, index), size = group_size(s, kind);
-    for (int i = 0; i < size; i++) {
-        int digit = kinds[kind].ends_only && i ? s.pp - 1 : i;
-        members[i] = base + spread(&d, axes, true, digit);
-    }
+    const int axes = axes_of(s, kind), others = product(&d, axes, false), size = group_size(s, kind);
+    const int base = spread(&d, axes, false, index % others);
+    for (int i = 0; i < size; i++)
+        members[i] = base + spread(&d, axes, true, member_index(s, kind, index / others, i));
 }
 
 int group_of(GridShape s, GroupKind kind, int rank)
 {
     const Digits d = digits_of(s, kinds[kind].expert);
-    const int axes = kinds[kind].axes, place = collect(&d, axes, true, rank);
-    if (kinds[kind].ends_only && place && (kind == GROUP_POS_EMBD || place != s.pp - 1)) return -1;
-    return collect(&d, axes, false, rank);
+    const int axes = axes_of(s, kind), others = product(&d, axes, false);
+    const int index = collect(&d, axes, false, rank), pp_rank = collect(&d, PP, true, rank);
+    switch (axes ? kinds[kind].members : ALL) {
+    case ALL: break;
+    case FIRST: return pp_rank ? -1 : index;
+    case ENDS: return pp_rank && pp_rank != s.pp - 1 ? -1 : index;
+    case MIRROR: return index + others * (pp_rank < s.pp / 2 ? pp_rank : s.pp - 1 - pp_rank);
+    }
+    return index;
+}
+
+int group_rank(GridShape s, GroupKind kind, int rank)
+{
+    const Digits d = digits_of(s, kinds[kind].expert);
+    const int axes = axes_of(s, kind), index = group_of(s, kind, rank), place = collect(&d, axes, true, rank);
+    if (index < 0) return -1;
+    for (int i = 0; i < group_size(s, kind); i++)
+        if (member_index(s, kind, index / product(&d, axes, false), i) == place) return i;
+    return -1;
 }

@@ -11,10 +11,26 @@
  *
  * A group holds the ranks that differ only in the axes of the group, the fastest axis first; groups are numbered by
  * the other axes, the fastest first. Source: Megatron-LM's rank generator.
+ *
+ *   tp        ranks that share a layer's weights
+ *   sp        the same ranks if rows are sharded between them (sequence parallelism), else this rank alone: layers
+ *             call collectives on it always, and a group of one is a no-op
+ *   kv        those of tp that share one kv head, neighbours
+ *   dp        ranks with the same shard and other samples; dp-cp: gradients of dense parameters, ZeRO-1
+ *   pp        the stages of one model: activations and their gradients
+ *   embd      of them the first and last: a tied table's gradient; pos-embd: the first
+ *   stage-low, stage-high
+ *             with two replicas of each stage (bidirectional schedules) pp ranks r and pp-1-r both hold the stages
+ *             r and pp-1-r: these two along pp, times dp, reduce the gradient of the lower stage and of the higher.
+ *             One group of ranks, two communicators, so that the order of calls on each is that of one stage
+ *   tp-pp     a whole model: norm of the gradient
+ *   world     all ranks; host: the same, for numbers in host memory, whatever the device
+ *   expert-dp gradients of experts; tp-ep-pp: a whole model's experts
  */
 #ifndef MEGATRAIN_COMM_GROUPS_H
 #define MEGATRAIN_COMM_GROUPS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 typedef enum { ORDER_DP_PP, ORDER_PP_DP } GridOrder;
@@ -23,42 +39,41 @@ typedef struct {
     int world, tp, cp, pp, ep, etp;
     GridOrder order;
     int kv; /* divides tp; 0 = 1 */
+    bool sp;
+    bool two_replicas; /* of each stage, on mirrored pp ranks; pp is even */
 } GridShape;
 
 typedef enum {
-    GROUP_TP,
-    GROUP_KV, /* a kv head's columns and query heads */
-    GROUP_CP,
-    GROUP_DP,
-    GROUP_PP,
-    GROUP_DP_CP, /* gradients of dense parameters, ZeRO-1 */
-    GROUP_TP_PP, /* a whole model: norm of the gradient */
-    GROUP_TP_CP,
-    GROUP_TP_DP,
-    GROUP_TP_DP_CP,
-    GROUP_EMBD,     /* first and last stage: a tied table's gradient */
-    GROUP_POS_EMBD, /* first stage: positions */
-    GROUP_EP,
-    GROUP_EXPERT_TP,
-    GROUP_EXPERT_DP, /* gradients of experts */
-    GROUP_TP_EP,
-    GROUP_TP_EP_PP, /* a whole model's experts */
+#define COMM(kind, field, name, axes, grid, members, used) GROUP_##kind,
+#define GROUP(kind, name, axes, grid, members, used) GROUP_##kind,
+#include "comm/groups.def"
     GROUP_KINDS
 } GroupKind;
+
+/* The first so many kinds are communicators of a World. */
+enum {
+    WORLD_COMMS = 0
+#define COMM(kind, field, name, axes, grid, members, used) +1
+#define GROUP(kind, name, axes, grid, members, used)
+#include "comm/groups.def"
+};
 
 const char *group_name(GroupKind kind); /* "tp", "dp-cp", ... */
 
 /* Does the shape divide the world, for dense layers and for experts? Without pp last, pipelines need edp = dp. */
-int grid_fits(GridShape s);
+bool grid_fits(GridShape s);
 
 /* The rest is for shapes that fit. */
 int grid_dp(GridShape s);
 int grid_edp(GridShape s);
 int group_size(GridShape s, GroupKind kind);
 int group_count(GridShape s, GroupKind kind);
-void group_members(GridShape s, GroupKind kind, int index, int *members); /* [group_size] world ranks */
+void group_members(GridShape s, GroupKind kind, int index,
+                   int *members); /* [group_size] world ranks, ascending */
 
-/* The index of the group that a rank is in; -1: in none (embd and pos_embd have some of the ranks only). */
+/* The index of the group that a rank is in; -1: in none (embd and pos-embd have some of the ranks only). */
 int group_of(GridShape s, GroupKind kind, int rank);
+/* The rank's place among the members of its group; -1: in none. */
+int group_rank(GridShape s, GroupKind kind, int rank);
 
 #endif

@@ -246,8 +246,8 @@ static Group *find_group(CommHub *h, const char *name, const int *members, int s
 
 Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, const int *members, int size)
 {
-    ASSERT(size >= 1 && size <= GROUP_MAX);
-    if (size == 1) return comm_open_self(c, name), ERR_OK;
+    ASSERT(size <= GROUP_MAX);
+    if (size <= 1) return comm_open_self(c, name), ERR_OK;
     Member *m = calloc(1, sizeof *m);
     if (!m) return err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
     m->hub = hub;

@@ -182,33 +182,37 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
     return ERR_OK;
 }
 
+static NcclCtas ctas_of(const Ranks *r, GroupKind kind)
+{
+    switch (kind) {
+    case GROUP_TP:
+    case GROUP_SP:
+    case GROUP_KV: return r->tp_ctas;
+    case GROUP_DP:
+    case GROUP_STAGE_LOW:
+    case GROUP_STAGE_HIGH: return r->dp_ctas;
+    default: return (NcclCtas){ 0 };
+    }
+}
+
 /* The host's group carries what lies in host memory, whatever the device. */
-static Err open_group(void *user, Comm *c, const char *name, const int *members, int size)
+static Err open_group(void *user, Comm *c, GroupKind kind, const int *members, int size)
 {
     Ranks *r = user;
-    if (!r->cuda || !strcmp(name, "host")) return comm_open_gloo(r->gloo, c, name, members, size);
+    const char *name = group_name(kind);
+    if (!r->cuda || kind == GROUP_HOST) return comm_open_gloo(r->gloo, c, name, members, size);
     if (!r->nccl) return comm_open_staged(r->gpu.index, r->gloo, c, name, members, size);
-    NcclCtas ctas = { 0 };
-    if (!strcmp(name, "tp") || !strcmp(name, "sp") || !strcmp(name, "kv")) ctas = r->tp_ctas;
-    if (!strcmp(name, "dp")) ctas = r->dp_ctas;
-    return comm_open_nccl(r->nccl, r->gloo, c, name, members, size, ctas);
+    return comm_open_nccl(r->nccl, r->gloo, c, name, members, size, ctas_of(r, kind));
 }
 
 /* One id for each group of the run: its kind and its first member. */
-static void watch_group(Ranks *r, Comm *c, int kind, int first_member)
+static void watch_group(Ranks *r, GroupKind kind)
 {
+    Comm *c = &r->world.comm[kind];
     if (c->size == 1) return;
-    uint32_t id = (uint32_t)(WORLD_COMMS * first_member + kind);
+    uint32_t id = (uint32_t)(WORLD_COMMS * world_first_member(&r->world, kind) + (int)kind);
     watch_join(r->watch, id, c->name);
     comm_watch(c, r->watch, id);
-}
-
-static void watch_groups(Ranks *r)
-{
-    World *w = &r->world;
-    const int tp0 = w->dp_rank * w->grid.tp, kv0 = w->rank - w->kv.rank;
-    const int first[WORLD_COMMS] = { tp0, tp0, kv0, w->tp_rank, 0, 0 };
-    for (int i = 0; i < WORLD_COMMS; i++) watch_group(r, world_comm(w, i), i, first[i]);
 }
 
 /* For the thread that writes checkpoints: calls of its own, through the host. */
@@ -252,10 +256,10 @@ static Err open_many(Ranks *r, const RanksOptions *o)
     if (o->cuda) TRY(connect_gpus(r, o));
     TRY(world_open(&r->world, o->grid, r->boot.rank, (CommOpener){ r, open_group }));
     r->world_open = true;
-    watch_groups(r);
+    for (int kind = 0; kind < WORLD_COMMS; kind++) watch_group(r, kind);
     if (o->saver) TRY(open_saver(r));
     if (!o->check_calls) return ERR_OK;
-    for (int i = 0; i < WORLD_COMMS; i++) comm_check_calls(world_comm(&r->world, i), true);
+    for (int i = 0; i < WORLD_COMMS; i++) comm_check_calls(&r->world.comm[i], true);
     return ERR_OK;
 }
 

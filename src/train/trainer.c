@@ -306,7 +306,7 @@ static Err work_so_far(const Trainer *t, MemoryPlan *out)
     if (c->flop > INT64_MAX || c->bytes > INT64_MAX) return too_much_work();
     MemoryPlan w = { .flop = (int64_t)c->flop, .op_bytes = (int64_t)c->bytes };
     for (int i = 0; i < WORLD_COMMS; i++) {
-        const Comm *comm = world_comm(t->world, i);
+        const Comm *comm = &t->world->comm[i];
         w.comm_bytes += comm->sent_bytes;
         for (int k = 0; k < COMM_KIND_COUNT; k++) w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k] };
     }

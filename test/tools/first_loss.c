@@ -42,7 +42,7 @@ static Err open_model(FirstLoss *f, const char *config, const char *const *overr
     config_release(&cfg);
     TRY(err);
     if (!f->spec.model.vocab) return err_set(ERR_CONFIG, "model.vocab is 0: give a number, no tokenizer is read here");
-    TRY(trainer_plan(&f->spec, (Grid){ 1, 1, false }, 0, &plan));
+    TRY(trainer_plan(&f->spec, (Grid){ .tp = 1, .dp = 1 }, 0, &plan));
     TRY(world_open_self(&f->world));
     TRY(trainer_open(&f->t, &f->spec, &f->world, &plan));
     f->tokens = calloc((size_t)token_count(&f->spec), sizeof *f->tokens);
