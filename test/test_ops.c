@@ -388,16 +388,7 @@ TEST(rope)
 
 /* ---- embedding ---- */
 
-enum { EMB_ADD = 1, EMB_PLAIN = 2, EMB_SLOTS = 4 };
-
-/* Where the gradient of row v lies: -1 for a row without one. It is the first row of dy that looks v up. */
-static int64_t embedding_slot(Env *e, const Shape *p, const int32_t *index, int64_t v)
-{
-    if (!(p->flags & EMB_SLOTS)) return v;
-    for (int64_t n = 0; n < env_n(e, p->N); n++)
-        if (index[n] == p->a + v) return n;
-    return -1;
-}
+enum { EMB_ADD = 1, EMB_PLAIN = 2 };
 
 /* Local rows [a, a + 20) of a table of 40; indices from -1 to 39. */
 static void case_embedding(Env *e, const Shape *p)
@@ -406,15 +397,14 @@ static void case_embedding(Env *e, const Shape *p)
     DType acc = p->flags & EMB_PLAIN ? F32 : I64;
     Tensor table = env_in(e, F32, -1, 1, V, D), index = env_in(e, I32, -1, 40, N),
            y = env_out(e, F32, -1, 1, N, D);
-    bool slots = p->flags & EMB_SLOTS;
-    Tensor dtable = env_out(e, acc, -10, 10, slots ? N : V, D), dy = env_in(e, F32, -1, 1, N, D);
-    Tensor shift = env_int(e, 35), overflow = env_flag(e), slot = slots ? env_out(e, I32, 0, 9, V) : (Tensor){ 0 };
+    Tensor dtable = env_out(e, acc, -10, 10, V, D), dy = env_in(e, F32, -1, 1, N, D);
+    Tensor shift = env_int(e, 35), overflow = env_flag(e);
     for (int64_t v = 0; v < V; v++) env_f(table, v)[0] = -0.0f;
     env_settle(e);
     RUN(e, embedding_fwd, .y = env_used(e, y), .table = table, .index = index, .first = p->a,
         .add = (p->flags & EMB_ADD) != 0);
     RUN(e, embedding_grad, .dtable = dtable, .dy = env_used(e, dy), .index = index, .shift = shift,
-        .overflow = overflow, .slot = slot, .first = p->a, .room = 16);
+        .overflow = overflow, .first = p->a, .room = 16);
     if (!e->check) return;
     const int32_t *at = index.data;
     for (int64_t n = 0; n < env_n(e, N); n++) {
@@ -427,18 +417,11 @@ static void case_embedding(Env *e, const Shape *p)
         }
     }
     for (int64_t k = 0; k < V * D; k++) {
-        const int64_t v = k / D, row = embedding_slot(e, p, at, v);
+        const int64_t v = k / D;
         double want = 0;
-        if (slots) CHECK_MSG(((const int32_t *)slot.data)[v] == row, "slot of row %d", (int)v);
-        if (row < 0) continue;
         for (int64_t n = 0; n < env_n(e, N); n++)
             if (at[n] == p->a + v) want += (double)env_f(dy, n)[k % D];
-        CHECK_CLOSE(env_added(e, dtable, 35, row, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d", (int)k);
-    }
-    for (int64_t n = 0; slots && n < N; n++) {
-        const int64_t v = at[n] - p->a;
-        if (n < env_n(e, N) && at[n] >= 0 && v >= 0 && v < V && embedding_slot(e, p, at, v) == n) continue;
-        for (int64_t i = 0; i < D; i++) CHECK(env_added(e, dtable, 35, n, i) == 0);
+        CHECK_CLOSE(env_added(e, dtable, 35, v, k % D), want, acc == F32 ? 1e-5 : 1e-9, "element %d", (int)k);
     }
     CHECK(*(int32_t *)overflow.data == 0);
 }
@@ -446,9 +429,7 @@ static void case_embedding(Env *e, const Shape *p)
 TEST(embedding)
 {
     CASES(case_embedding, { 1, 1 }, { 33, 15, 10 }, { 40, 16, 20, 0, EMB_ADD }, { 9, 17, 0, 0, EMB_PLAIN },
-          { 31, 33, 10, 0, EMB_ADD | EMB_PLAIN }, { 61, 900, 5, 0, 0 },
-          { 1, 1, 0, 0, EMB_SLOTS }, { 50, 33, 10, 0, EMB_SLOTS }, { 7, 16, 20, 0, EMB_SLOTS },
-          { 61, 17, 5, 0, EMB_SLOTS | EMB_PLAIN });
+          { 31, 33, 10, 0, EMB_ADD | EMB_PLAIN }, { 61, 900, 5, 0, 0 });
 }
 
 /* ---- column sums ---- */
