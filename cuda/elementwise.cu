@@ -1,5 +1,5 @@
 /*
- * Elementwise ops: residual add with dropout, GELU, SwiGLU, their backwards, zeros, y += x.
+ * Elementwise ops: residual add with dropout, GELU, SwiGLU, their backwards, zeros.
  *
  * Mapping   a thread takes 2 packs of 16 bytes (PackGrid of kernel.cuh), loads everything it needs of both,
  *           computes in fp32, stores. 256 threads a block, 64 KiB of loads under way on an SM per operand.
@@ -10,7 +10,6 @@
  *             gelu_bwd      read x, dy, write dx                6     281 us
  *             swiglu_fwd    read gate, up, write y              6     281 us
  *             swiglu_bwd    read gate, up, dy, write both       10    468 us
- *             add           read x, y, write y                  6      70 us
  *             fill_zero     write                               2      23 us
  *           fp32 takes twice the time. 10 to 20 FLOP an element: bound by memory; but see below.
  * Issue     at 4.3 TB/s an SM has about 213 instruction slots a lane for a pack read and written. GELU takes
@@ -73,11 +72,6 @@ struct GeluBwd {
     }
 };
 
-struct Add {
-    static constexpr bool TWO = true;
-    template <class T> static __device__ __forceinline__ float of(float y, float x) { return y + x; }
-};
-
 template <class T, bool WIDE, class F>
 __global__ void __launch_bounds__(PACK_THREADS)
     map_kernel(Rows<T> y, Rows<const T> a, Rows<const T> b, PackGrid g)
@@ -122,12 +116,6 @@ extern "C" Err cuda_gelu_fwd(Stream *s, const gelu_fwd_args *a)
 extern "C" Err cuda_gelu_bwd(Stream *s, const gelu_bwd_args *a)
 {
     DISPATCH(a->x.dtype, (launch_map<T, GeluBwd>(s, a->dx, a->dy, a->x)));
-    return ERR_OK;
-}
-
-extern "C" Err cuda_add(Stream *s, const add_args *a)
-{
-    DISPATCH(a->x.dtype, (launch_map<T, Add>(s, a->y, a->y, a->x)));
     return ERR_OK;
 }
 

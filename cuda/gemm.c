@@ -473,8 +473,8 @@ Err cuda_linear_dx(Stream *s, const linear_dx_args *a)
 Err cuda_linear_dw(Stream *s, const linear_dw_args *a)
 {
     TRY(check_rows(OP_linear_dw, a->dy, a->x));
-    if (a->dw.dtype != F32 || a->rounded)
-        return err_set(ERR_SHAPE, "linear_dw on cuda has no fixed point: dw is f32, and not 'rounded'");
+    if (a->dw.dtype != F32)
+        return err_set(ERR_SHAPE, "linear_dw on cuda has no fixed point: dw is f32");
     Product x = product(OP_linear_dw, a->x, false, a->dy, true, a->dw);
     x.beta = a->fresh ? 0 : 1;
     return run(s, &x);

@@ -58,14 +58,12 @@ static bool define_fixed(const Gemm *g, int64_t i, int64_t j)
 {
     bool overflow = false;
     int64_t sum = g->beta ? g->fixed[i * g->ldc + j] : 0;
-    if (g->slot && g->slot[i] >= 0) sum = g->begun[g->slot[i] * g->ld_begun + j];
     for (int64_t k = 0; k < g->K; k += g->leaf) {
         float v = ldexpf(chain(g, i, j, k, k + g->leaf < g->K ? k + g->leaf : g->K, 0), g->shift);
         if (fabsf(v) < ldexpf(1, 62 - g->room)) sum += llrintf(v);
         else overflow = true;
     }
-    if (g->fixed) g->fixed[i * g->ldc + j] = sum;
-    else g->c[i * g->ldc + j] = ldexpf((float)sum, -g->shift);
+    g->fixed[i * g->ldc + j] = sum;
     return overflow;
 }
 

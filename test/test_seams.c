@@ -377,24 +377,6 @@ TEST(seam10_step_values_on_the_device)
     rig_close(&r);
 }
 
-/* The null device answers the bound; others read the count. Ops: see test_ops and test_linear, "rows". */
-TEST(seam11_row_counts)
-{
-    Device cpu, null;
-    int64_t rows = 5, got;
-    float data[64];
-    Tensor t = tensor_of(data, F32, 16, 4);
-    OK(device_open(&cpu, (DeviceChoice){ .threads = 1 }));
-    OK(device_open(&null, (DeviceChoice){ .kind = DEVICE_NULL }));
-    t.rows = &rows;
-    OK(device_row_count(&cpu.stream, t, 16, &got));
-    CHECK(got == 5);
-    OK(device_row_count(&null.stream, t, 16, &got));
-    CHECK(got == 16);
-    device_close(&cpu);
-    device_close(&null);
-}
-
 /* Between F and B a block's save moves elsewhere; the old place is overwritten with NaN. */
 TEST(seam12_movable_saves)
 {

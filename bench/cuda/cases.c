@@ -293,14 +293,6 @@ static Err make_fill_zero_acc(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_add(Maker *m, AnyArgs *any)
-{
-    add_args *a = &any->add;
-    TWICE(y, tokens_of(m), m->d->D);
-    ONCE(x, tokens_of(m), m->d->D);
-    return ERR_OK;
-}
-
 static Err make_cast(Maker *m, AnyArgs *any)
 {
     cast_args *a = &any->cast;
@@ -563,7 +555,6 @@ const Case bench_cases[] = {
     CASE(gelu_bwd, "", NO_SHAPE),
     CASE(swiglu_fwd, "", NO_SHAPE),
     CASE(swiglu_bwd, "", NO_SHAPE),
-    CASE(add, "", NO_SHAPE),
     CASE(fill_zero, "", NO_SHAPE),
     CASE(fill_zero_acc, "all gradients", NO_SHAPE),
     CASE(cast, "all weights, from fp32", NO_SHAPE),

@@ -238,25 +238,6 @@ Err CPU(fill_zero_acc)(Stream *s, const fill_zero_acc_args *a)
     return ERR_OK;
 }
 
-static void add_part(const void *args, int64_t first, int64_t end)
-{
-    const add_args *a = args;
-    int64_t D = a->y.dim[1];
-    for (int64_t n = first; n < end; n++) {
-        const float *x = row_f32(a->x, n);
-        float *y = row_f32(a->y, n);
-        for (int64_t i = 0; i < D; i += VEC) {
-            row_store(y + i, vf_add(row_load(y + i, D - i), row_load(x + i, D - i)), D - i);
-        }
-    }
-}
-
-Err CPU(add)(Stream *s, const add_args *a)
-{
-    par_rows(s, rows_both(a->y, a->x), a->y.dim[1], add_part, a);
-    return ERR_OK;
-}
-
 /* ---- cast ---- */
 
 static inline float any_load(Tensor t, int64_t i)

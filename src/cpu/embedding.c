@@ -41,8 +41,7 @@ Err CPU(embedding_fwd)(Stream *s, const embedding_fwd_args *a)
 typedef struct {
     const embedding_grad_args *a;
     GradAcc acc;
-    int64_t rows, V;
-    const int32_t *slot; /* or NULL */
+    int64_t rows;
 } EmbeddingGrad;
 
 static void embedding_grad_part(const void *args, int64_t first, int64_t end)
@@ -51,10 +50,10 @@ static void embedding_grad_part(const void *args, int64_t first, int64_t end)
     const int32_t *index = g->a->index.data;
     int64_t D = g->a->dy.dim[1], bad = 0;
     for (int64_t n = 0; n < g->rows; n++) {
-        int64_t v = table_row(index[n], g->a->first, g->V);
+        int64_t v = table_row(index[n], g->a->first, g->a->dtable.dim[0]);
         if (v < 0) continue;
         const float *dy = row_f32(g->a->dy, n);
-        int64_t at = (g->slot ? g->slot[v] : v) * g->a->dtable.ld;
+        int64_t at = v * g->a->dtable.ld;
         for (int64_t i = first; i < end; i += VEC) {
             bad |= grad_acc_add(&g->acc, at + i, row_load(dy + i, D - i), D - i);
         }
@@ -62,27 +61,9 @@ static void embedding_grad_part(const void *args, int64_t first, int64_t end)
     if (bad) flag_raise(g->a->overflow);
 }
 
-/* One pass over V numbers: nothing against a pass over V rows. */
-static void fill_slots(const embedding_grad_args *a, int64_t rows)
-{
-    const int32_t *index = a->index.data;
-    int32_t *slot = a->slot.data;
-    memset(slot, 0xff, (size_t)tensor_bytes(a->slot)); /* -1 */
-    for (int64_t n = rows - 1; n >= 0; n--) {
-        const int64_t v = table_row(index[n], a->first, a->slot.dim[0]);
-        if (v >= 0) slot[v] = (int32_t)n;
-    }
-}
-
 Err CPU(embedding_grad)(Stream *s, const embedding_grad_args *a)
 {
-    EmbeddingGrad g = { a, grad_acc(a->dtable, a->shift, a->room), rows_both(a->dy, a->index),
-                        a->dtable.dim[0], a->slot.data };
-    if (g.slot) {
-        ASSERT(a->dtable.dim[0] >= a->dy.dim[0]);
-        g.V = a->slot.dim[0];
-        fill_slots(a, g.rows);
-    }
+    EmbeddingGrad g = { a, grad_acc(a->dtable, a->shift, a->room), rows_both(a->dy, a->index) };
     par_columns(s, a->dy.dim[1], g.rows, embedding_grad_part, &g);
     return ERR_OK;
 }

@@ -66,7 +66,6 @@ typedef struct {
     bool stream;   /* the result, written once, passes the caches */
     int64_t leaf, slab, group;
     int64_t slots;            /* levels of waiting sums */
-    int64_t fixed_level;      /* this and the next one hold integers; -1 = none */
     float quick;              /* leaves whose square is below this need no check */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
     int64_t rows, cols;       /* of a task */
@@ -266,34 +265,12 @@ static void output_fixed(const Task *t, int64_t row, int64_t col, FixedSum sum)
         for (int64_t j = 0; j < cols; j++) to[j] = (g->beta || t->group ? to[j] : 0) + sum.at[j];
 }
 
-/* Between slabs: in G; for a result in floats in a slot. In `memory` where G has no whole vectors. */
+/* In G; in `memory` where G has no whole vectors. */
 static FixedSum fixed_home(const Task *t, int64_t row, int64_t col, int64_t *memory)
 {
-    const Plan *p = t->p;
-    const Gemm *g = p->g;
-    if (g->fixed && min64(t->cols - col, TILE_COLS) % VEC == 0)
-        return (FixedSum){ g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc };
-    if (p->fixed_level < 0) return (FixedSum){ memory, TILE_COLS };
-    const Sum first = slot_of(t, p->fixed_level, 0, 0), here = slot_of(t, p->fixed_level, row, col);
-    return (FixedSum){ (int64_t *)first.at + (here.at - first.at), TILE_COLS };
-}
-
-/* The integers that rows of a tile go on from, to `home`; false if no row has any. */
-static bool fixed_begun(const Task *t, int64_t row, int64_t col, FixedSum home)
-{
     const Gemm *g = t->p->g;
-    const int64_t rows = min64(t->rows - row, TILE_ROWS), cols = min64(t->cols - col, TILE_COLS);
-    const int32_t *slot = g->slot + t->row + row;
-    bool any = false;
-    for (int64_t i = 0; i < rows; i++) any |= slot[i] >= 0;
-    if (!any) return false;
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t *to = home.at + i * home.ld;
-        memset(to, 0, TILE_COLS * sizeof *to);
-        if (slot[i] < 0) continue;
-        memcpy(to, g->begun + slot[i] * g->ld_begun + t->col + col, (size_t)cols * sizeof *to);
-    }
-    return true;
+    if (min64(t->cols - col, TILE_COLS) % VEC) return (FixedSum){ memory, TILE_COLS };
+    return (FixedSum){ g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc };
 }
 
 /*
@@ -308,7 +285,6 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
     TileFixed fixed = { .limit2 = p->quick };
     Tile tile = tile_open(t, row, col);
-    const int64_t cols = min64(t->cols - col, TILE_COLS);
     const Sum sum = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
     tile.fixed = t->last ? &fixed : NULL;
     tile.c_tile = TILE_ELEMS;
@@ -316,10 +292,9 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
 
     const FixedSum home = fixed_home(t, row, col, memory);
     const bool at_home = home.at != memory;
-    FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .limit = fix_limit(g->room) };
-    add.scale = fix_scale(g->shift), add.unit = fix_scale(-g->shift);
-    const bool from = t->group > 0 ? at_home : g->slot ? fixed_begun(t, row, col, home) : g->beta && at_home;
-    add.from = from ? home.at : NULL, add.from_row = home.ld;
+    FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .cols = tile.cols };
+    add.scale = fix_scale(g->shift), add.limit = fix_limit(g->room);
+    add.from = at_home && (t->group > 0 || g->beta) ? home.at : NULL, add.from_row = home.ld;
     for (int64_t k = 0, count; k < t->slab_k; k += count * p->leaf) {
         const int64_t left = t->slab_k - k; /* mostly enough to do without a division, which takes long */
         count = p->group > p->slab ? 1 : left >= LEAVES * p->leaf ? LEAVES : left / p->leaf;
@@ -330,18 +305,13 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
         tile.a += (count - 1) * tile.a_tile, tile.b += (count - 1) * tile.b_tile;
         const bool end = k + count * p->leaf >= t->slab_k;
         add.to = end ? home.at : memory, add.to_row = end ? home.ld : TILE_COLS;
-        add.cols = tile.cols;
-        add.stream = end && p->stream && (at_home || !g->fixed);
-        if (end && t->last_group && !g->fixed) {
-            add.to = NULL, add.cols = cols;
-            add.c = g->c + (t->row + row) * g->ldc + t->col + col, add.c_row = g->ldc;
-        }
+        add.stream = end && p->stream && at_home;
         if (!fixed.beyond) fixed_add(&add, count);
         else if (fixed_add_checked(&add, count)) t->overflow = true;
         fixed.beyond = false;
         add.from = add.to, add.from_row = add.to_row;
     }
-    if (g->fixed && !at_home) output_fixed(t, row, col, home);
+    if (!at_home) output_fixed(t, row, col, home);
 }
 
 /* ---- a task ---- */
@@ -382,7 +352,7 @@ static void task_prefetch_c(const Task *t, int64_t row, int64_t col)
 static void task_slab(Task *t)
 {
     const Plan *p = t->p;
-    const bool fixed = p->g->mode == GEMM_I64 && t->last && (p->g->fixed || t->last_group);
+    const bool fixed = p->g->mode == GEMM_I64 && t->last;
     const bool reread = (fixed && !p->stream) || (p->in_place && (p->g->beta || !t->first));
     const bool strips = p->leaf >= p->group && (p->in_place ? !p->g->bias : !t->last);
     if (p->copy_b) task_pack_b(t);
@@ -454,11 +424,6 @@ static void plan_k(Plan *p)
     if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
     else p->slots = p->group > p->slab && !p->in_place;
     p->quick = fixed_quick(g->shift, g->room);
-    p->fixed_level = -1;
-    if (g->mode == GEMM_I64 && !g->fixed && groups > 1) {
-        p->fixed_level = p->slots;
-        p->slots += 2;
-    }
 }
 
 static void plan_tasks(Plan *p, int64_t threads)
@@ -493,9 +458,8 @@ static void plan_tasks(Plan *p, int64_t threads)
 static void plan_stream(Plan *p)
 {
     const Gemm *g = p->g;
-    const int64_t element = g->fixed ? (int64_t)sizeof *g->fixed : (int64_t)sizeof *g->c;
-    const uintptr_t at = g->fixed ? (uintptr_t)g->fixed : (uintptr_t)g->c;
-    p->stream = g->mode == GEMM_I64 && !g->beta && p->K <= p->slab && at % 64 == 0 &&
+    const int64_t element = sizeof *g->fixed;
+    p->stream = g->mode == GEMM_I64 && !g->beta && p->K <= p->slab && (uintptr_t)g->fixed % 64 == 0 &&
                 g->ldc * element % 64 == 0 && g->M * g->N * element >= STREAM_BYTES;
 }
 
@@ -519,22 +483,17 @@ static void plan_operands(Plan *p)
 /* The fixed-point result of no leaf at all. */
 static void output_zero(const Gemm *g)
 {
-    const bool fixed = g->fixed != NULL;
-    char *c = fixed ? (char *)g->fixed : (char *)g->c;
-    const int64_t size = fixed ? sizeof *g->fixed : sizeof *g->c;
-    for (int64_t i = 0; i < g->M && !g->beta; i++) memset(c + i * g->ldc * size, 0, (size_t)(g->N * size));
-    for (int64_t i = 0; i < g->M && g->slot; i++)
-        for (int64_t j = 0; j < g->N && g->slot[i] >= 0; j++)
-            g->c[i * g->ldc + j] = (float)g->begun[g->slot[i] * g->ld_begun + j] * fix_scale(-g->shift);
+    for (int64_t i = 0; i < g->M && !g->beta; i++)
+        memset(g->fixed + i * g->ldc, 0, (size_t)g->N * sizeof *g->fixed);
 }
 
 bool CPU(gemm)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g, .workspace = dev->workspace };
     ASSERT(g->mode == GEMM_CHAIN || g->leaf > 0);
-    ASSERT(!g->beta || g->mode == GEMM_CHAIN || (g->mode == GEMM_I64 && g->fixed));
-    ASSERT(!g->slot || (g->mode == GEMM_I64 && !g->fixed));
-    ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= (g->fixed ? 127 : 126)));
+    ASSERT(!g->beta || g->mode != GEMM_TREE);
+    ASSERT((g->mode == GEMM_I64) == (g->fixed != NULL));
+    ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= 127));
     if (g->M == 0 || g->N == 0) return false;
     if (g->K == 0 && g->mode == GEMM_I64) return output_zero(g), false;
     int64_t threads = 2 * g->M * g->N * g->K < SMALL_FLOP ? 1 : dev->threads;

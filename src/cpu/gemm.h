@@ -6,8 +6,7 @@
  *   TREE   one such chain from 0 for each leaf of `leaf` k's (the last may be shorter); the leaf sums are
  *          added pairwise, then pairs of pairs, ... (a binary counter; what is left over is added from the
  *          right), giving C[i][j]
- *   I64    the same leaf chains; g = beta ? G[i][j] : slot && slot[i] >= 0 ? begun[slot[i]][j] : 0;
- *          g += llrint(leaf sum * 2^shift) for each; G[i][j] = g, or (without G) C[i][j] = (float)g * 2^-shift
+ *   I64    the same leaf chains; g = beta ? G[i][j] : 0; g += llrint(leaf sum * 2^shift) for each; G[i][j] = g
  *
  * CHAIN and TREE then add bias[j], if any, once. With beta a CHAIN goes on where the last call stopped, so
  * cutting K over calls changes nothing; an aligned run of 2^n leaves is a subtree of the TREE; I64 does not
@@ -35,16 +34,12 @@ typedef struct {
     int64_t M, N, K; /* C[M x N] = A[M x K] B[K x N] */
     int64_t leaf;    /* > 0; TREE and I64 */
     GemmOperand a, b;
-    float *c;          /* CHAIN, TREE; I64 without `fixed` */
+    float *c;          /* CHAIN, TREE */
     int64_t *fixed;    /* G; I64 */
     int64_t ldc;       /* of c or fixed */
-    bool beta;         /* go on from what C or G holds; CHAIN, and I64 with `fixed` */
+    bool beta;         /* go on from what C or G holds; CHAIN and I64 */
     const float *bias; /* [N], or NULL; CHAIN and TREE */
     int shift, room;   /* I64 */
-    /* I64 without `fixed`: integers that some rows go on from; or both NULL */
-    const int32_t *slot;  /* [M] */
-    const int64_t *begun; /* rows of N, `ld_begun` apart */
-    int64_t ld_begun;
 } Gemm;
 
 /*

@@ -25,12 +25,11 @@ typedef struct {
     const float *leaf;
     int64_t rows, cols;
     const int64_t *from; /* what they are added to; NULL: 0 */
-    int64_t *to;         /* where the sum goes; NULL: as floats, times `unit`, to c */
-    float *c;
-    int64_t from_row, to_row, c_row;
-    float scale, unit; /* 2^shift, 2^-shift */
-    float limit;       /* of a leaf times 2^shift */
-    bool stream;       /* the result passes the caches */
+    int64_t *to;         /* where the sum goes */
+    int64_t from_row, to_row;
+    float scale; /* 2^shift */
+    float limit; /* of a leaf times 2^shift */
+    bool stream; /* the result passes the caches */
 } FixedAdd;
 
 /* Whole lines that nobody reads soon: not fetched before they are written. */
@@ -43,33 +42,13 @@ static inline void store_line_l(int64_t *p, vl v, bool stream)
     vl_store(p, v);
 }
 
-static inline void store_line_f(float *p, vf v, bool stream)
-{
-#if defined(CPU_ISA_avx512)
-    if (stream) return _mm512_stream_ps(p, v);
-#endif
-    (void)stream;
-    vf_store(p, v);
-}
-
-/* Where a sum of 16 goes: element j of row i. */
-static inline void fixed_out(const FixedAdd *a, int64_t i, int64_t j, bool to, vf unit, vl sum)
-{
-    if (to) return store_line_l(a->to + i * a->to_row + j, sum, a->stream);
-    const vf v = vf_mul(vf_from_l(sum), unit);
-    if (a->cols - j >= VEC) store_line_f(a->c + i * a->c_row + j, v, a->stream);
-    else vf_store_n(a->c + i * a->c_row + j, v, a->cols - j);
-}
-
 /*
  * |leaf * 2^shift| < 2^51: added to M = 1.5 * 2^52, an even number, it is rounded as llrint does, and the bits of the
  * sum are those of M plus the integer. Of two leaves (M + x) - (M - y) leaves no M behind.
  */
-static inline __attribute__((always_inline)) void fixed_add_quick(const FixedAdd *f, int count, bool from,
-                                                                  bool to)
+static inline __attribute__((always_inline)) void fixed_add_quick(const FixedAdd *f, int count, bool from)
 {
     const FixedAdd a = *f;
-    const vf unit = vf_set1(a.unit);
     const double scale = a.scale;
     for (int64_t i = 0; i < a.rows; i++) {
         for (int64_t j = 0; j < a.cols; j += VEC) {
@@ -79,17 +58,15 @@ static inline __attribute__((always_inline)) void fixed_add_quick(const FixedAdd
                 const vl minus = n + 1 < count ? vl_round(leaf + TILE_ELEMS, -scale) : vl_set1(VL_MAGIC_BITS);
                 sum = vl_add(sum, vl_sub(vl_round(leaf, scale), minus));
             }
-            fixed_out(&a, i, j, to, unit, sum);
+            store_line_l(a.to + i * a.to_row + j, sum, a.stream);
         }
     }
 }
 
 static inline __attribute__((always_inline)) void fixed_add_count(const FixedAdd *f, int count)
 {
-    if (f->from && f->to) fixed_add_quick(f, count, true, true);
-    else if (f->from) fixed_add_quick(f, count, true, false);
-    else if (f->to) fixed_add_quick(f, count, false, true);
-    else fixed_add_quick(f, count, false, false);
+    if (f->from) fixed_add_quick(f, count, true);
+    else fixed_add_quick(f, count, false);
 }
 
 /* No leaf is beyond fixed_quick(). */
@@ -106,7 +83,7 @@ static void fixed_add(const FixedAdd *f, int64_t count)
 /* Any leaves; those that do not fit add 0, and true is returned. */
 static __attribute__((noinline)) bool fixed_add_checked(const FixedAdd *f, int64_t count)
 {
-    const vf scale = vf_set1(f->scale), unit = vf_set1(f->unit);
+    const vf scale = vf_set1(f->scale);
     bool misfit = false;
     for (int64_t i = 0; i < f->rows; i++) {
         for (int64_t j = 0; j < f->cols; j += VEC) {
@@ -117,7 +94,7 @@ static __attribute__((noinline)) bool fixed_add_checked(const FixedAdd *f, int64
                 misfit |= vm_any(bad) != 0;
                 sum = vl_add(sum, vl_from_f(vf_select(bad, vf_zero(), v)));
             }
-            fixed_out(f, i, j, f->to != NULL, unit, sum);
+            store_line_l(f->to + i * f->to_row + j, sum, f->stream);
         }
     }
     return misfit;

@@ -3,8 +3,8 @@
  *
  *   fwd  y [N x O] = x [N x I] w^T + bias     TREE over I (row-parallel cuts), or one chain
  *   dx  dx [N x I] = dy [N x O] w             TREE over O (column-parallel cuts), or one chain
- *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens, also if `rounded`; else one chain over
- *                                             all tokens, going on from dw: runs repeat, layouts do not
+ *   dw  dw [O x I] += dy^T [O x N] x          I64 leaves of tokens; an F32 dw: one chain over all tokens,
+ *                                             going on from dw: runs repeat, layouts do not
  *
  * GELU behind fwd and its gradient behind dx are the elementwise ops, so fusing changes no bit here.
  *
@@ -88,12 +88,9 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
                .c = a->dw.data,
                .ldc = a->dw.ld,
                .beta = !a->fresh };
-    ASSERT(!a->rounded || (a->dw.dtype == F32 && a->fresh));
-    ASSERT(!a->begun.data == !a->slot.data && (a->rounded || !a->slot.data));
-    if (a->dw.dtype == I64 || a->rounded) {
+    if (a->dw.dtype == I64) {
         g.mode = GEMM_I64;
-        if (!a->rounded) g.fixed = a->dw.data;
-        g.begun = a->begun.data, g.ld_begun = a->begun.ld, g.slot = a->slot.data;
+        g.fixed = a->dw.data;
         g.leaf = a->leaf;
         g.shift = *(const int32_t *)a->shift.data;
         g.room = a->room;

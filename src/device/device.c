@@ -302,19 +302,6 @@ Err device_choices_load(Device *dev, const char *text)
 
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
 
-Err device_row_count(Stream *s, Tensor t, int64_t bound, int64_t *out)
-{
-    int64_t rows = bound;
-    *out = bound;
-    if (s->dev->is_null || !t.rows) {
-        s->dev->counters.host_reads++;
-        return ERR_OK;
-    }
-    TRY(device_read(s, &rows, t.rows, sizeof rows));
-    *out = rows < bound ? rows : bound;
-    return ERR_OK;
-}
-
 void event_init(Event *e)
 {
     memset(e, 0, sizeof *e);

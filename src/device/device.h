@@ -53,7 +53,7 @@ __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hour
 typedef struct {
     WideCount flop, bytes; /* bytes: every tensor argument once */
     int64_t ops;
-    int64_t host_reads; /* device_read and device_row_count calls */
+    int64_t host_reads; /* device_read calls */
     int64_t allocs, alloc_bytes;
 } DeviceCounters;
 
@@ -179,9 +179,6 @@ Err device_choices_load(Device *dev, const char *text);
 
 /* Returns when everything enqueued so far is done; reports what went wrong in it. */
 Err device_sync(Stream *s);
-
-/* Rows in use of a tensor with a device-side count, at most `bound`; the null device answers `bound`. */
-Err device_row_count(Stream *s, Tensor t, int64_t bound, int64_t *out);
 
 void event_init(Event *e);
 void event_release(Event *e);

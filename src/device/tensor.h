@@ -6,11 +6,10 @@
  * copies. Shapes are written with the letters of docs/glossary: B T N D H K C F V E L.
  *
  * `rows` (usually NULL): device-side count of rows in use; the shape then is the capacity. Ops work on that
- * many rows of dim 0 and leave the others untouched. The host learns the count only through
- * device_row_count(), which the null device answers with the bound.
+ * many rows of dim 0 and leave the others untouched.
  *
- * `scale`, `scale_block`: for quantised weights (one scale per block of elements of a row). Only the linear
- * ops read weights, so only they have to know.
+ * `scale`: for quantised weights (one scale per block of elements of a row). Only the linear ops read weights, so
+ * only they have to know.
  */
 #ifndef MEGATRAIN_DEVICE_TENSOR_H
 #define MEGATRAIN_DEVICE_TENSOR_H
@@ -31,7 +30,6 @@ typedef struct Tensor {
     DType dtype;
     const int64_t *rows;
     const struct Tensor *scale;
-    int scale_block;
 } Tensor;
 
 int64_t dtype_size(DType t); /* bytes */

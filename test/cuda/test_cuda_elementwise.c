@@ -46,8 +46,6 @@ static void map_case(DType T, Size z, bool count)
     pair_check(c, y.all, case_tolerance(T), "gelu_fwd %s", text(T, z));
     BOTH(c, gelu_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv));
     pair_check(c, dx.all, case_tolerance(T), "gelu_bwd %s", text(T, z));
-    BOTH(c, add, .y = AT(yv), .x = AT(dyv));
-    pair_check(c, y.all, case_tolerance(T), "add %s", text(T, z));
     BOTH(c, fill_zero, .x = AT(yv));
     pair_check(c, y.all, 0, "fill_zero %s", text(T, z));
     case_close(c);
