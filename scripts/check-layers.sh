@@ -27,7 +27,7 @@ only 'jansson' src/base/json.c
 only 'ini' src/base/config
 only 'utf8proc' src/data/
 only 'pcre2' src/data/
-only 'gloo/' src/comm/gloo.cc
+only 'gloo/' src/comm/gloo
 # the CUDA backend sees base and device, and its communicators comm
 grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl|staged)\.c:' && complain "only communicators see comm"
 grep -nE '^#include <nccl' -r cuda src | grep -v '^cuda/nccl.c:' && complain "<nccl.h> belongs in cuda/nccl.c alone"

@@ -164,6 +164,123 @@ static inline Err case_all_kinds(CaseRun *run, int64_t n)
     return comm_barrier(run->comm, run->stream);
 }
 
+/* ---- exchanges ---- */
+
+/*
+ * Random messages, in one order that all members know. Each cuts its own part of that list into exchanges where it
+ * likes, and leaves up to FLIGHTS of them open. That cannot lock up: both ends of the first message that is not
+ * through are in the exchange that their members run. Every 40th entry is a sum over all members.
+ */
+enum { CASE_FLIGHTS = 3, CASE_GUARD = 8, CASE_SUM_EVERY = 40 };
+
+typedef struct {
+    int from, to; /* from -1: the sum */
+    uint32_t number; /* of the messages of this pair and direction */
+    int64_t bytes;
+} CaseMessage;
+
+typedef struct {
+    Event done;
+    int count; /* 0: not in use */
+    CommMessage messages[COMM_MESSAGES_MAX];
+    CaseMessage what[COMM_MESSAGES_MAX];
+} CaseFlight;
+
+static inline uint8_t case_byte(CaseMessage m, int64_t i)
+{
+    uint64_t s = ((uint64_t)m.from << 48 ^ (uint64_t)m.to << 40 ^ (uint64_t)m.number << 8) + (uint64_t)i / 8 * 0x9e3779b1u;
+    return (uint8_t)(test_rand(&s) >> 8 * (i % 8));
+}
+
+static inline CaseMessage *case_messages(uint64_t seed, int members, int total)
+{
+    static const int64_t sizes[] = { 0, 1, 3, 64, 1000, 4096, 70000, 300001 };
+    uint32_t numbers[16][16] = { { 0 } };
+    CaseMessage *list = calloc((size_t)total, sizeof *list);
+    for (int i = 0; i < total; i++) {
+        CaseMessage *m = &list[i];
+        m->from = (int)(test_rand(&seed) % (uint64_t)members);
+        m->to = (m->from + 1 + (int)(test_rand(&seed) % (uint64_t)(members - 1))) % members;
+        m->bytes = sizes[test_rand(&seed) % (sizeof sizes / sizeof *sizes)];
+        if (i % CASE_SUM_EVERY == CASE_SUM_EVERY - 1) m->from = -1;
+        else m->number = numbers[m->from][m->to]++;
+    }
+    return list;
+}
+
+static inline void case_add_message(CaseFlight *f, CaseMessage m, int rank)
+{
+    uint8_t *data = malloc((size_t)m.bytes + CASE_GUARD);
+    memset(data, 0xA5, (size_t)m.bytes + CASE_GUARD);
+    for (int64_t i = 0; m.from == rank && i < m.bytes; i++) data[i] = case_byte(m, i);
+    f->what[f->count] = m;
+    f->messages[f->count++] = (CommMessage){ .send = m.from == rank,
+                                             .peer = m.from == rank ? m.to : m.from,
+                                             .data = data,
+                                             .bytes = m.bytes,
+                                             .what = { MESSAGE_ACTIVATION, (uint16_t)m.to, m.number } };
+}
+
+static inline Err case_finish_flight(CaseRun *run, CaseFlight *f, double timeout_s)
+{
+    if (!f->count) return ERR_OK;
+    Err err = event_wait(&f->done, timeout_s);
+    for (int k = 0; k < f->count; k++) {
+        const CaseMessage m = f->what[k];
+        const uint8_t *data = f->messages[k].data;
+        int64_t wrong = 0;
+        for (int64_t i = 0; !err && i < m.bytes; i++) wrong += data[i] != case_byte(m, i);
+        for (int64_t i = m.bytes; i < m.bytes + CASE_GUARD; i++) wrong += data[i] != 0xA5;
+        CHECK_MSG(!wrong, "rank %d: message %u from %d to %d: %lld of %lld bytes wrong", run->comm->rank, m.number, m.from,
+                  m.to, (long long)wrong, (long long)m.bytes);
+        free(f->messages[k].data);
+    }
+    f->count = 0;
+    return err;
+}
+
+static inline Err case_start_flight(CaseRun *run, CaseFlight *f)
+{
+    CommMessage copy[COMM_MESSAGES_MAX];
+    if (!f->count) return ERR_OK;
+    memcpy(copy, f->messages, sizeof copy);
+    Err err = comm_exchange(run->comm, run->stream, copy, f->count, &f->done);
+    memset(copy, 0xFF, sizeof copy); /* the list is the caller's again */
+    return err;
+}
+
+static inline Err case_exchanges(CaseRun *run, uint64_t seed, int total)
+{
+    const int members = run->comm->size, rank = run->comm->rank;
+    CaseMessage *list = case_messages(seed, members, total);
+    CaseFlight flights[CASE_FLIGHTS] = { 0 };
+    uint64_t own = seed + 77 * (uint64_t)rank;
+    int64_t sent = run->comm->bytes[COMM_EXCHANGE], want = 0, next = 0;
+    Err err = ERR_OK;
+    for (int i = 0; i < CASE_FLIGHTS; i++) event_init(&flights[i].done);
+    for (int i = 0; i < total && !err; i++) {
+        CaseFlight *f = &flights[next % CASE_FLIGHTS];
+        const bool mine = list[i].from == rank || (list[i].from >= 0 && list[i].to == rank);
+        if (mine) case_add_message(f, list[i], rank);
+        if (list[i].from == rank) want += list[i].bytes;
+        const bool cut = i == total - 1 || list[i].from < 0 || f->count == COMM_MESSAGES_MAX ||
+                         (mine && test_rand(&own) % 4 == 0);
+        if (cut && f->count) {
+            err = case_start_flight(run, f);
+            if (!err) err = case_finish_flight(run, &flights[++next % CASE_FLIGHTS], 30);
+        }
+        if (!err && list[i].from < 0) err = case_integers(run, 5, false);
+    }
+    for (int i = 0; i < CASE_FLIGHTS; i++) {
+        Err ended = case_finish_flight(run, &flights[i], 30);
+        if (!err) err = ended;
+        event_release(&flights[i].done);
+    }
+    if (!err) CHECK(run->comm->bytes[COMM_EXCHANGE] - sent == want);
+    free(list);
+    return err;
+}
+
 /* ---- communicators of a grid ---- */
 
 /* Coordinates of a rank by counting, in the order of the axes. */

@@ -191,6 +191,60 @@ static void open_and_close(int rank, int size, void *arg)
 
 TEST(nothing_left_after_close) { fork_ranks(open_and_close, 3, NULL, -1, 20); }
 
+/* ---- exchanges ---- */
+
+static void exchanges(int rank, int size, void *arg)
+{
+    Rank r;
+    Comm other; /* of the same ranks, at the same time */
+    open_rank(&r, rank, size, 20);
+    OK(comm_open_gloo(r.world, &other, "other", all_ranks, size));
+    comm_check_calls(&r.comm, arg != NULL);
+    CaseRun run = { &r.comm, &r.device.stream, 1 }, second = { &other, &r.device.stream, 1 };
+    for (uint64_t seed = 1; seed <= 2; seed++) {
+        OK(case_exchanges(&run, seed, 400));
+        OK(case_exchanges(&second, seed, 200));
+    }
+    comm_close(&other);
+    close_rank(&r);
+}
+
+TEST(exchanges)
+{
+    for (int size = 2; size <= 8; size += 2) fork_ranks(exchanges, size, NULL, -1, 60);
+    fork_ranks(exchanges, 3, "compare", -1, 60);
+    fork_ranks(exchanges, 6, "compare", -1, 60);
+}
+
+/* One end waits for both messages at once, the other sends only when it has received: each must move alone. */
+static void exchange_in_two_parts(int rank, int size, void *arg)
+{
+    enum { BYTES = 5 << 20 };
+    static uint8_t out[BYTES], in[BYTES];
+    Rank r;
+    open_rank(&r, rank, size, 20);
+    comm_check_calls(&r.comm, arg != NULL);
+    memset(out, 1 + rank, BYTES);
+    const CommMessage receive = { .peer = 1 - rank, .data = in, .bytes = BYTES };
+    const CommMessage send = { .send = true, .peer = 1 - rank, .data = out, .bytes = BYTES };
+    if (rank == 0)
+        OK(comm_exchange(&r.comm, &r.device.stream, (const CommMessage[]){ receive, send }, 2, NULL));
+    else {
+        OK(comm_exchange(&r.comm, &r.device.stream, &receive, 1, NULL));
+        OK(comm_exchange(&r.comm, &r.device.stream, &send, 1, NULL));
+    }
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < BYTES; i++) wrong += in[i] != 2 - rank;
+    CHECK(wrong == 0);
+    close_rank(&r);
+}
+
+TEST(exchange_in_two_parts)
+{
+    fork_ranks(exchange_in_two_parts, 2, NULL, -1, 20);
+    fork_ranks(exchange_in_two_parts, 2, "compare", -1, 20);
+}
+
 /* ---- failures ---- */
 
 /* Closing after a failure must not wait for anybody. */
@@ -313,6 +367,85 @@ static void differing_calls(int rank, int size, void *arg)
 
 TEST(differing_calls_compared) { fork_ranks(differing_calls, 3, "compare", -1, 20); }
 TEST(differing_calls_do_not_meet) { fork_ranks(differing_calls, 3, NULL, -1, 20); }
+
+/*
+ * Ranks 0, 1, 2 wait for each other in a circle that rank 1 closes by a wrong message: the circle does not hide it.
+ * Rank 0 waits for rank 2 first, and for the message from rank 1 behind it.
+ */
+static void differing_messages(int rank, int size, void *arg)
+{
+    static uint8_t x[64];
+    const MessageLabel want = { MESSAGE_ACTIVATION, 0, 7 }, other = { MESSAGE_ACTIVATION, 0, 8 };
+    const bool length = !strcmp(arg, "length");
+    Rank r;
+    open_rank(&r, rank, size, 20);
+    comm_check_calls(&r.comm, true);
+    CommMessage from_last = { .peer = 2, .data = x, .bytes = 8 };
+    CommMessage from_next = { .peer = 1, .data = x + 8, .bytes = 16, .what = want };
+    CommMessage sent = { .send = true, .data = x, .bytes = length ? 24 : 16, .what = length ? want : other };
+    CommMessage back = { .peer = 1, .data = x, .bytes = 4 };
+    if (rank == 0) {
+        const CommMessage both[] = { from_last, from_next };
+        FAILS(comm_exchange(&r.comm, &r.device.stream, both, 2, NULL), ERR_INTERNAL,
+              length ? "world: message 0 from member 1 to member 0: sent as activation of micro-batch 7 for stage 0 of "
+                       "24 bytes, received as activation of micro-batch 7 for stage 0 of 16"
+                     : "world: message 0 from member 1 to member 0: sent as activation of micro-batch 8 for stage 0 of "
+                       "16 bytes, received as activation of micro-batch 7 for stage 0 of 16");
+        shared_page->flag = 1;
+    } else if (rank == 1) {
+        Err err = comm_exchange(&r.comm, &r.device.stream, &sent, 1, NULL);
+        CHECK(err == ERR_PEER || (!length && !err)); /* of the right length it arrives */
+    } else
+        CHECK(comm_exchange(&r.comm, &r.device.stream, &back, 1, NULL) == ERR_PEER);
+    while (!shared_page->flag) usleep(1000);
+    close_at_once(&r);
+}
+
+TEST(differing_messages)
+{
+    fork_ranks(differing_messages, 3, "length", -1, 15);
+    fork_ranks(differing_messages, 3, "label", -1, 15);
+}
+
+/* A chain of receives: 0 waits for 1, 1 for 2, 2 for 3, which is lost, silent, or stopped by the test. */
+static void chain(int rank, int size, void *arg)
+{
+    const bool killed = !strcmp(arg, "killed"), aborted = !strcmp(arg, "aborted");
+    static uint8_t x[100000];
+    Rank r;
+    open_rank(&r, rank, size, killed || aborted ? 30 : SHORT_S);
+    OK(comm_barrier(&r.comm, &r.device.stream));
+    const CommMessage m = { .peer = rank + 1, .data = x, .bytes = sizeof x, .what = { MESSAGE_ACTIVATION, 2, 5 } };
+    if (rank == size - 1) {
+        usleep(100000);
+        shared_page->at[0] = test_now();
+        if (killed) raise(SIGKILL);
+        while (!killed && !aborted && shared_page->flag < size - 1) usleep(1000);
+        if (aborted) gloo_world_abort(r.world, "the test says so");
+        CHECK(!killed);
+    } else {
+        Err err = comm_exchange(&r.comm, &r.device.stream, &m, 1, NULL);
+        const double late = test_now() - shared_page->at[0];
+        atomic_fetch_add(&shared_page->flag, 1);
+        if (killed || aborted) CHECK_MSG(err == ERR_PEER && late < 1, "%s after %.3f s", err_message(), late);
+        else CHECK_MSG(err == ERR_HANG || err == ERR_PEER, "%s", err_message());
+        if (rank == size - 2 && !killed && !aborted && err == ERR_HANG)
+            CHECK_MSG(strstr(err_message(), "world: waited for rank 3 in exchange 0 (to send: activation of "
+                                            "micro-batch 5 for stage 2): no answer in 1000 ms"),
+                      "%s", err_message());
+        if (rank == size - 2 && killed)
+            CHECK_MSG(strstr(err_message(), "world: lost rank 3 in exchange 0 (to send: activation of micro-batch 5"),
+                      "%s", err_message());
+    }
+    close_at_once(&r);
+}
+
+TEST(chain_of_receives)
+{
+    fork_ranks(chain, 4, "killed", 3, 20);
+    fork_ranks(chain, 4, "aborted", -1, 20);
+    fork_ranks(chain, 4, "silent", -1, 20);
+}
 
 /* Two groups of the same ranks, opened in another order on rank 1. */
 static void other_order_of_groups(int rank, int size, void *arg)

@@ -12,6 +12,7 @@ static const char *const kind_names[COMM_KIND_COUNT] = {
     [COMM_SUM_I64] = "sum-i64",
     [COMM_MAX_I64] = "max-i64",
     [COMM_BARRIER] = "barrier",
+    [COMM_EXCHANGE] = "exchange",
 };
 
 const char *comm_kind_name(CommKind kind) { return kind_names[kind]; }
@@ -41,6 +42,18 @@ bool comm_same_calls(const char *name, const CommCall *calls, int size, char *me
         return false;
     }
     return true;
+}
+
+bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text, size_t size)
+{
+    char what[2][64];
+    if (!memcmp(&ends[0], &ends[1], sizeof *ends)) return true;
+    for (int i = 0; i < 2; i++) message_text(ends[i].what, what[i], sizeof what[i]);
+    snprintf(text, size,
+             "%s: message %llu from member %d to member %d: sent as %s of %lld bytes, received as %s of %lld",
+             name, (unsigned long long)ends[0].number, from, to, what[0], (long long)ends[0].bytes, what[1],
+             (long long)ends[1].bytes);
+    return false;
 }
 
 /* (of a group of one every reduction, gather and scatter is a copy) */
@@ -99,6 +112,7 @@ void comm_watch(Comm *c, Watch *w, uint32_t id)
 static int64_t payload(const Comm *c, const CommRequest *r)
 {
     int64_t bytes = r->count * r->elem_bytes, others = c->size - 1;
+    if (r->kind == COMM_EXCHANGE) return bytes;
     if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||
         r->kind == COMM_REDUCE_SCATTER_I64)
         return bytes * others;
@@ -107,13 +121,15 @@ static int64_t payload(const Comm *c, const CommRequest *r)
 
 static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
 {
-    r.sequence = c->sequence++;
+    const bool exchange = r.kind == COMM_EXCHANGE;
+    r.sequence = exchange ? c->exchanges++ : c->sequence++;
     r.done = done ? done : &c->own;
     r.stream = s;
     r.check = c->check;
     r.watch = c->watch;
     r.watch_id = c->watch_id;
-    if (r.watch) watch_issued(r.watch, r.watch_id, r.sequence + 1); /* the watch counts from 1 */
+    if (exchange) watch_exchange_issued(r.watch, r.watch_id);
+    else watch_issued(r.watch, r.watch_id, r.sequence + 1); /* the watch counts from 1 */
     int64_t sent = payload(c, &r);
     c->calls[r.kind]++;
     c->bytes[r.kind] += sent;
@@ -161,4 +177,17 @@ Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done)
 Err comm_barrier(Comm *c, Stream *s)
 {
     return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1 }, NULL);
+}
+
+Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Event *done)
+{
+    CommRequest r = { .kind = COMM_EXCHANGE, .elem_bytes = 1, .message_count = count };
+    ASSERT(count >= 0 && count <= COMM_MESSAGES_MAX);
+    for (int i = 0; i < count; i++) {
+        const CommMessage *m = &messages[i];
+        ASSERT(m->peer >= 0 && m->peer < c->size && m->peer != c->rank && m->bytes >= 0);
+        r.messages[i] = *m;
+        if (m->send) r.count += m->bytes;
+    }
+    return start(c, s, r, done);
 }

@@ -9,8 +9,9 @@
  *
  * Every call enqueues and returns; requests of one communicator run in order, on a thread of its own.
  * Completion is an Event. With done == NULL the stream waits instead: later work on `s` sees the result.
- * All members must issue the same calls in the same order; the sequence number is taken here, on the issuing
- * thread, and checked against the peers' together with kind and count.
+ * All members must issue the same collective calls in the same order; the sequence number is taken here, on the
+ * issuing thread, and checked against the peers' together with kind and count. Exchanges are between pairs: members
+ * issue as many as they like, and what must agree is the order of messages from one member to another.
  *
  * There is no float all-reduce, NCCL's excepted. Sums that cross cuts are a binary tree over ranks in rank order
  * (each rank holds an aligned subtree of the canonical blocks) or integers, so that every layout gives the
@@ -32,8 +33,20 @@ typedef enum {
     COMM_SUM_I64,
     COMM_MAX_I64,
     COMM_BARRIER,
+    COMM_EXCHANGE,
     COMM_KIND_COUNT
 } CommKind;
+
+/* One message of an exchange. */
+typedef struct {
+    bool send;         /* else it is received */
+    int peer;          /* another member */
+    void *data;        /* read, or written */
+    int64_t bytes;     /* the same on both ends; may be 0 */
+    MessageLabel what; /* the same on both ends */
+} CommMessage;
+
+enum { COMM_MESSAGES_MAX = 16 }; /* of an exchange */
 
 typedef struct {
     CommKind kind;
@@ -41,12 +54,14 @@ typedef struct {
     const void *src;
     int64_t count; /* elements per rank for all-gather and reduce-scatter, else in all */
     int64_t elem_bytes;
-    uint64_t sequence;
+    uint64_t sequence; /* among the collectives, or the exchanges, of this communicator */
     Event *done;
     Stream *stream; /* the caller's: what it holds so far comes first */
     bool check;     /* compare this call with the peers' before running it */
     Watch *watch;   /* as Comm's */
     uint32_t watch_id;
+    int message_count; /* of an exchange, whose count is the bytes that it sends */
+    CommMessage messages[COMM_MESSAGES_MAX];
 } CommRequest;
 
 typedef struct Comm Comm;
@@ -62,7 +77,7 @@ struct Comm {
     const char *name; /* "tp", "dp", ... */
     int rank, size;
     void *impl;
-    uint64_t sequence;
+    uint64_t sequence, exchanges; /* issued: collectives, exchanges */
     bool check;
     Watch *watch; /* hears of every call; may be NULL */
     uint32_t watch_id;
@@ -92,8 +107,17 @@ Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_barrier(Comm *c, Stream *s);
 
 /*
+ * Messages to and from some of the other members; `messages` is copied. All of them make progress together, whatever
+ * the order in the list, and the call is done when all have ended: a message ends when both its ends have issued
+ * it. Messages from A to B match in the order in which A and B issue them, and have no other tag. The exchange
+ * after it begins when it is done. No message may be received into memory of another message of the call.
+ */
+Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Event *done);
+
+/*
  * For debugging: from now on the ranks compare kind, count and element size of each call before they run it,
- * and a difference is ERR_INTERNAL on all of them, naming both calls. Costs a small exchange a call between
+ * and a difference is ERR_INTERNAL on all of them, naming both calls; of an exchange bytes and label of each message,
+ * and a difference is ERR_INTERNAL on the member that receives it. Costs a small message a call, or a message, between
  * processes. (Threads always compare; one that is late may find the group stopped: ERR_PEER, with the same text.)
  * All members switch it at the same call.
  */
@@ -118,6 +142,17 @@ typedef struct {
 CommCall comm_call(const CommRequest *r);
 /* Do all ranks' calls agree? If not, says where the first difference is. */
 bool comm_same_calls(const char *name, const CommCall *calls, int size, char *message, size_t message_size);
+
+/* What must be the same on both ends of a message. */
+typedef struct {
+    uint64_t number; /* of the messages from one member to the other */
+    int64_t bytes;
+    MessageLabel what;
+} CommNote;
+
+/* A message from member `from` to member `to`; if its ends do not agree, says so. */
+bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text,
+                       size_t text_size);
 
 /* ---- ranks as threads ---- */
 

@@ -1,12 +1,6 @@
 /*
- * Communicators over Gloo; see gloo.h and docs/comm.md. Of Gloo only the TCP transport is used: "unbound
- * buffers", whose sends and receives between two ranks meet by a 64-bit slot, in order within a slot.
- *
- * A request on its group's worker thread:
- *
- *   [compare calls] | blocks of the peers' contributions to my slice arrive in scratch | sum | send it to all
- *
- * No exception leaves this file: entry points and the worker catch everything.
+ * Communicators over Gloo: connections, groups and their threads; see gloo.h and docs/comm.md. What a request does is
+ * in gloo_calls.cc. No exception leaves this file: entry points and the worker catch everything.
  */
 #include <arpa/inet.h>
 #include <errno.h>
@@ -16,110 +10,20 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdio>
 #include <cstring>
-#include <memory>
-#include <mutex>
-#include <stdexcept>
-#include <string>
-#include <thread>
-#include <vector>
 
 #include <gloo/config.h>
 #include <gloo/transport/address.h>
-#include <gloo/transport/context.h>
 #include <gloo/transport/pair.h>
 #include <gloo/transport/tcp/device.h>
-#include <gloo/transport/unbound_buffer.h>
+
+#include "comm/gloo.hpp"
 
 extern "C" {
-#include "base/fault.h"
-#include "comm/gloo.h"
 #include "base/trace.h"
-#include "comm/reduce.h"
 }
 
-namespace
-{
-
-using Milliseconds = std::chrono::milliseconds;
-using gloo::transport::UnboundBuffer;
-
-enum Phase { COMPARE, REDUCE, GATHER, PHASES };
-enum {
-    QUEUE_SIZE = 64,
-    DIRECT_BYTES = 64 << 10,      /* reductions that move no more than this go from all to all at once */
-    GATHER_BLOCK_BYTES = 1 << 20, /* so that a long gather does not keep other groups from the connection */
-    GROUPS_PER_PAIR = 1 << 16,
-};
-
-/* A failure whose kind is known. */
-struct Failure : std::runtime_error {
-    Err kind;
-    Failure(Err k, const std::string &text) : std::runtime_error(text), kind(k) {}
-};
-
-struct Stopped {
-}; /* thrown where the world has ended already */
-
-/*
- * The messages of one phase to and from one peer. The buffer spans the address space (offset = address), so that
- * none is made per request. This is safe because a request ends either with all its messages complete or with
- * all connections closed.
- */
-struct Lane {
-    std::unique_ptr<UnboundBuffer> buffer;
-    int sends = 0, receives = 0; /* posted and not waited for */
-};
-
-struct Group;
-
-} // namespace
-
-struct GlooWorld {
-    int delay_ms = 0;
-    int rank, size;
-    Milliseconds timeout;
-    std::shared_ptr<gloo::transport::Device> device;
-    std::shared_ptr<gloo::transport::Context> context;
-    std::vector<int> groups_with; /* how many groups were opened that contain this and that rank */
-
-    std::mutex lock; /* of what follows */
-    std::vector<Group *> groups;
-    std::string why;
-    std::atomic<bool> stopped{ false };
-};
-
-namespace
-{
-
-struct Group {
-    GlooWorld *world;
-    std::string name;
-    int rank, size;
-    std::vector<int> members;  /* world ranks */
-    std::vector<uint64_t> ids; /* this group's number, per member */
-    std::vector<Lane> lanes[PHASES];
-    std::unique_ptr<char[]> scratch;
-    std::vector<const void *> inputs;
-    std::vector<CommCall> calls;
-    uint64_t name_hash = 0, call_hash = 0, sequence = 0; /* of the request that runs */
-    const CommRequest *request = nullptr;                /* that runs */
-    int peer = 0;                                        /* that the worker deals with, for messages */
-
-    std::mutex lock; /* of what follows */
-    std::condition_variable changed;
-    CommRequest queue[QUEUE_SIZE];
-    int64_t head = 0, tail = 0;
-    bool closing = false;
-    std::thread worker;
-};
-
-/* Ends all groups: wakes those who wait, then closes the connections, after which nothing is written to or read
- * from any request's memory. Returns when that is so. */
 void stop_world(GlooWorld *w, const std::string &why) noexcept
 {
     std::lock_guard<std::mutex> guard(w->lock);
@@ -136,6 +40,10 @@ void stop_world(GlooWorld *w, const std::string &why) noexcept
                 lane.buffer->abortWaitRecv();
                 lane.buffer->abortWaitSend();
             }
+    for (Group *g : w->groups) {
+        g->notes.buffer->abortWaitRecv();
+        g->notes.buffer->abortWaitSend();
+    }
     for (int p = 0; p < w->size; p++) {
         if (p == w->rank) continue;
         try {
@@ -145,229 +53,8 @@ void stop_world(GlooWorld *w, const std::string &why) noexcept
     }
 }
 
-/* ---- messages ---- */
-
-/*
- * 16 bits group | 24 bits call | 16 bits of what the call is | 8 bits phase. The group's number is counted per
- * pair of ranks: two groups that share two ranks differ on that pair, whatever other groups exist.
- * Calls that differ, or groups opened in another order, do not meet: they time out, where a message of another
- * length would end the process.
- */
-uint64_t slot_of(const Group *g, int p, Phase phase)
+namespace
 {
-    uint64_t what = phase == COMPARE ? g->name_hash : g->call_hash;
-    return g->ids[p] << 48 | (g->sequence & 0xffffff) << 24 | (what & 0xffff) << 8 | (uint64_t)phase;
-}
-
-uint64_t mix(uint64_t hash, uint64_t x)
-{
-    hash = (hash ^ x) * 0x9e3779b97f4a7c15u;
-    return hash ^ hash >> 29;
-}
-
-Lane &lane_to(Group *g, int p, Phase phase)
-{
-    if (g->world->stopped) throw Stopped();
-    g->peer = p;
-    return g->lanes[phase][p];
-}
-
-void send(Group *g, int p, Phase phase, const void *data, int64_t bytes)
-{
-    if (!bytes) return;
-    Lane &lane = lane_to(g, p, phase);
-    lane.buffer->send(g->members[p], slot_of(g, p, phase), (size_t)data, (size_t)bytes);
-    lane.sends++;
-}
-
-void receive(Group *g, int p, Phase phase, void *data, int64_t bytes)
-{
-    if (!bytes) return;
-    Lane &lane = lane_to(g, p, phase);
-    lane.buffer->recv(g->members[p], slot_of(g, p, phase), (size_t)data, (size_t)bytes);
-    lane.receives++;
-}
-
-/* Another group's wait timed out and Gloo closed everything: that group will say so in a moment. */
-void let_cause_appear(const GlooWorld *w)
-{
-    for (int i = 0; i < 100 && !w->stopped; i++) std::this_thread::sleep_for(Milliseconds(10));
-}
-
-template <class Wait> void wait_for(Group *g, Wait wait)
-{
-    auto begin = std::chrono::steady_clock::now();
-    bool done;
-    const CommRequest *r = g->request;
-    watch_waits(r->watch, r->watch_id, g->members[g->peer]);
-    try {
-        done = wait();
-        watch_waits(r->watch, r->watch_id, WATCH_NOBODY);
-    } catch (const std::exception &e) {
-        if (strstr(e.what(), "Application timeout")) let_cause_appear(g->world);
-        if (g->world->stopped) throw Stopped();
-        if (std::chrono::steady_clock::now() - begin < g->world->timeout) throw;
-        throw Failure(ERR_HANG, "no answer in " + std::to_string(g->world->timeout.count()) + " ms");
-    }
-    if (!done) throw Stopped();
-}
-
-/* The oldest message from p in this phase. */
-void wait_receive(Group *g, int p, Phase phase)
-{
-    Lane &lane = lane_to(g, p, phase);
-    fault_point(comm_kind_name(g->request->kind));
-    wait_for(g, [&] { return lane.buffer->waitRecv(nullptr, g->world->timeout); });
-    lane.receives--;
-}
-
-void wait_all(Group *g, Phase phase)
-{
-    for (int p = 0; p < g->size; p++) {
-        if (p == g->rank) continue;
-        while (g->lanes[phase][p].receives) wait_receive(g, p, phase);
-        while (g->lanes[phase][p].sends) {
-            Lane &lane = lane_to(g, p, phase);
-            wait_for(g, [&] { return lane.buffer->waitSend(nullptr, g->world->timeout); });
-            lane.sends--;
-        }
-    }
-}
-
-/* fn(member) for the others, beginning with the next rank, so that not all begin with the same. */
-template <class Fn> void each_peer(const Group *g, Fn fn)
-{
-    for (int i = 1; i < g->size; i++) fn((g->rank + i) % g->size);
-}
-
-/* ---- collectives ---- */
-
-int64_t block_length(int64_t bytes, int64_t block, int64_t k)
-{
-    return std::max<int64_t>(0, std::min(block, bytes - k * block));
-}
-
-/* dst[size * bytes] = everybody's src[bytes]. */
-void gather(Group *g, Phase phase, char *dst, const char *src, int64_t bytes)
-{
-    char *own = dst + g->rank * bytes;
-    if (own != src) memmove(own, src, (size_t)bytes);
-    int64_t block = GATHER_BLOCK_BYTES, blocks = (bytes + block - 1) / block;
-    for (int64_t k = 0; k < blocks; k++) {
-        int64_t n = block_length(bytes, block, k), first = k * block;
-        each_peer(g, [&](int p) { receive(g, p, phase, dst + p * bytes + first, n); });
-        each_peer(g, [&](int p) { send(g, p, phase, own + first, n); });
-        if (k) each_peer(g, [&](int p) { wait_receive(g, p, phase); });
-    }
-    wait_all(g, phase);
-}
-
-/*
- * A reduction. Rank p is to sum `part(p)` of everybody's source, in blocks: while one is summed the next
- * arrives. With `spread` the sums then go to all, into dst (= src): the region of p's part is written when p
- * has summed the block, so after it was sent.
- */
-struct Reduction {
-    Group *g;
-    CommKind kind;
-    const char *src;
-    char *dst;
-    int64_t count, elem_bytes;
-    bool scatter, direct, spread;
-    int64_t block;
-
-    Reduction(Group *group, const CommRequest &r)
-        : g(group), kind(r.kind), src((const char *)r.src), dst((char *)r.dst), count(r.count),
-          elem_bytes(r.elem_bytes)
-    {
-        scatter = kind == COMM_REDUCE_SCATTER_TREE_F32 || kind == COMM_REDUCE_SCATTER_I64;
-        direct = !scatter && count * elem_bytes * (g->size - 1) <= DIRECT_BYTES;
-        spread = !scatter && !direct;
-        block = (GLOO_SCRATCH_BYTES / 2 / (g->size - 1)) & ~63;
-    }
-
-    int64_t first(int p) const /* byte of the source at which p's part begins */
-    {
-        if (direct) return 0;
-        return (scatter ? p * count : count * p / g->size) * elem_bytes;
-    }
-
-    int64_t length(int p) const { return scatter || direct ? count * elem_bytes : first(p + 1) - first(p); }
-
-    int64_t length(int p, int64_t k) const { return block_length(length(p), block, k); }
-
-    char *result() const { return scatter ? dst : dst + first(g->rank); }
-
-    char *landing(int p, int64_t k) const /* of p's contribution to block k of my part */
-    {
-        int index = p < g->rank ? p : p - 1;
-        return g->scratch.get() + ((k % 2) * (g->size - 1) + index) * block;
-    }
-
-    void post(int64_t k)
-    {
-        each_peer(g, [&](int p) {
-            receive(g, p, REDUCE, landing(p, k), length(g->rank, k));
-            if (spread) receive(g, p, GATHER, dst + first(p) + k * block, length(p, k));
-        });
-        each_peer(g, [&](int p) { send(g, p, REDUCE, src + first(p) + k * block, length(p, k)); });
-    }
-
-    void sum(int64_t k)
-    {
-        int64_t n = length(g->rank, k);
-        if (!n) return;
-        each_peer(g, [&](int p) {
-            wait_receive(g, p, REDUCE);
-            g->inputs[p] = landing(p, k);
-        });
-        g->inputs[g->rank] = src + first(g->rank) + k * block;
-        char *out = result() + k * block;
-        if (direct) wait_all(g, REDUCE); /* the source is about to be overwritten */
-        comm_reduce(kind, out, g->inputs.data(), g->size, n / elem_bytes);
-        if (spread) each_peer(g, [&](int p) { send(g, p, GATHER, out, n); });
-    }
-
-    void run()
-    {
-        int64_t longest = 0;
-        for (int p = 0; p < g->size; p++) longest = std::max(longest, length(p));
-        int64_t blocks = (longest + block - 1) / block;
-        for (int64_t k = 0; k <= blocks; k++) {
-            if (k < blocks) post(k);
-            if (k > 0) sum(k - 1);
-        }
-        wait_all(g, REDUCE);
-        wait_all(g, GATHER);
-    }
-};
-
-void compare_calls(Group *g, const CommRequest &r)
-{
-    char message[256];
-    g->calls[g->rank] = comm_call(&r);
-    gather(g, COMPARE, (char *)g->calls.data(), (char *)&g->calls[g->rank], sizeof(CommCall));
-    if (comm_same_calls(g->name.c_str(), g->calls.data(), g->size, message, sizeof message)) return;
-    /* closing drops what is still under way: let all peers come to the same finding */
-    std::this_thread::sleep_for(Milliseconds(100));
-    throw Failure(ERR_INTERNAL, message);
-}
-
-void perform(Group *g, const CommRequest &r)
-{
-    g->sequence = r.sequence;
-    g->request = &r;
-    g->call_hash = mix(mix(mix(g->name_hash, (uint64_t)r.kind), (uint64_t)r.count), (uint64_t)r.elem_bytes);
-    if (r.check) compare_calls(g, r);
-    char *scratch = g->scratch.get();
-    switch (r.kind) {
-    case COMM_ALL_GATHER:
-        gather(g, GATHER, (char *)r.dst, (const char *)r.src, r.count * r.elem_bytes);
-        break;
-    case COMM_BARRIER: gather(g, GATHER, scratch, scratch + g->rank, 1); break;
-    default: Reduction(g, r).run(); break;
-    }
-}
 
 /* ---- the worker ---- */
 
@@ -378,13 +65,26 @@ const char *without_place(const char *text)
     return end ? end + 2 : text;
 }
 
+/* "lost rank 3 in reduce-tree of 5000 (call 7)", "waited for rank 3 in exchange 7 (to send: activation of ...)" */
+void tell_call(const Group *g, const CommRequest &r, Err kind, char *text, size_t size)
+{
+    char what[64];
+    const char *verb = kind == ERR_HANG ? "waited for" : "lost";
+    if (g->message) {
+        message_text(g->message->what, what, sizeof what);
+        snprintf(text, size, "%s rank %d in exchange %llu (to %s: %s)", verb, g->members[g->peer],
+                 (unsigned long long)r.sequence, g->message->send ? "take" : "send", what);
+    } else
+        snprintf(text, size, "%s rank %d in %s of %lld (call %llu)", verb, g->members[g->peer],
+                 comm_kind_name(r.kind), (long long)r.count, (unsigned long long)r.sequence);
+}
+
 Err report(Group *g, const CommRequest &r, Err kind, const char *text, char *message, size_t size)
 {
+    char call[160];
+    tell_call(g, r, kind, call, sizeof call);
     if (kind == ERR_INTERNAL) snprintf(message, size, "%s", text);
-    else
-        snprintf(message, size, "%s: %s rank %d in %s of %lld (call %llu): %s", g->name.c_str(),
-                 kind == ERR_HANG ? "waited for" : "lost", g->members[g->peer], comm_kind_name(r.kind),
-                 (long long)r.count, (unsigned long long)r.sequence, without_place(text));
+    else snprintf(message, size, "%s: %s: %s", g->name.c_str(), call, without_place(text));
     stop_world(g->world, message);
     return kind;
 }
@@ -424,7 +124,8 @@ void work(Group *g) noexcept
         Err err = run(g, r, message, sizeof message);
         if (g->world->delay_ms) std::this_thread::sleep_for(Milliseconds(g->world->delay_ms));
         trace_end();
-        if (r.watch && !err) watch_completed(r.watch, r.watch_id, r.sequence + 1);
+        if (!err && r.kind == COMM_EXCHANGE) watch_exchange_completed(r.watch, r.watch_id);
+        else if (!err) watch_completed(r.watch, r.watch_id, r.sequence + 1);
         event_complete(r.done, err, message);
         std::lock_guard<std::mutex> guard(g->lock);
         g->head++;
@@ -544,13 +245,16 @@ void open_group(GlooWorld *w, Comm *c, const char *name, const int *members, int
     std::unique_ptr<Group> g(new Group());
     g->world = w;
     g->name = name;
-    for (char x : g->name) g->name_hash = mix(g->name_hash, (uint64_t)x);
+    for (char x : g->name) g->name_hash = mix_hash(g->name_hash, (uint64_t)x);
     g->size = size;
     g->rank = (int)(std::find(members, members + size, w->rank) - members);
     g->members.assign(members, members + size);
     g->scratch.reset(new char[GLOO_SCRATCH_BYTES]());
     g->inputs.resize((size_t)size);
     g->calls.resize((size_t)size);
+    g->sent.resize((size_t)size);
+    g->received.resize((size_t)size);
+    g->notes.buffer = w->context->createUnboundBuffer(nullptr, SIZE_MAX);
     for (int m : g->members) {
         if (w->groups_with[m] == GROUPS_PER_PAIR) throw Failure(ERR_CONFIG, "too many groups");
         g->ids.push_back((uint64_t)w->groups_with[m]++);

@@ -15,11 +15,17 @@ typedef struct {
     double beat_s, freeze_s, stall_s;
 } WatchBeat;
 
+typedef enum { WAITS_IN_COLLECTIVE, WAITS_IN_RECEIVE, WAITS_IN_SEND } WatchWaitsIn;
+
 typedef struct {
     uint32_t id;
     char name[WATCH_NAME_BYTES];
-    uint64_t issued, completed;
-    int64_t waits_for; /* world rank whose message the open call waits for; WATCH_NOBODY */
+    uint64_t issued, completed; /* collectives */
+    uint64_t exchanges_issued, exchanges_completed;
+    int32_t
+        waits_for; /* world rank whose message (or taking of one) the call that runs waits for; WATCH_NOBODY */
+    uint32_t waits_in; /* WatchWaitsIn */
+    MessageLabel waits_what;
 } WatchComm;
 
 enum { BEAT_BYTES_MAX = sizeof(WatchBeat) + WATCH_COMMS * sizeof(WatchComm) };

@@ -21,7 +21,7 @@ enum { LINK_HOST_BYTES = 64 };
 /* ---- what travels: a greeting in each direction, then frames ---- */
 
 #define LINK_MAGIC 0x314E49415254474Du /* "MGTRAIN1" as bytes */
-enum { LINK_VERSION = 1 };
+enum { LINK_VERSION = 2 };
 
 typedef enum { ROLE_STORE, ROLE_WATCH } LinkRole;
 

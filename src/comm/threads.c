@@ -6,6 +6,9 @@
  *
  * In the middle phase rank r writes only slice r of its own buffer, which nobody else reads, and in the last
  * phase it writes only slices p != r, so in-place requests need no copy.
+ *
+ * An exchange meets nobody: a worker offers its messages to the group, copies those that the others offer it, and is
+ * through when it has all and its own were taken.
  */
 #include <pthread.h>
 #include <stdio.h>
@@ -18,19 +21,26 @@
 
 enum { QUEUE_SIZE = 64, GROUP_MAX = 64, GROUPS_MAX = 256 };
 
+/* What a member sends in the exchange that it runs; a bit a message. */
+typedef struct {
+    const CommRequest *request; /* NULL: it runs none */
+    uint32_t claimed, taken;    /* by the receiver: it copies, it has copied */
+} Offer;
+
 typedef struct {
     char name[16];
     int members[GROUP_MAX], size;
     int arrived, round; /* barrier */
-    pthread_cond_t met;
+    pthread_cond_t met; /* or something happened to an offer */
     CommRequest posted[GROUP_MAX];
+    Offer offers[GROUP_MAX];
 } Group;
 
 struct CommHub {
     pthread_mutex_t lock; /* of everything here; conditions are per group and per member */
     int world_size, delay_ms;
     bool aborted;
-    char why[160];
+    char why[256];
     Group groups[GROUPS_MAX];
     int group_count;
 };
@@ -44,6 +54,7 @@ typedef struct {
     CommRequest queue[QUEUE_SIZE];
     int64_t head, tail; /* next to run, next free; under hub->lock */
     bool closing;
+    uint64_t received[GROUP_MAX]; /* messages so far, by sender */
 } Member;
 
 Err comm_hub_open(int world_size, int delay_ms, CommHub **out)
@@ -64,12 +75,18 @@ void comm_hub_close(CommHub *hub)
     free(hub);
 }
 
-void comm_hub_abort(CommHub *hub, const char *why)
+/* Under the lock. */
+static void stop(CommHub *hub, const char *why)
 {
-    pthread_mutex_lock(&hub->lock);
     if (!hub->aborted) snprintf(hub->why, sizeof hub->why, "%s", why);
     hub->aborted = true;
     for (int i = 0; i < hub->group_count; i++) pthread_cond_broadcast(&hub->groups[i].met);
+}
+
+void comm_hub_abort(CommHub *hub, const char *why)
+{
+    pthread_mutex_lock(&hub->lock);
+    stop(hub, why);
     pthread_mutex_unlock(&hub->lock);
 }
 
@@ -136,6 +153,7 @@ static void reduce_own(const Member *m, const CommRequest *r)
         }
         break;
     case COMM_BARRIER:
+    case COMM_EXCHANGE:
     case COMM_KIND_COUNT: break;
     }
 }
@@ -161,25 +179,115 @@ static Err check_same(const Member *m, char *message, size_t size)
     return comm_same_calls(m->group->name, calls, m->group->size, message, size) ? ERR_OK : ERR_INTERNAL;
 }
 
+static Err stopped(const Member *m, char *message, size_t size)
+{
+    snprintf(message, size, "%s: stopped because %.200s", m->group->name, m->hub->why);
+    return ERR_PEER;
+}
+
+static Err run_collective(Member *m, const CommRequest *r, char *message, size_t size)
+{
+    bool ok = post(m, r) && meet(m);
+    Err err = ok ? check_same(m, message, size) : ERR_OK;
+    if (err) return comm_hub_abort(m->hub, message), err;
+    if (ok) reduce_own(m, r);
+    ok = ok && meet(m);
+    if (ok) fetch_others(m, r);
+    ok = ok && meet(m);
+    return ok ? ERR_OK : stopped(m, message, size);
+}
+
+/* ---- exchanges: all under the lock but the copying ---- */
+
+static uint32_t bit(int i) { return (uint32_t)1 << i; }
+
+static uint32_t messages_of(const CommRequest *r, bool send)
+{
+    uint32_t all = 0;
+    for (int i = 0; i < r->message_count; i++)
+        if (r->messages[i].send == send) all |= bit(i);
+    return all;
+}
+
+/* The first message to this member that `peer` offers and that was not taken; -1: none. */
+static int offered(const Member *m, int peer)
+{
+    const Offer *o = &m->group->offers[peer];
+    for (int i = 0; o->request && i < o->request->message_count; i++)
+        if (o->request->messages[i].send && o->request->messages[i].peer == m->rank && !(o->claimed & bit(i)))
+            return i;
+    return -1;
+}
+
+/* Copies the message, or finds that it is another one than `own` expects. */
+static Err take(Member *m, const CommMessage *own, int index, char *text, size_t size)
+{
+    Offer *o = &m->group->offers[own->peer];
+    const CommMessage *theirs = &o->request->messages[index];
+    const uint64_t number = m->received[own->peer]++;
+    const CommNote ends[2] = { { number, theirs->bytes, theirs->what }, { number, own->bytes, own->what } };
+    if (!comm_same_message(m->group->name, own->peer, m->rank, ends, text, size)) return ERR_INTERNAL;
+    o->claimed |= bit(index);
+    pthread_mutex_unlock(&m->hub->lock);
+    if (own->bytes) memcpy(own->data, theirs->data, (size_t)own->bytes);
+    pthread_mutex_lock(&m->hub->lock);
+    o->taken |= bit(index);
+    pthread_cond_broadcast(&m->group->met);
+    return ERR_OK;
+}
+
+/* Takes what is there of the messages that are still `missing`: of one sender, in the order of the list. */
+static Err take_all(Member *m, const CommRequest *r, uint32_t *missing, char *text, size_t size)
+{
+    bool waits[GROUP_MAX] = { false };
+    for (int i = 0; i < r->message_count; i++) {
+        const CommMessage *own = &r->messages[i];
+        if (!(*missing & bit(i)) || waits[own->peer]) continue;
+        const int index = offered(m, own->peer);
+        waits[own->peer] = index < 0;
+        if (index < 0) continue;
+        TRY(take(m, own, index, text, size));
+        *missing &= ~bit(i);
+    }
+    return ERR_OK;
+}
+
+static Err run_exchange(Member *m, const CommRequest *r, char *message, size_t size)
+{
+    CommHub *h = m->hub;
+    Offer *own = &m->group->offers[m->rank];
+    const uint32_t sent = messages_of(r, true);
+    uint32_t missing = messages_of(r, false);
+    Err err = ERR_OK;
+    pthread_mutex_lock(&h->lock);
+    *own = (Offer){ .request = r };
+    pthread_cond_broadcast(&m->group->met);
+    while (!h->aborted && (missing || own->taken != sent)) {
+        const uint32_t before = missing;
+        err = take_all(m, r, &missing, message, size);
+        if (err) stop(h, message);
+        else if (missing == before)
+            pthread_cond_wait(&m->group->met, &h->lock); /* nothing came while it copied */
+    }
+    while (own->claimed != own->taken)
+        pthread_cond_wait(&m->group->met, &h->lock); /* somebody still copies */
+    if (!err && (missing || own->taken != sent)) err = stopped(m, message, size);
+    own->request = NULL;
+    pthread_mutex_unlock(&h->lock);
+    return err;
+}
+
+/* ---- the worker ---- */
+
 static void run(Member *m, const CommRequest *r)
 {
     char message[256] = "";
-    Err err = ERR_OK;
     if (m->hub->delay_ms) {
         struct timespec t = { 0, m->hub->delay_ms * 1000000L };
         nanosleep(&t, NULL);
     }
-    bool ok = post(m, r) && meet(m);
-    if (ok) err = check_same(m, message, sizeof message);
-    if (err) comm_hub_abort(m->hub, message);
-    if (ok && !err) reduce_own(m, r);
-    ok = ok && !err && meet(m);
-    if (ok) fetch_others(m, r);
-    ok = ok && meet(m);
-    if (!ok && !err) {
-        err = ERR_PEER;
-        snprintf(message, sizeof message, "%s: stopped because %s", m->group->name, m->hub->why);
-    }
+    Err err = r->kind == COMM_EXCHANGE ? run_exchange(m, r, message, sizeof message)
+                                       : run_collective(m, r, message, sizeof message);
     event_complete(r->done, err, message);
 }
 

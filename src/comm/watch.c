@@ -28,8 +28,10 @@ enum { REPORT_WAIT_S = 2, JOIN_S = 5 };
 typedef struct {
     uint32_t id;
     char name[WATCH_NAME_BYTES];
-    _Atomic uint64_t issued, completed;
+    _Atomic uint64_t issued, completed, exchanges_issued, exchanges_completed;
     _Atomic int waits_for;
+    _Atomic uint32_t waits_in; /* WatchWaitsIn */
+    _Atomic MessageLabel waits_what;
 } Member;
 
 struct Watch {
@@ -53,6 +55,14 @@ struct Watch {
     int report_code, exit_code; /* report_code 0: nothing to report, or not any more */
     char report_text[WATCH_TEXT_BYTES], exit_text[WATCH_TEXT_BYTES];
 };
+
+void message_text(MessageLabel l, char *out, size_t size)
+{
+    static const char *const names[MESSAGE_KIND_COUNT] = { "message", "activation", "gradient" };
+    const char *name = names[l.kind < MESSAGE_KIND_COUNT ? l.kind : MESSAGE_PLAIN];
+    if (l.kind == MESSAGE_PLAIN) snprintf(out, size, "%s", name);
+    else snprintf(out, size, "%s of micro-batch %u for stage %u", name, l.microbatch, l.stage);
+}
 
 /* ---- what other threads tell ---- */
 
@@ -111,9 +121,34 @@ void watch_completed(Watch *w, uint32_t comm_id, uint64_t sequence)
     if (w) atomic_store_explicit(&member_of(w, comm_id)->completed, sequence, memory_order_relaxed);
 }
 
+void watch_exchange_issued(Watch *w, uint32_t comm_id)
+{
+    if (w) atomic_fetch_add_explicit(&member_of(w, comm_id)->exchanges_issued, 1, memory_order_relaxed);
+}
+
+void watch_exchange_completed(Watch *w, uint32_t comm_id)
+{
+    if (w) atomic_fetch_add_explicit(&member_of(w, comm_id)->exchanges_completed, 1, memory_order_relaxed);
+}
+
+/* (a beat between two stores tells a mixture, the next one the truth; a hang lasts for many) */
+static void set_wait(Watch *w, uint32_t comm_id, int rank, WatchWaitsIn in, MessageLabel what)
+{
+    if (!w) return;
+    Member *m = member_of(w, comm_id);
+    atomic_store_explicit(&m->waits_what, what, memory_order_relaxed);
+    atomic_store_explicit(&m->waits_in, in, memory_order_relaxed);
+    atomic_store_explicit(&m->waits_for, rank, memory_order_relaxed);
+}
+
 void watch_waits(Watch *w, uint32_t comm_id, int rank)
 {
-    if (w) atomic_store_explicit(&member_of(w, comm_id)->waits_for, rank, memory_order_relaxed);
+    set_wait(w, comm_id, rank, WAITS_IN_COLLECTIVE, (MessageLabel){ 0 });
+}
+
+void watch_waits_message(Watch *w, uint32_t comm_id, int rank, bool taken, MessageLabel what)
+{
+    set_wait(w, comm_id, rank, taken ? WAITS_IN_SEND : WAITS_IN_RECEIVE, what);
 }
 
 static struct timespec in_seconds(int seconds)
@@ -166,7 +201,11 @@ static void put_beat(Watch *w)
         memcpy(comm[i].name, m->name, sizeof comm[i].name);
         comm[i].completed = m->completed; /* first: never more than issued */
         comm[i].issued = m->issued;
+        comm[i].exchanges_completed = m->exchanges_completed;
+        comm[i].exchanges_issued = m->exchanges_issued;
         comm[i].waits_for = m->waits_for;
+        comm[i].waits_in = m->waits_in;
+        comm[i].waits_what = m->waits_what;
     }
     link_put(&w->link, FRAME_BEAT, 0, &beat, sizeof beat, comm, beat.comms * sizeof *comm);
 }

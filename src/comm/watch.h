@@ -47,6 +47,18 @@ typedef struct {
 
 typedef enum { WATCH_FINE, WATCH_JUDGING, WATCH_JUDGED } WatchState;
 
+/* What a message between two ranks is, for those who read a verdict. */
+typedef enum { MESSAGE_PLAIN, MESSAGE_ACTIVATION, MESSAGE_GRADIENT, MESSAGE_KIND_COUNT } MessageKind;
+
+typedef struct {
+    uint16_t kind; /* MessageKind */
+    uint16_t stage;
+    uint32_t microbatch;
+} MessageLabel;
+
+/* "activation of micro-batch 5 for stage 2"; "message" for a plain one. */
+void message_text(MessageLabel label, char *out, size_t size);
+
 typedef struct Watch Watch;
 
 /* Called once, on the watch thread; may end the process. */
@@ -70,8 +82,13 @@ void watch_join(Watch *w, uint32_t comm_id, const char *name);
 /* Sequence numbers count from 1: the last call issued, the last completed. */
 void watch_issued(Watch *w, uint32_t comm_id, uint64_t sequence);
 void watch_completed(Watch *w, uint32_t comm_id, uint64_t sequence);
-/* The call that runs there waits for a message of (or to) this world rank; WATCH_NOBODY: not any more. */
+/* Exchanges are not counted among those: each member has its own number of them. */
+void watch_exchange_issued(Watch *w, uint32_t comm_id);
+void watch_exchange_completed(Watch *w, uint32_t comm_id);
+/* The collective call that runs there waits for a message of (or to) this world rank; WATCH_NOBODY: no call waits. */
 void watch_waits(Watch *w, uint32_t comm_id, int rank);
+/* The exchange that runs there waits for this rank: to send this message, or to take it. */
+void watch_waits_message(Watch *w, uint32_t comm_id, int rank, bool taken, MessageLabel what);
 
 /* For a rank whose communication failed: tells rank 0 and waits up to 2 s for the verdict, which names who caused
  * that. False: none came (w is NULL, or rank 0 is gone, too); leave with the error as it is. */
