@@ -150,7 +150,7 @@ void list_schedule_v(Schedule *s, const double *when, int cap)
 static void decide_wave(Lists *l, int rank, const void *user)
 {
     const int open = *(const int *)user;
-    for (int c = l->s->chunks - 1; c >= 0; c--) {
+    for (int c = 0; c < l->s->chunks; c++) {
         const int stage = schedule_stage_at(l->s, rank, 0, c);
         if (!can_backward(l, stage)) continue;
         take(l, rank, ACT_B, stage);

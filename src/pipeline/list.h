@@ -19,7 +19,7 @@ static inline int64_t list_plan_place(const Schedule *s, int rank, int leg, bool
     return (((int64_t)rank * 2 + leg) * 2 + input) * s->units + unit;
 }
 
-/* Any wave: backwards first, then the deepest forward; at most `open` micro-batches are under way at a time. */
+/* Any wave: backwards first, the shallowest, then the deepest forward; at most `open` micro-batches are begun. */
 void list_schedule_wave(Schedule *s, int open);
 
 /* Any placement, replica 0: forwards alone, the deepest first. */

@@ -32,6 +32,12 @@ static const char *rounds_of_ranks(const Schedule *s)
     return s->microbatches % s->ranks ? "a multiple of the number of ranks in micro-batches" : NULL;
 }
 
+/* Else the version that a batch reads is not there in time. */
+static const char *batch_in_time(const Schedule *s)
+{
+    return s->microbatches < s->ranks - 1 ? "at least as many micro-batches as ranks, less one" : NULL;
+}
+
 static const char *even_ranks(const Schedule *s) { return s->ranks % 2 ? "an even number of ranks" : NULL; }
 
 static const char *blocks_of_ranks(const Schedule *s)
@@ -85,6 +91,11 @@ const ScheduleKind schedule_table[] = {
     { "zb-h1", generate_zb_h1, any_shape, PLACE_LOOP, .chunks = 1 },
     { "zb-h1-int", generate_zb_h1, rounds_of_ranks, PLACE_LOOP },
     { "zb-h2", generate_zb_h2, any_shape, PLACE_LOOP, .chunks = 1 },
+    { "pipedream", generate_1f1b, any_shape, PLACE_LOOP, VERSIONS_STASH, .chunks = 1, .batches = 1 },
+    { "pipedream-vertical", generate_1f1b, any_shape, PLACE_LOOP, VERSIONS_VERTICAL, .chunks = 1,
+      .batches = 1 },
+    { "2bw", generate_1f1b, batch_in_time, PLACE_LOOP, VERSIONS_DOUBLE, .chunks = 1, .batches = 4,
+      .aliases = "pipedream-2bw" },
     { "zb-v", generate_zb_v, any_shape, PLACE_WAVE, .chunks = 2 },
     { "v-half", generate_v_half, any_shape, PLACE_WAVE, .chunks = 2 },
     { "v-min", generate_v_min, any_shape, PLACE_WAVE, .chunks = 2, .aliases = "v-min-raw" },
