@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "pipeline/check.h"
 #include "pipeline/table.h"
 
 static Err no_memory(const Schedule *s)
@@ -63,13 +64,41 @@ static bool holds_an_end(const Schedule *s, int rank)
     return false;
 }
 
+static void end_step(Schedule *s, int rank)
+{
+    if (s->stages > 1 && holds_an_end(s, rank)) end_with(s, rank, ACT_TIED, 0);
+    for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_REDUCE, replica_in_order(s, rank, i));
+    end_with(s, rank, ACT_NORM, 0);
+    for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_UPDATE, replica_in_order(s, rank, i));
+}
+
+/* Updates between the computes of one rank with one stage, and the versions that its computes then read. */
+static void update_on_the_way(Schedule *s, int rank)
+{
+    const int batch = s->versions == VERSIONS_DOUBLE ? s->microbatches * s->unit_div : 1;
+    ActionList old = s->rank[rank];
+    int updates = 0, weights = 0;
+    s->rank[rank] = (ActionList){ 0 };
+    for (int i = 0; i < old.count; i++) {
+        Action a = old.action[i];
+        if (a.kind != ACT_W) {
+            const int version = check_version(s, a.stage, a.microbatch);
+            ASSERT(version <= updates); /* the schedule's rule sees to it */
+            a.version = (uint16_t)(updates - version);
+        }
+        schedule_push(s, rank, a);
+        if ((a.kind != ACT_B && a.kind != ACT_W) || ++weights % batch) continue;
+        end_with(s, rank, ACT_REDUCE, 0);
+        end_with(s, rank, ACT_UPDATE, 0);
+        updates++;
+    }
+    free(old.action);
+}
+
 Err pass_sync(Schedule *s)
 {
-    for (int r = 0; r < s->ranks; r++) {
-        if (s->stages > 1 && holds_an_end(s, r)) end_with(s, r, ACT_TIED, 0);
-        for (int i = 0; i < s->replicas; i++) end_with(s, r, ACT_REDUCE, replica_in_order(s, r, i));
-        end_with(s, r, ACT_NORM, 0);
-        for (int i = 0; i < s->replicas; i++) end_with(s, r, ACT_UPDATE, replica_in_order(s, r, i));
-    }
+    for (int r = 0; r < s->ranks && !s->no_memory; r++)
+        if (s->versions == VERSIONS_STEP) end_step(s, r);
+        else update_on_the_way(s, r);
     return s->no_memory ? no_memory(s) : ERR_OK;
 }

@@ -5,11 +5,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "pipeline/check.h"
+#include "pipeline/list.h"
 #include "pipeline/passes.h"
-#include "pipeline/simulate.h"
 #include "pipeline/table.h"
 
-enum { RANKS_MAX = 1 << 14, UNITS_MAX = 1 << 24, STAGES_MAX = 1 << 15 };
+enum { RANKS_MAX = 1 << 12, UNITS_MAX = 1 << 24, STAGES_MAX = 1 << 15, VISITS_MAX = 1 << 27 };
 
 const char *action_name(ActionKind kind)
 {
@@ -133,7 +134,7 @@ static Err read_name(const ScheduleSpec *spec, Schedule *s)
     s->split = size > cut && !strcmp(name + size - cut, suffix);
     s->kind = find_kind(name, size - (s->split ? cut : 0));
     if (!s->kind) return unknown_name(name);
-    snprintf(s->name, sizeof s->name, "%s%s", s->kind->name, s->split ? suffix : "");
+    snprintf(s->name, sizeof s->name, "%s", name);
     return ERR_OK;
 }
 
@@ -173,6 +174,9 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
     if (k->waves) TRY(in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)));
     derive(s);
+    if ((int64_t)s->units * s->chunks > VISITS_MAX)
+        return err_set(ERR_CONFIG, "%d micro-batches through %d chunks a rank are more than %d visits",
+                       s->microbatches * s->batches, s->chunks, VISITS_MAX);
     if (k->chunks && s->chunks != k->chunks)
         return err_set(ERR_CONFIG, "schedule '%s' has %d chunk%s a rank, not %d", s->name, k->chunks,
                        k->chunks == 1 ? "" : "s", s->chunks);
@@ -244,14 +248,19 @@ static void note_replicas(Schedule *s)
         }
 }
 
-static Err check_cap(const Schedule *s)
+/* All passes behind the generator. */
+static Err finish(Schedule *s)
 {
-    if (!s->cap) return ERR_OK;
-    for (int r = 0; r < s->ranks; r++)
-        if (simulate_peak(s, r, false) > s->cap)
-            return err_set(ERR_CONFIG, "schedule '%s' holds %d units on rank %d, more than the cap of %d",
-                           s->name, simulate_peak(s, r, false), r, s->cap);
-    return ERR_OK;
+    if (s->no_memory) return no_memory(s);
+    if (s->split) TRY(pass_split(s));
+    note_replicas(s);
+    if (!s->forward_only) TRY(pass_sync(s));
+    TRY(check_compute(s));
+    TRY(pass_lower(s));
+    TRY(pass_buffers(s));
+    TRY(check_messages(s));
+    TRY(check_rendezvous(s));
+    return check_cap(s);
 }
 
 Err schedule_make(const ScheduleSpec *spec, Schedule *out)
@@ -262,11 +271,20 @@ Err schedule_make(const ScheduleSpec *spec, Schedule *out)
     TRY(check_rule(out));
     TRY(open_lists(out));
     out->kind->generate(out);
-    if (out->no_memory) return no_memory(out);
-    if (out->split) TRY(pass_split(out));
-    note_replicas(out);
-    TRY(pass_sync(out));
-    TRY(pass_lower(out));
-    TRY(pass_buffers(out));
-    return check_cap(out);
+    return finish(out);
+}
+
+Err schedule_forward(const ScheduleSpec *spec, Schedule *out)
+{
+    *out = (Schedule){ 0 };
+    TRY(read_name(spec, out));
+    TRY(read_shape(spec, out));
+    out->forward_only = true;
+    out->split = false;
+    out->versions = VERSIONS_STEP;
+    out->unit_div = out->batches = 1;
+    out->units = out->microbatches;
+    TRY(open_lists(out));
+    list_schedule_forward(out);
+    return finish(out);
 }

@@ -228,3 +228,20 @@ int simulate_peak(const Schedule *s, int rank, bool until_input)
     }
     return most;
 }
+
+int simulate_weight_copies(const Schedule *s, int rank)
+{
+    const ActionList *list = &s->rank[rank];
+    int newest = 0, oldest, most = 1;
+    if (s->versions == VERSIONS_STEP) return s->replicas;
+    for (int i = 0; i < list->count; i++) newest += list->action[i].kind == ACT_UPDATE;
+    oldest = newest;
+    for (int i = list->count - 1; i >= 0; i--) { /* from the end: what is still to be read */
+        const Action *a = &list->action[i];
+        const bool reads = a->kind == ACT_F || a->kind == ACT_B || a->kind == ACT_I;
+        if (reads && newest - a->version < oldest) oldest = newest - a->version;
+        if (newest - oldest + 1 > most) most = newest - oldest + 1;
+        if (a->kind == ACT_UPDATE && oldest > --newest) oldest = newest;
+    }
+    return most;
+}

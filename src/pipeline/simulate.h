@@ -33,7 +33,7 @@ typedef struct {
 
 /*
  * Owns: release with simulation_free, also after an error.
- * Errors: ERR_CONFIG if the lists wait for each other, naming a rank and what it waits for; ERR_MEMORY.
+ * Errors: ERR_INTERNAL if the lists wait for each other, naming a rank and what it waits for; ERR_MEMORY.
  */
 Err simulate(const Schedule *s, const SimulateCosts *costs, Simulation *out);
 void simulation_free(Simulation *sim, const Schedule *s);

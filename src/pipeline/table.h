@@ -36,5 +36,25 @@ void schedule_add(Schedule *s, int rank, ActionKind kind, int stage, int microba
 /* gen_loop.c */
 void generate_gpipe(Schedule *s);
 void generate_1f1b(Schedule *s);
+void generate_eager_1f1b(Schedule *s);
+void generate_interleaved(Schedule *s);
+void generate_bfs(Schedule *s);
+void generate_zb_h1(Schedule *s); /* with several chunks: zb-h1-int */
+void generate_zb_h2(Schedule *s);
+
+/* gen_v.c */
+void generate_zb_v(Schedule *s);
+void generate_v_half(Schedule *s);
+void generate_v_min(Schedule *s);
+
+/* gen_slots.c */
+void generate_chimera(Schedule *s);
+void generate_chimera_doubled(Schedule *s); /* with half units: backward halving */
+void generate_wave(Schedule *s);
+void generate_gems(Schedule *s);
+
+/* gen_dualpipe.c */
+void generate_dualpipe(Schedule *s); /* with V placement: DualPipeV */
+void generate_dualpipe_serial(Schedule *s);
 
 #endif
