@@ -1,13 +1,12 @@
 /*
- * Schedules: every row of a table that an independent simulator wrote (golden/schedules.tsv), closed forms on
- * many more shapes, and programs that are broken on purpose.
+ * Schedules: tables and listings that an independent simulator wrote (golden/schedule*), closed forms on
+ * thousands of other shapes, and programs that are broken on purpose (test_schedule_broken.c).
  */
+#include "pipeline/check.h"
 #include "pipeline/simulate.h"
 #include "test.h"
 
-#ifndef GOLDEN_DIR
-#define GOLDEN_DIR "test/golden"
-#endif
+static const SimulateCosts unit_costs = { .each = { 1, 1, 1 } };
 
 /* ---- golden rows ---- */
 
@@ -63,9 +62,9 @@ static void check_golden(const Row *row)
     Schedule s;
     Simulation sim;
     ScheduleSpec spec = spec_of(row, name);
-    const SimulateCosts unit = { .each = { 1, 1, 1 } }, slow = { .each = { 4, 4, 4 }, .latency = 1 };
+    const SimulateCosts slow = { .each = { 4, 4, 4 }, .latency = 1 };
     OK(schedule_make(&spec, &s));
-    OK(simulate(&s, &unit, &sim));
+    OK(simulate(&s, &unit_costs, &sim));
     const double want[] = { sim.makespan, sim.ideal, sim.bubble, 0, 0, sim.span_bubble };
     for (int i = 0; i < 6; i++)
         if (i < 3 || i == 5)
@@ -74,6 +73,7 @@ static void check_golden(const Row *row)
     CHECK_CLOSE(sim.bubble / sim.ideal, atof(row->column[7]), 6e-5, "%s", name);
     CHECK_CLOSE(sim.bubble / sim.makespan, atof(row->column[8]), 6e-5, "%s", name);
     if (*row->column[13]) CHECK(sim.bubble == atof(row->column[13]));
+    CHECK(simulate_weight_copies(&s, 0) == atoi(row->column[12]));
     CHECK(s.chunks * s.unit_div == atoi(row->column[3]));
     list_peaks(&s, false, peaks);
     CHECK_MSG(!strcmp(peaks, row->column[10]), "%s p=%d m=%d: %s, not %s", name, s.ranks, s.microbatches, peaks,
@@ -89,19 +89,394 @@ static void check_golden(const Row *row)
     schedule_free(&s);
 }
 
-TEST(golden_rows)
+/* Calls check(row) for every row behind the first; returns how many. */
+static int each_row(const char *path, void (*check)(const Row *row))
 {
     Row row;
-    FILE *f = fopen(GOLDEN_DIR "/schedules.tsv", "r");
-    CHECK(f != NULL);
     int rows = 0;
+    FILE *f = fopen(path, "r");
+    CHECK_MSG(f != NULL, "%s", path);
     for (bool head = true; f && read_row(f, &row); head = false) {
         if (head) continue;
-        check_golden(&row);
+        check(&row);
         rows++;
     }
-    CHECK(rows == 237);
     if (f) fclose(f);
+    return rows;
+}
+
+TEST(golden_rows) { CHECK(each_row("test/golden/schedules.tsv", check_golden) == 237); }
+
+/* ---- messages ---- */
+
+/* Most messages that have landed on a rank before the compute that takes them. */
+static int most_landed(const ActionList *list)
+{
+    bool waits[1 << 10] = { false };
+    int now = 0, most = 0;
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (a->kind == ACT_RECV) now++, waits[a->in] = true;
+        if (now > most) most = now;
+        for (int k = 0; action_is_compute(a->kind) && a->in >= 0 && k < a->count; k++)
+            if (waits[a->in + k]) now--, waits[a->in + k] = false;
+    }
+    return most;
+}
+
+static void check_messages_of(const Row *row)
+{
+    char name[64];
+    Schedule s;
+    ScheduleSpec spec = spec_of(row, name);
+    int sends = 0, receives = 0, landed = 0;
+    OK(schedule_make(&spec, &s));
+    for (int r = 0; r < s.ranks; r++) {
+        const int here = most_landed(&s.rank[r]);
+        if (here > landed) landed = here;
+        for (int i = 0; i < s.rank[r].count; i++) {
+            sends += s.rank[r].action[i].kind == ACT_SEND;
+            receives += s.rank[r].action[i].kind == ACT_RECV;
+        }
+    }
+    CHECK_MSG(sends == receives, "%s", name);
+    CHECK_MSG(sends == atoi(row->column[3]), "%s p=%d m=%d: %d messages, not %s", name, s.ranks, s.microbatches,
+              sends, row->column[3]);
+    CHECK_MSG(landed == atoi(row->column[4]), "%s p=%d m=%d: %d landed, not %s", name, s.ranks, s.microbatches,
+              landed, row->column[4]);
+    schedule_free(&s);
+}
+
+TEST(messages) { CHECK(each_row("test/golden/schedule_messages.tsv", check_messages_of) == 72); }
+
+/* ---- listings ---- */
+
+/* "F3", "F3.s5", "F4x2.s1", "<F3.0|B5.3>": as the listings have it. */
+static int put_compute(char *out, const Action *a, bool stages, bool second)
+{
+    const bool pair = a->flags & ACTION_PAIR;
+    int n = sprintf(out, "%s%s%d", second ? "" : pair ? " <" : " ", action_name(a->kind), a->microbatch);
+    if (a->count > 1) n += sprintf(out + n, "x%d", a->count);
+    if (stages) n += sprintf(out + n, pair || second ? ".%d" : ".s%d", a->stage);
+    return n + sprintf(out + n, "%s", pair ? "|" : second ? ">" : "");
+}
+
+static void check_list(const Schedule *s, int rank, bool stages, const char *want)
+{
+    char got[4096];
+    int used = sprintf(got, "r%d:", rank);
+    for (int i = 0; i < s->rank[rank].count; i++) {
+        const Action *a = &s->rank[rank].action[i];
+        const bool second = i > 0 && a[-1].flags & ACTION_PAIR;
+        if (action_is_compute(a->kind)) used += put_compute(got + used, a, stages, second);
+    }
+    CHECK_MSG(!strcmp(got, want), "%s\n    got  %s\n    want %s", s->name, got, want);
+}
+
+TEST(listings)
+{
+    char line[4096], name[64];
+    Schedule s = { 0 };
+    int rank = 0, lists = 0;
+    FILE *f = fopen("test/golden/schedule_lists.txt", "r");
+    CHECK(f != NULL);
+    while (f && fgets(line, sizeof line, f)) {
+        line[strcspn(line, "\n")] = 0;
+        if (line[0] == 'r') {
+            check_list(&s, rank++, strstr(line, ".s"), line);
+            lists++;
+            continue;
+        }
+        ScheduleSpec spec = { .name = name };
+        CHECK(sscanf(line, "%63s %d %d %d %d", name, &spec.ranks, &spec.microbatches, &spec.chunks,
+                     &spec.group) >= 3);
+        schedule_free(&s);
+        OK(schedule_make(&spec, &s));
+        rank = 0;
+    }
+    schedule_free(&s);
+    CHECK(lists == 34);
+    if (f) fclose(f);
+}
+
+/* ---- closed forms ---- */
+
+/* At p ranks, m micro-batches, v chunks, groups of g: the bubble with costs F, I, W; negative: no closed form. */
+typedef struct {
+    const char *name;
+    double (*bubble)(int p, int m, StageCost c);
+    int (*peak)(int p, int m, int v, int g, int r); /* held to W on rank r; 0: no closed form */
+    bool chunks, equal_costs;                      /* v is free; the bubble's form needs F = I = W */
+} Form;
+
+static int least(int a, int b) { return a < b ? a : b; }
+
+static double fill_and_drain(int p, int m, StageCost c) { return (void)m, (p - 1) * (c.f + c.i + c.w); }
+static double split_drain(int p, int m, StageCost c) { return (void)m, (p - 1) * (c.f + c.i); }
+static double from_p(int p, int m, StageCost c) { return m >= p ? fill_and_drain(p, m, c) : -1; }
+static double h1(int p, int m, StageCost c) { return m >= p ? (p - 1) * (c.f + c.i - c.w) : -1; }
+static double h2(int p, int m, StageCost c) { return m >= 2 * p - 1 ? (p - 1) * c.f : -1; }
+static double chimera(int p, int m, StageCost c)
+{
+    if (m % p) return (3 * p + 2 * m - 4 - 3 * m) * c.f;
+    return (p - 2) * (m / p + 1) * c.f;
+}
+static double chimera_split(int p, int m, StageCost c) { return m % p ? -1 : (p - 2) * c.f; }
+static double doubling(int p, int m, StageCost c) { return (void)m, 2 * (p - 2) * c.f; }
+static double gems(int p, int m, StageCost c) { return (m * (2 * p + 1) + p - 1 - 3 * m) * c.f; }
+static double wave(int p, int m, StageCost c) { return (2 * p - 2) * (m / p + 1) * c.f; }
+static double wave_split(int p, int m, StageCost c) { return (void)m, (2 * p - 2) * c.f; }
+static double dual(int p, int m, StageCost c) { return (void)m, (p - 2) * c.f; }
+static double dual_serial(int p, int m, StageCost c) { return (void)m, (p / 2 - 1) * c.f; }
+static double serial_v(int p, int m, StageCost c) { return (void)m, (p - 1) * c.f; }
+static double unknown(int p, int m, StageCost c) { return (void)p, (void)m, (void)c, -1; }
+
+#define PEAK(id, value)                                                                                    \
+    static int id(int p, int m, int v, int g, int r)                                                       \
+    {                                                                                                      \
+        (void)p, (void)m, (void)v, (void)g, (void)r;                                                       \
+        return (value);                                                                                    \
+    }
+PEAK(peak_all, m *v)
+PEAK(peak_1f1b, least(m, p - r))
+PEAK(peak_eager, least(m, 2 * (p - 1 - r) + 1))
+PEAK(peak_interleaved, m % g ? 0 : least(m * v, 2 * (p - 1 - r) + (v - 1) * g + 1))
+PEAK(peak_zb, m >= p ? p * v : 0)
+PEAK(peak_h2, m >= 2 * p - 1 ? 2 * p - 1 : 0)
+PEAK(peak_v, m >= 2 * p - 1 ? 2 * p : 0)
+PEAK(peak_chimera, m % p ? 0 : p / 2 + 1 + least(r, p - 1 - r))
+PEAK(peak_one, 1)
+PEAK(peak_dual, p + 1)
+PEAK(peak_dual_v, 2 * p + 1)
+PEAK(peak_unknown, 0)
+
+static const Form forms[] = {
+    { "gpipe", fill_and_drain, peak_all },
+    { "gpipe+split", split_drain, peak_all },
+    { "1f1b", fill_and_drain, peak_1f1b },
+    { "1f1b+split", split_drain, peak_1f1b },
+    { "eager-1f1b", fill_and_drain, peak_eager },
+    { "interleaved", fill_and_drain, peak_interleaved, .chunks = true },
+    { "interleaved+split", split_drain, peak_interleaved, .chunks = true },
+    { "bfs", from_p, peak_all, .chunks = true },
+    { "zb-h1", h1, peak_zb },
+    { "zb-h1-int", h1, peak_zb, .chunks = true },
+    { "zb-h2", h2, peak_h2, .equal_costs = true },
+    { "zb-v", h2, peak_v, .equal_costs = true },
+    { "v-half", unknown, peak_unknown },
+    { "v-min", unknown, peak_unknown },
+    { "chimera", chimera, peak_chimera, .equal_costs = true },
+    { "chimera+split", chimera_split, peak_chimera, .equal_costs = true },
+    { "chimera-fdouble", doubling, peak_unknown, .equal_costs = true },
+    { "chimera-bhalf", doubling, peak_unknown, .equal_costs = true },
+    { "gems", gems, peak_one, .equal_costs = true },
+    { "hanayo", wave, peak_unknown, .equal_costs = true },
+    { "hanayo+split", wave_split, peak_unknown, .equal_costs = true },
+    { "dualpipe", dual, peak_dual, .equal_costs = true },
+    { "dualpipe-serial", dual_serial, peak_dual, .equal_costs = true },
+    { "dualpipev", wave_split, peak_dual_v, .equal_costs = true },
+    { "dualpipev-serial", serial_v, peak_dual_v, .equal_costs = true },
+};
+enum { FORMS = sizeof forms / sizeof *forms };
+
+/* A legal shape at random, or as near as the schedule's own rule has one (the hint names it). */
+static bool make_random(uint64_t *seed, const Form *form, Schedule *s)
+{
+    const int p = 1 + (int)(test_rand(seed) % 16), m = 1 + (int)(test_rand(seed) % (4 * (uint64_t)p + 1));
+    ScheduleSpec spec = { .name = form->name, .ranks = p, .microbatches = m };
+    if (form->chunks) spec.chunks = 2 + (int)(test_rand(seed) % 3);
+    if (strstr(form->name, "interleaved")) spec.group = p + (int)(test_rand(seed) % (uint64_t)p);
+    Err err = schedule_make(&spec, s);
+    const char *hint = strstr(err_hint_text(), "nearest legal shape: ");
+    if (!err) return true;
+    CHECK_MSG(err == ERR_CONFIG && hint, "%s p=%d m=%d: %s", spec.name, p, m, err_message());
+    schedule_free(s);
+    const int n = hint ? sscanf(hint, "nearest legal shape: %d ranks, %d micro-batches, groups of %d", &spec.ranks,
+                                &spec.microbatches, &spec.group) : 0;
+    CHECK(n >= 2);
+    OK(schedule_make(&spec, s));
+    return n >= 2;
+}
+
+static void check_form(const Form *form, const Schedule *s, StageCost c)
+{
+    Simulation sim;
+    const int p = s->ranks, m = s->microbatches;
+    const bool regular = !form->equal_costs || (c.f == c.i && c.i == c.w);
+    const double want = regular ? form->bubble(p, m, c) : -1;
+    OK(simulate(s, &(SimulateCosts){ .each = c }, &sim));
+    CHECK_CLOSE(sim.ideal, m * s->unit_div * s->chunks * (c.f + c.i + c.w), 1e-12, "%s p=%d m=%d", form->name, p,
+                m);
+    CHECK(sim.bubble >= sim.span_bubble - 1e-9 && sim.span_bubble >= -1e-9);
+    if (want >= 0)
+        CHECK_CLOSE(sim.bubble, want, 1e-12, "%s p=%d m=%d v=%d g=%d, costs %g %g %g", form->name, p, m, s->chunks,
+                    s->group, c.f, c.i, c.w);
+    if (want >= 0 && (form->bubble == h2)) CHECK(sim.span_bubble == 0);
+    for (int r = 0; r < p; r++) {
+        const int peak = form->peak(p, m, s->chunks, s->group, r);
+        if (peak)
+            CHECK_MSG(simulate_peak(s, r, false) == peak, "%s p=%d m=%d v=%d g=%d rank %d: %d, not %d", form->name,
+                      p, m, s->chunks, s->group, r, simulate_peak(s, r, false), peak);
+    }
+    simulation_free(&sim, s);
+}
+
+/* Each of these programs has also been run to its end with blocking groups. */
+TEST(closed_forms)
+{
+    uint64_t seed = 19;
+    int shapes = 0;
+    for (int i = 0; i < 2200; i++) {
+        const Form *form = &forms[i % FORMS];
+        Schedule s;
+        if (!make_random(&seed, form, &s)) continue;
+        check_form(form, &s, (StageCost){ 1, 1, 1 });
+        check_form(form, &s, (StageCost){ 4, 5, 3 });
+        OK(check_rendezvous(&s));
+        schedule_free(&s);
+        shapes++;
+    }
+    CHECK(shapes == 2200);
+}
+
+/* The published memory of the V schedules, in micro-batches of a whole rank. */
+TEST(v_memory)
+{
+    for (int p = 2; p <= 16; p++)
+        for (int half = 0; half < 2; half++) {
+            Schedule s;
+            int most = 0;
+            OK(schedule_make(&(ScheduleSpec){ half ? "v-half" : "v-min", p, 3 * p }, &s));
+            for (int r = 0; r < p; r++) {
+                const int peak = simulate_peak(&s, r, false);
+                if (peak > most) most = peak;
+            }
+            const int want = half ? 2 * ((p + 2) / 2) : 2 * ((p + 4) / 3);
+            CHECK_MSG(most == want, "%s p=%d: %d, not %d", s.name, p, most, want);
+            schedule_free(&s);
+        }
+}
+
+/* ---- weight versions ---- */
+
+TEST(weight_versions)
+{
+    static const char *const names[] = { "pipedream", "pipedream-vertical", "2bw" };
+    for (int kind = 0; kind < 3; kind++)
+        for (int p = 1; p <= 8; p++) {
+            Schedule s;
+            Simulation sim;
+            const int m = kind == 2 ? p : 3 * p, batches = kind == 2 ? 4 : 1;
+            OK(schedule_make(&(ScheduleSpec){ names[kind], p, m }, &s));
+            OK(simulate(&s, &unit_costs, &sim));
+            CHECK(sim.makespan == 3 * (m * batches + p - 1));
+            for (int r = 0; r < p; r++) {
+                const int want = kind == 0 ? p - r : kind == 1 ? p : 2;
+                CHECK_MSG(simulate_weight_copies(&s, r) == want, "%s p=%d rank %d: %d", s.name, p, r,
+                          simulate_weight_copies(&s, r));
+            }
+            simulation_free(&sim, &s);
+            schedule_free(&s);
+        }
+}
+
+/* ---- forward only ---- */
+
+TEST(forward_only)
+{
+    for (int i = 0; schedule_name(i); i++)
+        for (int p = 1; p <= 6; p++)
+            for (int m = 1; m <= 7; m += 2) {
+                Schedule s;
+                Simulation sim;
+                OK(schedule_forward(&(ScheduleSpec){ schedule_name(i), p, m }, &s));
+                OK(simulate(&s, &unit_costs, &sim));
+                CHECK(sim.ideal == m * s.chunks);
+                if (s.chunks == 1) CHECK(sim.makespan == m + p - 1);
+                CHECK(sim.makespan >= m * s.chunks);
+                CHECK(simulate_peak(&s, 0, false) == m * s.chunks); /* nothing gives back: its user does */
+                for (int r = 0; r < p; r++)
+                    for (int k = 0; k < s.rank[r].count; k++) {
+                        const ActionKind kind = s.rank[r].action[k].kind;
+                        CHECK(kind == ACT_F || action_is_message(kind));
+                    }
+                simulation_free(&sim, &s);
+                schedule_free(&s);
+            }
+}
+
+/* ---- shapes ---- */
+
+TEST(illegal_shapes)
+{
+    static const struct {
+        ScheduleSpec spec;
+        const char *message, *hint;
+    } cases[] = {
+        { { "dualpipe", 4, 7 }, "an even number of micro-batches", "4 ranks, 8 micro-batches" },
+        { { "dualpipe", 3, 8 }, "an even number of ranks", "4 ranks, 8 micro-batches" },
+        { { "dualpipev", 4, 6 }, "at least twice as many micro-batches as ranks", "4 ranks, 8 micro-batches" },
+        { { "interleaved", 5, 7, .group = 5 }, "a last group that is full", "5 ranks, 5 micro-batches" },
+        { { "interleaved", 4, 8, .group = 3 }, "groups of at least as many", "4 ranks, 8 micro-batches, groups of 4" },
+        { { "interleaved", 4, 8, .chunks = 1 }, "2 chunks a rank or more", "" },
+        { { "zb-h1-int", 4, 6 }, "a multiple of the number of ranks", "4 ranks, 8 micro-batches" },
+        { { "chimera", 4, 6 }, "a multiple of the number of ranks", "4 ranks, 8 micro-batches" },
+        { { "chimera-fdouble", 4, 4 }, "twice the number of ranks", "4 ranks, 8 micro-batches" },
+        { { "hanayo", 4, 5 }, "a multiple of the number of ranks", "4 ranks, 4 micro-batches" },
+        { { "2bw", 8, 6 }, "at least as many micro-batches as ranks, less one", "8 ranks, 7 micro-batches" },
+        { { "1f1b", 4, 8, .chunks = 2 }, "has 1 chunk a rank, not 2", "" },
+        { { "zb-h1+split", 4, 8 }, "backwards are split already", "" },
+        { { "1f2b", 4, 8 }, "unknown schedule '1f2b'", "zb-h1" },
+        { { NULL, 4, 8 }, "unknown schedule ''", "zb-h1" },
+        { { "1f1b", 0, 8 }, "ranks of a pipeline must be 1 to", "" },
+        { { "1f1b", 4, 0 }, "micro-batches must be 1 to", "" },
+        { { "1f1b", 4, -3 }, "micro-batches must be 1 to", "" },
+        { { "bfs", 4, 4, .chunks = 1 << 20 }, "chunks of a rank must be 1 to", "" },
+        { { "bfs", 1, 1 << 24, .chunks = 1 << 10 }, "visits", "" },
+        { { "hanayo", 4, 4, .waves = -1 }, "waves must be 1 to", "" },
+        { { "gpipe", 4, 8, .cap = 7 }, "holds 8 units on rank 0, more than the cap of 7", "" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Schedule s;
+        FAILS(schedule_make(&cases[i].spec, &s), ERR_CONFIG, cases[i].message);
+        CHECK_MSG(strstr(err_hint_text(), cases[i].hint), "case %zu: %s", i, err_hint_text());
+        schedule_free(&s);
+    }
+}
+
+TEST(large)
+{
+    static const char *const names[] = { "1f1b", "interleaved", "bfs", "zb-v", "v-half", "chimera", "hanayo" };
+    for (int i = 0; i < 7; i++) {
+        Schedule s;
+        Simulation sim;
+        OK(schedule_make(&(ScheduleSpec){ names[i], 64, 512 }, &s));
+        OK(simulate(&s, &unit_costs, &sim));
+        CHECK(sim.ideal == 3 * 512 * s.chunks);
+        simulation_free(&sim, &s);
+        schedule_free(&s);
+    }
+}
+
+/* Slots of one rank's parts together are no less than the rank ever holds, and no more than its list has. */
+TEST(in_flight)
+{
+    Schedule s;
+    OK(schedule_make(&(ScheduleSpec){ "chimera", 4, 8 }, &s));
+    for (int r = 0; r < 4; r++) {
+        int sum = 0;
+        for (int replica = 0; replica < 2; replica++) {
+            const int stage = schedule_stage_at(&s, r, replica, 0);
+            CHECK(schedule_rank_of(&s, replica, stage) == r && schedule_chunk_of(&s, stage) == 0);
+            sum += schedule_in_flight(&s, replica, stage, false);
+        }
+        CHECK(sum >= simulate_peak(&s, r, false) && sum <= 8);
+    }
+    CHECK(schedule_in_flight(&s, 0, 3, false) == 1); /* the last stage of a direction */
+    schedule_free(&s);
+    OK(schedule_make(&(ScheduleSpec){ "zb-h1", 4, 8 }, &s));
+    CHECK(schedule_in_flight(&s, 0, 3, false) == 4 && schedule_in_flight(&s, 0, 3, true) == 1);
+    schedule_free(&s);
 }
 
 TEST_MAIN

@@ -1,12 +1,6 @@
 /* Commands that have their name and place but no body yet. */
 #include "cli/command.h"
 
-const Command command_simulate = {
-    .name = "simulate",
-    .summary = "run a pipeline schedule on paper",
-    .rest = "...",
-};
-
 const Command command_convert = {
     .name = "convert",
     .summary = "Hugging Face models in and out",

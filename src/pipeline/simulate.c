@@ -130,7 +130,7 @@ static Err stuck(const Run *r, int rank)
     for (int h = 0; h < halves; h++)
         if (!arrived(r, &a[h], &start, &n)) break;
     return err_set(
-        ERR_CONFIG,
+        ERR_INTERNAL,
         "cycle: rank %d waits for ever with %s of unit %d at stage %d for %s of unit %d at stage %d", rank,
         action_name(a->kind), a->microbatch, a->stage, n.kind == OUT_F ? "F" : "I", n.unit, n.stage);
 }
