@@ -4,6 +4,7 @@
  */
 #include "ranks.h"
 
+#include "comm/gloo.h"
 #include "comm/judge.h"
 #include "comm/watch.h"
 
@@ -13,7 +14,7 @@
 
 static Ranks ranks;
 
-typedef enum { WORK, NO_WATCH, LOOP, LEAVE, REPORT_ALL, DIE_IN_A_CALL, FINISH, FINISH_LATE } Act;
+typedef enum { WORK, NO_WATCH, LOOP, CHAIN, LEAVE, REPORT_ALL, DIE_IN_A_CALL, FINISH, FINISH_LATE } Act;
 
 typedef struct {
     int size, port, actor; /* the rank that does what `act` says; -1: all */
@@ -62,6 +63,54 @@ static void work(Watch *w, int steps)
     }
 }
 
+static Err set_in_store(void *user, const char *key, const void *bytes, int64_t n)
+{
+    return store_set(user, key, bytes, (size_t)n);
+}
+
+static Err get_from_store(void *user, const char *key, void *bytes, int64_t cap, int64_t *n, double timeout_s)
+{
+    size_t size;
+    TRY(store_get(user, key, bytes, (size_t)cap, &size, timeout_s));
+    *n = (int64_t)size;
+    return ERR_OK;
+}
+
+/* A pipeline, over Gloo: each waits for what the next rank sends; the actor, the last, hangs or is ended. */
+static int chain(int rank, const Plan *p, Store *s, Watch *w)
+{
+    static const int members[] = { 0, 1, 2, 3 };
+    GlooOptions o = { .rank = rank, .size = p->size, .address = "127.0.0.1", .timeout_s = 20,
+                      .store = { s, set_in_store, get_from_store } };
+    GlooWorld *world;
+    Device device;
+    Comm pp;
+    Event done;
+    uint8_t x[100];
+    Verdict v;
+    if (gloo_world_open(o, &world) || comm_open_gloo(world, &pp, "pp", members, p->size) ||
+        device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }))
+        return 1;
+    watch_join(w, 9, "pp");
+    comm_watch(&pp, w, 9);
+    event_init(&done);
+    for (int i = 0; i < 8; i++) { /* ranks in the middle issue two, those at the ends one */
+        const CommMessage up = { .send = true, .peer = rank + 1, .data = x, .bytes = 10 };
+        const CommMessage down = { .send = false, .peer = rank - 1, .data = x, .bytes = 10 };
+        if (rank < p->size - 1 && comm_exchange(&pp, &device.stream, &up, 1, NULL)) return 1;
+        if (rank && comm_exchange(&pp, &device.stream, &down, 1, NULL)) return 1;
+    }
+    fprintf(out, "%.6f|ready|%d\n", test_now(), rank);
+    const CommMessage last = { .peer = rank + 1, .data = x, .bytes = sizeof x,
+                               .what = { MESSAGE_GRADIENT, (uint16_t)rank, 5 } };
+    if (rank == p->actor) usleep(20000000);
+    Err err = comm_exchange(&pp, &device.stream, &last, 1, &done);
+    if (!err) err = comm_sum_i64(&pp, &device.stream, (int64_t[]){ 1 }, 1, NULL); /* behind it, also of the actor */
+    watch_report(w, err, err_message(), &v);
+    usleep(2000000); /* on_verdict ends the process */
+    return 1;
+}
+
 static int run_rank(int rank, void *arg)
 {
     const Plan *p = arg;
@@ -83,6 +132,7 @@ static int run_rank(int rank, void *arg)
         usleep(20000);
         watch_completed(w, 7, (uint64_t)i + 1);
     }
+    if (p->act == CHAIN) return chain(rank, p, s, w);
     fprintf(out, "%.6f|ready|%d\n", test_now(), rank);
     if (acts && p->act == LOOP) { /* outside of communication, while the others wait for it */
         for (volatile double x = 0;; x = x + 1) usleep(1000);
@@ -281,6 +331,28 @@ TEST(hung)
     }
 }
 
+/* Ranks 0, 1, 2 wait in a receive, each for the next; rank 3 is hung, killed or stopped. Nobody else is blamed. */
+TEST(end_of_a_chain_of_receives)
+{
+    static const char *const ends[] = { "hung", "killed", "frozen" };
+    static const char *const text[] = { "rank 2 waits on 'pp' for it to send: gradient of micro-batch 5 for stage 2",
+                                        "in step", "no sign of life" };
+    for (int i = 0; i < 3; i++) {
+        Plan p = { .size = 4, .actor = 3, .act = CHAIN, .freeze_s = i == 2 ? FREEZE_S : 10,
+                   .stall_s = i ? 0 : STALL_S };
+        start(&p);
+        CHECK(ranks_listen(&ranks, 15, all_ready));
+        double t0 = test_now();
+        if (i) kill(ranks.rank[3].pid, i == 1 ? SIGKILL : SIGSTOP);
+        if (i == 2) ranks_listen(&ranks, FREEZE_S + 3, one_is_left);
+        else finish(5);
+        const double limit = i == 0 ? STALL_S + 1 : i == 1 ? KILL_LIMIT_S : FREEZE_S + 1;
+        for (int r = 0; r < 3; r++) heard(r, ends[i], 3, i ? 7 : 8, text[i], t0, limit);
+        if (i == 2) kill(ranks.rank[3].pid, SIGCONT);
+        if (i == 2) finish(5);
+    }
+}
+
 /* ---- a rank leaves ---- */
 
 TEST(left_with_an_error)
@@ -408,6 +480,52 @@ TEST(the_culprit_of_a_hang_is_waited_for)
     Calls outside[] = { { { 5, 99, 0 }, { 4, 0, 0 } }, { { 99, 3, 0 }, { 0, 3, 0 } }, { { 5, 99, 0 }, { 4, 0, 0 } } };
     v = hang_of(3, outside);
     CHECK_MSG(v.rank == 1, "%s", v.text);
+}
+
+/* Who is in an exchange: rank r waits for waits_for[r] (-1: it is outside all calls), in the direction taken[r]. */
+static Verdict exchange_hang_of(int size, const int *waits_for, const bool *taken, const uint64_t *exchanges)
+{
+    Verdict v = { .rank = -1 };
+    Judge *j = judge_of(size, 0);
+    bool given = false;
+    for (double now = 0.5; now < 60 && !given; now += 0.5) {
+        for (int r = 0; r < size; r++) {
+            const bool waits = waits_for[r] >= 0;
+            struct {
+                WatchBeat head;
+                WatchComm comm;
+            } b = { .head = { .phase = PHASE_STEP, .step = 5, .comms = 1, .beat_s = 0.5, .freeze_s = 15, .stall_s = 30 },
+                    .comm = { .id = 9, .name = "pp", .issued = 4, .completed = 4,
+                              .exchanges_issued = exchanges[r] + waits, .exchanges_completed = exchanges[r],
+                              .waits_for = waits ? waits_for[r] : WATCH_NOBODY,
+                              .waits_in = waits && taken[r] ? WAITS_IN_SEND : WAITS_IN_RECEIVE,
+                              .waits_what = { MESSAGE_ACTIVATION, (uint16_t)r, 7 } } };
+            CHECK(judge_beat(j, now, r, &b, sizeof b));
+        }
+        given = judge_tick(j, now, &v);
+    }
+    CHECK(given && v.what == WATCH_HUNG);
+    judge_close(j);
+    return v;
+}
+
+TEST(waits_in_exchanges_are_followed)
+{
+    const bool receive[5] = { false };
+    /* the ends of a pipeline have issued the fewest exchanges, and wait; rank 2 computes for ever */
+    Verdict v = exchange_hang_of(5, (int[]){ 1, 2, -1, 2, 3 }, receive, (uint64_t[]){ 3, 7, 8, 7, 2 });
+    CHECK_MSG(v.rank == 2 && strstr(v.text, "rank 1 waits on 'pp' for it to send: activation of micro-batch 7 for stage 1"),
+              "%s", v.text);
+    /* a message that is not taken */
+    v = exchange_hang_of(3, (int[]){ 1, 2, -1 }, (bool[]){ true, true, false }, (uint64_t[]){ 9, 9, 1 });
+    CHECK_MSG(v.rank == 2 && strstr(v.text, "rank 1 waits on 'pp' for it to take: activation"), "%s", v.text);
+    /* a circle, with a rank that waits for one of it */
+    v = exchange_hang_of(4, (int[]){ 2, 2, 3, 1 }, receive, (uint64_t[]){ 1, 5, 5, 5 });
+    CHECK_MSG(v.rank == 1 && strstr(v.text, "rank 3 waits on 'pp' for it to send") && strstr(v.text, "in a circle"), "%s",
+              v.text);
+    /* all wait but rank 0, for which nobody does */
+    v = exchange_hang_of(3, (int[]){ -1, 2, 1 }, receive, (uint64_t[]){ 9, 5, 5 });
+    CHECK_MSG(v.rank == 1 && strstr(v.text, "in a circle"), "%s", v.text);
 }
 
 /* A slow rank keeps the others waiting, but gets on: no hang. */

@@ -119,6 +119,13 @@ static int64_t payload(const Comm *c, const CommRequest *r)
     return 2 * bytes * others / c->size;
 }
 
+void comm_tell_completed(const CommRequest *r)
+{
+    if (r->carrier) return;
+    if (r->kind == COMM_EXCHANGE) watch_exchange_completed(r->watch, r->watch_id);
+    else watch_completed(r->watch, r->watch_id, r->sequence + 1);
+}
+
 static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
 {
     const bool exchange = r.kind == COMM_EXCHANGE;
@@ -128,8 +135,10 @@ static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
     r.check = c->check;
     r.watch = c->watch;
     r.watch_id = c->watch_id;
-    if (exchange) watch_exchange_issued(r.watch, r.watch_id);
-    else watch_issued(r.watch, r.watch_id, r.sequence + 1); /* the watch counts from 1 */
+    r.carrier = c->carrier;
+    if (!r.carrier && exchange) watch_exchange_issued(r.watch, r.watch_id);
+    if (!r.carrier && !exchange)
+        watch_issued(r.watch, r.watch_id, r.sequence + 1); /* the watch counts from 1 */
     int64_t sent = payload(c, &r);
     c->calls[r.kind]++;
     c->bytes[r.kind] += sent;

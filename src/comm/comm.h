@@ -60,6 +60,7 @@ typedef struct {
     bool check;     /* compare this call with the peers' before running it */
     Watch *watch;   /* as Comm's */
     uint32_t watch_id;
+    bool carrier;
     int message_count; /* of an exchange, whose count is the bytes that it sends */
     CommMessage messages[COMM_MESSAGES_MAX];
 } CommRequest;
@@ -81,6 +82,8 @@ struct Comm {
     bool check;
     Watch *watch; /* hears of every call; may be NULL */
     uint32_t watch_id;
+    bool
+        carrier; /* carries the calls of another communicator, which counts them: the watch hears of waits alone */
     /* payload this rank sends, by the minimal algorithm: of each kind, and together */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
     Event own;     /* for calls without an event */
@@ -138,6 +141,9 @@ typedef struct {
     uint64_t sequence;
     int64_t count, elem_bytes, kind;
 } CommCall;
+
+/* To the request's watch. */
+void comm_tell_completed(const CommRequest *r);
 
 CommCall comm_call(const CommRequest *r);
 /* Do all ranks' calls agree? If not, says where the first difference is. */

@@ -124,8 +124,7 @@ void work(Group *g) noexcept
         Err err = run(g, r, message, sizeof message);
         if (g->world->delay_ms) std::this_thread::sleep_for(Milliseconds(g->world->delay_ms));
         trace_end();
-        if (!err && r.kind == COMM_EXCHANGE) watch_exchange_completed(r.watch, r.watch_id);
-        else if (!err) watch_completed(r.watch, r.watch_id, r.sequence + 1);
+        if (!err) comm_tell_completed(&r);
         event_complete(r.done, err, message);
         std::lock_guard<std::mutex> guard(g->lock);
         g->head++;

@@ -2,7 +2,7 @@
  * What a request over Gloo does, on its group's thread; see gloo.h and docs/comm.md. Of Gloo only the TCP transport is
  * used: "unbound buffers", whose sends and receives between two ranks meet by a 64-bit slot, in order within a slot.
  *
- *   a reduction   [compare calls] | blocks of the peers' contributions to my slice arrive in scratch | sum | send it to all
+ *   a reduction   [compare calls] | blocks of the peers' parts of my slice arrive in scratch | sum | send to all
  *   an exchange   all messages begin at once | [compare those that arrive] | wait for all
  */
 #include <algorithm>
@@ -279,7 +279,7 @@ struct Exchange {
         else lane.buffer->recv(g->members[m.peer], slot, (size_t)m.data, (size_t)m.bytes);
     }
 
-    /* Gloo's wait does not say whose note it is that came, and another may be half there: that is what seals are for. */
+    /* Gloo's wait does not say whose note came, and another may be half there: that is what seals are for. */
     bool compare_arrived(uint64_t &compared)
     {
         bool all = true;

@@ -4,8 +4,9 @@
  * what arrives first is luck.
  *
  * In a hang everybody stops within milliseconds, so who stopped first says nothing. What says something is who
- * waits for whom: rank a waits for rank b if a has an open call on a communicator of both that b has not issued, or in
- * which b owes it a message.
+ * waits for whom: rank a waits for rank b if a has an open collective on a communicator of both that b has not issued,
+ * or if b owes it a message in the call that runs. In an exchange nothing else counts: each rank issues as many as it
+ * has neighbours to talk to, so that a low number says nothing.
  * The culprit is waited for and waits for nobody.
  */
 #include "comm/judge.h"
@@ -232,15 +233,28 @@ typedef struct {
     WatchComm waiting, lagging;
 } Wait;
 
-/* Does rank a wait for rank b: for its message, or for a call that it has not issued? strict: in the oldest open call;
- * else in any. */
+static bool is_open(const WatchComm *c)
+{
+    return c->issued > c->completed || c->exchanges_issued > c->exchanges_completed;
+}
+
+/* Does the rank of `x` wait for that of `y`, on their communicator: for its message, or for a collective that it has
+ * not issued? strict: in the call that runs; else in any. */
+static bool waits_on(const WatchComm *x, const WatchComm *y, int rank_y, bool strict)
+{
+    if (!is_open(x)) return false;
+    if (x->waits_for == rank_y) return true;
+    const bool exchange = x->waits_for != WATCH_NOBODY && x->waits_in != WAITS_IN_COLLECTIVE;
+    if (x->issued <= x->completed || (strict && exchange)) return false;
+    return strict ? y->issued <= x->completed : y->issued < x->issued;
+}
+
 static bool waits_for(const Judge *j, int a, int b, bool strict, Wait *out)
 {
     const Subject *s = &j->ranks[a];
     for (uint32_t i = 0; i < s->beat.comms && a != b && !s->left; i++) {
         const WatchComm *x = &s->comm[i], *y = comm_of(&j->ranks[b], x->id);
-        if (!y || x->issued <= x->completed) continue;
-        if (x->waits_for != b && (strict ? y->issued > x->completed : y->issued >= x->issued)) continue;
+        if (!y || !waits_on(x, y, b, strict)) continue;
         *out = (Wait){ .waiter = a, .culprit = b, .waiting = *x, .lagging = *y };
         return true;
     }
@@ -266,10 +280,33 @@ static bool find_end_of_waiting(const Judge *j, bool strict, Wait *out)
     return false;
 }
 
+/* The first that rank a waits for; -1: nobody. */
+static int waited_for(const Judge *j, int a, Wait *out)
+{
+    for (int b = 0; b < j->size; b++)
+        if (waits_for(j, a, b, true, out)) return b;
+    return -1;
+}
+
+/* Where whoever is waited for waits, too, the way from any of them leads into a circle. *out: the wait for the lowest
+ * rank of it. */
+static bool find_circle(const Judge *j, Wait *out)
+{
+    Wait w;
+    int at = 0;
+    while (at < j->size && waited_for(j, at, &w) < 0) at++;
+    for (int step = 0; step < 2 * j->size && at < j->size; step++) { /* as many lead in, as many go round */
+        at = waited_for(j, at, &w);
+        if (at < 0) return false;
+        if (step == j->size || (step > j->size && at < out->culprit)) *out = w;
+    }
+    return at < j->size;
+}
+
 static bool is_in_a_call(const Subject *s)
 {
     for (uint32_t i = 0; i < s->beat.comms; i++)
-        if (s->comm[i].issued > s->comm[i].completed) return true;
+        if (is_open(&s->comm[i])) return true;
     return false;
 }
 
@@ -287,26 +324,38 @@ static int first_to_stop(const Judge *j)
     return best;
 }
 
+static void wait_text(const Wait *w, char *out, size_t size)
+{
+    const WatchComm *x = &w->waiting;
+    char what[64];
+    if (x->waits_for == w->culprit && x->waits_in != WAITS_IN_COLLECTIVE) {
+        message_text(x->waits_what, what, sizeof what);
+        snprintf(out, size, "rank %d waits on '%s' for it to %s: %s", w->waiter, x->name,
+                 x->waits_in == WAITS_IN_SEND ? "take" : "send", what);
+    } else if (w->lagging.issued > x->completed)
+        snprintf(out, size, "rank %d waits for it in call %llu on '%s'", w->waiter,
+                 (unsigned long long)x->completed + 1, x->name);
+    else
+        snprintf(out, size, "it has issued %llu calls on '%s' and rank %d waits there in call %llu",
+                 (unsigned long long)w->lagging.issued, x->name, w->waiter,
+                 (unsigned long long)x->completed + 1);
+}
+
 static void accuse_of_hang(Judge *j, double now, double limit)
 {
-    char who[160], place[80], text[WATCH_TEXT_BYTES];
-    Wait w;
-    bool found = find_end_of_waiting(j, true, &w) || find_end_of_waiting(j, false, &w);
+    char who[160], place[80], wait[160] = "", text[WATCH_TEXT_BYTES];
+    Wait w = { 0 };
+    const bool end = find_end_of_waiting(j, true, &w), circle = !end && find_circle(j, &w);
+    const bool found = end || circle || find_end_of_waiting(j, false, &w);
     int rank = found ? w.culprit : first_to_stop(j);
     if (rank < 0) return;
     const Subject *s = &j->ranks[rank];
     who_text(j, rank, who, sizeof who);
     place_text(s, place, sizeof place);
-    int n = snprintf(text, sizeof text, "no rank got on for %.4g s; the first to look at is %s, %s", limit,
-                     who, place);
-    if (found && w.lagging.issued > w.waiting.completed)
-        n += snprintf(text + n, sizeof text - (size_t)n, ": rank %d waits for it in call %llu on '%s'",
-                      w.waiter, (unsigned long long)w.waiting.completed + 1, w.waiting.name);
-    else if (found)
-        n += snprintf(text + n, sizeof text - (size_t)n,
-                      ": it has issued %llu calls on '%s' and rank %d waits there in call %llu",
-                      (unsigned long long)w.lagging.issued, w.lagging.name, w.waiter,
-                      (unsigned long long)w.waiting.completed + 1);
+    if (found) wait_text(&w, wait, sizeof wait);
+    int n = snprintf(text, sizeof text, "no rank got on for %.4g s; the first to look at is %s, %s%s%s%s",
+                     limit, who, place, found ? ": " : "", wait,
+                     circle ? "; it waits in turn: the ranks wait for each other in a circle" : "");
     if (s->left)
         snprintf(text + n, sizeof text - (size_t)n, "; it has left with exit status %d", s->exit_code);
     accuse(j, now, rank, WATCH_HUNG, err_exit_code(ERR_HANG), text);
