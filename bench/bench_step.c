@@ -12,7 +12,7 @@
 
 #include "base/rng.h"
 #include "base/trace.h"
-#include "train/trainer.h"
+#include "engine/trainer.h"
 
 enum { VOCAB = 50257, PADDED = 50304, SHORTEST_LEAF = 128, STEPS_MAX = 256 };
 

@@ -77,6 +77,8 @@ typedef struct {
     SetupArena setup;
     ParamRegistry reg;
     ParamStore store;
+    GradStats stats;
+    ParamSet params;
     Device dev;
     void *memory;
     CommHub *hub; /* NULL: one rank */
@@ -120,15 +122,19 @@ static inline Err rank_open(Rank *r)
     r->memory = aligned_alloc(ARENA_ALIGN, bytes);
     memset(r->memory, j->poison ? 0xFF : 0, bytes);
     arena_init(&state, "state", r->memory, (int64_t)bytes);
-    return param_store_init(&r->store, &r->reg, &state, F32,
-                            j->kind.weights_only ? GRADS_NONE : GRADS_I64);
+    TRY(grad_stats_init(&r->stats, r->reg.count, !j->kind.weights_only, &state));
+    TRY(param_store_init(&r->store, &r->reg, &r->stats, &state, F32,
+                         j->kind.weights_only ? GRADS_NONE : GRADS_I64));
+    r->store.group = &r->world.dp;
+    r->params = param_set_single(&r->store, &r->stats);
+    return ERR_OK;
 }
 
 static inline void rank_fill(Rank *r, int64_t step)
 {
     for (int i = 0; i < r->reg.count; i++) {
         const Param *p = &r->reg.items[i];
-        ((int32_t *)r->store.shift.data)[i] = 20 + i + (int32_t)step;
+        ((int32_t *)r->stats.shift.data)[i] = 20 + i + (int32_t)step;
         for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++) {
             float *base;
             ParamSlice x = held(r, i, flat_of(r, s), &base);
@@ -155,7 +161,7 @@ static inline int64_t rank_wrong(Rank *r, int64_t step)
                 wrong += !(base[e] == want) + covered[base + e - (float *)flat.data]++;
             }
             if (!s && !r->job->load_weights_only)
-                wrong += ((int32_t *)r->store.shift.data)[i] != 20 + i + step;
+                wrong += ((int32_t *)r->stats.shift.data)[i] != 20 + i + step;
         }
         for (int64_t i = 0; i < tensor_count(flat); i++) wrong += !covered[i] && !(((float *)flat.data)[i] == 0);
         free(covered);
@@ -185,7 +191,7 @@ static inline Err rank_save(Rank *r)
     Job *j = r->job;
     Ckpt c;
     TRY(rank_open(r));
-    TRY(ckpt_open(&c, (CkptOptions){ j->run_dir, &r->store, &r->world, &r->dev.stream, j->keep, 1000 },
+    TRY(ckpt_open(&c, (CkptOptions){ j->run_dir, &r->params, &r->world, &r->dev.stream, j->keep, 1000 },
                   &r->setup));
     setup_freeze(&r->setup); /* saving allocates nothing */
     for (int64_t step = j->step; step < j->step + (j->saves ? j->saves : 1); step++) {
@@ -209,7 +215,7 @@ static inline Err rank_save_async(Rank *r)
     if (r->hub) TRY(comm_open_threads(r->hub, &comm, "save", r->rank, members, grid_size(j->grid)));
     else comm_open_self(&comm, "save");
     Err err = ckpt_open(&c,
-                        (CkptOptions){ j->run_dir, &r->store, &r->world, &r->dev.stream, j->keep, 1000, true, &comm },
+                        (CkptOptions){ j->run_dir, &r->params, &r->world, &r->dev.stream, j->keep, 1000, true, &comm },
                         &r->setup);
     setup_freeze(&r->setup);
     for (int64_t step = j->step; !err && step < j->step + (j->saves ? j->saves : 1); step++) {
@@ -241,7 +247,7 @@ static inline Err rank_load(Rank *r)
     bool damaged;
     CkptMeta meta;
     TRY(rank_open(r));
-    CkptLoad l = { j->path, &r->store, &r->world, &r->dev.stream, j->load_weights_only };
+    CkptLoad l = { j->path, &r->params, &r->world, &r->dev.stream, j->load_weights_only };
     TRY(tell_loading(r, true));
     Err err = ckpt_load(&l, &r->setup, &meta, &damaged);
     TRY(tell_loading(r, false));
@@ -263,7 +269,7 @@ static inline Err rank_load_save(Rank *r)
     Ckpt c;
     CkptMeta meta = meta_of(r->job->step);
     TRY(rank_load(r));
-    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, 0, 1000 }, &r->setup));
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->params, &r->world, &r->dev.stream, 0, 1000 }, &r->setup));
     return ckpt_save(&c, &meta);
 }
 

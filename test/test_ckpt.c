@@ -186,8 +186,8 @@ static Err rank_count(Rank *r)
 {
     Ckpt c;
     TRY(rank_open(r));
-    TRY(ckpt_snapshot_bytes(&r->store, &r->world, &snapshot_bytes[r->rank]));
-    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, 0, 1000 }, &r->setup));
+    TRY(ckpt_snapshot_bytes(&r->params, &r->world, &snapshot_bytes[r->rank]));
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->params, &r->world, &r->dev.stream, 0, 1000 }, &r->setup));
     const int64_t bytes = c.file_bytes[r->rank];
     shard_bytes[r->rank] = bytes ? bytes - 8 - c.header_bytes[r->rank] : 0;
     return ERR_OK;
@@ -470,7 +470,7 @@ static Err rank_save_larger(Rank *r)
     Ckpt c;
     CkptMeta meta = meta_of(1);
     TRY(rank_open(r));
-    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, 2, 1000 }, &r->setup));
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->params, &r->world, &r->dev.stream, 2, 1000 }, &r->setup));
     rank_fill(r, 1);
     TRY(ckpt_save(&c, &meta));
     manifest_max_bytes = 1000;

@@ -26,7 +26,7 @@ static Err rank_save_noted(Rank *r)
 {
     Ckpt c;
     TRY(rank_open(r));
-    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->store, &r->world, &r->dev.stream, r->job->keep, 1000 },
+    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->params, &r->world, &r->dev.stream, r->job->keep, 1000 },
                   &r->setup));
     for (int i = 0; steps_to_save[i]; i++) {
         CkptMeta meta = meta_of(steps_to_save[i]);

@@ -91,7 +91,7 @@ TEST(rows_as_megatron_makes_them)
             s.micro_batch = SAMPLES;
             open_rig(&r, &s);
             r.t.source = (TokenSource){ NULL, joined };
-            Batch *b = &r.t.executor.slots[0].batch;
+            Batch *b = &r.t.executor.stages[0].slots[0].batch;
             b->span = spans[k];
             OK(r.t.executor.hooks.batch(&r.t, 0, b));
             for (int i = 0; i < SAMPLES; i++) {

@@ -11,7 +11,7 @@
 #include "base/json.h"
 #include "base/rng.h"
 #include "test.h"
-#include "train/trainer.h"
+#include "engine/trainer.h"
 
 /* ---- golden values ---- */
 
@@ -157,9 +157,9 @@ static bool plain_index(const Param *p, int64_t r, int64_t c, int64_t *plain)
 static void set_formula_weights(Trainer *t)
 {
     int64_t at;
-    for (int i = 0; i < t->registry.count; i++) {
-        const Param *p = &t->registry.items[i];
-        float *w = param_view(p, t->params.value).data;
+    for (int i = 0; i < t->stores[0].reg->count; i++) {
+        const Param *p = &t->stores[0].reg->items[i];
+        float *w = param_view(p, t->stores[0].value).data;
         for (int64_t k = 0; k < p->count; k++)
             w[k] = plain_index(p, k / p->local[1], k % p->local[1], &at) ? weight_at(p, at) : 0;
     }
@@ -173,11 +173,11 @@ static double accumulator(Tensor g, int64_t k, int shift)
 /* All weights or all gradients in plain order, one after the other. */
 static void to_plain(const Trainer *t, bool gradients, double *out)
 {
-    const int32_t *shift = t->params.shift.data;
+    const int32_t *shift = t->stats.shift.data;
     int64_t at;
-    for (int i = 0; i < t->registry.count; i++) {
-        const Param *p = &t->registry.items[i];
-        Tensor view = gradients ? param_store_grad(&t->params, i) : param_view(p, t->params.value);
+    for (int i = 0; i < t->stores[0].reg->count; i++) {
+        const Param *p = &t->stores[0].reg->items[i];
+        Tensor view = gradients ? param_store_grad(&t->stores[0], i) : param_view(p, t->stores[0].value);
         for (int64_t k = 0; k < p->count; k++) {
             double x = accumulator(view, k, shift[i]);
             if (plain_index(p, k / p->local[1], k % p->local[1], &at)) out[at] = x;
@@ -198,11 +198,11 @@ typedef struct {
     int updates;
 } Run;
 
-static Err capture_update(void *user)
+static Err capture_update(void *user, int replica)
 {
     Run *r = user;
     if (r->grad && r->updates++ == 0) to_plain(&r->t, true, r->grad);
-    return r->real.update(r->real.user);
+    return r->real.update(r->real.user, replica);
 }
 
 static Err forward_hook_batch(void *user, int microbatch, Batch *batch)
@@ -211,10 +211,16 @@ static Err forward_hook_batch(void *user, int microbatch, Batch *batch)
     return r->real.batch(r->real.user, microbatch, batch);
 }
 
-static Err forward_hook_reduce(void *user)
+static Err forward_hook_tied(void *user)
 {
     Run *r = user;
-    return r->real.reduce(r->real.user);
+    return r->real.tied(r->real.user);
+}
+
+static Err forward_hook_reduce(void *user, int replica)
+{
+    Run *r = user;
+    return r->real.reduce(r->real.user, replica);
 }
 
 static Err forward_hook_norm(void *user)
@@ -230,8 +236,8 @@ static void run_open(Run *r)
     OK(world_open_self(&r->world));
     OK(trainer_open(&r->t, &r->g.spec, &r->world, &plan));
     r->real = r->t.executor.hooks;
-    r->t.executor.hooks = (ExecutorHooks){ r, forward_hook_batch, forward_hook_reduce, forward_hook_norm,
-                                           capture_update };
+    r->t.executor.hooks = (ExecutorHooks){ r, forward_hook_batch, forward_hook_tied, forward_hook_reduce,
+                                           forward_hook_norm, capture_update };
     set_formula_weights(&r->t);
 }
 
@@ -249,15 +255,15 @@ static TokenSource source_of(Run *r)
 
 static int64_t plain_count(const Run *r)
 {
-    return param_total(&r->t.registry);
+    return param_total(r->t.stores[0].reg);
 }
 
 static void check_registry(const Run *r)
 {
     const Json *list = json_get(r->g.c, "params");
-    CHECK(json_count(list) == r->t.registry.count);
-    for (int i = 0; i < r->t.registry.count; i++) {
-        const Param *p = &r->t.registry.items[i];
+    CHECK(json_count(list) == r->t.stores[0].reg->count);
+    for (int i = 0; i < r->t.stores[0].reg->count; i++) {
+        const Param *p = &r->t.stores[0].reg->items[i];
         const Json *shape = json_get(json_at(list, i), "shape");
         const char *name = json_text(json_get(json_at(list, i), "name"), NULL);
         CHECK_MSG(name && !strcmp(name, p->name), "parameter %d is '%s', want '%s'", i, p->name, name ? name : "none");
@@ -281,8 +287,8 @@ static double norm_of(const double *x, const float *minus, int64_t n)
 static double check_tensors(const Run *r, const char *what, const double *got, const float *want, double tol)
 {
     double total = norm_of(NULL, want, plain_count(r)), worst = 0;
-    for (int i = 0; i < r->t.registry.count; i++) {
-        const Param *p = &r->t.registry.items[i];
+    for (int i = 0; i < r->t.stores[0].reg->count; i++) {
+        const Param *p = &r->t.stores[0].reg->items[i];
         int64_t n = p->spec.shape[0] * p->spec.shape[1];
         double limit = fmax(norm_of(NULL, want, n), 1e-3 * total), off = norm_of(got, want, n) / limit;
         CHECK_MSG(off <= tol, "%s %s of %s: off by %.3g of its norm %.3g", r->g.name, what, p->name, off, limit);
@@ -301,8 +307,8 @@ static void forget_key_biases(const Run *r, double *got, const float *want)
 {
     const ModelSpec *m = &r->g.spec.model;
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
-    for (int i = 0; i < r->t.registry.count; i++) {
-        const Param *p = &r->t.registry.items[i];
+    for (int i = 0; i < r->t.stores[0].reg->count; i++) {
+        const Param *p = &r->t.stores[0].reg->items[i];
         if (!m->qk_norm && strstr(p->name, ".attn.qkv.bias"))
             for (int64_t k = q; k < q + kv; k++) got[k] = want[k];
         got += p->spec.shape[0] * p->spec.shape[1];
@@ -385,12 +391,12 @@ static float *state_after_steps(const Golden *g, Recompute recompute, int64_t mi
     r.g.spec.micro_batch = micro_batch;
     run_open(&r);
     for (int i = 0; i < 3; i++) OK(trainer_step(&r.t, source_of(&r), &report));
-    int64_t n = r.t.registry.flat_count;
+    int64_t n = r.t.stores[0].reg->flat_count;
     *bytes = 3 * n * (int64_t)sizeof(float);
     float *state = malloc((size_t)*bytes);
-    memcpy(state, r.t.params.value.data, (size_t)(n * 4));
-    memcpy(state + n, r.t.params.m.data, (size_t)(n * 4));
-    memcpy(state + 2 * n, r.t.params.v.data, (size_t)(n * 4));
+    memcpy(state, r.t.stores[0].value.data, (size_t)(n * 4));
+    memcpy(state + n, r.t.stores[0].m.data, (size_t)(n * 4));
+    memcpy(state + 2 * n, r.t.stores[0].v.data, (size_t)(n * 4));
     run_close(&r);
     return state;
 }

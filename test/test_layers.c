@@ -19,6 +19,7 @@ typedef struct {
     Arena state, scratch;
     ParamRegistry registry;
     ParamStore params;
+    GradStats stats;
     Slot slot;
     Batch batch;
     StepValues step;
@@ -108,7 +109,7 @@ static void fill_params(Rig *r)
         memset(w, 0, (size_t)p->count * sizeof *w);
         for (int64_t row = 0; row < p->local[0]; row++)
             if (param_plain_row(p, row) >= 0) uniform(r, w + row * p->local[1], p->local[1], 0.35, scale);
-        ((int32_t *)r->params.shift.data)[i] = SHIFT;
+        ((int32_t *)r->stats.shift.data)[i] = SHIFT;
     }
 }
 
@@ -117,7 +118,8 @@ static void rig_ready(Rig *r, const Case *c)
 {
     ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
     OK(param_layout(&r->registry, INT64_MAX, 1, 0));
-    OK(param_store_init(&r->params, &r->registry, &r->state, F32, GRADS_I64));
+    OK(grad_stats_init(&r->stats, r->registry.count, true, &r->state));
+    OK(param_store_init(&r->params, &r->registry, &r->stats, &r->state, F32, GRADS_I64));
     fill_params(r);
     fill_batch(r);
     r->step = (StepValues){ .loss_scale = 1 };
@@ -180,7 +182,7 @@ static void gradient(Rig *r, const Case *c, Tensor dx)
     for (int64_t i = 0; i < N * c->out; i++) ((float *)dy.data)[i] = (float)r->weight[i];
     if (c->in) memset(dx.data, c->adds ? 0 : 0xff, (size_t)tensor_bytes(dx));
     OK(c->backward(r, dy, dx));
-    CHECK(*(int32_t *)r->params.overflow.data == 0);
+    CHECK(*(int32_t *)r->stats.overflow.data == 0);
 }
 
 typedef struct {
@@ -288,7 +290,7 @@ static void check_embedding(bool positions, float dropout)
     Rig r;
     rig_open(&r);
     OK(embedding_register(&r.embedding, &r.registry,
-                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, 1, dropout, 3 }));
+                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, false, 1, dropout, 3 }));
     check_layer(&r, (Case){ embedding_f, embedding_b, .out = HIDDEN });
 }
 
@@ -456,10 +458,12 @@ TEST(initial_weights)
     Stage st;
     int smaller = 0;
     rig_open(&r);
-    OK(stage_register(&st, &r.registry, &m, 0, m.layers, &r.setup));
+    const StageShare all = stage_whole(&m);
+    OK(stages_register(&st, &all, 1, &r.registry, &m, &r.setup));
     OK(param_layout(&r.registry, INT64_MAX, 1, 0));
-    OK(param_store_init(&r.params, &r.registry, &r.state, F32, GRADS_NONE));
-    OK(param_store_fill(&r.params, &r.device.stream, 77, SHIFT, 2));
+    OK(grad_stats_init(&r.stats, r.registry.count, false, &r.state));
+    OK(param_store_init(&r.params, &r.registry, &r.stats, &r.state, F32, GRADS_NONE));
+    OK(param_store_fill(&r.params, &r.device.stream, 77, 2));
     for (int i = 0; i < r.registry.count; i++) {
         const Param *p = &r.registry.items[i];
         const float *w = param_view(p, r.params.value).data;

@@ -75,6 +75,8 @@ TEST(a_manifest_of_4096_ranks_is_read)
     char *text = malloc(8 << 20);
     ParamRegistry reg;
     ParamStore store = { .reg = &reg };
+    GradStats stats = { 0 };
+    const ParamSet params = param_set_single(&store, &stats);
     World world;
     SetupArena a;
     Manifest m;
@@ -85,7 +87,7 @@ TEST(a_manifest_of_4096_ranks_is_read)
     OK(param_add(&reg, table, &id));
     OK(param_layout(&reg, 1, DP, 0));
     OK(world_open_null(&world, grid, 0));
-    Ckpt c = { .o = { .store = &store, .world = &world }, .states = 1 };
+    Ckpt c = { .o = { .params = &params, .world = &world }, .states = 1 };
     OK(pieces_open(&c, &a));
     int64_t n = sprintf(text,
                         "{\"format\":1,\"program\":\"p\",\"step\":1,\"samples\":1,\"tokens\":1,\"seed\":1,\"reproducible\":"

@@ -264,7 +264,7 @@ static TrainSpec spec_of(bool llama, Recompute recompute, int64_t T)
 
 static int64_t working_bytes(const MemoryPlan *p)
 {
-    return p->slots * (p->save[REGION_I] + p->save[REGION_W]) + p->scratch;
+    return p->save + p->scratch;
 }
 
 static Err any_tokens(void *user, int64_t first, int64_t n, int32_t *out)
@@ -316,18 +316,18 @@ TEST(planned_work_is_the_work_of_a_step)
             OK(trainer_open(&t, &s, &world, &plan));
             int64_t flop = t.device.counters.flop, bytes = t.device.counters.bytes;
             OK(trainer_step(&t, (TokenSource){ NULL, tiny_tokens }, &report));
-            CHECK(t.microbatches == batches[i] && !report.redone);
+            CHECK(t.parts.step.microbatches == batches[i] && !report.redone);
             flop = t.device.counters.flop - flop;
             bytes = t.device.counters.bytes - bytes;
             CHECK_MSG(flop == plan.flop && bytes == plan.op_bytes,
-                      "%d micro-batches: %lld FLOP and %lld bytes, planned %lld and %lld", t.microbatches,
+                      "%d micro-batches: %lld FLOP and %lld bytes, planned %lld and %lld", t.parts.step.microbatches,
                       (long long)flop, (long long)bytes, (long long)plan.flop, (long long)plan.op_bytes);
             trainer_close(&t);
             world_close(&world);
         }
 }
 
-/* A plan costs neither time nor host memory in proportion to what is planned. */
+/* A plan costs no host memory in proportion to what is planned. Beyond what a list can hold it says so, as the run. */
 TEST(planning_is_cheap)
 {
     TrainSpec s = tiny_gpt2();
@@ -337,12 +337,13 @@ TEST(planning_is_cheap)
     OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &two));
     s.global_batch = 3;
     OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &three));
-    s.global_batch = 1000000;
-    double start = clock_s();
+    s.global_batch = 100000;
     OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &many));
-    CHECK(clock_s() - start < 1);
     CHECK(memory_plan_total(&many) == memory_plan_total(&two));
-    CHECK(many.flop == two.flop + 999998 * (three.flop - two.flop));
+    CHECK(many.flop == two.flop + 99998 * (three.flop - two.flop));
+    s.global_batch = 1 << 20;
+    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "at most 262144 can be listed");
+    s.global_batch = 1 << 10;
     s.model.hidden = s.model.ffn = 1 << 18;
     CHECK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused) == ERR_CONFIG);
     s = tiny_gpt2(); /* one micro-batch alone */
@@ -350,7 +351,7 @@ TEST(planning_is_cheap)
     s.model.seq = 1 << 24;
     FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
     s = tiny_llama(); /* as many rows of heads as the keys allow, 2^66: a sanitizer sees if they overflow */
-    s.micro_batch = 1, s.global_batch = 1 << 30;
+    s.micro_batch = 1 << 14, s.global_batch = 1 << 30;
     s.model.seq = 1 << 24, s.model.heads = 4096, s.model.hidden = 8 * 4096;
     FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
     s = tiny_gpt2();
@@ -398,8 +399,8 @@ TEST(a_long_sequence_takes_what_was_planned)
             CHECK_CLOSE(loss, log(TINY_VOCAB), 0.1, " ");
             CHECK(count.ours == 0);
             MemoryPlan peak = trainer_peak(&t);
-            CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.slots == plan.slots);
-            CHECK(peak.save[REGION_I] == plan.save[REGION_I] && peak.save[REGION_W] == plan.save[REGION_W]);
+            CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.save == plan.save);
+            CHECK(!memcmp(peak.stages, plan.stages, sizeof peak.stages));
             trainer_close(&t);
             world_close(&world);
         }

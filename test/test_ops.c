@@ -306,6 +306,27 @@ static void case_fill(Env *e, const Shape *p)
     }
 }
 
+/* Integers wrap, floats are one rounded addition. */
+static void case_add_acc(Env *e, const Shape *p)
+{
+    Tensor y = env_out(e, I64, 1, 1e15, p->N), x = env_out(e, I64, 1, 1e15, p->N);
+    Tensor fy = env_out(e, F32, 1, 2, p->N), fx = env_out(e, F32, 1, 2, p->N);
+    uint64_t *sum = malloc((size_t)p->N * sizeof *sum);
+    float *plain = malloc((size_t)p->N * sizeof *plain);
+    if (e->check) ((int64_t *)y.data)[0] = INT64_MAX, ((int64_t *)x.data)[0] = 5;
+    for (int64_t n = 0; e->check && n < p->N; n++) {
+        sum[n] = ((uint64_t *)y.data)[n] + ((uint64_t *)x.data)[n];
+        plain[n] = env_f(fy, n)[0] + env_f(fx, n)[0];
+    }
+    RUN(e, add_acc, .y = env_used(e, y), .x = env_used(e, x));
+    RUN(e, add_acc, .y = env_used(e, fy), .x = env_used(e, fx));
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++)
+        CHECK(((uint64_t *)y.data)[n] == sum[n] && env_f(fy, n)[0] == plain[n]);
+    free(sum), free(plain);
+}
+
+TEST(add_acc) { CASES(case_add_acc, { 1, 1 }, { 3, 1 }, { 17, 1 }, { 1031, 1 }); }
+
 TEST(fill)
 {
     CASES(case_fill, { 1, 1 }, { 3, 15 }, { 16, 16 }, { 17, 17 }, { 31, 33 }, { 43, 1031 });
@@ -527,7 +548,7 @@ static const struct {
     { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, { "residual_norm_fwd", "test_ops.c" },
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
-    { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" },
+    { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add_acc", "test_ops.c" },
     { "cast", "test_cast.c" },
     { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" },
     { "join_columns", "test_ops.c" }, { "rope", "test_ops.c" },

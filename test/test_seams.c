@@ -36,82 +36,38 @@ static Err rig_prepare(Rig *r)
     t->first_sample = 0;
     memcpy(t->step_values, &v, sizeof v);
     memset(t->executor.sums.data, 0, 24);
-    param_store_begin(&t->params);
+    param_store_begin(&t->stores[0]);
     return ERR_OK;
 }
 
 static uint64_t grad_hash(const Rig *r)
 {
     uint64_t h = tiny_hash(7, r->t.executor.sums.data, 24);
-    for (int i = 0; i < r->t.registry.count; i++) {
-        Tensor g = param_store_grad(&r->t.params, i);
+    for (int i = 0; i < r->t.stores[0].reg->count; i++) {
+        Tensor g = param_store_grad(&r->t.stores[0], i);
         h = tiny_hash(h, g.data, (size_t)tensor_bytes(g));
     }
     return h;
 }
 
-/* An arena of its own; the memory lives as long as the process. */
-static void test_arena(Arena *a, int64_t size_bytes)
+static Err run_actions(Rig *r, const Action *list, int count)
 {
-    Device any;
-    void *p;
-    OK(device_open(&any, (DeviceChoice){ .threads = 1 }));
-    OK(device_alloc(&any, size_bytes, &p));
-    arena_init(a, "test", p, size_bytes);
+    return executor_run(&r->t.executor, &(ActionList){ .action = (Action *)list, .count = count }, true);
 }
 
 /* Hash of gradients and loss after running `list` on a spec. */
-static uint64_t run_list(const TrainSpec *spec, const Action *list, int count, int slots)
+static uint64_t run_list(const TrainSpec *spec, const Action *list, int count)
 {
     Rig r;
-    uint64_t h = 0;
     OK(rig_open(&r, spec));
-    ExecutorSlot extra[4];
-    Executor *e = &r.t.executor;
-    SetupArena setup;
-    setup_init(&setup);
-    if (slots > e->slot_count) { /* the same memory again for each further micro-batch in flight */
-        CHECK(slots <= 4);
-        extra[0] = e->slots[0];
-        for (int i = 0; i < slots; i++) {
-            extra[i] = e->slots[0];
-            extra[i].microbatch = -1;
-            for (int k = 0; k < REGION_COUNT; k++) {
-                test_arena(&extra[i].slot.region[k], 8 << 20);
-                extra[i].slot.region[k].poison = spec->poison;
-            }
-            OK(setup_array(&setup, extra[i].slot.segment_count, &extra[i].slot.segments));
-            OK(setup_array(&setup, extra[i].slot.queue_capacity, &extra[i].slot.queue));
-            OK(stage_save_init(e->stage, &extra[i].save, &setup));
-            int64_t N = spec->micro_batch * spec->model.seq;
-            int32_t *rows;
-            OK(setup_array(&setup, 12 * N, &rows));
-            extra[i].batch.token.data = rows;
-            extra[i].batch.target.data = rows + 2 * N;
-            extra[i].batch.position.data = rows + 4 * N;
-            extra[i].batch.sample.data = rows + 6 * N;
-            extra[i].batch.samples.data = rows + 10 * N;
-        }
-        ExecutorSlot *own = e->slots;
-        int own_count = e->slot_count;
-        e->slots = extra;
-        e->slot_count = slots;
-        OK(rig_prepare(&r));
-        OK(executor_run(e, list, count));
-        h = grad_hash(&r);
-        e->slots = own;
-        e->slot_count = own_count;
-    } else {
-        OK(rig_prepare(&r));
-        OK(executor_run(e, list, count));
-        h = grad_hash(&r);
-    }
-    setup_release(&setup);
+    OK(rig_prepare(&r));
+    OK(run_actions(&r, list, count));
+    uint64_t h = grad_hash(&r);
     rig_close(&r);
     return h;
 }
 
-#define DO(what, unit) { .kind = ACT_##what, .microbatch = (unit), .count = 1 }
+#define DO(what, unit) { .kind = ACT_##what, .microbatch = (unit), .count = 1, .in = -1, .out = -1 }
 static const Action fused[] = { DO(F, 0), DO(B, 0), DO(F, 1), DO(B, 1),
                                 DO(F, 2), DO(B, 2), DO(F, 3), DO(B, 3) };
 static const Action delayed[] = { DO(F, 0), DO(I, 0), DO(F, 1), DO(I, 1),
@@ -126,10 +82,11 @@ TEST(seam01_delayed_w_with_poisoned_arenas)
         for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
             TrainSpec s = specs[i];
             s.poison = true;
-            uint64_t want = run_list(&s, fused, 8, 1);
+            uint64_t want = run_list(&s, fused, 8);
             s.model.recompute = (Recompute)recompute;
-            CHECK(run_list(&s, fused, 8, 1) == want);
-            CHECK_MSG(run_list(&s, delayed, 12, 4) == want, "model %d recompute %d", i, recompute);
+            CHECK(run_list(&s, fused, 8) == want);
+            s.pipeline.schedule = "gpipe+split"; /* room for four micro-batches, and for gradients that wait */
+            CHECK_MSG(run_list(&s, delayed, 12) == want, "model %d recompute %d", i, recompute);
         }
 }
 
@@ -145,7 +102,8 @@ TEST(seam03_ownership_in_the_registry)
         ParamRegistry reg;
         setup_init(&setup);
         param_registry_init(&reg, &setup, tp, tp - 1);
-        OK(stage_register(&st, &reg, &s.model, 0, s.model.layers, &setup));
+        const StageShare all = stage_whole(&s.model);
+        OK(stages_register(&st, &all, 1, &reg, &s.model, &setup));
         CHECK(param_total(&reg) == total);
         for (int i = 0; i < reg.count; i++) {
             const Param *p = &reg.items[i];
@@ -176,7 +134,7 @@ TEST(seam04_weights_by_id)
     OK(rig_open(&b, &other));
     OK(trainer_eval(&a.t, source, 0, 1, &loss_a, &n));
     OK(trainer_eval(&b.t, source, 0, 1, &loss_b, &n));
-    a.t.executor.ctx.params = &b.t.params;
+    a.t.executor.stages[0].params = &b.t.stores[0];
     OK(trainer_eval(&a.t, source, 0, 1, &loss_ab, &n));
     CHECK(loss_a != loss_b);
     CHECK(loss_ab == loss_b);
@@ -214,7 +172,7 @@ TEST(seam06_every_completion_delayed)
 
 static Batch *batch_of(Rig *r)
 {
-    return &r->t.executor.slots[0].batch;
+    return &r->t.executor.stages[0].slots[0].batch;
 }
 
 /* Gradients of one step whose rows lie in the order of `span`. */
@@ -224,7 +182,7 @@ static uint64_t hash_with_span(TrainSpec s, Spans span)
     OK(rig_open(&r, &s));
     batch_of(&r)->span = span;
     OK(rig_prepare(&r));
-    OK(executor_run(&r.t.executor, fused, 8));
+    OK(run_actions(&r, fused, 8));
     uint64_t h = grad_hash(&r);
     rig_close(&r);
     return h;
@@ -252,7 +210,7 @@ TEST(seam08_dropout_by_global_coordinates)
         OK(rig_prepare(&r));
         int vocab = TINY_VOCAB;
         r.t.source.user = &vocab;
-        OK(executor_run(&r.t.executor, fused, 2));
+        OK(run_actions(&r, fused, 2));
         h[i] = grad_hash(&r);
         rig_close(&r);
     }
@@ -295,7 +253,7 @@ TEST(seam09_loss_scale)
     r.t.executor.hooks.user = &spy;
     r.t.executor.hooks.batch = masked_batch;
     OK(rig_prepare(&r));
-    OK(executor_run(&r.t.executor, fused, 8));
+    OK(run_actions(&r, fused, 8));
     r.t.executor.hooks = spy.real;
     OK(optim_norm(&r.t.optim));
     const StepValues *v = r.t.step_values;
@@ -306,16 +264,21 @@ TEST(seam09_loss_scale)
     rig_close(&r);
 }
 
-static Err broken_reduce(void *user)
+static Err broken_reduce(void *user, int replica)
 {
     Spy *spy = user;
-    ((float *)param_store_grad(&spy->rig->t.params, 0).data)[0] = INFINITY;
-    return spy->real.reduce(spy->real.user);
+    ((float *)param_store_grad(&spy->rig->t.stores[0], 0).data)[0] = INFINITY;
+    return spy->real.reduce(spy->real.user, replica);
 }
 
 static Err real_norm(void *user) { return ((Spy *)user)->real.norm(((Spy *)user)->real.user); }
 
-static Err real_update(void *user) { return ((Spy *)user)->real.update(((Spy *)user)->real.user); }
+static Err real_update(void *user, int replica)
+{
+    return ((Spy *)user)->real.update(((Spy *)user)->real.user, replica);
+}
+
+static Err real_tied(void *user) { return ((Spy *)user)->real.tied(((Spy *)user)->real.user); }
 
 /* One gradient that is infinite at any scale: the step is skipped, and the scale stays what it was for the next. */
 TEST(seam09_a_skipped_step_keeps_the_scale)
@@ -328,7 +291,7 @@ TEST(seam09_a_skipped_step_keeps_the_scale)
     OK(rig_open(&r, &s));
     const LossScale before = r.t.loss_scale = (LossScale){ .log2 = 3, .good_steps = 7 };
     Spy spy = { .rig = &r, .real = r.t.executor.hooks };
-    r.t.executor.hooks = (ExecutorHooks){ &spy, masked_batch, broken_reduce, real_norm, real_update };
+    r.t.executor.hooks = (ExecutorHooks){ &spy, masked_batch, real_tied, broken_reduce, real_norm, real_update };
     OK(trainer_step(&r.t, tiny_source(&r.t), &report));
     CHECK(report.skipped && report.rescaled == before.log2 && isfinite(report.loss) && isnan(report.grad_norm));
     CHECK_MSG(r.t.loss_scale.log2 == before.log2 && r.t.loss_scale.good_steps == before.good_steps,
@@ -371,7 +334,7 @@ TEST(seam10_step_values_on_the_device)
     OK(rig_open(&r, &s));
     OK(rig_prepare(&r));
     int64_t before = r.t.device.counters.host_reads;
-    OK(executor_run(&r.t.executor, r.t.schedule.rank[0].action, r.t.schedule.rank[0].count));
+    OK(executor_run(&r.t.executor, &r.t.parts.step.rank[0], true));
     CHECK(r.t.device.counters.host_reads == before);
     CHECK(r.t.step_values->grad_norm > 0);
     rig_close(&r);
@@ -381,12 +344,12 @@ TEST(seam10_step_values_on_the_device)
 TEST(seam12_movable_saves)
 {
     TrainSpec s = tiny_gpt2();
-    uint64_t want = run_list(&s, fused, 2, 1);
+    uint64_t want = run_list(&s, fused, 2);
     Rig r;
     OK(rig_open(&r, &s));
     OK(rig_prepare(&r));
-    OK(executor_run(&r.t.executor, fused, 1));
-    Segment *g = &r.t.executor.slots[0].slot.segments[1];
+    OK(run_actions(&r, fused, 1));
+    Segment *g = &r.t.executor.stages[0].slots[0].slot.segments[1];
     char *moved[REGION_COUNT];
     for (int k = 0; k < REGION_COUNT; k++) {
         CHECK(g->size_bytes[k] > 0);
@@ -395,7 +358,7 @@ TEST(seam12_movable_saves)
         memset(g->base[k], 0xff, (size_t)g->size_bytes[k]);
         g->base[k] = moved[k];
     }
-    OK(executor_run(&r.t.executor, fused + 1, 1));
+    OK(run_actions(&r, fused + 1, 1));
     CHECK(grad_hash(&r) == want);
     for (int k = 0; k < REGION_COUNT; k++) free(moved[k]);
     rig_close(&r);
@@ -415,68 +378,18 @@ TEST(seam13_quantised_weights_are_seen)
     device_close(&cpu);
 }
 
-/* The model cut into two stages, each with its own registry, run one after the other on one micro-batch. */
+/* The model cut into stages, each with its own registry: between ranks, and between chunks of a rank. */
 TEST(seam14_stages)
 {
-    TrainSpec s = tiny_llama();
-    uint64_t want = run_list(&s, fused, 2, 1), got = 1;
-    Rig whole;
-    OK(rig_open(&whole, &s));
-    OK(rig_prepare(&whole));
-    Executor *e = &whole.t.executor;
-    OK(e->hooks.batch(e->hooks.user, 0, batch_of(&whole)));
-    SetupArena setup;
-    setup_init(&setup);
-    Stage st[2];
-    ParamRegistry reg[2];
-    ParamStore store[2];
-    StageSave save[2];
-    Slot slot[2];
-    Ctx ctx[2];
-    Arena state[2], scratch;
-    test_arena(&scratch, 16 << 20);
+    TrainSpec specs[] = { tiny_gpt2(), tiny_llama() };
     for (int i = 0; i < 2; i++) {
-        param_registry_init(&reg[i], &setup, 1, 0);
-        OK(stage_register(&st[i], &reg[i], &s.model, i, 1, &setup));
-        test_arena(&state[i], 16 << 20);
-        OK(param_layout(&reg[i], INT64_MAX, 1, 0));
-        OK(param_store_init(&store[i], &reg[i], &state[i], F32, GRADS_I64));
-        int32_t shift;
-        memcpy(&shift, whole.t.params.shift.data, sizeof shift);
-        OK(param_store_fill(&store[i], &whole.t.device.stream, s.seed, shift, 1));
-        OK(stage_save_init(&st[i], &save[i], &setup));
-        ctx[i] = e->ctx;
-        ctx[i].dropout_on = true;
-        ctx[i].scratch = &scratch;
-        ctx[i].params = &store[i];
-        ctx[i].batch = batch_of(&whole);
-        ctx[i].slot = &slot[i];
-        slot[i] = (Slot){ .segment_count = stage_segments(&st[i]), .queue_capacity = stage_linears(&st[i]) };
-        OK(setup_array(&setup, slot[i].segment_count, &slot[i].segments));
-        for (int k = 0; k < REGION_COUNT; k++) {
-            test_arena(&slot[i].region[k], 4 << 20);
-            ctx[i].into[k] = &slot[i].region[k];
-        }
+        specs[i].model.layers = 4;
+        uint64_t want = train_hash(specs[i], (Grid){ .tp = 1, .dp = 1 }, 0);
+        CHECK(train_hash(specs[i], (Grid){ .tp = 1, .dp = 1, .pp = 2 }, 0) == want);
+        CHECK(train_hash(specs[i], (Grid){ .tp = 1, .dp = 1, .pp = 4 }, 0) == want);
+        specs[i].pipeline.layout = "E|t|tt|tL";
+        CHECK(train_hash(specs[i], (Grid){ .tp = 1, .dp = 1, .pp = 4 }, 0) == want);
     }
-    Boundary none = { 0 }, mid, out, dmid, din;
-    OK(stage_forward(&st[0], &ctx[0], &save[0], &none, &mid, e->sums));
-    CHECK(mid.count == 1);
-    OK(stage_forward(&st[1], &ctx[1], &save[1], &mid, &out, e->sums));
-    OK(stage_backward(&st[1], &ctx[1], &save[1], &none, &dmid));
-    OK(stage_backward(&st[0], &ctx[0], &save[0], &dmid, &din));
-    /* the two stages' gradients in the whole model's order */
-    for (int i = 0; i < whole.t.registry.count; i++) {
-        const Param *q = &whole.t.registry.items[i];
-        for (int k = 0; k < 2; k++)
-            for (int j = 0; j < reg[k].count; j++)
-                if (!strcmp(reg[k].items[j].name, q->name))
-                    memcpy(param_store_grad(&whole.t.params, i).data, param_store_grad(&store[k], j).data,
-                           (size_t)q->count * 8);
-    }
-    got = grad_hash(&whole);
-    CHECK(got == want);
-    setup_release(&setup);
-    rig_close(&whole);
 }
 
 /* Integer statistics of a gradient do not depend on how it is cut. */
@@ -550,11 +463,18 @@ static Err spy_batch(void *user, int m, Batch *b)
     return spy->real.batch(spy->real.user, m, b);
 }
 
-static Err spy_reduce(void *user)
+static Err spy_tied(void *user)
+{
+    Spy *spy = user;
+    spy->log[spy->logged++] = 't';
+    return spy->real.tied(spy->real.user);
+}
+
+static Err spy_reduce(void *user, int replica)
 {
     Spy *spy = user;
     spy->log[spy->logged++] = 'r';
-    return spy->real.reduce(spy->real.user);
+    return spy->real.reduce(spy->real.user, replica);
 }
 
 static Err spy_norm(void *user)
@@ -564,11 +484,11 @@ static Err spy_norm(void *user)
     return spy->real.norm(spy->real.user);
 }
 
-static Err spy_update(void *user)
+static Err spy_update(void *user, int replica)
 {
     Spy *spy = user;
     spy->log[spy->logged++] = 'u';
-    return spy->real.update(spy->real.user);
+    return spy->real.update(spy->real.user, replica);
 }
 
 TEST(seam18_executor_hooks)
@@ -578,7 +498,7 @@ TEST(seam18_executor_hooks)
     StepReport report;
     OK(rig_open(&r, &s));
     Spy spy = { .rig = &r, .real = r.t.executor.hooks };
-    r.t.executor.hooks = (ExecutorHooks){ &spy, spy_batch, spy_reduce, spy_norm, spy_update };
+    r.t.executor.hooks = (ExecutorHooks){ &spy, spy_batch, spy_tied, spy_reduce, spy_norm, spy_update };
     OK(trainer_step(&r.t, (TokenSource){ NULL, tiny_tokens }, &report));
     CHECK_MSG(!strcmp(spy.log, "0123rnu"), "%s", spy.log);
     rig_close(&r);
@@ -603,12 +523,13 @@ TEST(seam19_one_memory_truth)
             OK(trainer_step(&r.t, source, &report));
             OK(trainer_eval(&r.t, source, 0, 1, &loss, &n));
             peak = trainer_peak(&r.t);
-            CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.slots == plan.slots);
-            CHECK(peak.save[REGION_I] == plan.save[REGION_I] && peak.save[REGION_W] == plan.save[REGION_W]);
+            CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.save == plan.save);
+            CHECK(!memcmp(peak.stages, plan.stages, sizeof peak.stages));
             CHECK(r.t.device.counters.flop >= plan.flop);
             rig_close(&r);
-            int64_t *arenas[] = { &plan.state, &plan.scratch, &plan.save[REGION_I], &plan.save[REGION_W] };
-            for (int k = 0; k < 4; k++) {
+            int64_t *saves = plan.stages[0].save;
+            int64_t *arenas[] = { &plan.state, &plan.scratch, &plan.save, &saves[REGION_I], &saves[REGION_W] };
+            for (int k = 0; k < 5; k++) {
                 World w;
                 Trainer t;
                 *arenas[k] -= 256;

@@ -12,7 +12,7 @@
 #include <pthread.h>
 
 #include "base/rng.h"
-#include "train/trainer.h"
+#include "engine/trainer.h"
 
 enum { TINY_VOCAB = 251, TINY_SEQ = 64, TINY_STEPS_MAX = 64 };
 
@@ -112,26 +112,44 @@ typedef struct {
     float *state[3];
 } TinyRank;
 
-/* What this rank holds of one flat buffer into the global plain array. */
-static inline void tiny_scatter(const Trainer *t, Tensor flat, float *out)
+/* Where a parameter of the whole model starts in the global plain array. */
+static inline int64_t tiny_start(const Trainer *t, int global)
 {
     int64_t at = 0;
-    for (int i = 0; i < t->registry.count; i++) {
-        const Param *p = &t->registry.items[i];
-        const float *local = (const float *)flat.data + param_origin(&t->params, i, flat);
+    for (int i = 0; i < global; i++) {
+        const ParamSpec *s = &t->parts.whole.items[i].spec;
+        at += s->shape[0] * s->shape[1];
+    }
+    return at;
+}
+
+/* What this rank holds of one flat buffer of a store into the global plain array. Two ranks that hold the same must hold
+ * the same bits: the one that comes second adds what makes it a NaN if not. */
+static inline void tiny_scatter(const Trainer *t, const ParamStore *s, Tensor flat, float *out)
+{
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        const float *local = (const float *)flat.data + param_origin(s, i, flat);
+        const int64_t start = tiny_start(t, p->global);
         ParamSlice own = { .count = p->count };
-        if (!param_has_whole(&t->params, flat)) own = param_slice(&t->registry, i, t->registry.slice);
+        if (!param_has_whole(s, flat)) own = param_slice(s->reg, i, s->reg->slice);
         for (int64_t e = own.first; e < own.first + own.count; e++) {
             int64_t row = param_plain_row(p, e / p->local[1]);
-            if (row >= 0) out[at + row * p->spec.shape[1] + p->first[1] + e % p->local[1]] = local[e];
+            if (row < 0) continue;
+            float *to = &out[start + row * p->spec.shape[1] + p->first[1] + e % p->local[1]];
+            *to = *to == 0 || !memcmp(to, &local[e], sizeof *to) ? local[e] : NAN;
         }
-        at += p->spec.shape[0] * p->spec.shape[1];
     }
+    pthread_mutex_unlock(&lock);
 }
 
 static inline int64_t tiny_sent_bytes(const World *w)
 {
-    return w->tp.sent_bytes + w->sp.sent_bytes + w->kv.sent_bytes + w->dp.sent_bytes + w->world.sent_bytes;
+    int64_t sum = 0;
+    for (int i = 0; i < WORLD_COMMS; i++) sum += w->comm[i].sent_bytes;
+    return sum;
 }
 
 /* One step, which must do and send what was planned for this rank. */
@@ -157,13 +175,12 @@ static inline Err tiny_run_eval(Trainer *t)
     int64_t counted;
     TRY(trainer_eval(t, tiny_source(t), 0, 1, &loss, &counted));
     const MemoryPlan peak = trainer_peak(t), *plan = &t->plan;
-    if (peak.state == plan->state && peak.scratch == plan->scratch && peak.slots == plan->slots &&
-        peak.save[REGION_I] == plan->save[REGION_I] && peak.save[REGION_W] == plan->save[REGION_W])
+    if (peak.state == plan->state && peak.scratch == plan->scratch && peak.save == plan->save &&
+        !memcmp(peak.stages, plan->stages, sizeof peak.stages))
         return ERR_OK;
-    return err_set(ERR_INTERNAL, "state %lld, saves %lld and %lld, scratch %lld; planned: %lld, %lld, %lld, %lld",
-                   (long long)peak.state, (long long)peak.save[0], (long long)peak.save[1],
-                   (long long)peak.scratch, (long long)plan->state, (long long)plan->save[0],
-                   (long long)plan->save[1], (long long)plan->scratch);
+    return err_set(ERR_INTERNAL, "state %lld, saves %lld, scratch %lld; planned: %lld, %lld, %lld",
+                   (long long)peak.state, (long long)peak.save, (long long)peak.scratch,
+                   (long long)plan->state, (long long)plan->save, (long long)plan->scratch);
 }
 
 static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
@@ -179,10 +196,12 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
         if (r->rank == 0) run->loss[i] = report.loss;
     }
     if (run->steps) TRY(tiny_run_eval(t));
-    Tensor flats[3] = { t->params.master, t->params.m, t->params.v };
-    TRY(ddp_settle(&t->ddp));
-    for (int i = 0; i < 3; i++)
-        if (world->dp_rank == 0 || !param_has_whole(&t->params, flats[i])) tiny_scatter(t, flats[i], r->state[i]);
+    TRY(trainer_settle(t));
+    for (int k = 0; k < t->params.replicas; k++) {
+        const ParamStore *s = &t->stores[k];
+        const Tensor flats[3] = { s->master, s->m, s->v };
+        for (int i = 0; i < 3; i++) tiny_scatter(t, s, flats[i], r->state[i]);
+    }
     return ERR_OK;
 }
 
@@ -218,7 +237,8 @@ static inline int64_t tiny_global_count(const ModelSpec *m)
     ParamRegistry reg;
     setup_init(&setup);
     param_registry_init(&reg, &setup, 1, 0);
-    int64_t n = stage_register(&st, &reg, m, 0, m->layers, &setup) ? -1 : param_total(&reg);
+    const StageShare all = stage_whole(m);
+    int64_t n = stages_register(&st, &all, 1, &reg, m, &setup) ? -1 : param_total(&reg);
     setup_release(&setup);
     return n;
 }

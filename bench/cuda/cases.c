@@ -293,6 +293,14 @@ static Err make_fill_zero_acc(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+static Err make_add_acc(Maker *m, AnyArgs *any)
+{
+    add_acc_args *a = &any->add_acc;
+    MAKE(y, 1, UNIFORM, F32, m->d->P);
+    MAKE(x, 1, UNIFORM, F32, m->d->P);
+    return ERR_OK;
+}
+
 static Err make_cast(Maker *m, AnyArgs *any)
 {
     cast_args *a = &any->cast;
@@ -557,6 +565,7 @@ const Case bench_cases[] = {
     CASE(swiglu_bwd, "", NO_SHAPE),
     CASE(fill_zero, "", NO_SHAPE),
     CASE(fill_zero_acc, "all gradients", NO_SHAPE),
+    CASE(add_acc, "all gradients", NO_SHAPE),
     CASE(cast, "all weights, from fp32", NO_SHAPE),
     CASE(xent_stats, "", NO_SHAPE),
     CASE(xent_loss, "", NO_SHAPE),

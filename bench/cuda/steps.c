@@ -20,7 +20,7 @@
 #include "device_cuda.h"
 #include "gemm.h"
 #include "gpu.h"
-#include "train/trainer.h"
+#include "engine/trainer.h"
 
 enum { WARM_UP = 4, STEPS_MAX = 512, CALLS_MAX = 1 << 14, GROUPS_MAX = 128, JSON_BYTES = 1 << 16 };
 enum { TOKEN_STRIDE = 1000003 }; /* between samples, in random_tokens */

@@ -419,15 +419,9 @@ static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
     { "moe.*", NULL, "mixtures of experts" },
-    { "parallel.pp", "1", "pipelines" },
-    { "parallel.vpp", "1", "pipelines" },
     { "parallel.cp", "1", "context parallelism" },
     { "parallel.ep", "1", "mixtures of experts" },
     { "parallel.etp", "1", "mixtures of experts" },
-    { "parallel.order", NULL, "pipelines (without them both orders are the same)" },
-    { "parallel.schedule", NULL, "pipelines" },
-    { "parallel.group", NULL, "pipelines" },
-    { "parallel.layout", NULL, "pipelines" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

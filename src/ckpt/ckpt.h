@@ -60,7 +60,7 @@ Err ckpt_lock(const char *run_dir, int *fd_out);
 
 typedef struct {
     const char *run_dir;
-    const ParamStore *store;
+    const ParamSet *params;
     World *world;
     Stream *stream;
     int keep;           /* checkpoints to keep, never fewer than 2; 0 = all */
@@ -113,7 +113,7 @@ typedef struct {
 /*
  * Collective. Takes all memory that saving will need from `setup`, reads which checkpoints there are. `c` must stay
  * where it is.
- * store->m without data: checkpoints hold values only. ERR_MEMORY, ERR_INTERNAL for a parameter name with '#'
+ * Stores without moments: checkpoints hold values only. ERR_MEMORY, ERR_INTERNAL for a parameter name with '#'
  * or '/'.
  */
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup);
@@ -134,7 +134,7 @@ bool ckpt_collect(Ckpt *c, bool wait, CkptOutcome *out);
 Err ckpt_save(Ckpt *c, const CkptMeta *meta);
 
 /* What o.async takes of the host's memory on this rank, besides what is taken without. */
-Err ckpt_snapshot_bytes(const ParamStore *store, const World *world, int64_t *bytes);
+Err ckpt_snapshot_bytes(const ParamSet *params, const World *world, int64_t *bytes);
 
 /* ---- finding ---- */
 
@@ -156,16 +156,16 @@ bool ckpt_any(const char *run_dir);
 
 typedef struct {
     const char *path;  /* one checkpoint's folder */
-    ParamStore *store; /* registered, allocated; of any layout */
+    const ParamSet *params; /* registered, allocated; of any layout */
     World *world;
     Stream *stream;
     bool weights_only; /* values alone: moments become 0, shifts stay */
 } CkptLoad;
 
 /*
- * Collective; all ranks return alike. Fills value (and m, v, shift); padding becomes 0. *damaged (of this
+ * Collective; all ranks return alike. Fills value (and m, v, shifts); padding becomes 0. *damaged (of this
  * rank's outcome): true when the files are at fault, so that an older checkpoint may be tried, false when the
- * checkpoint does not fit the model. ERR_CKPT naming file and reason, or tensor and both values; the store's
+ * checkpoint does not fit the model. ERR_CKPT naming file and reason, or tensor and both values; the stores'
  * contents are then undefined.
  */
 Err ckpt_load(const CkptLoad *l, SetupArena *setup, CkptMeta *meta, bool *damaged);

@@ -13,7 +13,7 @@ typedef struct {
     SetupArena arena; /* of this load alone */
     Manifest m;
     char *chunk;
-    int *ids; /* [m.param_count]: the registry's id of each */
+    int *ids; /* [m.param_count]: number of each in the whole model */
     ShardBox *boxes;
     int box_capacity;
     /* the file that is being read */
@@ -23,7 +23,7 @@ typedef struct {
     ChunkReader reader;
 } Loader;
 
-static const ParamRegistry *registry(const Loader *x) { return x->l->store->reg; }
+static const ParamRegistry *whole(const Loader *x) { return x->l->params->whole; }
 
 /* ---- does it fit the model? ---- */
 
@@ -35,7 +35,7 @@ static void shape_text(char out[64], int ndim, const int64_t *shape)
 
 static Err check_param(Loader *x, int id)
 {
-    const Param *p = &registry(x)->items[id];
+    const Param *p = &whole(x)->items[id];
     const char *path = x->l->path;
     char have[64], want[64];
     int at = manifest_find(&x->m, p->name);
@@ -57,10 +57,10 @@ static Err check_param(Loader *x, int id)
 
 static Err check_fit(Loader *x)
 {
-    ASSERT(x->l->weights_only || (x->l->store->m.data && x->l->store->v.data));
+    ASSERT(x->l->weights_only || x->l->params->stores->m.data);
     TRY(setup_array(&x->arena, x->m.param_count, &x->ids));
     for (int i = 0; i < x->m.param_count; i++) x->ids[i] = -1;
-    for (int i = 0; i < registry(x)->count; i++) TRY(check_param(x, i));
+    for (int i = 0; i < whole(x)->count; i++) TRY(check_param(x, i));
     for (int i = 0; i < x->m.param_count; i++)
         if (x->ids[i] < 0)
             return err_set(ERR_CKPT, "checkpoint '%s' has a tensor '%s', which the model does not have",
@@ -70,17 +70,18 @@ static Err check_fit(Loader *x)
 
 /* ---- reading ---- */
 
-static Tensor flat(const Loader *x, int state)
+static Tensor flat(const ParamStore *s, int state)
 {
-    const ParamStore *s = x->l->store;
     return state == STATE_VALUE ? s->master : state == STATE_M ? s->m : s->v;
 }
 
 /* Padding, and moments that are not loaded, are 0. */
-static Err clear(const Loader *x)
+static Err clear(const Loader *x, const ParamStore *s)
 {
-    for (int s = 0; s < CKPT_STATES; s++)
-        if (flat(x, s).data) TRY(device_zero(x->l->stream, flat(x, s).data, tensor_bytes(flat(x, s))));
+    for (int state = 0; state < CKPT_STATES; state++) {
+        Tensor t = flat(s, state);
+        if (t.data) TRY(device_zero(x->l->stream, t.data, tensor_bytes(t)));
+    }
     return ERR_OK;
 }
 
@@ -108,47 +109,62 @@ static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const Sha
     return ERR_OK;
 }
 
-static Err load_piece(Loader *x, const ManifestPiece *q)
+/* What a store keeps of a stored piece. */
+static Err load_piece(Loader *x, const ManifestPiece *q, const ParamStore *s)
 {
-    const int id = x->ids[q->param];
-    const Param *p = &registry(x)->items[id];
+    const int id = param_find(s->reg, x->m.params[q->param].name);
+    if (id < 0) return ERR_OK; /* another pipeline rank's */
+    const Param *p = &s->reg->items[id];
     const StTensor *t = NULL;
-    Tensor to = flat(x, q->state);
+    Tensor to = flat(s, q->state);
     ParamSlice own = { .count = p->count };
-    if (!param_has_whole(x->l->store, to)) own = param_slice(registry(x), id, registry(x)->slice);
+    if (!param_has_whole(s, to)) own = param_slice(s->reg, id, s->reg->slice);
     int n = shard_range(p, own.first, own.count, x->boxes, x->box_capacity);
     for (int i = 0; i < n; i++) {
         ShardBox want;
         if (!shard_clip(x->boxes[i], q->box, &want)) continue;
         TRY(open_file(x, q->file));
         if (!t) TRY(manifest_tensor(&x->m, q, &x->header, &t));
-        Err err = read_box(x, q->box, t->offset, (float *)to.data + param_origin(x->l->store, id, to), &want);
+        Err err = read_box(x, q->box, t->offset, (float *)to.data + param_origin(s, id, to), &want);
         TRY(manifest_blame(&x->m, &x->reader, err));
     }
     return ERR_OK;
 }
 
+static int most_boxes(const ParamRegistry *reg)
+{
+    int most = 1;
+    for (int i = 0; i < reg->count; i++) {
+        int n = shard_boxes(&reg->items[i], NULL, 0);
+        if (n > most) most = n;
+    }
+    return most + 2; /* a slice may begin and end inside rows */
+}
+
 static Err load_tensors(Loader *x)
 {
-    x->box_capacity = 1;
-    for (int i = 0; i < registry(x)->count; i++) {
-        int n = shard_boxes(&registry(x)->items[i], NULL, 0);
-        if (n + 2 > x->box_capacity) x->box_capacity = n + 2; /* a slice may begin and end inside rows */
+    const ParamSet *params = x->l->params;
+    for (int r = 0; r < params->replicas; r++) {
+        int n = most_boxes(params->stores[r].reg);
+        if (n > x->box_capacity) x->box_capacity = n;
     }
     TRY(setup_array(&x->arena, x->box_capacity, &x->boxes));
     TRY(setup_array(&x->arena, CHUNK_BYTES, &x->chunk));
-    for (int64_t i = 0; i < x->m.piece_count; i++)
-        if (x->m.pieces[i].state == STATE_VALUE || !x->l->weights_only) TRY(load_piece(x, &x->m.pieces[i]));
+    for (int64_t i = 0; i < x->m.piece_count; i++) {
+        const ManifestPiece *q = &x->m.pieces[i];
+        if (q->state != STATE_VALUE && x->l->weights_only) continue;
+        for (int r = 0; r < params->replicas; r++) TRY(load_piece(x, q, &params->stores[r]));
+    }
     return ERR_OK;
 }
 
 static Err load_shifts(Loader *x)
 {
     int32_t *shifts;
-    int count = registry(x)->count;
-    TRY(setup_array(&x->arena, count, &shifts));
+    Tensor to = x->l->params->stats->shift;
+    TRY(setup_array(&x->arena, whole(x)->count, &shifts));
     for (int i = 0; i < x->m.param_count; i++) shifts[x->ids[i]] = x->m.params[i].shift;
-    return device_write(x->l->stream, x->l->store->shift.data, shifts, count * (int64_t)sizeof *shifts);
+    return device_write(x->l->stream, to.data, shifts, tensor_bytes(to));
 }
 
 /* ---- the meta data ---- */
@@ -201,11 +217,12 @@ static Err load(Loader *x, SetupArena *setup, CkptMeta *meta, bool *damaged)
     *damaged = false;
     TRY(check_fit(x));
     TRY(copy_meta(setup, &x->m.meta, meta));
-    TRY(clear(x));
+    for (int r = 0; r < x->l->params->replicas; r++) TRY(clear(x, &x->l->params->stores[r]));
     err = load_tensors(x);
     *damaged = err == ERR_CKPT;
     if (err) return err;
-    TRY(param_store_publish(x->l->store, x->l->stream, &x->l->world->dp));
+    for (int r = 0; r < x->l->params->replicas; r++)
+        TRY(param_store_publish(&x->l->params->stores[r], x->l->stream));
     return x->l->weights_only ? ERR_OK : load_shifts(x);
 }
 

@@ -8,31 +8,45 @@
 
 void piece_first(PieceIter *it, const Ckpt *c, int rank)
 {
-    const GridCoords at = grid_coords(c->o.world->grid, rank);
-    *it = (PieceIter){ .c = c, .param = -1, .tp_rank = at.tp, .dp_rank = at.dp };
+    const Grid grid = c->o.world->grid;
+    *it = (PieceIter){ .c = c, .param = -1, .at = grid_coords(grid, rank) };
+    it->slice = grid.bidirectional ? group_rank(grid_shape(grid), GROUP_STAGE_LOW, rank) : it->at.dp;
 }
 
-/* Of copies dp rank 0 writes, of slices each its own. */
+static const ParamRegistry *part_of(const PieceIter *it)
+{
+    return param_set_part(it->c->o.params, it->at.pp, it->replica);
+}
+
+/* The next parameter: replica by replica, state by state. False: there is none. */
+static bool next_param(PieceIter *it)
+{
+    while (++it->param >= part_of(it)->count) {
+        it->param = -1;
+        if (++it->replica < it->c->o.params->replicas) continue;
+        it->replica = 0;
+        if (++it->state == it->c->states) return false;
+    }
+    return true;
+}
+
+/* Of copies one rank writes, of slices each its own. */
 static int rank_boxes(const PieceIter *it)
 {
     const Ckpt *c = it->c;
-    const ParamRegistry *reg = c->o.store->reg;
-    if (!shard_owner(&it->shard, it->tp_rank, reg->slices > 1 ? 0 : it->dp_rank)) return 0;
-    ParamSlice x = param_slice(reg, it->param, reg->slices > 1 ? it->dp_rank : 0);
+    const ParamRegistry *reg = part_of(it);
+    const bool sliced = reg->slices > 1;
+    if (it->shard.copy || !shard_owner(&it->shard, it->at.tp, sliced ? 0 : it->at.dp)) return 0;
+    ParamSlice x = param_slice(reg, it->param, sliced ? it->slice : 0);
     return shard_range(&it->shard, x.first, x.count, c->boxes, c->box_capacity);
 }
 
 bool piece_next(PieceIter *it)
 {
     const Ckpt *c = it->c;
-    const ParamRegistry *reg = c->o.store->reg;
     while (it->box == it->box_count) {
-        if (++it->param == reg->count) {
-            it->param = 0;
-            it->state++;
-        }
-        if (it->state == c->states || !reg->count) return false;
-        it->shard = shard_param(&reg->items[it->param], c->o.world->grid.tp, it->tp_rank);
+        if (!next_param(it)) return false;
+        it->shard = shard_param(&part_of(it)->items[it->param], c->o.world->grid.tp, it->at.tp);
         it->box = 0;
         it->box_count = rank_boxes(it);
     }
@@ -49,7 +63,7 @@ void shard_name(char out[CKPT_NAME_MAX], int rank)
 
 const float *piece_data(const PieceIter *it, int box)
 {
-    const ParamStore *st = it->c->o.store;
+    const ParamStore *st = &it->c->o.params->stores[it->replica];
     const Tensor flat[CKPT_STATES] = { st->master, st->m, st->v };
     const ShardBox *b = &it->boxes[box];
     /* the boxes of a rank are as wide as its memory, or of a single row: each is one run */
@@ -59,7 +73,7 @@ const float *piece_data(const PieceIter *it, int box)
 
 Err pieces_open(Ckpt *c, SetupArena *setup)
 {
-    const ParamRegistry *reg = c->o.store->reg;
+    const ParamRegistry *reg = c->o.params->whole;
     const int tp = c->o.world->grid.tp;
     c->box_capacity = 1;
     for (int i = 0; i < reg->count; i++)
@@ -216,7 +230,7 @@ static Err put_meta(TextOut *t, const CkptMeta *m)
 
 static Err put_params(const Ckpt *c, TextOut *t)
 {
-    const ParamRegistry *reg = c->o.store->reg;
+    const ParamRegistry *reg = c->o.params->whole;
     json_open(&t->json, "parameters", '[');
     for (int i = 0; i < reg->count; i++) {
         const Param *p = &reg->items[i];

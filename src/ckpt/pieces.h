@@ -1,6 +1,7 @@
 /*
  * What each rank writes: its pieces in file order, the shard file made of them, their lines in the manifest.
- * Every function takes a rank: rank 0 describes the files of all ranks from its own registry.
+ * Every function takes a rank: which pieces a rank has follows from the registries of all pipeline ranks (ParamSet), so
+ * rank 0 describes the files of all.
  */
 #ifndef MEGATRAIN_CKPT_PIECES_H
 #define MEGATRAIN_CKPT_PIECES_H
@@ -10,7 +11,9 @@
 /* One piece after the other: all values, then all m, then all v. One iteration at a time per Ckpt. */
 typedef struct {
     const Ckpt *c;
-    int tp_rank, dp_rank, state, param; /* of the current piece */
+    GridCoords at;
+    int slice;                 /* the rank's, where states are cut */
+    int state, replica, param; /* of the current piece */
     int box, box_count;
     Param shard;           /* the parameter as that rank has it */
     Box piece;             /* global, plain */

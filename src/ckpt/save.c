@@ -42,7 +42,7 @@ static Err allocate(Ckpt *c, SetupArena *setup)
     TRY(setup_array(setup, size, &c->file_bytes));
     TRY(setup_array(setup, size, &c->header_bytes));
     TRY(setup_array(setup, size, &c->rank_pieces));
-    TRY(setup_array(setup, c->o.store->reg->count, &c->shifts));
+    TRY(setup_array(setup, c->o.params->whole->count, &c->shifts));
     TRY(pieces_measure(c));
     return setup_array(setup, c->crc_count + c->piece_count, &c->crcs);
 }
@@ -109,7 +109,7 @@ static Err open_folder(Ckpt *c, SetupArena *setup)
 static int64_t manifest_most(const Ckpt *c)
 {
     return c->text_bytes + c->piece_count * (PARAM_NAME_MAX + 408) +
-           c->o.store->reg->count * (PARAM_NAME_MAX + 128) + c->crc_count * 12 +
+           c->o.params->whole->count * (PARAM_NAME_MAX + 128) + c->crc_count * 12 +
            c->o.world->size * (CKPT_NAME_MAX + 64);
 }
 
@@ -127,11 +127,11 @@ static Err check_manifest(const Ckpt *c)
 
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 {
-    *c = (Ckpt){ .o = o, .states = o.store->m.data && o.store->v.data ? CKPT_STATES : 1 };
+    *c = (Ckpt){ .o = o, .states = o.params->stores->m.data ? CKPT_STATES : 1 };
     ASSERT(o.comm || !o.async || o.world->size == 1);
     if (!o.comm) c->o.comm = &o.world->host;
     TRY(folder_name(c->folder, o.run_dir));
-    TRY(check_names(o.store->reg));
+    TRY(check_names(o.params->whole));
     TRY(allocate(c, setup));
     TRY(check_manifest(c));
     if (o.stream->dev->is_null) return ERR_OK;

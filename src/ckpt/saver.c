@@ -15,9 +15,9 @@
 
 /* ---- the snapshot ---- */
 
-Err ckpt_snapshot_bytes(const ParamStore *store, const World *world, int64_t *bytes)
+Err ckpt_snapshot_bytes(const ParamSet *params, const World *world, int64_t *bytes)
 {
-    Ckpt c = { .o = { .store = store, .world = (World *)world }, .states = CKPT_STATES };
+    Ckpt c = { .o = { .params = params, .world = (World *)world }, .states = CKPT_STATES };
     SetupArena a;
     setup_init(&a);
     Err err = pieces_open(&c, &a);
@@ -28,10 +28,10 @@ Err ckpt_snapshot_bytes(const ParamStore *store, const World *world, int64_t *by
 
 static Err take_snapshot(Ckpt *c)
 {
-    const ParamStore *st = c->o.store;
+    const GradStats *stats = c->o.params->stats;
     char *at = c->snapshot;
     PieceIter it;
-    TRY(device_read(c->o.stream, c->shifts, st->shift.data, st->reg->count * (int64_t)sizeof *c->shifts));
+    TRY(device_read(c->o.stream, c->shifts, stats->shift.data, tensor_bytes(stats->shift)));
     if (!at) return ERR_OK;
     for (piece_first(&it, c, c->o.world->rank); piece_next(&it);)
         for (int i = 0; i < it.count; i++) {

@@ -3,7 +3,7 @@
  * evaluation on the null device (trainer_plan), which is also what the run itself takes its memory by; there
  * is no second formula, so the table is exact.
  *
- * Ranks with the same tp rank hold the same shard and do the same work; a column of the table is one of the
+ * Ranks with the same tp and pp rank hold the same shard and do the same work; a column of the table is one of the
  * kinds that remain.
  */
 #include <stdlib.h>
@@ -14,20 +14,20 @@
 #include "data/tokenizer.h"
 #include "train/spec.h"
 
-enum { MAX_KINDS = 64 };
+enum { MAX_KINDS = 4096, COLUMNS = 6 };
 
 /* Ranks that need the same. */
 typedef struct {
     MemoryPlan plan;
-    int first_tp_rank, tp_ranks;
+    int pp_rank, first_tp_rank, tp_ranks;
 } Kind;
 
 typedef struct {
     const Config *cfg;
     TrainSpec spec;
     Grid grid;
-    Kind kinds[MAX_KINDS];
-    int count;
+    Kind *kinds;
+    int count, columns; /* shown side by side */
 } Table;
 
 static const char *config_path;
@@ -43,24 +43,36 @@ static const Option options[] = {
 
 static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 {
-    return a->state == b->state && a->save[REGION_I] == b->save[REGION_I] &&
-           a->save[REGION_W] == b->save[REGION_W] && a->slots == b->slots && a->scratch == b->scratch &&
+    return a->state == b->state && a->save == b->save && a->scratch == b->scratch &&
            a->workspace == b->workspace && a->staging == b->staging && a->snapshot == b->snapshot &&
            a->ahead == b->ahead && a->flop == b->flop && a->op_bytes == b->op_bytes &&
            a->comm_bytes == b->comm_bytes;
 }
 
+/* The plan of one rank, as a kind of its own or as one more of the last kind. */
+static Err count_rank(Table *t, int rank, GridCoords at)
+{
+    Kind k = { .pp_rank = at.pp, .first_tp_rank = at.tp, .tp_ranks = 1 };
+    Kind *last = t->count ? &t->kinds[t->count - 1] : NULL;
+    TRY(trainer_plan(&t->spec, t->grid, rank, &k.plan));
+    if (last && last->pp_rank == at.pp && last->plan.flat_count == k.plan.flat_count &&
+        same_plan(&last->plan, &k.plan))
+        last->tp_ranks++;
+    else if (t->count < MAX_KINDS) t->kinds[t->count++] = k;
+    else return err_set(ERR_CONFIG, "more than %d kinds of ranks", MAX_KINDS);
+    return ERR_OK;
+}
+
+/* Pipeline rank by pipeline rank, the ranks of the first data-parallel replica. */
 static Err count_kinds(Table *t)
 {
-    for (int tp_rank = 0; tp_rank < t->grid.tp; tp_rank++) {
-        Kind k = { .first_tp_rank = tp_rank, .tp_ranks = 1 };
-        TRY(trainer_plan(&t->spec, t->grid, tp_rank, &k.plan)); /* tp is fastest: this is rank tp_rank */
-        Kind *last = t->count ? &t->kinds[t->count - 1] : NULL;
-        if (last && last->plan.flat_count == k.plan.flat_count && same_plan(&last->plan, &k.plan))
-            last->tp_ranks++;
-        else if (t->count < MAX_KINDS) t->kinds[t->count++] = k;
-        else return err_set(ERR_INTERNAL, "more than %d kinds of ranks", MAX_KINDS);
-    }
+    const int size = grid_size(t->grid);
+    for (int pp = 0; pp < t->grid.pp; pp++)
+        for (int rank = 0; rank < size; rank++) {
+            const GridCoords at = grid_coords(t->grid, rank);
+            if (at.pp == pp && at.dp == 0) TRY(count_rank(t, rank, at));
+        }
+    t->columns = t->count < COLUMNS ? t->count : COLUMNS;
     return ERR_OK;
 }
 
@@ -83,7 +95,7 @@ static void put_row(const Table *t, const char *name, int64_t (*value)(const Tab
 {
     char a[32], b[UNITS_BYTES];
     printf("  %-34s", name);
-    for (int i = 0; i < t->count; i++) {
+    for (int i = 0; i < t->columns; i++) {
         int64_t bytes = value(t, &t->kinds[i]);
         printf(" %18s %9s", commas(a, bytes), units_bytes(b, bytes));
     }
@@ -118,16 +130,10 @@ static int64_t tables(const Table *t, const Kind *k)
     return k->plan.state - weights(t, k) - narrow_weights(t, k) - gradients(t, k) - moments(t, k);
 }
 
-static int64_t saves_I(const Table *t, const Kind *k)
+static int64_t saves(const Table *t, const Kind *k)
 {
     (void)t;
-    return k->plan.slots * k->plan.save[REGION_I];
-}
-
-static int64_t saves_W(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.slots * k->plan.save[REGION_W];
+    return k->plan.save;
 }
 
 static int64_t scratch(const Table *t, const Kind *k)
@@ -182,33 +188,62 @@ static void put_model(const Table *t)
 {
     const ModelSpec *m = &t->spec.model;
     int64_t tokens = t->spec.global_batch * m->seq;
-    char a[32], b[32], c[32];
+    char a[32], b[32], c[32], pp[24];
     printf(
         "model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
         "vocabulary %lld\n",
         m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
         (long long)m->seq, (long long)m->vocab);
     printf("        %s parameters\n", commas(a, t->kinds[0].plan.params));
-    printf("layout  %d rank%s = tp %d x dp %d, micro-batch %lld, %lld micro-batches a step on each rank\n",
+    snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);
+    printf("layout  %d rank%s = tp %d x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
            grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
-           (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
+           t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
     printf("step    %s samples, %s tokens; %s steps\n", commas(a, t->spec.global_batch), commas(b, tokens),
            commas(c, t->cfg->derived.steps));
+}
+
+/* "every rank", "tp ranks 0-3", "pp 2", "pp 2, tp 0" */
+static void kind_name(const Table *t, const Kind *k, char *out, size_t size)
+{
+    const int last = k->first_tp_rank + k->tp_ranks - 1;
+    char tp[48] = "";
+    if (t->grid.tp > 1 && k->tp_ranks == 1) snprintf(tp, sizeof tp, "tp rank %d", last);
+    if (t->grid.tp > 1 && k->tp_ranks > 1) snprintf(tp, sizeof tp, "tp ranks %d-%d", k->first_tp_rank, last);
+    if (t->grid.pp == 1) snprintf(out, size, "%s", *tp ? tp : "every rank");
+    else if (k->tp_ranks == t->grid.tp) snprintf(out, size, "pp rank %d", k->pp_rank);
+    else snprintf(out, size, "pp %d, %s", k->pp_rank, tp);
 }
 
 static void put_kinds(const Table *t)
 {
     printf("\n%-36s", "bytes of one rank");
-    for (int i = 0; i < t->count; i++) {
-        const Kind *k = &t->kinds[i];
-        char name[64];
-        int last = k->first_tp_rank + k->tp_ranks - 1;
-        if (t->grid.tp == 1) snprintf(name, sizeof name, "every rank");
-        else if (k->tp_ranks == 1) snprintf(name, sizeof name, "tp rank %d", last);
-        else snprintf(name, sizeof name, "tp ranks %d-%d", k->first_tp_rank, last);
+    for (int i = 0; i < t->columns; i++) {
+        char name[80];
+        kind_name(t, &t->kinds[i], name, sizeof name);
         printf(" %18s %9s", name, "");
     }
+    if (t->columns < t->count) printf(" and %d more kinds of ranks", t->count - t->columns);
     putchar('\n');
+}
+
+/* What each stage keeps, and each rank takes. */
+static void put_stages(const Table *t)
+{
+    if (t->count == 1 && t->kinds[0].plan.stage_count == 1) return;
+    printf("\n%-18s %5s %7s %6s %9s %18s %18s %18s %18s\n", "stages", "stage", "replica", "blocks",
+           "in flight", "kept of a unit to I", "to W", "saves of the rank", "rank's total");
+    for (int i = 0; i < t->count; i++) {
+        const MemoryPlan *p = &t->kinds[i].plan;
+        for (int s = 0; s < p->stage_count; s++) {
+            const StagePlan *q = &p->stages[s];
+            char name[80], a[32], b[32], c[32], d[32];
+            kind_name(t, &t->kinds[i], name, sizeof name);
+            printf("  %-16s %5d %7d %6d %9d %19s %18s %18s %18s\n", s ? "" : name, q->stage, q->replica,
+                   q->layers, q->in_flight, commas(a, q->save[REGION_I]), commas(b, q->save[REGION_W]),
+                   s ? "" : commas(c, p->save), s ? "" : commas(d, memory_plan_total(p)));
+        }
+    }
 }
 
 /* What one parameter costs, and what the layout leaves empty. */
@@ -232,8 +267,7 @@ static void put_memory(const Table *t)
     put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", gradients);
     put_row(t, "moments", moments);
     put_row(t, "tables, batches, statistics", tables);
-    put_row(t, "saves, freed after I (all slots)", saves_I);
-    put_row(t, "saves, freed after W (all slots)", saves_W);
+    put_row(t, "saves between forward and backward", saves);
     put_row(t, "scratch of a layer call", scratch);
     put_row(t, "workspace of kernels, at most", workspace);
     if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
@@ -330,7 +364,7 @@ static void put_work(const Table *t)
     printf("  %-34s", "FLOP of the ops");
     for (int i = 0; i < t->count; i++) {
         const Kind *k = &t->kinds[i];
-        printf(" %18s %9s", "", units_count(a, (double)k->plan.flop));
+        if (i < t->columns) printf(" %18s %9s", "", units_count(a, (double)k->plan.flop));
         all_flop += (double)k->plan.flop * k->tp_ranks * t->grid.dp;
     }
     printf("\n\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
@@ -354,19 +388,29 @@ static Err find_vocab(const Config *cfg, int64_t *out)
     return ERR_OK;
 }
 
+static Err print_plan(Table *t)
+{
+    int64_t vocab;
+    TRY(find_vocab(t->cfg, &vocab));
+    TRY(train_spec(t->cfg, vocab, &t->spec));
+    TRY(grid_spec(t->cfg, &t->grid));
+    TRY(count_kinds(t));
+    put_model(t);
+    put_groups(t);
+    put_memory(t);
+    put_stages(t);
+    put_work(t);
+    put_comm(&t->kinds[0].plan);
+    return ERR_OK;
+}
+
 static Err plan_config(const Config *cfg)
 {
-    Table t = { .cfg = cfg, .grid = grid_spec(cfg) };
-    int64_t vocab;
-    TRY(find_vocab(cfg, &vocab));
-    TRY(train_spec(cfg, vocab, &t.spec));
-    TRY(count_kinds(&t));
-    put_model(&t);
-    put_groups(&t);
-    put_memory(&t);
-    put_work(&t);
-    put_comm(&t.kinds[0].plan);
-    return ERR_OK;
+    Table t = { .cfg = cfg, .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
+    if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
+    Err err = print_plan(&t);
+    free(t.kinds);
+    return err;
 }
 
 static Err plan(Words rest)

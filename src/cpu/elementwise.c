@@ -238,6 +238,22 @@ Err CPU(fill_zero_acc)(Stream *s, const fill_zero_acc_args *a)
     return ERR_OK;
 }
 
+static void add_acc_part(const void *args, int64_t first, int64_t end)
+{
+    const add_acc_args *a = args;
+    if (a->y.dtype == F32)
+        for (int64_t i = first; i < end; i++) ((float *)a->y.data)[i] += ((const float *)a->x.data)[i];
+    else
+        for (int64_t i = first; i < end; i++) ((uint64_t *)a->y.data)[i] += ((const uint64_t *)a->x.data)[i];
+}
+
+Err CPU(add_acc)(Stream *s, const add_acc_args *a)
+{
+    if (a->x.dtype != a->y.dtype) return err_set(ERR_SHAPE, "add_acc: y and x differ in dtype");
+    par_columns(s, rows_used(a->y), 1, add_acc_part, a);
+    return ERR_OK;
+}
+
 /* ---- cast ---- */
 
 static inline float any_load(Tensor t, int64_t i)

@@ -92,7 +92,7 @@ Err grad_open(Ctx *c, int id, Tensor *acc)
 static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 {
     TRY(op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
-           .shift = param_store_shift(c->params, weight), .overflow = c->params->overflow,
+           .shift = param_store_shift(c->params, weight), .overflow = c->params->stats->overflow,
            .leaf = c->canon.leaf_tokens, .room = c->canon.room, .fresh = grad_first(c, weight)));
     return grad_added(c, weight);
 }
@@ -113,7 +113,7 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     Tensor acc;
     TRY(grad_open(c, table, &acc));
     TRY(op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
-           .shift = param_store_shift(c->params, table), .overflow = c->params->overflow, .first = first,
+           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow, .first = first,
            .room = c->canon.room));
     return grad_added(c, table);
 }
@@ -123,7 +123,7 @@ Err grad_add_columns(Ctx *c, int bias, Tensor dy)
     Tensor acc;
     TRY(grad_open(c, bias, &acc));
     TRY(op(c->s, bias_grad, .dbias = acc, .dy = dy, .shift = param_store_shift(c->params, bias),
-           .overflow = c->params->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room));
+           .overflow = c->params->stats->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room));
     return grad_added(c, bias);
 }
 

@@ -6,21 +6,25 @@
 #include "base/rng.h"
 #include "layer/internal.h"
 
+ParamSpec embedding_table(const EmbeddingSpec *spec, int flags)
+{
+    return (ParamSpec){ .name = EMBEDDING_TABLE,
+                        .ndim = 2,
+                        .shape = { spec->vocab, spec->hidden },
+                        .padded_rows = spec->padded_vocab,
+                        .cut = { CUT_TP },
+                        .partial = spec->shared ? PARTIAL_STAGES : PARTIAL_NONE,
+                        .init = INIT_NORMAL,
+                        .std = spec->std,
+                        .flags = PARAM_DECAY | flags };
+}
+
 Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
 {
     *e = (Embedding){ .position = -1,
                       .dropout = spec.dropout,
                       .dropout_key = rng_key(spec.seed, "embedding.dropout") };
-    TRY(param_add(reg,
-                  (ParamSpec){ .name = "embedding.token.weight",
-                               .ndim = 2,
-                               .shape = { spec.vocab, spec.hidden },
-                               .padded_rows = spec.padded_vocab,
-                               .cut = { CUT_TP },
-                               .init = INIT_NORMAL,
-                               .std = spec.std,
-                               .flags = PARAM_DECAY },
-                  &e->table));
+    TRY(param_add(reg, embedding_table(&spec, 0), &e->table));
     e->vocab_rows = reg->items[e->table].local[0];
     if (!spec.learned_positions) return ERR_OK;
     return param_add(reg,

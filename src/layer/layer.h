@@ -195,10 +195,14 @@ typedef struct {
 typedef struct {
     int64_t vocab, padded_vocab, hidden, seq;
     bool learned_positions;
+    bool shared; /* a head of another registry reads the table, too */
     float std, dropout;
     uint64_t seed;
 } EmbeddingSpec;
 
+#define EMBEDDING_TABLE "embedding.token.weight"
+/* The table's registration: [vocab, hidden], cut over tp by rows. */
+ParamSpec embedding_table(const EmbeddingSpec *spec, int flags);
 Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec);
 Err embedding_forward(const Embedding *e, Ctx *c, Tensor y);   /* y [R, D] */
 Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up */

@@ -3,49 +3,76 @@
  *
  * Segments of a slot: 0 = the embedding's output (or the incoming boundary), 1 + i = block i and its output,
  * layer_count + 1 = final norm and head. The output of a block lies at the start of its successor's turn, at
- * the end of its own segment.
+ * the end of its own segment; that of the last one, without a head, in the outgoing boundary.
  */
 #include "model/model.h"
 
 #include "base/mathx.h"
 
-Err stage_register(Stage *st, ParamRegistry *reg, const ModelSpec *spec, int first_layer, int layer_count,
-                   SetupArena *setup)
+/* whole: the head, if it reads the table, too, is in the same registry. */
+static EmbeddingSpec embedding_spec(const ModelSpec *spec, bool whole)
 {
-    *st = (Stage){ .spec = *spec, .first_layer = first_layer, .layer_count = layer_count };
-    st->has_embedding = first_layer == 0;
-    st->has_head = first_layer + layer_count == spec->layers;
-    ASSERT(!spec->tied ||
-           (st->has_embedding == st->has_head)); /* ties across stages need a shared gradient */
-    if (st->has_embedding)
-        TRY(embedding_register(&st->embedding, reg,
-                               (EmbeddingSpec){ .vocab = spec->vocab,
-                                                .padded_vocab = spec->padded_vocab,
-                                                .hidden = spec->hidden,
-                                                .seq = spec->seq,
-                                                .learned_positions = spec->learned_positions,
-                                                .std = spec->init_std,
-                                                .dropout = spec->dropout,
-                                                .seed = spec->seed }));
-    TRY(setup_array(setup, layer_count, &st->blocks));
-    for (int i = 0; i < layer_count; i++) TRY(block_register(&st->blocks[i], reg, spec, first_layer + i));
-    if (!st->has_head) return ERR_OK;
+    return (EmbeddingSpec){ .vocab = spec->vocab,
+                            .padded_vocab = spec->padded_vocab,
+                            .hidden = spec->hidden,
+                            .seq = spec->seq,
+                            .learned_positions = spec->learned_positions,
+                            .shared = spec->tied && !whole,
+                            .std = spec->init_std,
+                            .dropout = spec->dropout,
+                            .seed = spec->seed };
+}
+
+StageShare stage_whole(const ModelSpec *spec) { return (StageShare){ 0, spec->layers, true, true }; }
+
+/* The table of tied embeddings in a registry without the embedding: the head's own copy. */
+static Err register_table_copy(const ModelSpec *spec, ParamRegistry *reg, int *id)
+{
+    const EmbeddingSpec table = embedding_spec(spec, false);
+    return param_add(reg, embedding_table(&table, PARAM_COPY), id);
+}
+
+static Err register_head(Stage *st, ParamRegistry *reg, const ModelSpec *spec)
+{
+    int table = -1;
     TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
                       PARTIAL_ROWS));
-    return head_register(&st->head, reg, spec->tied ? st->embedding.table : -1, spec->vocab,
-                         spec->padded_vocab, spec->hidden, spec->init_std);
+    if (spec->tied) {
+        table = param_find(reg, EMBEDDING_TABLE);
+        if (table < 0) TRY(register_table_copy(spec, reg, &table));
+    }
+    return head_register(&st->head, reg, table, spec->vocab, spec->padded_vocab, spec->hidden,
+                         spec->init_std);
+}
+
+Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
+                    SetupArena *setup)
+{
+    bool embedding = false, head = false;
+    for (int i = 0; i < count; i++) embedding |= shares[i].embedding, head |= shares[i].head;
+    for (int i = 0; i < count; i++, st++) {
+        *st = (Stage){ .spec = *spec, .share = shares[i] };
+        const int layers = st->share.layer_count;
+        if (st->share.embedding)
+            TRY(embedding_register(&st->embedding, reg, embedding_spec(spec, embedding && head)));
+        TRY(setup_array(setup, layers, &st->blocks));
+        for (int b = 0; b < layers; b++)
+            TRY(block_register(&st->blocks[b], reg, spec, st->share.first_layer + b));
+        if (st->share.head) TRY(register_head(st, reg, spec));
+    }
+    return ERR_OK;
 }
 
 Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
 {
     *save = (StageSave){ 0 };
-    TRY(setup_array(setup, st->layer_count + 1, &save->x));
-    return setup_array(setup, st->layer_count, &save->blocks);
+    TRY(setup_array(setup, st->share.layer_count + 1, &save->x));
+    return setup_array(setup, st->share.layer_count, &save->blocks);
 }
 
-int stage_segments(const Stage *st) { return st->layer_count + 2; }
+int stage_segments(const Stage *st) { return st->share.layer_count + 2; }
 
-int stage_linears(const Stage *st) { return 4 * st->layer_count + 1; }
+int stage_linears(const Stage *st) { return 4 * st->share.layer_count + 1; }
 
 /* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
 static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
@@ -61,13 +88,22 @@ static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
 }
 
+/* Where the input of block i (at the end, of the head) goes: kept for backward, or the boundary if it leaves the stage. */
+static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
+{
+    if (i < st->share.layer_count || st->share.head)
+        return save_new(c, REGION_I, x, &save->x[i], c->dtype, ctx_rows(c), st->spec.hidden);
+    *x = out->t[0];
+    return ERR_OK;
+}
+
 /* One block; its output is the last thing of its segment. Under full recomputation only the output stays. */
-static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i)
+static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor x = save_get(c, save->x[i]), y;
     segment_begin(c, 1 + i);
-    TRY(save_new(c, REGION_I, &y, &save->x[i + 1], c->dtype, x.dim[0], x.dim[1]));
+    TRY(stream_alloc(st, c, save, i + 1, out, &y));
     if (st->spec.recompute != RECOMPUTE_FULL) {
         TRY(block_forward(&st->blocks[i], c, x, &save->blocks[i], y));
         segment_end(c);
@@ -82,12 +118,12 @@ static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i)
     return ERR_OK;
 }
 
-static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *in)
+static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out)
 {
     Tensor x;
     segment_begin(c, 0);
-    TRY(save_new(c, REGION_I, &x, &save->x[0], c->dtype, ctx_rows(c), st->spec.hidden));
-    if (st->has_embedding) TRY(embedding_forward(&st->embedding, c, x));
+    TRY(stream_alloc(st, c, save, 0, out, &x));
+    if (st->share.embedding) TRY(embedding_forward(&st->embedding, c, x));
     else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
     segment_end(c);
     return ERR_OK;
@@ -95,22 +131,19 @@ static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
 
 static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, Tensor *out)
 {
-    Tensor x = save_get(c, save->x[st->layer_count]);
-    segment_begin(c, st->layer_count + 1);
+    Tensor x = save_get(c, save->x[st->share.layer_count]);
+    segment_begin(c, st->share.layer_count + 1);
     TRY(save_new(c, REGION_W, out, &save->final_out, c->dtype, x.dim[0], x.dim[1]));
     return norm_forward(&st->final_norm, c, x, *out, &save->final_norm);
 }
 
-Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Boundary *out, Tensor sums)
+Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
+                  Tensor sums)
 {
     Tensor final_out;
-    TRY(run_input(st, c, save, in));
-    for (int i = 0; i < st->layer_count; i++) TRY(run_block(st, c, save, i));
-    *out = (Boundary){ .count = 0 };
-    if (!st->has_head) {
-        *out = (Boundary){ 1, { save_get(c, save->x[st->layer_count]) } };
-        return ERR_OK;
-    }
+    TRY(run_input(st, c, save, in, out));
+    for (int i = 0; i < st->share.layer_count; i++) TRY(run_block(st, c, save, i, out));
+    if (!st->share.head) return ERR_OK;
     TRY(run_final_norm(st, c, save, &final_out));
     TRY(head_forward(&st->head, c, final_out, sums, &save->head));
     segment_end(c);
@@ -147,29 +180,30 @@ static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     TRY(head_backward(&st->head, c, &save->head, save_get(c, save->final_out), dn));
     TRY(op(c->s, fill_zero, .x = d));
-    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->layer_count]), dn, d));
+    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]), dn, d));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
-Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Boundary *din)
+Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din)
 {
+    ArenaMark mark = arena_mark(c->scratch);
     Tensor d;
-    TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
-    if (st->has_head) TRY(backward_head(st, c, save, d));
-    else TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
-    for (int i = st->layer_count - 1; i >= 0; i--) TRY(backward_block(st, c, save, i, d));
-    *din = (Boundary){ .count = 0 };
-    if (st->has_embedding) return embedding_backward(&st->embedding, c, d);
-    *din = (Boundary){ 1, { d } };
+    if (din->count) d = din->t[0];
+    else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
+    if (st->share.head) TRY(backward_head(st, c, save, d));
+    else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
+    for (int i = st->share.layer_count - 1; i >= 0; i--) TRY(backward_block(st, c, save, i, d));
+    if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, d));
+    arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup)
 {
     const ModelSpec *m = &st->spec;
-    TRY(setup_array(setup, st->layer_count, kv));
-    for (int i = 0; i < st->layer_count; i++) {
+    TRY(setup_array(setup, st->share.layer_count, kv));
+    for (int i = 0; i < st->share.layer_count; i++) {
         TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, m->kv_heads, m->head_dim));
         TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, m->kv_heads, m->head_dim));
     }
@@ -180,10 +214,10 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
 {
     Tensor final_out;
     ASSERT(c->batch->B == 1 && c->world->size == 1);
-    TRY(run_input(st, c, save, NULL));
-    for (int i = 0; i < st->layer_count; i++) {
+    TRY(run_input(st, c, save, NULL, NULL));
+    for (int i = 0; i < st->share.layer_count; i++) {
         c->kv = &kv[i];
-        TRY(run_block(st, c, save, i));
+        TRY(run_block(st, c, save, i, NULL));
     }
     c->kv = NULL;
     TRY(run_final_norm(st, c, save, &final_out));

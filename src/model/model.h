@@ -3,7 +3,7 @@
  *
  * A stage takes and gives a short list of boundary tensors (the residual stream between stages) and sees the
  * whole batch, so that stages can be cut anywhere between blocks. Block l of the model is always
- * "layers.l", whatever stage holds it.
+ * "layers.l", whatever stage holds it. One stage alone is a whole model.
  *
  *   pre-norm block   mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm2(mid)) + b)
  *
@@ -45,17 +45,22 @@ typedef struct {
     MlpSave mlp;
 } BlockSave;
 
+/* Which part of the model a stage is: blocks [first_layer, first_layer + layer_count), and what else. */
+typedef struct {
+    int first_layer, layer_count;
+    bool embedding, head;
+} StageShare;
+
 typedef struct {
     ModelSpec spec;
-    int first_layer, layer_count;
-    bool has_embedding, has_head;
+    StageShare share;
     Embedding embedding;
     Block *blocks;
     Norm final_norm;
     Head head;
 } Stage;
 
-/* What a stage keeps of one micro-batch. x[i]: input of block i; x[layer_count]: input of the final norm. */
+/* What a stage keeps of one micro-batch. x[i]: input of block i; x[layer_count], with the head: of the final norm. */
 typedef struct {
     Saved *x;
     BlockSave *blocks;
@@ -70,20 +75,37 @@ typedef struct {
     Tensor t[BOUNDARY_MAX]; /* [R, D] each */
 } Boundary;
 
-/* Blocks [first_layer, first_layer + layer_count); embedding with the first, head with the last. */
-Err stage_register(Stage *st, ParamRegistry *reg, const ModelSpec *spec, int first_layer, int layer_count,
-                   SetupArena *setup);
+/* The whole model as one stage. */
+StageShare stage_whole(const ModelSpec *spec);
+
+/*
+ * Shares of `stages` stages, [stages]. layout: of each stage the embedding 'E', blocks 't' and the head 'L', stages
+ * apart by '|', with repetition "x*n" and "(...)*n" as in "Et|(tt|)*2,tL" (Megatron-LM's; commas mean nothing). Empty:
+ * as even as can be, stages in the middle taking what is left over. ERR_CONFIG saying what is wrong with it.
+ */
+Err stage_shares(const ModelSpec *spec, const char *layout, int stages, StageShare *out);
+/* How many stages a layout has; 0 for an empty one. ERR_CONFIG for one that is not well formed. */
+Err stage_layout_count(const char *layout, int *stages);
+
+/*
+ * Registers stages, ascending, whose parameters share one registry. With tied embeddings the table is registered
+ * with the embedding, and once more with a head in another registry: that one is PARAM_COPY, both are PARTIAL_STAGES.
+ */
+Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg,
+                    const ModelSpec *spec, SetupArena *setup);
 Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup);
 int stage_segments(const Stage *st); /* segments a Slot of this stage needs */
 int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue */
 
 /*
- * in: empty with the embedding. out: the residual stream after the last block (empty with the head; then
- * sums accumulates the loss). The saves go to c->slot.
+ * in: the residual stream before the first block; empty with the embedding, may change when the call returns. out:
+ * where the stream after the last block goes; empty with the head, and then sums accumulates the loss. The saves go to
+ * c->slot.
  */
-Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Boundary *out, Tensor sums);
-/* dout as out, used up. din: the gradient of in, in scratch: valid until the caller releases scratch. */
-Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Boundary *din);
+Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
+                  Tensor sums);
+/* dout: the gradient of out. din: where that of in goes, may be dout itself. Empty as out and in are. */
+Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din);
 
 /* Room for the keys and values of one sample in `state`: a KvCache for each block. */
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup);

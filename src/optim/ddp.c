@@ -5,7 +5,7 @@
 
 static const ParamRegistry *registry(const Ddp *d) { return d->params->reg; }
 
-static Comm *dp(const Ddp *d) { return &d->world->dp; }
+static Comm *group(const Ddp *d) { return d->params->group; }
 
 /* ---- gradients ---- */
 
@@ -23,9 +23,9 @@ static Err start_bucket(Ddp *d, int b)
     Tensor whole = tensor_row_slice(d->params->grad, k->first, k->count);
     Tensor own = tensor_row_slice(whole, registry(d)->slice * length, length);
     d->started[b] = true;
-    if (registry(d)->slices == 1) return sum_over(d, dp(d), whole, &d->reduced[b]);
-    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(dp(d), d->stream, own, whole, &d->reduced[b]);
-    return comm_reduce_scatter_i64(dp(d), d->stream, own.data, whole.data, length, &d->reduced[b]);
+    if (registry(d)->slices == 1) return sum_over(d, group(d), whole, &d->reduced[b]);
+    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(group(d), d->stream, own, whole, &d->reduced[b]);
+    return comm_reduce_scatter_i64(group(d), d->stream, own.data, whole.data, length, &d->reduced[b]);
 }
 
 static Err on_added(void *user, int id)
@@ -33,7 +33,7 @@ static Err on_added(void *user, int id)
     Ddp *d = user;
     const int b = registry(d)->items[id].bucket;
     if (++d->added[id] != d->expected[id] || --d->missing[b] > 0) return ERR_OK;
-    if (!d->overlap_grad || registry(d)->buckets[b].partial || dp(d)->size == 1) return ERR_OK;
+    if (!d->overlap_grad || registry(d)->buckets[b].partial || group(d)->size == 1) return ERR_OK;
     return start_bucket(d, b);
 }
 
@@ -44,19 +44,40 @@ static Err clear_fresh(Ddp *d)
         if (!d->params->fresh[i]) continue;
         Tensor g = tensor_reshape(param_store_grad(d->params, i), registry(d)->items[i].count);
         TRY(op(d->stream, fill_zero_acc, .x = g));
+        d->params->fresh[i] = false;
     }
     return ERR_OK;
 }
 
-/* Heads first, then rows: two ranges at the end of `grad`, padding (zeros) included. */
+/* Over tp and sp: two ranges at the end of `grad`, padding (zeros) included. */
 static Err sum_partial(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
-    const int64_t heads = r->partial_at[0], rows = r->partial_at[1], end = r->flat_count;
+    const int64_t heads = r->partial_at[PARTIAL_HEADS], rows = r->partial_at[PARTIAL_ROWS], end = r->flat_count;
     if (rows > heads)
         TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
     if (end == rows) return ERR_OK;
     return sum_over(d, &d->world->sp, tensor_row_slice(d->params->grad, rows, end - rows), NULL);
+}
+
+/* The range of a table that several stages read; of no elements if there is none. */
+static Tensor shared_table(const Ddp *d)
+{
+    const int64_t *at = registry(d)->partial_at;
+    return tensor_row_slice(d->params->grad, at[PARTIAL_STAGES], at[PARTIAL_HEADS] - at[PARTIAL_STAGES]);
+}
+
+Err ddp_sum_stages(Ddp *d, int count)
+{
+    for (int r = 0; r < count; r++) TRY(clear_fresh(&d[r]));
+    Tensor table = shared_table(d);
+    if (count > 1) {
+        Tensor other = shared_table(&d[1]);
+        if (!tensor_count(table)) return ERR_OK;
+        TRY(op(d->stream, add_acc, .y = table, .x = other));
+        return device_copy(d->stream, other.data, table.data, tensor_bytes(table));
+    }
+    return tensor_count(table) ? sum_over(d, &d->world->embd, table, NULL) : ERR_OK;
 }
 
 Err ddp_reduce(Ddp *d)
@@ -64,7 +85,7 @@ Err ddp_reduce(Ddp *d)
     TRY(clear_fresh(d));
     TRY(sum_partial(d));
     memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
-    if (dp(d)->size == 1) return ERR_OK;
+    if (group(d)->size == 1) return ERR_OK;
     for (int b = 0; b < registry(d)->bucket_count; b++)
         if (!d->started[b]) TRY(start_bucket(d, b));
     for (int b = 0; b < registry(d)->bucket_count; b++) TRY(stream_wait(d->stream, &d->reduced[b]));
@@ -98,7 +119,7 @@ Err ddp_gather(Ddp *d)
         const Bucket *k = &r->buckets[b];
         Tensor whole = tensor_row_slice(d->params->value, k->first, k->count);
         Tensor own = tensor_row_slice(whole, r->slice * (k->count / r->slices), k->count / r->slices);
-        TRY(comm_all_gather(dp(d), d->stream, whole, own, &d->gathered[b]));
+        TRY(comm_all_gather(group(d), d->stream, whole, own, &d->gathered[b]));
         d->gathering[b] = true;
     }
     return d->overlap_param ? ERR_OK : ddp_settle(d);

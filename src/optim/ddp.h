@@ -1,5 +1,6 @@
 /*
- * Data parallelism: sums gradients over dp bucket by bucket (param/param.h), as soon as a bucket is complete
+ * Data parallelism: sums gradients over the ranks with the same parameters (ParamStore.group: dp, and both replicas of a
+ * stage in a bidirectional pipeline) bucket by bucket (param/param.h), as soon as a bucket is complete
  * if `overlap_grad`, and hands out the weights that each rank updated. With ZeRO-1 (registry slices = dp) a
  * bucket is reduce-scattered in place, the optimizer touches this rank's slice alone, and the bucket's values are
  * gathered again; with one slice a bucket is summed on every rank.
@@ -37,6 +38,13 @@ void ddp_release(Ddp *d);
 
 /* A step begins, again if it is repeated. */
 void ddp_begin(Ddp *d);
+
+/*
+ * The gradient of a table that the first and the last stage read, summed over these two; before ddp_reduce. d[count]:
+ * all replicas' on this rank. With two each rank of the pair adds its own two, and the reduction over the replicas does
+ * the rest.
+ */
+Err ddp_sum_stages(Ddp *d, int count);
 
 /* Returns when all gradients are summed; what got none in this step is 0. */
 Err ddp_reduce(Ddp *d);

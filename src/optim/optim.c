@@ -1,48 +1,65 @@
 /* See optim.h. AdamW itself is an op (device/ops.def); this file decides what it runs over. */
 #include "optim/optim.h"
 
-/* The loss sums; gradients are summed by then, or on their way (ddp.h). */
-Err optim_sum_loss(Optim *o) { return comm_sum_i64(&o->world->dp, o->stream, o->sums.data, 3, NULL); }
+Err optim_sum_loss(Optim *o)
+{
+    TRY(comm_sum_i64(&o->world->dp, o->stream, o->sums.data, 3, NULL));
+    return comm_sum_i64(&o->world->pp, o->stream, o->sums.data, 3, NULL);
+}
 
 /*
- * Each element counts once: of a tensor that every tp rank holds whole the statistics are tp rank 0's, and with one
- * slice every dp rank takes the same of everything.
+ * Each element counts once: of a tensor that every tp rank holds whole the statistics are tp rank 0's, of one that
+ * several stages hold those of one of them, and with one slice every dp rank takes the same of everything.
  */
 static bool counts_here(const Optim *o, const Param *p)
 {
+    if (p->copy) return false;
     return o->world->tp.rank == 0 || p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP;
 }
 
-/* Ranks whose statistics together are those of the whole model. */
-static Comm *stats_group(const Optim *o)
+/* Statistics of what this rank holds, into the places of the whole model's. */
+static Err add_stats(Optim *o, const ParamStore *ps)
 {
-    return o->params->reg->slices > 1 ? &o->world->world : &o->world->tp;
-}
-
-Err optim_norm(Optim *o)
-{
-    ParamStore *ps = o->params;
-    TRY(device_zero(o->stream, ps->max.data, tensor_bytes(ps->max)));
-    TRY(device_zero(o->stream, ps->sumsq.data, tensor_bytes(ps->sumsq)));
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         Tensor g = param_slice_grad(ps, i);
         if (!counts_here(o, p) || !tensor_count(g)) continue;
-        TRY(op(o->stream, grad_stats, .max = tensor_row_slice(ps->max, i, 1),
-               .sumsq = tensor_reshape(tensor_row_slice(ps->sumsq, i, 1), 4), .g = g,
+        TRY(op(o->stream, grad_stats, .max = tensor_row_slice(o->stats->max, p->global, 1),
+               .sumsq = tensor_reshape(tensor_row_slice(o->stats->sumsq, p->global, 1), 4), .g = g,
                .shift = param_store_shift(ps, i)));
     }
-    TRY(comm_max_i64(stats_group(o), o->stream, ps->max.data, tensor_count(ps->max), NULL));
-    TRY(comm_sum_i64(stats_group(o), o->stream, ps->sumsq.data, tensor_count(ps->sumsq), NULL));
-    TRY(comm_max_i64(&o->world->world, o->stream, ps->overflow_cell.data, 1, NULL));
-    return op(o->stream, step_finish, .max = ps->max, .sumsq = ps->sumsq, .shift = ps->shift,
-              .next_shift = ps->next_shift, .loss_sums = o->sums, .overflow = ps->overflow, .step = o->step,
-              .room = o->room, .acc = ps->grad.dtype);
+    return ERR_OK;
 }
 
-Err optim_update(Optim *o)
+/* Over the ranks whose statistics together are those of the whole model. */
+static Err gather_stats(Optim *o)
 {
-    ParamStore *ps = o->params;
+    Tensor max = o->stats->max, sumsq = o->stats->sumsq;
+    Comm *all[] = { &o->world->world }, *one_copy[] = { &o->world->tp, &o->world->pp };
+    const bool sliced = o->store[0]->reg->slices > 1;
+    for (int i = 0; i < (sliced ? 1 : 2); i++) {
+        Comm *c = sliced ? all[i] : one_copy[i];
+        TRY(comm_max_i64(c, o->stream, max.data, tensor_count(max), NULL));
+        TRY(comm_sum_i64(c, o->stream, sumsq.data, tensor_count(sumsq), NULL));
+    }
+    return ERR_OK;
+}
+
+Err optim_norm(Optim *o)
+{
+    const GradStats *g = o->stats;
+    TRY(device_zero(o->stream, g->max.data, tensor_bytes(g->max)));
+    TRY(device_zero(o->stream, g->sumsq.data, tensor_bytes(g->sumsq)));
+    for (int i = 0; i < o->stores; i++) TRY(add_stats(o, o->store[i]));
+    TRY(gather_stats(o));
+    TRY(comm_max_i64(&o->world->world, o->stream, g->overflow_cell.data, 1, NULL));
+    return op(o->stream, step_finish, .max = g->max, .sumsq = g->sumsq, .shift = g->shift,
+              .next_shift = g->next_shift, .loss_sums = o->sums, .overflow = g->overflow, .step = o->step,
+              .room = o->room, .acc = o->store[0]->grad.dtype);
+}
+
+Err optim_update(Optim *o, ParamStore *ps)
+{
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         Tensor copy = { 0 }, g = param_slice_grad(ps, i); /* copy: for layers that do not read the master */

@@ -11,8 +11,12 @@ typedef struct {
     float beta1, beta2, eps, weight_decay;
 } AdamWSpec;
 
+enum { OPTIM_STORES = 2 };
+
 typedef struct {
-    ParamStore *params;
+    ParamStore *store[OPTIM_STORES]; /* all that this rank has */
+    int stores;
+    const GradStats *stats;
     Stream *stream;
     World *world;
     StepValues *step; /* device memory */
@@ -21,12 +25,12 @@ typedef struct {
     int room; /* Canon.room */
 } Optim;
 
-/* Loss, counted tokens and non-finite flag over dp. */
+/* Loss, counted tokens and non-finite flag over dp and the stages, of which the last one's have them. */
 Err optim_sum_loss(Optim *o);
 /* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
 Err optim_norm(Optim *o);
-/* AdamW on this rank's slice of every parameter (decay by its flag), unless step->skip. */
-Err optim_update(Optim *o);
+/* AdamW on this rank's slice of every parameter of a store (decay by its flag), unless step->skip. */
+Err optim_update(Optim *o, ParamStore *store);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;
 

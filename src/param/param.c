@@ -71,6 +71,7 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     snprintf(p->name, sizeof p->name, "%s", spec.name);
     p->spec = spec;
     p->spec.name = NULL; /* the caller's text may go; ours is p->name */
+    p->copy = spec.flags & PARAM_COPY;
     const int64_t whole[2] = { spec.padded_rows, spec.shape[1] };
     for (int d = 0; d < 2; d++) {
         int parts = spec.cut[d] == CUT_TP ? r->tp : 1;
@@ -81,8 +82,20 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
         p->first[d] = parts > 1 ? p->local[d] * r->tp_rank : 0;
     }
     p->count = p->local[0] * p->local[1];
-    *id = r->count++;
+    p->global = *id = r->count++;
     *name_entry(r, p->name) = r->count;
+    return ERR_OK;
+}
+
+int param_find(const ParamRegistry *r, const char *name) { return r->capacity ? *name_entry(r, name) - 1 : -1; }
+
+Err param_number(ParamRegistry *r, const ParamRegistry *whole)
+{
+    for (int i = 0; i < r->count; i++) {
+        r->items[i].global = param_find(whole, r->items[i].name);
+        if (r->items[i].global < 0)
+            return err_set(ERR_INTERNAL, "the whole model has no parameter '%s'", r->items[i].name);
+    }
     return ERR_OK;
 }
 
@@ -127,13 +140,13 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems, int slices, int slice)
     r->slice = slice;
     TRY(setup_array(r->setup, r->count + 1, &r->buckets)); /* one to look at behind the last */
     TRY(setup_array(r->setup, r->count, &r->order));
-    place_kind(r, PARTIAL_NONE, bucket_elems, &nth);
+    for (Partial kind = PARTIAL_NONE; kind < PARTIAL_KINDS; kind++) {
+        if (kind == PARTIAL_STAGES) close_bucket(r);
+        r->partial_at[kind] = r->flat_count;
+        place_kind(r, kind, bucket_elems, &nth);
+    }
     close_bucket(r);
-    r->partial_at[0] = r->flat_count;
-    place_kind(r, PARTIAL_HEADS, bucket_elems, &nth);
-    r->partial_at[1] = r->flat_count;
-    place_kind(r, PARTIAL_ROWS, bucket_elems, &nth);
-    close_bucket(r);
+    r->partial_at[PARTIAL_KINDS] = r->flat_count;
     return ERR_OK;
 }
 
@@ -165,20 +178,27 @@ int64_t param_total(const ParamRegistry *r)
     return n;
 }
 
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype, GradKind grads)
+Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
+{
+    *g = (GradStats){ .count = count };
+    TRY(tensor_new(state, &g->shift, I32, count));
+    if (!gradients) return ERR_OK;
+    TRY(tensor_new(state, &g->next_shift, I32, count));
+    TRY(tensor_new(state, &g->overflow_cell, I64, 1));
+    g->overflow = tensor_of(g->overflow_cell.data, I32, 1);
+    TRY(tensor_new(state, &g->max, I64, count));
+    return tensor_new(state, &g->sumsq, I64, count, 4);
+}
+
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
+                     DType value_dtype, GradKind grads)
 {
     const int64_t slice_count = reg->flat_count / reg->slices;
-    *s = (ParamStore){ .reg = reg };
+    *s = (ParamStore){ .reg = reg, .stats = stats };
     TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
     s->master = s->value;
     if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, slice_count));
-    TRY(tensor_new(state, &s->shift, I32, reg->count));
     if (grads == GRADS_NONE) return ERR_OK;
-    TRY(tensor_new(state, &s->next_shift, I32, reg->count));
-    TRY(tensor_new(state, &s->overflow_cell, I64, 1));
-    s->overflow = tensor_of(s->overflow_cell.data, I32, 1);
-    TRY(tensor_new(state, &s->max, I64, reg->count));
-    TRY(tensor_new(state, &s->sumsq, I64, reg->count, 4));
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
     TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
@@ -234,7 +254,15 @@ Tensor param_slice_master(const ParamStore *s, int id)
     return s->master.data == s->value.data ? param_slice_value(s, id) : param_slice_of(s, id, s->master);
 }
 
-Tensor param_store_shift(const ParamStore *s, int id) { return tensor_row_slice(s->shift, id, 1); }
+Tensor param_store_shift(const ParamStore *s, int id)
+{
+    return tensor_row_slice(s->stats->shift, s->reg->items[id].global, 1);
+}
+
+ParamSet param_set_single(ParamStore *store, GradStats *stats)
+{
+    return (ParamSet){ store->reg, store->reg, 1, 1, store, stats };
+}
 
 int64_t param_plain_row(const Param *p, int64_t r)
 {
@@ -297,7 +325,7 @@ static Err fill_param(const ParamStore *s, int id, Stream *stream, float *host, 
     return ERR_OK;
 }
 
-Err param_store_publish(ParamStore *s, Stream *stream, Comm *dp)
+Err param_store_publish(ParamStore *s, Stream *stream)
 {
     const ParamRegistry *reg = s->reg;
     if (s->value.dtype == F32) return ERR_OK;
@@ -306,21 +334,17 @@ Err param_store_publish(ParamStore *s, Stream *stream, Comm *dp)
         Tensor own = tensor_row_slice(s->value, first + reg->slice * count, count);
         TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, first / reg->slices, count)));
         if (reg->slices == 1) continue;
-        TRY(comm_all_gather(dp, stream, tensor_row_slice(s->value, first, count * reg->slices), own, NULL));
+        TRY(comm_all_gather(s->group, stream, tensor_row_slice(s->value, first, count * reg->slices), own, NULL));
     }
     return ERR_OK;
 }
 
-Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads)
+Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads)
 {
     if (stream->dev->is_null) return ERR_OK;
     float *host;
-    int32_t *shifts;
     TRY(setup_array(s->reg->setup, FILL_ELEMS, &host));
-    TRY(setup_array(s->reg->setup, s->reg->count, &shifts));
-    for (int i = 0; i < s->reg->count; i++) {
-        shifts[i] = shift;
+    for (int i = 0; i < s->reg->count; i++)
         TRY(fill_param(s, i, stream, host, rng_key(seed, s->reg->items[i].name), threads));
-    }
-    return device_write(stream, s->shift.data, shifts, tensor_bytes(s->shift));
+    return ERR_OK;
 }

@@ -13,11 +13,11 @@
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master, m, v    f32, of this rank's slice alone; in f32 the master is the value itself
- * and per parameter a fixed-point shift (docs/determinism.md).
+ * and, of every parameter of the model on every rank, statistics and fixed-point shifts of its gradient (GradStats).
  *
  * Layout: backward's order, that is registration reversed, cut into buckets between parameters; each bucket
  * into equal slices, one per dp rank with ZeRO-1 (else one in all), which may straddle parameters. Parameters whose
- * gradients are partial over tp come last, so that their sums are one call each (param_layout):
+ * gradients are partial over other ranks than dp's come last, so that their sums are one call each (param_layout):
  *
  *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
  *   |  slice 0 |  slice 1  | s0 | s1 |  slice 0 | slice 1 |        slice 0     |      slice 1          |
@@ -37,14 +37,19 @@ typedef enum { CUT_NONE, CUT_TP } Cut; /* which axis cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
 typedef enum { PARAM_DENSE, PARAM_EXPERT } ParamGroup; /* which grid its copies live on */
 
-/* Over which ranks, besides dp, a gradient is partial and has to be summed. */
+/* Over which ranks, besides dp, a gradient is partial and has to be summed; in the order of the layout. */
 typedef enum {
-    PARTIAL_NONE, /* each rank's own shard, or computed alike everywhere */
-    PARTIAL_ROWS, /* partial when rows are sharded: summed over sp */
-    PARTIAL_HEADS /* partial because heads are cut: summed over tp */
+    PARTIAL_NONE,   /* each rank's own shard, or computed alike everywhere */
+    PARTIAL_STAGES, /* a table that the first and the last stage read: each has a part of its gradient */
+    PARTIAL_HEADS,  /* partial because heads are cut: summed over tp */
+    PARTIAL_ROWS,   /* partial when rows are sharded: summed over sp */
+    PARTIAL_KINDS
 } Partial;
 
-enum { PARAM_DECAY = 1 };
+enum {
+    PARAM_DECAY = 1,
+    PARAM_COPY = 2 /* another registry's of the same name is the one that counts (Param.copy) */
+};
 enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
 
 typedef struct {
@@ -69,13 +74,15 @@ typedef struct {
     int64_t first[2];      /* this rank's first row and column in the padded, interleaved global tensor */
     int64_t offset, count; /* elements, in the flat buffers */
     int bucket;
+    int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
+    bool copy;  /* another registry's of the same name is the one that counts: in norms, in checkpoints */
 } Param;
 
 /* A range of the flat buffers that is reduced and gathered in one piece; a multiple of `slices` * PARAM_ALIGN. */
 typedef struct {
     int64_t first, count; /* elements */
     int params;
-    bool partial; /* holds gradients that are partial over tp */
+    bool partial; /* holds gradients that are partial over other ranks than dp's */
 } Bucket;
 
 typedef struct {
@@ -86,8 +93,7 @@ typedef struct {
     Bucket *buckets;
     int bucket_count;
     int slices, slice; /* of every bucket; this rank's */
-    int64_t
-        partial_at[2]; /* where PARTIAL_HEADS, then PARTIAL_ROWS start in the layout; the rest is theirs */
+    int64_t partial_at[PARTIAL_KINDS + 1]; /* where each kind starts in the layout; the next one's start ends it */
     int *order;        /* [count] parameters in the order of their offsets */
     int tp, tp_rank;
     SetupArena *setup;
@@ -97,6 +103,12 @@ void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_ran
 
 /* Returns the id in *id. ERR_CONFIG when a cut dim does not divide, ERR_INTERNAL for a repeated name. */
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id);
+
+/* Numbers the parameters as `whole`, the registry of the whole model, does. ERR_INTERNAL: it lacks one. */
+Err param_number(ParamRegistry *r, const ParamRegistry *whole);
+
+/* The id of a parameter, or -1. */
+int param_find(const ParamRegistry *r, const char *name);
 
 /*
  * Lays out what was registered: buckets of about bucket_elems elements, each in `slices` equal slices of which
@@ -131,9 +143,26 @@ typedef struct {
     Err (*read)(void *user, int id);  /* a value is about to be read */
 } ParamListener;
 
-/* The buffers of one replica of one stage. */
+/*
+ * Of the gradients of all parameters of the model, in the order of its registration: what decides on the step. Every
+ * rank has all of it, whichever parameters it holds, so that norms add up in one order and all come to one decision.
+ */
+typedef struct {
+    int count;
+    Tensor shift, next_shift; /* [count] i32 fixed-point shifts (docs/determinism.md) */
+    Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
+    Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
+    Tensor max, sumsq;        /* [count], [count, 4] i64: statistics (ops.def, grad_stats) */
+} GradStats;
+
+/* Allocates in `state`; without `gradients` only the shifts. */
+Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
+
+/* The buffers of one registry. */
 typedef struct {
     const ParamRegistry *reg;
+    const GradStats *stats;
+    Comm *group; /* the ranks that hold the same parameters: gradients are summed over it, slices are its members' */
     Tensor value;             /* flat */
     Tensor master;            /* value itself if that is f32, else as m and v */
     Tensor m, v;              /* [flat_count / slices] */
@@ -141,29 +170,25 @@ typedef struct {
     /* [count], host: nothing was added in this step. The memory then holds no number of this step, and who adds first
      * overwrites, so that no pass over the gradients clears them. */
     bool *fresh;
-    Tensor shift, next_shift; /* [count] i32 */
-    Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
-    Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
-    Tensor max, sumsq;        /* [count], [count, 4] i64: gradient statistics (ops.def, grad_stats) */
     ParamListener listener;
     Err read_failed; /* of listener.read: layers go on, the executor stops behind the action */
 } ParamStore;
 
 /*
  * Allocates in `state`, and on the host in the registry's setup memory. value_dtype F32, BF16 or F16. All
- * gradients are fresh.
+ * gradients are fresh. `stats` must outlive the store; `group` is to be set where there is more than one slice.
  */
-Err param_store_init(ParamStore *s, const ParamRegistry *reg, Arena *state, DType value_dtype,
-                     GradKind grads);
+Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
+                     DType value_dtype, GradKind grads);
 
 /* A step begins, again if it is repeated: all gradients are fresh. */
 void param_store_begin(ParamStore *s);
 
-/* Collective over dp: the 16-bit copy again from the masters of all slices, after these were filled or loaded. */
-Err param_store_publish(ParamStore *s, Stream *stream, Comm *dp);
+/* Collective over s->group: the 16-bit copy again from the masters of all slices, after these were filled or loaded. */
+Err param_store_publish(ParamStore *s, Stream *stream);
 
-/* Fills masters by their Init and sets shifts to `shift`; to be published. Host arithmetic, `threads` of it. */
-Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int shift, int threads);
+/* Fills masters by their Init; to be published. Host arithmetic, `threads` of it. */
+Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
 /* Views of one parameter: [local rows, local columns], or [local rows] for vectors. */
 Tensor param_view(const Param *p, Tensor flat);
@@ -177,6 +202,26 @@ Tensor param_slice_grad(const ParamStore *s, int id);
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);
 bool param_has_whole(const ParamStore *s, Tensor flat); /* all of every parameter is in master, m or v */
 Tensor param_store_shift(const ParamStore *s, int id);  /* [1] i32 */
+
+/*
+ * The parameters of a model over the ranks of a pipeline. A rank has a registry for each replica of the model of which
+ * it holds stages: one, or two where the pipeline runs in both directions.
+ */
+typedef struct {
+    const ParamRegistry *whole; /* of all stages in one: numbers, names and shapes; need not be laid out */
+    const ParamRegistry *parts; /* [ranks][replicas], each laid out for this rank's dp and tp coordinates */
+    int ranks, replicas;        /* pipeline ranks; registries of each */
+    ParamStore *stores;         /* [replicas], of this rank */
+    GradStats *stats;
+} ParamSet;
+
+/* Of a model on one pipeline rank. */
+ParamSet param_set_single(ParamStore *store, GradStats *stats);
+
+static inline const ParamRegistry *param_set_part(const ParamSet *s, int pp_rank, int replica)
+{
+    return &s->parts[pp_rank * s->replicas + replica];
+}
 
 /* Global plain row of this rank's local row r (sections undone); -1 for padding. */
 int64_t param_plain_row(const Param *p, int64_t r);

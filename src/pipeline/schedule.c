@@ -138,6 +138,14 @@ static Err read_name(const ScheduleSpec *spec, Schedule *s)
     return ERR_OK;
 }
 
+Err schedule_two_way(const char *name, bool *out)
+{
+    Schedule s = { 0 };
+    TRY(read_name(&(ScheduleSpec){ .name = name }, &s));
+    *out = s.kind->placement == PLACE_TWO_WAY;
+    return ERR_OK;
+}
+
 /* The figures that follow from the others. */
 static void derive(Schedule *s)
 {

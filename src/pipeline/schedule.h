@@ -141,6 +141,9 @@ Err schedule_forward(const ScheduleSpec *spec, Schedule *out);
 
 void schedule_free(Schedule *s);
 
+/* Does the schedule hold every stage twice, once for each direction? ERR_CONFIG for an unknown name. */
+Err schedule_two_way(const char *name, bool *out);
+
 /* Name of the i-th schedule in the table; NULL behind the last. */
 const char *schedule_name(int i);
 

@@ -94,8 +94,7 @@ static void say_arenas(const MemoryPlan *p)
         const char *name;
         int64_t bytes;
     } rows[] = { { "state: weights, gradients, moments, tables", p->state },
-                 { "saves, freed after the input half", p->slots * p->save[REGION_I] },
-                 { "saves, freed after the weight half", p->slots * p->save[REGION_W] },
+                 { "saves between forward and backward", p->save },
                  { "scratch of a layer call", p->scratch },
                  { "workspace of kernels", p->workspace },
                  { "widened copies of 16-bit tensors", p->staging },
@@ -258,7 +257,7 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
 {
     CkptMeta meta;
     CkptLoad load = { .path = path,
-                      .store = &r->trainer.params,
+                      .params = &r->trainer.params,
                       .world = r->world,
                       .stream = &r->trainer.device.stream,
                       .weights_only = weights_only };

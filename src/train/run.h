@@ -11,7 +11,7 @@
 #include "data/sets.h"
 #include "data/tokenizer.h"
 #include "train/ranks.h"
-#include "train/trainer.h"
+#include "engine/trainer.h"
 
 typedef struct {
     const Config *cfg;

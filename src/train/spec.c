@@ -57,6 +57,17 @@ static Err check_vocab(const TrainSpec *s, int64_t vocab)
            err_hint("leave model.vocab at 0 to take the tokenizer's");
 }
 
+/* vpp alone asks for the schedule that is made for it. */
+static PipelineSpec pipeline_spec(const Config *cfg)
+{
+    const bool chunks = cfg->origin[CFG_parallel_vpp].kind != ORIGIN_DEFAULT;
+    const bool named = cfg->origin[CFG_parallel_schedule].kind != ORIGIN_DEFAULT;
+    return (PipelineSpec){ .schedule = cfg->parallel.vpp > 1 && !named ? "interleaved" : cfg->parallel.schedule,
+                           .layout = cfg->parallel.layout,
+                           .chunks = chunks ? (int)cfg->parallel.vpp : 0,
+                           .group = (int)cfg->parallel.group };
+}
+
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
     static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
@@ -69,6 +80,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     *out = (TrainSpec){ .device = cfg->run.device == RUN_DEVICE_CUDA ? DEVICE_CUDA : DEVICE_CPU,
                         .compute = dtypes[cfg->run.precision],
                         .model = model_spec(cfg, vocab),
+                        .pipeline = pipeline_spec(cfg),
                         .micro_batch = cfg->train.micro_batch,
                         .global_batch = cfg->train.global_batch,
                         .mask_eod = cfg->data.mask_eod,
@@ -95,11 +107,14 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
     return check_vocab(out, vocab);
 }
 
-Grid grid_spec(const Config *cfg)
+Err grid_spec(const Config *cfg, Grid *out)
 {
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
-    return (Grid){ .tp = tp,
+    *out = (Grid){ .tp = tp,
                    .dp = (int)cfg->derived.dp,
+                   .pp = (int)cfg->parallel.pp,
+                   .order = cfg->parallel.order == PARALLEL_ORDER_TP_CP_EP_PP_DP ? ORDER_PP_DP : ORDER_DP_PP,
                    .sp = cfg->parallel.sp && tp > 1,
                    .kv = tp > kv_heads ? tp / kv_heads : 1 };
+    return schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional);
 }

@@ -3,11 +3,12 @@
 #define MEGATRAIN_TRAIN_SPEC_H
 
 #include "base/config.h"
-#include "train/trainer.h"
+#include "engine/trainer.h"
 
 /* vocab: the tokenizer's, unless model.vocab says otherwise. ERR_CONFIG when the two do not fit. */
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out);
 
-Grid grid_spec(const Config *cfg);
+/* ERR_CONFIG for a schedule that is not in the table. */
+Err grid_spec(const Config *cfg, Grid *out);
 
 #endif

@@ -126,8 +126,7 @@ static Err open_ranks(Loop *l, const Boot *boot)
     char *facts = NULL;
     TRY(dump_config(l));
     if (boot->size > 1) TRY(facts_of(l, &facts));
-    RanksOptions o = { .grid = grid_spec(c),
-                       .timeout_s = c->parallel.timeout_s,
+    RanksOptions o = { .timeout_s = c->parallel.timeout_s,
                        .freeze_s = c->parallel.freeze_s,
                        .stall_s = c->parallel.stall_s,
                        .stop = &stop_signal,
@@ -138,7 +137,8 @@ static Err open_ranks(Loop *l, const Boot *boot)
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
                        .saver = c->checkpoint.async };
-    Err err = ranks_open(&l->ranks, boot, &o);
+    Err err = grid_spec(c, &o.grid);
+    if (!err) err = ranks_open(&l->ranks, boot, &o);
     free(facts);
     return err;
 }
@@ -164,7 +164,7 @@ static Err write_config(Loop *l)
 static Err open_ckpt(Loop *l)
 {
     CkptOptions o = { .run_dir = l->cfg->run.dir,
-                      .store = &l->run.trainer.params,
+                      .params = &l->run.trainer.params,
                       .world = l->run.world,
                       .stream = &l->run.trainer.device.stream,
                       .keep = (int)l->cfg->checkpoint.keep,
@@ -267,7 +267,7 @@ static void say_ranks(const Loop *l)
 {
     const Ranks *r = &l->ranks;
     const Grid g = r->world.grid;
-    const ParamRegistry *reg = &l->run.trainer.registry;
+    const ParamRegistry *reg = l->run.trainer.stores[0].reg;
     const Config *c = l->cfg;
     if (r->boot.size == 1) return;
     log_info("%d ranks on %d host%s (%s): tp %d%s x dp %d%s; port %d, ready after %.2f s", r->boot.size,
@@ -295,7 +295,7 @@ static void say_start(const Loop *l, int64_t end)
                  t->device.threads == 1 ? "" : "s");
     log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
              l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
-             (double)p->state / (1 << 20), (double)(p->slots * (p->save[0] + p->save[1])) / (1 << 20),
+             (double)p->state / (1 << 20), (double)p->save / (1 << 20),
              (double)p->scratch / (1 << 20), where, l->peak_source, l->peak_flops * 1e-9);
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
@@ -393,7 +393,7 @@ static Err save(Loop *l, bool must)
     fault_point("save");
     TRY(collect_save(l, true, false));
     const double begin = clock_s();
-    TRY(ddp_settle(&l->run.trainer.ddp));
+    TRY(trainer_settle(&l->run.trainer));
     trace_begin("checkpoint");
     Err err = ckpt_start(&l->ckpt, &meta);
     l->stall_s = clock_s() - begin;

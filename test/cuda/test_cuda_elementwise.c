@@ -297,4 +297,21 @@ TEST(fill_zero_acc)
     }
 }
 
+TEST(add_acc)
+{
+    static const int64_t lengths[] = { 1, 255, 256, 257, 5001 };
+    for (int k = 0; k < 5; k++) {
+        CudaCase *c = case_open();
+        int64_t integers[5001];
+        for (int i = 0; i < 5001; i++) integers[i] = i % 2 ? INT64_MAX - i : -i;
+        Pair y = pair_random(c, F32, 1, lengths[k]), x = pair_random(c, F32, 1, lengths[k]);
+        Pair fy = pair_values(c, I64, integers, lengths[k]), fx = pair_values(c, I64, integers, lengths[k]);
+        BOTH(c, add_acc, .y = AT(y), .x = AT(x));
+        BOTH(c, add_acc, .y = AT(fy), .x = AT(fx));
+        pair_check(c, y, 0, "%lld floats", (long long)lengths[k]);
+        pair_check(c, fy, 0, "%lld integers", (long long)lengths[k]);
+        case_close(c);
+    }
+}
+
 TEST_MAIN

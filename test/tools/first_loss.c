@@ -68,8 +68,8 @@ static Err write_header(const FirstLoss *f, FILE *out)
     int64_t at = 0;
     json_out_init(&j, text, sizeof text);
     st_header_begin(&j);
-    for (int i = 0; i < f->t.registry.count; i++) {
-        StTensor e = entry_of(&f->t.registry.items[i], at);
+    for (int i = 0; i < f->t.stores[0].reg->count; i++) {
+        StTensor e = entry_of(&f->t.stores[0].reg->items[i], at);
         st_header_tensor(&j, &e);
         at += e.size_bytes;
     }
@@ -86,7 +86,7 @@ static Err write_header(const FirstLoss *f, FILE *out)
 /* Rows of a cut-free parameter in plain order: where in memory each lies is param_plain_row's business. */
 static Err write_param(const Trainer *t, const Param *p, FILE *out)
 {
-    const float *w = param_view(p, t->params.value).data;
+    const float *w = param_view(p, t->stores[0].value).data;
     int64_t rows = p->spec.shape[0], columns = p->local[1], *row_of = calloc((size_t)rows, sizeof *row_of);
     if (!row_of) return err_set(ERR_MEMORY, "no memory for %lld rows", (long long)rows);
     for (int64_t r = 0; r < p->local[0]; r++)
@@ -101,7 +101,7 @@ static Err write_model(const FirstLoss *f, const char *path)
     FILE *out = fopen(path, "wb");
     if (!out) return err_set(ERR_IO, "'%s' cannot be written", path);
     Err err = write_header(f, out);
-    for (int i = 0; !err && i < f->t.registry.count; i++) err = write_param(&f->t, &f->t.registry.items[i], out);
+    for (int i = 0; !err && i < f->t.stores[0].reg->count; i++) err = write_param(&f->t, &f->t.stores[0].reg->items[i], out);
     fwrite(f->tokens, sizeof *f->tokens, (size_t)token_count(&f->spec), out);
     bool bad = ferror(out);
     if (fclose(out) || bad) return err ? err : err_set(ERR_IO, "'%s' could not be written in full", path);
@@ -115,7 +115,7 @@ static Err report(FirstLoss *f)
     TRY(trainer_step(&f->t, (TokenSource){ f, get_tokens }, &r));
     printf("{\"loss\": %.12g, \"params\": %lld, \"layers\": %d, \"hidden\": %lld, \"heads\": %d, \"kv_heads\": %d, "
            "\"head_dim\": %d, \"ffn\": %lld, \"seq\": %lld, \"vocab\": %lld, \"window\": %lld, ",
-           r.loss, (long long)param_total(&f->t.registry), m->layers, (long long)m->hidden, m->heads, m->kv_heads,
+           r.loss, (long long)param_total(f->t.stores[0].reg), m->layers, (long long)m->hidden, m->heads, m->kv_heads,
            m->head_dim, (long long)m->ffn, (long long)m->seq, (long long)m->vocab, (long long)m->window);
     const char *const word[] = { "false", "true" };
     printf("\"learned_positions\": %s, \"rope\": %s, \"rms\": %s, \"bias\": %s, \"tied\": %s, \"qk_norm\": %s, "

@@ -1,18 +1,20 @@
 /*
- * The step engine: a model, its optimizer state and the memory of a run on one rank, and train_step.
- * Knows nothing of files, configuration or the run folder (train.h does).
+ * The step engine: the stages of a model on one rank, their optimizer state and memory, and a step over them.
+ * Knows nothing of configuration or the run folder (train/train.h does).
  *
- * Memory is planned by running this very code on the null device (trainer_plan): a step and an evaluation that
- * compute nothing and count everything. Two micro-batches are walked, whatever the step has: the second shows the
- * peak and what each further one adds. trainer_open then takes exactly that much, and nothing is allocated
- * afterwards.
+ * Memory is planned by running this very code on the null device (trainer_plan, plan.c): a step and an evaluation that
+ * compute nothing and count everything. Of each replica's units two are walked, whatever the step has: the second shows
+ * what each further one adds; how many are held at once follows from the action list. trainer_open then takes exactly
+ * that much, and nothing is allocated afterwards.
  */
-#ifndef MEGATRAIN_TRAIN_TRAINER_H
-#define MEGATRAIN_TRAIN_TRAINER_H
+#ifndef MEGATRAIN_ENGINE_TRAINER_H
+#define MEGATRAIN_ENGINE_TRAINER_H
 
+#include "engine/batches.h"
+#include "engine/executor.h"
+#include "engine/parts.h"
 #include "optim/ddp.h"
 #include "optim/optim.h"
-#include "pipeline/executor.h"
 
 /* Where tokens come from: samples [first, first + count) of the data order, each seq + 1 tokens. */
 typedef struct {
@@ -22,6 +24,7 @@ typedef struct {
 
 typedef struct {
     ModelSpec model;
+    PipelineSpec pipeline;
     int64_t micro_batch, global_batch;
     int32_t eod;        /* token that ends a document; for the next two */
     bool mask_eod;      /* what is predicted from it does not count */
@@ -37,7 +40,7 @@ typedef struct {
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
-    bool zero;            /* optimizer states are cut over dp */
+    bool zero;            /* optimizer states are cut over dp, and over the replicas of a stage */
     int64_t bucket_bytes; /* of gradients; 0 = one bucket */
     bool overlap_grad, overlap_param;
     uint64_t seed;
@@ -55,11 +58,22 @@ typedef struct {
     int64_t calls, bytes;
 } CommWork;
 
+/* Of one stage on the rank. */
+typedef struct {
+    int stage, replica, layers;
+    int in_flight;              /* units at most between their F and their B or W */
+    int64_t save[REGION_COUNT]; /* bytes kept of a unit */
+} StagePlan;
+
+enum { PLAN_STAGES = 64 }; /* of a rank, at most */
+
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
-    int64_t state;              /* weights, gradients, moments, tables, batches */
-    int64_t save[REGION_COUNT]; /* per slot */
-    int slots;
+    int64_t state; /* weights, gradients, moments, tables, batches, boundary buffers */
+    int64_t save;  /* of all units in flight, over all stages */
+    StagePlan stages[PLAN_STAGES];
+    int stage_count;
+    int64_t boundary; /* of state: the boundary buffers */
     int64_t scratch, workspace;
     int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
@@ -100,41 +114,44 @@ typedef struct {
 
 enum { LOSS_SCALE_START = 32, LOSS_SCALE_WINDOW = 1000 };
 
+enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
+
 typedef struct {
     TrainSpec spec;
     World *world;
     Device device;
     SetupArena setup;
     Arena state, scratch;
-    ParamRegistry registry;
-    ParamStore params;
-    Stage stage;
+    Arena save; /* what the executor's heap is in */
+    Parts parts;
+    GradStats stats;
+    ParamStore stores[REPLICAS];
+    ParamSet params;
+    Ddp ddp[REPLICAS];
     Executor executor;
-    Ddp ddp;
     Optim optim;
-    Schedule schedule;
-    int microbatches;        /* per step on this rank; on the null device two at most */
+    BatchMaker batches;
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
-    int32_t *host_shift;     /* [2][params]: the step's shifts, and what a repetition tries */
+    int32_t *host_shift;     /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     TokenSource source;
-    int32_t *host_tokens; /* [micro_batch][seq + 1]; NULL on the null device, as the next */
-    int32_t *host_rows;   /* staging of one row tensor */
-    int32_t *host_doc; /* [micro_batch][seq] first position of each position's document, with reset_at_eod */
     int64_t first_sample;                    /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
     LossScale loss_scale;                    /* likewise */
     MemoryPlan plan;
 } Trainer;
 
-/* Dry run for rank `rank` of the grid, in a time that does not depend on the global batch. ERR_CONFIG when the work
- * of a step cannot be counted. */
+/* Dry run for rank `rank` of the grid. ERR_CONFIG when schedule, layout and grid do not fit, or the work of a step
+ * cannot be counted. */
 Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
 
 /* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY when a
  * limit is too small, naming the arena. */
 Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits);
 void trainer_close(Trainer *t);
+
+/* Before the stores are read by others: all weights that ranks hand each other have arrived. */
+Err trainer_settle(Trainer *t);
 
 /* One optimizer step on samples [t->samples, + global_batch). ERR_NUMERICS never: a bad step is skipped and
  * reported; the caller decides when there were too many. */

@@ -1,0 +1,107 @@
+/* See batches.h. */
+#include "engine/batches.h"
+
+Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
+{
+    const int64_t N = spec->B * spec->seq;
+    *b = (Batch){ .B = spec->B, .T = spec->seq, .seq = spec->seq };
+    b->span = spans_whole(b->T);
+    TRY(tensor_new(state, &b->token, I32, N));
+    TRY(tensor_new(state, &b->target, I32, N));
+    TRY(tensor_new(state, &b->position, I32, N));
+    if (spec->reset_at_eod) {
+        TRY(tensor_new(state, &b->doc, I32, b->B, b->T));
+        TRY(tensor_new(state, &b->place, I32, N));
+    }
+    TRY(tensor_new(state, &b->sample, I64, N));
+    return tensor_new(state, &b->samples, I64, b->B);
+}
+
+Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupArena *setup)
+{
+    *m = (BatchMaker){ .spec = *spec };
+    if (null_device) return ERR_OK;
+    TRY(setup_array(setup, spec->B * (spec->seq + 1), &m->tokens));
+    if (spec->reset_at_eod) TRY(setup_array(setup, spec->B * spec->seq, &m->doc));
+    return setup_array(setup, 2 * spec->B * spec->seq, &m->rows);
+}
+
+static Err write_rows(Stream *s, Tensor dst, const void *src)
+{
+    return device_write(s, dst.data, src, tensor_bytes(dst));
+}
+
+/* Targets that follow an end of document are nobody's to predict: left out, as Megatron's eod_mask_loss does. */
+static void leave_out_ends(const BatchMaker *m, const Batch *b, int32_t *targets)
+{
+    for (int64_t n = 0; n < b->B * b->T; n++) {
+        const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
+        if (m->tokens[sample * (b->seq + 1) + position] == m->spec.eod) targets[n] = -1;
+    }
+}
+
+/* Behind each end of document a new one begins; a sample's first position always begins one. */
+static void find_documents(const BatchMaker *m, const Batch *b)
+{
+    for (int64_t i = 0; i < b->B; i++) {
+        const int32_t *token = m->tokens + i * (b->seq + 1);
+        int32_t *doc = m->doc + i * b->seq, first = 0;
+        for (int32_t p = 0; p < b->seq; p++) {
+            doc[p] = first;
+            if (token[p] == m->spec.eod) first = p + 1;
+        }
+    }
+}
+
+/* The rows' documents, and their positions in these. */
+static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
+{
+    find_documents(m, b);
+    for (int from_start = 0; from_start < 2; from_start++) {
+        for (int64_t n = 0; n < b->B * b->T; n++) {
+            const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
+            const int32_t first = m->doc[sample * b->seq + position];
+            m->rows[n] = from_start ? (int32_t)position - first : first;
+        }
+        TRY(write_rows(s, from_start ? b->place : b->doc, m->rows));
+    }
+    return ERR_OK;
+}
+
+/* tokens [B][seq + 1] -> the row tensors of a batch. */
+Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample)
+{
+    if (s->dev->is_null) return ERR_OK;
+    int64_t N = b->B * b->T, width = b->seq + 1;
+    int32_t *rows = m->rows;
+    int64_t *samples = (int64_t *)m->rows;
+    for (int shift = 0; shift < 2; shift++) {
+        for (int64_t n = 0; n < N; n++)
+            rows[n] = m->tokens[n / b->T * width + spans_position(b->span, n % b->T) + shift];
+        if (shift && m->spec.mask_eod) leave_out_ends(m, b, rows);
+        TRY(write_rows(s, shift ? b->target : b->token, rows));
+    }
+    for (int64_t n = 0; n < N; n++) rows[n] = (int32_t)spans_position(b->span, n % b->T);
+    TRY(write_rows(s, b->position, rows));
+    if (b->doc.data) TRY(fill_documents(m, s, b));
+    for (int64_t n = 0; n < N; n++) samples[n] = first_sample + n / b->T;
+    TRY(write_rows(s, b->sample, samples));
+    for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;
+    return write_rows(s, b->samples, samples);
+}
+
+Batch batch_part(const Batch *whole, int64_t past, int64_t n)
+{
+    Batch part = *whole;
+    part.T = n;
+    part.span = (Spans){ { past, 0 }, { n, 0 } };
+    part.token = tensor_row_slice(whole->token, 0, n);
+    part.target = tensor_row_slice(whole->target, 0, n);
+    part.position = tensor_row_slice(whole->position, 0, n);
+    part.sample = tensor_row_slice(whole->sample, 0, n);
+    if (whole->doc.data) {
+        part.place = tensor_row_slice(whole->place, 0, n);
+        part.doc = tensor_of(whole->doc.data, I32, 1, n);
+    }
+    return part;
+}

@@ -1,0 +1,34 @@
+/*
+ * Batches: the row tensors of a micro-batch (layer/layer.h, Batch), made on the host from samples' tokens.
+ */
+#ifndef MEGATRAIN_ENGINE_BATCHES_H
+#define MEGATRAIN_ENGINE_BATCHES_H
+
+#include "layer/layer.h"
+
+typedef struct {
+    int64_t B, seq;    /* samples of a batch, positions of a sample */
+    int32_t eod;       /* token that ends a document; for the next two */
+    bool mask_eod;     /* what is predicted from it does not count */
+    bool reset_at_eod; /* positions and attention start anew behind it */
+} BatchSpec;
+
+typedef struct {
+    BatchSpec spec;
+    int32_t *tokens; /* [B][seq + 1], for the caller to fill; NULL on the null device, as the next */
+    int32_t *rows;   /* staging of one row tensor */
+    int32_t *doc;    /* [B][seq] first position of each position's document, with reset_at_eod */
+} BatchMaker;
+
+/* Tensors of one batch, in `state`. */
+Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state);
+
+/* Where tokens wait on their way to the device. */
+Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupArena *setup);
+/* m->tokens, of samples from `first_sample` on, into the tensors of a batch. */
+Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample);
+
+/* The rows of positions past .. past + n - 1 of a batch of one sample. */
+Batch batch_part(const Batch *whole, int64_t past, int64_t n);
+
+#endif

@@ -1,0 +1,313 @@
+/* See executor.h. */
+#include "engine/executor.h"
+
+#include "base/fault.h"
+#include "base/trace.h"
+
+/* ---- stages, slots, saves ---- */
+
+static ExecutorStage *stage_of(Executor *e, const Action *a)
+{
+    for (int i = 0; i < e->stage_count; i++)
+        if (e->stages[i].stage == a->stage && e->stages[i].replica == a->replica) return &e->stages[i];
+    ASSERT(!"the list names a stage that is not this rank's");
+    return NULL;
+}
+
+static ExecutorSlot *slot_of(ExecutorStage *s, int unit)
+{
+    for (int i = 0; i < s->slot_count; i++)
+        if (s->slots[i].unit == unit) return &s->slots[i];
+    ASSERT(!"no slot: the list runs more units at once than the stage has slots");
+    return NULL;
+}
+
+Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
+{
+    Ctx *c = &e->ctx;
+    c->params = s->params;
+    c->slot = &slot->slot;
+    c->batch = &slot->batch;
+    for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];
+    return c;
+}
+
+static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region r)
+{
+    static const char *const names[] = { "save (input half)", "save (weight half)" };
+    Arena *a = &slot->slot.region[r];
+    const int number = a->number;
+    const bool poison = a->poison;
+    TRY(heap_take(&e->heap, s->save_bytes[r], &slot->block[r]));
+    arena_init(a, names[r], (void *)((uintptr_t)e->heap.base + (uintptr_t)slot->block[r].offset),
+               s->save_bytes[r]);
+    a->number = number;
+    a->poison = poison;
+    return ERR_OK;
+}
+
+static void give_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region r)
+{
+    Arena *a = &slot->slot.region[r];
+    if (a->peak_bytes > s->peak_bytes[r]) s->peak_bytes[r] = a->peak_bytes;
+    arena_release(a, 0);
+    heap_give(&e->heap, slot->block[r]);
+    slot->block[r] = (SaveBlock){ 0 };
+}
+
+Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
+{
+    for (Region r = 0; r < REGION_COUNT; r++) TRY(take_region(e, s, slot, r));
+    return ERR_OK;
+}
+
+void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
+{
+    for (Region r = 0; r < REGION_COUNT; r++) give_region(e, s, slot, r);
+    slot->unit = -1;
+}
+
+/* ---- messages ---- */
+
+/* Before a buffer is read or written. */
+static Err wait_buffer(Executor *e, int buffer)
+{
+    if (buffer < 0 || e->moving[buffer] < 0) return ERR_OK;
+    Transfer *t = &e->transfers[e->moving[buffer]];
+    e->moving[buffer] = -1;
+    t->buffers--;
+    return stream_wait(e->ctx.s, &t->done);
+}
+
+static Transfer *free_transfer(Executor *e)
+{
+    for (int i = 0; i <= e->buffer_count; i++)
+        if (!e->transfers[i].buffers) return &e->transfers[i];
+    ASSERT(!"every buffer is part of one transfer at most");
+    return NULL;
+}
+
+static CommMessage message_of(Executor *e, const Action *a)
+{
+    const bool send = a->kind == ACT_SEND;
+    const Tensor t = e->buffers[send ? a->out : a->in];
+    return (CommMessage){ .send = send,
+                          .peer = a->peer,
+                          .data = t.data,
+                          .bytes = tensor_bytes(t),
+                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT : MESSAGE_ACTIVATION,
+                                    .stage = a->stage,
+                                    .microbatch = (uint32_t)a->microbatch } };
+}
+
+/* The group that begins at a[0]; how many actions it has in *count. */
+static Err exchange(Executor *e, const Action *a, int *count)
+{
+    int n = 0;
+    do {
+        const int buffer = a[n].kind == ACT_SEND ? a[n].out : a[n].in;
+        TRY(wait_buffer(e, buffer)); /* of what was sent from it before */
+        ASSERT(n < e->buffer_count);
+        e->messages[n] = message_of(e, &a[n]);
+    } while (a[n++].flags & ACTION_MORE);
+    *count = n;
+    Transfer *t = free_transfer(e);
+    t->buffers = n;
+    for (int i = 0; i < n; i++) e->moving[a[i].kind == ACT_SEND ? a[i].out : a[i].in] = (int)(t - e->transfers);
+    return comm_exchange(e->pp, e->ctx.s, e->messages, n, &t->done);
+}
+
+static Err wait_all(Executor *e)
+{
+    for (int b = 0; b < e->buffer_count; b++) TRY(wait_buffer(e, b));
+    return ERR_OK;
+}
+
+/* ---- compute ---- */
+
+static Boundary boundary(const Executor *e, int buffer)
+{
+    if (buffer < 0) return (Boundary){ .count = 0 };
+    return (Boundary){ 1, { e->buffers[buffer] } };
+}
+
+/* Buffer of the n-th unit of an action. */
+static int buffer_at(int first, int n) { return first < 0 ? -1 : first + n; }
+
+static Err take_slot(Executor *e, const Action *a, int n)
+{
+    ExecutorStage *s = stage_of(e, a);
+    ExecutorSlot *slot = slot_of(s, -1);
+    TRY(executor_take(e, s, slot));
+    slot->unit = a->microbatch + n;
+    return ERR_OK;
+}
+
+/*
+ * An action has three parts: what the host does before (slots, the batch's rows, messages that must be there), what is
+ * enqueued on the device, and what the host does after. Only the middle one is recorded in a graph.
+ */
+static Err prepare(Executor *e, const Action *a, int n)
+{
+    TRY(wait_buffer(e, buffer_at(a->in, n)));
+    TRY(wait_buffer(e, buffer_at(a->out, n)));
+    if (a->kind != ACT_F) return ERR_OK;
+    TRY(take_slot(e, a, n));
+    ExecutorSlot *slot = slot_of(stage_of(e, a), a->microbatch + n);
+    return e->hooks.batch(e->hooks.user, slot->unit, &slot->batch);
+}
+
+static Err enqueue(Executor *e, const Action *a, int n)
+{
+    ExecutorStage *s = stage_of(e, a);
+    ExecutorSlot *slot = slot_of(s, a->microbatch + n);
+    const Boundary in = boundary(e, buffer_at(a->in, n)), out = boundary(e, buffer_at(a->out, n));
+    Ctx *c = executor_enter(e, s, slot);
+    c->split_backward = a->kind == ACT_I;
+    if (a->kind == ACT_F) return stage_forward(s->model, c, &slot->save, &in, &out, e->sums);
+    if (a->kind == ACT_W) return wgrad_drain(c);
+    return stage_backward(s->model, c, &slot->save, &in, &out);
+}
+
+static void finish(Executor *e, const Action *a, int n)
+{
+    ExecutorStage *s = stage_of(e, a);
+    ExecutorSlot *slot = slot_of(s, a->microbatch + n);
+    if (a->kind == ACT_I) give_region(e, s, slot, REGION_I);
+    if (a->kind == ACT_B || a->kind == ACT_W || !e->training) executor_give(e, s, slot);
+}
+
+/* ---- planning ---- */
+
+/* Walks a list for the save memory alone. */
+static Err walk_saves(Executor *e, const ActionList *list)
+{
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        for (int n = 0; action_is_compute(a->kind) && n < a->count; n++) {
+            if (a->kind == ACT_F) TRY(take_slot(e, a, n));
+            finish(e, a, n);
+        }
+    }
+    return ERR_OK;
+}
+
+Err executor_need(Executor *e, const ActionList *list, bool training, int64_t *bytes)
+{
+    SaveHeap *h = &e->heap;
+    const SaveHeap real = *h;
+    e->training = training;
+    h->peak_bytes = 0;
+    Err err = walk_saves(e, list);
+    *bytes = h->peak_bytes;
+    h->peak_bytes = real.peak_bytes;
+    return err;
+}
+
+/* ---- graphs ---- */
+
+Err executor_use_graphs(Executor *e, SetupArena *setup)
+{
+    ASSERT(e->stage_count == 1 && e->buffer_count == 0);
+    return setup_array(setup, (int64_t)ACT_KINDS * e->stages->slot_count * 2, &e->graphs);
+}
+
+Err executor_init(Executor *e, SetupArena *setup)
+{
+    TRY(setup_array(setup, e->buffer_count, &e->moving));
+    TRY(setup_array(setup, e->buffer_count, &e->messages));
+    TRY(setup_array(setup, e->buffer_count + 1, &e->transfers));
+    for (int b = 0; b < e->buffer_count; b++) e->moving[b] = -1;
+    for (int i = 0; i <= e->buffer_count; i++) event_init(&e->transfers[i].done);
+    return ERR_OK;
+}
+
+void executor_release(Executor *e)
+{
+    for (int i = 0; e->graphs && i < ACT_KINDS * e->stages->slot_count * 2; i++)
+        device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
+    for (int i = 0; e->transfers && i <= e->buffer_count; i++) event_release(&e->transfers[i].done);
+}
+
+static ActionGraph *graph_of(Executor *e, const Action *a)
+{
+    ExecutorStage *s = &e->stages[0];
+    const int slot = action_is_compute(a->kind) ? (int)(slot_of(s, a->microbatch) - s->slots) : 0;
+    return &e->graphs[(a->kind * s->slot_count + slot) * 2 + (a->microbatch > 0)];
+}
+
+/* What of an action goes to the device. */
+static Err enqueue_any(Executor *e, const Action *a, int n)
+{
+    switch ((ActionKind)a->kind) {
+    case ACT_F:
+    case ACT_B:
+    case ACT_I:
+    case ACT_W: return enqueue(e, a, n);
+    case ACT_TIED: return e->hooks.tied(e->hooks.user);
+    case ACT_REDUCE: return e->hooks.reduce(e->hooks.user, a->replica);
+    case ACT_NORM: return e->hooks.norm(e->hooks.user);
+    case ACT_UPDATE: return e->hooks.update(e->hooks.user, a->replica);
+    case ACT_SEND:
+    case ACT_RECV:
+    case ACT_KINDS: break;
+    }
+    return err_set(ERR_INTERNAL, "action %d cannot be enqueued", a->kind);
+}
+
+static Err enqueue_or_replay(Executor *e, const Action *a, int n)
+{
+    if (!e->graphs || !e->training) return enqueue_any(e, a, n);
+    ActionGraph *g = graph_of(e, a);
+    if (g->graph) return device_replay(e->ctx.s, g->graph);
+    if (g->runs++ == 0) return enqueue_any(e, a, n);
+    TRY(device_record_begin(e->ctx.s));
+    Err err = enqueue_any(e, a, n), end = device_record_end(e->ctx.s, &g->graph);
+    TRY(err ? err : end);
+    return device_replay(e->ctx.s, g->graph);
+}
+
+/* ---- the list ---- */
+
+static Err read_failed(const Executor *e)
+{
+    for (int i = 0; i < e->stage_count; i++) TRY(e->stages[i].params->read_failed);
+    return ERR_OK;
+}
+
+static Err run_unit(Executor *e, const Action *a, int n)
+{
+    const bool compute = action_is_compute(a->kind);
+    if (compute) TRY(prepare(e, a, n));
+    TRY(enqueue_or_replay(e, a, n));
+    TRY(read_failed(e));
+    if (compute) finish(e, a, n);
+    return ERR_OK;
+}
+
+/* *count: actions of the list that are done by it. */
+static Err run_action(Executor *e, const Action *a, int *count)
+{
+    *count = 1;
+    if (action_is_message(a->kind)) return exchange(e, a, count);
+    for (int n = 0; n < (a->count > 1 ? a->count : 1); n++) TRY(run_unit(e, a, n));
+    return ERR_OK;
+}
+
+Err executor_run(Executor *e, const ActionList *list, bool training)
+{
+    static const char *const names[ACT_KINDS] = {
+        [ACT_F] = "forward",     [ACT_B] = "backward", [ACT_I] = "input half", [ACT_W] = "weight half",
+        [ACT_SEND] = "messages", [ACT_RECV] = "messages", [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce",
+        [ACT_NORM] = "norm",     [ACT_UPDATE] = "update"
+    };
+    e->training = e->ctx.dropout_on = training;
+    for (int i = 0, done; i < list->count; i += done) {
+        const Action *a = &list->action[i];
+        if (!e->ctx.s->dev->is_null) fault_point(names[a->kind]);
+        trace_begin(names[a->kind]);
+        TRY(run_action(e, a, &done));
+        trace_end();
+    }
+    return wait_all(e);
+}

@@ -1,0 +1,102 @@
+/*
+ * Runs one rank's action list (pipeline/schedule.h) on the stages that the rank holds. What is not the model's business
+ * (where batches come from, reducing, updating) comes through one table of hooks that the trainer fills.
+ *
+ *   F            takes a slot and two blocks of save memory, reads boundary buffer `in`, writes `out`
+ *   B, or I W    backward; after I (or B) the block of REGION_I is free again, after W (or B) all of the slot
+ *   SEND, RECV   a group of messages starts and goes on beside what follows; whoever reads or overwrites one of its
+ *                buffers waits for it
+ *
+ * What passes through the stages at once is a unit of the schedule: a micro-batch, or a part of one. Slots are taken in
+ * the order of the list, first free first, and so are addresses in the save memory: the same in every step.
+ */
+#ifndef MEGATRAIN_ENGINE_EXECUTOR_H
+#define MEGATRAIN_ENGINE_EXECUTOR_H
+
+#include "engine/save_heap.h"
+#include "model/model.h"
+#include "pipeline/schedule.h"
+
+typedef struct {
+    void *user;
+    Err (*batch)(void *user, int unit, Batch *batch); /* fill the slot's tensors */
+    Err (*tied)(void *user);
+    Err (*reduce)(void *user, int replica);
+    Err (*norm)(void *user);
+    Err (*update)(void *user, int replica);
+} ExecutorHooks;
+
+/* Of one unit of one stage, from its F to its B or W. */
+typedef struct {
+    Slot slot;
+    StageSave save;
+    Batch batch;
+    SaveBlock block[REGION_COUNT];
+    int unit; /* -1 = free */
+} ExecutorSlot;
+
+/* One stage of one replica on this rank. */
+typedef struct {
+    int stage, replica; /* global */
+    const Stage *model;
+    ParamStore *params;
+    int64_t save_bytes[REGION_COUNT]; /* of a unit */
+    int64_t peak_bytes[REGION_COUNT]; /* of a unit so far */
+    ExecutorSlot *slots;
+    int slot_count;
+} ExecutorStage;
+
+/*
+ * What an action enqueues, recorded as a device graph: all its addresses and shapes are the same every time,
+ * and what varies from step to step stands in device memory. The first time it runs as it is, the second time
+ * it is recorded, from then on the record is replayed and the host code is passed over.
+ */
+typedef struct {
+    int runs;
+    DeviceGraph *graph;
+} ActionGraph;
+
+/* A group of messages under way. */
+typedef struct {
+    Event done;
+    int buffers; /* that have not waited for it yet; 0 = free */
+} Transfer;
+
+typedef struct {
+    ExecutorStage *stages;
+    int stage_count;
+    Ctx ctx;
+    Comm *pp;
+    Tensor sums; /* [3] i64, ops.def loss_sum */
+    ExecutorHooks hooks;
+    SaveHeap heap;
+    Tensor *buffers; /* [buffer_count] boundary buffers, [R, D] */
+    int buffer_count;
+    int *moving; /* [buffer_count] transfer that a buffer is part of, -1: none */
+    Transfer *transfers; /* [buffer_count + 1] */
+    CommMessage *messages; /* [buffer_count] of a group */
+    ActionGraph *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
+    bool training;         /* dropout on, saves are kept; else every F ends the unit */
+} Executor;
+
+/* Takes the tables of messages for e->buffer_count buffers. */
+Err executor_init(Executor *e, SetupArena *setup);
+/* Records and replays from now on (single rank, one stage, a device that can). */
+Err executor_use_graphs(Executor *e, SetupArena *setup);
+/* Owns: what the two took beside setup memory. */
+void executor_release(Executor *e);
+
+/* Points the context at a stage and one of its slots. */
+Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
+/* Save memory for a slot, and back. ERR_MEMORY. */
+Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
+void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
+
+/* What a list needs of save memory with s->save_bytes as they are, in bytes. Uses e->heap's table: before the first run. */
+Err executor_need(Executor *e, const ActionList *list, bool training, int64_t *bytes);
+
+/* training: a step's list, with dropout; else a list of forwards for the loss alone. Returns when all its messages have
+ * gone. */
+Err executor_run(Executor *e, const ActionList *list, bool training);
+
+#endif

@@ -1,0 +1,50 @@
+/*
+ * Who holds what: the schedule of a step, the stages that it cuts the model into, and the parameters of every pipeline
+ * rank. All of it is a pure function of the specification and the grid, so every rank knows it of all.
+ *
+ * A rank holds `chunks` stages of each replica of the model: one replica, or two where the pipeline runs in both
+ * directions. The stages of one replica on a rank share a registry.
+ */
+#ifndef MEGATRAIN_ENGINE_PARTS_H
+#define MEGATRAIN_ENGINE_PARTS_H
+
+#include "model/model.h"
+#include "pipeline/schedule.h"
+
+/* What the user chose of the pipeline; all zero: 1F1B with even shares. */
+typedef struct {
+    const char *schedule; /* name in the table of schedules */
+    const char *layout;   /* shares of the stages, model.h */
+    int chunks, group;    /* 0 = the schedule's usual */
+} PipelineSpec;
+
+typedef struct {
+    const ModelSpec *model;
+    PipelineSpec pipeline;
+    int microbatches;     /* of a step on a pipeline */
+    int64_t bucket_elems; /* of gradients */
+    bool zero;            /* optimizer states are cut over the ranks that hold the same parameters */
+} PartsSpec;
+
+typedef struct {
+    Schedule step, forward; /* of a step; of an evaluation */
+    StageShare *shares;     /* [step.stages] */
+    ParamRegistry whole;    /* of the whole model */
+    ParamRegistry *registries; /* [pipeline ranks][step.replicas] */
+    Stage *stages;             /* [step.replicas][step.chunks], of this rank */
+} Parts;
+
+/* ERR_CONFIG where the schedule, the layout and the shape do not fit. Owns: release with parts_release, also after an
+ * error. */
+Err parts_open(Parts *p, const PartsSpec *spec, const World *world, SetupArena *setup);
+void parts_release(Parts *p);
+
+/* The communicator over which the gradients of a replica's parameters are summed. */
+Comm *parts_group(const Parts *p, World *world, int replica);
+
+static inline Stage *parts_stage(const Parts *p, int replica, int chunk)
+{
+    return &p->stages[replica * p->step.chunks + chunk];
+}
+
+#endif

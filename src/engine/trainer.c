@@ -1,0 +1,508 @@
+/*
+ * See trainer.h. Order of a step:
+ *
+ *   step values -> device | actions: F and B of every micro-batch, reduce, norm, update | step values -> host
+ *
+ * The host reads nothing in between. If a gradient leaf did not fit its fixed point the update has skipped
+ * itself (an op decided that); the host then lowers all shifts and runs the same step again.
+ */
+#include "engine/trainer.h"
+
+#include <math.h>
+#include <omp.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "base/mathx.h"
+#include "engine/trainer_open.h"
+
+enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
+enum { MAX_UNITS = 1 << 18 }; /* of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host */
+
+int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
+
+int64_t memory_plan_total(const MemoryPlan *p)
+{
+    return p->state + p->save + p->scratch + p->workspace + p->staging +
+           (p->host_apart ? 0 : memory_plan_host(p));
+}
+
+/* ---- hooks of the executor ---- */
+
+/* A dp rank's samples are one contiguous share of the global batch. Any assignment gives the same bits. */
+static Err hook_batch(void *user, int unit, Batch *b)
+{
+    Trainer *t = user;
+    int64_t share = t->spec.global_batch / t->world->grid.dp;
+    int64_t first = t->first_sample + t->world->dp_rank * share + unit * b->B;
+    if (t->source.get) TRY(t->source.get(t->source.user, first, b->B, t->batches.tokens));
+    return batch_fill(&t->batches, &t->device.stream, b, first);
+}
+
+static Err hook_tied(void *user)
+{
+    Trainer *t = user;
+    return ddp_sum_stages(t->ddp, t->params.replicas);
+}
+
+static Err hook_reduce(void *user, int replica) { return ddp_reduce(&((Trainer *)user)->ddp[replica]); }
+
+static Err hook_norm(void *user)
+{
+    Trainer *t = user;
+    TRY(optim_sum_loss(&t->optim));
+    return optim_norm(&t->optim);
+}
+
+static Err hook_update(void *user, int replica)
+{
+    Trainer *t = user;
+    TRY(optim_update(&t->optim, &t->stores[replica]));
+    return ddp_gather(&t->ddp[replica]);
+}
+
+/* ---- opening ---- */
+
+static int log2_ceil(WideCount n)
+{
+    int bits = 0;
+    while (((WideCount)1 << bits) < n) bits++;
+    return bits;
+}
+
+static Canon canon_of(const TrainSpec *s)
+{
+    Canon c = { .exact = s->exact, .tp_blocks = s->model.tp_blocks, .attn_block = s->attn_block };
+    c.leaf_tokens = c.query_leaf = s->model.seq / s->seq_blocks;
+    /* rows may be sharded over up to tp_blocks ranks: leaves must not straddle the cuts */
+    c.leaf_rows = s->model.seq % s->model.tp_blocks ? 1 : 16;
+    while (s->model.seq / s->model.tp_blocks % c.leaf_rows) c.leaf_rows /= 2;
+    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
+    return c;
+}
+
+static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_bytes)
+{
+    void *base;
+    TRY(device_alloc(&t->device, size_bytes, &base));
+    arena_init(a, name, base, size_bytes);
+    a->poison = t->spec.poison && !t->device.is_null;
+    return ERR_OK;
+}
+
+static BatchSpec batch_spec(const Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
+                        .seq = s->model.seq,
+                        .eod = s->eod,
+                        .mask_eod = s->mask_eod,
+                        .reset_at_eod = s->reset_at_eod };
+}
+
+static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
+{
+    const BatchSpec batch = batch_spec(t);
+    s->unit = -1;
+    for (int r = 0; r < REGION_COUNT; r++) {
+        s->slot.region[r].number = number;
+        s->slot.region[r].poison = t->spec.poison && !t->device.is_null;
+    }
+    s->slot.segment_count = stage_segments(stage->model);
+    s->slot.queue_capacity = stage_linears(stage->model);
+    TRY(setup_array(&t->setup, s->slot.segment_count, &s->slot.segments));
+    TRY(setup_array(&t->setup, s->slot.queue_capacity, &s->slot.queue));
+    TRY(stage_save_init(stage->model, &s->save, &t->setup));
+    return batch_alloc(&batch, &s->batch, &t->state);
+}
+
+static int units_in_flight(const Trainer *t, const ExecutorStage *s)
+{
+    if (t->spec.forward_only) return 1;
+    int n = schedule_in_flight(&t->parts.step, s->replica, s->stage, false);
+    return n > 1 ? n : 1; /* (a replica may get no unit in a step, but one in an evaluation) */
+}
+
+static Err open_stage(Trainer *t, int index, int *slots)
+{
+    const Schedule *schedule = &t->parts.step;
+    ExecutorStage *s = &t->executor.stages[index];
+    const int replica = index / schedule->chunks, chunk = index % schedule->chunks;
+    *s = (ExecutorStage){ .stage = schedule_stage_at(schedule, t->world->pp_rank, replica, chunk),
+                          .replica = replica,
+                          .model = parts_stage(&t->parts, replica, chunk),
+                          .params = &t->stores[replica] };
+    memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
+    s->slot_count = units_in_flight(t, s);
+    TRY(setup_array(&t->setup, s->slot_count, &s->slots));
+    for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
+    return ERR_OK;
+}
+
+/* Boundary tensors are as large as the residual stream of a unit on this rank. */
+static Err open_buffers(Trainer *t)
+{
+    Executor *e = &t->executor;
+    const int step = t->parts.step.rank[t->world->pp_rank].buffers;
+    const int forward = t->parts.forward.rank[t->world->pp_rank].buffers;
+    const int64_t rows = batch_spec(t).B * t->spec.model.seq / t->world->sp.size;
+    e->buffer_count = forward > step || t->spec.forward_only ? forward : step;
+    TRY(setup_array(&t->setup, e->buffer_count, &e->buffers));
+    for (int i = 0; i < e->buffer_count; i++)
+        TRY(tensor_new(&t->state, &e->buffers[i], t->spec.compute, rows, t->spec.model.hidden));
+    return ERR_OK;
+}
+
+static Err open_executor(Trainer *t)
+{
+    Executor *e = &t->executor;
+    int slots = 0;
+    e->stage_count = t->parts.step.replicas * t->parts.step.chunks;
+    e->pp = &t->world->pp;
+    e->hooks = (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update };
+    e->ctx = (Ctx){ .s = &t->device.stream,
+                    .world = t->world,
+                    .scratch = &t->scratch,
+                    .step = t->step_values,
+                    .canon = canon_of(&t->spec),
+                    .dtype = t->spec.compute };
+    TRY(tensor_new(&t->state, &e->sums, I64, 3));
+    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
+                          &e->ctx.rope_sin));
+    TRY(setup_array(&t->setup, e->stage_count, &e->stages));
+    for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
+    TRY(open_buffers(t));
+    TRY(executor_init(e, &t->setup));
+    return heap_init(&e->heap, t->save.base, t->save.size_bytes, REGION_COUNT * slots, &t->setup);
+}
+
+static Err open_stores(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const GradKind grads = s->forward_only ? GRADS_NONE : s->exact ? GRADS_I64 : GRADS_F32;
+    t->params = (ParamSet){ .whole = &t->parts.whole,
+                            .parts = t->parts.registries,
+                            .ranks = t->world->grid.pp,
+                            .replicas = t->parts.step.replicas,
+                            .stores = t->stores,
+                            .stats = &t->stats };
+    TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->forward_only, &t->state));
+    for (int r = 0; r < t->params.replicas; r++) {
+        const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
+        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->state, s->compute, grads));
+        t->stores[r].group = parts_group(&t->parts, t->world, r);
+    }
+    return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
+}
+
+/* Initial weights, and shifts with room for the step's sums. */
+static Err fill(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
+    const int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq) + s->extra_shift;
+    for (int i = 0; i < t->stats.count; i++) t->host_shift[i] = shift;
+    TRY(device_write(&t->device.stream, t->stats.shift.data, t->host_shift, tensor_bytes(t->stats.shift)));
+    for (int r = 0; r < t->params.replicas; r++) {
+        TRY(param_store_fill(&t->stores[r], &t->device.stream, s->seed, threads));
+        TRY(param_store_publish(&t->stores[r], &t->device.stream));
+    }
+    return ERR_OK;
+}
+
+static Err open_optim(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    t->optim = (Optim){ .stores = t->params.replicas,
+                        .stats = &t->stats,
+                        .stream = &t->device.stream,
+                        .world = t->world,
+                        .step = t->step_values,
+                        .sums = t->executor.sums,
+                        .adamw = s->adamw,
+                        .room = t->executor.ctx.canon.room };
+    for (int r = 0; r < t->params.replicas; r++) {
+        t->optim.store[r] = &t->stores[r];
+        TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, s->overlap_grad,
+                     s->overlap_param));
+    }
+    return ERR_OK;
+}
+
+static Err open_parts(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const Grid g = t->world->grid;
+    const int64_t microbatches = s->global_batch / (s->micro_batch * g.dp);
+    if (microbatches > MAX_UNITS / g.pp)
+        return err_set(ERR_CONFIG, "a step has %lld micro-batches on a rank; at most %d can be listed",
+                       (long long)microbatches, MAX_UNITS / g.pp),
+               err_hint("raise train.micro_batch or lower train.global_batch");
+    const PartsSpec spec = { .model = &s->model,
+                             .pipeline = s->pipeline,
+                             .microbatches = (int)microbatches,
+                             .bucket_elems = s->bucket_bytes
+                                                 ? s->bucket_bytes / dtype_size(s->exact ? I64 : F32)
+                                                 : INT64_MAX,
+                             .zero = s->zero && !s->forward_only };
+    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    if (s->micro_batch % t->parts.step.unit_div)
+        return err_set(ERR_CONFIG, "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
+                       t->parts.step.name, t->parts.step.unit_div, (long long)s->micro_batch);
+    if (t->parts.step.replicas * t->parts.step.chunks <= PLAN_STAGES) return ERR_OK;
+    return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed",
+                   t->parts.step.replicas * t->parts.step.chunks, PLAN_STAGES);
+}
+
+static Err build(Trainer *t, const MemoryPlan *limits)
+{
+    const TrainSpec *s = &t->spec;
+    const BatchSpec batch = batch_spec(t);
+    void *step_values;
+    TRY(alloc_arena(t, &t->state, "state", limits->state));
+    TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch));
+    TRY(alloc_arena(t, &t->save, "saves", limits->save));
+    TRY(open_stores(t));
+    TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
+    t->step_values = step_values;
+    TRY(open_executor(t));
+    if (s->graphs && device_can_record(&t->device)) TRY(executor_use_graphs(&t->executor, &t->setup));
+    if (s->generate)
+        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
+    TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));
+    TRY(open_optim(t));
+    return fill(t);
+}
+
+Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+{
+    *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
+    setup_init(&t->setup);
+    DeviceChoice choice = { .kind = kind, .index = spec->gpu, .threads = spec->threads, .isa = spec->isa };
+    if (spec->device == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
+    TRY(device_open(&t->device, choice));
+    if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
+    TRY(open_parts(t));
+    return build(t, limits);
+}
+
+Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+{
+    Err err = trainer_open_on(t, spec->device, spec, world, limits);
+    if (err) trainer_close(t);
+    else setup_freeze(&t->setup);
+    return err;
+}
+
+static void free_arena(Trainer *t, const Arena *a) { device_free(&t->device, a->base, a->size_bytes); }
+
+Err trainer_settle(Trainer *t)
+{
+    for (int r = 0; r < t->params.replicas; r++)
+        if (t->ddp[r].params) TRY(ddp_settle(&t->ddp[r]));
+    return ERR_OK;
+}
+
+void trainer_close(Trainer *t)
+{
+    if (trainer_settle(t)) log_debug("%s", err_message()); /* gathers may still write here */
+    for (int r = 0; r < REPLICAS; r++) ddp_release(&t->ddp[r]);
+    executor_release(&t->executor);
+    parts_release(&t->parts);
+    free_arena(t, &t->save);
+    free_arena(t, &t->scratch);
+    free_arena(t, &t->state);
+    if (t->device.ops) device_close(&t->device);
+    setup_release(&t->setup);
+    *t = (Trainer){ 0 };
+}
+
+MemoryPlan trainer_peak(const Trainer *t)
+{
+    const Executor *e = &t->executor;
+    MemoryPlan p = { .state = t->state.peak_bytes,
+                     .save = e->heap.peak_bytes,
+                     .stage_count = e->stage_count,
+                     .scratch = t->scratch.peak_bytes,
+                     .workspace = t->device.workspace_bytes,
+                     .staging = t->device.staging.peak_bytes };
+    for (int i = 0; i < e->buffer_count; i++) p.boundary += tensor_bytes(e->buffers[i]);
+    for (int i = 0; i < e->stage_count; i++) {
+        const ExecutorStage *s = &e->stages[i];
+        p.stages[i] = (StagePlan){ .stage = s->stage,
+                                   .replica = s->replica,
+                                   .layers = s->model->share.layer_count,
+                                   .in_flight = s->slot_count };
+        memcpy(p.stages[i].save, s->peak_bytes, sizeof s->peak_bytes);
+    }
+    return p;
+}
+
+/* ---- one step ---- */
+
+static Err step_begin(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    int64_t update = t->updates + 1, nominal = s->global_batch * s->model.seq;
+    StepValues v = { .step = t->step + 1,
+                     .nominal = nominal,
+                     .lr = (float)lr_at(&s->lr, update),
+                     .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
+                     .correct2 = (float)(1 - m_pow(s->adamw.beta2, (double)update)),
+                     .clip = s->clip,
+                     .loss_scale = ldexpf(1 / (float)nominal, (int)t->loss_scale.log2),
+                     .unscale = ldexpf(1, -(int)t->loss_scale.log2) };
+    Stream *stream = &t->device.stream;
+    TRY(device_write(stream, t->step_values, &v, sizeof v));
+    TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    for (int r = 0; r < t->params.replicas; r++) {
+        param_store_begin(&t->stores[r]);
+        ddp_begin(&t->ddp[r]);
+    }
+    return device_zero(stream, t->stats.overflow_cell.data, tensor_bytes(t->stats.overflow_cell));
+}
+
+/* True if the step is to be done again with a smaller loss scale: fp16 gradients that are not finite. */
+static bool lower_loss_scale(Trainer *t, const StepValues *v)
+{
+    if (t->spec.compute != F16 || !v->nonfinite || v->loss_nonfinite || t->loss_scale.log2 == 0) return false;
+    t->loss_scale = (LossScale){ .log2 = t->loss_scale.log2 - 1 };
+    return true;
+}
+
+static void raise_loss_scale(Trainer *t)
+{
+    if (t->spec.compute != F16 || ++t->loss_scale.good_steps < LOSS_SCALE_WINDOW) return;
+    t->loss_scale.good_steps = 0;
+    if (t->loss_scale.log2 < LOSS_SCALE_START) t->loss_scale.log2++;
+}
+
+/* After an overflow: coarser fixed point for every gradient. Done on the host, between steps. */
+static Err lower_shifts(Trainer *t, int by)
+{
+    Tensor shift = t->stats.shift;
+    int64_t n = t->stats.count;
+    int32_t *now = t->host_shift + n;
+    for (int64_t i = 0; i < n; i++) now[i] = t->host_shift[i] - by;
+    return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
+}
+
+/* Sums leave out what is not finite: of a bad step they are the loss and norm of something else. */
+static void report_of(const StepValues *v, StepReport *r)
+{
+    double sum = (double)v->loss_fixed * exp2(-LOSS_FIXED_BITS);
+    *r = (StepReport){ .step = v->step,
+                       .loss = v->loss_nonfinite || v->counted == 0 ? NAN : sum / (double)v->counted,
+                       .counted = v->counted,
+                       .grad_norm = v->skip ? NAN : v->grad_norm,
+                       .lr = v->lr,
+                       .skipped = v->skip };
+}
+
+/* What a trace of this step begins with: some arenas do not change in it. */
+static void show_arenas(const Trainer *t)
+{
+    arena_show(&t->state);
+    arena_show(&t->scratch);
+    for (int i = 0; i < t->executor.stage_count; i++) {
+        const ExecutorStage *s = &t->executor.stages[i];
+        for (int k = 0; k < s->slot_count; k++)
+            for (int r = 0; r < REGION_COUNT; r++)
+                if (s->slots[k].slot.region[r].name) arena_show(&s->slots[k].slot.region[r]);
+    }
+}
+
+Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
+{
+    StepValues v = { 0 };
+    Stream *stream = &t->device.stream;
+    int redone = 0, rescaled = 0;
+    const LossScale scale = t->loss_scale;
+    t->source = source;
+    t->first_sample = t->samples;
+    show_arenas(t);
+    TRY(device_read(stream, t->host_shift, t->stats.shift.data, tensor_bytes(t->stats.shift)));
+    for (;;) {
+        TRY(step_begin(t));
+        TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
+        TRY(device_read(stream, &v, t->step_values, sizeof v));
+        if (lower_loss_scale(t, &v)) rescaled++;
+        else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
+        else break;
+    }
+    Tensor next = t->stats.next_shift;
+    if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
+    else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
+    t->step++;
+    t->samples += t->spec.global_batch;
+    t->updates += !v.skip;
+    if (!v.skip) raise_loss_scale(t);
+    else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
+    t->skipped += v.skip;
+    report_of(&v, report);
+    report->redone = redone;
+    report->rescaled = rescaled;
+    return ERR_OK;
+}
+
+/* Loss, counted tokens and non-finite flag of the global batch from t->first_sample on. */
+static Err eval_batch(Trainer *t, int64_t sums[3])
+{
+    Stream *stream = &t->device.stream;
+    Tensor device_sums = t->executor.sums;
+    TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+    TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
+    TRY(optim_sum_loss(&t->optim));
+    return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
+}
+
+/* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+                 int64_t *counted)
+{
+    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS;
+    int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
+    t->source = source;
+    *counted = 0;
+    for (int64_t i = 0; i < batches; i++) {
+        t->first_sample = first + i * t->spec.global_batch;
+        TRY(eval_batch(t, sums));
+        rest += sums[0] % one;
+        nats += sums[0] / one + rest / one;
+        rest %= one;
+        *counted += sums[1];
+        bad |= sums[2];
+    }
+    *loss = bad || !*counted ? NAN : ((double)nats + (double)rest / (double)one) / (double)*counted;
+    return ERR_OK;
+}
+
+Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, float *logits)
+{
+    Executor *e = &t->executor;
+    ExecutorStage *stage = &e->stages[0];
+    ExecutorSlot *s = &stage->slots[0];
+    const int64_t width = t->spec.model.padded_vocab;
+    Batch whole = s->batch;
+    Tensor out, wide;
+    ASSERT(t->kv && past >= 0 && n >= 1 && past + n <= whole.seq);
+    s->batch = batch_part(&whole, past, n);
+    if (tokens) memcpy(t->batches.tokens + past, tokens, (size_t)n * sizeof *tokens);
+    TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0));
+    TRY(executor_take(e, stage, s));
+    e->ctx.dropout_on = false;
+    ArenaMark mark = arena_mark(&t->scratch);
+    TRY(tensor_new(&t->scratch, &out, t->spec.compute, 1, width));
+    TRY(stage_logits(stage->model, executor_enter(e, stage, s), &s->save, t->kv, out));
+    wide = tensor_reshape(out, width);
+    if (t->spec.compute != F32) {
+        TRY(tensor_new(&t->scratch, &wide, F32, width));
+        TRY(op(&t->device.stream, cast, .y = wide, .x = tensor_reshape(out, width)));
+    }
+    if (logits)
+        TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
+    arena_release(&t->scratch, mark);
+    executor_give(e, stage, s);
+    s->batch = whole;
+    return ERR_OK;
+}
