@@ -343,7 +343,7 @@ TEST(planning_is_cheap)
     CHECK(many.flop == two.flop + 99998 * (three.flop - two.flop));
     s.global_batch = 1 << 20;
     FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "at most 262144 can be listed");
-    s.global_batch = 1 << 10;
+    s.global_batch = 1 << 17;
     s.model.hidden = s.model.ffn = 1 << 18;
     CHECK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused) == ERR_CONFIG);
     s = tiny_gpt2(); /* one micro-batch alone */
@@ -353,7 +353,7 @@ TEST(planning_is_cheap)
     s = tiny_llama(); /* as many rows of heads as the keys allow, 2^66: a sanitizer sees if they overflow */
     s.micro_batch = 1 << 14, s.global_batch = 1 << 30;
     s.model.seq = 1 << 24, s.model.heads = 4096, s.model.hidden = 8 * 4096;
-    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_CONFIG, "more work on a rank than 64 bits count");
+    FAILS(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &refused), ERR_MEMORY, "more than 32 TiB");
     s = tiny_gpt2();
     s.micro_batch = s.global_batch = 1 << 20;
     count_start();
@@ -369,7 +369,7 @@ TEST(planning_is_cheap)
  */
 TEST(a_long_sequence_takes_what_was_planned)
 {
-    enum { HOST_TABLES = 1 << 20 };
+    enum { HOST_TABLES = 4 << 20 }; /* with what making the schedule takes for a moment */
     for (int llama = 0; llama < 2; llama++)
         for (int64_t T = 512; T <= 4096; T *= 8) {
             TrainSpec s = spec_of(llama, RECOMPUTE_SELECTIVE, T);

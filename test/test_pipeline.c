@@ -20,11 +20,6 @@ typedef struct {
 
 enum { STEPS = 4, BUCKET_BYTES = 64 << 10 };
 
-static bool all_of_them(void)
-{
-    const char *set = getenv("MEGATRAIN_PIPELINES");
-    return set && !strcmp(set, "all");
-}
 
 static TrainSpec model(bool llama, int layers)
 {

@@ -1,6 +1,6 @@
 /*
- * The dry run (trainer.h): a step and an evaluation on the null device, of the first units of each replica; what a
- * whole step does and holds is then arithmetic on its action list.
+ * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form; what a whole step does
+ * and holds is then arithmetic on its action list.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -12,20 +12,25 @@
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
 static const int64_t UNLIMITED_SAVES = (int64_t)1 << 61;
 
-/* ---- lists of the first units ---- */
+/* ---- parts of a list ---- */
 
-/* Which units a dry run walks: of each replica the first `groups`, of as many units as one action has at most. */
+/*
+ * Which units a dry run walks. A group is as many units as one action has at most. Of each replica the first group is
+ * walked, in which every gradient gets its first contribution, and of replica `replica` also group `other`.
+ */
 typedef struct {
-    const Schedule *schedule;
-    int group; /* units */
-    int groups[REPLICAS];
     int *number; /* [units] of a unit among those of its replica */
+    int group;   /* units */
+    int replica, other;
 } Walk;
+
+static int group_of_action(const Walk *w, const Action *a) { return w->number[a->microbatch] / w->group; }
 
 static bool walked(const Walk *w, const Action *a)
 {
     if (!action_is_compute(a->kind) && !action_is_message(a->kind)) return true;
-    return w->number[a->microbatch] / w->group < w->groups[a->replica];
+    const int group = group_of_action(w, a);
+    return !group || (a->replica == w->replica && group == w->other);
 }
 
 /* Walked actions of `all` into `out`, groups of messages closed again. */
@@ -48,11 +53,49 @@ static int largest_action(const ActionList *l)
     return most;
 }
 
-/* Numbers the units of each replica; how many there are in counts. */
-static void number_units(const Schedule *s, int *number, int counts[REPLICAS])
+/*
+ * Groups that do the same work: those whose backwards are split on the same of the rank's stages. (All other things are
+ * alike: units have one shape.)
+ */
+typedef struct {
+    int replica, group; /* one of them */
+    uint64_t split;     /* by stage of the rank */
+    int64_t count;      /* of them, the first group of a replica left out */
+} Form;
+
+enum { FORMS = 32 };
+
+typedef struct {
+    Form forms[FORMS];
+    int count;
+} Forms;
+
+static Err add_form(Forms *f, Form form)
 {
-    memset(counts, 0, REPLICAS * sizeof *counts);
-    for (int u = 0; u < s->units; u++) number[u] = counts[s->unit_replica ? s->unit_replica[u] : 0]++;
+    int i = 0;
+    while (i < f->count && (f->forms[i].replica != form.replica || f->forms[i].split != form.split)) i++;
+    if (i == FORMS) return err_set(ERR_INTERNAL, "more than %d kinds of units in a schedule", FORMS);
+    if (i == f->count) f->forms[f->count++] = form;
+    f->forms[i].count++;
+    return ERR_OK;
+}
+
+/* Numbers the units of each replica, and sorts their groups by form. */
+static Err find_forms(const Trainer *t, Walk *w, uint64_t *split, Forms *f)
+{
+    const Schedule *s = &t->parts.step;
+    const ActionList *list = &s->rank[t->world->pp_rank];
+    int counts[REPLICAS] = { 0 };
+    for (int u = 0; u < s->units; u++) w->number[u] = counts[s->unit_replica[u]]++;
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (a->kind == ACT_I)
+            split[a->replica * s->units + group_of_action(w, a)] |= (uint64_t)1 << schedule_chunk_of(s, a->stage);
+    }
+    for (int r = 0; r < s->replicas; r++)
+        for (int g = 1; g < counts[r] / w->group; g++)
+            TRY(add_form(f, (Form){ .replica = r, .group = g, .split = split[r * s->units + g] }));
+    return ERR_OK;
 }
 
 /* ---- counting work ---- */
@@ -116,20 +159,19 @@ static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
     return ERR_OK;
 }
 
-/* All units of a replica have one shape: each group after the first adds what the second adds. */
-static Err count_walks(Trainer *t, Walk *w, const int counts[REPLICAS], MemoryPlan *out)
+/* A step: the first groups, and for each further group what one of its form adds. */
+static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 {
     MemoryPlan more;
+    w->other = 0;
     TRY(dry_step(t, w, out));
     const MemoryPlan first = *out;
-    for (int r = 0; r < t->params.replicas; r++) {
-        const int64_t times = counts[r] / w->group - 1;
-        if (times <= 0) continue;
-        w->groups[r]++;
+    for (int i = 0; i < f->count; i++) {
+        w->replica = f->forms[i].replica;
+        w->other = f->forms[i].group;
         TRY(dry_step(t, w, &more));
-        w->groups[r]--;
         add_work(&more, &first, -1);
-        if (!add_work(out, &more, times)) return too_much_work();
+        if (!add_work(out, &more, f->forms[i].count)) return too_much_work();
     }
     return ERR_OK;
 }
@@ -137,13 +179,15 @@ static Err count_walks(Trainer *t, Walk *w, const int counts[REPLICAS], MemoryPl
 static Err count_step(Trainer *t, MemoryPlan *out)
 {
     const Schedule *s = &t->parts.step;
-    Walk w = { .schedule = s, .group = largest_action(&s->rank[t->world->pp_rank]), .groups = { 1, 1 } };
-    int counts[REPLICAS];
+    Walk w = { .group = largest_action(&s->rank[t->world->pp_rank]) };
+    Forms f = { .count = 0 };
     w.number = calloc((size_t)s->units, sizeof *w.number);
-    if (!w.number) return err_set(ERR_MEMORY, "no memory for %d units", s->units);
-    number_units(s, w.number, counts);
-    Err err = count_walks(t, &w, counts, out);
+    uint64_t *split = calloc((size_t)(s->units * s->replicas), sizeof *split);
+    Err err = w.number && split ? find_forms(t, &w, split, &f)
+                                : err_set(ERR_MEMORY, "no memory for %d units", s->units);
+    if (!err) err = count_forms(t, &w, &f, out);
     free(w.number);
+    free(split);
     return err;
 }
 

@@ -3,8 +3,8 @@
  * Knows nothing of configuration or the run folder (train/train.h does).
  *
  * Memory is planned by running this very code on the null device (trainer_plan, plan.c): a step and an evaluation that
- * compute nothing and count everything. Of each replica's units two are walked, whatever the step has: the second shows
- * what each further one adds; how many are held at once follows from the action list. trainer_open then takes exactly
+ * compute nothing and count everything. Of the units of a step a few are walked, however many there are: the first, and
+ * one that shows what each further one adds; how many are held at once follows from the action list. trainer_open then takes exactly
  * that much, and nothing is allocated afterwards.
  */
 #ifndef MEGATRAIN_ENGINE_TRAINER_H

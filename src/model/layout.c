@@ -15,7 +15,7 @@ enum { LAYOUT_DEPTH = 8, LAYOUT_STAGES = 65536, LAYOUT_LAYERS = 65536, LAYOUT_RE
 
 /* The stages as they are read: out may be NULL, to count. */
 typedef struct {
-    const char *text, *at;
+    const char *text, *at, *unit; /* unit: the one that is being put */
     StageShare *out;
     int capacity;
     int stage;      /* the one that is being filled */
@@ -31,21 +31,28 @@ static Err bad_layout(const Layout *l, const char *why)
                     "(...)*n: Et|(tt|)*2,tL");
 }
 
-static Err put_unit(Layout *l, char unit)
+static Err bad_unit(Layout *l, const char *why)
 {
+    l->at = l->unit;
+    return bad_layout(l, why);
+}
+
+static Err put_unit(Layout *l)
+{
+    const char unit = *l->unit;
     StageShare *s = l->out && l->stage < l->capacity ? &l->out[l->stage] : NULL;
-    if (!l->embeddings && unit != 'E') return bad_layout(l, "'E' must come first");
-    if (l->heads) return bad_layout(l, "'L' must come last");
+    if (!l->embeddings && unit != 'E') return bad_unit(l, "'E' must come first");
+    if (l->heads) return bad_unit(l, "'L' must come last");
     if (unit == '|') {
-        if (++l->stage >= LAYOUT_STAGES) return bad_layout(l, "too many stages");
+        if (++l->stage >= LAYOUT_STAGES) return bad_unit(l, "too many stages");
         if (l->out && l->stage < l->capacity)
             l->out[l->stage] = (StageShare){ .first_layer = (int)l->layers };
         return ERR_OK;
     }
-    if (unit == 'E' && l->embeddings++) return bad_layout(l, "a second 'E'");
+    if (unit == 'E' && l->embeddings++) return bad_unit(l, "a second 'E'");
     l->heads += unit == 'L';
     l->layers += unit == 't';
-    if (l->layers > LAYOUT_LAYERS) return bad_layout(l, "too many blocks");
+    if (l->layers > LAYOUT_LAYERS) return bad_unit(l, "too many blocks");
     if (!s) return ERR_OK;
     s->embedding |= unit == 'E';
     s->head |= unit == 'L';
@@ -94,19 +101,20 @@ static Err read_group(Layout *l, int depth)
 static Err read_list(Layout *l, int depth)
 {
     for (; *l->at && *l->at != ')';) {
-        const char unit = *l->at;
+        const char unit = *l->at, *from = l->at;
         int64_t times;
+        l->unit = from;
         if (unit == ',' || isspace((unsigned char)unit)) {
             l->at++;
         } else if (unit == '(') {
             TRY(read_group(l, depth));
         } else if (unit == '|') {
-            TRY(put_unit(l, unit));
+            TRY(put_unit(l));
             l->at++;
         } else if (unit == 'E' || unit == 't' || unit == 'L') {
             l->at++;
             TRY(read_times(l, &times));
-            for (; times; times--) TRY(put_unit(l, unit));
+            for (l->unit = from; times; times--) TRY(put_unit(l));
         } else {
             return bad_layout(l, "not a part of a layout");
         }
