@@ -357,6 +357,32 @@ TEST(v_memory)
         }
 }
 
+/* ---- unequal costs ---- */
+
+/* Forwards of equal units through unequal stages take one unit's way and the slowest stage for each other unit. */
+TEST(unequal_stages)
+{
+    uint64_t seed = 5;
+    for (int i = 0; i < 60; i++) {
+        StageCost stage[8];
+        double sum = 0, slowest = 0;
+        const int p = 1 + (int)(test_rand(&seed) % 8), m = 1 + (int)(test_rand(&seed) % 20);
+        for (int k = 0; k < p; k++) {
+            stage[k] = (StageCost){ 1 + (double)(test_rand(&seed) % 9), 100, 100 };
+            sum += stage[k].f;
+            if (stage[k].f > slowest) slowest = stage[k].f;
+        }
+        Schedule s;
+        Simulation sim;
+        OK(schedule_forward(&(ScheduleSpec){ "1f1b", p, m }, &s));
+        OK(simulate(&s, &(SimulateCosts){ .stage = stage, .latency = 0.5, .bytes = 6, .bandwidth = 4 }, &sim));
+        CHECK(sim.makespan == sum + (m - 1) * slowest + 2 * (p - 1));
+        CHECK(sim.ideal == m * slowest);
+        simulation_free(&sim, &s);
+        schedule_free(&s);
+    }
+}
+
 /* ---- weight versions ---- */
 
 TEST(weight_versions)
