@@ -82,7 +82,15 @@ for p in "" of/; do refused 2 "--output '$p' names no files" preprocess --input 
 refused 2 "--key belongs to --format jsonl" preprocess --input f --tokenizer byte --output p --key k
 refused 2 "did you mean 'check'?" config chek
 refused 2 "did you mean 'model.layers'?" config explain modl.layers
-refused 2 "not built yet" simulate --list
+refused 2 "needs --stages P" simulate --list
+refused 2 "needs --schedule NAME, or --compare" simulate --stages 4 --microbatches 8
+refused 2 "unknown schedule '1f2b'" simulate --schedule 1f2b --stages 4 --microbatches 8
+refused 2 "nearest legal shape: 4 ranks, 8 micro-batches" simulate --schedule dualpipe --stages 4 --microbatches 7
+refused 2 "--cost wants three numbers" simulate --schedule 1f1b --stages 4 --microbatches 8 --cost 1,2
+refused 2 "--cost wants three numbers" simulate --schedule 1f1b --stages 4 --microbatches 8 --cost 1,0,1
+refused 2 "--compare shows all schedules" simulate --compare --schedule 1f1b --stages 4 --microbatches 8
+refused 2 "either --json or --list" simulate --json --list --schedule 1f1b --stages 4 --microbatches 8
+refused 5 "'$dir' is a folder" simulate --schedule 1f1b --stages 4 --microbatches 8 --svg "$dir"
 refused 2 "not built yet" convert --from a --to b --format hf
 refused 2 "needs a PATH" inspect
 refused 2 "--tokenizer belongs to --document" inspect x --tokenizer byte

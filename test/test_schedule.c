@@ -357,6 +357,110 @@ TEST(v_memory)
         }
 }
 
+/* ---- unequal costs ---- */
+
+/* Forwards of equal units through unequal stages take one unit's way and the slowest stage for each other unit. */
+TEST(unequal_stages)
+{
+    uint64_t seed = 5;
+    for (int i = 0; i < 60; i++) {
+        StageCost stage[8];
+        double sum = 0, slowest = 0;
+        const int p = 1 + (int)(test_rand(&seed) % 8), m = 1 + (int)(test_rand(&seed) % 20);
+        for (int k = 0; k < p; k++) {
+            stage[k] = (StageCost){ 1 + (double)(test_rand(&seed) % 9), 100, 100 };
+            sum += stage[k].f;
+            if (stage[k].f > slowest) slowest = stage[k].f;
+        }
+        Schedule s;
+        Simulation sim;
+        OK(schedule_forward(&(ScheduleSpec){ "1f1b", p, m }, &s));
+        OK(simulate(&s, &(SimulateCosts){ .stage = stage, .latency = 0.5, .bytes = 6, .bandwidth = 4 }, &sim));
+        CHECK(sim.makespan == sum + (m - 1) * slowest + 2 * (p - 1));
+        CHECK(sim.ideal == m * slowest);
+        simulation_free(&sim, &s);
+        schedule_free(&s);
+    }
+}
+
+/* ---- what the passes promise ---- */
+
+static bool in_order(const Action *a, const Action *b)
+{
+    if (a->payload != b->payload) return a->payload < b->payload;
+    if (a->replica != b->replica) return a->replica < b->replica;
+    if (a->stage != b->stage) return a->stage < b->stage;
+    return a->microbatch < b->microbatch;
+}
+
+/* Groups list their messages in one order on both sides; nothing but the end of the step follows its beginning. */
+static void check_promises(const Schedule *s, int rank)
+{
+    const ActionList *list = &s->rank[rank];
+    bool ending = false;
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (a->flags & ACTION_MORE) CHECK_MSG(in_order(a, a + 1), "%s rank %d action %d", s->name, rank, i);
+        if (!action_is_compute(a->kind) && !action_is_message(a->kind)) ending = true;
+        else CHECK_MSG(!ending || s->versions != VERSIONS_STEP, "%s rank %d action %d", s->name, rank, i);
+    }
+    CHECK(ending);
+}
+
+TEST(promises)
+{
+    for (int i = 0; schedule_name(i); i++) {
+        Schedule s;
+        OK(schedule_make(&(ScheduleSpec){ schedule_name(i), 4, 16 }, &s));
+        for (int r = 0; r < 4; r++) check_promises(&s, r);
+        schedule_free(&s);
+    }
+}
+
+/* Ranks that share two stages reduce them in one order. */
+TEST(order_of_reduces)
+{
+    Schedule s;
+    OK(schedule_make(&(ScheduleSpec){ "chimera", 6, 6 }, &s));
+    for (int r = 0; r < 6; r++) {
+        int stage[2], n = 0;
+        for (int i = 0; i < s.rank[r].count; i++) {
+            const Action *a = &s.rank[r].action[i];
+            if (a->kind == ACT_REDUCE && n < 2) stage[n++] = a->stage;
+        }
+        CHECK(n == 2 && stage[0] == least(r, 5 - r) && stage[1] == 5 - stage[0]);
+    }
+    schedule_free(&s);
+}
+
+/* The pool does not grow with the number of micro-batches where the activations do not. */
+TEST(bounded_buffers)
+{
+    static const char *const names[] = { "1f1b", "zb-h1", "zb-v", "v-half", "chimera", "dualpipe", "dualpipev" };
+    for (int i = 0; i < 7; i++) {
+        Schedule few, many;
+        OK(schedule_make(&(ScheduleSpec){ names[i], 4, 16 }, &few));
+        OK(schedule_make(&(ScheduleSpec){ names[i], 4, 80 }, &many));
+        for (int r = 0; r < 4; r++)
+            CHECK_MSG(many.rank[r].buffers == few.rank[r].buffers && few.rank[r].buffers <= 12, "%s rank %d: %d, %d",
+                      names[i], r, few.rank[r].buffers, many.rank[r].buffers);
+        schedule_free(&few);
+        schedule_free(&many);
+    }
+}
+
+/* Between p and 2p - 1 micro-batches the shorter of two lists is taken: 4 where list scheduling gives 5. */
+TEST(zb_v_with_few_micro_batches)
+{
+    Schedule s;
+    Simulation sim;
+    OK(schedule_make(&(ScheduleSpec){ "zb-v", 4, 5 }, &s));
+    OK(simulate(&s, &unit_costs, &sim));
+    CHECK(sim.bubble == 4);
+    simulation_free(&sim, &s);
+    schedule_free(&s);
+}
+
 /* ---- weight versions ---- */
 
 TEST(weight_versions)

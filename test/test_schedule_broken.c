@@ -188,6 +188,9 @@ TEST(early_update)
     make(&s, "1f1b", 2, 4);
     move(&s, 0, find(&s, 0, ACT_UPDATE, 0), find(&s, 0, ACT_REDUCE, 0));
     refused(&s, "is early: its gradients are not reduced");
+    make(&s, "1f1b", 2, 4);
+    nth(&s, 0, ACT_UPDATE, 0)->replica = 1;
+    refused(&s, "is foreign: there is no such replica");
     make(&s, "chimera", 2, 4);
     cut(&s, 0, find(&s, 0, ACT_UPDATE, 1));
     refused(&s, "updates of replica");
@@ -291,8 +294,8 @@ TEST(buffers)
 {
     Schedule s;
     make(&s, "gpipe", 2, 4);
-    nth(&s, 1, ACT_F, 1)->in = (int16_t)(nth(&s, 1, ACT_F, 1)->in + 1);
-    FAILS(check_messages(&s), ERR_INTERNAL, "buffer");
+    nth(&s, 1, ACT_F, 1)->in = (int16_t)s.rank[1].buffers++;
+    FAILS(check_messages(&s), ERR_INTERNAL, "reads a buffer that holds something else");
     schedule_free(&s);
     make(&s, "zb-v", 2, 4);
     Action *a = nth(&s, 0, ACT_F, 1);

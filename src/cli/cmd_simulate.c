@@ -89,29 +89,19 @@ static Err paper_make(const ScheduleSpec *spec, const StageCost *cost, bool whol
 
 /* ---- figures ---- */
 
-static int most_copies(const Schedule *s)
-{
-    int most = 0;
-    for (int r = 0; r < s->ranks; r++) {
-        const int copies = simulate_weight_copies(s, r);
-        if (copies > most) most = copies;
-    }
-    return most;
-}
-
-static int most_peak(const Schedule *s, bool until_input)
-{
-    int most = 0;
-    for (int r = 0; r < s->ranks; r++) {
-        const int peak = simulate_peak(s, r, until_input);
-        if (peak > most) most = peak;
-    }
-    return most;
-}
-
 static int buffers_of(const Schedule *s, int rank) { return s->rank[rank].buffers; }
 static int peak_w(const Schedule *s, int rank) { return simulate_peak(s, rank, false); }
 static int peak_i(const Schedule *s, int rank) { return simulate_peak(s, rank, true); }
+
+static int most_of(const Schedule *s, int (*value)(const Schedule *, int rank))
+{
+    int most = 0;
+    for (int r = 0; r < s->ranks; r++) {
+        const int here = value(s, r);
+        if (here > most) most = here;
+    }
+    return most;
+}
 
 static int64_t messages_of(const Schedule *s)
 {
@@ -148,32 +138,30 @@ static void put_json(JsonOut *j, const Paper *p)
     json_put_number(j, "span_bubble", p->sim.span_bubble);
     put_array(j, "peak_hold_to_w", s, peak_w);
     put_array(j, "peak_hold_to_i", s, peak_i);
-    json_put_int(j, "weight_copies", most_copies(s));
+    json_put_int(j, "weight_copies", most_of(s, simulate_weight_copies));
     put_array(j, "boundary_buffers", s, buffers_of);
     json_put_int(j, "messages", messages_of(s));
     json_close(j, '}');
 }
 
-/* A few hundred bytes and three numbers a rank for each of the papers. */
-static Err print_json(const Paper *papers, int count, bool array)
+/* A few hundred bytes, and three numbers for each rank. */
+static Err print_json(const Paper *p)
 {
-    const int64_t size = (int64_t)count * (1024 + 48 * stages) + 16;
+    const int64_t size = 1024 + 48 * (int64_t)p->s.ranks;
     char *buf = malloc((size_t)size);
     JsonOut j;
-    if (!buf) return err_set(ERR_MEMORY, "no memory for %d schedules as JSON", count);
+    if (!buf) return err_set(ERR_MEMORY, "no memory for a schedule as JSON");
     json_out_init(&j, buf, size);
-    if (array) json_open(&j, NULL, '[');
-    for (int i = 0; i < count; i++) put_json(&j, &papers[i]);
-    if (array) json_close(&j, ']');
+    put_json(&j, p);
     ASSERT(json_out_ok(&j));
-    puts(buf);
+    fputs(buf, stdout);
     free(buf);
     return ERR_OK;
 }
 
 static void print_array(const char *what, const Schedule *s, int (*value)(const Schedule *, int rank))
 {
-    printf("%-34s", what);
+    printf("%-37s", what);
     for (int r = 0; r < s->ranks && r < 16; r++) printf(" %d", value(s, r));
     printf("%s\n", s->ranks > 16 ? " ..." : "");
 }
@@ -185,18 +173,18 @@ static void print_figures(const Paper *p)
     printf("\n%s: %d ranks, %d micro-batches", s->name, s->ranks, s->microbatches);
     if (s->batches > 1) printf(" in each of %d batches", s->batches);
     if (s->chunks > 1) printf(", %d chunks a rank", s->chunks);
-    if (s->kind && s->replicas > 1) printf(", two directions");
+    if (s->replicas > 1) printf(", two directions");
     if (s->unit_div > 1) printf(", in halves");
     printf("\n%-34s %g\n", "time", m->makespan);
-    printf("%-34s %g\n", "work of a rank", m->ideal);
-    printf("%-34s %g (%.1f %% of the work, %.1f %% of the time)\n", "bubble", m->bubble,
+    printf("%-37s %g\n", "work of a rank", m->ideal);
+    printf("%-37s %g (%.1f %% of the work, %.1f %% of the time)\n", "bubble", m->bubble,
            100 * m->bubble / m->ideal, 100 * m->bubble / m->makespan);
-    printf("%-34s %g\n", "bubble between first and last action", m->span_bubble);
+    printf("%-37s %g\n", "bubble between first and last action", m->span_bubble);
     print_array("activations held until W, by rank", s, peak_w);
     print_array("activations held until I, by rank", s, peak_i);
     print_array("boundary buffers, by rank", s, buffers_of);
-    printf("%-34s %lld\n", "messages", (long long)messages_of(s));
-    printf("%-34s %d\n", "copies of the weights", most_copies(s));
+    printf("%-37s %lld\n", "messages", (long long)messages_of(s));
+    printf("%-37s %d\n", "copies of the weights", most_of(s, simulate_weight_copies));
 }
 
 /* ---- one schedule ---- */
@@ -218,7 +206,11 @@ static Err write_svg(const Paper *p)
 static Err show(const Paper *p)
 {
     if (svg_path) TRY(write_svg(p));
-    if (as_json) return print_json(p, 1, false);
+    if (as_json) {
+        TRY(print_json(p));
+        putchar('\n');
+        return ERR_OK;
+    }
     if (as_list) {
         chart_list(&p->s, stdout);
         return ERR_OK;
@@ -241,67 +233,95 @@ static Err simulate_one(const StageCost *cost)
 
 /* ---- all of them ---- */
 
+/* What the table says of one schedule; the schedule itself is gone by then. */
 typedef struct {
-    Paper papers[VARIANTS_MAX];
+    char name[48];
+    int chunks, copies, buffers;
+    double time, of_work, of_time; /* of a batch; bubble in percent */
+    double held_w, held_i;         /* micro-batches of a whole rank */
+} Row;
+
+typedef struct {
+    Row rows[VARIANTS_MAX];
     int count;
     char refused[VARIANTS_MAX][REASON_BYTES]; /* why a schedule is not among them */
     int refused_count;
 } Table;
 
-/* Adds a schedule if it is legal at the shape. */
-static Err try_one(Table *t, const char *name, bool split, const StageCost *cost)
+static Row row_of(const Paper *p)
 {
-    char full[64];
-    snprintf(full, sizeof full, "%s%s", name, split ? "+split" : "");
-    ScheduleSpec spec = spec_of(full);
-    ASSERT(t->count < VARIANTS_MAX);
-    Paper *p = &t->papers[t->count];
-    Err err = paper_make(&spec, cost, true, p);
+    const Schedule *s = &p->s;
+    const double whole = s->chunks * s->unit_div;
+    Row row = { .chunks = s->chunks,
+                .copies = most_of(s, simulate_weight_copies),
+                .buffers = most_of(s, buffers_of),
+                .time = p->sim.makespan / s->batches,
+                .of_work = 100 * p->sim.bubble / p->sim.ideal,
+                .of_time = 100 * p->sim.bubble / p->sim.makespan,
+                .held_w = most_of(s, peak_w) / whole,
+                .held_i = most_of(s, peak_i) / whole };
+    snprintf(row.name, sizeof row.name, "%s", s->name);
+    return row;
+}
+
+/* Adds a schedule if it is legal at the shape; as JSON it is printed at once. */
+static Err try_one(Table *t, const char *name, const StageCost *cost)
+{
+    ScheduleSpec spec = spec_of(name);
+    Paper p;
+    Err err = paper_make(&spec, cost, true, &p);
     if (err == ERR_CONFIG && chunks) { /* where their number is fixed, it is the schedule's */
-        paper_free(p);
+        paper_free(&p);
         spec.chunks = 0;
-        err = paper_make(&spec, cost, true, p);
+        err = paper_make(&spec, cost, true, &p);
     }
-    if (!err) {
-        t->count++;
+    if (!err && as_json) {
+        if (t->count) putchar(',');
+        err = print_json(&p);
+    }
+    if (!err) t->rows[t->count++] = row_of(&p);
+    paper_free(&p);
+    return err;
+}
+
+/* The schedule, and with its backwards split if they are whole. */
+static Err try_both(Table *t, const char *name, const StageCost *cost)
+{
+    char split[64];
+    snprintf(split, sizeof split, "%s+split", name);
+    ASSERT(t->count + 2 <= VARIANTS_MAX);
+    Err err = try_one(t, name, cost);
+    if (err == ERR_CONFIG) {
+        snprintf(t->refused[t->refused_count++], REASON_BYTES, "%s", err_message());
         return ERR_OK;
     }
-    paper_free(p);
-    if (err != ERR_CONFIG) return err;
-    if (!split) snprintf(t->refused[t->refused_count++], REASON_BYTES, "%s", err_message());
-    return ERR_OK;
+    TRY(err);
+    err = try_one(t, split, cost);
+    return err == ERR_CONFIG ? ERR_OK : err;
 }
 
 static int by_time(const void *left, const void *right)
 {
-    const Paper *a = left, *b = right;
-    const double x = a->sim.makespan / a->s.batches, y = b->sim.makespan / b->s.batches;
-    return (x > y) - (x < y);
-}
-
-static void print_row(const Paper *p)
-{
-    const Schedule *s = &p->s;
-    const double whole = s->chunks * s->unit_div;
-    int buffers = 0;
-    for (int r = 0; r < s->ranks; r++)
-        if (s->rank[r].buffers > buffers) buffers = s->rank[r].buffers;
-    printf("%-22s %6d %10.2f %8.1f %8.1f %10.2f %10.2f %7d %8d\n", s->name, s->chunks,
-           p->sim.makespan / s->batches, 100 * p->sim.bubble / p->sim.ideal,
-           100 * p->sim.bubble / p->sim.makespan, most_peak(s, false) / whole, most_peak(s, true) / whole,
-           most_copies(s), buffers);
+    const Row *a = left, *b = right;
+    const int order = (a->time > b->time) - (a->time < b->time);
+    return order ? order : strcmp(a->name, b->name);
 }
 
 static void print_table(Table *t)
 {
-    printf("%d ranks, %d micro-batches; costs %s of a rank's chunks together, latency %g a message\n\n",
+    qsort(t->rows, (size_t)t->count, sizeof *t->rows, by_time);
+    printf("%d ranks, %d micro-batches; costs %s of a rank's chunks together, latency %g of a message\n\n",
            (int)stages, (int)microbatches, cost_text, latency);
-    printf("%-22s %6s %10s %8s %8s %10s %10s %7s %8s\n", "schedule", "chunks", "time", "bubble", "bubble",
-           "held to W", "held to I", "weight", "boundary");
-    printf("%-22s %6s %10s %8s %8s %10s %10s %7s %8s\n", "", "a rank", "a batch", "% work", "% time", "most",
-           "most", "copies", "buffers");
-    for (int i = 0; i < t->count; i++) print_row(&t->papers[i]);
-    printf("\nheld: micro-batches of a whole rank, on the rank that holds most\n");
+    printf("%-25s %6s %10s %8s %8s %9s %9s %7s %9s\n", "schedule", "chunks", "time", "bubble", "bubble",
+           "held", "held", "weight", "boundary");
+    printf("%-25s %6s %10s %8s %8s %9s %9s %7s %9s\n", "", "a rank", "a batch", "% work", "% time", "until W",
+           "until I", "copies", "buffers");
+    for (int i = 0; i < t->count; i++) {
+        const Row *r = &t->rows[i];
+        printf("%-25s %6d %10.2f %8.1f %8.1f %9.2f %9.2f %7d %9d\n", r->name, r->chunks, r->time, r->of_work,
+               r->of_time, r->held_w, r->held_i, r->copies, r->buffers);
+    }
+    printf("\nheld: activations, in micro-batches of a whole rank; all figures of the rank that has most\n");
     for (int i = 0; i < t->refused_count; i++)
         printf("%s%s\n", i ? "" : "\nnot legal at this shape:\n", t->refused[i]);
 }
@@ -311,12 +331,10 @@ static Err compare_all(const StageCost *cost)
     Table *t = calloc(1, sizeof *t);
     if (!t) return err_set(ERR_MEMORY, "no memory to compare schedules");
     Err err = ERR_OK;
-    for (int i = 0; schedule_name(i) && !err; i++)
-        for (int split = 0; split < 2 && !err; split++) err = try_one(t, schedule_name(i), split, cost);
-    qsort(t->papers, (size_t)t->count, sizeof *t->papers, by_time);
-    if (!err && as_json) err = print_json(t->papers, t->count, true);
+    if (as_json) putchar('[');
+    for (int i = 0; schedule_name(i) && !err; i++) err = try_both(t, schedule_name(i), cost);
+    if (as_json) puts("]");
     else if (!err) print_table(t);
-    for (int i = 0; i < t->count; i++) paper_free(&t->papers[i]);
     free(t);
     return err;
 }

@@ -30,11 +30,6 @@ typedef struct {
     int32_t *first[PAYLOADS], *count[PAYLOADS]; /* units of the action that consumes it */
 } Pass;
 
-static int64_t place(const Schedule *s, int replica, int stage, int unit)
-{
-    return ((int64_t)replica * s->stages + stage) * s->units + unit;
-}
-
 /* ---- what the actions read and write ---- */
 
 /* Stage whose consumption `a` waits for (its own), or -1 where nothing comes in. */
@@ -67,9 +62,10 @@ static void look_ahead(Pass *p)
             const Action *a = &s->rank[r].action[i];
             if (action_is_compute(a->kind)) clock = fmax(clock, a->stamp) + unit_cost(a);
             if (a->kind == ACT_RECV)
-                p->gone[a->payload][place(s, a->replica, a->stage, a->microbatch)] = fmax(clock, a->stamp);
+                p->gone[a->payload][schedule_place(s, a->replica, a->stage, a->microbatch)] =
+                    fmax(clock, a->stamp);
             for (int k = 0; input_stage(s, a) >= 0 && k < a->count; k++) {
-                int64_t at = place(s, a->replica, a->stage, a->microbatch + k);
+                int64_t at = schedule_place(s, a->replica, a->stage, a->microbatch + k);
                 p->first[payload_of(a)][at] = a->microbatch;
                 p->count[payload_of(a)][at] = a->count;
             }
@@ -121,11 +117,12 @@ static void give(Pass *p, int buffer, int count, double free_at)
 static int land(Pass *p, const Action *a, int payload, int stage, int unit)
 {
     int16_t *at = p->at[payload];
-    const int64_t here = place(p->s, a->replica, stage, unit);
+    const int64_t here = schedule_place(p->s, a->replica, stage, unit);
     if (at[here] < 0) {
         const int first = p->first[payload][here], count = p->count[payload][here];
         const int buffer = take(p, count, a->stamp);
-        for (int k = 0; k < count; k++) at[place(p->s, a->replica, stage, first + k)] = (int16_t)(buffer + k);
+        for (int k = 0; k < count; k++)
+            at[schedule_place(p->s, a->replica, stage, first + k)] = (int16_t)(buffer + k);
     }
     return at[here];
 }
@@ -144,14 +141,14 @@ static int write_out(Pass *p, const Action *a, int stage)
     }
     const int buffer = take(p, a->count, a->stamp);
     for (int k = 0; k < a->count; k++)
-        p->from[payload][place(s, a->replica, stage, a->microbatch + k)] = (int16_t)(buffer + k);
+        p->from[payload][schedule_place(s, a->replica, stage, a->microbatch + k)] = (int16_t)(buffer + k);
     return buffer;
 }
 
 static void assign(Pass *p, Action *a)
 {
     const Schedule *s = p->s;
-    const int64_t here = place(s, a->replica, a->stage, a->microbatch);
+    const int64_t here = schedule_place(s, a->replica, a->stage, a->microbatch);
     if (a->kind == ACT_RECV) a->in = (int16_t)land(p, a, a->payload, a->stage, a->microbatch);
     if (a->kind == ACT_SEND) {
         a->out = p->from[a->payload][here];

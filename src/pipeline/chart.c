@@ -84,7 +84,8 @@ static int widest_label(const Schedule *s)
     return widest;
 }
 
-static void put_cell(const Chart *c, const Action *a, FILE *out)
+/* a NULL: idle. */
+static void put_cell(const Chart *c, const Action *a, bool last, FILE *out)
 {
     char label[LABEL_BYTES];
     if (c->width == 1) {
@@ -92,7 +93,7 @@ static void put_cell(const Chart *c, const Action *a, FILE *out)
         return;
     }
     if (a) label_of(c->s, a, label);
-    fprintf(out, "%-*s", c->width, a ? label : ".");
+    fprintf(out, "%-*s", last ? 0 : c->width, a ? label : ".");
 }
 
 static void put_row(const Chart *c, int rank, FILE *out)
@@ -104,7 +105,7 @@ static void put_row(const Chart *c, int rank, FILE *out)
         const double at = (cell + 0.5) * c->tick;
         while (i < list->count && !(c->sim->span[rank][i].end > at)) i++;
         const bool busy = i < list->count && c->sim->span[rank][i].start <= at;
-        put_cell(c, busy ? &list->action[i] : NULL, out);
+        put_cell(c, busy ? &list->action[i] : NULL, cell + 1 == c->cells, out);
     }
     fputc('\n', out);
 }

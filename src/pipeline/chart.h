@@ -11,7 +11,8 @@
 
 /*
  * One line a rank: computes as F3.s1 (unit 3, stage 1; F4x2: units 4 and 5), messages of a group in brackets
- * with the stage that consumes them and the peer, the end of a step in words.
+ * with the stage that consumes them and the peer, the end of a step in words. Behind a stage, ' is the second
+ * replica and @-1 weights that are one update old; | joins a pair.
  */
 void chart_list(const Schedule *s, FILE *out);
 

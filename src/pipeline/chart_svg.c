@@ -93,14 +93,15 @@ static void put_style(const Picture *p)
             ".hatch{stroke:#d1d9e0;stroke-width:1.5}.back{fill:#f6f8fa}.grid{stroke:#d1d9e0;fill:none}\n"
             ".f0{fill:#2f6fd0}.f1{fill:#5f95e2}.f2{fill:#8fb7ee}.f3{fill:#bfd7f8}\n"
             ".b0{fill:#c25e14}.b1{fill:#dd8038}.b2{fill:#eda56b}.b3{fill:#f7cba6}\n"
-            ".i0{fill:#c25e14}.i1{fill:#dd8038}.i2{fill:#eda56b}.i3{fill:#f7cba6}\n"
+            ".i0{fill:#94700a}.i1{fill:#b58d1f}.i2{fill:#dcbb5c}.i3{fill:#f0dfa3}\n"
             ".w0{fill:#2b7a55}.w1{fill:#4f9d77}.w2{fill:#82bf9f}.w3{fill:#b5dcc6}\n"
             ".n0,.n1{fill:#fff}.n2,.n3{fill:#1f2328}.step{stroke:#8250df;stroke-width:2}\n");
     fprintf(p->out,
             "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.dim{fill:#9198a1}.paper{fill:#0d1117}"
             ".hatch,.grid{stroke:#353c45}.back{fill:#151b23}.step{stroke:#be8fff}\n"
             ".f0{fill:#5b93ea}.f1{fill:#3f78d0}.f2{fill:#2c5aa3}.f3{fill:#1f4276}\n"
-            ".b0,.i0{fill:#ee9a55}.b1,.i1{fill:#d07a34}.b2,.i2{fill:#a35a20}.b3,.i3{fill:#774016}\n"
+            ".b0{fill:#ee9a55}.b1{fill:#d07a34}.b2{fill:#a35a20}.b3{fill:#774016}\n"
+            ".i0{fill:#e3c25a}.i1{fill:#c29f33}.i2{fill:#86690f}.i3{fill:#624c08}\n"
             ".w0{fill:#63bd90}.w1{fill:#459c70}.w2{fill:#317852}.w3{fill:#235a3d}\n"
             ".n0,.n1{fill:#0d1117}.n2,.n3{fill:#fff}}\n</style>\n"
             "<defs><pattern id=\"h\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" "
@@ -158,8 +159,7 @@ static void put_legend(const Picture *p)
             "y=\"70\">idle</text>\n",
             x, x + 20);
     x += 60;
-    const char *shades =
-        p->s->replicas > 1 ? "shades: the two directions" : "shades: chunks, first stages strongest";
+    const char *shades = p->s->replicas > 1 ? "shade: direction" : "shade: chunk";
     if (p->s->replicas > 1 || p->s->chunks > 1)
         fprintf(p->out, "<text class=\"dim\" x=\"%d\" y=\"70\">%s</text>\n", x, shades);
 }

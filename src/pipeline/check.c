@@ -15,11 +15,6 @@ typedef struct {
     int norms;
 } Walk;
 
-static int64_t place(const Schedule *s, int replica, int stage, int unit)
-{
-    return ((int64_t)replica * s->stages + stage) * s->units + unit;
-}
-
 static Err wrong(const Walk *w, const char *what)
 {
     const Action *a = &w->s->rank[w->rank].action[w->at];
@@ -105,7 +100,7 @@ static Err check_place(const Walk *w, const Action *a)
 
 static Err check_unit(Walk *w, const Action *a, int unit)
 {
-    uint8_t *done = &w->done[place(w->s, a->replica, a->stage, unit)];
+    uint8_t *done = &w->done[schedule_place(w->s, a->replica, a->stage, unit)];
     const bool forward = a->kind == ACT_F, input = a->kind == ACT_B || a->kind == ACT_I;
     const bool weight = a->kind == ACT_B || a->kind == ACT_W;
     const uint8_t now = (uint8_t)((forward ? DONE_F : 0) | (input ? DONE_I : 0) | (weight ? DONE_W : 0));
@@ -147,7 +142,7 @@ static Err check_missing(const Walk *w)
     const int all = s->forward_only ? DONE_F : DONE_F | DONE_I | DONE_W;
     for (int stage = 0; stage < s->stages; stage++)
         for (int k = 0; k < s->units; k++) {
-            const int lacks = all & ~w->done[place(s, s->unit_replica[k], stage, k)];
+            const int lacks = all & ~w->done[schedule_place(s, s->unit_replica[k], stage, k)];
             if (!lacks) continue;
             return err_set(ERR_INTERNAL, "missing: %s of unit %d at stage %d, replica %d",
                            lacks & DONE_F   ? "F"

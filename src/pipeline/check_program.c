@@ -12,11 +12,6 @@ typedef struct {
     int rank, at;
 } Walk;
 
-static int64_t place(const Schedule *s, int replica, int stage, int unit)
-{
-    return ((int64_t)replica * s->stages + stage) * s->units + unit;
-}
-
 static Err wrong(const Walk *w, const char *what)
 {
     const Action *a = &w->s->rank[w->rank].action[w->at];
@@ -68,7 +63,7 @@ static Err check_message(Walk *w, const Action *a)
     const bool send = a->kind == ACT_SEND;
     if ((send ? source : target) != w->rank || (send ? target : source) != a->peer || source == target)
         return wrong(w, "is foreign: it is between other ranks");
-    const int64_t at = place(s, a->replica, a->stage, a->microbatch);
+    const int64_t at = schedule_place(s, a->replica, a->stage, a->microbatch);
     uint8_t *state = &w->state[a->payload][at];
     if (*state & (send ? SENT : RECEIVED)) return wrong(w, "is there twice");
     *state |= send ? SENT : RECEIVED;
@@ -92,7 +87,7 @@ static Err read_input(Walk *w, const Action *a, int payload)
     if (from < 0 || from >= s->stages || a->kind == ACT_W) return ERR_OK;
     const bool remote = schedule_rank_of(s, a->replica, from) != w->rank;
     for (int k = 0; k < a->count; k++) {
-        const int64_t at = place(s, a->replica, a->stage, a->microbatch + k);
+        const int64_t at = schedule_place(s, a->replica, a->stage, a->microbatch + k);
         if (remote && !(w->state[payload][at] & RECEIVED))
             return wrong(w, "reads what has no RECV before it");
         TRY(empty(w, a->in + k, thing(s, payload, at)));
@@ -106,7 +101,7 @@ static Err write_output(Walk *w, const Action *a, int payload)
     const int to = payload == PAYLOAD_ACTIVATION ? a->stage + 1 : a->stage - 1;
     if (to < 0 || to >= s->stages || a->kind == ACT_W) return ERR_OK;
     for (int k = 0; k < a->count; k++) {
-        const int64_t at = place(s, a->replica, to, a->microbatch + k);
+        const int64_t at = schedule_place(s, a->replica, to, a->microbatch + k);
         w->state[payload][at] |= MADE;
         TRY(fill(w, a->out + k, thing(s, payload, at)));
     }
@@ -150,7 +145,7 @@ static Err check_sides(const Walk *w)
         for (int stage = 0; stage < s->stages; stage++)
             for (int k = 0; k < s->units; k++) {
                 const int replica = s->unit_replica[k], from = producer_of(payload, stage);
-                const uint8_t state = w->state[payload][place(s, replica, stage, k)];
+                const uint8_t state = w->state[payload][schedule_place(s, replica, stage, k)];
                 if (from < 0 || from >= s->stages || !(state & MADE)) continue;
                 if (schedule_rank_of(s, replica, from) == schedule_rank_of(s, replica, stage)) continue;
                 if ((state & SENT) && (state & RECEIVED)) continue;

@@ -5,7 +5,7 @@
  *   action     key
  *   compute    its simulated start
  *   message    the simulated end of the compute that produced it
- *   REDUCE ... the end of the compute before it; at the end of the list, after everything
+ *   REDUCE ... the end of the compute before it, and so behind all messages where no compute follows
  */
 #include "pipeline/passes.h"
 
@@ -84,19 +84,16 @@ static int put_messages(Schedule *s, int rank, const ActionList *messages, int n
 
 static void merge(Schedule *s, int rank, const ActionList *own, const Span *span, const ActionList *messages)
 {
-    int next = 0, last = -1;
-    for (int i = 0; i < own->count; i++)
-        if (action_is_compute(own->action[i].kind)) last = i;
-    double key = -INFINITY;
+    int next = 0;
+    double key = 0;
     for (int i = 0; i < own->count; i++) {
         Action a = own->action[i];
         const bool compute = action_is_compute(a.kind);
         if (compute) key = span[i].start;
-        if (i > last) key = INFINITY;
         next = put_messages(s, rank, messages, next, key);
-        if (compute) key = span[i].end;
-        a.stamp = compute ? span[i].start : span[last].end;
+        a.stamp = key;
         schedule_push(s, rank, a);
+        if (compute) key = span[i].end;
     }
     put_messages(s, rank, messages, next, INFINITY);
 }

@@ -156,6 +156,12 @@ int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
 /* Most units between F and the end of W (or, with until_input, of I) of one stage of one replica at a time. */
 int schedule_in_flight(const Schedule *s, int replica, int stage, bool until_input);
 
+/* Place of a unit at a stage in tables [replicas][stages][units]. */
+static inline int64_t schedule_place(const Schedule *s, int replica, int stage, int unit)
+{
+    return ((int64_t)replica * s->stages + stage) * s->units + unit;
+}
+
 static inline bool action_is_compute(ActionKind kind) { return kind <= ACT_W; }
 static inline bool action_is_message(ActionKind kind) { return kind == ACT_SEND || kind == ACT_RECV; }
 const char *action_name(ActionKind kind);

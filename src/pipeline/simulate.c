@@ -26,11 +26,6 @@ typedef struct {
     int kind, replica, stage, unit;
 } Need;
 
-static int64_t place(const Schedule *s, int replica, int stage, int unit)
-{
-    return ((int64_t)replica * s->stages + stage) * s->units + unit;
-}
-
 /* The i-th of the up to two outputs that one unit of `a` needs; false behind the last. */
 static bool need_of(const Schedule *s, const Action *a, int i, Need *n)
 {
@@ -56,7 +51,7 @@ static bool arrived(const Run *r, const Action *a, double *start, Need *lacks)
     for (int i = 0; need_of(r->s, a, i, &n) || i == 0; i++)
         for (int k = 0; k < a->count && need_of(r->s, a, i, &n); k++) {
             n.unit = a->microbatch + k;
-            double at = r->made[n.kind][place(r->s, n.replica, n.stage, n.unit)];
+            double at = r->made[n.kind][schedule_place(r->s, n.replica, n.stage, n.unit)];
             *lacks = n;
             if (at < 0) return false;
             at += message_time(r, n.replica, n.stage, a->stage);
@@ -83,7 +78,7 @@ static void publish(Run *r, const Action *a, double at)
     if (a->kind == ACT_W) return;
     int kind = a->kind == ACT_F ? OUT_F : OUT_I;
     for (int k = 0; k < a->count; k++) {
-        int64_t i = place(r->s, a->replica, a->stage, a->microbatch + k);
+        int64_t i = schedule_place(r->s, a->replica, a->stage, a->microbatch + k);
         r->made[kind][i] = at;
         wake(r, &r->waiter[kind][i]);
     }
@@ -99,7 +94,7 @@ static bool run_one(Run *r, int rank)
     Need lacks;
     for (int h = 0; h < halves; h++)
         if (!arrived(r, &a[h], &start, &lacks)) {
-            r->waiter[lacks.kind][place(r->s, lacks.replica, lacks.stage, lacks.unit)] = rank + 1;
+            r->waiter[lacks.kind][schedule_place(r->s, lacks.replica, lacks.stage, lacks.unit)] = rank + 1;
             return false;
         }
     end = start;
