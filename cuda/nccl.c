@@ -29,6 +29,7 @@ typedef struct {
     CommKind kind;
     int64_t count;
     uint64_t sequence;
+    CommMessage message; /* of an exchange: the first that is received, else sent; bytes 0: all are empty */
 } Flight;
 
 typedef struct {
@@ -36,6 +37,8 @@ typedef struct {
     char name[24]; /* "tp0": NCCL's logs and ours */
     Comm host;     /* for comparing calls: */
     CommCall *calls; /* the members' */
+    uint64_t *numbers; /* of messages so far: sent to each member, received from it; for comparing */
+    int *members;      /* world ranks */
     int size;
     cudaStream_t stream;
     int64_t *cell; /* what a barrier sums */
@@ -65,8 +68,9 @@ struct NcclWorld {
 
 /* Looked up when the first communicator is wanted: a program that needs none starts without the library. */
 #define FUNCTIONS(F)                                                                                                \
-    F(AllGather) F(AllReduce) F(ReduceScatter) F(CommAbort) F(CommDestroy) F(CommFinalize) F(CommGetAsyncError)     \
-    F(CommInitRankConfig) F(CommSplit) F(GetErrorString) F(GetLastError) F(GetUniqueId) F(GetVersion)
+    F(AllGather) F(AllReduce) F(ReduceScatter) F(Send) F(Recv) F(GroupStart) F(GroupEnd) F(CommAbort)               \
+    F(CommDestroy) F(CommFinalize) F(CommGetAsyncError) F(CommInitRankConfig) F(CommSplit) F(GetErrorString)        \
+    F(GetLastError) F(GetUniqueId) F(GetVersion)
 
 static struct {
 #define MEMBER(name) __typeof__(&nccl##name) name;
@@ -198,6 +202,15 @@ static ncclResult_t settle(NcclWorld *w, ncclComm_t comm, ncclResult_t rc, doubl
 
 /* ---- the monitor ---- */
 
+/* Tells the watch that a call is done. */
+static void tell_done(Group *g, const Flight *f)
+{
+    if (f->kind == COMM_EXCHANGE) {
+        watch_waits(g->watch, g->watch_id, WATCH_NOBODY);
+        watch_exchange_completed(g->watch, g->watch_id);
+    } else watch_completed(g->watch, g->watch_id, f->sequence + 1);
+}
+
 /* Counts what is finished. Under g->lock. */
 static cudaError_t reap(Group *g)
 {
@@ -206,7 +219,7 @@ static cudaError_t reap(Group *g)
         const Flight *f = &g->flights[g->finished % FLIGHTS];
         code = cudaEventQuery(f->done);
         if (code != cudaSuccess) break;
-        if (g->watch) watch_completed(g->watch, g->watch_id, f->sequence + 1);
+        tell_done(g, f);
         g->finished++;
         g->since = 0;
     }
@@ -214,22 +227,47 @@ static cudaError_t reap(Group *g)
     return code == cudaErrorNotReady ? cudaSuccess : code;
 }
 
+/* The oldest call runs from now on. Of an exchange the device does not say which message is missing: the first is
+ * named. */
+static void note_start(Group *g, const Flight *f)
+{
+    const CommMessage *m = &f->message;
+    g->since = clock_s();
+    if (f->kind == COMM_EXCHANGE && m->bytes)
+        watch_waits_message(g->watch, g->watch_id, g->members[m->peer], m->send, m->what);
+}
+
+/* "reduce-tree of 5000 (call 7)", "exchange 7 (rank 3 is to send: activation of ...)" */
+static void flight_text(const Group *g, const Flight *f, char *text, size_t size)
+{
+    char what[64];
+    if (f->kind != COMM_EXCHANGE || !f->message.bytes) {
+        snprintf(text, size, "%s of %lld (call %llu)", comm_kind_name(f->kind), (long long)f->count,
+                 (unsigned long long)f->sequence);
+        return;
+    }
+    message_text(f->message.what, what, sizeof what);
+    snprintf(text, size, "exchange %llu (rank %d is to %s: %s)", (unsigned long long)f->sequence,
+             g->members[f->message.peer], f->message.send ? "take" : "send", what);
+}
+
 /* Has the oldest call, its inputs there, run for too long? Says which. */
 static bool overdue(Group *g, char *text)
 {
+    char call[160];
     bool late = false;
     pthread_mutex_lock(&g->lock);
     cudaError_t code = reap(g);
     const Flight *f = &g->flights[g->finished % FLIGHTS];
     if (!code && g->finished < g->issued) {
-        if (!g->since && cudaEventQuery(f->ready) == cudaSuccess) g->since = clock_s();
+        if (!g->since && cudaEventQuery(f->ready) == cudaSuccess) note_start(g, f);
         late = g->since && clock_s() - g->since > g->world->o.timeout_s;
         cudaGetLastError();
     }
-    if (late)
-        snprintf(text, WHY_BYTES, "%s: %s of %lld (call %llu) did not finish in %.1f s", g->name,
-                 comm_kind_name(f->kind), (long long)f->count, (unsigned long long)f->sequence,
-                 g->world->o.timeout_s);
+    if (late) {
+        flight_text(g, f, call, sizeof call);
+        snprintf(text, WHY_BYTES, "%s: %s did not finish in %.1f s", g->name, call, g->world->o.timeout_s);
+    }
     pthread_mutex_unlock(&g->lock);
     return late;
 }
@@ -274,6 +312,23 @@ static void *monitor(void *arg)
 
 /* ---- calls ---- */
 
+/* One group, in which all messages make progress together. Empty ones move nothing, on both ends. */
+static ncclResult_t enqueue_messages(Group *g, const CommRequest *r)
+{
+    ncclResult_t rc = nccl.GroupStart();
+    if (rc) return rc;
+    for (int i = 0; i < r->message_count && !rc; i++) {
+        const CommMessage *m = &r->messages[i];
+        const size_t n = (size_t)m->bytes;
+        if (!n) continue;
+        rc = m->send ? nccl.Send(m->data, n, ncclUint8, m->peer, g->comm, g->stream)
+                     : nccl.Recv(m->data, n, ncclUint8, m->peer, g->comm, g->stream);
+        if (rc == ncclInProgress) rc = ncclSuccess; /* it is GroupEnd that begins */
+    }
+    const ncclResult_t ended = nccl.GroupEnd();
+    return rc ? rc : ended;
+}
+
 static ncclResult_t enqueue(Group *g, const CommRequest *r)
 {
     const ncclDataType_t type = r->elem_bytes == 8 ? ncclUint64 : ncclFloat32;
@@ -288,6 +343,7 @@ static ncclResult_t enqueue(Group *g, const CommRequest *r)
     case COMM_SUM_I64: return nccl.AllReduce(r->src, r->dst, n, type, ncclSum, g->comm, g->stream);
     case COMM_MAX_I64: return nccl.AllReduce(r->src, r->dst, n, ncclInt64, ncclMax, g->comm, g->stream);
     case COMM_BARRIER: return nccl.AllReduce(g->cell, g->cell, 1, ncclUint64, ncclSum, g->comm, g->stream);
+    case COMM_EXCHANGE: return enqueue_messages(g, r);
     case COMM_KIND_COUNT: break;
     }
     return ncclInternalError;
@@ -312,12 +368,42 @@ static Err launch(Group *g, const CommRequest *r)
     return stop(w, rc == ncclInProgress ? ERR_HANG : kind_of(rc), text);
 }
 
+/* The members send each other notes of the messages first. */
+static Err compare_messages(Group *g, const CommRequest *r)
+{
+    CommMessage messages[COMM_MESSAGES_MAX];
+    CommNote own[COMM_MESSAGES_MAX], theirs[COMM_MESSAGES_MAX];
+    char text[WHY_BYTES];
+    Event met;
+    for (int i = 0; i < r->message_count; i++) {
+        const CommMessage *m = &r->messages[i];
+        own[i] = (CommNote){ g->numbers[2 * m->peer + !m->send]++, m->bytes, m->what };
+        messages[i] = *m;
+        messages[i].data = m->send ? &own[i] : &theirs[i];
+        messages[i].bytes = sizeof *own;
+    }
+    event_init(&met);
+    Err err = comm_exchange(&g->host, r->stream, messages, r->message_count, &met);
+    if (!err) err = event_wait(&met, 0);
+    event_release(&met);
+    for (int i = 0; i < r->message_count && !err; i++) {
+        const CommMessage *m = &r->messages[i];
+        const CommNote ends[2] = { theirs[i], own[i] };
+        if (!m->send && !comm_same_message(g->name, m->peer, g->host.rank, ends, text, sizeof text))
+            err = stop(g->world, ERR_INTERNAL, text);
+    }
+    return err;
+}
+
 /* The calls of all members, over Gloo, before NCCL sees them: it would hang or add up the wrong things. */
 static Err compare_calls(Group *g, const CommRequest *r)
 {
     char text[WHY_BYTES];
     const int64_t words = sizeof(CommCall) / sizeof(int64_t);
     if (!r->check) return ERR_OK;
+    g->host.watch = r->watch;
+    g->host.watch_id = r->watch_id;
+    if (r->kind == COMM_EXCHANGE) return compare_messages(g, r);
     CommCall *own = &g->calls[g->host.rank];
     *own = comm_call(r);
     Event met;
@@ -347,6 +433,15 @@ static Err take_flight(Group *g, Flight **out)
     }
 }
 
+/* The first that is received, else the first that is sent. */
+static CommMessage first_message(const CommRequest *r)
+{
+    for (int send = 0; send < 2; send++)
+        for (int i = 0; i < r->message_count; i++)
+            if (r->messages[i].bytes && r->messages[i].send == send) return r->messages[i];
+    return (CommMessage){ 0 };
+}
+
 static void nap(void *world) { usleep((useconds_t)((NcclWorld *)world)->o.delay_ms * 1000); }
 
 static Err put_in(Group *g, const CommRequest *r)
@@ -354,9 +449,7 @@ static Err put_in(Group *g, const CommRequest *r)
     Flight *f;
     TRY(compare_calls(g, r));
     TRY(take_flight(g, &f));
-    f->kind = r->kind;
-    f->count = r->count;
-    f->sequence = r->sequence;
+    *f = (Flight){ f->ready, f->done, r->kind, r->count, r->sequence, first_message(r) };
     TRY(cuda_check(cudaEventRecord(f->ready, r->stream->handle), "marking a point in the stream"));
     TRY(cuda_check(cudaStreamWaitEvent(g->stream, f->ready, 0), "waiting for an event"));
     TRY(launch(g, r));
@@ -412,6 +505,15 @@ static void leave(Group *g)
     close_comm(w, comm);
 }
 
+static void free_group(Group *g)
+{
+    if (!g) return;
+    free(g->calls);
+    free(g->numbers);
+    free(g->members);
+    free(g);
+}
+
 static void close_group(Comm *c)
 {
     Group *g = c->impl;
@@ -430,8 +532,7 @@ static void close_group(Comm *c)
     comm_close(&g->host);
     pthread_mutex_destroy(&g->calling);
     pthread_mutex_destroy(&g->lock);
-    free(g->calls);
-    free(g);
+    free_group(g);
 }
 
 static const CommTable nccl_table = { "nccl", submit, close_group };
@@ -488,19 +589,30 @@ static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
     return connected(w, g->name, g->comm, rc);
 }
 
+static Group *new_group(NcclWorld *w, const int *members, int size)
+{
+    Group *g = calloc(1, sizeof *g);
+    if (!g) return NULL;
+    g->world = w;
+    g->size = size;
+    g->calls = calloc((size_t)size, sizeof *g->calls);
+    g->numbers = calloc(2 * (size_t)size, sizeof *g->numbers);
+    g->members = calloc((size_t)size, sizeof *g->members);
+    if (!g->calls || !g->numbers || !g->members) return free_group(g), NULL;
+    memcpy(g->members, members, (size_t)size * sizeof *members);
+    return g;
+}
+
 Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
                    NcclCtas ctas)
 {
     if (size == 0) TRY(split_for_others(w, name));
     if (size <= 1) return comm_open_self(c, name), ERR_OK;
-    Group *g = calloc(1, sizeof *g);
-    CommCall *calls = calloc((size_t)size, sizeof *calls);
-    Err err = g && calls ? comm_open_gloo(gloo, &g->host, name, members, size)
-                         : err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
-    if (err) return free(calls), free(g), err;
-    g->world = w;
-    g->calls = calls;
-    g->size = size;
+    Group *g = new_group(w, members, size);
+    Err err = g ? comm_open_gloo(gloo, &g->host, name, members, size)
+                : err_set(ERR_MEMORY, "no memory for communicator '%s'", name);
+    if (err) return free_group(g), err;
+    g->host.carrier = true;
     snprintf(g->name, sizeof g->name, "%.12s%d", name, members[0]);
     pthread_mutex_init(&g->calling, NULL);
     pthread_mutex_init(&g->lock, NULL);

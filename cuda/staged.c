@@ -4,6 +4,9 @@
  *
  *   wait for the caller's stream | copy to pinned memory | the same call over Gloo | copy back | mark the event
  *
+ * The messages of an exchange are not cut: all of them lie in pinned memory, as much as that takes, so that each goes
+ * when its other end is there. (In pieces through less memory, one would wait for pieces of another.)
+ *
  * (Not from host functions of a stream: those share one thread of the driver, on which two groups would wait for
  * each other.)
  */
@@ -26,6 +29,8 @@ typedef struct {
     int gpu;
     cudaStream_t stream;
     char *in, *out; /* pinned, STAGE_BYTES each */
+    char *messages;    /* pinned: of an exchange; grows */
+    int64_t capacity;
     Event arrived;
     pthread_t worker;
     bool started;
@@ -70,7 +75,6 @@ static Err call_host(Staged *g, const CommRequest *r, int64_t n)
     Tensor out = bytes_of(g->out, gathers(r) ? n * c->size : n, r->elem_bytes);
     int64_t *numbers = (int64_t *)g->in;
     Event *e = &g->arrived;
-    c->check = r->check;
     switch (r->kind) {
     case COMM_ALL_GATHER: TRY(comm_all_gather(c, r->stream, out, in, e)); break;
     case COMM_REDUCE_TREE_F32: TRY(comm_reduce_tree_f32(c, r->stream, in, e)); break;
@@ -81,6 +85,7 @@ static Err call_host(Staged *g, const CommRequest *r, int64_t n)
     case COMM_SUM_I64: TRY(comm_sum_i64(c, r->stream, numbers, n, e)); break;
     case COMM_MAX_I64: TRY(comm_max_i64(c, r->stream, numbers, n, e)); break;
     case COMM_BARRIER: TRY(comm_sum_i64(c, r->stream, numbers, 1, e)); break;
+    case COMM_EXCHANGE:
     case COMM_KIND_COUNT: break;
     }
     return event_wait(e, 0); /* Gloo has the deadline */
@@ -99,14 +104,78 @@ static Err run_piece(Staged *g, const CommRequest *r, int64_t first, int64_t n)
     return cuda_check(cudaStreamSynchronize(g->stream), "staging a message");
 }
 
+static Err run_collective(Staged *g, const CommRequest *r)
+{
+    const int64_t share = STAGE_BYTES / g->host.size / 8 * 8 / r->elem_bytes;
+    for (int64_t first = 0; first < r->count || first == 0; first += share)
+        TRY(run_piece(g, r, first, r->count - first < share ? r->count - first : share));
+    return ERR_OK;
+}
+
+/* ---- exchanges ---- */
+
+/* Room for `bytes` of messages. After the first steps there is. */
+static Err reserve(Staged *g, int64_t bytes)
+{
+    if (bytes <= g->capacity) return ERR_OK;
+    if (g->messages) cudaFreeHost(g->messages);
+    g->messages = NULL;
+    g->capacity = 0;
+    TRY(cuda_check(cudaMallocHost((void **)&g->messages, (size_t)bytes), "taking pinned host memory"));
+    g->capacity = bytes;
+    return ERR_OK;
+}
+
+static int64_t aligned(int64_t bytes) { return (bytes + 255) & ~(int64_t)255; }
+
+/* The messages, in places in pinned memory. */
+static Err place_messages(Staged *g, const CommRequest *r, CommMessage *staged)
+{
+    int64_t end = 0;
+    for (int i = 0; i < r->message_count; i++) end += aligned(r->messages[i].bytes);
+    TRY(reserve(g, end));
+    char *place = g->messages;
+    for (int i = 0; i < r->message_count; i++) {
+        staged[i] = r->messages[i];
+        staged[i].data = place;
+        place += aligned(staged[i].bytes);
+    }
+    return ERR_OK;
+}
+
+/* Those that are sent, or received, between the device and pinned memory. */
+static Err copy_messages(Staged *g, const CommRequest *r, const CommMessage *staged, bool sent)
+{
+    for (int i = 0; i < r->message_count; i++) {
+        const CommMessage *m = &r->messages[i];
+        if (m->send != sent || !m->bytes) continue;
+        TRY(cuda_check(cudaMemcpyAsync(sent ? staged[i].data : m->data, sent ? m->data : staged[i].data,
+                                       (size_t)m->bytes, sent ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice,
+                                       g->stream),
+                       "staging a message"));
+    }
+    return cuda_check(cudaStreamSynchronize(g->stream), "staging a message");
+}
+
+static Err run_exchange(Staged *g, const CommRequest *r)
+{
+    CommMessage staged[COMM_MESSAGES_MAX];
+    TRY(place_messages(g, r, staged));
+    TRY(copy_messages(g, r, staged, true));
+    TRY(comm_exchange(&g->host, r->stream, staged, r->message_count, &g->arrived));
+    TRY(event_wait(&g->arrived, 0)); /* Gloo has the deadline */
+    return copy_messages(g, r, staged, false);
+}
+
 static Err run_job(Staged *g, const Job *job)
 {
     const CommRequest *r = &job->request;
-    const int64_t share = STAGE_BYTES / g->host.size / 8 * 8 / r->elem_bytes;
+    g->host.check = r->check;
+    g->host.watch = r->watch;
+    g->host.watch_id = r->watch_id;
     TRY(cuda_check(cudaStreamWaitEvent(g->stream, job->ready, 0), "staging a message"));
-    for (int64_t first = 0; first < r->count || first == 0; first += share)
-        TRY(run_piece(g, r, first, r->count - first < share ? r->count - first : share));
-    if (r->watch) watch_completed(r->watch, r->watch_id, r->sequence + 1);
+    TRY(r->kind == COMM_EXCHANGE ? run_exchange(g, r) : run_collective(g, r));
+    comm_tell_completed(r);
     return cuda_event_mark(r->done, g->stream);
 }
 
@@ -164,6 +233,7 @@ static void close_staged(Comm *c)
     if (g->stream) cudaStreamDestroy(g->stream);
     if (g->in) cudaFreeHost(g->in);
     if (g->out) cudaFreeHost(g->out);
+    if (g->messages) cudaFreeHost(g->messages);
     event_release(&g->arrived);
     pthread_cond_destroy(&g->changed);
     pthread_mutex_destroy(&g->lock);
@@ -194,6 +264,7 @@ Err comm_open_staged(int gpu, GlooWorld *gloo, Comm *c, const char *name, const 
     g->gpu = gpu;
     Err err = comm_open_gloo(gloo, &g->host, name, members, size);
     if (err) return free(g), err;
+    g->host.carrier = true;
     pthread_mutex_init(&g->lock, NULL);
     pthread_cond_init(&g->changed, NULL);
     event_init(&g->arrived);

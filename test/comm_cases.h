@@ -52,6 +52,8 @@ typedef struct {
     Comm *comm;
     Stream *stream;
     uint64_t digest; /* of all results */
+    char *memory;    /* the device's, for messages: CASE_MEMORY_BYTES; NULL: in that of the host */
+    bool together;   /* all members cut the list of messages at the same places (case_exchanges) */
 } CaseRun;
 
 static inline void case_digest(CaseRun *run, const void *data, int64_t bytes)
@@ -171,7 +173,9 @@ static inline Err case_all_kinds(CaseRun *run, int64_t n)
  * likes, and leaves up to FLIGHTS of them open. That cannot lock up: both ends of the first message that is not
  * through are in the exchange that their members run. Every 40th entry is a sum over all members.
  */
-enum { CASE_FLIGHTS = 3, CASE_GUARD = 8, CASE_SUM_EVERY = 40 };
+enum { CASE_FLIGHTS = 3, CASE_GUARD = 8, CASE_SUM_EVERY = 40, CASE_MESSAGE_MAX = 300001 };
+enum { CASE_PLACE_BYTES = CASE_MESSAGE_MAX + CASE_GUARD + 7, /* a multiple of 16 */
+       CASE_MEMORY_BYTES = CASE_FLIGHTS * COMM_MESSAGES_MAX * CASE_PLACE_BYTES };
 
 typedef struct {
     int from, to; /* from -1: the sum */
@@ -181,9 +185,10 @@ typedef struct {
 
 typedef struct {
     Event done;
-    int count; /* 0: not in use */
+    int index, count; /* count 0: not in use */
     CommMessage messages[COMM_MESSAGES_MAX];
     CaseMessage what[COMM_MESSAGES_MAX];
+    uint8_t *host[COMM_MESSAGES_MAX]; /* the contents, and guards */
 } CaseFlight;
 
 static inline uint8_t case_byte(CaseMessage m, int64_t i)
@@ -194,7 +199,7 @@ static inline uint8_t case_byte(CaseMessage m, int64_t i)
 
 static inline CaseMessage *case_messages(uint64_t seed, int members, int total)
 {
-    static const int64_t sizes[] = { 0, 1, 3, 64, 1000, 4096, 70000, 300001 };
+    static const int64_t sizes[] = { 0, 1, 3, 64, 1000, 4096, 70000, CASE_MESSAGE_MAX };
     uint32_t numbers[16][16] = { { 0 } };
     CaseMessage *list = calloc((size_t)total, sizeof *list);
     for (int i = 0; i < total; i++) {
@@ -208,17 +213,22 @@ static inline CaseMessage *case_messages(uint64_t seed, int members, int total)
     return list;
 }
 
-static inline void case_add_message(CaseFlight *f, CaseMessage m, int rank)
+static inline Err case_add_message(CaseRun *run, CaseFlight *f, CaseMessage m)
 {
-    uint8_t *data = malloc((size_t)m.bytes + CASE_GUARD);
-    memset(data, 0xA5, (size_t)m.bytes + CASE_GUARD);
-    for (int64_t i = 0; m.from == rank && i < m.bytes; i++) data[i] = case_byte(m, i);
+    const int64_t bytes = m.bytes + CASE_GUARD;
+    const bool send = m.from == run->comm->rank;
+    char *place = run->memory + (f->index * COMM_MESSAGES_MAX + f->count) * (int64_t)CASE_PLACE_BYTES;
+    uint8_t *data = malloc((size_t)bytes);
+    memset(data, 0xA5, (size_t)bytes);
+    for (int64_t i = 0; send && i < m.bytes; i++) data[i] = case_byte(m, i);
     f->what[f->count] = m;
-    f->messages[f->count++] = (CommMessage){ .send = m.from == rank,
-                                             .peer = m.from == rank ? m.to : m.from,
-                                             .data = data,
+    f->host[f->count] = data;
+    f->messages[f->count++] = (CommMessage){ .send = send,
+                                             .peer = send ? m.to : m.from,
+                                             .data = run->memory ? (void *)place : data,
                                              .bytes = m.bytes,
                                              .what = { MESSAGE_ACTIVATION, (uint16_t)m.to, m.number } };
+    return run->memory ? device_write(run->stream, place, data, bytes) : ERR_OK;
 }
 
 static inline Err case_finish_flight(CaseRun *run, CaseFlight *f, double timeout_s)
@@ -227,13 +237,14 @@ static inline Err case_finish_flight(CaseRun *run, CaseFlight *f, double timeout
     Err err = event_wait(&f->done, timeout_s);
     for (int k = 0; k < f->count; k++) {
         const CaseMessage m = f->what[k];
-        const uint8_t *data = f->messages[k].data;
+        uint8_t *data = f->host[k];
         int64_t wrong = 0;
+        if (run->memory && !err) err = device_read(run->stream, data, f->messages[k].data, m.bytes + CASE_GUARD);
         for (int64_t i = 0; !err && i < m.bytes; i++) wrong += data[i] != case_byte(m, i);
         for (int64_t i = m.bytes; i < m.bytes + CASE_GUARD; i++) wrong += data[i] != 0xA5;
         CHECK_MSG(!wrong, "rank %d: message %u from %d to %d: %lld of %lld bytes wrong", run->comm->rank, m.number, m.from,
                   m.to, (long long)wrong, (long long)m.bytes);
-        free(f->messages[k].data);
+        free(data);
     }
     f->count = 0;
     return err;
@@ -257,19 +268,22 @@ static inline Err case_exchanges(CaseRun *run, uint64_t seed, int total)
     uint64_t own = seed + 77 * (uint64_t)rank;
     int64_t sent = run->comm->bytes[COMM_EXCHANGE], want = 0, next = 0;
     Err err = ERR_OK;
-    for (int i = 0; i < CASE_FLIGHTS; i++) event_init(&flights[i].done);
+    for (int i = 0; i < CASE_FLIGHTS; i++) {
+        flights[i].index = i;
+        event_init(&flights[i].done);
+    }
     for (int i = 0; i < total && !err; i++) {
         CaseFlight *f = &flights[next % CASE_FLIGHTS];
         const bool mine = list[i].from == rank || (list[i].from >= 0 && list[i].to == rank);
-        if (mine) case_add_message(f, list[i], rank);
+        if (mine) err = case_add_message(run, f, list[i]);
         if (list[i].from == rank) want += list[i].bytes;
-        const bool cut = i == total - 1 || list[i].from < 0 || f->count == COMM_MESSAGES_MAX ||
-                         (mine && test_rand(&own) % 4 == 0);
-        if (cut && f->count) {
+        const bool here = run->together ? i % 8 == 7 : f->count == COMM_MESSAGES_MAX || (mine && test_rand(&own) % 4 == 0);
+        const bool cut = i == total - 1 || list[i].from < 0 || here;
+        if (cut && f->count && !err) {
             err = case_start_flight(run, f);
             if (!err) err = case_finish_flight(run, &flights[++next % CASE_FLIGHTS], 30);
         }
-        if (!err && list[i].from < 0) err = case_integers(run, 5, false);
+        if (!err && list[i].from < 0) err = run->memory ? comm_barrier(run->comm, run->stream) : case_integers(run, 5, false);
     }
     for (int i = 0; i < CASE_FLIGHTS; i++) {
         Err ended = case_finish_flight(run, &flights[i], 30);

@@ -10,6 +10,10 @@
  * NCCL's float sums are plain: the order of addition is NCCL's, the same for every run with the same ranks,
  * topology and NCCL_* variables, but not that of the tree. Integer sums are exact. Staged sums are the tree.
  *
+ * Comparing calls (comm_check_calls) over NCCL makes the host wait for the peers to issue theirs, before the device has
+ * anything: between an exchange of one rank and those of its peers that hold the other ends no host may wait for data
+ * of one of them.
+ *
  * Failures are those of comm/gloo.h. A monitor thread looks at NCCL's errors and at how long the oldest call has been
  * running; the first failure aborts all groups, which ends what hangs in their streams, and is what the next wait for
  * the device reports (Device.failure).
@@ -57,7 +61,8 @@ void nccl_world_abort(NcclWorld *world, const char *why);
 Err comm_open_nccl(NcclWorld *world, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
                    NcclCtas ctas);
 
-/* gpu: the index of this rank's. Opens a group of `gloo`, whose rules hold. Takes 8 MiB of pinned memory. */
+/* gpu: the index of this rank's. Opens a group of `gloo`, whose rules hold. Takes 8 MiB of pinned memory, and as much
+ * as the largest exchange so far has moved. */
 Err comm_open_staged(int gpu, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size);
 
 #endif

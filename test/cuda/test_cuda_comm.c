@@ -336,7 +336,167 @@ TEST(in_flight)
     fork_ranks(in_flight, 2, &(How){ .staged = true }, -1, LIMIT_S);
 }
 
+/* ---- exchanges ---- */
+
+static void exchanges(int rank, int size, void *arg)
+{
+    const How how = *(const How *)arg;
+    Rank r;
+    open_rank(&r, rank, size, how, TIMEOUT_S);
+    CHECK((int)CASE_MEMORY_BYTES <= (int)MEMORY_BYTES);
+    /* comparing over NCCL asks for that: the cases wait for data in between */
+    const bool together = how.check && !how.staged;
+    CaseRun all = { &r.all, &r.device.stream, 1, r.memory, together }, part = { &r.part, &r.device.stream, 1, r.memory, 0 };
+    OK(case_exchanges(&all, 1, 80));
+    if (part.comm->size > 1) OK(case_exchanges(&part, 2, 40));
+    close_rank(&r);
+}
+
+TEST(exchanges)
+{
+    NEED_GPUS(4);
+    fork_ranks(exchanges, 2, &(How){ 0 }, -1, LIMIT_S);
+    fork_ranks(exchanges, 4, &(How){ 0 }, -1, LIMIT_S);
+    fork_ranks(exchanges, 4, &(How){ .check = true }, -1, LIMIT_S);
+    fork_ranks(exchanges, 2, &(How){ .delay_ms = 1 }, -1, LIMIT_S);
+}
+
+TEST(staged_exchanges)
+{
+    NEED_GPUS(1);
+    fork_ranks(exchanges, 2, &(How){ .staged = true }, -1, LIMIT_S);
+    fork_ranks(exchanges, 4, &(How){ .staged = true, .check = true }, -1, LIMIT_S);
+}
+
+/* Longer than what is staged at a time, both ways at once, and an empty one between them. */
+static void long_messages(int rank, int size, void *arg)
+{
+    enum { BYTES = 3 << 20 };
+    static uint8_t host[BYTES];
+    Rank r;
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    for (int64_t i = 0; i < BYTES; i++) host[i] = (uint8_t)case_integer(7, rank, i);
+    OK(device_write(s, r.memory, host, BYTES));
+    const CommMessage m[] = { { .send = true, .peer = 1 - rank, .data = r.memory, .bytes = BYTES - rank },
+                              { .send = true, .peer = 1 - rank },
+                              { .peer = 1 - rank, .data = r.memory + BYTES, .bytes = BYTES - 1 + rank },
+                              { .peer = 1 - rank } };
+    OK(comm_exchange(&r.all, s, m, 4, NULL));
+    OK(device_read(s, host, r.memory + BYTES, BYTES));
+    int64_t wrong = 0;
+    for (int64_t i = 0; i < m[2].bytes; i++) wrong += host[i] != (uint8_t)case_integer(7, 1 - rank, i);
+    CHECK_MSG(!wrong, "%lld wrong bytes", (long long)wrong);
+    CHECK(r.all.bytes[COMM_EXCHANGE] == BYTES - rank);
+    close_rank(&r);
+}
+
+TEST(long_messages)
+{
+    NEED_GPUS(2);
+    fork_ranks(long_messages, 2, &(How){ 0 }, -1, LIMIT_S);
+    fork_ranks(long_messages, 2, &(How){ .staged = true }, -1, LIMIT_S);
+    fork_ranks(long_messages, 2, &(How){ .staged = true, .check = true }, -1, LIMIT_S);
+}
+
+static Err open_grid_group(void *rank, Comm *c, GroupKind kind, const int *members, int size)
+{
+    Rank *r = rank;
+    return comm_open_nccl(r->nccl, r->gloo, c, group_name(kind), members, size, (NcclCtas){ 0 });
+}
+
+/* The groups of a pipeline: of a rank in the middle none is that of the ends. */
+static void grid_worlds(int rank, int size, void *arg)
+{
+    static World w;
+    Rank r;
+    open_rank(&r, rank, size, (How){ 0 }, TIMEOUT_S);
+    OK(world_open(&w, *(const Grid *)arg, rank, (CommOpener){ &r, open_grid_group }));
+    for (int kind = 0; kind < WORLD_COMMS; kind++) {
+        int64_t sum = rank + 1, want = 0;
+        for (int p = 0; p < size; p++)
+            if (case_together(w.grid, kind, rank, p)) want += p + 1;
+        OK(device_write(&r.device.stream, r.memory, &sum, sizeof sum));
+        OK(comm_sum_i64(&w.comm[kind], &r.device.stream, (int64_t *)r.memory, 1, NULL));
+        OK(device_read(&r.device.stream, &sum, r.memory, sizeof sum));
+        CHECK_MSG(sum == want, "%s of rank %d: %lld, not %lld", group_name(kind), rank, (long long)sum, (long long)want);
+    }
+    world_close(&w);
+    close_rank(&r);
+}
+
+TEST(grid_worlds)
+{
+    NEED_GPUS(4);
+    fork_ranks(grid_worlds, 4, &(Grid){ .tp = 1, .dp = 1, .pp = 4 }, -1, LIMIT_S);
+    fork_ranks(grid_worlds, 4, &(Grid){ .tp = 1, .dp = 2, .pp = 2, .order = ORDER_PP_DP, .bidirectional = true }, -1,
+               LIMIT_S);
+}
+
 /* ---- failures ---- */
+
+/* The others wait for a message of rank 1, or, with the deadline, for one of a rank that waits itself. */
+static void one_dies_in_a_chain(int rank, int size, void *arg)
+{
+    const How how = *(const How *)arg;
+    const bool silent = getenv("EMU_NCCL") != NULL;
+    const CommMessage m = { .peer = (rank + size - 1) % size, .bytes = 1000, .what = { MESSAGE_GRADIENT, 3, 9 } };
+    CommMessage receive = m;
+    Rank r;
+    int64_t one = 1;
+    open_rank(&r, rank, size, how, silent ? 3 : TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    OK(device_write(s, r.memory, &one, sizeof one));
+    OK(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 1, NULL));
+    OK(device_read(s, &one, r.memory, sizeof one));
+    CHECK(one == size);
+    if (rank == 1) kill(getpid(), SIGKILL);
+    receive.data = r.memory;
+    const double start = test_now();
+    Err err = comm_exchange(&r.all, s, &receive, 1, NULL);
+    if (!err) err = device_read(s, &one, r.memory, sizeof one);
+    CHECK_MSG(err == (silent ? ERR_HANG : ERR_PEER), "%s: %s", err_name(err), err_message());
+    if (silent)
+        CHECK_MSG(strstr(err_message(), "to send: gradient of micro-batch 9 for stage 3) did not finish in 3"), "%s",
+                  err_message());
+    CHECK_MSG(test_now() - start < 8, "told after %.1f s", test_now() - start);
+    close_rank(&r);
+}
+
+TEST(a_rank_dies_in_a_chain)
+{
+    NEED_GPUS(4);
+    fork_ranks(one_dies_in_a_chain, 4, &(How){ .staged = true }, 1, 40);
+    if (!emulated) SKIP("between GPUs of one host NCCL may notice or not");
+    fork_ranks(one_dies_in_a_chain, 4, &(How){ 0 }, 1, 40);
+    setenv("EMU_NCCL", "silent", 1);
+    fork_ranks(one_dies_in_a_chain, 4, &(How){ 0 }, 1, 40);
+    unsetenv("EMU_NCCL");
+}
+
+static void different_messages(int rank, int size, void *arg)
+{
+    Rank r;
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    const CommMessage m = { .send = rank == 0, .peer = 1 - rank, .data = r.memory, .bytes = rank ? 700000 : 900000,
+                            .what = { MESSAGE_ACTIVATION, 1, 4 } };
+    int64_t host;
+    Err err = comm_exchange(&r.all, &r.device.stream, &m, 1, NULL);
+    if (!err) err = device_read(&r.device.stream, &host, r.memory, sizeof host);
+    if (rank)
+        CHECK_MSG(err == ERR_INTERNAL && strstr(err_message(), "message 0 from member 0 to member 1: sent as activation of "
+                                                               "micro-batch 4 for stage 1 of 900000 bytes, received as"),
+                  "%s: %s", err_name(err), err_message());
+    else CHECK_MSG(err != ERR_OK, "a message of another length was sent");
+    close_rank(&r);
+}
+
+TEST(different_messages)
+{
+    NEED_GPUS(2);
+    fork_ranks(different_messages, 2, &(How){ .check = true }, -1, 40);
+    fork_ranks(different_messages, 2, &(How){ .check = true, .staged = true }, -1, 40);
+}
 
 static void one_dies(int rank, int size, void *arg)
 {

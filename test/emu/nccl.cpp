@@ -7,10 +7,16 @@
  * result when all have published; floats are added around a ring that begins at another rank with every piece, so that
  * the sums are not those of the tree.
  *
+ * Messages between two ranks go piece by piece through a place of their own. A send ends when the other rank has read all
+ * of it, so that nothing is buffered: a send blocks its stream until the receive is there. Within a group messages make
+ * progress together, those to one rank, and those from one, in order.
+ *
  * Stricter than the library:
  *   - communicators are non-blocking; creating and finalizing one, and its first collective, are in progress until
  *     ncclCommGetAsyncError has been asked about it, and a call before that is ncclInvalidUsage
- *   - ranks that issue different calls get ncclInvalidUsage as asynchronous error, not a wrong sum
+ *   - ranks that issue different calls, or messages of different lengths, get ncclInvalidUsage as asynchronous error, not
+ *     a wrong sum
+ *   - messages are sent and received inside a group only, of one communicator and stream, and are not empty
  *   - every address leads to device memory for its whole length
  *   - dtypes and operations that nccl.c does not need are refused; so are two ranks with one GPU
  *   - the default stream is refused
@@ -35,11 +41,12 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <vector>
 
 namespace
 {
 
-enum { RANKS = 64, ROOM = 256 << 10, LOOK_EVERY_MS = 20 };
+enum { RANKS = 64, ROOM = 256 << 10, PAIR_ROOM = 32 << 10, LOOK_EVERY_MS = 20 };
 
 /* What one rank tells the others. */
 struct Seat {
@@ -56,6 +63,13 @@ struct Shared {
     Seat seats[RANKS];
 };
 
+/* From one rank to another. */
+struct Pair {
+    std::atomic<uint64_t> posted, taken; /* pieces */
+    uint64_t bytes;                      /* of the message that the piece belongs to */
+    char data[PAIR_ROOM];
+};
+
 enum What { ALL_GATHER = 1, ALL_REDUCE, REDUCE_SCATTER };
 
 } // namespace
@@ -65,6 +79,8 @@ struct ncclComm {
     int rank = 0, size = 0, file = -1;
     Shared *shared = nullptr;
     char *data = nullptr; /* ROOM bytes a rank */
+    Pair *pairs = nullptr; /* [from * size + to] */
+    std::vector<uint64_t> sent, received; /* pieces of messages issued so far, by rank */
     std::atomic<int> error{ ncclSuccess };
     std::atomic<bool> aborted{ false };
     bool connecting = false, finalizing = false, first = true, starting = false;
@@ -79,7 +95,11 @@ struct ncclComm {
 namespace
 {
 
-size_t bytes_of(const ncclComm *c) { return sizeof(Shared) + static_cast<size_t>(c->size) * ROOM; }
+size_t bytes_of(const ncclComm *c)
+{
+    const size_t size = static_cast<size_t>(c->size);
+    return sizeof(Shared) + size * ROOM + size * size * sizeof(Pair);
+}
 
 struct flock seat_lock(int rank, short type)
 {
@@ -100,6 +120,7 @@ bool attach(ncclComm *c)
     if (p == MAP_FAILED) return false;
     c->shared = static_cast<Shared *>(p);
     c->data = static_cast<char *>(p) + sizeof(Shared);
+    c->pairs = reinterpret_cast<Pair *>(c->data + static_cast<size_t>(c->size) * ROOM);
     struct flock l = seat_lock(c->rank, F_WRLCK);
     if (fcntl(c->file, F_OFD_SETLK, &l)) return false;
     c->shared->seats[c->rank].gpu = emu::current_device();
@@ -258,6 +279,8 @@ bool advance(Call &call)
     return true;
 }
 
+thread_local int group_depth; /* of ncclGroupStart, on this thread */
+
 bool usable(ncclComm *c)
 {
     return c && !c->connecting && !c->finalizing && !c->starting && !c->child && c->error == ncclSuccess;
@@ -266,7 +289,7 @@ bool usable(ncclComm *c)
 ncclResult_t begin(ncclComm *c, What what, const void *from, void *to, size_t count, ncclDataType_t type,
                    ncclRedOp_t op, cudaStream_t stream)
 {
-    if (!usable(c)) return ncclInvalidUsage;
+    if (!usable(c) || group_depth) return ncclInvalidUsage;
     const size_t element = type == ncclUint8 ? 1 : type == ncclFloat32 ? 4 : 8;
     const bool known = what == ALL_GATHER ? type == ncclUint8
                                           : (op == ncclSum && (type == ncclFloat32 || type == ncclUint64)) ||
@@ -287,6 +310,86 @@ ncclResult_t begin(ncclComm *c, What what, const void *from, void *to, size_t co
     return c->starting ? ncclInProgress : ncclSuccess;
 }
 
+/* ---- messages ---- */
+
+struct Message {
+    bool send;
+    int peer;
+    char *data;
+    size_t bytes, done = 0;
+    uint64_t piece; /* number of the next, from one rank to the other */
+    bool posted = false;
+    Message(bool s, int p, void *d, size_t n) : send(s), peer(p), data(static_cast<char *>(d)), bytes(n), piece(0) {}
+};
+
+/* The group that this thread has open, or that a stream works on. */
+struct Group {
+    ncclComm *comm = nullptr;
+    cudaStream_t stream = nullptr;
+    std::vector<Message> messages;
+};
+
+thread_local Group open_group;
+
+/* One piece further; false: the other rank is not there yet. */
+bool step(ncclComm *c, Message &m)
+{
+    Pair &pair = c->pairs[m.send ? c->rank * c->size + m.peer : m.peer * c->size + c->rank];
+    const size_t n = std::min(m.bytes - m.done, static_cast<size_t>(PAIR_ROOM));
+    if (m.send && !m.posted) {
+        if (pair.taken < m.piece) return false; /* of an earlier message */
+        memcpy(pair.data, m.data + m.done, n);
+        pair.bytes = m.bytes;
+        pair.posted = m.piece + 1;
+        m.posted = true;
+    }
+    if (m.send ? pair.taken <= m.piece : pair.posted <= m.piece) return false;
+    if (!m.send && pair.bytes != m.bytes) c->error = ncclInvalidUsage;
+    if (c->error) return false;
+    if (!m.send) memcpy(m.data + m.done, pair.data, n);
+    if (!m.send) pair.taken = m.piece + 1;
+    m.piece++;
+    m.done += n;
+    m.posted = false;
+    return true;
+}
+
+/* A few steps of each message whose predecessors to, or from, the same rank are through; true when all are. */
+bool advance_group(Group &g)
+{
+    ncclComm *c = g.comm;
+    bool waits[2][RANKS] = {}, all = true;
+    if (!c->aborted) {
+        look_around(c);
+        if (c->error && c->error != ncclInProgress) return false; /* hangs until it is aborted */
+        for (Message &m : g.messages) {
+            while (!waits[m.send][m.peer] && m.done < m.bytes)
+                if (!step(c, m)) waits[m.send][m.peer] = true;
+            all = all && m.done == m.bytes;
+        }
+    }
+    if (!all) return false;
+    c->in_flight--;
+    return true;
+}
+
+ncclResult_t add_message(bool send, void *data, size_t count, ncclDataType_t type, int peer, ncclComm *c,
+                         cudaStream_t stream)
+{
+    Group &g = open_group;
+    if (!group_depth || !usable(c) || (g.comm && (g.comm != c || g.stream != stream))) return ncclInvalidUsage;
+    if (!stream || type != ncclUint8 || !count || peer < 0 || peer >= c->size || peer == c->rank ||
+        !emu::device_holds(data, count))
+        return ncclInvalidArgument;
+    g.comm = c;
+    g.stream = stream;
+    g.messages.emplace_back(send, peer, data, count);
+    auto &pieces = (send ? c->sent : c->received)[static_cast<size_t>(peer)];
+    g.messages.back().piece = pieces;
+    pieces += (count + PAIR_ROOM - 1) / PAIR_ROOM;
+    return ncclSuccess;
+}
+
 /* ---- communicators ---- */
 
 void say(const ncclConfig_t *config)
@@ -304,6 +407,8 @@ ncclComm *create(const char *path, int rank, int size)
     snprintf(c->path, sizeof c->path, "%s", path);
     c->rank = rank;
     c->size = size;
+    c->sent.resize(static_cast<size_t>(size));
+    c->received.resize(static_cast<size_t>(size));
     c->connecting = true;
     return c;
 }
@@ -316,6 +421,9 @@ void finish_split(ncclComm *c)
     int size = 0, rank = 0, first = -1;
     for (int p = 0; p < c->size; p++)
         if (c->shared->seats[p].splits < k) return;
+    ncclComm **const out = c->child;
+    c->child = nullptr;
+    if (own.color[k - 1] == NCCL_SPLIT_NOCOLOR) return;
     for (int p = 0; p < c->size; p++) {
         const Seat &s = c->shared->seats[p];
         if (s.color[k - 1] != own.color[k - 1]) continue;
@@ -327,8 +435,7 @@ void finish_split(ncclComm *c)
     snprintf(path, sizeof path, "%.36s-%d-%d", c->path, static_cast<int>(k), first);
     ncclComm *child = create(path, rank, size);
     if (!attach(child)) c->error = ncclSystemError;
-    *c->child = child;
-    c->child = nullptr;
+    *out = child;
 }
 
 bool config_is_known(const ncclConfig_t *config)
@@ -369,13 +476,14 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int size, ncclUniqueId id,
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *config)
 {
     if (!usable(comm)) return ncclInvalidUsage;
-    if (!config_is_known(config) || color < 0 || comm->splits == 16) return ncclInvalidArgument;
+    const bool none = color == NCCL_SPLIT_NOCOLOR;
+    if ((!none && (!config_is_known(config) || color < 0)) || comm->splits == 16) return ncclInvalidArgument;
     *out = nullptr;
     Seat &own = comm->shared->seats[comm->rank];
     own.color[comm->splits] = color;
     own.key[comm->splits] = key;
     comm->child = out;
-    say(config);
+    if (!none) say(config);
     own.splits = ++comm->splits;
     return ncclInProgress;
 }
@@ -414,6 +522,41 @@ ncclResult_t ncclReduceScatter(const void *from, void *to, size_t count, ncclDat
                                ncclComm_t comm, cudaStream_t stream)
 {
     return begin(comm, REDUCE_SCATTER, from, to, count, type, op, stream);
+}
+
+ncclResult_t ncclSend(const void *from, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream)
+{
+    return add_message(true, const_cast<void *>(from), count, type, peer, comm, stream);
+}
+
+ncclResult_t ncclRecv(void *to, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream)
+{
+    return add_message(false, to, count, type, peer, comm, stream);
+}
+
+ncclResult_t ncclGroupStart(void)
+{
+    if (group_depth) return ncclInvalidUsage; /* (the library nests them; nothing here does) */
+    group_depth = 1;
+    open_group = Group();
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupEnd(void)
+{
+    if (!group_depth) return ncclInvalidUsage;
+    group_depth = 0;
+    Group g = open_group;
+    open_group = Group();
+    if (!g.comm) return ncclSuccess;
+    ncclComm *c = g.comm;
+    c->in_flight++;
+    if (emu::submit_until(g.stream, "nccl", [g]() mutable { return advance_group(g); }) != cudaSuccess)
+        return ncclUnhandledCudaError;
+    c->starting = c->first;
+    c->first = false;
+    return c->starting ? ncclInProgress : ncclSuccess;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
