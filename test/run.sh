@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, faults, files, launchers, slow,
 # asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in four orders of threads), emu-asan, emu-tsan, emu-bugs.
-# TEST_JOBS (2): how many run at a time. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
+# TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, faults, slow and emu-bugs try their lists in full, not the part that
+# covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
 # does not, or that exits otherwise than that line says, counts as one failure.
 set -u
 cd "$(dirname "$0")/.."
@@ -22,11 +23,12 @@ for c in "$EMU"/test_cuda_*[a-z]; do
     for order in forward reverse random:1 random:2; do emu_commands+=("EMU_ORDER=$order|$c"); done
 done
 halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
+extent=${FULL:+all} extent=${extent:-each} # of the lists
 case $lane in
 quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
 asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
-ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=all ;;
-faults) commands=(test/test_faults.sh test/test_preprocess.sh); export MEGATRAIN_FAULTS=all ;;
+ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
+faults) commands=(test/test_faults.sh ${FULL:+test/test_preprocess.sh}); export MEGATRAIN_FAULTS=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
 slow) mapfile -t commands < <(echo test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)
@@ -59,7 +61,7 @@ run_one() {
 }
 
 # a few at a time: many wait, for processes to start or for a threshold to pass
-jobs=${TEST_JOBS:-2} running=0 count=0
+jobs=${TEST_JOBS:-$(($(nproc) + 1))} running=0 count=0
 counts=$logs/counts-$lane
 rm -rf "$counts"
 mkdir -p "$counts"
