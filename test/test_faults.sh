@@ -263,7 +263,7 @@ fi
 others() {
     python3 -u -c "import socket, os, time, sys; port = $port; $1" >others.txt 2>&1 &
     other=$!
-    for ((i = 0; i < 200; i++)); do grep -q ready others.txt && break; pause 0.02; done
+    for ((i = 0; i < 3000; i++)); do grep -q ready others.txt && break; pause 0.02; done
 }
 undisturbed_by() {
     begin run
