@@ -38,7 +38,7 @@ lane_make() {
 run_test() {
     local order=$lane
     case $lane in asan | tsan) order=forward ;; esac
-    EMU_ORDER=$order ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 \
+    EMU_CLOSED=0 EMU_ORDER=$order ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 \
         timeout 120 "$(folder)/$program" "$filter" >"$work/test.log" 2>&1
 }
 
