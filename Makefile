@@ -9,6 +9,7 @@
 #   make fuzz       libFuzzer on everything that reads bytes from outside, FUZZ_SECONDS=120 each (test/fuzz/README.md)
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
+#   FULL=1          with test-slow, test-ranks, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.

@@ -3,7 +3,8 @@
 # of the tree and runs the test that must fail, in the lane that must see it (test/emu/README.md): forward, reverse,
 # random:SEED, asan, tsan. A bug that passes there, does not compile, or no longer finds its place is a failure.
 #
-#   test/cuda_bugs.sh [WORD]        only bugs whose name contains WORD
+#   FULL=1 test/cuda_bugs.sh        all of them; without it some (mutate.sh)
+#   test/cuda_bugs.sh WORD          those whose name contains WORD
 #   test/cuda_bugs.sh -a [WORD]     in every lane; says which see it
 #
 # Only the file with the bug is instrumented in asan and tsan. That makes no false report: what is not instrumented
@@ -11,8 +12,10 @@
 # first, so that of functions which several files have (emu.h's) the watched ones are taken.
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 every_lane=
-if [ "${1:-}" = -a ]; then every_lane=1; shift; fi
-only=${1:-}
+if [ "${1:-}" = -a ]; then every_lane=1 FULL=1; shift; fi
+only=${1:-} FULL=${FULL:-${1:+1}}
+expected=expected_lane
+expected_lane() { field lane; }
 list=$root/test/cuda_bugs.txt
 
 # ---- a lane ----
@@ -35,7 +38,7 @@ lane_make() {
 run_test() {
     local order=$lane
     case $lane in asan | tsan) order=forward ;; esac
-    EMU_ORDER=$order ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 \
+    EMU_CLOSED=0 EMU_ORDER=$order ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 \
         timeout 120 "$(folder)/$program" "$filter" >"$work/test.log" 2>&1
 }
 
@@ -67,7 +70,7 @@ read_record() {
 
 # What the record needs: a line LANE UNIT PROGRAM FILTER for each of its lanes.
 needs() {
-    read_record && printf "%s $unit $program $filter\n" $lanes
+    [ -n "$chosen" ] && read_record && printf "%s $unit $program $filter\n" $lanes
 }
 
 objects_of() { echo "$(folder)/${unit%.cu}.cu.o"; }
@@ -129,6 +132,7 @@ try_lane() {
 try_bug() {
     local text result
     read_record || return
+    [ -n "$chosen" ] || { lane=forward; find_place "$name"; return; }
     for lane in $lanes; do
         if ! text=$(mutate); then
             text="NOT APPLIED: $text" result=1

@@ -3,11 +3,14 @@
 # the tree (test/layout_controls.txt) and runs a few layouts: exactly those that use the rule must differ from
 # the reference.
 #
-#   test/layout_controls.sh [WORD]      only controls whose name contains WORD
+#   FULL=1 test/layout_controls.sh      all of them; without it some (mutate.sh)
+#   test/layout_controls.sh WORD        those whose name contains WORD
 # shellcheck disable=SC2034  # variables that conditions name
 
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
-only=${1:-}
+only=${1:-} FULL=${FULL:-${1:+1}}
+expected=expected_layouts
+expected_layouts() { field differ; }
 # names in the conditions; own: the reference's isa
 avx512=1 avx2=2 c=3 own=0
 export MEGATRAIN_LAYOUTS=short
@@ -48,6 +51,7 @@ try_control() {
     local name why
     name=$(field name)
     case $name in *"$only"*) ;; *) return ;; esac
+    [ -n "$chosen" ] || { find_place "$name"; return; }
     if ! why=$(mutate); then
         printf '%-58s NOT APPLIED: %s\n' "$name" "$why"
         bad

@@ -2,9 +2,12 @@
 # Can the tests fail? Applies the small faults of test/mutants.txt one at a time to a copy of the tree and runs
 # the test that must notice. A fault that passes, does not compile, or no longer finds its place is a failure.
 #
-#   test/mutants.sh [WORD]      only faults whose name contains WORD
+#   FULL=1 test/mutants.sh      all of them; without it some (mutate.sh)
+#   test/mutants.sh WORD        those whose name contains WORD
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
-only=${1:-}
+only=${1:-} FULL=${FULL:-${1:+1}}
+expected=expected_program
+expected_program() { field test | cut -d ' ' -f 1; }
 list=$root/test/mutants.txt
 
 # run_test: the record's test program and case; its output in $work/test.log
@@ -18,6 +21,7 @@ choose_test() {
 
 # Every test that is to turn red must be green before.
 check_green() {
+    [ -n "$chosen" ] || return
     choose_test
     case $name_of_run in *"|$program $filter|"*) return ;; esac
     name_of_run+="|$program $filter|"
@@ -38,6 +42,7 @@ try_fault() {
     local name status why
     name=$(field name)
     case $name in *"$only"*) ;; *) return ;; esac
+    [ -n "$chosen" ] || { find_place "$name"; return; }
     choose_test
     if ! why=$(mutate); then
         printf '%-62s NOT APPLIED: %s\n' "$name" "$why"

@@ -10,6 +10,9 @@
 #
 # and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
 # folder of objects too, so that a fault costs the compilation of one file.
+#
+# FULL=1 tries every record. Without it those are tried that are the first of their source file or of what is expected
+# ($expected, a word of the record, is the script's choice); of the others is only seen that they find their place.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${BUILD:-build}
@@ -72,22 +75,38 @@ restore() {
     cp -rp "$work/kept/." .
 }
 
-# each_record LIST FUNCTION: calls it with $record set; HALF=first or second: every other record, so that two scripts
-# share a list
+# each_record LIST FUNCTION: calls it with $record set, and $chosen where the record is to be tried; HALF=first or
+# second: every other record of either kind, so that two scripts share a list
 each_record() {
-    local line number=0
+    local line number=0 others=0 seen='|' word
     record=
     while IFS= read -r line || [ -n "$line" ]; do
         case $line in
         '#'*) ;;
         '')
             [ -n "$record" ] || continue
-            number=$((number + 1))
-            case ${HALF:-}$((number % 2)) in first0 | second1) ;; *) "$2" ;; esac
+            chosen=${FULL:+1}
+            for word in "$(field file)" "$($expected)"; do
+                case $seen in *"|$word|"*) ;; *) chosen=1 seen+="$word|" ;; esac
+            done
+            if [ -n "$chosen" ]; then number=$((number + 1)); else others=$((others + 1)); fi
+            case ${HALF:-}$(((chosen ? number : others) % 2)) in first0 | second1) ;; *) "$2" ;; esac
             record= ;;
         *) record+=$line$'\n' ;;
         esac
     done < <(cat "$1"; printf '\n\n')
+}
+
+# NAME: of a record that is not tried
+find_place() {
+    local why
+    if why=$(mutate); then
+        restore
+        good
+    else
+        printf '%-58s NOT APPLIED: %s\n' "$1" "$why"
+        bad
+    fi
 }
 
 good() { passed=$((passed + 1)); }

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, faults, files, launchers, slow,
 # asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in four orders of threads), emu-asan, emu-tsan, emu-bugs.
-# TEST_JOBS (2): how many run at a time. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
+# TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, faults, slow and emu-bugs try their lists in full, not the part that
+# covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
 # does not, or that exits otherwise than that line says, counts as one failure.
 set -u
 cd "$(dirname "$0")/.."
@@ -15,26 +16,30 @@ mkdir -p "$logs"
 quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_keys.sh test/test_plan.sh
     test/test_bad_input.sh test/test_preprocess.sh test/test_data_sets.sh test/test_resume.sh test/test_watch.sh
     test/test_ranks.sh test/test_cuda_ranks.sh test/test_faults.sh test/test_launchers.sh)
-# a command may begin with a variable that it is given: NAME=VALUE|PROGRAM
-emu_commands=("$EMU"/test_emu*[a-z])
+# a command may begin with variables that it is given: NAME=VALUE|PROGRAM
+emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
+    emu_open+=("EMU_CLOSED=0|$c")
     case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; kernels of its own it has none
-    for order in forward reverse random:1 random:2; do emu_commands+=("EMU_ORDER=$order|$c"); done
+    emu_commands+=("EMU_ORDER=forward|$c")
+    # (what host code may touch does not depend on the order)
+    for order in reverse random:1 random:2; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
 done
 halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
+extent=${FULL:+all} extent=${extent:-each} # of the lists
 case $lane in
 quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
 asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
-ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=all ;;
-faults) commands=(test/test_faults.sh test/test_preprocess.sh); export MEGATRAIN_FAULTS=all ;;
+ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
+faults) commands=(test/test_faults.sh ${FULL:+test/test_preprocess.sh}); export MEGATRAIN_FAULTS=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
 slow) mapfile -t commands < <(echo test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
-emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh test/test_cuda_ranks.sh test/gpu_check.sh); export EMU ;;
-emu-asan) commands=("$EMU"/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=0 ;;
-emu-tsan) commands=("$EMU"/test_*[a-z]); export TSAN_OPTIONS=halt_on_error=1 ;;
+emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh 'EMU_CLOSED=0|test/test_cuda_ranks.sh' test/gpu_check.sh); export EMU ;;
+emu-asan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export ASAN_OPTIONS=detect_leaks=0 ;;
+emu-tsan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;
 *) echo "usage: test/run.sh quick|ranks|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
 esac
@@ -43,7 +48,8 @@ esac
 run_one() {
     local c=$1 given= name start=$SECONDS status line p f s report
     case $c in *'|'*) given=${c%%|*} c=${c#*|} ;; esac
-    name=$(basename "$c")${given:+-${given#*=}}
+    name=${given#EMU_CLOSED=0}
+    name=$(basename "$c")${name:+-${name#*=}}
     env $given "$c" >"$logs/$name.log" 2>&1
     status=$?
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$logs/$name.log" | tail -1)
@@ -59,7 +65,7 @@ run_one() {
 }
 
 # a few at a time: many wait, for processes to start or for a threshold to pass
-jobs=${TEST_JOBS:-2} running=0 count=0
+jobs=${TEST_JOBS:-$(($(nproc) + 1))} running=0 count=0
 counts=$logs/counts-$lane
 rm -rf "$counts"
 mkdir -p "$counts"

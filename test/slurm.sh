@@ -84,7 +84,7 @@ start() {
     chmod 400 "$dir/munge/key"
     daemon munged.out.log munged --force --foreground --key-file="$dir/munge/key" --socket="$dir/munge/socket" \
         --pid-file="$dir/munge/pid" --log-file="$dir/munge/log" --seed-file="$dir/munge/seed"
-    for ((i = 0; i < 100; i++)); do [ -S "$dir/munge/socket" ] && break; sleep 0.1; done
+    for ((i = 0; i < 600; i++)); do [ -S "$dir/munge/socket" ] && break; sleep 0.1; done
     [ -S "$dir/munge/socket" ] || fail "munged did not start"
     write_conf
     daemon slurmctld.out.log slurmctld -D -c -f "$SLURM_CONF"
@@ -92,11 +92,11 @@ start() {
         mkdir -p "$dir/spool/n$i"
         daemon slurmd.n$i.out.log slurmd -D -N n$i -f "$SLURM_CONF"
     done
-    for ((i = 0; i < 300; i++)); do
+    for ((i = 0; i < 1200; i++)); do
         [ "$(sinfo -h -t idle -o %D 2>/dev/null | head -1)" = "$nodes" ] && return
         [ "$(living | wc -l)" -eq $((nodes + 2)) ] || fail "a daemon ended"
         sleep 0.1
     done
-    fail "the nodes are not idle after 30 s"
+    fail "the nodes are not idle after two minutes"
 }
 $1

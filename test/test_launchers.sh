@@ -55,7 +55,7 @@ listen() { # PORT
     python3 -u -c "import socket, time; s = socket.create_server(('127.0.0.1', $1), backlog=64); print('ready'); time.sleep(60)" \
         >listener.txt 2>&1 &
     listener=$!
-    for ((i = 0; i < 500; i++)); do grep -q ready listener.txt && return; sleep 0.01; done
+    for ((i = 0; i < 6000; i++)); do grep -q ready listener.txt && return; sleep 0.01; done
     bad "no listener on port $1: $(cat listener.txt)"
 }
 like_torchrun() { # DIR NAME=VALUE...
@@ -162,14 +162,14 @@ chmod +x place/megatrain
 cd place || exit 1
 # submit SCRIPT NAME WORDS...: job
 submit() {
-    job=$(RUN_DIR=$work/$2 timeout 20 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
+    job=$(RUN_DIR=$work/$2 timeout 60 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
         --output="$work/$2.err" "scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
         { bad "sbatch $1"; job=0; }
 }
 state() { scontrol -o show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z_]*\).* Reason=\([^ ]*\).*ExitCode=\([0-9]*\).*Restarts=\([0-9]*\).*/\1/p'; }
 field() { scontrol -o show job "$job" 2>/dev/null | grep -o " $1=[^ ]*" | head -1 | cut -d= -f2; }
-# until COMMAND...: true within 60 s
-until_() { local i; for ((i = 0; i < 600; i++)); do "$@" && return; sleep 0.1; done; return 1; }
+# until COMMAND...: true within three minutes
+until_() { local i; for ((i = 0; i < 1800; i++)); do "$@" && return; sleep 0.1; done; return 1; }
 ended() { case $(field JobState) in COMPLETED | FAILED | CANCELLED | TIMEOUT) true ;; *) false ;; esac; }
 queued_again() { [ "$(field Restarts)" = "$1" ] && [ "$(field JobState)" = PENDING ]; }
 # Slurm lets a job that queues again wait two minutes; within a second it takes it for the one that it has just ended

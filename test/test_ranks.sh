@@ -3,7 +3,8 @@
 # and moments of the run of one rank, bit for bit; a checkpoint of one layout is another's to go on from.
 #
 #   test/test_ranks.sh                       a few layouts of each kind
-#   MEGATRAIN_RANKS=all test/test_ranks.sh   all of them (make test-ranks)
+#   MEGATRAIN_RANKS=each test/test_ranks.sh  each of them with one model or the other (make test-ranks), and no more
+#   MEGATRAIN_RANKS=all test/test_ranks.sh   all of them, and all that is here (make test-ranks FULL=1)
 . "$(dirname "$0")/lib.sh"
 all=${MEGATRAIN_RANKS:-}
 launch="$root/scripts/launch.sh"
@@ -48,13 +49,14 @@ words() {
 }
 # run DIR RANKS WORDS...
 run() { timeout 120 "$launch" -n "$2" -- "$mt" --config ranks.ini run.dir="$1" "${@:3}" >/dev/null 2>"$1.err"; }
-# table NAME: lines "ranks tp sp zero overlap micro"; the first column of the quick ones is marked
+# layouts MODEL: lines "ranks tp sp zero overlap micro"
 layouts() {
     if [ -z "$all" ]; then
         printf '%s\n' '2 1 false 1 true 2' '2 2 true 0 false 4' '4 2 false 1 true 2' '8 4 true 1 true 1'
         return
     fi
-    local n tp sp zero turn=0
+    local n tp sp zero turn=0 times overlap=(true false) third=(gpt2 llama gpt2) step=2
+    [ "$all" = each ] || step=1
     for n in 2 4 8; do
         for tp in 1 2 4 8; do
             [ "$tp" -le "$n" ] || continue
@@ -62,10 +64,12 @@ layouts() {
                 [ $sp = false ] || [ "$tp" -gt 1 ] || continue
                 for zero in 0 1; do
                     [ $zero = 0 ] || [ "$n" -gt "$tp" ] || continue
-                    echo "$n $tp $sp $zero $([ $((turn % 2)) = 0 ] && echo true || echo false) $((1 + turn % 2))"
-                    turn=$((turn + 1))
-                    [ -n "$1" ] && [ "$n" -gt "$tp" ] || continue
-                    echo "$n $tp $sp $zero $([ $((turn % 2)) = 0 ] && echo true || echo false) $((1 + turn % 2))"
+                    times=1 # of all, gpt2 has those with replicas with and without overlap
+                    [ "$all $1" != "all gpt2" ] || [ "$n" -eq "$tp" ] || times=2
+                    for (( ; times > 0; times--, turn++)); do
+                        [ "$all" = all ] || [ "$1" = ${third[turn % 3]} ] || continue
+                        echo "$n $tp $sp $zero ${overlap[turn / step % 2]} $((1 + turn % 2))"
+                    done
                 done
             done
         done
@@ -89,9 +93,10 @@ for model in gpt2 llama; do
         check "$line: flop of a token, tflops x ranks: $(flop_a_token $model-1), $(flop_a_token "$dir") x $n" \
             awk "BEGIN { x = $(flop_a_token "$dir") * $n / $(flop_a_token $model-1); exit !(x > 0.999 && x < 1.001) }"
         rm -rf "$dir"
-    done < <(layouts "$([ $model = gpt2 ] && echo twice)")
+    done < <(layouts $model)
     echo "    $model: $count layouts"
 done
+[ "$all" != each ] || finish # (make test does the rest)
 
 # saved in one layout, gone on with in another, and in a third
 reshape() { # MODEL

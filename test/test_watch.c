@@ -1,6 +1,6 @@
 /*
- * Liveness between processes: one rank is killed, stopped, loops, leaves; every other must name it in time. And the
- * judge alone, with made-up times.
+ * Liveness between processes: one rank is killed, stopped, loops, leaves; every other must name it, for what it is: the
+ * limits that have nothing to do with it are out of reach. And the judge alone, with made-up times.
  */
 #include "ranks.h"
 
@@ -8,9 +8,10 @@
 #include "comm/judge.h"
 #include "comm/watch.h"
 
-#define KILL_LIMIT_S 1.0
 #define FREEZE_S 1.0
 #define STALL_S 1.0
+#define NEVER_S 300.0 /* a limit that no test lasts for */
+#define END_S 30.0    /* all have ended long before */
 
 static Ranks ranks;
 
@@ -155,12 +156,12 @@ static int run_rank(int rank, void *arg)
             while (watch_state(w, NULL) == WATCH_FINE) usleep(1000);
         bool told = watch_report(w, ERR_PEER, "dp: call 16 failed: connection closed by peer", &v);
         fprintf(out, "%.6f|reported|%d\n", test_now(), told);
-        usleep(2000000); /* on_verdict ends the process */
+        usleep((useconds_t)(END_S * 1e6)); /* on_verdict ends the process */
         return 1;
     }
     if (p->act == LOOP) {
         watch_issued(w, 7, 16);
-        usleep(20000000);
+        usleep((useconds_t)(END_S * 1e6));
     }
     work(w, p->act == FINISH_LATE && acts ? 50 : p->act == FINISH || p->act == FINISH_LATE ? 10 : 1000);
     watch_close(w, p->exit_code, "");
@@ -205,11 +206,8 @@ static double time_of(int rank, const char *what)
     return p ? atof(p) : NAN;
 }
 
-static int verdicts, verdicts_in_time;
-#define BUSY_S 1.5 /* more on a machine that does other things, too; but not for most: most_verdicts_are_in_time */
-
-/* The verdict names the culprit by rank, host and pid, came within `limit` of t0, and is the exit status. */
-static void heard(int rank, const char *what, int culprit, int code, const char *text, double t0, double limit)
+/* The verdict names the culprit by rank, host and pid, came after t0, and is the exit status. */
+static void heard(int rank, const char *what, int culprit, int code, const char *text, double t0)
 {
     char want[64], pid[32];
     snprintf(want, sizeof want, "|verdict|%s|%d|%d|", what, culprit, code);
@@ -218,16 +216,13 @@ static void heard(int rank, const char *what, int culprit, int code, const char 
     CHECK_MSG(line && strstr(line, want) && strstr(line, pid) && strstr(line, text), "rank %d, want %s '%s': %s", rank,
               want, text, ranks.rank[rank].said);
     double after = time_of(rank, "|verdict|") - t0;
-    CHECK_MSG(after >= 0 && after <= limit + BUSY_S, "rank %d heard it after %.3f s, at most %.3f", rank, after,
-              limit);
-    verdicts++;
-    verdicts_in_time += after <= limit;
+    CHECK_MSG(after >= 0, "rank %d heard it after %.3f s", rank, after);
     CHECK_MSG(ranks.rank[rank].status == code, "rank %d: status %d, want %d", rank, ranks.rank[rank].status, code);
 }
 
-static void finish(double seconds)
+static void finish(void)
 {
-    CHECK_MSG(ranks_listen(&ranks, seconds, NULL), "the ranks did not end");
+    CHECK_MSG(ranks_listen(&ranks, END_S, NULL), "the ranks did not end");
     CHECK_MSG(ranks_end(&ranks) == 0, "processes were left over");
 }
 
@@ -236,14 +231,14 @@ static void finish(double seconds)
 TEST(killed)
 {
     for (int victim = 0; victim < 4; victim++) {
-        Plan p = { .size = 4, .actor = -2, .freeze_s = 10, .stall_s = 10 };
+        Plan p = { .size = 4, .actor = -2, .freeze_s = NEVER_S, .stall_s = NEVER_S };
         start(&p);
-        CHECK(ranks_listen(&ranks, 15, all_ready));
+        CHECK(ranks_listen(&ranks, END_S, all_ready));
         double t0 = test_now();
         kill(ranks.rank[victim].pid, SIGKILL);
-        finish(5);
+        finish();
         for (int r = 0; r < 4; r++)
-            if (r != victim) heard(r, "killed", victim, 7, victim ? "in step" : "lost", t0, KILL_LIMIT_S);
+            if (r != victim) heard(r, "killed", victim, 7, victim ? "in step" : "lost", t0);
         CHECK(ranks.rank[victim].status == -SIGKILL);
     }
 }
@@ -251,27 +246,26 @@ TEST(killed)
 /* The others' calls fail at once, and they say so before rank 0 knows of the death. */
 TEST(killed_while_others_report)
 {
-    Plan p = { .size = 4, .actor = 2, .act = DIE_IN_A_CALL, .freeze_s = 10, .stall_s = 10 };
+    Plan p = { .size = 4, .actor = 2, .act = DIE_IN_A_CALL, .freeze_s = NEVER_S, .stall_s = NEVER_S };
     start(&p);
-    finish(15);
+    finish();
     double t0 = time_of(2, "|dying|");
     for (int r = 0; r < 4; r++)
-        if (r != 2) heard(r, "killed", 2, 7, "in step", t0, KILL_LIMIT_S);
+        if (r != 2) heard(r, "killed", 2, 7, "in step", t0);
 }
 
 TEST(two_killed)
 {
-    Plan p = { .size = 4, .actor = -2, .freeze_s = 10, .stall_s = 10 };
+    Plan p = { .size = 4, .actor = -2, .freeze_s = NEVER_S, .stall_s = NEVER_S };
     start(&p);
-    CHECK(ranks_listen(&ranks, 15, all_ready));
+    CHECK(ranks_listen(&ranks, END_S, all_ready));
     double t0 = test_now();
     kill(ranks.rank[3].pid, SIGKILL);
     kill(ranks.rank[1].pid, SIGKILL);
-    finish(5);
+    finish();
     bool first_is_3 = line_of(0, "|verdict|killed|3|") != NULL; /* rank 0 may see both at once */
     for (int r = 0; r < 4; r += 2)
-        heard(r, "killed", first_is_3 ? 3 : 1, 7, first_is_3 ? "also lost: rank 1" : "also lost: rank 3", t0,
-              KILL_LIMIT_S);
+        heard(r, "killed", first_is_3 ? 3 : 1, 7, first_is_3 ? "also lost: rank 1" : "also lost: rank 3", t0);
 }
 
 /* ---- one rank is stopped ---- */
@@ -281,16 +275,16 @@ TEST(frozen)
     for (int victim = 0; victim < 4; victim++) {
         Plan p = { .size = 4, .actor = -2, .freeze_s = FREEZE_S, .stall_s = 0 };
         start(&p);
-        CHECK(ranks_listen(&ranks, 15, all_ready));
+        CHECK(ranks_listen(&ranks, END_S, all_ready));
         double t0 = test_now();
         kill(ranks.rank[victim].pid, SIGSTOP);
-        ranks_listen(&ranks, FREEZE_S + 3, one_is_left);
+        ranks_listen(&ranks, END_S, one_is_left);
         for (int r = 0; r < 4; r++)
-            if (r != victim) heard(r, "frozen", victim, 7, "no sign of life", t0, FREEZE_S + 1);
+            if (r != victim) heard(r, "frozen", victim, 7, "no sign of life", t0);
         for (int r = 0; r < 4; r++)
             if (r != victim) CHECK(time_of(r, "|verdict|") - t0 > 0.5 * FREEZE_S);
         kill(ranks.rank[victim].pid, SIGCONT); /* too late: it learns that it is out */
-        finish(5);
+        finish();
         CHECK_MSG(ranks.rank[victim].status == 7, "rank %d: status %d: %s", victim, ranks.rank[victim].status,
                   ranks.rank[victim].said);
     }
@@ -302,14 +296,14 @@ TEST(all_stopped_for_a_while)
     for (int first = 0; first < 3; first += 2) { /* who wakes first finds the others silent */
         Plan p = { .size = 3, .actor = -1, .act = FINISH_LATE, .freeze_s = 1, .stall_s = 5 };
         start(&p);
-        CHECK(ranks_listen(&ranks, 15, all_ready));
+        CHECK(ranks_listen(&ranks, END_S, all_ready));
         for (int r = 0; r < 3; r++) kill(ranks.rank[r].pid, SIGSTOP);
         usleep(1700000);
         for (int r = 0; r < 3; r++) {
             kill(ranks.rank[(first + r) % 3].pid, SIGCONT);
             usleep(100000);
         }
-        finish(10);
+        finish();
         for (int r = 0; r < 3; r++)
             CHECK_MSG(ranks.rank[r].status == 0, "rank %d: status %d: %s", r, ranks.rank[r].status, ranks.rank[r].said);
     }
@@ -320,13 +314,13 @@ TEST(all_stopped_for_a_while)
 TEST(hung)
 {
     for (int victim = 0; victim < 4; victim += 3) {
-        Plan p = { .size = 4, .actor = victim, .act = LOOP, .freeze_s = 10, .stall_s = STALL_S };
+        Plan p = { .size = 4, .actor = victim, .act = LOOP, .freeze_s = NEVER_S, .stall_s = STALL_S };
         start(&p);
-        CHECK(ranks_listen(&ranks, 15, all_ready));
+        CHECK(ranks_listen(&ranks, END_S, all_ready));
         double t0 = test_now();
-        finish(STALL_S + 5);
+        finish();
         for (int r = 0; r < 4; r++)
-            heard(r, "hung", victim, 8, "has issued 15 calls on 'dp'", t0, STALL_S + 1);
+            heard(r, "hung", victim, 8, "has issued 15 calls on 'dp'", t0);
         CHECK(strstr(ranks.rank[1].said, "waits there in call 16") != NULL);
     }
 }
@@ -358,52 +352,46 @@ TEST(end_of_a_chain_of_receives)
 TEST(left_with_an_error)
 {
     for (int leaver = 0; leaver < 4; leaver += 2) {
-        Plan p = { .size = 4, .actor = leaver, .act = LEAVE, .freeze_s = 10, .stall_s = 10, .exit_code = 3 };
+        Plan p = { .size = 4, .actor = leaver, .act = LEAVE, .freeze_s = NEVER_S, .stall_s = NEVER_S, .exit_code = 3 };
         start(&p);
-        CHECK(ranks_listen(&ranks, 15, all_ready));
-        finish(8);
+        CHECK(ranks_listen(&ranks, END_S, all_ready));
+        finish();
         double t0 = time_of(leaver, "|ready|");
         for (int r = 0; r < 4; r++)
             if (r != leaver)
-                heard(r, "left", leaver, 3, "left with exit status 3: the token file is damaged", t0, KILL_LIMIT_S);
+                heard(r, "left", leaver, 3, "left with exit status 3: the token file is damaged", t0);
         CHECK(ranks.rank[leaver].status == 3 && !line_of(leaver, "|verdict|"));
     }
 }
 
 TEST(left_before_it_was_watched)
 {
-    Plan p = { .size = 3, .actor = 1, .act = NO_WATCH, .freeze_s = 10, .stall_s = 10 };
+    Plan p = { .size = 3, .actor = 1, .act = NO_WATCH, .freeze_s = NEVER_S, .stall_s = NEVER_S };
     start(&p);
-    finish(8);
-    for (int r = 0; r < 3; r += 2) heard(r, "error", 1, 7, "before its watch", time_of(1, "|ready|"), KILL_LIMIT_S);
+    finish();
+    for (int r = 0; r < 3; r += 2) heard(r, "error", 1, 7, "before its watch", time_of(1, "|ready|"));
 }
 
 TEST(all_report_one_is_named)
 {
-    Plan p = { .size = 3, .actor = 1, .act = REPORT_ALL, .freeze_s = 10, .stall_s = 10 };
+    Plan p = { .size = 3, .actor = 1, .act = REPORT_ALL, .freeze_s = NEVER_S, .stall_s = NEVER_S };
     start(&p);
-    finish(15);
+    finish();
     for (int r = 0; r < 3; r++)
-        heard(r, "error", 1, 7, "reports: dp: call 16 failed", time_of(1, "|ready|"), KILL_LIMIT_S);
+        heard(r, "error", 1, 7, "reports: dp: call 16 failed", time_of(1, "|ready|"));
 }
 
 TEST(orderly_ends_are_nobodys_fault)
 {
     for (int i = 0; i < 3; i++) { /* all at once; rank 0 late; rank 2 late, after a stop on request */
-        Plan p = { .size = 4, .actor = i == 1 ? 0 : 2, .act = i ? FINISH_LATE : FINISH, .freeze_s = 2, .stall_s = 2 };
-        p.exit_code = i == 2 ? 75 : 0;
+        Plan p = { .size = 4, .actor = i == 1 ? 0 : 2, .act = i ? FINISH_LATE : FINISH };
+        p.freeze_s = p.stall_s = NEVER_S, p.exit_code = i == 2 ? 75 : 0;
         start(&p);
-        finish(10);
+        finish();
         for (int r = 0; r < 4; r++)
             CHECK_MSG(ranks.rank[r].status == p.exit_code && line_of(r, "|end|") && !line_of(r, "|verdict|"),
                       "rank %d: status %d: %s", r, ranks.rank[r].status, ranks.rank[r].said);
     }
-}
-
-TEST(most_verdicts_are_in_time)
-{
-    if (!verdicts) SKIP("no verdict so far");
-    CHECK_MSG(verdicts_in_time > verdicts / 2, "%d of %d", verdicts_in_time, verdicts);
 }
 
 /* ---- the judge alone ---- */
