@@ -95,7 +95,8 @@ static CommMessage message_of(Executor *e, const Action *a)
                           .peer = a->peer,
                           .data = t.data,
                           .bytes = tensor_bytes(t),
-                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT : MESSAGE_ACTIVATION,
+                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT
+                                                                           : MESSAGE_ACTIVATION,
                                     .stage = a->stage,
                                     .microbatch = (uint32_t)a->microbatch } };
 }
@@ -113,7 +114,8 @@ static Err exchange(Executor *e, const Action *a, int *count)
     *count = n;
     Transfer *t = free_transfer(e);
     t->buffers = n;
-    for (int i = 0; i < n; i++) e->moving[a[i].kind == ACT_SEND ? a[i].out : a[i].in] = (int)(t - e->transfers);
+    for (int i = 0; i < n; i++)
+        e->moving[a[i].kind == ACT_SEND ? a[i].out : a[i].in] = (int)(t - e->transfers);
     return comm_exchange(e->pp, e->ctx.s, e->messages, n, &t->done);
 }
 
@@ -297,9 +299,10 @@ static Err run_action(Executor *e, const Action *a, int *count)
 Err executor_run(Executor *e, const ActionList *list, bool training)
 {
     static const char *const names[ACT_KINDS] = {
-        [ACT_F] = "forward",     [ACT_B] = "backward", [ACT_I] = "input half", [ACT_W] = "weight half",
-        [ACT_SEND] = "messages", [ACT_RECV] = "messages", [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce",
-        [ACT_NORM] = "norm",     [ACT_UPDATE] = "update"
+        [ACT_F] = "forward",           [ACT_B] = "backward",    [ACT_I] = "input half",
+        [ACT_W] = "weight half",       [ACT_SEND] = "messages", [ACT_RECV] = "messages",
+        [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce", [ACT_NORM] = "norm",
+        [ACT_UPDATE] = "update"
     };
     e->training = e->ctx.dropout_on = training;
     for (int i = 0, done; i < list->count; i += done) {

@@ -20,10 +20,15 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks)
     int stages;
     TRY(stage_layout_count(layout_of(spec), &stages));
     if (stages && stages % ranks)
-        return err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
+        return err_set(ERR_CONFIG,
+                       "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
                        layout_of(spec), stages, ranks);
     if (stages && !s.chunks) s.chunks = stages / ranks, s.waves = s.chunks / 2;
     TRY(schedule_make(&s, &p->step));
+    if (p->step.versions != VERSIONS_STEP)
+        return err_set(ERR_CONFIG, "parallel.schedule='%s': not built yet: updates while the pipeline runs",
+                       p->step.name),
+               err_hint("megatrain simulate runs it on paper");
     s.chunks = p->step.chunks;
     return schedule_forward(&s, &p->forward);
 }

@@ -27,9 +27,9 @@ typedef struct {
 } PartsSpec;
 
 typedef struct {
-    Schedule step, forward; /* of a step; of an evaluation */
-    StageShare *shares;     /* [step.stages] */
-    ParamRegistry whole;    /* of the whole model */
+    Schedule step, forward;    /* of a step; of an evaluation */
+    StageShare *shares;        /* [step.stages] */
+    ParamRegistry whole;       /* of the whole model */
     ParamRegistry *registries; /* [pipeline ranks][step.replicas] */
     Stage *stages;             /* [step.replicas][step.chunks], of this rank */
 } Parts;

@@ -1,6 +1,6 @@
 /*
- * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form; what a whole step does
- * and holds is then arithmetic on its action list.
+ * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form; what a whole
+ * step does and holds is then arithmetic on its action list.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -90,7 +90,8 @@ static Err find_forms(const Trainer *t, Walk *w, uint64_t *split, Forms *f)
     for (int i = 0; i < list->count; i++) {
         const Action *a = &list->action[i];
         if (a->kind == ACT_I)
-            split[a->replica * s->units + group_of_action(w, a)] |= (uint64_t)1 << schedule_chunk_of(s, a->stage);
+            split[a->replica * s->units + group_of_action(w, a)] |= (uint64_t)1
+                                                                    << schedule_chunk_of(s, a->stage);
     }
     for (int r = 0; r < s->replicas; r++)
         for (int g = 1; g < counts[r] / w->group; g++)

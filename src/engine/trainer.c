@@ -17,7 +17,9 @@
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
-enum { MAX_UNITS = 1 << 18 }; /* of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host */
+enum {
+    MAX_UNITS = 1 << 18
+}; /* of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host */
 
 int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
 
@@ -247,7 +249,8 @@ static Err open_parts(Trainer *t)
                              .zero = s->zero && !s->forward_only };
     TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
     if (s->micro_batch % t->parts.step.unit_div)
-        return err_set(ERR_CONFIG, "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
+        return err_set(ERR_CONFIG,
+                       "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
                        t->parts.step.name, t->parts.step.unit_div, (long long)s->micro_batch);
     if (t->parts.step.replicas * t->parts.step.chunks <= PLAN_STAGES) return ERR_OK;
     return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed",
@@ -274,7 +277,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     return fill(t);
 }
 
-Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
+                    const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->setup);

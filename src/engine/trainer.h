@@ -2,10 +2,10 @@
  * The step engine: the stages of a model on one rank, their optimizer state and memory, and a step over them.
  * Knows nothing of configuration or the run folder (train/train.h does).
  *
- * Memory is planned by running this very code on the null device (trainer_plan, plan.c): a step and an evaluation that
- * compute nothing and count everything. Of the units of a step a few are walked, however many there are: the first, and
- * one that shows what each further one adds; how many are held at once follows from the action list. trainer_open then takes exactly
- * that much, and nothing is allocated afterwards.
+ * Memory is planned by running this very code on the null device (trainer_plan, plan.c): a step and an evaluation
+ * that compute nothing and count everything. Of the units of a step a few are walked, however many there are: the
+ * first, and one that shows what each further one adds; how many are held at once follows from the action list.
+ * trainer_open then takes exactly that much, and nothing is allocated afterwards.
  */
 #ifndef MEGATRAIN_ENGINE_TRAINER_H
 #define MEGATRAIN_ENGINE_TRAINER_H
@@ -133,7 +133,7 @@ typedef struct {
     BatchMaker batches;
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
-    int32_t *host_shift;     /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
+    int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     TokenSource source;
     int64_t first_sample;                    /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */

@@ -113,8 +113,8 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     Tensor acc;
     TRY(grad_open(c, table, &acc));
     TRY(op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
-           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow, .first = first,
-           .room = c->canon.room));
+           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow,
+           .first = first, .room = c->canon.room));
     return grad_added(c, table);
 }
 

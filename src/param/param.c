@@ -87,7 +87,10 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     return ERR_OK;
 }
 
-int param_find(const ParamRegistry *r, const char *name) { return r->capacity ? *name_entry(r, name) - 1 : -1; }
+int param_find(const ParamRegistry *r, const char *name)
+{
+    return r->capacity ? *name_entry(r, name) - 1 : -1;
+}
 
 Err param_number(ParamRegistry *r, const ParamRegistry *whole)
 {
@@ -334,7 +337,8 @@ Err param_store_publish(ParamStore *s, Stream *stream)
         Tensor own = tensor_row_slice(s->value, first + reg->slice * count, count);
         TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, first / reg->slices, count)));
         if (reg->slices == 1) continue;
-        TRY(comm_all_gather(s->group, stream, tensor_row_slice(s->value, first, count * reg->slices), own, NULL));
+        TRY(comm_all_gather(s->group, stream, tensor_row_slice(s->value, first, count * reg->slices), own,
+                            NULL));
     }
     return ERR_OK;
 }

@@ -75,7 +75,7 @@ typedef struct {
     int64_t offset, count; /* elements, in the flat buffers */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
-    bool copy;  /* another registry's of the same name is the one that counts: in norms, in checkpoints */
+    bool copy; /* another registry's of the same name is the one that counts: in norms, in checkpoints */
 } Param;
 
 /* A range of the flat buffers that is reduced and gathered in one piece; a multiple of `slices` * PARAM_ALIGN. */
@@ -93,8 +93,9 @@ typedef struct {
     Bucket *buckets;
     int bucket_count;
     int slices, slice; /* of every bucket; this rank's */
-    int64_t partial_at[PARTIAL_KINDS + 1]; /* where each kind starts in the layout; the next one's start ends it */
-    int *order;        /* [count] parameters in the order of their offsets */
+    int64_t partial_at[PARTIAL_KINDS +
+                       1]; /* where each kind starts in the layout; the next one's start ends it */
+    int *order;            /* [count] parameters in the order of their offsets */
     int tp, tp_rank;
     SetupArena *setup;
 } ParamRegistry;
@@ -162,11 +163,12 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    Comm *group; /* the ranks that hold the same parameters: gradients are summed over it, slices are its members' */
-    Tensor value;             /* flat */
-    Tensor master;            /* value itself if that is f32, else as m and v */
-    Tensor m, v;              /* [flat_count / slices] */
-    Tensor grad;              /* flat: I64 or F32; empty without gradients */
+    Comm *
+        group; /* the ranks that hold the same parameters: gradients are summed over it, slices are its members' */
+    Tensor value;  /* flat */
+    Tensor master; /* value itself if that is f32, else as m and v */
+    Tensor m, v;   /* [flat_count / slices] */
+    Tensor grad;   /* flat: I64 or F32; empty without gradients */
     /* [count], host: nothing was added in this step. The memory then holds no number of this step, and who adds first
      * overwrites, so that no pass over the gradients clears them. */
     bool *fresh;
