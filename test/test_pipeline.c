@@ -174,7 +174,6 @@ static void refuse(const Layout *l, const char *why)
 TEST(what_does_not_fit)
 {
     refuse(&(Layout){ "1f1b", .pp = 8 }, "'4' blocks cannot be shared by '8' pipeline stages");
-    refuse(&(Layout){ "2bw", .pp = 2 }, "not built yet: updates while the pipeline runs");
     refuse(&(Layout){ "1f1b", "Et|tL", .pp = 2 }, "has '2' blocks, the model '4'");
     refuse(&(Layout){ "1f1b", "Et|t|tt|L", .pp = 3 }, "no multiple of the '3' pipeline ranks");
     refuse(&(Layout){ "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1");

@@ -166,6 +166,7 @@ static Err enqueue(Executor *e, const Action *a, int n)
     const Boundary in = boundary(e, buffer_at(a->in, n)), out = boundary(e, buffer_at(a->out, n));
     Ctx *c = executor_enter(e, s, slot);
     c->split_backward = a->kind == ACT_I;
+    c->version = a->version;
     if (a->kind == ACT_F) return stage_forward(s->model, c, &slot->save, &in, &out, e->sums);
     if (a->kind == ACT_W) return wgrad_drain(c);
     return stage_backward(s->model, c, &slot->save, &in, &out);
