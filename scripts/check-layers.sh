@@ -5,9 +5,10 @@ cd "$(dirname "$0")/.."
 declare -A may=(
     [base]="" [device]="base" [cpu]="base device" [comm]="base device" [param]="base device comm"
     [layer]="base device comm param" [model]="base device comm param layer"
-    [pipeline]="base device comm param layer model" [optim]="base device comm param" [data]="base"
-    [ckpt]="base device comm param" [train]="base device comm param layer model pipeline optim data ckpt"
-    [cli]="base device comm param layer model pipeline optim data ckpt train"
+    [pipeline]="base" [optim]="base device comm param" [data]="base"
+    [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
+    [train]="base device comm param layer model pipeline optim data ckpt engine"
+    [cli]="base device comm param layer model pipeline optim data ckpt engine train"
 )
 bad=0
 complain() { echo "check-layers: $1"; bad=1; }
@@ -18,11 +19,8 @@ for module in "${!may[@]}"; do
         [[ " $module ${may[$module]} " == *" $folder "* ]] || complain "$file:$line: $module may not include $target"
     done < <(grep -nE '^#include "' -r "src/$module" --include='*.[ch]' --include='*.cc' --include='*.def' || true)
 done
-# schedules are arithmetic
-arithmetic=$(find src/pipeline -name '*.[ch]' ! -name 'executor*')
-grep -nE '^#include "(comm|model|device|param|layer)' $arithmetic && complain "schedules must stay arithmetic"
 # the configuration and these libraries have one door each
-grep -nE '#include "base/config' -r src/{device,cpu,comm,param,layer,model,pipeline,optim,data,ckpt} && complain "only train and cli see the configuration"
+grep -nE '#include "base/config' -r src/{device,cpu,comm,param,layer,model,pipeline,optim,data,ckpt,engine} && complain "only train and cli see the configuration"
 only() { grep -lE "#include <$1" -r src | grep -v "^$2" && complain "<$1> belongs in $2 alone"; true; }
 only 'jansson' src/base/json.c
 only 'ini' src/base/config
@@ -32,10 +30,10 @@ only 'gloo/' src/comm/gloo
 # the CUDA backend sees base and device, and its communicators comm
 grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl|staged)\.c:' && complain "only communicators see comm"
 grep -nE '^#include <nccl' -r cuda src | grep -v '^cuda/nccl.c:' && complain "<nccl.h> belongs in cuda/nccl.c alone"
-grep -nE '^#include "(param|layer|model|pipeline|optim|data|ckpt|train|cli|cpu)/' -r cuda && complain "cuda may not include these"
+grep -nE '^#include "(param|layer|model|pipeline|optim|data|ckpt|engine|train|cli|cpu)/' -r cuda && complain "cuda may not include these"
 # what would break "same bits" (docs/determinism.md)
 forbid() { grep -nE "$1" -r "${@:3}" --include='*.[ch]' --include='*.cc' | grep -vE '^\S+:\s*(\*|//|/\*)' && complain "$2"; true; }
-forbid '\b(expf?|logf?|sinf?|cosf?|tanhf?|powf?|rsqrt)\(' "libm functions differ between versions: use base/mathx.h or cpu/vec.h" src/cpu src/device src/param src/layer src/model src/optim
+forbid '\b(expf?|logf?|sinf?|cosf?|tanhf?|powf?|rsqrt)\(' "libm functions differ between versions: use base/mathx.h or cpu/vec.h" src/cpu src/device src/param src/layer src/model src/optim src/engine
 forbid 'reduction\((\+|-|\*)' "a sum must not depend on the number of threads" src
 forbid 'ffast-math|Ofast|funsafe' "fast-math changes results" src
 grep -nE 'ffast-math|Ofast|funsafe|ffp-contract=fast' Makefile && complain "fast-math changes results"

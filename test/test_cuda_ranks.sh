@@ -96,6 +96,19 @@ fi
 [ "$count" -ge 4 ] || skip "layouts of 4 and 8 ranks over NCCL: $count GPUs"
 [ -n "${EMU:-}" ] || [ "$count" -ge 8 ] || [ "$count" -lt 4 ] || skip "layouts of 8 ranks over NCCL: $count GPUs"
 
+# pipelines of 2 ranks, over NCCL and staged: near one rank's losses as other layouts are
+deep=(model.layers=4 run.precision=bf16)
+run deep 1 1 "${deep[@]}"
+while read -r schedule vpp devices; do
+    d=pipe-$schedule-$devices
+    run "$d" 2 "$devices" "${deep[@]}" parallel.pp=2 parallel.schedule="$schedule" parallel.vpp="$vpp"
+    check "$d: losses within 1e-2 of one rank's" near "$d" deep 5 1e-2
+    check "$d: $([ "$devices" = 2 ] && echo 'over NCCL' || echo staged)" \
+        grep -q "between GPUs: $([ "$devices" = 2 ] && echo 'NCCL [0-9]' || echo staged)" "$d.err"
+done <<<$'1f1b 1 2\n1f1b 1 1\ninterleaved 2 2\ninterleaved 2 1\nzb-h1 1 2\nzb-h1 1 1'
+run pipe-again 2 2 "${deep[@]}" parallel.pp=2 parallel.schedule=zb-h1
+check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 5
+
 # what is one and the same sum in any order is the same over NCCL and staged: 2 ranks
 check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 5 1e-6
 

@@ -416,12 +416,9 @@ void config_check(ConfigReader *r)
 /* ---- what this build cannot do ---- */
 
 static const ConfigUnbuilt unbuilt[] = {
-    { "run.precision", "fp32 bf16 fp16", "fp8" },
-    { "model.attention", "mha", "latent attention" },
-    { "moe.*", NULL, "mixtures of experts" },
-    { "parallel.cp", "1", "context parallelism" },
-    { "parallel.ep", "1", "mixtures of experts" },
-    { "parallel.etp", "1", "mixtures of experts" },
+    { "run.precision", "fp32 bf16 fp16", "fp8" },  { "model.attention", "mha", "latent attention" },
+    { "moe.*", NULL, "mixtures of experts" },      { "parallel.cp", "1", "context parallelism" },
+    { "parallel.ep", "1", "mixtures of experts" }, { "parallel.etp", "1", "mixtures of experts" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

@@ -155,7 +155,7 @@ bool ckpt_any(const char *run_dir);
 /* ---- loading ---- */
 
 typedef struct {
-    const char *path;  /* one checkpoint's folder */
+    const char *path;       /* one checkpoint's folder */
     const ParamSet *params; /* registered, allocated; of any layout */
     World *world;
     Stream *stream;

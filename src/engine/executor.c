@@ -96,7 +96,8 @@ static CommMessage message_of(Executor *e, const Action *a)
                           .peer = a->peer,
                           .data = t.data,
                           .bytes = tensor_bytes(t),
-                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT : MESSAGE_ACTIVATION,
+                          .what = { .kind = a->payload == PAYLOAD_GRADIENT ? MESSAGE_GRADIENT
+                                                                           : MESSAGE_ACTIVATION,
                                     .stage = a->stage,
                                     .microbatch = (uint32_t)a->microbatch } };
 }
@@ -114,7 +115,8 @@ static Err exchange(Executor *e, const Action *a, int *count)
     *count = n;
     Transfer *t = free_transfer(e);
     t->buffers = n;
-    for (int i = 0; i < n; i++) e->moving[a[i].kind == ACT_SEND ? a[i].out : a[i].in] = (int)(t - e->transfers);
+    for (int i = 0; i < n; i++)
+        e->moving[a[i].kind == ACT_SEND ? a[i].out : a[i].in] = (int)(t - e->transfers);
     return comm_exchange(e->pp, e->ctx.s, e->messages, n, &t->done);
 }
 
@@ -191,7 +193,9 @@ static Err enqueue(Executor *e, const Action *a, int n)
                              .slot = slot_of(s, a->microbatch + n),
                              .in = boundary(e, buffer_at(a->in, n)),
                              .out = boundary(e, buffer_at(a->out, n)) };
-    executor_enter(e, s, u.slot)->split_backward = a->kind == ACT_I;
+    Ctx *c = executor_enter(e, s, u.slot);
+    c->split_backward = a->kind == ACT_I;
+    c->version = a->version;
     if (a->kind == ACT_F) return e->compute->forward(e, &u);
     return a->kind == ACT_W ? e->compute->weights(e, &u) : e->compute->backward(e, &u);
 }
@@ -314,7 +318,7 @@ static Err run_unit(Executor *e, const Action *a, int n)
 }
 
 static const char *const action_spans[ACT_KINDS] = {
-    [ACT_F] = "forward",     [ACT_B] = "backward", [ACT_I] = "input half", [ACT_W] = "weight half",
+    [ACT_F] = "forward",     [ACT_B] = "backward",    [ACT_I] = "input half",        [ACT_W] = "weight half",
     [ACT_SEND] = "messages", [ACT_RECV] = "messages", [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce",
     [ACT_NORM] = "norm",     [ACT_UPDATE] = "update"
 };

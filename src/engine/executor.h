@@ -91,12 +91,14 @@ struct Executor {
     SaveHeap heap;
     Tensor *buffers; /* [buffer_count] boundary buffers, [R, D] */
     int buffer_count;
-    int *moving; /* [buffer_count] transfer that a buffer is part of, -1: none */
-    Transfer *transfers; /* [buffer_count + 1] */
+    int *moving;           /* [buffer_count] transfer that a buffer is part of, -1: none */
+    Transfer *transfers;   /* [buffer_count + 1] */
     CommMessage *messages; /* [buffer_count] of a group */
-    ActionGraph *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
-    bool training;         /* dropout on, saves are kept; else every F ends the unit */
-    Span *times; /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
+    ActionGraph
+        *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
+    bool training; /* dropout on, saves are kept; else every F ends the unit */
+    Span *
+        times; /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
 };
 
 /* Takes the tables of messages for e->buffer_count buffers. */
@@ -112,7 +114,7 @@ Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 
-/* What a list needs of save memory with s->save_bytes as they are, in bytes. Uses e->heap's table: before the first run. */
+/* Bytes of save memory that a list needs with s->save_bytes as they are. Uses e->heap's table: before the first run. */
 Err executor_need(Executor *e, const ActionList *list, bool training, int64_t *bytes);
 
 /* training: a step's list, with dropout; else a list of forwards for the loss alone. Returns when all its messages have

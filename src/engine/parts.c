@@ -13,6 +13,22 @@ static ScheduleSpec schedule_spec(const PipelineSpec *p, int ranks, int microbat
 
 static const char *layout_of(const PartsSpec *s) { return s->pipeline.layout ? s->pipeline.layout : ""; }
 
+/* A step of 2BW is several batches, each with an update. */
+static Err share_batches(ScheduleSpec *s)
+{
+    Versions versions;
+    TRY(schedule_versions(s->name, &versions));
+    if (versions != VERSIONS_DOUBLE) return ERR_OK;
+    const int all = s->microbatches;
+    s->microbatches = s->group ? s->group : s->ranks;
+    s->batches = all / s->microbatches;
+    if (s->batches && all % s->microbatches == 0) return ERR_OK;
+    return err_set(ERR_CONFIG, "schedule '%s' updates after every '%d' micro-batches, and a step has '%d'",
+                   s->name, s->microbatches, all),
+           err_hint(
+               "parallel.group is the number of micro-batches of an update; it must divide those of a step");
+}
+
 /* The layout says how many stages there are, where the user left that open. */
 static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks)
 {
@@ -20,11 +36,15 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks)
     int stages;
     TRY(stage_layout_count(layout_of(spec), &stages));
     if (stages && stages % ranks)
-        return err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
+        return err_set(ERR_CONFIG,
+                       "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
                        layout_of(spec), stages, ranks);
     if (stages && !s.chunks) s.chunks = stages / ranks, s.waves = s.chunks / 2;
+    TRY(share_batches(&s));
     TRY(schedule_make(&s, &p->step));
     s.chunks = p->step.chunks;
+    s.microbatches = spec->microbatches;
+    s.batches = 0;
     return schedule_forward(&s, &p->forward);
 }
 

@@ -15,7 +15,7 @@
 typedef struct {
     const char *schedule; /* name in the table of schedules */
     const char *layout;   /* shares of the stages, model.h */
-    int chunks, group;    /* 0 = the schedule's usual */
+    int chunks, group;    /* 0 = the schedule's usual; group: of 2bw micro-batches of an update, usually pp */
 } PipelineSpec;
 
 typedef struct {
@@ -27,9 +27,9 @@ typedef struct {
 } PartsSpec;
 
 typedef struct {
-    Schedule step, forward; /* of a step; of an evaluation */
-    StageShare *shares;     /* [step.stages] */
-    ParamRegistry whole;    /* of the whole model */
+    Schedule step, forward;    /* of a step; of an evaluation */
+    StageShare *shares;        /* [step.stages] */
+    ParamRegistry whole;       /* of the whole model */
     ParamRegistry *registries; /* [pipeline ranks][step.replicas] */
     Stage *stages;             /* [step.replicas][step.chunks], of this rank */
 } Parts;

@@ -2,10 +2,10 @@
  * The step engine: the stages of a model on one rank, their optimizer state and memory, and a step over them.
  * Knows nothing of configuration or the run folder (train/train.h does).
  *
- * Memory is planned by running this very code on the null device (trainer_plan, plan.c): a step and an evaluation that
- * compute nothing and count everything. Of the units of a step a few are walked, however many there are: the first, and
- * one that shows what each further one adds; how many are held at once follows from the action list. trainer_open then takes exactly
- * that much, and nothing is allocated afterwards.
+ * Memory is planned by running this very code on the null device (trainer_plan, plan.c): a step and an evaluation
+ * that compute nothing and count everything. Of the units of a step a few are walked, however many there are: the
+ * first, and one that shows what each further one adds; how many are held at once follows from the action list.
+ * trainer_open then takes exactly that much, and nothing is allocated afterwards.
  */
 #ifndef MEGATRAIN_ENGINE_TRAINER_H
 #define MEGATRAIN_ENGINE_TRAINER_H
@@ -114,6 +114,14 @@ typedef struct {
 
 enum { LOSS_SCALE_START = 32, LOSS_SCALE_WINDOW = 1000 };
 
+/* Of schedules that update while the pipeline runs (engine/async.h). */
+typedef struct {
+    StepValues *history, *outcome; /* [updates of a step]: device, host */
+    Tensor tokens;                 /* [3] i64, as a loss's sums: what an update counts */
+    int64_t *shifts;               /* [parameters of the model], host */
+    int done;                      /* updates of this step */
+} Async;
+
 enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
 
 typedef struct {
@@ -130,10 +138,11 @@ typedef struct {
     Ddp ddp[REPLICAS];
     Executor executor;
     Optim optim;
+    Async async;
     BatchMaker batches;
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
-    int32_t *host_shift;     /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
+    int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     TokenSource source;
     int64_t first_sample;                    /* of the batch that the hooks are serving */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */

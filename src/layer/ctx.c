@@ -63,7 +63,7 @@ Tensor param_value(const Ctx *c, int id)
     ParamStore *s = c->params;
     Err err = s->listener.read ? s->listener.read(s->listener.user, id) : ERR_OK;
     if (err && !s->read_failed) s->read_failed = err;
-    return param_view(&s->reg->items[id], s->value);
+    return param_view(&s->reg->items[id], param_store_value(s, c->version));
 }
 
 Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
@@ -113,8 +113,8 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     Tensor acc;
     TRY(grad_open(c, table, &acc));
     TRY(op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
-           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow, .first = first,
-           .room = c->canon.room));
+           .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow,
+           .first = first, .room = c->canon.room));
     return grad_added(c, table);
 }
 

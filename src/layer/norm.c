@@ -90,8 +90,9 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
     TRY(op(c->s, norm_bwd, .dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = param_value(c, n->weight),
            .mean = n->rms ? none : save_get(c, save->mean), .rstd = save_get(c, save->rstd),
            .shift_w = param_store_shift(c->params, n->weight),
-           .shift_b = bias ? param_store_shift(c->params, n->bias) : none, .overflow = c->params->stats->overflow,
-           .leaf = n->per_head ? 1 : c->canon.leaf_rows, .room = c->canon.room));
+           .shift_b = bias ? param_store_shift(c->params, n->bias) : none,
+           .overflow = c->params->stats->overflow, .leaf = n->per_head ? 1 : c->canon.leaf_rows,
+           .room = c->canon.room));
     arena_release(c->scratch, mark);
     TRY(grad_added(c, n->weight));
     return bias ? grad_added(c, n->bias) : ERR_OK;

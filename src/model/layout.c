@@ -27,8 +27,9 @@ static Err bad_layout(const Layout *l, const char *why)
 {
     return err_set(ERR_CONFIG, "parallel.layout='%s': %s, at character %d", l->text, why,
                    (int)(l->at - l->text) + 1),
-           err_hint("of each stage E (embedding), t (a block) and L (head), stages apart by '|', with x*n and "
-                    "(...)*n: Et|(tt|)*2,tL");
+           err_hint(
+               "of each stage E (embedding), t (a block) and L (head), stages apart by '|', with x*n and "
+               "(...)*n: Et|(tt|)*2,tL");
 }
 
 static Err bad_unit(Layout *l, const char *why)
@@ -88,7 +89,8 @@ static Err read_group(Layout *l, int depth)
     l->at++;
     TRY(read_times(l, &times));
     behind = l->at;
-    if (l->stage == before.stage && l->layers == before.layers && l->embeddings + l->heads == before.embeddings)
+    if (l->stage == before.stage && l->layers == before.layers &&
+        l->embeddings + l->heads == before.embeddings)
         return bad_layout(l, "a group of nothing");
     for (; times > 1; times--) {
         l->at = begin;
@@ -145,8 +147,10 @@ static Err even_shares(const ModelSpec *spec, int stages, StageShare *out)
 {
     const int each = spec->layers / stages, more = spec->layers % stages, first = (stages - more) / 2;
     if (!each)
-        return err_set(ERR_CONFIG, "'%d' blocks cannot be shared by '%d' pipeline stages", spec->layers, stages),
-               err_hint("lower parallel.pp or parallel.vpp, or say with parallel.layout which stages are empty");
+        return err_set(ERR_CONFIG, "'%d' blocks cannot be shared by '%d' pipeline stages", spec->layers,
+                       stages),
+               err_hint(
+                   "lower parallel.pp or parallel.vpp, or say with parallel.layout which stages are empty");
     for (int s = 0, layer = 0; s < stages; s++) {
         const int count = each + (s >= first && s < first + more);
         out[s] = (StageShare){ layer, count, s == 0, s == stages - 1 };

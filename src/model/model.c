@@ -88,7 +88,7 @@ static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
 }
 
-/* Where the input of block i (at the end, of the head) goes: kept for backward, or the boundary if it leaves the stage. */
+/* Where the input of block i (at the end, of the head) goes: kept for backward, or to the boundary. */
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
     if (i < st->share.layer_count || st->share.head)
@@ -180,7 +180,8 @@ static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     TRY(head_backward(&st->head, c, &save->head, save_get(c, save->final_out), dn));
     TRY(op(c->s, fill_zero, .x = d));
-    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]), dn, d));
+    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]), dn,
+                      d));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

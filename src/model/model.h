@@ -91,8 +91,8 @@ Err stage_layout_count(const char *layout, int *stages);
  * Registers stages, ascending, whose parameters share one registry. With tied embeddings the table is registered
  * with the embedding, and once more with a head in another registry: that one is PARAM_COPY, both are PARTIAL_STAGES.
  */
-Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg,
-                    const ModelSpec *spec, SetupArena *setup);
+Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
+                    SetupArena *setup);
 Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup);
 int stage_segments(const Stage *st); /* segments a Slot of this stage needs */
 int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue */

@@ -24,7 +24,8 @@ static Err start_bucket(Ddp *d, int b)
     Tensor own = tensor_row_slice(whole, registry(d)->slice * length, length);
     d->started[b] = true;
     if (registry(d)->slices == 1) return sum_over(d, group(d), whole, &d->reduced[b]);
-    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(group(d), d->stream, own, whole, &d->reduced[b]);
+    if (whole.dtype == F32)
+        return comm_reduce_scatter_tree_f32(group(d), d->stream, own, whole, &d->reduced[b]);
     return comm_reduce_scatter_i64(group(d), d->stream, own.data, whole.data, length, &d->reduced[b]);
 }
 
@@ -53,7 +54,8 @@ static Err clear_fresh(Ddp *d)
 static Err sum_partial(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
-    const int64_t heads = r->partial_at[PARTIAL_HEADS], rows = r->partial_at[PARTIAL_ROWS], end = r->flat_count;
+    const int64_t heads = r->partial_at[PARTIAL_HEADS], rows = r->partial_at[PARTIAL_ROWS],
+                  end = r->flat_count;
     if (rows > heads)
         TRY(sum_over(d, &d->world->tp, tensor_row_slice(d->params->grad, heads, rows - heads), NULL));
     if (end == rows) return ERR_OK;

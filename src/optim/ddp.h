@@ -1,15 +1,16 @@
 /*
- * Data parallelism: sums gradients over the ranks with the same parameters (ParamStore.group: dp, and both replicas of a
- * stage in a bidirectional pipeline) bucket by bucket (param/param.h), as soon as a bucket is complete
- * if `overlap_grad`, and hands out the weights that each rank updated. With ZeRO-1 (registry slices = dp) a
- * bucket is reduce-scattered in place, the optimizer touches this rank's slice alone, and the bucket's values are
- * gathered again; with one slice a bucket is summed on every rank.
+ * Data parallelism: sums gradients over the ranks with the same parameters (ParamStore.group: dp, or dp and both
+ * replicas of a stage in a bidirectional pipeline) bucket by bucket (param/param.h), as soon as a bucket is complete
+ * if `overlap_grad`, and hands out the weights that each rank updated. With ZeRO-1 (registry slices = ranks of the
+ * group) a bucket is reduce-scattered in place, the optimizer touches this rank's slice alone, and the bucket's values
+ * are gathered again; with one slice a bucket is summed on every rank.
  *
  * When a gradient is complete is learned: the first step counts how often each is added to, later steps start a
  * bucket when all of its counts are reached, which is in the backward of the last micro-batch. All ranks of a dp
  * group run the same actions on the same layers, so they start buckets in the same order.
  *
- * Gradients that are partial over tp (Partial) are summed there first, one call each kind; their buckets follow.
+ * Gradients that are partial over other ranks (Partial) are summed there first, one call each kind; their buckets
+ * follow.
  *
  * Gathers go out in forward's order, and if `overlap_param` nobody waits for them but ddp_wait_value(), which
  * param_value() calls: the first layers run while the last weights are on their way.

@@ -87,7 +87,10 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     return ERR_OK;
 }
 
-int param_find(const ParamRegistry *r, const char *name) { return r->capacity ? *name_entry(r, name) - 1 : -1; }
+int param_find(const ParamRegistry *r, const char *name)
+{
+    return r->capacity ? *name_entry(r, name) - 1 : -1;
+}
 
 Err param_number(ParamRegistry *r, const ParamRegistry *whole)
 {
@@ -204,6 +207,30 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
     TRY(tensor_new(state, &s->m, F32, slice_count));
     return tensor_new(state, &s->v, F32, slice_count);
+}
+
+Err param_store_keep_older(ParamStore *s, int count, Arena *state)
+{
+    s->older_count = count;
+    TRY(setup_array(s->reg->setup, count, &s->older));
+    for (int i = 0; i < count; i++) TRY(tensor_new(state, &s->older[i], s->value.dtype, s->reg->flat_count));
+    return ERR_OK;
+}
+
+Err param_store_age(ParamStore *s, Stream *stream)
+{
+    if (s->older_count) {
+        Tensor to = s->older[s->updates % s->older_count];
+        TRY(device_copy(stream, to.data, s->value.data, tensor_bytes(to)));
+    }
+    s->updates++;
+    return ERR_OK;
+}
+
+Tensor param_store_value(const ParamStore *s, int age)
+{
+    ASSERT(age >= 0 && age <= s->older_count && age <= s->updates);
+    return age ? s->older[(s->updates - age) % s->older_count] : s->value;
 }
 
 void param_store_begin(ParamStore *s)
@@ -334,7 +361,8 @@ Err param_store_publish(ParamStore *s, Stream *stream)
         Tensor own = tensor_row_slice(s->value, first + reg->slice * count, count);
         TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, first / reg->slices, count)));
         if (reg->slices == 1) continue;
-        TRY(comm_all_gather(s->group, stream, tensor_row_slice(s->value, first, count * reg->slices), own, NULL));
+        TRY(comm_all_gather(s->group, stream, tensor_row_slice(s->value, first, count * reg->slices), own,
+                            NULL));
     }
     return ERR_OK;
 }

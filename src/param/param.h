@@ -75,7 +75,7 @@ typedef struct {
     int64_t offset, count; /* elements, in the flat buffers */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */
-    bool copy;  /* another registry's of the same name is the one that counts: in norms, in checkpoints */
+    bool copy; /* another registry's of the same name is the one that counts: in norms, in checkpoints */
 } Param;
 
 /* A range of the flat buffers that is reduced and gathered in one piece; a multiple of `slices` * PARAM_ALIGN. */
@@ -93,8 +93,9 @@ typedef struct {
     Bucket *buckets;
     int bucket_count;
     int slices, slice; /* of every bucket; this rank's */
-    int64_t partial_at[PARTIAL_KINDS + 1]; /* where each kind starts in the layout; the next one's start ends it */
-    int *order;        /* [count] parameters in the order of their offsets */
+    int64_t partial_at[PARTIAL_KINDS +
+                       1]; /* where each kind starts in the layout; the next one's start ends it */
+    int *order;            /* [count] parameters in the order of their offsets */
     int tp, tp_rank;
     SetupArena *setup;
 } ParamRegistry;
@@ -162,10 +163,13 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    Comm *group; /* the ranks that hold the same parameters: gradients are summed over it, slices are its members' */
-    Tensor value;             /* flat */
-    Tensor master;            /* value itself if that is f32, else as m and v */
-    Tensor m, v;              /* [flat_count / slices] */
+    Comm *group;   /* ranks with the same parameters: gradients are summed over it, slices are its members' */
+    Tensor value;  /* flat */
+    Tensor master; /* value itself if that is f32, else as m and v */
+    Tensor m, v;   /* [flat_count / slices] */
+    Tensor
+        *older; /* [older_count] values before the last updates, for schedules that update while they run */
+    int older_count, updates; /* updates: since older was begun; version i is older[i % older_count] */
     Tensor grad;              /* flat: I64 or F32; empty without gradients */
     /* [count], host: nothing was added in this step. The memory then holds no number of this step, and who adds first
      * overwrites, so that no pass over the gradients clears them. */
@@ -180,6 +184,13 @@ typedef struct {
  */
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
                      DType value_dtype, GradKind grads);
+
+/* Keeps the last `count` values beside the newest. In `state`. */
+Err param_store_keep_older(ParamStore *s, int count, Arena *state);
+/* The values as they are become one update older; before the update. */
+Err param_store_age(ParamStore *s, Stream *stream);
+/* The values as they were `age` updates ago. */
+Tensor param_store_value(const ParamStore *s, int age);
 
 /* A step begins, again if it is repeated: all gradients are fresh. */
 void param_store_begin(ParamStore *s);

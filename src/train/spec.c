@@ -62,7 +62,8 @@ static PipelineSpec pipeline_spec(const Config *cfg)
 {
     const bool chunks = cfg->origin[CFG_parallel_vpp].kind != ORIGIN_DEFAULT;
     const bool named = cfg->origin[CFG_parallel_schedule].kind != ORIGIN_DEFAULT;
-    return (PipelineSpec){ .schedule = cfg->parallel.vpp > 1 && !named ? "interleaved" : cfg->parallel.schedule,
+    return (PipelineSpec){ .schedule =
+                               cfg->parallel.vpp > 1 && !named ? "interleaved" : cfg->parallel.schedule,
                            .layout = cfg->parallel.layout,
                            .chunks = chunks ? (int)cfg->parallel.vpp : 0,
                            .group = (int)cfg->parallel.group };

@@ -295,8 +295,8 @@ static void say_start(const Loop *l, int64_t end)
                  t->device.threads == 1 ? "" : "s");
     log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
              l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
-             (double)p->state / (1 << 20), (double)p->save / (1 << 20),
-             (double)p->scratch / (1 << 20), where, l->peak_source, l->peak_flops * 1e-9);
+             (double)p->state / (1 << 20), (double)p->save / (1 << 20), (double)p->scratch / (1 << 20), where,
+             l->peak_source, l->peak_flops * 1e-9);
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
