@@ -6,6 +6,7 @@
  */
 #include <math.h>
 
+#include "pipeline/simulate.h"
 #include "test.h"
 #include "tiny.h"
 
@@ -205,6 +206,56 @@ TEST(what_does_not_fit)
         { { "1f1b", "E(t*60000)*60000L", .pp = 1 }, "too many blocks", parts },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse(&cases[i].layout, cases[i].why, cases[i].hint);
+}
+
+/* Where all stages of a rank keep equally much, saves are the simulator's peak of units times that. */
+static void check_saves(const TrainSpec *s, const Schedule *made, int rank)
+{
+    const TinyRun r = run_of(s, &(Layout){ .schedule = made->name, .pp = made->ranks, .micro = 1,
+                                              .recompute = s->model.recompute });
+    MemoryPlan p;
+    OK(trainer_plan(&r.spec, r.grid, rank, &p));
+    const int64_t I = p.stages[0].save[REGION_I], W = p.stages[0].save[REGION_W];
+    bool alike = true;
+    for (int i = 1; i < p.stage_count; i++) alike &= !memcmp(p.stages[i].save, p.stages[0].save, sizeof p.stages[0].save);
+    const int to_w = simulate_peak(made, rank, false), to_i = simulate_peak(made, rank, true);
+    if (alike && to_w == to_i)
+        CHECK_MSG(p.save == to_w * (I + W), "%s rank %d: %lld, %d units of %lld", made->name, rank, (long long)p.save,
+                  to_w, (long long)(I + W));
+    if (alike)
+        CHECK_MSG(p.save >= to_w * W && p.save <= to_w * W + to_i * I, "%s rank %d: %lld, %d of %lld and %d of %lld",
+                  made->name, rank, (long long)p.save, to_w, (long long)W, to_i, (long long)I);
+}
+
+/* By recomputation, which changes what a unit keeps and not how many are kept. */
+TEST(saves_are_the_simulators_peaks)
+{
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++)
+        for (int i = 0; schedule_name(i); i++) {
+            TrainSpec s = model(true, 8);
+            const ScheduleSpec shape = { .name = schedule_name(i), .ranks = 4, .microbatches = 16 };
+            Schedule made = { 0 };
+            bool two_way = false;
+            OK(schedule_two_way(shape.name, &two_way));
+            s.model.recompute = (Recompute)recompute;
+            if (schedule_make(&shape, &made) == ERR_OK && made.versions == VERSIONS_STEP && made.stages <= 8 &&
+                made.unit_div == 1)
+                for (int rank = 0; rank < 4; rank++) check_saves(&s, &made, rank);
+            schedule_free(&made);
+        }
+}
+
+/* 1F1B holds p - r micro-batches on rank r. */
+TEST(one_forward_one_backward_in_flight)
+{
+    const TrainSpec s = model(true, 8);
+    const TinyRun r = run_of(&s, &(Layout){ "1f1b", .pp = 4, .micro = 1 });
+    for (int rank = 0; rank < 4; rank++) {
+        MemoryPlan p;
+        OK(trainer_plan(&r.spec, r.grid, rank, &p));
+        CHECK(p.stages[0].in_flight == 4 - rank && p.stages[0].stage == rank && p.stages[0].layers == 2);
+        CHECK(p.save == (4 - rank) * (p.stages[0].save[REGION_I] + p.stages[0].save[REGION_W]));
+    }
 }
 
 TEST_MAIN
