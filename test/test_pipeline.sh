@@ -205,4 +205,15 @@ refused 2 'cuts a micro-batch into 2' 'train.micro_batch=2' parallel.pp=2 parall
 refused 2 'no groups' 'interleaved' parallel.pp=2 parallel.group=4
 expect 2 "did you mean 'optim.lr'" "$launch" -n 4 -- "$mt" --config pipe.ini run.dir=no optim.lrr=1
 check "nothing was begun" [ ! -e no ]
+# of a launcher that tells nothing of the words: rank 0's is the error, another's a warning
+for rank in 0 1; do
+    RANK=$rank WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 "$mt" --config pipe.ini optim.lrr=1 2>rank$rank.err
+    check "rank $rank by hand: exit 2" [ $? -eq 2 ]
+done
+check "rank 0 by hand has the error line" grep -q "^megatrain: error .*optim.lrr" rank0.err
+check "rank 1 by hand warns" [ "$(grep -c '^megatrain: error' rank1.err)-$(grep -c 'warning: .*optim.lrr' rank1.err)" = 0-1 ]
+# one rank with words of its own says so itself
+printf '#!/bin/bash\n[ $RANK = 1 ] && set -- "$@" optim.no_such=1\nexec "%s" "$@"\n' "$mt" >rank.sh
+chmod +x rank.sh
+expect 2 "optim.no_such" "$launch" -n 2 -- "$work/rank.sh" --config pipe.ini run.dir=no
 finish
