@@ -109,17 +109,21 @@ TEST(golden_rows) { CHECK(each_row("test/golden/schedules.tsv", check_golden) ==
 
 /* ---- messages ---- */
 
-/* Most messages that have landed on a rank before the compute that takes them. */
+/* Most messages that have landed on a rank before the compute that takes them: those stamped when that starts, or
+ * earlier (the list may begin to receive more before it). */
 static int most_landed(const ActionList *list)
 {
-    bool waits[1 << 10] = { false };
-    int now = 0, most = 0;
+    double landed_at[1 << 10]; /* by buffer; of what waits in it */
+    int most = 0;
+    for (int b = 0; b < list->buffers; b++) landed_at[b] = INFINITY;
     for (int i = 0; i < list->count; i++) {
         const Action *a = &list->action[i];
-        if (a->kind == ACT_RECV) now++, waits[a->in] = true;
+        int now = 0;
+        if (a->kind == ACT_RECV) landed_at[a->in] = a->stamp;
+        for (int b = 0; action_is_compute(a->kind) && b < list->buffers; b++) now += landed_at[b] <= a->stamp;
         if (now > most) most = now;
         for (int k = 0; action_is_compute(a->kind) && a->in >= 0 && k < a->count; k++)
-            if (waits[a->in + k]) now--, waits[a->in + k] = false;
+            landed_at[a->in + k] = INFINITY;
     }
     return most;
 }

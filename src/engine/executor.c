@@ -1,6 +1,7 @@
 /* See executor.h. */
 #include "engine/executor.h"
 
+#include "base/clock.h"
 #include "base/fault.h"
 #include "base/trace.h"
 
@@ -145,30 +146,58 @@ static Err take_slot(Executor *e, const Action *a, int n)
     return ERR_OK;
 }
 
+/* Before an action of one or several units: its messages are there, and what stood in its buffers has gone. */
+static Err wait_messages(Executor *e, const Action *a)
+{
+    for (int n = 0; n < a->count; n++) {
+        TRY(wait_buffer(e, buffer_at(a->in, n)));
+        TRY(wait_buffer(e, buffer_at(a->out, n)));
+    }
+    return ERR_OK;
+}
+
 /*
- * An action has three parts: what the host does before (slots, the batch's rows, messages that must be there), what is
- * enqueued on the device, and what the host does after. Only the middle one is recorded in a graph.
+ * A unit of an action has three parts: what the host does before (the slot, the batch's rows), what is enqueued on the
+ * device, and what the host does after. Only the middle one is recorded in a graph.
  */
 static Err prepare(Executor *e, const Action *a, int n)
 {
-    TRY(wait_buffer(e, buffer_at(a->in, n)));
-    TRY(wait_buffer(e, buffer_at(a->out, n)));
     if (a->kind != ACT_F) return ERR_OK;
     TRY(take_slot(e, a, n));
     ExecutorSlot *slot = slot_of(stage_of(e, a), a->microbatch + n);
     return e->hooks.batch(e->hooks.user, slot->unit, &slot->batch);
 }
 
+static Err model_forward(Executor *e, const ExecutorUnit *u)
+{
+    return stage_forward(u->stage->model, &e->ctx, &u->slot->save, &u->in, &u->out, e->sums);
+}
+
+static Err model_backward(Executor *e, const ExecutorUnit *u)
+{
+    return stage_backward(u->stage->model, &e->ctx, &u->slot->save, &u->in, &u->out);
+}
+
+static Err model_weights(Executor *e, const ExecutorUnit *u)
+{
+    (void)u;
+    return wgrad_drain(&e->ctx);
+}
+
+static const ExecutorCompute model_compute = { model_forward, model_backward, model_weights };
+
 static Err enqueue(Executor *e, const Action *a, int n)
 {
     ExecutorStage *s = stage_of(e, a);
-    ExecutorSlot *slot = slot_of(s, a->microbatch + n);
-    const Boundary in = boundary(e, buffer_at(a->in, n)), out = boundary(e, buffer_at(a->out, n));
-    Ctx *c = executor_enter(e, s, slot);
+    const ExecutorUnit u = { .stage = s,
+                             .slot = slot_of(s, a->microbatch + n),
+                             .in = boundary(e, buffer_at(a->in, n)),
+                             .out = boundary(e, buffer_at(a->out, n)) };
+    Ctx *c = executor_enter(e, s, u.slot);
     c->split_backward = a->kind == ACT_I;
-    if (a->kind == ACT_F) return stage_forward(s->model, c, &slot->save, &in, &out, e->sums);
-    if (a->kind == ACT_W) return wgrad_drain(c);
-    return stage_backward(s->model, c, &slot->save, &in, &out);
+    c->version = a->version;
+    if (a->kind == ACT_F) return e->compute->forward(e, &u);
+    return a->kind == ACT_W ? e->compute->weights(e, &u) : e->compute->backward(e, &u);
 }
 
 static void finish(Executor *e, const Action *a, int n)
@@ -216,6 +245,7 @@ Err executor_use_graphs(Executor *e, SetupArena *setup)
 
 Err executor_init(Executor *e, SetupArena *setup)
 {
+    if (!e->compute) e->compute = &model_compute;
     TRY(setup_array(setup, e->buffer_count, &e->moving));
     TRY(setup_array(setup, e->buffer_count, &e->messages));
     TRY(setup_array(setup, e->buffer_count + 1, &e->transfers));
@@ -287,30 +317,38 @@ static Err run_unit(Executor *e, const Action *a, int n)
     return ERR_OK;
 }
 
-/* *count: actions of the list that are done by it. */
-static Err run_action(Executor *e, const Action *a, int *count)
+static const char *const action_spans[ACT_KINDS] = {
+    [ACT_F] = "forward",     [ACT_B] = "backward",    [ACT_I] = "input half",        [ACT_W] = "weight half",
+    [ACT_SEND] = "messages", [ACT_RECV] = "messages", [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce",
+    [ACT_NORM] = "norm",     [ACT_UPDATE] = "update"
+};
+
+static Err run_units(Executor *e, const Action *a)
+{
+    for (int n = 0; n < (a->count > 1 ? a->count : 1); n++) TRY(run_unit(e, a, n));
+    return ERR_OK;
+}
+
+/* *count: actions of the list that are done by it. time: when it ran, without the wait for its messages; or NULL. */
+static Err run_action(Executor *e, const Action *a, Span *time, int *count)
 {
     *count = 1;
-    if (action_is_message(a->kind)) return exchange(e, a, count);
-    for (int n = 0; n < (a->count > 1 ? a->count : 1); n++) TRY(run_unit(e, a, n));
+    if (action_is_compute(a->kind)) TRY(wait_messages(e, a));
+    if (time) time->start = clock_s();
+    trace_begin(action_spans[a->kind]);
+    TRY(action_is_message(a->kind) ? exchange(e, a, count) : run_units(e, a));
+    trace_end();
+    if (time) time->end = clock_s();
     return ERR_OK;
 }
 
 Err executor_run(Executor *e, const ActionList *list, bool training)
 {
-    static const char *const names[ACT_KINDS] = {
-        [ACT_F] = "forward",           [ACT_B] = "backward",    [ACT_I] = "input half",
-        [ACT_W] = "weight half",       [ACT_SEND] = "messages", [ACT_RECV] = "messages",
-        [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce", [ACT_NORM] = "norm",
-        [ACT_UPDATE] = "update"
-    };
     e->training = e->ctx.dropout_on = training;
     for (int i = 0, done; i < list->count; i += done) {
         const Action *a = &list->action[i];
-        if (!e->ctx.s->dev->is_null) fault_point(names[a->kind]);
-        trace_begin(names[a->kind]);
-        TRY(run_action(e, a, &done));
-        trace_end();
+        if (!e->ctx.s->dev->is_null) fault_point(action_spans[a->kind]);
+        TRY(run_action(e, a, e->times && training ? &e->times[i] : NULL, &done));
     }
     return wait_all(e);
 }

@@ -16,6 +16,7 @@
 #include "engine/save_heap.h"
 #include "model/model.h"
 #include "pipeline/schedule.h"
+#include "pipeline/simulate.h"
 
 typedef struct {
     void *user;
@@ -46,6 +47,23 @@ typedef struct {
     int slot_count;
 } ExecutorStage;
 
+typedef struct Executor Executor;
+
+/* A unit on its way through a stage. */
+typedef struct {
+    const ExecutorStage *stage;
+    ExecutorSlot *slot;
+    Boundary in, out; /* the action's buffers for this unit */
+} ExecutorUnit;
+
+/* What computes a unit: the layers of its stage, or in a test of the order of things something that only takes time.
+ * e->ctx is that of the stage and the slot. */
+typedef struct {
+    Err (*forward)(Executor *e, const ExecutorUnit *u);
+    Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the input half alone */
+    Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the weight half */
+} ExecutorCompute;
+
 /*
  * What an action enqueues, recorded as a device graph: all its addresses and shapes are the same every time,
  * and what varies from step to step stands in device memory. The first time it runs as it is, the second time
@@ -62,13 +80,14 @@ typedef struct {
     int buffers; /* that have not waited for it yet; 0 = free */
 } Transfer;
 
-typedef struct {
+struct Executor {
     ExecutorStage *stages;
     int stage_count;
     Ctx ctx;
     Comm *pp;
     Tensor sums; /* [3] i64, ops.def loss_sum */
     ExecutorHooks hooks;
+    const ExecutorCompute *compute; /* NULL until executor_init: the model's */
     SaveHeap heap;
     Tensor *buffers; /* [buffer_count] boundary buffers, [R, D] */
     int buffer_count;
@@ -78,7 +97,9 @@ typedef struct {
     ActionGraph
         *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
     bool training; /* dropout on, saves are kept; else every F ends the unit */
-} Executor;
+    Span *
+        times; /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
+};
 
 /* Takes the tables of messages for e->buffer_count buffers. */
 Err executor_init(Executor *e, SetupArena *setup);

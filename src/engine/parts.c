@@ -15,6 +15,21 @@ static Err refuse_stages(const PartsSpec *spec, int stages, int ranks)
     return err_hint("nearest that fit: parallel.pp=%d and %d", fewer, more);
 }
 
+/* A step of 2BW is several batches, each with an update. */
+static Err share_batches(ScheduleSpec *s)
+{
+    Versions versions;
+    TRY(schedule_versions(s->name, &versions));
+    if (versions != VERSIONS_DOUBLE) return ERR_OK;
+    const int all = s->microbatches;
+    s->microbatches = s->group ? s->group : s->ranks;
+    s->batches = all / s->microbatches;
+    if (s->batches && all % s->microbatches == 0) return ERR_OK;
+    return err_set(ERR_CONFIG, "schedule '%s' updates after every '%d' micro-batches, and a step has '%d'",
+                   s->name, s->microbatches, all),
+           err_hint("parallel.group, the micro-batches of an update, must divide those of a step");
+}
+
 /* What the schedule is to be made of. The layout says how many stages there are, where the user left that open. */
 static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
 {
@@ -28,18 +43,14 @@ static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
     TRY(stage_layout_count(layout_of(spec), &stages));
     if (stages % ranks) return refuse_stages(spec, stages, ranks);
     if (!out->chunks) out->chunks = stages / ranks;
-    return ERR_OK;
+    return share_batches(out);
 }
 
 static Err check_units(const PartsSpec *spec, const Schedule *s)
 {
     const PipelineSpec *p = &spec->pipeline;
     const int held = s->replicas * s->chunks;
-    if (s->versions != VERSIONS_STEP)
-        return err_set(ERR_CONFIG, "parallel.schedule='%s': not built yet: updates while the pipeline runs",
-                       s->name),
-               err_hint("megatrain simulate runs it on paper");
-    if (p->group && s->group != p->group)
+    if (p->group && s->group != p->group && s->versions != VERSIONS_DOUBLE)
         return err_set(ERR_CONFIG, "parallel.group=%d: schedule '%s' has no groups of micro-batches",
                        p->group, s->name),
                err_hint("parallel.schedule=interleaved has; parallel.group=0 for any other");
@@ -94,6 +105,8 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks)
     TRY(schedule_make(&s, &p->step));
     TRY(check_units(spec, &p->step));
     s.chunks = p->step.chunks;
+    s.microbatches = spec->microbatches;
+    s.batches = 0;
     return schedule_forward(&s, &p->forward);
 }
 

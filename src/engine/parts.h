@@ -17,7 +17,7 @@ enum { PARTS_STAGES = 64 }; /* of a rank, at most */
 typedef struct {
     const char *schedule; /* name in the table of schedules */
     const char *layout;   /* shares of the stages, model.h */
-    int chunks, group;    /* 0 = the schedule's usual */
+    int chunks, group;    /* 0 = the schedule's usual; group: of 2bw micro-batches of an update, usually pp */
 } PipelineSpec;
 
 typedef struct {

@@ -1,12 +1,13 @@
 /*
  * The dry run (trainer.h): a step and an evaluation on the null device, of one unit of each form; what a whole
- * step does and holds is then arithmetic on its action list.
+ * step does and holds is then arithmetic on its action list. Where weights change on the way the whole list is walked.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
+#include "engine/async.h"
 #include "engine/trainer_open.h"
 
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
@@ -39,7 +40,7 @@ static void filter(const Walk *w, const ActionList *all, ActionList *out)
     *out = (ActionList){ .action = out->action, .buffers = all->buffers };
     for (int i = 0; i < all->count; i++) {
         const Action *a = &all->action[i];
-        if (walked(w, a)) out->action[out->count++] = *a;
+        if (!w || walked(w, a)) out->action[out->count++] = *a;
         else if (out->count && action_is_message(a->kind) && !(a->flags & ACTION_MORE))
             out->action[out->count - 1].flags &= (uint8_t)~ACTION_MORE;
     }
@@ -140,7 +141,7 @@ static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
     return fits;
 }
 
-/* Work of a step of the walked units. */
+/* Work of a step of the walked units; w NULL: of all. */
 static Err dry_step(Trainer *t, const Walk *w, MemoryPlan *work)
 {
     ActionList *list = &t->parts.step.rank[t->world->pp_rank], whole = *list, part = { 0 };
@@ -180,6 +181,7 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 static Err count_step(Trainer *t, MemoryPlan *out)
 {
     const Schedule *s = &t->parts.step;
+    if (trainer_is_async(t)) return dry_step(t, NULL, out);
     Walk w = { .group = largest_action(&s->rank[t->world->pp_rank]) };
     Forms f = { .count = 0 };
     w.number = calloc((size_t)s->units, sizeof *w.number);

@@ -14,6 +14,7 @@
 
 #include "base/log.h"
 #include "base/mathx.h"
+#include "engine/async.h"
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
@@ -58,6 +59,7 @@ static Err hook_norm(void *user)
 static Err hook_update(void *user, int replica)
 {
     Trainer *t = user;
+    if (trainer_is_async(t)) return async_update(t, replica);
     TRY(optim_update(&t->optim, &t->stores[replica]));
     return ddp_gather(&t->ddp[replica]);
 }
@@ -201,7 +203,10 @@ static Err fill(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
-    const int shift = FIRST_SHIFT + log2_ceil(s->global_batch * s->model.seq) + s->extra_shift;
+    const int64_t tokens = s->global_batch * s->model.seq / async_updates(&t->parts.step);
+    /* (an update that does not fit is done again, but not where others have gone on meanwhile) */
+    const int start = trainer_is_async(t) ? FIRST_SHIFT - SHIFT_STEP : FIRST_SHIFT;
+    const int shift = start + log2_ceil(tokens) + s->extra_shift;
     for (int i = 0; i < t->stats.count; i++) t->host_shift[i] = shift;
     TRY(device_write(&t->device.stream, t->stats.shift.data, t->host_shift, tensor_bytes(t->stats.shift)));
     for (int r = 0; r < t->params.replicas; r++) {
@@ -251,6 +256,7 @@ static Err open_parts(Trainer *t)
 {
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
+    TRY(async_check(&t->spec, t->world->grid.pp));
     return parts_open(&t->parts, &spec, t->world, &t->setup);
 }
 
@@ -258,6 +264,7 @@ Err trainer_check(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;
     TRY(parts_spec(s, grid, &spec));
+    TRY(async_check(s, grid.pp));
     return parts_check(&spec, grid.pp);
 }
 
@@ -273,11 +280,13 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t));
-    if (s->graphs && device_can_record(&t->device)) TRY(executor_use_graphs(&t->executor, &t->setup));
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t))
+        TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));
     TRY(open_optim(t));
+    TRY(async_open(t));
     return fill(t);
 }
 
@@ -429,6 +438,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     t->source = source;
     t->first_sample = t->samples;
     show_arenas(t);
+    if (trainer_is_async(t)) return async_step(t, report);
     TRY(device_read(stream, t->host_shift, t->stats.shift.data, tensor_bytes(t->stats.shift)));
     for (;;) {
         TRY(step_begin(t));

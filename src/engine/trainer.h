@@ -112,6 +112,14 @@ typedef struct {
 
 enum { LOSS_SCALE_START = 32, LOSS_SCALE_WINDOW = 1000 };
 
+/* Of schedules that update while the pipeline runs (engine/async.h). */
+typedef struct {
+    StepValues *history, *outcome; /* [updates of a step]: device, host */
+    Tensor tokens;                 /* [3] i64, as a loss's sums: what an update counts */
+    int64_t *shifts;               /* [parameters of the model], host */
+    int done;                      /* updates of this step */
+} Async;
+
 enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
 
 typedef struct {
@@ -128,6 +136,7 @@ typedef struct {
     Ddp ddp[REPLICAS];
     Executor executor;
     Optim optim;
+    Async async;
     BatchMaker batches;
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */

@@ -63,7 +63,7 @@ Tensor param_value(const Ctx *c, int id)
     ParamStore *s = c->params;
     Err err = s->listener.read ? s->listener.read(s->listener.user, id) : ERR_OK;
     if (err && !s->read_failed) s->read_failed = err;
-    return param_view(&s->reg->items[id], s->value);
+    return param_view(&s->reg->items[id], param_store_value(s, c->version));
 }
 
 Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }

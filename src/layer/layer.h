@@ -99,6 +99,7 @@ typedef struct {
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
+    int version;         /* age of the weights to read, in updates */
 } Ctx;
 
 int64_t ctx_rows(const Ctx *c); /* R: rows this rank holds outside tensor-parallel regions */

@@ -31,31 +31,54 @@ static Err add_stats(Optim *o, const ParamStore *ps)
     return ERR_OK;
 }
 
-/* Over the ranks whose statistics together are those of the whole model. */
-static Err gather_stats(Optim *o)
+/* Over a group of ranks whose statistics add up. */
+static Err sum_stats(Optim *o, Comm *c)
 {
     Tensor max = o->stats->max, sumsq = o->stats->sumsq;
-    Comm *all[] = { &o->world->world }, *one_copy[] = { &o->world->tp, &o->world->pp };
-    const bool sliced = o->store[0]->reg->slices > 1;
-    for (int i = 0; i < (sliced ? 1 : 2); i++) {
-        Comm *c = sliced ? all[i] : one_copy[i];
-        TRY(comm_max_i64(c, o->stream, max.data, tensor_count(max), NULL));
-        TRY(comm_sum_i64(c, o->stream, sumsq.data, tensor_count(sumsq), NULL));
-    }
-    return ERR_OK;
+    TRY(comm_max_i64(c, o->stream, max.data, tensor_count(max), NULL));
+    return comm_sum_i64(c, o->stream, sumsq.data, tensor_count(sumsq), NULL);
 }
 
-Err optim_norm(Optim *o)
+static Err own_stats(Optim *o)
 {
     const GradStats *g = o->stats;
     TRY(device_zero(o->stream, g->max.data, tensor_bytes(g->max)));
     TRY(device_zero(o->stream, g->sumsq.data, tensor_bytes(g->sumsq)));
     for (int i = 0; i < o->stores; i++) TRY(add_stats(o, o->store[i]));
-    TRY(gather_stats(o));
-    TRY(comm_max_i64(&o->world->world, o->stream, g->overflow_cell.data, 1, NULL));
+    return ERR_OK;
+}
+
+/* From the statistics to the step's decision. */
+static Err finish(Optim *o, Tensor sums)
+{
+    const GradStats *g = o->stats;
     return op(o->stream, step_finish, .max = g->max, .sumsq = g->sumsq, .shift = g->shift,
-              .next_shift = g->next_shift, .loss_sums = o->sums, .overflow = g->overflow, .step = o->step,
+              .next_shift = g->next_shift, .loss_sums = sums, .overflow = g->overflow, .step = o->step,
               .room = o->room, .acc = o->store[0]->grad.dtype);
+}
+
+/* Slices are different on all ranks; else the ranks of one copy of the model have its statistics together. */
+Err optim_norm(Optim *o)
+{
+    TRY(own_stats(o));
+    if (o->store[0]->reg->slices > 1) {
+        TRY(sum_stats(o, &o->world->world));
+    } else {
+        TRY(sum_stats(o, &o->world->tp));
+        TRY(sum_stats(o, &o->world->pp));
+    }
+    TRY(comm_max_i64(&o->world->world, o->stream, o->stats->overflow_cell.data, 1, NULL));
+    return finish(o, o->sums);
+}
+
+Err optim_norm_local(Optim *o, Tensor sums)
+{
+    TRY(own_stats(o));
+    TRY(sum_stats(o, &o->world->tp));
+    if (o->store[0]->reg->slices > 1) TRY(sum_stats(o, &o->world->dp));
+    TRY(comm_max_i64(&o->world->tp, o->stream, o->stats->overflow_cell.data, 1, NULL));
+    TRY(comm_max_i64(&o->world->dp, o->stream, o->stats->overflow_cell.data, 1, NULL));
+    return finish(o, sums);
 }
 
 Err optim_update(Optim *o, ParamStore *ps)

@@ -29,6 +29,8 @@ typedef struct {
 Err optim_sum_loss(Optim *o);
 /* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
 Err optim_norm(Optim *o);
+/* The same for this rank's stages alone, with `sums` instead of the loss's: for updates while other stages run. */
+Err optim_norm_local(Optim *o, Tensor sums);
 /* AdamW on this rank's slice of every parameter of a store (decay by its flag), unless step->skip. */
 Err optim_update(Optim *o, ParamStore *store);
 

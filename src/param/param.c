@@ -209,6 +209,30 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     return tensor_new(state, &s->v, F32, slice_count);
 }
 
+Err param_store_keep_older(ParamStore *s, int count, Arena *state)
+{
+    s->older_count = count;
+    TRY(setup_array(s->reg->setup, count, &s->older));
+    for (int i = 0; i < count; i++) TRY(tensor_new(state, &s->older[i], s->value.dtype, s->reg->flat_count));
+    return ERR_OK;
+}
+
+Err param_store_age(ParamStore *s, Stream *stream)
+{
+    if (s->older_count) {
+        Tensor to = s->older[s->updates % s->older_count];
+        TRY(device_copy(stream, to.data, s->value.data, tensor_bytes(to)));
+    }
+    s->updates++;
+    return ERR_OK;
+}
+
+Tensor param_store_value(const ParamStore *s, int age)
+{
+    ASSERT(age >= 0 && age <= s->older_count && age <= s->updates);
+    return age ? s->older[(s->updates - age) % s->older_count] : s->value;
+}
+
 void param_store_begin(ParamStore *s)
 {
     for (int i = 0; i < s->reg->count; i++) s->fresh[i] = true;

@@ -163,12 +163,14 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    Comm *
-        group; /* the ranks that hold the same parameters: gradients are summed over it, slices are its members' */
+    Comm *group;   /* ranks with the same parameters: gradients are summed over it, slices are its members' */
     Tensor value;  /* flat */
     Tensor master; /* value itself if that is f32, else as m and v */
     Tensor m, v;   /* [flat_count / slices] */
-    Tensor grad;   /* flat: I64 or F32; empty without gradients */
+    Tensor
+        *older; /* [older_count] values before the last updates, for schedules that update while they run */
+    int older_count, updates; /* updates: since older was begun; version i is older[i % older_count] */
+    Tensor grad;              /* flat: I64 or F32; empty without gradients */
     /* [count], host: nothing was added in this step. The memory then holds no number of this step, and who adds first
      * overwrites, so that no pass over the gradients clears them. */
     bool *fresh;
@@ -182,6 +184,13 @@ typedef struct {
  */
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
                      DType value_dtype, GradKind grads);
+
+/* Keeps the last `count` values beside the newest. In `state`. */
+Err param_store_keep_older(ParamStore *s, int count, Arena *state);
+/* The values as they are become one update older; before the update. */
+Err param_store_age(ParamStore *s, Stream *stream);
+/* The values as they were `age` updates ago. */
+Tensor param_store_value(const ParamStore *s, int age);
 
 /* A step begins, again if it is repeated: all gradients are fresh. */
 void param_store_begin(ParamStore *s);

@@ -3,7 +3,7 @@
  * order already: its own actions, and its messages sorted by stamp.
  *
  *   action     key
- *   compute    its simulated start
+ *   compute    its simulated end
  *   message    the simulated end of the compute that produced it
  *   REDUCE ... the end of the compute before it, and so behind all messages where no compute follows
  */
@@ -89,9 +89,8 @@ static void merge(Schedule *s, int rank, const ActionList *own, const Span *span
     for (int i = 0; i < own->count; i++) {
         Action a = own->action[i];
         const bool compute = action_is_compute(a.kind);
-        if (compute) key = span[i].start;
-        next = put_messages(s, rank, messages, next, key);
-        a.stamp = key;
+        next = put_messages(s, rank, messages, next, compute ? nextafter(span[i].end, 0) : key);
+        a.stamp = compute ? span[i].start : key;
         schedule_push(s, rank, a);
         if (compute) key = span[i].end;
     }

@@ -15,13 +15,16 @@ Err pass_sync(Schedule *s);
 
 /*
  * Messages. A simulation with unit costs stamps each message with the end of its producer. On each rank
- * computes (by start) and messages (by stamp) are merged; at equal times messages come first, and those of one
+ * computes (by end) and messages (by stamp) are merged; at equal times computes come first, and messages of one
  * stamp form one group, in the order (payload, replica, stage, unit) on both sides.
  *
+ * So a receive stands before the compute that runs when its message is sent, not behind it: a rank that computes
+ * cannot begin to receive, and until it does the sender's group and all that follow it wait.
+ *
  * Why no execution can deadlock, whatever the actions really take: both ends of a message carry the same
- * stamp; its producer starts strictly before it, its consumer not before it. So along every list and across
- * every message the key (time, message before compute) never falls, and equal messages of a rank sit in one
- * group: the order is acyclic.
+ * stamp; its producer ends with it, its consumer ends strictly later. So along every list and across every
+ * message the key (time, compute before message) never falls, and equal messages of a rank sit in one group: the
+ * order is acyclic.
  */
 Err pass_lower(Schedule *s);
 

@@ -147,6 +147,9 @@ void schedule_free(Schedule *s);
 /* Does the schedule hold every stage twice, once for each direction? ERR_CONFIG for an unknown name. */
 Err schedule_two_way(const char *name, bool *out);
 
+/* Which weights its units are computed with. ERR_CONFIG for an unknown name. */
+Err schedule_versions(const char *name, Versions *out);
+
 /* Name of the i-th schedule in the table; NULL behind the last. */
 const char *schedule_name(int i);
 

@@ -1,0 +1,155 @@
+/* See async.h. */
+#include "engine/async.h"
+
+#include <math.h>
+
+#include "base/mathx.h"
+
+int async_updates(const Schedule *s)
+{
+    if (s->versions == VERSIONS_STEP) return 1;
+    return s->versions == VERSIONS_DOUBLE ? s->batches : s->units;
+}
+
+static Err refuse(const TrainSpec *s, const char *what, const char *hint)
+{
+    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", s->pipeline.schedule, what);
+    return err_hint("%s", hint);
+}
+
+Err async_check(const TrainSpec *s, int ranks)
+{
+    Versions versions = VERSIONS_STEP;
+    if (s->pipeline.schedule) TRY(schedule_versions(s->pipeline.schedule, &versions));
+    if (versions == VERSIONS_STEP || s->forward_only) return ERR_OK;
+    if (s->clip > 0)
+        return refuse(s, "there is no norm of the whole gradient to clip by", "set optim.clip=0");
+    if (s->model.tied && ranks > 1)
+        return refuse(s, "its first and last stage would need one gradient of the table",
+                      "set model.tied=false");
+    if (s->mask_eod)
+        return refuse(s, "its stages do not know how many tokens count", "set data.mask_eod=false");
+    if (s->compute == F16)
+        return refuse(s, "a step cannot be done again with another loss scale",
+                      "take run.precision=bf16 or fp32");
+    return ERR_OK;
+}
+
+/* The oldest weights that the rank's actions read. */
+static int oldest(const ActionList *l)
+{
+    int age = 0;
+    for (int i = 0; i < l->count; i++)
+        if (action_is_compute(l->action[i].kind) && l->action[i].version > age) age = l->action[i].version;
+    return age;
+}
+
+Err async_open(Trainer *t)
+{
+    const int updates = async_updates(&t->parts.step);
+    void *history;
+    if (!trainer_is_async(t) || t->spec.forward_only) return ERR_OK;
+    TRY(param_store_keep_older(&t->stores[0], oldest(&t->parts.step.rank[t->world->pp_rank]), &t->state));
+    TRY(tensor_new(&t->state, &t->async.tokens, I64, 3));
+    TRY(arena_alloc(&t->state, updates * (int64_t)sizeof(StepValues), &history));
+    t->async.history = history;
+    TRY(setup_array(&t->setup, t->stats.count, &t->async.shifts));
+    return setup_array(&t->setup, updates, &t->async.outcome);
+}
+
+/* What the host says of update `n` of the step. */
+static Err begin_update(Trainer *t, int n)
+{
+    const TrainSpec *s = &t->spec;
+    const int updates = async_updates(&t->parts.step);
+    const int64_t nominal = s->global_batch * s->model.seq / updates, update = t->updates + n + 1;
+    const int64_t sums[3] = { 0, nominal, 0 };
+    StepValues v = { .step = t->step + 1,
+                     .nominal = nominal,
+                     .lr = (float)lr_at(&s->lr, t->updates / updates + 1),
+                     .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
+                     .correct2 = (float)(1 - m_pow(s->adamw.beta2, (double)update)),
+                     .loss_scale = 1 / (float)nominal,
+                     .unscale = 1 };
+    Stream *stream = &t->device.stream;
+    TRY(device_write(stream, t->step_values, &v, sizeof v));
+    TRY(device_write(stream, t->async.tokens.data, sums, sizeof sums));
+    param_store_begin(&t->stores[0]);
+    ddp_begin(&t->ddp[0]);
+    return device_zero(stream, t->stats.overflow_cell.data, tensor_bytes(t->stats.overflow_cell));
+}
+
+Err async_update(Trainer *t, int replica)
+{
+    ParamStore *store = &t->stores[replica];
+    Stream *stream = &t->device.stream;
+    Tensor shift = t->stats.shift, next = t->stats.next_shift;
+    const int n = t->async.done++;
+    TRY(optim_norm_local(&t->optim, t->async.tokens));
+    TRY(ddp_settle(&t->ddp[replica]));
+    TRY(param_store_age(store, stream));
+    TRY(optim_update(&t->optim, store));
+    TRY(ddp_gather(&t->ddp[replica]));
+    TRY(device_copy(stream, shift.data, next.data, tensor_bytes(shift)));
+    TRY(device_copy(stream, &t->async.history[n], t->step_values, sizeof(StepValues)));
+    return n + 1 < async_updates(&t->parts.step) ? begin_update(t, n + 1) : ERR_OK;
+}
+
+/* Every rank has the shifts of its own parameters; checkpoints want them of all. */
+static Err share_shifts(Trainer *t)
+{
+    const int64_t n = t->stats.count;
+    int64_t *all = t->async.shifts;
+    int32_t *now = t->host_shift;
+    TRY(device_read(&t->device.stream, now, t->stats.shift.data, tensor_bytes(t->stats.shift)));
+    for (int64_t i = 0; i < n; i++) all[i] = INT64_MIN;
+    for (int i = 0; i < t->stores[0].reg->count; i++) {
+        const int global = t->stores[0].reg->items[i].global;
+        all[global] = now[global];
+    }
+    TRY(comm_max_i64(&t->world->host, &t->device.stream, all, n, NULL));
+    for (int64_t i = 0; i < n; i++) now[i] = (int32_t)all[i];
+    return device_write(&t->device.stream, t->stats.shift.data, now, tensor_bytes(t->stats.shift));
+}
+
+/* The outcome of all updates on all stages: how many were left out, the last one's norm. */
+static Err make_report(Trainer *t, StepReport *r)
+{
+    enum { NORM_BITS = 24 };
+    const int updates = async_updates(&t->parts.step);
+    Stream *stream = &t->device.stream;
+    int64_t sums[3] = { 0 }, skipped = 0, square;
+    StepValues *v = t->async.outcome;
+    TRY(optim_sum_loss(&t->optim));
+    TRY(device_read(stream, sums, t->executor.sums.data, sizeof sums));
+    TRY(device_read(stream, v, t->async.history, updates * (int64_t)sizeof *v));
+    for (int i = 0; i < updates; i++) skipped += v[i].skip != 0;
+    const double norm = (double)v[updates - 1].grad_norm;
+    square = isfinite(norm) ? (int64_t)ldexp(fmin(norm * norm, 0x1p36), NORM_BITS) : 0;
+    TRY(comm_sum_i64(&t->world->pp, stream, &square, 1, NULL));
+    TRY(comm_max_i64(&t->world->host, stream, &skipped, 1, NULL));
+    const double nats = (double)sums[0] * 0x1p-28;
+    *r = (StepReport){ .step = t->step + 1,
+                       .loss = sums[2] || !sums[1] ? NAN : nats / (double)sums[1],
+                       .counted = sums[1],
+                       .grad_norm = skipped ? NAN : (float)sqrt(ldexp((double)square, -NORM_BITS)),
+                       .lr = v[0].lr,
+                       .skipped = skipped > 0 };
+    return ERR_OK;
+}
+
+Err async_step(Trainer *t, StepReport *report)
+{
+    t->async.done = 0;
+    t->stores[0].updates = 0;
+    TRY(device_zero(&t->device.stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    TRY(begin_update(t, 0));
+    TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
+    TRY(make_report(t, report));
+    TRY(share_shifts(t));
+    t->updates += async_updates(&t->parts.step);
+    t->step++;
+    t->samples += t->spec.global_batch;
+    t->skipped += report->skipped;
+    return ERR_OK;
+}
