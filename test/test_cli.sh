@@ -271,8 +271,8 @@ for v in WORLD_SIZE:RANK OMPI_COMM_WORLD_SIZE:OMPI_COMM_WORLD_RANK PMI_SIZE:PMI_
     check "${v%:*}=2: exit 2" test $? -eq 2
     says err "${v%:*} is set but ${v#*:} is not"
 done
-(cd "$dir" && RANK=1 WORLD_SIZE=2 "$mt" eval --config tiny.ini >/dev/null 2>err)
-check "eval as one of two: exit 2" test $? -eq 2
+(cd "$dir" && RANK=1 WORLD_SIZE=2 "$mt" generate --run runs/tiny >/dev/null 2>err)
+check "generate as one of two: exit 2" test $? -eq 2
 says err "WORLD_SIZE is '2', and this command is a single process's"
 
 echo "$passed passed, $failed failed"

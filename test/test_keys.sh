@@ -68,16 +68,16 @@ moe.drop                   | position     | unbuilt
 moe.pad                    | true         | unbuilt
 moe.dispatcher             | allgather    | unbuilt
 parallel.tp                | 2            | same memory | RANKS=2
-parallel.pp                | 2            | unbuilt
-parallel.vpp               | 2            | unbuilt
+parallel.pp                | 2            | same memory | RANKS=2 model.layers=2
+parallel.vpp               | 2            | same memory | RANKS=2 model.layers=4 parallel.pp=2
 parallel.cp                | 2            | unbuilt
 parallel.ep                | 2            | unbuilt
 parallel.etp               | 2            | unbuilt
 parallel.sp                | false        | same memory | RANKS=2 parallel.tp=2
-parallel.order             | tp-cp-ep-pp-dp | unbuilt
-parallel.schedule          | gpipe        | unbuilt
-parallel.group             | 2            | unbuilt
-parallel.layout            | E|t|L        | unbuilt
+parallel.order             | tp-cp-ep-pp-dp | same numbered tp, pp, dp | RANKS=2 model.layers=2 parallel.pp=2
+parallel.schedule          | gpipe        | same memory | RANKS=2 model.layers=2 parallel.pp=2 train.global_batch=16
+parallel.group             | 4            | same memory | RANKS=2 model.layers=4 parallel.pp=2 parallel.vpp=2 train.global_batch=16
+parallel.layout            | Et|ttL       | same memory | RANKS=2 model.layers=3 parallel.pp=2
 parallel.zero              | 1            | same memory | RANKS=2
 parallel.bucket_mb         | 1            | line 3 gradient buckets | RANKS=2 model.hidden=128
 parallel.tp_blocks         | 1            | loss

@@ -11,7 +11,7 @@
 
 typedef struct {
     const char *schedule, *layout;
-    int pp, chunks;
+    int pp, chunks, group;
     int tp, sp, dp, zero, overlap;
     Recompute recompute;
     int micro;
@@ -37,7 +37,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     TinyRun r = { .spec = *spec,
                   .steps = STEPS,
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order } };
-    r.spec.pipeline = (PipelineSpec){ .schedule = l->schedule, .layout = l->layout, .chunks = l->chunks };
+    r.spec.pipeline = (PipelineSpec){ .schedule = l->schedule, .layout = l->layout, .chunks = l->chunks, .group = l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.zero = l->zero;
     r.spec.overlap_grad = r.spec.overlap_param = l->overlap;
@@ -163,27 +163,48 @@ TEST(one_rank)
     CHECK_LIST(s, hash_of(&s, &alone), list);
 }
 
-static void refuse(const Layout *l, const char *why)
+/* By the check that needs no ranks and by the plan of one, in the same words. */
+static void refuse(const Layout *l, const char *why, const char *hint)
 {
-    TrainSpec s = model(false, 4);
+    const TrainSpec s = model(false, 4);
     MemoryPlan plan;
     const TinyRun r = run_of(&s, l);
+    FAILS(trainer_check(&r.spec, r.grid), ERR_CONFIG, why);
+    CHECK_MSG(strstr(err_hint_text(), hint), "%s: '%s'", why, err_hint_text());
     FAILS(trainer_plan(&r.spec, r.grid, 0, &plan), ERR_CONFIG, why);
+    CHECK_MSG(strstr(err_hint_text(), hint), "%s: '%s'", why, err_hint_text());
 }
 
 TEST(what_does_not_fit)
 {
-    refuse(&(Layout){ "1f1b", .pp = 8 }, "'4' blocks cannot be shared by '8' pipeline stages");
-    refuse(&(Layout){ "1f1b", "Et|tL", .pp = 2 }, "has '2' blocks, the model '4'");
-    refuse(&(Layout){ "1f1b", "Et|t|tt|L", .pp = 3 }, "no multiple of the '3' pipeline ranks");
-    refuse(&(Layout){ "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1");
-    refuse(&(Layout){ "1f1b", "Ett|ttLt", .pp = 2 }, "'L' must come last");
-    refuse(&(Layout){ "1f1b", "E(tt|tt|L", .pp = 2 }, "')' is missing");
-    refuse(&(Layout){ "1f1b", "E()*9tt|ttL", .pp = 2 }, "a group of nothing");
-    refuse(&(Layout){ "1f1b", "Ett|tt", .pp = 2 }, "one 'E' and one 'L'");
-    refuse(&(Layout){ "1f1b", "Etx", .pp = 2 }, "not a part of a layout");
-    refuse(&(Layout){ "1f1b", "E(((((((((t)))))))))L", .pp = 1 }, "groups too deep");
-    refuse(&(Layout){ "1f1b", "E(t*60000)*60000L", .pp = 1 }, "too many blocks");
+    static const char parts[] = "of each stage E (embedding), t (a block) and L (head)";
+    static const struct {
+        Layout layout;
+        const char *why, *hint;
+    } cases[] = {
+        { { "1f1b", .pp = 8 }, "'4' blocks cannot be shared by '8' pipeline stages", "of at most 4" },
+        { { "1f1b", .pp = 2, .chunks = 2 }, "has 1 chunk a rank, not 2", "" },
+        { { "chimera", .pp = 3 }, "an even number of ranks", "4 ranks, 8 micro-batches" },
+        { { "chimera-bhalf", .pp = 2, .micro = 1 }, "cuts a micro-batch into 2", "train.micro_batch=2" },
+        { { "dualpipev", .pp = 2, .micro = 8 }, "at least twice as many micro-batches", "2 ranks, 4 micro-batches" },
+        { { "interleaved", .pp = 2, .group = 1 }, "needs groups of at least as many", "groups of 2" },
+        { { "zb-v", .pp = 2, .group = 2 * 2 }, "'zb-v' has no groups", "parallel.group=0" },
+        { { "interleaved", .pp = 1, .chunks = 65 }, "would hold 65 stages; at most 64", "" },
+        { { "1f1b", "Et|tL", .pp = 2 }, "has '2' blocks, the model '4'", "a 't' for each" },
+        { { "1f1b", "Ett|ttL", .pp = 1, .chunks = 1 }, "has '2' stages, the pipeline '1'", "parallel.pp x parallel.vpp" },
+        { { "1f1b", "Et|t|tt|L", .pp = 3 }, "no multiple of the '3' pipeline ranks", "parallel.pp=2 and 4" },
+        { { "1f1b", "Ett|ttL", .pp = 3 }, "no multiple of the '3' pipeline ranks", "parallel.pp=2;" },
+        { { "zb-v", "Ett|ttL", .pp = 2 }, "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1", "" },
+        { { "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1", parts },
+        { { "1f1b", "Ett|ttLt", .pp = 2 }, "'L' must come last", parts },
+        { { "1f1b", "E(tt|tt|L", .pp = 2 }, "')' is missing", parts },
+        { { "1f1b", "E()*9tt|ttL", .pp = 2 }, "a group of nothing", parts },
+        { { "1f1b", "Ett|tt", .pp = 2 }, "one 'E' and one 'L'", parts },
+        { { "1f1b", "Etx", .pp = 2 }, "not a part of a layout", parts },
+        { { "1f1b", "E(((((((((t)))))))))L", .pp = 1 }, "groups too deep", parts },
+        { { "1f1b", "E(t*60000)*60000L", .pp = 1 }, "too many blocks", parts },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse(&cases[i].layout, cases[i].why, cases[i].hint);
 }
 
 TEST_MAIN

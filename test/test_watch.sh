@@ -64,16 +64,18 @@ planned() { sed -n "s/^  $1 *\([0-9,]*\) .*/\1/p" plan.txt | tr -d ,; }
 "$mt" plan --config tiny.ini >plan.txt 2>&1
 run traced log.trace_steps=7-8 train.eval_every=7 checkpoint.every=7 train.stop_at=9
 check "a traced run: $(trace_holds traced; grep -m3 '^bad' traced.trace)" trace_holds traced
-for want in 'step: 3' 'evaluation: 1' 'checkpoint: 1' 'forward: 15' 'backward: 15' 'next batch: 15'; do
-    check "span $want" grep -qx "span $want" traced.trace
+# (an evaluation's ten batches are forwards, too)
+for want in 'step: 3' 'evaluation: 1' 'checkpoint: 1' 'forward: 65' 'backward: 15' 'next batch: 15'; do
+    check "span $want: $(grep "span ${want%%:*}" traced.trace)" grep -qx "span $want" traced.trace
 done
 state=$(($(planned 'weights (fp32)') + $(planned 'gradients (64-bit fixed point)') + $(planned moments) + $(planned 'tables, batches, statistics')))
 check "the state is full all the time" grep -qx "counter state: $state $state $state" traced.trace
-for pair in 'scratch:scratch of a layer call' 'save (input half):saves, freed after I (all slots)' \
-    'save (weight half):saves, freed after W (all slots)'; do
-    check "${pair%%:*} is filled up to the plan's $(planned "${pair#*:}") and emptied: $(grep "${pair%%:*}" traced.trace)" \
-        grep -qx "counter ${pair%%:*}: 0 $(planned "${pair#*:}") 0" traced.trace
-done
+counter() { sed -n "s/^counter $1: 0 \([0-9]*\) 0$/\1/p" traced.trace; } # its peak, if it begins and ends empty
+check "scratch is filled up to the plan's $(planned 'scratch of a layer call') and emptied: $(grep scratch traced.trace)" \
+    [ "$(counter scratch)" = "$(planned 'scratch of a layer call')" ]
+halves=$(($(counter 'save (input half)') + $(counter 'save (weight half)')))
+check "the saves are filled up to the plan's and emptied: $halves" \
+    [ $halves = "$(planned 'saves between forward and backward')" ]
 run cut checkpoint.every=0 log.trace_steps=30-90 train.stop_at=32
 check "a run that ends before the last step to trace: $(trace_holds cut; tail -1 cut.trace)" trace_holds cut
 check "its steps 29 to 32" grep -qx 'span step: 4' cut.trace

@@ -3,6 +3,7 @@
 
 #include "base/words.h"
 #include "cli/config_arg.h"
+#include "train/spec.h"
 
 static const char *config_path;
 static int64_t world_size = 1;
@@ -16,12 +17,21 @@ static const Option options[] = {
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
 
+/* What the table of keys and the relations between them do not say: whether the pipeline is one. */
+static Err check(const Config *c)
+{
+    Grid grid;
+    TRY(grid_spec(c, &grid));
+    printf("%s: ok\n", config_path ? config_path : "the defaults");
+    return ERR_OK;
+}
+
 /* check, dump, explain: with the words behind them that are no overrides. */
 static Err answer(const Config *c, const char *verb, const char *key)
 {
     if (strcmp(verb, "explain") == 0) return config_explain(c, key, stdout);
-    if (strcmp(verb, "dump") == 0) config_dump(c, stdout, true);
-    else printf("%s: ok\n", config_path ? config_path : "the defaults");
+    if (strcmp(verb, "check") == 0) return check(c);
+    config_dump(c, stdout, true);
     return ERR_OK;
 }
 

@@ -177,6 +177,7 @@ static Err generate(Words rest)
     Config cfg = { 0 };
     SetupArena setup;
     Generator g = { .out.file = stdout };
+    TRY(single_process());
     setup_init(&setup);
     Err err = read_config(&cfg, &setup);
     if (!err) err = generate_with(&g, &cfg);

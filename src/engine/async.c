@@ -11,25 +11,26 @@ int async_updates(const Schedule *s)
     return s->versions == VERSIONS_DOUBLE ? s->batches : s->units;
 }
 
-static Err refuse(const Trainer *t, const char *what, const char *hint)
+static Err refuse(const TrainSpec *s, const char *what, const char *hint)
 {
-    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", t->parts.step.name, what);
+    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", s->pipeline.schedule, what);
     return err_hint("%s", hint);
 }
 
-Err async_check(const Trainer *t)
+Err async_check(const TrainSpec *s, int ranks)
 {
-    const TrainSpec *s = &t->spec;
-    if (!trainer_is_async(t) || s->forward_only) return ERR_OK;
+    Versions versions = VERSIONS_STEP;
+    if (s->pipeline.schedule) TRY(schedule_versions(s->pipeline.schedule, &versions));
+    if (versions == VERSIONS_STEP || s->forward_only) return ERR_OK;
     if (s->clip > 0)
-        return refuse(t, "there is no norm of the whole gradient to clip by", "set optim.clip=0");
-    if (s->model.tied && t->parts.step.stages > 1)
-        return refuse(t, "its first and last stage would need one gradient of the table",
+        return refuse(s, "there is no norm of the whole gradient to clip by", "set optim.clip=0");
+    if (s->model.tied && ranks > 1)
+        return refuse(s, "its first and last stage would need one gradient of the table",
                       "set model.tied=false");
     if (s->mask_eod)
-        return refuse(t, "its stages do not know how many tokens count", "set data.mask_eod=false");
+        return refuse(s, "its stages do not know how many tokens count", "set data.mask_eod=false");
     if (s->compute == F16)
-        return refuse(t, "a step cannot be done again with another loss scale",
+        return refuse(s, "a step cannot be done again with another loss scale",
                       "take run.precision=bf16 or fp32");
     return ERR_OK;
 }

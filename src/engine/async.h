@@ -24,8 +24,8 @@ static inline bool trainer_is_async(const Trainer *t) { return t->parts.step.ver
 
 int async_updates(const Schedule *s); /* of a step on each rank; 1 where weights change at its end alone */
 
-/* ERR_CONFIG for what such a schedule cannot do. */
-Err async_check(const Trainer *t);
+/* ERR_CONFIG for what such a schedule cannot do on so many pipeline ranks. */
+Err async_check(const TrainSpec *s, int ranks);
 /* Takes older weights and the outcomes of updates in state memory. */
 Err async_open(Trainer *t);
 /* The hook `update` of the executor. */

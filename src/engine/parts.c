@@ -1,17 +1,19 @@
 /* See parts.h. */
 #include "engine/parts.h"
 
-static ScheduleSpec schedule_spec(const PipelineSpec *p, int ranks, int microbatches)
-{
-    return (ScheduleSpec){ .name = p->schedule ? p->schedule : "1f1b",
-                           .ranks = ranks,
-                           .microbatches = microbatches,
-                           .chunks = p->chunks,
-                           .waves = p->chunks / 2,
-                           .group = p->group };
-}
-
 static const char *layout_of(const PartsSpec *s) { return s->pipeline.layout ? s->pipeline.layout : ""; }
+
+static Err refuse_stages(const PartsSpec *spec, int stages, int ranks)
+{
+    int fewer = ranks, more = ranks;
+    while (stages % fewer) fewer--;
+    while (more < stages && stages % more) more++;
+    err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
+            layout_of(spec), stages, ranks);
+    if (stages < ranks)
+        return err_hint("nearest that fits: parallel.pp=%d; an empty stage is a bare '|'", stages);
+    return err_hint("nearest that fit: parallel.pp=%d and %d", fewer, more);
+}
 
 /* A step of 2BW is several batches, each with an update. */
 static Err share_batches(ScheduleSpec *s)
@@ -25,23 +27,73 @@ static Err share_batches(ScheduleSpec *s)
     if (s->batches && all % s->microbatches == 0) return ERR_OK;
     return err_set(ERR_CONFIG, "schedule '%s' updates after every '%d' micro-batches, and a step has '%d'",
                    s->name, s->microbatches, all),
-           err_hint(
-               "parallel.group is the number of micro-batches of an update; it must divide those of a step");
+           err_hint("parallel.group, the micro-batches of an update, must divide those of a step");
 }
 
-/* The layout says how many stages there are, where the user left that open. */
+/* What the schedule is to be made of. The layout says how many stages there are, where the user left that open. */
+static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
+{
+    const PipelineSpec *p = &spec->pipeline;
+    int stages;
+    *out = (ScheduleSpec){ .name = p->schedule ? p->schedule : "1f1b",
+                           .ranks = ranks,
+                           .microbatches = spec->microbatches,
+                           .chunks = p->chunks,
+                           .group = p->group };
+    TRY(stage_layout_count(layout_of(spec), &stages));
+    if (stages % ranks) return refuse_stages(spec, stages, ranks);
+    if (!out->chunks) out->chunks = stages / ranks;
+    return share_batches(out);
+}
+
+static Err check_units(const PartsSpec *spec, const Schedule *s)
+{
+    const PipelineSpec *p = &spec->pipeline;
+    const int held = s->replicas * s->chunks;
+    if (p->group && s->group != p->group && s->versions != VERSIONS_DOUBLE)
+        return err_set(ERR_CONFIG, "parallel.group=%d: schedule '%s' has no groups of micro-batches",
+                       p->group, s->name),
+               err_hint("parallel.schedule=interleaved has; parallel.group=0 for any other");
+    if (spec->micro_batch % s->unit_div)
+        return err_set(ERR_CONFIG,
+                       "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
+                       s->name, s->unit_div, (long long)spec->micro_batch),
+               err_hint("nearest that fits: train.micro_batch=%lld", (long long)spec->micro_batch + 1);
+    if (held <= PARTS_STAGES) return ERR_OK;
+    return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed", held, PARTS_STAGES);
+}
+
+static Err make_shares(const PartsSpec *spec, const Schedule *s, SetupArena *setup, StageShare **out)
+{
+    TRY(setup_array(setup, s->stages, out));
+    return stage_shares(spec->model, layout_of(spec), s->stages, *out);
+}
+
+Err parts_check(const PartsSpec *spec, int ranks)
+{
+    ScheduleSpec asked;
+    Schedule s;
+    SetupArena setup;
+    StageShare *shares;
+    TRY(read_pipeline(spec, ranks, &asked));
+    Err err = schedule_shape(&asked, &s);
+    if (err && *layout_of(spec) && !spec->pipeline.chunks)
+        err = err_prefix(err, "parallel.layout='%s', %d stages for %d ranks", layout_of(spec),
+                         asked.chunks * ranks, ranks);
+    TRY(err);
+    TRY(check_units(spec, &s));
+    setup_init(&setup);
+    err = make_shares(spec, &s, &setup, &shares);
+    setup_release(&setup);
+    return err;
+}
+
 static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks)
 {
-    ScheduleSpec s = schedule_spec(&spec->pipeline, ranks, spec->microbatches);
-    int stages;
-    TRY(stage_layout_count(layout_of(spec), &stages));
-    if (stages && stages % ranks)
-        return err_set(ERR_CONFIG,
-                       "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
-                       layout_of(spec), stages, ranks);
-    if (stages && !s.chunks) s.chunks = stages / ranks, s.waves = s.chunks / 2;
-    TRY(share_batches(&s));
+    ScheduleSpec s;
+    TRY(read_pipeline(spec, ranks, &s));
     TRY(schedule_make(&s, &p->step));
+    TRY(check_units(spec, &p->step));
     s.chunks = p->step.chunks;
     s.microbatches = spec->microbatches;
     s.batches = 0;
@@ -101,10 +153,9 @@ Err parts_open(Parts *p, const PartsSpec *spec, const World *w, SetupArena *setu
     *p = (Parts){ 0 };
     TRY(make_schedules(p, spec, ranks));
     ASSERT(w->grid.bidirectional == (p->step.replicas > 1));
-    TRY(setup_array(setup, p->step.stages, &p->shares));
+    TRY(make_shares(spec, &p->step, setup, &p->shares));
     TRY(setup_array(setup, ranks * p->step.replicas, &p->registries));
     TRY(setup_array(setup, p->step.replicas * p->step.chunks, &p->stages));
-    TRY(stage_shares(spec->model, layout_of(spec), p->step.stages, p->shares));
     TRY(register_whole(p, spec, w, setup));
     for (int r = 0; r < ranks; r++) TRY(register_rank(p, spec, w, r, setup));
     return ERR_OK;

@@ -11,6 +11,8 @@
 #include "model/model.h"
 #include "pipeline/schedule.h"
 
+enum { PARTS_STAGES = 64 }; /* of a rank, at most */
+
 /* What the user chose of the pipeline; all zero: 1F1B with even shares. */
 typedef struct {
     const char *schedule; /* name in the table of schedules */
@@ -22,6 +24,7 @@ typedef struct {
     const ModelSpec *model;
     PipelineSpec pipeline;
     int microbatches;     /* of a step on a pipeline */
+    int64_t micro_batch;  /* samples of each */
     int64_t bucket_elems; /* of gradients */
     bool zero;            /* optimizer states are cut over the ranks that hold the same parameters */
 } PartsSpec;
@@ -33,6 +36,10 @@ typedef struct {
     ParamRegistry *registries; /* [pipeline ranks][step.replicas] */
     Stage *stages;             /* [step.replicas][step.chunks], of this rank */
 } Parts;
+
+/* What parts_open says of the specification alone, for `ranks` pipeline ranks: ERR_CONFIG with the rule and what would
+ * fit. Holds no memory, and makes no lists. */
+Err parts_check(const PartsSpec *spec, int ranks);
 
 /* ERR_CONFIG where the schedule, the layout and the shape do not fit. Owns: release with parts_release, also after an
  * error. */

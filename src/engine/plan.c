@@ -264,9 +264,10 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     MemoryPlan unlimited = {
         .state = UNLIMITED, .save = UNLIMITED_SAVES, .scratch = UNLIMITED, .staging = UNLIMITED
     };
-    for (int i = 0; i < PLAN_STAGES; i++)
+    for (int i = 0; i < PARTS_STAGES; i++)
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
     *out = (MemoryPlan){ 0 };
+    TRY(trainer_check(spec, grid)); /* (two directions over an odd number of ranks are no grid) */
     TRY(world_open_null(&world, grid, rank));
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);

@@ -18,9 +18,8 @@
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
-enum {
-    MAX_UNITS = 1 << 18
-}; /* of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host */
+/* Of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host. */
+enum { MAX_UNITS = 1 << 18 };
 
 int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
 
@@ -236,31 +235,37 @@ static Err open_optim(Trainer *t)
     return ERR_OK;
 }
 
-static Err open_parts(Trainer *t)
+static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
 {
-    const TrainSpec *s = &t->spec;
-    const Grid g = t->world->grid;
     const int64_t microbatches = s->global_batch / (s->micro_batch * g.dp);
     if (microbatches > MAX_UNITS / g.pp)
         return err_set(ERR_CONFIG, "a step has %lld micro-batches on a rank; at most %d can be listed",
                        (long long)microbatches, MAX_UNITS / g.pp),
                err_hint("raise train.micro_batch or lower train.global_batch");
-    const PartsSpec spec = { .model = &s->model,
-                             .pipeline = s->pipeline,
-                             .microbatches = (int)microbatches,
-                             .bucket_elems = s->bucket_bytes
-                                                 ? s->bucket_bytes / dtype_size(s->exact ? I64 : F32)
-                                                 : INT64_MAX,
-                             .zero = s->zero && !s->forward_only };
-    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
-    TRY(async_check(t));
-    if (s->micro_batch % t->parts.step.unit_div)
-        return err_set(ERR_CONFIG,
-                       "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
-                       t->parts.step.name, t->parts.step.unit_div, (long long)s->micro_batch);
-    if (t->parts.step.replicas * t->parts.step.chunks <= PLAN_STAGES) return ERR_OK;
-    return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed",
-                   t->parts.step.replicas * t->parts.step.chunks, PLAN_STAGES);
+    *out = (PartsSpec){ .model = &s->model,
+                        .pipeline = s->pipeline,
+                        .microbatches = (int)microbatches,
+                        .micro_batch = s->micro_batch,
+                        .bucket_elems =
+                            s->bucket_bytes ? s->bucket_bytes / dtype_size(s->exact ? I64 : F32) : INT64_MAX,
+                        .zero = s->zero && !s->forward_only };
+    return ERR_OK;
+}
+
+static Err open_parts(Trainer *t)
+{
+    PartsSpec spec;
+    TRY(parts_spec(&t->spec, t->world->grid, &spec));
+    TRY(async_check(&t->spec, t->world->grid.pp));
+    return parts_open(&t->parts, &spec, t->world, &t->setup);
+}
+
+Err trainer_check(const TrainSpec *s, Grid grid)
+{
+    PartsSpec spec;
+    TRY(parts_spec(s, grid, &spec));
+    TRY(async_check(s, grid.pp));
+    return parts_check(&spec, grid.pp);
 }
 
 static Err build(Trainer *t, const MemoryPlan *limits)

@@ -65,13 +65,11 @@ typedef struct {
     int64_t save[REGION_COUNT]; /* bytes kept of a unit */
 } StagePlan;
 
-enum { PLAN_STAGES = 64 }; /* of a rank, at most */
-
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
     int64_t state; /* weights, gradients, moments, tables, batches, boundary buffers */
     int64_t save;  /* of all units in flight, over all stages */
-    StagePlan stages[PLAN_STAGES];
+    StagePlan stages[PARTS_STAGES];
     int stage_count;
     int64_t boundary; /* of state: the boundary buffers */
     int64_t scratch, workspace;
@@ -149,6 +147,9 @@ typedef struct {
     LossScale loss_scale;                    /* likewise */
     MemoryPlan plan;
 } Trainer;
+
+/* What can be said of the pipeline before there are ranks (parts_check); of the model the number of blocks counts. */
+Err trainer_check(const TrainSpec *spec, Grid grid);
 
 /* Dry run for rank `rank` of the grid. ERR_CONFIG when schedule, layout and grid do not fit, or the work of a step
  * cannot be counted. */

@@ -149,8 +149,9 @@ static Err even_shares(const ModelSpec *spec, int stages, StageShare *out)
     if (!each)
         return err_set(ERR_CONFIG, "'%d' blocks cannot be shared by '%d' pipeline stages", spec->layers,
                        stages),
-               err_hint(
-                   "lower parallel.pp or parallel.vpp, or say with parallel.layout which stages are empty");
+               err_hint("parallel.pp x parallel.vpp of at most %d, or a parallel.layout that says which "
+                        "stages are empty",
+                        spec->layers);
     for (int s = 0, layer = 0; s < stages; s++) {
         const int count = each + (s >= first && s < first + more);
         out[s] = (StageShare){ layer, count, s == 0, s == stages - 1 };
@@ -166,9 +167,12 @@ Err stage_shares(const ModelSpec *spec, const char *layout, int stages, StageSha
     TRY(read_layout(&l));
     if (l.stage + 1 != stages)
         return err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, the pipeline '%d'", layout,
-                       l.stage + 1, stages);
+                       l.stage + 1, stages),
+               err_hint("a pipeline has parallel.pp x parallel.vpp stages; with nothing between two '|' one "
+                        "is empty");
     if (l.layers != spec->layers)
         return err_set(ERR_CONFIG, "parallel.layout='%s' has '%lld' blocks, the model '%d'", layout,
-                       (long long)l.layers, spec->layers);
+                       (long long)l.layers, spec->layers),
+               err_hint("a 't' for each of model.layers, over all stages");
     return ERR_OK;
 }

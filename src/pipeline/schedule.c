@@ -5,11 +5,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/words.h"
 #include "pipeline/check.h"
 #include "pipeline/list.h"
 #include "pipeline/passes.h"
 #include "pipeline/table.h"
 
+enum { SCHEDULES_MAX = 64 };
 enum { RANKS_MAX = 1 << 12, UNITS_MAX = 1 << 24, STAGES_MAX = 1 << 15, VISITS_MAX = 1 << 27 };
 
 const char *action_name(ActionKind kind)
@@ -115,6 +117,14 @@ static const ScheduleKind *find_kind(const char *name, size_t size)
     return NULL;
 }
 
+static const char *nearest_name(const char *name)
+{
+    const char *names[SCHEDULES_MAX];
+    ASSERT(schedule_table_count <= SCHEDULES_MAX);
+    for (int i = 0; i < schedule_table_count; i++) names[i] = schedule_table[i].name;
+    return word_nearest(name, names, schedule_table_count);
+}
+
 static Err unknown_name(const char *name)
 {
     char all[512];
@@ -122,8 +132,10 @@ static Err unknown_name(const char *name)
     all[0] = 0;
     for (int i = 0; i < schedule_table_count && used < sizeof all; i++)
         used += (size_t)snprintf(all + used, sizeof all - used, " %s", schedule_table[i].name);
-    return err_set(ERR_CONFIG, "unknown schedule '%s'", name),
-           err_hint("schedules:%s; '+split' behind a name splits its backwards", all);
+    const char *nearest = nearest_name(name);
+    err_set(ERR_CONFIG, "unknown schedule '%s'%s%s%s", name, nearest ? "; did you mean '" : "",
+            nearest ? nearest : "", nearest ? "'?" : "");
+    return err_hint("schedules:%s; '+split' behind a name splits its backwards", all);
 }
 
 static Err read_name(const ScheduleSpec *spec, Schedule *s)
@@ -182,13 +194,16 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     s->ranks = spec->ranks;
     s->microbatches = spec->microbatches;
     s->chunks = spec->chunks ? spec->chunks : chunks;
-    s->waves = spec->waves ? spec->waves : k->waves;
+    s->waves = spec->waves ? spec->waves : k->waves && spec->chunks > 1 ? spec->chunks / 2 : k->waves;
     s->group = k->grouped && spec->group ? spec->group : spec->ranks;
     s->batches = k->batches && spec->batches ? spec->batches : k->batches ? k->batches : 1;
     s->cap = spec->cap;
     TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
     TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
     if (k->waves) TRY(in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)));
+    if (k->waves && spec->chunks && spec->chunks != 2 * s->waves)
+        return err_set(ERR_CONFIG, "schedule '%s' has two chunks a rank for each wave, not %d", s->name,
+                       spec->chunks);
     derive(s);
     if ((int64_t)s->units * s->chunks > VISITS_MAX)
         return err_set(ERR_CONFIG, "%d micro-batches through %d chunks a rank are more than %d visits",
@@ -214,11 +229,15 @@ static bool legal_with(Schedule *s, int ranks, int microbatches, int group)
     return !s->kind->rule(s);
 }
 
-/* First with other micro-batches, then with another group, then with other ranks too; true if one was found. */
+/* First with two chunks instead of one, then with other micro-batches, then with another group, then with other ranks too; true if one was found. */
 static bool find_legal(const Schedule *wanted, Schedule *out)
 {
     const Schedule *w = wanted;
     *out = *w;
+    if (w->chunks == 1 && !w->kind->chunks) { /* every such schedule takes two */
+        out->chunks = 2;
+        if (legal_with(out, w->ranks, w->microbatches, w->group)) return true;
+    }
     const int reach = 2 * (4 * w->ranks + 2);
     for (int i = 1; i <= reach; i++)
         if (legal_with(out, w->ranks, w->microbatches + nearby(i), w->group)) return true;
@@ -231,18 +250,27 @@ static bool find_legal(const Schedule *wanted, Schedule *out)
     return false;
 }
 
+/* "2 ranks, 8 micro-batches"; of interleaved "2 ranks, 8 micro-batches, groups of 2, 2 chunks a rank" */
+static const char *shape_text(const Schedule *s, char *out, size_t size)
+{
+    char chunks[32] = "", groups[32] = "";
+    if (!s->kind->chunks)
+        snprintf(chunks, sizeof chunks, ", %d chunk%s a rank", s->chunks, s->chunks > 1 ? "s" : "");
+    if (s->kind->grouped) snprintf(groups, sizeof groups, ", groups of %d", s->group);
+    snprintf(out, size, "%d ranks, %d micro-batches%s%s", s->ranks, s->microbatches, groups, chunks);
+    return out;
+}
+
 static Err check_rule(const Schedule *s)
 {
     const char *rule = s->kind->rule(s);
     Schedule legal;
     if (!rule) return ERR_OK;
-    Err err = err_set(ERR_CONFIG, "schedule '%s' needs %s; here are %d ranks, %d micro-batches", s->name,
-                      rule, s->ranks, s->microbatches);
+    char text[128];
+    Err err = err_set(ERR_CONFIG, "schedule '%s' needs %s; here are %s", s->name, rule,
+                      shape_text(s, text, sizeof text));
     if (!find_legal(s, &legal)) return err;
-    if (s->kind->grouped)
-        return err_hint("nearest legal shape: %d ranks, %d micro-batches, groups of %d", legal.ranks,
-                        legal.microbatches, legal.group);
-    return err_hint("nearest legal shape: %d ranks, %d micro-batches", legal.ranks, legal.microbatches);
+    return err_hint("nearest legal shape: %s", shape_text(&legal, text, sizeof text));
 }
 
 /* ---- making ---- */
@@ -279,12 +307,17 @@ static Err finish(Schedule *s)
     return check_cap(s);
 }
 
-Err schedule_make(const ScheduleSpec *spec, Schedule *out)
+Err schedule_shape(const ScheduleSpec *spec, Schedule *out)
 {
     *out = (Schedule){ 0 };
     TRY(read_name(spec, out));
     TRY(read_shape(spec, out));
-    TRY(check_rule(out));
+    return check_rule(out);
+}
+
+Err schedule_make(const ScheduleSpec *spec, Schedule *out)
+{
+    TRY(schedule_shape(spec, out));
     TRY(open_lists(out));
     out->kind->generate(out);
     return finish(out);

@@ -106,7 +106,7 @@ typedef struct {
     int ranks, microbatches;
     int chunks;  /* stages of a replica on a rank (interleaved, bfs, zb-h1-int) */
     int group;   /* micro-batches of a group (interleaved); usually ranks */
-    int waves;   /* hanayo */
+    int waves;   /* hanayo: two chunks a rank each */
     int batches; /* batches of `microbatches` that an asynchronous list covers */
     int cap;     /* refuse if more units than this are held between F and W on a rank, over its stages */
 } ScheduleSpec;
@@ -135,6 +135,9 @@ typedef struct {
  *         ERR_MEMORY.
  */
 Err schedule_make(const ScheduleSpec *spec, Schedule *out);
+
+/* Its figures alone, without lists: `rank` and `unit_replica` stay NULL, nothing is owned. ERR_CONFIG as schedule_make. */
+Err schedule_shape(const ScheduleSpec *spec, Schedule *out);
 
 /* The same placement with forwards alone (evaluation); of two replicas only the first is used. */
 Err schedule_forward(const ScheduleSpec *spec, Schedule *out);

@@ -175,6 +175,8 @@ static Err open_all(Run *r, RunPurpose purpose)
     r->spec.generate = purpose == RUN_GENERATE;
     r->spec.ahead &= purpose == RUN_TRAIN;
     r->spec.snapshot &= purpose == RUN_TRAIN;
+    if (r->world->grid.pp != c->parallel.pp)
+        r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
     if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
     if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
         r->spec.threads = ranks_threads(r->ranks);
@@ -499,4 +501,11 @@ Err run_keep_choices(const Run *r)
     Err err = err_as(file_replace(path, text, size), ERR_STORAGE);
     free(text);
     return err;
+}
+
+int64_t run_valid_batches(const Run *r, const Dataset *set)
+{
+    int64_t whole = dataset_samples(set) / r->spec.global_batch, most = r->cfg->train.eval_batches;
+    if (whole < 1) whole = 1; /* a small set is read more than once */
+    return most < whole ? most : whole;
 }

@@ -17,14 +17,11 @@
 #include "base/fault.h"
 #include "base/file.h"
 #include "base/log.h"
-#include "base/map.h"
-#include "base/mathx.h"
 #include "base/trace.h"
-#include "base/version.h"
 #include "base/words.h"
+#include "train/join.h"
 #include "train/metrics.h"
 #include "train/run.h"
-#include "train/spec.h"
 
 enum { MAX_SKIPPED_IN_A_ROW = 20 };
 
@@ -90,58 +87,6 @@ static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *toke
 }
 
 /* ---- opening ---- */
-
-/* The resolved configuration as text, for run.dir/config.ini, every checkpoint, and to be compared by ranks. */
-static Err dump_config(Loop *l)
-{
-    size_t size = 0;
-    FILE *f = open_memstream(&l->config_text, &size);
-    if (!f) return err_set(ERR_MEMORY, "no memory for the configuration's text");
-    config_dump(l->cfg, f, false);
-    fclose(f);
-    return ERR_OK;
-}
-
-/* What all ranks must have in common: the program to the byte, and every key. */
-static Err facts_of(const Loop *l, char **facts)
-{
-    ConfigLine k = { 0 };
-    FileMap binary;
-    size_t size = 0;
-    TRY(file_map("/proc/self/exe", &binary));
-    uint32_t crc = crc32c(0, binary.data, (size_t)binary.size_bytes);
-    file_unmap(&binary);
-    FILE *f = open_memstream(facts, &size);
-    if (!f) return err_set(ERR_MEMORY, "no memory for what ranks compare");
-    fprintf(f, "megatrain: %s, binary %08x\n", MEGATRAIN_VERSION, crc);
-    for (const char *at = l->config_text; config_dump_next(&at, &k);)
-        if (k.value_bytes)
-            fprintf(f, "%s.%.*s: %.*s\n", k.section, k.name_bytes, k.name, k.value_bytes, k.value);
-    return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
-}
-
-static Err open_ranks(Loop *l, const Boot *boot)
-{
-    const Config *c = l->cfg;
-    char *facts = NULL;
-    TRY(dump_config(l));
-    if (boot->size > 1) TRY(facts_of(l, &facts));
-    RanksOptions o = { .timeout_s = c->parallel.timeout_s,
-                       .freeze_s = c->parallel.freeze_s,
-                       .stall_s = c->parallel.stall_s,
-                       .stop = &stop_signal,
-                       .facts = facts,
-                       .delay_ms = (int)c->debug.comm_delay_ms,
-                       .check_calls = c->debug.comm_check,
-                       .cuda = c->run.device == RUN_DEVICE_CUDA,
-                       .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
-                       .dp_ctas = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
-                       .saver = c->checkpoint.async };
-    Err err = grid_spec(c, &o.grid);
-    if (!err) err = ranks_open(&l->ranks, boot, &o);
-    free(facts);
-    return err;
-}
 
 /* One run in a folder: rank 0 holds the lock for all. */
 static Err take_folder(Loop *l)
@@ -210,20 +155,12 @@ static Err open_metrics(Loop *l)
     return metrics_open(&l->metrics, o);
 }
 
-/* Global batches of an evaluation on a validation set. */
-static int64_t valid_batches(const Run *r, const Dataset *set)
-{
-    int64_t whole = dataset_samples(set) / r->spec.global_batch, most = r->cfg->train.eval_batches;
-    if (whole < 1) whole = 1; /* a small set is read more than once */
-    return most < whole ? most : whole;
-}
-
 /* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
 static Err check_valid(const Run *r)
 {
     for (int i = 0; i < r->valid.count; i++) {
         const Dataset *set = r->valid.set[i].data;
-        TRY(dataset_check(set, valid_batches(r, set) * r->spec.global_batch));
+        TRY(dataset_check(set, run_valid_batches(r, set) * r->spec.global_batch));
     }
     return ERR_OK;
 }
@@ -231,7 +168,7 @@ static Err check_valid(const Run *r)
 static Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
 {
     *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
-    TRY(open_ranks(l, boot));
+    TRY(join_ranks(&l->ranks, cfg, boot, &stop_signal, &l->config_text));
     TRY(take_folder(l));
     watch_phase(l->ranks.watch, PHASE_LOAD, 0);
     fault_point("load");
@@ -269,10 +206,17 @@ static void say_ranks(const Loop *l)
     const Grid g = r->world.grid;
     const ParamRegistry *reg = l->run.trainer.stores[0].reg;
     const Config *c = l->cfg;
+    const Schedule *s = &l->run.trainer.parts.step;
     if (r->boot.size == 1) return;
-    log_info("%d ranks on %d host%s (%s): tp %d%s x dp %d%s; port %d, ready after %.2f s", r->boot.size,
-             r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "", g.dp,
-             reg->slices > 1 ? " with ZeRO-1" : "", store_port(r->store), r->ready_s);
+    log_info("%d ranks on %d host%s (%s): tp %d%s x dp %d%s x pp %d; port %d, ready after %.2f s",
+             r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
+             g.dp, reg->slices > 1 ? " with ZeRO-1" : "", g.pp, store_port(r->store), r->ready_s);
+    if (g.pp > 1)
+        log_info(
+            "pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s",
+            s->name, s->stages, s->chunks, s->chunks > 1 ? "s" : "",
+            s->replicas > 1 ? " in each direction" : "", s->microbatches,
+            g.order == ORDER_PP_DP ? "tp, pp, dp" : "tp, dp, pp");
     log_info("%d gradient bucket%s, %lld elements of padding%s%s; a rank counts as frozen after %g s, as "
              "hung after %g s",
              reg->bucket_count, reg->bucket_count > 1 ? "s" : "", (long long)param_padding(reg),
@@ -358,7 +302,8 @@ static Err evaluate(Loop *l)
     trace_begin("evaluation");
     for (int i = 0; i < l->run.valid.count; i++) {
         const NamedSet *set = &l->run.valid.set[i];
-        TRY(trainer_eval(t, run_tokens(set->data), 0, valid_batches(&l->run, set->data), &loss, &counted));
+        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_batches(&l->run, set->data), &loss,
+                         &counted));
         if (l->lead) metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, loss);
     }
     trace_end();
@@ -547,56 +492,4 @@ Err train_run(const Config *cfg, const Boot *boot)
     if (!err) fault_point("end");
     err = close_metrics(&l, err);
     return loop_close(&l, err);
-}
-
-/* ---- evaluation ---- */
-
-/* Bytes of text that the targets that count stand for: what makes losses of different vocabularies comparable. An end
- * of a document stands for none, however its token is spelled. */
-static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64_t *bytes)
-{
-    int64_t T = r->spec.model.seq;
-    int32_t *tokens = malloc((size_t)(T + 1) * sizeof *tokens);
-    if (!tokens) return err_set(ERR_MEMORY, "no memory for a sample of %lld tokens", (long long)T);
-    Err err = ERR_OK;
-    *bytes = 0;
-    for (int64_t i = 0; i < samples && !err; i++) {
-        err = dataset_get(set, i, tokens);
-        for (int64_t k = 1; k <= T && !err; k++) {
-            int32_t size = 0;
-            if (r->spec.mask_eod && tokens[k - 1] == r->spec.eod) continue;
-            if (tokens[k] != r->spec.eod) tokenizer_bytes(r->tokenizer, tokens[k], &size);
-            *bytes += size;
-        }
-    }
-    free(tokens);
-    return err;
-}
-
-static Err eval_set(Run *r, const NamedSet *set)
-{
-    double loss;
-    int64_t counted, bytes = 0, batches = valid_batches(r, set->data);
-    TRY(trainer_eval(&r->trainer, run_tokens(set->data), 0, batches, &loss, &counted));
-    TRY(target_bytes(r, set->data, batches * r->spec.global_batch, &bytes));
-    if (*set->name) printf("valid %s\n", set->name);
-    printf("loss %.6f\nperplexity %.4f\ntokens %lld\nbytes %lld\nbits_per_byte %.4f\n", loss, m_exp(loss),
-           (long long)counted, (long long)bytes, loss / m_log(2) * (double)counted / (double)bytes);
-    return ERR_OK;
-}
-
-static Err eval_print(Run *r)
-{
-    TRY(run_load_newest(r, r->cfg->run.dir));
-    for (int i = 0; i < r->valid.count; i++) TRY(eval_set(r, &r->valid.set[i]));
-    return ERR_OK;
-}
-
-Err eval_run(const Config *cfg)
-{
-    Run r;
-    TRY(run_open(&r, cfg, RUN_EVAL, NULL));
-    Err err = eval_print(&r);
-    run_close(&r);
-    return err;
 }

@@ -14,7 +14,8 @@
  */
 Err train_run(const Config *cfg, const Boot *boot);
 
-/* Loss, perplexity and bits per byte on the validation data, from the newest checkpoint, on stdout. */
-Err eval_run(const Config *cfg);
+/* Loss, perplexity and bits per byte on the validation data, from the newest checkpoint, on stdout of rank 0. Alone, a
+ * process takes a checkpoint of any layout; several are the ranks of the layout that `cfg` says. */
+Err eval_run(const Config *cfg, const Boot *boot);
 
 #endif

@@ -1,0 +1,80 @@
+/*
+ * Evaluation as a command (train.h): the newest checkpoint of a run, on one process or on the ranks of any layout. All
+ * give the same figures; rank 0 prints them.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/fault.h"
+#include "base/mathx.h"
+#include "train/join.h"
+#include "train/run.h"
+#include "train/train.h"
+
+/* Bytes of text that the targets that count stand for: what makes losses of different vocabularies comparable. An end
+ * of a document stands for none, however its token is spelled. */
+static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64_t *bytes)
+{
+    int64_t T = r->spec.model.seq;
+    int32_t *tokens = malloc((size_t)(T + 1) * sizeof *tokens);
+    if (!tokens) return err_set(ERR_MEMORY, "no memory for a sample of %lld tokens", (long long)T);
+    Err err = ERR_OK;
+    *bytes = 0;
+    for (int64_t i = 0; i < samples && !err; i++) {
+        err = dataset_get(set, i, tokens);
+        for (int64_t k = 1; k <= T && !err; k++) {
+            int32_t size = 0;
+            if (r->spec.mask_eod && tokens[k - 1] == r->spec.eod) continue;
+            if (tokens[k] != r->spec.eod) tokenizer_bytes(r->tokenizer, tokens[k], &size);
+            *bytes += size;
+        }
+    }
+    free(tokens);
+    return err;
+}
+
+static Err eval_set(Run *r, const NamedSet *set)
+{
+    double loss;
+    int64_t counted, bytes = 0, batches = run_valid_batches(r, set->data);
+    TRY(trainer_eval(&r->trainer, run_tokens(set->data), 0, batches, &loss, &counted));
+    if (r->world->rank) return ERR_OK;
+    TRY(target_bytes(r, set->data, batches * r->spec.global_batch, &bytes));
+    if (*set->name) printf("valid %s\n", set->name);
+    printf("loss %.6f\nperplexity %.4f\ntokens %lld\nbytes %lld\nbits_per_byte %.4f\n", loss, m_exp(loss),
+           (long long)counted, (long long)bytes, loss / m_log(2) * (double)counted / (double)bytes);
+    return ERR_OK;
+}
+
+static Err eval_print(Run *r)
+{
+    TRY(run_load_newest(r, r->cfg->run.dir));
+    if (r->ranks) watch_phase(r->ranks->watch, PHASE_EVAL, 0);
+    fault_point("evaluate");
+    for (int i = 0; i < r->valid.count; i++) TRY(eval_set(r, &r->valid.set[i]));
+    return ERR_OK;
+}
+
+/* ranks: NULL for one process, which reads the model of any layout as a whole. */
+static Err eval_on(const Config *cfg, Ranks *ranks)
+{
+    Run r;
+    TRY(run_open(&r, cfg, RUN_EVAL, ranks));
+    Err err = eval_print(&r);
+    if (ranks) err = ranks_end(ranks, err); /* what is still on its way must not meet memory that is gone */
+    run_close(&r);
+    return err;
+}
+
+Err eval_run(const Config *cfg, const Boot *boot)
+{
+    Ranks ranks = { 0 };
+    char *text = NULL;
+    if (boot->size == 1) return eval_on(cfg, NULL);
+    Err err = join_ranks(&ranks, cfg, boot, NULL, &text);
+    if (!err) watch_phase(ranks.watch, PHASE_LOAD, 0);
+    if (!err) err = eval_on(cfg, &ranks);
+    else err = ranks_end(&ranks, err);
+    free(text);
+    return ranks_close(&ranks, err);
+}

@@ -1,0 +1,76 @@
+/* See join.h. */
+#include "train/join.h"
+
+#include <stdlib.h>
+
+#include "base/log.h"
+#include "base/file.h"
+#include "base/map.h"
+#include "base/mathx.h"
+#include "base/version.h"
+#include "train/spec.h"
+
+static Err dump_config(const Config *cfg, char **text)
+{
+    size_t size = 0;
+    FILE *f = open_memstream(text, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for the configuration's text");
+    config_dump(cfg, f, false);
+    return fclose(f) ? err_set(ERR_MEMORY, "no memory for the configuration's text") : ERR_OK;
+}
+
+/* What all ranks must have in common: the program to the byte, and every key. */
+static Err facts_of(const char *config_text, char **facts)
+{
+    ConfigLine k = { 0 };
+    FileMap binary;
+    size_t size = 0;
+    TRY(file_map("/proc/self/exe", &binary));
+    uint32_t crc = crc32c(0, binary.data, (size_t)binary.size_bytes);
+    file_unmap(&binary);
+    FILE *f = open_memstream(facts, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for what ranks compare");
+    fprintf(f, "megatrain: %s, binary %08x\n", MEGATRAIN_VERSION, crc);
+    for (const char *at = config_text; config_dump_next(&at, &k);)
+        if (k.value_bytes)
+            fprintf(f, "%s.%.*s: %.*s\n", k.section, k.name_bytes, k.name, k.value_bytes, k.value);
+    return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
+}
+
+static RanksOptions options_of(const Config *c, Grid grid)
+{
+    return (
+        RanksOptions){ .grid = grid,
+                       .timeout_s = c->parallel.timeout_s,
+                       .freeze_s = c->parallel.freeze_s,
+                       .stall_s = c->parallel.stall_s,
+                       .delay_ms = (int)c->debug.comm_delay_ms,
+                       .check_calls = c->debug.comm_check,
+                       .cuda = c->run.device == RUN_DEVICE_CUDA,
+                       .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
+                       .dp_ctas = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
+                       .saver = c->checkpoint.async };
+}
+
+Err join_said_once(const Boot *boot, Err err)
+{
+    if (err != ERR_CONFIG || boot->rank == 0) return err;
+    if (boot->local_rank <= 0) log_warn("%s: %s", err_name(err), err_message());
+    return err_elsewhere(err);
+}
+
+Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig_atomic_t *stop, char **text)
+{
+    Grid grid;
+    char *facts = NULL;
+    *text = NULL;
+    TRY(join_said_once(boot, grid_spec(cfg, &grid)));
+    TRY(dump_config(cfg, text));
+    if (boot->size > 1) TRY(facts_of(*text, &facts));
+    RanksOptions o = options_of(cfg, grid);
+    o.stop = stop;
+    o.facts = facts;
+    Err err = ranks_open(r, boot, &o);
+    free(facts);
+    return err;
+}

@@ -1,0 +1,23 @@
+/*
+ * The ranks of a configuration: what has to be right before they meet, what they compare when they have met.
+ */
+#ifndef MEGATRAIN_TRAIN_JOIN_H
+#define MEGATRAIN_TRAIN_JOIN_H
+
+#include "base/config.h"
+#include "train/ranks.h"
+
+/*
+ * Opens the ranks that `boot` is one of. stop: of RanksOptions. *text: the resolved configuration as text, which
+ * config.ini and every checkpoint hold; the caller frees it, also after an error. ERR_CONFIG of grid_spec before anybody
+ * waits for anybody; errors of ranks_open.
+ */
+Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig_atomic_t *stop, char **text);
+
+/*
+ * A mistake in the configuration, which every rank finds in the same words and file: rank 0's error line says it. The
+ * first rank of another host, whose file may be another, says it as a warning. Returns `err`.
+ */
+Err join_said_once(const Boot *boot, Err err);
+
+#endif
