@@ -336,7 +336,8 @@ TEST(trace_writes_spans)
     trace_end();
     trace_track("main track");
     trace_begin("outer");
-    trace_begin("inner");
+    static const char *const names[TRACE_ARGS] = { "stage", "unit" };
+    trace_begin_with("inner", &(TraceArgs){ .kind = "F", .names = names, .value = { 5, -1, 7 } });
     usleep(2000);
     trace_end();
     trace_counter("loss", 3, 2.5);
@@ -356,6 +357,10 @@ TEST(trace_writes_spans)
     CHECK(strcmp(json_text(json_get(inner, "name"), NULL), "inner") == 0);
     CHECK(strcmp(json_text(json_get(outer, "name"), NULL), "outer") == 0);
     CHECK(json_number(json_get(json_get(loss, "args"), "value"), 0) == 2.5);
+    const Json *args = json_get(inner, "args");
+    CHECK(json_count(args) == 3 && !strcmp(json_text(json_get(args, "kind"), NULL), "F"));
+    CHECK(json_int(json_get(args, "stage"), 0) == 5 && json_int(json_get(args, "unit"), 0) == -1);
+    CHECK(!json_get(outer, "args"));
     double t0 = json_number(json_get(outer, "ts"), -1), t1 = json_number(json_get(inner, "ts"), -1);
     double d0 = json_number(json_get(outer, "dur"), -1), d1 = json_number(json_get(inner, "dur"), -1);
     CHECK(t0 >= 0 && t1 >= t0 && d1 >= 2000 && d1 < 5e6 && t1 + d1 <= t0 + d0 + 0.01);
@@ -376,6 +381,46 @@ TEST(trace_writes_spans)
     OK(file_read_all(path, 16, &text, &size));
     CHECK(size == 3 && memcmp(text, "[]\n", 3) == 0);
     free(text);
+}
+
+/* What a process gives to a file of several: pieces that end with whole objects, its own zero, its arrows' ids. */
+TEST(trace_as_text)
+{
+    enum { SPANS = 40 };
+    static char text[64 << 10];
+    int64_t used = 1, next = 0, bytes;
+    int pieces = 0;
+    trace_track("a track");
+    text[0] = '[';
+    OK(trace_open(in_dir("unused.json")));
+    trace_start();
+    for (int i = 0; i < SPANS; i++) {
+        trace_begin("span");
+        trace_arrow("to", i, i % 2);
+        trace_end();
+    }
+    trace_halt();
+    trace_begin("too late");
+    trace_end();
+    const TraceProcess p = { "pp 1", 7, 2, trace_started() - 5000000, (int64_t)3 << 40 };
+    for (; (bytes = trace_text(&p, &next, text + used, TRACE_TEXT)) > 0; used += bytes, pieces++)
+        CHECK(bytes <= TRACE_TEXT && text[used] == ',' && text[used + bytes - 1] == '}');
+    CHECK(pieces > 1 && trace_text(&p, &next, text + used, TRACE_TEXT) == 0);
+    text[1] = ' ';
+    text[used++] = ']';
+    Json *j;
+    OK(json_parse("text", text, used, &j));
+    CHECK(json_count(j) >= 2 * SPANS + 3); /* and the process's name, its place, names of tracks */
+    for (int i = 0; i < 2 * SPANS; i++) {
+        const Json *e = json_at(j, i);
+        const bool arrow = i % 2 == 0; /* recorded before its span, which is recorded when it ends */
+        CHECK(json_int(json_get(e, "pid"), 0) == 7 && json_number(json_get(e, "ts"), 0) >= 5000);
+        CHECK(!strcmp(json_text(json_get(e, "ph"), NULL), !arrow ? "X" : i / 2 % 2 ? "f" : "s"));
+        CHECK(!arrow || json_int(json_get(e, "id"), 0) == ((int64_t)3 << 40) + i / 2);
+    }
+    json_free(j);
+    CHECK(!file_exists(in_dir("unused.json")));
+    trace_close();
 }
 
 TEST(trace_ring_keeps_the_newest_and_allocates_nothing)

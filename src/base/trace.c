@@ -19,9 +19,14 @@
 
 typedef struct {
     const char *name;
-    int64_t start_ns, length_ns; /* length -1: a counter */
-    double value;
-    int track; /* of a counter: its number */
+    char phase; /* of the format: X span, C counter, s and f the ends of an arrow */
+    int track;  /* of a counter: its number */
+    int64_t start_ns, length_ns;
+    union {
+        TraceArgs args; /* of a span */
+        double value;   /* of a counter */
+        int64_t id;     /* of an arrow */
+    };
 } TraceEvent;
 
 static struct {
@@ -40,10 +45,11 @@ static _Thread_local struct {
     struct {
         const char *name;
         int64_t start_ns;
+        TraceArgs args;
     } open[TRACE_DEPTH];
 } mine;
 
-static int64_t now_ns(void)
+int64_t trace_now(void)
 {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
@@ -62,7 +68,7 @@ static int my_track(void)
 static void record(TraceEvent e)
 {
     pthread_mutex_lock(&trace.lock);
-    if (trace.ring) trace.ring[trace.recorded++ % TRACE_EVENTS] = e;
+    if (is_on()) trace.ring[trace.recorded++ % TRACE_EVENTS] = e; /* (not if trace_halt came between) */
     pthread_mutex_unlock(&trace.lock);
 }
 
@@ -89,13 +95,15 @@ void trace_start(void)
     ASSERT(trace.ring && !is_on());
     pthread_mutex_lock(&trace.lock);
     trace.recorded = 0;
-    trace.origin_ns = now_ns();
+    trace.origin_ns = trace_now();
     pthread_mutex_unlock(&trace.lock);
     atomic_fetch_add(&trace.generation, 1);
     atomic_store(&trace.on, true);
 }
 
-void trace_begin(const char *name)
+int64_t trace_started(void) { return trace.origin_ns; }
+
+void trace_begin_with(const char *name, const TraceArgs *args)
 {
     if (!is_on()) return;
     int generation = atomic_load(&trace.generation);
@@ -105,8 +113,11 @@ void trace_begin(const char *name)
     }
     ASSERT(mine.depth < TRACE_DEPTH);
     mine.open[mine.depth].name = name;
-    mine.open[mine.depth++].start_ns = now_ns();
+    mine.open[mine.depth].args = *args;
+    mine.open[mine.depth++].start_ns = trace_now();
 }
+
+void trace_begin(const char *name) { trace_begin_with(name, &(TraceArgs){ 0 }); }
 
 void trace_end(void)
 {
@@ -114,12 +125,26 @@ void trace_end(void)
     if (!is_on() || mine.generation != atomic_load(&trace.generation) || mine.depth == 0) return;
     mine.depth--;
     int64_t start_ns = mine.open[mine.depth].start_ns;
-    record((TraceEvent){ mine.open[mine.depth].name, start_ns, now_ns() - start_ns, 0, my_track() });
+    record((TraceEvent){ .name = mine.open[mine.depth].name,
+                         .phase = 'X',
+                         .track = my_track(),
+                         .start_ns = start_ns,
+                         .length_ns = trace_now() - start_ns,
+                         .args = mine.open[mine.depth].args });
 }
 
 void trace_counter(const char *name, int number, double value)
 {
-    if (is_on()) record((TraceEvent){ name, now_ns(), -1, value, number });
+    if (is_on())
+        record((TraceEvent){
+            .name = name, .phase = 'C', .track = number, .start_ns = trace_now(), .value = value });
+}
+
+void trace_arrow(const char *name, int64_t id, bool end)
+{
+    if (is_on())
+        record((TraceEvent){
+            .name = name, .phase = end ? 'f' : 's', .track = my_track(), .start_ns = trace_now(), .id = id });
 }
 
 void trace_track(const char *name)
@@ -130,114 +155,148 @@ void trace_track(const char *name)
     pthread_mutex_unlock(&trace.lock);
 }
 
-/* ---- writing ---- */
+/* ---- text ---- */
 
-/* Events are collected here and leave in large writes. */
-typedef struct {
-    FileWriter file;
-    int64_t used;
-    char text[1 << 15];
-} Out;
-
-static Err out_flush(Out *o)
+static void put_args(JsonOut *j, const TraceArgs *a)
 {
-    TRY(file_write(&o->file, o->text, o->used));
-    o->used = 0;
-    return ERR_OK;
+    if (!a->kind && !a->names) return;
+    json_open(j, "args", '{');
+    if (a->kind) json_put_text(j, "kind", a->kind);
+    for (int i = 0; a->names && i < TRACE_ARGS && a->names[i]; i++) json_put_int(j, a->names[i], a->value[i]);
+    json_close(j, '}');
 }
 
-static Err out_put(Out *o, const char *text, int64_t n)
+static void put_counter(JsonOut *j, const TraceEvent *e)
 {
-    if (o->used + n > (int64_t)sizeof o->text) TRY(out_flush(o));
-    memcpy(o->text + o->used, text, (size_t)n);
-    o->used += n;
-    return ERR_OK;
+    if (e->track) json_put_int(j, "id", e->track); /* tracks of a process's counters go by name and id */
+    json_open(j, "args", '{');
+    json_put_number(j, "value", e->value);
+    json_close(j, '}');
 }
 
-static Err out_object(Out *o, const JsonOut *j, bool first)
+static void put_arrow(JsonOut *j, const TraceEvent *e, const TraceProcess *p)
 {
-    ASSERT(json_out_ok(j));
-    TRY(out_put(o, first ? "[\n" : ",\n", 2));
-    return out_put(o, j->buf, j->used_bytes);
+    json_put_text(j, "cat", "message");
+    json_put_int(j, "id", p->arrow_base + e->id);
+    if (e->phase == 'f') json_put_text(j, "bp", "e"); /* at the span around it, not at the next */
 }
 
-static Err write_event(Out *o, const TraceEvent *e, bool first)
+static void put_event(JsonOut *j, const TraceEvent *e, const TraceProcess *p)
 {
-    char buf[1024];
-    JsonOut j;
-    json_out_init(&j, buf, sizeof buf);
-    json_open(&j, NULL, '{');
-    json_put_text(&j, "name", e->name);
-    json_put_text(&j, "ph", e->length_ns < 0 ? "C" : "X");
-    json_put_int(&j, "pid", 0);
-    if (e->length_ns >= 0) json_put_int(&j, "tid", e->track);
-    else if (e->track)
-        json_put_int(&j, "id", e->track); /* tracks of a process's counters go by name and id */
-    json_put_milli(&j, "ts", e->start_ns - trace.origin_ns); /* in microseconds */
-    if (e->length_ns >= 0) json_put_milli(&j, "dur", e->length_ns);
-    if (e->length_ns < 0) {
-        json_open(&j, "args", '{');
-        json_put_number(&j, "value", e->value);
-        json_close(&j, '}');
-    }
-    json_close(&j, '}');
-    return out_object(o, &j, first);
+    json_open(j, NULL, '{');
+    json_put_text(j, "name", e->name);
+    json_put_text(j, "ph", (char[]){ e->phase, 0 });
+    json_put_int(j, "pid", p->pid);
+    if (e->phase != 'C') json_put_int(j, "tid", e->track);
+    json_put_milli(j, "ts", e->start_ns - p->origin_ns); /* in microseconds */
+    if (e->phase == 'X') json_put_milli(j, "dur", e->length_ns);
+    if (e->phase == 'X') put_args(j, &e->args);
+    else if (e->phase == 'C') put_counter(j, e);
+    else put_arrow(j, e, p);
+    json_close(j, '}');
 }
 
 /* Names the process (track 0) or a track. */
-static Err write_name(Out *o, int track, const char *name)
+static void put_name(JsonOut *j, int pid, int track, const char *name)
 {
-    char buf[512];
-    JsonOut j;
-    json_out_init(&j, buf, sizeof buf);
-    json_open(&j, NULL, '{');
-    json_put_text(&j, "name", track ? "thread_name" : "process_name");
-    json_put_text(&j, "ph", "M");
-    json_put_int(&j, "pid", 0);
-    json_put_int(&j, "tid", track);
-    json_open(&j, "args", '{');
-    json_put_text(&j, "name", name);
-    json_close(&j, '}');
-    json_close(&j, '}');
-    return out_object(o, &j, false);
+    json_open(j, NULL, '{');
+    json_put_text(j, "name", track ? "thread_name" : "process_name");
+    json_put_text(j, "ph", "M");
+    json_put_int(j, "pid", pid);
+    json_put_int(j, "tid", track);
+    json_open(j, "args", '{');
+    json_put_text(j, "name", name);
+    json_close(j, '}');
+    json_close(j, '}');
 }
 
-static Err write_all_events(Out *o)
+static void put_place(JsonOut *j, const TraceProcess *p)
 {
-    char process[48];
-    int64_t kept = trace.recorded < TRACE_EVENTS ? trace.recorded : TRACE_EVENTS;
-    if (kept < trace.recorded)
-        log_warn("'%s' holds the newest %lld events, %lld before them found no room", trace.path,
-                 (long long)kept, (long long)(trace.recorded - kept));
-    for (int64_t i = 0; i < kept; i++)
-        TRY(write_event(o, &trace.ring[(trace.recorded - kept + i) % TRACE_EVENTS], i == 0));
-    snprintf(process, sizeof process, "megatrain rank %d", log_rank());
-    if (kept) TRY(write_name(o, 0, process));
-    for (int track = 1; kept && track < TRACE_TRACKS; track++)
-        if (trace.track_name[track][0]) TRY(write_name(o, track, trace.track_name[track]));
-    TRY(out_put(o, kept ? "\n]\n" : "[]\n", 3));
-    return out_flush(o);
+    json_open(j, NULL, '{');
+    json_put_text(j, "name", "process_sort_index");
+    json_put_text(j, "ph", "M");
+    json_put_int(j, "pid", p->pid);
+    json_put_int(j, "tid", 0);
+    json_open(j, "args", '{');
+    json_put_int(j, "sort_index", p->place);
+    json_close(j, '}');
+    json_close(j, '}');
+}
+
+static int64_t kept(void) { return trace.recorded < TRACE_EVENTS ? trace.recorded : TRACE_EVENTS; }
+
+/* The i-th object: events, the process, tracks. false: behind the last. What has no object leaves *j empty. */
+static bool put_object(JsonOut *j, int64_t i, const TraceProcess *p)
+{
+    const int64_t track = i - kept() - 1;
+    if (i < kept()) put_event(j, &trace.ring[(trace.recorded - kept() + i) % TRACE_EVENTS], p);
+    else if (track == -1) put_name(j, p->pid, 0, p->name);
+    else if (track == 0 && p->place) put_place(j, p);
+    else if (track > 0 && track < TRACE_TRACKS && trace.track_name[track][0])
+        put_name(j, p->pid, (int)track, trace.track_name[track]);
+    return kept() && track < TRACE_TRACKS;
+}
+
+int64_t trace_text(const TraceProcess *p, int64_t *next, char *buf, int64_t size)
+{
+    int64_t used = 0;
+    ASSERT(!is_on() && size >= TRACE_TEXT);
+    pthread_mutex_lock(&trace.lock);
+    for (; used + TRACE_TEXT / 4 <= size; ++*next) {
+        JsonOut j;
+        json_out_init(&j, buf + used + 2, TRACE_TEXT / 4 - 2);
+        if (!put_object(&j, *next, p)) break;
+        ASSERT(json_out_ok(&j));
+        if (!j.used_bytes) continue;
+        memcpy(buf + used, ",\n", 2);
+        used += 2 + j.used_bytes;
+    }
+    pthread_mutex_unlock(&trace.lock);
+    return used;
+}
+
+/* ---- one process's file ---- */
+
+static Err write_text(FileWriter *file)
+{
+    static char buf[1 << 15];
+    char name[48];
+    int64_t next = 0, bytes;
+    snprintf(name, sizeof name, "megatrain rank %d", log_rank());
+    const TraceProcess p = { .name = name, .origin_ns = trace.origin_ns };
+    TRY(file_write(file, kept() ? "[" : "[]\n", kept() ? 1 : 3));
+    while ((bytes = trace_text(&p, &next, buf, sizeof buf)) > 0) {
+        const bool first = file->written_bytes == 1;
+        TRY(file_write(file, buf + first, bytes - first));
+    }
+    return kept() ? file_write(file, "\n]\n", 3) : ERR_OK;
 }
 
 static Err write_file(const char *path)
 {
-    Out o;
-    o.used = 0;
-    TRY(file_create(path, &o.file));
-    Err err = write_all_events(&o);
-    if (!err) return file_sync_close(&o.file);
-    file_abandon(&o.file);
+    FileWriter file;
+    TRY(file_create(path, &file));
+    Err err = write_text(&file);
+    if (!err) return file_sync_close(&file);
+    file_abandon(&file);
     return err;
+}
+
+void trace_halt(void)
+{
+    ASSERT(is_on());
+    pthread_mutex_lock(&trace.lock);
+    atomic_store(&trace.on, false);
+    pthread_mutex_unlock(&trace.lock);
+    if (kept() < trace.recorded)
+        log_warn("'%s' holds the newest %lld events, %lld before them found no room", trace.path,
+                 (long long)kept(), (long long)(trace.recorded - kept()));
 }
 
 Err trace_stop(void)
 {
-    ASSERT(is_on());
-    atomic_store(&trace.on, false);
-    pthread_mutex_lock(&trace.lock);
-    Err err = write_file(trace.path);
-    pthread_mutex_unlock(&trace.lock);
-    return err;
+    trace_halt();
+    return write_file(trace.path);
 }
 
 void trace_close(void)

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/trace.h"
+#include "engine/action_trace.h"
 
 /* ---- stages, slots, saves ---- */
 
@@ -111,6 +112,7 @@ static Err exchange(Executor *e, const Action *a, int *count)
         TRY(wait_buffer(e, buffer)); /* of what was sent from it before */
         ASSERT(n < e->buffer_count);
         e->messages[n] = message_of(e, &a[n]);
+        trace_message(&a[n], e->runs);
     } while (a[n++].flags & ACTION_MORE);
     *count = n;
     Transfer *t = free_transfer(e);
@@ -146,11 +148,20 @@ static Err take_slot(Executor *e, const Action *a, int n)
     return ERR_OK;
 }
 
+static Err wait_input(Executor *e, const Action *a, int n)
+{
+    trace_wait(a, a->microbatch + n);
+    TRY(wait_buffer(e, buffer_at(a->in, n)));
+    trace_arrived(a, a->microbatch + n, e->runs);
+    return ERR_OK;
+}
+
 /* Before an action of one or several units: its messages are there, and what stood in its buffers has gone. */
 static Err wait_messages(Executor *e, const Action *a)
 {
     for (int n = 0; n < a->count; n++) {
-        TRY(wait_buffer(e, buffer_at(a->in, n)));
+        const int in = buffer_at(a->in, n);
+        TRY(in >= 0 && e->moving[in] >= 0 ? wait_input(e, a, n) : ERR_OK);
         TRY(wait_buffer(e, buffer_at(a->out, n)));
     }
     return ERR_OK;
@@ -317,12 +328,6 @@ static Err run_unit(Executor *e, const Action *a, int n)
     return ERR_OK;
 }
 
-static const char *const action_spans[ACT_KINDS] = {
-    [ACT_F] = "forward",     [ACT_B] = "backward",    [ACT_I] = "input half",        [ACT_W] = "weight half",
-    [ACT_SEND] = "messages", [ACT_RECV] = "messages", [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce",
-    [ACT_NORM] = "norm",     [ACT_UPDATE] = "update"
-};
-
 static Err run_units(Executor *e, const Action *a)
 {
     for (int n = 0; n < (a->count > 1 ? a->count : 1); n++) TRY(run_unit(e, a, n));
@@ -335,7 +340,7 @@ static Err run_action(Executor *e, const Action *a, Span *time, int *count)
     *count = 1;
     if (action_is_compute(a->kind)) TRY(wait_messages(e, a));
     if (time) time->start = clock_s();
-    trace_begin(action_spans[a->kind]);
+    trace_action(a);
     TRY(action_is_message(a->kind) ? exchange(e, a, count) : run_units(e, a));
     trace_end();
     if (time) time->end = clock_s();
@@ -347,8 +352,9 @@ Err executor_run(Executor *e, const ActionList *list, bool training)
     e->training = e->ctx.dropout_on = training;
     for (int i = 0, done; i < list->count; i += done) {
         const Action *a = &list->action[i];
-        if (!e->ctx.s->dev->is_null) fault_point(action_spans[a->kind]);
+        if (!e->ctx.s->dev->is_null) fault_point(action_span(a->kind));
         TRY(run_action(e, a, e->times && training ? &e->times[i] : NULL, &done));
     }
+    e->runs++;
     return wait_all(e);
 }

@@ -97,8 +97,9 @@ struct Executor {
     ActionGraph
         *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
     bool training; /* dropout on, saves are kept; else every F ends the unit */
-    Span *
-        times; /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
+    int64_t runs;  /* of lists so far */
+    /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
+    Span *times;
 };
 
 /* Takes the tables of messages for e->buffer_count buffers. */

@@ -29,4 +29,21 @@ void chart_text(const Schedule *s, const Simulation *sim, FILE *out);
  */
 void chart_svg(const Schedule *s, const Simulation *sim, FILE *out);
 
+/*
+ * The same of one or two runs of a schedule, one below the other at one scale, such as a step that was measured above
+ * the one that was planned. Spans may come from a clock; the time of each run begins at 0.
+ */
+typedef struct {
+    const char *title, *figures; /* the first two lines; together the description for screen readers */
+    const char *unit;            /* of time: "ms" */
+    const char *name[2];         /* above each run */
+    const Simulation *run[2];
+    int runs;
+} ChartRuns;
+
+void chart_svg_runs(const Schedule *s, const ChartRuns *runs, FILE *out);
+
+/* What a picture of so many runs takes at most, in bytes, without its title and figures. */
+int64_t chart_svg_bytes(const Schedule *s, int runs);
+
 #endif

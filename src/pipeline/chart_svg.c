@@ -1,5 +1,5 @@
 /*
- * The picture of a schedule: chart_svg of chart.h. From back to front: a hatched track a rank, on which idle
+ * Pictures of schedules: chart_svg and chart_svg_runs of chart.h. From back to front: a hatched track a rank, on which idle
  * time shows; computes; unit numbers. Pairs that overlap share their time, one above the other.
  *
  *   colours  two sets, chosen by the reader's browser (prefers-color-scheme); kinds also differ in lightness
@@ -18,6 +18,7 @@ enum {
     BOTTOM = 40,
     ROW = 30,
     BAR = 24,
+    CAPTION = 30, /* above each of several runs */
     CELL = 22,
     WIDTH_MIN = 640,
     WIDTH_MAX = 2400,
@@ -27,10 +28,12 @@ enum {
 
 typedef struct {
     const Schedule *s;
-    const Simulation *sim;
+    const ChartRuns *runs;
+    const Simulation *sim; /* the run that is drawn, */
+    double top;            /* and where */
     FILE *out;
-    double width, height, scale; /* scale: pixels for a unit of time */
-    bool detail;
+    double longest, width, height, scale; /* longest: of the runs; scale: pixels for a unit of time */
+    bool detail, captions;
 } Picture;
 
 static const char *const kind_class = "fbiw"; /* by ActionKind */
@@ -45,23 +48,32 @@ static int shade_of(const Schedule *s, const Action *a)
 
 static double x_of(const Picture *p, double time) { return LEFT + time * p->scale; }
 
+static double run_height(const Picture *p) { return (double)p->s->ranks * ROW + (p->captions ? CAPTION : 0); }
+
+static int64_t compute_count(const Schedule *s)
+{
+    int64_t n = 0;
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->rank[r].count; i++) n += action_is_compute(s->rank[r].action[i].kind);
+    return n;
+}
+
+/* The scale is that of the last run: a plan's computes of one kind are equally long. */
 static void measure(Picture *p)
 {
+    const Simulation *plan = p->runs->run[p->runs->runs - 1];
     double least = INFINITY;
-    int64_t computes = 0;
     for (int r = 0; r < p->s->ranks; r++)
         for (int i = 0; i < p->s->rank[r].count; i++) {
-            const double time = p->sim->span[r][i].end - p->sim->span[r][i].start;
-            if (!(time > 0)) continue;
-            computes++;
-            least = fmin(least, time);
+            const double time = plan->span[r][i].end - plan->span[r][i].start;
+            if (time > 0) least = fmin(least, time);
         }
-    const double wanted = p->sim->makespan / least * CELL;
-    const double inner = fmin(fmax(wanted, WIDTH_MIN), WIDTH_MAX);
-    p->scale = inner / p->sim->makespan;
+    for (int i = 0; i < p->runs->runs; i++) p->longest = fmax(p->longest, p->runs->run[i]->makespan);
+    const double inner = fmin(fmax(p->longest / least * CELL, WIDTH_MIN), WIDTH_MAX);
+    p->scale = inner / p->longest;
     p->width = LEFT + inner + RIGHT;
-    p->height = TOP + (double)p->s->ranks * ROW + BOTTOM;
-    p->detail = computes <= DETAIL;
+    p->height = TOP + p->runs->runs * run_height(p) + BOTTOM;
+    p->detail = compute_count(p->s) <= DETAIL;
 }
 
 /* ---- what stands around the rows ---- */
@@ -69,6 +81,7 @@ static void measure(Picture *p)
 static void put_title(const Picture *p)
 {
     const Schedule *s = p->s;
+    if (p->runs->title) fprintf(p->out, "%s; ", p->runs->title);
     fprintf(p->out, "%s: %d rank%s, %d micro-batches", s->name, s->ranks, s->ranks == 1 ? "" : "s",
             s->microbatches);
     if (s->batches > 1) fprintf(p->out, " in each of %d batches", s->batches);
@@ -78,7 +91,11 @@ static void put_title(const Picture *p)
 
 static void put_figures(const Picture *p)
 {
-    const Simulation *m = p->sim;
+    const Simulation *m = p->runs->run[0];
+    if (p->runs->figures) {
+        fputs(p->runs->figures, p->out);
+        return;
+    }
     fprintf(p->out, "time %g, of which %g idle: %.1f %% of the time, %.1f %% on top of the work", m->makespan,
             m->bubble, 100 * m->bubble / m->makespan, 100 * m->bubble / m->ideal);
 }
@@ -173,14 +190,17 @@ static double round_distance(double range)
 
 static void put_axis(const Picture *p)
 {
-    const double distance = round_distance(p->sim->makespan), bottom = p->height - BOTTOM;
-    for (int i = 0; i * distance <= p->sim->makespan * (1 + 1e-9); i++) {
+    const double distance = round_distance(p->longest), bottom = p->height - BOTTOM;
+    for (int i = 0; i * distance <= p->longest * (1 + 1e-9); i++) {
         const double x = x_of(p, i * distance);
         fprintf(p->out,
                 "<path class=\"grid\" d=\"M%.1f %dV%.0f\"/><text class=\"dim\" x=\"%.1f\" y=\"%.0f\" "
                 "text-anchor=\"middle\">%g</text>\n",
                 x, TOP - 6, bottom + 4, x, bottom + 20, i * distance);
     }
+    if (p->runs->unit)
+        fprintf(p->out, "<text class=\"dim\" x=\"%d\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", LEFT - 8,
+                bottom + 20, p->runs->unit);
 }
 
 /* ---- rows ---- */
@@ -189,9 +209,11 @@ static void put_compute(const Picture *p, int rank, int i)
 {
     const Action *a = &p->s->rank[rank].action[i];
     const Span t = p->sim->span[rank][i];
-    const bool first = a->flags & ACTION_PAIR, second = i > 0 && a[-1].flags & ACTION_PAIR;
+    const Span *other = p->sim->span[rank];
+    const bool first = a->flags & ACTION_PAIR && other[i + 1].start == t.start;
+    const bool second = i > 0 && a[-1].flags & ACTION_PAIR && other[i - 1].start == t.start;
     const double high = first || second ? BAR / 2.0 : BAR, gap = (t.end - t.start) * p->scale > 6 ? 1 : 0;
-    const double x = x_of(p, t.start), y = TOP + (double)rank * ROW + (second ? BAR / 2.0 : 0);
+    const double x = x_of(p, t.start), y = p->top + (double)rank * ROW + (second ? BAR / 2.0 : 0);
     const double width = (t.end - t.start) * p->scale - gap;
     const int shade = shade_of(p->s, a);
     if (!p->detail) {
@@ -214,10 +236,10 @@ static void put_compute(const Picture *p, int rank, int i)
 static void put_row(const Picture *p, int rank)
 {
     const ActionList *list = &p->s->rank[rank];
-    const double y = TOP + (double)rank * ROW;
+    const double y = p->top + (double)rank * ROW;
     double now = 0;
-    fprintf(p->out, "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\">rank %d</text>\n", LEFT - 8,
-            y + BAR / 2.0 + 4, rank);
+    fprintf(p->out, "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\">%s %d</text>\n", LEFT - 8,
+            y + BAR / 2.0 + 4, p->captions ? "pp" : "rank", rank);
     fprintf(p->out, "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n",
             LEFT, y, p->sim->makespan * p->scale, BAR);
     for (int i = 0; i < list->count; i++) {
@@ -231,13 +253,39 @@ static void put_row(const Picture *p, int rank)
     }
 }
 
-void chart_svg(const Schedule *s, const Simulation *sim, FILE *out)
+static void put_run(Picture *p, int run)
 {
-    Picture p = { .s = s, .sim = sim, .out = out };
+    p->sim = p->runs->run[run];
+    p->top = TOP + run * run_height(p) + (p->captions ? CAPTION : 0);
+    if (p->captions)
+        fprintf(p->out, "<text class=\"name\" x=\"%d\" y=\"%.0f\">%s</text>\n", LEFT, p->top - 9,
+                p->runs->name[run]);
+    for (int r = 0; r < p->s->ranks; r++) put_row(p, r);
+}
+
+void chart_svg_runs(const Schedule *s, const ChartRuns *runs, FILE *out)
+{
+    Picture p = { .s = s, .runs = runs, .out = out, .captions = runs->name[0] };
     measure(&p);
     put_head(&p);
     put_legend(&p);
     put_axis(&p);
-    for (int r = 0; r < s->ranks; r++) put_row(&p, r);
+    for (int i = 0; i < runs->runs; i++) put_run(&p, i);
     fprintf(out, "</svg>\n");
+}
+
+void chart_svg(const Schedule *s, const Simulation *sim, FILE *out)
+{
+    chart_svg_runs(s, &(ChartRuns){ .run = { sim }, .runs = 1 }, out);
+}
+
+int64_t chart_svg_bytes(const Schedule *s, int runs)
+{
+    enum { AROUND = 8 << 10, ROW_BYTES = 256, DETAIL_BYTES = 384, PLAIN_BYTES = 112, UPDATE_BYTES = 96 };
+    const int64_t computes = compute_count(s);
+    int64_t updates = 0;
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->rank[r].count; i++) updates += s->rank[r].action[i].kind == ACT_UPDATE;
+    return AROUND + runs * (s->ranks * ROW_BYTES + updates * UPDATE_BYTES +
+                            computes * (computes <= DETAIL ? DETAIL_BYTES : PLAIN_BYTES));
 }

@@ -9,17 +9,17 @@
 
 enum { OUT_F, OUT_I, OUT_KINDS };
 
-typedef struct {
+struct Simulator {
     const Schedule *s;
     const SimulateCosts *costs;
-    Simulation *out;
+    Simulation out;
     double *made[OUT_KINDS]; /* [replicas][stages][units] when the output was ready; negative: not yet */
     int *waiter[OUT_KINDS];  /* the same shape: 1 + the rank that waits for it, 0: none */
     int *next;               /* [ranks] place in the list */
     double *clock;           /* [ranks] */
     int *ready;              /* [ranks] stack of ranks to look at */
     int ready_count;
-} Run;
+};
 
 /* An output that an action needs. */
 typedef struct {
@@ -37,7 +37,7 @@ static bool need_of(const Schedule *s, const Action *a, int i, Need *n)
     return n->stage >= 0 && n->stage < s->stages && (i == 0 || (i == 1 && backward));
 }
 
-static double message_time(const Run *r, int replica, int from, int to)
+static double message_time(const Simulator *r, int replica, int from, int to)
 {
     const SimulateCosts *c = r->costs;
     if (schedule_rank_of(r->s, replica, from) == schedule_rank_of(r->s, replica, to)) return 0;
@@ -45,7 +45,7 @@ static double message_time(const Run *r, int replica, int from, int to)
 }
 
 /* Moves *start to when all that `a` needs has arrived; false, with what lacks, if something was not made yet. */
-static bool arrived(const Run *r, const Action *a, double *start, Need *lacks)
+static bool arrived(const Simulator *r, const Action *a, double *start, Need *lacks)
 {
     Need n;
     for (int i = 0; need_of(r->s, a, i, &n) || i == 0; i++)
@@ -60,20 +60,20 @@ static bool arrived(const Run *r, const Action *a, double *start, Need *lacks)
     return true;
 }
 
-static double cost_of(const Run *r, const Action *a)
+static double cost_of(const Simulator *r, const Action *a)
 {
     const StageCost *c = r->costs->stage ? &r->costs->stage[a->stage] : &r->costs->each;
     double one = a->kind == ACT_F ? c->f : a->kind == ACT_I ? c->i : a->kind == ACT_W ? c->w : c->i + c->w;
     return a->count * one;
 }
 
-static void wake(Run *r, int *waiter)
+static void wake(Simulator *r, int *waiter)
 {
     if (*waiter) r->ready[r->ready_count++] = *waiter - 1;
     *waiter = 0;
 }
 
-static void publish(Run *r, const Action *a, double at)
+static void publish(Simulator *r, const Action *a, double at)
 {
     if (a->kind == ACT_W) return;
     int kind = a->kind == ACT_F ? OUT_F : OUT_I;
@@ -85,11 +85,11 @@ static void publish(Run *r, const Action *a, double at)
 }
 
 /* Runs the action at the rank's place, and with it the second half of a pair; false if it has to wait. */
-static bool run_one(Run *r, int rank)
+static bool run_one(Simulator *r, int rank)
 {
     const Action *a = &r->s->rank[rank].action[r->next[rank]];
     const int halves = a->flags & ACTION_PAIR ? 2 : 1;
-    Span *span = &r->out->span[rank][r->next[rank]];
+    Span *span = &r->out.span[rank][r->next[rank]];
     double start = r->clock[rank], end;
     Need lacks;
     for (int h = 0; h < halves; h++)
@@ -108,7 +108,7 @@ static bool run_one(Run *r, int rank)
     return true;
 }
 
-static void run_rank(Run *r, int rank)
+static void run_rank(Simulator *r, int rank)
 {
     const ActionList *list = &r->s->rank[rank];
     while (r->next[rank] < list->count)
@@ -116,7 +116,7 @@ static void run_rank(Run *r, int rank)
         else if (!run_one(r, rank)) return;
 }
 
-static Err stuck(const Run *r, int rank)
+static Err stuck(const Simulator *r, int rank)
 {
     const Action *a = &r->s->rank[rank].action[r->next[rank]];
     const int halves = a->flags & ACTION_PAIR ? 2 : 1;
@@ -132,7 +132,7 @@ static Err stuck(const Run *r, int rank)
 
 /* ---- the whole ---- */
 
-static Err open_run(Run *r)
+static Err take_memory(Simulator *r)
 {
     const Schedule *s = r->s;
     const int64_t places = (int64_t)s->replicas * s->stages * s->units;
@@ -140,26 +140,14 @@ static Err open_run(Run *r)
     room &= (r->clock = calloc((size_t)s->ranks, sizeof *r->clock)) != NULL;
     room &= (r->ready = calloc((size_t)s->ranks, sizeof *r->ready)) != NULL;
     for (int k = 0; k < OUT_KINDS; k++) {
-        room &= (r->made[k] = malloc((size_t)places * sizeof *r->made[k])) != NULL;
+        room &= (r->made[k] = calloc((size_t)places, sizeof *r->made[k])) != NULL;
         room &= (r->waiter[k] = calloc((size_t)places, sizeof *r->waiter[k])) != NULL;
-        for (int64_t i = 0; r->made[k] && i < places; i++) r->made[k][i] = -1;
     }
-    room &= (r->out->span = calloc((size_t)s->ranks, sizeof *r->out->span)) != NULL;
+    room &= (r->out.span = calloc((size_t)s->ranks, sizeof *r->out.span)) != NULL;
     for (int i = 0; room && i < s->ranks; i++)
-        room = (r->out->span[i] = calloc((size_t)s->rank[i].count + 1, sizeof **r->out->span)) != NULL;
+        room = (r->out.span[i] = calloc((size_t)s->rank[i].count + 1, sizeof **r->out.span)) != NULL;
     return room ? ERR_OK
                 : err_set(ERR_MEMORY, "no memory to simulate %d units on %d ranks", s->units, s->ranks);
-}
-
-static void close_run(Run *r)
-{
-    for (int k = 0; k < OUT_KINDS; k++) {
-        free(r->made[k]);
-        free(r->waiter[k]);
-    }
-    free(r->next);
-    free(r->clock);
-    free(r->ready);
 }
 
 static void measure(const Schedule *s, Simulation *out)
@@ -184,23 +172,66 @@ static void measure(const Schedule *s, Simulation *out)
     out->bubble = out->makespan - out->ideal;
 }
 
-static Err run_all(Run *r)
+static Err run_all(Simulator *r)
 {
     for (int i = r->s->ranks - 1; i >= 0; i--) r->ready[r->ready_count++] = i;
     while (r->ready_count > 0) run_rank(r, r->ready[--r->ready_count]);
     for (int i = 0; i < r->s->ranks; i++)
         if (r->next[i] < r->s->rank[i].count) return stuck(r, i);
-    measure(r->s, r->out);
+    measure(r->s, &r->out);
     return ERR_OK;
+}
+
+Err simulator_open(const Schedule *s, Simulator **out)
+{
+    Simulator *r = calloc(1, sizeof *r);
+    *out = NULL;
+    if (!r) return err_set(ERR_MEMORY, "no memory to simulate a schedule");
+    r->s = s;
+    Err err = take_memory(r);
+    if (err) simulator_close(r);
+    else *out = r;
+    return err;
+}
+
+Err simulator_run(Simulator *r, const SimulateCosts *costs, const Simulation **out)
+{
+    const Schedule *s = r->s;
+    const int64_t places = (int64_t)s->replicas * s->stages * s->units;
+    r->costs = costs;
+    r->out = (Simulation){ .span = r->out.span };
+    r->ready_count = 0;
+    for (int i = 0; i < s->ranks; i++) r->clock[i] = r->next[i] = 0;
+    for (int k = 0; k < OUT_KINDS; k++)
+        for (int64_t i = 0; i < places; i++) r->made[k][i] = -1, r->waiter[k][i] = 0;
+    *out = &r->out;
+    return run_all(r);
+}
+
+void simulator_close(Simulator *r)
+{
+    if (!r) return;
+    for (int k = 0; k < OUT_KINDS; k++) {
+        free(r->made[k]);
+        free(r->waiter[k]);
+    }
+    free(r->next);
+    free(r->clock);
+    free(r->ready);
+    simulation_free(&r->out, r->s);
+    free(r);
 }
 
 Err simulate(const Schedule *s, const SimulateCosts *costs, Simulation *out)
 {
+    Simulator *r;
+    const Simulation *result;
     *out = (Simulation){ 0 };
-    Run r = { .s = s, .costs = costs, .out = out };
-    Err err = open_run(&r);
-    if (!err) err = run_all(&r);
-    close_run(&r);
+    TRY(simulator_open(s, &r));
+    Err err = simulator_run(r, costs, &result);
+    *out = r->out;
+    r->out.span = NULL; /* they are the caller's now */
+    simulator_close(r);
     return err;
 }
 
@@ -209,6 +240,21 @@ void simulation_free(Simulation *sim, const Schedule *s)
     for (int i = 0; sim->span && i < s->ranks; i++) free(sim->span[i]);
     free(sim->span);
     *sim = (Simulation){ 0 };
+}
+
+double simulation_idle(const Schedule *s, const Simulation *sim)
+{
+    double busy = 0;
+    for (int r = 0; r < s->ranks; r++) {
+        double end = 0;
+        for (int i = 0; i < s->rank[r].count; i++) {
+            const Span t = sim->span[r][i];
+            if (!action_is_compute(s->rank[r].action[i].kind) || t.end <= end) continue;
+            busy += t.end - (t.start > end ? t.start : end); /* (pairs share their time) */
+            end = t.end;
+        }
+    }
+    return 1 - busy / (s->ranks * sim->makespan);
 }
 
 /* ---- memory ---- */
