@@ -171,7 +171,7 @@ static void open_sleeper(Sleeper *s, const ScheduleSpec *spec, Comm *pp, Stream 
     e->times = together->span[pp->rank];
     open_stages(s, pp->rank);
     open_buffers(s, pp->rank);
-    OK(heap_init(&e->heap, NULL, 0, 1, &s->setup));
+    for (int r = 0; r < REGION_COUNT; r++) OK(heap_init(&e->heap[r], NULL, 0, 1, &s->setup));
     OK(executor_init(e, &s->setup));
 }
 
