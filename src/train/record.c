@@ -54,6 +54,12 @@ static void put_save(JsonOut *j, const MetricsSave *s)
     if (*s->failure) json_put_text(j, "save_failure", s->failure);
 }
 
+static void put_bubble(JsonOut *j, const MetricsBubble *b)
+{
+    json_put_number(j, "bubble", b->bubble);
+    json_put_number(j, "bubble_simulated", b->bubble_simulated);
+}
+
 void record_put_step(JsonOut *j, const MetricsRecord *r)
 {
     bool finite = true;
@@ -67,6 +73,7 @@ void record_put_step(JsonOut *j, const MetricsRecord *r)
     }
     if (!finite) json_put_bool(j, "nonfinite", true);
     if (r->save.step) put_save(j, &r->save);
+    if (r->bubble.measured) put_bubble(j, &r->bubble);
     json_close(j, '}');
 }
 

@@ -16,6 +16,12 @@ typedef struct {
     char failure[512]; /* why there is none; "" if there is */
 } MetricsSave;
 
+/* Of a step of a pipeline that was traced: shares of the ranks' time without compute (timeline.h). */
+typedef struct {
+    bool measured; /* else there is none */
+    double bubble, bubble_simulated;
+} MetricsBubble;
+
 /* One step. NaN and Inf are allowed and become null. */
 typedef struct {
     int64_t step, tokens; /* tokens: so far, of the whole run */
@@ -25,7 +31,9 @@ typedef struct {
     double mfu, tflops; /* share of the peak; per device */
     int64_t memory_bytes;
     bool skipped;
-    MetricsSave save; /* not among the fields */
+    /* not among the fields: */
+    MetricsSave save;
+    MetricsBubble bubble;
 } MetricsRecord;
 
 enum { RECORD_FIELDS = 11, RECORD_BYTES = 1024 + 6 * 512 }; /* JSON escapes make a byte six */

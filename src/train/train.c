@@ -22,6 +22,7 @@
 #include "train/join.h"
 #include "train/metrics.h"
 #include "train/run.h"
+#include "train/timeline.h"
 
 enum { MAX_SKIPPED_IN_A_ROW = 20 };
 
@@ -62,8 +63,10 @@ static void follow_launcher(void)
 typedef struct {
     const Config *cfg;
     Ranks ranks;
-    bool lead;    /* the rank that writes what is written once */
-    bool tracing; /* spans are being recorded */
+    bool lead;            /* the rank that writes what is written once */
+    bool tracing;         /* spans are being recorded */
+    Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
+    MetricsBubble bubble; /* of the step before the next line of metrics */
     Run run;
     Loader *loader;
     Ckpt ckpt;
@@ -132,13 +135,16 @@ static Err open_loader(Loop *l)
     return loader_open(&o, &l->loader);
 }
 
-static Err open_trace(const Loop *l)
+static Err open_trace(Loop *l)
 {
+    const bool pipeline = l->run.world->grid.pp > 1;
     char path[PATH_MAX];
-    if (!l->lead || (!l->cfg->log.trace_every && !l->cfg->derived.trace_first)) return ERR_OK;
+    if (!l->cfg->log.trace_every && !l->cfg->derived.trace_first) return ERR_OK;
+    if (!l->lead && !pipeline) return ERR_OK;
     snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
     trace_track("main thread");
-    return trace_open(path);
+    TRY(trace_open(path));
+    return pipeline ? timeline_open(&l->run.trainer, l->cfg->run.dir, &l->timeline) : ERR_OK;
 }
 
 static Err open_metrics(Loop *l)
@@ -192,6 +198,7 @@ static Err loop_close(Loop *l, Err err)
     err = ranks_end(&l->ranks, err);
     ckpt_close(&l->ckpt);
     err = ranks_close(&l->ranks, err);
+    timeline_close(l->timeline);
     trace_close();
     loader_close(l->loader);
     run_close(&l->run);
@@ -270,9 +277,11 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .tflops = flops * 1e-12,
                         .memory_bytes = memory_plan_total(&l->run.plan),
                         .skipped = r->skipped,
-                        .save = l->saved };
+                        .save = l->saved,
+                        .bubble = l->bubble };
     if (l->lead) metrics_step(&l->metrics, &m);
     l->saved = (MetricsSave){ 0 };
+    l->bubble = (MetricsBubble){ 0 };
     if (r->rescaled && !r->skipped)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.loss_scale.log2);
@@ -373,10 +382,23 @@ static bool wanted(const Config *c, int64_t step)
     return due(step, c->log.trace_every) || (first && step >= first && step <= c->derived.trace_last);
 }
 
+static void start_trace(Loop *l)
+{
+    l->tracing = true;
+    if (l->timeline) timeline_start(l->timeline);
+    else trace_start();
+}
+
+/* Of a pipeline collective. */
 static Err stop_trace(Loop *l)
 {
+    TimelineFigures f;
     l->tracing = false;
-    return err_as(trace_stop(), ERR_STORAGE);
+    if (!l->timeline) return err_as(trace_stop(), ERR_STORAGE);
+    Err err = timeline_stop(l->timeline, &f);
+    if (err) return err == ERR_IO ? err_as(err, ERR_STORAGE) : err;
+    l->bubble = (MetricsBubble){ f.drawn, f.bubble, f.bubble_simulated };
+    return ERR_OK;
 }
 
 /* A traced step is recorded with the one before it, whose gathers of weights go on in its forward. */
@@ -384,10 +406,8 @@ static Err traced_step(Loop *l, TokenSource source, StepReport *report)
 {
     const Config *c = l->cfg;
     const int64_t step = l->run.trainer.step + 1;
-    if (l->lead && !l->tracing && (wanted(c, step) || wanted(c, step + 1))) {
-        trace_start();
-        l->tracing = true;
-    }
+    const bool records = l->lead || l->timeline;
+    if (records && !l->tracing && (wanted(c, step) || wanted(c, step + 1))) start_trace(l);
     trace_begin("step");
     TRY(trainer_step(&l->run.trainer, source, report));
     trace_end();
@@ -446,13 +466,15 @@ static Err save_without_data(Loop *l, Err err)
     return err_again(&why, err);
 }
 
-/* What was traced up to a failure may show its cause. */
+/* What was traced up to a failure may show its cause: of a pipeline what the lead recorded, for ranks that failed tell
+ * nothing. */
 static Err keep_trace(Loop *l, Err err)
 {
     ErrKept why;
-    if (!l->tracing) return err;
+    if (!l->tracing || !l->lead) return err;
     err_keep(&why);
-    if (stop_trace(l)) log_warn("no timeline: %s", err_message());
+    l->tracing = false;
+    if (trace_stop()) log_warn("no timeline: %s", err_message());
     return err_again(&why, err);
 }
 
