@@ -8,8 +8,9 @@
  */
 #include <math.h>
 
+#include "ckpt/ckpt.h"
 #include "pipeline/simulate.h"
-#include "test.h"
+#include "scratch.h"
 #include "tiny.h"
 
 typedef struct {
@@ -38,6 +39,8 @@ static bool extent_is(const char *word)
     const char *set = getenv("MEGATRAIN_PIPELINES");
     return set && !strcmp(set, word);
 }
+
+static bool in_part(void) { return !extent_is("each") && !extent_is("all"); }
 
 static int ones(int n) { return n ? n : 1; }
 
@@ -144,7 +147,6 @@ TEST(grid)
         { .tp = 2, .recompute = RECOMPUTE_FULL },
     };
     enum { WAYS = sizeof ways / sizeof *ways };
-    const bool sample = !extent_is("each") && !extent_is("all");
     const Models m = two_models(8);
     int count = 0, shapes = 0;
     for (int i = 0; schedule_name(i); i++)
@@ -153,7 +155,7 @@ TEST(grid)
             snprintf(name, sizeof name, "%s%s", schedule_name(i), shape / 6 ? "+split" : "");
             const Layout plain = { .schedule = name, .pp = shape % 2 ? 4 : 2, .chunks = 1 << shape / 2 % 3 };
             if (!fits(&plain)) continue;
-            for (int k = 0, turn = shapes++; k < WAYS && !(sample && turn % 16); k++) {
+            for (int k = 0, turn = shapes++; k < WAYS && !(in_part() && turn % 16); k++) {
                 if (!extent_is("all") && k != turn % WAYS && k != (turn + 2) % WAYS) continue;
                 Layout l = ways[k];
                 l.schedule = name, l.pp = plain.pp, l.chunks = plain.chunks;
@@ -163,7 +165,7 @@ TEST(grid)
             }
         }
     printf("    %d combinations of %d shapes\n", count, shapes);
-    CHECK_MSG(count >= (sample ? 8 : 60), "only %d combinations", count);
+    CHECK_MSG(count >= (in_part() ? 8 : 60), "only %d combinations", count);
 }
 
 /* Pipelines beside everything else that cuts a model. */
@@ -233,6 +235,92 @@ TEST(one_rank)
     const TrainSpec s = model(false, 4);
     const Layout alone = { .pp = 1 };
     CHECK_LIST(s, hash_of(&s, &alone), list);
+}
+
+/* ---- checkpoints ---- */
+
+/* One after the other: each run goes on from the checkpoint of the one before. */
+typedef struct {
+    char folder[64], path[128]; /* where this one saves; what it loads, "" for the first */
+} Hop;
+
+static Err hop_load(Trainer *t, void *user)
+{
+    const Hop *h = user;
+    const CkptLoad load = { h->path, &t->params, t->world, &t->device.stream, false };
+    SetupArena setup;
+    CkptMeta meta;
+    bool damaged;
+    if (!*h->path) return ERR_OK;
+    setup_init(&setup);
+    Err err = ckpt_load(&load, &setup, &meta, &damaged);
+    if (!err) {
+        t->step = meta.step;
+        t->samples = meta.samples;
+        t->updates = ckpt_counter(&meta, "updates", -1);
+    }
+    setup_release(&setup);
+    return err;
+}
+
+static Err hop_save(Trainer *t, void *user)
+{
+    const Hop *h = user;
+    const CkptOptions o = { h->folder, &t->params, t->world, &t->device.stream, .meta_bytes = 64 };
+    const CkptMeta meta = { .step = t->step,
+                            .samples = t->samples,
+                            .reproducible = "layout",
+                            .program = "",
+                            .config = "",
+                            .data = "",
+                            .counters = { { "updates", t->updates } },
+                            .counter_count = 1 };
+    SetupArena setup;
+    Ckpt c = { 0 };
+    setup_init(&setup);
+    Err err = ckpt_open(&c, o, &setup);
+    if (!err) err = ckpt_save(&c, &meta);
+    ckpt_close(&c);
+    setup_release(&setup);
+    return err;
+}
+
+/* Two steps on. */
+static uint64_t hop(const TrainSpec *spec, const Layout *l, Hop *h)
+{
+    TinyRun r = run_of(spec, l);
+    r.steps = 2;
+    r.before = hop_load, r.after = hop_save, r.user = h;
+    tiny_train(&r);
+    CHECK_MSG(!r.err, "%s pp %d: %s", l->schedule, l->pp, r.message);
+    return r.hash;
+}
+
+/* What a run saved as one pipeline is gone on with as another: the losses and the state of one rank. */
+TEST(checkpoints_between_pipelines)
+{
+    static const Layout alone = { "1f1b", .pp = 1 };
+    static const Layout ring[] = {
+        { "1f1b", .pp = 4 },
+        { "chimera", .pp = 2, .zero = 1 },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1 },
+        { "dualpipe", .pp = 2, .dp = 2 },
+        { "1f1b", "Ett|t|tttttL", .pp = 3 },
+    };
+    enum { HOPS = sizeof ring / sizeof *ring };
+    for (int llama = 0; llama < (in_part() ? 1 : 2); llama++) {
+        const TrainSpec s = model(llama, 8);
+        Hop one = { 0 }, many = { 0 };
+        for (int i = 0; i < HOPS; i++) {
+            snprintf(one.folder, sizeof one.folder, "%s", in_dir(llama ? "llama-one" : "one"));
+            snprintf(many.folder, sizeof many.folder, "%s", in_dir(llama ? "llama-many" : "many"));
+            CHECK_MSG(hop(&s, &ring[i], &many) == hop(&s, &alone, &one), "hop %d, %s pp %d", i, ring[i].schedule,
+                      ring[i].pp);
+            snprintf(one.path, sizeof one.path, "%s/checkpoints/step-%08d", one.folder, 2 * (i + 1));
+            snprintf(many.path, sizeof many.path, "%s/checkpoints/step-%08d", many.folder, 2 * (i + 1));
+        }
+    }
 }
 
 /* By the check that needs no ranks and by the plan of one, in the same words. */

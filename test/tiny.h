@@ -92,6 +92,8 @@ typedef struct {
     TrainSpec spec;
     Grid grid;
     int steps, delay_ms;
+    Err (*before)(Trainer *t, void *user), (*after)(Trainer *t, void *user); /* of the steps, on each rank; or NULL */
+    void *user;
     /* results */
     uint64_t hash;
     double loss[TINY_STEPS_MAX];
@@ -190,6 +192,7 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
     TRY(trainer_plan(&run->spec, run->grid, r->rank, &plan));
     TRY(world_open_threads(world, r->hub, run->grid, r->rank));
     TRY(trainer_open(t, &run->spec, world, &plan));
+    if (run->before) TRY(run->before(t, run->user));
     for (int i = 0; i < run->steps; i++) {
         StepReport report;
         TRY(tiny_step(t, &report));
@@ -197,6 +200,7 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
     }
     if (run->steps) TRY(tiny_run_eval(t));
     TRY(trainer_settle(t));
+    if (run->after) TRY(run->after(t, run->user));
     for (int k = 0; k < t->params.replicas; k++) {
         const ParamStore *s = &t->stores[k];
         const Tensor flats[3] = { s->master, s->m, s->v };
