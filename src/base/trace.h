@@ -73,8 +73,8 @@ typedef struct {
 
 /*
  * Text of the events from *next (at first 0) on, and behind them the names of process and tracks: objects, each with
- * ",\n" before it, as many as fit into buf[size], size >= TRACE_TEXT. Returns its bytes, without a 0 behind them, and moves
- * *next on; 0: that was all. Not recording.
+ * ",\n" before it, as many as fit into buf[size], size >= TRACE_TEXT. Returns its bytes, without a 0
+ * behind them, and moves *next on; 0: that was all. Not recording.
  */
 enum { TRACE_TEXT = 1 << 12 };
 int64_t trace_text(const TraceProcess *p, int64_t *next, char *buf, int64_t size);
