@@ -6,10 +6,11 @@
 #   make deps       installs what is missing        make asan       the tests under ASan and UBSan
 #   make test-ranks every layout as processes       make test-faults ranks that die, freeze or hang at every place
 #   make test-launchers mpirun, torchrun, Slurm     make test-files every crash state, flipped bit and failing call
+#   make test-grid  every schedule beside every other way to cut a model, and checkpoints between them
 #   make fuzz       libFuzzer on everything that reads bytes from outside, FUZZ_SECONDS=120 each (test/fuzz/README.md)
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
-#   FULL=1          with test-slow, test-ranks, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
+#   FULL=1          with test-slow, test-ranks, test-grid, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
@@ -120,7 +121,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out %/gloo.o,$(filter 
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all deps deps-dev deps-launchers demo test fuzz cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
+.PHONY: all deps deps-dev deps-launchers demo test fuzz cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -316,7 +317,7 @@ test-launchers: deps-launchers
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
 	@BUILD=$(BUILD) test/run.sh launchers
 
-test-slow test-files: test-%: deps-dev
+test-slow test-files test-grid: test-%: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
 	@BUILD=$(BUILD) test/run.sh $*
 

@@ -26,6 +26,7 @@ done
 
 export WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MEGATRAIN_LAUNCHER_PID=$$
 export MEGATRAIN_JOB=${MEGATRAIN_JOB:-launch.$$.$EPOCHREALTIME} # another one on the same port is no concern
+export MEGATRAIN_LAUNCHER_WORDS="${*:2}" # a mistake in them is every rank's, and rank 0 says it
 export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
 cores=$(nproc)
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / n > 1 ? cores / n : 1))}

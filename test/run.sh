@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, faults, files, launchers, slow,
+# Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
 # asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in four orders of threads), emu-asan, emu-tsan, emu-bugs.
-# TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, faults, slow and emu-bugs try their lists in full, not the part that
+# TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, grid, faults, slow and emu-bugs try their lists in full, not the part that
 # covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
 # does not, or that exits otherwise than that line says, counts as one failure.
 set -u
@@ -14,8 +14,9 @@ logs=$BUILD/test-logs
 mkdir -p "$logs"
 
 quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_keys.sh test/test_plan.sh
-    test/test_bad_input.sh test/test_preprocess.sh test/test_data_sets.sh test/test_resume.sh test/test_watch.sh test/test_timeline.sh
-    test/test_ranks.sh test/test_cuda_ranks.sh test/test_faults.sh test/test_launchers.sh)
+    test/test_bad_input.sh test/test_preprocess.sh test/test_data_sets.sh test/test_resume.sh test/test_watch.sh
+    test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh test/test_cuda_ranks.sh test/test_faults.sh
+    test/test_launchers.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
@@ -32,6 +33,7 @@ quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
 asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
 ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
 faults) commands=(test/test_faults.sh ${FULL:+test/test_preprocess.sh}); export MEGATRAIN_FAULTS=$extent ;;
+grid) commands=("$BUILD/test/test_pipeline" test/test_pipeline.sh); export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
 slow) mapfile -t commands < <(echo test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)
@@ -41,7 +43,7 @@ emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh 'EMU_CLOSED=0|test/tes
 emu-asan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export ASAN_OPTIONS=detect_leaks=0 ;;
 emu-tsan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;
-*) echo "usage: test/run.sh quick|ranks|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
+*) echo "usage: test/run.sh quick|ranks|grid|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
 esac
 
 # run_one COMMAND: prints one report, leaves its counts in a file of the lane's

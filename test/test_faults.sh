@@ -172,13 +172,13 @@ turn=0
 of_each() {
     for rank in 0 1 2 3; do
         if [ $((turn % 4)) = $rank ]; then again=yes; elif [ "$all" = all ]; then again=no; else continue; fi
-        at $rank ${1% *} ${1#* } "${@:2}"
+        at $rank "${1% *}" "${1##* }" "${@:2}"
     done
     turn=$((turn + 1)) again=yes
 }
 # of one rank, each time another
 of_one() {
-    at $((turn % 4)) ${1% *} ${1#* } "${@:2}"
+    at $((turn % 4)) "${1% *}" "${1##* }" "${@:2}"
     turn=$((turn + 1))
 }
 if [ -n "$all" ]; then
@@ -199,6 +199,31 @@ else
     at 2 reduce-scatter-i64 5 loop
     again=yes
     at 2 save 2 kill
+fi
+
+# ---- a rank of a pipeline ----
+
+# Most ranks of a chain wait in a message for one that waits, too: the culprit is the one that nobody is waited for by.
+# (with empty stages for embedding and head: the bits of the same run)
+chain=(parallel.tp=1 parallel.pp=4 'parallel.layout=E|t|t|L')
+vee=(parallel.tp=1 parallel.pp=2 'parallel.layout=E|t|t|L' parallel.schedule=zb-v "${overlap[@]}")
+if [ -n "$all" ]; then
+    for place in 'forward 9' 'backward 9' 'messages 20' 'exchange 20' 'norm 5' 'update 5' 'sum-i64 5' 'save 2'; do
+        of_each "$place" kill "${chain[@]}"
+    done
+    for place in 'input half 9' 'weight half 9' 'exchange 12' 'reduce 5'; do of_each "$place" kill "${vee[@]}"; done
+    for rank in 0 2 3; do
+        for place in "forward 9" "backward 9" "exchange 20"; do at $rank ${place% *} ${place#* } loop "${chain[@]}"; done
+        at $rank exchange 20 stop "${chain[@]}"
+    done
+    of_each 'messages 12' loop "${vee[@]}"
+    at 1 exchange 12 stop "${vee[@]}"
+else
+    again=no
+    at 0 forward 9 loop "${chain[@]}"
+    at 3 exchange 20 stop "${chain[@]}"
+    again=yes
+    at 2 backward 9 kill "${chain[@]}"
 fi
 
 # ---- before all have met ----

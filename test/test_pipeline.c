@@ -2,10 +2,13 @@
  * Pipelines: the same model under every schedule, cut over thread ranks, gives the hash of one rank alone: losses,
  * weights and both moments, in global plain order. Each rank does, sends and keeps what was planned for it (tiny.h).
  *
- * test_pipeline [case]; MEGATRAIN_PIPELINES=all runs all combinations instead of a covering subset.
+ * test_pipeline [case]. What is cut into many combinations is covered in part: every schedule and every layout with one of
+ * two models. MEGATRAIN_PIPELINES=each (make test-grid) walks a grid of shapes in which each meets two of the other
+ * ways to cut a model, else one of sixteen does; MEGATRAIN_PIPELINES=all is all of it.
  */
 #include <math.h>
 
+#include "pipeline/simulate.h"
 #include "test.h"
 #include "tiny.h"
 
@@ -28,6 +31,12 @@ static TrainSpec model(bool llama, int layers)
     s.global_batch = 16;
     s.bucket_bytes = BUCKET_BYTES;
     return s;
+}
+
+static bool extent_is(const char *word)
+{
+    const char *set = getenv("MEGATRAIN_PIPELINES");
+    return set && !strcmp(set, word);
 }
 
 static int ones(int n) { return n ? n : 1; }
@@ -67,26 +76,95 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
 
 #define CHECK_LIST(spec, want, list) check_layouts(&(spec), (want), (list), (int)(sizeof(list) / sizeof *(list)))
 
-/* Every synchronous schedule on 2 and 4 ranks, tied embeddings with dropout and untied ones. */
-static void check_schedules(bool llama, int pp)
+/* Two models, and what one rank makes of them: tied embeddings with dropout, untied ones with few heads of keys. */
+typedef struct {
+    TrainSpec spec[2];
+    uint64_t want[2];
+} Models;
+
+static Models two_models(int layers)
 {
-    const TrainSpec s = model(llama, 8);
     const Layout alone = { .pp = 1 };
-    const uint64_t want = hash_of(&s, &alone);
-    for (int i = 0; schedule_name(i); i++) {
-        Layout l = { .schedule = schedule_name(i), .pp = pp };
-        const ScheduleSpec shape = { .name = l.schedule, .ranks = pp, .microbatches = 8 };
-        Schedule made = { 0 };
-        if (schedule_make(&shape, &made) == ERR_OK && made.versions == VERSIONS_STEP && made.stages <= 8)
-            check_layouts(&s, want, &l, 1);
-        schedule_free(&made);
+    Models m;
+    for (int llama = 0; llama < 2; llama++) {
+        m.spec[llama] = model(llama, layers);
+        m.want[llama] = hash_of(&m.spec[llama], &alone);
     }
+    return m;
 }
 
-TEST(gpt2_every_schedule_on_two_ranks) { check_schedules(false, 2); }
-TEST(gpt2_every_schedule_on_four_ranks) { check_schedules(false, 4); }
-TEST(llama_every_schedule_on_two_ranks) { check_schedules(true, 2); }
-TEST(llama_every_schedule_on_four_ranks) { check_schedules(true, 4); }
+/* With one of the two models, number `turn`; with both when all is asked for. */
+static void check_one(const Models *m, int turn, const Layout *l)
+{
+    for (int llama = 0; llama < 2; llama++)
+        if (extent_is("all") || turn % 2 == llama) check_layouts(&m->spec[llama], m->want[llama], l, 1);
+}
+
+static void check_each(const Models *m, const Layout *list, int count)
+{
+    for (int i = 0; i < count; i++) check_one(m, i, &list[i]);
+}
+
+#define CHECK_EACH(models, list) check_each(&(models), (list), (int)(sizeof(list) / sizeof *(list)))
+
+/* Is it a schedule that updates at the end of a step, legal for these micro-batches and at most 8 blocks? */
+static bool fits(const Layout *l)
+{
+    const ScheduleSpec shape = { .name = l->schedule, .ranks = l->pp, .microbatches = 8, .chunks = l->chunks };
+    Schedule s;
+    const bool fit = !schedule_make(&shape, &s) && s.versions == VERSIONS_STEP && s.stages <= 8;
+    schedule_free(&s);
+    return fit;
+}
+
+static void check_schedules(int pp)
+{
+    const Models m = two_models(8);
+    int count = 0;
+    for (int i = 0; schedule_name(i); i++) {
+        const Layout l = { .schedule = schedule_name(i), .pp = pp };
+        if (!fits(&l)) continue;
+        check_one(&m, i + pp / 2, &l);
+        count++;
+    }
+    CHECK_MSG(count >= 18, "only %d schedules", count);
+}
+
+TEST(every_schedule_on_two_ranks) { check_schedules(2); }
+TEST(every_schedule_on_four_ranks) { check_schedules(4); }
+
+/* The grid: every schedule, whole and split, on 2 and 4 ranks with up to 4 chunks, beside each other way to cut a model. */
+TEST(grid)
+{
+    static const Layout ways[] = {
+        { .tp = 2, .sp = 1 },
+        { .dp = 2, .overlap = 1 },
+        { .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP },
+        { .recompute = RECOMPUTE_SELECTIVE, .zero = 1 },
+        { .tp = 2, .recompute = RECOMPUTE_FULL },
+    };
+    enum { WAYS = sizeof ways / sizeof *ways };
+    const bool sample = !extent_is("each") && !extent_is("all");
+    const Models m = two_models(8);
+    int count = 0, shapes = 0;
+    for (int i = 0; schedule_name(i); i++)
+        for (int shape = 0; shape < 2 * 2 * 3; shape++) {
+            char name[64];
+            snprintf(name, sizeof name, "%s%s", schedule_name(i), shape / 6 ? "+split" : "");
+            const Layout plain = { .schedule = name, .pp = shape % 2 ? 4 : 2, .chunks = 1 << shape / 2 % 3 };
+            if (!fits(&plain)) continue;
+            for (int k = 0, turn = shapes++; k < WAYS && !(sample && turn % 16); k++) {
+                if (!extent_is("all") && k != turn % WAYS && k != (turn + 2) % WAYS) continue;
+                Layout l = ways[k];
+                l.schedule = name, l.pp = plain.pp, l.chunks = plain.chunks;
+                if (l.dp && !strstr(name, "bhalf")) l.micro = 1; /* as many micro-batches as the shape is legal for */
+                check_one(&m, turn + k, &l);
+                count++;
+            }
+        }
+    printf("    %d combinations of %d shapes\n", count, shapes);
+    CHECK_MSG(count >= (sample ? 8 : 60), "only %d combinations", count);
+}
 
 /* Pipelines beside everything else that cuts a model. */
 TEST(mixed_layouts)
@@ -118,11 +196,8 @@ TEST(mixed_layouts)
         { "dualpipe", .pp = 4, .zero = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "gems", .pp = 2, .dp = 2, .overlap = 1 },
     };
-    for (int llama = 0; llama < 2; llama++) {
-        const TrainSpec s = model(llama, 8);
-        const Layout alone = { .pp = 1 };
-        CHECK_LIST(s, hash_of(&s, &alone), list);
-    }
+    const Models m = two_models(8);
+    CHECK_EACH(m, list);
 }
 
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
@@ -134,11 +209,8 @@ TEST(layouts_by_hand)
         { "zb-v", "E|t|tt|L", .pp = 2 },        { "chimera", "Et|ttL", .pp = 2, .zero = 1 },
         { "1f1b", "Et|(t)*2,|L", .pp = 3 },     { "1f1b", "E,t*3,|L", .pp = 2, .recompute = RECOMPUTE_FULL },
     };
-    for (int llama = 0; llama < 2; llama++) {
-        const TrainSpec s = model(llama, 3);
-        const Layout alone = { .pp = 1 };
-        CHECK_LIST(s, hash_of(&s, &alone), list);
-    }
+    const Models m = two_models(3);
+    CHECK_EACH(m, list);
 }
 
 /* Documents apart, their ends without loss; and fewer micro-batches than stages. */
@@ -185,6 +257,7 @@ TEST(what_does_not_fit)
         { { "1f1b", .pp = 8 }, "'4' blocks cannot be shared by '8' pipeline stages", "of at most 4" },
         { { "1f1b", .pp = 2, .chunks = 2 }, "has 1 chunk a rank, not 2", "" },
         { { "chimera", .pp = 3 }, "an even number of ranks", "4 ranks, 8 micro-batches" },
+        { { "zb-h1+split", .pp = 2 }, "backwards are split already", "" },
         { { "chimera-bhalf", .pp = 2, .micro = 1 }, "cuts a micro-batch into 2", "train.micro_batch=2" },
         { { "dualpipev", .pp = 2, .micro = 8 }, "at least twice as many micro-batches", "2 ranks, 4 micro-batches" },
         { { "interleaved", .pp = 2, .group = 1 }, "needs groups of at least as many", "groups of 2" },
@@ -205,6 +278,53 @@ TEST(what_does_not_fit)
         { { "1f1b", "E(t*60000)*60000L", .pp = 1 }, "too many blocks", parts },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse(&cases[i].layout, cases[i].why, cases[i].hint);
+}
+
+/* Where all stages of a rank keep equally much, saves are the simulator's peak of units times that. */
+static void check_saves(const TrainSpec *s, const Schedule *made, int rank)
+{
+    const TinyRun r = run_of(s, &(Layout){ .schedule = made->name, .pp = made->ranks, .micro = 1,
+                                              .recompute = s->model.recompute });
+    MemoryPlan p;
+    OK(trainer_plan(&r.spec, r.grid, rank, &p));
+    const int64_t I = p.stages[0].save[REGION_I], W = p.stages[0].save[REGION_W];
+    bool alike = true;
+    for (int i = 1; i < p.stage_count; i++) alike &= !memcmp(p.stages[i].save, p.stages[0].save, sizeof p.stages[0].save);
+    const int to_w = simulate_peak(made, rank, false), to_i = simulate_peak(made, rank, true);
+    if (alike)
+        CHECK_MSG(p.save == to_w * W + to_i * I, "%s rank %d: %lld, %d of %lld and %d of %lld", made->name, rank,
+                  (long long)p.save, to_w, (long long)W, to_i, (long long)I);
+}
+
+/* By recomputation, which changes what a unit keeps and not how many are kept. */
+TEST(saves_are_the_simulators_peaks)
+{
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++)
+        for (int i = 0; schedule_name(i); i++) {
+            TrainSpec s = model(true, 8);
+            const ScheduleSpec shape = { .name = schedule_name(i), .ranks = 4, .microbatches = 16 };
+            Schedule made = { 0 };
+            bool two_way = false;
+            OK(schedule_two_way(shape.name, &two_way));
+            s.model.recompute = (Recompute)recompute;
+            if (schedule_make(&shape, &made) == ERR_OK && made.versions == VERSIONS_STEP && made.stages <= 8 &&
+                made.unit_div == 1)
+                for (int rank = 0; rank < 4; rank++) check_saves(&s, &made, rank);
+            schedule_free(&made);
+        }
+}
+
+/* 1F1B holds p - r micro-batches on rank r. */
+TEST(one_forward_one_backward_in_flight)
+{
+    const TrainSpec s = model(true, 8);
+    const TinyRun r = run_of(&s, &(Layout){ "1f1b", .pp = 4, .micro = 1 });
+    for (int rank = 0; rank < 4; rank++) {
+        MemoryPlan p;
+        OK(trainer_plan(&r.spec, r.grid, rank, &p));
+        CHECK(p.stages[0].in_flight == 4 - rank && p.stages[0].stage == rank && p.stages[0].layers == 2);
+        CHECK(p.save == (4 - rank) * (p.stages[0].save[REGION_I] + p.stages[0].save[REGION_W]));
+    }
 }
 
 TEST_MAIN

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# What `megatrain plan` prints against closed forms: bytes of state a rank, and bytes that each communicator sends. That a
-# run takes and sends what is planned, test_layouts and test_memory show.
+# What `megatrain plan` prints against closed forms: bytes of state a rank, and bytes that each communicator sends; of a
+# pipeline what its ranks hold and send. That a run takes and sends what is planned, test_layouts, test_memory and
+# test_pipeline show.
 . "$(dirname "$0")/lib.sh"
 
 cat >plan.ini <<'EOI'
@@ -156,4 +157,162 @@ done <<'EOL'
 8 1 false 1 llama bf16
 4 1 false 0 llama bf16
 EOL
+
+# ---- pipelines: 16 blocks, 4 micro-batches of 2 samples a pipeline rank and more
+
+cat >pipeline.py <<'EOP'
+"""pipeline.py PP DP MICROBATCHES SCHEDULE CHUNKS GOLDEN <plan's output: prints what differs from the closed forms."""
+import re
+import sys
+
+pp, dp, m = (int(x) for x in sys.argv[1:4])
+schedule, chunks = sys.argv[4], int(sys.argv[5])
+text = sys.stdin.read()
+hidden, layers, seq, vocab = 64, 16, 32, 257
+padded = 384  # a multiple of 8 blocks of 16
+message = 4 * 2 * seq * hidden
+two_way, wave = schedule.startswith("chimera"), schedule in ("zb-v", "v-half", "v-min", "dualpipev", "hanayo")
+stages = pp * chunks
+bad, seen = [], 0
+
+
+def want(what, got, expected):
+    global seen
+    seen += 1
+    if got != expected:
+        bad.append(f"{what}: {got}, not {expected}")
+
+
+def between(what, got, least, most):
+    global seen
+    seen += 1
+    if not least <= got <= most:
+        bad.append(f"{what}: {got}, not in {least} to {most}")
+
+
+def row(name):
+    line = re.search(rf"^ +{re.escape(name)} +(.*)$", text, re.M)
+    return [int(x.replace(",", "")) for x in re.findall(r"([\d,]+) +[\d.]+ (?:[KMGT]i)?B", line[1])] if line else []
+
+
+def rank_of(replica, stage):
+    turn, r = divmod(stage, pp)
+    return pp - 1 - r if replica or (wave and turn % 2) else r
+
+
+# who holds what
+held = [[] for _ in range(pp)]
+for replica in range(1 + two_way):
+    for stage in range(stages):
+        held[rank_of(replica, stage)].append((stage, replica))
+lines = [[int(x) for x in re.findall(r"\d+", found.replace(",", ""))] for found in
+         re.findall(r"^  (?:pp rank \d+ )? +(\d+ +[01] +\d+ +\d+ +[\d,]+ +[\d,]+)(?: +[\d,]+ +[\d,]+)?", text, re.M)]
+of_rank, at = [], 0
+for r in range(pp):
+    of_rank.append(lines[at:at + len(held[r])])
+    at += len(held[r])
+    want(f"stages of rank {r}", sorted((q[0], q[1]) for q in of_rank[r]), sorted(held[r]))
+want("lines of stages", len(lines), at)
+
+# weights: a block, the table and positions on the first stage, norm and head on the last, which is the table again unless
+# the rank has it already
+block = 4 * hidden * hidden + 8 * hidden * hidden + (3 + 1 + 4 + 1) * hidden + 4 * hidden
+weights = row("weights (fp32)")
+for r in range(pp):
+    count = 0
+    for stage, replica in held[r]:
+        count += block * layers // stages
+        count += (padded + seq) * hidden if stage == 0 else 0
+        count += 2 * hidden if stage == stages - 1 else 0
+        count += padded * hidden if stage == stages - 1 and (0, replica) not in held[r] else 0
+    between(f"weights of rank {r}", weights[r], 4 * count, 4 * count + 4 * 64 * (4 + 12 * layers))
+
+# messages: between stages of different ranks one activation forth and one gradient back for each micro-batch
+sent = [0] * pp
+for replica in range(1 + two_way):
+    for stage in range(stages - 1):
+        a, b = rank_of(replica, stage), rank_of(replica, stage + 1)
+        if a != b:
+            sent[a] += message * m // (1 + two_way)
+            sent[b] += message * m // (1 + two_way)
+all_sent = sum(sent)
+tables = text.split("communication of one step")[1:]
+for table in tables:
+    names, found = table.split("\n", 1)[0], re.search(r"^ +pp exchange +([\d,]+) +([\d,]+)$", table, re.M)
+    ranks = range(pp) if "every rank" in names else [int(x) for x in re.findall(r"pp rank (\d+)", names)]
+    for r in ranks:
+        want(f"bytes sent by rank {r}", int(found[2].replace(",", "")), sent[r])
+        between(f"exchanges of rank {r}", int(found[1].replace(",", "")), sent[r] // message // 2,
+                2 * all_sent // message)
+        sent[r] = -1
+want("ranks whose messages are shown", sent, [-1] * pp)
+
+# units in flight and what is saved of them
+flight = [[q[3] for q in stage] for stage in of_rank]
+saves = row("saves between forward and backward")
+if schedule == "1f1b":
+    want("in flight", flight, [[min(m, pp - r)] for r in range(pp)])
+elif schedule == "gpipe":
+    want("in flight", flight, [[m]] * pp)
+if schedule in ("1f1b", "gpipe"):
+    want("saves", saves, [flight[r][0] * (of_rank[r][0][4] + of_rank[r][0][5]) for r in range(pp)])
+golden = [line.split("\t") for line in open(sys.argv[6])]
+golden = [g for g in golden if g[0] == {"v-min": "v-min-raw", "hanayo": "hanayo-w1-direct"}.get(schedule, schedule)
+          and g[1:3] == [str(pp), str(m)]]
+if wave:
+    want("rows of the golden table", len(golden), 1)
+    to_w, to_i = ([int(x) for x in golden[0][column].split(",")] for column in (10, 11))
+    for r in range(pp):
+        each_i, each_w = ([q[k] for q in of_rank[r]] for k in (4, 5))
+        between(f"units in flight on rank {r}", to_w[r], max(flight[r]), sum(flight[r]))
+        # (blocks of two sizes, first fit: gaps of up to a fifth)
+        between(f"saves of rank {r}", saves[r], max(to_w[r] * min(each_w), to_i[r] * min(each_i)),
+                (to_w[r] * max(each_w) + to_i[r] * max(each_i)) * 6 // 5)
+
+# boundary buffers: whole messages, at least one to receive and one to send
+buffers = row("buffers between stages")
+for r in range(pp):
+    want(f"parts of messages in the buffers of rank {r}", buffers[r] % message, 0)
+    between(f"buffers of rank {r}", buffers[r] // message, 2, 2 * m * chunks * (1 + two_way))
+for b in bad:
+    print(b)
+sys.exit(bool(bad) or seen < 5 * pp)
+EOP
+golden=$root/test/golden/schedules.tsv
+while read -r pp dp m schedule chunks; do
+    words=(model.layers=16 "${gpt2[@]}" parallel.pp="$pp" parallel.schedule="$schedule" train.global_batch=$((2 * m * dp)))
+    [ "$chunks" = 1 ] || words+=(parallel.vpp="$chunks")
+    "$mt" plan --config plan.ini --world $((pp * dp)) "${words[@]}" run.device=cpu >plan.txt 2>&1
+    args=("$pp" "$dp" "$m" "$schedule" "$chunks" "$golden")
+    check "pp $pp, dp $dp, $m micro-batches, $schedule x $chunks: $(python3 pipeline.py "${args[@]}" <plan.txt 2>&1 | tail -3)" \
+        python3 pipeline.py "${args[@]}" <plan.txt
+done <<'EOL'
+4 1 16 1f1b 1
+4 1 2 1f1b 1
+2 2 8 1f1b 1
+4 1 8 gpipe 1
+4 1 8 interleaved 2
+2 1 8 interleaved 4
+4 1 8 bfs 2
+4 1 8 zb-h1 1
+2 2 8 zb-v 2
+4 1 8 zb-v 2
+4 1 16 v-half 2
+4 1 8 v-min 2
+4 1 8 dualpipev 2
+4 2 8 hanayo 2
+4 1 8 chimera 1
+2 2 8 chimera 1
+EOL
+
+# ---- who is in which group, in both orders of axes
+
+groups() { "$mt" plan --config plan.ini --world 8 model.layers=4 parallel.tp=2 parallel.pp=2 parallel.order="$1" 2>&1 | grep '^groups '; }
+has() { check "$1: '$2' in: $(groups "$1")" grep -qE "^groups  $2( |,|$)" <(groups "$1"); }
+has tp-cp-ep-dp-pp '\(0 1\) \(2 3\) \(4 5\) \(6 7\)   tp'
+has tp-cp-ep-dp-pp '\(0 2\) \(1 3\) \(4 6\) \(5 7\)   dp'
+has tp-cp-ep-dp-pp '\(0 4\) \(1 5\) \(2 6\) \(3 7\)   pp'
+has tp-cp-ep-pp-dp '\(0 1\) \(2 3\) \(4 5\) \(6 7\)   tp'
+has tp-cp-ep-pp-dp '\(0 4\) \(1 5\) \(2 6\) \(3 7\)   dp'
+has tp-cp-ep-pp-dp '\(0 2\) \(1 3\) \(4 6\) \(5 7\)   pp'
 finish

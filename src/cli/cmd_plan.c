@@ -125,9 +125,16 @@ static int64_t moments(const Table *t, const Kind *k)
     return 2 * k->plan.slice_count * dtype_size(F32);
 }
 
+static int64_t boundary(const Table *t, const Kind *k)
+{
+    (void)t;
+    return k->plan.boundary;
+}
+
 static int64_t tables(const Table *t, const Kind *k)
 {
-    return k->plan.state - weights(t, k) - narrow_weights(t, k) - gradients(t, k) - moments(t, k);
+    return k->plan.state - k->plan.boundary - weights(t, k) - narrow_weights(t, k) - gradients(t, k) -
+           moments(t, k);
 }
 
 static int64_t saves(const Table *t, const Kind *k)
@@ -184,6 +191,15 @@ static int64_t comm_bytes(const Table *t, const Kind *k)
     return k->plan.comm_bytes;
 }
 
+static void put_pipeline(const Table *t)
+{
+    const MemoryPlan *p = &t->kinds[0].plan;
+    const int directions = t->grid.bidirectional ? 2 : 1, chunks = p->stage_count / directions;
+    printf("        %s, %d stages%s, %d on each rank; ranks are numbered %s\n", t->spec.pipeline.schedule,
+           t->grid.pp * chunks, directions > 1 ? " in each of two directions" : "", p->stage_count,
+           t->grid.order == ORDER_PP_DP ? "tp, pp, dp" : "tp, dp, pp");
+}
+
 static void put_model(const Table *t)
 {
     const ModelSpec *m = &t->spec.model;
@@ -199,6 +215,7 @@ static void put_model(const Table *t)
     printf("layout  %d rank%s = tp %d x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
            grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
            t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
+    if (t->grid.pp > 1) put_pipeline(t);
     printf("step    %s samples, %s tokens; %s steps\n", commas(a, t->spec.global_batch), commas(b, tokens),
            commas(c, t->cfg->derived.steps));
 }
@@ -232,7 +249,7 @@ static void put_stages(const Table *t)
 {
     if (t->count == 1 && t->kinds[0].plan.stage_count == 1) return;
     printf("\n%-18s %5s %7s %6s %9s %18s %18s %18s %18s\n", "stages", "stage", "replica", "blocks",
-           "in flight", "kept of a unit to I", "to W", "saves of the rank", "rank's total");
+           "in flight", "a unit keeps to I", "to W", "saves of the rank", "rank's total");
     for (int i = 0; i < t->count; i++) {
         const MemoryPlan *p = &t->kinds[i].plan;
         for (int s = 0; s < p->stage_count; s++) {
@@ -267,6 +284,7 @@ static void put_memory(const Table *t)
     put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", gradients);
     put_row(t, "moments", moments);
     put_row(t, "tables, batches, statistics", tables);
+    if (t->grid.pp > 1) put_row(t, "buffers between stages", boundary);
     put_row(t, "saves between forward and backward", saves);
     put_row(t, "scratch of a layer call", scratch);
     put_row(t, "workspace of kernels, at most", workspace);
@@ -330,11 +348,42 @@ static int64_t grouped_bytes(const MemoryPlan *p, int group)
     return n;
 }
 
-/* What each communicator sends, call by call. */
-static void put_comm(const MemoryPlan *p)
+static bool same_comm(const Kind *a, const Kind *b)
 {
-    if (!p->comm_bytes) return;
-    printf("\n%-36s %15s %18s\n", "communication of one step, first rank", "calls", "bytes sent");
+    return !memcmp(a->plan.comm, b->plan.comm, sizeof a->plan.comm);
+}
+
+/* "pp rank 1, pp rank 2": the kinds that send what kind `first` does. */
+static void put_senders(const Table *t, int first)
+{
+    int alike = 0, named = 0;
+    for (int i = first; i < t->count; i++) alike += same_comm(&t->kinds[first], &t->kinds[i]);
+    if (alike == t->count) alike = 0;
+    for (int i = first; i < t->count && named < alike && named < COLUMNS; i++) {
+        char name[80];
+        if (!same_comm(&t->kinds[first], &t->kinds[i])) continue;
+        kind_name(t, &t->kinds[i], name, sizeof name);
+        printf("%s%s", named++ ? "; " : "", name);
+    }
+    if (!alike) puts("every rank");
+    else if (named < alike) printf("; and %d more kinds of ranks\n", alike - named);
+    else putchar('\n');
+}
+
+static bool shown_before(const Table *t, int kind)
+{
+    for (int i = 0; i < kind; i++)
+        if (same_comm(&t->kinds[i], &t->kinds[kind])) return true;
+    return false;
+}
+
+/* What each communicator sends, call by call; ranks that send the same share a table. */
+static void put_comm(const Table *t, int kind)
+{
+    const MemoryPlan *p = &t->kinds[kind].plan;
+    if (!p->comm_bytes || shown_before(t, kind)) return;
+    printf("\n%-36s %15s %18s   ", "communication of one step", "calls", "bytes sent");
+    put_senders(t, kind);
     for (int i = 0; i < WORLD_COMMS; i++)
         for (int k = 0; k < COMM_KIND_COUNT && grouped_bytes(p, i); k++) {
             char name[64], a[32], b[32];
@@ -400,7 +449,7 @@ static Err print_plan(Table *t)
     put_memory(t);
     put_stages(t);
     put_work(t);
-    put_comm(&t->kinds[0].plan);
+    for (int kind = 0; kind < t->count; kind++) put_comm(t, kind);
     return ERR_OK;
 }
 

@@ -40,8 +40,8 @@ static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region
     Arena *a = &slot->slot.region[r];
     const int number = a->number;
     const bool poison = a->poison;
-    TRY(heap_take(&e->heap, s->save_bytes[r], &slot->block[r]));
-    arena_init(a, names[r], (void *)((uintptr_t)e->heap.base + (uintptr_t)slot->block[r].offset),
+    TRY(heap_take(&e->heap[r], s->save_bytes[r], &slot->block[r]));
+    arena_init(a, names[r], (void *)((uintptr_t)e->heap[r].base + (uintptr_t)slot->block[r].offset),
                s->save_bytes[r]);
     a->number = number;
     a->poison = poison;
@@ -53,7 +53,7 @@ static void give_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Regio
     Arena *a = &slot->slot.region[r];
     if (a->peak_bytes > s->peak_bytes[r]) s->peak_bytes[r] = a->peak_bytes;
     arena_release(a, 0);
-    heap_give(&e->heap, slot->block[r]);
+    heap_give(&e->heap[r], slot->block[r]);
     slot->block[r] = (SaveBlock){ 0 };
 }
 
@@ -234,15 +234,19 @@ static Err walk_saves(Executor *e, const ActionList *list)
     return ERR_OK;
 }
 
-Err executor_need(Executor *e, const ActionList *list, bool training, int64_t *bytes)
+Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT])
 {
-    SaveHeap *h = &e->heap;
-    const SaveHeap real = *h;
+    int64_t peaks[REGION_COUNT];
     e->training = training;
-    h->peak_bytes = 0;
+    for (int r = 0; r < REGION_COUNT; r++) {
+        peaks[r] = e->heap[r].peak_bytes;
+        e->heap[r].peak_bytes = 0;
+    }
     Err err = walk_saves(e, list);
-    *bytes = h->peak_bytes;
-    h->peak_bytes = real.peak_bytes;
+    for (int r = 0; r < REGION_COUNT; r++) {
+        bytes[r] = e->heap[r].peak_bytes;
+        e->heap[r].peak_bytes = peaks[r];
+    }
     return err;
 }
 

@@ -88,8 +88,8 @@ struct Executor {
     Tensor sums; /* [3] i64, ops.def loss_sum */
     ExecutorHooks hooks;
     const ExecutorCompute *compute; /* NULL until executor_init: the model's */
-    SaveHeap heap;
-    Tensor *buffers; /* [buffer_count] boundary buffers, [R, D] */
+    SaveHeap heap[REGION_COUNT];    /* a region each: blocks of one size then leave no gaps */
+    Tensor *buffers;                /* [buffer_count] boundary buffers, [R, D] */
     int buffer_count;
     int *moving;           /* [buffer_count] transfer that a buffer is part of, -1: none */
     Transfer *transfers;   /* [buffer_count + 1] */
@@ -115,8 +115,8 @@ Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 
-/* Bytes of save memory that a list needs with s->save_bytes as they are. Uses e->heap's table: before the first run. */
-Err executor_need(Executor *e, const ActionList *list, bool training, int64_t *bytes);
+/* Bytes of save memory that a list needs with s->save_bytes as they are. Uses e->heap's tables: before the first run. */
+Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT]);
 
 /* training: a step's list, with dropout; else a list of forwards for the loss alone. Returns when all its messages have
  * gone. */

@@ -69,6 +69,15 @@ static Err make_shares(const PartsSpec *spec, const Schedule *s, SetupArena *set
     return stage_shares(spec->model, layout_of(spec), s->stages, *out);
 }
 
+/* Whether a schedule's backwards are split already only its lists show. */
+static Err split_check(const ScheduleSpec *asked)
+{
+    Schedule made;
+    Err err = schedule_make(asked, &made);
+    schedule_free(&made);
+    return err;
+}
+
 Err parts_check(const PartsSpec *spec, int ranks)
 {
     ScheduleSpec asked;
@@ -77,6 +86,7 @@ Err parts_check(const PartsSpec *spec, int ranks)
     StageShare *shares;
     TRY(read_pipeline(spec, ranks, &asked));
     Err err = schedule_shape(&asked, &s);
+    if (!err && s.split) err = split_check(&asked);
     if (err && *layout_of(spec) && !spec->pipeline.chunks)
         err = err_prefix(err, "parallel.layout='%s', %d stages for %d ranks", layout_of(spec),
                          asked.chunks * ranks, ranks);

@@ -38,7 +38,7 @@ typedef struct {
 } Parts;
 
 /* What parts_open says of the specification alone, for `ranks` pipeline ranks: ERR_CONFIG with the rule and what would
- * fit. Holds no memory, and makes no lists. */
+ * fit. Keeps no memory. */
 Err parts_check(const PartsSpec *spec, int ranks);
 
 /* ERR_CONFIG where the schedule, the layout and the shape do not fit. Owns: release with parts_release, also after an

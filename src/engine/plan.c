@@ -221,12 +221,16 @@ static Err count_saves(Trainer *t, MemoryPlan *p)
 {
     Executor *e = &t->executor;
     const int rank = t->world->pp_rank;
-    int64_t step = 0, forward;
+    int64_t step[REGION_COUNT] = { 0 }, forward[REGION_COUNT];
     for (int i = 0; i < e->stage_count; i++)
         memcpy(e->stages[i].save_bytes, e->stages[i].peak_bytes, sizeof e->stages[i].peak_bytes);
-    if (!t->spec.forward_only) TRY(executor_need(e, &t->parts.step.rank[rank], true, &step));
-    TRY(executor_need(e, &t->parts.forward.rank[rank], false, &forward));
-    p->save = forward > step ? forward : step;
+    if (!t->spec.forward_only) TRY(executor_need(e, &t->parts.step.rank[rank], true, step));
+    TRY(executor_need(e, &t->parts.forward.rank[rank], false, forward));
+    p->save = 0;
+    for (int r = 0; r < REGION_COUNT; r++) {
+        p->save_region[r] = forward[r] > step[r] ? forward[r] : step[r];
+        p->save += p->save_region[r];
+    }
     return ERR_OK;
 }
 
@@ -261,9 +265,11 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
 {
     World world;
     Trainer t;
-    MemoryPlan unlimited = {
-        .state = UNLIMITED, .save = UNLIMITED_SAVES, .scratch = UNLIMITED, .staging = UNLIMITED
-    };
+    MemoryPlan unlimited = { .state = UNLIMITED,
+                             .save = UNLIMITED_SAVES,
+                             .save_region = { UNLIMITED_SAVES / 2 },
+                             .scratch = UNLIMITED,
+                             .staging = UNLIMITED };
     for (int i = 0; i < PARTS_STAGES; i++)
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
     *out = (MemoryPlan){ 0 };

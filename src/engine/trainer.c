@@ -156,6 +156,17 @@ static Err open_buffers(Trainer *t)
     return ERR_OK;
 }
 
+/* One behind the other in the save memory. */
+static Err open_heaps(Trainer *t, int slots)
+{
+    SaveHeap *heap = t->executor.heap;
+    const int64_t first = t->plan.save_region[REGION_I], all = t->save.size_bytes;
+    char *behind = (char *)((uintptr_t)t->save.base + (uintptr_t)first);
+    ASSERT(first <= all);
+    TRY(heap_init(&heap[REGION_I], t->save.base, first, slots, &t->setup));
+    return heap_init(&heap[REGION_W], behind, all - first, slots, &t->setup);
+}
+
 static Err open_executor(Trainer *t)
 {
     Executor *e = &t->executor;
@@ -176,7 +187,7 @@ static Err open_executor(Trainer *t)
     for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
     TRY(open_buffers(t));
     TRY(executor_init(e, &t->setup));
-    return heap_init(&e->heap, t->save.base, t->save.size_bytes, REGION_COUNT * slots, &t->setup);
+    return open_heaps(t, slots);
 }
 
 static Err open_stores(Trainer *t)
@@ -263,6 +274,7 @@ static Err open_parts(Trainer *t)
 Err trainer_check(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;
+    if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
     return parts_check(&spec, grid.pp);
@@ -338,7 +350,8 @@ MemoryPlan trainer_peak(const Trainer *t)
 {
     const Executor *e = &t->executor;
     MemoryPlan p = { .state = t->state.peak_bytes,
-                     .save = e->heap.peak_bytes,
+                     .save = e->heap[REGION_I].peak_bytes + e->heap[REGION_W].peak_bytes,
+                     .save_region = { e->heap[REGION_I].peak_bytes, e->heap[REGION_W].peak_bytes },
                      .stage_count = e->stage_count,
                      .scratch = t->scratch.peak_bytes,
                      .workspace = t->device.workspace_bytes,

@@ -68,7 +68,8 @@ typedef struct {
 /* Bytes of one rank; what `megatrain plan` prints. */
 typedef struct {
     int64_t state; /* weights, gradients, moments, tables, batches, boundary buffers */
-    int64_t save;  /* of all units in flight, over all stages */
+    int64_t save;  /* of all units in flight, over all stages; of it by region: */
+    int64_t save_region[REGION_COUNT];
     StagePlan stages[PARTS_STAGES];
     int stage_count;
     int64_t boundary; /* of state: the boundary buffers */

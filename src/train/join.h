@@ -15,8 +15,8 @@
 Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig_atomic_t *stop, char **text);
 
 /*
- * A mistake in the configuration, which every rank finds in the same words and file: rank 0's error line says it. The
- * first rank of another host, whose file may be another, says it as a warning. Returns `err`.
+ * A mistake in the configuration, which every rank finds in the same words and file: rank 0's error line says it. With
+ * scripts/launch.sh a rank knows that it was given other words, and says its own; else it warns. Returns `err`.
  */
 Err join_said_once(const Boot *boot, Err err);
 
