@@ -301,7 +301,7 @@ static Means means_of(const Timeline *t, int stage)
     return m;
 }
 
-/* A simulated B takes I and W together: where a stage has B beside I and W, both are stretched to what they took in all. */
+/* A simulated B takes I and W together: where a stage has B beside I and W, both are stretched to what all took. */
 static StageCost cost_of(const Timeline *t, int stage)
 {
     const Means m = means_of(t, stage);
