@@ -66,10 +66,19 @@ static uint64_t hash_of(const TrainSpec *spec, const Layout *l)
     return r.hash;
 }
 
+/* Under a sanitizer (MEGATRAIN_LAYOUTS=short) one layout in four is run. */
+static bool left_out(void)
+{
+    static int turn;
+    const char *set = getenv("MEGATRAIN_LAYOUTS");
+    return set && !strcmp(set, "short") && turn++ % 4;
+}
+
 static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *list, int count)
 {
     for (int i = 0; i < count; i++) {
         const Layout *l = &list[i];
+        if (left_out()) continue;
         const uint64_t h = hash_of(spec, l);
         CHECK_MSG(h == want, "%s layout '%s' pp %d x %d, tp %d sp %d dp %d zero %d overlap %d recompute %d micro %d",
                   l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,

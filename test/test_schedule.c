@@ -3,6 +3,7 @@
  * thousands of other shapes, and programs that are broken on purpose (test_schedule_broken.c).
  */
 #include "pipeline/check.h"
+#include "pipeline/chart.h"
 #include "pipeline/simulate.h"
 #include "test.h"
 
@@ -588,6 +589,87 @@ TEST(in_flight)
     OK(schedule_make(&(ScheduleSpec){ "zb-h1", 4, 8 }, &s));
     CHECK(schedule_in_flight(&s, 0, 3, false) == 4 && schedule_in_flight(&s, 0, 3, true) == 1);
     schedule_free(&s);
+}
+
+/* ---- many simulations of one schedule; measured spans ---- */
+
+static void check_again(const Schedule *s, Simulator *r, const StageCost each)
+{
+    const SimulateCosts costs = { .each = each };
+    const Simulation *again;
+    Simulation once;
+    OK(simulate(s, &costs, &once));
+    OK(simulator_run(r, &costs, &again));
+    CHECK(again->makespan == once.makespan && again->ideal == once.ideal && again->bubble == once.bubble);
+    for (int k = 0; k < s->ranks; k++)
+        CHECK(!memcmp(again->span[k], once.span[k], (size_t)s->rank[k].count * sizeof(Span)));
+    simulation_free(&once, s);
+}
+
+TEST(simulator_runs_again)
+{
+    static const char *const names[] = { "1f1b", "zb-v", "dualpipe" };
+    for (int i = 0; i < 3; i++) {
+        Schedule s;
+        Simulator *r;
+        OK(schedule_make(&(ScheduleSpec){ .name = names[i], .ranks = 4, .microbatches = 8 }, &s));
+        OK(simulator_open(&s, &r));
+        check_again(&s, r, (StageCost){ 5, 3, 7 });
+        check_again(&s, r, (StageCost){ 1, 1, 1 }); /* shorter than the one before */
+        simulator_close(r);
+        schedule_free(&s);
+    }
+}
+
+/* With even work the share is that of the bubble in the makespan; pairs share their time, whether both begin at once as
+ * simulated or one after the other as measured. */
+TEST(share_of_idle_time)
+{
+    static const char *const names[] = { "gpipe", "zb-h1", "dualpipev" };
+    for (int i = 0; i < 3; i++) {
+        Schedule s;
+        Simulation sim;
+        OK(schedule_make(&(ScheduleSpec){ .name = names[i], .ranks = 4, .microbatches = 8 }, &s));
+        OK(simulate(&s, &(SimulateCosts){ .each = { 1, 1, 1 } }, &sim));
+        const double idle = simulation_idle(&s, &sim);
+        CHECK_CLOSE(idle, sim.bubble / sim.makespan, 1e-12, "%s", names[i]);
+        CHECK(idle > 0);
+        for (int r = 0; r < s.ranks; r++)
+            for (int k = 0; k < s.rank[r].count; k++)
+                if (s.rank[r].action[k].flags & ACTION_PAIR)
+                    sim.span[r][k].end = sim.span[r][k + 1].start += (sim.span[r][k].end - sim.span[r][k].start) / 2;
+        CHECK_CLOSE(simulation_idle(&s, &sim), idle, 1e-12, "%s, in turn", names[i]);
+        simulation_free(&sim, &s);
+        schedule_free(&s);
+    }
+}
+
+/* Pictures of long times, many digits and many ranks stay below the bound. */
+TEST(pictures_have_room)
+{
+    static const ScheduleSpec shapes[] = { { .name = "1f1b", .ranks = 1, .microbatches = 1 },
+                                           { .name = "zb-v", .ranks = 16, .microbatches = 70 },
+                                           { .name = "dualpipe", .ranks = 8, .microbatches = 700 },
+                                           { .name = "pipedream", .ranks = 4, .microbatches = 50 } };
+    for (int i = 0; i < 4; i++) {
+        Schedule s;
+        Simulation sim;
+        char *text = NULL;
+        size_t size = 0;
+        OK(schedule_make(&shapes[i], &s));
+        OK(simulate(&s, &(SimulateCosts){ .each = { 1e7 / 3, 1e6 / 7, 1.23456789e-4 } }, &sim));
+        const ChartRuns runs = { .title = "t", .figures = "f", .unit = "ms", .name = { "a", "b" }, .run = { &sim, &sim },
+                                 .runs = 2 };
+        FILE *f = open_memstream(&text, &size);
+        chart_svg_runs(&s, &runs, f);
+        fclose(f);
+        CHECK_MSG((int64_t)size <= chart_svg_bytes(&s, 2), "%s: %zu of %lld bytes", s.name, size,
+                  (long long)chart_svg_bytes(&s, 2));
+        CHECK((int64_t)size > chart_svg_bytes(&s, 2) / 4);
+        free(text);
+        simulation_free(&sim, &s);
+        schedule_free(&s);
+    }
 }
 
 TEST_MAIN

@@ -7,7 +7,7 @@
  *   trace_stop();
  *   trace_close();
  *
- * Several processes in one file: each records, trace_halt, then trace_text gives its events as text (train/timeline.h).
+ * Several processes in one file: each records, trace_halt, then trace_text gives its events (train/timeline.h).
  *
  * While nothing is recorded, a call costs one load and a branch. Events go into a ring that trace_open allocated:
  * nothing else allocates, and the newest TRACE_EVENTS events are kept; a warning says how many were lost. Names are
@@ -47,8 +47,8 @@ typedef struct {
 
 void trace_begin_with(const char *name, const TraceArgs *args); /* copied */
 
-/* An arrow from the span that is open here at its start to the one open at its end, in any thread or process. `id` is
- * its own among all arrows, 0 to 2^40 - 1. */
+/* An arrow from the span that is open here at its start to the one open at its end, in any thread or process. `id`
+ * is its own among all arrows, 0 to 2^40 - 1. */
 void trace_arrow(const char *name, int64_t id, bool end);
 
 /* `number` tells counters of one name apart: each pair has a track. */
@@ -72,9 +72,9 @@ typedef struct {
 } TraceProcess;
 
 /*
- * Text of the events from *next (at first 0) on, and behind them the names of process and tracks: objects, each with
- * ",\n" before it, as many as fit into buf[size], size >= TRACE_TEXT. Returns its bytes, without a 0 behind them, and moves
- * *next on; 0: that was all. Not recording.
+ * Text of the events from *next (at first 0) on, and behind them the names of process and tracks: objects, each
+ * with ",\n" before it, as many as fit into buf[size], size >= TRACE_TEXT. Returns its bytes, without a 0 behind
+ * them, and moves *next on; 0: that was all. Not recording.
  */
 enum { TRACE_TEXT = 1 << 12 };
 int64_t trace_text(const TraceProcess *p, int64_t *next, char *buf, int64_t size);

@@ -115,7 +115,8 @@ Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 
-/* Bytes of save memory that a list needs with s->save_bytes as they are. Uses e->heap's tables: before the first run. */
+/* Bytes of save memory that a list needs with s->save_bytes as they are. Uses e->heap's tables: before the
+ * first run. */
 Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT]);
 
 /* training: a step's list, with dropout; else a list of forwards for the loss alone. Returns when all its messages have

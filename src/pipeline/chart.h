@@ -30,8 +30,8 @@ void chart_text(const Schedule *s, const Simulation *sim, FILE *out);
 void chart_svg(const Schedule *s, const Simulation *sim, FILE *out);
 
 /*
- * The same of one or two runs of a schedule, one below the other at one scale, such as a step that was measured above
- * the one that was planned. Spans may come from a clock; the time of each run begins at 0.
+ * The same of one or two runs of a schedule, one below the other at one scale, such as a step that was measured
+ * above the one that was planned. Spans may come from a clock; the time of each run begins at 0.
  */
 typedef struct {
     const char *title, *figures; /* the first two lines; together the description for screen readers */

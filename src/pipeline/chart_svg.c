@@ -1,6 +1,6 @@
 /*
- * Pictures of schedules: chart_svg and chart_svg_runs of chart.h. From back to front: a hatched track a rank, on which idle
- * time shows; computes; unit numbers. Pairs that overlap share their time, one above the other.
+ * Pictures of schedules: chart_svg and chart_svg_runs of chart.h. From back to front: a hatched track a rank, on
+ * which idle time shows; computes; unit numbers. Pairs that overlap share their time, one above the other.
  *
  *   colours  two sets, chosen by the reader's browser (prefers-color-scheme); kinds also differ in lightness
  *   size     the shortest compute is CELL wide, within limits; schedules of more than DETAIL computes have

@@ -229,7 +229,8 @@ static bool legal_with(Schedule *s, int ranks, int microbatches, int group)
     return !s->kind->rule(s);
 }
 
-/* First with two chunks instead of one, then with other micro-batches, then with another group, then with other ranks too; true if one was found. */
+/* First with two chunks instead of one, then with other micro-batches, then with another group, then with
+ * other ranks too; true if one was found. */
 static bool find_legal(const Schedule *wanted, Schedule *out)
 {
     const Schedule *w = wanted;

@@ -136,7 +136,8 @@ typedef struct {
  */
 Err schedule_make(const ScheduleSpec *spec, Schedule *out);
 
-/* Its figures alone, without lists: `rank` and `unit_replica` stay NULL, nothing is owned. ERR_CONFIG as schedule_make. */
+/* Its figures alone, without lists: `rank` and `unit_replica` stay NULL, nothing is owned. ERR_CONFIG as
+ * schedule_make. */
 Err schedule_shape(const ScheduleSpec *spec, Schedule *out);
 
 /* The same placement with forwards alone (evaluation); of two replicas only the first is used. */

@@ -38,13 +38,13 @@ typedef struct {
 Err simulate(const Schedule *s, const SimulateCosts *costs, Simulation *out);
 void simulation_free(Simulation *sim, const Schedule *s);
 
-/* The same many times over, with memory taken once. `out` belongs to the simulator, and holds until the next run. */
+/* The same many times over, with memory taken once. `out` is the simulator's, and holds until the next run. */
 typedef struct Simulator Simulator;
 Err simulator_open(const Schedule *s, Simulator **out); /* ERR_MEMORY */
 Err simulator_run(Simulator *r, const SimulateCosts *costs, const Simulation **out);
 void simulator_close(Simulator *r);
 
-/* Share of the ranks' time, from 0 to the last compute's end, in which they compute nothing. Of measured spans, too. */
+/* Share of the ranks' time, from 0 to the last compute's end, without compute. Of measured spans, too. */
 double simulation_idle(const Schedule *s, const Simulation *sim);
 
 /* Most units held on a rank from F to the end of W (or of I), over all of its stages. */

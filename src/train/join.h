@@ -9,8 +9,8 @@
 
 /*
  * Opens the ranks that `boot` is one of. stop: of RanksOptions. *text: the resolved configuration as text, which
- * config.ini and every checkpoint hold; the caller frees it, also after an error. ERR_CONFIG of grid_spec before anybody
- * waits for anybody; errors of ranks_open.
+ * config.ini and every checkpoint hold; the caller frees it, also after an error. ERR_CONFIG of grid_spec
+ * before anybody waits for anybody; errors of ranks_open.
  */
 Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig_atomic_t *stop, char **text);
 

@@ -301,7 +301,7 @@ static Means means_of(const Timeline *t, int stage)
     return m;
 }
 
-/* A simulated B takes I and W together: where a stage has B beside I and W, both are stretched to what they took in all. */
+/* A simulated B takes I and W together: where a stage has B beside I and W, both are stretched to what all took. */
 static StageCost cost_of(const Timeline *t, int stage)
 {
     const Means m = means_of(t, stage);
@@ -311,23 +311,26 @@ static StageCost cost_of(const Timeline *t, int stage)
     return (StageCost){ .f = m.mean[ACT_F], .i = by * m.mean[ACT_I], .w = by * m.mean[ACT_W] };
 }
 
-static double clock_error_ms(const Timeline *t)
+static void say_clocks(const Timeline *t, char *text, size_t size)
 {
     int64_t worst = 0;
     for (int r = 1; r < t->trainer->world->size; r++)
         if (t->clocks[r].ahead && t->clocks[r].error > worst) worst = t->clocks[r].error;
-    return 1e-6 * (double)worst;
+    if (worst) snprintf(text, size, "clocks agree within %.2g ms", 1e-6 * (double)worst);
+    else snprintf(text, size, "one clock");
 }
 
 static Err draw(Timeline *t, const Simulation *plan, const TimelineFigures *f)
 {
-    char title[LINE_BYTES], figures[LINE_BYTES], measured[LINE_BYTES], planned[LINE_BYTES];
+    char title[LINE_BYTES], figures[LINE_BYTES], measured[LINE_BYTES], planned[LINE_BYTES],
+        clocks[LINE_BYTES / 4];
+    say_clocks(t, clocks, sizeof clocks);
     snprintf(title, sizeof title, "step %lld", (long long)t->trainer->step);
     snprintf(figures, sizeof figures,
              "bubble %.1f %%, simulated %.1f %%: the share of all ranks' time, from the first compute to the "
-             "end of the "
-             "last, without compute; clocks agree within %.2g ms",
-             100 * f->bubble, 100 * f->bubble_simulated, clock_error_ms(t));
+             "end of "
+             "the last, without compute; %s",
+             100 * f->bubble, 100 * f->bubble_simulated, clocks);
     snprintf(measured, sizeof measured, "measured: %.4g ms, bubble %.1f %%", t->measured.makespan,
              100 * f->bubble);
     snprintf(planned, sizeof planned,
