@@ -46,6 +46,7 @@ xent_stats_kernel                           loads16
 xent_bwd_kernel                             loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
 zero_kernel                                 stores16
+add_acc_kernel                              - neighbours of 4 or 8 bytes a thread, one table a step
 grad_stats_kernel                           loads16
 adamw_kernel                                loads16 stores16
 cast_kernel<.*,float>                       loads16
