@@ -131,14 +131,12 @@ static int64_t aligned(int64_t bytes) { return (bytes + 255) & ~(int64_t)255; }
 /* The messages, in places in pinned memory. */
 static Err place_messages(Staged *g, const CommRequest *r, CommMessage *staged)
 {
-    int64_t end = 0;
+    int64_t end = 0, at = 0;
     for (int i = 0; i < r->message_count; i++) end += aligned(r->messages[i].bytes);
     TRY(reserve(g, end));
-    char *place = g->messages;
-    for (int i = 0; i < r->message_count; i++) {
+    for (int i = 0; i < r->message_count; at += aligned(r->messages[i++].bytes)) {
         staged[i] = r->messages[i];
-        staged[i].data = place;
-        place += aligned(staged[i].bytes);
+        staged[i].data = r->messages[i].bytes ? g->messages + at : NULL; /* (if all are empty there is no memory) */
     }
     return ERR_OK;
 }
