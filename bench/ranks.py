@@ -1,5 +1,6 @@
-"""What ranks cost: tokens a second of two ranks with a thread each beside one rank of two threads, on two cores, and
-the time that eight ranks take to meet and open their groups. A section of bench/run.py.
+"""What ranks cost: tokens a second of two ranks with a thread each beside one rank of two threads, on two cores; of a
+pipeline of two beside two data-parallel ranks; and the time that eight ranks take to meet and open their groups. A
+section of bench/run.py.
 
 Whole runs of `megatrain` take turns; of each, the step times that it wrote itself, without the first.
 """
@@ -15,9 +16,9 @@ import tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
 VOCAB = 50257
-MODELS = [  # name, layers, width, heads, micro-batch, context
-    ("124M B4 T64", 12, 768, 12, 4, 64),
-    ("30M B8 T256", 6, 384, 6, 8, 256),
+MODELS = [  # name, layers, width, heads, micro-batch, context, stages of about the same FLOP
+    ("124M B4 T64", 12, 768, 12, 4, 64, "Et*9|t*3L"),
+    ("30M B8 T256", 6, 384, 6, 8, 256, "Et*6|L"),
 ]
 DP = ["parallel.zero=1", "parallel.overlap_grad=true", "parallel.overlap_param=true"]
 LAYOUTS = [  # name, micro-batches a step of all ranks, keys, aim
@@ -50,18 +51,27 @@ def launch(ranks, threads, words):
     return p.stderr
 
 
-def step_ms(folder, ranks, threads, words, steps):
+def metrics(folder, ranks, threads, words, steps):
+    """What the run wrote of its steps, without the first."""
     with tempfile.TemporaryDirectory(dir=folder) as out:
         launch(ranks, threads, [*words, f"train.steps={steps + 1}", f"run.dir={out}/run"])
         with open(f"{out}/run/metrics.jsonl") as f:
-            return [json.loads(line)["step_ms"] for line in f if '"step_ms"' in line][1:]
+            return [json.loads(line) for line in f if '"step_ms"' in line][1:]
+
+
+def step_ms(*a):
+    return [line["step_ms"] for line in metrics(*a)]
+
+
+def model_keys(layers, hidden, heads, micro, seq):
+    return [f"model.layers={layers}", f"model.hidden={hidden}", f"model.heads={heads}", f"model.seq={seq}",
+            f"train.micro_batch={micro}"]
 
 
 def layouts(folder, rounds, steps):
     rows = []
-    for name, layers, hidden, heads, micro, seq in MODELS:
-        model = [f"model.layers={layers}", f"model.hidden={hidden}", f"model.heads={heads}", f"model.seq={seq}",
-                 f"train.micro_batch={micro}"]
+    for name, *shape, _ in MODELS:
+        model, micro = model_keys(*shape), shape[3]
         for layout, micro_batches, keys, aim in LAYOUTS:
             base = ["--config", f"{folder}/ranks.ini", *model, f"train.global_batch={micro * micro_batches}"]
             one, two = [], []
@@ -74,6 +84,31 @@ def layouts(folder, rounds, steps):
             print(f"{name:12} {layout:24} one rank {min(one):8.1f} ms, two {min(two):8.1f}  "
                   f"tokens/s {ratio['best']:.2f} (best) {ratio['median']:.2f} (median)"
                   + (f"  aim {aim}" if aim else ""), flush=True)
+    return rows
+
+
+def pipelines(folder, rounds, steps):
+    """1F1B against data parallelism: what is left of its speed when the idle time of the schedule is taken away. The
+    bubble is the simulator's, with the costs that the stages had in a step of this run."""
+    rows = []
+    steps = max(steps, 2)  # the traced step writes its line one step later
+    for name, *shape, layout in MODELS:
+        base = ["--config", f"{folder}/ranks.ini", *model_keys(*shape), f"train.global_batch={shape[3] * 16}"]
+        pp = [f"log.trace_steps={steps}", "parallel.pp=2", "parallel.schedule=1f1b", f"parallel.layout={layout}"]
+        dp_ms, pp_ms, bubbles = [], [], []
+        for _ in range(rounds):
+            dp_ms += step_ms(folder, 2, 1, base + DP, steps)
+            lines = metrics(folder, 2, 1, base + pp, steps)
+            pp_ms += [line["step_ms"] for line in lines]
+            bubbles += [line["bubble_simulated"] for line in lines if "bubble_simulated" in line]
+        bubble = statistics.median(bubbles)
+        ratio = {"best": min(dp_ms) / min(pp_ms), "median": statistics.median(dp_ms) / statistics.median(pp_ms)}
+        rows.append({"config": name, "layout": layout, "aim": 0.9, "dp_ms": dp_ms, "pp_ms": pp_ms,
+                     "bubble_simulated": bubble, **ratio})
+        print(f"{name:12} pp 2, 1f1b, 16 micro-batches dp 2 {min(dp_ms):8.1f} ms, pp 2 {min(pp_ms):8.1f}  "
+              f"tokens/s {ratio['best']:.2f} (best) {ratio['median']:.2f} (median) of dp 2, bubble {bubble:.3f}: "
+              f"{ratio['best'] / (1 - bubble):.2f} {ratio['median'] / (1 - bubble):.2f} of what it leaves  aim 0.9",
+              flush=True)
     return rows
 
 
@@ -95,4 +130,5 @@ def section(rounds, steps):
         with open(f"{folder}/ranks.ini", "w") as f:
             f.write(f"[run]\ndevice = cpu\n[model]\nvocab = {VOCAB}\n[data]\ntrain = {folder}/tokens\n"
                     "[optim]\nschedule = constant\n[checkpoint]\nevery = 0\n[parallel]\ntimeout_s = 600\n")
-        return {"start_s": start(folder, rounds), "layouts": layouts(folder, rounds, steps)}
+        return {"start_s": start(folder, rounds), "layouts": layouts(folder, rounds, steps),
+                "pipelines": pipelines(folder, rounds, steps)}
