@@ -162,7 +162,9 @@ static void open_buffers(Sleeper *s, int rank)
 static void open_sleeper(Sleeper *s, const ScheduleSpec *spec, Comm *pp, Stream *stream)
 {
     Executor *e = &s->executor;
-    OK(schedule_make(spec, &s->schedule));
+    ScheduleSpec expected = *spec;
+    expected.costs = s->cost;
+    OK(schedule_make(&expected, &s->schedule));
     OK(simulate(&s->schedule, &(SimulateCosts){ .stage = s->cost }, &s->sim));
     setup_init(&s->setup);
     e->pp = pp;

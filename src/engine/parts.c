@@ -98,13 +98,32 @@ Err parts_check(const PartsSpec *spec, int ranks)
     return err;
 }
 
-static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks)
+/* By the products' FLOP: what a stage takes is not known before it has run. */
+static Err make_costs(const PartsSpec *spec, const StageShare *shares, int stages, SetupArena *setup,
+                      const StageCost **out)
+{
+    StageCost *costs;
+    TRY(setup_array(setup, stages, &costs));
+    for (int i = 0; i < stages; i++) {
+        const double flop = stage_flop_per_token(spec->model, shares[i]);
+        const bool again = spec->model->recompute == RECOMPUTE_FULL;
+        costs[i] = (StageCost){ .f = flop, .i = again ? 2 * flop : flop, .w = flop };
+    }
+    *out = costs;
+    return ERR_OK;
+}
+
+static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks, SetupArena *setup)
 {
     ScheduleSpec s;
+    Schedule shape;
     TRY(read_pipeline(spec, ranks, &s));
+    TRY(schedule_shape(&s, &shape));
+    TRY(check_units(spec, &shape));
+    TRY(make_shares(spec, &shape, setup, &p->shares));
+    TRY(make_costs(spec, p->shares, shape.stages, setup, &s.costs));
     TRY(schedule_make(&s, &p->step));
-    TRY(check_units(spec, &p->step));
-    s.chunks = p->step.chunks;
+    s.chunks = shape.chunks;
     s.microbatches = spec->microbatches;
     s.batches = 0;
     return schedule_forward(&s, &p->forward);
@@ -161,9 +180,8 @@ Err parts_open(Parts *p, const PartsSpec *spec, const World *w, SetupArena *setu
 {
     const int ranks = w->grid.pp;
     *p = (Parts){ 0 };
-    TRY(make_schedules(p, spec, ranks));
+    TRY(make_schedules(p, spec, ranks, setup));
     ASSERT(w->grid.bidirectional == (p->step.replicas > 1));
-    TRY(make_shares(spec, &p->step, setup, &p->shares));
     TRY(setup_array(setup, ranks * p->step.replicas, &p->registries));
     TRY(setup_array(setup, p->step.replicas * p->step.chunks, &p->stages));
     TRY(register_whole(p, spec, w, setup));

@@ -256,3 +256,12 @@ int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 {
     return 6 * params_unpadded + 12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
 }
+
+double stage_flop_per_token(const ModelSpec *spec, StageShare share)
+{
+    const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
+    const double attention = 2 * D * (2 * heads + 2 * spec->kv_heads) * C + 4 * heads * C * (double)spec->seq;
+    const double mlp = 2 * D * (double)spec->ffn * (spec->activation == ACT_SWIGLU ? 3 : 2);
+    const double head = share.head ? 2 * D * (double)spec->padded_vocab : 0;
+    return share.layer_count * (attention + mlp) + head + D; /* (rows pass through an empty stage, too) */
+}

@@ -121,6 +121,8 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
                       Tensor *sin);
 
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6 N + 12 L C T */
+/* Of one stage's forward, without recomputation: of the products alone, and never 0. */
+double stage_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, int layer);

@@ -15,8 +15,13 @@
 #include "pipeline/simulate.h"
 #include "pipeline/table.h"
 
-/* What stamps are made with. Other costs would move messages in the lists, and never endanger them. */
-static const SimulateCosts unit_costs = { .each = { 1, 1, 1 } };
+/* What stamps are made with. Other costs move messages in the lists, and never endanger them. */
+static SimulateCosts costs_of(const Schedule *s)
+{
+    for (int i = 0; s->costs && i < s->stages; i++)
+        ASSERT(s->costs[i].f > 0 && s->costs[i].i > 0 && s->costs[i].w > 0);
+    return (SimulateCosts){ .each = { 1, 1, 1 }, .stage = s->costs };
+}
 
 static Err no_memory(const Schedule *s)
 {
@@ -116,10 +121,11 @@ static Err lower_with(Schedule *s, const Simulation *sim, Schedule *messages)
 Err pass_lower(Schedule *s)
 {
     Simulation sim;
+    const SimulateCosts costs = costs_of(s);
     Schedule messages = *s; /* the same shape with lists of its own */
     messages.rank = calloc((size_t)s->ranks, sizeof *messages.rank);
     messages.unit_replica = NULL;
-    Err err = messages.rank ? simulate(s, &unit_costs, &sim) : no_memory(s);
+    Err err = messages.rank ? simulate(s, &costs, &sim) : no_memory(s);
     if (!err) err = lower_with(s, &sim, &messages);
     if (messages.rank) simulation_free(&sim, s);
     schedule_free(&messages);

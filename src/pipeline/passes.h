@@ -14,9 +14,9 @@ Err pass_split(Schedule *s);
 Err pass_sync(Schedule *s);
 
 /*
- * Messages. A simulation with unit costs stamps each message with the end of its producer. On each rank
- * computes (by end) and messages (by stamp) are merged; at equal times computes come first, and messages of one
- * stamp form one group, in the order (payload, replica, stage, unit) on both sides.
+ * Messages. A simulation with the costs that stages are expected to have stamps each message with the end of its
+ * producer. On each rank computes (by end) and messages (by stamp) are merged; at equal times computes come first, and
+ * messages of one stamp form one group, in the order (payload, replica, stage, unit) on both sides.
  *
  * So a receive stands before the compute that runs when its message is sent, not behind it: a rank that computes
  * cannot begin to receive, and until it does the sender's group and all that follow it wait.

@@ -198,6 +198,7 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     s->group = k->grouped && spec->group ? spec->group : spec->ranks;
     s->batches = k->batches && spec->batches ? spec->batches : k->batches ? k->batches : 1;
     s->cap = spec->cap;
+    s->costs = spec->costs;
     TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
     TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
     if (k->waves) TRY(in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)));
@@ -303,6 +304,7 @@ static Err finish(Schedule *s)
     TRY(check_compute(s));
     TRY(pass_lower(s));
     TRY(pass_buffers(s));
+    s->costs = NULL;
     TRY(check_messages(s));
     TRY(check_rendezvous(s));
     return check_cap(s);

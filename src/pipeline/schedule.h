@@ -99,6 +99,11 @@ typedef struct {
     int buffers; /* boundary buffers of the rank */
 } ActionList;
 
+/* Times of a stage, in any unit of time. */
+typedef struct {
+    double f, i, w; /* of one unit; B takes i + w */
+} StageCost;
+
 /* What is asked for. Zero stands for the schedule's usual value. */
 typedef struct {
     const char
@@ -109,6 +114,8 @@ typedef struct {
     int waves;   /* hanayo: two chunks a rank each */
     int batches; /* batches of `microbatches` that an asynchronous list covers */
     int cap;     /* refuse if more units than this are held between F and W on a rank, over its stages */
+    /* [stages], positive: what stages are expected to take, for the order of messages; NULL: all the same */
+    const StageCost *costs;
 } ScheduleSpec;
 
 typedef struct ScheduleKind ScheduleKind;
@@ -123,9 +130,10 @@ typedef struct {
     Placement placement;
     Versions versions;
     bool forward_only, split;
-    bool no_memory;        /* a list could not grow; schedule_make reports it */
-    uint8_t *unit_replica; /* [units] the replica that computes it */
-    ActionList *rank;      /* [ranks] */
+    const StageCost *costs; /* the specification's, while the schedule is made */
+    bool no_memory;         /* a list could not grow; schedule_make reports it */
+    uint8_t *unit_replica;  /* [units] the replica that computes it */
+    ActionList *rank;       /* [ranks] */
 } Schedule;
 
 /*

@@ -8,10 +8,6 @@
 #include "pipeline/schedule.h"
 
 typedef struct {
-    double f, i, w; /* of one unit; B takes i + w */
-} StageCost;
-
-typedef struct {
     StageCost each;          /* of every stage, unless: */
     const StageCost *stage;  /* [stages], or NULL */
     double latency;          /* of a message between two ranks */
