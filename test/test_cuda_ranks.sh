@@ -7,30 +7,8 @@
 launch="$root/scripts/launch.sh"
 export OMP_NUM_THREADS=1
 make_tiny
-cat >ranks.ini <<'EOI'
-[model]
-layers = 2
-hidden = 32
-heads = 4
-seq = 16
-dropout = 0.1
-attention_dropout = 0.1
-[parallel]
-bucket_mb = 1
-[train]
-micro_batch = 2
-global_batch = 8
-steps = 5
-[optim]
-lr = 3e-3
-warmup = 2
-clip = 0.5
-[data]
-train = a
-valid = b
-[checkpoint]
-every = 0
-EOI
+make_ini ranks.ini model.layers=2 model.hidden=32 model.heads=4 model.seq=16 model.dropout=0.1 \
+    model.attention_dropout=0.1 train.global_batch=8 train.steps=5 optim.lr=3e-3
 
 gpus() { "$mt" doctor 2>/dev/null | grep -c '^gpu [0-9]'; }
 export EMU_DEVICES=8

@@ -12,33 +12,8 @@ launch="$root/scripts/launch.sh"
 export OMP_NUM_THREADS=1
 make_tiny
 
-cat >pipe.ini <<'EOI'
-[model]
-layers = 8
-hidden = 32
-heads = 4
-seq = 32
-[parallel]
-bucket_mb = 1
-seq_blocks = 4
-[train]
-micro_batch = 2
-global_batch = 16
-steps = 12
-eval_every = 4
-eval_batches = 2
-[optim]
-lr = 1e-2
-min_lr = 1e-3
-warmup = 2
-clip = 0.5
-[data]
-train = a
-valid = b
-[checkpoint]
-every = 0
-keep = 0
-EOI
+make_ini pipe.ini model.layers=8 model.hidden=32 model.heads=4 model.seq=32 parallel.seq_blocks=4 train.global_batch=16 \
+    train.steps=12 train.eval_every=4 train.eval_batches=2 optim.lr=1e-2 optim.min_lr=1e-3 checkpoint.keep=0
 gpt2=(model.tied=true model.dropout=0.1 model.attention_dropout=0.1)
 llama=(model.arch=llama model.kv_heads=2 model.tied=false)
 

@@ -21,17 +21,43 @@ steps = 10
 EOI
 make_tiny
 
+cat >wants.py <<'EOP'
+"""What the two programs below expect."""
+import sys
+
+bad, seen = [], 0
+
+
+def want(what, got, expected):
+    between(what, got, expected, expected)
+
+
+def between(what, got, least, most):
+    global seen
+    seen += 1
+    if not least <= got <= most:
+        bad.append(f"{what}: {got}, not {least}" + (f" to {most}" if least != most else ""))
+
+
+def finish(least):
+    """Prints what differs; fails for that, and where fewer things than this were looked at."""
+    for b in bad:
+        print(b)
+    sys.exit(bool(bad) or seen < least)
+EOP
+
 cat >closed.py <<'EOP'
 """closed.py RANKS TP SP ZERO MODEL KIND <plan's output: prints what differs from the closed forms."""
 import re
 import sys
+
+from wants import between, finish, want
 
 ranks, tp, sp, zero = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "true", sys.argv[4] == "1"
 model, kind = sys.argv[5:]
 text = sys.stdin.read()
 dp, layers, hidden, head_dim, tokens = ranks // tp, 3, 64, 8, 2 * 32
 micro_batches = 16 // 2 // dp
-bad, seen = [], 0
 
 
 def number(s):
@@ -46,20 +72,6 @@ def column(name):
 def calls(name):
     found = re.search(rf"^ +{re.escape(name)} +([\d,]+) +([\d,]+)$", text, re.M)
     return (number(found[1]), number(found[2])) if found else (0, 0)
-
-
-def want(what, got, expected):
-    global seen
-    seen += 1
-    if got != expected:
-        bad.append(f"{what}: {got}, not {expected}")
-
-
-def between(what, got, least, most):
-    global seen
-    seen += 1
-    if not least <= got <= most:
-        bad.append(f"{what}: {got}, not in {least} to {most}")
 
 
 line = re.search(r"([\d.]+) bytes of state a parameter of the rank \(([\d,]+)\); (\d+) buckets?, ([\d,]+) elements", text)
@@ -116,9 +128,7 @@ if sharing > 1:  # its k and v are gathered, their gradients summed
     whole_head = 4 * 2 * tokens * head_dim
     want("kv all-gather", calls("kv all-gather"), (n, n * part(whole_head, sharing)))
     want("kv reduce-tree", calls("kv reduce-tree"), (n, n * 2 * part(whole_head, sharing)))
-for b in bad:
-    print(b)
-sys.exit(bool(bad) or seen < 2)
+finish(2)
 EOP
 
 llama=(model.arch=llama model.qk_norm=true model.tied=false model.ffn=256)
@@ -165,6 +175,8 @@ cat >pipeline.py <<'EOP'
 import re
 import sys
 
+from wants import between, finish, want
+
 pp, dp, m = (int(x) for x in sys.argv[1:4])
 schedule, chunks = sys.argv[4], int(sys.argv[5])
 text = sys.stdin.read()
@@ -173,21 +185,6 @@ padded = 384  # a multiple of 8 blocks of 16
 message = 4 * 2 * seq * hidden
 two_way, wave = schedule.startswith("chimera"), schedule in ("zb-v", "v-half", "v-min", "dualpipev", "hanayo")
 stages = pp * chunks
-bad, seen = [], 0
-
-
-def want(what, got, expected):
-    global seen
-    seen += 1
-    if got != expected:
-        bad.append(f"{what}: {got}, not {expected}")
-
-
-def between(what, got, least, most):
-    global seen
-    seen += 1
-    if not least <= got <= most:
-        bad.append(f"{what}: {got}, not in {least} to {most}")
 
 
 def row(name):
@@ -276,9 +273,7 @@ buffers = row("buffers between stages")
 for r in range(pp):
     want(f"parts of messages in the buffers of rank {r}", buffers[r] % message, 0)
     between(f"buffers of rank {r}", buffers[r] // message, 2, 2 * m * chunks * (1 + two_way))
-for b in bad:
-    print(b)
-sys.exit(bool(bad) or seen < 5 * pp)
+finish(5 * pp)
 EOP
 golden=$root/test/golden/schedules.tsv
 while read -r pp dp m schedule chunks; do

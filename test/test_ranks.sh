@@ -11,32 +11,8 @@ launch="$root/scripts/launch.sh"
 export OMP_NUM_THREADS=1
 make_tiny
 
-cat >ranks.ini <<'EOI'
-[model]
-layers = 2
-hidden = 64
-heads = 8
-seq = 32
-dropout = 0.1
-attention_dropout = 0.1
-[parallel]
-bucket_mb = 1
-seq_blocks = 4
-[train]
-micro_batch = 2
-global_batch = 16
-steps = 20
-[optim]
-lr = 1e-2
-min_lr = 1e-3
-warmup = 2
-clip = 0.5
-[data]
-train = a
-valid = b
-[checkpoint]
-every = 0
-EOI
+make_ini ranks.ini model.layers=2 model.hidden=64 model.heads=8 model.seq=32 model.dropout=0.1 \
+    model.attention_dropout=0.1 parallel.seq_blocks=4 train.global_batch=16 train.steps=20 optim.lr=1e-2 optim.min_lr=1e-3
 gpt2=(model.tied=true model.bias=true)
 llama=(model.arch=llama model.kv_heads=2 model.qk_norm=true model.tied=false) # tp 4 and 8: ranks share kv heads
 
