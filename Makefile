@@ -116,7 +116,7 @@ $(BUILD)/test/fuzz_choices: CFLAGS += $(CUDA_INC)
 # The fuzz targets under libFuzzer: by clang, and so is what they read with; the rest of the library is as it is.
 FUZZER      := $(BUILD)/fuzz
 FUZZ_LINKED := $(FUZZ:$(BUILD)/test/%=$(FUZZER)/%)
-FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out %/gloo.o,$(filter \
+FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(BUILD)/%.o),$(filter \
                  $(addprefix $(BUILD)/src/,base/% data/% ckpt/% comm/% train/metrics.o train/svg.o),$(OBJ))))
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
