@@ -173,6 +173,29 @@ for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "
 check "an undecorated train command, too" bash -c "cd '$dir' && '$mt' train --config tiny.ini 2>/dev/null"
 run 0 eval --config tiny.ini
 for w in loss perplexity bits_per_byte; do says out "^$w [0-9.]+$"; done
+cp "$dir/out" "$dir/eval6"
+run 0 eval --run runs/tiny
+check "eval --run: the run's own configuration" cmp -s "$dir/out" "$dir/eval6"
+run 0 eval --run runs/tiny --step 3
+cp "$dir/out" "$dir/eval3"
+check "eval --step: another loss than the newest's" bash -c "! cmp -s '$dir/eval3' '$dir/eval6'"
+check "eval --step: the loss of training's own evaluation" grep -q "^loss $(sed -n 's/.*"step":3,.*"valid_loss":\([0-9.]*\).*/\1/p' \
+    "$dir/runs/tiny/metrics.jsonl" | awk '{ printf "%.6f", $1 }')$" "$dir/eval3"
+for k in load resume; do
+    run 0 eval --config tiny.ini checkpoint.$k=runs/tiny/checkpoints/step-00000003
+    check "eval: checkpoint.$k names the checkpoint" cmp -s "$dir/out" "$dir/eval3"
+    refused 4 "nowhere" eval --config tiny.ini checkpoint.$k=nowhere
+done
+run 0 eval --config tiny.ini --step 3
+check "eval --config --step" cmp -s "$dir/out" "$dir/eval3"
+refused 4 "no checkpoint of step 4 in 'runs/tiny/checkpoints'" eval --run runs/tiny --step 4
+says err "the nearest are of steps 3 and 6"
+refused 2 "needs one of --config FILE and --run DIR" eval
+refused 2 "needs one of --config FILE and --run DIR" eval --config tiny.ini --run runs/tiny
+refused 2 "optim.lrr" eval --run runs/tiny optim.lrr=1
+launch=$PWD/scripts/launch.sh
+(cd "$dir" && "$launch" -n 2 -- "$mt" eval --run runs/tiny --step 3 parallel.tp=2 train.micro_batch=1 >two 2>err)
+check "eval --run on two ranks" cmp -s "$dir/two" "$dir/eval3"
 for p in runs/tiny runs/tiny/checkpoints/step-00000003; do run 0 inspect $p; says out "checksums +every byte"; done
 for p in data/tiny data/tiny.idx data/tiny.bin; do run 0 inspect $p; says out "^documents 1$"; done
 run 0 preprocess --input "$text" --tokenizer byte --output data/odd.bin # writes data/odd.bin.bin
@@ -223,6 +246,9 @@ for s in 1 2; do
     check "top-k 1 is temperature 0" cmp -s "$dir/cold$s" "$dir/out"
 done
 check "temperature 0 knows no seed" cmp -s "$dir/cold1" "$dir/cold2"
+run 0 generate --run runs/tiny --step 3 --prompt "The dög" --tokens 12 --seed 5
+check "generate --step: another model, another text" bash -c "! cmp -s '$dir/said5' '$dir/out'"
+refused 4 "no checkpoint of step 4" generate --run runs/tiny --step 4
 run 0 generate --run runs/tiny --prompt "" --tokens 3
 run 0 generate --run runs/tiny --prompt "$(head -n 5 "$text")" --tokens 3 # longer than model.seq
 run 0 generate --run runs/tiny --prompt only --tokens 0

@@ -149,6 +149,9 @@ enum { CKPT_RESCANS = 10 };
  */
 Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *found);
 
+/* The checkpoint of that step. ERR_CKPT: there is none, with the steps that there are, or it is not valid, and why. */
+Err ckpt_of_step(const char *run_dir, int64_t step, char path[PATH_MAX]);
+
 /* True if the run folder holds a checkpoint, valid or not. */
 bool ckpt_any(const char *run_dir);
 

@@ -135,6 +135,43 @@ Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *fou
     return err;
 }
 
+static Err no_such_step(const char *folder, const CkptEntry *e, int count, int64_t step)
+{
+    int64_t below = -1, above = -1;
+    if (!count) return err_set(ERR_CKPT, "no checkpoint in '%s'", folder);
+    for (int i = 0; i < count; i++) { /* newest first */
+        if (e[i].step > step) above = e[i].step;
+        if (e[i].step < step && below < 0) below = e[i].step;
+    }
+    err_set(ERR_CKPT, "no checkpoint of step %lld in '%s'", (long long)step, folder);
+    if (below >= 0 && above >= 0)
+        return err_hint("the nearest are of steps %lld and %lld", (long long)below, (long long)above);
+    return err_hint("the nearest is of step %lld", (long long)(below < 0 ? above : below));
+}
+
+static Err entry_of_step(const char *folder, const CkptEntry *e, int count, int64_t step, char path[PATH_MAX])
+{
+    bool newer;
+    for (int i = 0; i < count; i++) {
+        if (e[i].step != step) continue;
+        TRY(entry_path(path, folder, e[i]));
+        return check(path, &newer);
+    }
+    return no_such_step(folder, e, count, step);
+}
+
+Err ckpt_of_step(const char *run_dir, int64_t step, char path[PATH_MAX])
+{
+    char folder[PATH_MAX];
+    CkptEntry *e;
+    int count;
+    TRY(folder_name(folder, run_dir));
+    TRY(folder_scan(folder, &e, &count));
+    Err err = entry_of_step(folder, e, count, step, path);
+    free(e);
+    return err;
+}
+
 bool ckpt_any(const char *run_dir)
 {
     char folder[PATH_MAX];

@@ -1,6 +1,6 @@
 /*
- * generate: continues a prompt with a run's newest checkpoint. The checkpoint carries its configuration, so
- * only the run's folder has to be named.
+ * generate: continues a prompt with a run's checkpoint. The checkpoint carries its configuration, so only the run's
+ * folder has to be named.
  *
  * Each token is one forward pass over what the cache of keys and values does not hold yet: the prompt, then one
  * token. Once the text is longer than model.seq its last model.seq tokens take new positions with every token, and
@@ -19,11 +19,13 @@
 #include "train/run.h"
 
 static const char *run_dir, *prompt = "";
-static int64_t token_count = 100, top_k = 0, seed = 1;
+static int64_t step = -1, token_count = 100, top_k = 0, seed = 1;
 static double temperature = 1;
 
 static const Option options[] = {
     { "run", OPTION_TEXT, &run_dir, .required = true, .value = "DIR", .help = "the run's folder" },
+    { "step", OPTION_INT, &step, .low = 0, .high = 9e15, .value = "N",
+      .help = "the checkpoint of that step, not the newest" },
     { "prompt", OPTION_TEXT, &prompt, .value = "TEXT",
       .help = "what to continue; empty: the start of a document" },
     { "tokens", OPTION_INT, &token_count, .low = 0, .high = 1e9, .value = "N",
@@ -148,50 +150,30 @@ static Err generate_with(Generator *g, const Config *cfg)
 {
     TRY(find_tokenizer(cfg));
     TRY(run_open(&g->run, cfg, RUN_GENERATE, NULL));
-    Err err = run_load_newest(&g->run, run_dir);
+    Err err = run_load_weights(&g->run, run_dir, step);
     if (!err) err = start(g);
     if (!err) err = write_text(g);
     run_close(&g->run);
     return err;
 }
 
-/* The configuration as the newest checkpoint has it, on one rank. */
-static Err read_config(Config *cfg, SetupArena *setup)
-{
-    char path[PATH_MAX];
-    bool found;
-    CkptMeta meta;
-    TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
-    if (!found)
-        return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
-               err_hint("train first: megatrain --config FILE");
-    TRY(ckpt_meta(path, setup, &meta));
-    return err_as(
-        config_read(cfg, (ConfigSource){ .path = path, .text = meta.config, .world_size = CONFIG_ANY_WORLD }),
-        ERR_CKPT);
-}
-
 static Err generate(Words rest)
 {
-    (void)rest;
     Config cfg = { 0 };
-    SetupArena setup;
     Generator g = { .out.file = stdout };
     TRY(single_process());
-    setup_init(&setup);
-    Err err = read_config(&cfg, &setup);
+    Err err = config_of_run(&cfg, run_dir, step, rest, CONFIG_ANY_WORLD);
     if (!err) err = generate_with(&g, &cfg);
     free(g.text.ids);
     free(g.logits);
     free(g.sorted);
     config_release(&cfg);
-    setup_release(&setup);
     return err;
 }
 
 const Command command_generate = {
     .name = "generate",
-    .summary = "continue a prompt with a run's newest checkpoint",
+    .summary = "continue a prompt with a run's checkpoint",
     .text = "Prompt and continuation go to stdout as they come, until N tokens or the end of the document. "
             "The same\n"
             "seed gives the same text.\n",

@@ -5,20 +5,36 @@
 #include "train/join.h"
 #include "train/train.h"
 
-static const char *config_path;
+static const char *config_path, *run_dir;
+static int64_t step = -1;
 
-static const Option options[] = {
+static const Option train_options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
 };
 
-/* What all ranks have to say rank 0 says. alone: the world size that counts for one process. */
+static const Option eval_options[] = {
+    { "config", OPTION_TEXT, &config_path, .value = "FILE", .help = "configuration (INI)" },
+    { "run", OPTION_TEXT, &run_dir, .value = "DIR",
+      .help = "a run's folder instead: the configuration is its checkpoint's" },
+    { "step", OPTION_INT, &step, .low = 0, .high = 9e15, .value = "N",
+      .help = "the checkpoint of that step, not the newest" },
+};
+
+/* alone: the world size that counts for one process. */
+static Err read_source(Config *c, const Boot *boot, Words rest, int64_t alone)
+{
+    const int64_t size = boot->size > 1 ? boot->size : alone;
+    return run_dir ? config_of_run(c, run_dir, step, rest, size) : config_arg(c, config_path, rest, size);
+}
+
+/* What all ranks have to say rank 0 says. */
 static Err read_config(Config *c, Boot *boot, Words rest, int64_t alone)
 {
     *c = (Config){ 0 };
     TRY(boot_from_env(boot));
     log_set_rank(boot->rank, boot->size);
     if (boot->rank) log_set_level(LOG_WARN);
-    return join_said_once(boot, config_arg(c, config_path, rest, boot->size > 1 ? boot->size : alone));
+    return join_said_once(boot, read_source(c, boot, rest, alone));
 }
 
 static Err train(Words rest)
@@ -35,8 +51,11 @@ static Err eval(Words rest)
 {
     Config c;
     Boot boot;
+    if (!config_path == !run_dir)
+        return err_set(ERR_CONFIG, "'megatrain eval' needs one of --config FILE and --run DIR"),
+               err_hint("megatrain eval --help");
     Err err = read_config(&c, &boot, rest, CONFIG_ANY_WORLD);
-    if (!err) err = eval_run(&c, &boot);
+    if (!err) err = eval_run(&c, &boot, &(EvalFrom){ run_dir, step });
     config_release(&c);
     return err;
 }
@@ -48,7 +67,7 @@ const Command command_train = {
     .text = "With checkpoint.resume = auto (the default) a run goes on from its newest checkpoint.\n"
             "SIGTERM, SIGUSR1 and the first SIGINT finish the step, write a checkpoint and exit with 75.\n"
             "megatrain config explain lists all keys.\n",
-    OPTIONS(options),
+    OPTIONS(train_options),
     .run = train,
 };
 
@@ -56,8 +75,11 @@ const Command command_eval = {
     .name = "eval",
     .summary = "loss, perplexity and bits per byte on the validation data",
     .rest = REST_OVERRIDES,
-    .text = "train.eval_batches says how many global batches are read, at most the whole validation set.\n"
-            "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
-    OPTIONS(options),
+    .text =
+        "From the newest checkpoint of the run, or the one that --step, checkpoint.load or "
+        "checkpoint.resume\n"
+        "names. train.eval_batches says how many global batches are read, at most the whole validation set.\n"
+        "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
+    OPTIONS(eval_options),
     .run = eval,
 };

@@ -3,6 +3,7 @@
 
 #include <stdlib.h>
 
+#include "ckpt/ckpt.h"
 #include "device/device.h"
 
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
@@ -13,6 +14,44 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
                                           .overrides = overrides.items,
                                           .override_count = overrides.count,
                                           .world_size = world_size });
+}
+
+static Err find_checkpoint(const char *run_dir, int64_t step, char path[PATH_MAX])
+{
+    bool found;
+    if (step >= 0) return ckpt_of_step(run_dir, step, path);
+    TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
+    if (found) return ERR_OK;
+    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
+           err_hint("train first: megatrain --config FILE");
+}
+
+/* First as it is: what is wrong then is the checkpoint's fault. */
+static Err config_of(Config *c, const char *checkpoint, SetupArena *setup, Words overrides,
+                     int64_t world_size)
+{
+    char why[256];
+    CkptMeta meta;
+    TRY(ckpt_meta(checkpoint, setup, &meta));
+    ConfigSource source = { .path = checkpoint, .text = meta.config, .world_size = CONFIG_ANY_WORLD };
+    source.gpus = device_cuda_count(why, sizeof why);
+    TRY(err_as(config_read(c, source), ERR_CKPT));
+    config_release(c);
+    source.overrides = overrides.items;
+    source.override_count = overrides.count;
+    source.world_size = world_size;
+    return config_read(c, source);
+}
+
+Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides, int64_t world_size)
+{
+    char path[PATH_MAX];
+    SetupArena setup;
+    TRY(find_checkpoint(run_dir, step, path));
+    setup_init(&setup);
+    Err err = config_of(c, path, &setup, overrides, world_size);
+    setup_release(&setup);
+    return err;
 }
 
 /* The launchers of README, "Launchers"; a batch job's size alone says nothing, a step's does. */

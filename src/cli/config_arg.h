@@ -1,4 +1,4 @@
-/* The configuration of commands that take --config FILE [section.key=value ...]. */
+/* The configuration of commands that take --config FILE or --run DIR, and [section.key=value ...]. */
 #ifndef MEGATRAIN_CLI_CONFIG_ARG_H
 #define MEGATRAIN_CLI_CONFIG_ARG_H
 
@@ -9,6 +9,9 @@
 
 /* config_read for that file (NULL: none), these overrides and this many ranks. config_release also on error. */
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size);
+
+/* As the checkpoint of that step has it, or for -1 the newest one. ERR_CKPT: there is none. */
+Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides, int64_t world_size);
 
 /* ERR_CONFIG when a launcher has started more than one process: that is not built yet. */
 Err single_process(void);

@@ -1,9 +1,10 @@
 /*
- * Evaluation as a command (train.h): the newest checkpoint of a run, on one process or on the ranks of any layout. All
+ * Evaluation as a command (train.h): a checkpoint of a run, on one process or on the ranks of any layout. All
  * give the same figures; rank 0 prints them.
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/fault.h"
 #include "base/mathx.h"
@@ -46,9 +47,17 @@ static Err eval_set(Run *r, const NamedSet *set)
     return ERR_OK;
 }
 
-static Err eval_print(Run *r)
+/* The checkpoint that the configuration names, else the run. */
+static const char *configured(const Config *cfg)
 {
-    TRY(run_load_newest(r, r->cfg->run.dir));
+    const char *resume = cfg->checkpoint.resume;
+    if (*cfg->checkpoint.load) return cfg->checkpoint.load;
+    return strcmp(resume, "auto") && strcmp(resume, "none") ? resume : cfg->run.dir;
+}
+
+static Err eval_print(Run *r, const EvalFrom *from)
+{
+    TRY(run_load_weights(r, from->run_dir ? from->run_dir : configured(r->cfg), from->step));
     if (r->ranks) watch_phase(r->ranks->watch, PHASE_EVAL, 0);
     fault_point("evaluate");
     for (int i = 0; i < r->valid.count; i++) TRY(eval_set(r, &r->valid.set[i]));
@@ -56,24 +65,24 @@ static Err eval_print(Run *r)
 }
 
 /* ranks: NULL for one process, which reads the model of any layout as a whole. */
-static Err eval_on(const Config *cfg, Ranks *ranks)
+static Err eval_on(const Config *cfg, const EvalFrom *from, Ranks *ranks)
 {
     Run r;
     TRY(run_open(&r, cfg, RUN_EVAL, ranks));
-    Err err = eval_print(&r);
+    Err err = eval_print(&r, from);
     if (ranks) err = ranks_end(ranks, err); /* what is still on its way must not meet memory that is gone */
     run_close(&r);
     return err;
 }
 
-Err eval_run(const Config *cfg, const Boot *boot)
+Err eval_run(const Config *cfg, const Boot *boot, const EvalFrom *from)
 {
     Ranks ranks = { 0 };
     char *text = NULL;
-    if (boot->size == 1) return eval_on(cfg, NULL);
+    if (boot->size == 1) return eval_on(cfg, from, NULL);
     Err err = join_ranks(&ranks, cfg, boot, NULL, &text);
     if (!err) watch_phase(ranks.watch, PHASE_LOAD, 0);
-    if (!err) err = eval_on(cfg, &ranks);
+    if (!err) err = eval_on(cfg, from, &ranks);
     else err = ranks_end(&ranks, err);
     free(text);
     return ranks_close(&ranks, err);

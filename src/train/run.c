@@ -339,13 +339,19 @@ static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *fou
     }
 }
 
-Err run_load_newest(Run *r, const char *run_dir)
+Err run_load_weights(Run *r, const char *from, int64_t step)
 {
-    bool found;
-    TRY(load_newest(r, run_dir, true, &found));
+    char path[PATH_MAX];
+    bool found, damaged;
+    if (step >= 0) {
+        TRY(ckpt_of_step(from, step, path));
+        return run_load(r, path, true, &damaged);
+    }
+    snprintf(path, sizeof path, "%s/manifest.json", from);
+    if (file_exists(path)) return run_load(r, from, true, &damaged);
+    TRY(load_newest(r, from, true, &found));
     if (found) return ERR_OK;
-    return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
-           err_hint("train first: megatrain --config FILE");
+    return err_set(ERR_CKPT, "no checkpoint in '%s'", from), err_hint("train first: megatrain --config FILE");
 }
 
 /* Going back to an older checkpoint: later ones in the same folder would be taken for newer next time. */
@@ -377,11 +383,7 @@ Err run_resume(Run *r)
         TRY(check_none_newer(r, dir));
         found = true;
     }
-    if (found || !*load) return ERR_OK;
-    char manifest[PATH_MAX];
-    snprintf(manifest, sizeof manifest, "%s/manifest.json", load);
-    if (file_exists(manifest)) return run_load(r, load, true, &damaged);
-    return run_load_newest(r, load);
+    return found || !*load ? ERR_OK : run_load_weights(r, load, RUN_NEWEST);
 }
 
 /* ---- odds ---- */

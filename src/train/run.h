@@ -40,9 +40,12 @@ void run_close(Run *r);
 /* Weights (and, unless weights_only, everything else) from a checkpoint folder into the trainer. */
 Err run_load(Run *r, const char *path, bool weights_only, bool *damaged);
 
-/* The newest valid checkpoint of a run folder, weights only, falling back to older ones when it turns out
- * damaged. ERR_CKPT if there is none. */
-Err run_load_newest(Run *r, const char *run_dir);
+/*
+ * The weights of `from`: a checkpoint's own folder, or a run's, and then those of a step or, with RUN_NEWEST, of the
+ * newest valid checkpoint, falling back to older ones when it turns out damaged. ERR_CKPT if there is none.
+ */
+enum { RUN_NEWEST = -1 };
+Err run_load_weights(Run *r, const char *from, int64_t step);
 
 /* By checkpoint.resume and checkpoint.load; the trainer's progress fields tell where the run stands. */
 Err run_resume(Run *r);
