@@ -125,4 +125,17 @@ for i in 1 2 3; do
     check "each of 200 saves is in the log" [ "$(grep -c 'checkpoint of step [0-9]*: training stood still' fast.err)" -eq 200 ]
     check "and all but the last two in the metrics" [ "$(saves "$fast/$i" | cut -d' ' -f1 | xargs)" = "$(seq 198 | xargs)" ]
 done
+
+# Ctrl-C in a long step: it is told at once what happens, and the second one leaves
+MEGATRAIN_RANK_FAULT=0:step:3:loop "$mt" --config tiny.ini run.dir=interrupted 2>interrupted.err &
+pid=$!
+shows() { for _ in $(seq 1200); do grep -q "$1" interrupted.err && return; sleep 0.1; done; return 1; }
+check "two steps are done" shows '^step 2/40'
+kill -INT $pid
+check "the first Ctrl-C is answered" shows '^megatrain: finishing step [23], then saving; Ctrl-C again quits without saving$'
+kill -INT $pid
+wait $pid
+code=$?
+check "the second one leaves: $code" [ $code -eq 130 ]
+check "and says so" grep -q '^megatrain: quit in step [23] without saving$' interrupted.err
 finish

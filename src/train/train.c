@@ -29,16 +29,42 @@ enum { MAX_SKIPPED_IN_A_ROW = 20 };
 /* ---- signals: the first asks for a checkpoint, a second SIGINT leaves at once ---- */
 
 static volatile sig_atomic_t stop_signal, interrupted;
+static volatile sig_atomic_t step_now;
+static bool tells,
+    live; /* rank 0 says at once what a signal does: a step may be long; below a line that stays */
+
+/* "megatrain: BEFORE step N AFTER"; nothing here but what a handler may call. */
+static void tell(const char *before, const char *after)
+{
+    char text[160] = "", digits[24], *d = digits + sizeof digits;
+    if (!tells) return;
+    *--d = 0;
+    for (long long n = step_now; n || !*d; n /= 10) *--d = (char)('0' + n % 10);
+    const char *const parts[] = { live ? "\n" : "", "megatrain: ", before, " step ", d, after, "\n" };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
+        strncat(text, parts[i], sizeof text - 1 - strlen(text));
+    if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* (nobody is there to be told) */
+}
 
 static void on_signal(int sig)
 {
-    if (sig == SIGINT && interrupted) _exit(err_exit_code(ERR_INTERRUPTED));
+    const int saved_errno = errno;
+    if (sig == SIGINT && interrupted) {
+        tell("quit in", " without saving");
+        _exit(err_exit_code(ERR_INTERRUPTED));
+    }
+    if (sig == SIGINT) tell("finishing", ", then saving; Ctrl-C again quits without saving");
+    else if (!stop_signal) tell("finishing", ", then saving");
     if (sig == SIGINT) interrupted = 1;
     stop_signal = sig;
+    errno = saved_errno;
 }
 
-static void catch_signals(void)
+static void catch_signals(bool lead)
 {
+    tells = lead;
+    live = log_is_live();
+    step_now = 1;
     struct sigaction a = { .sa_handler = on_signal };
     sigemptyset(&a.sa_mask);
     a.sa_flags = SA_RESTART;
@@ -420,6 +446,7 @@ static Err one_step(Loop *l, int64_t end)
     StepReport report;
     Trainer *t = &l->run.trainer;
     double t0 = clock_s();
+    step_now = (sig_atomic_t)(t->step + 1);
     watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
@@ -507,7 +534,7 @@ static Err close_metrics(Loop *l, Err err)
 Err train_run(const Config *cfg, const Boot *boot)
 {
     Loop l;
-    catch_signals();
+    catch_signals(boot->rank == 0);
     follow_launcher();
     Err err = loop_open(&l, cfg, boot);
     if (!err) err = loop_run(&l);
