@@ -126,6 +126,15 @@ for i in 1 2 3; do
     check "and all but the last two in the metrics" [ "$(saves "$fast/$i" | cut -d' ' -f1 | xargs)" = "$(seq 198 | xargs)" ]
 done
 
+# a longer run: the schedule that ended with it would begin again, which is said, with the key that keeps it
+run longer train.stop_at=20
+cp -r longer kept
+run longer train.steps=80 train.stop_at=22
+check "a run made longer: its learning rate" grep -q 'learning rate goes from .* to .* optim.decay_steps=40 keeps' longer.err
+run kept train.steps=80 optim.decay_steps=40 train.stop_at=40
+check "decay_steps keeps the schedule" same_run kept whole 40
+check "and nothing is said" [ "$(grep -c 'learning rate goes' kept.err)" -eq 0 ]
+
 # Ctrl-C in a long step: it is told at once what happens, and the second one leaves
 MEGATRAIN_RANK_FAULT=0:step:3:loop "$mt" --config tiny.ini run.dir=interrupted 2>interrupted.err &
 pid=$!

@@ -246,9 +246,12 @@ Err config_same_run(const Config *was, const Config *now)
     char text[4096], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
     /* 0 may be any size: tensors say whether it is the same */
     const bool tokenizers = was->model.vocab == 0 || now->model.vocab == 0;
+    const bool decays =
+        was->derived.decay_steps == now->derived.decay_steps; /* 0: the run's length, or said so */
     int n = 0;
     for (int i = 0; i < CFG_COUNT; i++) {
-        if (!keys[i].fixed || (i == CFG_model_vocab && tokenizers)) continue;
+        if (!keys[i].fixed || (i == CFG_model_vocab && tokenizers) || (i == CFG_optim_decay_steps && decays))
+            continue;
         const char *old = config_value(was, (ConfigId)i, a), *new = config_value(now, (ConfigId)i, b);
         if (strcmp(old, new) == 0 || n >= (int)sizeof text) continue;
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%s.%s was '%s' and is '%s'", n ? "; " : "",

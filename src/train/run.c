@@ -2,6 +2,7 @@
 #include "train/run.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -232,6 +233,19 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                        .counter_count = 4 };
 }
 
+/* A schedule that ends with the run changes with its length, and the steps done so far had the old one. */
+static void warn_of_lr(const Run *r, const Config *was, const CkptMeta *meta)
+{
+    const LrSchedule before = lr_spec(was), now = lr_spec(r->cfg);
+    const int64_t next = meta->step + 1 - ckpt_counter(meta, "skipped", 0);
+    const double old = lr_at(&before, next), new = lr_at(&now, next);
+    if (r->world->rank || fabs(new - old) <= 0.001 * old) return;
+    log_warn("the run has another length: %lld steps, it had %lld; its learning rate goes from %.3g to %.3g. "
+             "optim.decay_steps=%lld keeps the schedule that it had",
+             (long long)r->cfg->derived.steps, (long long)was->derived.steps, old, new,
+             (long long)before.decay_steps);
+}
+
 /* A resumed run must be the same run: keys that change the numbers, and the data. */
 static Err check_same_run(const Run *r, const CkptMeta *meta)
 {
@@ -241,6 +255,7 @@ static Err check_same_run(const Run *r, const CkptMeta *meta)
                                                 .world_size = CONFIG_ANY_WORLD });
     if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
     else err = config_same_run(&was, r->cfg);
+    if (!err) warn_of_lr(r, &was, meta);
     config_release(&was);
     TRY(err);
     return data_id_same(r->data_id, meta->data);

@@ -34,7 +34,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     return m;
 }
 
-static LrSchedule lr_spec(const Config *cfg)
+LrSchedule lr_spec(const Config *cfg)
 {
     static const LrShape shapes[] = { [OPTIM_SCHEDULE_CONSTANT] = LR_CONSTANT,
                                       [OPTIM_SCHEDULE_LINEAR] = LR_LINEAR,
