@@ -58,6 +58,15 @@ expect 4 "is no run folder" "$mt" report whole nowhere
 expect 2 "needs the DIR" "$mt" report
 expect 5 "cannot create" "$mt" report whole --output nowhere/page.html
 
+# ---- a terminal: lines every log.every steps stay, the live one goes
+TERM=xterm python3 -c 'import os, pty, sys; sys.exit(os.waitstatus_to_exitcode(pty.spawn(sys.argv[1:])))' \
+    "$mt" --config tiny.ini run.dir=terminal log.every=10 train.eval_every=0 checkpoint.every=0 >terminal.txt </dev/null
+check "a run at a terminal: $?" [ "$(losses terminal | wc -l)" -eq 40 ]
+check "a word while the first step runs" grep -q 'the first step is running' terminal.txt
+# (what is on a line when it ends is behind the last return to its beginning)
+stay() { tr -d '\033' <terminal.txt | sed 's/\r$//; s/.*\r//; s/^\[K//' | sed -n 's/^step \([0-9]*\)\/40 .*/\1/p' | xargs; }
+check "the lines that stay: $(stay)" [ "$(stay)" = "10 20 30 40" ]
+
 # ---- trace: test/tools/check_trace.py; the arenas' fill is the plan's, to the byte
 trace_holds() { python3 "$root/test/tools/check_trace.py" "$1/timeline.json" >"$1.trace" 2>&1; }
 planned() { sed -n "s/^  $1 *\([0-9,]*\) .*/\1/p" plan.txt | tr -d ,; }

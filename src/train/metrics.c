@@ -197,17 +197,18 @@ static void format_step(Metrics *m, const MetricsRecord *r)
 static void show_step(Metrics *m, const MetricsRecord *r)
 {
     m->mean_ms = m->mean_ms > 0 ? 0.9 * m->mean_ms + 0.1 * r->step_ms : r->step_ms;
-    bool last = r->step == m->o.total_steps;
-    if (!m->live && r->step % m->o.log_every != 0 && !last) return;
+    const bool stays = r->step % m->o.log_every == 0 || r->step == m->o.total_steps;
+    const double t = clock_s();
+    if (!stays && !m->live) return;
     format_step(m, r);
-    if (!m->live) {
+    m->said = stays;
+    if (stays) {
+        if (m->live) log_status(NULL);
         log_info("%s", m->text);
-        return;
+    } else if (t - m->status_s >= STATUS_EVERY_S) {
+        log_status(m->text);
+        m->status_s = t;
     }
-    double t = clock_s();
-    if (t - m->status_s < STATUS_EVERY_S && !last) return;
-    m->status_s = t;
-    log_status(m->text);
 }
 
 static void terminal_open(Metrics *m)
@@ -253,6 +254,11 @@ Err metrics_open(Metrics *m, MetricsOptions o)
     return ERR_OK;
 }
 
+void metrics_wait(Metrics *m)
+{
+    if (m->open && m->live) log_status("the first step is running");
+}
+
 void metrics_step(Metrics *m, const MetricsRecord *r)
 {
     if (!m->open) return;
@@ -288,10 +294,8 @@ static Err close_file(FileWriter *w, bool open, int64_t lost, const char *what)
 Err metrics_close(Metrics *m)
 {
     if (!m->open) return ERR_OK;
-    if (m->live) {
-        log_status(NULL);
-        if (m->text[0]) log_info("%s", m->text);
-    }
+    if (m->live) log_status(NULL);
+    if (m->live && m->text[0] && !m->said) log_info("%s", m->text);
     Err err = close_file(&m->jsonl, m->o.jsonl, m->lost_lines, "lines");
     if (!err) err = close_file(&m->events.file, m->o.tensorboard, m->lost_events, "events");
     if (!err) err = write_picture(m);

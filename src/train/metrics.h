@@ -26,7 +26,7 @@ typedef struct {
     bool jsonl;          /* log.jsonl */
     bool tensorboard;    /* log.tensorboard */
     int color;           /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
-    int64_t log_every;   /* steps between plain lines */
+    int64_t log_every;   /* steps between lines that stay; on a terminal the others show below them */
     int64_t total_steps; /* for the time left; 0: not known */
     int64_t resume_step; /* of the checkpoint the run starts from; 0: from the beginning */
 } MetricsOptions;
@@ -43,6 +43,7 @@ typedef struct {
     double picture_s, status_s; /* when they were last brought up to date */
     double mean_ms;             /* of a step, the last ones counting most */
     bool live, colored;
+    bool said;                   /* text is a line of the log, not only the live one */
     char text[LOG_STATUS_BYTES]; /* of the last step */
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
@@ -53,6 +54,8 @@ typedef struct {
  */
 Err metrics_open(Metrics *m, MetricsOptions o);
 
+/* Something to read until the first step is done. */
+void metrics_wait(Metrics *m);
 void metrics_step(Metrics *m, const MetricsRecord *r);
 
 /* An evaluation after `step` steps. name: of the validation set, "" if there is only one; cut to what

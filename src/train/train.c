@@ -512,6 +512,7 @@ static Err loop_run(Loop *l)
     int64_t reason = 0;
     if (stop_at > 0 && stop_at < end) end = stop_at;
     if (l->lead) say_start(l, end);
+    if (t->step < end) metrics_wait(&l->metrics);
     while (t->step < end && !reason) {
         Err err = one_step(l, end);
         if (err) return keep_trace(l, save_without_data(l, end_of_save(l, err)));
