@@ -55,6 +55,12 @@ check "in the page, too: $(page_holds page2.html; tail -3 page2.html.faults)" ev
     'page_holds page2.html && grep -q "<li>strange: config.ini is missing" page2.html'
 check "keys of a configuration that is missing are no differences" grep -q 'No key differs' page2.html
 expect 4 "is no run folder" "$mt" report whole nowhere
+mkdir notes
+expect 4 "is no run folder" "$mt" report notes
+expect 0 "'notes' is no run folder: it has neither metrics.jsonl nor config.ini: it is left out" "$mt" report notes whole
+check "the run beside it is on the page" grep -q 'whole' out.txt
+expect 3 "nowhere" "$mt" --config tiny.ini run.dir=failed data.train=nowhere
+check "a start that failed leaves no folder" [ ! -e failed ]
 expect 2 "needs the DIR" "$mt" report
 expect 5 "cannot create" "$mt" report whole --output nowhere/page.html
 

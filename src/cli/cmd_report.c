@@ -28,6 +28,14 @@ static Err write_page(const History *runs, int count)
     return err;
 }
 
+/* Of all that lies in runs/ some may be no run; what is not there at all is a mistake. */
+static bool may_lack(const char *dir, Err err)
+{
+    if (err != ERR_CKPT || !file_is_dir(dir)) return false;
+    log_warn("%s: it is left out", err_message());
+    return true;
+}
+
 static Err report(Words rest)
 {
     History *runs;
@@ -39,9 +47,10 @@ static Err report(Words rest)
                        rest.count);
     runs = calloc((size_t)rest.count, sizeof *runs);
     if (!runs) return err_set(ERR_MEMORY, "no memory for %d runs", rest.count);
-    while (count < rest.count && !err) {
-        err = history_read(rest.items[count], &runs[count]);
+    for (int i = 0; i < rest.count && !err; i++) {
+        err = history_read(rest.items[i], &runs[count]);
         if (!err) count++;
+        else if ((count || i + 1 < rest.count) && may_lack(rest.items[i], err)) err = ERR_OK;
     }
     for (int i = 0; i < count && !err; i++)
         for (int k = 0; k < runs[i].note_count; k++) log_warn("%s: %s", runs[i].dir, runs[i].notes[k]);

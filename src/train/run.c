@@ -427,6 +427,20 @@ void run_sweep(const char *run_dir)
     if (d) closedir(d);
 }
 
+void run_leave(const char *run_dir)
+{
+    char lock[PATH_MAX];
+    int others = 0;
+    DIR *d = opendir(run_dir);
+    if (!d) return;
+    for (struct dirent *entry; (entry = readdir(d));)
+        others += strcmp(entry->d_name, ".") && strcmp(entry->d_name, "..") && strcmp(entry->d_name, "lock");
+    closedir(d);
+    if (others || snprintf(lock, sizeof lock, "%s/lock", run_dir) >= (int)sizeof lock) return;
+    unlink(lock);
+    rmdir(run_dir);
+}
+
 static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 {
     const Dataset *d = user;

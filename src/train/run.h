@@ -69,6 +69,9 @@ Err run_peak_rate(Run *r, double *flops, const char **source);
  * be removed is warned of. */
 void run_sweep(const char *run_dir);
 
+/* Removes a run's folder that holds nothing but its lock: of a start that failed. While the lock is held. */
+void run_leave(const char *run_dir);
+
 /* run.autotune: choices kept in the run folder are taken up, others are made by timing and written there. */
 Err run_tune(Run *r);
 Err run_keep_choices(const Run *r);

@@ -229,6 +229,7 @@ static Err loop_close(Loop *l, Err err)
     loader_close(l->loader);
     run_close(&l->run);
     free(l->config_text);
+    if (l->lock_fd >= 0 && err) run_leave(l->cfg->run.dir);
     if (l->lock_fd >= 0) file_unlock(l->lock_fd);
     return err;
 }
