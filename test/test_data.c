@@ -343,6 +343,12 @@ TEST(identity_names_what_differs)
     snprintf(now, sizeof now, "%.*s%s", (int)(end - was), was, strchr(end, '\n'));
     OK(data_id_same(now, was));
     OK(data_id_same(was, now));
+    /* moved: with a checksum it is the same file, without one nobody knows */
+    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4"));
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4"),
+          ERR_CKPT, "a token file: 'x/a: 10 bytes, content 5' now");
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes", "train 1, tokenizer 2\na: 10 bytes"), ERR_CKPT,
+          "a token file: 'x/a: 10 bytes' now");
 }
 
 TEST(loader_equals_direct)

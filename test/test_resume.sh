@@ -126,6 +126,15 @@ for i in 1 2 3; do
     check "and all but the last two in the metrics" [ "$(saves "$fast/$i" | cut -d' ' -f1 | xargs)" = "$(seq 198 | xargs)" ]
 done
 
+# data and tokenizer may be moved: what they hold decides
+run moved train.stop_at=20
+mkdir away
+for f in bin idx crc; do cp a.$f away/; done
+run moved data.train=away/a
+check "the run goes on with files that were moved: $(grep -m1 error moved.err)" same_run moved whole 40
+"$mt" preprocess --input text.txt --tokenizer byte --output away/a --append-eod >/dev/null 2>&1
+expect 4 "the training data is not the checkpoint's" "$mt" --config tiny.ini run.dir=moved train.steps=41 data.train=away/a
+
 # a longer run: the schedule that ended with it would begin again, which is said, with the key that keeps it
 run longer train.stop_at=20
 cp -r longer kept

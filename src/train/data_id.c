@@ -43,11 +43,19 @@ static size_t content_at(const char *line)
     return at ? (size_t)(at - line) : strlen(line);
 }
 
+/* Where the path ends: nothing behind it has a colon. */
+static size_t path_end(const char *line)
+{
+    const char *at = strrchr(line, ':');
+    return at ? (size_t)(at - line) : 0;
+}
+
+/* Files may be moved where their content has a checksum. */
 static bool same_file(const char *now, const char *then)
 {
-    const size_t a = content_at(now), b = content_at(then);
-    if (now[a] && then[b]) return !strcmp(now, then);
-    return a == b && !strncmp(now, then, a);
+    const size_t a = path_end(now), b = path_end(then), x = content_at(now), y = content_at(then);
+    if (now[x] && then[y]) return !strcmp(now + a, then + b);
+    return x == y && !strncmp(now, then, x);
 }
 
 static Err differs(const char *what, const char *now, const char *then)

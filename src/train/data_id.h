@@ -7,7 +7,8 @@
  *
  * The first line decides: checksums over the order of samples (indexes, split, weights, seq, seed) and the tokenizer.
  * The lines of the token files say what differs. `content` is there where PREFIX.crc is (data/indexed.h), and decides
- * too if both texts have it; without it other tokens of the same lengths are not noticed.
+ * too if both texts have it: the files may then lie elsewhere. Without it they must have the same path, and tokens that
+ * differ in files of the same lengths are not noticed.
  */
 #ifndef MEGATRAIN_TRAIN_DATA_ID_H
 #define MEGATRAIN_TRAIN_DATA_ID_H
