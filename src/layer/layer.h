@@ -311,7 +311,8 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  * they give. A shared expert, which every row passes, is added to it, with a gate or without. All rows and experts
  * are on this rank.
  *
- *   router [E, D]    experts.fc1 [E * F, D] (gated: [E * 2F, D], an expert's gate above its up)    experts.fc2 [E * D, F]
+ *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
+ *                    experts.fc2 [E * D, F]
  */
 typedef struct {
     int router, fc1, fc2; /* weights */
