@@ -64,7 +64,7 @@ moe.balance                | aux          | unbuilt
 moe.aux_coeff              | 0.1          | unbuilt
 moe.z_coeff                | 0.1          | unbuilt
 moe.jitter                 | 0.1          | unbuilt
-moe.groups                 | 2            | loss | model.bias=false moe.topk=1 moe.experts=8
+moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
 moe.capacity               | 1.5          | unbuilt
 moe.drop                   | position     | unbuilt

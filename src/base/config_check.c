@@ -369,7 +369,7 @@ static void check_groups(ConfigReader *r)
              nearest);
     RULE(c->moe.topk % most == 0, text, CFG_moe_group_topk, CFG_moe_topk);
     if (experts % groups || most > groups || c->moe.topk > experts) return;
-    snprintf(text, sizeof text, "the chosen groups hold only %lld experts",
+    snprintf(text, sizeof text, "the chosen groups hold fewer: group_topk * experts / groups is %lld",
              (long long)(most * (experts / groups)));
     RULE(c->moe.topk <= most * (experts / groups), text, CFG_moe_topk, CFG_moe_group_topk, CFG_moe_groups,
          CFG_moe_experts);

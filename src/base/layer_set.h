@@ -22,8 +22,8 @@ static inline bool layer_set_has(const LayerSet *s, int layer)
 }
 
 /*
- * The set of a text for a model of so many layers, at most LAYERS_MAX. Returns how many layers a list is about, `layers`
- * for an integer, -1 for a text of neither form; *out is only set for `layers`.
+ * The set of a text for a model of so many layers, at most LAYERS_MAX. Returns how many layers a list is about,
+ * `layers` for an integer, -1 for a text of neither form; *out is only set for `layers`.
  */
 int64_t layer_set_read(const char *text, int layers, LayerSet *out);
 
