@@ -404,16 +404,16 @@ static void check_moe(MoeSpec s)
     Rig r;
     rig_open(&r);
     s.name = "moe", s.hidden = HIDDEN, s.ffn = 20, s.experts = s.topk = 4, s.tp_blocks = 2;
-    s.choice.scale = 1.5f, s.choice.groups = s.choice.group_topk = 1;
+    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1;
     OK(moe_register(&r.moe, &r.registry, s));
     check_layer(&r, (Case){ moe_f, moe_b, HIDDEN, HIDDEN });
 }
 
-TEST(moe_softmax) { check_moe((MoeSpec){ .activation = ACT_SWIGLU, .choice = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
-TEST(moe_softmax_pre) { check_moe((MoeSpec){ .activation = ACT_GELU, .choice = { .score = ROUTER_SOFTMAX_PRE } }); }
+TEST(moe_softmax) { check_moe((MoeSpec){ .activation = ACT_SWIGLU, .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
+TEST(moe_softmax_pre) { check_moe((MoeSpec){ .activation = ACT_GELU, .scoring = { .score = ROUTER_SOFTMAX_PRE } }); }
 TEST(moe_sigmoid_shared)
 {
-    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .shared_ffn = 24, .choice = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .shared_ffn = 24, .scoring = { .score = ROUTER_SIGMOID, .normalize = 1 } });
 }
 TEST(moe_sqrt_softplus_gated_recomputed)
 {
@@ -421,7 +421,7 @@ TEST(moe_sqrt_softplus_gated_recomputed)
                          .shared_ffn = 24,
                          .shared_gate = true,
                          .recompute = true,
-                         .choice = { .score = ROUTER_SQRT_SOFTPLUS } });
+                         .scoring = { .score = ROUTER_SQRT_SOFTPLUS } });
 }
 
 static Err head_f(Rig *r)

@@ -101,7 +101,7 @@ static double slope(const Router *r, const double *x, int64_t E, int64_t K, int6
     definition(r, y, E, K, &up);
     y[e] = x[e] - h;
     definition(r, y, E, K, &down);
-    for (int64_t k = 0; k < K; k++) /* experts may change slots */
+    for (int64_t k = 0; k < K; k++) /* experts may change choices */
         sum += dw[up.index[k]] * up.weight[k] - dw[down.index[k]] * down.weight[k];
     return sum / (2 * h);
 }
@@ -127,9 +127,9 @@ static void case_router_ops(Env *e, const Shape *p)
         row_of(logits, n, E, x);
         definition(&r, x, E, K, &want);
         for (int64_t k = 0; k < K; k++) {
-            CHECK_MSG(env_i(index, n)[k] == want.index[k], "row %d slot %d: expert %d, want %d", (int)n, (int)k,
+            CHECK_MSG(env_i(index, n)[k] == want.index[k], "row %d choice %d: expert %d, want %d", (int)n, (int)k,
                       env_i(index, n)[k], want.index[k]);
-            CLOSE(env_f(weight, n)[k], want.weight[k], 1, "row %d slot %d", (int)n, (int)k);
+            CLOSE(env_f(weight, n)[k], want.weight[k], 1, "row %d choice %d", (int)n, (int)k);
             dw[want.index[k]] = (double)env_f(dweight, n)[k];
         }
         for (int64_t i = 0; i < E && !(p->flags & TIES); i++)
@@ -188,7 +188,7 @@ TEST(router_of_nan)
     RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits,
         .router = { ROUTER_SOFTMAX, 0, 1, 1, 1 });
     for (int n = 0; n < 4; n++)
-        for (int k = 0; k < 3; k++) CHECK_MSG(env_i(index, n)[k] == want[n][k], "row %d slot %d", n, k);
+        for (int k = 0; k < 3; k++) CHECK_MSG(env_i(index, n)[k] == want[n][k], "row %d choice %d", n, k);
     CHECK(isnan(env_f(weight, 0)[0]));
     env_close(&e);
 }
@@ -207,27 +207,27 @@ static Tensor make_choice(Env *e, int64_t N, int64_t K, int64_t E)
 }
 
 typedef struct {
-    Tensor index, row, slot, offset;
+    Tensor index, row, choice, offset;
 } Order;
 
 static Order make_order(Env *e, int64_t N, int64_t K, int64_t E)
 {
     Order o = { .index = make_choice(e, N, K, E), .row = env_out(e, I32, 0, 1, N, K),
-                .slot = env_out(e, I32, 0, 1, N * K), .offset = env_out(e, I32, 0, 1, E + 1) };
-    RUN(e, permute_index, .row = o.row, .slot = o.slot, .offset = o.offset, .index = env_used(e, o.index));
+                .choice = env_out(e, I32, 0, 1, N * K), .offset = env_out(e, I32, 0, 1, E + 1) };
+    RUN(e, permute_index, .row = o.row, .choice = o.choice, .offset = o.offset, .index = env_used(e, o.index));
     return o;
 }
 
-/* The definition: rows sorted by (expert, slot number). */
+/* The definition: rows sorted by (expert, choice number). */
 static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
 {
-    const int32_t *slot = o->slot.data, *offset = o->offset.data;
+    const int32_t *choice = o->choice.data, *offset = o->offset.data;
     int32_t p = 0;
     for (int64_t e = 0; e < E; e++) {
         CHECK(offset[e] == p);
         for (int64_t i = 0; i < N * K; i++) {
             if (env_i(o->index, i / K)[i % K] != e) continue;
-            CHECK_MSG(slot[p] == i && env_i(o->row, i / K)[i % K] == p, "row %d", p);
+            CHECK_MSG(choice[p] == i && env_i(o->row, i / K)[i % K] == p, "row %d", p);
             p++;
         }
     }
@@ -242,7 +242,7 @@ static void case_permute(Env *e, const Shape *p)
     Tensor x = env_in(e, F32, -1, 1, N, D), out = env_in(e, F32, -1, 1, N * K, D), dy = env_in(e, F32, -1, 1, N, D);
     Tensor weight = env_in(e, F32, 0, 1, N, K), xp = env_out(e, F32, 8, 9, N * K, D), y = env_out(e, F32, 8, 9, N, D);
     Tensor sum = env_out(e, F32, -1, 1, N, D), dout = env_out(e, F32, 8, 9, N * K, D), dw = env_out(e, F32, 8, 9, N, K);
-    RUN(e, permute_rows, .y = xp, .x = env_used(e, x), .slot = o.slot, .topk = K);
+    RUN(e, permute_rows, .y = xp, .x = env_used(e, x), .choice = o.choice, .topk = K);
     RUN(e, unpermute_rows, .y = env_used(e, y), .x = out, .row = o.row, .weight = weight);
     RUN(e, unpermute_rows, .y = env_used(e, sum), .x = out, .row = o.row, .add = 1);
     RUN(e, unpermute_bwd, .dx = dout, .dweight = dw, .dy = env_used(e, dy), .x = out, .row = o.row, .weight = weight);
@@ -333,7 +333,7 @@ static void case_grouped(Env *e, const Shape *p)
     Tensor shift = env_int(e, 30), overflow = env_flag(e);
     RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset);
     RUN(e, grouped_dx, .dx = g.dx, .dy = g.dy, .w = g.w, .offset = g.o.offset);
-    RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .slot = g.o.slot, .shift = shift,
+    RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .choice = g.o.choice, .shift = shift,
         .overflow = overflow, .leaf = 4 * K, .room = 10);
     if (!e->check) return;
     grouped_check_rows(&g, O, I, E);
@@ -356,13 +356,13 @@ TEST(grouped_leaves)
     Grouped g = { .o = make_order(&e, N, K, E), .x = env_in(&e, F32, -1, 1, N * K, I),
                   .dy = env_in(&e, F32, -1, 1, N * K, O), .dw = env_out(&e, I64, 5, 6, E, O, I) };
     Tensor want = env_out(&e, I64, 0, 1, E * O, I), shift = env_int(&e, 28), overflow = env_flag(&e);
-    RUN(&e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .slot = g.o.slot, .shift = shift,
+    RUN(&e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .choice = g.o.choice, .shift = shift,
         .overflow = overflow, .leaf = TOKENS * K, .room = 10, .fresh = 1);
-    const int32_t *offset = g.o.offset.data, *slot = g.o.slot.data;
+    const int32_t *offset = g.o.offset.data, *choice = g.o.choice.data;
     for (int x = 0; x < E; x++)
         for (int64_t p = offset[x], next; p < offset[x + 1]; p = next) {
             next = p + 1;
-            while (next < offset[x + 1] && slot[next] / (K * TOKENS) == slot[p] / (K * TOKENS)) next++;
+            while (next < offset[x + 1] && choice[next] / (K * TOKENS) == choice[p] / (K * TOKENS)) next++;
             RUN(&e, linear_dw, .dw = tensor_row_slice(want, x * O, O), .dy = tensor_row_slice(g.dy, p, next - p),
                 .x = tensor_row_slice(g.x, p, next - p), .shift = shift, .overflow = overflow, .leaf = N * K, .room = 10);
         }
@@ -378,12 +378,12 @@ TEST(grouped_overflow_and_nothing)
     for (int bad = 0; bad < 2; bad++) {
         Env e;
         env_open(&e, isa_best(), 2, 0);
-        Tensor index = env_in(&e, I32, 2, 2.5, N, 1), row = env_out(&e, I32, 0, 1, N, 1), slot = env_out(&e, I32, 0, 1, N);
+        Tensor index = env_in(&e, I32, 2, 2.5, N, 1), row = env_out(&e, I32, 0, 1, N, 1), choice = env_out(&e, I32, 0, 1, N);
         Tensor offset = env_out(&e, I32, 0, 1, E + 1), x = env_in(&e, F32, -1, 1, N, I), dy = env_in(&e, F32, -1, 1, N, O);
         Tensor dw = env_out(&e, I64, -9, 9, E, O, I), shift = env_int(&e, 30), overflow = env_flag(&e);
         if (bad) env_f(dy, 4)[1] = NAN;
-        RUN(&e, permute_index, .row = row, .slot = slot, .offset = offset, .index = index);
-        RUN(&e, grouped_dw, .dw = dw, .dy = dy, .x = x, .offset = offset, .slot = slot, .shift = shift,
+        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index);
+        RUN(&e, grouped_dw, .dw = dw, .dy = dy, .x = x, .offset = offset, .choice = choice, .shift = shift,
             .overflow = overflow, .leaf = 2, .room = 10, .fresh = 1);
         CHECK(*(int32_t *)overflow.data == bad);
         for (int64_t i = 0; i < E * O * I; i++)

@@ -55,9 +55,9 @@ static void visit_rows(const GroupedCall *c, int64_t e, int64_t first, int64_t e
 /* The end of the leaf that starts with permuted row p. */
 static int64_t leaf_end(const grouped_dw_args *a, int64_t p, int64_t end)
 {
-    const int32_t *slot = a->slot.data;
-    const int64_t leaf = slot[p] / a->leaf;
-    while (p < end && slot[p] / a->leaf == leaf) p++;
+    const int32_t *choice = a->choice.data;
+    const int64_t leaf = choice[p] / a->leaf;
+    while (p < end && choice[p] / a->leaf == leaf) p++;
     return p;
 }
 

@@ -1,6 +1,6 @@
 /*
- * Rows of tokens to rows of experts and back (device/ops.def, permute_*): a counting sort of slots by expert, copies,
- * and weighted sums. Threads own rows; the sort is one thread's, a few numbers a slot beside rows of D elements.
+ * Rows of tokens to rows of experts and back (device/ops.def, permute_*): a counting sort of choices by expert, copies,
+ * and weighted sums. Threads own rows; the sort is one thread's, a few numbers a choice beside rows of D elements.
  */
 #include "base/mathx.h"
 #include "cpu/rows.h"
@@ -10,9 +10,9 @@ static int32_t *row_i32(Tensor t, int64_t row) { return (int32_t *)t.data + row 
 Err CPU(permute_index)(Stream *s, const permute_index_args *a)
 {
     const int64_t N = rows_used(a->index), K = a->index.dim[1], E = a->offset.dim[0] - 1;
-    int32_t *start = a->offset.data, *slot = a->slot.data;
+    int32_t *start = a->offset.data, *choice = a->choice.data;
     (void)s;
-    ASSERT(a->slot.dim[0] == a->index.dim[0] * K);
+    ASSERT(a->choice.dim[0] == a->index.dim[0] * K);
     memset(start, 0, (size_t)(E + 1) * sizeof *start);
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++) start[row_i32(a->index, n)[k] + 1]++;
@@ -21,7 +21,7 @@ Err CPU(permute_index)(Stream *s, const permute_index_args *a)
         for (int64_t k = 0; k < K; k++) {
             const int32_t p = start[row_i32(a->index, n)[k]]++; /* the next free row of the expert */
             row_i32(a->row, n)[k] = p;
-            slot[p] = (int32_t)(n * K + k);
+            choice[p] = (int32_t)(n * K + k);
         }
     for (int64_t e = E; e > 0; e--) start[e] = start[e - 1]; /* each start has become the next one's */
     start[0] = 0;
@@ -31,9 +31,9 @@ Err CPU(permute_index)(Stream *s, const permute_index_args *a)
 static void permute_part(const void *args, int64_t first, int64_t end)
 {
     const permute_rows_args *a = args;
-    const int32_t *slot = a->slot.data;
+    const int32_t *choice = a->choice.data;
     const size_t bytes = (size_t)a->y.dim[1] * sizeof(float);
-    for (int64_t p = first; p < end; p++) memcpy(row_f32(a->y, p), row_f32(a->x, slot[p] / a->topk), bytes);
+    for (int64_t p = first; p < end; p++) memcpy(row_f32(a->y, p), row_f32(a->x, choice[p] / a->topk), bytes);
 }
 
 Err CPU(permute_rows)(Stream *s, const permute_rows_args *a)

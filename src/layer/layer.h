@@ -40,7 +40,7 @@ typedef struct {
     int weight;
     Tensor dy, x;
     bool gather_x, gather_dy; /* rows still sharded */
-    Tensor offset, slot;      /* of a weight of experts: its permuted rows (ops.def); else absent */
+    Tensor offset, choice;    /* of a weight of experts: its permuted rows (ops.def); else absent */
     int64_t topk;
 } Wgrad;
 
@@ -319,14 +319,14 @@ typedef struct {
     int experts, topk;
     int64_t hidden, ffn;
     Activation activation;
-    Router choice;
+    Router scoring;
     bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
     Mlp shared;
     int shared_gate; /* weight [1, D], or -1 */
 } Moe;
 
 typedef struct {
-    Saved logits, index, weight, row, slot, offset;
+    Saved logits, index, weight, row, choice, offset;
     Saved x, hidden, active, out; /* permuted rows: input, before and after the activation, output */
     Saved shared_out, gate;
     MlpSave shared;
@@ -338,7 +338,7 @@ typedef struct {
     int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
     bool shared_gate, recompute;
     Activation activation;
-    Router choice;
+    Router scoring;
     float std, proj_std;
 } MoeSpec;
 

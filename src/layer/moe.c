@@ -2,9 +2,9 @@
  * A mixture of experts, dropless, on one rank (layer.h; docs/moe.md says what is defined and in which order sums are):
  *
  *   x [N, D] -> logits -> index, weight [N, K]        router, in fp32 whatever the dtype
- *            -> row, slot, offset                     the order of the P = N K permuted rows
+ *            -> row, choice, offset                     the order of the P = N K permuted rows
  *   x        -> xp [P, D] -> hidden -> active [P, F] -> out [P, D]    grouped products
- *   y [N, D] =  sum over slots of weight * out, + the shared expert
+ *   y [N, D] =  sum over choices of weight * out, + the shared expert
  *
  * Every size is known before a step: P does not depend on the choice, only the offsets do, and they stay on the device.
  */
@@ -54,7 +54,7 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .hidden = D,
                 .ffn = F,
                 .activation = s.activation,
-                .choice = s.choice,
+                .scoring = s.scoring,
                 .recompute = s.recompute };
     ParamSpec router = { .shape = { E, D }, .std = s.std };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .std = s.std, .group = PARAM_EXPERT };
@@ -135,7 +135,7 @@ static Err add_rows(Ctx *c, Tensor sum, Tensor x)
 
 /* Tensors of one call: those of MoeSave, under the same names. */
 typedef struct {
-    Tensor logits, index, weight, row, slot, offset;
+    Tensor logits, index, weight, row, choice, offset;
     Tensor x, hidden, active, out;
     Tensor shared_out, gate;
 } MoeRows;
@@ -147,7 +147,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
-    TRY(save_new(c, REGION_W, &t->slot, &save->slot, I32, N * K));
+    TRY(save_new(c, REGION_W, &t->choice, &save->choice, I32, N * K));
     return save_new(c, REGION_W, &t->offset, &save->offset, I32, E + 1);
 }
 
@@ -169,13 +169,14 @@ static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     TRY(fp32_linear(c, m->router, x, t->logits));
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits,
-           .router = m->choice));
-    return op(c->s, permute_index, .row = t->row, .slot = t->slot, .offset = t->offset, .index = t->index);
+           .router = m->scoring));
+    return op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset,
+              .index = t->index);
 }
 
 static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRows *t)
 {
-    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .slot = t->slot, .topk = m->topk));
+    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
     TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
            .offset = t->offset));
     TRY(activation_forward(m, c, t->hidden, t->active));
@@ -230,7 +231,7 @@ static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
     }
     TRY(dy_alloc(c, &t->x, P, m->hidden));
     TRY(dy_alloc(c, &t->active, P, m->ffn));
-    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .slot = t->slot, .topk = m->topk));
+    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
     return activation_forward(m, c, t->hidden, t->active);
 }
 
@@ -240,7 +241,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
                     .index = save_get(c, save->index),
                     .weight = save_get(c, save->weight),
                     .row = save_get(c, save->row),
-                    .slot = save_get(c, save->slot),
+                    .choice = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .hidden = save_get(c, save->hidden),
                     .out = save_get(c, save->out) };
@@ -252,7 +253,7 @@ static Err grouped_backward(const Moe *m, Ctx *c, int weight, const MoeRows *t, 
     TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->offset));
     w.weight = weight;
     w.offset = t->offset;
-    w.slot = t->slot;
+    w.choice = t->choice;
     w.topk = m->topk;
     return wgrad_push(c, w);
 }
@@ -276,7 +277,7 @@ static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Ten
     Tensor dy, dlogits;
     TRY(fp32_dy_alloc(c, m->experts, &dy, &dlogits));
     TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
-           .weight = t->weight, .router = m->choice));
+           .weight = t->weight, .router = m->scoring));
     return fp32_linear_backward(c, m->router, x, dy, dlogits, dx);
 }
 

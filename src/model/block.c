@@ -52,7 +52,7 @@ static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, co
                                    .shared_gate = s->moe.shared_gate,
                                    .recompute = s->recompute == RECOMPUTE_SELECTIVE,
                                    .activation = s->activation,
-                                   .choice = s->moe.router,
+                                   .scoring = s->moe.router,
                                    .std = s->init_std,
                                    .proj_std = proj_std });
 }
