@@ -6,7 +6,8 @@
 
 static Err not_built(const char *op)
 {
-    return err_set(ERR_CONFIG, "'%s': mixtures of experts are not built yet for cuda", op), err_hint("take run.device = cpu");
+    return err_set(ERR_CONFIG, "'%s': mixtures of experts are not built yet for cuda", op),
+           err_hint("take run.device = cpu");
 }
 
 #define WITHOUT_KERNEL(name)                          \
