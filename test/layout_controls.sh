@@ -69,5 +69,6 @@ try_control() {
 copy_tree test_layouts
 report "nothing" gpt2 0
 report "nothing" llama 0
+report "nothing" mixtral 0
 each_record "$root/test/layout_controls.txt" try_control
 finish

@@ -1,6 +1,6 @@
 /*
  * Numbers against PyTorch in float64: test/golden/ holds losses, gradients, gradient norms, rates and final
- * weights of three tiny models (see test/tools/golden.py, which made them and has the same formula for initial
+ * weights of seven tiny models, four of them mixtures of experts (see test/tools/golden.py, which made them and has the same formula for initial
  * weights and tokens). Checked with reproducible = layout and run: the first loss, the gradient of every
  * parameter, 20 AdamW steps with clipping and a cosine, the final weights, evaluation, generation's logits.
  * Recomputation and the micro-batch size must not change a bit.
@@ -39,6 +39,33 @@ static double number(const Json *j, const char *key)
     return json_number(json_get(j, key), NAN);
 }
 
+static RouterScore score_of(const char *name)
+{
+    static const char *const names[] = { "softmax", "softmax_pre", "sigmoid", "sqrt_softplus" };
+    for (int i = 0; i < 4; i++)
+        if (name && !strcmp(name, names[i])) return (RouterScore)i;
+    CHECK_MSG(0, "golden.json: router '%s'", name ? name : "none");
+    return ROUTER_SOFTMAX;
+}
+
+static MixtureSpec mixture_of(const Json *e)
+{
+    const Json *layers = json_get(e, "layers");
+    MixtureSpec m = { .experts = (int)whole(e, "experts"),
+                      .topk = (int)whole(e, "topk"),
+                      .ffn = whole(e, "ffn"),
+                      .shared_ffn = whole(e, "shared_ffn"),
+                      .shared_gate = flag(e, "shared_gate"),
+                      .router = { .score = score_of(json_text(json_get(e, "router"), NULL)),
+                                  .normalize = flag(e, "normalize"),
+                                  .scale = (float)number(e, "scale"),
+                                  .groups = (int)whole(e, "groups"),
+                                  .group_topk = (int)whole(e, "group_topk") } };
+    for (int64_t i = 0; i < json_count(layers); i++)
+        m.layers.word[0] |= (uint64_t)json_int(json_at(layers, i), 0) << i;
+    return m;
+}
+
 static ModelSpec model_of(const Json *m)
 {
     ModelSpec s = { .layers = (int)whole(m, "layers"),
@@ -61,6 +88,7 @@ static ModelSpec model_of(const Json *m)
                     .rope_base = (float)number(m, "rope_base"),
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
+    if (json_get(m, "moe")) s.moe = mixture_of(json_get(m, "moe"));
     int64_t padding = 16 * s.tp_blocks;
     s.padded_vocab = (s.vocab + padding - 1) / padding * padding;
     return s;
@@ -378,6 +406,14 @@ TEST(llama_layout) { against_torch("llama", true, true); }
 TEST(llama_run) { against_torch("llama", false, true); }
 TEST(mixed_layout) { against_torch("mixed", true, false); }
 TEST(mixed_run) { against_torch("mixed", false, false); }
+TEST(mixtral_layout) { against_torch("mixtral", true, true); }
+TEST(mixtral_run) { against_torch("mixtral", false, true); }
+TEST(qwen3moe_layout) { against_torch("qwen3moe", true, true); }
+TEST(qwen3moe_run) { against_torch("qwen3moe", false, true); }
+TEST(deepseek_layout) { against_torch("deepseek", true, true); }
+TEST(deepseek_run) { against_torch("deepseek", false, true); }
+TEST(mixedmoe_layout) { against_torch("mixedmoe", true, false); }
+TEST(mixedmoe_run) { against_torch("mixedmoe", false, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -429,6 +465,10 @@ static void same_bits(const char *name)
 TEST(same_bits_gpt2) { same_bits("gpt2"); }
 TEST(same_bits_llama) { same_bits("llama"); }
 TEST(same_bits_mixed) { same_bits("mixed"); }
+TEST(same_bits_mixtral) { same_bits("mixtral"); }
+TEST(same_bits_qwen3moe) { same_bits("qwen3moe"); }
+TEST(same_bits_deepseek) { same_bits("deepseek"); }
+TEST(same_bits_mixedmoe) { same_bits("mixedmoe"); }
 
 /* ---- generation ---- */
 
@@ -475,6 +515,9 @@ static void check_logits(const char *name)
 
 TEST(logits_gpt2) { check_logits("gpt2"); }
 TEST(logits_llama) { check_logits("llama"); }
+TEST(logits_mixtral) { check_logits("mixtral"); }
+TEST(logits_deepseek) { check_logits("deepseek"); }
+TEST(logits_mixedmoe) { check_logits("mixedmoe"); }
 
 /* ---- learning rates ---- */
 

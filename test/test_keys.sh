@@ -51,18 +51,21 @@ model.qk_norm              | true         | loss
 model.init_std             | 0.03         | loss
 model.attention            | mla          | unbuilt
 model.window               | 4            | loss
-moe.experts                | 4            | unbuilt
-moe.topk                   | 1            | unbuilt
-moe.ffn                    | 64           | unbuilt
-moe.shared_ffn             | 64           | unbuilt
-moe.every                  | 2            | unbuilt
-moe.router                 | sigmoid      | unbuilt
-moe.balance                | none         | unbuilt
+moe.experts                | 4            | loss | model.bias=false
+moe.topk                   | 1            | loss | moe.experts=4 model.bias=false
+moe.ffn                    | 64           | loss | moe.experts=4 model.bias=false
+moe.shared_ffn             | 64           | loss | moe.experts=4 model.bias=false
+moe.shared_gate            | true         | loss | moe.experts=4 model.bias=false moe.shared_ffn=64
+moe.every                  | 0,1          | loss | moe.experts=4 model.bias=false model.layers=2
+moe.router                 | sigmoid      | loss | moe.experts=4 model.bias=false
+moe.normalize              | true         | loss | moe.experts=4 model.bias=false moe.router=softmax_pre
+moe.scale                  | 2.5          | loss | moe.experts=4 model.bias=false
+moe.balance                | aux          | unbuilt
 moe.aux_coeff              | 0.1          | unbuilt
 moe.z_coeff                | 0.1          | unbuilt
 moe.jitter                 | 0.1          | unbuilt
-moe.groups                 | 2            | unbuilt
-moe.group_topk             | 2            | unbuilt
+moe.groups                 | 2            | loss | model.bias=false moe.experts=8
+moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
 moe.capacity               | 1.5          | unbuilt
 moe.drop                   | position     | unbuilt
 moe.pad                    | true         | unbuilt

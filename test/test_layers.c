@@ -34,11 +34,13 @@ typedef struct {
     Linear linear;
     Attention attention;
     Mlp mlp;
+    Moe moe;
     Head head;
     Block block;
     NormSave norm_save;
     AttentionSave attention_save;
     MlpSave mlp_save;
+    MoeSave moe_save;
     HeadSave head_save;
     BlockSave block_save;
 } Rig;
@@ -389,6 +391,38 @@ TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
 TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
 TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }
+
+static Err moe_f(Rig *r) { return moe_forward(&r->moe, &r->ctx, r->x, r->y, &r->moe_save); }
+static Err moe_b(Rig *r, Tensor dy, Tensor dx)
+{
+    return moe_backward(&r->moe, &r->ctx, &r->moe_save, r->x, dy, dx);
+}
+
+/* Every token goes to all experts: where a step changes the choice there is no derivative (test_golden.c has choices). */
+static void check_moe(MoeSpec s)
+{
+    Rig r;
+    rig_open(&r);
+    s.name = "moe", s.hidden = HIDDEN, s.ffn = 20, s.experts = s.topk = 4, s.tp_blocks = 2;
+    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1;
+    OK(moe_register(&r.moe, &r.registry, s));
+    check_layer(&r, (Case){ moe_f, moe_b, HIDDEN, HIDDEN });
+}
+
+TEST(moe_softmax) { check_moe((MoeSpec){ .activation = ACT_SWIGLU, .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
+TEST(moe_softmax_pre) { check_moe((MoeSpec){ .activation = ACT_GELU, .scoring = { .score = ROUTER_SOFTMAX_PRE } }); }
+TEST(moe_sigmoid_shared)
+{
+    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .shared_ffn = 24, .scoring = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+}
+TEST(moe_sqrt_softplus_gated_recomputed)
+{
+    check_moe((MoeSpec){ .activation = ACT_GELU,
+                         .shared_ffn = 24,
+                         .shared_gate = true,
+                         .recompute = true,
+                         .scoring = { .score = ROUTER_SQRT_SOFTPLUS } });
+}
 
 static Err head_f(Rig *r)
 {

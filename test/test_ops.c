@@ -555,6 +555,12 @@ static const struct {
     { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },
     { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "loss_sum", "test_ops_step.c" },
     { "grad_stats", "test_ops_step.c" }, { "step_finish", "test_ops_step.c" }, { "adamw", "test_ops_step.c" },
+    { "router_fwd", "test_moe_ops.c" }, { "router_bwd", "test_moe_ops.c" },
+    { "permute_index", "test_moe_ops.c" }, { "permute_rows", "test_moe_ops.c" },
+    { "unpermute_rows", "test_moe_ops.c" }, { "unpermute_bwd", "test_moe_ops.c" },
+    { "grouped_fwd", "test_moe_ops.c" }, { "grouped_dx", "test_moe_ops.c" },
+    { "grouped_dw", "test_moe_ops.c" }, { "gated_add_fwd", "test_moe_ops.c" },
+    { "gated_add_bwd", "test_moe_ops.c" },
 };
 
 /* Whether the file beside this one calls the op: by op() or RUN(), or its function with the argument

@@ -212,6 +212,35 @@ TEST(mixed_layouts)
     CHECK_EACH(m, list);
 }
 
+/* Mixtures of experts under schedules of each kind: gradients of experts queued for a later W, weights in two directions,
+ * rows made again. */
+TEST(mixtures)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "gpipe", .pp = 2, .micro = 4, .recompute = RECOMPUTE_SELECTIVE },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1 },
+        { "interleaved+split", .pp = 2, .chunks = 2, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2 },
+        { "zb-h1", .pp = 4, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-v", .pp = 2, .dp = 2, .overlap = 1 },
+        { "dualpipev", .pp = 2 },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "dualpipe", .pp = 4, .zero = 1 },
+    };
+    const Layout alone = { .pp = 1 };
+    for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
+        TrainSpec s = tiny_mixture(kind, 8);
+        s.global_batch = 16;
+        s.bucket_bytes = BUCKET_BYTES;
+        const uint64_t want = hash_of(&s, &alone);
+        for (int i = 0; i < (int)(sizeof list / sizeof *list); i++)
+            if (extent_is("all") || i % TINY_MIXTURES == (int)kind) check_layouts(&s, want, &list[i], 1);
+    }
+}
+
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
 TEST(layouts_by_hand)
 {

@@ -53,6 +53,26 @@ static inline TrainSpec tiny_llama(void)
     return s;
 }
 
+/* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them, a
+ * gated shared expert and groups. */
+typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixture;
+
+static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
+{
+    static const MixtureSpec kinds[] = {
+        [TINY_MIXTRAL] = { 8, 2, 48, .router = { ROUTER_SOFTMAX, 1, 1, 1, 1 } },
+        [TINY_QWEN3] = { 32, 8, 16, .router = { ROUTER_SOFTMAX_PRE, 1, 1, 1, 1 } },
+        [TINY_DEEPSEEK] = { 16, 4, 24, .shared_ffn = 40, .shared_gate = true, .router = { ROUTER_SIGMOID, 1, 2.5f, 4, 2 } },
+    };
+    TrainSpec s = tiny_llama();
+    s.model.heads = 8;
+    s.model.layers = layers;
+    s.model.qk_norm = kind == TINY_QWEN3;
+    s.model.moe = kinds[kind];
+    s.model.moe.layers.word[0] = kind == TINY_DEEPSEEK ? ~1ull : ~0ull;
+    return s;
+}
+
 static inline Err tiny_tokens(void *user, int64_t first, int64_t count, int32_t *out)
 {
     int vocab = user ? *(int *)user : TINY_VOCAB;

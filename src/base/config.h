@@ -130,8 +130,7 @@ void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
  * there is none. */
 ConfigId config_nearest(const char *section, const char *name);
 
-/* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default).
- * "moe.*" stands for all keys of a section. */
+/* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default). */
 typedef struct {
     const char *key, *allowed, *why;
 } ConfigUnbuilt;

@@ -8,6 +8,7 @@
 
 #include "base/config_reader.h"
 #include "base/heads.h"
+#include "base/layer_set.h"
 
 /* ---- filling in ---- */
 
@@ -82,6 +83,16 @@ static void resolve_name(ConfigReader *r)
     }
 }
 
+/* Weights of softmax add up to 1 by themselves, one weight alone would always be 1. */
+static void resolve_moe(ConfigReader *r)
+{
+    Config *c = r->config;
+    const bool softmax = c->moe.router == MOE_ROUTER_SOFTMAX;
+    const bool several = c->moe.topk > 1 && c->moe.router != MOE_ROUTER_SOFTMAX_PRE;
+    if (c->moe.experts) FILL(0, moe, ffn, c->model.ffn, CFG_model_ffn);
+    FILL(-1, moe, normalize, c->moe.experts && (softmax || several), CFG_moe_router);
+}
+
 static void resolve_model(ConfigReader *r)
 {
     Config *c = r->config;
@@ -93,6 +104,7 @@ static void resolve_model(ConfigReader *r)
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
     FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
     FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
+    resolve_moe(r);
     bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
     r->bad[CFG_model_head_dim] |= auto_dim && r->bad[CFG_model_heads];
 }
@@ -253,6 +265,7 @@ static bool below_one(double x) { return (float)x < 1; }
 static void check_model(ConfigReader *r)
 {
     const Config *c = r->config;
+    resolve_moe(r);
     bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
     bool cpu = c->run.device == RUN_DEVICE_CPU;
     RULE(!strchr(c->run.name, '/'), "a name must not contain '/'", CFG_run_name);
@@ -315,6 +328,98 @@ static void check_blocks(ConfigReader *r)
     RULE(c->model.seq % c->parallel.seq_blocks == 0, "seq_blocks must divide seq", CFG_parallel_seq_blocks,
          CFG_model_seq);
     RULE(is_power_of_two(c->parallel.attn_block), "must be a power of two", CFG_parallel_attn_block);
+}
+
+/* Keys that say how a mixture is, given for a dense model. */
+static void check_dense(ConfigReader *r)
+{
+    char value[CONFIG_VALUE_BYTES], start[CONFIG_VALUE_BYTES];
+    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_group_topk; id++) {
+        const char *given = config_value(r->config, id, value);
+        bool same = strcmp(given, config_value(&config_defaults, id, start)) == 0;
+        if (id == CFG_moe_normalize) same = !r->config->moe.normalize;
+        RULE(same, "only a mixture has it: give moe.experts", id, CFG_moe_experts);
+    }
+}
+
+/* "nearest that do: 4 and 8", of the divisors of n */
+static void nearest_divisors(char *out, size_t size, int64_t n, int64_t x)
+{
+    int64_t below = x < n ? x : n, above = x;
+    while (below > 1 && n % below) below--;
+    while (above < n && n % above) above++;
+    if (above >= x && above <= n && above != below)
+        snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
+    else snprintf(out, size, "; nearest that does: %lld", (long long)below);
+}
+
+static void check_groups(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t experts = c->moe.experts, groups = c->moe.groups, most = c->moe.group_topk;
+    char text[160], nearest[80];
+    nearest_divisors(nearest, sizeof nearest, experts, groups);
+    snprintf(text, sizeof text, "groups must divide experts%s", nearest);
+    RULE(experts % groups == 0, text, CFG_moe_groups, CFG_moe_experts);
+    snprintf(text, sizeof text, "a token cannot be sent to more groups than there are: at most %lld",
+             (long long)groups);
+    RULE(most <= groups, text, CFG_moe_group_topk, CFG_moe_groups);
+    nearest_divisors(nearest, sizeof nearest, c->moe.topk, most);
+    snprintf(text, sizeof text, "group_topk must divide topk: a group counts by its topk / group_topk best%s",
+             nearest);
+    RULE(c->moe.topk % most == 0, text, CFG_moe_group_topk, CFG_moe_topk);
+    if (experts % groups || most > groups || c->moe.topk > experts) return;
+    snprintf(text, sizeof text, "the chosen groups hold fewer: group_topk * experts / groups is %lld",
+             (long long)(most * (experts / groups)));
+    RULE(c->moe.topk <= most * (experts / groups), text, CFG_moe_topk, CFG_moe_group_topk, CFG_moe_groups,
+         CFG_moe_experts);
+}
+
+static void check_every(ConfigReader *r)
+{
+    const Config *c = r->config;
+    char text[160];
+    LayerSet set = { { 0 } };
+    const int64_t count = layer_set_read(c->moe.every, (int)c->model.layers, &set);
+    RULE(count >= 0, "must be an integer from 1 on, or a list of 0 and 1 with repetitions such as 0*3,1*58",
+         CFG_moe_every);
+    if (count < 0) return;
+    snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)count,
+             (long long)c->model.layers);
+    RULE(count == c->model.layers, text, CFG_moe_every, CFG_model_layers);
+    RULE(count != c->model.layers || layer_set_count(&set), "no block is a mixture: give a 1, or experts = 0",
+         CFG_moe_every, CFG_moe_experts);
+}
+
+static void check_moe(ConfigReader *r)
+{
+    const Config *c = r->config;
+    char text[160];
+    int64_t slots;
+    if (!c->moe.experts) {
+        check_dense(r);
+        return;
+    }
+    snprintf(text, sizeof text, "a token cannot be sent to more experts than there are: at most %lld",
+             (long long)c->moe.experts);
+    RULE(c->moe.topk <= c->moe.experts, text, CFG_moe_topk, CFG_moe_experts);
+    check_groups(r);
+    check_every(r);
+    RULE(!c->model.bias, "experts have no biases: bias must be false", CFG_model_bias, CFG_moe_experts);
+    RULE(c->moe.shared_ffn || !c->moe.shared_gate, "there is no shared expert to gate: give shared_ffn",
+         CFG_moe_shared_gate, CFG_moe_shared_ffn);
+    RULE(c->moe.shared_ffn % c->parallel.tp_blocks == 0, "tp_blocks must divide shared_ffn",
+         CFG_moe_shared_ffn, CFG_parallel_tp_blocks);
+    const bool softmax = c->moe.router == MOE_ROUTER_SOFTMAX;
+    RULE(!softmax || c->moe.normalize,
+         "the weights of softmax add up to 1 by themselves: normalize must be auto or true",
+         CFG_moe_normalize, CFG_moe_router);
+    RULE(softmax || !c->moe.normalize || c->moe.topk > 1,
+         "the one weight of a token would always be 1: normalize needs topk > 1", CFG_moe_normalize,
+         CFG_moe_topk);
+    RULE(!__builtin_mul_overflow(c->train.micro_batch * c->model.seq, c->moe.topk, &slots) &&
+             slots <= INT32_MAX,
+         "micro_batch * seq * topk must be below 2^31", CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
 }
 
 /* "; nearest that fit: 6 and 12" */
@@ -408,6 +513,7 @@ void config_check(ConfigReader *r)
     check_model(r);
     check_nccl(r);
     check_blocks(r);
+    check_moe(r);
     check_layout(r);
     check_training(r);
     check_files(r);
@@ -416,9 +522,19 @@ void config_check(ConfigReader *r)
 /* ---- what this build cannot do ---- */
 
 static const ConfigUnbuilt unbuilt[] = {
-    { "run.precision", "fp32 bf16 fp16", "fp8" },  { "model.attention", "mha", "latent attention" },
-    { "moe.*", NULL, "mixtures of experts" },      { "parallel.cp", "1", "context parallelism" },
-    { "parallel.ep", "1", "mixtures of experts" }, { "parallel.etp", "1", "mixtures of experts" },
+    { "run.precision", "fp32 bf16 fp16", "fp8" },
+    { "model.attention", "mha", "latent attention" },
+    { "moe.balance", "none", "balancing the load of experts" },
+    { "moe.aux_coeff", NULL, "balancing the load of experts" },
+    { "moe.z_coeff", NULL, "losses of the router" },
+    { "moe.jitter", NULL, "noise on the router's input" },
+    { "moe.capacity", NULL, "experts of limited capacity" },
+    { "moe.drop", NULL, "experts of limited capacity" },
+    { "moe.pad", NULL, "experts of limited capacity" },
+    { "moe.dispatcher", NULL, "expert parallelism" },
+    { "parallel.cp", "1", "context parallelism" },
+    { "parallel.ep", "1", "expert parallelism" },
+    { "parallel.etp", "1", "expert parallelism" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)
@@ -435,14 +551,19 @@ static bool has_word(const char *words, const char *word)
     return false;
 }
 
-static bool row_is_about(const ConfigUnbuilt *u, const char *full)
+/* What is built for dense models alone. */
+static void check_unbuilt_moe(ConfigReader *r)
 {
-    size_t n = strlen(u->key);
-    return u->key[n - 1] == '*' ? strncmp(full, u->key, n - 1) == 0 : strcmp(full, u->key) == 0;
+    const Config *c = r->config;
+    RULE(!c->moe.experts || c->run.device == RUN_DEVICE_CPU,
+         "not built yet: mixtures of experts on a GPU; take device = cpu", CFG_run_device, CFG_moe_experts);
+    RULE(!c->moe.experts || c->parallel.tp == 1,
+         "not built yet: tensor parallelism beside experts; take tp = 1", CFG_parallel_tp, CFG_moe_experts);
 }
 
 void config_check_unbuilt(ConfigReader *r)
 {
+    check_unbuilt_moe(r);
     char place[512], full[96], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
     for (int i = 0; i < CFG_COUNT; i++) {
         ConfigId id = (ConfigId)i;
@@ -450,7 +571,7 @@ void config_check_unbuilt(ConfigReader *r)
         snprintf(full, sizeof full, "%s.%s", key->section, key->name);
         for (size_t row = 0; row < sizeof unbuilt / sizeof *unbuilt; row++) {
             const ConfigUnbuilt *u = &unbuilt[row];
-            if (!row_is_about(u, full) || r->bad[id]) continue;
+            if (strcmp(u->key, full) != 0 || r->bad[id]) continue;
             const char *value = config_value(r->config, id, a);
             const char *start = config_value(&config_defaults, id, b);
             if (u->allowed ? has_word(u->allowed, value) : strcmp(value, start) == 0) continue;

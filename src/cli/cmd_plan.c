@@ -200,6 +200,27 @@ static void put_pipeline(const Table *t)
            t->grid.order == ORDER_PP_DP ? "tp, pp, dp" : "tp, dp, pp");
 }
 
+/* "8 experts, 2 a token, of ffn 64 in 2 of 4 layers; shared expert of ffn 64, gated" */
+static void put_mixture(const ModelSpec *m)
+{
+    const MixtureSpec *e = &m->moe;
+    printf("        %d experts, %d a token, of ffn %lld in %d of %d layers", e->experts, e->topk,
+           (long long)e->ffn, layer_set_count(&e->layers), m->layers);
+    if (e->router.groups > 1) printf("; %d of %d groups a token", e->router.group_topk, e->router.groups);
+    if (e->shared_ffn)
+        printf("; shared expert of ffn %lld%s", (long long)e->shared_ffn, e->shared_gate ? ", gated" : "");
+    putchar('\n');
+}
+
+/* A token meets all parameters but those of the experts that it is not sent to. */
+static void put_params(const ModelSpec *m, int64_t params)
+{
+    char a[32], b[32];
+    printf("        %s parameters", commas(a, params));
+    if (m->moe.experts) printf(", %s of them active for a token", commas(b, model_active_params(m, params)));
+    putchar('\n');
+}
+
 static void put_model(const Table *t)
 {
     const ModelSpec *m = &t->spec.model;
@@ -210,7 +231,8 @@ static void put_model(const Table *t)
         "vocabulary %lld\n",
         m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
         (long long)m->seq, (long long)m->vocab);
-    printf("        %s parameters\n", commas(a, t->kinds[0].plan.params));
+    if (m->moe.experts) put_mixture(m);
+    put_params(m, t->kinds[0].plan.params);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);
     printf("layout  %d rank%s = tp %d x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
            grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
@@ -405,7 +427,7 @@ static void put_work(const Table *t)
     const ModelSpec *m = &t->spec.model;
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
-            attention = full - 6 * params;
+            attention = full - 6 * model_active_params(m, params);
     char a[UNITS_BYTES];
     printf("\nwork of one step, of one rank\n");
     put_row(t, "bytes read and written by ops", op_bytes);

@@ -487,6 +487,16 @@ static void output_zero(const Gemm *g)
         memset(g->fixed + i * g->ldc, 0, (size_t)g->N * sizeof *g->fixed);
 }
 
+int64_t CPU(gemm_bytes)(const Gemm *g)
+{
+    Plan p = { .g = g };
+    if (g->M == 0 || g->N == 0 || (g->K == 0 && g->mode == GEMM_I64)) return 0;
+    plan_operands(&p);
+    plan_k(&p);
+    plan_tasks(&p, 1);
+    return p.thread_elems * (int64_t)sizeof(float);
+}
+
 bool CPU(gemm)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g, .workspace = dev->workspace };

@@ -63,11 +63,13 @@ typedef struct {
  *
  * gemm       uses dev->threads threads and dev->workspace, allocates nothing. M, N, K may be 0. Returns true
  *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - room); such a leaf adds 0.
+ * gemm_bytes the workspace that it needs with one thread.
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.
  */
 #define GEMM_DECLARE(isa)                                                                            \
     bool cpu_##isa##_gemm(const Device *dev, const Gemm *g);                                         \
+    int64_t cpu_##isa##_gemm_bytes(const Gemm *g);                                                   \
     void cpu_##isa##_tile_gemm(const TileGemm *g);                                                   \
     void cpu_##isa##_transpose(float *dst, int64_t ldd, const float *src, int64_t lds, int64_t rows, \
                                int64_t cols);

@@ -39,6 +39,29 @@ typedef struct {
 } Dropout;
 
 /*
+ * How a router scores E experts by their logits l and weights the K that it chooses (docs/moe.md):
+ *
+ *   SOFTMAX        score l                     weight = softmax over the K chosen logits
+ *   SOFTMAX_PRE    score softmax(l) over all E   weight = score
+ *   SIGMOID        score 1 / (1 + exp(-l))     weight = score
+ *   SQRT_SOFTPLUS  score sqrt(log(1 + exp(l)))   weight = score
+ *
+ * normalize: the K weights are divided by their sum + 1e-20 (those of SOFTMAX add up to 1 by themselves). All are
+ * multiplied by `scale`. groups > 1: experts lie in so many equal groups; a group's score is the sum of its
+ * K / group_topk best, and only the group_topk best groups are chosen from.
+ */
+typedef enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_PRE, ROUTER_SIGMOID, ROUTER_SQRT_SOFTPLUS } RouterScore;
+
+enum { ROUTER_TOPK_MAX = 1024 };
+
+typedef struct {
+    RouterScore score;
+    int normalize;
+    float scale;
+    int groups, group_topk; /* 1, 1: no groups; group_topk divides K */
+} Router;
+
+/*
  * Which positions a sequence of rows holds: span 0, then span 1 (count 0 when there is only one).
  * Two spans are what one rank of zigzag context parallelism owns.
  */

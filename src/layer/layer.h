@@ -40,6 +40,8 @@ typedef struct {
     int weight;
     Tensor dy, x;
     bool gather_x, gather_dy; /* rows still sharded */
+    Tensor offset, choice;    /* of a weight of experts: its permuted rows (ops.def); else absent */
+    int64_t topk;
 } Wgrad;
 
 /* Memory of one micro-batch in flight. */
@@ -301,6 +303,51 @@ typedef struct {
 Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec);
 Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save);
 Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy, Tensor dx);
+
+/* ---- mixture of experts, in the place of an mlp (docs/moe.md) ---- */
+
+/*
+ * A router sends each row to topk of the experts, each of which is an mlp of its own; y is the weighted sum of what
+ * they give. A shared expert, which every row passes, is added to it, with a gate or without. All rows and experts
+ * are on this rank.
+ *
+ *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
+ *                    experts.fc2 [E * D, F]
+ */
+typedef struct {
+    int router, fc1, fc2; /* weights */
+    int experts, topk;
+    int64_t hidden, ffn;
+    Activation activation;
+    Router scoring;
+    bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
+    Mlp shared;
+    int shared_gate; /* weight [1, D], or -1 */
+} Moe;
+
+typedef struct {
+    Saved logits, index, weight, row, choice, offset;
+    Saved x, hidden, active, out; /* permuted rows: input, before and after the activation, output */
+    Saved shared_out, gate;
+    MlpSave shared;
+} MoeSave;
+
+typedef struct {
+    const char *name; /* "layers.3.mlp" */
+    int experts, topk, tp_blocks;
+    int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
+    bool shared_gate, recompute;
+    Activation activation;
+    Router scoring;
+    float std, proj_std;
+} MoeSpec;
+
+enum { MOE_LINEARS = 6 }; /* weight gradients that a mixture can queue */
+
+Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec spec);
+/* Groups of one rank over tp alone. y must not be x. */
+Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save);
+Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx);
 
 /* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
 

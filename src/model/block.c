@@ -37,6 +37,40 @@ static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, 
                                                .seed = s->seed });
 }
 
+static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name,
+                            float proj_std)
+{
+    b->mixture = true;
+    return moe_register(&b->moe, reg,
+                        (MoeSpec){ .name = name,
+                                   .experts = s->moe.experts,
+                                   .topk = s->moe.topk,
+                                   .tp_blocks = s->tp_blocks,
+                                   .hidden = s->hidden,
+                                   .ffn = s->moe.ffn,
+                                   .shared_ffn = s->moe.shared_ffn,
+                                   .shared_gate = s->moe.shared_gate,
+                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
+                                   .activation = s->activation,
+                                   .scoring = s->moe.router,
+                                   .std = s->init_std,
+                                   .proj_std = proj_std });
+}
+
+static Err register_mlp(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, float proj_std)
+{
+    return mlp_register(&b->mlp, reg,
+                        (MlpSpec){ .name = name,
+                                   .hidden = s->hidden,
+                                   .ffn = s->ffn,
+                                   .activation = s->activation,
+                                   .tp_blocks = s->tp_blocks,
+                                   .bias = s->bias,
+                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
+                                   .std = s->init_std,
+                                   .proj_std = proj_std });
+}
+
 /* Projections that write to the residual stream start smaller, by 1 / sqrt(2 layers): Megatron's rule. */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer)
 {
@@ -51,26 +85,32 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer)
     snprintf(name, sizeof name, "layers.%d.norm2", layer);
     TRY(norm_register(&b->norm2, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS));
     snprintf(name, sizeof name, "layers.%d.mlp", layer);
-    return mlp_register(&b->mlp, reg,
-                        (MlpSpec){ .name = name,
-                                   .hidden = s->hidden,
-                                   .ffn = s->ffn,
-                                   .activation = s->activation,
-                                   .tp_blocks = s->tp_blocks,
-                                   .bias = s->bias,
-                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
-                                   .std = s->init_std,
-                                   .proj_std = proj_std });
+    return model_is_mixture(s, layer) ? register_mixture(b, reg, s, name, proj_std)
+                                      : register_mlp(b, reg, s, name, proj_std);
+}
+
+/* The parameter of the bias that a branch leaves to the residual sum, or -1. */
+static int mlp_bias(const Block *b) { return b->mixture ? -1 : b->mlp.fc2.bias; }
+
+static Err ffn_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)
+{
+    return b->mixture ? moe_forward(&b->moe, c, x, y, &save->moe) : mlp_forward(&b->mlp, c, x, y, &save->mlp);
+}
+
+static Err ffn_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    return b->mixture ? moe_backward(&b->moe, c, &save->moe, x, dy, dx)
+                      : mlp_backward(&b->mlp, c, &save->mlp, x, dy, dx);
 }
 
 /* sum = x + dropout(branch + bias of the branch's last linear) */
-static ResidualSum behind(const Block *b, const Ctx *c, const Linear *last, uint64_t key, Tensor x,
-                          Tensor branch, Tensor sum)
+static ResidualSum behind(const Block *b, const Ctx *c, int bias, uint64_t key, Tensor x, Tensor branch,
+                          Tensor sum)
 {
     return (ResidualSum){ .sum = sum,
                           .residual = x,
                           .branch = branch,
-                          .bias = last->bias >= 0 ? param_value(c, last->bias) : (Tensor){ 0 },
+                          .bias = bias >= 0 ? param_value(c, bias) : (Tensor){ 0 },
                           .dropout = ctx_dropout(c, b->dropout, key) };
 }
 
@@ -90,11 +130,11 @@ Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
     TRY(norm_out(b, c, x, &n, &save->n1));
     TRY(norm_forward(&b->norm1, c, x, n, &save->norm1));
     TRY(attention_forward(&b->attn, c, n, branch, &save->attn));
-    ResidualSum sum = behind(b, c, &b->attn.proj, b->attn_dropout_key, x, branch, mid);
+    ResidualSum sum = behind(b, c, b->attn.proj.bias, b->attn_dropout_key, x, branch, mid);
     TRY(norm_out(b, c, mid, &n, &save->n2));
     TRY(norm_forward_sum(&b->norm2, c, &sum, n, &save->norm2));
-    TRY(mlp_forward(&b->mlp, c, n, branch, &save->mlp));
-    sum = behind(b, c, &b->mlp.fc2, b->mlp_dropout_key, mid, branch, y);
+    TRY(ffn_forward(b, c, n, branch, save));
+    sum = behind(b, c, mlp_bias(b), b->mlp_dropout_key, mid, branch, y);
     return residual_add(c, &sum);
 }
 
@@ -102,7 +142,7 @@ Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
  * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself,
  * unless a queued weight gradient will read it after d has moved on.
  */
-static Err branch_gradient(const Block *b, Ctx *c, const Linear *last, uint64_t key, Tensor d, Tensor *out)
+static Err branch_gradient(const Block *b, Ctx *c, int bias, uint64_t key, Tensor d, Tensor *out)
 {
     Dropout drop = ctx_dropout(c, b->dropout, key);
     *out = d;
@@ -111,7 +151,7 @@ static Err branch_gradient(const Block *b, Ctx *c, const Linear *last, uint64_t 
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return last->bias >= 0 ? grad_add_columns(c, last->bias, *out) : ERR_OK;
+    return bias >= 0 ? grad_add_columns(c, bias, *out) : ERR_OK;
 }
 
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
@@ -130,12 +170,12 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
     Tensor mid = save_get(c, save->mid), n, dbranch, dn;
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     ArenaMark half = arena_mark(c->scratch);
-    TRY(branch_gradient(b, c, &b->mlp.fc2, b->mlp_dropout_key, d, &dbranch));
+    TRY(branch_gradient(b, c, mlp_bias(b), b->mlp_dropout_key, d, &dbranch));
     TRY(norm_output(b, c, &b->norm2, save->n2, mid, &n));
-    TRY(mlp_backward(&b->mlp, c, &save->mlp, n, dbranch, dn));
+    TRY(ffn_backward(b, c, save, n, dbranch, dn));
     TRY(norm_backward(&b->norm2, c, &save->norm2, mid, dn, d));
     arena_release(c->scratch, half);
-    TRY(branch_gradient(b, c, &b->attn.proj, b->attn_dropout_key, d, &dbranch));
+    TRY(branch_gradient(b, c, b->attn.proj.bias, b->attn_dropout_key, d, &dbranch));
     TRY(norm_output(b, c, &b->norm1, save->n1, x, &n));
     TRY(attention_backward(&b->attn, c, &save->attn, n, dbranch, dn));
     TRY(norm_backward(&b->norm1, c, &save->norm1, x, dn, d));

@@ -72,7 +72,12 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
 
 int stage_segments(const Stage *st) { return st->share.layer_count + 2; }
 
-int stage_linears(const Stage *st) { return 4 * st->share.layer_count + 1; }
+int stage_linears(const Stage *st)
+{
+    int linears = 1; /* the head */
+    for (int i = 0; i < st->share.layer_count; i++) linears += 2 + (st->blocks[i].mixture ? MOE_LINEARS : 2);
+    return linears;
+}
 
 /* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
 static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
@@ -252,16 +257,44 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
     return ERR_OK;
 }
 
+bool model_is_mixture(const ModelSpec *spec, int layer)
+{
+    return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
+}
+
+/* Matrices of a feed-forward layer. */
+static int64_t ffn_matrices(const ModelSpec *spec) { return spec->activation == ACT_SWIGLU ? 3 : 2; }
+
+int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
+{
+    const int64_t expert = ffn_matrices(spec) * spec->hidden * spec->moe.ffn;
+    int mixtures = 0;
+    for (int i = 0; i < spec->layers; i++) mixtures += model_is_mixture(spec, i);
+    return params_unpadded - mixtures * (spec->moe.experts - spec->moe.topk) * expert;
+}
+
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 {
-    return 6 * params_unpadded + 12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
+    return 6 * model_active_params(spec, params_unpadded) +
+           12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
+}
+
+/* Of a block's feed-forward part. */
+static double ffn_flop_per_token(const ModelSpec *spec, int layer)
+{
+    const double D = (double)spec->hidden, row = 2 * D * (double)ffn_matrices(spec);
+    if (!model_is_mixture(spec, layer)) return row * (double)spec->ffn;
+    return row * (double)(spec->moe.topk * spec->moe.ffn + spec->moe.shared_ffn) +
+           2 * D * (spec->moe.experts + spec->moe.shared_gate);
 }
 
 double stage_flop_per_token(const ModelSpec *spec, StageShare share)
 {
     const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
     const double attention = 2 * D * (2 * heads + 2 * spec->kv_heads) * C + 4 * heads * C * (double)spec->seq;
-    const double mlp = 2 * D * (double)spec->ffn * (spec->activation == ACT_SWIGLU ? 3 : 2);
     const double head = share.head ? 2 * D * (double)spec->padded_vocab : 0;
-    return share.layer_count * (attention + mlp) + head + D; /* (rows pass through an empty stage, too) */
+    double flop = head + D; /* (rows pass through an empty stage, too) */
+    for (int i = 0; i < share.layer_count; i++)
+        flop += attention + ffn_flop_per_token(spec, share.first_layer + i);
+    return flop;
 }

@@ -7,15 +7,27 @@
  *
  *   pre-norm block   mid = x + drop(attn(norm1(x)) + b)     y = mid + drop(mlp(norm2(mid)) + b)
  *
- * Recomputation: selective computes norm outputs and the activation's output again in backward; full keeps
- * only each block's input.
+ * In a mixture of experts some blocks, or all, have a router and experts in the place of the mlp.
+ *
+ * Recomputation: selective computes norm outputs, the activation's output and permuted rows again in backward; full
+ * keeps only each block's input.
  */
 #ifndef MEGATRAIN_MODEL_MODEL_H
 #define MEGATRAIN_MODEL_MODEL_H
 
+#include "base/layer_set.h"
 #include "layer/layer.h"
 
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+
+/* Mixtures of experts (layer.h, Moe); experts 0: a dense model. */
+typedef struct {
+    int experts, topk;
+    int64_t ffn, shared_ffn;
+    bool shared_gate;
+    Router router;
+    LayerSet layers; /* the blocks that are mixtures */
+} MixtureSpec;
 
 /* Everything a model is, in numbers; filled from the configuration by train/. */
 typedef struct {
@@ -27,12 +39,15 @@ typedef struct {
     uint64_t seed;
     Recompute recompute;
     int tp_blocks;
+    MixtureSpec moe;
 } ModelSpec;
 
 typedef struct {
     Norm norm1, norm2;
     Attention attn;
+    bool mixture; /* moe instead of mlp */
     Mlp mlp;
+    Moe moe;
     float dropout;
     uint64_t attn_dropout_key, mlp_dropout_key;
     bool keep_norms; /* false under selective recomputation */
@@ -43,6 +58,7 @@ typedef struct {
     Saved n1, n2, mid;
     AttentionSave attn;
     MlpSave mlp;
+    MoeSave moe;
 } BlockSave;
 
 /* Which part of the model a stage is: blocks [first_layer, first_layer + layer_count), and what else. */
@@ -120,7 +136,10 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
                       Tensor *sin);
 
-int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6 N + 12 L C T */
+bool model_is_mixture(const ModelSpec *spec, int layer);
+/* Of so many parameters those that a token meets: without the experts that it is not sent to. */
+int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
+int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6 N + 12 L C T, N active */
 /* Of one stage's forward, without recomputation: of the products alone, and never 0. */
 double stage_flop_per_token(const ModelSpec *spec, StageShare share);
 

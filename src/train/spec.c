@@ -3,6 +3,26 @@
 
 enum { VOCAB_LANES = 16 };
 
+static MixtureSpec mixture_spec(const Config *cfg)
+{
+    static const RouterScore scores[] = { [MOE_ROUTER_SOFTMAX] = ROUTER_SOFTMAX,
+                                          [MOE_ROUTER_SOFTMAX_PRE] = ROUTER_SOFTMAX_PRE,
+                                          [MOE_ROUTER_SIGMOID] = ROUTER_SIGMOID,
+                                          [MOE_ROUTER_SQRT_SOFTPLUS] = ROUTER_SQRT_SOFTPLUS };
+    MixtureSpec m = { .experts = (int)cfg->moe.experts,
+                      .topk = (int)cfg->moe.topk,
+                      .ffn = cfg->moe.ffn,
+                      .shared_ffn = cfg->moe.shared_ffn,
+                      .shared_gate = cfg->moe.shared_gate,
+                      .router = { .score = scores[cfg->moe.router],
+                                  .normalize = cfg->moe.normalize,
+                                  .scale = (float)cfg->moe.scale,
+                                  .groups = (int)cfg->moe.groups,
+                                  .group_topk = (int)cfg->moe.group_topk } };
+    layer_set_read(cfg->moe.every, (int)cfg->model.layers, &m.layers); /* (config_check has read it, too) */
+    return m;
+}
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
     ModelSpec m = { .layers = (int)cfg->model.layers,
@@ -29,6 +49,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .seed = (uint64_t)cfg->run.seed,
                     .recompute = (Recompute)cfg->train.recompute };
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
+    if (cfg->moe.experts) m.moe = mixture_spec(cfg);
     int64_t unit = (int64_t)m.tp_blocks * VOCAB_LANES;
     m.padded_vocab = (m.vocab + unit - 1) / unit * unit;
     return m;

@@ -36,6 +36,21 @@ LLAMA = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=56, seq=2
 MIXED = dict(layers=1, hidden=24, heads=6, kv_heads=2, head_dim=4, ffn=40, seq=24, vocab=71, window=7,
              learned_positions=False, rope=True, rms=False, bias=True, tied=False, qk_norm=True, swiglu=True,
              norm_eps=1e-5, rope_base=10000.0)
+# Mixtures: the routers of Mixtral, Qwen3-MoE and DeepSeek-V3 (the last with its first layer dense and a shared expert),
+# and one of what is left. `layers`: which blocks are mixtures.
+MIXTRAL = dict(LLAMA, qk_norm=False, norm_eps=1e-5, moe=dict(
+    experts=8, topk=2, ffn=20, shared_ffn=0, shared_gate=False, router="softmax", normalize=True, scale=1.0, groups=1,
+    group_topk=1, layers=[1, 1]))
+QWEN3MOE = dict(LLAMA, moe=dict(
+    experts=32, topk=8, ffn=10, shared_ffn=0, shared_gate=False, router="softmax_pre", normalize=True, scale=1.0,
+    groups=1, group_topk=1, layers=[1, 1]))
+DEEPSEEK = dict(LLAMA, qk_norm=False, kv_heads=4, moe=dict(
+    experts=32, topk=8, ffn=10, shared_ffn=12, shared_gate=False, router="sigmoid", normalize=True, scale=2.5,
+    groups=8, group_topk=4, layers=[0, 1]))
+MIXEDMOE = dict(GPT2, bias=False, tied=False, moe=dict(
+    experts=6, topk=3, ffn=18, shared_ffn=14, shared_gate=True, router="sqrt_softplus", normalize=False, scale=0.5,
+    groups=1, group_topk=1, layers=[1, 0]))
+GRADIENTS_ONLY = ("mixed", "mixedmoe")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -73,6 +88,10 @@ def tokens(sample, m):
     return t
 
 
+def is_mixture(m, layer):
+    return "moe" in m and bool(m["moe"]["layers"][layer])
+
+
 def shapes(m):
     """Names and plain shapes in megatrain's order of registration."""
     D, V, q, kv = m["hidden"], m["vocab"], m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
@@ -100,8 +119,20 @@ def shapes(m):
             norm(p + "attn.k_norm", m["head_dim"], True)
         linear(p + "attn.proj", D, q)
         norm(p + "norm2", D, m["rms"])
-        linear(p + "mlp.fc1", 2 * m["ffn"] if m["swiglu"] else m["ffn"], D)
-        linear(p + "mlp.fc2", D, m["ffn"])
+        fc1 = 2 if m["swiglu"] else 1
+        if is_mixture(m, i):
+            e = m["moe"]
+            out.append((p + "mlp.router.weight", (e["experts"], D)))
+            out.append((p + "mlp.experts.fc1.weight", (e["experts"] * fc1 * e["ffn"], D)))
+            out.append((p + "mlp.experts.fc2.weight", (e["experts"] * D, e["ffn"])))
+            if e["shared_ffn"]:
+                linear(p + "mlp.shared.fc1", fc1 * e["shared_ffn"], D)
+                linear(p + "mlp.shared.fc2", D, e["shared_ffn"])
+            if e["shared_gate"]:
+                out.append((p + "mlp.shared_gate.weight", (1, D)))
+        else:
+            linear(p + "mlp.fc1", fc1 * m["ffn"], D)
+            linear(p + "mlp.fc2", D, m["ffn"])
     norm("final_norm", D, m["rms"])
     if not m["tied"]:
         out.append(("head.weight", (V, D)))
@@ -112,6 +143,7 @@ class Model:
     def __init__(self, m, weights=None):
         """weights: name -> float64 tensor in plain order; without, the formula."""
         self.m = m
+        self.margin = math.inf  # by how little an expert was chosen before another; 0 would be a coin
         self.w = weights or {name: weight(name, shape).requires_grad_() for name, shape in shapes(m)}
 
     def linear(self, name, x):
@@ -150,14 +182,53 @@ class Model:
         o = torch.softmax(score.masked_fill(hidden, -math.inf), -1) @ v
         return self.linear(name + ".proj", o.transpose(1, 2).reshape(B, T, H * C))
 
-    def mlp(self, name, x):
-        h = self.linear(name + ".fc1", x)
+    def activation(self, h):
         if self.m["swiglu"]:
             gate, up = h.chunk(2, -1)
-            h = gate * torch.sigmoid(gate) * up
+            return gate * torch.sigmoid(gate) * up
+        return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
+
+    def mlp(self, name, x):
+        return self.linear(name + ".fc2", self.activation(self.linear(name + ".fc1", x)))
+
+    def route(self, logits):
+        """[B, T, E] -> which experts (bool) and with what weights, both [B, T, E]."""
+        e = self.m["moe"]
+        score = {"softmax": lambda: logits, "softmax_pre": lambda: torch.softmax(logits, -1),
+                 "sigmoid": lambda: torch.sigmoid(logits),
+                 "sqrt_softplus": lambda: torch.sqrt(torch.nn.functional.softplus(logits, threshold=1e9))}[e["router"]]()
+        allowed = score.detach()
+        if e["groups"] > 1:
+            grouped = allowed.unflatten(-1, (e["groups"], -1))
+            best = grouped.topk(e["topk"] // e["group_topk"], -1).values.sum(-1).topk(e["group_topk"], -1).indices
+            open_groups = torch.zeros(grouped.shape[:-1], dtype=torch.bool).scatter(-1, best, True)
+            allowed = grouped.masked_fill(~open_groups[..., None], -math.inf).flatten(-2)
+        ranked = allowed.sort(-1, descending=True).values
+        self.margin = min(self.margin, (ranked[..., e["topk"] - 1] - ranked[..., e["topk"]]).min().item())
+        chosen = torch.zeros(score.shape, dtype=torch.bool).scatter(-1, allowed.topk(e["topk"], -1).indices, True)
+        if e["router"] == "softmax":
+            weights = torch.softmax(logits.masked_fill(~chosen, -math.inf), -1)
         else:
-            h = 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
-        return self.linear(name + ".fc2", h)
+            weights = score * chosen
+            if e["normalize"]:
+                weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+        return chosen, weights * e["scale"]
+
+    def mixture(self, name, x):
+        """Every expert on every token, and then the weights, most of them 0."""
+        e, D = self.m["moe"], x.shape[-1]
+        fc1 = self.w[name + ".experts.fc1.weight"].reshape(e["experts"], -1, D)
+        fc2 = self.w[name + ".experts.fc2.weight"].reshape(e["experts"], D, -1)
+        _, weights = self.route(x @ self.w[name + ".router.weight"].T)
+        y = 0
+        for i in range(e["experts"]):
+            y = y + weights[..., i:i + 1] * (self.activation(x @ fc1[i].T) @ fc2[i].T)
+        if e["shared_ffn"]:
+            shared = self.mlp(name + ".shared", x)
+            if e["shared_gate"]:
+                shared = torch.sigmoid(x @ self.w[name + ".shared_gate.weight"].T) * shared
+            y = y + shared
+        return y
 
     def logits(self, token):
         m = self.m
@@ -167,7 +238,8 @@ class Model:
         for i in range(m["layers"]):
             p = f"layers.{i}."
             x = x + self.attention(p + "attn", self.norm(p + "norm1", x, m["rms"]))
-            x = x + self.mlp(p + "mlp", self.norm(p + "norm2", x, m["rms"]))
+            ffn = self.mixture if is_mixture(m, i) else self.mlp
+            x = x + ffn(p + "mlp", self.norm(p + "norm2", x, m["rms"]))
         x = self.norm("final_norm", x, m["rms"])
         return x @ self.w["embedding.token.weight" if m["tied"] else "head.weight"].T
 
@@ -215,10 +287,11 @@ def case(folder, name, m):
     model = Model(m)
     rows, first = train(model, OPTIM)
     first.tofile(os.path.join(folder, name + ".grad.f32"))
-    if name != "mixed":
+    if name not in GRADIENTS_ONLY:
         flat(model.w.values()).tofile(os.path.join(folder, name + ".final.f32"))
     print(f"{name}: {first.size} weights, loss {rows[0]['loss']:.6f} -> {rows[-1]['loss']:.6f}, "
-          f"norms {min(r['grad_norm'] for r in rows):.3f} to {max(r['grad_norm'] for r in rows):.3f}")
+          f"norms {min(r['grad_norm'] for r in rows):.3f} to {max(r['grad_norm'] for r in rows):.3f}"
+          + (f", experts chosen by {model.margin:.1g} at the least" if "moe" in m else ""))
     return dict(name=name, model=m, optim=OPTIM, global_batch=BATCH, steps=rows,
                 params=[dict(name=n, shape=list(s)) for n, s in shapes(m)])
 
@@ -235,7 +308,9 @@ def text(c):
 def main():
     folder = sys.argv[1] if len(sys.argv) > 1 else os.path.join(os.path.dirname(__file__), "..", "golden")
     torch.set_num_threads(1)
-    cases = [case(folder, *c) for c in (("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED))]
+    cases = [case(folder, *c) for c in (
+        ("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED), ("mixtral", MIXTRAL), ("qwen3moe", QWEN3MOE),
+        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 

@@ -1,0 +1,138 @@
+/*
+ * Rows of tokens to rows of experts and back (device/ops.def, permute_*): a counting sort of choices by expert, copies,
+ * and weighted sums. Threads own rows; the sort is one thread's, a few numbers a choice beside rows of D elements.
+ */
+#include "base/mathx.h"
+#include "cpu/rows.h"
+
+static int32_t *row_i32(Tensor t, int64_t row) { return (int32_t *)t.data + row * t.ld; }
+
+Err CPU(permute_index)(Stream *s, const permute_index_args *a)
+{
+    const int64_t N = rows_used(a->index), K = a->index.dim[1], E = a->offset.dim[0] - 1;
+    int32_t *start = a->offset.data, *choice = a->choice.data;
+    (void)s;
+    ASSERT(a->choice.dim[0] == a->index.dim[0] * K);
+    memset(start, 0, (size_t)(E + 1) * sizeof *start);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t k = 0; k < K; k++) start[row_i32(a->index, n)[k] + 1]++;
+    for (int64_t e = 0; e < E; e++) start[e + 1] += start[e];
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t k = 0; k < K; k++) {
+            const int32_t p = start[row_i32(a->index, n)[k]]++; /* the next free row of the expert */
+            row_i32(a->row, n)[k] = p;
+            choice[p] = (int32_t)(n * K + k);
+        }
+    for (int64_t e = E; e > 0; e--) start[e] = start[e - 1]; /* each start has become the next one's */
+    start[0] = 0;
+    return ERR_OK;
+}
+
+static void permute_part(const void *args, int64_t first, int64_t end)
+{
+    const permute_rows_args *a = args;
+    const int32_t *choice = a->choice.data;
+    const size_t bytes = (size_t)a->y.dim[1] * sizeof(float);
+    for (int64_t p = first; p < end; p++) memcpy(row_f32(a->y, p), row_f32(a->x, choice[p] / a->topk), bytes);
+}
+
+Err CPU(permute_rows)(Stream *s, const permute_rows_args *a)
+{
+    par_rows(s, rows_used(a->x) * a->topk, a->y.dim[1], permute_part, a);
+    return ERR_OK;
+}
+
+static void unpermute_part(const void *args, int64_t first, int64_t end)
+{
+    const unpermute_rows_args *a = args;
+    const int64_t D = a->y.dim[1], K = a->row.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const int32_t *row = row_i32(a->row, n);
+        const float *w = a->weight.data ? row_f32(a->weight, n) : NULL;
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < D; i += VEC) {
+            const int64_t left = D - i;
+            vf sum = a->add ? row_load(y + i, left) : vf_zero();
+            for (int64_t k = 0; k < K; k++)
+                sum = vf_fma(vf_set1(w ? w[k] : 1.0f), row_load(row_f32(a->x, row[k]) + i, left), sum);
+            row_store(y + i, sum, left);
+        }
+    }
+}
+
+Err CPU(unpermute_rows)(Stream *s, const unpermute_rows_args *a)
+{
+    par_rows(s, rows_both(a->y, a->row), a->y.dim[1] * a->row.dim[1], unpermute_part, a);
+    return ERR_OK;
+}
+
+static float scale_and_dot(float *dx, const float *dy, const float *x, float weight, int64_t D)
+{
+    const vf w = vf_set1(weight);
+    vf sum = vf_zero();
+    for (int64_t i = 0; i < D; i += VEC) {
+        const int64_t left = D - i;
+        const vf g = row_load(dy + i, left), v = row_load(x + i, left);
+        sum = vf_fma(g, v, sum);
+        row_store(dx + i, vf_mul(w, g), left);
+    }
+    return vf_sum(sum);
+}
+
+static void unpermute_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const unpermute_bwd_args *a = args;
+    const int64_t D = a->dy.dim[1], K = a->row.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const int32_t *row = row_i32(a->row, n);
+        for (int64_t k = 0; k < K; k++)
+            row_f32(a->dweight, n)[k] = scale_and_dot(row_f32(a->dx, row[k]), row_f32(a->dy, n),
+                                                      row_f32(a->x, row[k]), row_f32(a->weight, n)[k], D);
+    }
+}
+
+Err CPU(unpermute_bwd)(Stream *s, const unpermute_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dy, a->row), a->dy.dim[1] * a->row.dim[1], unpermute_bwd_part, a);
+    return ERR_OK;
+}
+
+/* ---- the gate of a shared expert ---- */
+
+static float sigmoid(float x) { return (float)(1 / (1 + m_exp(-(double)x))); }
+
+static void gated_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gated_add_fwd_args *a = args;
+    const int64_t D = a->y.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const vf gate = vf_set1(sigmoid(*row_f32(a->gate, n)));
+        const float *x = row_f32(a->x, n), *residual = row_f32(a->residual, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < D; i += VEC)
+            row_store(y + i, vf_fma(gate, row_load(x + i, D - i), row_load(residual + i, D - i)), D - i);
+    }
+}
+
+Err CPU(gated_add_fwd)(Stream *s, const gated_add_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->y.dim[1], gated_fwd_part, a);
+    return ERR_OK;
+}
+
+static void gated_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gated_add_bwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        const float gate = sigmoid(*row_f32(a->gate, n));
+        const float dot =
+            scale_and_dot(row_f32(a->dx, n), row_f32(a->dy, n), row_f32(a->x, n), gate, a->dy.dim[1]);
+        *row_f32(a->dgate, n) = dot * (gate * (1 - gate));
+    }
+}
+
+Err CPU(gated_add_bwd)(Stream *s, const gated_add_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->dy.dim[1], gated_bwd_part, a);
+    return ERR_OK;
+}

@@ -1,0 +1,250 @@
+/*
+ * Routers of mixtures: scores, the best K of E, their weights, and the gradient of the logits. The formulas stand
+ * in device/step.h (Router).
+ *
+ * Threads own rows. Scores of a row lie in the thread's share of the workspace. The choice is one pass over the
+ * experts with a sorted list of the best so far: K is small.
+ */
+#include "base/mathx.h"
+#include "cpu/rows.h"
+
+#define NORMALIZE_EPS 1e-20f
+
+/* ---- scores ---- */
+
+/* log(1 + exp(x)), exact to the last digits on both sides. */
+static double softplus(double x)
+{
+    const double u = m_exp(x < 0 ? x : -x);
+    const double tail = u < 1e-5 ? u * (1 - u / 2) : m_log(1 + u);
+    return (x > 0 ? x : 0) + tail;
+}
+
+static float sigmoid(float x) { return (float)(1 / (1 + m_exp(-(double)x))); }
+
+static void row_softmax(float *y, const float *x, int64_t n)
+{
+    vf most = vf_set1(-__builtin_inff()), sum = vf_zero();
+    for (int64_t i = 0; i < n; i += VEC) {
+        const int64_t left = n - i;
+        const vf v = row_load(x + i, left);
+        most = vf_max(left >= VEC ? v : vf_select(vm_first_n(left), v, most), most);
+    }
+    const vf max = vf_set1(vf_hmax(most));
+    for (int64_t i = 0; i < n; i += VEC) {
+        const vf e = row_mask(vf_exp(vf_sub(row_load(x + i, n - i), max)), n - i);
+        sum = vf_add(sum, e);
+        row_store(y + i, e, n - i);
+    }
+    const vf total = vf_set1(vf_sum(sum));
+    for (int64_t i = 0; i < n; i += VEC) row_store(y + i, vf_div(row_load(y + i, n - i), total), n - i);
+}
+
+static void row_scores(RouterScore kind, float *y, const float *x, int64_t n)
+{
+    switch (kind) {
+    case ROUTER_SOFTMAX: memcpy(y, x, (size_t)n * sizeof *y); break;
+    case ROUTER_SOFTMAX_PRE: row_softmax(y, x, n); break;
+    case ROUTER_SIGMOID:
+        for (int64_t i = 0; i < n; i++) y[i] = sigmoid(x[i]);
+        break;
+    case ROUTER_SQRT_SOFTPLUS:
+        for (int64_t i = 0; i < n; i++) y[i] = (float)__builtin_sqrt(softplus((double)x[i]));
+        break;
+    }
+}
+
+/* Score by logit; of SOFTMAX_PRE the row's sum comes to it (router_bwd). */
+static float score_slope(RouterScore kind, float score, float logit)
+{
+    if (kind == ROUTER_SIGMOID) return score * (1 - score);
+    if (kind == ROUTER_SQRT_SOFTPLUS) return score > 0 ? sigmoid(logit) / (2 * score) : 0;
+    return score;
+}
+
+/* ---- the choice ---- */
+
+/* A NaN is below every number; equal scores are not better. */
+static bool better(float a, float b) { return a > b || (b != b && a == a); }
+
+/* A list of the best so far, sorted; of equal ones who came first stays in front. */
+typedef struct {
+    int32_t *index;
+    int64_t count, most;
+} Best;
+
+static void best_add(Best *b, const float *score, int32_t i)
+{
+    int64_t at = b->count;
+    if (at == b->most) {
+        if (!better(score[i], score[b->index[at - 1]])) return;
+        at--;
+    } else {
+        b->count++;
+    }
+    for (; at > 0 && better(score[i], score[b->index[at - 1]]); at--) b->index[at] = b->index[at - 1];
+    b->index[at] = i;
+}
+
+/* Sum of the `most` best scores of experts [first, end), best first. */
+static float group_score(const float *score, int64_t first, int64_t end, int64_t most)
+{
+    int32_t list[ROUTER_TOPK_MAX];
+    Best best = { list, 0, most };
+    float sum = 0;
+    for (int64_t e = first; e < end; e++) best_add(&best, score, (int32_t)e);
+    for (int64_t i = 0; i < best.count; i++) sum += score[list[i]];
+    return sum;
+}
+
+static void sort_ascending(int32_t *x, int64_t n)
+{
+    for (int64_t i = 1; i < n; i++) {
+        const int32_t v = x[i];
+        int64_t at = i;
+        for (; at > 0 && x[at - 1] > v; at--) x[at] = x[at - 1];
+        x[at] = v;
+    }
+}
+
+/* group: room for a score a group. */
+static void choose(const Router *r, const float *score, float *group, int64_t E, Best *best)
+{
+    int32_t list[ROUTER_TOPK_MAX];
+    const int64_t size = E / r->groups;
+    Best groups = { list, 0, r->group_topk };
+    for (int32_t g = 0; g < r->groups; g++) {
+        if (r->groups > 1)
+            group[g] = group_score(score, g * size, (g + 1) * size, best->most / r->group_topk);
+        else group[g] = 0;
+        best_add(&groups, group, g);
+    }
+    sort_ascending(list, groups.count); /* so that of equal experts the lower comes first */
+    for (int64_t i = 0; i < groups.count; i++)
+        for (int64_t e = list[i] * size; e < (list[i] + 1) * size; e++) best_add(best, score, (int32_t)e);
+}
+
+/* ---- weights ---- */
+
+static float chain_sum(const float *x, int64_t n)
+{
+    float sum = 0;
+    for (int64_t i = 0; i < n; i++) sum += x[i];
+    return sum;
+}
+
+/* Of the chosen, from their scores; before `scale`. */
+static void row_weights(const Router *r, const float *score, const int32_t *index, int64_t K, float *w)
+{
+    const bool softmax = r->score == ROUTER_SOFTMAX;
+    for (int64_t k = 0; k < K; k++) {
+        const float s = score[index[k]];
+        w[k] = softmax ? (float)m_exp((double)s - (double)score[index[0]]) : s;
+    }
+    if (!softmax && !r->normalize) return;
+    const float sum = chain_sum(w, K) + (softmax ? 0 : NORMALIZE_EPS);
+    for (int64_t k = 0; k < K; k++) w[k] /= sum;
+}
+
+/* ---- the ops ---- */
+
+typedef struct {
+    const void *args;
+    char *memory; /* a share for each thread */
+    int64_t share_bytes;
+} RouterWork;
+
+static float *own_memory(const RouterWork *w)
+{
+    return (float *)(void *)(w->memory + omp_get_thread_num() * w->share_bytes);
+}
+
+static void router_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const RouterWork *work = args;
+    const router_fwd_args *a = work->args;
+    const int64_t E = a->logits.dim[1], K = a->index.dim[1];
+    float *score = own_memory(work);
+    for (int64_t n = first; n < end; n++) {
+        float *w = row_f32(a->weight, n);
+        Best best = { (int32_t *)a->index.data + n * a->index.ld, 0, K };
+        row_scores(a->router.score, score, row_f32(a->logits, n), E);
+        choose(&a->router, score, score + E, E, &best);
+        row_weights(&a->router, score, best.index, K, w);
+        for (int64_t k = 0; k < K; k++) w[k] *= a->router.scale;
+    }
+}
+
+/* As many threads as shares of the workspace suffice for. */
+static Err router_run(Stream *s, const RouterWork *work, int64_t N, int64_t E, PartFn *part)
+{
+    RouterWork w = *work;
+    Device dev = *s->dev;
+    Stream own = *s;
+    const int64_t need = 2 * E * (int64_t)sizeof(float);
+    if (need > dev.workspace_bytes)
+        return err_set(ERR_CONFIG,
+                       "a router of '%lld' experts needs '%lld' bytes of workspace, there are '%lld'",
+                       (long long)E, (long long)need, (long long)dev.workspace_bytes);
+    if (dev.threads > dev.workspace_bytes / need) dev.threads = (int)(dev.workspace_bytes / need);
+    w.memory = dev.workspace, w.share_bytes = need;
+    own.dev = &dev;
+    par_rows(&own, N, 8 * E, part, &w);
+    return ERR_OK;
+}
+
+Err CPU(router_fwd)(Stream *s, const router_fwd_args *a)
+{
+    const int64_t E = a->logits.dim[1], K = a->index.dim[1];
+    ASSERT(K <= ROUTER_TOPK_MAX && K <= E && E % a->router.groups == 0 &&
+           a->router.group_topk <= a->router.groups);
+    ASSERT(K % a->router.group_topk == 0 && K <= a->router.group_topk * (E / a->router.groups));
+    return router_run(s, &(RouterWork){ .args = a }, rows_both(a->logits, a->index), E, router_fwd_part);
+}
+
+/* d of a chosen expert's score, from those of the weights: through scale and normalisation. */
+static void score_gradients(const Router *r, const float *dw, const float *w, int64_t K, float sum, float *ds)
+{
+    float mean = 0; /* of dw by the weights before scale */
+    for (int64_t k = 0; k < K; k++) mean += dw[k] * (w[k] / r->scale);
+    for (int64_t k = 0; k < K; k++)
+        ds[k] = r->normalize ? r->scale * (dw[k] - mean) / (sum + NORMALIZE_EPS) : r->scale * dw[k];
+}
+
+static void router_bwd_row(const router_bwd_args *a, int64_t n, float *score)
+{
+    const Router *r = &a->router;
+    const int64_t E = a->logits.dim[1], K = a->index.dim[1];
+    const int32_t *index = (const int32_t *)a->index.data + n * a->index.ld;
+    const float *x = row_f32(a->logits, n), *dw = row_f32(a->dweight, n), *w = row_f32(a->weight, n);
+    float *dx = row_f32(a->dlogits, n), ds[ROUTER_TOPK_MAX], mean = 0, sum = 0;
+    memset(dx, 0, (size_t)E * sizeof *dx);
+    if (r->score == ROUTER_SOFTMAX) {
+        for (int64_t k = 0; k < K; k++) mean += dw[k] * (w[k] / r->scale);
+        for (int64_t k = 0; k < K; k++) dx[index[k]] = w[k] * (dw[k] - mean);
+        return;
+    }
+    row_scores(r->score, score, x, E);
+    for (int64_t k = 0; k < K; k++) sum += score[index[k]];
+    score_gradients(r, dw, w, K, sum, ds);
+    for (int64_t k = 0; k < K; k++) mean += ds[k] * score[index[k]];
+    for (int64_t e = 0; r->score == ROUTER_SOFTMAX_PRE && e < E; e++) dx[e] = -mean * score[e];
+    for (int64_t k = 0; k < K; k++) {
+        const int32_t e = index[k];
+        dx[e] += ds[k] * score_slope(r->score, score[e], x[e]);
+    }
+}
+
+static void router_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const RouterWork *work = args;
+    const router_bwd_args *a = work->args;
+    for (int64_t n = first; n < end; n++) router_bwd_row(a, n, own_memory(work));
+}
+
+Err CPU(router_bwd)(Stream *s, const router_bwd_args *a)
+{
+    const int64_t N = rows_both(a->dlogits, a->dweight);
+    ASSERT(a->index.dim[1] <= ROUTER_TOPK_MAX);
+    return router_run(s, &(RouterWork){ .args = a }, N, a->logits.dim[1], router_bwd_part);
+}

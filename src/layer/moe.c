@@ -1,0 +1,323 @@
+/*
+ * A mixture of experts, dropless, on one rank (layer.h; docs/moe.md says what is defined and in which order sums are):
+ *
+ *   x [N, D] -> logits -> index, weight [N, K]        router, in fp32 whatever the dtype
+ *            -> row, choice, offset                     the order of the P = N K permuted rows
+ *   x        -> xp [P, D] -> hidden -> active [P, F] -> out [P, D]    grouped products
+ *   y [N, D] =  sum over choices of weight * out, + the shared expert
+ *
+ * Every size is known before a step: P does not depend on the choice, only the offsets do, and they stay on the device.
+ */
+#include <stdio.h>
+
+#include "layer/internal.h"
+
+/* ---- registration ---- */
+
+static Err add_weight(ParamRegistry *reg, const MoeSpec *m, const char *what, ParamSpec w, int *id)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "%s.%s.weight", m->name, what);
+    w.name = name;
+    w.ndim = 2;
+    w.init = INIT_NORMAL;
+    w.flags = PARAM_DECAY;
+    return param_add(reg, w, id);
+}
+
+static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
+{
+    char name[PARAM_NAME_MAX];
+    m->shared_gate = -1;
+    m->has_shared = s->shared_ffn > 0;
+    if (!m->has_shared) return ERR_OK;
+    snprintf(name, sizeof name, "%s.shared", s->name);
+    TRY(mlp_register(&m->shared, reg,
+                     (MlpSpec){ .name = name,
+                                .hidden = s->hidden,
+                                .ffn = s->shared_ffn,
+                                .activation = s->activation,
+                                .tp_blocks = s->tp_blocks,
+                                .recompute = s->recompute,
+                                .std = s->std,
+                                .proj_std = s->proj_std }));
+    if (!s->shared_gate) return ERR_OK;
+    return add_weight(reg, s, "shared_gate", (ParamSpec){ .shape = { 1, s->hidden }, .std = s->std },
+                      &m->shared_gate);
+}
+
+Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
+{
+    const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
+    *m = (Moe){ .experts = s.experts,
+                .topk = s.topk,
+                .hidden = D,
+                .ffn = F,
+                .activation = s.activation,
+                .scoring = s.scoring,
+                .recompute = s.recompute };
+    ParamSpec router = { .shape = { E, D }, .std = s.std };
+    ParamSpec fc1 = { .shape = { E * gated * F, D }, .std = s.std, .group = PARAM_EXPERT };
+    ParamSpec fc2 = { .shape = { E * D, F }, .std = s.proj_std, .group = PARAM_EXPERT };
+    TRY(add_weight(reg, &s, "router", router, &m->router));
+    TRY(add_weight(reg, &s, "experts.fc1", fc1, &m->fc1));
+    TRY(add_weight(reg, &s, "experts.fc2", fc2, &m->fc2));
+    return register_shared(m, reg, &s);
+}
+
+/* ---- what both directions share ---- */
+
+/* The weights of all experts as [E, outputs, inputs]. */
+static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
+{
+    const Tensor w = param_value(c, id);
+    return tensor_reshape(w, m->experts, w.dim[0] / m->experts, w.dim[1]);
+}
+
+static Err activation_forward(const Moe *m, Ctx *c, Tensor hidden, Tensor active)
+{
+    if (m->activation == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
+    return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = m->ffn);
+}
+
+static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
+{
+    if (m->activation == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
+    return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->ffn);
+}
+
+static Tensor flat(Tensor t) { return tensor_reshape(t, tensor_count(t)); }
+
+/* x itself if it is in fp32, else a copy that is. */
+static Err in_fp32(Ctx *c, Tensor x, Tensor *out)
+{
+    *out = x;
+    if (x.dtype == F32) return ERR_OK;
+    TRY(tensor_new(c->scratch, out, F32, x.dim[0], x.dim[1]));
+    return op(c->s, cast, .y = flat(*out), .x = flat(x));
+}
+
+/* y [N, rows of the weight] in fp32, of a product in fp32. */
+static Err fp32_linear(Ctx *c, int weight, Tensor x, Tensor y)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor x32, w32;
+    TRY(in_fp32(c, x, &x32));
+    TRY(in_fp32(c, param_value(c, weight), &w32));
+    TRY(op(c->s, linear_fwd, .y = y, .x = x32, .w = w32, .leaf = x.dim[1]));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Where the fp32 gradient of fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it. */
+static Err fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide)
+{
+    TRY(dy_alloc(c, dy, ctx_rows(c), cols));
+    *wide = *dy;
+    return dy->dtype == F32 ? ERR_OK : tensor_new(c->scratch, wide, F32, dy->dim[0], cols);
+}
+
+/* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
+static Err fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx)
+{
+    if (wide.data != dy.data) TRY(op(c->s, cast, .y = flat(dy), .x = flat(wide)));
+    TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = param_value(c, weight), .leaf = dy.dim[1]));
+    return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x });
+}
+
+static Err add_rows(Ctx *c, Tensor sum, Tensor x)
+{
+    const ResidualSum r = { .sum = sum, .residual = sum, .branch = x, .dropout = { 0, 0, 1 } };
+    return residual_add(c, &r);
+}
+
+/* ---- forward ---- */
+
+/* Tensors of one call: those of MoeSave, under the same names. */
+typedef struct {
+    Tensor logits, index, weight, row, choice, offset;
+    Tensor x, hidden, active, out;
+    Tensor shared_out, gate;
+} MoeRows;
+
+static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
+{
+    const int64_t K = m->topk, E = m->experts;
+    TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, E));
+    TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
+    TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
+    TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
+    TRY(save_new(c, REGION_W, &t->choice, &save->choice, I32, N * K));
+    return save_new(c, REGION_W, &t->offset, &save->offset, I32, E + 1);
+}
+
+/* Recomputation leaves x and active to scratch: they are made again. */
+static Err rows_alloc(const Moe *m, Ctx *c, int64_t P, MoeSave *save, MoeRows *t)
+{
+    const int64_t D = m->hidden, F = m->ffn, H = m->activation == ACT_SWIGLU ? 2 * F : F;
+    TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, P, H));
+    TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
+    if (m->recompute) {
+        TRY(tensor_new(c->scratch, &t->x, c->dtype, P, D));
+        return tensor_new(c->scratch, &t->active, c->dtype, P, F);
+    }
+    TRY(save_new(c, REGION_W, &t->x, &save->x, c->dtype, P, D));
+    return save_new(c, REGION_W, &t->active, &save->active, c->dtype, P, F);
+}
+
+static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
+{
+    TRY(fp32_linear(c, m->router, x, t->logits));
+    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits,
+           .router = m->scoring));
+    return op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset,
+              .index = t->index);
+}
+
+static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRows *t)
+{
+    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
+    TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
+           .offset = t->offset));
+    TRY(activation_forward(m, c, t->hidden, t->active));
+    TRY(op(c->s, grouped_fwd, .y = t->out, .x = t->active, .w = expert_weights(m, c, m->fc2),
+           .offset = t->offset));
+    return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
+}
+
+/* The shared expert's output; with a gate backward needs it. */
+static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows *t)
+{
+    if (!m->has_shared) return ERR_OK;
+    if (m->shared_gate < 0) {
+        TRY(tensor_new(c->scratch, &t->shared_out, c->dtype, x.dim[0], x.dim[1]));
+    } else {
+        TRY(save_new(c, REGION_I, &t->shared_out, &save->shared_out, c->dtype, x.dim[0], x.dim[1]));
+        TRY(save_new(c, REGION_I, &t->gate, &save->gate, F32, x.dim[0], 1));
+        TRY(fp32_linear(c, m->shared_gate, x, t->gate));
+    }
+    return mlp_forward(&m->shared, c, x, t->shared_out, &save->shared);
+}
+
+static Err shared_add(const Moe *m, Ctx *c, Tensor y, const MoeRows *t)
+{
+    if (!m->has_shared) return ERR_OK;
+    if (m->shared_gate < 0) return add_rows(c, y, t->shared_out);
+    return op(c->s, gated_add_fwd, .y = y, .residual = y, .x = t->shared_out, .gate = t->gate);
+}
+
+Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
+{
+    MoeRows t = { 0 };
+    const int64_t N = x.dim[0];
+    ASSERT(c->world->tp.size == 1);
+    TRY(route_alloc(m, c, N, save, &t));
+    TRY(rows_alloc(m, c, N * m->topk, save, &t));
+    TRY(shared_forward(m, c, x, save, &t));
+    TRY(route(m, c, x, &t));
+    TRY(experts_forward(m, c, x, y, &t));
+    return shared_add(m, c, y, &t);
+}
+
+/* ---- backward ---- */
+
+static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
+{
+    const int64_t P = t->out.dim[0];
+    if (!m->recompute) {
+        t->x = save_get(c, save->x);
+        t->active = save_get(c, save->active);
+        return ERR_OK;
+    }
+    TRY(dy_alloc(c, &t->x, P, m->hidden));
+    TRY(dy_alloc(c, &t->active, P, m->ffn));
+    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
+    return activation_forward(m, c, t->hidden, t->active);
+}
+
+static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
+{
+    *t = (MoeRows){ .logits = save_get(c, save->logits),
+                    .index = save_get(c, save->index),
+                    .weight = save_get(c, save->weight),
+                    .row = save_get(c, save->row),
+                    .choice = save_get(c, save->choice),
+                    .offset = save_get(c, save->offset),
+                    .hidden = save_get(c, save->hidden),
+                    .out = save_get(c, save->out) };
+    return rows_again(m, c, save, x, t);
+}
+
+static Err grouped_backward(const Moe *m, Ctx *c, int weight, const MoeRows *t, Wgrad w, Tensor dx)
+{
+    TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->offset));
+    w.weight = weight;
+    w.offset = t->offset;
+    w.choice = t->choice;
+    w.topk = m->topk;
+    return wgrad_push(c, w);
+}
+
+/* dx += what came through the experts, from the gradient of their outputs. */
+static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout, Tensor dx)
+{
+    Tensor dactive, dhidden, dxp;
+    TRY(tensor_new(c->scratch, &dactive, c->dtype, t->active.dim[0], t->active.dim[1]));
+    TRY(dy_alloc(c, &dhidden, t->hidden.dim[0], t->hidden.dim[1]));
+    TRY(tensor_new(c->scratch, &dxp, c->dtype, t->x.dim[0], t->x.dim[1]));
+    TRY(grouped_backward(m, c, m->fc2, t, (Wgrad){ .dy = dout, .x = t->active }, dactive));
+    TRY(activation_backward(m, c, t->hidden, dactive, dhidden));
+    TRY(grouped_backward(m, c, m->fc1, t, (Wgrad){ .dy = dhidden, .x = t->x }, dxp));
+    return op(c->s, unpermute_rows, .y = dx, .x = dxp, .row = t->row, .add = 1);
+}
+
+/* dx = what came through the router's weights. */
+static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
+{
+    Tensor dy, dlogits;
+    TRY(fp32_dy_alloc(c, m->experts, &dy, &dlogits));
+    TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
+           .weight = t->weight, .router = m->scoring));
+    return fp32_linear_backward(c, m->router, x, dy, dlogits, dx);
+}
+
+/* The gradient of the shared expert's output through its gate, and dx += what came through the gate. */
+static Err gate_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx,
+                         Tensor *dshared)
+{
+    Tensor dgate, wide, through;
+    TRY(dy_alloc(c, dshared, dy.dim[0], dy.dim[1]));
+    TRY(fp32_dy_alloc(c, 1, &dgate, &wide));
+    TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
+    TRY(op(c->s, gated_add_bwd, .dx = *dshared, .dgate = wide, .dy = dy, .x = save_get(c, save->shared_out),
+           .gate = save_get(c, save->gate)));
+    TRY(fp32_linear_backward(c, m->shared_gate, x, dgate, wide, through));
+    return add_rows(c, dx, through);
+}
+
+static Err shared_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    Tensor dshared = dy, through;
+    if (!m->has_shared) return ERR_OK;
+    if (m->shared_gate >= 0) TRY(gate_backward(m, c, save, x, dy, dx, &dshared));
+    TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
+    TRY(mlp_backward(&m->shared, c, &save->shared, x, dshared, through));
+    return add_rows(c, dx, through);
+}
+
+Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    MoeRows t;
+    Tensor dout, dweight;
+    TRY(rows_saved(m, c, save, x, &t));
+    TRY(dy_alloc(c, &dout, t.out.dim[0], t.out.dim[1]));
+    TRY(tensor_new(c->scratch, &dweight, F32, t.weight.dim[0], t.weight.dim[1]));
+    TRY(op(c->s, unpermute_bwd, .dx = dout, .dweight = dweight, .dy = dy, .x = t.out, .row = t.row,
+           .weight = t.weight));
+    TRY(router_backward(m, c, &t, x, dweight, dx));
+    TRY(experts_backward(m, c, &t, dout, dx));
+    TRY(shared_backward(m, c, save, x, dy, dx));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

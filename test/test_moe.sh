@@ -1,0 +1,70 @@
+#!/usr/bin/env bash
+# Mixtures of experts from outside: config/mixtral-tiny.ini trains; a run that was stopped and resumed, recomputed, cut
+# over data-parallel and pipeline ranks gives the bits of the run that was not; evaluation, generation, inspection; plan's
+# parameters and FLOP against a count by hand; what is refused, with which words.
+. "$(dirname "$0")/lib.sh"
+make_tiny
+mkdir -p data
+for i in bin idx; do cp a.$i data/tiny.$i; done
+cp a.crc data/tiny.crc 2>/dev/null
+ini=$root/config/mixtral-tiny.ini
+small=(model.layers=2 model.hidden=32 model.seq=32 model.ffn=64 moe.ffn=24 moe.shared_ffn=16 model.dropout=0.1
+    train.steps=6 optim.warmup=2 train.eval_every=0 checkpoint.every=3 train.global_batch=8)
+run() { "$mt" --config "$ini" run.dir="$1" "${small[@]}" "${@:2}" >/dev/null 2>"$1.err"; }
+
+"$mt" --config "$ini" run.dir=first train.steps=2 optim.warmup=1 train.eval_every=0 >/dev/null 2>first.err
+check "the configuration of the repository trains: $(tail -1 first.err)" [ "$(losses first | wc -l)" -eq 2 ]
+
+run whole
+check "the whole run ends: $(tail -1 whole.err)" [ "$(losses whole | wc -l)" -eq 6 ]
+run half train.stop_at=3
+run half
+check "3 + 3 losses are the 6" same_losses half whole
+check "3 + 3 tensors are the 6's" same_tensors half whole 6
+for recompute in selective full; do
+    run $recompute train.recompute=$recompute train.micro_batch=2
+    check "recompute = $recompute: the same run" same_run $recompute whole 6
+done
+ranks() { # DIR WORDS...
+    "$root/scripts/launch.sh" -n 2 -- "$mt" --config "$ini" run.dir="$1" "${small[@]}" "${@:2}" >/dev/null 2>"$1.err"
+}
+ranks zero parallel.zero=1 train.micro_batch=1
+check "two data-parallel ranks: $(tail -1 zero.err)" same_run zero whole 6
+ranks pipe parallel.pp=2 parallel.schedule=zb-h1
+check "two stages, gradients of experts later: $(tail -1 pipe.err)" same_run pipe whole 6
+
+expect 0 "loss" "$mt" eval --config "$ini" run.dir=whole "${small[@]}"
+"$mt" generate --run whole --prompt 'Line 1 of a ' --tokens 8 >text.out 2>/dev/null
+check "generation" [ -s text.out ]
+"$mt" inspect whole/checkpoints/step-00000006 >inspect.txt 2>&1
+for shape in 'router.weight *F32 \[8, 32\]' 'experts.fc1.weight *F32 \[384, 32\]' 'experts.fc2.weight *F32 \[256, 24\]' \
+    'shared.fc1.weight *F32 \[32, 32\]' 'shared.fc2.weight *F32 \[32, 16\]'; do
+    check "inspect shows $shape" grep -q "layers.1.mlp.$shape" inspect.txt
+done
+
+# By hand, D 32, 8 heads of 4 and 2 of keys, E 8 of ffn 24, k 2, shared 16, 257 words: a layer has norms 2 D, qkv
+# (8 + 4) 4 D, proj 8 4 D, router E D, experts 3 E 24 D, shared 3 16 D; the model 2 layers, two tables and a norm
+layer=$((2 * 32 + 12 * 4 * 32 + 32 * 32 + 8 * 32 + 3 * 8 * 24 * 32 + 3 * 16 * 32))
+all=$((2 * layer + 2 * 257 * 32 + 32))
+active=$((all - 2 * (8 - 2) * 3 * 24 * 32))
+"$mt" plan --config "$ini" "${small[@]}" >plan.txt 2>&1
+commas() { sed -e ':a' -e 's/\B[0-9]\{3\}\>/,&/' -e 'ta' <<<"$1"; }
+check "plan's parameters: $(grep parameters plan.txt | head -1)" \
+    grep -qF "$(commas $all) parameters, $(commas $active) of them active for a token" plan.txt
+check "plan's experts" grep -qF "8 experts, 2 a token, of ffn 24 in 2 of 2 layers; shared expert of ffn 16" plan.txt
+flop=$((6 * active + 12 * 2 * 8 * 4 * 32)) # a token: 6 N + 12 L C T
+check "plan's FLOP of a token: $(grep '6 N' plan.txt)" grep -q "6 N + 12 L C T.* $(((flop + 500) / 1000))k " plan.txt
+
+refuse() { # TEXT WORDS...
+    expect 2 "$1" "$mt" --config "$ini" run.dir=refused "${@:2}"
+    check "nothing is left of a refused run" [ ! -e refused ]
+}
+refuse "not built yet: mixtures of experts on a GPU" run.device=cuda
+refuse "not built yet: balancing the load of experts" moe.balance=aux
+refuse "more experts than there are: at most 8" moe.topk=9
+refuse "groups must divide experts; nearest that do: 2 and 4" moe.groups=3
+refuse "the list is about 3 blocks, the model has 4" moe.every=0,1*2
+refuse "only a mixture has it: give moe.experts" moe.experts=0
+run whole moe.topk=1
+check "another topk is another run (got $?)" grep -qF "moe.topk was '2' and is '1'" whole.err
+finish

@@ -1,0 +1,423 @@
+/*
+ * The ops of mixtures of experts, each against an independent float64 loop, in all builds of the kernels and with 1 to 3
+ * threads (ops_env.h says what else is demanded). Choices of experts are compared exactly. See docs/moe.md.
+ */
+#include "ops_env.h"
+
+#define CLOSE(got, want, scale, ...) \
+    CHECK_CLOSE((double)(got), (want), 3e-6 * (1 + fabs((double)(scale))), __VA_ARGS__)
+
+enum { E_MAX = 512 };
+
+static int32_t *env_i(Tensor t, int64_t row)
+{
+    return (int32_t *)(void *)env_row(&t, row);
+}
+
+/* ---- router ---- */
+
+/* A router by the text of step.h, in float64. Scores are rounded to float before they are compared, as ties count. */
+typedef struct {
+    double score[E_MAX], weight[ROUTER_TOPK_MAX];
+    int index[ROUTER_TOPK_MAX];
+} Routed;
+
+static void definition_scores(const Router *r, const double *x, int64_t E, double *score)
+{
+    double sum = 0, most = -INFINITY;
+    for (int64_t e = 0; e < E; e++) most = fmax(most, x[e]);
+    for (int64_t e = 0; e < E; e++) sum += exp(x[e] - most);
+    for (int64_t e = 0; e < E; e++) {
+        score[e] = x[e];
+        if (r->score == ROUTER_SOFTMAX_PRE) score[e] = exp(x[e] - most) / sum;
+        if (r->score == ROUTER_SIGMOID) score[e] = 1 / (1 + exp(-x[e]));
+        if (r->score == ROUTER_SQRT_SOFTPLUS) score[e] = sqrt(log1p(exp(x[e])));
+    }
+}
+
+/* How many of the candidates are better than e. */
+static int64_t rank_of(const double *score, const bool *candidate, int64_t n, int64_t e)
+{
+    int64_t before = 0;
+    for (int64_t f = 0; f < n; f++)
+        before += candidate[f] && (score[f] > score[e] || (score[f] == score[e] && f < e));
+    return before;
+}
+
+static void definition_groups(const Router *r, const double *score, int64_t E, int64_t K, bool *open)
+{
+    double group[E_MAX];
+    bool all[E_MAX];
+    const int64_t size = E / r->groups, m = K / r->group_topk;
+    for (int64_t i = 0; i < E; i++) all[i] = true;
+    for (int64_t g = 0; g < r->groups; g++) {
+        group[g] = 0;
+        for (int64_t i = 0; i < size; i++)
+            if (rank_of(score + g * size, all, size, i) < m) group[g] += score[g * size + i];
+    }
+    for (int64_t e = 0; e < E; e++) open[e] = rank_of(group, all, r->groups, e / size) < r->group_topk;
+}
+
+static void definition(const Router *r, const double *x, int64_t E, int64_t K, Routed *out)
+{
+    bool open[E_MAX];
+    double sum = 0;
+    definition_scores(r, x, E, out->score);
+    definition_groups(r, out->score, E, K, open);
+    for (int64_t e = 0; e < E; e++)
+        if (open[e] && rank_of(out->score, open, E, e) < K) out->index[rank_of(out->score, open, E, e)] = (int)e;
+    for (int64_t k = 0; k < K; k++) {
+        out->weight[k] = out->score[out->index[k]];
+        if (r->score == ROUTER_SOFTMAX) out->weight[k] = exp(x[out->index[k]] - x[out->index[0]]);
+        sum += out->weight[k];
+    }
+    const bool divide = r->score == ROUTER_SOFTMAX || r->normalize;
+    for (int64_t k = 0; k < K; k++) out->weight[k] *= (double)r->scale / (divide ? sum : 1);
+}
+
+enum { NORMALIZE = 8, TIES = 16, GROUPS4 = 32 };
+
+static Router case_router(const Shape *p)
+{
+    Router r = { .score = (RouterScore)(p->flags & 3), .normalize = !!(p->flags & NORMALIZE), .scale = 2.5f,
+                 .groups = 1, .group_topk = 1 };
+    if (p->flags & GROUPS4) r.groups = 4, r.group_topk = 2;
+    return r;
+}
+
+static void row_of(const Tensor logits, int64_t n, int64_t E, double *x)
+{
+    for (int64_t e = 0; e < E; e++) x[e] = (double)env_f(logits, n)[e];
+}
+
+/* d weights by one logit as a difference of two calls of the definition; the choice stays. */
+static double slope(const Router *r, const double *x, int64_t E, int64_t K, int64_t e, const double *dw)
+{
+    const double h = 1e-5;
+    double y[E_MAX], sum = 0;
+    Routed up, down;
+    memcpy(y, x, (size_t)E * sizeof *y);
+    y[e] = x[e] + h;
+    definition(r, y, E, K, &up);
+    y[e] = x[e] - h;
+    definition(r, y, E, K, &down);
+    for (int64_t k = 0; k < K; k++) /* experts may change choices */
+        sum += dw[up.index[k]] * up.weight[k] - dw[down.index[k]] * down.weight[k];
+    return sum / (2 * h);
+}
+
+static void case_router_ops(Env *e, const Shape *p)
+{
+    const Router r = case_router(p);
+    const int64_t E = p->D, K = p->a;
+    Tensor logits = env_in(e, F32, -3, 3, p->N, E), dweight = env_in(e, F32, -1, 1, p->N, K);
+    Tensor index = env_out(e, I32, 0, 1, p->N, K), weight = env_out(e, F32, 7, 8, p->N, K);
+    Tensor dlogits = env_out(e, F32, 7, 8, p->N, E);
+    if (p->flags & TIES) {
+        for (int64_t n = 0; n < p->N; n++)
+            for (int64_t i = 0; i < E; i++) env_f(logits, n)[i] = floorf(env_f(logits, n)[i]);
+        env_settle(e);
+    }
+    RUN(e, router_fwd, .index = index, .weight = weight, .logits = env_used(e, logits), .router = r);
+    RUN(e, router_bwd, .dlogits = dlogits, .dweight = env_used(e, dweight), .logits = logits, .index = index,
+        .weight = weight, .router = r);
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
+        double x[E_MAX], dw[E_MAX] = { 0 };
+        Routed want;
+        row_of(logits, n, E, x);
+        definition(&r, x, E, K, &want);
+        for (int64_t k = 0; k < K; k++) {
+            CHECK_MSG(env_i(index, n)[k] == want.index[k], "row %d choice %d: expert %d, want %d", (int)n, (int)k,
+                      env_i(index, n)[k], want.index[k]);
+            CLOSE(env_f(weight, n)[k], want.weight[k], 1, "row %d choice %d", (int)n, (int)k);
+            dw[want.index[k]] = (double)env_f(dweight, n)[k];
+        }
+        for (int64_t i = 0; i < E && !(p->flags & TIES); i++)
+            CHECK_CLOSE((double)env_f(dlogits, n)[i], slope(&r, x, E, K, i, dw), 2e-5, "row %d logit %d", (int)n, (int)i);
+    }
+}
+
+TEST(router)
+{
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        CASES(case_router_ops, { 1, 1, 1, 0, score }, { 5, 8, 2, 0, score }, { 6, 17, 17, 0, score },
+              { 9, 16, 4, 0, score | GROUPS4 }, { 7, 64, 6, 0, score | GROUPS4 }, { 12, 40, 3, 0, score | TIES },
+              { 11, 64, 4, 0, score | TIES | GROUPS4 });
+    for (int score = ROUTER_SOFTMAX_PRE; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        CASES(case_router_ops, { 5, 8, 2, 0, score | NORMALIZE }, { 300, 32, 8, 0, score | NORMALIZE },
+              { 9, 32, 8, 0, score | NORMALIZE | GROUPS4 });
+}
+
+/* By hand: weights of logits (0, ln 2, ln 3, -1), the best two. */
+TEST(router_by_hand)
+{
+    static const struct {
+        Router r;
+        float want[2];
+    } cases[] = { { { ROUTER_SOFTMAX, 0, 1, 1, 1 }, { 0.6f, 0.4f } },
+                  { { ROUTER_SOFTMAX, 0, 2.5f, 1, 1 }, { 1.5f, 1.0f } },
+                  { { ROUTER_SOFTMAX_PRE, 0, 1, 1, 1 }, { 0.47111443f, 0.31407630f } }, /* 3 and 2 of 6 + 1/e */
+                  { { ROUTER_SOFTMAX_PRE, 1, 1, 1, 1 }, { 0.6f, 0.4f } },
+                  { { ROUTER_SIGMOID, 0, 1, 1, 1 }, { 0.75f, 0.6666667f } },
+                  { { ROUTER_SIGMOID, 1, 1, 1, 1 }, { 0.5294118f, 0.4705882f } },      /* 9/17, 8/17 */
+                  { { ROUTER_SQRT_SOFTPLUS, 0, 1, 1, 1 }, { 1.1774100f, 1.0481470f } } }; /* sqrt(ln 4), sqrt(ln 3) */
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        Tensor logits = env_in(&e, F32, 0, 1, 1, 4), index = env_out(&e, I32, 0, 1, 1, 2);
+        Tensor weight = env_out(&e, F32, 0, 1, 1, 2);
+        memcpy(logits.data, (float[]){ 0, 0.69314718f, 1.09861229f, -1 }, 4 * sizeof(float));
+        RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .router = cases[i].r);
+        CHECK(env_i(index, 0)[0] == 2 && env_i(index, 0)[1] == 1);
+        for (int k = 0; k < 2; k++) CLOSE(env_f(weight, 0)[k], (double)cases[i].want[k], 1, "case %d", (int)i);
+        env_close(&e);
+    }
+}
+
+/* Whatever the logits are, a choice is K different experts; a NaN is chosen last. */
+TEST(router_of_nan)
+{
+    static const float rows[4][4] = { { NAN, NAN, NAN, NAN }, { 1, NAN, 2, NAN }, { INFINITY, 0, -INFINITY, NAN },
+                                      { -INFINITY, -INFINITY, NAN, -INFINITY } };
+    static const int want[4][3] = { { 0, 1, 2 }, { 2, 0, 1 }, { 0, 1, 2 }, { 0, 1, 3 } };
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor logits = env_in(&e, F32, 0, 1, 4, 4), index = env_out(&e, I32, 0, 1, 4, 3);
+    Tensor weight = env_out(&e, F32, 0, 1, 4, 3);
+    memcpy(logits.data, rows, sizeof rows);
+    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits,
+        .router = { ROUTER_SOFTMAX, 0, 1, 1, 1 });
+    for (int n = 0; n < 4; n++)
+        for (int k = 0; k < 3; k++) CHECK_MSG(env_i(index, n)[k] == want[n][k], "row %d choice %d", n, k);
+    CHECK(isnan(env_f(weight, 0)[0]));
+    env_close(&e);
+}
+
+/* ---- rows ---- */
+
+/* K different experts a row, some of them never chosen. */
+static Tensor make_choice(Env *e, int64_t N, int64_t K, int64_t E)
+{
+    Tensor index = env_in(e, I32, 0, 1, N, K);
+    for (int64_t n = 0; n < N; n++)
+        for (int64_t k = 0; k < K; k++)
+            env_i(index, n)[k] = (int32_t)((rng_mix((uint64_t)n) % 5 * 3 + (uint64_t)k * (uint64_t)(E > 4 ? 2 : 1)) % (uint64_t)E);
+    env_settle(e);
+    return index;
+}
+
+typedef struct {
+    Tensor index, row, choice, offset;
+} Order;
+
+static Order make_order(Env *e, int64_t N, int64_t K, int64_t E)
+{
+    Order o = { .index = make_choice(e, N, K, E), .row = env_out(e, I32, 0, 1, N, K),
+                .choice = env_out(e, I32, 0, 1, N * K), .offset = env_out(e, I32, 0, 1, E + 1) };
+    RUN(e, permute_index, .row = o.row, .choice = o.choice, .offset = o.offset, .index = env_used(e, o.index));
+    return o;
+}
+
+/* The definition: rows sorted by (expert, choice number). */
+static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
+{
+    const int32_t *choice = o->choice.data, *offset = o->offset.data;
+    int32_t p = 0;
+    for (int64_t e = 0; e < E; e++) {
+        CHECK(offset[e] == p);
+        for (int64_t i = 0; i < N * K; i++) {
+            if (env_i(o->index, i / K)[i % K] != e) continue;
+            CHECK_MSG(choice[p] == i && env_i(o->row, i / K)[i % K] == p, "row %d", p);
+            p++;
+        }
+    }
+    CHECK(offset[E] == p && p == N * K);
+}
+
+/* a = K, b = E */
+static void case_permute(Env *e, const Shape *p)
+{
+    const int64_t N = p->N, D = p->D, K = p->a, used = env_n(e, N);
+    Order o = make_order(e, N, K, p->b);
+    Tensor x = env_in(e, F32, -1, 1, N, D), out = env_in(e, F32, -1, 1, N * K, D), dy = env_in(e, F32, -1, 1, N, D);
+    Tensor weight = env_in(e, F32, 0, 1, N, K), xp = env_out(e, F32, 8, 9, N * K, D), y = env_out(e, F32, 8, 9, N, D);
+    Tensor sum = env_out(e, F32, -1, 1, N, D), dout = env_out(e, F32, 8, 9, N * K, D), dw = env_out(e, F32, 8, 9, N, K);
+    RUN(e, permute_rows, .y = xp, .x = env_used(e, x), .choice = o.choice, .topk = K);
+    RUN(e, unpermute_rows, .y = env_used(e, y), .x = out, .row = o.row, .weight = weight);
+    RUN(e, unpermute_rows, .y = env_used(e, sum), .x = out, .row = o.row, .add = 1);
+    RUN(e, unpermute_bwd, .dx = dout, .dweight = dw, .dy = env_used(e, dy), .x = out, .row = o.row, .weight = weight);
+    if (!e->check) return;
+    check_order(&o, used, K, p->b);
+    for (int64_t n = 0; n < used; n++) {
+        for (int64_t k = 0; k < K; k++) {
+            const int32_t row = env_i(o.row, n)[k];
+            double dot = 0;
+            CHECK(!memcmp(env_f(xp, row), env_f(x, n), (size_t)D * sizeof(float)));
+            for (int64_t i = 0; i < D; i++) {
+                dot += (double)env_f(dy, n)[i] * (double)env_f(out, row)[i];
+                CLOSE(env_f(dout, row)[i], (double)env_f(weight, n)[k] * (double)env_f(dy, n)[i], 1, "dx");
+            }
+            CLOSE(env_f(dw, n)[k], dot, D, "dweight of row %d", (int)n);
+        }
+        for (int64_t i = 0; i < D; i++) {
+            double want = 0, plain = (double)((const float *)env_before(e, env_f(sum, n)))[i];
+            for (int64_t k = 0; k < K; k++) {
+                const double v = (double)env_f(out, env_i(o.row, n)[k])[i];
+                want += (double)env_f(weight, n)[k] * v;
+                plain += v;
+            }
+            CLOSE(env_f(y, n)[i], want, K, "row %d column %d", (int)n, (int)i);
+            CLOSE(env_f(sum, n)[i], plain, K, "sum of row %d column %d", (int)n, (int)i);
+        }
+    }
+}
+
+TEST(permute)
+{
+    CASES(case_permute, { 1, 1, 1, 1, 0 }, { 2, 15, 2, 3, 0 }, { 7, 33, 2, 8, 0 }, { 64, 16, 4, 9, 0 },
+          { 301, 70, 3, 7, 0 }, { 5, 17, 1, 64, 0 });
+}
+
+/* ---- products ---- */
+
+typedef struct {
+    Order o;
+    Tensor x, w, dy, y, dx, dw;
+} Grouped;
+
+static void grouped_check_rows(const Grouped *g, int64_t O, int64_t I, int64_t E)
+{
+    const int32_t *offset = g->o.offset.data;
+    for (int64_t e = 0; e < E; e++)
+        for (int64_t p = offset[e]; p < offset[e + 1]; p++) {
+            for (int64_t o = 0; o < O; o++) {
+                double want = 0;
+                for (int64_t i = 0; i < I; i++)
+                    want += (double)env_f(g->x, p)[i] * (double)env_f(g->w, e * O + o)[i];
+                CLOSE(env_f(g->y, p)[o], want, I, "y, expert %d row %d column %d", (int)e, (int)p, (int)o);
+            }
+            for (int64_t i = 0; i < I; i++) {
+                double want = 0;
+                for (int64_t o = 0; o < O; o++)
+                    want += (double)env_f(g->dy, p)[o] * (double)env_f(g->w, e * O + o)[i];
+                CLOSE(env_f(g->dx, p)[i], want, O, "dx, expert %d row %d column %d", (int)e, (int)p, (int)i);
+            }
+        }
+}
+
+static void grouped_check_gradient(const Env *env, const Grouped *g, int64_t O, int64_t I, int64_t E)
+{
+    const int32_t *offset = g->o.offset.data;
+    for (int64_t e = 0; e < E; e++)
+        for (int64_t o = 0; o < O; o++)
+            for (int64_t i = 0; i < I; i++) {
+                double want = 0;
+                for (int64_t p = offset[e]; p < offset[e + 1]; p++)
+                    want += (double)env_f(g->dy, p)[o] * (double)env_f(g->x, p)[i];
+                CLOSE(env_added(env, g->dw, 30, e * O + o, i), want, 10 + offset[e + 1] - offset[e],
+                      "dw of expert %d at %d %d", (int)e, (int)o, (int)i);
+            }
+}
+
+enum { PLAIN = 1 };
+
+/* D = I, a = K, b = E; O = I + 3, leaves of 4 tokens */
+static void case_grouped(Env *e, const Shape *p)
+{
+    const int64_t K = p->a, E = p->b, I = p->D, O = I + 3, P = p->N * K;
+    const DType acc = p->flags & PLAIN ? F32 : I64;
+    const double high = acc == F32 ? 2 : 1e12;
+    Grouped g = { .o = make_order(e, p->N, K, E), .x = env_in(e, F32, -1, 1, P, I), .w = env_in(e, F32, -1, 1, E, O, I),
+                  .dy = env_in(e, F32, -1, 1, P, O), .y = env_out(e, F32, 8, 9, P, O), .dx = env_out(e, F32, 8, 9, P, I),
+                  .dw = env_out(e, acc, -high, high, E, O, I) };
+    Tensor shift = env_int(e, 30), overflow = env_flag(e);
+    RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset);
+    RUN(e, grouped_dx, .dx = g.dx, .dy = g.dy, .w = g.w, .offset = g.o.offset);
+    RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .choice = g.o.choice, .shift = shift,
+        .overflow = overflow, .leaf = 4 * K, .room = 10);
+    if (!e->check) return;
+    grouped_check_rows(&g, O, I, E);
+    grouped_check_gradient(e, &g, O, I, E);
+    CHECK(*(int32_t *)overflow.data == 0);
+}
+
+TEST(grouped)
+{
+    CASES(case_grouped, { 1, 1, 1, 1, 0 }, { 6, 17, 2, 3, 0 }, { 33, 16, 2, 8, 0 }, { 40, 31, 3, 5, PLAIN },
+          { 300, 40, 2, 6, 0 }, { 7, 5, 1, 12, 0 }, { 64, 64, 1, 1, PLAIN });
+}
+
+/* The integer of each leaf is that of linear_dw over the same rows alone: nothing but expert and run of tokens cuts a sum. */
+TEST(grouped_leaves)
+{
+    enum { N = 24, K = 2, E = 3, O = 5, I = 20, TOKENS = 8 };
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    Grouped g = { .o = make_order(&e, N, K, E), .x = env_in(&e, F32, -1, 1, N * K, I),
+                  .dy = env_in(&e, F32, -1, 1, N * K, O), .dw = env_out(&e, I64, 5, 6, E, O, I) };
+    Tensor want = env_out(&e, I64, 0, 1, E * O, I), shift = env_int(&e, 28), overflow = env_flag(&e);
+    RUN(&e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .choice = g.o.choice, .shift = shift,
+        .overflow = overflow, .leaf = TOKENS * K, .room = 10, .fresh = 1);
+    const int32_t *offset = g.o.offset.data, *choice = g.o.choice.data;
+    for (int x = 0; x < E; x++)
+        for (int64_t p = offset[x], next; p < offset[x + 1]; p = next) {
+            next = p + 1;
+            while (next < offset[x + 1] && choice[next] / (K * TOKENS) == choice[p] / (K * TOKENS)) next++;
+            RUN(&e, linear_dw, .dw = tensor_row_slice(want, x * O, O), .dy = tensor_row_slice(g.dy, p, next - p),
+                .x = tensor_row_slice(g.x, p, next - p), .shift = shift, .overflow = overflow, .leaf = N * K, .room = 10);
+        }
+    for (int64_t i = 0; i < E * O * I; i++)
+        CHECK_MSG(((int64_t *)g.dw.data)[i] == ((int64_t *)want.data)[i], "element %d", (int)i);
+    env_close(&e);
+}
+
+/* NaN and what does not fit a fixed-point leaf raise the flag; an expert without rows has a gradient of 0. */
+TEST(grouped_overflow_and_nothing)
+{
+    enum { N = 6, E = 4, O = 3, I = 16 };
+    for (int bad = 0; bad < 2; bad++) {
+        Env e;
+        env_open(&e, isa_best(), 2, 0);
+        Tensor index = env_in(&e, I32, 2, 2.5, N, 1), row = env_out(&e, I32, 0, 1, N, 1), choice = env_out(&e, I32, 0, 1, N);
+        Tensor offset = env_out(&e, I32, 0, 1, E + 1), x = env_in(&e, F32, -1, 1, N, I), dy = env_in(&e, F32, -1, 1, N, O);
+        Tensor dw = env_out(&e, I64, -9, 9, E, O, I), shift = env_int(&e, 30), overflow = env_flag(&e);
+        if (bad) env_f(dy, 4)[1] = NAN;
+        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index);
+        RUN(&e, grouped_dw, .dw = dw, .dy = dy, .x = x, .offset = offset, .choice = choice, .shift = shift,
+            .overflow = overflow, .leaf = 2, .room = 10, .fresh = 1);
+        CHECK(*(int32_t *)overflow.data == bad);
+        for (int64_t i = 0; i < E * O * I; i++)
+            if (i / (O * I) != 2) CHECK(((int64_t *)dw.data)[i] == 0);
+        env_close(&e);
+    }
+}
+
+/* ---- the gate of the shared expert ---- */
+
+static void case_gated(Env *e, const Shape *p)
+{
+    const int64_t D = p->D;
+    Tensor x = env_in(e, F32, -1, 1, p->N, D), residual = env_in(e, F32, -1, 1, p->N, D), gate = env_in(e, F32, -4, 4, p->N, 1);
+    Tensor dy = env_in(e, F32, -1, 1, p->N, D), y = env_out(e, F32, 8, 9, p->N, D), dx = env_out(e, F32, 8, 9, p->N, D);
+    Tensor dgate = env_out(e, F32, 8, 9, p->N, 1);
+    RUN(e, gated_add_fwd, .y = y, .residual = residual, .x = env_used(e, x), .gate = gate);
+    RUN(e, gated_add_bwd, .dx = dx, .dgate = dgate, .dy = env_used(e, dy), .x = x, .gate = gate);
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
+        const double s = 1 / (1 + exp(-(double)env_f(gate, n)[0]));
+        double dot = 0;
+        for (int64_t i = 0; i < D; i++) {
+            const double v = (double)env_f(x, n)[i], g = (double)env_f(dy, n)[i];
+            CLOSE(env_f(y, n)[i], (double)env_f(residual, n)[i] + s * v, 1, "y of row %d", (int)n);
+            CLOSE(env_f(dx, n)[i], s * g, 1, "dx of row %d", (int)n);
+            dot += v * g;
+        }
+        CLOSE(env_f(dgate, n)[0], dot * s * (1 - s), D, "dgate of row %d", (int)n);
+    }
+}
+
+TEST(gated_add)
+{
+    CASES(case_gated, { 1, 1, 0, 0, 0 }, { 5, 16, 0, 0, 0 }, { 8, 33, 0, 0, 0 }, { 300, 70, 0, 0, 0 });
+}
+
+TEST_MAIN
