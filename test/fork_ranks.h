@@ -24,7 +24,7 @@ typedef struct {
         int64_t n;
         char bytes[SHARED_VALUE_BYTES];
     } store[SHARED_KEYS];
-    atomic_int next_key, flag, started;
+    atomic_int next_key, flag, met;
     atomic_ullong digest[SHARED_RANKS];
     _Atomic double at[SHARED_RANKS];
     pid_t pid[SHARED_RANKS];
@@ -32,10 +32,12 @@ typedef struct {
 
 static SharedPage *shared_page;
 
-/* Returns when all `size` ranks have called it: from here on the patience of one with another counts. */
-static inline void shared_start(int size)
+/* Returns when all `size` ranks have called it, as often as it was called before. At the start: from here on the patience
+ * of one with another counts. Before one dies: what came before is behind them all. */
+static inline void shared_meet(int size)
 {
-    for (atomic_fetch_add(&shared_page->started, 1); shared_page->started < size;) usleep(200);
+    const int turn = atomic_fetch_add(&shared_page->met, 1) / size;
+    while (shared_page->met < (turn + 1) * size) usleep(200);
 }
 
 static inline Err shared_set(void *user, const char *key, const void *bytes, int64_t n)

@@ -18,7 +18,7 @@ static const int all_ranks[SHARED_RANKS] = { 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 1
 static void open_rank(Rank *r, int rank, int size, double timeout_s)
 {
     OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
-    shared_start(size);
+    shared_meet(size);
     OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", timeout_s, { shared_page, shared_set, shared_get } },
                        &r->world));
     OK(comm_open_gloo(r->world, &r->comm, "world", all_ranks, size));

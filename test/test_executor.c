@@ -339,7 +339,7 @@ static void every_schedule(int rank, int size, void *arg)
     Comm pp;
     (void)arg;
     OK(device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
-    shared_start(size);
+    shared_meet(size);
     OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", 60, { shared_page, shared_set, shared_get } }, &world));
     OK(comm_open_gloo(world, &pp, "pp", members, size));
     for (int i = 0; schedule_name(i); i++)

@@ -450,6 +450,7 @@ static void one_dies_in_a_chain(int rank, int size, void *arg)
     OK(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 1, NULL));
     OK(device_read(s, &one, r.memory, sizeof one));
     CHECK(one == size);
+    shared_meet(size);
     if (rank == 1) kill(getpid(), SIGKILL);
     receive.data = r.memory;
     const double start = test_now();
@@ -510,6 +511,7 @@ static void one_dies(int rank, int size, void *arg)
     OK(comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL));
     OK(device_read(s, host, r.memory, sizeof host));
     CHECK(host[3] == 4 * size);
+    shared_meet(size);
     if (rank == 1) kill(getpid(), SIGKILL);
     const double start = test_now();
     Err err = comm_sum_i64(&r.all, s, (int64_t *)r.memory, 4, NULL);
