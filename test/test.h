@@ -118,6 +118,13 @@ static jmp_buf test_out;
         longjmp(test_out, 1);                                                                     \
     } while (0)
 
+/* Does the environment say this word? */
+static inline bool env_is(const char *name, const char *word)
+{
+    const char *set = getenv(name);
+    return set && !strcmp(set, word);
+}
+
 static inline double test_now(void)
 {
     struct timespec t;

@@ -14,8 +14,7 @@ enum { STEPS = 3, UPDATES = 20 };
 /* Under a sanitizer (MEGATRAIN_LAYOUTS=short) one step. */
 static int step_count(void)
 {
-    const char *set = getenv("MEGATRAIN_LAYOUTS");
-    return set && !strcmp(set, "short") ? 1 : STEPS;
+    return env_is("MEGATRAIN_LAYOUTS", "short") ? 1 : STEPS;
 }
 
 typedef enum { STASH, VERTICAL, DOUBLE } Rule;

@@ -38,11 +38,7 @@ typedef struct {
 
 static Together *together;
 
-static bool measuring(void)
-{
-    const char *mode = getenv("MEGATRAIN_EXECUTOR");
-    return mode && !strcmp(mode, "measure");
-}
+static bool measuring(void) { return env_is("MEGATRAIN_EXECUTOR", "measure"); }
 
 /* ---- stages that sleep ---- */
 

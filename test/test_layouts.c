@@ -34,11 +34,7 @@ static const Layout few[] = {
 /* What this processor runs for a wish. */
 static Isa isa_of(Layout l) { return l.isa != ISA_AUTO && isa_supported(l.isa) ? l.isa : isa_best(); }
 
-static bool mode_is(const char *mode)
-{
-    const char *set = getenv("MEGATRAIN_LAYOUTS");
-    return set && !strcmp(set, mode);
-}
+static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode); }
 
 static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
 {

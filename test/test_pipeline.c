@@ -33,11 +33,7 @@ static TrainSpec model(bool llama, int layers)
     return s;
 }
 
-static bool extent_is(const char *word)
-{
-    const char *set = getenv("MEGATRAIN_PIPELINES");
-    return set && !strcmp(set, word);
-}
+static bool extent_is(const char *word) { return env_is("MEGATRAIN_PIPELINES", word); }
 
 static bool in_part(void) { return !extent_is("each") && !extent_is("all"); }
 
@@ -71,8 +67,7 @@ static uint64_t hash_of(const TrainSpec *spec, const Layout *l)
 static bool left_out(void)
 {
     static int turn;
-    const char *set = getenv("MEGATRAIN_LAYOUTS");
-    return set && !strcmp(set, "short") && turn++ % 8;
+    return env_is("MEGATRAIN_LAYOUTS", "short") && turn++ % 8;
 }
 
 static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *list, int count)

@@ -52,8 +52,6 @@ enum {
     LEVELS = 12,         /* of the tree inside a slab */
 };
 
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 /* How a call is cut; and what its threads share. */

@@ -29,10 +29,6 @@ typedef struct {
 /* What is done with each product of a task: it is measured, or made. */
 typedef void GemmVisit(void *user, const Gemm *g);
 
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
 /* ---- tasks ---- */
 
 /* Rows [first, end) of expert e: a piece of y or dx. */

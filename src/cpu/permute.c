@@ -2,7 +2,6 @@
  * Rows of tokens to rows of experts and back (device/ops.def, permute_*): a counting sort of choices by expert, copies,
  * and weighted sums. Threads own rows; the sort is one thread's, a few numbers a choice beside rows of D elements.
  */
-#include "base/mathx.h"
 #include "cpu/rows.h"
 
 static int32_t *row_i32(Tensor t, int64_t row) { return (int32_t *)t.data + row * t.ld; }
@@ -99,14 +98,12 @@ Err CPU(unpermute_bwd)(Stream *s, const unpermute_bwd_args *a)
 
 /* ---- the gate of a shared expert ---- */
 
-static float sigmoid(float x) { return (float)(1 / (1 + m_exp(-(double)x))); }
-
 static void gated_fwd_part(const void *args, int64_t first, int64_t end)
 {
     const gated_add_fwd_args *a = args;
     const int64_t D = a->y.dim[1];
     for (int64_t n = first; n < end; n++) {
-        const vf gate = vf_set1(sigmoid(*row_f32(a->gate, n)));
+        const vf gate = vf_set1(sigmoid_f32(*row_f32(a->gate, n)));
         const float *x = row_f32(a->x, n), *residual = row_f32(a->residual, n);
         float *y = row_f32(a->y, n);
         for (int64_t i = 0; i < D; i += VEC)
@@ -124,7 +121,7 @@ static void gated_bwd_part(const void *args, int64_t first, int64_t end)
 {
     const gated_add_bwd_args *a = args;
     for (int64_t n = first; n < end; n++) {
-        const float gate = sigmoid(*row_f32(a->gate, n));
+        const float gate = sigmoid_f32(*row_f32(a->gate, n));
         const float dot =
             scale_and_dot(row_f32(a->dx, n), row_f32(a->dy, n), row_f32(a->x, n), gate, a->dy.dim[1]);
         *row_f32(a->dgate, n) = dot * (gate * (1 - gate));

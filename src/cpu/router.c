@@ -20,8 +20,6 @@ static double softplus(double x)
     return (x > 0 ? x : 0) + tail;
 }
 
-static float sigmoid(float x) { return (float)(1 / (1 + m_exp(-(double)x))); }
-
 static void row_softmax(float *y, const float *x, int64_t n)
 {
     vf most = vf_set1(-__builtin_inff()), sum = vf_zero();
@@ -46,7 +44,7 @@ static void row_scores(RouterScore kind, float *y, const float *x, int64_t n)
     case ROUTER_SOFTMAX: memcpy(y, x, (size_t)n * sizeof *y); break;
     case ROUTER_SOFTMAX_PRE: row_softmax(y, x, n); break;
     case ROUTER_SIGMOID:
-        for (int64_t i = 0; i < n; i++) y[i] = sigmoid(x[i]);
+        for (int64_t i = 0; i < n; i++) y[i] = sigmoid_f32(x[i]);
         break;
     case ROUTER_SQRT_SOFTPLUS:
         for (int64_t i = 0; i < n; i++) y[i] = (float)__builtin_sqrt(softplus((double)x[i]));
@@ -58,7 +56,7 @@ static void row_scores(RouterScore kind, float *y, const float *x, int64_t n)
 static float score_slope(RouterScore kind, float score, float logit)
 {
     if (kind == ROUTER_SIGMOID) return score * (1 - score);
-    if (kind == ROUTER_SQRT_SOFTPLUS) return score > 0 ? sigmoid(logit) / (2 * score) : 0;
+    if (kind == ROUTER_SQRT_SOFTPLUS) return score > 0 ? sigmoid_f32(logit) / (2 * score) : 0;
     return score;
 }
 

@@ -11,6 +11,7 @@
 #include <omp.h>
 #include <string.h>
 
+#include "base/mathx.h"
 #include "cpu/vec.h"
 #include "device/ops.h"
 
@@ -18,6 +19,9 @@
 #define OP(name, flop, args) Err CPU(name)(Stream *, const name##_args *);
 #include "device/ops.def"
 #undef OP
+
+/* One number's, where there is one a row: of routers and gates. */
+static inline float sigmoid_f32(float x) { return (float)(1 / (1 + m_exp(-(double)x))); }
 
 /* Does the items [first, end). */
 typedef void PartFn(const void *args, int64_t first, int64_t end);

@@ -34,10 +34,10 @@ Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec)
                                          .std = spec.proj_std });
 }
 
-static Err activation_forward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active)
+Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidden, Tensor active)
 {
-    if (m->activation == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
-    return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = m->chunk);
+    if (activation == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
+    return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = chunk);
 }
 
 /* GELU is part of the product before it, and its gradient of the product after it. */
@@ -45,7 +45,7 @@ static Err fc1_forward(const Mlp *m, Ctx *c, Tensor x, Tensor hidden, Tensor act
 {
     if (m->activation == ACT_GELU) return linear_forward_gelu(&m->fc1, c, x, hidden, active);
     TRY(linear_forward(&m->fc1, c, x, hidden));
-    return activation_forward(m, c, hidden, active);
+    return activation_forward(c, m->activation, m->chunk, hidden, active);
 }
 
 static Err fc2_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active, Tensor dy, Tensor dhidden)
@@ -83,7 +83,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
     TRY(dy_alloc(c, &dhidden, N, hidden.dim[1]));
     if (m->recompute) {
         TRY(dy_alloc(c, &active, N, F));
-        TRY(activation_forward(m, c, hidden, active));
+        TRY(activation_forward(c, m->activation, m->chunk, hidden, active));
     } else {
         active = save_get(c, save->active);
     }

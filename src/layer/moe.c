@@ -74,12 +74,6 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
     return tensor_reshape(w, m->experts, w.dim[0] / m->experts, w.dim[1]);
 }
 
-static Err activation_forward(const Moe *m, Ctx *c, Tensor hidden, Tensor active)
-{
-    if (m->activation == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
-    return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = m->ffn);
-}
-
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
 {
     if (m->activation == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
@@ -179,7 +173,7 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRo
     TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
     TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
            .offset = t->offset));
-    TRY(activation_forward(m, c, t->hidden, t->active));
+    TRY(activation_forward(c, m->activation, m->ffn, t->hidden, t->active));
     TRY(op(c->s, grouped_fwd, .y = t->out, .x = t->active, .w = expert_weights(m, c, m->fc2),
            .offset = t->offset));
     return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
@@ -232,7 +226,7 @@ static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
     TRY(dy_alloc(c, &t->x, P, m->hidden));
     TRY(dy_alloc(c, &t->active, P, m->ffn));
     TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
-    return activation_forward(m, c, t->hidden, t->active);
+    return activation_forward(c, m->activation, m->ffn, t->hidden, t->active);
 }
 
 static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
