@@ -344,6 +344,7 @@ static ncclResult_t enqueue(Group *g, const CommRequest *r)
     case COMM_MAX_I64: return nccl.AllReduce(r->src, r->dst, n, ncclInt64, ncclMax, g->comm, g->stream);
     case COMM_BARRIER: return nccl.AllReduce(g->cell, g->cell, 1, ncclUint64, ncclSum, g->comm, g->stream);
     case COMM_EXCHANGE: return enqueue_messages(g, r);
+    case COMM_ALL_TO_ALL_ROWS:
     case COMM_KIND_COUNT: break;
     }
     return ncclInternalError;

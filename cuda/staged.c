@@ -85,6 +85,7 @@ static Err call_host(Staged *g, const CommRequest *r, int64_t n)
     case COMM_SUM_I64: TRY(comm_sum_i64(c, r->stream, numbers, n, e)); break;
     case COMM_MAX_I64: TRY(comm_max_i64(c, r->stream, numbers, n, e)); break;
     case COMM_BARRIER: TRY(comm_sum_i64(c, r->stream, numbers, 1, e)); break;
+    case COMM_ALL_TO_ALL_ROWS:
     case COMM_EXCHANGE:
     case COMM_KIND_COUNT: break;
     }

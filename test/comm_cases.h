@@ -151,6 +151,63 @@ static inline Err case_integers(CaseRun *run, int64_t n, bool max)
     return err;
 }
 
+/* ---- rows from all to all ---- */
+
+enum { CASE_CHUNKS = 3, CASE_RUNS = 2, CASE_WIDTH = 5 };
+
+/* Rows of one run of a piece: about one in three has none. */
+static inline int64_t case_rows_of(int from, int to, int64_t chunk, int64_t run, int64_t n)
+{
+    uint64_t s = (uint64_t)(((from * 64 + to) * 64 + chunk) * 64 + run);
+    const uint64_t x = test_rand(&s);
+    return x % 3 ? (int64_t)(x % (uint64_t)(n + 1)) : 0;
+}
+
+typedef struct {
+    float *data;     /* [rows][CASE_WIDTH] */
+    int64_t *offset; /* of runs */
+    int64_t rows;
+} CaseRows;
+
+/* The rows of this member for all (by member, chunk), or of all for this one (by chunk, member). */
+static inline CaseRows case_rows_make(const CaseRun *run, bool local, int64_t n, bool fill)
+{
+    const int size = run->comm->size, rank = run->comm->rank, outer = local ? size : CASE_CHUNKS;
+    const int inner = local ? CASE_CHUNKS : size;
+    CaseRows r = { .offset = calloc((size_t)(outer * inner * CASE_RUNS) + 1, sizeof *r.offset) };
+    r.data = calloc((size_t)(outer * inner * CASE_RUNS * (n + 1) * CASE_WIDTH), sizeof *r.data);
+    for (int i = 0, k = 0; i < outer * inner; i++)
+        for (int64_t u = 0; u < CASE_RUNS; u++, k++) {
+            const int other = local ? i / inner : i % inner, chunk = local ? i % inner : i / inner;
+            const int from = local ? rank : other, to = local ? other : rank;
+            const int64_t rows = case_rows_of(from, to, chunk, u, n), salt = ((from * 64 + to) * 64 + chunk) * 64 + u;
+            for (int64_t e = 0; fill && e < rows * CASE_WIDTH; e++)
+                r.data[r.rows * CASE_WIDTH + e] = case_float((int)salt, 0, e);
+            r.rows += rows;
+            r.offset[k + 1] = r.rows;
+        }
+    return r;
+}
+
+/* Local to remote, and back. What each must hold follows from the counts alone. */
+static inline Err case_rows(CaseRun *run, int64_t n)
+{
+    CaseRows local = case_rows_make(run, true, n, true), remote = case_rows_make(run, false, n, false);
+    const CaseRows want = case_rows_make(run, false, n, true), sent = case_rows_make(run, true, n, true);
+    CommRows rows = { (char *)local.data, (char *)remote.data, local.offset, remote.offset, CASE_CHUNKS, CASE_RUNS, false };
+    const int64_t width = CASE_WIDTH * sizeof(float);
+    Err err = comm_all_to_all_rows(run->comm, run->stream, &rows, n, width, NULL);
+    if (!err) CASE_SAME(remote.data, remote.rows * CASE_WIDTH, want.data[i], "all-to-all");
+    memset(local.data, 0, (size_t)(local.rows * width));
+    rows.back = true;
+    if (!err) err = comm_all_to_all_rows(run->comm, run->stream, &rows, n, width, NULL);
+    if (!err) CASE_SAME(local.data, local.rows * CASE_WIDTH, sent.data[i], "all-to-all and back");
+    case_digest(run, local.data, local.rows * width);
+    free(local.data), free(local.offset), free(remote.data), free(remote.offset);
+    free(want.data), free(want.offset), free(sent.data), free(sent.offset);
+    return err;
+}
+
 /* Every kind with n elements, in place and not. */
 static inline Err case_all_kinds(CaseRun *run, int64_t n)
 {
@@ -163,6 +220,7 @@ static inline Err case_all_kinds(CaseRun *run, int64_t n)
     TRY(case_scatter_i64(run, n, true));
     TRY(case_integers(run, n, false));
     TRY(case_integers(run, n, true));
+    TRY(case_rows(run, n / 20));
     return comm_barrier(run->comm, run->stream);
 }
 
@@ -317,6 +375,8 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
 {
     const GridCoords a = case_coords(g, rank_a), b = case_coords(g, rank_b);
     const bool tp = a.tp == b.tp, dp = a.dp == b.dp, pp = a.pp == b.pp;
+    const int ep = g.ep ? g.ep : 1, in_a = a.tp + g.tp * a.dp, in_b = b.tp + g.tp * b.dp; /* in the stage's plane */
+    const bool same_ep = in_a % ep == in_b % ep, same_edp = in_a / ep == in_b / ep, mirrored = a.pp + b.pp == g.pp - 1;
     if (rank_a == rank_b) return true;
     switch (kind) {
     case GROUP_TP: return dp && pp;
@@ -326,7 +386,11 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_PP: return tp && dp;
     case GROUP_EMBD: return tp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
-    case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || a.pp + b.pp == g.pp - 1);
+    case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
+    case GROUP_EP: return g.ep && pp && same_edp;
+    case GROUP_EXPERT_DP: return g.ep && pp && same_ep;
+    case GROUP_EXPERT_LOW:
+    case GROUP_EXPERT_HIGH: return g.ep && g.bidirectional && same_ep && (pp || mirrored);
     default: return true; /* world, host */
     }
 }
@@ -372,6 +436,10 @@ static const Grid case_grids[] = {
     { .tp = 1, .dp = 2, .pp = 4, .order = ORDER_PP_DP, .bidirectional = true },
     { .tp = 2, .dp = 1, .pp = 4, .bidirectional = true },
     { .tp = 1, .dp = 1, .pp = 3 },
+    { .tp = 1, .dp = 4, .ep = 2 },
+    { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 4 },
+    { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .order = ORDER_PP_DP },
+    { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .bidirectional = true },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 

@@ -271,11 +271,12 @@ TEST(counters)
     OK(comm_sum_i64(&comm, s, i, 12, NULL));
     OK(comm_max_i64(&comm, s, i, 12, NULL));
     OK(comm_barrier(&comm, s));
+    OK(comm_all_to_all_rows(&comm, s, &(CommRows){ (char *)f, (char *)i, i, i, 1, 1, false }, 8, 5, NULL));
     const CommMessage messages[] = { { .send = true, .peer = 0, .data = f, .bytes = 10 },
                                      { .send = true, .peer = 2, .data = f, .bytes = 20 },
                                      { .send = false, .peer = 2, .data = i, .bytes = 40 } };
     OK(comm_exchange(&comm, s, messages, 3, NULL));
-    static const int64_t want[COMM_KIND_COUNT] = { 3 * 48, 72, 3 * 48, 3 * 96, 144, 144, 0, 30 };
+    static const int64_t want[COMM_KIND_COUNT] = { 3 * 48, 72, 3 * 48, 3 * 96, 144, 144, 0, 30, 30 };
     int64_t total = 0;
     for (int k = 0; k < COMM_KIND_COUNT; k++) {
         CHECK_MSG(comm.calls[k] == 1 && comm.bytes[k] == want[k], "%s: %lld bytes", comm_kind_name((CommKind)k),

@@ -12,6 +12,7 @@ static const char *const kind_names[COMM_KIND_COUNT] = {
     [COMM_SUM_I64] = "sum-i64",
     [COMM_MAX_I64] = "max-i64",
     [COMM_BARRIER] = "barrier",
+    [COMM_ALL_TO_ALL_ROWS] = "all-to-all",
     [COMM_EXCHANGE] = "exchange",
 };
 
@@ -56,11 +57,29 @@ bool comm_same_message(const char *name, int from, int to, const CommNote ends[2
     return false;
 }
 
-/* (of a group of one every reduction, gather and scatter is a copy) */
+static CommPiece piece(const CommRequest *r, char *rows, const int64_t *offset, int64_t i)
+{
+    const int64_t first = offset[i * r->rows.stride], end = offset[(i + 1) * r->rows.stride];
+    return (CommPiece){ rows + first * r->elem_bytes, (end - first) * r->elem_bytes };
+}
+
+CommPiece comm_local_piece(const CommRequest *r, int member, int64_t chunk)
+{
+    return piece(r, r->rows.local, r->rows.local_offset, member * r->rows.chunks + chunk);
+}
+
+CommPiece comm_remote_piece(const CommRequest *r, int size, int member, int64_t chunk)
+{
+    return piece(r, r->rows.remote, r->rows.remote_offset, chunk * size + member);
+}
+
+/* (of a group of one every reduction, gather and scatter is a copy, and so is what it sends itself) */
 static Err submit_self(Comm *c, const CommRequest *r)
 {
+    const int64_t count =
+        r->kind == COMM_ALL_TO_ALL_ROWS ? r->rows.local_offset[r->rows.chunks * r->rows.stride] : r->count;
     (void)c;
-    if (r->dst != r->src && r->src && r->count) memmove(r->dst, r->src, (size_t)(r->count * r->elem_bytes));
+    if (r->dst != r->src && r->src && count) memmove(r->dst, r->src, (size_t)(count * r->elem_bytes));
     event_complete(r->done, ERR_OK, "");
     return ERR_OK;
 }
@@ -113,6 +132,7 @@ static int64_t payload(const Comm *c, const CommRequest *r)
 {
     int64_t bytes = r->count * r->elem_bytes, others = c->size - 1;
     if (r->kind == COMM_EXCHANGE) return bytes;
+    if (r->kind == COMM_ALL_TO_ALL_ROWS) return bytes * others / c->size;
     if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||
         r->kind == COMM_REDUCE_SCATTER_I64)
         return bytes * others;
@@ -186,6 +206,19 @@ Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done)
 Err comm_barrier(Comm *c, Stream *s)
 {
     return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1 }, NULL);
+}
+
+Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
+                         Event *done)
+{
+    return start(c, s,
+                 (CommRequest){ .kind = COMM_ALL_TO_ALL_ROWS,
+                                .dst = rows->back ? rows->local : rows->remote,
+                                .src = rows->back ? rows->remote : rows->local,
+                                .count = count,
+                                .elem_bytes = row_bytes,
+                                .rows = *rows },
+                 done);
 }
 
 Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Event *done)

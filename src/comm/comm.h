@@ -33,6 +33,7 @@ typedef enum {
     COMM_SUM_I64,
     COMM_MAX_I64,
     COMM_BARRIER,
+    COMM_ALL_TO_ALL_ROWS,
     COMM_EXCHANGE,
     COMM_KIND_COUNT
 } CommKind;
@@ -48,19 +49,34 @@ typedef struct {
 
 enum { COMM_MESSAGES_MAX = 16 }; /* of an exchange */
 
+/*
+ * Rows that members send to each other's *chunks*, of which each member has as many. A member holds twice what they
+ * are: `local`, rows of its own for the chunks of all, by (member, chunk), and `remote`, rows of all for its own
+ * chunks, by (chunk, member). How many rows a piece has only device memory says: piece i of local begins with row
+ * local_offset[i * stride] and ends before local_offset[(i + 1) * stride], likewise of remote; both ends of a piece
+ * must find the same number.
+ */
+typedef struct {
+    char *local, *remote;
+    const int64_t *local_offset, *remote_offset; /* [members * chunks * stride + 1] */
+    int64_t chunks, stride;
+    bool back; /* remote is sent to local, else local to remote */
+} CommRows;
+
 typedef struct {
     CommKind kind;
     void *dst;
     const void *src;
-    int64_t count; /* elements per rank for all-gather and reduce-scatter, else in all */
-    int64_t elem_bytes;
-    uint64_t sequence; /* among the collectives, or the exchanges, of this communicator */
+    int64_t count;      /* elements per rank for all-gather and reduce-scatter, rows of local, else in all */
+    int64_t elem_bytes; /* of rows: of one row */
+    uint64_t sequence;  /* among the collectives, or the exchanges, of this communicator */
     Event *done;
     Stream *stream; /* the caller's: what it holds so far comes first */
     bool check;     /* compare this call with the peers' before running it */
     Watch *watch;   /* as Comm's */
     uint32_t watch_id;
     bool carrier;
+    CommRows rows;     /* of an all-to-all of rows */
     int message_count; /* of an exchange, whose count is the bytes that it sends */
     CommMessage messages[COMM_MESSAGES_MAX];
 } CommRequest;
@@ -108,6 +124,12 @@ Err comm_reduce_scatter_i64(Comm *c, Stream *s, int64_t *dst, const int64_t *src
 Err comm_sum_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_barrier(Comm *c, Stream *s);
+/*
+ * The pieces of rows->local [count, ...], count the same on all members, where they belong in the others' remote, or
+ * back. rows of row_bytes. Its bytes count as if all members sent each other the same.
+ */
+Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
+                         Event *done);
 
 /*
  * Messages to and from some of the other members; `messages` is copied. All of them make progress together, whatever
@@ -159,6 +181,16 @@ typedef struct {
 /* A message from member `from` to member `to`; if its ends do not agree, says so. */
 bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text,
                        size_t text_size);
+
+/* A piece of an all-to-all of rows, where offsets can be read: this member's for or from chunk `chunk` of `member`, and
+ * those of `member` for or from this member's. Size 0: no row. */
+typedef struct {
+    char *data;
+    int64_t bytes;
+} CommPiece;
+
+CommPiece comm_local_piece(const CommRequest *r, int member, int64_t chunk);
+CommPiece comm_remote_piece(const CommRequest *r, int size, int member, int64_t chunk);
 
 /* ---- ranks as threads ---- */
 

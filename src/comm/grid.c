@@ -20,12 +20,13 @@ GridShape grid_shape(Grid g)
                         .tp = g.tp,
                         .cp = 1,
                         .pp = g.pp,
-                        .ep = 1,
-                        .etp = g.tp, /* without experts the two grids are one */
+                        .ep = g.ep ? g.ep : 1,
+                        .etp = g.ep ? 1 : g.tp, /* without experts the two grids are one */
                         .order = g.order,
                         .kv = g.kv,
                         .sp = g.sp,
-                        .two_replicas = g.bidirectional };
+                        .two_replicas = g.bidirectional,
+                        .experts = g.ep > 0 };
 }
 
 GridCoords grid_coords(Grid g, int rank)

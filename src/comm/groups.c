@@ -10,7 +10,7 @@ typedef struct {
 } Digits;
 
 typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
-typedef enum { ALWAYS, WITH_SP, WITH_TWO_REPLICAS } Used;
+enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4 };
 enum { DENSE, EXPERT };
 
 static const struct {
@@ -18,7 +18,7 @@ static const struct {
     int axes;
     bool expert;
     Members members;
-    Used used;
+    int used;
 } kinds[GROUP_KINDS] = {
 #define COMM(kind, field, name, axes, grid, members, used) \
     [GROUP_##kind] = { name, axes, grid, members, used },
@@ -93,9 +93,9 @@ static int collect(const Digits *d, int axes, bool inside, int rank)
 /* The axes of a kind in this shape. */
 static int axes_of(GridShape s, GroupKind kind)
 {
-    const Used used = kinds[kind].used;
-    if ((used == WITH_SP && !s.sp) || (used == WITH_TWO_REPLICAS && !s.two_replicas)) return 0;
-    return kinds[kind].axes;
+    const int has =
+        (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) | (s.experts ? WITH_EXPERTS : 0);
+    return kinds[kind].used & ~has ? 0 : kinds[kind].axes;
 }
 
 /* Ranks along pp of one group. */
@@ -124,7 +124,7 @@ static int mirror_pp_rank(GridShape s, int low, bool high) { return high ? s.pp 
 /* The digits of `axes` of the i-th member of a group, as an index for spread(). */
 static int member_index(GridShape s, GroupKind kind, int low, int i)
 {
-    const int dp = grid_dp(s);
+    const int dp = kinds[kind].expert ? grid_edp(s) : grid_dp(s);
     if (!axes_of(s, kind)) return 0;
     switch (kinds[kind].members) {
     case ALL: return i;

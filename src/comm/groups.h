@@ -25,7 +25,9 @@
  *             One group of ranks, two communicators, so that the order of calls on each is that of one stage
  *   tp-pp     a whole model: norm of the gradient
  *   world     all ranks; host: the same, for numbers in host memory, whatever the device
- *   expert-dp gradients of experts; tp-ep-pp: a whole model's experts
+ *   ep        ranks that hold the experts of a layer together and send each other rows
+ *   expert-dp gradients of experts: ranks with the same ones; expert-low, expert-high: as stage-low and stage-high;
+ *             tp-ep-pp: a whole model's experts
  */
 #ifndef MEGATRAIN_COMM_GROUPS_H
 #define MEGATRAIN_COMM_GROUPS_H
@@ -41,6 +43,7 @@ typedef struct {
     int kv; /* divides tp; 0 = 1 */
     bool sp;
     bool two_replicas; /* of each stage, on mirrored pp ranks; pp is even */
+    bool experts;      /* else the groups of experts are not used */
 } GridShape;
 
 typedef enum {
