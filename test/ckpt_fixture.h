@@ -98,8 +98,7 @@ static inline Tensor flat_of(Rank *r, int state)
 static inline ParamSlice held(Rank *r, int i, Tensor flat, float **base)
 {
     *base = (float *)flat.data + param_origin(&r->store, i, flat);
-    if (!param_has_whole(&r->store, flat)) return param_slice(&r->reg, i, r->reg.slice);
-    return (ParamSlice){ .count = r->reg.items[i].count };
+    return param_held(&r->store, i, flat);
 }
 
 /* Plain index of a local element, by the definition in param.c; -1 for padding. */
@@ -115,9 +114,9 @@ static inline Err rank_open(Rank *r)
     Job *j = r->job;
     size_t bytes = j->kind.big ? 16 << 20 : 1 << 18;
     setup_init(&r->setup);
-    param_registry_init(&r->reg, &r->setup, j->grid.tp, r->world.tp_rank);
+    param_registry_init(&r->reg, &r->setup, param_place(j->grid, r->world.rank, cut_states));
     TRY(add_params(&r->reg, j->kind));
-    TRY(param_layout(&r->reg, 1000, cut_states ? j->grid.dp : 1, cut_states ? r->world.dp_rank : 0));
+    TRY(param_layout(&r->reg, 1000));
     TRY(device_open(&r->dev, (DeviceChoice){ .threads = 1 }));
     r->memory = aligned_alloc(ARENA_ALIGN, bytes);
     memset(r->memory, j->poison ? 0xFF : 0, bytes);
@@ -125,7 +124,7 @@ static inline Err rank_open(Rank *r)
     TRY(grad_stats_init(&r->stats, r->reg.count, !j->kind.weights_only, &state));
     TRY(param_store_init(&r->store, &r->reg, &r->stats, &state, F32,
                          j->kind.weights_only ? GRADS_NONE : GRADS_I64));
-    r->store.group = &r->world.dp;
+    r->store.group[PARAM_DENSE] = &r->world.dp;
     r->params = param_set_single(&r->store, &r->stats);
     return ERR_OK;
 }

@@ -74,7 +74,7 @@ parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | same memory | RANKS=2 model.layers=2
 parallel.vpp               | 2            | same memory | RANKS=2 model.layers=4 parallel.pp=2
 parallel.cp                | 2            | unbuilt
-parallel.ep                | 2            | unbuilt
+parallel.ep                | 2            | same memory | RANKS=2 moe.experts=4 model.bias=false
 parallel.etp               | 2            | unbuilt
 parallel.sp                | false        | same memory | RANKS=2 parallel.tp=2
 parallel.order             | tp-cp-ep-pp-dp | same numbered tp, pp, dp | RANKS=2 model.layers=2 parallel.pp=2

@@ -80,7 +80,7 @@ static void rig_open(Rig *r)
     setup_init(&r->setup);
     open_arena(&r->state, 8 << 20);
     open_arena(&r->scratch, 8 << 20);
-    param_registry_init(&r->registry, &r->setup, 1, 0);
+    param_registry_init(&r->registry, &r->setup, param_place_single());
 }
 
 static void fill_batch(Rig *r)
@@ -119,7 +119,7 @@ static void fill_params(Rig *r)
 static void rig_ready(Rig *r, const Case *c)
 {
     ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
-    OK(param_layout(&r->registry, INT64_MAX, 1, 0));
+    OK(param_layout(&r->registry, INT64_MAX));
     OK(grad_stats_init(&r->stats, r->registry.count, true, &r->state));
     OK(param_store_init(&r->params, &r->registry, &r->stats, &r->state, F32, GRADS_I64));
     fill_params(r);
@@ -494,7 +494,7 @@ TEST(initial_weights)
     rig_open(&r);
     const StageShare all = stage_whole(&m);
     OK(stages_register(&st, &all, 1, &r.registry, &m, &r.setup));
-    OK(param_layout(&r.registry, INT64_MAX, 1, 0));
+    OK(param_layout(&r.registry, INT64_MAX));
     OK(grad_stats_init(&r.stats, r.registry.count, false, &r.state));
     OK(param_store_init(&r.params, &r.registry, &r.stats, &r.state, F32, GRADS_NONE));
     OK(param_store_fill(&r.params, &r.device.stream, 77, 2));

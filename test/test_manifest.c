@@ -83,9 +83,9 @@ TEST(a_manifest_of_4096_ranks_is_read)
     PieceIter it;
     int id;
     setup_init(&a);
-    param_registry_init(&reg, &a, TP, 0);
+    param_registry_init(&reg, &a, param_place((Grid){ .tp = TP, .dp = DP }, 0, true));
     OK(param_add(&reg, table, &id));
-    OK(param_layout(&reg, 1, DP, 0));
+    OK(param_layout(&reg, 1));
     OK(world_open_null(&world, grid, 0));
     Ckpt c = { .o = { .params = &params, .world = &world }, .states = 1 };
     OK(pieces_open(&c, &a));

@@ -25,13 +25,30 @@ for recompute in selective full; do
     run $recompute train.recompute=$recompute train.micro_batch=2
     check "recompute = $recompute: the same run" same_run $recompute whole 6
 done
-ranks() { # DIR WORDS...
-    "$root/scripts/launch.sh" -n 2 -- "$mt" --config "$ini" run.dir="$1" "${small[@]}" "${@:2}" >/dev/null 2>"$1.err"
+ranks() { # DIR WORDS..., on $count ranks
+    "$root/scripts/launch.sh" -n "$count" -- "$mt" --config "$ini" run.dir="$1" "${small[@]}" "${@:2}" >/dev/null 2>"$1.err"
 }
+count=2
 ranks zero parallel.zero=1 train.micro_batch=1
 check "two data-parallel ranks: $(tail -1 zero.err)" same_run zero whole 6
 ranks pipe parallel.pp=2 parallel.schedule=zb-h1
 check "two stages, gradients of experts later: $(tail -1 pipe.err)" same_run pipe whole 6
+
+# Experts on several ranks: begun with one ep, gone on with another, on other ranks, and by one rank
+ranks spread parallel.ep=2 parallel.zero=1 train.micro_batch=2 train.stop_at=3
+check "two ranks with four experts each: $(tail -1 spread.err)" [ "$(losses spread | wc -l)" -eq 3 ]
+cp -r spread back
+run back
+check "their checkpoint resumes on one rank" same_run back whole 6
+count=4
+ranks spread parallel.ep=4 parallel.tp=2 train.micro_batch=2
+check "and on four with two experts each, tp 2: $(tail -1 spread.err)" same_run spread whole 6
+ranks stages parallel.ep=2 parallel.pp=2 train.micro_batch=2 parallel.zero=1 debug.comm_check=true
+check "two stages of two ranks with half the experts each: $(tail -1 stages.err)" same_run stages whole 6
+"$root/scripts/launch.sh" -n 2 -- "$mt" eval --config "$ini" run.dir=whole "${small[@]}" parallel.ep=2 >eval2.txt 2>&1
+"$mt" eval --config "$ini" run.dir=whole "${small[@]}" >eval1.txt 2>&1
+check "evaluated on two ranks: $(tail -1 eval2.txt)" \
+    [ "$(grep -oE 'loss [0-9.]+' eval1.txt)" = "$(grep -oE 'loss [0-9.]+' eval2.txt)" ]
 
 expect 0 "loss" "$mt" eval --config "$ini" run.dir=whole "${small[@]}"
 "$mt" generate --run whole --prompt 'Line 1 of a ' --tokens 8 >text.out 2>/dev/null
@@ -62,6 +79,12 @@ refuse() { # TEXT WORDS...
 refuse "not built yet: mixtures of experts on a GPU" run.device=cuda
 refuse "not built yet: balancing the load of experts" moe.balance=aux
 refuse "more experts than there are: at most 8" moe.topk=9
+refuse "ep must divide experts" parallel.ep=3
+refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
+refuse "beside experts tp needs sp" parallel.tp=2 parallel.sp=false
+refuse "not built yet: tensor parallelism inside experts" parallel.etp=2
+refuse "take order = tp-cp-ep-dp-pp" parallel.pp=2 parallel.ep=2 parallel.order=tp-cp-ep-pp-dp
+refuse "tp must divide micro_batch x seq_blocks, here 1 x 4" parallel.tp=8 train.micro_batch=1 parallel.seq_blocks=4
 refuse "groups must divide experts; nearest that do: 2 and 4" moe.groups=3
 refuse "the list is about 3 blocks, the model has 4" moe.every=0,1*2
 refuse "only a mixture has it: give moe.experts" moe.experts=0

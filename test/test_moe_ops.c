@@ -206,6 +206,8 @@ static Tensor make_choice(Env *e, int64_t N, int64_t K, int64_t E)
     return index;
 }
 
+enum { TOKENS = 4, RUNS = 76 }; /* of a run; of an expert, more than there are */
+
 typedef struct {
     Tensor index, row, choice, offset;
 } Order;
@@ -213,25 +215,33 @@ typedef struct {
 static Order make_order(Env *e, int64_t N, int64_t K, int64_t E)
 {
     Order o = { .index = make_choice(e, N, K, E), .row = env_out(e, I32, 0, 1, N, K),
-                .choice = env_out(e, I32, 0, 1, N * K), .offset = env_out(e, I32, 0, 1, E + 1) };
-    RUN(e, permute_index, .row = o.row, .choice = o.choice, .offset = o.offset, .index = env_used(e, o.index));
+                .choice = env_out(e, I32, 0, 1, N * K), .offset = env_out(e, I64, 0, 1, E * RUNS + 1) };
+    RUN(e, permute_index, .row = o.row, .choice = o.choice, .offset = o.offset, .index = env_used(e, o.index),
+        .experts = E, .run = TOKENS);
     return o;
 }
 
-/* The definition: rows sorted by (expert, choice number). */
+/* Where the rows of expert e begin. */
+static int64_t start_of(const Order *o, int64_t e)
+{
+    return ((const int64_t *)o->offset.data)[e * RUNS];
+}
+
+/* The definition: rows sorted by (expert, choice number), runs of TOKENS tokens. */
 static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
 {
-    const int32_t *choice = o->choice.data, *offset = o->offset.data;
+    const int32_t *choice = o->choice.data;
+    const int64_t *offset = o->offset.data;
     int32_t p = 0;
     for (int64_t e = 0; e < E; e++) {
-        CHECK(offset[e] == p);
         for (int64_t i = 0; i < N * K; i++) {
+            if (i % (TOKENS * K) == 0) CHECK(offset[e * RUNS + i / (TOKENS * K)] == p);
             if (env_i(o->index, i / K)[i % K] != e) continue;
             CHECK_MSG(choice[p] == i && env_i(o->row, i / K)[i % K] == p, "row %d", p);
             p++;
         }
     }
-    CHECK(offset[E] == p && p == N * K);
+    CHECK(offset[E * RUNS] == p && p == N * K);
 }
 
 /* a = K, b = E */
@@ -278,6 +288,33 @@ TEST(permute)
           { 301, 70, 3, 7, 0 }, { 5, 17, 1, 64, 0 });
 }
 
+/* What ranks are sent is what they were told of: the offsets of three ranks' tables of random runs. */
+TEST(dispatch)
+{
+    enum { S = 3, EACH = 2, R = 2, X = S * EACH * R + 1 };
+    for (int rank = 0; rank < S; rank++) {
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        Tensor all = env_in(&e, I64, 0, 1, S, X), offset = env_out(&e, I64, 0, 1, X);
+        uint64_t seed = 7;
+        int64_t *from = all.data, at = 0;
+        for (int s = 0; s < S; s++, from += X)
+            for (int i = 0; i < X; i++) from[i] = i ? from[i - 1] + (int64_t)(test_rand(&seed) % 4) : 0;
+        RUN(&e, dispatch_offsets, .offset = offset, .all = all, .experts = S * EACH, .rank = rank);
+        const int64_t *got = offset.data;
+        from = all.data;
+        CHECK(got[0] == 0);
+        for (int c = 0; c < EACH; c++)
+            for (int s = 0; s < S; s++)
+                for (int r = 0; r < R; r++) {
+                    const int64_t *run = from + s * X + (rank * EACH + c) * R + r;
+                    at += run[1] - run[0];
+                    CHECK(got[(c * S + s) * R + r + 1] == at);
+                }
+        env_close(&e);
+    }
+}
+
 /* ---- products ---- */
 
 typedef struct {
@@ -287,9 +324,8 @@ typedef struct {
 
 static void grouped_check_rows(const Grouped *g, int64_t O, int64_t I, int64_t E)
 {
-    const int32_t *offset = g->o.offset.data;
     for (int64_t e = 0; e < E; e++)
-        for (int64_t p = offset[e]; p < offset[e + 1]; p++) {
+        for (int64_t p = start_of(&g->o, e); p < start_of(&g->o, e + 1); p++) {
             for (int64_t o = 0; o < O; o++) {
                 double want = 0;
                 for (int64_t i = 0; i < I; i++)
@@ -307,14 +343,13 @@ static void grouped_check_rows(const Grouped *g, int64_t O, int64_t I, int64_t E
 
 static void grouped_check_gradient(const Env *env, const Grouped *g, int64_t O, int64_t I, int64_t E)
 {
-    const int32_t *offset = g->o.offset.data;
     for (int64_t e = 0; e < E; e++)
         for (int64_t o = 0; o < O; o++)
             for (int64_t i = 0; i < I; i++) {
                 double want = 0;
-                for (int64_t p = offset[e]; p < offset[e + 1]; p++)
+                for (int64_t p = start_of(&g->o, e); p < start_of(&g->o, e + 1); p++)
                     want += (double)env_f(g->dy, p)[o] * (double)env_f(g->x, p)[i];
-                CLOSE(env_added(env, g->dw, 30, e * O + o, i), want, 10 + offset[e + 1] - offset[e],
+                CLOSE(env_added(env, g->dw, 30, e * O + o, i), want, 10 + start_of(&g->o, e + 1) - start_of(&g->o, e),
                       "dw of expert %d at %d %d", (int)e, (int)o, (int)i);
             }
 }
@@ -333,8 +368,8 @@ static void case_grouped(Env *e, const Shape *p)
     Tensor shift = env_int(e, 30), overflow = env_flag(e);
     RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset);
     RUN(e, grouped_dx, .dx = g.dx, .dy = g.dy, .w = g.w, .offset = g.o.offset);
-    RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .choice = g.o.choice, .shift = shift,
-        .overflow = overflow, .leaf = 4 * K, .room = 10);
+    RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .shift = shift,
+        .overflow = overflow, .room = 10);
     if (!e->check) return;
     grouped_check_rows(&g, O, I, E);
     grouped_check_gradient(e, &g, O, I, E);
@@ -350,19 +385,19 @@ TEST(grouped)
 /* The integer of each leaf is that of linear_dw over the same rows alone: nothing but expert and run of tokens cuts a sum. */
 TEST(grouped_leaves)
 {
-    enum { N = 24, K = 2, E = 3, O = 5, I = 20, TOKENS = 8 };
+    enum { N = 22, K = 2, E = 3, O = 5, I = 20 };
     Env e;
     env_open(&e, isa_best(), 2, 0);
     Grouped g = { .o = make_order(&e, N, K, E), .x = env_in(&e, F32, -1, 1, N * K, I),
                   .dy = env_in(&e, F32, -1, 1, N * K, O), .dw = env_out(&e, I64, 5, 6, E, O, I) };
     Tensor want = env_out(&e, I64, 0, 1, E * O, I), shift = env_int(&e, 28), overflow = env_flag(&e);
-    RUN(&e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .choice = g.o.choice, .shift = shift,
-        .overflow = overflow, .leaf = TOKENS * K, .room = 10, .fresh = 1);
-    const int32_t *offset = g.o.offset.data, *choice = g.o.choice.data;
+    RUN(&e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .shift = shift,
+        .overflow = overflow, .room = 10, .fresh = 1);
+    const int32_t *choice = g.o.choice.data;
     for (int x = 0; x < E; x++)
-        for (int64_t p = offset[x], next; p < offset[x + 1]; p = next) {
+        for (int64_t p = start_of(&g.o, x), next; p < start_of(&g.o, x + 1); p = next) {
             next = p + 1;
-            while (next < offset[x + 1] && choice[next] / (K * TOKENS) == choice[p] / (K * TOKENS)) next++;
+            while (next < start_of(&g.o, x + 1) && choice[next] / (K * TOKENS) == choice[p] / (K * TOKENS)) next++;
             RUN(&e, linear_dw, .dw = tensor_row_slice(want, x * O, O), .dy = tensor_row_slice(g.dy, p, next - p),
                 .x = tensor_row_slice(g.x, p, next - p), .shift = shift, .overflow = overflow, .leaf = N * K, .room = 10);
         }
@@ -379,12 +414,12 @@ TEST(grouped_overflow_and_nothing)
         Env e;
         env_open(&e, isa_best(), 2, 0);
         Tensor index = env_in(&e, I32, 2, 2.5, N, 1), row = env_out(&e, I32, 0, 1, N, 1), choice = env_out(&e, I32, 0, 1, N);
-        Tensor offset = env_out(&e, I32, 0, 1, E + 1), x = env_in(&e, F32, -1, 1, N, I), dy = env_in(&e, F32, -1, 1, N, O);
+        Tensor offset = env_out(&e, I64, 0, 1, E + 1), x = env_in(&e, F32, -1, 1, N, I), dy = env_in(&e, F32, -1, 1, N, O);
         Tensor dw = env_out(&e, I64, -9, 9, E, O, I), shift = env_int(&e, 30), overflow = env_flag(&e);
         if (bad) env_f(dy, 4)[1] = NAN;
-        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index);
-        RUN(&e, grouped_dw, .dw = dw, .dy = dy, .x = x, .offset = offset, .choice = choice, .shift = shift,
-            .overflow = overflow, .leaf = 2, .room = 10, .fresh = 1);
+        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index, .experts = E, .run = N);
+        RUN(&e, grouped_dw, .dw = dw, .dy = dy, .x = x, .offset = offset, .shift = shift,
+            .overflow = overflow, .room = 10, .fresh = 1);
         CHECK(*(int32_t *)overflow.data == bad);
         for (int64_t i = 0; i < E * O * I; i++)
             if (i / (O * I) != 2) CHECK(((int64_t *)dw.data)[i] == 0);

@@ -20,6 +20,7 @@ typedef struct {
     Recompute recompute;
     int micro;
     GridOrder order;
+    int ep; /* of a mixture; 0 = 1 */
 } Layout;
 
 enum { STEPS = 4, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -45,7 +46,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
 {
     TinyRun r = { .spec = *spec,
                   .steps = step_count(),
-                  .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order } };
+                  .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
+                            .ep = l->ep } };
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.zero = l->zero;
@@ -215,15 +217,18 @@ TEST(mixtures)
         { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
         { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
         { "gpipe", .pp = 2, .micro = 4, .recompute = RECOMPUTE_SELECTIVE },
-        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .ep = 2 },
         { "interleaved+split", .pp = 2, .chunks = 2, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
-        { "zb-h1", .pp = 2 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
         { "zb-h1", .pp = 4, .recompute = RECOMPUTE_SELECTIVE },
-        { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .recompute = RECOMPUTE_FULL, .ep = 2 },
         { "zb-v", .pp = 2, .dp = 2, .overlap = 1 },
-        { "dualpipev", .pp = 2 },
-        { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "dualpipe", .pp = 4, .zero = 1 },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4 },
+        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .order = ORDER_PP_DP },
+        { "chimera", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .overlap = 1 },
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {

@@ -101,7 +101,7 @@ TEST(seam03_ownership_in_the_registry)
         SetupArena setup;
         ParamRegistry reg;
         setup_init(&setup);
-        param_registry_init(&reg, &setup, tp, tp - 1);
+        param_registry_init(&reg, &setup, param_place((Grid){ .tp = tp, .dp = 1 }, tp - 1, false));
         const StageShare all = stage_whole(&s.model);
         OK(stages_register(&st, &all, 1, &reg, &s.model, &setup));
         CHECK(param_total(&reg) == total);

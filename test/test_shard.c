@@ -44,13 +44,29 @@ static ParamSpec random_spec(uint64_t *rng)
     return s;
 }
 
-static Param add(SetupArena *a, ParamSpec s, int tp, int tp_rank)
+static ParamPlace tp_place(int tp, int tp_rank)
+{
+    return param_place((Grid){ .tp = tp, .dp = 1 }, tp_rank, false);
+}
+
+static Param add_at(SetupArena *a, ParamSpec s, ParamPlace place)
 {
     ParamRegistry r;
     int id;
-    param_registry_init(&r, a, tp, tp_rank);
+    param_registry_init(&r, a, place);
     OK(param_add(&r, s, &id));
     return r.items[0];
+}
+
+static Param add(SetupArena *a, ParamSpec s, int tp, int tp_rank) { return add_at(a, s, tp_place(tp, tp_rank)); }
+
+/* A cut over tp becomes one of experts over ep. */
+static ParamSpec of_experts(ParamSpec s)
+{
+    s.group = PARAM_EXPERT;
+    s.cut[0] = CUT_EP;
+    s.cut[1] = CUT_NONE;
+    return s;
 }
 
 static const char *spec_text(const ParamSpec *s, int tp)
@@ -116,14 +132,19 @@ TEST(boxes_of_all_owners_tile_the_global_tensor_once)
         SetupArena a;
         setup_init(&a);
         ParamSpec s = random_spec(&rng);
-        int tp = tps[test_rand(&rng) % 4], dp = 1 + (int)(test_rand(&rng) % 3), writers = 0;
+        Grid g = { .tp = tps[test_rand(&rng) % 4], .dp = 1 + (int)(test_rand(&rng) % 3), .ep = 1 };
+        const bool experts = s.cut[0] == CUT_TP && test_rand(&rng) % 2;
+        int writers = 0;
+        if (experts) s = of_experts(s);
+        while (experts && g.ep < 8 && g.tp * g.dp % (2 * g.ep) == 0 && test_rand(&rng) % 3) g.ep *= 2;
         int *hits = calloc((size_t)(s.shape[0] * s.shape[1] + 1), sizeof *hits);
-        Param any = add(&a, s, tp, 0);
-        for (int rank = 0; rank < tp * dp; rank++) {
-            Param p = shard_param(&any, tp, rank % tp), direct = add(&a, s, tp, rank % tp);
+        Param any = add(&a, s, 1, 0);
+        for (int rank = 0; rank < g.tp * g.dp; rank++) {
+            const ParamPlace place = param_place(g, rank, false);
+            Param p = shard_param(&any, &place), direct = add_at(&a, s, place);
             CHECK(p.local[0] == direct.local[0] && p.local[1] == direct.local[1] &&
                   p.first[0] == direct.first[0] && p.first[1] == direct.first[1] && p.count == direct.count);
-            if (!shard_owner(&p, rank % tp, rank / tp)) continue;
+            if (!shard_owner(&p, &place)) continue;
             writers++;
             ShardBox b[MAX_BOXES];
             Box piece;
@@ -134,13 +155,13 @@ TEST(boxes_of_all_owners_tile_the_global_tensor_once)
                     for (int64_t c = 0; c < piece.shape[1]; c++)
                         hits[(piece.offset[0] + r) * any.spec.shape[1] + piece.offset[1] + c]++;
             }
-            if (!shard_is_cut(&p))
+            if (!shard_is_cut(&p, CUT_TP) && !experts)
                 CHECK(n > 0 && shard_merge(b, n, &piece) == n && box_equal(piece, shard_global(&p)));
         }
         int64_t wrong = 0;
         for (int64_t i = 0; i < any.spec.shape[0] * any.spec.shape[1]; i++) wrong += hits[i] != 1;
-        CHECK_MSG(wrong == 0, "%s dp %d", spec_text(&any.spec, tp), dp);
-        CHECK(writers == (shard_is_cut(&any) ? tp : 1));
+        CHECK_MSG(wrong == 0, "%s dp %d ep %d", spec_text(&any.spec, g.tp), g.dp, g.ep);
+        CHECK(writers == (experts ? g.ep : shard_is_cut(&any, CUT_TP) ? g.tp : 1));
         free(hits);
         setup_release(&a);
     }
@@ -181,8 +202,9 @@ TEST(slices_over_dp_and_tp_tile_the_global_tensor_once)
         int tp = tps[test_rand(&rng) % 4], dp = 1 + (int)(test_rand(&rng) % 5);
         Param any = add(&a, s, tp, 0);
         int *hits = calloc((size_t)(any.spec.shape[0] * any.spec.shape[1]), sizeof *hits);
-        for (int t = 0; t < (shard_is_cut(&any) ? tp : 1); t++) {
-            Param p = shard_param(&any, tp, t);
+        for (int t = 0; t < (shard_is_cut(&any, CUT_TP) ? tp : 1); t++) {
+            const ParamPlace place = tp_place(tp, t);
+            Param p = shard_param(&any, &place);
             int64_t slice = (p.count + dp - 1) / dp;
             for (int64_t first = 0; first < p.count; first += slice) {
                 ShardBox b[MAX_BOXES];
@@ -240,7 +262,8 @@ TEST(saved_on_one_grid_and_loaded_on_another_is_the_same_memory)
             int64_t moved = 0, wrong = 0, plain = 0;
             for (int t1 = 0; t1 < tp1; t1++) {
                 Param from = add(&a, s, tp1, t1);
-                if (!shard_owner(&from, t1, 0)) continue;
+                const ParamPlace place = tp_place(tp1, t1);
+                if (!shard_owner(&from, &place)) continue;
                 float *have = malloc((size_t)from.count * sizeof *have);
                 for (int64_t i = 0; i < from.count; i++) /* padding is poison: it must not travel */
                     have[i] = plain_index(&from, i) < 0 ? NAN : 1 + (float)plain_index(&from, i);
@@ -267,7 +290,7 @@ TEST(a_registry_holds_any_number_and_no_name_twice)
     char name[PARAM_NAME_MAX];
     int id;
     setup_init(&a);
-    param_registry_init(&r, &a, 1, 0);
+    param_registry_init(&r, &a, param_place_single());
     for (int i = 0; i < COUNT; i++) {
         snprintf(name, sizeof name, "layers.%d.weight", i);
         OK(param_add(&r, (ParamSpec){ .name = name, .ndim = 1, .shape = { 3 } }, &id));

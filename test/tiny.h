@@ -155,8 +155,7 @@ static inline void tiny_scatter(const Trainer *t, const ParamStore *s, Tensor fl
         const Param *p = &s->reg->items[i];
         const float *local = (const float *)flat.data + param_origin(s, i, flat);
         const int64_t start = tiny_start(t, p->global);
-        ParamSlice own = { .count = p->count };
-        if (!param_has_whole(s, flat)) own = param_slice(s->reg, i, s->reg->slice);
+        const ParamSlice own = param_held(s, i, flat);
         for (int64_t e = own.first; e < own.first + own.count; e++) {
             int64_t row = param_plain_row(p, e / p->local[1]);
             if (row < 0) continue;
@@ -260,7 +259,7 @@ static inline int64_t tiny_global_count(const ModelSpec *m)
     SetupArena setup;
     ParamRegistry reg;
     setup_init(&setup);
-    param_registry_init(&reg, &setup, 1, 0);
+    param_registry_init(&reg, &setup, param_place_single());
     const StageShare all = stage_whole(m);
     int64_t n = stages_register(&st, &all, 1, &reg, m, &setup) ? -1 : param_total(&reg);
     setup_release(&setup);
@@ -277,6 +276,7 @@ static inline void tiny_train(TinyRun *run)
     pthread_barrier_t closed;
     int n = grid_size(run->grid), kv_heads = run->spec.model.kv_heads;
     run->grid.kv = run->grid.tp > kv_heads ? run->grid.tp / kv_heads : 1;
+    if (run->spec.model.moe.experts && !run->grid.ep) run->grid.ep = 1;
     run->global_count = tiny_global_count(&run->spec.model);
     for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
     run->err = comm_hub_open(n, run->delay_ms, &hub);

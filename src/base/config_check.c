@@ -466,6 +466,35 @@ static void check_layout(ConfigReader *r)
          CFG_debug_comm_delay_ms);
 }
 
+/* Where the experts of a mixture lie, and where its rows do. */
+static void check_expert_layout(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t ep = c->parallel.ep, tp = c->parallel.tp, plane = tp * c->parallel.cp;
+    char text[200];
+    RULE(ep == 1 || c->moe.experts, "a dense model has no experts to spread: give moe.experts, or ep = 1",
+         CFG_parallel_ep, CFG_moe_experts);
+    if (!c->moe.experts) return;
+    RULE(c->moe.experts % ep == 0, "ep must divide experts: each of its ranks has as many", CFG_parallel_ep,
+         CFG_moe_experts);
+    RULE(c->parallel.order != PARALLEL_ORDER_TP_CP_EP_PP_DP || c->parallel.pp == 1 ||
+             ep * c->parallel.etp == plane,
+         "with pipeline ranks before data-parallel ones, ep x etp must be tp x cp; or take order = "
+         "tp-cp-ep-dp-pp",
+         CFG_parallel_order, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp, CFG_parallel_cp);
+    RULE(tp == 1 || c->parallel.sp,
+         "beside experts tp needs sp: without it each of its ranks would send experts the same rows",
+         CFG_parallel_sp, CFG_parallel_tp, CFG_moe_experts);
+    snprintf(text, sizeof text,
+             "with sp a rank of a mixture must have whole leaves of gradients: tp must divide micro_batch x "
+             "seq_blocks, "
+             "here %lld x %lld",
+             (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
+    RULE(!c->parallel.sp || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT ||
+             c->train.micro_batch * c->parallel.seq_blocks % tp == 0,
+         text, CFG_parallel_tp, CFG_train_micro_batch, CFG_parallel_seq_blocks);
+}
+
 static void check_training(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -515,6 +544,7 @@ void config_check(ConfigReader *r)
     check_blocks(r);
     check_moe(r);
     check_layout(r);
+    check_expert_layout(r);
     check_training(r);
     check_files(r);
 }
@@ -531,10 +561,9 @@ static const ConfigUnbuilt unbuilt[] = {
     { "moe.capacity", NULL, "experts of limited capacity" },
     { "moe.drop", NULL, "experts of limited capacity" },
     { "moe.pad", NULL, "experts of limited capacity" },
-    { "moe.dispatcher", NULL, "expert parallelism" },
+    { "moe.dispatcher", "alltoall", "dispatch of rows by all-gather" },
     { "parallel.cp", "1", "context parallelism" },
-    { "parallel.ep", "1", "expert parallelism" },
-    { "parallel.etp", "1", "expert parallelism" },
+    { "parallel.etp", "1", "tensor parallelism inside experts" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)
@@ -557,8 +586,6 @@ static void check_unbuilt_moe(ConfigReader *r)
     const Config *c = r->config;
     RULE(!c->moe.experts || c->run.device == RUN_DEVICE_CPU,
          "not built yet: mixtures of experts on a GPU; take device = cpu", CFG_run_device, CFG_moe_experts);
-    RULE(!c->moe.experts || c->parallel.tp == 1,
-         "not built yet: tensor parallelism beside experts; take tp = 1", CFG_parallel_tp, CFG_moe_experts);
 }
 
 void config_check_unbuilt(ConfigReader *r)

@@ -116,9 +116,8 @@ static Err load_piece(Loader *x, const ManifestPiece *q, const ParamStore *s)
     if (id < 0) return ERR_OK; /* another pipeline rank's */
     const Param *p = &s->reg->items[id];
     const StTensor *t = NULL;
-    Tensor to = flat(s, q->state);
-    ParamSlice own = { .count = p->count };
-    if (!param_has_whole(s, to)) own = param_slice(s->reg, id, s->reg->slice);
+    const Tensor to = flat(s, q->state);
+    const ParamSlice own = param_held(s, id, to);
     int n = shard_range(p, own.first, own.count, x->boxes, x->box_capacity);
     for (int i = 0; i < n; i++) {
         ShardBox want;

@@ -9,8 +9,10 @@
 void piece_first(PieceIter *it, const Ckpt *c, int rank)
 {
     const Grid grid = c->o.world->grid;
-    *it = (PieceIter){ .c = c, .param = -1, .at = grid_coords(grid, rank) };
-    it->slice = grid.bidirectional ? group_rank(grid_shape(grid), GROUP_STAGE_LOW, rank) : it->at.dp;
+    const bool zero = c->o.params->parts->place.zero;
+    *it = (PieceIter){
+        .c = c, .param = -1, .at = grid_coords(grid, rank), .place = param_place(grid, rank, zero)
+    };
 }
 
 static const ParamRegistry *part_of(const PieceIter *it)
@@ -34,10 +36,8 @@ static bool next_param(PieceIter *it)
 static int rank_boxes(const PieceIter *it)
 {
     const Ckpt *c = it->c;
-    const ParamRegistry *reg = part_of(it);
-    const bool sliced = reg->slices > 1;
-    if (it->shard.copy || !shard_owner(&it->shard, it->at.tp, sliced ? 0 : it->at.dp)) return 0;
-    ParamSlice x = param_slice(reg, it->param, sliced ? it->slice : 0);
+    if (it->shard.copy || !shard_owner(&it->shard, &it->place)) return 0;
+    const ParamSlice x = param_slice_at(part_of(it), it->param, it->place.slice[it->shard.spec.group]);
     return shard_range(&it->shard, x.first, x.count, c->boxes, c->box_capacity);
 }
 
@@ -46,7 +46,7 @@ bool piece_next(PieceIter *it)
     const Ckpt *c = it->c;
     while (it->box == it->box_count) {
         if (!next_param(it)) return false;
-        it->shard = shard_param(&part_of(it)->items[it->param], c->o.world->grid.tp, it->at.tp);
+        it->shard = shard_param(&part_of(it)->items[it->param], &it->place);
         it->box = 0;
         it->box_count = rank_boxes(it);
     }
@@ -74,14 +74,16 @@ const float *piece_data(const PieceIter *it, int box)
 Err pieces_open(Ckpt *c, SetupArena *setup)
 {
     const ParamRegistry *reg = c->o.params->whole;
-    const int tp = c->o.world->grid.tp;
+    const World *w = c->o.world;
     c->box_capacity = 1;
-    for (int i = 0; i < reg->count; i++)
-        for (int t = 0; t < tp; t++) {
-            Param p = shard_param(&reg->items[i], tp, t);
-            int n = shard_boxes(&p, NULL, 0);
+    for (int rank = 0; rank < w->size; rank++) {
+        const ParamPlace place = param_place(w->grid, rank, false);
+        for (int i = 0; i < reg->count; i++) {
+            const Param p = shard_param(&reg->items[i], &place);
+            const int n = shard_boxes(&p, NULL, 0);
             if (n > c->box_capacity) c->box_capacity = n;
         }
+    }
     c->box_capacity += 2; /* a slice may begin and end inside rows */
     return setup_array(setup, c->box_capacity, &c->boxes);
 }

@@ -12,7 +12,7 @@
 typedef struct {
     const Ckpt *c;
     GridCoords at;
-    int slice;                 /* the rank's, where states are cut */
+    ParamPlace place;          /* the rank's */
     int state, replica, param; /* of the current piece */
     int box, box_count;
     Param shard;           /* the parameter as that rank has it */

@@ -19,9 +19,9 @@ typedef enum { GROUPED_FWD, GROUPED_DX, GROUPED_DW } GroupedKind;
 
 typedef struct {
     GroupedKind kind;
-    Tensor out, a, b; /* of a product out = a b */
-    const int32_t *offset;
-    int64_t E;
+    Tensor out, a, b;      /* of a product out = a b */
+    const int64_t *offset; /* of runs */
+    int64_t E, runs;       /* of an expert */
     const grouped_dw_args *dw;
     int64_t block, blocks; /* output rows of a task; tasks of an expert */
 } GroupedCall;
@@ -48,13 +48,16 @@ static void visit_rows(const GroupedCall *c, int64_t e, int64_t first, int64_t e
     visit(user, &g);
 }
 
-/* The end of the leaf that starts with permuted row p. */
-static int64_t leaf_end(const grouped_dw_args *a, int64_t p, int64_t end)
+/* Where the rows of expert e begin. */
+static int64_t expert_start(const GroupedCall *c, int64_t e) { return c->offset[e * c->runs]; }
+
+/* Rows [first, end) of dy and x. */
+static void set_rows(Gemm *g, const grouped_dw_args *a, int64_t column, int64_t first, int64_t end)
 {
-    const int32_t *choice = a->choice.data;
-    const int64_t leaf = choice[p] / a->leaf;
-    while (p < end && choice[p] / a->leaf == leaf) p++;
-    return p;
+    g->K = end - first;
+    g->leaf = max64(g->K, 1);
+    g->a = (GemmOperand){ row_f32(a->dy, first) + column, a->dy.ld, true };
+    g->b = (GemmOperand){ row_f32(a->x, first), a->x.ld, false };
 }
 
 /* Output rows [first, end) of dw[e]. */
@@ -63,7 +66,8 @@ static void visit_gradient(const GroupedCall *c, int64_t e, int64_t first, int64
 {
     const grouped_dw_args *a = c->dw;
     const bool fixed = a->dw.dtype == I64;
-    const int64_t O = a->dw.dim[1], at = (e * O + first) * a->dw.ld, last = c->offset[e + 1];
+    const int64_t O = a->dw.dim[1], at = (e * O + first) * a->dw.ld;
+    const int64_t start = expert_start(c, e), last = expert_start(c, e + 1);
     Gemm g = { .mode = fixed ? GEMM_I64 : GEMM_CHAIN,
                .M = end - first,
                .N = a->dw.dim[2],
@@ -76,14 +80,15 @@ static void visit_gradient(const GroupedCall *c, int64_t e, int64_t first, int64
     } else {
         g.c = (float *)a->dw.data + at;
     }
-    for (int64_t p = c->offset[e], next; p < last || g.K == 0; p = next) {
-        next = fixed && p < last ? leaf_end(a, p, last) : last;
-        g.K = next - p;
-        g.leaf = max64(g.K, 1);
-        g.a = (GemmOperand){ row_f32(a->dy, p) + first, a->dy.ld, true };
-        g.b = (GemmOperand){ row_f32(a->x, p), a->x.ld, false };
+    if (!fixed || start == last) { /* without rows the product is 0 */
+        set_rows(&g, a, first, start, last);
         visit(user, &g);
-        if (g.K == 0) break;
+        return;
+    }
+    for (int64_t r = e * c->runs; r < (e + 1) * c->runs; r++) {
+        if (c->offset[r] == c->offset[r + 1]) continue;
+        set_rows(&g, a, first, c->offset[r], c->offset[r + 1]);
+        visit(user, &g);
         g.beta = true;
     }
 }
@@ -92,7 +97,7 @@ static void visit_task(const GroupedCall *c, int64_t task, GemmVisit *visit, voi
 {
     const int64_t e = task / c->blocks, first = task % c->blocks * c->block;
     const bool dw = c->kind == GROUPED_DW;
-    const int64_t start = dw ? 0 : c->offset[e], end = dw ? c->dw->dw.dim[1] : c->offset[e + 1];
+    const int64_t start = dw ? 0 : expert_start(c, e), end = dw ? c->dw->dw.dim[1] : expert_start(c, e + 1);
     const int64_t from = start + first, to = min64(from + c->block, end);
     if (from >= to) return;
     if (dw) visit_gradient(c, e, from, to, visit, user);
@@ -156,18 +161,21 @@ static Err need_f32(const char *op, Tensor t)
 static int64_t most_rows(const GroupedCall *c)
 {
     int64_t most = 0;
-    for (int64_t e = 0; e < c->E; e++) most = max64(most, c->offset[e + 1] - c->offset[e]);
+    for (int64_t e = 0; e < c->E; e++) most = max64(most, expert_start(c, e + 1) - expert_start(c, e));
     return most;
 }
 
-static GroupedCall grouped_call(GroupedKind kind, Tensor offset)
+static GroupedCall grouped_call(GroupedKind kind, Tensor offset, int64_t experts)
 {
-    return (GroupedCall){ .kind = kind, .offset = offset.data, .E = offset.dim[0] - 1 };
+    ASSERT((offset.dim[0] - 1) % experts == 0);
+    return (GroupedCall){
+        .kind = kind, .offset = offset.data, .E = experts, .runs = (offset.dim[0] - 1) / experts
+    };
 }
 
 Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
 {
-    GroupedCall c = grouped_call(GROUPED_FWD, a->offset);
+    GroupedCall c = grouped_call(GROUPED_FWD, a->offset, a->w.dim[0]);
     TRY(need_f32("grouped_fwd", a->x));
     c.out = a->y, c.a = a->x, c.b = a->w;
     grouped_run(s, &c, most_rows(&c));
@@ -176,7 +184,7 @@ Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
 
 Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
 {
-    GroupedCall c = grouped_call(GROUPED_DX, a->offset);
+    GroupedCall c = grouped_call(GROUPED_DX, a->offset, a->w.dim[0]);
     TRY(need_f32("grouped_dx", a->dy));
     c.out = a->dx, c.a = a->dy, c.b = a->w;
     grouped_run(s, &c, most_rows(&c));
@@ -185,9 +193,8 @@ Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
 
 Err CPU(grouped_dw)(Stream *s, const grouped_dw_args *a)
 {
-    GroupedCall c = grouped_call(GROUPED_DW, a->offset);
+    GroupedCall c = grouped_call(GROUPED_DW, a->offset, a->dw.dim[0]);
     TRY(need_f32("grouped_dw", a->dy));
-    ASSERT(a->leaf > 0);
     c.dw = a;
     if (grouped_run(s, &c, a->dw.dim[1])) *(int32_t *)a->overflow.data = 1;
     return ERR_OK;

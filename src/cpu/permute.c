@@ -8,22 +8,41 @@ static int32_t *row_i32(Tensor t, int64_t row) { return (int32_t *)t.data + row 
 
 Err CPU(permute_index)(Stream *s, const permute_index_args *a)
 {
-    const int64_t N = rows_used(a->index), K = a->index.dim[1], E = a->offset.dim[0] - 1;
-    int32_t *start = a->offset.data, *choice = a->choice.data;
+    const int64_t N = rows_used(a->index), K = a->index.dim[1];
+    const int64_t X = a->offset.dim[0] - 1, runs = X / a->experts;
+    int64_t *start = a->offset.data;
+    int32_t *choice = a->choice.data;
     (void)s;
     ASSERT(a->choice.dim[0] == a->index.dim[0] * K);
-    memset(start, 0, (size_t)(E + 1) * sizeof *start);
+    ASSERT(X == a->experts * runs && a->index.dim[0] <= runs * a->run);
+    memset(start, 0, (size_t)(X + 1) * sizeof *start);
     for (int64_t n = 0; n < N; n++)
-        for (int64_t k = 0; k < K; k++) start[row_i32(a->index, n)[k] + 1]++;
-    for (int64_t e = 0; e < E; e++) start[e + 1] += start[e];
+        for (int64_t k = 0; k < K; k++) start[row_i32(a->index, n)[k] * runs + n / a->run + 1]++;
+    for (int64_t i = 0; i < X; i++) start[i + 1] += start[i];
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++) {
-            const int32_t p = start[row_i32(a->index, n)[k]]++; /* the next free row of the expert */
-            row_i32(a->row, n)[k] = p;
+            const int64_t p =
+                start[row_i32(a->index, n)[k] * runs + n / a->run]++; /* the next free row of the run */
+            row_i32(a->row, n)[k] = (int32_t)p;
             choice[p] = (int32_t)(n * K + k);
         }
-    for (int64_t e = E; e > 0; e--) start[e] = start[e - 1]; /* each start has become the next one's */
+    for (int64_t i = X; i > 0; i--) start[i] = start[i - 1]; /* each start has become the next one's */
     start[0] = 0;
+    return ERR_OK;
+}
+
+Err CPU(dispatch_offsets)(Stream *s, const dispatch_offsets_args *a)
+{
+    const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1, own = a->experts / ranks,
+                  runs = X / a->experts;
+    int64_t *next = a->offset.data;
+    (void)s;
+    *next = 0;
+    for (int64_t e = a->rank * own; e < (a->rank + 1) * own; e++)
+        for (int64_t rank = 0; rank < ranks; rank++) {
+            const int64_t *from = (const int64_t *)a->all.data + rank * a->all.ld + e * runs;
+            for (int64_t r = 0; r < runs; r++, next++) next[1] = next[0] + from[r + 1] - from[r];
+        }
     return ERR_OK;
 }
 

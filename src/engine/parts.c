@@ -151,17 +151,16 @@ static void mark_copies(ParamRegistry *r)
 static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp_rank, SetupArena *setup)
 {
     const bool own = pp_rank == w->pp_rank;
-    const Comm *group = w->grid.bidirectional ? &w->stage_low : &w->dp;
-    const int slices = spec->zero ? group->size : 1;
+    const ParamPlace place = param_place(w->grid, w->rank, spec->zero);
     for (int r = 0; r < p->step.replicas; r++) {
         ParamRegistry *reg = &p->registries[pp_rank * p->step.replicas + r];
         Stage *stages = own ? parts_stage(p, r, 0) : NULL;
         if (!own) TRY(setup_array(setup, p->step.chunks, &stages));
-        param_registry_init(reg, setup, w->grid.tp, w->tp_rank);
+        param_registry_init(reg, setup, place);
         TRY(register_stages(p, spec, pp_rank, r, stages, setup));
-        if (r && slices == 1) mark_copies(reg);
+        if (r && !spec->zero) mark_copies(reg);
         TRY(param_number(reg, &p->whole));
-        TRY(param_layout(reg, spec->bucket_elems, slices, slices > 1 ? group->rank : 0));
+        TRY(param_layout(reg, spec->bucket_elems));
     }
     return ERR_OK;
 }
@@ -170,7 +169,7 @@ static Err register_whole(Parts *p, const PartsSpec *spec, const World *w, Setup
 {
     const StageShare all = stage_whole(spec->model);
     Stage stage;
-    param_registry_init(&p->whole, setup, w->grid.tp, w->tp_rank);
+    param_registry_init(&p->whole, setup, param_place(w->grid, w->rank, spec->zero));
     return stages_register(&stage, &all, 1, &p->whole, spec->model, setup);
 }
 
@@ -182,6 +181,7 @@ Err parts_open(Parts *p, const PartsSpec *spec, const World *w, SetupArena *setu
     *p = (Parts){ 0 };
     TRY(make_schedules(p, spec, ranks, setup));
     ASSERT(w->grid.bidirectional == (p->step.replicas > 1));
+    ASSERT(!spec->model->moe.experts || w->grid.ep || w->grid.tp * w->grid.dp == 1);
     TRY(setup_array(setup, ranks * p->step.replicas, &p->registries));
     TRY(setup_array(setup, p->step.replicas * p->step.chunks, &p->stages));
     TRY(register_whole(p, spec, w, setup));
@@ -195,9 +195,11 @@ void parts_release(Parts *p)
     schedule_free(&p->forward);
 }
 
-Comm *parts_group(const Parts *p, World *w, int replica)
+Comm *parts_group(const Parts *p, World *w, int replica, ParamGroup group)
 {
-    if (p->step.replicas == 1) return &w->dp;
+    const bool experts = group == PARAM_EXPERT;
+    if (p->step.replicas == 1) return experts ? &w->expert_dp : &w->dp;
     const int stage = schedule_stage_at(&p->step, w->pp_rank, replica, 0);
-    return 2 * stage < p->step.stages ? &w->stage_low : &w->stage_high;
+    if (2 * stage < p->step.stages) return experts ? &w->expert_low : &w->stage_low;
+    return experts ? &w->expert_high : &w->stage_high;
 }

@@ -47,7 +47,7 @@ Err parts_open(Parts *p, const PartsSpec *spec, const World *world, SetupArena *
 void parts_release(Parts *p);
 
 /* The communicator over which the gradients of a replica's parameters are summed. */
-Comm *parts_group(const Parts *p, World *world, int replica);
+Comm *parts_group(const Parts *p, World *world, int replica, ParamGroup group);
 
 static inline Stage *parts_stage(const Parts *p, int replica, int chunk)
 {

@@ -240,7 +240,7 @@ static void count_params(const Trainer *t, MemoryPlan *p)
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = t->stores[r].reg;
         p->flat_count += reg->flat_count;
-        p->slice_count += reg->flat_count / reg->slices;
+        p->slice_count += reg->slice_count;
         p->padding += param_padding(reg);
         p->buckets += reg->bucket_count;
         if (t->stores[r].grad.data) p->grad_bytes += tensor_bytes(t->stores[r].grad);

@@ -204,7 +204,8 @@ static Err open_stores(Trainer *t)
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
         TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->state, s->compute, grads));
-        t->stores[r].group = parts_group(&t->parts, t->world, r);
+        for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
+            t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }

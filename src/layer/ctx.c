@@ -103,9 +103,8 @@ static Err grad_add_grouped(Ctx *c, const Wgrad *w)
     const Tensor dw = param_grad(c, w->weight);
     const int64_t outputs = w->dy.dim[1], inputs = w->x.dim[1];
     TRY(op(c->s, grouped_dw, .dw = tensor_reshape(dw, dw.dim[0] / outputs, outputs, inputs), .dy = w->dy,
-           .x = w->x, .offset = w->offset, .choice = w->choice,
-           .shift = param_store_shift(c->params, w->weight), .overflow = c->params->stats->overflow,
-           .leaf = w->topk * c->canon.leaf_tokens, .room = c->canon.room, .fresh = grad_first(c, w->weight)));
+           .x = w->x, .offset = w->offset, .shift = param_store_shift(c->params, w->weight),
+           .overflow = c->params->stats->overflow, .room = c->canon.room, .fresh = grad_first(c, w->weight)));
     return grad_added(c, w->weight);
 }
 

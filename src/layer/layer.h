@@ -40,8 +40,7 @@ typedef struct {
     int weight;
     Tensor dy, x;
     bool gather_x, gather_dy; /* rows still sharded */
-    Tensor offset, choice;    /* of a weight of experts: its permuted rows (ops.def); else absent */
-    int64_t topk;
+    Tensor offset;            /* of a weight of experts: the runs of their rows (ops.def); else absent */
 } Wgrad;
 
 /* Memory of one micro-batch in flight. */
@@ -308,10 +307,10 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 
 /*
  * A router sends each row to topk of the experts, each of which is an mlp of its own; y is the weighted sum of what
- * they give. A shared expert, which every row passes, is added to it, with a gate or without. All rows and experts
- * are on this rank.
+ * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of an ep group
+ * have E / ep experts each, and send each other's experts their rows.
  *
- *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
+ *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up), cut over ep by rows
  *                    experts.fc2 [E * D, F]
  */
 typedef struct {
@@ -327,7 +326,9 @@ typedef struct {
 
 typedef struct {
     Saved logits, index, weight, row, choice, offset;
-    Saved x, hidden, active, out; /* permuted rows: input, before and after the activation, output */
+    Saved owned;             /* offsets of this rank's experts; with one rank along ep those above */
+    Saved x, hidden, active; /* rows of this rank's experts: input, before and after the activation */
+    Saved out;               /* what this rank's rows were given */
     Saved shared_out, gate;
     MlpSave shared;
 } MoeSave;
@@ -345,7 +346,7 @@ typedef struct {
 enum { MOE_LINEARS = 6 }; /* weight gradients that a mixture can queue */
 
 Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec spec);
-/* Groups of one rank over tp alone. y must not be x. */
+/* x and y [R, D], another than x: rows as outside tensor-parallel regions. */
 Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save);
 Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx);
 

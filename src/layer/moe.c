@@ -1,12 +1,16 @@
 /*
- * A mixture of experts, dropless, on one rank (layer.h; docs/moe.md says what is defined and in which order sums are):
+ * A mixture of experts, dropless (layer.h; docs/moe.md says what is defined and in which order sums are):
  *
  *   x [N, D] -> logits -> index, weight [N, K]        router, in fp32 whatever the dtype
  *            -> row, choice, offset                     the order of the P = N K permuted rows
- *   x        -> xp [P, D] -> hidden -> active [P, F] -> out [P, D]    grouped products
+ *   x        -> permuted rows [P, D] -> to the ranks that hold their experts:
+ *               x [Q, D] -> hidden -> active [Q, F] -> made [Q, D]    grouped products
+ *            -> back where they came from: out [P, D]
  *   y [N, D] =  sum over choices of weight * out, + the shared expert
  *
- * Every size is known before a step: P does not depend on the choice, only the offsets do, and they stay on the device.
+ * Every size is known before a step: P does not depend on the choice, and Q is what the rank's experts get at most.
+ * How many rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent,
+ * and Q is P.
  */
 #include <stdio.h>
 
@@ -42,8 +46,8 @@ static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
                                 .std = s->std,
                                 .proj_std = s->proj_std }));
     if (!s->shared_gate) return ERR_OK;
-    return add_weight(reg, s, "shared_gate", (ParamSpec){ .shape = { 1, s->hidden }, .std = s->std },
-                      &m->shared_gate);
+    const ParamSpec gate = { .shape = { 1, s->hidden }, .std = s->std, .partial = PARTIAL_ROWS };
+    return add_weight(reg, s, "shared_gate", gate, &m->shared_gate);
 }
 
 Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
@@ -56,9 +60,9 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .activation = s.activation,
                 .scoring = s.scoring,
                 .recompute = s.recompute };
-    ParamSpec router = { .shape = { E, D }, .std = s.std };
-    ParamSpec fc1 = { .shape = { E * gated * F, D }, .std = s.std, .group = PARAM_EXPERT };
-    ParamSpec fc2 = { .shape = { E * D, F }, .std = s.proj_std, .group = PARAM_EXPERT };
+    ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS };
+    ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_EP }, .std = s.std, .group = PARAM_EXPERT };
+    ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_EP }, .std = s.proj_std, .group = PARAM_EXPERT };
     TRY(add_weight(reg, &s, "router", router, &m->router));
     TRY(add_weight(reg, &s, "experts.fc1", fc1, &m->fc1));
     TRY(add_weight(reg, &s, "experts.fc2", fc2, &m->fc2));
@@ -67,11 +71,24 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 
 /* ---- what both directions share ---- */
 
-/* The weights of all experts as [E, outputs, inputs]. */
+/* Tokens of a leaf of the weights' gradients. */
+static int64_t run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
+
+static int own_experts(const Moe *m, const Ctx *c) { return m->experts / c->world->ep.size; }
+
+/* The weights of this rank's experts as [experts, outputs, inputs]. */
 static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
 {
     const Tensor w = param_value(c, id);
-    return tensor_reshape(w, m->experts, w.dim[0] / m->experts, w.dim[1]);
+    const int experts = own_experts(m, c);
+    return tensor_reshape(w, experts, w.dim[0] / experts, w.dim[1]);
+}
+
+/* The most rows that this rank's experts can get: of each row of each rank as many as it has experts, or topk. */
+static int64_t most_rows(const Moe *m, const Ctx *c, int64_t N)
+{
+    const int own = own_experts(m, c);
+    return N * c->world->ep.size * (own < m->topk ? own : m->topk);
 }
 
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
@@ -125,38 +142,93 @@ static Err add_rows(Ctx *c, Tensor sum, Tensor x)
     return residual_add(c, &r);
 }
 
-/* ---- forward ---- */
-
 /* Tensors of one call: those of MoeSave, under the same names. */
 typedef struct {
     Tensor logits, index, weight, row, choice, offset;
-    Tensor x, hidden, active, out;
+    Tensor owned, x, hidden, active, out;
     Tensor shared_out, gate;
 } MoeRows;
 
+/* ---- rows to the ranks that hold their experts, and back ---- */
+
+/* A tensor of rows of this rank's experts, of which those count that the offsets say are there. */
+static Tensor in_use(Tensor rows, Tensor owned)
+{
+    rows.rows = (const int64_t *)owned.data + owned.dim[0] - 1;
+    return rows;
+}
+
+static bool sends(const Ctx *c) { return c->world->ep.size > 1; }
+
+/* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there. */
+static Err send_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
+{
+    Comm *ep = &c->world->ep;
+    const CommRows rows = { .local = local.data,
+                            .remote = remote.data,
+                            .local_offset = t->offset.data,
+                            .remote_offset = t->owned.data,
+                            .chunks = own_experts(m, c),
+                            .stride = (t->offset.dim[0] - 1) / m->experts,
+                            .back = back };
+    return comm_all_to_all_rows(ep, c->s, &rows, local.dim[0], local.dim[1] * dtype_size(local.dtype), NULL);
+}
+
+/* What the offsets of all ranks say of this rank's experts. */
+static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    Comm *ep = &c->world->ep;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor all;
+    if (!sends(c)) return ERR_OK;
+    TRY(tensor_new(c->scratch, &all, I64, ep->size, t->offset.dim[0]));
+    TRY(comm_all_gather(ep, c->s, all, t->offset, NULL));
+    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .experts = m->experts, .rank = ep->rank));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Rows of tokens x [N, D] to rows of this rank's experts [Q, D]. */
+static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor rows)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor local = rows;
+    if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
+    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = t->choice, .topk = m->topk));
+    if (sends(c)) TRY(send_rows(m, c, t, local, rows, false));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* ---- forward ---- */
+
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
-    const int64_t K = m->topk, E = m->experts;
+    const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run) + 1;
     TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, E));
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
-    TRY(save_new(c, REGION_W, &t->choice, &save->choice, I32, N * K));
-    return save_new(c, REGION_W, &t->offset, &save->offset, I32, E + 1);
+    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, N * K));
+    TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X));
+    t->owned = t->offset;
+    save->owned = save->offset;
+    return sends(c) ? save_new(c, REGION_W, &t->owned, &save->owned, I64, X) : ERR_OK;
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
-static Err rows_alloc(const Moe *m, Ctx *c, int64_t P, MoeSave *save, MoeRows *t)
+static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
+    const int64_t P = N * m->topk, Q = sends(c) ? most_rows(m, c, N) : P;
     const int64_t D = m->hidden, F = m->ffn, H = m->activation == ACT_SWIGLU ? 2 * F : F;
-    TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, P, H));
+    TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
     if (m->recompute) {
-        TRY(tensor_new(c->scratch, &t->x, c->dtype, P, D));
-        return tensor_new(c->scratch, &t->active, c->dtype, P, F);
+        TRY(tensor_new(c->scratch, &t->x, c->dtype, Q, D));
+        return tensor_new(c->scratch, &t->active, c->dtype, Q, F);
     }
-    TRY(save_new(c, REGION_W, &t->x, &save->x, c->dtype, P, D));
-    return save_new(c, REGION_W, &t->active, &save->active, c->dtype, P, F);
+    TRY(save_new(c, REGION_W, &t->x, &save->x, c->dtype, Q, D));
+    return save_new(c, REGION_W, &t->active, &save->active, c->dtype, Q, F);
 }
 
 static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
@@ -164,18 +236,30 @@ static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
     TRY(fp32_linear(c, m->router, x, t->logits));
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits,
            .router = m->scoring));
-    return op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset,
-              .index = t->index);
+    TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = t->index,
+           .experts = m->experts, .run = run_tokens(c)));
+    return learn_owned(m, c, t);
+}
+
+static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    return activation_forward(c, m->activation, m->ffn, in_use(t->hidden, t->owned),
+                              in_use(t->active, t->owned));
 }
 
 static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRows *t)
 {
-    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor made = t->out;
+    TRY(dispatch(m, c, t, x, t->x));
     TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
-           .offset = t->offset));
-    TRY(activation_forward(c, m->activation, m->ffn, t->hidden, t->active));
-    TRY(op(c->s, grouped_fwd, .y = t->out, .x = t->active, .w = expert_weights(m, c, m->fc2),
-           .offset = t->offset));
+           .offset = t->owned));
+    TRY(activate(m, c, t));
+    if (sends(c)) TRY(tensor_new(c->scratch, &made, c->dtype, t->x.dim[0], m->hidden));
+    TRY(op(c->s, grouped_fwd, .y = made, .x = t->active, .w = expert_weights(m, c, m->fc2),
+           .offset = t->owned));
+    if (sends(c)) TRY(send_rows(m, c, t, t->out, made, true));
+    arena_release(c->scratch, mark);
     return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
 }
 
@@ -203,10 +287,8 @@ static Err shared_add(const Moe *m, Ctx *c, Tensor y, const MoeRows *t)
 Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
 {
     MoeRows t = { 0 };
-    const int64_t N = x.dim[0];
-    ASSERT(c->world->tp.size == 1);
-    TRY(route_alloc(m, c, N, save, &t));
-    TRY(rows_alloc(m, c, N * m->topk, save, &t));
+    TRY(route_alloc(m, c, x.dim[0], save, &t));
+    TRY(rows_alloc(m, c, x.dim[0], save, &t));
     TRY(shared_forward(m, c, x, save, &t));
     TRY(route(m, c, x, &t));
     TRY(experts_forward(m, c, x, y, &t));
@@ -217,16 +299,15 @@ Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
 
 static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
 {
-    const int64_t P = t->out.dim[0];
     if (!m->recompute) {
         t->x = save_get(c, save->x);
         t->active = save_get(c, save->active);
         return ERR_OK;
     }
-    TRY(dy_alloc(c, &t->x, P, m->hidden));
-    TRY(dy_alloc(c, &t->active, P, m->ffn));
-    TRY(op(c->s, permute_rows, .y = t->x, .x = x, .choice = t->choice, .topk = m->topk));
-    return activation_forward(c, m->activation, m->ffn, t->hidden, t->active);
+    TRY(dy_alloc(c, &t->x, t->hidden.dim[0], m->hidden));
+    TRY(dy_alloc(c, &t->active, t->hidden.dim[0], m->ffn));
+    TRY(dispatch(m, c, t, x, t->x));
+    return activate(m, c, t);
 }
 
 static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
@@ -237,6 +318,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
                     .row = save_get(c, save->row),
                     .choice = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
+                    .owned = save_get(c, save->owned),
                     .hidden = save_get(c, save->hidden),
                     .out = save_get(c, save->out) };
     return rows_again(m, c, save, x, t);
@@ -244,25 +326,43 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
 
 static Err grouped_backward(const Moe *m, Ctx *c, int weight, const MoeRows *t, Wgrad w, Tensor dx)
 {
-    TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->offset));
+    TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->owned));
     w.weight = weight;
-    w.offset = t->offset;
-    w.choice = t->choice;
-    w.topk = m->topk;
+    w.offset = t->owned;
     return wgrad_push(c, w);
 }
 
 /* dx += what came through the experts, from the gradient of their outputs. */
 static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout, Tensor dx)
 {
-    Tensor dactive, dhidden, dxp;
+    Tensor dactive, dhidden, drows, local;
     TRY(tensor_new(c->scratch, &dactive, c->dtype, t->active.dim[0], t->active.dim[1]));
     TRY(dy_alloc(c, &dhidden, t->hidden.dim[0], t->hidden.dim[1]));
-    TRY(tensor_new(c->scratch, &dxp, c->dtype, t->x.dim[0], t->x.dim[1]));
+    TRY(tensor_new(c->scratch, &drows, c->dtype, t->x.dim[0], t->x.dim[1]));
     TRY(grouped_backward(m, c, m->fc2, t, (Wgrad){ .dy = dout, .x = t->active }, dactive));
-    TRY(activation_backward(m, c, t->hidden, dactive, dhidden));
-    TRY(grouped_backward(m, c, m->fc1, t, (Wgrad){ .dy = dhidden, .x = t->x }, dxp));
-    return op(c->s, unpermute_rows, .y = dx, .x = dxp, .row = t->row, .add = 1);
+    TRY(activation_backward(m, c, in_use(t->hidden, t->owned), in_use(dactive, t->owned),
+                            in_use(dhidden, t->owned)));
+    TRY(grouped_backward(m, c, m->fc1, t, (Wgrad){ .dy = dhidden, .x = t->x }, drows));
+    local = drows;
+    if (sends(c)) {
+        TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], t->out.dim[1]));
+        TRY(send_rows(m, c, t, local, drows, true));
+    }
+    return op(c->s, unpermute_rows, .y = dx, .x = local, .row = t->row, .add = 1);
+}
+
+/* The gradients of the experts' outputs, where the experts are, and of the weights that they count. */
+static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tensor *dout, Tensor dweight)
+{
+    TRY(dy_alloc(c, dout, t->hidden.dim[0], m->hidden));
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor local = *dout;
+    if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->hidden));
+    TRY(op(c->s, unpermute_bwd, .dx = local, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
+           .weight = t->weight));
+    if (sends(c)) TRY(send_rows(m, c, t, local, *dout, false));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* dx = what came through the router's weights. */
@@ -305,10 +405,8 @@ Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy,
     MoeRows t;
     Tensor dout, dweight;
     TRY(rows_saved(m, c, save, x, &t));
-    TRY(dy_alloc(c, &dout, t.out.dim[0], t.out.dim[1]));
     TRY(tensor_new(c->scratch, &dweight, F32, t.weight.dim[0], t.weight.dim[1]));
-    TRY(op(c->s, unpermute_bwd, .dx = dout, .dweight = dweight, .dy = dy, .x = t.out, .row = t.row,
-           .weight = t.weight));
+    TRY(out_backward(m, c, &t, dy, &dout, dweight));
     TRY(router_backward(m, c, &t, x, dweight, dx));
     TRY(experts_backward(m, c, &t, dout, dx));
     TRY(shared_backward(m, c, save, x, dy, dx));

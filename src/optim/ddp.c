@@ -5,7 +5,7 @@
 
 static const ParamRegistry *registry(const Ddp *d) { return d->params->reg; }
 
-static Comm *group(const Ddp *d) { return d->params->group; }
+static Comm *group(const Ddp *d, const Bucket *b) { return d->params->group[b->group]; }
 
 /* ---- gradients ---- */
 
@@ -19,22 +19,23 @@ static Err sum_over(Ddp *d, Comm *c, Tensor g, Event *done)
 static Err start_bucket(Ddp *d, int b)
 {
     const Bucket *k = &registry(d)->buckets[b];
-    const int64_t length = k->count / registry(d)->slices;
+    const int64_t length = k->count / k->slices;
+    Comm *c = group(d, k);
     Tensor whole = tensor_row_slice(d->params->grad, k->first, k->count);
-    Tensor own = tensor_row_slice(whole, registry(d)->slice * length, length);
+    Tensor own = tensor_row_slice(whole, k->slice * length, length);
     d->started[b] = true;
-    if (registry(d)->slices == 1) return sum_over(d, group(d), whole, &d->reduced[b]);
-    if (whole.dtype == F32)
-        return comm_reduce_scatter_tree_f32(group(d), d->stream, own, whole, &d->reduced[b]);
-    return comm_reduce_scatter_i64(group(d), d->stream, own.data, whole.data, length, &d->reduced[b]);
+    if (k->slices == 1) return sum_over(d, c, whole, &d->reduced[b]);
+    if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(c, d->stream, own, whole, &d->reduced[b]);
+    return comm_reduce_scatter_i64(c, d->stream, own.data, whole.data, length, &d->reduced[b]);
 }
 
 static Err on_added(void *user, int id)
 {
     Ddp *d = user;
     const int b = registry(d)->items[id].bucket;
+    const Bucket *k = &registry(d)->buckets[b];
     if (++d->added[id] != d->expected[id] || --d->missing[b] > 0) return ERR_OK;
-    if (!d->overlap_grad || registry(d)->buckets[b].partial || group(d)->size == 1) return ERR_OK;
+    if (!d->overlap_grad || k->partial || group(d, k)->size == 1) return ERR_OK;
     return start_bucket(d, b);
 }
 
@@ -87,10 +88,11 @@ Err ddp_reduce(Ddp *d)
     TRY(clear_fresh(d));
     TRY(sum_partial(d));
     memcpy(d->expected, d->added, (size_t)registry(d)->count * sizeof *d->expected);
-    if (group(d)->size == 1) return ERR_OK;
-    for (int b = 0; b < registry(d)->bucket_count; b++)
-        if (!d->started[b]) TRY(start_bucket(d, b));
-    for (int b = 0; b < registry(d)->bucket_count; b++) TRY(stream_wait(d->stream, &d->reduced[b]));
+    const ParamRegistry *r = registry(d);
+    for (int b = 0; b < r->bucket_count; b++)
+        if (!d->started[b] && group(d, &r->buckets[b])->size > 1) TRY(start_bucket(d, b));
+    for (int b = 0; b < r->bucket_count; b++)
+        if (d->started[b]) TRY(stream_wait(d->stream, &d->reduced[b]));
     return ERR_OK;
 }
 
@@ -116,12 +118,12 @@ Err ddp_settle(Ddp *d)
 Err ddp_gather(Ddp *d)
 {
     const ParamRegistry *r = registry(d);
-    if (r->slices == 1) return ERR_OK;
     for (int b = r->bucket_count - 1; b >= 0; b--) {
         const Bucket *k = &r->buckets[b];
+        if (k->slices == 1) continue;
         Tensor whole = tensor_row_slice(d->params->value, k->first, k->count);
-        Tensor own = tensor_row_slice(whole, r->slice * (k->count / r->slices), k->count / r->slices);
-        TRY(comm_all_gather(group(d), d->stream, whole, own, &d->gathered[b]));
+        Tensor own = tensor_row_slice(whole, k->slice * (k->count / k->slices), k->count / k->slices);
+        TRY(comm_all_gather(group(d, k), d->stream, whole, own, &d->gathered[b]));
         d->gathering[b] = true;
     }
     return d->overlap_param ? ERR_OK : ddp_settle(d);

@@ -1,7 +1,7 @@
 /*
- * Data parallelism: sums gradients over the ranks with the same parameters (ParamStore.group: dp, or dp and both
- * replicas of a stage in a bidirectional pipeline) bucket by bucket (param/param.h), as soon as a bucket is complete
- * if `overlap_grad`, and hands out the weights that each rank updated. With ZeRO-1 (registry slices = ranks of the
+ * Data parallelism: sums gradients over the ranks with the same parameters (ParamStore.group: dp, of experts their dp,
+ * and in a bidirectional pipeline both replicas of a stage) bucket by bucket (param/param.h), as soon as a bucket is
+ * complete if `overlap_grad`, and hands out the weights that each rank updated. With ZeRO-1 (slices = ranks of the
  * group) a bucket is reduce-scattered in place, the optimizer touches this rank's slice alone, and the bucket's values
  * are gathered again; with one slice a bucket is summed on every rank.
  *

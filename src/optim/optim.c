@@ -1,29 +1,21 @@
 /* See optim.h. AdamW itself is an op (device/ops.def); this file decides what it runs over. */
 #include "optim/optim.h"
 
+#include "param/shard.h"
+
 Err optim_sum_loss(Optim *o)
 {
     TRY(comm_sum_i64(&o->world->dp, o->stream, o->sums.data, 3, NULL));
     return comm_sum_i64(&o->world->pp, o->stream, o->sums.data, 3, NULL);
 }
 
-/*
- * Each element counts once: of a tensor that every tp rank holds whole the statistics are tp rank 0's, of one that
- * several stages hold those of one of them, and with one slice every dp rank takes the same of everything.
- */
-static bool counts_here(const Optim *o, const Param *p)
-{
-    if (p->copy) return false;
-    return o->world->tp.rank == 0 || p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP;
-}
-
-/* Statistics of what this rank holds, into the places of the whole model's. */
+/* Statistics of what this rank holds, into the places of the whole model's. Each element counts on one rank. */
 static Err add_stats(Optim *o, const ParamStore *ps)
 {
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         Tensor g = param_slice_grad(ps, i);
-        if (!counts_here(o, p) || !tensor_count(g)) continue;
+        if (p->copy || !shard_owner(p, &ps->reg->place) || !tensor_count(g)) continue;
         TRY(op(o->stream, grad_stats, .max = tensor_row_slice(o->stats->max, p->global, 1),
                .sumsq = tensor_reshape(tensor_row_slice(o->stats->sumsq, p->global, 1), 4), .g = g,
                .shift = param_store_shift(ps, i)));
@@ -57,16 +49,10 @@ static Err finish(Optim *o, Tensor sums)
               .room = o->room, .acc = o->store[0]->grad.dtype);
 }
 
-/* Slices are different on all ranks; else the ranks of one copy of the model have its statistics together. */
 Err optim_norm(Optim *o)
 {
     TRY(own_stats(o));
-    if (o->store[0]->reg->slices > 1) {
-        TRY(sum_stats(o, &o->world->world));
-    } else {
-        TRY(sum_stats(o, &o->world->tp));
-        TRY(sum_stats(o, &o->world->pp));
-    }
+    TRY(sum_stats(o, &o->world->world));
     TRY(comm_max_i64(&o->world->world, o->stream, o->stats->overflow_cell.data, 1, NULL));
     return finish(o, o->sums);
 }
@@ -75,7 +61,7 @@ Err optim_norm_local(Optim *o, Tensor sums)
 {
     TRY(own_stats(o));
     TRY(sum_stats(o, &o->world->tp));
-    if (o->store[0]->reg->slices > 1) TRY(sum_stats(o, &o->world->dp));
+    TRY(sum_stats(o, &o->world->dp));
     TRY(comm_max_i64(&o->world->tp, o->stream, o->stats->overflow_cell.data, 1, NULL));
     TRY(comm_max_i64(&o->world->dp, o->stream, o->stats->overflow_cell.data, 1, NULL));
     return finish(o, sums);

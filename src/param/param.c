@@ -11,9 +11,31 @@
 
 enum { FILL_ELEMS = 1 << 20 };
 
-void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_rank)
+ParamPlace param_place_single(void) { return param_place((Grid){ .tp = 1, .dp = 1 }, 0, false); }
+
+ParamPlace param_place(Grid g, int rank, bool zero)
 {
-    *r = (ParamRegistry){ .tp = tp, .tp_rank = tp_rank, .setup = setup };
+    static const GroupKind axis[CUT_KINDS] = { [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP };
+    static const GroupKind one[PARAM_GROUPS] = { GROUP_DP, GROUP_EXPERT_DP };
+    static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW };
+    const GridShape s = grid_shape(g);
+    ParamPlace p = { .zero = zero, .parts = { 1 } };
+    for (Cut c = CUT_NONE + 1; c < CUT_KINDS; c++) {
+        p.parts[c] = group_size(s, axis[c]);
+        p.part[c] = group_rank(s, axis[c], rank);
+    }
+    for (ParamGroup i = 0; i < PARAM_GROUPS; i++) {
+        const GroupKind kind = s.two_replicas ? two[i] : one[i];
+        p.copy[i] = group_rank(s, one[i], rank);
+        p.slices[i] = zero ? group_size(s, kind) : 1;
+        p.slice[i] = zero ? group_rank(s, kind, rank) : 0;
+    }
+    return p;
+}
+
+void param_registry_init(ParamRegistry *r, SetupArena *setup, ParamPlace place)
+{
+    *r = (ParamRegistry){ .place = place, .setup = setup };
 }
 
 /* Where the name's index + 1 stands, or 0 where it belongs. */
@@ -39,6 +61,8 @@ static Err grow(ParamRegistry *r)
     return ERR_OK;
 }
 
+static const char *const cut_names[CUT_KINDS] = { [CUT_TP] = "tp", [CUT_EP] = "ep" };
+
 static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
 {
     if (*name_entry(r, s->name)) return err_set(ERR_INTERNAL, "parameter '%s' twice", s->name);
@@ -52,9 +76,10 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
                            (long long)s->section[i], (long long)s->interleave);
     }
     if (sum && sum != s->shape[0]) return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
-    if (s->cut[0] == CUT_TP && s->interleave > 1 && s->interleave % r->tp)
-        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over tp=%d", s->name,
-                       (long long)s->interleave, r->tp);
+    const int parts = r->place.parts[s->cut[0]];
+    if (s->interleave > 1 && s->interleave % parts)
+        return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over %s=%d", s->name,
+                       (long long)s->interleave, cut_names[s->cut[0]], parts);
     return ERR_OK;
 }
 
@@ -74,12 +99,12 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     p->copy = spec.flags & PARAM_COPY;
     const int64_t whole[2] = { spec.padded_rows, spec.shape[1] };
     for (int d = 0; d < 2; d++) {
-        int parts = spec.cut[d] == CUT_TP ? r->tp : 1;
+        const int parts = r->place.parts[spec.cut[d]];
         if (whole[d] % parts)
-            return err_set(ERR_CONFIG, "%s: dim %d of %lld cannot be cut over tp=%d", p->name, d,
-                           (long long)whole[d], parts);
+            return err_set(ERR_CONFIG, "%s: dim %d of %lld cannot be cut over %s=%d", p->name, d,
+                           (long long)whole[d], cut_names[spec.cut[d]], parts);
         p->local[d] = whole[d] / parts;
-        p->first[d] = parts > 1 ? p->local[d] * r->tp_rank : 0;
+        p->first[d] = p->local[d] * r->place.part[spec.cut[d]];
     }
     p->count = p->local[0] * p->local[1];
     p->global = *id = r->count++;
@@ -108,8 +133,10 @@ static void close_bucket(ParamRegistry *r)
 {
     Bucket *b = &r->buckets[r->bucket_count];
     if (!b->params) return;
-    r->flat_count = padded(r->flat_count, (int64_t)r->slices * PARAM_ALIGN);
+    r->flat_count = padded(r->flat_count, (int64_t)b->slices * PARAM_ALIGN);
     b->count = r->flat_count - b->first;
+    b->slice_first = r->slice_count;
+    r->slice_count += b->count / b->slices;
     r->bucket_count++;
 }
 
@@ -117,7 +144,12 @@ static void place_param(ParamRegistry *r, int id, int nth)
 {
     Param *p = &r->items[id];
     Bucket *b = &r->buckets[r->bucket_count];
-    if (!b->params++) b->first = r->flat_count;
+    if (!b->params++) {
+        b->group = p->spec.group;
+        b->slices = r->place.slices[b->group];
+        b->slice = r->place.slice[b->group];
+        b->first = r->flat_count;
+    }
     if (p->spec.partial != PARTIAL_NONE) b->partial = true;
     p->bucket = r->bucket_count;
     p->offset = r->flat_count;
@@ -126,30 +158,31 @@ static void place_param(ParamRegistry *r, int id, int nth)
 }
 
 /* The tensors of one kind, in backward's order. */
-static void place_kind(ParamRegistry *r, Partial kind, int64_t bucket_elems, int *nth)
+static void place_kind(ParamRegistry *r, ParamGroup group, Partial kind, int64_t bucket_elems, int *nth)
 {
     for (int id = r->count - 1; id >= 0; id--) {
-        if (r->items[id].spec.partial != kind) continue;
+        if (r->items[id].spec.partial != kind || r->items[id].spec.group != group) continue;
         place_param(r, id, (*nth)++);
         if (r->flat_count - r->buckets[r->bucket_count].first >= bucket_elems) close_bucket(r);
     }
 }
 
-Err param_layout(ParamRegistry *r, int64_t bucket_elems, int slices, int slice)
+Err param_layout(ParamRegistry *r, int64_t bucket_elems)
 {
     int nth = 0;
-    ASSERT(!r->flat_count && slices >= 1 && slice >= 0 && slice < slices);
-    r->slices = slices;
-    r->slice = slice;
+    ASSERT(!r->flat_count);
     TRY(setup_array(r->setup, r->count + 1, &r->buckets)); /* one to look at behind the last */
     TRY(setup_array(r->setup, r->count, &r->order));
+    place_kind(r, PARAM_EXPERT, PARTIAL_NONE, bucket_elems, &nth);
+    close_bucket(r);
     for (Partial kind = PARTIAL_NONE; kind < PARTIAL_KINDS; kind++) {
         if (kind == PARTIAL_STAGES) close_bucket(r);
         r->partial_at[kind] = r->flat_count;
-        place_kind(r, kind, bucket_elems, &nth);
+        place_kind(r, PARAM_DENSE, kind, bucket_elems, &nth);
     }
     close_bucket(r);
     r->partial_at[PARTIAL_KINDS] = r->flat_count;
+    ASSERT(nth == r->count);
     return ERR_OK;
 }
 
@@ -157,14 +190,19 @@ static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
-ParamSlice param_slice(const ParamRegistry *r, int id, int slice)
+ParamSlice param_slice_at(const ParamRegistry *r, int id, int slice)
 {
     const Param *p = &r->items[id];
     const Bucket *b = &r->buckets[p->bucket];
-    int64_t length = b->count / r->slices, start = b->first + slice * length;
+    int64_t length = b->count / b->slices, start = b->first + slice * length;
     int64_t from = max64(start, p->offset), end = min64(start + length, p->offset + p->count);
     if (from >= end) return (ParamSlice){ 0 };
-    return (ParamSlice){ from - p->offset, end - from, b->first / r->slices + from - start };
+    return (ParamSlice){ from - p->offset, end - from, b->slice_first + from - start };
+}
+
+ParamSlice param_slice(const ParamRegistry *r, int id)
+{
+    return param_slice_at(r, id, r->buckets[r->items[id].bucket].slice);
 }
 
 int64_t param_padding(const ParamRegistry *r)
@@ -196,17 +234,16 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
                      DType value_dtype, GradKind grads)
 {
-    const int64_t slice_count = reg->flat_count / reg->slices;
     *s = (ParamStore){ .reg = reg, .stats = stats };
     TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
     s->master = s->value;
-    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, slice_count));
+    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, reg->slice_count));
     if (grads == GRADS_NONE) return ERR_OK;
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
     TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
-    TRY(tensor_new(state, &s->m, F32, slice_count));
-    return tensor_new(state, &s->v, F32, slice_count);
+    TRY(tensor_new(state, &s->m, F32, reg->slice_count));
+    return tensor_new(state, &s->v, F32, reg->slice_count);
 }
 
 Err param_store_keep_older(ParamStore *s, int count, Arena *state)
@@ -249,14 +286,14 @@ Tensor param_store_grad(const ParamStore *s, int id) { return param_view(&s->reg
 
 Tensor param_slice_of(const ParamStore *s, int id, Tensor slices)
 {
-    ParamSlice x = param_slice(s->reg, id, s->reg->slice);
+    ParamSlice x = param_slice(s->reg, id);
     return tensor_row_slice(slices, x.at, x.count);
 }
 
 /* This rank's slice of a parameter in a flat buffer that holds all of it. */
 static Tensor slice_at(const ParamStore *s, int id, Tensor flat)
 {
-    ParamSlice x = param_slice(s->reg, id, s->reg->slice);
+    ParamSlice x = param_slice(s->reg, id);
     return tensor_row_slice(flat, s->reg->items[id].offset + x.first, x.count);
 }
 
@@ -264,15 +301,16 @@ Tensor param_slice_value(const ParamStore *s, int id) { return slice_at(s, id, s
 
 Tensor param_slice_grad(const ParamStore *s, int id) { return slice_at(s, id, s->grad); }
 
-bool param_has_whole(const ParamStore *s, Tensor flat)
+ParamSlice param_held(const ParamStore *s, int id, Tensor flat)
 {
-    return s->reg->slices == 1 || flat.data == s->value.data;
+    const Param *p = &s->reg->items[id];
+    if (flat.data == s->value.data) return (ParamSlice){ 0, p->count, p->offset };
+    return param_slice(s->reg, id);
 }
 
 int64_t param_origin(const ParamStore *s, int id, Tensor flat)
 {
-    if (param_has_whole(s, flat)) return s->reg->items[id].offset;
-    ParamSlice x = param_slice(s->reg, id, s->reg->slice);
+    const ParamSlice x = param_held(s, id, flat);
     return x.at - x.first;
 }
 
@@ -341,9 +379,8 @@ static void fill_elems(const Param *p, float *out, int64_t first, int64_t count,
 static Err fill_param(const ParamStore *s, int id, Stream *stream, float *host, uint64_t key, int threads)
 {
     const Param *p = &s->reg->items[id];
-    const ParamSlice x = param_has_whole(s, s->master) ? (ParamSlice){ .count = p->count }
-                                                       : param_slice(s->reg, id, s->reg->slice);
-    float *to = (float *)s->master.data + param_origin(s, id, s->master) + x.first;
+    const ParamSlice x = param_held(s, id, s->master);
+    float *to = (float *)s->master.data + x.at;
     for (int64_t done = 0, count; done < x.count; done += count) {
         count = min64(x.count - done, FILL_ELEMS);
         fill_elems(p, host, x.first + done, count, key, threads);
@@ -357,11 +394,12 @@ Err param_store_publish(ParamStore *s, Stream *stream)
     const ParamRegistry *reg = s->reg;
     if (s->value.dtype == F32) return ERR_OK;
     for (int b = 0; b < reg->bucket_count; b++) {
-        const int64_t count = reg->buckets[b].count / reg->slices, first = reg->buckets[b].first;
-        Tensor own = tensor_row_slice(s->value, first + reg->slice * count, count);
-        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, first / reg->slices, count)));
-        if (reg->slices == 1) continue;
-        TRY(comm_all_gather(s->group, stream, tensor_row_slice(s->value, first, count * reg->slices), own,
+        const Bucket *k = &reg->buckets[b];
+        const int64_t count = k->count / k->slices;
+        Tensor own = tensor_row_slice(s->value, k->first + k->slice * count, count);
+        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->slice_first, count)));
+        if (k->slices == 1) continue;
+        TRY(comm_all_gather(s->group[k->group], stream, tensor_row_slice(s->value, k->first, k->count), own,
                             NULL));
     }
     return ERR_OK;

@@ -16,8 +16,9 @@
  * and, of every parameter of the model on every rank, statistics and fixed-point shifts of its gradient (GradStats).
  *
  * Layout: backward's order, that is registration reversed, cut into buckets between parameters; each bucket
- * into equal slices, one per dp rank with ZeRO-1 (else one in all), which may straddle parameters. Parameters whose
- * gradients are partial over other ranks than dp's come last, so that their sums are one call each (param_layout):
+ * into equal slices, one per copy with ZeRO-1 (else one in all), which may straddle parameters. A bucket has weights of
+ * experts alone, or none of them: these come first. Parameters whose gradients are partial over other ranks than dp's
+ * come last, so that their sums are one call each (param_layout):
  *
  *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
  *   |  slice 0 |  slice 1  | s0 | s1 |  slice 0 | slice 1 |        slice 0     |      slice 1          |
@@ -33,9 +34,9 @@
 #include "comm/grid.h"
 #include "device/ops.h"
 
-typedef enum { CUT_NONE, CUT_TP } Cut; /* which axis cuts a dim */
+typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_KINDS } Cut; /* which axis cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
-typedef enum { PARAM_DENSE, PARAM_EXPERT } ParamGroup; /* which grid its copies live on */
+typedef enum { PARAM_DENSE, PARAM_EXPERT, PARAM_GROUPS } ParamGroup; /* which grid its copies live on */
 
 /* Over which ranks, besides dp, a gradient is partial and has to be summed; in the order of the layout. */
 typedef enum {
@@ -45,6 +46,21 @@ typedef enum {
     PARTIAL_ROWS,   /* partial when rows are sharded: summed over sp */
     PARTIAL_KINDS
 } Partial;
+
+/*
+ * A rank's share of the parameters of a pipeline stage: its shards, and which of their copies these are, along dp for
+ * dense parameters, along the experts' dp for theirs. ZeRO-1 cuts optimizer states into a slice for each copy (in a
+ * bidirectional pipeline two replicas have copies), else there is one slice.
+ */
+typedef struct {
+    bool zero;
+    int parts[CUT_KINDS], part[CUT_KINDS]; /* along an axis: how many shards, which is this rank's */
+    int copy[PARAM_GROUPS];
+    int slices[PARAM_GROUPS], slice[PARAM_GROUPS];
+} ParamPlace;
+
+ParamPlace param_place(Grid g, int rank, bool zero);
+ParamPlace param_place_single(void); /* of one rank that has all */
 
 enum {
     PARAM_DECAY = 1,
@@ -78,9 +94,12 @@ typedef struct {
     bool copy; /* another registry's of the same name is the one that counts: in norms, in checkpoints */
 } Param;
 
-/* A range of the flat buffers that is reduced and gathered in one piece; a multiple of `slices` * PARAM_ALIGN. */
+/* A range of the flat buffers that is reduced and gathered in one piece. */
 typedef struct {
-    int64_t first, count; /* elements */
+    int64_t first, count; /* elements; a multiple of slices * PARAM_ALIGN */
+    int64_t slice_first;  /* in a buffer made of this rank's slice of every bucket */
+    int slices, slice;    /* this rank's */
+    ParamGroup group;
     int params;
     bool partial; /* holds gradients that are partial over other ranks than dp's */
 } Bucket;
@@ -89,18 +108,18 @@ typedef struct {
     Param *items;
     int *by_name; /* [2 * capacity] index + 1, found by hashing the name; 0 = free */
     int count, capacity;
-    int64_t flat_count; /* elements of each flat buffer */
+    int64_t flat_count;  /* elements of each flat buffer */
+    int64_t slice_count; /* of this rank's slices of it */
     Bucket *buckets;
     int bucket_count;
-    int slices, slice; /* of every bucket; this rank's */
     int64_t partial_at[PARTIAL_KINDS +
                        1]; /* where each kind starts in the layout; the next one's start ends it */
     int *order;            /* [count] parameters in the order of their offsets */
-    int tp, tp_rank;
+    ParamPlace place;
     SetupArena *setup;
 } ParamRegistry;
 
-void param_registry_init(ParamRegistry *r, SetupArena *setup, int tp, int tp_rank);
+void param_registry_init(ParamRegistry *r, SetupArena *setup, ParamPlace place);
 
 /* Returns the id in *id. ERR_CONFIG when a cut dim does not divide, ERR_INTERNAL for a repeated name. */
 Err param_add(ParamRegistry *r, ParamSpec spec, int *id);
@@ -111,21 +130,19 @@ Err param_number(ParamRegistry *r, const ParamRegistry *whole);
 /* The id of a parameter, or -1. */
 int param_find(const ParamRegistry *r, const char *name);
 
-/*
- * Lays out what was registered: buckets of about bucket_elems elements, each in `slices` equal slices of which
- * `slice` is this rank's. Once, before a store is made.
- */
-Err param_layout(ParamRegistry *r, int64_t bucket_elems, int slices, int slice);
+/* Lays out what was registered: buckets of about bucket_elems elements. Once, before a store is made. */
+Err param_layout(ParamRegistry *r, int64_t bucket_elems);
 
 /*
- * The part of a parameter that lies in slice `slice` of its bucket: local elements [first, first + count), count
+ * The part of a parameter that lies in a rank's slice of its bucket: local elements [first, first + count), count
  * may be 0; `at`: its place in a buffer made of that slice of every bucket.
  */
 typedef struct {
     int64_t first, count, at;
 } ParamSlice;
 
-ParamSlice param_slice(const ParamRegistry *r, int id, int slice);
+ParamSlice param_slice(const ParamRegistry *r, int id);               /* of this rank */
+ParamSlice param_slice_at(const ParamRegistry *r, int id, int slice); /* of another copy */
 
 int64_t param_padding(const ParamRegistry *r); /* elements of a flat buffer that are nobody's */
 int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
@@ -163,10 +180,11 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 typedef struct {
     const ParamRegistry *reg;
     const GradStats *stats;
-    Comm *group;   /* ranks with the same parameters: gradients are summed over it, slices are its members' */
+    /* Ranks with the same parameters: gradients are summed over it, slices are its members'. */
+    Comm *group[PARAM_GROUPS];
     Tensor value;  /* flat */
     Tensor master; /* value itself if that is f32, else as m and v */
-    Tensor m, v;   /* [flat_count / slices] */
+    Tensor m, v;   /* [slice_count] */
     Tensor
         *older; /* [older_count] values before the last updates, for schedules that update while they run */
     int older_count, updates; /* updates: since older was begun; version i is older[i % older_count] */
@@ -211,8 +229,9 @@ Tensor param_slice_value(const ParamStore *s, int id);
 Tensor param_slice_grad(const ParamStore *s, int id);
 /* Where in master, m or v element 0 of a parameter's local memory lies, or would lie: of a slice only a part does. */
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);
-bool param_has_whole(const ParamStore *s, Tensor flat); /* all of every parameter is in master, m or v */
-Tensor param_store_shift(const ParamStore *s, int id);  /* [1] i32 */
+/* Local elements of a parameter that master, m or v has: all, or this rank's slice. */
+ParamSlice param_held(const ParamStore *s, int id, Tensor flat);
+Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 
 /*
  * The parameters of a model over the ranks of a pipeline. A rank has a registry for each replica of the model of which

@@ -8,26 +8,27 @@
  */
 #include "param/shard.h"
 
-Param shard_param(const Param *p, int tp, int tp_rank)
+Param shard_param(const Param *p, const ParamPlace *place)
 {
     Param q = *p;
     const int64_t whole[2] = { p->spec.padded_rows, p->spec.shape[1] };
-    ASSERT(tp_rank >= 0 && tp_rank < tp);
     for (int d = 0; d < 2; d++) {
-        int parts = p->spec.cut[d] == CUT_TP ? tp : 1;
-        ASSERT(whole[d] % parts == 0);
+        const int parts = place->parts[p->spec.cut[d]], part = place->part[p->spec.cut[d]];
+        ASSERT(whole[d] % parts == 0 && part >= 0 && part < parts);
         q.local[d] = whole[d] / parts;
-        q.first[d] = parts > 1 ? q.local[d] * tp_rank : 0;
+        q.first[d] = q.local[d] * part;
     }
     q.count = q.local[0] * q.local[1];
     return q;
 }
 
-bool shard_is_cut(const Param *p) { return p->spec.cut[0] == CUT_TP || p->spec.cut[1] == CUT_TP; }
+bool shard_is_cut(const Param *p, Cut axis) { return p->spec.cut[0] == axis || p->spec.cut[1] == axis; }
 
-bool shard_owner(const Param *p, int tp_rank, int dp_rank)
+bool shard_owner(const Param *p, const ParamPlace *place)
 {
-    return dp_rank == 0 && (tp_rank == 0 || shard_is_cut(p));
+    const ParamGroup g = p->spec.group;
+    if (place->slices[g] == 1 && place->copy[g] > 0) return false;
+    return g == PARAM_EXPERT || place->part[CUT_TP] == 0 || shard_is_cut(p, CUT_TP);
 }
 
 /* Local rows [row, end) and columns [col, col_end) of p. */

@@ -4,8 +4,8 @@
  * A global tensor is seen in plain order: sections one after the other, no padding, row-major [rows, columns]
  * (columns 1 for vectors). Memory of a rank is something else: a cut of dim 0 or 1, sections interleaved
  * chunk by chunk, vocabulary rows padded (param.h). The functions here say which global boxes a local range
- * holds and where in local memory each lies; everything that moves parameters between grids (checkpoints,
- * later ZeRO-1 gathers and export) is an intersection of such boxes:
+ * holds and where in local memory each lies; checkpoints, which move parameters between grids, are intersections of
+ * such boxes:
  *
  *   plain, 6 rows      memory, interleave = 2, tp = 2        boxes of rank 1, in plain order
  *   q0 q1 k0 k1 v0 v1  rank 0: q0 k0 v0   rank 1: q1 k1 v1   {row 1, at 0} {row 3, at 1} {row 5, at 2}
@@ -31,17 +31,18 @@ typedef struct {
     int64_t ld; /* elements from one row to the next */
 } ShardBox;
 
-/* The same parameter as seen by another tp rank, or another tp size that divides it (ASSERT). */
-Param shard_param(const Param *p, int tp, int tp_rank);
+/* The same parameter as seen by another rank, or in another grid that divides it (ASSERT). */
+Param shard_param(const Param *p, const ParamPlace *place);
 
-/* True if a tensor's shards are of different content on different tp ranks. */
-bool shard_is_cut(const Param *p);
+/* True if a tensor's shards are of different content on different ranks along an axis. */
+bool shard_is_cut(const Param *p, Cut axis);
 
 /*
- * True for the one rank that writes what it holds of p: among copies (all dp ranks, and all tp ranks of a
- * tensor that is not cut) the one with dp_rank 0, and tp_rank 0 if it is not cut.
+ * True for the ranks that write what they hold of p, or whose numbers count: of ranks with the same content one, and of
+ * those with slices of it each. Same content have the copies without slices, and all tp ranks of a dense tensor that
+ * tp does not cut.
  */
-bool shard_owner(const Param *p, int tp_rank, int dp_rank);
+bool shard_owner(const Param *p, const ParamPlace *place);
 
 /*
  * The boxes of all local elements of p that are not padding, ordered by plain row. Fills out[0..capacity) and

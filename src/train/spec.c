@@ -137,7 +137,8 @@ Err grid_spec(const Config *cfg, Grid *out)
                    .pp = (int)cfg->parallel.pp,
                    .order = cfg->parallel.order == PARALLEL_ORDER_TP_CP_EP_PP_DP ? ORDER_PP_DP : ORDER_DP_PP,
                    .sp = cfg->parallel.sp && tp > 1,
-                   .kv = tp > kv_heads ? tp / kv_heads : 1 };
+                   .kv = tp > kv_heads ? tp / kv_heads : 1,
+                   .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0 };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TrainSpec s;
     TRY(train_spec(cfg, 0, &s)); /* (of no vocabulary: a pipeline does not depend on it) */

@@ -244,7 +244,8 @@ static void say_ranks(const Loop *l)
     if (r->boot.size == 1) return;
     log_info("%d ranks on %d host%s (%s): tp %d%s x dp %d%s x pp %d; port %d, ready after %.2f s",
              r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
-             g.dp, reg->slices > 1 ? " with ZeRO-1" : "", g.pp, store_port(r->store), r->ready_s);
+             g.dp, reg->place.slices[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp, store_port(r->store),
+             r->ready_s);
     if (g.pp > 1)
         log_info(
             "pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s",
@@ -255,7 +256,8 @@ static void say_ranks(const Loop *l)
              "hung after %g s",
              reg->bucket_count, reg->bucket_count > 1 ? "s" : "", (long long)param_padding(reg),
              c->parallel.overlap_grad ? ", reduced during backward" : "",
-             c->parallel.overlap_param && reg->slices > 1 ? ", gathered during forward" : "",
+             c->parallel.overlap_param && reg->place.slices[PARAM_DENSE] > 1 ? ", gathered during forward"
+                                                                             : "",
              c->parallel.freeze_s, c->parallel.stall_s);
 }
 
