@@ -285,6 +285,11 @@ static const Rule rules[] = {
     { MOE "train.micro_batch=1048576 train.global_batch=1048576", MOE "train.micro_batch=524288 train.global_batch=1048576",
       "micro_batch * seq * topk must be below 2^31", 1 },
     { MOE "run.device=cuda", MOE "run.device=cpu", "not built yet: mixtures of experts on a GPU", 1 },
+    { MOE "moe.aux_coeff=0.1", MOE "moe.aux_coeff=0.1 moe.balance=aux", "there is no balance loss to weigh: give balance", 1 },
+    { MOE "moe.balance=aux moe.aux_coeff=0", MOE "moe.balance=aux", "aux_coeff must be above 0", 1 },
+    { MOE "moe.balance=bias", MOE "moe.balance=bias moe.router=sigmoid", "take router = sigmoid or sqrt_softplus", 1 },
+    { MOE "moe.balance=aux moe.unit=2", MOE "moe.balance=aux moe.unit=2 train.micro_batch=2", "unit must divide it", 1 },
+    { MOE "moe.balance=seq_aux moe.unit=2 train.micro_batch=2", MOE "moe.balance=seq_aux", "take unit = 1, or balance = aux", 1 },
     { "parallel.ep=2", "parallel.ep=1", "a dense model has no experts to spread", 2 },
     { MOE "parallel.ep=3 train.global_batch=6", MOE "train.global_batch=6", "ep must divide experts", 3 },
     { MOE "parallel.ep=2 parallel.pp=2 parallel.order=tp-cp-ep-pp-dp", MOE "parallel.ep=2 parallel.pp=2",
@@ -349,10 +354,14 @@ TEST(every_rule_has_its_case)
 /* Each sentence that a RULE line of config_check.c can say is said by some case above. */
 TEST(no_rule_without_a_case)
 {
-    char *text;
+    int found = 0;
+    char *rest, *text;
     int64_t n;
     OK(file_read_all("src/base/config_check.c", 1 << 20, &text, &n));
-    int found = 0;
+    OK(file_read_all("src/base/config_check_moe.c", 1 << 20, &rest, &n));
+    text = realloc(text, strlen(text) + strlen(rest) + 1);
+    strcat(text, rest);
+    free(rest);
     for (const char *p = strstr(text, "    RULE("); p; p = strstr(p + 1, "    RULE(")) {
         const char *name = strstr(p, "CFG_"), *end = strstr(p, ");\n");
         CHECK(name && end && name < end);

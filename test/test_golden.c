@@ -187,6 +187,7 @@ static void set_formula_weights(Trainer *t)
     int64_t at;
     for (int i = 0; i < t->stores[0].reg->count; i++) {
         const Param *p = &t->stores[0].reg->items[i];
+        if (p->spec.group == PARAM_STATE) continue; /* zero, and no weight */
         float *w = param_view(p, t->stores[0].value).data;
         for (int64_t k = 0; k < p->count; k++)
             w[k] = plain_index(p, k / p->local[1], k % p->local[1], &at) ? weight_at(p, at) : 0;
@@ -205,6 +206,7 @@ static void to_plain(const Trainer *t, bool gradients, double *out)
     int64_t at;
     for (int i = 0; i < t->stores[0].reg->count; i++) {
         const Param *p = &t->stores[0].reg->items[i];
+        if (p->spec.group == PARAM_STATE) continue; /* zero, and no weight */
         Tensor view = gradients ? param_store_grad(&t->stores[0], i) : param_view(p, t->stores[0].value);
         for (int64_t k = 0; k < p->count; k++) {
             double x = accumulator(view, k, shift[i]);
@@ -283,22 +285,24 @@ static TokenSource source_of(Run *r)
 
 static int64_t plain_count(const Run *r)
 {
-    return param_total(r->t.stores[0].reg);
+    return param_trained(r->t.stores[0].reg);
 }
 
 static void check_registry(const Run *r)
 {
     const Json *list = json_get(r->g.c, "params");
-    CHECK(json_count(list) == r->t.stores[0].reg->count);
+    int n = 0;
     for (int i = 0; i < r->t.stores[0].reg->count; i++) {
         const Param *p = &r->t.stores[0].reg->items[i];
-        const Json *shape = json_get(json_at(list, i), "shape");
-        const char *name = json_text(json_get(json_at(list, i), "name"), NULL);
+        if (p->spec.group == PARAM_STATE) continue;
+        const Json *shape = json_get(json_at(list, n), "shape");
+        const char *name = json_text(json_get(json_at(list, n++), "name"), NULL);
         CHECK_MSG(name && !strcmp(name, p->name), "parameter %d is '%s', want '%s'", i, p->name, name ? name : "none");
         CHECK_MSG(json_count(shape) == p->spec.ndim, "%s", p->name);
         for (int d = 0; d < p->spec.ndim; d++)
             CHECK_MSG(json_int(json_at(shape, d), -1) == p->spec.shape[d], "%s, dim %d", p->name, d);
     }
+    CHECK(json_count(list) == n);
 }
 
 static double norm_of(const double *x, const float *minus, int64_t n)
@@ -317,6 +321,7 @@ static double check_tensors(const Run *r, const char *what, const double *got, c
     double total = norm_of(NULL, want, plain_count(r)), worst = 0;
     for (int i = 0; i < r->t.stores[0].reg->count; i++) {
         const Param *p = &r->t.stores[0].reg->items[i];
+        if (p->spec.group == PARAM_STATE) continue;
         int64_t n = p->spec.shape[0] * p->spec.shape[1];
         double limit = fmax(norm_of(NULL, want, n), 1e-3 * total), off = norm_of(got, want, n) / limit;
         CHECK_MSG(off <= tol, "%s %s of %s: off by %.3g of its norm %.3g", r->g.name, what, p->name, off, limit);
@@ -337,6 +342,7 @@ static void forget_key_biases(const Run *r, double *got, const float *want)
     int64_t q = (int64_t)m->heads * m->head_dim, kv = (int64_t)m->kv_heads * m->head_dim;
     for (int i = 0; i < r->t.stores[0].reg->count; i++) {
         const Param *p = &r->t.stores[0].reg->items[i];
+        if (p->spec.group == PARAM_STATE) continue;
         if (!m->qk_norm && strstr(p->name, ".attn.qkv.bias"))
             for (int64_t k = q; k < q + kv; k++) got[k] = want[k];
         got += p->spec.shape[0] * p->spec.shape[1];

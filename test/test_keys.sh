@@ -60,9 +60,11 @@ moe.every                  | 0,1          | loss | moe.experts=4 model.bias=fals
 moe.router                 | sigmoid      | loss | moe.experts=4 model.bias=false
 moe.normalize              | true         | loss | moe.experts=4 model.bias=false moe.router=softmax_pre
 moe.scale                  | 2.5          | loss | moe.experts=4 model.bias=false
-moe.balance                | aux          | unbuilt
-moe.aux_coeff              | 0.1          | unbuilt
-moe.z_coeff                | 0.1          | unbuilt
+moe.balance                | aux          | loss | moe.experts=4 model.bias=false
+moe.aux_coeff              | 0.1          | loss | moe.experts=4 model.bias=false moe.balance=aux
+moe.unit                   | 2            | loss | moe.experts=4 model.bias=false moe.balance=aux moe.aux_coeff=1 train.micro_batch=2
+moe.bias_rate              | 0.5          | loss | moe.experts=4 model.bias=false moe.balance=bias moe.router=sigmoid
+moe.z_coeff                | 0.1          | loss | moe.experts=4 model.bias=false
 moe.jitter                 | 0.1          | unbuilt
 moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4

@@ -262,6 +262,7 @@ static void check_layer(Rig *r, Case c)
     gradient(r, &c, dx);
     for (int i = -1; i < count; i++) {
         const Param *p = i < 0 ? NULL : &r->registry.items[i];
+        if (p && p->spec.group == PARAM_STATE) continue;
         Probe probe = { p ? p->name : "input", r->x.data, NULL, N * c.in, p };
         if (!p && !c.in) continue;
         if (p) probe.n = p->count, probe.value = param_view(p, r->params.value).data;

@@ -77,7 +77,7 @@ refuse() { # TEXT WORDS...
     check "nothing is left of a refused run" [ ! -e refused ]
 }
 refuse "not built yet: mixtures of experts on a GPU" run.device=cuda
-refuse "not built yet: balancing the load of experts" moe.balance=aux
+refuse "not built yet: this way of balancing the load of experts" moe.balance=sinkhorn
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
 refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2

@@ -193,6 +193,113 @@ TEST(router_of_nan)
     env_close(&e);
 }
 
+/* ---- balance ---- */
+
+/* log(sum exp(x)), and the scores of a row as they count for the auxiliary loss: their sum is 1. */
+static double balance_scores(const Router *r, const double *x, int64_t E, double *q)
+{
+    double sum = 0, exps = 0;
+    Router all = *r;
+    if (all.score == ROUTER_SOFTMAX) all.score = ROUTER_SOFTMAX_PRE;
+    definition_scores(&all, x, E, q);
+    for (int64_t e = 0; e < E; e++) sum += q[e], exps += exp(x[e]);
+    for (int64_t e = 0; e < E; e++) q[e] /= sum;
+    return log(exps);
+}
+
+enum { FIRST = 3, UNIT = 8 }; /* place of row 0 in its micro-batch; rows of a unit */
+
+/* The cost of one row: what is left of the losses when loads are numbers. */
+static double balance_cost(const Router *r, const double *x, int64_t E, int64_t K, const int64_t *load, double aux, double z)
+{
+    double q[E_MAX], sum = 0;
+    const double log_sum = balance_scores(r, x, E, q);
+    for (int64_t e = 0; e < E; e++) sum += (double)load[e] * q[e];
+    return aux * (double)E / ((double)K * UNIT) * sum + z * log_sum * log_sum;
+}
+
+/* Loads are counted by hand; gradients are differences of the cost. */
+static void case_balance(Env *e, const Shape *p)
+{
+    const Router r = { .score = (RouterScore)(p->flags & 3), .scale = 2, .groups = 1, .group_topk = 1 };
+    const int64_t E = p->D, K = p->a, U = (p->N + FIRST + UNIT - 1) / UNIT;
+    const float aux = p->b & 1 ? 0.5f : 0, z = p->b & 2 ? 0.25f : 0;
+    const StepValues step = { .loss_scale = 4 };
+    Tensor logits = env_in(e, F32, -3, 3, p->N, E), dlogits = env_out(e, F32, -1, 1, p->N, E);
+    Tensor index = env_out(e, I32, 0, 1, p->N, K), weight = env_out(e, F32, 0, 1, p->N, K), load = env_out(e, I64, 5, 6, 40, E);
+    RUN(e, router_fwd, .index = index, .weight = weight, .logits = env_used(e, logits), .router = r);
+    RUN(e, router_count, .load = load, .index = env_used(e, index), .first = FIRST, .rows = UNIT);
+    RUN(e, router_balance, .dlogits = dlogits, .logits = env_used(e, logits), .load = aux > 0 ? load : (Tensor){ 0 }, .router = r,
+        .step = &step, .topk = (int)K, .aux = aux, .z = z, .first = FIRST, .rows = UNIT);
+    for (int64_t u = 0; e->check && u < U; u++)
+        for (int64_t i = 0; i < E; i++) {
+            int64_t want = 5;
+            for (int64_t n = 0; n < env_n(e, p->N); n++)
+                for (int64_t k = 0; k < K && (n + FIRST) / UNIT == u; k++) want += env_i(index, n)[k] == i;
+            CHECK_MSG(((int64_t *)(void *)env_row(&load, u))[i] == want, "unit %d expert %d", (int)u, (int)i);
+        }
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++) {
+        double x[E_MAX];
+        const int64_t *unit = (const int64_t *)(void *)env_row(&load, (n + FIRST) / UNIT);
+        row_of(logits, n, E, x);
+        for (int64_t i = 0; i < E; i++) {
+            const double h = 1e-5, at = x[i], before = (double)((const float *)env_before(e, env_f(dlogits, n)))[i];
+            x[i] = at + h;
+            const double up = balance_cost(&r, x, E, K, unit, aux, z);
+            x[i] = at - h;
+            const double slope = (up - balance_cost(&r, x, E, K, unit, aux, z)) / (2 * h);
+            x[i] = at;
+            CHECK_CLOSE((double)env_f(dlogits, n)[i], before + 4 * slope, 2e-5 * (1 + fabs(slope)), "row %d logit %d", (int)n,
+                        (int)i);
+        }
+    }
+}
+
+TEST(router_balance)
+{
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        CASES(case_balance, { 1, 1, 1, 1, score }, { 7, 8, 2, 1, score }, { 40, 17, 3, 2, score }, { 61, 64, 6, 3, score });
+}
+
+/* Choices are those of score + bias, weights those of the score: as a definition with another score decides. */
+TEST(router_bias)
+{
+    enum { E = 8, K = 3 };
+    const float x[E] = { 0.1f, -1, 2, 0.5f, -0.2f, 1, 0.3f, -3 }, bias[E] = { 0, 0.9f, -0.8f, 0, 0.3f, 0, 0, 0.95f };
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor logits = env_in(&e, F32, 0, 1, 1, E), b = env_in(&e, F32, 0, 1, E), index = env_out(&e, I32, 0, 1, 1, K);
+    Tensor weight = env_out(&e, F32, 0, 1, 1, K);
+    memcpy(logits.data, x, sizeof x);
+    memcpy(b.data, bias, sizeof bias);
+    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .bias = b, .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    const int want[K] = { 1, 7, 4 }; /* 1.169, 0.997, 0.750; then 0.731 */
+    for (int k = 0; k < K; k++) {
+        CHECK(env_i(index, 0)[k] == want[k]);
+        CLOSE(env_f(weight, 0)[k], 1 / (1 + exp(-(double)x[want[k]])), 1, "choice %d", k);
+    }
+    env_close(&e);
+}
+
+/* By hand: 12 rows, mean 3. */
+TEST(expert_bias)
+{
+    for (int skip = 0; skip < 2; skip++)
+        for (DType acc = F32; acc <= I64; acc += I64 - F32) {
+            const int64_t offset[9] = { 0, 2, 5, 5, 6, 6, 9, 9, 12 };
+            const StepValues step = { .skip = skip };
+            Env e;
+            env_open(&e, isa_best(), 1, 0);
+            Tensor at = env_in(&e, I64, 0, 1, 9), load = env_out(&e, acc, 0, 0, 4), bias = env_out(&e, F32, 1, 1, 4);
+            memcpy(at.data, offset, sizeof offset);
+            RUN(&e, expert_count, .load = load, .offset = at);
+            RUN(&e, expert_bias, .bias = bias, .load = load, .step = &step, .rate = 0.25f);
+            const float want[4] = { 0.75f, 1.25f, 1, 1 }; /* loads 5, 1, 3, 3 */
+            for (int i = 0; i < 4; i++) CHECK(((float *)bias.data)[i] == (skip ? 1 : want[i]));
+            env_close(&e);
+        }
+}
+
 /* ---- rows ---- */
 
 /* K different experts a row, some of them never chosen. */

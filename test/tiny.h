@@ -54,15 +54,16 @@ static inline TrainSpec tiny_llama(void)
 }
 
 /* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them, a
- * gated shared expert and groups. */
+ * gated shared expert and groups. Balanced as these are: by a loss, by biases and a loss. */
 typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixture;
 
 static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
 {
     static const MixtureSpec kinds[] = {
-        [TINY_MIXTRAL] = { 8, 2, 48, .router = { ROUTER_SOFTMAX, 1, 1, 1, 1 } },
-        [TINY_QWEN3] = { 32, 8, 16, .router = { ROUTER_SOFTMAX_PRE, 1, 1, 1, 1 } },
-        [TINY_DEEPSEEK] = { 16, 4, 24, .shared_ffn = 40, .shared_gate = true, .router = { ROUTER_SIGMOID, 1, 2.5f, 4, 2 } },
+        [TINY_MIXTRAL] = { 8, 2, 48, .router = { ROUTER_SOFTMAX, 1, 1, 1, 1 }, .balance = { 1, 0.02f, 1e-3f } },
+        [TINY_QWEN3] = { 32, 8, 16, .router = { ROUTER_SOFTMAX_PRE, 1, 1, 1, 1 }, .balance = { 1, 0.01f } },
+        [TINY_DEEPSEEK] = { 16, 4, 24, .shared_ffn = 40, .shared_gate = true, .router = { ROUTER_SIGMOID, 1, 2.5f, 4, 2 },
+                            .balance = { 1, 1e-3f, .bias_rate = 1e-2f } },
     };
     TrainSpec s = tiny_llama();
     s.model.heads = 8;

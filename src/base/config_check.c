@@ -8,7 +8,6 @@
 
 #include "base/config_reader.h"
 #include "base/heads.h"
-#include "base/layer_set.h"
 
 /* ---- filling in ---- */
 
@@ -91,6 +90,8 @@ static void resolve_moe(ConfigReader *r)
     const bool several = c->moe.topk > 1 && c->moe.router != MOE_ROUTER_SOFTMAX_PRE;
     if (c->moe.experts) FILL(0, moe, ffn, c->model.ffn, CFG_model_ffn);
     FILL(-1, moe, normalize, c->moe.experts && (softmax || several), CFG_moe_router);
+    const bool loss = c->moe.balance == MOE_BALANCE_AUX || c->moe.balance == MOE_BALANCE_SEQ_AUX;
+    FILL(-1, moe, aux_coeff, loss ? 0.01 : 0, CFG_moe_balance);
 }
 
 static void resolve_model(ConfigReader *r)
@@ -215,7 +216,7 @@ static void add_key(const Config *c, ConfigId id, char *out, int size_bytes)
 }
 
 /* Complains unless `holds`. The report starts with the place of the first of the keys that was given. */
-static void check_rule(ConfigReader *r, bool holds, const char *text, const ConfigId *ids, int count)
+void config_check_rule(ConfigReader *r, bool holds, const char *text, const ConfigId *ids, int count)
 {
     const Config *c = r->config;
     char place[512], list[768] = "";
@@ -234,12 +235,6 @@ static void check_rule(ConfigReader *r, bool holds, const char *text, const Conf
     }
     config_complain(r, "%s: %s: %s", place, list, text);
 }
-
-#define KEY_IDS(...) \
-    (const ConfigId[]) { __VA_ARGS__ }
-#define RULE(holds, text, ...)                           \
-    check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__), \
-               (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
 
 static bool is_power_of_two(int64_t n) { return n > 0 && (n & (n - 1)) == 0; }
 
@@ -330,98 +325,6 @@ static void check_blocks(ConfigReader *r)
     RULE(is_power_of_two(c->parallel.attn_block), "must be a power of two", CFG_parallel_attn_block);
 }
 
-/* Keys that say how a mixture is, given for a dense model. */
-static void check_dense(ConfigReader *r)
-{
-    char value[CONFIG_VALUE_BYTES], start[CONFIG_VALUE_BYTES];
-    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_group_topk; id++) {
-        const char *given = config_value(r->config, id, value);
-        bool same = strcmp(given, config_value(&config_defaults, id, start)) == 0;
-        if (id == CFG_moe_normalize) same = !r->config->moe.normalize;
-        RULE(same, "only a mixture has it: give moe.experts", id, CFG_moe_experts);
-    }
-}
-
-/* "nearest that do: 4 and 8", of the divisors of n */
-static void nearest_divisors(char *out, size_t size, int64_t n, int64_t x)
-{
-    int64_t below = x < n ? x : n, above = x;
-    while (below > 1 && n % below) below--;
-    while (above < n && n % above) above++;
-    if (above >= x && above <= n && above != below)
-        snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
-    else snprintf(out, size, "; nearest that does: %lld", (long long)below);
-}
-
-static void check_groups(ConfigReader *r)
-{
-    const Config *c = r->config;
-    const int64_t experts = c->moe.experts, groups = c->moe.groups, most = c->moe.group_topk;
-    char text[160], nearest[80];
-    nearest_divisors(nearest, sizeof nearest, experts, groups);
-    snprintf(text, sizeof text, "groups must divide experts%s", nearest);
-    RULE(experts % groups == 0, text, CFG_moe_groups, CFG_moe_experts);
-    snprintf(text, sizeof text, "a token cannot be sent to more groups than there are: at most %lld",
-             (long long)groups);
-    RULE(most <= groups, text, CFG_moe_group_topk, CFG_moe_groups);
-    nearest_divisors(nearest, sizeof nearest, c->moe.topk, most);
-    snprintf(text, sizeof text, "group_topk must divide topk: a group counts by its topk / group_topk best%s",
-             nearest);
-    RULE(c->moe.topk % most == 0, text, CFG_moe_group_topk, CFG_moe_topk);
-    if (experts % groups || most > groups || c->moe.topk > experts) return;
-    snprintf(text, sizeof text, "the chosen groups hold fewer: group_topk * experts / groups is %lld",
-             (long long)(most * (experts / groups)));
-    RULE(c->moe.topk <= most * (experts / groups), text, CFG_moe_topk, CFG_moe_group_topk, CFG_moe_groups,
-         CFG_moe_experts);
-}
-
-static void check_every(ConfigReader *r)
-{
-    const Config *c = r->config;
-    char text[160];
-    LayerSet set = { { 0 } };
-    const int64_t count = layer_set_read(c->moe.every, (int)c->model.layers, &set);
-    RULE(count >= 0, "must be an integer from 1 on, or a list of 0 and 1 with repetitions such as 0*3,1*58",
-         CFG_moe_every);
-    if (count < 0) return;
-    snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)count,
-             (long long)c->model.layers);
-    RULE(count == c->model.layers, text, CFG_moe_every, CFG_model_layers);
-    RULE(count != c->model.layers || layer_set_count(&set), "no block is a mixture: give a 1, or experts = 0",
-         CFG_moe_every, CFG_moe_experts);
-}
-
-static void check_moe(ConfigReader *r)
-{
-    const Config *c = r->config;
-    char text[160];
-    int64_t slots;
-    if (!c->moe.experts) {
-        check_dense(r);
-        return;
-    }
-    snprintf(text, sizeof text, "a token cannot be sent to more experts than there are: at most %lld",
-             (long long)c->moe.experts);
-    RULE(c->moe.topk <= c->moe.experts, text, CFG_moe_topk, CFG_moe_experts);
-    check_groups(r);
-    check_every(r);
-    RULE(!c->model.bias, "experts have no biases: bias must be false", CFG_model_bias, CFG_moe_experts);
-    RULE(c->moe.shared_ffn || !c->moe.shared_gate, "there is no shared expert to gate: give shared_ffn",
-         CFG_moe_shared_gate, CFG_moe_shared_ffn);
-    RULE(c->moe.shared_ffn % c->parallel.tp_blocks == 0, "tp_blocks must divide shared_ffn",
-         CFG_moe_shared_ffn, CFG_parallel_tp_blocks);
-    const bool softmax = c->moe.router == MOE_ROUTER_SOFTMAX;
-    RULE(!softmax || c->moe.normalize,
-         "the weights of softmax add up to 1 by themselves: normalize must be auto or true",
-         CFG_moe_normalize, CFG_moe_router);
-    RULE(softmax || !c->moe.normalize || c->moe.topk > 1,
-         "the one weight of a token would always be 1: normalize needs topk > 1", CFG_moe_normalize,
-         CFG_moe_topk);
-    RULE(!__builtin_mul_overflow(c->train.micro_batch * c->model.seq, c->moe.topk, &slots) &&
-             slots <= INT32_MAX,
-         "micro_batch * seq * topk must be below 2^31", CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
-}
-
 /* "; nearest that fit: 6 and 12" */
 static void nearest_worlds(char *out, size_t size, int64_t world_size, int64_t unit)
 {
@@ -464,35 +367,6 @@ static void check_layout(ConfigReader *r)
     RULE(!c->debug.comm_check || !alone, "one rank has no communication to compare", CFG_debug_comm_check);
     RULE(!c->debug.comm_delay_ms || !alone, "one rank has no communication to delay",
          CFG_debug_comm_delay_ms);
-}
-
-/* Where the experts of a mixture lie, and where its rows do. */
-static void check_expert_layout(ConfigReader *r)
-{
-    const Config *c = r->config;
-    const int64_t ep = c->parallel.ep, tp = c->parallel.tp, plane = tp * c->parallel.cp;
-    char text[200];
-    RULE(ep == 1 || c->moe.experts, "a dense model has no experts to spread: give moe.experts, or ep = 1",
-         CFG_parallel_ep, CFG_moe_experts);
-    if (!c->moe.experts) return;
-    RULE(c->moe.experts % ep == 0, "ep must divide experts: each of its ranks has as many", CFG_parallel_ep,
-         CFG_moe_experts);
-    RULE(c->parallel.order != PARALLEL_ORDER_TP_CP_EP_PP_DP || c->parallel.pp == 1 ||
-             ep * c->parallel.etp == plane,
-         "with pipeline ranks before data-parallel ones, ep x etp must be tp x cp; or take order = "
-         "tp-cp-ep-dp-pp",
-         CFG_parallel_order, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp, CFG_parallel_cp);
-    RULE(tp == 1 || c->parallel.sp,
-         "beside experts tp needs sp: without it each of its ranks would send experts the same rows",
-         CFG_parallel_sp, CFG_parallel_tp, CFG_moe_experts);
-    snprintf(text, sizeof text,
-             "with sp a rank of a mixture must have whole leaves of gradients: tp must divide micro_batch x "
-             "seq_blocks, "
-             "here %lld x %lld",
-             (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
-    RULE(!c->parallel.sp || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT ||
-             c->train.micro_batch * c->parallel.seq_blocks % tp == 0,
-         text, CFG_parallel_tp, CFG_train_micro_batch, CFG_parallel_seq_blocks);
 }
 
 static void check_training(ConfigReader *r)
@@ -542,9 +416,8 @@ void config_check(ConfigReader *r)
     check_model(r);
     check_nccl(r);
     check_blocks(r);
-    check_moe(r);
+    config_check_moe(r);
     check_layout(r);
-    check_expert_layout(r);
     check_training(r);
     check_files(r);
 }
@@ -554,9 +427,7 @@ void config_check(ConfigReader *r)
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
-    { "moe.balance", "none", "balancing the load of experts" },
-    { "moe.aux_coeff", NULL, "balancing the load of experts" },
-    { "moe.z_coeff", NULL, "losses of the router" },
+    { "moe.balance", "none aux seq_aux bias", "this way of balancing the load of experts" },
     { "moe.jitter", NULL, "noise on the router's input" },
     { "moe.capacity", NULL, "experts of limited capacity" },
     { "moe.drop", NULL, "experts of limited capacity" },

@@ -1,4 +1,4 @@
-/* Shared by config.c and config_check.c alone: one reading of a configuration, and its list of mistakes. */
+/* Shared by the files of the configuration alone: one reading of a configuration, and its list of mistakes. */
 #ifndef MEGATRAIN_BASE_CONFIG_READER_H
 #define MEGATRAIN_BASE_CONFIG_READER_H
 
@@ -33,5 +33,14 @@ const char *config_nearest_section(const char *name); /* at most 2 edits away; N
 void config_resolve(ConfigReader *r);
 void config_check(ConfigReader *r);
 void config_check_unbuilt(ConfigReader *r);
+void config_check_moe(ConfigReader *r); /* a part of config_check */
+
+/* A relation between keys: where it does not hold, the text is complained of with all of them, at the first. */
+#define KEY_IDS(...) \
+    (const ConfigId[]) { __VA_ARGS__ }
+#define RULE(holds, text, ...)                                  \
+    config_check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__), \
+                      (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
+void config_check_rule(ConfigReader *r, bool holds, const char *text, const ConfigId *ids, int count);
 
 #endif

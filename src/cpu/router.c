@@ -162,12 +162,14 @@ static void router_fwd_part(const void *args, int64_t first, int64_t end)
     const RouterWork *work = args;
     const router_fwd_args *a = work->args;
     const int64_t E = a->logits.dim[1], K = a->index.dim[1];
-    float *score = own_memory(work);
+    const float *bias = a->bias.data;
+    float *score = own_memory(work), *biased = score + 2 * E;
     for (int64_t n = first; n < end; n++) {
         float *w = row_f32(a->weight, n);
         Best best = { (int32_t *)a->index.data + n * a->index.ld, 0, K };
         row_scores(a->router.score, score, row_f32(a->logits, n), E);
-        choose(&a->router, score, score + E, E, &best);
+        for (int64_t e = 0; bias && e < E; e++) biased[e] = score[e] + bias[e];
+        choose(&a->router, bias ? biased : score, score + E, E, &best);
         row_weights(&a->router, score, best.index, K, w);
         for (int64_t k = 0; k < K; k++) w[k] *= a->router.scale;
     }
@@ -179,7 +181,7 @@ static Err router_run(Stream *s, const RouterWork *work, int64_t N, int64_t E, P
     RouterWork w = *work;
     Device dev = *s->dev;
     Stream own = *s;
-    const int64_t need = 2 * E * (int64_t)sizeof(float);
+    const int64_t need = 3 * E * (int64_t)sizeof(float);
     if (need > dev.workspace_bytes)
         return err_set(ERR_CONFIG,
                        "a router of '%lld' experts needs '%lld' bytes of workspace, there are '%lld'",
@@ -245,4 +247,103 @@ Err CPU(router_bwd)(Stream *s, const router_bwd_args *a)
     const int64_t N = rows_both(a->dlogits, a->dweight);
     ASSERT(a->index.dim[1] <= ROUTER_TOPK_MAX);
     return router_run(s, &(RouterWork){ .args = a }, N, a->logits.dim[1], router_bwd_part);
+}
+
+/* ---- balance ---- */
+
+Err CPU(router_count)(Stream *s, const router_count_args *a)
+{
+    const int64_t N = rows_used(a->index), K = a->index.dim[1];
+    (void)s;
+    ASSERT(a->first + N <= a->rows * a->load.dim[0]);
+    for (int64_t n = 0; n < N; n++) {
+        int64_t *load = (int64_t *)a->load.data + (a->first + n) / a->rows * a->load.ld;
+        const int32_t *index = (const int32_t *)a->index.data + n * a->index.ld;
+        for (int64_t k = 0; k < K; k++) load[index[k]]++;
+    }
+    return ERR_OK;
+}
+
+/* dx += of the gradients g of the scores q = score / sum, through both. g[e] = pull * load[e]. */
+static void aux_gradient(const Router *r, const float *x, float *q, float *dx, int64_t E, const int64_t *load,
+                         float pull)
+{
+    const bool softmax = r->score == ROUTER_SOFTMAX || r->score == ROUTER_SOFTMAX_PRE;
+    float sum = 0, mean = 0;
+    if (softmax) row_softmax(q, x, E);
+    else row_scores(r->score, q, x, E);
+    if (!softmax) sum = chain_sum(q, E) + NORMALIZE_EPS;
+    for (int64_t e = 0; e < E; e++) mean += pull * (float)load[e] * (softmax ? q[e] : q[e] / sum);
+    for (int64_t e = 0; e < E; e++) {
+        const float g = pull * (float)load[e] - mean;
+        dx[e] += softmax ? q[e] * g : g / sum * score_slope(r->score, q[e], x[e]);
+    }
+}
+
+/* dx += pull * d log(sum exp(x))^2 */
+static void z_gradient(const float *x, float *p, float *dx, int64_t E, float pull)
+{
+    int64_t best = 0;
+    row_softmax(p, x, E);
+    for (int64_t e = 1; e < E; e++)
+        if (better(x[e], x[best])) best = e;
+    const float z = x[best] - (float)m_log((double)p[best]); /* p = exp(x - z) */
+    for (int64_t e = 0; e < E; e++) dx[e] += pull * 2 * z * p[e];
+}
+
+static void router_balance_part(const void *args, int64_t first, int64_t end)
+{
+    const RouterWork *work = args;
+    const router_balance_args *a = work->args;
+    const int64_t E = a->logits.dim[1];
+    const float scale = a->step->loss_scale, mean = (float)E / ((float)a->topk * (float)a->rows);
+    float *memory = own_memory(work);
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->logits, n);
+        float *dx = row_f32(a->dlogits, n);
+        if (a->load.data)
+            aux_gradient(&a->router, x, memory, dx, E,
+                         (const int64_t *)a->load.data + (a->first + n) / a->rows * a->load.ld,
+                         scale * a->aux * mean);
+        if (a->z > 0) z_gradient(x, memory, dx, E, scale * a->z);
+    }
+}
+
+Err CPU(router_balance)(Stream *s, const router_balance_args *a)
+{
+    return router_run(s, &(RouterWork){ .args = a }, rows_both(a->dlogits, a->logits), a->logits.dim[1],
+                      router_balance_part);
+}
+
+static double load_of(Tensor load, int64_t e)
+{
+    return load.dtype == I64 ? (double)((const int64_t *)load.data)[e]
+                             : (double)((const float *)load.data)[e];
+}
+
+Err CPU(expert_count)(Stream *s, const expert_count_args *a)
+{
+    const int64_t E = a->load.dim[0], runs = (a->offset.dim[0] - 1) / E, *offset = a->offset.data;
+    (void)s;
+    for (int64_t e = 0; e < E; e++) {
+        const int64_t rows = offset[(e + 1) * runs] - offset[e * runs];
+        if (a->load.dtype == I64) ((int64_t *)a->load.data)[e] += rows;
+        else ((float *)a->load.data)[e] += (float)rows;
+    }
+    return ERR_OK;
+}
+
+Err CPU(expert_bias)(Stream *s, const expert_bias_args *a)
+{
+    const int64_t E = a->bias.dim[0];
+    float *bias = a->bias.data;
+    double sum = 0; /* (counts and their sum are exact) */
+    (void)s;
+    if (a->step->skip) return ERR_OK;
+    for (int64_t e = 0; e < E; e++) sum += load_of(a->load, e);
+    for (int64_t e = 0; e < E; e++) {
+        const double over = load_of(a->load, e) * (double)E - sum;
+        if (over != 0) bias[e] += over > 0 ? -a->rate : a->rate;
+    }
+    return ERR_OK;
 }

@@ -27,6 +27,8 @@ Err async_check(const TrainSpec *s, int ranks)
     if (s->model.tied && ranks > 1)
         return refuse(s, "its first and last stage would need one gradient of the table",
                       "set model.tied=false");
+    if (s->model.moe.balance.bias_rate > 0)
+        return refuse(s, "experts' biases follow the load of a whole step", "set moe.balance=aux");
     if (s->mask_eod)
         return refuse(s, "its stages do not know how many tokens count", "set data.mask_eod=false");
     if (s->compute == F16)

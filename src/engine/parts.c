@@ -59,6 +59,12 @@ static Err check_units(const PartsSpec *spec, const Schedule *s)
                        "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
                        s->name, s->unit_div, (long long)spec->micro_batch),
                err_hint("nearest that fits: train.micro_batch=%lld", (long long)spec->micro_batch + 1);
+    const int64_t unit = spec->model->moe.balance.unit;
+    if (unit > 1 && spec->micro_batch % (s->unit_div * unit))
+        return err_set(ERR_CONFIG,
+                       "schedule '%s' cuts a micro-batch into %d: no whole balance units of moe.unit=%lld",
+                       s->name, s->unit_div, (long long)unit),
+               err_hint("raise train.micro_batch, or lower moe.unit");
     if (held <= PARTS_STAGES) return ERR_OK;
     return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed", held, PARTS_STAGES);
 }
@@ -142,10 +148,10 @@ static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int rep
                            spec->model, setup);
 }
 
-/* Without slices a second replica is a copy of the first. */
+/* What has no slices is in a second replica a copy of the first's. */
 static void mark_copies(ParamRegistry *r)
 {
-    for (int i = 0; i < r->count; i++) r->items[i].copy = true;
+    for (int i = 0; i < r->count; i++) r->items[i].copy = r->place.slices[r->items[i].spec.group] == 1;
 }
 
 static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp_rank, SetupArena *setup)
@@ -158,7 +164,7 @@ static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp
         if (!own) TRY(setup_array(setup, p->step.chunks, &stages));
         param_registry_init(reg, setup, place);
         TRY(register_stages(p, spec, pp_rank, r, stages, setup));
-        if (r && !spec->zero) mark_copies(reg);
+        if (r) mark_copies(reg);
         TRY(param_number(reg, &p->whole));
         TRY(param_layout(reg, spec->bucket_elems));
     }

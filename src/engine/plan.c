@@ -236,7 +236,7 @@ static Err count_saves(Trainer *t, MemoryPlan *p)
 
 static void count_params(const Trainer *t, MemoryPlan *p)
 {
-    p->params = param_total(&t->parts.whole);
+    p->params = param_trained(&t->parts.whole);
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = t->stores[r].reg;
         p->flat_count += reg->flat_count;

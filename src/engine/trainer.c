@@ -238,6 +238,7 @@ static Err open_optim(Trainer *t)
                         .step = t->step_values,
                         .sums = t->executor.sums,
                         .adamw = s->adamw,
+                        .bias_rate = s->model.moe.balance.bias_rate,
                         .room = t->executor.ctx.canon.room };
     for (int r = 0; r < t->params.replicas; r++) {
         t->optim.store[r] = &t->stores[r];

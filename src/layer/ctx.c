@@ -68,6 +68,12 @@ Tensor param_value(const Ctx *c, int id)
 
 Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
 
+Tensor param_state(const Ctx *c, int id)
+{
+    ASSERT(c->params->reg->items[id].spec.group == PARAM_STATE);
+    return param_slice_master(c->params, id);
+}
+
 /* True for the first contribution in a step, which overwrites. */
 static bool grad_first(const Ctx *c, int id)
 {

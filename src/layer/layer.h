@@ -123,6 +123,7 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols);
 
 Tensor param_value(const Ctx *c, int id); /* the only ways to a parameter's memory */
 Tensor param_grad(const Ctx *c, int id);
+Tensor param_state(const Ctx *c, int id); /* of a STATE parameter: fp32, as the last update left it */
 
 /* ---- gradients: accumulators, written only here; the first contribution of a step overwrites ---- */
 
@@ -313,12 +314,22 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up), cut over ep by rows
  *                    experts.fc2 [E * D, F]
  */
+/* How a router is made to use all experts (docs/moe.md). */
+typedef struct {
+    int64_t unit; /* samples over which rows are counted for the auxiliary loss */
+    float aux, z; /* weights of the auxiliary loss and of the z-loss; 0: none */
+    float
+        bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
+} Balance;
+
 typedef struct {
     int router, fc1, fc2; /* weights */
+    int bias;             /* STATE: of the experts; its accumulator counts their rows */
     int experts, topk;
     int64_t hidden, ffn;
     Activation activation;
     Router scoring;
+    Balance balance;
     bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
     Mlp shared;
     int shared_gate; /* weight [1, D], or -1 */
@@ -340,6 +351,7 @@ typedef struct {
     bool shared_gate, recompute;
     Activation activation;
     Router scoring;
+    Balance balance;
     float std, proj_std;
 } MoeSpec;
 

@@ -50,6 +50,17 @@ static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
     return add_weight(reg, s, "shared_gate", gate, &m->shared_gate);
 }
 
+static Err add_bias(ParamRegistry *reg, const MoeSpec *s, int *id)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "%s.router.bias", s->name);
+    return param_add(
+        reg,
+        (ParamSpec){
+            .name = name, .ndim = 1, .shape = { s->experts }, .partial = PARTIAL_ROWS, .group = PARAM_STATE },
+        id);
+}
+
 Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 {
     const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
@@ -59,11 +70,13 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .ffn = F,
                 .activation = s.activation,
                 .scoring = s.scoring,
+                .balance = s.balance,
                 .recompute = s.recompute };
     ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_EP }, .std = s.std, .group = PARAM_EXPERT };
     ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_EP }, .std = s.proj_std, .group = PARAM_EXPERT };
     TRY(add_weight(reg, &s, "router", router, &m->router));
+    TRY(add_bias(reg, &s, &m->bias));
     TRY(add_weight(reg, &s, "experts.fc1", fc1, &m->fc1));
     TRY(add_weight(reg, &s, "experts.fc2", fc2, &m->fc2));
     return register_shared(m, reg, &s);
@@ -234,7 +247,8 @@ static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t
 static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     TRY(fp32_linear(c, m->router, x, t->logits));
-    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits,
+    const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
+    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
            .router = m->scoring));
     TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = t->index,
            .experts = m->experts, .run = run_tokens(c)));
@@ -365,6 +379,48 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tenso
     return ERR_OK;
 }
 
+/* The rows that experts get, for their biases and for who watches. */
+static Err count_rows(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    Tensor load;
+    TRY(grad_open(c, m->bias, &load));
+    TRY(op(c->s, expert_count, .load = load, .offset = t->offset));
+    return grad_added(c, m->bias);
+}
+
+/* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
+static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, int64_t first, int64_t rows, Tensor *load)
+{
+    const int64_t N = t->index.dim[0], K = m->topk;
+    Tensor index = t->index, weight;
+    TRY(tensor_new(c->scratch, load, I64, c->batch->B / m->balance.unit, m->experts));
+    TRY(device_zero(c->s, load->data, tensor_bytes(*load)));
+    if (m->scoring.groups > 1 || m->balance.bias_rate > 0) {
+        Router alone = m->scoring;
+        alone.groups = alone.group_topk = 1;
+        TRY(tensor_new(c->scratch, &index, I32, N, K));
+        TRY(tensor_new(c->scratch, &weight, F32, N, K));
+        TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits, .router = alone));
+    }
+    TRY(op(c->s, router_count, .load = *load, .index = index, .first = first, .rows = rows));
+    return comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL);
+}
+
+/* dlogits += what balance losses cost. */
+static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
+{
+    const Balance *b = &m->balance;
+    const int64_t rows = b->unit * c->batch->T, first = c->world->sp.rank * ctx_rows(c);
+    Tensor load = { 0 };
+    if (!(b->aux > 0) && !(b->z > 0)) return ERR_OK;
+    ArenaMark mark = arena_mark(c->scratch);
+    if (b->aux > 0) TRY(unit_loads(m, c, t, first, rows, &load));
+    TRY(op(c->s, router_balance, .dlogits = dlogits, .logits = t->logits, .load = load, .router = m->scoring,
+           .step = c->step, .topk = m->topk, .aux = b->aux, .z = b->z, .first = first, .rows = rows));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
 /* dx = what came through the router's weights. */
 static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
 {
@@ -372,6 +428,8 @@ static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Ten
     TRY(fp32_dy_alloc(c, m->experts, &dy, &dlogits));
     TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
            .weight = t->weight, .router = m->scoring));
+    TRY(balance_backward(m, c, t, dlogits));
+    TRY(count_rows(m, c, t));
     return fp32_linear_backward(c, m->router, x, dy, dlogits, dx);
 }
 

@@ -53,6 +53,7 @@ static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, co
                                    .recompute = s->recompute == RECOMPUTE_SELECTIVE,
                                    .activation = s->activation,
                                    .scoring = s->moe.router,
+                                   .balance = s->moe.balance,
                                    .std = s->init_std,
                                    .proj_std = proj_std });
 }

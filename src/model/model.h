@@ -26,6 +26,7 @@ typedef struct {
     int64_t ffn, shared_ffn;
     bool shared_gate;
     Router router;
+    Balance balance;
     LayerSet layers; /* the blocks that are mixtures */
 } MixtureSpec;
 

@@ -15,6 +15,7 @@ static Err add_stats(Optim *o, const ParamStore *ps)
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         Tensor g = param_slice_grad(ps, i);
+        if (p->spec.group == PARAM_STATE) continue;
         if (p->copy || !shard_owner(p, &ps->reg->place) || !tensor_count(g)) continue;
         TRY(op(o->stream, grad_stats, .max = tensor_row_slice(o->stats->max, p->global, 1),
                .sumsq = tensor_reshape(tensor_row_slice(o->stats->sumsq, p->global, 1), 4), .g = g,
@@ -67,12 +68,20 @@ Err optim_norm_local(Optim *o, Tensor sums)
     return finish(o, sums);
 }
 
+static Err update_bias(Optim *o, ParamStore *ps, int id)
+{
+    if (!(o->bias_rate > 0)) return ERR_OK;
+    return op(o->stream, expert_bias, .bias = param_slice_master(ps, id), .load = param_slice_grad(ps, id),
+              .step = o->step, .rate = o->bias_rate);
+}
+
 Err optim_update(Optim *o, ParamStore *ps)
 {
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         Tensor copy = { 0 }, g = param_slice_grad(ps, i); /* copy: for layers that do not read the master */
-        if (!tensor_count(g)) continue;
+        if (p->spec.group == PARAM_STATE) TRY(update_bias(o, ps, i));
+        if (p->spec.group == PARAM_STATE || !tensor_count(g)) continue;
         if (ps->value.dtype != F32) copy = param_slice_value(ps, i);
         TRY(op(o->stream, adamw, .w = param_slice_master(ps, i), .m = param_slice_of(ps, i, ps->m),
                .v = param_slice_of(ps, i, ps->v), .g = g, .copy = copy, .shift = param_store_shift(ps, i),

@@ -22,7 +22,8 @@ typedef struct {
     StepValues *step; /* device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
     AdamWSpec adamw;
-    int room; /* Canon.room */
+    float bias_rate; /* of experts' biases (device/ops.def, expert_bias); 0: they stay */
+    int room;        /* Canon.room */
 } Optim;
 
 /* Loss, counted tokens and non-finite flag over dp and the stages, of which the last one's have them. */
@@ -31,7 +32,8 @@ Err optim_sum_loss(Optim *o);
 Err optim_norm(Optim *o);
 /* The same for this rank's stages alone, with `sums` instead of the loss's: for updates while other stages run. */
 Err optim_norm_local(Optim *o, Tensor sums);
-/* AdamW on this rank's slice of every parameter of a store (decay by its flag), unless step->skip. */
+/* AdamW on this rank's slice of every parameter of a store (decay by its flag), unless step->skip; experts' biases by
+ * their load. */
 Err optim_update(Optim *o, ParamStore *store);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;

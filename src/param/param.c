@@ -16,8 +16,8 @@ ParamPlace param_place_single(void) { return param_place((Grid){ .tp = 1, .dp = 
 ParamPlace param_place(Grid g, int rank, bool zero)
 {
     static const GroupKind axis[CUT_KINDS] = { [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP };
-    static const GroupKind one[PARAM_GROUPS] = { GROUP_DP, GROUP_EXPERT_DP };
-    static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW };
+    static const GroupKind one[PARAM_GROUPS] = { GROUP_DP, GROUP_EXPERT_DP, GROUP_DP };
+    static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
     const GridShape s = grid_shape(g);
     ParamPlace p = { .zero = zero, .parts = { 1 } };
     for (Cut c = CUT_NONE + 1; c < CUT_KINDS; c++) {
@@ -27,8 +27,9 @@ ParamPlace param_place(Grid g, int rank, bool zero)
     for (ParamGroup i = 0; i < PARAM_GROUPS; i++) {
         const GroupKind kind = s.two_replicas ? two[i] : one[i];
         p.copy[i] = group_rank(s, one[i], rank);
-        p.slices[i] = zero ? group_size(s, kind) : 1;
-        p.slice[i] = zero ? group_rank(s, kind, rank) : 0;
+        const bool cut = zero && i != PARAM_STATE;
+        p.slices[i] = cut ? group_size(s, kind) : 1;
+        p.slice[i] = cut ? group_rank(s, kind, rank) : 0;
     }
     return p;
 }
@@ -181,6 +182,8 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
         place_kind(r, PARAM_DENSE, kind, bucket_elems, &nth);
     }
     close_bucket(r);
+    place_kind(r, PARAM_STATE, PARTIAL_ROWS, bucket_elems, &nth);
+    close_bucket(r);
     r->partial_at[PARTIAL_KINDS] = r->flat_count;
     ASSERT(nth == r->count);
     return ERR_OK;
@@ -216,6 +219,14 @@ int64_t param_total(const ParamRegistry *r)
 {
     int64_t n = 0;
     for (int i = 0; i < r->count; i++) n += r->items[i].spec.shape[0] * r->items[i].spec.shape[1];
+    return n;
+}
+
+int64_t param_trained(const ParamRegistry *r)
+{
+    int64_t n = param_total(r);
+    for (int i = 0; i < r->count; i++)
+        if (r->items[i].spec.group == PARAM_STATE) n -= r->items[i].spec.shape[0];
     return n;
 }
 

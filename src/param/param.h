@@ -16,9 +16,9 @@
  * and, of every parameter of the model on every rank, statistics and fixed-point shifts of its gradient (GradStats).
  *
  * Layout: backward's order, that is registration reversed, cut into buckets between parameters; each bucket
- * into equal slices, one per copy with ZeRO-1 (else one in all), which may straddle parameters. A bucket has weights of
- * experts alone, or none of them: these come first. Parameters whose gradients are partial over other ranks than dp's
- * come last, so that their sums are one call each (param_layout):
+ * into equal slices, one per copy with ZeRO-1 (else one in all), which may straddle parameters. A bucket has parameters
+ * of one group: weights of experts come first, STATE last. Parameters whose gradients are partial over other ranks than
+ * dp's lie behind the others, so that their sums are one call each (param_layout):
  *
  *   | head, last block ... | ... | first block, table |pad| qk-norms | norms, row biases, positions |pad|
  *   |  slice 0 |  slice 1  | s0 | s1 |  slice 0 | slice 1 |        slice 0     |      slice 1          |
@@ -36,7 +36,9 @@
 
 typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_KINDS } Cut; /* which axis cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
-typedef enum { PARAM_DENSE, PARAM_EXPERT, PARAM_GROUPS } ParamGroup; /* which grid its copies live on */
+/* Which grid its copies live on. STATE: no weight but a number that each step's counts decide on: its accumulator holds
+ * them, on all ranks all; it is never cut, in fp32 whatever the dtype (param_master), and in no norm. */
+typedef enum { PARAM_DENSE, PARAM_EXPERT, PARAM_STATE, PARAM_GROUPS } ParamGroup;
 
 /* Over which ranks, besides dp, a gradient is partial and has to be summed; in the order of the layout. */
 typedef enum {
@@ -146,6 +148,7 @@ ParamSlice param_slice_at(const ParamRegistry *r, int id, int slice); /* of anot
 
 int64_t param_padding(const ParamRegistry *r); /* elements of a flat buffer that are nobody's */
 int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
+int64_t param_trained(const ParamRegistry *r); /* without STATE */
 
 /* What a store keeps of gradients. */
 typedef enum {

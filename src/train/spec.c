@@ -9,16 +9,20 @@ static MixtureSpec mixture_spec(const Config *cfg)
                                           [MOE_ROUTER_SOFTMAX_PRE] = ROUTER_SOFTMAX_PRE,
                                           [MOE_ROUTER_SIGMOID] = ROUTER_SIGMOID,
                                           [MOE_ROUTER_SQRT_SOFTPLUS] = ROUTER_SQRT_SOFTPLUS };
-    MixtureSpec m = { .experts = (int)cfg->moe.experts,
-                      .topk = (int)cfg->moe.topk,
-                      .ffn = cfg->moe.ffn,
-                      .shared_ffn = cfg->moe.shared_ffn,
-                      .shared_gate = cfg->moe.shared_gate,
-                      .router = { .score = scores[cfg->moe.router],
-                                  .normalize = cfg->moe.normalize,
-                                  .scale = (float)cfg->moe.scale,
-                                  .groups = (int)cfg->moe.groups,
-                                  .group_topk = (int)cfg->moe.group_topk } };
+    MixtureSpec m = {
+        .experts = (int)cfg->moe.experts,
+        .topk = (int)cfg->moe.topk,
+        .ffn = cfg->moe.ffn,
+        .shared_ffn = cfg->moe.shared_ffn,
+        .shared_gate = cfg->moe.shared_gate,
+        .router = { .score = scores[cfg->moe.router],
+                    .normalize = cfg->moe.normalize,
+                    .scale = (float)cfg->moe.scale,
+                    .groups = (int)cfg->moe.groups,
+                    .group_topk = (int)cfg->moe.group_topk },
+        .balance = { .unit = cfg->moe.unit, .aux = (float)cfg->moe.aux_coeff, .z = (float)cfg->moe.z_coeff }
+    };
+    if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;
     layer_set_read(cfg->moe.every, (int)cfg->model.layers, &m.layers); /* (config_check has read it, too) */
     return m;
 }
