@@ -90,4 +90,21 @@ refuse "the list is about 3 blocks, the model has 4" moe.every=0,1*2
 refuse "only a mixture has it: give moe.experts" moe.experts=0
 run whole moe.topk=1
 check "another topk is another run (got $?)" grep -qF "moe.topk was '2' and is '1'" whole.err
+
+# Balanced by a loss a router keeps all experts busy; a bias follows the load; ranks see the same loads
+loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl"; }
+worst() { loads "$1" | tail -1 | grep -oE '[0-9.]+' | sort -g | tail -1; }
+small=("${small[@]/train.steps=6/train.steps=40}")
+small=("${small[@]/checkpoint.every=3/checkpoint.every=0}")
+even=(optim.lr=1e-2 moe.router=sigmoid)
+run left "${even[@]}" moe.balance=none moe.aux_coeff=0
+run aux "${even[@]}" moe.balance=aux moe.aux_coeff=0.1
+run bias "${even[@]}" moe.balance=bias moe.bias_rate=0.02 moe.aux_coeff=0
+count=2
+ranks bias2 "${even[@]}" moe.balance=bias moe.bias_rate=0.02 moe.aux_coeff=0 parallel.ep=2 train.micro_batch=2
+for how in aux bias; do
+    check "$how: the busiest expert has $(worst $how) of the mean, left alone $(worst left)" \
+        awk -v a="$(worst $how)" -v b="$(worst left)" 'BEGIN { exit !(a < b && a < 2) }'
+done
+check "two ranks count the loads of one" [ "$(loads bias)" = "$(loads bias2)" ]
 finish

@@ -287,7 +287,7 @@ static void z_gradient(const float *x, float *p, float *dx, int64_t E, float pul
     row_softmax(p, x, E);
     for (int64_t e = 1; e < E; e++)
         if (better(x[e], x[best])) best = e;
-    const float z = x[best] - (float)m_log((double)p[best]); /* p = exp(x - z) */
+    const float z = x[best] - (float)m_log((double)p[best]); /* p is e to the power x - z */
     for (int64_t e = 0; e < E; e++) dx[e] += pull * 2 * z * p[e];
 }
 

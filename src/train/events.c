@@ -127,6 +127,19 @@ Err events_step(Events *e, const MetricsRecord *r)
     return write_event(e, &event);
 }
 
+Err events_load(Events *e, const MetricsRecord *r)
+{
+    for (int i = 0; i < r->layers; i++) {
+        EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
+        char layer[24];
+        if (!(r->load[i] > 0)) continue;
+        snprintf(layer, sizeof layer, "layer %d", i);
+        add_scalar(&event, "expert_load", layer, r->load[i]);
+        TRY(write_event(e, &event));
+    }
+    return ERR_OK;
+}
+
 Err events_valid(Events *e, int64_t step, const char *name, double loss)
 {
     EventRecord event = { .kind = EVENT_SCALARS, .step = step };

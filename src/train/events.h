@@ -29,6 +29,7 @@ Err events_open(Events *e, const char *run_dir, int64_t first_step);
 
 /* Tags: the names of metrics.jsonl; "valid_loss" or "valid_loss/NAME". ERR_IO, then the file is as it was before. */
 Err events_step(Events *e, const MetricsRecord *r);
+Err events_load(Events *e, const MetricsRecord *r); /* of experts, a curve a layer */
 Err events_valid(Events *e, int64_t step, const char *name, double loss);
 
 /* ---- one record, for tests ---- */

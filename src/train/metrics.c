@@ -174,6 +174,14 @@ static int terminal_columns(void)
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col - 1 : 100;
 }
 
+static double worst_load(const MetricsRecord *r)
+{
+    double worst = 0;
+    for (int i = 0; i < r->layers; i++)
+        if (r->load[i] > worst) worst = r->load[i];
+    return worst;
+}
+
 static void format_step(Metrics *m, const MetricsRecord *r)
 {
     char a[UNITS_BYTES];
@@ -185,6 +193,7 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     line_add(&l, "", "lr %.2e", r->lr);
     if (r->skipped) line_add(&l, "1;31", "skipped: not finite");
     else line_add(&l, "", "grad %.3f", r->grad_norm);
+    if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));
     if (r->mfu > 0) line_add(&l, "32", "MFU %.1f%%", 100 * r->mfu);
@@ -265,6 +274,7 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     curve_add(&m->curve, r->step, r->tokens, r->loss, r->skipped);
     if (m->o.jsonl) line_step(m, r);
     if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
+    if (m->o.tensorboard && r->load) event_done(m, events_load(&m->events, r));
     show_step(m, r);
     if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)
         log_warn_once("metrics: picture", "%s; the run goes on", err_message());

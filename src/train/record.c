@@ -60,6 +60,15 @@ static void put_bubble(JsonOut *j, const MetricsBubble *b)
     json_put_number(j, "bubble_simulated", b->bubble_simulated);
 }
 
+/* Of the layers that are mixtures, in their order. */
+static void put_load(JsonOut *j, const MetricsRecord *r)
+{
+    json_open(j, "expert_load", '[');
+    for (int i = 0; i < r->layers; i++)
+        if (r->load[i] > 0) json_put_number(j, NULL, r->load[i]);
+    json_close(j, ']');
+}
+
 void record_put_step(JsonOut *j, const MetricsRecord *r)
 {
     bool finite = true;
@@ -74,6 +83,7 @@ void record_put_step(JsonOut *j, const MetricsRecord *r)
     if (!finite) json_put_bool(j, "nonfinite", true);
     if (r->save.step) put_save(j, &r->save);
     if (r->bubble.measured) put_bubble(j, &r->bubble);
+    if (r->load) put_load(j, r);
     json_close(j, '}');
 }
 

@@ -6,6 +6,7 @@
 #define MEGATRAIN_TRAIN_RECORD_H
 
 #include "base/json.h"
+#include "base/layer_set.h"
 #include "train/curve.h"
 
 /* A checkpoint whose outcome was known since the step before: how long training stood still for it, how long writing
@@ -34,9 +35,12 @@ typedef struct {
     /* not among the fields: */
     MetricsSave save;
     MetricsBubble bubble;
+    const double *load; /* of experts by layer, 0: no mixture (engine/loads.h); NULL: a dense model */
+    int layers;
 } MetricsRecord;
 
-enum { RECORD_FIELDS = 11, RECORD_BYTES = 1024 + 6 * 512 }; /* JSON escapes make a byte six */
+/* JSON escapes make a byte six; a load is a number of at most nine characters. */
+enum { RECORD_FIELDS = 11, RECORD_BYTES = 1024 + 6 * 512 + 10 * LAYERS_MAX };
 
 const char *record_name(int field);
 double record_value(const MetricsRecord *r, int field);

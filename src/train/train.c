@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/words.h"
+#include "engine/loads.h"
 #include "train/join.h"
 #include "train/metrics.h"
 #include "train/run.h"
@@ -89,10 +90,11 @@ static void follow_launcher(void)
 typedef struct {
     const Config *cfg;
     Ranks ranks;
-    bool lead;            /* the rank that writes what is written once */
-    bool tracing;         /* spans are being recorded */
-    Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
-    MetricsBubble bubble; /* of the step before the next line of metrics */
+    bool lead;               /* the rank that writes what is written once */
+    bool tracing;            /* spans are being recorded */
+    Timeline *timeline;      /* of all ranks of a pipeline; else NULL, and the lead alone records */
+    MetricsBubble bubble;    /* of the step before the next line of metrics */
+    double load[LAYERS_MAX]; /* of a mixture's experts in the last step */
     Run run;
     Loader *loader;
     Ckpt ckpt;
@@ -307,7 +309,9 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .memory_bytes = memory_plan_total(&l->run.plan),
                         .skipped = r->skipped,
                         .save = l->saved,
-                        .bubble = l->bubble };
+                        .bubble = l->bubble,
+                        .load = l->run.spec.model.moe.experts ? l->load : NULL,
+                        .layers = l->run.spec.model.layers };
     if (l->lead) metrics_step(&l->metrics, &m);
     l->saved = (MetricsSave){ 0 };
     l->bubble = (MetricsBubble){ 0 };
@@ -454,6 +458,7 @@ static Err one_step(Loop *l, int64_t end)
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
     if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
+    if (l->run.spec.model.moe.experts) TRY(loads_read(t, l->load));
     record_step(l, &report, clock_s() - t0);
     TRY(check_numerics(l, &report));
     if (l->run.valid.count && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));
