@@ -14,8 +14,7 @@
 every_lane=
 if [ "${1:-}" = -a ]; then every_lane=1 FULL=1; shift; fi
 only=${1:-} FULL=${FULL:-${1:+1}}
-expected=expected_lane
-expected_lane() { field lane; }
+kinds() { field lane; }
 list=$root/test/cuda_bugs.txt
 
 # ---- a lane ----

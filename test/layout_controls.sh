@@ -9,8 +9,7 @@
 
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 only=${1:-} FULL=${FULL:-${1:+1}}
-expected=expected_layouts
-expected_layouts() { field differ; }
+kinds() { field file; field differ; }
 # names in the conditions; own: the reference's isa
 avx512=1 avx2=2 c=3 own=0
 export MEGATRAIN_LAYOUTS=short

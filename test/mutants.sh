@@ -6,8 +6,7 @@
 #   test/mutants.sh WORD        those whose name contains WORD
 . "$(dirname "${BASH_SOURCE[0]}")/mutate.sh"
 only=${1:-} FULL=${FULL:-${1:+1}}
-expected=expected_program
-expected_program() { field test | cut -d ' ' -f 1; }
+kinds() { field file; field test | cut -d ' ' -f 1; }
 list=$root/test/mutants.txt
 
 # run_test: the record's test program and case; its output in $work/test.log

@@ -11,8 +11,8 @@
 # and one more field for what is expected ('test' or 'differ', see the two scripts). The copy has a copy of the
 # folder of objects too, so that a fault costs the compilation of one file.
 #
-# FULL=1 tries every record. Without it those are tried that are the first of their source file or of what is expected
-# ($expected, a word of the record, is the script's choice); of the others is only seen that they find their place.
+# FULL=1 tries every record. Without it those are tried that are the first of their kind, or of one of their kinds (the
+# script's function kinds: lines such as the source file, what is expected); of the others is only seen that they find their place.
 set -u
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build=${BUILD:-build}
@@ -86,9 +86,9 @@ each_record() {
         '')
             [ -n "$record" ] || continue
             chosen=${FULL:+1}
-            for word in "$(field file)" "$($expected)"; do
+            while IFS= read -r word; do
                 case $seen in *"|$word|"*) ;; *) chosen=1 seen+="$word|" ;; esac
-            done
+            done < <(kinds)
             if [ -n "$chosen" ]; then number=$((number + 1)); else others=$((others + 1)); fi
             case ${HALF:-}$(((chosen ? number : others) % 2)) in first0 | second1) ;; *) "$2" ;; esac
             record= ;;

@@ -33,7 +33,8 @@ quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
 asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
 ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
 faults) commands=(test/test_faults.sh ${FULL:+test/test_preprocess.sh}); export MEGATRAIN_FAULTS=$extent ;;
-grid) commands=("$BUILD/test/test_pipeline" test/test_pipeline.sh); export MEGATRAIN_PIPELINES=$extent ;;
+grid) commands=("$BUILD/test/test_pipeline" "MEGATRAIN_LAYOUTS=all|$BUILD/test/test_layouts" test/test_pipeline.sh)
+    export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
 slow) mapfile -t commands < <(echo test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)

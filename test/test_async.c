@@ -11,7 +11,7 @@
 
 enum { STEPS = 3, UPDATES = 20 };
 
-/* Under a sanitizer (MEGATRAIN_LAYOUTS=short) one step. */
+/* Under a sanitizer (MEGATRAIN_LAYOUTS=short) one step, of every second case. */
 static int step_count(void)
 {
     return env_is("MEGATRAIN_LAYOUTS", "short") ? 1 : STEPS;
@@ -167,6 +167,8 @@ static void close_loop(Loop *l)
 
 static void compare(const Case *c)
 {
+    static int turn;
+    if (step_count() == 1 && turn++ % 2) return;
     Loop l = { .c = *c };
     double loss[STEPS] = { 0 };
     const TrainSpec s = spec_of(c);

@@ -151,7 +151,8 @@ static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int rep
 /* What has no slices is in a second replica a copy of the first's. */
 static void mark_copies(ParamRegistry *r)
 {
-    for (int i = 0; i < r->count; i++) r->items[i].copy = r->place.slices[r->items[i].spec.group] == 1;
+    for (int i = 0; i < r->count; i++)
+        if (r->place.slices[r->items[i].spec.group] == 1) r->items[i].copy = true;
 }
 
 static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp_rank, SetupArena *setup)
