@@ -330,25 +330,46 @@ TEST(identity_names_what_differs)
         { "train 11111111", "train 11111112", "the order of its samples" },
     };
     char now[512];
-    OK(data_id_same(was, was));
+    OK(data_id_same(was, was, 0));
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         const char *at = strstr(was, other[i][0]);
         snprintf(now, sizeof now, "%.*s%s%s", (int)(at - was), was, other[i][1], at + strlen(other[i][0]));
-        FAILS(data_id_same(now, was), ERR_CKPT, other[i][2]);
+        FAILS(data_id_same(now, was, 0), ERR_CKPT, other[i][2]);
         CHECK(strstr(err_hint_text(), "another run.dir"));
     }
-    OK(data_id_same(was, "train 11111111, tokenizer 22222222")); /* as earlier versions wrote it */
-    FAILS(data_id_same(was, "train 11111110, tokenizer 22222222"), ERR_CKPT, "the order of its samples");
+    OK(data_id_same(was, "train 11111111, tokenizer 22222222", 0)); /* as earlier versions wrote it */
+    FAILS(data_id_same(was, "train 11111110, tokenizer 22222222", 0), ERR_CKPT, "the order of its samples");
     const char *end = strstr(was, ", content"); /* a PREFIX.crc that came or went */
     snprintf(now, sizeof now, "%.*s%s", (int)(end - was), was, strchr(end, '\n'));
-    OK(data_id_same(now, was));
-    OK(data_id_same(was, now));
+    OK(data_id_same(now, was, 0));
+    OK(data_id_same(was, now, 0));
     /* moved: with a checksum it is the same file, without one nobody knows */
-    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4"));
-    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4"),
+    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4", 0));
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4", 0),
           ERR_CKPT, "a token file: 'x/a: 10 bytes, content 5' now");
-    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes", "train 1, tokenizer 2\na: 10 bytes"), ERR_CKPT,
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes", "train 1, tokenizer 2\na: 10 bytes", 0), ERR_CKPT,
           "a token file: 'x/a: 10 bytes' now");
+}
+
+TEST(what_differs_of_the_data_may_be_allowed)
+{
+    static const struct {
+        const char *now;
+        unsigned differs;
+    } cases[] = { { "train 1, tokenizer 2\na: 10 bytes", 0 },
+                  { "train 3, tokenizer 2\na: 10 bytes", DATA_ORDER },
+                  { "train 1, tokenizer 3\na: 10 bytes", DATA_TOKENIZER },
+                  { "train 3, tokenizer 2\na: 11 bytes", DATA_FILES }, /* which their order follows from */
+                  { "train 3, tokenizer 3\nb: 10 bytes", DATA_FILES | DATA_TOKENIZER },
+                  { "train 3, tokenizer 3\na: 10 bytes", DATA_ORDER | DATA_TOKENIZER } };
+    const char *then = "train 1, tokenizer 2\na: 10 bytes";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_MSG(data_id_differs(cases[i].now, then) == cases[i].differs, "case %d", (int)i);
+        for (unsigned allowed = 0; allowed <= DATA_ALL; allowed++) {
+            const Err err = data_id_same(cases[i].now, then, allowed);
+            CHECK_MSG((err == ERR_OK) == !(cases[i].differs & ~allowed), "case %d, allowed %u", (int)i, allowed);
+        }
+    }
 }
 
 TEST(loader_equals_direct)

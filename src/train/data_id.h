@@ -20,8 +20,14 @@
 /* The text, in `setup`. */
 Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out);
 
-/* ERR_CKPT naming what differs, both ways it is described, and the way out. */
-Err data_id_same(const char *now, const char *then);
+/* What may differ. DATA_ORDER: the order of the samples of the same files. */
+enum { DATA_TOKENIZER = 1, DATA_FILES = 2, DATA_ORDER = 4, DATA_ALL = 7 };
+
+/* A set of these. */
+unsigned data_id_differs(const char *now, const char *then);
+
+/* ERR_CKPT naming what differs besides `allowed`, both ways it is described, and the way out. */
+Err data_id_same(const char *now, const char *then, unsigned allowed);
 
 /* For weights alone, whatever data they go on with: ERR_CKPT if they were trained with another tokenizer. */
 Err data_id_same_tokenizer(const Tokenizer *now, const char *then);

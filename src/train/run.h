@@ -10,6 +10,7 @@
 #include "data/loader.h"
 #include "data/sets.h"
 #include "data/tokenizer.h"
+#include "train/overrides.h"
 #include "train/ranks.h"
 #include "engine/trainer.h"
 
@@ -25,7 +26,8 @@ typedef struct {
     MemoryPlan plan;
     Trainer trainer;
     bool trainer_open;
-    char *data_id; /* identity of the training data (data_id.h), kept in checkpoints */
+    char *data_id;       /* identity of the training data (data_id.h), kept in checkpoints */
+    Overrides overrides; /* what differs from the checkpoint that the run went on from */
 } Run;
 
 typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;

@@ -135,6 +135,14 @@ static Err write_config(Loop *l)
     return file_replace(path, l->config_text, (int64_t)strlen(l->config_text));
 }
 
+/* Of the texts of a checkpoint's meta data. */
+static int64_t meta_bytes(const Loop *l)
+{
+    const char *overrides = l->run.overrides.text;
+    return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
+           1024;
+}
+
 static Err open_ckpt(Loop *l)
 {
     CkptOptions o = { .run_dir = l->cfg->run.dir,
@@ -145,7 +153,7 @@ static Err open_ckpt(Loop *l)
                       .bad_from = l->run.trainer.step + 1,
                       .async = l->cfg->checkpoint.async,
                       .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
-                      .meta_bytes = (int64_t)(strlen(l->config_text) + strlen(l->run.data_id)) + 1024 };
+                      .meta_bytes = meta_bytes(l) };
     TRY(ckpt_open(&l->ckpt, o, &l->run.setup));
     setup_freeze(&l->run.setup);
     return ERR_OK;
@@ -183,8 +191,20 @@ static Err open_metrics(Loop *l)
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
                          .resume_step = l->run.trainer.step };
+    const Overrides *changed = &l->run.overrides;
     if (!l->lead) return ERR_OK;
-    return metrics_open(&l->metrics, o);
+    TRY(metrics_open(&l->metrics, o));
+    overrides_say(changed);
+    for (int i = 0; i < changed->count; i++) {
+        const ConfigKey *key = config_key(changed->item[i].key);
+        OverrideRecord r = { .step = changed->step,
+                             .section = key->section,
+                             .key = key->name,
+                             .was = changed->item[i].was,
+                             .is = changed->item[i].is };
+        metrics_override(&l->metrics, &r);
+    }
+    return ERR_OK;
 }
 
 /* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
