@@ -377,32 +377,42 @@ TEST(loader_equals_direct)
     Dataset *d = loader_data();
     int32_t rows[24 * LROW];
     static const struct {
-        int64_t first, global;
+        int64_t first, step;
+        const char *ramp;
         int dp, micro;
-    } cases[] = { { 0, 12, 1, 3 }, { 0, 12, 4, 1 }, { 24, 12, 2, 2 },
-                  { 7, 24, 3, 8 }, { 5, 6, 6, 1 },  { 0, 5, 1, 5 } };
+    } cases[] = { { 0, 1, "12", 1, 3 },       { 0, 1, "12", 4, 1 },
+                  { 24, 3, "12", 2, 2 },      { 7, 1, "24", 3, 8 },
+                  { 5, 1, "6", 6, 1 },        { 0, 1, "5", 1, 5 },
+                  { 0, 1, "4*2,8*1,24", 2, 2 }, { 8, 3, "4*2,8*1,24", 4, 1 },
+                  { 16, 4, "4*2,8*1,24", 1, 4 } };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        int64_t slice = cases[c].global / cases[c].dp;
+        BatchRamp ramp;
         char taken[512] = { 0 };
+        int64_t batch = 0;
+        CHECK(!batch_ramp_read(cases[c].ramp, &ramp));
         for (int r = 0; r < cases[c].dp; r++) {
-            LoaderOptions o = { d, cases[c].first, cases[c].global, cases[c].dp, r };
+            LoaderOptions o = { d, cases[c].first, cases[c].step, ramp, cases[c].dp, r };
+            int64_t served = 0;
             Loader *l;
             OK(loader_open(&o, &l));
-            for (int64_t batch = cases[c].first; batch < cases[c].first + 6 * cases[c].global;
-                 batch += cases[c].global)
+            batch = cases[c].first;
+            for (int64_t step = cases[c].step; step < cases[c].step + 6; step++) {
+                const int64_t slice = batch_ramp_at(&ramp, step) / cases[c].dp;
                 for (int64_t m = 0; m < slice; m += cases[c].micro) {
-                    int64_t at = loader_slice(&o, batch) + m;
+                    int64_t at = batch + slice * r + m;
                     OK(loader_get(l, at, cases[c].micro, rows));
                     CHECK(equals_direct(d, at, cases[c].micro, rows));
                     for (int i = 0; i < cases[c].micro; i++) taken[at + i - cases[c].first]++;
                 }
-            CHECK(loader_stats(l).fetched_samples == 0 &&
-                  loader_stats(l).copied_samples == 6 * slice);
+                batch += slice * cases[c].dp;
+                served += slice;
+            }
+            CHECK(loader_stats(l).fetched_samples == 0 && loader_stats(l).copied_samples == served);
             loader_close(l);
         }
         /* all ranks together: the interval, each position once */
-        for (int64_t i = 0; i < 6 * cases[c].global; i++) CHECK(taken[i] == 1);
-        CHECK(taken[6 * cases[c].global] == 0);
+        for (int64_t i = 0; i < batch - cases[c].first; i++) CHECK(taken[i] == 1);
+        CHECK(taken[batch - cases[c].first] == 0);
     }
     dataset_close(d);
 }
@@ -413,7 +423,7 @@ TEST(loader_jumps)
     int32_t rows[24 * LROW];
     uint64_t seed = 6;
     Loader *l;
-    OK(loader_open(&(LoaderOptions){ d, 0, 8, 2, 1 }, &l));
+    OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(8), 2, 1 }, &l));
     for (int i = 0; i < 500; i++) {
         int64_t at = (int64_t)(test_rand(&seed) % (i % 2 ? 40 : 1000)),
                 n = 1 + (int64_t)(test_rand(&seed) % 20);
@@ -422,7 +432,7 @@ TEST(loader_jumps)
     }
     CHECK(loader_stats(l).fetched_samples > 0);
     loader_close(l);
-    OK(loader_open(&(LoaderOptions){ d, 0, 8, 2, 1 }, &l)); /* closed while it reads ahead */
+    OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(8), 2, 1 }, &l)); /* closed while it reads ahead */
     loader_close(l);
     dataset_close(d);
 }
@@ -434,7 +444,7 @@ TEST(loader_reports_bad_tokens)
     write_pair("lb", TOKEN_U16, (int[]){ 40 }, 1, 200);
     Dataset *d = open_dataset(
         (DatasetOptions){ .spec = in_dir("lb"), .seq = LSEQ, .vocab = 100, .order = ORDER_FILE });
-    OK(loader_open(&(LoaderOptions){ d, 0, 2, 1, 0 }, &l));
+    OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(2), 1, 0 }, &l));
     OK(loader_get(l, 0, 2, rows));
     FAILS(loader_get(l, 2, 2, rows), ERR_DATA,
           "token id '101' at byte '28' (document '0', position '14')");

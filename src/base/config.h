@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "base/arena.h"
+#include "base/batch_ramp.h"
 
 /* Where a value came from. AUTO: filled in, from the recipe or from other keys. */
 typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
@@ -48,7 +49,9 @@ typedef struct {
         int64_t world_size, dp;          /* ranks; data-parallel ranks */
         bool any_world;                  /* the first was asked for as CONFIG_ANY_WORLD */
         int gpus;                        /* of this host */
-        int64_t microbatches;            /* of a step, on one rank: global_batch / (micro_batch * dp) */
+        BatchRamp batch;                 /* train.global_batch */
+        int64_t global_batch;            /* of the largest step */
+        int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
         int64_t steps;                   /* of the whole run, also when train.tokens is given */
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */

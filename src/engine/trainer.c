@@ -35,7 +35,7 @@ int64_t memory_plan_total(const MemoryPlan *p)
 static Err hook_batch(void *user, int unit, Batch *b)
 {
     Trainer *t = user;
-    int64_t share = t->spec.global_batch / t->world->grid.dp;
+    int64_t share = t->batch / t->world->grid.dp;
     int64_t first = t->first_sample + t->world->dp_rank * share + unit * b->B;
     if (t->source.get) TRY(t->source.get(t->source.user, first, b->B, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first);
@@ -101,6 +101,19 @@ static BatchSpec batch_spec(const Trainer *t)
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };
+}
+
+int64_t trainer_batch(const Trainer *t, int64_t step)
+{
+    return t->spec.ramp.count ? batch_ramp_at(&t->spec.ramp, step) : t->spec.global_batch;
+}
+
+/* The lists are of the largest step: a smaller one leaves out their last units. */
+static void take_batch(Trainer *t, int64_t first, int64_t samples)
+{
+    t->first_sample = first;
+    t->batch = samples;
+    t->executor.units = (int)(samples / t->world->grid.dp / batch_spec(t).B);
 }
 
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
@@ -214,7 +227,7 @@ static Err fill(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
-    const int64_t tokens = s->global_batch * s->model.seq / async_updates(&t->parts.step);
+    const int64_t tokens = trainer_batch(t, 1) * s->model.seq / async_updates(&t->parts.step);
     /* (an update that does not fit is done again, but not where others have gone on meanwhile) */
     const int start = trainer_is_async(t) ? FIRST_SHIFT - SHIFT_STEP : FIRST_SHIFT;
     const int shift = start + log2_ceil(tokens) + s->extra_shift;
@@ -312,6 +325,7 @@ Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *w
     TRY(device_open(&t->device, choice));
     if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
     TRY(open_parts(t));
+    take_batch(t, 0, trainer_batch(t, 1));
     return build(t, limits);
 }
 
@@ -373,7 +387,7 @@ MemoryPlan trainer_peak(const Trainer *t)
 static Err step_begin(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    int64_t update = t->updates + 1, nominal = s->global_batch * s->model.seq;
+    int64_t update = t->updates + 1, nominal = t->batch * s->model.seq;
     StepValues v = { .step = t->step + 1,
                      .nominal = nominal,
                      .lr = (float)lr_at(&s->lr, update),
@@ -442,6 +456,15 @@ static void show_arenas(const Trainer *t)
     }
 }
 
+/* The next step's. */
+static void begin_batch(Trainer *t)
+{
+    take_batch(t, t->samples, trainer_batch(t, t->step + 1));
+    for (int r = 0; r < t->params.replicas && t->last_batch && t->batch != t->last_batch; r++)
+        ddp_forget(&t->ddp[r]);
+    t->last_batch = t->batch;
+}
+
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
 {
     StepValues v = { 0 };
@@ -449,7 +472,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     int redone = 0, rescaled = 0;
     const LossScale scale = t->loss_scale;
     t->source = source;
-    t->first_sample = t->samples;
+    begin_batch(t);
     show_arenas(t);
     if (trainer_is_async(t)) return async_step(t, report);
     TRY(device_read(stream, t->host_shift, t->stats.shift.data, tensor_bytes(t->stats.shift)));
@@ -465,12 +488,13 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
     else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
     t->step++;
-    t->samples += t->spec.global_batch;
+    t->samples += t->batch;
     t->updates += !v.skip;
     if (!v.skip) raise_loss_scale(t);
     else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
     t->skipped += v.skip;
     report_of(&v, report);
+    report->samples = t->batch;
     report->redone = redone;
     report->rescaled = rescaled;
     return ERR_OK;
@@ -496,7 +520,7 @@ Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches,
     t->source = source;
     *counted = 0;
     for (int64_t i = 0; i < batches; i++) {
-        t->first_sample = first + i * t->spec.global_batch;
+        take_batch(t, first + i * t->spec.global_batch, t->spec.global_batch);
         TRY(eval_batch(t, sums));
         rest += sums[0] % one;
         nats += sums[0] / one + rest / one;

@@ -77,11 +77,28 @@ static Err make_text(Overrides *o, const char *earlier, SetupArena *setup)
     return err;
 }
 
+/* The data are read on where they were left: what train.global_batch says of the steps done must be what was done. */
+static Err check_batches(const Config *was, const Config *now, const CkptMeta *meta)
+{
+    const int64_t samples = batch_ramp_samples(&now->derived.batch, meta->step);
+    if (samples == meta->samples) return ERR_OK;
+    err_set(
+        ERR_CKPT,
+        "train.global_batch = '%s' is %lld samples in the first %lld steps, the checkpoint's run had %lld",
+        now->train.global_batch, (long long)samples, (long long)meta->step, (long long)meta->samples);
+    if (was->derived.batch.count > 1 || now->derived.batch.count > 1)
+        return err_hint("up to step %lld it must say what '%s' did", (long long)meta->step,
+                        was->train.global_batch);
+    return err_hint("say what was done and what is to come: train.global_batch=%s*%lld,%s",
+                    was->train.global_batch, (long long)meta->step, now->train.global_batch);
+}
+
 Err overrides_find(Overrides *o, const Config *was, const Config *now, const CkptMeta *meta, unsigned data,
                    SetupArena *setup)
 {
     char name[96];
     *o = (Overrides){ .step = meta->step + 1 };
+    TRY(check_batches(was, now, meta));
     for (int i = 0; i < CFG_COUNT; i++) {
         const ConfigId id = (ConfigId)i;
         if (!now->may_differ[i]) continue;

@@ -28,7 +28,8 @@ unsigned overrides_data(const Config *was, const Config *now);
 
 /*
  * Texts in `setup`. `data`: parts of the training data's identity that differ. ERR_CONFIG: a key that does not differ
- * and was no override of the checkpoint's run either; after a restart the same command has those.
+ * and was no override of the checkpoint's run either; after a restart the same command has those. ERR_CKPT: the steps
+ * done had other batches than train.global_batch says now.
  */
 Err overrides_find(Overrides *o, const Config *was, const Config *now, const CkptMeta *meta, unsigned data,
                    SetupArena *setup);

@@ -31,7 +31,7 @@ static DatasetOptions data_options(const Run *r)
                              .tokenizer_crc = tokenizer_crc(r->tokenizer),
                              .seed = (uint64_t)c->data.seed,
                              .order = ORDER_KEYED,
-                             .samples = c->derived.steps * c->train.global_batch };
+                             .samples = batch_ramp_samples(&c->derived.batch, c->derived.steps) };
 }
 
 static Err open_train(Run *r)
@@ -178,7 +178,10 @@ static Err open_all(Run *r, RunPurpose purpose)
     r->spec.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp)
         r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
-    if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
+    if (purpose == RUN_GENERATE) {
+        r->spec.micro_batch = r->spec.global_batch = 1;
+        r->spec.ramp.count = 0;
+    }
     if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
         r->spec.threads = ranks_threads(r->ranks);
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));

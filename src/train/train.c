@@ -163,7 +163,8 @@ static Err open_loader(Loop *l)
 {
     LoaderOptions o = { .dataset = l->run.train,
                         .first_position = l->run.trainer.samples,
-                        .global_batch = l->cfg->train.global_batch,
+                        .first_step = l->run.trainer.step + 1,
+                        .ramp = l->cfg->derived.batch,
                         .dp = l->run.world->grid.dp,
                         .dp_rank = l->run.world->dp_rank };
     return loader_open(&o, &l->loader);
@@ -309,7 +310,7 @@ static void say_start(const Loop *l, int64_t end)
 
 static void record_step(Loop *l, const StepReport *r, double seconds)
 {
-    double tokens = (double)l->cfg->train.global_batch * (double)l->run.spec.model.seq;
+    double tokens = (double)r->samples * (double)l->run.spec.model.seq;
     /* a device's share; ranks that share a GPU are one device */
     double devices = (double)l->run.world->size / l->ranks.gpu.sharers;
     double flops = l->flop_per_token * tokens / seconds / devices;
@@ -422,10 +423,13 @@ static Err end_of_save(Loop *l, Err err)
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Is the step asked for by log.trace_every or log.trace_steps? */
-static bool wanted(const Config *c, int64_t step)
+/* Is the step asked for by log.trace_every or log.trace_steps? Of a pipeline one of the largest batch, whose picture
+ * shows the whole schedule. */
+static bool wanted(const Loop *l, int64_t step)
 {
+    const Config *c = l->cfg;
     const int64_t first = c->derived.trace_first;
+    if (l->timeline && trainer_batch(&l->run.trainer, step) < l->run.spec.global_batch) return false;
     return due(step, c->log.trace_every) || (first && step >= first && step <= c->derived.trace_last);
 }
 
@@ -454,12 +458,22 @@ static Err traced_step(Loop *l, TokenSource source, StepReport *report)
     const Config *c = l->cfg;
     const int64_t step = l->run.trainer.step + 1;
     const bool records = l->lead || l->timeline;
-    if (records && !l->tracing && (wanted(c, step) || wanted(c, step + 1))) start_trace(l);
+    if (records && !l->tracing && (wanted(l, step) || wanted(l, step + 1))) start_trace(l);
     trace_begin("step");
     TRY(trainer_step(&l->run.trainer, source, report));
     trace_end();
     const bool last = due(step, c->log.trace_every) || step == c->derived.trace_last;
     return l->tracing && last ? stop_trace(l) : ERR_OK;
+}
+
+/* Before a step whose global batch is another than that of the step before. */
+static void say_batch(const Loop *l, int64_t step)
+{
+    const Trainer *t = &l->run.trainer;
+    const int64_t before = step > 1 ? trainer_batch(t, step - 1) : 0, now = trainer_batch(t, step);
+    if (before && before != now)
+        log_info("from step %lld on: global batches of %lld samples, before %lld", (long long)step,
+                 (long long)now, (long long)before);
 }
 
 static Err one_step(Loop *l, int64_t end)
@@ -468,6 +482,7 @@ static Err one_step(Loop *l, int64_t end)
     Trainer *t = &l->run.trainer;
     double t0 = clock_s();
     step_now = (sig_atomic_t)(t->step + 1);
+    say_batch(l, t->step + 1);
     watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
