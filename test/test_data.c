@@ -204,6 +204,82 @@ TEST(dataset_blend)
     dataset_close(d);
 }
 
+/* Three stages over two files and a third: every file is read on where the stage before left it, by counting. */
+TEST(dataset_stages)
+{
+    enum { SEQ = 4, STAGES = 3, FILES = 3 };
+    static const int samples[FILES] = { 20, 7, 12 }, firsts[STAGES] = { 0, 4 * 6, 4 * 6 + 3000 * 4 };
+    char spec[1024], part[STAGES][256];
+    int32_t row[SEQ + 1];
+    BatchRamp ramp;
+    int64_t own[FILES] = { 0 };
+    write_pair("s0", TOKEN_U16, (int[]){ 40, 41 }, 2, 100);
+    write_pair("s1", TOKEN_I32, (int[]){ 30 }, 1, 5000);
+    write_pair("s2", TOKEN_U16, (int[]){ 49 }, 1, 300);
+    CHECK(!batch_ramp_read("6*4,4", &ramp)); /* steps 1 to 4 read 24 samples, 5 to 3004 12,000 */
+    snprintf(part[0], sizeof part[0], "%s", in_dir("s0"));
+    snprintf(part[1], sizeof part[1], "0.7 %s 0.3 %s", in_dir("s1"), in_dir("s0"));
+    snprintf(part[2], sizeof part[2], "1 %s 1 %s", in_dir("s0"), in_dir("s2"));
+    snprintf(spec, sizeof spec, "%s  @5 %s @3005\t%s ", part[0], part[1], part[2]);
+    Dataset *d = open_dataset((DatasetOptions){ .spec = spec, .seq = SEQ, .seed = 8, .ramp = &ramp });
+    CHECK(dataset_source_count(d) == 5);
+    for (int k = 0; k < STAGES; k++) {
+        const int files[STAGES][2] = { { 0, 0 }, { 1, 0 }, { 0, 2 } };
+        Dataset *alone = open_dataset((DatasetOptions){ .spec = part[k], .seq = SEQ, .seed = 8 });
+        const DatasetStage s = dataset_stage(d, firsts[k]);
+        CHECK(s.number == k && s.count == STAGES && s.first == firsts[k] && !strcmp(s.spec, part[k]));
+        CHECK(s.samples == dataset_samples(alone) && (!k || dataset_stage(d, firsts[k] - 1).number == k - 1));
+        const int64_t end = k + 1 < STAGES ? firsts[k + 1] : firsts[k] + 5000;
+        for (int64_t q = firsts[k]; q < end; q++) {
+            const int file = files[k][dataset_place(alone, q - firsts[k]).source];
+            const int64_t at = own[file]++, n = samples[file];
+            const int64_t want = order_permute(8, at / n, n, at % n);
+            OK(dataset_get(d, q, row));
+            CHECK_MSG(row[0] == (want * SEQ * 7 + 3) % (file == 1 ? 5000 : file ? 300 : 100), "stage %d, position %lld",
+                      k, (long long)q);
+        }
+        dataset_close(alone);
+    }
+    const uint32_t crc = dataset_crc(d);
+    dataset_close(d);
+    snprintf(spec, sizeof spec, "%s @6 %s @3005 %s", part[0], part[1], part[2]);
+    d = open_dataset((DatasetOptions){ .spec = spec, .seq = SEQ, .seed = 8, .ramp = &ramp });
+    CHECK(dataset_crc(d) != crc);
+    dataset_close(d);
+}
+
+TEST(dataset_stages_errors)
+{
+    static const struct {
+        const char *spec, *says;
+    } wrong[] = { { "%s @1 %s", "'@1' in data.train: each stage must begin at a later step" },
+                  { "%s @0 %s", "'@0' in data.train: each stage" },
+                  { "%s @9 %s @9 x", "'@9' in data.train: each stage" },
+                  { "%s @9x %s", "'@9x' in data.train: no number of a step" },
+                  { "%s @99999999999999999999 %s", "in data.train: each stage" },
+                  { "%s @9", "cannot read the data set ''" },
+                  { "@9 %s", "cannot read the data set '@9" },
+                  { "%s @9 1 %s 2", "cannot read the data set '1 " } };
+    const BatchRamp ramp = batch_ramp_flat(2);
+    char spec[512];
+    Dataset *d;
+    write_pair("s", TOKEN_U16, (int[]){ 40 }, 1, 100);
+    DatasetOptions o = { .spec = spec, .seq = 4, .ramp = &ramp, .samples = 8 };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        snprintf(spec, sizeof spec, wrong[i].spec, in_dir("s"), in_dir("s"));
+        FAILS(dataset_open(&o, &d), ERR_CONFIG, wrong[i].says);
+    }
+    snprintf(spec, sizeof spec, "%s @9 %s", in_dir("s"), in_dir("s"));
+    OK(dataset_open(&o, &d));
+    dataset_close(d);
+    o.order = ORDER_MEGATRON;
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "'@9' in data.train: data.order=megatron is an order of one data set");
+    o.order = ORDER_KEYED, o.split = "1,1";
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "'@9' in data.train: stages need data.valid, not data.split");
+    o.split = NULL, o.ramp = NULL;
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "only training data have stages");
+}
+
 TEST(dataset_errors)
 {
     Dataset *d;

@@ -12,8 +12,11 @@ Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *s
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the identity of the training data");
     fprintf(f, "train %08x, tokenizer %08x", dataset_crc(train), tokenizer_crc(tokenizer));
+    int64_t stage = 0;
     for (int i = 0; i < dataset_source_count(train); i++) {
         const DatasetSource s = dataset_source(train, i);
+        if (s.first != stage) fprintf(f, "\nfrom sample %lld on", (long long)s.first);
+        stage = s.first;
         fprintf(f, "\n%s: %lld bytes, %lld documents, %lld tokens, index %08x", s.prefix, (long long)s.bytes,
                 (long long)s.documents, (long long)s.tokens, s.index_crc);
         if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);

@@ -4,6 +4,7 @@
  *   train 1c291ca3, tokenizer 8a9136aa
  *   data/books: 4096 bytes, 12 documents, 2048 tokens, index 5e7f1021, content 77aa0b12
  *   ...
+ *   from sample 72000 on                    the files of a later stage (data/dataset.h)
  *
  * The first line decides: checksums over the order of samples (indexes, split, weights, seq, seed) and the tokenizer.
  * The lines of the token files say what differs. `content` is there where PREFIX.crc is (data/indexed.h), and decides

@@ -40,6 +40,7 @@ static Err open_train(Run *r)
     const double began_s = clock_s();
     const bool megatron = r->cfg->data.order == DATA_ORDER_MEGATRON;
     if (megatron) o.order = ORDER_MEGATRON;
+    o.ramp = &r->cfg->derived.batch;
     TRY(dataset_open(&o, &r->train));
     if (megatron && r->world->rank == 0)
         log_info("data.order=megatron: order of %lld samples, %.1f MiB on each rank, made in %.1f s",

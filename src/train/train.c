@@ -299,8 +299,8 @@ static void say_start(const Loop *l, int64_t end)
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
-             (long long)dataset_samples(l->run.train), (long long)l->run.spec.model.seq, (long long)t->step,
-             (long long)l->cfg->derived.steps);
+             (long long)dataset_stage(l->run.train, t->samples).samples, (long long)l->run.spec.model.seq,
+             (long long)t->step, (long long)l->cfg->derived.steps);
     if (t->step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
                  (long long)end);
@@ -476,6 +476,14 @@ static void say_batch(const Loop *l, int64_t step)
                  (long long)now, (long long)before);
 }
 
+/* Before the first step of a stage of the data. */
+static void say_stage(const Loop *l, int64_t step)
+{
+    const DatasetStage s = dataset_stage(l->run.train, l->run.trainer.samples);
+    if (s.number && s.first == l->run.trainer.samples)
+        log_info("from step %lld on: data.train is '%.600s'", (long long)step, s.spec);
+}
+
 static Err one_step(Loop *l, int64_t end)
 {
     StepReport report;
@@ -483,6 +491,7 @@ static Err one_step(Loop *l, int64_t end)
     double t0 = clock_s();
     step_now = (sig_atomic_t)(t->step + 1);
     say_batch(l, t->step + 1);
+    say_stage(l, t->step + 1);
     watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
