@@ -394,7 +394,7 @@ TEST(a_long_sequence_takes_what_was_planned)
             CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan));
             count_start();
             OK(trainer_step(&t, tokens, &report));
-            OK(trainer_eval(&t, tokens, 0, 1, &loss, &counted));
+            OK(trainer_eval(&t, tokens, 0, s.global_batch, &loss, &counted));
             count_stop();
             CHECK_CLOSE(loss, log(TINY_VOCAB), 0.1, " ");
             CHECK(count.ours == 0);

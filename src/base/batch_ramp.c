@@ -63,6 +63,13 @@ int64_t batch_ramp_most(const BatchRamp *r)
     return most;
 }
 
+bool batch_ramp_divides(const BatchRamp *r, int64_t unit)
+{
+    for (int i = 0; i < r->count; i++)
+        if (r->part[i].batch % unit) return false;
+    return true;
+}
+
 int64_t batch_ramp_samples(const BatchRamp *r, int64_t steps)
 {
     int64_t samples = 0, part, before = 0;

@@ -37,6 +37,9 @@ BatchRamp batch_ramp_flat(int64_t batch);
 int64_t batch_ramp_at(const BatchRamp *r, int64_t step); /* samples of that step */
 int64_t batch_ramp_most(const BatchRamp *r);             /* of the largest step */
 
+/* Is every step a multiple of `unit` samples? */
+bool batch_ramp_divides(const BatchRamp *r, int64_t unit);
+
 /* Samples of the steps 1 to `steps`; INT64_MAX when they are more than can be counted. */
 int64_t batch_ramp_samples(const BatchRamp *r, int64_t steps);
 

@@ -480,15 +480,6 @@ static void check_layout(ConfigReader *r)
          CFG_debug_comm_delay_ms);
 }
 
-/* Does every step consist of whole micro-batches on each rank? */
-static bool batches_fit(const Config *c)
-{
-    const BatchRamp *b = &c->derived.batch;
-    for (int i = 0; i < b->count; i++)
-        if (b->part[i].batch % (c->train.micro_batch * c->derived.dp)) return false;
-    return true;
-}
-
 static void check_training(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -497,8 +488,8 @@ static void check_training(ConfigReader *r)
     char text[160];
     snprintf(text, sizeof text, "global_batch must be a multiple of micro_batch x dp, where dp is %lld",
              (long long)c->derived.dp);
-    RULE(batches_fit(c), text, CFG_train_global_batch, CFG_train_micro_batch, CFG_parallel_tp,
-         CFG_parallel_pp, CFG_parallel_cp);
+    RULE(batch_ramp_divides(&c->derived.batch, c->train.micro_batch * c->derived.dp), text,
+         CFG_train_global_batch, CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
     RULE((c->train.steps > 0) != (c->train.tokens > 0), "give either steps or tokens", CFG_train_tokens,
          CFG_train_steps);
     RULE(samples < INT64_MAX && !__builtin_mul_overflow(samples, c->model.seq, &tokens),

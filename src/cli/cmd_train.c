@@ -79,11 +79,10 @@ const Command command_eval = {
     .name = "eval",
     .summary = "loss, perplexity and bits per byte on the validation data",
     .rest = REST_OVERRIDES,
-    .text =
-        "From the newest checkpoint of the run, or the one that --step, checkpoint.load or "
-        "checkpoint.resume\n"
-        "names. train.eval_batches says how many global batches are read, at most the whole validation set.\n"
-        "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
+    .text = "From the newest checkpoint of the run, or the one that --step, checkpoint.load or "
+            "checkpoint.resume\n"
+            "names. Every sample of the validation data is read once, or train.eval_batches global batches.\n"
+            "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
     OPTIONS(eval_options),
     .run = eval,
 };

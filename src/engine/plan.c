@@ -208,7 +208,7 @@ static Err dry_eval(Trainer *t)
         part.action[part.count++].flags = 0;
     }
     *list = part;
-    Err err = trainer_eval(t, (TokenSource){ 0 }, 0, 1, &loss, &counted);
+    Err err = trainer_eval(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &loss, &counted);
     *list = whole;
     free(part.action);
     return err;

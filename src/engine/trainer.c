@@ -37,8 +37,11 @@ static Err hook_batch(void *user, int unit, Batch *b)
     Trainer *t = user;
     int64_t share = t->batch / t->world->grid.dp;
     int64_t first = t->first_sample + t->world->dp_rank * share + unit * b->B;
-    if (t->source.get) TRY(t->source.get(t->source.user, first, b->B, t->batches.tokens));
-    return batch_fill(&t->batches, &t->device.stream, b, first);
+    int64_t count = t->first_sample + t->counting - first;
+    if (count > b->B) count = b->B;
+    if (count < 0) count = 0;
+    if (t->source.get && count) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
+    return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
 
 static Err hook_tied(void *user)
@@ -112,7 +115,7 @@ int64_t trainer_batch(const Trainer *t, int64_t step)
 static void take_batch(Trainer *t, int64_t first, int64_t samples)
 {
     t->first_sample = first;
-    t->batch = samples;
+    t->batch = t->counting = samples;
     t->executor.units = (int)(samples / t->world->grid.dp / batch_spec(t).B);
 }
 
@@ -500,7 +503,15 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     return ERR_OK;
 }
 
-/* Loss, counted tokens and non-finite flag of the global batch from t->first_sample on. */
+/* Of an evaluation the next samples, as many micro-batches as they fill on all ranks: the last ones in part. */
+static void take_eval_batch(Trainer *t, int64_t first, int64_t samples)
+{
+    const int64_t whole = batch_spec(t).B * t->world->grid.dp;
+    take_batch(t, first, (samples + whole - 1) / whole * whole);
+    t->counting = samples;
+}
+
+/* Loss, counted tokens and non-finite flag of the batch that was taken. */
 static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
@@ -512,15 +523,15 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 }
 
 /* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted)
 {
-    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS;
+    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS, most = t->spec.global_batch;
     int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
     t->source = source;
     *counted = 0;
-    for (int64_t i = 0; i < batches; i++) {
-        take_batch(t, first + i * t->spec.global_batch, t->spec.global_batch);
+    for (int64_t done = 0; done < samples; done += most) {
+        take_eval_batch(t, first + done, samples - done < most ? samples - done : most);
         TRY(eval_batch(t, sums));
         rest += sums[0] % one;
         nats += sums[0] / one + rest / one;
@@ -543,7 +554,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     ASSERT(t->kv && past >= 0 && n >= 1 && past + n <= whole.seq);
     s->batch = batch_part(&whole, past, n);
     if (tokens) memcpy(t->batches.tokens + past, tokens, (size_t)n * sizeof *tokens);
-    TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0));
+    TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0, 1));
     TRY(executor_take(e, stage, s));
     e->ctx.dropout_on = false;
     ArenaMark mark = arena_mark(&t->scratch);

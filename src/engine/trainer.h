@@ -147,7 +147,8 @@ typedef struct {
     KvCache *kv;             /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     TokenSource source;
-    int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples */
+    int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
+    int64_t counting;                        /* how many of these count: the others fill up */
     int64_t last_batch;                      /* samples of the last step; 0: there was none */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
     LossScale loss_scale;                    /* likewise */
@@ -176,8 +177,9 @@ int64_t trainer_batch(const Trainer *t, int64_t step);
  * reported; the caller decides when there were too many. */
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 
-/* Mean loss over `batches` global batches from sample `first` of source; nothing is changed. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+/* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
+ * With reproducible = layout the same bits from every layout and batch. */
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted);
 
 /*

@@ -549,9 +549,8 @@ Err run_keep_choices(const Run *r)
     return err;
 }
 
-int64_t run_valid_batches(const Run *r, const Dataset *set)
+int64_t run_valid_samples(const Run *r, const Dataset *set)
 {
-    int64_t whole = dataset_samples(set) / r->spec.global_batch, most = r->cfg->train.eval_batches;
-    if (whole < 1) whole = 1; /* a small set is read more than once */
-    return most < whole ? most : whole;
+    const int64_t all = dataset_samples(set), batches = r->cfg->train.eval_batches;
+    return batches && batches <= all / r->spec.global_batch ? batches * r->spec.global_batch : all;
 }

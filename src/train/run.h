@@ -55,8 +55,8 @@ Err run_resume(Run *r);
 /* What a checkpoint of the present state says; the texts live as long as the run. */
 CkptMeta run_meta(const Run *r, const char *config_text);
 
-/* Global batches of an evaluation on a validation set. */
-int64_t run_valid_batches(const Run *r, const Dataset *set);
+/* Samples of an evaluation on a validation set: all, or the first of train.eval_batches. */
+int64_t run_valid_samples(const Run *r, const Dataset *set);
 
 /* Token source over one of the data sets, without prefetching. */
 TokenSource run_tokens(const Dataset *d);

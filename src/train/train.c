@@ -19,6 +19,7 @@
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/words.h"
+#include "train/announce.h"
 #include "train/join.h"
 #include "train/metrics.h"
 #include "train/run.h"
@@ -213,7 +214,7 @@ static Err check_valid(const Run *r)
 {
     for (int i = 0; i < r->valid.count; i++) {
         const Dataset *set = r->valid.set[i].data;
-        TRY(dataset_check(set, run_valid_batches(r, set) * r->spec.global_batch));
+        TRY(dataset_check(set, run_valid_samples(r, set)));
     }
     return ERR_OK;
 }
@@ -301,6 +302,7 @@ static void say_start(const Loop *l, int64_t end)
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
              (long long)dataset_stage(l->run.train, t->samples).samples, (long long)l->run.spec.model.seq,
              (long long)t->step, (long long)l->cfg->derived.steps);
+    announce_validation(&l->run);
     if (t->step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
                  (long long)end);
@@ -359,7 +361,7 @@ static Err evaluate(Loop *l)
     trace_begin("evaluation");
     for (int i = 0; i < l->run.valid.count; i++) {
         const NamedSet *set = &l->run.valid.set[i];
-        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_batches(&l->run, set->data), &loss,
+        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_samples(&l->run, set->data), &loss,
                          &counted));
         if (l->lead) metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, loss);
     }
@@ -466,32 +468,13 @@ static Err traced_step(Loop *l, TokenSource source, StepReport *report)
     return l->tracing && last ? stop_trace(l) : ERR_OK;
 }
 
-/* Before a step whose global batch is another than that of the step before. */
-static void say_batch(const Loop *l, int64_t step)
-{
-    const Trainer *t = &l->run.trainer;
-    const int64_t before = step > 1 ? trainer_batch(t, step - 1) : 0, now = trainer_batch(t, step);
-    if (before && before != now)
-        log_info("from step %lld on: global batches of %lld samples, before %lld", (long long)step,
-                 (long long)now, (long long)before);
-}
-
-/* Before the first step of a stage of the data. */
-static void say_stage(const Loop *l, int64_t step)
-{
-    const DatasetStage s = dataset_stage(l->run.train, l->run.trainer.samples);
-    if (s.number && s.first == l->run.trainer.samples)
-        log_info("from step %lld on: data.train is '%.600s'", (long long)step, s.spec);
-}
-
 static Err one_step(Loop *l, int64_t end)
 {
     StepReport report;
     Trainer *t = &l->run.trainer;
     double t0 = clock_s();
     step_now = (sig_atomic_t)(t->step + 1);
-    say_batch(l, t->step + 1);
-    say_stage(l, t->step + 1);
+    if (l->lead) announce_step(&l->run);
     watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
