@@ -1,8 +1,6 @@
 /* See spec.h. */
 #include "train/spec.h"
 
-enum { VOCAB_LANES = 16 };
-
 static MixtureSpec mixture_spec(const Config *cfg)
 {
     static const RouterScore scores[] = { [MOE_ROUTER_SOFTMAX] = ROUTER_SOFTMAX,
@@ -50,8 +48,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .recompute = (Recompute)cfg->train.recompute };
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
-    int64_t unit = (int64_t)m.tp_blocks * VOCAB_LANES;
-    m.padded_vocab = (m.vocab + unit - 1) / unit * unit;
+    m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);
     return m;
 }
 
