@@ -13,6 +13,7 @@
 #include <unistd.h>
 
 #include "base/arena.h"
+#include "base/batch_ramp.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/map.h"
@@ -582,6 +583,45 @@ TEST(crc32c_two_ways)
 }
 
 /* ---- words ---- */
+
+TEST(batch_ramps)
+{
+    static const struct {
+        const char *text;
+        int64_t batch[8]; /* of steps 1, 2, ... */
+        int64_t most;
+    } right[] = { { "8", { 8, 8, 8, 8, 8, 8, 8, 8 }, 8 },
+                  { "2*3,5", { 2, 2, 2, 5, 5, 5, 5, 5 }, 5 },
+                  { "4*1,8*2,2", { 4, 8, 8, 2, 2, 2, 2, 2 }, 8 },
+                  { "1*8,1073741824", { 1, 1, 1, 1, 1, 1, 1, 1 }, 1073741824 } };
+    static const char *const wrong[] = { "", "0", "-1", "x", "8,", "8,16", "8*2", "8*2,", "*2,4", "8*,4", "8*0,4",
+                                         "8*2 ,4", "8*2,4*3", "1073741825", "99999999999999999999", "8*2,4;",
+                                         "8*1000000000001,4", "1.5" };
+    BatchRamp r;
+    for (size_t c = 0; c < sizeof right / sizeof *right; c++) {
+        int64_t sum = 0;
+        CHECK(!batch_ramp_read(right[c].text, &r) && batch_ramp_most(&r) == right[c].most);
+        CHECK(batch_ramp_samples(&r, 0) == 0 && batch_ramp_steps(&r, 0) == 0);
+        for (int64_t step = 1; step <= 8; step++) {
+            const int64_t batch = right[c].batch[step - 1];
+            CHECK(batch_ramp_at(&r, step) == batch);
+            for (int64_t k = 1; k <= batch; k++) CHECK(batch_ramp_steps(&r, sum + k) == step);
+            sum += batch;
+            CHECK(batch_ramp_samples(&r, step) == sum);
+        }
+    }
+    for (size_t c = 0; c < sizeof wrong / sizeof *wrong; c++) {
+        CHECK_MSG(batch_ramp_read(wrong[c], &r), "'%s' is no ramp", wrong[c]);
+        CHECK(r.count == 1 && batch_ramp_at(&r, 5) == 1); /* something to go on with */
+    }
+    CHECK(!batch_ramp_read("1073741824*999999999999,1", &r));
+    CHECK(batch_ramp_samples(&r, 999999999999) == INT64_MAX && batch_ramp_at(&r, 1000000000000) == 1);
+    char many[RAMP_PARTS * 4 + 8] = "";
+    for (int i = 1; i < RAMP_PARTS; i++) strcat(many, "2*1,");
+    CHECK(!batch_ramp_read(strcat(many, "2"), &r) && r.count == RAMP_PARTS);
+    strcpy(many + strlen(many) - 1, "2*1,2");
+    CHECK(batch_ramp_read(many, &r));
+}
 
 TEST(words)
 {

@@ -65,6 +65,10 @@ TEST(recipes_and_what_follows)
     OK(read_as(&c, NULL, "train.tokens=100001 model.seq=1000 train.global_batch=10", 1));
     CHECK(c.derived.steps == 11 && c.train.steps == 0 && c.derived.decay_steps == 11);
     config_release(&c);
+    OK(read_as(&c, NULL, "train.tokens=100001 model.seq=1000 train.global_batch=10*4,20", 1));
+    CHECK(c.derived.steps == 8 && c.derived.decay_steps == 8); /* 101 samples: 4 steps of 10, 4 of 20 */
+    CHECK(c.derived.global_batch == 20 && c.derived.microbatches == 20 && c.derived.batch.count == 2);
+    config_release(&c);
     OK(read_as(&c, NULL, "parallel.tp=2 train.micro_batch=2 train.global_batch=24", 8));
     CHECK(c.derived.dp == 4 && c.derived.microbatches == 3 && c.parallel.sp == 1);
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_LAYOUT);
@@ -301,6 +305,11 @@ static const Rule rules[] = {
     { "train.micro_batch=3", "train.micro_batch=4",
       "train.micro_batch = '3' with train.global_batch = '8'", 1 },
     { "train.global_batch=6", "train.global_batch=12", "a multiple of micro_batch x dp, where dp is 4", 4 },
+    { "train.global_batch=6*10,12", "train.global_batch=4*10,12", "a multiple of micro_batch x dp, where dp is 4", 4 },
+    { "train.global_batch=12,8", "train.global_batch=12*5,8", "for how many steps it holds: 32*1000,64", 1 },
+    { "train.global_batch=8x", "train.global_batch=8", "train.global_batch = '8x': must be an integer from 1", 1 },
+    { "train.global_batch=1073741824*900000000000,2 train.steps=1000000000000",
+      "train.global_batch=1073741824*1000,2 train.steps=1000000000000", "more tokens than can be counted", 1 },
     { "train.tokens=1000 train.steps=5", "train.tokens=1000", "give either steps or tokens", 1 },
     { "train.steps=0", "train.steps=1", "give either steps or tokens", 1 },
     { "train.steps=1000000000000 train.global_batch=1073741824", "train.steps=1000000 train.global_batch=1073741824",

@@ -467,4 +467,26 @@ TEST(what_may_change_on_resume)
     config_release(&now);
 }
 
+TEST(what_may_differ_by_name)
+{
+    Config was, now;
+    OK(read_as(&was, NULL, "", 1));
+    OK(read_as(&now, NULL, "optim.lr=0.01 optim.clip=2 data.seed=5", 1));
+    OK(config_let_differ(&now, "optim.lr,data.seed"));
+    FAILS(config_same_run(&was, &now), ERR_CKPT, "configuration: optim.clip was '1' and is '2'");
+    CHECK(strstr(err_hint_text(), "--override"));
+    OK(config_let_differ(&now, "optim.clip"));
+    OK(config_same_run(&was, &now));
+    CHECK(config_differs(&was, &now, CFG_optim_clip) && !config_differs(&was, &now, CFG_optim_beta1));
+    OK(config_let_differ(&now, "data.train,data.tokenizer")); /* whose content counts */
+    FAILS(config_let_differ(&now, "optim.lr,optim.clipp"), ERR_CONFIG, "--override: there is no key 'optim.clipp'");
+    CHECK(strcmp(err_hint_text(), "did you mean 'optim.clip'?") == 0);
+    FAILS(config_let_differ(&now, "lr"), ERR_CONFIG, "there is no key 'lr'");
+    FAILS(config_let_differ(&now, "optim.lr,"), ERR_CONFIG, "there is no key ''");
+    FAILS(config_let_differ(&now, ""), ERR_CONFIG, "there is no key ''");
+    FAILS(config_let_differ(&now, "train.steps"), ERR_CONFIG, "'train.steps' may change on resume without it");
+    config_release(&was);
+    config_release(&now);
+}
+
 TEST_MAIN

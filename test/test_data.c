@@ -204,6 +204,82 @@ TEST(dataset_blend)
     dataset_close(d);
 }
 
+/* Three stages over two files and a third: every file is read on where the stage before left it, by counting. */
+TEST(dataset_stages)
+{
+    enum { SEQ = 4, STAGES = 3, FILES = 3 };
+    static const int samples[FILES] = { 20, 7, 12 }, firsts[STAGES] = { 0, 4 * 6, 4 * 6 + 3000 * 4 };
+    char spec[1024], part[STAGES][256];
+    int32_t row[SEQ + 1];
+    BatchRamp ramp;
+    int64_t own[FILES] = { 0 };
+    write_pair("s0", TOKEN_U16, (int[]){ 40, 41 }, 2, 100);
+    write_pair("s1", TOKEN_I32, (int[]){ 30 }, 1, 5000);
+    write_pair("s2", TOKEN_U16, (int[]){ 49 }, 1, 300);
+    CHECK(!batch_ramp_read("6*4,4", &ramp)); /* steps 1 to 4 read 24 samples, 5 to 3004 12,000 */
+    snprintf(part[0], sizeof part[0], "%s", in_dir("s0"));
+    snprintf(part[1], sizeof part[1], "0.7 %s 0.3 %s", in_dir("s1"), in_dir("s0"));
+    snprintf(part[2], sizeof part[2], "1 %s 1 %s", in_dir("s0"), in_dir("s2"));
+    snprintf(spec, sizeof spec, "%s  @5 %s @3005\t%s ", part[0], part[1], part[2]);
+    Dataset *d = open_dataset((DatasetOptions){ .spec = spec, .seq = SEQ, .seed = 8, .ramp = &ramp });
+    CHECK(dataset_source_count(d) == 5);
+    for (int k = 0; k < STAGES; k++) {
+        const int files[STAGES][2] = { { 0, 0 }, { 1, 0 }, { 0, 2 } };
+        Dataset *alone = open_dataset((DatasetOptions){ .spec = part[k], .seq = SEQ, .seed = 8 });
+        const DatasetStage s = dataset_stage(d, firsts[k]);
+        CHECK(s.number == k && s.count == STAGES && s.first == firsts[k] && !strcmp(s.spec, part[k]));
+        CHECK(s.samples == dataset_samples(alone) && (!k || dataset_stage(d, firsts[k] - 1).number == k - 1));
+        const int64_t end = k + 1 < STAGES ? firsts[k + 1] : firsts[k] + 5000;
+        for (int64_t q = firsts[k]; q < end; q++) {
+            const int file = files[k][dataset_place(alone, q - firsts[k]).source];
+            const int64_t at = own[file]++, n = samples[file];
+            const int64_t want = order_permute(8, at / n, n, at % n);
+            OK(dataset_get(d, q, row));
+            CHECK_MSG(row[0] == (want * SEQ * 7 + 3) % (file == 1 ? 5000 : file ? 300 : 100), "stage %d, position %lld",
+                      k, (long long)q);
+        }
+        dataset_close(alone);
+    }
+    const uint32_t crc = dataset_crc(d);
+    dataset_close(d);
+    snprintf(spec, sizeof spec, "%s @6 %s @3005 %s", part[0], part[1], part[2]);
+    d = open_dataset((DatasetOptions){ .spec = spec, .seq = SEQ, .seed = 8, .ramp = &ramp });
+    CHECK(dataset_crc(d) != crc);
+    dataset_close(d);
+}
+
+TEST(dataset_stages_errors)
+{
+    static const struct {
+        const char *spec, *says;
+    } wrong[] = { { "%s @1 %s", "'@1' in data.train: each stage must begin at a later step" },
+                  { "%s @0 %s", "'@0' in data.train: each stage" },
+                  { "%s @9 %s @9 x", "'@9' in data.train: each stage" },
+                  { "%s @9x %s", "'@9x' in data.train: no number of a step" },
+                  { "%s @99999999999999999999 %s", "in data.train: each stage" },
+                  { "%s @9", "cannot read the data set ''" },
+                  { "@9 %s", "cannot read the data set '@9" },
+                  { "%s @9 1 %s 2", "cannot read the data set '1 " } };
+    const BatchRamp ramp = batch_ramp_flat(2);
+    char spec[512];
+    Dataset *d;
+    write_pair("s", TOKEN_U16, (int[]){ 40 }, 1, 100);
+    DatasetOptions o = { .spec = spec, .seq = 4, .ramp = &ramp, .samples = 8 };
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++) {
+        snprintf(spec, sizeof spec, wrong[i].spec, in_dir("s"), in_dir("s"));
+        FAILS(dataset_open(&o, &d), ERR_CONFIG, wrong[i].says);
+    }
+    snprintf(spec, sizeof spec, "%s @9 %s", in_dir("s"), in_dir("s"));
+    OK(dataset_open(&o, &d));
+    dataset_close(d);
+    o.order = ORDER_MEGATRON;
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "'@9' in data.train: data.order=megatron is an order of one data set");
+    o.order = ORDER_KEYED, o.split = "1,1";
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "'@9' in data.train: stages need data.valid, not data.split");
+    o.split = NULL, o.ramp = NULL;
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "only training data have stages");
+}
+
 TEST(dataset_errors)
 {
     Dataset *d;
@@ -330,25 +406,46 @@ TEST(identity_names_what_differs)
         { "train 11111111", "train 11111112", "the order of its samples" },
     };
     char now[512];
-    OK(data_id_same(was, was));
+    OK(data_id_same(was, was, 0));
     for (size_t i = 0; i < sizeof other / sizeof *other; i++) {
         const char *at = strstr(was, other[i][0]);
         snprintf(now, sizeof now, "%.*s%s%s", (int)(at - was), was, other[i][1], at + strlen(other[i][0]));
-        FAILS(data_id_same(now, was), ERR_CKPT, other[i][2]);
+        FAILS(data_id_same(now, was, 0), ERR_CKPT, other[i][2]);
         CHECK(strstr(err_hint_text(), "another run.dir"));
     }
-    OK(data_id_same(was, "train 11111111, tokenizer 22222222")); /* as earlier versions wrote it */
-    FAILS(data_id_same(was, "train 11111110, tokenizer 22222222"), ERR_CKPT, "the order of its samples");
+    OK(data_id_same(was, "train 11111111, tokenizer 22222222", 0)); /* as earlier versions wrote it */
+    FAILS(data_id_same(was, "train 11111110, tokenizer 22222222", 0), ERR_CKPT, "the order of its samples");
     const char *end = strstr(was, ", content"); /* a PREFIX.crc that came or went */
     snprintf(now, sizeof now, "%.*s%s", (int)(end - was), was, strchr(end, '\n'));
-    OK(data_id_same(now, was));
-    OK(data_id_same(was, now));
+    OK(data_id_same(now, was, 0));
+    OK(data_id_same(was, now, 0));
     /* moved: with a checksum it is the same file, without one nobody knows */
-    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4"));
-    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4"),
+    OK(data_id_same("train 1, tokenizer 2\nx:/y/a: 10 bytes, content 4", "train 1, tokenizer 2\na: 10 bytes, content 4", 0));
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes, content 5", "train 1, tokenizer 2\na: 10 bytes, content 4", 0),
           ERR_CKPT, "a token file: 'x/a: 10 bytes, content 5' now");
-    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes", "train 1, tokenizer 2\na: 10 bytes"), ERR_CKPT,
+    FAILS(data_id_same("train 1, tokenizer 2\nx/a: 10 bytes", "train 1, tokenizer 2\na: 10 bytes", 0), ERR_CKPT,
           "a token file: 'x/a: 10 bytes' now");
+}
+
+TEST(what_differs_of_the_data_may_be_allowed)
+{
+    static const struct {
+        const char *now;
+        unsigned differs;
+    } cases[] = { { "train 1, tokenizer 2\na: 10 bytes", 0 },
+                  { "train 3, tokenizer 2\na: 10 bytes", DATA_ORDER },
+                  { "train 1, tokenizer 3\na: 10 bytes", DATA_TOKENIZER },
+                  { "train 3, tokenizer 2\na: 11 bytes", DATA_FILES }, /* which their order follows from */
+                  { "train 3, tokenizer 3\nb: 10 bytes", DATA_FILES | DATA_TOKENIZER },
+                  { "train 3, tokenizer 3\na: 10 bytes", DATA_ORDER | DATA_TOKENIZER } };
+    const char *then = "train 1, tokenizer 2\na: 10 bytes";
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_MSG(data_id_differs(cases[i].now, then) == cases[i].differs, "case %d", (int)i);
+        for (unsigned allowed = 0; allowed <= DATA_ALL; allowed++) {
+            const Err err = data_id_same(cases[i].now, then, allowed);
+            CHECK_MSG((err == ERR_OK) == !(cases[i].differs & ~allowed), "case %d, allowed %u", (int)i, allowed);
+        }
+    }
 }
 
 TEST(loader_equals_direct)
@@ -356,32 +453,42 @@ TEST(loader_equals_direct)
     Dataset *d = loader_data();
     int32_t rows[24 * LROW];
     static const struct {
-        int64_t first, global;
+        int64_t first, step;
+        const char *ramp;
         int dp, micro;
-    } cases[] = { { 0, 12, 1, 3 }, { 0, 12, 4, 1 }, { 24, 12, 2, 2 },
-                  { 7, 24, 3, 8 }, { 5, 6, 6, 1 },  { 0, 5, 1, 5 } };
+    } cases[] = { { 0, 1, "12", 1, 3 },       { 0, 1, "12", 4, 1 },
+                  { 24, 3, "12", 2, 2 },      { 7, 1, "24", 3, 8 },
+                  { 5, 1, "6", 6, 1 },        { 0, 1, "5", 1, 5 },
+                  { 0, 1, "4*2,8*1,24", 2, 2 }, { 8, 3, "4*2,8*1,24", 4, 1 },
+                  { 16, 4, "4*2,8*1,24", 1, 4 } };
     for (size_t c = 0; c < sizeof cases / sizeof *cases; c++) {
-        int64_t slice = cases[c].global / cases[c].dp;
+        BatchRamp ramp;
         char taken[512] = { 0 };
+        int64_t batch = 0;
+        CHECK(!batch_ramp_read(cases[c].ramp, &ramp));
         for (int r = 0; r < cases[c].dp; r++) {
-            LoaderOptions o = { d, cases[c].first, cases[c].global, cases[c].dp, r };
+            LoaderOptions o = { d, cases[c].first, cases[c].step, ramp, cases[c].dp, r };
+            int64_t served = 0;
             Loader *l;
             OK(loader_open(&o, &l));
-            for (int64_t batch = cases[c].first; batch < cases[c].first + 6 * cases[c].global;
-                 batch += cases[c].global)
+            batch = cases[c].first;
+            for (int64_t step = cases[c].step; step < cases[c].step + 6; step++) {
+                const int64_t slice = batch_ramp_at(&ramp, step) / cases[c].dp;
                 for (int64_t m = 0; m < slice; m += cases[c].micro) {
-                    int64_t at = loader_slice(&o, batch) + m;
+                    int64_t at = batch + slice * r + m;
                     OK(loader_get(l, at, cases[c].micro, rows));
                     CHECK(equals_direct(d, at, cases[c].micro, rows));
                     for (int i = 0; i < cases[c].micro; i++) taken[at + i - cases[c].first]++;
                 }
-            CHECK(loader_stats(l).fetched_samples == 0 &&
-                  loader_stats(l).copied_samples == 6 * slice);
+                batch += slice * cases[c].dp;
+                served += slice;
+            }
+            CHECK(loader_stats(l).fetched_samples == 0 && loader_stats(l).copied_samples == served);
             loader_close(l);
         }
         /* all ranks together: the interval, each position once */
-        for (int64_t i = 0; i < 6 * cases[c].global; i++) CHECK(taken[i] == 1);
-        CHECK(taken[6 * cases[c].global] == 0);
+        for (int64_t i = 0; i < batch - cases[c].first; i++) CHECK(taken[i] == 1);
+        CHECK(taken[batch - cases[c].first] == 0);
     }
     dataset_close(d);
 }
@@ -392,7 +499,7 @@ TEST(loader_jumps)
     int32_t rows[24 * LROW];
     uint64_t seed = 6;
     Loader *l;
-    OK(loader_open(&(LoaderOptions){ d, 0, 8, 2, 1 }, &l));
+    OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(8), 2, 1 }, &l));
     for (int i = 0; i < 500; i++) {
         int64_t at = (int64_t)(test_rand(&seed) % (i % 2 ? 40 : 1000)),
                 n = 1 + (int64_t)(test_rand(&seed) % 20);
@@ -401,7 +508,7 @@ TEST(loader_jumps)
     }
     CHECK(loader_stats(l).fetched_samples > 0);
     loader_close(l);
-    OK(loader_open(&(LoaderOptions){ d, 0, 8, 2, 1 }, &l)); /* closed while it reads ahead */
+    OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(8), 2, 1 }, &l)); /* closed while it reads ahead */
     loader_close(l);
     dataset_close(d);
 }
@@ -413,7 +520,7 @@ TEST(loader_reports_bad_tokens)
     write_pair("lb", TOKEN_U16, (int[]){ 40 }, 1, 200);
     Dataset *d = open_dataset(
         (DatasetOptions){ .spec = in_dir("lb"), .seq = LSEQ, .vocab = 100, .order = ORDER_FILE });
-    OK(loader_open(&(LoaderOptions){ d, 0, 2, 1, 0 }, &l));
+    OK(loader_open(&(LoaderOptions){ d, 0, 1, batch_ramp_flat(2), 1, 0 }, &l));
     OK(loader_get(l, 0, 2, rows));
     FAILS(loader_get(l, 2, 2, rows), ERR_DATA,
           "token id '101' at byte '28' (document '0', position '14')");

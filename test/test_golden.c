@@ -375,7 +375,7 @@ static void check_eval(Run *r)
 {
     double loss = NAN;
     int64_t counted = 0;
-    OK(trainer_eval(&r->t, source_of(r), 0, 1, &loss, &counted));
+    OK(trainer_eval(&r->t, source_of(r), 0, r->g.spec.global_batch, &loss, &counted));
     CHECK_CLOSE(loss / number(golden_step(&r->g, 0), "loss"), 1, 1e-6, "evaluation");
     CHECK(counted == r->g.spec.global_batch * r->g.spec.model.seq);
 }

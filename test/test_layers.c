@@ -533,7 +533,7 @@ static double tiny_eval(float dropout)
     OK(world_open_self(&w));
     OK(trainer_plan(&s, w.grid, 0, &plan));
     OK(trainer_open(&t, &s, &w, &plan));
-    OK(trainer_eval(&t, (TokenSource){ NULL, tiny_tokens }, 0, 1, &mean, &counted));
+    OK(trainer_eval(&t, (TokenSource){ NULL, tiny_tokens }, 0, t.spec.global_batch, &mean, &counted));
     trainer_close(&t);
     world_close(&w);
     return mean;

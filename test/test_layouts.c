@@ -147,6 +147,22 @@ TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 9); }
 TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 9); }
 
+/* A vocabulary whose chunks are cut into several leaves. */
+TEST(long_vocabulary)
+{
+    TrainSpec s = tiny_gpt2();
+    double first, last;
+    s.model.vocab = 20000;
+    s.model.layers = 1;
+    s.model.padded_vocab = head_padded_vocab(s.model.vocab, s.model.tp_blocks);
+    const uint64_t want = hash_of(s, reference, 2, &first, &last);
+    for (size_t i = 0; i < sizeof few / sizeof *few; i++) {
+        const uint64_t hash = hash_of(s, few[i], 2, &first, &last);
+        if (hash != want) print_layout(few[i], hash, "DIFFERENT");
+        CHECK(hash == want);
+    }
+}
+
 /* A mixture with dropout gives the same bits with less kept and more computed. */
 TEST(mixture_recompute)
 {

@@ -4,7 +4,10 @@
  */
 #include "gemm_definition.h"
 
+#include <math.h>
+
 #include "device/ops.h"
+#include "layer/internal.h"
 
 typedef struct {
     Isa isa;
@@ -107,6 +110,59 @@ TEST(linear_gelu)
         }
     }
     free(x), free(w), free(dy), free(bias), free(start);
+}
+
+/* ---- how long sums are cut ---- */
+
+static int64_t leaf_of(int tp_blocks, int64_t global, int64_t local)
+{
+    const Ctx c = { .canon = { .exact = true, .tp_blocks = tp_blocks } };
+    return tree_leaf(&c, global, local);
+}
+
+TEST(leaves_of_long_sums)
+{
+    static const int64_t vocabs[] = { 251, 257, 2048, 2049, 32000, 50257, 128256, 151936, 1000003 };
+    for (size_t i = 0; i < sizeof vocabs / sizeof *vocabs; i++)
+        for (int blocks = 1; blocks <= 64; blocks *= 2) {
+            const int64_t K = head_padded_vocab(vocabs[i], blocks), chunk = K / blocks, leaf = leaf_of(blocks, K, K);
+            CHECK(K >= vocabs[i] && K % (16 * blocks) == 0 && K - vocabs[i] < blocks * (vocabs[i] / 2048 * 2 + 16));
+            CHECK_MSG(leaf <= LEAF_MOST && leaf * 2 > (chunk < LEAF_MOST ? chunk : LEAF_MOST), "%lld in %d chunks: %lld",
+                      (long long)vocabs[i], blocks, (long long)leaf);
+            /* each rank's part is an aligned run of a power of two of leaves, the same ones whatever tp is */
+            CHECK(chunk % leaf == 0 && ((chunk / leaf) & (chunk / leaf - 1)) == 0);
+            for (int tp = 1; tp <= blocks; tp *= 2) CHECK(leaf_of(blocks, K, K / tp) == leaf);
+        }
+    CHECK(leaf_of(8, 3072, 3072) == 384 && leaf_of(1, 1365, 1365) == 1365); /* short ones are chains, as the chunks are */
+    CHECK(leaf_of(1, 11009, 11009) == 1377 && whole_leaf(4096) == 2048 && whole_leaf(2048) == 2048);
+    CHECK(leaf_of(2, 2 * 5001, 5001) == 5001); /* nothing to halve */
+}
+
+/* Against double: a sum over a vocabulary is as exact with one chunk as with eight, and one chain is not. */
+TEST(long_sums_are_exact_whatever_the_chunks)
+{
+    enum { M = 4, N = 48, VOCAB = 50257 };
+    const int64_t most = head_padded_vocab(VOCAB, 8);
+    float *a = random_floats(M * most), *b = random_floats(most * N), *y = random_floats(M * N);
+    double error[4] = { 0 }, all = 0;
+    for (int way = 0; way < 4; way++) {
+        static const int chunks[] = { 1, 1, 2, 8 };
+        const int blocks = chunks[way]; /* way 0: one chain */
+        const int64_t K = VOCAB;
+        define(&(Gemm){ GEMM_TREE, M, N, K, way ? leaf_of(blocks, head_padded_vocab(VOCAB, blocks), K) : K,
+                        { a, most, false }, { b, N, false }, y, .ldc = N });
+        for (int i = 0; i < M; i++)
+            for (int j = 0; j < N; j++) {
+                double want = 0;
+                for (int64_t k = 0; k < K; k++) want += (double)a[i * most + k] * b[k * N + j];
+                error[way] += (y[i * N + j] - want) * (y[i * N + j] - want);
+                all += way ? 0 : want * want;
+            }
+        error[way] = sqrt(error[way] / all);
+    }
+    printf("    one chain %.2e, 1 chunk %.2e, 2 chunks %.2e, 8 chunks %.2e\n", error[0], error[1], error[2], error[3]);
+    for (int way = 1; way < 4; way++) CHECK(error[way] < 1e-6 && error[0] > 3 * error[way]);
+    free(a), free(b), free(y);
 }
 
 TEST_MAIN

@@ -394,7 +394,7 @@ TEST(a_long_sequence_takes_what_was_planned)
             CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan));
             count_start();
             OK(trainer_step(&t, tokens, &report));
-            OK(trainer_eval(&t, tokens, 0, 1, &loss, &counted));
+            OK(trainer_eval(&t, tokens, 0, s.global_batch, &loss, &counted));
             count_stop();
             CHECK_CLOSE(loss, log(TINY_VOCAB), 0.1, " ");
             CHECK(count.ours == 0);
@@ -424,7 +424,7 @@ TEST(batches_read_ahead_take_what_was_planned)
         CHECK(planned == with.ahead && planned == G / 2 * 2 * 4 * (TINY_SEQ + 1));
         OK(dataset_open(&(DatasetOptions){ .spec = in_dir("ahead"), .seq = TINY_SEQ, .vocab = 257 }, &d));
         count_start();
-        OK(loader_open(&(LoaderOptions){ .dataset = d, .global_batch = G, .dp = 2 }, &l));
+        OK(loader_open(&(LoaderOptions){ .dataset = d, .first_step = 1, .ramp = batch_ramp_flat(G), .dp = 2 }, &l));
         count_stop();
         if (!SANITIZED)
             CHECK_MSG(count.ours_bytes >= planned && count.ours_bytes <= planned + SLACK,

@@ -132,10 +132,10 @@ TEST(seam04_weights_by_id)
     TokenSource source = { NULL, tiny_tokens };
     OK(rig_open(&a, &s));
     OK(rig_open(&b, &other));
-    OK(trainer_eval(&a.t, source, 0, 1, &loss_a, &n));
-    OK(trainer_eval(&b.t, source, 0, 1, &loss_b, &n));
+    OK(trainer_eval(&a.t, source, 0, a.t.spec.global_batch, &loss_a, &n));
+    OK(trainer_eval(&b.t, source, 0, b.t.spec.global_batch, &loss_b, &n));
     a.t.executor.stages[0].params = &b.t.stores[0];
-    OK(trainer_eval(&a.t, source, 0, 1, &loss_ab, &n));
+    OK(trainer_eval(&a.t, source, 0, a.t.spec.global_batch, &loss_ab, &n));
     CHECK(loss_a != loss_b);
     CHECK(loss_ab == loss_b);
     rig_close(&a);
@@ -315,11 +315,11 @@ TEST(seam09_a_long_evaluation)
     double loss[2];
     int64_t counted;
     OK(rig_open(&r, &s));
-    OK(trainer_eval(&r.t, tiny_source(&r.t), 0, 8, &loss[0], &counted));
+    OK(trainer_eval(&r.t, tiny_source(&r.t), 0, 8 * r.t.spec.global_batch, &loss[0], &counted));
     Spy spy = { .rig = &r, .real = r.t.executor.hooks };
     r.t.executor.hooks.user = &spy;
     r.t.executor.hooks.batch = heavy_batch;
-    OK(trainer_eval(&r.t, tiny_source(&r.t), 0, 8, &loss[1], &counted));
+    OK(trainer_eval(&r.t, tiny_source(&r.t), 0, 8 * r.t.spec.global_batch, &loss[1], &counted));
     CHECK(counted == 8 * 2 * TINY_SEQ);
     CHECK_CLOSE(loss[1], loss[0] + 8 * 0x1p34 / (double)counted, 1e-12, " ");
     r.t.executor.hooks = spy.real;
@@ -521,7 +521,7 @@ TEST(seam19_one_memory_truth)
             OK(rig_open(&r, &s));
             plan = r.t.plan;
             OK(trainer_step(&r.t, source, &report));
-            OK(trainer_eval(&r.t, source, 0, 1, &loss, &n));
+            OK(trainer_eval(&r.t, source, 0, r.t.spec.global_batch, &loss, &n));
             peak = trainer_peak(&r.t);
             CHECK(peak.state == plan.state && peak.scratch == plan.scratch && peak.save == plan.save);
             CHECK(!memcmp(peak.stages, plan.stages, sizeof peak.stages));

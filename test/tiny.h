@@ -195,7 +195,7 @@ static inline Err tiny_run_eval(Trainer *t)
 {
     double loss;
     int64_t counted;
-    TRY(trainer_eval(t, tiny_source(t), 0, 1, &loss, &counted));
+    TRY(trainer_eval(t, tiny_source(t), 0, t->spec.global_batch, &loss, &counted));
     const MemoryPlan peak = trainer_peak(t), *plan = &t->plan;
     if (peak.state == plan->state && peak.scratch == plan->scratch && peak.save == plan->save &&
         !memcmp(peak.stages, plan->stages, sizeof peak.stages))

@@ -241,23 +241,65 @@ Err config_explain(const Config *c, const char *key, FILE *out)
     return ERR_CONFIG;
 }
 
+/* ---- resuming ---- */
+
+bool config_differs(const Config *was, const Config *now, ConfigId id)
+{
+    char a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
+    if (!keys[id].fixed) return false;
+    /* 0 may be any size: tensors say whether it is the same */
+    if (id == CFG_model_vocab && (was->model.vocab == 0 || now->model.vocab == 0)) return false;
+    /* 0: the run's length, or said so */
+    if (id == CFG_optim_decay_steps && was->derived.decay_steps == now->derived.decay_steps) return false;
+    return strcmp(config_value(was, id, a), config_value(now, id, b)) != 0;
+}
+
 Err config_same_run(const Config *was, const Config *now)
 {
     char text[4096], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
-    /* 0 may be any size: tensors say whether it is the same */
-    const bool tokenizers = was->model.vocab == 0 || now->model.vocab == 0;
-    const bool decays =
-        was->derived.decay_steps == now->derived.decay_steps; /* 0: the run's length, or said so */
     int n = 0;
     for (int i = 0; i < CFG_COUNT; i++) {
-        if (!keys[i].fixed || (i == CFG_model_vocab && tokenizers) || (i == CFG_optim_decay_steps && decays))
-            continue;
-        const char *old = config_value(was, (ConfigId)i, a), *new = config_value(now, (ConfigId)i, b);
-        if (strcmp(old, new) == 0 || n >= (int)sizeof text) continue;
+        const ConfigId id = (ConfigId)i;
+        if (now->may_differ[i] || !config_differs(was, now, id) || n >= (int)sizeof text) continue;
         n += snprintf(text + n, sizeof text - (size_t)n, "%s%s.%s was '%s' and is '%s'", n ? "; " : "",
-                      keys[i].section, keys[i].name, old, new);
+                      keys[i].section, keys[i].name, config_value(was, id, a), config_value(now, id, b));
     }
     if (!n) return ERR_OK;
     err_set(ERR_CKPT, "the run cannot be resumed with another configuration: %s", text);
-    return err_hint("restore the value, or start in another run.dir (weights alone: checkpoint.load)");
+    return err_hint(
+        "restore the value, let it differ (--override KEY,KEY), or start in another run.dir (weights "
+        "alone: checkpoint.load)");
+}
+
+/* One name of --override. */
+static Err let_differ(Config *c, const char *name)
+{
+    char section[64];
+    ConfigId id;
+    const char *dot = strchr(name, '.'), *key = dot ? dot + 1 : name;
+    snprintf(section, sizeof section, "%.*s", dot ? (int)(dot - name) : 0, name);
+    if (!config_find(section, key, &id)) {
+        const ConfigId nearest = config_nearest(section, key);
+        err_set(ERR_CONFIG, "--override: there is no key '%s'", name);
+        if (nearest == CFG_COUNT)
+            return err_hint("section.key, several parted by commas: --override optim.lr,optim.clip");
+        return err_hint("did you mean '%s.%s'?", keys[nearest].section, keys[nearest].name);
+    }
+    if (!keys[id].fixed && id != CFG_data_train && id != CFG_data_tokenizer)
+        return err_set(ERR_CONFIG, "--override: '%s' may change on resume without it", name),
+               err_hint("leave it out");
+    c->may_differ[id] = true;
+    return ERR_OK;
+}
+
+Err config_let_differ(Config *c, const char *names)
+{
+    char name[96];
+    for (const char *at = names;; at++) {
+        const size_t n = strcspn(at, ",");
+        snprintf(name, sizeof name, "%.*s", (int)n, at);
+        TRY(let_differ(c, name));
+        at += n;
+        if (!*at) return ERR_OK;
+    }
 }

@@ -15,6 +15,7 @@
 #include <stdio.h>
 
 #include "base/arena.h"
+#include "base/batch_ramp.h"
 
 /* Where a value came from. AUTO: filled in, from the recipe or from other keys. */
 typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
@@ -48,7 +49,9 @@ typedef struct {
         int64_t world_size, dp;          /* ranks; data-parallel ranks */
         bool any_world;                  /* the first was asked for as CONFIG_ANY_WORLD */
         int gpus;                        /* of this host */
-        int64_t microbatches;            /* of a step, on one rank: global_batch / (micro_batch * dp) */
+        BatchRamp batch;                 /* train.global_batch */
+        int64_t global_batch;            /* of the largest step */
+        int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
         int64_t steps;                   /* of the whole run, also when train.tokens is given */
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
@@ -56,8 +59,9 @@ typedef struct {
     } derived;
 
     ConfigOrigin origin[CFG_COUNT];
-    const char *path;  /* of the file; "" if none */
-    SetupArena memory; /* of the texts */
+    bool may_differ[CFG_COUNT]; /* from the checkpoint that a run goes on from: config_let_differ */
+    const char *path;           /* of the file; "" if none */
+    SetupArena memory;          /* of the texts */
 } Config;
 
 typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_PICK, CONFIG_TEXT } ConfigKind;
@@ -110,8 +114,17 @@ bool config_dump_next(const char **at, ConfigLine *line);
  * ERR_CONFIG, with the nearest key, when there is no such thing. */
 Err config_explain(const Config *c, const char *key, FILE *out);
 
-/* ERR_CKPT, naming each FIXED key that differs and both values. model.vocab 0 in `now` is no difference. */
+/* Has a FIXED key another value? model.vocab 0 is no difference, nor is optim.decay_steps that comes to the same. */
+bool config_differs(const Config *was, const Config *now, ConfigId id);
+
+/* ERR_CKPT, naming each key that differs and both values, but those that now->may_differ. */
 Err config_same_run(const Config *was, const Config *now);
+
+/*
+ * train --override: `names` (section.key, parted by commas) may differ from the checkpoint that the run goes on from.
+ * ERR_CONFIG: no such key, or one that may change anyway.
+ */
+Err config_let_differ(Config *c, const char *names);
 
 /* ---- the table, for those who walk it ---- */
 

@@ -147,7 +147,19 @@ static void resolve_parallel(ConfigReader *r)
     const int64_t ranks = dense_ranks(c);
     if (c->derived.any_world) c->derived.world_size = fewest_ranks(c);
     c->derived.dp = c->derived.world_size % ranks == 0 ? c->derived.world_size / ranks : 1;
-    c->derived.microbatches = c->train.global_batch / (c->train.micro_batch * c->derived.dp);
+    c->derived.microbatches = c->derived.global_batch / (c->train.micro_batch * c->derived.dp);
+}
+
+static void resolve_batch(ConfigReader *r)
+{
+    Config *c = r->config;
+    char place[512];
+    const char *why = batch_ramp_read(c->train.global_batch, &c->derived.batch);
+    c->derived.global_batch = batch_ramp_most(&c->derived.batch);
+    if (!why) return;
+    config_origin(c, CFG_train_global_batch, place, sizeof place);
+    config_complain(r, "%s: train.global_batch = '%s': %s", place, c->train.global_batch, why);
+    r->bad[CFG_train_global_batch] = true;
 }
 
 static void resolve_run(ConfigReader *r)
@@ -165,13 +177,14 @@ static void resolve_run(ConfigReader *r)
 static void resolve_length(ConfigReader *r)
 {
     Config *c = r->config;
-    int64_t step_tokens = c->train.global_batch * c->model.seq;
     if (c->train.tokens > 0 && c->origin[CFG_train_steps].kind == ORIGIN_DEFAULT) {
         c->train.steps = 0;
         filled(r, CFG_train_steps, CFG_train_tokens);
     }
     bool by_tokens = c->train.tokens > 0;
-    c->derived.steps = by_tokens ? (c->train.tokens - 1) / step_tokens + 1 : c->train.steps;
+    c->derived.steps = c->train.steps;
+    if (by_tokens)
+        c->derived.steps = batch_ramp_steps(&c->derived.batch, (c->train.tokens - 1) / c->model.seq + 1);
     c->derived.decay_steps = c->optim.decay_steps ? c->optim.decay_steps : c->derived.steps;
     int64_t tenth = c->derived.decay_steps / 10;
     c->derived.wsd_decay = c->optim.wsd_decay ? c->optim.wsd_decay : tenth ? tenth : 1;
@@ -197,6 +210,7 @@ void config_resolve(ConfigReader *r)
 {
     resolve_name(r);
     resolve_model(r);
+    resolve_batch(r);
     resolve_parallel(r);
     resolve_run(r);
     resolve_length(r);
@@ -372,15 +386,16 @@ static void check_layout(ConfigReader *r)
 static void check_training(ConfigReader *r)
 {
     const Config *c = r->config;
+    const int64_t samples = batch_ramp_samples(&c->derived.batch, c->derived.steps);
     int64_t tokens;
     char text[160];
     snprintf(text, sizeof text, "global_batch must be a multiple of micro_batch x dp, where dp is %lld",
              (long long)c->derived.dp);
-    RULE(c->train.global_batch % (c->train.micro_batch * c->derived.dp) == 0, text, CFG_train_global_batch,
-         CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
+    RULE(batch_ramp_divides(&c->derived.batch, c->train.micro_batch * c->derived.dp), text,
+         CFG_train_global_batch, CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
     RULE((c->train.steps > 0) != (c->train.tokens > 0), "give either steps or tokens", CFG_train_tokens,
          CFG_train_steps);
-    RULE(!__builtin_mul_overflow(c->train.global_batch * c->model.seq, c->derived.steps, &tokens),
+    RULE(samples < INT64_MAX && !__builtin_mul_overflow(samples, c->model.seq, &tokens),
          "more tokens than can be counted", CFG_train_steps, CFG_train_global_batch, CFG_model_seq);
     RULE(c->optim.min_lr <= c->optim.lr, "min_lr must not be above lr", CFG_optim_min_lr, CFG_optim_lr);
     RULE(below_one(c->optim.beta1), "must be below 1 in single precision", CFG_optim_beta1);

@@ -46,6 +46,7 @@ typedef struct {
     const char *program;                       /* version */
     const char *config;                        /* the resolved configuration as INI text */
     const char *data;                          /* identity of the training data */
+    const char *overrides; /* keys that changed on the way (train/overrides.h), a line each; "": none */
     CkptCounter counters[CKPT_MAX_COUNTERS]; /* further integers, by name: skipped steps, updates done, ... */
     int counter_count;
 } CkptMeta;

@@ -98,6 +98,13 @@ Err ckpt_digest(const char *path, uint64_t *out)
 
 /* ---- print ---- */
 
+/* A text of several lines. */
+static void print_lines(const char *label, const char *text, FILE *out)
+{
+    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n', label = "")
+        fprintf(out, "%-13s %.*s\n", label, (int)strcspn(at, "\n"), at);
+}
+
 static void print_meta(const Manifest *m, FILE *out)
 {
     const CkptMeta *a = &m->meta;
@@ -111,9 +118,8 @@ static void print_meta(const Manifest *m, FILE *out)
     fprintf(out, "seed          %lld   reproducible %s   blocks tp %lld seq %lld attn %lld\n",
             (long long)a->seed, a->reproducible, (long long)a->tp_blocks, (long long)a->seq_blocks,
             (long long)a->attn_block);
-    const char *label = "data";
-    for (const char *at = a->data; *at; at += strcspn(at, "\n"), at += *at == '\n', label = "")
-        fprintf(out, "%-13s %.*s\n", label, (int)strcspn(at, "\n"), at);
+    print_lines("data", a->data, out);
+    print_lines("overrides", a->overrides, out);
     for (int i = 0; i < a->counter_count; i++)
         fprintf(out, "%-13s %lld\n", a->counters[i].name, (long long)a->counters[i].value);
     fprintf(out, "contents      %d tensors, %lld parameters, %lld bytes in %d files\n\n", m->param_count,

@@ -181,6 +181,7 @@ static Err copy_meta(SetupArena *a, const CkptMeta *from, CkptMeta *out)
     TRY(copy_text(a, &out->program));
     TRY(copy_text(a, &out->config));
     TRY(copy_text(a, &out->data));
+    TRY(copy_text(a, &out->overrides));
     for (int i = 0; i < out->counter_count; i++) TRY(copy_text(a, &out->counters[i].name));
     return ERR_OK;
 }

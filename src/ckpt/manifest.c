@@ -129,6 +129,8 @@ static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
     TRY(get_text(p, root, "program", &meta->program));
     TRY(get_text(p, root, "config", &meta->config));
     TRY(get_text(p, root, "data", &meta->data));
+    meta->overrides = "";
+    if (json_get(root, "overrides")) TRY(get_text(p, root, "overrides", &meta->overrides));
     return parse_counters(p, json_get(root, "counters"), meta);
 }
 

@@ -226,6 +226,7 @@ static Err put_meta(TextOut *t, const CkptMeta *m)
     for (int i = 0; i < m->counter_count; i++) json_put_int(j, m->counters[i].name, m->counters[i].value);
     json_close(j, '}');
     json_put_text(j, "data", m->data);
+    if (m->overrides && *m->overrides) json_put_text(j, "overrides", m->overrides);
     json_put_text(j, "config", m->config);
     return text_flush(t);
 }

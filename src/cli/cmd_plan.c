@@ -238,6 +238,9 @@ static void put_model(const Table *t)
            grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
            t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
+    if (t->spec.ramp.count > 1)
+        printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
+               t->cfg->train.global_batch);
     printf("step    %s samples, %s tokens; %s steps\n", commas(a, t->spec.global_batch), commas(b, tokens),
            commas(c, t->cfg->derived.steps));
 }

@@ -5,11 +5,13 @@
 #include "train/join.h"
 #include "train/train.h"
 
-static const char *config_path, *run_dir;
+static const char *config_path, *run_dir, *may_differ;
 static int64_t step = -1;
 
 static const Option train_options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
+    { "override", OPTION_TEXT, &may_differ, .value = "KEY,KEY",
+      .help = "keys that may differ from those of the checkpoint that the run goes on from" },
 };
 
 static const Option eval_options[] = {
@@ -42,6 +44,7 @@ static Err train(Words rest)
     Config c;
     Boot boot;
     Err err = read_config(&c, &boot, rest, 1);
+    if (!err && may_differ) err = join_said_once(&boot, config_let_differ(&c, may_differ));
     if (!err) err = train_run(&c, &boot);
     config_release(&c);
     return err;
@@ -65,6 +68,7 @@ const Command command_train = {
     .summary = "train, or resume, the run that a configuration describes",
     .rest = REST_OVERRIDES,
     .text = "With checkpoint.resume = auto (the default) a run goes on from its newest checkpoint.\n"
+            "What it computes must be the same then, but for what --override names, such as optim.lr.\n"
             "SIGTERM, SIGUSR1 and the first SIGINT finish the step, write a checkpoint and exit with 75.\n"
             "megatrain config explain lists all keys.\n",
     OPTIONS(train_options),
@@ -75,11 +79,10 @@ const Command command_eval = {
     .name = "eval",
     .summary = "loss, perplexity and bits per byte on the validation data",
     .rest = REST_OVERRIDES,
-    .text =
-        "From the newest checkpoint of the run, or the one that --step, checkpoint.load or "
-        "checkpoint.resume\n"
-        "names. train.eval_batches says how many global batches are read, at most the whole validation set.\n"
-        "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
+    .text = "From the newest checkpoint of the run, or the one that --step, checkpoint.load or "
+            "checkpoint.resume\n"
+            "names. Every sample of the validation data is read once, or train.eval_batches global batches.\n"
+            "One process reads a checkpoint of any layout; several are the ranks of the layout configured.\n",
     OPTIONS(eval_options),
     .run = eval,
 };

@@ -16,19 +16,31 @@ typedef struct {
     Indexed file;
     int64_t from, to;                     /* sequences of the part */
     int64_t first_token, tokens, samples; /* of the part */
+    int64_t before;                       /* samples that earlier stages took of the same file */
     MegatronIndex index;                  /* ORDER_MEGATRON */
 } Source;
 
+/* What is read from a position on. */
+typedef struct {
+    int64_t first;     /* position */
+    int source, count; /* first of its sources, and how many */
+    char *spec;
+    bool blended; /* weights were given */
+    double weights[BLEND_SOURCES_MAX];
+    Blend blend;
+} Stage;
+
 struct Dataset {
     SetupArena mem;
-    Source *sources;
+    Stage *stages;
+    int stage_count;
+    Source *sources; /* stage by stage */
     int source_count;
     int64_t seq, vocab;
     uint64_t seed;
     DataOrder order;
-    bool blended; /* weights were given */
-    Blend blend;
-    int64_t run_samples; /* this and the next: ORDER_MEGATRON */
+    bool blended; /* this and the next two: ORDER_MEGATRON */
+    int64_t run_samples;
     MegatronBlend draws; /* when blended */
 };
 
@@ -116,23 +128,96 @@ static Err blend_syntax(const char *spec)
     return ERR_CONFIG;
 }
 
-/* Fills prefixes and weights. One word alone is a prefix. */
-static Err parse_spec(Dataset *d, const char *spec, double *weights)
+/* Weights, and prefixes into `prefixes`, of one stage; its words' count. One word alone is a prefix. */
+static Err parse_blend(Dataset *d, Stage *g, char **prefixes)
 {
     char *words[2 * BLEND_SOURCES_MAX], *text, *end;
     int n = 0;
-    TRY(setup_strdup(&d->mem, spec, &text));
+    TRY(setup_strdup(&d->mem, g->spec, &text));
     for (char *word; (word = next_word(&text)); words[n++] = word)
         if (n == 2 * BLEND_SOURCES_MAX)
             return err_set(ERR_CONFIG, "more than %d token files in a blend", BLEND_SOURCES_MAX);
-    if (n == 0 || (n > 1 && n % 2)) return blend_syntax(spec);
-    d->source_count = n == 1 ? 1 : n / 2;
-    d->blended = n > 1;
-    TRY(setup_array(&d->mem, d->source_count, &d->sources));
-    for (int i = 0; i < d->source_count; i++) {
-        d->sources[i].prefix = words[n == 1 ? 0 : 2 * i + 1];
-        weights[i] = n == 1 ? 1 : strtod(words[2 * i], &end);
-        if (n > 1 && *end) return blend_syntax(spec);
+    if (n == 0 || (n > 1 && n % 2)) return blend_syntax(g->spec);
+    g->count = n == 1 ? 1 : n / 2;
+    g->blended = n > 1;
+    for (int i = 0; i < g->count; i++) {
+        prefixes[i] = words[n == 1 ? 0 : 2 * i + 1];
+        g->weights[i] = n == 1 ? 1 : strtod(words[2 * i], &end);
+        if (n > 1 && *end) return blend_syntax(g->spec);
+    }
+    return ERR_OK;
+}
+
+/* The next "@N" of a text, a word by itself; NULL: none. */
+static char *find_stage(char *text)
+{
+    for (char *at = text; (at = strchr(at, '@')); at++)
+        if ((at == text || isspace((unsigned char)at[-1])) && isdigit((unsigned char)at[1])) return at;
+    return NULL;
+}
+
+static Err stage_syntax(const char *what, const char *word)
+{
+    err_set(ERR_CONFIG, "'%.*s' in data.train: %s", (int)strcspn(word, " \t"), word, what);
+    return err_hint("`web @9001 0.7 books 0.3 web` reads web in 9000 steps and the blend from step 9001 on");
+}
+
+/* Cuts the next stage off what is at *at, which is "@N ..." but for the first one. */
+static Err cut_stage(const DatasetOptions *o, char **at, int64_t *step, char **spec)
+{
+    const int64_t before = *step;
+    char *word = *at, *end = word;
+    *step = 1;
+    if (before) *step = strtoll(word + 1, &end, 10);
+    if (before && *end && !isspace((unsigned char)*end)) return stage_syntax("no number of a step", word);
+    if (before && (*step <= before || *step == INT64_MAX))
+        return stage_syntax("each stage must begin at a later step than the one before, from 2 on", word);
+    if (before && !o->ramp) return stage_syntax("only training data have stages", word);
+    if (before && o->order == ORDER_MEGATRON)
+        return stage_syntax("data.order=megatron is an order of one data set", word);
+    if (before && o->split && *o->split) return stage_syntax("stages need data.valid, not data.split", word);
+    *at = find_stage(end);
+    if (*at && *at > end) (*at)[-1] = 0;
+    for (size_t n = strlen(end); n && isspace((unsigned char)end[n - 1]);) end[--n] = 0;
+    *spec = end + strspn(end, " \t\n\v\f\r");
+    return ERR_OK;
+}
+
+/* The stages with their texts, and where they begin. */
+static Err parse_stages(Dataset *d, const DatasetOptions *o)
+{
+    char *text;
+    int64_t step = 0;
+    int count = 1;
+    TRY(setup_strdup(&d->mem, o->spec, &text));
+    for (char *at = find_stage(text); at; at = find_stage(at + 1)) count++;
+    TRY(setup_array(&d->mem, count, &d->stages));
+    for (char *at = text; at && d->stage_count < count;) {
+        Stage *g = &d->stages[d->stage_count++];
+        TRY(cut_stage(o, &at, &step, &g->spec));
+        g->first = o->ramp ? batch_ramp_samples(o->ramp, step - 1) : 0;
+    }
+    return ERR_OK;
+}
+
+static int count_words(const char *text)
+{
+    int n = 0;
+    for (const char *at = text; *at; at++)
+        n += !isspace((unsigned char)*at) && (at == text || isspace((unsigned char)at[-1]));
+    return n;
+}
+
+static Err parse_spec(Dataset *d, const DatasetOptions *o)
+{
+    char *prefixes[BLEND_SOURCES_MAX];
+    TRY(parse_stages(d, o));
+    TRY(setup_array(&d->mem, count_words(o->spec), &d->sources)); /* (half of them may be weights) */
+    for (int k = 0; k < d->stage_count; k++) {
+        Stage *g = &d->stages[k];
+        g->source = d->source_count;
+        TRY(parse_blend(d, g, prefixes));
+        for (int i = 0; i < g->count; i++) d->sources[d->source_count++].prefix = prefixes[i];
     }
     return ERR_OK;
 }
@@ -152,11 +237,12 @@ static Err check_draws(const Dataset *d, int source)
  * With a split, weights make a blend even of one file; without, one file is none whatever its weight. So it is in
  * Megatron, with --data-path and --split, and with --train-data-path.
  */
-static Err open_order(Dataset *d, const DatasetOptions *o, const double *weights)
+static Err open_order(Dataset *d, const DatasetOptions *o)
 {
-    ASSERT(o->samples >= 1 && o->seed <= UINT32_MAX);
+    const double *weights = d->stages->weights;
+    ASSERT(o->samples >= 1 && o->seed <= UINT32_MAX && d->stage_count == 1);
     d->run_samples = o->samples;
-    if (d->source_count == 1 && !(o->split && *o->split)) d->blended = false;
+    d->blended = d->stages->blended && (d->source_count > 1 || (o->split && *o->split));
     if (d->blended) TRY(megatron_blend(&d->draws, weights, d->source_count, o->samples, &d->mem));
     for (int i = 0; i < d->source_count; i++) {
         Source *s = &d->sources[i];
@@ -172,18 +258,37 @@ static Err open_order(Dataset *d, const DatasetOptions *o, const double *weights
     return ERR_OK;
 }
 
+/* Samples that stage k, as long as it lasts, takes of the file. */
+static int64_t taken(const Dataset *d, int k, const char *prefix)
+{
+    const Stage *g = &d->stages[k];
+    int64_t n = 0;
+    for (int i = 0; i < g->count; i++)
+        if (!strcmp(d->sources[g->source + i].prefix, prefix))
+            n += blend_taken(&g->blend, d->stages[k + 1].first - g->first, i);
+    return n;
+}
+
+static Err open_stage(Dataset *d, int k, const DatasetOptions *o)
+{
+    Stage *g = &d->stages[k];
+    if (o->order == ORDER_MEGATRON) TRY(blend_check(g->weights, g->count));
+    else TRY(blend_init(&g->blend, g->weights, g->count));
+    for (int i = g->source; i < g->source + g->count; i++) {
+        Source *s = &d->sources[i];
+        TRY(indexed_open(s->prefix, &s->file));
+        if (o->tokenizer) TRY(indexed_check_tokenizer(&s->file, o->tokenizer_crc, o->tokenizer));
+        TRY(choose_part(s, o));
+        for (int earlier = 0; earlier < k; earlier++) s->before += taken(d, earlier, s->prefix);
+    }
+    return ERR_OK;
+}
+
 static Err open_sources(Dataset *d, const DatasetOptions *o)
 {
-    double weights[BLEND_SOURCES_MAX];
-    TRY(parse_spec(d, o->spec, weights));
-    if (o->order == ORDER_MEGATRON) TRY(blend_check(weights, d->source_count));
-    else TRY(blend_init(&d->blend, weights, d->source_count));
-    for (int i = 0; i < d->source_count; i++) {
-        TRY(indexed_open(d->sources[i].prefix, &d->sources[i].file));
-        if (o->tokenizer) TRY(indexed_check_tokenizer(&d->sources[i].file, o->tokenizer_crc, o->tokenizer));
-        TRY(choose_part(&d->sources[i], o));
-    }
-    return o->order == ORDER_MEGATRON ? open_order(d, o, weights) : ERR_OK;
+    TRY(parse_spec(d, o));
+    for (int k = 0; k < d->stage_count; k++) TRY(open_stage(d, k, o));
+    return o->order == ORDER_MEGATRON ? open_order(d, o) : ERR_OK;
 }
 
 Err dataset_open(const DatasetOptions *o, Dataset **out)
@@ -212,13 +317,22 @@ void dataset_close(Dataset *d)
 
 /* ---- samples ---- */
 
+static const Stage *stage_at(const Dataset *d, int64_t position)
+{
+    int k = d->stage_count - 1;
+    while (k > 0 && d->stages[k].first > position) k--;
+    return &d->stages[k];
+}
+
 DatasetPlace dataset_place(const Dataset *d, int64_t position)
 {
+    const Stage *g = stage_at(d, position);
     DatasetPlace p;
     int64_t own;
     ASSERT(d->order != ORDER_MEGATRON);
-    p.source = blend_draw(&d->blend, position, &own);
+    p.source = g->source + blend_draw(&g->blend, position - g->first, &own);
     const Source *s = &d->sources[p.source];
+    own += s->before;
     p.epoch = own / s->samples;
     p.sample = own % s->samples;
     if (d->order == ORDER_KEYED) p.sample = order_permute(d->seed, p.epoch, s->samples, p.sample);
@@ -254,6 +368,14 @@ Err dataset_check(const Dataset *d, int64_t count)
 
 /* ---- questions ---- */
 
+DatasetStage dataset_stage(const Dataset *d, int64_t position)
+{
+    const Stage *g = stage_at(d, position);
+    DatasetStage out = { (int)(g - d->stages), d->stage_count, g->first, g->spec, 0 };
+    for (int i = 0; i < g->count; i++) out.samples += d->sources[g->source + i].samples;
+    return out;
+}
+
 int64_t dataset_seq(const Dataset *d) { return d->seq; }
 
 int64_t dataset_samples(const Dataset *d)
@@ -288,7 +410,10 @@ int32_t dataset_source_last(const Dataset *d, int source)
 DatasetSource dataset_source(const Dataset *d, int source)
 {
     const Indexed *x = &d->sources[source].file;
+    int k = d->stage_count - 1;
+    while (d->stages[k].source > source) k--;
     return (DatasetSource){ .prefix = d->sources[source].prefix,
+                            .first = d->stages[k].first,
                             .bytes = x->bin.size_bytes,
                             .documents = x->documents,
                             .tokens = x->tokens,
@@ -310,12 +435,16 @@ uint32_t dataset_crc(const Dataset *d)
 {
     int64_t head[] = { d->seq, (int64_t)d->seed, d->order, d->source_count };
     uint32_t crc = crc32c(0, head, sizeof head);
-    for (int i = 0; i < d->source_count; i++) {
-        const Source *s = &d->sources[i];
-        int64_t part[] = { d->blend.units[i], s->first_token, s->tokens };
-        crc = crc32c(crc, part, sizeof part);
-        crc = crc32c(crc, s->file.idx.data, (size_t)s->file.idx.size_bytes);
-        if (d->order == ORDER_MEGATRON) crc = order_crc(d, i, crc);
+    for (int k = 0; k < d->stage_count; k++) {
+        const Stage *g = &d->stages[k];
+        if (k) crc = crc32c(crc, &g->first, sizeof g->first);
+        for (int i = g->source; i < g->source + g->count; i++) {
+            const Source *s = &d->sources[i];
+            int64_t part[] = { g->blend.units[i - g->source], s->first_token, s->tokens };
+            crc = crc32c(crc, part, sizeof part);
+            crc = crc32c(crc, s->file.idx.data, (size_t)s->file.idx.size_bytes);
+            if (d->order == ORDER_MEGATRON) crc = order_crc(d, i, crc);
+        }
     }
     return crc;
 }

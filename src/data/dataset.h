@@ -12,6 +12,13 @@
  *   blend        position -> (token file, its own position) by blend_draw; each file has its own
  *                epochs
  *
+ * From a step on, a run may read other data: a word @N begins what step N and later ones read,
+ *
+ *   web  @9001 0.7 books 0.3 web        9,000 steps of web alone, then a blend
+ *
+ * Each stage has its own draws, from 0 on; a file that an earlier stage has read goes on where that left it. Where a
+ * stage begins follows from the batches of the steps (DatasetOptions.ramp). Not with a split or ORDER_MEGATRON.
+ *
  * ORDER_MEGATRON keeps split and samples' length and has its own documents' order, epochs and blend
  * (megatron.h); it is made for a run of so many samples, and has those positions only.
  *
@@ -22,6 +29,7 @@
 
 #include <stdint.h>
 
+#include "base/batch_ramp.h"
 #include "base/err.h"
 
 typedef enum {
@@ -33,7 +41,7 @@ typedef enum {
 typedef enum { PART_TRAIN, PART_VALID, PART_TEST, PART_COUNT } DataPart;
 
 typedef struct {
-    const char *spec;  /* "prefix", or a blend "weight prefix weight prefix ..." */
+    const char *spec;  /* "prefix", or a blend "weight prefix weight prefix ..."; of several stages */
     const char *split; /* weights of train, valid, test; NULL or "": the whole files */
     DataPart part;     /* which part of the split */
     int64_t seq;       /* T: tokens that are predicted a sample */
@@ -43,7 +51,8 @@ typedef struct {
     /* Token files known to be of another tokenizer are refused; its name, NULL: unchecked. */
     const char *tokenizer;
     uint32_t tokenizer_crc;
-    int64_t samples; /* of the run; for ORDER_MEGATRON */
+    int64_t samples;       /* of the run; for ORDER_MEGATRON */
+    const BatchRamp *ramp; /* of the run; NULL: there are no stages */
 } DatasetOptions;
 
 typedef struct Dataset Dataset;
@@ -72,8 +81,17 @@ typedef struct {
 } DatasetPlace;
 DatasetPlace dataset_place(const Dataset *d, int64_t position);
 
+/* What is read at a position. */
+typedef struct {
+    int number, count; /* from 0 on; of all stages */
+    int64_t first;     /* position */
+    const char *spec;  /* of this stage alone */
+    int64_t samples;   /* of one epoch, all its files together */
+} DatasetStage;
+DatasetStage dataset_stage(const Dataset *d, int64_t position);
+
 int64_t dataset_seq(const Dataset *d);
-int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files together */
+int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files together; with one stage */
 int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files together */
 int dataset_source_count(const Dataset *d);
 int64_t dataset_source_samples(const Dataset *d, int source);
@@ -85,6 +103,7 @@ int32_t dataset_source_last(const Dataset *d, int source);
 /* A token file as a whole, whatever part of it is used. */
 typedef struct {
     const char *prefix;
+    int64_t first;                    /* position of its stage */
     int64_t bytes, documents, tokens; /* bytes of PREFIX.bin */
     uint32_t index_crc, content_crc;  /* of PREFIX.idx, PREFIX.bin */
     bool has_content_crc;             /* from PREFIX.crc */

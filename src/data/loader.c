@@ -16,7 +16,8 @@ typedef struct {
 struct Loader {
     SetupArena mem;
     LoaderOptions o;
-    int64_t slice, row; /* samples a slice, tokens a sample */
+    int64_t row;            /* tokens a sample */
+    int64_t step, position; /* of the batch that `next` is of: its number, and where it begins */
     Window present, next;
     LoaderStats stats;
     pthread_t thread;
@@ -25,16 +26,14 @@ struct Loader {
     bool busy, stop; /* under lock; while busy, `next` belongs to the thread */
 };
 
-int64_t loader_slice(const LoaderOptions *o, int64_t batch_position)
-{
-    return batch_position + o->global_batch / o->dp * o->dp_rank;
-}
-
 static Err fetch(const Loader *l, int64_t first, int64_t count, int32_t *tokens)
 {
     for (int64_t i = 0; i < count; i++) TRY(dataset_get(l->o.dataset, first + i, tokens + i * l->row));
     return ERR_OK;
 }
+
+/* Samples of `next`. */
+static int64_t slice_of(const Loader *l) { return batch_ramp_at(&l->o.ramp, l->step) / l->o.dp; }
 
 /* Fills `next` whenever it is told to. A failure leaves it empty: loader_get then meets the same
  * error itself and can report it, as failures are recorded per thread. */
@@ -48,9 +47,10 @@ static void *prefetch(void *arg)
             continue;
         }
         pthread_mutex_unlock(&l->lock);
-        bool ok = fetch(l, l->next.first, l->slice, l->next.tokens) == ERR_OK;
+        const int64_t count = slice_of(l);
+        bool ok = fetch(l, l->next.first, count, l->next.tokens) == ERR_OK;
         pthread_mutex_lock(&l->lock);
-        l->next.count = ok ? l->slice : 0;
+        l->next.count = ok ? count : 0;
         l->busy = false;
         pthread_cond_broadcast(&l->changed);
     }
@@ -58,10 +58,12 @@ static void *prefetch(void *arg)
     return NULL;
 }
 
-static void start_prefetch(Loader *l, int64_t first)
+/* Of the batch behind that of `next`. */
+static void start_prefetch(Loader *l)
 {
     pthread_mutex_lock(&l->lock);
-    l->next.first = first;
+    l->position += batch_ramp_at(&l->o.ramp, l->step++);
+    l->next.first = l->position + slice_of(l) * l->o.dp_rank;
     l->next.count = 0;
     l->busy = true;
     pthread_cond_broadcast(&l->changed);
@@ -83,11 +85,13 @@ int64_t loader_bytes(int64_t samples, int64_t seq)
 static Err open_parts(Loader *l)
 {
     const LoaderOptions *o = &l->o;
-    l->slice = o->global_batch / o->dp;
+    const int64_t most = batch_ramp_most(&o->ramp) / o->dp;
     l->row = dataset_seq(o->dataset) + 1;
-    TRY(setup_array(&l->mem, l->slice * l->row, &l->present.tokens));
-    TRY(setup_array(&l->mem, l->slice * l->row, &l->next.tokens));
-    l->next.first = loader_slice(o, o->first_position);
+    TRY(setup_array(&l->mem, most * l->row, &l->present.tokens));
+    TRY(setup_array(&l->mem, most * l->row, &l->next.tokens));
+    l->step = o->first_step;
+    l->position = o->first_position;
+    l->next.first = l->position + slice_of(l) * o->dp_rank;
     l->busy = true;
     if (pthread_create(&l->thread, NULL, prefetch, l) != 0)
         return err_set(ERR_MEMORY, "cannot start the thread that reads data ahead");
@@ -97,7 +101,8 @@ static Err open_parts(Loader *l)
 Err loader_open(const LoaderOptions *o, Loader **out)
 {
     ASSERT(o->dp >= 1 && o->dp_rank >= 0 && o->dp_rank < o->dp && o->first_position >= 0);
-    ASSERT(o->global_batch >= 1 && o->global_batch % o->dp == 0);
+    ASSERT(o->ramp.count >= 1 && o->first_step >= 1);
+    for (int i = 0; i < o->ramp.count; i++) ASSERT(o->ramp.part[i].batch % o->dp == 0);
     Loader *l = calloc(1, sizeof *l);
     if (!l) return err_set(ERR_MEMORY, "no memory for a loader");
     l->o = *o;
@@ -139,7 +144,7 @@ static void advance(Loader *l)
     Window old = l->present;
     l->present = l->next;
     l->next = old;
-    start_prefetch(l, l->present.first + l->o.global_batch);
+    start_prefetch(l);
 }
 
 Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens)
@@ -147,7 +152,7 @@ Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens
     ASSERT(first_position >= 0 && count >= 0);
     if (!covers(&l->present, first_position, count)) {
         /* next.first is ours to read: only this thread changes it */
-        bool ahead = first_position >= l->next.first && first_position + count <= l->next.first + l->slice;
+        bool ahead = first_position >= l->next.first && first_position + count <= l->next.first + slice_of(l);
         if (ahead) wait_prefetch(l);
         if (ahead && covers(&l->next, first_position, count)) advance(l);
     }

@@ -1,8 +1,8 @@
 /*
  * The loader hands one data-parallel rank its samples, fetched ahead of time by a thread.
  *
- * Global batch number g of G samples covers the positions [first + g G, first + (g + 1) G); of
- * these, rank r of dp holds the slice of G / dp positions that starts at r G / dp. Whatever is
+ * Global batches of G samples follow each other from position `first` on, G being the ramp's of that
+ * step; of these, rank r of dp holds the slice of G / dp positions that starts at r G / dp. Whatever is
  * asked for, the answer is that of dataset_get: prefetching only decides how long it takes. A
  * request inside the present slice or the next one is a copy; as soon as one reaches into the next
  * slice, that becomes the present one and the thread starts on its successor. Any other request (a
@@ -15,13 +15,15 @@
 
 #include <stdint.h>
 
+#include "base/batch_ramp.h"
 #include "base/err.h"
 #include "data/dataset.h"
 
 typedef struct {
     const Dataset *dataset; /* must outlive the loader */
-    int64_t first_position; /* of the first global batch */
-    int64_t global_batch;   /* G samples; a multiple of dp */
+    int64_t first_position; /* of the first global batch, */
+    int64_t first_step;     /* and its number, from 1 on */
+    BatchRamp ramp;         /* G of each step; multiples of dp */
     int dp, dp_rank;
 } LoaderOptions;
 
@@ -38,9 +40,6 @@ void loader_close(Loader *l);                          /* NULL is fine */
  * ERR_DATA as dataset_get, prefetched or not.
  */
 Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens);
-
-/* First position of this rank's slice of the global batch that starts at batch_position. */
-int64_t loader_slice(const LoaderOptions *o, int64_t batch_position);
 
 typedef struct {
     int64_t copied_samples, fetched_samples; /* served from a buffer; fetched on the spot */

@@ -116,3 +116,10 @@ int blend_draw(const Blend *b, int64_t q, int64_t *earlier)
     *earlier = q / BLEND_BLOCK * b->units[d] + b->prefix[k];
     return d;
 }
+
+int64_t blend_taken(const Blend *b, int64_t count, int source)
+{
+    int64_t n = count / BLEND_BLOCK * b->units[source];
+    for (int64_t k = 0; k < count % BLEND_BLOCK; k++) n += b->source[k] == source;
+    return n;
+}

@@ -50,4 +50,7 @@ Err blend_init(Blend *b, const double *weights, int source_count);
 /* Data set of draw q >= 0, and how many draws that data set has had before. */
 int blend_draw(const Blend *b, int64_t q, int64_t *earlier);
 
+/* How many of the draws 0 .. count - 1 are of that data set. */
+int64_t blend_taken(const Blend *b, int64_t count, int source);
+
 #endif

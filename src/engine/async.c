@@ -22,6 +22,8 @@ Err async_check(const TrainSpec *s, int ranks)
     Versions versions = VERSIONS_STEP;
     if (s->pipeline.schedule) TRY(schedule_versions(s->pipeline.schedule, &versions));
     if (versions == VERSIONS_STEP || s->forward_only) return ERR_OK;
+    if (s->ramp.count > 1)
+        return refuse(s, "its updates have batches of one size", "give one number as train.global_batch");
     if (s->clip > 0)
         return refuse(s, "there is no norm of the whole gradient to clip by", "set optim.clip=0");
     if (s->model.tied && ranks > 1)
@@ -64,7 +66,7 @@ static Err begin_update(Trainer *t, int n)
 {
     const TrainSpec *s = &t->spec;
     const int updates = async_updates(&t->parts.step);
-    const int64_t nominal = s->global_batch * s->model.seq / updates, update = t->updates + n + 1;
+    const int64_t nominal = t->batch * s->model.seq / updates, update = t->updates + n + 1;
     const int64_t sums[3] = { 0, nominal, 0 };
     StepValues v = { .step = t->step + 1,
                      .nominal = nominal,
@@ -136,6 +138,7 @@ static Err make_report(Trainer *t, StepReport *r)
                        .counted = sums[1],
                        .grad_norm = skipped ? NAN : (float)sqrt(ldexp((double)square, -NORM_BITS)),
                        .lr = v[0].lr,
+                       .samples = t->batch,
                        .skipped = skipped > 0 };
     return ERR_OK;
 }
@@ -151,7 +154,7 @@ Err async_step(Trainer *t, StepReport *report)
     TRY(share_shifts(t));
     t->updates += async_updates(&t->parts.step);
     t->step++;
-    t->samples += t->spec.global_batch;
+    t->samples += t->batch;
     t->skipped += report->skipped;
     return ERR_OK;
 }

@@ -1,6 +1,8 @@
 /* See batches.h. */
 #include "engine/batches.h"
 
+#include <string.h>
+
 Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
 {
     const int64_t N = spec->B * spec->seq;
@@ -69,16 +71,18 @@ static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
 }
 
 /* tokens [B][seq + 1] -> the row tensors of a batch. */
-Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample)
+Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, int64_t count)
 {
     if (s->dev->is_null) return ERR_OK;
     int64_t N = b->B * b->T, width = b->seq + 1;
     int32_t *rows = m->rows;
     int64_t *samples = (int64_t *)m->rows;
+    memset(m->tokens + count * width, 0, (size_t)((b->B - count) * width) * sizeof *m->tokens);
     for (int shift = 0; shift < 2; shift++) {
         for (int64_t n = 0; n < N; n++)
             rows[n] = m->tokens[n / b->T * width + spans_position(b->span, n % b->T) + shift];
         if (shift && m->spec.mask_eod) leave_out_ends(m, b, rows);
+        for (int64_t n = count * b->T; shift && n < N; n++) rows[n] = -1;
         TRY(write_rows(s, shift ? b->target : b->token, rows));
     }
     for (int64_t n = 0; n < N; n++) rows[n] = (int32_t)spans_position(b->span, n % b->T);

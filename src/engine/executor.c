@@ -103,22 +103,32 @@ static CommMessage message_of(Executor *e, const Action *a)
                                     .microbatch = (uint32_t)a->microbatch } };
 }
 
+/* Of the units of an action those that are run; 0 or less: none. */
+static int units_of(const Executor *e, const Action *a)
+{
+    const int count = a->count > 1 ? a->count : 1, left = e->units ? e->units - a->microbatch : count;
+    return left < count ? left : count;
+}
+
+static int moved_buffer(const Action *a) { return a->kind == ACT_SEND ? a->out : a->in; }
+
 /* The group that begins at a[0]; how many actions it has in *count. */
 static Err exchange(Executor *e, const Action *a, int *count)
 {
-    int n = 0;
+    int n = 0, end = 0;
     do {
-        const int buffer = a[n].kind == ACT_SEND ? a[n].out : a[n].in;
-        TRY(wait_buffer(e, buffer)); /* of what was sent from it before */
+        if (units_of(e, &a[end]) <= 0) continue;
+        TRY(wait_buffer(e, moved_buffer(&a[end]))); /* of what was sent from it before */
         ASSERT(n < e->buffer_count);
-        e->messages[n] = message_of(e, &a[n]);
-        trace_message(&a[n], e->runs);
-    } while (a[n++].flags & ACTION_MORE);
-    *count = n;
+        e->messages[n++] = message_of(e, &a[end]);
+        trace_message(&a[end], e->runs);
+    } while (a[end++].flags & ACTION_MORE);
+    *count = end;
+    if (!n) return ERR_OK;
     Transfer *t = free_transfer(e);
     t->buffers = n;
-    for (int i = 0; i < n; i++)
-        e->moving[a[i].kind == ACT_SEND ? a[i].out : a[i].in] = (int)(t - e->transfers);
+    for (int i = 0; i < end; i++)
+        if (units_of(e, &a[i]) > 0) e->moving[moved_buffer(&a[i])] = (int)(t - e->transfers);
     return comm_exchange(e->pp, e->ctx.s, e->messages, n, &t->done);
 }
 
@@ -159,7 +169,7 @@ static Err wait_input(Executor *e, const Action *a, int n)
 /* Before an action of one or several units: its messages are there, and what stood in its buffers has gone. */
 static Err wait_messages(Executor *e, const Action *a)
 {
-    for (int n = 0; n < a->count; n++) {
+    for (int n = 0; n < units_of(e, a); n++) {
         const int in = buffer_at(a->in, n);
         TRY(in >= 0 && e->moving[in] >= 0 ? wait_input(e, a, n) : ERR_OK);
         TRY(wait_buffer(e, buffer_at(a->out, n)));
@@ -334,7 +344,8 @@ static Err run_unit(Executor *e, const Action *a, int n)
 
 static Err run_units(Executor *e, const Action *a)
 {
-    for (int n = 0; n < (a->count > 1 ? a->count : 1); n++) TRY(run_unit(e, a, n));
+    const int units = action_is_compute(a->kind) ? units_of(e, a) : 1;
+    for (int n = 0; n < units; n++) TRY(run_unit(e, a, n));
     return ERR_OK;
 }
 

@@ -97,6 +97,7 @@ struct Executor {
     ActionGraph
         *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
     bool training; /* dropout on, saves are kept; else every F ends the unit */
+    int units;     /* of a list that are run, what later ones need being left out; 0: all */
     int64_t runs;  /* of lists so far */
     /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
     Span *times;

@@ -208,7 +208,7 @@ static Err dry_eval(Trainer *t)
         part.action[part.count++].flags = 0;
     }
     *list = part;
-    Err err = trainer_eval(t, (TokenSource){ 0 }, 0, 1, &loss, &counted);
+    Err err = trainer_eval(t, (TokenSource){ 0 }, 0, t->spec.global_batch, &loss, &counted);
     *list = whole;
     free(part.action);
     return err;
@@ -261,10 +261,12 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     return ERR_OK;
 }
 
-Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
+/* (a step of the largest batch is planned: smaller ones leave out some of its units) */
+Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
 {
     World world;
     Trainer t;
+    TrainSpec largest = *asked, *spec = &largest;
     MemoryPlan unlimited = { .state = UNLIMITED,
                              .save = UNLIMITED_SAVES,
                              .save_region = { UNLIMITED_SAVES / 2 },
@@ -273,7 +275,8 @@ Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out)
     for (int i = 0; i < PARTS_STAGES; i++)
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
     *out = (MemoryPlan){ 0 };
-    TRY(trainer_check(spec, grid)); /* (two directions over an odd number of ranks are no grid) */
+    largest.ramp.count = 0;
+    TRY(trainer_check(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
     TRY(world_open_null(&world, grid, rank));
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);

@@ -35,10 +35,13 @@ int64_t memory_plan_total(const MemoryPlan *p)
 static Err hook_batch(void *user, int unit, Batch *b)
 {
     Trainer *t = user;
-    int64_t share = t->spec.global_batch / t->world->grid.dp;
+    int64_t share = t->batch / t->world->grid.dp;
     int64_t first = t->first_sample + t->world->dp_rank * share + unit * b->B;
-    if (t->source.get) TRY(t->source.get(t->source.user, first, b->B, t->batches.tokens));
-    return batch_fill(&t->batches, &t->device.stream, b, first);
+    int64_t count = t->first_sample + t->counting - first;
+    if (count > b->B) count = b->B;
+    if (count < 0) count = 0;
+    if (t->source.get && count) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
+    return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
 
 static Err hook_tied(void *user)
@@ -101,6 +104,19 @@ static BatchSpec batch_spec(const Trainer *t)
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };
+}
+
+int64_t trainer_batch(const Trainer *t, int64_t step)
+{
+    return t->spec.ramp.count ? batch_ramp_at(&t->spec.ramp, step) : t->spec.global_batch;
+}
+
+/* The lists are of the largest step: a smaller one leaves out their last units. */
+static void take_batch(Trainer *t, int64_t first, int64_t samples)
+{
+    t->first_sample = first;
+    t->batch = t->counting = samples;
+    t->executor.units = (int)(samples / t->world->grid.dp / batch_spec(t).B);
 }
 
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
@@ -215,7 +231,7 @@ static Err fill(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
-    const int64_t tokens = s->global_batch * s->model.seq / async_updates(&t->parts.step);
+    const int64_t tokens = trainer_batch(t, 1) * s->model.seq / async_updates(&t->parts.step);
     /* (an update that does not fit is done again, but not where others have gone on meanwhile) */
     const int start = trainer_is_async(t) ? FIRST_SHIFT - SHIFT_STEP : FIRST_SHIFT;
     const int shift = start + log2_ceil(tokens) + s->extra_shift;
@@ -314,6 +330,7 @@ Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *w
     TRY(device_open(&t->device, choice));
     if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
     TRY(open_parts(t));
+    take_batch(t, 0, trainer_batch(t, 1));
     return build(t, limits);
 }
 
@@ -375,7 +392,7 @@ MemoryPlan trainer_peak(const Trainer *t)
 static Err step_begin(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    int64_t update = t->updates + 1, nominal = s->global_batch * s->model.seq;
+    int64_t update = t->updates + 1, nominal = t->batch * s->model.seq;
     StepValues v = { .step = t->step + 1,
                      .nominal = nominal,
                      .lr = (float)lr_at(&s->lr, update),
@@ -444,6 +461,15 @@ static void show_arenas(const Trainer *t)
     }
 }
 
+/* The next step's. */
+static void begin_batch(Trainer *t)
+{
+    take_batch(t, t->samples, trainer_batch(t, t->step + 1));
+    for (int r = 0; r < t->params.replicas && t->last_batch && t->batch != t->last_batch; r++)
+        ddp_forget(&t->ddp[r]);
+    t->last_batch = t->batch;
+}
+
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
 {
     StepValues v = { 0 };
@@ -451,7 +477,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     int redone = 0, rescaled = 0;
     const LossScale scale = t->loss_scale;
     t->source = source;
-    t->first_sample = t->samples;
+    begin_batch(t);
     show_arenas(t);
     if (trainer_is_async(t)) return async_step(t, report);
     TRY(device_read(stream, t->host_shift, t->stats.shift.data, tensor_bytes(t->stats.shift)));
@@ -467,18 +493,27 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
     else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
     t->step++;
-    t->samples += t->spec.global_batch;
+    t->samples += t->batch;
     t->updates += !v.skip;
     if (!v.skip) raise_loss_scale(t);
     else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
     t->skipped += v.skip;
     report_of(&v, report);
+    report->samples = t->batch;
     report->redone = redone;
     report->rescaled = rescaled;
     return ERR_OK;
 }
 
-/* Loss, counted tokens and non-finite flag of the global batch from t->first_sample on. */
+/* Of an evaluation the next samples, as many micro-batches as they fill on all ranks: the last ones in part. */
+static void take_eval_batch(Trainer *t, int64_t first, int64_t samples)
+{
+    const int64_t whole = batch_spec(t).B * t->world->grid.dp;
+    take_batch(t, first, (samples + whole - 1) / whole * whole);
+    t->counting = samples;
+}
+
+/* Loss, counted tokens and non-finite flag of the batch that was taken. */
 static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
@@ -490,15 +525,15 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 }
 
 /* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted)
 {
-    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS;
+    const int64_t one = (int64_t)1 << LOSS_FIXED_BITS, most = t->spec.global_batch;
     int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
     t->source = source;
     *counted = 0;
-    for (int64_t i = 0; i < batches; i++) {
-        t->first_sample = first + i * t->spec.global_batch;
+    for (int64_t done = 0; done < samples; done += most) {
+        take_eval_batch(t, first + done, samples - done < most ? samples - done : most);
         TRY(eval_batch(t, sums));
         rest += sums[0] % one;
         nats += sums[0] / one + rest / one;
@@ -521,7 +556,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     ASSERT(t->kv && past >= 0 && n >= 1 && past + n <= whole.seq);
     s->batch = batch_part(&whole, past, n);
     if (tokens) memcpy(t->batches.tokens + past, tokens, (size_t)n * sizeof *tokens);
-    TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0));
+    TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0, 1));
     TRY(executor_take(e, stage, s));
     e->ctx.dropout_on = false;
     ArenaMark mark = arena_mark(&t->scratch);

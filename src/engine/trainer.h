@@ -10,6 +10,7 @@
 #ifndef MEGATRAIN_ENGINE_TRAINER_H
 #define MEGATRAIN_ENGINE_TRAINER_H
 
+#include "base/batch_ramp.h"
 #include "engine/batches.h"
 #include "engine/executor.h"
 #include "engine/parts.h"
@@ -26,6 +27,8 @@ typedef struct {
     ModelSpec model;
     PipelineSpec pipeline;
     int64_t micro_batch, global_batch;
+    BatchRamp
+        ramp; /* global_batch of each step, of which the member above is the largest; all zero: always that */
     int32_t eod;        /* token that ends a document; for the next two */
     bool mask_eod;      /* what is predicted from it does not count */
     bool reset_at_eod;  /* positions and attention start anew behind it */
@@ -96,6 +99,7 @@ typedef struct {
     double loss;         /* mean per counted token, nats; NaN when not finite */
     int64_t counted;     /* tokens */
     float grad_norm, lr; /* grad_norm: NaN in a skipped step */
+    int64_t samples;     /* of its global batch */
     bool skipped;        /* loss or gradients not finite: nothing was changed */
     int redone;          /* times the step was repeated with another fixed-point shift, */
     int rescaled;        /* and with a smaller loss scale */
@@ -143,7 +147,9 @@ typedef struct {
     KvCache *kv;             /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     TokenSource source;
-    int64_t first_sample;                    /* of the batch that the hooks are serving */
+    int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
+    int64_t counting;                        /* how many of these count: the others fill up */
+    int64_t last_batch;                      /* samples of the last step; 0: there was none */
     int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
     LossScale loss_scale;                    /* likewise */
     MemoryPlan plan;
@@ -164,12 +170,16 @@ void trainer_close(Trainer *t);
 /* Before the stores are read by others: all weights that ranks hand each other have arrived. */
 Err trainer_settle(Trainer *t);
 
-/* One optimizer step on samples [t->samples, + global_batch). ERR_NUMERICS never: a bad step is skipped and
+/* Samples of a step, 1 being the first. */
+int64_t trainer_batch(const Trainer *t, int64_t step);
+
+/* One optimizer step on samples [t->samples, + trainer_batch). ERR_NUMERICS never: a bad step is skipped and
  * reported; the caller decides when there were too many. */
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 
-/* Mean loss over `batches` global batches from sample `first` of source; nothing is changed. */
-Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t batches, double *loss,
+/* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
+ * With reproducible = layout the same bits from every layout and batch. */
+Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted);
 
 /*

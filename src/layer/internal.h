@@ -15,7 +15,13 @@ Err grad_added(Ctx *c, int id);
 /* What a feed-forward layer does between its two products; chunk: of swiglu's columns (ops.def). */
 Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidden, Tensor active);
 
-/* Leaf of a sum that tp cuts: a canonical chunk of the global length, or one chain over the local one. */
+/* Products of a leaf, at most, where a sum can be cut into so short ones (linear.c). */
+enum { LEAF_MOST = 2048 };
+
+/* Leaf of a sum that every rank forms whole. */
+int64_t whole_leaf(int64_t length);
+
+/* Leaf of a sum that tp cuts: a canonical chunk of the global length, or a part of one; not exact: of the local one. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local);
 
 #endif

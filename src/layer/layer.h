@@ -56,7 +56,7 @@ typedef struct {
 
 /* Canonical blocks: facts of the model that fix every rounding (docs/determinism.md). */
 typedef struct {
-    bool exact;          /* reproducible = layout: canonical trees and leaves; else one chain each */
+    bool exact;          /* reproducible = layout: canonical trees and leaves; else over what a rank holds */
     int tp_blocks;       /* chunks of every dim that tp may cut */
     int64_t leaf_tokens; /* tokens per leaf of a linear's weight gradient: seq / seq_blocks */
     int64_t leaf_rows;   /* rows per leaf of bias and norm gradients */
@@ -372,6 +372,9 @@ typedef struct {
 typedef struct {
     Saved logits, row_max, row_sum;
 } HeadSave;
+
+/* The vocabulary with padding: tp_blocks chunks of whole vectors, which can be cut into leaves of LEAF_MOST at most. */
+int64_t head_padded_vocab(int64_t vocab, int tp_blocks);
 
 Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
                   int64_t hidden, float std);

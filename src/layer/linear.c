@@ -1,13 +1,15 @@
 /*
  * Linear layers, cut over tp by columns (outputs) or rows (inputs):
  *
- *   COLUMN  forward   x [R, in] --gather rows--> [N, in]   y [N, out/tp] = x w^T + b      one chain over in
+ *   COLUMN  forward   x [R, in] --gather rows--> [N, in]   y [N, out/tp] = x w^T + b      in whole on each rank
  *           backward  dx partial = dy w, a tree over out; --reduce rows--> dx [R, in]
  *   ROW     forward   partial = x w^T, a tree over in; --reduce rows--> y [R, out]
- *           backward  dy [R, out] --gather rows--> [N, out]   dx [N, in/tp] = dy w       one chain over out
+ *           backward  dy [R, out] --gather rows--> [N, out]   dx [N, in/tp] = dy w       out likewise
  *
  * The summed dim that tp cuts is a tree over tp_blocks canonical chunks: a rank's call returns its aligned
  * subtree and the reduction over ranks is the rest of the same tree, so every tp gives the same bits.
+ * No chain has more than LEAF_MOST products where it can be helped: longer ones are trees inside a chunk, too. The
+ * error of a chain grows with its length, and over a vocabulary it would be the largest of a step.
  * Weight gradients are queued (layer.h, Wgrad).
  */
 #include <stdio.h>
@@ -42,9 +44,21 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
     return param_add(reg, b, &l->bias);
 }
 
+/* A power of two of leaves, of which only the last may be shorter. */
+int64_t whole_leaf(int64_t length)
+{
+    int64_t parts = 1;
+    while ((length + parts - 1) / parts > LEAF_MOST) parts *= 2;
+    return (length + parts - 1) / parts;
+}
+
+/* Of a dim that a call may hold several chunks of, all leaves are equal: halves, as long as there are such. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local)
 {
-    return c->canon.exact ? global / c->canon.tp_blocks : local;
+    if (!c->canon.exact || c->canon.tp_blocks == 1) return whole_leaf(local);
+    int64_t leaf = global / c->canon.tp_blocks;
+    while (leaf > LEAF_MOST && leaf % 2 == 0) leaf /= 2;
+    return leaf;
 }
 
 static const Tensor none;
@@ -62,7 +76,7 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
     if (l->kind == LINEAR_COLUMN) {
         TRY(gather_rows(c, x, &full));
         TRY(op(c->s, linear_fwd, .y = y, .gelu = active, .x = full, .w = w,
-               .bias = l->bias >= 0 ? param_value(c, l->bias) : none, .leaf = l->in));
+               .bias = l->bias >= 0 ? param_value(c, l->bias) : none, .leaf = whole_leaf(l->in)));
     } else {
         TRY(partial_alloc(c, y, &partial));
         TRY(op(c->s, linear_fwd, .y = partial, .x = x, .w = w, .leaf = tree_leaf(c, l->in, x.dim[1])));
@@ -95,7 +109,7 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
     Tensor full;
     TRY(gather_rows(c, dy, &full));
     TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = param_value(c, l->weight), .gelu_x = gelu_x,
-           .leaf = l->out));
+           .leaf = whole_leaf(l->out)));
     if (!c->split_backward) return wgrad_push(c, (Wgrad){ l->weight, full, x });
     /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
     return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });

@@ -5,6 +5,15 @@
  */
 #include "layer/internal.h"
 
+int64_t head_padded_vocab(int64_t vocab, int tp_blocks)
+{
+    enum { LANES = 16 };
+    int64_t parts = 1;
+    while (((vocab + tp_blocks - 1) / tp_blocks + parts - 1) / parts > LEAF_MOST) parts *= 2;
+    const int64_t unit = tp_blocks * (parts > LANES ? parts : LANES);
+    return (vocab + unit - 1) / unit * unit;
+}
+
 Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
                   int64_t hidden, float std)
 {
@@ -24,7 +33,8 @@ Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, i
 
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 {
-    return op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight), .leaf = x.dim[1]);
+    return op(c->s, linear_fwd, .y = logits, .x = x, .w = param_value(c, h->weight),
+              .leaf = whole_leaf(x.dim[1]));
 }
 
 static int64_t first_column(const Head *h, const Ctx *c)

@@ -156,6 +156,8 @@ void ddp_release(Ddp *d)
     }
 }
 
+void ddp_forget(Ddp *d) { memset(d->expected, 0, (size_t)registry(d)->count * sizeof *d->expected); }
+
 void ddp_begin(Ddp *d)
 {
     const ParamRegistry *r = registry(d);

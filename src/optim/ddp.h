@@ -40,6 +40,9 @@ void ddp_release(Ddp *d);
 /* A step begins, again if it is repeated. */
 void ddp_begin(Ddp *d);
 
+/* Steps have another number of micro-batches from here on: what was learned of the additions is no longer so. */
+void ddp_forget(Ddp *d);
+
 /*
  * The gradient of a table that the first and the last stage read, summed over these two; before ddp_reduce. d[count]:
  * all replicas' on this rank. With two each rank of the pair adds its own two, and the reduction over the replicas does

@@ -12,8 +12,11 @@ Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *s
     FILE *f = open_memstream(&text, &size);
     if (!f) return err_set(ERR_MEMORY, "no memory for the identity of the training data");
     fprintf(f, "train %08x, tokenizer %08x", dataset_crc(train), tokenizer_crc(tokenizer));
+    int64_t stage = 0;
     for (int i = 0; i < dataset_source_count(train); i++) {
         const DatasetSource s = dataset_source(train, i);
+        if (s.first != stage) fprintf(f, "\nfrom sample %lld on", (long long)s.first);
+        stage = s.first;
         fprintf(f, "\n%s: %lld bytes, %lld documents, %lld tokens, index %08x", s.prefix, (long long)s.bytes,
                 (long long)s.documents, (long long)s.tokens, s.index_crc);
         if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);
@@ -64,25 +67,65 @@ static Err differs(const char *what, const char *now, const char *then)
             then);
     return err_hint(
         "put the files, data.split, data.seed and the tokenizer back as they were (with data.order=megatron "
-        "train.steps, too: its order depends on the run's epochs); to start a new run from these weights use "
-        "another run.dir and checkpoint.load");
+        "train.steps, too: its order depends on the run's epochs); to go on with these, --override "
+        "data.train; to "
+        "start a new run from these weights use another run.dir and checkpoint.load");
 }
 
-Err data_id_same(const char *now, const char *then)
+/* The first line in two parts. */
+typedef struct {
+    char train[LINE], tokenizer[LINE];
+} FirstLine;
+
+static FirstLine first_line(const char **text)
 {
-    char first[2][LINE] = { "", "" }, a[LINE], b[LINE];
-    next_line(&now, first[0]);
-    next_line(&then, first[1]);
-    const char *tokenizer[2] = { strstr(first[0], ", tokenizer"), strstr(first[1], ", tokenizer") };
-    if (tokenizer[0] && tokenizer[1] && strcmp(tokenizer[0], tokenizer[1]))
-        return differs("the tokenizer's checksum", tokenizer[0] + 12, tokenizer[1] + 12);
-    for (;;) {
-        const bool more[2] = { next_line(&now, a), next_line(&then, b) };
-        if (!more[0] || !more[1]) break; /* of an earlier version's text there is but the first line */
-        if (!same_file(a, b)) return differs("a token file", a, b);
+    FirstLine f = { "", "" };
+    next_line(text, f.train);
+    char *at = strstr(f.train, ", tokenizer ");
+    if (!at) return f;
+    snprintf(f.tokenizer, sizeof f.tokenizer, "%s", at + strlen(", tokenizer "));
+    *at = 0;
+    return f;
+}
+
+/* The first file that differs, in a and b; false: none. Of an earlier version's text there is but the first line. */
+static bool other_file(const char *now, const char *then, char a[LINE], char b[LINE])
+{
+    while (next_line(&now, a) && next_line(&then, b))
+        if (!same_file(a, b)) return true;
+    return false;
+}
+
+/* Stops at the first difference that is not allowed. */
+static Err compare(const char *now, const char *then, unsigned allowed, unsigned *found)
+{
+    const FirstLine one = first_line(&now), other = first_line(&then);
+    char a[LINE], b[LINE];
+    *found = 0;
+    if (*other.tokenizer && strcmp(one.tokenizer, other.tokenizer)) {
+        *found |= DATA_TOKENIZER;
+        if (!(allowed & DATA_TOKENIZER))
+            return differs("the tokenizer's checksum", one.tokenizer, other.tokenizer);
     }
-    if (strcmp(first[0], first[1])) return differs("the order of its samples", first[0], first[1]);
-    return ERR_OK;
+    if (other_file(now, then, a, b)) {
+        *found |= DATA_FILES;
+        return allowed & DATA_FILES ? ERR_OK : differs("a token file", a, b);
+    }
+    if (!strcmp(one.train, other.train)) return ERR_OK;
+    *found |= DATA_ORDER;
+    return allowed & DATA_ORDER ? ERR_OK : differs("the order of its samples", one.train, other.train);
+}
+
+unsigned data_id_differs(const char *now, const char *then)
+{
+    unsigned found;
+    return compare(now, then, DATA_ALL, &found) ? DATA_ALL : found;
+}
+
+Err data_id_same(const char *now, const char *then, unsigned allowed)
+{
+    unsigned found;
+    return compare(now, then, allowed, &found);
 }
 
 Err data_id_same_tokenizer(const Tokenizer *now, const char *then)

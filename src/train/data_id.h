@@ -4,6 +4,7 @@
  *   train 1c291ca3, tokenizer 8a9136aa
  *   data/books: 4096 bytes, 12 documents, 2048 tokens, index 5e7f1021, content 77aa0b12
  *   ...
+ *   from sample 72000 on                    the files of a later stage (data/dataset.h)
  *
  * The first line decides: checksums over the order of samples (indexes, split, weights, seq, seed) and the tokenizer.
  * The lines of the token files say what differs. `content` is there where PREFIX.crc is (data/indexed.h), and decides
@@ -20,8 +21,14 @@
 /* The text, in `setup`. */
 Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out);
 
-/* ERR_CKPT naming what differs, both ways it is described, and the way out. */
-Err data_id_same(const char *now, const char *then);
+/* What may differ. DATA_ORDER: the order of the samples of the same files. */
+enum { DATA_TOKENIZER = 1, DATA_FILES = 2, DATA_ORDER = 4, DATA_ALL = 7 };
+
+/* A set of these. */
+unsigned data_id_differs(const char *now, const char *then);
+
+/* ERR_CKPT naming what differs besides `allowed`, both ways it is described, and the way out. */
+Err data_id_same(const char *now, const char *then, unsigned allowed);
 
 /* For weights alone, whatever data they go on with: ERR_CKPT if they were trained with another tokenizer. */
 Err data_id_same_tokenizer(const Tokenizer *now, const char *then);

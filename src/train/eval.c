@@ -37,10 +37,10 @@ static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64
 static Err eval_set(Run *r, const NamedSet *set)
 {
     double loss;
-    int64_t counted, bytes = 0, batches = run_valid_batches(r, set->data);
-    TRY(trainer_eval(&r->trainer, run_tokens(set->data), 0, batches, &loss, &counted));
+    int64_t counted, bytes = 0, samples = run_valid_samples(r, set->data);
+    TRY(trainer_eval(&r->trainer, run_tokens(set->data), 0, samples, &loss, &counted));
     if (r->world->rank) return ERR_OK;
-    TRY(target_bytes(r, set->data, batches * r->spec.global_batch, &bytes));
+    TRY(target_bytes(r, set->data, samples, &bytes));
     if (*set->name) printf("valid %s\n", set->name);
     printf("loss %.6f\nperplexity %.4f\ntokens %lld\nbytes %lld\nbits_per_byte %.4f\n", loss, m_exp(loss),
            (long long)counted, (long long)bytes, loss / m_log(2) * (double)counted / (double)bytes);

@@ -21,8 +21,8 @@ static Err dump_config(const Config *cfg, char **text)
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for the configuration's text") : ERR_OK;
 }
 
-/* What all ranks must have in common: the program to the byte, and every key. */
-static Err facts_of(const char *config_text, char **facts)
+/* What all ranks must have in common: the program to the byte, every key, and what may differ from a checkpoint. */
+static Err facts_of(const Config *cfg, const char *config_text, char **facts)
 {
     ConfigLine k = { 0 };
     FileMap binary;
@@ -36,6 +36,10 @@ static Err facts_of(const char *config_text, char **facts)
     for (const char *at = config_text; config_dump_next(&at, &k);)
         if (k.value_bytes)
             fprintf(f, "%s.%.*s: %.*s\n", k.section, k.name_bytes, k.name, k.value_bytes, k.value);
+    for (int i = 0; i < CFG_COUNT; i++)
+        if (cfg->may_differ[i])
+            fprintf(f, "--override: %s.%s\n", config_key((ConfigId)i)->section,
+                    config_key((ConfigId)i)->name);
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
 }
 
@@ -87,7 +91,7 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig
     *text = NULL;
     TRY(join_said_once(boot, grid_spec(cfg, &grid)));
     TRY(dump_config(cfg, text));
-    if (boot->size > 1) TRY(facts_of(*text, &facts));
+    if (boot->size > 1) TRY(facts_of(cfg, *text, &facts));
     RanksOptions o = options_of(cfg, grid);
     o.stop = stop;
     o.facts = facts;

@@ -132,6 +132,16 @@ static void line_valid(Metrics *m, int64_t step, int64_t tokens, const char *nam
     write_line(m, &j);
 }
 
+void metrics_override(Metrics *m, const OverrideRecord *r)
+{
+    char buf[RECORD_BYTES];
+    JsonOut j;
+    if (!m->open || !m->o.jsonl) return;
+    json_out_init(&j, buf, sizeof buf);
+    record_put_override(&j, r);
+    write_line(m, &j);
+}
+
 static void event_done(Metrics *m, Err err) { count_lost(err, &m->lost_events, "event for TensorBoard"); }
 
 /* ---- loss.svg ---- */

@@ -62,6 +62,9 @@ void metrics_step(Metrics *m, const MetricsRecord *r);
  * CURVE_NAME_BYTES hold. */
 void metrics_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss);
 
+/* A key that differs from the checkpoint that the run went on from. */
+void metrics_override(Metrics *m, const OverrideRecord *r);
+
 /* Ends the live line, writes loss.svg. ERR_STORAGE when lines or the picture could not be written. */
 Err metrics_close(Metrics *m);
 

@@ -4,6 +4,8 @@
 #include <math.h>
 #include <stddef.h>
 
+#include "base/words.h"
+
 typedef enum { FIELD_INT, FIELD_REAL, FIELD_BOOL } FieldKind;
 
 /* In the order of the file. */
@@ -94,6 +96,20 @@ void record_put_valid(JsonOut *j, int64_t step, int64_t tokens, const char *name
     json_put_int(j, "tokens", tokens);
     if (*name) json_put_text(j, "valid", name);
     if (!json_put_number(j, "valid_loss", loss)) json_put_bool(j, "nonfinite", true);
+    json_close(j, '}');
+}
+
+void record_put_override(JsonOut *j, const OverrideRecord *r)
+{
+    char key[96], text[256];
+    snprintf(key, sizeof key, "%s.%s", r->section, r->key);
+    json_open(j, NULL, '{');
+    json_put_int(j, "step", r->step);
+    json_put_text(j, "override", key);
+    text_cut(text, sizeof text, r->was);
+    json_put_text(j, "was", text);
+    text_cut(text, sizeof text, r->is);
+    json_put_text(j, "is", text);
     json_close(j, '}');
 }
 

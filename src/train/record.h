@@ -52,6 +52,12 @@ typedef struct {
     char name[CURVE_NAME_BYTES];
 } ValidRecord;
 
+/* A key that a resumed run has otherwise than its checkpoint (overrides.h). */
+typedef struct {
+    int64_t step; /* the first one that it applies to */
+    const char *section, *key, *was, *is;
+} OverrideRecord;
+
 typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordKind;
 
 typedef struct {
@@ -63,6 +69,7 @@ typedef struct {
 /* The objects, without the end of the line. */
 void record_put_step(JsonOut *j, const MetricsRecord *r);
 void record_put_valid(JsonOut *j, int64_t step, int64_t tokens, const char *name, double loss);
+void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values are cut */
 
 /*
  * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for

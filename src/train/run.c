@@ -31,7 +31,7 @@ static DatasetOptions data_options(const Run *r)
                              .tokenizer_crc = tokenizer_crc(r->tokenizer),
                              .seed = (uint64_t)c->data.seed,
                              .order = ORDER_KEYED,
-                             .samples = c->derived.steps * c->train.global_batch };
+                             .samples = batch_ramp_samples(&c->derived.batch, c->derived.steps) };
 }
 
 static Err open_train(Run *r)
@@ -40,6 +40,7 @@ static Err open_train(Run *r)
     const double began_s = clock_s();
     const bool megatron = r->cfg->data.order == DATA_ORDER_MEGATRON;
     if (megatron) o.order = ORDER_MEGATRON;
+    o.ramp = &r->cfg->derived.batch;
     TRY(dataset_open(&o, &r->train));
     if (megatron && r->world->rank == 0)
         log_info("data.order=megatron: order of %lld samples, %.1f MiB on each rank, made in %.1f s",
@@ -178,7 +179,10 @@ static Err open_all(Run *r, RunPurpose purpose)
     r->spec.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp)
         r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
-    if (purpose == RUN_GENERATE) r->spec.micro_batch = r->spec.global_batch = 1;
+    if (purpose == RUN_GENERATE) {
+        r->spec.micro_batch = r->spec.global_batch = 1;
+        r->spec.ramp.count = 0;
+    }
     if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
         r->spec.threads = ranks_threads(r->ranks);
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
@@ -226,6 +230,7 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                        .program = MEGATRAIN_VERSION,
                        .config = config_text,
                        .data = r->data_id,
+                       .overrides = r->overrides.text,
                        .counters = { { "updates", t->updates },
                                      { "skipped", t->skipped },
                                      { "loss_scale_log2", t->loss_scale.log2 },
@@ -239,26 +244,34 @@ static void warn_of_lr(const Run *r, const Config *was, const CkptMeta *meta)
     const LrSchedule before = lr_spec(was), now = lr_spec(r->cfg);
     const int64_t next = meta->step + 1 - ckpt_counter(meta, "skipped", 0);
     const double old = lr_at(&before, next), new = lr_at(&now, next);
-    if (r->world->rank || fabs(new - old) <= 0.001 * old) return;
+    if (r->world->rank || before.decay_steps == now.decay_steps || fabs(new - old) <= 0.001 * old) return;
     log_warn("the run has another length: %lld steps, it had %lld; its learning rate goes from %.3g to %.3g. "
              "optim.decay_steps=%lld keeps the schedule that it had",
              (long long)r->cfg->derived.steps, (long long)was->derived.steps, old, new,
              (long long)before.decay_steps);
 }
 
+/* What differs of the configuration and the data, and may. */
+static Err compare_runs(Run *r, const Config *was, const CkptMeta *meta)
+{
+    TRY(config_same_run(was, r->cfg));
+    TRY(data_id_same(r->data_id, meta->data, overrides_data(was, r->cfg)));
+    TRY(overrides_find(&r->overrides, was, r->cfg, meta, data_id_differs(r->data_id, meta->data), &r->setup));
+    warn_of_lr(r, was, meta);
+    return ERR_OK;
+}
+
 /* A resumed run must be the same run: keys that change the numbers, and the data. */
-static Err check_same_run(const Run *r, const CkptMeta *meta)
+static Err check_same_run(Run *r, const CkptMeta *meta)
 {
     Config was;
     Err err = config_read(&was, (ConfigSource){ .path = "the checkpoint's configuration",
                                                 .text = meta->config,
                                                 .world_size = CONFIG_ANY_WORLD });
     if (err) err = err_prefix(err_as(err, ERR_CKPT), "cannot compare configurations");
-    else err = config_same_run(&was, r->cfg);
-    if (!err) warn_of_lr(r, &was, meta);
+    else err = compare_runs(r, &was, meta);
     config_release(&was);
-    TRY(err);
-    return data_id_same(r->data_id, meta->data);
+    return err;
 }
 
 /* Whoever only reads a model needs its tokenizer; a new run from its weights may want another. */
@@ -398,7 +411,9 @@ Err run_resume(Run *r)
         TRY(check_none_newer(r, dir));
         found = true;
     }
-    return found || !*load ? ERR_OK : run_load_weights(r, load, RUN_NEWEST);
+    if (found) return ERR_OK;
+    TRY(overrides_none(r->cfg));
+    return *load ? run_load_weights(r, load, RUN_NEWEST) : ERR_OK;
 }
 
 /* ---- odds ---- */
@@ -534,9 +549,8 @@ Err run_keep_choices(const Run *r)
     return err;
 }
 
-int64_t run_valid_batches(const Run *r, const Dataset *set)
+int64_t run_valid_samples(const Run *r, const Dataset *set)
 {
-    int64_t whole = dataset_samples(set) / r->spec.global_batch, most = r->cfg->train.eval_batches;
-    if (whole < 1) whole = 1; /* a small set is read more than once */
-    return most < whole ? most : whole;
+    const int64_t all = dataset_samples(set), batches = r->cfg->train.eval_batches;
+    return batches && batches <= all / r->spec.global_batch ? batches * r->spec.global_batch : all;
 }

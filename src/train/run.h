@@ -10,6 +10,7 @@
 #include "data/loader.h"
 #include "data/sets.h"
 #include "data/tokenizer.h"
+#include "train/overrides.h"
 #include "train/ranks.h"
 #include "engine/trainer.h"
 
@@ -25,7 +26,8 @@ typedef struct {
     MemoryPlan plan;
     Trainer trainer;
     bool trainer_open;
-    char *data_id; /* identity of the training data (data_id.h), kept in checkpoints */
+    char *data_id;       /* identity of the training data (data_id.h), kept in checkpoints */
+    Overrides overrides; /* what differs from the checkpoint that the run went on from */
 } Run;
 
 typedef enum { RUN_TRAIN, RUN_EVAL, RUN_GENERATE } RunPurpose;
@@ -53,8 +55,8 @@ Err run_resume(Run *r);
 /* What a checkpoint of the present state says; the texts live as long as the run. */
 CkptMeta run_meta(const Run *r, const char *config_text);
 
-/* Global batches of an evaluation on a validation set. */
-int64_t run_valid_batches(const Run *r, const Dataset *set);
+/* Samples of an evaluation on a validation set: all, or the first of train.eval_batches. */
+int64_t run_valid_samples(const Run *r, const Dataset *set);
 
 /* Token source over one of the data sets, without prefetching. */
 TokenSource run_tokens(const Dataset *d);

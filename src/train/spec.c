@@ -1,8 +1,6 @@
 /* See spec.h. */
 #include "train/spec.h"
 
-enum { VOCAB_LANES = 16 };
-
 static MixtureSpec mixture_spec(const Config *cfg)
 {
     static const RouterScore scores[] = { [MOE_ROUTER_SOFTMAX] = ROUTER_SOFTMAX,
@@ -54,8 +52,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .recompute = (Recompute)cfg->train.recompute };
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
-    int64_t unit = (int64_t)m.tp_blocks * VOCAB_LANES;
-    m.padded_vocab = (m.vocab + unit - 1) / unit * unit;
+    m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);
     return m;
 }
 
@@ -108,7 +105,8 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .model = model_spec(cfg, vocab),
                         .pipeline = pipeline_spec(cfg),
                         .micro_batch = cfg->train.micro_batch,
-                        .global_batch = cfg->train.global_batch,
+                        .global_batch = cfg->derived.global_batch,
+                        .ramp = cfg->derived.batch,
                         .mask_eod = cfg->data.mask_eod,
                         .reset_at_eod = cfg->data.reset_at_eod,
                         .seq_blocks = (int)cfg->parallel.seq_blocks,

@@ -20,6 +20,7 @@
 #include "base/trace.h"
 #include "base/words.h"
 #include "engine/loads.h"
+#include "train/announce.h"
 #include "train/join.h"
 #include "train/metrics.h"
 #include "train/run.h"
@@ -137,6 +138,14 @@ static Err write_config(Loop *l)
     return file_replace(path, l->config_text, (int64_t)strlen(l->config_text));
 }
 
+/* Of the texts of a checkpoint's meta data. */
+static int64_t meta_bytes(const Loop *l)
+{
+    const char *overrides = l->run.overrides.text;
+    return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
+           1024;
+}
+
 static Err open_ckpt(Loop *l)
 {
     CkptOptions o = { .run_dir = l->cfg->run.dir,
@@ -147,7 +156,7 @@ static Err open_ckpt(Loop *l)
                       .bad_from = l->run.trainer.step + 1,
                       .async = l->cfg->checkpoint.async,
                       .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
-                      .meta_bytes = (int64_t)(strlen(l->config_text) + strlen(l->run.data_id)) + 1024 };
+                      .meta_bytes = meta_bytes(l) };
     TRY(ckpt_open(&l->ckpt, o, &l->run.setup));
     setup_freeze(&l->run.setup);
     return ERR_OK;
@@ -157,7 +166,8 @@ static Err open_loader(Loop *l)
 {
     LoaderOptions o = { .dataset = l->run.train,
                         .first_position = l->run.trainer.samples,
-                        .global_batch = l->cfg->train.global_batch,
+                        .first_step = l->run.trainer.step + 1,
+                        .ramp = l->cfg->derived.batch,
                         .dp = l->run.world->grid.dp,
                         .dp_rank = l->run.world->dp_rank };
     return loader_open(&o, &l->loader);
@@ -185,8 +195,20 @@ static Err open_metrics(Loop *l)
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
                          .resume_step = l->run.trainer.step };
+    const Overrides *changed = &l->run.overrides;
     if (!l->lead) return ERR_OK;
-    return metrics_open(&l->metrics, o);
+    TRY(metrics_open(&l->metrics, o));
+    overrides_say(changed);
+    for (int i = 0; i < changed->count; i++) {
+        const ConfigKey *key = config_key(changed->item[i].key);
+        OverrideRecord r = { .step = changed->step,
+                             .section = key->section,
+                             .key = key->name,
+                             .was = changed->item[i].was,
+                             .is = changed->item[i].is };
+        metrics_override(&l->metrics, &r);
+    }
+    return ERR_OK;
 }
 
 /* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
@@ -194,7 +216,7 @@ static Err check_valid(const Run *r)
 {
     for (int i = 0; i < r->valid.count; i++) {
         const Dataset *set = r->valid.set[i].data;
-        TRY(dataset_check(set, run_valid_batches(r, set) * r->spec.global_batch));
+        TRY(dataset_check(set, run_valid_samples(r, set)));
     }
     return ERR_OK;
 }
@@ -282,8 +304,9 @@ static void say_start(const Loop *l, int64_t end)
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
-             (long long)dataset_samples(l->run.train), (long long)l->run.spec.model.seq, (long long)t->step,
-             (long long)l->cfg->derived.steps);
+             (long long)dataset_stage(l->run.train, t->samples).samples, (long long)l->run.spec.model.seq,
+             (long long)t->step, (long long)l->cfg->derived.steps);
+    announce_validation(&l->run);
     if (t->step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
                  (long long)end);
@@ -293,7 +316,7 @@ static void say_start(const Loop *l, int64_t end)
 
 static void record_step(Loop *l, const StepReport *r, double seconds)
 {
-    double tokens = (double)l->cfg->train.global_batch * (double)l->run.spec.model.seq;
+    double tokens = (double)r->samples * (double)l->run.spec.model.seq;
     /* a device's share; ranks that share a GPU are one device */
     double devices = (double)l->run.world->size / l->ranks.gpu.sharers;
     double flops = l->flop_per_token * tokens / seconds / devices;
@@ -344,7 +367,7 @@ static Err evaluate(Loop *l)
     trace_begin("evaluation");
     for (int i = 0; i < l->run.valid.count; i++) {
         const NamedSet *set = &l->run.valid.set[i];
-        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_batches(&l->run, set->data), &loss,
+        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_samples(&l->run, set->data), &loss,
                          &counted));
         if (l->lead) metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, loss);
     }
@@ -408,10 +431,13 @@ static Err end_of_save(Loop *l, Err err)
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Is the step asked for by log.trace_every or log.trace_steps? */
-static bool wanted(const Config *c, int64_t step)
+/* Is the step asked for by log.trace_every or log.trace_steps? Of a pipeline one of the largest batch, whose picture
+ * shows the whole schedule. */
+static bool wanted(const Loop *l, int64_t step)
 {
+    const Config *c = l->cfg;
     const int64_t first = c->derived.trace_first;
+    if (l->timeline && trainer_batch(&l->run.trainer, step) < l->run.spec.global_batch) return false;
     return due(step, c->log.trace_every) || (first && step >= first && step <= c->derived.trace_last);
 }
 
@@ -440,7 +466,7 @@ static Err traced_step(Loop *l, TokenSource source, StepReport *report)
     const Config *c = l->cfg;
     const int64_t step = l->run.trainer.step + 1;
     const bool records = l->lead || l->timeline;
-    if (records && !l->tracing && (wanted(c, step) || wanted(c, step + 1))) start_trace(l);
+    if (records && !l->tracing && (wanted(l, step) || wanted(l, step + 1))) start_trace(l);
     trace_begin("step");
     TRY(trainer_step(&l->run.trainer, source, report));
     trace_end();
@@ -454,6 +480,7 @@ static Err one_step(Loop *l, int64_t end)
     Trainer *t = &l->run.trainer;
     double t0 = clock_s();
     step_now = (sig_atomic_t)(t->step + 1);
+    if (l->lead) announce_step(&l->run);
     watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));

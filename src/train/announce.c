@@ -1,0 +1,34 @@
+/* See announce.h. */
+#include "train/announce.h"
+
+#include "base/log.h"
+
+void announce_validation(const Run *r)
+{
+    const int64_t every = r->cfg->train.eval_every, batch = r->spec.global_batch;
+    int64_t samples = 0;
+    for (int i = 0; i < r->valid.count; i++) samples += run_valid_samples(r, r->valid.set[i].data);
+    if (!samples) return;
+    log_info("%lld samples an evaluation", (long long)samples);
+    if (every && samples / batch >= every)
+        log_warn("an evaluation reads %lld samples, training %lld between two of them: train.eval_batches "
+                 "bounds it",
+                 (long long)samples, (long long)(every * batch));
+}
+
+static void announce_batch(const Trainer *t, int64_t step)
+{
+    const int64_t before = step > 1 ? trainer_batch(t, step - 1) : 0, now = trainer_batch(t, step);
+    if (before && before != now)
+        log_info("from step %lld on: global batches of %lld samples, before %lld", (long long)step,
+                 (long long)now, (long long)before);
+}
+
+void announce_step(const Run *r)
+{
+    const Trainer *t = &r->trainer;
+    const DatasetStage s = dataset_stage(r->train, t->samples);
+    announce_batch(t, t->step + 1);
+    if (s.number && s.first == t->samples)
+        log_info("from step %lld on: data.train is '%.600s'", (long long)t->step + 1, s.spec);
+}

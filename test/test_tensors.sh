@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# docs/checkpoints.md, Tensors: the first table has every tensor that checkpoints hold, with its shape, and no other.
+. "$(dirname "$0")/lib.sh"
+make_tiny
+sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_heads = 2\nhead_dim = 8\nffn = 40\ndropout/' tiny.ini
+declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56)
+
+# rows of the table: name | shapes, gelu's and swiglu's apart where they differ
+sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9N.]*\)` | \(.*\) |.*|$/\1|\2/p' "$root/docs/checkpoints.md" >table.txt
+check "rows: $(wc -l <table.txt)" [ "$(wc -l <table.txt)" -ge 20 ]
+
+numbers() { # "[(H + 2 K) C, D]": its numbers, a product where two factors stand side by side
+    local text=$1 k
+    for k in "${!size[@]}"; do text=${text//$k/${size[$k]}}; done
+    text=$(sed -E 's/\) ?([0-9(])/) * \1/g; s/([0-9]) ([0-9(])/\1 * \2/g; s/([0-9]) ([0-9(])/\1 * \2/g' <<<"${text//[\[\]]/}")
+    local out=() part
+    IFS=, read -ra parts <<<"$text"
+    for part in "${parts[@]}"; do out+=($((part))); done
+    echo "[$(sed 's/ /, /g' <<<"${out[*]}")]"
+}
+# shape_of NAME ACTIVATION: what the table says; the first brackets behind the activation's name, or the first at all
+shape_of() {
+    local text
+    text=$(grep -F "$1|" table.txt | cut -d'|' -f2)
+    if [[ $text == *"$2 ["* ]]; then text=${text#*"$2 "}; elif [[ $text == *" or ["* && $2 = swiglu ]]; then text=${text#* or }; fi
+    numbers "[$(sed 's/^[^[]*\[\([^]]*\)\].*/\1/' <<<"$text")]"
+}
+
+: >seen.txt
+# holds NAME ACTIVATION KEYS...: the tensors of a run with these keys
+holds() {
+    "$mt" --config tiny.ini run.dir="$1" train.steps=1 optim.warmup=0 checkpoint.every=0 "${@:3}" >/dev/null 2>"$1.err"
+    "$mt" inspect "$1/checkpoints/step-00000001" >"$1.txt" 2>/dev/null
+    local name shape n=0
+    while read -r name shape; do
+        n=$((n + 1))
+        name=$(sed 's/layers\.[0-9]*\./layers.N./' <<<"$name")
+        echo "$name" >>seen.txt
+        check "$1: $name $shape, the table says '$(shape_of "$name" "$2")'" [ "$(shape_of "$name" "$2")" = "$shape" ]
+    done < <(sed -n 's/^\([a-z_0-9.]*\)  *F32 \(\[[0-9, ]*\]\) .*/\1 \2/p' "$1.txt")
+    check "$1: $n tensors, $(grep -m1 error "$1.err")" [ $n -gt 5 ]
+}
+holds gpt2 gelu model.tied=false
+holds llama swiglu model.arch=llama model.qk_norm=true
+holds biased swiglu model.arch=llama model.bias=true
+holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
+holds gelus gelu model.bias=false moe.experts=3 moe.ffn=16 moe.shared_ffn=56
+for name in $(cut -d'|' -f1 table.txt); do check "$name is in some checkpoint" grep -qxF "$name" seen.txt; done
+finish
