@@ -1,6 +1,6 @@
 /*
- * The ops of mixtures of experts have no kernels here yet: base/config_check.c refuses device=cuda with moe.experts
- * before a run starts, and whoever calls one is told so.
+ * Ops of mixtures of experts that have no kernels here yet (others: permute_index.cu, permute.cu):
+ * base/config_check.c refuses device=cuda with moe.experts before a run starts, and whoever calls one is told so.
  */
 #include "device/ops.h"
 
@@ -21,13 +21,6 @@ static Err not_built(const char *op)
 
 WITHOUT_KERNEL(router_fwd)
 WITHOUT_KERNEL(router_bwd)
-WITHOUT_KERNEL(permute_index)
-WITHOUT_KERNEL(dispatch_offsets)
-WITHOUT_KERNEL(permute_rows)
-WITHOUT_KERNEL(unpermute_rows)
-WITHOUT_KERNEL(unpermute_bwd)
 WITHOUT_KERNEL(grouped_fwd)
 WITHOUT_KERNEL(grouped_dx)
 WITHOUT_KERNEL(grouped_dw)
-WITHOUT_KERNEL(gated_add_fwd)
-WITHOUT_KERNEL(gated_add_bwd)

@@ -309,6 +309,114 @@ static Err make_cast(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* ---- mixtures of experts ---- */
+
+static Err make_permute_index(Maker *m, AnyArgs *any)
+{
+    permute_index_args *a = &any->permute_index;
+    int64_t N = tokens_of(m), K = m->d->topk;
+    MAKE(row, 1, ZERO, I32, N, K);
+    MAKE(choice, 1, ZERO, I32, N * K);
+    MAKE(offset, 1, ZERO, I64, m->d->experts * m->d->B + 1);
+    MAKE(index, 1, EXPERTS, I32, N, K);
+    a->experts = m->d->experts;
+    a->run = m->d->T;
+    return ERR_OK;
+}
+
+static Err make_dispatch_offsets(Maker *m, AnyArgs *any)
+{
+    enum { RANKS = 8 };
+    dispatch_offsets_args *a = &any->dispatch_offsets;
+    const int64_t experts = RANKS * m->d->experts, X = experts * m->d->B + 1;
+    MAKE(offset, 1, ZERO, I64, X);
+    MAKE(all, 0, ZERO, I64, RANKS, X);
+    m->bytes += X * 8; /* read: the part of this rank's experts */
+    a->experts = experts;
+    return ERR_OK;
+}
+
+typedef struct {
+    Tensor row, choice, offset;
+} RowOrder;
+
+/* The order of random choices; in no case but permute_index's own are the numbers of it more than the rows'. */
+static Err make_order(Maker *m, RowOrder *out)
+{
+    AnyArgs any = { 0 };
+    int64_t bytes = m->bytes;
+    TRY(make_permute_index(m, &any));
+    TRY(op_permute_index(&m->dev->stream, &any.permute_index));
+    *out = (RowOrder){ any.permute_index.row, any.permute_index.choice, any.permute_index.offset };
+    m->bytes = bytes + tensor_bytes(out->row);
+    return ERR_OK;
+}
+
+static Err make_permute_rows(Maker *m, AnyArgs *any)
+{
+    permute_rows_args *a = &any->permute_rows;
+    RowOrder order;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N * m->d->topk, D);
+    ONCE(x, N, D);
+    TRY(make_order(m, &order));
+    a->choice = order.choice;
+    a->topk = m->d->topk;
+    return ERR_OK;
+}
+
+static Err make_unpermute_rows(Maker *m, AnyArgs *any)
+{
+    unpermute_rows_args *a = &any->unpermute_rows;
+    RowOrder order;
+    int64_t N = tokens_of(m), D = m->d->D;
+    MAKE(y, m->c->option ? 2 : 1, UNIFORM, m->dtype, N, D);
+    ONCE(x, N * m->d->topk, D);
+    if (!m->c->option) MAKE(weight, 1, POSITIVE, F32, N, m->d->topk);
+    TRY(make_order(m, &order));
+    a->row = order.row;
+    a->add = m->c->option;
+    return ERR_OK;
+}
+
+static Err make_unpermute_bwd(Maker *m, AnyArgs *any)
+{
+    unpermute_bwd_args *a = &any->unpermute_bwd;
+    RowOrder order;
+    int64_t N = tokens_of(m), D = m->d->D, K = m->d->topk;
+    ONCE(dx, N * K, D);
+    MAKE(dweight, 1, UNIFORM, F32, N, K);
+    ONCE(dy, N, D);
+    ONCE(x, N * K, D);
+    MAKE(weight, 1, POSITIVE, F32, N, K);
+    TRY(make_order(m, &order));
+    a->row = order.row;
+    return ERR_OK;
+}
+
+static Err make_gated_add_fwd(Maker *m, AnyArgs *any)
+{
+    gated_add_fwd_args *a = &any->gated_add_fwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N, D);
+    ONCE(residual, N, D);
+    ONCE(x, N, D);
+    MAKE(gate, 1, UNIFORM, F32, N, 1);
+    return ERR_OK;
+}
+
+static Err make_gated_add_bwd(Maker *m, AnyArgs *any)
+{
+    gated_add_bwd_args *a = &any->gated_add_bwd;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(dx, N, D);
+    MAKE(dgate, 1, UNIFORM, F32, N, 1);
+    ONCE(dy, N, D);
+    ONCE(x, N, D);
+    MAKE(gate, 1, UNIFORM, F32, N, 1);
+    return ERR_OK;
+}
+
 /* ---- attention ---- */
 
 enum { GROUPED = 1, DOCUMENTS };
@@ -534,6 +642,14 @@ const Case bench_cases[] = {
     CASE(linear_dw, "fc1, accumulated", FC1, 1),
     CASE(linear_dw, "fc2", FC2),
     CASE(linear_dw, "head", HEAD),
+    CASE(permute_index, "", NO_SHAPE),
+    CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
+    CASE(permute_rows, "", NO_SHAPE),
+    CASE(unpermute_rows, "weighted", NO_SHAPE),
+    CASE(unpermute_rows, "added", NO_SHAPE, 1),
+    CASE(unpermute_bwd, "", NO_SHAPE),
+    CASE(gated_add_fwd, "", NO_SHAPE),
+    CASE(gated_add_bwd, "", NO_SHAPE),
     CASE(attention_fwd, "causal", NO_SHAPE),
     CASE(attention_fwd, "causal, grouped", NO_SHAPE, GROUPED),
     CASE(attention_fwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),

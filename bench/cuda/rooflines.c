@@ -33,8 +33,8 @@ static const Scale full = {
     .gemm = 8192,
     .pattern_items = PATTERN_ITEMS,
     .models = 2,
-    .model = { { "768 wide, B64 T1024", 64, 1024, 768, 3072, 50304, 124475904, 12, 4, 64 },
-               { "2048 wide, B8 T2048", 8, 2048, 2048, 8192, 50304, 124475904, 16, 4, 128 } },
+    .model = { { "768 wide, B64 T1024", 64, 1024, 768, 3072, 50304, 124475904, 12, 4, 64, 8, 2 },
+               { "2048 wide, B8 T2048", 8, 2048, 2048, 8192, 50304, 124475904, 16, 4, 128, 64, 8 } },
 };
 static const Scale tiny = {
     .arena_bytes = 64 << 20,
@@ -43,7 +43,7 @@ static const Scale tiny = {
     .gemm = 64,
     .pattern_items = 1 << 12,
     .models = 1,
-    .model = { { "tiny, B2 T32", 2, 32, 64, 128, 256, 1000, 2, 1, 32 } },
+    .model = { { "tiny, B2 T32", 2, 32, 64, 128, 256, 1000, 2, 1, 32, 4, 2 } },
 };
 
 typedef struct {
@@ -252,8 +252,11 @@ static Err run_model(Bench *b, const Dims *d)
     return ERR_OK;
 }
 
-/* Those of mixtures of experts have none yet (cuda/moe.c). */
-static bool has_kernel(OpId id) { return id < OP_router_fwd || id > OP_gated_add_bwd; }
+/* Routers and products of experts have none yet (cuda/moe.c). */
+static bool has_kernel(OpId id)
+{
+    return id != OP_router_fwd && id != OP_router_bwd && (id < OP_grouped_fwd || id > OP_grouped_dw);
+}
 
 static Err check_coverage(const Bench *b)
 {
