@@ -1,5 +1,5 @@
 /*
- * Ops of mixtures of experts that have no kernels here yet (others: permute_index.cu, permute.cu):
+ * Ops of mixtures of experts that have no kernels here yet (others: permute_index.cu, permute.cu, grouped.cu).
  * base/config_check.c refuses device=cuda with moe.experts before a run starts, and whoever calls one is told so.
  */
 #include "device/ops.h"
@@ -21,6 +21,3 @@ static Err not_built(const char *op)
 
 WITHOUT_KERNEL(router_fwd)
 WITHOUT_KERNEL(router_bwd)
-WITHOUT_KERNEL(grouped_fwd)
-WITHOUT_KERNEL(grouped_dx)
-WITHOUT_KERNEL(grouped_dw)

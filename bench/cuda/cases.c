@@ -340,7 +340,7 @@ typedef struct {
     Tensor row, choice, offset;
 } RowOrder;
 
-/* The order of random choices; in no case but permute_index's own are the numbers of it more than the rows'. */
+/* The order of random choices; of its numbers, one a choice is read. */
 static Err make_order(Maker *m, RowOrder *out)
 {
     AnyArgs any = { 0 };
@@ -391,6 +391,58 @@ static Err make_unpermute_bwd(Maker *m, AnyArgs *any)
     MAKE(weight, 1, POSITIVE, F32, N, K);
     TRY(make_order(m, &order));
     a->row = order.row;
+    return ERR_OK;
+}
+
+/* shape FC1, FC2: of experts that are F / topk wide. */
+static void expert_dims(const Maker *m, int64_t *O, int64_t *I)
+{
+    const int64_t width = m->d->F / m->d->topk;
+    *O = m->c->shape == FC1 ? width : m->d->D;
+    *I = m->c->shape == FC1 ? m->d->D : width;
+}
+
+static Err make_grouped_fwd(Maker *m, AnyArgs *any)
+{
+    grouped_fwd_args *a = &any->grouped_fwd;
+    RowOrder order;
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_order(m, &order));
+    ONCE(y, P, O);
+    ONCE(x, P, I);
+    ONCE(w, m->d->experts, O, I);
+    a->offset = order.offset;
+    return ERR_OK;
+}
+
+static Err make_grouped_dx(Maker *m, AnyArgs *any)
+{
+    grouped_dx_args *a = &any->grouped_dx;
+    RowOrder order;
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_order(m, &order));
+    ONCE(dx, P, I);
+    ONCE(dy, P, O);
+    ONCE(w, m->d->experts, O, I);
+    a->offset = order.offset;
+    return ERR_OK;
+}
+
+static Err make_grouped_dw(Maker *m, AnyArgs *any)
+{
+    grouped_dw_args *a = &any->grouped_dw;
+    RowOrder order;
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_order(m, &order));
+    MAKE(dw, 1, UNIFORM, F32, m->d->experts, O, I);
+    ONCE(dy, P, O);
+    ONCE(x, P, I);
+    SHIFT_OF_GRADIENT;
+    a->offset = order.offset;
+    a->fresh = 1;
     return ERR_OK;
 }
 
@@ -648,6 +700,12 @@ const Case bench_cases[] = {
     CASE(unpermute_rows, "weighted", NO_SHAPE),
     CASE(unpermute_rows, "added", NO_SHAPE, 1),
     CASE(unpermute_bwd, "", NO_SHAPE),
+    CASE(grouped_fwd, "fc1", FC1),
+    CASE(grouped_fwd, "fc2", FC2),
+    CASE(grouped_dx, "fc1", FC1),
+    CASE(grouped_dx, "fc2", FC2),
+    CASE(grouped_dw, "fc1", FC1),
+    CASE(grouped_dw, "fc2", FC2),
     CASE(gated_add_fwd, "", NO_SHAPE),
     CASE(gated_add_bwd, "", NO_SHAPE),
     CASE(attention_fwd, "causal", NO_SHAPE),

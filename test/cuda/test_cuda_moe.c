@@ -1,5 +1,5 @@
 /*
- * Mixtures of experts on cuda against the CPU's ops: cuda/permute_index.cu, permute.cu. Tokens and rows that are not in
+ * Mixtures of experts on cuda against the CPU's ops: cuda/permute_index.cu, permute.cu, grouped.cu. Tokens and rows that are not in
  * use, experts without rows, rows that lie apart.
  */
 #include "pair_views.h"
@@ -186,6 +186,93 @@ TEST(rows)
     };
     for (int t = 0; t < TYPES; t++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) rows_case(types[t], shapes[i]);
+}
+
+/* ---- products ---- */
+
+typedef struct {
+    Choices choices;
+    int64_t O, I, gap, skip, spare; /* spare: rows behind all choices', as where ranks send rows */
+    int fresh;
+} Product;
+
+static void product_case(DType T, Product p)
+{
+    CudaCase *c = case_open();
+    const int64_t E = p.choices.E, P = p.choices.N * p.choices.K + p.spare;
+    char name[128];
+    Order o;
+    snprintf(name, sizeof name, "%s N %d K %d E %d used %d O %d I %d gap %d skip %d spare %d fresh %d", dtype_name(T),
+             (int)p.choices.N, (int)p.choices.K, (int)E, (int)p.choices.used, (int)p.O, (int)p.I, (int)p.gap, (int)p.skip,
+             (int)p.spare, p.fresh);
+    make_order(c, &p.choices, &o);
+    Matrix x = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip), dx = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip);
+    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip), dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix all = matrix_uniform(c, T, -1, 1, E * p.O, p.I, p.gap, p.skip);
+    Matrix grad = matrix_uniform(c, F32, -1, 1, E * p.O, p.I, p.gap, p.skip);
+    const Pair w = matrix_heads(&all, E, p.O), dw = matrix_heads(&grad, E, p.O);
+    Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    BOTH(c, grouped_fwd, .y = AT(y.view), .x = AT(x.view), .w = AT(w), .offset = AT(o.offset));
+    BOTH(c, grouped_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w), .offset = AT(o.offset));
+    BOTH(c, grouped_dw, .dw = AT(dw), .dy = AT(dy.view), .x = AT(x.view), .offset = AT(o.offset), .shift = AT(shift),
+         .overflow = AT(overflow), .fresh = p.fresh);
+    pair_check(c, y.all, case_tolerance(T), "y, %s", name);
+    pair_check(c, dx.all, case_tolerance(T), "dx, %s", name);
+    pair_check(c, grad.all, 1e-5, "dw, %s", name);
+    case_close(c);
+}
+
+/* Tiles of 64 and 128, and a depth of 16 and 32 at a time: below, equal, beyond; more experts than a warp has lanes;
+ * experts without rows, with all rows, with rows of several tiles. */
+TEST(products)
+{
+    static const Product shapes[] = {
+        { { .N = 1, .K = 1, .E = 1, .run = 1 }, 1, 1, 0, 0, 0, 1 },
+        { { .N = 6, .K = 2, .E = 3, .run = 4 }, 20, 17, 0, 0, 0, 0 },
+        { { .N = 40, .K = 2, .E = 9, .run = 8, .used = 19, .fall = SOME }, 40, 24, 0, 0, 5, 0 },
+        { { .N = 33, .K = 3, .E = 70, .run = 16, .fall = SOME }, 8, 72, 0, 0, 0, 1 },
+        { { .N = 150, .K = 2, .E = 2, .run = 75, .fall = SAME }, 136, 200, 0, 0, 64, 0 },
+        { { .N = 129, .K = 1, .E = 3, .run = 129, .fall = SAME }, 64, 128, 8, 8, 0, 1 },
+        { { .N = 64, .K = 2, .E = 4, .run = 64, .used = 3 }, 129, 65, 3, 1, 0, 0 },
+        { { .N = 200, .K = 2, .E = 3, .run = 50 }, 96, 32, 0, 0, 0, 0 },
+    };
+    for (int t = 0; t < TYPES; t++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) product_case(types[t], shapes[i]);
+}
+
+/* A row's numbers reach no other row, and what lies behind an expert's last row enters no sum: NaN there. */
+TEST(products_apart)
+{
+    for (int t = 0; t < TYPES; t++) {
+        enum { P = 40, E = 2, O = 16, I = 24, FIRST = 7, LAST = 33 };
+        CudaCase *c = case_open();
+        static const int64_t offset[E + 1] = { FIRST, 20, LAST };
+        float x[P * I], dy[P * O];
+        for (int i = 0; i < P * I; i++) x[i] = i / I < FIRST || i / I >= LAST ? NAN : (float)(i % 13) / 8;
+        for (int i = 0; i < P * O; i++) dy[i] = i / O < FIRST || i / O >= LAST ? NAN : (float)(i % 11) / 8;
+        Pair xs = pair_values(c, types[t], x, P, I), dys = pair_values(c, types[t], dy, P, O);
+        Pair dw = pair_output(c, F32, E, O, I), runs = pair_values(c, I64, offset, E + 1);
+        Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+        BOTH(c, grouped_dw, .dw = AT(dw), .dy = AT(dys), .x = AT(xs), .offset = AT(runs), .shift = AT(shift),
+             .overflow = AT(overflow), .fresh = 1);
+        pair_check(c, dw, 1e-5, "dw %s", dtype_name(types[t]));
+        case_close(c);
+    }
+}
+
+TEST(products_refused)
+{
+    CudaCase *c = case_open();
+    Pair x = pair_zero(c, F32, 4, 8), dy = pair_zero(c, F32, 4, 8), dw = pair_zero(c, I64, 2, 8, 8);
+    Pair offset = pair_zero(c, I64, 3), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    Pair odd = pair_zero(c, I64, 4), w = pair_zero(c, F32, 2, 8, 8);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), grouped_dw, .dw = AT(dw), .dy = AT(dy), .x = AT(x), .offset = AT(offset), .shift = AT(shift),
+             .overflow = AT(overflow)),
+          ERR_SHAPE, "grouped_dw on cuda has no fixed point");
+    FAILS(op(case_stream(c), grouped_dx, .dx = AT(x), .dy = AT(dy), .w = AT(w), .offset = AT(odd)), ERR_SHAPE,
+          "grouped_dx: 4 offsets for 2 experts");
+    case_close(c);
 }
 
 /* ---- the gate of a shared expert ---- */
