@@ -311,6 +311,32 @@ static Err make_cast(Maker *m, AnyArgs *any)
 
 /* ---- mixtures of experts ---- */
 
+static Err make_router_fwd(Maker *m, AnyArgs *any)
+{
+    router_fwd_args *a = &any->router_fwd;
+    int64_t N = tokens_of(m), K = m->d->topk;
+    MAKE(index, 1, ZERO, I32, N, K);
+    MAKE(weight, 1, UNIFORM, F32, N, K);
+    MAKE(logits, 1, UNIFORM, F32, N, m->d->experts);
+    a->router = (Router){ .score = ROUTER_SIGMOID, .normalize = 1, .scale = 1, .groups = 1, .group_topk = 1 };
+    return ERR_OK;
+}
+
+static Err make_router_bwd(Maker *m, AnyArgs *any)
+{
+    router_bwd_args *a = &any->router_bwd;
+    int64_t N = tokens_of(m);
+    AnyArgs forward = { 0 };
+    TRY(make_router_fwd(m, &forward));
+    const router_fwd_args *f = &forward.router_fwd;
+    TRY(op_router_fwd(&m->dev->stream, f));
+    MAKE(dlogits, 1, UNIFORM, F32, N, m->d->experts);
+    MAKE(dweight, 1, UNIFORM, F32, N, m->d->topk);
+    a->logits = f->logits, a->index = f->index, a->weight = f->weight;
+    a->router = f->router;
+    return ERR_OK;
+}
+
 static Err make_permute_index(Maker *m, AnyArgs *any)
 {
     permute_index_args *a = &any->permute_index;
@@ -694,6 +720,8 @@ const Case bench_cases[] = {
     CASE(linear_dw, "fc1, accumulated", FC1, 1),
     CASE(linear_dw, "fc2", FC2),
     CASE(linear_dw, "head", HEAD),
+    CASE(router_fwd, "sigmoid", NO_SHAPE),
+    CASE(router_bwd, "sigmoid", NO_SHAPE),
     CASE(permute_index, "", NO_SHAPE),
     CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
     CASE(permute_rows, "", NO_SHAPE),

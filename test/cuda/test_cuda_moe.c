@@ -1,6 +1,6 @@
 /*
- * Mixtures of experts on cuda against the CPU's ops: cuda/permute_index.cu, permute.cu, grouped.cu. Tokens and rows that are not in
- * use, experts without rows, rows that lie apart.
+ * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
+ * and rows that are not in use, experts without rows, rows that lie apart.
  */
 #include "pair_views.h"
 
@@ -14,6 +14,107 @@ static void spoil_workspace(CudaCase *c)
     static char all_ones[BYTES];
     memset(all_ones, 0xFF, BYTES);
     OK(device_write(&c->dev[CASE_GPU].stream, c->dev[CASE_GPU].workspace, all_ones, BYTES));
+}
+
+/* ---- routers ---- */
+
+/* step: 0, or what logits are multiples of: many scores are then equal. */
+typedef struct {
+    int64_t N, E, K, gap, used;
+    int groups, group_topk;
+    double step;
+} Routed;
+
+static Router router_for(const Routed *p, RouterScore score, int normalize)
+{
+    return (Router){ .score = score, .normalize = normalize, .scale = 2.5f, .groups = p->groups ? p->groups : 1,
+                     .group_topk = p->group_topk ? p->group_topk : 1 };
+}
+
+/* Random logits in a matrix with `gap` columns more. */
+static Matrix make_logits(CudaCase *c, const Routed *p)
+{
+    const int64_t W = p->E + p->gap;
+    float *x = malloc((size_t)(p->N * W) * 4);
+    for (int64_t i = 0; i < p->N * W; i++) {
+        const double v = test_uniform(&c->random, -3, 3);
+        x[i] = (float)(p->step > 0 ? floor(v / p->step) * p->step : v);
+    }
+    Matrix m = { .all = pair_values(c, F32, x, p->N, W) };
+    for (int side = 0; side < 2; side++) m.view.t[side] = tensor_col_slice(m.all.t[side], 0, p->E);
+    free(x);
+    return m;
+}
+
+static void router_case(RouterScore score, int normalize, Routed p)
+{
+    CudaCase *c = case_open();
+    const Router r = router_for(&p, score, normalize);
+    const int64_t used = p.used ? p.used : p.N;
+    char name[128];
+    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g", score, normalize,
+             (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step);
+    Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -1, 1, p.N, p.E, p.gap, 0);
+    Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
+    Pair dweight = pair_random(c, F32, 1, p.N, p.K), rows = pair_values(c, I64, &used, 1);
+    const Pair from = pair_used(logits.view, &rows), grad = pair_used(dweight, &rows);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(from), .router = r);
+    pair_check(c, index, 0, "index, %s", name);
+    pair_check(c, weight, 1e-5, "weight, %s", name);
+    BOTH(c, router_bwd, .dlogits = AT(dlogits.view), .dweight = AT(grad), .logits = AT(logits.view), .index = AT(index),
+         .weight = AT(weight), .router = r);
+    pair_check(c, dlogits.all, 2e-5, "dlogits, %s", name);
+    case_close(c);
+}
+
+/* Experts and choices fewer than lanes, as many, more; all chosen; equal scores within and between groups. */
+TEST(router)
+{
+    static const Routed shapes[] = { { .N = 1, .E = 1, .K = 1 },
+                                     { .N = 6, .E = 8, .K = 2, .gap = 3, .used = 4 },
+                                     { .N = 3, .E = 17, .K = 17 },
+                                     { .N = 5, .E = 64, .K = 6, .groups = 4, .group_topk = 2 },
+                                     { .N = 8, .E = 40, .K = 3, .step = 1 },
+                                     { .N = 5, .E = 64, .K = 8, .groups = 8, .group_topk = 4, .step = 1 },
+                                     { .N = 2, .E = 60, .K = 40, .gap = 4, .step = 0.5 },
+                                     { .N = 3, .E = 256, .K = 8, .groups = 8, .group_topk = 4 },
+                                     { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 } };
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            router_case((RouterScore)score, 0, shapes[i]);
+            if (score != ROUTER_SOFTMAX) router_case((RouterScore)score, 1, shapes[i]);
+        }
+    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 3, .E = 5000, .K = 9 }); /* two warps a block */
+}
+
+/* NaN and infinities: K different experts, those of test_moe_ops. */
+TEST(router_of_nan)
+{
+    static const float rows[4][4] = { { NAN, NAN, NAN, NAN }, { 1, NAN, 2, NAN }, { INFINITY, 0, -INFINITY, NAN },
+                                      { -INFINITY, -INFINITY, NAN, -INFINITY } };
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++) {
+        CudaCase *c = case_open();
+        Pair logits = pair_values(c, F32, rows, 4, 4), index = pair_output(c, I32, 4, 3), weight = pair_zero(c, F32, 4, 3);
+        BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
+             .router = { (RouterScore)score, 0, 1, 1, 1 });
+        pair_check(c, index, 0, "score %d", score);
+        float w[12];
+        OK(device_read(case_stream(c), w, weight.t[CASE_GPU].data, sizeof w));
+        CHECK(isnan(w[0]));
+        case_close(c);
+    }
+}
+
+TEST(router_refused)
+{
+    enum { E = 12289 };
+    CudaCase *c = case_open();
+    Pair logits = pair_zero(c, F32, 1, E), index = pair_zero(c, I32, 1, 1), weight = pair_zero(c, F32, 1, 1);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
+             .router = { ROUTER_SOFTMAX, 0, 1, 1, 1 }),
+          ERR_SHAPE, "router_fwd: 12289 experts are too many");
+    case_close(c);
 }
 
 /* ---- the order of rows ---- */
