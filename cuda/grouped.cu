@@ -13,9 +13,9 @@
  *           depth arrive by cp.async. fp32: tiles of 64 x 64, 16 sums a thread, plain FMA (no TF32).
  * FLOP      2 P O I each. P 131,072 rows (65,536 tokens, 2 choices), O 4096, I 1024: 1.1 TFLOP, 1.4 ms at 790 TFLOP/s;
  *           mma.sync reaches some 60% of that on Hopper, whose other half is wgmma's.
- * Traffic   bf16: each tile reads 2 x 128 x depth numbers, so the L2 serves 4 P O I (1 / 128 + 1 / 128) / 2 bytes, 17 GB
- *           for the above; device memory has P (O + I) and the weights, 1.4 GB, 0.3 ms. Bound by the tensor cores once an
- *           expert has some 300 rows; with fewer by the weights.
+ * Traffic   bf16: a tile reads 2 x 128 x depth numbers, so that L2 serves P O I / 32 bytes, 17 GB for the above. Device
+ *           memory has 2 P (O + I) bytes and the weights, 1.4 GB, 0.3 ms. Bound by the tensor cores once an expert
+ *           has some 300 rows; with fewer by the weights.
  * Needs     16-byte aligned rows for cp.async, else element by element; dw is F32.
  */
 #include <type_traits>
@@ -299,7 +299,8 @@ __global__ void __launch_bounds__(MMA_THREADS, 2) grouped_mma_kernel(Grouped<T, 
 
 /* ---- fp32 ---- */
 
-constexpr int FMA_TILE = 64, FMA_DEPTH = 16, FMA_EACH = 4, FMA_THREADS = 256, FMA_PITCH = FMA_TILE + 4;
+constexpr int FMA_TILE = 64, FMA_DEPTH = 16, FMA_THREADS = 256, FMA_PITCH = FMA_TILE + 4;
+constexpr int FMA_EACH = 4, FMA_ACROSS = FMA_TILE / FMA_EACH; /* a thread's rows and columns; threads of a row */
 static_assert(FMA_TILE * FMA_DEPTH == FMA_THREADS * 4, "each thread loads a pack of each operand");
 
 /* This thread's pack of a tile: row and pack of the row, as it lies in memory. */
@@ -332,7 +333,7 @@ template <bool DOWN> __device__ __forceinline__ void put(float (*to)[FMA_PITCH],
 __device__ __forceinline__ void multiply_tile(float (*s)[FMA_EACH], const float (*a)[FMA_PITCH],
                                               const float (*b)[FMA_PITCH])
 {
-    const int row = threadIdx.x / (FMA_TILE / FMA_EACH) * FMA_EACH, column = threadIdx.x % (FMA_TILE / FMA_EACH) * FMA_EACH;
+    const int row = threadIdx.x / FMA_ACROSS * FMA_EACH, column = threadIdx.x % FMA_ACROSS * FMA_EACH;
     UNROLL
     for (int k = 0; k < FMA_DEPTH; k++) {
         const Pack<float> x = load16(&a[k][row]), y = load16(&b[k][column]);
@@ -343,9 +344,10 @@ __device__ __forceinline__ void multiply_tile(float (*s)[FMA_EACH], const float 
     }
 }
 
-template <bool WIDE> __device__ __forceinline__ void put_rows(const float (*s)[FMA_EACH], const Panel<float> &out, bool add)
+template <bool WIDE>
+__device__ __forceinline__ void put_rows(const float (*s)[FMA_EACH], const Panel<float> &out, bool add)
 {
-    const int row = threadIdx.x / (FMA_TILE / FMA_EACH) * FMA_EACH, column = threadIdx.x % (FMA_TILE / FMA_EACH) * FMA_EACH;
+    const int row = threadIdx.x / FMA_ACROSS * FMA_EACH, column = threadIdx.x % FMA_ACROSS * FMA_EACH;
     const int64_t left = out.columns - column;
     UNROLL
     for (int i = 0; i < FMA_EACH; i++) {
@@ -360,7 +362,8 @@ template <bool WIDE> __device__ __forceinline__ void put_rows(const float (*s)[F
     }
 }
 
-template <int KIND, bool WIDE> __global__ void __launch_bounds__(FMA_THREADS) grouped_fma_kernel(Grouped<float, float> g)
+template <int KIND, bool WIDE>
+__global__ void __launch_bounds__(FMA_THREADS) grouped_fma_kernel(Grouped<float, float> g)
 {
     SHARED(float, a, [2][FMA_DEPTH][FMA_PITCH]);
     SHARED(float, b, [2][FMA_DEPTH][FMA_PITCH]);

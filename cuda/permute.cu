@@ -168,7 +168,8 @@ template <class T> struct UnpermuteGrad {
     int K;
 };
 
-template <class T, bool WIDE> __global__ void __launch_bounds__(DOT_WARPS *WARP) unpermute_bwd_kernel(UnpermuteGrad<T> a)
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(DOT_WARPS *WARP) unpermute_bwd_kernel(UnpermuteGrad<T> a)
 {
     const int64_t i = blockIdx.x * static_cast<int64_t>(DOT_WARPS) + threadIdx.x / WARP, n = i / a.K;
     const int k = static_cast<int>(i - n * a.K);

@@ -4,7 +4,7 @@
  *
  * Mapping   a warp for each row, its scores in shared memory, lane l the experts l, l + 32, .... Experts are in a
  *           strict order, by score, then by number, so the next best is the first in it behind the last chosen: K
- *           times a search by all lanes, without marks of who is taken. Groups the same way. No choice depends on timing.
+ *           times a search by all lanes, without marks of who is taken. Groups the same way.
  * Traffic   4 E bytes a row, twice as many backward, and 8 K: 65,536 rows of 64 experts, 8 choices: 21 MB, 5 us at 4.3
  *           TB/s, and 38 MB, 9 us. Some 60 instructions for each choice and 32 experts, 70 M for these rows: forward is
  *           bound by them, some 100 us at one instruction a clock and scheduler.
@@ -263,8 +263,8 @@ extern "C" Err cuda_router_fwd(Stream *s, const router_fwd_args *a)
 extern "C" Err cuda_router_bwd(Stream *s, const router_bwd_args *a)
 {
     Routing r = {};
-    const RouterGrad g = { rows_of<float>(a->dlogits), rows_of<const float>(a->dweight), rows_of<const float>(a->weight),
-                           rows_of<const int32_t>(a->index) };
+    const RouterGrad g = { rows_of<float>(a->dlogits), rows_of<const float>(a->dweight),
+                           rows_of<const float>(a->weight), rows_of<const int32_t>(a->index) };
     TRY(routing_of(&r, "router_bwd", a->logits, a->index, a->router));
     r.rows = row_count(a->dlogits, a->dweight);
     LAUNCH(router_bwd_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r, g);

@@ -52,8 +52,8 @@ static void router_case(RouterScore score, int normalize, Routed p)
     const Router r = router_for(&p, score, normalize);
     const int64_t used = p.used ? p.used : p.N;
     char name[128];
-    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g", score, normalize,
-             (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step);
+    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g", score,
+             normalize, (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step);
     Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -1, 1, p.N, p.E, p.gap, 0);
     Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
     Pair dweight = pair_random(c, F32, 1, p.N, p.K), rows = pair_values(c, I64, &used, 1);
@@ -94,7 +94,8 @@ TEST(router_of_nan)
                                       { -INFINITY, -INFINITY, NAN, -INFINITY } };
     for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++) {
         CudaCase *c = case_open();
-        Pair logits = pair_values(c, F32, rows, 4, 4), index = pair_output(c, I32, 4, 3), weight = pair_zero(c, F32, 4, 3);
+        Pair logits = pair_values(c, F32, rows, 4, 4), index = pair_output(c, I32, 4, 3);
+        Pair weight = pair_zero(c, F32, 4, 3);
         BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
              .router = { (RouterScore)score, 0, 1, 1, 1 });
         pair_check(c, index, 0, "score %d", score);
@@ -252,7 +253,8 @@ static void rows_case(DType T, RowShape p)
     snprintf(name, sizeof name, "%s N %d K %d D %d gap %d skip %d used %d", dtype_name(T), (int)N, (int)K, (int)p.D,
              (int)p.gap, (int)p.skip, (int)p.choices.used);
     make_order(c, &p.choices, &o);
-    Matrix x = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip), y = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
+    Matrix x = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
+    Matrix y = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
     Matrix sum = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
     Matrix xp = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
     Matrix out = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
@@ -304,11 +306,13 @@ static void product_case(DType T, Product p)
     char name[128];
     Order o;
     snprintf(name, sizeof name, "%s N %d K %d E %d used %d O %d I %d gap %d skip %d spare %d fresh %d", dtype_name(T),
-             (int)p.choices.N, (int)p.choices.K, (int)E, (int)p.choices.used, (int)p.O, (int)p.I, (int)p.gap, (int)p.skip,
-             (int)p.spare, p.fresh);
+             (int)p.choices.N, (int)p.choices.K, (int)E, (int)p.choices.used, (int)p.O, (int)p.I, (int)p.gap,
+             (int)p.skip, (int)p.spare, p.fresh);
     make_order(c, &p.choices, &o);
-    Matrix x = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip), dx = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip);
-    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip), dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix x = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip);
+    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix dx = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip);
+    Matrix dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
     Matrix all = matrix_uniform(c, T, -1, 1, E * p.O, p.I, p.gap, p.skip);
     Matrix grad = matrix_uniform(c, F32, -1, 1, E * p.O, p.I, p.gap, p.skip);
     const Pair w = matrix_heads(&all, E, p.O), dw = matrix_heads(&grad, E, p.O);
@@ -368,8 +372,8 @@ TEST(products_refused)
     Pair offset = pair_zero(c, I64, 3), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
     Pair odd = pair_zero(c, I64, 4), w = pair_zero(c, F32, 2, 8, 8);
     case_side = CASE_GPU;
-    FAILS(op(case_stream(c), grouped_dw, .dw = AT(dw), .dy = AT(dy), .x = AT(x), .offset = AT(offset), .shift = AT(shift),
-             .overflow = AT(overflow)),
+    FAILS(op(case_stream(c), grouped_dw, .dw = AT(dw), .dy = AT(dy), .x = AT(x), .offset = AT(offset),
+             .shift = AT(shift), .overflow = AT(overflow)),
           ERR_SHAPE, "grouped_dw on cuda has no fixed point");
     FAILS(op(case_stream(c), grouped_dx, .dx = AT(x), .dy = AT(dy), .w = AT(w), .offset = AT(odd)), ERR_SHAPE,
           "grouped_dx: 4 offsets for 2 experts");
@@ -386,7 +390,8 @@ static void gated_case(DType T, int64_t N, int64_t D, int64_t gap, int64_t used)
     Matrix x = matrix_uniform(c, T, -1, 1, N, D, gap, 0), dy = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
     Matrix residual = matrix_uniform(c, T, -1, 1, N, D, gap, 0), y = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
     Matrix dx = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
-    Pair gate = pair_random(c, F32, 6, N, 1), dgate = pair_random(c, F32, 1, N, 1), rows = pair_values(c, I64, &used, 1);
+    Pair gate = pair_random(c, F32, 6, N, 1), dgate = pair_random(c, F32, 1, N, 1);
+    Pair rows = pair_values(c, I64, &used, 1);
     const Pair from = pair_used(x.view, &rows), grad = pair_used(dy.view, &rows);
     BOTH(c, gated_add_fwd, .y = AT(y.view), .residual = AT(residual.view), .x = AT(from), .gate = AT(gate));
     BOTH(c, gated_add_bwd, .dx = AT(dx.view), .dgate = AT(dgate), .dy = AT(grad), .x = AT(x.view), .gate = AT(gate));
