@@ -16,18 +16,6 @@
 
 #include "attention.cuh"
 
-__device__ __forceinline__ uint32_t pack_pair(float low, float high, bf16)
-{
-    const __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
-    return *reinterpret_cast<const uint32_t *>(&p);
-}
-
-__device__ __forceinline__ uint32_t pack_pair(float low, float high, f16)
-{
-    const __half2 p = __floats2half2_rn(low, high);
-    return *reinterpret_cast<const uint32_t *>(&p);
-}
-
 /* BLOCKS: of this kernel on a multiprocessor, at least; it bounds the registers. */
 template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct MmaEngine {
     typedef T_ T;

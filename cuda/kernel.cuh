@@ -50,6 +50,19 @@ template <> __device__ __forceinline__ float from_float<float>(float x) { return
 template <> __device__ __forceinline__ bf16 from_float<bf16>(float x) { return __float2bfloat16(x); }
 template <> __device__ __forceinline__ f16 from_float<f16>(float x) { return __float2half(x); }
 
+/* Two numbers in a register, as mma.sync takes them. */
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, bf16)
+{
+    const __nv_bfloat162 p = __floats2bfloat162_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&p);
+}
+
+__device__ __forceinline__ uint32_t pack_pair(float low, float high, f16)
+{
+    const __half2 p = __floats2half2_rn(low, high);
+    return *reinterpret_cast<const uint32_t *>(&p);
+}
+
 /* 16 bytes of T: 4 floats or 8 16-bit numbers. Addresses are multiples of 16. */
 template <class T> struct alignas(16) Pack {
     static constexpr int COUNT = 16 / sizeof(T);

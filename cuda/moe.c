@@ -1,5 +1,5 @@
 /*
- * The ops of mixtures of experts have no kernels here yet: base/config_check.c refuses device=cuda with moe.experts
+ * The ops that balance a mixture of experts have no kernels here yet: base/config_check.c refuses device=cuda with moe.experts
  * before a run starts, and whoever calls one is told so.
  */
 #include "device/ops.h"
@@ -19,19 +19,7 @@ static Err not_built(const char *op)
         return not_built(#name);                      \
     }
 
-WITHOUT_KERNEL(router_fwd)
-WITHOUT_KERNEL(router_bwd)
 WITHOUT_KERNEL(router_count)
 WITHOUT_KERNEL(router_balance)
 WITHOUT_KERNEL(expert_count)
 WITHOUT_KERNEL(expert_bias)
-WITHOUT_KERNEL(permute_index)
-WITHOUT_KERNEL(dispatch_offsets)
-WITHOUT_KERNEL(permute_rows)
-WITHOUT_KERNEL(unpermute_rows)
-WITHOUT_KERNEL(unpermute_bwd)
-WITHOUT_KERNEL(grouped_fwd)
-WITHOUT_KERNEL(grouped_dx)
-WITHOUT_KERNEL(grouped_dw)
-WITHOUT_KERNEL(gated_add_fwd)
-WITHOUT_KERNEL(gated_add_bwd)

@@ -42,6 +42,12 @@ norm_grad_kernel<.*,true>                   loads16 whole
 qkv_kernel<[^,]*,true,                      loads16 stores16 whole
 qkv_kernel<[^,]*,false,                     - rows that are not aligned
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
+permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements
+dispatch_scan_kernel                        - a number a run of rows
+router_(fwd|bwd)_kernel                     - scores by lanes, which step over neighbours; bound by the choice
+grouped_mma_kernel<.*,2,true>               mma async16
+grouped_mma_kernel<.*,true>                 mma async16 stores16 whole
+grouped_mma_kernel<.*,false>                mma
 xent_stats_kernel                           loads16
 xent_bwd_kernel                             loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor

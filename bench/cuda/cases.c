@@ -1,5 +1,5 @@
-/* See cases.h. A make function reads like the op's line in ops.def: ONCE and TWICE say how often a tensor moves. */
-#include "cases.h"
+/* See cases.h; mixtures of experts: cases_moe.c. */
+#include "make_case.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -21,21 +21,6 @@ Err run_any(Stream *s, OpId id, const AnyArgs *a)
     }
     return err_set(ERR_INTERNAL, "no op %d", (int)id);
 }
-
-#define MAKE(out, times, fill, t, ...)                                                                   \
-    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                                               \
-                    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }))
-/* in the compute dtype: read or written, read and written, neither (so small, or so seldom, that it does not count) */
-#define ONCE(out, ...) MAKE(out, 1, UNIFORM, m->dtype, __VA_ARGS__)
-#define TWICE(out, ...) MAKE(out, 2, UNIFORM, m->dtype, __VA_ARGS__)
-#define UNCOUNTED(out, ...) MAKE(out, 0, UNIFORM, m->dtype, __VA_ARGS__)
-
-/* What every gradient op takes besides. */
-#define SHIFT_OF_GRADIENT            \
-    MAKE(shift, 0, ZERO, I32, 1);    \
-    MAKE(overflow, 0, ZERO, I32, 1)
-
-static int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
 
 /* Different ones among the N tokens of a batch. */
 static int64_t distinct_tokens(const Maker *m)
@@ -534,6 +519,22 @@ const Case bench_cases[] = {
     CASE(linear_dw, "fc1, accumulated", FC1, 1),
     CASE(linear_dw, "fc2", FC2),
     CASE(linear_dw, "head", HEAD),
+    CASE(router_fwd, "sigmoid", NO_SHAPE),
+    CASE(router_bwd, "sigmoid", NO_SHAPE),
+    CASE(permute_index, "", NO_SHAPE),
+    CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
+    CASE(permute_rows, "", NO_SHAPE),
+    CASE(unpermute_rows, "weighted", NO_SHAPE),
+    CASE(unpermute_rows, "added", NO_SHAPE, 1),
+    CASE(unpermute_bwd, "", NO_SHAPE),
+    CASE(grouped_fwd, "fc1", FC1),
+    CASE(grouped_fwd, "fc2", FC2),
+    CASE(grouped_dx, "fc1", FC1),
+    CASE(grouped_dx, "fc2", FC2),
+    CASE(grouped_dw, "fc1", FC1),
+    CASE(grouped_dw, "fc2", FC2),
+    CASE(gated_add_fwd, "", NO_SHAPE),
+    CASE(gated_add_bwd, "", NO_SHAPE),
     CASE(attention_fwd, "causal", NO_SHAPE),
     CASE(attention_fwd, "causal, grouped", NO_SHAPE, GROUPED),
     CASE(attention_fwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),

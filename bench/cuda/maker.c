@@ -13,6 +13,12 @@ static int32_t token_at(const Maker *m, int64_t i)
     return (int32_t)((double)m->d->V * u * u * u);
 }
 
+static int32_t index_at(const Maker *m, Fill fill, int64_t i)
+{
+    if (fill == FILL_EXPERTS) return (int32_t)((double)m->d->experts * uniform01(i));
+    return fill == FILL_TOKENS ? token_at(m, i) : (int32_t)(i % m->d->T);
+}
+
 static int32_t document_at(const Maker *m, int64_t i)
 {
     const int64_t length = m->d->T / 8;
@@ -23,7 +29,7 @@ static void put_item(const Maker *m, Fill fill, DType t, char *at, int64_t i)
 {
     double u = uniform01(i), value = fill == FILL_POSITIVE ? u : 2 * u - 1;
     if (fill == FILL_DOCUMENTS) ((int32_t *)at)[i] = document_at(m, i);
-    else if (t == I32) ((int32_t *)at)[i] = fill == FILL_TOKENS ? token_at(m, i) : (int32_t)(i % m->d->T);
+    else if (t == I32) ((int32_t *)at)[i] = index_at(m, fill, i);
     else if (t == I64) ((int64_t *)at)[i] = i / m->d->T;
     else if (t == F32) ((float *)at)[i] = (float)value;
     else ((uint16_t *)at)[i] = t == BF16 ? bf16_from_float((float)value) : f16_from_float((float)value);
@@ -42,7 +48,8 @@ Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, 
         Fill fill;
         DType t;
     } wanted[] = { { FILL_UNIFORM, F32 },   { FILL_UNIFORM, BF16 },   { FILL_UNIFORM, F16 }, { FILL_POSITIVE, F32 },
-                   { FILL_POSITIONS, I32 }, { FILL_DOCUMENTS, I32 },  { FILL_SAMPLES, I64 }, { FILL_TOKENS, I32 } };
+                   { FILL_POSITIONS, I32 }, { FILL_DOCUMENTS, I32 },  { FILL_SAMPLES, I64 }, { FILL_EXPERTS, I32 },
+                   { FILL_TOKENS, I32 } };
     static int64_t host[PATTERN_ITEMS]; /* the tokens, made last, stay */
     ASSERT(pattern_items <= PATTERN_ITEMS && pattern_items % d->T == 0);
     *m = (Maker){ .dev = dev, .arena = arena, .d = d, .dtype = dtype, .pattern_items = pattern_items };

@@ -1,0 +1,40 @@
+/*
+ * How cases.c and cases_moe.c make arguments. A make function reads like the op's line in ops.def: ONCE and TWICE say
+ * how often a tensor moves.
+ */
+#ifndef MEGATRAIN_BENCH_CUDA_MAKE_CASE_H
+#define MEGATRAIN_BENCH_CUDA_MAKE_CASE_H
+
+#include "cases.h"
+
+#define MAKE(out, times, fill, t, ...)                                                                   \
+    TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                                               \
+                    (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]){ __VA_ARGS__ }))
+/* in the compute dtype: read or written, read and written, neither (so small, or so seldom, that it does not count) */
+#define ONCE(out, ...) MAKE(out, 1, UNIFORM, m->dtype, __VA_ARGS__)
+#define TWICE(out, ...) MAKE(out, 2, UNIFORM, m->dtype, __VA_ARGS__)
+#define UNCOUNTED(out, ...) MAKE(out, 0, UNIFORM, m->dtype, __VA_ARGS__)
+
+/* What every gradient op takes besides. */
+#define SHIFT_OF_GRADIENT            \
+    MAKE(shift, 0, ZERO, I32, 1);    \
+    MAKE(overflow, 0, ZERO, I32, 1)
+
+static inline int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
+
+/* ---- mixtures of experts (cases_moe.c) ---- */
+
+Err make_router_fwd(Maker *m, AnyArgs *any);
+Err make_router_bwd(Maker *m, AnyArgs *any);
+Err make_permute_index(Maker *m, AnyArgs *any);
+Err make_dispatch_offsets(Maker *m, AnyArgs *any);
+Err make_permute_rows(Maker *m, AnyArgs *any);
+Err make_unpermute_rows(Maker *m, AnyArgs *any);
+Err make_unpermute_bwd(Maker *m, AnyArgs *any);
+Err make_grouped_fwd(Maker *m, AnyArgs *any);
+Err make_grouped_dx(Maker *m, AnyArgs *any);
+Err make_grouped_dw(Maker *m, AnyArgs *any);
+Err make_gated_add_fwd(Maker *m, AnyArgs *any);
+Err make_gated_add_bwd(Maker *m, AnyArgs *any);
+
+#endif

@@ -1,0 +1,417 @@
+/*
+ * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
+ * and rows that are not in use, experts without rows, rows that lie apart.
+ */
+#include "pair_views.h"
+
+static const DType types[] = { F32, BF16, F16 };
+enum { TYPES = 3 };
+
+/* What an op finds in the workspace is anybody's: NaN here. */
+static void spoil_workspace(CudaCase *c)
+{
+    enum { BYTES = 64 << 10 };
+    static char all_ones[BYTES];
+    memset(all_ones, 0xFF, BYTES);
+    OK(device_write(&c->dev[CASE_GPU].stream, c->dev[CASE_GPU].workspace, all_ones, BYTES));
+}
+
+/* ---- routers ---- */
+
+/* step: 0, or what logits are multiples of: many scores are then equal. */
+typedef struct {
+    int64_t N, E, K, gap, used;
+    int groups, group_topk;
+    double step;
+} Routed;
+
+static Router router_for(const Routed *p, RouterScore score, int normalize)
+{
+    return (Router){ .score = score, .normalize = normalize, .scale = 2.5f, .groups = p->groups ? p->groups : 1,
+                     .group_topk = p->group_topk ? p->group_topk : 1 };
+}
+
+/* Random logits in a matrix with `gap` columns more. */
+static Matrix make_logits(CudaCase *c, const Routed *p)
+{
+    const int64_t W = p->E + p->gap;
+    float *x = malloc((size_t)(p->N * W) * 4);
+    for (int64_t i = 0; i < p->N * W; i++) {
+        const double v = test_uniform(&c->random, -3, 3);
+        x[i] = (float)(p->step > 0 ? floor(v / p->step) * p->step : v);
+    }
+    Matrix m = { .all = pair_values(c, F32, x, p->N, W) };
+    for (int side = 0; side < 2; side++) m.view.t[side] = tensor_col_slice(m.all.t[side], 0, p->E);
+    free(x);
+    return m;
+}
+
+static void router_case(RouterScore score, int normalize, Routed p)
+{
+    CudaCase *c = case_open();
+    const Router r = router_for(&p, score, normalize);
+    const int64_t used = p.used ? p.used : p.N;
+    char name[128];
+    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g", score,
+             normalize, (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step);
+    Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -1, 1, p.N, p.E, p.gap, 0);
+    Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
+    Pair dweight = pair_random(c, F32, 1, p.N, p.K), rows = pair_values(c, I64, &used, 1);
+    const Pair from = pair_used(logits.view, &rows), grad = pair_used(dweight, &rows);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(from), .router = r);
+    pair_check(c, index, 0, "index, %s", name);
+    pair_check(c, weight, 1e-5, "weight, %s", name);
+    BOTH(c, router_bwd, .dlogits = AT(dlogits.view), .dweight = AT(grad), .logits = AT(logits.view), .index = AT(index),
+         .weight = AT(weight), .router = r);
+    pair_check(c, dlogits.all, 2e-5, "dlogits, %s", name);
+    case_close(c);
+}
+
+/* Experts and choices fewer than lanes, as many, more; all chosen; equal scores within and between groups. */
+TEST(router)
+{
+    static const Routed shapes[] = { { .N = 1, .E = 1, .K = 1 },
+                                     { .N = 6, .E = 8, .K = 2, .gap = 3, .used = 4 },
+                                     { .N = 3, .E = 17, .K = 17 },
+                                     { .N = 5, .E = 64, .K = 6, .groups = 4, .group_topk = 2 },
+                                     { .N = 8, .E = 40, .K = 3, .step = 1 },
+                                     { .N = 5, .E = 64, .K = 8, .groups = 8, .group_topk = 4, .step = 1 },
+                                     { .N = 2, .E = 60, .K = 40, .gap = 4, .step = 0.5 },
+                                     { .N = 3, .E = 256, .K = 8, .groups = 8, .group_topk = 4 },
+                                     { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 } };
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+            router_case((RouterScore)score, 0, shapes[i]);
+            if (score != ROUTER_SOFTMAX) router_case((RouterScore)score, 1, shapes[i]);
+        }
+    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 3, .E = 5000, .K = 9 }); /* two warps a block */
+}
+
+/* NaN and infinities: K different experts, those of test_moe_ops. */
+TEST(router_of_nan)
+{
+    static const float rows[4][4] = { { NAN, NAN, NAN, NAN }, { 1, NAN, 2, NAN }, { INFINITY, 0, -INFINITY, NAN },
+                                      { -INFINITY, -INFINITY, NAN, -INFINITY } };
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++) {
+        CudaCase *c = case_open();
+        Pair logits = pair_values(c, F32, rows, 4, 4), index = pair_output(c, I32, 4, 3);
+        Pair weight = pair_zero(c, F32, 4, 3);
+        BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
+             .router = { (RouterScore)score, 0, 1, 1, 1 });
+        pair_check(c, index, 0, "score %d", score);
+        float w[12];
+        OK(device_read(case_stream(c), w, weight.t[CASE_GPU].data, sizeof w));
+        CHECK(isnan(w[0]));
+        case_close(c);
+    }
+}
+
+TEST(router_refused)
+{
+    enum { E = 12289 };
+    CudaCase *c = case_open();
+    Pair logits = pair_zero(c, F32, 1, E), index = pair_zero(c, I32, 1, 1), weight = pair_zero(c, F32, 1, 1);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
+             .router = { ROUTER_SOFTMAX, 0, 1, 1, 1 }),
+          ERR_SHAPE, "router_fwd: 12289 experts are too many");
+    case_close(c);
+}
+
+/* ---- the order of rows ---- */
+
+/* How choices fall on experts. Every third expert is never chosen of SOME. */
+typedef enum { EVENLY, SOME, SAME } Fall;
+
+typedef struct {
+    int64_t N, K, E, run, used; /* used: 0 for all tokens */
+    Fall fall;
+    int64_t gap; /* columns behind those of index and row */
+} Choices;
+
+typedef struct {
+    Pair index, row, whole_row, choice, offset, used;
+    const Pair *count; /* &used, or NULL */
+} Order;
+
+static int32_t expert_for(CudaCase *c, const Choices *p, int64_t k)
+{
+    int64_t e = (int64_t)(test_rand(&c->random) % (uint64_t)p->E);
+    if (p->fall == SOME) e -= e % 3 == 2;
+    if (p->fall == SAME) e = k % p->E;
+    return (int32_t)e;
+}
+
+static Pair columns_of(Pair p, int64_t count)
+{
+    for (int side = 0; side < 2; side++) p.t[side] = tensor_col_slice(p.t[side], 0, count);
+    return p;
+}
+
+/* The order of random choices. `o` is filled in place: o->count points into it. */
+static void make_order(CudaCase *c, const Choices *p, Order *o)
+{
+    const int64_t W = p->K + p->gap, runs = (p->N + p->run - 1) / p->run, used = p->used ? p->used : p->N;
+    int32_t *index = malloc((size_t)(p->N * W) * 4);
+    for (int64_t i = 0; i < p->N * W; i++) index[i] = expert_for(c, p, i % W);
+    o->index = columns_of(pair_values(c, I32, index, p->N, W), p->K);
+    free(index);
+    o->whole_row = pair_output(c, I32, p->N, W);
+    o->row = columns_of(o->whole_row, p->K);
+    o->choice = pair_output(c, I32, p->N * p->K);
+    o->offset = pair_output(c, I64, p->E * runs + 1);
+    o->used = pair_values(c, I64, &used, 1);
+    o->count = p->used ? &o->used : NULL;
+    const Pair from = pair_used(o->index, o->count);
+    spoil_workspace(c);
+    BOTH(c, permute_index, .row = AT(o->row), .choice = AT(o->choice), .offset = AT(o->offset), .index = AT(from),
+         .experts = p->E, .run = p->run);
+}
+
+static void order_case(Choices p)
+{
+    char name[128];
+    CudaCase *c = case_open();
+    Order o;
+    snprintf(name, sizeof name, "N %d K %d E %d run %d used %d fall %d gap %d", (int)p.N, (int)p.K, (int)p.E,
+             (int)p.run, (int)p.used, p.fall, (int)p.gap);
+    make_order(c, &p, &o);
+    pair_check(c, o.whole_row, 0, "row, %s", name);
+    pair_check(c, o.choice, 0, "choice, %s", name);
+    pair_check(c, o.offset, 0, "offset, %s", name);
+    case_close(c);
+}
+
+/* One choice to several blocks a run; runs of one token; more experts than a block has threads; counts of more numbers
+ * than the block that sums them has threads. */
+TEST(order)
+{
+    order_case((Choices){ .N = 1, .K = 1, .E = 1, .run = 1 });
+    order_case((Choices){ .N = 5, .K = 2, .E = 3, .run = 5 });
+    order_case((Choices){ .N = 37, .K = 3, .E = 7, .run = 4, .gap = 2 });
+    order_case((Choices){ .N = 40, .K = 2, .E = 9, .run = 8, .used = 19, .fall = SOME });
+    order_case((Choices){ .N = 64, .K = 2, .E = 4, .run = 64, .used = 1 });
+    order_case((Choices){ .N = 300, .K = 2, .E = 8, .run = 1, .fall = SOME });
+    order_case((Choices){ .N = 33, .K = 8, .E = 300, .run = 16, .gap = 1 });
+    order_case((Choices){ .N = 1500, .K = 4, .E = 16, .run = 1500 });
+    order_case((Choices){ .N = 1500, .K = 3, .E = 5, .run = 700, .used = 1401, .fall = SOME });
+    order_case((Choices){ .N = 700, .K = 2, .E = 2, .run = 700, .fall = SAME });
+    order_case((Choices){ .N = 70, .K = 2, .E = 3000, .run = 40 });
+}
+
+TEST(order_refused)
+{
+    CudaCase *c = case_open();
+    Pair index = pair_zero(c, I32, 4, 2), row = pair_zero(c, I32, 4, 2), choice = pair_zero(c, I32, 8);
+    Pair offset = pair_zero(c, I64, 7), few = pair_zero(c, I64, 4);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), permute_index, .row = AT(row), .choice = AT(choice), .offset = AT(offset),
+             .index = AT(index), .experts = 4, .run = 2),
+          ERR_SHAPE, "7 offsets of 4 experts");
+    FAILS(op(case_stream(c), permute_index, .row = AT(row), .choice = AT(choice), .offset = AT(few),
+             .index = AT(index), .experts = 3, .run = 2),
+          ERR_SHAPE, "runs of 2 tokens");
+    case_close(c);
+}
+
+static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank)
+{
+    CudaCase *c = case_open();
+    const int64_t X = ranks * each * runs + 1;
+    int64_t *all = malloc((size_t)(ranks * X) * 8);
+    for (int64_t i = 0; i < ranks * X; i++)
+        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % 4) : 0;
+    Pair from = pair_values(c, I64, all, ranks, X), offset = pair_output(c, I64, X);
+    free(all);
+    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .experts = ranks * each, .rank = rank);
+    pair_check(c, offset, 0, "%d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs, rank);
+    case_close(c);
+}
+
+TEST(dispatch)
+{
+    dispatch_case(1, 1, 1, 0);
+    dispatch_case(1, 5, 3, 0);
+    for (int rank = 0; rank < 3; rank++) dispatch_case(3, 2, 7, rank);
+    dispatch_case(4, 16, 16, 2);
+    dispatch_case(2, 40, 50, 1);
+}
+
+/* ---- rows ---- */
+
+typedef struct {
+    Choices choices;
+    int64_t D, gap, skip;
+} RowShape;
+
+static void rows_case(DType T, RowShape p)
+{
+    CudaCase *c = case_open();
+    const int64_t N = p.choices.N, K = p.choices.K;
+    char name[128];
+    Order o;
+    snprintf(name, sizeof name, "%s N %d K %d D %d gap %d skip %d used %d", dtype_name(T), (int)N, (int)K, (int)p.D,
+             (int)p.gap, (int)p.skip, (int)p.choices.used);
+    make_order(c, &p.choices, &o);
+    Matrix x = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
+    Matrix y = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
+    Matrix sum = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
+    Matrix xp = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
+    Matrix out = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
+    Matrix dout = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
+    Pair weight = pair_uniform(c, F32, 0, 1, CASE_DIMS(N, K)), dweight = pair_random(c, F32, 1, N, K);
+    const Pair from = pair_used(x.view, o.count), to = pair_used(y.view, o.count), add = pair_used(sum.view, o.count);
+    BOTH(c, permute_rows, .y = AT(xp.view), .x = AT(from), .choice = AT(o.choice), .topk = K);
+    BOTH(c, unpermute_rows, .y = AT(to), .x = AT(out.view), .row = AT(o.row), .weight = AT(weight));
+    BOTH(c, unpermute_rows, .y = AT(add), .x = AT(out.view), .row = AT(o.row), .add = 1);
+    BOTH(c, unpermute_bwd, .dx = AT(dout.view), .dweight = AT(dweight), .dy = AT(from), .x = AT(out.view),
+         .row = AT(o.row), .weight = AT(weight));
+    pair_check(c, xp.all, 0, "permute_rows, %s", name);
+    pair_check(c, y.all, case_tolerance(T), "unpermute_rows, %s", name);
+    pair_check(c, sum.all, case_tolerance(T), "unpermute_rows added, %s", name);
+    pair_check(c, dout.all, case_tolerance(T), "unpermute_bwd dx, %s", name);
+    pair_check(c, dweight, 1e-5, "unpermute_bwd dweight, %s", name);
+    case_close(c);
+}
+
+/* Widths of one element, of packs, of neither, of more than a block or warp takes at once; K beyond 4 at a time. */
+TEST(rows)
+{
+    static const RowShape shapes[] = {
+        { { .N = 1, .K = 1, .E = 1, .run = 1 }, 1, 0, 0 },
+        { { .N = 5, .K = 2, .E = 3, .run = 5 }, 15, 0, 0 },
+        { { .N = 7, .K = 2, .E = 8, .run = 4 }, 33, 0, 0 },
+        { { .N = 30, .K = 4, .E = 9, .run = 8, .used = 17 }, 16, 8, 8 },
+        { { .N = 9, .K = 3, .E = 7, .run = 9, .fall = SOME }, 24, 3, 1 },
+        { { .N = 6, .K = 9, .E = 20, .run = 3, .used = 5 }, 64, 0, 0 },
+        { { .N = 3, .K = 2, .E = 2, .run = 3, .fall = SAME }, 1040, 0, 0 },
+        { { .N = 3, .K = 2, .E = 5, .run = 3 }, 2100, 16, 0 },
+    };
+    for (int t = 0; t < TYPES; t++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) rows_case(types[t], shapes[i]);
+}
+
+/* ---- products ---- */
+
+typedef struct {
+    Choices choices;
+    int64_t O, I, gap, skip, spare; /* spare: rows behind all choices', as where ranks send rows */
+    int fresh;
+} Product;
+
+static void product_case(DType T, Product p)
+{
+    CudaCase *c = case_open();
+    const int64_t E = p.choices.E, P = p.choices.N * p.choices.K + p.spare;
+    char name[128];
+    Order o;
+    snprintf(name, sizeof name, "%s N %d K %d E %d used %d O %d I %d gap %d skip %d spare %d fresh %d", dtype_name(T),
+             (int)p.choices.N, (int)p.choices.K, (int)E, (int)p.choices.used, (int)p.O, (int)p.I, (int)p.gap,
+             (int)p.skip, (int)p.spare, p.fresh);
+    make_order(c, &p.choices, &o);
+    Matrix x = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip);
+    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix dx = matrix_uniform(c, T, -1, 1, P, p.I, p.gap, p.skip);
+    Matrix dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix all = matrix_uniform(c, T, -1, 1, E * p.O, p.I, p.gap, p.skip);
+    Matrix grad = matrix_uniform(c, F32, -1, 1, E * p.O, p.I, p.gap, p.skip);
+    const Pair w = matrix_heads(&all, E, p.O), dw = matrix_heads(&grad, E, p.O);
+    Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    BOTH(c, grouped_fwd, .y = AT(y.view), .x = AT(x.view), .w = AT(w), .offset = AT(o.offset));
+    BOTH(c, grouped_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w), .offset = AT(o.offset));
+    BOTH(c, grouped_dw, .dw = AT(dw), .dy = AT(dy.view), .x = AT(x.view), .offset = AT(o.offset), .shift = AT(shift),
+         .overflow = AT(overflow), .fresh = p.fresh);
+    pair_check(c, y.all, case_tolerance(T), "y, %s", name);
+    pair_check(c, dx.all, case_tolerance(T), "dx, %s", name);
+    pair_check(c, grad.all, 1e-5, "dw, %s", name);
+    case_close(c);
+}
+
+/* Tiles of 64 and 128, and a depth of 16 and 32 at a time: below, equal, beyond; more experts than a warp has lanes;
+ * experts without rows, with all rows, with rows of several tiles. */
+TEST(products)
+{
+    static const Product shapes[] = {
+        { { .N = 1, .K = 1, .E = 1, .run = 1 }, 1, 1, 0, 0, 0, 1 },
+        { { .N = 6, .K = 2, .E = 3, .run = 4 }, 20, 17, 0, 0, 0, 0 },
+        { { .N = 40, .K = 2, .E = 9, .run = 8, .used = 19, .fall = SOME }, 40, 24, 0, 0, 5, 0 },
+        { { .N = 33, .K = 3, .E = 70, .run = 16, .fall = SOME }, 8, 72, 0, 0, 0, 1 },
+        { { .N = 150, .K = 2, .E = 2, .run = 75, .fall = SAME }, 136, 200, 0, 0, 64, 0 },
+        { { .N = 129, .K = 1, .E = 3, .run = 129, .fall = SAME }, 64, 128, 8, 8, 0, 1 },
+        { { .N = 64, .K = 2, .E = 4, .run = 64, .used = 3 }, 129, 65, 3, 1, 0, 0 },
+        { { .N = 200, .K = 2, .E = 3, .run = 50 }, 96, 32, 0, 0, 0, 0 },
+    };
+    for (int t = 0; t < TYPES; t++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) product_case(types[t], shapes[i]);
+}
+
+/* A row's numbers reach no other row, and what lies behind an expert's last row enters no sum: NaN there. */
+TEST(products_apart)
+{
+    for (int t = 0; t < TYPES; t++) {
+        enum { P = 40, E = 2, O = 16, I = 24, FIRST = 7, LAST = 33 };
+        CudaCase *c = case_open();
+        static const int64_t offset[E + 1] = { FIRST, 20, LAST };
+        float x[P * I], dy[P * O];
+        for (int i = 0; i < P * I; i++) x[i] = i / I < FIRST || i / I >= LAST ? NAN : (float)(i % 13) / 8;
+        for (int i = 0; i < P * O; i++) dy[i] = i / O < FIRST || i / O >= LAST ? NAN : (float)(i % 11) / 8;
+        Pair xs = pair_values(c, types[t], x, P, I), dys = pair_values(c, types[t], dy, P, O);
+        Pair dw = pair_output(c, F32, E, O, I), runs = pair_values(c, I64, offset, E + 1);
+        Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+        BOTH(c, grouped_dw, .dw = AT(dw), .dy = AT(dys), .x = AT(xs), .offset = AT(runs), .shift = AT(shift),
+             .overflow = AT(overflow), .fresh = 1);
+        pair_check(c, dw, 1e-5, "dw %s", dtype_name(types[t]));
+        case_close(c);
+    }
+}
+
+TEST(products_refused)
+{
+    CudaCase *c = case_open();
+    Pair x = pair_zero(c, F32, 4, 8), dy = pair_zero(c, F32, 4, 8), dw = pair_zero(c, I64, 2, 8, 8);
+    Pair offset = pair_zero(c, I64, 3), shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    Pair odd = pair_zero(c, I64, 4), w = pair_zero(c, F32, 2, 8, 8);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), grouped_dw, .dw = AT(dw), .dy = AT(dy), .x = AT(x), .offset = AT(offset),
+             .shift = AT(shift), .overflow = AT(overflow)),
+          ERR_SHAPE, "grouped_dw on cuda has no fixed point");
+    FAILS(op(case_stream(c), grouped_dx, .dx = AT(x), .dy = AT(dy), .w = AT(w), .offset = AT(odd)), ERR_SHAPE,
+          "grouped_dx: 4 offsets for 2 experts");
+    case_close(c);
+}
+
+/* ---- the gate of a shared expert ---- */
+
+static void gated_case(DType T, int64_t N, int64_t D, int64_t gap, int64_t used)
+{
+    CudaCase *c = case_open();
+    char name[96];
+    snprintf(name, sizeof name, "%s N %d D %d gap %d used %d", dtype_name(T), (int)N, (int)D, (int)gap, (int)used);
+    Matrix x = matrix_uniform(c, T, -1, 1, N, D, gap, 0), dy = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
+    Matrix residual = matrix_uniform(c, T, -1, 1, N, D, gap, 0), y = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
+    Matrix dx = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
+    Pair gate = pair_random(c, F32, 6, N, 1), dgate = pair_random(c, F32, 1, N, 1);
+    Pair rows = pair_values(c, I64, &used, 1);
+    const Pair from = pair_used(x.view, &rows), grad = pair_used(dy.view, &rows);
+    BOTH(c, gated_add_fwd, .y = AT(y.view), .residual = AT(residual.view), .x = AT(from), .gate = AT(gate));
+    BOTH(c, gated_add_bwd, .dx = AT(dx.view), .dgate = AT(dgate), .dy = AT(grad), .x = AT(x.view), .gate = AT(gate));
+    pair_check(c, y.all, case_tolerance(T), "y, %s", name);
+    pair_check(c, dx.all, case_tolerance(T), "dx, %s", name);
+    pair_check(c, dgate, 1e-5, "dgate, %s", name);
+    BOTH(c, gated_add_fwd, .y = AT(residual.view), .residual = AT(residual.view), .x = AT(from), .gate = AT(gate));
+    pair_check(c, residual.all, case_tolerance(T), "in place, %s", name);
+    case_close(c);
+}
+
+TEST(gated_add)
+{
+    for (int t = 0; t < TYPES; t++) {
+        gated_case(types[t], 1, 1, 0, 1);
+        gated_case(types[t], 9, 33, 0, 6);
+        gated_case(types[t], 8, 48, 8, 8);
+        gated_case(types[t], 7, 48, 3, 5);
+        gated_case(types[t], 3, 1100, 4, 2);
+    }
+}
+
+TEST_MAIN
