@@ -173,11 +173,8 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
         return;
     }
     ConfigOrigin *before = &r->config->origin[id];
-    if (before->kind == origin.kind) {
-        if (origin.kind == ORIGIN_FILE)
-            config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name,
-                            before->line);
-        else config_complain(r, "%s: %s.%s is given twice", place, section, name);
+    if (before->kind == ORIGIN_FILE && origin.kind == ORIGIN_FILE) {
+        config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name, before->line);
         return;
     }
     const char *why = parse_value(r, id, text);

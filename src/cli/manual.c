@@ -144,7 +144,7 @@ void manual_print(FILE *out)
     fprintf(out,
             ".SH CONFIGURATION\n"
             "An INI file of these keys in their sections; a later value wins: default, file, command line\n"
-            "(\\fBsection.key=value\\fR).\n"
+            "(\\fBsection.key=value\\fR, there also the later of two). In a file a key may stand once.\n"
             "\\fBmegatrain config explain\\fR prints the same with present values.\n");
     for (int i = 0; i < CFG_COUNT; i++) put_key(out, (ConfigId)i);
     fprintf(out, ".SH EXIT STATUS\n"
