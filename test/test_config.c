@@ -301,6 +301,7 @@ static const Rule rules[] = {
     { "optim.beta2=1", "optim.beta2=0.999", "optim.beta2 = '1': must be below 1", 1 },
     { "optim.beta2=0.99999999", "optim.beta2=0.9999999", "optim.beta2 = '0.99999999': must be below 1", 1 },
     { "optim.warmup=1000", "optim.warmup=999", "the warm-up must be shorter than decay_steps", 1 },
+    { "train.steps=2 optim.warmup=10", "train.stop_at=2 optim.warmup=10", "longer run: train.stop_at=2 instead of", 1 },
     { "optim.warmup=50 optim.decay_steps=50", "optim.warmup=49 optim.decay_steps=50", "warm-up must be shorter", 1 },
     { "optim.wsd_decay=5", "optim.wsd_decay=5 optim.schedule=wsd", "only schedule = wsd has a closing decay", 1 },
     { "optim.schedule=wsd optim.warmup=950", "optim.schedule=wsd optim.warmup=900",
