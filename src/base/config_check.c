@@ -1,7 +1,7 @@
 /*
- * What a configuration means as a whole: config_resolve() fills in what was left open, config_check() is the
- * list of relations between keys, config_check_unbuilt() the list of what this build cannot do. A rule about
- * a key whose value was already refused is not looked at, so one mistake is reported once.
+ * What a configuration means as a whole: config_resolve() fills in what was left open, config_check_unbuilt() is the
+ * list of what this build cannot do, config_check() that of relations between keys. A rule about a key whose value was
+ * already refused, or is not built, is not looked at, so one mistake is reported once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -590,6 +590,7 @@ void config_check_unbuilt(ConfigReader *r)
             if (u->allowed ? has_word(u->allowed, value) : strcmp(value, start) == 0) continue;
             config_origin(r->config, id, place, sizeof place);
             config_complain(r, "%s: %s = '%s': not built yet: %s", place, full, value, u->why);
+            r->bad[id] = true;
         }
     }
 }

@@ -350,8 +350,8 @@ Err config_read(Config *c, ConfigSource source)
     else if (source.path) TRY(read_file(&r, source.path));
     for (int i = 0; i < source.override_count; i++) read_override(&r, source.overrides[i]);
     config_resolve(&r);
-    config_check(&r);
     config_check_unbuilt(&r);
+    config_check(&r);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
     if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN &&
