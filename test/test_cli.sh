@@ -121,6 +121,39 @@ check "without stderr: the tokens are the text's" cmp "$dir/whole.bin" "$dir/clo
 check "a closed stdout is exit 5" test $? -eq 5
 says err 'Bad file descriptor'
 
+# ---- ten people's first hour: each slip is answered with what to write instead, or does what was meant
+cat >"$dir/first.ini" <<'EOF'
+[train]
+steps = 100
+[optim]
+warmup = 10
+EOF
+printf '[optim]\nlr = 6e-4 # as in the paper\n' >"$dir/note.ini"
+slips=0
+while IFS='|' read -r code words text; do
+    slips=$((slips + 1))
+    if [ $code -eq 0 ]; then
+        run 0 $words
+        says out "$text"
+    else refused $code "$text" $words; fi
+done <<'EOF'
+2|config check --config first.ini train.steps=2|to try the first steps of a longer run: train.stop_at=2
+0|config check --config first.ini train.stop_at=2|^first.ini: ok
+0|config dump --config first.ini optim.lr=1e-3 optim.lr=2e-3|^lr = 0.002 +; command line
+2|--config first.ini model.n_layer=4|did you mean 'model.layers'?
+2|--config first.ini train.batch_size=4|did you mean 'train.micro_batch' or 'train.global_batch'?
+2|--config first.ini optim.learning_rate=1e-3|did you mean 'optim.lr'?
+2|--config first.ini train.max_iters=10|did you mean 'train.steps'?
+2|--config first.ini log.wandb=true|did you mean 'log.tensorboard'?
+2|--config first.ini layers=3|did you mean 'model.layers=3'?
+2|--config first.ini --lr 1e-3|did you mean 'optim.lr=VALUE'?
+2|first.ini|did you mean 'megatrain --config first.ini'?
+2|train first.ini|did you mean '--config first.ini'?
+2|--config note.ini|a comment behind a value begins with ';'
+2|config explain n_head|did you mean 'model.heads'?
+EOF
+check "slips: $slips" test $slips -eq 14
+
 # ---- a tiny run, from text to text
 text=$dir/text.txt
 for i in $(seq 400); do echo "Line $i: the quick brown fox jumps over the lazy dog, and äöü € 😀 too."; done >"$text"

@@ -130,6 +130,15 @@ void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
  * there is none. */
 ConfigId config_nearest(const char *section, const char *name);
 
+/* Which keys "section.name" may mean, which is none (section "": it was given without one): by another framework's name
+ * (config_meant.c), of any section, or the nearest. How many, 0 to CONFIG_MEANT. */
+enum { CONFIG_MEANT = 4, CONFIG_SUGGEST_BYTES = 320 };
+int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEANT]);
+/* The same as a question: "did you mean 'section.key' or ...?", with `value` 'section.key=value'; "" if there is none.
+ * Returns out. */
+const char *config_suggest(const char *section, const char *name, const char *value,
+                           char out[CONFIG_SUGGEST_BYTES]);
+
 /* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default). */
 typedef struct {
     const char *key, *allowed, *why;
