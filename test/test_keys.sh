@@ -150,7 +150,7 @@ for i in 1 2 3 4; do cat text.txt; echo; done >some.txt
 for i in 1 2 3; do tac text.txt; echo; done >other.txt
 sed 's/ of .*/\n/' text.txt >short.txt
 for i in a:some b:other d:short; do
-    "$mt" preprocess --input ${i#*:}.txt --tokenizer byte --output ${i%:*} --append-eod --split-blank-lines \
+    "$mt" preprocess --force --input ${i#*:}.txt --tokenizer byte --output ${i%:*} --append-eod --split-blank-lines \
         >/dev/null 2>&1 || bad "preprocess"
 done
 "$mt" tokenizer train --input text.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
