@@ -181,7 +181,17 @@ valid = data/tiny
 every = 3
 EOF
 run 0 config check --config tiny.ini
-says out "^tiny.ini: ok"
+says out "^tiny.ini: ok$"
+check "nothing to warn of" test ! -s "$dir/err"
+CUDA_VISIBLE_DEVICES= run 0 config check --config tiny.ini data.train=nowhere "data.valid=a: data/tiny b: gone" \
+    data.tokenizer=none.json checkpoint.load=old/run run.device=cuda
+says out "^tiny.ini: ok, but a run would not start here"
+for w in "data.train: .*'nowhere.idx'" "data.valid: .*'gone.idx'" "data.tokenizer: no tokenizer 'none.json'" \
+    "checkpoint.load: there is no 'old/run'" "run.device: there is no GPU to use: "; do says err "^warning: $w"; done
+check "a warning each: $(cat "$dir/err")" test "$(wc -l <"$dir/err")" -eq 5
+run 0 config check --config tiny.ini data.train=
+says err "^warning: data.train: it is empty"
+refused 2 "model.vocab is 100, the tokenizer has 257 ids" config check --config tiny.ini model.vocab=100
 run 0 config --config tiny.ini train.steps=7
 says out "^hidden = 32 +; tiny.ini:3"
 says out "^steps = 7 +; command line"
