@@ -208,6 +208,10 @@ says out "4 ranks = tp 2 x dp 2"
 refused 4 "no checkpoint in 'runs/tiny'" eval --config tiny.ini
 run 0 --config tiny.ini
 check "training leaves stdout empty" test ! -s "$dir/out"
+if [ ! -e /proc/driver/nvidia/version ]; then
+    check "that there is no GPU is said once" test "$(grep -ci 'gpu\|cuda' "$dir/err")" -eq 1
+    says err "^no GPU: computing on the CPU$"
+fi
 says err "^step 6/6  loss [0-9.]+  lr "
 says err "^step 3: validation loss"
 check "no escapes outside a terminal" test "$(grep -c $'\e' "$dir/err")" -eq 0
@@ -215,6 +219,8 @@ check "a line a step, and two evaluations" test "$(grep -c 'loss"' "$dir/runs/ti
 check "the run took what was planned" grep -q "\"memory_bytes\":$plan_bytes," "$dir/runs/tiny/metrics.jsonl"
 for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "$f" test -s "$dir/runs/tiny/$f"; done
 check "an undecorated train command, too" bash -c "cd '$dir' && '$mt' train --config tiny.ini 2>/dev/null"
+run 0 eval --config tiny.ini run.device=cpu
+check "nothing is said of a device that was asked for" test "$(grep -c 'CPU' "$dir/err")" -eq 0
 run 0 eval --config tiny.ini
 for w in loss perplexity bits_per_byte; do says out "^$w [0-9.]+$"; done
 cp "$dir/out" "$dir/eval6"

@@ -144,12 +144,13 @@ static Err check_memory(const Run *r)
                           (long long)r->spec.micro_batch);
 }
 
-/* run.device = auto that finds a CUDA build but no GPU. */
+/* run.device = auto that finds no GPU. Why is of interest only where there is a driver, and so should be one. */
 static void say_device(const Config *c)
 {
     char why[256];
     if (c->origin[CFG_run_device].kind != ORIGIN_AUTO || device_cuda_count(why, sizeof why) > 0) return;
-    if (device_has_cuda()) log_info("run.device=auto: computing on the CPU: %s", why);
+    if (file_exists("/proc/driver/nvidia/version")) log_info("computing on the CPU: %s", why);
+    else log_info("no GPU: computing on the CPU");
 }
 
 /* data.mask_eod and data.reset_at_eod go by a token that not every tokenizer has. */
