@@ -218,6 +218,21 @@ check "no escapes outside a terminal" test "$(grep -c $'\e' "$dir/err")" -eq 0
 check "a line a step, and two evaluations" test "$(grep -c 'loss"' "$dir/runs/tiny/metrics.jsonl")" -eq 8
 check "the run took what was planned" grep -q "\"memory_bytes\":$plan_bytes," "$dir/runs/tiny/metrics.jsonl"
 for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "$f" test -s "$dir/runs/tiny/$f"; done
+# what the folder keeps of its starts
+log=$dir/runs/tiny/log.txt
+check "log.txt has what was said, with times" grep -qE "^20[0-9-]{8}T[0-9:]{8}Z step 6/6  loss [0-9.]+  lr " "$log"
+check "all of it: $(diff <(cut -d' ' -f2- "$log") "$dir/err" | head -3)" cmp -s <(cut -d' ' -f2- "$log") "$dir/err"
+check "the configuration of the start" cmp -s <(tail -n +2 "$dir/runs/tiny/starts/1.ini") "$dir/runs/tiny/config.ini"
+check "and its place" grep -qE "^; start 1, 20[0-9-]{8}T[0-9:]{8}Z, from step 0, megatrain " "$dir/runs/tiny/starts/1.ini"
+run 0 --config tiny.ini train.steps=7
+check "a second start has its own" grep -q "^; start 2, .*, from step 6, " "$dir/runs/tiny/starts/2.ini"
+check "the first one's is still there" grep -q "^steps = 6" "$dir/runs/tiny/starts/1.ini"
+check "the log goes on" grep -qE "Z step 7/7 " "$log"
+cp "$log" "$dir/log"
+refused 4 "optim.lr" --config tiny.ini optim.lr=0.5
+check "a start that was refused leaves no trace" cmp -s "$log" "$dir/log"
+rm -r "$dir/runs/tiny"
+run 0 --config tiny.ini
 check "an undecorated train command, too" bash -c "cd '$dir' && '$mt' train --config tiny.ini 2>/dev/null"
 run 0 eval --config tiny.ini run.device=cpu
 check "nothing is said of a device that was asked for" test "$(grep -c 'CPU' "$dir/err")" -eq 0
@@ -340,6 +355,14 @@ else
 fi
 run 0 --config tiny.ini run.dir=runs/color log.color=always
 says err $'\e\\[1;36mloss'
+check "no colours in log.txt" test "$(grep -c $'\e' "$dir/runs/color/log.txt")" -eq 0
+says runs/color/log.txt "step 6/6  loss"
+# a run of a tokenizer's file has a copy of it, and needs nothing around it
+run 0 --config tiny.ini run.dir=runs/own data.train=data/bpe data.valid=data/bpe data.tokenizer=bpe.json
+check "the copy" cmp -s "$dir/bpe.json" "$dir/runs/own/tokenizer/tokenizer.json"
+mkdir "$dir/away" && mv "$dir/runs/own" "$dir/away/own"
+(cd "$dir/away" && "$mt" generate --run own --prompt Line --tokens 3 >../out 2>../err)
+check "generate elsewhere: exit $?, $(cat "$dir/err")" grep -q "^Line" "$dir/out"
 
 # ---- launchers: half of what one says, and commands that are one process's
 for v in WORLD_SIZE:RANK OMPI_COMM_WORLD_SIZE:OMPI_COMM_WORLD_RANK PMI_SIZE:PMI_RANK; do

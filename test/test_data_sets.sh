@@ -102,6 +102,8 @@ done
 check "bytes of text: $(grep '^bytes' byte.eval bytes.json.eval)" \
     [ -n "$(grep '^bytes' byte.eval)" -a "$(grep '^bytes' byte.eval)" = "$(grep '^bytes' bytes.json.eval)" ]
 mkdir elsewhere
+expect 0 "Line" env -C elsewhere "$mt" generate --run ../own --prompt Line --tokens 3
+rm -r own/tokenizer # the copy that it took
 expect 3 "relative to the folder where the run was trained" env -C elsewhere "$mt" generate --run ../own
 check "and says what to do: $(tail -1 err.txt)" grep -q "start megatrain in that folder" err.txt
 cp other.json t.json

@@ -143,6 +143,8 @@ void err_print(Err err, bool trail)
     if (record.elsewhere) return;
     fprintf(stderr, "megatrain: error (%s): %s\n", err_name(err), record.message);
     if (record.hint[0]) fprintf(stderr, "hint: %s\n", record.hint);
+    log_copy("megatrain: error (%s): %s", err_name(err), record.message);
+    if (record.hint[0]) log_copy("hint: %s", record.hint);
     for (int i = 0; trail && i < record.trail_count; i++)
         fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line,
                 record.trail[i].expr);

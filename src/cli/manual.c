@@ -152,7 +152,10 @@ void manual_print(FILE *out)
     for (int status = 0; status < 256; status++) put_status(out, status);
     fprintf(out, ".SH FILES\nA run leaves in its folder (\\fBrun.dir\\fR, runs/NAME):\n"
                  ".TP\n.B config.ini\nthe resolved configuration\n"
+                 ".TP\n.B starts/N.ini\nthat of the N\\-th start\n"
                  ".TP\n.B metrics.jsonl\none object a step and an evaluation\n"
+                 ".TP\n.B log.txt\nwhat was said on stderr, with times (UTC)\n"
+                 ".TP\n.B tokenizer/\na copy of the tokenizer's files\n"
                  ".TP\n.B loss.svg\nthe curve\n"
                  ".TP\n.B checkpoints/step\\-N/\nsafetensors and a manifest with checksums\n");
 }

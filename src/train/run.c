@@ -407,25 +407,36 @@ Err run_resume(Run *r)
 /* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
 static bool is_leftover(const char *name)
 {
-    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl" };
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        const size_t n = strlen(files[i]);
-        if (strncmp(name, files[i], n) || strncmp(name + n, ".tmp-", 5)) continue;
-        return name[n + 5] && !name[n + 5 + strspn(name + n + 5, "0123456789")];
-    }
+    static const char *const files[] = { "config.ini",    "gemm-algorithms.txt", "loss.svg",
+                                         "metrics.jsonl", "encoder.json",        "vocab.bpe",
+                                         "vocab.json",    "merges.txt",          "tokenizer.json" };
+    const char *end = strstr(name, ".tmp-");
+    if (!end || !end[5] || end[5 + strspn(end + 5, "0123456789")]) return false;
+    const size_t n = (size_t)(end - name), number = strspn(name, "0123456789");
+    if (number && number + 4 == n && strncmp(name + number, ".ini", 4) == 0) return true; /* starts/N.ini */
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (strlen(files[i]) == n && strncmp(name, files[i], n) == 0) return true;
     return false;
+}
+
+static void sweep(const char *dir)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *entry; d && (entry = readdir(d));) {
+        char path[PATH_MAX];
+        if (!is_leftover(entry->d_name)) continue;
+        if (snprintf(path, sizeof path, "%s/%s", dir, entry->d_name) >= (int)sizeof path) continue;
+        if (file_remove_tree(path)) log_warn("%s, what a killed run left", err_message());
+    }
+    if (d) closedir(d);
 }
 
 void run_sweep(const char *run_dir)
 {
-    DIR *d = opendir(run_dir);
-    for (struct dirent *entry; d && (entry = readdir(d));) {
-        char path[PATH_MAX];
-        if (!is_leftover(entry->d_name)) continue;
-        if (snprintf(path, sizeof path, "%s/%s", run_dir, entry->d_name) >= (int)sizeof path) continue;
-        if (file_remove_tree(path)) log_warn("%s, what a killed run left", err_message());
-    }
-    if (d) closedir(d);
+    char folder[PATH_MAX];
+    sweep(run_dir);
+    if (snprintf(folder, sizeof folder, "%s/starts", run_dir) < PATH_MAX) sweep(folder);
+    if (snprintf(folder, sizeof folder, "%s/tokenizer", run_dir) < PATH_MAX) sweep(folder);
 }
 
 void run_leave(const char *run_dir)

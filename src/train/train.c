@@ -20,6 +20,7 @@
 #include "base/trace.h"
 #include "base/words.h"
 #include "train/join.h"
+#include "train/kept.h"
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/timeline.h"
@@ -130,9 +131,12 @@ static Err take_folder(Loop *l)
 static Err write_config(Loop *l)
 {
     char path[PATH_MAX];
+    const char *dir = l->cfg->run.dir;
     if (!l->lead) return ERR_OK;
-    snprintf(path, sizeof path, "%s/config.ini", l->cfg->run.dir);
-    return file_replace(path, l->config_text, (int64_t)strlen(l->config_text));
+    snprintf(path, sizeof path, "%s/config.ini", dir);
+    TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
+    TRY(kept_start(dir, l->config_text, l->run.trainer.step));
+    return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
 static Err open_ckpt(Loop *l)
