@@ -312,7 +312,7 @@ expect 4 "no checkpoint in 'held'" "$mt" eval --config tiny.ini run.dir=held
 kill -USR1 $pid
 wait $pid
 check "SIGUSR1: exit 75 (got $?)" [ $? -eq 75 ]
-check "one line says so at once, one at the end" [ "$(grep '^megatrain: ' held.err | cut -d' ' -f2 | xargs)" = "finishing error" ]
+check "one line says so at once, one at the end" [ "$(grep '^megatrain: ' held.err | cut -d' ' -f2 | xargs)" = "finishing stopped" ]
 step=$(losses held | wc -l)
 check "with a checkpoint of step $step" [ -s "$(ckpt held "$step")/manifest.crc" ]
 

@@ -221,6 +221,10 @@ for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "
 # what the folder keeps of its starts
 log=$dir/runs/tiny/log.txt
 check "log.txt has what was said, with times" grep -qE "^20[0-9-]{8}T[0-9:]{8}Z step 6/6  loss [0-9.]+  lr " "$log"
+says err "^[0-9]+ samples of 32 tokens an epoch; step 0 of 6, which are [0-9.e-]+ epochs$"
+says err "^step 6/6 .* epoch 0\.0[0-9]( |$)"
+check "the last line says where all is" grep -q "^done: step 6 after .*; everything is in 'runs/tiny', the curve in 'runs/tiny/loss.svg'$" \
+    <(tail -1 "$dir/err")
 check "all of it: $(diff <(cut -d' ' -f2- "$log") "$dir/err" | head -3)" cmp -s <(cut -d' ' -f2- "$log") "$dir/err"
 check "the configuration of the start" cmp -s <(tail -n +2 "$dir/runs/tiny/starts/1.ini") "$dir/runs/tiny/config.ini"
 check "and its place" grep -qE "^; start 1, 20[0-9-]{8}T[0-9:]{8}Z, from step 0, megatrain " "$dir/runs/tiny/starts/1.ini"

@@ -190,7 +190,7 @@ run() {
 }
 valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^}]*\)}.*/\1 \2/p' "$1/metrics.jsonl"; }
 memory() { sed -n 's/.*"memory_bytes":\([0-9]*\),.*/\1/p' "$1/metrics.jsonl" | head -1; }
-one_error() { [ "$(grep -c '^megatrain: error' "$1")" -eq 1 ]; }
+one_error() { [ "$(grep -cE '^megatrain: (error|stopped)' "$1")" -eq 1 ]; }
 says() { grep -qF -- "$2" "$1.err"; }
 
 # seen KEY STATUS RUN BASE WHAT...: true if RUN shows it against BASE

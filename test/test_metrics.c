@@ -396,6 +396,36 @@ TEST(numbers_for_people)
     for (int i = 0; i < 10; i++) CHECK_MSG(!strcmp(units_seconds(b, seconds[i].s), seconds[i].want), "%s", b);
 }
 
+/* What is said of a step, and the copy that log_to_file keeps of it: with its time, without colours. */
+TEST(the_line_of_a_step)
+{
+    Metrics m;
+    MetricsOptions o = options(0);
+    MetricsRecord r = record(3);
+    char path[160], *text;
+    int64_t size;
+    fresh_dir();
+    snprintf(path, sizeof path, "%s/log.txt", dir);
+    o.epoch_tokens = 4 * r.tokens;
+    o.log_every = 1;
+    o.color = LOG_COLOR_ALWAYS;
+    log_set_level(LOG_INFO);
+    CHECK(log_to_file(path));
+    OK(metrics_open(&m, o));
+    r.grad_norm = 44442427498430464.0;
+    metrics_step(&m, &r);
+    r.grad_norm = 12.25;
+    metrics_step(&m, &r);
+    OK(metrics_close(&m));
+    log_set_level(LOG_WARN);
+    OK(file_read_all(path, 1 << 16, &text, &size));
+    CHECK_MSG(strstr(text, "  grad 4.44e+16  ") && strstr(text, "  grad 12.250  ") && strstr(text, "  epoch 0.25"), "%s",
+              text);
+    const char *last = strstr(text, "Z step 3/");
+    CHECK_MSG(last && last - text >= 19 && last[-3] == ':' && text[0] == '2' && !strchr(text, '\x1b'), "%s", text);
+    free(text);
+}
+
 TEST(a_zero_metrics_ignores_calls)
 {
     Metrics m = { 0 };

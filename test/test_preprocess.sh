@@ -155,7 +155,7 @@ expect 0 "made the folder 'corpora/en'" "$mt" preprocess --tokenizer byte --outp
 rm -rf corpora run1 run2 got.* kept.bin mine.bin
 
 run got --append-eod --input a.txt empty.txt b.txt
-check "3 documents, one of them empty: $(cat out.txt err.txt)" eval 'grep -q "idx: 3 documents" out.txt && grep -q "^1 of these documents are empty" err.txt'
+check "3 documents, one of them empty: $(cat out.txt err.txt)" eval 'grep -q "idx: 3 documents" out.txt && grep -q "^1 of these documents is empty" err.txt'
 check "as the index has them" grep -q "^documents 3$" <("$mt" inspect got)
 rm -f got.*
 

@@ -216,8 +216,8 @@ static Err preprocess(Words rest)
     printf("%s.bin %s.idx: %lld documents, %lld tokens (%s, vocabulary %d) from %s\n", output, output,
            (long long)r.documents, (long long)r.tokens, r.token_type, r.vocab, units_bytes(a, r.input_bytes));
     if (r.empty_documents > 0)
-        log_info("%lld of these documents are empty: they are in the index, without tokens",
-                 (long long)r.empty_documents);
+        log_info("%lld of these documents %s empty: in the index, without tokens",
+                 (long long)r.empty_documents, r.empty_documents == 1 ? "is" : "are");
     return ERR_OK;
 }
 

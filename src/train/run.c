@@ -13,6 +13,7 @@
 #include "base/fault.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "train/data_id.h"
 #include "train/spec.h"
 #include "base/version.h"
@@ -101,16 +102,17 @@ static void say_arenas(const MemoryPlan *p)
                  { "widened copies of 16-bit tensors", p->staging },
                  { "batches read ahead", p->ahead },
                  { "copy of the state to be written (checkpoint.async)", p->snapshot } };
+    char text[UNITS_BYTES];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].bytes) log_info("%-50s %12.1f MiB", rows[i].name, (double)rows[i].bytes / (1 << 20));
+        if (rows[i].bytes) log_info("%-50s %9s", rows[i].name, units_bytes(text, rows[i].bytes));
 }
 
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
 static Err check_memory(const Run *r)
 {
     double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
-    double need = (double)memory_plan_total(&r->plan), MiB = 1 << 20;
-    char where[192] = "this machine";
+    double need = (double)memory_plan_total(&r->plan);
+    char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES];
     if (r->ranks && r->ranks->local_size > 1) {
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
@@ -118,10 +120,10 @@ static Err check_memory(const Run *r)
     const double host = (double)memory_plan_host(&r->plan);
     if (r->plan.host_apart && host > have)
         return err_set(ERR_MEMORY,
-                       "this run needs %.0f MiB of the host's memory (%.0f for batches read ahead, %.0f for "
-                       "checkpoint.async), %s has %.0f MiB to give",
-                       host / MiB, (double)r->plan.ahead / MiB, (double)r->plan.snapshot / MiB, where,
-                       have / MiB),
+                       "this run needs %s of the host's memory (%s for batches read ahead, %s for "
+                       "checkpoint.async), %s has %s to give",
+                       units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead),
+                       units_bytes(c, r->plan.snapshot), where, units_bytes(d, (int64_t)have)),
                err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
                         "train.global_batch (now %lld)",
                         (long long)r->spec.global_batch);
@@ -136,8 +138,8 @@ static Err check_memory(const Run *r)
     }
     if (need <= have) return ERR_OK;
     say_arenas(&r->plan);
-    return err_set(ERR_MEMORY, "this run needs %.0f MiB, %s has %.0f MiB to give", need / MiB, where,
-                   have / MiB),
+    return err_set(ERR_MEMORY, "this run needs %s, %s has %s to give", units_bytes(a, (int64_t)need), where,
+                   units_bytes(b, (int64_t)have)),
            need / 2 < (double)r->plan.ahead
                ? err_hint("a smaller train.global_batch (now %lld)", (long long)r->spec.global_batch)
                : err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; or a smaller model",

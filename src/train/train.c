@@ -18,6 +18,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "base/words.h"
 #include "train/join.h"
 #include "train/kept.h"
@@ -186,6 +187,7 @@ static Err open_metrics(Loop *l)
                          .color = (int)l->cfg->log.color,
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
+                         .epoch_tokens = dataset_samples(l->run.train) * l->run.spec.model.seq,
                          .resume_step = l->run.trainer.step };
     if (!l->lead) return ERR_OK;
     return metrics_open(&l->metrics, o);
@@ -269,21 +271,23 @@ static void say_start(const Loop *l, int64_t end)
     const MemoryPlan *p = &l->run.plan;
     const Trainer *t = &l->run.trainer;
     DeviceInfo gpu;
-    char where[192];
+    char where[192], a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES], e[UNITS_BYTES];
     if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.gpu, &gpu) == ERR_OK)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
     else
         snprintf(where, sizeof where, "%s kernels, %d thread%s", isa_name(t->device.isa), t->device.threads,
                  t->device.threads == 1 ? "" : "s");
-    log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
-             l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
-             (double)p->state / (1 << 20), (double)p->save / (1 << 20), (double)p->scratch / (1 << 20), where,
+    log_info("%s: %s parameters, %s (state %s, saves %s, scratch %s), %s, %s %.0f GFLOP/s", l->cfg->run.name,
+             units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)),
+             units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
              l->peak_source, l->peak_flops * 1e-9);
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
-    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
+    const double epochs = (double)l->cfg->derived.steps * (double)l->cfg->train.global_batch /
+                          (double)dataset_samples(l->run.train);
+    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld, which are %.3g epochs",
              (long long)dataset_samples(l->run.train), (long long)l->run.spec.model.seq, (long long)t->step,
-             (long long)l->cfg->derived.steps);
+             (long long)l->cfg->derived.steps, epochs);
     if (t->step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
                  (long long)end);
@@ -317,7 +321,8 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.loss_scale.log2);
     if (r->redone)
-        log_info("step %lld: done again %d times with a coarser fixed point", (long long)r->step, r->redone);
+        log_info("step %lld: done again %d time%s with a coarser fixed point", (long long)r->step, r->redone,
+                 r->redone == 1 ? "" : "s");
 }
 
 static Err check_numerics(Loop *l, const StepReport *r)
@@ -479,11 +484,12 @@ static Err say_stopped(const Loop *l, int64_t reason)
 {
     const long long step = l->run.trainer.step;
     if (reason == OUT_OF_TIME)
-        err_set(ERR_STOPPED, "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint",
-                (clock_s() - l->started_s) / 60, step);
+        err_set(ERR_STOPPED,
+                "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint in '%s'",
+                (clock_s() - l->started_s) / 60, step, l->cfg->run.dir);
     else
-        err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint", strsignal((int)reason),
-                step);
+        err_set(ERR_STOPPED, "stopped by SIG%s after step %lld, with a checkpoint in '%s'",
+                sigabbrev_np((int)reason), step, l->cfg->run.dir);
     const bool same = !strcmp(l->cfg->checkpoint.resume, "auto");
     return err_hint("%s command goes on from there", same ? "the same" : "with checkpoint.resume=auto this");
 }
@@ -537,6 +543,16 @@ static Err close_metrics(Loop *l, Err err)
     return err ? err_again(&first, err) : closed;
 }
 
+/* Where to look now. */
+static void say_end(const Loop *l)
+{
+    char time_text[UNITS_BYTES];
+    if (!l->lead || !l->steps_done) return;
+    log_info("done: step %lld after %s; everything is in '%s', the curve in '%s/loss.svg'",
+             (long long)l->run.trainer.step, units_seconds(time_text, clock_s() - l->started_s),
+             l->cfg->run.dir, l->cfg->run.dir);
+}
+
 Err train_run(const Config *cfg, const Boot *boot)
 {
     Loop l;
@@ -546,5 +562,6 @@ Err train_run(const Config *cfg, const Boot *boot)
     if (!err) err = loop_run(&l);
     if (!err) fault_point("end");
     err = close_metrics(&l, err);
+    if (!err) say_end(&l);
     return loop_close(&l, err);
 }
