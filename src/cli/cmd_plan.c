@@ -384,7 +384,7 @@ static void put_work(const PlanTable *t)
     const ModelSpec *m = &t->spec.model;
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
-            attention = full - 6 * model_active_params(m, params);
+            attention = 12 * (int64_t)m->layers * m->heads * m->head_dim * m->seq;
     char a[UNITS_BYTES];
     printf("\nwork of one step, of one rank\n");
     put_row(t, "bytes read and written by ops", plan_op_bytes);
@@ -474,7 +474,9 @@ const Command command_plan = {
     .rest = REST_OVERRIDES,
     .text =
         "Runs a step and an evaluation on a device that computes nothing and counts everything. A run takes\n"
-        "exactly this memory and no more. N: parameters; L C T: layers, width of all heads, sequence.\n",
+        "exactly this memory and no more. N: parameters that a token is multiplied with; L C T: layers, "
+        "width of all\n"
+        "heads, sequence.\n",
     OPTIONS(options),
     .run = plan,
 };

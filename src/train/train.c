@@ -295,12 +295,26 @@ static void say_start(const Loop *l, int64_t end)
 
 /* ---- what happens after a step ---- */
 
+/* A step cannot be faster than what its speed is a share of: where it is, others had the machine when that was measured
+ * at the start. It is measured again, and is at least what the step reached. */
+static void correct_peak(Loop *l, double flops)
+{
+    double again;
+    const double before = l->peak_flops;
+    if (!l->lead || !(flops > before)) return;
+    if (run_peak_rate(&l->run, &again, &l->peak_source)) again = 0;
+    l->peak_flops = again > flops ? again : flops;
+    log_info("%s measured again: %.3g GFLOP/s, at the start it was %.3g; mfu is a share of that",
+             l->peak_source, l->peak_flops * 1e-9, before * 1e-9);
+}
+
 static void record_step(Loop *l, const StepReport *r, double seconds)
 {
     double tokens = (double)l->cfg->train.global_batch * (double)l->run.spec.model.seq;
     /* a device's share; ranks that share a GPU are one device */
     double devices = (double)l->run.world->size / l->ranks.gpu.sharers;
     double flops = l->flop_per_token * tokens / seconds / devices;
+    correct_peak(l, flops);
     MetricsRecord m = { .step = r->step,
                         .tokens = l->run.trainer.samples * l->run.spec.model.seq,
                         .loss = r->loss,
