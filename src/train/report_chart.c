@@ -64,15 +64,18 @@ static void widen(Picture *p, double from_x)
 /* Are the steps' own values drawn, too? */
 static bool shows_raw(const ReportChart *c, int count) { return !c->set && count <= 4; }
 
-/* For the values of the steps, spikes cut as far above the axis as it is high. */
+/* For the values of the steps but spikes. */
 static void widen_raw(Picture *p, const History *runs, int count, double from_x)
 {
-    const double most = p->high + (p->high - p->low);
-    for (int i = 0; i < count; i++) {
-        gather(p, &runs[i], true);
-        for (int k = 0; k < p->count; k++)
-            if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
-        widen(p, from_x);
+    const double low = p->low, high = p->high;
+    for (int pass = 0; pass < 2; pass++) {
+        const double most = pass ? axis_most(low, high, p->low) : high;
+        for (int i = 0; i < count; i++) {
+            gather(p, &runs[i], true);
+            for (int k = 0; k < p->count; k++)
+                if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
+            widen(p, from_x);
+        }
     }
 }
 
