@@ -72,6 +72,7 @@ refused 2 "needs --run DIR" generate
 refused 2 "--tokens wants an integer, not '1x'" generate --run x --tokens 1x
 refused 2 "--tokens must be 0 to" generate --run x --tokens -1
 refused 2 "--temperature wants a number, not 'nan'" generate --run x --temperature nan
+refused 2 "--top-p must be 0 to 1" generate --run x --top-p 1.5
 refused 2 "--seed wants an integer" generate --run x --seed=99999999999999999999
 refused 2 "takes no value" tokenize --tokenizer byte --decode=1
 refused 2 "what to do with 'word'" doctor word
@@ -313,6 +314,16 @@ for s in 1 2; do
     cp "$dir/out" "$dir/cold$s"
     run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 1
     check "top-k 1 is temperature 0" cmp -s "$dir/cold$s" "$dir/out"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-p 0
+    check "top-p 0 is temperature 0" cmp -s "$dir/cold$s" "$dir/out"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 3 --temperature 5
+    cp "$dir/out" "$dir/three$s"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 3 --temperature 5 --top-p 1
+    check "top-p 1 leaves out nothing" cmp -s "$dir/three$s" "$dir/out"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --temperature 100 --top-p 0.01
+    cp "$dir/out" "$dir/nucleus$s" # of 257 that are nearly alike 3 have 0.01
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --temperature 100 --top-k 3
+    check "top-p 0.01 draws as top-k 3 does, where all are alike" cmp -s "$dir/nucleus$s" "$dir/out"
 done
 check "temperature 0 knows no seed" cmp -s "$dir/cold1" "$dir/cold2"
 run 0 generate --run runs/tiny --step 3 --prompt "The dög" --tokens 12 --seed 5
