@@ -6,7 +6,7 @@
  * and line, and reports all at once. It then fills in what was left 'auto' or 0 (config_check.c says how), checks the
  * relations between keys, and refuses what this build cannot do. A Config that config_read returned is complete and
  * consistent: after it no PICK is AUTO where there is something to choose (log.color and debug.isa stay), no BOOL is
- * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides) and the empty texts that mean "none".
+ * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides) and empty texts that mean "none".
  */
 #ifndef MEGATRAIN_BASE_CONFIG_H
 #define MEGATRAIN_BASE_CONFIG_H

@@ -1,6 +1,6 @@
 /*
- * What `plan` counts (cmd_plan.c), between its table (there) and its JSON (plan_figures.c). Ranks with the same tp and pp
- * rank hold the same shard and do the same work: a kind.
+ * What `plan` counts (cmd_plan.c), between its table (there) and its JSON (plan_figures.c). Ranks with the same tp and
+ * pp rank hold the same shard and do the same work: a kind.
  */
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H

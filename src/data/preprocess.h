@@ -7,8 +7,8 @@
  *   jsonl    each line is an object, whose member `key` is a document; empty lines are skipped
  *   auto     jsonl of each input whose first line is a JSON object, else text
  *
- * Inputs may be compressed, or stdin (input.h). Memory: some 5 MiB a thread, whatever the lengths of files, lines and documents
- * (cut.h says where that ends).
+ * Inputs may be compressed, or stdin (input.h). Memory: some 5 MiB a thread, whatever the lengths of files, lines and
+ * documents (cut.h says where that ends).
  *
  * From time to time what is done is made safe in PREFIX.part. A job that was interrupted, in whatever way, goes on from
  * there when it is started again, to the same bytes (resume.h); one that reads stdin does not.

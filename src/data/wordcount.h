@@ -34,8 +34,8 @@ typedef struct {
     int threads;     /* 0: OpenMP's number */
 } WordInputs;
 
-/* Says how far it is. ERR_DATA: an input is missing, damaged, was cut short, or a line of it is no JSON; ERR_CONFIG: the
- * key; ERR_MEMORY. */
+/* Says how far it is. ERR_DATA: an input is missing, damaged, was cut short, or a line of it is no JSON; ERR_CONFIG:
+ * the key; ERR_MEMORY. */
 Err word_counts_of(const WordInputs *in, WordCounts *out);
 void word_counts_free(WordCounts *w);
 

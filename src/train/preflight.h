@@ -5,9 +5,9 @@
 #include "base/config.h"
 
 /*
- * Warns of what the configuration names and is not to be had here: GPU, tokenizer, token files, checkpoints. Opens token
- * files as a run does (their indexes), but reads no tokens. *found: how many warnings. ERR_CONFIG where what is there
- * contradicts the configuration (a vocabulary that is too small).
+ * Warns of what the configuration names and is not to be had here: GPU, tokenizer, token files, checkpoints. Opens
+ * token files as a run does (their indexes), but reads no tokens. *found: how many warnings. ERR_CONFIG where what is
+ * there contradicts the configuration (a vocabulary that is too small).
  */
 Err preflight(const Config *c, int *found);
 
