@@ -149,7 +149,11 @@ static Err check_new(const char *prefix)
 
 static volatile sig_atomic_t stop;
 
-static void on_interrupt(int sig) { stop = sig; }
+static void on_interrupt(int sig)
+{
+    stop = sig;
+    input_interrupt();
+}
 
 /* The first Ctrl-C ends the work in order, a second one at once. */
 static void catch_interrupt(void)

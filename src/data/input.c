@@ -2,6 +2,8 @@
 #include "data/input.h"
 
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -81,12 +83,21 @@ static Err check_unchanged(const Input *in)
     return err_hint("leave files alone while they are read, and start again");
 }
 
-/* A signal with a handler is a wish to stop: a terminal or a pipe may never give another byte. */
+static volatile sig_atomic_t interrupted;
+
+void input_interrupt(void) { interrupted = 1; }
+
+/* A terminal or a pipe may never give another byte, and the signal may come to any thread at any time: so the wait for
+ * bytes is a short one, again and again. */
 static Err read_stream(Input *in, char *out, int64_t room, int64_t *got)
 {
+    enum { WAIT_MS = 100 };
     for (*got = 0; *got < room;) {
+        struct pollfd wait = { .fd = in->fd, .events = POLLIN };
+        if (interrupted) return err_set(ERR_INTERRUPTED, "interrupted while stdin was read");
+        if (poll(&wait, 1, WAIT_MS) <= 0) continue;
         const ssize_t n = read(in->fd, out + *got, (size_t)(room - *got));
-        if (n < 0 && errno == EINTR) return err_set(ERR_INTERRUPTED, "interrupted while stdin was read");
+        if (n < 0 && errno == EINTR) continue;
         if (n < 0) return err_set(ERR_DATA, "cannot read stdin: %m");
         if (n == 0) return ERR_OK;
         *got += n;

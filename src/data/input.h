@@ -26,6 +26,9 @@ Err input_stat(const char *path, InputStat *out);
 
 bool input_is_stdin(const char *path);
 
+/* For a signal's handler: reading stdin, which may wait for ever, ends with ERR_INTERRUPTED. */
+void input_interrupt(void);
+
 typedef struct Input Input;
 
 /* ERR_DATA naming the file. `path` must stay. */
