@@ -12,6 +12,8 @@
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
 #   FULL=1          with test-slow, test-ranks, test-grid, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
+#   make install    the program, its manual and completion, launchers and configurations; PREFIX=/usr/local
+#   make help       this text
 #
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
 # BUILD= chooses the folder of objects. Every target that needs packages installs them first (make deps).
@@ -121,12 +123,15 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all deps deps-dev deps-launchers demo test fuzz cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers demo test fuzz cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
 all: deps
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
+
+help:
+	@sed -n '3,/^$$/s/^# \{0,1\}//p' $(firstword $(MAKEFILE_LIST))
 
 megatrain: $(BUILD)/main.o $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
@@ -356,6 +361,10 @@ install: all
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	./megatrain help --man >$(DESTDIR)$(PREFIX)/share/man/man1/megatrain.1
 	./megatrain help --bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/megatrain
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/megatrain/,config scripts/slurm)
+	install -m 644 config/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config
+	install scripts/launch.sh $(DESTDIR)$(PREFIX)/share/megatrain/scripts
+	install scripts/slurm/* $(DESTDIR)$(PREFIX)/share/megatrain/scripts/slurm
 
 clean:
 	rm -rf $(BUILD) build-asan build-lint megatrain

@@ -72,7 +72,7 @@ say "Splitting"
 say "Vocabulary of $vocab and token files"
 mt tokenizer train --input "$data/train.txt" --vocab-size $vocab --output "$data/tokenizer.json"
 for part in train valid; do
-    mt preprocess --input "$data/$part.txt" --tokenizer "$data/tokenizer.json" --output "$data/$part" --append-eod
+    mt preprocess --force --input "$data/$part.txt" --tokenizer "$data/tokenizer.json" --output "$data/$part" --append-eod
 done
 
 rm -rf "$run"

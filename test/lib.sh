@@ -22,7 +22,7 @@ expect() {
     got=$?
     if [ $got -ne "$code" ]; then bad "exit $got, want $code: $*"; head -5 err.txt; return; fi
     if ! grep -qF -- "$text" err.txt out.txt; then bad "no '$text' in the output of: $*"; head -5 err.txt; return; fi
-    if [ "$code" -gt 0 ] && [ "$(grep -c '^megatrain: error' err.txt)" -ne 1 ]; then
+    if [ "$code" -gt 0 ] && [ "$(grep -cE '^megatrain: (error|stopped|interrupted)' err.txt)" -ne 1 ]; then
         bad "not one error line: $*"; head -5 err.txt; return
     fi
     ok

@@ -72,14 +72,16 @@ refused 2 "needs --run DIR" generate
 refused 2 "--tokens wants an integer, not '1x'" generate --run x --tokens 1x
 refused 2 "--tokens must be 0 to" generate --run x --tokens -1
 refused 2 "--temperature wants a number, not 'nan'" generate --run x --temperature nan
+refused 2 "--top-p must be 0 to 1" generate --run x --top-p 1.5
 refused 2 "--seed wants an integer" generate --run x --seed=99999999999999999999
 refused 2 "takes no value" tokenize --tokenizer byte --decode=1
 refused 2 "what to do with 'word'" doctor word
 refused 2 "--world must be 1 to" plan --config x --world 0
 refused 2 "at least one value" preprocess --input --tokenizer byte --output p
-refused 2 "--format must be text or jsonl" preprocess --input f --tokenizer byte --output p --format csv
+refused 2 "--format must be auto, text or jsonl" preprocess --input f --tokenizer byte --output p --format csv
 for p in "" of/; do refused 2 "--output '$p' names no files" preprocess --input f --tokenizer byte --output "$p"; done
-refused 2 "--key belongs to --format jsonl" preprocess --input f --tokenizer byte --output p --key k
+refused 2 "--key belongs to --format jsonl" preprocess --input f --tokenizer byte --output p --key k --format text
+refused 2 "stdin can be read once" preprocess --input - f - --tokenizer byte --output p
 refused 2 "did you mean 'check'?" config chek
 refused 2 "did you mean 'model.layers'?" config explain modl.layers
 refused 2 "needs --stages P" simulate --list
@@ -121,6 +123,39 @@ check "without stderr: the tokens are the text's" cmp "$dir/whole.bin" "$dir/clo
 check "a closed stdout is exit 5" test $? -eq 5
 says err 'Bad file descriptor'
 
+# ---- ten people's first hour: each slip is answered with what to write instead, or does what was meant
+cat >"$dir/first.ini" <<'EOF'
+[train]
+steps = 100
+[optim]
+warmup = 10
+EOF
+printf '[optim]\nlr = 6e-4 # as in the paper\n' >"$dir/note.ini"
+slips=0
+while IFS='|' read -r code words text; do
+    slips=$((slips + 1))
+    if [ $code -eq 0 ]; then
+        run 0 $words
+        says out "$text"
+    else refused $code "$text" $words; fi
+done <<'EOF'
+2|config check --config first.ini train.steps=2|to try the first steps of a longer run: train.stop_at=2
+0|config check --config first.ini train.stop_at=2|^first.ini: ok
+0|config dump --config first.ini optim.lr=1e-3 optim.lr=2e-3|^lr = 0.002 +; command line
+2|--config first.ini model.n_layer=4|did you mean 'model.layers'?
+2|--config first.ini train.batch_size=4|did you mean 'train.micro_batch' or 'train.global_batch'?
+2|--config first.ini optim.learning_rate=1e-3|did you mean 'optim.lr'?
+2|--config first.ini train.max_iters=10|did you mean 'train.steps'?
+2|--config first.ini log.wandb=true|did you mean 'log.tensorboard'?
+2|--config first.ini layers=3|did you mean 'model.layers=3'?
+2|--config first.ini --lr 1e-3|did you mean 'optim.lr=VALUE'?
+2|first.ini|did you mean 'megatrain --config first.ini'?
+2|train first.ini|did you mean '--config first.ini'?
+2|--config note.ini|a comment behind a value begins with ';'
+2|config explain n_head|did you mean 'model.heads'?
+EOF
+check "slips: $slips" test $slips -eq 14
+
 # ---- a tiny run, from text to text
 text=$dir/text.txt
 for i in $(seq 400); do echo "Line $i: the quick brown fox jumps over the lazy dog, and äöü € 😀 too."; done >"$text"
@@ -147,7 +182,17 @@ valid = data/tiny
 every = 3
 EOF
 run 0 config check --config tiny.ini
-says out "^tiny.ini: ok"
+says out "^tiny.ini: ok$"
+check "nothing to warn of" test ! -s "$dir/err"
+CUDA_VISIBLE_DEVICES= run 0 config check --config tiny.ini data.train=nowhere "data.valid=a: data/tiny b: gone" \
+    data.tokenizer=none.json checkpoint.load=old/run run.device=cuda
+says out "^tiny.ini: ok, but a run would not start here"
+for w in "data.train: .*'nowhere.idx'" "data.valid: .*'gone.idx'" "data.tokenizer: no tokenizer 'none.json'" \
+    "checkpoint.load: there is no 'old/run'" "run.device: there is no GPU to use: "; do says err "^warning: $w"; done
+check "a warning each: $(cat "$dir/err")" test "$(wc -l <"$dir/err")" -eq 5
+run 0 config check --config tiny.ini data.train=
+says err "^warning: data.train: it is empty"
+refused 2 "model.vocab is 100, the tokenizer has 257 ids" config check --config tiny.ini model.vocab=100
 run 0 config --config tiny.ini train.steps=7
 says out "^hidden = 32 +; tiny.ini:3"
 says out "^steps = 7 +; command line"
@@ -164,13 +209,38 @@ says out "4 ranks = tp 2 x dp 2"
 refused 4 "no checkpoint in 'runs/tiny'" eval --config tiny.ini
 run 0 --config tiny.ini
 check "training leaves stdout empty" test ! -s "$dir/out"
+if [ ! -e /proc/driver/nvidia/version ]; then
+    check "that there is no GPU is said once" test "$(grep -ci 'gpu\|cuda' "$dir/err")" -eq 1
+    says err "^no GPU: computing on the CPU$"
+fi
 says err "^step 6/6  loss [0-9.]+  lr "
 says err "^step 3: validation loss"
 check "no escapes outside a terminal" test "$(grep -c $'\e' "$dir/err")" -eq 0
 check "a line a step, and two evaluations" test "$(grep -c 'loss"' "$dir/runs/tiny/metrics.jsonl")" -eq 8
 check "the run took what was planned" grep -q "\"memory_bytes\":$plan_bytes," "$dir/runs/tiny/metrics.jsonl"
 for f in config.ini loss.svg checkpoints/step-00000006/manifest.json; do check "$f" test -s "$dir/runs/tiny/$f"; done
+# what the folder keeps of its starts
+log=$dir/runs/tiny/log.txt
+check "log.txt has what was said, with times" grep -qE "^20[0-9-]{8}T[0-9:]{8}Z step 6/6  loss [0-9.]+  lr " "$log"
+says err "^[0-9]+ samples of 32 tokens an epoch; step 0 of 6, which are [0-9.e-]+ epochs$"
+says err "^step 6/6 .* epoch 0\.0[0-9]( |$)"
+check "the last line says where all is" grep -q "^done: step 6 after .*; everything is in 'runs/tiny', the curve in 'runs/tiny/loss.svg'$" \
+    <(tail -1 "$dir/err")
+check "all of it: $(diff <(cut -d' ' -f2- "$log") "$dir/err" | head -3)" cmp -s <(cut -d' ' -f2- "$log") "$dir/err"
+check "the configuration of the start" cmp -s <(tail -n +2 "$dir/runs/tiny/starts/1.ini") "$dir/runs/tiny/config.ini"
+check "and its place" grep -qE "^; start 1, 20[0-9-]{8}T[0-9:]{8}Z, from step 0, megatrain " "$dir/runs/tiny/starts/1.ini"
+run 0 --config tiny.ini train.steps=7
+check "a second start has its own" grep -q "^; start 2, .*, from step 6, " "$dir/runs/tiny/starts/2.ini"
+check "the first one's is still there" grep -q "^steps = 6" "$dir/runs/tiny/starts/1.ini"
+check "the log goes on" grep -qE "Z step 7/7 " "$log"
+cp "$log" "$dir/log"
+refused 4 "optim.lr" --config tiny.ini optim.lr=0.5
+check "a start that was refused leaves no trace" cmp -s "$log" "$dir/log"
+rm -r "$dir/runs/tiny"
+run 0 --config tiny.ini
 check "an undecorated train command, too" bash -c "cd '$dir' && '$mt' train --config tiny.ini 2>/dev/null"
+run 0 eval --config tiny.ini run.device=cpu
+check "nothing is said of a device that was asked for" test "$(grep -c 'CPU' "$dir/err")" -eq 0
 run 0 eval --config tiny.ini
 for w in loss perplexity bits_per_byte; do says out "^$w [0-9.]+$"; done
 cp "$dir/out" "$dir/eval6"
@@ -244,6 +314,16 @@ for s in 1 2; do
     cp "$dir/out" "$dir/cold$s"
     run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 1
     check "top-k 1 is temperature 0" cmp -s "$dir/cold$s" "$dir/out"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-p 0
+    check "top-p 0 is temperature 0" cmp -s "$dir/cold$s" "$dir/out"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 3 --temperature 5
+    cp "$dir/out" "$dir/three$s"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --top-k 3 --temperature 5 --top-p 1
+    check "top-p 1 leaves out nothing" cmp -s "$dir/three$s" "$dir/out"
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --temperature 100 --top-p 0.01
+    cp "$dir/out" "$dir/nucleus$s" # of 257 that are nearly alike 3 have 0.01
+    run 0 generate --run runs/tiny --prompt "The dög" --tokens 12 --seed $s --temperature 100 --top-k 3
+    check "top-p 0.01 draws as top-k 3 does, where all are alike" cmp -s "$dir/nucleus$s" "$dir/out"
 done
 check "temperature 0 knows no seed" cmp -s "$dir/cold1" "$dir/cold2"
 run 0 generate --run runs/tiny --step 3 --prompt "The dög" --tokens 12 --seed 5
@@ -290,6 +370,14 @@ else
 fi
 run 0 --config tiny.ini run.dir=runs/color log.color=always
 says err $'\e\\[1;36mloss'
+check "no colours in log.txt" test "$(grep -c $'\e' "$dir/runs/color/log.txt")" -eq 0
+says runs/color/log.txt "step 6/6  loss"
+# a run of a tokenizer's file has a copy of it, and needs nothing around it
+run 0 --config tiny.ini run.dir=runs/own data.train=data/bpe data.valid=data/bpe data.tokenizer=bpe.json
+check "the copy" cmp -s "$dir/bpe.json" "$dir/runs/own/tokenizer/tokenizer.json"
+mkdir "$dir/away" && mv "$dir/runs/own" "$dir/away/own"
+(cd "$dir/away" && "$mt" generate --run own --prompt Line --tokens 3 >../out 2>../err)
+check "generate elsewhere: exit $?, $(cat "$dir/err")" grep -q "^Line" "$dir/out"
 
 # ---- launchers: half of what one says, and commands that are one process's
 for v in WORLD_SIZE:RANK OMPI_COMM_WORLD_SIZE:OMPI_COMM_WORLD_RANK PMI_SIZE:PMI_RANK; do

@@ -189,10 +189,13 @@ TEST(any_number_of_ranks)
     OK(read_as(&c, NULL, "parallel.tp=4", CONFIG_ANY_WORLD));
     CHECK(c.derived.world_size == 4 && c.derived.dp == 1 && c.derived.microbatches == 8);
     config_release(&c);
-    const char *most = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096 "
-                       "train.micro_batch=1048576 train.global_batch=1073741824 model.seq=16777216";
-    for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world)
+    const char *most = "parallel.tp=4096 parallel.pp=4096 train.micro_batch=1048576 train.global_batch=1073741824 "
+                       "model.seq=16777216";
+    const char *unbuilt = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
+    for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world) {
         CHECK(strstr(complaint(NULL, most, world), "tp x pp x cp must divide the number of ranks"));
+        CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096': not built yet"));
+    }
 }
 
 /* ---- rules between keys ---- */
@@ -320,6 +323,7 @@ static const Rule rules[] = {
     { "optim.beta2=1", "optim.beta2=0.999", "optim.beta2 = '1': must be below 1", 1 },
     { "optim.beta2=0.99999999", "optim.beta2=0.9999999", "optim.beta2 = '0.99999999': must be below 1", 1 },
     { "optim.warmup=1000", "optim.warmup=999", "the warm-up must be shorter than decay_steps", 1 },
+    { "train.steps=2 optim.warmup=10", "train.stop_at=2 optim.warmup=10", "longer run: train.stop_at=2 instead of", 1 },
     { "optim.warmup=50 optim.decay_steps=50", "optim.warmup=49 optim.decay_steps=50", "warm-up must be shorter", 1 },
     { "optim.wsd_decay=5", "optim.wsd_decay=5 optim.schedule=wsd", "only schedule = wsd has a closing decay", 1 },
     { "optim.schedule=wsd optim.warmup=950", "optim.schedule=wsd optim.warmup=900",
@@ -443,7 +447,11 @@ TEST(what_is_not_built_says_so)
     CHECK(strstr(complaint(NULL, "parallel.nccl.pp.min_ctas=5", 1), "unknown key"));
     CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
-    CHECK(strstr(complaint(NULL, "parallel.ep=2", 1), "the world size is 1"));
+    /* before all rules, and without those that it breaks */
+    const char *got = complaint(NULL, "parallel.ep=2 model.hidden=100", 1);
+    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: parallel.ep = '2': not built yet: ") == got,
+              "%s", got);
+    CHECK(count_lines(complaint(NULL, "parallel.cp=2 run.precision=fp8 run.reproducible=layout", 1)) == 3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
 }
 

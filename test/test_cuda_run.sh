@@ -128,7 +128,7 @@ if [ -s gpt2-cuda.kernels ]; then
     check "and computes on the CPU" grep -q 'avx\|plain c' auto.err
     expect 9 "GPU 0" env EMU_MEMORY=$((800 << 20)) "$mt" --config gpt2.ini run.dir=small run.device=cuda
     for what in state saves scratch workspace; do
-        check "exit 9 lists $what" grep -q "^$what.* MiB" err.txt
+        check "exit 9 lists $what" grep -q "^$what.* [KMG]iB$" err.txt
     done
     planned=$("$mt" plan --config gpt2.ini run.device=cuda | sed -n 's/^ *total *\([0-9,]*\).*/\1/p' | tr -d ,)
     taken=$(sed -n 's/^\([0-9]*\) bytes of device memory$/\1/p' gpt2-bf16.kernels)

@@ -86,7 +86,7 @@ tr a-z n-za-m <text.txt >other.txt
 for t in text other; do "$mt" tokenizer train --input $t.txt --vocab-size 290 --output $t.json >/dev/null 2>&1; done
 cp text.json t.json
 "$mt" preprocess --input big.txt --tokenizer t.json --output c --append-eod >/dev/null 2>&1
-"$mt" preprocess --input text.txt text.txt --tokenizer t.json --output d --append-eod >/dev/null 2>&1
+"$mt" preprocess --force --input text.txt text.txt --tokenizer t.json --output d --append-eod >/dev/null 2>&1
 own=(data.train=c data.valid=d data.tokenizer=t.json)
 run own "${own[@]}" train.steps=2
 expect 0 "bits_per_byte" "$mt" eval --config tiny.ini run.dir=own "${own[@]}"
@@ -102,6 +102,8 @@ done
 check "bytes of text: $(grep '^bytes' byte.eval bytes.json.eval)" \
     [ -n "$(grep '^bytes' byte.eval)" -a "$(grep '^bytes' byte.eval)" = "$(grep '^bytes' bytes.json.eval)" ]
 mkdir elsewhere
+expect 0 "Line" env -C elsewhere "$mt" generate --run ../own --prompt Line --tokens 3
+rm -r own/tokenizer # the copy that it took
 expect 3 "relative to the folder where the run was trained" env -C elsewhere "$mt" generate --run ../own
 check "and says what to do: $(tail -1 err.txt)" grep -q "start megatrain in that folder" err.txt
 cp other.json t.json

@@ -113,9 +113,10 @@ same() { same_run "$1" undisturbed 8; }
 # ends CODES PATTERN: exit code (or one of "7|137"), one error line that matches, nothing left behind
 ends() {
     [[ $code =~ ^($1)$ ]] && ok || bad "$what: exit $code, want $1: $(grep -v 'step ' run.err | tail -3)"
-    check "$what: $(grep -c '^megatrain: error' run.err) error lines: $(grep '^megatrain: error' run.err | head -4)" \
-        [ "$(grep -c '^megatrain: error' run.err)" -eq 1 ]
-    check "$what: '$2' is not in: $(grep -m1 '^megatrain: error' run.err)" grep -qE "^megatrain: error.*($2)" run.err
+    local line='^megatrain: (error|stopped)'
+    check "$what: $(grep -cE "$line" run.err) error lines: $(grep -E "$line" run.err | head -4)" \
+        [ "$(grep -cE "$line" run.err)" -eq 1 ]
+    check "$what: '$2' is not in: $(grep -Em1 "$line" run.err)" grep -qE "^megatrain: (error.*)?($2)" run.err
     check "$what: processes left: $(pgrep -af "$work/faults.ini")" [ -z "$(pgrep -f "$work/faults.ini")" ]
     check "$what: a port is left open: $(listeners)" [ -z "$(listeners)" ]
 }
@@ -375,7 +376,7 @@ waits_at_4
 kill -TERM $launcher
 go_on_with 15
 follow 9
-ends 75 'stopped by Terminated after step 4, with a checkpoint'
+ends 75 'stopped by SIGTERM after step 4, with a checkpoint'
 restarts run
 # (no rank may stand still here: the system ends stopped processes that it leaves without a parent)
 what="the launcher is killed"
@@ -388,7 +389,7 @@ kill -KILL $launcher
 comes nobody_left
 wait $launcher 2>/dev/null
 code=75 # (nobody is left who could tell)
-ends 75 'stopped by Terminated after step [2-7], with a checkpoint'
+ends 75 'stopped by SIGTERM after step [2-7], with a checkpoint'
 if [ -n "$all" ]; then restarts run; else rm -rf run; fi
 if [ -n "$all" ]; then
     what="Ctrl-C"
@@ -411,7 +412,7 @@ if [ -n "$all" ]; then
         wait $group 2>/dev/null
         comes nobody_left
         code=$(cat code)
-        if [ $times = 1 ]; then ends 75 'stopped by Interrupt after step 4'
+        if [ $times = 1 ]; then ends 75 'stopped by SIGINT after step 4'
         else check "Ctrl-C twice: exit $code" [ "$code" -eq 130 ]; fi
     done
     restarts run

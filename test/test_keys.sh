@@ -152,7 +152,7 @@ for i in 1 2 3 4; do cat text.txt; echo; done >some.txt
 for i in 1 2 3; do tac text.txt; echo; done >other.txt
 sed 's/ of .*/\n/' text.txt >short.txt
 for i in a:some b:other d:short; do
-    "$mt" preprocess --input ${i#*:}.txt --tokenizer byte --output ${i%:*} --append-eod --split-blank-lines \
+    "$mt" preprocess --force --input ${i#*:}.txt --tokenizer byte --output ${i%:*} --append-eod --split-blank-lines \
         >/dev/null 2>&1 || bad "preprocess"
 done
 "$mt" tokenizer train --input text.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
@@ -192,7 +192,7 @@ run() {
 }
 valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^}]*\)}.*/\1 \2/p' "$1/metrics.jsonl"; }
 memory() { sed -n 's/.*"memory_bytes":\([0-9]*\),.*/\1/p' "$1/metrics.jsonl" | head -1; }
-one_error() { [ "$(grep -c '^megatrain: error' "$1")" -eq 1 ]; }
+one_error() { [ "$(grep -cE '^megatrain: (error|stopped)' "$1")" -eq 1 ]; }
 says() { grep -qF -- "$2" "$1.err"; }
 
 # seen KEY STATUS RUN BASE WHAT...: true if RUN shows it against BASE

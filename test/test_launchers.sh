@@ -39,7 +39,7 @@ words=(--config "$work/launch.ini")
 port=$((20000 + RANDOM % 10000))
 
 same() { same_run "$1" "$work/alone" 8; } # as the run of one process
-error_of() { grep -m1 '^megatrain: error' "$1.err"; }
+error_of() { grep -Em1 '^megatrain: (error|stopped)' "$1.err"; }
 # said DIR TEXT: the start line of the run
 said() { check "$1: '$2' is not in: $(grep -m1 ranks "$1.err")" grep -qF "$2" "$1.err"; }
 
@@ -187,7 +187,7 @@ scancel --signal=TERM "$job"
 check "SIGTERM: not sent to rank 1" until_ has_pending "$(cat "$work/rank_1")" 15
 kill -CONT "$(cat "$work/rank_1")"
 check "SIGTERM: not queued again: $(field JobState), $(tail -2 "$work/term.err")" go_on 1
-check "SIGTERM: no word of the checkpoint" grep -q 'stopped by Terminated after step 3, with a checkpoint' "$work/term.err"
+check "SIGTERM: no word of the checkpoint" grep -q '^megatrain: stopped by SIGTERM after step 3, with a checkpoint' "$work/term.err"
 until_ ended
 check "SIGTERM, and queued again: $(field JobState), $(error_of "$work/term")" same "$work/term"
 export MEGATRAIN_RANK_FAULT=1:backward:3:kill # before the first checkpoint, every time

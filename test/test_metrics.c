@@ -396,6 +396,80 @@ TEST(numbers_for_people)
     for (int i = 0; i < 10; i++) CHECK_MSG(!strcmp(units_seconds(b, seconds[i].s), seconds[i].want), "%s", b);
 }
 
+/* Extremes of y on the paths of one class. */
+static void extremes(const char *svg_text, const char *class, double *least, double *most)
+{
+    char start[64];
+    double x, y;
+    snprintf(start, sizeof start, "<path class=\"%s\" d=\"", class);
+    const char *at = strstr(svg_text, start), *end = at ? strchr(at + strlen(start), '"') : NULL;
+    *least = 1e9, *most = -1e9;
+    for (at = at ? at + strlen(start) : NULL; at && at < end; at++) {
+        int n = 0;
+        if ((*at == 'M' || *at == 'L' || *at == ' ') && sscanf(at + 1, "%lf %lf%n", &x, &y, &n) == 2 && n) {
+            *least = y < *least ? y : *least;
+            *most = y > *most ? y : *most;
+            at += n;
+        }
+    }
+}
+
+/* Losses that jump up and down round a smooth curve; one spike is cut off, or nothing else could be seen. */
+TEST(the_axes_hold_what_is_drawn)
+{
+    enum { TOP = 48, BOTTOM = 480 - 56 }; /* of the picture's frame */
+    for (int spike = 0; spike < 2; spike++) {
+        Metrics m;
+        double least, most;
+        int64_t size;
+        fresh_dir();
+        OK(metrics_open(&m, options(0)));
+        for (int64_t s = 1; s <= 200; s++) {
+            MetricsRecord r = record(s);
+            if (s > 20) r.loss = 3 + (s % 2 ? 0.5 : -0.5) + 100 * (spike && s == 100);
+            else r.loss = 3; /* (the first ones are not smoothed) */
+            metrics_step(&m, &r);
+        }
+        OK(metrics_close(&m));
+        char *text = slurp(svg, &size);
+        extremes(text, "raw", &least, &most);
+        CHECK_MSG(most <= BOTTOM && most > BOTTOM - 80, "the lowest step is at %g, the axis at %d", most, BOTTOM);
+        if (!spike) CHECK_MSG(least >= TOP, "the highest step is at %g, the picture begins at %d", least, TOP);
+        else CHECK(least < TOP);
+        free(text);
+    }
+}
+
+/* What is said of a step, and the copy that log_to_file keeps of it: with its time, without colours. */
+TEST(the_line_of_a_step)
+{
+    Metrics m;
+    MetricsOptions o = options(0);
+    MetricsRecord r = record(3);
+    char path[160], *text;
+    int64_t size;
+    fresh_dir();
+    snprintf(path, sizeof path, "%s/log.txt", dir);
+    o.epoch_tokens = 4 * r.tokens;
+    o.log_every = 1;
+    o.color = LOG_COLOR_ALWAYS;
+    log_set_level(LOG_INFO);
+    CHECK(log_to_file(path));
+    OK(metrics_open(&m, o));
+    r.grad_norm = 44442427498430464.0;
+    metrics_step(&m, &r);
+    r.grad_norm = 12.25;
+    metrics_step(&m, &r);
+    OK(metrics_close(&m));
+    log_set_level(LOG_WARN);
+    OK(file_read_all(path, 1 << 16, &text, &size));
+    CHECK_MSG(strstr(text, "  grad 4.44e+16  ") && strstr(text, "  grad 12.250  ") && strstr(text, "  epoch 0.25"), "%s",
+              text);
+    const char *last = strstr(text, "Z step 3/");
+    CHECK_MSG(last && last - text >= 19 && last[-3] == ':' && text[0] == '2' && !strchr(text, '\x1b'), "%s", text);
+    free(text);
+}
+
 TEST(a_zero_metrics_ignores_calls)
 {
     Metrics m = { 0 };

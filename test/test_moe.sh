@@ -69,7 +69,7 @@ commas() { sed -e ':a' -e 's/\B[0-9]\{3\}\>/,&/' -e 'ta' <<<"$1"; }
 check "plan's parameters: $(grep parameters plan.txt | head -1)" \
     grep -qF "$(commas $all) parameters, $(commas $active) of them active for a token" plan.txt
 check "plan's experts" grep -qF "8 experts, 2 a token, of ffn 24 in 2 of 2 layers; shared expert of ffn 16" plan.txt
-flop=$((6 * active + 12 * 2 * 8 * 4 * 32)) # a token: 6 N + 12 L C T
+flop=$((6 * (active - 257 * 32) + 12 * 2 * 8 * 4 * 32)) # a token: 6 N + 12 L C T, N without the table of the input
 check "plan's FLOP of a token: $(grep '6 N' plan.txt)" grep -q "6 N + 12 L C T.* $(((flop + 500) / 1000))k " plan.txt
 
 refuse() { # TEXT WORDS...

@@ -312,4 +312,43 @@ has tp-cp-ep-dp-pp '\(0 4\) \(1 5\) \(2 6\) \(3 7\)   pp'
 has tp-cp-ep-pp-dp '\(0 1\) \(2 3\) \(4 5\) \(6 7\)   tp'
 has tp-cp-ep-pp-dp '\(0 4\) \(1 5\) \(2 6\) \(3 7\)   dp'
 has tp-cp-ep-pp-dp '\(0 2\) \(1 3\) \(4 6\) \(5 7\)   pp'
+# ---- what it is for; whether that is enough; short lines of many ranks; the same as JSON
+plan() { "$mt" plan --config plan.ini "$@" 2>err.txt; }
+if [ "$(plan | head -1)" = "device  cpu, fp32 (this machine has no GPU; --device h100 plans for one)" ]; then ok
+else check "the device comes first: $(plan | head -1)" grep -q "^device  cuda, bf16 (this machine's" <(plan); fi
+check "a device that was asked for" grep -qx "device  cpu, fp32" <(plan run.device=cpu)
+check "--device" grep -qx "device  h100, bf16" <(plan --device h100 run.device=cpu)
+check "it fits" grep -q "^  fits 80 GB: yes (.* of 79.6 GiB, and up to 768 MiB for CUDA's libraries)$" <(plan --device h100)
+large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.micro_batch=1)
+check "it does not" grep -q "^  fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")
+check "nothing of that without --device" [ "$(plan run.device=cpu | grep -c fits)" -eq 0 ]
+expect 2 "--device 'tpu' is none that is known" "$mt" plan --config plan.ini --device tpu
+plan --world 512 parallel.tp=16 model.heads=16 model.hidden=128 train.global_batch=64 >many.txt
+check "512 ranks: lines of groups have $(grep '^groups' many.txt | cut -d')' -f1-9 | wc -L) columns" grep -qE \
+    "^groups  \(0 1 \.\.\. 15\) \(16 17 \.\.\. 31\) (\([0-9. ]*\) )*\.\.\. 32 of 16   tp" many.txt
+cat >same.py <<'EOP'
+"""same.py <text of the plan> <its JSON>: the same figures."""
+import json, re, sys
+text, j = open(sys.argv[1]).read(), json.load(open(sys.argv[2]))
+numbers = lambda name: [int(n.replace(",", "")) for n in re.findall(r" ([\d,]+) +[\d.]+ [KMGT]?i?B", re.search(rf"^ +{name} .*", text, re.M)[0] + " ")]
+rows = {"weights": r"weights \(fp32\)", "gradients": "gradients", "moments": "moments", "saves": "saves between", "scratch": "scratch of",
+        "total": "total", "op_bytes": "bytes read", "comm_bytes": "bytes sent"}
+bad = [k for k, name in rows.items() if numbers(name) != [r[k] for r in j["ranks"]] or not j["ranks"]]
+bad += [] if j["largest_total"] == max(r["total"] for r in j["ranks"]) and j["world"] == 4 and j["tp"] == 2 and j["dp"] == 2 else ["head"]
+bad += [] if f'{j["parameters"]:,} parameters' in text and j["fits"] is True and j["device"] == "a100" else ["device"]
+print(" ".join(bad))
+sys.exit(bool(bad))
+EOP
+layout=(--world 4 parallel.tp=2 --device a100)
+plan "${layout[@]}" >plan.txt
+plan "${layout[@]}" --json >plan.json
+check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.json 2>&1 | tail -1)" /usr/bin/python3 same.py plan.txt plan.json
+
+# ---- FLOP of a token: the formula that mfu uses, with causal attention, is what the ops count
+flop() { awk -v row="$1" 'index($0, row) { v = $(NF - 1); u = substr(v, length(v)); print v * (u == "G" ? 1e9 : u == "M" ? 1e6 : 1e3) }' flop.txt; }
+for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_heads=4" "arch=llama model.tied=true"; do
+    plan model.layers=6 model.hidden=512 model.seq=512 model.vocab=20000 model.$m train.micro_batch=1 >flop.txt
+    check "$m: $(flop 'causal half') of the formula, $(flop 'counted op by op') of the ops" awk -v a="$(flop 'causal half')" \
+        -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'
+done
 finish

@@ -41,7 +41,7 @@ if $zstd; then
 fi
 cat b.txt p.txt >two.plain
 
-run() { "$mt" preprocess --tokenizer byte --output "$@" >out.txt 2>err.txt; }
+run() { "$mt" preprocess --force --tokenizer byte --output "$@" >out.txt 2>err.txt; }
 same() { cmp -s "$1.bin" "$2.bin" && cmp -s "$1.idx" "$2.idx"; }
 
 # ---- as the other writer does it
@@ -74,8 +74,88 @@ if $zstd; then
     case_of "zstd, JSON lines" jsonl text 1 --format jsonl -- l.zst
 fi
 
+
+# ---- JSON lines are told apart from text; so are they in a tokenizer's training
+told() { # NAME FORMAT KEY OPTIONS -- FILES: the same as with that --format
+    local name=$1 form=$2 key=$3 options=()
+    shift 3
+    while [ "$1" != -- ]; do options+=("$1"); shift; done
+    shift
+    $py "$root/test/tools/preprocess.py" want "$form" "$key" 1 "$@" || { bad "the other writer: $name"; return; }
+    run got --append-eod "${options[@]}" --input "$@"
+    check "$name: exit $? $(head -1 err.txt)" same want got
+    check "$name: that is said once" [ "$(grep -c 'holds JSON lines' err.txt)" = $([ "$form" = jsonl ] && echo 1 || echo 0) ]
+    rm -rf got.*
+}
+told "JSON lines without --format" jsonl text -- l.jsonl l.gz
+told "JSON lines with --split-blank-lines" jsonl text --split-blank-lines -- l.jsonl
+told "text without --format" text - -- a.txt two.txt
+{ echo '{'; cat b.txt; } >brace.txt
+printf '{"a": [1, {"b": 2' >open.txt; printf '[{"text": "x"}]\n' >array.txt; printf '{"text": "x"} and more\n' >more.txt
+told "text that begins with a brace" text - -- brace.txt array.txt more.txt
+$py "$root/test/tools/preprocess.py" want text - 1 l.jsonl
+run got --append-eod --format text --input l.jsonl
+check "JSON lines as text, if asked for" same want got
+run got --append-eod --key meta.a\\.b --input l.jsonl
+check "--key alone means JSON lines: $(head -1 err.txt)" grep -q "idx: 3001 documents" out.txt
+{ gzip -dc l.gz | head -900; cat brace.txt; } >mixed.txt
+expect 3 "'mixed.txt': line '" "$mt" preprocess --tokenizer byte --output bad --input mixed.txt
+check "the way to have it as text is named" grep -q "hint: .*--format text" err.txt
+$py - <<'EOP'
+import json
+open("texts.txt", "w").write("\n".join(json.loads(line)["text"] for line in open("l.jsonl") if line.strip()) + "\n")
+EOP
+train() { "$mt" tokenizer train --vocab-size 400 --output "$@" >out.txt 2>err.txt; }
+train lines.json --input l.jsonl
+check "a tokenizer of JSON lines: exit $? $(head -1 err.txt)" grep -q "holds JSON lines" err.txt
+train packed.json --input l.gz --format jsonl --threads 3
+check "and of compressed ones: exit $?" cmp -s lines.json packed.json
+train piped.json --input - <l.gz
+check "and of stdin: exit $?" cmp -s lines.json piped.json
+train keyed.json --input l.jsonl --key meta.a\\.b
+check "of another member: exit $?" eval '[ -s keyed.json ] && ! cmp -s lines.json keyed.json'
+# (between two texts a line end may pair with a blank before it, which JSON lines do not know: so the ids, not the file)
+"$mt" tokenize --tokenizer lines.json <texts.txt >ids.txt 2>err.txt
+check "it encodes those texts: exit $?" [ "$(wc -w <ids.txt)" -gt 1000 ]
+expect 3 "'line.jsonl': line '2': column '1'" "$mt" tokenizer train --input line.jsonl --format jsonl --vocab-size 300 \
+    --output none.json < <(printf '{"text": "a"}\nb\n' >line.jsonl)
+rm -f got.* keyed.json packed.json piped.json
+
+# ---- stdin
+run want --append-eod --input p.txt
+run got --append-eod --input - <p.txt
+check "stdin: exit $? $(head -1 err.txt)" same want got
+cat two.txt | run got --append-eod --input -
+run want --append-eod --input two.txt
+check "stdin, a compressed pipe" same want got
+run want --append-eod --input a.txt l.jsonl
+(sleep 0.1; cat l.jsonl) | run got --append-eod --input a.txt - --save-every 1e-9
+check "stdin beside a file, of JSON lines" same want got
+check "nothing is left to go on with" [ ! -e got.part ]
+rm -f got.* want.*
+
+# ---- what is there stays
+run got --input b.txt
+cp got.bin kept.bin
+expect 2 "'got.idx' is there already" "$mt" preprocess --tokenizer byte --output got --input a.txt
+check "--force is named" grep -q -- "--force" err.txt
+check "the files are as they were" cmp -s got.bin kept.bin
+echo notes >mine.bin
+expect 2 "'mine.bin' is there already" "$mt" preprocess --tokenizer byte --output mine --input a.txt
+check "a file of others, too" [ "$(cat mine.bin)" = notes ]
+expect 0 "" "$mt" preprocess --force --tokenizer byte --output got --input a.txt
+check "with --force they are replaced" [ "$(stat -c %s got.bin)" -gt 10000 ]
+mkdir -p corpora run1
+expect 2 "there is no folder 'corpra'" "$mt" preprocess --tokenizer byte --output corpra/x --input b.txt
+check "the one that is meant is named: $(tail -1 err.txt)" grep -q "did you mean 'corpora'" err.txt
+expect 2 "did you mean 'corpora'" "$mt" tokenizer train --input b.txt --vocab-size 300 --output ./corpra/x.json
+check "no folder is made" [ ! -e corpra ]
+expect 0 "made the folder 'run2'" "$mt" preprocess --tokenizer byte --output run2/x --input b.txt
+expect 0 "made the folder 'corpora/en'" "$mt" preprocess --tokenizer byte --output corpora/en/new/x --input b.txt
+rm -rf corpora run1 run2 got.* kept.bin mine.bin
+
 run got --append-eod --input a.txt empty.txt b.txt
-check "3 documents, one of them empty: $(cat out.txt err.txt)" eval 'grep -q "idx: 3 documents" out.txt && grep -q "^1 of these documents are empty" err.txt'
+check "3 documents, one of them empty: $(cat out.txt err.txt)" eval 'grep -q "idx: 3 documents" out.txt && grep -q "^1 of these documents is empty" err.txt'
 check "as the index has them" grep -q "^documents 3$" <("$mt" inspect got)
 rm -f got.*
 
@@ -145,25 +225,25 @@ sys.exit(s or kib > int(sys.argv[1]) * 1024)' "$@" >peak.txt
 bytes=100000000
 [ -n "$all" ] && bytes=1000000000
 { printf '{"text":"'; yes 'many words and few lines' | tr '\n' ' ' | head -c $bytes; echo '"}'; } >long.jsonl
-check "memory for a line of $bytes bytes" peak 100 "$mt" preprocess --tokenizer byte --output m --format jsonl --input long.jsonl
+check "memory for a line of $bytes bytes" peak 100 "$mt" preprocess --force --tokenizer byte --output m --format jsonl --input long.jsonl
 check "a long line is one document" grep -q "^documents 1$" <("$mt" inspect m)
 $zstd && zstd -qf long.jsonl -o long.zst && rm long.jsonl &&
-    check "memory for a text of $bytes bytes, compressed" peak 100 "$mt" preprocess --tokenizer byte --output m --input long.zst
+    check "memory for a text of $bytes bytes, compressed" peak 100 "$mt" preprocess --force --tokenizer byte --output m --input long.zst
 rm -f long.* m.*
 yes 'a b' | head -c $((bytes / 5)) | sed 's/$/\n/' >short.txt
-check "memory for $((bytes / 20)) documents" peak 100 "$mt" preprocess --tokenizer byte --output m --split-blank-lines --input short.txt
+check "memory for $((bytes / 20)) documents" peak 100 "$mt" preprocess --force --tokenizer byte --output m --split-blank-lines --input short.txt
 check "all of them: $(cat peak.txt)" grep -q "^documents $((bytes / 20))$" <("$mt" inspect m)
 rm -f short.txt m.*
 "$mt" tokenizer train --input a.txt --vocab-size 300 --output bpe.json >/dev/null 2>&1
 yes '天地玄黄，宇宙洪荒。日月盈昃，辰宿列张。' | tr -d '\n' | head -c $((bytes / 5)) >wide.txt
-check "memory for a text without a blank" peak 40 "$mt" preprocess --tokenizer bpe.json --output m --input wide.txt
+check "memory for a text without a blank" peak 40 "$mt" preprocess --force --tokenizer bpe.json --output m --input wide.txt
 rm -f wide.txt m.*
 
 # ---- stopped and started again. Every chunk is made safe, so that there is something to stop at
 job=(--append-eod --format jsonl --input l.jsonl l.gz --save-every 1e-9)
 run want "${job[@]}"
 check "the job to compare with: exit $?" [ -s want.idx ]
-faulty() { MEGATRAIN_FILE_FAULT=$1 "$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt; }
+faulty() { MEGATRAIN_FILE_FAULT=$1 "$mt" preprocess --force --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt; }
 faulty count
 total=$(sed -n 's/^file operations: //p' err.txt)
 check "there are file operations to fail at: $total" [ "${total:-0}" -gt 100 ]
@@ -209,12 +289,12 @@ rounds=2
 kills=0
 rm -rf got.*
 begun=${EPOCHREALTIME/./}
-"$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt
+"$mt" preprocess --force --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt
 takes_us=$((${EPOCHREALTIME/./} - begun))
 for ((round = 0; round < rounds || (kills < rounds && round < 100); round++)); do
     rm -rf got.*
     for ((try = 0; try < 400; try++)); do
-        "$mt" preprocess --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt &
+        "$mt" preprocess --force --tokenizer byte --output got "${job[@]}" --threads 2 >out.txt 2>err.txt &
         pid=$!
         sleep "$(printf '0.%06d' $((RANDOM * takes_us / 32768 % 1000000)))"
         [ $try -ge 20 ] || kill -9 $pid 2>/dev/null
@@ -226,6 +306,35 @@ for ((round = 0; round < rounds || (kills < rounds && round < 100); round++)); d
     check "nothing is left: $(ls -d got.part 2>/dev/null)" [ ! -e got.part ]
 done
 check "there were kills: $kills" [ $kills -ge $rounds ]
+
+# Ctrl-C: said, and gone on from
+catches() { # PID NUMBER: its handler of that signal is there
+    local mask
+    mask=$(sed -n 's/^SigCgt:[[:space:]]*//p' "/proc/$1/status" 2>/dev/null)
+    (((0x${mask:-0} >> ($2 - 1)) & 1))
+}
+interrupt() { # PID: a SIGINT as soon as it is caught; its exit status
+    until catches "$1" 2 || ! kill -0 "$1" 2>/dev/null; do sleep 0.001; done
+    kill -INT "$1" 2>/dev/null
+    wait "$1"
+}
+rm -rf got.*
+mkfifo never
+exec 9<>never # never ends
+"$mt" preprocess --force --tokenizer byte --output got --input b.txt - <&9 >out.txt 2>err.txt &
+interrupt $!
+check "Ctrl-C while stdin gives nothing: exit $?" [ $? -eq 130 ]
+check "it is said: $(cat err.txt)" grep -q "interrupted before 'got' was complete" err.txt
+check "nothing is left: $(ls -d got* 2>/dev/null)" [ ! -e got.idx -a ! -e got.part ]
+exec 9>&-
+"$mt" preprocess --force --tokenizer byte --output got "${job[@]}" >out.txt 2>err.txt &
+interrupt $!
+status=$?
+check "Ctrl-C: exit $status" [ $status -eq 130 -o $status -eq 0 ] # (it was done by then)
+check "the way on is said: $(cat err.txt)" [ $status -eq 0 -o ! -e got.part -o -n "$(grep "hint: 'got.part' keeps what is done" err.txt)" ]
+run got "${job[@]}"
+check "it goes on to the same bytes" same got want
+rm -rf got.*
 
 # ---- which job is the same?
 stop_at() { rm -rf got.*; faulty "kill@$((total * $1 / 100))" 2>/dev/null; }
@@ -244,12 +353,12 @@ run got "${job[@]}" --threads 1
 check "the same job goes on" grep -q "^going on in got.part: [0-9]* documents" err.txt
 check "and ends as one that was never stopped" same got want
 cp -r kept.part got.part
-"$mt" preprocess --tokenizer byte --output got "${job[@]}" >out.txt 2>err.txt &
+"$mt" preprocess --force --tokenizer byte --output got "${job[@]}" >out.txt 2>err.txt &
 pid=$!
 while [ ! -e got.part/lock ] || ! kill -STOP $pid 2>/dev/null; do kill -0 $pid 2>/dev/null || break; sleep 0.001; done
 if [ -e got.part ] && kill -0 $pid 2>/dev/null; then
     sleep 0.1
-    "$mt" preprocess --tokenizer byte --output got "${job[@]}" >out2.txt 2>err2.txt
+    "$mt" preprocess --force --tokenizer byte --output got "${job[@]}" >out2.txt 2>err2.txt
     status=$?
     [ ! -e got.part ] || check "two at a time: exit $status $(head -1 err2.txt)" [ $status -eq 5 ]
     kill -CONT $pid
@@ -265,7 +374,7 @@ check "the input in progress has changed: $(head -1 err.txt)" grep -q "read agai
 check "and is read again" same got want
 stop_at 65
 touch l.jsonl
-expect 3 "other inputs" "$mt" preprocess --tokenizer byte --output got "${job[@]}"
+expect 3 "other inputs" "$mt" preprocess --force --tokenizer byte --output got "${job[@]}"
 stop_at 20 # in the first
 touch l.gz # not begun: its time does not matter
 run got "${job[@]}"
@@ -315,13 +424,13 @@ done
 
 # ---- what is seen meanwhile
 if command -v script >/dev/null; then
-    TERM=xterm script -qec "'$mt' preprocess --tokenizer t.json --output got --input p.txt p.txt p.txt p.txt p.txt p.txt p.txt p.txt" /dev/null >tty.txt </dev/null
+    TERM=xterm script -qec "'$mt' preprocess --force --tokenizer t.json --output got --input p.txt p.txt p.txt p.txt p.txt p.txt p.txt p.txt" /dev/null >tty.txt </dev/null
     check "a terminal sees how far it is" grep -qE $'\r\e\\[K *[0-9.]+ %  .* of .*/s  .* tokens  .* left' tty.txt
     # going on in a compressed file: places in its text are no places in the file
     for i in $(seq 30); do cat l.gz; done >long.gz
     rm -rf got.*
-    { MEGATRAIN_FILE_FAULT=kill@40 "$mt" preprocess --tokenizer byte --output got --input long.gz --save-every 0.01; } >/dev/null 2>&1
-    TERM=xterm script -qec "'$mt' preprocess --tokenizer byte --output got --input long.gz --threads 1" /dev/null >tty.txt </dev/null
+    { MEGATRAIN_FILE_FAULT=kill@40 "$mt" preprocess --force --tokenizer byte --output got --format text --input long.gz --save-every 0.01; } >/dev/null 2>&1
+    TERM=xterm script -qec "'$mt' preprocess --force --tokenizer byte --output got --format text --input long.gz --threads 1" /dev/null >tty.txt </dev/null
     check "a job in a compressed file goes on" grep -q '^going on' tty.txt
     check "with a speed above 0: $(tr '\r' '\n' <tty.txt | sed -n 2p)" grep -qE '%  .*  [0-9.]+ .?i?B/s  .* .*s left' tty.txt
     check "and never below" [ "$(grep -cE -- '-[0-9.]+ .?i?B/s' tty.txt)" = 0 ]

@@ -62,6 +62,9 @@ TEST(a_run_reads_back)
     CHECK(!history_key(&h, "run.seed"));
     const char *page = page_of(&h, 1);
     CHECK(strstr(page, "10 of 12") && strstr(page, "2.5000 <small>(step 5)") && strstr(page, "1 <small>(step 7)"));
+    const char *curves = strstr(page, "<h2>Curves"), *figures = strstr(page, "<h2>Figures"),
+               *keys = strstr(page, "<h2>Configuration<");
+    CHECK(curves && figures > curves && keys > figures && strstr(keys, "<code>run.name</code>"));
     CHECK(strstr(page, "Validation loss on code by tokens") && strstr(page, "<h1>Run first try</h1>"));
     history_release(&h);
 

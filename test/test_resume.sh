@@ -132,7 +132,7 @@ mkdir away
 for f in bin idx crc; do cp a.$f away/; done
 run moved data.train=away/a
 check "the run goes on with files that were moved: $(grep -m1 error moved.err)" same_run moved whole 40
-"$mt" preprocess --input text.txt --tokenizer byte --output away/a --append-eod >/dev/null 2>&1
+"$mt" preprocess --force --input text.txt --tokenizer byte --output away/a --append-eod >/dev/null 2>&1
 expect 4 "the training data is not the checkpoint's" "$mt" --config tiny.ini run.dir=moved train.steps=41 data.train=away/a
 
 # a longer run: the schedule that ended with it would begin again, which is said, with the key that keeps it

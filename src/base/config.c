@@ -231,12 +231,11 @@ Err config_explain(const Config *c, const char *key, FILE *out)
         shown++;
     }
     if (shown) return ERR_OK;
-    const char *dot = strchr(key, '.');
+    const char *dot = strchr(key, '.'), *section = config_nearest_section(key);
+    char meant[CONFIG_SUGGEST_BYTES];
     snprintf(full, sizeof full, "%.*s", dot ? (int)(dot - key) : 0, key);
-    ConfigId nearest = config_nearest(full, dot ? dot + 1 : key);
     err_set(ERR_CONFIG, "there is no key '%s'", key);
-    const char *section = config_nearest_section(key);
-    if (nearest < CFG_COUNT) err_hint("did you mean '%s.%s'?", keys[nearest].section, keys[nearest].name);
+    if (*config_suggest(full, dot ? dot + 1 : key, NULL, meant)) err_hint("%s", meant);
     else if (section) err_hint("did you mean '%s'?", section);
     return ERR_CONFIG;
 }

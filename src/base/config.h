@@ -1,12 +1,12 @@
 /*
  * The configuration: one struct, made from the table in config.def, as cfg.model.layers, cfg.optim.lr, ...
  *
- * Values come from the default, then the INI file, then section.key=value of the command line; config_read
- * collects every mistake of all of them, with file and line, and reports all at once. It then fills in what
- * was left 'auto' or 0 (config_check.c says how), checks the relations between keys, and refuses what this
- * build cannot do. A Config that config_read returned is complete and consistent: after it no PICK is AUTO
- * where there is something to choose (log.color and debug.isa stay), no BOOL is AUTO, and `derived` is set.
- * Still open: model.vocab == 0 (the tokenizer decides) and the empty texts that mean "none".
+ * Values come from the default, then the INI file, then section.key=value of the command line, where the later of two
+ * wins (in a file a key that is given twice is a mistake); config_read collects every mistake of all of them, with file
+ * and line, and reports all at once. It then fills in what was left 'auto' or 0 (config_check.c says how), checks the
+ * relations between keys, and refuses what this build cannot do. A Config that config_read returned is complete and
+ * consistent: after it no PICK is AUTO where there is something to choose (log.color and debug.isa stay), no BOOL is
+ * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides) and empty texts that mean "none".
  */
 #ifndef MEGATRAIN_BASE_CONFIG_H
 #define MEGATRAIN_BASE_CONFIG_H
@@ -142,6 +142,15 @@ void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
 /* The key most like "name" in `section` (also if it belongs elsewhere), at most 2 edits away; CFG_COUNT if
  * there is none. */
 ConfigId config_nearest(const char *section, const char *name);
+
+/* Which keys "section.name" may mean, which is none (section "": it was given without one): by another framework's name
+ * (config_meant.c), of any section, or the nearest. How many, 0 to CONFIG_MEANT. */
+enum { CONFIG_MEANT = 4, CONFIG_SUGGEST_BYTES = 320 };
+int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEANT]);
+/* The same as a question: "did you mean 'section.key' or ...?", with `value` 'section.key=value'; "" if there is none.
+ * Returns out. */
+const char *config_suggest(const char *section, const char *name, const char *value,
+                           char out[CONFIG_SUGGEST_BYTES]);
 
 /* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default). */
 typedef struct {

@@ -1,7 +1,7 @@
 /*
- * What a configuration means as a whole: config_resolve() fills in what was left open, config_check() is the
- * list of relations between keys, config_check_unbuilt() the list of what this build cannot do. A rule about
- * a key whose value was already refused is not looked at, so one mistake is reported once.
+ * What a configuration means as a whole: config_resolve() fills in what was left open, config_check_unbuilt() is the
+ * list of what this build cannot do, config_check() that of relations between keys. A rule about a key whose value was
+ * already refused, or is not built, is not looked at, so one mistake is reported once.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -383,12 +383,24 @@ static void check_layout(ConfigReader *r)
          CFG_debug_comm_delay_ms);
 }
 
+/* Who shortens a run to try it out wants it to stop early, not another schedule. */
+static void short_trial(const Config *c, const char *rule, char *out, size_t size)
+{
+    const bool asked =
+        c->origin[CFG_train_steps].kind >= ORIGIN_FILE && c->train.steps && !c->optim.decay_steps;
+    if (asked)
+        snprintf(out, size,
+                 "%s; to try the first steps of a longer run: train.stop_at=%lld instead of train.steps",
+                 rule, (long long)c->train.steps);
+    else snprintf(out, size, "%s", rule);
+}
+
 static void check_training(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t samples = batch_ramp_samples(&c->derived.batch, c->derived.steps);
     int64_t tokens;
-    char text[160];
+    char text[200];
     snprintf(text, sizeof text, "global_batch must be a multiple of micro_batch x dp, where dp is %lld",
              (long long)c->derived.dp);
     RULE(batch_ramp_divides(&c->derived.batch, c->train.micro_batch * c->derived.dp), text,
@@ -400,14 +412,15 @@ static void check_training(ConfigReader *r)
     RULE(c->optim.min_lr <= c->optim.lr, "min_lr must not be above lr", CFG_optim_min_lr, CFG_optim_lr);
     RULE(below_one(c->optim.beta1), "must be below 1 in single precision", CFG_optim_beta1);
     RULE(below_one(c->optim.beta2), "must be below 1 in single precision", CFG_optim_beta2);
-    RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps,
-         "the warm-up must be shorter than decay_steps (0: the run's steps)", CFG_optim_warmup,
+    short_trial(c, "the warm-up must be shorter than decay_steps (0: the run's steps)", text, sizeof text);
+    RULE(!c->optim.warmup || c->optim.warmup < c->derived.decay_steps, text, CFG_optim_warmup,
          CFG_optim_decay_steps, CFG_train_steps, CFG_train_tokens);
     bool wsd = c->optim.schedule == OPTIM_SCHEDULE_WSD;
     RULE(!c->optim.wsd_decay || wsd, "only schedule = wsd has a closing decay", CFG_optim_wsd_decay,
          CFG_optim_schedule);
-    RULE(!wsd || c->derived.wsd_decay + c->optim.warmup <= c->derived.decay_steps,
-         "warm-up and closing decay must fit into decay_steps (0: the run's steps)", CFG_optim_wsd_decay,
+    short_trial(c, "warm-up and closing decay must fit into decay_steps (0: the run's steps)", text,
+                sizeof text);
+    RULE(!wsd || c->derived.wsd_decay + c->optim.warmup <= c->derived.decay_steps, text, CFG_optim_wsd_decay,
          CFG_optim_warmup, CFG_optim_decay_steps, CFG_train_steps);
 }
 
@@ -490,6 +503,7 @@ void config_check_unbuilt(ConfigReader *r)
             if (u->allowed ? has_word(u->allowed, value) : strcmp(value, start) == 0) continue;
             config_origin(r->config, id, place, sizeof place);
             config_complain(r, "%s: %s = '%s': not built yet: %s", place, full, value, u->why);
+            r->bad[id] = true;
         }
     }
 }

@@ -16,6 +16,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/words.h"
 
 enum { FILE_MAX_BYTES = 1 << 20 };
 
@@ -151,15 +152,17 @@ static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int siz
 
 static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name)
 {
-    char full[256];
-    snprintf(full, sizeof full, "%s%s%s", section, *section ? "." : "", name);
-    ConfigId nearest = report_is_full(r) ? CFG_COUNT : config_nearest(section, name);
-    if (nearest == CFG_COUNT) {
-        config_complain(r, "%s: unknown key '%s'", place, full);
-        return;
-    }
-    const ConfigKey *key = config_key(nearest);
-    config_complain(r, "%s: unknown key '%s'; did you mean '%s.%s'?", place, full, key->section, key->name);
+    char meant[CONFIG_SUGGEST_BYTES] = "";
+    if (!report_is_full(r)) config_suggest(section, name, NULL, meant);
+    config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
+                    *meant ? "; " : "", meant);
+}
+
+/* '#' begins a comment where it begins a line only. */
+static const char *comment_hint(const char *text, ConfigOrigin origin)
+{
+    return origin.kind == ORIGIN_FILE && strstr(text, " #") ? "; a comment behind a value begins with ';'"
+                                                            : "";
 }
 
 static void set_value(ConfigReader *r, const char *section, const char *name, const char *text,
@@ -173,15 +176,14 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
         return;
     }
     ConfigOrigin *before = &r->config->origin[id];
-    if (before->kind == origin.kind) {
-        if (origin.kind == ORIGIN_FILE)
-            config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name,
-                            before->line);
-        else config_complain(r, "%s: %s.%s is given twice", place, section, name);
+    if (before->kind == ORIGIN_FILE && origin.kind == ORIGIN_FILE) {
+        config_complain(r, "%s: %s.%s is given twice, first in line %d", place, section, name, before->line);
         return;
     }
     const char *why = parse_value(r, id, text);
-    if (why) config_complain(r, "%s: %s.%s = '%s': %s", place, section, name, text, why);
+    if (why)
+        config_complain(r, "%s: %s.%s = '%s': %s%s", place, section, name, text, why,
+                        comment_hint(text, origin));
     r->bad[id] = why != NULL;
     *before = origin;
 }
@@ -312,6 +314,17 @@ static Err read_file(ConfigReader *r, const char *path)
 
 /* ---- the command line ---- */
 
+/* A word that is no section.key=value: a key without its section, a file without --config, or nothing known. */
+static void complain_word(ConfigReader *r, const char *word)
+{
+    char name[80], meant[CONFIG_SUGGEST_BYTES] = "";
+    const size_t n = strcspn(word, "=");
+    snprintf(name, sizeof name, "%.*s", (int)n, word);
+    if (text_ends(word, ".ini")) snprintf(meant, sizeof meant, "did you mean '--config %.200s'?", word);
+    else if (word[n] && !report_is_full(r)) config_suggest("", name, word + n + 1, meant);
+    config_complain(r, "command line: '%s' is not section.key=value%s%s", word, *meant ? "; " : "", meant);
+}
+
 static void read_override(ConfigReader *r, const char *text)
 {
     char *copy = strdup(text);
@@ -321,7 +334,7 @@ static void read_override(ConfigReader *r, const char *text)
     }
     char *equals = strchr(copy, '='), *dot = strchr(copy, '.');
     if (!equals || !dot || dot > equals) {
-        config_complain(r, "command line: '%s' is not section.key=value", text);
+        complain_word(r, text);
     } else {
         *equals = *dot = 0;
         size_t n = strlen(equals + 1);
@@ -353,8 +366,8 @@ Err config_read(Config *c, ConfigSource source)
     else if (source.path) TRY(read_file(&r, source.path));
     for (int i = 0; i < source.override_count; i++) read_override(&r, source.overrides[i]);
     config_resolve(&r);
-    config_check(&r);
     config_check_unbuilt(&r);
+    config_check(&r);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
     if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN &&

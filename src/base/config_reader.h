@@ -29,10 +29,10 @@ const char *config_text_fault(const char *text);
 
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
-/* The three stages after reading, in this order. */
+/* The three stages after reading, in this order: rules are not looked at for a key whose value is not built. */
 void config_resolve(ConfigReader *r);
-void config_check(ConfigReader *r);
 void config_check_unbuilt(ConfigReader *r);
+void config_check(ConfigReader *r);
 void config_check_moe(ConfigReader *r); /* a part of config_check */
 
 /* A relation between keys: where it does not hold, the text is complained of with all of them, at the first. */

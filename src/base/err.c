@@ -141,8 +141,14 @@ int err_exit_code(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].statu
 void err_print(Err err, bool trail)
 {
     if (record.elsewhere) return;
-    fprintf(stderr, "megatrain: error (%s): %s\n", err_name(err), record.message);
+    char what[64] = "";
+    const bool asked_for =
+        err == ERR_STOPPED || err == ERR_INTERRUPTED; /* no error, whatever the exit status */
+    if (!asked_for) snprintf(what, sizeof what, "error (%s): ", err_name(err));
+    fprintf(stderr, "megatrain: %s%s\n", what, record.message);
     if (record.hint[0]) fprintf(stderr, "hint: %s\n", record.hint);
+    log_copy("megatrain: %s%s", what, record.message);
+    if (record.hint[0]) log_copy("hint: %s", record.hint);
     for (int i = 0; trail && i < record.trail_count; i++)
         fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line,
                 record.trail[i].expr);

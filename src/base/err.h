@@ -72,7 +72,8 @@ const char *err_hint_text(void); /* "" if none */
 const char *err_name(Err err);
 int err_exit_code(Err err);
 
-/* Writes the primary line "megatrain: error (kind): message", the hint and, with `trail`, the trail to stderr. */
+/* Writes the primary line "megatrain: error (kind): message" ("megatrain: message" of a stop that was asked for), the
+ * hint and, with `trail`, the trail to stderr. */
 void err_print(Err err, bool trail);
 
 #define TRY(expr)                                                          \

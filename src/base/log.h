@@ -17,6 +17,15 @@ void log_debug(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/*
+ * Keeps a copy of all lines, with their times (UTC) and without colours, at the end of a file: of those said so far too
+ * (the first 16 KiB of them), to the end of the process. False, and errno: it cannot be opened. A file that cannot be
+ * written any more is told once and let go: no run ends for its log.
+ */
+bool log_to_file(const char *path);
+/* A line to the file alone, of what is written to stderr otherwise. */
+void log_copy(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
 /* Prints a warning the first time this `key` (a string literal) is seen in the process. */
 void log_warn_once(const char *key, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
 

@@ -37,6 +37,12 @@ const char *word_nearest(const char *word, const char *const *words, int count)
     return nearest;
 }
 
+bool text_ends(const char *text, const char *end)
+{
+    const size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0;
+}
+
 void text_cut(char *out, size_t size_bytes, const char *text)
 {
     size_t n = strnlen(text, size_bytes);

@@ -2,6 +2,7 @@
 #ifndef MEGATRAIN_BASE_WORDS_H
 #define MEGATRAIN_BASE_WORDS_H
 
+#include <stdbool.h>
 #include <stddef.h>
 
 /* Insertions, deletions and replacements that turn a into b. Words of up to 63 bytes; longer ones are far. */
@@ -9,6 +10,8 @@ int word_distance(const char *a, const char *b);
 
 /* The nearest of `words`, at most 2 edits away (1 for words of up to 3 bytes); NULL if there is none. */
 const char *word_nearest(const char *word, const char *const *words, int count);
+
+bool text_ends(const char *text, const char *end);
 
 /* The text, or what of it fits into size_bytes with a 0 behind it: cut between two characters, so that it is still
  * UTF-8. */

@@ -53,6 +53,7 @@ static Err unknown_command(int argc, const char *const *argv)
     }
     const char *nearest = word_nearest(argv[0], names, COMMANDS);
     err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
+    if (text_ends(argv[0], ".ini")) return err_hint("did you mean 'megatrain --config %s'?", argv[0]);
     return nearest ? err_hint("did you mean 'megatrain %s'?", nearest)
                    : err_hint("megatrain --help lists them");
 }

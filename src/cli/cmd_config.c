@@ -3,6 +3,7 @@
 
 #include "base/words.h"
 #include "cli/config_arg.h"
+#include "train/preflight.h"
 #include "train/spec.h"
 
 static const char *config_path;
@@ -17,12 +18,16 @@ static const Option options[] = {
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
 
-/* What the table of keys and the relations between them do not say: whether the pipeline is one. */
+/* What the table of keys and the relations between them do not say: whether the pipeline is one; and what is not to be
+ * had here, which another machine may have. */
 static Err check(const Config *c)
 {
     Grid grid;
+    int found;
     TRY(grid_spec(c, &grid));
-    printf("%s: ok\n", config_path ? config_path : "the defaults");
+    TRY(preflight(c, &found));
+    printf("%s: ok%s\n", config_path ? config_path : "the defaults",
+           found ? ", but a run would not start here: see the warnings" : "");
     return ERR_OK;
 }
 
@@ -62,7 +67,7 @@ const Command command_config = {
     .summary = "check a configuration, print it complete, explain keys",
     .verbs = "check dump explain",
     .rest = "[check | dump | explain [KEY]] " REST_OVERRIDES,
-    .text = "  check              all mistakes at once, with file and line\n"
+    .text = "  check              all mistakes at once, and where; what is missing here\n"
             "  dump               all values and their origins (the default)\n"
             "  explain            all keys; explain model, explain model.layers: these\n",
     OPTIONS(options),

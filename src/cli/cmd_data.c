@@ -1,18 +1,23 @@
 /* preprocess, tokenizer train, tokenize: text in, tokens out. */
+#include <dirent.h>
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include "base/file.h"
 #include "base/log.h"
 #include "base/units.h"
+#include "base/words.h"
 #include "cli/command.h"
 #include "data/preprocess.h"
 #include "data/tokenizer.h"
 
-static const char *tokenizer, *output, *format = "text", *key;
+static const char *tokenizer, *output, *format = "auto", *key;
 static Words inputs;
-static bool append_eod, split_blank_lines, decode;
+static bool append_eod, split_blank_lines, decode, force;
 static int64_t threads, vocab_size;
 static double save_every = 10;
 
@@ -29,18 +34,143 @@ static double save_every = 10;
                                          .help = "0: one for each processor"   \
     }
 
+#define INPUT                                                                     \
+    {                                                                             \
+        "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...",      \
+                                       .help = "text or JSON lines; plain, gzip " \
+                                               "or zstd; -: stdin"                \
+    }
+
+#define KEY                                                                         \
+    {                                                                               \
+        "key", OPTION_TEXT, &key, .value = "KEY",                                   \
+                                  .help = "jsonl: the member with the text; a.b: b" \
+                                          " in a (text)"                            \
+    }
+
+#define FORMAT                                                                            \
+    {                                                                                     \
+        "format", OPTION_TEXT, &format, .value = "auto|text|jsonl",                       \
+                                        .help = "auto: jsonl if it begins with an object" \
+    }
+
+/* What both take: --format, which --key decides too, and stdin once. */
+static Err read_format(InputFormat *out)
+{
+    static const char *const names[] = { "text", "jsonl", "auto" };
+    int i = 0, streams = 0;
+    while (i < 3 && strcmp(format, names[i]) != 0) i++;
+    if (i == 3) return err_set(ERR_CONFIG, "--format must be auto, text or jsonl, not '%s'", format);
+    if (key && i == INPUT_TEXT) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
+    for (int k = 0; k < inputs.count; k++) streams += input_is_stdin(inputs.items[k]);
+    if (streams > 1) return err_set(ERR_CONFIG, "--input has '-' %d times: stdin can be read once", streams);
+    *out = key ? INPUT_JSONL : (InputFormat)i;
+    return ERR_OK;
+}
+
+/* ---- where the output goes ---- */
+
+/* The first folder of the path that is not there: its bytes; 0: all are. */
+static size_t missing_folder(const char *path)
+{
+    char folder[PATH_MAX];
+    for (const char *at = strchr(path + 1, '/'); at; at = strchr(at + 1, '/')) {
+        snprintf(folder, sizeof folder, "%.*s", (int)(at - path), path);
+        if (!file_exists(folder)) return (size_t)(at - path);
+    }
+    return 0;
+}
+
+/* Numbers are what folders with names alike differ in on purpose. */
+static bool same_but_digits(const char *a, const char *b)
+{
+    static const char digits[] = "0123456789";
+    for (;; a++, b++) {
+        a += strspn(a, digits);
+        b += strspn(b, digits);
+        if (*a != *b || !*a) return *a == *b;
+    }
+}
+
+/* A folder beside where `folder` would be made, of nearly the same name. */
+static bool folder_alike(const char *folder, char out[NAME_MAX + 1])
+{
+    char parent[PATH_MAX];
+    const char *slash = strrchr(folder, '/'), *name = slash ? slash + 1 : folder;
+    snprintf(parent, sizeof parent, "%.*s", slash ? (int)(slash - folder) + 1 : 2, slash ? folder : "./");
+    DIR *d = opendir(parent);
+    bool found = false;
+    for (struct dirent *entry; d && !found && (entry = readdir(d));) {
+        char path[2 * PATH_MAX];
+        const char *other = entry->d_name;
+        snprintf(path, sizeof path, "%s%s", parent, other);
+        found = other[0] != '.' && word_nearest(name, &other, 1) && !same_but_digits(name, other) &&
+                file_is_dir(path);
+        if (found) snprintf(out, NAME_MAX + 1, "%s", other);
+    }
+    if (d) closedir(d);
+    return found;
+}
+
+/* Folders are made, and *made bytes of the path name the first of them; not one that looks like a mistype. */
+static Err check_folder(const char *path, int *made)
+{
+    char folder[PATH_MAX], alike[NAME_MAX + 1];
+    *made = (int)missing_folder(path);
+    snprintf(folder, sizeof folder, "%.*s", *made, path);
+    if (!*made || !folder_alike(folder, alike)) return ERR_OK;
+    err_set(ERR_CONFIG, "there is no folder '%s'", folder);
+    return err_hint("did you mean '%s', which is there? If not: mkdir -p '%s'", alike, folder);
+}
+
+static void say_made(const char *path, int made)
+{
+    if (made) log_info("made the folder '%.*s'", made, path);
+}
+
+/* Token files that are there stay, unless an interrupted job has begun to replace them. */
+static Err check_new(const char *prefix)
+{
+    static const char *const suffixes[] = { ".idx", ".bin" };
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%.*s.part", PATH_MAX - 8, prefix);
+    if (force || file_is_dir(path)) return ERR_OK;
+    for (int i = 0; i < 2; i++) {
+        snprintf(path, sizeof path, "%.*s%s", PATH_MAX - 8, prefix, suffixes[i]);
+        struct stat st;
+        if (lstat(path, &st) != 0 || !S_ISREG(st.st_mode)) continue; /* what else it is is told later */
+        err_set(ERR_CONFIG, "'%s' is there already", path);
+        return err_hint("another --output, or --force, which replaces it");
+    }
+    return ERR_OK;
+}
+
 /* ---- preprocess ---- */
 
+static volatile sig_atomic_t stop;
+
+static void on_interrupt(int sig)
+{
+    stop = sig;
+    input_interrupt();
+}
+
+/* The first Ctrl-C ends the work in order, a second one at once. */
+static void catch_interrupt(void)
+{
+    struct sigaction a = { .sa_handler = on_interrupt, .sa_flags = (int)SA_RESETHAND };
+    sigemptyset(&a.sa_mask);
+    sigaction(SIGINT, &a, NULL);
+}
+
 static const Option preprocess_options[] = {
-    { "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...",
-      .help = "UTF-8 text or JSON lines; plain, gzip or zstd" },
+    INPUT,
     TOKENIZER,
     { "output", OPTION_TEXT, &output, .required = true, .value = "PREFIX",
       .help = "writes PREFIX.bin and PREFIX.idx" },
-    { "format", OPTION_TEXT, &format, .value = "text|jsonl",
-      .help = "text: each file is one document; jsonl: each line" },
-    { "key", OPTION_TEXT, &key, .value = "KEY",
-      .help = "jsonl: the member with the text; a.b: b in a (text)" },
+    FORMAT,
+    KEY,
+    { "force", OPTION_FLAG, &force, .help = "replace PREFIX.bin and PREFIX.idx if they are there" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
     THREADS,
@@ -63,40 +193,45 @@ static Err preprocess(Words rest)
     (void)rest;
     char a[UNITS_BYTES];
     PreprocessResult r;
-    bool jsonl = strcmp(format, "jsonl") == 0;
-    if (!jsonl && strcmp(format, "text"))
-        return err_set(ERR_CONFIG, "--format must be text or jsonl, not '%s'", format);
-    if (key && !jsonl) return err_set(ERR_CONFIG, "--key belongs to --format jsonl");
-    if (split_blank_lines && jsonl)
+    InputFormat form;
+    int made;
+    TRY(read_format(&form));
+    if (split_blank_lines && form == INPUT_JSONL)
         return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
     TRY(check_prefix(output));
+    TRY(check_new(output));
+    TRY(check_folder(output, &made));
+    catch_interrupt();
     PreprocessOptions o = { .inputs = inputs.items,
                             .input_count = inputs.count,
                             .tokenizer = tokenizer,
                             .output = output,
-                            .format = jsonl ? INPUT_JSONL : INPUT_TEXT,
+                            .format = form,
                             .key = key,
                             .append_eod = append_eod,
                             .split_blank_lines = split_blank_lines,
                             .threads = (int)threads,
-                            .save_every_s = save_every };
+                            .save_every_s = save_every,
+                            .stop = &stop };
     Err err = preprocess_run(&o, &r);
     if (err == ERR_IO) return err_as(err, ERR_STORAGE);
     TRY(err);
+    say_made(output, made);
     printf("%s.bin %s.idx: %lld documents, %lld tokens (%s, vocabulary %d) from %s\n", output, output,
            (long long)r.documents, (long long)r.tokens, r.token_type, r.vocab, units_bytes(a, r.input_bytes));
     if (r.empty_documents > 0)
-        log_info("%lld of these documents are empty: they are in the index, without tokens",
-                 (long long)r.empty_documents);
+        log_info("%lld of these documents %s empty: in the index, without tokens",
+                 (long long)r.empty_documents, r.empty_documents == 1 ? "is" : "are");
     return ERR_OK;
 }
 
 const Command command_preprocess = {
     .name = "preprocess",
     .summary = "text or JSON lines to token files in Megatron's format",
-    .text = "Several threads, bounded memory; the result does not depend on the number of threads.\n"
+    .text = "A document is a file of text or a JSON line. Bounded memory; the result does not depend on "
+            "threads.\n"
             "Bytes that are not UTF-8 are kept as byte tokens and counted. When it was interrupted,\n"
-            "the same command goes on with PREFIX.part.\n",
+            "the same command goes on with PREFIX.part (not from stdin).\n",
     OPTIONS(preprocess_options),
     .run = preprocess,
 };
@@ -104,10 +239,12 @@ const Command command_preprocess = {
 /* ---- tokenizer train ---- */
 
 static const Option train_options[] = {
-    { "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...", .help = "UTF-8 text" },
+    INPUT,
     { "vocab-size", OPTION_INT, &vocab_size, .required = true, .low = 257, .high = 1 << 24, .value = "N",
       .help = "256 bytes, the merges, and the end of document" },
     { "output", OPTION_TEXT, &output, .required = true, .value = "FILE.json", .help = "a tokenizer.json" },
+    FORMAT,
+    KEY,
     THREADS,
 };
 
@@ -115,10 +252,19 @@ static Err tokenizer_train_command(Words rest)
 {
     (void)rest;
     int64_t vocab;
-    TokenizerTrainOptions o = { inputs.items, inputs.count, vocab_size, output, (int)threads };
+    int made;
+    TokenizerTrainOptions o = { .inputs = inputs.items,
+                                .input_count = inputs.count,
+                                .vocab = vocab_size,
+                                .output = output,
+                                .threads = (int)threads,
+                                .key = key };
+    TRY(read_format(&o.format));
+    TRY(check_folder(output, &made));
     Err err = tokenizer_train(&o, &vocab);
     if (err == ERR_IO) return err_as(err, ERR_STORAGE);
     TRY(err);
+    say_made(output, made);
     printf("%s: vocabulary %lld\n", output, (long long)vocab);
     return ERR_OK;
 }

@@ -20,7 +20,7 @@
 
 static const char *run_dir, *prompt = "";
 static int64_t step = -1, token_count = 100, top_k = 0, seed = 1;
-static double temperature = 1;
+static double temperature = 1, top_p = 1;
 
 static const Option options[] = {
     { "run", OPTION_TEXT, &run_dir, .required = true, .value = "DIR", .help = "the run's folder" },
@@ -34,6 +34,8 @@ static const Option options[] = {
       .help = "0: always the most likely token" },
     { "top-k", OPTION_INT, &top_k, .low = 0, .high = 1e9, .value = "K",
       .help = "draw from the K most likely; 0: from all" },
+    { "top-p", OPTION_REAL, &top_p, .low = 0, .high = 1, .value = "P",
+      .help = "draw from the most likely that have P of all probability" },
     { "seed", OPTION_INT, &seed, .low = 0, .high = 9e18, .value = "S", .help = "of the draws" },
 };
 
@@ -70,19 +72,30 @@ static double draw(int64_t index)
     return (double)((uint64_t)r.v[0] << 21 | r.v[1] >> 11) * 0x1p-53;
 }
 
+/* Probability beside that of the most likely one. */
+static double weight(const Candidate *c, int64_t i)
+{
+    return m_exp(((double)c[i].logit - c[0].logit) / temperature);
+}
+
+/* How many of the first n have so much of their sum; *at: what they have. */
+static int64_t reach(const Candidate *c, int64_t n, double limit, double *at)
+{
+    int64_t i = 0;
+    for (*at = weight(c, 0); i < n - 1 && !(*at > limit);) *at += weight(c, ++i);
+    return i + 1;
+}
+
+/* First the K most likely, then of those the fewest that have P of their probability, then the draw. */
 static int32_t choose(const Generator *g, int64_t index)
 {
-    Candidate *c = g->sorted;
+    const Candidate *c = g->sorted;
     int64_t n = top_k > 0 && top_k < g->choices ? top_k : g->choices;
-    double sum = 0, at = 0;
+    double sum = 0, at;
     if (temperature == 0) return c[0].id;
-    for (int64_t i = 0; i < n; i++) sum += m_exp(((double)c[i].logit - c[0].logit) / temperature);
-    double limit = draw(index) * sum;
-    for (int64_t i = 0; i < n - 1; i++) {
-        at += m_exp(((double)c[i].logit - c[0].logit) / temperature);
-        if (at > limit) return c[i].id;
-    }
-    return c[n - 1].id;
+    for (int64_t i = 0; i < n; i++) sum += weight(c, i);
+    if (top_p < 1) n = reach(c, n, top_p * sum, &sum);
+    return c[reach(c, n, draw(index) * sum, &at) - 1].id;
 }
 
 static Err next_token(Generator *g, int32_t *id)

@@ -11,32 +11,29 @@
 
 #include "base/units.h"
 #include "cli/config_arg.h"
+#include "cli/plan.h"
 #include "data/tokenizer.h"
-#include "train/spec.h"
 
 enum { MAX_KINDS = 4096, COLUMNS = 6 };
 
-/* Ranks that need the same. */
-typedef struct {
-    MemoryPlan plan;
-    int pp_rank, first_tp_rank, tp_ranks;
-} Kind;
+static const PlanTarget targets[] = {
+    { "cpu", "run.device=cpu", 0, 0 },          { "a100-40", "run.device=cuda", 40960, 40 },
+    { "a100", "run.device=cuda", 81920, 80 },   { "h100", "run.device=cuda", 81559, 80 },
+    { "h200", "run.device=cuda", 143771, 141 },
+};
 
-typedef struct {
-    const Config *cfg;
-    TrainSpec spec;
-    Grid grid;
-    Kind *kinds;
-    int count, columns; /* shown side by side */
-} Table;
-
-static const char *config_path;
+static const char *config_path, *device;
 static int64_t world_size = 1;
+static bool as_json;
+static const PlanTarget *target; /* that device; NULL: this machine's */
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to plan for" },
+    { "device", OPTION_TEXT, &device, .value = "cpu|a100-40|a100|h100|h200",
+      .help = "does a rank fit there? none: this machine's" },
+    { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
 };
 
 /* ---- counting ---- */
@@ -50,10 +47,10 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 }
 
 /* The plan of one rank, as a kind of its own or as one more of the last kind. */
-static Err count_rank(Table *t, int rank, GridCoords at)
+static Err count_rank(PlanTable *t, int rank, GridCoords at)
 {
-    Kind k = { .pp_rank = at.pp, .first_tp_rank = at.tp, .tp_ranks = 1 };
-    Kind *last = t->count ? &t->kinds[t->count - 1] : NULL;
+    PlanKind k = { .pp_rank = at.pp, .first_tp_rank = at.tp, .tp_ranks = 1 };
+    PlanKind *last = t->count ? &t->kinds[t->count - 1] : NULL;
     TRY(trainer_plan(&t->spec, t->grid, rank, &k.plan));
     if (last && last->pp_rank == at.pp && last->plan.flat_count == k.plan.flat_count &&
         same_plan(&last->plan, &k.plan))
@@ -64,7 +61,7 @@ static Err count_rank(Table *t, int rank, GridCoords at)
 }
 
 /* Pipeline rank by pipeline rank, the ranks of the first data-parallel replica. */
-static Err count_kinds(Table *t)
+static Err count_kinds(PlanTable *t)
 {
     const int size = grid_size(t->grid);
     for (int pp = 0; pp < t->grid.pp; pp++)
@@ -91,7 +88,8 @@ static const char *commas(char buf[32], int64_t value)
     return buf;
 }
 
-static void put_row(const Table *t, const char *name, int64_t (*value)(const Table *, const Kind *))
+static void put_row(const PlanTable *t, const char *name,
+                    int64_t (*value)(const PlanTable *, const PlanKind *))
 {
     char a[32], b[UNITS_BYTES];
     printf("  %-34s", name);
@@ -102,96 +100,7 @@ static void put_row(const Table *t, const char *name, int64_t (*value)(const Tab
     putchar('\n');
 }
 
-/* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
-static int64_t weights(const Table *t, const Kind *k)
-{
-    return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.slice_count) * dtype_size(F32);
-}
-
-static int64_t narrow_weights(const Table *t, const Kind *k)
-{
-    return t->spec.compute == F32 ? 0 : k->plan.flat_count * dtype_size(t->spec.compute);
-}
-
-static int64_t gradients(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.grad_bytes;
-}
-
-static int64_t moments(const Table *t, const Kind *k)
-{
-    (void)t;
-    return 2 * k->plan.slice_count * dtype_size(F32);
-}
-
-static int64_t boundary(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.boundary;
-}
-
-static int64_t tables(const Table *t, const Kind *k)
-{
-    return k->plan.state - k->plan.boundary - weights(t, k) - narrow_weights(t, k) - gradients(t, k) -
-           moments(t, k);
-}
-
-static int64_t saves(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.save;
-}
-
-static int64_t scratch(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.scratch;
-}
-
-static int64_t workspace(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.workspace;
-}
-
-static int64_t staging(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.staging;
-}
-
-static int64_t ahead(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.ahead;
-}
-
-static int64_t snapshot(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.snapshot;
-}
-
-static int64_t total(const Table *t, const Kind *k)
-{
-    (void)t;
-    return memory_plan_total(&k->plan);
-}
-
-static int64_t op_bytes(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.op_bytes;
-}
-
-static int64_t comm_bytes(const Table *t, const Kind *k)
-{
-    (void)t;
-    return k->plan.comm_bytes;
-}
-
-static void put_pipeline(const Table *t)
+static void put_pipeline(const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
     const int directions = t->grid.bidirectional ? 2 : 1, chunks = p->stage_count / directions;
@@ -221,11 +130,29 @@ static void put_params(const ModelSpec *m, int64_t params)
     putchar('\n');
 }
 
-static void put_model(const Table *t)
+/* What the plan is for, and where that came from: the same configuration is another plan elsewhere. */
+static void put_device(const PlanTable *t)
+{
+    const Config *c = t->cfg;
+    const bool found = c->origin[CFG_run_device].kind == ORIGIN_AUTO;
+    const bool cpu = t->spec.device == DEVICE_CPU;
+    char precision[CONFIG_VALUE_BYTES];
+    printf("device  %s, %s%s\n",
+           target ? target->name
+           : cpu  ? "cpu"
+                  : "cuda",
+           config_value(c, CFG_run_precision, precision),
+           !found ? ""
+           : cpu  ? " (this machine has no GPU; --device h100 plans for one)"
+                  : " (this machine's; --device plans for another)");
+}
+
+static void put_model(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
     int64_t tokens = t->spec.global_batch * m->seq;
     char a[32], b[32], c[32], pp[24];
+    put_device(t);
     printf(
         "model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
         "vocabulary %lld\n",
@@ -246,7 +173,7 @@ static void put_model(const Table *t)
 }
 
 /* "every rank", "tp ranks 0-3", "pp 2", "pp 2, tp 0" */
-static void kind_name(const Table *t, const Kind *k, char *out, size_t size)
+static void kind_name(const PlanTable *t, const PlanKind *k, char *out, size_t size)
 {
     const int last = k->first_tp_rank + k->tp_ranks - 1;
     char tp[48] = "";
@@ -257,7 +184,7 @@ static void kind_name(const Table *t, const Kind *k, char *out, size_t size)
     else snprintf(out, size, "pp %d, %s", k->pp_rank, tp);
 }
 
-static void put_kinds(const Table *t)
+static void put_kinds(const PlanTable *t)
 {
     printf("\n%-36s", "bytes of one rank");
     for (int i = 0; i < t->columns; i++) {
@@ -270,7 +197,7 @@ static void put_kinds(const Table *t)
 }
 
 /* What each stage keeps, and each rank takes. */
-static void put_stages(const Table *t)
+static void put_stages(const PlanTable *t)
 {
     if (t->count == 1 && t->kinds[0].plan.stage_count == 1) return;
     printf("\n%-18s %5s %7s %6s %9s %18s %18s %18s %18s\n", "stages", "stage", "replica", "blocks",
@@ -288,44 +215,55 @@ static void put_stages(const Table *t)
     }
 }
 
+static void put_fit(const PlanTable *t)
+{
+    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES];
+    if (!target || !target->mib) return;
+    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries)\n", target->gb,
+           plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),
+           units_bytes(b, target->mib << 20), units_bytes(c, DEVICE_LIBRARY_BYTES));
+}
+
 /* What one parameter costs, and what the layout leaves empty. */
-static void put_state(const Table *t)
+static void put_state(const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
-    const Kind *k = &t->kinds[0];
+    const PlanKind *k = &t->kinds[0];
     int64_t used = p->flat_count - p->padding;
     double each =
-        (double)(weights(t, k) + narrow_weights(t, k) + gradients(t, k) + moments(t, k)) / (double)used;
+        (double)(plan_weights(t, k) + plan_narrow_weights(t, k) + plan_gradients(t, k) + plan_moments(t, k)) /
+        (double)used;
     char a[32], b[32];
     printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding\n",
            each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding));
 }
 
-static void put_memory(const Table *t)
+static void put_memory(const PlanTable *t)
 {
     put_kinds(t);
-    put_row(t, "weights (fp32)", weights);
-    if (t->spec.compute != F32) put_row(t, "their 16-bit copy", narrow_weights);
-    put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", gradients);
-    put_row(t, "moments", moments);
-    put_row(t, "tables, batches, statistics", tables);
-    if (t->grid.pp > 1) put_row(t, "buffers between stages", boundary);
-    put_row(t, "saves between forward and backward", saves);
-    put_row(t, "scratch of a layer call", scratch);
-    put_row(t, "workspace of kernels, at most", workspace);
+    put_row(t, "weights (fp32)", plan_weights);
+    if (t->spec.compute != F32) put_row(t, "their 16-bit copy", plan_narrow_weights);
+    put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", plan_gradients);
+    put_row(t, "moments", plan_moments);
+    put_row(t, "tables, batches, statistics", plan_tables);
+    if (t->grid.pp > 1) put_row(t, "buffers between stages", plan_boundary);
+    put_row(t, "saves between forward and backward", plan_saves);
+    put_row(t, "scratch of a layer call", plan_scratch);
+    put_row(t, "workspace of kernels, at most", plan_workspace);
     if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
-        put_row(t, "16-bit tensors widened for an op", staging);
+        put_row(t, "16-bit tensors widened for an op", plan_staging);
     const bool apart = t->kinds[0].plan.host_apart;
-    if (apart) put_row(t, "total", total);
-    put_row(t, apart ? "of the host: batches read ahead" : "batches read ahead", ahead);
+    if (apart) put_row(t, "total", plan_total);
+    put_row(t, apart ? "of the host: batches read ahead" : "batches read ahead", plan_ahead);
     if (t->spec.snapshot)
         put_row(t, apart ? "of the host: copy to be written" : "copy to be written (checkpoint.async)",
-                snapshot);
-    if (!apart) put_row(t, "total", total);
+                plan_snapshot);
+    if (!apart) put_row(t, "total", plan_total);
+    put_fit(t);
     put_state(t);
 }
 
-enum { GROUPS_SHOWN = 8, MEMBERS_SHOWN = 16 };
+enum { MEMBERS_SHOWN = 8, MEMBERS_COLUMNS = 48 };
 
 static bool same_groups(GridShape s, GroupKind a, GroupKind b)
 {
@@ -335,19 +273,38 @@ static bool same_groups(GridShape s, GroupKind a, GroupKind b)
     return true;
 }
 
+/* "(0 1 2 3)", "(0 8 ... 56)" */
+static void group_text(const int *members, int size, char *out, size_t room)
+{
+    size_t n = (size_t)snprintf(out, room, "(");
+    for (int i = 0; i < size; i++) {
+        const bool left_out = size > MEMBERS_SHOWN && i >= 2 && i < size - 1;
+        if (left_out && i > 2) continue;
+        if (left_out) n += (size_t)snprintf(out + n, room - n, " ...");
+        else n += (size_t)snprintf(out + n, room - n, "%s%d", i ? " " : "", members[i]);
+    }
+    snprintf(out + n, room - n, ")");
+}
+
+/* As many groups as a line has room for, and how many there are. */
 static void put_members(GridShape s, GroupKind kind, int *members)
 {
     const int size = group_size(s, kind), count = group_count(s, kind);
-    for (int g = 0; g < count && g < GROUPS_SHOWN; g++) {
+    char text[160];
+    for (int g = 0, columns = 0; g < count; g++) {
         group_members(s, kind, g, members);
-        for (int i = 0; i < size && i < MEMBERS_SHOWN; i++) printf("%s%d", i ? " " : "(", members[i]);
-        printf("%s) ", size > MEMBERS_SHOWN ? " ..." : "");
+        group_text(members, size, text, sizeof text);
+        columns += (int)strlen(text) + 1;
+        if (g && columns > MEMBERS_COLUMNS) {
+            printf("... %d of %d ", count, size);
+            return;
+        }
+        printf("%s ", text);
     }
-    if (count > GROUPS_SHOWN) printf("...");
 }
 
 /* Who shares a group: "(0 1) (2 3)   tp, tp-pp"; kinds of group with the same ranks share a line. */
-static void put_groups(const Table *t)
+static void put_groups(const PlanTable *t)
 {
     const GridShape shape = grid_shape(t->grid);
     bool shown[GROUP_KINDS] = { false };
@@ -373,13 +330,13 @@ static int64_t grouped_bytes(const MemoryPlan *p, int group)
     return n;
 }
 
-static bool same_comm(const Kind *a, const Kind *b)
+static bool same_comm(const PlanKind *a, const PlanKind *b)
 {
     return !memcmp(a->plan.comm, b->plan.comm, sizeof a->plan.comm);
 }
 
 /* "pp rank 1, pp rank 2": the kinds that send what kind `first` does. */
-static void put_senders(const Table *t, int first)
+static void put_senders(const PlanTable *t, int first)
 {
     int alike = 0, named = 0;
     for (int i = first; i < t->count; i++) alike += same_comm(&t->kinds[first], &t->kinds[i]);
@@ -395,7 +352,7 @@ static void put_senders(const Table *t, int first)
     else putchar('\n');
 }
 
-static bool shown_before(const Table *t, int kind)
+static bool shown_before(const PlanTable *t, int kind)
 {
     for (int i = 0; i < kind; i++)
         if (same_comm(&t->kinds[i], &t->kinds[kind])) return true;
@@ -403,7 +360,7 @@ static bool shown_before(const Table *t, int kind)
 }
 
 /* What each communicator sends, call by call; ranks that send the same share a table. */
-static void put_comm(const Table *t, int kind)
+static void put_comm(const PlanTable *t, int kind)
 {
     const MemoryPlan *p = &t->kinds[kind].plan;
     if (!p->comm_bytes || shown_before(t, kind)) return;
@@ -425,19 +382,19 @@ static void put_flop(const char *name, double per_token, double tokens)
     printf("  %-34s %15s %15s\n", name, units_count(a, per_token), units_count(b, per_token * tokens));
 }
 
-static void put_work(const Table *t)
+static void put_work(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
-            attention = full - 6 * model_active_params(m, params);
+            attention = 12 * (int64_t)m->layers * m->heads * m->head_dim * m->seq;
     char a[UNITS_BYTES];
     printf("\nwork of one step, of one rank\n");
-    put_row(t, "bytes read and written by ops", op_bytes);
-    put_row(t, "bytes sent to other ranks", comm_bytes);
+    put_row(t, "bytes read and written by ops", plan_op_bytes);
+    put_row(t, "bytes sent to other ranks", plan_comm_bytes);
     printf("  %-34s", "FLOP of the ops");
     for (int i = 0; i < t->count; i++) {
-        const Kind *k = &t->kinds[i];
+        const PlanKind *k = &t->kinds[i];
         if (i < t->columns) printf(" %18s %9s", "", units_count(a, (double)k->plan.flop));
         all_flop += (double)k->plan.flop * k->tp_ranks * t->grid.dp;
     }
@@ -462,13 +419,14 @@ static Err find_vocab(const Config *cfg, int64_t *out)
     return ERR_OK;
 }
 
-static Err print_plan(Table *t)
+static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
     TRY(find_vocab(t->cfg, &vocab));
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
     TRY(count_kinds(t));
+    if (as_json) return plan_print_json(t);
     put_model(t);
     put_groups(t);
     put_memory(t);
@@ -480,19 +438,36 @@ static Err print_plan(Table *t)
 
 static Err plan_config(const Config *cfg)
 {
-    Table t = { .cfg = cfg, .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
+    PlanTable t = { .cfg = cfg, .target = target, .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
     if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
     Err err = print_plan(&t);
     free(t.kinds);
     return err;
 }
 
+static Err find_target(void)
+{
+    enum { COUNT = (int)(sizeof targets / sizeof *targets) };
+    for (int i = 0; i < COUNT; i++)
+        if (strcmp(device, targets[i].name) == 0) target = &targets[i];
+    if (target) return ERR_OK;
+    err_set(ERR_CONFIG, "--device '%s' is none that is known", device);
+    return err_hint("cpu, a100-40, a100, h100 or h200");
+}
+
+/* --device speaks last. */
 static Err plan(Words rest)
 {
-    Config c;
-    Err err = config_arg(&c, config_path, rest, world_size);
+    Config c = { 0 };
+    const char **words = calloc((size_t)rest.count + 1, sizeof *words);
+    if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
+    for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
+    Err err = device ? find_target() : ERR_OK;
+    if (target) words[rest.count++] = target->key;
+    if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, world_size);
     if (!err) err = plan_config(&c);
     config_release(&c);
+    free(words);
     return err;
 }
 
@@ -502,7 +477,9 @@ const Command command_plan = {
     .rest = REST_OVERRIDES,
     .text =
         "Runs a step and an evaluation on a device that computes nothing and counts everything. A run takes\n"
-        "exactly this memory and no more. N: parameters; L C T: layers, width of all heads, sequence.\n",
+        "exactly this memory and no more. N: parameters that a token is multiplied with; L C T: layers, "
+        "width of all\n"
+        "heads, sequence.\n",
     OPTIONS(options),
     .run = plan,
 };

@@ -2,9 +2,12 @@
 #include "cli/config_arg.h"
 
 #include <stdlib.h>
+#include <string.h>
 
+#include "base/file.h"
 #include "ckpt/ckpt.h"
 #include "device/device.h"
+#include "train/kept.h"
 
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
 {
@@ -43,6 +46,18 @@ static Err config_of(Config *c, const char *checkpoint, SetupArena *setup, Words
     return config_read(c, source);
 }
 
+/* The run's tokenizer may be gone from where it was, or be relative to another folder: the run has a copy. */
+static Err find_tokenizer(Config *c, const char *run_dir)
+{
+    char copy[PATH_MAX], *kept;
+    const bool named = c->origin[CFG_data_tokenizer].kind == ORIGIN_COMMAND_LINE;
+    if (named || !strcmp(c->data.tokenizer, "byte") || file_exists(c->data.tokenizer)) return ERR_OK;
+    if (!kept_find_tokenizer(run_dir, copy)) return ERR_OK;
+    TRY(setup_strdup(&c->memory, copy, &kept));
+    c->data.tokenizer = kept;
+    return ERR_OK;
+}
+
 Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides, int64_t world_size)
 {
     char path[PATH_MAX];
@@ -51,7 +66,7 @@ Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides,
     setup_init(&setup);
     Err err = config_of(c, path, &setup, overrides, world_size);
     setup_release(&setup);
-    return err;
+    return err ? err : find_tokenizer(c, run_dir);
 }
 
 /* The launchers of README, "Launchers"; a batch job's size alone says nothing, a step's does. */

@@ -144,7 +144,7 @@ void manual_print(FILE *out)
     fprintf(out,
             ".SH CONFIGURATION\n"
             "An INI file of these keys in their sections; a later value wins: default, file, command line\n"
-            "(\\fBsection.key=value\\fR).\n"
+            "(\\fBsection.key=value\\fR, there also the later of two). In a file a key may stand once.\n"
             "\\fBmegatrain config explain\\fR prints the same with present values.\n");
     for (int i = 0; i < CFG_COUNT; i++) put_key(out, (ConfigId)i);
     fprintf(out, ".SH EXIT STATUS\n"
@@ -152,7 +152,10 @@ void manual_print(FILE *out)
     for (int status = 0; status < 256; status++) put_status(out, status);
     fprintf(out, ".SH FILES\nA run leaves in its folder (\\fBrun.dir\\fR, runs/NAME):\n"
                  ".TP\n.B config.ini\nthe resolved configuration\n"
+                 ".TP\n.B starts/N.ini\nthat of the N\\-th start\n"
                  ".TP\n.B metrics.jsonl\none object a step and an evaluation\n"
+                 ".TP\n.B log.txt\nwhat was said on stderr, with times (UTC)\n"
+                 ".TP\n.B tokenizer/\na copy of the tokenizer's files\n"
                  ".TP\n.B loss.svg\nthe curve\n"
                  ".TP\n.B checkpoints/step\\-N/\nsafetensors and a manifest with checksums\n");
 }

@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/config.h"
 #include "base/words.h"
 #include "cli/command.h"
 
@@ -26,10 +27,14 @@ static Err unknown_option(const Command *c, const char *word)
     const char *names[MAX_OPTIONS], *name = word + strspn(word, "-");
     for (int i = 0; i < c->option_count; i++) names[i] = c->options[i].name;
     const char *nearest = word_nearest(name, names, c->option_count);
+    const bool keys = c->rest && strstr(c->rest, "section.key=value");
+    char meant[CONFIG_SUGGEST_BYTES];
     err_set(ERR_CONFIG, "'megatrain %s' has no option '%s'", c->name, word);
     if (nearest) return err_hint("did you mean '--%s'?", nearest);
     if (strchr(name, '.'))
         return err_hint("keys of the configuration are given as section.key=value, without '--'");
+    if (keys && *config_suggest("", name, "VALUE", meant))
+        return err_hint("%s (keys are given without '--')", meant);
     return err_hint("megatrain %s --help", c->name);
 }
 
@@ -108,13 +113,16 @@ static Err read_option(Reader *r, const char *word)
     return ERR_OK;
 }
 
-static Err check_required(const Reader *r)
+/* first: of the other words, or NULL. */
+static Err check_required(const Reader *r, const char *first)
 {
     for (int i = 0; i < r->c->option_count; i++) {
         const Option *o = &r->c->options[i];
         if (!o->required || r->given[i]) continue;
-        return err_set(ERR_CONFIG, "'megatrain %s' needs --%s %s", r->c->name, o->name, o->value),
-               err_hint("megatrain %s --help", r->c->name);
+        err_set(ERR_CONFIG, "'megatrain %s' needs --%s %s", r->c->name, o->name, o->value);
+        if (first && text_ends(first, ".ini") && !strcmp(o->name, "config"))
+            return err_hint("did you mean '--config %s'?", first);
+        return err_hint("megatrain %s --help", r->c->name);
     }
     return ERR_OK;
 }
@@ -139,5 +147,5 @@ Err options_read(const Command *c, int argc, const char *const *argv, const char
     if (*rest_count > 0 && !c->rest)
         return err_set(ERR_CONFIG, "'megatrain %s' does not know what to do with '%s'", c->name, rest[0]),
                err_hint("megatrain %s --help", c->name);
-    return check_required(&r);
+    return check_required(&r, *rest_count ? rest[0] : NULL);
 }

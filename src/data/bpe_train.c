@@ -21,6 +21,7 @@
 #include "base/rng.h"
 #include "data/alphabet.h"
 #include "data/grow.h"
+#include "data/progress.h"
 #include "data/tokenizer_impl.h"
 #include "data/wordcount.h"
 
@@ -64,7 +65,8 @@ typedef struct {
 
 static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
 {
-    TRY(word_counts_of_files(o->inputs, o->input_count, o->threads, &t->counts));
+    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads },
+                       &t->counts));
     if (t->counts.word_count == 0)
         return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");
     if (t->counts.invalid_bytes)
@@ -281,19 +283,31 @@ static Err add_single_bytes(Trainer *t)
     return ERR_OK;
 }
 
+/* Until there are that many tokens, or no pair occurs twice. */
+static Err merge_pairs(Trainer *t, int64_t token_limit)
+{
+    Progress progress;
+    int64_t pair = 0;
+    Err err = ERR_OK;
+    progress_open(&progress, token_limit, "tokens of the vocabulary");
+    while (!err && pair >= 0 && t->token_count < token_limit) {
+        err = best_pair(t, &pair);
+        if (!err && pair >= 0) err = merge_pair(t, pair);
+        progress_items(&progress, t->token_count);
+    }
+    progress_close(&progress);
+    return err;
+}
+
 static Err train(Trainer *t, const TokenizerTrainOptions *o)
 {
-    int64_t token_limit = o->vocab - 1, pair; /* the last id ends a document */
+    const int64_t token_limit = o->vocab - 1; /* the last id ends a document */
     TRY(bpe_init(&t->lookup, &t->mem, token_limit, 0));
     TRY(add_single_bytes(t));
     TRY(count_words(t, o));
     TRY(count_pairs(t));
     TRY(push_grown(t));
-    while (t->token_count < token_limit) {
-        TRY(best_pair(t, &pair));
-        if (pair < 0) break;
-        TRY(merge_pair(t, pair));
-    }
+    TRY(merge_pairs(t, token_limit));
     if (t->token_count < token_limit)
         log_warn("the text gives a vocabulary of '%lld' only, '%lld' was wanted: no pair occurs twice",
                  (long long)t->token_count + 1, (long long)o->vocab);

@@ -4,7 +4,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "data/grow.h"
+#include "data/pretoken.h"
 
 enum { PIECE_BYTES = 64 << 10 }; /* of a long line */
 
@@ -12,6 +14,8 @@ struct Cutter {
     CutOptions o;
     InputPlace at;
     Input *input;            /* NULL: the next one is to be opened */
+    ChunkKind kind;          /* of the input */
+    bool told;               /* that an input holds JSON lines */
     int64_t consumed_before; /* bytes of the files before it */
     char *ahead;
     int64_t ahead_size, ahead_capacity;
@@ -90,8 +94,10 @@ static int64_t last_blank_line(const char *text, int64_t size)
 /* solid: behind something that is no blank, as blanks at its end may not belong to a paragraph. */
 static int64_t cut_inside(const Cutter *c, const char *text, int64_t size, bool solid)
 {
-    int64_t at = tokenizer_cut(c->o.tokenizer, text, size);
-    while (solid && at > 0 && strchr(" \t\r\n", text[at - 1])) at = tokenizer_cut(c->o.tokenizer, text, at);
+    int64_t at = size;
+    do {
+        at = c->o.tokenizer ? tokenizer_cut(c->o.tokenizer, text, at) : split_cut(text, at);
+    } while (solid && at > 0 && strchr(" \t\r\n", text[at - 1]));
     return at;
 }
 
@@ -100,7 +106,7 @@ static int64_t cut_inside(const Cutter *c, const char *text, int64_t size, bool 
 /* The chunk is complete; ended: and with it the file. */
 static Err finish(Cutter *c, Chunk *out, bool ended)
 {
-    out->safe = !out->open || c->o.kind == CHUNK_DOCUMENT;
+    out->safe = !out->open || c->kind == CHUNK_DOCUMENT;
     out->consumed_bytes = c->consumed_before + input_consumed(c->input);
     if (ended) {
         c->consumed_before = out->consumed_bytes;
@@ -228,11 +234,29 @@ static Err cut_lines(Cutter *c, Chunk *out)
 
 /* ---- the whole ---- */
 
+static Err choose_kind(Cutter *c)
+{
+    const char *text;
+    int64_t size;
+    c->kind = c->o.kind;
+    if (!c->o.tell_lines) return ERR_OK;
+    TRY(input_peek(c->input, &text, &size));
+    if (!jsonl_begins(text, size)) return ERR_OK;
+    c->kind = CHUNK_LINES;
+    if (!c->told)
+        log_info("'%s' holds JSON lines: the member '%s' of each is its text (--format text: all as it is)",
+                 c->o.inputs[c->at.input], c->o.key.text);
+    c->told = true;
+    return ERR_OK;
+}
+
 static Err open_next(Cutter *c)
 {
     const char *path = c->o.inputs[c->at.input];
     InputStat *known = &c->o.stats[c->at.input];
     TRY(input_open(path, &c->input));
+    TRY(choose_kind(c));
+    if (c->at.offset > 0) c->open = c->kind == CHUNK_DOCUMENT; /* begun by an earlier process */
     const InputStat opened = input_opened(c->input);
     if (c->at.offset > 0 && !input_stat_same(opened, *known)) {
         err_set(ERR_DATA, "'%s' changed just as the job went on", path);
@@ -246,22 +270,22 @@ Err cutter_next(Cutter *c, Chunk *out, bool *more)
 {
     *more = c->at.input < c->o.input_count;
     if (!*more) return ERR_OK;
-    out->kind = c->o.kind;
     out->size = out->lines = 0;
-    out->continues = c->open;
     out->open = out->at_line = false;
     out->input = c->at.input;
     if (!c->input) TRY(open_next(c));
+    out->kind = c->kind;
+    out->continues = c->open;
     if (c->long_line) return cut_long(c, out);
-    if (c->o.kind == CHUNK_LINES) return cut_lines(c, out);
-    return c->o.kind == CHUNK_PARAGRAPHS ? cut_paragraphs(c, out) : cut_document(c, out);
+    if (c->kind == CHUNK_LINES) return cut_lines(c, out);
+    return c->kind == CHUNK_PARAGRAPHS ? cut_paragraphs(c, out) : cut_document(c, out);
 }
 
-Err cutter_open(const CutOptions *o, InputPlace place, bool open, int64_t consumed_bytes, Cutter **out)
+Err cutter_open(const CutOptions *o, InputPlace place, int64_t consumed_bytes, Cutter **out)
 {
     Cutter *c = calloc(1, sizeof *c);
     if (!c) return err_set(ERR_MEMORY, "no memory for reading text");
-    *c = (Cutter){ .o = *o, .at = place, .open = open, .consumed_before = consumed_bytes };
+    *c = (Cutter){ .o = *o, .at = place, .consumed_before = consumed_bytes };
     *out = c;
     return ERR_OK;
 }

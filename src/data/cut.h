@@ -46,15 +46,20 @@ typedef struct {
     const char *const *inputs;
     int64_t input_count;
     InputStat *stats; /* [input_count]; of each that is begun: becomes what it was when it was opened */
-    const Tokenizer *tokenizer;
+    const Tokenizer
+        *tokenizer; /* says where text may be cut; NULL: wherever no pattern of words is cut (pretoken.h) */
     ChunkKind kind;
-    JsonlKey key; /* of lines */
+    bool tell_lines; /* an input that begins as JSON lines is CHUNK_LINES, and that is said */
+    JsonlKey key;    /* of lines */
 } CutOptions;
+
+/* To a line of an input that was told to be JSON lines, and is none. */
+#define CUT_TEXT_HINT "if it is no file of JSON lines: --format text takes it as it is"
 
 typedef struct Cutter Cutter;
 
-/* From `place` on. open: a document has begun before it; consumed_bytes: of the files before it. */
-Err cutter_open(const CutOptions *o, InputPlace place, bool open, int64_t consumed_bytes, Cutter **out);
+/* From `place` on. consumed_bytes: of the files before it. */
+Err cutter_open(const CutOptions *o, InputPlace place, int64_t consumed_bytes, Cutter **out);
 void cutter_close(Cutter *c); /* NULL is fine */
 
 /* The next chunk; *more = false, and no chunk, after the last. ERR_DATA naming the file, or with out->at_line the

@@ -1,6 +1,9 @@
 /* See input.h. zlib and libzstd do the work; both are fed from one buffer of the file's bytes. */
 #include "data/input.h"
 
+#include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -22,7 +25,10 @@ struct Input {
     char *buffer;
     int64_t at, filled; /* in the buffer: the next byte, the end */
     Kind kind;
-    bool inside; /* of a compressed member that has not ended */
+    bool stream;  /* stdin: no place to go back to */
+    bool inside;  /* of a compressed member that has not ended */
+    char *peeked; /* text that was looked at and is still to be read: [peeked_at, peeked_size) */
+    int64_t peeked_at, peeked_size;
     z_stream gzip;
     ZSTD_DStream *zstd;
 };
@@ -35,10 +41,14 @@ static Err stat_fd(int fd, const char *path, InputStat *out)
     return ERR_OK;
 }
 
+bool input_is_stdin(const char *path) { return strcmp(path, "-") == 0; }
+
 Err input_stat(const char *path, InputStat *out)
 {
     int fd;
     int64_t size_bytes;
+    *out = (InputStat){ 0 };
+    if (input_is_stdin(path)) return ERR_OK;
     TRY_AS(ERR_DATA, file_open_regular(path, &fd, &size_bytes));
     Err err = stat_fd(fd, path, out);
     close(fd);
@@ -73,8 +83,32 @@ static Err check_unchanged(const Input *in)
     return err_hint("leave files alone while they are read, and start again");
 }
 
+static volatile sig_atomic_t interrupted;
+
+void input_interrupt(void) { interrupted = 1; }
+
+/* A terminal or a pipe may never give another byte, and the signal may come to any thread at any time: so the wait for
+ * bytes is a short one, again and again. */
+static Err read_stream(Input *in, char *out, int64_t room, int64_t *got)
+{
+    enum { WAIT_MS = 100 };
+    for (*got = 0; *got < room;) {
+        struct pollfd wait = { .fd = in->fd, .events = POLLIN };
+        if (interrupted) return err_set(ERR_INTERRUPTED, "interrupted while stdin was read");
+        if (poll(&wait, 1, WAIT_MS) <= 0) continue;
+        const ssize_t n = read(in->fd, out + *got, (size_t)(room - *got));
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return err_set(ERR_DATA, "cannot read stdin: %m");
+        if (n == 0) return ERR_OK;
+        *got += n;
+        in->offset += n;
+    }
+    return ERR_OK;
+}
+
 static Err read_file(Input *in, char *out, int64_t room, int64_t *got)
 {
+    if (in->stream) return read_stream(in, out, room, got);
     TRY_AS(ERR_DATA, file_read_some(in->fd, in->path, in->offset, out, room, got));
     in->offset += *got;
     return *got < room ? check_unchanged(in) : ERR_OK;
@@ -137,7 +171,7 @@ static Err read_compressed(Input *in, char *out, int64_t room, int64_t *got)
 
 /* ---- the text ---- */
 
-Err input_read(Input *in, char *out, int64_t room, int64_t *got)
+static Err read_text(Input *in, char *out, int64_t room, int64_t *got)
 {
     if (in->kind != PLAIN) return read_compressed(in, out, room, got);
     int64_t first = in->filled - in->at < room ? in->filled - in->at : room;
@@ -149,12 +183,37 @@ Err input_read(Input *in, char *out, int64_t room, int64_t *got)
     return ERR_OK;
 }
 
+Err input_read(Input *in, char *out, int64_t room, int64_t *got)
+{
+    int64_t waiting = in->peeked_size - in->peeked_at, more;
+    if (waiting > room) waiting = room;
+    if (waiting) memcpy(out, in->peeked + in->peeked_at, (size_t)waiting);
+    in->peeked_at += waiting;
+    *got = waiting;
+    if (waiting == room) return ERR_OK;
+    TRY(read_text(in, out + waiting, room - waiting, &more));
+    *got += more;
+    return ERR_OK;
+}
+
+Err input_peek(Input *in, const char **text, int64_t *size)
+{
+    ASSERT(!in->peeked);
+    in->peeked = malloc(INPUT_PEEK_BYTES);
+    if (!in->peeked) return err_set(ERR_MEMORY, "no memory for reading '%s'", in->path);
+    TRY(read_text(in, in->peeked, INPUT_PEEK_BYTES, &in->peeked_size));
+    *text = in->peeked;
+    *size = in->peeked_size;
+    return ERR_OK;
+}
+
 Err input_skip(Input *in, int64_t bytes)
 {
     int64_t got;
     if (in->kind == PLAIN && bytes <= in->stat.size_bytes) {
         in->offset = bytes;
         in->at = in->filled = 0;
+        in->peeked_at = in->peeked_size;
         return ERR_OK;
     }
     char *scratch = malloc(BUFFER_BYTES);
@@ -184,8 +243,6 @@ static Kind kind_of(const uint8_t *b, int64_t n)
     return is_zstd(b, n) ? ZSTD : PLAIN;
 }
 
-bool input_is_compressed(const void *start, int64_t size) { return kind_of(start, size) != PLAIN; }
-
 static Err choose_kind(Input *in)
 {
     bool ready = true;
@@ -205,8 +262,12 @@ static Err begin(Input *in)
     int64_t size_bytes;
     in->buffer = malloc(BUFFER_BYTES);
     if (!in->buffer) return err_set(ERR_MEMORY, "no memory for reading '%s'", in->path);
-    TRY_AS(ERR_DATA, file_open_regular(in->path, &in->fd, &size_bytes));
-    TRY(stat_fd(in->fd, in->path, &in->stat));
+    in->stream = input_is_stdin(in->path);
+    if (in->stream) in->fd = STDIN_FILENO;
+    else {
+        TRY_AS(ERR_DATA, file_open_regular(in->path, &in->fd, &size_bytes));
+        TRY(stat_fd(in->fd, in->path, &in->stat));
+    }
     TRY(refill(in));
     return choose_kind(in);
 }
@@ -228,7 +289,8 @@ void input_close(Input *in)
     if (!in) return;
     if (in->kind == GZIP) inflateEnd(&in->gzip);
     ZSTD_freeDStream(in->zstd);
-    if (in->fd >= 0) close(in->fd);
+    if (in->fd >= 0 && !in->stream) close(in->fd);
     free(in->buffer);
+    free(in->peeked);
     free(in);
 }

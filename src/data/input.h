@@ -1,6 +1,7 @@
 /*
- * A file of text read front to back, plain or compressed by gzip or zstd. Which of them is seen from its first bytes
- * (no text begins like that), not from its name. Several compressed members one behind the other are one text.
+ * A file of text read front to back, plain or compressed by gzip or zstd; "-" is stdin. Which of them is seen from its
+ * first bytes (no text begins like that), not from its name. Several compressed members one behind the other are one
+ * text.
  * Memory: a buffer, and what the decompressor needs (zstd: up to 128 MiB, if the file was compressed with a long
  * window).
  */
@@ -12,16 +13,21 @@
 
 #include "base/err.h"
 
-/* What tells whether a file is still the same. */
+/* What is in the inputs of a job; AUTO: JSON lines in those that begin as such (jsonl_begins), text in the others. */
+typedef enum { INPUT_TEXT, INPUT_JSONL, INPUT_AUTO } InputFormat;
+
+/* What tells whether a file is still the same; of stdin nothing does, and both are 0. */
 typedef struct {
     int64_t size_bytes, mtime_ns;
 } InputStat;
 
-/* ERR_DATA if the path is no regular file. */
+/* ERR_DATA if the path is no regular file, nor "-". */
 Err input_stat(const char *path, InputStat *out);
 
-/* Do the first bytes of a file say that it is compressed? */
-bool input_is_compressed(const void *start, int64_t size);
+bool input_is_stdin(const char *path);
+
+/* For a signal's handler: reading stdin, which may wait for ever, ends with ERR_INTERRUPTED. */
+void input_interrupt(void);
 
 typedef struct Input Input;
 
@@ -38,9 +44,14 @@ bool input_stat_same(InputStat a, InputStat b);
  */
 Err input_read(Input *in, char *out, int64_t room, int64_t *got);
 
+/* The first bytes of the text, which input_read gives again: at most INPUT_PEEK_BYTES, fewer if it is shorter. Before
+ * anything is read. Errors as of input_read. */
+enum { INPUT_PEEK_BYTES = 64 << 10 };
+Err input_peek(Input *in, const char **text, int64_t *size);
+
 /* Passes over the first bytes of the text; a compressed file is read to there. ERR_DATA if there are fewer. */
 Err input_skip(Input *in, int64_t bytes);
 
-int64_t input_consumed(const Input *in); /* bytes of the file read so far, compressed as they are */
+int64_t input_consumed(const Input *in); /* bytes of the file taken so far, compressed as they are */
 
 #endif

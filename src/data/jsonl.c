@@ -365,6 +365,20 @@ Err jsonl_end(JsonlScan *s, JsonlText *out)
 
 bool jsonl_blank(const JsonlScan *s) { return s->state == LINE; }
 
+bool jsonl_begins(const char *text, int64_t size)
+{
+    static const JsonlKey none = { .text = "", .names = "\x01", .start = { 0, 1 }, .parts = 1 };
+    JsonlScan s;
+    JsonlText unused = { 0 };
+    if (size >= 3 && memcmp(text, "\xEF\xBB\xBF", 3) == 0) text += 3, size -= 3;
+    while (size && is_blank(*text)) text++, size--;
+    if (size < 2 || *text != '{') return false;
+    const char *end = memchr(text, '\n', (size_t)size);
+    jsonl_begin(&s, &none);
+    if (jsonl_feed(&s, text, end ? end - text : size, &unused)) return false;
+    return s.state == DONE || !end;
+}
+
 Err jsonl_member(const char *line, int64_t size, const char *key, JsonlText *out)
 {
     JsonlScan s;

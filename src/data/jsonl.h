@@ -57,6 +57,9 @@ Err jsonl_end(JsonlScan *s, JsonlText *out);
 /* Nothing but blanks so far. */
 bool jsonl_blank(const JsonlScan *s);
 
+/* Is this the beginning of JSON lines: the first line that is not blank is an object, or the beginning of one? */
+bool jsonl_begins(const char *text, int64_t size);
+
 /* All of it in one go: out = the text of the member. */
 Err jsonl_member(const char *line, int64_t size, const char *key, JsonlText *out);
 

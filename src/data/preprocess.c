@@ -64,7 +64,8 @@ typedef struct {
 
     /* the writing thread's */
     JobDone done, file_start;
-    double save_s; /* when to save next */
+    double save_s;      /* when to save next */
+    int64_t read_bytes; /* of the inputs, so far */
     bool saved, published;
     Progress progress;
 } Job;
@@ -142,6 +143,7 @@ static Err chunk_error(const Job *j, const Work *w)
 {
     err_again(&w->why, w->err);
     if (!w->chunk.at_line) return w->err;
+    if (j->cut.tell_lines) err_hint(CUT_TEXT_HINT);
     return err_prefix(w->err, "'%s': line '%lld'", j->o->inputs[w->chunk.input],
                       (long long)(j->done.place.lines + w->chunk.lines + 1));
 }
@@ -169,6 +171,8 @@ static void count_chunk(Job *j, const Work *w)
     j->file_start.written = indexed_now(j->writer);
 }
 
+static bool asked_to_stop(const Job *j) { return j->o->stop && *j->o->stop; }
+
 static Err write_chunk(Job *j, Work *w)
 {
     int64_t from = 0;
@@ -179,8 +183,11 @@ static Err write_chunk(Job *j, Work *w)
     }
     TRY(indexed_add_tokens(j->writer, w->tokens.ids + from, w->tokens.count - from));
     count_chunk(j, w);
-    progress_show(&j->progress, w->chunk.consumed_bytes, indexed_written_tokens(j->writer));
-    return w->chunk.safe && clock_s() >= j->save_s ? save(j) : ERR_OK;
+    j->read_bytes = w->chunk.consumed_bytes;
+    progress_show(&j->progress, j->read_bytes, indexed_written_tokens(j->writer));
+    const bool stop = asked_to_stop(j), due = clock_s() >= j->save_s || (stop && isfinite(j->save_s));
+    if (w->chunk.safe && due) TRY(save(j));
+    return stop ? ERR_INTERRUPTED : ERR_OK;
 }
 
 /* ---- the ring ---- */
@@ -303,11 +310,12 @@ static Err run_threads(Job *j)
 static Err open_options(Job *j)
 {
     const PreprocessOptions *o = j->o;
+    static const char *const forms[] = { "text", "jsonl, key ", "text or jsonl, key " };
     bool lines = o->format == INPUT_JSONL;
     TRY(jsonl_key(o->key ? o->key : "text", &j->cut.key));
-    snprintf(j->options, sizeof j->options, "%s%s%s%s", lines ? "jsonl, key " : "text",
-             lines ? j->cut.key.text : "", o->split_blank_lines ? ", split at blank lines" : "",
-             o->append_eod ? ", append eod" : "");
+    snprintf(j->options, sizeof j->options, "%s%s%s%s", forms[o->format],
+             o->format == INPUT_TEXT ? "" : j->cut.key.text,
+             o->split_blank_lines ? ", split at blank lines" : "", o->append_eod ? ", append eod" : "");
     TRY(tokenizer_open(o->tokenizer, &j->tokenizer));
     if (o->append_eod && tokenizer_eod(j->tokenizer) < 0) {
         err_set(ERR_DATA, "tokenizer '%s' has no id that ends a document", o->tokenizer);
@@ -318,6 +326,7 @@ static Err open_options(Job *j)
     j->cut.input_count = o->input_count;
     j->cut.tokenizer = j->tokenizer;
     j->cut.kind = lines ? CHUNK_LINES : o->split_blank_lines ? CHUNK_PARAGRAPHS : CHUNK_DOCUMENT;
+    j->cut.tell_lines = o->format == INPUT_AUTO;
     return ERR_OK;
 }
 
@@ -369,17 +378,25 @@ static Err open_writer(Job *j, TokenType type)
     return indexed_create(j->o->output, type, &j->writer);
 }
 
+/* Which nobody can read again. */
+static bool reads_stdin(const PreprocessOptions *o)
+{
+    for (int i = 0; i < o->input_count; i++)
+        if (input_is_stdin(o->inputs[i])) return true;
+    return false;
+}
+
 static Err open_places(Job *j, int64_t total_bytes)
 {
     const InputPlace *at = &j->done.place;
     int64_t before = 0;
     for (int64_t i = 0; i < at->input; i++) before += j->stats[i].size_bytes;
-    j->save_s = j->o->save_every_s > 0 ? clock_s() + j->o->save_every_s : INFINITY;
-    progress_open(&j->progress, total_bytes);
+    j->save_s = j->o->save_every_s > 0 && !reads_stdin(j->o) ? clock_s() + j->o->save_every_s : INFINITY;
+    progress_open(&j->progress, total_bytes, "tokens");
     if (j->done.written.documents + j->done.written.tokens > 0)
         log_info("going on in %s.part: %lld documents and %lld tokens are there", j->o->output,
                  (long long)j->done.written.documents, (long long)j->done.written.tokens);
-    return cutter_open(&j->cut, *at, j->cut.kind == CHUNK_DOCUMENT && at->offset > 0, before, &j->cutter);
+    return cutter_open(&j->cut, *at, before, &j->cutter);
 }
 
 static Err write_tokens(Job *j, int64_t total_bytes)
@@ -387,7 +404,8 @@ static Err write_tokens(Job *j, int64_t total_bytes)
     indexed_made_with(j->writer, tokenizer_crc(j->tokenizer));
     TRY(open_places(j, total_bytes));
     TRY(run_threads(j));
-    if (j->saved) TRY(save(j)); /* what follows must not cost the work either */
+    if (asked_to_stop(j)) return ERR_INTERRUPTED; /* what wrote to our stdin may have been, too */
+    if (j->saved) TRY(save(j));                   /* what follows must not cost the work either */
     j->done.written = indexed_now(j->writer);
     return ERR_OK;
 }
@@ -403,6 +421,7 @@ static Err run(Job *j, PreprocessResult *r)
     r->token_type = token_type_name(type);
     TRY(open_writer(j, type));
     if (!j->published) TRY(write_tokens(j, r->input_bytes));
+    if (reads_stdin(j->o)) r->input_bytes = j->read_bytes;
     r->tokens = j->done.written.tokens;
     r->documents = j->done.written.documents;
     r->empty_documents = j->done.empty_documents;
@@ -455,7 +474,8 @@ Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result)
     Err err = run(&j, result);
     if (!err) err = finish(&j);
     close_job(&j);
-    if (err == ERR_IO && j.saved)
+    if (err == ERR_INTERRUPTED) err_set(err, "interrupted before '%s' was complete", o->output);
+    if ((err == ERR_IO || err == ERR_INTERRUPTED) && j.saved)
         err_hint("'%s.part' keeps what is done: the same command goes on with it", o->output);
     if (!err && result->invalid_bytes)
         log_warn("'%lld' bytes of the input were not UTF-8 and were kept as byte tokens",

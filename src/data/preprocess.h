@@ -5,23 +5,24 @@
  *   text     each file is one document; with split_blank_lines each paragraph is one (the blank
  *            lines, and the line end before them, belong to none)
  *   jsonl    each line is an object, whose member `key` is a document; empty lines are skipped
+ *   auto     jsonl of each input whose first line is a JSON object, else text
  *
- * Inputs may be compressed (input.h). Memory: some 5 MiB a thread, whatever the lengths of files, lines and documents
- * (cut.h says where that ends).
+ * Inputs may be compressed, or stdin (input.h). Memory: some 5 MiB a thread, whatever the lengths of files, lines and
+ * documents (cut.h says where that ends).
  *
  * From time to time what is done is made safe in PREFIX.part. A job that was interrupted, in whatever way, goes on from
- * there when it is started again, to the same bytes (resume.h).
+ * there when it is started again, to the same bytes (resume.h); one that reads stdin does not.
  *
  * Where to read on: cut.h (reading), indexed.h (writing).
  */
 #ifndef MEGATRAIN_DATA_PREPROCESS_H
 #define MEGATRAIN_DATA_PREPROCESS_H
 
+#include <signal.h>
 #include <stdint.h>
 
 #include "base/err.h"
-
-typedef enum { INPUT_TEXT, INPUT_JSONL } InputFormat;
+#include "data/input.h"
 
 typedef struct {
     const char *const *inputs;
@@ -32,8 +33,9 @@ typedef struct {
     const char *key; /* jsonl (jsonl.h: JsonlKey); NULL: "text" */
     bool append_eod; /* an end-of-document id after every document that has tokens */
     bool split_blank_lines;
-    int threads;         /* 0: as many as OpenMP would use */
-    double save_every_s; /* between two times that work is made safe; 0: never */
+    int threads;                       /* 0: as many as OpenMP would use */
+    double save_every_s;               /* between two times that work is made safe; 0: never */
+    const volatile sig_atomic_t *stop; /* not 0: end, with what is done made safe. NULL: nobody asks for it */
 } PreprocessOptions;
 
 typedef struct {
@@ -48,7 +50,7 @@ typedef struct {
  * says how much.
  * Errors: ERR_DATA naming file and line (input missing or damaged, not JSON, no tokens at all, tokenizer
  * without an end of document where one is wanted), ERR_CONFIG (the key; PREFIX.part is a job's with other options),
- * ERR_STORAGE if another process writes the same files, ERR_IO for the output.
+ * ERR_STORAGE if another process writes the same files, ERR_IO for the output; ERR_INTERRUPTED when asked to stop.
  */
 Err preprocess_run(const PreprocessOptions *o, PreprocessResult *result);
 

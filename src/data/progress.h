@@ -9,14 +9,18 @@
 #include <stdint.h>
 
 typedef struct {
-    int64_t total_bytes, start_bytes; /* start: -1 before the first piece */
+    int64_t total, start; /* bytes or items; start: -1 before the first piece */
+    const char *what;     /* is counted: "tokens" */
     double start_s, next_s, pause_s;
     bool live;
 } Progress;
 
-void progress_open(Progress *p, int64_t total_bytes);
-/* After each piece; done_bytes: of all inputs, by an earlier process too. Shown when it is time. */
-void progress_show(Progress *p, int64_t done_bytes, int64_t tokens);
-void progress_close(Progress *p);
+/* total: bytes of the inputs, 0: not known (stdin); of progress_items, items. what: NULL if nothing is counted. */
+void progress_open(Progress *p, int64_t total, const char *what);
+/* After each piece; done_bytes: of all inputs, by an earlier process too; count: of `what`. Shown when it is time. */
+void progress_show(Progress *p, int64_t done_bytes, int64_t count);
+/* The same of work that is no reading: so many of `total` items are done. */
+void progress_items(Progress *p, int64_t done);
+void progress_close(Progress *p); /* one that was not opened is fine */
 
 #endif

@@ -25,6 +25,7 @@
 
 #include "base/err.h"
 #include "data/bpe.h" /* TokenList */
+#include "data/input.h"
 
 typedef struct Tokenizer Tokenizer;
 typedef struct Encoder Encoder;
@@ -66,11 +67,13 @@ Err tokenizer_encode(const Tokenizer *t, const char *text, int64_t size, TokenLi
 Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out, int64_t *size_bytes);
 
 typedef struct {
-    const char *const *inputs; /* text files */
+    const char *const *inputs; /* as of input.h */
     int input_count;
     int64_t vocab;      /* wanted: 256 bytes + merges + 1 end of document */
     const char *output; /* tokenizer.json, replaced atomically */
     int threads;        /* that count words; 0: OpenMP's number. Changes nothing but the time */
+    InputFormat format;
+    const char *key; /* of JSON lines; NULL: "text" */
 } TokenizerTrainOptions;
 
 /*

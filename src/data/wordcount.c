@@ -1,18 +1,17 @@
+/* See wordcount.h. Threads take turns at reading; each counts what it has read while the others read. */
 #include "data/wordcount.h"
 
 #include <omp.h>
-#include <stdio.h>
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/map.h"
 #include "data/bpe.h"
+#include "data/cut.h"
 #include "data/grow.h"
-#include "data/input.h"
 #include "data/pretoken.h"
+#include "data/progress.h"
 #include "data/utf8.h"
-
-enum { CHUNK_BYTES = 1 << 20, CHUNK_LIMIT = 1 << 16, MAP_LIMIT = 256, MESSAGE_BYTES = 512 };
 
 /* ---- a table of words ---- */
 
@@ -71,31 +70,32 @@ void word_counts_free(WordCounts *w)
     *w = (WordCounts){ 0 };
 }
 
-/* ---- files, a batch at a time ---- */
-
-typedef struct {
-    const char *text;
-    int64_t size;
-} Chunk;
+/* ---- inputs, a chunk at a time ---- */
 
 /* What one thread counts with. */
 typedef struct {
     SplitterWork *split;
     WordCounts words;
+    Chunk chunk;
+    JsonlScan scan;
+    JsonlText line;
     Err err;
-    char message[MESSAGE_BYTES];
+    ErrKept why;
 } Counter;
 
 typedef struct {
+    const WordInputs *in;
+    CutOptions cut;
     Splitter *splitter;
     Counter *counters; /* [threads] */
     int threads;
-    const char *const *paths;
-    int path_count, next_path;
-    FileMap maps[MAP_LIMIT]; /* of the batch */
-    int map_count;
-    Chunk *chunks; /* of the batch */
-    int64_t chunk_count, chunk_capacity;
+
+    /* under the mutex */
+    pthread_mutex_t mutex;
+    Cutter *cutter;
+    int64_t input, lines; /* of that input's, behind which the next chunk is */
+    bool more;
+    Progress progress;
 } Job;
 
 static Err count_text(Counter *c, const char *text, int64_t size)
@@ -111,99 +111,137 @@ static Err count_text(Counter *c, const char *text, int64_t size)
     return ERR_OK;
 }
 
-/* Where to end a chunk; looks further and further when there is no good place. */
-static int64_t chunk_size(const char *text, int64_t size)
+static Err in_line(const Job *j, int64_t input, int64_t line, Err err)
 {
-    for (int64_t window = CHUNK_BYTES; window < size; window *= 2) {
-        int64_t cut = split_cut(text, window);
-        if (cut > 0) return cut;
-    }
-    return size;
+    if (j->cut.tell_lines) err_hint(CUT_TEXT_HINT);
+    return err_prefix(err, "'%s': line '%lld'", j->in->paths[input], (long long)line);
 }
 
-static Err cut_file(Job *j, const char *path)
+/* first: number of the chunk's first line. */
+static Err count_lines(const Job *j, Counter *c, int64_t first)
 {
-    FileMap *map = &j->maps[j->map_count];
-    TRY_AS(ERR_DATA, file_map(path, map));
-    j->map_count++;
-    if (input_is_compressed(map->data, map->size_bytes)) {
-        err_set(ERR_DATA, "'%s' is compressed", path);
-        return err_hint("a tokenizer is trained on plain text: unpack it first");
-    }
-    for (int64_t at = 0, size; at < map->size_bytes; at += size) {
-        const char *text = (const char *)map->data + at;
-        size = chunk_size(text, map->size_bytes - at);
-        TRY(grow_to(&j->chunks, &j->chunk_capacity, j->chunk_count + 1));
-        j->chunks[j->chunk_count++] = (Chunk){ text, size };
+    const char *end = c->chunk.text + c->chunk.size;
+    for (const char *line = c->chunk.text, *stop; line < end; line = stop + 1, first++) {
+        stop = line_end(line, end);
+        if (line_is_blank(line, stop)) continue;
+        c->line.size = 0;
+        jsonl_begin(&c->scan, &j->cut.key);
+        Err err = jsonl_feed(&c->scan, line, stop - line, &c->line);
+        if (!err) err = jsonl_end(&c->scan, &c->line);
+        if (err) return in_line(j, c->chunk.input, first, err);
+        TRY(count_text(c, c->line.text, c->line.size));
     }
     return ERR_OK;
 }
 
-static Err count_batch(Job *j)
+static int64_t lines_of(const Chunk *c)
 {
-#pragma omp parallel for schedule(dynamic, 1) num_threads(j->threads)
-    for (int64_t i = 0; i < j->chunk_count; i++) {
+    int64_t n = c->lines;
+    const char *end = c->text + c->size;
+    for (const char *at = c->text; c->kind == CHUNK_LINES && at < end; at = line_end(at, end) + 1) n++;
+    return n;
+}
+
+/* The next chunk, and the number of its first line. With the mutex held. */
+static Err take_chunk(Job *j, Counter *c, int64_t *first)
+{
+    Err err = cutter_next(j->cutter, &c->chunk, &j->more);
+    if (j->input != c->chunk.input) j->input = c->chunk.input, j->lines = 0;
+    if (err && c->chunk.at_line) return in_line(j, j->input, j->lines + 1, err);
+    TRY(err);
+    *first = j->lines + 1;
+    if (!j->more) return ERR_OK;
+    j->lines += lines_of(&c->chunk);
+    progress_show(&j->progress, c->chunk.consumed_bytes, 0);
+    return ERR_OK;
+}
+
+/* One chunk; *more: there was one. A failure ends the work of all threads. */
+static Err count_chunk(Job *j, Counter *c, bool *more)
+{
+    int64_t first = 0;
+    pthread_mutex_lock(&j->mutex);
+    Err err = j->more ? take_chunk(j, c, &first) : ERR_OK;
+    *more = j->more && !err;
+    pthread_mutex_unlock(&j->mutex);
+    if (*more)
+        err = c->chunk.kind == CHUNK_LINES ? count_lines(j, c, first)
+                                           : count_text(c, c->chunk.text, c->chunk.size);
+    if (!err) return ERR_OK;
+    pthread_mutex_lock(&j->mutex);
+    j->more = false;
+    pthread_mutex_unlock(&j->mutex);
+    return err;
+}
+
+static Err count_chunks(Job *j, Counter *c)
+{
+    for (bool more = true; more;) TRY(count_chunk(j, c, &more));
+    return ERR_OK;
+}
+
+/* A failure is recorded by the thread that has it: it is carried to the one that reports it. */
+static Err run_threads(Job *j)
+{
+#pragma omp parallel num_threads(j->threads)
+    {
         Counter *c = &j->counters[omp_get_thread_num()];
-        if (c->err) continue;
-        c->err = count_text(c, j->chunks[i].text, j->chunks[i].size);
-        /* failures are recorded per thread: carry the text to the one that reports it */
-        if (c->err) snprintf(c->message, sizeof c->message, "%s", err_message());
+        c->err = count_chunks(j, c);
+        if (c->err) err_keep(&c->why);
     }
     for (int i = 0; i < j->threads; i++)
-        if (j->counters[i].err) return err_set(j->counters[i].err, "%s", j->counters[i].message);
-    for (int i = 0; i < j->map_count; i++) {
-        Err err = map_intact(&j->maps[i]);
-        if (err) return err_prefix(err, "'%s'", j->maps[i].path);
-    }
+        if (j->counters[i].err) return err_again(&j->counters[i].why, j->counters[i].err);
     return ERR_OK;
 }
 
-static void end_batch(Job *j)
+static Err open_job(Job *j, InputStat *stats)
 {
-    while (j->map_count > 0) file_unmap(&j->maps[--j->map_count]);
-    j->chunk_count = 0;
-}
-
-static Err count_files(Job *j)
-{
-    while (j->next_path < j->path_count) {
-        while (j->next_path < j->path_count && j->map_count < MAP_LIMIT && j->chunk_count < CHUNK_LIMIT)
-            TRY(cut_file(j, j->paths[j->next_path++]));
-        TRY(count_batch(j));
-        end_batch(j);
+    const WordInputs *in = j->in;
+    int64_t bytes = 0;
+    for (int i = 0; i < in->count; i++) {
+        TRY(input_stat(in->paths[i], &stats[i]));
+        bytes += stats[i].size_bytes;
     }
-    return ERR_OK;
-}
-
-static Err open_job(Job *j)
-{
+    j->cut = (CutOptions){ .inputs = in->paths,
+                           .input_count = in->count,
+                           .stats = stats,
+                           .kind = in->format == INPUT_JSONL ? CHUNK_LINES : CHUNK_DOCUMENT,
+                           .tell_lines = in->format == INPUT_AUTO };
+    TRY(jsonl_key(in->key ? in->key : "text", &j->cut.key));
+    TRY(cutter_open(&j->cut, (InputPlace){ 0 }, 0, &j->cutter));
     TRY(splitter_open(SPLIT_GPT2, &j->splitter));
-    j->counters = calloc((size_t)j->threads, sizeof *j->counters);
-    if (!j->counters) return err_set(ERR_MEMORY, "no memory for '%d' threads", j->threads);
     for (int i = 0; i < j->threads; i++) TRY(splitter_work_open(j->splitter, &j->counters[i].split));
+    progress_open(&j->progress, bytes, NULL);
     return ERR_OK;
 }
 
 static void close_job(Job *j)
 {
-    end_batch(j);
-    for (int i = 0; i < j->threads && j->counters; i++) {
+    progress_close(&j->progress);
+    for (int i = 0; i < j->threads; i++) {
         splitter_work_close(j->counters[i].split);
         word_counts_free(&j->counters[i].words);
+        free(j->counters[i].chunk.text);
+        free(j->counters[i].line.text);
     }
     splitter_close(j->splitter);
-    free(j->counters);
-    free(j->chunks);
+    cutter_close(j->cutter);
 }
 
-Err word_counts_of_files(const char *const *paths, int path_count, int threads, WordCounts *out)
+Err word_counts_of(const WordInputs *in, WordCounts *out)
 {
-    Job j = { .paths = paths,
-              .path_count = path_count,
-              .threads = threads ? threads : omp_get_max_threads() };
-    Err err = open_job(&j);
-    if (!err) err = count_files(&j);
+    Job j = { .in = in,
+              .threads = in->threads ? in->threads : omp_get_max_threads(),
+              .more = true,
+              .mutex = PTHREAD_MUTEX_INITIALIZER };
+    InputStat *stats = calloc((size_t)in->count, sizeof *stats);
+    j.counters = calloc((size_t)j.threads, sizeof *j.counters);
+    Err err = stats && j.counters ? open_job(&j, stats)
+                                  : err_set(ERR_MEMORY, "no memory for '%d' threads", j.threads);
+    if (!err) err = run_threads(&j);
     for (int i = 0; !err && i < j.threads; i++) err = add_counts(out, &j.counters[i].words);
-    close_job(&j);
+    if (j.counters) close_job(&j);
+    free(j.counters);
+    free(stats);
     return err;
 }

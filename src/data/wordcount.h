@@ -1,7 +1,7 @@
 /*
- * Distinct pieces (words) of text files by GPT-2's pattern, with their counts: what training a tokenizer reads.
- * Several threads take turns at chunks of the files, each with a table of its own; the tables are added up at the end.
- * Which words there are and their counts depend on the texts alone, the order of words does not.
+ * Distinct pieces (words) of the inputs by GPT-2's pattern, with their counts: what training a tokenizer reads.
+ * Several threads take turns at chunks of the inputs (cut.h), each with a table of its own; the tables are added up at
+ * the end. Which words there are and their counts depend on the texts alone, the order of words does not.
  */
 #ifndef MEGATRAIN_DATA_WORDCOUNT_H
 #define MEGATRAIN_DATA_WORDCOUNT_H
@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "base/err.h"
+#include "data/input.h"
 
 typedef struct {
     int64_t start; /* of its bytes in WordCounts.bytes */
@@ -25,8 +26,17 @@ typedef struct {
     int64_t invalid_bytes; /* of invalid UTF-8, not counted */
 } WordCounts;
 
-/* threads: 0 for OpenMP's number. ERR_DATA: a file is missing or was cut short; ERR_MEMORY. */
-Err word_counts_of_files(const char *const *paths, int path_count, int threads, WordCounts *out);
+typedef struct {
+    const char *const *paths; /* as of input.h */
+    int count;
+    InputFormat format;
+    const char *key; /* of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    int threads;     /* 0: OpenMP's number */
+} WordInputs;
+
+/* Says how far it is. ERR_DATA: an input is missing, damaged, was cut short, or a line of it is no JSON; ERR_CONFIG:
+ * the key; ERR_MEMORY. */
+Err word_counts_of(const WordInputs *in, WordCounts *out);
 void word_counts_free(WordCounts *w);
 
 #endif

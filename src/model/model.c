@@ -273,9 +273,16 @@ int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
     return params_unpadded - mixtures * (spec->moe.experts - spec->moe.topk) * expert;
 }
 
+/* Tables that rows are only looked up in; a tied one is the head's matrix, too. */
+static int64_t lookup_params(const ModelSpec *spec)
+{
+    const int64_t tokens = spec->tied ? 0 : spec->vocab, positions = spec->learned_positions ? spec->seq : 0;
+    return (tokens + positions) * spec->hidden;
+}
+
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 {
-    return 6 * model_active_params(spec, params_unpadded) +
+    return 6 * (model_active_params(spec, params_unpadded) - lookup_params(spec)) +
            12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
 }
 

@@ -140,7 +140,8 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
 bool model_is_mixture(const ModelSpec *spec, int layer);
 /* Of so many parameters those that a token meets: without the experts that it is not sent to. */
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
-int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded); /* 6 N + 12 L C T, N active */
+/* 6 N + 12 L C T: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
+int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* Of one stage's forward, without recomputation: of the products alone, and never 0. */
 double stage_flop_per_token(const ModelSpec *spec, StageShare share);
 

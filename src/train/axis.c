@@ -38,6 +38,8 @@ const char *axis_label(char buf[AXIS_BYTES], double value, double distance)
     return snprintf(buf, AXIS_BYTES, "%.*f", digits, value), buf;
 }
 
+double axis_most(double low, double high, double lowest) { return high + (high - low) + 2 * (low - lowest); }
+
 const char *axis_mark(int series)
 {
     static const char *const shapes[] = { "m-4 0a4 4 0 1 0 8 0a4 4 0 1 0-8 0", "m-3.5-3.5h7v7h-7z",

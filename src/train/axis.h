@@ -13,4 +13,10 @@ const char *axis_label(char buf[AXIS_BYTES], double value, double distance);
 /* A path of SVG, round the point it is put behind ("M x y"): 4 shapes that are told apart without colour. */
 const char *axis_mark(int series);
 
+/*
+ * How far up an axis goes for single values, when smoothed ones reach from `low` to `high` and single ones down to
+ * `lowest`: as much above as noise that reaches so far below may, and not for spikes.
+ */
+double axis_most(double low, double high, double lowest);
+
 #endif

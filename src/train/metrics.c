@@ -202,12 +202,13 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     line_add(&l, "1;36", "loss %.4f", r->loss);
     line_add(&l, "", "lr %.2e", r->lr);
     if (r->skipped) line_add(&l, "1;31", "skipped: not finite");
-    else line_add(&l, "", "grad %.3f", r->grad_norm);
+    else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
     if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));
     if (r->mfu > 0) line_add(&l, "32", "MFU %.1f%%", 100 * r->mfu);
     line_add(&l, "2", "%s", units_bytes(a, r->memory_bytes));
+    if (m->o.epoch_tokens) line_add(&l, "2", "epoch %.2f", (double)r->tokens / (double)m->o.epoch_tokens);
     if (m->o.total_steps > r->step)
         line_add(&l, "2", "eta %s",
                  units_seconds(a, 1e-3 * m->mean_ms * (double)(m->o.total_steps - r->step)));

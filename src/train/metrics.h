@@ -21,14 +21,15 @@
 #include "train/record.h"
 
 typedef struct {
-    const char *run_dir; /* exists */
-    const char *title;   /* of the picture: the run's name */
-    bool jsonl;          /* log.jsonl */
-    bool tensorboard;    /* log.tensorboard */
-    int color;           /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
-    int64_t log_every;   /* steps between lines that stay; on a terminal the others show below them */
-    int64_t total_steps; /* for the time left; 0: not known */
-    int64_t resume_step; /* of the checkpoint the run starts from; 0: from the beginning */
+    const char *run_dir;  /* exists */
+    const char *title;    /* of the picture: the run's name */
+    bool jsonl;           /* log.jsonl */
+    bool tensorboard;     /* log.tensorboard */
+    int color;            /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
+    int64_t log_every;    /* steps between lines that stay; on a terminal the others show below them */
+    int64_t total_steps;  /* for the time left; 0: not known */
+    int64_t epoch_tokens; /* for the epoch; 0: not known */
+    int64_t resume_step;  /* of the checkpoint the run starts from; 0: from the beginning */
 } MetricsOptions;
 
 typedef struct {

@@ -353,10 +353,25 @@ static void put_key_row(const Page *p, const char *key)
     fprintf(p->out, "</tr>\n");
 }
 
+/* All keys of the only run, folded away. */
+static void put_configuration(const Page *p)
+{
+    const History *h = &p->runs[0];
+    if (!h->key_count) return;
+    fprintf(p->out, "<h2>Configuration</h2>\n<details><summary>all keys</summary>\n");
+    open_table(p, "Configuration", "As resolved at the last start.");
+    for (int k = 0; k < h->key_count; k++) put_key_row(p, h->keys[k].key);
+    close_table(p);
+    fprintf(p->out, "</details>\n");
+}
+
 static void put_differences(const Page *p)
 {
     int rows = 0;
-    if (p->count == 1) return;
+    if (p->count == 1) {
+        put_configuration(p);
+        return;
+    }
     fprintf(p->out, "<h2>Configurations</h2>\n");
     for (int i = 0; i < p->count; i++)
         for (int k = 0; k < p->runs[i].key_count; k++) {
@@ -459,10 +474,10 @@ void report_write(const History *runs, int count, FILE *out)
     put_title(&p);
     fprintf(out, "</h1>\n<p class=\"dim\">As of %s</p>\n", date);
     put_notes(&p);
-    put_figures(&p);
-    put_differences(&p);
     put_charts(&p);
+    put_figures(&p);
     put_way(&p);
+    put_differences(&p);
     fprintf(out, "</main>\n<footer>megatrain %s, report</footer>\n<script>\n%s</script>\n</body></html>\n",
             MEGATRAIN_VERSION, script);
 }

@@ -2,8 +2,8 @@
  * One picture of a report: a line a run. Lines differ in colour and dashes, validation losses also in the shape of
  * their marks; a description for screen readers names every run's last value.
  *
- * The y axis covers the smoothed values; those of the first steps of a loss, from where it falls steeply, do not count,
- * or all the rest would be a flat line.
+ * The y axis covers the smoothed values and, where they are drawn behind them, those of the steps but spikes far above;
+ * the first steps of a loss, from where it falls steeply, do not count, or all the rest would be a flat line.
  */
 #include <math.h>
 #include <string.h>
@@ -61,6 +61,24 @@ static void widen(Picture *p, double from_x)
     }
 }
 
+/* Are the steps' own values drawn, too? */
+static bool shows_raw(const ReportChart *c, int count) { return !c->set && count <= 4; }
+
+/* For the values of the steps but spikes. */
+static void widen_raw(Picture *p, const History *runs, int count, double from_x)
+{
+    const double low = p->low, high = p->high;
+    for (int pass = 0; pass < 2; pass++) {
+        const double most = pass ? axis_most(low, high, p->low) : high;
+        for (int i = 0; i < count; i++) {
+            gather(p, &runs[i], true);
+            for (int k = 0; k < p->count; k++)
+                if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
+            widen(p, from_x);
+        }
+    }
+}
+
 /* False if there is nothing to show. */
 static bool find_axes(Picture *p, const History *runs, int count)
 {
@@ -76,6 +94,7 @@ static bool find_axes(Picture *p, const History *runs, int count)
             widen(p, steep && pass == 0 ? STEEP_PART * p->last_x : 0);
         }
     if (!(p->low <= p->high) || !(p->last_x > 0)) return false;
+    if (shows_raw(p->c, count)) widen_raw(p, runs, count, steep ? STEEP_PART * p->last_x : 0);
     if (p->c->from_zero) p->low = fmin(p->low, 0);
     const double margin = fmax(0.05 * (p->high - p->low), 1e-3 * fabs(p->high));
     p->high += margin > 0 ? margin : 1e-3;
@@ -223,7 +242,7 @@ void report_chart(const ReportChart *c, const History *runs, int count, int numb
             "<clipPath id=\"k%d\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n"
             "<g clip-path=\"url(#k%d)\">\n",
             number, LEFT, TOP, WIDTH - LEFT - RIGHT + 6, HEIGHT - TOP - BOTTOM, number);
-    for (int i = 0; i < count; i++) put_run(&p, runs, count, i, !c->set && count <= 4);
+    for (int i = 0; i < count; i++) put_run(&p, runs, count, i, shows_raw(c, count));
     fprintf(out, "</g>\n<path class=\"cursor\" d=\"\"/>\n</svg>\n<p class=\"read\" "
                  "aria-hidden=\"true\"></p></figure>\n");
 }

@@ -13,6 +13,7 @@
 #include "base/fault.h"
 #include "base/file.h"
 #include "base/log.h"
+#include "base/units.h"
 #include "train/data_id.h"
 #include "train/spec.h"
 #include "base/version.h"
@@ -102,16 +103,17 @@ static void say_arenas(const MemoryPlan *p)
                  { "widened copies of 16-bit tensors", p->staging },
                  { "batches read ahead", p->ahead },
                  { "copy of the state to be written (checkpoint.async)", p->snapshot } };
+    char text[UNITS_BYTES];
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (rows[i].bytes) log_info("%-50s %12.1f MiB", rows[i].name, (double)rows[i].bytes / (1 << 20));
+        if (rows[i].bytes) log_info("%-50s %9s", rows[i].name, units_bytes(text, rows[i].bytes));
 }
 
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
 static Err check_memory(const Run *r)
 {
     double have = r->ranks ? r->ranks->host_free_bytes : host_free_bytes();
-    double need = (double)memory_plan_total(&r->plan), MiB = 1 << 20;
-    char where[192] = "this machine";
+    double need = (double)memory_plan_total(&r->plan);
+    char where[192] = "this machine", a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES];
     if (r->ranks && r->ranks->local_size > 1) {
         have /= r->ranks->local_size;
         snprintf(where, sizeof where, "each of %d ranks on this machine", r->ranks->local_size);
@@ -119,10 +121,10 @@ static Err check_memory(const Run *r)
     const double host = (double)memory_plan_host(&r->plan);
     if (r->plan.host_apart && host > have)
         return err_set(ERR_MEMORY,
-                       "this run needs %.0f MiB of the host's memory (%.0f for batches read ahead, %.0f for "
-                       "checkpoint.async), %s has %.0f MiB to give",
-                       host / MiB, (double)r->plan.ahead / MiB, (double)r->plan.snapshot / MiB, where,
-                       have / MiB),
+                       "this run needs %s of the host's memory (%s for batches read ahead, %s for "
+                       "checkpoint.async), %s has %s to give",
+                       units_bytes(a, (int64_t)host), units_bytes(b, r->plan.ahead),
+                       units_bytes(c, r->plan.snapshot), where, units_bytes(d, (int64_t)have)),
                err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
                         "train.global_batch (now %lld)",
                         (long long)r->spec.global_batch);
@@ -137,20 +139,21 @@ static Err check_memory(const Run *r)
     }
     if (need <= have) return ERR_OK;
     say_arenas(&r->plan);
-    return err_set(ERR_MEMORY, "this run needs %.0f MiB, %s has %.0f MiB to give", need / MiB, where,
-                   have / MiB),
+    return err_set(ERR_MEMORY, "this run needs %s, %s has %s to give", units_bytes(a, (int64_t)need), where,
+                   units_bytes(b, (int64_t)have)),
            need / 2 < (double)r->plan.ahead
                ? err_hint("a smaller train.global_batch (now %lld)", (long long)r->spec.global_batch)
                : err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; or a smaller model",
                           (long long)r->spec.micro_batch);
 }
 
-/* run.device = auto that finds a CUDA build but no GPU. */
+/* run.device = auto that finds no GPU. Why is of interest only where there is a driver, and so should be one. */
 static void say_device(const Config *c)
 {
     char why[256];
     if (c->origin[CFG_run_device].kind != ORIGIN_AUTO || device_cuda_count(why, sizeof why) > 0) return;
-    if (device_has_cuda()) log_info("run.device=auto: computing on the CPU: %s", why);
+    if (file_exists("/proc/driver/nvidia/version")) log_info("computing on the CPU: %s", why);
+    else log_info("no GPU: computing on the CPU");
 }
 
 /* data.mask_eod and data.reset_at_eod go by a token that not every tokenizer has. */
@@ -421,25 +424,36 @@ Err run_resume(Run *r)
 /* The name of a file that file_replace was writing, or metrics.c, of those that lie in a run folder. */
 static bool is_leftover(const char *name)
 {
-    static const char *const files[] = { "config.ini", "gemm-algorithms.txt", "loss.svg", "metrics.jsonl" };
-    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
-        const size_t n = strlen(files[i]);
-        if (strncmp(name, files[i], n) || strncmp(name + n, ".tmp-", 5)) continue;
-        return name[n + 5] && !name[n + 5 + strspn(name + n + 5, "0123456789")];
-    }
+    static const char *const files[] = { "config.ini",    "gemm-algorithms.txt", "loss.svg",
+                                         "metrics.jsonl", "encoder.json",        "vocab.bpe",
+                                         "vocab.json",    "merges.txt",          "tokenizer.json" };
+    const char *end = strstr(name, ".tmp-");
+    if (!end || !end[5] || end[5 + strspn(end + 5, "0123456789")]) return false;
+    const size_t n = (size_t)(end - name), number = strspn(name, "0123456789");
+    if (number && number + 4 == n && strncmp(name + number, ".ini", 4) == 0) return true; /* starts/N.ini */
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        if (strlen(files[i]) == n && strncmp(name, files[i], n) == 0) return true;
     return false;
+}
+
+static void sweep(const char *dir)
+{
+    DIR *d = opendir(dir);
+    for (struct dirent *entry; d && (entry = readdir(d));) {
+        char path[PATH_MAX];
+        if (!is_leftover(entry->d_name)) continue;
+        if (snprintf(path, sizeof path, "%s/%s", dir, entry->d_name) >= (int)sizeof path) continue;
+        if (file_remove_tree(path)) log_warn("%s, what a killed run left", err_message());
+    }
+    if (d) closedir(d);
 }
 
 void run_sweep(const char *run_dir)
 {
-    DIR *d = opendir(run_dir);
-    for (struct dirent *entry; d && (entry = readdir(d));) {
-        char path[PATH_MAX];
-        if (!is_leftover(entry->d_name)) continue;
-        if (snprintf(path, sizeof path, "%s/%s", run_dir, entry->d_name) >= (int)sizeof path) continue;
-        if (file_remove_tree(path)) log_warn("%s, what a killed run left", err_message());
-    }
-    if (d) closedir(d);
+    char folder[PATH_MAX];
+    sweep(run_dir);
+    if (snprintf(folder, sizeof folder, "%s/starts", run_dir) < PATH_MAX) sweep(folder);
+    if (snprintf(folder, sizeof folder, "%s/tokenizer", run_dir) < PATH_MAX) sweep(folder);
 }
 
 void run_leave(const char *run_dir)

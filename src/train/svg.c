@@ -2,8 +2,8 @@
  * The picture, from back to front: grid with round ticks, the range of the steps behind each point (faint),
  * their means (thin), the smoothed curve (strong), skipped steps as ticks on the lower edge, validation dots.
  *
- *   y axis   linear, from the smallest to the largest smoothed or validation loss; single spikes beyond it
- *            are clipped, or one bad step would flatten the whole curve
+ *   y axis   linear, from the smallest to the largest loss that is drawn; spikes that stand far above the smoothed and
+ *            validation losses (axis_most) are clipped, or one bad step would flatten the whole curve
  *   colours  two sets, chosen by the reader's browser (prefers-color-scheme)
  */
 #include "train/svg.h"
@@ -88,6 +88,13 @@ static bool find_axes(Picture *p)
         high = fmax(high, c->dots[i].loss);
     }
     if (!(low <= high)) return false;
+    double lowest = low;
+    for (int i = 0; i < c->count; i++)
+        if (c->points[i].count) lowest = fmin(lowest, c->points[i].low);
+    const double most = axis_most(low, high, lowest);
+    for (int i = 0; i < c->count; i++)
+        if (c->points[i].count) high = fmax(high, fmin(c->points[i].high, most));
+    low = lowest;
     double margin = fmax(0.05 * (high - low), 1e-3 * fmax(1, fabs(high)));
     p->low = low - margin;
     p->high = high + margin;

@@ -18,10 +18,12 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "base/trace.h"
+#include "base/units.h"
 #include "base/words.h"
 #include "engine/loads.h"
 #include "train/announce.h"
 #include "train/join.h"
+#include "train/kept.h"
 #include "train/metrics.h"
 #include "train/run.h"
 #include "train/timeline.h"
@@ -133,9 +135,12 @@ static Err take_folder(Loop *l)
 static Err write_config(Loop *l)
 {
     char path[PATH_MAX];
+    const char *dir = l->cfg->run.dir;
     if (!l->lead) return ERR_OK;
-    snprintf(path, sizeof path, "%s/config.ini", l->cfg->run.dir);
-    return file_replace(path, l->config_text, (int64_t)strlen(l->config_text));
+    snprintf(path, sizeof path, "%s/config.ini", dir);
+    TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
+    TRY(kept_start(dir, l->config_text, l->run.trainer.step));
+    return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
 /* Of the texts of a checkpoint's meta data. */
@@ -185,6 +190,13 @@ static Err open_trace(Loop *l)
     return pipeline ? timeline_open(&l->run.trainer, l->cfg->run.dir, &l->timeline) : ERR_OK;
 }
 
+/* 0: the data change on the way. */
+static int64_t epoch_tokens(const Loop *l)
+{
+    const DatasetStage data = dataset_stage(l->run.train, 0);
+    return data.count == 1 ? data.samples * l->run.spec.model.seq : 0;
+}
+
 static Err open_metrics(Loop *l)
 {
     MetricsOptions o = { .run_dir = l->cfg->run.dir,
@@ -194,6 +206,7 @@ static Err open_metrics(Loop *l)
                          .color = (int)l->cfg->log.color,
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
+                         .epoch_tokens = epoch_tokens(l),
                          .resume_step = l->run.trainer.step };
     const Overrides *changed = &l->run.overrides;
     if (!l->lead) return ERR_OK;
@@ -291,21 +304,26 @@ static void say_start(const Loop *l, int64_t end)
     const MemoryPlan *p = &l->run.plan;
     const Trainer *t = &l->run.trainer;
     DeviceInfo gpu;
-    char where[192];
+    char where[192], a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES], e[UNITS_BYTES];
     if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.gpu, &gpu) == ERR_OK)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
     else
         snprintf(where, sizeof where, "%s kernels, %d thread%s", isa_name(t->device.isa), t->device.threads,
                  t->device.threads == 1 ? "" : "s");
-    log_info("%s: %.2f M parameters, %.1f MiB (state %.1f, saves %.1f, scratch %.1f), %s, %s %.0f GFLOP/s",
-             l->cfg->run.name, (double)p->params / 1e6, (double)memory_plan_total(p) / (1 << 20),
-             (double)p->state / (1 << 20), (double)p->save / (1 << 20), (double)p->scratch / (1 << 20), where,
+    log_info("%s: %s parameters, %s (state %s, saves %s, scratch %s), %s, %s %.0f GFLOP/s", l->cfg->run.name,
+             units_count(a, (double)p->params), units_bytes(b, memory_plan_total(p)),
+             units_bytes(c, p->state), units_bytes(d, p->save), units_bytes(e, p->scratch), where,
              l->peak_source, l->peak_flops * 1e-9);
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
-    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld",
-             (long long)dataset_stage(l->run.train, t->samples).samples, (long long)l->run.spec.model.seq,
-             (long long)t->step, (long long)l->cfg->derived.steps);
+    const DatasetStage data = dataset_stage(l->run.train, t->samples);
+    const int64_t steps = l->cfg->derived.steps;
+    char epochs[48] = "";
+    if (data.count == 1)
+        snprintf(epochs, sizeof epochs, ", which are %.3g epochs",
+                 (double)batch_ramp_samples(&l->cfg->derived.batch, steps) / (double)data.samples);
+    log_info("%lld samples of %lld tokens an epoch; step %lld of %lld%s", (long long)data.samples,
+             (long long)l->run.spec.model.seq, (long long)t->step, (long long)steps, epochs);
     announce_validation(&l->run);
     if (t->step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
@@ -314,12 +332,26 @@ static void say_start(const Loop *l, int64_t end)
 
 /* ---- what happens after a step ---- */
 
+/* A step cannot be faster than what its speed is a share of: where it is, others had the machine when that was measured
+ * at the start. It is measured again, and is at least what the step reached. */
+static void correct_peak(Loop *l, double flops)
+{
+    double again;
+    const double before = l->peak_flops;
+    if (!l->lead || !(flops > before)) return;
+    if (run_peak_rate(&l->run, &again, &l->peak_source)) again = 0;
+    l->peak_flops = again > flops ? again : flops;
+    log_info("%s measured again: %.3g GFLOP/s, at the start it was %.3g; mfu is a share of that",
+             l->peak_source, l->peak_flops * 1e-9, before * 1e-9);
+}
+
 static void record_step(Loop *l, const StepReport *r, double seconds)
 {
     double tokens = (double)r->samples * (double)l->run.spec.model.seq;
     /* a device's share; ranks that share a GPU are one device */
     double devices = (double)l->run.world->size / l->ranks.gpu.sharers;
     double flops = l->flop_per_token * tokens / seconds / devices;
+    correct_peak(l, flops);
     MetricsRecord m = { .step = r->step,
                         .tokens = l->run.trainer.samples * l->run.spec.model.seq,
                         .loss = r->loss,
@@ -342,7 +374,8 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.loss_scale.log2);
     if (r->redone)
-        log_info("step %lld: done again %d times with a coarser fixed point", (long long)r->step, r->redone);
+        log_info("step %lld: done again %d time%s with a coarser fixed point", (long long)r->step, r->redone,
+                 r->redone == 1 ? "" : "s");
 }
 
 static Err check_numerics(Loop *l, const StepReport *r)
@@ -509,11 +542,12 @@ static Err say_stopped(const Loop *l, int64_t reason)
 {
     const long long step = l->run.trainer.step;
     if (reason == OUT_OF_TIME)
-        err_set(ERR_STOPPED, "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint",
-                (clock_s() - l->started_s) / 60, step);
+        err_set(ERR_STOPPED,
+                "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint in '%s'",
+                (clock_s() - l->started_s) / 60, step, l->cfg->run.dir);
     else
-        err_set(ERR_STOPPED, "stopped by %s after step %lld, with a checkpoint", strsignal((int)reason),
-                step);
+        err_set(ERR_STOPPED, "stopped by SIG%s after step %lld, with a checkpoint in '%s'",
+                sigabbrev_np((int)reason), step, l->cfg->run.dir);
     const bool same = !strcmp(l->cfg->checkpoint.resume, "auto");
     return err_hint("%s command goes on from there", same ? "the same" : "with checkpoint.resume=auto this");
 }
@@ -567,6 +601,16 @@ static Err close_metrics(Loop *l, Err err)
     return err ? err_again(&first, err) : closed;
 }
 
+/* Where to look now. */
+static void say_end(const Loop *l)
+{
+    char time_text[UNITS_BYTES];
+    if (!l->lead || !l->steps_done) return;
+    log_info("done: step %lld after %s; everything is in '%s', the curve in '%s/loss.svg'",
+             (long long)l->run.trainer.step, units_seconds(time_text, clock_s() - l->started_s),
+             l->cfg->run.dir, l->cfg->run.dir);
+}
+
 Err train_run(const Config *cfg, const Boot *boot)
 {
     Loop l;
@@ -576,5 +620,6 @@ Err train_run(const Config *cfg, const Boot *boot)
     if (!err) err = loop_run(&l);
     if (!err) fault_point("end");
     err = close_metrics(&l, err);
+    if (!err) say_end(&l);
     return loop_close(&l, err);
 }

@@ -64,7 +64,7 @@ class Megatrain:
         with open(self.path("texts.jsonl"), "w") as f:
             for text in full:
                 f.write(json.dumps({"text": text}) + "\n")
-        self.run("preprocess", "--input", self.path("texts.jsonl"), "--format", "jsonl", "--tokenizer", tokenizer,
+        self.run("preprocess", "--force", "--input", self.path("texts.jsonl"), "--format", "jsonl", "--tokenizer", tokenizer,
                  "--output", self.path("ids"))
         with open(self.path("ids.idx"), "rb") as f:
             index = f.read()

@@ -1,0 +1,182 @@
+/* See plan.h: the bytes of a rank by kind, whether they fit a device, and all figures as JSON. */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/json.h"
+#include "cli/plan.h"
+
+/* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
+int64_t plan_weights(const PlanTable *t, const PlanKind *k)
+{
+    return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.slice_count) * dtype_size(F32);
+}
+
+int64_t plan_narrow_weights(const PlanTable *t, const PlanKind *k)
+{
+    return t->spec.compute == F32 ? 0 : k->plan.flat_count * dtype_size(t->spec.compute);
+}
+
+int64_t plan_gradients(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.grad_bytes;
+}
+
+int64_t plan_moments(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return 2 * k->plan.slice_count * dtype_size(F32);
+}
+
+int64_t plan_boundary(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.boundary;
+}
+
+int64_t plan_tables(const PlanTable *t, const PlanKind *k)
+{
+    return k->plan.state - k->plan.boundary - plan_weights(t, k) - plan_narrow_weights(t, k) -
+           plan_gradients(t, k) - plan_moments(t, k);
+}
+
+int64_t plan_saves(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.save;
+}
+
+int64_t plan_scratch(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.scratch;
+}
+
+int64_t plan_workspace(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.workspace;
+}
+
+int64_t plan_staging(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.staging;
+}
+
+int64_t plan_ahead(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.ahead;
+}
+
+int64_t plan_snapshot(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.snapshot;
+}
+
+int64_t plan_total(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return memory_plan_total(&k->plan);
+}
+
+int64_t plan_op_bytes(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.op_bytes;
+}
+
+int64_t plan_comm_bytes(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.comm_bytes;
+}
+
+/* Of the rank that takes the most. */
+int64_t plan_largest_total(const PlanTable *t)
+{
+    int64_t most = 0;
+    for (int i = 0; i < t->count; i++) {
+        const int64_t bytes = memory_plan_total(&t->kinds[i].plan);
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* With what CUDA and its libraries take beside the plan. */
+bool plan_fits(const PlanTable *t)
+{
+    return plan_largest_total(t) + DEVICE_LIBRARY_BYTES <= t->target->mib << 20;
+}
+
+/* ---- JSON ---- */
+
+static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
+{
+    static const struct {
+        const char *key;
+        int64_t (*value)(const PlanTable *, const PlanKind *);
+    } rows[] = { { "weights", plan_weights },      { "weights_16_bit", plan_narrow_weights },
+                 { "gradients", plan_gradients },  { "moments", plan_moments },
+                 { "tables", plan_tables },        { "boundary", plan_boundary },
+                 { "saves", plan_saves },          { "scratch", plan_scratch },
+                 { "workspace", plan_workspace },  { "staging", plan_staging },
+                 { "read_ahead", plan_ahead },     { "snapshot", plan_snapshot },
+                 { "total", plan_total },          { "op_bytes", plan_op_bytes },
+                 { "comm_bytes", plan_comm_bytes } };
+    json_open(j, NULL, '{');
+    json_put_int(j, "pp_rank", k->pp_rank);
+    json_put_int(j, "first_tp_rank", k->first_tp_rank);
+    json_put_int(j, "tp_ranks", k->tp_ranks);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) json_put_int(j, rows[i].key, rows[i].value(t, k));
+    json_put_number(j, "flop", (double)k->plan.flop);
+    json_close(j, '}');
+}
+
+/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
+static void put_json(JsonOut *j, const PlanTable *t)
+{
+    const MemoryPlan *p = &t->kinds[0].plan;
+    char precision[CONFIG_VALUE_BYTES];
+    json_open(j, NULL, '{');
+    json_put_text(j, "device", t->target ? t->target->name : t->spec.device == DEVICE_CPU ? "cpu" : "cuda");
+    json_put_text(j, "precision", config_value(t->cfg, CFG_run_precision, precision));
+    json_put_int(j, "world", grid_size(t->grid));
+    json_put_int(j, "tp", t->grid.tp);
+    json_put_int(j, "pp", t->grid.pp);
+    json_put_int(j, "dp", t->grid.dp);
+    json_put_int(j, "micro_batch", t->spec.micro_batch);
+    json_put_int(j, "microbatches", t->cfg->derived.microbatches);
+    json_put_int(j, "step_tokens", t->spec.global_batch * t->spec.model.seq);
+    json_put_int(j, "steps", t->cfg->derived.steps);
+    json_put_int(j, "parameters", p->params);
+    json_put_int(j, "active_parameters", model_active_params(&t->spec.model, p->params));
+    json_put_int(j, "flop_per_token", model_flop_per_token(&t->spec.model, p->params));
+    json_put_int(j, "largest_total", plan_largest_total(t));
+    if (t->target && t->target->mib) {
+        json_put_int(j, "device_bytes", t->target->mib << 20);
+        json_put_bool(j, "fits", plan_fits(t));
+    }
+    json_put_bool(j, "memory_on_host", p->host_apart);
+    json_open(j, "ranks", '[');
+    for (int i = 0; i < t->count; i++) json_rank(j, t, &t->kinds[i]);
+    json_close(j, ']');
+    json_close(j, '}');
+}
+
+Err plan_print_json(const PlanTable *t)
+{
+    enum { HEAD_BYTES = 4096, RANK_BYTES = 1024 };
+    const int64_t room = HEAD_BYTES + (int64_t)t->count * RANK_BYTES;
+    char *text = malloc((size_t)room);
+    JsonOut j;
+    if (!text) return err_set(ERR_MEMORY, "no memory for the plan's text");
+    json_out_init(&j, text, room);
+    put_json(&j, t);
+    ASSERT(json_out_ok(&j));
+    puts(text);
+    free(text);
+    return ERR_OK;
+}

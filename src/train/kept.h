@@ -1,0 +1,24 @@
+/*
+ * What a run's folder keeps so that it can be understood and used without what is around it:
+ *
+ *   log.txt             all lines that rank 0 says, with their times
+ *   starts/N.ini        the resolved configuration of the N-th start, and from which step it went on
+ *   tokenizer/          a copy of data.tokenizer's files (none of `byte`), as a folder that is a tokenizer
+ */
+#ifndef MEGATRAIN_TRAIN_KEPT_H
+#define MEGATRAIN_TRAIN_KEPT_H
+
+#include <limits.h>
+#include <stdint.h>
+
+#include "base/err.h"
+
+/* Of a start, under the folder's lock, once it is known from which step it goes on. ERR_IO. */
+Err kept_start(const char *run_dir, const char *config_text, int64_t step);
+/* Of the tokenizer `spec`, in place of what is there and differs. ERR_IO, ERR_MEMORY. */
+Err kept_tokenizer(const char *run_dir, const char *spec);
+
+/* out = the copy that a run has; false if there is none. */
+bool kept_find_tokenizer(const char *run_dir, char out[PATH_MAX]);
+
+#endif

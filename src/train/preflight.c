@@ -1,0 +1,72 @@
+/* See preflight.h. */
+#include "train/preflight.h"
+
+#include <string.h>
+
+#include "base/file.h"
+#include "base/log.h"
+#include "data/sets.h"
+#include "data/tokenizer.h"
+#include "device/device.h"
+#include "train/spec.h"
+
+/* What cannot be opened is warned of in the words in which a run would fail. */
+static void warn_of(Err err, const char *key, int *found)
+{
+    if (!err) return;
+    log_warn("%s: %s", key, err_message());
+    ++*found;
+}
+
+static void look_for_device(const Config *c, int *found)
+{
+    char why[256];
+    if (c->run.device != RUN_DEVICE_CUDA || device_cuda_count(why, sizeof why) > 0) return;
+    log_warn("run.device: there is no GPU to use: %s", why);
+    ++*found;
+}
+
+static void look_for_data(const Config *c, const Tokenizer *t, int *found)
+{
+    DatasetOptions o = { .spec = c->data.train,
+                         .split = c->data.split,
+                         .part = PART_TRAIN,
+                         .seq = c->model.seq,
+                         .tokenizer = t ? c->data.tokenizer : NULL,
+                         .tokenizer_crc = t ? tokenizer_crc(t) : 0 };
+    Dataset *train = NULL;
+    Sets valid = { 0 };
+    if (*c->data.train) warn_of(dataset_open(&o, &train), "data.train", found);
+    else warn_of(err_set(ERR_DATA, "it is empty: there is nothing to train on"), "data.train", found);
+    dataset_close(train);
+    o.part = PART_VALID;
+    o.order = ORDER_FILE;
+    if (!*c->data.split) o.spec = c->data.valid;
+    if (!*o.spec || (!*c->data.valid && !*c->data.split)) return;
+    const Err err = sets_open(&o, &valid);
+    warn_of(err, *c->data.split ? "data.split" : "data.valid", found);
+    if (!err) sets_close(&valid);
+}
+
+static void look_for_path(const char *key, const char *path, int *found)
+{
+    if (file_exists(path)) return;
+    log_warn("%s: there is no '%s'", key, path);
+    ++*found;
+}
+
+Err preflight(const Config *c, int *found)
+{
+    Tokenizer *t = NULL;
+    TrainSpec spec;
+    *found = 0;
+    look_for_device(c, found);
+    warn_of(tokenizer_open(c->data.tokenizer, &t), "data.tokenizer", found);
+    look_for_data(c, t, found);
+    if (strcmp(c->checkpoint.resume, "auto") && strcmp(c->checkpoint.resume, "none"))
+        look_for_path("checkpoint.resume", c->checkpoint.resume, found);
+    if (*c->checkpoint.load) look_for_path("checkpoint.load", c->checkpoint.load, found);
+    Err err = t ? train_spec(c, tokenizer_vocab(t), &spec) : ERR_OK;
+    tokenizer_close(t);
+    return err;
+}

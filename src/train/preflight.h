@@ -1,0 +1,14 @@
+/* Before a run: what it would stumble over on this machine, looked for without starting it. */
+#ifndef MEGATRAIN_TRAIN_PREFLIGHT_H
+#define MEGATRAIN_TRAIN_PREFLIGHT_H
+
+#include "base/config.h"
+
+/*
+ * Warns of what the configuration names and is not to be had here: GPU, tokenizer, token files, checkpoints. Opens
+ * token files as a run does (their indexes), but reads no tokens. *found: how many warnings. ERR_CONFIG where what is
+ * there contradicts the configuration (a vocabulary that is too small).
+ */
+Err preflight(const Config *c, int *found);
+
+#endif
