@@ -448,8 +448,8 @@ TEST(what_is_not_built_says_so)
     CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     /* before all rules, and without those that it breaks */
-    const char *got = complaint(NULL, "parallel.ep=2 model.hidden=100", 1);
-    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: parallel.ep = '2': not built yet: ") == got,
+    const char *got = complaint(NULL, "parallel.cp=2 model.hidden=100", 1);
+    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: parallel.cp = '2': not built yet: ") == got,
               "%s", got);
     CHECK(count_lines(complaint(NULL, "parallel.cp=2 run.precision=fp8 run.reproducible=layout", 1)) == 3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
