@@ -50,7 +50,7 @@ TEST(worked_examples)
     expect(k, GROUP_EXPERT_TP, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
     k.kv = 4;
     expect(k, GROUP_KV, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
-    GridShape b = { .world = 8, .tp = 2, .cp = 2, .pp = 1, .ep = 4, .etp = 1 };
+    GridShape b = { .world = 8, .tp = 2, .cp = 2, .pp = 1, .ep = 4, .etp = 1, .experts = true };
     expect(b, GROUP_CP, "(02)(13)(46)(57)");
     expect(b, GROUP_DP, "(04)(15)(26)(37)");
     expect(b, GROUP_DP_CP, "(0246)(1357)");
@@ -58,7 +58,7 @@ TEST(worked_examples)
     expect(b, GROUP_EP, "(0123)(4567)");
     expect(b, GROUP_EXPERT_DP, "(04)(15)(26)(37)");
     expect(b, GROUP_EXPERT_TP, "(0)(1)(2)(3)(4)(5)(6)(7)");
-    GridShape c = { .world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 4, .etp = 1 };
+    GridShape c = { .world = 16, .tp = 2, .cp = 2, .pp = 2, .ep = 4, .etp = 1, .experts = true };
     expect(c, GROUP_CP, "(0,2)(1,3)(4,6)(5,7)(8,10)(9,11)(12,14)(13,15)");
     expect(c, GROUP_DP, "(0,4)(1,5)(2,6)(3,7)(8,12)(9,13)(10,14)(11,15)");
     expect(c, GROUP_DP_CP, "(0,2,4,6)(1,3,5,7)(8,10,12,14)(9,11,13,15)");
@@ -102,7 +102,7 @@ TEST(groups_part_the_ranks_by_their_coordinates)
         GridShape s = { .world = 1 + (int)(test_uniform(&(uint64_t){ (uint64_t)n * 7 + 1 }, 0, 48)),
                         .tp = 1 + n % 4, .cp = 1 + n / 4 % 3, .pp = 1 + n / 12 % 4, .ep = 1 + n / 48 % 4,
                         .etp = 1 + n / 192 % 3, .order = n % 2 ? ORDER_PP_DP : ORDER_DP_PP,
-                        .kv = n % 5 };
+                        .kv = n % 5, .experts = true };
         if (!grid_fits(s)) continue;
         shapes++;
         for (size_t k = 0; k < sizeof rules / sizeof *rules; k++) {
@@ -161,7 +161,7 @@ TEST(ranks_find_themselves_in_their_groups)
     for (int n = 0; n < 2000; n++) {
         GridShape s = { .tp = 1 + n % 3, .cp = 1 + n / 3 % 2, .pp = 1 + n / 6 % 6, .ep = 1, .etp = 1 + n % 3,
                         .order = n / 36 % 2 ? ORDER_PP_DP : ORDER_DP_PP, .sp = n / 72 % 2,
-                        .two_replicas = n / 144 % 2 };
+                        .two_replicas = n / 144 % 2, .experts = n % 7 > 2 };
         s.world = s.tp * s.cp * s.pp * (1 + n / 288 % 3);
         s.ep = s.cp;
         if (!grid_fits(s)) continue;
