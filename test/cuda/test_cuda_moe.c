@@ -18,11 +18,11 @@ static void spoil_workspace(CudaCase *c)
 
 /* ---- routers ---- */
 
-/* step: 0, or what logits are multiples of: many scores are then equal. */
+/* step: 0, or what logits are multiples of: many scores are then equal. bias: 0, or biases up to it are added. */
 typedef struct {
     int64_t N, E, K, gap, used;
     int groups, group_topk;
-    double step;
+    double step, bias;
 } Routed;
 
 static Router router_for(const Routed *p, RouterScore score, int normalize)
@@ -52,13 +52,15 @@ static void router_case(RouterScore score, int normalize, Routed p)
     const Router r = router_for(&p, score, normalize);
     const int64_t used = p.used ? p.used : p.N;
     char name[128];
-    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g", score,
-             normalize, (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step);
+    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g bias %g",
+             score, normalize, (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step, p.bias);
     Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -1, 1, p.N, p.E, p.gap, 0);
     Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
     Pair dweight = pair_random(c, F32, 1, p.N, p.K), rows = pair_values(c, I64, &used, 1);
     const Pair from = pair_used(logits.view, &rows), grad = pair_used(dweight, &rows);
-    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(from), .router = r);
+    Pair bias = { 0 };
+    if (p.bias > 0) bias = pair_random(c, F32, p.bias, p.E);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(from), .bias = AT(bias), .router = r);
     pair_check(c, index, 0, "index, %s", name);
     pair_check(c, weight, 1e-5, "weight, %s", name);
     BOTH(c, router_bwd, .dlogits = AT(dlogits.view), .dweight = AT(grad), .logits = AT(logits.view), .index = AT(index),
@@ -67,7 +69,8 @@ static void router_case(RouterScore score, int normalize, Routed p)
     case_close(c);
 }
 
-/* Experts and choices fewer than lanes, as many, more; all chosen; equal scores within and between groups. */
+/* Experts and choices fewer than lanes, as many, more; all chosen; equal scores within and between groups; biases of
+ * the size of the scores' differences, and far beyond them. */
 TEST(router)
 {
     static const Routed shapes[] = { { .N = 1, .E = 1, .K = 1 },
@@ -78,13 +81,17 @@ TEST(router)
                                      { .N = 5, .E = 64, .K = 8, .groups = 8, .group_topk = 4, .step = 1 },
                                      { .N = 2, .E = 60, .K = 40, .gap = 4, .step = 0.5 },
                                      { .N = 3, .E = 256, .K = 8, .groups = 8, .group_topk = 4 },
-                                     { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 } };
+                                     { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 },
+                                     { .N = 6, .E = 8, .K = 2, .gap = 1, .used = 5, .bias = 0.3 },
+                                     { .N = 5, .E = 65, .K = 34, .bias = 8 },
+                                     { .N = 6, .E = 64, .K = 6, .groups = 8, .group_topk = 2, .bias = 0.3 } };
     for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             router_case((RouterScore)score, 0, shapes[i]);
             if (score != ROUTER_SOFTMAX) router_case((RouterScore)score, 1, shapes[i]);
         }
-    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 3, .E = 5000, .K = 9 }); /* two warps a block */
+    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 3, .E = 5000, .K = 9 }); /* two warps a block; with a bias, one */
+    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 2, .E = 5000, .K = 9, .bias = 0.3 });
 }
 
 /* NaN and infinities: K different experts, those of test_moe_ops. */
@@ -111,10 +118,15 @@ TEST(router_refused)
     enum { E = 12289 };
     CudaCase *c = case_open();
     Pair logits = pair_zero(c, F32, 1, E), index = pair_zero(c, I32, 1, 1), weight = pair_zero(c, F32, 1, 1);
+    Pair bias = pair_zero(c, F32, E / 2);
     case_side = CASE_GPU;
     FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
              .router = { ROUTER_SOFTMAX, 0, 1, 1, 1 }),
           ERR_SHAPE, "router_fwd: 12289 experts are too many");
+    for (int side = 0; side < 2; side++) logits.t[side] = tensor_col_slice(logits.t[side], 0, E / 2);
+    FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
+             .bias = AT(bias), .router = { ROUTER_SIGMOID, 0, 1, 1, 1 }),
+          ERR_SHAPE, "router_fwd: 6144 experts are too many");
     case_close(c);
 }
 
