@@ -1,6 +1,7 @@
 /*
- * Routers of mixtures: scores, the best K of E experts, their weights, and the gradient of the logits. The formulas
- * stand in device/step.h (Router).
+ * Routers of mixtures: scores, the best K of E experts, their weights, and the gradient of the logits, with that of
+ * balance losses. The formulas stand in device/step.h (Router) and device/ops.def (router_balance). How many rows chose
+ * an expert: balance.cu.
  *
  * Mapping   a warp for each row, its scores in shared memory, lane l the experts l, l + 32, .... Experts are in a
  *           strict order, by score, then by number, so the next best is the first in it behind the last chosen: K
@@ -54,7 +55,8 @@ __device__ __forceinline__ float one_score(RouterScore kind, float x)
     return x;
 }
 
-__device__ __forceinline__ void row_softmax(float *y, const float *x, int E)
+/* Returns log(sum of exp(x)). */
+__device__ __forceinline__ float row_softmax(float *y, const float *x, int E)
 {
     const int lane = threadIdx.x % WARP;
     float most = -INFINITY, sum = 0;
@@ -66,6 +68,7 @@ __device__ __forceinline__ void row_softmax(float *y, const float *x, int E)
     }
     sum = warp_sum(sum);
     for (int e = lane; e < E; e += WARP) y[e] /= sum;
+    return most + logf(sum);
 }
 
 /* By all lanes; then each sees all scores. */
@@ -77,7 +80,7 @@ __device__ __forceinline__ void row_scores(RouterScore kind, float *y, const flo
     __syncwarp();
 }
 
-/* Score by logit; of SOFTMAX_PRE the row's sum comes to it (router_bwd_kernel). */
+/* Score by logit; of softmax the row's sum comes to it (router_bwd_kernel, aux_gradient). */
 __device__ __forceinline__ float score_slope(RouterScore kind, float score, float logit)
 {
     if (kind == ROUTER_SIGMOID) return score * (1.0f - score);
@@ -242,6 +245,48 @@ __global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_bwd_kernel(Routing 
     }
 }
 
+/* ---- balance ---- */
+
+struct Balance {
+    Rows<float> dlogits;
+    Rows<const int64_t> load; /* of units; data NULL: no loss by load */
+    const StepValues *step;
+    int64_t first, rows;
+    float aux, z; /* a row's, before step->loss_scale */
+};
+
+/* dx += the gradients g[e] = pull * load[e] of the scores q, divided by their sum, through both. */
+__device__ __forceinline__ void aux_gradient(RouterScore kind, const RoutedRow &row, Rows<const float> logits, int E,
+                                             const int64_t *load, float pull, float *dx)
+{
+    const float *x = logits.at(row.n);
+    float *q = row.score, sum = 0, mean = 0;
+    const bool softmax = kind == ROUTER_SOFTMAX || kind == ROUTER_SOFTMAX_PRE;
+    row_scores(softmax ? ROUTER_SOFTMAX_PRE : kind, q, x, E);
+    for (int e = threadIdx.x % WARP; e < E; e += WARP) sum += q[e];
+    sum = softmax ? 1.0f : warp_sum(sum) + NORMALIZE_EPS;
+    for (int e = threadIdx.x % WARP; e < E; e += WARP) mean += pull * static_cast<float>(load[e]) * (q[e] / sum);
+    mean = warp_sum(mean);
+    for (int e = threadIdx.x % WARP; e < E; e += WARP)
+        dx[e] += (pull * static_cast<float>(load[e]) - mean) / sum *
+                 score_slope(softmax ? ROUTER_SOFTMAX_PRE : kind, q[e], x[e]);
+}
+
+__global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_balance_kernel(Routing r, Balance b)
+{
+    DYNAMIC_SHARED(float, shared);
+    const RoutedRow row(r, shared);
+    if (row.n < 0) return;
+    const float scale = b.step->loss_scale;
+    float *dx = b.dlogits.at(row.n);
+    if (b.load.data)
+        aux_gradient(r.router.score, row, r.logits, r.E, b.load.at((b.first + row.n) / b.rows), scale * b.aux, dx);
+    if (b.z > 0) {
+        const float z = row_softmax(row.score, r.logits.at(row.n), r.E);
+        for (int e = threadIdx.x % WARP; e < r.E; e += WARP) dx[e] += scale * b.z * 2.0f * z * row.score[e];
+    }
+}
+
 /* ---- launching ---- */
 
 static Err routing_of(Routing *r, const char *name, Tensor logits, int64_t K, Router router)
@@ -279,5 +324,16 @@ extern "C" Err cuda_router_bwd(Stream *s, const router_bwd_args *a)
     TRY(routing_of(&r, "router_bwd", a->logits, a->index.dim[1], a->router));
     r.rows = row_count(a->dlogits, a->dweight);
     LAUNCH(router_bwd_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r, g);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_router_balance(Stream *s, const router_balance_args *a)
+{
+    Routing r = {};
+    Balance b = { rows_of<float>(a->dlogits), rows_of<const int64_t>(a->load), a->step, a->first, a->rows, 0, a->z };
+    TRY(routing_of(&r, "router_balance", a->logits, a->topk, a->router));
+    r.rows = row_count(a->dlogits, a->logits);
+    b.aux = a->aux * static_cast<float>(r.E) / (static_cast<float>(a->topk) * static_cast<float>(a->rows));
+    LAUNCH(router_balance_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r, b);
     return ERR_OK;
 }

@@ -1,5 +1,5 @@
 /*
- * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
+ * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, balance.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
  * and rows that are not in use, experts without rows, rows that lie apart.
  */
 #include "pair_views.h"
@@ -127,6 +127,101 @@ TEST(router_refused)
     FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
              .bias = AT(bias), .router = { ROUTER_SIGMOID, 0, 1, 1, 1 }),
           ERR_SHAPE, "router_fwd: 6144 experts are too many");
+    case_close(c);
+}
+
+/* ---- balance ---- */
+
+/* Rows first .. first + N - 1 of a micro-batch of units of `rows` rows. aux, z: 0 for none. */
+typedef struct {
+    Routed routed;
+    int64_t first, rows, units;
+    float aux, z;
+} Balanced;
+
+static void balance_case(RouterScore score, Balanced b)
+{
+    CudaCase *c = case_open();
+    const Routed p = b.routed;
+    const Router r = router_for(&p, score, 1);
+    const StepValues values = { .loss_scale = 0.5f };
+    const int64_t used = p.used ? p.used : p.N;
+    char name[128];
+    snprintf(name, sizeof name, "score %d N %d E %d K %d gap %d used %d first %d rows %d aux %g z %g", score, (int)p.N,
+             (int)p.E, (int)p.K, (int)p.gap, (int)used, (int)b.first, (int)b.rows, (double)b.aux, (double)b.z);
+    Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -0.1, 0.1, p.N, p.E, p.gap, 0);
+    Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
+    Pair load = pair_zero(c, I64, b.units, p.E), rows = pair_values(c, I64, &used, 1), none = { 0 };
+    Pair step = pair_values(c, I32, &values, sizeof values / 4);
+    const Pair chosen = pair_used(index, &rows), from = pair_used(logits.view, &rows);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits.view), .router = r);
+    for (int again = 0; again < 2; again++)
+        BOTH(c, router_count, .load = AT(load), .index = AT(chosen), .first = b.first, .rows = b.rows);
+    pair_check(c, load, 0, "load, %s", name);
+    const Pair *by = b.aux > 0 ? &load : &none;
+    BOTH(c, router_balance, .dlogits = AT(dlogits.view), .logits = AT(from), .load = AT(*by), .router = r,
+         .step = AT(step).data, .topk = (int)p.K, .aux = b.aux, .z = b.z, .first = b.first, .rows = b.rows);
+    pair_check(c, dlogits.all, 2e-5, "dlogits, %s", name);
+    case_close(c);
+}
+
+/* Units of which some rows are here, all, and none; of one block, and of several. */
+TEST(balance)
+{
+    static const Balanced cases[] = { { { .N = 1, .E = 1, .K = 1 }, 0, 1, 1, 3, 2 },
+                                      { { .N = 6, .E = 8, .K = 2, .gap = 3, .used = 5 }, 0, 3, 2, 3, 0 },
+                                      { { .N = 7, .E = 40, .K = 3 }, 5, 4, 4, 2, 0.5f },
+                                      { { .N = 5, .E = 65, .K = 6 }, 2, 10, 2, 0, 0.5f },
+                                      { { .N = 3, .E = 5000, .K = 9 }, 0, 2, 2, 0.1f, 0.1f } };
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) balance_case((RouterScore)score, cases[i]);
+    balance_case(ROUTER_SIGMOID, (Balanced){ { .N = 900, .E = 20, .K = 10 }, 100, 751, 2, 1, 0 });
+}
+
+/* Rows as offsets say are added to loads; biases follow them, unless the step is skipped. most 0: an even load, which
+ * moves none. */
+static void bias_case(int64_t E, int64_t runs, int most, int skip)
+{
+    CudaCase *c = case_open();
+    const StepValues values = { .skip = skip };
+    const int64_t X = E * runs + 1;
+    int64_t *at = calloc((size_t)X, sizeof *at);
+    float *before = calloc((size_t)E, sizeof *before);
+    for (int64_t e = 0; e < E && most; e++) before[e] = (float)(test_rand(&c->random) % 3);
+    for (int64_t i = 1; i < X; i++)
+        at[i] = at[i - 1] + (most ? (int64_t)(test_rand(&c->random) % (uint64_t)most) : 100003);
+    Pair offset = pair_values(c, I64, at, X), load = pair_values(c, F32, before, E);
+    Pair bias = pair_random(c, F32, 1, E), step = pair_values(c, I32, &values, sizeof values / 4);
+    free(at);
+    free(before);
+    BOTH(c, expert_count, .load = AT(load), .offset = AT(offset));
+    BOTH(c, expert_bias, .bias = AT(bias), .load = AT(load), .step = AT(step).data, .rate = 0.25f);
+    pair_check(c, load, 0, "load, E %d runs %d", (int)E, (int)runs);
+    pair_check(c, bias, 0, "bias, E %d runs %d most %d skip %d", (int)E, (int)runs, most, skip);
+    case_close(c);
+}
+
+TEST(bias)
+{
+    bias_case(1, 1, 9, 0);
+    bias_case(8, 3, 9, 0);
+    bias_case(8, 3, 9, 1);
+    bias_case(40, 2, 0, 0);
+    bias_case(300, 1, 2, 0);
+    bias_case(299, 2, 9, 0);
+}
+
+TEST(balance_refused)
+{
+    CudaCase *c = case_open();
+    Pair index = pair_zero(c, I32, 1, 1), many = pair_zero(c, I64, 1, 12289), load = pair_zero(c, I64, 2);
+    Pair bias = pair_zero(c, F32, 2), offset = pair_zero(c, I64, 3);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), router_count, .load = AT(many), .index = AT(index), .rows = 1), ERR_SHAPE,
+          "router_count: 12289 experts are too many");
+    FAILS(op(case_stream(c), expert_count, .load = AT(load), .offset = AT(offset)), ERR_SHAPE,
+          "expert_count: load is i64");
+    FAILS(op(case_stream(c), expert_bias, .bias = AT(bias), .load = AT(load)), ERR_SHAPE, "expert_bias: load is i64");
     case_close(c);
 }
 
