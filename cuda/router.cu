@@ -1,6 +1,7 @@
 /*
- * Routers of mixtures: scores, the best K of E experts, their weights, and the gradient of the logits. The formulas
- * stand in device/step.h (Router).
+ * Routers of mixtures: scores, the best K of E experts, their weights, and the gradient of the logits, with that of
+ * balance losses. The formulas stand in device/step.h (Router) and device/ops.def (router_balance). How many rows chose
+ * an expert: balance.cu.
  *
  * Mapping   a warp for each row, its scores in shared memory, lane l the experts l, l + 32, .... Experts are in a
  *           strict order, by score, then by number, so the next best is the first in it behind the last chosen: K
@@ -8,7 +9,8 @@
  * Traffic   4 E bytes a row, twice as many backward, and 8 K: 65,536 rows of 64 experts, 8 choices: 21 MB, 5 us at 4.3
  *           TB/s, and 38 MB, 9 us. Some 60 instructions for each choice and 32 experts, 70 M for these rows: forward is
  *           bound by them, some 100 us at one instruction a clock and scheduler.
- * Needs     fp32. The row's scores, its groups' and K of the chosen fit 48 KiB: at most some 12,000 together.
+ * Needs     fp32. The row's scores (with a bias: twice), its groups' and K of the chosen fit 48 KiB: at most some
+ *           12,000 together.
  */
 #include <limits.h>
 
@@ -20,23 +22,25 @@ constexpr int64_t ROUTER_SHARED = 48 << 10;
 
 struct Routing {
     Rows<const float> logits;
+    const float *bias; /* of the scores that are chosen by, or NULL */
     Router router;
     RowCount rows;
     int E, K, warps; /* warps of a block */
-    __host__ __device__ int row_floats() const { return E + router.groups + K; } /* of a warp's shared memory */
+    __host__ __device__ int row_floats() const { return (bias ? 2 : 1) * E + router.groups + K; } /* shared, a warp's */
 };
 
-/* A warp's row; n < 0: none. Shared memory: E scores, a score a group, K numbers. */
+/* A warp's row; n < 0: none. Shared memory: E scores, with a bias E of score + bias, a score a group, K numbers. */
 struct RoutedRow {
     int64_t n;
-    float *score, *group, *chosen;
+    float *score, *rank, *group, *chosen; /* rank: what is chosen by */
     __device__ __forceinline__ RoutedRow(const Routing &r, float *shared)
     {
         const int warp = threadIdx.x / WARP;
         n = blockIdx.x * static_cast<int64_t>(r.warps) + warp;
         if (n >= rows_in_use(r.rows)) n = -1;
         score = shared + warp * r.row_floats();
-        group = score + r.E, chosen = group + r.router.groups;
+        rank = r.bias ? score + r.E : score;
+        group = rank + r.E, chosen = group + r.router.groups;
     }
 };
 
@@ -51,7 +55,8 @@ __device__ __forceinline__ float one_score(RouterScore kind, float x)
     return x;
 }
 
-__device__ __forceinline__ void row_softmax(float *y, const float *x, int E)
+/* Returns log(sum of exp(x)). */
+__device__ __forceinline__ float row_softmax(float *y, const float *x, int E)
 {
     const int lane = threadIdx.x % WARP;
     float most = -INFINITY, sum = 0;
@@ -63,6 +68,7 @@ __device__ __forceinline__ void row_softmax(float *y, const float *x, int E)
     }
     sum = warp_sum(sum);
     for (int e = lane; e < E; e += WARP) y[e] /= sum;
+    return most + logf(sum);
 }
 
 /* By all lanes; then each sees all scores. */
@@ -74,7 +80,7 @@ __device__ __forceinline__ void row_scores(RouterScore kind, float *y, const flo
     __syncwarp();
 }
 
-/* Score by logit; of SOFTMAX_PRE the row's sum comes to it (router_bwd_kernel). */
+/* Score by logit; of softmax the row's sum comes to it (router_bwd_kernel, aux_gradient). */
 __device__ __forceinline__ float score_slope(RouterScore kind, float score, float logit)
 {
     if (kind == ROUTER_SIGMOID) return score * (1.0f - score);
@@ -125,7 +131,7 @@ __device__ __forceinline__ Ranked choose_groups(const Routing &r, const RoutedRo
         Ranked last = before_all();
         float sum = 0;
         for (int i = 0; i < most; i++) {
-            last = next_best(row.score, g * size, (g + 1) * size, last, all);
+            last = next_best(row.rank, g * size, (g + 1) * size, last, all);
             sum += last.score;
         }
         if (threadIdx.x % WARP == 0) row.group[g] = sum;
@@ -134,6 +140,12 @@ __device__ __forceinline__ Ranked choose_groups(const Routing &r, const RoutedRo
     Ranked last = before_all();
     for (int i = 0; i < r.router.group_topk; i++) last = next_best(row.group, 0, r.router.groups, last, all);
     return last;
+}
+
+__device__ __forceinline__ void add_bias(const Routing &r, const RoutedRow &row)
+{
+    for (int e = threadIdx.x % WARP; e < r.E; e += WARP) row.rank[e] = row.score[e] + r.bias[e];
+    __syncwarp();
 }
 
 /* index: the row's K experts; row.chosen: their scores. */
@@ -148,7 +160,7 @@ __device__ __forceinline__ void choose(const Routing &r, const RoutedRow &row, i
     };
     Ranked last = before_all();
     for (int k = 0; k < r.K; k++) {
-        last = next_best(row.score, 0, r.E, last, open);
+        last = next_best(row.rank, 0, r.E, last, open);
         if (threadIdx.x % WARP == 0) {
             index[k] = last.index;
             row.chosen[k] = row.score[last.index];
@@ -182,6 +194,7 @@ router_fwd_kernel(Routing r, Rows<int32_t> index, Rows<float> weight)
     const RoutedRow row(r, shared);
     if (row.n < 0) return;
     row_scores(r.router.score, row.score, r.logits.at(row.n), r.E);
+    if (r.bias) add_bias(r, row);
     choose(r, row, index.at(row.n));
     row_weights(r, row.chosen, weight.at(row.n));
 }
@@ -232,11 +245,53 @@ __global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_bwd_kernel(Routing 
     }
 }
 
+/* ---- balance ---- */
+
+struct Balance {
+    Rows<float> dlogits;
+    Rows<const int64_t> load; /* of units; data NULL: no loss by load */
+    const StepValues *step;
+    int64_t first, rows;
+    float aux, z; /* a row's, before step->loss_scale */
+};
+
+/* dx += the gradients g[e] = pull * load[e] of the scores q, divided by their sum, through both. */
+__device__ __forceinline__ void aux_gradient(RouterScore kind, const RoutedRow &row, Rows<const float> logits, int E,
+                                             const int64_t *load, float pull, float *dx)
+{
+    const float *x = logits.at(row.n);
+    float *q = row.score, sum = 0, mean = 0;
+    const bool softmax = kind == ROUTER_SOFTMAX || kind == ROUTER_SOFTMAX_PRE;
+    row_scores(softmax ? ROUTER_SOFTMAX_PRE : kind, q, x, E);
+    for (int e = threadIdx.x % WARP; e < E; e += WARP) sum += q[e];
+    sum = softmax ? 1.0f : warp_sum(sum) + NORMALIZE_EPS;
+    for (int e = threadIdx.x % WARP; e < E; e += WARP) mean += pull * static_cast<float>(load[e]) * (q[e] / sum);
+    mean = warp_sum(mean);
+    for (int e = threadIdx.x % WARP; e < E; e += WARP)
+        dx[e] += (pull * static_cast<float>(load[e]) - mean) / sum *
+                 score_slope(softmax ? ROUTER_SOFTMAX_PRE : kind, q[e], x[e]);
+}
+
+__global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_balance_kernel(Routing r, Balance b)
+{
+    DYNAMIC_SHARED(float, shared);
+    const RoutedRow row(r, shared);
+    if (row.n < 0) return;
+    const float scale = b.step->loss_scale;
+    float *dx = b.dlogits.at(row.n);
+    if (b.load.data)
+        aux_gradient(r.router.score, row, r.logits, r.E, b.load.at((b.first + row.n) / b.rows), scale * b.aux, dx);
+    if (b.z > 0) {
+        const float z = row_softmax(row.score, r.logits.at(row.n), r.E);
+        for (int e = threadIdx.x % WARP; e < r.E; e += WARP) dx[e] += scale * b.z * 2.0f * z * row.score[e];
+    }
+}
+
 /* ---- launching ---- */
 
-static Err routing_of(Routing *r, const char *name, Tensor logits, Tensor index, Router router)
+static Err routing_of(Routing *r, const char *name, Tensor logits, int64_t K, Router router)
 {
-    const int64_t E = logits.dim[1], K = index.dim[1], fit = ROUTER_SHARED / ((E + router.groups + K) * 4);
+    const int64_t E = logits.dim[1], fit = ROUTER_SHARED / (((r->bias ? 2 : 1) * E + router.groups + K) * 4);
     ASSERT(K <= E && E % router.groups == 0 && K % router.group_topk == 0);
     ASSERT(router.group_topk <= router.groups && K <= router.group_topk * (E / router.groups));
     if (fit < 1) return err_set(ERR_SHAPE, "%s: %lld experts are too many", name, static_cast<long long>(E));
@@ -253,7 +308,8 @@ static size_t routing_shared(const Routing &r) { return sizeof(float) * r.warps 
 extern "C" Err cuda_router_fwd(Stream *s, const router_fwd_args *a)
 {
     Routing r = {};
-    TRY(routing_of(&r, "router_fwd", a->logits, a->index, a->router));
+    r.bias = data_of<const float>(a->bias);
+    TRY(routing_of(&r, "router_fwd", a->logits, a->index.dim[1], a->router));
     r.rows = row_count(a->logits, a->index);
     LAUNCH(router_fwd_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r,
            rows_of<int32_t>(a->index), rows_of<float>(a->weight));
@@ -265,8 +321,19 @@ extern "C" Err cuda_router_bwd(Stream *s, const router_bwd_args *a)
     Routing r = {};
     const RouterGrad g = { rows_of<float>(a->dlogits), rows_of<const float>(a->dweight),
                            rows_of<const float>(a->weight), rows_of<const int32_t>(a->index) };
-    TRY(routing_of(&r, "router_bwd", a->logits, a->index, a->router));
+    TRY(routing_of(&r, "router_bwd", a->logits, a->index.dim[1], a->router));
     r.rows = row_count(a->dlogits, a->dweight);
     LAUNCH(router_bwd_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r, g);
+    return ERR_OK;
+}
+
+extern "C" Err cuda_router_balance(Stream *s, const router_balance_args *a)
+{
+    Routing r = {};
+    Balance b = { rows_of<float>(a->dlogits), rows_of<const int64_t>(a->load), a->step, a->first, a->rows, 0, a->z };
+    TRY(routing_of(&r, "router_balance", a->logits, a->topk, a->router));
+    r.rows = row_count(a->dlogits, a->logits);
+    b.aux = a->aux * static_cast<float>(r.E) / (static_cast<float>(a->topk) * static_cast<float>(a->rows));
+    LAUNCH(router_balance_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r, b);
     return ERR_OK;
 }

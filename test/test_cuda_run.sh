@@ -33,6 +33,14 @@ valid = b
 every = 5
 keep = 0
 EOI
+mixture() { # NAME KEYS...: NAME.ini, from llama.ini; evaluated on little, as experts' products are slow on the emulator
+    sed 's/^recompute = .*/recompute = none\neval_batches = 2/; s/^seq = .*/seq = 24\nbias = false/' llama.ini >"$1.ini"
+    printf '[moe]\n' >>"$1.ini"
+    printf '%s\n' "${@:2}" >>"$1.ini"
+}
+mixture aux experts=8 topk=2 ffn=40 balance=aux aux_coeff=0.1 z_coeff=1e-3
+mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_topk=2 shared_ffn=32 \
+    balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
 
 run() { # NAME CONFIG keys...
     EMU_REPORT=$PWD/$1.kernels "$mt" --config "$2" run.dir="$1" "${@:3}" >"$1.out" 2>"$1.err"
@@ -62,6 +70,30 @@ for c in gpt2 llama; do
 done
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
+
+# ---- mixtures of experts ----
+loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl" | grep -oE '[0-9.]+'; }
+same_loads() { # A B: as many, each within 2 % (a choice between near scores may fall otherwise)
+    paste <(loads "$1") <(loads "$2") | awk '
+        { d = $1 - $2; if (d < 0) d = -d; if (!($1 >= 1 && $2 >= 1 && d <= 0.02 * $2)) bad = 1; n++ }
+        END { exit !(n >= 10 && !bad) }'
+}
+for c in aux bias; do
+    run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
+    run $c-cuda $c.ini run.device=cuda run.precision=fp32
+    check "$c fp32: losses within 1e-5 of the CPU's" close $c-cuda $c-cpu 1e-5
+    check "$c fp32: loads within 2 % of the CPU's" same_loads $c-cuda $c-cpu
+    run $c-bf16-cpu $c.ini run.device=cpu run.precision=bf16
+    run $c-bf16 $c.ini run.device=cuda
+    check "$c bf16: losses within 2e-2 of the CPU's bf16" close $c-bf16 $c-bf16-cpu 2e-2
+    run $c-selective $c.ini run.device=cuda run.precision=fp32 train.recompute=selective run.graphs=false
+    check "$c: recomputed, without graphs, the same tensors" same_tensors $c-selective $c-cuda 10
+    run $c-half $c.ini run.device=cuda train.stop_at=5
+    run $c-half $c.ini run.device=cuda
+    check "$c: 5 + 5 tensors are the 10's" same_tensors $c-half $c-bf16 10
+done
+expect 0 loss "$mt" eval --config bias.ini run.dir=bias-bf16 run.device=cuda
+expect 0 Line "$mt" generate --run bias-bf16 --prompt Line --tokens 4
 
 # ---- saving while training goes on ----
 run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2

@@ -76,7 +76,8 @@ refuse() { # TEXT WORDS...
     expect 2 "$1" "$mt" --config "$ini" run.dir=refused "${@:2}"
     check "nothing is left of a refused run" [ ! -e refused ]
 }
-refuse "not built yet: mixtures of experts on a GPU" run.device=cuda
+refuse "not built yet: expert parallelism on GPUs" run.device=cuda parallel.ep=2
+refuse "not built yet: the gate of a shared expert on GPUs" run.device=cuda moe.shared_ffn=16 moe.shared_gate=true
 refuse "not built yet: this way of balancing the load of experts" moe.balance=sinkhorn
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3

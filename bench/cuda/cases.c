@@ -37,8 +37,7 @@ static int64_t distinct_tokens(const Maker *m)
     return count;
 }
 
-/* Step values as in the middle of a run, in device memory. */
-static Err make_step(Maker *m, StepValues **out)
+Err make_step(Maker *m, StepValues **out)
 {
     StepValues v = { .step = 100, .nominal = tokens_of(m), .lr = 1e-4f, .correct1 = 0.9f, .correct2 = 0.9f, .clip = 1,
                      .loss_scale = 1 / (float)tokens_of(m), .unscale = 1, .grad_scale = 1, .counted = tokens_of(m) };
@@ -521,6 +520,10 @@ const Case bench_cases[] = {
     CASE(linear_dw, "head", HEAD),
     CASE(router_fwd, "sigmoid", NO_SHAPE),
     CASE(router_bwd, "sigmoid", NO_SHAPE),
+    CASE(router_count, "", NO_SHAPE),
+    CASE(router_balance, "sigmoid, z", NO_SHAPE),
+    CASE(expert_count, "", NO_SHAPE),
+    CASE(expert_bias, "", NO_SHAPE),
     CASE(permute_index, "", NO_SHAPE),
     CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
     CASE(permute_rows, "", NO_SHAPE),

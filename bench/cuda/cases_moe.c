@@ -27,6 +27,53 @@ Err make_router_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* One balance unit: the micro-batch. */
+Err make_router_count(Maker *m, AnyArgs *any)
+{
+    router_count_args *a = &any->router_count;
+    MAKE(load, 1, ZERO, I64, 1, m->d->experts);
+    MAKE(index, 1, EXPERTS, I32, tokens_of(m), m->d->topk);
+    a->rows = tokens_of(m);
+    return ERR_OK;
+}
+
+Err make_router_balance(Maker *m, AnyArgs *any)
+{
+    router_balance_args *a = &any->router_balance;
+    int64_t N = tokens_of(m), E = m->d->experts;
+    StepValues *step;
+    MAKE(dlogits, 2, UNIFORM, F32, N, E);
+    MAKE(logits, 1, UNIFORM, F32, N, E);
+    MAKE(load, 1, ZERO, I64, 1, E);
+    TRY(make_step(m, &step));
+    a->router = (Router){ .score = ROUTER_SIGMOID, .normalize = 1, .scale = 1, .groups = 1, .group_topk = 1 };
+    a->step = step;
+    a->topk = m->d->topk;
+    a->aux = 1e-2f, a->z = 1e-3f;
+    a->rows = N;
+    return ERR_OK;
+}
+
+Err make_expert_count(Maker *m, AnyArgs *any)
+{
+    expert_count_args *a = &any->expert_count;
+    MAKE(load, 2, ZERO, F32, m->d->experts);
+    MAKE(offset, 1, ZERO, I64, m->d->experts * m->d->B + 1);
+    return ERR_OK;
+}
+
+Err make_expert_bias(Maker *m, AnyArgs *any)
+{
+    expert_bias_args *a = &any->expert_bias;
+    StepValues *step;
+    MAKE(bias, 2, UNIFORM, F32, m->d->experts);
+    MAKE(load, 1, ZERO, F32, m->d->experts);
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->rate = 1e-3f;
+    return ERR_OK;
+}
+
 Err make_permute_index(Maker *m, AnyArgs *any)
 {
     permute_index_args *a = &any->permute_index;

@@ -22,10 +22,17 @@
 
 static inline int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
 
+/* Step values as in the middle of a run, in device memory. */
+Err make_step(Maker *m, StepValues **out);
+
 /* ---- mixtures of experts (cases_moe.c) ---- */
 
 Err make_router_fwd(Maker *m, AnyArgs *any);
 Err make_router_bwd(Maker *m, AnyArgs *any);
+Err make_router_count(Maker *m, AnyArgs *any);
+Err make_router_balance(Maker *m, AnyArgs *any);
+Err make_expert_count(Maker *m, AnyArgs *any);
+Err make_expert_bias(Maker *m, AnyArgs *any);
 Err make_permute_index(Maker *m, AnyArgs *any);
 Err make_dispatch_offsets(Maker *m, AnyArgs *any);
 Err make_permute_rows(Maker *m, AnyArgs *any);

@@ -479,12 +479,21 @@ static bool has_word(const char *words, const char *word)
     return false;
 }
 
-/* What is built for dense models alone. */
+/* What mixtures lack on GPUs. cuBLASLt's fast products take rows of 16 bytes: those of a router have a number for each
+ * expert, those of a gate one number. */
 static void check_unbuilt_moe(ConfigReader *r)
 {
     const Config *c = r->config;
-    RULE(!c->moe.experts || c->run.device == RUN_DEVICE_CPU,
-         "not built yet: mixtures of experts on a GPU; take device = cpu", CFG_run_device, CFG_moe_experts);
+    const bool other = !c->moe.experts || c->run.device == RUN_DEVICE_CPU;
+    RULE(other || c->parallel.ep == 1,
+         "not built yet: expert parallelism on GPUs; take ep = 1, or device = cpu", CFG_run_device,
+         CFG_parallel_ep);
+    RULE(other || !c->moe.shared_gate,
+         "not built yet: the gate of a shared expert on GPUs; take shared_gate = false, or device = cpu",
+         CFG_run_device, CFG_moe_shared_gate);
+    RULE(other || c->moe.experts % 8 == 0,
+         "not built yet: numbers of experts that are no multiple of 8 on GPUs; take device = cpu",
+         CFG_run_device, CFG_moe_experts);
 }
 
 void config_check_unbuilt(ConfigReader *r)

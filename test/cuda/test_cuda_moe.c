@@ -1,5 +1,5 @@
 /*
- * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
+ * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, balance.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
  * and rows that are not in use, experts without rows, rows that lie apart.
  */
 #include "pair_views.h"
@@ -18,11 +18,11 @@ static void spoil_workspace(CudaCase *c)
 
 /* ---- routers ---- */
 
-/* step: 0, or what logits are multiples of: many scores are then equal. */
+/* step: 0, or what logits are multiples of: many scores are then equal. bias: 0, or biases up to it are added. */
 typedef struct {
     int64_t N, E, K, gap, used;
     int groups, group_topk;
-    double step;
+    double step, bias;
 } Routed;
 
 static Router router_for(const Routed *p, RouterScore score, int normalize)
@@ -52,13 +52,15 @@ static void router_case(RouterScore score, int normalize, Routed p)
     const Router r = router_for(&p, score, normalize);
     const int64_t used = p.used ? p.used : p.N;
     char name[128];
-    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g", score,
-             normalize, (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step);
+    snprintf(name, sizeof name, "score %d normalize %d N %d E %d K %d gap %d used %d groups %d step %g bias %g",
+             score, normalize, (int)p.N, (int)p.E, (int)p.K, (int)p.gap, (int)used, p.groups, p.step, p.bias);
     Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -1, 1, p.N, p.E, p.gap, 0);
     Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
     Pair dweight = pair_random(c, F32, 1, p.N, p.K), rows = pair_values(c, I64, &used, 1);
     const Pair from = pair_used(logits.view, &rows), grad = pair_used(dweight, &rows);
-    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(from), .router = r);
+    Pair bias = { 0 };
+    if (p.bias > 0) bias = pair_random(c, F32, p.bias, p.E);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(from), .bias = AT(bias), .router = r);
     pair_check(c, index, 0, "index, %s", name);
     pair_check(c, weight, 1e-5, "weight, %s", name);
     BOTH(c, router_bwd, .dlogits = AT(dlogits.view), .dweight = AT(grad), .logits = AT(logits.view), .index = AT(index),
@@ -67,7 +69,8 @@ static void router_case(RouterScore score, int normalize, Routed p)
     case_close(c);
 }
 
-/* Experts and choices fewer than lanes, as many, more; all chosen; equal scores within and between groups. */
+/* Experts and choices fewer than lanes, as many, more; all chosen; equal scores within and between groups; biases of
+ * the size of the scores' differences, and far beyond them. */
 TEST(router)
 {
     static const Routed shapes[] = { { .N = 1, .E = 1, .K = 1 },
@@ -78,13 +81,17 @@ TEST(router)
                                      { .N = 5, .E = 64, .K = 8, .groups = 8, .group_topk = 4, .step = 1 },
                                      { .N = 2, .E = 60, .K = 40, .gap = 4, .step = 0.5 },
                                      { .N = 3, .E = 256, .K = 8, .groups = 8, .group_topk = 4 },
-                                     { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 } };
+                                     { .N = 1, .E = 80, .K = 40, .groups = 40, .group_topk = 20, .step = 1 },
+                                     { .N = 6, .E = 8, .K = 2, .gap = 1, .used = 5, .bias = 0.3 },
+                                     { .N = 5, .E = 65, .K = 34, .bias = 8 },
+                                     { .N = 6, .E = 64, .K = 6, .groups = 8, .group_topk = 2, .bias = 0.3 } };
     for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
             router_case((RouterScore)score, 0, shapes[i]);
             if (score != ROUTER_SOFTMAX) router_case((RouterScore)score, 1, shapes[i]);
         }
-    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 3, .E = 5000, .K = 9 }); /* two warps a block */
+    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 3, .E = 5000, .K = 9 }); /* two warps a block; with a bias, one */
+    router_case(ROUTER_SIGMOID, 1, (Routed){ .N = 2, .E = 5000, .K = 9, .bias = 0.3 });
 }
 
 /* NaN and infinities: K different experts, those of test_moe_ops. */
@@ -111,10 +118,110 @@ TEST(router_refused)
     enum { E = 12289 };
     CudaCase *c = case_open();
     Pair logits = pair_zero(c, F32, 1, E), index = pair_zero(c, I32, 1, 1), weight = pair_zero(c, F32, 1, 1);
+    Pair bias = pair_zero(c, F32, E / 2);
     case_side = CASE_GPU;
     FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
              .router = { ROUTER_SOFTMAX, 0, 1, 1, 1 }),
           ERR_SHAPE, "router_fwd: 12289 experts are too many");
+    for (int side = 0; side < 2; side++) logits.t[side] = tensor_col_slice(logits.t[side], 0, E / 2);
+    FAILS(op(case_stream(c), router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits),
+             .bias = AT(bias), .router = { ROUTER_SIGMOID, 0, 1, 1, 1 }),
+          ERR_SHAPE, "router_fwd: 6144 experts are too many");
+    case_close(c);
+}
+
+/* ---- balance ---- */
+
+/* Rows first .. first + N - 1 of a micro-batch of units of `rows` rows. aux, z: 0 for none. */
+typedef struct {
+    Routed routed;
+    int64_t first, rows, units;
+    float aux, z;
+} Balanced;
+
+static void balance_case(RouterScore score, Balanced b)
+{
+    CudaCase *c = case_open();
+    const Routed p = b.routed;
+    const Router r = router_for(&p, score, 1);
+    const StepValues values = { .loss_scale = 0.5f };
+    const int64_t used = p.used ? p.used : p.N;
+    char name[128];
+    snprintf(name, sizeof name, "score %d N %d E %d K %d gap %d used %d first %d rows %d aux %g z %g", score, (int)p.N,
+             (int)p.E, (int)p.K, (int)p.gap, (int)used, (int)b.first, (int)b.rows, (double)b.aux, (double)b.z);
+    Matrix logits = make_logits(c, &p), dlogits = matrix_uniform(c, F32, -0.1, 0.1, p.N, p.E, p.gap, 0);
+    Pair index = pair_output(c, I32, p.N, p.K), weight = pair_random(c, F32, 1, p.N, p.K);
+    Pair load = pair_zero(c, I64, b.units, p.E), rows = pair_values(c, I64, &used, 1), none = { 0 };
+    Pair step = pair_values(c, I32, &values, sizeof values / 4);
+    const Pair chosen = pair_used(index, &rows), from = pair_used(logits.view, &rows);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits.view), .router = r);
+    for (int again = 0; again < 2; again++)
+        BOTH(c, router_count, .load = AT(load), .index = AT(chosen), .first = b.first, .rows = b.rows);
+    pair_check(c, load, 0, "load, %s", name);
+    const Pair *by = b.aux > 0 ? &load : &none;
+    BOTH(c, router_balance, .dlogits = AT(dlogits.view), .logits = AT(from), .load = AT(*by), .router = r,
+         .step = AT(step).data, .topk = (int)p.K, .aux = b.aux, .z = b.z, .first = b.first, .rows = b.rows);
+    pair_check(c, dlogits.all, 2e-5, "dlogits, %s", name);
+    case_close(c);
+}
+
+/* Units of which some rows are here, all, and none; of one block, and of several. */
+TEST(balance)
+{
+    static const Balanced cases[] = { { { .N = 1, .E = 1, .K = 1 }, 0, 1, 1, 3, 2 },
+                                      { { .N = 6, .E = 8, .K = 2, .gap = 3, .used = 5 }, 0, 3, 2, 3, 0 },
+                                      { { .N = 7, .E = 40, .K = 3 }, 5, 4, 4, 2, 0.5f },
+                                      { { .N = 5, .E = 65, .K = 6 }, 2, 10, 2, 0, 0.5f },
+                                      { { .N = 3, .E = 5000, .K = 9 }, 0, 2, 2, 0.1f, 0.1f } };
+    for (int score = ROUTER_SOFTMAX; score <= ROUTER_SQRT_SOFTPLUS; score++)
+        for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) balance_case((RouterScore)score, cases[i]);
+    balance_case(ROUTER_SIGMOID, (Balanced){ { .N = 900, .E = 20, .K = 10 }, 100, 751, 2, 1, 0 });
+}
+
+/* Rows as offsets say are added to loads; biases follow them, unless the step is skipped. most 0: an even load, which
+ * moves none. */
+static void bias_case(int64_t E, int64_t runs, int most, int skip)
+{
+    CudaCase *c = case_open();
+    const StepValues values = { .skip = skip };
+    const int64_t X = E * runs + 1;
+    int64_t *at = calloc((size_t)X, sizeof *at);
+    float *before = calloc((size_t)E, sizeof *before);
+    for (int64_t e = 0; e < E && most; e++) before[e] = (float)(test_rand(&c->random) % 3);
+    for (int64_t i = 1; i < X; i++)
+        at[i] = at[i - 1] + (most ? (int64_t)(test_rand(&c->random) % (uint64_t)most) : 100003);
+    Pair offset = pair_values(c, I64, at, X), load = pair_values(c, F32, before, E);
+    Pair bias = pair_random(c, F32, 1, E), step = pair_values(c, I32, &values, sizeof values / 4);
+    free(at);
+    free(before);
+    BOTH(c, expert_count, .load = AT(load), .offset = AT(offset));
+    BOTH(c, expert_bias, .bias = AT(bias), .load = AT(load), .step = AT(step).data, .rate = 0.25f);
+    pair_check(c, load, 0, "load, E %d runs %d", (int)E, (int)runs);
+    pair_check(c, bias, 0, "bias, E %d runs %d most %d skip %d", (int)E, (int)runs, most, skip);
+    case_close(c);
+}
+
+TEST(bias)
+{
+    bias_case(1, 1, 9, 0);
+    bias_case(8, 3, 9, 0);
+    bias_case(8, 3, 9, 1);
+    bias_case(40, 2, 0, 0);
+    bias_case(300, 1, 2, 0);
+    bias_case(299, 2, 9, 0);
+}
+
+TEST(balance_refused)
+{
+    CudaCase *c = case_open();
+    Pair index = pair_zero(c, I32, 1, 1), many = pair_zero(c, I64, 1, 12289), load = pair_zero(c, I64, 2);
+    Pair bias = pair_zero(c, F32, 2), offset = pair_zero(c, I64, 3);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), router_count, .load = AT(many), .index = AT(index), .rows = 1), ERR_SHAPE,
+          "router_count: 12289 experts are too many");
+    FAILS(op(case_stream(c), expert_count, .load = AT(load), .offset = AT(offset)), ERR_SHAPE,
+          "expert_count: load is i64");
+    FAILS(op(case_stream(c), expert_bias, .bias = AT(bias), .load = AT(load)), ERR_SHAPE, "expert_bias: load is i64");
     case_close(c);
 }
 
