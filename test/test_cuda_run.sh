@@ -156,7 +156,7 @@ if [ -s gpt2-cuda.kernels ]; then
     done
     expect 2 "CUDA finds no GPU" env EMU_DEVICES=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
     EMU_DEVICES=0 run auto gpt2.ini run.precision=fp32
-    check "device=auto without a GPU says so once" [ "$(grep -c 'run.device=auto' auto.err)" -eq 1 ]
+    check "device=auto without a GPU says so once" [ "$(grep -c 'computing on the CPU' auto.err)" -eq 1 ]
     check "and computes on the CPU" grep -q 'avx\|plain c' auto.err
     expect 9 "GPU 0" env EMU_MEMORY=$((800 << 20)) "$mt" --config gpt2.ini run.dir=small run.device=cuda
     for what in state saves scratch workspace; do
