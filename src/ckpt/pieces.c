@@ -74,11 +74,11 @@ const float *piece_data(const PieceIter *it, int box)
 Err pieces_open(Ckpt *c, SetupArena *setup)
 {
     const ParamRegistry *reg = c->o.params->whole;
-    const World *w = c->o.world;
     c->box_capacity = 1;
-    for (int rank = 0; rank < w->size; rank++) {
-        const ParamPlace place = param_place(w->grid, rank, false);
-        for (int i = 0; i < reg->count; i++) {
+    for (int i = 0; i < reg->count; i++) {
+        const Cut *cut = reg->items[i].spec.cut, axis = cut[0] ? cut[0] : cut[1];
+        ParamPlace place = reg->place;
+        for (place.part[axis] = 0; place.part[axis] < place.parts[axis]; place.part[axis]++) {
             const Param p = shard_param(&reg->items[i], &place);
             const int n = shard_boxes(&p, NULL, 0);
             if (n > c->box_capacity) c->box_capacity = n;

@@ -57,20 +57,23 @@ bool comm_same_message(const char *name, int from, int to, const CommNote ends[2
     return false;
 }
 
-static CommPiece piece(const CommRequest *r, char *rows, const int64_t *offset, int64_t i)
+static CommPiece rows_piece(const CommRequest *r, bool local, int size, int member, int64_t chunk)
 {
-    const int64_t first = offset[i * r->rows.stride], end = offset[(i + 1) * r->rows.stride];
-    return (CommPiece){ rows + first * r->elem_bytes, (end - first) * r->elem_bytes };
+    const CommRows *x = &r->rows;
+    const int64_t i = local ? member * x->chunks + chunk : chunk * size + member;
+    const int64_t *offset = (local ? x->local_offset : x->remote_offset) + i * x->stride;
+    return (CommPiece){ (local ? x->local : x->remote) + offset[0] * r->elem_bytes,
+                        (offset[x->stride] - offset[0]) * r->elem_bytes };
 }
 
-CommPiece comm_local_piece(const CommRequest *r, int member, int64_t chunk)
+CommPiece comm_piece_out(const CommRequest *r, int size, int member, int64_t chunk)
 {
-    return piece(r, r->rows.local, r->rows.local_offset, member * r->rows.chunks + chunk);
+    return rows_piece(r, !r->rows.back, size, member, chunk);
 }
 
-CommPiece comm_remote_piece(const CommRequest *r, int size, int member, int64_t chunk)
+CommPiece comm_piece_in(const CommRequest *r, int size, int member, int64_t chunk)
 {
-    return piece(r, r->rows.remote, r->rows.remote_offset, chunk * size + member);
+    return rows_piece(r, r->rows.back, size, member, chunk);
 }
 
 /* (of a group of one every reduction, gather and scatter is a copy, and so is what it sends itself) */

@@ -182,15 +182,15 @@ typedef struct {
 bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text,
                        size_t text_size);
 
-/* A piece of an all-to-all of rows, where offsets can be read: this member's for or from chunk `chunk` of `member`, and
- * those of `member` for or from this member's. Size 0: no row. */
+/* Pieces of an all-to-all of rows in a group of `size`, where offsets can be read: what goes to `member` and comes from it,
+ * of each chunk. 0 bytes: no row. */
 typedef struct {
     char *data;
     int64_t bytes;
 } CommPiece;
 
-CommPiece comm_local_piece(const CommRequest *r, int member, int64_t chunk);
-CommPiece comm_remote_piece(const CommRequest *r, int size, int member, int64_t chunk);
+CommPiece comm_piece_out(const CommRequest *r, int size, int member, int64_t chunk);
+CommPiece comm_piece_in(const CommRequest *r, int size, int member, int64_t chunk);
 
 /* ---- ranks as threads ---- */
 

@@ -224,22 +224,15 @@ struct Reduction {
 /* Both ends know how long a piece is, so one without rows is no message. */
 void all_to_all_rows(Group *g, const CommRequest &r)
 {
-    const auto local = [&](int p, int64_t c) { return comm_local_piece(&r, p, c); };
-    const auto remote = [&](int p, int64_t c) { return comm_remote_piece(&r, g->size, p, c); };
+    const auto in = [&](int p, int64_t c) { return comm_piece_in(&r, g->size, p, c); };
+    const auto out = [&](int p, int64_t c) { return comm_piece_out(&r, g->size, p, c); };
     for (int64_t c = 0; c < r.rows.chunks; c++) {
-        const CommPiece to = r.rows.back ? local(g->rank, c) : remote(g->rank, c);
-        const CommPiece from = r.rows.back ? remote(g->rank, c) : local(g->rank, c);
-        if (to.bytes) memcpy(to.data, from.data, (size_t)to.bytes);
-        each_peer(g, [&](int p) {
-            const CommPiece in = r.rows.back ? local(p, c) : remote(p, c);
-            receive(g, p, GATHER, in.data, in.bytes);
-        });
+        const CommPiece own = in(g->rank, c);
+        if (own.bytes) memcpy(own.data, out(g->rank, c).data, (size_t)own.bytes);
+        each_peer(g, [&](int p) { receive(g, p, GATHER, in(p, c).data, in(p, c).bytes); });
     }
     for (int64_t c = 0; c < r.rows.chunks; c++)
-        each_peer(g, [&](int p) {
-            const CommPiece out = r.rows.back ? remote(p, c) : local(p, c);
-            send(g, p, GATHER, out.data, out.bytes);
-        });
+        each_peer(g, [&](int p) { send(g, p, GATHER, out(p, c).data, out(p, c).bytes); });
     wait_all(g, GATHER);
 }
 

@@ -132,19 +132,16 @@ static void reduce_range(const Group *g, const CommRequest *r, void *dst, int64_
     comm_reduce(r->kind, dst, src, g->size, count);
 }
 
-/* What the members have for this one: its pieces of their local, or of their remote. */
+/* What the members have for this one. */
 static void fetch_rows(const Member *m, const CommRequest *r)
 {
     const Group *g = m->group;
     for (int p = 0; p < g->size; p++)
         for (int64_t c = 0; c < r->rows.chunks; c++) {
-            const CommRequest *from = &g->posted[p];
-            const CommPiece to =
-                r->rows.back ? comm_local_piece(r, p, c) : comm_remote_piece(r, g->size, p, c);
-            const CommPiece piece = r->rows.back ? comm_remote_piece(from, g->size, m->rank, c)
-                                                 : comm_local_piece(from, m->rank, c);
-            ASSERT(to.bytes == piece.bytes);
-            if (to.bytes) memcpy(to.data, piece.data, (size_t)to.bytes);
+            const CommPiece to = comm_piece_in(r, g->size, p, c);
+            const CommPiece from = comm_piece_out(&g->posted[p], g->size, m->rank, c);
+            ASSERT(to.bytes == from.bytes);
+            if (to.bytes) memcpy(to.data, from.data, (size_t)to.bytes);
         }
 }
 

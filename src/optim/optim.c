@@ -80,8 +80,11 @@ Err optim_update(Optim *o, ParamStore *ps)
     for (int i = 0; i < ps->reg->count; i++) {
         const Param *p = &ps->reg->items[i];
         Tensor copy = { 0 }, g = param_slice_grad(ps, i); /* copy: for layers that do not read the master */
-        if (p->spec.group == PARAM_STATE) TRY(update_bias(o, ps, i));
-        if (p->spec.group == PARAM_STATE || !tensor_count(g)) continue;
+        if (p->spec.group == PARAM_STATE) {
+            TRY(update_bias(o, ps, i));
+            continue;
+        }
+        if (!tensor_count(g)) continue;
         if (ps->value.dtype != F32) copy = param_slice_value(ps, i);
         TRY(op(o->stream, adamw, .w = param_slice_master(ps, i), .m = param_slice_of(ps, i, ps->m),
                .v = param_slice_of(ps, i, ps->v), .g = g, .copy = copy, .shift = param_store_shift(ps, i),

@@ -1,5 +1,5 @@
 /* The registry and its flat buffers; see param.h. Boxes and pieces for checkpoints are in shard.c. */
-#include "param/param.h"
+#include "param/shard.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -104,10 +104,8 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
         if (whole[d] % parts)
             return err_set(ERR_CONFIG, "%s: dim %d of %lld cannot be cut over %s=%d", p->name, d,
                            (long long)whole[d], cut_names[spec.cut[d]], parts);
-        p->local[d] = whole[d] / parts;
-        p->first[d] = p->local[d] * r->place.part[spec.cut[d]];
     }
-    p->count = p->local[0] * p->local[1];
+    *p = shard_param(p, &r->place);
     p->global = *id = r->count++;
     *name_entry(r, p->name) = r->count;
     return ERR_OK;

@@ -37,7 +37,7 @@
 typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_KINDS } Cut; /* which axis cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
 /* Which grid its copies live on. STATE: no weight but a number that each step's counts decide on: its accumulator holds
- * them, on all ranks all; it is never cut, in fp32 whatever the dtype (param_master), and in no norm. */
+ * them, on all ranks all; it is never cut, in fp32 whatever the dtype (its master), and in no norm. */
 typedef enum { PARAM_DENSE, PARAM_EXPERT, PARAM_STATE, PARAM_GROUPS } ParamGroup;
 
 /* Over which ranks, besides dp, a gradient is partial and has to be summed; in the order of the layout. */
