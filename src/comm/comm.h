@@ -182,8 +182,8 @@ typedef struct {
 bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text,
                        size_t text_size);
 
-/* Pieces of an all-to-all of rows in a group of `size`, where offsets can be read: what goes to `member` and comes from it,
- * of each chunk. 0 bytes: no row. */
+/* Pieces of an all-to-all of rows in a group of `size`, where offsets can be read: what goes to `member` and comes from
+ * it, of each chunk. 0 bytes: no row. */
 typedef struct {
     char *data;
     int64_t bytes;

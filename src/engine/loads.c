@@ -2,7 +2,7 @@
 #include "engine/loads.h"
 
 #include <stdio.h>
-#include <stdlib.h>
+#include <string.h>
 
 enum { UNITS = 1000 };
 
@@ -35,14 +35,11 @@ static Err own_loads(Trainer *t, const ParamStore *s, void *rows, int64_t *load)
 Err loads_read(Trainer *t, double *load)
 {
     const ModelSpec *m = &t->spec.model;
-    int64_t *all = calloc((size_t)m->layers, sizeof *all);
-    void *rows = calloc((size_t)m->moe.experts, sizeof(int64_t));
-    Err err = all && rows ? ERR_OK : err_set(ERR_MEMORY, "no memory for the loads of %d layers", m->layers);
-    for (int r = 0; r < t->params.replicas && !err; r++)
-        if (t->world->tp_rank == 0 && t->world->dp_rank == 0) err = own_loads(t, &t->stores[r], rows, all);
-    if (!err) err = comm_sum_i64(&t->world->host, &t->device.stream, all, m->layers, NULL);
-    for (int i = 0; i < m->layers && !err; i++) load[i] = (double)all[i] / UNITS;
-    free(rows);
-    free(all);
-    return err;
+    int64_t *all = t->host_loads, *rows = all + m->layers;
+    memset(all, 0, (size_t)m->layers * sizeof *all);
+    for (int r = 0; r < t->params.replicas; r++)
+        if (t->world->tp_rank == 0 && t->world->dp_rank == 0) TRY(own_loads(t, &t->stores[r], rows, all));
+    TRY(comm_sum_i64(&t->world->host, &t->device.stream, all, m->layers, NULL));
+    for (int i = 0; i < m->layers; i++) load[i] = (double)all[i] / UNITS;
+    return ERR_OK;
 }

@@ -223,6 +223,8 @@ static Err open_stores(Trainer *t)
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
+    if (s->model.moe.experts)
+        TRY(setup_array(&t->setup, s->model.layers + s->model.moe.experts, &t->host_loads));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 
