@@ -108,3 +108,16 @@ finish() {
     [ $failed -eq 0 ] && [ $passed -gt 0 ]
     exit $?
 }
+
+# both_ways NUMBER STEP LAST RANKS KEYS...: what one rank does up to a step ranks go on with, and the other way round; both
+# must be the run in `whole`. By the script's own `run DIR KEYS...` and `ranks COUNT DIR KEYS...`.
+both_ways() {
+    local n=$1 at=$2 last=$3 count=$4
+    shift 4
+    run r$n train.stop_at=$at
+    ranks $count r$n "$@"
+    check "from step $at on $count ranks with $*: $(grep -m1 error r$n.err)" same_run r$n whole $last
+    ranks $count s$n "$@" train.stop_at=$at
+    run s$n
+    check "and the other way round" same_run s$n whole $last
+}

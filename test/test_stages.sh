@@ -31,12 +31,7 @@ done
 n=0
 for l in "2 parallel.tp=2" "2 parallel.zero=1 parallel.overlap_grad=true" "2 parallel.pp=2 parallel.schedule=1f1b"; do
     n=$((n + 1)) at=$((4 + 5 * n))
-    run r$n train.stop_at=$at
-    ranks ${l%% *} r$n ${l#* }
-    check "from step $at on ${l%% *} ranks with ${l#* }: $(grep -m1 error r$n.err)" same_run r$n whole 24
-    ranks ${l%% *} s$n ${l#* } train.stop_at=$at
-    run s$n
-    check "and the other way round" same_run s$n whole 24
+    both_ways $n $at 24 ${l%% *} ${l#* }
 done
 
 # ---- a run that began without gets a stage
