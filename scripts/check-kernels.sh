@@ -44,7 +44,9 @@ qkv_kernel<[^,]*,false,                     - rows that are not aligned
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
 permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements
 dispatch_scan_kernel                        - a number a run of rows
-router_(fwd|bwd)_kernel                     - scores by lanes, which step over neighbours; bound by the choice
+router_(fwd|bwd|balance)_kernel             - scores by lanes, which step over neighbours; bound by the choice
+router_count_kernel                         - 4 bytes a choice, beside rows of D elements
+expert_(count|bias)_kernel                  - a few numbers an expert
 grouped_mma_kernel<.*,2,true>               mma async16
 grouped_mma_kernel<.*,true>                 mma async16 stores16 whole
 grouped_mma_kernel<.*,false>                mma
