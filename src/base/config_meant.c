@@ -44,6 +44,7 @@ static const struct {
     ONE("pipeline_model_parallel_size pipeline_parallel pp_size", parallel, pp),
     ONE("context_parallel_size", parallel, cp),
     ONE("expert_model_parallel_size", parallel, ep),
+    ONE("expert_tensor_parallel_size", parallel, etp),
     ONE("sequence_parallel", parallel, sp),
     ONE("use_distributed_optimizer zero_stage", parallel, zero),
     TWO("batch_size", train, micro_batch, global_batch),

@@ -8,6 +8,7 @@ static Grid whole(Grid g)
 {
     if (!g.pp) g.pp = 1;
     if (!g.kv) g.kv = 1;
+    if (!g.etp) g.etp = 1;
     return g;
 }
 
@@ -21,7 +22,7 @@ GridShape grid_shape(Grid g)
                         .cp = 1,
                         .pp = g.pp,
                         .ep = g.ep ? g.ep : 1,
-                        .etp = g.ep ? 1 : g.tp, /* without experts the two grids are one */
+                        .etp = g.ep ? g.etp : g.tp, /* without experts the two grids are one */
                         .order = g.order,
                         .kv = g.kv,
                         .sp = g.sp,
