@@ -181,7 +181,8 @@ extern "C" Err cuda_permute_index(Stream *s, const permute_index_args *a)
 struct Sent {
     Rows<const int64_t> all; /* a rank a row */
     int64_t *offset;
-    int64_t n, ranks, runs, first; /* n: offsets but the last; first: expert of this rank */
+    int64_t n, ranks, runs, first, most; /* n: offsets but the last; first: expert of this rank */
+    __device__ __forceinline__ int64_t limited(int64_t rows) const { return rows < 0 ? 0 : rows < most ? rows : most; }
 };
 
 __global__ void __launch_bounds__(SCAN_THREADS) dispatch_scan_kernel(Sent t)
@@ -190,16 +191,16 @@ __global__ void __launch_bounds__(SCAN_THREADS) dispatch_scan_kernel(Sent t)
                   [&](int64_t i) {
                       const int64_t each = t.ranks * t.runs, expert = i / each, rank = i % each / t.runs;
                       const int64_t *run = t.all.at(rank) + (t.first + expert) * t.runs + i % t.runs;
-                      return run[1] - run[0];
+                      return t.limited(run[1] - run[0]);
                   },
-                  [&](int64_t i, int64_t before) { t.offset[i] = before; });
+                  [&](int64_t i, int64_t before) { t.offset[i] = t.limited(before); });
 }
 
 extern "C" Err cuda_dispatch_offsets(Stream *s, const dispatch_offsets_args *a)
 {
     const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1;
     const Sent t = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->offset), X, ranks, X / a->experts,
-                     a->rank * (a->experts / ranks) };
+                     a->rank * (a->experts / ranks), a->most };
     LAUNCH(dispatch_scan_kernel, 1, SCAN_THREADS, 0, cuda_stream(s), t);
     return ERR_OK;
 }

@@ -41,7 +41,10 @@ Err CPU(dispatch_offsets)(Stream *s, const dispatch_offsets_args *a)
     for (int64_t e = a->rank * own; e < (a->rank + 1) * own; e++)
         for (int64_t rank = 0; rank < ranks; rank++) {
             const int64_t *from = (const int64_t *)a->all.data + rank * a->all.ld + e * runs;
-            for (int64_t r = 0; r < runs; r++, next++) next[1] = next[0] + from[r + 1] - from[r];
+            for (int64_t r = 0; r < runs; r++, next++) {
+                const int64_t rows = from[r + 1] - from[r], room = a->most - next[0];
+                next[1] = next[0] + (rows < 0 ? 0 : rows < room ? rows : room);
+            }
         }
     return ERR_OK;
 }

@@ -97,11 +97,12 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
     return tensor_reshape(w, experts, w.dim[0] / experts, w.dim[1]);
 }
 
-/* The most rows that this rank's experts can get: of each row of each rank as many as it has experts, or topk. */
+/* The most rows that this rank's experts can get from one rank: of each of its N as many as there are experts, or
+ * topk. */
 static int64_t most_rows(const Moe *m, const Ctx *c, int64_t N)
 {
     const int own = own_experts(m, c);
-    return N * c->world->ep.size * (own < m->topk ? own : m->topk);
+    return N * (own < m->topk ? own : m->topk);
 }
 
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
@@ -177,14 +178,22 @@ static bool sends(const Ctx *c) { return c->world->ep.size > 1; }
 static Err send_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
     Comm *ep = &c->world->ep;
-    const CommRows rows = { .local = local.data,
-                            .remote = remote.data,
-                            .local_offset = t->offset.data,
-                            .remote_offset = t->owned.data,
-                            .chunks = own_experts(m, c),
-                            .stride = (t->offset.dim[0] - 1) / m->experts,
-                            .back = back };
-    return comm_all_to_all_rows(ep, c->s, &rows, local.dim[0], local.dim[1] * dtype_size(local.dtype), NULL);
+    CommRows rows = { .local = local.data,
+                      .remote = remote.data,
+                      .local_offset = t->offset.data,
+                      .remote_offset = t->owned.data,
+                      .chunks = own_experts(m, c),
+                      .stride = (t->offset.dim[0] - 1) / m->experts,
+                      .back = back,
+                      .most = most_rows(m, c, t->index.dim[0]) };
+    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype), room = comm_rows_room(ep, &rows, row_bytes);
+    ArenaMark mark = arena_mark(c->scratch);
+    void *slots = NULL;
+    if (room) TRY(arena_alloc(c->scratch, room, &slots));
+    rows.room = slots;
+    TRY(comm_all_to_all_rows(ep, c->s, &rows, local.dim[0], row_bytes, NULL));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* What the offsets of all ranks say of this rank's experts. */
@@ -196,7 +205,8 @@ static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
     if (!sends(c)) return ERR_OK;
     TRY(tensor_new(c->scratch, &all, I64, ep->size, t->offset.dim[0]));
     TRY(comm_all_gather(ep, c->s, all, t->offset, NULL));
-    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .experts = m->experts, .rank = ep->rank));
+    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .experts = m->experts,
+           .most = ep->size * most_rows(m, c, t->index.dim[0]), .rank = ep->rank));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -232,7 +242,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
-    const int64_t P = N * m->topk, Q = sends(c) ? most_rows(m, c, N) : P;
+    const int64_t P = N * m->topk, Q = sends(c) ? c->world->ep.size * most_rows(m, c, N) : P;
     const int64_t D = m->hidden, F = m->ffn, H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));

@@ -321,27 +321,33 @@ TEST(order_refused)
     case_close(c);
 }
 
-static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank)
+/* back: the most that an offset may be below the one before it, as of a rank that was lost; most: as in ops.def */
+static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank, int64_t back, int64_t most)
 {
     CudaCase *c = case_open();
     const int64_t X = ranks * each * runs + 1;
     int64_t *all = malloc((size_t)(ranks * X) * 8);
     for (int64_t i = 0; i < ranks * X; i++)
-        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % 4) : 0;
+        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % (uint64_t)(4 + back)) - back : 0;
     Pair from = pair_values(c, I64, all, ranks, X), offset = pair_output(c, I64, X);
     free(all);
-    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .experts = ranks * each, .rank = rank);
+    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .experts = ranks * each, .most = most,
+         .rank = rank);
     pair_check(c, offset, 0, "%d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs, rank);
     case_close(c);
 }
 
 TEST(dispatch)
 {
-    dispatch_case(1, 1, 1, 0);
-    dispatch_case(1, 5, 3, 0);
-    for (int rank = 0; rank < 3; rank++) dispatch_case(3, 2, 7, rank);
-    dispatch_case(4, 16, 16, 2);
-    dispatch_case(2, 40, 50, 1);
+    enum { ALL = 1 << 20 };
+    dispatch_case(1, 1, 1, 0, 0, ALL);
+    dispatch_case(1, 5, 3, 0, 0, ALL);
+    for (int rank = 0; rank < 3; rank++) dispatch_case(3, 2, 7, rank, 0, ALL);
+    dispatch_case(4, 16, 16, 2, 0, ALL);
+    dispatch_case(2, 40, 50, 1, 0, ALL);
+    dispatch_case(2, 40, 50, 1, 0, 1000);
+    dispatch_case(2, 40, 50, 1, 6, ALL);
+    dispatch_case(2, 40, 50, 1, 6, 1000);
 }
 
 /* ---- rows ---- */
