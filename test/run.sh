@@ -22,7 +22,7 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
     emu_open+=("EMU_CLOSED=0|$c")
-    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; kernels of its own it has none
+    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing
     emu_commands+=("EMU_ORDER=forward|$c")
     # (what host code may touch does not depend on the order)
     for order in reverse random:1 random:2; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done

@@ -485,29 +485,8 @@ static bool has_word(const char *words, const char *word)
     return false;
 }
 
-/* What mixtures lack on GPUs. cuBLASLt's fast products take rows of 16 bytes: those of a router have a number for each
- * expert, those of a gate one number. */
-static void check_unbuilt_moe(ConfigReader *r)
-{
-    const Config *c = r->config;
-    const bool other = !c->moe.experts || c->run.device == RUN_DEVICE_CPU;
-    RULE(other || c->parallel.ep == 1,
-         "not built yet: expert parallelism on GPUs; take ep = 1, or device = cpu", CFG_run_device,
-         CFG_parallel_ep);
-    RULE(other || c->parallel.etp == 1,
-         "not built yet: tensor parallelism inside experts on GPUs; take etp = 1, or device = cpu",
-         CFG_run_device, CFG_parallel_etp);
-    RULE(other || !c->moe.shared_gate,
-         "not built yet: the gate of a shared expert on GPUs; take shared_gate = false, or device = cpu",
-         CFG_run_device, CFG_moe_shared_gate);
-    RULE(other || c->moe.experts % 8 == 0,
-         "not built yet: numbers of experts that are no multiple of 8 on GPUs; take device = cpu",
-         CFG_run_device, CFG_moe_experts);
-}
-
 void config_check_unbuilt(ConfigReader *r)
 {
-    check_unbuilt_moe(r);
     char place[512], full[96], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
     for (int i = 0; i < CFG_COUNT; i++) {
         ConfigId id = (ConfigId)i;
