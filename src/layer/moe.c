@@ -218,7 +218,8 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
                       .copies = copies(c),
                       .back = back,
                       .most = most_rows(m, c, t->index.dim[0]) };
-    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype), room = comm_rows_room(group, &rows, row_bytes);
+    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
+                  room = comm_rows_room(group, &rows, row_bytes);
     ArenaMark mark = arena_mark(c->scratch);
     void *slots = NULL;
     if (room) TRY(arena_alloc(c->scratch, room, &slots));
