@@ -16,6 +16,7 @@
 #include "base/units.h"
 #include "train/data_id.h"
 #include "train/spec.h"
+#include "train/threads.h"
 #include "base/version.h"
 
 /* ---- opening ---- */
@@ -189,9 +190,8 @@ static Err open_all(Run *r, RunPurpose purpose)
         r->spec.micro_batch = r->spec.global_batch = 1;
         r->spec.ramp.count = 0;
     }
-    if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
-        r->spec.threads = ranks_threads(r->ranks);
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
+    if (!r->spec.threads) r->spec.threads = threads_of_rank(r->ranks, &r->plan);
     TRY(check_memory(r));
     TRY(trainer_open(&r->trainer, &r->spec, r->world, &r->plan));
     r->trainer_open = true;
