@@ -1,9 +1,12 @@
-/* Which processors a process may use: quotas of control groups in made-up trees of both versions, and affinity. */
+/* Which processors a process may use: quotas of control groups in made-up trees of both versions, and affinity. And that
+ * the threads of ops live as long as their device's work. */
 #include "test.h"
 
+#include <dirent.h>
 #include <sched.h>
 
 #include "base/processors.h"
+#include "device/ops.h"
 #include "scratch.h"
 
 /* A root with this /proc/self/cgroup, and files of groups, as pairs of path and text that end with NULL. */
@@ -69,6 +72,47 @@ TEST(a_share_of_the_affinity)
     CHECK(sched_setaffinity(0, sizeof one, &one) == 0);
     CHECK(processors_share(1, 1) == 1);
     CHECK(sched_setaffinity(0, sizeof all, &all) == 0);
+}
+
+/* The highest id of this process's threads: one that is made later has a higher one, until ids begin anew. */
+static int newest_thread(void)
+{
+    int newest = 0;
+    DIR *d = opendir("/proc/self/task");
+    for (struct dirent *e; (e = readdir(d));)
+        if (atoi(e->d_name) > newest) newest = atoi(e->d_name);
+    closedir(d);
+    return newest;
+}
+
+static void product(Stream *s, Arena *a, int64_t n)
+{
+    const ArenaMark mark = arena_mark(a);
+    Tensor x, w, y;
+    OK(tensor_new(a, &x, F32, n, n));
+    OK(tensor_new(a, &w, F32, n, n));
+    OK(tensor_new(a, &y, F32, n, n));
+    OK(op(s, fill_zero, .x = x));
+    OK(op(s, fill_zero, .x = w));
+    OK(op(s, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
+    arena_release(a, mark);
+}
+
+/* libgomp ends the threads that a smaller team leaves out, and makes them anew for the next (cpu/team.h). */
+TEST(ops_with_work_for_few_threads_end_none)
+{
+    enum { BYTES = 8 << 20, THREADS = 7 };
+    Device dev;
+    Arena a;
+    OK(device_open(&dev, (DeviceChoice){ .kind = DEVICE_CPU, .threads = THREADS }));
+    void *memory = aligned_alloc(ARENA_ALIGN, BYTES);
+    arena_init(&a, "test", memory, BYTES);
+    product(&dev.stream, &a, 512);
+    const int before = newest_thread();
+    for (int64_t n = 32; n <= 512; n += 32) product(&dev.stream, &a, n);
+    CHECK(newest_thread() == before);
+    device_close(&dev);
+    free(memory);
 }
 
 int main(int argc, char **argv) { return test_main(argc, argv); }
