@@ -349,6 +349,17 @@ static const Rule rules[] = {
     { "log.trace_steps=0", "log.trace_steps=1", "must be a step, or two", 1 },
     { "log.trace_steps=3-", "log.trace_steps=3", "must be a step, or two", 1 },
     { "log.trace_steps=3 log.trace_every=2", "log.trace_every=2", "give either trace_steps or trace_every", 1 },
+    { "checkpoint.keep_every=1500", "checkpoint.keep_every=3000", "keep_every must be a multiple of every", 1 },
+    { "checkpoint.keep_every=1500 checkpoint.every=0", "checkpoint.keep_every=1500 checkpoint.every=500",
+      "keep_every must be a multiple of every", 1 },
+    { "checkpoint.keep_best=1 train.eval_every=500", "checkpoint.keep_best=1 train.eval_every=500 data.valid=x",
+      "give data.valid or data.split", 1 },
+    { "checkpoint.keep_best=1 data.valid=x", "checkpoint.keep_best=1 data.valid=x train.eval_every=2000",
+      "one must divide the other", 1 },
+    { "checkpoint.keep_best=1 data.split=98,2 train.eval_every=300",
+      "checkpoint.keep_best=1 data.split=98,2 train.eval_every=250", "one must divide the other", 1 },
+    { "checkpoint.best_set=x", "checkpoint.best_set=x checkpoint.keep_best=1 data.valid=x train.eval_every=1000",
+      "only keep_best goes by a validation set", 1 },
 };
 
 TEST(every_rule_has_its_case)

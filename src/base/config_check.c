@@ -432,6 +432,33 @@ static void check_training(ConfigReader *r)
          CFG_optim_warmup, CFG_optim_decay_steps, CFG_train_steps);
 }
 
+/* Do evaluations and checkpoints ever fall on the same steps, and on as many as either can? */
+static bool evaluates_what_it_saves(const Config *c)
+{
+    const int64_t save = c->checkpoint.every, eval = c->train.eval_every;
+    return save && eval && (save % eval == 0 || eval % save == 0);
+}
+
+static void check_keeping(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t every = c->checkpoint.every, keep_every = c->checkpoint.keep_every;
+    const bool best = c->checkpoint.keep_best > 0;
+    RULE(!keep_every || (every && keep_every % every == 0),
+         "keep_every must be a multiple of every: of the steps between, none is saved",
+         CFG_checkpoint_keep_every, CFG_checkpoint_every);
+    RULE(!best || *c->data.valid || *c->data.split,
+         "the best is that with the lowest validation loss: give data.valid or data.split",
+         CFG_checkpoint_keep_best, CFG_data_valid);
+    RULE(!best || evaluates_what_it_saves(c),
+         "what is saved must be evaluated: of checkpoint.every and train.eval_every, neither 0, one must "
+         "divide the "
+         "other",
+         CFG_checkpoint_keep_best, CFG_checkpoint_every, CFG_train_eval_every);
+    RULE(best || !*c->checkpoint.best_set, "only keep_best goes by a validation set", CFG_checkpoint_best_set,
+         CFG_checkpoint_keep_best);
+}
+
 static void check_files(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -456,6 +483,7 @@ void config_check(ConfigReader *r)
     check_layout(r);
     check_training(r);
     check_files(r);
+    check_keeping(r);
 }
 
 /* ---- what this build cannot do ---- */

@@ -257,6 +257,7 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     TRY(count_saves(t, &peak));
     peak.workspace = DEVICE_WORKSPACE_BYTES;
     count_params(t, &peak);
+    if (t->device.counters.ops) peak.flop_of_op = (int64_t)(t->device.counters.flop / t->device.counters.ops);
     *out = peak;
     return ERR_OK;
 }
