@@ -266,6 +266,33 @@ static const Rule rules[] = {
       "parallel.tp=3 run.reproducible=run train.micro_batch=3 train.global_batch=9", "cuts inside a canonical block", 3 },
     { "parallel.tp=4 run.reproducible=layout parallel.tp_blocks=2",
       "parallel.tp=4 run.reproducible=layout parallel.tp_blocks=4", "cuts inside a canonical block", 4 },
+    { "parallel.cp=3 model.seq=1024 train.global_batch=6", "parallel.cp=2 model.seq=1024 train.global_batch=6",
+      "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq; nearest that do: 2 and 4", 6 },
+    { "parallel.cp=2 model.seq=9", "parallel.cp=2 model.seq=12", "2 x cp must divide seq; nearest that does: 1", 2 },
+    { "parallel.cp=8 run.reproducible=layout", "parallel.cp=8 run.reproducible=layout parallel.seq_blocks=16",
+      "2 x cp must divide seq_blocks; nearest that does: 4; or take seq_blocks = 16", 8 },
+    { "parallel.cp=2 run.device=cuda", "parallel.cp=2", "not built yet: context parallelism on GPUs", 2 },
+    { "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=512 run.reproducible=layout",
+      "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=256 run.reproducible=layout",
+      "attn_block must divide seq / (2 x its ranks), here 256", 2 },
+    { "parallel.cp=32 parallel.cp_comm=ring", "parallel.cp=16 parallel.cp_comm=ring train.global_batch=8",
+      "a ring has at most 16 ranks", 32 },
+    { "parallel.cp=16 parallel.cp_comm=a2a model.heads=16 model.hidden=256", "parallel.cp=16", "heads are exchanged between 8 ranks at most", 16 },
+    { "parallel.cp=8 parallel.cp_comm=a2a", "parallel.cp=4 parallel.cp_comm=a2a",
+      "each rank gets whole key heads of a tp rank, or whole parts of one; take cp = 4, or cp_comm = ring", 8 },
+    { "parallel.cp_heads=2", "parallel.cp_heads=2 parallel.cp=4 parallel.cp_comm=hierarchical", "give cp", 4 },
+    { "parallel.cp=4 parallel.cp_heads=2", "parallel.cp=4 parallel.cp_heads=2 parallel.cp_comm=hierarchical",
+      "only cp_comm = hierarchical has neighbours", 4 },
+    { "parallel.cp=4 parallel.cp_heads=2 parallel.cp_comm=a2a", "parallel.cp=4 parallel.cp_comm=a2a",
+      "a2a is between all ranks of cp", 4 },
+    { "parallel.cp=4 parallel.cp_heads=3 parallel.cp_comm=hierarchical",
+      "parallel.cp=4 parallel.cp_heads=4 parallel.cp_comm=hierarchical", "cp_heads must divide cp", 4 },
+    { "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=6 model.head_dim=64",
+      "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=8 model.head_dim=64", "take cp = 2", 4 },
+    { "parallel.cp=2 parallel.tp=4 model.seq=12 run.reproducible=run", "parallel.cp=2 parallel.tp=4 model.seq=16",
+      "with sp, tp x cp must divide micro_batch * seq", 8 },
+    { MOE "parallel.cp=2 parallel.tp=4 parallel.seq_blocks=4 run.reproducible=layout",
+      MOE "parallel.cp=2 parallel.tp=4 parallel.seq_blocks=8", "seq_blocks / cp, here 1 x 2", 8 },
     { "moe.topk=4", MOE "moe.topk=4", "moe.topk = '4' with moe.experts = '0': only a mixture has it", 1 },
     { "moe.every=2", MOE "moe.every=2", "only a mixture has it: give moe.experts", 1 },
     { MOE "moe.topk=9", MOE "moe.topk=8", "more experts than there are: at most 8", 1 },
@@ -452,10 +479,10 @@ TEST(what_is_not_built_says_so)
     CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     /* before all rules, and without those that it breaks */
-    const char *got = complaint(NULL, "parallel.cp=2 model.hidden=100", 1);
-    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: parallel.cp = '2': not built yet: ") == got,
+    const char *got = complaint(NULL, "model.attention=mla model.hidden=100", 1);
+    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: model.attention = 'mla': not built yet: ") == got,
               "%s", got);
-    CHECK(count_lines(complaint(NULL, "parallel.cp=2 run.precision=fp8 run.reproducible=layout", 1)) == 3);
+    CHECK(count_lines(complaint(NULL, "model.attention=mla run.precision=fp8 run.reproducible=layout", 1)) == 3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
 }
 
