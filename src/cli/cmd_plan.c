@@ -3,8 +3,8 @@
  * evaluation on the null device (trainer_plan), which is also what the run itself takes its memory by; there
  * is no second formula, so the table is exact.
  *
- * Ranks with the same tp, cp and pp rank hold the same shard and do the same work, and most cp ranks do; a column of the
- * table is one of the kinds that remain.
+ * Ranks with the same tp, cp and pp rank hold the same shard and do the same work, and most cp ranks do; a column of
+ * the table is one of the kinds that remain.
  */
 #include <stdlib.h>
 #include <string.h>

@@ -1,8 +1,8 @@
 /* See groups.h. Ranks are numbers of mixed radix: one digit an axis. */
 #include "comm/groups.h"
 
-/* TP is an axis of two digits: places inside a kv group, then kv groups. So is CP: ranks that exchange heads, then rings
- * of these. */
+/* TP is an axis of two digits: places inside a kv group, then kv groups. So is CP: ranks that exchange heads, then
+ * rings of these. */
 enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP_HEADS = 4, CP_RING = 8, CP = CP_HEADS | CP_RING };
 enum { EP = 16, DP = 32, PP = 64, AXES = 6 };
 

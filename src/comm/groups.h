@@ -25,7 +25,7 @@
  *   embd      of them the first and last: a tied table's gradient; pos-embd: the first
  *   stage-low, stage-high
  *             with two replicas of each stage (bidirectional schedules) pp ranks r and pp-1-r both hold the stages
- *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradient of the lower stage and of the higher.
+ *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradients of the lower and higher stage.
  *             One group of ranks, two communicators, so that the order of calls on each is that of one stage
  *   tp-pp     a whole model: norm of the gradient
  *   world     all ranks; host: the same, for numbers in host memory, whatever the device

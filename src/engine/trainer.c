@@ -80,7 +80,7 @@ static Canon canon_of(const TrainSpec *s)
 {
     Canon c = { .exact = s->exact, .tp_blocks = s->model.tp_blocks, .attn_block = s->attn_block };
     c.leaf_tokens = c.query_leaf = s->model.seq / s->seq_blocks;
-    /* a sample's rows may be on up to seq_blocks / 2 ranks, and there sharded over tp_blocks: no leaf straddles a cut */
+    /* up to seq_blocks / 2 ranks share a sample, and its rows there up to tp_blocks: no leaf straddles a cut */
     const int64_t cuts = s->model.tp_blocks * (s->seq_blocks > 1 ? s->seq_blocks / 2 : 1);
     c.leaf_rows = s->model.seq % cuts ? 1 : 16;
     while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;

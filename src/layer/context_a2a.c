@@ -6,8 +6,8 @@
  *
  * The log-sum-exp stays with the heads: lse [B, T, H] has as much room as [B, nT, H/n], and only backward reads it.
  *
- * Where the group's positions are not the whole sequence, they are two parts of it, as those of one rank among fewer; the
- * ranks with the same heads then are a ring (context_ring.c).
+ * Where the group's positions are not the whole sequence, they are two parts of it, as those of one rank among fewer;
+ * the ranks with the same heads then are a ring (context_ring.c).
  *
  * More ranks than key heads: neighbours get the same one, each with some of its query heads. Whose positions they are
  * then adds what these ranks have for dk and dv.

@@ -20,7 +20,8 @@ enum { LEAF_MOST = 2048 };
 
 /*
  * The attention ops for queries of this rank's positions and the keys of all (context.c). k, v, dk and dv are of this
- * rank's positions, [B, T, K, C], and k_span is q_span; the calls go over world->cp. In a group of one they are the ops.
+ * rank's positions, [B, T, K, C], and k_span is q_span; the calls go over world->cp. In a group of one they are the
+ * ops.
  */
 Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
