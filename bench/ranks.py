@@ -28,12 +28,12 @@ LAYOUTS = [  # name, micro-batches a step of all ranks, keys, aim
 ]
 
 
-def write_tokens(path, count):
+def write_tokens(path, count, vocab=VOCAB):
     """One document of random ids, in Megatron's format."""
     ids, x = bytearray(), 1
     for _ in range(count):
         x = (x * 6364136223846793005 + 1442695040888963407) % 2**64
-        ids += struct.pack("<H", (x >> 33) % VOCAB)
+        ids += struct.pack("<H", (x >> 33) % vocab)
     with open(path + ".bin", "wb") as f:
         f.write(ids)
     with open(path + ".idx", "wb") as f:

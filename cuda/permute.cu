@@ -2,8 +2,10 @@
  * Rows of tokens to rows of experts and back, and the gate of a shared expert. The order: permute_index.cu.
  *
  *   permute_rows      y[p] = x[choice[p] / topk]
+ *   take_rows         the same of all ranks' tokens, for the rows of some experts, times their weights
  *   unpermute_rows    y[n] = sum over k of weight[n][k] x[row[n][k]] (+ y[n]), k ascending, in fp32
  *   unpermute_bwd     dx[row[n][k]] = weight[n][k] dy[n], dweight[n][k] = sum dy[n] x[row[n][k]]
+ *   sum_parts         y[p] = the tree over parts i of x[i P + p], in fp32
  *   gated_add_fwd     y = residual + sigmoid(gate) x
  *   gated_add_bwd     dx = sigmoid(gate) dy, dgate = sigmoid'(gate) sum dy x
  *
@@ -57,6 +59,47 @@ extern "C" Err cuda_permute_rows(Stream *s, const permute_rows_args *a)
 {
     if (dtype_size(a->y.dtype) == 4) launch_permute<uint32_t>(s, a);
     else launch_permute<uint16_t>(s, a);
+    return ERR_OK;
+}
+
+template <class T> struct Take {
+    Rows<T> y;
+    Rows<const T> x;
+    Rows<const float> weight; /* data: or NULL */
+    const int32_t *choice;
+    int topk;
+};
+
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(PACK_THREADS) take_rows_kernel(Take<T> a, PackGrid g)
+{
+    const int64_t rows = rows_in_use(g.rows);
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
+        if (!p.used) continue;
+        const int choice = a.choice[p.row], n = choice / a.topk;
+        Pack<T> x = load_pack<T, WIDE>(a.x.at(n) + p.column, p.left);
+        if (a.weight.data) {
+            const float weight = a.weight.at(n)[choice - n * a.topk];
+            for (int i = 0; i < Pack<T>::COUNT; i++) x.v[i] = from_float<T>(weight * to_float(x.v[i]));
+        }
+        store_pack<T, WIDE>(a.y.at(p.row) + p.column, x, p.left);
+    }
+}
+
+template <class T> static void launch_take(Stream *s, const take_rows_args *a)
+{
+    const PackGrid g = pack_grid(row_count(a->y, a->y), 1, a->y.dim[1], Pack<T>::COUNT);
+    const Take<T> args = { rows_of<T>(a->y), rows_of<const T>(a->x), rows_of<const float>(a->weight),
+                           data_of<const int32_t>(a->choice), static_cast<int>(a->topk) };
+    if (rows_aligned(a->y) && rows_aligned(a->x))
+        LAUNCH((take_rows_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), args, g);
+    else LAUNCH((take_rows_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), args, g);
+}
+
+extern "C" Err cuda_take_rows(Stream *s, const take_rows_args *a)
+{
+    DISPATCH(a->y.dtype, launch_take<T>(s, a));
     return ERR_OK;
 }
 
@@ -130,7 +173,7 @@ extern "C" Err cuda_unpermute_rows(Stream *s, const unpermute_rows_args *a)
 
 constexpr int DOT_WARPS = 8, DOT_UNROLL = 2;
 
-/* One row of D elements by a warp; every lane gets the product. */
+/* One row of D elements by a warp; every lane gets the product. dx may be NULL. */
 template <class T, bool WIDE>
 __device__ __forceinline__ float scale_and_dot(T *dx, const T *dy, const T *x, float factor, int64_t D)
 {
@@ -151,7 +194,7 @@ __device__ __forceinline__ float scale_and_dot(T *dx, const T *dy, const T *x, f
                 sum = fmaf(to_float(g[u].v[i]), to_float(v[u].v[i]), sum);
                 g[u].v[i] = from_float<T>(factor * to_float(g[u].v[i]));
             }
-            store_pack<T, WIDE>(dx + at, g[u], D - at);
+            if (dx) store_pack<T, WIDE>(dx + at, g[u], D - at);
         }
     }
     return warp_sum(sum);
@@ -175,7 +218,8 @@ __global__ void __launch_bounds__(DOT_WARPS *WARP) unpermute_bwd_kernel(Unpermut
     const int k = static_cast<int>(i - n * a.K);
     if (n >= rows_in_use(a.tokens)) return;
     const int64_t row = a.row.at(n)[k];
-    const float dot = scale_and_dot<T, WIDE>(a.dx.at(row), a.dy.at(n), a.x.at(row), a.weight.at(n)[k], a.D);
+    T *dx = a.dx.data ? a.dx.at(row) : nullptr;
+    const float dot = scale_and_dot<T, WIDE>(dx, a.dy.at(n), a.x.at(row), a.weight.at(n)[k], a.D);
     if (threadIdx.x % WARP == 0) a.dweight.at(n)[k] = dot;
 }
 
@@ -195,6 +239,67 @@ template <class T> static void launch_unpermute_bwd(Stream *s, const unpermute_b
 extern "C" Err cuda_unpermute_bwd(Stream *s, const unpermute_bwd_args *a)
 {
     DISPATCH(a->dy.dtype, launch_unpermute_bwd<T>(s, a));
+    return ERR_OK;
+}
+
+/* ---- parts of sums ---- */
+
+constexpr int PARTS_LEVELS = 7; /* 64 parts */
+
+/* sum[l]: of 2^l parts that wait for the next ones. */
+template <class T, bool WIDE>
+__global__ void __launch_bounds__(PACK_THREADS) sum_parts_kernel(Rows<T> y, Rows<const T> x, int parts, PackGrid g)
+{
+    constexpr int COUNT = Pack<T>::COUNT;
+    const int64_t rows = rows_in_use(g.rows);
+    for (int u = 0; u < PACK_UNROLL; u++) {
+        const PackPlace p = pack_place<COUNT>(g, rows, u);
+        if (!p.used) continue;
+        float sum[PARTS_LEVELS][COUNT], total[COUNT];
+        for (int part = 0; part < parts; part++) {
+            const Pack<T> v = load_pack<T, WIDE>(x.at(part * g.rows.capacity + p.row) + p.column, p.left);
+            for (int i = 0; i < COUNT; i++) total[i] = to_float(v.v[i]);
+            bool carry = true;
+#pragma unroll
+            for (int l = 0; l < PARTS_LEVELS; l++) {
+                const bool waits = part >> l & 1;
+                for (int i = 0; i < COUNT; i++) {
+                    if (carry && waits) total[i] = sum[l][i] + total[i];
+                    else if (carry) sum[l][i] = total[i];
+                }
+                carry = carry && waits;
+            }
+        }
+        bool any = false;
+#pragma unroll
+        for (int l = 0; l < PARTS_LEVELS; l++) {
+            if (!(parts >> l & 1)) continue;
+            for (int i = 0; i < COUNT; i++) total[i] = any ? sum[l][i] + total[i] : sum[l][i];
+            any = true;
+        }
+        Pack<T> out;
+        for (int i = 0; i < COUNT; i++) out.v[i] = from_float<T>(total[i]);
+        store_pack<T, WIDE>(y.at(p.row) + p.column, out, p.left);
+    }
+}
+
+template <class T> static void launch_sum_parts(Stream *s, const sum_parts_args *a)
+{
+    const PackGrid g = pack_grid(row_count(a->y, a->y), 1, a->y.dim[1], Pack<T>::COUNT);
+    const int parts = static_cast<int>(a->parts);
+    const Rows<T> y = rows_of<T>(a->y);
+    const Rows<const T> x = rows_of<const T>(a->x);
+    if (rows_aligned(a->y) && rows_aligned(a->x))
+        LAUNCH((sum_parts_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, x, parts, g);
+    else LAUNCH((sum_parts_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, x, parts, g);
+}
+
+extern "C" Err cuda_sum_parts(Stream *s, const sum_parts_args *a)
+{
+    if (a->x.dim[0] != a->y.dim[0] * a->parts || a->parts < 1 || a->parts >= 1 << PARTS_LEVELS)
+        return err_set(ERR_SHAPE, "sum_parts: %lld rows are not %lld parts of %lld", static_cast<long long>(a->x.dim[0]),
+                       static_cast<long long>(a->parts), static_cast<long long>(a->y.dim[0]));
+    DISPATCH(a->y.dtype, launch_sum_parts<T>(s, a));
     return ERR_OK;
 }
 

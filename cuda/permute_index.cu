@@ -3,6 +3,7 @@
  *
  *   permute_index     row[n][k], choice[p], offset: choices ordered by (expert, number), runs of tokens apart
  *   dispatch_offsets  the same offsets for the rows that S ranks send
+ *   dispatch_choices  where these rows are, if all ranks' tokens are at hand
  *
  * Mapping   permute_index is a counting sort whose order no timing can change. A block takes a contiguous part of
  *           one run of tokens and counts its choices by expert; the counts lie by (expert, run, part), so that their
@@ -184,6 +185,8 @@ struct Sent {
     int64_t n, ranks, runs, first; /* n: offsets but the last; first: expert of this rank */
 };
 
+constexpr int CHOICE_THREADS = 128;
+
 __global__ void __launch_bounds__(SCAN_THREADS) dispatch_scan_kernel(Sent t)
 {
     scan_by_block(t.n,
@@ -195,11 +198,40 @@ __global__ void __launch_bounds__(SCAN_THREADS) dispatch_scan_kernel(Sent t)
                   [&](int64_t i, int64_t before) { t.offset[i] = before; });
 }
 
+struct Choices {
+    Rows<const int64_t> all;
+    Rows<const int32_t> all_choice;
+    const int64_t *offset;
+    int32_t *choice;
+    int64_t ranks, runs, first, P;
+};
+
+/* A block for the rows of one expert from one rank. */
+__global__ void __launch_bounds__(CHOICE_THREADS) dispatch_choices_kernel(Choices t)
+{
+    const int64_t expert = blockIdx.x / t.ranks, rank = blockIdx.x % t.ranks;
+    const int64_t *run = t.all.at(rank) + (t.first + expert) * t.runs;
+    const int64_t n = run[t.runs] - run[0];
+    const int32_t *from = t.all_choice.at(rank) + run[0];
+    int32_t *to = t.choice + t.offset[blockIdx.x * t.runs];
+    for (int64_t i = threadIdx.x; i < n; i += CHOICE_THREADS) to[i] = static_cast<int32_t>(rank * t.P) + from[i];
+}
+
+extern "C" Err cuda_dispatch_choices(Stream *s, const dispatch_choices_args *a)
+{
+    const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1;
+    const Choices t = { rows_of<const int64_t>(a->all), rows_of<const int32_t>(a->all_choice),
+                        data_of<const int64_t>(a->offset), data_of<int32_t>(a->choice), ranks, X / (a->own * ranks),
+                        a->first, a->all_choice.dim[1] };
+    LAUNCH(dispatch_choices_kernel, grid_blocks(a->own * ranks), CHOICE_THREADS, 0, cuda_stream(s), t);
+    return ERR_OK;
+}
+
 extern "C" Err cuda_dispatch_offsets(Stream *s, const dispatch_offsets_args *a)
 {
     const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1;
-    const Sent t = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->offset), X, ranks, X / a->experts,
-                     a->rank * (a->experts / ranks) };
+    const Sent t = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->offset), X, ranks, X / (a->own * ranks),
+                     a->first };
     LAUNCH(dispatch_scan_kernel, 1, SCAN_THREADS, 0, cuda_stream(s), t);
     return ERR_OK;
 }

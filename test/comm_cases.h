@@ -394,7 +394,8 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_EMBD: return tp && cp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
-    case GROUP_EP: return g.ep && pp && same_edp;
+    case GROUP_EP:
+    case GROUP_TP_EP: return g.ep && pp && same_edp;
     case GROUP_EXPERT_DP: return g.ep && pp && same_ep;
     case GROUP_EXPERT_LOW:
     case GROUP_EXPERT_HIGH: return g.ep && g.bidirectional && same_ep && (pp || mirrored);

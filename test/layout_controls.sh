@@ -16,12 +16,13 @@ export MEGATRAIN_LAYOUTS=short
 
 # compare CASE CONDITION: prints what was seen; false if a layout did not do as it should
 compare() {
-    local reference='' line dp tp sp cp way ep zero overlap micro threads isa hash want seen differ=0 count=0 wrong=''
+    local reference='' line dp tp sp cp way ep etp zero overlap micro threads isa hash want seen differ=0 count=0
+    local wrong=''
     timeout 300 "$build/test/test_layouts" "$1" >"$work/test.log" 2>&1
     while read -r line; do
-        read -r dp tp sp cp way ep zero overlap micro threads isa hash < <(sed -nE \
+        read -r dp tp sp cp way ep etp zero overlap micro threads isa hash < <(sed -nE \
             -e 's/^dp([0-9]+) tp([0-9]+)(\+sp)? +cp([0-9]+)([a-z0-9]+) (ep.*)/\1 \2 0\3 \4 \5 \6/' \
-            -e 's/ ep([0-9]+) zero(.) overlap(.) micro([0-9]+) threads([0-9]+) ([a-z0-9]+) +([0-9a-f]{16}).*/ \1 \2 \3 \4 \5 \6 \7/p' \
+            -e 's/ ep([0-9]+) etp([0-9]+)( gather)? zero(.) overlap(.) micro([0-9]+) threads([0-9]+) ([a-z0-9]+) +([0-9a-f]{16}).*/ \1 \2 \4 \5 \6 \7 \8 \9/p' \
             <<<"$line")
         [ -n "$hash" ] || continue
         [ "$sp" = 0 ] || sp=1

@@ -16,7 +16,8 @@ typedef struct {
     int dp, tp, sp, micro, threads;
     Isa isa;
     int zero, overlap;
-    int ep; /* of a mixture; 0 = 1 */
+    int ep, etp; /* of a mixture; 0 = 1 */
+    int gathers;
     int cp; /* 0 = 1 */
     ContextComm context;
     int cp_heads; /* with CONTEXT_HIERARCHICAL */
@@ -37,6 +38,8 @@ static const Layout few[] = {
 
 static const Layout few_mixtures[] = {
     { 1, 1, 0, 8, 1, ISA_AUTO }, { 1, 1, 0, 1, 2, ISA_AUTO }, { 1, 1, 0, 4, 3, ISA_AVX2 },
+    { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 1, 2 }, { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 2, 2 }, { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 1, 4 },
+    { 2, 1, 0, 2, 2, ISA_AUTO, 1, 0, 2, 1, 1 }, { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 2, 2, 1 },
     { 2, 1, 0, 4, 1, ISA_AUTO, 0, 1, 1 }, { 2, 1, 0, 2, 2, ISA_AUTO, 1, 0, 2 }, { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 2 },
     { 4, 1, 0, 1, 1, ISA_AUTO, 0, 0, 4 }, { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 2 }, { 2, 2, 1, 2, 1, ISA_AVX2, 1, 0, 2 },
 };
@@ -48,7 +51,8 @@ static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode)
 
 static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
 {
-    const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .cp_heads = l.cp_heads };
+    const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
+                        .cp_heads = l.cp_heads };
     TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
     r.spec.context = l.context;
@@ -57,6 +61,7 @@ static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, doub
     r.spec.zero = l.zero;
     r.spec.overlap_grad = r.spec.overlap_param = l.overlap;
     r.spec.bucket_bytes = BUCKET_BYTES;
+    r.spec.model.moe.gathers = l.gathers;
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     *first = r.loss[0];
@@ -68,8 +73,9 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
-           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
+           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
+           l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, verdict);
     fflush(stdout);
 }
@@ -90,7 +96,7 @@ static int layouts(Layout *out)
     return n;
 }
 
-/* The same of a mixture, with ep from 1 to all ranks of the plane, in turn; beside tp its rows are sharded, in whole
+/* The same of a mixture, with each ep and etp that the ranks of the plane hold; beside tp its rows are sharded, in whole
  * leaves. */
 static int mixture_layouts(Layout *out)
 {
@@ -100,11 +106,14 @@ static int mixture_layouts(Layout *out)
     for (int i = 0; i < count; i++) {
         const int plane = all[i].dp * all[i].tp;
         if ((all[i].tp > 1 && !all[i].sp) || all[i].micro * tiny_base().seq_blocks % all[i].tp) continue;
-        for (int ep = 1; ep <= plane; ep *= 2) {
-            all[i].ep = ep;
-            all[i].zero = all[i].dp > 1 && n % 3 != 0;
-            out[n++] = all[i];
-        }
+        for (int ranks = 1; ranks <= plane; ranks *= 2)
+            for (int etp = 1; etp <= ranks; etp *= 2) {
+                all[i].ep = ranks / etp;
+                all[i].etp = etp;
+                all[i].gathers = n % 2;
+                all[i].zero = all[i].dp > 1 && n % 3 != 0;
+                out[n++] = all[i];
+            }
     }
     return n;
 }
@@ -145,7 +154,7 @@ static void run_few(TrainSpec spec)
 /* All layouts, or one in `every` of each kind. */
 static void run_all(TrainSpec spec, int every)
 {
-    Layout all[256];
+    Layout all[512];
     const bool mixture = spec.model.moe.experts > 0;
     int count = mixture ? mixture_layouts(all) : layouts(all), ran = 0, different = 0;
     double first, last;
@@ -172,9 +181,9 @@ TEST(gpt2_layouts) { run_all(tiny_gpt2(), 1); }
 TEST(llama_layouts) { run_all(tiny_llama(), 2); }
 
 /* Which rows lie beside each other in an expert depends on micro-batch and ranks; no sum may. */
-TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 4); }
-TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 9); }
-TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 9); }
+TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 9); }
+TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 20); }
+TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 20); }
 
 /* Sequences cut over 2, 4 and 8 ranks, all layouts or one in `every`. The blocks are short, so that 16 parts have whole
  * ones. */

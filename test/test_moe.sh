@@ -43,6 +43,12 @@ check "their checkpoint resumes on one rank" same_run back whole 6
 count=4
 ranks spread parallel.ep=4 parallel.tp=2 train.micro_batch=2
 check "and on four with two experts each, tp 2: $(tail -1 spread.err)" same_run spread whole 6
+ranks inside parallel.ep=2 parallel.etp=2 parallel.zero=1 train.micro_batch=2 train.stop_at=3
+cp -r inside within
+run within
+check "four ranks with halves of four experts each, gone on with by one: $(tail -1 inside.err)" same_run within whole 6
+ranks inside parallel.tp=2 parallel.etp=4 train.micro_batch=2
+check "and by four with quarters of all" same_run inside whole 6
 ranks stages parallel.ep=2 parallel.pp=2 train.micro_batch=2 parallel.zero=1 debug.comm_check=true
 check "two stages of two ranks with half the experts each: $(tail -1 stages.err)" same_run stages whole 6
 "$root/scripts/launch.sh" -n 2 -- "$mt" eval --config "$ini" run.dir=whole "${small[@]}" parallel.ep=2 >eval2.txt 2>&1
@@ -83,7 +89,10 @@ refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
 refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
 refuse "beside experts tp needs sp" parallel.tp=2 parallel.sp=false
-refuse "not built yet: tensor parallelism inside experts" parallel.etp=2
+refuse "not built yet: tensor parallelism inside experts on GPUs" run.device=cuda parallel.etp=2
+refuse "give moe.experts, or etp = 1" moe.experts=0 parallel.etp=2
+refuse "etp must divide the width of an expert" parallel.etp=3
+refuse "etp must divide tp_blocks" parallel.etp=2 parallel.tp_blocks=1
 refuse "take order = tp-cp-ep-dp-pp" parallel.pp=2 parallel.ep=2 parallel.order=tp-cp-ep-pp-dp
 refuse "tp must divide micro_batch x seq_blocks, here 1 x 4" parallel.tp=8 train.micro_batch=1 parallel.seq_blocks=4
 refuse "groups must divide experts; nearest that do: 2 and 4" moe.groups=3

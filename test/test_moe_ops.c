@@ -351,6 +351,71 @@ static void check_order(const Order *o, int64_t N, int64_t K, int64_t E)
     CHECK(offset[E * RUNS] == p && p == N * K);
 }
 
+/* The rows of the second rank's experts out of two ranks' tokens, gathered: an expert's from one rank, then the other. */
+TEST(gathered_rows)
+{
+    enum { N = 7, K = 3, E = 4, OWN = 2, D = 20, P = N * K, X = E + 1 };
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    Tensor index[2], all = env_in(&e, I64, 0, 1, 2, X), all_choice = env_in(&e, I32, 0, 1, 2, P);
+    Tensor x = env_in(&e, F32, -1, 1, 2 * N, D), weight = env_in(&e, F32, 0, 1, 2 * N, K);
+    for (int s = 0; s < 2; s++) {
+        Tensor row = env_out(&e, I32, 0, 1, N, K), choice = env_out(&e, I32, 0, 1, P), offset = env_out(&e, I64, 0, 1, X);
+        index[s] = env_in(&e, I32, 0, 1, N, K);
+        for (int n = 0; n < N; n++)
+            for (int k = 0; k < K; k++) env_i(index[s], n)[k] = (n * (s + 2) + k + s) % E;
+        RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index[s], .experts = E, .run = N);
+        memcpy((int64_t *)all.data + s * X, offset.data, X * sizeof(int64_t));
+        memcpy(env_i(all_choice, s), choice.data, P * sizeof(int32_t));
+    }
+    Tensor owned = env_out(&e, I64, 0, 1, OWN * 2 + 1), taken = env_out(&e, I32, -1, 0, 2 * P);
+    Tensor y = env_out(&e, F32, 8, 9, 2 * P, D), scaled = env_out(&e, F32, 8, 9, 2 * P, D);
+    RUN(&e, dispatch_offsets, .offset = owned, .all = all, .first = OWN, .own = OWN);
+    RUN(&e, dispatch_choices, .choice = taken, .all_choice = all_choice, .all = all, .offset = owned, .first = OWN, .own = OWN);
+    y.rows = scaled.rows = (int64_t *)owned.data + 2 * OWN;
+    RUN(&e, take_rows, .y = y, .x = x, .choice = taken, .topk = K);
+    RUN(&e, take_rows, .y = scaled, .x = x, .choice = taken, .weight = weight, .topk = K);
+    int q = 0;
+    for (int expert = OWN; expert < E; expert++)
+        for (int s = 0; s < 2; s++) {
+            CHECK(((int64_t *)owned.data)[(expert - OWN) * 2 + s] == q);
+            for (int i = 0; i < P; i++) {
+                if (env_i(index[s], i / K)[i % K] != expert) continue;
+                CHECK(((int32_t *)taken.data)[q] == s * P + i);
+                for (int d = 0; d < D; d++) {
+                    const float v = env_f(x, s * N + i / K)[d];
+                    CHECK(env_f(y, q)[d] == v && env_f(scaled, q)[d] == env_f(weight, s * N + i / K)[i % K] * v);
+                }
+                q++;
+            }
+        }
+    CHECK(q > P / 2 && q < 2 * P && env_f(y, q)[0] >= 8 && ((int32_t *)taken.data)[q] <= 0);
+    env_close(&e);
+}
+
+/* Parts of rows are added in pairs, then pairs of pairs; what an odd number leaves over comes last. */
+TEST(parts)
+{
+    enum { P = 5, D = 17 };
+    const int counts[] = { 1, 2, 3, 4, 7, 64 };
+    for (size_t c = 0; c < sizeof counts / sizeof *counts; c++) {
+        const int parts = counts[c];
+        Env e;
+        env_open(&e, isa_best(), 2, 0);
+        Tensor x = env_in(&e, F32, -1, 1, parts * P, D), y = env_out(&e, F32, 8, 9, P, D);
+        RUN(&e, sum_parts, .y = y, .x = x, .parts = parts);
+        for (int n = 0; n < P; n++)
+            for (int i = 0; i < D; i++) {
+                float sum[64];
+                for (int k = 0; k < parts; k++) sum[k] = env_f(x, k * P + n)[i];
+                for (int step = 1; step < parts; step *= 2)
+                    for (int k = 0; k + step < parts; k += 2 * step) sum[k] += sum[k + step];
+                CHECK_MSG(env_f(y, n)[i] == sum[0], "%d parts, row %d column %d", parts, n, i);
+            }
+        env_close(&e);
+    }
+}
+
 /* a = K, b = E */
 static void case_permute(Env *e, const Shape *p)
 {
@@ -407,7 +472,7 @@ TEST(dispatch)
         int64_t *from = all.data, at = 0;
         for (int s = 0; s < S; s++, from += X)
             for (int i = 0; i < X; i++) from[i] = i ? from[i - 1] + (int64_t)(test_rand(&seed) % 4) : 0;
-        RUN(&e, dispatch_offsets, .offset = offset, .all = all, .experts = S * EACH, .rank = rank);
+        RUN(&e, dispatch_offsets, .offset = offset, .all = all, .first = rank * EACH, .own = EACH);
         const int64_t *got = offset.data;
         from = all.data;
         CHECK(got[0] == 0);
@@ -473,8 +538,8 @@ static void case_grouped(Env *e, const Shape *p)
                   .dy = env_in(e, F32, -1, 1, P, O), .y = env_out(e, F32, 8, 9, P, O), .dx = env_out(e, F32, 8, 9, P, I),
                   .dw = env_out(e, acc, -high, high, E, O, I) };
     Tensor shift = env_int(e, 30), overflow = env_flag(e);
-    RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset);
-    RUN(e, grouped_dx, .dx = g.dx, .dy = g.dy, .w = g.w, .offset = g.o.offset);
+    RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset, .leaf = I / 2 + 1);
+    RUN(e, grouped_dx, .dx = g.dx, .dy = g.dy, .w = g.w, .offset = g.o.offset, .leaf = O);
     RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .shift = shift,
         .overflow = overflow, .room = 10);
     if (!e->check) return;
@@ -510,6 +575,37 @@ TEST(grouped_leaves)
         }
     for (int64_t i = 0; i < E * O * I; i++)
         CHECK_MSG(((int64_t *)g.dw.data)[i] == ((int64_t *)want.data)[i], "element %d", (int)i);
+    env_close(&e);
+}
+
+/* The tree: a product whose summed dim is cut at a leaf is the sum of the products of the parts, to the bit. */
+TEST(grouped_tree)
+{
+    enum { N = 9, K = 2, E = 3, W = 24, LEAF = W / 4 };
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    const Order o = make_order(&e, N, K, E);
+    Tensor x = env_in(&e, F32, -1, 1, N * K, W), w = env_in(&e, F32, -1, 1, E, 5, W), y = env_out(&e, F32, 8, 9, N * K, 5);
+    Tensor dy = env_in(&e, F32, -1, 1, N * K, W), v = env_in(&e, F32, -1, 1, E, W, 5), dx = env_out(&e, F32, 8, 9, N * K, 5);
+    Tensor part[2], dpart[2];
+    RUN(&e, grouped_fwd, .y = y, .x = x, .w = w, .offset = o.offset, .leaf = LEAF);
+    RUN(&e, grouped_dx, .dx = dx, .dy = dy, .w = v, .offset = o.offset, .leaf = LEAF);
+    for (int h = 0; h < 2; h++) {
+        part[h] = env_out(&e, F32, 8, 9, N * K, 5);
+        dpart[h] = env_out(&e, F32, 8, 9, N * K, 5);
+        Tensor half = env_in(&e, F32, 0, 1, E, W / 2, 5), wide = env_in(&e, F32, 0, 1, E, 5, W / 2);
+        for (int64_t i = 0; i < E * 5; i++)
+            memcpy(env_f(wide, i), env_f(w, i) + h * (W / 2), W / 2 * sizeof(float));
+        for (int64_t i = 0; i < E * (W / 2); i++)
+            memcpy(env_f(half, i), env_f(v, i / (W / 2) * W + h * (W / 2) + i % (W / 2)), 5 * sizeof(float));
+        RUN(&e, grouped_fwd, .y = part[h], .x = tensor_col_slice(x, h * (W / 2), W / 2), .w = wide, .offset = o.offset, .leaf = LEAF);
+        RUN(&e, grouped_dx, .dx = dpart[h], .dy = tensor_col_slice(dy, h * (W / 2), W / 2), .w = half, .offset = o.offset, .leaf = LEAF);
+    }
+    for (int64_t p = 0; p < N * K; p++)
+        for (int i = 0; i < 5; i++) {
+            CHECK_MSG(env_f(y, p)[i] == env_f(part[0], p)[i] + env_f(part[1], p)[i], "y, row %d", (int)p);
+            CHECK_MSG(env_f(dx, p)[i] == env_f(dpart[0], p)[i] + env_f(dpart[1], p)[i], "dx, row %d", (int)p);
+        }
     env_close(&e);
 }
 

@@ -20,7 +20,8 @@ typedef struct {
     Recompute recompute;
     int micro;
     GridOrder order;
-    int ep; /* of a mixture; 0 = 1 */
+    int ep, etp; /* of a mixture; 0 = 1 */
+    int gathers;
     int cp; /* 0 = 1 */
     ContextComm context;
 } Layout;
@@ -52,8 +53,9 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     TinyRun r = { .spec = *spec,
                   .steps = step_count(),
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
-                            .ep = l->ep, .cp = l->cp } };
+                            .ep = l->ep, .etp = l->etp, .cp = l->cp } };
     r.spec.context = l->context;
+    r.spec.model.moe.gathers = l->gathers;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.zero = l->zero;
@@ -240,6 +242,11 @@ TEST(mixtures)
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "dualpipe", .pp = 4, .zero = 1 },
         { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .etp = 2, .gathers = 1,
+          .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-v", .pp = 2, .tp = 2, .sp = 1, .etp = 2, .ep = 1 },
+        { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 1, .etp = 2 },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1 },
         { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },

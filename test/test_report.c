@@ -144,6 +144,41 @@ TEST(any_byte_torn_or_flipped)
     free(text);
 }
 
+/* Loads of experts, 200 steps of three layers in bins of four: means of the bins, and a picture of them. Lists that are
+ * damaged or of another length are left out. */
+TEST(loads_of_experts)
+{
+    static char text[32768];
+    History h;
+    int n = 0;
+    for (int s = 1; s <= 200; s++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"expert_load\":[1,%.2f,%.2f]}\n", s,
+                      1 + 0.02 * s, s <= 100 ? 8.0 : 1.0);
+    n += snprintf(text + n, sizeof text - (size_t)n,
+                  "{\"step\":201,\"loss\":1,\"expert_load\":[1,null,2]}\n{\"step\":202,\"loss\":1,\"expert_load\":[9,9]}\n"
+                  "{\"step\":203,\"loss\":1,\"expert_load\":{\"a\":9,\"b\":9,\"c\":9}}\n");
+    OK(file_make_dirs(in_dir("loads")));
+    write_bytes("loads/metrics.jsonl", text, n);
+    OK(history_read(in_dir("loads"), &h));
+    CHECK(h.loads.layers == 3 && h.loads.stride == 4 && h.loads.bins == 50 && h.loads.step[49] == 200);
+    for (int b = 0; b < 50; b++) {
+        CHECK_CLOSE(load_map_at(&h.loads, 0, b), 1, 1e-12);
+        CHECK_CLOSE(load_map_at(&h.loads, 1, b), 1 + 0.02 * (4 * b + 2.5), 1e-12);
+        CHECK_CLOSE(load_map_at(&h.loads, 2, b), b < 25 ? 8 : 1, 1e-12);
+    }
+    const char *page = page_of(&h, 1);
+    CHECK(strstr(page, "At the end: layer 0 1, layer 1 4.97, layer 2 1."));
+    CHECK(strstr(page, "from no colour, 1, to the strongest, 8"));
+    int strongest = 0;
+    for (const char *at = page; (at = strstr(at, "opacity=\"1.00\"")); at++) strongest++;
+    CHECK(strongest == 1); /* half a row, in one piece */
+    history_release(&h);
+    make_run("dense", "[run]\nname = dense\n");
+    OK(history_read(in_dir("dense"), &h));
+    CHECK(!strstr(page_of(&h, 1), "Load of experts"));
+    history_release(&h);
+}
+
 /* Nothing of a name or value becomes markup; what differs is shown, and only that. */
 TEST(hostile_text_stays_text)
 {

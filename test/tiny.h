@@ -60,9 +60,12 @@ typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixt
 static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
 {
     static const MixtureSpec kinds[] = {
-        [TINY_MIXTRAL] = { 8, 2, 48, .router = { ROUTER_SOFTMAX, 1, 1, 1, 1 }, .balance = { 1, 0.02f, 1e-3f } },
-        [TINY_QWEN3] = { 32, 8, 16, .router = { ROUTER_SOFTMAX_PRE, 1, 1, 1, 1 }, .balance = { 1, 0.01f } },
-        [TINY_DEEPSEEK] = { 16, 4, 24, .shared_ffn = 40, .shared_gate = true, .router = { ROUTER_SIGMOID, 1, 2.5f, 4, 2 },
+        [TINY_MIXTRAL] = { .experts = 8, .topk = 2, .ffn = 48, .router = { ROUTER_SOFTMAX, 1, 1, 1, 1 },
+                           .balance = { 1, 0.02f, 1e-3f } },
+        [TINY_QWEN3] = { .experts = 32, .topk = 8, .ffn = 16, .router = { ROUTER_SOFTMAX_PRE, 1, 1, 1, 1 },
+                         .balance = { 1, 0.01f } },
+        [TINY_DEEPSEEK] = { .experts = 16, .topk = 4, .ffn = 24, .shared_ffn = 40, .shared_gate = true,
+                            .router = { ROUTER_SIGMOID, 1, 2.5f, 4, 2 },
                             .balance = { 1, 1e-3f, .bias_rate = 1e-2f } },
     };
     TrainSpec s = tiny_llama();

@@ -176,6 +176,7 @@ Err make_grouped_fwd(Maker *m, AnyArgs *any)
     ONCE(x, P, I);
     ONCE(w, m->d->experts, O, I);
     a->offset = order.offset;
+    a->leaf = I;
     return ERR_OK;
 }
 
@@ -190,6 +191,7 @@ Err make_grouped_dx(Maker *m, AnyArgs *any)
     ONCE(dy, P, O);
     ONCE(w, m->d->experts, O, I);
     a->offset = order.offset;
+    a->leaf = O;
     return ERR_OK;
 }
 

@@ -34,19 +34,18 @@ static void filled(ConfigReader *r, ConfigId id, ConfigId from)
         }                                           \
     } while (0)
 
-/* Largest power of two up to `most` that divides all three. */
-static int64_t common_power(int64_t most, int64_t a, int64_t b, int64_t n)
+/* Largest power of two up to `most` that divides n. */
+static int64_t power_in(int64_t n, int64_t most)
 {
-    int64_t p = most;
-    while (p > 1 && (a % p || b % p || n % p)) p /= 2;
-    return p;
+    while (most > 1 && n % most) most /= 2;
+    return most;
 }
 
 /* Weight gradients are rounded once a block, so blocks are long; short sequences stay whole. */
 static int64_t usual_seq_blocks(int64_t seq)
 {
     enum { SHORTEST = 128 };
-    int64_t blocks = common_power(8, seq, seq, seq);
+    int64_t blocks = power_in(seq, 8);
     while (blocks > 1 && seq / blocks < SHORTEST) blocks /= 2;
     return blocks;
 }
@@ -54,6 +53,16 @@ static int64_t usual_seq_blocks(int64_t seq)
 static int64_t qkv_width(const Config *c)
 {
     return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
+}
+
+/* Whole blocks of all that tensor parallelism cuts; 0 is what the model lacks. */
+static int64_t usual_tp_blocks(const Config *c)
+{
+    const int64_t widths[] = { c->model.heads * c->model.head_dim, qkv_width(c), c->model.ffn, c->moe.ffn,
+                               c->moe.shared_ffn };
+    int64_t blocks = 8;
+    for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) blocks = power_in(widths[i], blocks);
+    return blocks;
 }
 
 /* The feed-forward width that is usual for the activation: swiglu has three matrices instead of two. */
@@ -142,8 +151,7 @@ static int64_t fewest_ranks(const Config *c)
 static void resolve_parallel(ConfigReader *r)
 {
     Config *c = r->config;
-    FILL(0, parallel, tp_blocks,
-         common_power(8, c->model.heads * c->model.head_dim, qkv_width(c), c->model.ffn), CFG_model_hidden);
+    FILL(0, parallel, tp_blocks, usual_tp_blocks(c), CFG_model_hidden);
     FILL(0, parallel, seq_blocks, usual_seq_blocks(c->model.seq), CFG_model_seq);
     FILL(0, parallel, attn_block, 64, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
@@ -468,8 +476,6 @@ static const ConfigUnbuilt unbuilt[] = {
     { "moe.capacity", NULL, "experts of limited capacity" },
     { "moe.drop", NULL, "experts of limited capacity" },
     { "moe.pad", NULL, "experts of limited capacity" },
-    { "moe.dispatcher", "alltoall", "dispatch of rows by all-gather" },
-    { "parallel.etp", "1", "tensor parallelism inside experts" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)
@@ -495,6 +501,9 @@ static void check_unbuilt_moe(ConfigReader *r)
     RULE(other || c->parallel.ep == 1,
          "not built yet: expert parallelism on GPUs; take ep = 1, or device = cpu", CFG_run_device,
          CFG_parallel_ep);
+    RULE(other || c->parallel.etp == 1,
+         "not built yet: tensor parallelism inside experts on GPUs; take etp = 1, or device = cpu",
+         CFG_run_device, CFG_parallel_etp);
     RULE(other || !c->moe.shared_gate,
          "not built yet: the gate of a shared expert on GPUs; take shared_gate = false, or device = cpu",
          CFG_run_device, CFG_moe_shared_gate);

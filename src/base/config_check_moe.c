@@ -97,6 +97,12 @@ static void check_expert_layout(ConfigReader *r)
     char text[200], of_rank[24] = "";
     RULE(c->moe.experts % ep == 0, "ep must divide experts: each of its ranks has as many", CFG_parallel_ep,
          CFG_moe_experts);
+    RULE(c->parallel.etp <= 64, "at most 64 ranks can share an expert", CFG_parallel_etp);
+    RULE(c->moe.ffn % c->parallel.etp == 0, "etp must divide the width of an expert", CFG_parallel_etp,
+         CFG_moe_ffn);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % c->parallel.etp == 0,
+         "the layout cuts inside a canonical block: etp must divide tp_blocks; or take reproducible = run",
+         CFG_run_reproducible, CFG_parallel_etp, CFG_parallel_tp_blocks);
     RULE(c->parallel.order != PARALLEL_ORDER_TP_CP_EP_PP_DP || c->parallel.pp == 1 ||
              ep * c->parallel.etp == plane,
          "with pipeline ranks before data-parallel ones, ep x etp must be tp x cp; or take order = "
@@ -115,6 +121,32 @@ static void check_expert_layout(ConfigReader *r)
          text, CFG_parallel_tp, CFG_train_micro_batch, CFG_parallel_seq_blocks);
 }
 
+/* Experts that begin as parts of a dense layer. */
+static void check_upcycle(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t parts = c->model.ffn / c->moe.ffn;
+    char text[160];
+    if (!c->checkpoint.upcycle) return;
+    RULE(*c->checkpoint.load, "there is no dense model to begin as: give checkpoint.load",
+         CFG_checkpoint_upcycle, CFG_checkpoint_load);
+    RULE(!c->moe.shared_ffn,
+         "a dense model has nothing that a shared expert could begin as: take shared_ffn = 0",
+         CFG_checkpoint_upcycle, CFG_moe_shared_ffn);
+    RULE(c->model.ffn % c->moe.ffn == 0,
+         "experts begin as equal parts of a dense layer: moe.ffn must divide model.ffn",
+         CFG_checkpoint_upcycle, CFG_moe_ffn, CFG_model_ffn);
+    snprintf(text, sizeof text,
+             "a dense layer becomes model.ffn / moe.ffn = %lld experts, which must divide experts and topk",
+             (long long)parts);
+    RULE(parts && c->moe.experts % parts == 0 && c->moe.topk % parts == 0, text, CFG_checkpoint_upcycle,
+         CFG_moe_experts, CFG_moe_topk);
+    RULE(
+        c->moe.router == MOE_ROUTER_SOFTMAX || c->moe.router == MOE_ROUTER_SOFTMAX_PRE || c->moe.normalize,
+        "weights that add up to no known number cannot give what the dense layer gave: take normalize = true",
+        CFG_checkpoint_upcycle, CFG_moe_router, CFG_moe_normalize);
+}
+
 void config_check_moe(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -124,6 +156,10 @@ void config_check_moe(ConfigReader *r)
         check_dense(r);
         RULE(c->parallel.ep == 1, "a dense model has no experts to spread: give moe.experts, or ep = 1",
              CFG_parallel_ep, CFG_moe_experts);
+        RULE(!c->checkpoint.upcycle, "a dense model has no experts to begin as another: give moe.experts",
+             CFG_checkpoint_upcycle, CFG_moe_experts);
+        RULE(c->parallel.etp == 1, "a dense model has no experts to cut: give moe.experts, or etp = 1",
+             CFG_parallel_etp, CFG_moe_experts);
         return;
     }
     snprintf(text, sizeof text, "a token cannot be sent to more experts than there are: at most %lld",
@@ -134,6 +170,8 @@ void config_check_moe(ConfigReader *r)
     RULE(!c->model.bias, "experts have no biases: bias must be false", CFG_model_bias, CFG_moe_experts);
     RULE(c->moe.shared_ffn || !c->moe.shared_gate, "there is no shared expert to gate: give shared_ffn",
          CFG_moe_shared_gate, CFG_moe_shared_ffn);
+    RULE(c->moe.ffn % c->parallel.tp_blocks == 0, "tp_blocks must divide the width of an expert", CFG_moe_ffn,
+         CFG_parallel_tp_blocks);
     RULE(c->moe.shared_ffn % c->parallel.tp_blocks == 0, "tp_blocks must divide shared_ffn",
          CFG_moe_shared_ffn, CFG_parallel_tp_blocks);
     const bool softmax = c->moe.router == MOE_ROUTER_SOFTMAX;
@@ -146,6 +184,12 @@ void config_check_moe(ConfigReader *r)
     RULE(!__builtin_mul_overflow(c->train.micro_batch * c->model.seq, c->moe.topk, &slots) &&
              slots <= INT32_MAX,
          "micro_batch * seq * topk must be below 2^31", CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
+    RULE(c->moe.dispatcher != MOE_DISPATCHER_ALLGATHER ||
+             slots <= INT32_MAX / (c->parallel.ep * c->parallel.etp),
+         "where all ranks' tokens are gathered, ep * etp * micro_batch * seq * topk must be below 2^31",
+         CFG_moe_dispatcher, CFG_parallel_ep, CFG_parallel_etp, CFG_train_micro_batch, CFG_model_seq,
+         CFG_moe_topk);
     check_balance(r);
+    check_upcycle(r);
     check_expert_layout(r);
 }

@@ -45,6 +45,7 @@ static const struct {
     ONE("context_parallel_size cp_size", parallel, cp),
     ONE("cp_comm_type", parallel, cp_comm),
     ONE("expert_model_parallel_size", parallel, ep),
+    ONE("expert_tensor_parallel_size", parallel, etp),
     ONE("sequence_parallel", parallel, sp),
     ONE("use_distributed_optimizer zero_stage", parallel, zero),
     TWO("batch_size", train, micro_batch, global_batch),

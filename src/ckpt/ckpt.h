@@ -28,7 +28,7 @@
 #include <limits.h>
 #include <stdio.h>
 
-#include "param/shard.h"
+#include "ckpt/upcycle.h"
 
 enum { CKPT_FORMAT = 1, CKPT_MAX_COUNTERS = 16, CKPT_NAME_MAX = 64 };
 
@@ -164,6 +164,8 @@ typedef struct {
     World *world;
     Stream *stream;
     bool weights_only; /* values alone: moments become 0, shifts stay */
+    const Upcycle
+        *upcycle; /* of weights alone: from a dense model; what it has nothing for stays. NULL: no */
 } CkptLoad;
 
 /*

@@ -33,20 +33,34 @@ static void shape_text(char out[64], int ndim, const int64_t *shape)
     else snprintf(out, 64, "[%lld, %lld]", (long long)shape[0], (long long)shape[1]);
 }
 
+/* The stored tensor that a parameter is read from, and its shape; -1: none. */
+static int source_of(const Loader *x, const Param *p, int64_t shape[2])
+{
+    char dense[PARAM_NAME_MAX];
+    const int at = manifest_find(&x->m, p->name);
+    shape[0] = p->spec.shape[0];
+    shape[1] = p->spec.shape[1];
+    if (at >= 0 || !x->l->upcycle || !upcycle_source(p->name, dense)) return at;
+    upcycle_shape(x->l->upcycle, p, shape);
+    return manifest_find(&x->m, dense);
+}
+
 static Err check_param(Loader *x, int id)
 {
     const Param *p = &whole(x)->items[id];
     const char *path = x->l->path;
     char have[64], want[64];
-    int at = manifest_find(&x->m, p->name);
+    int64_t shape[2];
+    const int at = source_of(x, p, shape);
+    if (at < 0 && x->l->upcycle && upcycle_is_new(p->name)) return ERR_OK;
     if (at < 0)
         return err_set(ERR_CKPT, "checkpoint '%s' has no tensor '%s', which the model wants", path, p->name);
     const ManifestParam *q = &x->m.params[at];
-    if (q->ndim != p->spec.ndim || q->shape[0] != p->spec.shape[0] || q->shape[1] != p->spec.shape[1]) {
+    if (q->ndim != p->spec.ndim || q->shape[0] != shape[0] || q->shape[1] != shape[1]) {
         shape_text(have, q->ndim, q->shape);
-        shape_text(want, p->spec.ndim, p->spec.shape);
+        shape_text(want, p->spec.ndim, shape);
         return err_set(ERR_CKPT, "tensor '%s' has shape '%s' in checkpoint '%s' and '%s' in the model",
-                       p->name, have, path, want);
+                       q->name, have, path, want);
     }
     if (!x->l->weights_only && (!q->has[STATE_M] || !q->has[STATE_V]))
         return err_set(ERR_CKPT, "checkpoint '%s' has no moments of '%s', only values", path, p->name),
@@ -57,7 +71,7 @@ static Err check_param(Loader *x, int id)
 
 static Err check_fit(Loader *x)
 {
-    ASSERT(x->l->weights_only || x->l->params->stores->m.data);
+    ASSERT(x->l->weights_only || (x->l->params->stores->m.data && !x->l->upcycle));
     TRY(setup_array(&x->arena, x->m.param_count, &x->ids));
     for (int i = 0; i < x->m.param_count; i++) x->ids[i] = -1;
     for (int i = 0; i < whole(x)->count; i++) TRY(check_param(x, i));
@@ -75,12 +89,13 @@ static Tensor flat(const ParamStore *s, int state)
     return state == STATE_VALUE ? s->master : state == STATE_M ? s->m : s->v;
 }
 
-/* Padding, and moments that are not loaded, are 0. */
+/* Padding, and moments that are not loaded, are 0. What a dense model has nothing for stays as it began. */
 static Err clear(const Loader *x, const ParamStore *s)
 {
     for (int state = 0; state < CKPT_STATES; state++) {
         Tensor t = flat(s, state);
-        if (t.data) TRY(device_zero(x->l->stream, t.data, tensor_bytes(t)));
+        if (t.data && !(x->l->upcycle && state == STATE_VALUE))
+            TRY(device_zero(x->l->stream, t.data, tensor_bytes(t)));
     }
     return ERR_OK;
 }
@@ -93,8 +108,24 @@ static Err open_file(Loader *x, int file)
     return manifest_open(&x->m, file, x->chunk, &x->header_arena, &x->reader, &x->header);
 }
 
+/* `count` numbers at `offset` of the file, times factor. */
+static Err read_run(Loader *x, int64_t offset, float *to, int64_t count, float factor)
+{
+    enum { PIECE = 1024 };
+    float host[PIECE];
+    if (!(factor < 1) && !(factor > 1))
+        return chunk_get_device(&x->reader, x->l->stream, offset, to, count * (int64_t)sizeof *to);
+    for (int64_t done = 0, n; done < count; done += n) {
+        n = count - done < PIECE ? count - done : PIECE;
+        TRY(chunk_get(&x->reader, offset + done * (int64_t)sizeof *to, host, n * (int64_t)sizeof *to));
+        for (int64_t i = 0; i < n; i++) host[i] *= factor;
+        TRY(device_write(x->l->stream, to + done, host, n * (int64_t)sizeof *to));
+    }
+    return ERR_OK;
+}
+
 /* The part of a stored piece, at `offset` in its file, that `want` has room for. */
-static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const ShardBox *want)
+static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const ShardBox *want, float factor)
 {
     int64_t rows = want->box.shape[0], columns = want->box.shape[1];
     int64_t row = want->box.offset[0] - piece.offset[0], column = want->box.offset[1] - piece.offset[1];
@@ -103,31 +134,46 @@ static Err read_box(Loader *x, Box piece, int64_t offset, float *base, const Sha
         rows = 1;
     }
     for (int64_t r = 0; r < rows; r++)
-        TRY(chunk_get_device(&x->reader, x->l->stream,
-                             offset + ((row + r) * piece.shape[1] + column) * (int64_t)sizeof *base,
-                             base + want->at + r * want->ld, columns * (int64_t)sizeof *base));
+        TRY(read_run(x, offset + ((row + r) * piece.shape[1] + column) * (int64_t)sizeof *base,
+                     base + want->at + r * want->ld, columns, factor));
+    return ERR_OK;
+}
+
+/* What of a stored piece goes into a window of a parameter of a store. */
+static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, int id, UpcycleWindow w)
+{
+    const StTensor *t = NULL;
+    const Tensor to = flat(s, q->state);
+    const ParamSlice own = param_held(s, id, to);
+    int n = shard_range(&s->reg->items[id], own.first, own.count, x->boxes, x->box_capacity);
+    for (int i = 0; i < n; i++) {
+        ShardBox want;
+        if (!shard_clip(x->boxes[i], w.to, &want)) continue;
+        for (int d = 0; d < 2; d++) want.box.offset[d] += w.from[d];
+        if (!shard_clip(want, q->box, &want)) continue;
+        TRY(open_file(x, q->file));
+        if (!t) TRY(manifest_tensor(&x->m, q, &x->header, &t));
+        Err err = read_box(x, q->box, t->offset, (float *)to.data + param_origin(s, id, to), &want, w.factor);
+        TRY(manifest_blame(&x->m, &x->reader, err));
+    }
     return ERR_OK;
 }
 
 /* What a store keeps of a stored piece. */
 static Err load_piece(Loader *x, const ManifestPiece *q, const ParamStore *s)
 {
-    const int id = param_find(s->reg, x->m.params[q->param].name);
-    if (id < 0) return ERR_OK; /* another pipeline rank's */
-    const Param *p = &s->reg->items[id];
-    const StTensor *t = NULL;
-    const Tensor to = flat(s, q->state);
-    const ParamSlice own = param_held(s, id, to);
-    int n = shard_range(p, own.first, own.count, x->boxes, x->box_capacity);
-    for (int i = 0; i < n; i++) {
-        ShardBox want;
-        if (!shard_clip(x->boxes[i], q->box, &want)) continue;
-        TRY(open_file(x, q->file));
-        if (!t) TRY(manifest_tensor(&x->m, q, &x->header, &t));
-        Err err = read_box(x, q->box, t->offset, (float *)to.data + param_origin(s, id, to), &want);
-        TRY(manifest_blame(&x->m, &x->reader, err));
+    const Upcycle *u = x->l->upcycle;
+    const char *name = x->m.params[q->param].name;
+    const int id = param_find(s->reg, name);
+    char dense[PARAM_NAME_MAX];
+    if (id >= 0)
+        return load_window(x, q, s, id, (UpcycleWindow){ shard_global(&s->reg->items[id]), { 0, 0 }, 1 });
+    for (int i = 0; u && i < s->reg->count; i++) {
+        const Param *p = &s->reg->items[i];
+        if (!upcycle_source(p->name, dense) || strcmp(dense, name)) continue;
+        for (int k = 0; k < upcycle_windows(u, p); k++) TRY(load_window(x, q, s, i, upcycle_window(u, p, k)));
     }
-    return ERR_OK;
+    return ERR_OK; /* else another pipeline rank's */
 }
 
 static int most_boxes(const ParamRegistry *reg)

@@ -60,9 +60,10 @@ bool comm_same_message(const char *name, int from, int to, const CommNote ends[2
 static CommPiece rows_piece(const CommRequest *r, bool local, int size, int member, int64_t chunk)
 {
     const CommRows *x = &r->rows;
-    const int64_t i = local ? member * x->chunks + chunk : chunk * size + member;
+    const int64_t i = local ? member / x->copies * x->chunks + chunk : chunk * size + member;
     const int64_t *offset = (local ? x->local_offset : x->remote_offset) + i * x->stride;
-    return (CommPiece){ (local ? x->local : x->remote) + offset[0] * r->elem_bytes,
+    const int64_t array = local && x->back ? member % x->copies * r->count : 0;
+    return (CommPiece){ (local ? x->local : x->remote) + (array + offset[0]) * r->elem_bytes,
                         (offset[x->stride] - offset[0]) * r->elem_bytes };
 }
 
@@ -135,7 +136,7 @@ static int64_t payload(const Comm *c, const CommRequest *r)
 {
     int64_t bytes = r->count * r->elem_bytes, others = c->size - 1;
     if (r->kind == COMM_EXCHANGE) return bytes;
-    if (r->kind == COMM_ALL_TO_ALL_ROWS) return bytes * others / c->size;
+    if (r->kind == COMM_ALL_TO_ALL_ROWS) return bytes * r->rows.copies * others / c->size;
     if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||
         r->kind == COMM_REDUCE_SCATTER_I64)
         return bytes * others;

@@ -55,11 +55,15 @@ enum { COMM_MESSAGES_MAX = 16 }; /* of an exchange */
  * chunks, by (chunk, member). How many rows a piece has only device memory says: piece i of local begins with row
  * local_offset[i * stride] and ends before local_offset[(i + 1) * stride], likewise of remote; both ends of a piece
  * must find the same number.
+ *
+ * `copies` neighbours have the same chunks (members / copies have others): each gets every row of them. What comes back
+ * from copy i lies in the i-th of `copies` arrays as large as local, to be added up.
  */
 typedef struct {
     char *local, *remote;
-    const int64_t *local_offset, *remote_offset; /* [members * chunks * stride + 1] */
-    int64_t chunks, stride;
+    const int64_t *local_offset;  /* [members / copies * chunks * stride + 1] */
+    const int64_t *remote_offset; /* [members * chunks * stride + 1] */
+    int64_t chunks, stride, copies;
     bool back; /* remote is sent to local, else local to remote */
 } CommRows;
 

@@ -9,6 +9,7 @@ static Grid whole(Grid g)
     if (!g.pp) g.pp = 1;
     if (!g.cp) g.cp = 1;
     if (!g.kv) g.kv = 1;
+    if (!g.etp) g.etp = 1;
     return g;
 }
 
@@ -28,7 +29,7 @@ GridShape grid_shape(Grid g)
                         .cp = g.cp,
                         .pp = g.pp,
                         .ep = g.ep ? g.ep : g.cp,
-                        .etp = g.ep ? 1 : g.tp, /* without experts the two grids are one */
+                        .etp = g.ep ? g.etp : g.tp, /* without experts the two grids are one */
                         .order = g.order,
                         .kv = g.kv,
                         .cp_heads = g.cp_heads,

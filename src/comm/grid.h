@@ -19,6 +19,7 @@ typedef struct {
     int kv;             /* ranks that share a kv head; divides tp; 0 = 1 */
     bool bidirectional; /* two replicas of each stage, on pp ranks r and pp-1-r; pp is even */
     int ep;             /* ranks that hold the experts together; 0: the model has none */
+    int etp;            /* ranks that share each expert; 0 = 1 */
 } Grid;
 
 typedef struct {

@@ -1,8 +1,8 @@
 /*
  * Products over experts (device/ops.def, grouped_*): as linear.c, with a matrix for each run of rows.
  *
- *   fwd  y [rows x O] = x [rows x I] w[e]^T     CHAIN
- *   dx  dx [rows x I] = dy [rows x O] w[e]      CHAIN
+ *   fwd  y [rows x O] = x [rows x I] w[e]^T     TREE of leaves of I
+ *   dx  dx [rows x I] = dy [rows x O] w[e]      TREE of leaves of O
  *   dw  dw[e] [O x I] += dy^T x                 I64, a product for each leaf; an F32 dw: one chain over all rows
  *
  * Experts are many and small, so threads take tasks, a piece of the output of one expert, and each product runs on
@@ -22,6 +22,7 @@ typedef struct {
     Tensor out, a, b;      /* of a product out = a b */
     const int64_t *offset; /* of runs */
     int64_t E, runs;       /* of an expert */
+    int64_t leaf;          /* of fwd and dx */
     const grouped_dw_args *dw;
     int64_t block, blocks; /* output rows of a task; tasks of an expert */
 } GroupedCall;
@@ -37,7 +38,8 @@ static void visit_rows(const GroupedCall *c, int64_t e, int64_t first, int64_t e
 {
     const bool fwd = c->kind == GROUPED_FWD;
     const int64_t O = c->b.dim[1], I = c->b.dim[2];
-    const Gemm g = { .mode = GEMM_CHAIN,
+    const Gemm g = { .mode = GEMM_TREE,
+                     .leaf = c->leaf,
                      .M = end - first,
                      .N = fwd ? O : I,
                      .K = fwd ? I : O,
@@ -177,7 +179,7 @@ Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_FWD, a->offset, a->w.dim[0]);
     TRY(need_f32("grouped_fwd", a->x));
-    c.out = a->y, c.a = a->x, c.b = a->w;
+    c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf;
     grouped_run(s, &c, most_rows(&c));
     return ERR_OK;
 }
@@ -186,7 +188,7 @@ Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DX, a->offset, a->w.dim[0]);
     TRY(need_f32("grouped_dx", a->dy));
-    c.out = a->dx, c.a = a->dy, c.b = a->w;
+    c.out = a->dx, c.a = a->dy, c.b = a->w, c.leaf = a->leaf;
     grouped_run(s, &c, most_rows(&c));
     return ERR_OK;
 }

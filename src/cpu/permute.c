@@ -33,16 +33,53 @@ Err CPU(permute_index)(Stream *s, const permute_index_args *a)
 
 Err CPU(dispatch_offsets)(Stream *s, const dispatch_offsets_args *a)
 {
-    const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1, own = a->experts / ranks,
-                  runs = X / a->experts;
+    const int64_t ranks = a->all.dim[0], runs = (a->offset.dim[0] - 1) / (a->own * ranks);
     int64_t *next = a->offset.data;
     (void)s;
     *next = 0;
-    for (int64_t e = a->rank * own; e < (a->rank + 1) * own; e++)
+    for (int64_t e = a->first; e < a->first + a->own; e++)
         for (int64_t rank = 0; rank < ranks; rank++) {
             const int64_t *from = (const int64_t *)a->all.data + rank * a->all.ld + e * runs;
             for (int64_t r = 0; r < runs; r++, next++) next[1] = next[0] + from[r + 1] - from[r];
         }
+    return ERR_OK;
+}
+
+Err CPU(dispatch_choices)(Stream *s, const dispatch_choices_args *a)
+{
+    const int64_t ranks = a->all.dim[0], P = a->all_choice.dim[1],
+                  runs = (a->offset.dim[0] - 1) / (a->own * ranks);
+    int32_t *next = a->choice.data;
+    (void)s;
+    for (int64_t e = a->first; e < a->first + a->own; e++)
+        for (int64_t rank = 0; rank < ranks; rank++) {
+            const int64_t *run = (const int64_t *)a->all.data + rank * a->all.ld + e * runs;
+            for (int64_t p = run[0]; p < run[runs]; p++)
+                *next++ = (int32_t)(rank * P) + row_i32(a->all_choice, rank)[p];
+        }
+    return ERR_OK;
+}
+
+static void take_part(const void *args, int64_t first, int64_t end)
+{
+    const take_rows_args *a = args;
+    const int64_t D = a->y.dim[1], K = a->topk;
+    for (int64_t q = first; q < end; q++) {
+        const int64_t choice = ((const int32_t *)a->choice.data)[q], n = choice / K;
+        const float *x = row_f32(a->x, n);
+        float *y = row_f32(a->y, q);
+        if (!a->weight.data) {
+            memcpy(y, x, (size_t)D * sizeof *y);
+            continue;
+        }
+        const vf w = vf_set1(row_f32(a->weight, n)[choice % K]);
+        for (int64_t i = 0; i < D; i += VEC) row_store(y + i, vf_mul(w, row_load(x + i, D - i)), D - i);
+    }
+}
+
+Err CPU(take_rows)(Stream *s, const take_rows_args *a)
+{
+    par_rows(s, rows_used(a->y), a->y.dim[1], take_part, a);
     return ERR_OK;
 }
 
@@ -84,6 +121,7 @@ Err CPU(unpermute_rows)(Stream *s, const unpermute_rows_args *a)
     return ERR_OK;
 }
 
+/* dx may be NULL. */
 static float scale_and_dot(float *dx, const float *dy, const float *x, float weight, int64_t D)
 {
     const vf w = vf_set1(weight);
@@ -92,7 +130,7 @@ static float scale_and_dot(float *dx, const float *dy, const float *x, float wei
         const int64_t left = D - i;
         const vf g = row_load(dy + i, left), v = row_load(x + i, left);
         sum = vf_fma(g, v, sum);
-        row_store(dx + i, vf_mul(w, g), left);
+        if (dx) row_store(dx + i, vf_mul(w, g), left);
     }
     return vf_sum(sum);
 }
@@ -104,14 +142,43 @@ static void unpermute_bwd_part(const void *args, int64_t first, int64_t end)
     for (int64_t n = first; n < end; n++) {
         const int32_t *row = row_i32(a->row, n);
         for (int64_t k = 0; k < K; k++)
-            row_f32(a->dweight, n)[k] = scale_and_dot(row_f32(a->dx, row[k]), row_f32(a->dy, n),
-                                                      row_f32(a->x, row[k]), row_f32(a->weight, n)[k], D);
+            row_f32(a->dweight, n)[k] =
+                scale_and_dot(a->dx.data ? row_f32(a->dx, row[k]) : NULL, row_f32(a->dy, n),
+                              row_f32(a->x, row[k]), row_f32(a->weight, n)[k], D);
     }
 }
 
 Err CPU(unpermute_bwd)(Stream *s, const unpermute_bwd_args *a)
 {
     par_rows(s, rows_both(a->dy, a->row), a->dy.dim[1] * a->row.dim[1], unpermute_bwd_part, a);
+    return ERR_OK;
+}
+
+/* ---- parts of sums ---- */
+
+/* Vector i of rows p, p + P, ...: the larger aligned half, then what is left. */
+static vf tree_of(const sum_parts_args *a, int64_t p, int64_t i, int64_t first, int64_t count)
+{
+    const int64_t D = a->y.dim[1], P = a->y.dim[0];
+    int64_t half = 1;
+    if (count == 1) return row_load(row_f32(a->x, first * P + p) + i, D - i);
+    while (2 * half < count) half *= 2;
+    return vf_add(tree_of(a, p, i, first, half), tree_of(a, p, i, first + half, count - half));
+}
+
+static void sum_parts_part(const void *args, int64_t first, int64_t end)
+{
+    const sum_parts_args *a = args;
+    const int64_t D = a->y.dim[1];
+    for (int64_t p = first; p < end; p++)
+        for (int64_t i = 0; i < D; i += VEC)
+            row_store(row_f32(a->y, p) + i, tree_of(a, p, i, 0, a->parts), D - i);
+}
+
+Err CPU(sum_parts)(Stream *s, const sum_parts_args *a)
+{
+    ASSERT(a->x.dim[0] == a->y.dim[0] * a->parts);
+    par_rows(s, a->y.dim[0], a->y.dim[1] * a->parts, sum_parts_part, a);
     return ERR_OK;
 }
 

@@ -320,11 +320,11 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 
 /*
  * A router sends each row to topk of the experts, each of which is an mlp of its own; y is the weighted sum of what
- * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of an ep group
- * have E / ep experts each, and send each other's experts their rows.
+ * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of a tp-ep group
+ * have E / ep experts each, of which etp neighbours have a part of each, and send each other's experts their rows.
  *
- *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up), cut over ep by rows
- *                    experts.fc2 [E * D, F]
+ *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
+ *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
  */
 /* How a router is made to use all experts (docs/moe.md). */
 typedef struct {
@@ -339,9 +339,11 @@ typedef struct {
     int bias;             /* STATE: of the experts; its accumulator counts their rows */
     int experts, topk;
     int64_t hidden, ffn;
+    int64_t chunk; /* columns of gate (and of up) per interleaved chunk */
     Activation activation;
     Router scoring;
     Balance balance;
+    bool gathers; /* experts take their rows from all ranks' tokens, gathered, instead of being sent them */
     bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
     Mlp shared;
     int shared_gate; /* weight [1, D], or -1 */
@@ -349,7 +351,8 @@ typedef struct {
 
 typedef struct {
     Saved logits, index, weight, row, choice, offset;
-    Saved owned;             /* offsets of this rank's experts; with one rank along ep those above */
+    Saved owned; /* offsets of this rank's experts; with one rank along ep those above */
+    Saved taken; /* where all ranks' tokens are gathered: the choices that its experts' rows are of */
     Saved x, hidden, active; /* rows of this rank's experts: input, before and after the activation */
     Saved out;               /* what this rank's rows were given */
     Saved shared_out, gate;
@@ -359,8 +362,9 @@ typedef struct {
 typedef struct {
     const char *name; /* "layers.3.mlp" */
     int experts, topk, tp_blocks;
+    int parts; /* of a dense layer that they begin as: the router's rows of its parts begin alike. 0 = 1 */
     int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
-    bool shared_gate, recompute;
+    bool shared_gate, gathers, recompute;
     Activation activation;
     Router scoring;
     Balance balance;

@@ -68,13 +68,22 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .topk = s.topk,
                 .hidden = D,
                 .ffn = F,
+                .chunk = F / s.tp_blocks,
                 .activation = s.activation,
                 .scoring = s.scoring,
                 .balance = s.balance,
+                .gathers = s.gathers,
                 .recompute = s.recompute };
-    ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS };
-    ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_EP }, .std = s.std, .group = PARAM_EXPERT };
-    ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_EP }, .std = s.proj_std, .group = PARAM_EXPERT };
+    ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS, .init_repeat = s.parts };
+    ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = s.std };
+    ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_NONE, CUT_ETP }, .std = s.proj_std };
+    fc1.stack = fc2.stack = E;
+    fc1.stack_cut = fc2.stack_cut = CUT_EP;
+    fc1.group = fc2.group = PARAM_EXPERT;
+    if (gated == 2) {
+        fc1.section[0] = fc1.section[1] = F;
+        fc1.interleave = s.tp_blocks;
+    }
     TRY(add_weight(reg, &s, "router", router, &m->router));
     TRY(add_bias(reg, &s, &m->bias));
     TRY(add_weight(reg, &s, "experts.fc1", fc1, &m->fc1));
@@ -87,7 +96,13 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 /* Tokens of a leaf of the weights' gradients. */
 static int64_t run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
 
-static int own_experts(const Moe *m, const Ctx *c) { return m->experts / c->world->ep.size; }
+/* Neighbours that have a part of each of the same experts. */
+static int copies(const Ctx *c) { return c->world->grid.etp; }
+
+static int own_experts(const Moe *m, const Ctx *c) { return m->experts / (c->world->tp_ep.size / copies(c)); }
+
+/* This rank's part of an expert's width. */
+static int64_t own_ffn(const Moe *m, const Ctx *c) { return m->ffn / copies(c); }
 
 /* The weights of this rank's experts as [experts, outputs, inputs]. */
 static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
@@ -101,13 +116,13 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
 static int64_t most_rows(const Moe *m, const Ctx *c, int64_t N)
 {
     const int own = own_experts(m, c);
-    return N * c->world->ep.size * (own < m->topk ? own : m->topk);
+    return N * c->world->tp_ep.size * (own < m->topk ? own : m->topk);
 }
 
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
 {
     if (m->activation == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
-    return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->ffn);
+    return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
 }
 
 static Tensor flat(Tensor t) { return tensor_reshape(t, tensor_count(t)); }
@@ -158,7 +173,7 @@ static Err add_rows(Ctx *c, Tensor sum, Tensor x)
 /* Tensors of one call: those of MoeSave, under the same names. */
 typedef struct {
     Tensor logits, index, weight, row, choice, offset;
-    Tensor owned, x, hidden, active, out;
+    Tensor owned, taken, x, hidden, active, out;
     Tensor shared_out, gate;
 } MoeRows;
 
@@ -171,32 +186,74 @@ static Tensor in_use(Tensor rows, Tensor owned)
     return rows;
 }
 
-static bool sends(const Ctx *c) { return c->world->ep.size > 1; }
+static bool sends(const Ctx *c) { return c->world->tp_ep.size > 1; }
 
 /* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there. */
-static Err send_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
+static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
-    Comm *ep = &c->world->ep;
     const CommRows rows = { .local = local.data,
                             .remote = remote.data,
                             .local_offset = t->offset.data,
                             .remote_offset = t->owned.data,
                             .chunks = own_experts(m, c),
                             .stride = (t->offset.dim[0] - 1) / m->experts,
+                            .copies = copies(c),
                             .back = back };
-    return comm_all_to_all_rows(ep, c->s, &rows, local.dim[0], local.dim[1] * dtype_size(local.dtype), NULL);
+    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype);
+    return comm_all_to_all_rows(&c->world->tp_ep, c->s, &rows, t->choice.dim[0], row_bytes, NULL);
+}
+
+/* Rows [Q, D] of this rank's experts, or its parts of their sums, back as the rows [P, D] that these are of. */
+static Err return_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor rows, Tensor local)
+{
+    const int64_t P = local.dim[0], parts = copies(c);
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor all;
+    if (parts == 1) return move_rows(m, c, t, local, rows, true);
+    TRY(tensor_new(c->scratch, &all, local.dtype, parts * P, local.dim[1]));
+    TRY(move_rows(m, c, t, all, rows, true));
+    TRY(op(c->s, sum_parts, .y = local, .x = all, .parts = parts)); /* the rest of the tree over tp_blocks */
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* What the offsets of all ranks say of this rank's experts. */
 static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
 {
-    Comm *ep = &c->world->ep;
+    Comm *group = &c->world->tp_ep;
+    const int own = own_experts(m, c);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all;
     if (!sends(c)) return ERR_OK;
-    TRY(tensor_new(c->scratch, &all, I64, ep->size, t->offset.dim[0]));
-    TRY(comm_all_gather(ep, c->s, all, t->offset, NULL));
-    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .experts = m->experts, .rank = ep->rank));
+    TRY(tensor_new(c->scratch, &all, I64, group->size, t->offset.dim[0]));
+    TRY(comm_all_gather(group, c->s, all, t->offset, NULL));
+    const int64_t first = (int64_t)(group->rank / copies(c)) * own;
+    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .first = first, .own = own));
+    if (m->gathers) {
+        Tensor choice;
+        TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice.dim[0]));
+        TRY(comm_all_gather(group, c->s, choice, t->choice, NULL));
+        TRY(op(c->s, dispatch_choices, .choice = t->taken, .all_choice = choice, .all = all,
+               .offset = t->owned, .first = first, .own = own));
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Rows of this rank's experts [Q, D] from the tokens x [N, D] of all ranks, times their weights [N, K], if any. */
+static Err take_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor weight, Tensor rows)
+{
+    Comm *group = &c->world->tp_ep;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor all, weights = { 0 };
+    TRY(tensor_new(c->scratch, &all, x.dtype, group->size * x.dim[0], x.dim[1]));
+    TRY(comm_all_gather(group, c->s, all, x, NULL));
+    if (weight.data) {
+        TRY(tensor_new(c->scratch, &weights, F32, group->size * x.dim[0], m->topk));
+        TRY(comm_all_gather(group, c->s, weights, weight, NULL));
+    }
+    TRY(op(c->s, take_rows, .y = in_use(rows, t->owned), .x = all, .choice = t->taken, .weight = weights,
+           .topk = m->topk));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -206,9 +263,10 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local = rows;
+    if (sends(c) && m->gathers) return take_rows(m, c, t, x, (Tensor){ 0 }, rows);
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
     TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = t->choice, .topk = m->topk));
-    if (sends(c)) TRY(send_rows(m, c, t, local, rows, false));
+    if (sends(c)) TRY(move_rows(m, c, t, local, rows, false));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -217,23 +275,25 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
 
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
-    const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run) + 1;
+    const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run);
     TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, E));
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
     TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, N * K));
-    TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X));
+    TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X + 1));
     t->owned = t->offset;
     save->owned = save->offset;
-    return sends(c) ? save_new(c, REGION_W, &t->owned, &save->owned, I64, X) : ERR_OK;
+    if (!sends(c)) return ERR_OK;
+    TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, copies(c) * X + 1));
+    return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, most_rows(m, c, N)) : ERR_OK;
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
     const int64_t P = N * m->topk, Q = sends(c) ? most_rows(m, c, N) : P;
-    const int64_t D = m->hidden, F = m->ffn, H = m->activation == ACT_SWIGLU ? 2 * F : F;
+    const int64_t D = m->hidden, F = own_ffn(m, c), H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
     if (m->recompute) {
@@ -257,7 +317,7 @@ static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
 {
-    return activation_forward(c, m->activation, m->ffn, in_use(t->hidden, t->owned),
+    return activation_forward(c, m->activation, m->chunk, in_use(t->hidden, t->owned),
                               in_use(t->active, t->owned));
 }
 
@@ -267,12 +327,12 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRo
     Tensor made = t->out;
     TRY(dispatch(m, c, t, x, t->x));
     TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
-           .offset = t->owned));
+           .offset = t->owned, .leaf = whole_leaf(m->hidden)));
     TRY(activate(m, c, t));
     if (sends(c)) TRY(tensor_new(c->scratch, &made, c->dtype, t->x.dim[0], m->hidden));
     TRY(op(c->s, grouped_fwd, .y = made, .x = t->active, .w = expert_weights(m, c, m->fc2),
-           .offset = t->owned));
-    if (sends(c)) TRY(send_rows(m, c, t, t->out, made, true));
+           .offset = t->owned, .leaf = tree_leaf(c, m->ffn, t->active.dim[1])));
+    if (sends(c)) TRY(return_rows(m, c, t, made, t->out));
     arena_release(c->scratch, mark);
     return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
 }
@@ -319,7 +379,7 @@ static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
         return ERR_OK;
     }
     TRY(dy_alloc(c, &t->x, t->hidden.dim[0], m->hidden));
-    TRY(dy_alloc(c, &t->active, t->hidden.dim[0], m->ffn));
+    TRY(dy_alloc(c, &t->active, t->hidden.dim[0], own_ffn(m, c)));
     TRY(dispatch(m, c, t, x, t->x));
     return activate(m, c, t);
 }
@@ -333,6 +393,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
                     .choice = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .owned = save_get(c, save->owned),
+                    .taken = sends(c) && m->gathers ? save_get(c, save->taken) : (Tensor){ 0 },
                     .hidden = save_get(c, save->hidden),
                     .out = save_get(c, save->out) };
     return rows_again(m, c, save, x, t);
@@ -340,7 +401,10 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
 
 static Err grouped_backward(const Moe *m, Ctx *c, int weight, const MoeRows *t, Wgrad w, Tensor dx)
 {
-    TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->owned));
+    const int64_t width = w.dy.dim[1], all = m->ffn / own_ffn(m, c) * width;
+    const int64_t leaf = weight == m->fc1 ? tree_leaf(c, all, width) : whole_leaf(width);
+    TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->owned,
+           .leaf = leaf));
     w.weight = weight;
     w.offset = t->owned;
     return wgrad_push(c, w);
@@ -360,7 +424,7 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout,
     local = drows;
     if (sends(c)) {
         TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], t->out.dim[1]));
-        TRY(send_rows(m, c, t, local, drows, true));
+        TRY(return_rows(m, c, t, drows, local));
     }
     return op(c->s, unpermute_rows, .y = dx, .x = local, .row = t->row, .add = 1);
 }
@@ -371,10 +435,15 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tenso
     TRY(dy_alloc(c, dout, t->hidden.dim[0], m->hidden));
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local = *dout;
+    if (sends(c) && m->gathers) {
+        TRY(op(c->s, unpermute_bwd, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
+               .weight = t->weight));
+        return take_rows(m, c, t, dy, t->weight, *dout);
+    }
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->hidden));
     TRY(op(c->s, unpermute_bwd, .dx = local, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
            .weight = t->weight));
-    if (sends(c)) TRY(send_rows(m, c, t, local, *dout, false));
+    if (sends(c)) TRY(move_rows(m, c, t, local, *dout, false));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -23,8 +23,9 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 /* Mixtures of experts (layer.h, Moe); experts 0: a dense model. */
 typedef struct {
     int experts, topk;
+    int parts; /* of a dense layer that they begin as; 0: they begin at random */
     int64_t ffn, shared_ffn;
-    bool shared_gate;
+    bool shared_gate, gathers;
     Router router;
     Balance balance;
     LayerSet layers; /* the blocks that are mixtures */

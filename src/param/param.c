@@ -15,7 +15,9 @@ ParamPlace param_place_single(void) { return param_place((Grid){ .tp = 1, .dp = 
 
 ParamPlace param_place(Grid g, int rank, bool zero)
 {
-    static const GroupKind axis[CUT_KINDS] = { [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP };
+    static const GroupKind axis[CUT_KINDS] = {
+        [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP, [CUT_ETP] = GROUP_EXPERT_TP
+    };
     static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
     const GridShape s = grid_shape(g);
@@ -62,7 +64,7 @@ static Err grow(ParamRegistry *r)
     return ERR_OK;
 }
 
-static const char *const cut_names[CUT_KINDS] = { [CUT_TP] = "tp", [CUT_EP] = "ep" };
+static const char *const cut_names[CUT_KINDS] = { [CUT_TP] = "tp", [CUT_EP] = "ep", [CUT_ETP] = "etp" };
 
 static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
 {
@@ -76,12 +78,21 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
             return err_set(ERR_CONFIG, "%s: section of %lld rows does not divide into %lld chunks", s->name,
                            (long long)s->section[i], (long long)s->interleave);
     }
-    if (sum && sum != s->shape[0]) return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
+    if (sum && sum * s->stack != s->shape[0])
+        return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
     const int parts = r->place.parts[s->cut[0]];
     if (s->interleave > 1 && s->interleave % parts)
         return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over %s=%d", s->name,
                        (long long)s->interleave, cut_names[s->cut[0]], parts);
     return ERR_OK;
+}
+
+static Err check_cut(const ParamRegistry *r, const Param *p, const char *what, int64_t count, Cut axis)
+{
+    const int parts = r->place.parts[axis];
+    if (count % parts == 0) return ERR_OK;
+    return err_set(ERR_CONFIG, "%s: %lld %s cannot be cut over %s=%d", p->name, (long long)count, what,
+                   cut_names[axis], parts);
 }
 
 static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
@@ -90,6 +101,8 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
 {
     if (!spec.padded_rows) spec.padded_rows = spec.shape[0];
     if (!spec.interleave) spec.interleave = 1;
+    if (!spec.stack) spec.stack = 1;
+    if (!spec.init_repeat) spec.init_repeat = 1;
     if (spec.ndim == 1) spec.shape[1] = 1;
     TRY(grow(r));
     TRY(check_spec(r, &spec));
@@ -98,13 +111,10 @@ Err param_add(ParamRegistry *r, ParamSpec spec, int *id)
     p->spec = spec;
     p->spec.name = NULL; /* the caller's text may go; ours is p->name */
     p->copy = spec.flags & PARAM_COPY;
-    const int64_t whole[2] = { spec.padded_rows, spec.shape[1] };
-    for (int d = 0; d < 2; d++) {
-        const int parts = r->place.parts[spec.cut[d]];
-        if (whole[d] % parts)
-            return err_set(ERR_CONFIG, "%s: dim %d of %lld cannot be cut over %s=%d", p->name, d,
-                           (long long)whole[d], cut_names[spec.cut[d]], parts);
-    }
+    const int64_t rows = spec.padded_rows / spec.stack;
+    TRY(check_cut(r, p, "rows", rows, spec.cut[0]));
+    TRY(check_cut(r, p, "columns", spec.shape[1], spec.cut[1]));
+    TRY(check_cut(r, p, "matrices", spec.stack, spec.stack_cut));
     *p = shard_param(p, &r->place);
     p->global = *id = r->count++;
     *name_entry(r, p->name) = r->count;
@@ -341,10 +351,11 @@ ParamSet param_set_single(ParamStore *store, GradStats *stats)
 int64_t param_plain_row(const Param *p, int64_t r)
 {
     const ParamSpec *s = &p->spec;
-    int64_t row = p->first[0] + r;
-    if (row >= s->shape[0]) return -1;
-    if (!s->section[0]) return row;
-    int64_t per_chunk = s->shape[0] / s->interleave, chunk = row / per_chunk, in = row % per_chunk, start = 0;
+    const int64_t rows = s->shape[0] / s->stack, local = p->local[0] / p->matrices;
+    int64_t row = p->first[0] + r % local, start = (p->first_matrix + r / local) * rows;
+    if (row >= rows) return -1;
+    if (!s->section[0]) return start + row;
+    int64_t per_chunk = rows / s->interleave, chunk = row / per_chunk, in = row % per_chunk;
     for (int i = 0; i < PARAM_MAX_SECTIONS; i++) {
         int64_t part = s->section[i] / s->interleave;
         if (in < part) return start + chunk * part + in;
@@ -378,7 +389,7 @@ static void fill_elems(const Param *p, float *out, int64_t first, int64_t count,
         for (int64_t e = max64(r * cols, first); e < min64((r + 1) * cols, end); e++) {
             float x = s->init == INIT_ONE ? 1 : 0;
             if (row >= 0 && s->init == INIT_NORMAL)
-                x = s->std * normal_at(key, row * s->shape[1] + p->first[1] + e - r * cols);
+                x = s->std * normal_at(key, row / s->init_repeat * s->shape[1] + p->first[1] + e - r * cols);
             out[e - first] = row < 0 ? 0 : x;
         }
     }

@@ -27,6 +27,9 @@
  * gives each rank whole chunks with every part in them:
  *   plain (checkpoint, export)    q q q q k k v v
  *   memory, interleave = 2        q q k v | q q k v
+ *
+ * A stack: the weights of several experts are one tensor, matrix below matrix. One axis cuts it between matrices, others
+ * cut each matrix, whose sections and chunks these then are.
  */
 #ifndef MEGATRAIN_PARAM_PARAM_H
 #define MEGATRAIN_PARAM_PARAM_H
@@ -34,7 +37,7 @@
 #include "comm/grid.h"
 #include "device/ops.h"
 
-typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_KINDS } Cut; /* which axis cuts a dim */
+typedef enum { CUT_NONE, CUT_TP, CUT_EP, CUT_ETP, CUT_KINDS } Cut; /* which axis cuts a dim */
 typedef enum { INIT_ZERO, INIT_ONE, INIT_NORMAL } Init;
 /* Which grid its copies live on. STATE: no weight but a number that each step's counts decide on: its accumulator holds
  * them, on all ranks all; it is never cut, in fp32 whatever the dtype (its master), and in no norm. */
@@ -78,18 +81,22 @@ typedef struct {
     Cut cut[2];
     int64_t section[PARAM_MAX_SECTIONS]; /* rows of dim 0; all 0 = one section */
     int64_t interleave;                  /* chunks of dim 0; each section's rows divide by it. 0 = 1 */
+    int64_t stack; /* dim 0 is so many matrices of equal rows, each with these sections and cuts. 0 = 1 */
+    Cut stack_cut; /* the axis that cuts between them */
     Partial partial;
     ParamGroup group;
     Init init;
     float std;
+    int64_t init_repeat; /* so many rows, one behind the other, begin alike. 0 = 1 */
     int flags;
 } ParamSpec;
 
 typedef struct {
     ParamSpec spec;
     char name[PARAM_NAME_MAX];
-    int64_t local[2];      /* rows, columns on this rank (columns 1 for vectors) */
-    int64_t first[2];      /* this rank's first row and column in the padded, interleaved global tensor */
+    int64_t local[2];               /* rows, columns on this rank (columns 1 for vectors) */
+    int64_t matrices, first_matrix; /* of the stack */
+    int64_t first[2];      /* this rank's first row and column in each padded, interleaved global matrix */
     int64_t offset, count; /* elements, in the flat buffers */
     int bucket;
     int global; /* its number in the registry of the whole model (param_number); its own id if there is no other */

@@ -11,24 +11,32 @@
 Param shard_param(const Param *p, const ParamPlace *place)
 {
     Param q = *p;
-    const int64_t whole[2] = { p->spec.padded_rows, p->spec.shape[1] };
+    const int64_t whole[2] = { p->spec.padded_rows / p->spec.stack, p->spec.shape[1] };
+    ASSERT(p->spec.stack % place->parts[p->spec.stack_cut] == 0);
+    q.matrices = p->spec.stack / place->parts[p->spec.stack_cut];
+    q.first_matrix = q.matrices * place->part[p->spec.stack_cut];
     for (int d = 0; d < 2; d++) {
         const int parts = place->parts[p->spec.cut[d]], part = place->part[p->spec.cut[d]];
         ASSERT(whole[d] % parts == 0 && part >= 0 && part < parts);
         q.local[d] = whole[d] / parts;
         q.first[d] = q.local[d] * part;
     }
+    q.local[0] *= q.matrices;
     q.count = q.local[0] * q.local[1];
     return q;
 }
 
-bool shard_is_cut(const Param *p, Cut axis) { return p->spec.cut[0] == axis || p->spec.cut[1] == axis; }
+bool shard_is_cut(const Param *p, Cut axis)
+{
+    return p->spec.cut[0] == axis || p->spec.cut[1] == axis || p->spec.stack_cut == axis;
+}
 
 bool shard_owner(const Param *p, const ParamPlace *place)
 {
     const ParamGroup g = p->spec.group;
     if (place->slices[g] == 1 && place->copy[g] > 0) return false;
-    return g == PARAM_EXPERT || place->part[CUT_TP] == 0 || shard_is_cut(p, CUT_TP);
+    const Cut axis = g == PARAM_EXPERT ? CUT_ETP : CUT_TP;
+    return place->part[axis] == 0 || shard_is_cut(p, axis);
 }
 
 /* Local rows [row, end) and columns [col, col_end) of p. */
@@ -45,36 +53,50 @@ static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Rows [row, end) of the interleaved global order, which are plain rows from `plain` on, as one box. */
-static void put_box(BoxList *l, const Param *p, Rect r, int64_t plain)
+static int64_t matrix_rows(const Param *p) { return p->local[0] / p->matrices; }
+
+/* Rows [row, end) of the interleaved order of local matrix m, which are its plain rows from `plain` on, as one box. */
+static void put_box(BoxList *l, const Param *p, int64_t m, Rect r, int64_t plain)
 {
     if (l->count++ >= l->capacity) return;
+    plain += (p->first_matrix + m) * (p->spec.shape[0] / p->spec.stack);
     l->out[l->count - 1] = (ShardBox){
         .box = { { plain, p->first[1] + r.col }, { r.end - r.row, r.col_end - r.col } },
-        .at = (r.row - p->first[0]) * p->local[1] + r.col,
+        .at = (m * matrix_rows(p) + r.row - p->first[0]) * p->local[1] + r.col,
         .ld = p->local[1],
     };
 }
 
-static void put_cells(BoxList *l, const Param *p, Rect r)
+/* Rows [row, end) of local matrix m. */
+static void put_matrix(BoxList *l, const Param *p, int64_t m, Rect r)
 {
     const ParamSpec *s = &p->spec;
+    const int64_t all = s->shape[0] / s->stack;
     int sections = s->section[0] ? PARAM_MAX_SECTIONS : 1;
     int64_t chunks = s->section[0] ? s->interleave : 1; /* without sections chunks lie in plain order */
-    int64_t chunk_rows = s->shape[0] / chunks, section_start = 0, in_chunk = 0;
+    int64_t chunk_rows = all / chunks, section_start = 0, in_chunk = 0;
     r.row += p->first[0];
-    r.end = min64(r.end + p->first[0], s->shape[0]); /* padding stands behind the last plain row */
+    r.end = min64(r.end + p->first[0], all); /* padding stands behind the last plain row */
     if (r.row >= r.end || r.col >= r.col_end) return;
     for (int i = 0; i < sections; i++) {
-        int64_t rows = s->section[0] ? s->section[i] : s->shape[0], part = rows / chunks;
+        int64_t rows = s->section[0] ? s->section[i] : all, part = rows / chunks;
         if (!part) continue;
         for (int64_t c = r.row / chunk_rows; c * chunk_rows < r.end; c++) {
             int64_t cell = c * chunk_rows + in_chunk;
             Rect in = { max64(r.row, cell), min64(r.end, cell + part), r.col, r.col_end };
-            if (in.row < in.end) put_box(l, p, in, section_start + c * part + in.row - cell);
+            if (in.row < in.end) put_box(l, p, m, in, section_start + c * part + in.row - cell);
         }
         section_start += rows;
         in_chunk += part;
+    }
+}
+
+static void put_cells(BoxList *l, const Param *p, Rect r)
+{
+    const int64_t rows = matrix_rows(p);
+    for (int64_t m = r.row / rows; m * rows < r.end; m++) {
+        const Rect in = { max64(r.row - m * rows, 0), min64(r.end - m * rows, rows), r.col, r.col_end };
+        put_matrix(l, p, m, in);
     }
 }
 

@@ -39,21 +39,21 @@ bool shard_is_cut(const Param *p, Cut axis);
 
 /*
  * True for the ranks that write what they hold of p, or whose numbers count: of ranks with the same content one, and of
- * those with slices of it each. Same content have the copies without slices, and all tp ranks of a dense tensor that
- * tp does not cut.
+ * those with slices of it each. Same content have the copies without slices, all tp ranks of a dense tensor that tp does
+ * not cut, and all etp ranks of an expert's that etp does not cut.
  */
 bool shard_owner(const Param *p, const ParamPlace *place);
 
 /*
- * The boxes of all local elements of p that are not padding, ordered by plain row. Fills out[0..capacity) and
- * returns how many there are: at most sections * chunks on this rank + sections (call with capacity 0 to
- * ask).
+ * The boxes of all local elements of p that are not padding, by matrix, each ordered by plain row. Fills
+ * out[0..capacity) and returns how many there are: for each matrix at most sections * chunks on this rank + sections
+ * (call with capacity 0 to ask).
  */
 int shard_boxes(const Param *p, ShardBox *out, int capacity);
 
 /*
  * The boxes of local elements [first, first + count) (a ZeRO-1 slice): a part of a row, whole rows, a part of
- * a row, so at most 3 boxes per section of a chunk. ASSERT: the range lies within p->count. Returns as above.
+ * a row, so at most 2 boxes more than those of the whole. ASSERT: the range lies within p->count. Returns as above.
  */
 int shard_range(const Param *p, int64_t first, int64_t count, ShardBox *out, int capacity);
 

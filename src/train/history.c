@@ -64,7 +64,13 @@ static void take_valid(History *h, const ValidRecord *r)
     if (isfinite(r->loss) && !(v->best <= r->loss)) v->best = r->loss, v->best_step = r->step;
 }
 
-static void take_lines(History *h, const char *text, int64_t size, Left *left)
+static Err take_load(History *h, const MetricsRecord *r)
+{
+    if (!r->load || r->step != h->last_step) return ERR_OK; /* (a disordered one) */
+    return load_map_add(&h->loads, &h->memory, r->step, r->load, r->layers);
+}
+
+static Err take_lines(History *h, const char *text, int64_t size, Left *left)
 {
     Record r;
     for (int64_t at = 0, next; at < size; at = next) {
@@ -77,8 +83,12 @@ static void take_lines(History *h, const char *text, int64_t size, Left *left)
         record_read(text + at, end - (text + at), &r);
         if (r.kind == RECORD_DAMAGED) left->damaged++;
         else if (r.kind == RECORD_VALID) take_valid(h, &r.valid);
-        else if (r.kind == RECORD_STEP && r.step.step > 0) take_step(h, &r.step, left);
+        else if (r.kind == RECORD_STEP && r.step.step > 0) {
+            take_step(h, &r.step, left);
+            TRY(take_load(h, &r.step));
+        }
     }
+    return ERR_OK;
 }
 
 static Err read_metrics(History *h, const char *path)
@@ -89,9 +99,10 @@ static Err read_metrics(History *h, const char *path)
     Err err = file_map(path, &map);
     if (err == ERR_MEMORY) return err;
     if (err) return note(h, "%s", err_message()), ERR_OK;
-    take_lines(h, map.data, map.size_bytes, &left);
+    const Err taken = take_lines(h, map.data, map.size_bytes, &left);
     if (map_intact(&map)) note(h, "%s", err_message());
     file_unmap(&map);
+    if (taken) return taken;
     if (left.damaged)
         note(h, "left out of metrics.jsonl: %lld damaged line%s", (long long)left.damaged,
              left.damaged == 1 ? "" : "s");

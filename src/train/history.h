@@ -7,6 +7,7 @@
 
 #include <limits.h>
 
+#include "train/load_map.h"
 #include "train/record.h"
 
 typedef enum { HISTORY_LOSS, HISTORY_GRAD_NORM, HISTORY_LR, HISTORY_SPEED, HISTORY_CURVES } HistoryCurve;
@@ -28,6 +29,7 @@ typedef struct {
     const char *dir, *name;          /* the folder as it was given; run.name, or the folder's own */
     Curve curve[HISTORY_CURVES];     /* the loss's with the validation losses */
     HistoryValid valid[CURVE_NAMES]; /* by series of that curve */
+    LoadMap loads;                   /* of experts; empty of a dense model */
     int64_t last_step, tokens;
     int64_t planned_steps, planned_tokens;       /* the one that train asks for; else 0 */
     int64_t steps, skipped;                      /* with a line; of those, skipped */

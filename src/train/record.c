@@ -126,6 +126,20 @@ static void read_step(const Json *j, MetricsRecord *r)
     }
 }
 
+/* A damaged list counts as none. */
+static void read_load(const Json *j, Record *out)
+{
+    const Json *list = json_get(j, "expert_load");
+    const int n = (int)json_count(list);
+    if (n > LAYERS_MAX) return;
+    for (int i = 0; i < n; i++) {
+        out->load[i] = json_number(json_at(list, i), NAN);
+        if (!(out->load[i] >= 1 && out->load[i] <= 1e9)) return;
+    }
+    out->step.load = n ? out->load : NULL;
+    out->step.layers = n;
+}
+
 /* No evaluation, then no name, unless valid_loss is a number or null. */
 static bool read_valid(const Json *j, ValidRecord *v)
 {
@@ -146,6 +160,7 @@ void record_read(const char *line, int64_t size_bytes, Record *out)
     if (json_parse("metrics.jsonl", line, size_bytes, &j) == ERR_OK && json_is_int(json_get(j, "step")) &&
         json_int(json_get(j, "step"), 0) >= 0) {
         read_step(j, &out->step);
+        read_load(j, out);
         out->kind = read_valid(j, &out->valid) ? RECORD_VALID
                     : json_get(j, "loss")      ? RECORD_STEP
                                                : RECORD_OTHER;

@@ -62,8 +62,9 @@ typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordK
 
 typedef struct {
     RecordKind kind;
-    MetricsRecord step;
+    MetricsRecord step; /* its load is the one below, of the layers that are mixtures alone */
     ValidRecord valid;
+    double load[LAYERS_MAX];
 } Record;
 
 /* The objects, without the end of the line. */

@@ -42,7 +42,8 @@ static const char style[] =
     "figure{margin:0;min-width:0}figcaption{font-weight:600}figure svg{width:100%;height:auto;display:block}"
     ".read{min-height:1.5em;font-size:.85rem;color:var(--dim);font-variant-numeric:tabular-nums}\n"
     "svg text{font:12px system-ui,sans-serif;fill:var(--dim)}.e{text-anchor:end}.m{text-anchor:middle}"
-    "svg path{fill:none}.grid{stroke:var(--line)}.line,.raw,.key path{stroke:var(--c);stroke-linejoin:round;"
+    "svg path{fill:none}.map rect{fill:var(--c1)}.grid{stroke:var(--line)}.line,.raw,.key "
+    "path{stroke:var(--c);stroke-linejoin:round;"
     "stroke-linecap:round}.line,.key path{stroke-width:2}.raw{opacity:.25}svg .mark{fill:var(--c)}"
     ".skip{stroke:var(--c);stroke-width:2}.cursor{stroke:var(--dim)}\n"
     ".c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--"
@@ -55,7 +56,7 @@ static const char style[] =
 /* Values under the mouse, from the lines themselves: they are in the box's units. */
 static const char script[] =
     "const names=[...document.querySelectorAll('.legend li')].map(e=>e.textContent.trim());\n"
-    "for(const f of document.querySelectorAll('figure')){const "
+    "for(const f of document.querySelectorAll('figure:not(.map)')){const "
     "s=f.querySelector('svg'),r=f.querySelector('.read'),"
     "cursor=f.querySelector('.cursor'),[l,t,e,b]=s.dataset.box.split(' ').map(Number),"
     "[last,low,high]=s.dataset.axes.split(' ').map(Number),lines=[...f.querySelectorAll('.line')].map(p=>{"
@@ -430,6 +431,7 @@ static void put_charts(const Page *p)
     for (int i = 0; i < 2; i++) put_chart(p, &losses[i]);
     each_set(p, put_valid_charts);
     for (int i = 0; i < 3; i++) put_chart(p, &others[i]);
+    for (int i = 0; i < p->count; i++) report_loads(p->runs, p->count, i, ++*p->charts, p->out);
     fprintf(p->out, "</div>\n");
 }
 

@@ -40,4 +40,7 @@ typedef struct {
 /* A figure. `number` tells ids of a page apart. Nothing if no run has a value to show. */
 void report_chart(const ReportChart *c, const History *runs, int count, int number, FILE *out);
 
+/* The figure of a run's experts; nothing of a dense model. */
+void report_loads(const History *runs, int count, int run, int number, FILE *out);
+
 #endif

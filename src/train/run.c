@@ -295,14 +295,27 @@ static Err check_tokenizer(const Run *r, const CkptMeta *meta)
     return ERR_OK;
 }
 
+/* Weights of the chosen experts add up to `scale`, or, of a softmax over all, on average to topk / experts of it. */
+static Upcycle upcycle_of(const ModelSpec *m)
+{
+    const MixtureSpec *e = &m->moe;
+    const bool whole = e->router.score == ROUTER_SOFTMAX || e->router.normalize;
+    const float sum = whole ? 1 : (float)e->topk / (float)e->experts;
+    return (Upcycle){ .experts = e->experts,
+                      .parts = e->parts,
+                      .factor = (float)e->parts / (sum * e->router.scale) };
+}
+
 Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
 {
     CkptMeta meta;
+    const Upcycle upcycle = upcycle_of(&r->spec.model);
     CkptLoad load = { .path = path,
                       .params = &r->trainer.params,
                       .world = r->world,
                       .stream = &r->trainer.device.stream,
-                      .weights_only = weights_only };
+                      .weights_only = weights_only,
+                      .upcycle = weights_only && upcycle.parts ? &upcycle : NULL };
     if (!weights_only) {
         *damaged = true;
         TRY(ckpt_meta(path, &r->setup, &meta));
@@ -311,7 +324,11 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     }
     TRY(ckpt_load(&load, &r->setup, &meta, damaged));
     if (weights_only) TRY(check_tokenizer(r, &meta));
-    log_info("%s from %s", weights_only ? "weights" : "resuming", path);
+    log_info("%s from %s",
+             load.upcycle   ? "upcycling the dense weights"
+             : weights_only ? "weights"
+                            : "resuming",
+             path);
     if (weights_only) return ERR_OK;
     r->trainer.step = meta.step;
     r->trainer.samples = meta.samples;

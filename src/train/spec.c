@@ -13,6 +13,7 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .ffn = cfg->moe.ffn,
         .shared_ffn = cfg->moe.shared_ffn,
         .shared_gate = cfg->moe.shared_gate,
+        .gathers = cfg->moe.dispatcher == MOE_DISPATCHER_ALLGATHER,
         .router = { .score = scores[cfg->moe.router],
                     .normalize = cfg->moe.normalize,
                     .scale = (float)cfg->moe.scale,
@@ -20,6 +21,7 @@ static MixtureSpec mixture_spec(const Config *cfg)
                     .group_topk = (int)cfg->moe.group_topk },
         .balance = { .unit = cfg->moe.unit, .aux = (float)cfg->moe.aux_coeff, .z = (float)cfg->moe.z_coeff }
     };
+    if (cfg->checkpoint.upcycle) m.parts = (int)(cfg->model.ffn / cfg->moe.ffn);
     if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;
     layer_set_read(cfg->moe.every, (int)cfg->model.layers, &m.layers); /* (config_check has read it, too) */
     return m;
@@ -157,7 +159,8 @@ Err grid_spec(const Config *cfg, Grid *out)
                    .order = cfg->parallel.order == PARALLEL_ORDER_TP_CP_EP_PP_DP ? ORDER_PP_DP : ORDER_DP_PP,
                    .sp = cfg->parallel.sp && tp > 1,
                    .kv = tp > kv_heads ? tp / kv_heads : 1,
-                   .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0 };
+                   .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
+                   .etp = (int)cfg->parallel.etp };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TrainSpec s;
     TRY(train_spec(cfg, 0, &s)); /* (of no vocabulary: a pipeline does not depend on it) */

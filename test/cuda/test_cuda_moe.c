@@ -330,8 +330,14 @@ static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank)
         all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % 4) : 0;
     Pair from = pair_values(c, I64, all, ranks, X), offset = pair_output(c, I64, X);
     free(all);
-    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .experts = ranks * each, .rank = rank);
+    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .first = rank * each, .own = each);
     pair_check(c, offset, 0, "%d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs, rank);
+    const int64_t most = ranks * each * runs * 4;
+    Pair choices = pair_uniform(c, I32, 0, 1000, CASE_DIMS(ranks, most)), taken = pair_output(c, I32, ranks * most);
+    BOTH(c, dispatch_choices, .choice = AT(taken), .all_choice = AT(choices), .all = AT(from), .offset = AT(offset),
+         .first = rank * each, .own = each);
+    pair_check(c, taken, 0, "choices of %d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs,
+               rank);
     case_close(c);
 }
 
@@ -378,6 +384,14 @@ static void rows_case(DType T, RowShape p)
     pair_check(c, sum.all, case_tolerance(T), "unpermute_rows added, %s", name);
     pair_check(c, dout.all, case_tolerance(T), "unpermute_bwd dx, %s", name);
     pair_check(c, dweight, 1e-5, "unpermute_bwd dweight, %s", name);
+    const int parts = N % 3 == 0 ? 3 : N % 2 == 0 ? 2 : 1;
+    Matrix all = matrix_uniform(c, T, -1, 1, N, p.D, p.gap, p.skip);
+    Matrix part = matrix_uniform(c, T, -1, 1, N / parts, p.D, p.gap, p.skip);
+    Matrix taken = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
+    BOTH(c, sum_parts, .y = AT(part.view), .x = AT(all.view), .parts = parts);
+    BOTH(c, take_rows, .y = AT(taken.view), .x = AT(x.view), .choice = AT(o.choice), .weight = AT(weight), .topk = K);
+    pair_check(c, part.all, case_tolerance(T), "sum_parts, %s", name);
+    pair_check(c, taken.all, case_tolerance(T), "take_rows, %s", name);
     case_close(c);
 }
 
@@ -424,8 +438,8 @@ static void product_case(DType T, Product p)
     Matrix grad = matrix_uniform(c, F32, -1, 1, E * p.O, p.I, p.gap, p.skip);
     const Pair w = matrix_heads(&all, E, p.O), dw = matrix_heads(&grad, E, p.O);
     Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
-    BOTH(c, grouped_fwd, .y = AT(y.view), .x = AT(x.view), .w = AT(w), .offset = AT(o.offset));
-    BOTH(c, grouped_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w), .offset = AT(o.offset));
+    BOTH(c, grouped_fwd, .y = AT(y.view), .x = AT(x.view), .w = AT(w), .offset = AT(o.offset), .leaf = p.I);
+    BOTH(c, grouped_dx, .dx = AT(dx.view), .dy = AT(dy.view), .w = AT(w), .offset = AT(o.offset), .leaf = p.O);
     BOTH(c, grouped_dw, .dw = AT(dw), .dy = AT(dy.view), .x = AT(x.view), .offset = AT(o.offset), .shift = AT(shift),
          .overflow = AT(overflow), .fresh = p.fresh);
     pair_check(c, y.all, case_tolerance(T), "y, %s", name);

@@ -1,0 +1,76 @@
+"""What mixtures of experts cost: tokens a second beside a dense model of the same active FLOP, beside the same mixture in
+PyTorch, and of two ranks that hold the experts together beside two that have them all. A section of bench/run.py.
+
+Whole runs take turns; of each, the step times that it wrote itself, without the first.
+"""
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+
+from ranks import step_ms, write_tokens
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+VOCAB, LAYERS, HIDDEN, HEADS, MICRO, SEQ = 2048, 4, 256, 8, 8, 256
+MIXTURES = [  # experts, topk, width of an expert
+    (8, 2, 512),
+    (16, 2, 512),
+    (16, 4, 256),
+]
+KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
+
+
+def has_torch():
+    code = "import torch; torch.nn.functional.scaled_dot_product_attention"
+    return subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True).returncode == 0
+
+
+def torch_ms(shape, steps):
+    words = [LAYERS, HIDDEN, HEADS, MICRO, SEQ, VOCAB, *shape, steps]
+    p = subprocess.run(["/usr/bin/python3", f"{HERE}/torch_moe.py", *map(str, words)], text=True, capture_output=True,
+                       env=dict(os.environ, OMP_NUM_THREADS="2", **KEEP))
+    if p.returncode:
+        sys.exit(f"torch_moe.py failed ({p.returncode}): {p.stderr[-400:]}")
+    return [float(line.split(" ms ")[1]) for line in p.stdout.splitlines() if line.startswith("step ")][1:]
+
+
+def ratio(of, to):
+    """How much faster `to` is: best, median."""
+    return {"best": min(of) / min(to), "median": statistics.median(of) / statistics.median(to)}
+
+
+def section(rounds, steps):
+    torch, rows = has_torch(), []
+    if not torch:
+        print("PyTorch is not here (apt-get install python3-torch): its column is left out")
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokens(f"{folder}/tokens", 100_000, VOCAB)
+        with open(f"{folder}/moe.ini", "w") as f:
+            f.write(f"[run]\ndevice = cpu\n[model]\narch = llama\nlayers = {LAYERS}\nhidden = {HIDDEN}\nheads = {HEADS}\n"
+                    f"seq = {SEQ}\nvocab = {VOCAB}\n[train]\nmicro_batch = {MICRO}\n[data]\ntrain = {folder}/tokens\n"
+                    "[optim]\nschedule = constant\n[checkpoint]\nevery = 0\n[parallel]\ntimeout_s = 600\n")
+        for experts, topk, ffn in MIXTURES:
+            base = ["--config", f"{folder}/moe.ini"]
+            dense = [*base, f"model.ffn={topk * ffn}"]
+            mixture = [*base, "model.ffn=512", f"moe.experts={experts}", f"moe.topk={topk}", f"moe.ffn={ffn}"]
+            one, two = [f"train.global_batch={MICRO}"], [f"train.global_batch={4 * MICRO}", "parallel.zero=1"]
+            ms = {"dense": [], "mixture": [], "ep1": [], "ep2": [], "torch": []}
+            for _ in range(rounds):
+                ms["dense"] += step_ms(folder, 1, 2, dense + one, steps)
+                ms["mixture"] += step_ms(folder, 1, 2, mixture + one, steps)
+                if torch:
+                    ms["torch"] += torch_ms((experts, topk, ffn), steps)
+                ms["ep1"] += step_ms(folder, 2, 1, mixture + two, steps)
+                ms["ep2"] += step_ms(folder, 2, 1, [*mixture, *two, "parallel.ep=2"], steps)
+            row = {"experts": experts, "topk": topk, "ffn": ffn, "ms": ms, "of_dense": ratio(ms["dense"], ms["mixture"]),
+                   "ep2_of_ep1": ratio(ms["ep1"], ms["ep2"])}
+            text = (f"{topk} of {experts} experts of {ffn:4}: tokens/s of a dense model of the same active FLOP "
+                    f"{row['of_dense']['best']:.2f} (best) {row['of_dense']['median']:.2f} (median), aim 0.8; ep 2 of ep 1 "
+                    f"{row['ep2_of_ep1']['best']:.2f} {row['ep2_of_ep1']['median']:.2f}, aim 0.8")
+            if torch:
+                row["of_torch"] = ratio(ms["torch"], ms["mixture"])
+                text += f"; against torch {row['of_torch']['best']:.2f} {row['of_torch']['median']:.2f}"
+            print(text, flush=True)
+            rows.append(row)
+    return rows
