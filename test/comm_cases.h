@@ -194,7 +194,7 @@ static inline Err case_rows(CaseRun *run, int64_t n)
 {
     CaseRows local = case_rows_make(run, true, n, true), remote = case_rows_make(run, false, n, false);
     const CaseRows want = case_rows_make(run, false, n, true), sent = case_rows_make(run, true, n, true);
-    CommRows rows = { (char *)local.data, (char *)remote.data, local.offset, remote.offset, CASE_CHUNKS, CASE_RUNS, false };
+    CommRows rows = { (char *)local.data, (char *)remote.data, local.offset, remote.offset, CASE_CHUNKS, CASE_RUNS, 1, false };
     const int64_t width = CASE_WIDTH * sizeof(float);
     Err err = comm_all_to_all_rows(run->comm, run->stream, &rows, n, width, NULL);
     if (!err) CASE_SAME(remote.data, remote.rows * CASE_WIDTH, want.data[i], "all-to-all");

@@ -271,7 +271,7 @@ TEST(counters)
     OK(comm_sum_i64(&comm, s, i, 12, NULL));
     OK(comm_max_i64(&comm, s, i, 12, NULL));
     OK(comm_barrier(&comm, s));
-    OK(comm_all_to_all_rows(&comm, s, &(CommRows){ (char *)f, (char *)i, i, i, 1, 1, false }, 8, 5, NULL));
+    OK(comm_all_to_all_rows(&comm, s, &(CommRows){ (char *)f, (char *)i, i, i, 1, 1, 1, false }, 8, 5, NULL));
     const CommMessage messages[] = { { .send = true, .peer = 0, .data = f, .bytes = 10 },
                                      { .send = true, .peer = 2, .data = f, .bytes = 20 },
                                      { .send = false, .peer = 2, .data = i, .bytes = 40 } };

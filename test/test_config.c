@@ -194,7 +194,7 @@ TEST(any_number_of_ranks)
     const char *unbuilt = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
     for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world) {
         CHECK(strstr(complaint(NULL, most, world), "tp x pp x cp must divide the number of ranks"));
-        CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096': not built yet"));
+        CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096' with moe.experts = '0'"));
     }
 }
 
@@ -312,7 +312,7 @@ static const Rule rules[] = {
     { MOE "moe.every=0*12", MOE "moe.every=0*11,1", "no block is a mixture", 1 },
     { "moe.experts=8 model.bias=true", MOE, "experts have no biases", 1 },
     { MOE "moe.shared_gate=true", MOE "moe.shared_gate=true moe.shared_ffn=64", "no shared expert to gate", 1 },
-    { MOE "moe.shared_ffn=100", MOE "moe.shared_ffn=104", "tp_blocks must divide shared_ffn", 1 },
+    { MOE "moe.shared_ffn=100 parallel.tp_blocks=8", MOE "moe.shared_ffn=104 parallel.tp_blocks=8", "tp_blocks must divide shared_ffn", 1 },
     { MOE "moe.normalize=false", MOE "moe.normalize=false moe.router=softmax_pre", "add up to 1 by themselves", 1 },
     { MOE "moe.router=sigmoid moe.normalize=true moe.topk=1", MOE "moe.router=sigmoid moe.topk=1",
       "normalize needs topk > 1", 1 },
@@ -334,6 +334,30 @@ static const Rule rules[] = {
       "or take order = tp-cp-ep-dp-pp", 4 },
     { MOE "parallel.tp=2 parallel.sp=false", MOE "parallel.tp=2", "beside experts tp needs sp", 2 },
     { MOE "parallel.tp=4 parallel.seq_blocks=2", MOE "parallel.tp=4 parallel.seq_blocks=4", "here 1 x 2", 4 },
+    { MOE "moe.ffn=100 parallel.tp_blocks=8", MOE "moe.ffn=104 parallel.tp_blocks=8",
+      "tp_blocks must divide the width of an expert", 1 },
+    { "parallel.etp=2", "parallel.etp=1", "a dense model has no experts to cut", 2 },
+    { MOE "parallel.etp=128 run.reproducible=run train.global_batch=128",
+      MOE "parallel.etp=64 run.reproducible=run train.global_batch=128", "at most 64 ranks can share an expert", 128 },
+    { MOE "parallel.etp=3 moe.ffn=64 run.reproducible=run train.global_batch=3",
+      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide the width of an expert", 3 },
+    { MOE "parallel.etp=3 moe.ffn=96 run.reproducible=layout train.global_batch=3",
+      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide tp_blocks", 3 },
+    { MOE "parallel.etp=2 run.device=cuda", MOE "run.device=cuda", "tensor parallelism inside experts on GPUs", 2 },
+    { MOE "moe.dispatcher=allgather parallel.ep=8 train.micro_batch=262144 train.global_batch=2097152",
+      MOE "moe.dispatcher=allgather parallel.ep=2 train.micro_batch=262144 train.global_batch=2097152",
+      "ep * etp * micro_batch * seq * topk must be below 2^31", 8 },
+    { "checkpoint.upcycle=true checkpoint.load=x", MOE "checkpoint.upcycle=true checkpoint.load=x",
+      "a dense model has no experts to begin as another", 1 },
+    { MOE "checkpoint.upcycle=true", MOE "checkpoint.upcycle=true checkpoint.load=x", "give checkpoint.load", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.shared_ffn=64", MOE "checkpoint.upcycle=true checkpoint.load=x",
+      "take shared_ffn = 0", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=2000", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=1536",
+      "moe.ffn must divide model.ffn", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768 moe.topk=4",
+      "4 experts, which must divide experts and topk", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid moe.normalize=false",
+      MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid", "take normalize = true", 1 },
     { "debug.comm_check=true", "debug.comm_check=false", "one rank has no communication to compare", 1 },
     { "debug.comm_delay_ms=5", "debug.comm_delay_ms=0", "one rank has no communication to delay", 1 },
     { "train.micro_batch=3", "train.micro_batch=4",
@@ -402,10 +426,13 @@ TEST(no_rule_without_a_case)
     char *rest, *text;
     int64_t n;
     OK(file_read_all("src/base/config_check.c", 1 << 20, &text, &n));
-    OK(file_read_all("src/base/config_check_moe.c", 1 << 20, &rest, &n));
-    text = realloc(text, strlen(text) + strlen(rest) + 1);
-    strcat(text, rest);
-    free(rest);
+    static const char *const parts[] = { "src/base/config_check_moe.c", "src/base/config_check_context.c" };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        OK(file_read_all(parts[i], 1 << 20, &rest, &n));
+        text = realloc(text, strlen(text) + strlen(rest) + 1);
+        strcat(text, rest);
+        free(rest);
+    }
     for (const char *p = strstr(text, "    RULE("); p; p = strstr(p + 1, "    RULE(")) {
         const char *name = strstr(p, "CFG_"), *end = strstr(p, ");\n");
         CHECK(name && end && name < end);
