@@ -189,6 +189,8 @@ extern "C" Err cuda_attention_bwd(Stream *s, const attention_bwd_args *a)
     } matrix[] = { { "dq", a->dq }, { "dk", a->dk }, { "dv", a->dv }, { "go", a->go },
                    { "q", a->q },   { "k", a->k },   { "v", a->v },   { "o", a->o } };
     for (const auto &m : matrix) TRY(attention_aligned(m.name, m.t));
+    if (a->resumed || a->dk.dim[0] != a->q.dim[0])
+        return err_set(ERR_SHAPE, "attention_bwd: keys in several calls, chunks apart: built for the cpu alone");
     const AttnBackward b = { a->dq, a->dk, a->dv, a->go, a->q, a->k, a->v, a->o, a->lse, a->delta };
     TRY(attention_dq(s, p, b)); /* first: it writes delta */
     return attention_dkv(s, p, b);

@@ -184,6 +184,8 @@ extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
     AttnProblem p;
     TRY(attention_problem(&p, a->q, a->k, a->doc, a->sample, a->q_span, a->k_span, a->scale, a->window, a->dropout,
                           a->head0));
+    if (a->resumed || a->unfinished)
+        return err_set(ERR_SHAPE, "attention_fwd: keys in several calls are built for the cpu alone");
     TRY(attention_aligned("o", a->o));
     TRY(attention_aligned("q", a->q));
     TRY(attention_aligned("k", a->k));

@@ -409,6 +409,8 @@ static inline GridCoords case_coords(Grid g, int rank)
     for (int i = 0; i < rank; i++) {
         if (++at.tp < g.tp) continue;
         at.tp = 0;
+        if (++at.cp < g.cp) continue;
+        at.cp = 0;
         int *next = g.order == ORDER_DP_PP ? &at.dp : &at.pp, *last = g.order == ORDER_DP_PP ? &at.pp : &at.dp;
         if (++*next < (g.order == ORDER_DP_PP ? g.dp : g.pp)) continue;
         *next = 0;
@@ -421,17 +423,22 @@ static inline GridCoords case_coords(Grid g, int rank)
 static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
 {
     const GridCoords a = case_coords(g, rank_a), b = case_coords(g, rank_b);
-    const bool tp = a.tp == b.tp, dp = a.dp == b.dp, pp = a.pp == b.pp;
-    const int ep = (g.ep ? g.ep : 1) * (g.etp ? g.etp : 1), in_a = a.tp + g.tp * a.dp, in_b = b.tp + g.tp * b.dp; /* in the stage's plane */
+    const bool tp = a.tp == b.tp, cp = a.cp == b.cp, dp = a.dp == b.dp, pp = a.pp == b.pp, many = g.cp > 1;
+    const int ep = (g.ep ? g.ep : 1) * (g.etp ? g.etp : 1), n = many ? g.cp : 1; /* in_a, in_b: in the stage's plane */
+    const int in_a = a.tp + g.tp * (a.cp + n * a.dp), in_b = b.tp + g.tp * (b.cp + n * b.dp);
     const bool same_ep = in_a % ep == in_b % ep, same_edp = in_a / ep == in_b / ep, mirrored = a.pp + b.pp == g.pp - 1;
     if (rank_a == rank_b) return true;
     switch (kind) {
-    case GROUP_TP: return dp && pp;
-    case GROUP_SP: return dp && pp && g.sp;
-    case GROUP_KV: return dp && pp && a.tp / g.kv == b.tp / g.kv;
-    case GROUP_DP: return tp && pp;
-    case GROUP_PP: return tp && dp;
-    case GROUP_EMBD: return tp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
+    case GROUP_TP: return cp && dp && pp;
+    case GROUP_SP: return cp && dp && pp && g.sp;
+    case GROUP_KV: return cp && dp && pp && a.tp / g.kv == b.tp / g.kv;
+    case GROUP_DP: return !many && tp && pp;
+    case GROUP_CP: return tp && dp && pp;
+    case GROUP_CP_HEADS: return g.cp_heads > 1 && tp && dp && pp && a.cp / g.cp_heads == b.cp / g.cp_heads;
+    case GROUP_CP_RING: return g.cp_heads > 1 && tp && dp && pp && a.cp % g.cp_heads == b.cp % g.cp_heads;
+    case GROUP_DP_CP: return many && tp && pp;
+    case GROUP_PP: return tp && cp && dp;
+    case GROUP_EMBD: return tp && cp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
     case GROUP_TP_EP: return g.ep && pp && same_edp;
@@ -467,7 +474,7 @@ static inline Err case_world(World *w, Stream *s)
     CHECK(&w->tp == &w->comm[GROUP_TP] && &w->stage_high == &w->comm[GROUP_STAGE_HIGH] &&
           &w->host == &w->comm[GROUP_HOST]);
     const GridCoords at = case_coords(w->grid, w->rank);
-    CHECK(w->tp_rank == at.tp && w->dp_rank == at.dp && w->pp_rank == at.pp && w->pp.rank == at.pp);
+    CHECK(w->tp_rank == at.tp && w->cp_rank == at.cp && w->dp_rank == at.dp && w->pp_rank == at.pp && w->pp.rank == at.pp);
     return ERR_OK;
 }
 
@@ -487,6 +494,12 @@ static const Grid case_grids[] = {
     { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 4 },
     { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .order = ORDER_PP_DP },
     { .tp = 2, .dp = 2, .pp = 2, .sp = true, .ep = 2, .bidirectional = true },
+    { .tp = 1, .cp = 2, .dp = 2 },
+    { .tp = 2, .cp = 2, .dp = 1, .pp = 2, .order = ORDER_PP_DP },
+    { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .bidirectional = true },
+    { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .bidirectional = true, .order = ORDER_PP_DP },
+    { .tp = 1, .cp = 2, .dp = 2, .pp = 2, .ep = 4 },
+    { .tp = 2, .cp = 4, .dp = 1, .cp_heads = 2 },
 };
 enum { CASE_GRIDS = sizeof case_grids / sizeof *case_grids };
 

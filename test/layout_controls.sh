@@ -11,16 +11,17 @@
 only=${1:-} FULL=${FULL:-${1:+1}}
 kinds() { field file; field differ; }
 # names in the conditions; own: the reference's isa
-avx512=1 avx2=2 c=3 own=0
+avx512=1 avx2=2 c=3 own=0 gather=1 ring=2 a2a=3 both=4
 export MEGATRAIN_LAYOUTS=short
 
 # compare CASE CONDITION: prints what was seen; false if a layout did not do as it should
 compare() {
-    local reference='' line dp tp sp ep etp zero overlap micro threads isa hash want seen differ=0 count=0 wrong=''
+    local reference='' line dp tp sp cp way ep etp zero overlap micro threads isa hash want seen differ=0 count=0
+    local wrong=''
     timeout 300 "$build/test/test_layouts" "$1" >"$work/test.log" 2>&1
     while read -r line; do
-        read -r dp tp sp ep etp zero overlap micro threads isa hash < <(sed -nE \
-            -e 's/^dp([0-9]+) tp([0-9]+)(\+sp)? +(ep.*)/\1 \2 0\3 \4/' \
+        read -r dp tp sp cp way ep etp zero overlap micro threads isa hash < <(sed -nE \
+            -e 's/^dp([0-9]+) tp([0-9]+)(\+sp)? +cp([0-9]+)([a-z0-9]+) (ep.*)/\1 \2 0\3 \4 \5 \6/' \
             -e 's/ ep([0-9]+) etp([0-9]+)( gather)? zero(.) overlap(.) micro([0-9]+) threads([0-9]+) ([a-z0-9]+) +([0-9a-f]{16}).*/ \1 \2 \4 \5 \6 \7 \8 \9/p' \
             <<<"$line")
         [ -n "$hash" ] || continue

@@ -255,6 +255,71 @@ static void check_zigzag(const Problem *p, const Result *whole, int64_t cp)
     check_ranks(p, whole, rank, cp, what);
 }
 
+/* The chunks of dk or dv in t [chunks * B, ...], one by one. */
+static void take_chunks(const Problem *p, const Cut *cut, Spans keys, Tensor t, Result *chunk, int which)
+{
+    Tensor part = t;
+    part.dim[0] = p->B;
+    for (int64_t n = 0; n < t.dim[0] / p->B; n++) {
+        part.data = (float *)t.data + n * tensor_rows(part) * t.ld;
+        move(false, cut, keys, part, chunk[n].x[which], p, p->K, 0);
+    }
+}
+
+/* Keys that come in several calls, and chunks of query heads whose dk and dv are left apart. */
+static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chunk)
+{
+    const Cut cut = cut_whole(p);
+    const int64_t chunks = p->chunks ? p->chunks : 1, S = p->T / pieces, pad = 3;
+    Tensor q = guarded(p->B, p->T, p->H, p->C, pad), o = guarded(p->B, p->T, p->H, p->C, pad),
+           go = guarded(p->B, p->T, p->H, p->C, pad), dq = guarded(p->B, p->T, p->H, p->C, pad),
+           lse = guarded(p->B, p->T, p->H, 0, pad), max = guarded(p->B, p->T, p->H, 0, pad),
+           sum = guarded(p->B, p->T, p->H, 0, pad), delta = guarded(p->B, p->T, p->H, 0, pad);
+    Stream *s = device_of(&cut);
+    Tensor sample = tensor_of((void *)(uintptr_t)p->sample, I64, p->B);
+    move(true, &cut, cut.q, q, p->q, p, p->H, 0), move(true, &cut, cut.q, go, p->go, p, p->H, 0);
+    for (int backward = 0; backward < 2; backward++)
+        for (int64_t i = 0; i < pieces; i++) {
+            const Spans keys = { { i * S, 0 }, { S, 0 } };
+            Tensor k = guarded(p->B, S, p->K, p->C, pad), v = guarded(p->B, S, p->K, p->C, pad),
+                   dk = guarded(chunks * p->B, S, p->K, p->C, pad), dv = guarded(chunks * p->B, S, p->K, p->C, pad);
+            move(true, &cut, keys, k, p->k, p, p->K, 0), move(true, &cut, keys, v, p->v, p, p->K, 0);
+            if (!backward)
+                TRY(op(s, attention_fwd, .o = o, .lse = lse, .max = max, .sum = sum, .q = q, .k = k, .v = v,
+                       .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys, .scale = p->scale,
+                       .block = p->block, .window = p->window, .dropout = p->dropout, .resumed = i > 0,
+                       .unfinished = i < pieces - 1));
+            else
+                TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
+                       .lse = lse, .delta = delta, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q,
+                       .k_span = keys, .scale = p->scale, .block = p->block, .window = p->window,
+                       .dropout = p->dropout, .chunk = p->H / p->K / chunks, .leaf = p->leaf, .positions = p->T,
+                       .resumed = i > 0));
+            if (!backward) continue;
+            take_chunks(p, &cut, keys, dk, chunk, DK), take_chunks(p, &cut, keys, dv, chunk, DV);
+            CHECK(guards_whole(dk) && guards_whole(dv));
+        }
+    move(false, &cut, cut.q, o, r->x[O], p, p->H, 0), move(false, &cut, cut.q, dq, r->x[DQ], p, p->H, 0);
+    move(false, &cut, cut.q, lse, r->x[LSE], p, p->H, 0);
+    CHECK(guards_whole(o) && guards_whole(lse) && guards_whole(max) && guards_whole(sum) && guards_whole(dq));
+    return ERR_OK;
+}
+
+static void check_pieces(const Problem *p, const Result *whole, int64_t pieces)
+{
+    Result chunk[8], got = result_new(p);
+    const int64_t chunks = p->chunks ? p->chunks : 1;
+    if (p->T % (pieces * p->block)) return;
+    for (int64_t n = 0; n < chunks; n++) chunk[n] = result_new(p);
+    OK(play_pieces(p, pieces, &got, chunk));
+    for (int64_t step = 1; step < chunks; step *= 2)
+        for (int64_t n = 0; n + step < chunks; n += 2 * step)
+            for (int r = DK; r <= DV; r++)
+                for (int64_t e = 0; e < result_count(p, r); e++) chunk[n].x[r][e] += chunk[n + step].x[r][e];
+    got.x[DK] = chunk[0].x[DK], got.x[DV] = chunk[0].x[DV];
+    check_same(p, whole, &got, "keys in pieces");
+}
+
 TEST(attention_has_the_same_bits_under_every_cut)
 {
     for (size_t i = 0; i < sizeof cut_shapes / sizeof *cut_shapes; i++) {
@@ -265,6 +330,7 @@ TEST(attention_has_the_same_bits_under_every_cut)
         Cut cut = cut_whole(&p);
         OK(play(&p, &cut, &whole));
         check_cuts(&p, &whole);
+        for (int64_t pieces = 1; pieces <= 4; pieces *= 2) check_pieces(&p, &whole, pieces);
         for (int64_t n = 2; n <= p.chunks; n *= 2) check_shared(&p, &whole, n);
         for (int64_t cp = 1; cp <= 4 && !p.chunks; cp *= 2) check_zigzag(&p, &whole, cp); /* else a call a chunk */
         Result turned = result_new(&p);

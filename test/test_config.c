@@ -194,7 +194,7 @@ TEST(any_number_of_ranks)
     const char *unbuilt = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
     for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world) {
         CHECK(strstr(complaint(NULL, most, world), "tp x pp x cp must divide the number of ranks"));
-        CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096': not built yet"));
+        CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096' with moe.experts = '0'"));
     }
 }
 
@@ -266,6 +266,33 @@ static const Rule rules[] = {
       "parallel.tp=3 run.reproducible=run train.micro_batch=3 train.global_batch=9", "cuts inside a canonical block", 3 },
     { "parallel.tp=4 run.reproducible=layout parallel.tp_blocks=2",
       "parallel.tp=4 run.reproducible=layout parallel.tp_blocks=4", "cuts inside a canonical block", 4 },
+    { "parallel.cp=3 model.seq=1024 train.global_batch=6", "parallel.cp=2 model.seq=1024 train.global_batch=6",
+      "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq; nearest that do: 2 and 4", 6 },
+    { "parallel.cp=2 model.seq=9", "parallel.cp=2 model.seq=12", "2 x cp must divide seq; nearest that does: 1", 2 },
+    { "parallel.cp=8 run.reproducible=layout", "parallel.cp=8 run.reproducible=layout parallel.seq_blocks=16",
+      "2 x cp must divide seq_blocks; nearest that does: 4; or take seq_blocks = 16", 8 },
+    { "parallel.cp=2 run.device=cuda", "parallel.cp=2", "not built yet: context parallelism on GPUs", 2 },
+    { "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=512 run.reproducible=layout",
+      "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=256 run.reproducible=layout",
+      "attn_block must divide seq / (2 x its ranks), here 256", 2 },
+    { "parallel.cp=32 parallel.cp_comm=ring", "parallel.cp=16 parallel.cp_comm=ring train.global_batch=8",
+      "a ring has at most 16 ranks", 32 },
+    { "parallel.cp=16 parallel.cp_comm=a2a model.heads=16 model.hidden=256", "parallel.cp=16", "heads are exchanged between 8 ranks at most", 16 },
+    { "parallel.cp=8 parallel.cp_comm=a2a", "parallel.cp=4 parallel.cp_comm=a2a",
+      "each rank gets whole key heads of a tp rank, or whole parts of one; take cp = 4, or cp_comm = ring", 8 },
+    { "parallel.cp_heads=2", "parallel.cp_heads=2 parallel.cp=4 parallel.cp_comm=hierarchical", "give cp", 4 },
+    { "parallel.cp=4 parallel.cp_heads=2", "parallel.cp=4 parallel.cp_heads=2 parallel.cp_comm=hierarchical",
+      "only cp_comm = hierarchical has neighbours", 4 },
+    { "parallel.cp=4 parallel.cp_heads=2 parallel.cp_comm=a2a", "parallel.cp=4 parallel.cp_comm=a2a",
+      "a2a is between all ranks of cp", 4 },
+    { "parallel.cp=4 parallel.cp_heads=3 parallel.cp_comm=hierarchical",
+      "parallel.cp=4 parallel.cp_heads=4 parallel.cp_comm=hierarchical", "cp_heads must divide cp", 4 },
+    { "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=6 model.head_dim=64",
+      "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=8 model.head_dim=64", "take cp = 2", 4 },
+    { "parallel.cp=2 parallel.tp=4 model.seq=12 run.reproducible=run", "parallel.cp=2 parallel.tp=4 model.seq=16",
+      "with sp, tp x cp must divide micro_batch * seq", 8 },
+    { MOE "parallel.cp=2 parallel.tp=4 parallel.seq_blocks=4 run.reproducible=layout",
+      MOE "parallel.cp=2 parallel.tp=4 parallel.seq_blocks=8", "seq_blocks / cp, here 1 x 2", 8 },
     { "moe.topk=4", MOE "moe.topk=4", "moe.topk = '4' with moe.experts = '0': only a mixture has it", 1 },
     { "moe.every=2", MOE "moe.every=2", "only a mixture has it: give moe.experts", 1 },
     { MOE "moe.topk=9", MOE "moe.topk=8", "more experts than there are: at most 8", 1 },
@@ -285,7 +312,7 @@ static const Rule rules[] = {
     { MOE "moe.every=0*12", MOE "moe.every=0*11,1", "no block is a mixture", 1 },
     { "moe.experts=8 model.bias=true", MOE, "experts have no biases", 1 },
     { MOE "moe.shared_gate=true", MOE "moe.shared_gate=true moe.shared_ffn=64", "no shared expert to gate", 1 },
-    { MOE "moe.shared_ffn=100", MOE "moe.shared_ffn=104", "tp_blocks must divide shared_ffn", 1 },
+    { MOE "moe.shared_ffn=100 parallel.tp_blocks=8", MOE "moe.shared_ffn=104 parallel.tp_blocks=8", "tp_blocks must divide shared_ffn", 1 },
     { MOE "moe.normalize=false", MOE "moe.normalize=false moe.router=softmax_pre", "add up to 1 by themselves", 1 },
     { MOE "moe.router=sigmoid moe.normalize=true moe.topk=1", MOE "moe.router=sigmoid moe.topk=1",
       "normalize needs topk > 1", 1 },
@@ -302,6 +329,30 @@ static const Rule rules[] = {
       "or take order = tp-cp-ep-dp-pp", 4 },
     { MOE "parallel.tp=2 parallel.sp=false", MOE "parallel.tp=2", "beside experts tp needs sp", 2 },
     { MOE "parallel.tp=4 parallel.seq_blocks=2", MOE "parallel.tp=4 parallel.seq_blocks=4", "here 1 x 2", 4 },
+    { MOE "moe.ffn=100 parallel.tp_blocks=8", MOE "moe.ffn=104 parallel.tp_blocks=8",
+      "tp_blocks must divide the width of an expert", 1 },
+    { "parallel.etp=2", "parallel.etp=1", "a dense model has no experts to cut", 2 },
+    { MOE "parallel.etp=128 run.reproducible=run train.global_batch=128",
+      MOE "parallel.etp=64 run.reproducible=run train.global_batch=128", "at most 64 ranks can share an expert", 128 },
+    { MOE "parallel.etp=3 moe.ffn=64 run.reproducible=run train.global_batch=3",
+      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide the width of an expert", 3 },
+    { MOE "parallel.etp=3 moe.ffn=96 run.reproducible=layout train.global_batch=3",
+      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide tp_blocks", 3 },
+    { MOE "parallel.etp=2 run.device=cuda", MOE "run.device=cuda", "tensor parallelism inside experts on GPUs", 2 },
+    { MOE "moe.dispatcher=allgather parallel.ep=8 train.micro_batch=262144 train.global_batch=2097152",
+      MOE "moe.dispatcher=allgather parallel.ep=2 train.micro_batch=262144 train.global_batch=2097152",
+      "ep * etp * micro_batch * seq * topk must be below 2^31", 8 },
+    { "checkpoint.upcycle=true checkpoint.load=x", MOE "checkpoint.upcycle=true checkpoint.load=x",
+      "a dense model has no experts to begin as another", 1 },
+    { MOE "checkpoint.upcycle=true", MOE "checkpoint.upcycle=true checkpoint.load=x", "give checkpoint.load", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.shared_ffn=64", MOE "checkpoint.upcycle=true checkpoint.load=x",
+      "take shared_ffn = 0", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=2000", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=1536",
+      "moe.ffn must divide model.ffn", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768 moe.topk=4",
+      "4 experts, which must divide experts and topk", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid moe.normalize=false",
+      MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid", "take normalize = true", 1 },
     { "debug.comm_check=true", "debug.comm_check=false", "one rank has no communication to compare", 1 },
     { "debug.comm_delay_ms=5", "debug.comm_delay_ms=0", "one rank has no communication to delay", 1 },
     { "train.micro_batch=3", "train.micro_batch=4",
@@ -381,10 +432,13 @@ TEST(no_rule_without_a_case)
     char *rest, *text;
     int64_t n;
     OK(file_read_all("src/base/config_check.c", 1 << 20, &text, &n));
-    OK(file_read_all("src/base/config_check_moe.c", 1 << 20, &rest, &n));
-    text = realloc(text, strlen(text) + strlen(rest) + 1);
-    strcat(text, rest);
-    free(rest);
+    static const char *const parts[] = { "src/base/config_check_moe.c", "src/base/config_check_context.c" };
+    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
+        OK(file_read_all(parts[i], 1 << 20, &rest, &n));
+        text = realloc(text, strlen(text) + strlen(rest) + 1);
+        strcat(text, rest);
+        free(rest);
+    }
     for (const char *p = strstr(text, "    RULE("); p; p = strstr(p + 1, "    RULE(")) {
         const char *name = strstr(p, "CFG_"), *end = strstr(p, ");\n");
         CHECK(name && end && name < end);
@@ -458,10 +512,10 @@ TEST(what_is_not_built_says_so)
     CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     /* before all rules, and without those that it breaks */
-    const char *got = complaint(NULL, "parallel.cp=2 model.hidden=100", 1);
-    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: parallel.cp = '2': not built yet: ") == got,
+    const char *got = complaint(NULL, "model.attention=mla model.hidden=100", 1);
+    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: model.attention = 'mla': not built yet: ") == got,
               "%s", got);
-    CHECK(count_lines(complaint(NULL, "parallel.cp=2 run.precision=fp8 run.reproducible=layout", 1)) == 3);
+    CHECK(count_lines(complaint(NULL, "model.attention=mla run.precision=fp8 run.reproducible=layout", 1)) == 3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
 }
 

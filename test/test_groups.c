@@ -152,6 +152,12 @@ TEST(groups_of_one_stage)
     expect(s, GROUP_STAGE_LOW, "(06)(17)(24)(35)");
     s.pp = 1;
     CHECK(!grid_fits(s));
+    s = (GridShape){ .world = 16, .tp = 1, .cp = 2, .pp = 4, .ep = 2, .etp = 1, .two_replicas = true };
+    expect(s, GROUP_STAGE_LOW, "(0,1,2,3,12,13,14,15)(4,5,6,7,8,9,10,11)"); /* ranks of pp rank r: 4r to 4r + 3 */
+    expect(s, GROUP_DP_CP, "(0,1,2,3)(4,5,6,7)(8,9,10,11)(12,13,14,15)");
+    s.order = ORDER_PP_DP; /* 2r, 2r + 1, and 8 more */
+    expect(s, GROUP_STAGE_HIGH, "(0,1,6,7,8,9,14,15)(2,3,4,5,10,11,12,13)");
+    expect(s, GROUP_DP_CP, "(0,1,8,9)(2,3,10,11)(4,5,12,13)(6,7,14,15)");
 }
 
 /* For many shapes, of every kind: place and index lead back to the rank, and who is in no group is in no list. */

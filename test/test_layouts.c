@@ -18,6 +18,9 @@ typedef struct {
     int zero, overlap;
     int ep, etp; /* of a mixture; 0 = 1 */
     int gathers;
+    int cp; /* 0 = 1 */
+    ContextComm context;
+    int cp_heads; /* with CONTEXT_HIERARCHICAL */
 } Layout;
 
 enum { STEPS = 10, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
@@ -48,8 +51,11 @@ static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode)
 
 static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
 {
-    TinyRun r = { .spec = spec, .grid = { .tp = l.tp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp }, .steps = steps };
+    const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
+                        .cp_heads = l.cp_heads };
+    TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
+    r.spec.context = l.context;
     r.spec.threads = l.threads;
     r.spec.isa = isa_of(l);
     r.spec.zero = l.zero;
@@ -65,8 +71,11 @@ static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, doub
 
 static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
-    printf("    dp%d tp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
-           l.sp && l.tp > 1 ? "+sp" : "   ", l.ep ? l.ep : 1, l.etp ? l.etp : 1, l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
+    static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
+                                        [CONTEXT_HIERARCHICAL] = "both" };
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
+           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
+           l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, verdict);
     fflush(stdout);
 }
@@ -106,6 +115,28 @@ static int mixture_layouts(Layout *out)
                 out[n++] = all[i];
             }
     }
+    return n;
+}
+
+/* cp x tp x dp of 2 to 8 ranks, with every way to exchange keys (the models' key heads have 8 parts); sp, ep, ZeRO, overlap, micro-batch
+ * and threads cycle through. */
+static int context_layouts(const ModelSpec *m, Layout *out)
+{
+    int n = 0;
+    for (int cp = 2; cp <= 8; cp *= 2)
+        for (int tp = 1; cp * tp <= 8; tp *= 2)
+            for (int dp = 1; cp * tp * dp <= 8; dp *= 2)
+                for (ContextComm way = CONTEXT_ALLGATHER; way <= CONTEXT_HIERARCHICAL; way++) {
+                    const int plane = cp * tp * dp, turn = n + way;
+                    if (way == CONTEXT_HIERARCHICAL && cp == 2) continue;
+                    Layout l = { dp, tp, turn % 3 > 0, 1 << turn % 3, 1 + turn % 2, ISA_AUTO };
+                    l.zero = turn % 4 > 0, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
+                    if (way == CONTEXT_HIERARCHICAL) l.cp_heads = turn % 2 ? 2 : cp / 2;
+                    if (m->moe.experts) l.sp = 1, l.ep = 1 << turn % 4;
+                    while (l.ep > plane) l.ep /= 2;
+                    while (l.micro * dp > 8) l.micro /= 2;
+                    out[n++] = l;
+                }
     return n;
 }
 
@@ -153,6 +184,48 @@ TEST(llama_layouts) { run_all(tiny_llama(), 2); }
 TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 9); }
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 20); }
 TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 20); }
+
+/* Sequences cut over 2, 4 and 8 ranks, all layouts or one in `every`. The blocks are short, so that 16 parts have whole
+ * ones. */
+static void run_context(TrainSpec spec, int every)
+{
+    Layout all[64];
+    const int count = context_layouts(&spec.model, all);
+    int different = 0, ran = 0;
+    double first, last;
+    spec.seq_blocks = 16;
+    spec.attn_block = 4;
+    const uint64_t want = hash_of(spec, reference, SHORT_STEPS, &first, &last);
+    if (mode_is("short")) print_layout(reference, want, "reference");
+    for (int i = 0; i < count; i += mode_is("short") ? 5 : every) {
+        const uint64_t hash = hash_of(spec, all[i], SHORT_STEPS, &first, &last);
+        if (mode_is("short")) print_layout(all[i], hash, "");
+        else if (mode_is("print") || hash != want) print_layout(all[i], hash, hash == want ? "same" : "DIFFERENT");
+        different += hash != want;
+        ran++;
+    }
+    printf("    %d layouts with cp, %d different\n", ran, different);
+    CHECK(mode_is("short") || (different == 0 && ran >= 18 / every));
+}
+
+TEST(context_learned_positions) { run_context(tiny_gpt2(), 1); }
+
+TEST(context_rotary_positions) { run_context(tiny_llama(), 1); }
+
+/* Windows that leave out messages, documents that end in other ranks' parts. */
+TEST(context_documents)
+{
+    TrainSpec s = tiny_apart(tiny_llama());
+    run_context(s, 2);
+    s.model.window = 10;
+    run_context(s, 1);
+}
+
+/* Experts see the ranks of a sequence as those of other samples. */
+TEST(context_experts)
+{
+    for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) run_context(tiny_mixture(kind, 2), 2);
+}
 
 /* A vocabulary whose chunks are cut into several leaves. */
 TEST(long_vocabulary)

@@ -297,6 +297,35 @@ TEST(memory_grows_linearly_with_the_sequence)
         }
 }
 
+/* Of a sequence that cp ranks share each keeps its share. A ring takes five parts of 2 cp of the keys and values, those of
+ * their gradients among them, beside what attention takes alone; gathered, they are there whole. */
+TEST(shared_sequences_take_their_share)
+{
+    for (int llama = 0; llama < 2; llama++)
+        for (int cp = 2; cp <= 8; cp *= 2) {
+            MemoryPlan one, gathered, ring, a2a;
+            TrainSpec s = spec_of(llama, RECOMPUTE_NONE, 1 << 15);
+            s.seq_blocks = 16;
+            s.model.heads = s.model.kv_heads = s.model.tp_blocks = 8;
+            const int64_t keys = 2 * s.model.seq * s.model.kv_heads * s.model.head_dim * 4;
+            const Grid g = { .tp = 1, .cp = cp, .dp = 1 };
+            OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &one));
+            OK(trainer_plan(&s, g, cp - 1, &gathered));
+            s.context = CONTEXT_RING;
+            OK(trainer_plan(&s, g, cp - 1, &ring));
+            s.context = CONTEXT_A2A;
+            OK(trainer_plan(&s, g, cp - 1, &a2a));
+            const double share = (double)one.save / cp;
+            CHECK_MSG(fabs((double)ring.save / share - 1) < 0.01, "cp %d keeps %lld bytes, one rank %lld", cp,
+                      (long long)ring.save, (long long)one.save);
+            CHECK(ring.save == gathered.save && ring.save == a2a.save);
+            CHECK_MSG(ring.scratch <= one.scratch / cp + 5 * keys / (2 * cp) + 8192, "cp %d: scratch %lld, one rank %lld",
+                      cp, (long long)ring.scratch, (long long)one.scratch);
+            CHECK_MSG(gathered.scratch > one.scratch / cp + keys && a2a.scratch <= gathered.scratch, "cp %d: %lld, a2a %lld",
+                      cp, (long long)gathered.scratch, (long long)a2a.scratch);
+        }
+}
+
 /* However many micro-batches a step has: one step of the plan is one step of the machine. */
 TEST(planned_work_is_the_work_of_a_step)
 {

@@ -22,6 +22,8 @@ typedef struct {
     GridOrder order;
     int ep, etp; /* of a mixture; 0 = 1 */
     int gathers;
+    int cp; /* 0 = 1 */
+    ContextComm context;
 } Layout;
 
 enum { STEPS = 4, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -51,7 +53,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     TinyRun r = { .spec = *spec,
                   .steps = step_count(),
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
-                            .ep = l->ep, .etp = l->etp } };
+                            .ep = l->ep, .etp = l->etp, .cp = l->cp } };
+    r.spec.context = l->context;
     r.spec.model.moe.gathers = l->gathers;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
@@ -82,9 +85,9 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
         const Layout *l = &list[i];
         if (left_out()) continue;
         const uint64_t h = hash_of(spec, l);
-        CHECK_MSG(h == want, "%s layout '%s' pp %d x %d, tp %d sp %d dp %d zero %d overlap %d recompute %d micro %d",
+        CHECK_MSG(h == want, "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d",
                   l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
-                  l->dp, l->zero, l->overlap, l->recompute, l->micro);
+                  l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro);
     }
 }
 
@@ -208,6 +211,14 @@ TEST(mixed_layouts)
         { "chimera-bhalf", .pp = 2, .tp = 2, .zero = 1 },
         { "dualpipe", .pp = 4, .zero = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "gems", .pp = 2, .dp = 2, .overlap = 1 },
+        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP, .context = CONTEXT_RING },
+        { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .tp = 2, .sp = 1, .zero = 1 },
+        { "zb-h1", .pp = 2, .cp = 2, .zero = 1, .context = CONTEXT_RING, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-v", .pp = 2, .cp = 2, .tp = 2, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "chimera", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .context = CONTEXT_RING },
+        { "chimera", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+        { "dualpipev", .pp = 2, .cp = 2, .context = CONTEXT_A2A },
     };
     const Models m = two_models(8);
     CHECK_EACH(m, list);
@@ -238,6 +249,9 @@ TEST(mixtures)
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1 },
         { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .overlap = 1 },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },
+        { "zb-h1", .pp = 2, .cp = 2, .tp = 2, .sp = 1, .ep = 4, .order = ORDER_PP_DP },
+        { "chimera", .pp = 2, .cp = 2, .zero = 1, .ep = 2, .overlap = 1 },
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {

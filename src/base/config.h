@@ -56,6 +56,7 @@ typedef struct {
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
+        int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
     } derived;
 
     ConfigOrigin origin[CFG_COUNT];

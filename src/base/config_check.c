@@ -120,7 +120,11 @@ static void resolve_model(ConfigReader *r)
 }
 
 /* True if this layout cuts only between canonical blocks, so that its bits are every layout's. */
-static bool layout_divides_blocks(const Config *c) { return c->parallel.tp_blocks % c->parallel.tp == 0; }
+static bool layout_divides_blocks(const Config *c)
+{
+    const int64_t cp = c->parallel.cp;
+    return c->parallel.tp_blocks % c->parallel.tp == 0 && (cp == 1 || c->parallel.seq_blocks % (2 * cp) == 0);
+}
 
 /* INT64_MAX when it is more than can be counted. */
 static int64_t common_multiple(int64_t a, int64_t b)
@@ -151,6 +155,7 @@ static void resolve_parallel(ConfigReader *r)
     FILL(0, parallel, seq_blocks, usual_seq_blocks(c->model.seq), CFG_model_seq);
     FILL(0, parallel, attn_block, 64, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
+    c->derived.cp_heads = config_cp_heads(c);
 
     const int64_t ranks = dense_ranks(c);
     if (c->derived.any_world) c->derived.world_size = fewest_ranks(c);
@@ -380,9 +385,11 @@ static void check_layout(ConfigReader *r)
     RULE(c->model.ffn % tp == 0, "tp must divide ffn", CFG_parallel_tp, CFG_model_ffn);
     RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1, or sp = auto",
          CFG_parallel_sp, CFG_parallel_tp);
-    RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % tp == 0,
-         "with sp, tp must divide micro_batch * seq", CFG_parallel_tp, CFG_train_micro_batch, CFG_model_seq);
-    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || layout_divides_blocks(c),
+    RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % (tp * c->parallel.cp) == 0,
+         c->parallel.cp > 1 ? "with sp, tp x cp must divide micro_batch * seq"
+                            : "with sp, tp must divide micro_batch * seq",
+         CFG_parallel_tp, CFG_train_micro_batch, CFG_model_seq);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % tp == 0,
          "the layout cuts inside a canonical block: tp must divide tp_blocks; or take reproducible = run",
          CFG_run_reproducible, CFG_parallel_tp, CFG_parallel_tp_blocks);
     const bool alone = world_size == 1 && !c->derived.any_world;
@@ -481,6 +488,7 @@ void config_check(ConfigReader *r)
     check_blocks(r);
     config_check_moe(r);
     check_layout(r);
+    config_check_context(r);
     check_training(r);
     check_files(r);
     check_keeping(r);
@@ -496,7 +504,6 @@ static const ConfigUnbuilt unbuilt[] = {
     { "moe.capacity", NULL, "experts of limited capacity" },
     { "moe.drop", NULL, "experts of limited capacity" },
     { "moe.pad", NULL, "experts of limited capacity" },
-    { "parallel.cp", "1", "context parallelism" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

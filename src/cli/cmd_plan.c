@@ -3,8 +3,8 @@
  * evaluation on the null device (trainer_plan), which is also what the run itself takes its memory by; there
  * is no second formula, so the table is exact.
  *
- * Ranks with the same tp and pp rank hold the same shard and do the same work; a column of the table is one of the
- * kinds that remain.
+ * Ranks with the same tp, cp and pp rank hold the same shard and do the same work, and most cp ranks do; a column of
+ * the table is one of the kinds that remain.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -49,26 +49,46 @@ static bool same_plan(const MemoryPlan *a, const MemoryPlan *b)
 /* The plan of one rank, as a kind of its own or as one more of the last kind. */
 static Err count_rank(PlanTable *t, int rank, GridCoords at)
 {
-    PlanKind k = { .pp_rank = at.pp, .first_tp_rank = at.tp, .tp_ranks = 1 };
+    PlanKind k = {
+        .pp_rank = at.pp, .first_tp_rank = at.tp, .tp_ranks = 1, .first_cp_rank = at.cp, .cp_ranks = 1
+    };
     PlanKind *last = t->count ? &t->kinds[t->count - 1] : NULL;
     TRY(trainer_plan(&t->spec, t->grid, rank, &k.plan));
-    if (last && last->pp_rank == at.pp && last->plan.flat_count == k.plan.flat_count &&
-        same_plan(&last->plan, &k.plan))
+    if (last && last->pp_rank == at.pp && last->first_cp_rank == at.cp &&
+        last->plan.flat_count == k.plan.flat_count && same_plan(&last->plan, &k.plan))
         last->tp_ranks++;
     else if (t->count < MAX_KINDS) t->kinds[t->count++] = k;
     else return err_set(ERR_CONFIG, "more than %d kinds of ranks", MAX_KINDS);
     return ERR_OK;
 }
 
-/* Pipeline rank by pipeline rank, the ranks of the first data-parallel replica. */
+/* The kinds from `first` on, of one cp rank, are those before them, of its neighbour: one more rank of these. */
+static void join_cp_ranks(PlanTable *t, int first)
+{
+    const int count = t->count - first;
+    if (count > first) return;
+    PlanKind *before = &t->kinds[first - count];
+    const PlanKind *now = &t->kinds[first];
+    for (int i = 0; i < count; i++)
+        if (before[i].pp_rank != now[i].pp_rank || before[i].first_tp_rank != now[i].first_tp_rank ||
+            before[i].tp_ranks != now[i].tp_ranks || !same_plan(&before[i].plan, &now[i].plan))
+            return;
+    for (int i = 0; i < count; i++) before[i].cp_ranks++;
+    t->count = first;
+}
+
+/* Pipeline rank by pipeline rank, and cp rank by cp rank, the ranks of the first data-parallel replica. */
 static Err count_kinds(PlanTable *t)
 {
     const int size = grid_size(t->grid);
-    for (int pp = 0; pp < t->grid.pp; pp++)
+    for (int i = 0; i < t->grid.pp * t->grid.cp; i++) {
+        const int first = t->count;
         for (int rank = 0; rank < size; rank++) {
             const GridCoords at = grid_coords(t->grid, rank);
-            if (at.pp == pp && at.dp == 0) TRY(count_rank(t, rank, at));
+            if (at.pp * t->grid.cp + at.cp == i && at.dp == 0) TRY(count_rank(t, rank, at));
         }
+        if (first) join_cp_ranks(t, first);
+    }
     t->columns = t->count < COLUMNS ? t->count : COLUMNS;
     return ERR_OK;
 }
@@ -106,7 +126,7 @@ static void put_pipeline(const PlanTable *t)
     const int directions = t->grid.bidirectional ? 2 : 1, chunks = p->stage_count / directions;
     printf("        %s, %d stages%s, %d on each rank; ranks are numbered %s\n", t->spec.pipeline.schedule,
            t->grid.pp * chunks, directions > 1 ? " in each of two directions" : "", p->stage_count,
-           t->grid.order == ORDER_PP_DP ? "tp, pp, dp" : "tp, dp, pp");
+           grid_order_text(t->grid));
 }
 
 /* "8 experts, 2 a token, of ffn 64 in 2 of 4 layers; shared expert of ffn 64, gated" */
@@ -151,7 +171,7 @@ static void put_model(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
     int64_t tokens = t->spec.global_batch * m->seq;
-    char a[32], b[32], c[32], pp[24];
+    char a[32], b[32], c[32], pp[24], cp[24];
     put_device(t);
     printf(
         "model   %d layers, hidden %lld, %d heads (%d for keys and values) of %d, ffn %lld, sequence %lld, "
@@ -161,9 +181,12 @@ static void put_model(const PlanTable *t)
     if (m->moe.experts) put_mixture(m);
     put_params(m, t->kinds[0].plan.params);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);
-    printf("layout  %d rank%s = tp %d x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
-           grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
-           t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
+    snprintf(cp, sizeof cp, " x cp %d", t->grid.cp);
+    printf(
+        "layout  %d rank%s = tp %d%s x dp %d%s, micro-batch %lld, %lld micro-batches a step on each rank\n",
+        grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.cp > 1 ? cp : "",
+        t->grid.dp, t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch,
+        (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
@@ -172,16 +195,27 @@ static void put_model(const PlanTable *t)
            commas(c, t->cfg->derived.steps));
 }
 
-/* "every rank", "tp ranks 0-3", "pp 2", "pp 2, tp 0" */
+/* "tp rank 0", "cp ranks 0-3", before it the separator; nothing where the axis has one rank. */
+static size_t axis_name(const char *axis, int first, int count, int ranks, char *out, size_t size)
+{
+    const int last = first + count - 1;
+    *out = 0;
+    if (ranks == 1) return 0;
+    if (count == 1) return (size_t)snprintf(out, size, "%s rank %d", axis, last);
+    return (size_t)snprintf(out, size, "%s ranks %d-%d", axis, first, last);
+}
+
+/* "every rank", "tp ranks 0-3", "pp rank 2", "pp 2, tp rank 0", "tp ranks 0-3, cp rank 1" */
 static void kind_name(const PlanTable *t, const PlanKind *k, char *out, size_t size)
 {
-    const int last = k->first_tp_rank + k->tp_ranks - 1;
-    char tp[48] = "";
-    if (t->grid.tp > 1 && k->tp_ranks == 1) snprintf(tp, sizeof tp, "tp rank %d", last);
-    if (t->grid.tp > 1 && k->tp_ranks > 1) snprintf(tp, sizeof tp, "tp ranks %d-%d", k->first_tp_rank, last);
-    if (t->grid.pp == 1) snprintf(out, size, "%s", *tp ? tp : "every rank");
-    else if (k->tp_ranks == t->grid.tp) snprintf(out, size, "pp rank %d", k->pp_rank);
-    else snprintf(out, size, "pp %d, %s", k->pp_rank, tp);
+    const bool all_cp = k->cp_ranks == t->grid.cp;
+    char tp[32], cp[32];
+    axis_name("tp", k->first_tp_rank, k->tp_ranks, t->grid.tp, tp, sizeof tp);
+    axis_name("cp", k->first_cp_rank, k->cp_ranks, all_cp ? 1 : t->grid.cp, cp, sizeof cp);
+    const char *comma = *tp && *cp ? ", " : "";
+    if (t->grid.pp == 1) snprintf(out, size, "%s%s%s", *tp || *cp ? tp : "every rank", comma, cp);
+    else if (k->tp_ranks == t->grid.tp && all_cp) snprintf(out, size, "pp rank %d", k->pp_rank);
+    else snprintf(out, size, "pp %d, %s%s%s", k->pp_rank, tp, comma, cp);
 }
 
 static void put_kinds(const PlanTable *t)
@@ -396,7 +430,7 @@ static void put_work(const PlanTable *t)
     for (int i = 0; i < t->count; i++) {
         const PlanKind *k = &t->kinds[i];
         if (i < t->columns) printf(" %18s %9s", "", units_count(a, (double)k->plan.flop));
-        all_flop += (double)k->plan.flop * k->tp_ranks * t->grid.dp;
+        all_flop += (double)k->plan.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
     }
     printf("\n\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);

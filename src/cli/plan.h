@@ -18,6 +18,7 @@ typedef struct {
 typedef struct {
     MemoryPlan plan;
     int pp_rank, first_tp_rank, tp_ranks;
+    int first_cp_rank, cp_ranks;
 } PlanKind;
 
 typedef struct {

@@ -130,6 +130,8 @@ static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
     json_put_int(j, "pp_rank", k->pp_rank);
     json_put_int(j, "first_tp_rank", k->first_tp_rank);
     json_put_int(j, "tp_ranks", k->tp_ranks);
+    json_put_int(j, "first_cp_rank", k->first_cp_rank);
+    json_put_int(j, "cp_ranks", k->cp_ranks);
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) json_put_int(j, rows[i].key, rows[i].value(t, k));
     json_put_number(j, "flop", (double)k->plan.flop);
     json_close(j, '}');
@@ -145,6 +147,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
     json_put_text(j, "precision", config_value(t->cfg, CFG_run_precision, precision));
     json_put_int(j, "world", grid_size(t->grid));
     json_put_int(j, "tp", t->grid.tp);
+    json_put_int(j, "cp", t->grid.cp);
     json_put_int(j, "pp", t->grid.pp);
     json_put_int(j, "dp", t->grid.dp);
     json_put_int(j, "micro_batch", t->spec.micro_batch);

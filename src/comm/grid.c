@@ -7,24 +7,32 @@
 static Grid whole(Grid g)
 {
     if (!g.pp) g.pp = 1;
+    if (!g.cp) g.cp = 1;
     if (!g.kv) g.kv = 1;
     if (!g.etp) g.etp = 1;
     return g;
 }
 
-int grid_size(Grid g) { return g.tp * g.dp * whole(g).pp; }
+int grid_size(Grid g) { return g.tp * whole(g).cp * g.dp * whole(g).pp; }
+
+const char *grid_order_text(Grid g)
+{
+    if (g.order == ORDER_PP_DP) return whole(g).cp > 1 ? "tp, cp, pp, dp" : "tp, pp, dp";
+    return whole(g).cp > 1 ? "tp, cp, dp, pp" : "tp, dp, pp";
+}
 
 GridShape grid_shape(Grid g)
 {
     g = whole(g);
     return (GridShape){ .world = grid_size(g),
                         .tp = g.tp,
-                        .cp = 1,
+                        .cp = g.cp,
                         .pp = g.pp,
-                        .ep = g.ep ? g.ep : 1,
+                        .ep = g.ep ? g.ep : g.cp,
                         .etp = g.ep ? g.etp : g.tp, /* without experts the two grids are one */
                         .order = g.order,
                         .kv = g.kv,
+                        .cp_heads = g.cp_heads,
                         .sp = g.sp,
                         .two_replicas = g.bidirectional,
                         .experts = g.ep > 0 };
@@ -34,6 +42,7 @@ GridCoords grid_coords(Grid g, int rank)
 {
     const GridShape s = grid_shape(g);
     return (GridCoords){ .tp = group_rank(s, GROUP_TP, rank),
+                         .cp = group_rank(s, GROUP_CP, rank),
                          .dp = group_rank(s, GROUP_DP, rank),
                          .pp = group_rank(s, GROUP_PP, rank) };
 }
@@ -47,9 +56,18 @@ static void place(World *w, Grid g, int rank)
     w->rank = rank;
     w->size = grid_size(g);
     w->tp_rank = at.tp;
+    w->cp_rank = at.cp;
     w->dp_rank = at.dp;
     w->pp_rank = at.pp;
 }
+
+/* Where there is cp, dp-cp does the work of dp. */
+static bool is_opened(GridShape s, GroupKind kind)
+{
+    return kind == GROUP_DP ? s.cp == 1 : kind != GROUP_DP_CP || s.cp > 1;
+}
+
+Comm *world_copies(World *w) { return w->grid.cp > 1 ? &w->dp_cp : &w->dp; }
 
 Err world_open_self(World *w)
 {
@@ -63,7 +81,7 @@ Err world_open_null(World *w, Grid g, int rank)
     const GridShape s = grid_shape(g);
     place(w, g, rank);
     for (int kind = 0; kind < WORLD_COMMS; kind++) {
-        const int at = group_rank(s, kind, rank);
+        const int at = is_opened(s, kind) ? group_rank(s, kind, rank) : -1;
         comm_open_null(&w->comm[kind], group_name(kind), at < 0 ? 0 : at, at < 0 ? 1 : group_size(s, kind));
     }
     return ERR_OK;
@@ -79,7 +97,7 @@ Err world_open(World *w, Grid g, int rank, CommOpener o)
     for (int kind = 0; kind < WORLD_COMMS && !err; kind++) {
         const int size = group_size(s, kind), index = group_of(s, kind, rank);
         if (index >= 0) group_members(s, kind, index, members);
-        if (size == 1) comm_open_self(&w->comm[kind], group_name(kind));
+        if (size == 1 || !is_opened(s, kind)) comm_open_self(&w->comm[kind], group_name(kind));
         else err = o.open(o.user, &w->comm[kind], kind, members, index < 0 ? 0 : size);
     }
     free(members);
@@ -107,7 +125,7 @@ int world_first_member(const World *w, GroupKind kind)
 {
     const GridShape s = grid_shape(w->grid);
     const int index = group_of(s, kind, w->rank);
-    if (index < 0) return w->rank;
+    if (index < 0 || !is_opened(s, kind)) return w->rank;
     for (int first = 0; first < w->rank; first++)
         if (group_of(s, kind, first) == index) return first;
     return w->rank;

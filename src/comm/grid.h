@@ -1,6 +1,7 @@
 /*
  * The process grid: which rank sits where, and the communicators of one rank (the COMM lines of groups.def; groups.h
- * says what each is for).
+ * says what each is for). Of dp and dp-cp, which without cp are the same ranks, one is opened: dp without cp, dp-cp
+ * with it; the other is a group of one.
  */
 #ifndef MEGATRAIN_COMM_GRID_H
 #define MEGATRAIN_COMM_GRID_H
@@ -10,7 +11,9 @@
 
 typedef struct {
     int tp, dp;
-    int pp; /* pipeline ranks; 0 = 1 */
+    int pp;       /* pipeline ranks; 0 = 1 */
+    int cp;       /* ranks that share each sequence; 0 = 1 */
+    int cp_heads; /* of them neighbours that exchange heads, in rings of such; divides cp; 0 = 1 */
     GridOrder order;
     bool sp;
     int kv;             /* ranks that share a kv head; divides tp; 0 = 1 */
@@ -20,13 +23,13 @@ typedef struct {
 } Grid;
 
 typedef struct {
-    int tp, dp, pp;
+    int tp, cp, dp, pp;
 } GridCoords;
 
 typedef struct {
-    Grid grid; /* pp and kv at least 1 */
+    Grid grid; /* pp, cp and kv at least 1 */
     int rank, size;
-    int tp_rank, dp_rank, pp_rank;
+    int tp_rank, cp_rank, dp_rank, pp_rank;
     union {                     /* a rank that is in no group of a kind has a group of one */
         Comm comm[WORLD_COMMS]; /* by GroupKind */
         struct {
@@ -48,6 +51,7 @@ typedef struct {
 } CommOpener;
 
 int grid_size(Grid g);
+const char *grid_order_text(Grid g); /* "tp, dp, pp": how ranks are numbered; cp is left out where it is 1 */
 GridShape grid_shape(Grid g);
 GridCoords grid_coords(Grid g, int rank);
 
@@ -56,6 +60,9 @@ Err world_open_self(World *w);
 Err world_open_null(World *w, Grid g, int rank);
 Err world_open_threads(World *w, CommHub *hub, Grid g, int rank); /* collective */
 void world_close(World *w);
+
+/* The ranks with the same dense weights, which see other samples or other parts of them: dp-cp, or dp without cp. */
+Comm *world_copies(World *w);
 
 /* The first of the ranks that share the communicator of this kind with this rank. */
 int world_first_member(const World *w, GroupKind kind);

@@ -1,8 +1,10 @@
 /* See groups.h. Ranks are numbers of mixed radix: one digit an axis. */
 #include "comm/groups.h"
 
-/* TP is an axis of two digits: places inside a kv group, then kv groups. */
-enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP = 4, EP = 8, DP = 16, PP = 32, AXES = 5 };
+/* TP is an axis of two digits: places inside a kv group, then kv groups. So is CP: ranks that exchange heads, then
+ * rings of these. */
+enum { KV = 1, KV_GROUPS = 2, TP = KV | KV_GROUPS, CP_HEADS = 4, CP_RING = 8, CP = CP_HEADS | CP_RING };
+enum { EP = 16, DP = 32, PP = 64, AXES = 6 };
 
 /* One grid: its axes from the fastest, each a digit of the rank. */
 typedef struct {
@@ -10,7 +12,7 @@ typedef struct {
 } Digits;
 
 typedef enum { ALL, FIRST, ENDS, MIRROR } Members;
-enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4 };
+enum { ALWAYS = 0, WITH_SP = 1, WITH_TWO_REPLICAS = 2, WITH_EXPERTS = 4, WITH_HEADS = 8 };
 enum { DENSE, EXPERT };
 
 static const struct {
@@ -35,22 +37,22 @@ int grid_edp(GridShape s) { return s.world / (s.etp * s.ep * s.pp); }
 bool grid_fits(GridShape s)
 {
     if (s.two_replicas && s.pp % 2) return false;
-    if (s.world < 1 || (s.kv && s.tp % s.kv) || s.world % (s.tp * s.cp * s.pp) ||
-        s.world % (s.etp * s.ep * s.pp))
+    if (s.world < 1 || (s.kv && s.tp % s.kv) || (s.cp_heads && s.cp % s.cp_heads) ||
+        s.world % (s.tp * s.cp * s.pp) || s.world % (s.etp * s.ep * s.pp))
         return false;
     return s.order == ORDER_DP_PP || s.pp == 1 || grid_dp(s) == grid_edp(s);
 }
 
 static Digits digits_of(GridShape s, bool expert)
 {
-    const int kv = s.kv ? s.kv : 1;
-    Digits d = { .axis = { KV, KV_GROUPS, expert ? EP : CP, DP, PP },
-                 .size = { kv, s.tp / kv, s.cp, grid_dp(s), s.pp } };
-    if (expert) d.size[0] = 1, d.size[1] = s.etp, d.size[2] = s.ep, d.size[3] = grid_edp(s);
+    const int kv = s.kv ? s.kv : 1, heads = s.cp_heads ? s.cp_heads : 1;
+    Digits d = { .axis = { KV, KV_GROUPS, expert ? EP : CP_HEADS, CP_RING, DP, PP },
+                 .size = { kv, s.tp / kv, heads, s.cp / heads, grid_dp(s), s.pp } };
+    if (expert) d.size[0] = 1, d.size[1] = s.etp, d.size[2] = s.ep, d.size[3] = 1, d.size[4] = grid_edp(s);
     if (s.order == ORDER_DP_PP) return d;
-    int size = d.size[3];
-    d.axis[3] = PP, d.size[3] = d.size[4];
-    d.axis[4] = DP, d.size[4] = size;
+    int size = d.size[4];
+    d.axis[4] = PP, d.size[4] = d.size[5];
+    d.axis[5] = DP, d.size[5] = size;
     return d;
 }
 
@@ -93,8 +95,8 @@ static int collect(const Digits *d, int axes, bool inside, int rank)
 /* The axes of a kind in this shape. */
 static int axes_of(GridShape s, GroupKind kind)
 {
-    const int has =
-        (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) | (s.experts ? WITH_EXPERTS : 0);
+    const int has = (s.sp ? WITH_SP : 0) | (s.two_replicas ? WITH_TWO_REPLICAS : 0) |
+                    (s.experts ? WITH_EXPERTS : 0) | (s.cp_heads > 1 ? WITH_HEADS : 0);
     return kinds[kind].used & ~has ? 0 : kinds[kind].axes;
 }
 
@@ -124,7 +126,8 @@ static int mirror_pp_rank(GridShape s, int low, bool high) { return high ? s.pp 
 /* The digits of `axes` of the i-th member of a group, as an index for spread(). */
 static int member_index(GridShape s, GroupKind kind, int low, int i)
 {
-    const int dp = kinds[kind].expert ? grid_edp(s) : grid_dp(s);
+    const bool expert = kinds[kind].expert;
+    const int cp = expert ? 1 : s.cp, copies = expert ? grid_edp(s) : grid_dp(s) * cp;
     if (!axes_of(s, kind)) return 0;
     switch (kinds[kind].members) {
     case ALL: return i;
@@ -132,8 +135,8 @@ static int member_index(GridShape s, GroupKind kind, int low, int i)
     case ENDS: return i ? s.pp - 1 : 0;
     case MIRROR: break;
     }
-    if (s.order == ORDER_DP_PP) return i % dp + dp * mirror_pp_rank(s, low, i / dp);
-    return mirror_pp_rank(s, low, i % 2) + s.pp * (i / 2);
+    if (s.order == ORDER_DP_PP) return i % copies + copies * mirror_pp_rank(s, low, i / copies);
+    return i % cp + cp * (mirror_pp_rank(s, low, i / cp % 2) + s.pp * (i / cp / 2));
 }
 
 void group_members(GridShape s, GroupKind kind, int index, int *members)

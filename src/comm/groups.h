@@ -16,12 +16,16 @@
  *   sp        the same ranks if rows are sharded between them (sequence parallelism), else this rank alone: layers
  *             call collectives on it always, and a group of one is a no-op
  *   kv        those of tp that share one kv head, neighbours
- *   dp        ranks with the same shard and other samples; dp-cp: gradients of dense parameters, ZeRO-1
+ *   dp        ranks with the same shard and other samples
+ *   cp        ranks that share each sequence: the keys and values of attention
+ *   cp-heads, cp-ring
+ *             of them neighbours that exchange positions for heads, and those that then have the same heads
+ *   dp-cp     ranks with the same shard, other samples or other parts of them: gradients of dense parameters, ZeRO-1
  *   pp        the stages of one model: activations and their gradients
  *   embd      of them the first and last: a tied table's gradient; pos-embd: the first
  *   stage-low, stage-high
  *             with two replicas of each stage (bidirectional schedules) pp ranks r and pp-1-r both hold the stages
- *             r and pp-1-r: these two along pp, times dp, reduce the gradient of the lower stage and of the higher.
+ *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradients of the lower and higher stage.
  *             One group of ranks, two communicators, so that the order of calls on each is that of one stage
  *   tp-pp     a whole model: norm of the gradient
  *   world     all ranks; host: the same, for numbers in host memory, whatever the device
@@ -40,7 +44,8 @@ typedef enum { ORDER_DP_PP, ORDER_PP_DP } GridOrder;
 typedef struct {
     int world, tp, cp, pp, ep, etp;
     GridOrder order;
-    int kv; /* divides tp; 0 = 1 */
+    int kv;       /* divides tp; 0 = 1 */
+    int cp_heads; /* divides cp; 0 = 1 */
     bool sp;
     bool two_replicas; /* of each stage, on mirrored pp ranks; pp is even */
     bool experts;      /* else the groups of experts are not used */

@@ -48,15 +48,21 @@ typedef struct {
 typedef enum { WATCH_FINE, WATCH_JUDGING, WATCH_JUDGED } WatchState;
 
 /* What a message between two ranks is, for those who read a verdict. */
-typedef enum { MESSAGE_PLAIN, MESSAGE_ACTIVATION, MESSAGE_GRADIENT, MESSAGE_KIND_COUNT } MessageKind;
+typedef enum {
+    MESSAGE_PLAIN,
+    MESSAGE_ACTIVATION,
+    MESSAGE_GRADIENT,
+    MESSAGE_KEYS,
+    MESSAGE_KIND_COUNT
+} MessageKind;
 
 typedef struct {
-    uint16_t kind; /* MessageKind */
-    uint16_t stage;
+    uint16_t kind;  /* MessageKind */
+    uint16_t stage; /* of keys: the part of the sequence */
     uint32_t microbatch;
 } MessageLabel;
 
-/* "activation of micro-batch 5 for stage 2"; "message" for a plain one. */
+/* "activation of micro-batch 5 for stage 2"; "keys and values of part 3"; "message" for a plain one. */
 void message_text(MessageLabel label, char *out, size_t size);
 
 typedef struct Watch Watch;

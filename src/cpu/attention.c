@@ -11,6 +11,8 @@
  * at the end o / l and m + log l. A block that a row does not see leaves its m, l and o as they are, bit for
  * bit: r = exp(0) = 1, every p = 0. A row without any key: o = 0, lse = -inf.
  *
+ * Between calls that bring the keys piece by piece o is not divided, and m and l are kept beside it.
+ *
  * Mapping  one item = up to PARTS tiles of queries (heads of one group first, then rows) that share each
  *          copied block of keys; items are independent, so threads take them in any order.
  * Work     4 T^2 / 2 C FLOP a head, plus the masked half of the diagonal blocks (block / T); one exp a score.
@@ -161,12 +163,28 @@ static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
     CPU(tile_gemm)(&values);
 }
 
-static void part_begin(const Attn *a, Part *p)
+/* What an earlier call left; or (`leave`) left for a later one. */
+static void part_pass_on(const Attn *a, Part *p, const attention_fwd_args *args, bool leave)
+{
+    const AttnTile *t = &p->tile;
+    const size_t bytes = (size_t)a->C * sizeof(float);
+    for (int64_t i = 0; i < t->n; i++) {
+        float *o = attn_row(args->o, t->b, t->row + i, t->head), *kept = p->o + i * a->width;
+        float *max = attn_value(args->max, t->b, t->row + i, t->head);
+        float *sum = attn_value(args->sum, t->b, t->row + i, t->head);
+        memcpy(leave ? o : kept, leave ? kept : o, bytes);
+        *(leave ? max : &p->max[i]) = leave ? p->max[i] : *max;
+        *(leave ? sum : &p->sum[i]) = leave ? p->sum[i] : *sum;
+    }
+}
+
+static void part_begin(const Attn *a, Part *p, const attention_fwd_args *args)
 {
     CPU(attn_rows)(a, p->o, p->q, a->q, &p->tile); /* o serves as the dense copy */
     memset(p->o, 0, (size_t)(ATTN_QUERIES * a->width) * sizeof(float));
     memset(p->sum, 0, sizeof p->sum);
     for (int i = 0; i < ATTN_QUERIES; i++) p->max[i] = -INFINITY;
+    if (args->resumed) part_pass_on(a, p, args, false);
 }
 
 static void part_end(const Attn *a, const Part *p, Tensor o, Tensor lse)
@@ -219,7 +237,7 @@ static void forward_item(const Attn *a, const Plan *plan, Forward *f, const atte
     for (; parts < PARTS && number + parts < (plan->tiles[0] + plan->tiles[1]) * a->group; parts++) {
         Part *p = &f->part[parts];
         plan_tile(a, plan, &p->tile, b, head, number + parts);
-        part_begin(a, p);
+        part_begin(a, p, args);
         if (p->tile.low_min < low) low = p->tile.low_min;
         if (p->tile.first + p->tile.n > end) end = p->tile.first + p->tile.n;
     }
@@ -230,12 +248,16 @@ static void forward_item(const Attn *a, const Plan *plan, Forward *f, const atte
         CPU(attn_keys)(a, &f->keys, b, head, i0, i1);
         for (int i = 0; i < parts; i++) part_block(a, &f->part[i], &f->keys, f->s);
     }
-    for (int i = 0; i < parts; i++) part_end(a, &f->part[i], args->o, args->lse);
+    for (int i = 0; i < parts; i++)
+        if (args->unfinished) part_pass_on(a, &f->part[i], args, true);
+        else part_end(a, &f->part[i], args->o, args->lse);
 }
 
 Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
 {
     Attn a = ATTN_OF(args);
+    if ((args->resumed || args->unfinished) && (!args->max.data || !args->sum.data))
+        return err_set(ERR_SHAPE, "attention_fwd: keys in several calls need max and sum");
     TRY(CPU(attn_open)(&a));
     Plan plan = plan_of(&a);
     Forward unused;

@@ -18,7 +18,7 @@
  *                             \___/     \___/        each rank returns its node,
  *                                 \_____/            the tree over ranks adds the rest
  *
- * (with several chunks on a rank, one call a chunk: the tree over leaves is the inner one)
+ * (with several chunks on a rank it returns each chunk's: the tree over leaves is the inner one)
  *
  * A leaf whose queries see none of the keys counts as +0. Adding +0 can change no more than the sign of a
  * zero, which the last +0 settles; so the leaf is left out and only its place in the tree is kept.
@@ -66,6 +66,7 @@ typedef struct {
     Attn a;
     const attention_bwd_args *args;
     int64_t run, leaves, chunks; /* chunks: of a group */
+    bool apart;                  /* each chunk's dk and dv */
     int levels;
 } BackwardCall;
 
@@ -305,18 +306,30 @@ static bool chunk_gradients(const BackwardCall *call, Backward *f, int64_t b, in
     return true;
 }
 
+/* dk and dv of the run of keys in f, which begins with key `first`. */
+static void run_gradients(const BackwardCall *call, Backward *f, int64_t b, int64_t head, int64_t first)
+{
+    f->top = 0;
+    for (int64_t n = 0; n < call->chunks; n++) {
+        const bool any = chunk_gradients(call, f, b, head * call->a.group + n * call->args->chunk);
+        if (any) join_pairs(call, f, call->apart ? 0 : n);
+        if (!call->apart) continue;
+        store_keys(call, f, n * call->args->q.dim[0] + b, head, first);
+        f->top = 0;
+    }
+    if (call->apart) return;
+    while (f->top > 1) join_top(call, f);
+    store_keys(call, f, b, head, first);
+}
+
 static void backward_item(const BackwardCall *call, Backward *f, int64_t b, int64_t head)
 {
     const Attn *a = &call->a;
     int64_t keys = a->k.dim[1];
-    begin_queries(call, b, head);
+    if (!call->args->resumed) begin_queries(call, b, head);
     for (int64_t i = 0; i < keys; i += call->run) {
         CPU(attn_keys)(a, &f->keys, b, head, i, i + call->run < keys ? i + call->run : keys);
-        f->top = 0;
-        for (int64_t n = 0; n < call->chunks; n++)
-            if (chunk_gradients(call, f, b, head * a->group + n * call->args->chunk)) join_pairs(call, f, n);
-        while (f->top > 1) join_top(call, f);
-        store_keys(call, f, b, head, i);
+        run_gradients(call, f, b, head, i);
     }
     for (int64_t row = 0; row < a->q.dim[1]; row++)
         for (int64_t h = head * a->group; h < (head + 1) * a->group; h++) {
@@ -341,6 +354,11 @@ static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
                            (long long)x->positions);
     call->leaves = (x->positions + x->leaf - 1) / x->leaf;
     call->chunks = call->a.group / x->chunk;
+    call->apart = x->dk.dim[0] != x->q.dim[0];
+    if (call->apart && x->dk.dim[0] != x->q.dim[0] * call->chunks)
+        return err_set(ERR_SHAPE,
+                       "attention_bwd: dk is of '%lld' samples, not of '%lld' or '%lld' chunks of them",
+                       (long long)x->dk.dim[0], (long long)x->q.dim[0], (long long)call->chunks);
     for (int64_t n = 1; n <= call->leaves; n *= 2) call->levels++;
     for (int64_t n = 1; n < call->chunks; n *= 2) call->levels++;
     int64_t items = x->q.dim[0] * x->k.dim[2];

@@ -5,9 +5,8 @@
 
 Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
 {
-    const int64_t N = spec->B * spec->seq;
-    *b = (Batch){ .B = spec->B, .T = spec->seq, .seq = spec->seq };
-    b->span = spans_whole(b->T);
+    const int64_t T = spec->span.count[0] + spec->span.count[1], N = spec->B * T;
+    *b = (Batch){ .B = spec->B, .T = T, .seq = spec->seq, .span = spec->span };
     TRY(tensor_new(state, &b->token, I32, N));
     TRY(tensor_new(state, &b->target, I32, N));
     TRY(tensor_new(state, &b->position, I32, N));

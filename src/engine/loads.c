@@ -38,7 +38,8 @@ Err loads_read(Trainer *t, double *load)
     int64_t *all = t->host_loads, *rows = all + m->layers;
     memset(all, 0, (size_t)m->layers * sizeof *all);
     for (int r = 0; r < t->params.replicas; r++)
-        if (t->world->tp_rank == 0 && t->world->dp_rank == 0) TRY(own_loads(t, &t->stores[r], rows, all));
+        if (!t->world->tp_rank && !t->world->cp_rank && !t->world->dp_rank)
+            TRY(own_loads(t, &t->stores[r], rows, all));
     TRY(comm_sum_i64(&t->world->host, &t->device.stream, all, m->layers, NULL));
     for (int i = 0; i < m->layers; i++) load[i] = (double)all[i] / UNITS;
     return ERR_OK;

@@ -188,7 +188,7 @@ Err parts_open(Parts *p, const PartsSpec *spec, const World *w, SetupArena *setu
     *p = (Parts){ 0 };
     TRY(make_schedules(p, spec, ranks, setup));
     ASSERT(w->grid.bidirectional == (p->step.replicas > 1));
-    ASSERT(!spec->model->moe.experts || w->grid.ep || w->grid.tp * w->grid.dp == 1);
+    ASSERT(!spec->model->moe.experts || w->grid.ep || w->grid.tp * w->grid.cp * w->grid.dp == 1);
     TRY(setup_array(setup, ranks * p->step.replicas, &p->registries));
     TRY(setup_array(setup, p->step.replicas * p->step.chunks, &p->stages));
     TRY(register_whole(p, spec, w, setup));
@@ -205,7 +205,7 @@ void parts_release(Parts *p)
 Comm *parts_group(const Parts *p, World *w, int replica, ParamGroup group)
 {
     const bool experts = group == PARAM_EXPERT;
-    if (p->step.replicas == 1) return experts ? &w->expert_dp : &w->dp;
+    if (p->step.replicas == 1) return experts ? &w->expert_dp : world_copies(w);
     const int stage = schedule_stage_at(&p->step, w->pp_rank, replica, 0);
     if (2 * stage < p->step.stages) return experts ? &w->expert_low : &w->stage_low;
     return experts ? &w->expert_high : &w->stage_high;

@@ -80,9 +80,10 @@ static Canon canon_of(const TrainSpec *s)
 {
     Canon c = { .exact = s->exact, .tp_blocks = s->model.tp_blocks, .attn_block = s->attn_block };
     c.leaf_tokens = c.query_leaf = s->model.seq / s->seq_blocks;
-    /* rows may be sharded over up to tp_blocks ranks: leaves must not straddle the cuts */
-    c.leaf_rows = s->model.seq % s->model.tp_blocks ? 1 : 16;
-    while (s->model.seq / s->model.tp_blocks % c.leaf_rows) c.leaf_rows /= 2;
+    /* up to seq_blocks / 2 ranks share a sample, and its rows there up to tp_blocks: no leaf straddles a cut */
+    const int64_t cuts = s->model.tp_blocks * (s->seq_blocks > 1 ? s->seq_blocks / 2 : 1);
+    c.leaf_rows = s->model.seq % cuts ? 1 : 16;
+    while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;
     c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
     return c;
 }
@@ -101,6 +102,7 @@ static BatchSpec batch_spec(const Trainer *t)
     const TrainSpec *s = &t->spec;
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = s->model.seq,
+                        .span = context_span(s->model.seq, t->world->cp.size, t->world->cp_rank),
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };
@@ -164,7 +166,8 @@ static Err open_buffers(Trainer *t)
     Executor *e = &t->executor;
     const int step = t->parts.step.rank[t->world->pp_rank].buffers;
     const int forward = t->parts.forward.rank[t->world->pp_rank].buffers;
-    const int64_t rows = batch_spec(t).B * t->spec.model.seq / t->world->sp.size;
+    const int64_t tokens = batch_spec(t).B * t->spec.model.seq / t->world->cp.size;
+    const int64_t rows = tokens / t->world->sp.size;
     e->buffer_count = forward > step || t->spec.forward_only ? forward : step;
     TRY(setup_array(&t->setup, e->buffer_count, &e->buffers));
     for (int i = 0; i < e->buffer_count; i++)
@@ -195,6 +198,7 @@ static Err open_executor(Trainer *t)
                     .scratch = &t->scratch,
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
+                    .context = t->spec.context,
                     .dtype = t->spec.compute };
     TRY(tensor_new(&t->state, &e->sums, I64, 3));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,

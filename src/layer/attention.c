@@ -15,6 +15,8 @@
  *   backward   dk | dv of own query heads --sum, a tree--> the whole head's; each rank goes on with its columns
  *
  * In between, k's norm and rotation are the same on all of these ranks; the norm's gradient counts once (norm.c).
+ *
+ * Rows of other positions, where ranks share sequences: context.c.
  */
 #include <math.h>
 #include <stdio.h>
@@ -203,10 +205,20 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
         TRY(join_earlier(c, c->kv->v, k_span.first[0], &v));
         k_span = spans_whole(k.dim[1]);
     }
-    TRY(op(c->s, attention_fwd, .o = by_sample(o, &d), .lse = lse, .q = by_sample(h[0], &d), .k = k, .v = v,
-           .doc = c->batch->doc, .sample = c->batch->samples, .q_span = c->batch->span, .k_span = k_span,
-           .scale = d.scale, .block = c->canon.attn_block, .window = a->window, .dropout = d.dropout,
-           .head0 = d.head0));
+    TRY(context_attention(c, (attention_fwd_args){ .o = by_sample(o, &d),
+                                                   .lse = lse,
+                                                   .q = by_sample(h[0], &d),
+                                                   .k = k,
+                                                   .v = v,
+                                                   .doc = c->batch->doc,
+                                                   .sample = c->batch->samples,
+                                                   .q_span = c->batch->span,
+                                                   .k_span = k_span,
+                                                   .scale = d.scale,
+                                                   .block = c->canon.attn_block,
+                                                   .window = a->window,
+                                                   .dropout = d.dropout,
+                                                   .head0 = d.head0 }));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), y);
 }
@@ -250,14 +262,28 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
     TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy,
                         tensor_reshape(go, d.N, d.H * d.C)));
-    TRY(op(c->s, attention_bwd, .dq = by_sample(dq, &d), .dk = by_sample(kv_heads(dkv, 0), &d),
-           .dv = by_sample(kv_heads(dkv, 1), &d), .go = by_sample(go, &d),
-           .q = by_sample(save_get(c, save->q), &d), .k = by_sample(k, &d),
-           .v = by_sample(kv_heads(kv, 1), &d), .o = by_sample(o, &d), .lse = save_get(c, save->lse),
-           .delta = delta, .doc = c->batch->doc, .sample = c->batch->samples, .q_span = c->batch->span,
-           .k_span = c->batch->span, .scale = d.scale, .block = c->canon.attn_block, .window = a->window,
-           .dropout = d.dropout, .head0 = d.head0, .chunk = d.query_chunk, .leaf = c->canon.query_leaf,
-           .positions = c->batch->seq));
+    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(dq, &d),
+                                                       .dk = by_sample(kv_heads(dkv, 0), &d),
+                                                       .dv = by_sample(kv_heads(dkv, 1), &d),
+                                                       .go = by_sample(go, &d),
+                                                       .q = by_sample(save_get(c, save->q), &d),
+                                                       .k = by_sample(k, &d),
+                                                       .v = by_sample(kv_heads(kv, 1), &d),
+                                                       .o = by_sample(o, &d),
+                                                       .lse = save_get(c, save->lse),
+                                                       .delta = delta,
+                                                       .doc = c->batch->doc,
+                                                       .sample = c->batch->samples,
+                                                       .q_span = c->batch->span,
+                                                       .k_span = c->batch->span,
+                                                       .scale = d.scale,
+                                                       .block = c->canon.attn_block,
+                                                       .window = a->window,
+                                                       .dropout = d.dropout,
+                                                       .head0 = d.head0,
+                                                       .chunk = d.query_chunk,
+                                                       .leaf = c->canon.query_leaf,
+                                                       .positions = c->batch->seq }));
     TRY(heads_backward(a, c, save, &d, dq, dkv, dqkv));
     TRY(linear_backward(&a->qkv, c, x, dqkv, dx));
     arena_release(c->scratch, mark);

@@ -231,6 +231,18 @@ Err reduce_rows(Ctx *c, Tensor partial, Tensor y)
     return ERR_OK;
 }
 
+Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor wide, sum = y;
+    TRY(widen(c, group->size, x, &wide));
+    if (wide.dtype != y.dtype) TRY(tensor_alloc(c->scratch, &sum, F32, y.ndim, y.dim));
+    TRY(comm_reduce_scatter_tree_f32(group, c->s, sum, wide, NULL));
+    if (wide.dtype != y.dtype) TRY(cast_rows(c, y, sum));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
 Err reduce_values(Ctx *c, Comm *group, Tensor x)
 {
     ArenaMark mark = arena_mark(c->scratch);

@@ -18,6 +18,32 @@ Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidd
 /* Products of a leaf, at most, where a sum can be cut into so short ones (linear.c). */
 enum { LEAF_MOST = 2048 };
 
+/*
+ * The attention ops for queries of this rank's positions and the keys of all (context.c). k, v, dk and dv are of this
+ * rank's positions, [B, T, K, C], and k_span is q_span; the calls go over world->cp. In a group of one they are the
+ * ops.
+ */
+Err context_attention(Ctx *c, attention_fwd_args a);
+Err context_attention_bwd(Ctx *c, attention_bwd_args a);
+
+/*
+ * For ranks of `group`, rank i of which has the positions context_span(seq, size, i) of the `seq` that all have: keys
+ * part by part (context_ring.c); all of these positions and some of the heads, which go on as ranks of `ring` if that
+ * has more than one (context_a2a.c).
+ */
+Err context_ring(Ctx *c, Comm *group, attention_fwd_args a);
+Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
+Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
+Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
+
+/* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`
+ * [samples, seq, K, C]; or back. */
+Err context_move(Ctx *c, int ranks, Tensor x, Tensor whole, bool back);
+/* t [B, T, K, C] of a rank's positions becomes [B, seq, K, C] of the group's, in scratch. */
+Err context_gather(Ctx *c, Comm *group, Tensor *t);
+/* x[0] = the tree over the first dim of x [chunks, n, columns]. */
+Err context_sum_chunks(Ctx *c, Tensor x);
+
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);
 

@@ -79,6 +79,10 @@ typedef struct {
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
 
+/* With cp: how queries meet the keys of other ranks: gathered; part by part, in order; each rank gets some of the
+ * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
+typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
+
 /* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. */
 typedef struct {
     Tensor k, v;
@@ -96,6 +100,7 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
     Canon canon;
+    ContextComm context; /* between the ranks of world->cp */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
@@ -151,8 +156,15 @@ Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
 Err reduce_rows_end(Ctx *c, PendingSum r);
 /* x = tree over the ranks of `group` of x; of any float type, like the rows above. */
 Err reduce_values(Ctx *c, Comm *group, Tensor x);
+/* y = this rank's slice of the tree over the ranks of `group` of x, which has a slice for each of them. */
+Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y);
 /* Where to put the partial of y: y itself when rows are not sharded, else [N, D] scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
+
+/* ---- sequences shared by the ranks of world->cp ---- */
+
+/* The positions of a sample that a rank holds: parts r and 2 ranks - 1 - r of 2 ranks equal ones (docs/context.md). */
+Spans context_span(int64_t seq, int ranks, int rank);
 
 /* ---- linear ---- */
 
@@ -339,8 +351,8 @@ typedef struct {
 
 typedef struct {
     Saved logits, index, weight, row, choice, offset;
-    Saved owned;             /* offsets of this rank's experts; with one rank along ep those above */
-    Saved taken;             /* where all ranks' tokens are gathered: the choices that its experts' rows are of */
+    Saved owned; /* offsets of this rank's experts; with one rank along ep those above */
+    Saved taken; /* where all ranks' tokens are gathered: the choices that its experts' rows are of */
     Saved x, hidden, active; /* rows of this rank's experts: input, before and after the activation */
     Saved out;               /* what this rank's rows were given */
     Saved shared_out, gate;

@@ -501,10 +501,12 @@ static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, int64_t first, int
         TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits, .router = alone));
     }
     TRY(op(c->s, router_count, .load = *load, .index = index, .first = first, .rows = rows));
-    return comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL);
+    TRY(comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL));
+    return comm_sum_i64(&c->world->cp, c->s, load->data, tensor_count(*load), NULL);
 }
 
-/* dlogits += what balance losses cost. */
+/* dlogits += what balance losses cost. (An auxiliary loss is weighed by the rows of a unit, of which cp ranks share the
+ * samples: `rows` of them are here.) */
 static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
 {
     const Balance *b = &m->balance;
@@ -514,7 +516,8 @@ static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogi
     ArenaMark mark = arena_mark(c->scratch);
     if (b->aux > 0) TRY(unit_loads(m, c, t, first, rows, &load));
     TRY(op(c->s, router_balance, .dlogits = dlogits, .logits = t->logits, .load = load, .router = m->scoring,
-           .step = c->step, .topk = m->topk, .aux = b->aux, .z = b->z, .first = first, .rows = rows));
+           .step = c->step, .topk = m->topk, .aux = b->aux / (float)c->world->cp.size, .z = b->z,
+           .first = first, .rows = rows));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -5,7 +5,7 @@
 
 Err optim_sum_loss(Optim *o)
 {
-    TRY(comm_sum_i64(&o->world->dp, o->stream, o->sums.data, 3, NULL));
+    TRY(comm_sum_i64(world_copies(o->world), o->stream, o->sums.data, 3, NULL));
     return comm_sum_i64(&o->world->pp, o->stream, o->sums.data, 3, NULL);
 }
 
@@ -62,9 +62,9 @@ Err optim_norm_local(Optim *o, Tensor sums)
 {
     TRY(own_stats(o));
     TRY(sum_stats(o, &o->world->tp));
-    TRY(sum_stats(o, &o->world->dp));
+    TRY(sum_stats(o, world_copies(o->world)));
     TRY(comm_max_i64(&o->world->tp, o->stream, o->stats->overflow_cell.data, 1, NULL));
-    TRY(comm_max_i64(&o->world->dp, o->stream, o->stats->overflow_cell.data, 1, NULL));
+    TRY(comm_max_i64(world_copies(o->world), o->stream, o->stats->overflow_cell.data, 1, NULL));
     return finish(o, sums);
 }
 

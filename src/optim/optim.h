@@ -26,7 +26,7 @@ typedef struct {
     int room;        /* Canon.room */
 } Optim;
 
-/* Loss, counted tokens and non-finite flag over dp and the stages, of which the last one's have them. */
+/* Loss, counted tokens and non-finite flag over dp, cp and the stages, of which the last one's have them. */
 Err optim_sum_loss(Optim *o);
 /* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
 Err optim_norm(Optim *o);

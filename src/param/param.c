@@ -18,7 +18,7 @@ ParamPlace param_place(Grid g, int rank, bool zero)
     static const GroupKind axis[CUT_KINDS] = {
         [CUT_TP] = GROUP_TP, [CUT_EP] = GROUP_EP, [CUT_ETP] = GROUP_EXPERT_TP
     };
-    static const GroupKind one[PARAM_GROUPS] = { GROUP_DP, GROUP_EXPERT_DP, GROUP_DP };
+    static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
     const GridShape s = grid_shape(g);
     ParamPlace p = { .zero = zero, .parts = { 1 } };

@@ -193,6 +193,7 @@ static NcclCtas ctas_of(const Ranks *r, GroupKind kind)
     case GROUP_SP:
     case GROUP_KV: return r->tp_ctas;
     case GROUP_DP:
+    case GROUP_DP_CP:
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH: return r->dp_ctas;
     default: return (NcclCtas){ 0 };

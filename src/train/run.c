@@ -112,6 +112,16 @@ static void say_arenas(const MemoryPlan *p)
         if (rows[i].bytes) log_info("%-50s %9s", rows[i].name, units_bytes(text, rows[i].bytes));
 }
 
+static Err hint_smaller(const Run *r)
+{
+    char cp[96] = "";
+    if (r->spec.device == DEVICE_CPU)
+        snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;",
+                 2 * r->world->grid.cp);
+    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s or a smaller model",
+                    (long long)r->spec.micro_batch, cp);
+}
+
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */
 static Err check_memory(const Run *r)
 {
@@ -147,8 +157,7 @@ static Err check_memory(const Run *r)
                    units_bytes(b, (int64_t)have)),
            need / 2 < (double)r->plan.ahead
                ? err_hint("a smaller train.global_batch (now %lld)", (long long)r->spec.global_batch)
-               : err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; or a smaller model",
-                          (long long)r->spec.micro_batch);
+               : hint_smaller(r);
 }
 
 /* run.device = auto that finds no GPU. Why is of interest only where there is a driver, and so should be one. */

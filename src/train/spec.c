@@ -93,6 +93,19 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .group = (int)cfg->parallel.group };
 }
 
+/* (a ring of single ranks is a ring) */
+static ContextComm context_spec(const Config *cfg)
+{
+    switch (cfg->parallel.cp_comm) {
+    case PARALLEL_CP_COMM_ALLGATHER: break;
+    case PARALLEL_CP_COMM_RING: return CONTEXT_RING;
+    case PARALLEL_CP_COMM_A2A: return CONTEXT_A2A;
+    case PARALLEL_CP_COMM_HIERARCHICAL:
+        return cfg->derived.cp_heads > 1 ? CONTEXT_HIERARCHICAL : CONTEXT_RING;
+    }
+    return CONTEXT_ALLGATHER;
+}
+
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
     static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
@@ -113,6 +126,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .reset_at_eod = cfg->data.reset_at_eod,
                         .seq_blocks = (int)cfg->parallel.seq_blocks,
                         .attn_block = cfg->parallel.attn_block,
+                        .context = context_spec(cfg),
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
                         .adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2, (float)cfg->optim.eps,
                                    (float)cfg->optim.weight_decay },
@@ -136,7 +150,10 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 Err grid_spec(const Config *cfg, Grid *out)
 {
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
+    const bool hierarchical = cfg->parallel.cp_comm == PARALLEL_CP_COMM_HIERARCHICAL;
     *out = (Grid){ .tp = tp,
+                   .cp = (int)cfg->parallel.cp,
+                   .cp_heads = hierarchical ? (int)cfg->derived.cp_heads : 1,
                    .dp = (int)cfg->derived.dp,
                    .pp = (int)cfg->parallel.pp,
                    .order = cfg->parallel.order == PARALLEL_ORDER_TP_CP_EP_PP_DP ? ORDER_PP_DP : ORDER_DP_PP,

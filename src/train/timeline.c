@@ -150,11 +150,13 @@ static int64_t origin_of(const Timeline *t)
     return first;
 }
 
-static TraceProcess process_of(const World *w, int64_t origin_ns, char name[48])
+static TraceProcess process_of(const World *w, int64_t origin_ns, char name[64])
 {
     const Grid g = w->grid;
-    const int plane = w->dp_rank * g.tp + w->tp_rank; /* (all messages go between ranks of one) */
-    snprintf(name, 48, "pp %d, tp %d, dp %d", w->pp_rank, w->tp_rank, w->dp_rank);
+    const int plane = (w->dp_rank * g.cp + w->cp_rank) * g.tp + w->tp_rank; /* (messages stay in one) */
+    char cp[20] = "";
+    if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d, ", w->cp_rank);
+    snprintf(name, sizeof(char[64]), "pp %d, tp %d, %sdp %d", w->pp_rank, w->tp_rank, cp, w->dp_rank);
     return (TraceProcess){ .name = name,
                            .pid = w->rank,
                            .place = 1 + plane * g.pp + w->pp_rank,
@@ -185,7 +187,7 @@ static void sink_write(Sink *s, const void *data, int64_t bytes)
 
 static void write_own(Timeline *t, int64_t origin_ns, Sink *sink)
 {
-    char name[48];
+    char name[64];
     const TraceProcess p = process_of(t->trainer->world, origin_ns, name);
     int64_t next = 0, bytes;
     sink_write(sink, "[", 1);
@@ -196,7 +198,7 @@ static void write_own(Timeline *t, int64_t origin_ns, Sink *sink)
 static Err send_text(Timeline *t)
 {
     int64_t origin_ns, next = 0;
-    char name[48];
+    char name[64];
     TRY(pass(t, 0, false, &origin_ns, sizeof origin_ns));
     const TraceProcess p = process_of(t->trainer->world, origin_ns, name);
     do {
@@ -241,7 +243,7 @@ static int64_t times_bytes(const Timeline *t, int pp_rank)
 static Err send_times(Timeline *t)
 {
     const World *w = t->trainer->world;
-    if (!has_picture(t) || w->tp_rank || w->dp_rank) return ERR_OK;
+    if (!has_picture(t) || w->tp_rank || w->cp_rank || w->dp_rank) return ERR_OK;
     return pass(t, 0, true, t->times, times_bytes(t, w->pp_rank));
 }
 
@@ -251,7 +253,7 @@ static Err receive_times(Timeline *t)
     memcpy(t->measured.span[0], t->times, (size_t)times_bytes(t, 0));
     for (int r = 1; r < w->size; r++) {
         const GridCoords at = grid_coords(w->grid, r);
-        if (at.tp || at.dp) continue;
+        if (at.tp || at.cp || at.dp) continue;
         Span *span = t->measured.span[at.pp];
         TRY(pass(t, r, false, span, times_bytes(t, at.pp)));
         for (int i = 0; i < schedule_of(t)->rank[at.pp].count; i++) {

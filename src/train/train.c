@@ -282,16 +282,17 @@ static void say_ranks(const Loop *l)
     const Config *c = l->cfg;
     const Schedule *s = &l->run.trainer.parts.step;
     if (r->boot.size == 1) return;
-    log_info("%d ranks on %d host%s (%s): tp %d%s x dp %d%s x pp %d; port %d, ready after %.2f s",
+    char cp[24] = "";
+    if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d x ", g.cp);
+    log_info("%d ranks on %d host%s (%s): tp %d%s x %sdp %d%s x pp %d; port %d, ready after %.2f s",
              r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
-             g.dp, reg->place.slices[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp, store_port(r->store),
+             cp, g.dp, reg->place.slices[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp, store_port(r->store),
              r->ready_s);
     if (g.pp > 1)
         log_info(
             "pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s",
             s->name, s->stages, s->chunks, s->chunks > 1 ? "s" : "",
-            s->replicas > 1 ? " in each direction" : "", s->microbatches,
-            g.order == ORDER_PP_DP ? "tp, pp, dp" : "tp, dp, pp");
+            s->replicas > 1 ? " in each direction" : "", s->microbatches, grid_order_text(g));
     log_info("%d gradient bucket%s, %lld elements of padding%s%s; a rank counts as frozen after %g s, as "
              "hung after %g s",
              reg->bucket_count, reg->bucket_count > 1 ? "s" : "", (long long)param_padding(reg),

@@ -1,0 +1,109 @@
+/*
+ * Relations between the keys of sequences that several ranks share (docs/context.md), a part of config_check().
+ */
+#include "base/config_reader.h"
+#include "base/heads.h"
+
+/* "; nearest that do: 4 and 8", of the numbers of ranks twice of which divide n. */
+static void nearest_cp(char *out, size_t size, int64_t n, int64_t cp)
+{
+    int64_t below = cp, above = cp;
+    while (below > 1 && n % (2 * below)) below--;
+    while (2 * above <= n && n % (2 * above)) above++;
+    if (2 * above > n) snprintf(out, size, "; nearest that does: %lld", (long long)below);
+    else snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
+}
+
+/* Can `cp` ranks get equal shares of what a tp rank has: whole key heads, or whole parts of one? */
+static bool heads_divide(const Config *c, int64_t cp)
+{
+    const int64_t heads = c->model.kv_heads, tp = c->parallel.tp, own = heads > tp ? heads / tp : 1;
+    const int64_t parts = kv_head_parts(c->parallel.tp_blocks, c->model.heads, heads, c->model.head_dim);
+    return own % cp == 0 || (cp % own == 0 && heads * parts / tp % cp == 0);
+}
+
+enum { RING_RANKS_MAX = 16, A2A_RANKS_MAX = 8 }; /* (messages of one exchange: comm.h) */
+
+int64_t config_cp_heads(const Config *c)
+{
+    const int64_t cp = c->parallel.cp;
+    if (c->parallel.cp_heads) return c->parallel.cp_heads;
+    if (c->parallel.cp_comm == PARALLEL_CP_COMM_A2A) return cp;
+    if (c->parallel.cp_comm != PARALLEL_CP_COMM_HIERARCHICAL) return 1;
+    int64_t heads = cp / 2 > A2A_RANKS_MAX ? A2A_RANKS_MAX : cp / 2;
+    while (heads > 1 && (cp % heads || !heads_divide(c, heads))) heads--;
+    return heads > 1 ? heads : 1;
+}
+
+/* Ranks that exchange heads: all, or so many neighbours. */
+static void check_heads(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
+    int64_t fits = heads;
+    char text[200];
+    RULE(heads <= 1 || c->parallel.cp_comm >= PARALLEL_CP_COMM_A2A,
+         "only cp_comm = hierarchical has neighbours that exchange heads", CFG_parallel_cp_heads,
+         CFG_parallel_cp_comm);
+    if (c->parallel.cp_comm < PARALLEL_CP_COMM_A2A) return;
+    const bool all = c->parallel.cp_comm == PARALLEL_CP_COMM_A2A;
+    RULE(!all || heads == cp, "a2a is between all ranks of cp; take cp_comm = hierarchical",
+         CFG_parallel_cp_heads, CFG_parallel_cp_comm, CFG_parallel_cp);
+    RULE(cp % heads == 0, "cp_heads must divide cp", CFG_parallel_cp_heads, CFG_parallel_cp);
+    RULE(heads <= A2A_RANKS_MAX,
+         "heads are exchanged between 8 ranks at most; take cp_comm = hierarchical or ring",
+         CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads);
+    while (fits > 1 && (!heads_divide(c, fits) || c->model.seq % (2 * fits))) fits--;
+    snprintf(text, sizeof text,
+             "each rank gets whole key heads of a tp rank, or whole parts of one; take %s = %lld, or cp_comm "
+             "= ring",
+             all ? "cp" : "cp_heads", (long long)fits);
+    RULE(heads_divide(c, heads), text, CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads,
+         CFG_parallel_tp, CFG_model_kv_heads, CFG_parallel_tp_blocks);
+}
+
+/* Ranks that pass keys part by part. */
+static void check_ring(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t heads = c->derived.cp_heads, ranks = c->parallel.cp > heads ? c->parallel.cp / heads : 1;
+    const int64_t part = c->model.seq / (2 * ranks);
+    const bool ring = ranks > 1 && c->parallel.cp_comm != PARALLEL_CP_COMM_ALLGATHER;
+    char text[200];
+    RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks; take cp_comm = allgather",
+         CFG_parallel_cp_comm, CFG_parallel_cp);
+    snprintf(text, sizeof text,
+             "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks), here %lld; "
+             "or take "
+             "cp_comm = allgather",
+             (long long)part);
+    RULE(!ring || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || part % c->parallel.attn_block == 0, text,
+         CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq);
+}
+
+/* Sequences over several ranks. */
+void config_check_context(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, parts = 2 * cp;
+    char text[240], nearest[80];
+    RULE(cp > 1 || c->derived.cp_heads == 1, "there are no ranks to exchange heads: give cp",
+         CFG_parallel_cp_heads, CFG_parallel_cp);
+    if (cp == 1) return;
+    nearest_cp(nearest, sizeof nearest, c->model.seq, cp);
+    snprintf(text, sizeof text,
+             "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq%s", nearest);
+    RULE(c->model.seq % parts == 0, text, CFG_parallel_cp, CFG_model_seq);
+    nearest_cp(nearest, sizeof nearest, c->parallel.seq_blocks, cp);
+    snprintf(text, sizeof text,
+             "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks%s; or take "
+             "seq_blocks = %lld, or reproducible = run",
+             nearest, (long long)parts);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0, text,
+         CFG_run_reproducible, CFG_parallel_cp, CFG_parallel_seq_blocks);
+    RULE(c->run.device == RUN_DEVICE_CPU,
+         "not built yet: context parallelism on GPUs; take cp = 1, or device = cpu", CFG_run_device,
+         CFG_parallel_cp);
+    check_heads(r);
+    check_ring(r);
+}

@@ -1,0 +1,149 @@
+/*
+ * Attention of sequences that several ranks share (context parallelism; docs/context.md has the picture).
+ *
+ * A rank of cp has two parts of each sequence, one from the front and one from the back, so that all have the same
+ * work under the causal mask. Its queries need the keys of all ranks. Here they are gathered; context_ring.c takes them
+ * part by part, context_a2a.c exchanges positions for heads:
+ *
+ *   forward    k, v of own positions --all-gather--> of all, in order; attention as on one rank, with few queries
+ *   backward   k, v gathered again; dq is whole; dk, dv of all positions, from own queries --reduce-scatter--> of own
+ *
+ * Bits. A query's row sees its keys in ascending order, whoever holds them. The leaves of dk and dv, numbered zigzag,
+ * are an aligned run on each rank (cpu/attention_bwd.c), and the sum over ranks is the rest of their tree; where a rank
+ * has several chunks of query heads for a key head the tree over leaves is the inner one, so each chunk's dk and dv are
+ * summed over ranks before chunks are.
+ */
+#include "layer/internal.h"
+
+Spans context_span(int64_t seq, int ranks, int rank)
+{
+    const int64_t part = seq / (2 * ranks);
+    if (ranks == 1) return spans_whole(seq);
+    return (Spans){ { rank * part, (2 * ranks - 1 - rank) * part }, { part, part } };
+}
+
+Err context_move(Ctx *c, int ranks, Tensor x, Tensor whole, bool back)
+{
+    const int64_t samples = whole.dim[0], seq = whole.dim[1];
+    const int64_t row_bytes = whole.dim[2] * whole.dim[3] * dtype_size(whole.dtype);
+    char *at = x.data, *all = whole.data;
+    for (int r = 0; r < ranks; r++)
+        for (int64_t b = 0; b < samples; b++)
+            for (int i = 0; i < 2; i++) {
+                const Spans span = context_span(seq, ranks, r);
+                const int64_t bytes = span.count[i] * row_bytes;
+                char *in_order =
+                    (char *)((uintptr_t)all + (uintptr_t)((b * seq + span.first[i]) * row_bytes));
+                TRY(device_copy(c->s, back ? at : in_order, back ? in_order : at, bytes));
+                at = (char *)((uintptr_t)at + (uintptr_t)bytes);
+            }
+    return ERR_OK;
+}
+
+Err context_gather(Ctx *c, Comm *group, Tensor *t)
+{
+    const Tensor own = *t;
+    Tensor ranks;
+    TRY(tensor_new(c->scratch, t, own.dtype, own.dim[0], own.dim[1] * group->size, own.dim[2], own.dim[3]));
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY(tensor_new(c->scratch, &ranks, own.dtype, group->size, tensor_count(own)));
+    TRY(comm_all_gather(group, c->s, ranks, own, NULL));
+    TRY(context_move(c, group->size, ranks, *t, false));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err gathered(Ctx *c, attention_fwd_args a)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY(context_gather(c, &c->world->cp, &a.k));
+    TRY(context_gather(c, &c->world->cp, &a.v));
+    a.k_span = spans_whole(c->batch->seq);
+    TRY(op_attention_fwd(c->s, &a));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err context_attention(Ctx *c, attention_fwd_args a)
+{
+    World *w = c->world;
+    Comm *ring = w->cp_ring.size > 1 ? &w->cp_ring : NULL;
+    if (w->cp.size == 1) return op_attention_fwd(c->s, &a);
+    switch (c->context) {
+    case CONTEXT_RING: return context_ring(c, &w->cp, a);
+    case CONTEXT_A2A: return context_a2a(c, &w->cp, NULL, a);
+    case CONTEXT_HIERARCHICAL: return context_a2a(c, &w->cp_heads, ring, a);
+    case CONTEXT_ALLGATHER: break;
+    }
+    return gathered(c, a);
+}
+
+/* ---- backward ---- */
+
+/* (A residual sum without dropout; the op is told positions all the same, of which there are those of a batch.) */
+Err context_sum_chunks(Ctx *c, Tensor x)
+{
+    const int64_t chunks = x.dim[0], n = x.dim[1], most = c->batch->position.dim[0];
+    const int64_t lines = n <= most ? n : most / 2;
+    ASSERT(n % lines == 0);
+    const Tensor rows = tensor_reshape(x, chunks * lines, n / lines * x.dim[2]);
+    const Tensor position = tensor_row_slice(c->batch->position, 0, lines);
+    const Tensor sample = tensor_row_slice(c->batch->sample, 0, lines);
+    for (int64_t step = 1; step < chunks; step *= 2)
+        for (int64_t i = 0; i + step < chunks; i += 2 * step) {
+            const Tensor sum = tensor_row_slice(rows, i * lines, lines);
+            TRY(op(c->s, residual_fwd, .y = sum, .residual = sum,
+                   .x = tensor_row_slice(rows, (i + step) * lines, lines), .position = position,
+                   .sample = sample, .dropout = { 0, 0, 1 }));
+        }
+    return ERR_OK;
+}
+
+/* own [B, T, K, C] = the sum over ranks, and over chunks, of this rank's positions of all [chunks * B, seq, K, C]. */
+static Err scatter_positions(Ctx *c, Tensor all, Tensor own)
+{
+    const int64_t N = own.dim[0] * own.dim[1], columns = own.dim[2] * own.dim[3];
+    const int64_t chunks = all.dim[0] / own.dim[0];
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor ranks, sums = tensor_reshape(own, 1, N, columns);
+    if (chunks > 1) TRY(tensor_new(c->scratch, &sums, own.dtype, chunks, N, columns));
+    TRY(tensor_new(c->scratch, &ranks, own.dtype, c->world->cp.size * chunks, N, columns));
+    TRY(context_move(c, c->world->cp.size, ranks, all, true));
+    TRY(reduce_scatter_values(c, &c->world->cp, ranks, sums));
+    TRY(context_sum_chunks(c, sums));
+    if (chunks > 1) TRY(device_copy(c->s, own.data, sums.data, tensor_bytes(own)));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err gathered_bwd(Ctx *c, attention_bwd_args a)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    const Tensor dk = a.dk, dv = a.dv;
+    const int64_t B = dk.dim[0], seq = c->batch->seq, K = dk.dim[2], C = dk.dim[3];
+    const int64_t chunks = a.q.dim[2] / K / a.chunk;
+    TRY(context_gather(c, &c->world->cp, &a.k));
+    TRY(context_gather(c, &c->world->cp, &a.v));
+    TRY(tensor_new(c->scratch, &a.dk, dk.dtype, chunks * B, seq, K, C));
+    TRY(tensor_new(c->scratch, &a.dv, dv.dtype, chunks * B, seq, K, C));
+    a.k_span = spans_whole(seq);
+    TRY(op_attention_bwd(c->s, &a));
+    TRY(scatter_positions(c, a.dk, dk));
+    TRY(scatter_positions(c, a.dv, dv));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err context_attention_bwd(Ctx *c, attention_bwd_args a)
+{
+    World *w = c->world;
+    Comm *ring = w->cp_ring.size > 1 ? &w->cp_ring : NULL;
+    if (w->cp.size == 1) return op_attention_bwd(c->s, &a);
+    switch (c->context) {
+    case CONTEXT_RING: return context_ring_bwd(c, &w->cp, a);
+    case CONTEXT_A2A: return context_a2a_bwd(c, &w->cp, NULL, a);
+    case CONTEXT_HIERARCHICAL: return context_a2a_bwd(c, &w->cp_heads, ring, a);
+    case CONTEXT_ALLGATHER: break;
+    }
+    return gathered_bwd(c, a);
+}

@@ -1,0 +1,203 @@
+/*
+ * Attention of shared sequences (context.c) over keys that come part by part, in the order of positions, each from the
+ * rank that has it. While a part is worked on the next one travels:
+ *
+ *   part          0    1    2    3    4    5    6    7      cp = 4: rank 1 has parts 1 and 6
+ *   of rank       0    1    2    3    3    2    1    0
+ *   rank 1 sees   <    own  <    <    <    <    own  -      < received; 7 is behind all its queries
+ *
+ * A part goes to the ranks that have a query which may see some of it, by causality and window; documents, which only
+ * the device knows, leave out no message. A rank keeps four parts of keys and values, however many there are: its own
+ * two, packed for sending, and those at work and on their way.
+ *
+ * Backward is the same walk. dk and dv of a part are summed over the ranks as soon as each has its share of them, and
+ * its owner keeps the sum.
+ *
+ * Bits. Parts begin and end at multiples of the attention block, so the chain over a query's keys is that of one call
+ * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do.
+ */
+#include "layer/internal.h"
+
+typedef struct {
+    Comm *group;
+    int parts, rank;
+    int64_t length, window; /* positions of a part */
+    int64_t half[4];        /* shape of its keys, or values: [B, length, K, C] */
+    DType dtype;
+    Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
+    bool moving;          /* an exchange is on its way */
+} Ring;
+
+/* Keys and values of one part; absent if this rank sees none of them. */
+typedef struct {
+    Tensor k, v;
+} RingPart;
+
+static int owner_of(const Ring *r, int part) { return part < r->parts / 2 ? part : r->parts - 1 - part; }
+
+/* Has `rank` a query that may see a key of the part? */
+static bool sees(const Ring *r, int rank, int part)
+{
+    const int queries[2] = { rank, r->parts - 1 - rank };
+    for (int i = 0; i < 2; i++) {
+        const int64_t least =
+            (queries[i] - part - 1) * r->length + 1; /* from the first query to the last key */
+        if (queries[i] >= part && (!r->window || least < r->window)) return true;
+    }
+    return false;
+}
+
+static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
+{
+    const int64_t bytes = tensor_bytes(pairs) / 4;
+    return tensor_view((void *)((uintptr_t)pairs.data + (uintptr_t)((2 * pair + half) * bytes)), r->dtype, 4,
+                       r->half);
+}
+
+/* Rows of part `which` (0, 1) of this rank between [B, T, K, C] and [B, length, K, C]. */
+static Err move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back)
+{
+    const int64_t bytes = tensor_bytes(part) / part.dim[0];
+    for (int64_t b = 0; b < part.dim[0]; b++) {
+        void *whole = (void *)((uintptr_t)rows.data + (uintptr_t)((2 * b + which) * bytes));
+        void *own = (void *)((uintptr_t)part.data + (uintptr_t)(b * bytes));
+        TRY(device_copy(c->s, back ? whole : own, back ? own : whole, bytes));
+    }
+    return ERR_OK;
+}
+
+/* Starts the exchange of a part: its owner sends it to all that see it. */
+static Err post(Ctx *c, Ring *r, int part)
+{
+    Comm *cp = r->group;
+    CommMessage m[COMM_MESSAGES_MAX];
+    const int owner = owner_of(r, part);
+    int count = 0;
+    if (part == r->parts || (r->rank != owner && !sees(r, r->rank, part))) return ERR_OK;
+    ASSERT(cp->size <= COMM_MESSAGES_MAX + 1);
+    for (int peer = 0; peer < cp->size; peer++) {
+        const bool send = r->rank == owner && peer != owner && sees(r, peer, part);
+        if (!send && (r->rank == owner || peer != owner)) continue;
+        const Tensor from =
+            send ? half_of(r, r->own, part != owner, 0) : half_of(r, r->arriving, part % 2, 0);
+        m[count++] = (CommMessage){ .send = send,
+                                    .peer = peer,
+                                    .data = from.data,
+                                    .bytes = 2 * tensor_bytes(from),
+                                    .what = { .kind = MESSAGE_KEYS, .stage = (uint16_t)part } };
+    }
+    if (!count) return ERR_OK;
+    r->moving = true;
+    return comm_exchange(cp, c->s, m, count, &cp->pending);
+}
+
+/* For the keys and values k and v of this rank. */
+static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
+{
+    r->parts = 2 * r->group->size;
+    r->rank = r->group->rank;
+    r->length = k.dim[1] / 2;
+    r->dtype = k.dtype;
+    const int64_t half[4] = { k.dim[0], r->length, k.dim[2], k.dim[3] }, count = tensor_count(k) / 2;
+    for (int i = 0; i < 4; i++) r->half[i] = half[i];
+    TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, 2 * count));
+    TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, 2 * count));
+    for (int i = 0; i < 2; i++) {
+        TRY(move_part(c, k, half_of(r, r->own, i, 0), i, false));
+        TRY(move_part(c, v, half_of(r, r->own, i, 1), i, false));
+    }
+    return post(c, r, 0);
+}
+
+/* Part `part` is there, and the next one on its way. */
+static Err advance(Ctx *c, Ring *r, int part, RingPart *out)
+{
+    const bool own = owner_of(r, part) == r->rank;
+    if (r->moving) TRY(stream_wait(c->s, &r->group->pending));
+    r->moving = false;
+    TRY(post(c, r, part + 1));
+    *out = (RingPart){ .k = { 0 } };
+    if (!sees(r, r->rank, part)) return ERR_OK;
+    const Tensor from = own ? r->own : r->arriving;
+    const int pair = own ? part != r->rank : part % 2;
+    *out = (RingPart){ half_of(r, from, pair, 0), half_of(r, from, pair, 1) };
+    return ERR_OK;
+}
+
+static Spans part_span(const Ring *r, int part)
+{
+    return (Spans){ { part * r->length, 0 }, { r->length, 0 } };
+}
+
+Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Ring r = { .group = group, .window = a.window };
+    RingPart part;
+    TRY(ring_open(c, &r, a.k, a.v));
+    TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
+    TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
+    const int last = r.parts - 1 - r.rank; /* of the parts that this rank sees, or has */
+    for (int i = 0; i <= last; i++) {
+        TRY(advance(c, &r, i, &part));
+        if (!part.k.data) continue;
+        a.k = part.k;
+        a.v = part.v;
+        a.k_span = part_span(&r, i);
+        a.unfinished = i < last;
+        TRY(op_attention_fwd(c->s, &a));
+        a.resumed = true;
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* ---- backward ---- */
+
+/* Ranks that see some of a part. */
+static int viewers(const Ring *r, int part)
+{
+    int count = 0;
+    for (int rank = 0; rank < r->parts / 2; rank++) count += sees(r, rank, part);
+    return count;
+}
+
+/* d [chunks * B, length, K, C], this rank's share of dk or dv of a part: summed over ranks, and by the owner over
+ * chunks and into rows [B, T, K, C]. */
+static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
+{
+    const int64_t chunks = d.dim[0] / rows.dim[0], n = rows.dim[0] * r->length;
+    if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
+    if (owner_of(r, part) != r->rank) return ERR_OK;
+    TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
+    return move_part(c, rows, tensor_view(d.data, r->dtype, 4, r->half), part != r->rank, true);
+}
+
+Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    const Tensor dk = a.dk, dv = a.dv;
+    const int64_t chunks = a.q.dim[2] / dk.dim[2] / a.chunk;
+    Ring r = { .group = group, .window = a.window };
+    RingPart part;
+    TRY(ring_open(c, &r, a.k, a.v));
+    TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * r.half[0], r.half[1], r.half[2], r.half[3]));
+    TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * r.half[0], r.half[1], r.half[2], r.half[3]));
+    for (int i = 0; i < r.parts; i++) {
+        TRY(advance(c, &r, i, &part));
+        if (part.k.data) {
+            a.k = part.k;
+            a.v = part.v;
+            a.k_span = part_span(&r, i);
+            TRY(op_attention_bwd(c->s, &a));
+            a.resumed = true;
+        } else {
+            TRY(device_zero(c->s, a.dk.data, tensor_bytes(a.dk)));
+            TRY(device_zero(c->s, a.dv.data, tensor_bytes(a.dv)));
+        }
+        TRY(sum_part(c, &r, i, a.dk, dk));
+        TRY(sum_part(c, &r, i, a.dv, dv));
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}

@@ -1,0 +1,75 @@
+#!/usr/bin/env bash
+# Sequences over several ranks from outside: with every way to exchange keys, beside every other axis, processes give the
+# bits of one rank; a checkpoint goes on with another cp; evaluation; plan's bytes fall; what is refused, with which words.
+. "$(dirname "$0")/lib.sh"
+make_tiny
+make_ini long.ini model.layers=2 model.hidden=32 model.heads=4 model.kv_heads=2 model.seq=64 model.position=rope \
+    model.dropout=0.1 model.attention_dropout=0.1 parallel.seq_blocks=8 parallel.attn_block=8 train.global_batch=8 \
+    train.steps=6 data.reset_at_eod=true
+run() { # DIR COUNT WORDS...
+    local launch=()
+    [ "$2" -eq 1 ] || launch=("$root/scripts/launch.sh" -n "$2" --)
+    "${launch[@]}" "$mt" --config long.ini run.dir="$1" checkpoint.every=3 "${@:3}" >/dev/null 2>"$1.err"
+}
+
+run whole 1
+check "one rank: $(tail -1 whole.err)" [ "$(losses whole | wc -l)" -eq 6 ]
+n=0
+while read -r count words; do
+    n=$((n + 1))
+    # shellcheck disable=SC2086  # words
+    run r$n "$count" $words
+    check "$count ranks, $words: $(grep -m1 error r$n.err)" same_run r$n whole 6
+done <<'EOL'
+2 parallel.cp=2
+2 parallel.cp=2 parallel.cp_comm=ring debug.comm_check=true debug.comm_delay_ms=2
+2 parallel.cp=2 parallel.cp_comm=a2a train.recompute=full
+4 parallel.cp=4 parallel.cp_comm=ring
+4 parallel.cp=4 parallel.cp_comm=a2a
+4 parallel.cp=4 parallel.cp_comm=hierarchical
+4 parallel.cp=2 parallel.tp=2 parallel.cp_comm=ring
+4 parallel.cp=2 parallel.zero=1 parallel.overlap_grad=true parallel.overlap_param=true debug.comm_check=true
+4 parallel.cp=2 parallel.pp=2 parallel.schedule=zb-h1 parallel.cp_comm=ring parallel.order=tp-cp-ep-pp-dp
+EOL
+
+run moved 1 train.stop_at=3
+cp -r moved back
+run moved 4 parallel.cp=4
+check "begun by one rank, gone on with by four that share sequences: $(tail -1 moved.err)" same_run moved whole 6
+run turned 4 parallel.cp=2 parallel.zero=1 train.stop_at=3
+run turned 2 parallel.tp=2
+check "and from there to tp: $(tail -1 turned.err)" same_run turned whole 6
+for cp in 1 2; do
+    launch=()
+    [ $cp -eq 1 ] || launch=("$root/scripts/launch.sh" -n $cp --)
+    "${launch[@]}" "$mt" eval --config long.ini run.dir=whole parallel.cp=$cp >eval$cp.txt 2>&1
+done
+check "evaluated by two ranks: $(tail -1 eval2.txt)" \
+    [ "$(grep -oE 'loss [0-9.]+' eval1.txt)" = "$(grep -oE 'loss [0-9.]+' eval2.txt)" ]
+check "and there was a loss" grep -qE 'loss [0-9.]+' eval1.txt
+
+# plan: saves of a rank, by cp; who is in which group
+figure() { grep -oE "\"$1\": ?[0-9]+" | head -1 | grep -oE '[0-9]+$'; }
+saves() { "$mt" plan --config long.ini --world 8 --json parallel.cp="$1" train.micro_batch=1 2>/dev/null | figure saves; }
+one=$(saves 1)
+for cp in 2 4; do
+    check "cp $cp: saves are $(saves $cp) bytes, with one rank $one" [ $(($(saves $cp) * cp)) -le $((one * 105 / 100)) ]
+done
+"$mt" plan --config long.ini --world 8 parallel.cp=4 parallel.cp_comm=ring >plan.txt 2>&1
+for text in '8 ranks = tp 1 x cp 4 x dp 2' '\(0 1 2 3\) \(4 5 6 7\)   cp' '\(0 1 2 3 4 5 6 7\)   dp-cp' 'cp exchange' 'cp rank 3'; do
+    check "plan says $text" grep -qE -- "$text" plan.txt
+done
+
+refuse() { # WORLD TEXT WORDS...
+    expect 2 "$2" "$mt" plan --config long.ini --world "$1" "${@:3}"
+}
+refuse 3 "2 x cp must divide seq; nearest that do: 2 and 4" parallel.cp=3
+refuse 8 "or take seq_blocks = 16, or reproducible = run" parallel.cp=8 run.reproducible=layout
+refuse 4 "attn_block must divide seq / (2 x its ranks), here 8" parallel.cp=4 parallel.cp_comm=ring parallel.attn_block=16
+refuse 2 "not built yet: context parallelism on GPUs; take cp = 1, or device = cpu" parallel.cp=2 run.device=cuda
+refuse 4 "cp_heads must divide cp" parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_heads=3
+expect 9 "parallel.cp=2, with more ranks" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \
+    train.global_batch=65536 model.seq=512
+run whole 1 parallel.seq_blocks=16
+check "another seq_blocks is another run (got $?)" grep -qF "parallel.seq_blocks was '8' and is '16'" whole.err
+finish
