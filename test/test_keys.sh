@@ -71,7 +71,7 @@ moe.group_topk             | 2            | loss | model.bias=false moe.experts=
 moe.capacity               | 1.5          | unbuilt
 moe.drop                   | position     | unbuilt
 moe.pad                    | true         | unbuilt
-moe.dispatcher             | allgather    | unbuilt
+moe.dispatcher             | allgather    | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2
 parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | same memory | RANKS=2 model.layers=2
 parallel.vpp               | 2            | same memory | RANKS=2 model.layers=4 parallel.pp=2
@@ -79,7 +79,7 @@ parallel.cp                | 2            | same memory | RANKS=2 parallel.seq_b
 parallel.cp_heads          | 4            | same memory | RANKS=4 parallel.cp=4 parallel.cp_comm=hierarchical parallel.seq_blocks=8 parallel.attn_block=4 train.micro_batch=1
 parallel.cp_comm           | ring         | same memory | RANKS=2 parallel.cp=2 parallel.seq_blocks=4 parallel.attn_block=8
 parallel.ep                | 2            | same memory | RANKS=2 moe.experts=4 model.bias=false
-parallel.etp               | 2            | unbuilt
+parallel.etp               | 2            | same memory | RANKS=2 moe.experts=4 model.bias=false
 parallel.sp                | false        | same memory | RANKS=2 parallel.tp=2
 parallel.order             | tp-cp-ep-pp-dp | same numbered tp, pp, dp | RANKS=2 model.layers=2 parallel.pp=2
 parallel.schedule          | gpipe        | same memory | RANKS=2 model.layers=2 parallel.pp=2 train.global_batch=16
@@ -135,6 +135,7 @@ checkpoint.keep_best       | 1            | file checkpoints/step-00000001/manif
 checkpoint.best_set        | nowhere      | refused 2 no validation set 'nowhere' | checkpoint.every=1 train.eval_every=1 checkpoint.keep_best=1
 checkpoint.resume          | base/checkpoints/step-00000003 | rows 0
 checkpoint.load            | base         | loss
+checkpoint.upcycle         | true         | refused 2 checkpoint.upcycle
 checkpoint.async           | true         | same memory
 log.every                  | 2            | no line step 1/3
 log.tensorboard            | true         | file events.out.tfevents.*
