@@ -23,8 +23,8 @@ void processors_begin(char **argv);
  */
 int processors_share(int same, int local);
 
-/* The quota of this process's control groups (version 1 and 2), in processors; 0: none. root: "", or a folder that stands
- * for / in tests. */
+/* The quota of this process's control groups (version 1 and 2), in processors; 0: none. root: "", or a folder that
+ * stands for / in tests. */
 double processors_quota(const char *root);
 
 #endif

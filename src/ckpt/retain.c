@@ -2,9 +2,10 @@
  * Which checkpoints of a run stay: the newest, those of every N-th step, those with the lowest validation loss. Rank 0
  * removes the others after a commit (save.c).
  *
- * c->kept lists those that may still have to go: valid ones, oldest first, behind those that were passed over as damaged
- * (CkptOptions.bad_from), which are nobody's best and go first. One of an N-th step leaves the list when nothing else
- * keeps it, so that a long run's list stays short. The losses are in the manifests: a resumed run knows them.
+ * c->kept lists those that may still have to go: valid ones, oldest first, behind those that were passed over as
+ * damaged (CkptOptions.bad_from), which are nobody's best and go first. One of an N-th step leaves the list when
+ * nothing else keeps it, so that a long run's list stays short. The losses are in the manifests: a resumed run knows
+ * them.
  */
 #include <math.h>
 #include <stdlib.h>

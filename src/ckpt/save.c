@@ -61,8 +61,9 @@ static Err agree(Ckpt *c, Err mine)
     return err_elsewhere(err_set(code, "rank %lld failed", (long long)(worst & 0xFFFFFFFF)));
 }
 
-/* Removes what an interrupted save left: temporary folders, and `olds`, step-N.old where step-N is in place. What cannot
- * be removed is in nobody's way, since names are unique; of what this run leaves itself, whoever left it has warned. */
+/* Removes what an interrupted save left: temporary folders, and `olds`, step-N.old where step-N is in place. What
+ * cannot be removed is in nobody's way, since names are unique; of what this run leaves itself, whoever left it has
+ * warned. */
 static Err sweep(Ckpt *c, bool olds)
 {
     DIR *d = opendir(c->folder);
