@@ -74,6 +74,7 @@ struct OrderPart {
     }
 };
 
+/* Below 0: the choice was dropped. */
 __device__ __forceinline__ int expert_of(const Order &o, int64_t number)
 {
     const int i = static_cast<int>(number), n = i / o.K; /* a choice's number fits 32 bits */
@@ -89,7 +90,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_count_kernel(Order o)
     const OrderPart p(o);
     for (int e = threadIdx.x; e < o.experts; e += blockDim.x) count[e] = 0;
     __syncthreads();
-    for (int64_t i = p.begin + threadIdx.x; i < p.end; i += blockDim.x) atomicAdd(&count[expert_of(o, i)], 1);
+    for (int64_t i = p.begin + threadIdx.x; i < p.end; i += blockDim.x) {
+        const int expert = expert_of(o, i);
+        if (expert >= 0) atomicAdd(&count[expert], 1);
+    }
     __syncthreads();
     for (int e = threadIdx.x; e < o.experts; e += blockDim.x) o.count[count_at(o, e)] = count[e];
 }
@@ -114,7 +118,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_place_kernel(Order o)
     int *mine = place + warp * o.experts;
     for (int e = lane; e < o.experts; e += WARP) mine[e] = 0;
     __syncwarp();
-    for (int64_t i = begin + lane; i < end; i += WARP) atomicAdd(&mine[expert_of(o, i)], 1);
+    for (int64_t i = begin + lane; i < end; i += WARP) {
+        const int expert = expert_of(o, i);
+        if (expert >= 0) atomicAdd(&mine[expert], 1);
+    }
     __syncthreads();
     for (int e = threadIdx.x; e < o.experts; e += blockDim.x) {
         int at = o.count[count_at(o, e)];
@@ -133,10 +140,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_place_kernel(Order o)
         __syncwarp();
         if (expert >= 0 && !below) mine[expert] += __popc(same);
         __syncwarp();
-        if (expert < 0) continue;
+        if (number >= end) continue;
         const int i32 = static_cast<int>(number), n = i32 / o.K;
-        o.row.at(n)[i32 - n * o.K] = to;
-        o.choice[to] = i32;
+        o.row.at(n)[i32 - n * o.K] = expert >= 0 ? to : -1;
+        if (expert >= 0) o.choice[to] = i32;
     }
 }
 
@@ -154,7 +161,7 @@ static Err order_plan(Order *o, const Stream *s, const permute_index_args *a)
     const int64_t most = ceil_div(choices, ORDER_CHOICES_LEAST);
     o->piece = ceil_div(choices, most < fill ? most : fill);
     o->parts = ceil_div(choices, o->piece);
-    if (a->choice.dim[0] != a->index.dim[0] * K || X % a->experts || a->index.dim[0] > o->runs * a->run)
+    if (a->choice.dim[0] > a->index.dim[0] * K || X % a->experts || a->index.dim[0] > o->runs * a->run)
         return err_set(ERR_SHAPE, "permute_index: %lld tokens, %lld offsets of %lld experts in runs of %lld tokens",
                        static_cast<long long>(a->index.dim[0]), static_cast<long long>(X + 1),
                        static_cast<long long>(a->experts), static_cast<long long>(a->run));

@@ -68,9 +68,9 @@ moe.z_coeff                | 0.1          | loss | moe.experts=4 model.bias=fals
 moe.jitter                 | 0.1          | unbuilt
 moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
-moe.capacity               | 1.5          | unbuilt
-moe.drop                   | position     | unbuilt
-moe.pad                    | true         | unbuilt
+moe.capacity               | 1            | loss | moe.experts=4 model.bias=false
+moe.drop                   | position     | loss | moe.experts=4 model.bias=false moe.capacity=1
+moe.pad                    | true         | refused 2 no capacity to pad to | moe.experts=4 model.bias=false
 moe.dispatcher             | allgather    | unbuilt
 parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | same memory | RANKS=2 model.layers=2

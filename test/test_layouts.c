@@ -84,8 +84,8 @@ static int layouts(Layout *out)
 }
 
 /* The same of a mixture, with ep from 1 to all ranks of the plane, in turn; beside tp its rows are sharded, in whole
- * leaves. */
-static int mixture_layouts(Layout *out)
+ * leaves; micro-batches are whole balance units. */
+static int mixture_layouts(Layout *out, int64_t unit)
 {
     Layout all[128];
     const int count = layouts(all);
@@ -93,6 +93,7 @@ static int mixture_layouts(Layout *out)
     for (int i = 0; i < count; i++) {
         const int plane = all[i].dp * all[i].tp;
         if ((all[i].tp > 1 && !all[i].sp) || all[i].micro * tiny_base().seq_blocks % all[i].tp) continue;
+        if (all[i].micro % unit) continue;
         for (int ep = 1; ep <= plane; ep *= 2) {
             all[i].ep = ep;
             all[i].zero = all[i].dp > 1 && n % 3 != 0;
@@ -118,7 +119,7 @@ static void run_all(TrainSpec spec, int every)
 {
     Layout all[256];
     const bool mixture = spec.model.moe.experts > 0;
-    int count = mixture ? mixture_layouts(all) : layouts(all), ran = 0, different = 0;
+    int count = mixture ? mixture_layouts(all, spec.model.moe.balance.unit) : layouts(all), ran = 0, different = 0;
     double first, last;
     if (mode_is("short")) {
         run_few(spec);
@@ -146,6 +147,43 @@ TEST(llama_layouts) { run_all(tiny_llama(), 2); }
 TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 4); }
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 9); }
 TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 9); }
+
+/* Which choices an expert drops depends on all rows of a balance unit, wherever they lie. */
+static TrainSpec of_capacity(TinyMixture kind, double factor, bool by_position, int64_t unit)
+{
+    TrainSpec s = tiny_mixture(kind, 2);
+    s.model.moe.capacity = (Capacity){ factor, by_position };
+    s.model.moe.balance.unit = unit;
+    return s;
+}
+
+TEST(capacity_layouts) { run_all(of_capacity(TINY_MIXTRAL, 1, false, 1), mode_is("all") ? 1 : 6); }
+TEST(capacity_of_pairs_layouts) { run_all(of_capacity(TINY_QWEN3, 1.25, false, 2), mode_is("all") ? 1 : 9); }
+TEST(capacity_by_position_layouts) { run_all(of_capacity(TINY_DEEPSEEK, 0.5, true, 1), mode_is("all") ? 1 : 9); }
+
+/* Something is dropped, and by another rule something else; capacity for all rows is none. */
+TEST(capacity_matters)
+{
+    double first, last;
+    const uint64_t all = hash_of(tiny_mixture(TINY_MIXTRAL, 2), reference, SHORT_STEPS, &first, &last);
+    const uint64_t by_weight = hash_of(of_capacity(TINY_MIXTRAL, 1, false, 1), reference, SHORT_STEPS, &first, &last);
+    const uint64_t by_place = hash_of(of_capacity(TINY_MIXTRAL, 1, true, 1), reference, SHORT_STEPS, &first, &last);
+    CHECK(all != by_weight && all != by_place && by_weight != by_place);
+    CHECK(hash_of(of_capacity(TINY_MIXTRAL, 4, false, 1), reference, SHORT_STEPS, &first, &last) == all);
+}
+
+/* Ranks that end in the middle of a unit: there is room for the parts of two units on each. */
+TEST(capacity_cut_anywhere)
+{
+    static const Layout list[] = { { 1, 4, 1, 3, 1, ISA_AUTO, 0, 0, 1 }, { 1, 4, 1, 3, 1, ISA_AUTO, 0, 0, 2 },
+                                   { 1, 4, 1, 6, 1, ISA_AUTO, 0, 0, 2 }, { 2, 2, 1, 3, 1, ISA_AUTO, 1, 0, 4 } };
+    TrainSpec s = of_capacity(TINY_MIXTRAL, 0.5, false, 1);
+    double first, last;
+    s.global_batch = 6;
+    const uint64_t want = hash_of(s, (Layout){ 1, 1, 0, 6, 2 }, SHORT_STEPS, &first, &last);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        CHECK_MSG(hash_of(s, list[i], SHORT_STEPS, &first, &last) == want, "layout %zu", i);
+}
 
 /* A vocabulary whose chunks are cut into several leaves. */
 TEST(long_vocabulary)

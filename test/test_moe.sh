@@ -92,6 +92,27 @@ refuse "only a mixture has it: give moe.experts" moe.experts=0
 run whole moe.topk=1
 check "another topk is another run (got $?)" grep -qF "moe.topk was '2' and is '1'" whole.err
 
+# Experts of limited capacity: some choices are dropped, the same on all ranks, and counted; memory is that of the capacity
+dropped() { grep -o '"expert_dropped":[^]]*' "$1/metrics.jsonl"; }
+full=(moe.capacity=1 train.micro_batch=4)
+run limited "${full[@]}"
+check "of 4 experts' rows for 2 layers some are dropped in each step: $(tail -1 limited.err)" \
+    [ "$(dropped limited | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
+check "without a capacity nothing is said of it" [ -z "$(dropped whole)" ]
+run wide moe.capacity=8
+check "with room for all rows none is dropped" [ "$(dropped wide | sort -u)" = '"expert_dropped":[0,0' ]
+check "and the run is that without a capacity" same_losses wide whole
+count=4
+ranks limited4 "${full[@]}" parallel.tp=2 parallel.ep=4 train.micro_batch=2 parallel.zero=1
+check "ranks drop the same: $(tail -1 limited4.err)" same_run limited4 limited 6
+check "and count it" [ "$(dropped limited4)" = "$(dropped limited)" ]
+# By hand: 4 samples of 32 rows, 2 choices each: 256 rows, or 8 experts x 4 samples x ceil(0.5 x 32 x 2 / 8) = 128; of a row
+# are kept 32 inputs, 2 x 24 before and 24 behind the activation, 32 outputs, in fp32, and the choice's number
+saves() { "$mt" plan --config "$ini" "${small[@]}" train.micro_batch=4 "$@" 2>&1 | awk '/saves between/ { gsub(",", ""); print $6 }'; }
+less=$(($(saves) - $(saves moe.capacity=0.5)))
+check "a capacity takes the memory of its rows alone: $less bytes less" \
+    [ $less -eq $((2 * 128 * (4 * (32 + 48 + 24 + 32) + 4))) ]
+
 # Balanced by a loss a router keeps all experts busy; a bias follows the load; ranks see the same loads
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl"; }
 worst() { loads "$1" | tail -1 | grep -oE '[0-9.]+' | sort -g | tail -1; }

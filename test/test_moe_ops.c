@@ -395,6 +395,110 @@ TEST(permute)
           { 301, 70, 3, 7, 0 }, { 5, 17, 1, 64, 0 });
 }
 
+/* The definition: choice i of a list's expert stays if fewer than `most` of the list are better than it. */
+static bool definition_kept(const Order *o, Tensor weight, int64_t N, int64_t K, int64_t i, int64_t most, bool by_weight)
+{
+    const int expert = env_i(o->index, i / K)[i % K];
+    const float w = env_f(weight, i / K)[i % K];
+    int64_t better = 0;
+    for (int64_t j = 0; j < N * K; j++) {
+        if (j / K / TOKENS != i / K / TOKENS || env_i(o->index, j / K)[j % K] != expert) continue;
+        const float v = env_f(weight, j / K)[j % K];
+        better += by_weight ? v > w || (w != w && v == v) || (j < i && !(w > v) && !(v != v && w == w)) : j < i;
+    }
+    return better < most;
+}
+
+enum { BY_WEIGHT = 1, EQUAL = 2, LIMITS = 4, NANS = 8 };
+
+/* What a list may keep: with LIMITS from 0 to beyond what it has, by its number. */
+static int64_t list_limit(const Shape *p, int64_t list) { return p->flags & LIMITS ? list % 5 : 2; }
+
+static Tensor drop_weights(Env *e, const Shape *p)
+{
+    Tensor weight = env_in(e, F32, -1, 1, p->N, p->a);
+    for (int64_t n = 0; n < p->N; n++)
+        for (int64_t k = 0; k < p->a; k++) {
+            float *w = &env_f(weight, n)[k];
+            if (p->flags & EQUAL) *w = 0.5f * floorf(2 * *w); /* -1, -0.5, 0, 0.5 */
+            if (p->flags & NANS && (n + k) % 3 == 0) *w = n % 2 ? NAN : -0.0f;
+        }
+    env_settle(e);
+    return weight;
+}
+
+/* a = K, b = E: first the order of all choices, then what is kept of it, then the order of that, whose rows are used. */
+static void case_drop(Env *e, const Shape *p)
+{
+    const int64_t N = p->N, K = p->a, E = p->b, used = env_n(e, N);
+    Order o = make_order(e, N, K, E);
+    Tensor weight = drop_weights(e, p), kept = env_out(e, I32, 0, 1, N, K), row = env_out(e, I32, 0, 1, N, K);
+    Tensor choice = env_out(e, I32, 0, 1, N * K), offset = env_out(e, I64, 0, 1, E * RUNS + 1);
+    Tensor limit = env_in(e, I64, 0, 1, E * RUNS), none = { 0 };
+    for (int64_t l = 0; l < E * RUNS; l++) ((int64_t *)limit.data)[l] = list_limit(p, l);
+    env_settle(e);
+    RUN(e, choice_drop, .kept = kept, .weight = p->flags & BY_WEIGHT ? weight : none, .choice = o.choice,
+        .offset = o.offset, .limit = p->flags & LIMITS ? limit : none, .experts = E, .most = 2);
+    RUN(e, permute_index, .row = row, .choice = choice, .offset = offset, .index = env_used(e, kept), .experts = E,
+        .run = TOKENS);
+    int32_t next = 0;
+    for (int64_t x = 0; e->check && x < E; x++)
+        for (int64_t i = 0; i < used * K; i++) {
+            if (env_i(o.index, i / K)[i % K] != x) continue;
+            const int64_t most = list_limit(p, x * RUNS + i / K / TOKENS);
+            const bool want = definition_kept(&o, weight, used, K, i, most, p->flags & BY_WEIGHT);
+            CHECK_MSG(env_i(kept, i / K)[i % K] == (want ? x : -1), "choice %d of expert %d", (int)i, (int)x);
+            CHECK_MSG(env_i(row, i / K)[i % K] == (want ? next : -1), "row of choice %d", (int)i);
+            if (want) CHECK(((int32_t *)choice.data)[next++] == i);
+        }
+    if (e->check) CHECK(((int64_t *)offset.data)[E * RUNS] == next);
+}
+
+TEST(choice_drop)
+{
+    for (int by = 0; by <= BY_WEIGHT; by++)
+        CASES(case_drop, { 1, 1, 1, 1, by }, { 7, 1, 2, 3, by }, { 64, 1, 3, 3, by }, { 64, 1, 4, 9, by | LIMITS },
+              { 301, 1, 3, 4, by | EQUAL }, { 33, 1, 4, 5, by | EQUAL | LIMITS }, { 40, 1, 2, 2, by | NANS });
+}
+
+/* Of dropped choices: no output, no gradient of their weights, nothing written for them. D columns, a = K, b = E */
+static void case_dropped_rows(Env *e, const Shape *p)
+{
+    const int64_t N = p->N, D = p->D, K = p->a, E = p->b, P = N * K;
+    Tensor index = make_choice(e, N, K, E), x = env_in(e, F32, -1, 1, N, D), weight = env_in(e, F32, 0, 1, N, K);
+    for (int64_t i = 0; i < P; i++)
+        if (rng_mix((uint64_t)i) % 3 == 0) env_i(index, i / K)[i % K] = -1;
+    env_settle(e);
+    Order o = { .index = index, .row = env_out(e, I32, 0, 1, N, K), .choice = env_out(e, I32, 0, 1, P),
+                .offset = env_out(e, I64, 0, 1, E * RUNS + 1) };
+    Tensor xp = env_out(e, F32, 8, 9, P, D), y = env_out(e, F32, 8, 9, N, D), dy = env_in(e, F32, -1, 1, N, D);
+    Tensor dout = env_out(e, F32, 8, 9, P, D), dw = env_out(e, F32, 8, 9, N, K), all = o.choice;
+    RUN(e, permute_index, .row = o.row, .choice = o.choice, .offset = o.offset, .index = env_used(e, index),
+        .experts = E, .run = TOKENS);
+    all.rows = (const int64_t *)o.offset.data + E * RUNS;
+    RUN(e, permute_rows, .y = xp, .x = x, .choice = all, .topk = K);
+    RUN(e, unpermute_rows, .y = env_used(e, y), .x = xp, .row = o.row, .weight = weight);
+    RUN(e, unpermute_bwd, .dx = dout, .dweight = dw, .dy = env_used(e, dy), .x = xp, .row = o.row, .weight = weight);
+    for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
+        double sum = 0, dot = 0;
+        for (int64_t i = 0; i < D; i++) dot += (double)env_f(dy, n)[i] * (double)env_f(x, n)[i];
+        for (int64_t k = 0; k < K; k++) {
+            const bool kept = env_i(index, n)[k] >= 0;
+            sum += kept ? (double)env_f(weight, n)[k] : 0;
+            CHECK((env_i(o.row, n)[k] >= 0) == kept);
+            CLOSE(env_f(dw, n)[k], kept ? dot : 0, D, "dweight of row %d choice %d", (int)n, (int)k);
+        }
+        for (int64_t i = 0; i < D; i++) CLOSE(env_f(y, n)[i], sum * (double)env_f(x, n)[i], K, "row %d", (int)n);
+    }
+    for (int64_t r = *all.rows; e->check && r < P; r++)
+        for (int64_t i = 0; i < D; i++) CHECK(env_f(xp, r)[i] >= 8 && env_f(dout, r)[i] >= 8);
+}
+
+TEST(dropped_rows)
+{
+    CASES(case_dropped_rows, { 1, 1, 1, 1, 0 }, { 7, 33, 2, 8, 0 }, { 64, 16, 4, 9, 0 }, { 301, 70, 3, 7, 0 });
+}
+
 /* What ranks are sent is what they were told of: the offsets of three ranks' tables of random runs. */
 TEST(dispatch)
 {

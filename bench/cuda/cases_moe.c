@@ -115,6 +115,21 @@ static Err make_order(Maker *m, RowOrder *out)
     return ERR_OK;
 }
 
+/* Experts of half the mean capacity; a balance unit is a sample. */
+Err make_choice_drop(Maker *m, AnyArgs *any)
+{
+    choice_drop_args *a = &any->choice_drop;
+    RowOrder order;
+    int64_t N = tokens_of(m), K = m->d->topk;
+    MAKE(kept, 1, ZERO, I32, N, K);
+    MAKE(weight, 1, POSITIVE, F32, N, K);
+    TRY(make_order(m, &order));
+    a->choice = order.choice, a->offset = order.offset;
+    a->experts = m->d->experts;
+    a->most = m->d->T * K / (2 * m->d->experts);
+    return ERR_OK;
+}
+
 Err make_permute_rows(Maker *m, AnyArgs *any)
 {
     permute_rows_args *a = &any->permute_rows;

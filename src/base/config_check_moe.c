@@ -10,7 +10,7 @@
 static void check_dense(ConfigReader *r)
 {
     char value[CONFIG_VALUE_BYTES], start[CONFIG_VALUE_BYTES];
-    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_group_topk; id++) {
+    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_pad; id++) {
         const char *given = config_value(r->config, id, value);
         bool same = strcmp(given, config_value(&config_defaults, id, start)) == 0;
         if (id == CFG_moe_normalize) same = !r->config->moe.normalize; /* these two are filled in */
@@ -88,6 +88,16 @@ static void check_balance(ConfigReader *r)
          CFG_moe_balance);
 }
 
+static void check_capacity(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const bool limited = c->moe.capacity > 0;
+    RULE(limited || c->moe.drop == MOE_DROP_PROBS, "nothing is dropped: give capacity", CFG_moe_drop,
+         CFG_moe_capacity);
+    RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
+         CFG_moe_capacity);
+}
+
 /* Where the experts of a mixture lie, and where its rows do. */
 static void check_expert_layout(ConfigReader *r)
 {
@@ -146,5 +156,6 @@ void config_check_moe(ConfigReader *r)
              slots <= INT32_MAX,
          "micro_batch * seq * topk must be below 2^31", CFG_train_micro_batch, CFG_model_seq, CFG_moe_topk);
     check_balance(r);
+    check_capacity(r);
     check_expert_layout(r);
 }

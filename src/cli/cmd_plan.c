@@ -115,6 +115,7 @@ static void put_mixture(const ModelSpec *m)
     const MixtureSpec *e = &m->moe;
     printf("        %d experts, %d a token, of ffn %lld in %d of %d layers", e->experts, e->topk,
            (long long)e->ffn, layer_set_count(&e->layers), m->layers);
+    if (e->capacity.factor > 0) printf(", which take %g times the mean", e->capacity.factor);
     if (e->router.groups > 1) printf("; %d of %d groups a token", e->router.group_topk, e->router.groups);
     if (e->shared_ffn)
         printf("; shared expert of ffn %lld%s", (long long)e->shared_ffn, e->shared_gate ? ", gated" : "");

@@ -224,7 +224,7 @@ static Err open_stores(Trainer *t)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
     if (s->model.moe.experts)
-        TRY(setup_array(&t->setup, s->model.layers + s->model.moe.experts, &t->host_loads));
+        TRY(setup_array(&t->setup, 2 * s->model.layers + s->model.moe.experts, &t->host_loads));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 

@@ -146,7 +146,7 @@ typedef struct {
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [layers + experts] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* [2 layers + experts] of a mixture (engine/loads.h) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */

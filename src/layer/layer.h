@@ -316,11 +316,17 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  */
 /* How a router is made to use all experts (docs/moe.md). */
 typedef struct {
-    int64_t unit; /* samples over which rows are counted for the auxiliary loss */
+    int64_t unit; /* samples over which rows are counted for the auxiliary loss and for capacities */
     float aux, z; /* weights of the auxiliary loss and of the z-loss; 0: none */
     float
         bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
 } Balance;
+
+/* How many rows of a balance unit an expert takes, and which: the others' choices of it are dropped. */
+typedef struct {
+    double factor;    /* of the mean over all experts; 0: all rows */
+    bool by_position; /* the first rows, else those with the largest weights */
+} Capacity;
 
 typedef struct {
     int router, fc1, fc2; /* weights */
@@ -330,6 +336,7 @@ typedef struct {
     Activation activation;
     Router scoring;
     Balance balance;
+    Capacity capacity;
     bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
     Mlp shared;
     int shared_gate; /* weight [1, D], or -1 */
@@ -352,6 +359,7 @@ typedef struct {
     Activation activation;
     Router scoring;
     Balance balance;
+    Capacity capacity;
     float std, proj_std;
 } MoeSpec;
 

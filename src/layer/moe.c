@@ -1,16 +1,15 @@
 /*
- * A mixture of experts, dropless (layer.h; docs/moe.md says what is defined and in which order sums are):
+ * A mixture of experts (layer.h; docs/moe.md says what is defined and in which order sums are):
  *
  *   x [N, D] -> logits -> index, weight [N, K]        router, in fp32 whatever the dtype
- *            -> row, choice, offset                     the order of the P = N K permuted rows
+ *            -> row, choice, offset                     the order of the permuted rows, P = N K or fewer (capacity.c)
  *   x        -> permuted rows [P, D] -> to the ranks that hold their experts:
  *               x [Q, D] -> hidden -> active [Q, F] -> made [Q, D]    grouped products
  *            -> back where they came from: out [P, D]
  *   y [N, D] =  sum over choices of weight * out, + the shared expert
  *
- * Every size is known before a step: P does not depend on the choice, and Q is what the rank's experts get at most.
- * How many rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent,
- * and Q is P.
+ * Every size is known before a step: P is what the rank's tokens send at most, Q what its experts get at most. How many
+ * rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent, and Q is P.
  */
 #include <stdio.h>
 
@@ -64,6 +63,7 @@ static Err add_bias(ParamRegistry *reg, const MoeSpec *s, int *id)
 Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 {
     const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
+    ASSERT(s.balance.unit > 0);
     *m = (Moe){ .experts = s.experts,
                 .topk = s.topk,
                 .hidden = D,
@@ -71,6 +71,7 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .activation = s.activation,
                 .scoring = s.scoring,
                 .balance = s.balance,
+                .capacity = s.capacity,
                 .recompute = s.recompute };
     ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_EP }, .std = s.std, .group = PARAM_EXPERT };
@@ -95,13 +96,6 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
     const Tensor w = param_value(c, id);
     const int experts = own_experts(m, c);
     return tensor_reshape(w, experts, w.dim[0] / experts, w.dim[1]);
-}
-
-/* The most rows that this rank's experts can get: of each row of each rank as many as it has experts, or topk. */
-static int64_t most_rows(const Moe *m, const Ctx *c, int64_t N)
-{
-    const int own = own_experts(m, c);
-    return N * c->world->ep.size * (own < m->topk ? own : m->topk);
 }
 
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
@@ -164,10 +158,10 @@ typedef struct {
 
 /* ---- rows to the ranks that hold their experts, and back ---- */
 
-/* A tensor of rows of this rank's experts, of which those count that the offsets say are there. */
-static Tensor in_use(Tensor rows, Tensor owned)
+/* A tensor of permuted rows, of which those count that the offsets say are there. */
+static Tensor in_use(Tensor rows, Tensor offset)
 {
-    rows.rows = (const int64_t *)owned.data + owned.dim[0] - 1;
+    rows.rows = (const int64_t *)offset.data + offset.dim[0] - 1;
     return rows;
 }
 
@@ -207,7 +201,7 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local = rows;
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
-    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = t->choice, .topk = m->topk));
+    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = in_use(t->choice, t->offset), .topk = m->topk));
     if (sends(c)) TRY(send_rows(m, c, t, local, rows, false));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -222,7 +216,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
-    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, N * K));
+    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, moe_most_sent(m, c)));
     TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X));
     t->owned = t->offset;
     save->owned = save->offset;
@@ -230,9 +224,9 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
-static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
+static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
-    const int64_t P = N * m->topk, Q = sends(c) ? most_rows(m, c, N) : P;
+    const int64_t P = moe_most_sent(m, c), Q = moe_most_owned(m, c);
     const int64_t D = m->hidden, F = m->ffn, H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
@@ -246,12 +240,16 @@ static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t
 
 static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor kept;
     TRY(fp32_linear(c, m->router, x, t->logits));
     const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
            .router = m->scoring));
-    TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = t->index,
+    TRY(moe_choices_kept(m, c, t->index, t->weight, &kept));
+    TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = kept,
            .experts = m->experts, .run = run_tokens(c)));
+    arena_release(c->scratch, mark);
     return learn_owned(m, c, t);
 }
 
@@ -302,7 +300,7 @@ Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
 {
     MoeRows t = { 0 };
     TRY(route_alloc(m, c, x.dim[0], save, &t));
-    TRY(rows_alloc(m, c, x.dim[0], save, &t));
+    TRY(rows_alloc(m, c, save, &t));
     TRY(shared_forward(m, c, x, save, &t));
     TRY(route(m, c, x, &t));
     TRY(experts_forward(m, c, x, y, &t));

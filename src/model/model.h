@@ -27,6 +27,7 @@ typedef struct {
     bool shared_gate;
     Router router;
     Balance balance;
+    Capacity capacity;
     LayerSet layers; /* the blocks that are mixtures */
 } MixtureSpec;
 

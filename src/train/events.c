@@ -135,6 +135,7 @@ Err events_load(Events *e, const MetricsRecord *r)
         if (!(r->load[i] > 0)) continue;
         snprintf(layer, sizeof layer, "layer %d", i);
         add_scalar(&event, "expert_load", layer, r->load[i]);
+        if (r->dropped) add_scalar(&event, "expert_dropped", layer, (double)r->dropped[i]);
         TRY(write_event(e, &event));
     }
     return ERR_OK;
