@@ -6,8 +6,8 @@
  *           shared memory, from the highest on. Of the choices with just that weight the first are kept: their places
  *           among each other are counted by votes, warp after warp. Nothing depends on which thread comes first.
  * Traffic   a choice's number and weight in each of 5 passes, of which all but the first hit L1 or L2, and 4 bytes
- *           written: 65,536 tokens of 8 choices, 8 MB, 2 us at 4.3 TB/s; a list of 1,000 choices takes its block some 40
- *           barriers, so all together some 30 us.
+ *           written: 65,536 tokens of 8 choices, 8 MB, 2 us at 4.3 TB/s; a list of 1,000 choices takes its block some
+ *           40 barriers, so all together some 30 us.
  * Needs     nothing.
  */
 #include "kernel.cuh"

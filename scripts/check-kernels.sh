@@ -44,6 +44,7 @@ qkv_kernel<[^,]*,false,                     - rows that are not aligned
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
 permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements
 choice_drop_kernel                          - numbers and weights of choices, beside rows of D elements
+room_limits_kernel                          - a number an expert and rank
 dispatch_scan_kernel                        - a number a run of rows
 router_(fwd|bwd|balance)_kernel             - scores by lanes, which step over neighbours; bound by the choice
 router_count_kernel                         - 4 bytes a choice, beside rows of D elements

@@ -9,6 +9,7 @@
  */
 #include <math.h>
 
+#include "engine/loads.h"
 #include "test.h"
 #include "tiny.h"
 
@@ -183,6 +184,77 @@ TEST(capacity_cut_anywhere)
     const uint64_t want = hash_of(s, (Layout){ 1, 1, 0, 6, 2 }, SHORT_STEPS, &first, &last);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++)
         CHECK_MSG(hash_of(s, list[i], SHORT_STEPS, &first, &last) == want, "layout %zu", i);
+}
+
+/* Room for 1.5 times an even share takes less memory than room for all, and changes nothing where it suffices; where it
+ * does not no weight is written. */
+TEST(slack)
+{
+    const Layout spread = { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 4 };
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 2);
+    MemoryPlan wide, tight;
+    double first, last;
+    const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+    const Grid grid = { .tp = 1, .dp = 4, .ep = 4 };
+    OK(trainer_plan(&s, grid, 0, &wide));
+    s.model.moe.capacity.slack = 1.5;
+    OK(trainer_plan(&s, grid, 0, &tight));
+    CHECK_MSG(tight.save < wide.save, "%lld and %lld bytes", (long long)tight.save, (long long)wide.save);
+    CHECK(hash_of(s, spread, SHORT_STEPS, &first, &last) == want);
+}
+
+static Err step_without_room(Trainer *t, void *user)
+{
+    StepReport report;
+    (void)user;
+    CHECK(trainer_step(t, tiny_source(t), &report) == ERR_MEMORY);
+    CHECK(strstr(err_message(), "step 1: a rank's experts got more rows than moe.slack=1 has room for"));
+    CHECK(t->step == 0 && t->samples == 0);
+    return ERR_OK;
+}
+
+/* Where it does not, no weight is written; */
+TEST(slack_overflow_stops)
+{
+    TinyRun r = { .spec = tiny_mixture(TINY_MIXTRAL, 2), .grid = { .tp = 1, .dp = 4, .ep = 4 } };
+    tiny_train(&r);
+    const uint64_t start = r.hash;
+    r.spec.model.moe.capacity.slack = 1;
+    r.after = step_without_room;
+    tiny_train(&r);
+    CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+    CHECK(r.hash == start);
+}
+
+/* Choices of the last step that were dropped: some, but not most of them. */
+static Err some_dropped(Trainer *t, void *user)
+{
+    ExpertLoads loads;
+    const ModelSpec *m = &t->spec.model;
+    const int64_t all = t->spec.global_batch * m->seq * m->moe.topk;
+    (void)user;
+    TRY(loads_read(t, &loads));
+    for (int i = 0; i < m->layers; i++)
+        CHECK_MSG(loads.dropped[i] > 0 && loads.dropped[i] < all / 2, "layer %d: %lld", i, (long long)loads.dropped[i]);
+    return ERR_OK;
+}
+
+/* or, if they may be, rows are dropped: the same in every run. */
+TEST(slack_overflow_drops)
+{
+    TinyRun r = { .spec = tiny_mixture(TINY_MIXTRAL, 2), .grid = { .tp = 2, .sp = true, .dp = 2, .ep = 4 },
+                  .steps = STEPS, .after = some_dropped };
+    uint64_t first = 0;
+    r.spec.exact = false;
+    r.spec.model.moe.capacity = (Capacity){ .slack = 1, .drop = true };
+    for (int threads = 1; threads <= 3; threads++) {
+        r.spec.threads = threads;
+        tiny_train(&r);
+        CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        if (threads == 1) first = r.hash;
+        CHECK(r.hash == first);
+    }
 }
 
 /* A vocabulary whose chunks are cut into several leaves. */

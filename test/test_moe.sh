@@ -113,6 +113,21 @@ less=$(($(saves) - $(saves moe.capacity=0.5)))
 check "a capacity takes the memory of its rows alone: $less bytes less" \
     [ $less -eq $((2 * 128 * (4 * (32 + 48 + 24 + 32) + 4))) ]
 
+# A rank's experts have room for all rows that can come, or for so many times an even share: 2 samples of 32 rows, 2 choices
+check "plan says for how many: $("$mt" plan --config "$ini" "${small[@]}" parallel.ep=2 --world 2 2>&1 | grep '^experts')" \
+    grep -qF 'with room for 192 rows of a layer and micro-batch; even is 128, the most that can come 256' \
+    <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1.5 --world 2 2>&1)
+count=2
+ranks roomy parallel.ep=2 train.micro_batch=2 moe.slack=1.9
+check "room that suffices changes nothing: $(tail -1 roomy.err)" same_run roomy whole 6
+ranks tight parallel.ep=2 train.micro_batch=2 moe.slack=1
+status=$?
+check "without room the run ends with 9, got $status: $(tail -1 tight.err)" [ $status -eq 9 ]
+check "and says so" grep -qF "step 1: a rank's experts got more rows than moe.slack=1 has room for" tight.err
+ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.reproducible=run
+check "or drops rows, and counts them: $(tail -1 loose.err)" \
+    [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
+
 # Balanced by a loss a router keeps all experts busy; a bias follows the load; ranks see the same loads
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl"; }
 worst() { loads "$1" | tail -1 | grep -oE '[0-9.]+' | sort -g | tail -1; }

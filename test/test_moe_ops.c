@@ -526,6 +526,33 @@ TEST(dispatch)
     }
 }
 
+/* Pieces of three ranks with two experts each, by hand: what fits is left as it is; else all are cut to one number, and
+ * the first of the larger ones get what is left. */
+TEST(room_limits)
+{
+    enum { S = 3, E = 6, X = E + 1 };
+    static const int64_t rows[S][E] = { { 5, 0, 3, 3, 0, 0 }, { 2, 1, 3, 3, 9, 0 }, { 4, 7, 3, 3, 1, 2 } };
+    /* room 10: rank 0 would get 5 2 4, 0 1 7; cut to 2 that is 9, and one more of the first. Rank 1: 3 3 3, 3 3 3; cut to
+     * 1 that is 6, and one more of the first four. Rank 2: 0 9 1, 0 0 2; cut to 7. */
+    static const int64_t want[S][E] = { { 3, 0, 2, 2, 0, 0 }, { 2, 1, 2, 1, 7, 0 }, { 2, 2, 2, 1, 1, 2 } };
+    for (int rank = 0; rank < S; rank++)
+        for (int wide = 0; wide < 2; wide++) {
+            Env e;
+            env_open(&e, isa_best(), 1, 0);
+            Tensor all = env_in(&e, I64, 0, 1, S, X), limit = env_out(&e, I64, 0, 1, E), full = env_flag(&e);
+            for (int s = 0; s < S; s++)
+                for (int i = 0, at = 0; i < X; i++) {
+                    ((int64_t *)all.data)[s * X + i] = at;
+                    at += i < E ? (int)rows[s][i] : 0;
+                }
+            RUN(&e, room_limits, .limit = limit, .full = full, .all = all, .room = wide ? 19 : 10, .rank = rank);
+            CHECK(*(int32_t *)full.data == !wide);
+            for (int i = 0; i < E; i++)
+                CHECK_MSG(((int64_t *)limit.data)[i] == (wide ? rows : want)[rank][i], "rank %d, expert %d", rank, i);
+            env_close(&e);
+        }
+}
+
 /* ---- products ---- */
 
 typedef struct {

@@ -525,6 +525,7 @@ const Case bench_cases[] = {
     CASE(expert_count, "", NO_SHAPE),
     CASE(expert_bias, "", NO_SHAPE),
     CASE(choice_drop, "half of them", NO_SHAPE),
+    CASE(room_limits, "8 ranks", NO_SHAPE),
     CASE(permute_index, "", NO_SHAPE),
     CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
     CASE(permute_rows, "", NO_SHAPE),

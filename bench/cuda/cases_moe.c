@@ -99,6 +99,18 @@ Err make_dispatch_offsets(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* No rows at all: as much work as with any. */
+Err make_room_limits(Maker *m, AnyArgs *any)
+{
+    enum { RANKS = 8 };
+    room_limits_args *a = &any->room_limits;
+    const int64_t experts = RANKS * m->d->experts;
+    MAKE(limit, 1, ZERO, I64, experts);
+    MAKE(all, 1, ZERO, I64, RANKS, experts + 1);
+    a->room = tokens_of(m) * m->d->topk;
+    return ERR_OK;
+}
+
 typedef struct {
     Tensor row, choice, offset;
 } RowOrder;

@@ -34,6 +34,7 @@ Err make_router_balance(Maker *m, AnyArgs *any);
 Err make_expert_count(Maker *m, AnyArgs *any);
 Err make_expert_bias(Maker *m, AnyArgs *any);
 Err make_choice_drop(Maker *m, AnyArgs *any);
+Err make_room_limits(Maker *m, AnyArgs *any);
 Err make_permute_index(Maker *m, AnyArgs *any);
 Err make_dispatch_offsets(Maker *m, AnyArgs *any);
 Err make_permute_rows(Maker *m, AnyArgs *any);

@@ -457,6 +457,7 @@ static const ConfigUnbuilt unbuilt[] = {
     { "model.attention", "mha", "latent attention" },
     { "moe.balance", "none aux seq_aux bias", "this way of balancing the load of experts" },
     { "moe.jitter", NULL, "noise on the router's input" },
+    { "moe.overflow", "stop drop", "doing a step again in more pieces" },
     { "moe.dispatcher", "alltoall", "dispatch of rows by all-gather" },
     { "parallel.cp", "1", "context parallelism" },
     { "parallel.etp", "1", "tensor parallelism inside experts" },

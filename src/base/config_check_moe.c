@@ -10,7 +10,7 @@
 static void check_dense(ConfigReader *r)
 {
     char value[CONFIG_VALUE_BYTES], start[CONFIG_VALUE_BYTES];
-    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_pad; id++) {
+    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_overflow; id++) {
         const char *given = config_value(r->config, id, value);
         bool same = strcmp(given, config_value(&config_defaults, id, start)) == 0;
         if (id == CFG_moe_normalize) same = !r->config->moe.normalize; /* these two are filled in */
@@ -92,8 +92,16 @@ static void check_capacity(ConfigReader *r)
 {
     const Config *c = r->config;
     const bool limited = c->moe.capacity > 0;
-    RULE(limited || c->moe.drop == MOE_DROP_PROBS, "nothing is dropped: give capacity", CFG_moe_drop,
-         CFG_moe_capacity);
+    const bool bounded = c->moe.slack > 0, drops = c->moe.overflow == MOE_OVERFLOW_DROP;
+    RULE(limited || (bounded && drops) || c->moe.drop == MOE_DROP_PROBS, "nothing is dropped: give capacity",
+         CFG_moe_drop, CFG_moe_capacity);
+    RULE(!bounded || c->moe.slack >= 1, "not even an even load would have room: take 1 or more, or 0",
+         CFG_moe_slack);
+    RULE(bounded || c->moe.overflow == MOE_OVERFLOW_STOP,
+         "there is room for all rows that can come: give slack", CFG_moe_overflow, CFG_moe_slack);
+    RULE(!drops || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT,
+         "what is dropped depends on the layout: take reproducible = run, or overflow = stop",
+         CFG_moe_overflow, CFG_run_reproducible);
     RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
          CFG_moe_capacity);
 }

@@ -122,6 +122,29 @@ static void put_mixture(const ModelSpec *m)
     putchar('\n');
 }
 
+/* What a rank's experts have room for, of a micro-batch and a layer; what they cannot get more than. */
+static void put_room(const PlanTable *t)
+{
+    const MixtureSpec *e = &t->spec.model.moe;
+    const Grid g = t->grid;
+    const int sp = g.sp ? g.tp : 1;
+    const MoeCut cut = { .experts = e->experts,
+                         .topk = e->topk,
+                         .unit = e->balance.unit,
+                         .rows = t->spec.micro_batch * t->spec.model.seq / sp,
+                         .seq = t->spec.model.seq,
+                         .sp = sp,
+                         .ep = g.ep,
+                         .capacity = e->capacity };
+    const MoeRoom room = moe_room(&cut);
+    char a[32], b[32], c[32];
+    printf("experts %d on each of %d ranks, with room for %s rows of a layer and micro-batch; even is %s, "
+           "the most "
+           "that can come %s\n",
+           e->experts / g.ep, g.ep, commas(a, room.owned), commas(b, cut.rows * e->topk),
+           commas(c, room.worst));
+}
+
 /* A token meets all parameters but those of the experts that it is not sent to. */
 static void put_params(const ModelSpec *m, int64_t params)
 {
@@ -166,6 +189,7 @@ static void put_model(const PlanTable *t)
            grid_size(t->grid), grid_size(t->grid) == 1 ? "" : "s", t->grid.tp, t->grid.dp,
            t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch, (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
+    if (t->grid.ep > 1) put_room(t);
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
                t->cfg->train.global_batch);

@@ -1,5 +1,6 @@
 /*
- * Choices that experts of limited capacity drop (device/ops.def, choice_drop; docs/moe.md). Threads own lists.
+ * Choices that experts of limited capacity drop, and how many rows a rank's experts have room for (device/ops.def,
+ * choice_drop, room_limits; docs/moe.md). Threads own lists.
  *
  * The weight behind which choices of a list are dropped is found digit by digit: of the keys, which order as the
  * weights do, 8 bits a pass are counted, from the highest on. No list is sorted.
@@ -77,5 +78,47 @@ Err CPU(choice_drop)(Stream *s, const choice_drop_args *a)
     const int64_t lists = a->offset.dim[0] - 1;
     ASSERT(lists % a->experts == 0 && (!a->limit.data || a->limit.dim[0] == lists));
     par_rows(s, lists, lists ? 8 * a->choice.dim[0] / lists : 0, drop_part, a);
+    return ERR_OK;
+}
+
+/* ---- the room of a rank's experts ---- */
+
+/* Rows of rank s for expert e. */
+static int64_t piece_rows(const room_limits_args *a, int64_t s, int64_t e)
+{
+    const int64_t *offset = (const int64_t *)a->all.data + s * a->all.ld;
+    return offset[e + 1] - offset[e];
+}
+
+/* Of the experts [first, end), each piece being cut to `most` rows. */
+static int64_t rows_cut(const room_limits_args *a, int64_t first, int64_t end, int64_t most)
+{
+    int64_t sum = 0;
+    for (int64_t e = first; e < end; e++)
+        for (int64_t s = 0; s < a->all.dim[0]; s++) {
+            const int64_t rows = piece_rows(a, s, e);
+            sum += rows < most ? rows : most;
+        }
+    return sum;
+}
+
+Err CPU(room_limits)(Stream *s, const room_limits_args *a)
+{
+    const int64_t E = a->limit.dim[0], ranks = a->all.dim[0], own = E / ranks;
+    (void)s;
+    ASSERT(E % ranks == 0 && a->all.dim[1] == E + 1);
+    for (int64_t first = 0; first < E; first += own) {
+        int64_t most = 0;
+        for (int64_t bit = (int64_t)1 << 31; bit; bit >>= 1)
+            if (rows_cut(a, first, first + own, most + bit) <= a->room) most += bit;
+        int64_t left = a->room - rows_cut(a, first, first + own, most);
+        for (int64_t e = first; e < first + own; e++)
+            for (int64_t r = 0; r < ranks; r++) {
+                const int64_t rows = piece_rows(a, r, e), more = rows > most && left > 0;
+                left -= more;
+                if (r == a->rank) ((int64_t *)a->limit.data)[e] = (rows < most ? rows : most) + more;
+                if (rows > most + more && a->full.data) flag_raise(a->full);
+            }
+    }
     return ERR_OK;
 }

@@ -59,3 +59,24 @@ Err loads_read(Trainer *t, ExpertLoads *out)
     }
     return ERR_OK;
 }
+
+Err loads_no_room(const Trainer *t, bool step)
+{
+    char when[48] = "evaluation";
+    if (step) snprintf(when, sizeof when, "step %lld", (long long)t->step + 1);
+    err_set(ERR_MEMORY, "%s: a rank's experts got more rows than moe.slack=%g has room for", when,
+            t->spec.model.moe.capacity.slack);
+    return err_hint(
+        "raise moe.slack (0: room for all that can come), take moe.overflow=drop, or even out the load "
+        "with moe.balance");
+}
+
+Err loads_check_room(Trainer *t)
+{
+    int64_t flags[2] = { 0 }; /* (nothing is read in a dry run) */
+    Stream *stream = &t->device.stream;
+    if (!(t->spec.model.moe.capacity.slack > 0)) return ERR_OK;
+    TRY(device_read(stream, flags, t->stats.flags.data, sizeof flags));
+    TRY(comm_max_i64(&t->world->host, stream, flags, 2, NULL));
+    return flags[1] ? loads_no_room(t, false) : ERR_OK;
+}

@@ -16,4 +16,9 @@ typedef struct {
  * step: since the last update. */
 Err loads_read(Trainer *t, ExpertLoads *out);
 
+/* ERR_MEMORY: in the step to come, or an evaluation, experts got more rows than there is room for. */
+Err loads_no_room(const Trainer *t, bool step);
+/* Asks, after the forward passes of an evaluation, all ranks for that; ERR_OK without moe.slack. */
+Err loads_check_room(Trainer *t);
+
 #endif

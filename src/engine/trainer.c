@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mathx.h"
 #include "engine/async.h"
+#include "engine/loads.h"
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
@@ -410,7 +411,7 @@ static Err step_begin(Trainer *t)
         param_store_begin(&t->stores[r]);
         ddp_begin(&t->ddp[r]);
     }
-    return device_zero(stream, t->stats.overflow_cell.data, tensor_bytes(t->stats.overflow_cell));
+    return device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags));
 }
 
 /* True if the step is to be done again with a smaller loss scale: fp16 gradients that are not finite. */
@@ -487,6 +488,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
         TRY(step_begin(t));
         TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
+        if (v.no_room) return loads_no_room(t, true);
         if (lower_loss_scale(t, &v)) rescaled++;
         else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
         else break;
@@ -521,7 +523,9 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
     TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+    TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
     TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
+    TRY(loads_check_room(t));
     TRY(optim_sum_loss(&t->optim));
     return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
 }

@@ -2,24 +2,23 @@
  * Which of a mixture's choices its experts take (layer.h, Capacity; docs/moe.md), and how many rows those are at most:
  * what memory is taken for.
  *
+ * Capacities are about experts and units, whatever the layout. Room is about ranks: where not all rows that may come
+ * have room, each rank learns how many rows the others want to send, and all cut the pieces by one rule.
+ *
  * A balance unit is whole samples, and its rows are ordered by position. With sequence parallelism they lie on several
  * ranks; each of these then gathers the choices of all and comes to the same result.
  */
 #include "layer/internal.h"
 
-static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->balance.unit * c->batch->T; }
+/* ---- the most rows there can be ---- */
 
-/* Rows that an expert takes of a unit; all where none are dropped. Generation drops nothing: its calls cut a text
- * anyhow. */
-static int64_t capacity_of(const Moe *m, const Ctx *c)
+/* Rows that an expert takes of a unit of so many; all where none are dropped. */
+static int64_t capacity_of(const MoeCut *c, int64_t rows)
 {
-    const int64_t rows = unit_rows(m, c);
-    if (!(m->capacity.factor > 0) || c->kv) return rows;
-    const double most = __builtin_ceil(m->capacity.factor * (double)(rows * m->topk) / m->experts);
+    if (!(c->capacity.factor > 0)) return rows;
+    const double most = __builtin_ceil(c->capacity.factor * (double)(rows * c->topk) / c->experts);
     return most < (double)rows ? (int64_t)most : rows;
 }
-
-/* ---- the most rows there can be ---- */
 
 /* Units of `rows` rows that `span` rows touch at most, which begin at a multiple of span: and so, in their first unit,
  * at a multiple of what divides both. */
@@ -33,27 +32,40 @@ static int64_t units_touched(int64_t span, int64_t rows)
     return (rows - common + span - 1) / rows + 1;
 }
 
-/* Units that lie on the ranks of an ep group: neighbours, along sp first. */
-static int64_t group_units(const Moe *m, const Ctx *c)
+/* Units of `rows` rows that lie on the ranks of an ep group: neighbours, along sp first. */
+static int64_t group_units(const MoeCut *c, int64_t rows)
 {
-    const int64_t rows = unit_rows(m, c), N = ctx_rows(c), ep = c->world->ep.size, sp = c->world->sp.size;
-    if (ep % sp == 0) return ep / sp * units_touched(N * sp, rows);
-    return sp % ep == 0 ? units_touched(N * ep, rows) : ep * units_touched(N, rows);
+    if (c->ep % c->sp == 0) return c->ep / c->sp * units_touched(c->rows * c->sp, rows);
+    return c->sp % c->ep == 0 ? units_touched(c->rows * c->ep, rows) : c->ep * units_touched(c->rows, rows);
 }
 
 static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
 
-int64_t moe_most_sent(const Moe *m, const Ctx *c)
+MoeRoom moe_room(const MoeCut *c)
 {
-    const int64_t N = ctx_rows(c), units = units_touched(N, unit_rows(m, c));
-    return lesser(N * m->topk, m->experts * units * capacity_of(m, c));
+    const int64_t rows = c->unit * c->seq, capacity = capacity_of(c, rows), own = c->experts / c->ep;
+    MoeRoom r = { .capacity = capacity,
+                  .sent = lesser(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
+    r.worst = r.owned = r.sent;
+    if (c->ep == 1) return r;
+    r.worst = lesser(c->rows * c->ep * lesser(own, c->topk), own * group_units(c, rows) * capacity);
+    const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk));
+    r.owned = c->capacity.slack > 0 && share < (double)r.worst ? (int64_t)share : r.worst;
+    return r;
 }
 
-int64_t moe_most_owned(const Moe *m, const Ctx *c)
+/* Generation has room for all and drops nothing: its calls cut a text anyhow. */
+MoeRoom moe_room_of(const Moe *m, const Ctx *c)
 {
-    const int64_t N = ctx_rows(c), ep = c->world->ep.size, own = m->experts / ep;
-    if (ep == 1) return moe_most_sent(m, c);
-    return lesser(N * ep * lesser(own, m->topk), own * group_units(m, c) * capacity_of(m, c));
+    const MoeCut cut = { .experts = m->experts,
+                         .topk = m->topk,
+                         .unit = m->balance.unit,
+                         .rows = ctx_rows(c),
+                         .seq = c->batch->T,
+                         .sp = c->world->sp.size,
+                         .ep = c->world->ep.size,
+                         .capacity = c->kv ? (Capacity){ 0 } : m->capacity };
+    return moe_room(&cut);
 }
 
 /* ---- what is dropped ---- */
@@ -68,23 +80,53 @@ static Err gather_units(Ctx *c, Tensor own, Tensor *all)
     return comm_all_gather(sp, c->s, *all, own, NULL);
 }
 
-Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
+/* index [N, K], without the choices that a full expert does not take. */
+static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const int64_t rows = unit_rows(m, c), most = capacity_of(m, c), N = index.dim[0], K = m->topk;
+    const int64_t rows = m->balance.unit * c->batch->T, N = index.dim[0], K = m->topk;
+    const int64_t all_rows = N * c->world->sp.size, units = all_rows / rows;
     Tensor all, weights = { 0 }, choice, offset, taken;
-    *kept = index;
-    if (most == rows) return ERR_OK;
+    ASSERT(all_rows == units * rows);
     TRY(gather_units(c, index, &all));
     if (!m->capacity.by_position) TRY(gather_units(c, weight, &weights));
-    const int64_t all_rows = all.dim[0], units = all_rows / rows;
-    ASSERT(all_rows == units * rows);
     TRY(tensor_new(c->scratch, &taken, I32, all_rows, K));
     TRY(tensor_new(c->scratch, &choice, I32, all_rows * K));
     TRY(tensor_new(c->scratch, &offset, I64, m->experts * units + 1));
     TRY(op(c->s, permute_index, .row = taken, .choice = choice, .offset = offset, .index = all,
            .experts = m->experts, .run = rows));
     TRY(op(c->s, choice_drop, .kept = taken, .weight = weights, .choice = choice, .offset = offset,
-           .experts = m->experts, .most = most));
+           .experts = m->experts, .most = moe_room_of(m, c).capacity));
     *kept = tensor_row_slice(taken, c->world->sp.rank * N, N);
     return ERR_OK;
+}
+
+/* index [N, K], without the choices that the ranks of their experts have no room for. */
+static Err drop_beyond_room(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
+{
+    const int64_t N = index.dim[0], K = m->topk, E = m->experts;
+    const MoeRoom room = moe_room_of(m, c);
+    Comm *ep = &c->world->ep;
+    Tensor choice, offset, all, limit;
+    const Tensor weights = m->capacity.by_position ? (Tensor){ 0 } : weight;
+    const Tensor full = m->capacity.drop ? (Tensor){ 0 } : c->params->stats->no_room;
+    TRY(tensor_new(c->scratch, kept, I32, N, K));
+    TRY(tensor_new(c->scratch, &choice, I32, room.sent));
+    TRY(tensor_new(c->scratch, &offset, I64, E + 1));
+    TRY(tensor_new(c->scratch, &all, I64, ep->size, E + 1));
+    TRY(tensor_new(c->scratch, &limit, I64, E));
+    TRY(op(c->s, permute_index, .row = *kept, .choice = choice, .offset = offset, .index = index,
+           .experts = E, .run = N));
+    TRY(comm_all_gather(ep, c->s, all, offset, NULL));
+    TRY(op(c->s, room_limits, .limit = limit, .full = full, .all = all, .room = room.owned,
+           .rank = ep->rank));
+    return op(c->s, choice_drop, .kept = *kept, .weight = weights, .choice = choice, .offset = offset,
+              .limit = limit, .experts = E);
+}
+
+Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
+{
+    const MoeRoom room = moe_room_of(m, c);
+    *kept = index;
+    if (room.capacity < m->balance.unit * c->batch->T) TRY(drop_beyond_capacity(m, c, index, weight, kept));
+    return room.owned < room.worst ? drop_beyond_room(m, c, *kept, weight, kept) : ERR_OK;
 }

@@ -16,14 +16,13 @@ Err grad_added(Ctx *c, int id);
 Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidden, Tensor active);
 
 /*
- * Of a mixture's choices index [N, K], whose weights are those, the ones that experts of limited capacity take: index
- * with -1 in the places of the others. In scratch; index itself where nothing is dropped. Collective over sp.
+ * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their
+ * ranks have room for: index with -1 in the places of the others. In scratch; index itself where nothing is dropped.
+ * Collective over sp and ep.
  */
 Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept);
 
-/* Permuted rows of this rank's tokens, and rows that its experts get, at most. */
-int64_t moe_most_sent(const Moe *m, const Ctx *c);
-int64_t moe_most_owned(const Moe *m, const Ctx *c);
+MoeRoom moe_room_of(const Moe *m, const Ctx *c);
 
 /* Products of a leaf, at most, where a sum can be cut into so short ones (linear.c). */
 enum { LEAF_MOST = 2048 };

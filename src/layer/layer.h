@@ -326,7 +326,27 @@ typedef struct {
 typedef struct {
     double factor;    /* of the mean over all experts; 0: all rows */
     bool by_position; /* the first rows, else those with the largest weights */
+    double
+        slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room) */
 } Capacity;
+
+/* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
+typedef struct {
+    int experts, topk;
+    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
+    int sp, ep;
+    Capacity capacity;
+} MoeCut;
+
+typedef struct {
+    int64_t capacity; /* rows of a balance unit that an expert takes */
+    int64_t sent;     /* permuted rows of this rank's tokens */
+    int64_t worst;    /* rows that its experts can get */
+    int64_t owned;    /* rows that its experts have room for */
+} MoeRoom;
+
+MoeRoom moe_room(const MoeCut *cut);
 
 typedef struct {
     int router, fc1, fc2; /* weights */

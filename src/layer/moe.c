@@ -8,8 +8,9 @@
  *            -> back where they came from: out [P, D]
  *   y [N, D] =  sum over choices of weight * out, + the shared expert
  *
- * Every size is known before a step: P is what the rank's tokens send at most, Q what its experts get at most. How many
- * rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent, and Q is P.
+ * Every size is known before a step: P is what the rank's tokens send at most, Q what its experts get at most. How
+ * many rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent, and
+ * Q is P.
  */
 #include <stdio.h>
 
@@ -216,7 +217,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
-    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, moe_most_sent(m, c)));
+    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, moe_room_of(m, c).sent));
     TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X));
     t->owned = t->offset;
     save->owned = save->offset;
@@ -226,7 +227,8 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
-    const int64_t P = moe_most_sent(m, c), Q = moe_most_owned(m, c);
+    const MoeRoom room = moe_room_of(m, c);
+    const int64_t P = room.sent, Q = room.owned;
     const int64_t D = m->hidden, F = m->ffn, H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));

@@ -19,7 +19,10 @@ static MixtureSpec mixture_spec(const Config *cfg)
                     .groups = (int)cfg->moe.groups,
                     .group_topk = (int)cfg->moe.group_topk },
         .balance = { .unit = cfg->moe.unit, .aux = (float)cfg->moe.aux_coeff, .z = (float)cfg->moe.z_coeff },
-        .capacity = { .factor = cfg->moe.capacity, .by_position = cfg->moe.drop == MOE_DROP_POSITION },
+        .capacity = { .factor = cfg->moe.capacity,
+                      .by_position = cfg->moe.drop == MOE_DROP_POSITION,
+                      .slack = cfg->moe.slack,
+                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP },
     };
     if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;
     layer_set_read(cfg->moe.every, (int)cfg->model.layers, &m.layers); /* (config_check has read it, too) */

@@ -367,7 +367,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .save = l->saved,
                         .bubble = l->bubble,
                         .load = moe->experts ? l->loads.load : NULL,
-                        .dropped = moe->capacity.factor > 0 ? l->loads.dropped : NULL,
+                        .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
                         .layers = l->run.spec.model.layers };
     if (l->lead) metrics_step(&l->metrics, &m);
     l->saved = (MetricsSave){ 0 };

@@ -387,6 +387,46 @@ TEST(drops_refused)
     case_close(c);
 }
 
+static void room_case(int64_t ranks, int64_t own, int64_t most, int64_t room)
+{
+    CudaCase *c = case_open();
+    const int64_t E = ranks * own, X = E + 1;
+    int64_t *all = malloc((size_t)(ranks * X) * 8);
+    for (int64_t i = 0; i < ranks * X; i++)
+        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % (uint64_t)most) : 0;
+    Pair from = pair_values(c, I64, all, ranks, X);
+    free(all);
+    for (int rank = 0; rank < ranks; rank++) {
+        Pair limit = pair_output(c, I64, E), full = pair_zero(c, I32, 1), none = { 0 };
+        BOTH(c, room_limits, .limit = AT(limit), .full = AT(full), .all = AT(from), .room = room, .rank = rank);
+        pair_check(c, limit, 0, "limits of rank %d of %d, %d experts each", rank, (int)ranks, (int)own);
+        pair_check(c, full, 0, "flag of rank %d of %d, %d experts each", rank, (int)ranks, (int)own);
+        BOTH(c, room_limits, .limit = AT(limit), .full = AT(none), .all = AT(from), .room = room, .rank = rank);
+    }
+    case_close(c);
+}
+
+/* Room for all, for some, for none; more pieces than the block has threads. */
+TEST(room)
+{
+    room_case(1, 1, 9, 4);
+    room_case(2, 3, 20, 1000);
+    room_case(3, 2, 20, 31);
+    room_case(4, 5, 3, 7);
+    room_case(3, 2, 20, 0);
+    room_case(3, 400, 50, 17000);
+}
+
+TEST(room_refused)
+{
+    CudaCase *c = case_open();
+    Pair all = pair_zero(c, I64, 2, 5), limit = pair_zero(c, I64, 3);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), room_limits, .limit = AT(limit), .all = AT(all)), ERR_SHAPE,
+          "room_limits: 5 offsets of 3 experts on 2 ranks");
+    case_close(c);
+}
+
 static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank)
 {
     CudaCase *c = case_open();
