@@ -65,7 +65,7 @@ moe.aux_coeff              | 0.1          | loss | moe.experts=4 model.bias=fals
 moe.unit                   | 2            | loss | moe.experts=4 model.bias=false moe.balance=aux moe.aux_coeff=1 train.micro_batch=2
 moe.bias_rate              | 0.5          | loss | moe.experts=4 model.bias=false moe.balance=bias moe.router=sigmoid
 moe.z_coeff                | 0.1          | loss | moe.experts=4 model.bias=false
-moe.jitter                 | 0.1          | unbuilt
+moe.jitter                 | 0.1          | loss | moe.experts=4 model.bias=false
 moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
 moe.capacity               | 1            | loss | moe.experts=4 model.bias=false

@@ -435,6 +435,12 @@ TEST(moe_capacity)
                              .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
 }
 
+/* The router sees x with noise: gradients pass it. */
+TEST(moe_jitter)
+{
+    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .jitter = 0.5f, .scoring = { .score = ROUTER_SIGMOID } });
+}
+
 static Err head_f(Rig *r)
 {
     return head_forward(&r->head, &r->ctx, r->x, tensor_of(r->sums, I64, 3), &r->head_save);

@@ -79,6 +79,7 @@ refuse() { # TEXT WORDS...
 refuse "not built yet: expert parallelism on GPUs" run.device=cuda parallel.ep=2
 refuse "not built yet: the gate of a shared expert on GPUs" run.device=cuda moe.shared_ffn=16 moe.shared_gate=true
 refuse "not built yet: this way of balancing the load of experts" moe.balance=sinkhorn
+refuse "forced balance has no loss" moe.balance=forced
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
 refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
@@ -127,6 +128,10 @@ check "and says so" grep -qF "step 1: a rank's experts got more rows than moe.sl
 ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.reproducible=run
 check "or drops rows, and counts them: $(tail -1 loose.err)" \
     [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
+
+# Benchmarks without luck: experts take turns
+run turns moe.balance=forced moe.aux_coeff=0
+check "forced balance is even" [ "$(grep -o '"expert_load":[^]]*' turns/metrics.jsonl | sort -u)" = '"expert_load":[1,1' ]
 
 # Balanced by a loss a router keeps all experts busy; a bias follows the load; ranks see the same loads
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl"; }

@@ -193,6 +193,53 @@ TEST(router_of_nan)
     env_close(&e);
 }
 
+/* ---- what routers are given ---- */
+
+/* Factors by the text of ops.def; they depend on the global coordinates alone, and lie on both sides of 1. */
+static void case_jitter(Env *e, const Shape *p)
+{
+    const float eps = 0.25f;
+    Tensor x = env_in(e, F32, -1, 1, p->N, p->D), y = env_out(e, F32, 8, 9, p->N, p->D);
+    Tensor position = env_in(e, I32, 0, 5000, p->N), sample = env_in(e, I64, 0, 1e12, p->N);
+    int below = 0, above = 0;
+    RUN(e, jitter, .y = y, .x = env_used(e, x), .position = position, .sample = sample, .key = 77, .eps = eps);
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++)
+        for (int64_t i = 0; i < p->D; i++) {
+            const uint64_t s = (uint64_t)((int64_t *)sample.data)[n];
+            const Philox r = philox(77, (uint32_t)i / 4, (uint32_t)((int32_t *)position.data)[n], (uint32_t)s, (uint32_t)(s >> 32));
+            const double factor = 1 + (double)eps * (2 * (double)(r.v[i % 4] >> 8) / (1 << 24) - 1);
+            CLOSE(env_f(y, n)[i], factor * (double)env_f(x, n)[i], 1, "row %d column %d", (int)n, (int)i);
+            CHECK(factor >= 0.75 && factor < 1.25);
+            below += factor < 1, above += factor > 1;
+        }
+    if (e->check && p->N * p->D > 100) CHECK(below > above / 2 && above > below / 2);
+}
+
+TEST(jitter)
+{
+    CASES(case_jitter, { 1, 1, 0, 0, 0 }, { 5, 16, 0, 0, 0 }, { 8, 33, 0, 0, 0 }, { 300, 70, 0, 0, 0 });
+}
+
+/* The K best of row g are the next K experts; over E rows each expert has K. */
+TEST(router_even)
+{
+    enum { E = 6, K = 4, SEQ = 9 };
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    Tensor logits = env_out(&e, F32, 0, 1, 2 * SEQ, E), position = env_in(&e, I32, 0, 1, 2 * SEQ);
+    Tensor sample = env_in(&e, I64, 0, 1, 2 * SEQ);
+    for (int n = 0; n < 2 * SEQ; n++) ((int32_t *)position.data)[n] = n % SEQ, ((int64_t *)sample.data)[n] = 70 + n / SEQ;
+    RUN(&e, router_even, .logits = logits, .position = position, .sample = sample, .seq = SEQ, .topk = K);
+    for (int n = 0; n < 2 * SEQ; n++)
+        for (int k = 0; k < E; k++) {
+            const int64_t expert = ((70 * SEQ + n) * K + k) % E;
+            int64_t better = 0;
+            for (int i = 0; i < E; i++) better += env_f(logits, n)[i] > env_f(logits, n)[expert];
+            CHECK_MSG(better == k, "row %d: expert %d is %d", n, (int)expert, (int)better);
+        }
+    env_close(&e);
+}
+
 /* ---- balance ---- */
 
 /* log(sum exp(x)), and the scores of a row as they count for the auxiliary loss: their sum is 1. */

@@ -518,6 +518,8 @@ const Case bench_cases[] = {
     CASE(linear_dw, "fc1, accumulated", FC1, 1),
     CASE(linear_dw, "fc2", FC2),
     CASE(linear_dw, "head", HEAD),
+    CASE(jitter, "", NO_SHAPE),
+    CASE(router_even, "", NO_SHAPE),
     CASE(router_fwd, "sigmoid", NO_SHAPE),
     CASE(router_bwd, "sigmoid", NO_SHAPE),
     CASE(router_count, "", NO_SHAPE),

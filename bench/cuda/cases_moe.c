@@ -1,6 +1,30 @@
 /* Arguments of the ops of mixtures of experts, for the list in cases.c. See make_case.h. */
 #include "make_case.h"
 
+Err make_jitter(Maker *m, AnyArgs *any)
+{
+    jitter_args *a = &any->jitter;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N, D);
+    ONCE(x, N, D);
+    MAKE(position, 1, ZERO, I32, N);
+    MAKE(sample, 1, ZERO, I64, N);
+    a->eps = 0.01f;
+    return ERR_OK;
+}
+
+Err make_router_even(Maker *m, AnyArgs *any)
+{
+    router_even_args *a = &any->router_even;
+    int64_t N = tokens_of(m);
+    MAKE(logits, 1, ZERO, F32, N, m->d->experts);
+    MAKE(position, 1, ZERO, I32, N);
+    MAKE(sample, 1, ZERO, I64, N);
+    a->seq = m->d->T;
+    a->topk = m->d->topk;
+    return ERR_OK;
+}
+
 Err make_router_fwd(Maker *m, AnyArgs *any)
 {
     router_fwd_args *a = &any->router_fwd;

@@ -28,6 +28,8 @@ Err make_step(Maker *m, StepValues **out);
 /* ---- mixtures of experts (cases_moe.c) ---- */
 
 Err make_router_fwd(Maker *m, AnyArgs *any);
+Err make_jitter(Maker *m, AnyArgs *any);
+Err make_router_even(Maker *m, AnyArgs *any);
 Err make_router_bwd(Maker *m, AnyArgs *any);
 Err make_router_count(Maker *m, AnyArgs *any);
 Err make_router_balance(Maker *m, AnyArgs *any);

@@ -318,6 +318,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 typedef struct {
     int64_t unit; /* samples over which rows are counted for the auxiliary loss and for capacities */
     float aux, z; /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool forced;  /* experts take turns, whatever the router says: for benchmarks */
     float
         bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
 } Balance;
@@ -357,6 +358,8 @@ typedef struct {
     Router scoring;
     Balance balance;
     Capacity capacity;
+    float jitter; /* of the router's input in training; 0: none */
+    uint64_t jitter_key;
     bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
     Mlp shared;
     int shared_gate; /* weight [1, D], or -1 */
@@ -380,7 +383,8 @@ typedef struct {
     Router scoring;
     Balance balance;
     Capacity capacity;
-    float std, proj_std;
+    float jitter, std, proj_std;
+    uint64_t seed;
 } MoeSpec;
 
 enum { MOE_LINEARS = 6 }; /* weight gradients that a mixture can queue */

@@ -14,6 +14,7 @@
  */
 #include <stdio.h>
 
+#include "base/rng.h"
 #include "layer/internal.h"
 
 /* ---- registration ---- */
@@ -63,6 +64,8 @@ static Err add_bias(ParamRegistry *reg, const MoeSpec *s, int *id)
 
 Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 {
+    char noise[PARAM_NAME_MAX];
+    snprintf(noise, sizeof noise, "%s.jitter", s.name);
     const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
     ASSERT(s.balance.unit > 0);
     *m = (Moe){ .experts = s.experts,
@@ -73,6 +76,8 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .scoring = s.scoring,
                 .balance = s.balance,
                 .capacity = s.capacity,
+                .jitter = s.jitter,
+                .jitter_key = rng_key(s.seed, noise),
                 .recompute = s.recompute };
     ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_EP }, .std = s.std, .group = PARAM_EXPERT };
@@ -208,6 +213,33 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
     return ERR_OK;
 }
 
+/* ---- what the router is given ---- */
+
+static bool has_noise(const Moe *m, const Ctx *c) { return m->jitter > 0 && c->dropout_on; }
+
+/* y = x with the noise of these rows: so of the router's input, and so of its gradient. */
+static Err add_noise(const Moe *m, Ctx *c, Tensor y, Tensor x)
+{
+    return op(c->s, jitter, .y = y, .x = x, .position = ctx_row_slice(c, c->batch->position),
+              .sample = ctx_row_slice(c, c->batch->sample), .key = m->jitter_key, .eps = m->jitter);
+}
+
+static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    if (m->balance.forced)
+        return op(c->s, router_even, .logits = logits, .position = ctx_row_slice(c, c->batch->position),
+                  .sample = ctx_row_slice(c, c->batch->sample), .seq = c->batch->seq, .topk = m->topk);
+    if (has_noise(m, c)) {
+        const Tensor plain = x;
+        TRY(tensor_new(c->scratch, &x, plain.dtype, plain.dim[0], plain.dim[1]));
+        TRY(add_noise(m, c, x, plain));
+    }
+    TRY(fp32_linear(c, m->router, x, logits));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
 /* ---- forward ---- */
 
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
@@ -244,7 +276,7 @@ static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor kept;
-    TRY(fp32_linear(c, m->router, x, t->logits));
+    TRY(make_logits(m, c, x, t->logits));
     const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
            .router = m->scoring));
@@ -424,13 +456,18 @@ static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogi
 /* dx = what came through the router's weights. */
 static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
 {
-    Tensor dy, dlogits;
+    Tensor dy, dlogits, noisy;
     TRY(fp32_dy_alloc(c, m->experts, &dy, &dlogits));
     TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
            .weight = t->weight, .router = m->scoring));
     TRY(balance_backward(m, c, t, dlogits));
     TRY(count_rows(m, c, t));
-    return fp32_linear_backward(c, m->router, x, dy, dlogits, dx);
+    if (m->balance.forced) TRY(device_zero(c->s, dlogits.data, tensor_bytes(dlogits)));
+    if (!has_noise(m, c)) return fp32_linear_backward(c, m->router, x, dy, dlogits, dx);
+    TRY(dy_alloc(c, &noisy, x.dim[0], x.dim[1]));
+    TRY(add_noise(m, c, noisy, x));
+    TRY(fp32_linear_backward(c, m->router, noisy, dy, dlogits, dx));
+    return add_noise(m, c, dx, dx);
 }
 
 /* The gradient of the shared expert's output through its gate, and dx += what came through the gate. */

@@ -55,6 +55,8 @@ static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, co
                                    .scoring = s->moe.router,
                                    .balance = s->moe.balance,
                                    .capacity = s->moe.capacity,
+                                   .jitter = s->moe.jitter,
+                                   .seed = s->seed,
                                    .std = s->init_std,
                                    .proj_std = proj_std });
 }

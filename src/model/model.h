@@ -28,6 +28,7 @@ typedef struct {
     Router router;
     Balance balance;
     Capacity capacity;
+    float jitter;
     LayerSet layers; /* the blocks that are mixtures */
 } MixtureSpec;
 

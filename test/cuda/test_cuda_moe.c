@@ -130,6 +130,38 @@ TEST(router_refused)
     case_close(c);
 }
 
+/* ---- what routers are given ---- */
+
+static void jitter_case(DType T, int64_t N, int64_t D, int64_t gap, int64_t used)
+{
+    CudaCase *c = case_open();
+    int32_t position[64];
+    int64_t sample[64];
+    for (int i = 0; i < 64; i++) position[i] = 7 * i, sample[i] = ((int64_t)i << 33) + 5 * i;
+    Matrix x = matrix_uniform(c, T, -1, 1, N, D, gap, 0), y = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
+    Pair rows = pair_values(c, I64, &used, 1), at = pair_values(c, I32, position, N);
+    Pair of = pair_values(c, I64, sample, N);
+    const Pair from = pair_used(x.view, &rows);
+    BOTH(c, jitter, .y = AT(y.view), .x = AT(from), .position = AT(at), .sample = AT(of), .key = 99, .eps = 0.1f);
+    pair_check(c, y.all, case_tolerance(T), "%s N %d D %d gap %d", dtype_name(T), (int)N, (int)D, (int)gap);
+    BOTH(c, jitter, .y = AT(y.view), .x = AT(y.view), .position = AT(at), .sample = AT(of), .key = 98, .eps = 0.5f);
+    pair_check(c, y.all, case_tolerance(T), "in place, %s N %d D %d gap %d", dtype_name(T), (int)N, (int)D, (int)gap);
+    Pair logits = pair_output(c, F32, N, D);
+    BOTH(c, router_even, .logits = AT(logits), .position = AT(at), .sample = AT(of), .seq = 128, .topk = 1 + D / 3);
+    pair_check(c, logits, 1e-6, "turns of %d", (int)D);
+    case_close(c);
+}
+
+TEST(router_input)
+{
+    for (int t = 0; t < TYPES; t++) {
+        jitter_case(types[t], 1, 1, 0, 1);
+        jitter_case(types[t], 9, 33, 0, 6);
+        jitter_case(types[t], 8, 48, 8, 8);
+        jitter_case(types[t], 3, 1100, 4, 2);
+    }
+}
+
 /* ---- balance ---- */
 
 /* Rows first .. first + N - 1 of a micro-batch of units of `rows` rows. aux, z: 0 for none. */
