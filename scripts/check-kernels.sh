@@ -47,6 +47,7 @@ choice_drop_kernel                          - numbers and weights of choices, be
 room_limits_kernel                          - a number an expert and rank
 dispatch_scan_kernel                        - a number a run of rows
 router_(fwd|bwd|balance)_kernel             - scores by lanes, which step over neighbours; bound by the choice
+sinkhorn_kernel                             - a unit's logits in L2, in neighbours by lanes
 router_even_kernel                          - 4 bytes an expert, in neighbours
 router_count_kernel                         - 4 bytes a choice, beside rows of D elements
 expert_(count|bias)_kernel                  - a few numbers an expert

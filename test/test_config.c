@@ -303,6 +303,7 @@ static const Rule rules[] = {
     { MOE "moe.balance=forced moe.groups=2", MOE "moe.balance=forced", "experts take turns in no groups", 1 },
     { MOE "moe.balance=forced moe.aux_coeff=0.1", MOE "moe.balance=forced moe.aux_coeff=0", "forced balance has no loss", 1 },
     { MOE "moe.balance=forced moe.jitter=0.1", MOE "moe.balance=aux moe.jitter=0.1", "does not ask the router", 1 },
+    { MOE "moe.balance=sinkhorn moe.aux_coeff=0.1", MOE "moe.balance=sinkhorn", "sinkhorn balances by itself", 1 },
     { MOE "moe.drop=position", MOE "moe.drop=position moe.capacity=1.25", "nothing is dropped: give capacity", 1 },
     { MOE "moe.pad=true", MOE "moe.pad=true moe.capacity=2", "no capacity to pad to: give capacity", 1 },
     { MOE "moe.slack=0.5", MOE "moe.slack=1", "not even an even load would have room", 1 },

@@ -167,6 +167,14 @@ TEST(capacity_by_position_layouts)
     run_all(s, mode_is("all") ? 1 : 9);
 }
 
+/* Units balanced by Sinkhorn's method, of which each rank has a part. */
+TEST(sinkhorn_layouts)
+{
+    TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
+    s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
+    run_all(s, mode_is("all") ? 1 : 12);
+}
+
 /* Something is dropped, and by another rule something else; capacity for all rows is none. */
 TEST(capacity_matters)
 {

@@ -78,7 +78,7 @@ refuse() { # TEXT WORDS...
 }
 refuse "not built yet: expert parallelism on GPUs" run.device=cuda parallel.ep=2
 refuse "not built yet: the gate of a shared expert on GPUs" run.device=cuda moe.shared_ffn=16 moe.shared_gate=true
-refuse "not built yet: this way of balancing the load of experts" moe.balance=sinkhorn
+refuse "sinkhorn balances by itself, without a loss" moe.balance=sinkhorn
 refuse "forced balance has no loss" moe.balance=forced
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
@@ -142,9 +142,10 @@ even=(optim.lr=1e-2 moe.router=sigmoid)
 run left "${even[@]}" moe.balance=none moe.aux_coeff=0
 run aux "${even[@]}" moe.balance=aux moe.aux_coeff=0.1
 run bias "${even[@]}" moe.balance=bias moe.bias_rate=0.02 moe.aux_coeff=0
+run sinkhorn "${even[@]}" moe.balance=sinkhorn moe.aux_coeff=0 moe.unit=4
 count=2
 ranks bias2 "${even[@]}" moe.balance=bias moe.bias_rate=0.02 moe.aux_coeff=0 parallel.ep=2 train.micro_batch=2
-for how in aux bias; do
+for how in aux bias sinkhorn; do
     check "$how: the busiest expert has $(worst $how) of the mean, left alone $(worst left)" \
         awk -v a="$(worst $how)" -v b="$(worst left)" 'BEGIN { exit !(a < b && a < 2) }'
 done

@@ -240,6 +240,85 @@ TEST(router_even)
     env_close(&e);
 }
 
+/* ---- sinkhorn ---- */
+
+/* The definition in float64, of one unit. */
+static void definition_sinkhorn(const double *logits, int64_t rows, int64_t E, double *rank)
+{
+    double *p = calloc((size_t)rows, sizeof *p), q[E_MAX], change = 1;
+    for (int64_t e = 0; e < E; e++) q[e] = 1;
+    for (int round = 0; round < SINKHORN_ROUNDS && change > 1e-4; round++) {
+        for (int64_t n = 0; n < rows; n++) {
+            double sum = 0;
+            for (int64_t e = 0; e < E; e++) sum += exp(logits[n * E + e]) * q[e];
+            p[n] = 1 / ((double)rows * (sum + 1e-8));
+        }
+        change = 0;
+        for (int64_t e = 0; e < E; e++) {
+            double sum = 0;
+            for (int64_t n = 0; n < rows; n++) sum += exp(logits[n * E + e]) * p[n];
+            const double now = 1 / ((double)E * (sum + 1e-8));
+            change += fabs(now - q[e]) / (double)E;
+            q[e] = now;
+        }
+    }
+    for (int64_t i = 0; i < rows * E; i++) rank[i] = exp(logits[i]) * q[i % E] * p[i / E];
+    free(p);
+}
+
+/* D = E, a = rows of a unit. Ranks are compared by what they are of the row's sum: at the limit of rounds those of two
+ * precisions may stop a round apart. */
+static void case_sinkhorn(Env *e, const Shape *p)
+{
+    const int64_t E = p->D, rows = p->a;
+    Tensor logits = env_in(e, F32, -2, 2, p->N, E), rank = env_out(e, F32, 0, 1, p->N, E), share = env_out(e, F32, 0, 1, p->N);
+    for (int64_t n = 0; n < p->N; n++) env_f(logits, n)[0] += 3; /* left alone most rows would go there */
+    env_settle(e);
+    RUN(e, sinkhorn, .rank = rank, .share = share, .logits = logits, .rows = rows);
+    for (int64_t u = 0; e->check && u < p->N / rows; u++) {
+        double *x = malloc((size_t)(rows * E) * sizeof *x), *want = malloc((size_t)(rows * E) * sizeof *want);
+        for (int64_t i = 0; i < rows * E; i++) x[i] = (double)env_f(logits, u * rows + i / E)[i % E];
+        definition_sinkhorn(x, rows, E, want);
+        for (int64_t n = 0; n < rows; n++)
+            for (int64_t i = 0; i < E; i++)
+                CHECK_CLOSE((double)env_f(rank, u * rows + n)[i] * (double)(rows * E), want[n * E + i] * (double)(rows * E),
+                            3e-3 * (1 + want[n * E + i] * (double)(rows * E)), "unit %d row %d expert %d", (int)u, (int)n, (int)i);
+        free(x);
+        free(want);
+    }
+}
+
+TEST(sinkhorn)
+{
+    static const Shape shapes[] = { { 1, 1, 1, 0, 0 }, { 8, 4, 8, 0, 0 }, { 60, 17, 20, 0, 0 }, { 256, 8, 128, 0, 0 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const uint64_t want = env_run(case_sinkhorn, &shapes[i], isa_best(), 1, true);
+        for (Isa isa = ISA_AVX512; isa < ISA_COUNT; isa++)
+            for (int threads = 1; threads <= 3 && isa_supported(isa); threads++)
+                CHECK(env_run(case_sinkhorn, &shapes[i], isa, threads, false) == want);
+    }
+}
+
+/* Choices by ranks, weights by scores. */
+TEST(router_by_rank)
+{
+    enum { E = 5, K = 2 };
+    static const float x[E] = { 2, 1, 0, -1, -2 }, by[E] = { 0.1f, 0.3f, 0.1f, 0.9f, 0 };
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor logits = env_in(&e, F32, 0, 1, 1, E), rank = env_in(&e, F32, 0, 1, 1, E), index = env_out(&e, I32, 0, 1, 1, K);
+    Tensor weight = env_out(&e, F32, 0, 1, 1, K);
+    memcpy(logits.data, x, sizeof x);
+    memcpy(rank.data, by, sizeof by);
+    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .rank = rank, .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    const int want[K] = { 3, 1 };
+    for (int k = 0; k < K; k++) {
+        CHECK(env_i(index, 0)[k] == want[k]);
+        CLOSE(env_f(weight, 0)[k], 1 / (1 + exp(-(double)x[want[k]])), 1, "choice %d", k);
+    }
+    env_close(&e);
+}
+
 /* ---- balance ---- */
 
 /* log(sum exp(x)), and the scores of a row as they count for the auxiliary loss: their sum is 1. */

@@ -559,6 +559,7 @@ static const struct {
     { "router_balance", "test_moe_ops.c" }, { "expert_count", "test_moe_ops.c" }, { "expert_bias", "test_moe_ops.c" },
     { "dispatch_offsets", "test_moe_ops.c" }, { "choice_drop", "test_moe_ops.c" }, { "room_limits", "test_moe_ops.c" },
     { "jitter", "test_moe_ops.c" }, { "router_even", "test_moe_ops.c" },
+    { "sinkhorn", "test_moe_ops.c" },
     { "permute_index", "test_moe_ops.c" }, { "permute_rows", "test_moe_ops.c" },
     { "unpermute_rows", "test_moe_ops.c" }, { "unpermute_bwd", "test_moe_ops.c" },
     { "grouped_fwd", "test_moe_ops.c" }, { "grouped_dx", "test_moe_ops.c" },

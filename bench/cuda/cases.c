@@ -520,6 +520,7 @@ const Case bench_cases[] = {
     CASE(linear_dw, "head", HEAD),
     CASE(jitter, "", NO_SHAPE),
     CASE(router_even, "", NO_SHAPE),
+    CASE(sinkhorn, "", NO_SHAPE),
     CASE(router_fwd, "sigmoid", NO_SHAPE),
     CASE(router_bwd, "sigmoid", NO_SHAPE),
     CASE(router_count, "", NO_SHAPE),

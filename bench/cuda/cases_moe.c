@@ -25,6 +25,18 @@ Err make_router_even(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* A balance unit is a sample. Bytes of one round; there are as many as it takes. */
+Err make_sinkhorn(Maker *m, AnyArgs *any)
+{
+    sinkhorn_args *a = &any->sinkhorn;
+    int64_t N = tokens_of(m);
+    MAKE(rank, 2, ZERO, F32, N, m->d->experts);
+    MAKE(share, 1, ZERO, F32, N);
+    MAKE(logits, 1, UNIFORM, F32, N, m->d->experts);
+    a->rows = m->d->T;
+    return ERR_OK;
+}
+
 Err make_router_fwd(Maker *m, AnyArgs *any)
 {
     router_fwd_args *a = &any->router_fwd;

@@ -30,6 +30,7 @@ Err make_step(Maker *m, StepValues **out);
 Err make_router_fwd(Maker *m, AnyArgs *any);
 Err make_jitter(Maker *m, AnyArgs *any);
 Err make_router_even(Maker *m, AnyArgs *any);
+Err make_sinkhorn(Maker *m, AnyArgs *any);
 Err make_router_bwd(Maker *m, AnyArgs *any);
 Err make_router_count(Maker *m, AnyArgs *any);
 Err make_router_balance(Maker *m, AnyArgs *any);

@@ -455,7 +455,6 @@ void config_check(ConfigReader *r)
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
-    { "moe.balance", "none aux seq_aux bias forced", "this way of balancing the load of experts" },
     { "moe.overflow", "stop drop", "doing a step again in more pieces" },
     { "moe.dispatcher", "alltoall", "dispatch of rows by all-gather" },
     { "parallel.cp", "1", "context parallelism" },

@@ -72,7 +72,8 @@ static void check_balance(ConfigReader *r)
 {
     const Config *c = r->config;
     const bool none = c->moe.balance == MOE_BALANCE_NONE, bias = c->moe.balance == MOE_BALANCE_BIAS;
-    const bool forced = c->moe.balance == MOE_BALANCE_FORCED, aux = c->moe.aux_coeff > 0;
+    const bool sinkhorn = c->moe.balance == MOE_BALANCE_SINKHORN,
+               forced = c->moe.balance == MOE_BALANCE_FORCED, aux = c->moe.aux_coeff > 0;
     RULE(!none || !aux, "there is no balance loss to weigh: give balance", CFG_moe_aux_coeff,
          CFG_moe_balance);
     RULE(!forced || c->moe.groups == 1, "experts take turns in no groups: give groups = 1", CFG_moe_balance,
@@ -82,8 +83,11 @@ static void check_balance(ConfigReader *r)
     RULE(!forced || !(c->moe.jitter > 0),
          "forced balance does not ask the router, so noise on its input does nothing", CFG_moe_jitter,
          CFG_moe_balance);
-    RULE(none || bias || forced || aux, "the balance loss would count for nothing: aux_coeff must be above 0",
+    RULE(!sinkhorn || !aux, "sinkhorn balances by itself, without a loss: give aux_coeff = 0",
          CFG_moe_aux_coeff, CFG_moe_balance);
+    RULE(none || bias || forced || sinkhorn || aux,
+         "the balance loss would count for nothing: aux_coeff must be above 0", CFG_moe_aux_coeff,
+         CFG_moe_balance);
     RULE(!bias || c->moe.router == MOE_ROUTER_SIGMOID || c->moe.router == MOE_ROUTER_SQRT_SOFTPLUS,
          "biases are added to scores of 0 and up: take router = sigmoid or sqrt_softplus", CFG_moe_balance,
          CFG_moe_router);

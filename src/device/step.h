@@ -53,7 +53,7 @@ typedef struct {
  */
 typedef enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_PRE, ROUTER_SIGMOID, ROUTER_SQRT_SOFTPLUS } RouterScore;
 
-enum { ROUTER_TOPK_MAX = 1024 };
+enum { ROUTER_TOPK_MAX = 1024, SINKHORN_ROUNDS = 100 };
 
 typedef struct {
     RouterScore score;

@@ -70,8 +70,7 @@ MoeRoom moe_room_of(const Moe *m, const Ctx *c)
 
 /* ---- what is dropped ---- */
 
-/* Of this rank's rows to those of the micro-batch. */
-static Err gather_units(Ctx *c, Tensor own, Tensor *all)
+Err moe_gather_units(Ctx *c, Tensor own, Tensor *all)
 {
     Comm *sp = &c->world->sp;
     *all = own;
@@ -87,8 +86,8 @@ static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weigh
     const int64_t all_rows = N * c->world->sp.size, units = all_rows / rows;
     Tensor all, weights = { 0 }, choice, offset, taken;
     ASSERT(all_rows == units * rows);
-    TRY(gather_units(c, index, &all));
-    if (!m->capacity.by_position) TRY(gather_units(c, weight, &weights));
+    TRY(moe_gather_units(c, index, &all));
+    if (!m->capacity.by_position) TRY(moe_gather_units(c, weight, &weights));
     TRY(tensor_new(c->scratch, &taken, I32, all_rows, K));
     TRY(tensor_new(c->scratch, &choice, I32, all_rows * K));
     TRY(tensor_new(c->scratch, &offset, I64, m->experts * units + 1));

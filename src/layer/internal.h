@@ -22,6 +22,10 @@ Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidd
  */
 Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept);
 
+/* Rows of this rank, of any dtype, to those of the micro-batch, in scratch; `own` itself in a group of one. Collective
+ * over sp. */
+Err moe_gather_units(Ctx *c, Tensor own, Tensor *all);
+
 MoeRoom moe_room_of(const Moe *m, const Ctx *c);
 
 /* Products of a leaf, at most, where a sum can be cut into so short ones (linear.c). */

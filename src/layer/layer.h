@@ -316,9 +316,10 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  */
 /* How a router is made to use all experts (docs/moe.md). */
 typedef struct {
-    int64_t unit; /* samples over which rows are counted for the auxiliary loss and for capacities */
-    float aux, z; /* weights of the auxiliary loss and of the z-loss; 0: none */
-    bool forced;  /* experts take turns, whatever the router says: for benchmarks */
+    int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
+    float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
+    bool forced;   /* experts take turns, whatever the router says: for benchmarks */
     float
         bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
 } Balance;

@@ -272,14 +272,30 @@ static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
     return save_new(c, REGION_W, &t->active, &save->active, c->dtype, Q, F);
 }
 
+/* What this rank's rows choose by where whole units are balanced, in training. */
+static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
+{
+    Tensor all, ranks, share;
+    *rank = (Tensor){ 0 };
+    if (!m->balance.sinkhorn || !c->dropout_on) return ERR_OK;
+    TRY(moe_gather_units(c, logits, &all));
+    TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->experts));
+    TRY(tensor_new(c->scratch, &share, F32, all.dim[0]));
+    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = all,
+           .rows = m->balance.unit * c->batch->T));
+    *rank = ctx_row_slice(c, ranks);
+    return ERR_OK;
+}
+
 static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor kept;
+    Tensor kept, rank;
     TRY(make_logits(m, c, x, t->logits));
     const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
+    TRY(unit_ranks(m, c, t->logits, &rank));
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
-           .router = m->scoring));
+           .rank = rank, .router = m->scoring));
     TRY(moe_choices_kept(m, c, t->index, t->weight, &kept));
     TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = kept,
            .experts = m->experts, .run = run_tokens(c)));

@@ -162,6 +162,40 @@ TEST(router_input)
     }
 }
 
+static void sinkhorn_case(int64_t units, int64_t rows, int64_t E, int64_t gap)
+{
+    CudaCase *c = case_open();
+    const int64_t N = units * rows;
+    Matrix logits = matrix_uniform(c, F32, -2, 2, N, E, gap, 0), rank = matrix_uniform(c, F32, -1, 1, N, E, gap, 0);
+    Pair share = pair_output(c, F32, N), index = pair_output(c, I32, N, 1), weight = pair_output(c, F32, N, 1);
+    BOTH(c, sinkhorn, .rank = AT(rank.view), .share = AT(share), .logits = AT(logits.view), .rows = rows);
+    pair_check(c, rank.all, 3e-3, "%d units of %d rows, %d experts", (int)units, (int)rows, (int)E);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits.view), .rank = AT(logits.view),
+         .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    pair_check(c, index, 0, "choices, %d experts", (int)E);
+    pair_check(c, weight, 1e-5, "weights, %d experts", (int)E);
+    case_close(c);
+}
+
+/* Fewer rows than warps, more experts than lanes, so many experts that few warps have room. */
+TEST(sinkhorn)
+{
+    sinkhorn_case(1, 1, 1, 0);
+    sinkhorn_case(2, 5, 8, 3);
+    sinkhorn_case(3, 70, 40, 0);
+    sinkhorn_case(1, 12, 2000, 0);
+}
+
+TEST(sinkhorn_refused)
+{
+    CudaCase *c = case_open();
+    Pair rank = pair_zero(c, F32, 1, 6145), share = pair_zero(c, F32, 1);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), sinkhorn, .rank = AT(rank), .share = AT(share), .logits = AT(rank), .rows = 1), ERR_SHAPE,
+          "sinkhorn: 6145 experts are too many");
+    case_close(c);
+}
+
 /* ---- balance ---- */
 
 /* Rows first .. first + N - 1 of a micro-batch of units of `rows` rows. aux, z: 0 for none. */
