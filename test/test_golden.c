@@ -60,7 +60,8 @@ static MixtureSpec mixture_of(const Json *e)
                                   .normalize = flag(e, "normalize"),
                                   .scale = (float)number(e, "scale"),
                                   .groups = (int)whole(e, "groups"),
-                                  .group_topk = (int)whole(e, "group_topk") } };
+                                  .group_topk = (int)whole(e, "group_topk") },
+                      .balance = { .unit = 1 } };
     for (int64_t i = 0; i < json_count(layers); i++)
         m.layers.word[0] |= (uint64_t)json_int(json_at(layers, i), 0) << i;
     return m;

@@ -65,12 +65,14 @@ moe.aux_coeff              | 0.1          | loss | moe.experts=4 model.bias=fals
 moe.unit                   | 2            | loss | moe.experts=4 model.bias=false moe.balance=aux moe.aux_coeff=1 train.micro_batch=2
 moe.bias_rate              | 0.5          | loss | moe.experts=4 model.bias=false moe.balance=bias moe.router=sigmoid
 moe.z_coeff                | 0.1          | loss | moe.experts=4 model.bias=false
-moe.jitter                 | 0.1          | unbuilt
+moe.jitter                 | 0.1          | loss | moe.experts=4 model.bias=false
 moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
-moe.capacity               | 1.5          | unbuilt
-moe.drop                   | position     | unbuilt
-moe.pad                    | true         | unbuilt
+moe.capacity               | 1            | loss | moe.experts=4 model.bias=false
+moe.drop                   | position     | loss | moe.experts=4 model.bias=false moe.capacity=1
+moe.pad                    | true         | refused 2 no capacity to pad to | moe.experts=4 model.bias=false
+moe.slack                  | 1.9          | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2
+moe.overflow               | drop         | refused 2 give slack | moe.experts=4 model.bias=false run.reproducible=run
 moe.dispatcher             | allgather    | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2
 parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | same memory | RANKS=2 model.layers=2

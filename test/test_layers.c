@@ -405,7 +405,7 @@ static void check_moe(MoeSpec s)
     Rig r;
     rig_open(&r);
     s.name = "moe", s.hidden = HIDDEN, s.ffn = 20, s.experts = s.topk = 4, s.tp_blocks = 2;
-    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1;
+    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1, s.balance.unit = 1;
     OK(moe_register(&r.moe, &r.registry, s));
     check_layer(&r, (Case){ moe_f, moe_b, HIDDEN, HIDDEN });
 }
@@ -423,6 +423,22 @@ TEST(moe_sqrt_softplus_gated_recomputed)
                          .shared_gate = true,
                          .recompute = true,
                          .scoring = { .score = ROUTER_SQRT_SOFTPLUS } });
+}
+
+/* Experts take the first 60 % of the rows: with them by weight a step would change what is dropped. */
+TEST(moe_capacity)
+{
+    for (int recompute = 0; recompute < 2; recompute++)
+        check_moe((MoeSpec){ .activation = ACT_SWIGLU,
+                             .recompute = recompute,
+                             .capacity = { .factor = 0.6, .by_position = true },
+                             .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
+}
+
+/* The router sees x with noise: gradients pass it. */
+TEST(moe_jitter)
+{
+    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .jitter = 0.5f, .scoring = { .score = ROUTER_SIGMOID } });
 }
 
 static Err head_f(Rig *r)

@@ -28,11 +28,16 @@ Err make_step(Maker *m, StepValues **out);
 /* ---- mixtures of experts (cases_moe.c) ---- */
 
 Err make_router_fwd(Maker *m, AnyArgs *any);
+Err make_jitter(Maker *m, AnyArgs *any);
+Err make_router_even(Maker *m, AnyArgs *any);
+Err make_sinkhorn(Maker *m, AnyArgs *any);
 Err make_router_bwd(Maker *m, AnyArgs *any);
 Err make_router_count(Maker *m, AnyArgs *any);
 Err make_router_balance(Maker *m, AnyArgs *any);
 Err make_expert_count(Maker *m, AnyArgs *any);
 Err make_expert_bias(Maker *m, AnyArgs *any);
+Err make_choice_drop(Maker *m, AnyArgs *any);
+Err make_room_limits(Maker *m, AnyArgs *any);
 Err make_permute_index(Maker *m, AnyArgs *any);
 Err make_dispatch_offsets(Maker *m, AnyArgs *any);
 Err make_permute_rows(Maker *m, AnyArgs *any);

@@ -499,11 +499,7 @@ void config_check(ConfigReader *r)
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
-    { "moe.balance", "none aux seq_aux bias", "this way of balancing the load of experts" },
-    { "moe.jitter", NULL, "noise on the router's input" },
-    { "moe.capacity", NULL, "experts of limited capacity" },
-    { "moe.drop", NULL, "experts of limited capacity" },
-    { "moe.pad", NULL, "experts of limited capacity" },
+    { "moe.overflow", "stop drop", "doing a step again in more pieces" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

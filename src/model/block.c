@@ -56,6 +56,9 @@ static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, co
                                    .activation = s->activation,
                                    .scoring = s->moe.router,
                                    .balance = s->moe.balance,
+                                   .capacity = s->moe.capacity,
+                                   .jitter = s->moe.jitter,
+                                   .seed = s->seed,
                                    .std = s->init_std,
                                    .proj_std = proj_std });
 }

@@ -28,6 +28,8 @@ typedef struct {
     bool shared_gate, gathers;
     Router router;
     Balance balance;
+    Capacity capacity;
+    float jitter;
     LayerSet layers; /* the blocks that are mixtures */
 } MixtureSpec;
 

@@ -19,7 +19,16 @@ static MixtureSpec mixture_spec(const Config *cfg)
                     .scale = (float)cfg->moe.scale,
                     .groups = (int)cfg->moe.groups,
                     .group_topk = (int)cfg->moe.group_topk },
-        .balance = { .unit = cfg->moe.unit, .aux = (float)cfg->moe.aux_coeff, .z = (float)cfg->moe.z_coeff }
+        .balance = { .unit = cfg->moe.unit,
+                     .aux = (float)cfg->moe.aux_coeff,
+                     .z = (float)cfg->moe.z_coeff,
+                     .sinkhorn = cfg->moe.balance == MOE_BALANCE_SINKHORN,
+                     .forced = cfg->moe.balance == MOE_BALANCE_FORCED },
+        .jitter = (float)cfg->moe.jitter,
+        .capacity = { .factor = cfg->moe.capacity,
+                      .by_position = cfg->moe.drop == MOE_DROP_POSITION,
+                      .slack = cfg->moe.slack,
+                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP },
     };
     if (cfg->checkpoint.upcycle) m.parts = (int)(cfg->model.ffn / cfg->moe.ffn);
     if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;
