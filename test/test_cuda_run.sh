@@ -17,7 +17,7 @@ head_dim = 32
 ffn = 64
 seq = 24
 qk_norm = true
-window = 16
+window = 16,0
 [train]
 micro_batch = 2
 global_batch = 4

@@ -66,6 +66,17 @@ static MixtureSpec mixture_of(const Json *e)
     return m;
 }
 
+/* A number for each block. */
+static LayerPattern pattern_of(const Json *list)
+{
+    LayerPattern p = { .runs = (int)json_count(list) };
+    for (int i = 0; i < p.runs; i++) {
+        p.value[i] = (int32_t)json_int(json_at(list, i), 0);
+        p.times[i] = 1;
+    }
+    return p;
+}
+
 static ModelSpec model_of(const Json *m)
 {
     ModelSpec s = { .layers = (int)whole(m, "layers"),
@@ -76,9 +87,9 @@ static ModelSpec model_of(const Json *m)
                     .ffn = whole(m, "ffn"),
                     .seq = whole(m, "seq"),
                     .vocab = whole(m, "vocab"),
-                    .window = whole(m, "window"),
+                    .window = pattern_of(json_get(m, "window")),
                     .learned_positions = flag(m, "learned_positions"),
-                    .rope = flag(m, "rope"),
+                    .rope = pattern_of(json_get(m, "rope")),
                     .rms = flag(m, "rms"),
                     .bias = flag(m, "bias"),
                     .tied = flag(m, "tied"),
@@ -420,6 +431,8 @@ TEST(deepseek_layout) { against_torch("deepseek", true, true); }
 TEST(deepseek_run) { against_torch("deepseek", false, true); }
 TEST(mixedmoe_layout) { against_torch("mixedmoe", true, false); }
 TEST(mixedmoe_run) { against_torch("mixedmoe", false, false); }
+TEST(patterns_layout) { against_torch("patterns", true, false); }
+TEST(patterns_run) { against_torch("patterns", false, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -475,6 +488,7 @@ TEST(same_bits_mixtral) { same_bits("mixtral"); }
 TEST(same_bits_qwen3moe) { same_bits("qwen3moe"); }
 TEST(same_bits_deepseek) { same_bits("deepseek"); }
 TEST(same_bits_mixedmoe) { same_bits("mixedmoe"); }
+TEST(same_bits_patterns) { same_bits("patterns"); }
 
 /* ---- generation ---- */
 
@@ -524,6 +538,7 @@ TEST(logits_llama) { check_logits("llama"); }
 TEST(logits_mixtral) { check_logits("mixtral"); }
 TEST(logits_deepseek) { check_logits("deepseek"); }
 TEST(logits_mixedmoe) { check_logits("mixedmoe"); }
+TEST(logits_patterns) { check_logits("patterns"); }
 
 /* ---- learning rates ---- */
 

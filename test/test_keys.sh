@@ -40,6 +40,7 @@ model.seq                  | 64           | loss
 model.vocab                | 300          | loss
 model.position             | none         | loss
 model.rope_base            | 10           | loss | model.position=rope
+model.rope_layers          | 0,1          | loss | model.position=rope model.layers=2
 model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
 model.activation           | swiglu       | loss
@@ -50,7 +51,7 @@ model.attention_dropout    | 0.1          | loss
 model.qk_norm              | true         | loss
 model.init_std             | 0.03         | loss
 model.attention            | mla          | unbuilt
-model.window               | 4            | loss
+model.window               | 4,0          | loss | model.layers=2
 moe.experts                | 4            | loss | model.bias=false
 moe.topk                   | 1            | loss | moe.experts=4 model.bias=false
 moe.ffn                    | 64           | loss | moe.experts=4 model.bias=false

@@ -118,7 +118,7 @@ static void fill_params(Rig *r)
 /* After the layer has registered its parameters. */
 static void rig_ready(Rig *r, const Case *c)
 {
-    ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
+    ModelSpec rope = { .rope = layer_pattern_all(1), .head_dim = 8, .seq = T, .rope_base = 100 };
     OK(param_layout(&r->registry, INT64_MAX));
     OK(grad_stats_init(&r->stats, r->registry.count, true, &r->state));
     OK(param_store_init(&r->params, &r->registry, &r->stats, &r->state, F32, GRADS_I64));
@@ -477,7 +477,7 @@ TEST(block_llama)
 {
     check_block((ModelSpec){ .kv_heads = 2,
                              .rms = true,
-                             .rope = true,
+                             .rope = layer_pattern_all(1),
                              .qk_norm = true,
                              .activation = ACT_SWIGLU,
                              .recompute = RECOMPUTE_SELECTIVE });

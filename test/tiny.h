@@ -46,10 +46,21 @@ static inline TrainSpec tiny_gpt2(void)
 static inline TrainSpec tiny_llama(void)
 {
     TrainSpec s = tiny_base();
-    s.model.rope = s.model.rms = s.model.qk_norm = true;
+    s.model.rope = layer_pattern_all(1);
+    s.model.rms = s.model.qk_norm = true;
     s.model.heads = 16;
     s.model.kv_heads = 2; /* fewer than ranks */
     s.model.activation = ACT_SWIGLU;
+    return s;
+}
+
+/* What llama leaves of attention: windows and blocks without positions. */
+static inline TrainSpec tiny_variants(void)
+{
+    TrainSpec s = tiny_llama();
+    s.model.layers = 3;
+    s.model.window = (LayerPattern){ .runs = 2, .value = { 24, 0 }, .times = { 1, 1 } };
+    s.model.rope = (LayerPattern){ .runs = 2, .value = { 1, 0 }, .times = { 2, 1 } };
     return s;
 }
 

@@ -444,6 +444,7 @@ void config_check(ConfigReader *r)
     check_model(r);
     check_nccl(r);
     check_blocks(r);
+    config_check_attention(r);
     config_check_moe(r);
     check_layout(r);
     check_training(r);

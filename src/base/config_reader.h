@@ -33,7 +33,8 @@ const char *config_nearest_section(const char *name); /* at most 2 edits away; N
 void config_resolve(ConfigReader *r);
 void config_check_unbuilt(ConfigReader *r);
 void config_check(ConfigReader *r);
-void config_check_moe(ConfigReader *r); /* a part of config_check */
+void config_check_moe(ConfigReader *r); /* parts of config_check */
+void config_check_attention(ConfigReader *r);
 
 /* A relation between keys: where it does not hold, the text is complained of with all of them, at the first. */
 #define KEY_IDS(...) \

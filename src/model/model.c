@@ -236,7 +236,7 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
 {
     int64_t R = spec->head_dim / 2;
     *cos = *sin = (Tensor){ 0 };
-    if (!spec->rope) return ERR_OK;
+    if (!layer_pattern_most(&spec->rope)) return ERR_OK;
     TRY(tensor_new(state, cos, F32, spec->seq, R));
     TRY(tensor_new(state, sin, F32, spec->seq, R));
     if (s->dev->is_null) return ERR_OK;

@@ -33,8 +33,10 @@ typedef struct {
 /* Everything a model is, in numbers; filled from the configuration by train/. */
 typedef struct {
     int layers, heads, kv_heads, head_dim;
-    int64_t hidden, ffn, seq, vocab, padded_vocab, window;
-    bool learned_positions, rope, rms, bias, tied, qk_norm;
+    int64_t hidden, ffn, seq, vocab, padded_vocab;
+    LayerPattern window; /* of each block; 0: all positions */
+    LayerPattern rope;   /* 1: the block has rotary positions */
+    bool learned_positions, rms, bias, tied, qk_norm;
     Activation activation;
     float norm_eps, dropout, attention_dropout, init_std, rope_base;
     uint64_t seed;

@@ -35,9 +35,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .ffn = cfg->model.ffn,
                     .seq = cfg->model.seq,
                     .vocab = cfg->model.vocab ? cfg->model.vocab : vocab,
-                    .window = cfg->model.window,
                     .learned_positions = cfg->model.position == MODEL_POSITION_LEARNED,
-                    .rope = cfg->model.position == MODEL_POSITION_ROPE,
                     .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
                     .bias = cfg->model.bias,
                     .tied = cfg->model.tied,
@@ -50,6 +48,8 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .rope_base = (float)cfg->model.rope_base,
                     .seed = (uint64_t)cfg->run.seed,
                     .recompute = (Recompute)cfg->train.recompute };
+    layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
+    if (cfg->model.position == MODEL_POSITION_ROPE) layer_pattern_read(cfg->model.rope_layers, 1, &m.rope);
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
     m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);

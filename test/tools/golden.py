@@ -27,14 +27,14 @@ except ImportError as e:
 MASK = (1 << 64) - 1
 
 # What the two recipes leave between them is in `mixed`; sizes are odd on purpose: vector tails, padded vocabulary.
-GPT2 = dict(layers=2, hidden=24, heads=4, kv_heads=4, head_dim=6, ffn=96, seq=24, vocab=71, window=0,
-            learned_positions=True, rope=False, rms=False, bias=True, tied=True, qk_norm=False, swiglu=False,
+GPT2 = dict(layers=2, hidden=24, heads=4, kv_heads=4, head_dim=6, ffn=96, seq=24, vocab=71, window=[0, 0],
+            learned_positions=True, rope=[0, 0], rms=False, bias=True, tied=True, qk_norm=False, swiglu=False,
             norm_eps=1e-5, rope_base=10000.0)
-LLAMA = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=56, seq=24, vocab=71, window=0,
-             learned_positions=False, rope=True, rms=True, bias=False, tied=False, qk_norm=True, swiglu=True,
+LLAMA = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=56, seq=24, vocab=71, window=[0, 0],
+             learned_positions=False, rope=[1, 1], rms=True, bias=False, tied=False, qk_norm=True, swiglu=True,
              norm_eps=1e-6, rope_base=500.0)
-MIXED = dict(layers=1, hidden=24, heads=6, kv_heads=2, head_dim=4, ffn=40, seq=24, vocab=71, window=7,
-             learned_positions=False, rope=True, rms=False, bias=True, tied=False, qk_norm=True, swiglu=True,
+MIXED = dict(layers=1, hidden=24, heads=6, kv_heads=2, head_dim=4, ffn=40, seq=24, vocab=71, window=[7],
+             learned_positions=False, rope=[1], rms=False, bias=True, tied=False, qk_norm=True, swiglu=True,
              norm_eps=1e-5, rope_base=10000.0)
 # Mixtures: the routers of Mixtral, Qwen3-MoE and DeepSeek-V3 (the last with its first layer dense and a shared expert),
 # and one of what is left. `layers`: which blocks are mixtures.
@@ -50,7 +50,9 @@ DEEPSEEK = dict(LLAMA, qk_norm=False, kv_heads=4, moe=dict(
 MIXEDMOE = dict(GPT2, bias=False, tied=False, moe=dict(
     experts=6, topk=3, ffn=18, shared_ffn=14, shared_gate=True, router="sqrt_softplus", normalize=False, scale=0.5,
     groups=1, group_topk=1, layers=[1, 0]))
-GRADIENTS_ONLY = ("mixed", "mixedmoe")  # no final weights
+# Attention that differs from block to block: windows of some, and blocks without positions.
+PATTERNS = dict(LLAMA, layers=3, window=[5, 5, 0], rope=[1, 1, 0])
+GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -164,8 +166,8 @@ class Model:
         a, b = x[..., :C // 2], x[..., C // 2:]
         return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
 
-    def attention(self, name, x):
-        m = self.m
+    def attention(self, layer, x):
+        m, name, window = self.m, f"layers.{layer}.attn", self.m["window"][layer]
         B, T, _ = x.shape
         H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
         q, k, v = self.linear(name + ".qkv", x).split([H * C, K * C, K * C], -1)
@@ -173,12 +175,12 @@ class Model:
         if m["qk_norm"]:
             q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        if m["rope"]:
+        if m["rope"][layer]:
             q, k = self.rotate(q), self.rotate(k)
         k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
         score = q @ k.transpose(-1, -2) / math.sqrt(C)
         behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
-        hidden = behind < 0 if not m["window"] else (behind < 0) | (behind >= m["window"])
+        hidden = behind < 0 if not window else (behind < 0) | (behind >= window)
         o = torch.softmax(score.masked_fill(hidden, -math.inf), -1) @ v
         return self.linear(name + ".proj", o.transpose(1, 2).reshape(B, T, H * C))
 
@@ -237,7 +239,7 @@ class Model:
             x = x + self.w["embedding.position.weight"][:token.shape[1]]
         for i in range(m["layers"]):
             p = f"layers.{i}."
-            x = x + self.attention(p + "attn", self.norm(p + "norm1", x, m["rms"]))
+            x = x + self.attention(i, self.norm(p + "norm1", x, m["rms"]))
             ffn = self.mixture if is_mixture(m, i) else self.mlp
             x = x + ffn(p + "mlp", self.norm(p + "norm2", x, m["rms"]))
         x = self.norm("final_norm", x, m["rms"])
@@ -310,7 +312,7 @@ def main():
     torch.set_num_threads(1)
     cases = [case(folder, *c) for c in (
         ("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED), ("mixtral", MIXTRAL), ("qwen3moe", QWEN3MOE),
-        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE))]
+        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
