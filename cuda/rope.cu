@@ -1,7 +1,8 @@
 /*
  * Attention's columns: rotary positions, and q, k, v out of and back into the fused projection.
  *
- * rope      in place, half-rotation layout: (x[i], x[i + R]) turned by angle (position, i), i < R = C / 2.
+ * rope      in place, half-rotation layout: (x[i], x[i + R]) turned by angle (position, i), i < R;
+ *           columns from 2 R on stay.
  *   Mapping a thread takes the same pack of both halves of up to 4 heads of a row, which share the row's cosines
  *           and sines in registers.
  *   Traffic reads and writes x: 4 bytes an element in bf16, and 8 / H for the table, which stays in L2. q of
@@ -111,8 +112,11 @@ __global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, RopeTable
 
 template <class T> static Err launch_rope(Stream *s, const rope_args *a)
 {
-    const int64_t R = a->x.dim[2] / 2;
+    const int64_t R = a->cos.dim[1];
     HeadGrid g;
+    if (2 * R > a->x.dim[2])
+        return err_set(ERR_SHAPE, "rope: %lld angles for %lld columns", static_cast<long long>(R),
+                       static_cast<long long>(a->x.dim[2]));
     TRY(head_grid(&g, "rope", row_count(a->x, a->position), ceil_div(a->x.dim[1], ROPE_HEADS), R,
                   Pack<T>::COUNT, 1));
     const RopeTable table = { rows_of<const float>(a->cos), rows_of<const float>(a->sin),

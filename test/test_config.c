@@ -207,6 +207,7 @@ typedef struct {
 } Rule;
 
 #define MOE "moe.experts=8 model.bias=false "
+#define ROPE "model.position=rope "
 
 static const Rule rules[] = {
     { "run.name=a/b", "run.name=a", "run.name = 'a/b': a name must not contain '/'", 1 },
@@ -228,7 +229,27 @@ static const Rule rules[] = {
     { "model.arch=llama model.heads=2 model.hidden=20", "model.arch=llama model.heads=2 model.hidden=24",
       "too narrow for the usual ffn", 1 },
     { "model.position=rope model.head_dim=7", "model.position=learned model.head_dim=7",
-      "rotary positions need an even head_dim", 1 },
+      "rotary positions need an even head_dim, or rope_dim", 1 },
+    { ROPE "model.rope_dim=7", ROPE "model.rope_dim=6 model.head_dim=7", "columns turn in pairs: it must be even", 1 },
+    { ROPE "model.rope_dim=66", ROPE "model.rope_dim=64",
+      "model.rope_dim = '66' with model.head_dim = '64': a head has fewer columns", 1 },
+    { "model.rope_dim=4", ROPE "model.rope_dim=4", "model.position = 'learned': only position = rope has it", 1 },
+    { "model.rope_scaling=linear", ROPE "model.rope_scaling=linear", "only position = rope has angles to scale", 1 },
+    { ROPE "model.rope_factor=8", ROPE "model.rope_factor=1", "nothing is scaled: give rope_scaling", 1 },
+    { ROPE "model.rope_scaling=linear model.rope_original=64", ROPE "model.rope_scaling=llama3 model.rope_original=64",
+      "only rope_scaling = llama3 or yarn reads it", 1 },
+    { ROPE "model.rope_slow=2", ROPE "model.rope_slow=2 model.rope_scaling=yarn", "llama3 or yarn reads it", 1 },
+    { ROPE "model.rope_fast=4", ROPE "model.rope_fast=32", "llama3 or yarn reads it", 1 },
+    { ROPE "model.rope_scaling=yarn model.seq=7", ROPE "model.rope_scaling=yarn model.seq=8",
+      "seq / rope_factor is less than 1", 1 },
+    { ROPE "model.rope_scaling=llama3 model.rope_slow=4", ROPE "model.rope_scaling=yarn model.rope_slow=4",
+      "rope_slow must be below rope_fast", 1 },
+    { ROPE "model.rope_scaling=llama3 model.rope_magnitude=2", ROPE "model.rope_scaling=yarn model.rope_magnitude=2",
+      "only rope_scaling = yarn reads it", 1 },
+    { ROPE "model.rope_scaling=llama3 model.rope_truncate=false", ROPE "model.rope_scaling=yarn model.rope_truncate=false",
+      "only rope_scaling = yarn reads it", 1 },
+    { ROPE "model.rope_scaling=yarn model.rope_base=1", ROPE "model.rope_scaling=llama3 model.rope_base=1",
+      "yarn needs a base above 1", 1 },
     { "model.window=8,", "model.window=8,0", "model.window = '8,': must be a number of positions", 1 },
     { "model.window=-1", "model.window=0", "must be a number of positions up to 16777216", 1 },
     { "model.window=16777217", "model.window=16777216*5,0", "positions up to 16777216, or a list of them", 1 },

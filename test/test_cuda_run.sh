@@ -18,6 +18,9 @@ ffn = 64
 seq = 24
 qk_norm = true
 window = 16,0
+rope_layers = 0,1
+rope_dim = 24
+rope_scaling = yarn
 [train]
 micro_batch = 2
 global_batch = 4

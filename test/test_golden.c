@@ -77,6 +77,25 @@ static LayerPattern pattern_of(const Json *list)
     return p;
 }
 
+static RopeSpec rope_of(const Json *m)
+{
+    static const char *const names[] = { "plain", "linear", "llama3", "yarn" };
+    const Json *s = json_get(m, "rope_scaling");
+    RopeSpec r = { .layers = pattern_of(json_get(m, "rope")),
+                   .base = (float)number(m, "rope_base"),
+                   .columns = (int)json_int(json_get(m, "rope_columns"), 0) };
+    if (!s) return r;
+    while (strcmp(json_text(json_get(s, "kind"), NULL), names[r.scaling])) r.scaling++;
+    r.factor = number(s, "factor");
+    if (r.scaling == ROPE_LINEAR) return r;
+    r.original = number(s, "original");
+    r.slow = number(s, "slow");
+    r.fast = number(s, "fast");
+    r.magnitude = r.scaling == ROPE_YARN ? number(s, "magnitude") : 1;
+    r.truncate = r.scaling == ROPE_YARN && flag(s, "truncate");
+    return r;
+}
+
 static ModelSpec model_of(const Json *m)
 {
     ModelSpec s = { .layers = (int)whole(m, "layers"),
@@ -89,14 +108,13 @@ static ModelSpec model_of(const Json *m)
                     .vocab = whole(m, "vocab"),
                     .window = pattern_of(json_get(m, "window")),
                     .learned_positions = flag(m, "learned_positions"),
-                    .rope = pattern_of(json_get(m, "rope")),
+                    .rope = rope_of(m),
                     .rms = flag(m, "rms"),
                     .bias = flag(m, "bias"),
                     .tied = flag(m, "tied"),
                     .qk_norm = flag(m, "qk_norm"),
                     .activation = flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
                     .norm_eps = (float)number(m, "norm_eps"),
-                    .rope_base = (float)number(m, "rope_base"),
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
     if (json_get(m, "moe")) s.moe = mixture_of(json_get(m, "moe"));
@@ -433,6 +451,9 @@ TEST(mixedmoe_layout) { against_torch("mixedmoe", true, false); }
 TEST(mixedmoe_run) { against_torch("mixedmoe", false, false); }
 TEST(patterns_layout) { against_torch("patterns", true, false); }
 TEST(patterns_run) { against_torch("patterns", false, false); }
+TEST(linear_layout) { against_torch("linear", true, false); }
+TEST(llama31_layout) { against_torch("llama31", true, false); }
+TEST(yarn_layout) { against_torch("yarn", true, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -539,6 +560,9 @@ TEST(logits_mixtral) { check_logits("mixtral"); }
 TEST(logits_deepseek) { check_logits("deepseek"); }
 TEST(logits_mixedmoe) { check_logits("mixedmoe"); }
 TEST(logits_patterns) { check_logits("patterns"); }
+TEST(logits_linear) { check_logits("linear"); }
+TEST(logits_llama31) { check_logits("llama31"); }
+TEST(logits_yarn) { check_logits("yarn"); }
 
 /* ---- learning rates ---- */
 

@@ -41,6 +41,14 @@ model.vocab                | 300          | loss
 model.position             | none         | loss
 model.rope_base            | 10           | loss | model.position=rope
 model.rope_layers          | 0,1          | loss | model.position=rope model.layers=2
+model.rope_dim             | 4            | loss | model.position=rope
+model.rope_scaling         | linear       | loss | model.position=rope
+model.rope_factor          | 4            | loss | model.position=rope model.rope_scaling=linear
+model.rope_original        | 16           | loss | model.position=rope model.rope_scaling=llama3
+model.rope_slow            | 0.5          | loss | model.position=rope model.rope_scaling=llama3 model.rope_original=16
+model.rope_fast            | 8            | loss | model.position=rope model.rope_scaling=llama3 model.rope_original=16
+model.rope_magnitude       | 2            | loss | model.position=rope model.rope_scaling=yarn
+model.rope_truncate        | false        | loss | model.position=rope model.rope_scaling=yarn model.rope_original=64
 model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
 model.activation           | swiglu       | loss

@@ -375,11 +375,11 @@ TEST(columns_side_by_side)
     CASES(case_join, { 1, 1, 1 }, { 3, 5, 2 }, { 7, 16, 4 }, { 33, 2, 8 }, { 5, 33, 3 });
 }
 
-/* H = D heads of 2 a columns; flags: turn back. */
+/* H = D heads of 2 a columns that turn and b that stay; flags: turn back. */
 static void case_rope(Env *e, const Shape *p)
 {
-    int64_t N = p->N, H = p->D, R = p->a;
-    Tensor x = env_out(e, F32, -2, 2, N, H, 2 * R), position = env_in(e, I32, 0, 50, N);
+    int64_t N = p->N, H = p->D, R = p->a, C = 2 * R + p->b;
+    Tensor x = env_out(e, F32, -2, 2, N, H, C), position = env_in(e, I32, 0, 50, N);
     Tensor cosine = env_in(e, F32, -1, 1, 50, R), sine = env_in(e, F32, -1, 1, 50, R);
     RUN(e, rope, .x = env_used(e, x), .position = position, .cos = cosine, .sin = sine, .inverse = p->flags);
     for (int64_t row = 0; e->check && row < env_n(e, N) * H; row++) {
@@ -391,13 +391,14 @@ static void case_rope(Env *e, const Shape *p)
             CLOSE(env_f(x, row)[i], u * c - v * s, 0, "row %d, %d", (int)row, (int)i);
             CLOSE(env_f(x, row)[i + R], v * c + u * s, 0, "row %d, %d", (int)row, (int)i);
         }
+        CHECK(!memcmp(env_f(x, row) + 2 * R, before + 2 * R, (size_t)p->b * sizeof(float)));
     }
 }
 
 TEST(rope)
 {
     CASES(case_rope, { 1, 1, 1 }, { 3, 2, 15, 0, 1 }, { 4, 3, 16 }, { 5, 1, 17, 0, 1 }, { 2, 2, 31 },
-          { 3, 1, 33 }, { 35, 10, 60 });
+          { 3, 1, 33 }, { 35, 10, 60 }, { 3, 2, 15, 2, 1 }, { 5, 3, 8, 16 }, { 4, 1, 1, 7 });
 }
 
 /* ---- embedding ---- */

@@ -30,6 +30,39 @@ static void check_rope(ConfigReader *r)
          CFG_model_rope_layers, CFG_model_position);
     RULE(rope || strcmp(c->model.rope_layers, config_defaults.model.rope_layers) == 0,
          "only position = rope has it", CFG_model_rope_layers, CFG_model_position);
+    RULE(rope || !c->model.rope_dim, "only position = rope has it", CFG_model_rope_dim, CFG_model_position);
+    RULE(!rope || c->model.rope_dim || c->model.head_dim % 2 == 0,
+         "columns turn in pairs: rotary positions need an even head_dim, or rope_dim", CFG_model_head_dim,
+         CFG_model_position);
+    RULE(c->model.rope_dim % 2 == 0, "columns turn in pairs: it must be even", CFG_model_rope_dim);
+    RULE(c->model.rope_dim <= c->model.head_dim, "a head has fewer columns", CFG_model_rope_dim,
+         CFG_model_head_dim);
+}
+
+static void check_rope_scaling(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const bool plain = c->model.rope_scaling == MODEL_ROPE_SCALING_NONE;
+    const bool yarn = c->model.rope_scaling == MODEL_ROPE_SCALING_YARN;
+    const bool by_turns = yarn || c->model.rope_scaling == MODEL_ROPE_SCALING_LLAMA3;
+    const char *const only = "only rope_scaling = llama3 or yarn reads it";
+    RULE(plain || c->model.position == MODEL_POSITION_ROPE, "only position = rope has angles to scale",
+         CFG_model_rope_scaling, CFG_model_position);
+    RULE(!plain || c->model.rope_factor == 1, "nothing is scaled: give rope_scaling", CFG_model_rope_factor,
+         CFG_model_rope_scaling);
+    RULE(by_turns || !c->model.rope_original, only, CFG_model_rope_original, CFG_model_rope_scaling);
+    RULE(by_turns || c->model.rope_slow == 1, only, CFG_model_rope_slow, CFG_model_rope_scaling);
+    RULE(by_turns || c->model.rope_fast == 32, only, CFG_model_rope_fast, CFG_model_rope_scaling);
+    RULE(!by_turns || c->model.rope_original, "seq / rope_factor is less than 1: give rope_original",
+         CFG_model_rope_original, CFG_model_seq, CFG_model_rope_factor);
+    RULE(c->model.rope_slow < c->model.rope_fast, "rope_slow must be below rope_fast", CFG_model_rope_slow,
+         CFG_model_rope_fast);
+    RULE(yarn || c->model.rope_magnitude == 1, "only rope_scaling = yarn reads it", CFG_model_rope_magnitude,
+         CFG_model_rope_scaling);
+    RULE(yarn || c->model.rope_truncate, "only rope_scaling = yarn reads it", CFG_model_rope_truncate,
+         CFG_model_rope_scaling);
+    RULE(!yarn || c->model.rope_base > 1, "yarn needs a base above 1", CFG_model_rope_base,
+         CFG_model_rope_scaling);
 }
 
 void config_check_attention(ConfigReader *r)
@@ -37,4 +70,5 @@ void config_check_attention(ConfigReader *r)
     const Config *c = r->config;
     check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
     check_rope(r);
+    check_rope_scaling(r);
 }

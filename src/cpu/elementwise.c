@@ -351,7 +351,7 @@ Err CPU(join_columns)(Stream *s, const join_columns_args *a)
 static void rope_part(const void *args, int64_t first, int64_t end)
 {
     const rope_args *a = args;
-    int64_t H = a->x.dim[1], R = a->x.dim[2] / 2;
+    int64_t H = a->x.dim[1], R = a->cos.dim[1];
     for (int64_t row = first * H; row < end * H; row++) {
         int64_t position = ((const int32_t *)a->position.data)[row / H];
         const float *cosine = row_f32(a->cos, position), *sine = row_f32(a->sin, position);
@@ -369,6 +369,9 @@ static void rope_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(rope)(Stream *s, const rope_args *a)
 {
-    par_rows(s, rows_both(a->x, a->position), a->x.dim[1] * a->x.dim[2], rope_part, a);
+    const int64_t C = a->x.dim[2], R = a->cos.dim[1];
+    if (2 * R > C)
+        return err_set(ERR_SHAPE, "rope: %lld angles for %lld columns", (long long)R, (long long)C);
+    par_rows(s, rows_both(a->x, a->position), a->x.dim[1] * 2 * R, rope_part, a);
     return ERR_OK;
 }

@@ -94,7 +94,7 @@ typedef struct {
     Arena *scratch;
     const Batch *batch;
     const StepValues *step;    /* device memory */
-    Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
+    Tensor rope_cos, rope_sin; /* [seq, columns that turn / 2], or absent */
     Canon canon;
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
     DType dtype;         /* of activations and of weights as layers see them */

@@ -4,9 +4,10 @@
 static const DType types[] = { F32, BF16, F16 };
 
 typedef struct {
-    int64_t N, H, R;   /* heads of 2 R columns */
+    int64_t N, H, R;   /* heads of 2 R columns that turn */
     int64_t gap, skip; /* around each head */
     int inverse, used;
+    int64_t stay; /* columns behind them */
 } RopeShape;
 
 static void rope_case(DType T, RopeShape p)
@@ -17,14 +18,15 @@ static void rope_case(DType T, RopeShape p)
     const int64_t used = p.N - p.N / 3;
     ASSERT(p.N <= 64);
     for (int64_t n = 0; n < p.N; n++) position[n] = (int32_t)(test_rand(&c->random) % P);
-    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H, 2 * p.R, p.gap, p.skip);
+    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H, 2 * p.R + p.stay, p.gap, p.skip);
     Pair at = pair_values(c, I32, position, p.N), rows = pair_values(c, I64, &used, 1);
     Pair cosine = pair_random(c, F32, 1, P, p.R), sine = pair_random(c, F32, 1, P, p.R);
     const Pair heads = pair_used(matrix_heads(&x, p.N, p.H), p.used ? &rows : NULL);
     BOTH(c, rope, .x = AT(heads), .position = AT(at), .cos = AT(cosine), .sin = AT(sine),
          .inverse = p.inverse);
-    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld", dtype_name(T),
-               (long long)p.N, (long long)p.H, (long long)p.R, (long long)p.gap, (long long)p.skip);
+    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld stay %lld",
+               dtype_name(T), (long long)p.N, (long long)p.H, (long long)p.R, (long long)p.gap, (long long)p.skip,
+               (long long)p.stay);
     case_close(c);
 }
 
@@ -36,9 +38,10 @@ TEST(rope)
                                         { 9, 4, 8, 0, 0, 0, 1 },   { 63, 5, 8, 8, 8, 1, 0 },
                                         { 2, 12, 32, 0, 0, 0, 0 }, { 3, 7, 64, 16, 0, 1, 1 },
                                         { 2, 3, 32, 3, 1, 0, 0 },  { 1, 36, 128, 0, 0, 0, 0 },
-                                        { 64, 1, 4, 0, 0, 1, 0 } };
+                                        { 64, 1, 4, 0, 0, 1, 0 },  { 5, 3, 16, 0, 0, 1, 0, 32 },
+                                        { 4, 6, 5, 0, 1, 0, 0, 7 } };
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < 11; k++) rope_case(types[t], shapes[k]);
+        for (int k = 0; k < 13; k++) rope_case(types[t], shapes[k]);
 }
 
 /* Turned and turned back: what it was, to the dtype's rounding. */

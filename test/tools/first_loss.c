@@ -126,12 +126,12 @@ static Err report(FirstLoss *f)
            r.loss, (long long)param_total(f->t.stores[0].reg), m->layers, (long long)m->hidden, m->heads, m->kv_heads,
            m->head_dim, (long long)m->ffn, (long long)m->seq, (long long)m->vocab);
     put_pattern("window", &m->window, m->layers);
-    put_pattern("rope", &m->rope, m->layers);
+    put_pattern("rope", &m->rope.layers, m->layers);
     const char *const word[] = { "false", "true" };
     printf("\"learned_positions\": %s, \"rms\": %s, \"bias\": %s, \"tied\": %s, \"qk_norm\": %s, "
            "\"swiglu\": %s, \"norm_eps\": %.9g, \"rope_base\": %.9g, \"init_std\": %.9g}\n",
            word[m->learned_positions], word[m->rms], word[m->bias], word[m->tied], word[m->qk_norm],
-           word[m->activation == ACT_SWIGLU], m->norm_eps, m->rope_base, m->init_std);
+           word[m->activation == ACT_SWIGLU], m->norm_eps, m->rope.base, m->init_std);
     return ERR_OK;
 }
 

@@ -52,7 +52,13 @@ MIXEDMOE = dict(GPT2, bias=False, tied=False, moe=dict(
     groups=1, group_topk=1, layers=[1, 0]))
 # Attention that differs from block to block: windows of some, and blocks without positions.
 PATTERNS = dict(LLAMA, layers=3, window=[5, 5, 0], rope=[1, 1, 0])
-GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns")  # no final weights
+# Ways to scale rotary angles, by numbers that leave pairs of each kind in a head this narrow; a head that turns in part.
+LINEAR = dict(LLAMA, layers=1, window=[0], rope=[1], rope_columns=4, rope_scaling=dict(kind="linear", factor=3.0))
+LLAMA31 = dict(LLAMA, qk_norm=False, head_dim=16, rope_scaling=dict(
+    kind="llama3", factor=8.0, original=12.0, slow=0.25, fast=1.5))
+YARN = dict(LLAMA, layers=1, window=[0], rope=[1], head_dim=16, rope_columns=12, rope_scaling=dict(
+    kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=True))
+GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -158,13 +164,37 @@ class Model:
         y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.m["norm_eps"]) * self.w[name + ".weight"]
         return y if rms else y + self.w[name + ".bias"]
 
+    def frequencies(self, d):
+        """Angles of d / 2 pairs at position 1, and what cosines and sines are multiplied by."""
+        s, base = self.m.get("rope_scaling"), self.m["rope_base"]
+        plain = base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+        if not s:
+            return plain, 1
+        slowed = plain / s["factor"]
+        if s["kind"] == "linear":
+            return slowed, 1
+        if s["kind"] == "llama3":  # by the length of a turn, as the published code has it
+            length = 2 * math.pi / plain
+            longest, shortest = s["original"] / s["slow"], s["original"] / s["fast"]
+            smooth = (s["original"] / length - s["slow"]) / (s["fast"] - s["slow"])
+            between = (1 - smooth) * slowed + smooth * plain
+            return torch.where(length > longest, slowed, torch.where(length < shortest, plain, between)), 1
+        ends = [d * math.log(s["original"] / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (s["fast"], s["slow"])]
+        if s["truncate"]:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        low, high = max(ends[0], 0), min(ends[1], d - 1)
+        ramp = ((torch.arange(d // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+        return slowed * ramp + plain * (1 - ramp), s["magnitude"]
+
     def rotate(self, x):
-        """x [B, heads, T, C]: (x[i], x[i + C/2]) turned by position * base^(-2i/C)."""
+        """x [B, heads, T, C]: of the first d columns (x[i], x[i + d/2]) turned by position * frequency i."""
         C, T = x.shape[-1], x.shape[-2]
-        i = torch.arange(C // 2, dtype=torch.float64)
-        angle = torch.arange(T, dtype=torch.float64)[:, None] * self.m["rope_base"] ** (-2 * i / C)
-        a, b = x[..., :C // 2], x[..., C // 2:]
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+        d = self.m.get("rope_columns") or C
+        frequency, magnitude = self.frequencies(d)
+        angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
+        cos, sin = angle.cos() * magnitude, angle.sin() * magnitude
+        a, b = x[..., :d // 2], x[..., d // 2:d]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., d:]], -1)
 
     def attention(self, layer, x):
         m, name, window = self.m, f"layers.{layer}.attn", self.m["window"][layer]
@@ -312,7 +342,8 @@ def main():
     torch.set_num_threads(1)
     cases = [case(folder, *c) for c in (
         ("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED), ("mixtral", MIXTRAL), ("qwen3moe", QWEN3MOE),
-        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS))]
+        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
+        ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
