@@ -261,6 +261,7 @@ static const Rule rules[] = {
     { "model.position=rope model.rope_layers=0", "model.position=rope model.rope_layers=0*11,1",
       "no block has rotary positions", 1 },
     { "model.rope_layers=1,0", "model.position=rope model.rope_layers=1,0", "only position = rope has it", 1 },
+    { "model.attention_softcap=1e-4", "model.attention_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
     { "model.dropout=1", "model.dropout=0.99", "model.dropout = '1': dropout must be below 1", 1 },
     { "model.dropout=0.99999999", "model.dropout=0.9999999",
       "model.dropout = '0.99999999': dropout must be below 1 in single precision", 1 },

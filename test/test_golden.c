@@ -114,6 +114,9 @@ static ModelSpec model_of(const Json *m)
                     .tied = flag(m, "tied"),
                     .qk_norm = flag(m, "qk_norm"),
                     .activation = flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                    .attention_gate = json_get(m, "gate") != NULL,
+                    .sinks = json_get(m, "sinks") != NULL,
+                    .attention_softcap = json_get(m, "softcap") ? (float)number(m, "softcap") : 0,
                     .norm_eps = (float)number(m, "norm_eps"),
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
@@ -454,6 +457,12 @@ TEST(patterns_run) { against_torch("patterns", false, false); }
 TEST(linear_layout) { against_torch("linear", true, false); }
 TEST(llama31_layout) { against_torch("llama31", true, false); }
 TEST(yarn_layout) { against_torch("yarn", true, false); }
+TEST(gemma_layout) { against_torch("gemma", true, false); }
+TEST(gemma_run) { against_torch("gemma", false, false); }
+TEST(gptoss_layout) { against_torch("gptoss", true, false); }
+TEST(gptoss_run) { against_torch("gptoss", false, false); }
+TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
+TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -510,6 +519,9 @@ TEST(same_bits_qwen3moe) { same_bits("qwen3moe"); }
 TEST(same_bits_deepseek) { same_bits("deepseek"); }
 TEST(same_bits_mixedmoe) { same_bits("mixedmoe"); }
 TEST(same_bits_patterns) { same_bits("patterns"); }
+TEST(same_bits_gemma) { same_bits("gemma"); }
+TEST(same_bits_gptoss) { same_bits("gptoss"); }
+TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
 
 /* ---- generation ---- */
 
@@ -563,6 +575,9 @@ TEST(logits_patterns) { check_logits("patterns"); }
 TEST(logits_linear) { check_logits("linear"); }
 TEST(logits_llama31) { check_logits("llama31"); }
 TEST(logits_yarn) { check_logits("yarn"); }
+TEST(logits_gemma) { check_logits("gemma"); }
+TEST(logits_gptoss) { check_logits("gptoss"); }
+TEST(logits_qwen3next) { check_logits("qwen3next"); }
 
 /* ---- learning rates ---- */
 

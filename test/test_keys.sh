@@ -57,6 +57,9 @@ model.tied                 | false        | loss
 model.dropout              | 0.1          | loss
 model.attention_dropout    | 0.1          | loss
 model.qk_norm              | true         | loss
+model.attention_softcap    | 0.01         | loss
+model.sinks                | true         | loss
+model.attention_gate       | true         | loss
 model.init_std             | 0.03         | loss
 model.attention            | mla          | unbuilt
 model.window               | 4,0          | loss | model.layers=2

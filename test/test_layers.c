@@ -374,6 +374,20 @@ TEST(attention_rope_in_part)
     rope_columns = 0;
 }
 TEST(attention_norms) { check_attention((AttentionSpec){ .kv_heads = 2, .qk_norm = true, .rope = true }); }
+TEST(attention_softcap) { check_attention((AttentionSpec){ .kv_heads = 2, .softcap = 1.5f, .rope = true }); }
+TEST(attention_sinks) { check_attention((AttentionSpec){ .kv_heads = 2, .sinks = true, .window = 7 }); }
+TEST(attention_gate) { check_attention((AttentionSpec){ .kv_heads = 2, .gate = true, .bias = true }); }
+TEST(attention_variants)
+{
+    check_attention((AttentionSpec){ .kv_heads = 1,
+                                     .gate = true,
+                                     .sinks = true,
+                                     .qk_norm = true,
+                                     .rope = true,
+                                     .softcap = 2,
+                                     .window = 9,
+                                     .dropout = 0.2f });
+}
 TEST(attention_window) { check_attention((AttentionSpec){ .kv_heads = 4, .window = 5 }); }
 TEST(attention_dropout) { check_attention((AttentionSpec){ .kv_heads = 1, .dropout = 0.2f, .bias = true }); }
 

@@ -54,7 +54,7 @@ static inline TrainSpec tiny_llama(void)
     return s;
 }
 
-/* What llama leaves of attention: windows and blocks without positions. */
+/* What llama leaves of attention: windows, blocks without positions, scaled angles, capped scores, sinks, a gate. */
 static inline TrainSpec tiny_variants(void)
 {
     TrainSpec s = tiny_llama();
@@ -65,6 +65,8 @@ static inline TrainSpec tiny_variants(void)
     s.model.rope.scaling = ROPE_YARN;
     s.model.rope.factor = 4, s.model.rope.original = 16, s.model.rope.slow = 0.1, s.model.rope.fast = 1;
     s.model.rope.magnitude = 1.1;
+    s.model.attention_softcap = 2;
+    s.model.sinks = s.model.attention_gate = true;
     return s;
 }
 

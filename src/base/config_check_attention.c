@@ -71,4 +71,6 @@ void config_check_attention(ConfigReader *r)
     check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
     check_rope(r);
     check_rope_scaling(r);
+    RULE(!(c->model.attention_softcap > 0) || c->model.attention_softcap >= 1e-3,
+         "must be 0 (no cap), or 0.001 and more", CFG_model_attention_softcap);
 }

@@ -44,7 +44,8 @@ typedef struct {
 
 /*
  * The pattern of a text whose numbers are at most `most`. Returns how many layers it is about until it begins again, 1
- * for a single number; -1 for a text of neither form, a larger number or more than PATTERN_RUNS items: *out is undefined.
+ * for a single number; -1 for a text of neither form, a larger number or more than PATTERN_RUNS items, and *out is
+ * undefined then.
  */
 int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out);
 

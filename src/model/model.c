@@ -270,7 +270,8 @@ static double ffn_flop_per_token(const ModelSpec *spec, int layer)
 double stage_flop_per_token(const ModelSpec *spec, StageShare share)
 {
     const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
-    const double attention = 2 * D * (2 * heads + 2 * spec->kv_heads) * C + 4 * heads * C * (double)spec->seq;
+    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
+    const double attention = 2 * D * columns * C + 4 * heads * C * (double)spec->seq;
     const double head = share.head ? 2 * D * (double)spec->padded_vocab : 0;
     double flop = head + D; /* (rows pass through an empty stage, too) */
     for (int i = 0; i < share.layer_count; i++)

@@ -51,9 +51,9 @@ typedef struct {
     int64_t hidden, ffn, seq, vocab, padded_vocab;
     LayerPattern window; /* of each block; 0: all positions */
     RopeSpec rope;
-    bool learned_positions, rms, bias, tied, qk_norm;
+    bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
     Activation activation;
-    float norm_eps, dropout, attention_dropout, init_std;
+    float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
     uint64_t seed;
     Recompute recompute;
     int tp_blocks;

@@ -52,13 +52,20 @@ MIXEDMOE = dict(GPT2, bias=False, tied=False, moe=dict(
     groups=1, group_topk=1, layers=[1, 0]))
 # Attention that differs from block to block: windows of some, and blocks without positions.
 PATTERNS = dict(LLAMA, layers=3, window=[5, 5, 0], rope=[1, 1, 0])
-# Ways to scale rotary angles, by numbers that leave pairs of each kind in a head this narrow; a head that turns in part.
+# Ways to scale rotary angles, by numbers that leave pairs of each kind in a head this narrow; heads that turn in part.
 LINEAR = dict(LLAMA, layers=1, window=[0], rope=[1], rope_columns=4, rope_scaling=dict(kind="linear", factor=3.0))
 LLAMA31 = dict(LLAMA, qk_norm=False, head_dim=16, rope_scaling=dict(
     kind="llama3", factor=8.0, original=12.0, slow=0.25, fast=1.5))
 YARN = dict(LLAMA, layers=1, window=[0], rope=[1], head_dim=16, rope_columns=12, rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=True))
-GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn")  # no final weights
+# What Gemma 2, gpt-oss and Qwen3-Next have: capped scores and windows; sinks, windows, YaRN without whole pairs and
+# experts; a gate and heads that turn in part.
+GEMMA = dict(LLAMA, qk_norm=False, layers=6, window=[6] * 5 + [0], rope=[1] * 6, softcap=2.0)
+GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
+    kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
+QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
+GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
+                  "qwen3next")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -121,10 +128,12 @@ def shapes(m):
     for i in range(m["layers"]):
         p = f"layers.{i}."
         norm(p + "norm1", D, m["rms"])
-        linear(p + "attn.qkv", q + 2 * kv, D)
+        linear(p + "attn.qkv", q + 2 * kv + (q if m.get("gate") else 0), D)
         if m["qk_norm"]:
             norm(p + "attn.q_norm", m["head_dim"], True)
             norm(p + "attn.k_norm", m["head_dim"], True)
+        if m.get("sinks"):
+            out.append((p + "attn.sinks", (m["heads"],)))
         linear(p + "attn.proj", D, q)
         norm(p + "norm2", D, m["rms"])
         fc1 = 2 if m["swiglu"] else 1
@@ -179,7 +188,8 @@ class Model:
             smooth = (s["original"] / length - s["slow"]) / (s["fast"] - s["slow"])
             between = (1 - smooth) * slowed + smooth * plain
             return torch.where(length > longest, slowed, torch.where(length < shortest, plain, between)), 1
-        ends = [d * math.log(s["original"] / (turns * 2 * math.pi)) / (2 * math.log(base)) for turns in (s["fast"], s["slow"])]
+        ends = [d * math.log(s["original"] / (turns * 2 * math.pi)) / (2 * math.log(base))
+                for turns in (s["fast"], s["slow"])]
         if s["truncate"]:
             ends = [math.floor(ends[0]), math.ceil(ends[1])]
         low, high = max(ends[0], 0), min(ends[1], d - 1)
@@ -200,7 +210,7 @@ class Model:
         m, name, window = self.m, f"layers.{layer}.attn", self.m["window"][layer]
         B, T, _ = x.shape
         H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
-        q, k, v = self.linear(name + ".qkv", x).split([H * C, K * C, K * C], -1)
+        q, k, v, *gate = self.linear(name + ".qkv", x).split([H * C, K * C, K * C] + [H * C] * m.get("gate", False), -1)
         q, k, v = (t.reshape(B, T, -1, C) for t in (q, k, v))
         if m["qk_norm"]:
             q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
@@ -209,10 +219,16 @@ class Model:
             q, k = self.rotate(q), self.rotate(k)
         k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
         score = q @ k.transpose(-1, -2) / math.sqrt(C)
+        if m.get("softcap"):
+            score = m["softcap"] * torch.tanh(score / m["softcap"])
         behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
         hidden = behind < 0 if not window else (behind < 0) | (behind >= window)
-        o = torch.softmax(score.masked_fill(hidden, -math.inf), -1) @ v
-        return self.linear(name + ".proj", o.transpose(1, 2).reshape(B, T, H * C))
+        score = score.masked_fill(hidden, -math.inf)
+        if m.get("sinks"):  # one more column, whose weight goes nowhere
+            sink = self.w[name + ".sinks"].reshape(1, H, 1, 1).expand(B, H, T, 1)
+            score = torch.cat([score, sink], -1)
+        o = (torch.softmax(score, -1)[..., :T] @ v).transpose(1, 2).reshape(B, T, H * C)
+        return self.linear(name + ".proj", o * torch.sigmoid(gate[0]) if gate else o)
 
     def activation(self, h):
         if self.m["swiglu"]:
@@ -343,7 +359,8 @@ def main():
     cases = [case(folder, *c) for c in (
         ("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED), ("mixtral", MIXTRAL), ("qwen3moe", QWEN3MOE),
         ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
-        ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN))]
+        ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
+        ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
