@@ -36,6 +36,7 @@ attention_(fwd|dq|dkv)_kernel<MmaEngine     mma async16 stores16 whole
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
 attention_merge_kernel                      loads16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
+attention_sink_kernel                       - a number a row and head
 bias_grad_runs_kernel<.*,true>              loads16 whole
 norm_grad_kernel<.*,true>                   loads16 whole
 (bias|norm)_grad_sum_kernel                 - a few numbers a column

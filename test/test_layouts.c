@@ -182,6 +182,8 @@ TEST(gpt2_layouts) { run_all(tiny_gpt2(), 1); }
 
 TEST(llama_layouts) { run_all(tiny_llama(), 2); }
 
+TEST(variants_of_attention) { run_all(tiny_variants(), mode_is("all") ? 1 : 4); }
+
 /* Which rows lie beside each other in an expert depends on micro-batch and ranks; no sum may. */
 TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 9); }
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 20); }
@@ -385,7 +387,7 @@ TEST(documents_learned_positions) { run_all(tiny_apart(tiny_gpt2()), 4); }
 TEST(documents_rotary_positions)
 {
     TrainSpec s = tiny_apart(tiny_llama());
-    s.model.window = 24;
+    s.model.window = layer_pattern_all(24);
     run_all(s, 4);
 }
 

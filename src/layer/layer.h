@@ -98,7 +98,7 @@ typedef struct {
     Arena *scratch;
     const Batch *batch;
     const StepValues *step;    /* device memory */
-    Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
+    Tensor rope_cos, rope_sin; /* [seq, columns that turn / 2], or absent */
     Canon canon;
     ContextComm context; /* between the ranks of world->cp */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
@@ -258,10 +258,12 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
 typedef struct {
     Linear qkv, proj;
     Norm q_norm, k_norm;
-    bool qk_norm, rope;
+    int sink; /* one number a head, or -1 */
+    bool qk_norm, rope, gate;
     int heads, kv_heads, head_dim; /* global */
     int64_t kv_parts;              /* canonical parts of a kv head (base/heads.h) */
     int64_t window;
+    float softcap; /* 0: none */
     float dropout;
     uint64_t dropout_key;
 } Attention;
@@ -270,6 +272,7 @@ typedef struct {
 typedef struct {
     Saved q, kv, o, lse; /* kv [2, N, K, C] */
     Saved q_raw, k;      /* with q/k norms */
+    Saved gate, gated;   /* with a gate: it, and o under it */
     NormSave q_norm, k_norm;
 } AttentionSave;
 
@@ -277,8 +280,8 @@ typedef struct {
     const char *name;
     int64_t hidden, window;
     int heads, kv_heads, head_dim, tp_blocks;
-    bool bias, qk_norm, rope;
-    float std, proj_std, dropout, norm_eps;
+    bool bias, qk_norm, rope, sinks, gate;
+    float std, proj_std, softcap, dropout, norm_eps;
     uint64_t seed;
 } AttentionSpec;
 

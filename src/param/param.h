@@ -71,7 +71,7 @@ enum {
     PARAM_DECAY = 1,
     PARAM_COPY = 2 /* another registry's of the same name is the one that counts (Param.copy) */
 };
-enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
+enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 
 typedef struct {
     const char *name;    /* global, e.g. "layers.3.attn.qkv.weight"; copied */
