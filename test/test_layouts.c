@@ -221,7 +221,7 @@ TEST(context_documents)
 {
     TrainSpec s = tiny_apart(tiny_llama());
     run_context(s, 2);
-    s.model.window = 10;
+    s.model.window = layer_pattern_all(10);
     run_context(s, 1);
 }
 
