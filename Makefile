@@ -3,7 +3,7 @@
 #   make            builds ./megatrain              make test       builds and runs all quick tests
 #   make demo       trains on real text             make test-slow  mutants, layout controls, GPT-2 against PyTorch
 #   make bench      speed beside PyTorch, OpenBLAS  make lint       format, warnings, layers, headers alone
-#   make deps       installs what is missing        make asan       the tests under ASan and UBSan
+#   make deps       what is missing, see below      make asan       the tests under ASan and UBSan
 #   make test-ranks every layout as processes       make test-faults ranks that die, freeze or hang at every place
 #   make test-launchers mpirun, torchrun, Slurm     make test-files every crash state, flipped bit and failing call
 #   make test-grid  every schedule beside every other way to cut a model, and checkpoints between them
@@ -16,7 +16,8 @@
 #   make help       this text
 #
 # CUDA=1 builds the CUDA backend, CUDA=0 leaves it out; by default it is built where nvcc is found.
-# BUILD= chooses the folder of objects. Every target that needs packages installs them first (make deps).
+# BUILD= chooses the folder of objects. Every target that needs packages looks for them first (make deps): as root it
+# installs what is missing, else it names it and the command that installs it.
 
 .DEFAULT_GOAL := all
 BUILD   ?= build

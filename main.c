@@ -2,6 +2,11 @@
  * megatrain: pretraining of GPT models.
  * The way of one batch of tokens from file to changed weight: README, "How it works".
  */
+#include "base/processors.h"
 #include "cli/cli.h"
 
-int main(int argc, char **argv) { return cli_main(argc, argv); }
+int main(int argc, char **argv)
+{
+    processors_begin(argv);
+    return cli_main(argc, argv);
+}

@@ -1,8 +1,10 @@
 #!/usr/bin/env python3
 """Benchmarks: GEMM beside OpenBLAS, attention, whole training steps alternating with PyTorch, ranks
-beside one, mixtures beside dense models and PyTorch's, tokenizers beside the package of that name.
+beside one, mixtures beside dense models and PyTorch's, tokenizers beside the package of that name, runs beside busy
+neighbours.
 
-  bench/run.py [--rounds 3] [--steps 3] [--only gemm,attention,grouped,steps,ranks,mixtures,tokens] [--out bench/results/NAME.json]
+  bench/run.py [--rounds 3] [--steps 3] [--only gemm,attention,grouped,steps,ranks,mixtures,tokens,neighbour]
+               [--out bench/results/NAME.json]
 
 Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
 table gives the ratio of the best and of the median steps. Nothing here asserts a speed.
@@ -19,6 +21,7 @@ import subprocess
 import sys
 
 import mixtures
+import neighbour
 import ranks
 import tokens
 
@@ -96,7 +99,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--steps", type=int, default=3)
-    ap.add_argument("--only", default="gemm,attention,grouped,steps,ranks,mixtures,tokens")
+    ap.add_argument("--only", default="gemm,attention,grouped,steps,ranks,mixtures,tokens,neighbour")
     ap.add_argument("--out", default="")
     a = ap.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -114,6 +117,8 @@ def main():
             result[part] = mixtures.section(a.rounds, a.steps)
         elif part == "tokens":
             result[part] = tokens.section(a.rounds)
+        elif part == "neighbour":
+            result[part] = neighbour.section(a.rounds, a.steps)
         else:
             result[part] = program_section(part)
     out = a.out or os.path.join(HERE, "results", f"cpu-{result['date']}.json")

@@ -182,7 +182,8 @@ extern "C" Err cuda_permute_index(Stream *s, const permute_index_args *a)
 struct Sent {
     Rows<const int64_t> all; /* a rank a row */
     int64_t *offset;
-    int64_t n, ranks, runs, first; /* n: offsets but the last; first: expert of this rank */
+    int64_t n, ranks, runs, first, most; /* n: offsets but the last; first: expert of this rank */
+    __device__ __forceinline__ int64_t limited(int64_t rows) const { return rows < 0 ? 0 : rows < most ? rows : most; }
 };
 
 constexpr int CHOICE_THREADS = 128;
@@ -193,9 +194,9 @@ __global__ void __launch_bounds__(SCAN_THREADS) dispatch_scan_kernel(Sent t)
                   [&](int64_t i) {
                       const int64_t each = t.ranks * t.runs, expert = i / each, rank = i % each / t.runs;
                       const int64_t *run = t.all.at(rank) + (t.first + expert) * t.runs + i % t.runs;
-                      return run[1] - run[0];
+                      return t.limited(run[1] - run[0]);
                   },
-                  [&](int64_t i, int64_t before) { t.offset[i] = before; });
+                  [&](int64_t i, int64_t before) { t.offset[i] = t.limited(before); });
 }
 
 struct Choices {
@@ -210,11 +211,13 @@ struct Choices {
 __global__ void __launch_bounds__(CHOICE_THREADS) dispatch_choices_kernel(Choices t)
 {
     const int64_t expert = blockIdx.x / t.ranks, rank = blockIdx.x % t.ranks;
-    const int64_t *run = t.all.at(rank) + (t.first + expert) * t.runs;
-    const int64_t n = run[t.runs] - run[0];
-    const int32_t *from = t.all_choice.at(rank) + run[0];
-    int32_t *to = t.choice + t.offset[blockIdx.x * t.runs];
-    for (int64_t i = threadIdx.x; i < n; i += CHOICE_THREADS) to[i] = static_cast<int32_t>(rank * t.P) + from[i];
+    const int64_t *offset = t.offset + blockIdx.x * t.runs;
+    const int64_t n = offset[t.runs] - offset[0], begin = t.all.at(rank)[(t.first + expert) * t.runs];
+    const int32_t *from = t.all_choice.at(rank) + max(min(begin, t.P - n), int64_t{ 0 });
+    for (int64_t i = threadIdx.x; i < n && i < t.P; i += CHOICE_THREADS) {
+        const int64_t choice = max(min(int64_t{ from[i] }, t.P - 1), int64_t{ 0 });
+        t.choice[offset[0] + i] = static_cast<int32_t>(rank * t.P + choice);
+    }
 }
 
 extern "C" Err cuda_dispatch_choices(Stream *s, const dispatch_choices_args *a)
@@ -231,7 +234,7 @@ extern "C" Err cuda_dispatch_offsets(Stream *s, const dispatch_offsets_args *a)
 {
     const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1;
     const Sent t = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->offset), X, ranks, X / (a->own * ranks),
-                     a->first };
+                     a->first, a->most };
     LAUNCH(dispatch_scan_kernel, 1, SCAN_THREADS, 0, cuda_stream(s), t);
     return ERR_OK;
 }

@@ -5,7 +5,8 @@
  *   wait for the caller's stream | copy to pinned memory | the same call over Gloo | copy back | mark the event
  *
  * The messages of an exchange are not cut: all of them lie in pinned memory, as much as that takes, so that each goes
- * when its other end is there. (In pieces through less memory, one would wait for pieces of another.)
+ * when its other end is there. (In pieces through less memory, one would wait for pieces of another.) Rows from all to
+ * all lie there, too, with the offsets that say how many there are.
  *
  * (Not from host functions of a stream: those share one thread of the driver, on which two groups would wait for
  * each other.)
@@ -29,7 +30,7 @@ typedef struct {
     int gpu;
     cudaStream_t stream;
     char *in, *out; /* pinned, STAGE_BYTES each */
-    char *messages;    /* pinned: of an exchange; grows */
+    char *messages;    /* pinned: of an exchange, or rows; grows */
     int64_t capacity;
     Event arrived;
     pthread_t worker;
@@ -166,6 +167,63 @@ static Err run_exchange(Staged *g, const CommRequest *r)
     return copy_messages(g, r, staged, false);
 }
 
+/* ---- rows from all to all ---- */
+
+static Err copy_bytes(Staged *g, void *to, const void *from, int64_t bytes, bool to_host)
+{
+    if (!bytes) return ERR_OK;
+    const enum cudaMemcpyKind kind = to_host ? cudaMemcpyDeviceToHost : cudaMemcpyHostToDevice;
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)bytes, kind, g->stream), "staging rows");
+}
+
+static Err copied(Staged *g) { return cuda_check(cudaStreamSynchronize(g->stream), "staging rows"); }
+
+/* Both lists of offsets, `list` bytes each, to the beginning of pinned memory; bytes: of the rows of each tensor. */
+static Err read_offsets(Staged *g, const CommRequest *r, int64_t list, int64_t bytes[2])
+{
+    const CommRows *x = &r->rows;
+    const int64_t *offset[2] = { x->local_offset, x->remote_offset };
+    const int64_t members[2] = { g->host.size / x->copies, g->host.size };
+    for (int i = 0; i < 2; i++) {
+        const int64_t n = members[i] * x->chunks * x->stride + 1;
+        TRY(copy_bytes(g, g->messages + i * list, offset[i], n * 8, true));
+        TRY(copied(g));
+        bytes[i] = ((const int64_t *)(g->messages + i * list))[n - 1] * r->elem_bytes;
+    }
+    if (x->back && x->copies > 1) bytes[0] = x->copies * r->count * r->elem_bytes; /* all arrays */
+    return ERR_OK;
+}
+
+/* Offsets, rows of local, rows of remote: as many as there are. */
+static Err run_rows(Staged *g, const CommRequest *r)
+{
+    const int64_t list = aligned((g->host.size * r->rows.chunks * r->rows.stride + 1) * 8);
+    int64_t need = 2 * list, bytes[2];
+    do { /* again, where there was room for the offsets alone */
+        TRY(reserve(g, need));
+        TRY(read_offsets(g, r, list, bytes));
+        need = 2 * list + aligned(bytes[0]) + aligned(bytes[1]);
+    } while (need > g->capacity);
+    CommRows host = r->rows;
+    host.local_offset = (const int64_t *)g->messages;
+    host.remote_offset = (const int64_t *)(g->messages + list);
+    host.local = g->messages + 2 * list;
+    host.remote = host.local + aligned(bytes[0]);
+    const int out = host.back, in = !host.back;
+    TRY(copy_bytes(g, out ? host.remote : host.local, r->src, bytes[out], true));
+    TRY(copied(g));
+    TRY(comm_all_to_all_rows(&g->host, r->stream, &host, r->count, r->elem_bytes, &g->arrived));
+    TRY(event_wait(&g->arrived, 0)); /* Gloo has the deadline */
+    TRY(copy_bytes(g, r->dst, in ? host.remote : host.local, bytes[in], false));
+    return copied(g);
+}
+
+static Err run_request(Staged *g, const CommRequest *r)
+{
+    if (r->kind == COMM_EXCHANGE) return run_exchange(g, r);
+    return r->kind == COMM_ALL_TO_ALL_ROWS ? run_rows(g, r) : run_collective(g, r);
+}
+
 static Err run_job(Staged *g, const Job *job)
 {
     const CommRequest *r = &job->request;
@@ -173,7 +231,7 @@ static Err run_job(Staged *g, const Job *job)
     g->host.watch = r->watch;
     g->host.watch_id = r->watch_id;
     TRY(cuda_check(cudaStreamWaitEvent(g->stream, job->ready, 0), "staging a message"));
-    TRY(r->kind == COMM_EXCHANGE ? run_exchange(g, r) : run_collective(g, r));
+    TRY(run_request(g, r));
     comm_tell_completed(r);
     return cuda_event_mark(r->done, g->stream);
 }

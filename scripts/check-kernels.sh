@@ -48,6 +48,8 @@ dispatch_choices_kernel                     - 4 bytes a row, beside rows of D el
 router_(fwd|bwd|balance)_kernel             - scores by lanes, which step over neighbours; bound by the choice
 router_count_kernel                         - 4 bytes a choice, beside rows of D elements
 expert_(count|bias)_kernel                  - a few numbers an expert
+padded_rows_kernel<true>                    loads16 stores16 whole
+padded_rows_kernel<false>                   - rows that are not aligned
 grouped_mma_kernel<.*,2,true>               mma async16
 grouped_mma_kernel<.*,true>                 mma async16 stores16 whole
 grouped_mma_kernel<.*,false>                mma

@@ -1,28 +1,119 @@
 #!/usr/bin/env bash
-# Installs, by package name, what building and testing need. Does nothing when all of it is there.
-# As root or with sudo; `scripts/install-deps.sh dev` adds what lint, sanitizers and benchmarks use, `... launchers` what
-# starts ranks (mpirun, Slurm, torchrun).
+# What building and testing need. Says what is missing, by the names of this system's packages, and the one command
+# that installs it; as root it runs that command itself, with apt or dnf. It asks for nobody else's rights: whoever
+# wants that says `sudo make deps`.
+#
+#   scripts/install-deps.sh [dev|launchers]   dev adds what lint, sanitizers and benchmarks use, launchers what starts
+#                                             ranks (mpirun, Slurm, torchrun)
+#
+# What counts is whether a header, program or library is found, not who put it there. CC and EXTRA_CFLAGS are make's.
 set -euo pipefail
-packages=(gcc g++ make libc6-dev libinih-dev libjansson-dev libpcre2-dev libutf8proc-dev zlib1g-dev libzstd-dev libgloo-dev xz-utils bzip2 procps python3)
-[ "${1:-}" = dev ] && packages+=(clang clang-format libclang-rt-dev libopenblas0-openmp python3-torch)
-[ "${1:-}" = launchers ] && packages+=(openmpi-bin slurm-wlm munge python3-torch)
+set -f
+PATH=$PATH:/usr/sbin:/sbin
 
-missing=()
-for p in "${packages[@]}"; do
-    dpkg-query -W -f='${Status}' "$p" 2>/dev/null | grep -q 'ok installed' || missing+=("$p")
-done
-[ ${#missing[@]} -eq 0 ] && exit 0
+# how it is looked for | Debian, Ubuntu | Fedora | conda-forge ("-": not there)
+needs() {
+    cat <<'EOT'
+command:gcc          gcc                 gcc                 gcc
+command:g++          g++                 gcc-c++             gxx
+command:make         make                make                make
+header:stdlib.h      libc6-dev           glibc-devel         sysroot_linux-64
+header:ini.h         libinih-dev         inih-devel          inih
+header:jansson.h     libjansson-dev      jansson-devel       jansson
+header:pcre2.h       libpcre2-dev        pcre2-devel         pcre2
+header:utf8proc.h    libutf8proc-dev     utf8proc-devel      libutf8proc
+header:zlib.h        zlib1g-dev          zlib-devel          zlib
+header:zstd.h        libzstd-dev         libzstd-devel       zstd
+header:gloo/context.h libgloo-dev        gloo-devel          -
+command:xz           xz-utils            xz                  xz
+command:bzip2        bzip2               bzip2               bzip2
+command:ps           procps              procps-ng           procps-ng
+command:python3      python3             python3             python
+EOT
+    case ${1:-} in
+    dev) cat <<'EOT' ;;
+command:clang        clang               clang               clang
+command:clang-format clang-format        clang-tools-extra   clang-format
+sanitizers:          libclang-rt-dev     compiler-rt         compiler-rt
+library:libopenblas.so.0 libopenblas0-openmp openblas-openmp libopenblas
+module:torch         python3-torch       python3-torch       pytorch
+EOT
+    launchers) cat <<'EOT' ;;
+command:mpirun       openmpi-bin         openmpi             openmpi
+command:slurmctld    slurm-wlm           slurm-slurmctld     -
+command:slurmd       slurm-wlm           slurm-slurmd        -
+command:munged       munge               munge               -
+module:torch         python3-torch       python3-torch       pytorch
+EOT
+    esac
+}
 
-if ! command -v apt-get >/dev/null; then
-    echo "install-deps: this is not Debian or Ubuntu; please install: ${missing[*]}" >&2
+# there KIND:NAME
+there() {
+    local name=${1#*:} found
+    case $1 in
+    command:*) command -v "$name" >/dev/null ;;
+    header:*) # (without a compiler none counts as found)
+        found=$(printf '#if __has_include(<%s>)\nfound\n#endif\n' "$name" |
+            ${CC:-gcc} ${EXTRA_CFLAGS:-} -E -P -x c - 2>/dev/null)
+        [[ $found == *found* ]] ;;
+    sanitizers:) set +f; compgen -G "$(clang -print-resource-dir 2>/dev/null)/lib/*/libclang_rt.asan*" >/dev/null ;;
+    library:*) python3 -c "import ctypes; ctypes.CDLL('$name')" 2>/dev/null ;;
+    module:*) # of Debian's Python, which tests and benchmarks call (docs/ranks.md)
+        /usr/bin/python3 -c "import importlib.util as u, sys; sys.exit(not u.find_spec('$name'))" 2>/dev/null ;;
+    esac
+}
+
+# missing WORDS...: their names in each system, each once; what conda has not in conda_lacks
+missing() {
+    local what a d c
+    apt='' dnf='' conda='' conda_lacks=''
+    while read -r what a d c; do
+        (there "$what") && continue
+        [[ " $apt " == *" $a "* ]] || apt+=${apt:+ }$a
+        [[ " $dnf " == *" $d "* ]] || dnf+=${dnf:+ }$d
+        if [ "$c" = - ]; then conda_lacks+=${conda_lacks:+, }${what#*:}
+        else conda+=${conda:+ }$c; fi
+    done < <(needs "$@")
+    [ -n "$apt" ]
+}
+
+say() { echo "install-deps: $*" >&2; }
+show() { say "$*"; "$@"; }
+
+conda_way() {
+    [ -z "$conda" ] || echo "    conda install -c conda-forge $conda" >&2
+    [ -z "$conda_lacks" ] || echo "    (no channel of conda's own has $conda_lacks: build it into the environment)" >&2
+    echo "    make EXTRA_CFLAGS=\"-isystem \$CONDA_PREFIX/include\" EXTRA_LDFLAGS=\"-L\$CONDA_PREFIX/lib" \
+        "-Wl,-rpath,\$CONDA_PREFIX/lib\"" >&2
+}
+
+missing "$@" || exit 0
+if command -v apt-get >/dev/null; then tool=apt
+elif command -v dnf >/dev/null; then tool=dnf
+else
+    say "no apt-get and no dnf here; please install what is missing:"
+    printf '    %-16s %s\n' "Debian, Ubuntu:" "$apt" "Fedora:" "$dnf" "conda:" >&2
+    conda_way
     exit 1
 fi
-sudo=
+say "missing: ${!tool}"
+install=(dnf install -y)
+[ $tool = dnf ] || install=(apt-get install -y --no-install-recommends)
+
 if [ "$(id -u)" -ne 0 ]; then
-    command -v sudo >/dev/null || { echo "install-deps: run as root, or install sudo; missing: ${missing[*]}" >&2; exit 1; }
-    sudo=sudo
+    say "nothing was installed, for that takes root:"
+    echo "    sudo ${install[*]} ${!tool}" >&2
+    [ -z "${CONDA_PREFIX:-}" ] || { say "or without root, in the conda environment:"; conda_way; }
+    exit 1
 fi
-echo "install-deps: installing ${missing[*]}"
-export DEBIAN_FRONTEND=noninteractive
-$sudo apt-get update -qq
-$sudo apt-get install -y -qq --no-install-recommends "${missing[@]}" >/dev/null
+if [ $tool = apt ]; then
+    export DEBIAN_FRONTEND=noninteractive
+    install+=(-q -o Dpkg::Use-Pty=0 -o DPkg::Lock::Timeout=300) # (a machine's own updates may hold the lock)
+    show apt-get -q update
+fi
+show "${install[@]}" ${!tool}
+hash -r
+missing "$@" || exit 0
+say "still missing, though the package manager ended well: ${!tool}"
+exit 1

@@ -4,7 +4,7 @@
 #   scripts/launch.sh -n N [-p PORT] [--] ./megatrain --config FILE ...
 #
 # Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a port that is taken does
-# no harm (docs/ranks.md). OMP_NUM_THREADS, where not set, is the rank's share of the cores.
+# no harm (docs/ranks.md).
 #
 # SIGTERM, SIGUSR1 and SIGINT go on to the ranks, once: each rank has a process group of its own. When one rank fails
 # the others have 5 s to say why, then they are killed; if nobody has said anything after 4 s (the rank was killed
@@ -28,9 +28,6 @@ export WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} M
 export MEGATRAIN_JOB=${MEGATRAIN_JOB:-launch.$$.$EPOCHREALTIME} # another one on the same port is no concern
 export MEGATRAIN_LAUNCHER_WORDS="${*:2}" # a mistake in them is every rank's, and rank 0 says it
 export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
-cores=$(nproc)
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((cores / n > 1 ? cores / n : 1))}
-[ "$n" -gt 1 ] && export OMP_WAIT_POLICY=${OMP_WAIT_POLICY:-passive} # waiting threads must not take the others' cores
 
 pids=() ranks=() early=()
 to_all() { for p in "${pids[@]}"; do kill -"$1" -- "-$p" 2>/dev/null; done; }

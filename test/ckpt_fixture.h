@@ -60,6 +60,9 @@ typedef struct {
     const char *run_dir, *path; /* where to save, what to load */
     int64_t step;               /* saved, or expected */
     int keep, saves;            /* checkpoints step .. step + saves - 1; 0 = 1 */
+    int64_t keep_every, keep_best, bad_from;
+    const double *loss; /* by step, on the set "sea"; NULL: not evaluated */
+    const char *best_set;
     bool load_weights_only, poison, collect_waits;
     void (*loading)(bool begins); /* called before the first rank begins and after the last has ended */
     /* out */
@@ -185,16 +188,38 @@ static inline CkptMeta meta_of(int64_t step)
                        .counter_count = 2 };
 }
 
+static inline CkptOptions options_of(Rank *r)
+{
+    const Job *j = r->job;
+    return (CkptOptions){ .run_dir = j->run_dir,
+                          .params = &r->params,
+                          .world = &r->world,
+                          .stream = &r->dev.stream,
+                          .keep = j->keep,
+                          .meta_bytes = 1000,
+                          .bad_from = j->bad_from,
+                          .keep_every = j->keep_every,
+                          .keep_best = j->keep_best,
+                          .best_set = j->best_set ? j->best_set : "sea" };
+}
+
+static inline CkptMeta evaluated(const Job *j, int64_t step)
+{
+    CkptMeta meta = meta_of(step);
+    if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "land", 0.5 };
+    if (j->loss) meta.valid[meta.valid_count++] = (CkptValid){ "sea", j->loss[step] };
+    return meta;
+}
+
 static inline Err rank_save(Rank *r)
 {
     Job *j = r->job;
     Ckpt c;
     TRY(rank_open(r));
-    TRY(ckpt_open(&c, (CkptOptions){ j->run_dir, &r->params, &r->world, &r->dev.stream, j->keep, 1000 },
-                  &r->setup));
+    TRY(ckpt_open(&c, options_of(r), &r->setup));
     setup_freeze(&r->setup); /* saving allocates nothing */
     for (int64_t step = j->step; step < j->step + (j->saves ? j->saves : 1); step++) {
-        CkptMeta meta = meta_of(step);
+        CkptMeta meta = evaluated(j, step);
         rank_fill(r, step);
         TRY(ckpt_save(&c, &meta));
     }

@@ -54,6 +54,7 @@ typedef struct {
     uint64_t digest; /* of all results */
     char *memory;    /* the device's, for messages: CASE_MEMORY_BYTES; NULL: in that of the host */
     bool together;   /* all members cut the list of messages at the same places (case_exchanges) */
+    int64_t memory_bytes;
 } CaseRun;
 
 static inline void case_digest(CaseRun *run, const void *data, int64_t bytes)
@@ -153,7 +154,12 @@ static inline Err case_integers(CaseRun *run, int64_t n, bool max)
 
 /* ---- rows from all to all ---- */
 
-enum { CASE_CHUNKS = 3, CASE_RUNS = 2, CASE_WIDTH = 5 };
+enum { CASE_CHUNKS = 3, CASE_RUNS = 2 };
+
+typedef struct {
+    int64_t n, width; /* most rows of a run; numbers of a row */
+    int copies;       /* members that have the same chunks */
+} CaseRowsShape;
 
 /* Rows of one run of a piece: about one in three has none. */
 static inline int64_t case_rows_of(int from, int to, int64_t chunk, int64_t run, int64_t n)
@@ -164,47 +170,86 @@ static inline int64_t case_rows_of(int from, int to, int64_t chunk, int64_t run,
 }
 
 typedef struct {
-    float *data;     /* [rows][CASE_WIDTH] */
+    float *data;     /* [rows][width] */
     int64_t *offset; /* of runs */
-    int64_t rows;
+    int64_t rows, runs;
 } CaseRows;
 
 /* The rows of this member for all (by member, chunk), or of all for this one (by chunk, member). */
-static inline CaseRows case_rows_make(const CaseRun *run, bool local, int64_t n, bool fill)
+static inline CaseRows case_rows_make(const CaseRun *run, bool local, const CaseRowsShape *shape, bool fill)
 {
-    const int size = run->comm->size, rank = run->comm->rank, outer = local ? size : CASE_CHUNKS;
+    const int64_t n = shape->n, width = shape->width;
+    const int size = run->comm->size, rank = run->comm->rank, outer = local ? size / shape->copies : CASE_CHUNKS;
     const int inner = local ? CASE_CHUNKS : size;
-    CaseRows r = { .offset = calloc((size_t)(outer * inner * CASE_RUNS) + 1, sizeof *r.offset) };
-    r.data = calloc((size_t)(outer * inner * CASE_RUNS * (n + 1) * CASE_WIDTH), sizeof *r.data);
+    CaseRows r = { .runs = outer * inner * CASE_RUNS };
+    r.offset = calloc((size_t)r.runs + 1, sizeof *r.offset);
+    r.data = calloc((size_t)((local ? shape->copies : 1) * r.runs * (n + 1) * width), sizeof *r.data);
     for (int i = 0, k = 0; i < outer * inner; i++)
         for (int64_t u = 0; u < CASE_RUNS; u++, k++) {
             const int other = local ? i / inner : i % inner, chunk = local ? i % inner : i / inner;
-            const int from = local ? rank : other, to = local ? other : rank;
+            const int from = local ? rank : other, to = local ? other : rank / shape->copies;
             const int64_t rows = case_rows_of(from, to, chunk, u, n), salt = ((from * 64 + to) * 64 + chunk) * 64 + u;
-            for (int64_t e = 0; fill && e < rows * CASE_WIDTH; e++)
-                r.data[r.rows * CASE_WIDTH + e] = case_float((int)salt, 0, e);
+            for (int64_t e = 0; fill && e < rows * width; e++)
+                r.data[r.rows * width + e] = case_float((int)salt, 0, e);
             r.rows += rows;
             r.offset[k + 1] = r.rows;
         }
     return r;
 }
 
-/* Local to remote, and back. What each must hold follows from the counts alone. */
-static inline Err case_rows(CaseRun *run, int64_t n)
+static inline void case_rows_free(CaseRows r)
 {
-    CaseRows local = case_rows_make(run, true, n, true), remote = case_rows_make(run, false, n, false);
-    const CaseRows want = case_rows_make(run, false, n, true), sent = case_rows_make(run, true, n, true);
-    CommRows rows = { (char *)local.data, (char *)remote.data, local.offset, remote.offset, CASE_CHUNKS, CASE_RUNS, 1, false };
-    const int64_t width = CASE_WIDTH * sizeof(float);
-    Err err = comm_all_to_all_rows(run->comm, run->stream, &rows, n, width, NULL);
-    if (!err) CASE_SAME(remote.data, remote.rows * CASE_WIDTH, want.data[i], "all-to-all");
-    memset(local.data, 0, (size_t)(local.rows * width));
+    free(r.data);
+    free(r.offset);
+}
+
+/* What the host has, where the call sees it: there, or copied to the next place in the device's memory. */
+static inline void *case_place(CaseRun *run, int64_t *next, const void *host, int64_t bytes)
+{
+    if (!run->memory) return (void *)host;
+    char *at = run->memory + *next;
+    OK(device_write(run->stream, at, host, bytes));
+    *next += (bytes + 255) / 256 * 256;
+    return at;
+}
+
+static inline void case_fetch(CaseRun *run, void *host, const void *place, int64_t bytes)
+{
+    if (run->memory) OK(device_read(run->stream, host, place, bytes));
+}
+
+/*
+ * Rows of `width` numbers, local to remote, and back. What each must hold follows from the counts alone; behind its
+ * rows a tensor is as it was.
+ */
+static inline Err case_rows(CaseRun *run, const CaseRowsShape *shape)
+{
+    CaseRows local = case_rows_make(run, true, shape, true), remote = case_rows_make(run, false, shape, false);
+    const CaseRows want = case_rows_make(run, false, shape, true), sent = case_rows_make(run, true, shape, true);
+    const int64_t n = shape->n, row_bytes = shape->width * (int64_t)sizeof(float), count = local.runs * (n + 1);
+    const int64_t array = count * row_bytes, there = remote.runs * (n + 1) * row_bytes, bytes = shape->copies * array;
+    const int64_t counted = run->comm->bytes[COMM_ALL_TO_ALL_ROWS], most = CASE_CHUNKS * CASE_RUNS * n;
+    int64_t next = 0;
+    CommRows rows = { .chunks = CASE_CHUNKS, .stride = CASE_RUNS, .copies = shape->copies, .most = most };
+    rows.local = case_place(run, &next, local.data, bytes);
+    rows.remote = case_place(run, &next, remote.data, there);
+    rows.local_offset = case_place(run, &next, local.offset, (local.runs + 1) * 8);
+    rows.remote_offset = case_place(run, &next, remote.offset, (remote.runs + 1) * 8);
+    rows.room = run->memory ? run->memory + next : NULL;
+    const int64_t room = comm_rows_room(run->comm, &rows, row_bytes);
+    CHECK(!room || next + room <= run->memory_bytes);
+    Err err = comm_all_to_all_rows(run->comm, run->stream, &rows, count, row_bytes, NULL);
+    case_fetch(run, remote.data, rows.remote, there);
+    if (!err) CASE_SAME(remote.data, there / 4, want.data[i], "all-to-all");
+    memset(local.data, 0, (size_t)bytes);
+    if (run->memory) OK(device_write(run->stream, rows.local, local.data, bytes));
     rows.back = true;
-    if (!err) err = comm_all_to_all_rows(run->comm, run->stream, &rows, n, width, NULL);
-    if (!err) CASE_SAME(local.data, local.rows * CASE_WIDTH, sent.data[i], "all-to-all and back");
-    case_digest(run, local.data, local.rows * width);
-    free(local.data), free(local.offset), free(remote.data), free(remote.offset);
-    free(want.data), free(want.offset), free(sent.data), free(sent.offset);
+    if (!err) err = comm_all_to_all_rows(run->comm, run->stream, &rows, count, row_bytes, NULL);
+    case_fetch(run, local.data, rows.local, bytes);
+    if (!err) CASE_SAME(local.data, bytes / 4, sent.data[i % (array / 4)], "all-to-all and back");
+    if (room) CHECK(run->comm->bytes[COMM_ALL_TO_ALL_ROWS] - counted == room);
+    case_digest(run, local.data, bytes);
+    case_rows_free(local), case_rows_free(remote), case_rows_free(want), case_rows_free(sent);
     return err;
 }
 
@@ -220,7 +265,9 @@ static inline Err case_all_kinds(CaseRun *run, int64_t n)
     TRY(case_scatter_i64(run, n, true));
     TRY(case_integers(run, n, false));
     TRY(case_integers(run, n, true));
-    TRY(case_rows(run, n / 20));
+    for (int copies = 1; copies <= 2; copies++)
+        if (run->comm->size % copies == 0)
+            TRY(case_rows(run, &(CaseRowsShape){ .n = n / 20, .width = 5, .copies = copies }));
     return comm_barrier(run->comm, run->stream);
 }
 
@@ -377,7 +424,7 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
 {
     const GridCoords a = case_coords(g, rank_a), b = case_coords(g, rank_b);
     const bool tp = a.tp == b.tp, cp = a.cp == b.cp, dp = a.dp == b.dp, pp = a.pp == b.pp, many = g.cp > 1;
-    const int ep = g.ep ? g.ep : 1, n = many ? g.cp : 1; /* in_a, in_b: in the stage's plane */
+    const int ep = (g.ep ? g.ep : 1) * (g.etp ? g.etp : 1), n = many ? g.cp : 1; /* in_a, in_b: in the stage's plane */
     const int in_a = a.tp + g.tp * (a.cp + n * a.dp), in_b = b.tp + g.tp * (b.cp + n * b.dp);
     const bool same_ep = in_a % ep == in_b % ep, same_edp = in_a / ep == in_b / ep, mirrored = a.pp + b.pp == g.pp - 1;
     if (rank_a == rank_b) return true;
@@ -394,7 +441,6 @@ static inline bool case_together(Grid g, GroupKind kind, int rank_a, int rank_b)
     case GROUP_EMBD: return tp && cp && dp && (a.pp == 0 || a.pp == g.pp - 1) && (b.pp == 0 || b.pp == g.pp - 1);
     case GROUP_STAGE_LOW:
     case GROUP_STAGE_HIGH: return g.bidirectional && tp && (pp || mirrored);
-    case GROUP_EP:
     case GROUP_TP_EP: return g.ep && pp && same_edp;
     case GROUP_EXPERT_DP: return g.ep && pp && same_ep;
     case GROUP_EXPERT_LOW:

@@ -17,13 +17,13 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
     test/test_bad_input.sh test/test_moe.sh test/test_context.sh test/test_upcycle.sh test/test_preprocess.sh
     test/test_data_sets.sh test/test_resume.sh
     test/test_overrides.sh test/test_ramp.sh test/test_stages.sh test/test_eval.sh test/test_tensors.sh
-    test/test_watch.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh test/test_cuda_ranks.sh
-    test/test_faults.sh test/test_launchers.sh)
+    test/test_keep.sh test/test_watch.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh
+    test/test_cuda_ranks.sh test/test_faults.sh test/test_launchers.sh test/test_deps.sh test/test_threads.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
     emu_open+=("EMU_CLOSED=0|$c")
-    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; kernels of its own it has none
+    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing
     emu_commands+=("EMU_ORDER=forward|$c")
     # (what host code may touch does not depend on the order)
     for order in reverse random:1 random:2; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done

@@ -468,6 +468,81 @@ TEST(only_the_newest_are_kept)
     CHECK(count_entries(dir, "step-") == 3 && !file_exists(step_path(dir, 1, "")));
 }
 
+/* The steps of a folder's checkpoints, as text. */
+static const char *steps_of(const char *dir)
+{
+    static char text[256];
+    char command[400];
+    snprintf(command, sizeof command, "ls %s/checkpoints | sed -n 's/^step-0*//p' | sort -n | paste -sd ' '", dir);
+    FILE *f = popen(command, "r");
+    text[0] = 0;
+    if (fgets(text, sizeof text, f)) text[strcspn(text, "\n")] = 0;
+    pclose(f);
+    return text;
+}
+
+#define LEFT(dir, want) CHECK_MSG(!strcmp(steps_of(dir), want), "%s, want %s", steps_of(dir), want)
+
+TEST(every_nth_stays_beside_the_newest)
+{
+    const char *dir = fresh_dir();
+    Job j = { .grid = { 2, 1, 0 }, .run_dir = dir, .step = 1, .saves = 8, .keep = 2, .keep_every = 3 };
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "3 6 7 8");
+    j.step = 9, j.saves = 2; /* opened again */
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "3 6 9 10");
+    OK(load(ONE, SMALL, step_path(dir, 3, ""), 3));
+    j.step = 11, j.saves = 1, j.keep_every = 9; /* what holds is what the present start asks for */
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "9 10 11");
+    j.step = 12, j.keep_every = 0;
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "11 12");
+}
+
+TEST(the_best_stay_beside_the_newest)
+{
+    static const double loss[] = { [1] = 5, 3, 4, 2, 6, 2, NAN, 7, INFINITY, 1 };
+    static const char *const left[] = { [1] = "1", "1 2", "2 3", "2 3 4", "2 4 5", "4 5 6", "4 6 7", "4 6 7 8", "4 6 8 9",
+                                        "4 9 10" }; /* keep = 2, keep_best = 2; of equals the older */
+    for (int anew = 0; anew < 2; anew++) { /* one start saves all; or each is saved by a start of its own */
+        const char *dir = fresh_dir();
+        Job j = { .grid = { 2, 1, 0 }, .run_dir = dir, .keep = 2, .keep_best = 2, .loss = loss };
+        if (!anew) {
+            j.step = 1, j.saves = 10;
+            OK(run_ranks(&j, rank_save));
+        }
+        for (j.step = 1, j.saves = 1; anew && j.step <= 10; j.step++) {
+            OK(run_ranks(&j, rank_save));
+            LEFT(dir, left[j.step]);
+        }
+        LEFT(dir, left[10]);
+        OK(load(ONE, SMALL, step_path(dir, 4, ""), 4));
+        OK(ckpt_verify(step_path(dir, 4, "")));
+    }
+    const char *dir = fresh_dir(); /* both rules, and a set that nothing is known of */
+    Job j = { .grid = ONE, .run_dir = dir, .step = 1, .saves = 8, .keep = 2, .keep_best = 1, .keep_every = 3, .loss = loss };
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "3 4 6 7 8");
+    j.best_set = "sky", j.step = 9, j.saves = 1;
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "3 6 8 9");
+}
+
+/* What was passed over as damaged is not the best, whatever its manifest says. */
+TEST(a_damaged_one_is_not_the_best)
+{
+    static const double loss[] = { [1] = 5, 6, 7, 1, 9, 9 };
+    const char *dir = fresh_dir();
+    Job j = { .grid = ONE, .run_dir = dir, .step = 1, .saves = 4, .keep = 2, .keep_best = 1, .loss = loss };
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "3 4");
+    j.step = 5, j.saves = 2, j.bad_from = 4;
+    OK(run_ranks(&j, rank_save));
+    LEFT(dir, "3 5 6");
+}
+
 /* The limit is another when the second step is saved. */
 static Err rank_save_larger(Rank *r)
 {
@@ -537,11 +612,22 @@ TEST(a_checkpoint_can_be_listed)
     fclose(f);
     CHECK(strstr(text, "step          6") && strstr(text, "qkv.weight") && strstr(text, "[32, 5]") &&
           strstr(text, "501 parameters"));
-    free(text);
     setup_init(&a);
     OK(ckpt_meta(step_path(dir, 6, ""), &a, &meta));
     CHECK(meta.step == 6 && meta.attn_block == 64 && ckpt_counter(&meta, "skipped", 0) == 3 &&
           !strcmp(meta.data, "corpus 123"));
+    CHECK(meta.valid_count == 0 && !strstr(text, "valid loss"));
+    static const double loss[] = { [8] = 1.0 / 3 };
+    Job j = { .grid = ONE, .run_dir = dir, .step = 8, .loss = loss };
+    OK(run_ranks(&j, rank_save));
+    OK(ckpt_meta(step_path(dir, 8, ""), &a, &meta));
+    CHECK(meta.valid_count == 2 && !strcmp(meta.valid[1].set, "sea") && meta.valid[1].loss == 1.0 / 3);
+    free(text);
+    f = open_memstream(&text, &size);
+    OK(ckpt_print(step_path(dir, 8, ""), f));
+    fclose(f);
+    CHECK(strstr(text, "valid loss    0.500000 on land\nvalid loss    0.333333 on sea\n"));
+    free(text);
     FAILS(ckpt_meta(step_path(dir, 7, ""), &a, &meta), ERR_CKPT, "step-00000007/manifest.json");
     FAILS(ckpt_print(dir, stdout), ERR_CKPT, "manifest.json");
     setup_release(&a);

@@ -271,7 +271,9 @@ TEST(counters)
     OK(comm_sum_i64(&comm, s, i, 12, NULL));
     OK(comm_max_i64(&comm, s, i, 12, NULL));
     OK(comm_barrier(&comm, s));
-    OK(comm_all_to_all_rows(&comm, s, &(CommRows){ (char *)f, (char *)i, i, i, 1, 1, 1, false }, 8, 5, NULL));
+    CommRows rows = { .local = (char *)f, .remote = (char *)i, .chunks = 1, .stride = 1, .copies = 1, .most = 7 };
+    CHECK(comm_rows_room(&comm, &rows, 5) == 0);
+    OK(comm_all_to_all_rows(&comm, s, &rows, 8, 5, NULL));
     const CommMessage messages[] = { { .send = true, .peer = 0, .data = f, .bytes = 10 },
                                      { .send = true, .peer = 2, .data = f, .bytes = 20 },
                                      { .send = false, .peer = 2, .data = i, .bytes = 40 } };
@@ -284,6 +286,11 @@ TEST(counters)
         total += want[k];
     }
     CHECK(comm.sent_bytes == total);
+    /* padded: three slots of 7 rows are sent, and as many come */
+    comm.pads_rows = true;
+    CHECK(comm_rows_room(&comm, &rows, 5) == 2 * 3 * 7 * 5);
+    OK(comm_all_to_all_rows(&comm, s, &rows, 8, 5, NULL));
+    CHECK(comm.bytes[COMM_ALL_TO_ALL_ROWS] == 30 + 3 * 7 * 5);
     comm_close(&comm);
     device_close(&device);
 }

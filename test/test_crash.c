@@ -15,6 +15,7 @@ static struct {
     int begun[SAVES_MAX], saved[SAVES_MAX]; /* by save: operations recorded when it began, when it had returned */
     int64_t step[SAVES_MAX];
     int saves, lost; /* a sync that does nothing: then one checkpoint may be gone. -1: none */
+    int64_t best;    /* a step that stays from when it is saved, for its loss; 0: none */
     int64_t checked, none, newest, fell_back, went_on;
 } now;
 
@@ -26,10 +27,9 @@ static Err rank_save_noted(Rank *r)
 {
     Ckpt c;
     TRY(rank_open(r));
-    TRY(ckpt_open(&c, (CkptOptions){ r->job->run_dir, &r->params, &r->world, &r->dev.stream, r->job->keep, 1000 },
-                  &r->setup));
+    TRY(ckpt_open(&c, options_of(r), &r->setup));
     for (int i = 0; steps_to_save[i]; i++) {
-        CkptMeta meta = meta_of(steps_to_save[i]);
+        CkptMeta meta = evaluated(r->job, steps_to_save[i]);
         rank_fill(r, meta.step);
         if (!r->rank) now.begun[i] = crash.count;
         TRY(ckpt_save(&c, &meta));
@@ -53,6 +53,16 @@ static int need(int point)
             step = now.step[i];
         }
     return (int)(now.lost < 0 ? step : before);
+}
+
+/* Has the best one been reported as saved? Then it is there, and whole. */
+static bool best_is_there(const char *run, int point)
+{
+    char path[PATH_MAX];
+    for (int i = 0; i < now.saves; i++)
+        if (now.step[i] == now.best && now.saved[i] <= point)
+            return !ckpt_of_step(run, now.best, path) && !ckpt_verify(path);
+    return true;
 }
 
 /* As a run resumes (train/run.c): the newest valid one; one that proves damaged gives way. -1: it does not start. */
@@ -90,6 +100,7 @@ static void check_state(void *user, const CrashTree *t, int point)
     if (step < 0 && now.lost >= 0 && !least && ckpt_any(run)) step = 0; /* its only one is damaged: exit 4 says so */
     CHECK_MSG(step >= least && step <= newest, "crash after operation %d of %d: resumed step %lld, %lld was saved: %s",
               point, crash.count, (long long)step, (long long)least, err_message());
+    if (now.best) CHECK_MSG(best_is_there(run, point), "crash after operation %d: %s", point, err_message());
     now.checked++;
     now.none += step == 0;
     now.newest += step == newest;
@@ -101,8 +112,9 @@ static void check_state(void *user, const CrashTree *t, int point)
 
 static void record(Grid g, const int64_t *steps)
 {
+    static const double loss[] = { [1] = 2, 3, 4, 5 };
     char run[100];
-    Job j = { .grid = g, .run_dir = run, .keep = 2 };
+    Job j = { .grid = g, .run_dir = run, .keep = 2, .keep_best = now.best ? 1 : 0, .loss = loss };
     snprintf(now.disk, sizeof now.disk, "%s/disk", fresh_dir());
     snprintf(now.after, sizeof now.after, "%s/after", fresh_dir());
     snprintf(run, sizeof run, "%s/run", now.disk);
@@ -139,6 +151,14 @@ TEST(a_crash_in_two_saves) { CHECK(each_state(ONE, (const int64_t[]){ 1, 2, 0 },
 TEST(a_crash_while_older_ones_are_removed)
 {
     CHECK(each_state(ONE, (const int64_t[]){ 1, 2, 3, 0 }, 512) >= 200);
+}
+
+/* The first is the best and stays, the second goes when the fourth is there. */
+TEST(a_crash_while_the_best_is_kept)
+{
+    now.best = 1;
+    CHECK(each_state(ONE, (const int64_t[]){ 1, 2, 3, 4, 0 }, 512) >= 200);
+    now.best = 0;
 }
 
 TEST(a_crash_in_a_replacement) { CHECK(each_state(ONE, (const int64_t[]){ 1, 2, 2, 0 }, 512) >= 200); }

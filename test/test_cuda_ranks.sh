@@ -96,6 +96,34 @@ run kv-one 1 1 "${llama[@]}"
 run kv 2 2 "${llama[@]}" parallel.tp=2
 check "a shared kv head: losses within 1e-5 of one rank's" near kv kv-one 5 1e-5
 
+# mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
+# of experts are slow on the emulator)
+mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 moe.shared_ffn=16 moe.shared_gate=true
+    moe.balance=aux moe.aux_coeff=0.1 train.global_batch=4 train.eval_batches=1)
+for precision in fp32 bf16; do
+    tolerance=$([ $precision = fp32 ] && echo 1e-5 || echo 1e-2)
+    moe=("${mixture[@]}" run.precision=$precision train.steps=3)
+    run moe-$precision 1 1 "${moe[@]}"
+    while read -r name n devices keys; do
+        [ "$n" -le "$count" ] && [ "$devices" -le "$count" ] || continue
+        d=moe-$precision-$name
+        # shellcheck disable=SC2086
+        run "$d" "$n" "$devices" "${moe[@]}" $keys
+        check "$d: losses within $tolerance of one rank's" near "$d" moe-$precision 3 $tolerance
+    done <<'EOM'
+ep 2 2 parallel.ep=2 parallel.zero=1
+ep-staged 2 1 parallel.ep=2 parallel.zero=1
+dp 2 2 parallel.zero=1
+tp 2 2 parallel.tp=2
+pp 2 2 parallel.pp=2 parallel.schedule=zb-h1
+etp 2 2 parallel.etp=2
+ep-tp 4 4 parallel.ep=2 parallel.tp=2 parallel.etp=2 moe.dispatcher=allgather
+ep-pp 4 4 parallel.ep=2 parallel.pp=2 parallel.schedule=zb-h1 train.recompute=selective
+EOM
+done
+run moe-again 2 2 "${moe[@]}" parallel.ep=2 parallel.zero=1
+check "experts on two ranks repeated" same_run moe-again moe-bf16-ep 3
+
 # limits of a group reach NCCL, each its own
 if [ -n "${EMU:-}" ]; then
     NCCL_DEBUG=INFO run limits 4 4 parallel.tp=2 parallel.nccl.tp.min_ctas=2 parallel.nccl.tp.max_ctas=8 \
@@ -106,10 +134,10 @@ if [ -n "${EMU:-}" ]; then
 fi
 
 # a rank is killed: exit 7, and its number is named; nobody is left behind
-lost() { # DIR RANKS DEVICES: rank 1 is killed in a step
+lost() { # DIR RANKS DEVICES KEYS...: rank 1 is killed in a step
     local tries pid status victim=''
     EMU_DEVICES=$3 CUDA_VISIBLE_DEVICES=$(seq -s, 0 $(($3 - 1))) timeout 300 "$launch" -n "$2" -- "$mt" --config ranks.ini \
-        run.dir="$1" run.device=cuda train.steps=100000 optim.decay_steps=100000 >/dev/null 2>"$1.err" &
+        run.dir="$1" run.device=cuda train.steps=100000 optim.decay_steps=100000 "${@:4}" >/dev/null 2>"$1.err" &
     pid=$!
     for tries in $(seq 2000); do
         sleep 0.1
@@ -130,4 +158,5 @@ lost() { # DIR RANKS DEVICES: rank 1 is killed in a step
 lost killed 2 2
 EMU_NCCL=silent lost killed-silent 2 2
 lost killed-staged 2 1
+lost killed-experts 2 2 "${mixture[@]}" parallel.ep=2
 finish

@@ -38,7 +38,7 @@ mixture() { # NAME KEYS...: NAME.ini, from llama.ini; evaluated on little, as ex
     printf '[moe]\n' >>"$1.ini"
     printf '%s\n' "${@:2}" >>"$1.ini"
 }
-mixture aux experts=8 topk=2 ffn=40 balance=aux aux_coeff=0.1 z_coeff=1e-3
+mixture aux experts=6 topk=2 ffn=40 shared_ffn=32 shared_gate=true balance=aux aux_coeff=0.1 z_coeff=1e-3
 mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_topk=2 shared_ffn=32 \
     balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
 
@@ -86,6 +86,8 @@ for c in aux bias; do
     run $c-bf16-cpu $c.ini run.device=cpu run.precision=bf16
     run $c-bf16 $c.ini run.device=cuda
     check "$c bf16: losses within 2e-2 of the CPU's bf16" close $c-bf16 $c-bf16-cpu 2e-2
+    run $c-fp16 $c.ini run.device=cuda run.precision=fp16
+    check "$c fp16: losses within 2e-2 of fp32" close $c-fp16 $c-cuda 2e-2
     run $c-selective $c.ini run.device=cuda run.precision=fp32 train.recompute=selective run.graphs=false
     check "$c: recomputed, without graphs, the same tensors" same_tensors $c-selective $c-cuda 10
     run $c-half $c.ini run.device=cuda train.stop_at=5
@@ -94,6 +96,12 @@ for c in aux bias; do
 done
 expect 0 loss "$mt" eval --config bias.ini run.dir=bias-bf16 run.device=cuda
 expect 0 Line "$mt" generate --run bias-bf16 --prompt Line --tokens 4
+
+# experts on two ranks: over NCCL where there are two GPUs, else staged
+EMU_DEVICES=2 EMU_REPORT=$PWD/ep.kernels timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config aux.ini \
+    run.dir=ep run.device=cuda run.precision=fp32 train.micro_batch=2 parallel.ep=2 >ep.out 2>ep.err
+check "aux, ep 2: losses within 1e-5 of the CPU's: $(grep -m1 error ep.err)" close ep aux-cpu 1e-5
+check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 
 # ---- saving while training goes on ----
 run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2

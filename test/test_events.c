@@ -198,6 +198,20 @@ static void check_bytes(const EventRecord *e, const char *hex)
     CHECK_MSG(strcmp(got, hex) == 0, "%s, want %s", got, hex);
 }
 
+/* TensorBoard groups by what stands before the first '/': every curve belongs to a group. */
+TEST(every_tag_has_a_group)
+{
+    static Read r;
+    fresh_dir();
+    OK(run_steps(0, 10));
+    read_events(only_path(), &r);
+    for (int i = 0; i < r.count; i++) {
+        const char *tag = r.points[i].tag, *slash = strchr(tag, '/');
+        CHECK_MSG(!*tag || (slash && slash != tag && slash[1]), "'%s'", tag);
+    }
+    CHECK(r.count > 10);
+}
+
 /* Made by another writer and decoded with protoc. */
 TEST(known_bytes)
 {
@@ -225,8 +239,8 @@ TEST(values_read_back)
     read_events(only_path(), &r);
     CHECK(r.whole_bytes == r.size_bytes && strcmp(r.points[0].version, "brain.Event:2") == 0);
     CHECK(r.points[1].start && r.points[1].step == 1 && r.starts == 1);
-    const char *tags[] = { "tokens", "loss", "grad_norm", "lr", "step_ms", "tokens_per_s", "mfu", "tflops",
-                           "memory_bytes", "skipped" };
+    const char *tags[] = { "run/tokens", "loss/train", "optim/grad_norm", "optim/lr", "speed/step_ms",
+                           "speed/tokens_per_s", "speed/mfu", "speed/tflops", "run/memory_bytes", "optim/skipped" };
     const double want[] = { 7 * 512, 3 + 1.0 / 7, 0.5, 3e-4, 12.5, 1e5, 0.4, 0.02, 1 << 20, 1 };
     for (int t = 0; t < 10; t++) {
         int seen = 0, counts[64];
@@ -241,8 +255,8 @@ TEST(values_read_back)
         for (int s = 0; s < 64; s++) CHECK_MSG(counts[s] == (s >= 1 && s <= 20), "%s, step %d", tags[t], s);
     }
     int plain[64], named[64];
-    counts_of(&r, 1, "valid_loss", plain);
-    counts_of(&r, 1, "valid_loss/wiki", named);
+    counts_of(&r, 1, "loss/valid", plain);
+    counts_of(&r, 1, "valid/wiki", named);
     CHECK(plain[10] == 1 && plain[20] == 1 && named[10] == 1 && named[20] == 1);
     CHECK(r.count == 2 + 20 * 10 + 4);
 }
@@ -266,8 +280,8 @@ TEST(a_resumed_run_shows_each_step_once)
             CHECK(r[f + 1].points[i].step >= last);
             last = r[f + 1].points[i].step;
         }
-    counts_of(r + 1, files - 1, "loss", counts);
-    counts_of(r + 1, files - 1, "valid_loss/wiki", valid);
+    counts_of(r + 1, files - 1, "loss/train", counts);
+    counts_of(r + 1, files - 1, "valid/wiki", valid);
     for (int s = 0; s < 64; s++) {
         CHECK_MSG(counts[s] == (s >= 1 && s <= 41), "step %d: %d", s, counts[s]);
         CHECK(valid[s] == (s > 0 && s <= 40 && s % 10 == 0));
@@ -341,7 +355,7 @@ TEST(a_full_disk_loses_events_never_halves)
     }
     OK(file_sync_close(&e.file));
     CHECK(read_all(r) == 1 && r[0].whole_bytes == r[0].size_bytes);
-    counts_of(r, 1, "loss", counts);
+    counts_of(r, 1, "loss/train", counts);
     CHECK(counts[1] == 1 && counts[2] == 0 && counts[3] == 1);
 }
 

@@ -130,6 +130,9 @@ data.reset_at_eod          | true         | loss | data.train=d
 data.order                 | megatron     | loss
 checkpoint.every           | 2            | file checkpoints/step-00000002/manifest.json
 checkpoint.keep            | 0            | file checkpoints/step-00000001/manifest.json | checkpoint.every=1
+checkpoint.keep_every      | 1            | file checkpoints/step-00000001/manifest.json | checkpoint.every=1
+checkpoint.keep_best       | 1            | file checkpoints/step-00000001/manifest.json | checkpoint.every=1 train.eval_every=1 optim.lr=0
+checkpoint.best_set        | nowhere      | refused 2 no validation set 'nowhere' | checkpoint.every=1 train.eval_every=1 checkpoint.keep_best=1
 checkpoint.resume          | base/checkpoints/step-00000003 | rows 0
 checkpoint.load            | base         | loss
 checkpoint.upcycle         | true         | refused 2 checkpoint.upcycle

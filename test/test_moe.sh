@@ -78,18 +78,25 @@ check "plan's experts" grep -qF "8 experts, 2 a token, of ffn 24 in 2 of 2 layer
 flop=$((6 * (active - 257 * 32) + 12 * 2 * 8 * 4 * 32)) # a token: 6 N + 12 L C T, N without the table of the input
 check "plan's FLOP of a token: $(grep '6 N' plan.txt)" grep -q "6 N + 12 L C T.* $(((flop + 500) / 1000))k " plan.txt
 
+# Rows to experts and back, forward and backward, of 2 blocks and 2 micro-batches of N 64, k 3, on 2 ranks with 4 experts
+# each. On the average half of N k rows go to the other rank; GPUs send a slot of as many as there can be, N min(4, k)
+for device in cpu cuda; do
+    rows=$([ $device = cpu ] && echo $((64 * 3 / 2)) || echo $((64 * 3)))
+    "$mt" plan --config "$ini" --world 2 "${small[@]}" parallel.ep=2 train.micro_batch=2 moe.topk=3 run.precision=fp32 \
+        run.device=$device >plan-$device.txt 2>&1
+    check "plan's rows to experts, $device: $(grep all-to-all plan-$device.txt)" \
+        grep -qE "ep all-to-all +16 +$(commas $((16 * rows * 32 * 4)))$" plan-$device.txt
+done
+
 refuse() { # TEXT WORDS...
     expect 2 "$1" "$mt" --config "$ini" run.dir=refused "${@:2}"
     check "nothing is left of a refused run" [ ! -e refused ]
 }
-refuse "not built yet: expert parallelism on GPUs" run.device=cuda parallel.ep=2
-refuse "not built yet: the gate of a shared expert on GPUs" run.device=cuda moe.shared_ffn=16 moe.shared_gate=true
 refuse "not built yet: this way of balancing the load of experts" moe.balance=sinkhorn
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
 refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
 refuse "beside experts tp needs sp" parallel.tp=2 parallel.sp=false
-refuse "not built yet: tensor parallelism inside experts on GPUs" run.device=cuda parallel.etp=2
 refuse "give moe.experts, or etp = 1" moe.experts=0 parallel.etp=2
 refuse "etp must divide the width of an expert" parallel.etp=3
 refuse "etp must divide tp_blocks" parallel.etp=2 parallel.tp_blocks=1

@@ -370,7 +370,7 @@ TEST(gathered_rows)
     }
     Tensor owned = env_out(&e, I64, 0, 1, OWN * 2 + 1), taken = env_out(&e, I32, -1, 0, 2 * P);
     Tensor y = env_out(&e, F32, 8, 9, 2 * P, D), scaled = env_out(&e, F32, 8, 9, 2 * P, D);
-    RUN(&e, dispatch_offsets, .offset = owned, .all = all, .first = OWN, .own = OWN);
+    RUN(&e, dispatch_offsets, .offset = owned, .all = all, .first = OWN, .own = OWN, .most = 2 * P);
     RUN(&e, dispatch_choices, .choice = taken, .all_choice = all_choice, .all = all, .offset = owned, .first = OWN, .own = OWN);
     y.rows = scaled.rows = (int64_t *)owned.data + 2 * OWN;
     RUN(&e, take_rows, .y = y, .x = x, .choice = taken, .topk = K);
@@ -460,30 +460,41 @@ TEST(permute)
           { 301, 70, 3, 7, 0 }, { 5, 17, 1, 64, 0 });
 }
 
-/* What ranks are sent is what they were told of: the offsets of three ranks' tables of random runs. */
-TEST(dispatch)
+/* What ranks are sent is what they were told of: the offsets of three ranks' tables of random runs; with `lost` some of
+ * them are nonsense, and no more than `most` rows are left. */
+static void dispatch_case(int rank, bool lost, int64_t most)
 {
     enum { S = 3, EACH = 2, R = 2, X = S * EACH * R + 1 };
-    for (int rank = 0; rank < S; rank++) {
-        Env e;
-        env_open(&e, isa_best(), 1, 0);
-        Tensor all = env_in(&e, I64, 0, 1, S, X), offset = env_out(&e, I64, 0, 1, X);
-        uint64_t seed = 7;
-        int64_t *from = all.data, at = 0;
-        for (int s = 0; s < S; s++, from += X)
-            for (int i = 0; i < X; i++) from[i] = i ? from[i - 1] + (int64_t)(test_rand(&seed) % 4) : 0;
-        RUN(&e, dispatch_offsets, .offset = offset, .all = all, .first = rank * EACH, .own = EACH);
-        const int64_t *got = offset.data;
-        from = all.data;
-        CHECK(got[0] == 0);
-        for (int c = 0; c < EACH; c++)
-            for (int s = 0; s < S; s++)
-                for (int r = 0; r < R; r++) {
-                    const int64_t *run = from + s * X + (rank * EACH + c) * R + r;
-                    at += run[1] - run[0];
-                    CHECK(got[(c * S + s) * R + r + 1] == at);
-                }
-        env_close(&e);
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor all = env_in(&e, I64, 0, 1, S, X), offset = env_out(&e, I64, 0, 1, X);
+    uint64_t seed = 7;
+    int64_t *from = all.data, at = 0;
+    for (int s = 0; s < S; s++, from += X) {
+        from[0] = 0;
+        for (int i = 1; i < X; i++)
+            from[i] = from[i - 1] + (int64_t)(test_rand(&seed) % 4) - 9 * lost * (i % 3);
+    }
+    RUN(&e, dispatch_offsets, .offset = offset, .all = all, .first = rank * EACH, .own = EACH, .most = most);
+    const int64_t *got = offset.data;
+    from = all.data;
+    CHECK(got[0] == 0);
+    for (int c = 0; c < EACH; c++)
+        for (int s = 0; s < S; s++)
+            for (int r = 0; r < R; r++) {
+                const int64_t *run = from + s * X + (rank * EACH + c) * R + r;
+                at += run[1] > run[0] ? run[1] - run[0] : 0;
+                CHECK(got[(c * S + s) * R + r + 1] == (at < most ? at : most));
+            }
+    env_close(&e);
+}
+
+TEST(dispatch)
+{
+    for (int rank = 0; rank < 3; rank++) {
+        dispatch_case(rank, false, 1000);
+        dispatch_case(rank, true, 1000);
+        dispatch_case(rank, false, 7);
     }
 }
 

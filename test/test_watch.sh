@@ -33,7 +33,7 @@ run aside log.tensorboard=false train.eval_every=5
 from=$(sed -n 's/.*resuming from .*step-0*\([0-9]*\)$/\1/p' aside.err)
 events_agree aside
 check "resumed without event files: the old ones end at step ${from:-none}" \
-    grep -q "^own reader: loss: .* in the events \[1, .*, ${from:-none}\]$" aside.events
+    grep -q "^own reader: loss/train: .* in the events \[1, .*, ${from:-none}\]$" aside.events
 
 # ---- report: of whole, damaged and strange folders; the page is checked by test/tools/check_page.py
 page_holds() { python3 "$root/test/tools/check_page.py" "$1" >"$1.faults" 2>&1; }

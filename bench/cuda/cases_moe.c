@@ -96,6 +96,7 @@ Err make_dispatch_offsets(Maker *m, AnyArgs *any)
     MAKE(all, 0, ZERO, I64, RANKS, X);
     m->bytes += X * 8; /* read: the part of this rank's experts */
     a->experts = experts;
+    a->most = m->d->B * m->d->T;
     return ERR_OK;
 }
 

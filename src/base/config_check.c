@@ -439,6 +439,33 @@ static void check_training(ConfigReader *r)
          CFG_optim_warmup, CFG_optim_decay_steps, CFG_train_steps);
 }
 
+/* Do evaluations and checkpoints ever fall on the same steps, and on as many as either can? */
+static bool evaluates_what_it_saves(const Config *c)
+{
+    const int64_t save = c->checkpoint.every, eval = c->train.eval_every;
+    return save && eval && (save % eval == 0 || eval % save == 0);
+}
+
+static void check_keeping(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t every = c->checkpoint.every, keep_every = c->checkpoint.keep_every;
+    const bool best = c->checkpoint.keep_best > 0;
+    RULE(!keep_every || (every && keep_every % every == 0),
+         "keep_every must be a multiple of every: of the steps between, none is saved",
+         CFG_checkpoint_keep_every, CFG_checkpoint_every);
+    RULE(!best || *c->data.valid || *c->data.split,
+         "the best is that with the lowest validation loss: give data.valid or data.split",
+         CFG_checkpoint_keep_best, CFG_data_valid);
+    RULE(!best || evaluates_what_it_saves(c),
+         "what is saved must be evaluated: of checkpoint.every and train.eval_every, neither 0, one must "
+         "divide the "
+         "other",
+         CFG_checkpoint_keep_best, CFG_checkpoint_every, CFG_train_eval_every);
+    RULE(best || !*c->checkpoint.best_set, "only keep_best goes by a validation set", CFG_checkpoint_best_set,
+         CFG_checkpoint_keep_best);
+}
+
 static void check_files(ConfigReader *r)
 {
     const Config *c = r->config;
@@ -464,6 +491,7 @@ void config_check(ConfigReader *r)
     config_check_context(r);
     check_training(r);
     check_files(r);
+    check_keeping(r);
 }
 
 /* ---- what this build cannot do ---- */
@@ -492,29 +520,8 @@ static bool has_word(const char *words, const char *word)
     return false;
 }
 
-/* What mixtures lack on GPUs. cuBLASLt's fast products take rows of 16 bytes: those of a router have a number for each
- * expert, those of a gate one number. */
-static void check_unbuilt_moe(ConfigReader *r)
-{
-    const Config *c = r->config;
-    const bool other = !c->moe.experts || c->run.device == RUN_DEVICE_CPU;
-    RULE(other || c->parallel.ep == 1,
-         "not built yet: expert parallelism on GPUs; take ep = 1, or device = cpu", CFG_run_device,
-         CFG_parallel_ep);
-    RULE(other || c->parallel.etp == 1,
-         "not built yet: tensor parallelism inside experts on GPUs; take etp = 1, or device = cpu",
-         CFG_run_device, CFG_parallel_etp);
-    RULE(other || !c->moe.shared_gate,
-         "not built yet: the gate of a shared expert on GPUs; take shared_gate = false, or device = cpu",
-         CFG_run_device, CFG_moe_shared_gate);
-    RULE(other || c->moe.experts % 8 == 0,
-         "not built yet: numbers of experts that are no multiple of 8 on GPUs; take device = cpu",
-         CFG_run_device, CFG_moe_experts);
-}
-
 void config_check_unbuilt(ConfigReader *r)
 {
-    check_unbuilt_moe(r);
     char place[512], full[96], a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
     for (int i = 0; i < CFG_COUNT; i++) {
         ConfigId id = (ConfigId)i;

@@ -13,7 +13,7 @@
  *
  * A save goes: space check; each rank writes and syncs its file in step-N.tmp-NONCE; rank 0 writes the
  * manifest, syncs, renames the folder to step-N (the commit point), syncs the parent, reads the manifest
- * back, and only then removes what is older. So at any moment a power cut or kill -9 leaves the previous
+ * back, and only then removes what is not to be kept. So at any moment a power cut or kill -9 leaves the previous
  * checkpoint in place and no half-written one that could be taken for whole. A folder that has the wanted
  * name already becomes step-N.old until the new one is in place.
  *
@@ -30,12 +30,18 @@
 
 #include "ckpt/upcycle.h"
 
-enum { CKPT_FORMAT = 1, CKPT_MAX_COUNTERS = 16, CKPT_NAME_MAX = 64 };
+enum { CKPT_FORMAT = 1, CKPT_MAX_COUNTERS = 16, CKPT_MAX_VALID = 32, CKPT_NAME_MAX = 64 };
 
 typedef struct {
     const char *name;
     int64_t value;
 } CkptCounter;
+
+/* The loss on a validation set at the checkpoint's step. */
+typedef struct {
+    const char *set; /* its name; "": the only one */
+    double loss;     /* a checkpoint has finite ones only */
+} CkptValid;
 
 /* All of a run's state that is not a tensor. Texts belong to the caller, or to the arena of a load. */
 typedef struct {
@@ -49,6 +55,8 @@ typedef struct {
     const char *overrides; /* keys that changed on the way (train/overrides.h), a line each; "": none */
     CkptCounter counters[CKPT_MAX_COUNTERS]; /* further integers, by name: skipped steps, updates done, ... */
     int counter_count;
+    CkptValid valid[CKPT_MAX_VALID];
+    int valid_count; /* 0: the step was not evaluated */
 } CkptMeta;
 
 int64_t ckpt_counter(const CkptMeta *m, const char *name, int64_t otherwise);
@@ -69,6 +77,10 @@ typedef struct {
     bool async;         /* a thread writes what ckpt_start copied */
     Comm *comm; /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
     int64_t bad_from; /* steps from here on, passed over as damaged, do not count and go first; 0 = none */
+    /* besides the newest: */
+    int64_t keep_every;   /* those of steps that this divides; 0 = none */
+    int64_t keep_best;    /* so many, with the lowest loss */
+    const char *best_set; /* on this validation set */
 } CkptOptions;
 
 /* What became of a save. */
@@ -89,6 +101,12 @@ typedef struct {
     CkptOutcome outcome;
 } CkptSaver;
 
+/* A checkpoint that may be removed one day. */
+typedef struct {
+    int64_t step;
+    double loss; /* on o.best_set; NaN: not known */
+} CkptKept;
+
 typedef struct {
     CkptOptions o;
     CkptSaver saver;
@@ -107,8 +125,8 @@ typedef struct {
     int64_t crc_count, total_bytes, piece_count;
     int64_t *rank_pieces; /* [world size] */
     int32_t *shifts;
-    int64_t *valid; /* steps: bad_count of o.bad_from, then the valid ones, ascending (rank 0, keep > 0) */
-    int valid_count, valid_capacity, bad_count;
+    CkptKept *kept; /* bad_count of o.bad_from, then the valid ones, ascending (retain.c; rank 0, keep > 0) */
+    int kept_count, kept_capacity, bad_count;
 } Ckpt;
 
 /*

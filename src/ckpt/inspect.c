@@ -122,6 +122,9 @@ static void print_meta(const Manifest *m, FILE *out)
     print_lines("overrides", a->overrides, out);
     for (int i = 0; i < a->counter_count; i++)
         fprintf(out, "%-13s %lld\n", a->counters[i].name, (long long)a->counters[i].value);
+    for (int i = 0; i < a->valid_count; i++)
+        fprintf(out, "%-13s %.6f%s%s\n", "valid loss", a->valid[i].loss, *a->valid[i].set ? " on " : "",
+                a->valid[i].set);
     fprintf(out, "contents      %d tensors, %lld parameters, %lld bytes in %d files\n\n", m->param_count,
             (long long)elements, (long long)bytes, m->file_count);
 }

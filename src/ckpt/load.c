@@ -229,6 +229,7 @@ static Err copy_meta(SetupArena *a, const CkptMeta *from, CkptMeta *out)
     TRY(copy_text(a, &out->data));
     TRY(copy_text(a, &out->overrides));
     for (int i = 0; i < out->counter_count; i++) TRY(copy_text(a, &out->counters[i].name));
+    for (int i = 0; i < out->valid_count; i++) TRY(copy_text(a, &out->valid[i].set));
     return ERR_OK;
 }
 

@@ -1,6 +1,7 @@
 /* Reading and checking manifests; see manifest.h. The writing side is in save.c. */
 #include "ckpt/manifest.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -115,6 +116,20 @@ static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
     return ERR_OK;
 }
 
+static Err parse_valid(const Parse *p, const Json *list, CkptMeta *meta)
+{
+    if (!json_is_array(list) || json_count(list) > CKPT_MAX_VALID)
+        return bad(p, "not a list, or a too long one:", "valid");
+    for (int64_t i = 0; i < json_count(list); i++) {
+        CkptValid *v = &meta->valid[meta->valid_count++];
+        const Json *item = json_at(list, i), *loss = json_get(item, "loss");
+        TRY(get_text(p, item, "set", &v->set));
+        if (!json_is_number(loss)) return bad(p, "no validation loss on", v->set);
+        v->loss = json_number(loss, NAN);
+    }
+    return ERR_OK;
+}
+
 static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
 {
     const Json *blocks = json_get(root, "blocks");
@@ -131,6 +146,7 @@ static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
     TRY(get_text(p, root, "data", &meta->data));
     meta->overrides = "";
     if (json_get(root, "overrides")) TRY(get_text(p, root, "overrides", &meta->overrides));
+    if (json_get(root, "valid")) TRY(parse_valid(p, json_get(root, "valid"), meta));
     return parse_counters(p, json_get(root, "counters"), meta);
 }
 

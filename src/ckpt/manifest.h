@@ -6,6 +6,7 @@
  *
  *   {"format":1,"program":...,"step":...,"samples":...,"tokens":...,"seed":...,"reproducible":...,
  *    "blocks":{"tp":..,"seq":..,"attn":..},"counters":{...},"data":...,"overrides":..,"config":...,
+ *    "valid":[{"set":"wiki","loss":3.25},...],
  *    "parameters":[{"name":"embed.weight","shape":[256,64],"shift":24},...],
  *    "pieces":[{"name":..,"state":"value","dtype":"F32","global":[256,64],"offset":[0,0],"shape":[128,64],
  *               "file":"shard-00000.safetensors","crc32c":...},...],

@@ -4,6 +4,7 @@
  */
 #include "ckpt/pieces.h"
 
+#include <math.h>
 #include <string.h>
 
 void piece_first(PieceIter *it, const Ckpt *c, int rank)
@@ -207,6 +208,19 @@ static void put_pair(JsonOut *j, const char *key, int ndim, const int64_t pair[2
     json_close(j, ']');
 }
 
+static void put_valid(JsonOut *j, const CkptMeta *m)
+{
+    json_open(j, "valid", '[');
+    for (int i = 0; i < m->valid_count; i++) {
+        if (!isfinite(m->valid[i].loss)) continue;
+        json_open(j, NULL, '{');
+        json_put_text(j, "set", m->valid[i].set);
+        json_put_number(j, "loss", m->valid[i].loss);
+        json_close(j, '}');
+    }
+    json_close(j, ']');
+}
+
 static Err put_meta(TextOut *t, const CkptMeta *m)
 {
     JsonOut *j = &t->json;
@@ -228,6 +242,8 @@ static Err put_meta(TextOut *t, const CkptMeta *m)
     json_put_text(j, "data", m->data);
     if (m->overrides && *m->overrides) json_put_text(j, "overrides", m->overrides);
     json_put_text(j, "config", m->config);
+    TRY(text_flush(t));
+    if (m->valid_count) put_valid(j, m);
     return text_flush(t);
 }
 

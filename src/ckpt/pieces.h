@@ -38,6 +38,11 @@ void shard_name(char out[CKPT_NAME_MAX], int rank);
 Err save_now(Ckpt *c, const CkptMeta *meta);
 Err saver_open(Ckpt *c, SetupArena *setup);
 
+/* Which checkpoints stay (retain.c), of rank 0: takes the list of those there are; enters one that was written, and
+ * removes what is not to be kept, with a warning where it cannot. */
+Err retain_open(Ckpt *c, SetupArena *setup);
+void retain(Ckpt *c, const CkptMeta *written);
+
 /* Writes and syncs this rank's shard in `dir`, and its slice of c->crcs. ERR_IO. */
 Err shard_write(Ckpt *c, const char *dir);
 

@@ -2,7 +2,7 @@
  * The commit protocol; see ckpt.h for its steps. Rank 0 does everything that concerns the folder as a whole;
  * after each part all ranks agree on its outcome, so that none waits for another that has given up.
  *
- * What comes after the commit (LATEST, removing older ones) cannot undo it: a failure there is a warning.
+ * What comes after the commit (LATEST, removing others: retain.c) cannot undo it: a failure there is a warning.
  */
 #include <dirent.h>
 #include <stdlib.h>
@@ -13,7 +13,7 @@
 #include "ckpt/folder.h"
 #include "ckpt/pieces.h"
 
-enum { NAME_ROOM = 96, KEEP_AT_LEAST = 2, MESSAGE_MAX = 1024 };
+enum { NAME_ROOM = 96, MESSAGE_MAX = 1024 };
 
 /* The folders of one save. */
 typedef struct {
@@ -47,35 +47,6 @@ static Err allocate(Ckpt *c, SetupArena *setup)
     return setup_array(setup, c->crc_count + c->piece_count, &c->crcs);
 }
 
-static int keep_of(const Ckpt *c) { return c->o.keep < KEEP_AT_LEAST ? KEEP_AT_LEAST : c->o.keep; }
-
-static bool is_bad(const Ckpt *c, int64_t step) { return c->o.bad_from && step >= c->o.bad_from; }
-
-/* The valid ones of e[0..count) into c->valid, oldest first, of which those `bad`. */
-static Err list_valid(Ckpt *c, const CkptEntry *e, int count, bool bad)
-{
-    for (int i = count - 1; i >= 0; i--) {
-        char path[PATH_MAX];
-        SetupArena a;
-        Manifest m;
-        if (e[i].old || is_bad(c, e[i].step) != bad) continue;
-        TRY(entry_path(path, c->folder, e[i]));
-        setup_init(&a);
-        if (!manifest_read(path, &a, &m) && !manifest_check_files(&m)) c->valid[c->valid_count++] = e[i].step;
-        setup_release(&a);
-    }
-    return ERR_OK;
-}
-
-static Err list_all(Ckpt *c, SetupArena *setup, const CkptEntry *e, int count)
-{
-    c->valid_capacity = count + keep_of(c) + 1;
-    TRY(setup_array(setup, c->valid_capacity, &c->valid));
-    TRY(list_valid(c, e, count, true));
-    c->bad_count = c->valid_count;
-    return list_valid(c, e, count, false);
-}
-
 /* All ranks' outcome of a part: ERR_OK, or this rank's failure, or one that says whose it was. */
 static Err agree(Ckpt *c, Err mine)
 {
@@ -90,19 +61,39 @@ static Err agree(Ckpt *c, Err mine)
     return err_elsewhere(err_set(code, "rank %lld failed", (long long)(worst & 0xFFFFFFFF)));
 }
 
+/* Removes what an interrupted save left: temporary folders, and `olds`, step-N.old where step-N is in place. What
+ * cannot be removed is in nobody's way, since names are unique; of what this run leaves itself, whoever left it has
+ * warned. */
+static Err sweep(Ckpt *c, bool olds)
+{
+    DIR *d = opendir(c->folder);
+    Err err = ERR_OK;
+    if (!d) return err_set(ERR_IO, "cannot read folder '%s': %m", c->folder);
+    for (struct dirent *entry; !err && (entry = readdir(d));) {
+        char path[PATH_MAX], final[PATH_MAX];
+        CkptEntry e;
+        bool remove = entry_is_temporary(entry->d_name);
+        if (snprintf(path, sizeof path, "%s/%s", c->folder, entry->d_name) >= (int)sizeof path) continue;
+        if (olds && entry_parse(entry->d_name, &e) && e.old) {
+            err = entry_path(final, c->folder, (CkptEntry){ e.step, false });
+            remove = !err && file_is_dir(final);
+        }
+        if (remove && file_remove_tree(path) && !c->swept)
+            log_warn("%s, what an earlier save left; saving goes on", err_message());
+    }
+    closedir(d);
+    c->swept = true;
+    return err;
+}
+
 static Err open_folder(Ckpt *c, SetupArena *setup)
 {
-    CkptEntry *e;
-    int count;
     if (c->o.world->rank) return ERR_OK;
     if (getrandom(&c->nonce, sizeof c->nonce, 0) != (ssize_t)sizeof c->nonce)
         return err_set(ERR_INTERNAL, "no random number for the names of temporary folders: %m");
     c->nonce &= INT64_MAX;
-    if (!c->o.keep) return ERR_OK;
-    TRY(folder_scan(c->folder, &e, &count));
-    Err err = list_all(c, setup, e, count);
-    free(e);
-    return err;
+    if (file_is_dir(c->folder)) TRY(sweep(c, false)); /* (the run may have resumed from a step-N.old) */
+    return c->o.keep ? retain_open(c, setup) : ERR_OK;
 }
 
 /* An upper bound of what the manifest will take. */
@@ -142,30 +133,6 @@ Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 
 /* ---- before the shards ---- */
 
-/* Removes what an interrupted save left: temporary folders, and step-N.old where step-N is in place. What cannot be
- * removed is in nobody's way, since names are unique; of what this run leaves itself, whoever left it has warned. */
-static Err sweep(Ckpt *c)
-{
-    DIR *d = opendir(c->folder);
-    Err err = ERR_OK;
-    if (!d) return err_set(ERR_IO, "cannot read folder '%s': %m", c->folder);
-    for (struct dirent *entry; !err && (entry = readdir(d));) {
-        char path[PATH_MAX], final[PATH_MAX];
-        CkptEntry e;
-        bool remove = entry_is_temporary(entry->d_name);
-        if (snprintf(path, sizeof path, "%s/%s", c->folder, entry->d_name) >= (int)sizeof path) continue;
-        if (entry_parse(entry->d_name, &e) && e.old) {
-            err = entry_path(final, c->folder, (CkptEntry){ e.step, false });
-            remove = !err && file_is_dir(final);
-        }
-        if (remove && file_remove_tree(path) && !c->swept)
-            log_warn("%s, what an earlier save left; saving goes on", err_message());
-    }
-    closedir(d);
-    c->swept = true;
-    return err;
-}
-
 /* What a save will take on the disk. */
 static int64_t space_wanted(const Ckpt *c)
 {
@@ -177,7 +144,7 @@ static Err prepare(Ckpt *c, const Names *n)
     int64_t free_bytes;
     if (c->o.world->rank) return ERR_OK;
     TRY(file_make_dirs(c->folder));
-    TRY(sweep(c));
+    TRY(sweep(c, true));
     TRY(file_free_bytes(c->folder, &free_bytes));
     if (free_bytes < space_wanted(c))
         return err_set(ERR_STORAGE, "a checkpoint takes '%lld' bytes, and '%s' has '%lld' free",
@@ -261,55 +228,14 @@ static void warn_if(Err err)
     if (err) log_warn("%s; the new checkpoint is in place", err_message());
 }
 
-/* Under a temporary name first: what is half removed must not look like a checkpoint. */
-static Err remove_step(const Ckpt *c, int64_t step)
-{
-    char path[PATH_MAX], temp[PATH_MAX + NAME_ROOM];
-    TRY(entry_path(path, c->folder, (CkptEntry){ step, false }));
-    snprintf(temp, sizeof temp, "%s.tmp-%016llx", path, (unsigned long long)c->nonce);
-    TRY(file_rename(path, temp));
-    return file_remove_tree(temp);
-}
-
-static void forget(Ckpt *c, int at)
-{
-    c->valid_count--;
-    c->bad_count -= at < c->bad_count;
-    memmove(c->valid + at, c->valid + at + 1, (size_t)(c->valid_count - at) * sizeof *c->valid);
-}
-
-/* Enters a step into c->valid, once. */
-static void remember(Ckpt *c, int64_t step)
-{
-    for (int i = c->valid_count; i-- > 0;)
-        if (c->valid[i] == step) forget(c, i);
-    int at = c->valid_count;
-    while (at > c->bad_count && c->valid[at - 1] > step) at--;
-    ASSERT(c->valid_count < c->valid_capacity);
-    memmove(c->valid + at + 1, c->valid + at, (size_t)(c->valid_count - at) * sizeof *c->valid);
-    c->valid[at] = step;
-    c->valid_count++;
-}
-
-static void retain(Ckpt *c, int64_t step)
-{
-    if (!c->o.keep) return;
-    remember(c, step);
-    while (c->valid_count > keep_of(c)) {
-        int which = c->valid[0] == step; /* never the one just written */
-        warn_if(remove_step(c, c->valid[which]));
-        forget(c, which);
-    }
-}
-
-static void tidy(Ckpt *c, const Names *n, int64_t step)
+static void tidy(Ckpt *c, const Names *n, const CkptMeta *meta)
 {
     char path[PATH_MAX + NAME_ROOM], text[64];
     warn_if(file_remove_tree(n->old)); /* ours, or that of a replacement that was killed */
     snprintf(path, sizeof path, "%s/LATEST", c->folder);
-    int length = snprintf(text, sizeof text, "step-%08lld\n", (long long)step);
+    int length = snprintf(text, sizeof text, "step-%08lld\n", (long long)meta->step);
     warn_if(file_replace(path, text, length));
-    retain(c, step);
+    if (c->o.keep) retain(c, meta);
 }
 
 /* ---- the whole ---- */
@@ -341,7 +267,7 @@ Err save_now(Ckpt *c, const CkptMeta *meta)
     TRY(make_names(c, meta->step, &n));
     Err err = save(c, meta, &n);
     if (!err) {
-        if (!c->o.world->rank) tidy(c, &n, meta->step);
+        if (!c->o.world->rank) tidy(c, &n, meta);
         return ERR_OK;
     }
     err_keep(&why);

@@ -4,7 +4,6 @@
  * is 0 unless something makes every run impossible.
  */
 #include <omp.h>
-#include <sched.h>
 #include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
@@ -12,6 +11,7 @@
 #include <unistd.h>
 
 #include "base/file.h"
+#include "base/processors.h"
 #include "base/units.h"
 #include "cli/command.h"
 #include "comm/gpu.h"
@@ -62,9 +62,8 @@ static int64_t meminfo(const char *key)
 static void check_processor(void)
 {
     char model[LINE_BYTES];
-    cpu_set_t set;
     kernel_value("/proc/cpuinfo", "model name", model);
-    int allowed = sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
+    int allowed = processors_share(1, 1);
     int online = (int)sysconf(_SC_NPROCESSORS_ONLN), threads = omp_get_max_threads();
     printf("processor    %s\n", model[0] ? model : "unknown");
     printf("threads      %d processors online, %d allowed to this process, %d threads used\n", online,

@@ -54,7 +54,7 @@ enum { COMM_MESSAGES_MAX = 16 }; /* of an exchange */
  * are: `local`, rows of its own for the chunks of all, by (member, chunk), and `remote`, rows of all for its own
  * chunks, by (chunk, member). How many rows a piece has only device memory says: piece i of local begins with row
  * local_offset[i * stride] and ends before local_offset[(i + 1) * stride], likewise of remote; both ends of a piece
- * must find the same number.
+ * must find the same number. remote has room for members * most rows.
  *
  * `copies` neighbours have the same chunks (members / copies have others): each gets every row of them. What comes back
  * from copy i lies in the i-th of `copies` arrays as large as local, to be added up.
@@ -64,7 +64,9 @@ typedef struct {
     const int64_t *local_offset;  /* [members / copies * chunks * stride + 1] */
     const int64_t *remote_offset; /* [members * chunks * stride + 1] */
     int64_t chunks, stride, copies;
-    bool back; /* remote is sent to local, else local to remote */
+    bool back;    /* remote is sent to local, else local to remote */
+    int64_t most; /* rows that one member can have for another, or for itself; the same on all */
+    char *room;   /* comm_rows_room() bytes beside the tensors, contents undefined; NULL where that is 0 */
 } CommRows;
 
 typedef struct {
@@ -104,6 +106,7 @@ struct Comm {
     uint32_t watch_id;
     bool
         carrier; /* carries the calls of another communicator, which counts them: the watch hears of waits alone */
+    bool pads_rows; /* an all-to-all of rows sends as many as there can be: nccl, and null in its stead */
     /* payload this rank sends, by the minimal algorithm: of each kind, and together */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
     Event own;     /* for calls without an event */
@@ -128,9 +131,11 @@ Err comm_reduce_scatter_i64(Comm *c, Stream *s, int64_t *dst, const int64_t *src
 Err comm_sum_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_barrier(Comm *c, Stream *s);
+/* Device memory that the call below needs beside its tensors, until it is done: 0 unless it pads. */
+int64_t comm_rows_room(const Comm *c, const CommRows *rows, int64_t row_bytes);
 /*
  * The pieces of rows->local [count, ...], count the same on all members, where they belong in the others' remote, or
- * back. rows of row_bytes. Its bytes count as if all members sent each other the same.
+ * back. rows of row_bytes. Its bytes count as if all members sent each other the same; padded, as many as are sent.
  */
 Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
                          Event *done);

@@ -21,11 +21,13 @@
  */
 #include <math.h>
 #include <omp.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "base/mathx.h"
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
+#include "cpu/team.h"
 
 Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args);
 Err CPU(attention_merge)(Stream *s, const attention_merge_args *args);
@@ -262,13 +264,13 @@ Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
     int64_t items = plan.items * a.q.dim[0] * a.k.dim[2];
     int64_t bytes = forward_layout(&unused, &a, (float *)s->dev->workspace);
     int threads;
+    atomic_llong next = 0;
     TRY(CPU(attn_threads)(s->dev, items, bytes, &threads));
-#pragma omp parallel num_threads(threads)
-    {
+#pragma omp parallel num_threads(team_of(s->dev, threads))
+    if (omp_get_thread_num() < threads) {
         Forward f;
         forward_layout(&f, &a, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < items; i++) forward_item(&a, &plan, &f, args, i);
+        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < items;) forward_item(&a, &plan, &f, args, i);
     }
     return ERR_OK;
 }

@@ -30,10 +30,12 @@
  * Source   Dao 2023 (FlashAttention-2), with the sums ordered as docs/determinism.md wants them.
  */
 #include <omp.h>
+#include <stdatomic.h>
 #include <string.h>
 
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
+#include "cpu/team.h"
 
 Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args);
 
@@ -371,15 +373,15 @@ Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args)
 {
     BackwardCall call = { .a = ATTN_OF(args), .args = args };
     int threads;
+    atomic_llong next = 0;
     TRY(backward_open(&call, s->dev, &threads));
     int64_t K = args->k.dim[2], items = args->q.dim[0] * K;
-#pragma omp parallel num_threads(threads)
-    {
+#pragma omp parallel num_threads(team_of(s->dev, threads))
+    if (omp_get_thread_num() < threads) {
         Backward f;
         int64_t bytes = backward_layout(&f, &call, (float *)s->dev->workspace);
         backward_layout(&f, &call, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
-#pragma omp for schedule(dynamic, 1)
-        for (int64_t i = 0; i < items; i++) backward_item(&call, &f, i / K, i % K);
+        for (int64_t i; (i = atomic_fetch_add(&next, 1)) < items;) backward_item(&call, &f, i / K, i % K);
     }
     return ERR_OK;
 }

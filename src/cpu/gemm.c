@@ -30,6 +30,7 @@
 #include "cpu/gemm_fixed.h"
 #include "cpu/gemm_kernel.h"
 #include "cpu/gemm_pack.h"
+#include "cpu/team.h"
 
 /* Sizes; they change speed only. */
 enum {
@@ -513,8 +514,8 @@ bool CPU(gemm)(const Device *dev, const Gemm *g)
     ASSERT(p.thread_elems <= room);
     threads = min64(threads, p.tasks);
     if (p.thread_elems) threads = min64(threads, room / p.thread_elems);
-#pragma omp parallel num_threads((int)threads) if (threads > 1)
-    thread_run(&p, omp_get_thread_num());
+#pragma omp parallel num_threads(team_of(dev, threads))
+    if (omp_get_thread_num() < threads) thread_run(&p, omp_get_thread_num());
     return atomic_load(&p.overflow);
 }
 

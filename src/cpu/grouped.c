@@ -139,8 +139,8 @@ static bool grouped_run(const Stream *s, GroupedCall *c, int64_t most_rows)
     share = (share + 63) / 64 * 64;
     ASSERT(share <= s->dev->workspace_bytes);
     threads = (int)min64(min64(threads, tasks), s->dev->workspace_bytes / share);
-#pragma omp parallel num_threads(threads) if (threads > 1)
-    {
+#pragma omp parallel num_threads(team_of(s->dev, threads))
+    if (omp_get_thread_num() < threads) {
         fp_reset();
         Worker w = { .dev = *s->dev };
         w.dev.threads = 1;

@@ -2,6 +2,7 @@
  * Rows of tokens to rows of experts and back (device/ops.def, permute_*): a counting sort of choices by expert, copies,
  * and weighted sums. Threads own rows; the sort is one thread's, a few numbers a choice beside rows of D elements.
  */
+#include "cpu/gemm.h"
 #include "cpu/rows.h"
 
 static int32_t *row_i32(Tensor t, int64_t row) { return (int32_t *)t.data + row * t.ld; }
@@ -40,7 +41,10 @@ Err CPU(dispatch_offsets)(Stream *s, const dispatch_offsets_args *a)
     for (int64_t e = a->first; e < a->first + a->own; e++)
         for (int64_t rank = 0; rank < ranks; rank++) {
             const int64_t *from = (const int64_t *)a->all.data + rank * a->all.ld + e * runs;
-            for (int64_t r = 0; r < runs; r++, next++) next[1] = next[0] + from[r + 1] - from[r];
+            for (int64_t r = 0; r < runs; r++, next++) {
+                const int64_t rows = from[r + 1] - from[r], room = a->most - next[0];
+                next[1] = next[0] + (rows < 0 ? 0 : rows < room ? rows : room);
+            }
         }
     return ERR_OK;
 }
@@ -49,13 +53,17 @@ Err CPU(dispatch_choices)(Stream *s, const dispatch_choices_args *a)
 {
     const int64_t ranks = a->all.dim[0], P = a->all_choice.dim[1],
                   runs = (a->offset.dim[0] - 1) / (a->own * ranks);
-    int32_t *next = a->choice.data;
+    const int64_t *offset = a->offset.data;
+    int32_t *to = a->choice.data;
     (void)s;
     for (int64_t e = a->first; e < a->first + a->own; e++)
-        for (int64_t rank = 0; rank < ranks; rank++) {
-            const int64_t *run = (const int64_t *)a->all.data + rank * a->all.ld + e * runs;
-            for (int64_t p = run[0]; p < run[runs]; p++)
-                *next++ = (int32_t)(rank * P) + row_i32(a->all_choice, rank)[p];
+        for (int64_t rank = 0; rank < ranks; rank++, offset += runs) {
+            const int64_t from = ((const int64_t *)a->all.data)[rank * a->all.ld + e * runs];
+            const int64_t n = offset[runs] - offset[0], first = max64(min64(from, P - n), 0);
+            for (int64_t i = 0; i < n && i < P; i++) {
+                const int32_t choice = row_i32(a->all_choice, rank)[first + i];
+                to[offset[0] + i] = (int32_t)(rank * P + max64(min64(choice, P - 1), 0));
+            }
         }
     return ERR_OK;
 }

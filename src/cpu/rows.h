@@ -12,6 +12,7 @@
 #include <string.h>
 
 #include "base/mathx.h"
+#include "cpu/team.h"
 #include "cpu/vec.h"
 #include "device/ops.h"
 
@@ -40,16 +41,14 @@ static inline void fp_reset(void)
 static inline void par_units(const Stream *s, int64_t n, int64_t width, int64_t unit, PartFn *fn,
                              const void *args)
 {
-    int64_t units = (n + unit - 1) / unit, most = n * width / PAR_GRAIN + 1;
-    int64_t threads = s->dev->threads;
-    if (threads > most) threads = most;
-    if (threads > units) threads = units;
-    if (threads <= 1) {
+    const int64_t units = (n + unit - 1) / unit, grains = n * width / PAR_GRAIN + 1;
+    const int team = team_of(s->dev, units < grains ? units : grains);
+    if (team == 1) {
         fp_reset();
         if (n > 0) fn(args, 0, n);
         return;
     }
-#pragma omp parallel num_threads((int)threads)
+#pragma omp parallel num_threads(team)
     {
         fp_reset();
         int64_t parts = omp_get_num_threads(), part = omp_get_thread_num();

@@ -83,3 +83,14 @@ void sets_close(Sets *s)
     setup_release(&s->mem);
     *s = (Sets){ 0 };
 }
+
+Err sets_find(const Sets *s, const char *name, const char *key, int *index)
+{
+    *index = 0;
+    if (!*name) return ERR_OK;
+    for (int i = 0; i < s->count; i++)
+        if (!strcmp(s->set[i].name, name)) return *index = i, ERR_OK;
+    err_set(ERR_CONFIG, "%s: there is no validation set '%s'", key, name);
+    if (!*s->set[0].name) return err_hint("the only one has no name: leave %s empty", key);
+    return err_hint("the first is '%s'; names stand in data.valid", s->set[0].name);
+}

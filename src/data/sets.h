@@ -33,4 +33,7 @@ typedef struct {
 Err sets_open(const DatasetOptions *o, Sets *out);
 void sets_close(Sets *s); /* all zero is fine */
 
+/* Where the set of that name is; "": the first. ERR_CONFIG, naming `key`: there is none. */
+Err sets_find(const Sets *s, const char *name, const char *key, int *index);
+
 #endif

@@ -257,6 +257,7 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     TRY(count_saves(t, &peak));
     peak.workspace = DEVICE_WORKSPACE_BYTES;
     count_params(t, &peak);
+    if (t->device.counters.ops) peak.flop_of_op = (int64_t)(t->device.counters.flop / t->device.counters.ops);
     *out = peak;
     return ERR_OK;
 }
@@ -278,6 +279,7 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
     largest.ramp.count = 0;
     TRY(trainer_check(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
     TRY(world_open_null(&world, grid, rank));
+    world.tp_ep.pads_rows = spec->device == DEVICE_CUDA; /* as NCCL; staged it takes less */
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);
     if (!err && spec->snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);

@@ -83,6 +83,7 @@ typedef struct {
     int64_t snapshot;       /* a checkpoint's copy of the state, there too */
     bool host_apart;        /* the device's memory is another than the host's */
     int64_t flop, op_bytes; /* of one step on this rank */
+    int64_t flop_of_op;     /* the mean, over all that was walked to plan */
     int64_t comm_bytes;     /* sent by this rank in one step */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
     int64_t params;                  /* global, unpadded */

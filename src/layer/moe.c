@@ -96,6 +96,8 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 /* Tokens of a leaf of the weights' gradients. */
 static int64_t run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
 
+static bool sends(const Ctx *c) { return c->world->tp_ep.size > 1; }
+
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
@@ -112,11 +114,18 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
     return tensor_reshape(w, experts, w.dim[0] / experts, w.dim[1]);
 }
 
-/* The most rows that this rank's experts can get: of each row of each rank as many as it has experts, or topk. */
+/* The most rows that this rank's experts can get from one rank: of each of its N as many as there are experts, or
+ * topk. */
 static int64_t most_rows(const Moe *m, const Ctx *c, int64_t N)
 {
     const int own = own_experts(m, c);
-    return N * c->world->tp_ep.size * (own < m->topk ? own : m->topk);
+    return N * (own < m->topk ? own : m->topk);
+}
+
+/* And from all. */
+static int64_t remote_rows(const Moe *m, const Ctx *c, int64_t N)
+{
+    return sends(c) ? c->world->tp_ep.size * most_rows(m, c, N) : N * m->topk;
 }
 
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
@@ -126,6 +135,13 @@ static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dacti
 }
 
 static Tensor flat(Tensor t) { return tensor_reshape(t, tensor_count(t)); }
+
+/*
+ * Results of the router and of the gate have a number for each expert, or one, and products take rows that begin on 16
+ * bytes (cuda/gemm.c): memory has so many columns, of which the tensor is the first `cols`.
+ */
+static int64_t padded_cols(int64_t cols) { return (cols + 7) / 8 * 8; }
+static Tensor first_cols(Tensor padded, int64_t cols) { return tensor_col_slice(padded, 0, cols); }
 
 /* x itself if it is in fp32, else a copy that is. */
 static Err in_fp32(Ctx *c, Tensor x, Tensor *out)
@@ -148,19 +164,22 @@ static Err fp32_linear(Ctx *c, int weight, Tensor x, Tensor y)
     return ERR_OK;
 }
 
-/* Where the fp32 gradient of fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it. */
+/* Where the fp32 gradient of fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
+ * Padded. */
 static Err fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide)
 {
-    TRY(dy_alloc(c, dy, ctx_rows(c), cols));
+    TRY(dy_alloc(c, dy, ctx_rows(c), padded_cols(cols)));
     *wide = *dy;
-    return dy->dtype == F32 ? ERR_OK : tensor_new(c->scratch, wide, F32, dy->dim[0], cols);
+    return dy->dtype == F32 ? ERR_OK : tensor_new(c->scratch, wide, F32, dy->dim[0], dy->dim[1]);
 }
 
 /* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
 static Err fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx)
 {
+    const Tensor w = param_value(c, weight);
     if (wide.data != dy.data) TRY(op(c->s, cast, .y = flat(dy), .x = flat(wide)));
-    TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = param_value(c, weight), .leaf = dy.dim[1]));
+    dy = first_cols(dy, w.dim[0]);
+    TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = w, .leaf = dy.dim[1]));
     return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x });
 }
 
@@ -186,21 +205,28 @@ static Tensor in_use(Tensor rows, Tensor owned)
     return rows;
 }
 
-static bool sends(const Ctx *c) { return c->world->tp_ep.size > 1; }
-
 /* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there. */
 static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
-    const CommRows rows = { .local = local.data,
-                            .remote = remote.data,
-                            .local_offset = t->offset.data,
-                            .remote_offset = t->owned.data,
-                            .chunks = own_experts(m, c),
-                            .stride = (t->offset.dim[0] - 1) / m->experts,
-                            .copies = copies(c),
-                            .back = back };
-    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype);
-    return comm_all_to_all_rows(&c->world->tp_ep, c->s, &rows, t->choice.dim[0], row_bytes, NULL);
+    Comm *group = &c->world->tp_ep;
+    CommRows rows = { .local = local.data,
+                      .remote = remote.data,
+                      .local_offset = t->offset.data,
+                      .remote_offset = t->owned.data,
+                      .chunks = own_experts(m, c),
+                      .stride = (t->offset.dim[0] - 1) / m->experts,
+                      .copies = copies(c),
+                      .back = back,
+                      .most = most_rows(m, c, t->index.dim[0]) };
+    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
+                  room = comm_rows_room(group, &rows, row_bytes);
+    ArenaMark mark = arena_mark(c->scratch);
+    void *slots = NULL;
+    if (room) TRY(arena_alloc(c->scratch, room, &slots));
+    rows.room = slots;
+    TRY(comm_all_to_all_rows(group, c->s, &rows, t->choice.dim[0], row_bytes, NULL));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* Rows [Q, D] of this rank's experts, or its parts of their sums, back as the rows [P, D] that these are of. */
@@ -228,7 +254,8 @@ static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
     TRY(tensor_new(c->scratch, &all, I64, group->size, t->offset.dim[0]));
     TRY(comm_all_gather(group, c->s, all, t->offset, NULL));
     const int64_t first = (int64_t)(group->rank / copies(c)) * own;
-    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .first = first, .own = own));
+    TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .first = first, .own = own,
+           .most = remote_rows(m, c, t->index.dim[0])));
     if (m->gathers) {
         Tensor choice;
         TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice.dim[0]));
@@ -276,7 +303,8 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
     const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run);
-    TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, E));
+    TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, padded_cols(E)));
+    t->logits = first_cols(t->logits, E);
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
@@ -286,13 +314,13 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     save->owned = save->offset;
     if (!sends(c)) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, copies(c) * X + 1));
-    return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, most_rows(m, c, N)) : ERR_OK;
+    return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, remote_rows(m, c, N)) : ERR_OK;
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
-    const int64_t P = N * m->topk, Q = sends(c) ? most_rows(m, c, N) : P;
+    const int64_t P = N * m->topk, Q = remote_rows(m, c, N);
     const int64_t D = m->hidden, F = own_ffn(m, c), H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
@@ -345,7 +373,8 @@ static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows
         TRY(tensor_new(c->scratch, &t->shared_out, c->dtype, x.dim[0], x.dim[1]));
     } else {
         TRY(save_new(c, REGION_I, &t->shared_out, &save->shared_out, c->dtype, x.dim[0], x.dim[1]));
-        TRY(save_new(c, REGION_I, &t->gate, &save->gate, F32, x.dim[0], 1));
+        TRY(save_new(c, REGION_I, &t->gate, &save->gate, F32, x.dim[0], padded_cols(1)));
+        t->gate = first_cols(t->gate, 1);
         TRY(fp32_linear(c, m->shared_gate, x, t->gate));
     }
     return mlp_forward(&m->shared, c, x, t->shared_out, &save->shared);
@@ -386,7 +415,7 @@ static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
 
 static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
 {
-    *t = (MoeRows){ .logits = save_get(c, save->logits),
+    *t = (MoeRows){ .logits = first_cols(save_get(c, save->logits), m->experts),
                     .index = save_get(c, save->index),
                     .weight = save_get(c, save->weight),
                     .row = save_get(c, save->row),
@@ -496,13 +525,14 @@ static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogi
 /* dx = what came through the router's weights. */
 static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
 {
-    Tensor dy, dlogits;
-    TRY(fp32_dy_alloc(c, m->experts, &dy, &dlogits));
+    Tensor dy, wide;
+    TRY(fp32_dy_alloc(c, m->experts, &dy, &wide));
+    const Tensor dlogits = first_cols(wide, m->experts);
     TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
            .weight = t->weight, .router = m->scoring));
     TRY(balance_backward(m, c, t, dlogits));
     TRY(count_rows(m, c, t));
-    return fp32_linear_backward(c, m->router, x, dy, dlogits, dx);
+    return fp32_linear_backward(c, m->router, x, dy, wide, dx);
 }
 
 /* The gradient of the shared expert's output through its gate, and dx += what came through the gate. */
@@ -513,8 +543,8 @@ static Err gate_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Te
     TRY(dy_alloc(c, dshared, dy.dim[0], dy.dim[1]));
     TRY(fp32_dy_alloc(c, 1, &dgate, &wide));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
-    TRY(op(c->s, gated_add_bwd, .dx = *dshared, .dgate = wide, .dy = dy, .x = save_get(c, save->shared_out),
-           .gate = save_get(c, save->gate)));
+    TRY(op(c->s, gated_add_bwd, .dx = *dshared, .dgate = first_cols(wide, 1), .dy = dy,
+           .x = save_get(c, save->shared_out), .gate = first_cols(save_get(c, save->gate), 1)));
     TRY(fp32_linear_backward(c, m->shared_gate, x, dgate, wide, through));
     return add_rows(c, dx, through);
 }

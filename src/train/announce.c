@@ -10,6 +10,8 @@ void announce_validation(const Run *r)
     for (int i = 0; i < r->valid.count; i++) samples += run_valid_samples(r, r->valid.set[i].data);
     if (!samples) return;
     log_info("%lld samples an evaluation", (long long)samples);
+    if (r->cfg->checkpoint.keep_best && r->valid.count > 1)
+        log_info("checkpoint.keep_best goes by the loss on '%s'", r->valid.set[r->best_set].name);
     if (every && samples / batch >= every)
         log_warn("an evaluation reads %lld samples, training %lld between two of them: train.eval_batches "
                  "bounds it",

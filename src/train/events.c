@@ -113,9 +113,9 @@ static Err write_event(Events *e, EventRecord *event)
     return file_write_or_undo(&e->file, buf, event_encode(event, buf));
 }
 
-static void add_scalar(EventRecord *e, const char *tag, const char *name, double value)
+static void add_scalar(EventRecord *e, const char *tag, double value)
 {
-    snprintf(e->scalar[e->count].tag, EVENT_TAG_BYTES, "%s%s%s", tag, *name ? "/" : "", name);
+    snprintf(e->scalar[e->count].tag, EVENT_TAG_BYTES, "%s", tag);
     e->scalar[e->count++].value = (float)value;
 }
 
@@ -123,7 +123,7 @@ Err events_step(Events *e, const MetricsRecord *r)
 {
     EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
     for (int i = 0; i < RECORD_FIELDS; i++)
-        if (strcmp(record_name(i), "step") != 0) add_scalar(&event, record_name(i), "", record_value(r, i));
+        if (record_tag(i)) add_scalar(&event, record_tag(i), record_value(r, i));
     return write_event(e, &event);
 }
 
@@ -131,10 +131,10 @@ Err events_load(Events *e, const MetricsRecord *r)
 {
     for (int i = 0; i < r->layers; i++) {
         EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
-        char layer[24];
+        char tag[EVENT_TAG_BYTES];
         if (!(r->load[i] > 0)) continue;
-        snprintf(layer, sizeof layer, "layer %d", i);
-        add_scalar(&event, "expert_load", layer, r->load[i]);
+        snprintf(tag, sizeof tag, "expert_load/layer %d", i);
+        add_scalar(&event, tag, r->load[i]);
         TRY(write_event(e, &event));
     }
     return ERR_OK;
@@ -143,7 +143,9 @@ Err events_load(Events *e, const MetricsRecord *r)
 Err events_valid(Events *e, int64_t step, const char *name, double loss)
 {
     EventRecord event = { .kind = EVENT_SCALARS, .step = step };
-    add_scalar(&event, "valid_loss", name, loss);
+    char tag[EVENT_TAG_BYTES] = "loss/valid";
+    if (*name) snprintf(tag, sizeof tag, "valid/%s", name);
+    add_scalar(&event, tag, loss);
     return write_event(e, &event);
 }
 

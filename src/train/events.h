@@ -27,7 +27,8 @@ Err events_cut(const char *run_dir, int64_t last_step);
 /* A new file, behind all others in the order of names, for steps from first_step on. ERR_IO. */
 Err events_open(Events *e, const char *run_dir, int64_t first_step);
 
-/* Tags: the names of metrics.jsonl; "valid_loss" or "valid_loss/NAME". ERR_IO, then the file is as it was before. */
+/* Tags: record_tag(); "loss/valid" of an only validation set, else "valid/NAME". TensorBoard shows those with the same
+ * word before the '/' as a group. ERR_IO, then the file is as it was before. */
 Err events_step(Events *e, const MetricsRecord *r);
 Err events_load(Events *e, const MetricsRecord *r); /* of experts, a curve a layer */
 Err events_valid(Events *e, int64_t step, const char *name, double loss);

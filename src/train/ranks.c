@@ -2,6 +2,7 @@
 #include "train/ranks.h"
 
 #include <errno.h>
+#include <sched.h>
 #include <semaphore.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,6 +17,12 @@
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10, ABORT_S = 5 };
 
 /* ---- hosts ---- */
+
+/* Where a rank runs: its machine and the processors that it may use there. */
+typedef struct {
+    char host[HOST_ID_BYTES];
+    cpu_set_t cpus;
+} Place;
 
 /* The same for all processes of one running system, different for any other. */
 static Err host_id(char id[HOST_ID_BYTES])
@@ -37,34 +44,31 @@ static Err host_id(char id[HOST_ID_BYTES])
 static Err count_hosts(Ranks *r, double timeout_s)
 {
     const int size = r->boot.size;
-    char key[32], own[HOST_ID_BYTES] = "";
-    char(*ids)[HOST_ID_BYTES] = calloc((size_t)size, sizeof *ids);
-    if (!ids) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", size);
-    Err err = host_id(own);
+    char key[32];
+    Place own = { 0 }, *places = calloc((size_t)size, sizeof *places);
+    if (!places) return err_set(ERR_MEMORY, "no memory for the names of %d hosts", size);
+    Err err = host_id(own.host);
+    if (sched_getaffinity(0, sizeof own.cpus, &own.cpus))
+        CPU_ZERO(&own.cpus);                /* then all are taken to share */
     r->host_free_bytes = host_free_bytes(); /* no rank goes on before all have posted, and so read it */
     snprintf(key, sizeof key, "host/%d", r->boot.rank);
-    if (!err) err = store_set(r->store, key, own, sizeof own);
+    if (!err) err = store_set(r->store, key, &own, sizeof own);
     for (int p = 0; p < size && !err; p++) {
         size_t n;
         snprintf(key, sizeof key, "host/%d", p);
-        err = store_get(r->store, key, ids[p], sizeof ids[p], &n, timeout_s);
+        err = store_get(r->store, key, &places[p], sizeof places[p], &n, timeout_s);
     }
-    r->local_rank = r->local_size = r->hosts = 0;
+    r->local_rank = r->local_size = r->cpu_sharers = r->hosts = 0;
     for (int p = 0; p < size && !err; p++) {
-        bool here = !strcmp(ids[p], own), known = false;
+        bool here = !strcmp(places[p].host, own.host), known = false;
         r->local_size += here;
         r->local_rank += here && p < r->boot.rank;
-        for (int q = 0; q < p && !known; q++) known = !strcmp(ids[q], ids[p]);
+        r->cpu_sharers += here && CPU_EQUAL(&places[p].cpus, &own.cpus);
+        for (int q = 0; q < p && !known; q++) known = !strcmp(places[q].host, places[p].host);
         r->hosts += !known;
     }
-    free(ids);
+    free(places);
     return err;
-}
-
-int ranks_threads(const Ranks *r)
-{
-    int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), share = cores / (r->local_size > 0 ? r->local_size : 1);
-    return share > 1 ? share : 1;
 }
 
 /* ---- verdicts ---- */
@@ -268,6 +272,7 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
 {
     *r = (Ranks){ .boot = *boot,
                   .local_size = 1,
+                  .cpu_sharers = 1,
                   .hosts = 1,
                   .gpu = { .sharers = 1 },
                   .cuda = o->cuda,

@@ -22,6 +22,7 @@
 typedef struct {
     Boot boot;
     int local_rank, local_size; /* among the ranks of this host */
+    int cpu_sharers;            /* of them, this one included, those that may use the same processors */
     int hosts;
     double host_free_bytes; /* of this host, before any of its ranks took the memory that it plans */
     Store *store;
@@ -64,8 +65,5 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o);
 Err ranks_end(Ranks *r, Err outcome);
 /* Says goodbye with the outcome of the run, when nothing uses a communicator any more. */
 Err ranks_close(Ranks *r, Err outcome);
-
-/* Threads for each rank of this host when nobody said how many. */
-int ranks_threads(const Ranks *r);
 
 #endif

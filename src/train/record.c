@@ -10,21 +10,21 @@ typedef enum { FIELD_INT, FIELD_REAL, FIELD_BOOL } FieldKind;
 
 /* In the order of the file. */
 static const struct {
-    const char *name;
+    const char *name, *tag; /* in metrics.jsonl; in the event files */
     FieldKind kind;
     size_t offset;
 } fields[RECORD_FIELDS] = {
-    { "step", FIELD_INT, offsetof(MetricsRecord, step) },
-    { "tokens", FIELD_INT, offsetof(MetricsRecord, tokens) },
-    { "loss", FIELD_REAL, offsetof(MetricsRecord, loss) },
-    { "grad_norm", FIELD_REAL, offsetof(MetricsRecord, grad_norm) },
-    { "lr", FIELD_REAL, offsetof(MetricsRecord, lr) },
-    { "step_ms", FIELD_REAL, offsetof(MetricsRecord, step_ms) },
-    { "tokens_per_s", FIELD_REAL, offsetof(MetricsRecord, tokens_per_s) },
-    { "mfu", FIELD_REAL, offsetof(MetricsRecord, mfu) },
-    { "tflops", FIELD_REAL, offsetof(MetricsRecord, tflops) },
-    { "memory_bytes", FIELD_INT, offsetof(MetricsRecord, memory_bytes) },
-    { "skipped", FIELD_BOOL, offsetof(MetricsRecord, skipped) },
+    { "step", NULL, FIELD_INT, offsetof(MetricsRecord, step) },
+    { "tokens", "run/tokens", FIELD_INT, offsetof(MetricsRecord, tokens) },
+    { "loss", "loss/train", FIELD_REAL, offsetof(MetricsRecord, loss) },
+    { "grad_norm", "optim/grad_norm", FIELD_REAL, offsetof(MetricsRecord, grad_norm) },
+    { "lr", "optim/lr", FIELD_REAL, offsetof(MetricsRecord, lr) },
+    { "step_ms", "speed/step_ms", FIELD_REAL, offsetof(MetricsRecord, step_ms) },
+    { "tokens_per_s", "speed/tokens_per_s", FIELD_REAL, offsetof(MetricsRecord, tokens_per_s) },
+    { "mfu", "speed/mfu", FIELD_REAL, offsetof(MetricsRecord, mfu) },
+    { "tflops", "speed/tflops", FIELD_REAL, offsetof(MetricsRecord, tflops) },
+    { "memory_bytes", "run/memory_bytes", FIELD_INT, offsetof(MetricsRecord, memory_bytes) },
+    { "skipped", "optim/skipped", FIELD_BOOL, offsetof(MetricsRecord, skipped) },
 };
 
 static const void *member(const MetricsRecord *r, int field)
@@ -32,7 +32,7 @@ static const void *member(const MetricsRecord *r, int field)
     return (const char *)r + fields[field].offset;
 }
 
-const char *record_name(int field) { return fields[field].name; }
+const char *record_tag(int field) { return fields[field].tag; }
 
 double record_value(const MetricsRecord *r, int field)
 {

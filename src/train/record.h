@@ -42,7 +42,7 @@ typedef struct {
 /* JSON escapes make a byte six; a load is a number of at most nine characters. */
 enum { RECORD_FIELDS = 11, RECORD_BYTES = 1024 + 6 * 512 + 10 * LAYERS_MAX };
 
-const char *record_name(int field);
+const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
 double record_value(const MetricsRecord *r, int field);
 
 /* One evaluation: the loss on a validation set, "" being the name of an only one. */

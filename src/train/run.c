@@ -16,6 +16,7 @@
 #include "base/units.h"
 #include "train/data_id.h"
 #include "train/spec.h"
+#include "train/threads.h"
 #include "base/version.h"
 
 /* ---- opening ---- */
@@ -88,7 +89,10 @@ static Err open_data(Run *r, RunPurpose purpose)
         return err_set(ERR_CONFIG,
                        "neither data.valid nor data.split is set: there is nothing to evaluate on");
     }
-    return has_valid ? open_valid(r) : ERR_OK;
+    if (!has_valid) return ERR_OK;
+    TRY(open_valid(r));
+    if (purpose != RUN_TRAIN || !c->checkpoint.keep_best) return ERR_OK;
+    return sets_find(&r->valid, c->checkpoint.best_set, "checkpoint.best_set", &r->best_set);
 }
 
 static void say_arenas(const MemoryPlan *p)
@@ -195,9 +199,8 @@ static Err open_all(Run *r, RunPurpose purpose)
         r->spec.micro_batch = r->spec.global_batch = 1;
         r->spec.ramp.count = 0;
     }
-    if (!r->spec.threads && !getenv("OMP_NUM_THREADS") && r->ranks && r->ranks->local_size > 1)
-        r->spec.threads = ranks_threads(r->ranks);
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
+    if (!r->spec.threads) r->spec.threads = threads_of_rank(r->ranks, &r->plan);
     TRY(check_memory(r));
     TRY(trainer_open(&r->trainer, &r->spec, r->world, &r->plan));
     r->trainer_open = true;
@@ -231,23 +234,27 @@ void run_close(Run *r)
 CkptMeta run_meta(const Run *r, const char *config_text)
 {
     const Trainer *t = &r->trainer;
-    return (CkptMeta){ .step = t->step,
-                       .samples = t->samples,
-                       .tokens = t->samples * r->spec.model.seq,
-                       .seed = r->cfg->run.seed,
-                       .tp_blocks = r->spec.model.tp_blocks,
-                       .seq_blocks = r->spec.seq_blocks,
-                       .attn_block = r->spec.attn_block,
-                       .reproducible = r->spec.exact ? "layout" : "run",
-                       .program = MEGATRAIN_VERSION,
-                       .config = config_text,
-                       .data = r->data_id,
-                       .overrides = r->overrides.text,
-                       .counters = { { "updates", t->updates },
-                                     { "skipped", t->skipped },
-                                     { "loss_scale_log2", t->loss_scale.log2 },
-                                     { "loss_scale_good_steps", t->loss_scale.good_steps } },
-                       .counter_count = 4 };
+    CkptMeta m = { .step = t->step,
+                   .samples = t->samples,
+                   .tokens = t->samples * r->spec.model.seq,
+                   .seed = r->cfg->run.seed,
+                   .tp_blocks = r->spec.model.tp_blocks,
+                   .seq_blocks = r->spec.seq_blocks,
+                   .attn_block = r->spec.attn_block,
+                   .reproducible = r->spec.exact ? "layout" : "run",
+                   .program = MEGATRAIN_VERSION,
+                   .config = config_text,
+                   .data = r->data_id,
+                   .overrides = r->overrides.text,
+                   .counters = { { "updates", t->updates },
+                                 { "skipped", t->skipped },
+                                 { "loss_scale_log2", t->loss_scale.log2 },
+                                 { "loss_scale_good_steps", t->loss_scale.good_steps } },
+                   .counter_count = 4 };
+    _Static_assert((int)SETS_MAX <= (int)CKPT_MAX_VALID, "a manifest has room for all validation sets");
+    for (int i = 0; r->valid_step == t->step && i < r->valid.count; i++)
+        m.valid[m.valid_count++] = (CkptValid){ r->valid.set[i].name, r->valid_loss[i] };
+    return m;
 }
 
 /* A schedule that ends with the run changes with its length, and the steps done so far had the old one. */

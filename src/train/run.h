@@ -20,7 +20,10 @@ typedef struct {
     Tokenizer *tokenizer;
     Dataset *train; /* NULL when not opened */
     Sets valid;     /* none when not opened or not given */
-    Ranks *ranks;   /* NULL: one process */
+    int best_set;   /* of them, whose loss checkpoint.keep_best goes by */
+    double valid_loss[SETS_MAX];
+    int64_t valid_step; /* at which they had these losses; 0: not evaluated yet */
+    Ranks *ranks;       /* NULL: one process */
     World *world, self;
     TrainSpec spec;
     MemoryPlan plan;

@@ -148,7 +148,7 @@ static int64_t meta_bytes(const Loop *l)
 {
     const char *overrides = l->run.overrides.text;
     return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
-           1024;
+           l->run.valid.count * (SET_NAME_BYTES + 64) + 1024;
 }
 
 static Err open_ckpt(Loop *l)
@@ -161,7 +161,10 @@ static Err open_ckpt(Loop *l)
                       .bad_from = l->run.trainer.step + 1,
                       .async = l->cfg->checkpoint.async,
                       .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
-                      .meta_bytes = meta_bytes(l) };
+                      .meta_bytes = meta_bytes(l),
+                      .keep_every = l->cfg->checkpoint.keep_every,
+                      .keep_best = l->cfg->checkpoint.keep_best };
+    if (o.keep_best) o.best_set = l->run.valid.set[l->run.best_set].name;
     TRY(ckpt_open(&l->ckpt, o, &l->run.setup));
     setup_freeze(&l->run.setup);
     return ERR_OK;
@@ -395,16 +398,17 @@ static Err check_numerics(Loop *l, const StepReport *r)
 static Err evaluate(Loop *l)
 {
     Trainer *t = &l->run.trainer;
-    double loss;
     int64_t counted;
     watch_phase(l->ranks.watch, PHASE_EVAL, t->step);
     trace_begin("evaluation");
     for (int i = 0; i < l->run.valid.count; i++) {
         const NamedSet *set = &l->run.valid.set[i];
-        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_samples(&l->run, set->data), &loss,
-                         &counted));
-        if (l->lead) metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, loss);
+        double *loss = &l->run.valid_loss[i];
+        TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_samples(&l->run, set->data), loss, &counted));
+        if (l->lead)
+            metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, *loss);
     }
+    l->run.valid_step = t->step;
     trace_end();
     return ERR_OK;
 }

@@ -296,6 +296,42 @@ TEST(staged_3)
     every_kind_on(3, (How){ .staged = true, .check = true });
 }
 
+/* ---- rows from all to all ---- */
+
+/* Rows of 20 bytes, and of whole 16; no rows, few, more than a piece's blocks take at once. */
+static void rows_there_and_back(int rank, int size, void *arg)
+{
+    static const int64_t counts[] = { 0, 1, 2, 7, 100, 1000 };
+    const How how = *(const How *)arg;
+    Rank r;
+    open_rank(&r, rank, size, how, TIMEOUT_S);
+    for (int p = 0; p < 2; p++) {
+        CaseRun c = { .comm = p ? &r.part : &r.all, .stream = &r.device.stream, .memory = r.memory };
+        c.memory_bytes = MEMORY_BYTES;
+        for (size_t i = 0; c.comm->size > 1 && i < sizeof counts / sizeof *counts; i++) {
+            OK(case_rows(&c, &(CaseRowsShape){ .n = counts[i], .width = 5, .copies = 1 }));
+            OK(case_rows(&c, &(CaseRowsShape){ .n = counts[i], .width = 8, .copies = c.comm->size % 2 ? 1 : 2 }));
+        }
+        if (c.comm->size > 1) CHECK(c.comm->pads_rows == !how.staged);
+    }
+    close_rank(&r);
+}
+
+TEST(rows)
+{
+    NEED_GPUS(4);
+    fork_ranks(rows_there_and_back, 2, &(How){ .check = true }, -1, LIMIT_S);
+    fork_ranks(rows_there_and_back, 4, &(How){ 0 }, -1, LIMIT_S);
+    fork_ranks(rows_there_and_back, 2, &(How){ .delay_ms = 1 }, -1, LIMIT_S);
+}
+
+TEST(staged_rows)
+{
+    NEED_GPUS(1);
+    fork_ranks(rows_there_and_back, 2, &(How){ .staged = true }, -1, LIMIT_S);
+    fork_ranks(rows_there_and_back, 4, &(How){ .staged = true, .check = true }, -1, LIMIT_S);
+}
+
 /* ---- many calls at a time ---- */
 
 /* More calls than are kept track of, of two groups, started in different orders; the device works on in between. */

@@ -321,19 +321,21 @@ TEST(order_refused)
     case_close(c);
 }
 
-static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank)
+/* back: the most that an offset may be below the one before it, as of a rank that was lost; most: as in ops.def */
+static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank, int64_t back, int64_t most)
 {
     CudaCase *c = case_open();
     const int64_t X = ranks * each * runs + 1;
     int64_t *all = malloc((size_t)(ranks * X) * 8);
     for (int64_t i = 0; i < ranks * X; i++)
-        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % 4) : 0;
+        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % (uint64_t)(4 + back)) - back : 0;
     Pair from = pair_values(c, I64, all, ranks, X), offset = pair_output(c, I64, X);
     free(all);
-    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .first = rank * each, .own = each);
+    BOTH(c, dispatch_offsets, .offset = AT(offset), .all = AT(from), .first = rank * each, .own = each,
+         .most = most);
     pair_check(c, offset, 0, "%d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs, rank);
-    const int64_t most = ranks * each * runs * 4;
-    Pair choices = pair_uniform(c, I32, 0, 1000, CASE_DIMS(ranks, most)), taken = pair_output(c, I32, ranks * most);
+    const int64_t P = ranks * each * runs * 4, Q = most < ranks * P ? most : ranks * P;
+    Pair choices = pair_uniform(c, I32, -9, (double)P + 9, CASE_DIMS(ranks, P)), taken = pair_output(c, I32, Q);
     BOTH(c, dispatch_choices, .choice = AT(taken), .all_choice = AT(choices), .all = AT(from), .offset = AT(offset),
          .first = rank * each, .own = each);
     pair_check(c, taken, 0, "choices of %d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs,
@@ -343,11 +345,15 @@ static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank)
 
 TEST(dispatch)
 {
-    dispatch_case(1, 1, 1, 0);
-    dispatch_case(1, 5, 3, 0);
-    for (int rank = 0; rank < 3; rank++) dispatch_case(3, 2, 7, rank);
-    dispatch_case(4, 16, 16, 2);
-    dispatch_case(2, 40, 50, 1);
+    enum { ALL = 1 << 20 };
+    dispatch_case(1, 1, 1, 0, 0, ALL);
+    dispatch_case(1, 5, 3, 0, 0, ALL);
+    for (int rank = 0; rank < 3; rank++) dispatch_case(3, 2, 7, rank, 0, ALL);
+    dispatch_case(4, 16, 16, 2, 0, ALL);
+    dispatch_case(2, 40, 50, 1, 0, ALL);
+    dispatch_case(2, 40, 50, 1, 0, 1000);
+    dispatch_case(2, 40, 50, 1, 6, ALL);
+    dispatch_case(2, 40, 50, 1, 6, 1000);
 }
 
 /* ---- rows ---- */

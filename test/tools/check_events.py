@@ -85,21 +85,25 @@ def package_reader(run_dir):
     return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
 
 
+# groups of TensorBoard, and the members of a step's line in each
+GROUPS = {
+    "optim": ("grad_norm", "lr", "skipped"),
+    "speed": ("step_ms", "tokens_per_s", "mfu", "tflops"),
+    "run": ("tokens", "memory_bytes"),
+}
+TAGS = {name: f"{group}/{name}" for group, names in GROUPS.items() for name in names} | {"loss": "loss/train"}
+
+
 def wanted(run_dir):
     found = {}
     for line in open(os.path.join(run_dir, "metrics.jsonl")):
         record = json.loads(line)
-        losses = {key: value for key, value in record.items() if key.startswith("valid_loss")}
-        if losses:
-            values = {}
-            for key, value in losses.items():
-                name = key[len("valid_loss"):].lstrip("_./:") or record.get("valid", "")
-                for set_name, loss in value.items() if isinstance(value, dict) else [(name, value)]:
-                    values["valid_loss" + ("/" + set_name if set_name else "")] = loss
+        if "valid_loss" in record:
+            values = {"valid/" + record["valid"] if "valid" in record else "loss/valid": record["valid_loss"]}
         elif "loss" not in record:
-            continue  # the line of a checkpoint
+            continue  # the line of a key that changed
         else:
-            values = {k: v for k, v in record.items() if k not in ("step", "nonfinite") and "save" not in k}
+            values = {TAGS[k]: v for k, v in record.items() if k not in ("step", "nonfinite") and "save" not in k}
         for tag, value in values.items():
             found.setdefault(tag, []).append((record["step"], value))
     return found

@@ -1,0 +1,107 @@
+/* See processors.h. */
+#include "base/processors.h"
+
+#include <limits.h>
+#include <math.h>
+#include <omp.h>
+#include <sched.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Each is a `pause`, of 15 to 50 ns: 30 to 100 us. */
+static const char spins[] = "2000";
+
+static void wait_asleep(char **argv)
+{
+    char path[PATH_MAX]; /* (the link itself would be the process's name then) */
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    const ssize_t n = readlink("/proc/self/exe", path, sizeof path - 1);
+    if (n <= 0 || setenv("GOMP_SPINCOUNT", spins, 1)) return;
+    path[n] = 0;
+    execv(path, argv);
+}
+
+void processors_begin(char **argv)
+{
+    wait_asleep(argv);
+    if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(processors_share(1, 1));
+}
+
+/* ---- the control groups' quota ---- */
+
+/* Two numbers, in one file (version 2; "max": none) or two. False: there is no limit, or no such file. */
+static bool read_quota(const char *folder, double *processors)
+{
+    static const char *const files[] = { "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us" };
+    char path[PATH_MAX + 32];
+    double x[3] = { 0 };
+    int known[3] = { 0 };
+    for (int i = 0; i < 3; i++) {
+        snprintf(path, sizeof path, "%s/%s", folder, files[i]);
+        FILE *f = fopen(path, "re");
+        if (f && i == 0) known[0] = fscanf(f, "%lf %lf", &x[0], &x[2]);
+        else if (f) known[i] = fscanf(f, "%lf", &x[i]);
+        if (f) fclose(f);
+    }
+    const double quota = known[0] == 2 ? x[0] : known[1] == 1 && known[2] == 1 ? x[1] : 0;
+    if (!(quota > 0 && x[2] > 0)) return false;
+    *processors = quota / x[2];
+    return true;
+}
+
+/* The least of a group's and those above it. `folder` is cut on the way. A container may see groups under names of
+ * the machine: those that are not there are passed over, up to the first folder, which is its own. */
+static double least_quota(char *folder, size_t mount_bytes)
+{
+    double least = 0, x;
+    for (;;) {
+        if (read_quota(folder, &x) && (least == 0 || x < least)) least = x;
+        char *slash = strrchr(folder, '/');
+        if (strlen(folder) <= mount_bytes || !slash) return least;
+        *slash = 0;
+    }
+}
+
+/* Is "cpu" one of the words of "cpu,cpuacct"? */
+static bool has_cpu(const char *words, size_t bytes)
+{
+    for (const char *at = words, *end = words + bytes; at < end; at += strcspn(at, ",:") + 1)
+        if (!strncmp(at, "cpu", 3) && strchr(",:", at[3])) return true;
+    return false;
+}
+
+double processors_quota(const char *root)
+{
+    char path[PATH_MAX], line[PATH_MAX];
+    double least = 0;
+    snprintf(path, sizeof path, "%s/proc/self/cgroup", root);
+    FILE *f = fopen(path, "re");
+    while (f && fgets(line, sizeof line, f)) { /* "NUMBER:CONTROLLERS:/GROUP" */
+        char *words = strchr(line, ':'), *group = words ? strchr(words + 1, ':') : NULL;
+        if (!group) continue;
+        const size_t bytes = (size_t)(group - ++words);
+        if (bytes && !has_cpu(words, bytes)) continue;
+        group[1 + strcspn(group + 1, "\n")] = 0;
+        const int mount = snprintf(path, sizeof path, "%s/sys/fs/cgroup%s", root, bytes ? "/cpu" : "");
+        snprintf(path + mount, sizeof path - (size_t)mount, "%s", group + 1);
+        const double x = least_quota(path, (size_t)mount);
+        if (x > 0 && (least == 0 || x < least)) least = x;
+    }
+    if (f) fclose(f);
+    return least;
+}
+
+/* ---- both ---- */
+
+int processors_share(int same, int local)
+{
+    cpu_set_t set;
+    const double quota = processors_quota("");
+    long n = sched_getaffinity(0, sizeof set, &set) ? sysconf(_SC_NPROCESSORS_ONLN) : CPU_COUNT(&set);
+    n /= same;
+    if (quota > 0 && ceil(quota / local) < (double)n) n = (long)ceil(quota / local);
+    return n < 1 ? 1 : (int)n;
+}

@@ -1,0 +1,15 @@
+/* How many threads a rank computes with when debug.threads does not say so. */
+#ifndef MEGATRAIN_TRAIN_THREADS_H
+#define MEGATRAIN_TRAIN_THREADS_H
+
+#include "engine/trainer.h"
+#include "train/ranks.h"
+
+/*
+ * As OMP_NUM_THREADS says; else the rank's share of the processors, and no more than the mean op of its step (as
+ * planned) keeps busy: threads that wait for one another more than they compute make a small model slower. No bit
+ * depends on it. ranks: NULL, one process.
+ */
+int threads_of_rank(const Ranks *ranks, const MemoryPlan *plan);
+
+#endif
