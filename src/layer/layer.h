@@ -323,8 +323,9 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 
 /*
  * A router sends each row to topk of the experts, each of which is an mlp of its own; y is the weighted sum of what
- * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of a tp-ep group
- * have E / ep experts each, of which etp neighbours have a part of each, and send each other's experts their rows.
+ * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of a
+ * tp-ep group have E / ep experts each, of which etp neighbours have a part of each, and send each other's experts
+ * their rows.
  *
  *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
  *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F

@@ -28,8 +28,8 @@
  *   plain (checkpoint, export)    q q q q k k v v
  *   memory, interleave = 2        q q k v | q q k v
  *
- * A stack: the weights of several experts are one tensor, matrix below matrix. One axis cuts it between matrices, others
- * cut each matrix, whose sections and chunks these then are.
+ * A stack: the weights of several experts are one tensor, matrix below matrix. One axis cuts it between matrices,
+ * others cut each matrix, whose sections and chunks these then are.
  */
 #ifndef MEGATRAIN_PARAM_PARAM_H
 #define MEGATRAIN_PARAM_PARAM_H

@@ -39,8 +39,8 @@ bool shard_is_cut(const Param *p, Cut axis);
 
 /*
  * True for the ranks that write what they hold of p, or whose numbers count: of ranks with the same content one, and of
- * those with slices of it each. Same content have the copies without slices, all tp ranks of a dense tensor that tp does
- * not cut, and all etp ranks of an expert's that etp does not cut.
+ * those with slices of it each. Same content have the copies without slices, all tp ranks of a dense tensor that tp
+ * does not cut, and all etp ranks of an expert's that etp does not cut.
  */
 bool shard_owner(const Param *p, const ParamPlace *place);
 

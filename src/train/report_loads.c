@@ -1,6 +1,6 @@
 /*
- * A picture of a report: the load of a run's experts by layer over its steps (load_map.h). A row is a layer, the stronger
- * a cell's colour the busier the busiest expert; even use has none.
+ * A picture of a report: the load of a run's experts by layer over its steps (load_map.h). A row is a layer, the
+ * stronger a cell's colour the busier the busiest expert; even use has none.
  */
 #include <math.h>
 
