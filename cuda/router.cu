@@ -9,8 +9,8 @@
  * Traffic   4 E bytes a row, twice as many backward, and 8 K: 65,536 rows of 64 experts, 8 choices: 21 MB, 5 us at 4.3
  *           TB/s, and 38 MB, 9 us. Some 60 instructions for each choice and 32 experts, 70 M for these rows: forward is
  *           bound by them, some 100 us at one instruction a clock and scheduler.
- * Needs     fp32. The row's scores (with a bias or ranks: twice), its groups' and K of the chosen fit 48 KiB: at most some
- *           12,000 together.
+ * Needs     fp32. The row's scores (with bias or ranks: twice), its groups' and K of the chosen fit 48 KiB: at most
+ *           some 12,000 together.
  */
 #include <limits.h>
 
