@@ -9,8 +9,8 @@
  * Traffic   4 E bytes a row, twice as many backward, and 8 K: 65,536 rows of 64 experts, 8 choices: 21 MB, 5 us at 4.3
  *           TB/s, and 38 MB, 9 us. Some 60 instructions for each choice and 32 experts, 70 M for these rows: forward is
  *           bound by them, some 100 us at one instruction a clock and scheduler.
- * Needs     fp32. The row's scores (with a bias: twice), its groups' and K of the chosen fit 48 KiB: at most some
- *           12,000 together.
+ * Needs     fp32. The row's scores (with bias or ranks: twice), its groups' and K of the chosen fit 48 KiB: at most
+ *           some 12,000 together.
  */
 #include <limits.h>
 
@@ -27,23 +27,23 @@ struct Routing {
     Router router;
     RowCount rows;
     int E, K, warps; /* warps of a block */
-    __host__ __device__ int row_floats() const { return (bias ? 2 : 1) * E + router.groups + K; } /* shared, a warp's */
+    __host__ __device__ bool ranked() const { return bias || by.data; }
+    /* Shared, a warp's. */
+    __host__ __device__ int row_floats() const { return (ranked() ? 2 : 1) * E + router.groups + K; }
 };
 
 /* A warp's row; n < 0: none. Shared memory: E scores, with a bias E of score + bias, a score a group, K numbers. */
 struct RoutedRow {
     int64_t n;
-    float *score, *biased, *group, *chosen;
-    const float *rank; /* what is chosen by */
+    float *score, *rank, *group, *chosen; /* rank: what is chosen by */
     __device__ __forceinline__ RoutedRow(const Routing &r, float *shared)
     {
         const int warp = threadIdx.x / WARP;
         n = blockIdx.x * static_cast<int64_t>(r.warps) + warp;
         if (n >= rows_in_use(r.rows)) n = -1;
         score = shared + warp * r.row_floats();
-        biased = r.bias ? score + r.E : score;
-        group = biased + r.E, chosen = group + r.router.groups;
-        rank = r.by.data && n >= 0 ? r.by.at(n) : biased;
+        rank = r.ranked() ? score + r.E : score;
+        group = rank + r.E, chosen = group + r.router.groups;
     }
 };
 
@@ -145,9 +145,10 @@ __device__ __forceinline__ Ranked choose_groups(const Routing &r, const RoutedRo
     return last;
 }
 
-__device__ __forceinline__ void add_bias(const Routing &r, const RoutedRow &row)
+__device__ __forceinline__ void fill_rank(const Routing &r, const RoutedRow &row)
 {
-    for (int e = threadIdx.x % WARP; e < r.E; e += WARP) row.biased[e] = row.score[e] + r.bias[e];
+    for (int e = threadIdx.x % WARP; e < r.E; e += WARP)
+        row.rank[e] = r.by.data ? r.by.at(row.n)[e] : row.score[e] + r.bias[e];
     __syncwarp();
 }
 
@@ -197,7 +198,7 @@ router_fwd_kernel(Routing r, Rows<int32_t> index, Rows<float> weight)
     const RoutedRow row(r, shared);
     if (row.n < 0) return;
     row_scores(r.router.score, row.score, r.logits.at(row.n), r.E);
-    if (r.bias) add_bias(r, row);
+    if (r.ranked()) fill_rank(r, row);
     choose(r, row, index.at(row.n));
     row_weights(r, row.chosen, weight.at(row.n));
 }
@@ -294,7 +295,7 @@ __global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_balance_kernel(Rout
 
 static Err routing_of(Routing *r, const char *name, Tensor logits, int64_t K, Router router)
 {
-    const int64_t E = logits.dim[1], fit = ROUTER_SHARED / (((r->bias ? 2 : 1) * E + router.groups + K) * 4);
+    const int64_t E = logits.dim[1], fit = ROUTER_SHARED / (((r->ranked() ? 2 : 1) * E + router.groups + K) * 4);
     ASSERT(K <= E && E % router.groups == 0 && K % router.group_topk == 0);
     ASSERT(router.group_topk <= router.groups && K <= router.group_topk * (E / router.groups));
     if (fit < 1) return err_set(ERR_SHAPE, "%s: %lld experts are too many", name, static_cast<long long>(E));

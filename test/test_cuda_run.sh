@@ -44,6 +44,7 @@ mixture() { # NAME KEYS...: NAME.ini, from llama.ini; evaluated on little, as ex
 mixture aux experts=6 topk=2 ffn=40 shared_ffn=32 shared_gate=true balance=aux aux_coeff=0.1 z_coeff=1e-3
 mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_topk=2 shared_ffn=32 \
     balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
+mixture full experts=8 topk=2 ffn=40 router=softmax_pre balance=sinkhorn capacity=1 drop=position jitter=0.1
 
 sed 's/^qk_norm = .*/sinks = true\nattention_gate = true\nattention_softcap = 2/' llama.ini >variants.ini
 
@@ -92,7 +93,7 @@ same_loads() { # A B: as many, each within 2 % (a choice between near scores may
         { d = $1 - $2; if (d < 0) d = -d; if (!($1 >= 1 && $2 >= 1 && d <= 0.02 * $2)) bad = 1; n++ }
         END { exit !(n >= 10 && !bad) }'
 }
-for c in aux bias; do
+for c in aux bias full; do
     run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
     run $c-cuda $c.ini run.device=cuda run.precision=fp32
     check "$c fp32: losses within 1e-5 of the CPU's" close $c-cuda $c-cpu 1e-5
@@ -108,6 +109,8 @@ for c in aux bias; do
     run $c-half $c.ini run.device=cuda
     check "$c: 5 + 5 tensors are the 10's" same_tensors $c-half $c-bf16 10
 done
+drops() { grep -o '"expert_dropped":[^]]*' "$1/metrics.jsonl" | grep -oE '[0-9]+'; }
+check "full: some choices are dropped in each step" [ "$(drops full-cuda | awk '$1 > 0' | wc -l)" -eq 20 ]
 expect 0 loss "$mt" eval --config bias.ini run.dir=bias-bf16 run.device=cuda
 expect 0 Line "$mt" generate --run bias-bf16 --prompt Line --tokens 4
 
