@@ -294,7 +294,8 @@ static Err make_table(Stream *s, const AttnProblem &p, int64_t samples, int size
     return ERR_OK;
 }
 
-template <class E, bool SPLIT, bool CAPPED> static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
+template <class E, bool SPLIT, bool CAPPED>
+static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     typedef typename E::T T;
     const Lows *table;
