@@ -158,7 +158,7 @@ __device__ __forceinline__ void mask_queries(const AttnProblem &p, typename E::S
 }
 
 /* s: scores, becomes the weights of dv. dp: do v, becomes ds. position: of the block's first key. */
-template <class E>
+template <class E, bool CAPPED>
 __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::Scores &s, typename E::Scores &dp,
                                              const QueryValues *values, int position, int first_query, int h)
 {
@@ -172,7 +172,7 @@ __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::S
             UNROLL
             for (int j = 0; j < E::N; j++) dp.at(i, j) = E::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
     }
-    if (p.softcap > 0) { /* dp - delta, times the slope */
+    if (CAPPED) { /* dp - delta, times the slope */
         UNROLL
         for (int j = 0; j < E::N; j++) {
             const float delta = values[at.column(j)].delta;
@@ -209,8 +209,8 @@ __device__ __forceinline__ void store_keys(const typename E::Sums &sum, float sc
     E::store(sum, factor, tile, out.at(blockIdx.z, keys.row, kh), out.row, keys.count, width);
 }
 
-/* SPLIT: even blockIdx.y compute dv, odd ones dk. */
-template <class E, bool SPLIT>
+/* SPLIT: even blockIdx.y compute dv, odd ones dk. CAPPED: scores are, which takes registers. */
+template <class E, bool SPLIT, bool CAPPED>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     attention_dkv_kernel(AttnProblem p, const Lows *table, Heads<typename E::T> dk, Heads<typename E::T> dv,
                          Heads<const typename E::T> go, Heads<const typename E::T> q, Heads<const typename E::T> k,
@@ -255,13 +255,13 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
                 typename E::Scores s, dp;
                 E::clear(s);
                 E::multiply(s, k_tile, q_tile);
-                if (p.softcap > 0) cap_scores<E>(p, s); /* while registers for dp are free */
+                if (CAPPED) cap_scores<E>(p, s);
                 E::clear(dp);
                 if (want_dk) E::multiply(dp, v_tile, go_tile);
                 if (!all_see(range_of(now.rows), now.most_low, warp_keys))
                     mask_queries<E>(p, s, block->keys.position, now.rows);
-                weights_step<E>(p, s, dp, values[i % 2], block->keys.position, now.rows.position,
-                                kh * p.group + now.head);
+                weights_step<E, CAPPED>(p, s, dp, values[i % 2], block->keys.position, now.rows.position,
+                                        kh * p.group + now.head);
                 if (!SPLIT || !want_dk) E::add_weighted(sum[0], s, go_tile, stage);
                 if (want_dk) E::add_weighted(sum[SPLIT ? 0 : 1], dp, q_tile, stage);
             }
@@ -294,16 +294,17 @@ static Err make_table(Stream *s, const AttnProblem &p, int64_t samples, int size
     return ERR_OK;
 }
 
-template <class E, bool SPLIT> static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
+template <class E, bool SPLIT, bool CAPPED>
+static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     typedef typename E::T T;
     const Lows *table;
     const int64_t tiles = walk_count(walk_all(p.k, E::ROWS)), heads = a.k.dim[2] * (SPLIT ? 2 : 1);
     if (tiles == 0 || a.k.dim[0] == 0) return ERR_OK;
     TRY(make_table(s, p, a.k.dim[0], E::COLS, &table));
-    TRY(allow_shared(attention_dkv_kernel<E, SPLIT>, DkvTile<E>::BYTES));
+    TRY(allow_shared(attention_dkv_kernel<E, SPLIT, CAPPED>, DkvTile<E>::BYTES));
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(heads), static_cast<unsigned>(a.k.dim[0]));
-    LAUNCH((attention_dkv_kernel<E, SPLIT>), grid, E::THREADS, DkvTile<E>::BYTES, cuda_stream(s), p, table,
+    LAUNCH((attention_dkv_kernel<E, SPLIT, CAPPED>), grid, E::THREADS, DkvTile<E>::BYTES, cuda_stream(s), p, table,
            heads_of<T>(a.dk), heads_of<T>(a.dv), heads_of<const T>(a.go), heads_of<const T>(a.q),
            heads_of<const T>(a.k), heads_of<const T>(a.v), values_of(a.lse), values_of(a.delta));
     return ERR_OK;
@@ -312,23 +313,42 @@ template <class E, bool SPLIT> static Err launch_dkv(Stream *s, const AttnProble
 /* MmaEngine<type, width, row tiles a warp, warps, columns, blocks an SM> */
 template <class T> static Err dkv_16(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 32) return launch_dkv<MmaEngine<T, 32, 2, 4, 32, 2>, false>(s, p, a);
-    if (p.C <= 64) return launch_dkv<MmaEngine<T, 64, 2, 4, 32, 2>, false>(s, p, a);
-    if (p.C <= 96) return launch_dkv<MmaEngine<T, 96, 1, 8, 64, 1>, false>(s, p, a);
-    if (p.C <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 64, 1>, false>(s, p, a);
-    if (p.C <= 192) return launch_dkv<MmaEngine<T, 192, 1, 4, 32, 2>, true>(s, p, a);
-    return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true>(s, p, a);
+    if (p.C <= 32) return launch_dkv<MmaEngine<T, 32, 2, 4, 32, 2>, false, false>(s, p, a);
+    if (p.C <= 64) return launch_dkv<MmaEngine<T, 64, 2, 4, 32, 2>, false, false>(s, p, a);
+    if (p.C <= 96) return launch_dkv<MmaEngine<T, 96, 1, 8, 64, 1>, false, false>(s, p, a);
+    if (p.C <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 64, 1>, false, false>(s, p, a);
+    if (p.C <= 192) return launch_dkv<MmaEngine<T, 192, 1, 4, 32, 2>, true, false>(s, p, a);
+    return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, false>(s, p, a);
+}
+
+/* Tiles of half the size: the slopes of capped scores leave fewer registers. */
+template <class T> static Err dkv_16_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    if (p.C <= 64) return launch_dkv<MmaEngine<T, 64, 1, 4, 32, 2>, false, true>(s, p, a);
+    if (p.C <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 32, 1>, false, true>(s, p, a);
+    return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, true>(s, p, a);
+}
+
+static Err dkv_32_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    if (p.C <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
+    if (p.C <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, true>(s, p, a);
+    return launch_dkv<FmaEngine<256, 2, 16>, false, true>(s, p, a);
 }
 
 static Err dkv_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false>(s, p, a);
-    if (p.C <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false>(s, p, a);
-    return launch_dkv<FmaEngine<256, 2, 16>, false>(s, p, a);
+    if (p.C <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, false>(s, p, a);
+    if (p.C <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, false>(s, p, a);
+    return launch_dkv<FmaEngine<256, 2, 16>, false, false>(s, p, a);
 }
 
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
+    if (p.softcap > 0) {
+        if (a.q.dtype == F32) return dkv_32_capped(s, p, a);
+        return a.q.dtype == BF16 ? dkv_16_capped<bf16>(s, p, a) : dkv_16_capped<f16>(s, p, a);
+    }
     if (a.q.dtype == F32) return dkv_32(s, p, a);
     return a.q.dtype == BF16 ? dkv_16<bf16>(s, p, a) : dkv_16<f16>(s, p, a);
 }

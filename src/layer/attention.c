@@ -158,7 +158,7 @@ static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
               .inverse = inverse);
 }
 
-/* q, whole heads of k and v in kv [2, N, K, C], and gate [N, H * C] if there is one, from this rank's columns of qkv. */
+/* q, whole heads of k and v in kv [2, N, K, C], and a gate [N, H * C], if any, from this rank's columns of qkv. */
 static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv, Tensor gate)
 {
     ArenaMark mark = arena_mark(c->scratch);
