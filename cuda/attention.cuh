@@ -46,6 +46,9 @@ struct AttnProblem {
     int window;         /* 0: no limit */
     int head0;
     float scale;        /* above 0 */
+    float softcap;      /* 0: none; else, as operands that no register has to hold: */
+    float cap_inner, cap_outer, cap_unit; /* 2 log2(e) scale / softcap; softcap / scale; scale / softcap */
+    const void *sink;   /* [H] of the matrices' type, or NULL; forward alone reads it */
     const int32_t *doc; /* or NULL */
     int64_t doc_ld;
     const int64_t *sample;
@@ -207,6 +210,31 @@ __device__ __forceinline__ void mask_keys(const AttnProblem &p, typename E::Scor
     }
 }
 
+/* ---- capped scores ---- */
+
+/*
+ * A capped score is softcap * tanh(scale / softcap * q k). In registers it is kept divided by scale, so that all that
+ * follows is as without a cap: s becomes softcap / scale * tanh(scale / softcap * s). Before masks.
+ */
+template <class E> __device__ __forceinline__ void cap_scores(const AttnProblem &p, typename E::Scores &s)
+{
+    UNROLL
+    for (int i = 0; i < E::R; i++)
+        UNROLL
+        for (int j = 0; j < E::N; j++) {
+            const float x = s.at(i, j) * p.cap_inner, e = E::exp2(fminf(fabsf(x), 64.0f)); /* exp(2 |u|) */
+            const float t = 1.0f - __fdividef(2.0f, e + 1.0f);
+            s.at(i, j) = x != x ? x : copysignf(t, x) * p.cap_outer;
+        }
+}
+
+/* Slope of a capped score that cap_scores has left, of a masked one 0. */
+__device__ __forceinline__ float cap_slope(const AttnProblem &p, float s)
+{
+    const float t = fmaxf(s * p.cap_unit, -1.0f);
+    return fmaf(-t, t, 1.0f);
+}
+
 /* ---- dropout ---- */
 
 /* Of one head of one sample. */
@@ -309,9 +337,8 @@ struct AttnBackward {
     Tensor dq, dk, dv, go, q, k, v, o, lse, delta;
 };
 
-/* Spans, heads, width and alignment; fills *p. ERR_SHAPE. */
-Err attention_problem(AttnProblem *p, Tensor q, Tensor k, Tensor doc, Tensor sample, Spans q_span, Spans k_span,
-                      float scale, int64_t window, Dropout dropout, int64_t head0);
+/* Checks spans, heads and width; fills *p, without a sink. ERR_SHAPE. */
+Err attention_problem(AttnProblem *p, const attention_fwd_args *a);
 
 /* ERR_SHAPE unless rows begin at multiples of 16 bytes. */
 Err attention_aligned(const char *name, Tensor t);

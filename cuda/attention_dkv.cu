@@ -172,6 +172,15 @@ __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::S
             UNROLL
             for (int j = 0; j < E::N; j++) dp.at(i, j) = E::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
     }
+    if (p.softcap > 0) { /* dp - delta, times the slope */
+        UNROLL
+        for (int j = 0; j < E::N; j++) {
+            const float delta = values[at.column(j)].delta;
+            UNROLL
+            for (int i = 0; i < E::R; i++)
+                dp.at(i, j) = fmaf(dp.at(i, j) - delta, cap_slope(p, s.at(i, j)), delta);
+        }
+    }
     UNROLL
     for (int j = 0; j < E::N; j++) {
         const float lse2 = values[at.column(j)].lse2, delta = values[at.column(j)].delta;
@@ -246,6 +255,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
                 typename E::Scores s, dp;
                 E::clear(s);
                 E::multiply(s, k_tile, q_tile);
+                if (p.softcap > 0) cap_scores<E>(p, s); /* while registers for dp are free */
                 E::clear(dp);
                 if (want_dk) E::multiply(dp, v_tile, go_tile);
                 if (!all_see(range_of(now.rows), now.most_low, warp_keys))

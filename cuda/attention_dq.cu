@@ -4,7 +4,7 @@
  *
  *   delta = sum over C of do o
  *   p  = exp(scale q k - lse)            recomputed
- *   ds = p (keep (do v) - delta)         keep: 0 or 1 / (1 - p_drop)
+ *   ds = p (keep (do v) - delta)         keep: 0 or 1 / (1 - p_drop); of capped scores times their slope
  *   dq = scale sum over keys of ds k
  *
  * Two kernels, not one: dq is summed by the block that owns the queries, dk and dv by the block that owns the
@@ -77,6 +77,15 @@ __device__ __forceinline__ void gradient_step(const AttnProblem &p, typename E::
     }
     const typename E::Place at = E::place();
     const float scale2 = p.scale * LOG2_E;
+    if (p.softcap > 0) { /* dp - delta, times the slope */
+        UNROLL
+        for (int i = 0; i < E::R; i++) {
+            const float delta = statistics[at.row(i)].delta;
+            UNROLL
+            for (int j = 0; j < E::N; j++)
+                dp.at(i, j) = fmaf(dp.at(i, j) - delta, cap_slope(p, s.at(i, j)), delta);
+        }
+    }
     UNROLL
     for (int i = 0; i < E::R; i++) {
         const RowStatistics row = statistics[at.row(i)];
@@ -126,6 +135,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
         typename E::Scores s, dp;
         E::clear(s);
         E::multiply(s, q_tile, k_tile);
+        if (p.softcap > 0) cap_scores<E>(p, s); /* while registers for dp are free */
         E::clear(dp);
         E::multiply(dp, go_tile, k_tile + DqTile<E>::K);
         if (keys.count < E::COLS || !all_see(warp_rows, block->most_low, range_of(keys)))
@@ -181,8 +191,10 @@ Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a)
 extern "C" Err cuda_attention_bwd(Stream *s, const attention_bwd_args *a)
 {
     AttnProblem p;
-    TRY(attention_problem(&p, a->q, a->k, a->doc, a->sample, a->q_span, a->k_span, a->scale, a->window, a->dropout,
-                          a->head0));
+    attention_fwd_args f = {};
+    f.q = a->q, f.k = a->k, f.doc = a->doc, f.sample = a->sample, f.q_span = a->q_span, f.k_span = a->k_span;
+    f.scale = a->scale, f.softcap = a->softcap, f.window = a->window, f.dropout = a->dropout, f.head0 = a->head0;
+    TRY(attention_problem(&p, &f));
     const struct {
         const char *name;
         Tensor t;

@@ -6,9 +6,9 @@
  *   s = q k^T, masked -inf          m' = max(m, max s)         r = exp(scale (m - m'))
  *   p = exp(scale (s - m'))         l  = l r + sum p           o = o r + (p kept by dropout) v
  *
- * and at the end o / (l (1 - p_drop)) and lse = scale m + log l. exp is 2^x with scale log2(e) folded into one
- * FMA. A row without keys: o = 0, lse = -inf. Tiles that the mask empties are never visited (their range
- * follows from positions, window and documents); a tile is masked only where a warp needs it.
+ * and at the end o / (l (1 - p_drop)) and lse = scale m + log l, a sink being added to m and l before. exp is 2^x
+ * with scale log2(e) folded into one FMA. A row without keys: o = 0, lse = -inf. Tiles that the mask empties are never
+ * visited (their range follows from positions, window and documents); a tile is masked only where a warp needs it.
  *
  * Mapping  a block has 128 (64) queries of one head, a warp 32 (16); 4 warps; keys in tiles of 64. Scores, sums
  *          and statistics in registers. K and V of a tile have one buffer each and take turns: while scores are
@@ -73,6 +73,15 @@ __device__ __forceinline__ void drop_keys(typename E::Scores &s, const HeadDropo
         for (int j = 0; j < E::N; j++) s.at(i, j) = E::kept(keep, i, j) ? s.at(i, j) : 0.0f;
 }
 
+/* The sink's score z, to the maximum and sum of a row; returns what o is to be scaled by. */
+template <class E> __device__ __forceinline__ float add_sink(float z, float *most, float *sum)
+{
+    const float top = fmaxf(*most, z), rescale = E::exp2((*most - top) * LOG2_E);
+    *sum = fmaf(*sum, rescale, E::exp2((z - top) * LOG2_E));
+    *most = top;
+    return rescale;
+}
+
 /* o and lse of the block's rows, once all keys have been seen. */
 template <class E>
 __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Sums &o, const FwdRows<E> &rows,
@@ -83,11 +92,15 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
     float factor[E::R];
     UNROLL
     for (int i = 0; i < E::R; i++) {
-        const float sum = E::row_sum(rows.sum[i]);
-        const bool empty = sum == 0; /* a row with a key sums to 1 or more: its largest score gives 1 */
-        factor[i] = empty ? 0.0f : (p.dropout.threshold ? p.dropout.scale : 1.0f) / sum;
+        float sum = E::row_sum(rows.sum[i]), most = rows.max[i] * p.scale, rescale = 1;
+        if (p.sink) {
+            const float z = to_float(static_cast<const typename E::T *>(p.sink)[h]);
+            rescale = add_sink<E>(z, &most, &sum);
+        }
+        const bool empty = sum == 0; /* a row with a score sums to 1 or more: its largest gives 1 */
+        factor[i] = empty ? 0.0f : (p.dropout.threshold ? p.dropout.scale : 1.0f) * rescale / sum;
         if (at.column(0) == 0 && at.row(i) < q.count)
-            *lse.at(p, b, q.row + at.row(i), h) = empty ? -INFINITY : rows.max[i] * p.scale + logf(sum);
+            *lse.at(p, b, q.row + at.row(i), h) = empty ? -INFINITY : most + logf(sum);
     }
     E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.C);
 }
@@ -137,6 +150,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             cp_async_commit();
         }
         if (!seen) continue;
+        if (p.softcap > 0) cap_scores<E>(p, s);
         if (keys.count < E::COLS || !all_see(warp_rows, block->most_low, range_of(keys)))
             mask_keys<E>(p, s, blockIdx.z, block->rows, keys);
         softmax_step<E>(s, o, rows, p.scale * LOG2_E);
@@ -182,8 +196,8 @@ static Err fwd_32(Stream *s, const AttnProblem &p, const AttnForward &a)
 extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
 {
     AttnProblem p;
-    TRY(attention_problem(&p, a->q, a->k, a->doc, a->sample, a->q_span, a->k_span, a->scale, a->window, a->dropout,
-                          a->head0));
+    TRY(attention_problem(&p, a));
+    p.sink = a->sink.data;
     if (a->resumed || a->unfinished)
         return err_set(ERR_SHAPE, "attention_fwd: keys in several calls are built for the cpu alone");
     TRY(attention_aligned("o", a->o));
@@ -214,30 +228,37 @@ static Err spans_of(const char *what, Spans s, int64_t rows, AttnSpans *out)
     return ERR_OK;
 }
 
-Err attention_problem(AttnProblem *p, Tensor q, Tensor k, Tensor doc, Tensor sample, Spans q_span, Spans k_span,
-                      float scale, int64_t window, Dropout dropout, int64_t head0)
+Err attention_problem(AttnProblem *p, const attention_fwd_args *a)
 {
-    const int64_t H = q.dim[2], K = k.dim[2], C = q.dim[3];
+    const int64_t H = a->q.dim[2], K = a->k.dim[2], C = a->q.dim[3];
     if (K < 1 || H % K)
         return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", static_cast<long long>(H),
                        static_cast<long long>(K));
     if (C < 8 || C > 256 || C % 8)
         return err_set(ERR_SHAPE, "attention: head width is '%lld', CUDA kernels are for multiples of 8 up to 256",
                        static_cast<long long>(C));
-    if (!(scale > 0))
-        return err_set(ERR_SHAPE, "attention: scale is '%g', it must be above 0", static_cast<double>(scale));
-    TRY(spans_of("q", q_span, q.dim[1], &p->q));
-    TRY(spans_of("k", k_span, k.dim[1], &p->k));
-    p->T = static_cast<int>(q.dim[1]);
+    if (!(a->scale > 0))
+        return err_set(ERR_SHAPE, "attention: scale is '%g', it must be above 0", static_cast<double>(a->scale));
+    TRY(spans_of("q", a->q_span, a->q.dim[1], &p->q));
+    TRY(spans_of("k", a->k_span, a->k.dim[1], &p->k));
+    p->T = static_cast<int>(a->q.dim[1]);
     p->C = static_cast<int>(C);
     p->group = static_cast<int>(H / K);
-    p->window = window <= 0 ? 0 : window < INT32_MAX ? static_cast<int>(window) : INT32_MAX;
-    p->scale = scale;
-    p->doc = data_of<const int32_t>(doc);
-    p->doc_ld = doc.ld;
-    p->sample = data_of<const int64_t>(sample);
-    p->dropout = dropout;
-    p->head0 = static_cast<int>(head0);
+    p->window = a->window <= 0 ? 0 : a->window < INT32_MAX ? static_cast<int>(a->window) : INT32_MAX;
+    p->scale = a->scale;
+    p->softcap = a->softcap;
+    p->cap_inner = p->cap_outer = p->cap_unit = 0;
+    if (a->softcap > 0) {
+        p->cap_unit = a->scale / a->softcap;
+        p->cap_inner = 2 * LOG2_E * p->cap_unit;
+        p->cap_outer = a->softcap / a->scale;
+    }
+    p->sink = NULL;
+    p->doc = data_of<const int32_t>(a->doc);
+    p->doc_ld = a->doc.ld;
+    p->sample = data_of<const int64_t>(a->sample);
+    p->dropout = a->dropout;
+    p->head0 = static_cast<int>(a->head0);
     return ERR_OK;
 }
 

@@ -338,7 +338,7 @@ static PaddedRows padded_rows(const Group *g, const CommRequest *r)
     const int64_t slots = (g->size - 1) * x->most * r->elem_bytes;
     return (PaddedRows){ .local = x->local, .remote = x->remote, .local_offset = x->local_offset,
                          .remote_offset = x->remote_offset, .local_rows = r->count,
-                         .remote_rows = g->size * x->most, .chunks = x->chunks, .stride = x->stride, .most = x->most,
+                         .remote_rows = x->remote_rows, .chunks = x->chunks, .stride = x->stride, .most = x->most,
                          .copies = (int)x->copies,
                          .row_bytes = r->elem_bytes, .members = g->size, .rank = g->host.rank, .back = x->back,
                          .out = x->room, .in = x->room + slots };

@@ -192,7 +192,7 @@ __device__ __forceinline__ double limbs_value(const int64_t *sums, int shift)
 struct FinishArgs {
     const int64_t *max, *loss_sums;
     Rows<const int64_t> sumsq;
-    const int32_t *shift, *overflow;
+    const int32_t *shift, *overflow, *no_room; /* no_room: or NULL */
     int32_t *next_shift;
     StepValues *step;
     int64_t count;
@@ -204,7 +204,7 @@ __device__ __forceinline__ void step_write(const FinishArgs &a, bool overflow, b
 {
     StepValues *v = a.step;
     const int64_t counted = a.loss_sums[1];
-    const bool skip = overflow || nonfinite || counted <= 0;
+    const bool no_room = a.no_room && *a.no_room, skip = overflow || nonfinite || no_room || counted <= 0;
     const double tokens = static_cast<double>(counted), nominal = static_cast<double>(v->nominal);
     const double mean = counted > 0 ? nominal / tokens * static_cast<double>(v->unscale) : 0.0;
     const double clip = v->clip > 0.0f ? static_cast<double>(v->clip) / (norm * mean + 1e-6) : 1.0;
@@ -213,6 +213,7 @@ __device__ __forceinline__ void step_write(const FinishArgs &a, bool overflow, b
     v->overflow = overflow;
     v->nonfinite = nonfinite;
     v->loss_nonfinite = a.loss_sums[2] != 0;
+    v->no_room = no_room;
     v->skip = skip;
     v->grad_norm = overflow ? 0.0f : static_cast<float>(norm * mean);
     v->grad_scale = skip ? 0.0f : static_cast<float>(mean * (clip < 1.0 ? clip : 1.0));
@@ -246,6 +247,7 @@ extern "C" Err cuda_step_finish(Stream *s, const step_finish_args *a)
                               rows_of<const int64_t>(a->sumsq),
                               data_of<const int32_t>(a->shift),
                               data_of<const int32_t>(a->overflow),
+                              data_of<const int32_t>(a->no_room),
                               data_of<int32_t>(a->next_shift),
                               a->step,
                               a->max.dim[0],

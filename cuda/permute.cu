@@ -3,7 +3,7 @@
  *
  *   permute_rows      y[p] = x[choice[p] / topk]
  *   take_rows         the same of all ranks' tokens, for the rows of some experts, times their weights
- *   unpermute_rows    y[n] = sum over k of weight[n][k] x[row[n][k]] (+ y[n]), k ascending, in fp32
+ *   unpermute_rows    y[n] = sum over k of weight[n][k] x[row[n][k]] (+ y[n]), k ascending, in fp32; no row: row -1
  *   unpermute_bwd     dx[row[n][k]] = weight[n][k] dy[n], dweight[n][k] = sum dy[n] x[row[n][k]]
  *   sum_parts         y[p] = the tree over parts i of x[i P + p], in fp32
  *   gated_add_fwd     y = residual + sigmoid(gate) x
@@ -27,7 +27,7 @@ template <class E, bool WIDE>
 __global__ void __launch_bounds__(PACK_THREADS)
 permute_rows_kernel(Rows<E> y, Rows<const E> x, const int32_t *choice, RowCount tokens, int topk, PackGrid g)
 {
-    const int64_t rows = rows_in_use(tokens) * topk;
+    const int64_t chosen = rows_in_use(tokens) * topk, kept = rows_in_use(g.rows), rows = chosen < kept ? chosen : kept;
     Pack<E> pack[PACK_UNROLL];
     for (int u = 0; u < PACK_UNROLL; u++) {
         const PackPlace p = pack_place<Pack<E>::COUNT>(g, rows, u);
@@ -39,12 +39,9 @@ permute_rows_kernel(Rows<E> y, Rows<const E> x, const int32_t *choice, RowCount 
     }
 }
 
-/* All rows of t, for a grid; what is in use the kernel finds out. */
-static RowCount rows_at_most(Tensor t) { return { t.dim[0], { nullptr, nullptr } }; }
-
 template <class E> static void launch_permute(Stream *s, const permute_rows_args *a)
 {
-    const PackGrid g = pack_grid(rows_at_most(a->y), 1, a->y.dim[1], Pack<E>::COUNT);
+    const PackGrid g = pack_grid(row_count(a->choice, a->choice), 1, a->y.dim[1], Pack<E>::COUNT);
     const Rows<E> y = rows_of<E>(a->y);
     const Rows<const E> x = rows_of<const E>(a->x);
     const int32_t *choice = data_of<const int32_t>(a->choice);
@@ -124,9 +121,10 @@ __device__ __forceinline__ void add_choices(const Unpermute<T> &a, const PackPla
     for (int k = 0; k < a.K; k += CHOICE_UNROLL) {
         Pack<T> x[CHOICE_UNROLL];
         for (int u = 0; u < CHOICE_UNROLL; u++)
-            if (k + u < a.K) x[u] = load_pack<T, WIDE>(a.x.at(row[k + u]) + p.column, p.left);
+            if (k + u < a.K && row[k + u] >= 0) x[u] = load_pack<T, WIDE>(a.x.at(row[k + u]) + p.column, p.left);
         for (int u = 0; u < CHOICE_UNROLL; u++) {
             if (k + u >= a.K) break;
+            if (row[k + u] < 0) continue;
             const float w = weight ? weight[k + u] : 1.0f;
             for (int i = 0; i < Pack<T>::COUNT; i++) sum[i] = fmaf(w, to_float(x[u].v[i]), sum[i]);
         }
@@ -218,8 +216,9 @@ __global__ void __launch_bounds__(DOT_WARPS *WARP) unpermute_bwd_kernel(Unpermut
     const int k = static_cast<int>(i - n * a.K);
     if (n >= rows_in_use(a.tokens)) return;
     const int64_t row = a.row.at(n)[k];
-    T *dx = a.dx.data ? a.dx.at(row) : nullptr;
-    const float dot = scale_and_dot<T, WIDE>(dx, a.dy.at(n), a.x.at(row), a.weight.at(n)[k], a.D);
+    T *dx = a.dx.data && row >= 0 ? a.dx.at(row) : nullptr;
+    const float dot =
+        row < 0 ? 0.0f : scale_and_dot<T, WIDE>(dx, a.dy.at(n), a.x.at(row), a.weight.at(n)[k], a.D);
     if (threadIdx.x % WARP == 0) a.dweight.at(n)[k] = dot;
 }
 

@@ -4,6 +4,7 @@
  *   permute_index     row[n][k], choice[p], offset: choices ordered by (expert, number), runs of tokens apart
  *   dispatch_offsets  the same offsets for the rows that S ranks send
  *   dispatch_choices  where these rows are, if all ranks' tokens are at hand
+ *   room_limits       how many of its rows for each expert a rank may send, where ranks have room for so many
  *
  * Mapping   permute_index is a counting sort whose order no timing can change. A block takes a contiguous part of
  *           one run of tokens and counts its choices by expert; the counts lie by (expert, run, part), so that their
@@ -75,6 +76,7 @@ struct OrderPart {
     }
 };
 
+/* Below 0: the choice was dropped. */
 __device__ __forceinline__ int expert_of(const Order &o, int64_t number)
 {
     const int i = static_cast<int>(number), n = i / o.K; /* a choice's number fits 32 bits */
@@ -90,7 +92,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_count_kernel(Order o)
     const OrderPart p(o);
     for (int e = threadIdx.x; e < o.experts; e += blockDim.x) count[e] = 0;
     __syncthreads();
-    for (int64_t i = p.begin + threadIdx.x; i < p.end; i += blockDim.x) atomicAdd(&count[expert_of(o, i)], 1);
+    for (int64_t i = p.begin + threadIdx.x; i < p.end; i += blockDim.x) {
+        const int expert = expert_of(o, i);
+        if (expert >= 0) atomicAdd(&count[expert], 1);
+    }
     __syncthreads();
     for (int e = threadIdx.x; e < o.experts; e += blockDim.x) o.count[count_at(o, e)] = count[e];
 }
@@ -115,7 +120,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_place_kernel(Order o)
     int *mine = place + warp * o.experts;
     for (int e = lane; e < o.experts; e += WARP) mine[e] = 0;
     __syncwarp();
-    for (int64_t i = begin + lane; i < end; i += WARP) atomicAdd(&mine[expert_of(o, i)], 1);
+    for (int64_t i = begin + lane; i < end; i += WARP) {
+        const int expert = expert_of(o, i);
+        if (expert >= 0) atomicAdd(&mine[expert], 1);
+    }
     __syncthreads();
     for (int e = threadIdx.x; e < o.experts; e += blockDim.x) {
         int at = o.count[count_at(o, e)];
@@ -134,10 +142,10 @@ __global__ void __launch_bounds__(ORDER_THREADS) permute_place_kernel(Order o)
         __syncwarp();
         if (expert >= 0 && !below) mine[expert] += __popc(same);
         __syncwarp();
-        if (expert < 0) continue;
+        if (number >= end) continue;
         const int i32 = static_cast<int>(number), n = i32 / o.K;
-        o.row.at(n)[i32 - n * o.K] = to;
-        o.choice[to] = i32;
+        o.row.at(n)[i32 - n * o.K] = expert >= 0 ? to : -1;
+        if (expert >= 0) o.choice[to] = i32;
     }
 }
 
@@ -155,7 +163,7 @@ static Err order_plan(Order *o, const Stream *s, const permute_index_args *a)
     const int64_t most = ceil_div(choices, ORDER_CHOICES_LEAST);
     o->piece = ceil_div(choices, most < fill ? most : fill);
     o->parts = ceil_div(choices, o->piece);
-    if (a->choice.dim[0] != a->index.dim[0] * K || X % a->experts || a->index.dim[0] > o->runs * a->run)
+    if (a->choice.dim[0] > a->index.dim[0] * K || X % a->experts || a->index.dim[0] > o->runs * a->run)
         return err_set(ERR_SHAPE, "permute_index: %lld tokens, %lld offsets of %lld experts in runs of %lld tokens",
                        static_cast<long long>(a->index.dim[0]), static_cast<long long>(X + 1),
                        static_cast<long long>(a->experts), static_cast<long long>(a->run));
@@ -236,5 +244,73 @@ extern "C" Err cuda_dispatch_offsets(Stream *s, const dispatch_offsets_args *a)
     const Sent t = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->offset), X, ranks, X / (a->own * ranks),
                      a->first, a->most };
     LAUNCH(dispatch_scan_kernel, 1, SCAN_THREADS, 0, cuda_stream(s), t);
+    return ERR_OK;
+}
+
+/* ---- where ranks have room for so many rows ---- */
+
+struct Room {
+    Rows<const int64_t> all; /* a rank a row */
+    int64_t *limit;
+    int32_t *full; /* or NULL */
+    int64_t room, ranks, own; /* own: experts of a rank */
+    int rank;
+    /* Piece i of the receiver's: rows of rank i % ranks for its expert i / ranks. */
+    __device__ __forceinline__ int64_t rows(int64_t receiver, int64_t i) const
+    {
+        const int64_t *at = all.at(i % ranks) + receiver * own + i / ranks;
+        return at[1] - at[0];
+    }
+};
+
+/* Sum over a block; every thread gets it. */
+__device__ __forceinline__ int64_t sum_by_block(int64_t x, int64_t *part)
+{
+    for (int d = WARP / 2; d > 0; d /= 2) x += __shfl_xor_sync(ALL_LANES, x, d);
+    if (threadIdx.x % WARP == 0) part[threadIdx.x / WARP] = x;
+    __syncthreads();
+    int64_t sum = 0;
+    for (int w = 0; w < SCAN_THREADS / WARP; w++) sum += part[w];
+    __syncthreads();
+    return sum;
+}
+
+/* A block a receiver. The cut is found bit by bit. */
+__global__ void __launch_bounds__(SCAN_THREADS) room_limits_kernel(Room r)
+{
+    SHARED(int64_t, part, [SCAN_THREADS / WARP]);
+    const int64_t receiver = blockIdx.x, pieces = r.own * r.ranks;
+    const auto cut_to = [&](int64_t most) {
+        int64_t mine = 0;
+        for (int64_t i = threadIdx.x; i < pieces; i += SCAN_THREADS) {
+            const int64_t rows = r.rows(receiver, i);
+            mine += rows < most ? rows : most;
+        }
+        return sum_by_block(mine, part);
+    };
+    int64_t most = 0;
+    for (int64_t bit = int64_t{1} << 31; bit; bit >>= 1)
+        if (cut_to(most + bit) <= r.room) most += bit;
+    const int64_t left = r.room - cut_to(most);
+    scan_by_block(pieces, [&](int64_t i) { return static_cast<int64_t>(r.rows(receiver, i) > most); },
+                  [&](int64_t i, int64_t before) {
+                      if (i == pieces) return;
+                      const int64_t rows = r.rows(receiver, i), more = rows > most && before < left;
+                      if (i % r.ranks == r.rank)
+                          r.limit[receiver * r.own + i / r.ranks] = (rows < most ? rows : most) + more;
+                      if (rows > most + more && r.full) atomicExch(r.full, 1);
+                  });
+}
+
+extern "C" Err cuda_room_limits(Stream *s, const room_limits_args *a)
+{
+    const int64_t E = a->limit.dim[0], ranks = a->all.dim[0], own = a->own;
+    const Room r = { rows_of<const int64_t>(a->all), data_of<int64_t>(a->limit), data_of<int32_t>(a->full), a->room,
+                     ranks, own, a->rank };
+    if (own < 1 || E % own || a->all.dim[1] != E + 1)
+        return err_set(ERR_SHAPE, "room_limits: %lld offsets of %lld experts on %lld ranks",
+                       static_cast<long long>(a->all.dim[1]), static_cast<long long>(E),
+                       static_cast<long long>(ranks));
+    LAUNCH(room_limits_kernel, grid_blocks(E / own), SCAN_THREADS, 0, cuda_stream(s), r);
     return ERR_OK;
 }

@@ -1,12 +1,13 @@
 /*
  * Attention's columns: rotary positions, and q, k, v out of and back into the fused projection.
  *
- * rope      in place, half-rotation layout: (x[i], x[i + R]) turned by angle (position, i), i < R = C / 2.
+ * rope      in place, half-rotation layout: (x[i], x[i + R]) turned by angle (position, i), i < R;
+ *           columns from 2 R on stay.
  *   Mapping a thread takes the same pack of both halves of up to 4 heads of a row, which share the row's cosines
  *           and sines in registers.
  *   Traffic reads and writes x: 4 bytes an element in bf16, and 8 / H for the table, which stays in L2. q of
  *           65,536 x 12 x 64: 201 MB, 47 us at 4.3 TB/s. 3 FLOP an element: bound by memory.
- * qkv       columns of qkv lie chunk by chunk: columns of q, as many of k, as many of v as of k.
+ * qkv       columns of qkv lie chunk by chunk: columns of q, of k, as many of v; with a gate as many of it as of q.
  *   Mapping a thread copies one pack of a head (as wide as the chunk's columns of k) in 4 rows.
  *   Traffic reads and writes every element once: 4 bytes in bf16; 65,536 x 36 heads x 64: 604 MB, 140 us.
  *
@@ -111,8 +112,11 @@ __global__ void __launch_bounds__(HEAD_THREADS) rope_kernel(Rows<T> x, RopeTable
 
 template <class T> static Err launch_rope(Stream *s, const rope_args *a)
 {
-    const int64_t R = a->x.dim[2] / 2;
+    const int64_t R = a->cos.dim[1];
     HeadGrid g;
+    if (2 * R > a->x.dim[2])
+        return err_set(ERR_SHAPE, "rope: %lld angles for %lld columns", static_cast<long long>(R),
+                       static_cast<long long>(a->x.dim[2]));
     TRY(head_grid(&g, "rope", row_count(a->x, a->position), ceil_div(a->x.dim[1], ROPE_HEADS), R,
                   Pack<T>::COUNT, 1));
     const RopeTable table = { rows_of<const float>(a->cos), rows_of<const float>(a->sin),
@@ -136,16 +140,18 @@ extern "C" Err cuda_rope(Stream *s, const rope_args *a)
 constexpr int QKV_ROWS = 4; /* of a thread */
 
 template <class E> struct QkvHeads {
-    Rows<E> q, k, v, qkv;
-    int group;     /* heads of q in a chunk */
+    Rows<E> q, k, v, gate, qkv;
+    int group;     /* heads of q in a chunk, and of the gate */
+    int slots;     /* heads of a chunk */
     int64_t width; /* of a head */
 };
 
 /* Where head `slot` of qkv's columns lies in row n of q, k or v. */
 template <class E> __device__ __forceinline__ E *qkv_head(const QkvHeads<E> &t, int slot, int64_t n)
 {
-    const int chunk = slot / (t.group + 2), place = slot - chunk * (t.group + 2);
+    const int chunk = slot / t.slots, place = slot - chunk * t.slots;
     if (place < t.group) return t.q.at(n) + (chunk * t.group + place) * t.width;
+    if (place >= t.group + 2) return t.gate.at(n) + (chunk * t.group + place - t.group - 2) * t.width;
     return (place == t.group ? t.k.at(n) : t.v.at(n)) + chunk * t.width;
 }
 
@@ -176,18 +182,19 @@ __global__ void __launch_bounds__(HEAD_THREADS) qkv_kernel(QkvHeads<E> t, HeadGr
 
 template <class E, bool MERGE> static Err launch_qkv(Stream *s, const qkv_split_args *a)
 {
-    const int64_t A = a->q.dim[1], K = a->k.dim[1], W = a->qkv.dim[1];
+    const int64_t A = a->q.dim[1], K = a->k.dim[1], W = a->qkv.dim[1], like_q = a->gate.data ? 2 : 1;
     HeadGrid g;
-    if (a->chunks < 1 || K % a->chunks || A % K || W != A + 2 * K)
-        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and 2 x %lld in %lld chunks",
-                       static_cast<long long>(W), static_cast<long long>(A), static_cast<long long>(K),
-                       static_cast<long long>(a->chunks));
-    const int64_t group = A / K, width = K / a->chunks;
-    TRY(head_grid(&g, "qkv", row_count(a->q, a->qkv), a->chunks * (group + 2), width, Pack<E>::COUNT,
-                  QKV_ROWS));
-    const QkvHeads<E> t = { rows_of<E>(a->q),   rows_of<E>(a->k),        rows_of<E>(a->v),
-                            rows_of<E>(a->qkv), static_cast<int>(group), width };
-    if (rows_aligned(a->q) && rows_aligned(a->k) && rows_aligned(a->v) && rows_aligned(a->qkv) &&
+    if (a->chunks < 1 || K % a->chunks || A % K || W != like_q * A + 2 * K)
+        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld x %lld and 2 x %lld in %lld chunks",
+                       static_cast<long long>(W), static_cast<long long>(like_q), static_cast<long long>(A),
+                       static_cast<long long>(K), static_cast<long long>(a->chunks));
+    const int64_t group = A / K, slots = like_q * group + 2, width = K / a->chunks;
+    TRY(head_grid(&g, "qkv", row_count(a->q, a->qkv), a->chunks * slots, width, Pack<E>::COUNT, QKV_ROWS));
+    const QkvHeads<E> t = { rows_of<E>(a->q),    rows_of<E>(a->k),   rows_of<E>(a->v),
+                            rows_of<E>(a->gate), rows_of<E>(a->qkv), static_cast<int>(group),
+                            static_cast<int>(slots), width };
+    const bool gate_aligned = !a->gate.data || rows_aligned(a->gate);
+    if (rows_aligned(a->q) && rows_aligned(a->k) && rows_aligned(a->v) && gate_aligned && rows_aligned(a->qkv) &&
         width % Pack<E>::COUNT == 0)
         LAUNCH((qkv_kernel<E, true, MERGE>), g.grid, g.block, 0, cuda_stream(s), t, g);
     else LAUNCH((qkv_kernel<E, false, MERGE>), g.grid, g.block, 0, cuda_stream(s), t, g);
@@ -203,7 +210,7 @@ extern "C" Err cuda_qkv_split(Stream *s, const qkv_split_args *a)
 extern "C" Err cuda_qkv_merge(Stream *s, const qkv_merge_args *a)
 {
     qkv_split_args both = {};
-    both.q = a->q, both.k = a->k, both.v = a->v, both.qkv = a->qkv, both.chunks = a->chunks;
+    both.q = a->q, both.k = a->k, both.v = a->v, both.gate = a->gate, both.qkv = a->qkv, both.chunks = a->chunks;
     if (dtype_size(a->q.dtype) == 4) return launch_qkv<uint32_t, true>(s, &both);
     return launch_qkv<uint16_t, true>(s, &both);
 }

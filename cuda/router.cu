@@ -23,6 +23,7 @@ constexpr int64_t ROUTER_SHARED = 48 << 10;
 struct Routing {
     Rows<const float> logits;
     const float *bias; /* of the scores that are chosen by, or NULL */
+    Rows<const float> by; /* what is chosen by instead; data: or NULL */
     Router router;
     RowCount rows;
     int E, K, warps; /* warps of a block */
@@ -32,15 +33,17 @@ struct Routing {
 /* A warp's row; n < 0: none. Shared memory: E scores, with a bias E of score + bias, a score a group, K numbers. */
 struct RoutedRow {
     int64_t n;
-    float *score, *rank, *group, *chosen; /* rank: what is chosen by */
+    float *score, *biased, *group, *chosen;
+    const float *rank; /* what is chosen by */
     __device__ __forceinline__ RoutedRow(const Routing &r, float *shared)
     {
         const int warp = threadIdx.x / WARP;
         n = blockIdx.x * static_cast<int64_t>(r.warps) + warp;
         if (n >= rows_in_use(r.rows)) n = -1;
         score = shared + warp * r.row_floats();
-        rank = r.bias ? score + r.E : score;
-        group = rank + r.E, chosen = group + r.router.groups;
+        biased = r.bias ? score + r.E : score;
+        group = biased + r.E, chosen = group + r.router.groups;
+        rank = r.by.data && n >= 0 ? r.by.at(n) : biased;
     }
 };
 
@@ -144,7 +147,7 @@ __device__ __forceinline__ Ranked choose_groups(const Routing &r, const RoutedRo
 
 __device__ __forceinline__ void add_bias(const Routing &r, const RoutedRow &row)
 {
-    for (int e = threadIdx.x % WARP; e < r.E; e += WARP) row.rank[e] = row.score[e] + r.bias[e];
+    for (int e = threadIdx.x % WARP; e < r.E; e += WARP) row.biased[e] = row.score[e] + r.bias[e];
     __syncwarp();
 }
 
@@ -309,6 +312,7 @@ extern "C" Err cuda_router_fwd(Stream *s, const router_fwd_args *a)
 {
     Routing r = {};
     r.bias = data_of<const float>(a->bias);
+    r.by = rows_of<const float>(a->rank);
     TRY(routing_of(&r, "router_fwd", a->logits, a->index.dim[1], a->router));
     r.rows = row_count(a->logits, a->index);
     LAUNCH(router_fwd_kernel, routing_grid(r), r.warps * WARP, routing_shared(r), cuda_stream(s), r,

@@ -36,6 +36,7 @@ attention_(fwd|dq|dkv)_kernel<MmaEngine     mma async16 stores16 whole
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
 attention_merge_kernel                      loads16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
+attention_sink_kernel                       - a number a row and head
 bias_grad_runs_kernel<.*,true>              loads16 whole
 norm_grad_kernel<.*,true>                   loads16 whole
 (bias|norm)_grad_sum_kernel                 - a few numbers a column
@@ -43,9 +44,13 @@ qkv_kernel<[^,]*,true,                      loads16 stores16 whole
 qkv_kernel<[^,]*,false,                     - rows that are not aligned
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
 permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements
+choice_drop_kernel                          - numbers and weights of choices, beside rows of D elements
+room_limits_kernel                          - a number an expert and rank
 dispatch_scan_kernel                        - a number a run of rows
 dispatch_choices_kernel                     - 4 bytes a row, beside rows of D elements
 router_(fwd|bwd|balance)_kernel             - scores by lanes, which step over neighbours; bound by the choice
+sinkhorn_kernel                             - a unit's logits in L2, in neighbours by lanes
+router_even_kernel                          - 4 bytes an expert, in neighbours
 router_count_kernel                         - 4 bytes a choice, beside rows of D elements
 expert_(count|bias)_kernel                  - a few numbers an expert
 padded_rows_kernel<true>                    loads16 stores16 whole

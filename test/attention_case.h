@@ -21,6 +21,9 @@ typedef struct {
     float drop;
     bool docs;
     int64_t chunks;        /* of a group's query heads; 0 = 1 */
+    float softcap;
+    bool sinks;
+    float *sink;           /* [H] or NULL */
     float *q, *k, *v, *go; /* [B][T][H or K][C] */
     int32_t *doc;          /* [B][T] or NULL */
     int64_t sample[8];
@@ -72,6 +75,7 @@ static void problem_fill(Problem *p)
     p->q = noise(rows * p->H * p->C, 1), p->go = noise(rows * p->H * p->C, 2);
     p->k = noise(rows * p->K * p->C, 3), p->v = noise(rows * p->K * p->C, 4);
     p->scale = 1.0f / sqrtf((float)p->C);
+    if (p->sinks) p->sink = noise(p->H, 6);
     p->dropout = (Dropout){ 0x123456789ABCDEFu, dropout_threshold(p->drop), 1 / (1 - p->drop) };
     for (int64_t b = 0; b < p->B; b++) p->sample[b] = b * 7 + (b << 33);
     if (!p->docs) return;
@@ -182,18 +186,21 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     }
     move(true, c, c->q, q, p->q, p, p->H, h0), move(true, c, c->q, go, p->go, p, p->H, h0);
     move(true, c, c->k, k, p->k, p, p->K, c->k0), move(true, c, c->k, v, p->v, p, p->K, c->k0);
+    Tensor sink = p->sink ? tensor_of(p->sink + h0, F32, H) : (Tensor){ 0 };
     Tensor doc = doc_of(p, c), sample = tensor_of((void *)(uintptr_t)(p->sample + c->b0), I64, c->B);
     Stream *s = device_of(c);
-    TRY(op(s, attention_fwd, .o = o, .lse = lse, .q = q, .k = k, .v = v, .doc = doc, .sample = sample,
-           .q_span = c->q, .k_span = c->k, .scale = p->scale, .block = p->block, .window = p->window,
+    TRY(op(s, attention_fwd, .o = o, .lse = lse, .q = q, .k = k, .v = v, .sink = sink, .doc = doc,
+           .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale, .softcap = p->softcap,
+           .block = p->block, .window = p->window,
            .dropout = p->dropout, .head0 = h0));
     move(false, c, c->q, o, r->x[O], p, p->H, h0), move(false, c, c->q, lse, r->x[LSE], p, p->H, h0);
     CHECK(guards_whole(o) && guards_whole(lse));
     if (c->forward_only) return ERR_OK;
     TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
            .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
-           .scale = p->scale, .block = p->block, .window = p->window, .dropout = p->dropout, .head0 = h0,
-           .chunk = group / (p->chunks ? p->chunks : 1), .leaf = p->leaf, .positions = p->T));
+           .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window,
+           .dropout = p->dropout, .head0 = h0, .chunk = group / (p->chunks ? p->chunks : 1), .leaf = p->leaf,
+           .positions = p->T));
     move(false, c, c->q, dq, r->x[DQ], p, p->H, h0);
     move(false, c, c->k, dk, r->x[DK], p, p->K, c->k0), move(false, c, c->k, dv, r->x[DV], p, p->K, c->k0);
     CHECK(guards_whole(dq) && guards_whole(dk) && guards_whole(dv) && guards_whole(delta));

@@ -231,6 +231,7 @@ static inline Err case_rows(CaseRun *run, const CaseRowsShape *shape)
     const int64_t counted = run->comm->bytes[COMM_ALL_TO_ALL_ROWS], most = CASE_CHUNKS * CASE_RUNS * n;
     int64_t next = 0;
     CommRows rows = { .chunks = CASE_CHUNKS, .stride = CASE_RUNS, .copies = shape->copies, .most = most };
+    rows.remote_rows = run->comm->size * most;
     rows.local = case_place(run, &next, local.data, bytes);
     rows.remote = case_place(run, &next, remote.data, there);
     rows.local_offset = case_place(run, &next, local.offset, (local.runs + 1) * 8);

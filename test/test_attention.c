@@ -13,26 +13,31 @@ static double dot(const float *x, const float *y, int64_t n)
     return d;
 }
 
-/* Row (b, h, t): the softmax into w, its log-sum-exp. */
-static double row_softmax(const Problem *p, int64_t b, int64_t h, int64_t t, double *w)
+/* Row (b, h, t): the softmax into w, slopes of the scores into slope; returns its log-sum-exp. */
+static double row_softmax(const Problem *p, int64_t b, int64_t h, int64_t t, double *w, double *slope)
 {
-    double max = -INFINITY, sum = 0;
+    const double sink = p->sink ? (double)p->sink[h] : -INFINITY, cap = (double)p->softcap;
+    double max = sink, sum = 0;
     int64_t kh = h / (p->H / p->K);
     for (int64_t s = 0; s < p->T; s++) {
         double x = dot(p->q + at(p, b, t, p->H, h), p->k + at(p, b, s, p->K, kh), p->C);
-        w[s] = visible(p, b, t, s) ? (double)p->scale * x : -INFINITY;
+        x *= (double)p->scale;
+        slope[s] = (double)p->scale;
+        if (cap > 0) slope[s] *= 1 - pow(tanh(x / cap), 2), x = cap * tanh(x / cap);
+        w[s] = visible(p, b, t, s) ? x : -INFINITY;
         max = fmax(max, w[s]);
     }
     for (int64_t s = 0; s < p->T; s++) sum += w[s] = exp(w[s] - max);
+    sum += exp(sink - max);
     for (int64_t s = 0; s < p->T; s++) w[s] /= sum;
     return max + log(sum);
 }
 
 static void row_reference(const Problem *p, int64_t b, int64_t h, int64_t t, double *const out[RESULTS])
 {
-    double w[512], dw[512], delta = 0;
+    double w[512], dw[512], slope[512], delta = 0;
     int64_t C = p->C, kh = h / (p->H / p->K), qa = at(p, b, t, p->H, h);
-    out[LSE][(b * p->T + t) * p->H + h] = row_softmax(p, b, h, t, w);
+    out[LSE][(b * p->T + t) * p->H + h] = row_softmax(p, b, h, t, w, slope);
     for (int64_t s = 0; s < p->T; s++) {
         int64_t ka = at(p, b, s, p->K, kh);
         double keep = keep_of(p, b, h, t, s);
@@ -45,7 +50,7 @@ static void row_reference(const Problem *p, int64_t b, int64_t h, int64_t t, dou
     }
     for (int64_t s = 0; s < p->T; s++) {
         int64_t ka = at(p, b, s, p->K, kh);
-        double ds = w[s] * (dw[s] - delta) * (double)p->scale;
+        double ds = w[s] * (dw[s] - delta) * slope[s];
         for (int64_t c = 0; c < C; c++) {
             out[DQ][qa + c] += ds * (double)p->k[ka + c];
             out[DK][ka + c] += ds * (double)p->q[qa + c];
@@ -81,6 +86,9 @@ static const Problem shapes[] = {
     { 1, 70, 2, 2, 256, 64, 0, 70, .3f, 0 }, { 2, 33, 6, 2, 80, 8, 9, 8, .2f, 1, 3 },
     { 1, 257, 2, 1, 32, 128, 64, 64, .1f, 1 }, { 1, 31, 8, 1, 5, 1000, 1, 4, .5f, 0 },
     { 2, 50, 5, 5, 1, 5, 0, 10, 0, 1 },     { 1, 200, 2, 2, 48, 24, 100, 50, 0, 0 },
+    { 1, 70, 4, 2, 16, 16, 0, 16, 0, 0, .softcap = 2 },
+    { 2, 33, 4, 4, 24, 8, 0, 8, 0, 1, .sinks = true },
+    { 1, 129, 6, 2, 64, 64, 20, 32, .2f, 1, 3, .softcap = .5f, .sinks = true },
 };
 
 TEST(attention_matches_float64)
@@ -104,10 +112,10 @@ TEST(attention_matches_float64)
 
 static double objective(const Problem *p)
 {
-    double w[512], sum = 0;
+    double w[512], slope[512], sum = 0;
     for (int64_t i = 0; i < p->B * p->H * p->T; i++) {
         int64_t b = i / p->T / p->H, h = i / p->T % p->H, t = i % p->T, kh = h / (p->H / p->K);
-        row_softmax(p, b, h, t, w);
+        row_softmax(p, b, h, t, w, slope);
         for (int64_t s = 0; s < p->T; s++)
             sum += w[s] * keep_of(p, b, h, t, s) *
                    dot(p->go + at(p, b, t, p->H, h), p->v + at(p, b, s, p->K, kh), p->C);
@@ -115,10 +123,9 @@ static double objective(const Problem *p)
     return sum;
 }
 
-TEST(attention_gradients_match_finite_differences)
+static void check_differences(Problem p)
 {
     fresh();
-    Problem p = { 2, 6, 4, 2, 3, 2, 4, 2, .25f, 1 };
     problem_fill(&p);
     Cut cut = cut_whole(&p);
     Result r = result_new(&p);
@@ -134,6 +141,33 @@ TEST(attention_gradients_match_finite_differences)
             *e = old;
             CHECK_CLOSE(r.x[DQ + x][i], slope, 2e-5, "%s[%d]", result_name[DQ + x], (int)i);
         }
+}
+
+TEST(attention_gradients_match_finite_differences)
+{
+    check_differences((Problem){ 2, 6, 4, 2, 3, 2, 4, 2, .25f, 1 });
+    check_differences((Problem){ 2, 6, 4, 2, 3, 2, 4, 2, .25f, 1, .softcap = .7f, .sinks = true });
+}
+
+/* A sink far above the scores takes nearly all, one far below nothing. */
+TEST(attention_sinks_at_the_ends)
+{
+    fresh();
+    Problem p = { 1, 40, 2, 1, 16, 16, 0, 8, 0, 0, .sinks = true };
+    problem_fill(&p);
+    Cut cut = cut_whole(&p);
+    Result sunk = result_new(&p), plain = result_new(&p);
+    p.sink[0] = 200, p.sink[1] = -200;
+    OK(play(&p, &cut, &sunk));
+    p.sink = NULL;
+    OK(play(&p, &cut, &plain));
+    for (int64_t t = 0; t < p.T; t++) {
+        CHECK(sunk.x[LSE][2 * t] == 200 && sunk.x[LSE][2 * t + 1] == plain.x[LSE][2 * t + 1]);
+        for (int64_t c = 0; c < p.C; c++) {
+            CHECK(fabsf(sunk.x[O][at(&p, 0, t, 2, 0) + c]) < 1e-30f);
+            CHECK(sunk.x[O][at(&p, 0, t, 2, 1) + c] == plain.x[O][at(&p, 0, t, 2, 1) + c]);
+        }
+    }
 }
 
 /* ---- partial key sets ---- */

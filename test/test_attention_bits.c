@@ -18,22 +18,33 @@ static float exp_lane(float x)
     return out[0];
 }
 
+static float tanh_lane(float x)
+{
+    float out[VEC];
+    vf_store(out, vf_tanh(vf_set1(x)));
+    return out[0];
+}
+
 static float sum_lanes(const float *x)
 {
     return vf_sum(vf_load(x));
 }
 
-static float score_of(const Problem *p, const float *q, const float *k)
+static float score_of(const Problem *p, const float *q, const float *k, float *slope)
 {
     float s = 0;
     for (int64_t c = 0; c < p->C; c++) s = fmaf(k[c], q[c], s);
-    return s * p->scale;
+    *slope = p->scale;
+    if (!(p->softcap > 0)) return s * p->scale;
+    const float t = tanh_lane(s * (p->scale / p->softcap));
+    *slope = p->scale * fmaf(-t, t, 1);
+    return t * p->softcap;
 }
 
 /* What ops.def and attention.c say about one query row; results end with + 0. */
 static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result *r)
 {
-    float max = -INFINITY, sum = 0, *o = r->x[O] + at(p, b, t, p->H, h), s[512];
+    float max = -INFINITY, sum = 0, *o = r->x[O] + at(p, b, t, p->H, h), s[512], slope;
     int64_t kh = h / (p->H / p->K);
     for (int64_t first = 0; first <= t; first += p->block) {
         float top = max, lane[VEC] = { 0 };
@@ -41,7 +52,7 @@ static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result
         bool any = false;
         for (int64_t j = first; j < end; j++) {
             if (!visible(p, b, t, j)) continue;
-            s[j] = score_of(p, p->q + at(p, b, t, p->H, h), p->k + at(p, b, j, p->K, kh));
+            s[j] = score_of(p, p->q + at(p, b, t, p->H, h), p->k + at(p, b, j, p->K, kh), &slope);
             if (s[j] > top) top = s[j];
             any = true;
         }
@@ -56,6 +67,12 @@ static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result
             for (int64_t c = 0; c < p->C; c++) o[c] = fmaf(w, p->v[at(p, b, j, p->K, kh) + c], o[c]);
         }
         sum = fmaf(sum, rescale, sum_lanes(lane));
+        max = top;
+    }
+    if (p->sink) {
+        const float top = max > p->sink[h] ? max : p->sink[h], rescale = (float)m_exp((double)(max - top));
+        for (int64_t c = 0; c < p->C; c++) o[c] *= rescale;
+        sum = fmaf(sum, rescale, (float)m_exp((double)(p->sink[h] - top)));
         max = top;
     }
     for (int64_t c = 0; c < p->C; c++) o[c] = o[c] / sum + 0.0f;
@@ -74,14 +91,14 @@ static void define_pair(const Problem *p, const Result *r, const int64_t bhtj[4]
         lane[c % VEC] = fmaf(go[c], o[c], lane[c % VEC]);
         dp = fmaf(v[c], go[c], dp);
     }
-    float w = exp_lane(score_of(p, q, k) - r->x[LSE][(b * p->T + t) * p->H + h]);
+    float slope, score = score_of(p, q, k, &slope), w = exp_lane(score - r->x[LSE][(b * p->T + t) * p->H + h]);
     *kept = w, *ds = 0;
     if (p->dropout.threshold) {
         float keep = (float)keep_of(p, b, h, t, j);
         *kept = w * keep;
         dp *= keep;
     }
-    *ds = w * (dp - sum_lanes(lane)) * p->scale;
+    *ds = w * (dp - sum_lanes(lane)) * slope;
 }
 
 static void define_dq(const Problem *p, int64_t b, int64_t h, int64_t t, Result *r)
@@ -151,6 +168,8 @@ static const Problem cut_shapes[] = {
     { 2, 128, 6, 1, 12, 16, 37, 16, .1f, 0 },
     { 1, 64, 12, 1, 12, 16, 20, 16, .1f, 1, 4 },
     { 2, 64, 8, 2, 64, 32, 0, 16, 0, 0, 2 },
+    { 2, 64, 8, 2, 20, 16, 0, 16, .1f, 0, 2, .softcap = 1.5f, .sinks = true },
+    { 1, 128, 2, 2, 64, 32, 40, 16, 0, 1, .softcap = 3, .sinks = true },
 };
 
 TEST(attention_is_its_scalar_definition)

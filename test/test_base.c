@@ -16,6 +16,7 @@
 #include "base/batch_ramp.h"
 #include "base/file.h"
 #include "base/json.h"
+#include "base/layer_set.h"
 #include "base/map.h"
 #include "base/log.h"
 #include "base/words.h"
@@ -621,6 +622,37 @@ TEST(batch_ramps)
     CHECK(!batch_ramp_read(strcat(many, "2"), &r) && r.count == RAMP_PARTS);
     strcpy(many + strlen(many) - 1, "2*1,2");
     CHECK(batch_ramp_read(many, &r));
+}
+
+TEST(layer_patterns)
+{
+    static const struct {
+        const char *text;
+        int64_t length, of[8]; /* of blocks 0, 1, ... */
+    } right[] = { { "0", 1, { 0 } },
+                  { "7", 1, { 7, 7, 7, 7, 7, 7, 7, 7 } },
+                  { "1024*3,0", 4, { 1024, 1024, 1024, 0, 1024, 1024, 1024, 0 } },
+                  { "5,4*2", 3, { 5, 4, 4, 5, 4, 4, 5, 4 } },
+                  { "1*999999999,16777216", 1000000000, { 1, 1, 1, 1, 1, 1, 1, 1 } } };
+    static const char *const wrong[] = { "", "-1", "x", "7,", ",7", "7*", "7*0", "*3", "7 ,0", "7,0;", "7*3*2", "1.5",
+                                         "16777217", "99999999999", "1*1000000000" };
+    LayerPattern p = { 0 };
+    CHECK(layer_pattern_at(&p, 3) == 0 && layer_pattern_most(&p) == 0);
+    p = layer_pattern_all(9);
+    CHECK(layer_pattern_at(&p, 0) == 9 && layer_pattern_at(&p, 1023) == 9 && layer_pattern_most(&p) == 9);
+    for (size_t c = 0; c < sizeof right / sizeof *right; c++) {
+        CHECK(layer_pattern_read(right[c].text, WINDOW_MOST, &p) == right[c].length);
+        for (int i = 0; i < 8; i++)
+            CHECK_MSG(layer_pattern_at(&p, i) == right[c].of[i], "'%s', block %d", right[c].text, i);
+    }
+    CHECK(layer_pattern_most(&p) == WINDOW_MOST);
+    for (size_t c = 0; c < sizeof wrong / sizeof *wrong; c++)
+        CHECK_MSG(layer_pattern_read(wrong[c], WINDOW_MOST, &p) == -1, "'%s' is no pattern", wrong[c]);
+    CHECK(layer_pattern_read("1,0", 1, &p) == 2 && layer_pattern_read("1,2", 1, &p) == -1);
+    char many[2 * PATTERN_RUNS + 8] = "";
+    for (int i = 1; i < PATTERN_RUNS; i++) strcat(many, "2,");
+    CHECK(layer_pattern_read(strcat(many, "2"), 2, &p) == PATTERN_RUNS);
+    CHECK(layer_pattern_read(strcat(many, ",2"), 2, &p) == -1);
 }
 
 TEST(words)

@@ -17,7 +17,10 @@ head_dim = 32
 ffn = 64
 seq = 24
 qk_norm = true
-window = 16
+window = 16,0
+rope_layers = 0,1
+rope_dim = 24
+rope_scaling = yarn
 [train]
 micro_batch = 2
 global_batch = 4
@@ -41,6 +44,8 @@ mixture() { # NAME KEYS...: NAME.ini, from llama.ini; evaluated on little, as ex
 mixture aux experts=6 topk=2 ffn=40 shared_ffn=32 shared_gate=true balance=aux aux_coeff=0.1 z_coeff=1e-3
 mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_topk=2 shared_ffn=32 \
     balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
+
+sed 's/^qk_norm = .*/sinks = true\nattention_gate = true\nattention_softcap = 2/' llama.ini >variants.ini
 
 run() { # NAME CONFIG keys...
     EMU_REPORT=$PWD/$1.kernels "$mt" --config "$2" run.dir="$1" "${@:3}" >"$1.out" 2>"$1.err"
@@ -68,6 +73,15 @@ for c in gpt2 llama; do
     check "$c fp16: losses within 2e-2 of fp32" close $c-fp16 $c-cuda 2e-2
     check "$c fp16: the loss scale was lowered" grep -q 'done again with loss scale' $c-fp16.err
 done
+run variants-cpu variants.ini run.device=cpu run.precision=fp32 run.reproducible=run
+run variants-cuda variants.ini run.device=cuda run.precision=fp32
+check "cap, sinks and gate fp32: losses within 1e-5 of the CPU's" close variants-cuda variants-cpu 1e-5
+run variants-bf16-cpu variants.ini run.device=cpu run.precision=bf16
+run variants-bf16 variants.ini run.device=cuda
+check "cap, sinks and gate bf16: losses within 2e-2 of the CPU's bf16" close variants-bf16 variants-bf16-cpu 2e-2
+run variants-full variants.ini run.device=cuda run.precision=fp32 train.recompute=full
+check "cap, sinks and gate: full recomputation gives the same bits" same_losses variants-full variants-cuda
+expect 0 Line "$mt" generate --run variants-bf16 --prompt Line --tokens 4
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
 

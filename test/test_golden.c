@@ -60,10 +60,41 @@ static MixtureSpec mixture_of(const Json *e)
                                   .normalize = flag(e, "normalize"),
                                   .scale = (float)number(e, "scale"),
                                   .groups = (int)whole(e, "groups"),
-                                  .group_topk = (int)whole(e, "group_topk") } };
+                                  .group_topk = (int)whole(e, "group_topk") },
+                      .balance = { .unit = 1 } };
     for (int64_t i = 0; i < json_count(layers); i++)
         m.layers.word[0] |= (uint64_t)json_int(json_at(layers, i), 0) << i;
     return m;
+}
+
+/* A number for each block. */
+static LayerPattern pattern_of(const Json *list)
+{
+    LayerPattern p = { .runs = (int)json_count(list) };
+    for (int i = 0; i < p.runs; i++) {
+        p.value[i] = (int32_t)json_int(json_at(list, i), 0);
+        p.times[i] = 1;
+    }
+    return p;
+}
+
+static RopeSpec rope_of(const Json *m)
+{
+    static const char *const names[] = { "plain", "linear", "llama3", "yarn" };
+    const Json *s = json_get(m, "rope_scaling");
+    RopeSpec r = { .layers = pattern_of(json_get(m, "rope")),
+                   .base = (float)number(m, "rope_base"),
+                   .columns = (int)json_int(json_get(m, "rope_columns"), 0) };
+    if (!s) return r;
+    while (strcmp(json_text(json_get(s, "kind"), NULL), names[r.scaling])) r.scaling++;
+    r.factor = number(s, "factor");
+    if (r.scaling == ROPE_LINEAR) return r;
+    r.original = number(s, "original");
+    r.slow = number(s, "slow");
+    r.fast = number(s, "fast");
+    r.magnitude = r.scaling == ROPE_YARN ? number(s, "magnitude") : 1;
+    r.truncate = r.scaling == ROPE_YARN && flag(s, "truncate");
+    return r;
 }
 
 static ModelSpec model_of(const Json *m)
@@ -76,16 +107,18 @@ static ModelSpec model_of(const Json *m)
                     .ffn = whole(m, "ffn"),
                     .seq = whole(m, "seq"),
                     .vocab = whole(m, "vocab"),
-                    .window = whole(m, "window"),
+                    .window = pattern_of(json_get(m, "window")),
                     .learned_positions = flag(m, "learned_positions"),
-                    .rope = flag(m, "rope"),
+                    .rope = rope_of(m),
                     .rms = flag(m, "rms"),
                     .bias = flag(m, "bias"),
                     .tied = flag(m, "tied"),
                     .qk_norm = flag(m, "qk_norm"),
                     .activation = flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                    .attention_gate = json_get(m, "gate") != NULL,
+                    .sinks = json_get(m, "sinks") != NULL,
+                    .attention_softcap = json_get(m, "softcap") ? (float)number(m, "softcap") : 0,
                     .norm_eps = (float)number(m, "norm_eps"),
-                    .rope_base = (float)number(m, "rope_base"),
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
     if (json_get(m, "moe")) s.moe = mixture_of(json_get(m, "moe"));
@@ -420,6 +453,17 @@ TEST(deepseek_layout) { against_torch("deepseek", true, true); }
 TEST(deepseek_run) { against_torch("deepseek", false, true); }
 TEST(mixedmoe_layout) { against_torch("mixedmoe", true, false); }
 TEST(mixedmoe_run) { against_torch("mixedmoe", false, false); }
+TEST(patterns_layout) { against_torch("patterns", true, false); }
+TEST(patterns_run) { against_torch("patterns", false, false); }
+TEST(linear_layout) { against_torch("linear", true, false); }
+TEST(llama31_layout) { against_torch("llama31", true, false); }
+TEST(yarn_layout) { against_torch("yarn", true, false); }
+TEST(gemma_layout) { against_torch("gemma", true, false); }
+TEST(gemma_run) { against_torch("gemma", false, false); }
+TEST(gptoss_layout) { against_torch("gptoss", true, false); }
+TEST(gptoss_run) { against_torch("gptoss", false, false); }
+TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
+TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -475,6 +519,10 @@ TEST(same_bits_mixtral) { same_bits("mixtral"); }
 TEST(same_bits_qwen3moe) { same_bits("qwen3moe"); }
 TEST(same_bits_deepseek) { same_bits("deepseek"); }
 TEST(same_bits_mixedmoe) { same_bits("mixedmoe"); }
+TEST(same_bits_patterns) { same_bits("patterns"); }
+TEST(same_bits_gemma) { same_bits("gemma"); }
+TEST(same_bits_gptoss) { same_bits("gptoss"); }
+TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
 
 /* ---- generation ---- */
 
@@ -524,6 +572,13 @@ TEST(logits_llama) { check_logits("llama"); }
 TEST(logits_mixtral) { check_logits("mixtral"); }
 TEST(logits_deepseek) { check_logits("deepseek"); }
 TEST(logits_mixedmoe) { check_logits("mixedmoe"); }
+TEST(logits_patterns) { check_logits("patterns"); }
+TEST(logits_linear) { check_logits("linear"); }
+TEST(logits_llama31) { check_logits("llama31"); }
+TEST(logits_yarn) { check_logits("yarn"); }
+TEST(logits_gemma) { check_logits("gemma"); }
+TEST(logits_gptoss) { check_logits("gptoss"); }
+TEST(logits_qwen3next) { check_logits("qwen3next"); }
 
 /* ---- learning rates ---- */
 

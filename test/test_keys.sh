@@ -40,6 +40,15 @@ model.seq                  | 64           | loss
 model.vocab                | 300          | loss
 model.position             | none         | loss
 model.rope_base            | 10           | loss | model.position=rope
+model.rope_layers          | 0,1          | loss | model.position=rope model.layers=2
+model.rope_dim             | 4            | loss | model.position=rope
+model.rope_scaling         | linear       | loss | model.position=rope
+model.rope_factor          | 4            | loss | model.position=rope model.rope_scaling=linear
+model.rope_original        | 16           | loss | model.position=rope model.rope_scaling=llama3
+model.rope_slow            | 0.5          | loss | model.position=rope model.rope_scaling=llama3 model.rope_original=16
+model.rope_fast            | 8            | loss | model.position=rope model.rope_scaling=llama3 model.rope_original=16
+model.rope_magnitude       | 2            | loss | model.position=rope model.rope_scaling=yarn
+model.rope_truncate        | false        | loss | model.position=rope model.rope_scaling=yarn model.rope_original=64
 model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
 model.activation           | swiglu       | loss
@@ -48,9 +57,12 @@ model.tied                 | false        | loss
 model.dropout              | 0.1          | loss
 model.attention_dropout    | 0.1          | loss
 model.qk_norm              | true         | loss
+model.attention_softcap    | 0.01         | loss
+model.sinks                | true         | loss
+model.attention_gate       | true         | loss
 model.init_std             | 0.03         | loss
 model.attention            | mla          | unbuilt
-model.window               | 4            | loss
+model.window               | 4,0          | loss | model.layers=2
 moe.experts                | 4            | loss | model.bias=false
 moe.topk                   | 1            | loss | moe.experts=4 model.bias=false
 moe.ffn                    | 64           | loss | moe.experts=4 model.bias=false
@@ -65,12 +77,14 @@ moe.aux_coeff              | 0.1          | loss | moe.experts=4 model.bias=fals
 moe.unit                   | 2            | loss | moe.experts=4 model.bias=false moe.balance=aux moe.aux_coeff=1 train.micro_batch=2
 moe.bias_rate              | 0.5          | loss | moe.experts=4 model.bias=false moe.balance=bias moe.router=sigmoid
 moe.z_coeff                | 0.1          | loss | moe.experts=4 model.bias=false
-moe.jitter                 | 0.1          | unbuilt
+moe.jitter                 | 0.1          | loss | moe.experts=4 model.bias=false
 moe.groups                 | 2            | loss | model.bias=false moe.experts=8
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
-moe.capacity               | 1.5          | unbuilt
-moe.drop                   | position     | unbuilt
-moe.pad                    | true         | unbuilt
+moe.capacity               | 1            | loss | moe.experts=4 model.bias=false
+moe.drop                   | position     | loss | moe.experts=4 model.bias=false moe.capacity=1
+moe.pad                    | true         | refused 2 no capacity to pad to | moe.experts=4 model.bias=false
+moe.slack                  | 1.9          | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2
+moe.overflow               | drop         | refused 2 give slack | moe.experts=4 model.bias=false run.reproducible=run
 moe.dispatcher             | allgather    | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2
 parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | same memory | RANKS=2 model.layers=2

@@ -53,6 +53,8 @@ typedef struct {
     int idle; /* parameters without effect in the layer: biases that a residual add applies */
 } Case;
 
+static int rope_columns; /* of a head, that turn; 0: all */
+
 /* ---- the rig ---- */
 
 static void *zeroed(int64_t bytes)
@@ -118,7 +120,9 @@ static void fill_params(Rig *r)
 /* After the layer has registered its parameters. */
 static void rig_ready(Rig *r, const Case *c)
 {
-    ModelSpec rope = { .rope = true, .head_dim = 8, .seq = T, .rope_base = 100 };
+    ModelSpec rope = { .rope = { .layers = layer_pattern_all(1), .base = 100, .columns = rope_columns },
+                       .head_dim = 8,
+                       .seq = T };
     OK(param_layout(&r->registry, INT64_MAX));
     OK(grad_stats_init(&r->stats, r->registry.count, true, &r->state));
     OK(param_store_init(&r->params, &r->registry, &r->stats, &r->state, F32, GRADS_I64));
@@ -363,7 +367,27 @@ static void check_attention(AttentionSpec s)
 TEST(attention) { check_attention((AttentionSpec){ .kv_heads = 4, .bias = true }); }
 TEST(attention_grouped) { check_attention((AttentionSpec){ .kv_heads = 2 }); }
 TEST(attention_rope) { check_attention((AttentionSpec){ .kv_heads = 4, .rope = true }); }
+TEST(attention_rope_in_part)
+{
+    rope_columns = 6;
+    check_attention((AttentionSpec){ .kv_heads = 4, .rope = true });
+    rope_columns = 0;
+}
 TEST(attention_norms) { check_attention((AttentionSpec){ .kv_heads = 2, .qk_norm = true, .rope = true }); }
+TEST(attention_softcap) { check_attention((AttentionSpec){ .kv_heads = 2, .softcap = 1.5f, .rope = true }); }
+TEST(attention_sinks) { check_attention((AttentionSpec){ .kv_heads = 2, .sinks = true, .window = 7 }); }
+TEST(attention_gate) { check_attention((AttentionSpec){ .kv_heads = 2, .gate = true, .bias = true }); }
+TEST(attention_variants)
+{
+    check_attention((AttentionSpec){ .kv_heads = 1,
+                                     .gate = true,
+                                     .sinks = true,
+                                     .qk_norm = true,
+                                     .rope = true,
+                                     .softcap = 2,
+                                     .window = 9,
+                                     .dropout = 0.2f });
+}
 TEST(attention_window) { check_attention((AttentionSpec){ .kv_heads = 4, .window = 5 }); }
 TEST(attention_dropout) { check_attention((AttentionSpec){ .kv_heads = 1, .dropout = 0.2f, .bias = true }); }
 
@@ -405,7 +429,7 @@ static void check_moe(MoeSpec s)
     Rig r;
     rig_open(&r);
     s.name = "moe", s.hidden = HIDDEN, s.ffn = 20, s.experts = s.topk = 4, s.tp_blocks = 2;
-    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1;
+    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1, s.balance.unit = 1;
     OK(moe_register(&r.moe, &r.registry, s));
     check_layer(&r, (Case){ moe_f, moe_b, HIDDEN, HIDDEN });
 }
@@ -423,6 +447,22 @@ TEST(moe_sqrt_softplus_gated_recomputed)
                          .shared_gate = true,
                          .recompute = true,
                          .scoring = { .score = ROUTER_SQRT_SOFTPLUS } });
+}
+
+/* Experts take the first 60 % of the rows: with them by weight a step would change what is dropped. */
+TEST(moe_capacity)
+{
+    for (int recompute = 0; recompute < 2; recompute++)
+        check_moe((MoeSpec){ .activation = ACT_SWIGLU,
+                             .recompute = recompute,
+                             .capacity = { .factor = 0.6, .by_position = true },
+                             .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
+}
+
+/* The router sees x with noise: gradients pass it. */
+TEST(moe_jitter)
+{
+    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .jitter = 0.5f, .scoring = { .score = ROUTER_SIGMOID } });
 }
 
 static Err head_f(Rig *r)
@@ -477,7 +517,7 @@ TEST(block_llama)
 {
     check_block((ModelSpec){ .kv_heads = 2,
                              .rms = true,
-                             .rope = true,
+                             .rope = { .layers = layer_pattern_all(1) },
                              .qk_norm = true,
                              .activation = ACT_SWIGLU,
                              .recompute = RECOMPUTE_SELECTIVE });

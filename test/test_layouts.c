@@ -9,6 +9,7 @@
  */
 #include <math.h>
 
+#include "engine/loads.h"
 #include "test.h"
 #include "tiny.h"
 
@@ -97,8 +98,8 @@ static int layouts(Layout *out)
 }
 
 /* The same of a mixture, with each ep and etp that the ranks of the plane hold; beside tp its rows are sharded, in whole
- * leaves. */
-static int mixture_layouts(Layout *out)
+ * leaves; micro-batches are whole balance units. */
+static int mixture_layouts(Layout *out, int64_t unit)
 {
     Layout all[128];
     const int count = layouts(all);
@@ -106,6 +107,7 @@ static int mixture_layouts(Layout *out)
     for (int i = 0; i < count; i++) {
         const int plane = all[i].dp * all[i].tp;
         if ((all[i].tp > 1 && !all[i].sp) || all[i].micro * tiny_base().seq_blocks % all[i].tp) continue;
+        if (all[i].micro % unit) continue;
         for (int ranks = 1; ranks <= plane; ranks *= 2)
             for (int etp = 1; etp <= ranks; etp *= 2) {
                 all[i].ep = ranks / etp;
@@ -156,7 +158,7 @@ static void run_all(TrainSpec spec, int every)
 {
     Layout all[512];
     const bool mixture = spec.model.moe.experts > 0;
-    int count = mixture ? mixture_layouts(all) : layouts(all), ran = 0, different = 0;
+    int count = mixture ? mixture_layouts(all, spec.model.moe.balance.unit) : layouts(all), ran = 0, different = 0;
     double first, last;
     if (mode_is("short")) {
         run_few(spec);
@@ -179,6 +181,8 @@ static void run_all(TrainSpec spec, int every)
 TEST(gpt2_layouts) { run_all(tiny_gpt2(), 1); }
 
 TEST(llama_layouts) { run_all(tiny_llama(), 2); }
+
+TEST(variants_of_attention) { run_all(tiny_variants(), mode_is("all") ? 1 : 4); }
 
 /* Which rows lie beside each other in an expert depends on micro-batch and ranks; no sum may. */
 TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 9); }
@@ -227,6 +231,127 @@ TEST(context_experts)
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) run_context(tiny_mixture(kind, 2), 2);
 }
 
+/* Which choices an expert drops depends on all rows of a balance unit, wherever they lie. */
+static TrainSpec of_capacity(TinyMixture kind, double factor, bool by_position, int64_t unit)
+{
+    TrainSpec s = tiny_mixture(kind, 2);
+    s.model.moe.capacity = (Capacity){ factor, by_position };
+    s.model.moe.balance.unit = unit;
+    return s;
+}
+
+TEST(capacity_layouts) { run_all(of_capacity(TINY_MIXTRAL, 1, false, 1), mode_is("all") ? 1 : 6); }
+TEST(capacity_of_pairs_layouts) { run_all(of_capacity(TINY_QWEN3, 1.25, false, 2), mode_is("all") ? 1 : 9); }
+TEST(capacity_by_position_layouts)
+{
+    TrainSpec s = of_capacity(TINY_DEEPSEEK, 0.5, true, 1);
+    s.model.moe.jitter = 0.05f;
+    run_all(s, mode_is("all") ? 1 : 9);
+}
+
+/* Units balanced by Sinkhorn's method, of which each rank has a part. */
+TEST(sinkhorn_layouts)
+{
+    TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
+    s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
+    run_all(s, mode_is("all") ? 1 : 12);
+}
+
+/* Something is dropped, and by another rule something else; capacity for all rows is none. */
+TEST(capacity_matters)
+{
+    double first, last;
+    const uint64_t all = hash_of(tiny_mixture(TINY_MIXTRAL, 2), reference, SHORT_STEPS, &first, &last);
+    const uint64_t by_weight = hash_of(of_capacity(TINY_MIXTRAL, 1, false, 1), reference, SHORT_STEPS, &first, &last);
+    const uint64_t by_place = hash_of(of_capacity(TINY_MIXTRAL, 1, true, 1), reference, SHORT_STEPS, &first, &last);
+    CHECK(all != by_weight && all != by_place && by_weight != by_place);
+    CHECK(hash_of(of_capacity(TINY_MIXTRAL, 4, false, 1), reference, SHORT_STEPS, &first, &last) == all);
+}
+
+/* Ranks that end in the middle of a unit: there is room for the parts of two units on each. */
+TEST(capacity_cut_anywhere)
+{
+    static const Layout list[] = { { 1, 4, 1, 3, 1, ISA_AUTO, 0, 0, 1 }, { 1, 4, 1, 3, 1, ISA_AUTO, 0, 0, 2 },
+                                   { 1, 4, 1, 6, 1, ISA_AUTO, 0, 0, 2 }, { 2, 2, 1, 3, 1, ISA_AUTO, 1, 0, 4 } };
+    TrainSpec s = of_capacity(TINY_MIXTRAL, 0.5, false, 1);
+    double first, last;
+    s.global_batch = 6;
+    const uint64_t want = hash_of(s, (Layout){ 1, 1, 0, 6, 2 }, SHORT_STEPS, &first, &last);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+        CHECK_MSG(hash_of(s, list[i], SHORT_STEPS, &first, &last) == want, "layout %zu", i);
+}
+
+/* Room for 1.5 times an even share takes less memory than room for all, and changes nothing where it suffices; where it
+ * does not no weight is written. */
+TEST(slack)
+{
+    const Layout spread = { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 4 };
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 2);
+    MemoryPlan wide, tight;
+    double first, last;
+    const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+    const Grid grid = { .tp = 1, .dp = 4, .ep = 4 };
+    OK(trainer_plan(&s, grid, 0, &wide));
+    s.model.moe.capacity.slack = 1.5;
+    OK(trainer_plan(&s, grid, 0, &tight));
+    CHECK_MSG(tight.save < wide.save, "%lld and %lld bytes", (long long)tight.save, (long long)wide.save);
+    CHECK(hash_of(s, spread, SHORT_STEPS, &first, &last) == want);
+}
+
+static Err step_without_room(Trainer *t, void *user)
+{
+    StepReport report;
+    (void)user;
+    CHECK(trainer_step(t, tiny_source(t), &report) == ERR_MEMORY);
+    CHECK(strstr(err_message(), "step 1: a rank's experts got more rows than moe.slack=1 has room for"));
+    CHECK(t->step == 0 && t->samples == 0);
+    return ERR_OK;
+}
+
+/* Where it does not, no weight is written; */
+TEST(slack_overflow_stops)
+{
+    TinyRun r = { .spec = tiny_mixture(TINY_MIXTRAL, 2), .grid = { .tp = 1, .dp = 4, .ep = 4 } };
+    tiny_train(&r);
+    const uint64_t start = r.hash;
+    r.spec.model.moe.capacity.slack = 1;
+    r.after = step_without_room;
+    tiny_train(&r);
+    CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+    CHECK(r.hash == start);
+}
+
+/* Choices of the last step that were dropped: some, but not most of them. */
+static Err some_dropped(Trainer *t, void *user)
+{
+    ExpertLoads loads;
+    const ModelSpec *m = &t->spec.model;
+    const int64_t all = t->spec.global_batch * m->seq * m->moe.topk;
+    (void)user;
+    TRY(loads_read(t, &loads));
+    for (int i = 0; i < m->layers; i++)
+        CHECK_MSG(loads.dropped[i] > 0 && loads.dropped[i] < all / 2, "layer %d: %lld", i, (long long)loads.dropped[i]);
+    return ERR_OK;
+}
+
+/* or, if they may be, rows are dropped: the same in every run. */
+TEST(slack_overflow_drops)
+{
+    TinyRun r = { .spec = tiny_mixture(TINY_MIXTRAL, 2), .grid = { .tp = 2, .sp = true, .dp = 2, .ep = 4 },
+                  .steps = STEPS, .after = some_dropped };
+    uint64_t first = 0;
+    r.spec.exact = false;
+    r.spec.model.moe.capacity = (Capacity){ .slack = 1, .drop = true };
+    for (int threads = 1; threads <= 3; threads++) {
+        r.spec.threads = threads;
+        tiny_train(&r);
+        CHECK_MSG(r.err == ERR_OK, "%s", r.message);
+        CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
+        if (threads == 1) first = r.hash;
+        CHECK(r.hash == first);
+    }
+}
+
 /* A vocabulary whose chunks are cut into several leaves. */
 TEST(long_vocabulary)
 {
@@ -262,7 +387,7 @@ TEST(documents_learned_positions) { run_all(tiny_apart(tiny_gpt2()), 4); }
 TEST(documents_rotary_positions)
 {
     TrainSpec s = tiny_apart(tiny_llama());
-    s.model.window = 24;
+    s.model.window = layer_pattern_all(24);
     run_all(s, 4);
 }
 

@@ -92,7 +92,8 @@ refuse() { # TEXT WORDS...
     expect 2 "$1" "$mt" --config "$ini" run.dir=refused "${@:2}"
     check "nothing is left of a refused run" [ ! -e refused ]
 }
-refuse "not built yet: this way of balancing the load of experts" moe.balance=sinkhorn
+refuse "sinkhorn balances by itself, without a loss" moe.balance=sinkhorn
+refuse "forced balance has no loss" moe.balance=forced
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
 refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
@@ -108,6 +109,46 @@ refuse "only a mixture has it: give moe.experts" moe.experts=0
 run whole moe.topk=1
 check "another topk is another run (got $?)" grep -qF "moe.topk was '2' and is '1'" whole.err
 
+# Experts of limited capacity: some choices are dropped, the same on all ranks, and counted; memory is that of the capacity
+dropped() { grep -o '"expert_dropped":[^]]*' "$1/metrics.jsonl"; }
+full=(moe.capacity=1 train.micro_batch=4)
+run limited "${full[@]}"
+check "of 4 experts' rows for 2 layers some are dropped in each step: $(tail -1 limited.err)" \
+    [ "$(dropped limited | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
+check "without a capacity nothing is said of it" [ -z "$(dropped whole)" ]
+run wide moe.capacity=8
+check "with room for all rows none is dropped" [ "$(dropped wide | sort -u)" = '"expert_dropped":[0,0' ]
+check "and the run is that without a capacity" same_losses wide whole
+count=4
+ranks limited4 "${full[@]}" parallel.tp=2 parallel.ep=4 train.micro_batch=2 parallel.zero=1
+check "ranks drop the same: $(tail -1 limited4.err)" same_run limited4 limited 6
+check "and count it" [ "$(dropped limited4)" = "$(dropped limited)" ]
+# By hand: 4 samples of 32 rows, 2 choices each: 256 rows, or 8 experts x 4 samples x ceil(0.5 x 32 x 2 / 8) = 128; of a row
+# are kept 32 inputs, 2 x 24 before and 24 behind the activation, 32 outputs, in fp32, and the choice's number
+saves() { "$mt" plan --config "$ini" "${small[@]}" train.micro_batch=4 "$@" 2>&1 | awk '/saves between/ { gsub(",", ""); print $6 }'; }
+less=$(($(saves) - $(saves moe.capacity=0.5)))
+check "a capacity takes the memory of its rows alone: $less bytes less" \
+    [ $less -eq $((2 * 128 * (4 * (32 + 48 + 24 + 32) + 4))) ]
+
+# A rank's experts have room for all rows that can come, or for so many times an even share: 2 samples of 32 rows, 2 choices
+check "plan says for how many: $("$mt" plan --config "$ini" "${small[@]}" parallel.ep=2 --world 2 2>&1 | grep '^experts')" \
+    grep -qF 'with room for 192 rows of a layer and micro-batch; even is 128, the most that can come 256' \
+    <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1.5 --world 2 2>&1)
+count=2
+ranks roomy parallel.ep=2 train.micro_batch=2 moe.slack=1.9
+check "room that suffices changes nothing: $(tail -1 roomy.err)" same_run roomy whole 6
+ranks tight parallel.ep=2 train.micro_batch=2 moe.slack=1
+status=$?
+check "without room the run ends with 9, got $status: $(tail -1 tight.err)" [ $status -eq 9 ]
+check "and says so" grep -qF "step 1: a rank's experts got more rows than moe.slack=1 has room for" tight.err
+ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.reproducible=run
+check "or drops rows, and counts them: $(tail -1 loose.err)" \
+    [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
+
+# Benchmarks without luck: experts take turns
+run turns moe.balance=forced moe.aux_coeff=0
+check "forced balance is even" [ "$(grep -o '"expert_load":[^]]*' turns/metrics.jsonl | sort -u)" = '"expert_load":[1,1' ]
+
 # Balanced by a loss a router keeps all experts busy; a bias follows the load; ranks see the same loads
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl"; }
 worst() { loads "$1" | tail -1 | grep -oE '[0-9.]+' | sort -g | tail -1; }
@@ -117,9 +158,10 @@ even=(optim.lr=1e-2 moe.router=sigmoid)
 run left "${even[@]}" moe.balance=none moe.aux_coeff=0
 run aux "${even[@]}" moe.balance=aux moe.aux_coeff=0.1
 run bias "${even[@]}" moe.balance=bias moe.bias_rate=0.02 moe.aux_coeff=0
+run sinkhorn "${even[@]}" moe.balance=sinkhorn moe.aux_coeff=0 moe.unit=4
 count=2
 ranks bias2 "${even[@]}" moe.balance=bias moe.bias_rate=0.02 moe.aux_coeff=0 parallel.ep=2 train.micro_batch=2
-for how in aux bias; do
+for how in aux bias sinkhorn; do
     check "$how: the busiest expert has $(worst $how) of the mean, left alone $(worst left)" \
         awk -v a="$(worst $how)" -v b="$(worst left)" 'BEGIN { exit !(a < b && a < 2) }'
 done

@@ -193,6 +193,132 @@ TEST(router_of_nan)
     env_close(&e);
 }
 
+/* ---- what routers are given ---- */
+
+/* Factors by the text of ops.def; they depend on the global coordinates alone, and lie on both sides of 1. */
+static void case_jitter(Env *e, const Shape *p)
+{
+    const float eps = 0.25f;
+    Tensor x = env_in(e, F32, -1, 1, p->N, p->D), y = env_out(e, F32, 8, 9, p->N, p->D);
+    Tensor position = env_in(e, I32, 0, 5000, p->N), sample = env_in(e, I64, 0, 1e12, p->N);
+    int below = 0, above = 0;
+    RUN(e, jitter, .y = y, .x = env_used(e, x), .position = position, .sample = sample, .key = 77, .eps = eps);
+    for (int64_t n = 0; e->check && n < env_n(e, p->N); n++)
+        for (int64_t i = 0; i < p->D; i++) {
+            const uint64_t s = (uint64_t)((int64_t *)sample.data)[n];
+            const Philox r = philox(77, (uint32_t)i / 4, (uint32_t)((int32_t *)position.data)[n], (uint32_t)s, (uint32_t)(s >> 32));
+            const double factor = 1 + (double)eps * (2 * (double)(r.v[i % 4] >> 8) / (1 << 24) - 1);
+            CLOSE(env_f(y, n)[i], factor * (double)env_f(x, n)[i], 1, "row %d column %d", (int)n, (int)i);
+            CHECK(factor >= 0.75 && factor < 1.25);
+            below += factor < 1, above += factor > 1;
+        }
+    if (e->check && p->N * p->D > 100) CHECK(below > above / 2 && above > below / 2);
+}
+
+TEST(jitter)
+{
+    CASES(case_jitter, { 1, 1, 0, 0, 0 }, { 5, 16, 0, 0, 0 }, { 8, 33, 0, 0, 0 }, { 300, 70, 0, 0, 0 });
+}
+
+/* The K best of row g are the next K experts; over E rows each expert has K. */
+TEST(router_even)
+{
+    enum { E = 6, K = 4, SEQ = 9 };
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    Tensor logits = env_out(&e, F32, 0, 1, 2 * SEQ, E), position = env_in(&e, I32, 0, 1, 2 * SEQ);
+    Tensor sample = env_in(&e, I64, 0, 1, 2 * SEQ);
+    for (int n = 0; n < 2 * SEQ; n++) ((int32_t *)position.data)[n] = n % SEQ, ((int64_t *)sample.data)[n] = 70 + n / SEQ;
+    RUN(&e, router_even, .logits = logits, .position = position, .sample = sample, .seq = SEQ, .topk = K);
+    for (int n = 0; n < 2 * SEQ; n++)
+        for (int k = 0; k < E; k++) {
+            const int64_t expert = ((70 * SEQ + n) * K + k) % E;
+            int64_t better = 0;
+            for (int i = 0; i < E; i++) better += env_f(logits, n)[i] > env_f(logits, n)[expert];
+            CHECK_MSG(better == k, "row %d: expert %d is %d", n, (int)expert, (int)better);
+        }
+    env_close(&e);
+}
+
+/* ---- sinkhorn ---- */
+
+/* The definition in float64, of one unit. */
+static void definition_sinkhorn(const double *logits, int64_t rows, int64_t E, double *rank)
+{
+    double *p = calloc((size_t)rows, sizeof *p), q[E_MAX], change = 1;
+    for (int64_t e = 0; e < E; e++) q[e] = 1;
+    for (int round = 0; round < SINKHORN_ROUNDS && change > 1e-4; round++) {
+        for (int64_t n = 0; n < rows; n++) {
+            double sum = 0;
+            for (int64_t e = 0; e < E; e++) sum += exp(logits[n * E + e]) * q[e];
+            p[n] = 1 / ((double)rows * (sum + 1e-8));
+        }
+        change = 0;
+        for (int64_t e = 0; e < E; e++) {
+            double sum = 0;
+            for (int64_t n = 0; n < rows; n++) sum += exp(logits[n * E + e]) * p[n];
+            const double now = 1 / ((double)E * (sum + 1e-8));
+            change += fabs(now - q[e]) / (double)E;
+            q[e] = now;
+        }
+    }
+    for (int64_t i = 0; i < rows * E; i++) rank[i] = exp(logits[i]) * q[i % E] * p[i / E];
+    free(p);
+}
+
+/* D = E, a = rows of a unit. Ranks are compared by what they are of the row's sum: at the limit of rounds those of two
+ * precisions may stop a round apart. */
+static void case_sinkhorn(Env *e, const Shape *p)
+{
+    const int64_t E = p->D, rows = p->a;
+    Tensor logits = env_in(e, F32, -2, 2, p->N, E), rank = env_out(e, F32, 0, 1, p->N, E), share = env_out(e, F32, 0, 1, p->N);
+    for (int64_t n = 0; n < p->N; n++) env_f(logits, n)[0] += 3; /* left alone most rows would go there */
+    env_settle(e);
+    RUN(e, sinkhorn, .rank = rank, .share = share, .logits = logits, .rows = rows);
+    for (int64_t u = 0; e->check && u < p->N / rows; u++) {
+        double *x = malloc((size_t)(rows * E) * sizeof *x), *want = malloc((size_t)(rows * E) * sizeof *want);
+        for (int64_t i = 0; i < rows * E; i++) x[i] = (double)env_f(logits, u * rows + i / E)[i % E];
+        definition_sinkhorn(x, rows, E, want);
+        for (int64_t n = 0; n < rows; n++)
+            for (int64_t i = 0; i < E; i++)
+                CHECK_CLOSE((double)env_f(rank, u * rows + n)[i] * (double)(rows * E), want[n * E + i] * (double)(rows * E),
+                            3e-3 * (1 + want[n * E + i] * (double)(rows * E)), "unit %d row %d expert %d", (int)u, (int)n, (int)i);
+        free(x);
+        free(want);
+    }
+}
+
+TEST(sinkhorn)
+{
+    static const Shape shapes[] = { { 1, 1, 1, 0, 0 }, { 8, 4, 8, 0, 0 }, { 60, 17, 20, 0, 0 }, { 256, 8, 128, 0, 0 } };
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        const uint64_t want = env_run(case_sinkhorn, &shapes[i], isa_best(), 1, true);
+        for (Isa isa = ISA_AVX512; isa < ISA_COUNT; isa++)
+            for (int threads = 1; threads <= 3 && isa_supported(isa); threads++)
+                CHECK(env_run(case_sinkhorn, &shapes[i], isa, threads, false) == want);
+    }
+}
+
+/* Choices by ranks, weights by scores. */
+TEST(router_by_rank)
+{
+    enum { E = 5, K = 2 };
+    static const float x[E] = { 2, 1, 0, -1, -2 }, by[E] = { 0.1f, 0.3f, 0.1f, 0.9f, 0 };
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor logits = env_in(&e, F32, 0, 1, 1, E), rank = env_in(&e, F32, 0, 1, 1, E), index = env_out(&e, I32, 0, 1, 1, K);
+    Tensor weight = env_out(&e, F32, 0, 1, 1, K);
+    memcpy(logits.data, x, sizeof x);
+    memcpy(rank.data, by, sizeof by);
+    RUN(&e, router_fwd, .index = index, .weight = weight, .logits = logits, .rank = rank, .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    const int want[K] = { 3, 1 };
+    for (int k = 0; k < K; k++) {
+        CHECK(env_i(index, 0)[k] == want[k]);
+        CLOSE(env_f(weight, 0)[k], 1 / (1 + exp(-(double)x[want[k]])), 1, "choice %d", k);
+    }
+    env_close(&e);
+}
+
 /* ---- balance ---- */
 
 /* log(sum exp(x)), and the scores of a row as they count for the auxiliary loss: their sum is 1. */
@@ -460,6 +586,110 @@ TEST(permute)
           { 301, 70, 3, 7, 0 }, { 5, 17, 1, 64, 0 });
 }
 
+/* The definition: choice i of a list's expert stays if fewer than `most` of the list are better than it. */
+static bool definition_kept(const Order *o, Tensor weight, int64_t N, int64_t K, int64_t i, int64_t most, bool by_weight)
+{
+    const int expert = env_i(o->index, i / K)[i % K];
+    const float w = env_f(weight, i / K)[i % K];
+    int64_t better = 0;
+    for (int64_t j = 0; j < N * K; j++) {
+        if (j / K / TOKENS != i / K / TOKENS || env_i(o->index, j / K)[j % K] != expert) continue;
+        const float v = env_f(weight, j / K)[j % K];
+        better += by_weight ? v > w || (w != w && v == v) || (j < i && !(w > v) && !(v != v && w == w)) : j < i;
+    }
+    return better < most;
+}
+
+enum { BY_WEIGHT = 1, EQUAL = 2, LIMITS = 4, NANS = 8 };
+
+/* What a list may keep: with LIMITS from 0 to beyond what it has, by its number. */
+static int64_t list_limit(const Shape *p, int64_t list) { return p->flags & LIMITS ? list % 5 : 2; }
+
+static Tensor drop_weights(Env *e, const Shape *p)
+{
+    Tensor weight = env_in(e, F32, -1, 1, p->N, p->a);
+    for (int64_t n = 0; n < p->N; n++)
+        for (int64_t k = 0; k < p->a; k++) {
+            float *w = &env_f(weight, n)[k];
+            if (p->flags & EQUAL) *w = 0.5f * floorf(2 * *w); /* -1, -0.5, 0, 0.5 */
+            if (p->flags & NANS && (n + k) % 3 == 0) *w = n % 2 ? NAN : -0.0f;
+        }
+    env_settle(e);
+    return weight;
+}
+
+/* a = K, b = E: first the order of all choices, then what is kept of it, then the order of that, whose rows are used. */
+static void case_drop(Env *e, const Shape *p)
+{
+    const int64_t N = p->N, K = p->a, E = p->b, used = env_n(e, N);
+    Order o = make_order(e, N, K, E);
+    Tensor weight = drop_weights(e, p), kept = env_out(e, I32, 0, 1, N, K), row = env_out(e, I32, 0, 1, N, K);
+    Tensor choice = env_out(e, I32, 0, 1, N * K), offset = env_out(e, I64, 0, 1, E * RUNS + 1);
+    Tensor limit = env_in(e, I64, 0, 1, E * RUNS), none = { 0 };
+    for (int64_t l = 0; l < E * RUNS; l++) ((int64_t *)limit.data)[l] = list_limit(p, l);
+    env_settle(e);
+    RUN(e, choice_drop, .kept = kept, .weight = p->flags & BY_WEIGHT ? weight : none, .choice = o.choice,
+        .offset = o.offset, .limit = p->flags & LIMITS ? limit : none, .experts = E, .most = 2);
+    RUN(e, permute_index, .row = row, .choice = choice, .offset = offset, .index = env_used(e, kept), .experts = E,
+        .run = TOKENS);
+    int32_t next = 0;
+    for (int64_t x = 0; e->check && x < E; x++)
+        for (int64_t i = 0; i < used * K; i++) {
+            if (env_i(o.index, i / K)[i % K] != x) continue;
+            const int64_t most = list_limit(p, x * RUNS + i / K / TOKENS);
+            const bool want = definition_kept(&o, weight, used, K, i, most, p->flags & BY_WEIGHT);
+            CHECK_MSG(env_i(kept, i / K)[i % K] == (want ? x : -1), "choice %d of expert %d", (int)i, (int)x);
+            CHECK_MSG(env_i(row, i / K)[i % K] == (want ? next : -1), "row of choice %d", (int)i);
+            if (want) CHECK(((int32_t *)choice.data)[next++] == i);
+        }
+    if (e->check) CHECK(((int64_t *)offset.data)[E * RUNS] == next);
+}
+
+TEST(choice_drop)
+{
+    for (int by = 0; by <= BY_WEIGHT; by++)
+        CASES(case_drop, { 1, 1, 1, 1, by }, { 7, 1, 2, 3, by }, { 64, 1, 3, 3, by }, { 64, 1, 4, 9, by | LIMITS },
+              { 301, 1, 3, 4, by | EQUAL }, { 33, 1, 4, 5, by | EQUAL | LIMITS }, { 40, 1, 2, 2, by | NANS });
+}
+
+/* Of dropped choices: no output, no gradient of their weights, nothing written for them. D columns, a = K, b = E */
+static void case_dropped_rows(Env *e, const Shape *p)
+{
+    const int64_t N = p->N, D = p->D, K = p->a, E = p->b, P = N * K;
+    Tensor index = make_choice(e, N, K, E), x = env_in(e, F32, -1, 1, N, D), weight = env_in(e, F32, 0, 1, N, K);
+    for (int64_t i = 0; i < P; i++)
+        if (rng_mix((uint64_t)i) % 3 == 0) env_i(index, i / K)[i % K] = -1;
+    env_settle(e);
+    Order o = { .index = index, .row = env_out(e, I32, 0, 1, N, K), .choice = env_out(e, I32, 0, 1, P),
+                .offset = env_out(e, I64, 0, 1, E * RUNS + 1) };
+    Tensor xp = env_out(e, F32, 8, 9, P, D), y = env_out(e, F32, 8, 9, N, D), dy = env_in(e, F32, -1, 1, N, D);
+    Tensor dout = env_out(e, F32, 8, 9, P, D), dw = env_out(e, F32, 8, 9, N, K), all = o.choice;
+    RUN(e, permute_index, .row = o.row, .choice = o.choice, .offset = o.offset, .index = env_used(e, index),
+        .experts = E, .run = TOKENS);
+    all.rows = (const int64_t *)o.offset.data + E * RUNS;
+    RUN(e, permute_rows, .y = xp, .x = x, .choice = all, .topk = K);
+    RUN(e, unpermute_rows, .y = env_used(e, y), .x = xp, .row = o.row, .weight = weight);
+    RUN(e, unpermute_bwd, .dx = dout, .dweight = dw, .dy = env_used(e, dy), .x = xp, .row = o.row, .weight = weight);
+    for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
+        double sum = 0, dot = 0;
+        for (int64_t i = 0; i < D; i++) dot += (double)env_f(dy, n)[i] * (double)env_f(x, n)[i];
+        for (int64_t k = 0; k < K; k++) {
+            const bool kept = env_i(index, n)[k] >= 0;
+            sum += kept ? (double)env_f(weight, n)[k] : 0;
+            CHECK((env_i(o.row, n)[k] >= 0) == kept);
+            CLOSE(env_f(dw, n)[k], kept ? dot : 0, D, "dweight of row %d choice %d", (int)n, (int)k);
+        }
+        for (int64_t i = 0; i < D; i++) CLOSE(env_f(y, n)[i], sum * (double)env_f(x, n)[i], K, "row %d", (int)n);
+    }
+    for (int64_t r = *all.rows; e->check && r < P; r++)
+        for (int64_t i = 0; i < D; i++) CHECK(env_f(xp, r)[i] >= 8 && env_f(dout, r)[i] >= 8);
+}
+
+TEST(dropped_rows)
+{
+    CASES(case_dropped_rows, { 1, 1, 1, 1, 0 }, { 7, 33, 2, 8, 0 }, { 64, 16, 4, 9, 0 }, { 301, 70, 3, 7, 0 });
+}
+
 /* What ranks are sent is what they were told of: the offsets of three ranks' tables of random runs; with `lost` some of
  * them are nonsense, and no more than `most` rows are left. */
 static void dispatch_case(int rank, bool lost, int64_t most)
@@ -496,6 +726,33 @@ TEST(dispatch)
         dispatch_case(rank, true, 1000);
         dispatch_case(rank, false, 7);
     }
+}
+
+/* Pieces of three ranks with two experts each, by hand: what fits is left as it is; else all are cut to one number, and
+ * the first of the larger ones get what is left. */
+TEST(room_limits)
+{
+    enum { S = 3, E = 6, X = E + 1 };
+    static const int64_t rows[S][E] = { { 5, 0, 3, 3, 0, 0 }, { 2, 1, 3, 3, 9, 0 }, { 4, 7, 3, 3, 1, 2 } };
+    /* room 10: rank 0 would get 5 2 4, 0 1 7; cut to 2 that is 9, and one more of the first. Rank 1: 3 3 3, 3 3 3; cut to
+     * 1 that is 6, and one more of the first four. Rank 2: 0 9 1, 0 0 2; cut to 7. */
+    static const int64_t want[S][E] = { { 3, 0, 2, 2, 0, 0 }, { 2, 1, 2, 1, 7, 0 }, { 2, 2, 2, 1, 1, 2 } };
+    for (int rank = 0; rank < S; rank++)
+        for (int wide = 0; wide < 2; wide++) {
+            Env e;
+            env_open(&e, isa_best(), 1, 0);
+            Tensor all = env_in(&e, I64, 0, 1, S, X), limit = env_out(&e, I64, 0, 1, E), full = env_flag(&e);
+            for (int s = 0; s < S; s++)
+                for (int i = 0, at = 0; i < X; i++) {
+                    ((int64_t *)all.data)[s * X + i] = at;
+                    at += i < E ? (int)rows[s][i] : 0;
+                }
+            RUN(&e, room_limits, .limit = limit, .full = full, .all = all, .own = 2, .room = wide ? 19 : 10, .rank = rank);
+            CHECK(*(int32_t *)full.data == !wide);
+            for (int i = 0; i < E; i++)
+                CHECK_MSG(((int64_t *)limit.data)[i] == (wide ? rows : want)[rank][i], "rank %d, expert %d", rank, i);
+            env_close(&e);
+        }
 }
 
 /* ---- products ---- */

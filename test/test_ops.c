@@ -291,6 +291,46 @@ TEST(position_in_row)
     env_close(&e);
 }
 
+static void case_gate(Env *e, const Shape *p)
+{
+    Tensor x = env_in(e, F32, -2, 2, p->N, p->D), gate = env_in(e, F32, -6, 6, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor dx = env_out(e, F32, 8, 9, p->N, p->D), dgate = env_out(e, F32, 8, 9, p->N, p->D);
+    far_out(e, gate, p->N, p->D);
+    RUN(e, gate_fwd, .y = y, .x = env_used(e, x), .gate = gate);
+    RUN(e, gate_bwd, .dx = env_used(e, dx), .dgate = dgate, .dy = dy, .x = x, .gate = gate);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        int64_t n = k / p->D, i = k % p->D;
+        double v = (double)env_f(x, n)[i], d = (double)env_f(dy, n)[i], g = (double)env_f(gate, n)[i];
+        double s = sigmoid64(g), slope = s * sigmoid64(-g);
+        CLOSE(env_f(y, n)[i], v * s, 0, "gate = %g", g);
+        CLOSE(env_f(dx, n)[i], d * s, 0, "gate = %g", g);
+        CLOSE(env_f(dgate, n)[i], d * v * slope, 1, "gate = %g", g);
+    }
+}
+
+TEST(gate)
+{
+    CASES(case_gate, { 1, 1 }, { 3, 15 }, { 4, 16 }, { 5, 17 }, { 35, 101 });
+}
+
+static void case_sink(Env *e, const Shape *p)
+{
+    Tensor sink = env_in(e, F32, -2, 2, p->D), lse = env_in(e, F32, 1, 6, p->N, p->D);
+    Tensor delta = env_in(e, F32, -2, 2, p->N, p->D), dsink = env_out(e, F32, 8, 9, p->N, p->D);
+    RUN(e, sink_bwd, .dsink = env_used(e, dsink), .sink = sink, .lse = lse, .delta = delta);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        int64_t n = k / p->D, h = k % p->D;
+        double z = (double)((const float *)sink.data)[h] - (double)env_f(lse, n)[h];
+        CLOSE(env_f(dsink, n)[h], -exp(z) * (double)env_f(delta, n)[h], 0, "row %d, head %d", (int)n, (int)h);
+    }
+}
+
+TEST(sinks)
+{
+    CASES(case_sink, { 1, 1 }, { 3, 4 }, { 5, 17 }, { 35, 64 });
+}
+
 /* ---- fill, columns, rope ---- */
 
 static void case_fill(Env *e, const Shape *p)
@@ -331,21 +371,24 @@ TEST(fill)
     CASES(case_fill, { 1, 1 }, { 3, 15 }, { 16, 16 }, { 17, 17 }, { 31, 33 }, { 43, 1031 });
 }
 
-/* H = D heads, K = a chunks, C = b columns of a head: whole groups, or parts of them. */
+/* H = D heads, K = a chunks, C = b columns of a head: whole groups, or parts of them; flags: with a gate. */
 static void case_qkv(Env *e, const Shape *p)
 {
-    int64_t N = p->N, H = p->D, K = p->a, C = p->b, group = H / K, W = (H + 2 * K) * C;
+    int64_t N = p->N, H = p->D, K = p->a, C = p->b, group = H / K, slots = (p->flags ? 2 : 1) * group + 2;
+    int64_t W = K * slots * C;
+    Tensor gate = p->flags ? env_out(e, F32, 3, 4, N, H * C) : (Tensor){ 0 };
     Tensor qkv = env_in(e, F32, -1, 1, N, W), back = env_out(e, F32, 3, 4, N, W);
     Tensor q = env_out(e, F32, 3, 4, N, H * C), k = env_out(e, F32, 3, 4, N, K * C),
            v = env_out(e, F32, 3, 4, N, K * C);
-    RUN(e, qkv_split, .q = q, .k = k, .v = v, .qkv = env_used(e, qkv), .chunks = K);
-    RUN(e, qkv_merge, .qkv = env_used(e, back), .q = q, .k = k, .v = v, .chunks = K);
+    RUN(e, qkv_split, .q = q, .k = k, .v = v, .gate = gate, .qkv = env_used(e, qkv), .chunks = K);
+    RUN(e, qkv_merge, .qkv = env_used(e, back), .q = q, .k = k, .v = v, .gate = gate, .chunks = K);
     for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
         for (int64_t w = 0; w < W; w++) {
-            int64_t g = w / ((group + 2) * C), h = w / C % (group + 2), c = w % C;
-            const float *want = h < group    ? env_f(q, n) + (g * group + h) * C
-                                : h == group ? env_f(k, n) + g * C
-                                             : env_f(v, n) + g * C;
+            int64_t g = w / (slots * C), h = w / C % slots, c = w % C;
+            const float *want = h < group        ? env_f(q, n) + (g * group + h) * C
+                                : h == group     ? env_f(k, n) + g * C
+                                : h == group + 1 ? env_f(v, n) + g * C
+                                                 : env_f(gate, n) + (g * group + h - group - 2) * C;
             CHECK(env_f(qkv, n)[w] == want[c] && env_f(back, n)[w] == want[c]);
         }
     }
@@ -353,7 +396,8 @@ static void case_qkv(Env *e, const Shape *p)
 
 TEST(qkv_columns)
 {
-    CASES(case_qkv, { 1, 1, 1, 1 }, { 3, 4, 2, 5 }, { 4, 6, 1, 16 }, { 5, 3, 3, 17 }, { 31, 12, 4, 64 });
+    CASES(case_qkv, { 1, 1, 1, 1 }, { 3, 4, 2, 5 }, { 4, 6, 1, 16 }, { 5, 3, 3, 17 }, { 31, 12, 4, 64 },
+          { 3, 4, 2, 5, 1 }, { 31, 12, 4, 16, 1 });
 }
 
 /* D columns of a ranks. */
@@ -375,11 +419,11 @@ TEST(columns_side_by_side)
     CASES(case_join, { 1, 1, 1 }, { 3, 5, 2 }, { 7, 16, 4 }, { 33, 2, 8 }, { 5, 33, 3 });
 }
 
-/* H = D heads of 2 a columns; flags: turn back. */
+/* H = D heads of 2 a columns that turn and b that stay; flags: turn back. */
 static void case_rope(Env *e, const Shape *p)
 {
-    int64_t N = p->N, H = p->D, R = p->a;
-    Tensor x = env_out(e, F32, -2, 2, N, H, 2 * R), position = env_in(e, I32, 0, 50, N);
+    int64_t N = p->N, H = p->D, R = p->a, C = 2 * R + p->b;
+    Tensor x = env_out(e, F32, -2, 2, N, H, C), position = env_in(e, I32, 0, 50, N);
     Tensor cosine = env_in(e, F32, -1, 1, 50, R), sine = env_in(e, F32, -1, 1, 50, R);
     RUN(e, rope, .x = env_used(e, x), .position = position, .cos = cosine, .sin = sine, .inverse = p->flags);
     for (int64_t row = 0; e->check && row < env_n(e, N) * H; row++) {
@@ -391,13 +435,14 @@ static void case_rope(Env *e, const Shape *p)
             CLOSE(env_f(x, row)[i], u * c - v * s, 0, "row %d, %d", (int)row, (int)i);
             CLOSE(env_f(x, row)[i + R], v * c + u * s, 0, "row %d, %d", (int)row, (int)i);
         }
+        CHECK(!memcmp(env_f(x, row) + 2 * R, before + 2 * R, (size_t)p->b * sizeof(float)));
     }
 }
 
 TEST(rope)
 {
     CASES(case_rope, { 1, 1, 1 }, { 3, 2, 15, 0, 1 }, { 4, 3, 16 }, { 5, 1, 17, 0, 1 }, { 2, 2, 31 },
-          { 3, 1, 33 }, { 35, 10, 60 });
+          { 3, 1, 33 }, { 35, 10, 60 }, { 3, 2, 15, 2, 1 }, { 5, 3, 8, 16 }, { 4, 1, 1, 7 });
 }
 
 /* ---- embedding ---- */
@@ -546,7 +591,8 @@ static const struct {
     { "bias_grad", "test_ops.c" }, { "embedding_fwd", "test_ops.c" }, { "embedding_grad", "test_ops.c" },
     { "norm_fwd", "test_ops.c" }, { "norm_bwd", "test_ops.c" }, { "residual_norm_fwd", "test_ops.c" },
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
-    { "gelu_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
+    { "gelu_bwd", "test_ops.c" }, { "gate_fwd", "test_ops.c" }, { "gate_bwd", "test_ops.c" },
+    { "sink_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add_acc", "test_ops.c" },
     { "cast", "test_cast.c" },
     { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" },
@@ -559,6 +605,9 @@ static const struct {
     { "router_balance", "test_moe_ops.c" }, { "expert_count", "test_moe_ops.c" }, { "expert_bias", "test_moe_ops.c" },
     { "dispatch_offsets", "test_moe_ops.c" }, { "dispatch_choices", "test_moe_ops.c" }, { "take_rows", "test_moe_ops.c" },
     { "sum_parts", "test_moe_ops.c" },
+    { "choice_drop", "test_moe_ops.c" }, { "room_limits", "test_moe_ops.c" },
+    { "jitter", "test_moe_ops.c" }, { "router_even", "test_moe_ops.c" },
+    { "sinkhorn", "test_moe_ops.c" },
     { "permute_index", "test_moe_ops.c" }, { "permute_rows", "test_moe_ops.c" },
     { "unpermute_rows", "test_moe_ops.c" }, { "unpermute_bwd", "test_moe_ops.c" },
     { "grouped_fwd", "test_moe_ops.c" }, { "grouped_dx", "test_moe_ops.c" },

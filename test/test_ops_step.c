@@ -293,7 +293,7 @@ TEST(grad_stats_tells_what_it_cannot_count)
 
 typedef struct {
     int64_t max[3], sumsq[3][4], sums[3];
-    int32_t shift[3], next[3], overflow;
+    int32_t shift[3], next[3], overflow, no_room;
     StepValues step;
     DType acc;
 } Finish;
@@ -314,7 +314,7 @@ static void finish(Finish *f)
     RUN(&e, step_finish, .max = tensor_of(f->max, I64, 3), .sumsq = tensor_of(f->sumsq, I64, 3, 4),
         .shift = tensor_of(f->shift, I32, 3), .next_shift = tensor_of(f->next, I32, 3),
         .loss_sums = tensor_of(f->sums, I64, 3), .overflow = tensor_of(&f->overflow, I32, 1),
-        .step = &f->step, .room = 16, .acc = f->acc);
+        .no_room = tensor_of(&f->no_room, I32, 1), .step = &f->step, .room = 16, .acc = f->acc);
     env_close(&e);
 }
 
@@ -358,7 +358,7 @@ TEST(step_finish_adds_ranks)
 
 TEST(step_finish_flags)
 {
-    for (int k = 0; k < 9; k++) {
+    for (int k = 0; k < 10; k++) {
         Finish f = finish_input();
         int want_overflow = k < 3 || k == 5, want_nonfinite = k == 3 || k == 4;
         if (k == 0) f.overflow = 1;
@@ -373,9 +373,11 @@ TEST(step_finish_flags)
         if (k == 5) f.max[1] = bits_of(0x1p30f);
         if (k == 7) f.sums[1] = 0;
         if (k == 8) f.max[1] = 0x3F800001;
+        if (k == 9) f.no_room = 1;
         finish(&f);
+        CHECK(f.step.no_room == (k == 9));
         CHECK_MSG(f.step.overflow == want_overflow && f.step.nonfinite == want_nonfinite, "case %d", k);
-        CHECK_MSG(f.step.skip == (want_overflow || want_nonfinite || k == 7), "case %d", k);
+        CHECK_MSG(f.step.skip == (want_overflow || want_nonfinite || k == 7 || k == 9), "case %d", k);
         CHECK(isfinite(f.step.grad_norm) && isfinite(f.step.grad_scale));
         CHECK((f.step.grad_scale == 0) == f.step.skip);
         if (k < 3) CHECK(f.next[0] == 8 && f.next[1] == 28 && f.next[2] == 21);

@@ -264,6 +264,42 @@ TEST(mixtures)
     }
 }
 
+/* The same of experts with a capacity, which drop choices. */
+TEST(mixtures_of_capacity)
+{
+    static const Layout list[] = {
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4, .recompute = RECOMPUTE_FULL },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    s.model.moe.capacity = (Capacity){ .factor = 0.8 };
+    const uint64_t want = hash_of(&s, &alone);
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) check_layouts(&s, want, &list[i], 1);
+}
+
+/* What differs from block to block goes with the block, whatever stage holds it. */
+TEST(variants_of_attention)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .tp = 2, .sp = 1 },
+        { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "zb-h1", .pp = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "chimera", .pp = 2, .tp = 2, .zero = 1 },
+    };
+    TrainSpec s = tiny_variants();
+    const Layout alone = { .pp = 1 };
+    s.model.layers = 5;
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    CHECK_LIST(s, hash_of(&s, &alone), list);
+}
+
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
 TEST(layouts_by_hand)
 {

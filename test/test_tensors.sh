@@ -42,6 +42,8 @@ holds() {
 }
 holds gpt2 gelu model.tied=false
 holds llama swiglu model.arch=llama model.qk_norm=true
+holds sunk swiglu model.arch=llama model.sinks=true model.rope_dim=4
+holds gated 'attention_gate`' model.attention_gate=true
 holds biased swiglu model.arch=llama model.bias=true
 holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
 holds gelus gelu model.bias=false moe.experts=3 moe.ffn=16 moe.shared_ffn=56

@@ -76,6 +76,7 @@
 #define vf_store_n ISA_NAME(vf_store_n)
 #define vf_sub ISA_NAME(vf_sub)
 #define vf_sum ISA_NAME(vf_sum)
+#define vf_tanh ISA_NAME(vf_tanh)
 #define vf_zero ISA_NAME(vf_zero)
 #define vi ISA_NAME(vi)
 #define vi_add ISA_NAME(vi_add)
@@ -119,7 +120,7 @@ typedef struct {
 
 typedef struct {
     float add[16], sub[16], mul[16], div[16], fma[16], fnma[16], max[16], min[16], sqrt[16], neg[16], abs[16];
-    float exp[16], set1[16], zero[16], select[16], from_l[16], scale2[16], load_n[17][16], store_n[17][16];
+    float exp[16], tanh[16], set1[16], zero[16], select[16], from_l[16], scale2[16], load_n[17][16], store_n[17][16];
     float sum, hmax, scale, limit;
     int32_t iadd[16], ixor[16], iset1[16], iota[16], mul_low[16], mul_high[16], philox[4][16];
     int64_t ladd[16], labs[16], lmax[16], lshr[16], llow[16], lmul[16], lzero[16], from_f[16];
@@ -310,6 +311,23 @@ static void check_exp(const ProbeIn *in, const ProbeOut *o)
     }
 }
 
+static double tanh_ulps(float x, float got)
+{
+    double want = tanh((double)x), ulp = ldexp(1, fmax(ilogb(want), -126) - 23);
+    return fabs((double)got - want) / ulp;
+}
+
+static void check_tanh(const ProbeIn *in, const ProbeOut *o)
+{
+    for (int i = 0; i < 16; i++) {
+        float x = in->a[i], y = o->tanh[i];
+        if (isnan(x)) CHECK(isnan(y));
+        else if (isinf(x)) CHECK(y == copysignf(1, x));
+        else if (x == 0) CHECK(y == 0);
+        else CHECK_MSG(tanh_ulps(x, y) <= 2.0, "tanh(%a) = %a, %g ulp", x, y, tanh_ulps(x, y));
+    }
+}
+
 static ProbeOut run(Isa isa, const ProbeIn *in)
 {
     ProbeOut o;
@@ -342,6 +360,7 @@ static void check_isa(Isa isa)
         check_masks(&in, &o);
         check_integers(&in, &o);
         check_exp(&in, &o);
+        check_tanh(&in, &o);
         canonical_nan(&o);
         canonical_nan(&plain);
         check_same(&o, &plain);
@@ -376,6 +395,20 @@ TEST(exp_accuracy)
     }
     printf("    largest error of vf_exp: %.3f ulp\n", worst);
     CHECK(worst <= 1.5);
+}
+
+TEST(tanh_accuracy)
+{
+    double worst = 0;
+    Isa isa = isa_best();
+    for (float x = -10; x < 10;) {
+        ProbeIn in = { .key = 0 };
+        for (int i = 0; i < 16; i++, x += 0.00037f) in.a[i] = x == 0 ? 1 : x;
+        ProbeOut o = run(isa, &in);
+        for (int i = 0; i < 16; i++) worst = fmax(worst, tanh_ulps(in.a[i], o.tanh[i]));
+    }
+    printf("    largest error of vf_tanh: %.3f ulp\n", worst);
+    CHECK(worst <= 1.75);
 }
 
 TEST_MAIN

@@ -30,7 +30,7 @@ static inline TrainSpec tiny_base(void)
                     .threads = 1 };
     s.model = (ModelSpec){ .layers = 2, .heads = 8, .kv_heads = 8, .head_dim = 8, .hidden = 64, .ffn = 128,
                            .seq = TINY_SEQ, .vocab = TINY_VOCAB, .padded_vocab = 256, .norm_eps = 1e-5f,
-                           .dropout = 0.1f, .attention_dropout = 0.1f, .init_std = 0.02f, .rope_base = 10000,
+                           .dropout = 0.1f, .attention_dropout = 0.1f, .init_std = 0.02f, .rope = { .base = 10000 },
                            .seed = 1234, .tp_blocks = 8 };
     return s;
 }
@@ -46,10 +46,27 @@ static inline TrainSpec tiny_gpt2(void)
 static inline TrainSpec tiny_llama(void)
 {
     TrainSpec s = tiny_base();
-    s.model.rope = s.model.rms = s.model.qk_norm = true;
+    s.model.rope.layers = layer_pattern_all(1);
+    s.model.rms = s.model.qk_norm = true;
     s.model.heads = 16;
     s.model.kv_heads = 2; /* fewer than ranks */
     s.model.activation = ACT_SWIGLU;
+    return s;
+}
+
+/* What llama leaves of attention: windows, blocks without positions, scaled angles, capped scores, sinks, a gate. */
+static inline TrainSpec tiny_variants(void)
+{
+    TrainSpec s = tiny_llama();
+    s.model.layers = 3;
+    s.model.window = (LayerPattern){ .runs = 2, .value = { 24, 0 }, .times = { 1, 1 } };
+    s.model.rope.layers = (LayerPattern){ .runs = 2, .value = { 1, 0 }, .times = { 2, 1 } };
+    s.model.rope.columns = 6;
+    s.model.rope.scaling = ROPE_YARN;
+    s.model.rope.factor = 4, s.model.rope.original = 16, s.model.rope.slow = 0.1, s.model.rope.fast = 1;
+    s.model.rope.magnitude = 1.1;
+    s.model.attention_softcap = 2;
+    s.model.sinks = s.model.attention_gate = true;
     return s;
 }
 

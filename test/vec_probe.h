@@ -35,6 +35,7 @@ static void PROBE(floats)(const ProbeIn *in, ProbeOut *o)
     vf_store(o->neg, vf_neg(a));
     vf_store(o->abs, vf_abs(a));
     vf_store(o->exp, vf_exp(a));
+    vf_store(o->tanh, vf_tanh(a));
     vf_store(o->set1, vf_set1(in->a[3]));
     vf_store(o->zero, vf_zero());
     o->sum = vf_sum(a);

@@ -293,109 +293,6 @@ static Err make_cast(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-/* ---- attention ---- */
-
-enum { GROUPED = 1, DOCUMENTS };
-
-static int64_t kv_heads(const Maker *m) { return m->c->option == GROUPED ? m->d->K : m->d->H; }
-
-static Err make_qkv_split(Maker *m, AnyArgs *any)
-{
-    qkv_split_args *a = &any->qkv_split;
-    int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
-    ONCE(q, N, H * C);
-    ONCE(k, N, K * C);
-    ONCE(v, N, K * C);
-    ONCE(qkv, N, (H + 2 * K) * C);
-    a->chunks = K;
-    return ERR_OK;
-}
-
-static Err make_qkv_merge(Maker *m, AnyArgs *any)
-{
-    qkv_merge_args *a = &any->qkv_merge;
-    int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
-    ONCE(qkv, N, (H + 2 * K) * C);
-    ONCE(q, N, H * C);
-    ONCE(k, N, K * C);
-    ONCE(v, N, K * C);
-    a->chunks = K;
-    return ERR_OK;
-}
-
-/* k and v of a group's head, from two ranks. */
-static Err make_join_columns(Maker *m, AnyArgs *any)
-{
-    join_columns_args *a = &any->join_columns;
-    int64_t N = 2 * tokens_of(m), C = m->d->C;
-    ONCE(y, N, 2, C / 2);
-    ONCE(x, 2, N, C / 2);
-    return ERR_OK;
-}
-
-static Err make_rope(Maker *m, AnyArgs *any)
-{
-    rope_args *a = &any->rope;
-    int64_t N = tokens_of(m), R = m->d->C / 2;
-    TWICE(x, N, m->d->H, m->d->C);
-    MAKE(position, 1, POSITIONS, I32, N);
-    MAKE(cos, 1, UNIFORM, F32, m->d->T, R);
-    MAKE(sin, 1, UNIFORM, F32, m->d->T, R);
-    return ERR_OK;
-}
-
-static Err make_attention_fwd(Maker *m, AnyArgs *any)
-{
-    attention_fwd_args *a = &any->attention_fwd;
-    int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
-    ONCE(o, B, T, H, C);
-    MAKE(lse, 1, UNIFORM, F32, B, T, H);
-    ONCE(q, B, T, H, C);
-    ONCE(k, B, T, K, C);
-    ONCE(v, B, T, K, C);
-    MAKE(sample, 0, SAMPLES, I64, B);
-    if (m->c->option == DOCUMENTS) MAKE(doc, 1, DOCUMENTS, I32, B, T);
-    a->q_span = a->k_span = spans_whole(T);
-    a->scale = 1 / sqrtf((float)C);
-    a->block = 64;
-    return ERR_OK;
-}
-
-/* o and lse are those of a forward pass. */
-static Err make_attention_bwd(Maker *m, AnyArgs *any)
-{
-    attention_bwd_args *a = &any->attention_bwd;
-    int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
-    AnyArgs forward = { 0 };
-    TRY(make_attention_fwd(m, &forward));
-    const attention_fwd_args *f = &forward.attention_fwd;
-    TRY(op_attention_fwd(&m->dev->stream, f));
-    ONCE(dq, B, T, H, C);
-    ONCE(dk, B, T, K, C);
-    ONCE(dv, B, T, K, C);
-    ONCE(go, B, T, H, C);
-    MAKE(delta, 2, UNIFORM, F32, B, T, H);
-    a->q = f->q, a->k = f->k, a->v = f->v, a->o = f->o, a->lse = f->lse, a->sample = f->sample, a->doc = f->doc;
-    a->q_span = f->q_span, a->k_span = f->k_span;
-    a->scale = f->scale;
-    a->block = f->block;
-    a->chunk = m->d->H / K;
-    a->leaf = T < 128 ? T : 128;
-    a->positions = T;
-    return ERR_OK;
-}
-
-static Err make_attention_merge(Maker *m, AnyArgs *any)
-{
-    attention_merge_args *a = &any->attention_merge;
-    int64_t B = m->d->B, T = m->d->T, H = m->d->H, C = m->d->C;
-    TWICE(o, B, T, H, C);
-    MAKE(lse, 2, UNIFORM, F32, B, T, H);
-    ONCE(o2, B, T, H, C);
-    MAKE(lse2, 1, UNIFORM, F32, B, T, H);
-    return ERR_OK;
-}
-
 /* ---- loss ---- */
 
 enum { VOCAB_BLOCKS = 8 };
@@ -518,12 +415,17 @@ const Case bench_cases[] = {
     CASE(linear_dw, "fc1, accumulated", FC1, 1),
     CASE(linear_dw, "fc2", FC2),
     CASE(linear_dw, "head", HEAD),
+    CASE(jitter, "", NO_SHAPE),
+    CASE(router_even, "", NO_SHAPE),
+    CASE(sinkhorn, "", NO_SHAPE),
     CASE(router_fwd, "sigmoid", NO_SHAPE),
     CASE(router_bwd, "sigmoid", NO_SHAPE),
     CASE(router_count, "", NO_SHAPE),
     CASE(router_balance, "sigmoid, z", NO_SHAPE),
     CASE(expert_count, "", NO_SHAPE),
     CASE(expert_bias, "", NO_SHAPE),
+    CASE(choice_drop, "half of them", NO_SHAPE),
+    CASE(room_limits, "8 ranks", NO_SHAPE),
     CASE(permute_index, "", NO_SHAPE),
     CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
     CASE(dispatch_choices, "1 rank", NO_SHAPE),
@@ -547,6 +449,11 @@ const Case bench_cases[] = {
     CASE(attention_bwd, "causal", NO_SHAPE),
     CASE(attention_bwd, "causal, grouped", NO_SHAPE, GROUPED),
     CASE(attention_bwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),
+    CASE(attention_fwd, "causal, capped, sinks", NO_SHAPE, CAPPED),
+    CASE(attention_bwd, "causal, capped", NO_SHAPE, CAPPED),
+    CASE(sink_bwd, "", NO_SHAPE),
+    CASE(gate_fwd, "", NO_SHAPE),
+    CASE(gate_bwd, "", NO_SHAPE),
     CASE(attention_merge, "", NO_SHAPE),
     CASE(qkv_split, "", NO_SHAPE),
     CASE(qkv_split, "grouped", NO_SHAPE, GROUPED),

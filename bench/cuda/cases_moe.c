@@ -1,6 +1,42 @@
 /* Arguments of the ops of mixtures of experts, for the list in cases.c. See make_case.h. */
 #include "make_case.h"
 
+Err make_jitter(Maker *m, AnyArgs *any)
+{
+    jitter_args *a = &any->jitter;
+    int64_t N = tokens_of(m), D = m->d->D;
+    ONCE(y, N, D);
+    ONCE(x, N, D);
+    MAKE(position, 1, ZERO, I32, N);
+    MAKE(sample, 1, ZERO, I64, N);
+    a->eps = 0.01f;
+    return ERR_OK;
+}
+
+Err make_router_even(Maker *m, AnyArgs *any)
+{
+    router_even_args *a = &any->router_even;
+    int64_t N = tokens_of(m);
+    MAKE(logits, 1, ZERO, F32, N, m->d->experts);
+    MAKE(position, 1, ZERO, I32, N);
+    MAKE(sample, 1, ZERO, I64, N);
+    a->seq = m->d->T;
+    a->topk = m->d->topk;
+    return ERR_OK;
+}
+
+/* A balance unit is a sample. Bytes of one round; there are as many as it takes. */
+Err make_sinkhorn(Maker *m, AnyArgs *any)
+{
+    sinkhorn_args *a = &any->sinkhorn;
+    int64_t N = tokens_of(m);
+    MAKE(rank, 2, ZERO, F32, N, m->d->experts);
+    MAKE(share, 1, ZERO, F32, N);
+    MAKE(logits, 1, UNIFORM, F32, N, m->d->experts);
+    a->rows = m->d->T;
+    return ERR_OK;
+}
+
 Err make_router_fwd(Maker *m, AnyArgs *any)
 {
     router_fwd_args *a = &any->router_fwd;
@@ -100,6 +136,18 @@ Err make_dispatch_offsets(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* No rows at all: as much work as with any. */
+Err make_room_limits(Maker *m, AnyArgs *any)
+{
+    enum { RANKS = 8 };
+    room_limits_args *a = &any->room_limits;
+    const int64_t experts = RANKS * m->d->experts;
+    MAKE(limit, 1, ZERO, I64, experts);
+    MAKE(all, 1, ZERO, I64, RANKS, experts + 1);
+    a->room = tokens_of(m) * m->d->topk;
+    return ERR_OK;
+}
+
 typedef struct {
     Tensor row, choice, offset;
 } RowOrder;
@@ -152,6 +200,21 @@ Err make_sum_parts(Maker *m, AnyArgs *any)
     ONCE(y, P, D);
     ONCE(x, PARTS * P, D);
     a->parts = PARTS;
+    return ERR_OK;
+}
+
+/* Experts of half the mean capacity; a balance unit is a sample. */
+Err make_choice_drop(Maker *m, AnyArgs *any)
+{
+    choice_drop_args *a = &any->choice_drop;
+    RowOrder order;
+    int64_t N = tokens_of(m), K = m->d->topk;
+    MAKE(kept, 1, ZERO, I32, N, K);
+    MAKE(weight, 1, POSITIVE, F32, N, K);
+    TRY(make_order(m, &order));
+    a->choice = order.choice, a->offset = order.offset;
+    a->experts = m->d->experts;
+    a->most = m->d->T * K / (2 * m->d->experts);
     return ERR_OK;
 }
 

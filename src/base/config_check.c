@@ -8,6 +8,7 @@
 
 #include "base/config_reader.h"
 #include "base/heads.h"
+#include "base/mathx.h"
 
 /* ---- filling in ---- */
 
@@ -103,6 +104,19 @@ static void resolve_moe(ConfigReader *r)
     FILL(-1, moe, aux_coeff, loss ? 0.01 : 0, CFG_moe_balance);
 }
 
+static void resolve_rope(ConfigReader *r)
+{
+    Config *c = r->config;
+    const bool llama3 = c->model.rope_scaling == MODEL_ROPE_SCALING_LLAMA3;
+    const bool yarn = c->model.rope_scaling == MODEL_ROPE_SCALING_YARN;
+    FILL(-1, model, rope_factor, c->model.rope_scaling == MODEL_ROPE_SCALING_NONE ? 1 : 8,
+         CFG_model_rope_scaling);
+    if (llama3 || yarn)
+        FILL(0, model, rope_original, (int64_t)((double)c->model.seq / c->model.rope_factor), CFG_model_seq);
+    FILL(-1, model, rope_fast, llama3 ? 4 : 32, CFG_model_rope_scaling);
+    FILL(-1, model, rope_magnitude, yarn ? 0.1 * m_log(c->model.rope_factor) + 1 : 1, CFG_model_rope_factor);
+}
+
 static void resolve_model(ConfigReader *r)
 {
     Config *c = r->config;
@@ -114,6 +128,7 @@ static void resolve_model(ConfigReader *r)
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
     FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
     FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
+    resolve_rope(r);
     resolve_moe(r);
     bool auto_dim = c->origin[CFG_model_head_dim].kind == ORIGIN_AUTO;
     r->bad[CFG_model_head_dim] |= auto_dim && r->bad[CFG_model_heads];
@@ -313,8 +328,6 @@ static void check_model(ConfigReader *r)
     RULE(c->model.head_dim <= config_key(CFG_model_head_dim)->int_high, most, CFG_model_head_dim,
          CFG_model_hidden, CFG_model_heads);
     RULE(c->model.ffn > 0, "too narrow for the usual ffn: give model.ffn", CFG_model_hidden, CFG_model_ffn);
-    RULE(c->model.position != MODEL_POSITION_ROPE || c->model.head_dim % 2 == 0,
-         "rotary positions need an even head_dim", CFG_model_head_dim, CFG_model_position);
     RULE(below_one(c->model.dropout), "dropout must be below 1 in single precision", CFG_model_dropout);
     RULE(below_one(c->model.attention_dropout), "dropout must be below 1 in single precision",
          CFG_model_attention_dropout);
@@ -486,6 +499,7 @@ void config_check(ConfigReader *r)
     check_model(r);
     check_nccl(r);
     check_blocks(r);
+    config_check_attention(r);
     config_check_moe(r);
     check_layout(r);
     config_check_context(r);
@@ -499,11 +513,7 @@ void config_check(ConfigReader *r)
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
-    { "moe.balance", "none aux seq_aux bias", "this way of balancing the load of experts" },
-    { "moe.jitter", NULL, "noise on the router's input" },
-    { "moe.capacity", NULL, "experts of limited capacity" },
-    { "moe.drop", NULL, "experts of limited capacity" },
-    { "moe.pad", NULL, "experts of limited capacity" },
+    { "moe.overflow", "stop drop", "doing a step again in more pieces" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

@@ -104,6 +104,8 @@ void config_check_context(ConfigReader *r)
     RULE(c->run.device == RUN_DEVICE_CPU,
          "not built yet: context parallelism on GPUs; take cp = 1, or device = cpu", CFG_run_device,
          CFG_parallel_cp);
+    RULE(!c->model.sinks, "not built yet: attention sinks beside context parallelism; take cp = 1",
+         CFG_model_sinks, CFG_parallel_cp);
     check_heads(r);
     check_ring(r);
 }

@@ -10,7 +10,7 @@
 static void check_dense(ConfigReader *r)
 {
     char value[CONFIG_VALUE_BYTES], start[CONFIG_VALUE_BYTES];
-    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_group_topk; id++) {
+    for (ConfigId id = CFG_moe_topk; id <= CFG_moe_overflow; id++) {
         const char *given = config_value(r->config, id, value);
         bool same = strcmp(given, config_value(&config_defaults, id, start)) == 0;
         if (id == CFG_moe_normalize) same = !r->config->moe.normalize; /* these two are filled in */
@@ -72,11 +72,22 @@ static void check_balance(ConfigReader *r)
 {
     const Config *c = r->config;
     const bool none = c->moe.balance == MOE_BALANCE_NONE, bias = c->moe.balance == MOE_BALANCE_BIAS;
-    const bool aux = c->moe.aux_coeff > 0;
+    const bool sinkhorn = c->moe.balance == MOE_BALANCE_SINKHORN,
+               forced = c->moe.balance == MOE_BALANCE_FORCED, aux = c->moe.aux_coeff > 0;
     RULE(!none || !aux, "there is no balance loss to weigh: give balance", CFG_moe_aux_coeff,
          CFG_moe_balance);
-    RULE(none || bias || aux, "the balance loss would count for nothing: aux_coeff must be above 0",
+    RULE(!forced || c->moe.groups == 1, "experts take turns in no groups: give groups = 1", CFG_moe_balance,
+         CFG_moe_groups);
+    RULE(!forced || !aux, "forced balance has no loss: give aux_coeff = 0", CFG_moe_aux_coeff,
+         CFG_moe_balance);
+    RULE(!forced || !(c->moe.jitter > 0),
+         "forced balance does not ask the router, so noise on its input does nothing", CFG_moe_jitter,
+         CFG_moe_balance);
+    RULE(!sinkhorn || !aux, "sinkhorn balances by itself, without a loss: give aux_coeff = 0",
          CFG_moe_aux_coeff, CFG_moe_balance);
+    RULE(none || bias || forced || sinkhorn || aux,
+         "the balance loss would count for nothing: aux_coeff must be above 0", CFG_moe_aux_coeff,
+         CFG_moe_balance);
     RULE(!bias || c->moe.router == MOE_ROUTER_SIGMOID || c->moe.router == MOE_ROUTER_SQRT_SOFTPLUS,
          "biases are added to scores of 0 and up: take router = sigmoid or sqrt_softplus", CFG_moe_balance,
          CFG_moe_router);
@@ -86,6 +97,28 @@ static void check_balance(ConfigReader *r)
     RULE(c->moe.unit == 1 || c->moe.balance != MOE_BALANCE_SEQ_AUX,
          "seq_aux counts over single samples: take unit = 1, or balance = aux", CFG_moe_unit,
          CFG_moe_balance);
+}
+
+static void check_capacity(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const bool limited = c->moe.capacity > 0;
+    const bool bounded = c->moe.slack > 0, drops = c->moe.overflow == MOE_OVERFLOW_DROP;
+    RULE(limited || (bounded && drops) || c->moe.drop == MOE_DROP_PROBS, "nothing is dropped: give capacity",
+         CFG_moe_drop, CFG_moe_capacity);
+    RULE(!bounded || c->moe.slack >= 1, "not even an even load would have room: take 1 or more, or 0",
+         CFG_moe_slack);
+    RULE(bounded || c->moe.overflow == MOE_OVERFLOW_STOP,
+         "there is room for all rows that can come: give slack", CFG_moe_overflow, CFG_moe_slack);
+    RULE(!drops || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT,
+         "what is dropped depends on the layout: take reproducible = run, or overflow = stop",
+         CFG_moe_overflow, CFG_run_reproducible);
+    RULE(c->parallel.cp == 1 || (!limited && c->moe.balance != MOE_BALANCE_SINKHORN),
+         "not built yet: capacity and sinkhorn, which look at whole samples, beside context parallelism; "
+         "take cp = 1",
+         CFG_parallel_cp, CFG_moe_capacity, CFG_moe_balance);
+    RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
+         CFG_moe_capacity);
 }
 
 /* Where the experts of a mixture lie, and where its rows do. */
@@ -190,6 +223,7 @@ void config_check_moe(ConfigReader *r)
          CFG_moe_dispatcher, CFG_parallel_ep, CFG_parallel_etp, CFG_train_micro_batch, CFG_model_seq,
          CFG_moe_topk);
     check_balance(r);
+    check_capacity(r);
     check_upcycle(r);
     check_expert_layout(r);
 }

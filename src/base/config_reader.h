@@ -38,6 +38,7 @@ void config_check_context(ConfigReader *r);
 
 /* Ranks of cp that exchange heads: parallel.cp_heads, or what is usual. */
 int64_t config_cp_heads(const Config *c);
+void config_check_attention(ConfigReader *r);
 
 /* A relation between keys: where it does not hold, the text is complained of with all of them, at the first. */
 #define KEY_IDS(...) \

@@ -22,18 +22,24 @@ static void add(LayerSet *s, int64_t layer)
     if (layer < LAYERS_MAX) s->word[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
+/* "x" or "x*n" at *at; false if it is neither. */
+static bool read_item(const char **at, int64_t *value, int64_t *times)
+{
+    *value = read_number(at);
+    *times = 1;
+    if (**at == '*') {
+        (*at)++;
+        *times = read_number(at);
+    }
+    return *value >= 0 && *times >= 1;
+}
+
 /* "0*3,1*58" */
 static int64_t read_list(const char *at, LayerSet *set)
 {
-    int64_t count = 0;
+    int64_t count = 0, member, times;
     for (;; at++) {
-        const int64_t member = read_number(&at);
-        int64_t times = 1;
-        if (*at == '*') {
-            at++;
-            times = read_number(&at);
-        }
-        if (member < 0 || member > 1 || times < 1) return -1;
+        if (!read_item(&at, &member, &times) || member > 1) return -1;
         for (int64_t i = 0; i < times && member && count + i < LAYERS_MAX; i++) add(set, count + i);
         count += times;
         if (!*at) return count;
@@ -62,4 +68,38 @@ int layer_set_count(const LayerSet *s)
     int n = 0;
     for (int i = 0; i < LAYERS_MAX / 64; i++) n += __builtin_popcountll(s->word[i]);
     return n;
+}
+
+int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out)
+{
+    const char *at = text;
+    int64_t count = 0, value, times;
+    *out = (LayerPattern){ 0 };
+    for (;; at++) {
+        if (!read_item(&at, &value, &times) || value > most || out->runs == PATTERN_RUNS) return -1;
+        out->value[out->runs] = (int32_t)value;
+        out->times[out->runs++] = (int32_t)times;
+        count += times;
+        if (!*at) return count;
+        if (*at != ',') return -1;
+    }
+}
+
+int64_t layer_pattern_at(const LayerPattern *p, int layer)
+{
+    int64_t length = 0, at;
+    for (int i = 0; i < p->runs; i++) length += p->times[i];
+    if (!length) return 0;
+    at = layer % length;
+    for (int i = 0;; i++) {
+        at -= p->times[i];
+        if (at < 0) return p->value[i];
+    }
+}
+
+int64_t layer_pattern_most(const LayerPattern *p)
+{
+    int64_t most = 0;
+    for (int i = 0; i < p->runs; i++) most = p->value[i] > most ? p->value[i] : most;
+    return most;
 }

@@ -1,8 +1,13 @@
 /*
- * A set of layers, and the text of a configuration that gives one:
+ * What differs from layer to layer, and the texts of a configuration that say so. In a list x*n stands for n times x.
  *
+ * A set of layers:
  *   "2"           every second layer: 0, 2, 4, ...
- *   "0*3,1*58"    layer by layer, 1 = in the set; x*n stands for n times x, and what is not repeated for itself
+ *   "0*3,1*58"    layer by layer, 1 = in the set
+ *
+ * A pattern of numbers:
+ *   "1024"        the same for all layers
+ *   "1024*3,0"    layer by layer, and when it is at its end from the beginning again
  */
 #ifndef MEGATRAIN_BASE_LAYER_SET_H
 #define MEGATRAIN_BASE_LAYER_SET_H
@@ -10,7 +15,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-enum { LAYERS_MAX = 1024 };
+enum { LAYERS_MAX = 1024, WINDOW_MOST = 16777216 /* positions */ };
 
 typedef struct {
     uint64_t word[LAYERS_MAX / 64];
@@ -28,5 +33,30 @@ static inline bool layer_set_has(const LayerSet *s, int layer)
 int64_t layer_set_read(const char *text, int layers, LayerSet *out);
 
 int layer_set_count(const LayerSet *s);
+
+enum { PATTERN_RUNS = 64 };
+
+/* {0}: 0 for all layers. */
+typedef struct {
+    int runs;
+    int32_t value[PATTERN_RUNS], times[PATTERN_RUNS]; /* of each run of equal numbers */
+} LayerPattern;
+
+/*
+ * The pattern of a text whose numbers are at most `most`. Returns how many layers it is about until it begins again, 1
+ * for a single number; -1 for a text of neither form, a larger number or more than PATTERN_RUNS items, and *out is
+ * undefined then.
+ */
+int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out);
+
+/* The pattern of one number for all. */
+static inline LayerPattern layer_pattern_all(int32_t value)
+{
+    return (LayerPattern){ .runs = 1, .value = { value }, .times = { 1 } };
+}
+
+int64_t layer_pattern_at(const LayerPattern *p, int layer);
+/* The largest number in it. */
+int64_t layer_pattern_most(const LayerPattern *p);
 
 #endif

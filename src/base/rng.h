@@ -82,6 +82,16 @@ RNG_FN int dropout_keep(uint64_t key, uint32_t threshold, int64_t sample, int64_
     return r.v[feature & 3] >= threshold;
 }
 
+/*
+ * Uniform numbers of [0, 1) for four neighbouring features, `feature` being the first; counters as of dropout.
+ */
+RNG_FN void uniform_4(uint64_t key, int64_t sample, int64_t position, int64_t feature, float u[4])
+{
+    Philox r =
+        philox(key, (uint32_t)(feature >> 2), (uint32_t)position, (uint32_t)sample, (uint32_t)(sample >> 32));
+    for (int i = 0; i < 4; i++) u[i] = (float)(r.v[i] >> 8) * 0x1p-24f;
+}
+
 RNG_FN int dropout_keep_attn(uint64_t key, uint32_t threshold, int64_t sample, int64_t head, int64_t query,
                              int64_t keypos)
 {

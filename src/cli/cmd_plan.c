@@ -135,10 +135,36 @@ static void put_mixture(const ModelSpec *m)
     const MixtureSpec *e = &m->moe;
     printf("        %d experts, %d a token, of ffn %lld in %d of %d layers", e->experts, e->topk,
            (long long)e->ffn, layer_set_count(&e->layers), m->layers);
+    if (e->capacity.factor > 0) printf(", which take %g times the mean", e->capacity.factor);
     if (e->router.groups > 1) printf("; %d of %d groups a token", e->router.group_topk, e->router.groups);
     if (e->shared_ffn)
         printf("; shared expert of ffn %lld%s", (long long)e->shared_ffn, e->shared_gate ? ", gated" : "");
     putchar('\n');
+}
+
+/* What a rank's experts have room for, of a micro-batch and a layer; what they cannot get more than. */
+static void put_room(const PlanTable *t)
+{
+    const MixtureSpec *e = &t->spec.model.moe;
+    const Grid g = t->grid;
+    const int sp = g.sp ? g.tp : 1;
+    const int64_t seq = t->spec.model.seq / (g.cp ? g.cp : 1); /* of a sample, a rank's */
+    const MoeCut cut = { .experts = e->experts,
+                         .topk = e->topk,
+                         .unit = e->balance.unit,
+                         .rows = t->spec.micro_batch * seq / sp,
+                         .seq = seq,
+                         .sp = sp,
+                         .ep = g.ep,
+                         .etp = g.etp ? g.etp : 1,
+                         .capacity = e->capacity };
+    const MoeRoom room = moe_room(&cut);
+    char a[32], b[32], c[32];
+    printf("experts %d on each of %d ranks, with room for %s rows of a layer and micro-batch; even is %s, "
+           "the most "
+           "that can come %s\n",
+           e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned), commas(b, cut.rows * e->topk * cut.etp),
+           commas(c, room.worst));
 }
 
 /* A token meets all parameters but those of the experts that it is not sent to. */
@@ -188,6 +214,7 @@ static void put_model(const PlanTable *t)
         t->grid.dp, t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch,
         (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
+    if (t->grid.ep > 1) put_room(t);
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
                t->cfg->train.global_batch);

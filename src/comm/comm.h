@@ -54,7 +54,7 @@ enum { COMM_MESSAGES_MAX = 16 }; /* of an exchange */
  * are: `local`, rows of its own for the chunks of all, by (member, chunk), and `remote`, rows of all for its own
  * chunks, by (chunk, member). How many rows a piece has only device memory says: piece i of local begins with row
  * local_offset[i * stride] and ends before local_offset[(i + 1) * stride], likewise of remote; both ends of a piece
- * must find the same number. remote has room for members * most rows.
+ * must find the same number.
  *
  * `copies` neighbours have the same chunks (members / copies have others): each gets every row of them. What comes back
  * from copy i lies in the i-th of `copies` arrays as large as local, to be added up.
@@ -64,9 +64,10 @@ typedef struct {
     const int64_t *local_offset;  /* [members / copies * chunks * stride + 1] */
     const int64_t *remote_offset; /* [members * chunks * stride + 1] */
     int64_t chunks, stride, copies;
-    bool back;    /* remote is sent to local, else local to remote */
-    int64_t most; /* rows that one member can have for another, or for itself; the same on all */
-    char *room;   /* comm_rows_room() bytes beside the tensors, contents undefined; NULL where that is 0 */
+    bool back;           /* remote is sent to local, else local to remote */
+    int64_t most;        /* rows that one member can have for another, or for itself; the same on all */
+    int64_t remote_rows; /* that remote has room for */
+    char *room; /* comm_rows_room() bytes beside the tensors, contents undefined; NULL where that is 0 */
 } CommRows;
 
 typedef struct {

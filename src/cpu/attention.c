@@ -3,12 +3,16 @@
  *
  * Per query row, over key blocks of `block` positions, aligned in global position, ascending:
  *
- *   s = scale * chain over C of q k      masked: -inf
+ *   s = scale * chain over C of q k      or softcap * tanh(scale / softcap * chain); masked: -inf
  *   m' = max(m, max s)   r = exp(m - m')   p = exp(s - m')
  *   l  = l r + sum p     16 lanes by key position mod 16, each ascending, then the tree of vf_sum
  *   o  = o r, then one fmaf chain over the keys ascending with p (times 0 or 1 / (1 - p_drop))
  *
- * at the end o / l and m + log l. A block that a row does not see leaves its m, l and o as they are, bit for
+ * at the end o / l and m + log l; a sink z counts as one more block with this score and without a value:
+ *
+ *   m' = max(m, z)   r = exp(m - m')   l = l r + exp(z - m')   o = o r
+ *
+ * A block that a row does not see leaves its m, l and o as they are, bit for
  * bit: r = exp(0) = 1, every p = 0. A row without any key: o = 0, lse = -inf.
  *
  * Between calls that bring the keys piece by piece o is not divided, and m and l are kept beside it.
@@ -81,6 +85,14 @@ static vf scale_and_mask(const AttnColumn *c, float *s, const int32_t *position,
     return max;
 }
 
+/* Products become capped scores. */
+static void cap_column(const Attn *a, float *s, int64_t n)
+{
+    const vf inner = vf_set1(a->scale / a->softcap), cap = vf_set1(a->softcap);
+    for (int64_t j = 0; j < n; j++, s += ATTN_QUERIES)
+        vf_store(s, vf_mul(vf_tanh(vf_mul(vf_load(s), inner)), cap));
+}
+
 /* s = exp(s - max). Nothing else in this loop: exp is long, and many must be in flight at once. */
 static void exp_column(float *s, int64_t n, vf max)
 {
@@ -113,7 +125,10 @@ static void softmax_column(const Attn *a, Part *p, const AttnKeys *keys, float *
     attn_column(&c, a, &p->tile, column);
     bool mask = attn_needs_mask(&p->tile, keys);
     vf old = vf_load(p->max + column);
-    vf max = vf_max(old, scale_and_mask(&c, s + column, keys->position, keys->n, a->scale, mask));
+    const bool capped = a->softcap > 0;
+    if (capped) cap_column(a, s + column, keys->n);
+    vf max =
+        vf_max(old, scale_and_mask(&c, s + column, keys->position, keys->n, capped ? 1 : a->scale, mask));
     /* Queries that have seen no key yet: subtract 0, so that exp(-inf) = 0 and not exp(NaN). */
     vf base = vf_select(vf_ge(vf_set1(-INFINITY), max), vf_zero(), max);
     vf r = vf_exp(vf_sub(old, base));
@@ -187,14 +202,24 @@ static void part_begin(const Attn *a, Part *p, const attention_fwd_args *args)
     if (args->resumed) part_pass_on(a, p, args, false);
 }
 
-static void part_end(const Attn *a, const Part *p, Tensor o, Tensor lse)
+/* The sink's score, to the maximum and sum of row i; o is scaled. */
+static void add_sink(const Attn *a, Part *p, int64_t i, float score)
+{
+    const float old = p->max[i], max = old > score ? old : score, rescale = (float)m_exp(old - max);
+    p->max[i] = max;
+    p->sum[i] = fmaf(p->sum[i], rescale, (float)m_exp(score - max));
+    scale_row(p->o + i * a->width, a->width, rescale);
+}
+
+static void part_end(const Attn *a, Part *p, const attention_fwd_args *args)
 {
     const AttnTile *t = &p->tile;
     for (int64_t i = 0; i < t->n; i++) {
-        float sum = p->sum[i], *out = attn_row(o, t->b, t->row + i, t->head);
+        if (args->sink.data) add_sink(a, p, i, ((const float *)args->sink.data)[t->head]);
+        float sum = p->sum[i], *out = attn_row(args->o, t->b, t->row + i, t->head);
         const float *in = p->o + i * a->width;
-        bool empty = sum == 0; /* a row with a key sums to 1 or more: its largest score gives 1 */
-        *attn_value(lse, t->b, t->row + i, t->head) = empty ? -INFINITY : p->max[i] + (float)m_log(sum);
+        bool empty = sum == 0; /* a row with a score sums to 1 or more: its largest gives 1 */
+        *attn_value(args->lse, t->b, t->row + i, t->head) = empty ? -INFINITY : p->max[i] + (float)m_log(sum);
         vf divisor = vf_set1(empty ? 1 : sum);
         for (int64_t c = 0; c < a->C; c += VEC) {
             vf x = vf_add(vf_div(vf_load(in + c), divisor), vf_zero());
@@ -250,7 +275,7 @@ static void forward_item(const Attn *a, const Plan *plan, Forward *f, const atte
     }
     for (int i = 0; i < parts; i++)
         if (args->unfinished) part_pass_on(a, &f->part[i], args, true);
-        else part_end(a, &f->part[i], args->o, args->lse);
+        else part_end(a, &f->part[i], args);
 }
 
 Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)

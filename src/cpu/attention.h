@@ -37,7 +37,7 @@ typedef struct {
 typedef struct {
     Tensor q, k, v, doc, sample;
     Spans q_spans, k_spans;
-    float scale;
+    float scale, softcap;
     int64_t block, window, head0;
     Dropout dropout;
     AttnSpan q_span[2], k_span[2];
@@ -58,11 +58,11 @@ typedef struct {
     int32_t *position;
 } AttnKeys;
 
-#define ATTN_OF(a)                                                                                \
-    {                                                                                             \
-        .q = (a)->q, .k = (a)->k, .v = (a)->v, .doc = (a)->doc, .sample = (a)->sample,            \
-        .q_spans = (a)->q_span, .k_spans = (a)->k_span, .scale = (a)->scale, .block = (a)->block, \
-        .window = (a)->window, .head0 = (a)->head0, .dropout = (a)->dropout                       \
+#define ATTN_OF(a)                                                                                    \
+    {                                                                                                 \
+        .q = (a)->q, .k = (a)->k, .v = (a)->v, .doc = (a)->doc, .sample = (a)->sample,                \
+        .q_spans = (a)->q_span, .k_spans = (a)->k_span, .scale = (a)->scale, .softcap = (a)->softcap, \
+        .block = (a)->block, .window = (a)->window, .head0 = (a)->head0, .dropout = (a)->dropout      \
     }
 
 /* Checks what the shape check cannot (spans against T and S, H against K) and fills the rest. ERR_SHAPE;

@@ -2,9 +2,10 @@
  * Attention, backward. Layout and bits: attention.h; forward: attention.c.
  *
  *   delta = sum over C of do o                 (16 lanes by index mod 16)
- *   p  = exp(scale q k - lse)                  recomputed, the same chain as forward
+ *   p  = exp(s - lse)                          s = scale q k, recomputed, the same chain as forward
  *   dv = sum over queries of p keep do         keep: 0 or 1 / (1 - p_drop)
- *   ds = p (keep (do v) - delta) scale
+ *   ds = p (keep (do v) - delta) scale         with softcap: s = softcap t, t = tanh(scale / softcap q k), and
+ *                                              scale (1 - t^2) in place of scale
  *   dq = sum over keys of ds k                 one chain, keys ascending
  *   dk = sum over queries of ds q              as dv: leaves and a tree
  *
@@ -35,6 +36,7 @@
 
 #include "cpu/attention.h"
 #include "cpu/gemm.h"
+#include "cpu/rows.h"
 #include "cpu/team.h"
 
 Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args);
@@ -92,6 +94,29 @@ static int64_t backward_layout(Backward *f, const BackwardCall *call, float *bas
 
 /* ---- one tile of queries against one run of keys ---- */
 
+/* What makes scores of products. */
+typedef struct {
+    bool capped;
+    vf scale, inner, cap;
+} Scoring;
+
+VEC_FN Scoring scoring_of(const Attn *a)
+{
+    const bool capped = a->softcap > 0;
+    return (Scoring){ capped, vf_set1(a->scale), vf_set1(capped ? a->scale / a->softcap : 0),
+                      vf_set1(a->softcap) };
+}
+
+/* The score of a product, and the score's slope. */
+VEC_FN vf score_and_slope(const Scoring *c, vf product, vf *slope)
+{
+    *slope = c->scale;
+    if (!c->capped) return vf_mul(product, c->scale);
+    const vf t = vf_tanh(vf_mul(product, c->inner));
+    *slope = vf_mul(c->scale, vf_fnma(t, t, vf_set1(1.0f)));
+    return vf_mul(t, c->cap);
+}
+
 /* p and ds hold q k and do v; they become p keep and ds. */
 static void gradient_column(const BackwardCall *call, Backward *f, const AttnKeys *keys, int64_t column)
 {
@@ -99,10 +124,12 @@ static void gradient_column(const BackwardCall *call, Backward *f, const AttnKey
     AttnColumn c;
     attn_column(&c, a, &f->tile, column);
     bool mask = attn_needs_mask(&f->tile, keys);
-    const vf scale = vf_set1(a->scale), lse = vf_load(f->lse + column), delta = vf_load(f->delta + column);
+    const Scoring scoring = scoring_of(a);
+    const vf lse = vf_load(f->lse + column), delta = vf_load(f->delta + column);
     float *ps = f->p + column, *dss = f->ds + column;
     for (int64_t j = 0; j < keys->n; j++, ps += ATTN_QUERIES, dss += ATTN_QUERIES) {
-        vf p = vf_exp(vf_sub(vf_mul(vf_load(ps), scale), lse)), dp = vf_load(dss), kept = p;
+        vf slope, score = score_and_slope(&scoring, vf_load(ps), &slope);
+        vf p = vf_exp(vf_sub(score, lse)), dp = vf_load(dss), kept = p;
         if (mask) kept = p = vf_select(attn_visible(&c, keys->position[j]), p, vf_zero());
         if (c.threshold) {
             vf keep = attn_keep(&c, keys->position[j]);
@@ -110,7 +137,7 @@ static void gradient_column(const BackwardCall *call, Backward *f, const AttnKey
             dp = vf_mul(dp, keep);
         }
         vf_store(ps, kept);
-        vf_store(dss, vf_mul(vf_mul(p, vf_sub(dp, delta)), scale));
+        vf_store(dss, vf_mul(vf_mul(p, vf_sub(dp, delta)), slope));
     }
 }
 
@@ -383,5 +410,28 @@ Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args)
         backward_layout(&f, &call, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
         for (int64_t i; (i = atomic_fetch_add(&next, 1)) < items;) backward_item(&call, &f, i / K, i % K);
     }
+    return ERR_OK;
+}
+
+/* ---- the sinks ---- */
+
+static void sink_rows(const void *args, int64_t first, int64_t end)
+{
+    const sink_bwd_args *a = args;
+    const int64_t H = a->lse.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *lse = row_f32(a->lse, n), *delta = row_f32(a->delta, n), *sink = a->sink.data;
+        float *dsink = row_f32(a->dsink, n);
+        for (int64_t h = 0; h < H; h += VEC) {
+            const int64_t left = H - h;
+            const vf p = vf_exp(vf_sub(row_load(sink + h, left), row_load(lse + h, left)));
+            row_store(dsink + h, vf_neg(vf_mul(p, row_load(delta + h, left))), left);
+        }
+    }
+}
+
+Err CPU(sink_bwd)(Stream *s, const sink_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dsink, a->lse), a->lse.dim[1], sink_rows, a);
     return ERR_OK;
 }

@@ -4,8 +4,8 @@
  * coordinates: base/rng.h), never on where it lies in the row.
  *
  * Traffic per element: residual reads 8 bytes, writes 4; gelu 4 and 4, its backward 8 and 4; swiglu reads 8
- * and writes 4, its backward 12 and 8; rope, split and merge read and write 4. With dropout a Philox call for
- * 64 elements adds about 2 instructions an element.
+ * and writes 4, its backward 12 and 8, as a gate does; rope, split and merge read and write 4. With dropout a Philox
+ * call for 64 elements adds about 2 instructions an element.
  */
 #include "base/half.h"
 #include "cpu/rows.h"
@@ -210,6 +210,50 @@ Err CPU(swiglu_bwd)(Stream *s, const swiglu_bwd_args *a)
     return ERR_OK;
 }
 
+/* ---- a gate on each element ---- */
+
+static void gate_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gate_fwd_args *a = args;
+    const int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *x = row_f32(a->x, n), *gate = row_f32(a->gate, n);
+        float *y = row_f32(a->y, n);
+        for (int64_t i = 0; i < F; i += VEC)
+            row_store(y + i, vf_mul(row_load(x + i, F - i), sigmoid(row_load(gate + i, F - i))), F - i);
+    }
+}
+
+Err CPU(gate_fwd)(Stream *s, const gate_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], gate_fwd_part, a);
+    return ERR_OK;
+}
+
+/* dx = dy s, dgate = dy x s (1 - s) */
+static void gate_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const gate_bwd_args *a = args;
+    const int64_t F = a->x.dim[1];
+    for (int64_t n = first; n < end; n++) {
+        const float *dy = row_f32(a->dy, n), *x = row_f32(a->x, n), *gate = row_f32(a->gate, n);
+        float *dx = row_f32(a->dx, n), *dgate = row_f32(a->dgate, n);
+        for (int64_t i = 0; i < F; i += VEC) {
+            vf s, t;
+            sigmoid_pair(row_load(gate + i, F - i), &s, &t);
+            const vf ds = vf_mul(row_load(dy + i, F - i), s);
+            row_store(dgate + i, vf_mul(vf_mul(ds, row_load(x + i, F - i)), t), F - i);
+            row_store(dx + i, ds, F - i);
+        }
+    }
+}
+
+Err CPU(gate_bwd)(Stream *s, const gate_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->dy.dim[1], gate_bwd_part, a);
+    return ERR_OK;
+}
+
 /* ---- fill, add ---- */
 
 static void fill_zero_part(const void *args, int64_t first, int64_t end)
@@ -285,7 +329,7 @@ Err CPU(cast)(Stream *s, const cast_args *a)
 /* ---- attention's columns ---- */
 
 typedef struct {
-    Tensor q, k, v, qkv;
+    Tensor q, k, v, gate, qkv;
     int64_t chunks;
     int merge;
 } QkvMove;
@@ -307,29 +351,30 @@ static void qkv_part(const void *args, int64_t first, int64_t end)
             p = qkv_piece(m, row_f32(m->q, n) + i * A, A, p);
             p = qkv_piece(m, row_f32(m->k, n) + i * K, K, p);
             p = qkv_piece(m, row_f32(m->v, n) + i * K, K, p);
+            if (m->gate.data) p = qkv_piece(m, row_f32(m->gate, n) + i * A, A, p);
         }
     }
 }
 
 static Err qkv_move(Stream *s, const QkvMove *m)
 {
-    const int64_t A = m->q.dim[1], K = m->k.dim[1], W = m->qkv.dim[1];
-    if (m->chunks < 1 || K % m->chunks || A % K || W != A + 2 * K)
-        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld and 2 x %lld in %lld chunks", (long long)W,
-                       (long long)A, (long long)K, (long long)m->chunks);
+    const int64_t A = m->q.dim[1], K = m->k.dim[1], W = m->qkv.dim[1], like_q = m->gate.data ? 2 : 1;
+    if (m->chunks < 1 || K % m->chunks || A % K || W != like_q * A + 2 * K)
+        return err_set(ERR_SHAPE, "qkv: %lld columns for %lld x %lld and 2 x %lld in %lld chunks",
+                       (long long)W, (long long)like_q, (long long)A, (long long)K, (long long)m->chunks);
     par_rows(s, rows_both(m->q, m->qkv), W, qkv_part, m);
     return ERR_OK;
 }
 
 Err CPU(qkv_split)(Stream *s, const qkv_split_args *a)
 {
-    const QkvMove m = { a->q, a->k, a->v, a->qkv, a->chunks, 0 };
+    const QkvMove m = { a->q, a->k, a->v, a->gate, a->qkv, a->chunks, 0 };
     return qkv_move(s, &m);
 }
 
 Err CPU(qkv_merge)(Stream *s, const qkv_merge_args *a)
 {
-    const QkvMove m = { a->q, a->k, a->v, a->qkv, a->chunks, 1 };
+    const QkvMove m = { a->q, a->k, a->v, a->gate, a->qkv, a->chunks, 1 };
     return qkv_move(s, &m);
 }
 
@@ -351,7 +396,7 @@ Err CPU(join_columns)(Stream *s, const join_columns_args *a)
 static void rope_part(const void *args, int64_t first, int64_t end)
 {
     const rope_args *a = args;
-    int64_t H = a->x.dim[1], R = a->x.dim[2] / 2;
+    int64_t H = a->x.dim[1], R = a->cos.dim[1];
     for (int64_t row = first * H; row < end * H; row++) {
         int64_t position = ((const int32_t *)a->position.data)[row / H];
         const float *cosine = row_f32(a->cos, position), *sine = row_f32(a->sin, position);
@@ -369,6 +414,9 @@ static void rope_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(rope)(Stream *s, const rope_args *a)
 {
-    par_rows(s, rows_both(a->x, a->position), a->x.dim[1] * a->x.dim[2], rope_part, a);
+    const int64_t C = a->x.dim[2], R = a->cos.dim[1];
+    if (2 * R > C)
+        return err_set(ERR_SHAPE, "rope: %lld angles for %lld columns", (long long)R, (long long)C);
+    par_rows(s, rows_both(a->x, a->position), a->x.dim[1] * 2 * R, rope_part, a);
     return ERR_OK;
 }

@@ -182,7 +182,7 @@ static void step_scale(StepValues *v, double norm)
 /*
  * overflow: a leaf or a sum did not fit; the step is to be done again with next_shift. (The integers then say
  * nothing about the size, so all shifts retreat; a float's maximum is known, and its shift right at once.)
- * nonfinite: the loss is, or a float gradient. skip: one of the two, or no token counts.
+ * nonfinite: the loss is, or a float gradient. skip: one of the two, no room, or no token counts.
  */
 Err CPU(step_finish)(Stream *s, const step_finish_args *a)
 {
@@ -208,7 +208,8 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
     v->overflow = overflow;
     v->nonfinite = nonfinite;
     v->loss_nonfinite = sums[2] != 0;
-    v->skip = overflow || nonfinite || v->counted <= 0;
+    v->no_room = a->no_room.data && *(const int32_t *)a->no_room.data != 0;
+    v->skip = overflow || nonfinite || v->no_room || v->counted <= 0;
     step_scale(v, __builtin_sqrt(squares));
     return ERR_OK;
 }

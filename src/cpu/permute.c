@@ -14,16 +14,20 @@ Err CPU(permute_index)(Stream *s, const permute_index_args *a)
     int64_t *start = a->offset.data;
     int32_t *choice = a->choice.data;
     (void)s;
-    ASSERT(a->choice.dim[0] == a->index.dim[0] * K);
+    ASSERT(a->choice.dim[0] <= a->index.dim[0] * K);
     ASSERT(X == a->experts * runs && a->index.dim[0] <= runs * a->run);
     memset(start, 0, (size_t)(X + 1) * sizeof *start);
     for (int64_t n = 0; n < N; n++)
-        for (int64_t k = 0; k < K; k++) start[row_i32(a->index, n)[k] * runs + n / a->run + 1]++;
+        for (int64_t k = 0; k < K; k++)
+            if (row_i32(a->index, n)[k] >= 0) start[row_i32(a->index, n)[k] * runs + n / a->run + 1]++;
     for (int64_t i = 0; i < X; i++) start[i + 1] += start[i];
     for (int64_t n = 0; n < N; n++)
         for (int64_t k = 0; k < K; k++) {
-            const int64_t p =
-                start[row_i32(a->index, n)[k] * runs + n / a->run]++; /* the next free row of the run */
+            const int32_t expert = row_i32(a->index, n)[k];
+            row_i32(a->row, n)[k] = -1;
+            if (expert < 0) continue;
+            const int64_t p = start[expert * runs + n / a->run]++; /* the next free row of the run */
+            ASSERT(p < a->choice.dim[0]);
             row_i32(a->row, n)[k] = (int32_t)p;
             choice[p] = (int32_t)(n * K + k);
         }
@@ -101,7 +105,8 @@ static void permute_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(permute_rows)(Stream *s, const permute_rows_args *a)
 {
-    par_rows(s, rows_used(a->x) * a->topk, a->y.dim[1], permute_part, a);
+    const int64_t chosen = rows_used(a->x) * a->topk, kept = rows_used(a->choice);
+    par_rows(s, chosen < kept ? chosen : kept, a->y.dim[1], permute_part, a);
     return ERR_OK;
 }
 
@@ -117,7 +122,8 @@ static void unpermute_part(const void *args, int64_t first, int64_t end)
             const int64_t left = D - i;
             vf sum = a->add ? row_load(y + i, left) : vf_zero();
             for (int64_t k = 0; k < K; k++)
-                sum = vf_fma(vf_set1(w ? w[k] : 1.0f), row_load(row_f32(a->x, row[k]) + i, left), sum);
+                if (row[k] >= 0)
+                    sum = vf_fma(vf_set1(w ? w[k] : 1.0f), row_load(row_f32(a->x, row[k]) + i, left), sum);
             row_store(y + i, sum, left);
         }
     }
@@ -149,10 +155,14 @@ static void unpermute_bwd_part(const void *args, int64_t first, int64_t end)
     const int64_t D = a->dy.dim[1], K = a->row.dim[1];
     for (int64_t n = first; n < end; n++) {
         const int32_t *row = row_i32(a->row, n);
-        for (int64_t k = 0; k < K; k++)
-            row_f32(a->dweight, n)[k] =
-                scale_and_dot(a->dx.data ? row_f32(a->dx, row[k]) : NULL, row_f32(a->dy, n),
-                              row_f32(a->x, row[k]), row_f32(a->weight, n)[k], D);
+        const float *w = row_f32(a->weight, n), *dy = row_f32(a->dy, n);
+        float *dweight = row_f32(a->dweight, n);
+        for (int64_t k = 0; k < K; k++) {
+            if (row[k] < 0) dweight[k] = 0;
+            else
+                dweight[k] = scale_and_dot(a->dx.data ? row_f32(a->dx, row[k]) : NULL, dy,
+                                           row_f32(a->x, row[k]), w[k], D);
+        }
     }
 }
 

@@ -163,13 +163,14 @@ static void router_fwd_part(const void *args, int64_t first, int64_t end)
     const router_fwd_args *a = work->args;
     const int64_t E = a->logits.dim[1], K = a->index.dim[1];
     const float *bias = a->bias.data;
-    float *score = own_memory(work), *biased = score + 2 * E;
+    float *score = own_memory(work), *biased = score + 2 * E; /* score + E: of groups */
     for (int64_t n = first; n < end; n++) {
         float *w = row_f32(a->weight, n);
         Best best = { (int32_t *)a->index.data + n * a->index.ld, 0, K };
         row_scores(a->router.score, score, row_f32(a->logits, n), E);
         for (int64_t e = 0; bias && e < E; e++) biased[e] = score[e] + bias[e];
-        choose(&a->router, bias ? biased : score, score + E, E, &best);
+        const float *by = a->rank.data ? row_f32(a->rank, n) : bias ? biased : score;
+        choose(&a->router, by, score + E, E, &best);
         row_weights(&a->router, score, best.index, K, w);
         for (int64_t k = 0; k < K; k++) w[k] *= a->router.scale;
     }

@@ -23,6 +23,7 @@ typedef struct {
     int32_t nonfinite;      /* loss or gradient norm is NaN or Inf */
     int32_t skip;           /* the update must change nothing */
     int32_t loss_nonfinite; /* the loss already is */
+    int32_t no_room;        /* experts got more rows than there is room for (docs/moe.md, slack) */
     int64_t loss_fixed;     /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
     int64_t counted;        /* tokens that count, whole global batch */
     float grad_norm;        /* before clipping, of the mean loss */
@@ -52,7 +53,7 @@ typedef struct {
  */
 typedef enum { ROUTER_SOFTMAX, ROUTER_SOFTMAX_PRE, ROUTER_SIGMOID, ROUTER_SQRT_SOFTPLUS } RouterScore;
 
-enum { ROUTER_TOPK_MAX = 1024 };
+enum { ROUTER_TOPK_MAX = 1024, SINKHORN_ROUNDS = 100 };
 
 typedef struct {
     RouterScore score;

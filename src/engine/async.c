@@ -31,6 +31,9 @@ Err async_check(const TrainSpec *s, int ranks)
                       "set model.tied=false");
     if (s->model.moe.balance.bias_rate > 0)
         return refuse(s, "experts' biases follow the load of a whole step", "set moe.balance=aux");
+    if (s->model.moe.capacity.slack > 0 && !s->model.moe.capacity.drop)
+        return refuse(s, "what it has updated when experts have no room stays so",
+                      "set moe.slack=0 or moe.overflow=drop");
     if (s->mask_eod)
         return refuse(s, "its stages do not know how many tokens count", "set data.mask_eod=false");
     if (s->compute == F16)
@@ -80,7 +83,7 @@ static Err begin_update(Trainer *t, int n)
     TRY(device_write(stream, t->async.tokens.data, sums, sizeof sums));
     param_store_begin(&t->stores[0]);
     ddp_begin(&t->ddp[0]);
-    return device_zero(stream, t->stats.overflow_cell.data, tensor_bytes(t->stats.overflow_cell));
+    return device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags));
 }
 
 Err async_update(Trainer *t, int replica)

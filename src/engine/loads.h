@@ -2,13 +2,23 @@
 #ifndef MEGATRAIN_ENGINE_LOADS_H
 #define MEGATRAIN_ENGINE_LOADS_H
 
+#include "base/layer_set.h"
 #include "engine/trainer.h"
 
-/*
- * load[layers of the model]: of a mixture the rows of its busiest expert over the mean of all experts, so 1 is even and
- * experts / topk the worst; 0 of other blocks. Thousandths. After trainer_step; collective over all ranks. Of schedules
- * that update several times a step: since the last update.
- */
-Err loads_read(Trainer *t, double *load);
+/* By layer of the model; 0 of blocks that are no mixtures. */
+typedef struct {
+    double load
+        [LAYERS_MAX]; /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
+    int64_t dropped[LAYERS_MAX]; /* choices that no expert took */
+} ExpertLoads;
+
+/* Loads are in thousandths. After trainer_step; collective over all ranks. Of schedules that update several times a
+ * step: since the last update. */
+Err loads_read(Trainer *t, ExpertLoads *out);
+
+/* ERR_MEMORY: in the step to come, or an evaluation, experts got more rows than there is room for. */
+Err loads_no_room(const Trainer *t, bool step);
+/* Asks, after the forward passes of an evaluation, all ranks for that; ERR_OK without moe.slack. */
+Err loads_check_room(Trainer *t);
 
 #endif

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/mathx.h"
 #include "engine/async.h"
+#include "engine/loads.h"
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
@@ -228,7 +229,7 @@ static Err open_stores(Trainer *t)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
     if (s->model.moe.experts)
-        TRY(setup_array(&t->setup, s->model.layers + s->model.moe.experts, &t->host_loads));
+        TRY(setup_array(&t->setup, 2 * s->model.layers + s->model.moe.experts, &t->host_loads));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 
@@ -414,7 +415,7 @@ static Err step_begin(Trainer *t)
         param_store_begin(&t->stores[r]);
         ddp_begin(&t->ddp[r]);
     }
-    return device_zero(stream, t->stats.overflow_cell.data, tensor_bytes(t->stats.overflow_cell));
+    return device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags));
 }
 
 /* True if the step is to be done again with a smaller loss scale: fp16 gradients that are not finite. */
@@ -491,6 +492,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
         TRY(step_begin(t));
         TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
+        if (v.no_room) return loads_no_room(t, true);
         if (lower_loss_scale(t, &v)) rescaled++;
         else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
         else break;
@@ -525,7 +527,9 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
     TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+    TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
     TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
+    TRY(loads_check_room(t));
     TRY(optim_sum_loss(&t->optim));
     return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
 }

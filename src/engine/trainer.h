@@ -148,7 +148,7 @@ typedef struct {
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [layers + experts] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* [2 layers + experts] of a mixture (engine/loads.h) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */
@@ -177,10 +177,12 @@ Err trainer_settle(Trainer *t);
 int64_t trainer_batch(const Trainer *t, int64_t step);
 
 /* One optimizer step on samples [t->samples, + trainer_batch). ERR_NUMERICS never: a bad step is skipped and
- * reported; the caller decides when there were too many. */
+ * reported; the caller decides when there were too many. ERR_MEMORY on all ranks: experts got more rows than moe.slack
+ * gives room for; nothing was changed. */
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
+ * ERR_MEMORY as trainer_step.
  * With reproducible = layout the same bits from every layout and batch. */
 Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples, double *loss,
                  int64_t *counted);

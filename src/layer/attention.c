@@ -3,10 +3,12 @@
  *
  *   qkv = x Wqkv (+ b)      columns lie chunk by chunk: the q heads of a kv head, its k, its v; or a part of them
  *   q, k, v                 split; optional RMSNorm per head; optional rotary positions
- *   o = attention(q, k, v)  online softmax, key blocks in canonical order (device/ops.def)
+ *   o = attention(q, k, v)  online softmax, key blocks in canonical order (device/ops.def); optional cap and sinks
+ *   o = o * sigmoid(gate)   optional; the gate is a fourth part of qkv's columns, as wide as q
  *   y = o Wproj             bias added by the residual add
  *
- * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them.
+ * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them, with a gate it
+ * and what it leaves of o.
  *
  * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
  * k and v, and has some of the query heads that read them; no weight is there twice:
@@ -37,17 +39,34 @@ static Err register_qk_norms(Attention *a, ParamRegistry *reg, const AttentionSp
     return ERR_OK;
 }
 
+/* Beside the other scores a sink of 0 is a key that is orthogonal to all queries. */
+static Err register_sinks(Attention *a, ParamRegistry *reg, const AttentionSpec *spec)
+{
+    char name[PARAM_NAME_MAX];
+    if (!spec->sinks) return ERR_OK;
+    snprintf(name, sizeof name, "%s.sinks", spec->name);
+    return param_add(
+        reg,
+        (ParamSpec){
+            .name = name, .ndim = 1, .shape = { spec->heads, 1 }, .cut = { CUT_TP }, .init = INIT_ZERO },
+        &a->sink);
+}
+
 Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
 {
     char name[PARAM_NAME_MAX];
     int64_t q = (int64_t)spec.heads * spec.head_dim, kv = (int64_t)spec.kv_heads * spec.head_dim;
-    *a = (Attention){ .qk_norm = spec.qk_norm,
+    const int64_t gate = spec.gate ? q : 0;
+    *a = (Attention){ .sink = -1,
+                      .qk_norm = spec.qk_norm,
                       .rope = spec.rope,
+                      .gate = spec.gate,
                       .heads = spec.heads,
                       .kv_heads = spec.kv_heads,
                       .head_dim = spec.head_dim,
                       .kv_parts = kv_head_parts(spec.tp_blocks, spec.heads, spec.kv_heads, spec.head_dim),
                       .window = spec.window,
+                      .softcap = spec.softcap,
                       .dropout = spec.dropout };
     snprintf(name, sizeof name, "%s.attention_dropout", spec.name);
     a->dropout_key = rng_key(spec.seed, name);
@@ -55,13 +74,14 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
     TRY(linear_register(&a->qkv, reg,
                         (LinearSpec){ .name = name,
                                       .in = spec.hidden,
-                                      .out = q + 2 * kv,
+                                      .out = q + 2 * kv + gate,
                                       .kind = LINEAR_COLUMN,
                                       .bias = spec.bias,
                                       .std = spec.std,
-                                      .section = { q, kv, kv },
+                                      .section = { q, kv, kv, gate },
                                       .interleave = spec.kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, &spec));
+    TRY(register_sinks(a, reg, &spec));
     snprintf(name, sizeof name, "%s.proj", spec.name);
     return linear_register(&a->proj, reg,
                            (LinearSpec){ .name = name,
@@ -76,6 +96,7 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
 typedef struct {
     int64_t B, T, N, H, K, C, head0;
     int64_t chunks, kv_cols; /* of this rank's qkv; its columns of k, as many of v */
+    int64_t columns;         /* of this rank's qkv */
     int64_t query_chunk;     /* query heads of a chunk: a leaf of the sum over those that read a kv head */
     float scale;
     Dropout dropout;
@@ -93,12 +114,15 @@ static Dims dims_of(const Attention *a, const Ctx *c)
                .chunks = a->kv_heads * a->kv_parts / tp };
     d.N = d.B * d.T;
     d.kv_cols = d.K * d.C / sharing;
+    d.columns = (a->gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->heads / (a->kv_heads * a->kv_parts) : d.H / d.K;
     d.head0 = d.H * c->world->tp.rank;
     d.scale = 1 / sqrtf((float)d.C);
     d.dropout = ctx_dropout(c, a->dropout, a->dropout_key);
     return d;
 }
+
+static const Tensor none;
 
 static Tensor heads_as_rows(Tensor t) /* [N, H, C] -> [N * H, C] */
 {
@@ -134,15 +158,15 @@ static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
               .inverse = inverse);
 }
 
-/* q, and whole heads of k and v in kv [2, N, K, C], from this rank's columns of qkv. */
-static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv)
+/* q, whole heads of k and v in kv [2, N, K, C], and gate [N, H * C] if there is one, from this rank's columns of qkv. */
+static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv, Tensor gate)
 {
     ArenaMark mark = arena_mark(c->scratch);
     int64_t sharing = c->world->kv.size;
     Tensor own = kv, all;
     if (sharing > 1) TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
-    TRY(op(c->s, qkv_split, .q = as_columns(q), .k = kv_half(own, 0), .v = kv_half(own, 1), .qkv = qkv,
-           .chunks = d->chunks));
+    TRY(op(c->s, qkv_split, .q = as_columns(q), .k = kv_half(own, 0), .v = kv_half(own, 1), .gate = gate,
+           .qkv = qkv, .chunks = d->chunks));
     if (sharing > 1) {
         TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
         TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
@@ -156,7 +180,7 @@ static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv)
 static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save,
                          Tensor out[3])
 {
-    Tensor q_raw, k_raw, kv;
+    Tensor q_raw, k_raw, kv, gate = none;
     TRY(save_new(c, REGION_I, &out[0], &save->q, c->dtype, d->N, d->H, d->C));
     TRY(save_new(c, REGION_I, &kv, &save->kv, c->dtype, 2, d->N, d->K, d->C));
     q_raw = out[0];
@@ -166,13 +190,23 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
         TRY(save_new(c, REGION_I, &q_raw, &save->q_raw, c->dtype, d->N, d->H, d->C));
         TRY(save_new(c, REGION_I, &out[1], &save->k, c->dtype, d->N, d->K, d->C));
     }
-    TRY(split_columns(c, d, qkv, q_raw, kv));
+    if (a->gate) TRY(save_new(c, REGION_I, &gate, &save->gate, c->dtype, d->N, d->H * d->C));
+    TRY(split_columns(c, d, qkv, q_raw, kv, gate));
     if (a->qk_norm) {
         TRY(norm_forward(&a->q_norm, c, heads_as_rows(q_raw), heads_as_rows(out[0]), &save->q_norm));
         TRY(norm_forward(&a->k_norm, c, heads_as_rows(k_raw), heads_as_rows(out[1]), &save->k_norm));
     }
     TRY(rotate(a, c, out[0], 0));
     return rotate(a, c, out[1], 0);
+}
+
+/* o [N, H * C] under the gate; without one itself. */
+static Err gate_forward(const Attention *a, Ctx *c, Tensor o, AttentionSave *save, Tensor *gated)
+{
+    *gated = o;
+    if (!a->gate) return ERR_OK;
+    TRY(save_new(c, REGION_W, gated, &save->gated, c->dtype, o.dim[0], o.dim[1]));
+    return op(c->s, gate_fwd, .y = *gated, .x = o, .gate = save_get(c, save->gate));
 }
 
 /* t [1, T, K, C] joins what `kept` has of positions before `past`, and both together take its place. */
@@ -190,12 +224,12 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
 {
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
-    Tensor h[3], o, lse, qkv;
+    Tensor h[3], o, lse, qkv, gated;
     bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: qkv must outlive the saves */
-    TRY(save_new(c, REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
+    TRY(save_new(c, a->gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, d.H * d.C + 2 * d.kv_cols));
+    TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, d.columns));
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, h));
     Tensor k = by_sample(h[1], &d), v = by_sample(h[2], &d);
@@ -218,9 +252,12 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
                                                    .block = c->canon.attn_block,
                                                    .window = a->window,
                                                    .dropout = d.dropout,
-                                                   .head0 = d.head0 }));
+                                                   .head0 = d.head0,
+                                                   .softcap = a->softcap,
+                                                   .sink = a->sink < 0 ? none : param_value(c, a->sink) }));
+    TRY(gate_forward(a, c, as_columns(o), save, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
-    return linear_forward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), y);
+    return linear_forward(&a->proj, c, gated, y);
 }
 
 /* Undoes the per-head norm of one of q, k: dy -> gradient of the raw head. */
@@ -231,11 +268,38 @@ static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tenso
     return norm_backward(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(*dx));
 }
 
-/* dq and dkv are those of this rank's query heads; dkv is used up. */
-static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, Tensor dq,
-                          Tensor dkv, Tensor dqkv)
+/* go [N, H * C] is the gradient of o under the gate and becomes that of o; dgate: none without a gate. */
+static Err gate_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor go, Tensor *dgate)
 {
-    Tensor dk = kv_heads(dkv, 0), dv = kv_half(dkv, 1), kv = save_get(c, save->kv);
+    *dgate = none;
+    if (!a->gate) return ERR_OK;
+    TRY(tensor_new(c->scratch, dgate, c->dtype, go.dim[0], go.dim[1]));
+    return op(c->s, gate_bwd, .dx = go, .dgate = *dgate, .dy = go, .x = as_columns(save_get(c, save->o)),
+              .gate = save_get(c, save->gate));
+}
+
+/* lse and delta [B, T, H], as attention_bwd has left them. */
+static Err sink_backward(const Attention *a, Ctx *c, Tensor lse, Tensor delta)
+{
+    const int64_t N = lse.dim[0] * lse.dim[1], H = lse.dim[2];
+    Tensor rows;
+    if (a->sink < 0) return ERR_OK;
+    TRY(tensor_new(c->scratch, &rows, c->dtype, N, H));
+    TRY(op(c->s, sink_bwd, .dsink = rows, .sink = param_value(c, a->sink), .lse = tensor_reshape(lse, N, H),
+           .delta = tensor_reshape(delta, N, H)));
+    return grad_add_columns(c, a->sink, rows);
+}
+
+/* Of this rank's query heads, and of keys and values from them. */
+typedef struct {
+    Tensor dq, dkv, dgate; /* [N, H, C], [2, N, K, C], [N, H * C] */
+} HeadGrads;
+
+/* g.dkv is used up. */
+static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads g,
+                          Tensor dqkv)
+{
+    Tensor dq = g.dq, dkv = g.dkv, dk = kv_heads(dkv, 0), dv = kv_half(dkv, 1), kv = save_get(c, save->kv);
     int64_t first = d->kv_cols * c->world->kv.rank;
     TRY(reduce_values(c, &c->world->kv, dkv));
     TRY(rotate(a, c, dq, 1));
@@ -246,22 +310,23 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
     }
     return op(c->s, qkv_merge, .qkv = dqkv, .q = as_columns(dq),
               .k = tensor_col_slice(as_columns(dk), first, d->kv_cols),
-              .v = tensor_col_slice(dv, first, d->kv_cols), .chunks = d->chunks);
+              .v = tensor_col_slice(dv, first, d->kv_cols), .gate = g.dgate, .chunks = d->chunks);
 }
 
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
-    Tensor o = save_get(c, save->o), kv = save_get(c, save->kv), go, dq, dkv, delta, dqkv;
+    Tensor o = save_get(c, save->o), kv = save_get(c, save->kv), go, dq, dkv, delta, dqkv, dgate;
     Tensor k = a->qk_norm ? save_get(c, save->k) : kv_heads(kv, 0);
-    TRY(dy_alloc(c, &dqkv, d.N, d.H * d.C + 2 * d.kv_cols));
+    Tensor gated = a->gate ? save_get(c, save->gated) : as_columns(o);
+    TRY(dy_alloc(c, &dqkv, d.N, d.columns));
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
     TRY(tensor_new(c->scratch, &dq, c->dtype, d.N, d.H, d.C));
     TRY(tensor_new(c->scratch, &dkv, c->dtype, 2, d.N, d.K, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
-    TRY(linear_backward(&a->proj, c, tensor_reshape(o, d.N, d.H * d.C), dy,
-                        tensor_reshape(go, d.N, d.H * d.C)));
+    TRY(linear_backward(&a->proj, c, gated, dy, as_columns(go)));
+    TRY(gate_backward(a, c, save, as_columns(go), &dgate));
     TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(dq, &d),
                                                        .dk = by_sample(kv_heads(dkv, 0), &d),
                                                        .dv = by_sample(kv_heads(dkv, 1), &d),
@@ -283,8 +348,10 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
                                                        .head0 = d.head0,
                                                        .chunk = d.query_chunk,
                                                        .leaf = c->canon.query_leaf,
-                                                       .positions = c->batch->seq }));
-    TRY(heads_backward(a, c, save, &d, dq, dkv, dqkv));
+                                                       .positions = c->batch->seq,
+                                                       .softcap = a->softcap }));
+    TRY(sink_backward(a, c, save_get(c, save->lse), delta));
+    TRY(heads_backward(a, c, save, &d, (HeadGrads){ dq, dkv, dgate }, dqkv));
     TRY(linear_backward(&a->qkv, c, x, dqkv, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;

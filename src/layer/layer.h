@@ -98,7 +98,7 @@ typedef struct {
     Arena *scratch;
     const Batch *batch;
     const StepValues *step;    /* device memory */
-    Tensor rope_cos, rope_sin; /* [seq, head_dim / 2], absent without rotary positions */
+    Tensor rope_cos, rope_sin; /* [seq, columns that turn / 2], or absent */
     Canon canon;
     ContextComm context; /* between the ranks of world->cp */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
@@ -258,10 +258,12 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
 typedef struct {
     Linear qkv, proj;
     Norm q_norm, k_norm;
-    bool qk_norm, rope;
+    int sink; /* one number a head, or -1 */
+    bool qk_norm, rope, gate;
     int heads, kv_heads, head_dim; /* global */
     int64_t kv_parts;              /* canonical parts of a kv head (base/heads.h) */
     int64_t window;
+    float softcap; /* 0: none */
     float dropout;
     uint64_t dropout_key;
 } Attention;
@@ -270,6 +272,7 @@ typedef struct {
 typedef struct {
     Saved q, kv, o, lse; /* kv [2, N, K, C] */
     Saved q_raw, k;      /* with q/k norms */
+    Saved gate, gated;   /* with a gate: it, and o under it */
     NormSave q_norm, k_norm;
 } AttentionSave;
 
@@ -277,8 +280,8 @@ typedef struct {
     const char *name;
     int64_t hidden, window;
     int heads, kv_heads, head_dim, tp_blocks;
-    bool bias, qk_norm, rope;
-    float std, proj_std, dropout, norm_eps;
+    bool bias, qk_norm, rope, sinks, gate;
+    float std, proj_std, softcap, dropout, norm_eps;
     uint64_t seed;
 } AttentionSpec;
 
@@ -328,11 +331,40 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  */
 /* How a router is made to use all experts (docs/moe.md). */
 typedef struct {
-    int64_t unit; /* samples over which rows are counted for the auxiliary loss */
-    float aux, z; /* weights of the auxiliary loss and of the z-loss; 0: none */
+    int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
+    float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
+    bool forced;   /* experts take turns, whatever the router says: for benchmarks */
     float
         bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
 } Balance;
+
+/* How many rows of a balance unit an expert takes, and which: the others' choices of it are dropped. */
+typedef struct {
+    double factor;    /* of the mean over all experts; 0: all rows */
+    bool by_position; /* the first rows, else those with the largest weights */
+    double
+        slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room) */
+} Capacity;
+
+/* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
+typedef struct {
+    int experts, topk;
+    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
+    int sp, ep, etp;
+    Capacity capacity;
+} MoeCut;
+
+typedef struct {
+    int64_t capacity; /* rows of a balance unit that an expert takes */
+    int64_t sent;     /* permuted rows of this rank's tokens */
+    int64_t pair;     /* of these, for the experts of one rank */
+    int64_t worst;    /* rows that its experts can get */
+    int64_t owned;    /* rows that its experts have room for */
+} MoeRoom;
+
+MoeRoom moe_room(const MoeCut *cut);
 
 typedef struct {
     int router, fc1, fc2; /* weights */
@@ -344,6 +376,9 @@ typedef struct {
     Router scoring;
     Balance balance;
     bool gathers; /* experts take their rows from all ranks' tokens, gathered, instead of being sent them */
+    Capacity capacity;
+    float jitter; /* of the router's input in training; 0: none */
+    uint64_t jitter_key;
     bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
     Mlp shared;
     int shared_gate; /* weight [1, D], or -1 */
@@ -368,7 +403,9 @@ typedef struct {
     Activation activation;
     Router scoring;
     Balance balance;
-    float std, proj_std;
+    Capacity capacity;
+    float jitter, std, proj_std;
+    uint64_t seed;
 } MoeSpec;
 
 enum { MOE_LINEARS = 6 }; /* weight gradients that a mixture can queue */

@@ -13,6 +13,7 @@
  * Weight gradients are queued (layer.h, Wgrad).
  */
 #include <stdio.h>
+#include <string.h>
 
 #include "layer/internal.h"
 
@@ -25,11 +26,11 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .ndim = 2,
                     .shape = { spec.out, spec.in },
                     .cut = { column ? CUT_TP : CUT_NONE, column ? CUT_NONE : CUT_TP },
-                    .section = { spec.section[0], spec.section[1], spec.section[2] },
                     .interleave = spec.interleave,
                     .init = INIT_NORMAL,
                     .std = spec.std,
                     .flags = PARAM_DECAY };
+    memcpy(w.section, spec.section, sizeof w.section);
     snprintf(name, sizeof name, "%s.weight", spec.name);
     TRY(param_add(reg, w, &l->weight));
     if (!spec.bias) return ERR_OK;

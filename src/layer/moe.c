@@ -1,19 +1,20 @@
 /*
- * A mixture of experts, dropless (layer.h; docs/moe.md says what is defined and in which order sums are):
+ * A mixture of experts (layer.h; docs/moe.md says what is defined and in which order sums are):
  *
  *   x [N, D] -> logits -> index, weight [N, K]        router, in fp32 whatever the dtype
- *            -> row, choice, offset                     the order of the P = N K permuted rows
+ *            -> row, choice, offset                     the order of the permuted rows, P = N K or fewer (capacity.c)
  *   x        -> permuted rows [P, D] -> to the ranks that hold their experts:
  *               x [Q, D] -> hidden -> active [Q, F] -> made [Q, D]    grouped products
  *            -> back where they came from: out [P, D]
  *   y [N, D] =  sum over choices of weight * out, + the shared expert
  *
- * Every size is known before a step: P does not depend on the choice, and Q is what the rank's experts get at most.
- * How many rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent,
- * and Q is P.
+ * Every size is known before a step: P is what the rank's tokens send at most, Q what its experts get at most. How
+ * many rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent, and
+ * Q is P.
  */
 #include <stdio.h>
 
+#include "base/rng.h"
 #include "layer/internal.h"
 
 /* ---- registration ---- */
@@ -63,7 +64,10 @@ static Err add_bias(ParamRegistry *reg, const MoeSpec *s, int *id)
 
 Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 {
+    char noise[PARAM_NAME_MAX];
+    snprintf(noise, sizeof noise, "%s.jitter", s.name);
     const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
+    ASSERT(s.balance.unit > 0);
     *m = (Moe){ .experts = s.experts,
                 .topk = s.topk,
                 .hidden = D,
@@ -73,6 +77,9 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
                 .scoring = s.scoring,
                 .balance = s.balance,
                 .gathers = s.gathers,
+                .capacity = s.capacity,
+                .jitter = s.jitter,
+                .jitter_key = rng_key(s.seed, noise),
                 .recompute = s.recompute };
     ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS, .init_repeat = s.parts };
     ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = s.std };
@@ -101,7 +108,7 @@ static bool sends(const Ctx *c) { return c->world->tp_ep.size > 1; }
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
-static int own_experts(const Moe *m, const Ctx *c) { return m->experts / (c->world->tp_ep.size / copies(c)); }
+int moe_own_experts(const Moe *m, const Ctx *c) { return m->experts / (c->world->tp_ep.size / copies(c)); }
 
 /* This rank's part of an expert's width. */
 static int64_t own_ffn(const Moe *m, const Ctx *c) { return m->ffn / copies(c); }
@@ -110,22 +117,8 @@ static int64_t own_ffn(const Moe *m, const Ctx *c) { return m->ffn / copies(c); 
 static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
 {
     const Tensor w = param_value(c, id);
-    const int experts = own_experts(m, c);
+    const int experts = moe_own_experts(m, c);
     return tensor_reshape(w, experts, w.dim[0] / experts, w.dim[1]);
-}
-
-/* The most rows that this rank's experts can get from one rank: of each of its N as many as there are experts, or
- * topk. */
-static int64_t most_rows(const Moe *m, const Ctx *c, int64_t N)
-{
-    const int own = own_experts(m, c);
-    return N * (own < m->topk ? own : m->topk);
-}
-
-/* And from all. */
-static int64_t remote_rows(const Moe *m, const Ctx *c, int64_t N)
-{
-    return sends(c) ? c->world->tp_ep.size * most_rows(m, c, N) : N * m->topk;
 }
 
 static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
@@ -198,10 +191,10 @@ typedef struct {
 
 /* ---- rows to the ranks that hold their experts, and back ---- */
 
-/* A tensor of rows of this rank's experts, of which those count that the offsets say are there. */
-static Tensor in_use(Tensor rows, Tensor owned)
+/* A tensor of permuted rows, of which those count that the offsets say are there. */
+static Tensor in_use(Tensor rows, Tensor offset)
 {
-    rows.rows = (const int64_t *)owned.data + owned.dim[0] - 1;
+    rows.rows = (const int64_t *)offset.data + offset.dim[0] - 1;
     return rows;
 }
 
@@ -213,11 +206,12 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
                       .remote = remote.data,
                       .local_offset = t->offset.data,
                       .remote_offset = t->owned.data,
-                      .chunks = own_experts(m, c),
+                      .chunks = moe_own_experts(m, c),
                       .stride = (t->offset.dim[0] - 1) / m->experts,
                       .copies = copies(c),
                       .back = back,
-                      .most = most_rows(m, c, t->index.dim[0]) };
+                      .remote_rows = moe_room_of(m, c).owned,
+                      .most = moe_room_of(m, c).pair };
     const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
                   room = comm_rows_room(group, &rows, row_bytes);
     ArenaMark mark = arena_mark(c->scratch);
@@ -247,7 +241,7 @@ static Err return_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor rows, Tens
 static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
 {
     Comm *group = &c->world->tp_ep;
-    const int own = own_experts(m, c);
+    const int own = moe_own_experts(m, c);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all;
     if (!sends(c)) return ERR_OK;
@@ -255,7 +249,7 @@ static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
     TRY(comm_all_gather(group, c->s, all, t->offset, NULL));
     const int64_t first = (int64_t)(group->rank / copies(c)) * own;
     TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .first = first, .own = own,
-           .most = remote_rows(m, c, t->index.dim[0])));
+           .most = moe_room_of(m, c).owned));
     if (m->gathers) {
         Tensor choice;
         TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice.dim[0]));
@@ -292,8 +286,35 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
     Tensor local = rows;
     if (sends(c) && m->gathers) return take_rows(m, c, t, x, (Tensor){ 0 }, rows);
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
-    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = t->choice, .topk = m->topk));
+    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = in_use(t->choice, t->offset), .topk = m->topk));
     if (sends(c)) TRY(move_rows(m, c, t, local, rows, false));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* ---- what the router is given ---- */
+
+static bool has_noise(const Moe *m, const Ctx *c) { return m->jitter > 0 && c->dropout_on; }
+
+/* y = x with the noise of these rows: so of the router's input, and so of its gradient. */
+static Err add_noise(const Moe *m, Ctx *c, Tensor y, Tensor x)
+{
+    return op(c->s, jitter, .y = y, .x = x, .position = ctx_row_slice(c, c->batch->position),
+              .sample = ctx_row_slice(c, c->batch->sample), .key = m->jitter_key, .eps = m->jitter);
+}
+
+static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    if (m->balance.forced)
+        return op(c->s, router_even, .logits = logits, .position = ctx_row_slice(c, c->batch->position),
+                  .sample = ctx_row_slice(c, c->batch->sample), .seq = c->batch->seq, .topk = m->topk);
+    if (has_noise(m, c)) {
+        const Tensor plain = x;
+        TRY(tensor_new(c->scratch, &x, plain.dtype, plain.dim[0], plain.dim[1]));
+        TRY(add_noise(m, c, x, plain));
+    }
+    TRY(fp32_linear(c, m->router, x, logits));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -308,19 +329,20 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
-    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, N * K));
+    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, moe_room_of(m, c).sent));
     TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X + 1));
     t->owned = t->offset;
     save->owned = save->offset;
     if (!sends(c)) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, copies(c) * X + 1));
-    return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, remote_rows(m, c, N)) : ERR_OK;
+    return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, moe_room_of(m, c).owned) : ERR_OK;
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
-static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
+static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
-    const int64_t P = N * m->topk, Q = remote_rows(m, c, N);
+    const MoeRoom room = moe_room_of(m, c);
+    const int64_t P = room.sent, Q = room.owned;
     const int64_t D = m->hidden, F = own_ffn(m, c), H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
@@ -332,14 +354,34 @@ static Err rows_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t
     return save_new(c, REGION_W, &t->active, &save->active, c->dtype, Q, F);
 }
 
+/* What this rank's rows choose by where whole units are balanced, in training. */
+static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
+{
+    Tensor all, ranks, share;
+    *rank = (Tensor){ 0 };
+    if (!m->balance.sinkhorn || !c->dropout_on) return ERR_OK;
+    TRY(moe_gather_units(c, logits, &all));
+    TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->experts));
+    TRY(tensor_new(c->scratch, &share, F32, all.dim[0]));
+    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = all,
+           .rows = m->balance.unit * c->batch->T));
+    *rank = ctx_row_slice(c, ranks);
+    return ERR_OK;
+}
+
 static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
-    TRY(fp32_linear(c, m->router, x, t->logits));
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor kept, rank;
+    TRY(make_logits(m, c, x, t->logits));
     const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
+    TRY(unit_ranks(m, c, t->logits, &rank));
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
-           .router = m->scoring));
-    TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = t->index,
+           .rank = rank, .router = m->scoring));
+    TRY(moe_choices_kept(m, c, t->index, t->weight, &kept));
+    TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = kept,
            .experts = m->experts, .run = run_tokens(c)));
+    arena_release(c->scratch, mark);
     return learn_owned(m, c, t);
 }
 
@@ -391,7 +433,7 @@ Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
 {
     MoeRows t = { 0 };
     TRY(route_alloc(m, c, x.dim[0], save, &t));
-    TRY(rows_alloc(m, c, x.dim[0], save, &t));
+    TRY(rows_alloc(m, c, save, &t));
     TRY(shared_forward(m, c, x, save, &t));
     TRY(route(m, c, x, &t));
     TRY(experts_forward(m, c, x, y, &t));
@@ -525,14 +567,19 @@ static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogi
 /* dx = what came through the router's weights. */
 static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
 {
-    Tensor dy, wide;
+    Tensor dy, wide, noisy;
     TRY(fp32_dy_alloc(c, m->experts, &dy, &wide));
     const Tensor dlogits = first_cols(wide, m->experts);
     TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
            .weight = t->weight, .router = m->scoring));
     TRY(balance_backward(m, c, t, dlogits));
     TRY(count_rows(m, c, t));
-    return fp32_linear_backward(c, m->router, x, dy, wide, dx);
+    if (m->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
+    if (!has_noise(m, c)) return fp32_linear_backward(c, m->router, x, dy, wide, dx);
+    TRY(dy_alloc(c, &noisy, x.dim[0], x.dim[1]));
+    TRY(add_noise(m, c, noisy, x));
+    TRY(fp32_linear_backward(c, m->router, noisy, dy, wide, dx));
+    return add_noise(m, c, dx, dx);
 }
 
 /* The gradient of the shared expert's output through its gate, and dx += what came through the gate. */

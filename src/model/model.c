@@ -7,8 +7,6 @@
  */
 #include "model/model.h"
 
-#include "base/mathx.h"
-
 /* whole: the head, if it reads the table, too, is in the same registry. */
 static EmbeddingSpec embedding_spec(const ModelSpec *spec, bool whole)
 {
@@ -231,32 +229,6 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }
 
-Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
-                      Tensor *sin)
-{
-    int64_t R = spec->head_dim / 2;
-    *cos = *sin = (Tensor){ 0 };
-    if (!spec->rope) return ERR_OK;
-    TRY(tensor_new(state, cos, F32, spec->seq, R));
-    TRY(tensor_new(state, sin, F32, spec->seq, R));
-    if (s->dev->is_null) return ERR_OK;
-    float *row;
-    double *inv_freq;
-    TRY(setup_array(setup, 2 * R, &row));
-    TRY(setup_array(setup, R, &inv_freq));
-    for (int64_t i = 0; i < R; i++)
-        inv_freq[i] = m_exp(-2.0 * (double)i / spec->head_dim * m_log(spec->rope_base));
-    for (int64_t p = 0; p < spec->seq; p++) {
-        for (int64_t i = 0; i < R; i++) {
-            row[i] = (float)m_cos((double)p * inv_freq[i]);
-            row[R + i] = (float)m_sin((double)p * inv_freq[i]);
-        }
-        TRY(device_write(s, tensor_row_slice(*cos, p, 1).data, row, R * (int64_t)sizeof *row));
-        TRY(device_write(s, tensor_row_slice(*sin, p, 1).data, row + R, R * (int64_t)sizeof *row));
-    }
-    return ERR_OK;
-}
-
 bool model_is_mixture(const ModelSpec *spec, int layer)
 {
     return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
@@ -298,7 +270,8 @@ static double ffn_flop_per_token(const ModelSpec *spec, int layer)
 double stage_flop_per_token(const ModelSpec *spec, StageShare share)
 {
     const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
-    const double attention = 2 * D * (2 * heads + 2 * spec->kv_heads) * C + 4 * heads * C * (double)spec->seq;
+    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
+    const double attention = 2 * D * columns * C + 4 * heads * C * (double)spec->seq;
     const double head = share.head ? 2 * D * (double)spec->padded_vocab : 0;
     double flop = head + D; /* (rows pass through an empty stage, too) */
     for (int i = 0; i < share.layer_count; i++)

@@ -28,16 +28,35 @@ typedef struct {
     bool shared_gate, gathers;
     Router router;
     Balance balance;
+    Capacity capacity;
+    float jitter;
     LayerSet layers; /* the blocks that are mixtures */
 } MixtureSpec;
+
+typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeScaling;
+
+/* Rotary positions; rope.c has the formulas. */
+typedef struct {
+    LayerPattern layers; /* 1: the block has them */
+    float base;
+    int columns; /* of a head, that turn; 0: all */
+    RopeScaling scaling;
+    double factor;     /* all but PLAIN */
+    double original;   /* LLAMA3, YARN: positions first trained on, */
+    double slow, fast; /* and how often a pair turns in them */
+    double magnitude;  /* YARN */
+    bool truncate;
+} RopeSpec;
 
 /* Everything a model is, in numbers; filled from the configuration by train/. */
 typedef struct {
     int layers, heads, kv_heads, head_dim;
-    int64_t hidden, ffn, seq, vocab, padded_vocab, window;
-    bool learned_positions, rope, rms, bias, tied, qk_norm;
+    int64_t hidden, ffn, seq, vocab, padded_vocab;
+    LayerPattern window; /* of each block; 0: all positions */
+    RopeSpec rope;
+    bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
     Activation activation;
-    float norm_eps, dropout, attention_dropout, init_std, rope_base;
+    float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
     uint64_t seed;
     Recompute recompute;
     int tp_blocks;
@@ -134,7 +153,7 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
  */
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
 
-/* Sine and cosine tables [seq, head_dim / 2] in `state`, when the model rotates. */
+/* Cosines and sines [seq, columns / 2] in `state`, when a block rotates. */
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
                       Tensor *sin);
 

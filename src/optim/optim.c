@@ -46,15 +46,15 @@ static Err finish(Optim *o, Tensor sums)
 {
     const GradStats *g = o->stats;
     return op(o->stream, step_finish, .max = g->max, .sumsq = g->sumsq, .shift = g->shift,
-              .next_shift = g->next_shift, .loss_sums = sums, .overflow = g->overflow, .step = o->step,
-              .room = o->room, .acc = o->store[0]->grad.dtype);
+              .next_shift = g->next_shift, .loss_sums = sums, .overflow = g->overflow, .no_room = g->no_room,
+              .step = o->step, .room = o->room, .acc = o->store[0]->grad.dtype);
 }
 
 Err optim_norm(Optim *o)
 {
     TRY(own_stats(o));
     TRY(sum_stats(o, &o->world->world));
-    TRY(comm_max_i64(&o->world->world, o->stream, o->stats->overflow_cell.data, 1, NULL));
+    TRY(comm_max_i64(&o->world->world, o->stream, o->stats->flags.data, 2, NULL));
     return finish(o, o->sums);
 }
 
@@ -63,8 +63,8 @@ Err optim_norm_local(Optim *o, Tensor sums)
     TRY(own_stats(o));
     TRY(sum_stats(o, &o->world->tp));
     TRY(sum_stats(o, world_copies(o->world)));
-    TRY(comm_max_i64(&o->world->tp, o->stream, o->stats->overflow_cell.data, 1, NULL));
-    TRY(comm_max_i64(world_copies(o->world), o->stream, o->stats->overflow_cell.data, 1, NULL));
+    TRY(comm_max_i64(&o->world->tp, o->stream, o->stats->flags.data, 2, NULL));
+    TRY(comm_max_i64(world_copies(o->world), o->stream, o->stats->flags.data, 2, NULL));
     return finish(o, sums);
 }
 

@@ -242,10 +242,11 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
 {
     *g = (GradStats){ .count = count };
     TRY(tensor_new(state, &g->shift, I32, count));
+    TRY(tensor_new(state, &g->flags, I64, 2));
+    g->overflow = tensor_of(g->flags.data, I32, 1);
+    g->no_room = tensor_of((int64_t *)g->flags.data + 1, I32, 1);
     if (!gradients) return ERR_OK;
     TRY(tensor_new(state, &g->next_shift, I32, count));
-    TRY(tensor_new(state, &g->overflow_cell, I64, 1));
-    g->overflow = tensor_of(g->overflow_cell.data, I32, 1);
     TRY(tensor_new(state, &g->max, I64, count));
     return tensor_new(state, &g->sumsq, I64, count, 4);
 }

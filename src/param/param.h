@@ -71,7 +71,7 @@ enum {
     PARAM_DECAY = 1,
     PARAM_COPY = 2 /* another registry's of the same name is the one that counts (Param.copy) */
 };
-enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 3, PARAM_NAME_MAX = 64 };
+enum { PARAM_ALIGN = 64, PARAM_MAX_SECTIONS = 4, PARAM_NAME_MAX = 64 };
 
 typedef struct {
     const char *name;    /* global, e.g. "layers.3.attn.qkv.weight"; copied */
@@ -179,11 +179,12 @@ typedef struct {
     int count;
     Tensor shift, next_shift; /* [count] i32 fixed-point shifts (docs/determinism.md) */
     Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
-    Tensor overflow_cell;     /* the 8 bytes it lies in, as [1] i64, for the maximum over ranks */
+    Tensor no_room;           /* [1] i32 flag: experts got more rows than there is room for */
+    Tensor flags;             /* [2] i64, in which these two lie: for the maximum over ranks */
     Tensor max, sumsq;        /* [count], [count, 4] i64: statistics (ops.def, grad_stats) */
 } GradStats;
 
-/* Allocates in `state`; without `gradients` only the shifts. */
+/* Allocates in `state`; without `gradients` only shifts and flags. */
 Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state);
 
 /* The buffers of one registry. */

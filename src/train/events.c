@@ -135,6 +135,9 @@ Err events_load(Events *e, const MetricsRecord *r)
         if (!(r->load[i] > 0)) continue;
         snprintf(tag, sizeof tag, "expert_load/layer %d", i);
         add_scalar(&event, tag, r->load[i]);
+        if (!r->dropped) continue;
+        snprintf(tag, sizeof tag, "expert_dropped/layer %d", i);
+        add_scalar(&event, tag, (double)r->dropped[i]);
         TRY(write_event(e, &event));
     }
     return ERR_OK;

@@ -69,6 +69,11 @@ static void put_load(JsonOut *j, const MetricsRecord *r)
     for (int i = 0; i < r->layers; i++)
         if (r->load[i] > 0) json_put_number(j, NULL, r->load[i]);
     json_close(j, ']');
+    if (!r->dropped) return;
+    json_open(j, "expert_dropped", '[');
+    for (int i = 0; i < r->layers; i++)
+        if (r->load[i] > 0) json_put_int(j, NULL, r->dropped[i]);
+    json_close(j, ']');
 }
 
 void record_put_step(JsonOut *j, const MetricsRecord *r)

@@ -19,12 +19,40 @@ static MixtureSpec mixture_spec(const Config *cfg)
                     .scale = (float)cfg->moe.scale,
                     .groups = (int)cfg->moe.groups,
                     .group_topk = (int)cfg->moe.group_topk },
-        .balance = { .unit = cfg->moe.unit, .aux = (float)cfg->moe.aux_coeff, .z = (float)cfg->moe.z_coeff }
+        .balance = { .unit = cfg->moe.unit,
+                     .aux = (float)cfg->moe.aux_coeff,
+                     .z = (float)cfg->moe.z_coeff,
+                     .sinkhorn = cfg->moe.balance == MOE_BALANCE_SINKHORN,
+                     .forced = cfg->moe.balance == MOE_BALANCE_FORCED },
+        .jitter = (float)cfg->moe.jitter,
+        .capacity = { .factor = cfg->moe.capacity,
+                      .by_position = cfg->moe.drop == MOE_DROP_POSITION,
+                      .slack = cfg->moe.slack,
+                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP },
     };
     if (cfg->checkpoint.upcycle) m.parts = (int)(cfg->model.ffn / cfg->moe.ffn);
     if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;
     layer_set_read(cfg->moe.every, (int)cfg->model.layers, &m.layers); /* (config_check has read it, too) */
     return m;
+}
+
+static RopeSpec rope_spec(const Config *cfg)
+{
+    static const RopeScaling scalings[] = { [MODEL_ROPE_SCALING_NONE] = ROPE_PLAIN,
+                                            [MODEL_ROPE_SCALING_LINEAR] = ROPE_LINEAR,
+                                            [MODEL_ROPE_SCALING_LLAMA3] = ROPE_LLAMA3,
+                                            [MODEL_ROPE_SCALING_YARN] = ROPE_YARN };
+    RopeSpec r = { .base = (float)cfg->model.rope_base,
+                   .columns = (int)cfg->model.rope_dim,
+                   .scaling = scalings[cfg->model.rope_scaling],
+                   .factor = cfg->model.rope_factor,
+                   .original = (double)cfg->model.rope_original,
+                   .slow = cfg->model.rope_slow,
+                   .fast = cfg->model.rope_fast,
+                   .magnitude = cfg->model.rope_magnitude,
+                   .truncate = cfg->model.rope_truncate };
+    layer_pattern_read(cfg->model.rope_layers, 1, &r.layers);
+    return r;
 }
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
@@ -37,21 +65,23 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .ffn = cfg->model.ffn,
                     .seq = cfg->model.seq,
                     .vocab = cfg->model.vocab ? cfg->model.vocab : vocab,
-                    .window = cfg->model.window,
                     .learned_positions = cfg->model.position == MODEL_POSITION_LEARNED,
-                    .rope = cfg->model.position == MODEL_POSITION_ROPE,
                     .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
                     .bias = cfg->model.bias,
                     .tied = cfg->model.tied,
                     .qk_norm = cfg->model.qk_norm,
+                    .sinks = cfg->model.sinks,
+                    .attention_gate = cfg->model.attention_gate,
+                    .attention_softcap = (float)cfg->model.attention_softcap,
                     .activation = cfg->model.activation == MODEL_ACTIVATION_SWIGLU ? ACT_SWIGLU : ACT_GELU,
                     .norm_eps = (float)cfg->model.norm_eps,
                     .dropout = (float)cfg->model.dropout,
                     .attention_dropout = (float)cfg->model.attention_dropout,
                     .init_std = (float)cfg->model.init_std,
-                    .rope_base = (float)cfg->model.rope_base,
                     .seed = (uint64_t)cfg->run.seed,
                     .recompute = (Recompute)cfg->train.recompute };
+    layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
+    if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
     m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);

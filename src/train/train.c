@@ -93,11 +93,11 @@ static void follow_launcher(void)
 typedef struct {
     const Config *cfg;
     Ranks ranks;
-    bool lead;               /* the rank that writes what is written once */
-    bool tracing;            /* spans are being recorded */
-    Timeline *timeline;      /* of all ranks of a pipeline; else NULL, and the lead alone records */
-    MetricsBubble bubble;    /* of the step before the next line of metrics */
-    double load[LAYERS_MAX]; /* of a mixture's experts in the last step */
+    bool lead;            /* the rank that writes what is written once */
+    bool tracing;         /* spans are being recorded */
+    Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
+    MetricsBubble bubble; /* of the step before the next line of metrics */
+    ExpertLoads loads;    /* of a mixture in the last step */
     Run run;
     Loader *loader;
     Ckpt ckpt;
@@ -355,6 +355,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
     /* a device's share; ranks that share a GPU are one device */
     double devices = (double)l->run.world->size / l->ranks.gpu.sharers;
     double flops = l->flop_per_token * tokens / seconds / devices;
+    const MixtureSpec *moe = &l->run.spec.model.moe;
     correct_peak(l, flops);
     MetricsRecord m = { .step = r->step,
                         .tokens = l->run.trainer.samples * l->run.spec.model.seq,
@@ -369,7 +370,8 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .skipped = r->skipped,
                         .save = l->saved,
                         .bubble = l->bubble,
-                        .load = l->run.spec.model.moe.experts ? l->load : NULL,
+                        .load = moe->experts ? l->loads.load : NULL,
+                        .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
                         .layers = l->run.spec.model.layers };
     if (l->lead) metrics_step(&l->metrics, &m);
     l->saved = (MetricsSave){ 0 };
@@ -523,7 +525,7 @@ static Err one_step(Loop *l, int64_t end)
     fault_point("step");
     TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
     if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
-    if (l->run.spec.model.moe.experts) TRY(loads_read(t, l->load));
+    if (l->run.spec.model.moe.experts) TRY(loads_read(t, &l->loads));
     record_step(l, &report, clock_s() - t0);
     TRY(check_numerics(l, &report));
     if (l->run.valid.count && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));

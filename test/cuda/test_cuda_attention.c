@@ -15,7 +15,8 @@ typedef struct {
     Spans q, k; /* count 0 and 0 in k: as q */
     int64_t window;
     int docs, gap;
-    double drop;
+    double drop, softcap;
+    int sinks;
 } Shape;
 
 enum { POSITIONS = 512, HEAD0 = 3 };
@@ -24,10 +25,11 @@ static const char *shape_name(DType T, const Shape *s)
 {
     static char name[256];
     snprintf(name, sizeof name,
-             "%s B %d H %d K %d C %d q %d+%d %d+%d k %d+%d %d+%d window %d docs %d gap %d drop %g", dtype_name(T),
+             "%s B %d H %d K %d C %d q %d+%d %d+%d k %d+%d %d+%d window %d docs %d gap %d drop %g softcap %g sinks %d",
+             dtype_name(T),
              (int)s->B, (int)s->H, (int)s->K, (int)s->C, (int)s->q.first[0], (int)s->q.count[0], (int)s->q.first[1],
              (int)s->q.count[1], (int)s->k.first[0], (int)s->k.count[0], (int)s->k.first[1], (int)s->k.count[1],
-             (int)s->window, s->docs, s->gap, s->drop);
+             (int)s->window, s->docs, s->gap, s->drop, s->softcap, s->sinks);
     return name;
 }
 
@@ -87,12 +89,13 @@ static void attention_case(DType T, Shape s)
     const Dropout dropout = { 0x123456789ABCDEF, dropout_threshold((float)s.drop), 1 / (1 - (float)s.drop) };
     Pair q = heads_random(c, T, 3, &s, rows, s.H), k = heads_random(c, T, 1, &s, keys, s.K);
     Pair v = heads_random(c, T, 1, &s, keys, s.K), o = heads_random(c, T, 1, &s, rows, s.H);
-    Pair lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s), doc = { 0 };
+    Pair lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s), doc = { 0 }, sink = { 0 };
+    if (s.sinks) sink = pair_random(c, T, 2, s.H);
     if (s.docs) doc = documents(c, &s, rows);
     Pair q_ = without_gap(q, &s), k_ = without_gap(k, &s), v_ = without_gap(v, &s), o_ = without_gap(o, &s);
-    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .q = AT(q_), .k = AT(k_), .v = AT(v_), .doc = AT(doc),
-         .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale, .block = 64, .window = s.window,
-         .dropout = dropout, .head0 = HEAD0);
+    BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .q = AT(q_), .k = AT(k_), .v = AT(v_), .sink = AT(sink),
+         .doc = AT(doc), .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale,
+         .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0);
     pair_check(c, o, 8 * unit_of(T), "o, %s", name);
     pair_check(c, lse, 1e-5, "lse, %s", name);
 
@@ -106,8 +109,8 @@ static void attention_case(DType T, Shape s)
     Pair dk_ = without_gap(dk, &s), dv_ = without_gap(dv, &s);
     BOTH(c, attention_bwd, .dq = AT(dq_), .dk = AT(dk_), .dv = AT(dv_), .go = AT(go_), .q = AT(q_), .k = AT(k_),
          .v = AT(v_), .o = AT(o_), .lse = AT(lse), .delta = AT(delta), .doc = AT(doc), .sample = AT(sample),
-         .q_span = s.q, .k_span = s.k, .scale = scale, .block = 64, .window = s.window, .dropout = dropout,
-         .head0 = HEAD0, .chunk = s.H / s.K, .leaf = 64, .positions = POSITIONS);
+         .q_span = s.q, .k_span = s.k, .scale = scale, .softcap = (float)s.softcap, .block = 64, .window = s.window,
+         .dropout = dropout, .head0 = HEAD0, .chunk = s.H / s.K, .leaf = 64, .positions = POSITIONS);
     pair_check(c, delta, 1e-5, "delta, %s", name);
     pair_check(c, dv, 16 * unit_of(T), "dv, %s", name);
     if (s.window == 1 || rows == 1) {
@@ -190,6 +193,49 @@ TEST(attention_dropout)
         attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .q = run(4, 130), .drop = .1 });
     }
     attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 200, .q = run(0, 65), .drop = .2 });
+}
+
+/* Capped scores in every width's engine, with masked tiles and without. */
+TEST(attention_softcap)
+{
+    static const int64_t widths[] = { 32, 64, 96, 128, 192, 256 };
+    for (int i = 0; i < 6; i++)
+        attention_case(types[i % 3], (Shape){ .B = 1, .H = 2, .K = 1, .C = widths[i], .q = run(0, 70), .softcap = .7 });
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, 130), .softcap = 2, .window = 40 });
+        attention_case(types[t], (Shape){ .B = 2, .H = 2, .K = 2, .C = 32, .q = run(0, 66), .softcap = .5, .drop = .3 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 32, .q = run(0, 131), .softcap = .5, .docs = 1 });
+    }
+}
+
+TEST(attention_sinks)
+{
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 2, .H = 4, .K = 2, .C = 32, .q = run(0, 70), .sinks = 1 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .q = run(0, 130), .sinks = 1, .window = 33,
+                                          .drop = .2 });
+        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 128, .q = run(0, 40), .sinks = 1, .softcap = 1 });
+    }
+    attention_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 64, .q = run(0, 40), .k = run(40, 20), .sinks = 1 });
+}
+
+static void sink_case(DType T, int64_t N, int64_t H)
+{
+    CudaCase *c = case_open();
+    Pair dsink = pair_output(c, T, N, H), sink = pair_random(c, T, 2, H);
+    Pair lse = pair_random(c, F32, 2, N, H), delta = pair_random(c, F32, 1, N, H);
+    BOTH(c, sink_bwd, .dsink = AT(dsink), .sink = AT(sink), .lse = AT(lse), .delta = AT(delta));
+    pair_check(c, dsink, case_tolerance(T), "dsink %s N %d H %d", dtype_name(T), (int)N, (int)H);
+    case_close(c);
+}
+
+TEST(attention_sink_gradients)
+{
+    for (int t = 0; t < 3; t++) {
+        sink_case(types[t], 1, 1);
+        sink_case(types[t], 33, 12);
+        sink_case(types[t], 130, 4);
+    }
 }
 
 /* ---- NaN, refusals ---- */

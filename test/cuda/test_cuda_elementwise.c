@@ -46,6 +46,13 @@ static void map_case(DType T, Size z, bool count)
     pair_check(c, y.all, case_tolerance(T), "gelu_fwd %s", text(T, z));
     BOTH(c, gelu_bwd, .dx = AT(dxv), .dy = AT(dyv), .x = AT(xv));
     pair_check(c, dx.all, case_tolerance(T), "gelu_bwd %s", text(T, z));
+    Matrix gate = matrix(c, T, z, 6), dgate = matrix(c, T, z, 1);
+    const Pair gv = gate.view, dgv = dgate.view;
+    BOTH(c, gate_fwd, .y = AT(yv), .x = AT(xv), .gate = AT(gv));
+    pair_check(c, y.all, case_tolerance(T), "gate_fwd %s", text(T, z));
+    BOTH(c, gate_bwd, .dx = AT(dxv), .dgate = AT(dgv), .dy = AT(dyv), .x = AT(xv), .gate = AT(gv));
+    pair_check(c, dx.all, case_tolerance(T), "gate_bwd %s", text(T, z));
+    pair_check(c, dgate.all, case_tolerance(T), "gate_bwd's gate %s", text(T, z));
     BOTH(c, fill_zero, .x = AT(yv));
     pair_check(c, y.all, 0, "fill_zero %s", text(T, z));
     case_close(c);
@@ -83,6 +90,8 @@ static void far_out(DType T, float value)
     check_value(c, y, "gelu", (double)value);
     BOTH(c, gelu_bwd, .dx = AT(dx), .dy = AT(dy), .x = AT(x));
     check_value(c, dx, "slope of gelu", (double)value);
+    BOTH(c, gate_fwd, .y = AT(y), .x = AT(dy), .gate = AT(x));
+    check_value(c, y, "gate", (double)value);
     BOTH(c, swiglu_fwd, .y = AT(y), .x = AT(gates), .chunk = 1);
     check_value(c, y, "swiglu", (double)value);
     BOTH(c, swiglu_bwd, .dx = AT(dgates), .dy = AT(dy), .x = AT(gates), .chunk = 1);

@@ -1,6 +1,6 @@
 /*
- * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, balance.cu, permute_index.cu, permute.cu, grouped.cu. Tokens
- * and rows that are not in use, experts without rows, rows that lie apart.
+ * Mixtures of experts on cuda against the CPU's ops: cuda/router.cu, balance.cu, permute_index.cu, permute.cu, capacity.cu,
+ * grouped.cu. Tokens and rows that are not in use, choices that are dropped, experts without rows, rows that lie apart.
  */
 #include "pair_views.h"
 
@@ -130,6 +130,72 @@ TEST(router_refused)
     case_close(c);
 }
 
+/* ---- what routers are given ---- */
+
+static void jitter_case(DType T, int64_t N, int64_t D, int64_t gap, int64_t used)
+{
+    CudaCase *c = case_open();
+    int32_t position[64];
+    int64_t sample[64];
+    for (int i = 0; i < 64; i++) position[i] = 7 * i, sample[i] = ((int64_t)i << 33) + 5 * i;
+    Matrix x = matrix_uniform(c, T, -1, 1, N, D, gap, 0), y = matrix_uniform(c, T, -1, 1, N, D, gap, 0);
+    Pair rows = pair_values(c, I64, &used, 1), at = pair_values(c, I32, position, N);
+    Pair of = pair_values(c, I64, sample, N);
+    const Pair from = pair_used(x.view, &rows);
+    BOTH(c, jitter, .y = AT(y.view), .x = AT(from), .position = AT(at), .sample = AT(of), .key = 99, .eps = 0.1f);
+    pair_check(c, y.all, case_tolerance(T), "%s N %d D %d gap %d", dtype_name(T), (int)N, (int)D, (int)gap);
+    BOTH(c, jitter, .y = AT(y.view), .x = AT(y.view), .position = AT(at), .sample = AT(of), .key = 98, .eps = 0.5f);
+    pair_check(c, y.all, case_tolerance(T), "in place, %s N %d D %d gap %d", dtype_name(T), (int)N, (int)D, (int)gap);
+    Pair logits = pair_output(c, F32, N, D);
+    BOTH(c, router_even, .logits = AT(logits), .position = AT(at), .sample = AT(of), .seq = 128, .topk = 1 + D / 3);
+    pair_check(c, logits, 1e-6, "turns of %d", (int)D);
+    case_close(c);
+}
+
+TEST(router_input)
+{
+    for (int t = 0; t < TYPES; t++) {
+        jitter_case(types[t], 1, 1, 0, 1);
+        jitter_case(types[t], 9, 33, 0, 6);
+        jitter_case(types[t], 8, 48, 8, 8);
+        jitter_case(types[t], 3, 1100, 4, 2);
+    }
+}
+
+static void sinkhorn_case(int64_t units, int64_t rows, int64_t E, int64_t gap)
+{
+    CudaCase *c = case_open();
+    const int64_t N = units * rows;
+    Matrix logits = matrix_uniform(c, F32, -2, 2, N, E, gap, 0), rank = matrix_uniform(c, F32, -1, 1, N, E, gap, 0);
+    Pair share = pair_output(c, F32, N), index = pair_output(c, I32, N, 1), weight = pair_output(c, F32, N, 1);
+    BOTH(c, sinkhorn, .rank = AT(rank.view), .share = AT(share), .logits = AT(logits.view), .rows = rows);
+    pair_check(c, rank.all, 3e-3, "%d units of %d rows, %d experts", (int)units, (int)rows, (int)E);
+    BOTH(c, router_fwd, .index = AT(index), .weight = AT(weight), .logits = AT(logits.view), .rank = AT(logits.view),
+         .router = { ROUTER_SIGMOID, 0, 1, 1, 1 });
+    pair_check(c, index, 0, "choices, %d experts", (int)E);
+    pair_check(c, weight, 1e-5, "weights, %d experts", (int)E);
+    case_close(c);
+}
+
+/* Fewer rows than warps, more experts than lanes, so many experts that few warps have room. */
+TEST(sinkhorn)
+{
+    sinkhorn_case(1, 1, 1, 0);
+    sinkhorn_case(2, 5, 8, 3);
+    sinkhorn_case(3, 70, 40, 0);
+    sinkhorn_case(1, 12, 2000, 0);
+}
+
+TEST(sinkhorn_refused)
+{
+    CudaCase *c = case_open();
+    Pair rank = pair_zero(c, F32, 1, 6145), share = pair_zero(c, F32, 1);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), sinkhorn, .rank = AT(rank), .share = AT(share), .logits = AT(rank), .rows = 1), ERR_SHAPE,
+          "sinkhorn: 6145 experts are too many");
+    case_close(c);
+}
+
 /* ---- balance ---- */
 
 /* Rows first .. first + N - 1 of a micro-batch of units of `rows` rows. aux, z: 0 for none. */
@@ -234,6 +300,7 @@ typedef struct {
     int64_t N, K, E, run, used; /* used: 0 for all tokens */
     Fall fall;
     int64_t gap; /* columns behind those of index and row */
+    int drop;    /* one choice of so many is dropped; 0: none */
 } Choices;
 
 typedef struct {
@@ -244,6 +311,7 @@ typedef struct {
 static int32_t expert_for(CudaCase *c, const Choices *p, int64_t k)
 {
     int64_t e = (int64_t)(test_rand(&c->random) % (uint64_t)p->E);
+    if (p->drop && test_rand(&c->random) % (uint64_t)p->drop == 0) return -1;
     if (p->fall == SOME) e -= e % 3 == 2;
     if (p->fall == SAME) e = k % p->E;
     return (int32_t)e;
@@ -304,6 +372,9 @@ TEST(order)
     order_case((Choices){ .N = 1500, .K = 3, .E = 5, .run = 700, .used = 1401, .fall = SOME });
     order_case((Choices){ .N = 700, .K = 2, .E = 2, .run = 700, .fall = SAME });
     order_case((Choices){ .N = 70, .K = 2, .E = 3000, .run = 40 });
+    order_case((Choices){ .N = 37, .K = 3, .E = 7, .run = 4, .gap = 2, .drop = 3 });
+    order_case((Choices){ .N = 1500, .K = 3, .E = 5, .run = 700, .used = 1401, .fall = SOME, .drop = 2 });
+    order_case((Choices){ .N = 40, .K = 2, .E = 4, .run = 8, .drop = 1 });
 }
 
 TEST(order_refused)
@@ -318,6 +389,109 @@ TEST(order_refused)
     FAILS(op(case_stream(c), permute_index, .row = AT(row), .choice = AT(choice), .offset = AT(few),
              .index = AT(index), .experts = 3, .run = 2),
           ERR_SHAPE, "runs of 2 tokens");
+    case_close(c);
+}
+
+/* ---- choices that are dropped ---- */
+
+typedef struct {
+    Choices choices;
+    int64_t most;
+    double step; /* weights are multiples of it, so that many are equal; 0: choices are kept by their places */
+    bool limits; /* a number for each list, from 0 on, instead of most */
+} Dropped;
+
+static void drop_case(Dropped p)
+{
+    CudaCase *c = case_open();
+    const int64_t N = p.choices.N, K = p.choices.K, lists = p.choices.E * ((N + p.choices.run - 1) / p.choices.run);
+    float *w = malloc((size_t)(N * K) * 4);
+    int64_t *most = malloc((size_t)lists * 8);
+    char name[128];
+    Order o;
+    snprintf(name, sizeof name, "N %d K %d E %d run %d used %d most %d step %g limits %d", (int)N, (int)K,
+             (int)p.choices.E, (int)p.choices.run, (int)p.choices.used, (int)p.most, p.step, p.limits);
+    make_order(c, &p.choices, &o);
+    for (int64_t i = 0; i < N * K; i++) w[i] = (float)(floor(test_uniform(&c->random, -1, 1) / 0.25) * p.step);
+    for (int64_t i = 2; i < N * K; i += 7) w[i] = i % 2 ? NAN : -0.0f;
+    for (int64_t i = 0; i < lists; i++) most[i] = (int64_t)(test_rand(&c->random) % (uint64_t)(2 * p.most));
+    Pair weight = p.step > 0 ? pair_values(c, F32, w, N, K) : (Pair){ 0 };
+    Pair limit = p.limits ? pair_values(c, I64, most, lists) : (Pair){ 0 };
+    Pair kept = pair_output(c, I32, N, K);
+    free(w);
+    free(most);
+    BOTH(c, choice_drop, .kept = AT(kept), .weight = AT(weight), .choice = AT(o.choice), .offset = AT(o.offset),
+         .limit = AT(limit), .experts = p.choices.E, .most = p.most);
+    pair_check(c, kept, 0, "kept, %s", name);
+    case_close(c);
+}
+
+/* Lists that are full and not, of more choices than a block has threads; equal weights, negative ones and NaN. */
+TEST(drops)
+{
+    for (int limits = 0; limits < 2; limits++)
+        for (int by = 0; by < 2; by++) {
+            drop_case((Dropped){ { .N = 1, .K = 1, .E = 1, .run = 1 }, 1, by, limits });
+            drop_case((Dropped){ { .N = 37, .K = 3, .E = 7, .run = 8 }, 2, by, limits });
+            drop_case((Dropped){ { .N = 40, .K = 2, .E = 9, .run = 8, .used = 19, .fall = SOME }, 1, by, limits });
+            drop_case((Dropped){ { .N = 700, .K = 2, .E = 2, .run = 700, .fall = SAME }, 333, by, limits });
+            drop_case((Dropped){ { .N = 600, .K = 3, .E = 4, .run = 300 }, 100, 1e-3 * by, limits });
+        }
+}
+
+TEST(drops_refused)
+{
+    CudaCase *c = case_open();
+    Pair kept = pair_zero(c, I32, 2, 1), choice = pair_zero(c, I32, 2), offset = pair_zero(c, I64, 5);
+    Pair limit = pair_zero(c, I64, 3);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), choice_drop, .kept = AT(kept), .choice = AT(choice), .offset = AT(offset), .experts = 3),
+          ERR_SHAPE, "choice_drop: 4 lists of 3 experts");
+    FAILS(op(case_stream(c), choice_drop, .kept = AT(kept), .choice = AT(choice), .offset = AT(offset),
+             .limit = AT(limit), .experts = 2),
+          ERR_SHAPE, "limits for 3");
+    case_close(c);
+}
+
+static void room_case(int64_t ranks, int64_t own, int64_t most, int64_t room)
+{
+    CudaCase *c = case_open();
+    const int64_t E = ranks * own, X = E + 1;
+    int64_t *all = malloc((size_t)(ranks * X) * 8);
+    for (int64_t i = 0; i < ranks * X; i++)
+        all[i] = i % X ? all[i - 1] + (int64_t)(test_rand(&c->random) % (uint64_t)most) : 0;
+    Pair from = pair_values(c, I64, all, ranks, X);
+    free(all);
+    for (int rank = 0; rank < ranks; rank++) {
+        Pair limit = pair_output(c, I64, E), full = pair_zero(c, I32, 1), none = { 0 };
+        BOTH(c, room_limits, .limit = AT(limit), .full = AT(full), .all = AT(from), .own = own, .room = room,
+             .rank = rank);
+        pair_check(c, limit, 0, "limits of rank %d of %d, %d experts each", rank, (int)ranks, (int)own);
+        pair_check(c, full, 0, "flag of rank %d of %d, %d experts each", rank, (int)ranks, (int)own);
+        BOTH(c, room_limits, .limit = AT(limit), .full = AT(none), .all = AT(from), .own = own, .room = room,
+             .rank = rank);
+    }
+    case_close(c);
+}
+
+/* Room for all, for some, for none; more pieces than the block has threads. */
+TEST(room)
+{
+    room_case(1, 1, 9, 4);
+    room_case(2, 3, 20, 1000);
+    room_case(3, 2, 20, 31);
+    room_case(4, 5, 3, 7);
+    room_case(3, 2, 20, 0);
+    room_case(3, 400, 50, 17000);
+}
+
+TEST(room_refused)
+{
+    CudaCase *c = case_open();
+    Pair all = pair_zero(c, I64, 2, 5), limit = pair_zero(c, I64, 3);
+    case_side = CASE_GPU;
+    FAILS(op(case_stream(c), room_limits, .limit = AT(limit), .all = AT(all), .own = 3), ERR_SHAPE,
+          "room_limits: 5 offsets of 3 experts on 2 ranks");
     case_close(c);
 }
 
@@ -379,8 +553,11 @@ static void rows_case(DType T, RowShape p)
     Matrix out = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
     Matrix dout = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
     Pair weight = pair_uniform(c, F32, 0, 1, CASE_DIMS(N, K)), dweight = pair_random(c, F32, 1, N, K);
+    Pair kept = o.choice;
+    for (int side = 0; side < 2; side++)
+        kept.t[side].rows = (const int64_t *)o.offset.t[side].data + o.offset.t[side].dim[0] - 1;
     const Pair from = pair_used(x.view, o.count), to = pair_used(y.view, o.count), add = pair_used(sum.view, o.count);
-    BOTH(c, permute_rows, .y = AT(xp.view), .x = AT(from), .choice = AT(o.choice), .topk = K);
+    BOTH(c, permute_rows, .y = AT(xp.view), .x = AT(from), .choice = AT(kept), .topk = K);
     BOTH(c, unpermute_rows, .y = AT(to), .x = AT(out.view), .row = AT(o.row), .weight = AT(weight));
     BOTH(c, unpermute_rows, .y = AT(add), .x = AT(out.view), .row = AT(o.row), .add = 1);
     BOTH(c, unpermute_bwd, .dx = AT(dout.view), .dweight = AT(dweight), .dy = AT(from), .x = AT(out.view),
@@ -413,6 +590,9 @@ TEST(rows)
         { { .N = 6, .K = 9, .E = 20, .run = 3, .used = 5 }, 64, 0, 0 },
         { { .N = 3, .K = 2, .E = 2, .run = 3, .fall = SAME }, 1040, 0, 0 },
         { { .N = 3, .K = 2, .E = 5, .run = 3 }, 2100, 16, 0 },
+        { { .N = 9, .K = 5, .E = 7, .run = 9, .drop = 2 }, 24, 0, 0 },
+        { { .N = 30, .K = 4, .E = 9, .run = 8, .used = 17, .drop = 3 }, 33, 3, 0 },
+        { { .N = 4, .K = 2, .E = 4, .run = 4, .drop = 1 }, 16, 0, 0 },
     };
     for (int t = 0; t < TYPES; t++)
         for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) rows_case(types[t], shapes[i]);

@@ -134,7 +134,7 @@ typedef struct {
     int64_t n;
     float nan_at, large_at; /* tensors with a NaN, with what is too large for their shift; < 0: none */
     int64_t sums[3];
-    int32_t overflow;
+    int32_t overflow, no_room;
     float clip;
     int spread; /* exponents of the maxima: +- spread */
 } Finish;
@@ -158,9 +158,9 @@ static void finish_case(Finish f)
     }
     Pair tm = pair_values(c, I64, max, f.n), ts = pair_values(c, I64, sumsq, f.n, 4), step = pair_step(c, &v);
     Pair sh = pair_values(c, I32, shift, f.n), next = pair_output(c, I32, f.n), sums = pair_values(c, I64, f.sums, 3);
-    Pair overflow = pair_values(c, I32, &f.overflow, 1);
+    Pair overflow = pair_values(c, I32, &f.overflow, 1), no_room = pair_values(c, I32, &f.no_room, 1);
     BOTH(c, step_finish, .max = AT(tm), .sumsq = AT(ts), .shift = AT(sh), .next_shift = AT(next), .loss_sums = AT(sums),
-         .overflow = AT(overflow), .step = AT(step).data, .room = 16, .acc = F32);
+         .overflow = AT(overflow), .no_room = AT(no_room), .step = AT(step).data, .room = 16, .acc = F32);
     pair_check(c, next, 0, "next shifts of %d tensors", (int)f.n);
     gpu_read(c, &got, step.t[CASE_GPU]);
     memcpy(&v, step.t[CASE_CPU].data, sizeof v);
@@ -186,11 +186,13 @@ TEST(finish)
         nan.nan_at = last;
         large.large_at = last;
         raised.overflow = 1;
+        Finish full = f;
+        full.no_room = 1;
         loss.sums[2] = 1;
         empty.sums[1] = 0;
         wide.spread = 119; /* maxima below what a normal float can be, shifts at their limits */
         finish_case(free_norm), finish_case(tight), finish_case(nan), finish_case(large), finish_case(raised);
-        finish_case(loss), finish_case(empty), finish_case(wide);
+        finish_case(loss), finish_case(empty), finish_case(wide), finish_case(full);
     }
 }
 

@@ -4,9 +4,10 @@
 static const DType types[] = { F32, BF16, F16 };
 
 typedef struct {
-    int64_t N, H, R;   /* heads of 2 R columns */
+    int64_t N, H, R;   /* heads of 2 R columns that turn */
     int64_t gap, skip; /* around each head */
     int inverse, used;
+    int64_t stay; /* columns behind them */
 } RopeShape;
 
 static void rope_case(DType T, RopeShape p)
@@ -17,14 +18,15 @@ static void rope_case(DType T, RopeShape p)
     const int64_t used = p.N - p.N / 3;
     ASSERT(p.N <= 64);
     for (int64_t n = 0; n < p.N; n++) position[n] = (int32_t)(test_rand(&c->random) % P);
-    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H, 2 * p.R, p.gap, p.skip);
+    Matrix x = matrix_uniform(c, T, -2, 2, p.N * p.H, 2 * p.R + p.stay, p.gap, p.skip);
     Pair at = pair_values(c, I32, position, p.N), rows = pair_values(c, I64, &used, 1);
     Pair cosine = pair_random(c, F32, 1, P, p.R), sine = pair_random(c, F32, 1, P, p.R);
     const Pair heads = pair_used(matrix_heads(&x, p.N, p.H), p.used ? &rows : NULL);
     BOTH(c, rope, .x = AT(heads), .position = AT(at), .cos = AT(cosine), .sin = AT(sine),
          .inverse = p.inverse);
-    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld", dtype_name(T),
-               (long long)p.N, (long long)p.H, (long long)p.R, (long long)p.gap, (long long)p.skip);
+    pair_check(c, x.all, case_tolerance(T), "rope %s N %lld H %lld R %lld gap %lld skip %lld stay %lld",
+               dtype_name(T), (long long)p.N, (long long)p.H, (long long)p.R, (long long)p.gap, (long long)p.skip,
+               (long long)p.stay);
     case_close(c);
 }
 
@@ -36,9 +38,10 @@ TEST(rope)
                                         { 9, 4, 8, 0, 0, 0, 1 },   { 63, 5, 8, 8, 8, 1, 0 },
                                         { 2, 12, 32, 0, 0, 0, 0 }, { 3, 7, 64, 16, 0, 1, 1 },
                                         { 2, 3, 32, 3, 1, 0, 0 },  { 1, 36, 128, 0, 0, 0, 0 },
-                                        { 64, 1, 4, 0, 0, 1, 0 } };
+                                        { 64, 1, 4, 0, 0, 1, 0 },  { 5, 3, 16, 0, 0, 1, 0, 32 },
+                                        { 4, 6, 5, 2, 1, 0, 0, 7 } };
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < 11; k++) rope_case(types[t], shapes[k]);
+        for (int k = 0; k < 13; k++) rope_case(types[t], shapes[k]);
 }
 
 /* Turned and turned back: what it was, to the dtype's rounding. */
@@ -69,17 +72,19 @@ TEST(rope_inverse)
 
 typedef struct {
     int64_t N, H, K, C, gap, skip; /* K chunks, each with H / K heads of C columns of q, one of k, one of v */
-    int used;
+    int used, gated; /* gated: and H / K heads of the gate */
 } QkvShape;
 
 static void qkv_case(DType T, QkvShape p)
 {
     CudaCase *c = case_open();
-    const int64_t W = (p.H + 2 * p.K) * p.C, used = p.N - p.N / 3;
+    const int64_t W = ((p.gated ? 2 : 1) * p.H + 2 * p.K) * p.C, used = p.N - p.N / 3;
     char name[96];
-    snprintf(name, sizeof name, "%s N %lld H %lld K %lld C %lld gap %lld skip %lld", dtype_name(T),
+    snprintf(name, sizeof name, "%s N %lld H %lld K %lld C %lld gap %lld skip %lld gated %d", dtype_name(T),
              (long long)p.N, (long long)p.H, (long long)p.K, (long long)p.C, (long long)p.gap,
-             (long long)p.skip);
+             (long long)p.skip, p.gated);
+    Matrix g = matrix_uniform(c, T, -1, 1, p.N, p.H * p.C, p.gap, p.skip);
+    const Pair gate = p.gated ? g.view : (Pair){ 0 };
     Matrix qkv = matrix_uniform(c, T, -1, 1, p.N, W, p.gap, p.skip),
            back = matrix_uniform(c, T, -1, 1, p.N, W, p.gap, p.skip);
     Matrix q = matrix_uniform(c, T, -1, 1, p.N, p.H * p.C, p.gap, p.skip),
@@ -88,11 +93,14 @@ static void qkv_case(DType T, QkvShape p)
     Pair rows = pair_values(c, I64, &used, 1);
     const Pair *count = p.used ? &rows : NULL;
     const Pair from = pair_used(qkv.view, count), to = pair_used(back.view, count);
-    BOTH(c, qkv_split, .q = AT(q.view), .k = AT(k.view), .v = AT(v.view), .qkv = AT(from), .chunks = p.K);
+    BOTH(c, qkv_split, .q = AT(q.view), .k = AT(k.view), .v = AT(v.view), .gate = AT(gate), .qkv = AT(from),
+         .chunks = p.K);
     pair_check(c, q.all, 0, "q, %s", name);
     pair_check(c, k.all, 0, "k, %s", name);
     pair_check(c, v.all, 0, "v, %s", name);
-    BOTH(c, qkv_merge, .qkv = AT(to), .q = AT(q.view), .k = AT(k.view), .v = AT(v.view), .chunks = p.K);
+    pair_check(c, g.all, 0, "gate, %s", name);
+    BOTH(c, qkv_merge, .qkv = AT(to), .q = AT(q.view), .k = AT(k.view), .v = AT(v.view), .gate = AT(gate),
+         .chunks = p.K);
     pair_check(c, back.all, 0, "qkv, %s", name);
     case_close(c);
 }
@@ -103,9 +111,11 @@ TEST(qkv)
                                        { 4, 6, 1, 16, 0, 0, 1 },  { 5, 3, 3, 17, 0, 0, 0 },
                                        { 31, 12, 4, 8, 0, 0, 0 }, { 2, 12, 12, 64, 0, 0, 0 },
                                        { 5, 32, 8, 32, 0, 0, 0 }, { 3, 2, 1, 256, 8, 8, 0 },
-                                       { 7, 8, 2, 24, 5, 1, 1 },  { 257, 1, 1, 8, 0, 0, 1 } };
+                                       { 7, 8, 2, 24, 5, 1, 1 },  { 257, 1, 1, 8, 0, 0, 1 },
+                                       { 5, 6, 2, 32, 8, 8, 0, 1 }, { 3, 4, 2, 5, 0, 0, 1, 1 },
+                                       { 31, 12, 4, 8, 0, 0, 0, 1 } };
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < 10; k++) qkv_case(types[t], shapes[k]);
+        for (int k = 0; k < 13; k++) qkv_case(types[t], shapes[k]);
 }
 
 typedef struct {

@@ -108,20 +108,30 @@ static Err write_model(const FirstLoss *f, const char *path)
     return err;
 }
 
+/* A number for each block. */
+static void put_pattern(const char *name, const LayerPattern *p, int layers)
+{
+    printf("\"%s\": ", name);
+    for (int i = 0; i < layers; i++) printf("%s%lld", i ? ", " : "[", (long long)layer_pattern_at(p, i));
+    printf("], ");
+}
+
 static Err report(FirstLoss *f)
 {
     StepReport r;
     const ModelSpec *m = &f->spec.model;
     TRY(trainer_step(&f->t, (TokenSource){ f, get_tokens }, &r));
     printf("{\"loss\": %.12g, \"params\": %lld, \"layers\": %d, \"hidden\": %lld, \"heads\": %d, \"kv_heads\": %d, "
-           "\"head_dim\": %d, \"ffn\": %lld, \"seq\": %lld, \"vocab\": %lld, \"window\": %lld, ",
+           "\"head_dim\": %d, \"ffn\": %lld, \"seq\": %lld, \"vocab\": %lld, ",
            r.loss, (long long)param_total(f->t.stores[0].reg), m->layers, (long long)m->hidden, m->heads, m->kv_heads,
-           m->head_dim, (long long)m->ffn, (long long)m->seq, (long long)m->vocab, (long long)m->window);
+           m->head_dim, (long long)m->ffn, (long long)m->seq, (long long)m->vocab);
+    put_pattern("window", &m->window, m->layers);
+    put_pattern("rope", &m->rope.layers, m->layers);
     const char *const word[] = { "false", "true" };
-    printf("\"learned_positions\": %s, \"rope\": %s, \"rms\": %s, \"bias\": %s, \"tied\": %s, \"qk_norm\": %s, "
+    printf("\"learned_positions\": %s, \"rms\": %s, \"bias\": %s, \"tied\": %s, \"qk_norm\": %s, "
            "\"swiglu\": %s, \"norm_eps\": %.9g, \"rope_base\": %.9g, \"init_std\": %.9g}\n",
-           word[m->learned_positions], word[m->rope], word[m->rms], word[m->bias], word[m->tied], word[m->qk_norm],
-           word[m->activation == ACT_SWIGLU], m->norm_eps, m->rope_base, m->init_std);
+           word[m->learned_positions], word[m->rms], word[m->bias], word[m->tied], word[m->qk_norm],
+           word[m->activation == ACT_SWIGLU], m->norm_eps, m->rope.base, m->init_std);
     return ERR_OK;
 }
 

@@ -27,14 +27,14 @@ except ImportError as e:
 MASK = (1 << 64) - 1
 
 # What the two recipes leave between them is in `mixed`; sizes are odd on purpose: vector tails, padded vocabulary.
-GPT2 = dict(layers=2, hidden=24, heads=4, kv_heads=4, head_dim=6, ffn=96, seq=24, vocab=71, window=0,
-            learned_positions=True, rope=False, rms=False, bias=True, tied=True, qk_norm=False, swiglu=False,
+GPT2 = dict(layers=2, hidden=24, heads=4, kv_heads=4, head_dim=6, ffn=96, seq=24, vocab=71, window=[0, 0],
+            learned_positions=True, rope=[0, 0], rms=False, bias=True, tied=True, qk_norm=False, swiglu=False,
             norm_eps=1e-5, rope_base=10000.0)
-LLAMA = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=56, seq=24, vocab=71, window=0,
-             learned_positions=False, rope=True, rms=True, bias=False, tied=False, qk_norm=True, swiglu=True,
+LLAMA = dict(layers=2, hidden=24, heads=4, kv_heads=2, head_dim=8, ffn=56, seq=24, vocab=71, window=[0, 0],
+             learned_positions=False, rope=[1, 1], rms=True, bias=False, tied=False, qk_norm=True, swiglu=True,
              norm_eps=1e-6, rope_base=500.0)
-MIXED = dict(layers=1, hidden=24, heads=6, kv_heads=2, head_dim=4, ffn=40, seq=24, vocab=71, window=7,
-             learned_positions=False, rope=True, rms=False, bias=True, tied=False, qk_norm=True, swiglu=True,
+MIXED = dict(layers=1, hidden=24, heads=6, kv_heads=2, head_dim=4, ffn=40, seq=24, vocab=71, window=[7],
+             learned_positions=False, rope=[1], rms=False, bias=True, tied=False, qk_norm=True, swiglu=True,
              norm_eps=1e-5, rope_base=10000.0)
 # Mixtures: the routers of Mixtral, Qwen3-MoE and DeepSeek-V3 (the last with its first layer dense and a shared expert),
 # and one of what is left. `layers`: which blocks are mixtures.
@@ -50,7 +50,22 @@ DEEPSEEK = dict(LLAMA, qk_norm=False, kv_heads=4, moe=dict(
 MIXEDMOE = dict(GPT2, bias=False, tied=False, moe=dict(
     experts=6, topk=3, ffn=18, shared_ffn=14, shared_gate=True, router="sqrt_softplus", normalize=False, scale=0.5,
     groups=1, group_topk=1, layers=[1, 0]))
-GRADIENTS_ONLY = ("mixed", "mixedmoe")  # no final weights
+# Attention that differs from block to block: windows of some, and blocks without positions.
+PATTERNS = dict(LLAMA, layers=3, window=[5, 5, 0], rope=[1, 1, 0])
+# Ways to scale rotary angles, by numbers that leave pairs of each kind in a head this narrow; heads that turn in part.
+LINEAR = dict(LLAMA, layers=1, window=[0], rope=[1], rope_columns=4, rope_scaling=dict(kind="linear", factor=3.0))
+LLAMA31 = dict(LLAMA, qk_norm=False, head_dim=16, rope_scaling=dict(
+    kind="llama3", factor=8.0, original=12.0, slow=0.25, fast=1.5))
+YARN = dict(LLAMA, layers=1, window=[0], rope=[1], head_dim=16, rope_columns=12, rope_scaling=dict(
+    kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=True))
+# What Gemma 2, gpt-oss and Qwen3-Next have: capped scores and windows; sinks, windows, YaRN without whole pairs and
+# experts; a gate and heads that turn in part.
+GEMMA = dict(LLAMA, qk_norm=False, layers=6, window=[6] * 5 + [0], rope=[1] * 6, softcap=2.0)
+GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
+    kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
+QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
+GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
+                  "qwen3next")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -113,10 +128,12 @@ def shapes(m):
     for i in range(m["layers"]):
         p = f"layers.{i}."
         norm(p + "norm1", D, m["rms"])
-        linear(p + "attn.qkv", q + 2 * kv, D)
+        linear(p + "attn.qkv", q + 2 * kv + (q if m.get("gate") else 0), D)
         if m["qk_norm"]:
             norm(p + "attn.q_norm", m["head_dim"], True)
             norm(p + "attn.k_norm", m["head_dim"], True)
+        if m.get("sinks"):
+            out.append((p + "attn.sinks", (m["heads"],)))
         linear(p + "attn.proj", D, q)
         norm(p + "norm2", D, m["rms"])
         fc1 = 2 if m["swiglu"] else 1
@@ -156,31 +173,62 @@ class Model:
         y = x / torch.sqrt((x * x).mean(-1, keepdim=True) + self.m["norm_eps"]) * self.w[name + ".weight"]
         return y if rms else y + self.w[name + ".bias"]
 
-    def rotate(self, x):
-        """x [B, heads, T, C]: (x[i], x[i + C/2]) turned by position * base^(-2i/C)."""
-        C, T = x.shape[-1], x.shape[-2]
-        i = torch.arange(C // 2, dtype=torch.float64)
-        angle = torch.arange(T, dtype=torch.float64)[:, None] * self.m["rope_base"] ** (-2 * i / C)
-        a, b = x[..., :C // 2], x[..., C // 2:]
-        return torch.cat([a * angle.cos() - b * angle.sin(), b * angle.cos() + a * angle.sin()], -1)
+    def frequencies(self, d):
+        """Angles of d / 2 pairs at position 1, and what cosines and sines are multiplied by."""
+        s, base = self.m.get("rope_scaling"), self.m["rope_base"]
+        plain = base ** (-torch.arange(0, d, 2, dtype=torch.float64) / d)
+        if not s:
+            return plain, 1
+        slowed = plain / s["factor"]
+        if s["kind"] == "linear":
+            return slowed, 1
+        if s["kind"] == "llama3":  # by the length of a turn, as the published code has it
+            length = 2 * math.pi / plain
+            longest, shortest = s["original"] / s["slow"], s["original"] / s["fast"]
+            smooth = (s["original"] / length - s["slow"]) / (s["fast"] - s["slow"])
+            between = (1 - smooth) * slowed + smooth * plain
+            return torch.where(length > longest, slowed, torch.where(length < shortest, plain, between)), 1
+        ends = [d * math.log(s["original"] / (turns * 2 * math.pi)) / (2 * math.log(base))
+                for turns in (s["fast"], s["slow"])]
+        if s["truncate"]:
+            ends = [math.floor(ends[0]), math.ceil(ends[1])]
+        low, high = max(ends[0], 0), min(ends[1], d - 1)
+        ramp = ((torch.arange(d // 2, dtype=torch.float64) - low) / (high - low)).clamp(0, 1)
+        return slowed * ramp + plain * (1 - ramp), s["magnitude"]
 
-    def attention(self, name, x):
-        m = self.m
+    def rotate(self, x):
+        """x [B, heads, T, C]: of the first d columns (x[i], x[i + d/2]) turned by position * frequency i."""
+        C, T = x.shape[-1], x.shape[-2]
+        d = self.m.get("rope_columns") or C
+        frequency, magnitude = self.frequencies(d)
+        angle = torch.arange(T, dtype=torch.float64)[:, None] * frequency
+        cos, sin = angle.cos() * magnitude, angle.sin() * magnitude
+        a, b = x[..., :d // 2], x[..., d // 2:d]
+        return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., d:]], -1)
+
+    def attention(self, layer, x):
+        m, name, window = self.m, f"layers.{layer}.attn", self.m["window"][layer]
         B, T, _ = x.shape
         H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
-        q, k, v = self.linear(name + ".qkv", x).split([H * C, K * C, K * C], -1)
+        q, k, v, *gate = self.linear(name + ".qkv", x).split([H * C, K * C, K * C] + [H * C] * m.get("gate", False), -1)
         q, k, v = (t.reshape(B, T, -1, C) for t in (q, k, v))
         if m["qk_norm"]:
             q, k = self.norm(name + ".q_norm", q, True), self.norm(name + ".k_norm", k, True)
         q, k, v = (t.transpose(1, 2) for t in (q, k, v))
-        if m["rope"]:
+        if m["rope"][layer]:
             q, k = self.rotate(q), self.rotate(k)
         k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
         score = q @ k.transpose(-1, -2) / math.sqrt(C)
+        if m.get("softcap"):
+            score = m["softcap"] * torch.tanh(score / m["softcap"])
         behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
-        hidden = behind < 0 if not m["window"] else (behind < 0) | (behind >= m["window"])
-        o = torch.softmax(score.masked_fill(hidden, -math.inf), -1) @ v
-        return self.linear(name + ".proj", o.transpose(1, 2).reshape(B, T, H * C))
+        hidden = behind < 0 if not window else (behind < 0) | (behind >= window)
+        score = score.masked_fill(hidden, -math.inf)
+        if m.get("sinks"):  # one more column, whose weight goes nowhere
+            sink = self.w[name + ".sinks"].reshape(1, H, 1, 1).expand(B, H, T, 1)
+            score = torch.cat([score, sink], -1)
+        o = (torch.softmax(score, -1)[..., :T] @ v).transpose(1, 2).reshape(B, T, H * C)
+        return self.linear(name + ".proj", o * torch.sigmoid(gate[0]) if gate else o)
 
     def activation(self, h):
         if self.m["swiglu"]:
@@ -237,7 +285,7 @@ class Model:
             x = x + self.w["embedding.position.weight"][:token.shape[1]]
         for i in range(m["layers"]):
             p = f"layers.{i}."
-            x = x + self.attention(p + "attn", self.norm(p + "norm1", x, m["rms"]))
+            x = x + self.attention(i, self.norm(p + "norm1", x, m["rms"]))
             ffn = self.mixture if is_mixture(m, i) else self.mlp
             x = x + ffn(p + "mlp", self.norm(p + "norm2", x, m["rms"]))
         x = self.norm("final_norm", x, m["rms"])
@@ -310,7 +358,9 @@ def main():
     torch.set_num_threads(1)
     cases = [case(folder, *c) for c in (
         ("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED), ("mixtral", MIXTRAL), ("qwen3moe", QWEN3MOE),
-        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE))]
+        ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
+        ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
+        ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 

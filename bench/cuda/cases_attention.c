@@ -1,0 +1,140 @@
+/* Arguments of the ops of attention, for the list in cases.c. See make_case.h. */
+#include <math.h>
+
+#include "make_case.h"
+
+static int64_t kv_heads(const Maker *m) { return m->c->option == GROUPED ? m->d->K : m->d->H; }
+
+Err make_qkv_split(Maker *m, AnyArgs *any)
+{
+    qkv_split_args *a = &any->qkv_split;
+    int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
+    ONCE(q, N, H * C);
+    ONCE(k, N, K * C);
+    ONCE(v, N, K * C);
+    ONCE(qkv, N, (H + 2 * K) * C);
+    a->chunks = K;
+    return ERR_OK;
+}
+
+Err make_qkv_merge(Maker *m, AnyArgs *any)
+{
+    qkv_merge_args *a = &any->qkv_merge;
+    int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
+    ONCE(qkv, N, (H + 2 * K) * C);
+    ONCE(q, N, H * C);
+    ONCE(k, N, K * C);
+    ONCE(v, N, K * C);
+    a->chunks = K;
+    return ERR_OK;
+}
+
+/* k and v of a group's head, from two ranks. */
+Err make_join_columns(Maker *m, AnyArgs *any)
+{
+    join_columns_args *a = &any->join_columns;
+    int64_t N = 2 * tokens_of(m), C = m->d->C;
+    ONCE(y, N, 2, C / 2);
+    ONCE(x, 2, N, C / 2);
+    return ERR_OK;
+}
+
+Err make_rope(Maker *m, AnyArgs *any)
+{
+    rope_args *a = &any->rope;
+    int64_t N = tokens_of(m), R = m->d->C / 2;
+    TWICE(x, N, m->d->H, m->d->C);
+    MAKE(position, 1, POSITIONS, I32, N);
+    MAKE(cos, 1, UNIFORM, F32, m->d->T, R);
+    MAKE(sin, 1, UNIFORM, F32, m->d->T, R);
+    return ERR_OK;
+}
+
+Err make_attention_fwd(Maker *m, AnyArgs *any)
+{
+    attention_fwd_args *a = &any->attention_fwd;
+    int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
+    ONCE(o, B, T, H, C);
+    MAKE(lse, 1, UNIFORM, F32, B, T, H);
+    ONCE(q, B, T, H, C);
+    ONCE(k, B, T, K, C);
+    ONCE(v, B, T, K, C);
+    MAKE(sample, 0, SAMPLES, I64, B);
+    if (m->c->option == DOCUMENTS) MAKE(doc, 1, DOCUMENTS, I32, B, T);
+    if (m->c->option == CAPPED) {
+        UNCOUNTED(sink, H);
+        a->softcap = 30;
+    }
+    a->q_span = a->k_span = spans_whole(T);
+    a->scale = 1 / sqrtf((float)C);
+    a->block = 64;
+    return ERR_OK;
+}
+
+/* o and lse are those of a forward pass. */
+Err make_attention_bwd(Maker *m, AnyArgs *any)
+{
+    attention_bwd_args *a = &any->attention_bwd;
+    int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
+    AnyArgs forward = { 0 };
+    TRY(make_attention_fwd(m, &forward));
+    const attention_fwd_args *f = &forward.attention_fwd;
+    TRY(op_attention_fwd(&m->dev->stream, f));
+    ONCE(dq, B, T, H, C);
+    ONCE(dk, B, T, K, C);
+    ONCE(dv, B, T, K, C);
+    ONCE(go, B, T, H, C);
+    MAKE(delta, 2, UNIFORM, F32, B, T, H);
+    a->q = f->q, a->k = f->k, a->v = f->v, a->o = f->o, a->lse = f->lse, a->sample = f->sample, a->doc = f->doc;
+    a->q_span = f->q_span, a->k_span = f->k_span;
+    a->scale = f->scale, a->softcap = f->softcap;
+    a->block = f->block;
+    a->chunk = m->d->H / K;
+    a->leaf = T < 128 ? T : 128;
+    a->positions = T;
+    return ERR_OK;
+}
+
+Err make_attention_merge(Maker *m, AnyArgs *any)
+{
+    attention_merge_args *a = &any->attention_merge;
+    int64_t B = m->d->B, T = m->d->T, H = m->d->H, C = m->d->C;
+    TWICE(o, B, T, H, C);
+    MAKE(lse, 2, UNIFORM, F32, B, T, H);
+    ONCE(o2, B, T, H, C);
+    MAKE(lse2, 1, UNIFORM, F32, B, T, H);
+    return ERR_OK;
+}
+
+Err make_sink_bwd(Maker *m, AnyArgs *any)
+{
+    sink_bwd_args *a = &any->sink_bwd;
+    int64_t N = tokens_of(m), H = m->d->H;
+    ONCE(dsink, N, H);
+    UNCOUNTED(sink, H);
+    MAKE(lse, 1, UNIFORM, F32, N, H);
+    MAKE(delta, 1, UNIFORM, F32, N, H);
+    return ERR_OK;
+}
+
+Err make_gate_fwd(Maker *m, AnyArgs *any)
+{
+    gate_fwd_args *a = &any->gate_fwd;
+    int64_t N = tokens_of(m), F = m->d->H * m->d->C;
+    ONCE(y, N, F);
+    ONCE(x, N, F);
+    ONCE(gate, N, F);
+    return ERR_OK;
+}
+
+Err make_gate_bwd(Maker *m, AnyArgs *any)
+{
+    gate_bwd_args *a = &any->gate_bwd;
+    int64_t N = tokens_of(m), F = m->d->H * m->d->C;
+    ONCE(dx, N, F);
+    ONCE(dgate, N, F);
+    ONCE(dy, N, F);
+    ONCE(x, N, F);
+    ONCE(gate, N, F);
+    return ERR_OK;
+}

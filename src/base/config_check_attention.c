@@ -1,0 +1,76 @@
+/*
+ * Relations between the keys of attention (docs/attention.md), a part of config_check().
+ */
+#include <string.h>
+
+#include "base/config_reader.h"
+#include "base/layer_set.h"
+
+/* A list over blocks: `form` says what its numbers are. */
+static void check_pattern(ConfigReader *r, ConfigId id, const char *list, int64_t most, const char *form)
+{
+    char text[200];
+    LayerPattern pattern;
+    const int64_t length = layer_pattern_read(list, most, &pattern), layers = r->config->model.layers;
+    snprintf(text, sizeof text, "must be %s, or a list of them with repetitions", form);
+    RULE(length >= 0, text, id);
+    snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
+             (long long)layers);
+    RULE(length <= layers, text, id, CFG_model_layers);
+}
+
+static void check_rope(ConfigReader *r)
+{
+    const Config *c = r->config;
+    LayerPattern layers;
+    const bool rope = c->model.position == MODEL_POSITION_ROPE;
+    const bool valid = layer_pattern_read(c->model.rope_layers, 1, &layers) >= 0;
+    check_pattern(r, CFG_model_rope_layers, c->model.rope_layers, 1, "0 or 1");
+    RULE(!valid || layer_pattern_most(&layers), "no block has rotary positions: give a 1, or position = none",
+         CFG_model_rope_layers, CFG_model_position);
+    RULE(rope || strcmp(c->model.rope_layers, config_defaults.model.rope_layers) == 0,
+         "only position = rope has it", CFG_model_rope_layers, CFG_model_position);
+    RULE(rope || !c->model.rope_dim, "only position = rope has it", CFG_model_rope_dim, CFG_model_position);
+    RULE(!rope || c->model.rope_dim || c->model.head_dim % 2 == 0,
+         "columns turn in pairs: rotary positions need an even head_dim, or rope_dim", CFG_model_head_dim,
+         CFG_model_position);
+    RULE(c->model.rope_dim % 2 == 0, "columns turn in pairs: it must be even", CFG_model_rope_dim);
+    RULE(c->model.rope_dim <= c->model.head_dim, "a head has fewer columns", CFG_model_rope_dim,
+         CFG_model_head_dim);
+}
+
+static void check_rope_scaling(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const bool plain = c->model.rope_scaling == MODEL_ROPE_SCALING_NONE;
+    const bool yarn = c->model.rope_scaling == MODEL_ROPE_SCALING_YARN;
+    const bool by_turns = yarn || c->model.rope_scaling == MODEL_ROPE_SCALING_LLAMA3;
+    const char *const only = "only rope_scaling = llama3 or yarn reads it";
+    RULE(plain || c->model.position == MODEL_POSITION_ROPE, "only position = rope has angles to scale",
+         CFG_model_rope_scaling, CFG_model_position);
+    RULE(!plain || c->model.rope_factor == 1, "nothing is scaled: give rope_scaling", CFG_model_rope_factor,
+         CFG_model_rope_scaling);
+    RULE(by_turns || !c->model.rope_original, only, CFG_model_rope_original, CFG_model_rope_scaling);
+    RULE(by_turns || c->model.rope_slow == 1, only, CFG_model_rope_slow, CFG_model_rope_scaling);
+    RULE(by_turns || c->model.rope_fast == 32, only, CFG_model_rope_fast, CFG_model_rope_scaling);
+    RULE(!by_turns || c->model.rope_original, "seq / rope_factor is less than 1: give rope_original",
+         CFG_model_rope_original, CFG_model_seq, CFG_model_rope_factor);
+    RULE(c->model.rope_slow < c->model.rope_fast, "rope_slow must be below rope_fast", CFG_model_rope_slow,
+         CFG_model_rope_fast);
+    RULE(yarn || c->model.rope_magnitude == 1, "only rope_scaling = yarn reads it", CFG_model_rope_magnitude,
+         CFG_model_rope_scaling);
+    RULE(yarn || c->model.rope_truncate, "only rope_scaling = yarn reads it", CFG_model_rope_truncate,
+         CFG_model_rope_scaling);
+    RULE(!yarn || c->model.rope_base > 1, "yarn needs a base above 1", CFG_model_rope_base,
+         CFG_model_rope_scaling);
+}
+
+void config_check_attention(ConfigReader *r)
+{
+    const Config *c = r->config;
+    check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
+    check_rope(r);
+    check_rope_scaling(r);
+    RULE(!(c->model.attention_softcap > 0) || c->model.attention_softcap >= 1e-3,
+         "must be 0 (no cap), or 0.001 and more", CFG_model_attention_softcap);
+}
