@@ -131,8 +131,8 @@ Err make_dispatch_offsets(Maker *m, AnyArgs *any)
     MAKE(offset, 1, ZERO, I64, X);
     MAKE(all, 0, ZERO, I64, RANKS, X);
     m->bytes += X * 8; /* read: the part of this rank's experts */
-    a->experts = experts;
-    a->most = m->d->B * m->d->T;
+    a->own = m->d->experts;
+    a->most = RANKS * tokens_of(m) * m->d->topk;
     return ERR_OK;
 }
 
@@ -161,6 +161,45 @@ static Err make_order(Maker *m, RowOrder *out)
     TRY(op_permute_index(&m->dev->stream, &any.permute_index));
     *out = (RowOrder){ any.permute_index.row, any.permute_index.choice, any.permute_index.offset };
     m->bytes = bytes + tensor_bytes(out->row);
+    return ERR_OK;
+}
+
+/* Of one rank: the choices as they are. */
+Err make_dispatch_choices(Maker *m, AnyArgs *any)
+{
+    dispatch_choices_args *a = &any->dispatch_choices;
+    RowOrder order;
+    MAKE(choice, 1, ZERO, I32, tokens_of(m) * m->d->topk);
+    TRY(make_order(m, &order));
+    a->all_choice = tensor_reshape(order.choice, 1, tensor_count(order.choice));
+    a->all = tensor_reshape(order.offset, 1, tensor_count(order.offset));
+    a->offset = order.offset;
+    a->own = m->d->experts;
+    return ERR_OK;
+}
+
+Err make_take_rows(Maker *m, AnyArgs *any)
+{
+    take_rows_args *a = &any->take_rows;
+    RowOrder order;
+    int64_t N = tokens_of(m), D = m->d->D, K = m->d->topk;
+    ONCE(y, N * K, D);
+    ONCE(x, N, D);
+    MAKE(weight, 1, POSITIVE, F32, N, K);
+    TRY(make_order(m, &order));
+    a->choice = order.choice;
+    a->topk = K;
+    return ERR_OK;
+}
+
+Err make_sum_parts(Maker *m, AnyArgs *any)
+{
+    enum { PARTS = 2 };
+    sum_parts_args *a = &any->sum_parts;
+    int64_t P = tokens_of(m), D = m->d->D;
+    ONCE(y, P, D);
+    ONCE(x, PARTS * P, D);
+    a->parts = PARTS;
     return ERR_OK;
 }
 
