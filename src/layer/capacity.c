@@ -33,12 +33,12 @@ static int64_t units_touched(int64_t span, int64_t rows)
 }
 
 /* Ranks that share the experts. */
-static int group_size(const MoeCut *c) { return c->ep * c->etp; }
+static int group_ranks(const MoeCut *c) { return c->ep * c->etp; }
 
 /* Units of `rows` rows that lie on these ranks: neighbours, along sp first. */
 static int64_t group_units(const MoeCut *c, int64_t rows)
 {
-    const int n = group_size(c);
+    const int n = group_ranks(c);
     if (n % c->sp == 0) return n / c->sp * units_touched(c->rows * c->sp, rows);
     return c->sp % n == 0 ? units_touched(c->rows * n, rows) : n * units_touched(c->rows, rows);
 }
@@ -51,9 +51,9 @@ MoeRoom moe_room(const MoeCut *c)
     MoeRoom r = { .capacity = capacity,
                   .sent = lesser(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
     r.pair = r.worst = r.owned = r.sent;
-    if (group_size(c) == 1) return r;
+    if (group_ranks(c) == 1) return r;
     const int64_t most = c->rows * lesser(own, c->topk); /* from one rank */
-    r.worst = lesser(most * group_size(c), own * group_units(c, rows) * capacity);
+    r.worst = lesser(most * group_ranks(c), own * group_units(c, rows) * capacity);
     const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk * c->etp));
     r.owned = c->capacity.slack > 0 && share < (double)r.worst ? (int64_t)share : r.worst;
     r.pair = lesser(most, lesser(r.sent, r.owned));
