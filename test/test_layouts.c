@@ -150,7 +150,10 @@ static void run_few(TrainSpec spec)
     const bool mixture = spec.model.moe.experts > 0;
     const Layout *list = mixture ? few_mixtures : few;
     const size_t count = mixture ? sizeof few_mixtures / sizeof *few_mixtures : sizeof few / sizeof *few;
-    for (size_t i = 0; i < count; i++) print_layout(list[i], hash_of(spec, list[i], SHORT_STEPS, &first, &last), "");
+    for (size_t i = 0; i < count; i++) {
+        if (mixture && list[i].micro % spec.model.moe.balance.unit) continue;
+        print_layout(list[i], hash_of(spec, list[i], SHORT_STEPS, &first, &last), "");
+    }
 }
 
 /* All layouts, or one in `every` of each kind. */
