@@ -63,10 +63,11 @@ def section(rounds, steps):
                     ms["torch"] += torch_ms((experts, topk, ffn), steps)
                 ms["ep1"] += step_ms(folder, 2, 1, mixture + two, steps)
                 ms["ep2"] += step_ms(folder, 2, 1, [*mixture, *two, "parallel.ep=2"], steps)
-            row = {"experts": experts, "topk": topk, "ffn": ffn, "ms": ms, "of_dense": ratio(ms["dense"], ms["mixture"]),
-                   "ep2_of_ep1": ratio(ms["ep1"], ms["ep2"])}
+            row = {"experts": experts, "topk": topk, "ffn": ffn, "ms": ms,
+                   "of_dense": ratio(ms["dense"], ms["mixture"]), "ep2_of_ep1": ratio(ms["ep1"], ms["ep2"])}
             text = (f"{topk} of {experts} experts of {ffn:4}: tokens/s of a dense model of the same active FLOP "
-                    f"{row['of_dense']['best']:.2f} (best) {row['of_dense']['median']:.2f} (median), aim 0.8; ep 2 of ep 1 "
+                    f"{row['of_dense']['best']:.2f} (best) {row['of_dense']['median']:.2f} (median), aim 0.8; "
+                    f"ep 2 of ep 1 "
                     f"{row['ep2_of_ep1']['best']:.2f} {row['ep2_of_ep1']['median']:.2f}, aim 0.8")
             if torch:
                 row["of_torch"] = ratio(ms["torch"], ms["mixture"])

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""The peer of bench/mixtures.py: the same mixture of experts in PyTorch, eager, fp32, on the CPU: tokens of an expert are
-picked by index, multiplied, and added where they came from.
+"""The peer of bench/mixtures.py: the same mixture of experts in PyTorch, eager, fp32, on the CPU: tokens of an expert
+are picked by index, multiplied, and added where they came from.
 
   torch_moe.py LAYERS HIDDEN HEADS BATCH SEQ VOCAB EXPERTS TOPK FFN STEPS
 

@@ -234,7 +234,8 @@ TEST(files_that_cannot_be_read)
 TEST(the_configurations_that_come_along)
 {
     static const char *const paths[] = { "config/tiny.ini", "config/demo.ini", "config/gpt2-124m.ini",
-                                         "config/llama-1b.ini", "config/llama3-8b-128k.ini" };
+                                         "config/llama-1b.ini", "config/llama3-8b-128k.ini",
+                                         "config/mixtral-8x7b.ini", "config/qwen3-30b-a3b.ini" };
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         Config c;
         OK(config_read(&c, (ConfigSource){ .path = paths[i] }));

@@ -1,6 +1,7 @@
 /*
- * Upcycling: the weights of a dense model as the start of a mixture of experts (docs/moe.md). A dense feed-forward layer
- * is cut along its width into `parts`, and expert e begins as part e % parts: of every part there are as many copies.
+ * Upcycling: the weights of a dense model as the start of a mixture of experts (docs/moe.md). A dense feed-forward
+ * layer is cut along its width into `parts`, and expert e begins as part e % parts: of every part there are as many
+ * copies.
  *
  *   dense    fc1 [F, D] (swiglu: gate, then up [F, D])            fc2 [D, F]
  *   expert   rows e % parts of F / parts (of gate and of up)      columns e % parts
