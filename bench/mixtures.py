@@ -47,8 +47,9 @@ def section(rounds, steps):
     with tempfile.TemporaryDirectory() as folder:
         write_tokens(f"{folder}/tokens", 100_000, VOCAB)
         with open(f"{folder}/moe.ini", "w") as f:
-            f.write(f"[run]\ndevice = cpu\n[model]\narch = llama\nlayers = {LAYERS}\nhidden = {HIDDEN}\nheads = {HEADS}\n"
-                    f"seq = {SEQ}\nvocab = {VOCAB}\n[train]\nmicro_batch = {MICRO}\n[data]\ntrain = {folder}/tokens\n"
+            f.write(f"[run]\ndevice = cpu\n[model]\narch = llama\nlayers = {LAYERS}\nhidden = {HIDDEN}\n"
+                    f"heads = {HEADS}\nseq = {SEQ}\nvocab = {VOCAB}\n[train]\nmicro_batch = {MICRO}\n"
+                    f"[data]\ntrain = {folder}/tokens\n"
                     "[optim]\nschedule = constant\n[checkpoint]\nevery = 0\n[parallel]\ntimeout_s = 600\n")
         for experts, topk, ffn in MIXTURES:
             base = ["--config", f"{folder}/moe.ini"]

@@ -238,7 +238,7 @@ TEST(the_configurations_that_come_along)
                                          "config/mixtral-8x7b.ini", "config/qwen3-30b-a3b.ini" };
     for (size_t i = 0; i < sizeof paths / sizeof *paths; i++) {
         Config c;
-        OK(config_read(&c, (ConfigSource){ .path = paths[i] }));
+        OK(config_read(&c, (ConfigSource){ .path = paths[i], .world_size = CONFIG_ANY_WORLD }));
         CHECK(strncmp(c.run.dir, "runs/", 5) == 0 && strstr(paths[i], c.run.name));
         config_release(&c);
     }
