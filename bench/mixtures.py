@@ -1,5 +1,5 @@
-"""What mixtures of experts cost: tokens a second beside a dense model of the same active FLOP, beside the same mixture in
-PyTorch, and of two ranks that hold the experts together beside two that have them all. A section of bench/run.py.
+"""What mixtures of experts cost: tokens a second beside a dense model of the same active FLOP, beside the same mixture
+in PyTorch, and of two ranks that hold the experts together beside two that have them all. A section of bench/run.py.
 
 Whole runs take turns; of each, the step times that it wrote itself, without the first.
 """
