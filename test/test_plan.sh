@@ -302,6 +302,65 @@ done <<'EOL'
 2 2 8 chimera 1
 EOL
 
+# ---- the large mixtures that come along, on 64 and 256 GPUs: what a rank holds and sends for its experts
+
+cat >mixture.py <<'EOP'
+"""mixture.py WORLD MODEL <JSON of the plan> <its text>: prints what differs from a count by hand."""
+import json
+import re
+import sys
+
+from wants import between, finish, want
+
+world, plan, text = int(sys.argv[1]), json.load(open(sys.argv[3])), open(sys.argv[4]).read()
+layers, D, heads, kv, C, F, E, K, V, qk, pp, slack, total, active = {
+    "mixtral-8x7b": (32, 4096, 32, 8, 128, 14336, 8, 2, 32000, False, 4, 2, 46_702_792_704, 12_879_925_248),
+    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 128, 8, 151936, True, 2, 0, 30_532_122_624, 3_353_032_704),
+}[sys.argv[2]]
+T, ep, blocks, dp = 4096, 8, layers // pp, world // pp
+want("ranks", len(plan["ranks"]), pp)
+
+# of a block: two norms, qkv, proj, the router; 3 F D an expert, of which a rank has E / ep
+attention = (heads + 2 * kv) * C * D + heads * C * D + (2 * C if qk else 0)
+dense_block, experts_block = 2 * D + attention + E * D, 3 * F * D * E // ep
+want("parameters", plan["parameters"], total)
+want("parameters of the parts", layers * (dense_block + experts_block * ep) + 2 * V * D + D, total)
+want("active parameters", plan["active_parameters"], active)
+want("active parameters of the parts", total - layers * (E - K) * 3 * F * D, active)
+for r, rank in enumerate(plan["ranks"]):
+    dense = blocks * dense_block + (V * D if r == 0 else 0) + (V * D + D if r == pp - 1 else 0)
+    experts, states = blocks * experts_block, blocks * E  # states: the routers' biases
+    held, own = dense + experts + states, dense // dp + experts * ep // dp + states
+    want(f"gradients of rank {r}", rank["gradients"], 2 * rank["weights_16_bit"])
+    want(f"moments of rank {r}", rank["moments"], 2 * rank["weights"])
+    # buckets end at multiples of 64 numbers for each slice
+    between(f"16-bit weights of rank {r}", rank["weights_16_bit"], 2 * held, 2 * held + 2 * 64 * dp * 4 * blocks)
+    between(f"fp32 weights of rank {r}", rank["weights"], 4 * own, 4 * own + 4 * 64 * 4 * blocks)
+
+# rows: all that one rank can have for another travel, there and back, forward, again for recomputation, and backward
+most = T * min(E // ep, K)
+room = slack * T * K if slack else ep * most
+want("room", int(re.search(r"with room for ([\d,]+) rows", text)[1].replace(",", "")), room)
+sent = [tuple(int(x.replace(",", "")) for x in found) for found in
+        re.findall(r"^ +tp-ep all-to-all +([\d,]+) +([\d,]+)$", text, re.M)]
+calls = 5 * blocks * (1024 // dp)
+for found in sent:
+    want("all-to-all, calls and bytes", found, (calls, calls * min(most, room) * D * 2 * (ep - 1)))
+finish(7 + 4 * pp)
+EOP
+while read -r model world; do
+    "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 --json >plan.json 2>&1
+    "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 >plan.txt 2>&1
+    check "$model on $world GPUs: $(python3 mixture.py "$world" "$model" plan.json plan.txt 2>&1 | tail -3)" \
+        python3 mixture.py "$world" "$model" plan.json plan.txt
+    check "$model fits $world of 80 GB" grep -q "fits 80 GB: yes" plan.txt
+done <<'EOL'
+mixtral-8x7b 64
+mixtral-8x7b 256
+qwen3-30b-a3b 64
+qwen3-30b-a3b 256
+EOL
+
 # ---- who is in which group, in both orders of axes
 
 groups() { "$mt" plan --config plan.ini --world 8 model.layers=4 parallel.tp=2 parallel.pp=2 parallel.order="$1" 2>&1 | grep '^groups '; }
