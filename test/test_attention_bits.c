@@ -295,7 +295,8 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
            lse = guarded(p->B, p->T, p->H, 0, pad), max = guarded(p->B, p->T, p->H, 0, pad),
            sum = guarded(p->B, p->T, p->H, 0, pad), delta = guarded(p->B, p->T, p->H, 0, pad);
     Stream *s = device_of(&cut);
-    Tensor sample = tensor_of((void *)(uintptr_t)p->sample, I64, p->B);
+    Tensor sample = tensor_of((void *)(uintptr_t)p->sample, I64, p->B), sink = { 0 };
+    if (p->sink) sink = tensor_of(p->sink, F32, p->H);
     move(true, &cut, cut.q, q, p->q, p, p->H, 0), move(true, &cut, cut.q, go, p->go, p, p->H, 0);
     for (int backward = 0; backward < 2; backward++)
         for (int64_t i = 0; i < pieces; i++) {
@@ -305,14 +306,14 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
             move(true, &cut, keys, k, p->k, p, p->K, 0), move(true, &cut, keys, v, p->v, p, p->K, 0);
             if (!backward)
                 TRY(op(s, attention_fwd, .o = o, .lse = lse, .max = max, .sum = sum, .q = q, .k = k, .v = v,
-                       .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys, .scale = p->scale,
-                       .block = p->block, .window = p->window, .dropout = p->dropout, .resumed = i > 0,
+                       .sink = sink, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q, .k_span = keys,
+                       .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window, .dropout = p->dropout, .resumed = i > 0,
                        .unfinished = i < pieces - 1));
             else
                 TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
                        .lse = lse, .delta = delta, .doc = doc_of(p, &cut), .sample = sample, .q_span = cut.q,
-                       .k_span = keys, .scale = p->scale, .block = p->block, .window = p->window,
-                       .dropout = p->dropout, .chunk = p->H / p->K / chunks, .leaf = p->leaf, .positions = p->T,
+                       .k_span = keys, .scale = p->scale, .softcap = p->softcap, .block = p->block,
+                       .window = p->window, .dropout = p->dropout, .chunk = p->H / p->K / chunks, .leaf = p->leaf, .positions = p->T,
                        .resumed = i > 0));
             if (!backward) continue;
             take_chunks(p, &cut, keys, dk, chunk, DK), take_chunks(p, &cut, keys, dv, chunk, DV);
