@@ -212,7 +212,7 @@ struct Choices {
     Rows<const int32_t> all_choice;
     const int64_t *offset;
     int32_t *choice;
-    int64_t ranks, runs, first, P;
+    int64_t ranks, runs, first, P, numbers;
 };
 
 /* A block for the rows of one expert from one rank. */
@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(CHOICE_THREADS) dispatch_choices_kernel(Choice
     const int64_t n = offset[t.runs] - offset[0], begin = t.all.at(rank)[(t.first + expert) * t.runs];
     const int32_t *from = t.all_choice.at(rank) + max(min(begin, t.P - n), int64_t{ 0 });
     for (int64_t i = threadIdx.x; i < n && i < t.P; i += CHOICE_THREADS) {
-        const int64_t choice = max(min(int64_t{ from[i] }, t.P - 1), int64_t{ 0 });
-        t.choice[offset[0] + i] = static_cast<int32_t>(rank * t.P + choice);
+        const int64_t choice = max(min(int64_t{ from[i] }, t.numbers - 1), int64_t{ 0 });
+        t.choice[offset[0] + i] = static_cast<int32_t>(rank * t.numbers + choice);
     }
 }
 
@@ -233,7 +233,7 @@ extern "C" Err cuda_dispatch_choices(Stream *s, const dispatch_choices_args *a)
     const int64_t ranks = a->all.dim[0], X = a->offset.dim[0] - 1;
     const Choices t = { rows_of<const int64_t>(a->all), rows_of<const int32_t>(a->all_choice),
                         data_of<const int64_t>(a->offset), data_of<int32_t>(a->choice), ranks, X / (a->own * ranks),
-                        a->first, a->all_choice.dim[1] };
+                        a->first, a->all_choice.dim[1], a->numbers };
     LAUNCH(dispatch_choices_kernel, grid_blocks(a->own * ranks), CHOICE_THREADS, 0, cuda_stream(s), t);
     return ERR_OK;
 }

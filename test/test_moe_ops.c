@@ -497,7 +497,8 @@ TEST(gathered_rows)
     Tensor owned = env_out(&e, I64, 0, 1, OWN * 2 + 1), taken = env_out(&e, I32, -1, 0, 2 * P);
     Tensor y = env_out(&e, F32, 8, 9, 2 * P, D), scaled = env_out(&e, F32, 8, 9, 2 * P, D);
     RUN(&e, dispatch_offsets, .offset = owned, .all = all, .first = OWN, .own = OWN, .most = 2 * P);
-    RUN(&e, dispatch_choices, .choice = taken, .all_choice = all_choice, .all = all, .offset = owned, .first = OWN, .own = OWN);
+    RUN(&e, dispatch_choices, .choice = taken, .all_choice = all_choice, .all = all, .offset = owned, .first = OWN,
+        .own = OWN, .numbers = P);
     y.rows = scaled.rows = (int64_t *)owned.data + 2 * OWN;
     RUN(&e, take_rows, .y = y, .x = x, .choice = taken, .topk = K);
     RUN(&e, take_rows, .y = scaled, .x = x, .choice = taken, .weight = weight, .topk = K);

@@ -175,6 +175,7 @@ Err make_dispatch_choices(Maker *m, AnyArgs *any)
     a->all = tensor_reshape(order.offset, 1, tensor_count(order.offset));
     a->offset = order.offset;
     a->own = m->d->experts;
+    a->numbers = tensor_count(order.choice);
     return ERR_OK;
 }
 

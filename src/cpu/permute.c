@@ -66,7 +66,7 @@ Err CPU(dispatch_choices)(Stream *s, const dispatch_choices_args *a)
             const int64_t n = offset[runs] - offset[0], first = max64(min64(from, P - n), 0);
             for (int64_t i = 0; i < n && i < P; i++) {
                 const int32_t choice = row_i32(a->all_choice, rank)[first + i];
-                to[offset[0] + i] = (int32_t)(rank * P + max64(min64(choice, P - 1), 0));
+                to[offset[0] + i] = (int32_t)(rank * a->numbers + max64(min64(choice, a->numbers - 1), 0));
             }
         }
     return ERR_OK;

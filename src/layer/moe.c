@@ -255,7 +255,7 @@ static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
         TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice.dim[0]));
         TRY(comm_all_gather(group, c->s, choice, t->choice, NULL));
         TRY(op(c->s, dispatch_choices, .choice = t->taken, .all_choice = choice, .all = all,
-               .offset = t->owned, .first = first, .own = own));
+               .offset = t->owned, .first = first, .own = own, .numbers = tensor_count(t->index)));
     }
     arena_release(c->scratch, mark);
     return ERR_OK;

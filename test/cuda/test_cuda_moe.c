@@ -511,7 +511,7 @@ static void dispatch_case(int64_t ranks, int64_t each, int64_t runs, int rank, i
     const int64_t P = ranks * each * runs * 4, Q = most < ranks * P ? most : ranks * P;
     Pair choices = pair_uniform(c, I32, -9, (double)P + 9, CASE_DIMS(ranks, P)), taken = pair_output(c, I32, Q);
     BOTH(c, dispatch_choices, .choice = AT(taken), .all_choice = AT(choices), .all = AT(from), .offset = AT(offset),
-         .first = rank * each, .own = each);
+         .first = rank * each, .own = each, .numbers = P + 5);
     pair_check(c, taken, 0, "choices of %d ranks, %d experts each, %d runs, rank %d", (int)ranks, (int)each, (int)runs,
                rank);
     case_close(c);
