@@ -181,9 +181,9 @@ static void run_all(TrainSpec spec, int every)
     CHECK(different == 0);
 }
 
-TEST(gpt2_layouts) { run_all(tiny_gpt2(), 1); }
+TEST(gpt2_layouts) { run_all(tiny_gpt2(), mode_is("all") ? 1 : 2); }
 
-TEST(llama_layouts) { run_all(tiny_llama(), 2); }
+TEST(llama_layouts) { run_all(tiny_llama(), mode_is("all") ? 1 : 4); }
 
 TEST(variants_of_attention) { run_all(tiny_variants(), mode_is("all") ? 1 : 4); }
 
@@ -215,23 +215,23 @@ static void run_context(TrainSpec spec, int every)
     CHECK(mode_is("short") || (different == 0 && ran >= 18 / every));
 }
 
-TEST(context_learned_positions) { run_context(tiny_gpt2(), 1); }
+TEST(context_learned_positions) { run_context(tiny_gpt2(), mode_is("all") ? 1 : 2); }
 
-TEST(context_rotary_positions) { run_context(tiny_llama(), 1); }
+TEST(context_rotary_positions) { run_context(tiny_llama(), mode_is("all") ? 1 : 2); }
 
 /* Windows that leave out messages, documents that end in other ranks' parts. */
 TEST(context_documents)
 {
     TrainSpec s = tiny_apart(tiny_llama());
-    run_context(s, 2);
+    run_context(s, mode_is("all") ? 1 : 4);
     s.model.window = layer_pattern_all(10);
-    run_context(s, 1);
+    run_context(s, mode_is("all") ? 1 : 2);
 }
 
 /* Experts see the ranks of a sequence as those of other samples. */
 TEST(context_experts)
 {
-    for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) run_context(tiny_mixture(kind, 2), 2);
+    for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) run_context(tiny_mixture(kind, 2), mode_is("all") ? 1 : 4);
 }
 
 /* Which choices an expert drops depends on all rows of a balance unit, wherever they lie. */
@@ -243,8 +243,8 @@ static TrainSpec of_capacity(TinyMixture kind, double factor, bool by_position, 
     return s;
 }
 
-TEST(capacity_layouts) { run_all(of_capacity(TINY_MIXTRAL, 1, false, 1), mode_is("all") ? 1 : 6); }
-TEST(capacity_of_pairs_layouts) { run_all(of_capacity(TINY_QWEN3, 1.25, false, 2), mode_is("all") ? 1 : 9); }
+TEST(capacity_layouts) { run_all(of_capacity(TINY_MIXTRAL, 1, false, 1), mode_is("all") ? 1 : 12); }
+TEST(capacity_of_pairs_layouts) { run_all(of_capacity(TINY_QWEN3, 1.25, false, 2), mode_is("all") ? 1 : 18); }
 TEST(capacity_by_position_layouts)
 {
     TrainSpec s = of_capacity(TINY_DEEPSEEK, 0.5, true, 1);
@@ -257,7 +257,7 @@ TEST(sinkhorn_layouts)
 {
     TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
     s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
-    run_all(s, mode_is("all") ? 1 : 12);
+    run_all(s, mode_is("all") ? 1 : 20);
 }
 
 /* Something is dropped, and by another rule something else; capacity for all rows is none. */
