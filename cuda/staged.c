@@ -190,7 +190,6 @@ static Err read_offsets(Staged *g, const CommRequest *r, int64_t list, int64_t b
         TRY(copied(g));
         bytes[i] = ((const int64_t *)(g->messages + i * list))[n - 1] * r->elem_bytes;
     }
-    if (x->back && x->copies > 1) bytes[0] = x->copies * r->count * r->elem_bytes; /* all arrays */
     return ERR_OK;
 }
 
@@ -198,23 +197,25 @@ static Err read_offsets(Staged *g, const CommRequest *r, int64_t list, int64_t b
 static Err run_rows(Staged *g, const CommRequest *r)
 {
     const int64_t list = aligned((g->host.size * r->rows.chunks * r->rows.stride + 1) * 8);
+    const int64_t arrays = r->rows.back ? r->rows.copies : 1, pitch = r->count * r->elem_bytes; /* of local */
     int64_t need = 2 * list, bytes[2];
     do { /* again, where there was room for the offsets alone */
         TRY(reserve(g, need));
         TRY(read_offsets(g, r, list, bytes));
-        need = 2 * list + aligned(bytes[0]) + aligned(bytes[1]);
+        need = 2 * list + aligned(arrays > 1 ? arrays * pitch : bytes[0]) + aligned(bytes[1]);
     } while (need > g->capacity);
     CommRows host = r->rows;
     host.local_offset = (const int64_t *)g->messages;
     host.remote_offset = (const int64_t *)(g->messages + list);
     host.local = g->messages + 2 * list;
-    host.remote = host.local + aligned(bytes[0]);
+    host.remote = host.local + aligned(arrays > 1 ? arrays * pitch : bytes[0]);
     const int out = host.back, in = !host.back;
     TRY(copy_bytes(g, out ? host.remote : host.local, r->src, bytes[out], true));
     TRY(copied(g));
     TRY(comm_all_to_all_rows(&g->host, r->stream, &host, r->count, r->elem_bytes, &g->arrived));
     TRY(event_wait(&g->arrived, 0)); /* Gloo has the deadline */
-    TRY(copy_bytes(g, r->dst, in ? host.remote : host.local, bytes[in], false));
+    for (int64_t i = 0; i < arrays; i++)
+        TRY(copy_bytes(g, (char *)r->dst + i * pitch, (in ? host.remote : host.local) + i * pitch, bytes[in], false));
     return copied(g);
 }
 

@@ -144,6 +144,7 @@ Err make_room_limits(Maker *m, AnyArgs *any)
     const int64_t experts = RANKS * m->d->experts;
     MAKE(limit, 1, ZERO, I64, experts);
     MAKE(all, 1, ZERO, I64, RANKS, experts + 1);
+    a->own = m->d->experts;
     a->room = tokens_of(m) * m->d->topk;
     return ERR_OK;
 }

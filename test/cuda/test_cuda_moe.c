@@ -572,7 +572,10 @@ static void rows_case(DType T, RowShape p)
     Matrix part = matrix_uniform(c, T, -1, 1, N / parts, p.D, p.gap, p.skip);
     Matrix taken = matrix_uniform(c, T, -1, 1, N * K, p.D, p.gap, p.skip);
     BOTH(c, sum_parts, .y = AT(part.view), .x = AT(all.view), .parts = parts);
-    BOTH(c, take_rows, .y = AT(taken.view), .x = AT(x.view), .choice = AT(o.choice), .weight = AT(weight), .topk = K);
+    Pair placed = taken.view;
+    for (int side = 0; side < 2; side++)
+        placed.t[side].rows = (const int64_t *)o.offset.t[side].data + o.offset.t[side].dim[0] - 1;
+    BOTH(c, take_rows, .y = AT(placed), .x = AT(x.view), .choice = AT(o.choice), .weight = AT(weight), .topk = K);
     pair_check(c, part.all, case_tolerance(T), "sum_parts, %s", name);
     pair_check(c, taken.all, case_tolerance(T), "take_rows, %s", name);
     case_close(c);
