@@ -205,16 +205,16 @@ __device__ __forceinline__ void step_write(const FinishArgs &a, bool overflow, b
     StepValues *v = a.step;
     const int64_t counted = a.loss_sums[1];
     const bool no_room = a.no_room && *a.no_room, skip = overflow || nonfinite || no_room || counted <= 0;
-    const double tokens = static_cast<double>(counted), nominal = static_cast<double>(v->nominal);
-    const double mean = counted > 0 ? nominal / tokens * static_cast<double>(v->unscale) : 0.0;
-    const double clip = v->clip > 0.0f ? static_cast<double>(v->clip) / (norm * mean + 1e-6) : 1.0;
-    v->loss_fixed = a.loss_sums[0];
-    v->counted = counted;
     v->overflow = overflow;
     v->nonfinite = nonfinite;
     v->loss_nonfinite = a.loss_sums[2] != 0;
     v->no_room = no_room;
     v->skip = skip;
+    const double tokens = static_cast<double>(counted), nominal = static_cast<double>(v->nominal);
+    const double mean = counted > 0 ? nominal / tokens * static_cast<double>(v->unscale) : 0.0;
+    const double clip = v->clip > 0.0f ? static_cast<double>(v->clip) / (norm * mean + 1e-6) : 1.0;
+    v->loss_fixed = a.loss_sums[0];
+    v->counted = counted;
     v->grad_norm = overflow ? 0.0f : static_cast<float>(norm * mean);
     v->grad_scale = skip ? 0.0f : static_cast<float>(mean * (clip < 1.0 ? clip : 1.0));
 }

@@ -32,7 +32,8 @@ trap 'rm -rf "$tmp"' EXIT
 #   async16             cp.async of 16 bytes                   mma     mma.sync m16n8k16, ldmatrix
 #   -                   nothing, for the reason behind it
 cat >"$tmp/rules" <<'EOT'
-attention_(fwd|dq|dkv)_kernel<MmaEngine     mma async16 stores16 whole
+attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
+attention_fwd_kernel<MmaEngine              mma async16 stores16
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
 attention_merge_kernel                      loads16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
