@@ -8,6 +8,7 @@
 
 #include "base/config_reader.h"
 #include "base/heads.h"
+#include "base/int64.h"
 #include "base/mathx.h"
 
 /* ---- filling in ---- */
@@ -144,13 +145,8 @@ static bool layout_divides_blocks(const Config *c)
 /* INT64_MAX when it is more than can be counted. */
 static int64_t common_multiple(int64_t a, int64_t b)
 {
-    int64_t x = a, y = b;
-    while (y) {
-        int64_t rest = x % y;
-        x = y;
-        y = rest;
-    }
-    return __builtin_mul_overflow(a / x, b, &y) ? INT64_MAX : y;
+    int64_t product;
+    return __builtin_mul_overflow(a / common_divisor(a, b), b, &product) ? INT64_MAX : product;
 }
 
 /* The dense layers' ranks, and the experts', of one data-parallel replica. */

@@ -18,10 +18,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/int64.h"
 #include "device/device.h"
-
-static inline int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-static inline int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 typedef enum { GEMM_CHAIN, GEMM_TREE, GEMM_I64 } GemmMode;
 

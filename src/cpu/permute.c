@@ -2,7 +2,7 @@
  * Rows of tokens to rows of experts and back (device/ops.def, permute_*): a counting sort of choices by expert, copies,
  * and weighted sums. Threads own rows; the sort is one thread's, a few numbers a choice beside rows of D elements.
  */
-#include "cpu/gemm.h"
+#include "base/int64.h"
 #include "cpu/rows.h"
 
 static int32_t *row_i32(Tensor t, int64_t row) { return (int32_t *)t.data + row * t.ld; }

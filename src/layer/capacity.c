@@ -8,6 +8,7 @@
  * A balance unit is whole samples, and its rows are ordered by position. With sequence parallelism they lie on several
  * ranks; each of these then gathers the choices of all and comes to the same result.
  */
+#include "base/int64.h"
 #include "layer/internal.h"
 
 /* ---- the most rows there can be ---- */
@@ -24,12 +25,7 @@ static int64_t capacity_of(const MoeCut *c, int64_t rows)
  * at a multiple of what divides both. */
 static int64_t units_touched(int64_t span, int64_t rows)
 {
-    int64_t common = span, rest = rows;
-    while (rest) {
-        const int64_t next = common % rest;
-        common = rest, rest = next;
-    }
-    return (rows - common + span - 1) / rows + 1;
+    return (rows - common_divisor(span, rows) + span - 1) / rows + 1;
 }
 
 /* Ranks that share the experts. */
@@ -43,20 +39,18 @@ static int64_t group_units(const MoeCut *c, int64_t rows)
     return c->sp % n == 0 ? units_touched(c->rows * n, rows) : n * units_touched(c->rows, rows);
 }
 
-static int64_t lesser(int64_t a, int64_t b) { return a < b ? a : b; }
-
 MoeRoom moe_room(const MoeCut *c)
 {
     const int64_t rows = c->unit * c->seq, capacity = capacity_of(c, rows), own = c->experts / c->ep;
     MoeRoom r = { .capacity = capacity,
-                  .sent = lesser(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
+                  .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
     r.pair = r.worst = r.owned = r.sent;
     if (sharing_ranks(c) == 1) return r;
-    const int64_t most = c->rows * lesser(own, c->topk); /* from one rank */
-    r.worst = lesser(most * sharing_ranks(c), own * group_units(c, rows) * capacity);
+    const int64_t most = c->rows * min64(own, c->topk); /* from one rank */
+    r.worst = min64(most * sharing_ranks(c), own * group_units(c, rows) * capacity);
     const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk * c->etp));
     r.owned = c->capacity.slack > 0 && share < (double)r.worst ? (int64_t)share : r.worst;
-    r.pair = lesser(most, lesser(r.sent, r.owned));
+    r.pair = min64(most, min64(r.sent, r.owned));
     return r;
 }
 

@@ -80,23 +80,12 @@ Err context_attention(Ctx *c, attention_fwd_args a)
 
 /* ---- backward ---- */
 
-/* (A residual sum without dropout; the op is told positions all the same, of which there are those of a batch.) */
 Err context_sum_chunks(Ctx *c, Tensor x)
 {
-    const int64_t chunks = x.dim[0], n = x.dim[1], most = c->batch->position.dim[0];
-    const int64_t lines = n <= most ? n : most / 2;
-    ASSERT(n % lines == 0);
-    const Tensor rows = tensor_reshape(x, chunks * lines, n / lines * x.dim[2]);
-    const Tensor position = tensor_row_slice(c->batch->position, 0, lines);
-    const Tensor sample = tensor_row_slice(c->batch->sample, 0, lines);
-    for (int64_t step = 1; step < chunks; step *= 2)
-        for (int64_t i = 0; i + step < chunks; i += 2 * step) {
-            const Tensor sum = tensor_row_slice(rows, i * lines, lines);
-            TRY(op(c->s, residual_fwd, .y = sum, .residual = sum,
-                   .x = tensor_row_slice(rows, (i + step) * lines, lines), .position = position,
-                   .sample = sample, .dropout = { 0, 0, 1 }));
-        }
-    return ERR_OK;
+    const int64_t chunks = x.dim[0], n = x.dim[1];
+    const Tensor rows = tensor_reshape(x, chunks * n, x.dim[2]);
+    if (chunks == 1) return ERR_OK;
+    return op(c->s, sum_parts, .y = tensor_row_slice(rows, 0, n), .x = rows, .parts = chunks);
 }
 
 /* own [B, T, K, C] = the sum over ranks, and over chunks, of this rank's positions of all [chunks * B, seq, K, C]. */

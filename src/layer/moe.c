@@ -105,6 +105,9 @@ static int64_t run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
 
 static bool sends(const Ctx *c) { return c->world->tp_ep.size > 1; }
 
+/* The experts take their rows out of all ranks' tokens. */
+static bool gathers(const Moe *m, const Ctx *c) { return sends(c) && m->gathers; }
+
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
@@ -202,6 +205,7 @@ static Tensor in_use(Tensor rows, Tensor offset)
 static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
     Comm *group = &c->world->tp_ep;
+    const MoeRoom most = moe_room_of(m, c);
     CommRows rows = { .local = local.data,
                       .remote = remote.data,
                       .local_offset = t->offset.data,
@@ -210,8 +214,8 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
                       .stride = (t->offset.dim[0] - 1) / m->experts,
                       .copies = copies(c),
                       .back = back,
-                      .remote_rows = moe_room_of(m, c).owned,
-                      .most = moe_room_of(m, c).pair };
+                      .remote_rows = most.owned,
+                      .most = most.pair };
     const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
                   room = comm_rows_room(group, &rows, row_bytes);
     ArenaMark mark = arena_mark(c->scratch);
@@ -284,7 +288,7 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local = rows;
-    if (sends(c) && m->gathers) return take_rows(m, c, t, x, (Tensor){ 0 }, rows);
+    if (gathers(m, c)) return take_rows(m, c, t, x, (Tensor){ 0 }, rows);
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
     TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = in_use(t->choice, t->offset), .topk = m->topk));
     if (sends(c)) TRY(move_rows(m, c, t, local, rows, false));
@@ -464,7 +468,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRo
                     .choice = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .owned = save_get(c, save->owned),
-                    .taken = sends(c) && m->gathers ? save_get(c, save->taken) : (Tensor){ 0 },
+                    .taken = gathers(m, c) ? save_get(c, save->taken) : (Tensor){ 0 },
                     .hidden = save_get(c, save->hidden),
                     .out = save_get(c, save->out) };
     return rows_again(m, c, save, x, t);
@@ -506,7 +510,7 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tenso
     TRY(dy_alloc(c, dout, t->hidden.dim[0], m->hidden));
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local = *dout;
-    if (sends(c) && m->gathers) {
+    if (gathers(m, c)) {
         TRY(op(c->s, unpermute_bwd, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
                .weight = t->weight));
         return take_rows(m, c, t, dy, t->weight, *dout);

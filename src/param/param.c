@@ -6,6 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/int64.h"
 #include "base/mathx.h"
 #include "base/rng.h"
 
@@ -196,10 +197,6 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
     ASSERT(nth == r->count);
     return ERR_OK;
 }
-
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
-
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
 
 ParamSlice param_slice_at(const ParamRegistry *r, int id, int slice)
 {

@@ -8,6 +8,8 @@
  */
 #include "param/shard.h"
 
+#include "base/int64.h"
+
 Param shard_param(const Param *p, const ParamPlace *place)
 {
     Param q = *p;
@@ -48,10 +50,6 @@ typedef struct {
     ShardBox *out;
     int capacity, count;
 } BoxList;
-
-static int64_t max64(int64_t a, int64_t b) { return a > b ? a : b; }
-
-static int64_t min64(int64_t a, int64_t b) { return a < b ? a : b; }
 
 static int64_t matrix_rows(const Param *p) { return p->local[0] / p->matrices; }
 

@@ -72,8 +72,8 @@ static void put_axes(const Picture *p)
     fprintf(p->out, "<path class=\"grid\" d=\"M%d %dH%dV%.1fH%dZ\"/>\n", LEFT, TOP, WIDTH - RIGHT,
             bottom_of(p), LEFT);
     fprintf(p->out,
-            "<text x=\"%d\" y=\"%.1f\" class=\"m\">step; from no colour, %d, to the strongest, %.3g</text>\n",
-            (LEFT + WIDTH - RIGHT) / 2, bottom_of(p) + 36, 1, p->top);
+            "<text x=\"%d\" y=\"%.1f\" class=\"m\">step; from no colour, 1, to the strongest, %.3g</text>\n",
+            (LEFT + WIDTH - RIGHT) / 2, bottom_of(p) + 36, p->top);
 }
 
 static void put_description(const Picture *p, int number)
