@@ -3,36 +3,18 @@ in PyTorch, and of two ranks that hold the experts together beside two that have
 
 Whole runs take turns; of each, the step times that it wrote itself, without the first.
 """
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 
+from peer import has_torch, torch_ms
 from ranks import step_ms, write_tokens
 
-HERE = os.path.dirname(os.path.abspath(__file__))
 VOCAB, LAYERS, HIDDEN, HEADS, MICRO, SEQ = 2048, 4, 256, 8, 8, 256
 MIXTURES = [  # experts, topk, width of an expert
     (8, 2, 512),
     (16, 2, 512),
     (16, 4, 256),
 ]
-KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
-
-
-def has_torch():
-    code = "import torch; torch.nn.functional.scaled_dot_product_attention"
-    return subprocess.run(["/usr/bin/python3", "-c", code], capture_output=True).returncode == 0
-
-
-def torch_ms(shape, steps):
-    words = [LAYERS, HIDDEN, HEADS, MICRO, SEQ, VOCAB, *shape, steps]
-    p = subprocess.run(["/usr/bin/python3", f"{HERE}/torch_moe.py", *map(str, words)], text=True, capture_output=True,
-                       env=dict(os.environ, OMP_NUM_THREADS="2", **KEEP))
-    if p.returncode:
-        sys.exit(f"torch_moe.py failed ({p.returncode}): {p.stderr[-400:]}")
-    return [float(line.split(" ms ")[1]) for line in p.stdout.splitlines() if line.startswith("step ")][1:]
 
 
 def ratio(of, to):
@@ -42,8 +24,6 @@ def ratio(of, to):
 
 def section(rounds, steps):
     torch, rows = has_torch(), []
-    if not torch:
-        print("PyTorch is not here (apt-get install python3-torch): its column is left out")
     with tempfile.TemporaryDirectory() as folder:
         write_tokens(f"{folder}/tokens", 100_000, VOCAB)
         with open(f"{folder}/moe.ini", "w") as f:
@@ -61,7 +41,8 @@ def section(rounds, steps):
                 ms["dense"] += step_ms(folder, 1, 2, dense + one, steps)
                 ms["mixture"] += step_ms(folder, 1, 2, mixture + one, steps)
                 if torch:
-                    ms["torch"] += torch_ms((experts, topk, ffn), steps)
+                    ms["torch"] += torch_ms("torch_moe.py", LAYERS, HIDDEN, HEADS, MICRO, SEQ, VOCAB, experts, topk,
+                                            ffn, steps)
                 ms["ep1"] += step_ms(folder, 2, 1, mixture + two, steps)
                 ms["ep2"] += step_ms(folder, 2, 1, [*mixture, *two, "parallel.ep=2"], steps)
             row = {"experts": experts, "topk": topk, "ffn": ffn, "ms": ms,

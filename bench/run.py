@@ -8,8 +8,7 @@ neighbours.
 
 Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
 table gives the ratio of the best and of the median steps. Nothing here asserts a speed.
-PyTorch is Debian's (python3-torch under /usr/bin/python3); malloc is told to keep its memory, which is the faster
-way to run it. Without PyTorch or OpenBLAS that part is left out, saying so.
+Without PyTorch (peer.py) or OpenBLAS that part is left out, saying so.
 """
 import argparse
 import datetime
@@ -17,13 +16,12 @@ import json
 import os
 import platform
 import statistics
-import subprocess
-import sys
 
 import mixtures
 import neighbour
 import ranks
 import tokens
+from peer import has_torch, run, step_times, torch_ms
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 ROOT = os.path.dirname(HERE)
@@ -33,31 +31,10 @@ STEPS = [  # layers, width, heads, batch, context; the ratio to reach
     ("30M B8 T256", (6, 384, 6, 8, 256), 0.9),
     ("124M B1 T1024", (12, 768, 12, 1, 1024), 1.1),
 ]
-KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
-
-
-def run(command, **env):
-    environment = dict(os.environ, OMP_NUM_THREADS="2", **env)
-    p = subprocess.run([str(c) for c in command], env=environment, text=True, capture_output=True)
-    if p.returncode:
-        sys.exit(f"{command[0]} failed ({p.returncode}): {p.stderr[-400:]}")
-    return p.stdout
-
-
-def step_times(text, start="step "):
-    """Milliseconds of the steps after the first, in lines that begin so."""
-    return [float(line.split(" ms ")[1]) for line in text.splitlines() if line.startswith(start)][1:]
-
-
-def has_torch():
-    return subprocess.run(["/usr/bin/python3", "-c", "import torch"], capture_output=True).returncode == 0
 
 
 def steps_section(rounds, steps):
-    torch = has_torch()
-    if not torch:
-        print("PyTorch is not here (apt-get install python3-torch): its columns are left out")
-    rows = []
+    torch, rows = has_torch(), []
     for name, shape, goal in STEPS:
         times = {"layout": [], "run": []}
         if torch:
@@ -67,7 +44,7 @@ def steps_section(rounds, steps):
             for mode in ("layout", "run"):
                 times[mode] += step_times(text, mode + " step ")
             if torch:
-                times["torch"] += step_times(run(["/usr/bin/python3", f"{HERE}/torch_gpt.py", *shape, steps], **KEEP))
+                times["torch"] += torch_ms("torch_gpt.py", *shape, steps)
         best = {p: min(t) for p, t in times.items()}
         median = {p: statistics.median(t) for p, t in times.items()}
         # neighbouring steps: what else the machine does hits both alike

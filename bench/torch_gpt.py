@@ -19,6 +19,14 @@ VOCAB = 50257
 PADDED = 50304  # a multiple of 64 is faster for the product
 
 
+def attention(q, k, v, hidden):
+    """[batch, heads, seq, columns]; hidden [seq, seq]: what a row does not see."""
+    if hasattr(F, "scaled_dot_product_attention"):
+        return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
+    return scores.masked_fill(hidden[: q.shape[2], : q.shape[2]], float("-inf")).softmax(dim=-1) @ v
+
+
 class Block(nn.Module):
     def __init__(self, width, heads):
         super().__init__()
@@ -30,12 +38,7 @@ class Block(nn.Module):
     def attend(self, x, hidden):
         batch, seq, width = x.shape
         q, k, v = (t.view(batch, seq, self.heads, -1).transpose(1, 2) for t in self.qkv(x).split(width, dim=2))
-        if hasattr(F, "scaled_dot_product_attention"):
-            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        else:
-            scores = (q @ k.transpose(2, 3)) * q.shape[-1] ** -0.5
-            y = scores.masked_fill(hidden[:seq, :seq], float("-inf")).softmax(dim=-1) @ v
-        return self.proj(y.transpose(1, 2).reshape(batch, seq, width))
+        return self.proj(attention(q, k, v, hidden).transpose(1, 2).reshape(batch, seq, width))
 
     def forward(self, x, hidden):
         x = x + self.attend(self.norm1(x), hidden)
@@ -68,15 +71,12 @@ class Gpt(nn.Module):
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def main():
-    layers, width, heads, batch, seq, steps = (int(a) for a in sys.argv[1:7])
-    torch.manual_seed(0)
-    torch.set_num_threads(2)
-    model = Gpt(layers, width, heads, seq)
+def train(model, vocab, batch, seq, steps):
+    """Random tokens, AdamW, clip at 1.0. Prints one line a step and a closing JSON line."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
     ms = []
     for step in range(steps + 1):
-        data = torch.randint(0, VOCAB, (batch, seq + 1))
+        data = torch.randint(0, vocab, (batch, seq + 1))
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
         loss = model(data[:, :-1], data[:, 1:])
@@ -90,6 +90,13 @@ def main():
             ms.append(took)
     print(json.dumps({"peer": "torch-" + torch.__version__, "ms": round(statistics.median(ms), 1),
                       "min_ms": round(min(ms), 1), "tok_s": round(batch * seq / statistics.median(ms) * 1e3, 1)}))
+
+
+def main():
+    layers, width, heads, batch, seq, steps = (int(a) for a in sys.argv[1:7])
+    torch.manual_seed(0)
+    torch.set_num_threads(2)
+    train(Gpt(layers, width, heads, seq), VOCAB, batch, seq, steps)
 
 
 if __name__ == "__main__":

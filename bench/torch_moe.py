@@ -7,14 +7,13 @@ are picked by index, multiplied, and added where they came from.
 Random tokens, rotary positions, RMSNorm, SwiGLU experts, a softmax over the chosen logits, tied head, AdamW, clip at
 1.0. Prints one line a step and a closing JSON line.
 """
-import json
-import statistics
 import sys
-import time
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+
+from torch_gpt import attention, train
 
 
 class Norm(nn.Module):
@@ -55,15 +54,14 @@ class Block(nn.Module):
         self.qkv, self.proj = nn.Linear(width, 3 * width, bias=False), nn.Linear(width, width, bias=False)
         self.mixture = Mixture(width, experts, topk, ffn)
 
-    def attend(self, x, cos, sin):
+    def attend(self, x, cos, sin, hidden):
         batch, seq, width = x.shape
         q, k, v = (t.view(batch, seq, self.heads, -1).transpose(1, 2) for t in self.qkv(x).split(width, dim=2))
         q, k = turn(q, cos, sin), turn(k, cos, sin)
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.proj(y.transpose(1, 2).reshape(batch, seq, width))
+        return self.proj(attention(q, k, v, hidden).transpose(1, 2).reshape(batch, seq, width))
 
-    def forward(self, x, cos, sin):
-        x = x + self.attend(self.norm1(x), cos, sin)
+    def forward(self, x, cos, sin, hidden):
+        x = x + self.attend(self.norm1(x), cos, sin, hidden)
         return x + self.mixture(self.norm2(x))
 
 
@@ -82,6 +80,7 @@ class Model(nn.Module):
         angle = torch.arange(seq)[:, None] * 10000.0 ** -(torch.arange(half) / half)
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
+        self.register_buffer("hidden", torch.ones(seq, seq, dtype=torch.bool).triu(1))
         for p in self.parameters():
             if p.dim() == 2:
                 nn.init.normal_(p, std=0.02)
@@ -89,7 +88,7 @@ class Model(nn.Module):
     def forward(self, tokens, targets):
         x = self.token(tokens)
         for block in self.blocks:
-            x = block(x, self.cos, self.sin)
+            x = block(x, self.cos, self.sin, self.hidden)
         return F.cross_entropy(F.linear(self.norm(x), self.token.weight).flatten(0, 1), targets.flatten())
 
 
@@ -97,24 +96,7 @@ def main():
     layers, width, heads, batch, seq, vocab, experts, topk, ffn, steps = (int(a) for a in sys.argv[1:11])
     torch.manual_seed(0)
     torch.set_num_threads(2)
-    model = Model(layers, width, heads, seq, vocab, experts, topk, ffn)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, betas=(0.9, 0.95), weight_decay=0.1)
-    ms = []
-    for step in range(steps + 1):
-        data = torch.randint(0, vocab, (batch, seq + 1))
-        start = time.perf_counter()
-        optimizer.zero_grad(set_to_none=True)
-        loss = model(data[:, :-1], data[:, 1:])
-        loss.backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        value = loss.item()
-        took = 1e3 * (time.perf_counter() - start)
-        print(f"step {step} loss {value:.4f} ms {took:.1f}", flush=True)
-        if step:
-            ms.append(took)
-    print(json.dumps({"peer": "torch-" + torch.__version__, "ms": round(statistics.median(ms), 1),
-                      "min_ms": round(min(ms), 1)}))
+    train(Model(layers, width, heads, seq, vocab, experts, topk, ffn), vocab, batch, seq, steps)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,33 @@
+"""How bench/run.py and its sections run programs and PyTorch, the peer: with two threads, and malloc told to keep its
+memory, which is the faster way to run PyTorch. It is Debian's (python3-torch under /usr/bin/python3)."""
+import os
+import subprocess
+import sys
+
+PYTHON = "/usr/bin/python3"
+KEEP = {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": "100000000000", "MALLOC_TOP_PAD_": "268435456"}
+
+
+def run(command, **env):
+    environment = dict(os.environ, OMP_NUM_THREADS="2", **env)
+    p = subprocess.run([str(c) for c in command], env=environment, text=True, capture_output=True)
+    if p.returncode:
+        sys.exit(f"{command[0]} failed ({p.returncode}): {p.stderr[-400:]}")
+    return p.stdout
+
+
+def step_times(text, start="step "):
+    """Milliseconds of the steps after the first, in lines that begin so."""
+    return [float(line.split(" ms ")[1]) for line in text.splitlines() if line.startswith(start)][1:]
+
+
+def has_torch():
+    if subprocess.run([PYTHON, "-c", "import torch"], capture_output=True).returncode == 0:
+        return True
+    print("PyTorch is not here (apt-get install python3-torch): its columns are left out")
+    return False
+
+
+def torch_ms(script, *words):
+    """Milliseconds of its steps after the first."""
+    return step_times(run([PYTHON, os.path.join(os.path.dirname(os.path.abspath(__file__)), script), *words], **KEEP))
