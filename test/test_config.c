@@ -367,7 +367,6 @@ static const Rule rules[] = {
       "room for all rows that can come: give slack", 1 },
     { MOE "moe.overflow=drop moe.slack=2", MOE "moe.overflow=drop moe.slack=2 moe.drop=position run.reproducible=run",
       "what is dropped depends on the layout: take reproducible = run", 1 },
-    { MOE "moe.overflow=redo moe.slack=2", MOE "moe.overflow=stop moe.slack=2", "not built yet: doing a step again", 1 },
     { "moe.capacity=1.25", MOE "moe.capacity=1.25", "only a mixture has it: give moe.experts", 1 },
     { MOE "moe.balance=seq_aux moe.unit=2 train.micro_batch=2", MOE "moe.balance=seq_aux", "take unit = 1, or balance = aux", 1 },
     { "parallel.ep=2", "parallel.ep=1", "a dense model has no experts to spread", 2 },

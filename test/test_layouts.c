@@ -50,7 +50,7 @@ static Isa isa_of(Layout l) { return l.isa != ISA_AUTO && isa_supported(l.isa) ?
 
 static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode); }
 
-static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
+static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
     const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
                         .cp_heads = l.cp_heads };
@@ -63,6 +63,12 @@ static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, doub
     r.spec.overlap_grad = r.spec.overlap_param = l.overlap;
     r.spec.bucket_bytes = BUCKET_BYTES;
     r.spec.model.moe.gathers = l.gathers;
+    return r;
+}
+
+static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
+{
+    TinyRun r = run_of(spec, l, steps);
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     *first = r.loss[0];
@@ -353,6 +359,71 @@ TEST(slack_overflow_drops)
         if (threads == 1) first = r.hash;
         CHECK(r.hash == first);
     }
+}
+
+/* or the step is done again in pieces, and the bits are those of a run with room for all: */
+static void check_redone(TrainSpec spec, Err (*before)(Trainer *t, void *user))
+{
+    static const Layout list[] = { { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 4 }, { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 2, 2, 1 },
+                                   { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 1, 2 }, { 4, 1, 0, 1, 2, ISA_AUTO, 1, 1, 2 } };
+    TinyRun whole = run_of(spec, reference, SHORT_STEPS);
+    whole.before = before;
+    tiny_train(&whole);
+    spec.model.moe.capacity.slack = 1;
+    spec.model.moe.capacity.redo = true;
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        TinyRun r = run_of(spec, list[i], SHORT_STEPS);
+        const bool room = list[i].ep == 1; /* all ranks have a part of every expert: rows of all come to each */
+        r.before = before;
+        tiny_train(&r);
+        CHECK_MSG(!r.err && r.hash == whole.hash, "layout %zu: %s", i, r.message);
+        CHECK_MSG(room ? !r.in_pieces : r.in_pieces > 0, "layout %zu: %d steps", i, r.in_pieces);
+    }
+}
+
+/* loads as they come, */
+TEST(slack_overflow_redone) { check_redone(tiny_mixture(TINY_QWEN3, 2), NULL); }
+
+/* with less kept and with capacities, */
+TEST(slack_overflow_redone_beside)
+{
+    TrainSpec s = of_capacity(TINY_DEEPSEEK, 1.5, false, 1);
+    s.model.recompute = RECOMPUTE_SELECTIVE;
+    check_redone(s, NULL);
+}
+
+static Err equal_scores(Trainer *t, void *user)
+{
+    const ParamStore *s = &t->stores[0];
+    (void)user;
+    for (int i = 0; i < s->reg->count; i++) {
+        const Tensor w = param_view(&s->reg->items[i], s->value);
+        if (strstr(s->reg->items[i].name, "router.weight")) memset(w.data, 0, (size_t)tensor_bytes(w));
+    }
+    return ERR_OK;
+}
+
+/* and if all tokens choose the same experts, those of one rank: of equal scores the lower ones win. */
+TEST(slack_worst_case_redone) { check_redone(tiny_mixture(TINY_MIXTRAL, 2), equal_scores); }
+
+/* Pieces take more memory than the step that they repeat at most by what is made again; the smallest must fit. */
+TEST(slack_pieces_are_planned)
+{
+    const Grid grid = { .tp = 1, .dp = 4, .ep = 4, .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 2);
+    MemoryPlan wide, tight, redo;
+    OK(trainer_plan(&s, grid, 0, &wide));
+    s.model.moe.capacity.slack = 1.5;
+    OK(trainer_plan(&s, grid, 0, &tight));
+    s.model.moe.capacity.redo = true;
+    OK(trainer_plan(&s, grid, 0, &redo));
+    CHECK_MSG(memory_plan_total(&tight) <= memory_plan_total(&redo) && memory_plan_total(&redo) < memory_plan_total(&wide),
+              "%lld, in pieces %lld, for all %lld bytes", (long long)memory_plan_total(&tight),
+              (long long)memory_plan_total(&redo), (long long)memory_plan_total(&wide));
+    CHECK(redo.flop == tight.flop && redo.comm_bytes == tight.comm_bytes);
+    s.seq_blocks = s.micro_batch = 1;
+    CHECK(trainer_check(&s, grid) == ERR_CONFIG);
+    CHECK(strstr(err_message(), "the 64 tokens of a sequence block of each rank, sends a rank's experts up to 512 rows"));
 }
 
 /* A vocabulary whose chunks are cut into several leaves. */

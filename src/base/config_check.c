@@ -509,7 +509,6 @@ void config_check(ConfigReader *r)
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
     { "model.attention", "mha", "latent attention" },
-    { "moe.overflow", "stop drop", "doing a step again in more pieces" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

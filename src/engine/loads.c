@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/int64.h"
 #include "engine/async.h"
 
 enum { UNITS = 1000 };
@@ -67,16 +68,65 @@ Err loads_no_room(const Trainer *t, bool step)
     err_set(ERR_MEMORY, "%s: a rank's experts got more rows than moe.slack=%g has room for", when,
             t->spec.model.moe.capacity.slack);
     return err_hint(
-        "raise moe.slack (0: room for all that can come), take moe.overflow=drop, or even out the load "
-        "with moe.balance");
+        "raise moe.slack (0: room for all that can come), take moe.overflow=redo or drop, or even out the "
+        "load with moe.balance");
 }
 
-Err loads_check_room(Trainer *t)
+Err loads_had_room(Trainer *t, bool *room)
 {
     int64_t flags[2] = { 0 }; /* (nothing is read in a dry run) */
     Stream *stream = &t->device.stream;
+    *room = true;
     if (!(t->spec.model.moe.capacity.slack > 0)) return ERR_OK;
     TRY(device_read(stream, flags, t->stats.flags.data, sizeof flags));
     TRY(comm_max_i64(&t->world->host, stream, flags, 2, NULL));
-    return flags[1] ? loads_no_room(t, false) : ERR_OK;
+    *room = !flags[1];
+    return ERR_OK;
+}
+
+/* ---- pieces ---- */
+
+MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
+{
+    const MixtureSpec *e = &s->model.moe;
+    const int sp = g.sp ? g.tp : 1;
+    const int64_t seq = s->model.seq / (g.cp ? g.cp : 1); /* of a sample, a rank's */
+    return (MoeCut){ .experts = e->experts,
+                     .topk = e->topk,
+                     .unit = e->balance.unit,
+                     .rows = samples * seq / sp,
+                     .seq = seq,
+                     .leaf = s->model.seq / s->seq_blocks,
+                     .sp = sp,
+                     .ep = g.ep ? g.ep : 1,
+                     .etp = g.etp ? g.etp : 1,
+                     .capacity = e->capacity };
+}
+
+Err loads_check_pieces(const TrainSpec *s, Grid grid, int64_t samples)
+{
+    if (!s->model.moe.experts || !s->model.moe.capacity.redo) return ERR_OK;
+    const MoeCut cut = loads_cut(s, grid, samples);
+    const MoeRoom room = moe_room(&cut);
+    if (room.piece > 0) return ERR_OK;
+    err_set(
+        ERR_CONFIG,
+        "moe.overflow=redo: the smallest piece, the %lld tokens of a sequence block of each rank, sends a "
+        "rank's experts up to %lld rows; moe.slack=%g has room for %lld",
+        (long long)cut.leaf, (long long)(cut.leaf * min64(cut.experts / cut.ep, cut.topk) * cut.ep * cut.etp),
+        cut.capacity.slack, (long long)room.owned);
+    return err_hint("raise parallel.seq_blocks, train.micro_batch or moe.slack");
+}
+
+bool loads_redo(const Trainer *t)
+{
+    if (!t->spec.model.moe.experts || !t->spec.model.moe.capacity.redo) return false;
+    const MoeCut cut = loads_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
+    return moe_room(&cut).piece < cut.rows;
+}
+
+void loads_use_pieces(Trainer *t, bool pieces)
+{
+    t->executor.ctx.in_pieces = pieces;
+    for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
 }

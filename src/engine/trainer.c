@@ -293,7 +293,8 @@ static Err open_parts(Trainer *t)
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
-    return parts_open(&t->parts, &spec, t->world, &t->setup);
+    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    return loads_check_pieces(&t->spec, t->world->grid, batch_spec(t).B);
 }
 
 Err trainer_check(const TrainSpec *s, Grid grid)
@@ -302,6 +303,7 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
+    TRY(loads_check_pieces(s, grid, s->micro_batch));
     return parts_check(&spec, grid.pp);
 }
 
@@ -483,6 +485,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     Stream *stream = &t->device.stream;
     int redone = 0, rescaled = 0;
     const LossScale scale = t->loss_scale;
+    bool in_pieces = false;
     t->source = source;
     begin_batch(t);
     show_arenas(t);
@@ -492,11 +495,13 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
         TRY(step_begin(t));
         TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
-        if (v.no_room) return loads_no_room(t, true);
-        if (lower_loss_scale(t, &v)) rescaled++;
+        if (v.no_room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, true);
+        if (v.no_room) loads_use_pieces(t, in_pieces = true);
+        else if (lower_loss_scale(t, &v)) rescaled++;
         else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
         else break;
     }
+    if (in_pieces) loads_use_pieces(t, false);
     Tensor next = t->stats.next_shift;
     if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
     else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
@@ -510,6 +515,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     report->samples = t->batch;
     report->redone = redone;
     report->rescaled = rescaled;
+    report->in_pieces = in_pieces;
     return ERR_OK;
 }
 
@@ -526,10 +532,15 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
-    TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
-    TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
-    TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
-    TRY(loads_check_room(t));
+    bool *in_pieces = &t->executor.ctx.in_pieces, room = false;
+    while (!room) {
+        TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+        TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
+        TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
+        TRY(loads_had_room(t, &room));
+        if (!room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, false);
+        *in_pieces = !room;
+    }
     TRY(optim_sum_loss(&t->optim));
     return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
 }

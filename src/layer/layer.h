@@ -104,6 +104,7 @@ typedef struct {
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
+    bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
     int version;         /* age of the weights to read, in updates */
 } Ctx;
@@ -346,13 +347,15 @@ typedef struct {
     bool by_position; /* the first rows, else those with the largest weights */
     double
         slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
-    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room) */
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
+    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
 } Capacity;
 
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;
     int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
+    int64_t leaf;            /* tokens of a leaf of the weights' gradients, which no piece cuts */
     int sp, ep, etp;
     Capacity capacity;
 } MoeCut;
@@ -363,6 +366,8 @@ typedef struct {
     int64_t pair;     /* of these, for the experts of one rank */
     int64_t worst;    /* rows that its experts can get */
     int64_t owned;    /* rows that its experts have room for */
+    int64_t
+        piece; /* tokens of each rank whose rows have room wherever they go; 0: not even those of a leaf */
 } MoeRoom;
 
 MoeRoom moe_room(const MoeCut *cut);

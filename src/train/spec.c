@@ -28,7 +28,8 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .capacity = { .factor = cfg->moe.capacity,
                       .by_position = cfg->moe.drop == MOE_DROP_POSITION,
                       .slack = cfg->moe.slack,
-                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP },
+                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP,
+                      .redo = cfg->moe.overflow == MOE_OVERFLOW_REDO },
     };
     if (cfg->checkpoint.upcycle) m.parts = (int)(cfg->model.ffn / cfg->moe.ffn);
     if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;
