@@ -354,6 +354,7 @@ static const Rule rules[] = {
       "micro_batch * seq * topk must be below 2^31", 1 },
     { MOE "moe.aux_coeff=0.1", MOE "moe.aux_coeff=0.1 moe.balance=aux", "there is no balance loss to weigh: give balance", 1 },
     { MOE "moe.balance=aux moe.aux_coeff=0", MOE "moe.balance=aux", "aux_coeff must be above 0", 1 },
+    { MOE "moe.balance=global_aux moe.aux_coeff=0", MOE "moe.balance=global_aux", "aux_coeff must be above 0", 1 },
     { MOE "moe.balance=bias", MOE "moe.balance=bias moe.router=sigmoid", "take router = sigmoid or sqrt_softplus", 1 },
     { MOE "moe.balance=aux moe.unit=2", MOE "moe.balance=aux moe.unit=2 train.micro_batch=2", "unit must divide it", 1 },
     { MOE "moe.balance=forced moe.groups=2", MOE "moe.balance=forced", "experts take turns in no groups", 1 },

@@ -130,3 +130,42 @@ void loads_use_pieces(Trainer *t, bool pieces)
     t->executor.ctx.in_pieces = pieces;
     for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
 }
+
+/* ---- the batch so far ---- */
+
+static Err refuse_order(const char *why, const char *hint)
+{
+    err_set(ERR_CONFIG,
+            "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s", why);
+    return err_hint("%s", hint);
+}
+
+Err loads_check_order(const Trainer *t)
+{
+    int next[PARTS_STAGES] = { 0 };
+    char why[96];
+    const Schedule *s = &t->parts.step;
+    const ActionList *list = &s->rank[t->world->pp_rank];
+    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
+    if (t->world->grid.dp > 1)
+        return refuse_order("data-parallel ranks compute their shares of it at the same time",
+                            "take as many ranks as tp x cp x pp, or moe.balance=aux or bias");
+    snprintf(why, sizeof why, "schedule '%s' does not compute them so", s->name);
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (a->kind != ACT_F) continue;
+        int *at = &next[a->replica * s->chunks + schedule_chunk_of(s, a->stage)];
+        if (a->microbatch != *at)
+            return refuse_order(why, "take parallel.schedule=1f1b, or moe.balance=aux or bias");
+        *at += a->count;
+    }
+    return ERR_OK;
+}
+
+Err loads_open_stage(Trainer *t, ExecutorStage *s)
+{
+    const ModelSpec *m = &t->spec.model;
+    if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
+    return tensor_new(&t->state, &s->loads_so_far, I64, s->model->share.layer_count,
+                      t->spec.global_batch / m->moe.balance.unit, m->moe.experts);
+}

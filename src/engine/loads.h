@@ -23,6 +23,12 @@ MoeCut loads_cut(const TrainSpec *spec, Grid grid, int64_t samples);
 /* ERR_CONFIG if steps are to be done again in pieces of which none is small enough. */
 Err loads_check_pieces(const TrainSpec *spec, Grid grid, int64_t samples);
 
+/* ERR_CONFIG where balance counts the batch so far and this rank's micro-batches do not come in data order, or others
+ * are computed at the same time. After t->parts is open. */
+Err loads_check_order(const Trainer *t);
+/* Takes, for a stage, what is counted so. */
+Err loads_open_stage(Trainer *t, ExecutorStage *s);
+
 /* ERR_MEMORY: in the step to come, or an evaluation, experts got more rows than there is room for. */
 Err loads_no_room(const Trainer *t, bool step);
 /* Asks, after the forward passes of an evaluation, all ranks whether there was; true without moe.slack. */

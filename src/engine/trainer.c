@@ -41,6 +41,7 @@ static Err hook_batch(void *user, int unit, Batch *b)
     int64_t count = t->first_sample + t->counting - first;
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
+    b->first = first - t->first_sample;
     if (t->source.get && count) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
@@ -155,6 +156,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
                           .model = parts_stage(&t->parts, replica, chunk),
                           .params = &t->stores[replica] };
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
+    TRY(loads_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
     TRY(setup_array(&t->setup, s->slot_count, &s->slots));
     for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
@@ -294,6 +296,7 @@ static Err open_parts(Trainer *t)
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
     TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    TRY(loads_check_order(t));
     return loads_check_pieces(&t->spec, t->world->grid, batch_spec(t).B);
 }
 
@@ -319,7 +322,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t));
-    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t))
+    /* (the host says which units of the batch a micro-batch is, where balance counts these) */
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !s->model.moe.balance.global)
         TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));

@@ -68,6 +68,7 @@ typedef struct {
 /* One micro-batch on the device. Per-row tensors cover the N gathered rows. */
 typedef struct {
     int64_t B, T;    /* samples, rows of a sample on this rank */
+    int64_t first;   /* of its samples, in the step's batch */
     int64_t seq;     /* positions of a whole sample */
     Spans span;      /* which positions the T rows are */
     Tensor token;    /* [N] i32 */
@@ -102,6 +103,9 @@ typedef struct {
     Canon canon;
     ContextComm context; /* between the ranks of world->cp */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
+    /* Where balance counts the batch so far: [blocks of the stage, units, experts] i64, the rows that would choose each
+     * expert by scores alone, of the batch up to each unit; written in forward, whose units come in data order. */
+    Tensor loads_so_far;
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
     bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
@@ -335,6 +339,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 typedef struct {
     int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
     float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool global;   /* the auxiliary loss counts all units of the step's batch so far, in data order */
     bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
     bool forced;   /* experts take turns, whatever the router says: for benchmarks */
     float
@@ -375,6 +380,7 @@ MoeRoom moe_room(const MoeCut *cut);
 typedef struct {
     int router, fc1, fc2; /* weights */
     int bias;             /* STATE: of the experts; its accumulator counts their rows */
+    int block;            /* of its stage's blocks the number of this one; set by who registers the stage */
     int experts, topk;
     int64_t hidden, ffn;
     int64_t chunk; /* columns of gate (and of up) per interleaved chunk */

@@ -1,7 +1,8 @@
 /*
- * The router of a mixture (layer.h, Moe; docs/moe.md): logits in fp32 whatever the dtype, choices and weights by them, and
- * their gradients, to which losses that balance the experts add. What happens to the rows then: moe.c.
+ * The router of a mixture (layer.h, Moe; docs/moe.md): logits in fp32 whatever the dtype, choices and weights by them,
+ * and their gradients, to which losses that balance the experts add. What happens to the rows then: moe.c.
  */
+#include "base/int64.h"
 #include "layer/internal.h"
 
 /* ---- products in fp32 ---- */
@@ -89,23 +90,14 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
     return ERR_OK;
 }
 
-Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor rank;
-    TRY(make_logits(m, c, x, t->logits));
-    const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
-    TRY(unit_ranks(m, c, t->logits, &rank));
-    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
-           .rank = rank, .router = m->scoring));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
+/* ---- rows that would choose each expert ---- */
 
-/* ---- backward ---- */
+/* Rows of a balance unit on the ranks of sp, and the first of this rank's rows among all of theirs. */
+static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->balance.unit * c->batch->T; }
+static int64_t first_row(const Ctx *c) { return c->world->sp.rank * ctx_rows(c); }
 
 /* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
-static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, int64_t first, int64_t rows, Tensor *load)
+static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 {
     const int64_t N = t->index.dim[0], K = m->topk;
     Tensor index = t->index, weight;
@@ -118,24 +110,90 @@ static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, int64_t first, int
         TRY(tensor_new(c->scratch, &weight, F32, N, K));
         TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits, .router = alone));
     }
-    TRY(op(c->s, router_count, .load = *load, .index = index, .first = first, .rows = rows));
+    TRY(op(c->s, router_count, .load = *load, .index = index, .first = first_row(c),
+           .rows = unit_rows(m, c)));
     TRY(comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL));
     return comm_sum_i64(&c->world->cp, c->s, load->data, tensor_count(*load), NULL);
 }
 
-/* dlogits += what balance losses cost. (An auxiliary loss is weighed by the rows of a unit, of which cp ranks share the
- * samples: `rows` of them are here.) */
+/* The row of a unit of the batch among those of this mixture. */
+static Tensor loads_so_far(const Moe *m, const Ctx *c, int64_t unit)
+{
+    const Tensor all = c->loads_so_far;
+    const Tensor rows = tensor_reshape(all, all.dim[0] * all.dim[1], all.dim[2]);
+    return tensor_row_slice(rows, m->block * all.dim[1] + unit, 1);
+}
+
+/* Each unit's row is that of the unit before plus its own counts; made again, by recomputation, it is the same. */
+static Err follow_loads(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    const int64_t unit = m->balance.unit, first = c->batch->first / unit;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor own;
+    if (!m->balance.global || !c->dropout_on) return ERR_OK;
+    TRY(unit_loads(m, c, t, &own));
+    for (int64_t u = 0; u < own.dim[0]; u++) {
+        const Tensor row = tensor_row_slice(own, u, 1), sum = loads_so_far(m, c, first + u);
+        TRY(device_copy(c->s, sum.data, row.data, tensor_bytes(row)));
+        if (first + u) TRY(op(c->s, add_acc, .y = flat(sum), .x = flat(loads_so_far(m, c, first + u - 1))));
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* ---- forward ---- */
+
+Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor rank;
+    TRY(make_logits(m, c, x, t->logits));
+    const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
+    TRY(unit_ranks(m, c, t->logits, &rank));
+    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
+           .rank = rank, .router = m->scoring));
+    arena_release(c->scratch, mark);
+    return follow_loads(m, c, t);
+}
+
+/* ---- backward ---- */
+
+/* dlogits += what balance losses cost, by the loads of whole units, if any. (An auxiliary loss is weighed by the rows
+ * of a unit, of which cp ranks share the samples.) */
+static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Tensor load)
+{
+    const Balance *b = &m->balance;
+    return op(c->s, router_balance, .dlogits = dlogits, .logits = t->logits, .load = load,
+              .router = m->scoring, .step = c->step, .topk = m->topk,
+              .aux = b->aux / (float)c->world->cp.size, .z = b->z, .first = first_row(c),
+              .rows = unit_rows(m, c));
+}
+
+/* The same unit by unit, by the mean load of the batch's units so far. */
+static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
+{
+    const Balance *b = &m->balance;
+    const int64_t rows = unit_rows(m, c), first = first_row(c), end = first + dlogits.dim[0];
+    for (int64_t u = first / rows; u * rows < end; u++) {
+        const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
+        const int64_t count = min64((u + 1) * rows, end) - first - from;
+        TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
+               .logits = tensor_row_slice(t->logits, from, count), .load = loads_so_far(m, c, number),
+               .router = m->scoring, .step = c->step, .topk = m->topk,
+               .aux = b->aux / (float)c->world->cp.size / (float)(number + 1), .z = b->z, .rows = rows));
+    }
+    return ERR_OK;
+}
+
 static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
 {
     const Balance *b = &m->balance;
-    const int64_t rows = b->unit * c->batch->T, first = c->world->sp.rank * ctx_rows(c);
     Tensor load = { 0 };
+    if (b->global) return add_losses_so_far(m, c, t, dlogits);
     if (!(b->aux > 0) && !(b->z > 0)) return ERR_OK;
     ArenaMark mark = arena_mark(c->scratch);
-    if (b->aux > 0) TRY(unit_loads(m, c, t, first, rows, &load));
-    TRY(op(c->s, router_balance, .dlogits = dlogits, .logits = t->logits, .load = load, .router = m->scoring,
-           .step = c->step, .topk = m->topk, .aux = b->aux / (float)c->world->cp.size, .z = b->z,
-           .first = first, .rows = rows));
+    if (b->aux > 0) TRY(unit_loads(m, c, t, &load));
+    TRY(add_losses(m, c, t, dlogits, load));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -22,6 +22,7 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .balance = { .unit = cfg->moe.unit,
                      .aux = (float)cfg->moe.aux_coeff,
                      .z = (float)cfg->moe.z_coeff,
+                     .global = cfg->moe.balance == MOE_BALANCE_GLOBAL_AUX,
                      .sinkhorn = cfg->moe.balance == MOE_BALANCE_SINKHORN,
                      .forced = cfg->moe.balance == MOE_BALANCE_FORCED },
         .jitter = (float)cfg->moe.jitter,
