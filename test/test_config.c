@@ -304,7 +304,6 @@ static const Rule rules[] = {
     { "parallel.cp=2 model.seq=9", "parallel.cp=2 model.seq=12", "2 x cp must divide seq; nearest that does: 1", 2 },
     { "parallel.cp=8 run.reproducible=layout", "parallel.cp=8 run.reproducible=layout parallel.seq_blocks=16",
       "2 x cp must divide seq_blocks; nearest that does: 4; or take seq_blocks = 16", 8 },
-    { "parallel.cp=2 run.device=cuda", "parallel.cp=2", "not built yet: context parallelism on GPUs", 2 },
     { "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=512 run.reproducible=layout",
       "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=256 run.reproducible=layout",
       "attn_block must divide seq / (2 x its ranks), here 256", 2 },

@@ -58,6 +58,9 @@ Err context_gather(Ctx *c, Comm *group, Tensor *t);
 /* x[0] = the tree over the first dim of x [chunks, n, columns]. */
 Err context_sum_chunks(Ctx *c, Tensor x);
 
+/* y = x, to the nearest of y's dtype. */
+Err cast_values(Ctx *c, Tensor y, Tensor x);
+
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);
 
