@@ -384,8 +384,6 @@ static const Rule rules[] = {
       MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide the width of an expert", 3 },
     { MOE "parallel.etp=3 moe.ffn=96 run.reproducible=layout train.global_batch=3",
       MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide tp_blocks", 3 },
-    { MOE "parallel.cp=2 moe.capacity=1", MOE "moe.capacity=1", "capacity and sinkhorn, which look at whole samples", 2 },
-    { "parallel.cp=2 model.sinks=true", "model.sinks=true", "attention sinks beside context parallelism", 2 },
     { MOE "moe.dispatcher=allgather parallel.ep=8 train.micro_batch=262144 train.global_batch=2097152",
       MOE "moe.dispatcher=allgather parallel.ep=2 train.micro_batch=262144 train.global_batch=2097152",
       "ep * etp * micro_batch * seq * topk must be below 2^31", 8 },

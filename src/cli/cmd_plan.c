@@ -155,6 +155,7 @@ static void put_room(const PlanTable *t)
                          .rows = t->spec.micro_batch * seq / sp,
                          .seq = seq,
                          .sp = sp,
+                         .cp = g.cp ? g.cp : 1,
                          .ep = g.ep,
                          .etp = g.etp ? g.etp : 1,
                          .capacity = e->capacity };

@@ -136,11 +136,11 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     return grad_added(c, table);
 }
 
-Err grad_add_columns(Ctx *c, int bias, Tensor dy)
+Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first)
 {
     Tensor acc;
     TRY(grad_open(c, bias, &acc));
-    TRY(op(c->s, bias_grad, .dbias = acc, .dy = dy, .shift = param_store_shift(c->params, bias),
+    TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy, .shift = param_store_shift(c->params, bias),
            .overflow = c->params->stats->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room));
     return grad_added(c, bias);
 }
