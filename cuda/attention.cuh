@@ -360,8 +360,8 @@ Err attention_problem(AttnProblem *p, const attention_fwd_args *a);
 /* ERR_SHAPE unless rows begin at multiples of 16 bytes. */
 Err attention_aligned(const char *name, Tensor t);
 
-/* As that; and ERR_SHAPE unless a result of the queries is in fp32 or, if all keys come at once, of `matrices`' type. */
-Err attention_result(const char *name, Tensor t, DType matrices, bool several);
+/* As that; and ERR_SHAPE where a result of the queries is not in fp32 though keys come in several calls. */
+Err attention_result(const char *name, Tensor t, bool several);
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a);  /* dq and delta */
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a); /* dk and dv; needs delta */

@@ -210,7 +210,7 @@ extern "C" Err cuda_attention_bwd(Stream *s, const attention_bwd_args *a)
     } matrix[] = { { "dk", a->dk }, { "dv", a->dv }, { "go", a->go }, { "q", a->q },
                    { "k", a->k },   { "v", a->v },   { "o", a->o } };
     for (const auto &m : matrix) TRY(attention_aligned(m.name, m.t));
-    TRY(attention_result("dq", a->dq, a->q.dtype, a->resumed));
+    TRY(attention_result("dq", a->dq, a->resumed));
     if (a->dk.dim[0] != a->q.dim[0])
         return err_set(ERR_SHAPE, "attention_bwd: chunks apart, whose sums have an order, are built for the cpu alone");
     const AttnBackward b = { a->dq, a->dk, a->dv, a->go, a->q, a->k, a->v, a->o, a->lse, a->delta, a->resumed != 0 };

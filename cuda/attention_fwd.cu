@@ -242,7 +242,7 @@ extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
     const bool several = a->resumed || a->unfinished;
     if (several && (!a->max.data || !a->sum.data))
         return err_set(ERR_SHAPE, "attention_fwd: keys in several calls need max and sum");
-    TRY(attention_result("o", a->o, a->q.dtype, several));
+    TRY(attention_result("o", a->o, several));
     TRY(attention_aligned("q", a->q));
     TRY(attention_aligned("k", a->k));
     TRY(attention_aligned("v", a->v));
@@ -311,11 +311,10 @@ Err attention_aligned(const char *name, Tensor t)
     return err_set(ERR_SHAPE, "attention: rows of %s do not begin at multiples of 16 bytes", name);
 }
 
-Err attention_result(const char *name, Tensor t, DType matrices, bool several)
+Err attention_result(const char *name, Tensor t, bool several)
 {
-    if (t.dtype != F32 && (several || t.dtype != matrices))
-        return err_set(ERR_SHAPE, "attention: %s is %s beside %s%s: it must be f32%s", name, dtype_name(t.dtype),
-                       dtype_name(matrices), several ? " for keys in several calls" : "",
-                       several ? "" : " or of their type");
+    if (several && t.dtype != F32)
+        return err_set(ERR_SHAPE, "attention: %s is %s: keys in several calls need it in f32", name,
+                       dtype_name(t.dtype));
     return attention_aligned(name, t);
 }
