@@ -234,6 +234,9 @@ TEST(context_documents)
     run_context(s, mode_is("all") ? 1 : 2);
 }
 
+/* Capped scores, gates, and sinks, whose gradients lie with the heads. */
+TEST(context_variants) { run_context(tiny_variants(), mode_is("all") ? 1 : 4); }
+
 /* Experts see the ranks of a sequence as those of other samples. */
 TEST(context_experts)
 {
@@ -349,6 +352,28 @@ TEST(global_balance_of_equal_samples)
     for (int64_t i = 0; i < r[0].global_count; i++) worst = fmax(worst, fabs((double)weights[0][i] - (double)weights[1][i]));
     CHECK_MSG(worst <= 1e-6, "%g", worst);
     for (int k = 0; k < 6; k++) free(r[k / 3].state[k % 3]);
+}
+
+/* Logits of 20 experts have gaps between their rows. */
+TEST(sinkhorn_of_rows_with_gaps)
+{
+    const Layout sharded = { 1, 2, 1, 4, 1, ISA_AUTO, .ep = 2 };
+    TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
+    double first, last;
+    s.model.moe.experts = 20;
+    s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
+    const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+    CHECK(hash_of(s, sharded, SHORT_STEPS, &first, &last) == want);
+}
+
+/* Ranks that have a part of each sample decide as one about all of it. */
+TEST(context_capacity)
+{
+    TrainSpec s = of_capacity(TINY_MIXTRAL, 0.75, false, 1);
+    run_context(s, mode_is("all") ? 1 : 6);
+    s = of_capacity(TINY_DEEPSEEK, 1, true, 1);
+    s.model.moe.balance = (Balance){ .unit = 1, .sinkhorn = true };
+    run_context(s, mode_is("all") ? 1 : 6);
 }
 
 /* Something is dropped, and by another rule something else; capacity for all rows is none. */

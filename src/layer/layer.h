@@ -139,7 +139,8 @@ Tensor param_state(const Ctx *c, int id); /* of a STATE parameter: fp32, as the 
 
 /* += rows, at `index` of the table's rows from `first` on. */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
-Err grad_add_columns(Ctx *c, int bias, Tensor dy); /* += column sums */
+/* += column sums, to the numbers from `first` on. */
+Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first);
 
 /* Runs and empties the slot's queue of weight gradients. */
 Err wgrad_drain(Ctx *c);
@@ -359,9 +360,9 @@ typedef struct {
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;
-    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
+    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample on a cp rank */
     int64_t leaf;            /* tokens of a leaf of the weights' gradients, which no piece cuts */
-    int sp, ep, etp;
+    int sp, cp, ep, etp;
     Capacity capacity;
 } MoeCut;
 
