@@ -81,8 +81,8 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
 Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
 
-/* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions, or
- * some of them of more positions. */
+/* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
+ * or some of them of more positions. */
 typedef struct {
     int64_t rows, first, heads;
 } HeadRows;
