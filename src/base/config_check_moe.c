@@ -117,8 +117,6 @@ static void check_capacity(ConfigReader *r)
          "not built yet: capacity and sinkhorn, which look at whole samples, beside context parallelism; "
          "take cp = 1",
          CFG_parallel_cp, CFG_moe_capacity, CFG_moe_balance);
-    RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
-         CFG_moe_capacity);
 }
 
 /* Where the experts of a mixture lie, and where its rows do. */
