@@ -84,6 +84,7 @@ moe.groups                 | 2            | loss | model.bias=false moe.experts=
 moe.group_topk             | 2            | loss | model.bias=false moe.experts=8 moe.groups=4
 moe.capacity               | 1            | loss | moe.experts=4 model.bias=false
 moe.drop                   | position     | loss | moe.experts=4 model.bias=false moe.capacity=1
+moe.pad                    | true         | refused 2 no capacity to pad to | moe.experts=4 model.bias=false
 moe.slack                  | 1.9          | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2
 moe.overflow               | drop         | refused 2 give slack | moe.experts=4 model.bias=false run.reproducible=run
 moe.dispatcher             | allgather    | same memory | RANKS=2 moe.experts=4 model.bias=false parallel.ep=2

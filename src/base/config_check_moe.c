@@ -113,6 +113,8 @@ static void check_capacity(ConfigReader *r)
     RULE(!drops || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT,
          "what is dropped depends on the layout: take reproducible = run, or overflow = stop",
          CFG_moe_overflow, CFG_run_reproducible);
+    RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
+         CFG_moe_capacity);
 }
 
 /* Where the experts of a mixture lie, and where its rows do. */

@@ -8,7 +8,6 @@ enum { CONFIG_REPORT_BYTES = 12288 };
 
 typedef struct {
     Config *config;
-    bool kept;           /* the text is one that a run kept, perhaps of a build with other keys */
     bool bad[CFG_COUNT]; /* its value was refused: rules about it are not looked at */
     int mistakes;
     int64_t report_used;
@@ -27,10 +26,6 @@ const char *config_keep(ConfigReader *r, const char *fmt, ...) __attribute__((fo
 /* What is wrong with a text as a value; NULL: nothing. It is what an INI file can hold too, so that a dump always reads
  * back; and a checkpoint's manifest, which is JSON. */
 const char *config_text_fault(const char *text);
-
-/* Why "section.name" is no key any more; "" where its value was the default, which changes nothing; NULL if it never was
- * one (config_meant.c). */
-const char *config_gone(const char *section, const char *name, const char *value);
 
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
