@@ -55,18 +55,6 @@ static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
                        r->half);
 }
 
-/* Rows of part `which` (0, 1) of this rank between [B, T, K, C] and [B, length, K, C]. */
-static Err move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back)
-{
-    const int64_t bytes = tensor_bytes(part) / part.dim[0];
-    for (int64_t b = 0; b < part.dim[0]; b++) {
-        void *whole = (void *)((uintptr_t)rows.data + (uintptr_t)((2 * b + which) * bytes));
-        void *own = (void *)((uintptr_t)part.data + (uintptr_t)(b * bytes));
-        TRY(device_copy(c->s, back ? whole : own, back ? own : whole, bytes));
-    }
-    return ERR_OK;
-}
-
 /* Starts the exchange of a part: its owner sends it to all that see it. */
 static Err post(Ctx *c, Ring *r, int part)
 {
@@ -104,8 +92,8 @@ static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
     TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, 2 * count));
     TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, 2 * count));
     for (int i = 0; i < 2; i++) {
-        TRY(move_part(c, k, half_of(r, r->own, i, 0), i, false));
-        TRY(move_part(c, v, half_of(r, r->own, i, 1), i, false));
+        TRY(context_move_part(c, k, half_of(r, r->own, i, 0), i, false));
+        TRY(context_move_part(c, v, half_of(r, r->own, i, 1), i, false));
     }
     return post(c, r, 0);
 }
@@ -186,7 +174,7 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
     if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
     if (owner_of(r, part) != r->rank) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
-    return move_part(c, rows, tensor_view(d.data, r->dtype, 4, r->half), part != r->rank, true);
+    return context_move_part(c, rows, tensor_view(d.data, r->dtype, 4, r->half), part != r->rank, true);
 }
 
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)

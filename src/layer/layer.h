@@ -86,6 +86,9 @@ typedef struct {
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
+/* And which positions a rank has: a part from each end, or a run of them. */
+typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
+
 /* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. */
 typedef struct {
     Tensor k, v;
@@ -103,7 +106,8 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, columns that turn / 2], or absent */
     Canon canon;
-    ContextComm context; /* between the ranks of world->cp */
+    ContextComm context; /* of the block at work: between the ranks of world->cp */
+    ContextCut cut;      /* of sequences over these */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
     /* Where balance counts the batch so far: [blocks of the stage, those of MTP last, units, experts] i64, the rows
      * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
@@ -172,8 +176,9 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 
 /* ---- sequences shared by the ranks of world->cp ---- */
 
-/* The positions of a sample that a rank holds: parts r and 2 ranks - 1 - r of 2 ranks equal ones (docs/context.md). */
-Spans context_span(int64_t seq, int ranks, int rank);
+/* The positions of a sample that a rank holds, of 2 ranks equal parts: r and 2 ranks - 1 - r, or 2 r and 2 r + 1
+ * (docs/context.md). */
+Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
 
 /* ---- linear ---- */
 
