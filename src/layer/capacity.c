@@ -45,12 +45,16 @@ MoeRoom moe_room(const MoeCut *c)
     MoeRoom r = { .capacity = capacity,
                   .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
     r.pair = r.worst = r.owned = r.sent;
+    r.piece = c->rows;
     if (sharing_ranks(c) == 1) return r;
     const int64_t most = c->rows * min64(own, c->topk); /* from one rank */
     r.worst = min64(most * sharing_ranks(c), own * group_units(c, rows) * capacity);
     const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk * c->etp));
     r.owned = c->capacity.slack > 0 && share < (double)r.worst ? (int64_t)share : r.worst;
     r.pair = min64(most, min64(r.sent, r.owned));
+    if (r.owned == r.worst) return r;
+    r.piece = r.owned / (min64(own, c->topk) * sharing_ranks(c));
+    r.piece -= r.piece % c->leaf;
     return r;
 }
 
@@ -62,6 +66,7 @@ MoeRoom moe_room_of(const Moe *m, const Ctx *c)
                          .unit = m->balance.unit,
                          .rows = ctx_rows(c),
                          .seq = c->batch->T,
+                         .leaf = c->canon.leaf_tokens,
                          .sp = c->world->sp.size,
                          .ep = c->world->tp_ep.size / c->world->grid.etp,
                          .etp = c->world->grid.etp,
@@ -128,5 +133,6 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
     const MoeRoom room = moe_room_of(m, c);
     *kept = index;
     if (room.capacity < m->balance.unit * c->batch->T) TRY(drop_beyond_capacity(m, c, index, weight, kept));
-    return room.owned < room.worst ? drop_beyond_room(m, c, *kept, weight, kept) : ERR_OK;
+    if (room.owned == room.worst || c->in_pieces) return ERR_OK;
+    return drop_beyond_room(m, c, *kept, weight, kept);
 }

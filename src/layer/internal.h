@@ -26,6 +26,33 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
  * over sp. */
 Err moe_gather_units(Ctx *c, Tensor own, Tensor *all);
 
+/* Tensors of one call of a mixture: those of MoeSave, under the same names. */
+typedef struct {
+    Tensor logits, index, weight, row, choice, offset;
+    Tensor owned, taken, x, hidden, active, out;
+    Tensor shared_out, gate;
+} MoeRows;
+
+/* Logits, choices and weights of x: t->logits, index and weight. Collective over sp where units are balanced. */
+Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t);
+/* dx = what came through the router's weights, of which dweight [N, K] is the gradient. Collective over sp and cp. */
+Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx);
+
+/*
+ * Results of the router and of the gate have a number for each expert, or one, and products take rows that begin on 16
+ * bytes (cuda/gemm.c): memory has so many columns, of which the tensor is the first `cols`.
+ */
+int64_t moe_padded_cols(int64_t cols);
+Tensor moe_first_cols(Tensor padded, int64_t cols);
+
+/* y [N, rows of the weight] in fp32, of a product in fp32. */
+Err moe_fp32_linear(Ctx *c, int weight, Tensor x, Tensor y);
+/* Where the fp32 gradient of moe_fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
+ * Padded. */
+Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide);
+/* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
+Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx);
+
 MoeRoom moe_room_of(const Moe *m, const Ctx *c);
 int moe_own_experts(const Moe *m, const Ctx *c);
 

@@ -55,6 +55,7 @@ static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec,
         const int layer = st->share.first_layer + b;
         snprintf(name, sizeof name, "layers.%d", layer);
         TRY(block_register(&st->blocks[b], reg, spec, name, layer));
+        st->blocks[b].moe.block = b;
     }
     return ERR_OK;
 }
@@ -68,6 +69,7 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
         st->mtp[i].depth = i + 1;
         st->mtp[i].segment = st->share.layer_count + 2 + i * MTP_SEGMENTS;
         TRY(mtp_register(&st->mtp[i], reg, spec, table));
+        st->mtp[i].block.moe.block = st->share.layer_count + i;
     }
     return ERR_OK;
 }
