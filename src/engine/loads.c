@@ -169,7 +169,7 @@ Err loads_open_stage(Trainer *t, ExecutorStage *s)
 {
     const ModelSpec *m = &t->spec.model;
     if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
-    const StageShare *share = &s->model->share;
-    return tensor_new(&t->state, &s->loads_so_far, I64, share->layer_count + share->mtp,
-                      t->spec.global_batch / m->moe.balance.unit, m->moe.experts);
+    const int blocks = s->model->share.layer_count + s->model->share.mtp;
+    return tensor_new(&t->state, &s->loads_so_far, I64, blocks, t->spec.global_batch / m->moe.balance.unit,
+                      m->moe.experts);
 }
