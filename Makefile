@@ -105,10 +105,12 @@ EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out c
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
 EMU_BENCHES := $(EMU)/rooflines $(EMU)/steps
+# (fmaf() is then one instruction, of the same result)
+EMU_FMA   := $(if $(shell grep -m1 -ow fma /proc/cpuinfo),-mfma)
 EMU_SELF  := $(patsubst test/emu/%.cpp,$(EMU)/%,$(sort $(wildcard test/emu/test_*.cpp)))
-EMU_CXXFLAGS := -std=c++17 -O2 -g -fno-strict-aliasing -ffp-contract=off -Itest -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE \
+EMU_CXXFLAGS := -std=c++17 -O2 -g1 $(EMU_FMA) -fno-strict-aliasing -ffp-contract=off -Itest -Itest/emu -Isrc $(CUDA_INC) -DNVTX_DISABLE \
                 -MMD -MP -Wall -Wno-unknown-pragmas
-EMU_CFLAGS   := -std=gnu17 -O2 -g -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DMEGATRAIN_NCCL_LINKED -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
+EMU_CFLAGS   := -std=gnu17 -O2 -g1 -ffp-contract=off -D_GNU_SOURCE -DMEGATRAIN_CUDA -DMEGATRAIN_NCCL_LINKED -DNVTX_DISABLE -Isrc -Itest $(CUDA_INC) \
                 -MMD -MP $(WARN)
 
 # test/fuzz, in the plain build; fuzz_choices reads what the CUDA backend wrote, with its headers

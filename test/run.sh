@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
-# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in four orders of threads), emu-asan, emu-tsan, emu-bugs.
+# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads), emu-asan, emu-tsan, emu-bugs.
 # TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, grid, faults, slow and emu-bugs try their lists in full, not the part that
 # covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
 # does not, or that exits otherwise than that line says, counts as one failure.
@@ -26,15 +26,18 @@ for c in "$EMU"/test_cuda_*[a-z]; do
     case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing
     emu_commands+=("EMU_ORDER=forward|$c")
     # (what host code may touch does not depend on the order)
-    for order in reverse random:1 random:2; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
+    for order in reverse random:1 ${FULL:+random:2}; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
 done
 halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
 extent=${FULL:+all} extent=${extent:-each} # of the lists
 case $lane in
 quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
-asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=short ;;
+asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=brief ;;
 ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
-faults) commands=(test/test_faults.sh ${FULL:+test/test_preprocess.sh}); export MEGATRAIN_FAULTS=$extent ;;
+faults)
+    mapfile -t commands < <(halves test/test_faults.sh)
+    commands+=(${FULL:+test/test_preprocess.sh})
+    export MEGATRAIN_FAULTS=$extent ;;
 grid) commands=("$BUILD/test/test_pipeline" "MEGATRAIN_LAYOUTS=all|$BUILD/test/test_layouts" test/test_pipeline.sh)
     export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
