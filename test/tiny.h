@@ -70,6 +70,17 @@ static inline TrainSpec tiny_variants(void)
     return s;
 }
 
+/* The same with latent attention: q_rank 0: no latent of queries. */
+static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
+{
+    s.model.heads = s.model.kv_heads = 8;
+    s.model.qk_norm = false;
+    s.model.latent = (LatentSpec){ { q_rank, 20, 8, 6, 10 }, 1.2f };
+    s.model.head_dim = 14;
+    s.model.rope.columns = 6;
+    return s;
+}
+
 /* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them, a
  * gated shared expert and groups. Balanced as these are: by a loss, by biases and a loss. */
 typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixture;

@@ -179,12 +179,6 @@ static Err fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor 
     return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x });
 }
 
-static Err add_rows(Ctx *c, Tensor sum, Tensor x)
-{
-    const ResidualSum r = { .sum = sum, .residual = sum, .branch = x, .dropout = { 0, 0, 1 } };
-    return residual_add(c, &r);
-}
-
 /* Tensors of one call: those of MoeSave, under the same names. */
 typedef struct {
     Tensor logits, index, weight, row, choice, offset;

@@ -73,7 +73,8 @@ int stage_segments(const Stage *st) { return st->share.layer_count + 2; }
 int stage_linears(const Stage *st)
 {
     int linears = 1; /* the head */
-    for (int i = 0; i < st->share.layer_count; i++) linears += 2 + (st->blocks[i].mixture ? MOE_LINEARS : 2);
+    for (int i = 0; i < st->share.layer_count; i++)
+        linears += (st->blocks[i].latent ? MLA_LINEARS : 2) + (st->blocks[i].mixture ? MOE_LINEARS : 2);
     return linears;
 }
 
@@ -206,10 +207,13 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup)
 {
     const ModelSpec *m = &st->spec;
+    const bool latent = model_is_latent(m);
+    const int64_t heads = latent ? 1 : m->kv_heads;
+    const int64_t k = latent ? m->latent.width.kv_rank : m->head_dim, v = latent ? m->latent.width.rope : k;
     TRY(setup_array(setup, st->share.layer_count, kv));
     for (int i = 0; i < st->share.layer_count; i++) {
-        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, m->kv_heads, m->head_dim));
-        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, m->kv_heads, m->head_dim));
+        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, k));
+        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, v));
     }
     return ERR_OK;
 }
@@ -234,6 +238,8 @@ bool model_is_mixture(const ModelSpec *spec, int layer)
     return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
 }
 
+bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
+
 /* Matrices of a feed-forward layer. */
 static int64_t ffn_matrices(const ModelSpec *spec) { return spec->activation == ACT_SWIGLU ? 3 : 2; }
 
@@ -252,10 +258,35 @@ static int64_t lookup_params(const ModelSpec *spec)
     return (tokens + positions) * spec->hidden;
 }
 
+/* Columns of a head's keys and of its values. */
+static int64_t key_and_value(const ModelSpec *spec)
+{
+    return spec->head_dim + (model_is_latent(spec) ? spec->latent.width.value : spec->head_dim);
+}
+
+int64_t model_attention_flop_per_token(const ModelSpec *spec)
+{
+    return 6 * (int64_t)spec->layers * spec->heads * key_and_value(spec) * spec->seq;
+}
+
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 {
     return 6 * (model_active_params(spec, params_unpadded) - lookup_params(spec)) +
-           12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
+           model_attention_flop_per_token(spec);
+}
+
+/* Of a block's attention: products with its weights, scores and weighted values. */
+static double attention_flop_per_token(const ModelSpec *spec)
+{
+    const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
+    const double scores = 2 * heads * (double)key_and_value(spec) * (double)spec->seq;
+    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
+    if (!model_is_latent(spec)) return 2 * D * columns * C + scores;
+    const MlaWidths w = spec->latent.width;
+    const double q = w.q_rank ? (double)w.q_rank * (D + heads * C) : D * heads * C;
+    const double kv =
+        D * (double)(w.kv_rank + w.rope) + (double)w.kv_rank * heads * (double)(w.nope + w.value);
+    return 2 * (q + kv + heads * (double)w.value * D) + scores;
 }
 
 /* Of a block's feed-forward part. */
@@ -269,9 +300,7 @@ static double ffn_flop_per_token(const ModelSpec *spec, int layer)
 
 double stage_flop_per_token(const ModelSpec *spec, StageShare share)
 {
-    const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
-    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
-    const double attention = 2 * D * columns * C + 4 * heads * C * (double)spec->seq;
+    const double D = (double)spec->hidden, attention = attention_flop_per_token(spec);
     const double head = share.head ? 2 * D * (double)spec->padded_vocab : 0;
     double flop = head + D; /* (rows pass through an empty stage, too) */
     for (int i = 0; i < share.layer_count; i++)
