@@ -264,6 +264,61 @@ TEST(mixtures)
     }
 }
 
+/* Stages count the batch so far, micro-batch by micro-batch; schedules with another order are refused, as ranks with shares
+ * of the batch are. */
+TEST(mixtures_of_global_balance)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
+        { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .ep = 2 },
+        { "zb-v", .pp = 2, .micro = 4, .recompute = RECOMPUTE_SELECTIVE },
+    };
+    static const struct {
+        Layout layout;
+        const char *why;
+    } refused[] = {
+        { { "1f1b", .pp = 2, .dp = 2, .ep = 1 }, "data-parallel ranks compute their shares of it at the same time" },
+        { { "chimera", .pp = 2 }, "schedule 'chimera' does not compute them so" },
+        { { "pipedream", .pp = 2 }, "global_aux counts the batch of a whole step" },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    s.model.moe.balance.global = true;
+    check_layouts(&s, hash_of(&s, &alone), list, (int)(sizeof list / sizeof *list));
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        TinyRun r = run_of(&s, &refused[i].layout);
+        if (!strcmp(refused[i].layout.schedule, "pipedream")) r.spec.model.moe.balance.bias_rate = r.spec.clip = 0;
+        tiny_train(&r);
+        CHECK_MSG(r.err == ERR_CONFIG && strstr(r.message, refused[i].why), "%zu: %s", i, r.message);
+    }
+}
+
+/* The same of experts without room for the rows that come: steps are done again in pieces. */
+TEST(mixtures_in_pieces)
+{
+    static const Layout list[] = {
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .gathers = 1, .recompute = RECOMPUTE_FULL },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 4);
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    const uint64_t want = hash_of(&s, &alone);
+    s.model.moe.capacity = (Capacity){ .slack = 1, .redo = true };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        TinyRun r = run_of(&s, &list[i]);
+        tiny_train(&r);
+        CHECK_MSG(!r.err && r.hash == want, "%s number %zu: %s", list[i].schedule, i, r.message);
+        CHECK_MSG(r.in_pieces > 0, "%s number %zu", list[i].schedule, i);
+    }
+}
+
 /* The same of experts with a capacity, which drop choices. */
 TEST(mixtures_of_capacity)
 {

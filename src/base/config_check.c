@@ -103,7 +103,8 @@ static void resolve_moe(ConfigReader *r)
     const bool several = c->moe.topk > 1 && c->moe.router != MOE_ROUTER_SOFTMAX_PRE;
     if (c->moe.experts) FILL(0, moe, ffn, c->model.ffn, CFG_model_ffn);
     FILL(-1, moe, normalize, c->moe.experts && (softmax || several), CFG_moe_router);
-    const bool loss = c->moe.balance == MOE_BALANCE_AUX || c->moe.balance == MOE_BALANCE_SEQ_AUX;
+    const bool loss = c->moe.balance == MOE_BALANCE_AUX || c->moe.balance == MOE_BALANCE_SEQ_AUX ||
+                      c->moe.balance == MOE_BALANCE_GLOBAL_AUX;
     FILL(-1, moe, aux_coeff, loss ? 0.01 : 0, CFG_moe_balance);
 }
 
@@ -518,7 +519,6 @@ void config_check(ConfigReader *r)
 
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
-    { "moe.overflow", "stop drop", "doing a step again in more pieces" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

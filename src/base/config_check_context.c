@@ -101,11 +101,6 @@ void config_check_context(ConfigReader *r)
              nearest, (long long)parts);
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0, text,
          CFG_run_reproducible, CFG_parallel_cp, CFG_parallel_seq_blocks);
-    RULE(c->run.device == RUN_DEVICE_CPU,
-         "not built yet: context parallelism on GPUs; take cp = 1, or device = cpu", CFG_run_device,
-         CFG_parallel_cp);
-    RULE(!c->model.sinks, "not built yet: attention sinks beside context parallelism; take cp = 1",
-         CFG_model_sinks, CFG_parallel_cp);
     check_heads(r);
     check_ring(r);
 }

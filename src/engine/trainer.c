@@ -41,6 +41,7 @@ static Err hook_batch(void *user, int unit, Batch *b)
     int64_t count = t->first_sample + t->counting - first;
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
+    b->first = first - t->first_sample;
     if (t->source.get && count) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
@@ -155,6 +156,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
                           .model = parts_stage(&t->parts, replica, chunk),
                           .params = &t->stores[replica] };
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
+    TRY(loads_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
     TRY(setup_array(&t->setup, s->slot_count, &s->slots));
     for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
@@ -293,7 +295,9 @@ static Err open_parts(Trainer *t)
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
-    return parts_open(&t->parts, &spec, t->world, &t->setup);
+    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    TRY(loads_check_order(t));
+    return loads_check_pieces(&t->spec, t->world->grid, batch_spec(t).B);
 }
 
 Err trainer_check(const TrainSpec *s, Grid grid)
@@ -302,6 +306,7 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
+    TRY(loads_check_pieces(s, grid, s->micro_batch));
     return parts_check(&spec, grid.pp);
 }
 
@@ -317,7 +322,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t));
-    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t))
+    /* (the host says which units of the batch a micro-batch is, where balance counts these) */
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !s->model.moe.balance.global)
         TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
@@ -483,6 +489,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     Stream *stream = &t->device.stream;
     int redone = 0, rescaled = 0;
     const LossScale scale = t->loss_scale;
+    bool in_pieces = false;
     t->source = source;
     begin_batch(t);
     show_arenas(t);
@@ -492,11 +499,13 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
         TRY(step_begin(t));
         TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
-        if (v.no_room) return loads_no_room(t, true);
-        if (lower_loss_scale(t, &v)) rescaled++;
+        if (v.no_room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, true);
+        if (v.no_room) loads_use_pieces(t, in_pieces = true);
+        else if (lower_loss_scale(t, &v)) rescaled++;
         else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
         else break;
     }
+    if (in_pieces) loads_use_pieces(t, false);
     Tensor next = t->stats.next_shift;
     if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
     else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
@@ -510,6 +519,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     report->samples = t->batch;
     report->redone = redone;
     report->rescaled = rescaled;
+    report->in_pieces = in_pieces;
     return ERR_OK;
 }
 
@@ -526,10 +536,15 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
-    TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
-    TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
-    TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
-    TRY(loads_check_room(t));
+    bool *in_pieces = &t->executor.ctx.in_pieces, room = false;
+    while (!room) {
+        TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+        TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
+        TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
+        TRY(loads_had_room(t, &room));
+        if (!room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, false);
+        *in_pieces = !room;
+    }
     TRY(optim_sum_loss(&t->optim));
     return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
 }

@@ -104,7 +104,8 @@ typedef struct {
     int64_t samples;     /* of its global batch */
     bool skipped;        /* loss or gradients not finite: nothing was changed */
     int redone;          /* times the step was repeated with another fixed-point shift, */
-    int rescaled;        /* and with a smaller loss scale */
+    int rescaled;        /* with a smaller loss scale, */
+    bool in_pieces;      /* and its tokens passing experts in pieces (moe.overflow = redo) */
 } StepReport;
 
 /*
@@ -178,7 +179,7 @@ int64_t trainer_batch(const Trainer *t, int64_t step);
 
 /* One optimizer step on samples [t->samples, + trainer_batch). ERR_NUMERICS never: a bad step is skipped and
  * reported; the caller decides when there were too many. ERR_MEMORY on all ranks: experts got more rows than moe.slack
- * gives room for; nothing was changed. */
+ * gives room for, and the step is not to be done again in pieces; nothing was changed. */
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.

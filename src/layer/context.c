@@ -53,6 +53,31 @@ Err context_gather(Ctx *c, Comm *group, Tensor *t)
     return ERR_OK;
 }
 
+Err context_all_rows(Ctx *c, Tensor *rows)
+{
+    const Batch *b = c->batch;
+    const int64_t columns = rows->dim[1];
+    if (c->world->cp.size == 1) return ERR_OK;
+    *rows = tensor_reshape(*rows, b->B, b->T, 1, columns);
+    TRY(context_gather(c, &c->world->cp, rows));
+    *rows = tensor_reshape(*rows, b->B * b->seq, columns);
+    return ERR_OK;
+}
+
+Err context_own_rows(Ctx *c, Tensor *rows)
+{
+    const Batch *b = c->batch;
+    const Tensor all = *rows;
+    if (c->world->cp.size == 1) return ERR_OK;
+    TRY(tensor_new(c->scratch, rows, all.dtype, b->B * b->T, all.dim[1]));
+    for (int64_t i = 0, at = 0; i < 2 * b->B; at += b->span.count[i++ % 2]) {
+        const int64_t n = b->span.count[i % 2];
+        const Tensor from = tensor_row_slice(all, i / 2 * b->seq + b->span.first[i % 2], n);
+        TRY(device_copy(c->s, tensor_row_slice(*rows, at, n).data, from.data, tensor_bytes(from)));
+    }
+    return ERR_OK;
+}
+
 static Err gathered(Ctx *c, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);

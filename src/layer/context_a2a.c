@@ -4,7 +4,8 @@
  *
  *   q [B, T, H, C] of own positions <--> [B, nT, H/n, C] of all n ranks'; k and v likewise; o, dq, dk, dv the way back
  *
- * The log-sum-exp stays with the heads: lse [B, T, H] has as much room as [B, nT, H/n], and only backward reads it.
+ * The log-sum-exp stays with the heads: lse [B, T, H] has as much room as [B, nT, H/n], and only backward reads it. So
+ * does delta; the sinks' gradients, which are made of both, are of these heads on each rank (context_head_rows).
  *
  * Where the group's positions are not the whole sequence, they are two parts of it, as those of one rank among fewer;
  * the ranks with the same heads then are a ring (context_ring.c).
@@ -107,6 +108,22 @@ static Err all_documents(Ctx *c, Comm *group, Tensor *doc)
 
 static Tensor per_head(Tensor t, Tensor q) { return tensor_reshape(t, q.dim[0], q.dim[1], q.dim[2]); }
 
+/* The sinks of this rank's share of the heads. */
+static Tensor own_sinks(const Comm *group, Tensor sink)
+{
+    const int64_t heads = sink.dim[0] / group->size;
+    return sink.data ? tensor_row_slice(sink, group->rank * heads, heads) : sink;
+}
+
+HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads)
+{
+    const World *w = c->world;
+    const Comm *group = c->context == CONTEXT_A2A ? &w->cp : &w->cp_heads;
+    if (w->cp.size == 1 || (c->context != CONTEXT_A2A && c->context != CONTEXT_HIERARCHICAL))
+        return (HeadRows){ rows, 0, heads };
+    return (HeadRows){ rows * group->size, heads / group->size * group->rank, heads / group->size };
+}
+
 /* The positions of the whole group. */
 static Spans group_span(const Ctx *c, const Comm *ring)
 {
@@ -125,6 +142,7 @@ Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a)
     a.lse = per_head(a.lse, a.q);
     a.q_span = a.k_span = group_span(c, ring);
     a.head0 += a.q.dim[2] * group->rank;
+    a.sink = own_sinks(group, a.sink);
     TRY(ring ? context_ring(c, ring, a) : op_attention_fwd(c->s, &a));
     TRY(from_heads(c, group, a.o, o));
     arena_release(c->scratch, mark);

@@ -14,7 +14,8 @@
  * its owner keeps the sum.
  *
  * Bits. Parts begin and end at multiples of the attention block, so the chain over a query's keys is that of one call
- * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do.
+ * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do. In 16 bits what
+ * the parts add up, o and dq, is in fp32 until the last of them, and rounded once.
  */
 #include <string.h>
 
@@ -133,11 +134,25 @@ static Spans part_span(const Ring *r, int part)
     return (Spans){ { part * r->length, 0 }, { r->length, 0 } };
 }
 
+/* Where what the parts add to x is summed: x itself, or as much in fp32. */
+static Err wide_sum(Ctx *c, Tensor x, Tensor *sum)
+{
+    *sum = x;
+    return x.dtype == F32 ? ERR_OK : tensor_alloc(c->scratch, sum, F32, x.ndim, x.dim);
+}
+
+static Err round_sum(Ctx *c, Tensor x, Tensor sum)
+{
+    return sum.data == x.data ? ERR_OK : cast_values(c, x, sum);
+}
+
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Ring r = { .group = group, .window = a.window };
     RingPart part;
+    const Tensor o = a.o;
+    TRY(wide_sum(c, o, &a.o));
     TRY(ring_open(c, &r, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
     TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
@@ -152,6 +167,7 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
         TRY(op_attention_fwd(c->s, &a));
         a.resumed = true;
     }
+    TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -182,10 +198,11 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    const Tensor dk = a.dk, dv = a.dv;
+    const Tensor dq = a.dq, dk = a.dk, dv = a.dv;
     const int64_t chunks = a.q.dim[2] / dk.dim[2] / a.chunk;
     Ring r = { .group = group, .window = a.window };
     RingPart part;
+    TRY(wide_sum(c, dq, &a.dq));
     TRY(ring_open(c, &r, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * dk.dim[0], r.length, dk.dim[2], dk.dim[3]));
     TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * dv.dim[0], r.length, dv.dim[2], dv.dim[3]));
@@ -204,6 +221,7 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
         TRY(sum_part(c, &r, i, a.dk, dk));
         TRY(sum_part(c, &r, i, a.dv, dv));
     }
+    TRY(round_sum(c, dq, a.dq));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

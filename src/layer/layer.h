@@ -68,6 +68,7 @@ typedef struct {
 /* One micro-batch on the device. Per-row tensors cover the N gathered rows. */
 typedef struct {
     int64_t B, T;    /* samples, rows of a sample on this rank */
+    int64_t first;   /* of its samples, in the step's batch */
     int64_t seq;     /* positions of a whole sample */
     Spans span;      /* which positions the T rows are */
     Tensor token;    /* [N] i32 */
@@ -103,8 +104,12 @@ typedef struct {
     Canon canon;
     ContextComm context; /* between the ranks of world->cp */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
+    /* Where balance counts the batch so far: [blocks of the stage, units, experts] i64, the rows that would choose each
+     * expert by scores alone, of the batch up to each unit; written in forward, whose units come in data order. */
+    Tensor loads_so_far;
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training */
+    bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
     int version;         /* age of the weights to read, in updates */
 } Ctx;
@@ -135,7 +140,8 @@ Tensor param_state(const Ctx *c, int id); /* of a STATE parameter: fp32, as the 
 
 /* += rows, at `index` of the table's rows from `first` on. */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
-Err grad_add_columns(Ctx *c, int bias, Tensor dy); /* += column sums */
+/* += column sums, to the numbers from `first` on. */
+Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first);
 
 /* Runs and empties the slot's queue of weight gradients. */
 Err wgrad_drain(Ctx *c);
@@ -390,6 +396,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 typedef struct {
     int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
     float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool global;   /* the auxiliary loss counts all units of the step's batch so far, in data order */
     bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
     bool forced;   /* experts take turns, whatever the router says: for benchmarks */
     float
@@ -402,14 +409,16 @@ typedef struct {
     bool by_position; /* the first rows, else those with the largest weights */
     double
         slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
-    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room) */
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
+    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
 } Capacity;
 
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;
-    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
-    int sp, ep, etp;
+    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample on a cp rank */
+    int64_t leaf;            /* tokens of a leaf of the weights' gradients, which no piece cuts */
+    int sp, cp, ep, etp;
     Capacity capacity;
 } MoeCut;
 
@@ -419,6 +428,8 @@ typedef struct {
     int64_t pair;     /* of these, for the experts of one rank */
     int64_t worst;    /* rows that its experts can get */
     int64_t owned;    /* rows that its experts have room for */
+    int64_t
+        piece; /* tokens of each rank whose rows have room wherever they go; 0: not even those of a leaf */
 } MoeRoom;
 
 MoeRoom moe_room(const MoeCut *cut);
@@ -426,6 +437,7 @@ MoeRoom moe_room(const MoeCut *cut);
 typedef struct {
     int router, fc1, fc2; /* weights */
     int bias;             /* STATE: of the experts; its accumulator counts their rows */
+    int block;            /* of its stage's blocks the number of this one; set by who registers the stage */
     int experts, topk;
     int64_t hidden, ffn;
     int64_t chunk; /* columns of gate (and of up) per interleaved chunk */

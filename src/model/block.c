@@ -197,7 +197,7 @@ static Err branch_gradient(const Block *b, Ctx *c, int bias, uint64_t key, Tenso
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return bias >= 0 ? grad_add_columns(c, bias, *out) : ERR_OK;
+    return bias >= 0 ? grad_add_columns(c, bias, *out, 0) : ERR_OK;
 }
 
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)

@@ -54,8 +54,10 @@ Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistr
         if (st->share.embedding)
             TRY(embedding_register(&st->embedding, reg, embedding_spec(spec, embedding && head)));
         TRY(setup_array(setup, layers, &st->blocks));
-        for (int b = 0; b < layers; b++)
+        for (int b = 0; b < layers; b++) {
             TRY(block_register(&st->blocks[b], reg, spec, st->share.first_layer + b));
+            st->blocks[b].moe.block = b;
+        }
         if (st->share.head) TRY(register_head(st, reg, spec));
     }
     return ERR_OK;

@@ -24,13 +24,15 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .balance = { .unit = cfg->moe.unit,
                      .aux = (float)cfg->moe.aux_coeff,
                      .z = (float)cfg->moe.z_coeff,
+                     .global = cfg->moe.balance == MOE_BALANCE_GLOBAL_AUX,
                      .sinkhorn = cfg->moe.balance == MOE_BALANCE_SINKHORN,
                      .forced = cfg->moe.balance == MOE_BALANCE_FORCED },
         .jitter = (float)cfg->moe.jitter,
         .capacity = { .factor = cfg->moe.capacity,
                       .by_position = cfg->moe.drop == MOE_DROP_POSITION,
                       .slack = cfg->moe.slack,
-                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP },
+                      .drop = cfg->moe.overflow == MOE_OVERFLOW_DROP,
+                      .redo = cfg->moe.overflow == MOE_OVERFLOW_REDO },
     };
     if (cfg->checkpoint.upcycle) m.parts = (int)(cfg->model.ffn / cfg->moe.ffn);
     if (cfg->moe.balance == MOE_BALANCE_BIAS) m.balance.bias_rate = (float)cfg->moe.bias_rate;

@@ -379,6 +379,10 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
     if (r->rescaled && !r->skipped)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.loss_scale.log2);
+    if (r->in_pieces)
+        log_info(
+            "step %lld: a rank's experts got more rows than moe.slack=%g has room for, done again in pieces",
+            (long long)r->step, moe->capacity.slack);
     if (r->redone)
         log_info("step %lld: done again %d time%s with a coarser fixed point", (long long)r->step, r->redone,
                  r->redone == 1 ? "" : "s");
