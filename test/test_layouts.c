@@ -200,8 +200,8 @@ TEST(llama_layouts) { run_all(tiny_llama(), mode_is("all") ? 1 : 4); }
 
 TEST(variants_of_attention) { run_all(tiny_variants(), mode_is("all") ? 1 : 4); }
 
-TEST(latent_attention) { run_all(tiny_latent(tiny_llama(), 0), mode_is("all") ? 1 : 5); }
-TEST(latent_attention_and_experts)
+TEST(latent_layouts) { run_all(tiny_latent(tiny_llama(), 0), mode_is("all") ? 1 : 5); }
+TEST(latent_mixture_layouts)
 {
     run_all(tiny_latent(tiny_mixture(TINY_DEEPSEEK, 2), 12), mode_is("all") ? 1 : 20);
 }
