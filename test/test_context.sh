@@ -24,9 +24,11 @@ done <<'EOL'
 2 parallel.cp=2
 2 parallel.cp=2 parallel.cp_comm=ring debug.comm_check=true debug.comm_delay_ms=2
 2 parallel.cp=2 parallel.cp_comm=a2a train.recompute=full
+2 parallel.cp=2 parallel.cp_cut=contiguous debug.comm_check=true
 4 parallel.cp=4 parallel.cp_comm=ring
 4 parallel.cp=4 parallel.cp_comm=a2a
-4 parallel.cp=4 parallel.cp_comm=hierarchical
+4 parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_cut=contiguous
+4 parallel.cp=4 parallel.cp_comm=ring,a2a
 4 parallel.cp=2 parallel.tp=2 parallel.cp_comm=ring
 4 parallel.cp=2 parallel.zero=1 parallel.overlap_grad=true parallel.overlap_param=true debug.comm_check=true
 4 parallel.cp=2 parallel.pp=2 parallel.schedule=zb-h1 parallel.cp_comm=ring parallel.order=tp-cp-ep-pp-dp

@@ -137,6 +137,7 @@ static ModelSpec model_of(const Json *m)
         s.latent = latent_of(json_get(m, "mla"), json_get(m, "rope_scaling"));
         s.rope.columns = (int)s.latent.width.rope;
     }
+    if (json_get(m, "mtp")) s.mtp = (MtpSpec){ (int)whole(m, "mtp"), (float)number(m, "mtp_weight") };
     int64_t padding = 16 * s.tp_blocks;
     s.padded_vocab = (s.vocab + padding - 1) / padding * padding;
     return s;
@@ -398,6 +399,15 @@ static void forget_key_biases(const Run *r, double *got, const float *want)
     }
 }
 
+/* Of multi-token prediction: the losses of its modules, as many as there are. */
+static void check_modules(const Run *r, const StepReport *report, const Json *want, double tolerance)
+{
+    const Json *losses = json_get(want, "mtp_loss");
+    CHECK(json_count(losses) == r->g.spec.model.mtp.count);
+    for (int i = 0; i < r->g.spec.model.mtp.count; i++)
+        CHECK_CLOSE(report->mtp_loss[i] / json_number(json_at(losses, i), NAN), 1, tolerance, "module %d", i);
+}
+
 static void check_steps(Run *r)
 {
     double worst = 0;
@@ -410,6 +420,7 @@ static void check_steps(Run *r)
         double loss = number(want, "loss"), off = fabs(report.loss - loss) / loss;
         CHECK_MSG(off <= (i ? 1e-5 : 1e-6), "step %lld: loss %.9g, want %.9g", (long long)i + 1, report.loss, loss);
         worst = fmax(worst, off);
+        check_modules(r, &report, want, i ? 1e-5 : 1e-6);
         CHECK_CLOSE(report.grad_norm / number(want, "grad_norm"), 1, i ? 1e-4 : 1e-6, "step %lld", (long long)i + 1);
         CHECK_CLOSE(report.lr / number(want, "lr"), 1, 1e-7, "step %lld", (long long)i + 1);
         CHECK(!report.skipped && report.counted == r->g.spec.global_batch * r->g.spec.model.seq);
@@ -482,6 +493,10 @@ TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
 TEST(mla_layout) { against_torch("mla", true, false); }
 TEST(mla_run) { against_torch("mla", false, false); }
 TEST(deepseekv3_layout) { against_torch("deepseekv3", true, false); }
+TEST(mtp_layout) { against_torch("mtp", true, false); }
+TEST(mtp_run) { against_torch("mtp", false, false); }
+TEST(mtp2_layout) { against_torch("mtp2", true, false); }
+TEST(mtp2_run) { against_torch("mtp2", false, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -543,6 +558,8 @@ TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
 TEST(same_bits_mla) { same_bits("mla"); }
 TEST(same_bits_deepseekv3) { same_bits("deepseekv3"); }
+TEST(same_bits_mtp) { same_bits("mtp"); }
+TEST(same_bits_mtp2) { same_bits("mtp2"); }
 
 /* ---- generation ---- */
 
@@ -601,6 +618,7 @@ TEST(logits_gptoss) { check_logits("gptoss"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }
 TEST(logits_mla) { check_logits("mla"); }
 TEST(logits_deepseekv3) { check_logits("deepseekv3"); }
+TEST(logits_mtp) { check_logits("mtp"); }
 
 /* ---- learning rates ---- */
 

@@ -294,7 +294,8 @@ static Err sink_backward(const Attention *a, Ctx *c, Tensor lse, Tensor delta)
     Tensor rows;
     if (a->sink < 0) return ERR_OK;
     TRY(tensor_new(c->scratch, &rows, c->dtype, of.rows, of.heads));
-    TRY(op(c->s, sink_bwd, .dsink = rows, .sink = tensor_row_slice(param_value(c, a->sink), of.first, of.heads),
+    TRY(op(c->s, sink_bwd, .dsink = rows,
+           .sink = tensor_row_slice(param_value(c, a->sink), of.first, of.heads),
            .lse = tensor_reshape(lse, of.rows, of.heads), .delta = tensor_reshape(delta, of.rows, of.heads)));
     return grad_add_columns(c, a->sink, rows, of.first);
 }

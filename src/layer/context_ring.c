@@ -57,18 +57,6 @@ static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
     return tensor_view((void *)((uintptr_t)pairs.data + (uintptr_t)at), r->dtype, 4, r->half[half]);
 }
 
-/* Rows of part `which` (0, 1) of this rank between [B, T, K, C] and [B, length, K, C]. */
-static Err move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back)
-{
-    const int64_t bytes = tensor_bytes(part) / part.dim[0];
-    for (int64_t b = 0; b < part.dim[0]; b++) {
-        void *whole = (void *)((uintptr_t)rows.data + (uintptr_t)((2 * b + which) * bytes));
-        void *own = (void *)((uintptr_t)part.data + (uintptr_t)(b * bytes));
-        TRY(device_copy(c->s, back ? whole : own, back ? own : whole, bytes));
-    }
-    return ERR_OK;
-}
-
 /* Starts the exchange of a part: its owner sends it to all that see it. */
 static Err post(Ctx *c, Ring *r, int part)
 {
@@ -108,8 +96,8 @@ static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
     TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, count));
     TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, count));
     for (int i = 0; i < 2; i++) {
-        TRY(move_part(c, k, half_of(r, r->own, i, 0), i, false));
-        TRY(move_part(c, v, half_of(r, r->own, i, 1), i, false));
+        TRY(context_move_part(c, k, half_of(r, r->own, i, 0), i, false));
+        TRY(context_move_part(c, v, half_of(r, r->own, i, 1), i, false));
     }
     return post(c, r, 0);
 }
@@ -192,7 +180,7 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
     const Tensor own =
         tensor_row_slice(tensor_reshape(d, d.dim[0], tensor_count(d) / d.dim[0]), 0, rows.dim[0]);
-    return move_part(c, rows, own, part != r->rank, true);
+    return context_move_part(c, rows, own, part != r->rank, true);
 }
 
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)

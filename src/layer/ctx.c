@@ -140,8 +140,9 @@ Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first)
 {
     Tensor acc;
     TRY(grad_open(c, bias, &acc));
-    TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy, .shift = param_store_shift(c->params, bias),
-           .overflow = c->params->stats->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room));
+    TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy,
+           .shift = param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
+           .leaf = c->canon.leaf_rows, .room = c->canon.room));
     return grad_added(c, bias);
 }
 

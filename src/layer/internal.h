@@ -79,17 +79,26 @@ Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
 
 /*
- * For ranks of `group`, rank i of which has the positions context_span(seq, size, i) of the `seq` that all have: keys
- * part by part (context_ring.c); all of these positions and some of the heads, which go on as ranks of `ring` if that
- * has more than one (context_a2a.c).
+ * The same for ranks that have zigzag parts, or with CONTEXT_A2A whatever c->cut says; and for those that have
+ * positions in order and change them for zigzag parts first (context_cut.c).
+ */
+Err context_attend(Ctx *c, attention_fwd_args a);
+Err context_attend_bwd(Ctx *c, attention_bwd_args a);
+Err context_zigzag(Ctx *c, attention_fwd_args a);
+Err context_zigzag_bwd(Ctx *c, attention_bwd_args a);
+
+/*
+ * For ranks of `group`, rank i of which has the positions context_span(cut, seq, size, i) of the `seq` that all have:
+ * keys part by part (context_ring.c); all of these positions and some of the heads, which go on as ranks of `ring` if
+ * that has more than one (context_a2a.c).
  */
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a);
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
 Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
 
-/* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions, or
- * some of them of more positions. */
+/* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
+ * or some of them of more positions. */
 typedef struct {
     int64_t rows, first, heads;
 } HeadRows;
@@ -98,9 +107,11 @@ HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads);
 
 /* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`
  * [samples, seq, K, C]; or back. */
-Err context_move(Ctx *c, int ranks, Tensor x, Tensor whole, bool back);
+Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back);
+/* Part `which` (0, 1) of this rank's positions, from rows [B, T, ...] to part [B, T / 2, ...]; or back. */
+Err context_move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back);
 /* t [B, T, K, C] of a rank's positions becomes [B, seq, K, C] of the group's, in scratch. */
-Err context_gather(Ctx *c, Comm *group, Tensor *t);
+Err context_gather(Ctx *c, ContextCut cut, Comm *group, Tensor *t);
 /* rows [B * T, columns] of a rank's positions become [B * seq, columns] of all, in scratch; and back. As they are where
  * no ranks share sequences. Collective over cp. */
 Err context_all_rows(Ctx *c, Tensor *rows);
