@@ -43,7 +43,8 @@ struct AttnSpans {
 /* One call, without its matrices. */
 struct AttnProblem {
     AttnSpans q, k;
-    int T, C, group;    /* rows of q; head width; query heads per key head */
+    int T, C, group;    /* rows of q; width of queries and keys; query heads per key head */
+    int V;              /* width of values */
     int window;         /* 0: no limit */
     int head0;
     float scale;        /* above 0 */
@@ -354,7 +355,10 @@ struct AttnBackward {
     bool resumed;
 };
 
-/* Checks spans, heads and width; fills *p, without a sink. ERR_SHAPE. */
+/* Width of the tiles that hold queries, keys and values. */
+static inline int widest(const AttnProblem &p) { return p.C > p.V ? p.C : p.V; }
+
+/* Checks spans, heads and widths; fills *p, without a sink. ERR_SHAPE. */
 Err attention_problem(AttnProblem *p, const attention_fwd_args *a);
 
 /* ERR_SHAPE unless rows begin at multiples of 16 bytes. */

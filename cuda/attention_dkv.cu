@@ -231,7 +231,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     if (!SPLIT) E::clear(sum[1]);
     if (block->tiles > 0) {
         copy_rows<E, E::ROWS>(k_tile, k.at(blockIdx.z, block->keys.row, kh), k.row, block->keys.count, p.C);
-        copy_rows<E, E::ROWS>(v_tile, v.at(blockIdx.z, block->keys.row, kh), v.row, block->keys.count, p.C);
+        copy_rows<E, E::ROWS>(v_tile, v.at(blockIdx.z, block->keys.row, kh), v.row, block->keys.count, p.V);
     }
     for (int i = -1; i < block->tiles; i++) { /* -1: only starts tile 0; the keys come with it */
         cp_async_wait<0>();
@@ -243,7 +243,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             T *to = qgo + (i + 1) % 2 * (2 * DkvTile<E>::Q);
             copy_rows<E, E::COLS>(to, q.at(blockIdx.z, next.rows.row, h), q.row, next.rows.count, p.C);
             copy_rows<E, E::COLS>(to + DkvTile<E>::Q, go.at(blockIdx.z, next.rows.row, h), go.row,
-                                  next.rows.count, p.C);
+                                  next.rows.count, p.V);
             cp_async_commit();
             ahead = query_values<E>(p, next.rows, h, lse, delta);
         }
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
         if (i + 1 < block->tiles && threadIdx.x < E::COLS) values[(i + 1) % 2][threadIdx.x] = ahead;
     }
     const float dv_scale = p.dropout.threshold ? p.dropout.scale : 1.0f;
-    if (!SPLIT || !want_dk) store_keys<E>(sum[0], dv_scale, v_tile, dv, block->keys, kh, p.C);
+    if (!SPLIT || !want_dk) store_keys<E>(sum[0], dv_scale, v_tile, dv, block->keys, kh, p.V);
     if (want_dk) store_keys<E>(sum[SPLIT ? 0 : 1], p.scale, k_tile, dk, block->keys, kh, p.C);
 }
 
@@ -313,33 +313,33 @@ static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
 /* MmaEngine<type, width, row tiles a warp, warps, columns, blocks an SM> */
 template <class T> static Err dkv_16(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 32) return launch_dkv<MmaEngine<T, 32, 2, 4, 32, 2>, false, false>(s, p, a);
-    if (p.C <= 64) return launch_dkv<MmaEngine<T, 64, 2, 4, 32, 2>, false, false>(s, p, a);
-    if (p.C <= 96) return launch_dkv<MmaEngine<T, 96, 1, 8, 64, 1>, false, false>(s, p, a);
-    if (p.C <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 64, 1>, false, false>(s, p, a);
-    if (p.C <= 192) return launch_dkv<MmaEngine<T, 192, 1, 4, 32, 2>, true, false>(s, p, a);
+    if (widest(p) <= 32) return launch_dkv<MmaEngine<T, 32, 2, 4, 32, 2>, false, false>(s, p, a);
+    if (widest(p) <= 64) return launch_dkv<MmaEngine<T, 64, 2, 4, 32, 2>, false, false>(s, p, a);
+    if (widest(p) <= 96) return launch_dkv<MmaEngine<T, 96, 1, 8, 64, 1>, false, false>(s, p, a);
+    if (widest(p) <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 64, 1>, false, false>(s, p, a);
+    if (widest(p) <= 192) return launch_dkv<MmaEngine<T, 192, 1, 4, 32, 2>, true, false>(s, p, a);
     return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, false>(s, p, a);
 }
 
 /* Tiles of half the size: the slopes of capped scores leave fewer registers. */
 template <class T> static Err dkv_16_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 64) return launch_dkv<MmaEngine<T, 64, 1, 4, 32, 2>, false, true>(s, p, a);
-    if (p.C <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 32, 1>, false, true>(s, p, a);
+    if (widest(p) <= 64) return launch_dkv<MmaEngine<T, 64, 1, 4, 32, 2>, false, true>(s, p, a);
+    if (widest(p) <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 32, 1>, false, true>(s, p, a);
     return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, true>(s, p, a);
 }
 
 static Err dkv_32_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
-    if (p.C <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, true>(s, p, a);
+    if (widest(p) <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
+    if (widest(p) <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, true>(s, p, a);
     return launch_dkv<FmaEngine<256, 2, 16>, false, true>(s, p, a);
 }
 
 static Err dkv_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, false>(s, p, a);
-    if (p.C <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, false>(s, p, a);
+    if (widest(p) <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, false>(s, p, a);
+    if (widest(p) <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, false>(s, p, a);
     return launch_dkv<FmaEngine<256, 2, 16>, false, false>(s, p, a);
 }
 

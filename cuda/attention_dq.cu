@@ -2,7 +2,7 @@
  * Attention, backward: dq and delta; the launcher of the op. Engines, tiles, masks: attention.cuh; dk and dv:
  * attention_dkv.cu.
  *
- *   delta = sum over C of do o
+ *   delta = sum over V of do o
  *   p  = exp(scale q k - lse)            recomputed
  *   ds = p (keep (do v) - delta)         keep: 0 or 1 / (1 - p_drop); of capped scores times their slope
  *   dq = scale sum over keys of ds k     resumed: added to the dq of earlier calls, in fp32
@@ -47,7 +47,7 @@ __device__ __forceinline__ void row_statistics(const AttnProblem &p, RowStatisti
         const int r = begin + i;
         float dot = 0;
         if (r < rows.count)
-            for (int chunk = lane; chunk * CHUNK < p.C; chunk += LANES) {
+            for (int chunk = lane; chunk * CHUNK < p.V; chunk += LANES) {
                 const Pack<typename E::T> x = load16(o.at(b, rows.row + r, h) + chunk * CHUNK);
                 const Pack<typename E::T> y = load16(go + E::offset(r, chunk));
                 for (int e = 0; e < CHUNK; e++) dot = fmaf(to_float(x.v[e]), to_float(y.v[e]), dot);
@@ -113,7 +113,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     typename E::Sums sum;
     E::clear(sum);
     copy_rows<E, E::ROWS>(q_tile, q.at(blockIdx.z, block->rows.row, blockIdx.y), q.row, block->rows.count, p.C);
-    copy_rows<E, E::ROWS>(go_tile, go.at(blockIdx.z, block->rows.row, blockIdx.y), go.row, block->rows.count, p.C);
+    copy_rows<E, E::ROWS>(go_tile, go.at(blockIdx.z, block->rows.row, blockIdx.y), go.row, block->rows.count, p.V);
     cp_async_commit();
     for (int i = -1; i < block->tiles; i++) { /* -1: the queries themselves */
         cp_async_wait<0>();
@@ -122,7 +122,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             const RowTile next = walk_tile(block->walk, p.k, i + 1, E::COLS);
             T *to = kv + (i + 1) % 2 * (2 * DqTile<E>::K);
             copy_rows<E, E::COLS>(to, block->k + next.row * k.row, k.row, next.count, p.C);
-            copy_rows<E, E::COLS>(to + DqTile<E>::K, block->v + next.row * v.row, v.row, next.count, p.C);
+            copy_rows<E, E::COLS>(to + DqTile<E>::K, block->v + next.row * v.row, v.row, next.count, p.V);
             cp_async_commit();
         }
         if (i < 0) {
@@ -176,18 +176,18 @@ template <class E> static Err launch_dq(Stream *s, const AttnProblem &p, const A
 /* MmaEngine<type, width, row tiles a warp, warps, columns, blocks an SM> */
 template <class T> static Err dq_16(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 32) return launch_dq<MmaEngine<T, 32, 2, 4, 32, 3>>(s, p, a);
-    if (p.C <= 64) return launch_dq<MmaEngine<T, 64, 2, 4, 32, 2>>(s, p, a);
-    if (p.C <= 96) return launch_dq<MmaEngine<T, 96, 2, 4, 32, 2>>(s, p, a);
-    if (p.C <= 128) return launch_dq<MmaEngine<T, 128, 2, 4, 32, 2>>(s, p, a);
-    if (p.C <= 192) return launch_dq<MmaEngine<T, 192, 1, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 32) return launch_dq<MmaEngine<T, 32, 2, 4, 32, 3>>(s, p, a);
+    if (widest(p) <= 64) return launch_dq<MmaEngine<T, 64, 2, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 96) return launch_dq<MmaEngine<T, 96, 2, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 128) return launch_dq<MmaEngine<T, 128, 2, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 192) return launch_dq<MmaEngine<T, 192, 1, 4, 32, 2>>(s, p, a);
     return launch_dq<MmaEngine<T, 256, 1, 4, 32, 2>>(s, p, a);
 }
 
 static Err dq_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.C <= 64) return launch_dq<FmaEngine<64, 4, 32>>(s, p, a);
-    if (p.C <= 128) return launch_dq<FmaEngine<128, 4, 32>>(s, p, a);
+    if (widest(p) <= 64) return launch_dq<FmaEngine<64, 4, 32>>(s, p, a);
+    if (widest(p) <= 128) return launch_dq<FmaEngine<128, 4, 32>>(s, p, a);
     return launch_dq<FmaEngine<256, 2, 16>>(s, p, a);
 }
 
@@ -201,7 +201,8 @@ extern "C" Err cuda_attention_bwd(Stream *s, const attention_bwd_args *a)
 {
     AttnProblem p;
     attention_fwd_args f = {};
-    f.q = a->q, f.k = a->k, f.doc = a->doc, f.sample = a->sample, f.q_span = a->q_span, f.k_span = a->k_span;
+    f.q = a->q, f.k = a->k, f.v = a->v, f.doc = a->doc, f.sample = a->sample;
+    f.q_span = a->q_span, f.k_span = a->k_span;
     f.scale = a->scale, f.softcap = a->softcap, f.window = a->window, f.dropout = a->dropout, f.head0 = a->head0;
     TRY(attention_problem(&p, &f));
     const struct {

@@ -18,7 +18,8 @@
  *          diagonal tiles; at 790 TFLOP/s 130 us. One exp a score: 16 a clock and SM make C = 64 bound by both.
  * Traffic  q, o once, k and v once a block of queries, from L2: 400 MB for the example, 94 us at 4.3 TB/s. The
  *          registers bound occupancy: 2 blocks of 4 warps an SM. Resumed: fp32 o read and written besides.
- * Needs    head width up to 256, a multiple of 8; rows at multiples of 16 bytes; lse any row length.
+ * Needs    widths of keys and of values up to 256, multiples of 8: both in tiles of the larger one, zeros behind the
+ *          smaller; rows at multiples of 16 bytes; lse any row length.
  * Source   Dao 2023 (FlashAttention-2); Milakov & Gimelshein 2018 (online softmax).
  */
 #include "attention_fma.cuh"
@@ -138,9 +139,9 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
     }
     const Heads<float> &wide = running.o.rows;
     if (wide.data)
-        E::add_wide(o, factor, keep, running.o.resumed, wide.at(b, q.row, h), wide.row, q.count, p.C);
+        E::add_wide(o, factor, keep, running.o.resumed, wide.at(b, q.row, h), wide.row, q.count, p.V);
     else
-        E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.C);
+        E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.V);
 }
 
 template <class E>
@@ -174,7 +175,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
         const RowTile keys = walk_tile(block->walk, p.k, i, E::COLS);
         cp_async_wait<0>();
         __syncthreads(); /* K is here; nobody reads V any more */
-        copy_rows<E, E::COLS>(v_tile, block->v + keys.row * v.row, v.row, keys.count, p.C);
+        copy_rows<E, E::COLS>(v_tile, block->v + keys.row * v.row, v.row, keys.count, p.V);
         cp_async_commit();
         const Range warp_rows = warp_range<E>(block->rows);
         const bool seen = __any_sync(ALL_LANES, may_see(p, warp_rows, range_of(keys)));
@@ -219,18 +220,18 @@ template <class E> static Err launch_fwd(Stream *s, const AttnProblem &p, const 
 /* MmaEngine<type, width, row tiles a warp, warps, columns, blocks an SM> */
 template <class T> static Err fwd_16(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
-    if (p.C <= 32) return launch_fwd<MmaEngine<T, 32, 2, 4, 64, 3>>(s, p, a);
-    if (p.C <= 64) return launch_fwd<MmaEngine<T, 64, 2, 4, 64, 2>>(s, p, a);
-    if (p.C <= 96) return launch_fwd<MmaEngine<T, 96, 2, 4, 64, 2>>(s, p, a);
-    if (p.C <= 128) return launch_fwd<MmaEngine<T, 128, 2, 4, 64, 2>>(s, p, a);
-    if (p.C <= 192) return launch_fwd<MmaEngine<T, 192, 1, 4, 64, 2>>(s, p, a);
+    if (widest(p) <= 32) return launch_fwd<MmaEngine<T, 32, 2, 4, 64, 3>>(s, p, a);
+    if (widest(p) <= 64) return launch_fwd<MmaEngine<T, 64, 2, 4, 64, 2>>(s, p, a);
+    if (widest(p) <= 96) return launch_fwd<MmaEngine<T, 96, 2, 4, 64, 2>>(s, p, a);
+    if (widest(p) <= 128) return launch_fwd<MmaEngine<T, 128, 2, 4, 64, 2>>(s, p, a);
+    if (widest(p) <= 192) return launch_fwd<MmaEngine<T, 192, 1, 4, 64, 2>>(s, p, a);
     return launch_fwd<MmaEngine<T, 256, 1, 4, 64, 2>>(s, p, a);
 }
 
 static Err fwd_32(Stream *s, const AttnProblem &p, const AttnForward &a)
 {
-    if (p.C <= 64) return launch_fwd<FmaEngine<64, 4, 32>>(s, p, a);
-    if (p.C <= 128) return launch_fwd<FmaEngine<128, 4, 32>>(s, p, a);
+    if (widest(p) <= 64) return launch_fwd<FmaEngine<64, 4, 32>>(s, p, a);
+    if (widest(p) <= 128) return launch_fwd<FmaEngine<128, 4, 32>>(s, p, a);
     return launch_fwd<FmaEngine<256, 2, 16>>(s, p, a);
 }
 
@@ -273,19 +274,23 @@ static Err spans_of(const char *what, Spans s, int64_t rows, AttnSpans *out)
 
 Err attention_problem(AttnProblem *p, const attention_fwd_args *a)
 {
-    const int64_t H = a->q.dim[2], K = a->k.dim[2], C = a->q.dim[3];
+    const int64_t H = a->q.dim[2], K = a->k.dim[2], C = a->q.dim[3], V = a->v.dim[3];
     if (K < 1 || H % K)
         return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", static_cast<long long>(H),
                        static_cast<long long>(K));
     if (C < 8 || C > 256 || C % 8)
         return err_set(ERR_SHAPE, "attention: head width is '%lld', CUDA kernels are for multiples of 8 up to 256",
                        static_cast<long long>(C));
+    if (V < 8 || V > 256 || V % 8)
+        return err_set(ERR_SHAPE, "attention: width of values is '%lld', CUDA kernels are for multiples of 8 up to 256",
+                       static_cast<long long>(V));
     if (!(a->scale > 0))
         return err_set(ERR_SHAPE, "attention: scale is '%g', it must be above 0", static_cast<double>(a->scale));
     TRY(spans_of("q", a->q_span, a->q.dim[1], &p->q));
     TRY(spans_of("k", a->k_span, a->k.dim[1], &p->k));
     p->T = static_cast<int>(a->q.dim[1]);
     p->C = static_cast<int>(C);
+    p->V = static_cast<int>(V);
     p->group = static_cast<int>(H / K);
     p->window = a->window <= 0 ? 0 : a->window < INT32_MAX ? static_cast<int>(a->window) : INT32_MAX;
     p->scale = a->scale;

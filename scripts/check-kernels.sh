@@ -43,6 +43,8 @@ norm_grad_kernel<.*,true>                   loads16 whole
 (bias|norm)_grad_sum_kernel                 - a few numbers a column
 qkv_kernel<[^,]*,true,                      loads16 stores16 whole
 qkv_kernel<[^,]*,false,                     - rows that are not aligned
+mla_move_kernel<[^,]*,true,                 loads16 stores16 whole
+mla_move_kernel<[^,]*,false,                - rows that are not aligned
 embedding_(count|place|keys)_kernel         - 24 bytes a token and pass, beside rows of D elements
 permute_(count|scan|place)_kernel           - 20 bytes a choice, beside rows of D elements
 choice_drop_kernel                          - numbers and weights of choices, beside rows of D elements

@@ -23,8 +23,9 @@ typedef struct {
     int64_t chunks;        /* of a group's query heads; 0 = 1 */
     float softcap;
     bool sinks;
+    int64_t V;             /* width of values; 0 = C */
     float *sink;           /* [H] or NULL */
-    float *q, *k, *v, *go; /* [B][T][H or K][C] */
+    float *q, *k, *v, *go; /* [B][T][H or K][C or V] */
     int32_t *doc;          /* [B][T] or NULL */
     int64_t sample[8];
     float scale;
@@ -72,8 +73,9 @@ static float *noise(int64_t n, uint64_t seed)
 static void problem_fill(Problem *p)
 {
     int64_t rows = p->B * p->T;
-    p->q = noise(rows * p->H * p->C, 1), p->go = noise(rows * p->H * p->C, 2);
-    p->k = noise(rows * p->K * p->C, 3), p->v = noise(rows * p->K * p->C, 4);
+    if (!p->V) p->V = p->C;
+    p->q = noise(rows * p->H * p->C, 1), p->go = noise(rows * p->H * p->V, 2);
+    p->k = noise(rows * p->K * p->C, 3), p->v = noise(rows * p->K * p->V, 4);
     p->scale = 1.0f / sqrtf((float)p->C);
     if (p->sinks) p->sink = noise(p->H, 6);
     p->dropout = (Dropout){ 0x123456789ABCDEFu, dropout_threshold(p->drop), 1 / (1 - p->drop) };
@@ -90,7 +92,8 @@ static void problem_fill(Problem *p)
 static int64_t result_count(const Problem *p, int r)
 {
     int64_t rows = p->B * p->T;
-    return r == LSE ? rows * p->H : r == DK || r == DV ? rows * p->K * p->C : rows * p->H * p->C;
+    const int64_t heads = r == DK || r == DV ? p->K : p->H, width = r == LSE ? 1 : r == O || r == DV ? p->V : p->C;
+    return rows * heads * width;
 }
 
 static Result result_new(const Problem *p)
@@ -141,7 +144,7 @@ static bool guards_whole(Tensor t)
 static void move(bool gather, const Cut *c, Spans spans, Tensor t, float *whole, const Problem *p,
                  int64_t heads, int64_t h0)
 {
-    int64_t C = t.ndim == 4 ? p->C : 1;
+    int64_t C = t.ndim == 4 ? t.dim[3] : 1;
     for (int64_t b = 0; b < t.dim[0]; b++)
         for (int64_t row = 0; row < t.dim[1]; row++)
             for (int64_t h = 0; h < t.dim[2]; h++) {
@@ -178,12 +181,10 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
             h0 = c->k0 * group + c->share * H, T = c->q.count[0] + c->q.count[1],
             S = c->k.count[0] + c->k.count[1];
     Tensor q = guarded(c->B, T, H, p->C, c->pad), k = guarded(c->B, S, c->K, p->C, c->pad),
-           lse = guarded(c->B, T, H, 0, c->pad), delta = guarded(c->B, T, H, 0, c->pad), go, o, dq, v, dk, dv;
-    Tensor *const like_q[] = { &go, &o, &dq }, *const like_k[] = { &v, &dk, &dv };
-    for (int i = 0; i < 3; i++) {
-        *like_q[i] = guarded(c->B, T, H, p->C, c->pad);
-        *like_k[i] = guarded(c->B, S, c->K, p->C, c->pad);
-    }
+           lse = guarded(c->B, T, H, 0, c->pad), delta = guarded(c->B, T, H, 0, c->pad),
+           go = guarded(c->B, T, H, p->V, c->pad), o = guarded(c->B, T, H, p->V, c->pad),
+           dq = guarded(c->B, T, H, p->C, c->pad), v = guarded(c->B, S, c->K, p->V, c->pad),
+           dk = guarded(c->B, S, c->K, p->C, c->pad), dv = guarded(c->B, S, c->K, p->V, c->pad);
     move(true, c, c->q, q, p->q, p, p->H, h0), move(true, c, c->q, go, p->go, p, p->H, h0);
     move(true, c, c->k, k, p->k, p, p->K, c->k0), move(true, c, c->k, v, p->v, p, p->K, c->k0);
     Tensor sink = p->sink ? tensor_of(p->sink + h0, F32, H) : (Tensor){ 0 };
@@ -229,10 +230,20 @@ static double keep_of(const Problem *p, int64_t b, int64_t h, int64_t t, int64_t
     return keep ? (double)p->dropout.scale : 0;
 }
 
-/* Row (b, t, h) of a [B][T][heads][C] array. */
+/* Row (b, t, h) of a [B][T][heads] array; its first element in one of [C], of [V]. */
+static int64_t row_at(const Problem *p, int64_t b, int64_t t, int64_t heads, int64_t h)
+{
+    return (b * p->T + t) * heads + h;
+}
+
 static int64_t at(const Problem *p, int64_t b, int64_t t, int64_t heads, int64_t h)
 {
-    return ((b * p->T + t) * heads + h) * p->C;
+    return row_at(p, b, t, heads, h) * p->C;
+}
+
+static int64_t at_v(const Problem *p, int64_t b, int64_t t, int64_t heads, int64_t h)
+{
+    return row_at(p, b, t, heads, h) * p->V;
 }
 
 static Spans zigzag(int64_t T, int64_t cp, int64_t rank)

@@ -36,16 +36,16 @@ static double row_softmax(const Problem *p, int64_t b, int64_t h, int64_t t, dou
 static void row_reference(const Problem *p, int64_t b, int64_t h, int64_t t, double *const out[RESULTS])
 {
     double w[512], dw[512], slope[512], delta = 0;
-    int64_t C = p->C, kh = h / (p->H / p->K), qa = at(p, b, t, p->H, h);
+    int64_t C = p->C, V = p->V, kh = h / (p->H / p->K), qa = at(p, b, t, p->H, h), oa = at_v(p, b, t, p->H, h);
     out[LSE][(b * p->T + t) * p->H + h] = row_softmax(p, b, h, t, w, slope);
     for (int64_t s = 0; s < p->T; s++) {
-        int64_t ka = at(p, b, s, p->K, kh);
+        int64_t va = at_v(p, b, s, p->K, kh);
         double keep = keep_of(p, b, h, t, s);
-        dw[s] = keep * dot(p->go + qa, p->v + ka, C);
+        dw[s] = keep * dot(p->go + oa, p->v + va, V);
         delta += w[s] * dw[s];
-        for (int64_t c = 0; c < C; c++) {
-            out[O][qa + c] += w[s] * keep * (double)p->v[ka + c];
-            out[DV][ka + c] += w[s] * keep * (double)p->go[qa + c];
+        for (int64_t c = 0; c < V; c++) {
+            out[O][oa + c] += w[s] * keep * (double)p->v[va + c];
+            out[DV][va + c] += w[s] * keep * (double)p->go[oa + c];
         }
     }
     for (int64_t s = 0; s < p->T; s++) {
@@ -89,6 +89,10 @@ static const Problem shapes[] = {
     { 1, 70, 4, 2, 16, 16, 0, 16, 0, 0, .softcap = 2 },
     { 2, 33, 4, 4, 24, 8, 0, 8, 0, 1, .sinks = true },
     { 1, 129, 6, 2, 64, 64, 20, 32, .2f, 1, 3, .softcap = .5f, .sinks = true },
+    /* values of another width than keys */
+    { 1, 70, 2, 2, 192, 64, 0, 64, 0, 0, .V = 128 },
+    { 2, 33, 4, 2, 24, 8, 9, 8, .2f, 1, .V = 16 },
+    { 1, 65, 6, 1, 17, 16, 0, 13, .1f, 0, 3, .softcap = 2, .sinks = true, .V = 33 },
 };
 
 TEST(attention_matches_float64)
@@ -104,8 +108,8 @@ TEST(attention_matches_float64)
             Result r = result_new(&p);
             OK(play(&p, &cut, &r));
             char what[160];
-            snprintf(what, sizeof what, "%s B %d T %d H %d K %d C %d", isa_name((Isa)isa), (int)p.B, (int)p.T,
-                     (int)p.H, (int)p.K, (int)p.C);
+            snprintf(what, sizeof what, "%s B %d T %d H %d K %d C %d V %d", isa_name((Isa)isa), (int)p.B, (int)p.T,
+                     (int)p.H, (int)p.K, (int)p.C, (int)p.V);
             check_reference(&p, &r, what);
         }
 }
@@ -118,7 +122,7 @@ static double objective(const Problem *p)
         row_softmax(p, b, h, t, w, slope);
         for (int64_t s = 0; s < p->T; s++)
             sum += w[s] * keep_of(p, b, h, t, s) *
-                   dot(p->go + at(p, b, t, p->H, h), p->v + at(p, b, s, p->K, kh), p->C);
+                   dot(p->go + at_v(p, b, t, p->H, h), p->v + at_v(p, b, s, p->K, kh), p->V);
     }
     return sum;
 }
@@ -147,6 +151,7 @@ TEST(attention_gradients_match_finite_differences)
 {
     check_differences((Problem){ 2, 6, 4, 2, 3, 2, 4, 2, .25f, 1 });
     check_differences((Problem){ 2, 6, 4, 2, 3, 2, 4, 2, .25f, 1, .softcap = .7f, .sinks = true });
+    check_differences((Problem){ 2, 6, 4, 2, 3, 2, 4, 2, .25f, 1, .V = 5 });
 }
 
 /* A sink far above the scores takes nearly all, one far below nothing. */

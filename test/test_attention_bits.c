@@ -44,7 +44,7 @@ static float score_of(const Problem *p, const float *q, const float *k, float *s
 /* What ops.def and attention.c say about one query row; results end with + 0. */
 static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result *r)
 {
-    float max = -INFINITY, sum = 0, *o = r->x[O] + at(p, b, t, p->H, h), s[512], slope;
+    float max = -INFINITY, sum = 0, *o = r->x[O] + at_v(p, b, t, p->H, h), s[512], slope;
     int64_t kh = h / (p->H / p->K);
     for (int64_t first = 0; first <= t; first += p->block) {
         float top = max, lane[VEC] = { 0 };
@@ -58,24 +58,24 @@ static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result
         }
         if (!any) continue;
         float rescale = exp_lane(max - top);
-        for (int64_t c = 0; c < p->C; c++) o[c] *= rescale;
+        for (int64_t c = 0; c < p->V; c++) o[c] *= rescale;
         for (int64_t j = first; j < end; j++) {
             if (!visible(p, b, t, j)) continue;
             float w = exp_lane(s[j] - top);
             lane[j % VEC] += w;
             w *= (float)keep_of(p, b, h, t, j);
-            for (int64_t c = 0; c < p->C; c++) o[c] = fmaf(w, p->v[at(p, b, j, p->K, kh) + c], o[c]);
+            for (int64_t c = 0; c < p->V; c++) o[c] = fmaf(w, p->v[at_v(p, b, j, p->K, kh) + c], o[c]);
         }
         sum = fmaf(sum, rescale, sum_lanes(lane));
         max = top;
     }
     if (p->sink) {
         const float top = max > p->sink[h] ? max : p->sink[h], rescale = (float)m_exp((double)(max - top));
-        for (int64_t c = 0; c < p->C; c++) o[c] *= rescale;
+        for (int64_t c = 0; c < p->V; c++) o[c] *= rescale;
         sum = fmaf(sum, rescale, (float)m_exp((double)(p->sink[h] - top)));
         max = top;
     }
-    for (int64_t c = 0; c < p->C; c++) o[c] = o[c] / sum + 0.0f;
+    for (int64_t c = 0; c < p->V; c++) o[c] = o[c] / sum + 0.0f;
     r->x[LSE][(b * p->T + t) * p->H + h] = max + (float)m_log((double)sum);
 }
 
@@ -83,11 +83,11 @@ static void define_row(const Problem *p, int64_t b, int64_t h, int64_t t, Result
 static void define_pair(const Problem *p, const Result *r, const int64_t bhtj[4], float *kept, float *ds)
 {
     int64_t b = bhtj[0], h = bhtj[1], t = bhtj[2], j = bhtj[3];
-    const float *q = p->q + at(p, b, t, p->H, h), *go = p->go + at(p, b, t, p->H, h),
-                *o = r->x[O] + at(p, b, t, p->H, h), *k = p->k + at(p, b, j, p->K, h / (p->H / p->K)),
-                *v = p->v + at(p, b, j, p->K, h / (p->H / p->K));
+    const float *q = p->q + at(p, b, t, p->H, h), *go = p->go + at_v(p, b, t, p->H, h),
+                *o = r->x[O] + at_v(p, b, t, p->H, h), *k = p->k + at(p, b, j, p->K, h / (p->H / p->K)),
+                *v = p->v + at_v(p, b, j, p->K, h / (p->H / p->K));
     float lane[VEC] = { 0 }, dp = 0;
-    for (int64_t c = 0; c < p->C; c++) {
+    for (int64_t c = 0; c < p->V; c++) {
         lane[c % VEC] = fmaf(go[c], o[c], lane[c % VEC]);
         dp = fmaf(v[c], go[c], dp);
     }
@@ -134,14 +134,13 @@ static void define_chunk(const Problem *p, const int64_t bj[2], int64_t head, in
         int64_t leaf = z % 2 ? n - 1 - z / 2 : z / 2;
         memset(dk[z], 0, sizeof dk[z]), memset(dv[z], 0, sizeof dv[z]);
         for (int64_t i = 0; i < heads * p->leaf; i++) {
-            int64_t h = head + i / p->leaf, t = leaf * p->leaf + i % p->leaf, qa = at(p, b, t, p->H, h);
+            int64_t h = head + i / p->leaf, t = leaf * p->leaf + i % p->leaf, qa = at(p, b, t, p->H, h),
+                    oa = at_v(p, b, t, p->H, h);
             float kept, ds;
             if (!visible(p, b, t, j)) continue;
             define_pair(p, r, (int64_t[]){ b, h, t, j }, &kept, &ds);
-            for (int64_t c = 0; c < p->C; c++) {
-                dk[z][c] = fmaf(ds, p->q[qa + c], dk[z][c]);
-                dv[z][c] = fmaf(kept, p->go[qa + c], dv[z][c]);
-            }
+            for (int64_t c = 0; c < p->C; c++) dk[z][c] = fmaf(ds, p->q[qa + c], dk[z][c]);
+            for (int64_t c = 0; c < p->V; c++) dv[z][c] = fmaf(kept, p->go[oa + c], dv[z][c]);
         }
     }
     define_tree(dk, n), define_tree(dv, n);
@@ -156,10 +155,8 @@ static void define_key(const Problem *p, int64_t b, int64_t kh, int64_t j, Resul
     for (int64_t n = 0; n < chunks; n++)
         define_chunk(p, (int64_t[]){ b, j }, (kh * chunks + n) * heads, heads, r, dk[n], dv[n]);
     define_tree(dk, chunks), define_tree(dv, chunks);
-    for (int64_t c = 0; c < p->C; c++) {
-        r->x[DK][at(p, b, j, p->K, kh) + c] = dk[0][c] + 0.0f;
-        r->x[DV][at(p, b, j, p->K, kh) + c] = dv[0][c] + 0.0f;
-    }
+    for (int64_t c = 0; c < p->C; c++) r->x[DK][at(p, b, j, p->K, kh) + c] = dk[0][c] + 0.0f;
+    for (int64_t c = 0; c < p->V; c++) r->x[DV][at_v(p, b, j, p->K, kh) + c] = dv[0][c] + 0.0f;
 }
 
 static const Problem cut_shapes[] = {
@@ -170,6 +167,8 @@ static const Problem cut_shapes[] = {
     { 2, 64, 8, 2, 64, 32, 0, 16, 0, 0, 2 },
     { 2, 64, 8, 2, 20, 16, 0, 16, .1f, 0, 2, .softcap = 1.5f, .sinks = true },
     { 1, 128, 2, 2, 64, 32, 40, 16, 0, 1, .softcap = 3, .sinks = true },
+    { 2, 64, 4, 4, 24, 8, 0, 8, .1f, 1, .V = 16 },
+    { 1, 64, 8, 2, 20, 16, 20, 16, 0, 0, 2, .softcap = 1.5f, .V = 37 },
 };
 
 TEST(attention_is_its_scalar_definition)
@@ -290,8 +289,8 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
 {
     const Cut cut = cut_whole(p);
     const int64_t chunks = p->chunks ? p->chunks : 1, S = p->T / pieces, pad = 3;
-    Tensor q = guarded(p->B, p->T, p->H, p->C, pad), o = guarded(p->B, p->T, p->H, p->C, pad),
-           go = guarded(p->B, p->T, p->H, p->C, pad), dq = guarded(p->B, p->T, p->H, p->C, pad),
+    Tensor q = guarded(p->B, p->T, p->H, p->C, pad), o = guarded(p->B, p->T, p->H, p->V, pad),
+           go = guarded(p->B, p->T, p->H, p->V, pad), dq = guarded(p->B, p->T, p->H, p->C, pad),
            lse = guarded(p->B, p->T, p->H, 0, pad), max = guarded(p->B, p->T, p->H, 0, pad),
            sum = guarded(p->B, p->T, p->H, 0, pad), delta = guarded(p->B, p->T, p->H, 0, pad);
     Stream *s = device_of(&cut);
@@ -301,8 +300,8 @@ static Err play_pieces(const Problem *p, int64_t pieces, Result *r, Result *chun
     for (int backward = 0; backward < 2; backward++)
         for (int64_t i = 0; i < pieces; i++) {
             const Spans keys = { { i * S, 0 }, { S, 0 } };
-            Tensor k = guarded(p->B, S, p->K, p->C, pad), v = guarded(p->B, S, p->K, p->C, pad),
-                   dk = guarded(chunks * p->B, S, p->K, p->C, pad), dv = guarded(chunks * p->B, S, p->K, p->C, pad);
+            Tensor k = guarded(p->B, S, p->K, p->C, pad), v = guarded(p->B, S, p->K, p->V, pad),
+                   dk = guarded(chunks * p->B, S, p->K, p->C, pad), dv = guarded(chunks * p->B, S, p->K, p->V, pad);
             move(true, &cut, keys, k, p->k, p, p->K, 0), move(true, &cut, keys, v, p->v, p, p->K, 0);
             if (!backward)
                 TRY(op(s, attention_fwd, .o = o, .lse = lse, .max = max, .sum = sum, .q = q, .k = k, .v = v,

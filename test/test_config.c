@@ -574,10 +574,10 @@ TEST(what_is_not_built_says_so)
     CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     /* before all rules, and without those that it breaks */
-    const char *got = complaint(NULL, "model.attention=mla model.hidden=100", 1);
-    CHECK_MSG(strstr(got, "2 mistakes in the configuration:\ncommand line: model.attention = 'mla': not built yet: ") == got,
-              "%s", got);
-    CHECK(count_lines(complaint(NULL, "model.attention=mla run.precision=fp8 run.reproducible=layout", 1)) == 3);
+    const char *got = complaint(NULL, "run.precision=fp8 model.hidden=100", 1);
+    const char *const both = "2 mistakes in the configuration:\ncommand line: run.precision = 'fp8': not built yet: ";
+    CHECK_MSG(strstr(got, both) == got, "%s", got);
+    CHECK(count_lines(complaint(NULL, "moe.overflow=redo run.precision=fp8 run.reproducible=layout", 1)) == 3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
 }
 
@@ -588,6 +588,46 @@ TEST(mixtures)
     CHECK(!*complaint(NULL, MOE "moe.every=5 moe.shared_ffn=64 moe.shared_gate=true", 1));
     CHECK(!*complaint(NULL, "moe.experts=256 moe.topk=8 moe.groups=8 moe.group_topk=4 moe.router=sigmoid moe.scale=2.5 "
                             "model.bias=false", 1));
+}
+
+#define MLA "model.arch=llama model.attention=mla "
+
+TEST(latent_attention)
+{
+    static const char *const wrong[][2] = {
+        { "model.q_lora_rank=64", "only attention = mla reads it" },
+        { "model.kv_lora_rank=64", "only attention = mla reads it" },
+        { "model.qk_nope_head_dim=64", "only attention = mla reads it" },
+        { "model.qk_rope_head_dim=32", "only attention = mla reads it" },
+        { "model.v_head_dim=64", "only attention = mla reads it" },
+        { "model.rope_mscale_all=1", "only attention = mla reads it" },
+        { MLA "model.kv_heads=4", "keys and values for each head: leave kv_heads at 0" },
+        { MLA "model.head_dim=64", "it is qk_nope_head_dim + qk_rope_head_dim: leave it at 0" },
+        { MLA "model.rope_dim=32", "it is qk_rope_head_dim: leave it at 0" },
+        { MLA "model.position=none", "latent attention has rotary positions" },
+        { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
+        { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
+        { MLA "model.bias=true", "biases beside latent attention" },
+        { MLA "model.qk_norm=true", "norms of its own" },
+        { MLA "model.sinks=true", "sinks beside latent attention" },
+        { MLA "model.attention_gate=true", "a gate beside latent attention" },
+        { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
+        { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },
+        { MLA "run.device=cuda model.qk_nope_head_dim=256", "at most 256 columns" },
+    };
+    Config c;
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        CHECK_MSG(strstr(complaint(NULL, wrong[i][0], 1), wrong[i][1]), "%s: %s", wrong[i][0],
+                  complaint(NULL, wrong[i][0], 1));
+    const char *const sp =
+        MLA "run.device=cpu run.precision=fp32 parallel.tp=4 parallel.seq_blocks=2 train.micro_batch=1 ";
+    CHECK(strstr(complaint(NULL, sp, 4), "tp must divide micro_batch x seq_blocks, here 1 x 2; or take sp = false"));
+    CHECK(!*complaint(NULL, MLA "run.device=cpu run.precision=fp32 parallel.tp=2 parallel.seq_blocks=2", 2));
+    CHECK(!*complaint(NULL, MLA "model.q_lora_rank=192 model.hidden=770", 1)); /* heads need not divide hidden */
+    OK(read_as(&c, NULL, MLA "model.rope_scaling=yarn model.rope_factor=40 model.rope_mscale_all=1", 1));
+    CHECK(c.model.head_dim == 192 && c.model.kv_heads == 12 && c.parallel.tp_blocks == 4);
+    CHECK_CLOSE(c.model.rope_magnitude, 1, 1e-12, "mscale over mscale_all");
+    config_release(&c);
 }
 
 /* What is filled in reads back to itself, of mixtures and of dense models. */

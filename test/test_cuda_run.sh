@@ -48,6 +48,11 @@ mixture full experts=8 topk=2 ffn=40 router=softmax_pre balance=sinkhorn capacit
 
 sed 's/^qk_norm = .*/sinks = true\nattention_gate = true\nattention_softcap = 2/' llama.ini >variants.ini
 
+latent="attention = mla\nq_lora_rank = 24\nkv_lora_rank = 32\nqk_nope_head_dim = 16\nqk_rope_head_dim = 8"
+latent+="\nv_head_dim = 24\nrope_mscale_all = 1"
+sed "/^kv_heads/d; /^head_dim/d; /^rope_dim/d; s/^qk_norm = .*/$latent/" \
+    llama.ini >latent.ini
+
 run() { # NAME CONFIG keys...
     EMU_REPORT=$PWD/$1.kernels "$mt" --config "$2" run.dir="$1" "${@:3}" >"$1.out" 2>"$1.err"
     local status=$?
@@ -85,6 +90,17 @@ check "cap, sinks and gate: full recomputation gives the same bits" same_losses 
 expect 0 Line "$mt" generate --run variants-bf16 --prompt Line --tokens 4
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
+
+# ---- latent attention ----
+run latent-cpu latent.ini run.device=cpu run.precision=fp32 run.reproducible=run
+run latent-cuda latent.ini run.device=cuda run.precision=fp32
+check "latent fp32: losses within 1e-5 of the CPU's" close latent-cuda latent-cpu 1e-5
+run latent-bf16-cpu latent.ini run.device=cpu run.precision=bf16
+run latent-bf16 latent.ini run.device=cuda
+check "latent bf16: losses within 2e-2 of the CPU's bf16" close latent-bf16 latent-bf16-cpu 2e-2
+run latent-full latent.ini run.device=cuda run.precision=fp32 train.recompute=full
+check "latent: full recomputation gives the same bits" same_losses latent-full latent-cuda
+expect 0 Line "$mt" generate --run latent-bf16 --prompt Line --tokens 4
 
 # ---- mixtures of experts ----
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl" | grep -oE '[0-9.]+'; }

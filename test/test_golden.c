@@ -1,7 +1,7 @@
 /*
  * Numbers against PyTorch in float64: test/golden/ holds losses, gradients, gradient norms, rates and final
- * weights of seven tiny models, four of them mixtures of experts (see test/tools/golden.py, which made them and has the same formula for initial
- * weights and tokens). Checked with reproducible = layout and run: the first loss, the gradient of every
+ * weights of tiny models, some of them mixtures of experts (see test/tools/golden.py, which made them and has the same
+ * formula for initial weights and tokens). Checked with reproducible = layout and run: the first loss, the gradient of every
  * parameter, 20 AdamW steps with clipping and a cosine, the final weights, evaluation, generation's logits.
  * Recomputation and the micro-batch size must not change a bit.
  *
@@ -97,6 +97,17 @@ static RopeSpec rope_of(const Json *m)
     return r;
 }
 
+static LatentSpec latent_of(const Json *a, const Json *scaling)
+{
+    const double m = scaling ? 0.1 * number(a, "mscale_all") * log(number(scaling, "factor")) + 1 : 1;
+    return (LatentSpec){ .width = { .q_rank = whole(a, "q_rank"),
+                                    .kv_rank = whole(a, "kv_rank"),
+                                    .nope = whole(a, "nope"),
+                                    .rope = whole(a, "rope"),
+                                    .value = whole(a, "value") },
+                         .scale = (float)(m * m) };
+}
+
 static ModelSpec model_of(const Json *m)
 {
     ModelSpec s = { .layers = (int)whole(m, "layers"),
@@ -122,6 +133,10 @@ static ModelSpec model_of(const Json *m)
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
     if (json_get(m, "moe")) s.moe = mixture_of(json_get(m, "moe"));
+    if (json_get(m, "mla")) {
+        s.latent = latent_of(json_get(m, "mla"), json_get(m, "rope_scaling"));
+        s.rope.columns = (int)s.latent.width.rope;
+    }
     if (json_get(m, "mtp")) s.mtp = (MtpSpec){ (int)whole(m, "mtp"), (float)number(m, "mtp_weight") };
     int64_t padding = 16 * s.tp_blocks;
     s.padded_vocab = (s.vocab + padding - 1) / padding * padding;
@@ -475,6 +490,9 @@ TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
 TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
 TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
+TEST(mla_layout) { against_torch("mla", true, false); }
+TEST(mla_run) { against_torch("mla", false, false); }
+TEST(deepseekv3_layout) { against_torch("deepseekv3", true, false); }
 TEST(mtp_layout) { against_torch("mtp", true, false); }
 TEST(mtp_run) { against_torch("mtp", false, false); }
 TEST(mtp2_layout) { against_torch("mtp2", true, false); }
@@ -538,6 +556,8 @@ TEST(same_bits_patterns) { same_bits("patterns"); }
 TEST(same_bits_gemma) { same_bits("gemma"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
+TEST(same_bits_mla) { same_bits("mla"); }
+TEST(same_bits_deepseekv3) { same_bits("deepseekv3"); }
 TEST(same_bits_mtp) { same_bits("mtp"); }
 TEST(same_bits_mtp2) { same_bits("mtp2"); }
 
@@ -596,6 +616,8 @@ TEST(logits_yarn) { check_logits("yarn"); }
 TEST(logits_gemma) { check_logits("gemma"); }
 TEST(logits_gptoss) { check_logits("gptoss"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }
+TEST(logits_mla) { check_logits("mla"); }
+TEST(logits_deepseekv3) { check_logits("deepseekv3"); }
 TEST(logits_mtp) { check_logits("mtp"); }
 
 /* ---- learning rates ---- */

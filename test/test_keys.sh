@@ -16,6 +16,7 @@
 #        refused CODE TEXT   the run ends with that exit code and one error line that says TEXT
 #        unbuilt             the run ends with 2, the key and "not built yet"
 # context: RANKS=N            both runs are of N processes
+#          LATENT             both have latent attention
 #          ALONE              the run is one of two ranks, of which the other never comes; it is compared with nothing
 . "$(dirname "$0")/lib.sh"
 
@@ -48,6 +49,7 @@ model.rope_original        | 16           | loss | model.position=rope model.rop
 model.rope_slow            | 0.5          | loss | model.position=rope model.rope_scaling=llama3 model.rope_original=16
 model.rope_fast            | 8            | loss | model.position=rope model.rope_scaling=llama3 model.rope_original=16
 model.rope_magnitude       | 2            | loss | model.position=rope model.rope_scaling=yarn
+model.rope_mscale_all      | 1            | loss | LATENT model.rope_scaling=yarn
 model.rope_truncate        | false        | loss | model.position=rope model.rope_scaling=yarn model.rope_original=64
 model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
@@ -61,7 +63,12 @@ model.attention_softcap    | 0.01         | loss
 model.sinks                | true         | loss
 model.attention_gate       | true         | loss
 model.init_std             | 0.03         | loss
-model.attention            | mla          | unbuilt
+model.attention            | mla          | loss | model.position=rope model.bias=false
+model.q_lora_rank          | 8            | loss | LATENT
+model.kv_lora_rank         | 16           | loss | LATENT
+model.qk_nope_head_dim     | 8            | loss | LATENT
+model.qk_rope_head_dim     | 8            | loss | LATENT
+model.v_head_dim           | 8            | loss | LATENT
 model.window               | 4,0          | loss | model.layers=2
 model.mtp_layers           | 1            | loss | model.position=none
 model.mtp_weight           | 0.5          | loss | model.position=none model.mtp_layers=1
@@ -202,6 +209,7 @@ run() {
     local dir=$1 words=() launch=() w
     for w in "${@:2}"; do
         case $w in
+        LATENT) words+=(model.attention=mla model.position=rope model.bias=false) ;;
         RANKS=*) launch=("$root/scripts/launch.sh" -n "${w#*=}" --) ;;
         ALONE) [ $# -gt 2 ] || return 0; launch=(env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1) ;;
         *) words+=("$w") ;;

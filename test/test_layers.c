@@ -33,12 +33,14 @@ typedef struct {
     Norm norm;
     Linear linear;
     Attention attention;
+    Mla mla;
     Mlp mlp;
     Moe moe;
     Head head;
     Block block;
     NormSave norm_save;
     AttentionSave attention_save;
+    MlaSave mla_save;
     MlpSave mlp_save;
     MoeSave moe_save;
     HeadSave head_save;
@@ -338,12 +340,14 @@ static void check_linear(LinearKind kind)
     rig_open(&r);
     OK(linear_register(&r.linear, &r.registry,
                        (LinearSpec){
-                           .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = true, .std = 1 }));
+                           .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = kind != LINEAR_WHOLE,
+                           .std = 1 }));
     check_layer(&r, (Case){ linear_f, linear_b, 34, 22, .idle = kind == LINEAR_ROW });
 }
 
 TEST(linear_column) { check_linear(LINEAR_COLUMN); }
 TEST(linear_row) { check_linear(LINEAR_ROW); }
+TEST(linear_whole) { check_linear(LINEAR_WHOLE); }
 
 static Err attention_f(Rig *r)
 {
@@ -395,6 +399,35 @@ TEST(attention_variants)
 }
 TEST(attention_window) { check_attention((AttentionSpec){ .kv_heads = 4, .window = 5 }); }
 TEST(attention_dropout) { check_attention((AttentionSpec){ .kv_heads = 1, .dropout = 0.2f, .bias = true }); }
+
+static Err mla_f(Rig *r) { return mla_forward(&r->mla, &r->ctx, r->x, r->y, &r->mla_save); }
+static Err mla_b(Rig *r, Tensor dy, Tensor dx)
+{
+    return mla_backward(&r->mla, &r->ctx, &r->mla_save, r->x, dy, dx);
+}
+
+static void check_mla(MlaSpec s)
+{
+    Rig r;
+    s.name = "attention";
+    s.width = (MlaWidths){ .q_rank = s.width.q_rank, .kv_rank = 12, .nope = 5, .rope = 6, .value = 7 };
+    s.hidden = HIDDEN;
+    s.heads = s.tp_blocks = 4;
+    s.norm_eps = 1e-3f;
+    s.rope = true;
+    rope_columns = 6;
+    rig_open(&r);
+    OK(mla_register(&r.mla, &r.registry, s));
+    check_layer(&r, (Case){ mla_f, mla_b, HIDDEN, HIDDEN });
+    rope_columns = 0;
+}
+
+TEST(latent_attention) { check_mla((MlaSpec){ .scale = 1 }); }
+TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7 }); }
+TEST(latent_attention_recomputed)
+{
+    check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .softcap = 2, .dropout = 0.2f, .recompute = true });
+}
 
 static Err mlp_f(Rig *r) { return mlp_forward(&r->mlp, &r->ctx, r->x, r->y, &r->mlp_save); }
 static Err mlp_b(Rig *r, Tensor dy, Tensor dx)

@@ -419,6 +419,41 @@ TEST(columns_side_by_side)
     CASES(case_join, { 1, 1, 1 }, { 3, 5, 2 }, { 7, 16, 4 }, { 33, 2, 8 }, { 5, 33, 3 });
 }
 
+/* H = D heads with keys of b columns of their own and a shared ones, values of b + 3; sums by chunks of `flags`. */
+static void case_mla(Env *e, const Shape *p)
+{
+    int64_t N = p->N, H = p->D, R = p->a, own = p->b, V = own + 3, chunks = H / p->flags;
+    Tensor kv = env_in(e, F32, -1, 1, N, H, own + V), pe = env_in(e, F32, -1, 1, N, R);
+    Tensor k = env_out(e, F32, 3, 4, N, H, own + R), v = env_out(e, F32, 3, 4, N, H, V);
+    Tensor back = env_out(e, F32, 3, 4, N, H, own + V), sum = env_out(e, F32, 3, 4, N, R);
+    Tensor dk = env_in(e, F32, -1, 1, N, H, own + R);
+    RUN(e, mla_split, .k = env_used(e, k), .v = v, .kv = kv, .pe = pe);
+    RUN(e, mla_merge, .kv = env_used(e, back), .pe = sum, .k = dk, .v = v, .chunk = p->flags);
+    for (int64_t row = 0; e->check && row < env_n(e, N) * H; row++) {
+        const float *in = env_f(kv, row), *made = env_f(k, row), *merged = env_f(back, row);
+        CHECK(!memcmp(made, in, (size_t)own * sizeof *in));
+        CHECK(!memcmp(made + own, env_f(pe, row / H), (size_t)R * sizeof *in));
+        CHECK(!memcmp(env_f(v, row), in + own, (size_t)V * sizeof *in));
+        CHECK(!memcmp(merged, env_f(dk, row), (size_t)own * sizeof *in));
+        CHECK(!memcmp(merged + own, in + own, (size_t)V * sizeof *in));
+    }
+    for (int64_t i = 0; e->check && i < env_n(e, N) * R; i++) {
+        float part[16];
+        for (int64_t h = 0; h < H; h++) {
+            const float x = env_f(dk, i / R * H + h)[own + i % R];
+            part[h / p->flags] = h % p->flags ? part[h / p->flags] + x : x;
+        }
+        for (int64_t step = 1; step < chunks; step *= 2)
+            for (int64_t n = 0; n < chunks; n += 2 * step) part[n] += part[n + step];
+        CHECK(env_f(sum, i / R)[i % R] == part[0]);
+    }
+}
+
+TEST(latent_keys_and_values)
+{
+    CASES(case_mla, { 1, 1, 1, 1, 1 }, { 3, 4, 5, 2, 1 }, { 4, 6, 16, 8, 3 }, { 5, 16, 17, 0, 2 }, { 31, 8, 4, 16, 8 });
+}
+
 /* H = D heads of 2 a columns that turn and b that stay; flags: turn back. */
 static void case_rope(Env *e, const Shape *p)
 {
@@ -596,6 +631,7 @@ static const struct {
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add_acc", "test_ops.c" },
     { "cast", "test_cast.c" },
     { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" },
+    { "mla_split", "test_ops.c" }, { "mla_merge", "test_ops.c" },
     { "join_columns", "test_ops.c" }, { "rope", "test_ops.c" },
     { "attention_fwd", "attention_case.h" }, { "attention_bwd", "attention_case.h" },
     { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },

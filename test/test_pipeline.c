@@ -389,6 +389,22 @@ TEST(mtp)
 }
 
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
+/* Latents queued for a later W, made again, of sharded rows, and beside experts. */
+TEST(latent_attention)
+{
+    static const Layout list[] = {
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 2, .recompute = RECOMPUTE_FULL },
+        { "chimera", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
+    };
+    TrainSpec s = tiny_latent(tiny_mixture(TINY_DEEPSEEK, 4), 12);
+    const Layout alone = { .pp = 1 };
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    CHECK_LIST(s, hash_of(&s, &alone), list);
+}
+
 TEST(layouts_by_hand)
 {
     static const Layout list[] = {

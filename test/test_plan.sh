@@ -361,6 +361,43 @@ qwen3-30b-a3b 64
 qwen3-30b-a3b 256
 EOL
 
+# ---- DeepSeek-V3 at its published scale, counted from its shapes
+
+cat >deepseek.py <<'EOP'
+"""deepseek.py <JSON of the plan> <its text>: prints what differs from a count by hand."""
+import json
+import re
+import sys
+
+from wants import between, finish, want
+
+plan, text = json.load(open(sys.argv[1])), open(sys.argv[2]).read()
+L, D, H, V, T, pp, dp, ep = 61, 7168, 128, 129280, 4096, 16, 128, 64
+latents = 1536 * D + 1536 + H * (128 + 64) * 1536 + (512 + 64) * D + 512 + H * (128 + 128) * 512 + D * H * 128
+block, expert = latents + 2 * D, 3 * D * 2048
+mixture = 256 * D + expert  # router, shared expert
+total = L * block + 3 * 3 * D * 18432 + 58 * (mixture + 256 * expert) + 2 * V * D + D
+active = total - 58 * (256 - 8) * expert
+want("latent attention of a block", latents, 187_107_328)
+want("parameters", (plan["parameters"], total), (671_026_404_352, 671_026_404_352))
+want("active parameters", (plan["active_parameters"], active), (37_552_282_624, 37_552_282_624))
+flop = 6 * (active - V * D) + 6 * L * H * (128 + 64 + 128) * T
+want("FLOP of a token", re.search(r"6 N \+ 12 L C T.* (\d+)G ", text)[1], str(round(flop / 1e9)))
+
+# a rank in the middle has four blocks with experts
+dense, experts, states = 4 * (block + mixture), 4 * expert * 256 // ep, 4 * 256
+held, own, rank = dense + experts + states, dense // dp + experts * ep // dp + states, plan["ranks"][2]
+between("16-bit weights", rank["weights_16_bit"], 2 * held, 2 * held + 2 * 64 * dp * 16)
+between("fp32 weights", rank["weights"], 4 * own, 4 * own + 4 * 64 * 16)
+# kept between forward and backward, of 14 units: the input of each block; the last one's output is sent
+want("saves", rank["saves"], 14 * 4 * T * D * 2)
+finish(7)
+EOP
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 --json >plan.json 2>&1
+"$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 >plan.txt 2>&1
+check "DeepSeek-V3: $(python3 deepseek.py plan.json plan.txt 2>&1 | tail -3)" python3 deepseek.py plan.json plan.txt
+check "DeepSeek-V3 fits 2048 of 80 GB" grep -q "fits 80 GB: yes" plan.txt
+
 # ---- who is in which group, in both orders of axes
 
 groups() { "$mt" plan --config plan.ini --world 8 model.layers=4 parallel.tp=2 parallel.pp=2 parallel.order="$1" 2>&1 | grep '^groups '; }
@@ -405,7 +442,8 @@ check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.jso
 
 # ---- FLOP of a token: the formula that mfu uses, with causal attention, is what the ops count
 flop() { awk -v row="$1" 'index($0, row) { v = $(NF - 1); u = substr(v, length(v)); print v * (u == "G" ? 1e9 : u == "M" ? 1e6 : 1e3) }' flop.txt; }
-for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_heads=4" "arch=llama model.tied=true"; do
+for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_heads=4" "arch=llama model.tied=true" \
+    "arch=llama model.attention=mla model.kv_lora_rank=128 model.qk_nope_head_dim=32 model.qk_rope_head_dim=16"; do
     plan model.layers=6 model.hidden=512 model.seq=512 model.vocab=20000 model.$m train.micro_batch=1 >flop.txt
     check "$m: $(flop 'causal half') of the formula, $(flop 'counted op by op') of the ops" awk -v a="$(flop 'causal half')" \
         -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'

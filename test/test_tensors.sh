@@ -3,7 +3,8 @@
 . "$(dirname "$0")/lib.sh"
 make_tiny
 sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_heads = 2\nhead_dim = 8\nffn = 40\ndropout/' tiny.ini
-declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56)
+declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56
+    [q]=10 [l]=12 [n]=5 [r]=4 [v]=8)
 
 # rows of the table: name | shapes, gelu's and swiglu's apart where they differ
 sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9MN.]*\)` | \(.*\) |.*|$/\1|\2/p' "$root/docs/checkpoints.md" >table.txt
@@ -45,6 +46,10 @@ holds gpt2 gelu model.tied=false
 holds llama swiglu model.arch=llama model.qk_norm=true
 holds sunk swiglu model.arch=llama model.sinks=true model.rope_dim=4
 holds gated 'attention_gate`' model.attention_gate=true
+latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 model.kv_lora_rank=12
+    model.qk_nope_head_dim=5 model.qk_rope_head_dim=4 model.v_head_dim=8)
+holds latent swiglu "${latent[@]}"
+holds latents swiglu "${latent[@]}" model.q_lora_rank=10
 holds further gelu model.mtp_layers=2 model.position=none
 holds biased swiglu model.arch=llama model.bias=true
 holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1

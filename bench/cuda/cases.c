@@ -460,6 +460,8 @@ const Case bench_cases[] = {
     CASE(qkv_split, "grouped", NO_SHAPE, GROUPED),
     CASE(qkv_merge, "", NO_SHAPE),
     CASE(join_columns, "", NO_SHAPE),
+    CASE(mla_split, "", NO_SHAPE),
+    CASE(mla_merge, "", NO_SHAPE),
     CASE(rope, "q", NO_SHAPE),
     CASE(bias_grad, "qkv", QKV),
     CASE(bias_grad, "fc1", FC1),

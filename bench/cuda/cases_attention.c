@@ -39,6 +39,30 @@ Err make_join_columns(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+/* Heads of 2 C columns without positions, C with them, values of 2 C: as DeepSeek-V3's of 128, 64 and 128. */
+Err make_mla_split(Maker *m, AnyArgs *any)
+{
+    mla_split_args *a = &any->mla_split;
+    int64_t N = tokens_of(m), H = m->d->H, C = m->d->C;
+    ONCE(k, N, H, 3 * C);
+    ONCE(v, N, H, 2 * C);
+    ONCE(kv, N, H, 4 * C);
+    ONCE(pe, N, C);
+    return ERR_OK;
+}
+
+Err make_mla_merge(Maker *m, AnyArgs *any)
+{
+    mla_merge_args *a = &any->mla_merge;
+    int64_t N = tokens_of(m), H = m->d->H, C = m->d->C;
+    ONCE(kv, N, H, 4 * C);
+    ONCE(pe, N, C);
+    ONCE(k, N, H, 3 * C);
+    ONCE(v, N, H, 2 * C);
+    a->chunk = H;
+    return ERR_OK;
+}
+
 Err make_rope(Maker *m, AnyArgs *any)
 {
     rope_args *a = &any->rope;

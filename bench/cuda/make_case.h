@@ -32,6 +32,8 @@ enum { GROUPED = 1, DOCUMENTS, CAPPED }; /* Case.option */
 Err make_qkv_split(Maker *m, AnyArgs *any);
 Err make_qkv_merge(Maker *m, AnyArgs *any);
 Err make_join_columns(Maker *m, AnyArgs *any);
+Err make_mla_split(Maker *m, AnyArgs *any);
+Err make_mla_merge(Maker *m, AnyArgs *any);
 Err make_rope(Maker *m, AnyArgs *any);
 Err make_attention_fwd(Maker *m, AnyArgs *any);
 Err make_attention_bwd(Maker *m, AnyArgs *any);

@@ -58,13 +58,14 @@ static int64_t qkv_width(const Config *c)
     return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
 }
 
+static bool is_latent(const Config *c) { return c->model.attention == MODEL_ATTENTION_MLA; }
+
 /* Whole blocks of all that tensor parallelism cuts; 0 is what the model lacks. */
 static int64_t usual_tp_blocks(const Config *c)
 {
-    const int64_t widths[] = {
-        c->model.heads * c->model.head_dim,       qkv_width(c), c->model.ffn, c->moe.ffn, c->moe.shared_ffn,
-        c->model.mtp_layers ? c->model.hidden : 0
-    };
+    const int64_t heads = is_latent(c) ? c->model.heads : c->model.heads * c->model.head_dim;
+    const int64_t mtp = c->model.mtp_layers ? c->model.hidden : 0;
+    const int64_t widths[] = { heads, qkv_width(c), c->model.ffn, c->moe.ffn, c->moe.shared_ffn, mtp };
     int64_t blocks = 8;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) blocks = power_in(widths[i], blocks);
     return blocks;
@@ -119,7 +120,9 @@ static void resolve_rope(ConfigReader *r)
     if (llama3 || yarn)
         FILL(0, model, rope_original, (int64_t)((double)c->model.seq / c->model.rope_factor), CFG_model_seq);
     FILL(-1, model, rope_fast, llama3 ? 4 : 32, CFG_model_rope_scaling);
-    FILL(-1, model, rope_magnitude, yarn ? 0.1 * m_log(c->model.rope_factor) + 1 : 1, CFG_model_rope_factor);
+    const double log_factor = 0.1 * m_log(c->model.rope_factor);
+    FILL(-1, model, rope_magnitude, yarn ? (log_factor + 1) / (c->model.rope_mscale_all * log_factor + 1) : 1,
+         CFG_model_rope_factor);
 }
 
 static void resolve_model(ConfigReader *r)
@@ -131,6 +134,9 @@ static void resolve_model(ConfigReader *r)
     FILL(-1, model, bias, recipes[c->model.arch].bias, CFG_model_arch);
     FILL(-1, model, tied, recipes[c->model.arch].tied, CFG_model_arch);
     FILL(0, model, kv_heads, c->model.heads, CFG_model_heads);
+    if (is_latent(c))
+        FILL(0, model, head_dim, c->model.qk_nope_head_dim + c->model.qk_rope_head_dim,
+             CFG_model_qk_nope_head_dim);
     FILL(0, model, head_dim, c->model.hidden / c->model.heads, CFG_model_hidden);
     FILL(0, model, ffn, usual_ffn(c), CFG_model_hidden);
     resolve_rope(r);
@@ -321,7 +327,7 @@ static void check_model(ConfigReader *r)
          CFG_run_device);
     RULE(c->model.heads % c->model.kv_heads == 0, "heads must be a multiple of kv_heads", CFG_model_heads,
          CFG_model_kv_heads);
-    RULE(!auto_dim || c->model.hidden % c->model.heads == 0,
+    RULE(!auto_dim || is_latent(c) || c->model.hidden % c->model.heads == 0,
          "hidden must be a multiple of heads unless head_dim is given", CFG_model_hidden, CFG_model_heads);
     char most[80];
     snprintf(most, sizeof most, "head_dim, if not given hidden / heads, must not be above %lld",
@@ -363,12 +369,15 @@ static void check_blocks(ConfigReader *r)
     int64_t B = c->parallel.tp_blocks;
     RULE(is_power_of_two(B), "must be a power of two", CFG_parallel_tp_blocks);
     RULE(c->model.ffn % B == 0, "tp_blocks must divide ffn", CFG_parallel_tp_blocks, CFG_model_ffn);
-    RULE(c->model.heads * c->model.head_dim % B == 0, "tp_blocks must divide heads * head_dim",
-         CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_head_dim);
+    RULE(!is_latent(c) || c->model.heads % B == 0, "with attention = mla tp_blocks must divide heads",
+         CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_attention);
+    RULE(is_latent(c) || c->model.heads * c->model.head_dim % B == 0,
+         "tp_blocks must divide heads * head_dim", CFG_parallel_tp_blocks, CFG_model_heads,
+         CFG_model_head_dim);
     RULE(!c->model.mtp_layers || c->model.hidden % B == 0,
          "tp_blocks must divide hidden, the outputs of a projection of multi-token prediction",
          CFG_parallel_tp_blocks, CFG_model_hidden, CFG_model_mtp_layers);
-    RULE(qkv_width(c) % B == 0, "tp_blocks must divide (heads + 2 kv_heads) * head_dim",
+    RULE(is_latent(c) || qkv_width(c) % B == 0, "tp_blocks must divide (heads + 2 kv_heads) * head_dim",
          CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_kv_heads, CFG_model_head_dim);
     RULE(is_power_of_two(c->parallel.seq_blocks), "must be a power of two", CFG_parallel_seq_blocks);
     RULE(c->model.seq % c->parallel.seq_blocks == 0, "seq_blocks must divide seq", CFG_parallel_seq_blocks,
@@ -525,7 +534,6 @@ void config_check(ConfigReader *r)
 
 static const ConfigUnbuilt unbuilt[] = {
     { "run.precision", "fp32 bf16 fp16", "fp8" },
-    { "model.attention", "mha", "latent attention" },
 };
 
 const ConfigUnbuilt *config_unbuilt(int *count)

@@ -31,7 +31,8 @@ static void check_rope(ConfigReader *r)
     RULE(rope || strcmp(c->model.rope_layers, config_defaults.model.rope_layers) == 0,
          "only position = rope has it", CFG_model_rope_layers, CFG_model_position);
     RULE(rope || !c->model.rope_dim, "only position = rope has it", CFG_model_rope_dim, CFG_model_position);
-    RULE(!rope || c->model.rope_dim || c->model.head_dim % 2 == 0,
+    RULE(!rope || c->model.attention == MODEL_ATTENTION_MLA || c->model.rope_dim ||
+             c->model.head_dim % 2 == 0,
          "columns turn in pairs: rotary positions need an even head_dim, or rope_dim", CFG_model_head_dim,
          CFG_model_position);
     RULE(c->model.rope_dim % 2 == 0, "columns turn in pairs: it must be even", CFG_model_rope_dim);
@@ -65,12 +66,97 @@ static void check_rope_scaling(ConfigReader *r)
          CFG_model_rope_scaling);
 }
 
+/* The keys of latent attention, where it is not. */
+static void check_no_latent(ConfigReader *r)
+{
+    const Config *c = r->config, *start = &config_defaults;
+    const char *const only = "only attention = mla reads it";
+    RULE(c->model.q_lora_rank == start->model.q_lora_rank, only, CFG_model_q_lora_rank, CFG_model_attention);
+    RULE(c->model.kv_lora_rank == start->model.kv_lora_rank, only, CFG_model_kv_lora_rank,
+         CFG_model_attention);
+    RULE(c->model.qk_nope_head_dim == start->model.qk_nope_head_dim, only, CFG_model_qk_nope_head_dim,
+         CFG_model_attention);
+    RULE(c->model.qk_rope_head_dim == start->model.qk_rope_head_dim, only, CFG_model_qk_rope_head_dim,
+         CFG_model_attention);
+    RULE(c->model.v_head_dim == start->model.v_head_dim, only, CFG_model_v_head_dim, CFG_model_attention);
+    RULE(c->model.rope_mscale_all == start->model.rope_mscale_all, only, CFG_model_rope_mscale_all,
+         CFG_model_attention);
+}
+
+/* What GPUs read 16 bytes at a time. */
+static void check_latent_gpu(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const char *const eights = "on GPUs the widths of latent attention must be multiples of 8";
+    if (c->run.device == RUN_DEVICE_CPU) return;
+    RULE(c->model.q_lora_rank % 8 == 0, eights, CFG_model_q_lora_rank, CFG_run_device);
+    RULE(c->model.kv_lora_rank % 8 == 0, eights, CFG_model_kv_lora_rank, CFG_run_device);
+    RULE(c->model.qk_nope_head_dim % 8 == 0, eights, CFG_model_qk_nope_head_dim, CFG_run_device);
+    RULE(c->model.qk_rope_head_dim % 8 == 0, eights, CFG_model_qk_rope_head_dim, CFG_run_device);
+    RULE(c->model.v_head_dim % 8 == 0, eights, CFG_model_v_head_dim, CFG_run_device);
+    RULE(c->model.qk_nope_head_dim + c->model.qk_rope_head_dim <= 256 && c->model.v_head_dim <= 256,
+         "on GPUs heads have at most 256 columns of queries, and 256 of values", CFG_model_qk_nope_head_dim,
+         CFG_model_qk_rope_head_dim, CFG_model_v_head_dim, CFG_run_device);
+}
+
+/* With sp, ranks have their own rows of the latents, and of the gradients of their weights. */
+static void check_latent_rows(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, blocks = c->train.micro_batch * c->parallel.seq_blocks;
+    const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT && !c->moe.experts;
+    char text[200];
+    snprintf(text, sizeof text,
+             "with sp a rank of latent attention must have whole leaves of gradients: tp%s must divide "
+             "micro_batch x seq_blocks, here %lld x %lld; or take sp = false",
+             cp > 1 ? " x cp" : "", (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
+    RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cp) == 0, text, CFG_parallel_tp,
+         CFG_train_micro_batch, CFG_parallel_seq_blocks, CFG_model_attention);
+}
+
+static void check_latent(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const bool yarn = c->model.rope_scaling == MODEL_ROPE_SCALING_YARN;
+    if (c->model.attention != MODEL_ATTENTION_MLA) {
+        check_no_latent(r);
+        return;
+    }
+    RULE(c->model.kv_heads == c->model.heads,
+         "latent attention has keys and values for each head: leave kv_heads at 0", CFG_model_kv_heads,
+         CFG_model_attention);
+    RULE(c->model.head_dim == c->model.qk_nope_head_dim + c->model.qk_rope_head_dim,
+         "with attention = mla it is qk_nope_head_dim + qk_rope_head_dim: leave it at 0", CFG_model_head_dim,
+         CFG_model_qk_nope_head_dim, CFG_model_qk_rope_head_dim);
+    RULE(c->model.position == MODEL_POSITION_ROPE,
+         "latent attention has rotary positions: take position = rope", CFG_model_position,
+         CFG_model_attention);
+    RULE(!c->model.rope_dim, "with attention = mla it is qk_rope_head_dim: leave it at 0", CFG_model_rope_dim,
+         CFG_model_attention);
+    RULE(c->model.qk_rope_head_dim % 2 == 0, "columns turn in pairs: it must be even",
+         CFG_model_qk_rope_head_dim);
+    RULE(yarn || !(c->model.rope_mscale_all > 0), "only rope_scaling = yarn reads it",
+         CFG_model_rope_mscale_all, CFG_model_rope_scaling);
+    RULE(!c->model.bias, "not built yet: biases beside latent attention; take bias = false", CFG_model_bias,
+         CFG_model_attention);
+    RULE(!c->model.qk_norm, "latent attention has norms of its own: take qk_norm = false", CFG_model_qk_norm,
+         CFG_model_attention);
+    RULE(!c->model.sinks, "not built yet: sinks beside latent attention; take sinks = false", CFG_model_sinks,
+         CFG_model_attention);
+    RULE(!c->model.attention_gate,
+         "not built yet: a gate beside latent attention; take attention_gate = false",
+         CFG_model_attention_gate, CFG_model_attention);
+    check_latent_gpu(r);
+    check_latent_rows(r);
+}
+
 void config_check_attention(ConfigReader *r)
 {
     const Config *c = r->config;
     check_pattern(r, CFG_model_window, c->model.window, WINDOW_MOST, "a number of positions up to 16777216");
     check_rope(r);
     check_rope_scaling(r);
+    check_latent(r);
     RULE(!(c->model.attention_softcap > 0) || c->model.attention_softcap >= 1e-3,
          "must be 0 (no cap), or 0.001 and more", CFG_model_attention_softcap);
 }

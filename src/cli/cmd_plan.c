@@ -186,6 +186,17 @@ static void put_device(const PlanTable *t)
                   : " (this machine's; --device plans for another)");
 }
 
+static void put_latent(const ModelSpec *m)
+{
+    const MlaWidths *w = &m->latent.width;
+    char queries[64] = "";
+    if (w->q_rank) snprintf(queries, sizeof queries, "queries of latents of %lld, ", (long long)w->q_rank);
+    printf(
+        "latent  %skeys and values of latents of %lld; a head: %lld columns, %lld with positions, values of "
+        "%lld\n",
+        queries, (long long)w->kv_rank, (long long)w->nope, (long long)w->rope, (long long)w->value);
+}
+
 static void put_model(const PlanTable *t)
 {
     const ModelSpec *m = &t->spec.model;
@@ -197,6 +208,7 @@ static void put_model(const PlanTable *t)
         "vocabulary %lld\n",
         m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
         (long long)m->seq, (long long)m->vocab);
+    if (model_is_latent(m)) put_latent(m);
     if (m->moe.experts) put_mixture(m);
     put_params(m, t->kinds[0].plan.params);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);
@@ -441,7 +453,7 @@ static void put_work(const PlanTable *t)
     const ModelSpec *m = &t->spec.model;
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
-            attention = 12 * (int64_t)m->layers * m->heads * m->head_dim * m->seq;
+            attention = model_attention_flop_per_token(m);
     char a[UNITS_BYTES];
     printf("\nwork of one step, of one rank\n");
     put_row(t, "bytes read and written by ops", plan_op_bytes);

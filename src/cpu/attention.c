@@ -19,7 +19,7 @@
  *
  * Mapping  one item = up to PARTS tiles of queries (heads of one group first, then rows) that share each
  *          copied block of keys; items are independent, so threads take them in any order.
- * Work     4 T^2 / 2 C FLOP a head, plus the masked half of the diagonal blocks (block / T); one exp a score.
+ * Work     T^2 (C + V) FLOP a head, plus the masked half of the diagonal blocks (block / T); one exp a score.
  * Traffic  q, o once; k, v once per item; scratch stays in L2.
  * Source   Dao et al. 2022 (FlashAttention); Milakov & Gimelshein 2018 (online softmax).
  */
@@ -42,7 +42,7 @@ enum { PARTS = 4 };
 typedef struct {
     AttnTile tile;
     float *q; /* [C][ATTN_QUERIES] */
-    float *o; /* [ATTN_QUERIES][width] */
+    float *o; /* [ATTN_QUERIES][v_width]; at first the queries, [ATTN_QUERIES][width] */
     float max[ATTN_QUERIES], sum[ATTN_QUERIES], rescale[ATTN_QUERIES];
 } Part;
 
@@ -60,10 +60,10 @@ static int64_t forward_layout(Forward *f, const Attn *a, float *base)
 #define TAKE(p, count) ((p) = (void *)(base + used), used += attn_lanes(count))
     for (int i = 0; i < PARTS; i++) {
         TAKE(f->part[i].q, a->C * ATTN_QUERIES);
-        TAKE(f->part[i].o, a->width * ATTN_QUERIES);
+        TAKE(f->part[i].o, (a->width > a->v_width ? a->width : a->v_width) * ATTN_QUERIES);
     }
     TAKE(f->keys.k, rows * a->width);
-    TAKE(f->keys.v, rows * a->width);
+    TAKE(f->keys.v, rows * a->v_width);
     TAKE(f->keys.position, rows);
     TAKE(f->s, rows * ATTN_QUERIES);
 #undef TAKE
@@ -163,17 +163,17 @@ static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
                         .ldc = ATTN_QUERIES };
     CPU(tile_gemm)(&scores);
     for (int64_t column = 0; column < lanes; column += VEC) softmax_column(a, p, &keys, s, column);
-    for (int64_t i = 0; i < n; i++) scale_row(p->o + i * a->width, a->width, p->rescale[i]);
+    for (int64_t i = 0; i < n; i++) scale_row(p->o + i * a->v_width, a->v_width, p->rescale[i]);
     TileGemm values = { .m = n,
-                        .n = a->width,
+                        .n = a->v_width,
                         .k = keys.n,
                         .a = s,
                         .a_row = 1,
                         .a_k = ATTN_QUERIES,
                         .b = keys.v,
-                        .ldb = a->width,
+                        .ldb = a->v_width,
                         .c = p->o,
-                        .ldc = a->width,
+                        .ldc = a->v_width,
                         .beta = true };
     CPU(tile_gemm)(&values);
 }
@@ -182,9 +182,9 @@ static void part_block(const Attn *a, Part *p, const AttnKeys *block, float *s)
 static void part_pass_on(const Attn *a, Part *p, const attention_fwd_args *args, bool leave)
 {
     const AttnTile *t = &p->tile;
-    const size_t bytes = (size_t)a->C * sizeof(float);
+    const size_t bytes = (size_t)a->V * sizeof(float);
     for (int64_t i = 0; i < t->n; i++) {
-        float *o = attn_row(args->o, t->b, t->row + i, t->head), *kept = p->o + i * a->width;
+        float *o = attn_row(args->o, t->b, t->row + i, t->head), *kept = p->o + i * a->v_width;
         float *max = attn_value(args->max, t->b, t->row + i, t->head);
         float *sum = attn_value(args->sum, t->b, t->row + i, t->head);
         memcpy(leave ? o : kept, leave ? kept : o, bytes);
@@ -195,8 +195,8 @@ static void part_pass_on(const Attn *a, Part *p, const attention_fwd_args *args,
 
 static void part_begin(const Attn *a, Part *p, const attention_fwd_args *args)
 {
-    CPU(attn_rows)(a, p->o, p->q, a->q, &p->tile); /* o serves as the dense copy */
-    memset(p->o, 0, (size_t)(ATTN_QUERIES * a->width) * sizeof(float));
+    CPU(attn_rows)(p->o, p->q, a->q, &p->tile); /* o serves as the dense copy */
+    memset(p->o, 0, (size_t)(ATTN_QUERIES * a->v_width) * sizeof(float));
     memset(p->sum, 0, sizeof p->sum);
     for (int i = 0; i < ATTN_QUERIES; i++) p->max[i] = -INFINITY;
     if (args->resumed) part_pass_on(a, p, args, false);
@@ -208,7 +208,7 @@ static void add_sink(const Attn *a, Part *p, int64_t i, float score)
     const float old = p->max[i], max = old > score ? old : score, rescale = (float)m_exp(old - max);
     p->max[i] = max;
     p->sum[i] = fmaf(p->sum[i], rescale, (float)m_exp(score - max));
-    scale_row(p->o + i * a->width, a->width, rescale);
+    scale_row(p->o + i * a->v_width, a->v_width, rescale);
 }
 
 static void part_end(const Attn *a, Part *p, const attention_fwd_args *args)
@@ -217,13 +217,13 @@ static void part_end(const Attn *a, Part *p, const attention_fwd_args *args)
     for (int64_t i = 0; i < t->n; i++) {
         if (args->sink.data) add_sink(a, p, i, ((const float *)args->sink.data)[t->head]);
         float sum = p->sum[i], *out = attn_row(args->o, t->b, t->row + i, t->head);
-        const float *in = p->o + i * a->width;
+        const float *in = p->o + i * a->v_width;
         bool empty = sum == 0; /* a row with a score sums to 1 or more: its largest gives 1 */
         *attn_value(args->lse, t->b, t->row + i, t->head) = empty ? -INFINITY : p->max[i] + (float)m_log(sum);
         vf divisor = vf_set1(empty ? 1 : sum);
-        for (int64_t c = 0; c < a->C; c += VEC) {
+        for (int64_t c = 0; c < a->V; c += VEC) {
             vf x = vf_add(vf_div(vf_load(in + c), divisor), vf_zero());
-            vf_store_n(out + c, x, a->C - c < VEC ? a->C - c : VEC);
+            vf_store_n(out + c, x, a->V - c < VEC ? a->V - c : VEC);
         }
     }
 }

@@ -10,8 +10,8 @@
  *
  * so that the softmax of 16 queries is vertical, a dropout call serves four keys of 16 queries, and only the
  * tile of queries has to be transposed, once, not every block of keys. Keys, values and queries are copied
- * to dense scratch first (rows of `width` = C rounded up to 16, zeros behind C): rows of one head lie K * C
- * apart, which the sets of an L1 cache do not like, and padded rows need no tails.
+ * to dense scratch first (rows of `width` = C rounded up to 16, of values `v_width` = V so; zeros behind): rows of one
+ * head lie K * C apart, which the sets of an L1 cache do not like, and padded rows need no tails.
  *
  * Bits. What a query row or a key row gets depends on positions alone: every score is one fmaf chain over C;
  * keys come in ascending position; how rows are grouped into tiles changes nothing. A masked key weighs
@@ -41,7 +41,8 @@ typedef struct {
     int64_t block, window, head0;
     Dropout dropout;
     AttnSpan q_span[2], k_span[2];
-    int64_t C, width, group; /* group: query heads per key head */
+    int64_t C, width, V, v_width;
+    int64_t group; /* query heads per key head */
 } Attn;
 
 /* Up to ATTN_QUERIES queries of one head in consecutive rows and positions. */
@@ -54,7 +55,7 @@ typedef struct {
 /* Keys of one key head in ascending position, copied together. */
 typedef struct {
     int64_t n;
-    float *k, *v; /* [n][width] */
+    float *k, *v; /* [n][width], [n][v_width] */
     int32_t *position;
 } AttnKeys;
 
@@ -84,8 +85,8 @@ void CPU(attn_tile)(const Attn *a, AttnTile *t, int64_t b, int64_t head, int64_t
 /* The part of `keys`, in place, that some query of the tile may see. */
 AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys);
 
-/* The tile's rows of x [B T H C]: dense [n][width], and transposed [C][ATTN_QUERIES], 0 beyond n. */
-void CPU(attn_rows)(const Attn *a, float *dense, float *across, Tensor x, const AttnTile *t);
+/* The tile's rows of x, [B T H C] or [B T H V]: dense [n][its width], and transposed [C][ATTN_QUERIES], 0 beyond n. */
+void CPU(attn_rows)(float *dense, float *across, Tensor x, const AttnTile *t);
 
 /* Threads for `items` items that need `bytes` of workspace each, at least one. ERR_CONFIG if not even one
  * fits. */

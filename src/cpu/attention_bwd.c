@@ -1,7 +1,7 @@
 /*
  * Attention, backward. Layout and bits: attention.h; forward: attention.c.
  *
- *   delta = sum over C of do o                 (16 lanes by index mod 16)
+ *   delta = sum over V of do o                 (16 lanes by index mod 16)
  *   p  = exp(s - lse)                          s = scale q k, recomputed, the same chain as forward
  *   dv = sum over queries of p keep do         keep: 0 or 1 / (1 - p_drop)
  *   ds = p (keep (do v) - delta) scale         with softcap: s = softcap t, t = tanh(scale / softcap q k), and
@@ -26,7 +26,7 @@
  *
  * Mapping  one item = one (sample, key head): its dk, dv and its group's dq are summed by one thread, in runs
  *          of keys ascending, for each run over all chunks and leaves.
- * Work     10 T^2 / 2 C FLOP a head and one exp a score, plus the masked half of the diagonal tiles.
+ * Work     T^2 (3 C + 2 V) FLOP a head and one exp a score, plus the masked half of the diagonal tiles.
  * Scratch  a run of keys, a tile of queries, and one (dk, dv) of the run for each level of the trees.
  * Source   Dao 2023 (FlashAttention-2), with the sums ordered as docs/determinism.md wants them.
  */
@@ -47,10 +47,10 @@ enum {
     LEVELS = 80, /* of both trees */
 };
 
-/* A node of the tree under way: dk [run][width], then dv. */
+/* A node of the tree under way. */
 typedef struct {
-    float *sum;
-    bool used; /* false: +0 everywhere, contents undefined */
+    float *dk, *dv; /* [run][width], [run][v_width] */
+    bool used;      /* false: +0 everywhere, contents undefined */
 } Node;
 
 /* A thread's scratch. */
@@ -79,15 +79,18 @@ static int64_t backward_layout(Backward *f, const BackwardCall *call, float *bas
     int64_t used = 0, run = call->run;
 #define TAKE(p, count) ((p) = (void *)(base + used), used += attn_lanes(count))
     TAKE(f->keys.k, run * a->width);
-    TAKE(f->keys.v, run * a->width);
+    TAKE(f->keys.v, run * a->v_width);
     TAKE(f->keys.position, run);
     TAKE(f->q, ATTN_QUERIES * a->width);
-    TAKE(f->go, ATTN_QUERIES * a->width);
+    TAKE(f->go, ATTN_QUERIES * a->v_width);
     TAKE(f->q_across, ATTN_QUERIES * a->C);
-    TAKE(f->go_across, ATTN_QUERIES * a->C);
+    TAKE(f->go_across, ATTN_QUERIES * a->V);
     TAKE(f->p, run * ATTN_QUERIES);
     TAKE(f->ds, run * ATTN_QUERIES);
-    for (int i = 0; i < call->levels; i++) TAKE(f->node[i].sum, 2 * run * a->width);
+    for (int i = 0; i < call->levels; i++) {
+        TAKE(f->node[i].dk, run * a->width);
+        TAKE(f->node[i].dv, run * a->v_width);
+    }
 #undef TAKE
     return used * (int64_t)sizeof(float);
 }
@@ -144,8 +147,8 @@ static void gradient_column(const BackwardCall *call, Backward *f, const AttnKey
 static void tile_load(const BackwardCall *call, Backward *f)
 {
     const AttnTile *t = &f->tile;
-    CPU(attn_rows)(&call->a, f->q, f->q_across, call->args->q, t);
-    CPU(attn_rows)(&call->a, f->go, f->go_across, call->args->go, t);
+    CPU(attn_rows)(f->q, f->q_across, call->args->q, t);
+    CPU(attn_rows)(f->go, f->go_across, call->args->go, t);
     memset(f->lse, 0, sizeof f->lse);
     memset(f->delta, 0, sizeof f->delta);
     for (int64_t i = 0; i < t->n; i++) {
@@ -158,9 +161,8 @@ static void tile_load(const BackwardCall *call, Backward *f)
 
 static void node_clear(const BackwardCall *call, const Backward *f, Node *node)
 {
-    size_t bytes = (size_t)(f->keys.n * call->a.width) * sizeof(float);
-    memset(node->sum, 0, bytes);
-    memset(node->sum + call->run * call->a.width, 0, bytes);
+    memset(node->dk, 0, (size_t)(f->keys.n * call->a.width) * sizeof(float));
+    memset(node->dv, 0, (size_t)(f->keys.n * call->a.v_width) * sizeof(float));
     node->used = true;
 }
 
@@ -171,30 +173,23 @@ static void tile_gradients(const BackwardCall *call, Backward *f, Node *leaf)
     const AttnTile *t = &f->tile;
     AttnKeys keys = CPU(attn_seen)(a, t, &f->keys);
     if (keys.n == 0) return;
-    int64_t n = t->n, lanes = attn_lanes(n), width = a->width, at = keys.k - f->keys.k;
+    int64_t n = t->n, lanes = attn_lanes(n), width = a->width;
     if (!leaf->used) node_clear(call, f, leaf);
     tile_load(call, f);
 
-    TileGemm across = {
-        .m = keys.n, .n = lanes, .k = a->C, .a_row = width, .a_k = 1, .ldb = ATTN_QUERIES, .ldc = ATTN_QUERIES
-    };
-    across.a = keys.k, across.b = f->q_across, across.c = f->p;
+    TileGemm across = { .m = keys.n, .n = lanes, .a_k = 1, .ldb = ATTN_QUERIES, .ldc = ATTN_QUERIES };
+    across.k = a->C, across.a = keys.k, across.a_row = width, across.b = f->q_across, across.c = f->p;
     CPU(tile_gemm)(&across);
-    across.a = keys.v, across.b = f->go_across, across.c = f->ds;
+    across.k = a->V, across.a = keys.v, across.a_row = a->v_width, across.b = f->go_across, across.c = f->ds;
     CPU(tile_gemm)(&across);
     for (int64_t column = 0; column < lanes; column += VEC) gradient_column(call, f, &keys, column);
 
-    TileGemm add = { .m = keys.n,
-                     .n = width,
-                     .k = n,
-                     .a_row = ATTN_QUERIES,
-                     .a_k = 1,
-                     .ldb = width,
-                     .ldc = width,
-                     .beta = true };
-    add.a = f->ds, add.b = f->q, add.c = leaf->sum + at;
+    TileGemm add = { .m = keys.n, .k = n, .a_row = ATTN_QUERIES, .a_k = 1, .beta = true };
+    add.n = add.ldb = add.ldc = width;
+    add.a = f->ds, add.b = f->q, add.c = leaf->dk + (keys.k - f->keys.k);
     CPU(tile_gemm)(&add);
-    add.a = f->p, add.b = f->go, add.c = leaf->sum + call->run * width + at;
+    add.n = add.ldb = add.ldc = a->v_width;
+    add.a = f->p, add.b = f->go, add.c = leaf->dv + (keys.v - f->keys.v);
     CPU(tile_gemm)(&add);
 
     Tensor dq = call->args->dq;
@@ -247,6 +242,12 @@ static bool leaf_gradients(const BackwardCall *call, Backward *f, int64_t b, int
     return true;
 }
 
+/* n: a multiple of VEC. */
+static void add_vectors(float *to, const float *from, int64_t n)
+{
+    for (int64_t i = 0; i < n; i += VEC) vf_store(to + i, vf_add(vf_load(to + i), vf_load(from + i)));
+}
+
 /* The two topmost nodes become one. */
 static void join_top(const BackwardCall *call, Backward *f)
 {
@@ -258,12 +259,8 @@ static void join_top(const BackwardCall *call, Backward *f)
         *right = empty;
         return;
     }
-    for (int half = 0; half < 2; half++) {
-        float *to = left->sum + half * call->run * call->a.width;
-        const float *from = right->sum + half * call->run * call->a.width;
-        for (int64_t i = 0; i < f->keys.n * call->a.width; i += VEC)
-            vf_store(to + i, vf_add(vf_load(to + i), vf_load(from + i)));
-    }
+    add_vectors(left->dk, right->dk, f->keys.n * call->a.width);
+    add_vectors(left->dv, right->dv, f->keys.n * call->a.v_width);
 }
 
 static void store_row(float *out, const float *in, int64_t C)
@@ -283,11 +280,11 @@ static void store_keys(const BackwardCall *call, const Backward *f, int64_t b, i
         float *dk = attn_row(call->args->dk, b, row, head), *dv = attn_row(call->args->dv, b, row, head);
         if (empty) {
             memset(dk, 0, (size_t)a->C * sizeof(float));
-            memset(dv, 0, (size_t)a->C * sizeof(float));
+            memset(dv, 0, (size_t)a->V * sizeof(float));
             continue;
         }
-        store_row(dk, f->node[0].sum + j * a->width, a->C);
-        store_row(dv, f->node[0].sum + (call->run + j) * a->width, a->C);
+        store_row(dk, f->node[0].dk + j * a->width, a->C);
+        store_row(dv, f->node[0].dv + j * a->v_width, a->V);
     }
 }
 
@@ -310,7 +307,7 @@ static void begin_queries(const BackwardCall *call, int64_t b, int64_t head)
     for (int64_t row = 0; row < x->q.dim[1]; row++)
         for (int64_t h = head * call->a.group; h < (head + 1) * call->a.group; h++) {
             *attn_value(x->delta, b, row, h) =
-                row_dot(attn_row(x->go, b, row, h), attn_row(x->o, b, row, h), call->a.C);
+                row_dot(attn_row(x->go, b, row, h), attn_row(x->o, b, row, h), call->a.V);
             memset(attn_row(x->dq, b, row, h), 0, (size_t)call->a.C * sizeof(float));
         }
 }

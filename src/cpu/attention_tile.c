@@ -36,6 +36,8 @@ Err CPU(attn_open)(Attn *a, Tensor result)
     if (a->block < 1) return err_set(ERR_SHAPE, "attention: block is '%lld'", (long long)a->block);
     a->C = a->q.dim[3];
     a->width = attn_lanes(a->C);
+    a->V = a->v.dim[3];
+    a->v_width = attn_lanes(a->V);
     a->group = H / K;
     TRY(sort_spans("q", a->q_spans, a->q.dim[1], a->q_span));
     return sort_spans("k", a->k_spans, a->k.dim[1], a->k_span);
@@ -79,10 +81,10 @@ void CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int6
         int64_t row = CPU(attn_key_row)(a, i0 + j);
         int64_t ahead = CPU(attn_key_row)(a, j + ROWS_AHEAD < keys->n ? i0 + j + ROWS_AHEAD : i0 + j);
         fetch_row(attn_row(a->k, b, ahead, head), a->C);
-        fetch_row(attn_row(a->v, b, ahead, head), a->C);
+        fetch_row(attn_row(a->v, b, ahead, head), a->V);
         keys->position[j] = (int32_t)spans_position(a->k_spans, row);
         copy_padded(keys->k + j * a->width, attn_row(a->k, b, row, head), a->C, a->width);
-        copy_padded(keys->v + j * a->width, attn_row(a->v, b, row, head), a->C, a->width);
+        copy_padded(keys->v + j * a->v_width, attn_row(a->v, b, row, head), a->V, a->v_width);
     }
 }
 
@@ -119,19 +121,19 @@ AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys)
     int64_t j0 = lower_bound(keys, t->low_min), j1 = lower_bound(keys, t->first + t->n);
     return (AttnKeys){ .n = j1 > j0 ? j1 - j0 : 0,
                        .k = keys->k + j0 * a->width,
-                       .v = keys->v + j0 * a->width,
+                       .v = keys->v + j0 * a->v_width,
                        .position = keys->position + j0 };
 }
 
-void CPU(attn_rows)(const Attn *a, float *dense, float *across, Tensor x, const AttnTile *t)
+void CPU(attn_rows)(float *dense, float *across, Tensor x, const AttnTile *t)
 {
-    int64_t lanes = attn_lanes(t->n), width = a->width;
+    int64_t lanes = attn_lanes(t->n), C = x.dim[3], width = attn_lanes(C);
     for (int64_t i = 0; i < t->n; i++) {
-        fetch_row(attn_row(x, t->b, t->row + (i + ROWS_AHEAD < t->n ? i + ROWS_AHEAD : i), t->head), a->C);
-        copy_padded(dense + i * width, attn_row(x, t->b, t->row + i, t->head), a->C, width);
+        fetch_row(attn_row(x, t->b, t->row + (i + ROWS_AHEAD < t->n ? i + ROWS_AHEAD : i), t->head), C);
+        copy_padded(dense + i * width, attn_row(x, t->b, t->row + i, t->head), C, width);
     }
     memset(dense + t->n * width, 0, (size_t)((lanes - t->n) * width) * sizeof(float));
-    CPU(transpose)(across, ATTN_QUERIES, dense, width, lanes, a->C);
+    CPU(transpose)(across, ATTN_QUERIES, dense, width, lanes, C);
 }
 
 Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out)

@@ -103,20 +103,24 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
     return check_dtype(info, f, p, t->dtype, b);
 }
 
-/* Product of the numbers and letters of "2 N O I"; 0 when empty. */
+/* Of the number or letter at *text, which moves behind it. */
+static int64_t flop_term(const char **text, const Binding *b)
+{
+    int64_t n = 0;
+    if (**text < '0' || **text > '9') return b->size[(int)*(*text)++];
+    while (**text >= '0' && **text <= '9') n = n * 10 + (*(*text)++ - '0');
+    return n;
+}
+
+/* Product of the words of "2 N O I", of which each may be a sum as "C+V"; 0 when empty. */
 static WideCount flop_count(const char *text, const Binding *b)
 {
     if (!*text) return 0;
     WideCount product = 1;
-    while (*text) {
-        if (*text >= '0' && *text <= '9') {
-            int64_t n = 0;
-            while (*text >= '0' && *text <= '9') n = n * 10 + (*text++ - '0');
-            product *= n;
-        } else {
-            if (*text != ' ') product *= b->size[(int)*text];
-            text++;
-        }
+    for (; *text; text += *text == ' ') {
+        int64_t sum = flop_term(&text, b);
+        while (*text == '+') text++, sum += flop_term(&text, b);
+        product *= sum;
     }
     return product;
 }

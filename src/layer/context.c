@@ -154,12 +154,12 @@ static Err gathered_bwd(Ctx *c, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor dk = a.dk, dv = a.dv;
-    const int64_t B = dk.dim[0], seq = c->batch->seq, K = dk.dim[2], C = dk.dim[3];
+    const int64_t B = dk.dim[0], seq = c->batch->seq, K = dk.dim[2];
     const int64_t chunks = a.q.dim[2] / K / a.chunk;
     TRY(context_gather(c, CONTEXT_ZIGZAG, &c->world->cp, &a.k));
     TRY(context_gather(c, CONTEXT_ZIGZAG, &c->world->cp, &a.v));
-    TRY(tensor_new(c->scratch, &a.dk, dk.dtype, chunks * B, seq, K, C));
-    TRY(tensor_new(c->scratch, &a.dv, dv.dtype, chunks * B, seq, K, C));
+    TRY(tensor_new(c->scratch, &a.dk, dk.dtype, chunks * B, seq, K, dk.dim[3]));
+    TRY(tensor_new(c->scratch, &a.dv, dv.dtype, chunks * B, seq, K, dv.dim[3]));
     a.k_span = spans_whole(seq);
     TRY(op_attention_bwd(c->s, &a));
     TRY(scatter_positions(c, a.dk, dk));

@@ -142,7 +142,7 @@ Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a)
     TRY(to_heads(c, cut, group, &a.k));
     TRY(to_heads(c, cut, group, &a.v));
     TRY(all_documents(c, cut, group, &a.doc));
-    TRY(tensor_alloc(c->scratch, &a.o, o.dtype, 4, a.q.dim));
+    TRY(tensor_new(c->scratch, &a.o, o.dtype, a.q.dim[0], a.q.dim[1], a.q.dim[2], a.v.dim[3]));
     a.lse = per_head(a.lse, a.q);
     a.q_span = a.k_span = group_span(c, ring);
     a.head0 += a.q.dim[2] * group->rank;
@@ -158,10 +158,10 @@ Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a)
     ArenaMark mark = arena_mark(c->scratch);
     const ContextCut cut = group_cut(c);
     const Tensor own[3] = { a.dq, a.dk, a.dv };
-    Tensor *const in[] = { &a.q, &a.k, &a.v, &a.o, &a.go }, *const out[3] = { &a.dq, &a.dk, &a.dv };
+    Tensor *const in[5] = { &a.q, &a.k, &a.v, &a.o, &a.go }, *const out[3] = { &a.dq, &a.dk, &a.dv };
     for (int i = 0; i < 5; i++) TRY(to_heads(c, cut, group, in[i]));
     TRY(all_documents(c, cut, group, &a.doc));
-    for (int i = 0; i < 3; i++) TRY(tensor_alloc(c->scratch, out[i], own[i].dtype, 4, i ? a.k.dim : a.q.dim));
+    for (int i = 0; i < 3; i++) TRY(tensor_alloc(c->scratch, out[i], own[i].dtype, 4, in[i]->dim));
     if (a.chunk > a.q.dim[2] / a.k.dim[2]) a.chunk = a.q.dim[2] / a.k.dim[2];
     a.lse = per_head(a.lse, a.q);
     a.delta = per_head(a.delta, a.q);

@@ -17,13 +17,15 @@
  * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do. In 16 bits what
  * the parts add up, o and dq, is in fp32 until the last of them, and rounded once.
  */
+#include <string.h>
+
 #include "layer/internal.h"
 
 typedef struct {
     Comm *group;
     int parts, rank;
     int64_t length, window; /* positions of a part */
-    int64_t half[4];        /* shape of its keys, or values: [B, length, K, C] */
+    int64_t half[2][4];     /* shapes of its keys and of its values: [B, length, K, C] */
     DType dtype;
     Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
     bool moving;          /* an exchange is on its way */
@@ -50,9 +52,9 @@ static bool sees(const Ring *r, int rank, int part)
 
 static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
 {
-    const int64_t bytes = tensor_bytes(pairs) / 4;
-    return tensor_view((void *)((uintptr_t)pairs.data + (uintptr_t)((2 * pair + half) * bytes)), r->dtype, 4,
-                       r->half);
+    const Tensor keys = tensor_view(pairs.data, r->dtype, 4, r->half[0]);
+    const int64_t at = pair * tensor_bytes(pairs) / 2 + half * tensor_bytes(keys);
+    return tensor_view((void *)((uintptr_t)pairs.data + (uintptr_t)at), r->dtype, 4, r->half[half]);
 }
 
 /* Starts the exchange of a part: its owner sends it to all that see it. */
@@ -72,7 +74,7 @@ static Err post(Ctx *c, Ring *r, int part)
         m[count++] = (CommMessage){ .send = send,
                                     .peer = peer,
                                     .data = from.data,
-                                    .bytes = 2 * tensor_bytes(from),
+                                    .bytes = tensor_bytes(r->own) / 2,
                                     .what = { .kind = MESSAGE_KEYS, .stage = (uint16_t)part } };
     }
     if (!count) return ERR_OK;
@@ -87,10 +89,12 @@ static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
     r->rank = r->group->rank;
     r->length = k.dim[1] / 2;
     r->dtype = k.dtype;
-    const int64_t half[4] = { k.dim[0], r->length, k.dim[2], k.dim[3] }, count = tensor_count(k) / 2;
-    for (int i = 0; i < 4; i++) r->half[i] = half[i];
-    TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, 2 * count));
-    TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, 2 * count));
+    const int64_t count = (tensor_count(k) + tensor_count(v)) / 2;
+    memcpy(r->half[0], k.dim, sizeof k.dim);
+    memcpy(r->half[1], v.dim, sizeof v.dim);
+    r->half[0][1] = r->half[1][1] = r->length;
+    TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, count));
+    TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, count));
     for (int i = 0; i < 2; i++) {
         TRY(context_move_part(c, k, half_of(r, r->own, i, 0), i, false));
         TRY(context_move_part(c, v, half_of(r, r->own, i, 1), i, false));
@@ -174,7 +178,9 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
     if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
     if (owner_of(r, part) != r->rank) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
-    return context_move_part(c, rows, tensor_view(d.data, r->dtype, 4, r->half), part != r->rank, true);
+    const Tensor own =
+        tensor_row_slice(tensor_reshape(d, d.dim[0], tensor_count(d) / d.dim[0]), 0, rows.dim[0]);
+    return context_move_part(c, rows, own, part != r->rank, true);
 }
 
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
@@ -186,8 +192,8 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
     RingPart part;
     TRY(wide_sum(c, dq, &a.dq));
     TRY(ring_open(c, &r, a.k, a.v));
-    TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * r.half[0], r.half[1], r.half[2], r.half[3]));
-    TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * r.half[0], r.half[1], r.half[2], r.half[3]));
+    TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * dk.dim[0], r.length, dk.dim[2], dk.dim[3]));
+    TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * dv.dim[0], r.length, dv.dim[2], dv.dim[3]));
     for (int i = 0; i < r.parts; i++) {
         TRY(advance(c, &r, i, &part));
         if (part.k.data) {

@@ -89,7 +89,8 @@ typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICA
 /* And which positions a rank has: a part from each end, or a run of them. */
 typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
 
-/* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. */
+/* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. Of a latent one
+ * (Mla) the latents [1, seq, 1, kv_rank] and the shared part of the key [1, seq, 1, rope]. */
 typedef struct {
     Tensor k, v;
 } KvCache;
@@ -182,7 +183,7 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
 
 /* ---- linear ---- */
 
-typedef enum { LINEAR_COLUMN, LINEAR_ROW } LinearKind;
+typedef enum { LINEAR_COLUMN, LINEAR_ROW, LINEAR_WHOLE } LinearKind;
 
 typedef struct {
     int weight, bias; /* bias -1 = none */
@@ -203,6 +204,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
 /*
  * COLUMN: x [R, in] -> y [N, out / tp], bias added.
  * ROW:    x [N, in / tp] -> y [R, out], bias NOT added (the residual add does it once).
+ * WHOLE:  x [R, in] -> y [R, out], without a bias; every rank has the whole weight.
  */
 Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y);
 /* COLUMN only: active = gelu(y) as well, in the same op. */
@@ -306,6 +308,60 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec);
 /* With c->kv (one sample, one span): the rows' keys and values go into it, and queries also see those before. */
 Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save);
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx);
+
+/* ---- multi-head latent attention, in the place of attention (docs/attention.md) ---- */
+
+/*
+ * Keys and values of all heads are made of one latent a row, and a part of the key, which has the rotary positions, is
+ * shared by all heads.
+ *
+ *   q_a [q_rank, D]      q_a_norm [q_rank]   q_b [H * (nope + rope), q_rank]; or q [H * (nope + rope), D] alone
+ *   kv_a [kv_rank + rope, D]   kv_a_norm [kv_rank]   kv_b [H * (nope + value), kv_rank]   proj [D, H * value]
+ */
+typedef struct {
+    int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
+    int64_t nope, rope,
+        value; /* of a head: columns of queries and keys without positions, with them; of values */
+} MlaWidths;
+
+typedef struct {
+    MlaWidths width;
+    Linear q_a, q, kv_a, kv_b, proj; /* q: that of the latent, or of the row */
+    Norm q_norm, kv_norm;
+    int heads;          /* global */
+    int64_t head_chunk; /* heads of a canonical chunk */
+    float scale;        /* of products of queries and keys */
+    bool rope, recompute;
+    int64_t window;
+    float softcap, dropout;
+    uint64_t dropout_key;
+} Mla;
+
+/* Selective recomputation leaves out q_latent, kv_latent, q, k and v. */
+typedef struct {
+    Saved q_a, kv_a;           /* latents before their norms; kv_a with the shared part of the key behind */
+    Saved q_latent, kv_latent; /* behind them */
+    Saved q, k, v, o, lse;
+    NormSave q_norm, kv_norm;
+} MlaSave;
+
+typedef struct {
+    const char *name; /* "layers.3.attn" */
+    MlaWidths width;
+    int64_t hidden, window;
+    int heads, tp_blocks; /* which divides heads */
+    bool rope, recompute; /* recompute: selectively */
+    float scale;          /* of scores, besides 1 / sqrt(nope + rope) */
+    float std, proj_std, softcap, dropout, norm_eps;
+    uint64_t seed;
+} MlaSpec;
+
+enum { MLA_LINEARS = 5 }; /* weight gradients that it can queue */
+
+Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
+/* x and y [R, D]; with c->kv as attention_forward. */
+Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save);
+Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx);
 
 /* ---- mlp ---- */
 

@@ -5,6 +5,7 @@
  *           backward  dx partial = dy w, a tree over out; --reduce rows--> dx [R, in]
  *   ROW     forward   partial = x w^T, a tree over in; --reduce rows--> y [R, out]
  *           backward  dy [R, out] --gather rows--> [N, out]   dx [N, in/tp] = dy w       out likewise
+ *   WHOLE   not cut: own rows in and out, and the weight's gradient is of them alone
  *
  * The summed dim that tp cuts is a tree over tp_blocks canonical chunks: a rank's call returns its aligned
  * subtree and the reduction over ranks is the rest of the same tree, so every tp gives the same bits.
@@ -21,11 +22,13 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
 {
     char name[PARAM_NAME_MAX];
     *l = (Linear){ .bias = -1, .in = spec.in, .out = spec.out, .kind = spec.kind };
-    bool column = spec.kind == LINEAR_COLUMN;
+    bool column = spec.kind == LINEAR_COLUMN, row = spec.kind == LINEAR_ROW;
+    ASSERT(column || row || !spec.bias);
     ParamSpec w = { .name = name,
                     .ndim = 2,
                     .shape = { spec.out, spec.in },
-                    .cut = { column ? CUT_TP : CUT_NONE, column ? CUT_NONE : CUT_TP },
+                    .cut = { column ? CUT_TP : CUT_NONE, row ? CUT_TP : CUT_NONE },
+                    .partial = spec.kind == LINEAR_WHOLE ? PARTIAL_ROWS : PARTIAL_NONE,
                     .interleave = spec.interleave,
                     .init = INIT_NORMAL,
                     .std = spec.std,
@@ -74,8 +77,9 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
     ASSERT(l->kind == LINEAR_COLUMN || !active.data);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor w = param_value(c, l->weight), full, partial;
-    if (l->kind == LINEAR_COLUMN) {
-        TRY(gather_rows(c, x, &full));
+    if (l->kind != LINEAR_ROW) {
+        full = x;
+        if (l->kind == LINEAR_COLUMN) TRY(gather_rows(c, x, &full));
         TRY(op(c->s, linear_fwd, .y = y, .gelu = active, .x = full, .w = w,
                .bias = l->bias >= 0 ? param_value(c, l->bias) : none, .leaf = whole_leaf(l->in)));
     } else {
@@ -116,6 +120,12 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
     return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });
 }
 
+static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
+{
+    TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out)));
+    return wgrad_push(c, (Wgrad){ l->weight, dy, x });
+}
+
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
     return linear_backward_gelu(l, c, x, dy, none, dx);
@@ -126,7 +136,8 @@ Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor ge
     ASSERT(l->kind == LINEAR_ROW || !gelu_x.data);
     ArenaMark mark = arena_mark(c->scratch);
     if (l->kind == LINEAR_COLUMN) TRY(column_backward(l, c, x, dy, dx));
-    else TRY(row_backward(l, c, x, dy, gelu_x, dx));
+    else if (l->kind == LINEAR_ROW) TRY(row_backward(l, c, x, dy, gelu_x, dx));
+    else TRY(whole_backward(l, c, x, dy, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -50,12 +50,6 @@ static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dacti
     return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
 }
 
-static Err add_rows(Ctx *c, Tensor sum, Tensor x)
-{
-    const ResidualSum r = { .sum = sum, .residual = sum, .branch = x, .dropout = { 0, 0, 1 } };
-    return residual_add(c, &r);
-}
-
 /* ---- rows to the ranks that hold their experts, and back ---- */
 
 /* A tensor of permuted rows, of which those count that the offsets say are there. */

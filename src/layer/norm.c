@@ -49,6 +49,12 @@ Err residual_add(Ctx *c, const ResidualSum *r)
               .dropout = r->dropout);
 }
 
+Err add_rows(Ctx *c, Tensor sum, Tensor x)
+{
+    const ResidualSum r = { .sum = sum, .residual = sum, .branch = x, .dropout = { 0, 0, 1 } };
+    return residual_add(c, &r);
+}
+
 Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, NormSave *save)
 {
     Tensor mean, rstd;

@@ -18,9 +18,33 @@ static uint64_t dropout_key(const ModelSpec *spec, const char *block, const char
 /* Projections that write to the residual stream start smaller, by 1 / sqrt(2 layers): Megatron's rule. */
 static float projection_std(const ModelSpec *s) { return s->init_std / sqrtf(2.0f * (float)s->layers); }
 
+static Err register_latent(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *block, int layer)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "%s.attn", block);
+    b->latent = true;
+    return mla_register(&b->mla, reg,
+                        (MlaSpec){ .name = name,
+                                   .width = s->latent.width,
+                                   .hidden = s->hidden,
+                                   .window = layer_pattern_at(&s->window, layer),
+                                   .heads = s->heads,
+                                   .tp_blocks = s->tp_blocks,
+                                   .rope = layer_pattern_at(&s->rope.layers, layer),
+                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
+                                   .scale = s->latent.scale,
+                                   .std = s->init_std,
+                                   .proj_std = projection_std(s),
+                                   .softcap = s->attention_softcap,
+                                   .dropout = s->attention_dropout,
+                                   .norm_eps = s->norm_eps,
+                                   .seed = s->seed });
+}
+
 static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *block, int layer)
 {
     char name[PARAM_NAME_MAX];
+    if (model_is_latent(s)) return register_latent(b, reg, s, block, layer);
     snprintf(name, sizeof name, "%s.attn", block);
     return attention_register(&b->attn, reg,
                               (AttentionSpec){ .name = name,
@@ -107,7 +131,20 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
 }
 
 /* The parameter of the bias that a branch leaves to the residual sum, or -1. */
+static int attention_bias(const Block *b) { return b->latent ? -1 : b->attn.proj.bias; }
 static int mlp_bias(const Block *b) { return b->mixture ? -1 : b->mlp.fc2.bias; }
+
+static Err heads_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)
+{
+    return b->latent ? mla_forward(&b->mla, c, x, y, &save->mla)
+                     : attention_forward(&b->attn, c, x, y, &save->attn);
+}
+
+static Err heads_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    return b->latent ? mla_backward(&b->mla, c, &save->mla, x, dy, dx)
+                     : attention_backward(&b->attn, c, &save->attn, x, dy, dx);
+}
 
 static Err ffn_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)
 {
@@ -147,8 +184,8 @@ Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
     TRY(tensor_new(c->scratch, &branch, c->dtype, R, D));
     TRY(norm_out(b, c, x, &n, &save->n1));
     TRY(norm_forward(&b->norm1, c, x, n, &save->norm1));
-    TRY(attention_forward(&b->attn, c, n, branch, &save->attn));
-    ResidualSum sum = behind(b, c, b->attn.proj.bias, b->attn_dropout_key, x, branch, mid);
+    TRY(heads_forward(b, c, n, branch, save));
+    ResidualSum sum = behind(b, c, attention_bias(b), b->attn_dropout_key, x, branch, mid);
     TRY(norm_out(b, c, mid, &n, &save->n2));
     TRY(norm_forward_sum(&b->norm2, c, &sum, n, &save->norm2));
     TRY(ffn_forward(b, c, n, branch, save));
@@ -194,9 +231,9 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
     TRY(ffn_backward(b, c, save, n, dbranch, dn));
     TRY(norm_backward(&b->norm2, c, &save->norm2, mid, dn, d));
     arena_release(c->scratch, half);
-    TRY(branch_gradient(b, c, b->attn.proj.bias, b->attn_dropout_key, d, &dbranch));
+    TRY(branch_gradient(b, c, attention_bias(b), b->attn_dropout_key, d, &dbranch));
     TRY(norm_output(b, c, &b->norm1, save->n1, x, &n));
-    TRY(attention_backward(&b->attn, c, &save->attn, n, dbranch, dn));
+    TRY(heads_backward(b, c, save, n, dbranch, dn));
     TRY(norm_backward(&b->norm1, c, &save->norm1, x, dn, d));
     arena_release(c->scratch, mark);
     return ERR_OK;

@@ -100,7 +100,10 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
 
 int stage_segments(const Stage *st) { return st->share.layer_count + 2 + st->share.mtp * MTP_SEGMENTS; }
 
-static int block_linears(const Block *b) { return 2 + (b->mixture ? MOE_LINEARS : 2); }
+static int block_linears(const Block *b)
+{
+    return (b->latent ? MLA_LINEARS : 2) + (b->mixture ? MOE_LINEARS : 2);
+}
 
 int stage_linears(const Stage *st)
 {
@@ -233,10 +236,13 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup)
 {
     const ModelSpec *m = &st->spec;
+    const bool latent = model_is_latent(m);
+    const int64_t heads = latent ? 1 : m->kv_heads;
+    const int64_t k = latent ? m->latent.width.kv_rank : m->head_dim, v = latent ? m->latent.width.rope : k;
     TRY(setup_array(setup, st->share.layer_count, kv));
     for (int i = 0; i < st->share.layer_count; i++) {
-        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, m->kv_heads, m->head_dim));
-        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, m->kv_heads, m->head_dim));
+        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, k));
+        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, v));
     }
     return ERR_OK;
 }
@@ -261,6 +267,8 @@ bool model_is_mixture(const ModelSpec *spec, int layer)
     return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
 }
 
+bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
+
 /* Matrices of a feed-forward layer. */
 static int64_t ffn_matrices(const ModelSpec *spec) { return spec->activation == ACT_SWIGLU ? 3 : 2; }
 
@@ -279,11 +287,36 @@ static int64_t lookup_params(const ModelSpec *spec)
     return (tokens + positions) * spec->hidden;
 }
 
+/* Columns of a head's keys and of its values. */
+static int64_t key_and_value(const ModelSpec *spec)
+{
+    return spec->head_dim + (model_is_latent(spec) ? spec->latent.width.value : spec->head_dim);
+}
+
+int64_t model_attention_flop_per_token(const ModelSpec *spec)
+{
+    return 6 * (int64_t)(spec->layers + spec->mtp.count) * spec->heads * key_and_value(spec) * spec->seq;
+}
+
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 {
     const int64_t heads_again = spec->mtp.count * spec->vocab * spec->hidden;
     return 6 * (model_active_params(spec, params_unpadded) - lookup_params(spec) + heads_again) +
-           12 * (int64_t)(spec->layers + spec->mtp.count) * spec->heads * spec->head_dim * spec->seq;
+           model_attention_flop_per_token(spec);
+}
+
+/* Of a block's attention: products with its weights, scores and weighted values. */
+static double attention_flop_per_token(const ModelSpec *spec)
+{
+    const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
+    const double scores = 2 * heads * (double)key_and_value(spec) * (double)spec->seq;
+    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
+    if (!model_is_latent(spec)) return 2 * D * columns * C + scores;
+    const MlaWidths w = spec->latent.width;
+    const double q = w.q_rank ? (double)w.q_rank * (D + heads * C) : D * heads * C;
+    const double kv =
+        D * (double)(w.kv_rank + w.rope) + (double)w.kv_rank * heads * (double)(w.nope + w.value);
+    return 2 * (q + kv + heads * (double)w.value * D) + scores;
 }
 
 /* Of a block's feed-forward part. */
@@ -297,9 +330,7 @@ static double ffn_flop_per_token(const ModelSpec *spec, int layer)
 
 static double block_flop_per_token(const ModelSpec *spec, int layer)
 {
-    const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
-    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
-    return 2 * D * columns * C + 4 * heads * C * (double)spec->seq + ffn_flop_per_token(spec, layer);
+    return attention_flop_per_token(spec) + ffn_flop_per_token(spec, layer);
 }
 
 double stage_flop_per_token(const ModelSpec *spec, StageShare share)

@@ -49,6 +49,12 @@ typedef struct {
     bool truncate;
 } RopeSpec;
 
+/* Multi-head latent attention (layer.h, Mla); kv_rank 0: none. */
+typedef struct {
+    MlaWidths width;
+    float scale; /* of scores, besides 1 / sqrt(head_dim) */
+} LatentSpec;
+
 enum { MTP_MOST = 8 };
 
 /* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
@@ -59,11 +65,13 @@ typedef struct {
 
 /* Everything a model is, in numbers; filled from the configuration by train/. */
 typedef struct {
-    int layers, heads, kv_heads, head_dim;
+    int layers, heads, kv_heads,
+        head_dim; /* with latent attention kv_heads = heads, head_dim = nope + rope */
     int64_t hidden, ffn, seq, vocab, padded_vocab;
     LayerPattern window;  /* of each block; 0: all positions */
     LayerPattern context; /* of each block: its ContextComm */
     RopeSpec rope;
+    LatentSpec latent;
     bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
     Activation activation;
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
@@ -76,7 +84,9 @@ typedef struct {
 
 typedef struct {
     Norm norm1, norm2;
+    bool latent; /* mla instead of attn */
     Attention attn;
+    Mla mla;
     bool mixture; /* moe instead of mlp */
     Mlp mlp;
     Moe moe;
@@ -91,6 +101,7 @@ typedef struct {
     NormSave norm1, norm2;
     Saved n1, n2, mid;
     AttentionSave attn;
+    MlaSave mla;
     MlpSave mlp;
     MoeSave moe;
 } BlockSave;
@@ -182,7 +193,7 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
 /* dout: the gradient of out. din: where that of in goes, may be dout itself. Empty as out and in are. */
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din);
 
-/* Room for the keys and values of one sample in `state`: a KvCache for each block. */
+/* Room for the keys and values of one sample, or their latents, in `state`: a KvCache for each block. */
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup);
 
 /*
@@ -196,9 +207,13 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
                       Tensor *sin);
 
 bool model_is_mixture(const ModelSpec *spec, int layer);
+bool model_is_latent(const ModelSpec *spec);
 /* Of so many parameters those that a token meets: without the experts that it is not sent to. */
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
-/* 6 N + 12 L C T: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
+/* Of scores and weighted values, forward and backward: 12 L C T, C the columns of all heads (where keys and values
+ * differ in width, the mean of both). */
+int64_t model_attention_flop_per_token(const ModelSpec *spec);
+/* 6 N and that: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* Of one stage's forward, without recomputation: of the products alone, and never 0. */
 double stage_flop_per_token(const ModelSpec *spec, StageShare share);

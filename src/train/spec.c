@@ -1,6 +1,8 @@
 /* See spec.h. */
 #include "train/spec.h"
 
+#include "base/mathx.h"
+
 static MixtureSpec mixture_spec(const Config *cfg)
 {
     static const RouterScore scores[] = { [MOE_ROUTER_SOFTMAX] = ROUTER_SOFTMAX,
@@ -57,6 +59,17 @@ static RopeSpec rope_spec(const Config *cfg)
     return r;
 }
 
+static LatentSpec latent_spec(const Config *cfg)
+{
+    const double m = cfg->model.rope_mscale_all * 0.1 * m_log(cfg->model.rope_factor) + 1;
+    return (LatentSpec){ .width = { .q_rank = cfg->model.q_lora_rank,
+                                    .kv_rank = cfg->model.kv_lora_rank,
+                                    .nope = cfg->model.qk_nope_head_dim,
+                                    .rope = cfg->model.qk_rope_head_dim,
+                                    .value = cfg->model.v_head_dim },
+                         .scale = (float)(m * m) };
+}
+
 /* (a ring of single ranks is a ring) */
 static LayerPattern context_spec(const Config *cfg)
 {
@@ -101,6 +114,10 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
+    if (cfg->model.attention == MODEL_ATTENTION_MLA) {
+        m.latent = latent_spec(cfg);
+        m.rope.columns = (int)m.latent.width.rope;
+    }
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
     m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);

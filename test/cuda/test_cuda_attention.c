@@ -17,6 +17,7 @@ typedef struct {
     int docs, gap;
     double drop, softcap;
     int sinks;
+    int64_t V; /* width of values; 0: as keys */
 } Shape;
 
 enum { POSITIONS = 512, HEAD0 = 3 };
@@ -25,9 +26,11 @@ static const char *shape_name(DType T, const Shape *s)
 {
     static char name[256];
     snprintf(name, sizeof name,
-             "%s B %d H %d K %d C %d q %d+%d %d+%d k %d+%d %d+%d window %d docs %d gap %d drop %g softcap %g sinks %d",
+             "%s B %d H %d K %d C %d V %d q %d+%d %d+%d k %d+%d %d+%d window %d docs %d gap %d drop %g softcap %g "
+             "sinks %d",
              dtype_name(T),
-             (int)s->B, (int)s->H, (int)s->K, (int)s->C, (int)s->q.first[0], (int)s->q.count[0], (int)s->q.first[1],
+             (int)s->B, (int)s->H, (int)s->K, (int)s->C, (int)(s->V ? s->V : s->C), (int)s->q.first[0],
+             (int)s->q.count[0], (int)s->q.first[1],
              (int)s->q.count[1], (int)s->k.first[0], (int)s->k.count[0], (int)s->k.first[1], (int)s->k.count[1],
              (int)s->window, s->docs, s->gap, s->drop, s->softcap, s->sinks);
     return name;
@@ -87,12 +90,15 @@ static void attention_case(DType T, Shape s)
     const char *name = shape_name(T, &s);
     const float scale = 1.0f / sqrtf((float)s.C);
     const Dropout dropout = { 0x123456789ABCDEF, dropout_threshold((float)s.drop), 1 / (1 - (float)s.drop) };
+    Shape values = s;
+    if (s.V) values.C = s.V;
     Pair q = heads_random(c, T, 3, &s, rows, s.H), k = heads_random(c, T, 1, &s, keys, s.K);
-    Pair v = heads_random(c, T, 1, &s, keys, s.K), o = heads_random(c, T, 1, &s, rows, s.H);
+    Pair v = heads_random(c, T, 1, &values, keys, s.K), o = heads_random(c, T, 1, &values, rows, s.H);
     Pair lse = pair_output(c, F32, s.B, rows, s.H), sample = samples(c, &s), doc = { 0 }, sink = { 0 };
     if (s.sinks) sink = pair_random(c, T, 2, s.H);
     if (s.docs) doc = documents(c, &s, rows);
-    Pair q_ = without_gap(q, &s), k_ = without_gap(k, &s), v_ = without_gap(v, &s), o_ = without_gap(o, &s);
+    Pair q_ = without_gap(q, &s), k_ = without_gap(k, &s);
+    Pair v_ = without_gap(v, &values), o_ = without_gap(o, &values);
     BOTH(c, attention_fwd, .o = AT(o_), .lse = AT(lse), .q = AT(q_), .k = AT(k_), .v = AT(v_), .sink = AT(sink),
          .doc = AT(doc), .sample = AT(sample), .q_span = s.q, .k_span = s.k, .scale = scale,
          .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0);
@@ -100,13 +106,13 @@ static void attention_case(DType T, Shape s)
     pair_check(c, lse, 1e-5, "lse, %s", name);
 
     /* backward from the CPU's results, rounded: the same on both sides */
-    o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, s.C + s.gap);
+    o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, values.C + s.gap);
     lse = pair_values(c, F32, lse.t[CASE_CPU].data, s.B, rows, s.H);
-    o_ = without_gap(o, &s);
-    Pair go = heads_random(c, T, 1, &s, rows, s.H), dq = heads_random(c, T, 1, &s, rows, s.H);
-    Pair dk = heads_random(c, T, 1, &s, keys, s.K), dv = heads_random(c, T, 1, &s, keys, s.K);
-    Pair delta = pair_output(c, F32, s.B, rows, s.H), go_ = without_gap(go, &s), dq_ = without_gap(dq, &s);
-    Pair dk_ = without_gap(dk, &s), dv_ = without_gap(dv, &s);
+    o_ = without_gap(o, &values);
+    Pair go = heads_random(c, T, 1, &values, rows, s.H), dq = heads_random(c, T, 1, &s, rows, s.H);
+    Pair dk = heads_random(c, T, 1, &s, keys, s.K), dv = heads_random(c, T, 1, &values, keys, s.K);
+    Pair delta = pair_output(c, F32, s.B, rows, s.H), go_ = without_gap(go, &values), dq_ = without_gap(dq, &s);
+    Pair dk_ = without_gap(dk, &s), dv_ = without_gap(dv, &values);
     BOTH(c, attention_bwd, .dq = AT(dq_), .dk = AT(dk_), .dv = AT(dv_), .go = AT(go_), .q = AT(q_), .k = AT(k_),
          .v = AT(v_), .o = AT(o_), .lse = AT(lse), .delta = AT(delta), .doc = AT(doc), .sample = AT(sample),
          .q_span = s.q, .k_span = s.k, .scale = scale, .softcap = (float)s.softcap, .block = 64, .window = s.window,
@@ -145,6 +151,20 @@ TEST(attention_widths)
     for (int t = 0; t < 3; t++)
         for (int i = 0; i < 12; i++)
             attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = widths[i], .q = run(0, i % 2 ? 65 : 33), .gap = i % 4 * 8 });
+}
+
+/* Values of another width than keys: narrower as in latent attention, or wider, each engine. */
+TEST(attention_widths_of_values)
+{
+    for (int t = 0; t < 3; t++) {
+        attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 2, .C = 192, .V = 128, .q = run(0, 70) });
+        attention_case(types[t],
+                       (Shape){ .B = 2, .H = 2, .K = 2, .C = 24, .V = 16, .q = run(0, 66), .docs = 1, .gap = 8 });
+    }
+    attention_case(BF16, (Shape){ .B = 1, .H = 2, .K = 1, .C = 64, .V = 96, .q = run(0, 65), .drop = .2 });
+    attention_case(F32, (Shape){ .B = 1, .H = 1, .K = 1, .C = 40, .V = 72, .q = run(0, 40), .softcap = 1 });
+    attention_case(F16,
+                   (Shape){ .B = 1, .H = 1, .K = 1, .C = 128, .V = 64, .q = run(0, 70), .softcap = 1, .window = 33 });
 }
 
 TEST(attention_grouped_heads)

@@ -146,6 +146,47 @@ TEST(join_columns)
         for (int k = 0; k < 8; k++) join_case(types[t], shapes[k]);
 }
 
+typedef struct {
+    int64_t N, H, own, shared, value, gap, skip;
+    int used;
+} LatentShape;
+
+/* Keys and values of latent attention; each tensor as columns of something wider. */
+static void latent_case(DType T, LatentShape p)
+{
+    CudaCase *c = case_open();
+    const int64_t used = p.N - p.N / 3, rows = p.N * p.H;
+    Matrix k = matrix_uniform(c, T, -1, 1, rows, p.own + p.shared, p.gap, p.skip),
+           v = matrix_uniform(c, T, -1, 1, rows, p.value, p.gap, p.skip),
+           kv = matrix_uniform(c, T, -1, 1, rows, p.own + p.value, p.gap, p.skip),
+           back = matrix_uniform(c, T, -1, 1, rows, p.own + p.value, p.gap, p.skip),
+           pe = matrix_uniform(c, T, -1, 1, p.N, p.shared, p.gap, p.skip),
+           sum = matrix_uniform(c, T, -1, 1, p.N, p.shared, p.gap, p.skip);
+    Pair count = pair_values(c, I64, &used, 1);
+    const Pair from = pair_used(matrix_heads(&kv, p.N, p.H), p.used ? &count : NULL);
+    const Pair to = pair_used(matrix_heads(&back, p.N, p.H), p.used ? &count : NULL);
+    const Pair keys = matrix_heads(&k, p.N, p.H), values = matrix_heads(&v, p.N, p.H);
+    char name[80];
+    snprintf(name, sizeof name, "%s N %d H %d of %d, %d, %d gap %d", dtype_name(T), (int)p.N, (int)p.H, (int)p.own,
+             (int)p.shared, (int)p.value, (int)p.gap);
+    BOTH(c, mla_split, .k = AT(keys), .v = AT(values), .kv = AT(from), .pe = AT(pe.view));
+    pair_check(c, k.all, 0, "k, %s", name);
+    pair_check(c, v.all, 0, "v, %s", name);
+    BOTH(c, mla_merge, .kv = AT(to), .pe = AT(sum.view), .k = AT(keys), .v = AT(values), .chunk = p.H);
+    pair_check(c, back.all, 0, "kv, %s", name);
+    pair_check(c, sum.all, case_tolerance(T), "pe, %s", name);
+    case_close(c);
+}
+
+TEST(latent_keys_and_values)
+{
+    static const LatentShape shapes[] = { { 1, 1, 8, 8, 8, 0, 0, 0 },    { 3, 2, 5, 3, 4, 0, 0, 0 },
+                                          { 4, 16, 128, 64, 128, 0, 0, 1 }, { 31, 4, 16, 8, 24, 8, 8, 0 },
+                                          { 7, 3, 24, 8, 16, 5, 1, 1 },  { 65, 2, 8, 16, 8, 0, 0, 1 } };
+    for (int t = 0; t < 3; t++)
+        for (int k = 0; k < 6; k++) latent_case(types[t], shapes[k]);
+}
+
 TEST(heads_refused)
 {
     CudaCase *c = case_open();

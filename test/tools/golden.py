@@ -64,12 +64,20 @@ GEMMA = dict(LLAMA, qk_norm=False, layers=6, window=[6] * 5 + [0], rope=[1] * 6,
 GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
 QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
+# Latent attention: without a latent for queries; and what DeepSeek-V3 has besides, experts, YaRN with a scale of scores
+# and a module of multi-token prediction.
+MLA = dict(LLAMA, qk_norm=False, kv_heads=4, head_dim=10, window=[7, 0], mla=dict(
+    q_rank=0, kv_rank=20, nope=6, rope=4, value=9, mscale_all=0.0))
+DEEPSEEKV3 = dict(DEEPSEEK, head_dim=14, mtp=1, mtp_weight=0.3, moe=dict(
+    DEEPSEEK["moe"], experts=16, topk=4, groups=4, group_topk=2), mla=dict(
+    q_rank=17, kv_rank=19, nope=6, rope=8, value=10, mscale_all=1.0), rope_scaling=dict(
+    kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=1.0, truncate=True))
 # Multi-token prediction: one module of experts, as DeepSeek-V3's; two, of dense blocks, that share the one table.
 MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
 MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
 GRADIENTS_ONLY = ("mtp", "mtp2", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
-                  "qwen3next")  # no final weights
+                  "qwen3next", "mla", "deepseekv3")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -126,15 +134,28 @@ def shapes(m):
         if not rms:
             out.append((name + ".bias", (width,)))
 
+    def latent_shapes(a, p):
+        if a["q_rank"]:
+            linear(p + "q_a", a["q_rank"], D)
+            norm(p + "q_a_norm", a["q_rank"], True)
+        linear(p + ("q_b" if a["q_rank"] else "q"), m["heads"] * (a["nope"] + a["rope"]), a["q_rank"] or D)
+        linear(p + "kv_a", a["kv_rank"] + a["rope"], D)
+        norm(p + "kv_a_norm", a["kv_rank"], True)
+        linear(p + "kv_b", m["heads"] * (a["nope"] + a["value"]), a["kv_rank"])
+        linear(p + "proj", D, m["heads"] * a["value"])
+
     def block(p, i):
         norm(p + "norm1", D, m["rms"])
-        linear(p + "attn.qkv", q + 2 * kv + (q if m.get("gate") else 0), D)
-        if m["qk_norm"]:
-            norm(p + "attn.q_norm", m["head_dim"], True)
-            norm(p + "attn.k_norm", m["head_dim"], True)
-        if m.get("sinks"):
-            out.append((p + "attn.sinks", (m["heads"],)))
-        linear(p + "attn.proj", D, q)
+        if "mla" in m:
+            latent_shapes(m["mla"], p + "attn.")
+        else:
+            linear(p + "attn.qkv", q + 2 * kv + (q if m.get("gate") else 0), D)
+            if m["qk_norm"]:
+                norm(p + "attn.q_norm", m["head_dim"], True)
+                norm(p + "attn.k_norm", m["head_dim"], True)
+            if m.get("sinks"):
+                out.append((p + "attn.sinks", (m["heads"],)))
+            linear(p + "attn.proj", D, q)
         norm(p + "norm2", D, m["rms"])
         fc1 = 2 if m["swiglu"] else 1
         if is_mixture(m, i):
@@ -219,10 +240,28 @@ class Model:
         a, b = x[..., :d // 2], x[..., d // 2:d]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., d:]], -1)
 
-    def attention(self, name, layer, x):
-        m, window = self.m, self.m["window"][layer]
+    def latent_heads(self, name, x):
+        """Latent attention's q, k, v [B, H, T, ...], as in DeepSeek's paper."""
+        a, (B, T, _), H = self.m["mla"], x.shape, self.m["heads"]
+        c = self.norm(name + ".q_a_norm", self.linear(name + ".q_a", x), True) if a["q_rank"] else x
+        q = self.linear(name + (".q_b" if a["q_rank"] else ".q"), c).reshape(B, T, H, -1).transpose(1, 2)
+        latent, shared = self.linear(name + ".kv_a", x).split([a["kv_rank"], a["rope"]], -1)
+        kv = self.linear(name + ".kv_b", self.norm(name + ".kv_a_norm", latent, True)).reshape(B, T, H, -1)
+        k, v = kv.transpose(1, 2).split([a["nope"], a["value"]], -1)
+        shared = self.rotate(shared[:, None]).expand(B, H, T, a["rope"])
+        return torch.cat([q[..., :a["nope"]], self.rotate(q[..., a["nope"]:])], -1), torch.cat([k, shared], -1), v
+
+    def score_scale(self):
+        a, s = self.m.get("mla"), self.m.get("rope_scaling")
+        return (0.1 * a["mscale_all"] * math.log(s["factor"]) + 1) ** 2 if a and s else 1
+
+    def heads(self, name, layer, x):
+        """q, k, v [B, H, T, ...], rotated, and a gate [B, T, ...] or nothing."""
+        m = self.m
         B, T, _ = x.shape
         H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
+        if "mla" in m:
+            return *self.latent_heads(name, x), None
         q, k, v, *gate = self.linear(name + ".qkv", x).split([H * C, K * C, K * C] + [H * C] * m.get("gate", False), -1)
         q, k, v = (t.reshape(B, T, -1, C) for t in (q, k, v))
         if m["qk_norm"]:
@@ -231,7 +270,14 @@ class Model:
         if m["rope"][layer]:
             q, k = self.rotate(q), self.rotate(k)
         k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
-        score = q @ k.transpose(-1, -2) / math.sqrt(C)
+        return q, k, v, gate[0] if gate else None
+
+    def attention(self, name, layer, x):
+        m, window = self.m, self.m["window"][layer]
+        B, T, _ = x.shape
+        H = m["heads"]
+        q, k, v, gate = self.heads(name, layer, x)
+        score = q @ k.transpose(-1, -2) / math.sqrt(q.shape[-1]) * self.score_scale()
         if m.get("softcap"):
             score = m["softcap"] * torch.tanh(score / m["softcap"])
         behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
@@ -240,8 +286,8 @@ class Model:
         if m.get("sinks"):  # one more column, whose weight goes nowhere
             sink = self.w[name + ".sinks"].reshape(1, H, 1, 1).expand(B, H, T, 1)
             score = torch.cat([score, sink], -1)
-        o = (torch.softmax(score, -1)[..., :T] @ v).transpose(1, 2).reshape(B, T, H * C)
-        return self.linear(name + ".proj", o * torch.sigmoid(gate[0]) if gate else o)
+        o = (torch.softmax(score, -1)[..., :T] @ v).transpose(1, 2).reshape(B, T, -1)
+        return self.linear(name + ".proj", o if gate is None else o * torch.sigmoid(gate))
 
     def activation(self, h):
         if self.m["swiglu"]:
@@ -397,7 +443,7 @@ def main():
         ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
         ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
-        ("mtp", MTP), ("mtp2", MTP2))]
+        ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 

@@ -1,0 +1,439 @@
+/*
+ * Multi-head latent attention: keys and values of all heads are made of one narrow latent a row, and the part of the
+ * key that has positions is shared by all heads. Heads are cut over tp; the latents are whole on each rank.
+ *
+ *   c    = norm(x Wq_a)                    [R, q_rank]; without q_rank queries are made of x itself
+ *   q    = c Wq                            a head: [nope | rope columns], the last rotated
+ *   l, p = x Wkv_a                         [R, kv_rank], [R, rope]; l is normed, p rotated
+ *   k, v = norm(l) Wkv_b                   a head: [nope | value columns]; k is [nope | p]
+ *   y    = attention(q, k, v) Wproj        scores q k / sqrt(nope + rope), times what YaRN asks for
+ *
+ *   rows      x --Wq_a, Wkv_a--> latents, R rows of a rank --norm--> --gather--> N rows --Wq, Wkv_b--> own heads
+ *   backward  dp is summed over own heads, a tree over canonical chunks of them, and over ranks: the rest of the tree
+ *
+ * Kept for backward: both latents and their norms, q, k, v, o and the log-sum-exp. Selective recomputation leaves out
+ * what is made of the latents: norms, q, k and v.
+ *
+ * Generation keeps norm(l) and the rotated p of earlier positions, kv_rank + rope numbers a row, and makes k and v of
+ * all positions anew.
+ *
+ * Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
+ */
+#include <math.h>
+#include <stdio.h>
+
+#include "base/rng.h"
+#include "layer/internal.h"
+
+/* ---- registration ---- */
+
+static Err add_linear(ParamRegistry *reg, const MlaSpec *s, const char *what, LinearSpec spec, Linear *l)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "%s.%s", s->name, what);
+    spec.name = name;
+    if (!(spec.std > 0)) spec.std = s->std;
+    return linear_register(l, reg, spec);
+}
+
+static Err add_norm(ParamRegistry *reg, const MlaSpec *s, const char *what, int64_t width, Norm *n)
+{
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "%s.%s", s->name, what);
+    return norm_register(n, reg, name, width, true, s->norm_eps, PARTIAL_ROWS);
+}
+
+static Err register_queries(Mla *m, ParamRegistry *reg, const MlaSpec *s)
+{
+    const MlaWidths w = s->width;
+    const int64_t columns = (int64_t)s->heads * (w.nope + w.rope);
+    if (!w.q_rank)
+        return add_linear(reg, s, "q", (LinearSpec){ .in = s->hidden, .out = columns, .kind = LINEAR_COLUMN },
+                          &m->q);
+    TRY(add_linear(reg, s, "q_a", (LinearSpec){ .in = s->hidden, .out = w.q_rank, .kind = LINEAR_WHOLE },
+                   &m->q_a));
+    TRY(add_norm(reg, s, "q_a_norm", w.q_rank, &m->q_norm));
+    return add_linear(reg, s, "q_b", (LinearSpec){ .in = w.q_rank, .out = columns, .kind = LINEAR_COLUMN },
+                      &m->q);
+}
+
+Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
+{
+    char name[PARAM_NAME_MAX];
+    const MlaWidths w = s.width;
+    const int64_t H = s.heads;
+    *m = (Mla){ .width = w,
+                .heads = s.heads,
+                .head_chunk = s.heads / s.tp_blocks,
+                .scale = s.scale / sqrtf((float)(w.nope + w.rope)),
+                .rope = s.rope,
+                .recompute = s.recompute,
+                .window = s.window,
+                .softcap = s.softcap,
+                .dropout = s.dropout };
+    ASSERT(s.heads % s.tp_blocks == 0);
+    snprintf(name, sizeof name, "%s.attention_dropout", s.name);
+    m->dropout_key = rng_key(s.seed, name);
+    TRY(register_queries(m, reg, &s));
+    TRY(add_linear(reg, &s, "kv_a",
+                   (LinearSpec){ .in = s.hidden, .out = w.kv_rank + w.rope, .kind = LINEAR_WHOLE },
+                   &m->kv_a));
+    TRY(add_norm(reg, &s, "kv_a_norm", w.kv_rank, &m->kv_norm));
+    TRY(add_linear(reg, &s, "kv_b",
+                   (LinearSpec){ .in = w.kv_rank, .out = H * (w.nope + w.value), .kind = LINEAR_COLUMN },
+                   &m->kv_b));
+    return add_linear(reg, &s, "proj",
+                      (LinearSpec){
+                          .in = H * w.value, .out = s.hidden, .kind = LINEAR_ROW, .std = s.proj_std },
+                      &m->proj);
+}
+
+/* ---- what both directions share ---- */
+
+/* One call, and its local sizes. */
+typedef struct {
+    const Mla *m;
+    Ctx *c;
+    const MlaSave *save;
+    int64_t B, T, N, R, H;
+    int64_t key; /* columns of a head's queries and keys */
+} Call;
+
+static Call call_of(const Mla *m, Ctx *c, const MlaSave *save)
+{
+    const int64_t B = c->batch->B, T = c->batch->T;
+    return (Call){ .m = m,
+                   .c = c,
+                   .save = save,
+                   .B = B,
+                   .T = T,
+                   .N = B * T,
+                   .R = ctx_rows(c),
+                   .H = m->heads / c->world->tp.size,
+                   .key = m->width.nope + m->width.rope };
+}
+
+static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
+{
+    return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]);
+}
+
+static Tensor by_sample(const Call *k, Tensor t) /* [N, H, C] -> [B, T, H, C] */
+{
+    return tensor_reshape(t, k->B, t.dim[0] / k->B, t.dim[1], t.dim[2]);
+}
+
+static Tensor one_head(Tensor t) /* [N, C] -> [N, 1, C], of the same rows */
+{
+    return (
+        Tensor){ .data = t.data, .dim = { t.dim[0], 1, t.dim[1] }, .ld = t.ld, .ndim = 3, .dtype = t.dtype };
+}
+
+static Tensor latent_of(const Call *k, Tensor kv_a) { return tensor_col_slice(kv_a, 0, k->m->width.kv_rank); }
+
+static Tensor shared_of(const Call *k, Tensor kv_a)
+{
+    return tensor_col_slice(kv_a, k->m->width.kv_rank, k->m->width.rope);
+}
+
+/* y = x, of which either may be columns of something wider. */
+static Err copy_rows(Ctx *c, Tensor y, Tensor x)
+{
+    const Tensor from = {
+        .data = x.data, .dim = { 1, x.dim[0], x.dim[1] }, .ld = x.ld, .ndim = 3, .dtype = x.dtype
+    };
+    return op(c->s, join_columns, .y = one_head(y), .x = from);
+}
+
+static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
+{
+    Ctx *c = k->c;
+    if (!k->m->rope) return ERR_OK;
+    return op(c->s, rope, .x = x, .position = position, .cos = c->rope_cos, .sin = c->rope_sin,
+              .inverse = inverse);
+}
+
+/* The last columns of each head. */
+static Err rotate_queries(const Call *k, Tensor q, int inverse)
+{
+    q.data = (char *)q.data + k->m->width.nope * dtype_size(q.dtype);
+    q.dim[2] = k->m->width.rope;
+    return rotate(k, q, ctx_place(k->c), inverse);
+}
+
+/* The shared part of the keys of this rank's rows. */
+static Err rotate_shared(const Call *k, Tensor p, int inverse)
+{
+    return rotate(k, one_head(p), ctx_row_slice(k->c, ctx_place(k->c)), inverse);
+}
+
+/* ---- forward ---- */
+
+/* Latents of this rank's rows behind their norms, and the rotated part of the key. */
+typedef struct {
+    Tensor q, kv;  /* [R, q_rank], or without one the rows themselves; [R, kv_rank] */
+    Tensor shared; /* [R, rope] */
+} Latents;
+
+/* q, k [N, H, key], v [N, H, value] of this rank's heads. */
+typedef struct {
+    Tensor q, k, v;
+} Heads;
+
+/* What is made of the latents is kept for backward or, with recomputation, passes. [R, columns]: */
+static Err latent_alloc(const Call *k, Tensor *t, Saved *saved, int64_t columns)
+{
+    Ctx *c = k->c;
+    if (k->m->recompute) return tensor_new(c->scratch, t, c->dtype, k->R, columns);
+    return save_new(c, REGION_W, t, saved, c->dtype, k->R, columns);
+}
+
+/* [N, H, columns]: */
+static Err head_alloc(const Call *k, Tensor *t, Saved *saved, int64_t N, int64_t columns)
+{
+    Ctx *c = k->c;
+    if (k->m->recompute) return tensor_new(c->scratch, t, c->dtype, N, k->H, columns);
+    return save_new(c, REGION_I, t, saved, c->dtype, N, k->H, columns);
+}
+
+/* Of `keys` rows, more than the batch's own where earlier ones are kept. */
+static Err heads_alloc(const Call *k, int64_t keys, MlaSave *save, Heads *h)
+{
+    TRY(head_alloc(k, &h->q, &save->q, k->N, k->key));
+    TRY(head_alloc(k, &h->k, &save->k, keys, k->key));
+    return head_alloc(k, &h->v, &save->v, keys, k->m->width.value);
+}
+
+/* The rotated part of the key, in scratch. */
+static Err shared_key(const Call *k, Tensor kv_a, Tensor *shared)
+{
+    TRY(tensor_new(k->c->scratch, shared, k->c->dtype, k->R, k->m->width.rope));
+    TRY(copy_rows(k->c, *shared, shared_of(k, kv_a)));
+    return rotate_shared(k, *shared, 0);
+}
+
+static Err latents_forward(const Call *k, Tensor x, MlaSave *save, Latents *out)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    Tensor q_a, kv_a;
+    out->q = x;
+    if (m->width.q_rank) {
+        TRY(save_new(c, REGION_I, &q_a, &save->q_a, c->dtype, k->R, m->width.q_rank));
+        TRY(linear_forward(&m->q_a, c, x, q_a));
+        TRY(latent_alloc(k, &out->q, &save->q_latent, m->width.q_rank));
+        TRY(norm_forward(&m->q_norm, c, q_a, out->q, &save->q_norm));
+    }
+    TRY(save_new(c, REGION_I, &kv_a, &save->kv_a, c->dtype, k->R, m->width.kv_rank + m->width.rope));
+    TRY(linear_forward(&m->kv_a, c, x, kv_a));
+    TRY(latent_alloc(k, &out->kv, &save->kv_latent, m->width.kv_rank));
+    TRY(norm_forward(&m->kv_norm, c, latent_of(k, kv_a), out->kv, &save->kv_norm));
+    return shared_key(k, kv_a, &out->shared);
+}
+
+static Err make_heads(const Call *k, const Latents *from, Heads h)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor kv, shared;
+    TRY(linear_forward(&m->q, c, from->q, as_columns(h.q)));
+    TRY(rotate_queries(k, h.q, 0));
+    TRY(tensor_new(c->scratch, &kv, c->dtype, h.k.dim[0], k->H, m->width.nope + m->width.value));
+    TRY(linear_forward(&m->kv_b, c, from->kv, as_columns(kv)));
+    TRY(gather_rows(c, from->shared, &shared));
+    TRY(op(c->s, mla_split, .k = h.k, .v = h.v, .kv = kv, .pe = shared));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Generation: latents and shared keys of the batch's rows go into the cache; those of all rows so far come from it. */
+static Err join_cached(const Call *k, Latents *t, Spans *k_span)
+{
+    Ctx *c = k->c;
+    const int64_t past = c->batch->span.first[0];
+    if (!c->kv) return ERR_OK;
+    TRY(kv_join(c, c->kv->k, past, &t->kv));
+    TRY(kv_join(c, c->kv->v, past, &t->shared));
+    *k_span = spans_whole(past + k->T);
+    return ERR_OK;
+}
+
+static Err attend(const Call *k, Heads h, Spans k_span, Tensor o, Tensor lse)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    return context_attention(c, (attention_fwd_args){ .o = by_sample(k, o),
+                                                      .lse = lse,
+                                                      .q = by_sample(k, h.q),
+                                                      .k = by_sample(k, h.k),
+                                                      .v = by_sample(k, h.v),
+                                                      .doc = c->batch->doc,
+                                                      .sample = c->batch->samples,
+                                                      .q_span = c->batch->span,
+                                                      .k_span = k_span,
+                                                      .scale = m->scale,
+                                                      .block = c->canon.attn_block,
+                                                      .window = m->window,
+                                                      .dropout = ctx_dropout(c, m->dropout, m->dropout_key),
+                                                      .head0 = k->H * c->world->tp.rank,
+                                                      .softcap = m->softcap });
+}
+
+Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    const Call k = call_of(m, c, save);
+    const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
+    Spans k_span = c->batch->span;
+    Latents t;
+    Heads h;
+    Tensor o, lse;
+    TRY(save_new(c, REGION_W, &o, &save->o, c->dtype, k.N, k.H, m->width.value));
+    TRY(save_new(c, REGION_I, &lse, &save->lse, F32, k.B, k.T, k.H));
+    TRY(latents_forward(&k, x, save, &t));
+    TRY(join_cached(&k, &t, &k_span));
+    TRY(heads_alloc(&k, c->kv ? t.kv.dim[0] : k.N, save, &h));
+    TRY(make_heads(&k, &t, h));
+    TRY(attend(&k, h, k_span, o, lse));
+    if (!in_scratch) arena_release(c->scratch, mark);
+    return linear_forward(&m->proj, c, as_columns(o), y);
+}
+
+/* ---- backward ---- */
+
+/* With recomputation what forward did not keep: heads in scratch, latents where a later W finds them. */
+static Err made_again(const Call *k, Latents *t, Heads *h)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    const Tensor kv_a = save_get(c, k->save->kv_a);
+    MlaSave unused;
+    if (m->width.q_rank) {
+        TRY(dy_alloc(c, &t->q, k->R, m->width.q_rank));
+        TRY(norm_again(&m->q_norm, c, save_get(c, k->save->q_a), t->q));
+    }
+    TRY(dy_alloc(c, &t->kv, k->R, m->width.kv_rank));
+    TRY(norm_again(&m->kv_norm, c, latent_of(k, kv_a), t->kv));
+    TRY(shared_key(k, kv_a, &t->shared));
+    TRY(heads_alloc(k, k->N, &unused, h));
+    return make_heads(k, t, *h);
+}
+
+static Err made(const Call *k, Tensor x, Latents *t, Heads *h)
+{
+    const MlaSave *s = k->save;
+    *t = (Latents){ .q = x };
+    if (k->m->recompute) return made_again(k, t, h);
+    if (k->m->width.q_rank) t->q = save_get(k->c, s->q_latent);
+    t->kv = save_get(k->c, s->kv_latent);
+    *h = (Heads){ save_get(k->c, s->q), save_get(k->c, s->k), save_get(k->c, s->v) };
+    return ERR_OK;
+}
+
+/* From go, the gradient of o, those of q, k and v: d has room for them. */
+static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    Tensor delta;
+    TRY(tensor_new(c->scratch, &delta, F32, k->B, k->T, k->H));
+    return context_attention_bwd(c,
+                                 (attention_bwd_args){ .dq = by_sample(k, d.q),
+                                                       .dk = by_sample(k, d.k),
+                                                       .dv = by_sample(k, d.v),
+                                                       .go = by_sample(k, go),
+                                                       .q = by_sample(k, h.q),
+                                                       .k = by_sample(k, h.k),
+                                                       .v = by_sample(k, h.v),
+                                                       .o = by_sample(k, save_get(c, k->save->o)),
+                                                       .lse = save_get(c, k->save->lse),
+                                                       .delta = delta,
+                                                       .doc = c->batch->doc,
+                                                       .sample = c->batch->samples,
+                                                       .q_span = c->batch->span,
+                                                       .k_span = c->batch->span,
+                                                       .scale = m->scale,
+                                                       .block = c->canon.attn_block,
+                                                       .window = m->window,
+                                                       .dropout = ctx_dropout(c, m->dropout, m->dropout_key),
+                                                       .head0 = k->H * c->world->tp.rank,
+                                                       .chunk = 1,
+                                                       .leaf = c->canon.query_leaf,
+                                                       .positions = c->batch->seq,
+                                                       .softcap = m->softcap });
+}
+
+/* Through a latent's norm: dx, maybe columns of something wider, from dy. */
+static Err latent_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    TRY(op(c->s, fill_zero, .x = dx));
+    return norm_backward(n, c, save, x, dy, dx);
+}
+
+/* The gradient of the shared part of the key of own rows, [R, rope], from that of all rows for own heads. */
+static Err shared_backward(const Call *k, Tensor partial, Tensor dshared)
+{
+    TRY(reduce_rows(k->c, partial, dshared));
+    return rotate_shared(k, dshared, 1);
+}
+
+/* dx from the gradients of keys and values. */
+static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor dx)
+{
+    const Mla *m = k->m;
+    const MlaWidths w = m->width;
+    Ctx *c = k->c;
+    Tensor dkv, dkv_a, dlatent, dshared, partial;
+    TRY(dy_alloc(c, &dkv, k->N, k->H * (w.nope + w.value)));
+    TRY(dy_alloc(c, &dkv_a, k->R, w.kv_rank + w.rope));
+    TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, w.kv_rank));
+    TRY(tensor_new(c->scratch, &dshared, c->dtype, k->R, w.rope));
+    TRY(partial_alloc(c, dshared, &partial));
+    TRY(op(c->s, mla_merge, .kv = tensor_reshape(dkv, k->N, k->H, w.nope + w.value), .pe = partial, .k = d.k,
+           .v = d.v, .chunk = c->canon.exact ? m->head_chunk : k->H));
+    TRY(shared_backward(k, partial, dshared));
+    TRY(copy_rows(c, shared_of(k, dkv_a), dshared));
+    TRY(linear_backward(&m->kv_b, c, latent, dkv, dlatent));
+    TRY(latent_backward(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)), dlatent,
+                        latent_of(k, dkv_a)));
+    return linear_backward(&m->kv_a, c, x, dkv_a, dx);
+}
+
+/* dx from the gradient of queries [N, H * key], which comes from dy_alloc. */
+static Err queries_backward(const Call *k, Tensor x, Tensor latent, Tensor dq, Tensor dx)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    Tensor dlatent, dq_a;
+    if (!m->width.q_rank) return linear_backward(&m->q, c, x, dq, dx);
+    TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, m->width.q_rank));
+    TRY(dy_alloc(c, &dq_a, k->R, m->width.q_rank));
+    TRY(linear_backward(&m->q, c, latent, dq, dlatent));
+    TRY(latent_backward(&m->q_norm, c, &k->save->q_norm, save_get(c, k->save->q_a), dlatent, dq_a));
+    return linear_backward(&m->q_a, c, x, dq_a, dx);
+}
+
+Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    const Call k = call_of(m, c, save);
+    Tensor go, dq, through;
+    Latents t;
+    Heads h, d;
+    TRY(dy_alloc(c, &dq, k.N, k.H * k.key));
+    TRY(made(&k, x, &t, &h));
+    d.q = tensor_reshape(dq, k.N, k.H, k.key);
+    TRY(tensor_new(c->scratch, &d.k, c->dtype, k.N, k.H, k.key));
+    TRY(tensor_new(c->scratch, &d.v, c->dtype, k.N, k.H, m->width.value));
+    TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.H, m->width.value));
+    TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
+    TRY(linear_backward(&m->proj, c, as_columns(save_get(c, save->o)), dy, as_columns(go)));
+    TRY(attend_backward(&k, go, h, d));
+    TRY(rotate_queries(&k, d.q, 1));
+    TRY(keys_backward(&k, x, t.kv, d, dx));
+    TRY(queries_backward(&k, x, t.q, dq, through));
+    TRY(add_rows(c, dx, through));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
