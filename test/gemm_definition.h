@@ -58,8 +58,9 @@ static bool define_fixed(const Gemm *g, int64_t i, int64_t j)
 {
     bool overflow = false;
     int64_t sum = g->beta ? g->fixed[i * g->ldc + j] : 0;
-    for (int64_t k = 0; k < g->K; k += g->leaf) {
-        float v = ldexpf(chain(g, i, j, k, k + g->leaf < g->K ? k + g->leaf : g->K, 0), g->shift);
+    for (int64_t leaf = 0, k = 0, end; k < g->K; k = end, leaf++) {
+        end = g->starts ? g->starts[leaf + 1] - g->starts[0] : k + g->leaf < g->K ? k + g->leaf : g->K;
+        float v = ldexpf(chain(g, i, j, k, end, 0), g->shift);
         if (fabsf(v) < ldexpf(1, 62 - g->room)) sum += llrintf(v);
         else overflow = true;
     }

@@ -133,6 +133,22 @@ TEST(long_leaves)
         for (int mode = 0; mode < 3; mode++) check_shape((GemmMode)mode, 11, 57, cuts[i][0], cuts[i][1], 2);
 }
 
+/* Lengths of leaves from 0 to more than a slab, and from a number on that is not 0. */
+TEST(leaves_of_any_length)
+{
+    enum { LEAVES_MOST = 24 };
+    for (int i = 0; i < 60; i++) {
+        int64_t starts[LEAVES_MOST + 1] = { pick(0, 100) }, most[] = { 3, 20, 100, 700 };
+        const int64_t leaves = pick(1, LEAVES_MOST), longest = most[i % 4];
+        for (int64_t l = 0; l < leaves; l++)
+            starts[l + 1] = starts[l] + (pick(0, 2) ? pick(0, longest) : 0);
+        Case c = make(GEMM_I64, pick(1, 40), pick(1, 70), starts[leaves] - starts[0], 0);
+        c.g.starts = starts;
+        check_case(&c, 1 + i % 3);
+        drop(&c);
+    }
+}
+
 /* ---- cuts ---- */
 
 TEST(cut_rows_and_columns)

@@ -5,7 +5,7 @@
 #include <ctype.h>
 #include <string.h>
 
-#include "base/config_reader.h"
+#include "base/config.h"
 
 /* Names separated by blanks, and the key, or the two, that say the same here. */
 static const struct {
@@ -51,7 +51,6 @@ static const struct {
     ONE("init_method_std initializer_range", model, init_std),
     ONE("num_experts n_experts num_local_experts", moe, experts),
     ONE("num_experts_per_tok moe_router_topk top_k", moe, topk),
-    ONE("moe_expert_capacity_factor capacity_factor", moe, capacity),
     ONE("tensor_model_parallel_size tensor_parallel_size tensor_parallel tp_size", parallel, tp),
     ONE("pipeline_model_parallel_size pipeline_parallel pp_size", parallel, pp),
     ONE("context_parallel_size cp_size", parallel, cp),
@@ -92,20 +91,6 @@ static const struct {
 #undef ONE
 #undef TWO
 };
-
-static const struct {
-    const char *section, *name, *value, *why; /* value: the default, which dumps of configurations have */
-} gone[] = {
-    { "moe", "pad", "false", "shapes are always those of the capacity; leave it out" },
-};
-
-const char *config_gone(const char *section, const char *name, const char *value)
-{
-    for (size_t i = 0; i < sizeof gone / sizeof *gone; i++)
-        if (strcmp(gone[i].section, section) == 0 && strcmp(gone[i].name, name) == 0)
-            return strcmp(gone[i].value, value) == 0 ? "" : gone[i].why;
-    return NULL;
-}
 
 /* The name as frameworks' configurations have it: --Batch-Size is batch_size. */
 static void plain_name(const char *name, char *out, size_t size)

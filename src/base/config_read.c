@@ -172,10 +172,7 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
     char place[512];
     place_text(r, origin, place, sizeof place);
     if (!config_find(section, name, &id)) {
-        const char *gone = config_gone(section, name, text);
-        if (!gone) complain_unknown(r, place, section, name);
-        else if (*gone && !r->kept)
-            config_complain(r, "%s: %s.%s is no key any more: %s", place, section, name, gone);
+        complain_unknown(r, place, section, name);
         return;
     }
     ConfigOrigin *before = &r->config->origin[id];
@@ -358,7 +355,7 @@ static Err report(const ConfigReader *r)
 
 Err config_read(Config *c, ConfigSource source)
 {
-    ConfigReader r = { .config = c, .kept = source.text != NULL };
+    ConfigReader r = { .config = c };
     *c = config_defaults;
     setup_init(&c->memory);
     c->derived.world_size = source.world_size > 0 ? source.world_size : 1;

@@ -8,7 +8,6 @@ enum { CONFIG_REPORT_BYTES = 12288 };
 
 typedef struct {
     Config *config;
-    bool kept;           /* the text is one that a run kept, perhaps of a build with other keys */
     bool bad[CFG_COUNT]; /* its value was refused: rules about it are not looked at */
     int mistakes;
     int64_t report_used;
@@ -41,7 +40,10 @@ void config_check(ConfigReader *r);
 void config_check_moe(ConfigReader *r); /* parts of config_check */
 void config_check_context(ConfigReader *r);
 
-/* Ranks of cp that exchange heads: parallel.cp_heads, or what is usual. */
+/* The pattern of parallel.cp_comm; as layer_pattern_read_words. */
+int64_t config_cp_comm(const Config *c, LayerPattern *out);
+
+/* Neighbours along cp that exchange heads: parallel.cp_heads, or what is usual. Reads derived.cp_comm. */
 int64_t config_cp_heads(const Config *c);
 void config_check_attention(ConfigReader *r);
 

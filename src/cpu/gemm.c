@@ -16,7 +16,8 @@
  * The k dim:  slab <= group <= K. A group is what makes one entry of the binary tree over k: 2^n leaves
  * that fit a slab, or one long leaf in several slabs; a CHAIN is a single group. While a sum waits for more
  * slabs or for its sibling in the tree it lies in a slot of the task's own memory, tile by tile. There are
- * as many levels of slots as the tree is high.
+ * as many levels of slots as the tree is high. Leaves of any lengths (Gemm.starts) are taken as many at a time as a
+ * slab holds.
  *
  * x w^T with few tokens is turned round (C^T = w x^T): the large operand is then A, which is read from
  * memory once and never packed, and only the small one is transposed.
@@ -81,7 +82,9 @@ typedef struct {
     int64_t row, rows, col, cols, panels;
     int64_t k, slab_k;            /* the current slab */
     int64_t group;                /* its group's number */
+    int64_t leaf, next_leaf;      /* with `starts`: the first leaf of the group; of the next */
     bool first, last, last_group; /* the slab's place in its group; the group's in K */
+    bool long_leaf;               /* the group is one leaf in several slabs */
     float *a, *b, *slot;
     int64_t chunk;                /* first row of the packed chunk of A */
     int64_t packed_col, packed_k; /* what of B is packed */
@@ -173,6 +176,8 @@ static void tile_leaves(Tile *tile, int64_t leaf, int64_t slab, Sum sum)
 
 /* ---- a tile of a float result: chain or leaves, then up the tree, then out ---- */
 
+static vf load_left(const float *p, int64_t left) { return left >= VEC ? vf_load(p) : vf_load_n(p, left); }
+
 static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum, const float *bias)
 {
     const Gemm *g = t->p->g;
@@ -180,10 +185,11 @@ static void output_plain(const Task *t, int64_t row, int64_t col, Sum sum, const
     for (int64_t i = 0; i < rows; i++) {
         float *out = g->c + (t->row + row + i) * g->ldc + t->col + col;
         for (int64_t j = 0; j < cols; j += VEC) {
-            int64_t n = min64(cols - j, VEC);
-            vf v = vf_load_n(sum.at + i * sum.ld + j, n);
-            if (bias) v = vf_add(v, vf_load_n(bias + t->col + col + j, n));
-            vf_store_n(out + j, v, n);
+            const int64_t left = cols - j;
+            vf v = load_left(sum.at + i * sum.ld + j, left);
+            if (bias) v = vf_add(v, load_left(bias + t->col + col + j, left));
+            if (left >= VEC) vf_store(out + j, v);
+            else vf_store_n(out + j, v, left);
         }
     }
 }
@@ -272,6 +278,51 @@ static FixedSum fixed_home(const Task *t, int64_t row, int64_t col, int64_t *mem
     return (FixedSum){ g->fixed + (t->row + row) * g->ldc + t->col + col, g->ldc };
 }
 
+/* A place among the leaves of a slab. */
+typedef struct {
+    int64_t k, leaf;
+} LeafPlace;
+
+/* How many of the next leaves of a slab one call of the kernel makes: equal ones, of which the last may be short. */
+static int64_t equal_leaves(const Task *t, Tile *tile, LeafPlace *at)
+{
+    const int64_t leaf = t->p->leaf, left = t->slab_k - at->k;
+    int64_t count = LEAVES;
+    if (left < LEAVES * leaf) count = max64(left / leaf, 1); /* seldom: a division takes long */
+    tile->a_tile = leaf * tile->a_k, tile->b_tile = leaf * tile->b_k;
+    tile->k = min64(leaf, left);
+    at->k += count * leaf;
+    return count;
+}
+
+/* The same of leaves of any lengths: those that follow each other without an empty one between them. */
+static int64_t any_leaves(const Task *t, Tile *tile, LeafPlace *at)
+{
+    const int64_t *s = t->p->g->starts + at->leaf, end = s[0] + t->slab_k - at->k;
+    int64_t count = 1;
+    for (; s[0] == s[1]; s++) at->leaf++;
+    while (count < LEAVES && s[count] < end && s[count] < s[count + 1]) count++;
+    tile->starts = s;
+    at->k += s[count] - s[0];
+    at->leaf += count;
+    return count;
+}
+
+/* The sums of the next leaves, at most LEAVES, TILE_ELEMS apart; returns how many. */
+static int64_t leaf_sums(const Task *t, Tile *tile, LeafPlace *at, Sum sum)
+{
+    const int64_t k = at->k;
+    int64_t count = 1;
+    if (t->long_leaf) tile->k = at->k = t->slab_k;
+    else count = t->p->g->starts ? any_leaves(t, tile, at) : equal_leaves(t, tile, at);
+    tile->more = count - 1;
+    tile->start = t->first ? TILE_SET : TILE_CONTINUE;
+    tile->c = sum.at, tile->c_row = sum.ld;
+    tile_run(tile);
+    tile->a += (at->k - k) * tile->a_k, tile->b += (at->k - k) * tile->b_k;
+    return count;
+}
+
 /*
  * Leaves are chains in memory of their own, made by one call of the kernel; then all are converted and added at
  * once, so that integers, twice as wide, are read and written as seldom as can be.
@@ -284,7 +335,7 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     int64_t memory[TILE_ELEMS] __attribute__((aligned(64)));
     TileFixed fixed = { .limit2 = p->quick };
     Tile tile = tile_open(t, row, col);
-    const Sum sum = p->group > p->slab ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
+    const Sum sum = t->long_leaf ? slot_of(t, 0, row, col) : (Sum){ leaves, TILE_COLS };
     tile.fixed = t->last ? &fixed : NULL;
     tile.c_tile = TILE_ELEMS;
     if (!t->last) return tile_chain(&tile, t->slab_k, t->first ? TILE_SET : TILE_CONTINUE, sum);
@@ -294,15 +345,9 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .cols = tile.cols };
     add.scale = fix_scale(g->shift), add.limit = fix_limit(g->room);
     add.from = at_home && (t->group > 0 || g->beta) ? home.at : NULL, add.from_row = home.ld;
-    for (int64_t k = 0, count; k < t->slab_k; k += count * p->leaf) {
-        const int64_t left = t->slab_k - k; /* mostly enough to do without a division, which takes long */
-        count = p->group > p->slab ? 1 : left >= LEAVES * p->leaf ? LEAVES : left / p->leaf;
-        count = max64(count, 1); /* the last leaf may be short */
-        tile.more = count - 1;
-        tile.a_tile = p->leaf * tile.a_k, tile.b_tile = p->leaf * tile.b_k;
-        tile_chain(&tile, min64(p->leaf, t->slab_k - k), t->first ? TILE_SET : TILE_CONTINUE, sum);
-        tile.a += (count - 1) * tile.a_tile, tile.b += (count - 1) * tile.b_tile;
-        const bool end = k + count * p->leaf >= t->slab_k;
+    for (LeafPlace at = { 0, t->leaf }; at.k < t->slab_k;) {
+        const int64_t count = leaf_sums(t, &tile, &at, sum);
+        const bool end = at.k >= t->slab_k;
         add.to = end ? home.at : memory, add.to_row = end ? home.ld : TILE_COLS;
         add.stream = end && p->stream && at_home;
         if (!fixed.beyond) fixed_add(&add, count);
@@ -367,6 +412,24 @@ static void task_slab(Task *t)
     }
 }
 
+/* Where the group that begins at k0 ends: with `starts`, behind the last leaf that fits a slab, or a longer first
+ * one. */
+static int64_t group_end(Task *t, int64_t k0)
+{
+    const Plan *p = t->p;
+    const int64_t *starts = p->g->starts;
+    int64_t end = k0;
+    if (!starts) return min64(k0 + p->group, p->K);
+    t->leaf = t->next_leaf;
+    while (end < p->K) {
+        const int64_t next = starts[t->next_leaf + 1] - starts[0];
+        if (next - k0 > p->slab && end > k0) break;
+        end = next;
+        t->next_leaf++;
+    }
+    return end;
+}
+
 static void task_run(Task *t, int64_t index)
 {
     const Plan *p = t->p;
@@ -375,17 +438,21 @@ static void task_run(Task *t, int64_t index)
     t->rows = min64(p->rows, p->M - t->row);
     t->cols = min64(p->cols, p->N - t->col);
     t->panels = ceil_div(t->cols, TILE_COLS);
-    t->group = 0;
-    for (int64_t k0 = 0; k0 < p->K || k0 == 0; k0 += p->group, t->group++) {
-        int64_t end = min64(k0 + p->group, p->K);
+    t->group = t->next_leaf = 0;
+    int64_t end = 0;
+    do {
+        const int64_t k0 = end;
+        end = group_end(t, k0);
         t->last_group = end == p->K;
+        t->long_leaf = end - k0 > p->slab;
         for (t->k = k0; t->k < end || t->k == k0; t->k += p->slab) {
             t->slab_k = min64(p->slab, end - t->k);
             t->first = t->k == k0;
             t->last = t->k + t->slab_k == end;
             task_slab(t);
         }
-    }
+        t->group++;
+    } while (end < p->K);
 }
 
 static void thread_run(Plan *p, int64_t thread)
@@ -400,6 +467,14 @@ static void thread_run(Plan *p, int64_t thread)
 
 /* ---- the plan ---- */
 
+static int64_t longest_leaf(const Gemm *g)
+{
+    const int64_t *s = g->starts, end = s[0] + g->K;
+    int64_t most = 1;
+    for (; s[0] < end; s++) most = max64(most, s[1] - s[0]);
+    return most;
+}
+
 static void plan_k(Plan *p)
 {
     const Gemm *g = p->g;
@@ -407,7 +482,10 @@ static void plan_k(Plan *p)
     if (p->copy_a) most = g->mode == GEMM_I64 ? SLAB_K_FIXED : SLAB_K_COPY_A;
     else if (p->swap) most = SLAB_K_SWAP;
     p->leaf = g->mode == GEMM_CHAIN ? max64(p->K, 1) : min64(g->leaf, max64(p->K, 1));
-    if (p->leaf > most) {
+    if (g->starts) {
+        p->leaf = p->group = longest_leaf(g);
+        p->slab = min64(most, ceil_div(p->K, VEC) * VEC);
+    } else if (p->leaf > most) {
         p->group = p->leaf;
         p->slab = ceil_div(ceil_div(p->leaf, ceil_div(p->leaf, most)), VEC) * VEC;
     } else {
@@ -499,7 +577,8 @@ int64_t CPU(gemm_bytes)(const Gemm *g)
 bool CPU(gemm)(const Device *dev, const Gemm *g)
 {
     Plan p = { .g = g, .workspace = dev->workspace };
-    ASSERT(g->mode == GEMM_CHAIN || g->leaf > 0);
+    ASSERT(g->mode == GEMM_CHAIN || g->starts || g->leaf > 0);
+    ASSERT(!g->starts || g->mode == GEMM_I64);
     ASSERT(!g->beta || g->mode != GEMM_TREE);
     ASSERT((g->mode == GEMM_I64) == (g->fixed != NULL));
     ASSERT(g->mode != GEMM_I64 || (g->shift >= -126 && g->shift <= 127));

@@ -10,7 +10,7 @@
  *
  * CHAIN and TREE then add bias[j], if any, once. With beta a CHAIN goes on where the last call stopped, so
  * cutting K over calls changes nothing; an aligned run of 2^n leaves is a subtree of the TREE; I64 does not
- * depend on the order of anything.
+ * depend on the order of anything. Leaves of I64 may have any lengths (starts).
  */
 #ifndef MEGATRAIN_CPU_GEMM_H
 #define MEGATRAIN_CPU_GEMM_H
@@ -41,6 +41,9 @@ typedef struct {
     bool beta;         /* go on from what C or G holds; CHAIN and I64 */
     const float *bias; /* [N], or NULL; CHAIN and TREE */
     int shift, room;   /* I64 */
+    /* I64, or NULL: instead of `leaf`, leaf i has the k's from starts[i] - starts[0] to starts[i + 1] - starts[0], as
+     * many as K needs; some may be empty */
+    const int64_t *starts;
 } Gemm;
 
 /*

@@ -37,6 +37,12 @@ static inline void store_line_l(int64_t *p, vl v, bool stream)
 {
 #if defined(CPU_ISA_avx512)
     if (stream) return _mm512_stream_si512((void *)p, v.a), _mm512_stream_si512((void *)(p + 8), v.b);
+#elif defined(CPU_ISA_avx2)
+    if (stream) {
+        _mm256_stream_si256((void *)p, v.a), _mm256_stream_si256((void *)(p + 4), v.b);
+        _mm256_stream_si256((void *)(p + 8), v.c), _mm256_stream_si256((void *)(p + 12), v.d);
+        return;
+    }
 #endif
     (void)stream;
     vl_store(p, v);

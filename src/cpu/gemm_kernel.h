@@ -54,6 +54,9 @@ typedef struct {
     TileStart start;
     int64_t more;                   /* further tiles, of the same shape: */
     int64_t a_tile, b_tile, c_tile; /* floats from one to the next */
+    const int64_t
+        *starts; /* not NULL: tile i has starts[i + 1] - starts[i] k's instead of `k`, and its a and b begin
+                              where those of the tile before end */
     TileFixed *fixed;
 } Tile;
 
@@ -64,6 +67,7 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
     const int64_t s = t->a_row, a_k = t->a_k, b_k = t->b_k, ahead = t->ahead * b_k, c_row = t->c_row;
     const TileStart start = t->start;
     const float *a_tile = t->a, *b_tile = t->b;
+    const int64_t *starts = t->starts;
     float *c = t->c;
     int64_t more = t->more;
 #define EACH_ROW _Pragma("GCC unroll 8") for (int i = 0; i < rows; i++)
@@ -88,7 +92,7 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
         } else {
             EACH_ROW EACH_VEC acc[i][v] = vf_zero();
         }
-        for (int64_t k = t->k; k > 0; k--) {
+        for (int64_t k = starts ? starts[1] - starts[0] : t->k; k > 0; k--) {
             vf row[TILE_VECS];
             EACH_VEC row[v] = LOAD(b + v * VEC);
             EACH_VEC __builtin_prefetch(b + ahead + v * VEC);
@@ -121,9 +125,10 @@ static inline __attribute__((always_inline)) void tile_kernel(const Tile *t, int
             }
             row += c_row;
         }
-        a_tile += t->a_tile;
-        b_tile += t->b_tile;
+        a_tile = starts ? a : a_tile + t->a_tile;
+        b_tile = starts ? b : b_tile + t->b_tile;
         c += t->c_tile;
+        if (starts) starts++;
     } while (more-- > 0);
     if (fixed) {
         /* if the sum of all squares is below the limit, each of them is */

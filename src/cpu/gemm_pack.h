@@ -4,7 +4,8 @@
  *   panel of B   [k][width]      rows of `width` = 16, 32 or 48 columns; columns beyond the matrix are 0
  *   panel of A   [k][TILE_ROWS]  only for a transposed A; otherwise the kernels read A where it lies
  *
- * Where the source runs along the other dim, blocks of 8 x 16 are transposed in registers.
+ * Where the source runs along the other dim, blocks of 8 x 16 are transposed in registers; so are tiles of sums that a
+ * product which was turned round writes.
  */
 #ifndef MEGATRAIN_CPU_GEMM_PACK_H
 #define MEGATRAIN_CPU_GEMM_PACK_H
@@ -48,12 +49,21 @@ static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int
     }
 }
 #elif defined(CPU_ISA_avx2)
-static inline void transpose_8x8(float *dst, int64_t ldd, const float *src, int64_t lds)
+/* Columns of `rows` numbers, TILE_ROWS or 8. */
+static inline void store_rows(float *p, __m256 v, int rows)
+{
+    if (rows == 8) return _mm256_storeu_ps(p, v);
+    _mm_storeu_ps(p, _mm256_castps256_ps128(v));
+    _mm_storel_pi((__m64 *)(void *)(p + 4), _mm256_extractf128_ps(v, 1));
+}
+
+static inline __attribute__((always_inline)) void transpose_x8(float *dst, int64_t ldd, const float *src,
+                                                               int64_t lds, int rows)
 {
     __m256 r[8], t[8];
     /* After two rounds r[c] holds, in its 128-bit lane q, rows 0-3 of column 4q + c; r[4 + c] rows 4-7. */
 #pragma GCC unroll 8
-    for (int i = 0; i < 8; i++) r[i] = _mm256_loadu_ps(src + i * lds);
+    for (int i = 0; i < 8; i++) r[i] = i < rows ? _mm256_loadu_ps(src + i * lds) : _mm256_setzero_ps();
 #pragma GCC unroll 4
     for (int i = 0; i < 8; i += 2) {
         t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
@@ -68,15 +78,22 @@ static inline void transpose_8x8(float *dst, int64_t ldd, const float *src, int6
     }
 #pragma GCC unroll 4
     for (int c = 0; c < 4; c++) {
-        _mm256_storeu_ps(dst + c * ldd, _mm256_permute2f128_ps(r[c], r[c + 4], 0x20));
-        _mm256_storeu_ps(dst + (c + 4) * ldd, _mm256_permute2f128_ps(r[c], r[c + 4], 0x31));
+        store_rows(dst + c * ldd, _mm256_permute2f128_ps(r[c], r[c + 4], 0x20), rows);
+        store_rows(dst + (c + 4) * ldd, _mm256_permute2f128_ps(r[c], r[c + 4], 0x31), rows);
     }
 }
 
 static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int64_t lds)
 {
-    transpose_8x8(dst, ldd, src, lds);
-    transpose_8x8(dst + 8 * ldd, ldd, src + 8, lds);
+    transpose_x8(dst, ldd, src, lds, 8);
+    transpose_x8(dst + 8 * ldd, ldd, src + 8, lds, 8);
+}
+
+/* The rows of a tile. */
+static inline void transpose_tile(float *dst, int64_t ldd, const float *src, int64_t lds)
+{
+    transpose_x8(dst, ldd, src, lds, TILE_ROWS);
+    transpose_x8(dst + 8 * ldd, ldd, src + 8, lds, TILE_ROWS);
 }
 #else
 static inline void transpose_8x16(float *dst, int64_t ldd, const float *src, int64_t lds)
@@ -93,6 +110,10 @@ static inline void transpose_any(float *dst, int64_t ldd, const float *src, int6
         int64_t j = 0;
         if (i + 8 <= rows)
             for (; j + 16 <= cols; j += 16) transpose_8x16(dst + j * ldd + i, ldd, src + i * lds + j, lds);
+#if defined(CPU_ISA_avx2)
+        else if (i + TILE_ROWS == rows)
+            for (; j + 16 <= cols; j += 16) transpose_tile(dst + j * ldd + i, ldd, src + i * lds + j, lds);
+#endif
         for (; j < cols; j++)
             for (int64_t r = i; r < rows && r < i + 8; r++) dst[j * ldd + r] = src[r * lds + j];
     }

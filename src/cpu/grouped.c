@@ -24,7 +24,7 @@ typedef struct {
     int64_t E, runs;       /* of an expert */
     int64_t leaf;          /* of fwd and dx */
     const grouped_dw_args *dw;
-    int64_t block, blocks; /* output rows of a task; tasks of an expert */
+    int64_t block, blocks; /* output rows of a task; tasks of an expert, at most */
 } GroupedCall;
 
 /* What is done with each product of a task: it is measured, or made. */
@@ -53,15 +53,6 @@ static void visit_rows(const GroupedCall *c, int64_t e, int64_t first, int64_t e
 /* Where the rows of expert e begin. */
 static int64_t expert_start(const GroupedCall *c, int64_t e) { return c->offset[e * c->runs]; }
 
-/* Rows [first, end) of dy and x. */
-static void set_rows(Gemm *g, const grouped_dw_args *a, int64_t column, int64_t first, int64_t end)
-{
-    g->K = end - first;
-    g->leaf = max64(g->K, 1);
-    g->a = (GemmOperand){ row_f32(a->dy, first) + column, a->dy.ld, true };
-    g->b = (GemmOperand){ row_f32(a->x, first), a->x.ld, false };
-}
-
 /* Output rows [first, end) of dw[e]. */
 static void visit_gradient(const GroupedCall *c, int64_t e, int64_t first, int64_t end, GemmVisit *visit,
                            void *user)
@@ -69,30 +60,24 @@ static void visit_gradient(const GroupedCall *c, int64_t e, int64_t first, int64
     const grouped_dw_args *a = c->dw;
     const bool fixed = a->dw.dtype == I64;
     const int64_t O = a->dw.dim[1], at = (e * O + first) * a->dw.ld;
-    const int64_t start = expert_start(c, e), last = expert_start(c, e + 1);
+    const int64_t start = expert_start(c, e);
     Gemm g = { .mode = fixed ? GEMM_I64 : GEMM_CHAIN,
                .M = end - first,
                .N = a->dw.dim[2],
+               .K = expert_start(c, e + 1) - start,
+               .a = { row_f32(a->dy, start) + first, a->dy.ld, true },
+               .b = { row_f32(a->x, start), a->x.ld, false },
                .ldc = a->dw.ld,
                .beta = !a->fresh };
     if (fixed) {
+        g.starts = c->offset + e * c->runs;
         g.fixed = (int64_t *)a->dw.data + at;
         g.shift = *(const int32_t *)a->shift.data;
         g.room = a->room;
     } else {
         g.c = (float *)a->dw.data + at;
     }
-    if (!fixed || start == last) { /* without rows the product is 0 */
-        set_rows(&g, a, first, start, last);
-        visit(user, &g);
-        return;
-    }
-    for (int64_t r = e * c->runs; r < (e + 1) * c->runs; r++) {
-        if (c->offset[r] == c->offset[r + 1]) continue;
-        set_rows(&g, a, first, c->offset[r], c->offset[r + 1]);
-        visit(user, &g);
-        g.beta = true;
-    }
+    visit(user, &g);
 }
 
 static void visit_task(const GroupedCall *c, int64_t task, GemmVisit *visit, void *user)
