@@ -27,10 +27,6 @@ const char *config_keep(ConfigReader *r, const char *fmt, ...) __attribute__((fo
  * back; and a checkpoint's manifest, which is JSON. */
 const char *config_text_fault(const char *text);
 
-/* Why "section.name" is no key any more; "" where its value was the default, which changes nothing; NULL if it never
- * was one (config_meant.c). */
-const char *config_gone(const char *section, const char *name, const char *value);
-
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
 /* The three stages after reading, in this order: rules are not looked at for a key whose value is not built. */
