@@ -226,12 +226,12 @@ run_rooflines() {
 }
 
 # ---- whole steps
-steps_json='' count=20 models='124m 350m 1.3b'
+steps_json='' count=20 models='124m 350m 1.3b' mixture=moe
 ! $quick || models=124m
-! $tiny || { models=tiny count=2; }
+! $tiny || { models=tiny count=2 mixture=tiny-moe; }
 run_steps() {
     local m
-    for m in $models; do
+    for m in $models $mixture; do
         say "whole steps, $m"
         limited 240 "$tmp/steps.log" "$PROGRAMS/steps" "$m" --steps $count --json "$tmp/$m.json"
         cat "$tmp/steps.log"

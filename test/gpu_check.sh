@@ -86,13 +86,14 @@ fi
 check_script --tiny --only rooflines,steps,cpu_gpu
 check "on the emulator: exit 0, $(tail -1 err.txt)$(tail -1 out.txt)" grep -q '^all correct' out.txt
 is emulated "j['gpu'], len(j['steps']), j['cpu_gpu']['status'], len(j['cpu_gpu']['runs'])" \
-    "('Emulated GPU', 1, 'ok', 4)"
+    "('Emulated GPU', 2, 'ok', 4)"
 is rooflines "len({o['op'] for o in j['rooflines']['ops']}) > 30" True
 is times "all(o['ms'] > 0 for o in j['rooflines']['ops'])" True
 is products "{o['op'] for o in j['rooflines_autotuned']['ops']} == {'linear_fwd', 'linear_dx', 'linear_dw'}" True
 is bound "{o['bound'] for o in j['rooflines']['ops']} >= {'matrix', 'short'}" True
 is steps "all(j['steps'][0][k] > 0 for k in ('tokens_s', 'ms', 'ms_without_graphs', 'plan_bytes'))" True
 is profile "{'attention_bwd', 'adamw', 'xent_bwd'} <= {o['op'] for o in j['steps'][0]['profile']['ops']}" True
+is mixture "{'permute_rows', 'unpermute_bwd', 'grouped_fwd', 'grouped_dw'} <= {o['op'] for o in j['steps'][1]['profile']['ops']}" True
 is shares "abs(sum(o['share'] for o in j['steps'][0]['profile']['ops']) - 1) < 1e-6" True
 is loss "j['steps'][0]['last_loss'] < j['steps'][0]['first_loss']" True
 finish

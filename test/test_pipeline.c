@@ -268,7 +268,7 @@ TEST(mixtures)
 
 /* Stages count the batch so far, micro-batch by micro-batch; schedules with another order are refused, as ranks with shares
  * of the batch are. */
-TEST(mixtures_of_global_balance)
+TEST(experts_of_global_balance)
 {
     static const Layout list[] = {
         { "1f1b", .pp = 2, .micro = 1, .recompute = RECOMPUTE_FULL },
@@ -299,7 +299,7 @@ TEST(mixtures_of_global_balance)
 }
 
 /* The same of experts without room for the rows that come: steps are done again in pieces. */
-TEST(mixtures_in_pieces)
+TEST(experts_in_pieces)
 {
     static const Layout list[] = {
         { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },

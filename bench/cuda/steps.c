@@ -3,7 +3,7 @@
  * bench/torch_gpu.py). Each step ends when the host has its loss, as in training.
  *
  *   steps MODEL [--steps N] [--autotune] [--no-graphs] [--json FILE]
- *       MODEL   124m, 350m, 1.3b, tiny, or LAYERS,HIDDEN,HEADS,BATCH,SEQ
+ *       MODEL   124m, 350m, 1.3b, tiny, or LAYERS,HIDDEN,HEADS,BATCH,SEQ; with 8 experts, 2 a token: moe, tiny-moe
  *
  * Three passes over one trainer: as it trains (graphs), the same launched op by op, and one step with an event
  * before and behind every op and copy. The last gives the share of time per op and the gaps between ops; events
@@ -29,12 +29,15 @@ typedef struct {
     const char *name;
     int layers, heads;
     int64_t hidden, batch, seq, vocab;
+    int experts; /* each of them half as wide as a dense layer, 2 a token: the same active FLOP */
 } Model;
 
-static const Model models[] = { { "124m", 12, 12, 768, 64, 1024, 50257 },
-                                { "350m", 24, 16, 1024, 32, 1024, 50257 },
-                                { "1.3b", 24, 16, 2048, 8, 2048, 50257 },
-                                { "tiny", 2, 2, 64, 2, 64, 257 } };
+static const Model models[] = { { "124m", 12, 12, 768, 64, 1024, 50257, 0 },
+                                { "350m", 24, 16, 1024, 32, 1024, 50257, 0 },
+                                { "1.3b", 24, 16, 2048, 8, 2048, 50257, 0 },
+                                { "moe", 12, 12, 768, 32, 1024, 50257, 8 },
+                                { "tiny", 2, 2, 64, 2, 64, 257, 0 },
+                                { "tiny-moe", 2, 2, 64, 2, 64, 257, 8 } };
 
 typedef struct {
     Model model;
@@ -77,7 +80,10 @@ static TrainSpec spec_of(const Model *m)
                            .head_dim = (int)m->hidden / m->heads, .hidden = m->hidden, .ffn = 4 * m->hidden,
                            .seq = m->seq, .vocab = m->vocab, .padded_vocab = (m->vocab + 127) / 128 * 128,
                            .norm_eps = 1e-5f, .init_std = 0.02f, .seed = 1, .tp_blocks = 8,
-                           .learned_positions = true, .bias = true, .tied = true, .activation = ACT_GELU };
+                           .learned_positions = true, .bias = !m->experts, .tied = true, .activation = ACT_GELU };
+    if (m->experts)
+        s.model.moe = (MixtureSpec){ .experts = m->experts, .topk = 2, .ffn = 2 * m->hidden, .layers = { { ~0ull } },
+                                     .router = { ROUTER_SOFTMAX, 1, 1, 1, 1 }, .balance = { 1, 0.01f } };
     return s;
 }
 
@@ -87,7 +93,7 @@ static bool find_model(const char *text, Model *out)
     for (size_t i = 0; i < sizeof models / sizeof *models; i++)
         if (!strcmp(models[i].name, text)) return *out = models[i], true;
     if (sscanf(text, "%lld,%lld,%lld,%lld,%lld", &v[0], &v[1], &v[2], &v[3], &v[4]) != 5) return false;
-    *out = (Model){ text, (int)v[0], (int)v[2], v[1], v[3], v[4], 50257 };
+    *out = (Model){ text, (int)v[0], (int)v[2], v[1], v[3], v[4], 50257, 0 };
     return v[0] > 0 && v[1] > 0 && v[2] > 0 && v[3] > 0 && v[4] > 0 && v[1] % v[2] == 0;
 }
 
@@ -443,8 +449,8 @@ int main(int argc, char **argv)
     static char json[JSON_BYTES];
     const char *json_path = NULL;
     if (!parse(argc, argv, &b, &json_path))
-        return fprintf(stderr, "usage: steps 124m|350m|1.3b|tiny|LAYERS,HIDDEN,HEADS,BATCH,SEQ [--steps N] [--autotune]"
-                               " [--no-graphs] [--json FILE]\n"), 2;
+        return fprintf(stderr, "usage: steps 124m|350m|1.3b|moe|tiny|tiny-moe|LAYERS,HIDDEN,HEADS,BATCH,SEQ [--steps N]"
+                               " [--autotune] [--no-graphs] [--json FILE]\n"), 2;
     json_out_init(&b.json, json, sizeof json);
     json_open(&b.json, NULL, '{');
     Err err = run_all(&b);
