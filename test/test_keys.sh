@@ -63,6 +63,8 @@ model.attention_gate       | true         | loss
 model.init_std             | 0.03         | loss
 model.attention            | mla          | unbuilt
 model.window               | 4,0          | loss | model.layers=2
+model.mtp_layers           | 1            | loss | model.position=none
+model.mtp_weight           | 0.5          | loss | model.position=none model.mtp_layers=1
 moe.experts                | 4            | loss | model.bias=false
 moe.topk                   | 1            | loss | moe.experts=4 model.bias=false
 moe.ffn                    | 64           | loss | moe.experts=4 model.bias=false
@@ -92,6 +94,7 @@ parallel.vpp               | 2            | same memory | RANKS=2 model.layers=4
 parallel.cp                | 2            | same memory | RANKS=2 parallel.seq_blocks=4
 parallel.cp_heads | 4 | same memory | RANKS=4 parallel.cp=4 parallel.cp_comm=hierarchical parallel.seq_blocks=8 parallel.attn_block=8
 parallel.cp_comm           | ring         | same memory | RANKS=2 parallel.cp=2 parallel.seq_blocks=4 parallel.attn_block=8
+parallel.cp_cut            | contiguous   | same memory | RANKS=2 parallel.cp=2 parallel.seq_blocks=4
 parallel.ep                | 2            | same memory | RANKS=2 moe.experts=4 model.bias=false
 parallel.etp               | 2            | same memory | RANKS=2 moe.experts=4 model.bias=false
 parallel.sp                | false        | same memory | RANKS=2 parallel.tp=2

@@ -22,6 +22,8 @@ typedef struct {
     int cp; /* 0 = 1 */
     ContextComm context;
     int cp_heads; /* with CONTEXT_HIERARCHICAL */
+    ContextCut cut;
+    bool mixed; /* every second block as `context` says, the others gather */
 } Layout;
 
 enum { STEPS = 10, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
@@ -50,19 +52,27 @@ static Isa isa_of(Layout l) { return l.isa != ISA_AUTO && isa_supported(l.isa) ?
 
 static bool mode_is(const char *mode) { return env_is("MEGATRAIN_LAYOUTS", mode); }
 
-static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
+static TinyRun run_of(TrainSpec spec, Layout l, int steps)
 {
     const Grid grid = { .tp = l.tp, .cp = l.cp, .dp = l.dp, .sp = l.sp && l.tp > 1, .ep = l.ep, .etp = l.etp,
                         .cp_heads = l.cp_heads };
     TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
-    r.spec.context = l.context;
+    r.spec.cut = l.cut;
+    r.spec.model.context = layer_pattern_all((int32_t)l.context);
+    if (l.mixed) r.spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, (int32_t)l.context }, { 1, 1 } };
     r.spec.threads = l.threads;
     r.spec.isa = isa_of(l);
     r.spec.zero = l.zero;
     r.spec.overlap_grad = r.spec.overlap_param = l.overlap;
     r.spec.bucket_bytes = BUCKET_BYTES;
     r.spec.model.moe.gathers = l.gathers;
+    return r;
+}
+
+static uint64_t hash_of(TrainSpec spec, Layout l, int steps, double *first, double *last)
+{
+    TinyRun r = run_of(spec, l, steps);
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     *first = r.loss[0];
@@ -74,8 +84,9 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
-           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
+    printf("    dp%d tp%d%s cp%d%s%s%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
+           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.mixed ? "+gather" : "",
+           l.cut ? " in order" : "", l.ep ? l.ep : 1, l.etp ? l.etp : 1,
            l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, verdict);
     fflush(stdout);
@@ -120,8 +131,8 @@ static int mixture_layouts(Layout *out, int64_t unit)
     return n;
 }
 
-/* cp x tp x dp of 2 to 8 ranks, with every way to exchange keys (the models' key heads have 8 parts); sp, ep, ZeRO, overlap, micro-batch
- * and threads cycle through. */
+/* cp x tp x dp of 2 to 8 ranks, with every way to exchange keys (the models' key heads have 8 parts); sp, ep, ZeRO,
+ * overlap, micro-batch, threads, how sequences are cut, and whether all blocks do the same cycle through. */
 static int context_layouts(const ModelSpec *m, Layout *out)
 {
     int n = 0;
@@ -133,6 +144,8 @@ static int context_layouts(const ModelSpec *m, Layout *out)
                     if (way == CONTEXT_HIERARCHICAL && cp == 2) continue;
                     Layout l = { dp, tp, turn % 3 > 0, 1 << turn % 3, 1 + turn % 2, ISA_AUTO };
                     l.zero = turn % 4 > 0, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
+                    l.cut = (n / 2 + n / 7) % 2 ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG;
+                    l.mixed = turn % 7 > 4;
                     if (way == CONTEXT_HIERARCHICAL) l.cp_heads = turn % 2 ? 2 : cp / 2;
                     if (m->moe.experts) l.sp = 1, l.ep = 1 << turn % 4;
                     while (l.ep > plane) l.ep /= 2;
@@ -192,6 +205,15 @@ TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 20); }
 TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 20); }
 
+/* Modules of multi-token prediction: two that share the one table with the head; one of experts. */
+TEST(mtp_tied)
+{
+    TrainSpec s = tiny_further(tiny_llama(), 2);
+    s.model.tied = true;
+    run_all(s, mode_is("all") ? 1 : 12);
+}
+TEST(mtp_experts) { run_all(tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1), mode_is("all") ? 1 : 20); }
+
 /* Sequences cut over 2, 4 and 8 ranks, all layouts or one in `every`. The blocks are short, so that 16 parts have whole
  * ones. */
 static void run_context(TrainSpec spec, int every)
@@ -228,6 +250,25 @@ TEST(context_documents)
     run_context(s, mode_is("all") ? 1 : 2);
 }
 
+/* Pairs of a query and a key that it sees, of a rank: zigzag all have as many. */
+TEST(context_work_is_even)
+{
+    enum { SEQ = 256 };
+    for (int cp = 2; cp <= 16; cp *= 2)
+        for (int rank = 0; rank < cp; rank++) {
+            const Spans span = context_span(CONTEXT_ZIGZAG, SEQ, cp, rank);
+            int64_t pairs = 0;
+            for (int64_t row = 0; row < SEQ / cp; row++) pairs += spans_position(span, row) + 1;
+            CHECK_MSG(pairs * cp == SEQ * (SEQ + 1) / 2, "cp %d, rank %d: %lld", cp, rank, (long long)pairs);
+        }
+}
+
+/* Capped scores, gates, and sinks, whose gradients lie with the heads. */
+TEST(context_variants) { run_context(tiny_variants(), mode_is("all") ? 1 : 4); }
+
+/* A module's tokens lie in other ranks' parts, and not in other documents. */
+TEST(context_mtp) { run_context(tiny_apart(tiny_further(tiny_llama(), 2)), mode_is("all") ? 1 : 6); }
+
 /* Experts see the ranks of a sequence as those of other samples. */
 TEST(context_experts)
 {
@@ -258,6 +299,113 @@ TEST(sinkhorn_layouts)
     TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
     s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
     run_all(s, mode_is("all") ? 1 : 20);
+}
+
+static TrainSpec of_global(TinyMixture kind, int64_t unit)
+{
+    TrainSpec s = tiny_mixture(kind, 2);
+    s.model.moe.balance.global = true;
+    s.model.moe.balance.unit = unit;
+    return s;
+}
+
+/* What counts the batch so far, in data order: whichever micro-batches and ranks it comes in. */
+TEST(global_balance_layouts)
+{
+    static const Layout list[] = {
+        { 1, 1, 0, 8, 1 }, { 1, 1, 0, 2, 2 }, { 1, 2, 1, 4, 1, .ep = 2 }, { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .gathers = 1 },
+        { 1, 1, 0, 4, 1, .ep = 2, .cp = 2 }, { 1, 2, 1, 2, 1, .ep = 4, .cp = 2, .context = CONTEXT_RING },
+    };
+    for (int unit = 1; unit <= 2; unit++) {
+        const TrainSpec s = of_global(unit == 1 ? TINY_DEEPSEEK : TINY_MIXTRAL, unit);
+        double first, last;
+        const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+        for (size_t i = 0; i < sizeof list / sizeof *list; i++)
+            CHECK_MSG(hash_of(s, list[i], SHORT_STEPS, &first, &last) == want, "unit %d, layout %zu", unit, i);
+        TrainSpec apart = s;
+        apart.model.moe.balance.global = false;
+        CHECK(hash_of(apart, reference, SHORT_STEPS, &first, &last) != want);
+    }
+}
+
+static Err same_sample(void *user, int64_t first, int64_t count, int32_t *out)
+{
+    for (int64_t i = 0; i < count; i++) TRY(tiny_tokens(user, first - first % 4, 1, out + i * (TINY_SEQ + 1)));
+    return ERR_OK;
+}
+
+/* The loads so far end with those of the step, by another count, and rise by whole units. */
+static Err loads_add_up(Trainer *t, void *user)
+{
+    const Tensor all = t->executor.stages[0].loads_so_far;
+    const MixtureSpec *moe = &t->spec.model.moe;
+    const int64_t units = all.dim[1], E = all.dim[2];
+    (void)user;
+    for (int layer = 0; layer < t->spec.model.layers; layer++) {
+        const int64_t *rows = (const int64_t *)all.data + layer * units * E;
+        const Tensor took = param_store_grad(&t->stores[0], t->parts.stages[0].blocks[layer].moe.bias);
+        for (int64_t u = 0; u < units; u++) {
+            int64_t sum = 0;
+            for (int64_t e = 0; e < E; e++) sum += rows[u * E + e];
+            CHECK(sum == (u + 1) * moe->balance.unit * TINY_SEQ * moe->topk);
+        }
+        CHECK(!memcmp(&rows[(units - 1) * E], took.data, (size_t)E * sizeof *rows));
+    }
+    return ERR_OK;
+}
+
+static Err steps_of_same_samples(Trainer *t, void *user)
+{
+    StepReport report;
+    (void)user;
+    for (int i = 0; i < SHORT_STEPS; i++) TRY(trainer_step(t, (TokenSource){ NULL, same_sample }, &report));
+    return t->spec.model.moe.balance.global ? loads_add_up(t, NULL) : ERR_OK;
+}
+
+/* In a batch of 4 equal samples each has the loads of all before it on the mean: the loss is that over single ones. (By 1,
+ * 2 and 4 it is divided exactly; the third sample's differs in its last bit, so the fourth step is not asked for.) */
+TEST(global_balance_of_equal_samples)
+{
+    float *weights[2];
+    TinyRun r[2];
+    for (int global = 0; global < 2; global++) {
+        TrainSpec s = tiny_mixture(TINY_MIXTRAL, 2);
+        s.model.dropout = s.model.attention_dropout = 0;
+        s.model.moe.balance.aux = 1;
+        s.model.moe.balance.global = global;
+        s.global_batch = 4;
+        s.micro_batch = 1 + global;
+        r[global] = (TinyRun){ .spec = s, .grid = { .tp = 1, .dp = 1 }, .after = steps_of_same_samples, .keep_state = true };
+        tiny_train(&r[global]);
+        CHECK_MSG(!r[global].err, "%s", r[global].message);
+        weights[global] = r[global].state[0];
+    }
+    double worst = 0;
+    for (int64_t i = 0; i < r[0].global_count; i++) worst = fmax(worst, fabs((double)weights[0][i] - (double)weights[1][i]));
+    CHECK_MSG(worst <= 1e-6, "%g", worst);
+    for (int k = 0; k < 6; k++) free(r[k / 3].state[k % 3]);
+}
+
+/* Logits of 20 experts have gaps between their rows. */
+TEST(sinkhorn_of_rows_with_gaps)
+{
+    const Layout sharded = { 1, 2, 1, 4, 1, ISA_AUTO, .ep = 2 };
+    TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
+    double first, last;
+    s.model.moe.experts = 20;
+    s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
+    const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+    CHECK(hash_of(s, sharded, SHORT_STEPS, &first, &last) == want);
+}
+
+/* Ranks that have a part of each sample decide as one about all of it. */
+TEST(context_capacity)
+{
+    TrainSpec s = of_capacity(TINY_MIXTRAL, 0.75, false, 1);
+    run_context(s, mode_is("all") ? 1 : 6);
+    s = of_capacity(TINY_DEEPSEEK, 1, true, 1);
+    s.model.moe.balance = (Balance){ .unit = 1, .sinkhorn = true };
+    run_context(s, mode_is("all") ? 1 : 6);
 }
 
 /* Something is dropped, and by another rule something else; capacity for all rows is none. */
@@ -353,6 +501,71 @@ TEST(slack_overflow_drops)
         if (threads == 1) first = r.hash;
         CHECK(r.hash == first);
     }
+}
+
+/* or the step is done again in pieces, and the bits are those of a run with room for all: */
+static void check_redone(TrainSpec spec, Err (*before)(Trainer *t, void *user))
+{
+    static const Layout list[] = { { 4, 1, 0, 2, 1, ISA_AUTO, 1, 1, 4 }, { 2, 2, 1, 2, 1, ISA_AUTO, 1, 0, 2, 2, 1 },
+                                   { 1, 2, 1, 4, 1, ISA_AUTO, 0, 0, 1, 2 }, { 4, 1, 0, 1, 2, ISA_AUTO, 1, 1, 2 } };
+    TinyRun whole = run_of(spec, reference, SHORT_STEPS);
+    whole.before = before;
+    tiny_train(&whole);
+    spec.model.moe.capacity.slack = 1;
+    spec.model.moe.capacity.redo = true;
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        TinyRun r = run_of(spec, list[i], SHORT_STEPS);
+        const bool room = list[i].ep == 1; /* all ranks have a part of every expert: rows of all come to each */
+        r.before = before;
+        tiny_train(&r);
+        CHECK_MSG(!r.err && r.hash == whole.hash, "layout %zu: %s", i, r.message);
+        CHECK_MSG(room ? !r.in_pieces : r.in_pieces > 0, "layout %zu: %d steps", i, r.in_pieces);
+    }
+}
+
+/* loads as they come, */
+TEST(slack_overflow_redone) { check_redone(tiny_mixture(TINY_QWEN3, 2), NULL); }
+
+/* with less kept and with capacities, */
+TEST(slack_overflow_redone_beside)
+{
+    TrainSpec s = of_capacity(TINY_DEEPSEEK, 1.5, false, 1);
+    s.model.recompute = RECOMPUTE_SELECTIVE;
+    check_redone(s, NULL);
+}
+
+static Err equal_scores(Trainer *t, void *user)
+{
+    const ParamStore *s = &t->stores[0];
+    (void)user;
+    for (int i = 0; i < s->reg->count; i++) {
+        const Tensor w = param_view(&s->reg->items[i], s->value);
+        if (strstr(s->reg->items[i].name, "router.weight")) memset(w.data, 0, (size_t)tensor_bytes(w));
+    }
+    return ERR_OK;
+}
+
+/* and if all tokens choose the same experts, those of one rank: of equal scores the lower ones win. */
+TEST(slack_worst_case_redone) { check_redone(tiny_mixture(TINY_MIXTRAL, 2), equal_scores); }
+
+/* Pieces take more memory than the step that they repeat at most by what is made again; the smallest must fit. */
+TEST(slack_pieces_are_planned)
+{
+    const Grid grid = { .tp = 1, .dp = 4, .ep = 4, .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 2);
+    MemoryPlan wide, tight, redo;
+    OK(trainer_plan(&s, grid, 0, &wide));
+    s.model.moe.capacity.slack = 1.5;
+    OK(trainer_plan(&s, grid, 0, &tight));
+    s.model.moe.capacity.redo = true;
+    OK(trainer_plan(&s, grid, 0, &redo));
+    CHECK_MSG(memory_plan_total(&tight) <= memory_plan_total(&redo) && memory_plan_total(&redo) < memory_plan_total(&wide),
+              "%lld, in pieces %lld, for all %lld bytes", (long long)memory_plan_total(&tight),
+              (long long)memory_plan_total(&redo), (long long)memory_plan_total(&wide));
+    CHECK(redo.flop == tight.flop && redo.comm_bytes == tight.comm_bytes);
+    s.seq_blocks = s.micro_batch = 1;
+    CHECK(trainer_check(&s, grid) == ERR_CONFIG);
+    CHECK(strstr(err_message(), "the 64 tokens of a sequence block of each rank, sends a rank's experts up to 512 rows"));
 }
 
 /* A vocabulary whose chunks are cut into several leaves. */

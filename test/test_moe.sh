@@ -141,6 +141,13 @@ ranks tight parallel.ep=2 train.micro_batch=2 moe.slack=1
 status=$?
 check "without room the run ends with 9, got $status: $(tail -1 tight.err)" [ $status -eq 9 ]
 check "and says so" grep -qF "step 1: a rank's experts got more rows than moe.slack=1 has room for" tight.err
+ranks redone parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=redo
+check "or does the step again in pieces: $(tail -1 redone.err)" same_run redone whole 6
+check "which is said" grep -qF "step 1: a rank's experts got more rows than moe.slack=1 has room for, done again in pieces" redone.err
+check "and in how many" grep -qF "the most that can come 256; beyond it in 2 pieces" \
+    <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo --world 2 2>&1)
+expect 2 "raise parallel.seq_blocks, train.micro_batch or moe.slack" "$mt" plan --config "$ini" "${small[@]}" --world 2 \
+    parallel.ep=2 train.micro_batch=1 parallel.seq_blocks=1 moe.slack=1 moe.overflow=redo
 ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.reproducible=run
 check "or drops rows, and counts them: $(tail -1 loose.err)" \
     [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]

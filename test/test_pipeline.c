@@ -24,6 +24,7 @@ typedef struct {
     int gathers;
     int cp; /* 0 = 1 */
     ContextComm context;
+    ContextCut cut;
 } Layout;
 
 enum { STEPS = 4, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -54,7 +55,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
                   .steps = step_count(),
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
                             .ep = l->ep, .etp = l->etp, .cp = l->cp } };
-    r.spec.context = l->context;
+    r.spec.model.context = layer_pattern_all((int32_t)l->context);
+    r.spec.cut = l->cut;
     r.spec.model.moe.gathers = l->gathers;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
@@ -211,7 +213,7 @@ TEST(mixed_layouts)
         { "chimera-bhalf", .pp = 2, .tp = 2, .zero = 1 },
         { "dualpipe", .pp = 4, .zero = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "gems", .pp = 2, .dp = 2, .overlap = 1 },
-        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
+        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP, .context = CONTEXT_RING },
         { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .tp = 2, .sp = 1, .zero = 1 },
         { "zb-h1", .pp = 2, .cp = 2, .zero = 1, .context = CONTEXT_RING, .recompute = RECOMPUTE_SELECTIVE },
@@ -264,6 +266,61 @@ TEST(mixtures)
     }
 }
 
+/* Stages count the batch so far, micro-batch by micro-batch; schedules with another order are refused, as ranks with shares
+ * of the batch are. */
+TEST(mixtures_of_global_balance)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2 },
+        { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .ep = 2 },
+        { "zb-v", .pp = 2, .micro = 4, .recompute = RECOMPUTE_SELECTIVE },
+    };
+    static const struct {
+        Layout layout;
+        const char *why;
+    } refused[] = {
+        { { "1f1b", .pp = 2, .dp = 2, .ep = 1 }, "data-parallel ranks compute their shares of it at the same time" },
+        { { "chimera", .pp = 2 }, "schedule 'chimera' does not compute them so" },
+        { { "pipedream", .pp = 2 }, "global_aux counts the batch of a whole step" },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    s.model.moe.balance.global = true;
+    check_layouts(&s, hash_of(&s, &alone), list, (int)(sizeof list / sizeof *list));
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        TinyRun r = run_of(&s, &refused[i].layout);
+        if (!strcmp(refused[i].layout.schedule, "pipedream")) r.spec.model.moe.balance.bias_rate = r.spec.clip = 0;
+        tiny_train(&r);
+        CHECK_MSG(r.err == ERR_CONFIG && strstr(r.message, refused[i].why), "%zu: %s", i, r.message);
+    }
+}
+
+/* The same of experts without room for the rows that come: steps are done again in pieces. */
+TEST(mixtures_in_pieces)
+{
+    static const Layout list[] = {
+        { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .gathers = 1, .recompute = RECOMPUTE_FULL },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
+    };
+    const Layout alone = { .pp = 1 };
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 4);
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    const uint64_t want = hash_of(&s, &alone);
+    s.model.moe.capacity = (Capacity){ .slack = 1, .redo = true };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        TinyRun r = run_of(&s, &list[i]);
+        tiny_train(&r);
+        CHECK_MSG(!r.err && r.hash == want, "%s number %zu: %s", list[i].schedule, i, r.message);
+        CHECK_MSG(r.in_pieces > 0, "%s number %zu", list[i].schedule, i);
+    }
+}
+
 /* The same of experts with a capacity, which drop choices. */
 TEST(mixtures_of_capacity)
 {
@@ -298,6 +355,37 @@ TEST(variants_of_attention)
     s.global_batch = 16;
     s.bucket_bytes = BUCKET_BYTES;
     CHECK_LIST(s, hash_of(&s, &alone), list);
+}
+
+/* Modules of multi-token prediction, whose stage has a copy of the table: of a tied model, where the head reads that,
+ * and of a mixture, where nothing else on the stage does. */
+TEST(mtp)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .zero = 1 },
+        { "zb-v", .pp = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .dp = 2, .recompute = RECOMPUTE_FULL },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "dualpipe", .pp = 4, .zero = 1 },
+        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
+        { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+    };
+    static const Layout by_hand[] = { { "1f1b", "Et*4|tttt|mmL", .pp = 3 }, { "1f1b", "E|t*8,m*2,L", .pp = 2 } };
+    const Layout alone = { .pp = 1 };
+    TrainSpec specs[] = { model(true, 8), tiny_mixture(TINY_DEEPSEEK, 8) };
+    for (int i = 0; i < 2; i++) {
+        TrainSpec s = tiny_further(specs[i], 2 - i);
+        s.model.tied = i == 0;
+        s.global_batch = 16;
+        s.bucket_bytes = BUCKET_BYTES;
+        const uint64_t want = hash_of(&s, &alone);
+        for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
+            if (extent_is("all") || k % 2 == i) check_layouts(&s, want, &list[k], 1);
+        if (i == 0) CHECK_LIST(s, want, by_hand);
+    }
 }
 
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
@@ -435,7 +523,7 @@ static void refuse(const Layout *l, const char *why, const char *hint)
 
 TEST(what_does_not_fit)
 {
-    static const char parts[] = "of each stage E (embedding), t (a block) and L (head)";
+    static const char parts[] = "of each stage E (embedding), t (a block), m (a module of multi-token prediction)";
     static const struct {
         Layout layout;
         const char *why, *hint;
@@ -456,6 +544,10 @@ TEST(what_does_not_fit)
         { { "zb-v", "Ett|ttL", .pp = 2 }, "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1", "" },
         { { "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1", parts },
         { { "1f1b", "Ett|ttLt", .pp = 2 }, "'L' must come last", parts },
+        { { "1f1b", "Ett|tmtL", .pp = 2 }, "behind 'm' come others and 'L' alone, in the same stage", parts },
+        { { "1f1b", "Ett|ttm|L", .pp = 3 }, "in the same stage, at character 8", parts },
+        { { "1f1b", "Ett|ttmL", .pp = 2 }, "has '1' modules of multi-token prediction, the model '0'",
+          "an 'm' for each of model.mtp_layers" },
         { { "1f1b", "E(tt|tt|L", .pp = 2 }, "')' is missing", parts },
         { { "1f1b", "E()*9tt|ttL", .pp = 2 }, "a group of nothing", parts },
         { { "1f1b", "Ett|tt", .pp = 2 }, "one 'E' and one 'L'", parts },

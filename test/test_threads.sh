@@ -8,12 +8,12 @@ unset OMP_WAIT_POLICY OMP_NUM_THREADS
 spins_in() { sed -n "s/.*GOMP_SPINCOUNT *= *'\(.*\)'/\1/p" | tail -1; }
 # spins NAME=VALUE...: of a start with these variables
 spins() { env OMP_DISPLAY_ENV=verbose "$@" "$mt" --version 2>&1 >/dev/null | spins_in; }
-check "bounded spins ($(spins)) in a plain start" [ "$(spins)" = 2000 ]
+check "bounded spins ($(spins)) in a plain start" [ "$(spins)" = 8000 ]
 check "none where none are asked for ($(spins OMP_WAIT_POLICY=passive))" [ "$(spins OMP_WAIT_POLICY=passive)" = 0 ]
 check "those that are asked for" [ "$(spins GOMP_SPINCOUNT=77)" = 77 ]
 check "as many as OMP_WAIT_POLICY=active means" [ "$(spins OMP_WAIT_POLICY=active)" -gt 1000000 ]
 check "under launch.sh, too" \
-    [ "$(OMP_DISPLAY_ENV=verbose "$root/scripts/launch.sh" -n 1 -- "$mt" --version 2>&1 | spins_in)" = 2000 ]
+    [ "$(OMP_DISPLAY_ENV=verbose "$root/scripts/launch.sh" -n 1 -- "$mt" --version 2>&1 | spins_in)" = 8000 ]
 check "a start that only says its version says it once" [ "$("$mt" --version | grep -c '^megatrain ')" -eq 1 ]
 expect 2 "unknown command 'no such'" "$mt" 'no such'
 

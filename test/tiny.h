@@ -70,6 +70,13 @@ static inline TrainSpec tiny_variants(void)
     return s;
 }
 
+/* With modules of multi-token prediction. */
+static inline TrainSpec tiny_further(TrainSpec s, int modules)
+{
+    s.model.mtp = (MtpSpec){ modules, 0.4f };
+    return s;
+}
+
 /* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them, a
  * gated shared expert and groups. Balanced as these are: by a loss, by biases and a loss. */
 typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixture;
@@ -137,7 +144,8 @@ typedef struct {
     void *user;
     /* results */
     uint64_t hash;
-    double loss[TINY_STEPS_MAX];
+    double loss[TINY_STEPS_MAX]; /* of multi-token prediction, too */
+    int in_pieces;               /* steps that were done again in pieces */
     Err err;
     char message[256];
     float *state[3]; /* master, m, v in global plain order, when keep_state */
@@ -203,11 +211,17 @@ static inline Err tiny_step(Trainer *t, StepReport *report)
     flop = c->flop - flop;
     bytes = c->bytes - bytes;
     sent = tiny_sent_bytes(t->world) - sent;
-    if (report->redone || (flop == t->plan.flop && bytes == t->plan.op_bytes && sent == t->plan.comm_bytes))
+    if (report->redone || report->in_pieces || (flop == t->plan.flop && bytes == t->plan.op_bytes && sent == t->plan.comm_bytes))
         return ERR_OK;
     return err_set(ERR_INTERNAL, "%lld FLOP, %lld bytes, %lld bytes sent; planned were %lld, %lld and %lld",
                    (long long)flop, (long long)bytes, (long long)sent, (long long)t->plan.flop,
                    (long long)t->plan.op_bytes, (long long)t->plan.comm_bytes);
+}
+
+/* Was an arena filled just as far as was planned; or, if a run may do steps in pieces, no further? */
+static inline bool tiny_filled(const Trainer *t, int64_t peak, int64_t planned)
+{
+    return t->spec.model.moe.capacity.redo ? peak <= planned : peak == planned;
 }
 
 /* An evaluation; then all arenas of this rank have been filled just as far as was planned. */
@@ -217,8 +231,9 @@ static inline Err tiny_run_eval(Trainer *t)
     int64_t counted;
     TRY(trainer_eval(t, tiny_source(t), 0, t->spec.global_batch, &loss, &counted));
     const MemoryPlan peak = trainer_peak(t), *plan = &t->plan;
-    if (peak.state == plan->state && peak.scratch == plan->scratch && peak.save == plan->save &&
-        !memcmp(peak.stages, plan->stages, sizeof peak.stages))
+    const bool stages = t->spec.model.moe.capacity.redo || !memcmp(peak.stages, plan->stages, sizeof peak.stages);
+    if (peak.state == plan->state && tiny_filled(t, peak.scratch, plan->scratch) &&
+        tiny_filled(t, peak.save, plan->save) && stages)
         return ERR_OK;
     return err_set(ERR_INTERNAL, "state %lld, saves %lld, scratch %lld; planned: %lld, %lld, %lld",
                    (long long)peak.state, (long long)peak.save, (long long)peak.scratch,
@@ -236,7 +251,10 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
     for (int i = 0; i < run->steps; i++) {
         StepReport report;
         TRY(tiny_step(t, &report));
-        if (r->rank == 0) run->loss[i] = report.loss;
+        for (int k = 0; k < run->spec.model.mtp.count; k++) report.loss += report.mtp_loss[k];
+        if (r->rank) continue;
+        run->loss[i] = report.loss;
+        run->in_pieces += report.in_pieces;
     }
     if (run->steps) TRY(tiny_run_eval(t));
     TRY(trainer_settle(t));

@@ -13,6 +13,7 @@
 #include "cli/config_arg.h"
 #include "cli/plan.h"
 #include "data/tokenizer.h"
+#include "engine/loads.h"
 
 enum { MAX_KINDS = 4096, COLUMNS = 6 };
 
@@ -147,24 +148,16 @@ static void put_room(const PlanTable *t)
 {
     const MixtureSpec *e = &t->spec.model.moe;
     const Grid g = t->grid;
-    const int sp = g.sp ? g.tp : 1;
-    const int64_t seq = t->spec.model.seq / (g.cp ? g.cp : 1); /* of a sample, a rank's */
-    const MoeCut cut = { .experts = e->experts,
-                         .topk = e->topk,
-                         .unit = e->balance.unit,
-                         .rows = t->spec.micro_batch * seq / sp,
-                         .seq = seq,
-                         .sp = sp,
-                         .ep = g.ep,
-                         .etp = g.etp ? g.etp : 1,
-                         .capacity = e->capacity };
+    const MoeCut cut = loads_cut(&t->spec, g, t->spec.micro_batch);
     const MoeRoom room = moe_room(&cut);
     char a[32], b[32], c[32];
     printf("experts %d on each of %d ranks, with room for %s rows of a layer and micro-batch; even is %s, "
-           "the most "
-           "that can come %s\n",
+           "the most that can come %s",
            e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned), commas(b, cut.rows * e->topk * cut.etp),
            commas(c, room.worst));
+    if (e->capacity.redo && room.piece < cut.rows)
+        printf("; beyond it in %lld pieces", (long long)((cut.rows + room.piece - 1) / room.piece));
+    putchar('\n');
 }
 
 /* A token meets all parameters but those of the experts that it is not sent to. */

@@ -481,15 +481,21 @@ static void read_conns(Host *h, int polled, double now)
     }
 }
 
+static void flush_conn(Host *h, int i)
+{
+    Conn *c = h->conns[i];
+    bool broken = !link_flush(&c->link);
+    if (c->state == CONN_ENDING && !c->link.out_size && !c->shut)
+        c->shut = shutdown(c->link.fd, SHUT_WR) == 0;
+    if (broken) drop(h, i);
+}
+
+/* Rank 0 itself hears last that all are here: if this process stops at what it does next, the others have heard. */
 static void flush_conns(Host *h)
 {
-    for (int i = h->count - 1; i >= 0; i--) {
-        Conn *c = h->conns[i];
-        bool broken = !link_flush(&c->link);
-        if (c->state == CONN_ENDING && !c->link.out_size && !c->shut)
-            c->shut = shutdown(c->link.fd, SHUT_WR) == 0;
-        if (broken) drop(h, i);
-    }
+    for (int own = 0; own <= 1; own++)
+        for (int i = h->count - 1; i >= 0; i--)
+            if ((h->conns[i]->rank == 0) == own) flush_conn(h, i);
 }
 
 static bool may_end(Host *h, double now)

@@ -29,8 +29,14 @@ Err async_check(const TrainSpec *s, int ranks)
     if (s->model.tied && ranks > 1)
         return refuse(s, "its first and last stage would need one gradient of the table",
                       "set model.tied=false");
+    if (s->model.mtp.count)
+        return refuse(s,
+                      "multi-token prediction would need one gradient of the embedding's table on two stages",
+                      "set model.mtp_layers=0");
     if (s->model.moe.balance.bias_rate > 0)
         return refuse(s, "experts' biases follow the load of a whole step", "set moe.balance=aux");
+    if (s->model.moe.balance.global)
+        return refuse(s, "global_aux counts the batch of a whole step", "set moe.balance=aux");
     if (s->model.moe.capacity.slack > 0 && !s->model.moe.capacity.drop)
         return refuse(s, "what it has updated when experts have no room stays so",
                       "set moe.slack=0 or moe.overflow=drop");

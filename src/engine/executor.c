@@ -28,6 +28,7 @@ Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
     Ctx *c = &e->ctx;
     c->params = s->params;
+    c->loads_so_far = s->loads_so_far;
     c->slot = &slot->slot;
     c->batch = &slot->batch;
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];

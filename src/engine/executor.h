@@ -41,6 +41,7 @@ typedef struct {
     int stage, replica; /* global */
     const Stage *model;
     ParamStore *params;
+    Tensor loads_so_far;              /* layer.h, Ctx; absent unless mixtures count so */
     int64_t save_bytes[REGION_COUNT]; /* of a unit */
     int64_t peak_bytes[REGION_COUNT]; /* of a unit so far */
     ExecutorSlot *slots;

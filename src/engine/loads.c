@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "base/int64.h"
 #include "engine/async.h"
 
 enum { UNITS = 1000 };
@@ -34,7 +35,9 @@ static Err own_loads(Trainer *t, const ParamStore *s, void *rows, int64_t *load,
         const Param *p = &s->reg->items[i];
         const Tensor count = param_store_grad(s, i);
         int layer;
-        if (p->spec.group != PARAM_STATE || p->copy || sscanf(p->name, "layers.%d.", &layer) != 1) continue;
+        if (p->spec.group != PARAM_STATE || p->copy) continue;
+        if (sscanf(p->name, "mtp.%d.", &layer) == 1) layer += t->spec.model.layers;
+        else if (sscanf(p->name, "layers.%d.", &layer) != 1) continue;
         TRY(device_read(&t->device.stream, rows, count.data, tensor_bytes(count)));
         double most;
         const int64_t sum = sum_of(rows, count.dtype, p->count, &most);
@@ -46,7 +49,7 @@ static Err own_loads(Trainer *t, const ParamStore *s, void *rows, int64_t *load,
 
 Err loads_read(Trainer *t, ExpertLoads *out)
 {
-    const int layers = t->spec.model.layers;
+    const int layers = loads_layers(&t->spec.model);
     int64_t *load = t->host_loads, *dropped = load + layers, *rows = dropped + layers;
     memset(load, 0, 2 * (size_t)layers * sizeof *load);
     for (int r = 0; r < t->params.replicas; r++)
@@ -67,16 +70,106 @@ Err loads_no_room(const Trainer *t, bool step)
     err_set(ERR_MEMORY, "%s: a rank's experts got more rows than moe.slack=%g has room for", when,
             t->spec.model.moe.capacity.slack);
     return err_hint(
-        "raise moe.slack (0: room for all that can come), take moe.overflow=drop, or even out the load "
-        "with moe.balance");
+        "raise moe.slack (0: room for all that can come), take moe.overflow=redo or drop, or even out the "
+        "load with moe.balance");
 }
 
-Err loads_check_room(Trainer *t)
+Err loads_had_room(Trainer *t, bool *room)
 {
     int64_t flags[2] = { 0 }; /* (nothing is read in a dry run) */
     Stream *stream = &t->device.stream;
+    *room = true;
     if (!(t->spec.model.moe.capacity.slack > 0)) return ERR_OK;
     TRY(device_read(stream, flags, t->stats.flags.data, sizeof flags));
     TRY(comm_max_i64(&t->world->host, stream, flags, 2, NULL));
-    return flags[1] ? loads_no_room(t, false) : ERR_OK;
+    *room = !flags[1];
+    return ERR_OK;
+}
+
+/* ---- pieces ---- */
+
+MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
+{
+    const MixtureSpec *e = &s->model.moe;
+    const int sp = g.sp ? g.tp : 1;
+    const int64_t seq = s->model.seq / (g.cp ? g.cp : 1); /* of a sample, a rank's */
+    return (MoeCut){ .experts = e->experts,
+                     .topk = e->topk,
+                     .unit = e->balance.unit,
+                     .rows = samples * seq / sp,
+                     .seq = seq,
+                     .leaf = s->model.seq / s->seq_blocks,
+                     .sp = sp,
+                     .cp = g.cp ? g.cp : 1,
+                     .ep = g.ep ? g.ep : 1,
+                     .etp = g.etp ? g.etp : 1,
+                     .capacity = e->capacity };
+}
+
+Err loads_check_pieces(const TrainSpec *s, Grid grid, int64_t samples)
+{
+    if (!s->model.moe.experts || !s->model.moe.capacity.redo) return ERR_OK;
+    const MoeCut cut = loads_cut(s, grid, samples);
+    const MoeRoom room = moe_room(&cut);
+    if (room.piece > 0) return ERR_OK;
+    err_set(
+        ERR_CONFIG,
+        "moe.overflow=redo: the smallest piece, the %lld tokens of a sequence block of each rank, sends a "
+        "rank's experts up to %lld rows; moe.slack=%g has room for %lld",
+        (long long)cut.leaf, (long long)(cut.leaf * min64(cut.experts / cut.ep, cut.topk) * cut.ep * cut.etp),
+        cut.capacity.slack, (long long)room.owned);
+    return err_hint("raise parallel.seq_blocks, train.micro_batch or moe.slack");
+}
+
+bool loads_redo(const Trainer *t)
+{
+    if (!t->spec.model.moe.experts || !t->spec.model.moe.capacity.redo) return false;
+    const MoeCut cut = loads_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
+    return moe_room(&cut).piece < cut.rows;
+}
+
+void loads_use_pieces(Trainer *t, bool pieces)
+{
+    t->executor.ctx.in_pieces = pieces;
+    for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
+}
+
+/* ---- the batch so far ---- */
+
+static Err refuse_order(const char *why, const char *hint)
+{
+    err_set(ERR_CONFIG,
+            "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s", why);
+    return err_hint("%s", hint);
+}
+
+Err loads_check_order(const Trainer *t)
+{
+    int next[PARTS_STAGES] = { 0 };
+    char why[96];
+    const Schedule *s = &t->parts.step;
+    const ActionList *list = &s->rank[t->world->pp_rank];
+    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
+    if (t->world->grid.dp > 1)
+        return refuse_order("data-parallel ranks compute their shares of it at the same time",
+                            "take as many ranks as tp x cp x pp, or moe.balance=aux or bias");
+    snprintf(why, sizeof why, "schedule '%s' does not compute them so", s->name);
+    for (int i = 0; i < list->count; i++) {
+        const Action *a = &list->action[i];
+        if (a->kind != ACT_F) continue;
+        int *at = &next[a->replica * s->chunks + schedule_chunk_of(s, a->stage)];
+        if (a->microbatch != *at)
+            return refuse_order(why, "take parallel.schedule=1f1b, or moe.balance=aux or bias");
+        *at += a->count;
+    }
+    return ERR_OK;
+}
+
+Err loads_open_stage(Trainer *t, ExecutorStage *s)
+{
+    const ModelSpec *m = &t->spec.model;
+    if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
+    const int blocks = s->model->share.layer_count + s->model->share.mtp;
+    return tensor_new(&t->state, &s->loads_so_far, I64, blocks, t->spec.global_batch / m->moe.balance.unit,
+                      m->moe.experts);
 }

@@ -1,11 +1,15 @@
-/* How evenly a mixture's router used its experts in the last step (docs/moe.md). */
+/* How evenly a mixture's router used its experts in the last step, and what is done where a rank's experts have no room
+ * for the rows that came (docs/moe.md). */
 #ifndef MEGATRAIN_ENGINE_LOADS_H
 #define MEGATRAIN_ENGINE_LOADS_H
 
 #include "base/layer_set.h"
 #include "engine/trainer.h"
 
-/* By layer of the model; 0 of blocks that are no mixtures. */
+/* Blocks of a model, those of its modules of multi-token prediction behind the others. */
+static inline int loads_layers(const ModelSpec *m) { return m->layers + m->mtp.count; }
+
+/* By layer of these; 0 of blocks that are no mixtures. */
 typedef struct {
     double load
         [LAYERS_MAX]; /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
@@ -16,9 +20,25 @@ typedef struct {
  * step: since the last update. */
 Err loads_read(Trainer *t, ExpertLoads *out);
 
+/* The mixtures of a run, and how they are cut, with units of so many samples: a micro-batch, or what its schedule makes
+ * of one. */
+MoeCut loads_cut(const TrainSpec *spec, Grid grid, int64_t samples);
+/* ERR_CONFIG if steps are to be done again in pieces of which none is small enough. */
+Err loads_check_pieces(const TrainSpec *spec, Grid grid, int64_t samples);
+
+/* ERR_CONFIG where balance counts the batch so far and this rank's micro-batches do not come in data order, or others
+ * are computed at the same time. After t->parts is open. */
+Err loads_check_order(const Trainer *t);
+/* Takes, for a stage, what is counted so. */
+Err loads_open_stage(Trainer *t, ExecutorStage *s);
+
 /* ERR_MEMORY: in the step to come, or an evaluation, experts got more rows than there is room for. */
 Err loads_no_room(const Trainer *t, bool step);
-/* Asks, after the forward passes of an evaluation, all ranks for that; ERR_OK without moe.slack. */
-Err loads_check_room(Trainer *t);
+/* Asks, after the forward passes of an evaluation, all ranks whether there was; true without moe.slack. */
+Err loads_had_room(Trainer *t, bool *room);
+/* Are there steps that are done again in pieces? */
+bool loads_redo(const Trainer *t);
+/* The step to come, in pieces or not: gradients of experts then come in other numbers. */
+void loads_use_pieces(Trainer *t, bool pieces);
 
 #endif

@@ -8,6 +8,7 @@
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
 #include "engine/async.h"
+#include "engine/loads.h"
 #include "engine/trainer_open.h"
 
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
@@ -178,6 +179,16 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
     return ERR_OK;
 }
 
+/* The same in pieces, for its peaks: a step that needs them is rare, and its work is not counted. */
+static Err dry_pieces(Trainer *t, Walk *w, const Forms *f)
+{
+    MemoryPlan work;
+    loads_use_pieces(t, true);
+    TRY(count_forms(t, w, f, &work));
+    loads_use_pieces(t, false);
+    return ERR_OK;
+}
+
 static Err count_step(Trainer *t, MemoryPlan *out)
 {
     const Schedule *s = &t->parts.step;
@@ -189,6 +200,7 @@ static Err count_step(Trainer *t, MemoryPlan *out)
     Err err = w.number && split ? find_forms(t, &w, split, &f)
                                 : err_set(ERR_MEMORY, "no memory for %d units", s->units);
     if (!err) err = count_forms(t, &w, &f, out);
+    if (!err && loads_redo(t)) err = dry_pieces(t, &w, &f);
     free(w.number);
     free(split);
     return err;
@@ -252,6 +264,11 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     if (t->kv) TRY(trainer_logits(t, NULL, 0, t->spec.model.seq, NULL));
     if (!t->spec.forward_only) TRY(count_step(t, out));
     TRY(dry_eval(t));
+    if (loads_redo(t)) {
+        t->executor.ctx.in_pieces = true;
+        TRY(dry_eval(t));
+        t->executor.ctx.in_pieces = false;
+    }
     MemoryPlan peak = trainer_peak(t);
     add_work(&peak, out, 1);
     TRY(count_saves(t, &peak));

@@ -16,6 +16,7 @@
 #include "base/mathx.h"
 #include "engine/async.h"
 #include "engine/loads.h"
+#include "engine/step_report.h"
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
@@ -41,6 +42,7 @@ static Err hook_batch(void *user, int unit, Batch *b)
     int64_t count = t->first_sample + t->counting - first;
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
+    b->first = first - t->first_sample;
     if (t->source.get && count) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
@@ -85,7 +87,10 @@ static Canon canon_of(const TrainSpec *s)
     const int64_t cuts = s->model.tp_blocks * (s->seq_blocks > 1 ? s->seq_blocks / 2 : 1);
     c.leaf_rows = s->model.seq % cuts ? 1 : 16;
     while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;
-    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
+    /* (modules of multi-token prediction read the table and the head once more each) */
+    const int reads =
+        s->model.qk_norm && s->model.heads > s->model.mtp.count ? s->model.heads : 1 + s->model.mtp.count;
+    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
     return c;
 }
 
@@ -98,12 +103,13 @@ static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_byte
     return ERR_OK;
 }
 
+/* (but for the tokens of modules that predict further on, which one stage alone has) */
 static BatchSpec batch_spec(const Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = s->model.seq,
-                        .span = context_span(s->model.seq, t->world->cp.size, t->world->cp_rank),
+                        .span = context_span(s->cut, s->model.seq, t->world->cp.size, t->world->cp_rank),
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };
@@ -124,8 +130,9 @@ static void take_batch(Trainer *t, int64_t first, int64_t samples)
 
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
 {
-    const BatchSpec batch = batch_spec(t);
+    BatchSpec batch = batch_spec(t);
     s->unit = -1;
+    batch.further = t->spec.forward_only ? 0 : stage->model->share.mtp;
     for (int r = 0; r < REGION_COUNT; r++) {
         s->slot.region[r].number = number;
         s->slot.region[r].poison = t->spec.poison && !t->device.is_null;
@@ -155,6 +162,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
                           .model = parts_stage(&t->parts, replica, chunk),
                           .params = &t->stores[replica] };
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
+    TRY(loads_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
     TRY(setup_array(&t->setup, s->slot_count, &s->slots));
     for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
@@ -199,9 +207,9 @@ static Err open_executor(Trainer *t)
                     .scratch = &t->scratch,
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
-                    .context = t->spec.context,
+                    .cut = t->spec.cut,
                     .dtype = t->spec.compute };
-    TRY(tensor_new(&t->state, &e->sums, I64, 3));
+    TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
                           &e->ctx.rope_sin));
     TRY(setup_array(&t->setup, e->stage_count, &e->stages));
@@ -229,7 +237,7 @@ static Err open_stores(Trainer *t)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
     if (s->model.moe.experts)
-        TRY(setup_array(&t->setup, 2 * s->model.layers + s->model.moe.experts, &t->host_loads));
+        TRY(setup_array(&t->setup, 2 * loads_layers(&s->model) + s->model.moe.experts, &t->host_loads));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 
@@ -293,7 +301,9 @@ static Err open_parts(Trainer *t)
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
-    return parts_open(&t->parts, &spec, t->world, &t->setup);
+    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    TRY(loads_check_order(t));
+    return loads_check_pieces(&t->spec, t->world->grid, batch_spec(t).B);
 }
 
 Err trainer_check(const TrainSpec *s, Grid grid)
@@ -302,6 +312,7 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
+    TRY(loads_check_pieces(s, grid, s->micro_batch));
     return parts_check(&spec, grid.pp);
 }
 
@@ -317,7 +328,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t));
-    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t))
+    /* (the host says which units of the batch a micro-batch is, where balance counts these) */
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !s->model.moe.balance.global)
         TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
@@ -443,18 +455,6 @@ static Err lower_shifts(Trainer *t, int by)
     return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
 }
 
-/* Sums leave out what is not finite: of a bad step they are the loss and norm of something else. */
-static void report_of(const StepValues *v, StepReport *r)
-{
-    double sum = (double)v->loss_fixed * exp2(-LOSS_FIXED_BITS);
-    *r = (StepReport){ .step = v->step,
-                       .loss = v->loss_nonfinite || v->counted == 0 ? NAN : sum / (double)v->counted,
-                       .counted = v->counted,
-                       .grad_norm = v->skip ? NAN : v->grad_norm,
-                       .lr = v->lr,
-                       .skipped = v->skip };
-}
-
 /* What a trace of this step begins with: some arenas do not change in it. */
 static void show_arenas(const Trainer *t)
 {
@@ -483,6 +483,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     Stream *stream = &t->device.stream;
     int redone = 0, rescaled = 0;
     const LossScale scale = t->loss_scale;
+    bool in_pieces = false;
     t->source = source;
     begin_batch(t);
     show_arenas(t);
@@ -492,11 +493,13 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
         TRY(step_begin(t));
         TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
         TRY(device_read(stream, &v, t->step_values, sizeof v));
-        if (v.no_room) return loads_no_room(t, true);
-        if (lower_loss_scale(t, &v)) rescaled++;
+        if (v.no_room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, true);
+        if (v.no_room) loads_use_pieces(t, in_pieces = true);
+        else if (lower_loss_scale(t, &v)) rescaled++;
         else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
         else break;
     }
+    if (in_pieces) loads_use_pieces(t, false);
     Tensor next = t->stats.next_shift;
     if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
     else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
@@ -506,10 +509,10 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     if (!v.skip) raise_loss_scale(t);
     else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
     t->skipped += v.skip;
-    report_of(&v, report);
-    report->samples = t->batch;
+    TRY(step_report(t, &v, report));
     report->redone = redone;
     report->rescaled = rescaled;
+    report->in_pieces = in_pieces;
     return ERR_OK;
 }
 
@@ -526,12 +529,17 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
-    TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
-    TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
-    TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
-    TRY(loads_check_room(t));
+    bool *in_pieces = &t->executor.ctx.in_pieces, room = false;
+    while (!room) {
+        TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
+        TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
+        TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
+        TRY(loads_had_room(t, &room));
+        if (!room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, false);
+        *in_pieces = !room;
+    }
     TRY(optim_sum_loss(&t->optim));
-    return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
+    return device_read(stream, sums, device_sums.data, 3 * (int64_t)sizeof *sums);
 }
 
 /* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */

@@ -29,12 +29,12 @@ typedef struct {
     int64_t micro_batch, global_batch;
     BatchRamp
         ramp; /* global_batch of each step, of which the member above is the largest; all zero: always that */
-    int32_t eod;         /* token that ends a document; for the next two */
-    bool mask_eod;       /* what is predicted from it does not count */
-    bool reset_at_eod;   /* positions and attention start anew behind it */
-    int seq_blocks;      /* canonical sequence blocks (a power of two dividing seq) */
-    int64_t attn_block;  /* keys per softmax block */
-    ContextComm context; /* how ranks that share sequences meet each other's keys */
+    int32_t eod;        /* token that ends a document; for the next two */
+    bool mask_eod;      /* what is predicted from it does not count */
+    bool reset_at_eod;  /* positions and attention start anew behind it */
+    int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
+    int64_t attn_block; /* keys per softmax block */
+    ContextCut cut;     /* of sequences over the ranks that share them */
     DeviceKind device;
     int gpu;           /* index of the GPU that device cuda means */
     DType compute;     /* F32, BF16, F16: activations, and weights as the layers see them */
@@ -98,13 +98,15 @@ int64_t memory_plan_total(const MemoryPlan *p); /* of the device: with memory_pl
 
 typedef struct {
     int64_t step;
-    double loss;         /* mean per counted token, nats; NaN when not finite */
-    int64_t counted;     /* tokens */
-    float grad_norm, lr; /* grad_norm: NaN in a skipped step */
-    int64_t samples;     /* of its global batch */
-    bool skipped;        /* loss or gradients not finite: nothing was changed */
-    int redone;          /* times the step was repeated with another fixed-point shift, */
-    int rescaled;        /* and with a smaller loss scale */
+    double loss;               /* mean per counted token, nats; NaN when not finite */
+    int64_t counted;           /* tokens */
+    double mtp_loss[MTP_MOST]; /* of each module of multi-token prediction, the same of its own targets */
+    float grad_norm, lr;       /* grad_norm: NaN in a skipped step */
+    int64_t samples;           /* of its global batch */
+    bool skipped;              /* loss or gradients not finite: nothing was changed */
+    int redone;                /* times the step was repeated with another fixed-point shift, */
+    int rescaled;              /* with a smaller loss scale, */
+    bool in_pieces;            /* and its tokens passing experts in pieces (moe.overflow = redo) */
 } StepReport;
 
 /*
@@ -148,7 +150,7 @@ typedef struct {
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [2 layers + experts] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* [2 loads_layers + experts] of a mixture (engine/loads.h) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */
@@ -178,7 +180,7 @@ int64_t trainer_batch(const Trainer *t, int64_t step);
 
 /* One optimizer step on samples [t->samples, + trainer_batch). ERR_NUMERICS never: a bad step is skipped and
  * reported; the caller decides when there were too many. ERR_MEMORY on all ranks: experts got more rows than moe.slack
- * gives room for; nothing was changed. */
+ * gives room for, and the step is not to be done again in pieces; nothing was changed. */
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
 
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.

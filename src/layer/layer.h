@@ -67,11 +67,14 @@ typedef struct {
 
 /* One micro-batch on the device. Per-row tensors cover the N gathered rows. */
 typedef struct {
-    int64_t B, T;    /* samples, rows of a sample on this rank */
-    int64_t seq;     /* positions of a whole sample */
-    Spans span;      /* which positions the T rows are */
-    Tensor token;    /* [N] i32 */
-    Tensor target;   /* [N] i32, -1 = does not count */
+    int64_t B, T;  /* samples, rows of a sample on this rank */
+    int64_t first; /* of its samples, in the step's batch */
+    int64_t seq;   /* positions of a whole sample */
+    Spans span;    /* which positions the T rows are */
+    Tensor token;  /* [N] i32 */
+    Tensor target; /* [N] i32, -1 = does not count */
+    /* optional [depths, N] i32: row k - 1 the token k further on, -1 = none, and the target behind it (model/mtp.c) */
+    Tensor further_token, further_target;
     Tensor position; /* [N] i32, in the sample: what dropout is drawn by */
     Tensor place;    /* optional [N] i32: position in its document; see ctx_place */
     Tensor sample;   /* [N] i64, global index in the data order */
@@ -82,6 +85,9 @@ typedef struct {
 /* With cp: how queries meet the keys of other ranks: gathered; part by part, in order; each rank gets some of the
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
+
+/* And which positions a rank has: a part from each end, or a run of them. */
+typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
 
 /* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. */
 typedef struct {
@@ -100,10 +106,16 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, columns that turn / 2], or absent */
     Canon canon;
-    ContextComm context; /* between the ranks of world->cp */
+    ContextComm context; /* of the block at work: between the ranks of world->cp */
+    ContextCut cut;      /* of sequences over these */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
+    /* Where balance counts the batch so far: [blocks of the stage, those of MTP last, units, experts] i64, the rows
+     * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
+     * in data order. */
+    Tensor loads_so_far;
     DType dtype;         /* of activations and of weights as layers see them */
-    bool dropout_on;     /* training */
+    bool dropout_on;     /* training: dropout, noise, and what only the loss of a step is for */
+    bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
     int version;         /* age of the weights to read, in updates */
 } Ctx;
@@ -134,7 +146,8 @@ Tensor param_state(const Ctx *c, int id); /* of a STATE parameter: fp32, as the 
 
 /* += rows, at `index` of the table's rows from `first` on. */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
-Err grad_add_columns(Ctx *c, int bias, Tensor dy); /* += column sums */
+/* += column sums, to the numbers from `first` on. */
+Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first);
 
 /* Runs and empties the slot's queue of weight gradients. */
 Err wgrad_drain(Ctx *c);
@@ -163,8 +176,9 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 
 /* ---- sequences shared by the ranks of world->cp ---- */
 
-/* The positions of a sample that a rank holds: parts r and 2 ranks - 1 - r of 2 ranks equal ones (docs/context.md). */
-Spans context_span(int64_t seq, int ranks, int rank);
+/* The positions of a sample that a rank holds, of 2 ranks equal parts: r and 2 ranks - 1 - r, or 2 r and 2 r + 1
+ * (docs/context.md). */
+Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
 
 /* ---- linear ---- */
 
@@ -219,8 +233,11 @@ typedef struct {
 /* The table's registration: [vocab, hidden], cut over tp by rows. */
 ParamSpec embedding_table(const EmbeddingSpec *spec, int flags);
 Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec);
-Err embedding_forward(const Embedding *e, Ctx *c, Tensor y);   /* y [R, D] */
-Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up */
+/* As embedding_register, of a table that is registered: lookups alone, without positions. */
+void embedding_share(Embedding *e, const ParamRegistry *reg, int table, float dropout, uint64_t dropout_key);
+/* token [N] i32, below 0 = none, a row of zeros; y [R, D]. */
+Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y);
+Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* dy is used up */
 
 /* ---- norm ---- */
 
@@ -334,6 +351,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
 typedef struct {
     int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
     float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool global;   /* the auxiliary loss counts all units of the step's batch so far, in data order */
     bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
     bool forced;   /* experts take turns, whatever the router says: for benchmarks */
     float
@@ -346,14 +364,17 @@ typedef struct {
     bool by_position; /* the first rows, else those with the largest weights */
     double
         slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
-    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room) */
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
+    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
 } Capacity;
 
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;
-    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
-    int sp, ep, etp;
+    int64_t unit, rows,
+        seq;      /* samples of a balance unit; rows of this rank's tokens, of a sample on a cp rank */
+    int64_t leaf; /* tokens of a leaf of the weights' gradients, which no piece cuts */
+    int sp, cp, ep, etp;
     Capacity capacity;
 } MoeCut;
 
@@ -363,6 +384,8 @@ typedef struct {
     int64_t pair;     /* of these, for the experts of one rank */
     int64_t worst;    /* rows that its experts can get */
     int64_t owned;    /* rows that its experts have room for */
+    int64_t
+        piece; /* tokens of each rank whose rows have room wherever they go; 0: not even those of a leaf */
 } MoeRoom;
 
 MoeRoom moe_room(const MoeCut *cut);
@@ -370,6 +393,7 @@ MoeRoom moe_room(const MoeCut *cut);
 typedef struct {
     int router, fc1, fc2; /* weights */
     int bias;             /* STATE: of the experts; its accumulator counts their rows */
+    int block; /* number of this one in its stage, MTP's behind the others; set by who registers the stage */
     int experts, topk;
     int64_t hidden, ffn;
     int64_t chunk; /* columns of gate (and of up) per interleaved chunk */
@@ -423,8 +447,17 @@ typedef struct {
     int64_t vocab, padded_vocab;
 } Head;
 
+/* What a head's rows are to predict, and what comes of it. */
+typedef struct {
+    Tensor target; /* [N] i32, as Batch.target; the same memory in forward and backward */
+    Tensor sums;   /* [3] i64: accumulate as ops.def, loss_sum */
+    float weight;  /* of this loss in what backward is the gradient of */
+} HeadLoss;
+
 typedef struct {
     Saved logits, row_max, row_sum;
+    Tensor target; /* of the loss, */
+    float weight;
 } HeadSave;
 
 /* The vocabulary with padding: tp_blocks chunks of whole vectors, which can be cut into leaves of LEAF_MOST at most. */
@@ -432,8 +465,7 @@ int64_t head_padded_vocab(int64_t vocab, int tp_blocks);
 
 Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
                   int64_t hidden, float std);
-/* sums [3] i64 accumulate as ops.def, loss_sum. */
-Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save);
+Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save);
 Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx);
 /* Logits only, of any rows: [n, padded_vocab / tp]. For generation. */
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits);

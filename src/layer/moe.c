@@ -11,92 +11,12 @@
  * Every size is known before a step: P is what the rank's tokens send at most, Q what its experts get at most. How
  * many rows they do get only the offsets say, and these stay on the device. With one rank along ep nothing is sent, and
  * Q is P.
+ *
+ * In a step that is done again because Q was too small (Ctx.in_pieces), tokens go through the experts in pieces whose
+ * rows fit wherever they go. Only what the experts gave is kept of a piece, and backward makes the rest again.
  */
-#include <stdio.h>
-
-#include "base/rng.h"
+#include "base/int64.h"
 #include "layer/internal.h"
-
-/* ---- registration ---- */
-
-static Err add_weight(ParamRegistry *reg, const MoeSpec *m, const char *what, ParamSpec w, int *id)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s.weight", m->name, what);
-    w.name = name;
-    w.ndim = 2;
-    w.init = INIT_NORMAL;
-    w.flags = PARAM_DECAY;
-    return param_add(reg, w, id);
-}
-
-static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
-{
-    char name[PARAM_NAME_MAX];
-    m->shared_gate = -1;
-    m->has_shared = s->shared_ffn > 0;
-    if (!m->has_shared) return ERR_OK;
-    snprintf(name, sizeof name, "%s.shared", s->name);
-    TRY(mlp_register(&m->shared, reg,
-                     (MlpSpec){ .name = name,
-                                .hidden = s->hidden,
-                                .ffn = s->shared_ffn,
-                                .activation = s->activation,
-                                .tp_blocks = s->tp_blocks,
-                                .recompute = s->recompute,
-                                .std = s->std,
-                                .proj_std = s->proj_std }));
-    if (!s->shared_gate) return ERR_OK;
-    const ParamSpec gate = { .shape = { 1, s->hidden }, .std = s->std, .partial = PARTIAL_ROWS };
-    return add_weight(reg, s, "shared_gate", gate, &m->shared_gate);
-}
-
-static Err add_bias(ParamRegistry *reg, const MoeSpec *s, int *id)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.router.bias", s->name);
-    return param_add(
-        reg,
-        (ParamSpec){
-            .name = name, .ndim = 1, .shape = { s->experts }, .partial = PARTIAL_ROWS, .group = PARAM_STATE },
-        id);
-}
-
-Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
-{
-    char noise[PARAM_NAME_MAX];
-    snprintf(noise, sizeof noise, "%s.jitter", s.name);
-    const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
-    ASSERT(s.balance.unit > 0);
-    *m = (Moe){ .experts = s.experts,
-                .topk = s.topk,
-                .hidden = D,
-                .ffn = F,
-                .chunk = F / s.tp_blocks,
-                .activation = s.activation,
-                .scoring = s.scoring,
-                .balance = s.balance,
-                .gathers = s.gathers,
-                .capacity = s.capacity,
-                .jitter = s.jitter,
-                .jitter_key = rng_key(s.seed, noise),
-                .recompute = s.recompute };
-    ParamSpec router = { .shape = { E, D }, .std = s.std, .partial = PARTIAL_ROWS, .init_repeat = s.parts };
-    ParamSpec fc1 = { .shape = { E * gated * F, D }, .cut = { CUT_ETP }, .std = s.std };
-    ParamSpec fc2 = { .shape = { E * D, F }, .cut = { CUT_NONE, CUT_ETP }, .std = s.proj_std };
-    fc1.stack = fc2.stack = E;
-    fc1.stack_cut = fc2.stack_cut = CUT_EP;
-    fc1.group = fc2.group = PARAM_EXPERT;
-    if (gated == 2) {
-        fc1.section[0] = fc1.section[1] = F;
-        fc1.interleave = s.tp_blocks;
-    }
-    TRY(add_weight(reg, &s, "router", router, &m->router));
-    TRY(add_bias(reg, &s, &m->bias));
-    TRY(add_weight(reg, &s, "experts.fc1", fc1, &m->fc1));
-    TRY(add_weight(reg, &s, "experts.fc2", fc2, &m->fc2));
-    return register_shared(m, reg, &s);
-}
 
 /* ---- what both directions share ---- */
 
@@ -130,67 +50,11 @@ static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dacti
     return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
 }
 
-static Tensor flat(Tensor t) { return tensor_reshape(t, tensor_count(t)); }
-
-/*
- * Results of the router and of the gate have a number for each expert, or one, and products take rows that begin on 16
- * bytes (cuda/gemm.c): memory has so many columns, of which the tensor is the first `cols`.
- */
-static int64_t padded_cols(int64_t cols) { return (cols + 7) / 8 * 8; }
-static Tensor first_cols(Tensor padded, int64_t cols) { return tensor_col_slice(padded, 0, cols); }
-
-/* x itself if it is in fp32, else a copy that is. */
-static Err in_fp32(Ctx *c, Tensor x, Tensor *out)
-{
-    *out = x;
-    if (x.dtype == F32) return ERR_OK;
-    TRY(tensor_new(c->scratch, out, F32, x.dim[0], x.dim[1]));
-    return op(c->s, cast, .y = flat(*out), .x = flat(x));
-}
-
-/* y [N, rows of the weight] in fp32, of a product in fp32. */
-static Err fp32_linear(Ctx *c, int weight, Tensor x, Tensor y)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor x32, w32;
-    TRY(in_fp32(c, x, &x32));
-    TRY(in_fp32(c, param_value(c, weight), &w32));
-    TRY(op(c->s, linear_fwd, .y = y, .x = x32, .w = w32, .leaf = x.dim[1]));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
-
-/* Where the fp32 gradient of fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
- * Padded. */
-static Err fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide)
-{
-    TRY(dy_alloc(c, dy, ctx_rows(c), padded_cols(cols)));
-    *wide = *dy;
-    return dy->dtype == F32 ? ERR_OK : tensor_new(c->scratch, wide, F32, dy->dim[0], dy->dim[1]);
-}
-
-/* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
-static Err fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx)
-{
-    const Tensor w = param_value(c, weight);
-    if (wide.data != dy.data) TRY(op(c->s, cast, .y = flat(dy), .x = flat(wide)));
-    dy = first_cols(dy, w.dim[0]);
-    TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = w, .leaf = dy.dim[1]));
-    return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x });
-}
-
 static Err add_rows(Ctx *c, Tensor sum, Tensor x)
 {
     const ResidualSum r = { .sum = sum, .residual = sum, .branch = x, .dropout = { 0, 0, 1 } };
     return residual_add(c, &r);
 }
-
-/* Tensors of one call: those of MoeSave, under the same names. */
-typedef struct {
-    Tensor logits, index, weight, row, choice, offset;
-    Tensor owned, taken, x, hidden, active, out;
-    Tensor shared_out, gate;
-} MoeRows;
 
 /* ---- rows to the ranks that hold their experts, and back ---- */
 
@@ -206,6 +70,7 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
 {
     Comm *group = &c->world->tp_ep;
     const MoeRoom most = moe_room_of(m, c);
+    const int64_t sent = t->choice.dim[0]; /* of a piece, perhaps */
     CommRows rows = { .local = local.data,
                       .remote = remote.data,
                       .local_offset = t->offset.data,
@@ -215,14 +80,14 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
                       .copies = copies(c),
                       .back = back,
                       .remote_rows = most.owned,
-                      .most = most.pair };
+                      .most = min64(most.pair, sent) };
     const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
                   room = comm_rows_room(group, &rows, row_bytes);
     ArenaMark mark = arena_mark(c->scratch);
     void *slots = NULL;
     if (room) TRY(arena_alloc(c->scratch, room, &slots));
     rows.room = slots;
-    TRY(comm_all_to_all_rows(group, c->s, &rows, t->choice.dim[0], row_bytes, NULL));
+    TRY(comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, NULL));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -296,48 +161,62 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
     return ERR_OK;
 }
 
-/* ---- what the router is given ---- */
+/* ---- pieces ---- */
 
-static bool has_noise(const Moe *m, const Ctx *c) { return m->jitter > 0 && c->dropout_on; }
-
-/* y = x with the noise of these rows: so of the router's input, and so of its gradient. */
-static Err add_noise(const Moe *m, Ctx *c, Tensor y, Tensor x)
+/* Tokens of this rank that pass the experts at once. */
+static int64_t piece_tokens(const Moe *m, const Ctx *c)
 {
-    return op(c->s, jitter, .y = y, .x = x, .position = ctx_row_slice(c, c->batch->position),
-              .sample = ctx_row_slice(c, c->batch->sample), .key = m->jitter_key, .eps = m->jitter);
+    return c->in_pieces ? moe_room_of(m, c).piece : ctx_rows(c);
 }
 
-static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
+/* Permuted rows of all its tokens: pieces have places of their own, which no capacity makes smaller. */
+static int64_t sent_rows(const Moe *m, const Ctx *c)
 {
-    ArenaMark mark = arena_mark(c->scratch);
-    if (m->balance.forced)
-        return op(c->s, router_even, .logits = logits, .position = ctx_row_slice(c, c->batch->position),
-                  .sample = ctx_row_slice(c, c->batch->sample), .seq = c->batch->seq, .topk = m->topk);
-    if (has_noise(m, c)) {
-        const Tensor plain = x;
-        TRY(tensor_new(c->scratch, &x, plain.dtype, plain.dim[0], plain.dim[1]));
-        TRY(add_noise(m, c, x, plain));
-    }
-    TRY(fp32_linear(c, m->router, x, logits));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
+    return c->in_pieces ? ctx_rows(c) * m->topk : moe_room_of(m, c).sent;
+}
+
+/* The part of `t` that is of the piece from token `first` on. */
+static MoeRows piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first)
+{
+    const int64_t K = m->topk, per = piece_tokens(m, c), n = min64(per, t->index.dim[0] - first),
+                  run = run_tokens(c), lists = m->experts * ((n + run - 1) / run);
+    MoeRows p = *t;
+    if (!c->in_pieces) return p;
+    p.index = tensor_row_slice(t->index, first, n);
+    p.weight = tensor_row_slice(t->weight, first, n);
+    p.row = tensor_row_slice(t->row, first, n);
+    p.choice = tensor_row_slice(t->choice, first * K, n * K);
+    p.out = tensor_row_slice(t->out, first * K, n * K);
+    p.offset = tensor_row_slice(t->offset, m->experts * (first / run) + first / per, lists + 1);
+    return p;
+}
+
+/* What other ranks' offsets say of a piece, in scratch. */
+static Err learn_piece(const Moe *m, Ctx *c, MoeRows *p)
+{
+    p->owned = p->offset;
+    if (!sends(c)) return ERR_OK;
+    TRY(tensor_new(c->scratch, &p->owned, I64, copies(c) * (p->offset.dim[0] - 1) + 1));
+    if (m->gathers) TRY(tensor_new(c->scratch, &p->taken, I32, moe_room_of(m, c).owned));
+    return learn_owned(m, c, p);
 }
 
 /* ---- forward ---- */
 
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
-    const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run);
-    TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, padded_cols(E)));
-    t->logits = first_cols(t->logits, E);
+    const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run),
+                  pieces = (N + piece_tokens(m, c) - 1) / piece_tokens(m, c);
+    TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, moe_padded_cols(E)));
+    t->logits = moe_first_cols(t->logits, E);
     TRY(save_new(c, REGION_I, &t->index, &save->index, I32, N, K));
     TRY(save_new(c, REGION_I, &t->weight, &save->weight, F32, N, K));
     TRY(save_new(c, REGION_I, &t->row, &save->row, I32, N, K));
-    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, moe_room_of(m, c).sent));
-    TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X + 1));
+    TRY(save_new(c, REGION_I, &t->choice, &save->choice, I32, sent_rows(m, c)));
+    TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X + pieces));
     t->owned = t->offset;
     save->owned = save->offset;
-    if (!sends(c)) return ERR_OK;
+    if (!sends(c) || c->in_pieces) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, copies(c) * X + 1));
     return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, moe_room_of(m, c).owned) : ERR_OK;
 }
@@ -345,8 +224,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
-    const MoeRoom room = moe_room_of(m, c);
-    const int64_t P = room.sent, Q = room.owned;
+    const int64_t P = sent_rows(m, c), Q = moe_room_of(m, c).owned;
     const int64_t D = m->hidden, F = own_ffn(m, c), H = m->activation == ACT_SWIGLU ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
@@ -358,35 +236,27 @@ static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
     return save_new(c, REGION_W, &t->active, &save->active, c->dtype, Q, F);
 }
 
-/* What this rank's rows choose by where whole units are balanced, in training. */
-static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
+/* The order of the permuted rows of `kept` [N, K], piece by piece. */
+static Err order_rows(const Moe *m, Ctx *c, Tensor kept, const MoeRows *t)
 {
-    Tensor all, ranks, share;
-    *rank = (Tensor){ 0 };
-    if (!m->balance.sinkhorn || !c->dropout_on) return ERR_OK;
-    TRY(moe_gather_units(c, logits, &all));
-    TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->experts));
-    TRY(tensor_new(c->scratch, &share, F32, all.dim[0]));
-    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = all,
-           .rows = m->balance.unit * c->batch->T));
-    *rank = ctx_row_slice(c, ranks);
+    for (int64_t first = 0; first < kept.dim[0]; first += piece_tokens(m, c)) {
+        const MoeRows p = piece_at(m, c, t, first);
+        TRY(op(c->s, permute_index, .row = p.row, .choice = p.choice, .offset = p.offset,
+               .index = tensor_row_slice(kept, first, p.row.dim[0]), .experts = m->experts,
+               .run = run_tokens(c)));
+    }
     return ERR_OK;
 }
 
 static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor kept, rank;
-    TRY(make_logits(m, c, x, t->logits));
-    const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
-    TRY(unit_ranks(m, c, t->logits, &rank));
-    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
-           .rank = rank, .router = m->scoring));
+    Tensor kept;
+    TRY(moe_choose(m, c, x, t));
     TRY(moe_choices_kept(m, c, t->index, t->weight, &kept));
-    TRY(op(c->s, permute_index, .row = t->row, .choice = t->choice, .offset = t->offset, .index = kept,
-           .experts = m->experts, .run = run_tokens(c)));
+    TRY(order_rows(m, c, kept, t));
     arena_release(c->scratch, mark);
-    return learn_owned(m, c, t);
+    return c->in_pieces ? ERR_OK : learn_owned(m, c, t);
 }
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
@@ -395,20 +265,39 @@ static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
                               in_use(t->active, t->owned));
 }
 
+/* The experts up to their second product. */
+static Err make_active(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
+{
+    TRY(dispatch(m, c, t, x, t->x));
+    TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
+           .offset = t->owned, .leaf = whole_leaf(m->hidden)));
+    return activate(m, c, t);
+}
+
 static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor made = t->out;
-    TRY(dispatch(m, c, t, x, t->x));
-    TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
-           .offset = t->owned, .leaf = whole_leaf(m->hidden)));
-    TRY(activate(m, c, t));
+    TRY(make_active(m, c, x, t));
     if (sends(c)) TRY(tensor_new(c->scratch, &made, c->dtype, t->x.dim[0], m->hidden));
     TRY(op(c->s, grouped_fwd, .y = made, .x = t->active, .w = expert_weights(m, c, m->fc2),
            .offset = t->owned, .leaf = tree_leaf(c, m->ffn, t->active.dim[1])));
     if (sends(c)) TRY(return_rows(m, c, t, made, t->out));
     arena_release(c->scratch, mark);
     return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
+}
+
+static Err pieces_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRows *t)
+{
+    for (int64_t first = 0; first < x.dim[0]; first += piece_tokens(m, c)) {
+        ArenaMark mark = arena_mark(c->scratch);
+        MoeRows p = piece_at(m, c, t, first);
+        const int64_t n = p.index.dim[0];
+        TRY(learn_piece(m, c, &p));
+        TRY(experts_forward(m, c, tensor_row_slice(x, first, n), tensor_row_slice(y, first, n), &p));
+        arena_release(c->scratch, mark);
+    }
+    return ERR_OK;
 }
 
 /* The shared expert's output; with a gate backward needs it. */
@@ -419,9 +308,9 @@ static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows
         TRY(tensor_new(c->scratch, &t->shared_out, c->dtype, x.dim[0], x.dim[1]));
     } else {
         TRY(save_new(c, REGION_I, &t->shared_out, &save->shared_out, c->dtype, x.dim[0], x.dim[1]));
-        TRY(save_new(c, REGION_I, &t->gate, &save->gate, F32, x.dim[0], padded_cols(1)));
-        t->gate = first_cols(t->gate, 1);
-        TRY(fp32_linear(c, m->shared_gate, x, t->gate));
+        TRY(save_new(c, REGION_I, &t->gate, &save->gate, F32, x.dim[0], moe_padded_cols(1)));
+        t->gate = moe_first_cols(t->gate, 1);
+        TRY(moe_fp32_linear(c, m->shared_gate, x, t->gate));
     }
     return mlp_forward(&m->shared, c, x, t->shared_out, &save->shared);
 }
@@ -440,38 +329,39 @@ Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
     TRY(rows_alloc(m, c, save, &t));
     TRY(shared_forward(m, c, x, save, &t));
     TRY(route(m, c, x, &t));
-    TRY(experts_forward(m, c, x, y, &t));
+    TRY(c->in_pieces ? pieces_forward(m, c, x, y, &t) : experts_forward(m, c, x, y, &t));
     return shared_add(m, c, y, &t);
 }
 
 /* ---- backward ---- */
 
-static Err rows_again(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
+/* What recomputation did not keep. */
+static Err rows_again(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
-    if (!m->recompute) {
-        t->x = save_get(c, save->x);
-        t->active = save_get(c, save->active);
-        return ERR_OK;
-    }
-    TRY(dy_alloc(c, &t->x, t->hidden.dim[0], m->hidden));
-    TRY(dy_alloc(c, &t->active, t->hidden.dim[0], own_ffn(m, c)));
+    if (!m->recompute) return ERR_OK;
     TRY(dispatch(m, c, t, x, t->x));
     return activate(m, c, t);
 }
 
-static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, MoeRows *t)
+static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
 {
-    *t = (MoeRows){ .logits = first_cols(save_get(c, save->logits), m->experts),
+    *t = (MoeRows){ .logits = moe_first_cols(save_get(c, save->logits), m->experts),
                     .index = save_get(c, save->index),
                     .weight = save_get(c, save->weight),
                     .row = save_get(c, save->row),
                     .choice = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .owned = save_get(c, save->owned),
-                    .taken = gathers(m, c) ? save_get(c, save->taken) : (Tensor){ 0 },
+                    .taken = gathers(m, c) && !c->in_pieces ? save_get(c, save->taken) : (Tensor){ 0 },
                     .hidden = save_get(c, save->hidden),
                     .out = save_get(c, save->out) };
-    return rows_again(m, c, save, x, t);
+    if (m->recompute) {
+        TRY(dy_alloc(c, &t->x, t->hidden.dim[0], m->hidden));
+        return dy_alloc(c, &t->active, t->hidden.dim[0], own_ffn(m, c));
+    }
+    t->x = save_get(c, save->x);
+    t->active = save_get(c, save->active);
+    return ERR_OK;
 }
 
 static Err grouped_backward(const Moe *m, Ctx *c, int weight, const MoeRows *t, Wgrad w, Tensor dx)
@@ -528,62 +418,9 @@ static Err count_rows(const Moe *m, Ctx *c, const MoeRows *t)
 {
     Tensor load;
     TRY(grad_open(c, m->bias, &load));
-    TRY(op(c->s, expert_count, .load = load, .offset = t->offset));
+    for (int64_t first = 0; first < t->index.dim[0]; first += piece_tokens(m, c))
+        TRY(op(c->s, expert_count, .load = load, .offset = piece_at(m, c, t, first).offset));
     return grad_added(c, m->bias);
-}
-
-/* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
-static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, int64_t first, int64_t rows, Tensor *load)
-{
-    const int64_t N = t->index.dim[0], K = m->topk;
-    Tensor index = t->index, weight;
-    TRY(tensor_new(c->scratch, load, I64, c->batch->B / m->balance.unit, m->experts));
-    TRY(device_zero(c->s, load->data, tensor_bytes(*load)));
-    if (m->scoring.groups > 1 || m->balance.bias_rate > 0) {
-        Router alone = m->scoring;
-        alone.groups = alone.group_topk = 1;
-        TRY(tensor_new(c->scratch, &index, I32, N, K));
-        TRY(tensor_new(c->scratch, &weight, F32, N, K));
-        TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits, .router = alone));
-    }
-    TRY(op(c->s, router_count, .load = *load, .index = index, .first = first, .rows = rows));
-    TRY(comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL));
-    return comm_sum_i64(&c->world->cp, c->s, load->data, tensor_count(*load), NULL);
-}
-
-/* dlogits += what balance losses cost. (An auxiliary loss is weighed by the rows of a unit, of which cp ranks share the
- * samples: `rows` of them are here.) */
-static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
-{
-    const Balance *b = &m->balance;
-    const int64_t rows = b->unit * c->batch->T, first = c->world->sp.rank * ctx_rows(c);
-    Tensor load = { 0 };
-    if (!(b->aux > 0) && !(b->z > 0)) return ERR_OK;
-    ArenaMark mark = arena_mark(c->scratch);
-    if (b->aux > 0) TRY(unit_loads(m, c, t, first, rows, &load));
-    TRY(op(c->s, router_balance, .dlogits = dlogits, .logits = t->logits, .load = load, .router = m->scoring,
-           .step = c->step, .topk = m->topk, .aux = b->aux / (float)c->world->cp.size, .z = b->z,
-           .first = first, .rows = rows));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
-
-/* dx = what came through the router's weights. */
-static Err router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
-{
-    Tensor dy, wide, noisy;
-    TRY(fp32_dy_alloc(c, m->experts, &dy, &wide));
-    const Tensor dlogits = first_cols(wide, m->experts);
-    TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
-           .weight = t->weight, .router = m->scoring));
-    TRY(balance_backward(m, c, t, dlogits));
-    TRY(count_rows(m, c, t));
-    if (m->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
-    if (!has_noise(m, c)) return fp32_linear_backward(c, m->router, x, dy, wide, dx);
-    TRY(dy_alloc(c, &noisy, x.dim[0], x.dim[1]));
-    TRY(add_noise(m, c, noisy, x));
-    TRY(fp32_linear_backward(c, m->router, noisy, dy, wide, dx));
-    return add_noise(m, c, dx, dx);
 }
 
 /* The gradient of the shared expert's output through its gate, and dx += what came through the gate. */
@@ -592,11 +429,11 @@ static Err gate_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Te
 {
     Tensor dgate, wide, through;
     TRY(dy_alloc(c, dshared, dy.dim[0], dy.dim[1]));
-    TRY(fp32_dy_alloc(c, 1, &dgate, &wide));
+    TRY(moe_fp32_dy_alloc(c, 1, &dgate, &wide));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
-    TRY(op(c->s, gated_add_bwd, .dx = *dshared, .dgate = first_cols(wide, 1), .dy = dy,
-           .x = save_get(c, save->shared_out), .gate = first_cols(save_get(c, save->gate), 1)));
-    TRY(fp32_linear_backward(c, m->shared_gate, x, dgate, wide, through));
+    TRY(op(c->s, gated_add_bwd, .dx = *dshared, .dgate = moe_first_cols(wide, 1), .dy = dy,
+           .x = save_get(c, save->shared_out), .gate = moe_first_cols(save_get(c, save->gate), 1)));
+    TRY(moe_fp32_linear_backward(c, m->shared_gate, x, dgate, wide, through));
     return add_rows(c, dx, through);
 }
 
@@ -610,16 +447,61 @@ static Err shared_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, 
     return add_rows(c, dx, through);
 }
 
+static Err whole_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dy, Tensor dx)
+{
+    Tensor dout, dweight;
+    TRY(rows_again(m, c, x, t));
+    TRY(tensor_new(c->scratch, &dweight, F32, t->weight.dim[0], t->weight.dim[1]));
+    TRY(out_backward(m, c, t, dy, &dout, dweight));
+    TRY(moe_router_backward(m, c, t, x, dweight, dx));
+    TRY(count_rows(m, c, t));
+    return experts_backward(m, c, t, dout, dx);
+}
+
+/* The router's part, for which the results that were kept suffice. */
+static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dy, Tensor dx)
+{
+    Tensor dweight;
+    TRY(tensor_new(c->scratch, &dweight, F32, t->weight.dim[0], t->weight.dim[1]));
+    for (int64_t first = 0; first < x.dim[0]; first += piece_tokens(m, c)) {
+        const MoeRows p = piece_at(m, c, t, first);
+        const int64_t n = p.index.dim[0];
+        TRY(op(c->s, unpermute_bwd, .dweight = tensor_row_slice(dweight, first, n),
+               .dy = tensor_row_slice(dy, first, n), .x = p.out, .row = p.row, .weight = p.weight));
+    }
+    TRY(moe_router_backward(m, c, t, x, dweight, dx));
+    return count_rows(m, c, t);
+}
+
+/* Weights' gradients are added at once even if other linears' are later: the next piece overwrites what they read. */
+static Err pieces_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dy, Tensor dx)
+{
+    const bool split = c->split_backward;
+    TRY(pieces_router_backward(m, c, t, x, dy, dx));
+    c->split_backward = false;
+    for (int64_t first = 0; first < x.dim[0]; first += piece_tokens(m, c)) {
+        ArenaMark mark = arena_mark(c->scratch);
+        MoeRows p = piece_at(m, c, t, first);
+        const int64_t n = p.index.dim[0];
+        const Tensor rows = tensor_row_slice(x, first, n);
+        Tensor dout, dweight;
+        TRY(learn_piece(m, c, &p));
+        TRY(make_active(m, c, rows, &p));
+        TRY(tensor_new(c->scratch, &dweight, F32, n, m->topk));
+        TRY(out_backward(m, c, &p, tensor_row_slice(dy, first, n), &dout, dweight));
+        TRY(experts_backward(m, c, &p, dout, tensor_row_slice(dx, first, n)));
+        arena_release(c->scratch, mark);
+    }
+    c->split_backward = split;
+    return ERR_OK;
+}
+
 Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     ArenaMark mark = arena_mark(c->scratch);
     MoeRows t;
-    Tensor dout, dweight;
-    TRY(rows_saved(m, c, save, x, &t));
-    TRY(tensor_new(c->scratch, &dweight, F32, t.weight.dim[0], t.weight.dim[1]));
-    TRY(out_backward(m, c, &t, dy, &dout, dweight));
-    TRY(router_backward(m, c, &t, x, dweight, dx));
-    TRY(experts_backward(m, c, &t, dout, dx));
+    TRY(rows_saved(m, c, save, &t));
+    TRY(c->in_pieces ? pieces_backward(m, c, &t, x, dy, dx) : whole_backward(m, c, &t, x, dy, dx));
     TRY(shared_backward(m, c, save, x, dy, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;

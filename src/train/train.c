@@ -372,13 +372,19 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .bubble = l->bubble,
                         .load = moe->experts ? l->loads.load : NULL,
                         .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
-                        .layers = l->run.spec.model.layers };
+                        .layers = loads_layers(&l->run.spec.model),
+                        .mtp_loss = r->mtp_loss,
+                        .mtp = l->run.spec.model.mtp.count };
     if (l->lead) metrics_step(&l->metrics, &m);
     l->saved = (MetricsSave){ 0 };
     l->bubble = (MetricsBubble){ 0 };
     if (r->rescaled && !r->skipped)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.loss_scale.log2);
+    if (r->in_pieces)
+        log_info(
+            "step %lld: a rank's experts got more rows than moe.slack=%g has room for, done again in pieces",
+            (long long)r->step, moe->capacity.slack);
     if (r->redone)
         log_info("step %lld: done again %d time%s with a coarser fixed point", (long long)r->step, r->redone,
                  r->redone == 1 ? "" : "s");
