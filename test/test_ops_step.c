@@ -200,15 +200,18 @@ static void wide_add_square(Wide *w, uint64_t a)
     }
 }
 
-/* Elements of all sizes up to 2^b; flags: float accumulator. */
+enum { STATS_FLOAT = 1, STATS_LARGE = 2 };
+
+/* Elements of all sizes up to 2^b, or all just below it; flags: float accumulator. */
 static Tensor stats_input(Env *e, const Shape *p)
 {
-    Tensor g = env_in(e, p->flags ? F32 : I64, -1e9, 1e9, p->N);
+    Tensor g = env_in(e, p->flags & STATS_FLOAT ? F32 : I64, -1e9, 1e9, p->N);
     uint64_t state = 5;
     for (int64_t i = 0; i < p->N; i++) {
         int64_t x = (int64_t)(test_rand(&state) >> (64 - p->b)) >> test_rand(&state) % 40;
+        if (p->flags & STATS_LARGE) x = (1LL << p->b) - (1 + (x & 7)) * (1LL << (p->b - 24)); /* 24 bits are a float's */
         if (i % 3 == 0) x = -x;
-        if (p->flags) ((float *)g.data)[i] = (float)x * 0x1p-20f;
+        if (p->flags & STATS_FLOAT) ((float *)g.data)[i] = (float)x * 0x1p-20f;
         else ((int64_t *)g.data)[i] = x;
     }
     env_settle(e);
@@ -229,16 +232,17 @@ static void case_grad_stats(Env *e, const Shape *p)
     RUN(e, grad_stats, .max = max, .sumsq = sumsq, .g = env_used(e, g), .shift = shift);
     if (!e->check) return;
     Wide w = { { 0 } };
+    const bool plain = p->flags & STATS_FLOAT;
     float top = 0;
     for (int64_t i = 0; i < env_n(e, p->N); i++) {
-        float f = p->flags ? fabsf(env_f(g, i)[0]) : fabsf((float)((int64_t *)g.data)[i]);
-        wide_add_square(&w, (uint64_t)llrintf(p->flags ? f * 0x1p19f : f));
+        float f = plain ? fabsf(env_f(g, i)[0]) : fabsf((float)((int64_t *)g.data)[i]);
+        wide_add_square(&w, (uint64_t)llrintf(plain ? f * 0x1p19f : f));
         if (f > top) top = f;
     }
     const int64_t *limb = sumsq.data;
     for (int i = 0; i < 3; i++) CHECK_MSG((uint64_t)limb[i] == w.word[i], "limb %d", i);
     CHECK((uint64_t)limb[3] == (w.word[3] | w.word[4] << 32) && w.word[5] == 0);
-    int64_t bits = bits_of(p->flags ? top : top * 0x1p-19f);
+    int64_t bits = bits_of(plain ? top : top * 0x1p-19f);
     CHECK(*(int64_t *)max.data == (bits > 2 ? bits : 2));
 }
 
@@ -246,7 +250,7 @@ TEST(grad_stats)
 {
     CASES(case_grad_stats, { 1, 0, 0, 30, 0 }, { 15, 0, 0, 60, 0 }, { 16, 0, 0, 30, 1 }, { 17, 0, 0, 62, 0 },
           { 31, 0, 0, 55, 1 }, { 33, 0, 0, 62, 1 }, { 50001, 0, 0, 62, 0 }, { 50002, 0, 0, 40, 1 },
-          { 1000, 0, 0, 20, 0 });
+          { 1000, 0, 0, 20, 0 }, { 5000, 0, 0, 43, 0 }, { 3000, 0, 0, 43, STATS_LARGE }, { 3000, 0, 0, 44, STATS_LARGE });
 }
 
 TEST(grad_stats_splits)

@@ -6,14 +6,18 @@
  *   dw  dw[e] [O x I] += dy^T x                 I64, a product for each leaf; an F32 dw: one chain over all rows
  *
  * Experts are many and small, so threads take tasks, a piece of the output of one expert, and each product runs on
- * one thread with its share of the workspace. A task's size depends on the threads, no bit does.
+ * one thread with its share of the workspace. How many tasks there are depends on the threads, no bit does.
  */
 #include <stdatomic.h>
 
 #include "cpu/gemm.h"
 #include "cpu/rows.h"
 
-enum { TASK_ROWS = 128 }; /* of an output; enough that packing the weights for them does not show */
+enum {
+    TASKS_PER_THREAD = 16, /* so that the last ones to end are short beside all */
+    PIECE_LEAST = 128, /* rows, or columns, of a task: below this, packing operands for so few would show */
+    PIECE_UNIT = 48    /* whole tiles of any instruction set */
+};
 
 typedef enum { GROUPED_FWD, GROUPED_DX, GROUPED_DW } GroupedKind;
 
@@ -24,71 +28,102 @@ typedef struct {
     int64_t E, runs;       /* of an expert */
     int64_t leaf;          /* of fwd and dx */
     const grouped_dw_args *dw;
-    int64_t block, blocks; /* output rows of a task; tasks of an expert, at most */
+    int64_t columns;                /* of an expert's output */
+    int64_t row_pieces, col_pieces; /* of an expert's output, each a task */
 } GroupedCall;
+
+/* Rows, or columns, of an expert's output. */
+typedef struct {
+    int64_t first, end;
+} Range;
 
 /* What is done with each product of a task: it is measured, or made. */
 typedef void GemmVisit(void *user, const Gemm *g);
 
 /* ---- tasks ---- */
 
-/* Rows [first, end) of expert e: a piece of y or dx. */
-static void visit_rows(const GroupedCall *c, int64_t e, int64_t first, int64_t end, GemmVisit *visit,
-                       void *user)
-{
-    const bool fwd = c->kind == GROUPED_FWD;
-    const int64_t O = c->b.dim[1], I = c->b.dim[2];
-    const Gemm g = { .mode = GEMM_TREE,
-                     .leaf = c->leaf,
-                     .M = end - first,
-                     .N = fwd ? O : I,
-                     .K = fwd ? I : O,
-                     .a = { row_f32(c->a, first), c->a.ld, false },
-                     .b = { row_f32(c->b, e * O), c->b.ld, fwd },
-                     .c = row_f32(c->out, first),
-                     .ldc = c->out.ld };
-    visit(user, &g);
-}
-
 /* Where the rows of expert e begin. */
 static int64_t expert_start(const GroupedCall *c, int64_t e) { return c->offset[e * c->runs]; }
 
-/* Output rows [first, end) of dw[e]. */
-static void visit_gradient(const GroupedCall *c, int64_t e, int64_t first, int64_t end, GemmVisit *visit,
-                           void *user)
+/* Rows of expert e's output. */
+static int64_t output_rows(const GroupedCall *c, int64_t e)
+{
+    return c->kind == GROUPED_DW ? c->out.dim[1] : expert_start(c, e + 1) - expert_start(c, e);
+}
+
+/* A piece of y or dx. */
+static Gemm rows_product(const GroupedCall *c, int64_t e, Range rows, Range cols)
+{
+    const bool fwd = c->kind == GROUPED_FWD;
+    const int64_t O = c->b.dim[1], I = c->b.dim[2], first = expert_start(c, e) + rows.first;
+    const float *w = row_f32(c->b, e * O) + cols.first * (fwd ? c->b.ld : 1);
+    return (Gemm){ .mode = GEMM_TREE,
+                   .leaf = c->leaf,
+                   .M = rows.end - rows.first,
+                   .N = cols.end - cols.first,
+                   .K = fwd ? I : O,
+                   .a = { row_f32(c->a, first), c->a.ld, false },
+                   .b = { w, c->b.ld, fwd },
+                   .c = row_f32(c->out, first) + cols.first,
+                   .ldc = c->out.ld };
+}
+
+/* A piece of dw[e]. */
+static Gemm gradient_product(const GroupedCall *c, int64_t e, Range rows, Range cols)
 {
     const grouped_dw_args *a = c->dw;
-    const bool fixed = a->dw.dtype == I64;
-    const int64_t O = a->dw.dim[1], at = (e * O + first) * a->dw.ld;
-    const int64_t start = expert_start(c, e);
-    Gemm g = { .mode = fixed ? GEMM_I64 : GEMM_CHAIN,
-               .M = end - first,
-               .N = a->dw.dim[2],
+    const int64_t start = expert_start(c, e), at = (e * c->out.dim[1] + rows.first) * c->out.ld + cols.first;
+    Gemm g = { .mode = GEMM_CHAIN,
+               .M = rows.end - rows.first,
+               .N = cols.end - cols.first,
                .K = expert_start(c, e + 1) - start,
-               .a = { row_f32(a->dy, start) + first, a->dy.ld, true },
-               .b = { row_f32(a->x, start), a->x.ld, false },
-               .ldc = a->dw.ld,
+               .a = { row_f32(c->a, start) + rows.first, c->a.ld, true },
+               .b = { row_f32(c->b, start) + cols.first, c->b.ld, false },
+               .ldc = c->out.ld,
                .beta = !a->fresh };
-    if (fixed) {
-        g.starts = c->offset + e * c->runs;
-        g.fixed = (int64_t *)a->dw.data + at;
-        g.shift = *(const int32_t *)a->shift.data;
-        g.room = a->room;
-    } else {
-        g.c = (float *)a->dw.data + at;
+    if (c->out.dtype == F32) {
+        g.c = (float *)c->out.data + at;
+        return g;
     }
-    visit(user, &g);
+    g.mode = GEMM_I64;
+    g.starts = c->offset + e * c->runs;
+    g.fixed = (int64_t *)c->out.data + at;
+    g.shift = *(const int32_t *)a->shift.data;
+    g.room = a->room;
+    return g;
+}
+
+/* Piece `number` of `pieces` of n rows or columns. */
+static Range piece_of(int64_t n, int64_t number, int64_t pieces)
+{
+    const int64_t units = (n + PIECE_UNIT - 1) / PIECE_UNIT;
+    return (Range){ units * number / pieces * PIECE_UNIT,
+                    min64(units * (number + 1) / pieces * PIECE_UNIT, n) };
 }
 
 static void visit_task(const GroupedCall *c, int64_t task, GemmVisit *visit, void *user)
 {
-    const int64_t e = task / c->blocks, first = task % c->blocks * c->block;
-    const bool dw = c->kind == GROUPED_DW;
-    const int64_t start = dw ? 0 : expert_start(c, e), end = dw ? c->dw->dw.dim[1] : expert_start(c, e + 1);
-    const int64_t from = start + first, to = min64(from + c->block, end);
-    if (from >= to) return;
-    if (dw) visit_gradient(c, e, from, to, visit, user);
-    else visit_rows(c, e, from, to, visit, user);
+    const int64_t expert = task / (c->row_pieces * c->col_pieces),
+                  piece = task % (c->row_pieces * c->col_pieces);
+    const Range rows = piece_of(output_rows(c, expert), piece / c->col_pieces, c->row_pieces);
+    const Range cols = piece_of(c->columns, piece % c->col_pieces, c->col_pieces);
+    if (rows.first >= rows.end || cols.first >= cols.end) return;
+    const Gemm g =
+        c->kind == GROUPED_DW ? gradient_product(c, expert, rows, cols) : rows_product(c, expert, rows, cols);
+    visit(user, &g);
+}
+
+/* Rather pieces of the dim that costs nothing to cut: weights, the larger operand, are then packed or read once. */
+static void plan_pieces(GroupedCall *c, int64_t threads)
+{
+    int64_t rows = 1;
+    for (int64_t e = 0; e < c->E; e++) rows = max64(rows, output_rows(c, e));
+    const int64_t wanted = threads == 1 ? 1 : (TASKS_PER_THREAD * threads + c->E - 1) / c->E;
+    int64_t *first = &c->col_pieces, *second = &c->row_pieces, size[2] = { c->columns, rows };
+    if (c->kind == GROUPED_DW)
+        first = &c->row_pieces, second = &c->col_pieces, size[0] = rows, size[1] = c->columns;
+    *first = min64(wanted, max64(size[0] / PIECE_LEAST, 1));
+    *second = min64((wanted + *first - 1) / *first, max64(size[1] / PIECE_LEAST, 1));
 }
 
 /* ---- threads ---- */
@@ -111,15 +146,14 @@ static void multiply(void *user, const Gemm *g)
 }
 
 /* Returns whether a leaf did not fit. */
-static bool grouped_run(const Stream *s, GroupedCall *c, int64_t most_rows)
+static bool grouped_run(const Stream *s, GroupedCall *c)
 {
     int threads = s->dev->threads;
     int64_t share = 64;
     atomic_bool overflow = false;
     atomic_llong next = 0;
-    c->block = threads == 1 ? max64(most_rows, 1) : TASK_ROWS;
-    c->blocks = max64((most_rows + c->block - 1) / c->block, 1);
-    const int64_t tasks = c->E * c->blocks;
+    plan_pieces(c, threads);
+    const int64_t tasks = c->E * c->row_pieces * c->col_pieces;
     for (int64_t t = 0; t < tasks; t++) visit_task(c, t, measure, &share);
     share = (share + 63) / 64 * 64;
     ASSERT(share <= s->dev->workspace_bytes);
@@ -145,13 +179,6 @@ static Err need_f32(const char *op, Tensor t)
     return err_set(ERR_SHAPE, "%s on the cpu computes in f32, not '%s'", op, dtype_name(t.dtype));
 }
 
-static int64_t most_rows(const GroupedCall *c)
-{
-    int64_t most = 0;
-    for (int64_t e = 0; e < c->E; e++) most = max64(most, expert_start(c, e + 1) - expert_start(c, e));
-    return most;
-}
-
 static GroupedCall grouped_call(GroupedKind kind, Tensor offset, int64_t experts)
 {
     ASSERT((offset.dim[0] - 1) % experts == 0);
@@ -164,8 +191,8 @@ Err CPU(grouped_fwd)(Stream *s, const grouped_fwd_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_FWD, a->offset, a->w.dim[0]);
     TRY(need_f32("grouped_fwd", a->x));
-    c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf;
-    grouped_run(s, &c, most_rows(&c));
+    c.out = a->y, c.a = a->x, c.b = a->w, c.leaf = a->leaf, c.columns = a->y.dim[1];
+    grouped_run(s, &c);
     return ERR_OK;
 }
 
@@ -173,8 +200,8 @@ Err CPU(grouped_dx)(Stream *s, const grouped_dx_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DX, a->offset, a->w.dim[0]);
     TRY(need_f32("grouped_dx", a->dy));
-    c.out = a->dx, c.a = a->dy, c.b = a->w, c.leaf = a->leaf;
-    grouped_run(s, &c, most_rows(&c));
+    c.out = a->dx, c.a = a->dy, c.b = a->w, c.leaf = a->leaf, c.columns = a->dx.dim[1];
+    grouped_run(s, &c);
     return ERR_OK;
 }
 
@@ -182,7 +209,7 @@ Err CPU(grouped_dw)(Stream *s, const grouped_dw_args *a)
 {
     GroupedCall c = grouped_call(GROUPED_DW, a->offset, a->dw.dim[0]);
     TRY(need_f32("grouped_dw", a->dy));
-    c.dw = a;
-    if (grouped_run(s, &c, a->dw.dim[1])) *(int32_t *)a->overflow.data = 1;
+    c.out = a->dw, c.a = a->dy, c.b = a->x, c.dw = a, c.columns = a->dw.dim[2];
+    if (grouped_run(s, &c)) *(int32_t *)a->overflow.data = 1;
     return ERR_OK;
 }

@@ -7,6 +7,9 @@
  *
  *   A^2 = a0^2 + 2 a0 a1 2^32 + a1^2 2^64        64-bit products, whose 32-bit halves go to four limbs
  *
+ * Of a float below 2^43 the square is an exact double. There it is cut into a multiple of 2^44 and a rest, whose sums
+ * over 1,024 of them are exact doubles, too, and take a quarter of the time. What is added is the same integer.
+ *
  * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum, a float: NaN and Inf
  * give Inf. A float that was never an integer has A = g 2^shift rounded to one, which keeps every
  * layout-free property and loses less than 2^-36 of the largest element. A lane of a limb grows by less than
@@ -65,13 +68,50 @@ static int64_t float_bits(float x)
     return bits;
 }
 
-static int64_t stats_fixed(StatLanes *t, const int64_t *g, float unit, int64_t first, int64_t end)
+/* Sums of squares of integers below SMALL_LIMIT: value = high + low, high in multiples of 2^SMALL_SPLIT. */
+enum { SMALL_COUNT = 1024, SMALL_SPLIT = 44 };
+#define SMALL_LIMIT 0x1p43f
+
+static void stats_small(int64_t *limb, const float *v, int64_t count)
 {
+    const double round =
+        0x1.8p52 * (double)(1LL << SMALL_SPLIT); /* adding it rounds to multiples of 2^SMALL_SPLIT */
+    double high[VEC] = { 0 }, low[VEC] = { 0 };
+    for (int64_t i = 0; i < count; i += VEC) {
+#pragma omp simd
+        for (int j = 0; j < VEC; j++) {
+            const double square = (double)v[i + j] * (double)v[i + j], part = square + round - round;
+            high[j] += part;
+            low[j] += square - part;
+        }
+    }
+    for (int j = 0; j < VEC; j++) {
+        const int64_t units = (int64_t)(high[j] * 0x1p-44); /* below 2^52 */
+        limb[0] += (int64_t)low[j];
+        limb[1] += (units & 0xFFFFF) << (SMALL_SPLIT - 32);
+        limb[2] += units >> (64 - SMALL_SPLIT);
+    }
+    limbs_carry(limb);
+}
+
+/* limb += the squares of what does not go by lanes. */
+static int64_t stats_fixed(StatLanes *t, int64_t *limb, const Tensor *g, float unit, int64_t first,
+                           int64_t end)
+{
+    float v[SMALL_COUNT] __attribute__((aligned(64)));
     vf max = vf_zero();
-    for (int64_t i = first; i < end; i += VEC) {
-        vf v = vf_abs(vf_from_l(fixed_load(g + i, end - i)));
-        max = vf_max(v, max);
-        stats_square(t, v);
+    for (int64_t i = first, count; i < end; i += count) {
+        vf most = vf_zero();
+        count = 0;
+        for (; count < SMALL_COUNT && i + count < end; count += VEC) {
+            const vf x = vf_abs(vf_from_l(fixed_load((const int64_t *)g->data + i + count, end - i - count)));
+            most = vf_max(x, most);
+            vf_store(v + count, x);
+        }
+        max = vf_max(most, max);
+        if (vf_hmax(most) < SMALL_LIMIT) stats_small(limb, v, count);
+        else
+            for (int64_t k = 0; k < count; k += VEC) stats_square(t, vf_load(v + k));
     }
     return float_bits(vf_hmax(max) * unit);
 }
@@ -92,15 +132,14 @@ static int64_t stats_plain(StatLanes *t, const float *g, float scale, int64_t fi
 static void grad_stats_part(const void *args, int64_t first, int64_t end)
 {
     const grad_stats_args *a = args;
-    int64_t *max = a->max.data, *sumsq = a->sumsq.data, limb[LIMBS], lane[VEC];
+    int64_t *max = a->max.data, *sumsq = a->sumsq.data, limb[LIMBS] = { 0 }, lane[VEC];
     const int shift = *(const int32_t *)a->shift.data;
     StatLanes t;
     for (int i = 0; i < LIMBS; i++) t.limb[i] = vl_zero();
     int64_t most = a->g.dtype == F32 ? stats_plain(&t, a->g.data, fix_scale(shift), first, end)
-                                     : stats_fixed(&t, a->g.data, fix_scale(-shift), first, end);
+                                     : stats_fixed(&t, limb, &a->g, fix_scale(-shift), first, end);
     for (int i = 0; i < LIMBS; i++) {
         vl_store(lane, t.limb[i]);
-        limb[i] = 0;
         for (int j = 0; j < VEC; j++) limb[i] += lane[j];
     }
     limbs_carry(limb);

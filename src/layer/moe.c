@@ -59,8 +59,11 @@ static Tensor in_use(Tensor rows, Tensor offset)
     return rows;
 }
 
-/* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there. */
-static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
+/*
+ * Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there.
+ * Begun here, with memory in scratch; done when the stream has waited for the group's pending call.
+ */
+static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
     Comm *group = &c->world->tp_ep;
     const MoeRoom most = moe_room_of(m, c);
@@ -77,25 +80,42 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
                       .most = min64(most.pair, sent) };
     const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
                   room = comm_rows_room(group, &rows, row_bytes);
-    ArenaMark mark = arena_mark(c->scratch);
     void *slots = NULL;
     if (room) TRY(arena_alloc(c->scratch, room, &slots));
     rows.room = slots;
-    TRY(comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, NULL));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
+    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, &group->pending);
 }
 
+static Err move_rows_end(Ctx *c) { return stream_wait(c->s, &c->world->tp_ep.pending); }
+
+/* Rows [P, D] that come back: `local`, and what their parts come to, in scratch. */
+typedef struct {
+    Tensor local, parts;
+} Returned;
+
 /* Rows [Q, D] of this rank's experts, or its parts of their sums, back as the rows [P, D] that these are of. */
+static Err return_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor rows, Returned *r)
+{
+    const Tensor y = r->local;
+    r->parts = y;
+    if (copies(c) > 1) TRY(tensor_new(c->scratch, &r->parts, y.dtype, copies(c) * y.dim[0], y.dim[1]));
+    return move_rows_begin(m, c, t, r->parts, rows, true);
+}
+
+static Err return_rows_end(Ctx *c, const Returned *r)
+{
+    TRY(move_rows_end(c));
+    if (copies(c) == 1) return ERR_OK;
+    return op(c->s, sum_parts, .y = r->local, .x = r->parts,
+              .parts = copies(c)); /* the tree over tp_blocks, on */
+}
+
 static Err return_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor rows, Tensor local)
 {
-    const int64_t P = local.dim[0], parts = copies(c);
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor all;
-    if (parts == 1) return move_rows(m, c, t, local, rows, true);
-    TRY(tensor_new(c->scratch, &all, local.dtype, parts * P, local.dim[1]));
-    TRY(move_rows(m, c, t, all, rows, true));
-    TRY(op(c->s, sum_parts, .y = local, .x = all, .parts = parts)); /* the rest of the tree over tp_blocks */
+    Returned r = { .local = local };
+    TRY(return_rows_begin(m, c, t, rows, &r));
+    TRY(return_rows_end(c, &r));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -150,7 +170,10 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
     if (gathers(m, c)) return take_rows(m, c, t, x, (Tensor){ 0 }, rows);
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
     TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = in_use(t->choice, t->offset), .topk = m->topk));
-    if (sends(c)) TRY(move_rows(m, c, t, local, rows, false));
+    if (sends(c)) {
+        TRY(move_rows_begin(m, c, t, local, rows, false));
+        TRY(move_rows_end(c));
+    }
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -358,15 +381,29 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
     return ERR_OK;
 }
 
-static Err grouped_backward(const Moe *m, Ctx *c, int weight, const MoeRows *t, Wgrad w, Tensor dx)
+static Err grouped_dx(const Moe *m, Ctx *c, int weight, const MoeRows *t, Tensor dy, Tensor dx)
 {
-    const int64_t width = w.dy.dim[1], all = m->ffn / own_ffn(m, c) * width;
+    const int64_t width = dy.dim[1], all = m->ffn / own_ffn(m, c) * width;
     const int64_t leaf = weight == m->fc1 ? tree_leaf(c, all, width) : whole_leaf(width);
-    TRY(op(c->s, grouped_dx, .dx = dx, .dy = w.dy, .w = expert_weights(m, c, weight), .offset = t->owned,
-           .leaf = leaf));
-    w.weight = weight;
-    w.offset = t->owned;
-    return wgrad_push(c, w);
+    return op(c->s, grouped_dx, .dx = dx, .dy = dy, .w = expert_weights(m, c, weight), .offset = t->owned,
+              .leaf = leaf);
+}
+
+static Err grouped_weight(Ctx *c, int weight, const MoeRows *t, Tensor dy, Tensor x)
+{
+    return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x, .offset = t->owned });
+}
+
+/* Gradients of rows [Q, D] back as those of `local` [P, D], while the gradient of fc1 from `dhidden` is computed. */
+static Err return_drows(const Moe *m, Ctx *c, const MoeRows *t, Tensor dhidden, Tensor drows, Tensor local)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Returned r = { .local = local };
+    TRY(return_rows_begin(m, c, t, drows, &r));
+    TRY(grouped_weight(c, m->fc1, t, dhidden, t->x));
+    TRY(return_rows_end(c, &r));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* dx += what came through the experts, from the gradient of their outputs. */
@@ -376,14 +413,17 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout,
     TRY(tensor_new(c->scratch, &dactive, c->dtype, t->active.dim[0], t->active.dim[1]));
     TRY(dy_alloc(c, &dhidden, t->hidden.dim[0], t->hidden.dim[1]));
     TRY(tensor_new(c->scratch, &drows, c->dtype, t->x.dim[0], t->x.dim[1]));
-    TRY(grouped_backward(m, c, m->fc2, t, (Wgrad){ .dy = dout, .x = t->active }, dactive));
+    TRY(grouped_dx(m, c, m->fc2, t, dout, dactive));
+    TRY(grouped_weight(c, m->fc2, t, dout, t->active));
     TRY(activation_backward(m, c, in_use(t->hidden, t->owned), in_use(dactive, t->owned),
                             in_use(dhidden, t->owned)));
-    TRY(grouped_backward(m, c, m->fc1, t, (Wgrad){ .dy = dhidden, .x = t->x }, drows));
+    TRY(grouped_dx(m, c, m->fc1, t, dhidden, drows));
     local = drows;
     if (sends(c)) {
         TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], t->out.dim[1]));
-        TRY(return_rows(m, c, t, drows, local));
+        TRY(return_drows(m, c, t, dhidden, drows, local));
+    } else {
+        TRY(grouped_weight(c, m->fc1, t, dhidden, t->x));
     }
     return op(c->s, unpermute_rows, .y = dx, .x = local, .row = t->row, .add = 1);
 }
@@ -402,7 +442,10 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tenso
     if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->hidden));
     TRY(op(c->s, unpermute_bwd, .dx = local, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
            .weight = t->weight));
-    if (sends(c)) TRY(move_rows(m, c, t, local, *dout, false));
+    if (sends(c)) {
+        TRY(move_rows_begin(m, c, t, local, *dout, false));
+        TRY(move_rows_end(c));
+    }
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
