@@ -236,6 +236,7 @@ struct BwdArgs {
     const StepValues *step;
     RowCount rows;
     int64_t V, used, first, parts; /* parts: thread blocks of a row */
+    float weight;
 };
 
 /* What a row needs to turn a logit into its gradient. */
@@ -256,8 +257,8 @@ template <class T> __global__ void __launch_bounds__(BWD_THREADS) xent_bwd_kerne
     const int64_t row = blockIdx.x / a.parts, begin = blockIdx.x % a.parts * BWD_BLOCK;
     if (row >= rows_in_use(a.rows)) return;
     T *l = logits.at(row);
-    const GradRow r = { a.row_max[row], 1.0f / a.row_sum[row], a.step->loss_scale, a.target[row] >= 0 ? a.used : 0,
-                        a.target[row] - a.first };
+    const GradRow r = { a.row_max[row], 1.0f / a.row_sum[row], a.step->loss_scale * a.weight,
+                        a.target[row] >= 0 ? a.used : 0, a.target[row] - a.first };
     const PackCut<T> cut(l, a.V);
     T *first = l + cut.head + (begin + threadIdx.x) * Pack<T>::COUNT;
     Pack<T> p[XENT_PACKS];
@@ -288,7 +289,8 @@ extern "C" Err cuda_xent_bwd(Stream *s, const xent_bwd_args *a)
                            V,
                            columns_used(V, a->first, a->vocab),
                            a->first,
-                           ceil_div(packs, BWD_BLOCK) };
+                           ceil_div(packs, BWD_BLOCK),
+                           a->weight };
     const unsigned grid = grid_blocks(N * args.parts);
     DISPATCH(a->logits.dtype,
              LAUNCH((xent_bwd_kernel<T>), grid, BWD_THREADS, 0, cuda_stream(s), args, rows_of<T>(a->logits)));

@@ -79,6 +79,21 @@ static void check_rows(const Batch *b, const int32_t *tokens, int row, int sampl
     }
 }
 
+/* Of multi-token prediction: token and target of row p at a depth, -1 where an end of document lies before the token, or
+ * it is one itself and `mask`. */
+static void check_further(const Batch *b, const int32_t *tokens, int row, int depth, bool mask)
+{
+    const int32_t *token = (int32_t *)b->further_token.data + (depth - 1) * b->B * b->T;
+    const int32_t *target = (int32_t *)b->further_target.data + (depth - 1) * b->B * b->T;
+    for (int i = 0; i < b->T; i++) {
+        const int64_t p = spans_position(b->span, i), n = row * b->T + i;
+        bool there = p + depth < SEQ && !(mask && tokens[p + depth] == EOD);
+        for (int64_t q = p; there && q < p + depth; q++) there = tokens[q] != EOD;
+        CHECK_MSG(token[n] == (there ? tokens[p + depth] : -1) && target[n] == (there ? tokens[p + depth + 1] : -1),
+                  "sample %d, position %d, depth %d", row, (int)p, depth);
+    }
+}
+
 TEST(rows_as_megatron_makes_them)
 {
     static const Spans spans[] = { { { 0, 0 }, { SEQ, 0 } }, { { 48, 0 }, { 16, 48 } }, { { 32, 0 }, { 32, 32 } } };
@@ -86,7 +101,7 @@ TEST(rows_as_megatron_makes_them)
     for (int mask = 0; mask < 2; mask++)
         for (int k = 0; k < 3; k++) {
             Rig r;
-            TrainSpec s = plain(tiny_llama());
+            TrainSpec s = plain(tiny_further(tiny_llama(), 3));
             s.reset_at_eod = true, s.mask_eod = mask;
             s.micro_batch = SAMPLES;
             open_rig(&r, &s);
@@ -97,6 +112,7 @@ TEST(rows_as_megatron_makes_them)
             for (int i = 0; i < SAMPLES; i++) {
                 OK(joined(NULL, i, 1, tokens));
                 check_rows(b, tokens, i, i, mask);
+                for (int depth = 1; depth <= 3; depth++) check_further(b, tokens, i, depth, mask);
             }
             close_rig(&r);
         }

@@ -122,6 +122,7 @@ static ModelSpec model_of(const Json *m)
                     .init_std = 0.02f,
                     .tp_blocks = 2 };
     if (json_get(m, "moe")) s.moe = mixture_of(json_get(m, "moe"));
+    if (json_get(m, "mtp")) s.mtp = (MtpSpec){ (int)whole(m, "mtp"), (float)number(m, "mtp_weight") };
     int64_t padding = 16 * s.tp_blocks;
     s.padded_vocab = (s.vocab + padding - 1) / padding * padding;
     return s;
@@ -383,6 +384,15 @@ static void forget_key_biases(const Run *r, double *got, const float *want)
     }
 }
 
+/* Of multi-token prediction: the losses of its modules, as many as there are. */
+static void check_modules(const Run *r, const StepReport *report, const Json *want, double tolerance)
+{
+    const Json *losses = json_get(want, "mtp_loss");
+    CHECK(json_count(losses) == r->g.spec.model.mtp.count);
+    for (int i = 0; i < r->g.spec.model.mtp.count; i++)
+        CHECK_CLOSE(report->mtp_loss[i] / json_number(json_at(losses, i), NAN), 1, tolerance, "module %d", i);
+}
+
 static void check_steps(Run *r)
 {
     double worst = 0;
@@ -395,6 +405,7 @@ static void check_steps(Run *r)
         double loss = number(want, "loss"), off = fabs(report.loss - loss) / loss;
         CHECK_MSG(off <= (i ? 1e-5 : 1e-6), "step %lld: loss %.9g, want %.9g", (long long)i + 1, report.loss, loss);
         worst = fmax(worst, off);
+        check_modules(r, &report, want, i ? 1e-5 : 1e-6);
         CHECK_CLOSE(report.grad_norm / number(want, "grad_norm"), 1, i ? 1e-4 : 1e-6, "step %lld", (long long)i + 1);
         CHECK_CLOSE(report.lr / number(want, "lr"), 1, 1e-7, "step %lld", (long long)i + 1);
         CHECK(!report.skipped && report.counted == r->g.spec.global_batch * r->g.spec.model.seq);
@@ -464,6 +475,10 @@ TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
 TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
 TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
+TEST(mtp_layout) { against_torch("mtp", true, false); }
+TEST(mtp_run) { against_torch("mtp", false, false); }
+TEST(mtp2_layout) { against_torch("mtp2", true, false); }
+TEST(mtp2_run) { against_torch("mtp2", false, false); }
 
 /* ---- what must not change a bit ---- */
 
@@ -523,6 +538,8 @@ TEST(same_bits_patterns) { same_bits("patterns"); }
 TEST(same_bits_gemma) { same_bits("gemma"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
+TEST(same_bits_mtp) { same_bits("mtp"); }
+TEST(same_bits_mtp2) { same_bits("mtp2"); }
 
 /* ---- generation ---- */
 
@@ -579,6 +596,7 @@ TEST(logits_yarn) { check_logits("yarn"); }
 TEST(logits_gemma) { check_logits("gemma"); }
 TEST(logits_gptoss) { check_logits("gptoss"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }
+TEST(logits_mtp) { check_logits("mtp"); }
 
 /* ---- learning rates ---- */
 

@@ -63,6 +63,8 @@ model.attention_gate       | true         | loss
 model.init_std             | 0.03         | loss
 model.attention            | mla          | unbuilt
 model.window               | 4,0          | loss | model.layers=2
+model.mtp_layers           | 1            | loss | model.position=none
+model.mtp_weight           | 0.5          | loss | model.position=none model.mtp_layers=1
 moe.experts                | 4            | loss | model.bias=false
 moe.topk                   | 1            | loss | moe.experts=4 model.bias=false
 moe.ffn                    | 64           | loss | moe.experts=4 model.bias=false

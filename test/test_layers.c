@@ -43,6 +43,8 @@ typedef struct {
     MoeSave moe_save;
     HeadSave head_save;
     BlockSave block_save;
+    Mtp further[2];
+    MtpSave further_save[2];
 } Rig;
 
 typedef struct {
@@ -94,6 +96,9 @@ static void fill_batch(Rig *r)
     OK(tensor_new(&r->state, &b->position, I32, N));
     OK(tensor_new(&r->state, &b->sample, I64, N));
     OK(tensor_new(&r->state, &b->samples, I64, B));
+    OK(tensor_new(&r->state, &b->further_token, I32, 2, N));
+    for (int n = 0; n < 2 * N; n++)
+        ((int32_t *)b->further_token.data)[n] = n % 5 == 2 ? -1 : (int32_t)(test_rand(&r->seed) % VOCAB);
     for (int n = 0; n < N; n++) {
         ((int32_t *)b->token.data)[n] = (int32_t)(test_rand(&r->seed) % VOCAB);
         ((int32_t *)b->target.data)[n] = n % 7 == 3 ? -1 : (int32_t)(test_rand(&r->seed) % VOCAB);
@@ -129,8 +134,8 @@ static void rig_ready(Rig *r, const Case *c)
     fill_params(r);
     fill_batch(r);
     r->step = (StepValues){ .loss_scale = 1 };
-    r->slot = (Slot){ .segment_count = 1 };
-    OK(setup_array(&r->setup, 1, &r->slot.segments));
+    r->slot = (Slot){ .segment_count = 1 + 2 * MTP_SEGMENTS };
+    OK(setup_array(&r->setup, r->slot.segment_count, &r->slot.segments));
     r->ctx = (Ctx){ .s = &r->device.stream,
                     .world = &r->world,
                     .params = &r->params,
@@ -284,12 +289,12 @@ static void check_layer(Rig *r, Case c)
 
 /* ---- layers ---- */
 
-static Err embedding_f(Rig *r) { return embedding_forward(&r->embedding, &r->ctx, r->y); }
+static Err embedding_f(Rig *r) { return embedding_forward(&r->embedding, &r->ctx, r->batch.token, r->y); }
 
 static Err embedding_b(Rig *r, Tensor dy, Tensor dx)
 {
     (void)dx;
-    return embedding_backward(&r->embedding, &r->ctx, dy);
+    return embedding_backward(&r->embedding, &r->ctx, r->batch.token, dy);
 }
 
 static void check_embedding(bool positions, float dropout)
@@ -467,7 +472,8 @@ TEST(moe_jitter)
 
 static Err head_f(Rig *r)
 {
-    return head_forward(&r->head, &r->ctx, r->x, tensor_of(r->sums, I64, 3), &r->head_save);
+    const HeadLoss to = { r->batch.target, tensor_of(r->sums, I64, 3), 1 };
+    return head_forward(&r->head, &r->ctx, r->x, &to, &r->head_save);
 }
 
 static Err head_b(Rig *r, Tensor dy, Tensor dx)
@@ -503,7 +509,7 @@ static void check_block(ModelSpec s)
     s.tp_blocks = 2;
     s.norm_eps = 1e-3f;
     rig_open(&r);
-    OK(block_register(&r.block, &r.registry, &s, 0));
+    OK(block_register(&r.block, &r.registry, &s, "layers.0", 0));
     check_layer(&r, (Case){ block_f, block_b, HIDDEN, HIDDEN });
 }
 
@@ -522,6 +528,49 @@ TEST(block_llama)
                              .activation = ACT_SWIGLU,
                              .recompute = RECOMPUTE_SELECTIVE });
 }
+
+/* Two modules of multi-token prediction behind each other, and the head of the second: all that they read is probed. */
+static Err further_f(Rig *r)
+{
+    const HeadLoss to = { r->batch.target, tensor_of(r->sums, I64, 3), 1 };
+    TRY(mtp_forward(&r->further[0], &r->ctx, r->x, &r->further_save[0]));
+    segment_end(&r->ctx);
+    TRY(mtp_forward(&r->further[1], &r->ctx, save_get(&r->ctx, r->further_save[0].out), &r->further_save[1]));
+    return head_forward(&r->head, &r->ctx, save_get(&r->ctx, r->further_save[1].out), &to, &r->head_save);
+}
+
+static Err further_b(Rig *r, Tensor dy, Tensor dx)
+{
+    const Tensor h = save_get(&r->ctx, r->further_save[0].out), last = save_get(&r->ctx, r->further_save[1].out);
+    Tensor dlast, dh;
+    (void)dy;
+    TRY(tensor_new(&r->state, &dlast, F32, N, HIDDEN));
+    TRY(tensor_new(&r->state, &dh, F32, N, HIDDEN));
+    memset(dh.data, 0, (size_t)tensor_bytes(dh));
+    memset(dx.data, 0, (size_t)tensor_bytes(dx));
+    TRY(head_backward(&r->head, &r->ctx, &r->head_save, last, dlast));
+    TRY(mtp_backward(&r->further[1], &r->ctx, &r->further_save[1], h, dlast, dh));
+    return mtp_backward(&r->further[0], &r->ctx, &r->further_save[0], r->x, dh, dx);
+}
+
+static void check_further(Recompute recompute, float dropout)
+{
+    Rig r;
+    ModelSpec s = { .layers = 1, .hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40, .tp_blocks = 2,
+                    .norm_eps = 1e-3f, .bias = true, .activation = ACT_GELU, .dropout = dropout, .seed = 5,
+                    .recompute = recompute };
+    rig_open(&r);
+    OK(head_register(&r.head, &r.registry, -1, VOCAB, PADDED, HIDDEN, 1)); /* (as the table, too) */
+    for (int i = 0; i < 2; i++) {
+        r.further[i].depth = i + 1;
+        r.further[i].segment = 1 + i * MTP_SEGMENTS;
+        OK(mtp_register(&r.further[i], &r.registry, &s, r.head.weight));
+    }
+    check_layer(&r, (Case){ further_f, further_b, HIDDEN });
+}
+
+TEST(multi_token_prediction) { check_further(RECOMPUTE_NONE, 0.2f); }
+TEST(multi_token_prediction_recomputed) { check_further(RECOMPUTE_FULL, 0); }
 
 /* ---- how weights begin ---- */
 

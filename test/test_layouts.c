@@ -204,6 +204,15 @@ TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 20); }
 TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 20); }
 
+/* Modules of multi-token prediction: two that share the one table with the head; one of experts. */
+TEST(mtp_tied)
+{
+    TrainSpec s = tiny_further(tiny_llama(), 2);
+    s.model.tied = true;
+    run_all(s, mode_is("all") ? 1 : 12);
+}
+TEST(mtp_experts) { run_all(tiny_further(tiny_mixture(TINY_DEEPSEEK, 2), 1), mode_is("all") ? 1 : 20); }
+
 /* Sequences cut over 2, 4 and 8 ranks, all layouts or one in `every`. The blocks are short, so that 16 parts have whole
  * ones. */
 static void run_context(TrainSpec spec, int every)
@@ -255,6 +264,9 @@ TEST(context_work_is_even)
 
 /* Capped scores, gates, and sinks, whose gradients lie with the heads. */
 TEST(context_variants) { run_context(tiny_variants(), mode_is("all") ? 1 : 4); }
+
+/* A module's tokens lie in other ranks' parts, and not in other documents. */
+TEST(context_mtp) { run_context(tiny_apart(tiny_further(tiny_llama(), 2)), mode_is("all") ? 1 : 6); }
 
 /* Experts see the ranks of a sequence as those of other samples. */
 TEST(context_experts)

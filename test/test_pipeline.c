@@ -357,6 +357,37 @@ TEST(variants_of_attention)
     CHECK_LIST(s, hash_of(&s, &alone), list);
 }
 
+/* Modules of multi-token prediction, whose stage has a copy of the table: of a tied model, where the head reads that,
+ * and of a mixture, where nothing else on the stage does. */
+TEST(mtp)
+{
+    static const Layout list[] = {
+        { "1f1b", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 4, .micro = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .zero = 1 },
+        { "zb-v", .pp = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .recompute = RECOMPUTE_FULL },
+        { "zb-h1", .pp = 2, .dp = 2, .recompute = RECOMPUTE_FULL },
+        { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "dualpipe", .pp = 4, .zero = 1 },
+        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
+        { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
+    };
+    static const Layout by_hand[] = { { "1f1b", "Et*4|tttt|mmL", .pp = 3 }, { "1f1b", "E|t*8,m*2,L", .pp = 2 } };
+    const Layout alone = { .pp = 1 };
+    TrainSpec specs[] = { model(true, 8), tiny_mixture(TINY_DEEPSEEK, 8) };
+    for (int i = 0; i < 2; i++) {
+        TrainSpec s = tiny_further(specs[i], 2 - i);
+        s.model.tied = i == 0;
+        s.global_batch = 16;
+        s.bucket_bytes = BUCKET_BYTES;
+        const uint64_t want = hash_of(&s, &alone);
+        for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
+            if (extent_is("all") || k % 2 == i) check_layouts(&s, want, &list[k], 1);
+        if (i == 0) CHECK_LIST(s, want, by_hand);
+    }
+}
+
 /* Uneven shares, an embedding and a head on stages of their own, a stage with nothing. */
 TEST(layouts_by_hand)
 {
@@ -492,7 +523,7 @@ static void refuse(const Layout *l, const char *why, const char *hint)
 
 TEST(what_does_not_fit)
 {
-    static const char parts[] = "of each stage E (embedding), t (a block) and L (head)";
+    static const char parts[] = "of each stage E (embedding), t (a block), m (a module of multi-token prediction)";
     static const struct {
         Layout layout;
         const char *why, *hint;
@@ -513,6 +544,10 @@ TEST(what_does_not_fit)
         { { "zb-v", "Ett|ttL", .pp = 2 }, "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1", "" },
         { { "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1", parts },
         { { "1f1b", "Ett|ttLt", .pp = 2 }, "'L' must come last", parts },
+        { { "1f1b", "Ett|tmtL", .pp = 2 }, "behind 'm' come others and 'L' alone, in the same stage", parts },
+        { { "1f1b", "Ett|ttm|L", .pp = 3 }, "in the same stage, at character 8", parts },
+        { { "1f1b", "Ett|ttmL", .pp = 2 }, "has '1' modules of multi-token prediction, the model '0'",
+          "an 'm' for each of model.mtp_layers" },
         { { "1f1b", "E(tt|tt|L", .pp = 2 }, "')' is missing", parts },
         { { "1f1b", "E()*9tt|ttL", .pp = 2 }, "a group of nothing", parts },
         { { "1f1b", "Ett|tt", .pp = 2 }, "one 'E' and one 'L'", parts },

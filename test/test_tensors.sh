@@ -6,7 +6,7 @@ sed -i 's/^hidden = 32/hidden = 24/; s/^heads = 4/heads = 6/; s/^dropout/kv_head
 declare -A size=([D]=24 [H]=6 [K]=2 [C]=8 [F]=40 [V]=257 [T]=32 [E]=3 [G]=16 [S]=56)
 
 # rows of the table: name | shapes, gelu's and swiglu's apart where they differ
-sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9N.]*\)` | \(.*\) |.*|$/\1|\2/p' "$root/docs/checkpoints.md" >table.txt
+sed -n '/^## Tensors/,/^The same tensors/s/^| `\([a-z_0-9MN.]*\)` | \(.*\) |.*|$/\1|\2/p' "$root/docs/checkpoints.md" >table.txt
 check "rows: $(wc -l <table.txt)" [ "$(wc -l <table.txt)" -ge 20 ]
 
 numbers() { # "[(H + 2 K) C, D]": its numbers, a product where two factors stand side by side
@@ -34,7 +34,8 @@ holds() {
     local name shape n=0
     while read -r name shape; do
         n=$((n + 1))
-        name=$(sed 's/layers\.[0-9]*\./layers.N./' <<<"$name")
+        name=$(sed 's/layers\.[0-9]*\./layers.N./; s/^mtp\.[0-9]*\.\(norm[12]\|attn\|mlp\)\./layers.N.\1./
+            s/^mtp\.[0-9]*\./mtp.M./' <<<"$name")
         echo "$name" >>seen.txt
         check "$1: $name $shape, the table says '$(shape_of "$name" "$2")'" [ "$(shape_of "$name" "$2")" = "$shape" ]
     done < <(sed -n 's/^\([a-z_0-9.]*\)  *F32 \(\[[0-9, ]*\]\) .*/\1 \2/p' "$1.txt")
@@ -44,6 +45,7 @@ holds gpt2 gelu model.tied=false
 holds llama swiglu model.arch=llama model.qk_norm=true
 holds sunk swiglu model.arch=llama model.sinks=true model.rope_dim=4
 holds gated 'attention_gate`' model.attention_gate=true
+holds further gelu model.mtp_layers=2 model.position=none
 holds biased swiglu model.arch=llama model.bias=true
 holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
 holds gelus gelu model.bias=false moe.experts=3 moe.ffn=16 moe.shared_ffn=56

@@ -70,6 +70,13 @@ static inline TrainSpec tiny_variants(void)
     return s;
 }
 
+/* With modules of multi-token prediction. */
+static inline TrainSpec tiny_further(TrainSpec s, int modules)
+{
+    s.model.mtp = (MtpSpec){ modules, 0.4f };
+    return s;
+}
+
 /* Mixtures of experts with the routers of Mixtral, Qwen3-MoE and DeepSeek-V3; the last with a dense block before them, a
  * gated shared expert and groups. Balanced as these are: by a loss, by biases and a loss. */
 typedef enum { TINY_MIXTRAL, TINY_QWEN3, TINY_DEEPSEEK, TINY_MIXTURES } TinyMixture;
@@ -137,8 +144,8 @@ typedef struct {
     void *user;
     /* results */
     uint64_t hash;
-    double loss[TINY_STEPS_MAX];
-    int in_pieces; /* steps that were done again in pieces */
+    double loss[TINY_STEPS_MAX]; /* of multi-token prediction, too */
+    int in_pieces;               /* steps that were done again in pieces */
     Err err;
     char message[256];
     float *state[3]; /* master, m, v in global plain order, when keep_state */
@@ -244,6 +251,7 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
     for (int i = 0; i < run->steps; i++) {
         StepReport report;
         TRY(tiny_step(t, &report));
+        for (int k = 0; k < run->spec.model.mtp.count; k++) report.loss += report.mtp_loss[k];
         if (r->rank) continue;
         run->loss[i] = report.loss;
         run->in_pieces += report.in_pieces;

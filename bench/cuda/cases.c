@@ -336,6 +336,7 @@ static Err make_xent_bwd(Maker *m, AnyArgs *any)
     MAKE(row_sum, 1, POSITIVE, F32, N);
     TRY(make_step(m, &step));
     a->step = step;
+    a->weight = 1;
     a->vocab = V;
     return ERR_OK;
 }

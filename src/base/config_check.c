@@ -8,6 +8,7 @@
 
 #include "base/config_reader.h"
 #include "base/heads.h"
+#include "base/layer_set.h"
 #include "base/int64.h"
 #include "base/mathx.h"
 
@@ -60,8 +61,10 @@ static int64_t qkv_width(const Config *c)
 /* Whole blocks of all that tensor parallelism cuts; 0 is what the model lacks. */
 static int64_t usual_tp_blocks(const Config *c)
 {
-    const int64_t widths[] = { c->model.heads * c->model.head_dim, qkv_width(c), c->model.ffn, c->moe.ffn,
-                               c->moe.shared_ffn };
+    const int64_t widths[] = {
+        c->model.heads * c->model.head_dim,       qkv_width(c), c->model.ffn, c->moe.ffn, c->moe.shared_ffn,
+        c->model.mtp_layers ? c->model.hidden : 0
+    };
     int64_t blocks = 8;
     for (size_t i = 0; i < sizeof widths / sizeof *widths; i++) blocks = power_in(widths[i], blocks);
     return blocks;
@@ -326,6 +329,13 @@ static void check_model(ConfigReader *r)
     RULE(c->model.head_dim <= config_key(CFG_model_head_dim)->int_high, most, CFG_model_head_dim,
          CFG_model_hidden, CFG_model_heads);
     RULE(c->model.ffn > 0, "too narrow for the usual ffn: give model.ffn", CFG_model_hidden, CFG_model_ffn);
+    RULE(!c->model.mtp_layers || c->model.position != MODEL_POSITION_LEARNED,
+         "multi-token prediction has no learned positions: take rope or none", CFG_model_mtp_layers,
+         CFG_model_position);
+    RULE(c->model.mtp_layers || c->model.mtp_weight == config_defaults.model.mtp_weight,
+         "no losses to weigh: give mtp_layers", CFG_model_mtp_weight, CFG_model_mtp_layers);
+    RULE(c->model.layers + c->model.mtp_layers <= LAYERS_MAX, "at most 1024 with model.layers",
+         CFG_model_mtp_layers, CFG_model_layers);
     RULE(below_one(c->model.dropout), "dropout must be below 1 in single precision", CFG_model_dropout);
     RULE(below_one(c->model.attention_dropout), "dropout must be below 1 in single precision",
          CFG_model_attention_dropout);
@@ -355,6 +365,9 @@ static void check_blocks(ConfigReader *r)
     RULE(c->model.ffn % B == 0, "tp_blocks must divide ffn", CFG_parallel_tp_blocks, CFG_model_ffn);
     RULE(c->model.heads * c->model.head_dim % B == 0, "tp_blocks must divide heads * head_dim",
          CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_head_dim);
+    RULE(!c->model.mtp_layers || c->model.hidden % B == 0,
+         "tp_blocks must divide hidden, the outputs of a projection of multi-token prediction",
+         CFG_parallel_tp_blocks, CFG_model_hidden, CFG_model_mtp_layers);
     RULE(qkv_width(c) % B == 0, "tp_blocks must divide (heads + 2 kv_heads) * head_dim",
          CFG_parallel_tp_blocks, CFG_model_heads, CFG_model_kv_heads, CFG_model_head_dim);
     RULE(is_power_of_two(c->parallel.seq_blocks), "must be a power of two", CFG_parallel_seq_blocks);
@@ -394,6 +407,8 @@ static void check_layout(ConfigReader *r)
     RULE(c->model.kv_heads * parts % tp == 0, text, CFG_parallel_tp, CFG_model_kv_heads, CFG_model_heads,
          CFG_model_head_dim, CFG_parallel_tp_blocks);
     RULE(c->model.ffn % tp == 0, "tp must divide ffn", CFG_parallel_tp, CFG_model_ffn);
+    RULE(!c->model.mtp_layers || c->model.hidden % tp == 0, "with mtp_layers, tp must divide hidden",
+         CFG_parallel_tp, CFG_model_hidden, CFG_model_mtp_layers);
     RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1, or sp = auto",
          CFG_parallel_sp, CFG_parallel_tp);
     RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % (tp * c->parallel.cp) == 0,

@@ -160,11 +160,12 @@ static void xent_bwd_part(const void *args, int64_t first, int64_t end)
     const xent_bwd_args *a = args;
     const float *max = a->row_max.data, *sum = a->row_sum.data;
     const int32_t *target = a->target.data;
+    const vf scale = vf_set1(a->step->loss_scale * a->weight);
     int64_t V = a->logits.dim[1], used = columns_used(V, a->first, a->vocab);
     for (int64_t n = first; n < end; n++) {
         float *x = row_f32(a->logits, n);
         int64_t words = target[n] >= 0 ? used : 0;
-        SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), vf_set1(a->step->loss_scale) };
+        SoftmaxRow r = { vf_set1(max[n]), vf_set1(1.0f / sum[n]), scale };
         xent_bwd_row(x, words, target[n] - a->first, r);
         memset(x + words, 0, (size_t)(V - words) * sizeof(float));
     }

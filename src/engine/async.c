@@ -29,6 +29,10 @@ Err async_check(const TrainSpec *s, int ranks)
     if (s->model.tied && ranks > 1)
         return refuse(s, "its first and last stage would need one gradient of the table",
                       "set model.tied=false");
+    if (s->model.mtp.count)
+        return refuse(s,
+                      "multi-token prediction would need one gradient of the embedding's table on two stages",
+                      "set model.mtp_layers=0");
     if (s->model.moe.balance.bias_rate > 0)
         return refuse(s, "experts' biases follow the load of a whole step", "set moe.balance=aux");
     if (s->model.moe.balance.global)

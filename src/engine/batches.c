@@ -9,6 +9,10 @@ Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
     *b = (Batch){ .B = spec->B, .T = T, .seq = spec->seq, .span = spec->span };
     TRY(tensor_new(state, &b->token, I32, N));
     TRY(tensor_new(state, &b->target, I32, N));
+    if (spec->further) {
+        TRY(tensor_new(state, &b->further_token, I32, spec->further, N));
+        TRY(tensor_new(state, &b->further_target, I32, spec->further, N));
+    }
     TRY(tensor_new(state, &b->position, I32, N));
     if (spec->reset_at_eod) {
         TRY(tensor_new(state, &b->doc, I32, b->B, b->T));
@@ -69,6 +73,33 @@ static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
     return ERR_OK;
 }
 
+/* Whether what follows the token `depth` further than position p of a sample is there to be predicted from p, and
+ * counts. */
+static bool counts_further(const BatchMaker *m, int64_t sample, int64_t p, int depth)
+{
+    const int64_t seq = m->spec.seq, at = p + depth;
+    if (at >= seq) return false;
+    if (m->spec.mask_eod && m->tokens[sample * (seq + 1) + at] == m->spec.eod) return false;
+    return !m->spec.reset_at_eod || m->doc[sample * seq + at] == m->doc[sample * seq + p];
+}
+
+/* Of depth 1, 2, ... the tokens that the rows look up and those that they are to predict. */
+static Err fill_further(BatchMaker *m, Stream *s, const Batch *b, int64_t count)
+{
+    const int64_t N = b->B * b->T;
+    for (int64_t i = 0; i < 2 * b->further_token.dim[0]; i++) {
+        const int depth = (int)(i / 2) + 1, target = i % 2;
+        const Tensor to = target ? b->further_target : b->further_token;
+        for (int64_t n = 0; n < N; n++) {
+            const int64_t sample = n / b->T, p = spans_position(b->span, n % b->T);
+            const bool counts = sample < count && counts_further(m, sample, p, depth);
+            m->rows[n] = counts ? m->tokens[sample * (b->seq + 1) + p + depth + target] : -1;
+        }
+        TRY(write_rows(s, tensor_row_slice(to, depth - 1, 1), m->rows));
+    }
+    return ERR_OK;
+}
+
 /* tokens [B][seq + 1] -> the row tensors of a batch. */
 Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, int64_t count)
 {
@@ -87,6 +118,7 @@ Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, i
     for (int64_t n = 0; n < N; n++) rows[n] = (int32_t)spans_position(b->span, n % b->T);
     TRY(write_rows(s, b->position, rows));
     if (b->doc.data) TRY(fill_documents(m, s, b));
+    if (b->further_token.data) TRY(fill_further(m, s, b, count));
     for (int64_t n = 0; n < N; n++) samples[n] = first_sample + n / b->T;
     TRY(write_rows(s, b->sample, samples));
     for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;

@@ -35,7 +35,9 @@ static Err own_loads(Trainer *t, const ParamStore *s, void *rows, int64_t *load,
         const Param *p = &s->reg->items[i];
         const Tensor count = param_store_grad(s, i);
         int layer;
-        if (p->spec.group != PARAM_STATE || p->copy || sscanf(p->name, "layers.%d.", &layer) != 1) continue;
+        if (p->spec.group != PARAM_STATE || p->copy) continue;
+        if (sscanf(p->name, "mtp.%d.", &layer) == 1) layer += t->spec.model.layers;
+        else if (sscanf(p->name, "layers.%d.", &layer) != 1) continue;
         TRY(device_read(&t->device.stream, rows, count.data, tensor_bytes(count)));
         double most;
         const int64_t sum = sum_of(rows, count.dtype, p->count, &most);
@@ -47,7 +49,7 @@ static Err own_loads(Trainer *t, const ParamStore *s, void *rows, int64_t *load,
 
 Err loads_read(Trainer *t, ExpertLoads *out)
 {
-    const int layers = t->spec.model.layers;
+    const int layers = loads_layers(&t->spec.model);
     int64_t *load = t->host_loads, *dropped = load + layers, *rows = dropped + layers;
     memset(load, 0, 2 * (size_t)layers * sizeof *load);
     for (int r = 0; r < t->params.replicas; r++)
@@ -167,6 +169,7 @@ Err loads_open_stage(Trainer *t, ExecutorStage *s)
 {
     const ModelSpec *m = &t->spec.model;
     if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
-    return tensor_new(&t->state, &s->loads_so_far, I64, s->model->share.layer_count,
-                      t->spec.global_batch / m->moe.balance.unit, m->moe.experts);
+    const int blocks = s->model->share.layer_count + s->model->share.mtp;
+    return tensor_new(&t->state, &s->loads_so_far, I64, blocks, t->spec.global_batch / m->moe.balance.unit,
+                      m->moe.experts);
 }

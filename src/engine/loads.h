@@ -6,7 +6,10 @@
 #include "base/layer_set.h"
 #include "engine/trainer.h"
 
-/* By layer of the model; 0 of blocks that are no mixtures. */
+/* Blocks of a model, those of its modules of multi-token prediction behind the others. */
+static inline int loads_layers(const ModelSpec *m) { return m->layers + m->mtp.count; }
+
+/* By layer of these; 0 of blocks that are no mixtures. */
 typedef struct {
     double load
         [LAYERS_MAX]; /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */

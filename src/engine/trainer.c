@@ -16,6 +16,7 @@
 #include "base/mathx.h"
 #include "engine/async.h"
 #include "engine/loads.h"
+#include "engine/step_report.h"
 #include "engine/trainer_open.h"
 
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12, MAX_REDO = 2 };
@@ -86,7 +87,10 @@ static Canon canon_of(const TrainSpec *s)
     const int64_t cuts = s->model.tp_blocks * (s->seq_blocks > 1 ? s->seq_blocks / 2 : 1);
     c.leaf_rows = s->model.seq % cuts ? 1 : 16;
     while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;
-    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * (s->model.qk_norm ? s->model.heads : 1));
+    /* (modules of multi-token prediction read the table and the head once more each) */
+    const int reads =
+        s->model.qk_norm && s->model.heads > s->model.mtp.count ? s->model.heads : 1 + s->model.mtp.count;
+    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
     return c;
 }
 
@@ -99,6 +103,7 @@ static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_byte
     return ERR_OK;
 }
 
+/* (but for the tokens of modules that predict further on, which one stage alone has) */
 static BatchSpec batch_spec(const Trainer *t)
 {
     const TrainSpec *s = &t->spec;
@@ -125,8 +130,9 @@ static void take_batch(Trainer *t, int64_t first, int64_t samples)
 
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
 {
-    const BatchSpec batch = batch_spec(t);
+    BatchSpec batch = batch_spec(t);
     s->unit = -1;
+    batch.further = t->spec.forward_only ? 0 : stage->model->share.mtp;
     for (int r = 0; r < REGION_COUNT; r++) {
         s->slot.region[r].number = number;
         s->slot.region[r].poison = t->spec.poison && !t->device.is_null;
@@ -203,7 +209,7 @@ static Err open_executor(Trainer *t)
                     .canon = canon_of(&t->spec),
                     .cut = t->spec.cut,
                     .dtype = t->spec.compute };
-    TRY(tensor_new(&t->state, &e->sums, I64, 3));
+    TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
                           &e->ctx.rope_sin));
     TRY(setup_array(&t->setup, e->stage_count, &e->stages));
@@ -231,7 +237,7 @@ static Err open_stores(Trainer *t)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
     if (s->model.moe.experts)
-        TRY(setup_array(&t->setup, 2 * s->model.layers + s->model.moe.experts, &t->host_loads));
+        TRY(setup_array(&t->setup, 2 * loads_layers(&s->model) + s->model.moe.experts, &t->host_loads));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 
@@ -449,18 +455,6 @@ static Err lower_shifts(Trainer *t, int by)
     return device_write(&t->device.stream, shift.data, now, tensor_bytes(shift));
 }
 
-/* Sums leave out what is not finite: of a bad step they are the loss and norm of something else. */
-static void report_of(const StepValues *v, StepReport *r)
-{
-    double sum = (double)v->loss_fixed * exp2(-LOSS_FIXED_BITS);
-    *r = (StepReport){ .step = v->step,
-                       .loss = v->loss_nonfinite || v->counted == 0 ? NAN : sum / (double)v->counted,
-                       .counted = v->counted,
-                       .grad_norm = v->skip ? NAN : v->grad_norm,
-                       .lr = v->lr,
-                       .skipped = v->skip };
-}
-
 /* What a trace of this step begins with: some arenas do not change in it. */
 static void show_arenas(const Trainer *t)
 {
@@ -515,8 +509,7 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     if (!v.skip) raise_loss_scale(t);
     else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
     t->skipped += v.skip;
-    report_of(&v, report);
-    report->samples = t->batch;
+    TRY(step_report(t, &v, report));
     report->redone = redone;
     report->rescaled = rescaled;
     report->in_pieces = in_pieces;
@@ -546,7 +539,7 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
         *in_pieces = !room;
     }
     TRY(optim_sum_loss(&t->optim));
-    return device_read(stream, sums, device_sums.data, tensor_bytes(device_sums));
+    return device_read(stream, sums, device_sums.data, 3 * (int64_t)sizeof *sums);
 }
 
 /* A batch's sum fits 64 bits, that of an evaluation need not: nats and their fraction are added apart. */

@@ -98,14 +98,15 @@ int64_t memory_plan_total(const MemoryPlan *p); /* of the device: with memory_pl
 
 typedef struct {
     int64_t step;
-    double loss;         /* mean per counted token, nats; NaN when not finite */
-    int64_t counted;     /* tokens */
-    float grad_norm, lr; /* grad_norm: NaN in a skipped step */
-    int64_t samples;     /* of its global batch */
-    bool skipped;        /* loss or gradients not finite: nothing was changed */
-    int redone;          /* times the step was repeated with another fixed-point shift, */
-    int rescaled;        /* with a smaller loss scale, */
-    bool in_pieces;      /* and its tokens passing experts in pieces (moe.overflow = redo) */
+    double loss;               /* mean per counted token, nats; NaN when not finite */
+    int64_t counted;           /* tokens */
+    double mtp_loss[MTP_MOST]; /* of each module of multi-token prediction, the same of its own targets */
+    float grad_norm, lr;       /* grad_norm: NaN in a skipped step */
+    int64_t samples;           /* of its global batch */
+    bool skipped;              /* loss or gradients not finite: nothing was changed */
+    int redone;                /* times the step was repeated with another fixed-point shift, */
+    int rescaled;              /* with a smaller loss scale, */
+    bool in_pieces;            /* and its tokens passing experts in pieces (moe.overflow = redo) */
 } StepReport;
 
 /*
@@ -149,7 +150,7 @@ typedef struct {
     StepValues *step_values; /* device */
     KvCache *kv;             /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [2 layers + experts] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* [2 loads_layers + experts] of a mixture (engine/loads.h) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */

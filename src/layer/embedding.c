@@ -38,6 +38,15 @@ Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
                      &e->position);
 }
 
+void embedding_share(Embedding *e, const ParamRegistry *reg, int table, float dropout, uint64_t dropout_key)
+{
+    *e = (Embedding){ .table = table,
+                      .position = -1,
+                      .vocab_rows = reg->items[table].local[0],
+                      .dropout = dropout,
+                      .dropout_key = dropout_key };
+}
+
 static int64_t first_row(const Embedding *e, const Ctx *c) { return e->vocab_rows * c->world->tp.rank; }
 
 static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
@@ -48,12 +57,12 @@ static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
               .sample = ctx_row_slice(c, c->batch->sample), .dropout = d);
 }
 
-Err embedding_forward(const Embedding *e, Ctx *c, Tensor y)
+Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor partial;
     TRY(partial_alloc(c, y, &partial));
-    TRY(op(c->s, embedding_fwd, .y = partial, .table = param_value(c, e->table), .index = c->batch->token,
+    TRY(op(c->s, embedding_fwd, .y = partial, .table = param_value(c, e->table), .index = token,
            .first = first_row(e, c)));
     TRY(reduce_rows(c, partial, y));
     arena_release(c->scratch, mark);
@@ -63,7 +72,7 @@ Err embedding_forward(const Embedding *e, Ctx *c, Tensor y)
     return dropout_in_place(e, c, y);
 }
 
-Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy)
+Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Dropout d = ctx_dropout(c, e->dropout, e->dropout_key);
@@ -73,7 +82,7 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy)
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = d));
     if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, ctx_place(c)), 0));
     TRY(gather_rows(c, dy, &full));
-    TRY(grad_add_rows(c, e->table, full, c->batch->token, first_row(e, c)));
+    TRY(grad_add_rows(c, e->table, full, token, first_row(e, c)));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

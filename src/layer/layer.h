@@ -67,12 +67,14 @@ typedef struct {
 
 /* One micro-batch on the device. Per-row tensors cover the N gathered rows. */
 typedef struct {
-    int64_t B, T;    /* samples, rows of a sample on this rank */
-    int64_t first;   /* of its samples, in the step's batch */
-    int64_t seq;     /* positions of a whole sample */
-    Spans span;      /* which positions the T rows are */
-    Tensor token;    /* [N] i32 */
-    Tensor target;   /* [N] i32, -1 = does not count */
+    int64_t B, T;  /* samples, rows of a sample on this rank */
+    int64_t first; /* of its samples, in the step's batch */
+    int64_t seq;   /* positions of a whole sample */
+    Spans span;    /* which positions the T rows are */
+    Tensor token;  /* [N] i32 */
+    Tensor target; /* [N] i32, -1 = does not count */
+    /* optional [depths, N] i32: row k - 1 the token k further on, -1 = none, and the target behind it (model/mtp.c) */
+    Tensor further_token, further_target;
     Tensor position; /* [N] i32, in the sample: what dropout is drawn by */
     Tensor place;    /* optional [N] i32: position in its document; see ctx_place */
     Tensor sample;   /* [N] i64, global index in the data order */
@@ -107,11 +109,12 @@ typedef struct {
     ContextComm context; /* of the block at work: between the ranks of world->cp */
     ContextCut cut;      /* of sequences over these */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
-    /* Where balance counts the batch so far: [blocks of the stage, units, experts] i64, the rows that would choose each
-     * expert by scores alone, of the batch up to each unit; written in forward, whose units come in data order. */
+    /* Where balance counts the batch so far: [blocks of the stage, those of MTP last, units, experts] i64, the rows
+     * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
+     * in data order. */
     Tensor loads_so_far;
     DType dtype;         /* of activations and of weights as layers see them */
-    bool dropout_on;     /* training */
+    bool dropout_on;     /* training: dropout, noise, and what only the loss of a step is for */
     bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
     int version;         /* age of the weights to read, in updates */
@@ -230,8 +233,11 @@ typedef struct {
 /* The table's registration: [vocab, hidden], cut over tp by rows. */
 ParamSpec embedding_table(const EmbeddingSpec *spec, int flags);
 Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec);
-Err embedding_forward(const Embedding *e, Ctx *c, Tensor y);   /* y [R, D] */
-Err embedding_backward(const Embedding *e, Ctx *c, Tensor dy); /* dy is used up */
+/* As embedding_register, of a table that is registered: lookups alone, without positions. */
+void embedding_share(Embedding *e, const ParamRegistry *reg, int table, float dropout, uint64_t dropout_key);
+/* token [N] i32, below 0 = none, a row of zeros; y [R, D]. */
+Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y);
+Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* dy is used up */
 
 /* ---- norm ---- */
 
@@ -365,8 +371,9 @@ typedef struct {
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;
-    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample on a cp rank */
-    int64_t leaf;            /* tokens of a leaf of the weights' gradients, which no piece cuts */
+    int64_t unit, rows,
+        seq;      /* samples of a balance unit; rows of this rank's tokens, of a sample on a cp rank */
+    int64_t leaf; /* tokens of a leaf of the weights' gradients, which no piece cuts */
     int sp, cp, ep, etp;
     Capacity capacity;
 } MoeCut;
@@ -386,7 +393,7 @@ MoeRoom moe_room(const MoeCut *cut);
 typedef struct {
     int router, fc1, fc2; /* weights */
     int bias;             /* STATE: of the experts; its accumulator counts their rows */
-    int block;            /* of its stage's blocks the number of this one; set by who registers the stage */
+    int block; /* number of this one in its stage, MTP's behind the others; set by who registers the stage */
     int experts, topk;
     int64_t hidden, ffn;
     int64_t chunk; /* columns of gate (and of up) per interleaved chunk */
@@ -440,8 +447,17 @@ typedef struct {
     int64_t vocab, padded_vocab;
 } Head;
 
+/* What a head's rows are to predict, and what comes of it. */
+typedef struct {
+    Tensor target; /* [N] i32, as Batch.target; the same memory in forward and backward */
+    Tensor sums;   /* [3] i64: accumulate as ops.def, loss_sum */
+    float weight;  /* of this loss in what backward is the gradient of */
+} HeadLoss;
+
 typedef struct {
     Saved logits, row_max, row_sum;
+    Tensor target; /* of the loss, */
+    float weight;
 } HeadSave;
 
 /* The vocabulary with padding: tp_blocks chunks of whole vectors, which can be cut into leaves of LEAF_MOST at most. */
@@ -449,8 +465,7 @@ int64_t head_padded_vocab(int64_t vocab, int tp_blocks);
 
 Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
                   int64_t hidden, float std);
-/* sums [3] i64 accumulate as ops.def, loss_sum. */
-Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save);
+Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save);
 Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx);
 /* Logits only, of any rows: [n, padded_vocab / tp]. For generation. */
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits);

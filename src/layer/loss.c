@@ -42,13 +42,20 @@ static int64_t first_column(const Head *h, const Ctx *c)
     return h->padded_vocab / c->world->tp.size * c->world->tp.rank;
 }
 
+/* Canonical blocks of this rank's columns. */
+static int64_t own_blocks(const Ctx *c)
+{
+    const int64_t J = c->canon.tp_blocks / c->world->tp.size;
+    return J > 1 ? J : 1;
+}
+
 /*
  * Statistics of this rank's columns side by side in one row of memory, so that one gather moves them:
  * [block max | block sum | target logit], each [N, J], [N, J], [N].
  */
-static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor *all, int64_t J)
+static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor target, Tensor *all)
 {
-    int64_t N = logits.dim[0], width = N * (2 * J + 1);
+    int64_t N = logits.dim[0], J = own_blocks(c), width = N * (2 * J + 1);
     Comm *tp = &c->world->tp;
     Tensor own;
     TRY(tensor_new(c->scratch, all, F32, tp->size, width));
@@ -56,8 +63,8 @@ static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor *all, int
     float *at = own.data;
     TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J),
            .block_sum = tensor_of(at + N * J, F32, N, J), .target_logit = tensor_of(at + 2 * N * J, F32, N),
-           .logits = logits, .target = c->batch->target, .block = logits.dim[1] / J,
-           .first = first_column(h, c), .vocab = h->vocab));
+           .logits = logits, .target = target, .block = logits.dim[1] / J, .first = first_column(h, c),
+           .vocab = h->vocab));
     return comm_all_gather(tp, c->s, *all, own, NULL);
 }
 
@@ -72,26 +79,27 @@ static Err ranks_apart(Ctx *c, Tensor all, int64_t skip, int64_t N, int64_t J, T
     return ERR_OK;
 }
 
-Err head_forward(const Head *h, Ctx *c, Tensor x, Tensor sums, HeadSave *save)
+Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save)
 {
-    int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size, J = c->canon.tp_blocks / R;
+    int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size, J = own_blocks(c);
     Tensor logits, row_max, row_sum, full, all, loss, bmax, bsum, target;
     TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->padded_vocab / R));
     TRY(save_new(c, REGION_I, &row_max, &save->row_max, F32, N));
     TRY(save_new(c, REGION_I, &row_sum, &save->row_sum, F32, N));
+    save->target = to->target;
+    save->weight = to->weight;
     ArenaMark mark = arena_mark(c->scratch);
     TRY(gather_rows(c, x, &full));
     TRY(head_logits(h, c, full, logits));
-    if (J < 1) J = 1;
-    TRY(gathered_stats(h, c, logits, &all, J));
+    TRY(gathered_stats(h, c, logits, to->target, &all));
     TRY(ranks_apart(c, all, 0, N, J, &bmax));
     TRY(ranks_apart(c, all, N * J, N, J, &bsum));
     TRY(ranks_apart(c, all, 2 * N * J, N, 1, &target));
     TRY(tensor_new(c->scratch, &loss, F32, N));
     TRY(op(c->s, xent_loss, .loss = loss, .row_max = row_max, .row_sum = row_sum,
            .block_max = tensor_reshape(bmax, R, N, J), .block_sum = tensor_reshape(bsum, R, N, J),
-           .target_logit = target, .target = c->batch->target));
-    TRY(op(c->s, loss_sum, .sums = sums, .loss = loss, .target = c->batch->target));
+           .target_logit = target, .target = to->target));
+    TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -100,8 +108,8 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
 {
     const Linear product = { h->weight, -1, x.dim[1], h->padded_vocab, LINEAR_COLUMN };
     Tensor dlogits = save_get(c, save->logits);
-    TRY(op(c->s, xent_bwd, .logits = dlogits, .target = c->batch->target,
-           .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
+    TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target, .row_max = save_get(c, save->row_max),
+           .row_sum = save_get(c, save->row_sum), .step = c->step, .weight = save->weight,
            .first = first_column(h, c), .vocab = h->vocab));
     return linear_backward(&product, c, x, dlogits, dx);
 }

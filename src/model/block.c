@@ -8,17 +8,20 @@
 #include "base/rng.h"
 #include "model/model.h"
 
-static uint64_t dropout_key(const ModelSpec *spec, int layer, const char *site)
+static uint64_t dropout_key(const ModelSpec *spec, const char *block, const char *site)
 {
     char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "layers.%d.%s", layer, site);
+    snprintf(name, sizeof name, "%s.%s", block, site);
     return rng_key(spec->seed, name);
 }
 
-static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer, float proj_std)
+/* Projections that write to the residual stream start smaller, by 1 / sqrt(2 layers): Megatron's rule. */
+static float projection_std(const ModelSpec *s) { return s->init_std / sqrtf(2.0f * (float)s->layers); }
+
+static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *block, int layer)
 {
     char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "layers.%d.attn", layer);
+    snprintf(name, sizeof name, "%s.attn", block);
     return attention_register(&b->attn, reg,
                               (AttentionSpec){ .name = name,
                                                .hidden = s->hidden,
@@ -34,14 +37,13 @@ static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, 
                                                .gate = s->attention_gate,
                                                .softcap = s->attention_softcap,
                                                .std = s->init_std,
-                                               .proj_std = proj_std,
+                                               .proj_std = projection_std(s),
                                                .dropout = s->attention_dropout,
                                                .norm_eps = s->norm_eps,
                                                .seed = s->seed });
 }
 
-static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name,
-                            float proj_std)
+static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name)
 {
     b->mixture = true;
     return moe_register(&b->moe, reg,
@@ -63,10 +65,10 @@ static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, co
                                    .jitter = s->moe.jitter,
                                    .seed = s->seed,
                                    .std = s->init_std,
-                                   .proj_std = proj_std });
+                                   .proj_std = projection_std(s) });
 }
 
-static Err register_mlp(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, float proj_std)
+static Err register_mlp(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name)
 {
     return mlp_register(&b->mlp, reg,
                         (MlpSpec){ .name = name,
@@ -77,27 +79,31 @@ static Err register_mlp(Block *b, ParamRegistry *reg, const ModelSpec *s, const 
                                    .bias = s->bias,
                                    .recompute = s->recompute == RECOMPUTE_SELECTIVE,
                                    .std = s->init_std,
-                                   .proj_std = proj_std });
+                                   .proj_std = projection_std(s) });
 }
 
-/* Projections that write to the residual stream start smaller, by 1 / sqrt(2 layers): Megatron's rule. */
-Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, int layer)
+static Err register_norm(Norm *n, ParamRegistry *reg, const ModelSpec *s, const char *block,
+                         const char *which)
 {
     char name[PARAM_NAME_MAX];
-    float proj_std = s->init_std / sqrtf(2.0f * (float)s->layers);
+    snprintf(name, sizeof name, "%s.%s", block, which);
+    return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
+}
+
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
+{
+    char mlp[PARAM_NAME_MAX];
     *b = (Block){ .context = (ContextComm)layer_pattern_at(&s->context, layer),
                   .dropout = s->dropout,
-                  .keep_norms = s->recompute != RECOMPUTE_SELECTIVE };
-    b->attn_dropout_key = dropout_key(s, layer, "attn.residual");
-    b->mlp_dropout_key = dropout_key(s, layer, "mlp.residual");
-    snprintf(name, sizeof name, "layers.%d.norm1", layer);
-    TRY(norm_register(&b->norm1, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS));
-    TRY(register_attention(b, reg, s, layer, proj_std));
-    snprintf(name, sizeof name, "layers.%d.norm2", layer);
-    TRY(norm_register(&b->norm2, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS));
-    snprintf(name, sizeof name, "layers.%d.mlp", layer);
-    return model_is_mixture(s, layer) ? register_mixture(b, reg, s, name, proj_std)
-                                      : register_mlp(b, reg, s, name, proj_std);
+                  .keep_norms = s->recompute != RECOMPUTE_SELECTIVE,
+                  .again = s->recompute == RECOMPUTE_FULL };
+    b->attn_dropout_key = dropout_key(s, name, "attn.residual");
+    b->mlp_dropout_key = dropout_key(s, name, "mlp.residual");
+    TRY(register_norm(&b->norm1, reg, s, name, "norm1"));
+    TRY(register_attention(b, reg, s, name, layer));
+    TRY(register_norm(&b->norm2, reg, s, name, "norm2"));
+    snprintf(mlp, sizeof mlp, "%s.mlp", name);
+    return model_is_mixture(s, layer) ? register_mixture(b, reg, s, mlp) : register_mlp(b, reg, s, mlp);
 }
 
 /* The parameter of the bias that a branch leaves to the residual sum, or -1. */
@@ -192,6 +198,61 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
     TRY(norm_output(b, c, &b->norm1, save->n1, x, &n));
     TRY(attention_backward(&b->attn, c, &save->attn, n, dbranch, dn));
     TRY(norm_backward(&b->norm1, c, &save->norm1, x, dn, d));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* ---- full recomputation ---- */
+
+/* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
+static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
+{
+    for (int r = 0; r < REGION_COUNT; r++) {
+        kept[r] = c->into[r];
+        c->into[r] = c->scratch;
+    }
+}
+
+static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
+{
+    for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
+}
+
+Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    if (!b->again) {
+        TRY(block_forward(b, c, x, save, y));
+        segment_end(c);
+    } else {
+        Arena *kept[REGION_COUNT];
+        segment_end(c);
+        saves_to_scratch(c, kept);
+        TRY(block_forward(b, c, x, save, y));
+        saves_restored(c, kept);
+    }
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Under full recomputation: the block's forward once more, into scratch, then its backward from there. */
+Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d)
+{
+    if (!b->again) return block_backward(b, c, save, x, d);
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor y;
+    Arena *kept[REGION_COUNT];
+    Segment *g = &c->slot->segments[save->mid.segment], saved_segment = *g;
+    bool split = c->split_backward;
+    saves_to_scratch(c, kept);
+    c->split_backward = false; /* its W must follow at once: the inputs live in scratch */
+    segment_begin(c, save->mid.segment);
+    TRY(tensor_new(c->scratch, &y, c->dtype, x.dim[0], x.dim[1]));
+    TRY(block_forward(b, c, x, save, y));
+    TRY(block_backward(b, c, save, x, d));
+    c->split_backward = split;
+    saves_restored(c, kept);
+    *g = saved_segment; /* where the block's output, its successor's input, still lies */
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -2,12 +2,13 @@
  * Which part of the model each pipeline stage is: even shares, or a layout that the user wrote (model.h).
  *
  *   layout  := stage { "|" stage }          stage := { item }          item := unit [ "*" number ]
- *   unit    := "E" | "t" | "L" | "(" layout ")"
+ *   unit    := "E" | "t" | "m" | "L" | "(" layout ")"
  *
  * A repeated group may hold '|', so "(tt|)*3" is three stages of two blocks. Commas and blanks mean nothing.
  */
 #include <ctype.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "model/model.h"
 
@@ -20,16 +21,16 @@ typedef struct {
     int capacity;
     int stage;      /* the one that is being filled */
     int64_t layers; /* so far, over all stages */
-    int embeddings, heads;
+    int embeddings, modules, heads;
 } Layout;
 
 static Err bad_layout(const Layout *l, const char *why)
 {
     return err_set(ERR_CONFIG, "parallel.layout='%s': %s, at character %d", l->text, why,
                    (int)(l->at - l->text) + 1),
-           err_hint(
-               "of each stage E (embedding), t (a block) and L (head), stages apart by '|', with x*n and "
-               "(...)*n: Et|(tt|)*2,tL");
+           err_hint("of each stage E (embedding), t (a block), m (a module of multi-token prediction) and L "
+                    "(head), stages "
+                    "apart by '|', with x*n and (...)*n: Et|(tt|)*2,tL");
 }
 
 static Err bad_unit(Layout *l, const char *why)
@@ -44,6 +45,8 @@ static Err put_unit(Layout *l)
     StageShare *s = l->out && l->stage < l->capacity ? &l->out[l->stage] : NULL;
     if (!l->embeddings && unit != 'E') return bad_unit(l, "'E' must come first");
     if (l->heads) return bad_unit(l, "'L' must come last");
+    if (l->modules && unit != 'm' && unit != 'L')
+        return bad_unit(l, "behind 'm' come others and 'L' alone, in the same stage");
     if (unit == '|') {
         if (++l->stage >= LAYOUT_STAGES) return bad_unit(l, "too many stages");
         if (l->out && l->stage < l->capacity)
@@ -53,11 +56,13 @@ static Err put_unit(Layout *l)
     if (unit == 'E' && l->embeddings++) return bad_unit(l, "a second 'E'");
     l->heads += unit == 'L';
     l->layers += unit == 't';
-    if (l->layers > LAYOUT_LAYERS) return bad_unit(l, "too many blocks");
+    l->modules += unit == 'm';
+    if (l->layers + l->modules > LAYOUT_LAYERS) return bad_unit(l, "too many blocks");
     if (!s) return ERR_OK;
     s->embedding |= unit == 'E';
     s->head |= unit == 'L';
     s->layer_count += unit == 't';
+    s->mtp += unit == 'm';
     return ERR_OK;
 }
 
@@ -89,7 +94,7 @@ static Err read_group(Layout *l, int depth)
     l->at++;
     TRY(read_times(l, &times));
     behind = l->at;
-    if (l->stage == before.stage && l->layers == before.layers &&
+    if (l->stage == before.stage && l->layers == before.layers && l->modules == before.modules &&
         l->embeddings + l->heads == before.embeddings)
         return bad_layout(l, "a group of nothing");
     for (; times > 1; times--) {
@@ -113,7 +118,7 @@ static Err read_list(Layout *l, int depth)
         } else if (unit == '|') {
             TRY(put_unit(l));
             l->at++;
-        } else if (unit == 'E' || unit == 't' || unit == 'L') {
+        } else if (strchr("EtmL", unit)) {
             l->at++;
             TRY(read_times(l, &times));
             for (l->unit = from; times; times--) TRY(put_unit(l));
@@ -154,7 +159,8 @@ static Err even_shares(const ModelSpec *spec, int stages, StageShare *out)
                         spec->layers);
     for (int s = 0, layer = 0; s < stages; s++) {
         const int count = each + (s >= first && s < first + more);
-        out[s] = (StageShare){ layer, count, s == 0, s == stages - 1 };
+        const bool last = s == stages - 1;
+        out[s] = (StageShare){ layer, count, s == 0, last, last ? spec->mtp.count : 0 };
         layer += count;
     }
     return ERR_OK;
@@ -174,5 +180,10 @@ Err stage_shares(const ModelSpec *spec, const char *layout, int stages, StageSha
         return err_set(ERR_CONFIG, "parallel.layout='%s' has '%lld' blocks, the model '%d'", layout,
                        (long long)l.layers, spec->layers),
                err_hint("a 't' for each of model.layers, over all stages");
+    if (l.modules != spec->mtp.count)
+        return err_set(ERR_CONFIG,
+                       "parallel.layout='%s' has '%d' modules of multi-token prediction, the model '%d'",
+                       layout, l.modules, spec->mtp.count),
+               err_hint("an 'm' for each of model.mtp_layers, before the 'L'");
     return ERR_OK;
 }

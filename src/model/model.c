@@ -2,12 +2,15 @@
  * Stages: registration, forward, backward; see model.h.
  *
  * Segments of a slot: 0 = the embedding's output (or the incoming boundary), 1 + i = block i and its output,
- * layer_count + 1 = final norm and head. The output of a block lies at the start of its successor's turn, at
- * the end of its own segment; that of the last one, without a head, in the outgoing boundary.
+ * layer_count + 1 = final norm and head, then MTP_SEGMENTS for each module of multi-token prediction. The output of a
+ * block, its successor's input, comes first in its segment; that of the last one, without a head, goes to the outgoing
+ * boundary.
  */
+#include <stdio.h>
+
 #include "model/model.h"
 
-/* whole: the head, if it reads the table, too, is in the same registry. */
+/* whole: all that read the table are in the same registry. */
 static EmbeddingSpec embedding_spec(const ModelSpec *spec, bool whole)
 {
     return (EmbeddingSpec){ .vocab = spec->vocab,
@@ -15,19 +18,23 @@ static EmbeddingSpec embedding_spec(const ModelSpec *spec, bool whole)
                             .hidden = spec->hidden,
                             .seq = spec->seq,
                             .learned_positions = spec->learned_positions,
-                            .shared = spec->tied && !whole,
+                            .shared = !whole,
                             .std = spec->init_std,
                             .dropout = spec->dropout,
                             .seed = spec->seed };
 }
 
-StageShare stage_whole(const ModelSpec *spec) { return (StageShare){ 0, spec->layers, true, true }; }
+StageShare stage_whole(const ModelSpec *spec)
+{
+    return (StageShare){ 0, spec->layers, true, true, spec->mtp.count };
+}
 
-/* The table of tied embeddings in a registry without the embedding: the head's own copy. */
-static Err register_table_copy(const ModelSpec *spec, ParamRegistry *reg, int *id)
+/* The embedding's table for others that read it; in a registry without the embedding a copy. */
+static Err find_table(const ModelSpec *spec, ParamRegistry *reg, int *id)
 {
     const EmbeddingSpec table = embedding_spec(spec, false);
-    return param_add(reg, embedding_table(&table, PARAM_COPY), id);
+    *id = param_find(reg, EMBEDDING_TABLE);
+    return *id >= 0 ? ERR_OK : param_add(reg, embedding_table(&table, PARAM_COPY), id);
 }
 
 static Err register_head(Stage *st, ParamRegistry *reg, const ModelSpec *spec)
@@ -35,30 +42,50 @@ static Err register_head(Stage *st, ParamRegistry *reg, const ModelSpec *spec)
     int table = -1;
     TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
                       PARTIAL_ROWS));
-    if (spec->tied) {
-        table = param_find(reg, EMBEDDING_TABLE);
-        if (table < 0) TRY(register_table_copy(spec, reg, &table));
-    }
+    if (spec->tied) TRY(find_table(spec, reg, &table));
     return head_register(&st->head, reg, table, spec->vocab, spec->padded_vocab, spec->hidden,
                          spec->init_std);
+}
+
+static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec, SetupArena *setup)
+{
+    TRY(setup_array(setup, st->share.layer_count, &st->blocks));
+    for (int b = 0; b < st->share.layer_count; b++) {
+        char name[PARAM_NAME_MAX];
+        const int layer = st->share.first_layer + b;
+        snprintf(name, sizeof name, "layers.%d", layer);
+        TRY(block_register(&st->blocks[b], reg, spec, name, layer));
+        st->blocks[b].moe.block = b;
+    }
+    return ERR_OK;
+}
+
+static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, SetupArena *setup)
+{
+    int table;
+    TRY(find_table(spec, reg, &table));
+    TRY(setup_array(setup, st->share.mtp, &st->mtp));
+    for (int i = 0; i < st->share.mtp; i++) {
+        st->mtp[i].depth = i + 1;
+        st->mtp[i].segment = st->share.layer_count + 2 + i * MTP_SEGMENTS;
+        TRY(mtp_register(&st->mtp[i], reg, spec, table));
+        st->mtp[i].block.moe.block = st->share.layer_count + i;
+    }
+    return ERR_OK;
 }
 
 Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
                     SetupArena *setup)
 {
-    bool embedding = false, head = false;
-    for (int i = 0; i < count; i++) embedding |= shares[i].embedding, head |= shares[i].head;
+    bool head = !spec->tied, mtp = !spec->mtp.count; /* or there is none that reads the table */
+    for (int i = 0; i < count; i++) head |= shares[i].head, mtp |= shares[i].mtp > 0;
     for (int i = 0; i < count; i++, st++) {
         *st = (Stage){ .spec = *spec, .share = shares[i] };
-        const int layers = st->share.layer_count;
         if (st->share.embedding)
-            TRY(embedding_register(&st->embedding, reg, embedding_spec(spec, embedding && head)));
-        TRY(setup_array(setup, layers, &st->blocks));
-        for (int b = 0; b < layers; b++) {
-            TRY(block_register(&st->blocks[b], reg, spec, st->share.first_layer + b));
-            st->blocks[b].moe.block = b;
-        }
+            TRY(embedding_register(&st->embedding, reg, embedding_spec(spec, head && mtp)));
+        TRY(register_blocks(st, reg, spec, setup));
         if (st->share.head) TRY(register_head(st, reg, spec));
+        if (st->share.mtp) TRY(register_mtp(st, reg, spec, setup));
     }
     return ERR_OK;
 }
@@ -67,30 +94,20 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
 {
     *save = (StageSave){ 0 };
     TRY(setup_array(setup, st->share.layer_count + 1, &save->x));
+    TRY(setup_array(setup, st->share.mtp, &save->mtp));
     return setup_array(setup, st->share.layer_count, &save->blocks);
 }
 
-int stage_segments(const Stage *st) { return st->share.layer_count + 2; }
+int stage_segments(const Stage *st) { return st->share.layer_count + 2 + st->share.mtp * MTP_SEGMENTS; }
+
+static int block_linears(const Block *b) { return 2 + (b->mixture ? MOE_LINEARS : 2); }
 
 int stage_linears(const Stage *st)
 {
     int linears = 1; /* the head */
-    for (int i = 0; i < st->share.layer_count; i++) linears += 2 + (st->blocks[i].mixture ? MOE_LINEARS : 2);
+    for (int i = 0; i < st->share.layer_count; i++) linears += block_linears(&st->blocks[i]);
+    for (int i = 0; i < st->share.mtp; i++) linears += 2 + block_linears(&st->mtp[i].block);
     return linears;
-}
-
-/* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
-static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
-{
-    for (int r = 0; r < REGION_COUNT; r++) {
-        kept[r] = c->into[r];
-        c->into[r] = c->scratch;
-    }
-}
-
-static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
-{
-    for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
 }
 
 /* Where the input of block i (at the end, of the head) goes: kept for backward, or to the boundary. */
@@ -102,25 +119,13 @@ static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const B
     return ERR_OK;
 }
 
-/* One block; its output is the last thing of its segment. Under full recomputation only the output stays. */
+/* One block; its output comes first in its segment. Under full recomputation only the output stays. */
 static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out)
 {
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor x = save_get(c, save->x[i]), y;
+    Tensor y;
     segment_begin(c, 1 + i);
     TRY(stream_alloc(st, c, save, i + 1, out, &y));
-    if (st->spec.recompute != RECOMPUTE_FULL) {
-        TRY(block_forward(&st->blocks[i], c, x, &save->blocks[i], y));
-        segment_end(c);
-    } else {
-        Arena *kept[REGION_COUNT];
-        segment_end(c);
-        saves_to_scratch(c, kept);
-        TRY(block_forward(&st->blocks[i], c, x, &save->blocks[i], y));
-        saves_restored(c, kept);
-    }
-    arena_release(c->scratch, mark);
-    return ERR_OK;
+    return block_run(&st->blocks[i], c, save_get(c, save->x[i]), &save->blocks[i], y);
 }
 
 static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out)
@@ -128,7 +133,7 @@ static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
     Tensor x;
     segment_begin(c, 0);
     TRY(stream_alloc(st, c, save, 0, out, &x));
-    if (st->share.embedding) TRY(embedding_forward(&st->embedding, c, x));
+    if (st->share.embedding) TRY(embedding_forward(&st->embedding, c, c->batch->token, x));
     else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
     segment_end(c);
     return ERR_OK;
@@ -142,6 +147,37 @@ static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, Tensor *out)
     return norm_forward(&st->final_norm, c, x, *out, &save->final_norm);
 }
 
+/* ---- the losses: that of the head is of depth 0, then come the modules' ---- */
+
+static HeadSave *head_save(StageSave *save, int depth)
+{
+    return depth ? &save->mtp[depth - 1].head : &save->head;
+}
+
+/* What the head reads. */
+static Tensor hidden_of(const Ctx *c, const StageSave *save, int depth)
+{
+    return save_get(c, depth ? save->mtp[depth - 1].out : save->final_out);
+}
+
+static Tensor target_of(const Batch *b, int depth)
+{
+    if (!depth) return b->target;
+    return tensor_reshape(tensor_row_slice(b->further_target, depth - 1, 1), b->further_target.dim[1]);
+}
+
+/* Ends the segment. */
+static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor sums)
+{
+    const MtpSpec *mtp = &st->spec.mtp;
+    const HeadLoss to = { .target = target_of(c->batch, depth),
+                          .sums = tensor_row_slice(sums, 3 * depth, 3),
+                          .weight = depth ? mtp->weight / (float)mtp->count : 1 };
+    TRY(head_forward(&st->head, c, hidden_of(c, save, depth), &to, head_save(save, depth)));
+    segment_end(c);
+    return ERR_OK;
+}
+
 Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
                   Tensor sums)
 {
@@ -150,43 +186,31 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
     for (int i = 0; i < st->share.layer_count; i++) TRY(run_block(st, c, save, i, out));
     if (!st->share.head) return ERR_OK;
     TRY(run_final_norm(st, c, save, &final_out));
-    TRY(head_forward(&st->head, c, final_out, sums, &save->head));
-    segment_end(c);
+    TRY(run_head(st, c, save, 0, sums));
+    for (int i = 0; i < st->share.mtp && c->dropout_on; i++) {
+        TRY(mtp_forward(&st->mtp[i], c, hidden_of(c, save, i), &save->mtp[i]));
+        TRY(run_head(st, c, save, i + 1, sums));
+    }
     return ERR_OK;
 }
 
-/* Full recomputation: the block's forward once more, into scratch, then its backward from there. */
-static Err backward_block(const Stage *st, Ctx *c, StageSave *save, int i, Tensor d)
-{
-    const Block *b = &st->blocks[i];
-    Tensor x = save_get(c, save->x[i]), y;
-    if (st->spec.recompute != RECOMPUTE_FULL) return block_backward(b, c, &save->blocks[i], x, d);
-    ArenaMark mark = arena_mark(c->scratch);
-    Arena *kept[REGION_COUNT];
-    Segment *g = &c->slot->segments[1 + i], saved_segment = *g;
-    bool split = c->split_backward;
-    saves_to_scratch(c, kept);
-    c->split_backward = false; /* its W must follow at once: the inputs live in scratch */
-    segment_begin(c, 1 + i);
-    TRY(tensor_new(c->scratch, &y, c->dtype, x.dim[0], x.dim[1]));
-    TRY(block_forward(b, c, x, &save->blocks[i], y));
-    TRY(block_backward(b, c, &save->blocks[i], x, d));
-    c->split_backward = split;
-    saves_restored(c, kept);
-    *g = saved_segment; /* where the block's output, its successor's input, still lies */
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
-
+/* What a head reads has its gradient from there and from the module one depth further, which is done first. */
 static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor dn;
-    TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
-    TRY(head_backward(&st->head, c, &save->head, save_get(c, save->final_out), dn));
+    Tensor dh[2];
+    int depth = st->share.mtp;
+    for (int i = 0; i < (depth ? 2 : 1); i++)
+        TRY(tensor_new(c->scratch, &dh[i], c->dtype, d.dim[0], d.dim[1]));
+    TRY(head_backward(&st->head, c, head_save(save, depth), hidden_of(c, save, depth), dh[depth % 2]));
+    for (; depth; depth--) {
+        const Tensor h = hidden_of(c, save, depth - 1), dout = dh[depth % 2], dbefore = dh[(depth - 1) % 2];
+        TRY(head_backward(&st->head, c, head_save(save, depth - 1), h, dbefore));
+        TRY(mtp_backward(&st->mtp[depth - 1], c, &save->mtp[depth - 1], h, dout, dbefore));
+    }
     TRY(op(c->s, fill_zero, .x = d));
-    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]), dn,
-                      d));
+    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]),
+                      dh[0], d));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -199,8 +223,9 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
     if (st->share.head) TRY(backward_head(st, c, save, d));
     else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
-    for (int i = st->share.layer_count - 1; i >= 0; i--) TRY(backward_block(st, c, save, i, d));
-    if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, d));
+    for (int i = st->share.layer_count - 1; i >= 0; i--)
+        TRY(block_run_backward(&st->blocks[i], c, &save->blocks[i], save_get(c, save->x[i]), d));
+    if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, c->batch->token, d));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -242,7 +267,7 @@ static int64_t ffn_matrices(const ModelSpec *spec) { return spec->activation == 
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
 {
     const int64_t expert = ffn_matrices(spec) * spec->hidden * spec->moe.ffn;
-    int mixtures = 0;
+    int mixtures = model_is_mixture(spec, spec->layers - 1) ? spec->mtp.count : 0;
     for (int i = 0; i < spec->layers; i++) mixtures += model_is_mixture(spec, i);
     return params_unpadded - mixtures * (spec->moe.experts - spec->moe.topk) * expert;
 }
@@ -256,8 +281,9 @@ static int64_t lookup_params(const ModelSpec *spec)
 
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 {
-    return 6 * (model_active_params(spec, params_unpadded) - lookup_params(spec)) +
-           12 * (int64_t)spec->layers * spec->heads * spec->head_dim * spec->seq;
+    const int64_t heads_again = spec->mtp.count * spec->vocab * spec->hidden;
+    return 6 * (model_active_params(spec, params_unpadded) - lookup_params(spec) + heads_again) +
+           12 * (int64_t)(spec->layers + spec->mtp.count) * spec->heads * spec->head_dim * spec->seq;
 }
 
 /* Of a block's feed-forward part. */
@@ -269,14 +295,17 @@ static double ffn_flop_per_token(const ModelSpec *spec, int layer)
            2 * D * (spec->moe.experts + spec->moe.shared_gate);
 }
 
-double stage_flop_per_token(const ModelSpec *spec, StageShare share)
+static double block_flop_per_token(const ModelSpec *spec, int layer)
 {
     const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
     const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
-    const double attention = 2 * D * columns * C + 4 * heads * C * (double)spec->seq;
-    const double head = share.head ? 2 * D * (double)spec->padded_vocab : 0;
-    double flop = head + D; /* (rows pass through an empty stage, too) */
-    for (int i = 0; i < share.layer_count; i++)
-        flop += attention + ffn_flop_per_token(spec, share.first_layer + i);
-    return flop;
+    return 2 * D * columns * C + 4 * heads * C * (double)spec->seq + ffn_flop_per_token(spec, layer);
+}
+
+double stage_flop_per_token(const ModelSpec *spec, StageShare share)
+{
+    const double D = (double)spec->hidden, head = 2 * D * (double)spec->padded_vocab;
+    double flop = (share.head ? head : 0) + D; /* (rows pass through an empty stage, too) */
+    for (int i = 0; i < share.layer_count; i++) flop += block_flop_per_token(spec, share.first_layer + i);
+    return flop + share.mtp * (4 * D * D + block_flop_per_token(spec, spec->layers - 1) + head);
 }

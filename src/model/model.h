@@ -1,5 +1,6 @@
 /*
  * Models: a stage is [embedding] + blocks + [final norm and head], registered from one ModelSpec.
+ * Behind the head may be modules that predict tokens further on (mtp.c), with the head's loss for each.
  *
  * A stage takes and gives a short list of boundary tensors (the residual stream between stages) and sees the
  * whole batch, so that stages can be cut anywhere between blocks. Block l of the model is always
@@ -48,6 +49,14 @@ typedef struct {
     bool truncate;
 } RopeSpec;
 
+enum { MTP_MOST = 8 };
+
+/* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
+typedef struct {
+    int count;    /* 0: none */
+    float weight; /* of all their losses together, each counting the same */
+} MtpSpec;
+
 /* Everything a model is, in numbers; filled from the configuration by train/. */
 typedef struct {
     int layers, heads, kv_heads, head_dim;
@@ -62,6 +71,7 @@ typedef struct {
     Recompute recompute;
     int tp_blocks;
     MixtureSpec moe;
+    MtpSpec mtp;
 } ModelSpec;
 
 typedef struct {
@@ -74,6 +84,7 @@ typedef struct {
     float dropout;
     uint64_t attn_dropout_key, mlp_dropout_key;
     bool keep_norms; /* false under selective recomputation */
+    bool again;      /* full recomputation */
 } Block;
 
 typedef struct {
@@ -84,10 +95,31 @@ typedef struct {
     MoeSave moe;
 } BlockSave;
 
+/* A module of multi-token prediction: depth 1 predicts the token behind the one that the head does. */
+typedef struct {
+    int depth;
+    int segment; /* the first of its MTP_SEGMENTS in a slot */
+    Embedding embedding;
+    Norm embedding_norm, hidden_norm, final_norm;
+    Linear proj; /* [D, 2 D] */
+    Block block;
+} Mtp;
+
+typedef struct {
+    Saved embedding, joined, x, y,
+        out; /* [R, D], [R, 2 D], and the block's input, output, and that normalised */
+    NormSave embedding_norm, hidden_norm, final_norm;
+    BlockSave block;
+    HeadSave head;
+} MtpSave;
+
+enum { MTP_SEGMENTS = 3 };
+
 /* Which part of the model a stage is: blocks [first_layer, first_layer + layer_count), and what else. */
 typedef struct {
     int first_layer, layer_count;
     bool embedding, head;
+    int mtp; /* modules of multi-token prediction: all, or none; only with the head */
 } StageShare;
 
 typedef struct {
@@ -97,6 +129,7 @@ typedef struct {
     Block *blocks;
     Norm final_norm;
     Head head;
+    Mtp *mtp;
 } Stage;
 
 /* What a stage keeps of one micro-batch. x[i]: input of block i; x[layer_count], with the head: of the final norm. */
@@ -106,6 +139,7 @@ typedef struct {
     Saved final_out;
     NormSave final_norm;
     HeadSave head;
+    MtpSave *mtp;
 } StageSave;
 
 enum { BOUNDARY_MAX = 4 };
@@ -118,17 +152,19 @@ typedef struct {
 StageShare stage_whole(const ModelSpec *spec);
 
 /*
- * Shares of `stages` stages, [stages]. layout: of each stage the embedding 'E', blocks 't' and the head 'L', stages
- * apart by '|', with repetition "x*n" and "(...)*n" as in "Et|(tt|)*2,tL" (Megatron-LM's; commas mean nothing). Empty:
- * as even as can be, stages in the middle taking what is left over. ERR_CONFIG saying what is wrong with it.
+ * Shares of `stages` stages, [stages]. layout: of each stage the embedding 'E', blocks 't', modules of multi-token
+ * prediction 'm' and the head 'L', stages apart by '|', with repetition "x*n" and "(...)*n" as in "Et|(tt|)*2,tmL"
+ * (Megatron-LM's; commas mean nothing). Empty: as even as can be, stages in the middle taking what is left over.
+ * ERR_CONFIG saying what is wrong with it.
  */
 Err stage_shares(const ModelSpec *spec, const char *layout, int stages, StageShare *out);
 /* How many stages a layout has; 0 for an empty one. ERR_CONFIG for one that is not well formed. */
 Err stage_layout_count(const char *layout, int *stages);
 
 /*
- * Registers stages, ascending, whose parameters share one registry. With tied embeddings the table is registered
- * with the embedding, and once more with a head in another registry: that one is PARAM_COPY, both are PARTIAL_STAGES.
+ * Registers stages, ascending, whose parameters share one registry. A table that a tied head or modules of multi-token
+ * prediction read, too, is registered with the embedding, and once more with those in another registry: that one is
+ * PARAM_COPY, both are PARTIAL_STAGES.
  */
 Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
                     SetupArena *setup);
@@ -138,8 +174,8 @@ int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue
 
 /*
  * in: the residual stream before the first block; empty with the embedding, may change when the call returns. out:
- * where the stream after the last block goes; empty with the head, and then sums accumulates the loss. The saves go to
- * c->slot.
+ * where the stream after the last block goes; empty with the head, and then sums [3 (1 + modules of multi-token
+ * prediction)] accumulates the losses, of the modules in training alone. The saves go to c->slot.
  */
 Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
                   Tensor sums);
@@ -168,9 +204,23 @@ int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 double stage_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
-Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, int layer);
+/* name: "layers.3"; layer: the block of the model that it is, or, where windows and the like differ, is like. */
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
 /* y: where the block's output goes; allocated by the caller after the saves through `alloc_y`. */
 Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y);
 Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d); /* d in: dy, out: dx */
+
+/* The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
+ * recomputation says kept or made again. */
+Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y);
+Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d);
+
+/* mtp.c. With depth and segment set; table: the embedding's, in reg. */
+Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *spec, int table);
+/* h: what the head read one depth before, [R, D]; the module's own is left in save->out. Its last segment stays open
+ * for the head's saves. */
+Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save);
+/* dout: the gradient of save->out; dh += that of h. */
+Err mtp_backward(const Mtp *m, Ctx *c, MtpSave *save, Tensor h, Tensor dout, Tensor dh);
 
 #endif

@@ -5,8 +5,9 @@
 
 Err optim_sum_loss(Optim *o)
 {
-    TRY(comm_sum_i64(world_copies(o->world), o->stream, o->sums.data, 3, NULL));
-    return comm_sum_i64(&o->world->pp, o->stream, o->sums.data, 3, NULL);
+    const int64_t count = tensor_count(o->sums);
+    TRY(comm_sum_i64(world_copies(o->world), o->stream, o->sums.data, count, NULL));
+    return comm_sum_i64(&o->world->pp, o->stream, o->sums.data, count, NULL);
 }
 
 /* Statistics of what this rank holds, into the places of the whole model's. Each element counts on one rank. */
@@ -55,7 +56,7 @@ Err optim_norm(Optim *o)
     TRY(own_stats(o));
     TRY(sum_stats(o, &o->world->world));
     TRY(comm_max_i64(&o->world->world, o->stream, o->stats->flags.data, 2, NULL));
-    return finish(o, o->sums);
+    return finish(o, tensor_row_slice(o->sums, 0, 3));
 }
 
 Err optim_norm_local(Optim *o, Tensor sums)

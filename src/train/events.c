@@ -143,6 +143,17 @@ Err events_load(Events *e, const MetricsRecord *r)
     return ERR_OK;
 }
 
+Err events_mtp(Events *e, const MetricsRecord *r)
+{
+    EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
+    for (int i = 0; i < r->mtp; i++) {
+        char tag[EVENT_TAG_BYTES];
+        snprintf(tag, sizeof tag, "loss/mtp %d", i + 1);
+        add_scalar(&event, tag, r->mtp_loss[i]);
+    }
+    return write_event(e, &event);
+}
+
 Err events_valid(Events *e, int64_t step, const char *name, double loss)
 {
     EventRecord event = { .kind = EVENT_SCALARS, .step = step };

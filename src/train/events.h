@@ -31,6 +31,8 @@ Err events_open(Events *e, const char *run_dir, int64_t first_step);
  * word before the '/' as a group. ERR_IO, then the file is as it was before. */
 Err events_step(Events *e, const MetricsRecord *r);
 Err events_load(Events *e, const MetricsRecord *r); /* of experts, a curve a layer */
+Err events_mtp(Events *e,
+               const MetricsRecord *r); /* losses of multi-token prediction, "loss/mtp 1" and so on */
 Err events_valid(Events *e, int64_t step, const char *name, double loss);
 
 /* ---- one record, for tests ---- */

@@ -200,6 +200,7 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     if (m->o.total_steps) line_add(&l, "", "step %lld/%lld", (long long)r->step, (long long)m->o.total_steps);
     else line_add(&l, "", "step %lld", (long long)r->step);
     line_add(&l, "1;36", "loss %.4f", r->loss);
+    for (int i = 0; i < r->mtp; i++) line_add(&l, "36", "mtp%d %.4f", i + 1, r->mtp_loss[i]);
     line_add(&l, "", "lr %.2e", r->lr);
     if (r->skipped) line_add(&l, "1;31", "skipped: not finite");
     else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
@@ -285,6 +286,7 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     curve_add(&m->curve, r->step, r->tokens, r->loss, r->skipped);
     if (m->o.jsonl) line_step(m, r);
     if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
+    if (m->o.tensorboard && r->mtp) event_done(m, events_mtp(&m->events, r));
     if (m->o.tensorboard && r->load) event_done(m, events_load(&m->events, r));
     show_step(m, r);
     if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)

@@ -62,6 +62,15 @@ static void put_bubble(JsonOut *j, const MetricsBubble *b)
     json_put_number(j, "bubble_simulated", b->bubble_simulated);
 }
 
+static bool put_mtp(JsonOut *j, const MetricsRecord *r)
+{
+    bool finite = true;
+    json_open(j, "mtp_loss", '[');
+    for (int i = 0; i < r->mtp; i++) finite &= json_put_number(j, NULL, r->mtp_loss[i]);
+    json_close(j, ']');
+    return finite;
+}
+
 /* Of the layers that are mixtures, in their order. */
 static void put_load(JsonOut *j, const MetricsRecord *r)
 {
@@ -87,6 +96,7 @@ void record_put_step(JsonOut *j, const MetricsRecord *r)
         else if (fields[i].kind == FIELD_BOOL) json_put_bool(j, name, *(const bool *)at);
         else finite &= json_put_number(j, name, *(const double *)at);
     }
+    if (r->mtp) finite &= put_mtp(j, r);
     if (!finite) json_put_bool(j, "nonfinite", true);
     if (r->save.step) put_save(j, &r->save);
     if (r->bubble.measured) put_bubble(j, &r->bubble);

@@ -38,10 +38,12 @@ typedef struct {
     const double *load;     /* of experts by layer, 0: no mixture (engine/loads.h); NULL: a dense model */
     const int64_t *dropped; /* choices of tokens by layer; NULL: experts take all */
     int layers;
+    const double *mtp_loss; /* of the modules of multi-token prediction */
+    int mtp;                /* so many */
 } MetricsRecord;
 
 /* JSON escapes make a byte six; a load is a number of at most nine characters, a count one of 19. */
-enum { RECORD_FIELDS = 11, RECORD_BYTES = 1024 + 6 * 512 + 30 * LAYERS_MAX };
+enum { RECORD_FIELDS = 11, RECORD_BYTES = 1280 + 6 * 512 + 30 * LAYERS_MAX };
 
 const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
 double record_value(const MetricsRecord *r, int field);

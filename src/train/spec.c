@@ -86,6 +86,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .rms = cfg->model.norm == MODEL_NORM_RMSNORM,
                     .bias = cfg->model.bias,
                     .tied = cfg->model.tied,
+                    .mtp = { (int)cfg->model.mtp_layers, (float)cfg->model.mtp_weight },
                     .qk_norm = cfg->model.qk_norm,
                     .sinks = cfg->model.sinks,
                     .attention_gate = cfg->model.attention_gate,

@@ -372,7 +372,9 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .bubble = l->bubble,
                         .load = moe->experts ? l->loads.load : NULL,
                         .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
-                        .layers = l->run.spec.model.layers };
+                        .layers = loads_layers(&l->run.spec.model),
+                        .mtp_loss = r->mtp_loss,
+                        .mtp = l->run.spec.model.mtp.count };
     if (l->lead) metrics_step(&l->metrics, &m);
     l->saved = (MetricsSave){ 0 };
     l->bubble = (MetricsBubble){ 0 };

@@ -64,7 +64,11 @@ GEMMA = dict(LLAMA, qk_norm=False, layers=6, window=[6] * 5 + [0], rope=[1] * 6,
 GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
 QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
-GRADIENTS_ONLY = ("mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
+# Multi-token prediction: one module of experts, as DeepSeek-V3's; two, of dense blocks, that share the one table.
+MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
+    DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
+MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
+GRADIENTS_ONLY = ("mtp", "mtp2", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
@@ -122,11 +126,7 @@ def shapes(m):
         if not rms:
             out.append((name + ".bias", (width,)))
 
-    out.append(("embedding.token.weight", (V, D)))
-    if m["learned_positions"]:
-        out.append(("embedding.position.weight", (m["seq"], D)))
-    for i in range(m["layers"]):
-        p = f"layers.{i}."
+    def block(p, i):
         norm(p + "norm1", D, m["rms"])
         linear(p + "attn.qkv", q + 2 * kv + (q if m.get("gate") else 0), D)
         if m["qk_norm"]:
@@ -150,9 +150,22 @@ def shapes(m):
         else:
             linear(p + "mlp.fc1", fc1 * m["ffn"], D)
             linear(p + "mlp.fc2", D, m["ffn"])
+
+    out.append(("embedding.token.weight", (V, D)))
+    if m["learned_positions"]:
+        out.append(("embedding.position.weight", (m["seq"], D)))
+    for i in range(m["layers"]):
+        block(f"layers.{i}.", i)
     norm("final_norm", D, m["rms"])
     if not m["tied"]:
         out.append(("head.weight", (V, D)))
+    for k in range(m.get("mtp", 0)):
+        p = f"mtp.{k}."
+        norm(p + "embedding_norm", D, m["rms"])
+        norm(p + "hidden_norm", D, m["rms"])
+        out.append((p + "proj.weight", (D, 2 * D)))
+        block(p, m["layers"] - 1)
+        norm(p + "final_norm", D, m["rms"])
     return out
 
 
@@ -206,8 +219,8 @@ class Model:
         a, b = x[..., :d // 2], x[..., d // 2:d]
         return torch.cat([a * cos - b * sin, b * cos + a * sin, x[..., d:]], -1)
 
-    def attention(self, layer, x):
-        m, name, window = self.m, f"layers.{layer}.attn", self.m["window"][layer]
+    def attention(self, name, layer, x):
+        m, window = self.m, self.m["window"][layer]
         B, T, _ = x.shape
         H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
         q, k, v, *gate = self.linear(name + ".qkv", x).split([H * C, K * C, K * C] + [H * C] * m.get("gate", False), -1)
@@ -278,23 +291,44 @@ class Model:
             y = y + shared
         return y
 
-    def logits(self, token):
-        m = self.m
-        x = self.w["embedding.token.weight"][token]
-        if m["learned_positions"]:
-            x = x + self.w["embedding.position.weight"][:token.shape[1]]
-        for i in range(m["layers"]):
-            p = f"layers.{i}."
-            x = x + self.attention(i, self.norm(p + "norm1", x, m["rms"]))
-            ffn = self.mixture if is_mixture(m, i) else self.mlp
-            x = x + ffn(p + "mlp", self.norm(p + "norm2", x, m["rms"]))
-        x = self.norm("final_norm", x, m["rms"])
-        return x @ self.w["embedding.token.weight" if m["tied"] else "head.weight"].T
+    def block(self, p, layer, x):
+        """Named p, and like the model's block `layer`."""
+        rms = self.m["rms"]
+        x = x + self.attention(p + "attn", layer, self.norm(p + "norm1", x, rms))
+        ffn = self.mixture if is_mixture(self.m, layer) else self.mlp
+        return x + ffn(p + "mlp", self.norm(p + "norm2", x, rms))
 
-    def loss(self, batch):
-        """batch [B, seq + 1]; mean over all targets, nats."""
-        y = self.logits(batch[:, :-1])
-        return torch.nn.functional.cross_entropy(y.reshape(-1, y.shape[-1]), batch[:, 1:].reshape(-1))
+    def logits(self, token):
+        """Of what the head predicts, the next token, and then of each module's, which see tokens further on."""
+        m, rms, T = self.m, self.m["rms"], token.shape[1]
+        table = self.w["embedding.token.weight"]
+        head = table if m["tied"] else self.w["head.weight"]
+        x = table[token]
+        if m["learned_positions"]:
+            x = x + self.w["embedding.position.weight"][:T]
+        for i in range(m["layers"]):
+            x = self.block(f"layers.{i}.", i, x)
+        h = self.norm("final_norm", x, rms)
+        out = [h @ head.T]
+        for k in range(1, m.get("mtp", 0) + 1):
+            p = f"mtp.{k - 1}."
+            e = torch.cat([table[token[:, k:]], torch.zeros_like(h[:, :k])], 1)  # row t: token t + k, at the end none
+            joined = torch.cat([self.norm(p + "embedding_norm", e, rms), self.norm(p + "hidden_norm", h, rms)], -1)
+            x = self.block(p, m["layers"] - 1, joined @ self.w[p + "proj.weight"].T)
+            h = self.norm(p + "final_norm", x, rms)
+            out.append(h @ head.T)
+        return out
+
+    def losses(self, batch):
+        """batch [B, seq + 1]; of the head and of each module the mean over its targets, nats."""
+        T = batch.shape[1] - 1
+        return [torch.nn.functional.cross_entropy(y[:, :T - k].flatten(0, 1), batch[:, 1 + k:].flatten())
+                for k, y in enumerate(self.logits(batch[:, :-1]))]
+
+    def trained(self, losses, T):
+        """What gradients are of: modules' losses are summed over their T - k targets of a sample, and divided by T."""
+        modules = sum(loss * (T - k) / T for k, loss in enumerate(losses) if k)
+        return losses[0] + (self.m["mtp_weight"] / self.m["mtp"] * modules if "mtp" in self.m else 0)
 
 
 def rate(o, step):
@@ -319,15 +353,17 @@ def train(model, o):
     for step in range(1, o["steps"] + 1):
         batch = torch.tensor([tokens((step - 1) * BATCH + b, model.m) for b in range(BATCH)])
         adam.zero_grad()
-        loss = model.loss(batch)
-        loss.backward()
+        losses = model.losses(batch)
+        model.trained(losses, batch.shape[1] - 1).backward()
         if first is None:
             first = flat([p.grad for p in params])
         norm = torch.nn.utils.clip_grad_norm_(params, o["clip"])
         for g in adam.param_groups:
             g["lr"] = rate(o, step)
         adam.step()
-        rows.append(dict(loss=loss.item(), grad_norm=norm.item(), lr=rate(o, step)))
+        rows.append(dict(loss=losses[0].item(), grad_norm=norm.item(), lr=rate(o, step)))
+        if len(losses) > 1:
+            rows[-1]["mtp_loss"] = [loss.item() for loss in losses[1:]]
     return rows, first
 
 
@@ -360,7 +396,8 @@ def main():
         ("gpt2", GPT2), ("llama", LLAMA), ("mixed", MIXED), ("mixtral", MIXTRAL), ("qwen3moe", QWEN3MOE),
         ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
         ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
-        ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT))]
+        ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
+        ("mtp", MTP), ("mtp2", MTP2))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
