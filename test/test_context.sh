@@ -71,6 +71,16 @@ refuse 4 "attn_block must divide seq / (2 x its ranks), here 8" parallel.cp=4 pa
 refuse 4 "cp_heads must divide cp" parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_heads=3
 expect 9 "parallel.cp=2, with more ranks" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \
     train.global_batch=65536 model.seq=512
+# A sample of 32,768 tokens: within the memory that refuses one rank there is room for each of four.
+limit=700000 # KiB of addresses
+far=(data.valid=a model.seq=32768 model.layers=4 model.hidden=64 train.micro_batch=1 train.global_batch=1)
+addresses() { bash -c "ulimit -v $limit"'; exec "$0" "$@"' "$@"; }
+[ -n "${MEGATRAIN_SANITIZED:-}" ] || expect 9 "parallel.cp=2, with more ranks" addresses "$mt" --config long.ini \
+    run.dir=refused "${far[@]}"
+check "and says what it could not get" grep -q "cannot get" err.txt
+total() { "$mt" plan --config long.ini --world "$1" --json "${far[@]}" parallel.cp="$1" 2>/dev/null | figure total; }
+check "one rank takes $(total 1) bytes, each of 4 $(total 4)" \
+    [ "$(total 1)" -gt $((limit * 1024)) -a "$(total 4)" -lt $((limit * 1024 / 2)) ]
 run whole 1 parallel.seq_blocks=16
 check "another seq_blocks is another run (got $?)" grep -qF "parallel.seq_blocks was '8' and is '16'" whole.err
 finish

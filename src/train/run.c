@@ -177,6 +177,13 @@ static Err find_eod(Run *r)
            err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
 }
 
+/* Memory that was to be had by the plan, but is not: for limits of the process, or what others took meanwhile. */
+static Err open_trainer(Run *r)
+{
+    const Err err = trainer_open(&r->trainer, &r->spec, r->world, &r->plan);
+    return err == ERR_MEMORY && !*err_hint_text() ? hint_smaller(r) : err;
+}
+
 static Err open_all(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
@@ -199,7 +206,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
     if (!r->spec.threads) r->spec.threads = threads_of_rank(r->ranks, &r->plan);
     TRY(check_memory(r));
-    TRY(trainer_open(&r->trainer, &r->spec, r->world, &r->plan));
+    TRY(open_trainer(r));
     r->trainer_open = true;
     return ERR_OK;
 }
