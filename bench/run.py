@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Benchmarks: GEMM beside OpenBLAS, attention, whole training steps alternating with PyTorch, ranks
-beside one, mixtures beside dense models and PyTorch's, tokenizers beside the package of that name, runs beside busy
-neighbours.
+beside one, ranks that share a sequence, mixtures beside dense models and PyTorch's, tokenizers beside the package of
+that name, runs beside busy neighbours.
 
-  bench/run.py [--rounds 3] [--steps 3] [--only gemm,attention,grouped,steps,ranks,mixtures,tokens,neighbour]
+  bench/run.py [--rounds 3] [--steps 3] [--only gemm,attention,grouped,steps,ranks,context,mixtures,tokens,neighbour]
                [--out bench/results/NAME.json]
 
 Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
@@ -17,6 +17,7 @@ import os
 import platform
 import statistics
 
+import context
 import mixtures
 import neighbour
 import ranks
@@ -76,7 +77,7 @@ def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--steps", type=int, default=3)
-    ap.add_argument("--only", default="gemm,attention,grouped,steps,ranks,mixtures,tokens,neighbour")
+    ap.add_argument("--only", default="gemm,attention,grouped,steps,ranks,context,mixtures,tokens,neighbour")
     ap.add_argument("--out", default="")
     a = ap.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -90,6 +91,8 @@ def main():
             result[part] = steps_section(a.rounds, a.steps)
         elif part == "ranks":
             result[part] = ranks.section(a.rounds, a.steps)
+        elif part == "context":
+            result[part] = context.section(a.rounds, a.steps)
         elif part == "mixtures":
             result[part] = mixtures.section(a.rounds, a.steps)
         elif part == "tokens":

@@ -17,6 +17,7 @@
  *   E::row_max, E::row_sum         over the threads that share a row
  *   E::keep_bits                   the dropout mask of a tile
  *   E::store                       o times a factor a row, to global memory
+ *   E::add_wide                    the same, added to what fp32 memory has times another factor
  *
  * A path for Hopper is a third engine (wgmma on descriptors instead of ldmatrix and mma.sync) and, for warps
  * that only load, a second form of the loops.
@@ -82,6 +83,20 @@ static inline RowValues values_of(Tensor t)
 {
     RowValues v = { data_of<float>(t), t.ld };
     return v;
+}
+
+/* Results of the queries in fp32, beside matrices of 16 bits or for keys that come in several calls: each call adds to
+ * what those before it have left. */
+struct WideRows {
+    Heads<float> rows; /* data NULL: results are of the matrices' type */
+    bool resumed;
+};
+
+static inline WideRows wide_rows(Tensor t, DType matrices, bool several, bool resumed)
+{
+    WideRows w = { heads_of<float>(t), resumed };
+    if (!several && t.dtype == matrices) w.rows.data = NULL;
+    return w;
 }
 
 /* ---- tiles ---- */
@@ -330,11 +345,13 @@ __device__ __forceinline__ void begin_queries(const AttnProblem &p, QueryBlock<t
 
 /* What the launchers of the three kernels get. Matrices of the forward and of the backward pass. */
 struct AttnForward {
-    Tensor o, lse, q, k, v;
+    Tensor o, lse, max, sum, q, k, v;
+    bool resumed, unfinished;
 };
 
 struct AttnBackward {
     Tensor dq, dk, dv, go, q, k, v, o, lse, delta;
+    bool resumed;
 };
 
 /* Checks spans, heads and width; fills *p, without a sink. ERR_SHAPE. */
@@ -342,6 +359,9 @@ Err attention_problem(AttnProblem *p, const attention_fwd_args *a);
 
 /* ERR_SHAPE unless rows begin at multiples of 16 bytes. */
 Err attention_aligned(const char *name, Tensor t);
+
+/* As that; and ERR_SHAPE where a result of the queries is not in fp32 though keys come in several calls. */
+Err attention_result(const char *name, Tensor t, bool several);
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a);  /* dq and delta */
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a); /* dk and dv; needs delta */

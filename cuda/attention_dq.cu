@@ -5,7 +5,7 @@
  *   delta = sum over C of do o
  *   p  = exp(scale q k - lse)            recomputed
  *   ds = p (keep (do v) - delta)         keep: 0 or 1 / (1 - p_drop); of capped scores times their slope
- *   dq = scale sum over keys of ds k
+ *   dq = scale sum over keys of ds k     resumed: added to the dq of earlier calls, in fp32
  *
  * Two kernels, not one: dq is summed by the block that owns the queries, dk and dv by the block that owns the
  * keys. So nothing is added to memory that another block adds to (no atomics, same bits every time, no buffer
@@ -97,9 +97,9 @@ __device__ __forceinline__ void gradient_step(const AttnProblem &p, typename E::
 
 template <class E>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
-    attention_dq_kernel(AttnProblem p, Heads<typename E::T> dq, RowValues delta, Heads<const typename E::T> go,
-                        Heads<const typename E::T> q, Heads<const typename E::T> k, Heads<const typename E::T> v,
-                        Heads<const typename E::T> o, RowValues lse)
+    attention_dq_kernel(AttnProblem p, Heads<typename E::T> dq, WideRows wide, RowValues delta,
+                        Heads<const typename E::T> go, Heads<const typename E::T> q, Heads<const typename E::T> k,
+                        Heads<const typename E::T> v, Heads<const typename E::T> o, RowValues lse)
 {
     typedef typename E::T T;
     DYNAMIC_SHARED(T, q_tile);
@@ -108,6 +108,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     T *go_tile = q_tile + DqTile<E>::Q, *kv = go_tile + DqTile<E>::Q; /* kv: K, V, and both again */
     float *stage = reinterpret_cast<float *>(kv + 4 * DqTile<E>::K);
     begin_queries<E>(p, block, k, v);
+    if (block->tiles == 0 && wide.resumed) return; /* dq and delta stay as they are */
 
     typename E::Sums sum;
     E::clear(sum);
@@ -143,10 +144,18 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
         gradient_step<E>(p, s, dp, statistics, block->rows.position, keys.position);
         E::add_weighted(sum, s, k_tile, stage);
     }
-    float factor[E::R];
+    float factor[E::R], keep[E::R];
     UNROLL
-    for (int i = 0; i < E::R; i++) factor[i] = p.scale;
-    E::store(sum, factor, q_tile, dq.at(blockIdx.z, block->rows.row, blockIdx.y), dq.row, block->rows.count, p.C);
+    for (int i = 0; i < E::R; i++) {
+        factor[i] = p.scale;
+        keep[i] = 1;
+    }
+    const RowTile &rows = block->rows;
+    if (wide.rows.data)
+        E::add_wide(sum, factor, keep, wide.resumed, wide.rows.at(blockIdx.z, rows.row, blockIdx.y), wide.rows.row,
+                    rows.count, p.C);
+    else
+        E::store(sum, factor, q_tile, dq.at(blockIdx.z, rows.row, blockIdx.y), dq.row, rows.count, p.C);
 }
 
 /* ---- launching ---- */
@@ -159,8 +168,8 @@ template <class E> static Err launch_dq(Stream *s, const AttnProblem &p, const A
     TRY(allow_shared(attention_dq_kernel<E>, DqTile<E>::BYTES));
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.q.dim[2]), static_cast<unsigned>(a.q.dim[0]));
     LAUNCH((attention_dq_kernel<E>), grid, E::THREADS, DqTile<E>::BYTES, cuda_stream(s), p, heads_of<T>(a.dq),
-           values_of(a.delta), heads_of<const T>(a.go), heads_of<const T>(a.q), heads_of<const T>(a.k),
-           heads_of<const T>(a.v), heads_of<const T>(a.o), values_of(a.lse));
+           wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed), values_of(a.delta), heads_of<const T>(a.go),
+           heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v), heads_of<const T>(a.o), values_of(a.lse));
     return ERR_OK;
 }
 
@@ -198,12 +207,13 @@ extern "C" Err cuda_attention_bwd(Stream *s, const attention_bwd_args *a)
     const struct {
         const char *name;
         Tensor t;
-    } matrix[] = { { "dq", a->dq }, { "dk", a->dk }, { "dv", a->dv }, { "go", a->go },
-                   { "q", a->q },   { "k", a->k },   { "v", a->v },   { "o", a->o } };
+    } matrix[] = { { "dk", a->dk }, { "dv", a->dv }, { "go", a->go }, { "q", a->q },
+                   { "k", a->k },   { "v", a->v },   { "o", a->o } };
     for (const auto &m : matrix) TRY(attention_aligned(m.name, m.t));
-    if (a->resumed || a->dk.dim[0] != a->q.dim[0])
-        return err_set(ERR_SHAPE, "attention_bwd: keys in several calls, chunks apart: built for the cpu alone");
-    const AttnBackward b = { a->dq, a->dk, a->dv, a->go, a->q, a->k, a->v, a->o, a->lse, a->delta };
+    TRY(attention_result("dq", a->dq, a->resumed));
+    if (a->dk.dim[0] != a->q.dim[0])
+        return err_set(ERR_SHAPE, "attention_bwd: chunks apart, whose sums have an order, are built for the cpu alone");
+    const AttnBackward b = { a->dq, a->dk, a->dv, a->go, a->q, a->k, a->v, a->o, a->lse, a->delta, a->resumed != 0 };
     TRY(attention_dq(s, p, b)); /* first: it writes delta */
     return attention_dkv(s, p, b);
 }

@@ -156,6 +156,26 @@ template <int C_, int R_, int COLS_> struct FmaEngine {
                 if (at.row(i) < count && column < width) store16(to + at.row(i) * step + column, x);
             }
     }
+
+    /* As MmaEngine::add_wide. */
+    static __device__ __forceinline__ void add_wide(const Sums &o, const float factor[R], const float keep[R],
+                                                    bool resumed, float *to, int64_t step, int count, int width)
+    {
+        const Place at = place();
+        UNROLL
+        for (int i = 0; i < R; i++)
+            UNROLL
+            for (int k = 0; k < C / ACROSS / CHUNK; k++) {
+                const int column = (k * ACROSS + at.column0) * CHUNK;
+                if (at.row(i) >= count || column >= width) continue;
+                float *p = to + at.row(i) * step + column;
+                Pack<float> x = {};
+                if (resumed) x = load16(p);
+                UNROLL
+                for (int c = 0; c < CHUNK; c++) x.v[c] = fmaf(x.v[c], keep[i], o.x[i][k * CHUNK + c] * factor[i]);
+                store16(p, x);
+            }
+    }
 };
 
 #endif

@@ -9,6 +9,7 @@
  * and at the end o / (l (1 - p_drop)) and lse = scale m + log l, a sink being added to m and l before. exp is 2^x
  * with scale log2(e) folded into one FMA. A row without keys: o = 0, lse = -inf. Tiles that the mask empties are never
  * visited (their range follows from positions, window and documents); a tile is masked only where a warp needs it.
+ * Keys that come in several calls: o, m and l of each call are merged, in fp32, with those of the calls before.
  *
  * Mapping  a block has 128 (64) queries of one head, a warp 32 (16); 4 warps; keys in tiles of 64. Scores, sums
  *          and statistics in registers. K and V of a tile have one buffer each and take turns: while scores are
@@ -16,7 +17,7 @@
  * Work     4 C FLOP a score; B = 64, H = 12, T = 1024, C = 64, causal: 103 GFLOP (half of T^2), 206 with full
  *          diagonal tiles; at 790 TFLOP/s 130 us. One exp a score: 16 a clock and SM make C = 64 bound by both.
  * Traffic  q, o once, k and v once a block of queries, from L2: 400 MB for the example, 94 us at 4.3 TB/s. The
- *          registers bound occupancy: 2 blocks of 4 warps an SM.
+ *          registers bound occupancy: 2 blocks of 4 warps an SM. Resumed: fp32 o read and written besides.
  * Needs    head width up to 256, a multiple of 8; rows at multiples of 16 bytes; lse any row length.
  * Source   Dao 2023 (FlashAttention-2); Milakov & Gimelshein 2018 (online softmax).
  */
@@ -82,33 +83,70 @@ template <class E> __device__ __forceinline__ float add_sink(float z, float *mos
     return rescale;
 }
 
-/* o and lse of the block's rows, once all keys have been seen. */
+/* Where keys come in several calls: what goes from one to the next beside o. */
+struct RunningRows {
+    WideRows o;
+    RowValues max, sum;
+    bool unfinished;
+};
+
+/* Maximum and sum of a row, `most` and `sum`, become those over the keys of earlier calls, too: o of this call is then
+ * to be scaled by *factor, that of the others by *keep. `leader`: the thread that writes. */
+template <class E>
+__device__ __forceinline__ void join_running(const RunningRows &running, float *before, float *before_sum, bool leader,
+                                             float *most, float *sum, float *factor, float *keep)
+{
+    if (running.o.resumed) {
+        const float old = *before, top = fmaxf(*most, old), base = top == -INFINITY ? 0.0f : top;
+        *factor = E::exp2((*most - base) * LOG2_E);
+        *keep = E::exp2((old - base) * LOG2_E);
+        *sum = fmaf(*before_sum, *keep, *sum * *factor);
+        *most = top;
+    }
+    __syncwarp(); /* all threads of the row have read */
+    if (running.unfinished && leader) *before = *most, *before_sum = *sum;
+}
+
+/* o and lse of the block's rows, once the keys of the call have been seen. */
 template <class E>
 __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Sums &o, const FwdRows<E> &rows,
                                             const RowTile &q, int b, int h, typename E::T *tile,
-                                            const Heads<typename E::T> &out, const RowValues &lse)
+                                            const Heads<typename E::T> &out, const RowValues &lse,
+                                            const RunningRows &running)
 {
     const typename E::Place at = E::place();
-    float factor[E::R];
+    float factor[E::R], keep[E::R];
     UNROLL
     for (int i = 0; i < E::R; i++) {
-        float sum = E::row_sum(rows.sum[i]), most = rows.max[i] * p.scale, rescale = 1;
+        const int row = q.row + min(at.row(i), q.count - 1);
+        const bool leader = at.column(0) == 0 && at.row(i) < q.count;
+        float sum = E::row_sum(rows.sum[i]), most = rows.max[i] * p.scale;
+        factor[i] = keep[i] = 1;
+        if (running.max.data)
+            join_running<E>(running, running.max.at(p, b, row, h), running.sum.at(p, b, row, h), leader, &most, &sum,
+                            &factor[i], &keep[i]);
+        if (running.unfinished) continue;
+        float rescale = 1;
         if (p.sink) {
             const float z = to_float(static_cast<const typename E::T *>(p.sink)[h]);
             rescale = add_sink<E>(z, &most, &sum);
         }
         const bool empty = sum == 0; /* a row with a score sums to 1 or more: its largest gives 1 */
-        factor[i] = empty ? 0.0f : (p.dropout.threshold ? p.dropout.scale : 1.0f) * rescale / sum;
-        if (at.column(0) == 0 && at.row(i) < q.count)
-            *lse.at(p, b, q.row + at.row(i), h) = empty ? -INFINITY : most + logf(sum);
+        rescale = empty ? 0.0f : (p.dropout.threshold ? p.dropout.scale : 1.0f) * rescale / sum;
+        factor[i] *= rescale, keep[i] *= rescale;
+        if (leader) *lse.at(p, b, row, h) = empty ? -INFINITY : most + logf(sum);
     }
-    E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.C);
+    const Heads<float> &wide = running.o.rows;
+    if (wide.data)
+        E::add_wide(o, factor, keep, running.o.resumed, wide.at(b, q.row, h), wide.row, q.count, p.C);
+    else
+        E::store(o, factor, tile, out.at(b, q.row, h), out.row, q.count, p.C);
 }
 
 template <class E>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
-    attention_fwd_kernel(AttnProblem p, Heads<typename E::T> out, RowValues lse, Heads<const typename E::T> q,
-                         Heads<const typename E::T> k, Heads<const typename E::T> v)
+    attention_fwd_kernel(AttnProblem p, Heads<typename E::T> out, RowValues lse, RunningRows running,
+                         Heads<const typename E::T> q, Heads<const typename E::T> k, Heads<const typename E::T> v)
 {
     typedef typename E::T T;
     DYNAMIC_SHARED(T, q_tile);
@@ -116,6 +154,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     T *k_tile = q_tile + FwdTile<E>::Q, *v_tile = k_tile + FwdTile<E>::K;
     float *stage = reinterpret_cast<float *>(v_tile + FwdTile<E>::K);
     begin_queries<E>(p, block, k, v);
+    if (block->tiles == 0 && running.o.resumed && running.unfinished) return; /* all stays as it is */
 
     FwdRows<E> rows;
     typename E::Sums o;
@@ -158,7 +197,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
             drop_keys<E>(s, head_dropout(p, blockIdx.z, blockIdx.y), block->rows.position, keys.position);
         E::add_weighted(o, s, v_tile, stage);
     }
-    finish_rows<E>(p, o, rows, block->rows, blockIdx.z, blockIdx.y, q_tile, out, lse);
+    finish_rows<E>(p, o, rows, block->rows, blockIdx.z, blockIdx.y, q_tile, out, lse, running);
 }
 
 /* ---- launching ---- */
@@ -170,8 +209,10 @@ template <class E> static Err launch_fwd(Stream *s, const AttnProblem &p, const 
     if (tiles == 0 || a.q.dim[0] == 0 || a.q.dim[2] == 0) return ERR_OK;
     TRY(allow_shared(attention_fwd_kernel<E>, FwdTile<E>::BYTES));
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.q.dim[2]), static_cast<unsigned>(a.q.dim[0]));
+    const RunningRows running = { wide_rows(a.o, a.q.dtype, a.resumed || a.unfinished, a.resumed), values_of(a.max),
+                                  values_of(a.sum), a.unfinished };
     LAUNCH((attention_fwd_kernel<E>), grid, E::THREADS, FwdTile<E>::BYTES, cuda_stream(s), p, heads_of<T>(a.o),
-           values_of(a.lse), heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v));
+           values_of(a.lse), running, heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v));
     return ERR_OK;
 }
 
@@ -198,13 +239,15 @@ extern "C" Err cuda_attention_fwd(Stream *s, const attention_fwd_args *a)
     AttnProblem p;
     TRY(attention_problem(&p, a));
     p.sink = a->sink.data;
-    if (a->resumed || a->unfinished)
-        return err_set(ERR_SHAPE, "attention_fwd: keys in several calls are built for the cpu alone");
-    TRY(attention_aligned("o", a->o));
+    const bool several = a->resumed || a->unfinished;
+    if (several && (!a->max.data || !a->sum.data))
+        return err_set(ERR_SHAPE, "attention_fwd: keys in several calls need max and sum");
+    TRY(attention_result("o", a->o, several));
     TRY(attention_aligned("q", a->q));
     TRY(attention_aligned("k", a->k));
     TRY(attention_aligned("v", a->v));
-    const AttnForward f = { a->o, a->lse, a->q, a->k, a->v };
+    AttnForward f = { a->o, a->lse, a->max, a->sum, a->q, a->k, a->v, a->resumed != 0, a->unfinished != 0 };
+    if (!several) f.max.data = f.sum.data = NULL;
     if (a->q.dtype == F32) return fwd_32(s, p, f);
     return a->q.dtype == BF16 ? fwd_16<bf16>(s, p, f) : fwd_16<f16>(s, p, f);
 }
@@ -266,4 +309,12 @@ Err attention_aligned(const char *name, Tensor t)
 {
     if (rows_aligned(t)) return ERR_OK;
     return err_set(ERR_SHAPE, "attention: rows of %s do not begin at multiples of 16 bytes", name);
+}
+
+Err attention_result(const char *name, Tensor t, bool several)
+{
+    if (several && t.dtype != F32)
+        return err_set(ERR_SHAPE, "attention: %s is %s: keys in several calls need it in f32", name,
+                       dtype_name(t.dtype));
+    return attention_aligned(name, t);
 }

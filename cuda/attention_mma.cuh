@@ -231,6 +231,27 @@ template <class T_, int C_, int M, int WARPS_, int COLS_, int BLOCKS_> struct Mm
                 store16(to + r * step + chunk * CHUNK, load16(tile + offset(r, chunk)));
         }
     }
+
+    /* Rows of `to`, fp32 = o * factor, and if `resumed` + keep times what they hold. 4 lanes read and write 32 bytes
+     * at once, a sector. */
+    static __device__ __forceinline__ void add_wide(const Sums &o, const float factor[R], const float keep[R],
+                                                    bool resumed, float *to, int64_t step, int count, int width)
+    {
+        const Place at = place();
+        UNROLL
+        for (int i = 0; i < R; i++)
+            UNROLL
+            for (int n = 0; n < C / 8; n++) {
+                if (at.row(i) >= count || n * 8 >= width) continue;
+                float2 *p = reinterpret_cast<float2 *>(to + at.row(i) * step + n * 8 + at.column0);
+                const float *x = o.x[i / 2][n] + i % 2 * 2;
+                float2 y = make_float2(0, 0);
+                if (resumed) y = *p;
+                y.x = fmaf(y.x, keep[i], x[0] * factor[i]);
+                y.y = fmaf(y.y, keep[i], x[1] * factor[i]);
+                *p = y;
+            }
+    }
 };
 
 #endif

@@ -440,8 +440,8 @@ static Err compare_calls(Group *g, const CommRequest *r)
     *own = comm_call(r);
     Event met;
     event_init(&met);
-    Err err = comm_all_gather(&g->host, r->stream, tensor_of(g->calls, I64, words * g->size), tensor_of(own, I64, words),
-                              &met);
+    Err err = comm_all_gather(&g->host, r->stream, tensor_of(g->calls, I64, words * g->size),
+                              tensor_of(own, I64, words), &met);
     if (!err) err = event_wait(&met, 0);
     event_release(&met);
     if (!err && !comm_same_calls(g->name, g->calls, g->size, text, sizeof text))

@@ -4,8 +4,8 @@
  *   pack     tensor that is sent -> a slot for each other member; this rank's own pieces -> the tensor that receives
  *   unpack   a slot of each other member -> the tensor that receives
  *
- * Mapping   a piece, the rows of one chunk for or from one member, is one run of bytes in tensor and slot. blockIdx.y is
- *           the piece; the blocks along x step over it, 16 bytes a thread, four loads under way. Where it begins the
+ * Mapping   a piece, the rows of one chunk for or from one member, is one run of bytes in tensor and slot. blockIdx.y
+ *           is the piece; the blocks along x step over it, 16 bytes a thread, four loads under way. Where it begins the
  *           offsets say; in its slot behind the chunks before it, whose rows every thread counts. Grids cover pieces,
  *           not what they hold at most: that would be E / topk times as many blocks as have work.
  * Traffic   every row twice: 65,536 rows of 4 KiB, 537 MB, 125 us at 4.3 TB/s. No arithmetic: bound by memory.

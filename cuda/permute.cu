@@ -296,7 +296,8 @@ template <class T> static void launch_sum_parts(Stream *s, const sum_parts_args 
 extern "C" Err cuda_sum_parts(Stream *s, const sum_parts_args *a)
 {
     if (a->x.dim[0] != a->y.dim[0] * a->parts || a->parts < 1 || a->parts >= 1 << PARTS_LEVELS)
-        return err_set(ERR_SHAPE, "sum_parts: %lld rows are not %lld parts of %lld", static_cast<long long>(a->x.dim[0]),
+        return err_set(ERR_SHAPE, "sum_parts: %lld rows are not %lld parts of %lld",
+                       static_cast<long long>(a->x.dim[0]),
                        static_cast<long long>(a->parts), static_cast<long long>(a->y.dim[0]));
     DISPATCH(a->y.dtype, launch_sum_parts<T>(s, a));
     return ERR_OK;

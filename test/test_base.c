@@ -653,6 +653,12 @@ TEST(layer_patterns)
     for (int i = 1; i < PATTERN_RUNS; i++) strcat(many, "2,");
     CHECK(layer_pattern_read(strcat(many, "2"), 2, &p) == PATTERN_RUNS);
     CHECK(layer_pattern_read(strcat(many, ",2"), 2, &p) == -1);
+    static const char *const words[] = { "ring", "rings" };
+    CHECK(layer_pattern_read_words("rings*2,ring", words, 2, &p) == 3 && layer_pattern_at(&p, 4) == 1);
+    CHECK(layer_pattern_at(&p, 5) == 0 && layer_pattern_has(&p, 0) && !layer_pattern_has(&p, 2));
+    CHECK(layer_pattern_read_words("rings", words, 2, &p) == 1 && !layer_pattern_has(&p, 0));
+    static const char *const no_words[] = { "", "rin", "ring,", ",ring", "ring*", "ring*0", "ring 2", "1" };
+    for (int i = 0; i < 8; i++) CHECK_MSG(layer_pattern_read_words(no_words[i], words, 2, &p) == -1, "'%s'", no_words[i]);
 }
 
 TEST(words)

@@ -24,9 +24,11 @@ done <<'EOL'
 2 parallel.cp=2
 2 parallel.cp=2 parallel.cp_comm=ring debug.comm_check=true debug.comm_delay_ms=2
 2 parallel.cp=2 parallel.cp_comm=a2a train.recompute=full
+2 parallel.cp=2 parallel.cp_cut=contiguous debug.comm_check=true
 4 parallel.cp=4 parallel.cp_comm=ring
 4 parallel.cp=4 parallel.cp_comm=a2a
-4 parallel.cp=4 parallel.cp_comm=hierarchical
+4 parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_cut=contiguous
+4 parallel.cp=4 parallel.cp_comm=ring,a2a
 4 parallel.cp=2 parallel.tp=2 parallel.cp_comm=ring
 4 parallel.cp=2 parallel.zero=1 parallel.overlap_grad=true parallel.overlap_param=true debug.comm_check=true
 4 parallel.cp=2 parallel.pp=2 parallel.schedule=zb-h1 parallel.cp_comm=ring parallel.order=tp-cp-ep-pp-dp
@@ -66,7 +68,6 @@ refuse() { # WORLD TEXT WORDS...
 refuse 3 "2 x cp must divide seq; nearest that do: 2 and 4" parallel.cp=3
 refuse 8 "or take seq_blocks = 16, or reproducible = run" parallel.cp=8 run.reproducible=layout
 refuse 4 "attn_block must divide seq / (2 x its ranks), here 8" parallel.cp=4 parallel.cp_comm=ring parallel.attn_block=16
-refuse 2 "not built yet: context parallelism on GPUs; take cp = 1, or device = cpu" parallel.cp=2 run.device=cuda
 refuse 4 "cp_heads must divide cp" parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_heads=3
 expect 9 "parallel.cp=2, with more ranks" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \
     train.global_batch=65536 model.seq=512

@@ -96,6 +96,16 @@ run kv-one 1 1 "${llama[@]}"
 run kv 2 2 "${llama[@]}" parallel.tp=2
 check "a shared kv head: losses within 1e-5 of one rank's" near kv kv-one 5 1e-5
 
+# sequences over two ranks: keys part by part, gathered, for heads; documents and windows
+long=(model.arch=llama model.kv_heads=2 model.window=9,0 data.reset_at_eod=true train.global_batch=4 train.eval_batches=1
+    train.steps=3)
+while read -r precision tolerance way devices; do
+    d=cp-$precision-$way
+    [ -d long-$precision ] || run long-$precision 1 1 "${long[@]}" run.precision=$precision
+    run "$d" 2 "$devices" "${long[@]}" run.precision="$precision" parallel.cp=2 parallel.cp_comm="$way"
+    check "$d: losses within $tolerance of one rank's" near "$d" long-$precision 3 $tolerance
+done <<<$'fp32 1e-5 ring 2\nfp32 1e-5 allgather 1\nfp32 1e-5 a2a 2\nbf16 1e-2 ring 1\nbf16 1e-2 a2a 2'
+
 # mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
 # of experts are slow on the emulator)
 mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 moe.shared_ffn=16 moe.shared_gate=true

@@ -24,6 +24,8 @@ dropout = 0.1
 tp = 2
 zero = 1
 bucket_mb = 1
+seq_blocks = 8
+attn_block = 4
 freeze_s = $freeze_s
 stall_s = $stall_s
 timeout_s = 20
@@ -225,6 +227,17 @@ else
     at 3 exchange 20 stop "${chain[@]}"
     again=yes
     at 2 backward 9 kill "${chain[@]}"
+fi
+
+# ---- a rank that has a part of each sequence ----
+
+# All wait in an exchange of keys, for one that does not come to it.
+ring=(parallel.tp=1 parallel.zero=0 parallel.cp=4 parallel.cp_comm=ring)
+if [ -n "$all" ]; then
+    of_each 'exchange 60' kill "${ring[@]}"
+    again=no
+    of_one 'exchange 60' stop "${ring[@]}"
+    of_one 'exchange 60' loop "${ring[@]}"
 fi
 
 # ---- before all have met ----

@@ -22,6 +22,8 @@ typedef struct {
     int cp; /* 0 = 1 */
     ContextComm context;
     int cp_heads; /* with CONTEXT_HIERARCHICAL */
+    ContextCut cut;
+    bool mixed; /* every second block as `context` says, the others gather */
 } Layout;
 
 enum { STEPS = 10, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
@@ -56,7 +58,9 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
                         .cp_heads = l.cp_heads };
     TinyRun r = { .spec = spec, .grid = grid, .steps = steps };
     r.spec.micro_batch = l.micro;
-    r.spec.context = l.context;
+    r.spec.cut = l.cut;
+    r.spec.model.context = layer_pattern_all((int32_t)l.context);
+    if (l.mixed) r.spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, (int32_t)l.context }, { 1, 1 } };
     r.spec.threads = l.threads;
     r.spec.isa = isa_of(l);
     r.spec.zero = l.zero;
@@ -80,8 +84,9 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
-           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
+    printf("    dp%d tp%d%s cp%d%s%s%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx %s\n", l.dp, l.tp,
+           l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.mixed ? "+gather" : "",
+           l.cut ? " in order" : "", l.ep ? l.ep : 1, l.etp ? l.etp : 1,
            l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, verdict);
     fflush(stdout);
@@ -126,8 +131,8 @@ static int mixture_layouts(Layout *out, int64_t unit)
     return n;
 }
 
-/* cp x tp x dp of 2 to 8 ranks, with every way to exchange keys (the models' key heads have 8 parts); sp, ep, ZeRO, overlap, micro-batch
- * and threads cycle through. */
+/* cp x tp x dp of 2 to 8 ranks, with every way to exchange keys (the models' key heads have 8 parts); sp, ep, ZeRO,
+ * overlap, micro-batch, threads, how sequences are cut, and whether all blocks do the same cycle through. */
 static int context_layouts(const ModelSpec *m, Layout *out)
 {
     int n = 0;
@@ -139,6 +144,8 @@ static int context_layouts(const ModelSpec *m, Layout *out)
                     if (way == CONTEXT_HIERARCHICAL && cp == 2) continue;
                     Layout l = { dp, tp, turn % 3 > 0, 1 << turn % 3, 1 + turn % 2, ISA_AUTO };
                     l.zero = turn % 4 > 0, l.overlap = turn % 5 > 1, l.cp = cp, l.context = way;
+                    l.cut = (n / 2 + n / 7) % 2 ? CONTEXT_CONTIGUOUS : CONTEXT_ZIGZAG;
+                    l.mixed = turn % 7 > 4;
                     if (way == CONTEXT_HIERARCHICAL) l.cp_heads = turn % 2 ? 2 : cp / 2;
                     if (m->moe.experts) l.sp = 1, l.ep = 1 << turn % 4;
                     while (l.ep > plane) l.ep /= 2;
@@ -242,6 +249,22 @@ TEST(context_documents)
     s.model.window = layer_pattern_all(10);
     run_context(s, mode_is("all") ? 1 : 2);
 }
+
+/* Pairs of a query and a key that it sees, of a rank: zigzag all have as many. */
+TEST(context_work_is_even)
+{
+    enum { SEQ = 256 };
+    for (int cp = 2; cp <= 16; cp *= 2)
+        for (int rank = 0; rank < cp; rank++) {
+            const Spans span = context_span(CONTEXT_ZIGZAG, SEQ, cp, rank);
+            int64_t pairs = 0;
+            for (int64_t row = 0; row < SEQ / cp; row++) pairs += spans_position(span, row) + 1;
+            CHECK_MSG(pairs * cp == SEQ * (SEQ + 1) / 2, "cp %d, rank %d: %lld", cp, rank, (long long)pairs);
+        }
+}
+
+/* Capped scores, gates, and sinks, whose gradients lie with the heads. */
+TEST(context_variants) { run_context(tiny_variants(), mode_is("all") ? 1 : 4); }
 
 /* A module's tokens lie in other ranks' parts, and not in other documents. */
 TEST(context_mtp) { run_context(tiny_apart(tiny_further(tiny_llama(), 2)), mode_is("all") ? 1 : 6); }
@@ -361,6 +384,28 @@ TEST(global_balance_of_equal_samples)
     for (int64_t i = 0; i < r[0].global_count; i++) worst = fmax(worst, fabs((double)weights[0][i] - (double)weights[1][i]));
     CHECK_MSG(worst <= 1e-6, "%g", worst);
     for (int k = 0; k < 6; k++) free(r[k / 3].state[k % 3]);
+}
+
+/* Logits of 20 experts have gaps between their rows. */
+TEST(sinkhorn_of_rows_with_gaps)
+{
+    const Layout sharded = { 1, 2, 1, 4, 1, ISA_AUTO, .ep = 2 };
+    TrainSpec s = tiny_mixture(TINY_QWEN3, 2);
+    double first, last;
+    s.model.moe.experts = 20;
+    s.model.moe.balance = (Balance){ .unit = 2, .sinkhorn = true };
+    const uint64_t want = hash_of(s, reference, SHORT_STEPS, &first, &last);
+    CHECK(hash_of(s, sharded, SHORT_STEPS, &first, &last) == want);
+}
+
+/* Ranks that have a part of each sample decide as one about all of it. */
+TEST(context_capacity)
+{
+    TrainSpec s = of_capacity(TINY_MIXTRAL, 0.75, false, 1);
+    run_context(s, mode_is("all") ? 1 : 6);
+    s = of_capacity(TINY_DEEPSEEK, 1, true, 1);
+    s.model.moe.balance = (Balance){ .unit = 1, .sinkhorn = true };
+    run_context(s, mode_is("all") ? 1 : 6);
 }
 
 /* Something is dropped, and by another rule something else; capacity for all rows is none. */

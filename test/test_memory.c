@@ -311,9 +311,9 @@ TEST(shared_sequences_take_their_share)
             const Grid g = { .tp = 1, .cp = cp, .dp = 1 };
             OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 1 }, 0, &one));
             OK(trainer_plan(&s, g, cp - 1, &gathered));
-            s.context = CONTEXT_RING;
+            s.model.context = layer_pattern_all(CONTEXT_RING);
             OK(trainer_plan(&s, g, cp - 1, &ring));
-            s.context = CONTEXT_A2A;
+            s.model.context = layer_pattern_all(CONTEXT_A2A);
             OK(trainer_plan(&s, g, cp - 1, &a2a));
             const double share = (double)one.save / cp;
             CHECK_MSG(fabs((double)ring.save / share - 1) < 0.01, "cp %d keeps %lld bytes, one rank %lld", cp,

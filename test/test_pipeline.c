@@ -24,6 +24,7 @@ typedef struct {
     int gathers;
     int cp; /* 0 = 1 */
     ContextComm context;
+    ContextCut cut;
 } Layout;
 
 enum { STEPS = 4, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -54,7 +55,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
                   .steps = step_count(),
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
                             .ep = l->ep, .etp = l->etp, .cp = l->cp } };
-    r.spec.context = l->context;
+    r.spec.model.context = layer_pattern_all((int32_t)l->context);
+    r.spec.cut = l->cut;
     r.spec.model.moe.gathers = l->gathers;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
@@ -211,7 +213,7 @@ TEST(mixed_layouts)
         { "chimera-bhalf", .pp = 2, .tp = 2, .zero = 1 },
         { "dualpipe", .pp = 4, .zero = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "gems", .pp = 2, .dp = 2, .overlap = 1 },
-        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
+        { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP, .context = CONTEXT_RING },
         { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .tp = 2, .sp = 1, .zero = 1 },
         { "zb-h1", .pp = 2, .cp = 2, .zero = 1, .context = CONTEXT_RING, .recompute = RECOMPUTE_SELECTIVE },

@@ -16,6 +16,7 @@
 
 #include "base/arena.h"
 #include "base/batch_ramp.h"
+#include "base/layer_set.h"
 
 /* Where a value came from. AUTO: filled in, from the recipe or from other keys. */
 typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
@@ -23,6 +24,9 @@ typedef struct {
     ConfigOriginKind kind;
     int line; /* of the file */
 } ConfigOrigin;
+
+/* The words of parallel.cp_comm, in this order. */
+typedef enum { CP_COMM_ALLGATHER, CP_COMM_RING, CP_COMM_A2A, CP_COMM_HIERARCHICAL, CP_COMMS } ConfigCpComm;
 
 /* Ids of keys: CFG_model_layers, ... */
 typedef enum {
@@ -56,6 +60,7 @@ typedef struct {
         int64_t decay_steps;             /* optim.decay_steps, or steps */
         int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
         int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
+        LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ConfigCpComm */
         int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
     } derived;
 

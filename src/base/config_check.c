@@ -170,6 +170,7 @@ static void resolve_parallel(ConfigReader *r)
     FILL(0, parallel, seq_blocks, usual_seq_blocks(c->model.seq), CFG_model_seq);
     FILL(0, parallel, attn_block, 64, CFG_model_seq);
     FILL(-1, parallel, sp, c->parallel.tp > 1, CFG_parallel_tp);
+    config_cp_comm(c, &c->derived.cp_comm);
     c->derived.cp_heads = config_cp_heads(c);
 
     const int64_t ranks = dense_ranks(c);

@@ -24,33 +24,37 @@ static bool heads_divide(const Config *c, int64_t cp)
 
 enum { RING_RANKS_MAX = 16, A2A_RANKS_MAX = 8 }; /* (messages of one exchange: comm.h) */
 
+int64_t config_cp_comm(const Config *c, LayerPattern *out)
+{
+    static const char *const words[CP_COMMS] = { [CP_COMM_ALLGATHER] = "allgather",
+                                                 [CP_COMM_RING] = "ring",
+                                                 [CP_COMM_A2A] = "a2a",
+                                                 [CP_COMM_HIERARCHICAL] = "hierarchical" };
+    return layer_pattern_read_words(c->parallel.cp_comm, words, CP_COMMS, out);
+}
+
+static bool some_block(const Config *c, ConfigCpComm way)
+{
+    return layer_pattern_has(&c->derived.cp_comm, way);
+}
+
 int64_t config_cp_heads(const Config *c)
 {
     const int64_t cp = c->parallel.cp;
     if (c->parallel.cp_heads) return c->parallel.cp_heads;
-    if (c->parallel.cp_comm == PARALLEL_CP_COMM_A2A) return cp;
-    if (c->parallel.cp_comm != PARALLEL_CP_COMM_HIERARCHICAL) return 1;
+    if (!some_block(c, CP_COMM_HIERARCHICAL)) return 1;
     int64_t heads = cp / 2 > A2A_RANKS_MAX ? A2A_RANKS_MAX : cp / 2;
     while (heads > 1 && (cp % heads || !heads_divide(c, heads))) heads--;
     return heads > 1 ? heads : 1;
 }
 
-/* Ranks that exchange heads: all, or so many neighbours. */
-static void check_heads(ConfigReader *r)
+/* So many ranks exchange heads: all, or neighbours. */
+static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
 {
     const Config *c = r->config;
-    const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
-    int64_t fits = heads;
+    int64_t fits = ranks;
     char text[200];
-    RULE(heads <= 1 || c->parallel.cp_comm >= PARALLEL_CP_COMM_A2A,
-         "only cp_comm = hierarchical has neighbours that exchange heads", CFG_parallel_cp_heads,
-         CFG_parallel_cp_comm);
-    if (c->parallel.cp_comm < PARALLEL_CP_COMM_A2A) return;
-    const bool all = c->parallel.cp_comm == PARALLEL_CP_COMM_A2A;
-    RULE(!all || heads == cp, "a2a is between all ranks of cp; take cp_comm = hierarchical",
-         CFG_parallel_cp_heads, CFG_parallel_cp_comm, CFG_parallel_cp);
-    RULE(cp % heads == 0, "cp_heads must divide cp", CFG_parallel_cp_heads, CFG_parallel_cp);
-    RULE(heads <= A2A_RANKS_MAX,
+    RULE(ranks <= A2A_RANKS_MAX,
          "heads are exchanged between 8 ranks at most; take cp_comm = hierarchical or ring",
          CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads);
     while (fits > 1 && (!heads_divide(c, fits) || c->model.seq % (2 * fits))) fits--;
@@ -58,17 +62,33 @@ static void check_heads(ConfigReader *r)
              "each rank gets whole key heads of a tp rank, or whole parts of one; take %s = %lld, or cp_comm "
              "= ring",
              all ? "cp" : "cp_heads", (long long)fits);
-    RULE(heads_divide(c, heads), text, CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads,
+    RULE(heads_divide(c, ranks), text, CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads,
          CFG_parallel_tp, CFG_model_kv_heads, CFG_parallel_tp_blocks);
 }
 
-/* Ranks that pass keys part by part. */
+static void check_heads(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
+    const bool all = some_block(c, CP_COMM_A2A), neighbours = some_block(c, CP_COMM_HIERARCHICAL);
+    RULE(neighbours || all || heads <= 1, "only cp_comm = hierarchical has neighbours that exchange heads",
+         CFG_parallel_cp_heads, CFG_parallel_cp_comm);
+    RULE(neighbours || !all || heads <= 1 || heads == cp,
+         "a2a is between all ranks of cp; take cp_comm = hierarchical", CFG_parallel_cp_heads,
+         CFG_parallel_cp_comm, CFG_parallel_cp);
+    RULE(!neighbours || cp % heads == 0, "cp_heads must divide cp", CFG_parallel_cp_heads, CFG_parallel_cp);
+    if (all) check_exchange(r, true, cp);
+    if (neighbours) check_exchange(r, false, heads);
+}
+
+/* Ranks that pass keys part by part: all, or those that have the same heads. */
 static void check_ring(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t heads = c->derived.cp_heads, ranks = c->parallel.cp > heads ? c->parallel.cp / heads : 1;
+    const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
+    const int64_t ranks = some_block(c, CP_COMM_RING) ? cp : cp > heads ? cp / heads : 1;
     const int64_t part = c->model.seq / (2 * ranks);
-    const bool ring = ranks > 1 && c->parallel.cp_comm != PARALLEL_CP_COMM_ALLGATHER;
+    const bool ring = ranks > 1 && (some_block(c, CP_COMM_RING) || some_block(c, CP_COMM_HIERARCHICAL));
     char text[200];
     RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks; take cp_comm = allgather",
          CFG_parallel_cp_comm, CFG_parallel_cp);
@@ -81,12 +101,25 @@ static void check_ring(ConfigReader *r)
          CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq);
 }
 
+static void check_ways(ConfigReader *r)
+{
+    LayerPattern ways;
+    char text[120];
+    const int64_t length = config_cp_comm(r->config, &ways), layers = r->config->model.layers;
+    RULE(length >= 0, "must be allgather, ring, a2a or hierarchical, or a list of them with repetitions",
+         CFG_parallel_cp_comm);
+    snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
+             (long long)layers);
+    RULE(length <= layers, text, CFG_parallel_cp_comm, CFG_model_layers);
+}
+
 /* Sequences over several ranks. */
 void config_check_context(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, parts = 2 * cp;
     char text[240], nearest[80];
+    check_ways(r);
     RULE(cp > 1 || c->derived.cp_heads == 1, "there are no ranks to exchange heads: give cp",
          CFG_parallel_cp_heads, CFG_parallel_cp);
     if (cp == 1) return;
@@ -101,11 +134,6 @@ void config_check_context(ConfigReader *r)
              nearest, (long long)parts);
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0, text,
          CFG_run_reproducible, CFG_parallel_cp, CFG_parallel_seq_blocks);
-    RULE(c->run.device == RUN_DEVICE_CPU,
-         "not built yet: context parallelism on GPUs; take cp = 1, or device = cpu", CFG_run_device,
-         CFG_parallel_cp);
-    RULE(!c->model.sinks, "not built yet: attention sinks beside context parallelism; take cp = 1",
-         CFG_model_sinks, CFG_parallel_cp);
     check_heads(r);
     check_ring(r);
 }

@@ -113,10 +113,6 @@ static void check_capacity(ConfigReader *r)
     RULE(!drops || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT,
          "what is dropped depends on the layout: take reproducible = run, or overflow = stop",
          CFG_moe_overflow, CFG_run_reproducible);
-    RULE(c->parallel.cp == 1 || (!limited && c->moe.balance != MOE_BALANCE_SINKHORN),
-         "not built yet: capacity and sinkhorn, which look at whole samples, beside context parallelism; "
-         "take cp = 1",
-         CFG_parallel_cp, CFG_moe_capacity, CFG_moe_balance);
     RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
          CFG_moe_capacity);
 }

@@ -36,7 +36,10 @@ void config_check(ConfigReader *r);
 void config_check_moe(ConfigReader *r); /* parts of config_check */
 void config_check_context(ConfigReader *r);
 
-/* Ranks of cp that exchange heads: parallel.cp_heads, or what is usual. */
+/* The pattern of parallel.cp_comm; as layer_pattern_read_words. */
+int64_t config_cp_comm(const Config *c, LayerPattern *out);
+
+/* Neighbours along cp that exchange heads: parallel.cp_heads, or what is usual. Reads derived.cp_comm. */
 int64_t config_cp_heads(const Config *c);
 void config_check_attention(ConfigReader *r);
 

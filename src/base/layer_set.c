@@ -22,15 +22,19 @@ static void add(LayerSet *s, int64_t layer)
     if (layer < LAYERS_MAX) s->word[layer / 64] |= UINT64_C(1) << layer % 64;
 }
 
+/* "*n" at *at, or nothing: once. -1 if it is neither. */
+static int64_t read_times(const char **at)
+{
+    if (**at != '*') return 1;
+    (*at)++;
+    return read_number(at);
+}
+
 /* "x" or "x*n" at *at; false if it is neither. */
 static bool read_item(const char **at, int64_t *value, int64_t *times)
 {
     *value = read_number(at);
-    *times = 1;
-    if (**at == '*') {
-        (*at)++;
-        *times = read_number(at);
-    }
+    *times = read_times(at);
     return *value >= 0 && *times >= 1;
 }
 
@@ -70,19 +74,57 @@ int layer_set_count(const LayerSet *s)
     return n;
 }
 
+/* False where there is no room for another. */
+static bool add_run(LayerPattern *p, int64_t value, int64_t times)
+{
+    if (p->runs == PATTERN_RUNS) return false;
+    p->value[p->runs] = (int32_t)value;
+    p->times[p->runs++] = (int32_t)times;
+    return true;
+}
+
 int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out)
 {
     const char *at = text;
     int64_t count = 0, value, times;
     *out = (LayerPattern){ 0 };
     for (;; at++) {
-        if (!read_item(&at, &value, &times) || value > most || out->runs == PATTERN_RUNS) return -1;
-        out->value[out->runs] = (int32_t)value;
-        out->times[out->runs++] = (int32_t)times;
+        if (!read_item(&at, &value, &times) || value > most || !add_run(out, value, times)) return -1;
         count += times;
         if (!*at) return count;
         if (*at != ',') return -1;
     }
+}
+
+/* The number of the word at *at, behind which *at is left; -1 if there is none. */
+static int64_t read_word(const char **at, const char *const *words, int count)
+{
+    const size_t n = strcspn(*at, ",*");
+    for (int i = 0; i < count; i++)
+        if (strlen(words[i]) == n && strncmp(words[i], *at, n) == 0) return *at += n, i;
+    return -1;
+}
+
+int64_t layer_pattern_read_words(const char *text, const char *const *words, int count, LayerPattern *out)
+{
+    const char *at = text;
+    int64_t length = 0, value, times;
+    *out = (LayerPattern){ 0 };
+    for (;; at++) {
+        value = read_word(&at, words, count);
+        times = value < 0 ? -1 : read_times(&at);
+        if (times < 1 || !add_run(out, value, times)) return -1;
+        length += times;
+        if (!*at) return length;
+        if (*at != ',') return -1;
+    }
+}
+
+bool layer_pattern_has(const LayerPattern *p, int64_t value)
+{
+    for (int i = 0; i < p->runs; i++)
+        if (p->value[i] == value) return true;
+    return false;
 }
 
 int64_t layer_pattern_at(const LayerPattern *p, int layer)

@@ -8,6 +8,8 @@
  * A pattern of numbers:
  *   "1024"        the same for all layers
  *   "1024*3,0"    layer by layer, and when it is at its end from the beginning again
+ *
+ * Or of words, which stand for their numbers in a list of them: "ring*3,a2a".
  */
 #ifndef MEGATRAIN_BASE_LAYER_SET_H
 #define MEGATRAIN_BASE_LAYER_SET_H
@@ -48,6 +50,12 @@ typedef struct {
  * undefined then.
  */
 int64_t layer_pattern_read(const char *text, int64_t most, LayerPattern *out);
+
+/* Likewise of a text whose items are some of the `count` words; word i stands for i. */
+int64_t layer_pattern_read_words(const char *text, const char *const *words, int count, LayerPattern *out);
+
+/* Is the number in it? */
+bool layer_pattern_has(const LayerPattern *p, int64_t value);
 
 /* The pattern of one number for all. */
 static inline LayerPattern layer_pattern_all(int32_t value)

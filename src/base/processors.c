@@ -11,8 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-/* Each is a `pause`, of 15 to 50 ns: 120 to 400 us. Fewer, and threads that a barrier lets wait for a little go to sleep
- * some 50 times in a step of 140 ms; more, and a busy neighbour costs as many times what a wait is worth. */
+/* Each is a `pause`, of 15 to 50 ns: 120 to 400 us. Fewer, and threads that wait a little at a barrier go to sleep some
+ * 50 times in a step of 140 ms; more, and a busy neighbour costs as many times what a wait is worth. */
 static const char spins[] = "8000";
 
 static void wait_asleep(char **argv)

@@ -283,7 +283,7 @@ Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
     Attn a = ATTN_OF(args);
     if ((args->resumed || args->unfinished) && (!args->max.data || !args->sum.data))
         return err_set(ERR_SHAPE, "attention_fwd: keys in several calls need max and sum");
-    TRY(CPU(attn_open)(&a));
+    TRY(CPU(attn_open)(&a, args->o));
     Plan plan = plan_of(&a);
     Forward unused;
     int64_t items = plan.items * a.q.dim[0] * a.k.dim[2];

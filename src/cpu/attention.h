@@ -66,8 +66,8 @@ typedef struct {
     }
 
 /* Checks what the shape check cannot (spans against T and S, H against K) and fills the rest. ERR_SHAPE;
- * ERR_CONFIG if the tensors are not f32. */
-Err CPU(attn_open)(Attn *a);
+ * ERR_CONFIG if the tensors, of which `result` may have a dtype of its own, are not f32. */
+Err CPU(attn_open)(Attn *a, Tensor result);
 
 /* Keys, in ascending order, before `position`. */
 int64_t CPU(attn_keys_before)(const Attn *a, int64_t position);

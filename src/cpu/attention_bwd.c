@@ -368,7 +368,7 @@ static void backward_item(const BackwardCall *call, Backward *f, int64_t b, int6
 static Err backward_open(BackwardCall *call, const Device *dev, int *threads)
 {
     const attention_bwd_args *x = call->args;
-    TRY(CPU(attn_open)(&call->a));
+    TRY(CPU(attn_open)(&call->a, x->dq));
     if (x->leaf < 1 || x->positions < 1)
         return err_set(ERR_SHAPE, "attention_bwd: leaf is '%lld', positions '%lld'", (long long)x->leaf,
                        (long long)x->positions);

@@ -24,11 +24,12 @@ static Err sort_spans(const char *what, Spans s, int64_t rows, AttnSpan out[2])
     return ERR_OK;
 }
 
-Err CPU(attn_open)(Attn *a)
+Err CPU(attn_open)(Attn *a, Tensor result)
 {
     int64_t H = a->q.dim[2], K = a->k.dim[2];
-    if (a->q.dtype != F32)
-        return err_set(ERR_CONFIG, "attention on the cpu computes in f32, not %s", dtype_name(a->q.dtype));
+    if (a->q.dtype != F32 || result.dtype != F32)
+        return err_set(ERR_CONFIG, "attention on the cpu computes in f32, not %s",
+                       dtype_name(a->q.dtype != F32 ? a->q.dtype : result.dtype));
     if (K < 1 || H % K)
         return err_set(ERR_SHAPE, "attention: '%lld' query heads on '%lld' key heads", (long long)H,
                        (long long)K);

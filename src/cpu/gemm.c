@@ -412,7 +412,8 @@ static void task_slab(Task *t)
     }
 }
 
-/* Where the group that begins at k0 ends: with `starts`, behind the last leaf that fits a slab, or a longer first one. */
+/* Where the group that begins at k0 ends: with `starts`, behind the last leaf that fits a slab, or a longer first
+ * one. */
 static int64_t group_end(Task *t, int64_t k0)
 {
     const Plan *p = t->p;

@@ -26,7 +26,8 @@ typedef struct {
 
 static bool is_narrow(const OpField *f, const Tensor *t)
 {
-    return t->data && !strchr(f->dims, ':') && (t->dtype == BF16 || t->dtype == F16);
+    const char *suffix = strchr(f->dims, ':');
+    return t->data && (!suffix || !strcmp(suffix, ":wide")) && (t->dtype == BF16 || t->dtype == F16);
 }
 
 /* y = x between two tensors of one shape, of which one may be a view. */

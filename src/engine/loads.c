@@ -100,6 +100,7 @@ MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
                      .seq = seq,
                      .leaf = s->model.seq / s->seq_blocks,
                      .sp = sp,
+                     .cp = g.cp ? g.cp : 1,
                      .ep = g.ep ? g.ep : 1,
                      .etp = g.etp ? g.etp : 1,
                      .capacity = e->capacity };

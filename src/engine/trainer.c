@@ -109,7 +109,7 @@ static BatchSpec batch_spec(const Trainer *t)
     const TrainSpec *s = &t->spec;
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = s->model.seq,
-                        .span = context_span(s->model.seq, t->world->cp.size, t->world->cp_rank),
+                        .span = context_span(s->cut, s->model.seq, t->world->cp.size, t->world->cp_rank),
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };
@@ -207,7 +207,7 @@ static Err open_executor(Trainer *t)
                     .scratch = &t->scratch,
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
-                    .context = t->spec.context,
+                    .cut = t->spec.cut,
                     .dtype = t->spec.compute };
     TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,

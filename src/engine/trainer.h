@@ -29,12 +29,12 @@ typedef struct {
     int64_t micro_batch, global_batch;
     BatchRamp
         ramp; /* global_batch of each step, of which the member above is the largest; all zero: always that */
-    int32_t eod;         /* token that ends a document; for the next two */
-    bool mask_eod;       /* what is predicted from it does not count */
-    bool reset_at_eod;   /* positions and attention start anew behind it */
-    int seq_blocks;      /* canonical sequence blocks (a power of two dividing seq) */
-    int64_t attn_block;  /* keys per softmax block */
-    ContextComm context; /* how ranks that share sequences meet each other's keys */
+    int32_t eod;        /* token that ends a document; for the next two */
+    bool mask_eod;      /* what is predicted from it does not count */
+    bool reset_at_eod;  /* positions and attention start anew behind it */
+    int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
+    int64_t attn_block; /* keys per softmax block */
+    ContextCut cut;     /* of sequences over the ranks that share them */
     DeviceKind device;
     int gpu;           /* index of the GPU that device cuda means */
     DType compute;     /* F32, BF16, F16: activations, and weights as the layers see them */

@@ -281,13 +281,14 @@ static Err gate_backward(const Attention *a, Ctx *c, const AttentionSave *save, 
 /* lse and delta [B, T, H], as attention_bwd has left them. */
 static Err sink_backward(const Attention *a, Ctx *c, Tensor lse, Tensor delta)
 {
-    const int64_t N = lse.dim[0] * lse.dim[1], H = lse.dim[2];
+    const HeadRows of = context_head_rows(c, lse.dim[0] * lse.dim[1], lse.dim[2]);
     Tensor rows;
     if (a->sink < 0) return ERR_OK;
-    TRY(tensor_new(c->scratch, &rows, c->dtype, N, H));
-    TRY(op(c->s, sink_bwd, .dsink = rows, .sink = param_value(c, a->sink), .lse = tensor_reshape(lse, N, H),
-           .delta = tensor_reshape(delta, N, H)));
-    return grad_add_columns(c, a->sink, rows);
+    TRY(tensor_new(c->scratch, &rows, c->dtype, of.rows, of.heads));
+    TRY(op(c->s, sink_bwd, .dsink = rows,
+           .sink = tensor_row_slice(param_value(c, a->sink), of.first, of.heads),
+           .lse = tensor_reshape(lse, of.rows, of.heads), .delta = tensor_reshape(delta, of.rows, of.heads)));
+    return grad_add_columns(c, a->sink, rows, of.first);
 }
 
 /* Of this rank's query heads, and of keys and values from them. */

@@ -5,8 +5,8 @@
  * Capacities are about experts and units, whatever the layout. Room is about ranks: where not all rows that may come
  * have room, each rank learns how many rows the others want to send, and all cut the pieces by one rule.
  *
- * A balance unit is whole samples, and its rows are ordered by position. With sequence parallelism they lie on several
- * ranks; each of these then gathers the choices of all and comes to the same result.
+ * A balance unit is whole samples, and its rows are ordered by position. With sequence and context parallelism they lie
+ * on several ranks; each of these then gathers the choices of all and comes to the same result.
  */
 #include "base/int64.h"
 #include "layer/internal.h"
@@ -31,17 +31,20 @@ static int64_t units_touched(int64_t span, int64_t rows)
 /* Ranks that share the experts. */
 static int sharing_ranks(const MoeCut *c) { return c->ep * c->etp; }
 
-/* Units of `rows` rows that lie on these ranks: neighbours, along sp first. */
+/* Units that lie on these ranks, where one cp rank has `rows` rows of each: neighbours, along sp first, then along cp,
+ * which brings no other units. */
 static int64_t group_units(const MoeCut *c, int64_t rows)
 {
     const int n = sharing_ranks(c);
-    if (n % c->sp == 0) return n / c->sp * units_touched(c->rows * c->sp, rows);
-    return c->sp % n == 0 ? units_touched(c->rows * n, rows) : n * units_touched(c->rows, rows);
+    if (c->sp % n == 0) return units_touched(c->rows * n, rows);
+    if (n % c->sp) return n * units_touched(c->rows, rows);
+    const int contexts = n / c->sp, samples = contexts % c->cp ? contexts : contexts / c->cp;
+    return (c->cp % contexts ? samples : 1) * units_touched(c->rows * c->sp, rows);
 }
 
 MoeRoom moe_room(const MoeCut *c)
 {
-    const int64_t rows = c->unit * c->seq, capacity = capacity_of(c, rows), own = c->experts / c->ep;
+    const int64_t rows = c->unit * c->seq, capacity = capacity_of(c, rows * c->cp), own = c->experts / c->ep;
     MoeRoom r = { .capacity = capacity,
                   .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
     r.pair = r.worst = r.owned = r.sent;
@@ -68,6 +71,7 @@ MoeRoom moe_room_of(const Moe *m, const Ctx *c)
                          .seq = c->batch->T,
                          .leaf = c->canon.leaf_tokens,
                          .sp = c->world->sp.size,
+                         .cp = c->world->cp.size,
                          .ep = c->world->tp_ep.size / c->world->grid.etp,
                          .etp = c->world->grid.etp,
                          .capacity = c->kv ? (Capacity){ 0 } : m->capacity };
@@ -80,16 +84,30 @@ Err moe_gather_units(Ctx *c, Tensor own, Tensor *all)
 {
     Comm *sp = &c->world->sp;
     *all = own;
-    if (sp->size == 1) return ERR_OK;
-    TRY(tensor_new(c->scratch, all, own.dtype, own.dim[0] * sp->size, own.dim[1]));
-    return comm_all_gather(sp, c->s, *all, own, NULL);
+    if (sp->size > 1) {
+        TRY(tensor_new(c->scratch, all, own.dtype, own.dim[0] * sp->size, own.dim[1]));
+        TRY(comm_all_gather(sp, c->s, *all, own, NULL));
+    }
+    return context_all_rows(c, all);
+}
+
+Err moe_own_rows(Ctx *c, Tensor all, Tensor *own)
+{
+    TRY(context_own_rows(c, &all));
+    *own = ctx_row_slice(c, all);
+    return ERR_OK;
+}
+
+int64_t moe_unit_rows(const Moe *m, const Ctx *c)
+{
+    return m->balance.unit * c->batch->T * c->world->cp.size;
 }
 
 /* index [N, K], without the choices that a full expert does not take. */
 static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const int64_t rows = m->balance.unit * c->batch->T, N = index.dim[0], K = m->topk;
-    const int64_t all_rows = N * c->world->sp.size, units = all_rows / rows;
+    const int64_t rows = moe_unit_rows(m, c), K = m->topk;
+    const int64_t all_rows = index.dim[0] * c->world->sp.size * c->world->cp.size, units = all_rows / rows;
     Tensor all, weights = { 0 }, choice, offset, taken;
     ASSERT(all_rows == units * rows);
     TRY(moe_gather_units(c, index, &all));
@@ -101,8 +119,7 @@ static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weigh
            .experts = m->experts, .run = rows));
     TRY(op(c->s, choice_drop, .kept = taken, .weight = weights, .choice = choice, .offset = offset,
            .experts = m->experts, .most = moe_room_of(m, c).capacity));
-    *kept = tensor_row_slice(taken, c->world->sp.rank * N, N);
-    return ERR_OK;
+    return moe_own_rows(c, taken, kept);
 }
 
 /* index [N, K], without the choices that the ranks of their experts have no room for. */
@@ -132,7 +149,7 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
 {
     const MoeRoom room = moe_room_of(m, c);
     *kept = index;
-    if (room.capacity < m->balance.unit * c->batch->T) TRY(drop_beyond_capacity(m, c, index, weight, kept));
+    if (room.capacity < moe_unit_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
     if (room.owned == room.worst || c->in_pieces) return ERR_OK;
     return drop_beyond_room(m, c, *kept, weight, kept);
 }

@@ -14,7 +14,8 @@
  * its owner keeps the sum.
  *
  * Bits. Parts begin and end at multiples of the attention block, so the chain over a query's keys is that of one call
- * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do.
+ * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do. In 16 bits what
+ * the parts add up, o and dq, is in fp32 until the last of them, and rounded once.
  */
 #include "layer/internal.h"
 
@@ -54,18 +55,6 @@ static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
                        r->half);
 }
 
-/* Rows of part `which` (0, 1) of this rank between [B, T, K, C] and [B, length, K, C]. */
-static Err move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back)
-{
-    const int64_t bytes = tensor_bytes(part) / part.dim[0];
-    for (int64_t b = 0; b < part.dim[0]; b++) {
-        void *whole = (void *)((uintptr_t)rows.data + (uintptr_t)((2 * b + which) * bytes));
-        void *own = (void *)((uintptr_t)part.data + (uintptr_t)(b * bytes));
-        TRY(device_copy(c->s, back ? whole : own, back ? own : whole, bytes));
-    }
-    return ERR_OK;
-}
-
 /* Starts the exchange of a part: its owner sends it to all that see it. */
 static Err post(Ctx *c, Ring *r, int part)
 {
@@ -103,8 +92,8 @@ static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
     TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, 2 * count));
     TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, 2 * count));
     for (int i = 0; i < 2; i++) {
-        TRY(move_part(c, k, half_of(r, r->own, i, 0), i, false));
-        TRY(move_part(c, v, half_of(r, r->own, i, 1), i, false));
+        TRY(context_move_part(c, k, half_of(r, r->own, i, 0), i, false));
+        TRY(context_move_part(c, v, half_of(r, r->own, i, 1), i, false));
     }
     return post(c, r, 0);
 }
@@ -129,11 +118,25 @@ static Spans part_span(const Ring *r, int part)
     return (Spans){ { part * r->length, 0 }, { r->length, 0 } };
 }
 
+/* Where what the parts add to x is summed: x itself, or as much in fp32. */
+static Err wide_sum(Ctx *c, Tensor x, Tensor *sum)
+{
+    *sum = x;
+    return x.dtype == F32 ? ERR_OK : tensor_alloc(c->scratch, sum, F32, x.ndim, x.dim);
+}
+
+static Err round_sum(Ctx *c, Tensor x, Tensor sum)
+{
+    return sum.data == x.data ? ERR_OK : cast_values(c, x, sum);
+}
+
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Ring r = { .group = group, .window = a.window };
     RingPart part;
+    const Tensor o = a.o;
+    TRY(wide_sum(c, o, &a.o));
     TRY(ring_open(c, &r, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
     TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
@@ -148,6 +151,7 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
         TRY(op_attention_fwd(c->s, &a));
         a.resumed = true;
     }
+    TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -170,16 +174,17 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
     if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
     if (owner_of(r, part) != r->rank) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
-    return move_part(c, rows, tensor_view(d.data, r->dtype, 4, r->half), part != r->rank, true);
+    return context_move_part(c, rows, tensor_view(d.data, r->dtype, 4, r->half), part != r->rank, true);
 }
 
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    const Tensor dk = a.dk, dv = a.dv;
+    const Tensor dq = a.dq, dk = a.dk, dv = a.dv;
     const int64_t chunks = a.q.dim[2] / dk.dim[2] / a.chunk;
     Ring r = { .group = group, .window = a.window };
     RingPart part;
+    TRY(wide_sum(c, dq, &a.dq));
     TRY(ring_open(c, &r, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * r.half[0], r.half[1], r.half[2], r.half[3]));
     TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * r.half[0], r.half[1], r.half[2], r.half[3]));
@@ -198,6 +203,7 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
         TRY(sum_part(c, &r, i, a.dk, dk));
         TRY(sum_part(c, &r, i, a.dv, dv));
     }
+    TRY(round_sum(c, dq, a.dq));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

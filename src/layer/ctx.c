@@ -136,12 +136,13 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     return grad_added(c, table);
 }
 
-Err grad_add_columns(Ctx *c, int bias, Tensor dy)
+Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first)
 {
     Tensor acc;
     TRY(grad_open(c, bias, &acc));
-    TRY(op(c->s, bias_grad, .dbias = acc, .dy = dy, .shift = param_store_shift(c->params, bias),
-           .overflow = c->params->stats->overflow, .leaf = c->canon.leaf_rows, .room = c->canon.room));
+    TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy,
+           .shift = param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
+           .leaf = c->canon.leaf_rows, .room = c->canon.room));
     return grad_added(c, bias);
 }
 
@@ -190,7 +191,7 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
     return tensor_new(c->scratch, partial, y.dtype, y.dim[0] * c->world->sp.size, y.dim[1]);
 }
 
-static Err cast_rows(Ctx *c, Tensor y, Tensor x)
+Err cast_values(Ctx *c, Tensor y, Tensor x)
 {
     return op(c->s, cast, .y = tensor_reshape(y, tensor_count(y)), .x = tensor_reshape(x, tensor_count(x)));
 }
@@ -201,7 +202,7 @@ static Err widen(Ctx *c, int ranks, Tensor x, Tensor *wide)
     *wide = x;
     if (x.dtype == F32 || ranks == 1) return ERR_OK;
     TRY(tensor_alloc(c->scratch, wide, F32, x.ndim, x.dim));
-    return cast_rows(c, *wide, x);
+    return cast_values(c, *wide, x);
 }
 
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
@@ -218,7 +219,7 @@ Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
 Err reduce_rows_end(Ctx *c, PendingSum r)
 {
     TRY(stream_wait(c->s, c->world->sp.size > 1 ? &c->world->sp.pending : &c->world->tp.pending));
-    return r.sum.dtype == r.y.dtype ? ERR_OK : cast_rows(c, r.y, r.sum);
+    return r.sum.dtype == r.y.dtype ? ERR_OK : cast_values(c, r.y, r.sum);
 }
 
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y)
@@ -238,7 +239,7 @@ Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y)
     TRY(widen(c, group->size, x, &wide));
     if (wide.dtype != y.dtype) TRY(tensor_alloc(c->scratch, &sum, F32, y.ndim, y.dim));
     TRY(comm_reduce_scatter_tree_f32(group, c->s, sum, wide, NULL));
-    if (wide.dtype != y.dtype) TRY(cast_rows(c, y, sum));
+    if (wide.dtype != y.dtype) TRY(cast_values(c, y, sum));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -249,7 +250,7 @@ Err reduce_values(Ctx *c, Comm *group, Tensor x)
     Tensor wide;
     TRY(widen(c, group->size, x, &wide));
     TRY(comm_reduce_tree_f32(group, c->s, wide, NULL));
-    if (wide.dtype != x.dtype) TRY(cast_rows(c, x, wide));
+    if (wide.dtype != x.dtype) TRY(cast_values(c, x, wide));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

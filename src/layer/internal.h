@@ -18,13 +18,17 @@ Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidd
 /*
  * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their
  * ranks have room for: index with -1 in the places of the others. In scratch; index itself where nothing is dropped.
- * Collective over sp and tp-ep.
+ * Collective over sp, cp and tp-ep.
  */
 Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept);
 
-/* Rows of this rank, of any dtype, to those of the micro-batch, in scratch; `own` itself in a group of one. Collective
- * over sp. */
+/* Rows of this rank, of any dtype, to those of the micro-batch, in scratch, by sample and position; `own` itself in a
+ * group of one. Collective over sp and cp. */
 Err moe_gather_units(Ctx *c, Tensor own, Tensor *all);
+/* Of these this rank's. */
+Err moe_own_rows(Ctx *c, Tensor all, Tensor *own);
+/* Rows of a balance unit, on all ranks. */
+int64_t moe_unit_rows(const Moe *m, const Ctx *c);
 
 /* Tensors of one call of a mixture: those of MoeSave, under the same names. */
 typedef struct {
@@ -68,22 +72,48 @@ Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
 
 /*
- * For ranks of `group`, rank i of which has the positions context_span(seq, size, i) of the `seq` that all have: keys
- * part by part (context_ring.c); all of these positions and some of the heads, which go on as ranks of `ring` if that
- * has more than one (context_a2a.c).
+ * The same for ranks that have zigzag parts, or with CONTEXT_A2A whatever c->cut says; and for those that have
+ * positions in order and change them for zigzag parts first (context_cut.c).
+ */
+Err context_attend(Ctx *c, attention_fwd_args a);
+Err context_attend_bwd(Ctx *c, attention_bwd_args a);
+Err context_zigzag(Ctx *c, attention_fwd_args a);
+Err context_zigzag_bwd(Ctx *c, attention_bwd_args a);
+
+/*
+ * For ranks of `group`, rank i of which has the positions context_span(cut, seq, size, i) of the `seq` that all have:
+ * keys part by part (context_ring.c); all of these positions and some of the heads, which go on as ranks of `ring` if
+ * that has more than one (context_a2a.c).
  */
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a);
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
 Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
 
+/* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
+ * or some of them of more positions. */
+typedef struct {
+    int64_t rows, first, heads;
+} HeadRows;
+
+HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads);
+
 /* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`
  * [samples, seq, K, C]; or back. */
-Err context_move(Ctx *c, int ranks, Tensor x, Tensor whole, bool back);
+Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back);
+/* Part `which` (0, 1) of this rank's positions, from rows [B, T, ...] to part [B, T / 2, ...]; or back. */
+Err context_move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back);
 /* t [B, T, K, C] of a rank's positions becomes [B, seq, K, C] of the group's, in scratch. */
-Err context_gather(Ctx *c, Comm *group, Tensor *t);
+Err context_gather(Ctx *c, ContextCut cut, Comm *group, Tensor *t);
+/* rows [B * T, columns] of a rank's positions become [B * seq, columns] of all, in scratch; and back. As they are where
+ * no ranks share sequences. Collective over cp. */
+Err context_all_rows(Ctx *c, Tensor *rows);
+Err context_own_rows(Ctx *c, Tensor *rows);
 /* x[0] = the tree over the first dim of x [chunks, n, columns]. */
 Err context_sum_chunks(Ctx *c, Tensor x);
+
+/* y = x, to the nearest of y's dtype. */
+Err cast_values(Ctx *c, Tensor y, Tensor x);
 
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);

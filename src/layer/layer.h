@@ -86,6 +86,9 @@ typedef struct {
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
+/* And which positions a rank has: a part from each end, or a run of them. */
+typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
+
 /* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. */
 typedef struct {
     Tensor k, v;
@@ -103,10 +106,12 @@ typedef struct {
     const StepValues *step;    /* device memory */
     Tensor rope_cos, rope_sin; /* [seq, columns that turn / 2], or absent */
     Canon canon;
-    ContextComm context; /* between the ranks of world->cp */
+    ContextComm context; /* of the block at work: between the ranks of world->cp */
+    ContextCut cut;      /* of sequences over these */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
-    /* Where balance counts the batch so far: [blocks of the stage, units, experts] i64, the rows that would choose each
-     * expert by scores alone, of the batch up to each unit; written in forward, whose units come in data order. */
+    /* Where balance counts the batch so far: [blocks of the stage, those of MTP last, units, experts] i64, the rows
+     * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
+     * in data order. */
     Tensor loads_so_far;
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training: dropout, noise, and what only the loss of a step is for */
@@ -141,7 +146,8 @@ Tensor param_state(const Ctx *c, int id); /* of a STATE parameter: fp32, as the 
 
 /* += rows, at `index` of the table's rows from `first` on. */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
-Err grad_add_columns(Ctx *c, int bias, Tensor dy); /* += column sums */
+/* += column sums, to the numbers from `first` on. */
+Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first);
 
 /* Runs and empties the slot's queue of weight gradients. */
 Err wgrad_drain(Ctx *c);
@@ -170,8 +176,9 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 
 /* ---- sequences shared by the ranks of world->cp ---- */
 
-/* The positions of a sample that a rank holds: parts r and 2 ranks - 1 - r of 2 ranks equal ones (docs/context.md). */
-Spans context_span(int64_t seq, int ranks, int rank);
+/* The positions of a sample that a rank holds, of 2 ranks equal parts: r and 2 ranks - 1 - r, or 2 r and 2 r + 1
+ * (docs/context.md). */
+Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
 
 /* ---- linear ---- */
 
@@ -364,9 +371,10 @@ typedef struct {
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;
-    int64_t unit, rows, seq; /* samples of a balance unit; rows of this rank's tokens, of a sample */
-    int64_t leaf;            /* tokens of a leaf of the weights' gradients, which no piece cuts */
-    int sp, ep, etp;
+    int64_t unit, rows,
+        seq;      /* samples of a balance unit; rows of this rank's tokens, of a sample on a cp rank */
+    int64_t leaf; /* tokens of a leaf of the weights' gradients, which no piece cuts */
+    int sp, cp, ep, etp;
     Capacity capacity;
 } MoeCut;
 
@@ -385,7 +393,7 @@ MoeRoom moe_room(const MoeCut *cut);
 typedef struct {
     int router, fc1, fc2; /* weights */
     int bias;             /* STATE: of the experts; its accumulator counts their rows */
-    int block;            /* of its stage's blocks the number of this one; set by who registers the stage */
+    int block; /* number of this one in its stage, MTP's behind the others; set by who registers the stage */
     int experts, topk;
     int64_t hidden, ffn;
     int64_t chunk; /* columns of gate (and of up) per interleaved chunk */

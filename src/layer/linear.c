@@ -100,7 +100,7 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
            .leaf = tree_leaf(c, l->out, dy.dim[1])));
     if (at_once) TRY(gather_rows_end(c));
     TRY(reduce_rows_begin(c, partial, dx, &sum));
-    if (l->bias >= 0) TRY(grad_add_columns(c, l->bias, dy));
+    if (l->bias >= 0) TRY(grad_add_columns(c, l->bias, dy, 0));
     TRY(wgrad_push(c, wgrad));
     return reduce_rows_end(c, sum);
 }

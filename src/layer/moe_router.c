@@ -81,13 +81,13 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
     Tensor all, ranks, share;
     *rank = (Tensor){ 0 };
     if (!m->balance.sinkhorn || !c->dropout_on) return ERR_OK;
+    logits = tensor_of(logits.data, F32, logits.dim[0], logits.ld); /* with the padding: rows without gaps */
     TRY(moe_gather_units(c, logits, &all));
     TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->experts));
     TRY(tensor_new(c->scratch, &share, F32, all.dim[0]));
-    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = all,
-           .rows = m->balance.unit * c->batch->T));
-    *rank = ctx_row_slice(c, ranks);
-    return ERR_OK;
+    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = moe_first_cols(all, m->experts),
+           .rows = moe_unit_rows(m, c)));
+    return moe_own_rows(c, ranks, rank);
 }
 
 /* ---- rows that would choose each expert ---- */

@@ -93,7 +93,8 @@ static Err register_norm(Norm *n, ParamRegistry *reg, const ModelSpec *s, const 
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
     char mlp[PARAM_NAME_MAX];
-    *b = (Block){ .dropout = s->dropout,
+    *b = (Block){ .context = (ContextComm)layer_pattern_at(&s->context, layer),
+                  .dropout = s->dropout,
                   .keep_norms = s->recompute != RECOMPUTE_SELECTIVE,
                   .again = s->recompute == RECOMPUTE_FULL };
     b->attn_dropout_key = dropout_key(s, name, "attn.residual");
@@ -141,6 +142,7 @@ Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
 {
     Tensor n, branch, mid;
     int64_t R = x.dim[0], D = x.dim[1];
+    c->context = b->context;
     TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, R, D));
     TRY(tensor_new(c->scratch, &branch, c->dtype, R, D));
     TRY(norm_out(b, c, x, &n, &save->n1));
@@ -167,7 +169,7 @@ static Err branch_gradient(const Block *b, Ctx *c, int bias, uint64_t key, Tenso
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return bias >= 0 ? grad_add_columns(c, bias, *out) : ERR_OK;
+    return bias >= 0 ? grad_add_columns(c, bias, *out, 0) : ERR_OK;
 }
 
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
@@ -184,6 +186,7 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor mid = save_get(c, save->mid), n, dbranch, dn;
+    c->context = b->context;
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     ArenaMark half = arena_mark(c->scratch);
     TRY(branch_gradient(b, c, mlp_bias(b), b->mlp_dropout_key, d, &dbranch));

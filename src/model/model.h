@@ -61,7 +61,8 @@ typedef struct {
 typedef struct {
     int layers, heads, kv_heads, head_dim;
     int64_t hidden, ffn, seq, vocab, padded_vocab;
-    LayerPattern window; /* of each block; 0: all positions */
+    LayerPattern window;  /* of each block; 0: all positions */
+    LayerPattern context; /* of each block: its ContextComm */
     RopeSpec rope;
     bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
     Activation activation;
@@ -79,6 +80,7 @@ typedef struct {
     bool mixture; /* moe instead of mlp */
     Mlp mlp;
     Moe moe;
+    ContextComm context;
     float dropout;
     uint64_t attn_dropout_key, mlp_dropout_key;
     bool keep_norms; /* false under selective recomputation */

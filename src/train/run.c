@@ -114,12 +114,9 @@ static void say_arenas(const MemoryPlan *p)
 
 static Err hint_smaller(const Run *r)
 {
-    char cp[96] = "";
-    if (r->spec.device == DEVICE_CPU)
-        snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;",
-                 2 * r->world->grid.cp);
-    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s or a smaller model",
-                    (long long)r->spec.micro_batch, cp);
+    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; parallel.cp=%d, with more "
+                    "ranks that share each sequence; or a smaller model",
+                    (long long)r->spec.micro_batch, 2 * r->world->grid.cp);
 }
 
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */

@@ -57,6 +57,21 @@ static RopeSpec rope_spec(const Config *cfg)
     return r;
 }
 
+/* (a ring of single ranks is a ring) */
+static LayerPattern context_spec(const Config *cfg)
+{
+    static const ContextComm ways[CP_COMMS] = { [CP_COMM_ALLGATHER] = CONTEXT_ALLGATHER,
+                                                [CP_COMM_RING] = CONTEXT_RING,
+                                                [CP_COMM_A2A] = CONTEXT_A2A,
+                                                [CP_COMM_HIERARCHICAL] = CONTEXT_HIERARCHICAL };
+    LayerPattern p = cfg->derived.cp_comm;
+    for (int i = 0; i < p.runs; i++) {
+        p.value[i] = (int32_t)ways[p.value[i]];
+        if (p.value[i] == CONTEXT_HIERARCHICAL && cfg->derived.cp_heads <= 1) p.value[i] = CONTEXT_RING;
+    }
+    return p;
+}
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
     ModelSpec m = { .layers = (int)cfg->model.layers,
@@ -84,6 +99,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .seed = (uint64_t)cfg->run.seed,
                     .recompute = (Recompute)cfg->train.recompute };
     layer_pattern_read(cfg->model.window, WINDOW_MOST, &m.window); /* (config_check has read both, too) */
+    m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
@@ -126,19 +142,6 @@ static PipelineSpec pipeline_spec(const Config *cfg)
                            .group = (int)cfg->parallel.group };
 }
 
-/* (a ring of single ranks is a ring) */
-static ContextComm context_spec(const Config *cfg)
-{
-    switch (cfg->parallel.cp_comm) {
-    case PARALLEL_CP_COMM_ALLGATHER: break;
-    case PARALLEL_CP_COMM_RING: return CONTEXT_RING;
-    case PARALLEL_CP_COMM_A2A: return CONTEXT_A2A;
-    case PARALLEL_CP_COMM_HIERARCHICAL:
-        return cfg->derived.cp_heads > 1 ? CONTEXT_HIERARCHICAL : CONTEXT_RING;
-    }
-    return CONTEXT_ALLGATHER;
-}
-
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 {
     static const Isa isas[] = { [DEBUG_ISA_AUTO] = ISA_AUTO,
@@ -159,7 +162,8 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .reset_at_eod = cfg->data.reset_at_eod,
                         .seq_blocks = (int)cfg->parallel.seq_blocks,
                         .attn_block = cfg->parallel.attn_block,
-                        .context = context_spec(cfg),
+                        .cut = cfg->parallel.cp_cut == PARALLEL_CP_CUT_CONTIGUOUS ? CONTEXT_CONTIGUOUS
+                                                                                  : CONTEXT_ZIGZAG,
                         .exact = cfg->run.reproducible == RUN_REPRODUCIBLE_LAYOUT,
                         .adamw = { (float)cfg->optim.beta1, (float)cfg->optim.beta2, (float)cfg->optim.eps,
                                    (float)cfg->optim.weight_decay },
@@ -183,10 +187,11 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
 Err grid_spec(const Config *cfg, Grid *out)
 {
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
-    const bool hierarchical = cfg->parallel.cp_comm == PARALLEL_CP_COMM_HIERARCHICAL;
     *out = (Grid){ .tp = tp,
                    .cp = (int)cfg->parallel.cp,
-                   .cp_heads = hierarchical ? (int)cfg->derived.cp_heads : 1,
+                   .cp_heads = layer_pattern_has(&cfg->derived.cp_comm, CP_COMM_HIERARCHICAL)
+                                   ? (int)cfg->derived.cp_heads
+                                   : 1,
                    .dp = (int)cfg->derived.dp,
                    .pp = (int)cfg->parallel.pp,
                    .order = cfg->parallel.order == PARALLEL_ORDER_TP_CP_EP_PP_DP ? ORDER_PP_DP : ORDER_DP_PP,

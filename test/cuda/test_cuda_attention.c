@@ -238,6 +238,68 @@ TEST(attention_sink_gradients)
     }
 }
 
+/* ---- keys in several calls ---- */
+
+enum { PARTS = 4 };
+
+/* Keys in PARTS calls, or (one call) all at once, with o and dq in fp32. */
+static void parts_case(DType T, Shape s, int parts)
+{
+    CudaCase *c = case_open();
+    const int64_t rows = s.q.count[0] + s.q.count[1], length = s.k.count[0] / parts;
+    const char *name = shape_name(T, &s);
+    const float scale = 1.0f / sqrtf((float)s.C);
+    const Dropout dropout = { 0x123456789ABCDEF, dropout_threshold((float)s.drop), 1 / (1 - (float)s.drop) };
+    Pair q = heads_random(c, T, 3, &s, rows, s.H), k[PARTS], v[PARTS], sample = samples(c, &s), doc = { 0 }, sink = { 0 };
+    Pair o = pair_output(c, F32, s.B, rows, s.H, s.C), lse = pair_output(c, F32, s.B, rows, s.H);
+    Pair max = pair_output(c, F32, s.B, rows, s.H), sum = pair_output(c, F32, s.B, rows, s.H);
+    if (s.sinks) sink = pair_random(c, T, 2, s.H);
+    if (s.docs) doc = documents(c, &s, rows);
+    for (int i = 0; i < parts; i++) {
+        k[i] = heads_random(c, T, 1, &s, length, s.K), v[i] = heads_random(c, T, 1, &s, length, s.K);
+        BOTH(c, attention_fwd, .o = AT(o), .lse = AT(lse), .max = AT(max), .sum = AT(sum), .q = AT(q), .k = AT(k[i]),
+             .v = AT(v[i]), .sink = AT(sink), .doc = AT(doc), .sample = AT(sample), .q_span = s.q,
+             .k_span = run(s.k.first[0] + i * length, length), .scale = scale, .softcap = (float)s.softcap,
+             .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0, .resumed = i > 0,
+             .unfinished = i + 1 < parts);
+    }
+    pair_check(c, o, 8 * unit_of(T), "o of %d parts, %s", parts, name);
+    pair_check(c, lse, 1e-5, "lse of %d parts, %s", parts, name);
+
+    o = pair_values(c, T, o.t[CASE_CPU].data, s.B, rows, s.H, s.C);
+    lse = pair_values(c, F32, lse.t[CASE_CPU].data, s.B, rows, s.H);
+    Pair go = heads_random(c, T, 1, &s, rows, s.H), dq = pair_output(c, F32, s.B, rows, s.H, s.C);
+    Pair delta = pair_output(c, F32, s.B, rows, s.H);
+    for (int i = 0; i < parts; i++) {
+        Pair dk = heads_random(c, T, 1, &s, length, s.K), dv = heads_random(c, T, 1, &s, length, s.K);
+        BOTH(c, attention_bwd, .dq = AT(dq), .dk = AT(dk), .dv = AT(dv), .go = AT(go), .q = AT(q), .k = AT(k[i]),
+             .v = AT(v[i]), .o = AT(o), .lse = AT(lse), .delta = AT(delta), .doc = AT(doc), .sample = AT(sample),
+             .q_span = s.q, .k_span = run(s.k.first[0] + i * length, length), .scale = scale,
+             .softcap = (float)s.softcap, .block = 64, .window = s.window, .dropout = dropout, .head0 = HEAD0,
+             .chunk = s.H / s.K, .leaf = 64, .positions = POSITIONS, .resumed = i > 0);
+        pair_check(c, dk, 16 * unit_of(T), "dk of part %d, %s", i, name);
+        pair_check(c, dv, 16 * unit_of(T), "dv of part %d, %s", i, name);
+    }
+    pair_check(c, dq, 16 * unit_of(T), "dq of %d parts, %s", parts, name);
+    pair_check(c, delta, 1e-5, "delta, %s", name);
+    case_close(c);
+}
+
+/* A zigzag rank's queries; its first ones see nothing of the later parts. */
+TEST(attention_keys_in_parts)
+{
+    const Spans zigzag = { { 20, 100 }, { 20, 20 } }, back = { { 60, 0 }, { 70, 0 } };
+    for (int t = 0; t < 3; t++) {
+        parts_case(types[t], (Shape){ .B = 2, .H = 2, .K = 1, .C = 32, .q = zigzag, .k = run(0, 80) }, 4);
+        parts_case(types[t], (Shape){ .B = 1, .H = 2, .K = 2, .C = 64, .q = back, .k = run(0, 120), .docs = 1,
+                                      .softcap = 2, .drop = .2 }, 3);
+        parts_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = 96, .q = back, .k = run(40, 80), .window = 25,
+                                      .sinks = 1 }, 2);
+        parts_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = 40, .q = zigzag, .k = zigzag }, 1);
+    }
+    parts_case(BF16, (Shape){ .B = 1, .H = 1, .K = 1, .C = 256, .q = zigzag, .k = run(0, 80) }, 2);
+}
+
 /* ---- NaN, refusals ---- */
 
 TEST(attention_keeps_nan_in_its_rows)
@@ -298,6 +360,22 @@ TEST(attention_refuses_what_does_not_fit)
     FAILS(refused(BF16, s, 1, 0), ERR_SHAPE, "spans of k overlap");
     s = fits, s.q = (Spans){ { -1, 9 }, { 4, 4 } };
     FAILS(refused(BF16, s, 1, 0), ERR_SHAPE, "spans of q overlap or leave");
+}
+
+TEST(attention_refuses_parts_that_would_round)
+{
+    CudaCase *c = case_open();
+    const Shape s = { .B = 1 };
+    Pair q = pair_random(c, BF16, 1, 1, 8, 1, 32), o = pair_output(c, BF16, 1, 8, 1, 32), sample = samples(c, &s);
+    Pair lse = pair_output(c, F32, 1, 8, 1);
+    case_side = CASE_GPU;
+    attention_fwd_args a = { .o = AT(o), .lse = AT(lse), .max = AT(lse), .sum = AT(lse), .q = AT(q), .k = AT(q),
+                             .v = AT(q), .sample = AT(sample), .q_span = spans_whole(8), .k_span = spans_whole(8),
+                             .scale = 1, .block = 64, .unfinished = 1 };
+    FAILS(op_attention_fwd(case_stream(c), &a), ERR_SHAPE, "o is bf16: keys in several calls need it in f32");
+    a.max.data = NULL;
+    FAILS(op_attention_fwd(case_stream(c), &a), ERR_SHAPE, "keys in several calls need max and sum");
+    case_close(c);
 }
 
 /* ---- merging ---- */
