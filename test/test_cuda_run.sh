@@ -88,6 +88,11 @@ check "cap, sinks and gate bf16: losses within 2e-2 of the CPU's bf16" close var
 run variants-full variants.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "cap, sinks and gate: full recomputation gives the same bits" same_losses variants-full variants-cuda
 expect 0 Line "$mt" generate --run variants-bf16 --prompt Line --tokens 4
+run further-cpu llama.ini run.device=cpu run.precision=fp32 run.reproducible=run model.mtp_layers=2
+run further-cuda llama.ini run.device=cuda run.precision=fp32 model.mtp_layers=2
+check "multi-token prediction fp32: losses within 1e-5 of the CPU's" close further-cuda further-cpu 1e-5
+run further-bf16 llama.ini run.device=cuda model.mtp_layers=2
+check "multi-token prediction bf16: losses within 2e-2 of fp32" close further-bf16 further-cpu 2e-2
 run llama-full llama.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "llama: full recomputation gives the same bits" same_losses llama-full llama-cuda
 
