@@ -376,12 +376,15 @@ L, D, H, V, T, pp, dp, ep = 61, 7168, 128, 129280, 4096, 16, 128, 64
 latents = 1536 * D + 1536 + H * (128 + 64) * 1536 + (512 + 64) * D + 512 + H * (128 + 128) * 512 + D * H * 128
 block, expert = latents + 2 * D, 3 * D * 2048
 mixture = 256 * D + expert  # router, shared expert
-total = L * block + 3 * 3 * D * 18432 + 58 * (mixture + 256 * expert) + 2 * V * D + D
-active = total - 58 * (256 - 8) * expert
+main = L * block + 3 * 3 * D * 18432 + 58 * (mixture + 256 * expert) + 2 * V * D + D
+mtp = 3 * D + 2 * D * D + block + mixture + 256 * expert  # norms, projection of two rows, a block
+total = main + mtp
+active = total - 59 * (256 - 8) * expert
 want("latent attention of a block", latents, 187_107_328)
-want("parameters", (plan["parameters"], total), (671_026_404_352, 671_026_404_352))
-want("active parameters", (plan["active_parameters"], active), (37_552_282_624, 37_552_282_624))
-flop = 6 * (active - V * D) + 6 * L * H * (128 + 64 + 128) * T
+want("parameters without prediction of further tokens", main, 671_026_404_352)
+want("parameters", (plan["parameters"], total), (682_636_472_320, 682_636_472_320))
+want("active parameters", (plan["active_parameters"], active), (38_240_382_976, 38_240_382_976))
+flop = 6 * active + 6 * (L + 1) * H * (128 + 64 + 128) * T  # (one table is looked up, the head is gone through twice)
 want("FLOP of a token", re.search(r"6 N \+ 12 L C T.* (\d+)G ", text)[1], str(round(flop / 1e9)))
 
 # a rank in the middle has four blocks with experts
@@ -391,7 +394,7 @@ between("16-bit weights", rank["weights_16_bit"], 2 * held, 2 * held + 2 * 64 * 
 between("fp32 weights", rank["weights"], 4 * own, 4 * own + 4 * 64 * 16)
 # kept between forward and backward, of 14 units: the input of each block; the last one's output is sent
 want("saves", rank["saves"], 14 * 4 * T * D * 2)
-finish(7)
+finish(8)
 EOP
 "$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 --json >plan.json 2>&1
 "$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 >plan.txt 2>&1
