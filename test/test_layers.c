@@ -218,10 +218,11 @@ static double norm_of(const double *x, int64_t n)
     return sqrt(sum);
 }
 
-/* Values of root mean square 1; the first direction is the gradient's: so steep that a shorter one does. */
+/* Values of root mean square 1; the first direction is the gradient's: so steep that a shorter one does, of length 1 at
+ * least, along which few values show 1% too much, too. */
 static void choose_direction(Rig *r, const Probe *p, int number, double norm, double *u)
 {
-    double along = number || !(norm > 0) ? 0 : 0.1 * sqrt((double)p->n) / norm;
+    double along = number || !(norm > 0) ? 0 : fmax(0.1 * sqrt((double)p->n), 1) / norm;
     for (int64_t i = 0; i < p->n; i++) {
         u[i] = along > 0 ? along * p->gradient[i] : test_uniform(&r->seed, -1.7, 1.7);
         if (padding(p, i)) u[i] = 0;
