@@ -302,7 +302,7 @@ done <<'EOL'
 2 2 8 chimera 1
 EOL
 
-# ---- the large mixtures that come along, on 64 and 256 GPUs: what a rank holds and sends for its experts
+# ---- the large mixtures that come along, on 16, 64 and 256 GPUs: what a rank holds and sends for its experts
 
 cat >mixture.py <<'EOP'
 """mixture.py WORLD MODEL <JSON of the plan> <its text>: prints what differs from a count by hand."""
@@ -313,15 +313,17 @@ import sys
 from wants import between, finish, want
 
 world, plan, text = int(sys.argv[1]), json.load(open(sys.argv[3])), open(sys.argv[4]).read()
-layers, D, heads, kv, C, F, E, K, V, qk, pp, slack, total, active = {
-    "mixtral-8x7b": (32, 4096, 32, 8, 128, 14336, 8, 2, 32000, False, 4, 2, 46_702_792_704, 12_879_925_248),
-    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 128, 8, 151936, True, 2, 0, 30_532_122_624, 3_353_032_704),
+# (small: norms of queries and keys, sinks)
+layers, D, heads, kv, C, F, E, K, V, small, pp, slack, batch, total, active = {
+    "mixtral-8x7b": (32, 4096, 32, 8, 128, 14336, 8, 2, 32000, 0, 4, 2, 1024, 46_702_792_704, 12_879_925_248),
+    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 128, 8, 151936, 256, 2, 0, 1024, 30_532_122_624, 3_353_032_704),
+    "gpt-oss-20b": (24, 2880, 64, 8, 64, 2880, 32, 4, 201088, 64, 1, 2, 512, 20_907_928_896, 4_186_418_496),
 }[sys.argv[2]]
 T, ep, blocks, dp = 4096, 8, layers // pp, world // pp
 want("ranks", len(plan["ranks"]), pp)
 
 # of a block: two norms, qkv, proj, the router; 3 F D an expert, of which a rank has E / ep
-attention = (heads + 2 * kv) * C * D + heads * C * D + (2 * C if qk else 0)
+attention = (heads + 2 * kv) * C * D + heads * C * D + small
 dense_block, experts_block = 2 * D + attention + E * D, 3 * F * D * E // ep
 want("parameters", plan["parameters"], total)
 want("parameters of the parts", layers * (dense_block + experts_block * ep) + 2 * V * D + D, total)
@@ -343,7 +345,7 @@ room = slack * T * K if slack else ep * most
 want("room", int(re.search(r"with room for ([\d,]+) rows", text)[1].replace(",", "")), room)
 sent = [tuple(int(x.replace(",", "")) for x in found) for found in
         re.findall(r"^ +tp-ep all-to-all +([\d,]+) +([\d,]+)$", text, re.M)]
-calls = 5 * blocks * (1024 // dp)
+calls = 5 * blocks * (batch // dp)
 for found in sent:
     want("all-to-all, calls and bytes", found, (calls, calls * min(most, room) * D * 2 * (ep - 1)))
 finish(7 + 4 * pp)
@@ -359,6 +361,8 @@ mixtral-8x7b 64
 mixtral-8x7b 256
 qwen3-30b-a3b 64
 qwen3-30b-a3b 256
+gpt-oss-20b 16
+gpt-oss-20b 256
 EOL
 
 # ---- DeepSeek-V3 at its published scale, counted from its shapes
