@@ -92,12 +92,13 @@ struct RunningRows {
 };
 
 /* Maximum and sum of a row, `most` and `sum`, become those over the keys of earlier calls, too: o of this call is then
- * to be scaled by *factor, that of the others by *keep. `leader`: the thread that writes. */
+ * to be scaled by *factor, that of the others by *keep. `before` NULL: a row behind the last one, whose place is another
+ * warp's. `leader`: the thread that writes. */
 template <class E>
 __device__ __forceinline__ void join_running(const RunningRows &running, float *before, float *before_sum, bool leader,
                                              float *most, float *sum, float *factor, float *keep)
 {
-    if (running.o.resumed) {
+    if (running.o.resumed && before) {
         const float old = *before, top = fmaxf(*most, old), base = top == -INFINITY ? 0.0f : top;
         *factor = E::exp2((*most - base) * LOG2_E);
         *keep = E::exp2((old - base) * LOG2_E);
@@ -120,12 +121,12 @@ __device__ __forceinline__ void finish_rows(const AttnProblem &p, typename E::Su
     UNROLL
     for (int i = 0; i < E::R; i++) {
         const int row = q.row + min(at.row(i), q.count - 1);
-        const bool leader = at.column(0) == 0 && at.row(i) < q.count;
+        const bool there = at.row(i) < q.count, leader = at.column(0) == 0 && there;
         float sum = E::row_sum(rows.sum[i]), most = rows.max[i] * p.scale;
         factor[i] = keep[i] = 1;
         if (running.max.data)
-            join_running<E>(running, running.max.at(p, b, row, h), running.sum.at(p, b, row, h), leader, &most, &sum,
-                            &factor[i], &keep[i]);
+            join_running<E>(running, there ? running.max.at(p, b, row, h) : nullptr, running.sum.at(p, b, row, h),
+                            leader, &most, &sum, &factor[i], &keep[i]);
         if (running.unfinished) continue;
         float rescale = 1;
         if (p.sink) {
