@@ -94,7 +94,7 @@ make_folder() {
 copy_emu() {
     cp -a "$root"/Makefile "$root"/main.c "$root"/src "$root"/test "$root"/scripts "$root"/cuda "$work" || exit 1
     mkdir -p "$work/$build/emu"
-    cp -a "$root/$build"/{src,libmegatrain.a,emu} "$work/$build" 2>/dev/null
+    cp -a "$root/$build"/{src,cuda,libmegatrain.a,emu} "$work/$build" 2>/dev/null
     cd "$work" || exit 1
     each_record "$list" needs | sort -u >"$work/needs"
     for lane in $(cut -d ' ' -f 1 "$work/needs" | sort -u); do
