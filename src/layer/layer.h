@@ -287,11 +287,13 @@ typedef struct {
     uint64_t dropout_key;
 } Attention;
 
-/* Behind norm and rotation; with q/k norms kv's k is that before them, as q_raw is. */
+/* Behind norm and rotation; with q/k norms qkv or kv's k, and q_raw, are before them. */
 typedef struct {
-    Saved q, kv, o, lse; /* kv [2, N, K, C] */
-    Saved q_raw, k;      /* with q/k norms */
-    Saved gate, gated;   /* with a gate: it, and o under it */
+    Saved qkv;         /* where heads are views of it (attention.c); else */
+    Saved q, kv, gate; /* kv [2, N, K, C] */
+    Saved q_raw, k;    /* with q/k norms; q then is apart from qkv, too */
+    Saved o, lse;
+    Saved gated; /* o under the gate, if there is one */
     NormSave q_norm, k_norm;
 } AttentionSave;
 
