@@ -514,6 +514,7 @@ typedef struct {
 
 typedef struct {
     Saved logits, row_max, row_sum;
+    bool at_once;  /* logits are their gradient already */
     Tensor target; /* of the loss, */
     float weight;
 } HeadSave;
