@@ -330,9 +330,9 @@ __global__ void __launch_bounds__(NORM_THREADS)
     sums.finish(to.partial + blockIdx.x * 2 * static_cast<int64_t>(D) + first, D, D - first);
 }
 
-/* dw and db += sums over slices; 32 columns a block, 16 threads a column. blockIdx.y: dw, db. */
+/* dw and db += sums over slices (`fresh`: = them); 32 columns a block, 16 threads a column. blockIdx.y: dw, db. */
 __global__ void __launch_bounds__(WARP *SUM_THREADS)
-    norm_grad_sum_kernel(float *dw, float *db, const float *partial, int slices, int D)
+    norm_grad_sum_kernel(float *dw, float *db, const float *partial, int slices, int D, bool fresh)
 {
     SHARED(float, sums, [SUM_THREADS][WARP]);
     const int column = blockIdx.x * WARP + threadIdx.x;
@@ -348,7 +348,7 @@ __global__ void __launch_bounds__(WARP *SUM_THREADS)
     float total = 0;
     for (int s = 0; s < SUM_THREADS; s++) total += sums[s][threadIdx.x];
     float *to = blockIdx.y ? db : dw;
-    to[column] += total;
+    to[column] = fresh ? total : to[column] + total;
 }
 
 /* ---- backward ---- */
@@ -459,7 +459,7 @@ template <class T> struct NormBwd {
         if (LANES == 0) launch_norm_grad<T>(s, a, wide, &to);
         LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), a->db.data ? 2 : 1),
                dim3(WARP, SUM_THREADS), 0, cuda_stream(s), data_of<float>(a->dw), data_of<float>(a->db),
-               reinterpret_cast<float *>(s->dev->workspace), to.count, static_cast<int>(D));
+               reinterpret_cast<float *>(s->dev->workspace), to.count, static_cast<int>(D), a->fresh != 0);
     }
 };
 

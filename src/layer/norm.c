@@ -77,12 +77,13 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
 }
 
 /* Where this rank's gradient of the weight goes: nowhere if the first rank of the sharing ones counts the same rows. */
-static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw)
+static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw, bool *fresh)
 {
-    TRY(grad_open(c, n->weight, dw));
+    *dw = grad_target(c, n->weight, fresh);
     if (!n->shared || c->world->kv.rank == 0) return ERR_OK;
-    TRY(tensor_new(c->scratch, dw, dw->dtype, dw->dim[0]));
-    return op(c->s, fill_zero_acc, .x = *dw);
+    if (*fresh) TRY(op(c->s, fill_zero_acc, .x = *dw));
+    *fresh = true;
+    return tensor_new(c->scratch, dw, dw->dtype, dw->dim[0]);
 }
 
 /* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
@@ -90,15 +91,16 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor none = { 0 }, dw, db = { 0 };
-    bool bias = n->bias >= 0;
-    TRY(weight_gradient(n, c, &dw));
-    if (bias) TRY(grad_open(c, n->bias, &db));
+    bool bias = n->bias >= 0, fresh, bias_fresh;
+    TRY(weight_gradient(n, c, &dw, &fresh));
+    if (bias) db = grad_target(c, n->bias, &bias_fresh);
+    ASSERT(!bias || bias_fresh == fresh); /* each adds to both */
     TRY(op(c->s, norm_bwd, .dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = param_value(c, n->weight),
            .mean = n->rms ? none : save_get(c, save->mean), .rstd = save_get(c, save->rstd),
            .shift_w = param_store_shift(c->params, n->weight),
            .shift_b = bias ? param_store_shift(c->params, n->bias) : none,
            .overflow = c->params->stats->overflow, .leaf = n->per_head ? 1 : c->canon.leaf_rows,
-           .room = c->canon.room));
+           .room = c->canon.room, .fresh = fresh));
     arena_release(c->scratch, mark);
     TRY(grad_added(c, n->weight));
     return bias ? grad_added(c, n->bias) : ERR_OK;

@@ -2,7 +2,7 @@
 #include "base/rng.h"
 #include "pair_views.h"
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4, NORM_FRESH = 8 };
 
 typedef struct {
     DType T;
@@ -50,7 +50,8 @@ static void norm_case(NormShape p)
     pair_check(c, t.rstd, 1e-5, "rstd, %s", name);
     BOTH(c, norm_bwd, .dx = AT(dx), .dw = AT(t.dw), .db = bias ? AT(t.db) : none, .dy = AT(dy), .x = AT(x),
          .w = AT(t.w), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .shift_w = AT(t.shift),
-         .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .room = 10);
+         .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .room = 10,
+         .fresh = p.flags & NORM_FRESH);
     pair_check(c, t.dx.all, tol, "dx, %s", name);
     pair_check(c, t.dw, 1e-5, "dw, %s", name);
     pair_check(c, t.db, 1e-5, "db, %s", name);
@@ -163,6 +164,8 @@ TEST(norm_widest)
 TEST(norm_slices)
 {
     norm_case((NormShape){ F32, 101, 12, 0, 0, NORM_MEAN | NORM_BIAS });
+    norm_case((NormShape){ BF16, 9, 72, 0, 0, NORM_MEAN | NORM_BIAS | NORM_FRESH });
+    norm_case((NormShape){ F32, 3, 2052, 0, 0, NORM_FRESH });
     norm_case((NormShape){ BF16, 128, 16, 0, 0, NORM_USED });
     norm_case((NormShape){ BF16, 97, 8, 8, 0, NORM_MEAN | NORM_BIAS | NORM_USED });
     norm_case((NormShape){ F32, 200, 7, 1, 0, NORM_BIAS | NORM_USED });
