@@ -10,10 +10,10 @@
 
 /* ---- norms ---- */
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4, NORM_FRESH = 8 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4, NORM_FRESH = 8, NORM_SUM = 16 };
 
 typedef struct {
-    Tensor x, y, w, b, mean, rstd, dy, dx, dw, db;
+    Tensor x, y, w, b, mean, rstd, dy, dx, dw, db, dsum;
     int fresh;
 } NormCase;
 
@@ -71,6 +71,9 @@ static void norm_check_grad(const Env *e, const NormCase *t, int64_t N, int64_t 
         }
         CLOSE(env_added(e, t->dw, 30, i, 0), dw, 10 + size, "dw %d", (int)i);
         if (t->db.data) CLOSE(env_added(e, t->db, 33, i, 0), db, (double)(10 + N), "db %d", (int)i);
+        double dx = t->fresh && t->dsum.data ? -env_held(e, t->dsum, 29, 0, i) : 0;
+        for (int64_t n = 0; n < N; n++) dx += (double)env_f(t->dx, n)[i];
+        if (t->dsum.data) CLOSE(env_added(e, t->dsum, 29, i, 0), dx, 10 + fabs(dx), "dsum %d", (int)i);
     }
 }
 
@@ -89,12 +92,15 @@ static void case_norm(Env *e, const Shape *p)
         t.b = env_in(e, F32, -1, 1, D);
         t.db = env_out(e, acc, -high, high, D);
     }
+    if (p->flags & NORM_SUM) t.dsum = env_out(e, acc, -high, high, D);
     Tensor shift_w = env_int(e, 30), shift_b = t.db.data ? env_int(e, 33) : t.db, overflow = env_flag(e);
+    Tensor shift_sum = t.dsum.data ? env_int(e, 29) : t.dsum;
     RUN(e, norm_fwd, .y = t.y, .mean = t.mean, .rstd = t.rstd, .x = env_used(e, t.x), .w = t.w, .b = t.b,
         .eps = 1e-3f);
-    RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .w = t.w,
-        .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow,
-        .leaf = p->a, .room = 10, .fresh = t.fresh);
+    RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dsum = t.dsum, .dy = env_used(e, t.dy), .x = t.x,
+        .w = t.w, .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b,
+        .shift_sum = shift_sum, .overflow = overflow, .leaf = p->a, .room = 10, .fresh = t.fresh,
+        .fresh_sum = t.fresh);
     if (!e->check) return;
     norm_check_fwd(&t, env_n(e, p->N), D);
     norm_check_bwd(e, &t, env_n(e, p->N), D);
@@ -109,7 +115,8 @@ TEST(norm)
           { 7, 17, 3, 0, 0 }, { 5, 33, 8, 0, NORM_BIAS }, { 6, 130, 2, 0, all | NORM_PLAIN },
           { 37, 1030, 16, 0, all }, { 40, 1025, 7, 0, NORM_PLAIN },
           { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN }, { 6, 33, 4, 0, all | NORM_FRESH },
-          { 5, 17, 2, 0, NORM_PLAIN | NORM_FRESH });
+          { 5, 17, 2, 0, NORM_PLAIN | NORM_FRESH }, { 11, 40, 4, 0, all | NORM_SUM },
+          { 6, 31, 4, 0, NORM_PLAIN | NORM_SUM | NORM_FRESH });
 }
 
 /* ---- residual and dropout ---- */

@@ -158,5 +158,14 @@ Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
     if (a->fresh && a->db.data) memset(a->db.data, 0, (size_t)tensor_bytes(a->db));
     par_columns(s, a->dy.dim[1], g.rows, norm_grad_part, &g);
     par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], norm_bwd_part, a);
-    return ERR_OK;
+    if (!a->dsum.data) return ERR_OK;
+    bias_grad_args sum = { .dbias = a->dsum,
+                           .dy = a->dx,
+                           .shift = a->shift_sum,
+                           .overflow = a->overflow,
+                           .leaf = a->leaf,
+                           .room = a->room,
+                           .fresh = a->fresh_sum };
+    if (a->dy.rows) sum.dy.rows = a->dy.rows;
+    return CPU(bias_grad)(s, &sum);
 }

@@ -95,6 +95,16 @@ typedef struct {
     Tensor k, v;
 } KvCache;
 
+/*
+ * Who sums the gradient of the last bias of a block whose output another block reads: that of the residual stream, column
+ * by column. Beside the norm that writes the gradient it costs no pass of its own.
+ */
+typedef struct {
+    bool wanted; /* `bias` is of the block before: to be summed with the gradient of this block's input */
+    int bias;
+    bool done; /* this block's own was, with its output's gradient */
+} InputSum;
+
 typedef struct {
     Stream *s;
     World *world;
@@ -110,6 +120,7 @@ typedef struct {
     ContextComm context; /* of the block at work: between the ranks of world->cp */
     ContextCut cut;      /* of sequences over these */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
+    InputSum below;      /* in backward, of the block at work */
     /* Where balance counts the batch so far: [blocks of the stage, those of MTP last, units, experts] i64, the rows
      * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
      * in data order. */
@@ -271,6 +282,13 @@ Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, Norm
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
 Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx += */
+
+/* The same, and the gradient of a bias in the sum that x is, or in one before it without dropout between: the column
+ * sums of dx. sum: the bias, or -1. */
+typedef struct {
+    Tensor x, dy, dx;
+} NormRows;
+Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum);
 
 /* ---- attention ---- */
 
