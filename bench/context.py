@@ -44,8 +44,8 @@ def section(rounds, steps):
     for way in WAYS:
         row = {"way": way, **ratio(ms["one"], ms[way])}
         rows.append(row)
-        print(f"cp 2, T {SEQ}, {way:10} {min(ms[way]):8.1f} ms, one rank {min(ms['one']):8.1f}  tokens/s {row['best']:.2f} "
-              f"(best) {row['median']:.2f} (median), aim 0.85", flush=True)
+        print(f"cp 2, T {SEQ}, {way:10} {min(ms[way]):8.1f} ms, one rank {min(ms['one']):8.1f}  "
+              f"tokens/s {row['best']:.2f} (best) {row['median']:.2f} (median), aim 0.85", flush=True)
     work = {cp: balance(cp) for cp in (2, 4, 8)}
     for cp, (zigzag, in_order) in work.items():
         print(f"cp {cp}: pairs of the busiest rank {zigzag:.3f} of the mean, cut in order {in_order:.3f}", flush=True)
