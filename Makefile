@@ -335,7 +335,7 @@ test-slow test-files test-grid: test-%: deps-dev
 asan: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) BUILD=build-asan CUDA=0 OPT="-O1 -g1" VEC_OPT=-O1 c_FLAGS=-O0 \
 	    EXTRA_CFLAGS="-fsanitize=address,undefined -fno-sanitize=$(ASAN_SEES) -fno-sanitize-recover=all -fno-omit-frame-pointer" \
-	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(patsubst $(BUILD)/%,build-asan/%,$(TESTS) $(FUZZ))
+	    EXTRA_LDFLAGS="-fsanitize=address,undefined" $(TESTS:$(BUILD)/%=build-asan/%)
 	@BUILD=build-asan test/run.sh asan
 
 bench: deps-dev
