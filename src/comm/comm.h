@@ -172,6 +172,7 @@ void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int 
 typedef struct {
     uint64_t sequence;
     int64_t count, elem_bytes, kind;
+    int64_t back; /* of rows: CommRows.back; else 0 */
 } CommCall;
 
 /* To the request's watch. */
