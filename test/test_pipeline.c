@@ -27,7 +27,7 @@ typedef struct {
     ContextCut cut;
 } Layout;
 
-enum { STEPS = 4, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
+enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
 
 static TrainSpec model(bool llama, int layers)
 {
