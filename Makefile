@@ -236,10 +236,11 @@ bundle: deps
 	@BUILD=$(BUILD) scripts/bundle.sh
 	@BUILD=$(BUILD) test/bundle.sh
 
-$(EMU)/%.cu.o: %.cu
+$(EMU)/%.cu.o: %.cu test/emu/bounds.awk
 	@mkdir -p $(@D)
 	@echo "  EMU $<"
-	@$(EMU_CXX) -x c++ $(EMU_CXXFLAGS) $(EMU_FLAGS) -c -o $@ $<
+	@awk -f test/emu/bounds.awk $< >$(@:.o=.cpp)
+	@$(EMU_CXX) $(EMU_CXXFLAGS) $(EMU_FLAGS) -c -o $@ $(@:.o=.cpp)
 
 $(EMU)/%.o: %.cpp
 	@mkdir -p $(@D)

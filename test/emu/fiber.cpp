@@ -339,6 +339,13 @@ int dynamic_limit(const void *kernel)
 }
 
 cudaError_t check_launch(const Launch &l)
+/* Arrays count: a block has 48 KiB in all, or where the kernel asks for more what the GPU has. */
+size_t shared_limit(const void *kernel)
+{
+    const bool asked = dynamic_limits.count(kernel) && dynamic_limits[kernel] > SHARED_DEFAULT;
+    return asked ? static_cast<size_t>(gpu().shared_block) << 10 : static_cast<size_t>(SHARED_DEFAULT);
+}
+
 {
     const std::string name = demangled(l.tag);
     const uint64_t threads = static_cast<uint64_t>(l.block.x) * l.block.y * l.block.z;
@@ -414,12 +421,12 @@ void run_launch(const Launch &l, const std::function<void()> &body)
     host.name = demangled(l.tag);
     host.body = &body;
     grid_dim = l.grid, block_dim = l.block;
-    const size_t fibers = groups_of_fibers(count) * count;
+    const size_t fibers = groups_of_fibers(count) * count, most = shared_limit(l.kernel);
     size_t first = 0;
     release(&host.begin_token);
     permute(sequence, l.grid.x * l.grid.y * l.grid.z);
     for (unsigned number : sequence) {
-        shared_begin(l.shared_bytes);
+        shared_begin(l.shared_bytes, most);
         while (pool.size() < first + count) pool.push_back(new Fiber);
         start_block(number, l.block, count, first);
         run_block();

@@ -47,7 +47,7 @@ namespace emu
 {
 
 enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
-enum { SHARED_LIMIT = 227 << 10, SHARED_DEFAULT = 48 << 10 };
+enum { SHARED_LIMIT = 227 << 10 /* of any GPU */, SHARED_DEFAULT = 48 << 10 };
 enum { EXIT_FAILURE_FOUND = 97 };
 
 /* For ThreadSanitizer: what came before release(token) is ordered before what follows a later acquire(token). */
@@ -159,10 +159,12 @@ std::string demangled(const char *tag); /* "softmax_kernel<float, 4>" */
 /* ---- what a block does together (warp.cpp) ---- */
 
 void leave_block(Fiber *f);              /* the thread has returned */
-void shared_begin(size_t dynamic_bytes); /* fresh memory for a block: 0xff, which is NaN in every float type */
+/* Fresh memory for a block, of which arrays and the dynamic area may take `most`: 0xff, NaN in every float type. */
+void shared_begin(size_t dynamic_bytes, size_t most);
 void shared_end();                       /* nothing was written beside an array */
 
 /* ---- memory (memory.cpp) ---- */
+size_t shared_limit(const void *kernel); /* of all shared memory of a block */
 
 struct Allocation {
     unsigned char *base;
