@@ -80,6 +80,7 @@ static Err open_parts(Device *dev, CudaDevice *d)
                        prop.name, prop.major, prop.minor),
                err_hint("set run.device=cpu");
     dev->threads = prop.multiProcessorCount;
+    dev->shared_bytes = (int64_t)prop.sharedMemPerBlockOptin;
     TRY(cuda_check(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "creating the stream"));
     dev->stream.handle = d->stream;
     TRY(cuda_check(cudaMallocHost(&pinned, PINNED_BYTES), "taking pinned host memory"));

@@ -94,6 +94,7 @@ struct Device {
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
     void *cuda;              /* cuda/device_cuda.h */
+    int64_t shared_bytes;    /* on cuda: of shared memory, what a block may have that asks for it */
     const OpTable *wide_ops; /* what device/widen.c calls, where 16-bit tensors are widened first */
     Arena staging;           /* for the widened copies */
     DeviceCounters counters;
