@@ -1,4 +1,4 @@
-/* In place of cuda/nccl.c in builds that found no NCCL. */
+/* In place of cuda/nccl*.c in builds that found no NCCL. */
 #include "comm/gpu.h"
 
 bool nccl_available(const char **why)

@@ -629,6 +629,44 @@ TEST(aborted)
     fork_ranks(aborted, 2, &(How){ 0 }, -1, 40);
 }
 
+/* ---- what calls cost ---- */
+
+static _Thread_local int naps;
+
+int usleep(useconds_t us)
+{
+    naps++;
+    return nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL);
+}
+
+/* NCCL is through with a call soon after it says that it is in progress: nobody sleeps meanwhile. */
+static void prompt_calls(int rank, int size, void *arg)
+{
+    enum { CALLS = 20 };
+    Rank r;
+    Event done[CALLS];
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    OK(device_zero(s, r.memory, CALLS * 4096));
+    const int before = naps;
+    for (int i = 0; i < CALLS; i++) {
+        event_init(&done[i]);
+        OK(comm_reduce_tree_f32(&r.all, s, tensor_of(r.memory + i * 4096, F32, 1000), &done[i]));
+    }
+    CHECK_MSG(!emulated || naps == before, "%d naps in %d calls", naps - before, CALLS);
+    for (int i = 0; i < CALLS; i++) {
+        OK(event_wait(&done[i], 0));
+        event_release(&done[i]);
+    }
+    close_rank(&r);
+}
+
+TEST(prompt_calls)
+{
+    NEED_GPUS(2);
+    fork_ranks(prompt_calls, 2, &(How){ 0 }, -1, 40);
+}
+
 static void not_opened(int rank, int size, void *arg)
 {
     NcclWorld *world;

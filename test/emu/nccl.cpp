@@ -12,8 +12,9 @@
  * progress together, those to one rank, and those from one, in order.
  *
  * Stricter than the library:
- *   - communicators are non-blocking; creating and finalizing one, and its first collective, are in progress until
- *     ncclCommGetAsyncError has been asked about it, and a call before that is ncclInvalidUsage
+ *   - communicators are non-blocking; creating and finalizing one, and every collective and group of messages, are in
+ *     progress until ncclCommGetAsyncError has been asked about it a few times, and a call before that is
+ *     ncclInvalidUsage
  *   - ranks that issue different calls, or messages of different lengths, get ncclInvalidUsage as asynchronous error, not
  *     a wrong sum
  *   - messages are sent and received inside a group only, of one communicator and stream, and are not empty
@@ -47,6 +48,7 @@ namespace
 {
 
 enum { RANKS = 64, ROOM = 256 << 10, PAIR_ROOM = 32 << 10, LOOK_EVERY_MS = 20 };
+enum { ASKS = 4 /* until a call is through */ };
 
 /* What one rank tells the others. */
 struct Seat {
@@ -83,7 +85,8 @@ struct ncclComm {
     std::vector<uint64_t> sent, received; /* pieces of messages issued so far, by rank */
     std::atomic<int> error{ ncclSuccess };
     std::atomic<bool> aborted{ false };
-    bool connecting = false, finalizing = false, first = true, starting = false;
+    bool connecting = false, finalizing = false;
+    int starting = 0; /* times that one has to ask for the last call */
     uint64_t pieces = 0;          /* of collectives issued so far */
     std::atomic<int> in_flight{ 0 }; /* collectives in streams */
     std::chrono::steady_clock::time_point looked{};
@@ -305,9 +308,8 @@ ncclResult_t begin(ncclComm *c, What what, const void *from, void *to, size_t co
     c->in_flight++;
     const bool bad = emu::submit_until(stream, "nccl", [call]() mutable { return advance(call); }) != cudaSuccess;
     if (bad) return ncclUnhandledCudaError;
-    c->starting = c->first;
-    c->first = false;
-    return c->starting ? ncclInProgress : ncclSuccess;
+    c->starting = ASKS;
+    return ncclInProgress;
 }
 
 /* ---- messages ---- */
@@ -501,8 +503,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
     if (comm->child) finish_split(comm);
     const bool draining = comm->finalizing && comm->in_flight;
     *error = static_cast<ncclResult_t>(comm->error.load());
-    if (!*error && (comm->connecting || comm->child || draining)) *error = ncclInProgress;
-    comm->starting = false;
+    if (comm->starting) comm->starting--;
+    if (!*error && (comm->connecting || comm->child || draining || comm->starting)) *error = ncclInProgress;
     return ncclSuccess;
 }
 
@@ -554,9 +556,8 @@ ncclResult_t ncclGroupEnd(void)
     c->in_flight++;
     if (emu::submit_until(g.stream, "nccl", [g]() mutable { return advance_group(g); }) != cudaSuccess)
         return ncclUnhandledCudaError;
-    c->starting = c->first;
-    c->first = false;
-    return c->starting ? ncclInProgress : ncclSuccess;
+    c->starting = ASKS;
+    return ncclInProgress;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
