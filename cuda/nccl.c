@@ -327,6 +327,72 @@ static Err split_for_others(NcclWorld *w, const char *name)
                      nccl_settle(w, w->base, nccl.CommSplit(w->base, NCCL_SPLIT_NOCOLOR, 0, &none, NULL), until));
 }
 
+/* ---- connecting ---- */
+
+/*
+ * NCCL connects the members of a group, and takes memory for that, with the first call that needs it. Which call needs
+ * what depends on its kind and size (rings, trees, switches that add; each pair that exchanges messages): so each kind
+ * is called with a few bytes and with many. What memory is left is looked at later (train/run.c).
+ */
+enum { FIRST_CALLS = 6, FIRST_BYTES = 4 << 20 /* twice, for input and output */ };
+
+static ncclResult_t first_call(Group *g, int i, char *memory)
+{
+    const size_t share = i % 2 ? FIRST_BYTES / sizeof(float) / (size_t)g->size : 1;
+    char *const out = memory + FIRST_BYTES;
+    if (i < 2) return nccl.AllReduce(memory, out, share * (size_t)g->size, ncclFloat32, ncclSum, g->comm, g->stream);
+    if (i < 4) return nccl.ReduceScatter(memory, out, share, ncclFloat32, ncclSum, g->comm, g->stream);
+    return nccl.AllGather(memory, out, share * sizeof(float), ncclUint8, g->comm, g->stream);
+}
+
+/* Between this member and others. */
+static ncclResult_t first_messages(Group *g, NcclMessages who, char *memory)
+{
+    const int rank = g->host.rank, next = (rank + 1) % g->size, last = (rank + g->size - 1) % g->size;
+    const size_t n = 16;
+    ncclResult_t rc = nccl.GroupStart();
+    if (rc) return rc;
+    for (int m = 0; m < g->size && !rc; m++) {
+        if (m == rank || (who == NCCL_NEIGHBOURS && m != next && m != last)) continue;
+        rc = queued(nccl.Send(memory, n, ncclUint8, m, g->comm, g->stream));
+        if (!rc) rc = queued(nccl.Recv(memory + FIRST_BYTES + n * (size_t)m, n, ncclUint8, m, g->comm, g->stream));
+    }
+    const ncclResult_t ended = nccl.GroupEnd();
+    return rc ? rc : ended;
+}
+
+/* Returns when the device is through with what was called, or not with ncclInProgress. */
+static ncclResult_t first_done(Group *g, double until)
+{
+    const cudaEvent_t done = g->flights[0].done;
+    ncclResult_t rc = ncclSuccess;
+    if (cudaEventRecord(done, g->stream)) return ncclUnhandledCudaError;
+    for (;;) {
+        const cudaError_t code = cudaEventQuery(done);
+        if (code == cudaSuccess) return ncclSuccess;
+        cudaGetLastError();
+        if (code != cudaErrorNotReady) return ncclUnhandledCudaError;
+        if (nccl.CommGetAsyncError(g->comm, &rc) || (rc && rc != ncclInProgress)) return rc;
+        if (g->world->stopped || clock_s() > until) return ncclInProgress;
+        usleep(NAP_US);
+    }
+}
+
+static Err connect_group(Group *g, NcclMessages messages)
+{
+    NcclWorld *w = g->world;
+    const double until = clock_s() + w->o.timeout_s;
+    ncclResult_t rc = ncclSuccess;
+    void *memory;
+    TRY(cuda_check(cudaMalloc(&memory, 2 * FIRST_BYTES), "taking memory for first calls of NCCL"));
+    TRY(cuda_check(cudaMemsetAsync(memory, 0, 2 * FIRST_BYTES, g->stream), "clearing memory for first calls of NCCL"));
+    for (int i = 0; i < FIRST_CALLS && !rc; i++) rc = nccl_settle(w, g->comm, first_call(g, i, memory), until);
+    if (!rc && messages) rc = nccl_settle(w, g->comm, first_messages(g, messages, memory), until);
+    if (!rc) rc = first_done(g, until);
+    if (!rc) return cuda_check(cudaFree(memory), "giving back memory of first calls of NCCL");
+    return connected(w, g->name, g->comm, rc); /* what is under way may still write to it */
+}
+
 static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
 {
     NcclWorld *w = g->world;
@@ -357,7 +423,7 @@ static Group *new_group(NcclWorld *w, const int *members, int size)
 }
 
 Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
-                   NcclCtas ctas)
+                   NcclUse use)
 {
     if (size == 0) TRY(split_for_others(w, name));
     if (size <= 1) return comm_open_self(c, name), ERR_OK;
@@ -372,7 +438,8 @@ Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, con
     comm_init(c, &nccl_table, name, g->host.rank, size, g);
     c->pads_rows = true;
     err = make_parts(g);
-    if (!err) err = split(g, members, c->rank, ctas);
+    if (!err) err = split(g, members, c->rank, use.ctas);
+    if (!err) err = connect_group(g, use.messages);
     int slot = 0;
     pthread_mutex_lock(&w->lock);
     while (slot < GROUPS_MAX && w->groups[slot]) slot++;

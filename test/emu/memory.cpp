@@ -35,6 +35,7 @@ static struct {
     int nans;                    /* file of NAN_BYTES of 0xff, of which new memory is a private mapping */
     unsigned count;              /* of allocations ever made */
     size_t used[8], peak[8];     /* bytes, by device */
+    size_t library[8];           /* held by libraries */
 } heap;
 
 /* Ordered by address; never destroyed. */
@@ -226,7 +227,7 @@ cudaError_t device_malloc(void **out, size_t size)
     const int device = current_device();
     const size_t pages = rounded(size, PAGE);
     unsigned char *map = heap.next;
-    if (size > device_bytes() - heap.used[device] || map + pages + PAGE > heap.range + RANGE_BYTES)
+    if (size > device_bytes() - heap.used[device] - heap.library[device] || map + pages + PAGE > heap.range + RANGE_BYTES)
         return set_error(cudaErrorMemoryAllocation);
     heap.next = map + pages + PAGE;
     Allocation a = { map + pages - rounded(size, DEVICE_ALIGN), size, device, ++heap.count };
@@ -285,7 +286,16 @@ bool device_address(const void *p)
 void memory_info(size_t *free_bytes, size_t *total_bytes)
 {
     *total_bytes = device_bytes();
-    *free_bytes = *total_bytes - heap.used[current_device()];
+    *free_bytes = *total_bytes - heap.used[current_device()] - heap.library[current_device()];
+}
+
+bool library_take(int64_t bytes)
+{
+    size_t free_bytes, total_bytes;
+    memory_info(&free_bytes, &total_bytes);
+    if (bytes > 0 && static_cast<size_t>(bytes) > free_bytes) return false;
+    heap.library[current_device()] += static_cast<size_t>(bytes);
+    return true;
 }
 
 /* ---- pinned memory ---- */

@@ -197,6 +197,7 @@ int &current_device();      /* of the calling thread */
 
 std::recursive_mutex &runtime_mutex();
 
+bool library_take(int64_t bytes); /* what a library holds of the current device beside cudaMalloc; false: too much */
 /*
  * Puts work into a stream: it runs when something waits for the stream (EMU_STREAMS=now: at once), or becomes
  * a node of the graph that the stream is captured into. Device memory is open while it runs. `name` is counted
