@@ -168,6 +168,8 @@ static const DeviceBackend null_backend = { .open = null_open,
 
 /* ---- cuda, where it was built ---- */
 
+void device_cuda_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+
 #ifndef MEGATRAIN_CUDA
 static Err no_cuda_open(Device *dev, int index, Isa isa)
 {

@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <map>
+#include <set>
 
 #ifdef EMU_ASAN
 extern "C" {
@@ -338,7 +339,6 @@ int dynamic_limit(const void *kernel)
     return it == dynamic_limits.end() ? SHARED_DEFAULT : it->second;
 }
 
-cudaError_t check_launch(const Launch &l)
 /* Arrays count: a block has 48 KiB in all, or where the kernel asks for more what the GPU has. */
 size_t shared_limit(const void *kernel)
 {
@@ -346,6 +346,7 @@ size_t shared_limit(const void *kernel)
     return asked ? static_cast<size_t>(gpu().shared_block) << 10 : static_cast<size_t>(SHARED_DEFAULT);
 }
 
+cudaError_t check_launch(const Launch &l)
 {
     const std::string name = demangled(l.tag);
     const uint64_t threads = static_cast<uint64_t>(l.block.x) * l.block.y * l.block.z;
@@ -389,11 +390,21 @@ void check_words(const Launch &l, int index, const void *words, size_t count)
     }
 }
 
+/* Loading may wait for what runs on the device; and a collective waits for a peer, which may wait for this process. */
+static void check_loading(const Launch &l)
+{
+    static std::set<const void *> &loaded = *new std::set<const void *>;
+    if (loads_eagerly() || !loaded.insert(l.kernel).second || !waits_for_others()) return;
+    fail("%s at %s:%d: first launched, and so loaded, beside a running collective: CUDA_MODULE_LOADING=EAGER is not set",
+         demangled(l.tag).c_str(), l.at.file, l.at.line);
+}
+
 void enqueue(const Launch &l, std::function<void()> body)
 {
     std::lock_guard<std::recursive_mutex> lock(runtime_mutex());
     if (self) fail("a kernel launches a kernel");
     if (check_launch(l) != cudaSuccess) return;
+    check_loading(l);
     submit(l.stream, demangled(l.tag), [l, body] { run_launch(l, body); });
 }
 

@@ -48,9 +48,17 @@ static size_t number_from(const char *name, size_t otherwise)
     return text ? strtoull(text, nullptr, 10) : otherwise;
 }
 
+bool loads_eagerly()
+{
+    static const char *const loading = getenv("CUDA_MODULE_LOADING");
+    static const bool eagerly = loading && !strcmp(loading, "EAGER");
+    return eagerly;
+}
+
 int device_count()
 {
     static const int count = static_cast<int>(number_from("EMU_DEVICES", 1));
+    loads_eagerly();
     return count < 8 ? count : 8;
 }
 

@@ -12,6 +12,7 @@
 #include "test.h"
 
 #include "kernels.h"
+#include "runtime.h"
 
 /* The lane: kernels are instrumented; this file may be. */
 #if defined(EMU_TSAN)
@@ -152,6 +153,17 @@ TEST(no_device)
     CHECK_MSG(o.status == 0 && o.has("count 0: no CUDA-capable device is detected"), "%s", o.text.c_str());
 }
 
+/* The first launch of a kernel loads it, unless all were loaded before; a later one is allowed at any time. */
+TEST(loading_beside_a_collective)
+{
+    const Outcome lazy = child("", "lazy", 1), before = child("", "lazy", 0),
+                  eager = child("CUDA_MODULE_LOADING=EAGER", "lazy", 1);
+    CHECK_MSG(lazy.status == 97 && lazy.has("scale_kernel at") && lazy.has("beside a running collective"), "%d %s",
+              lazy.status, lazy.text.c_str());
+    CHECK_MSG(before.has("survived"), "%s", before.text.c_str());
+    CHECK_MSG(eager.has("survived"), "%s", eager.text.c_str());
+}
+
 /* What a kernel may ask for, and what it may take with its arrays, is the imitated GPU's. */
 TEST(architectures)
 {
@@ -259,6 +271,20 @@ static int gpu_child(int bytes, cudaStream_t stream)
     return 0;
 }
 
+static int lazy_child(bool late, cudaStream_t stream)
+{
+    cudaStream_t other;
+    float *y = static_cast<float *>(memory(256));
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    if (!late) run_scale(y, 1, 0, 64, stream);
+    int asked = 0;
+    emu::submit_until(other, "collective", [asked]() mutable { return ++asked > 3; });
+    run_scale(y, 1, 0, 64, stream);
+    cudaStreamSynchronize(stream);
+    puts("survived");
+    return 0;
+}
+
 static int run_child(const std::string &kind, int number)
 {
     cudaStream_t stream;
@@ -266,6 +292,7 @@ static int run_child(const std::string &kind, int number)
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return 1;
     if (kind == "race") return race_child(static_cast<enum Race>(number), stream);
     if (kind == "report") return report_child(stream);
+    if (kind == "lazy") return lazy_child(number, stream);
     if (kind == "gpu") return gpu_child(number, stream);
     int *p = static_cast<int *>(memory(number == WRONG_GLOBAL_MARGIN && kind == "wrong" ? 100 : 256));
     if (kind == "wrong") run_wrong(static_cast<enum Wrong>(number), p, stream);
