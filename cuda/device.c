@@ -261,7 +261,10 @@ static void cuda_autotune(Device *dev, bool on) { cuda_gemm_autotune(gemm_of(dev
 
 static int64_t cuda_choices_save(const Device *dev, char *text) { return cuda_gemm_save(gemm_of(dev), text); }
 
-static Err cuda_choices_load(Device *dev, const char *text) { return cuda_gemm_load(gemm_of(dev), text); }
+static Err cuda_choices_load(Device *dev, const char *text, bool beside)
+{
+    return beside ? cuda_gemm_add(gemm_of(dev), text) : cuda_gemm_load(gemm_of(dev), text);
+}
 
 const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .close = cuda_close,

@@ -50,6 +50,7 @@ struct CudaGemm {
     Choice choices[CHOICES_MOST];
 };
 
+const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key); /* NULL: none */
 void gemm_forget_plans(CudaGemm *g); /* each is made again when its shape comes */
 
 #endif

@@ -87,6 +87,14 @@ done <<<$'1f1b 1 2\n1f1b 1 1\ninterleaved 2 2\ninterleaved 2 1\nzb-h1 1 2\nzb-h1
 run pipe-again 2 2 "${deep[@]}" parallel.pp=2 parallel.schedule=zb-h1
 check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 5
 
+# timed products: rank 0's file has the shapes of both stages
+timed=("${deep[@]}" run.autotune=true train.micro_batch=2 train.steps=2)
+shapes() { awk 'NR > 1 { print $1, $2, $3, $4, $5, $6, $7 }' "$1/gemm-algorithms.txt" | sort -u; }
+run timed-one 1 1 "${timed[@]}"
+run timed 2 2 "${timed[@]}" parallel.pp=2
+check "algorithms of $(shapes timed | wc -l) shapes are kept, of one rank $(shapes timed-one | wc -l)" \
+    [ "$(shapes timed)" = "$(shapes timed-one)" ]
+
 # what is one and the same sum in any order is the same over NCCL and staged: 2 ranks
 check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 5 1e-6
 

@@ -297,9 +297,9 @@ int64_t device_choices_save(const Device *dev, char *text)
     return dev->backend->choices_save ? dev->backend->choices_save(dev, text) : 0;
 }
 
-Err device_choices_load(Device *dev, const char *text)
+Err device_choices_load(Device *dev, const char *text, bool beside)
 {
-    return dev->backend->choices_load ? dev->backend->choices_load(dev, text) : ERR_OK;
+    return dev->backend->choices_load ? dev->backend->choices_load(dev, text, beside) : ERR_OK;
 }
 
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
