@@ -266,6 +266,8 @@ static Err cuda_choices_load(Device *dev, const char *text, bool beside)
     return beside ? cuda_gemm_add(gemm_of(dev), text) : cuda_gemm_load(gemm_of(dev), text);
 }
 
+static void cuda_leave_free(Device *dev, int n) { cuda_gemm_leave_free(gemm_of(dev), n); }
+
 const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .close = cuda_close,
                                      .alloc = cuda_alloc,
@@ -281,4 +283,5 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .graph_free = cuda_graph_free,
                                      .autotune = cuda_autotune,
                                      .choices_save = cuda_choices_save,
-                                     .choices_load = cuda_choices_load };
+                                     .choices_load = cuda_choices_load,
+                                     .leave_free = cuda_leave_free };

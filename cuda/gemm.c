@@ -76,6 +76,15 @@ static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t statu
 
 /* ---- opening ---- */
 
+/* What choices hold for. */
+static void name_machine(CudaGemm *g)
+{
+    char count[48];
+    if (g->target) snprintf(count, sizeof count, "%d of %d", (int)g->target, g->multiprocessors);
+    else snprintf(count, sizeof count, "%d", g->multiprocessors);
+    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %s multiprocessors", cublasLtGetVersion(), g->gpu, count);
+}
+
 static Err open_parts(CudaGemm *g)
 {
     int index;
@@ -87,8 +96,9 @@ static Err open_parts(CudaGemm *g)
                         "run.device=cpu");
     TRY(cuda_check(cudaGetDevice(&index), "asking for the current GPU"));
     TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
-    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %d multiprocessors", cublasLtGetVersion(),
-             prop.name, prop.multiProcessorCount);
+    snprintf(g->gpu, sizeof g->gpu, "%s", prop.name);
+    g->multiprocessors = prop.multiProcessorCount;
+    name_machine(g);
     g->fuse_gelu = prop.major >= 9;
     TRY(cuda_check(cudaEventCreate(&g->start), "creating an event"));
     TRY(cuda_check(cudaEventCreate(&g->stop), "creating an event"));
@@ -120,6 +130,15 @@ void cuda_gemm_close(CudaGemm *g)
 
 void cuda_gemm_autotune(CudaGemm *g, bool on) { g->autotune = on; }
 void cuda_gemm_fuse_gelu(CudaGemm *g, bool on) { g->fuse_gelu = on; }
+
+void cuda_gemm_leave_free(CudaGemm *g, int multiprocessors)
+{
+    const int left = g->multiprocessors - multiprocessors, half = (g->multiprocessors + 1) / 2;
+    g->target = multiprocessors <= 0 ? 0 : left > half ? left : half;
+    name_machine(g);
+    g->choice_count = 0;
+    gemm_forget_plans(g);
+}
 
 CudaGemmCounts cuda_gemm_counts(const CudaGemm *g)
 {
@@ -172,7 +191,7 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
-static Err describe_product(Plan *p, const Product *x)
+static Err describe_product(const CudaGemm *g, Plan *p, const Product *x)
 {
     static const char what[] = "describing the product";
     const GemmKey *k = &x->key;
@@ -182,6 +201,7 @@ static Err describe_product(Plan *p, const Product *x)
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (g->target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &g->target, sizeof g->target));
     LT(k, what, set_pointers(p, x));
     if (x->aux) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux, sizeof k->ldaux));
     LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
@@ -350,7 +370,7 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
     Candidates c;
     const Choice *choice = gemm_choice(g, &x->key);
     *p = (Plan){ .key = x->key };
-    TRY(describe_product(p, x));
+    TRY(describe_product(g, p, x));
     if (choice) {
         cublasLtMatmulHeuristicResult_t result = { 0 };
         result.algo = p->algo = choice->algo;

@@ -38,6 +38,13 @@ void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
  */
 void cuda_gemm_autotune(CudaGemm *g, bool on);
 
+/*
+ * So many multiprocessors are left to what runs meanwhile (a communicator's kernels), up to half of them; 0: none. The
+ * library's choice then counts waves of the others only (CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET). Choices made or loaded
+ * before are forgotten.
+ */
+void cuda_gemm_leave_free(CudaGemm *g, int multiprocessors);
+
 /* Whether GELU may be part of a product; from compute capability 9.0 on it is. For comparisons. */
 void cuda_gemm_fuse_gelu(CudaGemm *g, bool on);
 

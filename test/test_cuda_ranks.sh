@@ -143,8 +143,12 @@ done
 run moe-again 2 2 "${moe[@]}" parallel.ep=2 parallel.zero=1
 check "experts on two ranks repeated" same_run moe-again moe-bf16-ep 3
 
-# limits of a group reach NCCL, each its own
+# limits of a group reach NCCL, each its own; what sums gradients meanwhile leaves products the rest
 if [ -n "${EMU:-}" ]; then
+    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 $(words 1 1 true) train.steps=2
+    check "dp beside products: 16 at most" grep -q 'communicator dp0, CTAs from any to 16' beside.err
+    check "products beside dp: for half of the 4 multiprocessors" grep -q 'cublasLtMatmul on 2 multi' beside.kernels
+    check "and none for all" [ "$(grep -c 'cublasLtMatmul$' beside.kernels)" -eq 0 ]
     NCCL_DEBUG=INFO run limits 4 4 parallel.tp=2 parallel.nccl.tp.min_ctas=2 parallel.nccl.tp.max_ctas=8 \
         parallel.nccl.dp.max_ctas=4 train.steps=3
     check "names and limits of groups" [ "$(grep -oE 'communicator (tp|sp|dp|world)[0-9]+, .*' limits.err | sort | uniq -c |

@@ -302,6 +302,11 @@ Err device_choices_load(Device *dev, const char *text, bool beside)
     return dev->backend->choices_load ? dev->backend->choices_load(dev, text, beside) : ERR_OK;
 }
 
+void device_leave_free(Device *dev, int multiprocessors)
+{
+    if (dev->backend->leave_free) dev->backend->leave_free(dev, multiprocessors);
+}
+
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
 
 void event_init(Event *e)

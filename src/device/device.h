@@ -81,6 +81,7 @@ typedef struct {
     void (*autotune)(Device *dev, bool on);
     int64_t (*choices_save)(const Device *dev, char *text);
     Err (*choices_load)(Device *dev, const char *text, bool beside);
+    void (*leave_free)(Device *dev, int multiprocessors);
 } DeviceBackend;
 
 struct Device {
@@ -185,6 +186,9 @@ enum { DEVICE_CHOICES_BYTES = 192 << 10 };
 void device_autotune(Device *dev, bool on);
 int64_t device_choices_save(const Device *dev, char *text);
 Err device_choices_load(Device *dev, const char *text, bool beside);
+
+/* Ops, as far as they can, leave so many of a GPU's multiprocessors to what runs meanwhile; choices are forgotten. */
+void device_leave_free(Device *dev, int multiprocessors);
 
 /* Returns when everything enqueued so far is done; reports what went wrong in it. */
 Err device_sync(Stream *s);

@@ -177,6 +177,14 @@ static Err find_eod(Run *r)
            err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
 }
 
+/* Collectives that run beside products have their multiprocessors; a rank without replicas has none such. */
+static void leave_free(Run *r)
+{
+    const bool beside = r->spec.overlap_grad || r->spec.overlap_param;
+    if (beside && r->ranks && r->ranks->nccl && world_copies(r->world)->size > 1)
+        device_leave_free(&r->trainer.device, r->ranks->dp_ctas.max);
+}
+
 /* Memory that was to be had by the plan, but is not: for limits of the process, or what others took meanwhile. */
 static Err open_trainer(Run *r)
 {
@@ -208,6 +216,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     TRY(check_memory(r));
     TRY(open_trainer(r));
     r->trainer_open = true;
+    leave_free(r);
     return ERR_OK;
 }
 

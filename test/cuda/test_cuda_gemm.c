@@ -408,6 +408,39 @@ TEST(algorithms_that_do_not_say_how_they_add)
     tuning_end(&t);
 }
 
+/* Some multiprocessors left to a communicator: right results; choices hold for the number that remains. */
+TEST(multiprocessors_are_left_free)
+{
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c), *other;
+    char *all = malloc(CUDA_GEMM_TEXT_BYTES), few[64];
+    const int count = t.c->dev[CASE_GPU].threads;
+    cuda_gemm_autotune(g, true);
+    forget_choices(t.c);
+    OK(forward(t.c, t.y, t.x, t.w));
+    cuda_gemm_save(g, all);
+    for (int left = 1; left <= count; left += count - 1) { /* never more than half */
+        device_leave_free(&t.c->dev[CASE_GPU], left);
+        case_side = CASE_CPU;
+        OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
+        OK(forward(t.c, t.y, t.x, t.w));
+        pair_check(t.c, t.y, case_tolerance(BF16), "%d left free", left);
+        snprintf(few, sizeof few, ", %d of %d multiprocessors\n", left == 1 ? count - 1 : (count + 1) / 2, count);
+        cuda_gemm_save(g, t.text);
+        CHECK_MSG(strstr(t.text, few) != NULL, "%d left free: %s", left, t.text);
+        /* the emulator's algorithms are for one number of multiprocessors */
+        CHECK(!emulated() || strcmp(choice_of(t.text, "linear_fwd"), choice_of(all, "linear_fwd")));
+    }
+    FAILS(cuda_gemm_load(g, all), ERR_CONFIG, "choices");
+    device_leave_free(&t.c->dev[CASE_GPU], 0);
+    OK(cuda_gemm_open(&other));
+    cuda_gemm_save(g, t.text);
+    OK(cuda_gemm_load(other, t.text));
+    cuda_gemm_close(other);
+    free(all);
+    tuning_end(&t);
+}
+
 /*
  * The choice for 88 outputs under the key of 72: the emulator's algorithms serve one product only, so the loaded
  * choice is refused, with the op's name and sizes. (On a GPU it may well fit.)
