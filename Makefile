@@ -58,7 +58,7 @@ NVCCFLAGS := -std=c++17 -O3 -Icuda -Isrc --threads 0 -gencode=arch=compute_80,co
 # It and cuBLASLt are looked up at run time.
 NCCL_H    := $(wildcard $(CUDA_HOME)/include/nccl.h /usr/include/nccl.h /usr/local/include/nccl.h)
 NCCL      ?= $(if $(NCCL_H),$(CUDA),0)
-CUDA_C    := $(sort $(filter-out $(if $(filter 0,$(NCCL)),cuda/nccl.c),$(wildcard cuda/*.c)))
+CUDA_C    := $(sort $(filter-out $(if $(filter 0,$(NCCL)),cuda/nccl%.c),$(wildcard cuda/*.c)))
 CUDA_CU   := $(sort $(wildcard cuda/*.cu))
 CUDA_INC  := -Icuda -isystem $(CUDA_HOME)/include
 ifeq ($(CUDA),1)
@@ -104,7 +104,7 @@ EMU_LDFLAGS ?= $(LDFLAGS)
 EMU_FLAGS ?=
 EMU_RUNTIME_FLAGS ?= $(EMU_FLAGS)
 EMU_SRC   := $(sort $(filter-out test/emu/test_% $(if $(NCCL_H),,test/emu/nccl.cpp),$(wildcard test/emu/*.cpp)))
-EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c $(if $(NCCL_H),,cuda/nccl.c),$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
+EMU_HOST  := $(EMU)/src/device/device.o $(patsubst %.c,$(EMU)/%.o,$(filter-out cuda/cublaslt.c $(if $(NCCL_H),,cuda/nccl%.c),$(wildcard cuda/*.c))) $(CUDA_CU:%.cu=$(EMU)/%.cu.o)
 EMU_RUNTIME := $(EMU_SRC:%.cpp=$(EMU)/%.o)
 EMU_TESTS := $(patsubst test/cuda/%.c,$(EMU)/%,$(sort $(wildcard test/cuda/test_*.c)))
 EMU_BENCHES := $(EMU)/rooflines $(EMU)/steps
@@ -238,10 +238,11 @@ bundle: deps
 	@BUILD=$(BUILD) scripts/bundle.sh
 	@BUILD=$(BUILD) test/bundle.sh
 
-$(EMU)/%.cu.o: %.cu
+$(EMU)/%.cu.o: %.cu test/emu/bounds.awk
 	@mkdir -p $(@D)
 	@echo "  EMU $<"
-	@$(EMU_CXX) -x c++ $(EMU_CXXFLAGS) $(EMU_FLAGS) -c -o $@ $<
+	@awk -f test/emu/bounds.awk $< >$(@:.o=.cpp)
+	@$(EMU_CXX) $(EMU_CXXFLAGS) $(EMU_FLAGS) -c -o $@ $(@:.o=.cpp)
 
 $(EMU)/%.o: %.cpp
 	@mkdir -p $(@D)

@@ -88,6 +88,14 @@ done <<<$'1f1b 1 2\n1f1b 1 1\ninterleaved 2 2\ninterleaved 2 1\nzb-h1 1 2\nzb-h1
 run pipe-again 2 2 "${deep[@]}" parallel.pp=2 parallel.schedule=zb-h1
 check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 $steps
 
+# timed products: rank 0's file has the shapes of both stages
+timed=("${deep[@]}" run.autotune=true train.micro_batch=2 train.steps=2)
+shapes() { awk 'NR > 1 { print $1, $2, $3, $4, $5, $6, $7 }' "$1/gemm-algorithms.txt" | sort -u; }
+run timed-one 1 1 "${timed[@]}"
+run timed 2 2 "${timed[@]}" parallel.pp=2
+check "algorithms of $(shapes timed | wc -l) shapes are kept, of one rank $(shapes timed-one | wc -l)" \
+    [ "$(shapes timed)" = "$(shapes timed-one)" ]
+
 # what is one and the same sum in any order is the same over NCCL and staged: 2 ranks
 check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 $steps 1e-6
 
@@ -136,8 +144,12 @@ done
 run moe-again 2 2 "${moe[@]}" parallel.ep=2 parallel.zero=1
 check "experts on two ranks repeated" same_run moe-again moe-bf16-ep $steps
 
-# limits of a group reach NCCL, each its own
+# limits of a group reach NCCL, each its own; what sums gradients meanwhile leaves products the rest
 if [ -n "${EMU:-}" ]; then
+    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 $(words 1 1 true) train.steps=2
+    check "dp beside products: 16 at most" grep -q 'communicator dp0, CTAs from any to 16' beside.err
+    check "products beside dp: for half of the 4 multiprocessors" grep -q 'cublasLtMatmul on 2 multi' beside.kernels
+    check "and none for all" [ "$(grep -c 'cublasLtMatmul$' beside.kernels)" -eq 0 ]
     NCCL_DEBUG=INFO run limits 4 4 parallel.tp=2 parallel.nccl.tp.min_ctas=2 parallel.nccl.tp.max_ctas=8 \
         parallel.nccl.dp.max_ctas=4
     check "names and limits of groups" [ "$(grep -oE 'communicator (tp|sp|dp|world)[0-9]+, .*' limits.err | sort | uniq -c |

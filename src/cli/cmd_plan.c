@@ -283,11 +283,13 @@ static void put_stages(const PlanTable *t)
 
 static void put_fit(const PlanTable *t)
 {
-    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES];
+    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "";
+    const int count = world_groups(t->grid);
     if (!target || !target->mib) return;
-    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries)\n", target->gb,
+    if (count) snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s");
+    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", target->gb,
            plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),
-           units_bytes(b, target->mib << 20), units_bytes(c, DEVICE_LIBRARY_BYTES));
+           units_bytes(b, target->mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
 }
 
 /* What one parameter costs, and what the layout leaves empty. */
