@@ -15,6 +15,7 @@
  *          small kernel before, tells which tiles see none of the keys.
  * Work     8 C FLOP a score; B = 64, H = 12, T = 1024, C = 64, causal: 206 GFLOP, at 790 TFLOP/s 261 us.
  * Traffic  k, v, dk, dv once, q and do once a block of keys, from L2: 400 MB for the example, 94 us at 4.3 TB/s.
+ *          On GPUs whose blocks have less shared memory, tiles of half the queries from width 128 on.
  * Needs    as forward; with documents 8 bytes of workspace a tile of queries.
  * Source   Dao 2023 (FlashAttention-2).
  */
@@ -49,17 +50,18 @@ struct alignas(8) QueryValues {
     float lse2, delta;
 };
 
-template <class E> struct DkvTile {
-    static constexpr int K = E::ROWS * E::PITCH, Q = E::COLS * E::PITCH; /* elements of shared memory */
-    static constexpr int BYTES = (2 * K + 4 * Q) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
-};
-
 /* What the block works on; in shared memory, as in QueryBlock. */
 struct KeyBlock {
     RowTile keys;
     TileWalk walk;  /* tiles of queries that may see the keys */
     int all[2];     /* tiles of queries there are in each span */
     int tiles;      /* of the walk, over all heads of the group */
+};
+
+template <class E> struct DkvTile {
+    static constexpr int K = E::ROWS * E::PITCH, Q = E::COLS * E::PITCH; /* elements of shared memory */
+    static constexpr int BYTES = (2 * K + 4 * Q) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
+    static constexpr int ALL = BYTES + sizeof(KeyBlock) + 2 * E::COLS * sizeof(QueryValues);
 };
 
 /* Tile n of the walk in the table of lows. */
@@ -310,37 +312,47 @@ static Err launch_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
     return ERR_OK;
 }
 
+/* In tiles of E, or where a block cannot have those of SMALL. */
+template <class E, bool SPLIT, bool CAPPED, class SMALL = E>
+static Err fit_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    static_assert(DkvTile<SMALL>::ALL <= SHARED_LEAST, "runs everywhere");
+    if (DkvTile<E>::ALL <= s->dev->shared_bytes) return launch_dkv<E, SPLIT, CAPPED>(s, p, a);
+    return launch_dkv<SMALL, SPLIT, CAPPED>(s, p, a);
+}
+
 /* MmaEngine<type, width, row tiles a warp, warps, columns, blocks an SM> */
 template <class T> static Err dkv_16(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 32) return launch_dkv<MmaEngine<T, 32, 2, 4, 32, 2>, false, false>(s, p, a);
-    if (widest(p) <= 64) return launch_dkv<MmaEngine<T, 64, 2, 4, 32, 2>, false, false>(s, p, a);
-    if (widest(p) <= 96) return launch_dkv<MmaEngine<T, 96, 1, 8, 64, 1>, false, false>(s, p, a);
-    if (widest(p) <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 64, 1>, false, false>(s, p, a);
-    if (widest(p) <= 192) return launch_dkv<MmaEngine<T, 192, 1, 4, 32, 2>, true, false>(s, p, a);
-    return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, false>(s, p, a);
+    if (widest(p) <= 32) return fit_dkv<MmaEngine<T, 32, 2, 4, 32, 2>, false, false>(s, p, a);
+    if (widest(p) <= 64) return fit_dkv<MmaEngine<T, 64, 2, 4, 32, 2>, false, false>(s, p, a);
+    if (widest(p) <= 96) return fit_dkv<MmaEngine<T, 96, 1, 8, 64, 1>, false, false>(s, p, a);
+    if (widest(p) <= 128)
+        return fit_dkv<MmaEngine<T, 128, 1, 8, 64, 1>, false, false, MmaEngine<T, 128, 1, 8, 32, 1>>(s, p, a);
+    if (widest(p) <= 192) return fit_dkv<MmaEngine<T, 192, 1, 4, 32, 2>, true, false>(s, p, a);
+    return fit_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, false, MmaEngine<T, 256, 1, 4, 16, 1>>(s, p, a);
 }
 
 /* Tiles of half the size: the slopes of capped scores leave fewer registers. */
 template <class T> static Err dkv_16_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 64) return launch_dkv<MmaEngine<T, 64, 1, 4, 32, 2>, false, true>(s, p, a);
-    if (widest(p) <= 128) return launch_dkv<MmaEngine<T, 128, 1, 8, 32, 1>, false, true>(s, p, a);
-    return launch_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, true>(s, p, a);
+    if (widest(p) <= 64) return fit_dkv<MmaEngine<T, 64, 1, 4, 32, 2>, false, true>(s, p, a);
+    if (widest(p) <= 128) return fit_dkv<MmaEngine<T, 128, 1, 8, 32, 1>, false, true>(s, p, a);
+    return fit_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, true, MmaEngine<T, 256, 1, 4, 16, 1>>(s, p, a);
 }
 
 static Err dkv_32_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
-    if (widest(p) <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, true>(s, p, a);
-    return launch_dkv<FmaEngine<256, 2, 16>, false, true>(s, p, a);
+    if (widest(p) <= 64) return fit_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
+    if (widest(p) <= 128) return fit_dkv<FmaEngine<128, 4, 32>, false, true, FmaEngine<128, 2, 16>>(s, p, a);
+    return fit_dkv<FmaEngine<256, 2, 16>, false, true, FmaEngine<256, 1, 8>>(s, p, a);
 }
 
 static Err dkv_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 64) return launch_dkv<FmaEngine<64, 4, 32>, false, false>(s, p, a);
-    if (widest(p) <= 128) return launch_dkv<FmaEngine<128, 4, 32>, false, false>(s, p, a);
-    return launch_dkv<FmaEngine<256, 2, 16>, false, false>(s, p, a);
+    if (widest(p) <= 64) return fit_dkv<FmaEngine<64, 4, 32>, false, false>(s, p, a);
+    if (widest(p) <= 128) return fit_dkv<FmaEngine<128, 4, 32>, false, false, FmaEngine<128, 2, 16>>(s, p, a);
+    return fit_dkv<FmaEngine<256, 2, 16>, false, false, FmaEngine<256, 1, 8>>(s, p, a);
 }
 
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)

@@ -24,14 +24,15 @@
 
 /* ---- kernel ---- */
 
-template <class E> struct DqTile {
-    static constexpr int Q = E::ROWS * E::PITCH, K = E::COLS * E::PITCH; /* elements of shared memory */
-    static constexpr int BYTES = (2 * Q + 4 * K) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
-};
-
 /* lse in powers of 2. Of rows without keys, and beyond the tile, +inf: all their weights become 0. */
 struct RowStatistics {
     float lse2, delta;
+};
+
+template <class E> struct DqTile {
+    static constexpr int Q = E::ROWS * E::PITCH, K = E::COLS * E::PITCH; /* elements of shared memory */
+    static constexpr int BYTES = (2 * Q + 4 * K) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
+    static constexpr int ALL = BYTES + sizeof(QueryBlock<typename E::T>) + E::ROWS * sizeof(RowStatistics);
 };
 
 /* delta of the warp's own rows, 8 lanes a row; `go` is in shared memory. */
@@ -173,22 +174,30 @@ template <class E> static Err launch_dq(Stream *s, const AttnProblem &p, const A
     return ERR_OK;
 }
 
+/* In tiles of E, or where a block cannot have those of SMALL. */
+template <class E, class SMALL = E> static Err fit_dq(Stream *s, const AttnProblem &p, const AttnBackward &a)
+{
+    static_assert(DqTile<SMALL>::ALL <= SHARED_LEAST, "runs everywhere");
+    if (DqTile<E>::ALL <= s->dev->shared_bytes) return launch_dq<E>(s, p, a);
+    return launch_dq<SMALL>(s, p, a);
+}
+
 /* MmaEngine<type, width, row tiles a warp, warps, columns, blocks an SM> */
 template <class T> static Err dq_16(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 32) return launch_dq<MmaEngine<T, 32, 2, 4, 32, 3>>(s, p, a);
-    if (widest(p) <= 64) return launch_dq<MmaEngine<T, 64, 2, 4, 32, 2>>(s, p, a);
-    if (widest(p) <= 96) return launch_dq<MmaEngine<T, 96, 2, 4, 32, 2>>(s, p, a);
-    if (widest(p) <= 128) return launch_dq<MmaEngine<T, 128, 2, 4, 32, 2>>(s, p, a);
-    if (widest(p) <= 192) return launch_dq<MmaEngine<T, 192, 1, 4, 32, 2>>(s, p, a);
-    return launch_dq<MmaEngine<T, 256, 1, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 32) return fit_dq<MmaEngine<T, 32, 2, 4, 32, 3>>(s, p, a);
+    if (widest(p) <= 64) return fit_dq<MmaEngine<T, 64, 2, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 96) return fit_dq<MmaEngine<T, 96, 2, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 128) return fit_dq<MmaEngine<T, 128, 2, 4, 32, 2>>(s, p, a);
+    if (widest(p) <= 192) return fit_dq<MmaEngine<T, 192, 1, 4, 32, 2>>(s, p, a);
+    return fit_dq<MmaEngine<T, 256, 1, 4, 32, 2>, MmaEngine<T, 256, 1, 4, 16, 1>>(s, p, a);
 }
 
 static Err dq_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 64) return launch_dq<FmaEngine<64, 4, 32>>(s, p, a);
-    if (widest(p) <= 128) return launch_dq<FmaEngine<128, 4, 32>>(s, p, a);
-    return launch_dq<FmaEngine<256, 2, 16>>(s, p, a);
+    if (widest(p) <= 64) return fit_dq<FmaEngine<64, 4, 32>>(s, p, a);
+    if (widest(p) <= 128) return fit_dq<FmaEngine<128, 4, 32>, FmaEngine<128, 2, 16>>(s, p, a);
+    return fit_dq<FmaEngine<256, 2, 16>, FmaEngine<256, 1, 8>>(s, p, a);
 }
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a)

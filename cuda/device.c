@@ -80,6 +80,7 @@ static Err open_parts(Device *dev, CudaDevice *d)
                        prop.name, prop.major, prop.minor),
                err_hint("set run.device=cpu");
     dev->threads = prop.multiProcessorCount;
+    dev->shared_bytes = (int64_t)prop.sharedMemPerBlockOptin;
     TRY(cuda_check(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "creating the stream"));
     dev->stream.handle = d->stream;
     TRY(cuda_check(cudaMallocHost(&pinned, PINNED_BYTES), "taking pinned host memory"));
@@ -260,7 +261,12 @@ static void cuda_autotune(Device *dev, bool on) { cuda_gemm_autotune(gemm_of(dev
 
 static int64_t cuda_choices_save(const Device *dev, char *text) { return cuda_gemm_save(gemm_of(dev), text); }
 
-static Err cuda_choices_load(Device *dev, const char *text) { return cuda_gemm_load(gemm_of(dev), text); }
+static Err cuda_choices_load(Device *dev, const char *text, bool beside)
+{
+    return beside ? cuda_gemm_add(gemm_of(dev), text) : cuda_gemm_load(gemm_of(dev), text);
+}
+
+static void cuda_leave_free(Device *dev, int n) { cuda_gemm_leave_free(gemm_of(dev), n); }
 
 const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .close = cuda_close,
@@ -277,4 +283,5 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .graph_free = cuda_graph_free,
                                      .autotune = cuda_autotune,
                                      .choices_save = cuda_choices_save,
-                                     .choices_load = cuda_choices_load };
+                                     .choices_load = cuda_choices_load,
+                                     .leave_free = cuda_leave_free };

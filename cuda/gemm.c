@@ -19,6 +19,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/log.h"
 #include "device/ops.h"
 #include "gemm_plan.h"
 
@@ -75,6 +76,15 @@ static Err gemm_error(const GemmKey *key, const char *what, cublasStatus_t statu
 
 /* ---- opening ---- */
 
+/* What choices hold for. */
+static void name_machine(CudaGemm *g)
+{
+    char count[48];
+    if (g->target) snprintf(count, sizeof count, "%d of %d", (int)g->target, g->multiprocessors);
+    else snprintf(count, sizeof count, "%d", g->multiprocessors);
+    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %s multiprocessors", cublasLtGetVersion(), g->gpu, count);
+}
+
 static Err open_parts(CudaGemm *g)
 {
     int index;
@@ -86,8 +96,9 @@ static Err open_parts(CudaGemm *g)
                         "run.device=cpu");
     TRY(cuda_check(cudaGetDevice(&index), "asking for the current GPU"));
     TRY(cuda_check(cudaGetDeviceProperties(&prop, index), "reading the GPU's properties"));
-    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %d multiprocessors", cublasLtGetVersion(),
-             prop.name, prop.multiProcessorCount);
+    snprintf(g->gpu, sizeof g->gpu, "%s", prop.name);
+    g->multiprocessors = prop.multiProcessorCount;
+    name_machine(g);
     g->fuse_gelu = prop.major >= 9;
     TRY(cuda_check(cudaEventCreate(&g->start), "creating an event"));
     TRY(cuda_check(cudaEventCreate(&g->stop), "creating an event"));
@@ -120,6 +131,15 @@ void cuda_gemm_close(CudaGemm *g)
 void cuda_gemm_autotune(CudaGemm *g, bool on) { g->autotune = on; }
 void cuda_gemm_fuse_gelu(CudaGemm *g, bool on) { g->fuse_gelu = on; }
 
+void cuda_gemm_leave_free(CudaGemm *g, int multiprocessors)
+{
+    const int left = g->multiprocessors - multiprocessors, half = (g->multiprocessors + 1) / 2;
+    g->target = multiprocessors <= 0 ? 0 : left > half ? left : half;
+    name_machine(g);
+    g->choice_count = 0;
+    gemm_forget_plans(g);
+}
+
 CudaGemmCounts cuda_gemm_counts(const CudaGemm *g)
 {
     CudaGemmCounts c = g->counts;
@@ -142,13 +162,6 @@ static Plan *plan_slot(CudaGemm *g, const GemmKey *key)
         Plan *p = &g->plans[i % PLAN_SLOTS];
         if (!p->used || key_equal(&p->key, key)) return p;
     }
-}
-
-static const Choice *choice_find(const CudaGemm *g, const GemmKey *key)
-{
-    for (int i = 0; i < g->choice_count; i++)
-        if (key_equal(&g->choices[i].key, key)) return &g->choices[i];
-    return NULL;
 }
 
 static cudaDataType_t cuda_type(int64_t type)
@@ -178,7 +191,7 @@ static cublasStatus_t set_pointers(Plan *p, const Product *x)
     return desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, &x->aux, sizeof x->aux);
 }
 
-static Err describe_product(Plan *p, const Product *x)
+static Err describe_product(const CudaGemm *g, Plan *p, const Product *x)
 {
     static const char what[] = "describing the product";
     const GemmKey *k = &x->key;
@@ -188,6 +201,7 @@ static Err describe_product(Plan *p, const Product *x)
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb));
     LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+    if (g->target) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &g->target, sizeof g->target));
     LT(k, what, set_pointers(p, x));
     if (x->aux) LT(k, what, desc_set(p, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &k->ldaux, sizeof k->ldaux));
     LT(k, what, layout_set(&p->a, k->type, x->ta, k->m, k->k, k->lda));
@@ -196,14 +210,14 @@ static Err describe_product(Plan *p, const Product *x)
     return ERR_OK;
 }
 
-static Err preference_set(cublasLtMatmulPreferenceOpaque_t *pref, const GemmKey *k)
+static Err preference_set(cublasLtMatmulPreferenceOpaque_t *pref, const GemmKey *k, uint32_t reductions)
 {
     static const char what[] = "describing the wanted algorithm";
     const uint64_t workspace = WORKSPACE_BYTES;
     const struct {
         cublasLtMatmulPreferenceAttributes_t attribute;
         uint32_t value;
-    } rows[] = { { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, REDUCTIONS },
+    } rows[] = { { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, reductions },
                  { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, (uint32_t)k->align_a },
                  { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, (uint32_t)k->align_b },
                  { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, (uint32_t)k->align_d },
@@ -219,35 +233,69 @@ static Err preference_set(cublasLtMatmulPreferenceOpaque_t *pref, const GemmKey 
     return ERR_OK;
 }
 
-/* Sums in a fixed order, in the workspace we have. */
-static bool acceptable(const cublasLtMatmulHeuristicResult_t *r)
+/* Does the algorithm add in a fixed order? The library need not say. */
+typedef enum { ORDER_FIXED, ORDER_FREE, ORDER_UNKNOWN } SumOrder;
+
+static SumOrder order_of(const cublasLtMatmulAlgo_t *algo)
 {
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_MASK;
     size_t got;
-    if (r->state || r->workspaceSize > WORKSPACE_BYTES) return false;
-    if (cublasLtMatmulAlgoConfigGetAttribute(&r->algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme,
-                                             sizeof scheme, &got))
-        return false;
-    return (scheme & ~REDUCTIONS) == 0;
+    if (cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &got))
+        return ORDER_UNKNOWN;
+    return scheme & ~REDUCTIONS ? ORDER_FREE : ORDER_FIXED;
+}
+
+static bool has_room(const cublasLtMatmulHeuristicResult_t *r)
+{
+    return !r->state && r->workspaceSize <= WORKSPACE_BYTES;
 }
 
 typedef struct {
     cublasLtMatmulAlgo_t algo[CANDIDATES]; /* best guess first */
-    int count;
+    int count, unknown;    /* unknown: how many were passed over because the library does not say how they add */
     cublasStatus_t status; /* why there is none */
 } Candidates;
 
-static Err find_candidates(CudaGemm *g, Plan *p, Candidates *out)
+static void say_unknown(CudaGemm *g, const GemmKey *key, const cublasLtMatmulAlgo_t *algo)
+{
+    char op[128];
+    int32_t id = -1;
+    size_t got;
+    if (g->counts.unknown++) return; /* the first is enough to know the kind */
+    cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_ID, &id, sizeof id, &got);
+    describe(key, op, sizeof op);
+    log_warn("%s: cublasLt does not say in what order its algorithm %d adds: that one is passed over", op, (int)id);
+}
+
+/* Those that the library offers under this mask of schemes. `trusting` the mask: without asking each for its own. */
+static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting, Candidates *out)
 {
     cublasLtMatmulPreferenceOpaque_t pref;
     cublasLtMatmulHeuristicResult_t result[CANDIDATES];
     int found = 0;
-    out->count = 0;
-    TRY(preference_set(&pref, &p->key));
+    TRY(preference_set(&pref, &p->key, reductions));
     out->status = cublasLtMatmulAlgoGetHeuristic(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &pref,
                                                  CANDIDATES, result, &found);
-    for (int i = 0; !out->status && i < found; i++)
-        if (acceptable(&result[i])) out->algo[out->count++] = result[i].algo;
+    for (int i = 0; !out->status && i < found; i++) {
+        const SumOrder order = order_of(&result[i].algo);
+        const bool unknown = order == ORDER_UNKNOWN && !trusting;
+        if (unknown) out->unknown++, say_unknown(g, &p->key, &result[i].algo);
+        if (order != ORDER_FREE && !unknown && has_room(&result[i])) out->algo[out->count++] = result[i].algo;
+    }
+    return ERR_OK;
+}
+
+/* Where the library says of none that is left how it adds: those that do not split the sum, which is known safe. */
+static Err find_candidates(CudaGemm *g, Plan *p, Candidates *out)
+{
+    char op[128];
+    out->count = out->unknown = 0;
+    TRY(ask_library(g, p, REDUCTIONS, false, out));
+    if (out->count == 0 && out->unknown) {
+        TRY(ask_library(g, p, CUBLASLT_REDUCTION_SCHEME_NONE, true, out));
+        describe(&p->key, op, sizeof op);
+        if (!g->counts.unsplit++) log_warn("%s: only algorithms that do not split its sums are taken", op);
+    }
     if (out->count == 0 && !out->status) out->status = CUBLAS_STATUS_NOT_SUPPORTED;
     return ERR_OK;
 }
@@ -320,15 +368,15 @@ static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
 static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
 {
     Candidates c;
-    const Choice *choice = choice_find(g, &x->key);
+    const Choice *choice = gemm_choice(g, &x->key);
     *p = (Plan){ .key = x->key };
-    TRY(describe_product(p, x));
+    TRY(describe_product(g, p, x));
     if (choice) {
         cublasLtMatmulHeuristicResult_t result = { 0 };
         result.algo = p->algo = choice->algo;
         LT(&p->key, "the chosen algorithm",
            cublasLtMatmulAlgoCheck(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &p->algo, &result));
-        if (!acceptable(&result))
+        if (!has_room(&result) || order_of(&result.algo) == ORDER_FREE)
             return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
     } else {
         TRY(find_candidates(g, p, &c));

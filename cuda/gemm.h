@@ -9,7 +9,8 @@
  * Algorithm: the heuristic's first, so that runs repeat. With autotune, the fastest of its candidates, timed
  * once per shape on the call's own tensors; such choices can be saved as text and loaded by other ranks and
  * later runs. Either way only algorithms whose sums have a fixed order: no split of the summed dim, or one
- * whose fp32 parts are added by a separate pass.
+ * whose fp32 parts are added by a separate pass. An algorithm of which the library does not say which it does is passed
+ * over; if that leaves none, those that do not split at all are asked for.
  *
  * GELU and its gradient are part of the product in 16 bits from compute capability 9.0 on (there it is reported to pay,
  * on 8.0 to lose), if the library has an algorithm for the shape; else elementwise.cu does them afterwards. The
@@ -37,6 +38,13 @@ void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
  */
 void cuda_gemm_autotune(CudaGemm *g, bool on);
 
+/*
+ * So many multiprocessors are left to what runs meanwhile (a communicator's kernels), up to half of them; 0: none. The
+ * library's choice then counts waves of the others only (CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET). Choices made or loaded
+ * before are forgotten.
+ */
+void cuda_gemm_leave_free(CudaGemm *g, int multiprocessors);
+
 /* Whether GELU may be part of a product; from compute capability 9.0 on it is. For comparisons. */
 void cuda_gemm_fuse_gelu(CudaGemm *g, bool on);
 
@@ -53,9 +61,16 @@ int64_t cuda_gemm_save(const CudaGemm *g, char *text);
  */
 Err cuda_gemm_load(CudaGemm *g, const char *text);
 
-/* Calls, those with GELU inside, plans made, shapes timed since cuda_gemm_open; choices held. For tests and reports. */
+/* As cuda_gemm_load, but what is held stays: only choices for other shapes are added. */
+Err cuda_gemm_add(CudaGemm *g, const char *text);
+
+/*
+ * Calls, those with GELU inside, plans made, shapes timed since cuda_gemm_open; algorithms passed over because the
+ * library does not say how they add, and products that take unsplit sums alone for that reason; choices held. For
+ * tests and reports.
+ */
 typedef struct {
-    int64_t calls, fused, plans, timed;
+    int64_t calls, fused, plans, timed, unknown, unsplit;
     int choices;
 } CudaGemmCounts;
 CudaGemmCounts cuda_gemm_counts(const CudaGemm *g);

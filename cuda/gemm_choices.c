@@ -18,6 +18,13 @@ enum { LINE_BYTES = 480 };
 
 _Static_assert((CHOICES_MOST + 2) * LINE_BYTES <= CUDA_GEMM_TEXT_BYTES, "the text has room for all choices");
 
+const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key)
+{
+    for (int i = 0; i < g->choice_count; i++)
+        if (memcmp(&g->choices[i].key, key, sizeof *key) == 0) return &g->choices[i];
+    return NULL;
+}
+
 int64_t cuda_gemm_save(const CudaGemm *g, char *text)
 {
     int64_t at = 0, room = CUDA_GEMM_TEXT_BYTES;
@@ -85,25 +92,41 @@ static bool choice_read(const char *line, Choice *out)
     return *line == '\n';
 }
 
-Err cuda_gemm_load(CudaGemm *g, const char *text)
+/* The choices of a text into out[CHOICES_MOST]. */
+static Err read_choices(const CudaGemm *g, const char *text, Choice *out, int *count)
 {
-    size_t head = strlen(g->made_for);
-    int count = 0, line = 1;
+    const size_t head = strlen(g->made_for);
+    int line = 1;
+    *count = 0;
     if (strncmp(text, g->made_for, head) || text[head] != '\n')
         return err_set(ERR_CONFIG, "the choices of GEMM algorithms are for '%.*s', here is '%s'",
                        (int)strcspn(text, "\n"), text, g->made_for),
                err_hint("remove the file to choose anew (results then differ in the last bits)");
     text += head + 1;
-    Choice *read = malloc(sizeof g->choices);
-    if (!read) return err_set(ERR_MEMORY, "no host memory to read the choices of GEMM algorithms");
     for (; *text; text += strcspn(text, "\n") + 1, line++)
-        if (count == CHOICES_MOST || !choice_read(text, &read[count++])) {
-            free(read);
+        if (*count == CHOICES_MOST || !choice_read(text, &out[(*count)++]))
             return err_set(ERR_CONFIG, "line %d of the choices of GEMM algorithms is damaged", line + 1);
-        }
-    memcpy(g->choices, read, sizeof *read * (size_t)count);
-    free(read);
-    g->choice_count = count;
-    gemm_forget_plans(g);
     return ERR_OK;
 }
+
+static void add_choices(CudaGemm *g, const Choice *more, int count)
+{
+    for (int i = 0; i < count; i++)
+        if (g->choice_count < CHOICES_MOST && !gemm_choice(g, &more[i].key)) g->choices[g->choice_count++] = more[i];
+    gemm_forget_plans(g);
+}
+
+static Err take_choices(CudaGemm *g, const char *text, bool instead)
+{
+    int count;
+    Choice *read = malloc(sizeof g->choices);
+    if (!read) return err_set(ERR_MEMORY, "no host memory to read the choices of GEMM algorithms");
+    Err err = read_choices(g, text, read, &count);
+    if (!err && instead) g->choice_count = 0;
+    if (!err) add_choices(g, read, count);
+    free(read);
+    return err;
+}
+
+Err cuda_gemm_load(CudaGemm *g, const char *text) { return take_choices(g, text, true); }
+Err cuda_gemm_add(CudaGemm *g, const char *text) { return take_choices(g, text, false); }

@@ -43,13 +43,17 @@ struct CudaGemm {
     cublasLtHandle_t lt;
     cudaEvent_t start, stop;
     bool autotune, fuse_gelu;
-    char made_for[512]; /* library and GPU that the choices hold for */
+    char gpu[256];
+    int multiprocessors;
+    int32_t target;     /* multiprocessors that products should take; 0: all */
+    char made_for[512]; /* library, GPU and multiprocessors that the choices hold for */
     int plan_count, choice_count;
     CudaGemmCounts counts;
     Plan plans[PLAN_SLOTS]; /* open addressing */
     Choice choices[CHOICES_MOST];
 };
 
+const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key); /* NULL: none */
 void gemm_forget_plans(CudaGemm *g); /* each is made again when its shape comes */
 
 #endif

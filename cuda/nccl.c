@@ -1,315 +1,17 @@
 /*
- * Communicators over NCCL; see comm/gpu.h. The one file that sees NCCL.
+ * Communicators over NCCL; see comm/gpu.h. With nccl_library.c and nccl_monitor.c the files that see NCCL.
  *
  *   caller's stream   ... inputs | ready                              waits for done | ...
  *   group's stream                 waits for ready | collective | done
- *
- * Everything is non-blocking (blocking = 0): a call that has not finished inside NCCL is polled here, with a deadline.
- * The monitor thread polls NCCL's asynchronous errors and the oldest call of each group. A communicator is aborted by
- * one thread while no other is inside NCCL with it: Group.calling.
  */
-#include <dlfcn.h>
-#include <nccl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/gpu.h"
-#include "device_cuda.h"
+#include "nccl_world.h"
 #include "padded_rows.h"
-
-enum { GROUPS_MAX = 16, FLIGHTS = 256, NAP_US = 200, MONITOR_US = 10 * 1000, ABORT_LOCK_S = 2, WHY_BYTES = 256 };
-enum { OLDEST = NCCL_VERSION(2, 27, 0) }; /* names of communicators */
-
-/* A call that the device has not finished. */
-typedef struct {
-    cudaEvent_t ready, done;
-    CommKind kind;
-    int64_t count;
-    uint64_t sequence;
-    CommMessage message; /* of an exchange: the first that is received, else sent; bytes 0: all are empty */
-} Flight;
-
-typedef struct {
-    NcclWorld *world;
-    char name[24]; /* "tp0": NCCL's logs and ours */
-    Comm host;     /* for comparing calls: */
-    CommCall *calls; /* the members' */
-    uint64_t *numbers; /* of messages so far: sent to each member, received from it; for comparing */
-    int *members;      /* world ranks */
-    int size;
-    cudaStream_t stream;
-    int64_t *cell; /* what a barrier sums */
-    Watch *watch;
-    uint32_t watch_id;
-    pthread_mutex_t calling; /* held inside NCCL */
-    ncclComm_t comm;         /* under calling; NULL once aborted */
-    pthread_mutex_t lock;    /* of what follows */
-    Flight flights[FLIGHTS];
-    int64_t issued, finished; /* flights so far */
-    double since;             /* when the oldest flight was first seen with its inputs there; 0: not yet */
-} Group;
-
-struct NcclWorld {
-    NcclOptions o;
-    ncclComm_t base; /* all ranks; groups are split from it */
-    pthread_t monitor;
-    bool monitored;
-    pthread_mutex_t lock; /* of what follows */
-    Group *groups[GROUPS_MAX];
-    Err kind;
-    char why[WHY_BYTES];
-    atomic_bool stopped, closing;
-};
-
-/* ---- the library ---- */
-
-/* Looked up when the first communicator is wanted: a program that needs none starts without the library. */
-#define FUNCTIONS(F)                                                                                                \
-    F(AllGather) F(AllReduce) F(ReduceScatter) F(Send) F(Recv) F(GroupStart) F(GroupEnd) F(CommAbort)               \
-    F(CommDestroy) F(CommFinalize) F(CommGetAsyncError) F(CommInitRankConfig) F(CommSplit) F(GetErrorString)        \
-    F(GetLastError) F(GetUniqueId) F(GetVersion)
-
-static struct {
-#define MEMBER(name) __typeof__(&nccl##name) name;
-    FUNCTIONS(MEMBER)
-    bool tried, loaded;
-    char why[WHY_BYTES], version[24];
-} nccl;
-
-#ifdef MEGATRAIN_NCCL_LINKED
-static void *find(void *library, const char *name)
-{
-    (void)library;
-#define FOUND(f) if (!strcmp(name, "nccl" #f)) return (void *)nccl##f;
-    FUNCTIONS(FOUND)
-    return NULL;
-}
-static void *open_library(void) { return &nccl; }
-#else
-static void *find(void *library, const char *name) { return dlsym(library, name); }
-static void *open_library(void) { return dlopen("libnccl.so.2", RTLD_NOW | RTLD_LOCAL); }
-#endif
-
-static bool load(void)
-{
-    int v = 0;
-    void *library = open_library();
-    if (!library) return snprintf(nccl.why, sizeof nccl.why, "%.200s", dlerror()), false;
-    const char *missing = NULL;
-#define LOOK_UP(f)                                                     \
-    nccl.f = (__typeof__(&nccl##f))find(library, "nccl" #f);           \
-    if (!nccl.f) missing = "nccl" #f;
-    FUNCTIONS(LOOK_UP)
-    if (missing) return snprintf(nccl.why, sizeof nccl.why, "libnccl.so.2 has no %s", missing), false;
-    if (nccl.GetVersion(&v)) return snprintf(nccl.why, sizeof nccl.why, "libnccl.so.2 has no version"), false;
-    snprintf(nccl.version, sizeof nccl.version, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
-    if (v >= OLDEST) return true;
-    return snprintf(nccl.why, sizeof nccl.why, "libnccl.so.2 is %s; 2.27 or newer is needed", nccl.version), false;
-}
-
-bool nccl_available(const char **why)
-{
-    if (!nccl.tried) nccl.loaded = load();
-    nccl.tried = true;
-    *why = nccl.why;
-    return nccl.loaded;
-}
-
-const char *nccl_version(void)
-{
-    const char *why;
-    return nccl_available(&why) ? nccl.version : "";
-}
-
-/* ---- failing ---- */
-
-static Err stopped_error(NcclWorld *w)
-{
-    pthread_mutex_lock(&w->lock);
-    Err err = err_set(w->kind, "%s", w->why);
-    pthread_mutex_unlock(&w->lock);
-    return err;
-}
-
-/* Device.failure of devices that worked for this world. */
-static Err failure(void *user)
-{
-    NcclWorld *w = user;
-    return w->stopped ? stopped_error(w) : ERR_OK;
-}
-
-/* Waits for a thread inside NCCL, whose polls end when the world is stopped; but not for ever: a launch may hang. */
-static void abort_group(Group *g)
-{
-    struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
-    until.tv_sec += ABORT_LOCK_S;
-    const bool locked = pthread_mutex_timedlock(&g->calling, &until) == 0;
-    ncclComm_t comm = g->comm;
-    g->comm = NULL;
-    if (locked) pthread_mutex_unlock(&g->calling);
-    if (comm) nccl.CommAbort(comm);
-}
-
-static Err stop(NcclWorld *w, Err kind, const char *why)
-{
-    pthread_mutex_lock(&w->lock);
-    if (!w->stopped) {
-        w->kind = kind;
-        snprintf(w->why, sizeof w->why, "%s", why);
-        w->stopped = true;
-        for (int i = 0; i < GROUPS_MAX; i++)
-            if (w->groups[i]) abort_group(w->groups[i]);
-    }
-    pthread_mutex_unlock(&w->lock);
-    return stopped_error(w);
-}
-
-void nccl_world_abort(NcclWorld *w, const char *why)
-{
-    if (w) stop(w, ERR_PEER, why);
-}
-
-static Err kind_of(ncclResult_t rc)
-{
-    return rc == ncclRemoteError || rc == ncclSystemError ? ERR_PEER
-           : rc == ncclInvalidUsage                       ? ERR_CONFIG
-           : rc == ncclUnhandledCudaError                 ? ERR_DEVICE
-                                                          : ERR_INTERNAL;
-}
-
-static const char *text_of(ncclResult_t rc, ncclComm_t comm, char text[WHY_BYTES])
-{
-    const char *last = nccl.GetLastError(comm);
-    snprintf(text, WHY_BYTES, "%s%s%.160s", nccl.GetErrorString(rc), last && *last ? ": " : "", last ? last : "");
-    return text;
-}
-
-/* Polls until what was begun on `comm` is through; `rc` is what the call returned. */
-static ncclResult_t settle(NcclWorld *w, ncclComm_t comm, ncclResult_t rc, double until)
-{
-    while (rc == ncclInProgress && !w->stopped) {
-        if (clock_s() > until) return rc;
-        usleep(NAP_US);
-        ncclResult_t asked = nccl.CommGetAsyncError(comm, &rc);
-        if (asked != ncclSuccess) return asked;
-    }
-    return rc;
-}
-
-/* ---- the monitor ---- */
-
-/* Tells the watch that a call is done. */
-static void tell_done(Group *g, const Flight *f)
-{
-    if (f->kind == COMM_EXCHANGE) {
-        watch_waits(g->watch, g->watch_id, WATCH_NOBODY);
-        watch_exchange_completed(g->watch, g->watch_id);
-    } else watch_completed(g->watch, g->watch_id, f->sequence + 1);
-}
-
-/* Counts what is finished. Under g->lock. */
-static cudaError_t reap(Group *g)
-{
-    cudaError_t code = cudaSuccess;
-    while (g->finished < g->issued) {
-        const Flight *f = &g->flights[g->finished % FLIGHTS];
-        code = cudaEventQuery(f->done);
-        if (code != cudaSuccess) break;
-        tell_done(g, f);
-        g->finished++;
-        g->since = 0;
-    }
-    cudaGetLastError(); /* cudaErrorNotReady is none */
-    return code == cudaErrorNotReady ? cudaSuccess : code;
-}
-
-/* The oldest call runs from now on. Of an exchange the device does not say which message is missing: the first is
- * named. */
-static void note_start(Group *g, const Flight *f)
-{
-    const CommMessage *m = &f->message;
-    g->since = clock_s();
-    if (f->kind == COMM_EXCHANGE && m->bytes)
-        watch_waits_message(g->watch, g->watch_id, g->members[m->peer], m->send, m->what);
-}
-
-/* "reduce-tree of 5000 (call 7)", "exchange 7 (rank 3 is to send: activation of ...)" */
-static void flight_text(const Group *g, const Flight *f, char *text, size_t size)
-{
-    char what[64];
-    if (f->kind != COMM_EXCHANGE || !f->message.bytes) {
-        snprintf(text, size, "%s of %lld (call %llu)", comm_kind_name(f->kind), (long long)f->count,
-                 (unsigned long long)f->sequence);
-        return;
-    }
-    message_text(f->message.what, what, sizeof what);
-    snprintf(text, size, "exchange %llu (rank %d is to %s: %s)", (unsigned long long)f->sequence,
-             g->members[f->message.peer], f->message.send ? "take" : "send", what);
-}
-
-/* Has the oldest call, its inputs there, run for too long? Says which. */
-static bool overdue(Group *g, char *text)
-{
-    char call[160];
-    bool late = false;
-    pthread_mutex_lock(&g->lock);
-    cudaError_t code = reap(g);
-    const Flight *f = &g->flights[g->finished % FLIGHTS];
-    if (!code && g->finished < g->issued) {
-        if (!g->since && cudaEventQuery(f->ready) == cudaSuccess) note_start(g, f);
-        late = g->since && clock_s() - g->since > g->world->o.timeout_s;
-        cudaGetLastError();
-    }
-    if (late) {
-        flight_text(g, f, call, sizeof call);
-        snprintf(text, WHY_BYTES, "%s: %s did not finish in %.1f s", g->name, call, g->world->o.timeout_s);
-    }
-    pthread_mutex_unlock(&g->lock);
-    return late;
-}
-
-/* NCCL's own finding about a group. A thread inside NCCL finds out for itself. */
-static ncclResult_t async_error(Group *g, char *text)
-{
-    char reason[WHY_BYTES];
-    ncclResult_t rc = ncclSuccess;
-    if (pthread_mutex_trylock(&g->calling)) return ncclSuccess;
-    if (g->comm && nccl.CommGetAsyncError(g->comm, &rc) == ncclSuccess && rc != ncclSuccess && rc != ncclInProgress)
-        snprintf(text, WHY_BYTES, "%s: %.200s", g->name, text_of(rc, g->comm, reason));
-    pthread_mutex_unlock(&g->calling);
-    return rc == ncclInProgress ? ncclSuccess : rc;
-}
-
-static void look(NcclWorld *w)
-{
-    char text[WHY_BYTES];
-    for (int i = 0; i < GROUPS_MAX && !w->stopped; i++) {
-        pthread_mutex_lock(&w->lock); /* a group is closed under it */
-        Err found = ERR_OK;
-        Group *g = w->groups[i];
-        ncclResult_t rc = g ? async_error(g, text) : ncclSuccess;
-        if (rc) found = kind_of(rc);
-        else if (g && overdue(g, text)) found = ERR_HANG;
-        pthread_mutex_unlock(&w->lock);
-        if (found) stop(w, found, text);
-    }
-}
-
-static void *monitor(void *arg)
-{
-    NcclWorld *w = arg;
-    cudaSetDevice(w->o.gpu);
-    while (!w->closing && !w->stopped) {
-        look(w);
-        usleep(MONITOR_US);
-    }
-    return NULL;
-}
 
 /* ---- calls ---- */
 
@@ -389,15 +91,15 @@ static Err launch(Group *g, const CommRequest *r)
     pthread_mutex_lock(&g->calling);
     ncclResult_t rc = ncclSuccess;
     if (g->comm && !w->stopped)
-        rc = settle(w, g->comm, enqueue(g, r), clock_s() + w->o.timeout_s);
-    if (rc && rc != ncclInProgress) text_of(rc, g->comm, reason);
+        rc = nccl_settle(w, g->comm, enqueue(g, r), clock_s() + w->o.timeout_s);
+    if (rc && rc != ncclInProgress) nccl_text(rc, g->comm, reason);
     pthread_mutex_unlock(&g->calling);
-    if (w->stopped) return stopped_error(w);
+    if (w->stopped) return nccl_stopped(w);
     if (!rc) return ERR_OK;
     if (rc == ncclInProgress) snprintf(reason, sizeof reason, "no answer in %.1f s", w->o.timeout_s);
     snprintf(text, sizeof text, "%s: %s of %lld (call %llu): %.160s", g->name, comm_kind_name(r->kind),
              (long long)r->count, (unsigned long long)r->sequence, reason);
-    return stop(w, rc == ncclInProgress ? ERR_HANG : kind_of(rc), text);
+    return nccl_stop(w, rc == ncclInProgress ? ERR_HANG : nccl_kind(rc), text);
 }
 
 /* The members send each other notes of the messages first. */
@@ -422,7 +124,7 @@ static Err compare_messages(Group *g, const CommRequest *r)
         const CommMessage *m = &r->messages[i];
         const CommNote ends[2] = { theirs[i], own[i] };
         if (!m->send && !comm_same_message(g->name, m->peer, g->host.rank, ends, text, sizeof text))
-            err = stop(g->world, ERR_INTERNAL, text);
+            err = nccl_stop(g->world, ERR_INTERNAL, text);
     }
     return err;
 }
@@ -445,7 +147,7 @@ static Err compare_calls(Group *g, const CommRequest *r)
     if (!err) err = event_wait(&met, 0);
     event_release(&met);
     if (!err && !comm_same_calls(g->name, g->calls, g->size, text, sizeof text))
-        err = stop(g->world, ERR_INTERNAL, text);
+        err = nccl_stop(g->world, ERR_INTERNAL, text);
     return err;
 }
 
@@ -454,12 +156,12 @@ static Err take_flight(Group *g, Flight **out)
 {
     for (;;) {
         pthread_mutex_lock(&g->lock);
-        cudaError_t code = g->issued - g->finished > FLIGHTS / 2 ? reap(g) : cudaSuccess;
+        cudaError_t code = g->issued - g->finished > FLIGHTS / 2 ? nccl_reap(g) : cudaSuccess;
         const bool room = g->issued - g->finished < FLIGHTS;
         *out = &g->flights[g->issued % FLIGHTS];
         pthread_mutex_unlock(&g->lock);
         TRY(cuda_check(code, "waiting for a communicator"));
-        if (g->world->stopped) return stopped_error(g->world);
+        if (g->world->stopped) return nccl_stopped(g->world);
         if (room) return ERR_OK;
         usleep(NAP_US);
     }
@@ -508,6 +210,13 @@ static Err put_in(Group *g, const CommRequest *r)
     return ERR_OK;
 }
 
+/* Device.failure of devices that worked for this world. */
+static Err failure(void *user)
+{
+    NcclWorld *w = user;
+    return w->stopped ? nccl_stopped(w) : ERR_OK;
+}
+
 /* The event is completed in any case: somebody may wait for it. */
 static Err submit(Comm *c, const CommRequest *r)
 {
@@ -527,7 +236,7 @@ static void close_comm(NcclWorld *w, ncclComm_t comm)
     enum { LEAVE_S = 10 };
     if (!comm) return;
     ncclResult_t rc = w->stopped ? ncclInProgress : nccl.CommFinalize(comm);
-    if (!w->stopped) rc = settle(w, comm, rc, clock_s() + LEAVE_S);
+    if (!w->stopped) rc = nccl_settle(w, comm, rc, clock_s() + LEAVE_S);
     if (rc == ncclSuccess) nccl.CommDestroy(comm);
     else nccl.CommAbort(comm);
 }
@@ -538,7 +247,7 @@ static void leave(Group *g)
     NcclWorld *w = g->world;
     for (bool busy = true; busy && !w->stopped;) {
         pthread_mutex_lock(&g->lock);
-        busy = !reap(g) && g->finished < g->issued;
+        busy = !nccl_reap(g) && g->finished < g->issued;
         pthread_mutex_unlock(&g->lock);
         if (busy) usleep(NAP_US);
     }
@@ -600,12 +309,12 @@ static Err connected(NcclWorld *w, const char *name, ncclComm_t comm, ncclResult
 {
     char reason[WHY_BYTES];
     if (rc == ncclSuccess) return ERR_OK;
-    if (w->stopped) return stopped_error(w);
+    if (w->stopped) return nccl_stopped(w);
     if (rc == ncclInProgress)
         return err_set(ERR_RENDEZVOUS, "%s: NCCL did not connect the ranks within %.1f s", name, w->o.timeout_s),
                err_hint("NCCL_DEBUG=INFO tells what it tries; NCCL_SOCKET_IFNAME names the network interface");
-    Err kind = kind_of(rc);
-    return err_set(kind == ERR_PEER ? ERR_RENDEZVOUS : kind, "%s: NCCL: %s", name, text_of(rc, comm, reason)),
+    Err kind = nccl_kind(rc);
+    return err_set(kind == ERR_PEER ? ERR_RENDEZVOUS : kind, "%s: NCCL: %s", name, nccl_text(rc, comm, reason)),
            err_hint("NCCL_DEBUG=INFO tells more");
 }
 
@@ -615,7 +324,73 @@ static Err split_for_others(NcclWorld *w, const char *name)
     ncclComm_t none = NULL;
     const double until = clock_s() + w->o.timeout_s;
     return connected(w, name, NULL,
-                     settle(w, w->base, nccl.CommSplit(w->base, NCCL_SPLIT_NOCOLOR, 0, &none, NULL), until));
+                     nccl_settle(w, w->base, nccl.CommSplit(w->base, NCCL_SPLIT_NOCOLOR, 0, &none, NULL), until));
+}
+
+/* ---- connecting ---- */
+
+/*
+ * NCCL connects the members of a group, and takes memory for that, with the first call that needs it. Which call needs
+ * what depends on its kind and size (rings, trees, switches that add; each pair that exchanges messages): so each kind
+ * is called with a few bytes and with many. What memory is left is looked at later (train/run.c).
+ */
+enum { FIRST_CALLS = 6, FIRST_BYTES = 4 << 20 /* twice, for input and output */ };
+
+static ncclResult_t first_call(Group *g, int i, char *memory)
+{
+    const size_t share = i % 2 ? FIRST_BYTES / sizeof(float) / (size_t)g->size : 1;
+    char *const out = memory + FIRST_BYTES;
+    if (i < 2) return nccl.AllReduce(memory, out, share * (size_t)g->size, ncclFloat32, ncclSum, g->comm, g->stream);
+    if (i < 4) return nccl.ReduceScatter(memory, out, share, ncclFloat32, ncclSum, g->comm, g->stream);
+    return nccl.AllGather(memory, out, share * sizeof(float), ncclUint8, g->comm, g->stream);
+}
+
+/* Between this member and others. */
+static ncclResult_t first_messages(Group *g, NcclMessages who, char *memory)
+{
+    const int rank = g->host.rank, next = (rank + 1) % g->size, last = (rank + g->size - 1) % g->size;
+    const size_t n = 16;
+    ncclResult_t rc = nccl.GroupStart();
+    if (rc) return rc;
+    for (int m = 0; m < g->size && !rc; m++) {
+        if (m == rank || (who == NCCL_NEIGHBOURS && m != next && m != last)) continue;
+        rc = queued(nccl.Send(memory, n, ncclUint8, m, g->comm, g->stream));
+        if (!rc) rc = queued(nccl.Recv(memory + FIRST_BYTES + n * (size_t)m, n, ncclUint8, m, g->comm, g->stream));
+    }
+    const ncclResult_t ended = nccl.GroupEnd();
+    return rc ? rc : ended;
+}
+
+/* Returns when the device is through with what was called, or not with ncclInProgress. */
+static ncclResult_t first_done(Group *g, double until)
+{
+    const cudaEvent_t done = g->flights[0].done;
+    ncclResult_t rc = ncclSuccess;
+    if (cudaEventRecord(done, g->stream)) return ncclUnhandledCudaError;
+    for (;;) {
+        const cudaError_t code = cudaEventQuery(done);
+        if (code == cudaSuccess) return ncclSuccess;
+        cudaGetLastError();
+        if (code != cudaErrorNotReady) return ncclUnhandledCudaError;
+        if (nccl.CommGetAsyncError(g->comm, &rc) || (rc && rc != ncclInProgress)) return rc;
+        if (g->world->stopped || clock_s() > until) return ncclInProgress;
+        usleep(NAP_US);
+    }
+}
+
+static Err connect_group(Group *g, NcclMessages messages)
+{
+    NcclWorld *w = g->world;
+    const double until = clock_s() + w->o.timeout_s;
+    ncclResult_t rc = ncclSuccess;
+    void *memory;
+    TRY(cuda_check(cudaMalloc(&memory, 2 * FIRST_BYTES), "taking memory for first calls of NCCL"));
+    TRY(cuda_check(cudaMemsetAsync(memory, 0, 2 * FIRST_BYTES, g->stream), "clearing memory for first calls of NCCL"));
+    for (int i = 0; i < FIRST_CALLS && !rc; i++) rc = nccl_settle(w, g->comm, first_call(g, i, memory), until);
+    if (!rc && messages) rc = nccl_settle(w, g->comm, first_messages(g, messages, memory), until);
+    if (!rc) rc = first_done(g, until);
+    if (!rc) return cuda_check(cudaFree(memory), "giving back memory of first calls of NCCL");
+    return connected(w, g->name, g->comm, rc); /* what is under way may still write to it */
 }
 
 static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
@@ -628,8 +403,8 @@ static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
     if (ctas.max) config.maxCTAs = ctas.max;
     const double until = clock_s() + w->o.timeout_s;
     ncclResult_t rc = nccl.CommSplit(w->base, members[0], rank, &g->comm, &config);
-    rc = settle(w, w->base, rc, until); /* g->comm is set now */
-    if (rc == ncclSuccess) rc = settle(w, g->comm, ncclInProgress, until);
+    rc = nccl_settle(w, w->base, rc, until); /* g->comm is set now */
+    if (rc == ncclSuccess) rc = nccl_settle(w, g->comm, ncclInProgress, until);
     return connected(w, g->name, g->comm, rc);
 }
 
@@ -648,7 +423,7 @@ static Group *new_group(NcclWorld *w, const int *members, int size)
 }
 
 Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
-                   NcclCtas ctas)
+                   NcclUse use)
 {
     if (size == 0) TRY(split_for_others(w, name));
     if (size <= 1) return comm_open_self(c, name), ERR_OK;
@@ -663,7 +438,8 @@ Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, con
     comm_init(c, &nccl_table, name, g->host.rank, size, g);
     c->pads_rows = true;
     err = make_parts(g);
-    if (!err) err = split(g, members, c->rank, ctas);
+    if (!err) err = split(g, members, c->rank, use.ctas);
+    if (!err) err = connect_group(g, use.messages);
     int slot = 0;
     pthread_mutex_lock(&w->lock);
     while (slot < GROUPS_MAX && w->groups[slot]) slot++;
@@ -683,7 +459,7 @@ static Err exchange_id(const NcclOptions *o, ncclUniqueId *id)
     if (o->rank == 0) {
         ncclResult_t rc = nccl.GetUniqueId(id);
         if (rc)
-            return err_set(ERR_RENDEZVOUS, "NCCL finds no network interface: %s", text_of(rc, NULL, reason)),
+            return err_set(ERR_RENDEZVOUS, "NCCL finds no network interface: %s", nccl_text(rc, NULL, reason)),
                    err_hint("NCCL_SOCKET_IFNAME names one; NCCL_DEBUG=INFO tells more");
         return o->store.set(o->store.user, "nccl", id, sizeof *id);
     }
@@ -702,7 +478,7 @@ static Err connect_all(NcclWorld *w)
     TRY(exchange_id(&w->o, &id));
     const double until = clock_s() + w->o.timeout_s;
     ncclResult_t rc = nccl.CommInitRankConfig(&w->base, w->o.size, id, w->o.rank, &config);
-    return connected(w, "all", w->base, settle(w, w->base, rc, until));
+    return connected(w, "all", w->base, nccl_settle(w, w->base, rc, until));
 }
 
 Err nccl_world_open(const NcclOptions *o, NcclWorld **out)
@@ -723,7 +499,7 @@ Err nccl_world_open(const NcclOptions *o, NcclWorld **out)
     pthread_mutex_init(&w->lock, NULL);
     Err err = connect_all(w);
     if (!err) {
-        w->monitored = pthread_create(&w->monitor, NULL, monitor, w) == 0;
+        w->monitored = pthread_create(&w->monitor, NULL, nccl_monitor, w) == 0;
         if (!w->monitored) err = err_set(ERR_MEMORY, "cannot start a thread");
     }
     if (err) {

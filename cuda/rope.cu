@@ -37,9 +37,8 @@ static Err head_grid(HeadGrid *g, const char *name, RowCount rows, int64_t items
     const int64_t x = ceil_div(width, count);
     if (x > HEAD_THREADS)
         return err_set(ERR_SHAPE, "%s: a head of %lld columns", name, static_cast<long long>(width));
-    const int64_t across = ceil_div(items * x, HEAD_THREADS), y = ceil_div(items, across),
-                  z = HEAD_THREADS / (x * y);
-    const int64_t high = z > 64 ? 64 : z > 0 ? z : 1, down = ceil_div(rows.capacity, high * rows_a_thread);
+    const int64_t across = ceil_div(items, HEAD_THREADS / x), y = ceil_div(items, across), z = HEAD_THREADS / (x * y);
+    const int64_t high = z > 64 ? 64 : z, down = ceil_div(rows.capacity, high * rows_a_thread);
     g->grid = dim3(static_cast<unsigned>(down > 0 ? down : 1), static_cast<unsigned>(ceil_div(items, y)));
     g->block = dim3(static_cast<unsigned>(x), static_cast<unsigned>(y), static_cast<unsigned>(high));
     g->rows = rows;

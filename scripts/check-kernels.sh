@@ -2,6 +2,8 @@
 # What ptxas and the PTX say about the kernels, without a GPU (docs/gpu.md):
 #   - launches, shared memory and PTX stand in cuda/common.cuh alone
 #   - no kernel spills registers, on sm_80 and sm_90a
+#   - every kernel says by __launch_bounds__ how many threads its blocks have (which the emulator holds launches to), and
+#     a multiprocessor's 65,536 registers are enough for a block of so many
 #   - kernels that are bound by memory move 16 bytes at a time; attention runs on mma.sync m16n8k16
 # and a table of registers and shared memory. Reads what `make CUDA=1` leaves beside the objects ($BUILD/cuda/*.ptxas,
 # *.ptx), making it first. Without nvcc, or with CUDA=0, only the first is checked.
@@ -103,7 +105,29 @@ awk 'FILENAME == ARGV[1] { allowed[$1]; next }
     }
     END { exit bad }' "$tmp/may_spill" "$tmp/usage" || bad=1
 
-# ---- PTX
+# ---- PTX: bounds, "KERNEL THREADS" a line
+cat "$build"/cuda/*.ptx | c++filt | awk "$names"'
+    function tell() { if (name != "") print name, threads + 0 }
+    /^\.visible \.entry/ { tell(); sub(/^\.visible \.entry /, ""); name = plain($0); threads = 0 }
+    /^ *\.maxntid/ { gsub(/[^0-9 ]/, " "); threads = $1 * ($2 ? $2 : 1) * ($3 ? $3 : 1) }
+    END { tell() }' | sort -u >"$tmp/bounds"
+
+awk 'FILENAME == ARGV[1] {
+        threads[$1] = $2
+        if (!$2) { print "check-kernels: " $1 " has no __launch_bounds__"; bad = 1 }
+        next
+    }
+    {
+        needs = int(($3 + 7) / 8) * 8 * threads[$1] # registers are given out by eights
+        if (!($1 in threads)) { print "check-kernels: no PTX of " $1; bad = 1 }
+        if (needs > 65536) {
+            print "check-kernels: blocks of " threads[$1] " threads of " $1 " need " needs " registers on " $2
+            bad = 1
+        }
+    }
+    END { exit bad }' "$tmp/bounds" "$tmp/usage" || bad=1
+
+# ---- PTX: accesses
 for f in "$build"/cuda/*.ptx; do
     awk -v file="$(basename "$f")" "$names"'
         /^\.visible \.entry/ { sub(/^\.visible \.entry /, ""); name[++k] = plain($0) }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Would the emulator's lanes notice a bug in a kernel? Puts the bugs of test/cuda_bugs.txt one at a time into a copy
 # of the tree and runs the test that must fail, in the lane that must see it (test/emu/README.md): forward, reverse,
-# random:SEED, asan, tsan. A bug that passes there, does not compile, or no longer finds its place is a failure.
+# random:SEED, asan, tsan, or on the GPU of a compute capability, 8.6. A bug that passes there, does not compile, or no longer finds its place is a failure.
 #
 #   FULL=1 test/cuda_bugs.sh        all of them; without it some (mutate.sh)
 #   test/cuda_bugs.sh WORD          those whose name contains WORD
@@ -26,18 +26,19 @@ folder() {
 
 # lane_make TARGET...: $unit is linked first; of what depends on $file only what is missing is built.
 lane_make() {
-    local others flags=EMU_FLAGS=-O1
-    others=$(printf '%s\n' cuda/*.cu | grep -vxF "$unit" | tr '\n' ' ')
+    local kernels flags=EMU_FLAGS=-O1
+    kernels=$(printf '%s\n' cuda/*.cu | grep -vxF "$unit" | tr '\n' ' ')
+    case $unit in *.cu) kernels="$unit $kernels" ;; esac
     case $lane in asan | tsan) flags=EMU_LANE=$lane ;; esac
-    make -s -j"$(nproc)" -o "$file" BUILD="$build" EMU="$(folder)" CUDA_CU="$unit $others" "$flags" "$@" \
+    make -s -j"$(nproc)" -o "$file" BUILD="$build" EMU="$(folder)" CUDA_CU="$kernels" "$flags" "$@" \
         >"$work/make.log" 2>&1
 }
 
 # Its exit status; what it printed is in $work/test.log.
 run_test() {
-    local order=$lane
-    case $lane in asan | tsan) order=forward ;; esac
-    EMU_CLOSED=0 EMU_ORDER=$order ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 \
+    local order=$lane gpu=9.0
+    case $lane in asan | tsan) order=forward ;; *[0-9].[0-9]) order=forward gpu=$lane ;; esac
+    EMU_CLOSED=0 EMU_ORDER=$order EMU_GPU=$gpu ASAN_OPTIONS=detect_leaks=0 TSAN_OPTIONS=halt_on_error=1 \
         timeout 120 "$(folder)/$program" "$filter" >"$work/test.log" 2>&1
 }
 
@@ -72,7 +73,9 @@ needs() {
     [ -n "$chosen" ] && read_record && printf "%s $unit $program $filter\n" $lanes
 }
 
-objects_of() { echo "$(folder)/${unit%.cu}.cu.o"; }
+objects_of() {
+    case $unit in *.cu) echo "$(folder)/$unit.o" ;; *) echo "$(folder)/${unit%.c}.o" ;; esac
+}
 
 # ---- the copy ----
 

@@ -445,6 +445,7 @@ EOP
 layout=(--world 4 parallel.tp=2 --device a100)
 plan "${layout[@]}" >plan.txt
 plan "${layout[@]}" --json >plan.json
+check "communicators count: $(grep fits plan.txt)" grep -q ", and up to 1.92 GiB for CUDA's libraries and 4 communicators)$" plan.txt
 check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.json 2>&1 | tail -1)" /usr/bin/python3 same.py plan.txt plan.json
 
 # ---- FLOP of a token: the formula that mfu uses, with causal attention, is what the ops count

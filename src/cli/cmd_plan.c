@@ -283,11 +283,13 @@ static void put_stages(const PlanTable *t)
 
 static void put_fit(const PlanTable *t)
 {
-    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES];
+    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "";
+    const int count = world_groups(t->grid);
     if (!target || !target->mib) return;
-    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries)\n", target->gb,
+    if (count) snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s");
+    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", target->gb,
            plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),
-           units_bytes(b, target->mib << 20), units_bytes(c, DEVICE_LIBRARY_BYTES));
+           units_bytes(b, target->mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
 }
 
 /* What one parameter costs, and what the layout leaves empty. */
@@ -315,6 +317,7 @@ static void put_memory(const PlanTable *t)
     if (t->grid.pp > 1) put_row(t, "buffers between stages", plan_boundary);
     put_row(t, "saves between forward and backward", plan_saves);
     put_row(t, "scratch of a layer call", plan_scratch);
+    if (t->spec.overlap_moe) put_row(t, "  of it for forwards in pairs", plan_scratch_forward);
     put_row(t, "workspace of kernels, at most", plan_workspace);
     if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
         put_row(t, "16-bit tensors widened for an op", plan_staging);

@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "cli/config_arg.h"
 #include "comm/boot.h"
+#include "device/device.h"
 #include "train/join.h"
 #include "train/train.h"
 
@@ -36,6 +37,7 @@ static Err read_config(Config *c, Boot *boot, Words rest, int64_t alone)
     TRY(boot_from_env(boot));
     log_set_rank(boot->rank, boot->size);
     if (boot->rank) log_set_level(LOG_WARN);
+    if (boot->size > 1) device_cuda_load_eagerly();
     return join_said_once(boot, read_source(c, boot, rest, alone));
 }
 

@@ -39,6 +39,7 @@ int64_t plan_boundary(const PlanTable *t, const PlanKind *k);
 int64_t plan_tables(const PlanTable *t, const PlanKind *k);
 int64_t plan_saves(const PlanTable *t, const PlanKind *k);
 int64_t plan_scratch(const PlanTable *t, const PlanKind *k);
+int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k); /* of it, that of forwards in pairs */
 int64_t plan_workspace(const PlanTable *t, const PlanKind *k);
 int64_t plan_staging(const PlanTable *t, const PlanKind *k);
 int64_t plan_ahead(const PlanTable *t, const PlanKind *k);
@@ -50,6 +51,8 @@ int64_t plan_comm_bytes(const PlanTable *t, const PlanKind *k);
 /* Of the rank that takes the most; with what CUDA and its libraries take beside the plan, on `target`. */
 int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
+int64_t
+plan_library_bytes(const PlanTable *t); /* of CUDA, its libraries, and NCCL's communicators, at most */
 
 /* On stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);

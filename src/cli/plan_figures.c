@@ -4,6 +4,7 @@
 
 #include "base/json.h"
 #include "cli/plan.h"
+#include "comm/gpu.h"
 
 /* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
 int64_t plan_weights(const PlanTable *t, const PlanKind *k)
@@ -50,6 +51,12 @@ int64_t plan_scratch(const PlanTable *t, const PlanKind *k)
 {
     (void)t;
     return k->plan.scratch;
+}
+
+int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.scratch_forward;
 }
 
 int64_t plan_workspace(const PlanTable *t, const PlanKind *k)
@@ -108,7 +115,12 @@ int64_t plan_largest_total(const PlanTable *t)
 /* With what CUDA and its libraries take beside the plan. */
 bool plan_fits(const PlanTable *t)
 {
-    return plan_largest_total(t) + DEVICE_LIBRARY_BYTES <= t->target->mib << 20;
+    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->mib << 20;
+}
+
+int64_t plan_library_bytes(const PlanTable *t)
+{
+    return DEVICE_LIBRARY_BYTES + (int64_t)world_groups(t->grid) * NCCL_GROUP_BYTES;
 }
 
 /* ---- JSON ---- */
@@ -160,6 +172,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
     json_put_int(j, "largest_total", plan_largest_total(t));
     if (t->target && t->target->mib) {
         json_put_int(j, "device_bytes", t->target->mib << 20);
+        json_put_int(j, "library_bytes", plan_library_bytes(t));
         json_put_bool(j, "fits", plan_fits(t));
     }
     json_put_bool(j, "memory_on_host", p->host_apart);

@@ -38,10 +38,30 @@ bool nccl_available(const char **why);
 /* "2.28.9", of the library that was loaded; "" without. */
 const char *nccl_version(void);
 
+/*
+ * What the connections of one group may take of a GPU's memory, by NCCL's default sizes (2.28): a connection has 9.2 MiB a
+ * channel (4 MiB of buffer, 4.7 and 0.5 for its two protocols of short messages), a group two connections (a ring, and a
+ * tree or a switch) of 16 channels. For plans; a run connects its groups before it looks at what is left. Not measured.
+ */
+enum { NCCL_GROUP_BYTES = 300 << 20 };
+
 /* Thread blocks, and so multiprocessors, that a group's collectives take; 0: as NCCL likes. */
 typedef struct {
     int min, max;
 } NcclCtas;
+
+/* Which members will send each other messages, or rows; collectives are of all. */
+typedef enum {
+    NCCL_NO_MESSAGES,
+    NCCL_NEIGHBOURS /* r and r + 1, the last and the first */,
+    NCCL_ALL_PAIRS
+} NcclMessages;
+
+/* What a group is for. */
+typedef struct {
+    NcclCtas ctas;
+    NcclMessages messages;
+} NcclUse;
 
 /*
  * Collective. ERR_CONFIG: NCCL_COMM_ID is set (the store brings ranks together), or NCCL is not
@@ -57,9 +77,10 @@ void nccl_world_abort(NcclWorld *world, const char *why);
  * A group of world ranks, ascending. *All* ranks of the world must call together, each for its own group: the groups of
  * one call have one size and no rank in common. A rank that is in none of them has size 0, and then a group of one.
  * Opens a group of `gloo` too, for comparing calls. Where all sizes are 1: self, and nobody need call.
+ * Calls of each kind are made once, so that NCCL takes the memory of its connections now, not in the first step.
  */
 Err comm_open_nccl(NcclWorld *world, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
-                   NcclCtas ctas);
+                   NcclUse use);
 
 /* gpu: the index of this rank's. Opens a group of `gloo`, whose rules hold. Takes 8 MiB of pinned memory, and as much
  * as the largest exchange so far has moved. */

@@ -67,6 +67,15 @@ static bool is_opened(GridShape s, GroupKind kind)
     return kind == GROUP_DP ? s.cp == 1 : kind != GROUP_DP_CP || s.cp > 1;
 }
 
+int world_groups(Grid g)
+{
+    const GridShape s = grid_shape(g);
+    int count = 0;
+    for (int kind = 0; kind < WORLD_COMMS; kind++)
+        count += kind != GROUP_HOST && is_opened(s, kind) && group_size(s, kind) > 1;
+    return count;
+}
+
 Comm *world_copies(World *w) { return w->grid.cp > 1 ? &w->dp_cp : &w->dp; }
 
 Err world_open_self(World *w)

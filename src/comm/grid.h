@@ -55,6 +55,9 @@ const char *grid_order_text(Grid g); /* "tp, dp, pp": how ranks are numbered; cp
 GridShape grid_shape(Grid g);
 GridCoords grid_coords(Grid g, int rank);
 
+/* Communicators of several ranks that a World has at most on one device: all but the host's. */
+int world_groups(Grid g);
+
 Err world_open(World *w, Grid g, int rank, CommOpener opener); /* collective */
 Err world_open_self(World *w);
 Err world_open_null(World *w, Grid g, int rank);

@@ -1,4 +1,4 @@
-/* In place of cuda/nccl.c in builds that found no NCCL. */
+/* In place of cuda/nccl*.c in builds that found no NCCL. */
 #include "comm/gpu.h"
 
 bool nccl_available(const char **why)
@@ -27,8 +27,8 @@ void nccl_world_close(NcclWorld *world) { (void)world; }
 void nccl_world_abort(NcclWorld *world, const char *why) { (void)world, (void)why; }
 
 Err comm_open_nccl(NcclWorld *world, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
-                   NcclCtas ctas)
+                   NcclUse use)
 {
-    (void)world, (void)gloo, (void)c, (void)name, (void)members, (void)size, (void)ctas;
+    (void)world, (void)gloo, (void)c, (void)name, (void)members, (void)size, (void)use;
     return not_built();
 }

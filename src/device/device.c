@@ -168,6 +168,8 @@ static const DeviceBackend null_backend = { .open = null_open,
 
 /* ---- cuda, where it was built ---- */
 
+void device_cuda_load_eagerly(void) { setenv("CUDA_MODULE_LOADING", "EAGER", 0); }
+
 #ifndef MEGATRAIN_CUDA
 static Err no_cuda_open(Device *dev, int index, Isa isa)
 {
@@ -295,9 +297,14 @@ int64_t device_choices_save(const Device *dev, char *text)
     return dev->backend->choices_save ? dev->backend->choices_save(dev, text) : 0;
 }
 
-Err device_choices_load(Device *dev, const char *text)
+Err device_choices_load(Device *dev, const char *text, bool beside)
 {
-    return dev->backend->choices_load ? dev->backend->choices_load(dev, text) : ERR_OK;
+    return dev->backend->choices_load ? dev->backend->choices_load(dev, text, beside) : ERR_OK;
+}
+
+void device_leave_free(Device *dev, int multiprocessors)
+{
+    if (dev->backend->leave_free) dev->backend->leave_free(dev, multiprocessors);
 }
 
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }

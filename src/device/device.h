@@ -80,7 +80,8 @@ typedef struct {
     /* NULL where there is nothing to choose: */
     void (*autotune)(Device *dev, bool on);
     int64_t (*choices_save)(const Device *dev, char *text);
-    Err (*choices_load)(Device *dev, const char *text);
+    Err (*choices_load)(Device *dev, const char *text, bool beside);
+    void (*leave_free)(Device *dev, int multiprocessors);
 } DeviceBackend;
 
 struct Device {
@@ -93,6 +94,7 @@ struct Device {
     Isa isa;
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
+    int64_t shared_bytes;    /* on cuda: of shared memory, what a block may have that asks for it */
     void *cuda;              /* cuda/device_cuda.h */
     const OpTable *wide_ops; /* what device/widen.c calls, where 16-bit tensors are widened first */
     Arena staging;           /* for the widened copies */
@@ -123,6 +125,13 @@ typedef struct {
 
 Err device_open(Device *dev, DeviceChoice choice);
 void device_close(Device *dev);
+
+/*
+ * For a process that is one of several, before anything else of this file: CUDA then loads kernels and libraries when it
+ * begins, not with their first use. Loading may wait for all that runs on the GPU, such as a collective that waits for a
+ * rank which in turn waits for this one. (CUDA_MODULE_LOADING, unless the environment has it, for the driver's own use.)
+ */
+void device_cuda_load_eagerly(void);
 
 /*
  * GPUs of this host that kind cuda could open: their number, 0 with the reason in `why` (a sentence without
@@ -170,12 +179,16 @@ void device_graph_free(Device *dev, DeviceGraph *graph); /* may be NULL */
 /*
  * Algorithms that a backend may choose by timing them, shape by shape, when autotune is on. The choices as
  * text, of at most DEVICE_CHOICES_BYTES with the closing zero (save returns its length), can be kept and
- * loaded, so that later runs and other ranks choose alike. ERR_CONFIG for another device's text.
+ * loaded, so that later runs and other ranks choose alike. `beside`: those held stay, and only others are added.
+ * ERR_CONFIG for another device's text.
  */
 enum { DEVICE_CHOICES_BYTES = 192 << 10 };
 void device_autotune(Device *dev, bool on);
 int64_t device_choices_save(const Device *dev, char *text);
-Err device_choices_load(Device *dev, const char *text);
+Err device_choices_load(Device *dev, const char *text, bool beside);
+
+/* Ops, as far as they can, leave so many of a GPU's multiprocessors to what runs meanwhile; choices are forgotten. */
+void device_leave_free(Device *dev, int multiprocessors);
 
 /* Returns when everything enqueued so far is done; reports what went wrong in it. */
 Err device_sync(Stream *s);

@@ -43,6 +43,17 @@ static Err facts_of(const Config *cfg, const char *config_text, char **facts)
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
 }
 
+/* Beside products NCCL gets what nccl.dp.max_ctas says, or so many multiprocessors: the products count on it (run.c). */
+enum { CTAS_BESIDE_PRODUCTS = 16 };
+
+static NcclCtas dp_ctas(const Config *c)
+{
+    const bool beside = c->parallel.overlap_grad || c->parallel.overlap_param;
+    const NcclCtas said = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas };
+    if (said.max || !beside) return said;
+    return (NcclCtas){ said.min, said.min > CTAS_BESIDE_PRODUCTS ? said.min : CTAS_BESIDE_PRODUCTS };
+}
+
 static RanksOptions options_of(const Config *c, Grid grid)
 {
     return (
@@ -54,7 +65,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .check_calls = c->debug.comm_check,
                        .cuda = c->run.device == RUN_DEVICE_CUDA,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
-                       .dp_ctas = { (int)c->parallel.nccl_dp_min_ctas, (int)c->parallel.nccl_dp_max_ctas },
+                       .dp_ctas = dp_ctas(c),
                        .saver = c->checkpoint.async };
 }
 

@@ -186,17 +186,22 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
     return ERR_OK;
 }
 
-static NcclCtas ctas_of(const Ranks *r, GroupKind kind)
+static NcclUse use_of(const Ranks *r, GroupKind kind)
 {
     switch (kind) {
     case GROUP_TP:
     case GROUP_SP:
-    case GROUP_KV: return r->tp_ctas;
+    case GROUP_KV: return (NcclUse){ .ctas = r->tp_ctas };
     case GROUP_DP:
     case GROUP_DP_CP:
     case GROUP_STAGE_LOW:
-    case GROUP_STAGE_HIGH: return r->dp_ctas;
-    default: return (NcclCtas){ 0 };
+    case GROUP_STAGE_HIGH: return (NcclUse){ .ctas = r->dp_ctas };
+    case GROUP_PP: return (NcclUse){ .messages = NCCL_NEIGHBOURS };
+    case GROUP_CP:
+    case GROUP_CP_HEADS:
+    case GROUP_CP_RING:
+    case GROUP_TP_EP: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
+    default: return (NcclUse){ 0 };
     }
 }
 
@@ -207,7 +212,7 @@ static Err open_group(void *user, Comm *c, GroupKind kind, const int *members, i
     const char *name = group_name(kind);
     if (!r->cuda || kind == GROUP_HOST) return comm_open_gloo(r->gloo, c, name, members, size);
     if (!r->nccl) return comm_open_staged(r->gpu.index, r->gloo, c, name, members, size);
-    return comm_open_nccl(r->nccl, r->gloo, c, name, members, size, ctas_of(r, kind));
+    return comm_open_nccl(r->nccl, r->gloo, c, name, members, size, use_of(r, kind));
 }
 
 /* One id for each group of the run: its kind and its first member. */

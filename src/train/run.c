@@ -177,6 +177,14 @@ static Err find_eod(Run *r)
            err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
 }
 
+/* Collectives that run beside products have their multiprocessors; a rank without replicas has none such. */
+static void leave_free(Run *r)
+{
+    const bool beside = r->spec.overlap_grad || r->spec.overlap_param;
+    if (beside && r->ranks && r->ranks->nccl && world_copies(r->world)->size > 1)
+        device_leave_free(&r->trainer.device, r->ranks->dp_ctas.max);
+}
+
 /* Memory that was to be had by the plan, but is not: for limits of the process, or what others took meanwhile. */
 static Err open_trainer(Run *r)
 {
@@ -208,6 +216,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     TRY(check_memory(r));
     TRY(open_trainer(r));
     r->trainer_open = true;
+    leave_free(r);
     return ERR_OK;
 }
 
@@ -564,40 +573,6 @@ Err run_peak_rate(Run *r, double *flops, const char **source)
         }
     }
     return measure_rate(r, flops);
-}
-
-static void choices_path(const Run *r, char path[PATH_MAX])
-{
-    snprintf(path, PATH_MAX, "%s/gemm-algorithms.txt", r->cfg->run.dir);
-}
-
-Err run_tune(Run *r)
-{
-    char path[PATH_MAX], *text;
-    int64_t size;
-    if (!r->cfg->run.autotune) return ERR_OK;
-    choices_path(r, path);
-    if (file_exists(path)) {
-        TRY_AS(ERR_STORAGE, file_read_all(path, DEVICE_CHOICES_BYTES, &text, &size));
-        Err err = device_choices_load(&r->trainer.device, text);
-        free(text);
-        if (err) log_warn("'%s' is passed over, shapes are timed again: %s", path, err_message());
-    }
-    device_autotune(&r->trainer.device, true);
-    return ERR_OK;
-}
-
-Err run_keep_choices(const Run *r)
-{
-    char path[PATH_MAX];
-    if (!r->cfg->run.autotune) return ERR_OK;
-    char *text = malloc(DEVICE_CHOICES_BYTES);
-    if (!text) return err_set(ERR_MEMORY, "no memory for the chosen algorithms");
-    choices_path(r, path);
-    int64_t size = device_choices_save(&r->trainer.device, text);
-    Err err = err_as(file_replace(path, text, size), ERR_STORAGE);
-    free(text);
-    return err;
 }
 
 int64_t run_valid_samples(const Run *r, const Dataset *set)

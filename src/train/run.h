@@ -77,8 +77,11 @@ void run_sweep(const char *run_dir);
 /* Removes a run's folder that holds nothing but its lock: of a start that failed. While the lock is held. */
 void run_leave(const char *run_dir);
 
-/* run.autotune: choices kept in the run folder are taken up, others are made by timing and written there. */
+/*
+ * run.autotune (tune.c): choices kept in the run folder are taken up, others are made by timing and written there, by rank
+ * 0. Collective: afterwards all ranks have the same.
+ */
 Err run_tune(Run *r);
-Err run_keep_choices(const Run *r);
+Err run_keep_choices(Run *r);
 
 #endif

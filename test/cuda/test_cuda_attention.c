@@ -153,6 +153,21 @@ TEST(attention_widths)
             attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = widths[i], .q = run(0, i % 2 ? 65 : 33), .gap = i % 4 * 8 });
 }
 
+/* Where a block has the least shared memory that any GPU grants: the widths whose tiles are then smaller. */
+TEST(attention_little_shared_memory)
+{
+    Device *gpu = &case_open()->dev[CASE_GPU];
+    const int64_t all = gpu->shared_bytes;
+    CHECK_MSG(all >= 99 << 10, "%lld bytes", (long long)all);
+    gpu->shared_bytes = 99 << 10;
+    for (int t = 0; t < 3; t++)
+        for (int64_t C = 128; C <= 256; C *= 2) {
+            attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = run(0, 66), .drop = .2 });
+            attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = C, .q = run(3, 40), .softcap = 1, .docs = 1 });
+        }
+    gpu->shared_bytes = all;
+}
+
 /* Values of another width than keys: narrower as in latent attention, or wider, each engine. */
 TEST(attention_widths_of_values)
 {

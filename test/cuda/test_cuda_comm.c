@@ -68,6 +68,7 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
     void *memory;
     const int gpu = how.staged ? 0 : rank;
     *r = (Rank){ 0 };
+    device_cuda_load_eagerly();
     OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", timeout_s, { shared_page, shared_set, shared_get } },
                        &r->gloo));
     NcclOptions o = options_of(rank, size, gpu, timeout_s);
@@ -79,8 +80,10 @@ static void open_rank(Rank *r, int rank, int size, How how, double timeout_s)
         OK(comm_open_staged(gpu, r->gloo, &r->all, "all", all_ranks, size));
         OK(comm_open_staged(gpu, r->gloo, &r->part, "part", part, n));
     } else {
-        OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size, (NcclCtas){ 0 }));
-        OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n, (NcclCtas){ 1, 4 }));
+        OK(comm_open_nccl(r->nccl, r->gloo, &r->all, "all", all_ranks, size,
+                          (NcclUse){ .messages = NCCL_ALL_PAIRS }));
+        OK(comm_open_nccl(r->nccl, r->gloo, &r->part, "part", part, n,
+                          (NcclUse){ .ctas = { 1, 4 }, .messages = NCCL_ALL_PAIRS }));
     }
     comm_check_calls(&r->all, how.check);
     OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CUDA, .index = gpu }));
@@ -438,7 +441,7 @@ TEST(long_messages)
 static Err open_grid_group(void *rank, Comm *c, GroupKind kind, const int *members, int size)
 {
     Rank *r = rank;
-    return comm_open_nccl(r->nccl, r->gloo, c, group_name(kind), members, size, (NcclCtas){ 0 });
+    return comm_open_nccl(r->nccl, r->gloo, c, group_name(kind), members, size, (NcclUse){ .messages = NCCL_ALL_PAIRS });
 }
 
 /* The groups of a pipeline: of a rank in the middle none is that of the ends. */
@@ -627,6 +630,80 @@ TEST(aborted)
 {
     NEED_GPUS(2);
     fork_ranks(aborted, 2, &(How){ 0 }, -1, 40);
+}
+
+/* ---- what calls cost ---- */
+
+static _Thread_local int naps;
+
+int usleep(useconds_t us)
+{
+    naps++;
+    return nanosleep(&(struct timespec){ us / 1000000, us % 1000000 * 1000 }, NULL);
+}
+
+/* NCCL is through with a call soon after it says that it is in progress: nobody sleeps meanwhile. */
+static void prompt_calls(int rank, int size, void *arg)
+{
+    enum { CALLS = 20 };
+    Rank r;
+    Event done[CALLS];
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    OK(device_zero(s, r.memory, CALLS * 4096));
+    const int before = naps;
+    for (int i = 0; i < CALLS; i++) {
+        event_init(&done[i]);
+        OK(comm_reduce_tree_f32(&r.all, s, tensor_of(r.memory + i * 4096, F32, 1000), &done[i]));
+    }
+    CHECK_MSG(!emulated || naps == before, "%d naps in %d calls", naps - before, CALLS);
+    for (int i = 0; i < CALLS; i++) {
+        OK(event_wait(&done[i], 0));
+        event_release(&done[i]);
+    }
+    close_rank(&r);
+}
+
+TEST(prompt_calls)
+{
+    NEED_GPUS(2);
+    fork_ranks(prompt_calls, 2, &(How){ 0 }, -1, 40);
+}
+
+static int64_t free_bytes(int gpu)
+{
+    DeviceInfo info;
+    OK(device_cuda_info(gpu, &info));
+    return info.free_bytes;
+}
+
+/* What NCCL takes for its connections it has taken when groups are open: the run looks then at what is left. */
+static void no_memory_later(int rank, int size, void *arg)
+{
+    Rank r;
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    Stream *s = &r.device.stream;
+    Comm *groups[] = { &r.all, &r.part };
+    OK(device_zero(s, r.memory, 1 << 20));
+    const int64_t before = free_bytes(rank);
+    for (int i = 0; i < 2; i++) {
+        Comm *c = groups[i];
+        const int next = (c->rank + 1) % c->size, last = (c->rank + c->size - 1) % c->size;
+        OK(comm_reduce_tree_f32(c, s, tensor_of(r.memory, F32, 500), NULL));
+        OK(comm_all_gather(c, s, tensor_of(r.memory, F32, 100 * c->size), tensor_of(r.memory + 65536, F32, 100), NULL));
+        OK(comm_reduce_scatter_i64(c, s, (int64_t *)r.memory, (int64_t *)(r.memory + 65536), 10, NULL));
+        const CommMessage messages[] = { { .peer = next, .send = true, .data = r.memory, .bytes = 64 },
+                                         { .peer = last, .data = r.memory + 4096, .bytes = 64 } };
+        OK(comm_exchange(c, s, messages, 2, NULL));
+    }
+    CHECK_MSG(!emulated || free_bytes(rank) == before, "%lld bytes", (long long)(before - free_bytes(rank)));
+    close_rank(&r);
+}
+
+TEST(no_memory_later)
+{
+    NEED_GPUS(4);
+    fork_ranks(no_memory_later, 4, &(How){ 0 }, -1, 40);
 }
 
 static void not_opened(int rank, int size, void *arg)

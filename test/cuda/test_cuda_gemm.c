@@ -246,6 +246,17 @@ static void tuning_end(Tuning *t)
     case_close(t->c);
 }
 
+static void forget_choices(CudaCase *c)
+{
+    CudaGemm *fresh;
+    char *text = malloc(CUDA_GEMM_TEXT_BYTES);
+    OK(cuda_gemm_open(&fresh));
+    cuda_gemm_save(fresh, text);
+    OK(cuda_gemm_load(gemm_of(c), text));
+    cuda_gemm_close(fresh);
+    free(text);
+}
+
 /* One line of choices for `op`, or NULL. */
 static const char *choice_of(const char *text, const char *op)
 {
@@ -333,15 +344,101 @@ TEST(choices_travel_as_text)
     tuning_end(&t);
 }
 
-static void forget_choices(CudaCase *c)
+/* Of two ranks that chose differently one's choice is both's; shapes that only the other has met are added. */
+TEST(choices_of_another_are_added)
 {
-    CudaGemm *fresh;
-    char *text = malloc(CUDA_GEMM_TEXT_BYTES);
-    OK(cuda_gemm_open(&fresh));
-    cuda_gemm_save(fresh, text);
-    OK(cuda_gemm_load(gemm_of(c), text));
-    cuda_gemm_close(fresh);
-    free(text);
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c), *first, *both;
+    char *mine = malloc(CUDA_GEMM_TEXT_BYTES), *merged = malloc(CUDA_GEMM_TEXT_BYTES);
+    forget_choices(t.c);
+    cuda_gemm_autotune(g, true);
+    OK(forward(t.c, t.y, t.x, t.w));
+    cuda_gemm_save(g, t.text); /* of one shape */
+    case_side = CASE_GPU;
+    OK(op(case_stream(t.c), linear_dw, .dw = AT(t.dw), .dy = AT(t.dy), .x = AT(t.x), .shift = AT(t.shift),
+          .overflow = AT(t.overflow), .leaf = 40, .fresh = true));
+    cuda_gemm_autotune(g, false);
+    cuda_gemm_save(g, mine);
+    char *other = strstr(mine, "\nlinear_fwd ");
+    CHECK(other && cuda_gemm_counts(g).choices == 2);
+    char *last = strchr(other + 1, '\n') - 1;
+    *last = *last == '1' ? '2' : '1'; /* another algorithm for the shape that both have */
+    OK(cuda_gemm_open(&both));
+    OK(cuda_gemm_load(both, t.text));
+    OK(cuda_gemm_add(both, mine));
+    cuda_gemm_save(both, merged);
+    CHECK(cuda_gemm_counts(both).choices == 2 && strncmp(merged, t.text, strlen(t.text)) == 0);
+    CHECK(choice_of(merged, "linear_dw") != NULL);
+    OK(cuda_gemm_open(&first));
+    OK(cuda_gemm_load(first, mine));
+    OK(cuda_gemm_add(first, t.text));
+    cuda_gemm_save(first, merged);
+    CHECK(strcmp(merged, mine) == 0); /* its own stay */
+    cuda_gemm_close(first), cuda_gemm_close(both);
+    free(mine), free(merged);
+    forget_choices(t.c);
+    tuning_end(&t);
+}
+
+/* The emulator's algorithms 1, 2 and 3 are those with a fixed order. */
+TEST(algorithms_that_do_not_say_how_they_add)
+{
+    static const struct {
+        const char *silent;
+        int64_t unknown, unsplit;
+    } rows[] = { { "1", 1, 0 }, { "1,2", 2, 0 }, { "1,2,3", 3, 1 }, { "none", 0, 0 } };
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c);
+    case_side = CASE_CPU;
+    OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
+    for (int i = 0; i < 4; i++) {
+        const CudaGemmCounts before = cuda_gemm_counts(g);
+        forget_choices(t.c); /* and plans */
+        setenv("EMU_LT_SILENT", rows[i].silent, 1);
+        OK(forward(t.c, t.y, t.x, t.w));
+        const CudaGemmCounts after = cuda_gemm_counts(g);
+        pair_check(t.c, t.y, case_tolerance(BF16), "silent: %s", rows[i].silent);
+        if (emulated())
+            CHECK_MSG(after.unknown - before.unknown == rows[i].unknown && after.unsplit - before.unsplit == rows[i].unsplit,
+                      "silent: %s: %d, %d", rows[i].silent, (int)(after.unknown - before.unknown),
+                      (int)(after.unsplit - before.unsplit));
+    }
+    unsetenv("EMU_LT_SILENT");
+    forget_choices(t.c);
+    tuning_end(&t);
+}
+
+/* Some multiprocessors left to a communicator: right results; choices hold for the number that remains. */
+TEST(multiprocessors_are_left_free)
+{
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c), *other;
+    char *all = malloc(CUDA_GEMM_TEXT_BYTES), few[64];
+    const int count = t.c->dev[CASE_GPU].threads;
+    cuda_gemm_autotune(g, true);
+    forget_choices(t.c);
+    OK(forward(t.c, t.y, t.x, t.w));
+    cuda_gemm_save(g, all);
+    for (int left = 1; left <= count; left += count - 1) { /* never more than half */
+        device_leave_free(&t.c->dev[CASE_GPU], left);
+        case_side = CASE_CPU;
+        OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
+        OK(forward(t.c, t.y, t.x, t.w));
+        pair_check(t.c, t.y, case_tolerance(BF16), "%d left free", left);
+        snprintf(few, sizeof few, ", %d of %d multiprocessors\n", left == 1 ? count - 1 : (count + 1) / 2, count);
+        cuda_gemm_save(g, t.text);
+        CHECK_MSG(strstr(t.text, few) != NULL, "%d left free: %s", left, t.text);
+        /* the emulator's algorithms are for one number of multiprocessors */
+        CHECK(!emulated() || strcmp(choice_of(t.text, "linear_fwd"), choice_of(all, "linear_fwd")));
+    }
+    FAILS(cuda_gemm_load(g, all), ERR_CONFIG, "choices");
+    device_leave_free(&t.c->dev[CASE_GPU], 0);
+    OK(cuda_gemm_open(&other));
+    cuda_gemm_save(g, t.text);
+    OK(cuda_gemm_load(other, t.text));
+    cuda_gemm_close(other);
+    free(all);
+    tuning_end(&t);
 }
 
 /*

@@ -113,9 +113,10 @@ TEST(qkv)
                                        { 5, 32, 8, 32, 0, 0, 0 }, { 3, 2, 1, 256, 8, 8, 0 },
                                        { 7, 8, 2, 24, 5, 1, 1 },  { 257, 1, 1, 8, 0, 0, 1 },
                                        { 5, 6, 2, 32, 8, 8, 0, 1 }, { 3, 4, 2, 5, 0, 0, 1, 1 },
-                                       { 31, 12, 4, 8, 0, 0, 0, 1 } };
+                                       { 31, 12, 4, 8, 0, 0, 0, 1 },
+                                       { 3, 32, 16, 96, 0, 0, 0 } /* 12 packs a head, no power of two, in 16 bits */ };
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < 13; k++) qkv_case(types[t], shapes[k]);
+        for (int k = 0; k < 14; k++) qkv_case(types[t], shapes[k]);
 }
 
 typedef struct {

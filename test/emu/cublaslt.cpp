@@ -15,6 +15,9 @@
  *   - the default stream is refused
  * With a mask that lets sums be reduced in place, the heuristic offers such an algorithm first, and its sums
  * change from call to call: a test of repeats then fails.
+ *
+ * EMU_LT_SILENT=1,3: those algorithms (0 to 3 in the heuristic's table) do not say how they add. EMU_REPORT counts
+ * products by the multiprocessors that they are told to take.
  */
 #include <cublasLt.h>
 #include <cuda_bf16.h>
@@ -22,8 +25,10 @@
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
+#include <string>
 #include <vector>
 
 #include "runtime.h"
@@ -46,6 +51,7 @@ struct Desc {
     const void *bias;
     void *aux;
     int64_t aux_ld;
+    int32_t target; /* multiprocessors; 0: all */
     bool has_bias() const { return epilogue & CUBLASLT_EPILOGUE_BIAS; }
     bool has_gelu() const { return epilogue & CUBLASLT_EPILOGUE_GELU; }
     bool has_slope() const { return epilogue == CUBLASLT_EPILOGUE_DGELU; }
@@ -221,7 +227,7 @@ uint64_t problem_of(const Desc &x, const Layout &a, const Layout &b, const Layou
     for (const Layout *l : { &a, &b, &d })
         h = mix(mix(mix(mix(h, l->rows), l->cols), static_cast<uint64_t>(l->ld)),
                 static_cast<uint64_t>(l->type));
-    return mix(h, static_cast<uint64_t>(x.aux_ld));
+    return mix(mix(h, static_cast<uint64_t>(x.aux_ld)), static_cast<uint64_t>(x.target));
 }
 
 const char *shapes_wrong(const Desc &x, const Layout &a, const Layout &b, const Layout &d)
@@ -370,7 +376,8 @@ cublasStatus_t cublasLtMatmulDescInit_internal(cublasLtMatmulDesc_t d, size_t si
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "only fp32 sums without TF32");
     memset(d, 0, size);
     *reinterpret_cast<Desc *>(d) = { DESC, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT,
-                                     0,    nullptr,     nullptr,     0 };
+                                     0,    nullptr,     nullptr,     0,
+                                     0 };
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -386,6 +393,10 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     case CUBLASLT_MATMUL_DESC_BIAS_POINTER: return set(&x->bias, value, size);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(&x->aux, value, size);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(&x->aux_ld, value, size);
+    case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
+        if (size == 4 && value && (*static_cast<const int32_t *>(value) < 1 || *static_cast<const int32_t *>(value) > 4))
+            return refuse(CUBLAS_STATUS_INVALID_VALUE, "more multiprocessors than there are, or none");
+        return set(&x->target, value, size);
     default: return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an attribute of a product that is not emulated");
     }
 }
@@ -489,15 +500,22 @@ cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t handle, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
+static bool is_silent(int32_t id)
+{
+    const char *silent = getenv("EMU_LT_SILENT");
+    return silent && strchr(silent, '0' + id);
+}
+
 cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t *algo,
                                                     cublasLtMatmulAlgoConfigAttributes_t what, void *value,
                                                     size_t size, size_t *written)
 {
     const Algo *x = as<Algo>(algo, ALGO);
     if (!x || !value || size != 4) return CUBLAS_STATUS_INVALID_VALUE;
-    if (what != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME)
+    if (what != CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && what != CUBLASLT_ALGO_CONFIG_ID)
         return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "a property of algorithms that is not emulated");
-    memcpy(value, &x->reduction, 4);
+    if (what == CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME && is_silent(x->id)) return CUBLAS_STATUS_NOT_SUPPORTED;
+    memcpy(value, what == CUBLASLT_ALGO_CONFIG_ID ? &x->id : &x->reduction, 4);
     if (written) *written = 4;
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -531,8 +549,9 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t handle, cublasLtMatmulDesc_t desc
     const char *wrong = product_wrong(p, *x);
     if (wrong) return refuse(CUBLAS_STATUS_INVALID_VALUE, wrong);
     p.workspace_bytes = static_cast<size_t>(x->workspace);
-    return emu::submit(stream, "cublasLtMatmul", [p] { compute(p); }) ? CUBLAS_STATUS_EXECUTION_FAILED
-                                                                      : CUBLAS_STATUS_SUCCESS;
+    std::string name = "cublasLtMatmul";
+    if (p.desc.target) name += " on " + std::to_string(p.desc.target) + " multiprocessors";
+    return emu::submit(stream, name, [p] { compute(p); }) ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 
 } // extern "C"

@@ -67,6 +67,26 @@ cudaError_t cudaPeekAtLastError(void) { return take_error(false); }
 
 /* ---- devices ---- */
 
+/* Source: CUDA C++ Programming Guide, technical specifications per compute capability. */
+static const Gpu gpus[] = { { "9.0", 9, 0, 227, 228, 2048, 32 },    { "8.0", 8, 0, 163, 164, 2048, 32 },
+                            { "8.6", 8, 6, 99, 100, 1536, 16 },     { "8.9", 8, 9, 99, 100, 1536, 24 },
+                            { "10.0", 10, 0, 227, 228, 2048, 32 },  { "12.0", 12, 0, 99, 100, 1536, 24 } };
+
+static const Gpu *find_gpu()
+{
+    const char *wanted = getenv("EMU_GPU");
+    if (!wanted) return gpus;
+    for (const Gpu &g : gpus)
+        if (!strcmp(g.name, wanted)) return &g;
+    fail("EMU_GPU=%s: 8.0, 8.6, 8.9, 9.0, 10.0 or 12.0 is wanted", wanted);
+}
+
+const Gpu &emu::gpu()
+{
+    static const Gpu *const found = find_gpu();
+    return *found;
+}
+
 cudaError_t cudaGetDeviceCount(int *count)
 {
     *count = device_count();
@@ -98,20 +118,20 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int device)
     snprintf(p->name, sizeof p->name, "Emulated GPU");
     snprintf(p->uuid.bytes, sizeof p->uuid.bytes, "emu GPU %d", device & 7); /* on this host */
     memory_info(&free_bytes, &p->totalGlobalMem);
-    p->major = 9;
-    p->minor = 0;
+    p->major = gpu().major;
+    p->minor = gpu().minor;
     p->multiProcessorCount = MULTIPROCESSORS;
     p->warpSize = WARP_LANES;
     p->maxThreadsPerBlock = MAX_THREADS;
-    p->maxThreadsPerMultiProcessor = 2048;
-    p->maxBlocksPerMultiProcessor = 32;
+    p->maxThreadsPerMultiProcessor = gpu().threads_sm;
+    p->maxBlocksPerMultiProcessor = gpu().blocks_sm;
     p->maxThreadsDim[0] = p->maxThreadsDim[1] = MAX_THREADS;
     p->maxThreadsDim[2] = 64;
     p->maxGridSize[0] = 0x7fffffff;
     p->maxGridSize[1] = p->maxGridSize[2] = 65535;
     p->sharedMemPerBlock = SHARED_DEFAULT;
-    p->sharedMemPerBlockOptin = SHARED_LIMIT;
-    p->sharedMemPerMultiprocessor = SHARED_LIMIT + 1024;
+    p->sharedMemPerBlockOptin = static_cast<size_t>(gpu().shared_block) << 10;
+    p->sharedMemPerMultiprocessor = static_cast<size_t>(gpu().shared_sm) << 10;
     p->regsPerBlock = p->regsPerMultiprocessor = 65536;
     p->l2CacheSize = 4 << 20;
     p->memoryBusWidth = 6144;
@@ -131,8 +151,8 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
     case cudaDevAttrMaxThreadsPerBlock: *value = p.maxThreadsPerBlock; break;
     case cudaDevAttrMaxThreadsPerMultiProcessor: *value = p.maxThreadsPerMultiProcessor; break;
     case cudaDevAttrMaxSharedMemoryPerBlock: *value = SHARED_DEFAULT; break;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = SHARED_LIMIT; break;
-    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = SHARED_LIMIT + 1024; break;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = gpu().shared_block << 10; break;
+    case cudaDevAttrMaxSharedMemoryPerMultiprocessor: *value = gpu().shared_sm << 10; break;
     case cudaDevAttrL2CacheSize: *value = p.l2CacheSize; break;
     case cudaDevAttrClockRate: *value = 1980000; break;
     case cudaDevAttrMemoryClockRate: *value = 3201000; break;
@@ -345,7 +365,7 @@ cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute
     Lock lock(runtime_mutex());
     if (!kernel) return refuse(cudaErrorInvalidValue, "cudaFuncSetAttribute: no kernel");
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout && value >= -1 && value <= 100) return cudaSuccess;
-    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > SHARED_LIMIT)
+    if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize || value < 0 || value > gpu().shared_block << 10)
         return refuse(cudaErrorInvalidValue, "cudaFuncSetAttribute: attribute %d, value %d", attribute, value);
     set_dynamic_limit(kernel, value);
     return cudaSuccess;
@@ -358,15 +378,16 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *out, const void *kernel)
     out->maxThreadsPerBlock = MAX_THREADS;
     out->maxDynamicSharedSizeBytes = dynamic_limit(kernel);
     out->numRegs = 64;
-    out->binaryVersion = out->ptxVersion = 90;
+    out->binaryVersion = out->ptxVersion = 10 * gpu().major + gpu().minor;
     return cudaSuccess;
 }
 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, const void *, int threads, size_t dynamic_bytes)
 {
     if (threads < 1 || threads > MAX_THREADS) return set_error(cudaErrorInvalidValue);
-    const int by_threads = 2048 / threads, by_shared = static_cast<int>((SHARED_LIMIT + 1024) / (dynamic_bytes + 1024));
+    const int by_threads = gpu().threads_sm / threads,
+              by_shared = static_cast<int>((static_cast<size_t>(gpu().shared_sm) << 10) / (dynamic_bytes + 1024));
     *blocks = by_threads < by_shared ? by_threads : by_shared;
-    if (*blocks > 32) *blocks = 32;
+    if (*blocks > gpu().blocks_sm) *blocks = gpu().blocks_sm;
     return cudaSuccess;
 }

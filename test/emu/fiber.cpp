@@ -15,6 +15,7 @@
 #include <unistd.h>
 
 #include <map>
+#include <set>
 
 #ifdef EMU_ASAN
 extern "C" {
@@ -338,6 +339,13 @@ int dynamic_limit(const void *kernel)
     return it == dynamic_limits.end() ? SHARED_DEFAULT : it->second;
 }
 
+/* Arrays count: a block has 48 KiB in all, or where the kernel asks for more what the GPU has. */
+size_t shared_limit(const void *kernel)
+{
+    const bool asked = dynamic_limits.count(kernel) && dynamic_limits[kernel] > SHARED_DEFAULT;
+    return asked ? static_cast<size_t>(gpu().shared_block) << 10 : static_cast<size_t>(SHARED_DEFAULT);
+}
+
 cudaError_t check_launch(const Launch &l)
 {
     const std::string name = demangled(l.tag);
@@ -382,11 +390,21 @@ void check_words(const Launch &l, int index, const void *words, size_t count)
     }
 }
 
+/* Loading may wait for what runs on the device; and a collective waits for a peer, which may wait for this process. */
+static void check_loading(const Launch &l)
+{
+    static std::set<const void *> &loaded = *new std::set<const void *>;
+    if (loads_eagerly() || !loaded.insert(l.kernel).second || !waits_for_others()) return;
+    fail("%s at %s:%d: first launched, and so loaded, beside a running collective: CUDA_MODULE_LOADING=EAGER is not set",
+         demangled(l.tag).c_str(), l.at.file, l.at.line);
+}
+
 void enqueue(const Launch &l, std::function<void()> body)
 {
     std::lock_guard<std::recursive_mutex> lock(runtime_mutex());
     if (self) fail("a kernel launches a kernel");
     if (check_launch(l) != cudaSuccess) return;
+    check_loading(l);
     submit(l.stream, demangled(l.tag), [l, body] { run_launch(l, body); });
 }
 
@@ -414,12 +432,12 @@ void run_launch(const Launch &l, const std::function<void()> &body)
     host.name = demangled(l.tag);
     host.body = &body;
     grid_dim = l.grid, block_dim = l.block;
-    const size_t fibers = groups_of_fibers(count) * count;
+    const size_t fibers = groups_of_fibers(count) * count, most = shared_limit(l.kernel);
     size_t first = 0;
     release(&host.begin_token);
     permute(sequence, l.grid.x * l.grid.y * l.grid.z);
     for (unsigned number : sequence) {
-        shared_begin(l.shared_bytes);
+        shared_begin(l.shared_bytes, most);
         while (pool.size() < first + count) pool.push_back(new Fiber);
         start_block(number, l.block, count, first);
         run_block();

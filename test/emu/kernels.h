@@ -57,6 +57,8 @@ enum Wrong {
     WRONG_HOST_POINTER,
     WRONG_HOST_STRUCT,
     WRONG_TRAP,
+    WRONG_BOUNDS,     /* more threads than __launch_bounds__ */
+    WRONG_SHARED_SUM, /* arrays and the dynamic area are too much together */
     WRONG_COUNT
 };
 void run_wrong(enum Wrong what, int *memory, cudaStream_t stream);

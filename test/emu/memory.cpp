@@ -35,6 +35,7 @@ static struct {
     int nans;                    /* file of NAN_BYTES of 0xff, of which new memory is a private mapping */
     unsigned count;              /* of allocations ever made */
     size_t used[8], peak[8];     /* bytes, by device */
+    size_t library[8];           /* held by libraries */
 } heap;
 
 /* Ordered by address; never destroyed. */
@@ -47,9 +48,17 @@ static size_t number_from(const char *name, size_t otherwise)
     return text ? strtoull(text, nullptr, 10) : otherwise;
 }
 
+bool loads_eagerly()
+{
+    static const char *const loading = getenv("CUDA_MODULE_LOADING");
+    static const bool eagerly = loading && !strcmp(loading, "EAGER");
+    return eagerly;
+}
+
 int device_count()
 {
     static const int count = static_cast<int>(number_from("EMU_DEVICES", 1));
+    loads_eagerly();
     return count < 8 ? count : 8;
 }
 
@@ -226,7 +235,7 @@ cudaError_t device_malloc(void **out, size_t size)
     const int device = current_device();
     const size_t pages = rounded(size, PAGE);
     unsigned char *map = heap.next;
-    if (size > device_bytes() - heap.used[device] || map + pages + PAGE > heap.range + RANGE_BYTES)
+    if (size > device_bytes() - heap.used[device] - heap.library[device] || map + pages + PAGE > heap.range + RANGE_BYTES)
         return set_error(cudaErrorMemoryAllocation);
     heap.next = map + pages + PAGE;
     Allocation a = { map + pages - rounded(size, DEVICE_ALIGN), size, device, ++heap.count };
@@ -285,7 +294,16 @@ bool device_address(const void *p)
 void memory_info(size_t *free_bytes, size_t *total_bytes)
 {
     *total_bytes = device_bytes();
-    *free_bytes = *total_bytes - heap.used[current_device()];
+    *free_bytes = *total_bytes - heap.used[current_device()] - heap.library[current_device()];
+}
+
+bool library_take(int64_t bytes)
+{
+    size_t free_bytes, total_bytes;
+    memory_info(&free_bytes, &total_bytes);
+    if (bytes > 0 && static_cast<size_t>(bytes) > free_bytes) return false;
+    heap.library[current_device()] += static_cast<size_t>(bytes);
+    return true;
 }
 
 /* ---- pinned memory ---- */

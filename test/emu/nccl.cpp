@@ -12,8 +12,10 @@
  * progress together, those to one rank, and those from one, in order.
  *
  * Stricter than the library:
- *   - communicators are non-blocking; creating and finalizing one, and its first collective, are in progress until
- *     ncclCommGetAsyncError has been asked about it, and a call before that is ncclInvalidUsage
+ *   - communicators are non-blocking; creating and finalizing one, and every collective and group of messages, are in
+ *     progress until ncclCommGetAsyncError has been asked about it a few times, and a call before that is
+ *     ncclInvalidUsage
+ *   - a communicator takes device memory with its first call of each kind, and for each member with the first message
  *   - ranks that issue different calls, or messages of different lengths, get ncclInvalidUsage as asynchronous error, not
  *     a wrong sum
  *   - messages are sent and received inside a group only, of one communicator and stream, and are not empty
@@ -47,6 +49,7 @@ namespace
 {
 
 enum { RANKS = 64, ROOM = 256 << 10, PAIR_ROOM = 32 << 10, LOOK_EVERY_MS = 20 };
+enum { ASKS = 4 /* until a call is through */, KIND_BYTES = 4 << 20, PEER_BYTES = 1 << 20 /* of connections */ };
 
 /* What one rank tells the others. */
 struct Seat {
@@ -83,7 +86,10 @@ struct ncclComm {
     std::vector<uint64_t> sent, received; /* pieces of messages issued so far, by rank */
     std::atomic<int> error{ ncclSuccess };
     std::atomic<bool> aborted{ false };
-    bool connecting = false, finalizing = false, first = true, starting = false;
+    bool connecting = false, finalizing = false;
+    int starting = 0; /* times that one has to ask for the last call */
+    std::vector<bool> connected; /* by kind of collective, then by member */
+    int64_t taken = 0; /* bytes of the device's memory */
     uint64_t pieces = 0;          /* of collectives issued so far */
     std::atomic<int> in_flight{ 0 }; /* collectives in streams */
     std::chrono::steady_clock::time_point looked{};
@@ -279,6 +285,16 @@ bool advance(Call &call)
     return true;
 }
 
+/* What a call of this kind, or a message to or from this member, needs. */
+bool connect(ncclComm *c, size_t what, int64_t bytes)
+{
+    if (c->connected[what]) return true;
+    if (!emu::library_take(bytes)) return false;
+    c->connected[what] = true;
+    c->taken += bytes;
+    return true;
+}
+
 thread_local int group_depth; /* of ncclGroupStart, on this thread */
 
 bool usable(ncclComm *c)
@@ -299,15 +315,15 @@ ncclResult_t begin(ncclComm *c, What what, const void *from, void *to, size_t co
     const size_t out = count * element * (what == ALL_GATHER ? size : 1);
     if (!known || !stream) return ncclInvalidArgument;
     if (count && (!emu::device_holds(from, in) || !emu::device_holds(to, out))) return ncclInvalidArgument;
+    if (!connect(c, what, KIND_BYTES)) return fail_comm(c, ncclUnhandledCudaError);
     Call call = { c, what, static_cast<const char *>(from), static_cast<char *>(to), count, element, type, op };
     call.piece = c->pieces;
     c->pieces += call.pieces();
     c->in_flight++;
     const bool bad = emu::submit_until(stream, "nccl", [call]() mutable { return advance(call); }) != cudaSuccess;
     if (bad) return ncclUnhandledCudaError;
-    c->starting = c->first;
-    c->first = false;
-    return c->starting ? ncclInProgress : ncclSuccess;
+    c->starting = ASKS;
+    return ncclInProgress;
 }
 
 /* ---- messages ---- */
@@ -381,6 +397,7 @@ ncclResult_t add_message(bool send, void *data, size_t count, ncclDataType_t typ
     if (!stream || type != ncclUint8 || !count || peer < 0 || peer >= c->size || peer == c->rank ||
         !emu::device_holds(data, count))
         return ncclInvalidArgument;
+    if (!connect(c, static_cast<size_t>(REDUCE_SCATTER + 1 + peer), PEER_BYTES)) return ncclUnhandledCudaError;
     g.comm = c;
     g.stream = stream;
     g.messages.emplace_back(send, peer, data, count);
@@ -410,6 +427,7 @@ ncclComm *create(const char *path, int rank, int size)
     c->sent.resize(static_cast<size_t>(size));
     c->received.resize(static_cast<size_t>(size));
     c->connecting = true;
+    c->connected.resize(static_cast<size_t>(REDUCE_SCATTER + 1 + size));
     return c;
 }
 
@@ -501,8 +519,8 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error)
     if (comm->child) finish_split(comm);
     const bool draining = comm->finalizing && comm->in_flight;
     *error = static_cast<ncclResult_t>(comm->error.load());
-    if (!*error && (comm->connecting || comm->child || draining)) *error = ncclInProgress;
-    comm->starting = false;
+    if (comm->starting) comm->starting--;
+    if (!*error && (comm->connecting || comm->child || draining || comm->starting)) *error = ncclInProgress;
     return ncclSuccess;
 }
 
@@ -554,9 +572,8 @@ ncclResult_t ncclGroupEnd(void)
     c->in_flight++;
     if (emu::submit_until(g.stream, "nccl", [g]() mutable { return advance_group(g); }) != cudaSuccess)
         return ncclUnhandledCudaError;
-    c->starting = c->first;
-    c->first = false;
-    return c->starting ? ncclInProgress : ncclSuccess;
+    c->starting = ASKS;
+    return ncclInProgress;
 }
 
 ncclResult_t ncclCommFinalize(ncclComm_t comm)
@@ -570,6 +587,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t comm)
 ncclResult_t ncclCommDestroy(ncclComm_t comm)
 {
     if (!comm || !comm->finalizing || comm->in_flight) return ncclInvalidUsage;
+    emu::library_take(-comm->taken);
     detach(comm);
     delete comm;
     return ncclSuccess;

@@ -47,8 +47,17 @@ namespace emu
 {
 
 enum { WARP_LANES = 32, MAX_THREADS = 1024, MAX_WARPS = MAX_THREADS / WARP_LANES };
-enum { SHARED_LIMIT = 227 << 10, SHARED_DEFAULT = 48 << 10 };
+enum { SHARED_LIMIT = 227 << 10 /* of any GPU */, SHARED_DEFAULT = 48 << 10 };
 enum { EXIT_FAILURE_FOUND = 97 };
+
+/* The GPU that is imitated: EMU_GPU names its compute capability. */
+struct Gpu {
+    const char *name;
+    int major, minor;
+    int shared_block, shared_sm; /* KiB: of a block that asks for it, of a multiprocessor */
+    int threads_sm, blocks_sm;
+};
+const Gpu &gpu(); /* cudart.cpp */
 
 /* For ThreadSanitizer: what came before release(token) is ordered before what follows a later acquire(token). */
 inline void acquire(void *token)
@@ -154,12 +163,14 @@ void run_launch(const Launch &launch, const std::function<void()> &body);
 cudaError_t check_launch(const Launch &launch);
 void set_dynamic_limit(const void *kernel, int bytes);
 int dynamic_limit(const void *kernel);
+size_t shared_limit(const void *kernel); /* of all shared memory of a block */
 std::string demangled(const char *tag); /* "softmax_kernel<float, 4>" */
 
 /* ---- what a block does together (warp.cpp) ---- */
 
 void leave_block(Fiber *f);              /* the thread has returned */
-void shared_begin(size_t dynamic_bytes); /* fresh memory for a block: 0xff, which is NaN in every float type */
+/* Fresh memory for a block, of which arrays and the dynamic area may take `most`: 0xff, NaN in every float type. */
+void shared_begin(size_t dynamic_bytes, size_t most);
 void shared_end();                       /* nothing was written beside an array */
 
 /* ---- memory (memory.cpp) ---- */
@@ -186,8 +197,10 @@ bool device_holds(const void *p, size_t size); /* all of [p, p + size) in one li
 bool device_address(const void *p);            /* in the range where device memory lies */
 bool pinned_holds(const void *p, size_t size);
 void memory_info(size_t *free_bytes, size_t *total_bytes);
+bool library_take(int64_t bytes); /* what a library holds of the current device beside cudaMalloc; false: too much */
 void check_margins(const char *who); /* nothing was written beside an allocation */
 int device_count();
+bool loads_eagerly(); /* was CUDA_MODULE_LOADING=EAGER set when the first call of CUDA came? */
 size_t device_peak_bytes(); /* most that cudaMalloc had given out at a time, all devices */
 int &current_device();      /* of the calling thread */
 
@@ -204,6 +217,8 @@ cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<v
 
 /* Work that waits for other processes: called again and again, never blocking, until it returns true. Not in graphs. */
 cudaError_t submit_until(cudaStream_t stream, const std::string &name, std::function<bool()> poll);
+
+bool waits_for_others(); /* some stream holds work of submit_until() */
 
 cudaError_t set_error(cudaError_t e); /* remembers it for cudaGetLastError, and returns it */
 /* Prints "emu: ..." and remembers the error. */

@@ -257,6 +257,13 @@ cudaError_t submit_until(cudaStream_t stream, const std::string &name, std::func
     return cudaSuccess;
 }
 
+bool waits_for_others()
+{
+    for (const CUstream_st *s : streams)
+        if (s->polls) return true;
+    return false;
+}
+
 } // namespace emu
 
 using namespace emu;

@@ -12,6 +12,7 @@
 #include "test.h"
 
 #include "kernels.h"
+#include "runtime.h"
 
 /* The lane: kernels are instrumented; this file may be. */
 #if defined(EMU_TSAN)
@@ -81,6 +82,8 @@ static const struct {
     { "argument 2 holds", nullptr },
     { "argument 2 holds", nullptr },
     { "__trap", nullptr },
+    { "blocks of 40 threads, __launch_bounds__ allows 32", nullptr },
+    { "49408 bytes of shared memory, 49152 at most", nullptr },
 };
 static_assert(sizeof wrongs / sizeof wrongs[0] == WRONG_COUNT, "one line for each");
 
@@ -148,6 +151,38 @@ TEST(no_device)
 {
     const Outcome o = child("EMU_DEVICES=0", "devices", 0);
     CHECK_MSG(o.status == 0 && o.has("count 0: no CUDA-capable device is detected"), "%s", o.text.c_str());
+}
+
+/* The first launch of a kernel loads it, unless all were loaded before; a later one is allowed at any time. */
+TEST(loading_beside_a_collective)
+{
+    const Outcome lazy = child("", "lazy", 1), before = child("", "lazy", 0),
+                  eager = child("CUDA_MODULE_LOADING=EAGER", "lazy", 1);
+    CHECK_MSG(lazy.status == 97 && lazy.has("scale_kernel at") && lazy.has("beside a running collective"), "%d %s",
+              lazy.status, lazy.text.c_str());
+    CHECK_MSG(before.has("survived"), "%s", before.text.c_str());
+    CHECK_MSG(eager.has("survived"), "%s", eager.text.c_str());
+}
+
+/* What a kernel may ask for, and what it may take with its arrays, is the imitated GPU's. */
+TEST(architectures)
+{
+    static const struct {
+        const char *environment, *text;
+        int bytes;
+    } rows[] = { { "", "9.0 grants 232448: success", 232448 },
+                 { "EMU_GPU=8.0", "8.0 grants 166912: success", 166912 },
+                 { "EMU_GPU=8.6", "8.6 grants 101376: success", 101376 },
+                 { "EMU_GPU=8.6", "8.6 grants 101377: invalid value", 101377 },
+                 { "EMU_GPU=8.9", "8.9 grants 166912: invalid value", 166912 },
+                 { "EMU_GPU=12.0", "12.0 grants 101376: success", 101376 },
+                 { "EMU_GPU=7.5", "EMU_GPU=7.5", 0 } };
+    for (const auto &r : rows) {
+        const Outcome o = child(r.environment, "gpu", r.bytes);
+        CHECK_MSG(o.has(r.text), "%s: %s", r.environment, o.text.c_str());
+        const bool taken = o.has("at most on") && o.status == 97;
+        CHECK_MSG(taken == (o.has("success") != 0), "arrays beside all of it: status %d, %s", o.status, o.text.c_str());
+    }
 }
 
 TEST(report)
@@ -221,6 +256,35 @@ static int devices_child(void)
     return 0;
 }
 
+/* All that the GPU has for one block, and then arrays beside it. */
+static int gpu_child(int bytes, cudaStream_t stream)
+{
+    cudaDeviceProp p;
+    cudaGetDeviceProperties(&p, 0);
+    allow_shared(bytes);
+    const bool granted = cudaGetLastError() == cudaSuccess;
+    printf("%d.%d grants %d: %s\n", p.major, p.minor, bytes, granted ? "success" : "invalid value");
+    fflush(stdout);
+    if (!granted || bytes != static_cast<int>(p.sharedMemPerBlockOptin)) return 0;
+    run_shared(static_cast<int *>(memory(4)), 1, static_cast<size_t>(bytes), stream);
+    cudaStreamSynchronize(stream);
+    return 0;
+}
+
+static int lazy_child(bool late, cudaStream_t stream)
+{
+    cudaStream_t other;
+    float *y = static_cast<float *>(memory(256));
+    cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking);
+    if (!late) run_scale(y, 1, 0, 64, stream);
+    int asked = 0;
+    emu::submit_until(other, "collective", [asked]() mutable { return ++asked > 3; });
+    run_scale(y, 1, 0, 64, stream);
+    cudaStreamSynchronize(stream);
+    puts("survived");
+    return 0;
+}
+
 static int run_child(const std::string &kind, int number)
 {
     cudaStream_t stream;
@@ -228,6 +292,8 @@ static int run_child(const std::string &kind, int number)
     if (cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking)) return 1;
     if (kind == "race") return race_child(static_cast<enum Race>(number), stream);
     if (kind == "report") return report_child(stream);
+    if (kind == "lazy") return lazy_child(number, stream);
+    if (kind == "gpu") return gpu_child(number, stream);
     int *p = static_cast<int *>(memory(number == WRONG_GLOBAL_MARGIN && kind == "wrong" ? 100 : 256));
     if (kind == "wrong") run_wrong(static_cast<enum Wrong>(number), p, stream);
     else if (number == 0) p[3] = 1;

@@ -43,7 +43,7 @@ static_assert(sizeof(Tokens) <= TOKEN_PAGE, "fits");
 
 static struct {
     unsigned char *map, *end; /* end: of the areas handed out */
-    size_t bytes, static_bytes;
+    size_t bytes, static_bytes, most;
     Slot slot[SLOT_COUNT + 1]; /* 0: the dynamic area */
     int slots;
 } shared;
@@ -66,7 +66,7 @@ static void *take_shared(const void *key, const char *name, size_t size, size_t 
     return base;
 }
 
-void shared_begin(size_t dynamic_bytes)
+void shared_begin(size_t dynamic_bytes, size_t most)
 {
     bool fresh = !shared.map;
 #ifdef EMU_TSAN
@@ -82,6 +82,7 @@ void shared_begin(size_t dynamic_bytes)
     for (int i = 0; i < shared.slots; i++) forbid(shared.slot[i].base, shared.slot[i].size);
     shared.slots = 0;
     shared.bytes = shared.static_bytes = 0;
+    shared.most = most;
     shared.end = shared.map + TOKEN_PAGE + SHARED_ALIGN - ZONE;
     permit(shared.end, ZONE);
     fill(shared.end, ZONE_BYTE, ZONE);
@@ -115,8 +116,8 @@ void *shared_slot(const void *key, const char *name, size_t size, size_t align)
     shared.static_bytes += size;
     if (shared.static_bytes > STATIC_LIMIT)
         fail("%zu bytes of SHARED arrays, %d at most", shared.static_bytes, STATIC_LIMIT);
-    if (shared.bytes + size > SHARED_LIMIT)
-        fail("%zu bytes of shared memory, %d at most", shared.bytes + size, SHARED_LIMIT);
+    if (shared.bytes + size > shared.most)
+        fail("%zu bytes of shared memory, %zu at most on %s", shared.bytes + size, shared.most, gpu().name);
     return take_shared(key, name, size, align < 16 ? 16 : align);
 }
 

@@ -100,6 +100,11 @@ __device__ int deep(int n) /* a frame of 4 KiB for each n */
     return n ? deep(n - 1) + frame[n % 1024] : 0;
 }
 
+__global__ void __launch_bounds__(32) wrong_bounds_kernel(int *memory)
+{
+    memory[threadIdx.x] = 0;
+}
+
 __global__ void wrong_stack_kernel(int *memory, int n) { memory[0] = deep(n); }
 
 void run_wrong(enum Wrong what, int *memory, cudaStream_t stream)
@@ -116,6 +121,8 @@ void run_wrong(enum Wrong what, int *memory, cudaStream_t stream)
     case WRONG_SHARED_BEHIND:
     case WRONG_DYNAMIC_BEHIND:
     case WRONG_SHARED_SIZE: LAUNCH(wrong_shared_kernel, 1, 1, 256, stream, what, memory, 64); break;
+    case WRONG_SHARED_SUM: LAUNCH(wrong_shared_kernel, 1, 1, 48 << 10, stream, what, memory, 0); break;
+    case WRONG_BOUNDS: LAUNCH(wrong_bounds_kernel, 1, dim3(8, 5), 0, stream, memory); break;
     case WRONG_MMA_PARTIAL: LAUNCH(wrong_mma_kernel, 1, 48, 0, stream, reinterpret_cast<float *>(memory)); break;
     case WRONG_STACK: LAUNCH(wrong_stack_kernel, 1, 1, 0, stream, memory, 1000); break;
     case WRONG_HOST_STRUCT: LAUNCH(wrong_struct_kernel, 1, 1, 0, stream, memory, Problem{ 1, host }); break;
