@@ -6,8 +6,8 @@
  *         dw += sum_n dy * xhat,  db += sum_n dy,  dsum += sum_n dx (the gradient of a bias in the sum that x is)
  *
  * Mapping   8 lanes, a warp or a block to a row, by its width (RowPart). Rows are taken as packs of 16 bytes and
- *           stay in registers where they fit; rows that are not aligned, or wider than 16,384, are read again, element
- *           by element.
+ *           stay in registers where they fit; rows of 1,024 to 2,048 columns (bf16; fp32 half of that) are read
+ *           again from L1; rows that are not aligned, or wider than 16,384, element by element.
  *           bwd: a block takes a slice of rows, 8 or 32 at a time, and after each such handful adds its columns
  *           to dw, db and dsum while L1 and L2 have them; a second kernel adds the slices. Rows of more than 256 packs
  *           leave the sums to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
@@ -25,7 +25,6 @@
 constexpr int NORM_THREADS = 256;   /* of a block whose rows belong to lanes or warps */
 constexpr int NORM_BLOCK_MAX = 512; /* of a block that shares a row, and then */
 constexpr int NORM_KEPT = 32;       /* elements of the row that each of them holds */
-constexpr int NORM_RESIDENT = 2;    /* blocks of lanes or warps on a multiprocessor, at least: 128 registers */
 
 constexpr int NORM_WIDEST = 1 << 20; /* of norm_bwd: its slices' sums fit the workspace */
 constexpr int GRAD_PACKS = 32;       /* of a block's columns in norm_grad_kernel, at most */
@@ -135,7 +134,7 @@ template <class T, class L> static void norm_choose(const L &launch, int64_t pac
     else if (packs <= 2 * 8) launch.template run<8, 2, true>(NORM_THREADS);
     else if (packs <= 2 * WARP) launch.template run<WARP, 2, true>(NORM_THREADS);
     else if (packs <= 4 * WARP) launch.template run<WARP, 4, true>(NORM_THREADS);
-    else if (packs <= 8 * WARP) launch.template run<WARP, 8, true>(NORM_THREADS);
+    else if (packs <= NORM_THREADS) launch.template run<WARP, 0, true>(NORM_THREADS);
     else launch.template run<0, kept, true>(ceil_div(packs, kept * WARP) * WARP);
 }
 
@@ -155,7 +154,7 @@ static inline NormStats norm_stats(Tensor mean, Tensor rstd)
 
 /* The row is x; with ADD it is `add`, stored in `sum`. */
 template <class T, int LANES, int PACKS, bool WIDE, bool ADD>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? NORM_RESIDENT : 1)
+__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
     norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, Residual<T> add, Rows<T> sum, const T *w,
                     const T *b, RowCount count, int D, float eps)
 {
@@ -412,7 +411,7 @@ __device__ __forceinline__ void norm_bwd_row(const RowPart<T, LANES, PACKS, WIDE
  * thread) the same rows once more for dw and db while L1 has them.
  */
 template <class T, int LANES, int PACKS, bool WIDE>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? NORM_RESIDENT : 1)
+__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
     norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats, NormSlices to,
                     RowCount count, int D)
 {
