@@ -7,8 +7,8 @@
  * bytes: tensors that an op reads once, those that it writes once, those that it changes in place twice. An op takes
  * the longer of bytes / memory rate and FLOP / matrix rate, and each kernel launch GAP_US besides. Products and
  * attention are matrix work, all others memory work. The figures are a yardstick for docs/gpu.md: a time measured on a
- * GPU belongs beside the line of its op, and one that is longer by much wants a reason. What the host does between steps
- * is not in them, nor what other ranks send.
+ * GPU belongs beside the line of its op, and one that is longer by much wants a reason. What the host does between
+ * steps is not in them, nor what other ranks send.
  */
 #include <stdio.h>
 #include <stdlib.h>

@@ -96,8 +96,8 @@ typedef struct {
 } KvCache;
 
 /*
- * Who sums the gradient of the last bias of a block whose output another block reads: that of the residual stream, column
- * by column. Beside the norm that writes the gradient it costs no pass of its own.
+ * Who sums the gradient of the last bias of a block whose output another block reads: that of the residual stream,
+ * column by column. Beside the norm that writes the gradient it costs no pass of its own.
  */
 typedef struct {
     bool wanted; /* `bias` is of the block before: to be summed with the gradient of this block's input */
