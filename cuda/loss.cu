@@ -16,9 +16,9 @@
  *           xent_stats does, in one block of columns, and then again for the gradient: from L2, which holds the rows
  *           under way (264 of 100 KB, 27 MB, with 50,304 columns of bf16 on 132 multiprocessors).
  * Traffic   a logit of bf16 is read by xent_stats (2 bytes), read and written by xent_bwd (4): for 8,192 rows of
- *           50,304 columns 0.82 GB, 192 us, and 1.65 GB, 383 us, at 4.3 TB/s; by xent_row, 1.65 GB in all. One exp and about 7 (stats), 11
- *           (bwd) instructions a logit, of 13 and 27 that fit beside the traffic: bound by memory. xent_loss and
- *           loss_sum move 8 R J + 12 bytes a row, a few microseconds.
+ *           50,304 columns 0.82 GB, 192 us, and 1.65 GB, 383 us, at 4.3 TB/s; by xent_row, 1.65 GB in all. One exp
+ *           and about 7 (stats), 11 (bwd) instructions a logit, of 13 and 27 that fit beside the traffic: bound by
+ *           memory. xent_loss and loss_sum move 8 R J + 12 bytes a row, a few microseconds.
  * Bad rows  as on the CPU: a NaN or +Inf logit, or a block of nothing but -Inf, makes S NaN; the loss is then not
  *           finite and loss_sum raises sums[2].
  * Source    Milakov & Gimelshein 2018 (the running maximum); Shoeybi et al. 2019, section 3 (the cut over ranks).
@@ -26,7 +26,8 @@
 #include "kernel.cuh"
 
 constexpr int XENT_PACKS = 4;
-constexpr int STATS_THREADS_MOST = 512, ROW_THREADS_MOST = 1024, BWD_THREADS = 256, BWD_BLOCK = BWD_THREADS * XENT_PACKS;
+constexpr int STATS_THREADS_MOST = 512, ROW_THREADS_MOST = 1024;
+constexpr int BWD_THREADS = 256, BWD_BLOCK = BWD_THREADS * XENT_PACKS;
 constexpr int ROW_THREADS = 128, SUM_THREADS = 256, SUM_BLOCKS_MOST = 64;
 
 /* A loss beyond this many nats counts as not finite: 2^16 * 2^LOSS_FIXED_BITS * 2^19 tokens fit an int64. */
