@@ -106,6 +106,8 @@ check "latent bf16: losses within 2e-2 of the CPU's bf16" close latent-bf16 late
 run latent-full latent.ini run.device=cuda run.precision=fp32 train.recompute=full
 check "latent: full recomputation gives the same bits" same_losses latent-full latent-cuda
 expect 0 Line "$mt" generate --run latent-bf16 --prompt Line --tokens 4
+says() { "$mt" generate --run latent-cuda --prompt Line --tokens 8 --temperature 0 run.device="$1" 2>/dev/null; }
+check "latent: the GPU says what the CPU does: '$(says cuda)'" [ "$(says cuda)" = "$(says cpu)" ]
 
 # ---- mixtures of experts ----
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl" | grep -oE '[0-9.]+'; }

@@ -209,23 +209,14 @@ static Err gate_forward(const Attention *a, Ctx *c, Tensor o, AttentionSave *sav
     return op(c->s, gate_fwd, .y = *gated, .x = o, .gate = save_get(c, save->gate));
 }
 
-Err kv_join(Ctx *c, Tensor kept, int64_t past, Tensor *t)
-{
-    const int64_t T = t->dim[0];
-    Tensor rows = tensor_reshape(kept, kept.dim[1], t->dim[1]), own = tensor_row_slice(rows, past, T);
-    TRY(device_copy(c->s, own.data, t->data, tensor_bytes(own)));
-    *t = tensor_row_slice(rows, 0, past + T);
-    return ERR_OK;
-}
-
 /* t [1, T, K, C] joins what `kept` has of positions before `past`, and both together take its place. */
 static Err join_earlier(Ctx *c, Tensor kept, int64_t past, Tensor *t)
 {
     const int64_t T = t->dim[1], K = t->dim[2], C = t->dim[3];
     ASSERT(t->dim[0] == 1);
-    *t = tensor_reshape(*t, T, K * C);
-    TRY(kv_join(c, kept, past, t));
-    *t = tensor_reshape(*t, 1, past + T, K, C);
+    const Tensor rows = tensor_reshape(kept, kept.dim[1], K * C), own = tensor_row_slice(rows, past, T);
+    TRY(device_copy(c->s, own.data, t->data, tensor_bytes(own)));
+    *t = tensor_reshape(tensor_row_slice(rows, 0, past + T), 1, past + T, K, C);
     return ERR_OK;
 }
 

@@ -15,10 +15,6 @@ Err grad_added(Ctx *c, int id);
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
-/* rows [T, columns], of positions from `past` on, go into `kept` [1, seq, K, columns / K], and become those of all
- * positions so far [past + T, columns]. */
-Err kv_join(Ctx *c, Tensor kept, int64_t past, Tensor *rows);
-
 /* What a feed-forward layer does between its two products; chunk: of swiglu's columns (ops.def). */
 Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidden, Tensor active);
 

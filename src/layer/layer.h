@@ -90,7 +90,7 @@ typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICA
 typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
 
 /* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. Of a latent one
- * (Mla) the latents [1, seq, 1, kv_rank] and the shared part of the key [1, seq, 1, rope]. */
+ * (Mla) k alone, [1, seq, 1, kv_rank + rope]: the normed latents, with the rotated shared part of the key behind. */
 typedef struct {
     Tensor k, v;
 } KvCache;
@@ -331,7 +331,7 @@ typedef struct {
     int heads;          /* global */
     int64_t head_chunk; /* heads of a canonical chunk */
     float scale;        /* of products of queries and keys */
-    bool rope, recompute;
+    bool rope, absorb, recompute;
     int64_t window;
     float softcap, dropout;
     uint64_t dropout_key;
@@ -351,6 +351,7 @@ typedef struct {
     int64_t hidden, window;
     int heads, tp_blocks; /* which divides heads */
     bool rope, recompute; /* recompute: selectively */
+    bool absorb;          /* generation meets the latents themselves: heads of kv_rank + rope columns */
     float scale;          /* of scores, besides 1 / sqrt(nope + rope) */
     float std, proj_std, softcap, dropout, norm_eps;
     uint64_t seed;
@@ -359,7 +360,8 @@ typedef struct {
 enum { MLA_LINEARS = 5 }; /* weight gradients that it can queue */
 
 Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
-/* x and y [R, D]; with c->kv as attention_forward. */
+/* x and y [R, D]; with c->kv as attention_forward. With absorb one row behind others gets other roundings than among
+ * many. */
 Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save);
 Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx);
 

@@ -238,11 +238,12 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
     const ModelSpec *m = &st->spec;
     const bool latent = model_is_latent(m);
     const int64_t heads = latent ? 1 : m->kv_heads;
-    const int64_t k = latent ? m->latent.width.kv_rank : m->head_dim, v = latent ? m->latent.width.rope : k;
+    const int64_t columns = latent ? m->latent.width.kv_rank + m->latent.width.rope : m->head_dim;
     TRY(setup_array(setup, st->share.layer_count, kv));
     for (int i = 0; i < st->share.layer_count; i++) {
-        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, k));
-        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, v));
+        (*kv)[i] = (KvCache){ 0 };
+        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, columns));
+        if (!latent) TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, columns));
     }
     return ERR_OK;
 }

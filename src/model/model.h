@@ -53,6 +53,7 @@ typedef struct {
 typedef struct {
     MlaWidths width;
     float scale; /* of scores, besides 1 / sqrt(head_dim) */
+    bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
 enum { MTP_MOST = 8 };

@@ -59,14 +59,20 @@ static RopeSpec rope_spec(const Config *cfg)
     return r;
 }
 
+/* (the attention kernels of GPUs hold rows of so many columns in shared memory; cuda/attention.cuh) */
+enum { GPU_HEAD_MOST = 256 };
+
 static LatentSpec latent_spec(const Config *cfg)
 {
+    const bool cpu = cfg->run.device != RUN_DEVICE_CUDA;
     const double m = cfg->model.rope_mscale_all * 0.1 * m_log(cfg->model.rope_factor) + 1;
     return (LatentSpec){ .width = { .q_rank = cfg->model.q_lora_rank,
                                     .kv_rank = cfg->model.kv_lora_rank,
                                     .nope = cfg->model.qk_nope_head_dim,
                                     .rope = cfg->model.qk_rope_head_dim,
                                     .value = cfg->model.v_head_dim },
+                         .absorb =
+                             cpu || cfg->model.kv_lora_rank + cfg->model.qk_rope_head_dim <= GPU_HEAD_MOST,
                          .scale = (float)(m * m) };
 }
 
