@@ -126,7 +126,8 @@ static ModelSpec model_of(const Json *m)
                     .bias = flag(m, "bias"),
                     .tied = flag(m, "tied"),
                     .qk_norm = flag(m, "qk_norm"),
-                    .activation = flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                    .activation = json_get(m, "limit") ? ACT_CLAMPED_SWIGLU : flag(m, "swiglu") ? ACT_SWIGLU : ACT_GELU,
+                    .activation_limit = json_get(m, "limit") ? (float)number(m, "limit") : 0,
                     .attention_gate = json_get(m, "gate") != NULL,
                     .sinks = json_get(m, "sinks") != NULL,
                     .attention_softcap = json_get(m, "softcap") ? (float)number(m, "softcap") : 0,
@@ -489,6 +490,8 @@ TEST(gemma_layout) { against_torch("gemma", true, false); }
 TEST(gemma_run) { against_torch("gemma", false, false); }
 TEST(gptoss_layout) { against_torch("gptoss", true, false); }
 TEST(gptoss_run) { against_torch("gptoss", false, false); }
+TEST(gptossfull_layout) { against_torch("gptossfull", true, false); }
+TEST(gptossfull_run) { against_torch("gptossfull", false, false); }
 TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
 TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
 TEST(mla_layout) { against_torch("mla", true, false); }
@@ -556,6 +559,7 @@ TEST(same_bits_mixedmoe) { same_bits("mixedmoe"); }
 TEST(same_bits_patterns) { same_bits("patterns"); }
 TEST(same_bits_gemma) { same_bits("gemma"); }
 TEST(same_bits_gptoss) { same_bits("gptoss"); }
+TEST(same_bits_gptossfull) { same_bits("gptossfull"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
 TEST(same_bits_mla) { same_bits("mla"); }
 TEST(same_bits_deepseekv3) { same_bits("deepseekv3"); }
@@ -623,6 +627,7 @@ TEST(logits_llama31) { check_logits("llama31"); }
 TEST(logits_yarn) { check_logits("yarn"); }
 TEST(logits_gemma) { check_logits("gemma"); }
 TEST(logits_gptoss) { check_logits("gptoss"); }
+TEST(logits_gptossfull) { check_logits("gptossfull"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }
 TEST(logits_mla) { check_logits("mla"); }
 TEST(logits_deepseekv3) { check_logits("deepseekv3"); }

@@ -112,6 +112,18 @@ static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
     return s;
 }
 
+/* As gpt-oss: windows, sinks, biases everywhere, of router and experts too, and the clamped activation, whose limit the
+ * numbers of so small a model reach. */
+static inline TrainSpec tiny_gptoss(int layers)
+{
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, layers);
+    s.model.window = (LayerPattern){ .runs = 2, .value = { 24, 0 }, .times = { 1, 1 } };
+    s.model.sinks = s.model.bias = true;
+    s.model.activation = ACT_CLAMPED_SWIGLU;
+    s.model.activation_limit = 0.1f;
+    return s;
+}
+
 static inline Err tiny_tokens(void *user, int64_t first, int64_t count, int32_t *out)
 {
     int vocab = user ? *(int *)user : TINY_VOCAB;

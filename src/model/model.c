@@ -271,11 +271,12 @@ bool model_is_mixture(const ModelSpec *spec, int layer)
 bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
 
 /* Matrices of a feed-forward layer. */
-static int64_t ffn_matrices(const ModelSpec *spec) { return spec->activation == ACT_SWIGLU ? 3 : 2; }
+static int64_t ffn_matrices(const ModelSpec *spec) { return activation_gated(spec->activation) ? 3 : 2; }
 
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
 {
-    const int64_t expert = ffn_matrices(spec) * spec->hidden * spec->moe.ffn;
+    const int64_t matrices = ffn_matrices(spec), bias = (matrices - 1) * spec->moe.ffn + spec->hidden;
+    const int64_t expert = matrices * spec->hidden * spec->moe.ffn + (spec->bias ? bias : 0);
     int mixtures = model_is_mixture(spec, spec->layers - 1) ? spec->mtp.count : 0;
     for (int i = 0; i < spec->layers; i++) mixtures += model_is_mixture(spec, i);
     return params_unpadded - mixtures * (spec->moe.experts - spec->moe.topk) * expert;

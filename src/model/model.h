@@ -75,6 +75,7 @@ typedef struct {
     LatentSpec latent;
     bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
     Activation activation;
+    float activation_limit; /* of the clamped one */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
     uint64_t seed;
     Recompute recompute;
