@@ -4,10 +4,9 @@ in pairs of a query and a key that it sees, cut zigzag and in order. A section o
 
 Whole runs take turns; of each, the step times that it wrote itself, without the first.
 """
-import statistics
 import tempfile
 
-from ranks import step_ms, write_tokens
+from ranks import ratio, step_ms, write_tokens
 
 VOCAB, LAYERS, HIDDEN, HEADS, SEQ = 2048, 2, 256, 8, 8192
 WAYS = ["allgather", "ring", "a2a"]
@@ -43,11 +42,10 @@ def section(rounds, steps):
             for way in WAYS:
                 ms[way] += step_ms(folder, 2, 1, [*base, "parallel.cp=2", f"parallel.cp_comm={way}"], steps)
     for way in WAYS:
-        best = min(ms["one"]) / min(ms[way])
-        median = statistics.median(ms["one"]) / statistics.median(ms[way])
-        rows.append({"way": way, "best": best, "median": median})
-        print(f"cp 2, T {SEQ}, {way:10} {min(ms[way]):8.1f} ms, one rank {min(ms['one']):8.1f}  tokens/s {best:.2f} "
-              f"(best) {median:.2f} (median), aim 0.85", flush=True)
+        row = {"way": way, **ratio(ms["one"], ms[way])}
+        rows.append(row)
+        print(f"cp 2, T {SEQ}, {way:10} {min(ms[way]):8.1f} ms, one rank {min(ms['one']):8.1f}  "
+              f"tokens/s {row['best']:.2f} (best) {row['median']:.2f} (median), aim 0.85", flush=True)
     work = {cp: balance(cp) for cp in (2, 4, 8)}
     for cp, (zigzag, in_order) in work.items():
         print(f"cp {cp}: pairs of the busiest rank {zigzag:.3f} of the mean, cut in order {in_order:.3f}", flush=True)

@@ -3,11 +3,10 @@ in PyTorch, and of two ranks that hold the experts together beside two that have
 
 Whole runs take turns; of each, the step times that it wrote itself, without the first.
 """
-import statistics
 import tempfile
 
 from peer import has_torch, torch_ms
-from ranks import step_ms, write_tokens
+from ranks import ratio, step_ms, write_tokens
 
 VOCAB, LAYERS, HIDDEN, HEADS, MICRO, SEQ = 2048, 4, 256, 8, 8, 256
 MIXTURES = [  # experts, topk, width of an expert
@@ -15,11 +14,6 @@ MIXTURES = [  # experts, topk, width of an expert
     (16, 2, 512),
     (16, 4, 256),
 ]
-
-
-def ratio(of, to):
-    """How much faster `to` is: best, median."""
-    return {"best": min(of) / min(to), "median": statistics.median(of) / statistics.median(to)}
 
 
 def section(rounds, steps):

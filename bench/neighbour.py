@@ -6,7 +6,8 @@ thread a core) and with waits that sleep at once ("asleep"). The ways take turns
 
 Wall times say what a user sees, and mean something on a machine that is else idle: `now_over_before` alone is what
 bounded spinning costs there, beside neighbours what it saves. Processor seconds (`cpu_s` a step) hardly depend on what
-else the machine does, and show what the waits burn.
+else the machine does, and show what the waits burn. `sleeps` a step, times what a wake-up takes (65 to 80 us here), is
+at most what bounded spinning costs on a quiet machine, and does not vary as wall times do.
 """
 import json
 import os
@@ -35,7 +36,8 @@ WAYS = {
 
 
 def one_run(folder, way, words, steps):
-    """Milliseconds of its steps, without the first; processor seconds of a step, the start's among them."""
+    """Milliseconds of its steps, without the first; processor seconds and waits that slept of a step, the start's among
+    them."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("OMP_", "GOMP_"))}
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     with tempfile.TemporaryDirectory(dir=folder) as out:
@@ -47,7 +49,7 @@ def one_run(folder, way, words, steps):
             times = [json.loads(line)["step_ms"] for line in f if '"step_ms"' in line][1:]
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return times, used / (steps + 1)
+    return times, used / (steps + 1), (after.ru_nvcsw - before.ru_nvcsw) / (steps + 1)
 
 
 class Neighbours:
@@ -69,20 +71,23 @@ class Neighbours:
 
 def measure(folder, name, shape, busy, rounds, steps):
     words = ["--config", f"{folder}/neighbour.ini", *ranks.model_keys(*shape), f"train.global_batch={shape[3]}"]
-    times, used = {way: [] for way in WAYS}, {way: [] for way in WAYS}
+    times, used, slept = ({way: [] for way in WAYS} for _ in range(3))
     with Neighbours(busy):
         for _ in range(rounds):
             for way in WAYS:
-                t, s = one_run(folder, way, words, steps)
+                t, seconds, sleeps = one_run(folder, way, words, steps)
                 times[way] += t
-                used[way].append(s)
+                used[way].append(seconds)
+                slept[way].append(sleeps)
     median = {way: statistics.median(t) for way, t in times.items()}
     row = {"config": name, "neighbours": busy, "best_ms": {way: min(t) for way, t in times.items()},
            "median_ms": median, "cpu_s": {way: statistics.median(s) for way, s in used.items()},
+           "sleeps": {way: statistics.median(n) for way, n in slept.items()},
            # neighbouring runs: what else the machine does hits both alike
            "now_over_before": statistics.median(a / b for a, b in zip(times["now"], times["before"])),
            "now_over_asleep": statistics.median(a / b for a, b in zip(times["now"], times["asleep"]))}
-    ways = ", ".join(f"{way} {median[way]:.1f} ms ({1e3 * row['cpu_s'][way]:.0f} ms of processors)" for way in WAYS)
+    ways = ", ".join(f"{way} {median[way]:.1f} ms ({1e3 * row['cpu_s'][way]:.0f} ms of processors, "
+                     f"{row['sleeps'][way]:.0f} sleeps)" for way in WAYS)
     print(f"{name:18} beside {busy}: {ways}; now / before {row['now_over_before']:.3f}, "
           f"now / asleep {row['now_over_asleep']:.3f}", flush=True)
     return row

@@ -63,6 +63,11 @@ def step_ms(*a):
     return [line["step_ms"] for line in metrics(*a)]
 
 
+def ratio(of, to):
+    """How much faster `to` is: best, median."""
+    return {"best": min(of) / min(to), "median": statistics.median(of) / statistics.median(to)}
+
+
 def model_keys(layers, hidden, heads, micro, seq):
     return [f"model.layers={layers}", f"model.hidden={hidden}", f"model.heads={heads}", f"model.seq={seq}",
             f"train.micro_batch={micro}"]

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Benchmarks: GEMM beside OpenBLAS, attention, whole training steps alternating with PyTorch, ranks
-beside one, ranks that share a sequence, mixtures beside dense models and PyTorch's, tokenizers beside the package of
-that name, runs beside busy neighbours.
+"""Benchmarks: GEMM beside OpenBLAS, attention, whole training steps alternating with PyTorch, ranks beside one, ranks
+that share a sequence, latent attention beside multi-head, mixtures beside dense models and PyTorch's, tokenizers beside
+the package of that name, runs beside busy neighbours.
 
-  bench/run.py [--rounds 3] [--steps 3] [--only gemm,attention,grouped,steps,ranks,context,mixtures,tokens,neighbour]
-               [--out bench/results/NAME.json]
+  bench/run.py [--rounds 3] [--steps 3] [--out bench/results/NAME.json]
+               [--only gemm,attention,grouped,steps,ranks,context,latent,mixtures,tokens,neighbour]
 
 Timings on a shared machine mean something as ratios inside one alternating run: the peers take turns, and the
 table gives the ratio of the best and of the median steps. Nothing here asserts a speed.
@@ -18,6 +18,7 @@ import platform
 import statistics
 
 import context
+import latent
 import mixtures
 import neighbour
 import ranks
@@ -73,11 +74,16 @@ def program_section(name):
         return json.load(f)
 
 
+SECTIONS = {"steps": steps_section, "ranks": ranks.section, "context": context.section, "latent": latent.section,
+            "mixtures": mixtures.section, "tokens": lambda rounds, steps: tokens.section(rounds),
+            "neighbour": neighbour.section}
+
+
 def main():
     ap = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     ap.add_argument("--rounds", type=int, default=3)
     ap.add_argument("--steps", type=int, default=3)
-    ap.add_argument("--only", default="gemm,attention,grouped,steps,ranks,context,mixtures,tokens,neighbour")
+    ap.add_argument("--only", default="gemm,attention,grouped,steps,ranks,context,latent,mixtures,tokens,neighbour")
     ap.add_argument("--out", default="")
     a = ap.parse_args()
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
@@ -87,20 +93,7 @@ def main():
               "compiler": run(["gcc", "--version"]).splitlines()[0]}
     for part in a.only.split(","):
         print(f"== {part}", flush=True)
-        if part == "steps":
-            result[part] = steps_section(a.rounds, a.steps)
-        elif part == "ranks":
-            result[part] = ranks.section(a.rounds, a.steps)
-        elif part == "context":
-            result[part] = context.section(a.rounds, a.steps)
-        elif part == "mixtures":
-            result[part] = mixtures.section(a.rounds, a.steps)
-        elif part == "tokens":
-            result[part] = tokens.section(a.rounds)
-        elif part == "neighbour":
-            result[part] = neighbour.section(a.rounds, a.steps)
-        else:
-            result[part] = program_section(part)
+        result[part] = SECTIONS[part](a.rounds, a.steps) if part in SECTIONS else program_section(part)
     out = a.out or os.path.join(HERE, "results", f"cpu-{result['date']}.json")
     os.makedirs(os.path.dirname(out), exist_ok=True)
     with open(out, "w") as f:

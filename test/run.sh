@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
-# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads), emu-asan, emu-tsan, emu-bugs.
-# TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, grid, faults, slow and emu-bugs try their lists in full, not the part that
-# covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]"; one that
-# does not, or that exits otherwise than that line says, counts as one failure.
+# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads), emu-asan, emu-tsan,
+# emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, grid, faults, slow and emu-bugs try
+# their lists in full, not the part that covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]";
+# one that does not, or that exits otherwise than that line says, counts as one failure.
 set -u
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
@@ -32,7 +32,8 @@ halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; don
 extent=${FULL:+all} extent=${extent:-each} # of the lists
 case $lane in
 quick) commands=("$BUILD"/test/{test,fuzz}_*[a-z] "${quick_scripts[@]}") ;;
-asan) commands=("$BUILD"/test/{test,fuzz}_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=brief ;;
+asan) # (what fuzz_* read is read under ASan by `make fuzz`)
+    commands=("$BUILD"/test/test_*[a-z]); export ASAN_OPTIONS=detect_leaks=1 MEGATRAIN_LAYOUTS=brief ;;
 ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
 faults)
     mapfile -t commands < <(halves test/test_faults.sh)
@@ -45,7 +46,8 @@ slow) mapfile -t commands < <(echo test/first_loss.sh; halves test/mutants.sh te
 files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
-emu) commands=("${emu_commands[@]}" test/test_cuda_run.sh 'EMU_CLOSED=0|test/test_cuda_ranks.sh' test/gpu_check.sh); export EMU ;;
+emu) # (the longest first)
+    commands=(test/test_cuda_run.sh 'EMU_CLOSED=0|test/test_cuda_ranks.sh' test/gpu_check.sh "${emu_commands[@]}"); export EMU ;;
 emu-asan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export ASAN_OPTIONS=detect_leaks=0 ;;
 emu-tsan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;

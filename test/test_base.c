@@ -14,6 +14,7 @@
 
 #include "base/arena.h"
 #include "base/batch_ramp.h"
+#include "base/coroutine.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/layer_set.h"
@@ -584,6 +585,51 @@ TEST(crc32c_two_ways)
 }
 
 /* ---- words ---- */
+
+/* ---- coroutines ---- */
+
+typedef struct {
+    Coroutine *coroutine;
+    int64_t sum; /* of 1 ... 5, as far as it is */
+    int turns;
+} Adder;
+
+/* Locals live across turns, on a stack that is not the caller's, some calls deep. */
+static void add_up(Adder *a, int64_t i)
+{
+    int64_t here = i;
+    coroutine_yield(a->coroutine);
+    a->turns++;
+    if (i < 5) add_up(a, i + 1);
+    a->sum += here;
+}
+
+static void add_five(void *adder) { add_up(adder, 1); }
+
+TEST(coroutines_take_turns)
+{
+    Adder a = { 0 }, b = { 0 };
+    OK(coroutine_open(1 << 16, &a.coroutine));
+    OK(coroutine_open(1 << 16, &b.coroutine));
+    CHECK(coroutine_ended(a.coroutine) && !coroutine_resume(a.coroutine));
+    for (int again = 0; again < 3; again++) {
+        a.sum = b.sum = a.turns = b.turns = 0;
+        coroutine_start(a.coroutine, add_five, &a);
+        coroutine_start(b.coroutine, add_five, &b);
+        for (int turn = 0; turn < 5; turn++) {
+            CHECK(coroutine_resume(a.coroutine) && coroutine_resume(b.coroutine));
+            CHECK(a.turns == turn && b.turns == turn && !coroutine_ended(a.coroutine));
+        }
+        CHECK(!coroutine_resume(a.coroutine) && coroutine_ended(a.coroutine) && a.turns == 5 && a.sum == 15);
+        if (again != 1) CHECK(!coroutine_resume(b.coroutine) && b.sum == 15); /* else given up in the middle */
+    }
+    coroutine_start(a.coroutine, add_five, &a);
+    CHECK(coroutine_resume(a.coroutine));
+    coroutine_close(a.coroutine);
+    coroutine_close(b.coroutine);
+    coroutine_close(NULL);
+    FAILS(coroutine_open((int64_t)1 << 60, &a.coroutine), ERR_MEMORY, "no memory for a stack of 1152921504606846976 bytes");
+}
 
 TEST(batch_ramps)
 {

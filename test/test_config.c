@@ -397,6 +397,8 @@ static const Rule rules[] = {
     { MOE "moe.ffn=100 parallel.tp_blocks=8", MOE "moe.ffn=104 parallel.tp_blocks=8",
       "tp_blocks must divide the width of an expert", 1 },
     { "parallel.etp=2", "parallel.etp=1", "a dense model has no experts to cut", 2 },
+    { "parallel.overlap_moe=true", "parallel.overlap_moe=false", "a dense model has no rows that travel", 2 },
+    { MOE "parallel.overlap_moe=true", MOE "parallel.overlap_moe=true parallel.ep=2", "rows do not travel where each rank has all", 2 },
     { MOE "parallel.etp=128 run.reproducible=run train.global_batch=128",
       MOE "parallel.etp=64 run.reproducible=run train.global_batch=128", "at most 64 ranks can share an expert", 128 },
     { MOE "parallel.etp=3 moe.ffn=64 run.reproducible=run train.global_batch=3",

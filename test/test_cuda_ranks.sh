@@ -7,8 +7,9 @@
 launch="$root/scripts/launch.sh"
 export OMP_NUM_THREADS=1
 make_tiny
+steps=3 # (the emulator is slow)
 make_ini ranks.ini model.layers=2 model.hidden=32 model.heads=4 model.seq=16 model.dropout=0.1 \
-    model.attention_dropout=0.1 train.global_batch=8 train.steps=5 optim.lr=3e-3
+    model.attention_dropout=0.1 train.global_batch=8 train.steps=$steps optim.lr=3e-3
 
 gpus() { "$mt" doctor 2>/dev/null | grep -c '^gpu [0-9]'; }
 export EMU_DEVICES=8
@@ -47,24 +48,24 @@ for precision in fp32 bf16; do
     tolerance=$([ $precision = fp32 ] && echo 1e-5 || echo 1e-2)
     p="run.precision=$precision"
     run one-$precision 1 1 $p
-    check "$precision: one rank" [ "$(losses one-$precision | wc -l)" -eq 5 ]
+    check "$precision: one rank" [ "$(losses one-$precision | wc -l)" -eq $steps ]
     while read -r n tp zero overlap; do
         d=$precision-$n-$tp-$zero
         run "$d" "$n" "$n" $p $(words "$tp" "$zero" "$overlap")
         check "$d: over NCCL" grep -q 'between GPUs: NCCL [0-9]' "$d.err"
-        check "$d: losses within $tolerance of one rank's" near "$d" one-$precision 5 $tolerance
+        check "$d: losses within $tolerance of one rank's" near "$d" one-$precision $steps $tolerance
         run "$d-again" "$n" "$n" $p $(words "$tp" "$zero" "$overlap")
-        check "$d: repeated" same_run "$d-again" "$d" 5
+        check "$d: repeated" same_run "$d-again" "$d" $steps
     done < <(layouts)
     # ranks that share a GPU
     while read -r n tp zero overlap; do
         d=staged-$precision-$n-$tp
         run "$d" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
         check "$d: staged, and says so" grep -q 'warning: between GPUs: staged .* share a GPU' "$d.err"
-        check "$d: losses within $tolerance of one rank's" near "$d" one-$precision 5 $tolerance
+        check "$d: losses within $tolerance of one rank's" near "$d" one-$precision $steps $tolerance
         [ "$n" -eq 2 ] || continue
         run "$d-again" "$n" 1 $p $(words "$tp" "$zero" "$overlap")
-        check "$d: repeated" same_run "$d-again" "$d" 5
+        check "$d: repeated" same_run "$d-again" "$d" $steps
     done <<<$'2 2 1 true\n4 2 1 true'
 done
 if [ "$count" -lt 2 ]; then
@@ -80,30 +81,29 @@ run deep 1 1 "${deep[@]}"
 while read -r schedule vpp devices; do
     d=pipe-$schedule-$devices
     run "$d" 2 "$devices" "${deep[@]}" parallel.pp=2 parallel.schedule="$schedule" parallel.vpp="$vpp"
-    check "$d: losses within 1e-2 of one rank's" near "$d" deep 5 1e-2
+    check "$d: losses within 1e-2 of one rank's" near "$d" deep $steps 1e-2
     check "$d: $([ "$devices" = 2 ] && echo 'over NCCL' || echo staged)" \
         grep -q "between GPUs: $([ "$devices" = 2 ] && echo 'NCCL [0-9]' || echo staged)" "$d.err"
 done <<<$'1f1b 1 2\n1f1b 1 1\ninterleaved 2 2\ninterleaved 2 1\nzb-h1 1 2\nzb-h1 1 1'
 run pipe-again 2 2 "${deep[@]}" parallel.pp=2 parallel.schedule=zb-h1
-check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 5
+check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 $steps
 
 # what is one and the same sum in any order is the same over NCCL and staged: 2 ranks
-check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 5 1e-6
+check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 $steps 1e-6
 
 # two ranks that share the model's only kv head
 llama=(model.arch=llama model.kv_heads=1 run.precision=fp32)
 run kv-one 1 1 "${llama[@]}"
 run kv 2 2 "${llama[@]}" parallel.tp=2
-check "a shared kv head: losses within 1e-5 of one rank's" near kv kv-one 5 1e-5
+check "a shared kv head: losses within 1e-5 of one rank's" near kv kv-one $steps 1e-5
 
 # sequences over two ranks: keys part by part, gathered, for heads; documents and windows
-long=(model.arch=llama model.kv_heads=2 model.window=9,0 data.reset_at_eod=true train.global_batch=4 train.eval_batches=1
-    train.steps=3)
+long=(model.arch=llama model.kv_heads=2 model.window=9,0 data.reset_at_eod=true train.global_batch=4 train.eval_batches=1)
 while read -r precision tolerance way devices; do
     d=cp-$precision-$way
     [ -d long-$precision ] || run long-$precision 1 1 "${long[@]}" run.precision=$precision
     run "$d" 2 "$devices" "${long[@]}" run.precision="$precision" parallel.cp=2 parallel.cp_comm="$way"
-    check "$d: losses within $tolerance of one rank's" near "$d" long-$precision 3 $tolerance
+    check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
 done <<<$'fp32 1e-5 ring 2\nfp32 1e-5 allgather 1\nfp32 1e-5 a2a 2\nbf16 1e-2 ring 1\nbf16 1e-2 a2a 2'
 
 # mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
@@ -112,7 +112,7 @@ mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 m
     moe.balance=aux moe.aux_coeff=0.1 train.global_batch=4 train.eval_batches=1)
 for precision in fp32 bf16; do
     tolerance=$([ $precision = fp32 ] && echo 1e-5 || echo 1e-2)
-    moe=("${mixture[@]}" run.precision=$precision train.steps=3)
+    moe=("${mixture[@]}" run.precision=$precision)
     run moe-$precision 1 1 "${moe[@]}"
     while read -r name n devices keys; do
         [ "$n" -le "$count" ] && [ "$devices" -le "$count" ] || continue
@@ -120,10 +120,11 @@ for precision in fp32 bf16; do
         d=moe-$precision-$name
         # shellcheck disable=SC2086
         run "$d" "$n" "$devices" "${moe[@]}" $keys
-        check "$d: losses within $tolerance of one rank's" near "$d" moe-$precision 3 $tolerance
+        check "$d: losses within $tolerance of one rank's" near "$d" moe-$precision $steps $tolerance
     done <<'EOM'
 ep 2 2 parallel.ep=2 parallel.zero=1
 ep-staged 2 1 parallel.ep=2 parallel.zero=1
+pairs 2 2 parallel.ep=2 parallel.schedule=dualpipev parallel.overlap_moe=true train.micro_batch=1
 dp 2 2 parallel.zero=1
 tp 2 2 parallel.tp=2
 pp 2 2 parallel.pp=2 parallel.schedule=zb-h1
@@ -133,12 +134,12 @@ ep-pp 4 4 parallel.ep=2 parallel.pp=2 parallel.schedule=zb-h1 train.recompute=se
 EOM
 done
 run moe-again 2 2 "${moe[@]}" parallel.ep=2 parallel.zero=1
-check "experts on two ranks repeated" same_run moe-again moe-bf16-ep 3
+check "experts on two ranks repeated" same_run moe-again moe-bf16-ep $steps
 
 # limits of a group reach NCCL, each its own
 if [ -n "${EMU:-}" ]; then
     NCCL_DEBUG=INFO run limits 4 4 parallel.tp=2 parallel.nccl.tp.min_ctas=2 parallel.nccl.tp.max_ctas=8 \
-        parallel.nccl.dp.max_ctas=4 train.steps=3
+        parallel.nccl.dp.max_ctas=4
     check "names and limits of groups" [ "$(grep -oE 'communicator (tp|sp|dp|world)[0-9]+, .*' limits.err | sort | uniq -c |
         awk '{ print $3, $1, $6, $8 }' | paste -sd' ')" = \
         "dp0, 2 any 4 dp1, 2 any 4 sp0, 2 2 8 sp2, 2 2 8 tp0, 2 2 8 tp2, 2 2 8 world0, 4 any any" ]

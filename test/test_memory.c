@@ -356,6 +356,31 @@ TEST(planned_work_is_the_work_of_a_step)
         }
 }
 
+/* Halves of pairs in turn cost the scratch of forwards and no work. (test_pipeline: a run has it to the byte.) */
+TEST(pairs_take_the_scratch_of_a_forward_more)
+{
+    const Grid grid = { .tp = 1, .dp = 2, .pp = 2, .ep = 2 };
+    for (int recompute = RECOMPUTE_NONE; recompute <= RECOMPUTE_FULL; recompute++) {
+        MemoryPlan alone, forward, pairs;
+        TrainSpec s = tiny_mixture(TINY_QWEN3, 8);
+        s.pipeline.schedule = "dualpipev";
+        s.global_batch = 32;
+        s.model.recompute = (Recompute)recompute;
+        OK(trainer_plan(&s, grid, 0, &alone));
+        s.overlap_moe = true;
+        OK(trainer_plan(&s, grid, 0, &pairs));
+        s.forward_only = true;
+        OK(trainer_plan(&s, grid, 0, &forward));
+        CHECK(alone.scratch_forward == 0 && forward.scratch_forward == 0 && pairs.scratch_forward > 0);
+        CHECK_MSG(pairs.scratch_forward == forward.scratch && pairs.scratch == alone.scratch + forward.scratch,
+                  "recompute %d: %lld of %lld, without pairs %lld, of a forward %lld", recompute,
+                  (long long)pairs.scratch_forward, (long long)pairs.scratch, (long long)alone.scratch,
+                  (long long)forward.scratch);
+        CHECK(pairs.state == alone.state && pairs.save == alone.save && pairs.flop == alone.flop);
+        CHECK(pairs.op_bytes == alone.op_bytes && pairs.comm_bytes == alone.comm_bytes);
+    }
+}
+
 /* A plan costs no host memory in proportion to what is planned. Beyond what a list can hold it says so, as the run. */
 TEST(planning_is_cheap)
 {

@@ -21,13 +21,13 @@ typedef struct {
     int micro;
     GridOrder order;
     int ep, etp; /* of a mixture; 0 = 1 */
-    int gathers;
-    int cp; /* 0 = 1 */
+    int gathers, pairs; /* pairs: their halves run in turn */
+    int cp;             /* 0 = 1 */
     ContextComm context;
     ContextCut cut;
 } Layout;
 
-enum { STEPS = 4, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
+enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
 
 static TrainSpec model(bool llama, int layers)
 {
@@ -58,6 +58,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
     r.spec.cut = l->cut;
     r.spec.model.moe.gathers = l->gathers;
+    r.spec.overlap_moe = l->pairs;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.zero = l->zero;
@@ -226,6 +227,14 @@ TEST(mixed_layouts)
     CHECK_EACH(m, list);
 }
 
+static TrainSpec mixture(TinyMixture kind, int layers)
+{
+    TrainSpec s = tiny_mixture(kind, layers);
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    return s;
+}
+
 /* Mixtures of experts under schedules of each kind: gradients of experts queued for a later W, weights in two directions,
  * rows made again. */
 TEST(mixtures)
@@ -257,13 +266,66 @@ TEST(mixtures)
     };
     const Layout alone = { .pp = 1 };
     for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
-        TrainSpec s = tiny_mixture(kind, 8);
-        s.global_batch = 16;
-        s.bucket_bytes = BUCKET_BYTES;
+        const TrainSpec s = mixture(kind, 8);
         const uint64_t want = hash_of(&s, &alone);
         for (int i = 0; i < (int)(sizeof list / sizeof *list); i++)
             if (extent_is("all") || i % TINY_MIXTURES == (int)kind) check_layouts(&s, want, &list[i], 1);
     }
+}
+
+/* Mixtures whose rows travel while the other half of a pair computes: halves with other numbers of waits for rows, with
+ * weights' gradients now and later, in one store of weights and in two. */
+TEST(mixtures_in_pairs)
+{
+    static const Layout list[] = {
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1 },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipev", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipe", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .pairs = 1, .micro = 1 },
+        { "dualpipev+split", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_FULL },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipe+split", .pp = 4, .dp = 2, .ep = 2, .pairs = 1, .micro = 1 },
+        { "dualpipev", .pp = 2, .cp = 2, .ep = 2, .pairs = 1, .context = CONTEXT_RING },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 1, .etp = 2, .gathers = 1, .pairs = 1 },
+    };
+    const Layout alone = { .pp = 1 };
+    for (TinyMixture kind = 0; kind < TINY_MIXTURES; kind++) {
+        const TrainSpec s = mixture(kind, kind == TINY_QWEN3 ? 8 : 4);
+        const uint64_t want = hash_of(&s, &alone);
+        for (int i = 0; i < (int)(sizeof list / sizeof *list); i++)
+            if (extent_is("all") || i % TINY_MIXTURES == (int)kind) check_layouts(&s, want, &list[i], 1);
+    }
+}
+
+/* Calls that end late: each half waits for its own. */
+TEST(pairs_whose_rows_come_late)
+{
+    const TrainSpec s = mixture(TINY_QWEN3, 4);
+    const Layout alone = { .pp = 1 }, pairs = { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 };
+    TinyRun one = run_of(&s, &alone), late = run_of(&s, &pairs);
+    one.steps = late.steps = 2;
+    late.delay_ms = 3;
+    tiny_train(&one);
+    tiny_train(&late);
+    CHECK_MSG(!late.err && late.hash == one.hash, "%s", late.message);
+}
+
+static Err one_after_the_other_on_rank_1(Trainer *t, void *user)
+{
+    (void)user;
+    if (t->world->rank == 1) pair_close(&t->executor.pair);
+    return ERR_OK;
+}
+
+/* The order of calls is part of what ranks agree on. */
+TEST(pairs_in_another_order_are_noticed)
+{
+    const TrainSpec s = mixture(TINY_MIXTRAL, 4);
+    const Layout pairs = { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 };
+    TinyRun r = run_of(&s, &pairs);
+    r.before = one_after_the_other_on_rank_1;
+    tiny_train(&r);
+    CHECK_MSG(r.err && strstr(r.message, "tp-ep: ranks issued different calls: member 0 "), "%s", r.message);
 }
 
 /* Stages count the batch so far, micro-batch by micro-batch; schedules with another order are refused, as ranks with shares
@@ -285,9 +347,7 @@ TEST(experts_of_global_balance)
         { { "pipedream", .pp = 2 }, "global_aux counts the batch of a whole step" },
     };
     const Layout alone = { .pp = 1 };
-    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
-    s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    TrainSpec s = mixture(TINY_DEEPSEEK, 4);
     s.model.moe.balance.global = true;
     check_layouts(&s, hash_of(&s, &alone), list, (int)(sizeof list / sizeof *list));
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
@@ -306,11 +366,11 @@ TEST(experts_in_pieces)
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .gathers = 1, .recompute = RECOMPUTE_FULL },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .gathers = 1, .pairs = 1, .recompute = RECOMPUTE_FULL },
     };
     const Layout alone = { .pp = 1 };
-    TrainSpec s = tiny_mixture(TINY_MIXTRAL, 4);
-    s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    TrainSpec s = mixture(TINY_MIXTRAL, 4);
     const uint64_t want = hash_of(&s, &alone);
     s.model.moe.capacity = (Capacity){ .slack = 1, .redo = true };
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
@@ -329,11 +389,10 @@ TEST(mixtures_of_capacity)
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "interleaved", .pp = 2, .chunks = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
         { "1f1b", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 4, .recompute = RECOMPUTE_FULL },
+        { "dualpipev", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .pairs = 1 },
     };
     const Layout alone = { .pp = 1 };
-    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
-    s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    TrainSpec s = mixture(TINY_DEEPSEEK, 4);
     s.model.moe.capacity = (Capacity){ .factor = 0.8 };
     const uint64_t want = hash_of(&s, &alone);
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) check_layouts(&s, want, &list[i], 1);

@@ -426,6 +426,30 @@ TEST(promises)
 }
 
 /* Ranks that share two stages reduce them in one order. */
+static bool marks_pairs(const Schedule *s)
+{
+    for (int r = 0; r < s->ranks; r++)
+        for (int i = 0; i < s->rank[r].count; i++)
+            if (s->rank[r].action[i].flags & ACTION_PAIR) return true;
+    return false;
+}
+
+/* What the table says of a schedule its lists do. */
+TEST(pairs)
+{
+    int count = 0;
+    for (int i = 0; schedule_name(i); i++) {
+        Schedule s;
+        bool said;
+        OK(schedule_make(&(ScheduleSpec){ .name = schedule_name(i), .ranks = 4, .microbatches = 8 }, &s));
+        OK(schedule_pairs(schedule_name(i), &said));
+        CHECK_MSG(said == marks_pairs(&s), "%s", s.name);
+        count += said;
+        schedule_free(&s);
+    }
+    CHECK(count == 2);
+}
+
 TEST(order_of_reduces)
 {
     Schedule s;

@@ -18,6 +18,7 @@ cases="one   2 1f1b    8 parallel.pp=2
 four  4 zb-v    8 parallel.pp=4
 cut   4 chimera 8 parallel.pp=2 parallel.tp=2 parallel.sp=true
 data  4 dualpipev 4 parallel.pp=2 parallel.zero=1
+pairs 4 dualpipev 4 parallel.pp=2 model.bias=false moe.experts=4 parallel.ep=2 parallel.overlap_moe=true
 late  2 pipedream 8 parallel.pp=2 run.reproducible=run optim.clip=0 model.tied=false"
 while read -r name ranks schedule microbatches keys; do
     pp=$(sed 's/.*parallel.pp=\([0-9]*\).*/\1/' <<<"$keys")
@@ -29,6 +30,11 @@ while read -r name ranks schedule microbatches keys; do
     check "$name: $(matches "$name" 3; grep -m3 -e ^bad -e Error "$name.match")" matches "$name" 3
     check "$name: a process for each rank" grep -q "^processes: $ranks," "$name.match"
 done <<<"$cases"
+
+# halves of pairs in turn: each has 2 blocks, in each of which it waits twice; on 2 data-parallel ranks
+halves=$(($(grep -o '|' pairs.list | wc -l) * 2))
+check "pairs: $halves halves: $(grep -o 'rows beside.*' pairs.match)" grep -q "rows beside the other half: $((halves * 2 * 2 * 2)) a step" pairs.match
+check "data: one after the other" grep -q 'rows beside the other half: 0 a step' data.match
 
 # ranks that read clocks of their own, hours apart
 cat >apart.sh <<'EOS'

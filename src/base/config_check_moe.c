@@ -129,6 +129,10 @@ static void check_expert_layout(ConfigReader *r)
     RULE(c->parallel.etp <= 64, "at most 64 ranks can share an expert", CFG_parallel_etp);
     RULE(c->moe.ffn % c->parallel.etp == 0, "etp must divide the width of an expert", CFG_parallel_etp,
          CFG_moe_ffn);
+    RULE(!c->parallel.overlap_moe || ep * c->parallel.etp > 1,
+         "rows do not travel where each rank has all experts: take ep or etp = 2 or more, or overlap_moe = "
+         "false",
+         CFG_parallel_overlap_moe, CFG_parallel_ep, CFG_parallel_etp);
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % c->parallel.etp == 0,
          "the layout cuts inside a canonical block: etp must divide tp_blocks; or take reproducible = run",
          CFG_run_reproducible, CFG_parallel_etp, CFG_parallel_tp_blocks);
@@ -191,6 +195,9 @@ void config_check_moe(ConfigReader *r)
              CFG_checkpoint_upcycle, CFG_moe_experts);
         RULE(c->parallel.etp == 1, "a dense model has no experts to cut: give moe.experts, or etp = 1",
              CFG_parallel_etp, CFG_moe_experts);
+        RULE(!c->parallel.overlap_moe,
+             "a dense model has no rows that travel to experts: give moe.experts, or overlap_moe = false",
+             CFG_parallel_overlap_moe, CFG_moe_experts);
         return;
     }
     snprintf(text, sizeof text, "a token cannot be sent to more experts than there are: at most %lld",

@@ -315,6 +315,7 @@ static void put_memory(const PlanTable *t)
     if (t->grid.pp > 1) put_row(t, "buffers between stages", plan_boundary);
     put_row(t, "saves between forward and backward", plan_saves);
     put_row(t, "scratch of a layer call", plan_scratch);
+    if (t->spec.overlap_moe) put_row(t, "  of it for forwards in pairs", plan_scratch_forward);
     put_row(t, "workspace of kernels, at most", plan_workspace);
     if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
         put_row(t, "16-bit tensors widened for an op", plan_staging);

@@ -39,6 +39,7 @@ int64_t plan_boundary(const PlanTable *t, const PlanKind *k);
 int64_t plan_tables(const PlanTable *t, const PlanKind *k);
 int64_t plan_saves(const PlanTable *t, const PlanKind *k);
 int64_t plan_scratch(const PlanTable *t, const PlanKind *k);
+int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k); /* of it, that of forwards in pairs */
 int64_t plan_workspace(const PlanTable *t, const PlanKind *k);
 int64_t plan_staging(const PlanTable *t, const PlanKind *k);
 int64_t plan_ahead(const PlanTable *t, const PlanKind *k);

@@ -52,6 +52,12 @@ int64_t plan_scratch(const PlanTable *t, const PlanKind *k)
     return k->plan.scratch;
 }
 
+int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k)
+{
+    (void)t;
+    return k->plan.scratch_forward;
+}
+
 int64_t plan_workspace(const PlanTable *t, const PlanKind *k)
 {
     (void)t;

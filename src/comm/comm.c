@@ -20,15 +20,15 @@ const char *comm_kind_name(CommKind kind) { return kind_names[kind]; }
 
 CommCall comm_call(const CommRequest *r)
 {
-    return (CommCall){ r->sequence, r->count, r->elem_bytes, r->kind };
+    return (CommCall){ r->sequence, r->count, r->elem_bytes, r->kind, r->rows.back };
 }
 
 static void describe(const CommCall *call, char *text, size_t size)
 {
     bool known = call->kind >= 0 && call->kind < COMM_KIND_COUNT;
-    snprintf(text, size, "%s of %lld x %lld bytes (call %llu)",
-             known ? comm_kind_name((CommKind)call->kind) : "unknown call", (long long)call->count,
-             (long long)call->elem_bytes, (unsigned long long)call->sequence);
+    snprintf(text, size, "%s%s of %lld x %lld bytes (call %llu)",
+             known ? comm_kind_name((CommKind)call->kind) : "unknown call", call->back ? " back" : "",
+             (long long)call->count, (long long)call->elem_bytes, (unsigned long long)call->sequence);
 }
 
 bool comm_same_calls(const char *name, const CommCall *calls, int size, char *message, size_t message_size)

@@ -150,11 +150,11 @@ Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count
 Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Event *done);
 
 /*
- * For debugging: from now on the ranks compare kind, count and element size of each call before they run it,
- * and a difference is ERR_INTERNAL on all of them, naming both calls; of an exchange bytes and label of each message,
- * and a difference is ERR_INTERNAL on the member that receives it. Costs a small message a call, or a message, between
- * processes. (Threads always compare; one that is late may find the group stopped: ERR_PEER, with the same text.)
- * All members switch it at the same call.
+ * For debugging: from now on the ranks compare kind, count, element size and, of rows, the way of each call before they
+ * run it, and a difference is ERR_INTERNAL on all of them, naming both calls; of an exchange bytes and label of each
+ * message, and a difference is ERR_INTERNAL on the member that receives it. Costs a small message a call, or a message,
+ * between processes. (Threads always compare; one that is late may find the group stopped: ERR_PEER, with the same
+ * text.) All members switch it at the same call.
  */
 void comm_check_calls(Comm *c, bool on);
 
@@ -172,6 +172,7 @@ void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int 
 typedef struct {
     uint64_t sequence;
     int64_t count, elem_bytes, kind;
+    int64_t back; /* of rows: CommRows.back; else 0 */
 } CommCall;
 
 /* To the request's watch. */

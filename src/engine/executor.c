@@ -24,15 +24,13 @@ static ExecutorSlot *slot_of(ExecutorStage *s, int unit)
     return NULL;
 }
 
-Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
+void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 {
-    Ctx *c = &e->ctx;
     c->params = s->params;
     c->loads_so_far = s->loads_so_far;
     c->slot = &slot->slot;
     c->batch = &slot->batch;
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];
-    return c;
 }
 
 static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region r)
@@ -192,30 +190,39 @@ static Err prepare(Executor *e, const Action *a, int n)
 
 static Err model_forward(Executor *e, const ExecutorUnit *u)
 {
-    return stage_forward(u->stage->model, &e->ctx, &u->slot->save, &u->in, &u->out, e->sums);
+    return stage_forward(u->stage->model, u->ctx, &u->slot->save, &u->in, &u->out, e->sums);
 }
 
 static Err model_backward(Executor *e, const ExecutorUnit *u)
 {
-    return stage_backward(u->stage->model, &e->ctx, &u->slot->save, &u->in, &u->out);
+    (void)e;
+    return stage_backward(u->stage->model, u->ctx, &u->slot->save, &u->in, &u->out);
 }
 
 static Err model_weights(Executor *e, const ExecutorUnit *u)
 {
-    (void)u;
-    return wgrad_drain(&e->ctx);
+    (void)e;
+    return wgrad_drain(u->ctx);
 }
 
 static const ExecutorCompute model_compute = { model_forward, model_backward, model_weights };
 
+static Ctx *context_of(Executor *e, const Action *a)
+{
+    return e->pair.forward && e->training && a->kind == ACT_F ? pair_forward_context(&e->pair, &e->ctx)
+                                                              : &e->ctx;
+}
+
 static Err enqueue(Executor *e, const Action *a, int n)
 {
     ExecutorStage *s = stage_of(e, a);
+    Ctx *c = context_of(e, a);
     const ExecutorUnit u = { .stage = s,
                              .slot = slot_of(s, a->microbatch + n),
                              .in = boundary(e, buffer_at(a->in, n)),
-                             .out = boundary(e, buffer_at(a->out, n)) };
-    Ctx *c = executor_enter(e, s, u.slot);
+                             .out = boundary(e, buffer_at(a->out, n)),
+                             .ctx = c };
+    executor_enter(c, s, u.slot);
     c->split_backward = a->kind == ACT_I;
     c->version = a->version;
     if (a->kind == ACT_F) return e->compute->forward(e, &u);
@@ -277,6 +284,8 @@ Err executor_init(Executor *e, SetupArena *setup)
     TRY(setup_array(setup, e->buffer_count + 1, &e->transfers));
     for (int b = 0; b < e->buffer_count; b++) e->moving[b] = -1;
     for (int i = 0; i <= e->buffer_count; i++) event_init(&e->transfers[i].done);
+    event_init(&e->moved);
+    e->ctx.moved = &e->moved;
     return ERR_OK;
 }
 
@@ -285,6 +294,8 @@ void executor_release(Executor *e)
     for (int i = 0; e->graphs && i < ACT_KINDS * e->stages->slot_count * 2; i++)
         device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
     for (int i = 0; e->transfers && i <= e->buffer_count; i++) event_release(&e->transfers[i].done);
+    if (e->ctx.moved) event_release(&e->moved);
+    pair_close(&e->pair);
 }
 
 static ActionGraph *graph_of(Executor *e, const Action *a)
@@ -350,10 +361,43 @@ static Err run_units(Executor *e, const Action *a)
     return ERR_OK;
 }
 
+/* Is it the first of two actions that run in turn, and are both run in this step? */
+static bool in_turn(const Executor *e, const Action *a)
+{
+    return e->pair.forward && e->training && a->flags & ACTION_PAIR && units_of(e, a) == 1 &&
+           units_of(e, a + 1) == 1;
+}
+
+static Err enqueue_half(void *executor, const Action *a)
+{
+    Executor *e = executor;
+    return enqueue(e, a, 0);
+}
+
+static void may_fail(const Executor *e, const Action *a)
+{
+    if (!e->ctx.s->dev->is_null) fault_point(action_span(a->kind));
+}
+
+static Err run_pair(Executor *e, const Action *a, Span *time)
+{
+    may_fail(e, &a[1]);
+    for (int i = 0; i < 2; i++) TRY(wait_messages(e, &a[i]));
+    if (time) time->start = clock_s();
+    for (int i = 0; i < 2; i++) TRY(prepare(e, &a[i], 0));
+    TRY(pair_run(&e->pair, &e->ctx, a, enqueue_half, e));
+    TRY(read_failed(e));
+    for (int i = 0; i < 2; i++) finish(e, &a[i], 0);
+    if (time) time->end = clock_s();
+    if (time) time[1] = time[0];
+    return ERR_OK;
+}
+
 /* *count: actions of the list that are done by it. time: when it ran, without the wait for its messages; or NULL. */
 static Err run_action(Executor *e, const Action *a, Span *time, int *count)
 {
-    *count = 1;
+    *count = in_turn(e, a) ? 2 : 1;
+    if (*count == 2) return run_pair(e, a, time);
     if (action_is_compute(a->kind)) TRY(wait_messages(e, a));
     if (time) time->start = clock_s();
     trace_action(a);
@@ -368,7 +412,7 @@ Err executor_run(Executor *e, const ActionList *list, bool training)
     e->training = e->ctx.dropout_on = training;
     for (int i = 0, done; i < list->count; i += done) {
         const Action *a = &list->action[i];
-        if (!e->ctx.s->dev->is_null) fault_point(action_span(a->kind));
+        may_fail(e, a);
         TRY(run_action(e, a, e->times && training ? &e->times[i] : NULL, &done));
     }
     e->runs++;

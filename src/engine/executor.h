@@ -9,10 +9,13 @@
  *
  * What passes through the stages at once is a unit of the schedule: a micro-batch, or a part of one. Slots are taken in
  * the order of the list, first free first, and so are addresses in the save memory: the same in every step.
+ *
+ * The two actions of a pair run one after the other, or in turn (pair.h).
  */
 #ifndef MEGATRAIN_ENGINE_EXECUTOR_H
 #define MEGATRAIN_ENGINE_EXECUTOR_H
 
+#include "engine/pair.h"
 #include "engine/save_heap.h"
 #include "model/model.h"
 #include "pipeline/schedule.h"
@@ -55,10 +58,10 @@ typedef struct {
     const ExecutorStage *stage;
     ExecutorSlot *slot;
     Boundary in, out; /* the action's buffers for this unit */
+    Ctx *ctx;         /* of the stage and the slot */
 } ExecutorUnit;
 
-/* What computes a unit: the layers of its stage, or in a test of the order of things something that only takes time.
- * e->ctx is that of the stage and the slot. */
+/* What computes a unit: the layers of its stage, or in a test of the order of things something that only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
     Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the input half alone */
@@ -85,6 +88,8 @@ struct Executor {
     ExecutorStage *stages;
     int stage_count;
     Ctx ctx;
+    Event moved; /* its rows */
+    Pair pair;   /* opened by whoever wants pairs to run in turn (pair_open) */
     Comm *pp;
     Tensor sums; /* [3] i64, ops.def loss_sum */
     ExecutorHooks hooks;
@@ -100,7 +105,8 @@ struct Executor {
     bool training; /* dropout on, saves are kept; else every F ends the unit */
     int units;     /* of a list that are run, what later ones need being left out; 0: all */
     int64_t runs;  /* of lists so far */
-    /* [actions of a step's list] when each ran, by clock_s, of a group its first; NULL: nobody asks */
+    /* [actions of a step's list] when each ran, by clock_s, of a group its first, of a pair in turn both from the begin
+     * to the end of the pair; NULL: nobody asks */
     Span *times;
 };
 
@@ -108,11 +114,11 @@ struct Executor {
 Err executor_init(Executor *e, SetupArena *setup);
 /* Records and replays from now on (single rank, one stage, a device that can). */
 Err executor_use_graphs(Executor *e, SetupArena *setup);
-/* Owns: what the two took beside setup memory. */
+/* Owns: what the two, and pair_open, took beside setup memory. */
 void executor_release(Executor *e);
 
-/* Points the context at a stage and one of its slots. */
-Ctx *executor_enter(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
+/* Points a context at a stage and one of its slots. */
+void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot);
 /* Save memory for a slot, and back. ERR_MEMORY. */
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);

@@ -35,7 +35,8 @@ static bool walked(const Walk *w, const Action *a)
     return !group || (a->replica == w->replica && group == w->other);
 }
 
-/* Walked actions of `all` into `out`, groups of messages closed again. */
+/* Walked actions of `all` into `out`, groups of messages closed again, and pairs, of which as a rule one half is
+ * walked, taken apart: what a forward takes does not depend on whether it is in one (pair.h). */
 static void filter(const Walk *w, const ActionList *all, ActionList *out)
 {
     *out = (ActionList){ .action = out->action, .buffers = all->buffers };
@@ -45,6 +46,7 @@ static void filter(const Walk *w, const ActionList *all, ActionList *out)
         else if (out->count && action_is_message(a->kind) && !(a->flags & ACTION_MORE))
             out->action[out->count - 1].flags &= (uint8_t)~ACTION_MORE;
     }
+    for (int i = 0; i < out->count; i++) out->action[i].flags &= (uint8_t)~ACTION_PAIR;
 }
 
 static int largest_action(const ActionList *l)
@@ -297,6 +299,7 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
                              .save = UNLIMITED_SAVES,
                              .save_region = { UNLIMITED_SAVES / 2 },
                              .scratch = UNLIMITED,
+                             .scratch_forward = UNLIMITED / 2,
                              .staging = UNLIMITED };
     for (int i = 0; i < PARTS_STAGES; i++)
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;

@@ -216,6 +216,8 @@ static Err open_executor(Trainer *t)
     for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
     TRY(open_buffers(t));
     TRY(executor_init(e, &t->setup));
+    if (t->spec.overlap_moe && !t->spec.forward_only && t->world->tp_ep.size > 1)
+        TRY(pair_open(&e->pair, &t->scratch_forward));
     return open_heaps(t, slots);
 }
 
@@ -322,7 +324,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     const BatchSpec batch = batch_spec(t);
     void *step_values;
     TRY(alloc_arena(t, &t->state, "state", limits->state));
-    TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch));
+    TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch - limits->scratch_forward));
+    TRY(alloc_arena(t, &t->scratch_forward, "scratch of forwards", limits->scratch_forward));
     TRY(alloc_arena(t, &t->save, "saves", limits->save));
     TRY(open_stores(t));
     TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
@@ -377,6 +380,7 @@ void trainer_close(Trainer *t)
     executor_release(&t->executor);
     parts_release(&t->parts);
     free_arena(t, &t->save);
+    free_arena(t, &t->scratch_forward);
     free_arena(t, &t->scratch);
     free_arena(t, &t->state);
     if (t->device.ops) device_close(&t->device);
@@ -391,7 +395,8 @@ MemoryPlan trainer_peak(const Trainer *t)
                      .save = e->heap[REGION_I].peak_bytes + e->heap[REGION_W].peak_bytes,
                      .save_region = { e->heap[REGION_I].peak_bytes, e->heap[REGION_W].peak_bytes },
                      .stage_count = e->stage_count,
-                     .scratch = t->scratch.peak_bytes,
+                     .scratch = t->scratch.peak_bytes + t->scratch_forward.peak_bytes,
+                     .scratch_forward = t->scratch_forward.peak_bytes,
                      .workspace = t->device.workspace_bytes,
                      .staging = t->device.staging.peak_bytes };
     for (int i = 0; i < e->buffer_count; i++) p.boundary += tensor_bytes(e->buffers[i]);
@@ -579,7 +584,8 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     e->ctx.dropout_on = false;
     ArenaMark mark = arena_mark(&t->scratch);
     TRY(tensor_new(&t->scratch, &out, t->spec.compute, 1, width));
-    TRY(stage_logits(stage->model, executor_enter(e, stage, s), &s->save, t->kv, out));
+    executor_enter(&e->ctx, stage, s);
+    TRY(stage_logits(stage->model, &e->ctx, &s->save, t->kv, out));
     wide = tensor_reshape(out, width);
     if (t->spec.compute != F32) {
         TRY(tensor_new(&t->scratch, &wide, F32, width));

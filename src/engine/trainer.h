@@ -47,6 +47,7 @@ typedef struct {
     bool zero;            /* optimizer states are cut over dp, and over the replicas of a stage */
     int64_t bucket_bytes; /* of gradients; 0 = one bucket */
     bool overlap_grad, overlap_param;
+    bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */
     uint64_t seed;
     int threads; /* per rank; 0 = all */
     Isa isa;
@@ -78,6 +79,8 @@ typedef struct {
     int stage_count;
     int64_t boundary; /* of state: the boundary buffers */
     int64_t scratch, workspace;
+    /* of scratch: for forwards that may run in turn with a backward (pair.h) */
+    int64_t scratch_forward;
     int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
     int64_t snapshot;       /* a checkpoint's copy of the state, there too */
@@ -136,7 +139,7 @@ typedef struct {
     World *world;
     Device device;
     SetupArena setup;
-    Arena state, scratch;
+    Arena state, scratch, scratch_forward;
     Arena save; /* what the executor's heap is in */
     Parts parts;
     GradStats stats;

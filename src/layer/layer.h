@@ -95,6 +95,7 @@ typedef struct {
     Tensor k, v;
 } KvCache;
 
+/* What the layers of one unit of a stage share while they run. */
 typedef struct {
     Stream *s;
     World *world;
@@ -119,6 +120,10 @@ typedef struct {
     bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
     bool split_backward; /* W runs later: dy of linears must outlive the input half */
     int version;         /* age of the weights to read, in updates */
+    Event *moved;        /* of the call under way that moves rows to their experts or back */
+    /* Called before rows are waited for: in a pair (engine/pair.h) the other half goes on meanwhile. Else NULL. */
+    Err (*other_half)(void *pair);
+    void *pair;
 } Ctx;
 
 int64_t ctx_rows(const Ctx *c); /* R: rows this rank holds outside tensor-parallel regions */

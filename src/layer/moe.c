@@ -16,6 +16,7 @@
  * rows fit wherever they go. Only what the experts gave is kept of a piece, and backward makes the rest again.
  */
 #include "base/int64.h"
+#include "base/trace.h"
 #include "layer/internal.h"
 
 /* ---- what both directions share ---- */
@@ -79,7 +80,7 @@ static Tensor in_use(Tensor rows, Tensor offset)
 
 /*
  * Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there.
- * Begun here, with memory in scratch; done when the stream has waited for the group's pending call.
+ * Begun here, with memory in scratch; done after move_rows_end.
  */
 static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
@@ -101,10 +102,18 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
     void *slots = NULL;
     if (room) TRY(arena_alloc(c->scratch, room, &slots));
     rows.room = slots;
-    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, &group->pending);
+    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moved);
 }
 
-static Err move_rows_end(Ctx *c) { return stream_wait(c->s, &c->world->tp_ep.pending); }
+/* Of a call that was begun with c->moved. In a pair this is where the halves take turns. */
+static Err move_rows_end(Ctx *c)
+{
+    if (c->other_half) TRY(c->other_half(c->pair));
+    trace_begin("wait for rows");
+    Err err = stream_wait(c->s, c->moved);
+    trace_end();
+    return err;
+}
 
 /* Rows [P, D] that come back: `local`, and what their parts come to, in scratch. */
 typedef struct {
@@ -169,11 +178,12 @@ static Err take_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor we
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all, weights = { 0 };
     TRY(tensor_new(c->scratch, &all, x.dtype, group->size * x.dim[0], x.dim[1]));
-    TRY(comm_all_gather(group, c->s, all, x, NULL));
     if (weight.data) {
         TRY(tensor_new(c->scratch, &weights, F32, group->size * x.dim[0], m->topk));
         TRY(comm_all_gather(group, c->s, weights, weight, NULL));
     }
+    TRY(comm_all_gather(group, c->s, all, x, c->moved));
+    TRY(move_rows_end(c));
     TRY(op(c->s, take_rows, .y = in_use(rows, t->owned), .x = all, .choice = t->taken, .weight = weights,
            .topk = m->topk));
     arena_release(c->scratch, mark);

@@ -158,6 +158,14 @@ Err schedule_two_way(const char *name, bool *out)
     return ERR_OK;
 }
 
+Err schedule_pairs(const char *name, bool *out)
+{
+    Schedule s = { 0 };
+    TRY(read_name(&(ScheduleSpec){ .name = name }, &s));
+    *out = s.kind->pairs;
+    return ERR_OK;
+}
+
 Err schedule_versions(const char *name, Versions *out)
 {
     Schedule s = { 0 };

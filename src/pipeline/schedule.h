@@ -156,6 +156,9 @@ void schedule_free(Schedule *s);
 /* Does the schedule hold every stage twice, once for each direction? ERR_CONFIG for an unknown name. */
 Err schedule_two_way(const char *name, bool *out);
 
+/* Does it mark pairs (ACTION_PAIR)? ERR_CONFIG for an unknown name. */
+Err schedule_pairs(const char *name, bool *out);
+
 /* Which weights its units are computed with. ERR_CONFIG for an unknown name. */
 Err schedule_versions(const char *name, Versions *out);
 

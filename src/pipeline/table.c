@@ -104,9 +104,9 @@ const ScheduleKind schedule_table[] = {
     { "chimera-bhalf", generate_chimera_doubled, even_blocks, PLACE_TWO_WAY, .chunks = 1, .unit_div = 2 },
     { "gems", generate_gems, even_ranks, PLACE_TWO_WAY, .chunks = 1 },
     { "hanayo", generate_wave, wave_blocks, PLACE_WAVE, .waves = 1, .aliases = "hanayo-w1-direct" },
-    { "dualpipe", generate_dualpipe, dualpipe_shape, PLACE_TWO_WAY, .chunks = 1 },
+    { "dualpipe", generate_dualpipe, dualpipe_shape, PLACE_TWO_WAY, .chunks = 1, .pairs = true },
     { "dualpipe-serial", generate_dualpipe_serial, dualpipe_shape, PLACE_TWO_WAY, .chunks = 1 },
-    { "dualpipev", generate_dualpipe, two_units_a_rank, PLACE_WAVE, .chunks = 2 },
+    { "dualpipev", generate_dualpipe, two_units_a_rank, PLACE_WAVE, .chunks = 2, .pairs = true },
     { "dualpipev-serial", generate_dualpipe_serial, two_units_a_rank, PLACE_WAVE, .chunks = 2 },
 };
 const int schedule_table_count = sizeof schedule_table / sizeof *schedule_table;

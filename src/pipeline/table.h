@@ -21,6 +21,7 @@ struct ScheduleKind {
     int unit_div;        /* 0: 1 */
     int batches;         /* usual number of an asynchronous schedule; 0: synchronous */
     bool grouped;        /* `group` means something */
+    bool pairs;          /* marks pairs of a forward and a backward (ACTION_PAIR) */
     const char *aliases; /* other names, separated by blanks; NULL: none */
 };
 

@@ -200,6 +200,7 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .bucket_bytes = cfg->parallel.bucket_mb << 20,
                         .overlap_grad = cfg->parallel.overlap_grad,
                         .overlap_param = cfg->parallel.overlap_param,
+                        .overlap_moe = cfg->parallel.overlap_moe,
                         .seed = (uint64_t)cfg->run.seed,
                         .threads = (int)cfg->debug.threads,
                         .isa = isas[cfg->debug.isa],
@@ -209,6 +210,21 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)
                         .poison = cfg->debug.poison,
                         .extra_shift = (int)cfg->debug.extra_shift };
     return check_vocab(out, vocab);
+}
+
+static Err check_pairs(const Config *cfg)
+{
+    const char *name = pipeline_spec(cfg).schedule;
+    bool pairs;
+    if (!cfg->parallel.overlap_moe) return ERR_OK;
+    TRY(schedule_pairs(name, &pairs));
+    if (pairs) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "parallel.overlap_moe=true: schedule '%s' has no micro-batch whose forward runs beside the "
+            "backward of "
+            "another",
+            name);
+    return err_hint("take parallel.schedule=dualpipev or dualpipe, or parallel.overlap_moe=false");
 }
 
 Err grid_spec(const Config *cfg, Grid *out)
@@ -227,6 +243,7 @@ Err grid_spec(const Config *cfg, Grid *out)
                    .ep = cfg->moe.experts ? (int)cfg->parallel.ep : 0,
                    .etp = (int)cfg->parallel.etp };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
+    TRY(check_pairs(cfg));
     TrainSpec s;
     TRY(train_spec(cfg, 0, &s)); /* (of no vocabulary: a pipeline does not depend on it) */
     return trainer_check(&s, *out);

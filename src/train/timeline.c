@@ -287,6 +287,13 @@ typedef struct {
     double mean[ACT_W + 1], units[ACT_W + 1];
 } Means;
 
+/* Did two actions run in turn? How long each took of that time is not known. */
+static bool shared(const Action *a, const Span *span)
+{
+    return a->flags & ACTION_PAIR && span[0].start == span[1].start;
+}
+
+/* (each stage has forwards and backwards outside pairs: its first and its last) */
 static Means means_of(const Timeline *t, int stage)
 {
     const Schedule *s = schedule_of(t);
@@ -294,8 +301,10 @@ static Means means_of(const Timeline *t, int stage)
     for (int r = 0; r < s->ranks; r++)
         for (int i = 0; i < s->rank[r].count; i++) {
             const Action *a = &s->rank[r].action[i];
+            const Span *span = &t->measured.span[r][i];
             if (!action_is_compute(a->kind) || a->stage != stage) continue;
-            m.mean[a->kind] += t->measured.span[r][i].end - t->measured.span[r][i].start;
+            if (shared(a, span) || (i && shared(a - 1, span - 1))) continue;
+            m.mean[a->kind] += span->end - span->start;
             m.units[a->kind] += a->count;
         }
     for (int k = ACT_F; k <= ACT_W; k++)

@@ -5,6 +5,9 @@ LIST is what `megatrain simulate --list` prints of the schedule. In RUN/timeline
 actions of its pipeline rank's list, each once, and those that are no messages in order; an arrow ends for each message received. RUN/timeline.svg has
 a row for each pipeline rank in each of two panels, with a bar for each compute, and states the bubbles that
 RUN/metrics.jsonl has for STEP. Prints what was looked at.
+
+Halves of a pair that ran in turn have a span for each turn. One that goes on after the other's turn waits for its rows then,
+not before: what travelled did so beside the other's ops. Prints how often.
 """
 import json
 import re
@@ -13,8 +16,8 @@ import xml.etree.ElementTree as ET
 from collections import defaultdict
 
 SVG = "{http://www.w3.org/2000/svg}"
-ACTIONS = {"forward", "backward", "input half", "weight half", "send", "receive", "tied embedding", "reduce", "norm",
-           "update"}
+COMPUTES = {"forward", "backward", "input half", "weight half"}
+ACTIONS = COMPUTES | {"send", "receive", "tied embedding", "reduce", "norm", "update"}
 bad = []
 
 
@@ -43,6 +46,24 @@ def inside(span, outer):
     return outer["ts"] <= span["ts"] and span["ts"] + span["dur"] <= outer["ts"] + outer["dur"] + 0.0015
 
 
+def whole_actions(actions, spans, two):
+    """Of computes that were cut into turns the first, and how often rows travelled beside the other half's ops."""
+    whole, seen, beside, before = [], set(), 0, None
+    for action in actions:
+        word = word_of(action, two)
+        if word in seen and before is not None and word_of(before, two) != word:
+            own, other = ([s for s in spans if s["tid"] == turn["tid"] and s is not turn and inside(s, turn)]
+                          for turn in (action, before))
+            waits = own and min(own, key=lambda s: s["ts"])["name"] == "wait for rows"
+            beside += bool(waits and any(s["name"] != "wait for rows" for s in other))
+        if word not in seen:
+            whole.append(action)
+        if action["name"] in COMPUTES:
+            seen.add(word)
+        before = action
+    return whole, beside
+
+
 def check_json(path, lists):
     spans, names, arrows = defaultdict(list), {}, 0
     for event in json.load(open(path)):
@@ -52,7 +73,7 @@ def check_json(path, lists):
             names[event["pid"]] = event["args"]["name"]
         arrows += event["ph"] == "f"
     two = any("UPDATE.s" in word for words in lists for word in words)
-    received = 0
+    received = beside = ran = 0
     for pid, name in names.items():
         match = re.fullmatch(r"pp (\d+), tp \d+, dp \d+", name)
         if not match:
@@ -64,7 +85,10 @@ def check_json(path, lists):
             bad.append(f"{name} has no step")
         for step in steps:
             actions = [s for s in spans[pid] if s["name"] in ACTIONS and "args" in s and inside(s, step)]
-            got = [word_of(s, two) for s in sorted(actions, key=lambda s: s["ts"])]
+            actions, turns = whole_actions(sorted(actions, key=lambda s: s["ts"]), spans[pid], two)
+            got = [word_of(s, two) for s in actions]
+            beside += turns
+            ran += 1
             want = listed
             received += sum(word.startswith("RECV") for word in got)
             if sorted(got) != sorted(want):
@@ -77,7 +101,8 @@ def check_json(path, lists):
                            f"list: {want[at:at + 3]}")
     if arrows != received:
         bad.append(f"{arrows} arrows for {received} messages")
-    print(f"processes: {len(names)}, messages: {received}")
+    print(f"processes: {len(names)}, messages: {received}, "
+          f"rows beside the other half: {beside * len(names) // max(ran, 1)} a step")
 
 
 def check_svg(run, lists, step):
