@@ -615,7 +615,6 @@ TEST(latent_attention)
         { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
         { MLA "model.bias=true", "biases beside latent attention" },
         { MLA "model.qk_norm=true", "norms of its own" },
-        { MLA "model.sinks=true", "sinks beside latent attention" },
         { MLA "model.attention_gate=true", "a gate beside latent attention" },
         { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
         { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },

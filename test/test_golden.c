@@ -495,6 +495,7 @@ TEST(gptossfull_run) { against_torch("gptossfull", false, false); }
 TEST(qwen3next_layout) { against_torch("qwen3next", true, false); }
 TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
 TEST(mla_layout) { against_torch("mla", true, false); }
+TEST(mlasinks_layout) { against_torch("mlasinks", true, false); }
 TEST(mla_run) { against_torch("mla", false, false); }
 TEST(deepseekv3_layout) { against_torch("deepseekv3", true, false); }
 TEST(mtp_layout) { against_torch("mtp", true, false); }
@@ -676,6 +677,7 @@ static void check_absorbed(const char *name)
     run_close(&r);
 }
 
+TEST(absorbed_mlasinks) { check_absorbed("mlasinks"); }
 TEST(absorbed_mla) { check_absorbed("mla"); }
 TEST(absorbed_deepseekv3) { check_absorbed("deepseekv3"); }
 

@@ -424,7 +424,7 @@ static void check_mla(MlaSpec s)
 }
 
 TEST(latent_attention) { check_mla((MlaSpec){ .scale = 1 }); }
-TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7 }); }
+TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7, .sinks = true }); }
 TEST(latent_attention_recomputed)
 {
     check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .softcap = 2, .dropout = 0.2f, .recompute = true });

@@ -12,6 +12,12 @@ Err grad_open(Ctx *c, int id, Tensor *acc);
 /* To be called when the op that adds is on the stream. */
 Err grad_added(Ctx *c, int id);
 
+/* A score for each head of the attention of that name. Beside the other scores a sink of 0 is a key that is orthogonal
+ * to all queries. */
+Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id);
+/* lse and delta [B, T, H], as attention_bwd has left them; sink: -1 = none. */
+Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta);
+
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 

@@ -333,6 +333,7 @@ typedef struct {
     MlaWidths width;
     Linear q_a, q, kv_a, kv_b, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
+    int sink;           /* one number a head, or -1 */
     int heads;          /* global */
     int64_t head_chunk; /* heads of a canonical chunk */
     float scale;        /* of products of queries and keys */
@@ -355,9 +356,10 @@ typedef struct {
     MlaWidths width;
     int64_t hidden, window;
     int heads, tp_blocks; /* which divides heads */
-    bool rope, recompute; /* recompute: selectively */
-    bool absorb;          /* generation meets the latents themselves: heads of kv_rank + rope columns */
-    float scale;          /* of scores, besides 1 / sqrt(nope + rope) */
+    bool rope, sinks;
+    bool recompute; /* selectively */
+    bool absorb;    /* generation meets the latents themselves: heads of kv_rank + rope columns */
+    float scale;    /* of scores, besides 1 / sqrt(nope + rope) */
     float std, proj_std, softcap, dropout, norm_eps;
     uint64_t seed;
 } MlaSpec;

@@ -63,6 +63,7 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
     const MlaWidths w = s.width;
     const int64_t H = s.heads;
     *m = (Mla){ .width = w,
+                .sink = -1,
                 .heads = s.heads,
                 .head_chunk = s.heads / s.tp_blocks,
                 .scale = s.scale / sqrtf((float)(w.nope + w.rope)),
@@ -83,6 +84,7 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
     TRY(add_linear(reg, &s, "kv_b",
                    (LinearSpec){ .in = w.kv_rank, .out = H * (w.nope + w.value), .kind = LINEAR_COLUMN },
                    &m->kv_b));
+    if (s.sinks) TRY(sinks_register(reg, s.name, s.heads, &m->sink));
     return add_linear(reg, &s, "proj",
                       (LinearSpec){
                           .in = H * w.value, .out = s.hidden, .kind = LINEAR_ROW, .std = s.proj_std },
@@ -269,7 +271,9 @@ static Err attend(const Call *k, Heads h, Spans k_span, Tensor o, Tensor lse)
                                                       .window = m->window,
                                                       .dropout = ctx_dropout(c, m->dropout, m->dropout_key),
                                                       .head0 = k->H * c->world->tp.rank,
-                                                      .softcap = m->softcap });
+                                                      .softcap = m->softcap,
+                                                      .sink = m->sink < 0 ? (Tensor){ 0 }
+                                                                          : param_value(c, m->sink) });
 }
 
 /* From the latents, o and its log-sum-exp. */
@@ -416,15 +420,14 @@ static Err made(const Call *k, Tensor x, Latents *t, Heads *h)
     return ERR_OK;
 }
 
-/* From go, the gradient of o, those of q, k and v: d has room for them. */
+/* From go, the gradient of o, those of q, k and v: d has room for them; and that of the sinks. */
 static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
 {
     const Mla *m = k->m;
     Ctx *c = k->c;
     Tensor delta;
     TRY(tensor_new(c->scratch, &delta, F32, k->B, k->T, k->H));
-    return context_attention_bwd(c,
-                                 (attention_bwd_args){ .dq = by_sample(k, d.q),
+    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(k, d.q),
                                                        .dk = by_sample(k, d.k),
                                                        .dv = by_sample(k, d.v),
                                                        .go = by_sample(k, go),
@@ -446,7 +449,8 @@ static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
                                                        .chunk = 1,
                                                        .leaf = c->canon.query_leaf,
                                                        .positions = c->batch->seq,
-                                                       .softcap = m->softcap });
+                                                       .softcap = m->softcap }));
+    return sinks_backward(c, m->sink, save_get(c, k->save->lse), delta);
 }
 
 /* Through a latent's norm: dx, maybe columns of something wider, from dy. */

@@ -32,6 +32,7 @@ static Err register_latent(Block *b, ParamRegistry *reg, const ModelSpec *s, con
                                    .tp_blocks = s->tp_blocks,
                                    .rope = layer_pattern_at(&s->rope.layers, layer),
                                    .recompute = s->recompute == RECOMPUTE_SELECTIVE,
+                                   .sinks = s->sinks,
                                    .absorb = s->latent.absorb,
                                    .scale = s->latent.scale,
                                    .std = s->init_std,

@@ -67,10 +67,11 @@ QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
 # All of gpt-oss: biases of its linears, of the router and of the experts too, and the clamped activation, with a limit
 # that numbers of this size reach.
 GPTOSSFULL = dict(GPTOSS, bias=True, limit=0.5)
-# Latent attention: without a latent for queries; and what DeepSeek-V3 has besides, experts, YaRN with a scale of scores
-# and a module of multi-token prediction.
+# Latent attention: without a latent for queries, also with sinks; and what DeepSeek-V3 has besides, experts, YaRN with a
+# scale of scores and a module of multi-token prediction.
 MLA = dict(LLAMA, qk_norm=False, kv_heads=4, head_dim=10, window=[7, 0], mla=dict(
     q_rank=0, kv_rank=20, nope=6, rope=4, value=9, mscale_all=0.0))
+MLASINKS = dict(MLA, layers=1, window=[7], rope=[1], sinks=True)
 DEEPSEEKV3 = dict(DEEPSEEK, head_dim=14, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=16, topk=4, groups=4, group_topk=2), mla=dict(
     q_rank=17, kv_rank=19, nope=6, rope=8, value=10, mscale_all=1.0), rope_scaling=dict(
@@ -80,7 +81,8 @@ MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
 MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
 GRADIENTS_ONLY = ("mtp", "mtp2", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
-                  "qwen3next", "mla", "deepseekv3", "gptossfull")  # no final weights
+                  "qwen3next", "mla", "deepseekv3", "gptossfull",
+                  "mlasinks")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -145,6 +147,8 @@ def shapes(m):
         linear(p + "kv_a", a["kv_rank"] + a["rope"], D)
         norm(p + "kv_a_norm", a["kv_rank"], True)
         linear(p + "kv_b", m["heads"] * (a["nope"] + a["value"]), a["kv_rank"])
+        if m.get("sinks"):
+            out.append((p + "sinks", (m["heads"],)))
         linear(p + "proj", D, m["heads"] * a["value"])
 
     def block(p, i):
@@ -454,7 +458,8 @@ def main():
         ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
         ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
-        ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL))]
+        ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
+        ("mlasinks", MLASINKS))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
