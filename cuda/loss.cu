@@ -4,6 +4,7 @@
  *   xent_stats  per row and block of `block` columns: m = max l, s = sum exp(l - m)
  *   xent_loss   per row: M = max m, S = sum of s exp(m - M), loss = log S + M - l[target]
  *   xent_bwd    l <- (exp(l - M) / S - onehot) * scale, in place
+ *   xent_row    all three of a row, where one rank has all columns
  *   loss_sum    fixed-point sum, count, and whether all are finite
  *
  * Mapping   xent_stats: a thread block per (row, block of columns), up to 512 threads; a thread keeps a running
@@ -11,9 +12,11 @@
  *           thread block per 1024 packs of a row, 4 packs a thread. Rows may begin anywhere: columns before the
  *           first 16-byte boundary and after the last are taken one by one.
  *           xent_loss: a thread per row, blocks of all ranks in ascending order. loss_sum: integers, so the
- *           order of its atomics does not matter.
+ *           order of its atomics does not matter. xent_row: a thread block of up to 1024 per row, which it reads as
+ *           xent_stats does, in one block of columns, and then again for the gradient: from L2, which holds the rows
+ *           under way (264 of 100 KB, 27 MB, with 50,304 columns of bf16 on 132 multiprocessors).
  * Traffic   a logit of bf16 is read by xent_stats (2 bytes), read and written by xent_bwd (4): for 8,192 rows of
- *           50,304 columns 0.82 GB, 192 us, and 1.65 GB, 383 us, at 4.3 TB/s. One exp and about 7 (stats), 11
+ *           50,304 columns 0.82 GB, 192 us, and 1.65 GB, 383 us, at 4.3 TB/s; by xent_row, 1.65 GB in all. One exp and about 7 (stats), 11
  *           (bwd) instructions a logit, of 13 and 27 that fit beside the traffic: bound by memory. xent_loss and
  *           loss_sum move 8 R J + 12 bytes a row, a few microseconds.
  * Bad rows  as on the CPU: a NaN or +Inf logit, or a block of nothing but -Inf, makes S NaN; the loss is then not
@@ -23,7 +26,7 @@
 #include "kernel.cuh"
 
 constexpr int XENT_PACKS = 4;
-constexpr int STATS_THREADS_MOST = 512, BWD_THREADS = 256, BWD_BLOCK = BWD_THREADS * XENT_PACKS;
+constexpr int STATS_THREADS_MOST = 512, ROW_THREADS_MOST = 1024, BWD_THREADS = 256, BWD_BLOCK = BWD_THREADS * XENT_PACKS;
 constexpr int ROW_THREADS = 128, SUM_THREADS = 256, SUM_BLOCKS_MOST = 64;
 
 /* A loss beyond this many nats counts as not finite: 2^16 * 2^LOSS_FIXED_BITS * 2^19 tokens fit an int64. */
@@ -85,22 +88,9 @@ template <class T> __device__ __forceinline__ Softmax softmax_block(Softmax s, f
     return all;
 }
 
-struct StatsArgs {
-    Rows<float> block_max, block_sum;
-    float *target_logit;
-    const int32_t *target;
-    RowCount rows;
-    int64_t J, block, used, first;
-};
-
-template <class T>
-__global__ void __launch_bounds__(STATS_THREADS_MOST) xent_stats_kernel(StatsArgs a, Rows<const T> logits)
+/* This thread's share of n logits from l on, as `cut` has them. */
+template <class T> __device__ __forceinline__ Softmax softmax_part(const T *l, const PackCut<T> &cut)
 {
-    SHARED(float, part, [STATS_THREADS_MOST / WARP]);
-    const int64_t row = blockIdx.x / a.J, j = blockIdx.x % a.J, at = j * a.block, left = a.used - at;
-    if (row >= rows_in_use(a.rows)) return;
-    const T *l = logits.at(row) + at;
-    const PackCut<T> cut(l, left < 0 ? 0 : left < a.block ? left : a.block);
     Softmax s = { -INFINITY, 0.0f };
     for (int64_t i = threadIdx.x; i < cut.packs; i += XENT_PACKS * blockDim.x) {
         T v[XENT_PACKS * Pack<T>::COUNT];
@@ -117,7 +107,26 @@ __global__ void __launch_bounds__(STATS_THREADS_MOST) xent_stats_kernel(StatsArg
         const T v[1] = { l[cut.single(threadIdx.x)] };
         softmax_add(&s, v);
     }
-    s = softmax_block<T>(s, part);
+    return s;
+}
+
+struct StatsArgs {
+    Rows<float> block_max, block_sum;
+    float *target_logit;
+    const int32_t *target;
+    RowCount rows;
+    int64_t J, block, used, first;
+};
+
+template <class T>
+__global__ void __launch_bounds__(STATS_THREADS_MOST) xent_stats_kernel(StatsArgs a, Rows<const T> logits)
+{
+    SHARED(float, part, [STATS_THREADS_MOST / WARP]);
+    const int64_t row = blockIdx.x / a.J, j = blockIdx.x % a.J, at = j * a.block, left = a.used - at;
+    if (row >= rows_in_use(a.rows)) return;
+    const T *l = logits.at(row) + at;
+    const PackCut<T> cut(l, left < 0 ? 0 : left < a.block ? left : a.block);
+    const Softmax s = softmax_block<T>(softmax_part(l, cut), part);
     if (threadIdx.x != 0) return;
     a.block_max.at(row)[j] = s.max;
     a.block_sum.at(row)[j] = left > 0 ? s.sum : 0.0f;
@@ -127,11 +136,11 @@ __global__ void __launch_bounds__(STATS_THREADS_MOST) xent_stats_kernel(StatsArg
     }
 }
 
-/* Threads for `block` columns: all packs in one go where 512 are enough, and one for each that stands alone. */
-template <class T> static unsigned stats_threads(int64_t block)
+/* Threads for `block` columns: all packs in one go where `most` are enough, and one for each that stands alone. */
+template <class T> static unsigned stats_threads(int64_t block, int most)
 {
     const int64_t n = ceil_div(ceil_div(block, XENT_PACKS * Pack<T>::COUNT), WARP) * WARP;
-    return static_cast<unsigned>(n < STATS_THREADS_MOST ? n : STATS_THREADS_MOST);
+    return static_cast<unsigned>(n < most ? n : most);
 }
 
 extern "C" Err cuda_xent_stats(Stream *s, const xent_stats_args *a)
@@ -147,8 +156,8 @@ extern "C" Err cuda_xent_stats(Stream *s, const xent_stats_args *a)
                              columns_used(V, a->first, a->vocab),
                              a->first };
     const unsigned grid = grid_blocks(N * J);
-    DISPATCH(a->logits.dtype, LAUNCH((xent_stats_kernel<T>), grid, stats_threads<T>(a->block), 0, cuda_stream(s), args,
-                                     rows_of<const T>(a->logits)));
+    DISPATCH(a->logits.dtype, LAUNCH((xent_stats_kernel<T>), grid, stats_threads<T>(a->block, STATS_THREADS_MOST), 0,
+                                     cuda_stream(s), args, rows_of<const T>(a->logits)));
     return ERR_OK;
 }
 
@@ -161,6 +170,13 @@ struct LossArgs {
     RowCount rows;
     int64_t N, R, J;
 };
+
+/* -log of the target's probability. */
+__device__ __forceinline__ float nats_of(float max, float sum, float target_logit)
+{
+    const double below = static_cast<double>(max) - static_cast<double>(target_logit);
+    return static_cast<float>(log(static_cast<double>(sum)) + below);
+}
 
 __global__ void __launch_bounds__(ROW_THREADS) xent_loss_kernel(LossArgs a)
 {
@@ -177,8 +193,7 @@ __global__ void __launch_bounds__(ROW_THREADS) xent_loss_kernel(LossArgs a)
     }
     a.row_max[n] = max;
     a.row_sum[n] = sum;
-    const double nats = log(static_cast<double>(sum)) + (static_cast<double>(max) - static_cast<double>(target_logit));
-    a.loss[n] = a.target[n] >= 0 ? static_cast<float>(nats) : 0.0f;
+    a.loss[n] = a.target[n] >= 0 ? nats_of(max, sum, target_logit) : 0.0f;
 }
 
 extern "C" Err cuda_xent_loss(Stream *s, const xent_loss_args *a)
@@ -252,6 +267,28 @@ template <class T> __device__ __forceinline__ T logit_grad(const GradRow &r, T l
     return from_float<T>(column < r.words ? g : 0.0f);
 }
 
+/* Packs begin + thread, + threads + thread, ...: XENT_PACKS of them a thread; with the first the single ones. */
+template <class T>
+__device__ __forceinline__ void grad_packs(T *l, const PackCut<T> &cut, const GradRow &r, int64_t begin, int threads)
+{
+    T *first = l + cut.head + (begin + threadIdx.x) * Pack<T>::COUNT;
+    Pack<T> p[XENT_PACKS];
+    for (int u = 0; u < XENT_PACKS; u++) {
+        const int64_t q = begin + u * threads + threadIdx.x;
+        if (q < cut.packs) p[u] = load16(first + u * threads * Pack<T>::COUNT);
+    }
+    for (int u = 0; u < XENT_PACKS; u++) {
+        const int64_t q = begin + u * threads + threadIdx.x, column = cut.head + q * Pack<T>::COUNT;
+        if (q >= cut.packs) continue;
+        for (int k = 0; k < Pack<T>::COUNT; k++) p[u].v[k] = logit_grad(r, p[u].v[k], column + k);
+        store16_global(first + u * threads * Pack<T>::COUNT, p[u]);
+    }
+    if (begin == 0 && static_cast<int>(threadIdx.x) < cut.head + cut.tail) {
+        const int64_t column = cut.single(threadIdx.x);
+        l[column] = logit_grad(r, l[column], column);
+    }
+}
+
 template <class T> __global__ void __launch_bounds__(BWD_THREADS) xent_bwd_kernel(BwdArgs a, Rows<T> logits)
 {
     const int64_t row = blockIdx.x / a.parts, begin = blockIdx.x % a.parts * BWD_BLOCK;
@@ -259,23 +296,7 @@ template <class T> __global__ void __launch_bounds__(BWD_THREADS) xent_bwd_kerne
     T *l = logits.at(row);
     const GradRow r = { a.row_max[row], 1.0f / a.row_sum[row], a.step->loss_scale * a.weight,
                         a.target[row] >= 0 ? a.used : 0, a.target[row] - a.first };
-    const PackCut<T> cut(l, a.V);
-    T *first = l + cut.head + (begin + threadIdx.x) * Pack<T>::COUNT;
-    Pack<T> p[XENT_PACKS];
-    for (int u = 0; u < XENT_PACKS; u++) {
-        const int64_t q = begin + u * BWD_THREADS + threadIdx.x;
-        if (q < cut.packs) p[u] = load16(first + u * BWD_THREADS * Pack<T>::COUNT);
-    }
-    for (int u = 0; u < XENT_PACKS; u++) {
-        const int64_t q = begin + u * BWD_THREADS + threadIdx.x, column = cut.head + q * Pack<T>::COUNT;
-        if (q >= cut.packs) continue;
-        for (int k = 0; k < Pack<T>::COUNT; k++) p[u].v[k] = logit_grad(r, p[u].v[k], column + k);
-        store16_global(first + u * BWD_THREADS * Pack<T>::COUNT, p[u]);
-    }
-    if (begin == 0 && static_cast<int>(threadIdx.x) < cut.head + cut.tail) {
-        const int64_t column = cut.single(threadIdx.x);
-        l[column] = logit_grad(r, l[column], column);
-    }
+    grad_packs(l, PackCut<T>(l, a.V), r, begin, BWD_THREADS);
 }
 
 extern "C" Err cuda_xent_bwd(Stream *s, const xent_bwd_args *a)
@@ -294,5 +315,45 @@ extern "C" Err cuda_xent_bwd(Stream *s, const xent_bwd_args *a)
     const unsigned grid = grid_blocks(N * args.parts);
     DISPATCH(a->logits.dtype,
              LAUNCH((xent_bwd_kernel<T>), grid, BWD_THREADS, 0, cuda_stream(s), args, rows_of<T>(a->logits)));
+    return ERR_OK;
+}
+
+/* ---- all three ---- */
+
+struct RowArgs {
+    float *loss;
+    const int32_t *target;
+    const StepValues *step;
+    RowCount rows;
+    int64_t V, used; /* columns; those that are words */
+    float weight;
+};
+
+template <class T> __global__ void __launch_bounds__(ROW_THREADS_MOST) xent_row_kernel(RowArgs a, Rows<T> logits)
+{
+    SHARED(float, part, [ROW_THREADS_MOST / WARP]);
+    const int64_t row = blockIdx.x;
+    if (row >= rows_in_use(a.rows)) return;
+    T *l = logits.at(row);
+    const int64_t target = a.target[row];
+    const float own = target >= 0 && target < a.used ? to_float(l[target]) : 0.0f;
+    /* (its barriers stand between what is read here and what is written below) */
+    const Softmax s = softmax_block<T>(softmax_part<T>(l, PackCut<T>(l, a.used)), part);
+    if (threadIdx.x == 0) a.loss[row] = target >= 0 ? nats_of(s.max, s.sum, own) : 0.0f;
+    const GradRow r = { s.max, 1.0f / s.sum, a.step->loss_scale * a.weight, target >= 0 ? a.used : 0, target };
+    const PackCut<T> cut(l, a.V);
+    const int threads = blockDim.x;
+    for (int64_t begin = 0; begin == 0 || begin < cut.packs; begin += threads * XENT_PACKS)
+        grad_packs(l, cut, r, begin, threads);
+}
+
+extern "C" Err cuda_xent_row(Stream *s, const xent_row_args *a)
+{
+    const int64_t V = a->logits.dim[1];
+    const RowArgs args = { data_of<float>(a->loss), data_of<const int32_t>(a->target), a->step,
+                           row_count(a->loss, a->logits), V, columns_used(V, 0, a->vocab), a->weight };
+    DISPATCH(a->logits.dtype, LAUNCH((xent_row_kernel<T>), grid_blocks(a->logits.dim[0]),
+                                     stats_threads<T>(V, ROW_THREADS_MOST), 0, cuda_stream(s), args,
+                                     rows_of<T>(a->logits)));
     return ERR_OK;
 }

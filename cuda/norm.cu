@@ -3,21 +3,21 @@
  *
  *   fwd   xhat = (x - mean) * rstd,  y = xhat * w + b;  x may be a residual sum, made here (residual.cuh)
  *   bwd   g = dy * w,  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))       RMSNorm: without mean(g)
- *         dw += sum_n dy * xhat,  db += sum_n dy
+ *         dw += sum_n dy * xhat,  db += sum_n dy,  dsum += sum_n dx (the gradient of a bias in the sum that x is)
  *
  * Mapping   8 lanes, a warp or a block to a row, by its width (RowPart). Rows are taken as packs of 16 bytes and
  *           stay in registers where they fit; rows of 1,024 to 2,048 columns (bf16; fp32 half of that) are read
  *           again from L1; rows that are not aligned, or wider than 16,384, element by element.
  *           bwd: a block takes a slice of rows, 8 or 32 at a time, and after each such handful adds its columns
- *           to dw and db while L1 has them; a second kernel adds the slices. Rows of more than 256 packs leave
- *           dw and db to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
+ *           to dw, db and dsum while L1 and L2 have them; a second kernel adds the slices. Rows of more than 256 packs
+ *           leave the sums to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
  * Traffic   bytes per element with bf16, and the time for 65,536 x 768 at 4.3 TB/s:
  *             fwd   read x, write y                   4     47 us
  *             residual_norm_fwd  read residual, x, write sum, y    8    94 us    (apart 10)
  *             bwd   read x, dy, dx, write dx          8     94 us    (rows of more than 256 packs: 12)
  *           the slices' sums add 2%. Adding to the residual stream's gradient is part of bwd: no pass of its own.
  *           8 and 16 FLOP an element: bound by memory. w and b come from L1.
- * Needs     any D (bwd: below a million); 16-byte aligned rows for full speed. Workspace: 9 MiB.
+ * Needs     any D (bwd: below a million); 16-byte aligned rows for full speed. Workspace: 13 MiB.
  * Source    Ba et al. 2016 (LayerNorm), Zhang & Sennrich 2019 (RMSNorm).
  */
 #include "residual.cuh"
@@ -257,7 +257,9 @@ extern "C" Err cuda_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a
     return ERR_OK;
 }
 
-/* ---- dw and db: sums over the rows of a slice ---- */
+/* ---- dw, db and dsum: sums over the rows of a slice ---- */
+
+constexpr int NORM_SUMS = 3;
 
 /*
  * The block's threads lie `across` packs of columns (a power of two) by NORM_THREADS / across rows, taken in
@@ -265,7 +267,7 @@ extern "C" Err cuda_residual_norm_fwd(Stream *s, const residual_norm_fwd_args *a
  */
 template <class T, bool WIDE> struct GradSums {
     static constexpr int COUNT = Pack<T>::COUNT;
-    float sum[2][COUNT]; /* dw, db */
+    float sum[NORM_SUMS][COUNT]; /* dw, db, dsum */
     int across, row, column, left;
 
     __device__ __forceinline__ void start(int packs_across, int first_column, int D)
@@ -274,7 +276,16 @@ template <class T, bool WIDE> struct GradSums {
         row = threadIdx.x / across;
         column = first_column + threadIdx.x % across * COUNT;
         left = D - column;
-        for (int i = 0; i < 2 * COUNT; i++) sum[i / COUNT][i % COUNT] = 0;
+        for (int i = 0; i < NORM_SUMS * COUNT; i++) sum[i / COUNT][i % COUNT] = 0;
+    }
+    __device__ __forceinline__ void add_results(Rows<const T> dx, int64_t begin, int64_t end)
+    {
+        if (left <= 0) return;
+#pragma unroll 4
+        for (int64_t n = begin + row; n < end; n += NORM_THREADS / across) {
+            const Pack<T> v = load_pack<T, WIDE>(dx.at(n) + column, left);
+            for (int i = 0; i < COUNT; i++) sum[2][i] += to_float(v.v[i]);
+        }
     }
     __device__ __forceinline__ void add(Rows<const T> dy, Rows<const T> x, NormStats stats, int64_t begin,
                                         int64_t end)
@@ -292,13 +303,14 @@ template <class T, bool WIDE> struct GradSums {
             }
         }
     }
-    /* to: the slice's [dw, db][D], from the block's first column on; `columns` of them are left. */
-    __device__ __forceinline__ void finish(float *to, int D, int columns)
+    /* to: the slice's [dw, db, dsum][D], from the block's first column on; `columns` of them are left. */
+    __device__ __forceinline__ void finish(float *to, int D, int columns, int wanted)
     {
         SHARED(float, sums, [NORM_THREADS * Pack<T>::COUNT]);
         const int tile = across * COUNT;
-        for (int which = 0; which < 2; which++) {
-            for (int i = 0; i < COUNT; i++) sums[threadIdx.x * COUNT + i] = sum[which][i];
+        for (int which = 0; which < wanted; which++) {
+            for (int i = 0; i < COUNT; i++)
+                sums[threadIdx.x * COUNT + i] = which == 0 ? sum[0][i] : which == 1 ? sum[1][i] : sum[2][i];
             __syncthreads();
             for (int c = threadIdx.x; c < tile && c < columns; c += NORM_THREADS) {
                 float total = 0;
@@ -310,45 +322,56 @@ template <class T, bool WIDE> struct GradSums {
     }
 };
 
-/* Where the slices' sums go: partial[slice][dw, db][D]. */
+/* Where the slices' sums go: partial[slice][dw, db, dsum][D]. */
 struct NormSlices {
     float *partial; /* NULL: not summed by this kernel */
     int64_t rows;   /* of a slice */
     int count, across;
+    int wanted;     /* 2; with dsum 3 */
 };
 
 /* blockIdx: slice, tile of columns. */
 template <class T, bool WIDE>
 __global__ void __launch_bounds__(NORM_THREADS)
-    norm_grad_kernel(NormSlices to, Rows<const T> dy, Rows<const T> x, NormStats stats, RowCount count, int D)
+    norm_grad_kernel(NormSlices to, Rows<const T> dx, Rows<const T> dy, Rows<const T> x, NormStats stats,
+                     RowCount count, int D)
 {
     const int64_t rows = rows_in_use(count), begin = blockIdx.x * to.rows;
+    const int64_t end = begin + to.rows < rows ? begin + to.rows : rows;
     const int first = blockIdx.y * to.across * Pack<T>::COUNT;
     GradSums<T, WIDE> sums;
     sums.start(to.across, first, D);
-    sums.add(dy, x, stats, begin, begin + to.rows < rows ? begin + to.rows : rows);
-    sums.finish(to.partial + blockIdx.x * 2 * static_cast<int64_t>(D) + first, D, D - first);
+    sums.add(dy, x, stats, begin, end);
+    if (to.wanted > 2) sums.add_results(dx, begin, end);
+    sums.finish(to.partial + blockIdx.x * to.wanted * static_cast<int64_t>(D) + first, D, D - first, to.wanted);
 }
 
-/* dw and db += sums over slices; 32 columns a block, 16 threads a column. blockIdx.y: dw, db. */
+/* dw, db (may be NULL) and dsum (where there are 3 sums a slice), and whether each holds nothing yet. */
+struct NormGrads {
+    float *to[NORM_SUMS];
+    bool fresh[NORM_SUMS];
+};
+
+/* Each += its sums over slices; 32 columns a block, 16 threads a column. blockIdx.y: which. */
 __global__ void __launch_bounds__(WARP *SUM_THREADS)
-    norm_grad_sum_kernel(float *dw, float *db, const float *partial, int slices, int D)
+    norm_grad_sum_kernel(NormGrads grads, const float *partial, int slices, int wanted, int D)
 {
     SHARED(float, sums, [SUM_THREADS][WARP]);
+    float *to = blockIdx.y == 0 ? grads.to[0] : blockIdx.y == 1 ? grads.to[1] : grads.to[2];
+    const bool fresh = blockIdx.y == 0 ? grads.fresh[0] : blockIdx.y == 1 ? grads.fresh[1] : grads.fresh[2];
     const int column = blockIdx.x * WARP + threadIdx.x;
     float sum = 0;
     if (column < D) {
 #pragma unroll 8
         for (int s = threadIdx.y; s < slices; s += SUM_THREADS)
-            sum += partial[(s * 2 + blockIdx.y) * static_cast<int64_t>(D) + column];
+            sum += partial[(s * wanted + blockIdx.y) * static_cast<int64_t>(D) + column];
     }
     sums[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    if (threadIdx.y > 0 || column >= D) return;
+    if (threadIdx.y > 0 || column >= D || !to) return;
     float total = 0;
     for (int s = 0; s < SUM_THREADS; s++) total += sums[s][threadIdx.x];
-    float *to = blockIdx.y ? db : dw;
-    to[column] += total;
+    to[column] = fresh ? total : to[column] + total;
 }
 
 /* ---- backward ---- */
@@ -407,20 +430,30 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
         pd.load(dy.at(n), used ? D : 0);
         const float rstd = used ? stats.rstd[n] : 0, mean = used && stats.mean ? stats.mean[n] : 0;
         norm_bwd_row(px, pd, dx.at(n), w, mean, rstd, stats.mean != nullptr, D, part);
-        if constexpr (LANES > 0) sums.add(dy, x, stats, first, first + step < end ? first + step : end);
+        if constexpr (LANES > 0) {
+            const int64_t stop = first + step < end ? first + step : end;
+            sums.add(dy, x, stats, first, stop);
+            if (to.wanted > 2) {
+                __syncthreads(); /* dx of these rows is written */
+                sums.add_results(Rows<const T>{ dx.data, dx.ld }, first, stop);
+            }
+        }
     }
-    if constexpr (LANES > 0) sums.finish(to.partial + blockIdx.x * 2 * static_cast<int64_t>(D), D, D);
+    if constexpr (LANES > 0)
+        sums.finish(to.partial + blockIdx.x * to.wanted * static_cast<int64_t>(D), D, D, to.wanted);
 }
 
-/* Slices of at least `least` rows, about `wanted` of them: a matter of the shape alone. */
-static NormSlices norm_slices(Stream *s, int64_t rows, int64_t least, int64_t wanted, int64_t across)
+/* Slices of at least `least` rows, about `slices` of them: a matter of the shape alone. */
+static NormSlices norm_slices(Stream *s, int64_t rows, int64_t least, int64_t slices, int64_t across)
 {
-    NormSlices to = { reinterpret_cast<float *>(s->dev->workspace), ceil_div(rows, wanted), 1,
-                      static_cast<int>(across) };
+    NormSlices to = { reinterpret_cast<float *>(s->dev->workspace), ceil_div(rows, slices), 1,
+                      static_cast<int>(across), 2 };
     to.rows = ceil_div(to.rows > 0 ? to.rows : 1, least) * least;
     to.count = static_cast<int>(positive(ceil_div(rows, to.rows)));
     return to;
 }
+
+static int norm_sums(const norm_bwd_args *a) { return a->dsum.data ? 3 : 2; }
 
 template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *a, bool wide, NormSlices *to)
 {
@@ -428,15 +461,16 @@ template <class T> static void launch_norm_grad(Stream *s, const norm_bwd_args *
     const int64_t across = packs < GRAD_PACKS ? power_of_two(packs) : GRAD_PACKS,
                   tiles = ceil_div(packs, across);
     *to = norm_slices(s, a->x.dim[0], GRAD_ROWS, ceil_div(GRAD_BLOCKS, tiles), across);
+    to->wanted = norm_sums(a);
     const dim3 grid(static_cast<unsigned>(to->count), static_cast<unsigned>(tiles));
-    const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
+    const Rows<const T> dx = rows_of<const T>(a->dx), dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
     const NormStats stats = norm_stats(a->mean, a->rstd);
     const RowCount count = row_count(a->dx, a->dy);
     if (wide)
-        LAUNCH((norm_grad_kernel<T, true>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dy, x, stats, count,
+        LAUNCH((norm_grad_kernel<T, true>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dx, dy, x, stats, count,
                static_cast<int>(D));
     else
-        LAUNCH((norm_grad_kernel<T, false>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dy, x, stats, count,
+        LAUNCH((norm_grad_kernel<T, false>), grid, NORM_THREADS, 0, cuda_stream(s), *to, dx, dy, x, stats, count,
                static_cast<int>(D));
 }
 
@@ -451,15 +485,19 @@ template <class T> struct NormBwd {
         NormSlices to;
         if constexpr (LANES > 0)
             to = norm_slices(s, N, NORM_THREADS / LANES, GRAD_BLOCKS, power_of_two(D / Pack<T>::COUNT));
-        else to = NormSlices{ nullptr, 1, static_cast<int>(positive(N)), 0 };
+        else to = NormSlices{ nullptr, 1, static_cast<int>(positive(N)), 0, 2 };
+        to.wanted = norm_sums(a);
         LAUNCH((norm_bwd_kernel<T, LANES, KEPT, WIDE>), static_cast<unsigned>(to.count),
                static_cast<unsigned>(threads), 0, cuda_stream(s), rows_of<T>(a->dx), rows_of<const T>(a->dy),
                rows_of<const T>(a->x), data_of<const T>(a->w), norm_stats(a->mean, a->rstd), to,
                row_count(a->dx, a->dy), static_cast<int>(D));
         if (LANES == 0) launch_norm_grad<T>(s, a, wide, &to);
-        LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), a->db.data ? 2 : 1),
-               dim3(WARP, SUM_THREADS), 0, cuda_stream(s), data_of<float>(a->dw), data_of<float>(a->db),
-               reinterpret_cast<float *>(s->dev->workspace), to.count, static_cast<int>(D));
+        const NormGrads grads = { { data_of<float>(a->dw), data_of<float>(a->db), data_of<float>(a->dsum) },
+                                  { a->fresh != 0, a->fresh != 0, a->fresh_sum != 0 } };
+        const unsigned which = to.wanted > 2 ? 3 : a->db.data ? 2 : 1;
+        LAUNCH(norm_grad_sum_kernel, dim3(static_cast<unsigned>(ceil_div(D, WARP)), which), dim3(WARP, SUM_THREADS), 0,
+               cuda_stream(s), grads, reinterpret_cast<float *>(s->dev->workspace), to.count, to.wanted,
+               static_cast<int>(D));
     }
 };
 

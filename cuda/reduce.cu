@@ -21,6 +21,7 @@ struct ColumnRuns {
     float *sum; /* [runs, O] */
     RowCount rows;
     int64_t O, runs, run_rows;
+    bool fresh; /* dbias holds nothing yet */
 };
 
 template <class T, bool WIDE>
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(REDUCE_THREADS) bias_grad_sum_kernel(float *db
     if (warp || column >= c.O) return;
     float total = 0;
     for (int w = 0; w < REDUCE_WARPS; w++) total += part[w][lane];
-    dbias[column] += total;
+    dbias[column] = c.fresh ? total : dbias[column] + total;
 }
 
 template <class T> static void launch_runs(Stream *s, Tensor dy, const ColumnRuns &c)
@@ -83,7 +84,7 @@ extern "C" Err cuda_bias_grad(Stream *s, const bias_grad_args *a)
     const int64_t most = fit < RUNS_MOST ? fit : RUNS_MOST, even = ceil_div(N, most);
     const int64_t run_rows = even > RUN_ROWS_LEAST ? even : RUN_ROWS_LEAST;
     const ColumnRuns c = { reinterpret_cast<float *>(s->dev->workspace), row_count(a->dy, a->dy), O,
-                           ceil_div(N, run_rows), run_rows };
+                           ceil_div(N, run_rows), run_rows, a->fresh != 0 };
     DISPATCH(a->dy.dtype, launch_runs<T>(s, a->dy, c));
     LAUNCH(bias_grad_sum_kernel, grid_blocks(ceil_div(O, WARP)), REDUCE_THREADS, 0, cuda_stream(s),
            data_of<float>(a->dbias), c);

@@ -65,7 +65,7 @@ grouped_mma_kernel<.*,2,true>               mma async16
 grouped_mma_kernel<.*,true>                 mma async16 stores16 whole
 grouped_mma_kernel<.*,false>                mma
 xent_stats_kernel                           loads16
-xent_bwd_kernel                             loads16 stores16
+xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
 zero_kernel                                 stores16
 add_acc_kernel                              - neighbours of 4 or 8 bytes a thread, one table a step

@@ -92,7 +92,7 @@ is times "all(o['ms'] > 0 for o in j['rooflines']['ops'])" True
 is products "{o['op'] for o in j['rooflines_autotuned']['ops']} == {'linear_fwd', 'linear_dx', 'linear_dw'}" True
 is bound "{o['bound'] for o in j['rooflines']['ops']} >= {'matrix', 'short'}" True
 is steps "all(j['steps'][0][k] > 0 for k in ('tokens_s', 'ms', 'ms_without_graphs', 'plan_bytes'))" True
-is profile "{'attention_bwd', 'adamw', 'xent_bwd'} <= {o['op'] for o in j['steps'][0]['profile']['ops']}" True
+is profile "{'attention_bwd', 'adamw', 'xent_row'} <= {o['op'] for o in j['steps'][0]['profile']['ops']}" True
 is mixture "{'permute_rows', 'unpermute_bwd', 'grouped_fwd', 'grouped_dw'} <= {o['op'] for o in j['steps'][1]['profile']['ops']}" True
 is shares "abs(sum(o['share'] for o in j['steps'][0]['profile']['ops']) - 1) < 1e-6" True
 is loss "j['steps'][0]['last_loss'] < j['steps'][0]['first_loss']" True

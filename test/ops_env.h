@@ -259,4 +259,12 @@ static inline double env_added(const Env *e, Tensor acc, int shift, int64_t row,
         -shift);
 }
 
+/* What it held before. */
+static inline double env_held(const Env *e, Tensor acc, int shift, int64_t row, int64_t i)
+{
+    const char *before = env_before(e, env_row(&acc, row));
+    if (acc.dtype == F32) return (double)((const float *)(const void *)before)[i];
+    return ldexp((double)((const int64_t *)(const void *)before)[i], -shift);
+}
+
 #endif

@@ -298,7 +298,8 @@ TEST(memory_grows_linearly_with_the_sequence)
 }
 
 /* Of a sequence that cp ranks share each keeps its share. A ring takes five parts of 2 cp of the keys and values, those of
- * their gradients among them, beside what attention takes alone; gathered, they are there whole. */
+ * their gradients among them, beside what attention takes alone, and the rank's heads and their gradients are copied
+ * apart from qkv; gathered, they are there whole. */
 TEST(shared_sequences_take_their_share)
 {
     for (int llama = 0; llama < 2; llama++)
@@ -319,8 +320,9 @@ TEST(shared_sequences_take_their_share)
             CHECK_MSG(fabs((double)ring.save / share - 1) < 0.01, "cp %d keeps %lld bytes, one rank %lld", cp,
                       (long long)ring.save, (long long)one.save);
             CHECK(ring.save == gathered.save && ring.save == a2a.save);
-            CHECK_MSG(ring.scratch <= one.scratch / cp + 5 * keys / (2 * cp) + 8192, "cp %d: scratch %lld, one rank %lld",
-                      cp, (long long)ring.scratch, (long long)one.scratch);
+            CHECK_MSG(ring.scratch <= one.scratch / cp + (5 + 3) * keys / (2 * cp) + 8192,
+                      "cp %d: scratch %lld, one rank %lld", cp, (long long)ring.scratch,
+                      (long long)one.scratch);
             CHECK_MSG(gathered.scratch > one.scratch / cp + keys && a2a.scratch <= gathered.scratch, "cp %d: %lld, a2a %lld",
                       cp, (long long)gathered.scratch, (long long)a2a.scratch);
         }

@@ -10,10 +10,11 @@
 
 /* ---- norms ---- */
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_PLAIN = 4, NORM_FRESH = 8, NORM_SUM = 16 };
 
 typedef struct {
-    Tensor x, y, w, b, mean, rstd, dy, dx, dw, db;
+    Tensor x, y, w, b, mean, rstd, dy, dx, dw, db, dsum;
+    int fresh;
 } NormCase;
 
 static double norm_hat(const NormCase *t, int64_t n, int64_t i)
@@ -61,7 +62,8 @@ static void norm_check_bwd(const Env *e, const NormCase *t, int64_t N, int64_t D
 static void norm_check_grad(const Env *e, const NormCase *t, int64_t N, int64_t D)
 {
     for (int64_t i = 0; i < D; i++) {
-        double dw = 0, db = 0, size = 0;
+        double dw = t->fresh ? -env_held(e, t->dw, 30, 0, i) : 0, db = 0, size = fabs(dw);
+        if (t->fresh && t->db.data) db = -env_held(e, t->db, 33, 0, i);
         for (int64_t n = 0; n < N; n++) {
             dw += (double)env_f(t->dy, n)[i] * norm_hat(t, n, i);
             size += fabs((double)env_f(t->dy, n)[i] * norm_hat(t, n, i));
@@ -69,6 +71,9 @@ static void norm_check_grad(const Env *e, const NormCase *t, int64_t N, int64_t 
         }
         CLOSE(env_added(e, t->dw, 30, i, 0), dw, 10 + size, "dw %d", (int)i);
         if (t->db.data) CLOSE(env_added(e, t->db, 33, i, 0), db, (double)(10 + N), "db %d", (int)i);
+        double dx = t->fresh && t->dsum.data ? -env_held(e, t->dsum, 29, 0, i) : 0;
+        for (int64_t n = 0; n < N; n++) dx += (double)env_f(t->dx, n)[i];
+        if (t->dsum.data) CLOSE(env_added(e, t->dsum, 29, i, 0), dx, 10 + fabs(dx), "dsum %d", (int)i);
     }
 }
 
@@ -80,18 +85,22 @@ static void case_norm(Env *e, const Shape *p)
     NormCase t = { .x = env_in(e, F32, -2, 3, p->N, D), .y = env_out(e, F32, 9, 10, p->N, D),
                    .w = env_in(e, F32, -1, 2, D), .rstd = env_out(e, F32, 9, 10, p->N),
                    .dy = env_in(e, F32, -1, 1, p->N, D), .dx = env_out(e, F32, -1, 1, p->N, D),
-                   .dw = env_out(e, acc, -high, high, D) };
+                   .dw = env_out(e, acc, -high, high, D),
+                   .fresh = p->flags & NORM_FRESH };
     if (p->flags & NORM_MEAN) t.mean = env_out(e, F32, 9, 10, p->N);
     if (p->flags & NORM_BIAS) {
         t.b = env_in(e, F32, -1, 1, D);
         t.db = env_out(e, acc, -high, high, D);
     }
+    if (p->flags & NORM_SUM) t.dsum = env_out(e, acc, -high, high, D);
     Tensor shift_w = env_int(e, 30), shift_b = t.db.data ? env_int(e, 33) : t.db, overflow = env_flag(e);
+    Tensor shift_sum = t.dsum.data ? env_int(e, 29) : t.dsum;
     RUN(e, norm_fwd, .y = t.y, .mean = t.mean, .rstd = t.rstd, .x = env_used(e, t.x), .w = t.w, .b = t.b,
         .eps = 1e-3f);
-    RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dy = env_used(e, t.dy), .x = t.x, .w = t.w,
-        .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b, .overflow = overflow,
-        .leaf = p->a, .room = 10);
+    RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dsum = t.dsum, .dy = env_used(e, t.dy), .x = t.x,
+        .w = t.w, .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b,
+        .shift_sum = shift_sum, .overflow = overflow, .leaf = p->a, .room = 10, .fresh = t.fresh,
+        .fresh_sum = t.fresh);
     if (!e->check) return;
     norm_check_fwd(&t, env_n(e, p->N), D);
     norm_check_bwd(e, &t, env_n(e, p->N), D);
@@ -105,7 +114,9 @@ TEST(norm)
     CASES(case_norm, { 1, 1, 1, 0, all }, { 3, 15, 2, 0, all }, { 4, 16, 4, 0, NORM_MEAN },
           { 7, 17, 3, 0, 0 }, { 5, 33, 8, 0, NORM_BIAS }, { 6, 130, 2, 0, all | NORM_PLAIN },
           { 37, 1030, 16, 0, all }, { 40, 1025, 7, 0, NORM_PLAIN },
-          { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN });
+          { 2, 31, 1, 0, NORM_PLAIN | NORM_MEAN }, { 6, 33, 4, 0, all | NORM_FRESH },
+          { 5, 17, 2, 0, NORM_PLAIN | NORM_FRESH }, { 11, 40, 4, 0, all | NORM_SUM },
+          { 6, 31, 4, 0, NORM_PLAIN | NORM_SUM | NORM_FRESH });
 }
 
 /* ---- residual and dropout ---- */
@@ -556,13 +567,14 @@ TEST(embedding)
 
 static void case_bias_grad(Env *e, const Shape *p)
 {
-    DType acc = p->flags ? F32 : I64;
+    DType acc = p->flags & 1 ? F32 : I64;
+    const int fresh = p->flags & 2;
     Tensor dbias = env_out(e, acc, -10, 10, p->D), dy = env_in(e, F32, -1, 1, p->N, p->D);
     Tensor shift = env_int(e, 40), overflow = env_flag(e);
     RUN(e, bias_grad, .dbias = dbias, .dy = env_used(e, dy), .shift = shift, .overflow = overflow,
-        .leaf = p->a, .room = 8);
+        .leaf = p->a, .room = 8, .fresh = fresh);
     for (int64_t i = 0; e->check && i < p->D; i++) {
-        double want = 0;
+        double want = fresh ? -env_held(e, dbias, 40, 0, i) : 0;
         for (int64_t n = 0; n < env_n(e, p->N); n++) want += (double)env_f(dy, n)[i];
         CHECK_CLOSE(env_added(e, dbias, 40, i, 0), want, acc == F32 ? 1e-5 : 2e-6, "column %d", (int)i);
     }
@@ -571,7 +583,7 @@ static void case_bias_grad(Env *e, const Shape *p)
 TEST(bias_grad)
 {
     CASES(case_bias_grad, { 1, 1, 1 }, { 33, 15, 10 }, { 40, 16, 40 }, { 9, 17, 3, 0, 1 }, { 31, 33, 64 },
-          { 10, 129, 4, 0, 1 }, { 32, 2049, 5 });
+          { 10, 129, 4, 0, 1 }, { 32, 2049, 5 }, { 9, 33, 4, 0, 2 }, { 9, 33, 4, 0, 3 });
 }
 
 /* Leaves cut into calls in any order, and columns cut, give the same integers. */
@@ -662,7 +674,8 @@ static const struct {
     { "join_columns", "test_ops.c" }, { "rope", "test_ops.c" },
     { "attention_fwd", "attention_case.h" }, { "attention_bwd", "attention_case.h" },
     { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },
-    { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "loss_sum", "test_ops_step.c" },
+    { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "xent_row", "test_ops_step.c" },
+    { "loss_sum", "test_ops_step.c" },
     { "grad_stats", "test_ops_step.c" }, { "step_finish", "test_ops_step.c" }, { "adamw", "test_ops_step.c" },
     { "router_fwd", "test_moe_ops.c" }, { "router_bwd", "test_moe_ops.c" }, { "router_count", "test_moe_ops.c" },
     { "router_balance", "test_moe_ops.c" }, { "expert_count", "test_moe_ops.c" }, { "expert_bias", "test_moe_ops.c" },

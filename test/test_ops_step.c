@@ -44,6 +44,37 @@ static void case_xent(Env *e, const Shape *p)
     }
 }
 
+/* The three ops in one: their bits. */
+static void case_xent_row(Env *e, const Shape *p)
+{
+    int64_t N = p->N, V = p->D, J = V / p->a, vocab = V - p->b;
+    Tensor logits = env_out(e, F32, -9, 9, N, V), target = env_in(e, I32, -1.0, (double)vocab, N);
+    Tensor again = env_out(e, F32, 0, 1, N, V), loss = env_out(e, F32, 8, 9, N), want = env_out(e, F32, 8, 9, N);
+    Tensor max = env_out(e, F32, 8, 9, N, J), sum = env_out(e, F32, 8, 9, N, J), at = env_out(e, F32, 8, 9, N);
+    Tensor row_max = env_out(e, F32, 8, 9, N), row_sum = env_out(e, F32, 8, 9, N);
+    Tensor max3 = { max.data, { 1, N, J }, max.ld, 3, F32 }, sum3 = { sum.data, { 1, N, J }, sum.ld, 3, F32 };
+    StepValues step = { .loss_scale = 0.125f };
+    for (int64_t n = 0; n < env_n(e, N); n++)
+        memcpy(env_f(again, n), env_f(logits, n), (size_t)V * sizeof(float));
+    RUN(e, xent_row, .loss = loss, .logits = env_used(e, logits), .target = target, .step = &step, .weight = 0.5f,
+        .block = p->a, .vocab = vocab);
+    RUN(e, xent_stats, .block_max = max, .block_sum = sum, .target_logit = at, .logits = env_used(e, again),
+        .target = target, .block = p->a, .vocab = vocab);
+    RUN(e, xent_loss, .loss = env_used(e, want), .row_max = row_max, .row_sum = row_sum, .block_max = max3,
+        .block_sum = sum3, .target_logit = tensor_of(at.data, F32, 1, N), .target = target);
+    RUN(e, xent_bwd, .logits = env_used(e, again), .target = target, .row_max = row_max, .row_sum = row_sum,
+        .step = &step, .weight = 0.5f, .vocab = vocab);
+    for (int64_t n = 0; e->check && n < env_n(e, N); n++) {
+        CHECK_MSG(!memcmp(env_f(logits, n), env_f(again, n), (size_t)V * sizeof(float)), "row %d", (int)n);
+        CHECK_MSG(!memcmp(env_f(loss, n), env_f(want, n), sizeof(float)), "loss %d", (int)n);
+    }
+}
+
+TEST(cross_entropy_by_rows)
+{
+    CASES(case_xent_row, { 1, 1, 1 }, { 5, 20, 5, 3 }, { 9, 64, 32, 1 }, { 6, 48, 16, 20 }, { 3, 4000, 500, 7 });
+}
+
 TEST(cross_entropy)
 {
     CASES(case_xent, { 1, 1, 1 }, { 3, 15, 5 }, { 4, 16, 16 }, { 5, 17, 20 }, { 6, 31, 8 },

@@ -362,6 +362,22 @@ static Err make_xent_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+static Err make_xent_row(Maker *m, AnyArgs *any)
+{
+    xent_row_args *a = &any->xent_row;
+    int64_t N = tokens_of(m), V = m->d->V;
+    StepValues *step;
+    MAKE(loss, 1, UNIFORM, F32, N);
+    TWICE(logits, N, V);
+    MAKE(target, 1, TOKENS, I32, N);
+    TRY(make_step(m, &step));
+    a->step = step;
+    a->weight = 1;
+    a->block = V / VOCAB_BLOCKS;
+    a->vocab = V;
+    return ERR_OK;
+}
+
 static Err make_loss_sum(Maker *m, AnyArgs *any)
 {
     loss_sum_args *a = &any->loss_sum;
@@ -512,6 +528,7 @@ const Case bench_cases[] = {
     CASE(xent_stats, "", NO_SHAPE),
     CASE(xent_loss, "", NO_SHAPE),
     CASE(xent_bwd, "", NO_SHAPE),
+    CASE(xent_row, "", NO_SHAPE),
     CASE(loss_sum, "", NO_SHAPE),
     CASE(grad_stats, "all gradients", NO_SHAPE),
     CASE(step_finish, "", NO_SHAPE),

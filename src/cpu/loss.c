@@ -5,7 +5,8 @@
  * mod 16 loss    m = max m_b,  S = tree of s_b exp(m_b - m) over all blocks in global order, loss = log S +
  * m - l[target] bwd     l <- (exp(l - m) / S - onehot) * scale
  *
- * No probabilities are stored: the backward makes them again. Threads own rows.
+ * No probabilities are stored: the backward makes them again. Threads own rows. xent_row is all three, a row at a time:
+ * the same functions, so the same bits.
  *
  * Traffic per logit: stats reads 4 bytes (its second pass hits the cache, a block being some 25 KB), bwd
  * reads and writes 4; about 20 instructions for 16 logits each.
@@ -174,5 +175,53 @@ static void xent_bwd_part(const void *args, int64_t first, int64_t end)
 Err CPU(xent_bwd)(Stream *s, const xent_bwd_args *a)
 {
     par_rows(s, rows_both(a->logits, a->target), a->logits.dim[1], xent_bwd_part, a);
+    return ERR_OK;
+}
+
+/* ---- all three ---- */
+
+enum { BLOCKS_MOST = 4096 };
+
+static void xent_row_part(const void *args, int64_t first, int64_t end)
+{
+    const xent_row_args *a = args;
+    const int64_t J = a->logits.dim[1] / a->block;
+    float max[BLOCKS_MOST], sum[BLOCKS_MOST], at_target, row_max, row_sum;
+    for (int64_t n = first; n < end; n++) {
+        const Tensor logits = tensor_row_slice(a->logits, n, 1), target = tensor_row_slice(a->target, n, 1);
+        const xent_stats_args stats = { .block_max = tensor_of(max, F32, 1, J),
+                                        .block_sum = tensor_of(sum, F32, 1, J),
+                                        .target_logit = tensor_of(&at_target, F32, 1),
+                                        .logits = logits,
+                                        .target = target,
+                                        .block = a->block,
+                                        .vocab = a->vocab };
+        const xent_loss_args loss = { .loss = tensor_row_slice(a->loss, n, 1),
+                                      .row_max = tensor_of(&row_max, F32, 1),
+                                      .row_sum = tensor_of(&row_sum, F32, 1),
+                                      .block_max = tensor_of(max, F32, 1, 1, J),
+                                      .block_sum = tensor_of(sum, F32, 1, 1, J),
+                                      .target_logit = tensor_of(&at_target, F32, 1, 1),
+                                      .target = target };
+        const xent_bwd_args bwd = { .logits = logits,
+                                    .target = target,
+                                    .row_max = loss.row_max,
+                                    .row_sum = loss.row_sum,
+                                    .step = a->step,
+                                    .weight = a->weight,
+                                    .vocab = a->vocab };
+        xent_stats_part(&stats, 0, 1);
+        xent_loss_part(&loss, 0, 1);
+        xent_bwd_part(&bwd, 0, 1);
+    }
+}
+
+Err CPU(xent_row)(Stream *s, const xent_row_args *a)
+{
+    const int64_t V = a->logits.dim[1], J = a->block > 0 ? V / a->block : 0;
+    if (J < 1 || V % a->block || J > BLOCKS_MOST)
+        return err_set(ERR_SHAPE, "xent_row: '%lld' columns in blocks of '%lld'", (long long)V,
+                       (long long)a->block);
+    par_rows(s, rows_both(a->loss, a->logits), V, xent_row_part, a);
     return ERR_OK;
 }

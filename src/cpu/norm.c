@@ -154,7 +154,18 @@ Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
 {
     NormGrad g = { .a = a, .w = grad_acc(a->dw, a->shift_w, a->room), .rows = rows_both(a->dy, a->x) };
     if (a->db.data) g.b = grad_acc(a->db, a->shift_b, a->room);
+    if (a->fresh) memset(a->dw.data, 0, (size_t)tensor_bytes(a->dw));
+    if (a->fresh && a->db.data) memset(a->db.data, 0, (size_t)tensor_bytes(a->db));
     par_columns(s, a->dy.dim[1], g.rows, norm_grad_part, &g);
     par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], norm_bwd_part, a);
-    return ERR_OK;
+    if (!a->dsum.data) return ERR_OK;
+    bias_grad_args sum = { .dbias = a->dsum,
+                           .dy = a->dx,
+                           .shift = a->shift_sum,
+                           .overflow = a->overflow,
+                           .leaf = a->leaf,
+                           .room = a->room,
+                           .fresh = a->fresh_sum };
+    if (a->dy.rows) sum.dy.rows = a->dy.rows;
+    return CPU(bias_grad)(s, &sum);
 }

@@ -9,8 +9,9 @@
 #include <string.h>
 
 /* field tables: args of op X are read as X_args fields */
-#define T(member, text) { #member, text, offsetof(Args, member), false },
-#define W(member, text) { #member, text, offsetof(Args, member), true },
+#define T(member, text) { #member, text, offsetof(Args, member), true, false },
+#define W(member, text) { #member, text, offsetof(Args, member), false, true },
+#define U(member, text) { #member, text, offsetof(Args, member), true, true },
 #define S(type, name)
 #define OP(op_name, flop_text, args)                                                                \
     static const OpInfo *info_##op_name(void)                                                       \

@@ -44,8 +44,8 @@ struct OpTable {
 /* One tensor argument of an op, as declared. */
 typedef struct {
     const char *name, *dims;
-    int64_t offset; /* of the Tensor in the argument struct */
-    bool written;
+    int64_t offset;     /* of the Tensor in the argument struct */
+    bool read, written; /* both: changed in place */
 } OpField;
 
 typedef struct {

@@ -55,7 +55,9 @@ Err tensor_alloc(Arena *a, Tensor *out, DType dtype, int ndim, const int64_t *di
 Tensor tensor_as(Tensor t, int ndim, const int64_t *dim)
 {
     Tensor r = tensor_view(t.data, t.dtype, ndim, dim);
-    ASSERT(tensor_count(r) == tensor_count(t) && t.ld == t.dim[t.ndim - 1]);
+    const int64_t columns = t.dim[t.ndim - 1];
+    ASSERT(tensor_count(r) == tensor_count(t) && (t.ld == columns || r.ld == columns));
+    if (t.ld != columns) r.ld = t.ld;
     return r;
 }
 

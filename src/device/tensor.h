@@ -51,7 +51,7 @@ Err tensor_alloc(Arena *a, Tensor *out, DType dtype, int ndim, const int64_t *di
     tensor_alloc((arena), (out), (dtype), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                  (const int64_t[]){ __VA_ARGS__ })
 
-/* The same dense memory under another shape (ASSERT: same count, dense). */
+/* The same memory under another shape (ASSERT: same count; dense, or rows of the same length). */
 Tensor tensor_as(Tensor t, int ndim, const int64_t *dim);
 #define tensor_reshape(t, ...)                                                  \
     tensor_as((t), (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \

@@ -100,7 +100,22 @@ static Err fill_further(BatchMaker *m, Stream *s, const Batch *b, int64_t count)
     return ERR_OK;
 }
 
-/* tokens [B][seq + 1] -> the row tensors of a batch. */
+/* One number a position -> one a row: those of the sample's positions that the batch has. Returns the next row. */
+static int32_t *copy_positions(const Batch *b, const int32_t *from, int32_t *to)
+{
+    for (int s = 0; s < 2; to += b->span.count[s++])
+        memcpy(to, from + b->span.first[s], (size_t)b->span.count[s] * sizeof *to);
+    return to;
+}
+
+static void fill_positions(const Batch *b, int32_t *rows)
+{
+    for (int64_t i = 0; i < b->B; i++)
+        for (int s = 0; s < 2; s++)
+            for (int64_t p = 0; p < b->span.count[s]; p++) *rows++ = (int32_t)(b->span.first[s] + p);
+}
+
+/* tokens [B][seq + 1] -> the row tensors of a batch: between two steps, so without a division for each row. */
 Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, int64_t count)
 {
     if (s->dev->is_null) return ERR_OK;
@@ -109,17 +124,18 @@ Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, i
     int64_t *samples = (int64_t *)m->rows;
     memset(m->tokens + count * width, 0, (size_t)((b->B - count) * width) * sizeof *m->tokens);
     for (int shift = 0; shift < 2; shift++) {
-        for (int64_t n = 0; n < N; n++)
-            rows[n] = m->tokens[n / b->T * width + spans_position(b->span, n % b->T) + shift];
+        int32_t *at = rows;
+        for (int64_t i = 0; i < b->B; i++) at = copy_positions(b, m->tokens + i * width + shift, at);
         if (shift && m->spec.mask_eod) leave_out_ends(m, b, rows);
         for (int64_t n = count * b->T; shift && n < N; n++) rows[n] = -1;
         TRY(write_rows(s, shift ? b->target : b->token, rows));
     }
-    for (int64_t n = 0; n < N; n++) rows[n] = (int32_t)spans_position(b->span, n % b->T);
+    fill_positions(b, rows);
     TRY(write_rows(s, b->position, rows));
     if (b->doc.data) TRY(fill_documents(m, s, b));
     if (b->further_token.data) TRY(fill_further(m, s, b, count));
-    for (int64_t n = 0; n < N; n++) samples[n] = first_sample + n / b->T;
+    for (int64_t i = 0; i < b->B; i++)
+        for (int64_t n = 0; n < b->T; n++) samples[i * b->T + n] = first_sample + i;
     TRY(write_rows(s, b->sample, samples));
     for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;
     return write_rows(s, b->samples, samples);

@@ -2,13 +2,17 @@
  * Causal self-attention with grouped queries, heads cut over tp:
  *
  *   qkv = x Wqkv (+ b)      columns lie chunk by chunk: the q heads of a kv head, its k, its v; or a part of them
- *   q, k, v                 split; optional RMSNorm per head; optional rotary positions
+ *   q, k, v                 views of qkv, or split; optional RMSNorm per head; optional rotary positions
  *   o = attention(q, k, v)  online softmax, key blocks in canonical order (device/ops.def); optional cap and sinks
  *   o = o * sigmoid(gate)   optional; the gate is a fourth part of qkv's columns, as wide as q
  *   y = o Wproj             bias added by the residual add
  *
  * Kept for backward: q, k, v after rotation, o, log-sum-exp; with q/k norms also q and k before them, with a gate it
  * and what it leaves of o.
+ *
+ * Where each query head has a kv head of its own, heads lie evenly in the columns of qkv: all that follows reads and
+ * rotates them there, and their gradients are written where those of qkv belong. Otherwise they are copied apart and
+ * back: with grouped queries, with parts of kv heads, and where k and v go to other ranks or into a cache.
  *
  * More ranks than kv heads: the ranks of world->kv, neighbours in tp, share one. Each computes some columns of its
  * k and v, and has some of the query heads that read them; no weight is there twice:
@@ -95,6 +99,7 @@ typedef struct {
     int64_t chunks, kv_cols; /* of this rank's qkv; its columns of k, as many of v */
     int64_t columns;         /* of this rank's qkv */
     int64_t query_chunk;     /* query heads of a chunk: a leaf of the sum over those that read a kv head */
+    bool views;              /* heads are views of qkv's columns */
     float scale;
     Dropout dropout;
 } Dims;
@@ -114,12 +119,33 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.columns = (a->gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->heads / (a->kv_heads * a->kv_parts) : d.H / d.K;
     d.head0 = d.H * c->world->tp.rank;
+    d.views = a->heads == a->kv_heads && a->kv_parts == 1 && c->world->cp.size == 1 && !c->kv;
     d.scale = 1 / sqrtf((float)d.C);
     d.dropout = ctx_dropout(c, a->dropout, a->dropout_key);
     return d;
 }
 
 static const Tensor none;
+
+/* Of the rows of a rank: [N, H, C], [N, K, C] twice, and the gate [N, H, C], if there is one. */
+typedef struct {
+    Tensor q, k, v, gate;
+} Heads;
+
+/* Head 0 at `first` of qkv's columns, the others at equal distances. */
+static Tensor head_view(const Dims *d, Tensor qkv, int64_t first)
+{
+    const Tensor from = tensor_col_slice(qkv, first, d->C);
+    Tensor t = tensor_of(from.data, from.dtype, d->N, d->H, d->C);
+    t.ld = d->columns / d->H;
+    return t;
+}
+
+static Heads heads_in(const Attention *a, const Dims *d, Tensor qkv)
+{
+    return (Heads){ head_view(d, qkv, 0), head_view(d, qkv, d->C), head_view(d, qkv, 2 * d->C),
+                    a->gate ? head_view(d, qkv, 3 * d->C) : none };
+}
 
 static Tensor heads_as_rows(Tensor t) /* [N, H, C] -> [N * H, C] */
 {
@@ -155,15 +181,15 @@ static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
               .inverse = inverse);
 }
 
-/* q, whole heads of k and v in kv [2, N, K, C], and a gate [N, H * C], if any, from this rank's columns of qkv. */
-static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv, Tensor gate)
+/* The heads of this rank's columns of qkv, copied: q, whole heads of k and v in kv [2, N, K, C], and a gate, if any. */
+static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
 {
     ArenaMark mark = arena_mark(c->scratch);
     int64_t sharing = c->world->kv.size;
     Tensor own = kv, all;
     if (sharing > 1) TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
-    TRY(op(c->s, qkv_split, .q = as_columns(q), .k = kv_half(own, 0), .v = kv_half(own, 1), .gate = gate,
-           .qkv = qkv, .chunks = d->chunks));
+    TRY(op(c->s, qkv_split, .q = as_columns(h.q), .k = kv_half(own, 0), .v = kv_half(own, 1),
+           .gate = h.gate.data ? as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
     if (sharing > 1) {
         TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
         TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
@@ -173,37 +199,66 @@ static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Tensor q, Tensor kv,
     return ERR_OK;
 }
 
-/* q, k, v from the projection: split, per-head norms, rotation. */
-static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save,
-                         Tensor out[3])
+/* Memory for the projection: kept if heads are views of it. */
+static Err qkv_alloc(Ctx *c, const Dims *d, AttentionSave *save, Tensor *qkv)
 {
-    Tensor q_raw, k_raw, kv, gate = none;
-    TRY(save_new(c, REGION_I, &out[0], &save->q, c->dtype, d->N, d->H, d->C));
-    TRY(save_new(c, REGION_I, &kv, &save->kv, c->dtype, 2, d->N, d->K, d->C));
-    q_raw = out[0];
-    out[1] = k_raw = kv_heads(kv, 0);
-    out[2] = kv_heads(kv, 1);
-    if (a->qk_norm) {
-        TRY(save_new(c, REGION_I, &q_raw, &save->q_raw, c->dtype, d->N, d->H, d->C));
-        TRY(save_new(c, REGION_I, &out[1], &save->k, c->dtype, d->N, d->K, d->C));
-    }
-    if (a->gate) TRY(save_new(c, REGION_I, &gate, &save->gate, c->dtype, d->N, d->H * d->C));
-    TRY(split_columns(c, d, qkv, q_raw, kv, gate));
-    if (a->qk_norm) {
-        TRY(norm_forward(&a->q_norm, c, heads_as_rows(q_raw), heads_as_rows(out[0]), &save->q_norm));
-        TRY(norm_forward(&a->k_norm, c, heads_as_rows(k_raw), heads_as_rows(out[1]), &save->k_norm));
-    }
-    TRY(rotate(a, c, out[0], 0));
-    return rotate(a, c, out[1], 0);
+    if (d->views) return save_new(c, REGION_I, qkv, &save->qkv, c->dtype, d->N, d->columns);
+    return tensor_new(c->scratch, qkv, c->dtype, d->N, d->columns);
 }
 
-/* o [N, H * C] under the gate; without one itself. */
-static Err gate_forward(const Attention *a, Ctx *c, Tensor o, AttentionSave *save, Tensor *gated)
+/* The heads as the projection has left them. */
+static Err raw_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, AttentionSave *save, Heads *h)
+{
+    Tensor kv;
+    *h = d->views ? heads_in(a, d, qkv) : (Heads){ .gate = none };
+    if (d->views) return ERR_OK;
+    TRY(save_new(c, REGION_I, &h->q, a->qk_norm ? &save->q_raw : &save->q, c->dtype, d->N, d->H, d->C));
+    TRY(save_new(c, REGION_I, &kv, &save->kv, c->dtype, 2, d->N, d->K, d->C));
+    if (a->gate) TRY(save_new(c, REGION_I, &h->gate, &save->gate, c->dtype, d->N, d->H, d->C));
+    h->k = kv_heads(kv, 0);
+    h->v = kv_heads(kv, 1);
+    return split_columns(c, d, qkv, *h, kv);
+}
+
+static Heads saved_raw_heads(const Attention *a, const Ctx *c, const Dims *d, const AttentionSave *save)
+{
+    if (d->views) return heads_in(a, d, save_get(c, save->qkv));
+    const Tensor kv = save_get(c, save->kv);
+    return (Heads){ save_get(c, a->qk_norm ? save->q_raw : save->q), kv_heads(kv, 0), kv_heads(kv, 1),
+                    a->gate ? save_get(c, save->gate) : none };
+}
+
+/* q, k, v from the projection: heads, their norms, rotation. */
+static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, AttentionSave *save,
+                         Heads *out)
+{
+    TRY(raw_heads(a, c, d, qkv, save, out));
+    if (a->qk_norm) {
+        const Heads raw = *out;
+        TRY(save_new(c, REGION_I, &out->q, &save->q, c->dtype, d->N, d->H, d->C));
+        TRY(save_new(c, REGION_I, &out->k, &save->k, c->dtype, d->N, d->K, d->C));
+        TRY(norm_forward(&a->q_norm, c, heads_as_rows(raw.q), heads_as_rows(out->q), &save->q_norm));
+        TRY(norm_forward(&a->k_norm, c, heads_as_rows(raw.k), heads_as_rows(out->k), &save->k_norm));
+    }
+    TRY(rotate(a, c, out->q, 0));
+    return rotate(a, c, out->k, 0);
+}
+
+/* As heads_forward has left them. */
+static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const AttentionSave *save)
+{
+    Heads h = saved_raw_heads(a, c, d, save);
+    if (a->qk_norm) h.q = save_get(c, save->q), h.k = save_get(c, save->k);
+    return h;
+}
+
+/* o [N, H, C] under the gate; without one itself. */
+static Err gate_forward(Ctx *c, Tensor o, Tensor gate, AttentionSave *save, Tensor *gated)
 {
     *gated = o;
-    if (!a->gate) return ERR_OK;
-    TRY(save_new(c, REGION_W, gated, &save->gated, c->dtype, o.dim[0], o.dim[1]));
-    return op(c->s, gate_fwd, .y = *gated, .x = o, .gate = save_get(c, save->gate));
+    if (!gate.data) return ERR_OK;
+    TRY(save_new(c, REGION_W, gated, &save->gated, c->dtype, o.dim[0], o.dim[1], o.dim[2]));
+    return op(c->s, gate_fwd, .y = heads_as_rows(*gated), .x = heads_as_rows(o), .gate = heads_as_rows(gate));
 }
 
 /* t [1, T, K, C] joins what `kept` has of positions before `past`, and both together take its place. */
@@ -221,15 +276,16 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
 {
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
-    Tensor h[3], o, lse, qkv, gated;
+    Tensor o, lse, qkv, gated;
+    Heads h;
     bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: qkv must outlive the saves */
     TRY(save_new(c, a->gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(tensor_new(c->scratch, &qkv, c->dtype, d.N, d.columns));
+    TRY(qkv_alloc(c, &d, save, &qkv));
     TRY(linear_forward(&a->qkv, c, x, qkv));
-    TRY(heads_forward(a, c, qkv, &d, save, h));
-    Tensor k = by_sample(h[1], &d), v = by_sample(h[2], &d);
+    TRY(heads_forward(a, c, qkv, &d, save, &h));
+    Tensor k = by_sample(h.k, &d), v = by_sample(h.v, &d);
     Spans k_span = c->batch->span;
     if (c->kv) {
         TRY(join_earlier(c, c->kv->k, k_span.first[0], &k));
@@ -238,7 +294,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
     }
     TRY(context_attention(c, (attention_fwd_args){ .o = by_sample(o, &d),
                                                    .lse = lse,
-                                                   .q = by_sample(h[0], &d),
+                                                   .q = by_sample(h.q, &d),
                                                    .k = k,
                                                    .v = v,
                                                    .doc = c->batch->doc,
@@ -252,27 +308,24 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
                                                    .head0 = d.head0,
                                                    .softcap = a->softcap,
                                                    .sink = a->sink < 0 ? none : param_value(c, a->sink) }));
-    TRY(gate_forward(a, c, as_columns(o), save, &gated));
+    TRY(gate_forward(c, o, h.gate, save, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
-    return linear_forward(&a->proj, c, gated, y);
+    return linear_forward(&a->proj, c, as_columns(gated), y);
 }
 
-/* Undoes the per-head norm of one of q, k: dy -> gradient of the raw head. */
-static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tensor raw, Tensor dy, Tensor *dx)
+/* Undoes the per-head norm of one of q, k: dy -> dx, the gradient of the raw heads. */
+static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tensor raw, Tensor dy, Tensor dx)
 {
-    TRY(tensor_new(c->scratch, dx, c->dtype, dy.dim[0], dy.dim[1], dy.dim[2]));
-    TRY(op(c->s, fill_zero, .x = heads_as_rows(*dx)));
-    return norm_backward(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(*dx));
+    TRY(op(c->s, fill_zero, .x = heads_as_rows(dx)));
+    return norm_backward(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
 }
 
-/* go [N, H * C] is the gradient of o under the gate and becomes that of o; dgate: none without a gate. */
-static Err gate_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor go, Tensor *dgate)
+/* go [N, H, C] is the gradient of o under the gate and becomes that of o. */
+static Err gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate)
 {
-    *dgate = none;
-    if (!a->gate) return ERR_OK;
-    TRY(tensor_new(c->scratch, dgate, c->dtype, go.dim[0], go.dim[1]));
-    return op(c->s, gate_bwd, .dx = go, .dgate = *dgate, .dy = go, .x = as_columns(save_get(c, save->o)),
-              .gate = save_get(c, save->gate));
+    if (!gate.data) return ERR_OK;
+    return op(c->s, gate_bwd, .dx = heads_as_rows(go), .dgate = heads_as_rows(dgate), .dy = heads_as_rows(go),
+              .x = heads_as_rows(o), .gate = heads_as_rows(gate));
 }
 
 Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)
@@ -288,48 +341,72 @@ Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)
 
 /* Of this rank's query heads, and of keys and values from them. */
 typedef struct {
-    Tensor dq, dkv, dgate; /* [N, H, C], [2, N, K, C], [N, H * C] */
+    Heads of;    /* as attention_bwd leaves them */
+    Tensor kv;   /* copies: k and v, [2, N, K, C] */
+    Tensor dqkv; /* [N, columns] */
 } HeadGrads;
 
-/* g.dkv is used up. */
-static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads g,
-                          Tensor dqkv)
+static Err grads_alloc(const Attention *a, Ctx *c, const Dims *d, HeadGrads *g)
 {
-    Tensor dq = g.dq, dkv = g.dkv, dk = kv_heads(dkv, 0), dv = kv_half(dkv, 1), kv = save_get(c, save->kv);
-    int64_t first = d->kv_cols * c->world->kv.rank;
-    TRY(reduce_values(c, &c->world->kv, dkv));
-    TRY(rotate(a, c, dq, 1));
-    TRY(rotate(a, c, dk, 1));
-    if (a->qk_norm) {
-        TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, save_get(c, save->q_raw), dq, &dq));
-        TRY(head_backward_norm(&a->k_norm, c, &save->k_norm, kv_heads(kv, 0), dk, &dk));
+    TRY(dy_alloc(c, &g->dqkv, d->N, d->columns));
+    g->of = d->views ? heads_in(a, d, g->dqkv) : (Heads){ .gate = none };
+    if (!d->views || a->qk_norm) TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
+    if (d->views) return a->qk_norm ? tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C) : ERR_OK;
+    TRY(tensor_new(c->scratch, &g->kv, c->dtype, 2, d->N, d->K, d->C));
+    g->of.k = kv_heads(g->kv, 0);
+    g->of.v = kv_heads(g->kv, 1);
+    return a->gate ? tensor_new(c->scratch, &g->of.gate, c->dtype, d->N, d->H, d->C) : ERR_OK;
+}
+
+/* dq and dk become those before the norms. */
+static Err norms_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads *g)
+{
+    const Heads raw = saved_raw_heads(a, c, d, save), dy = g->of;
+    if (!a->qk_norm) return ERR_OK;
+    if (d->views) {
+        g->of = heads_in(a, d, g->dqkv);
+    } else {
+        TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
+        TRY(tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C));
     }
-    return op(c->s, qkv_merge, .qkv = dqkv, .q = as_columns(dq),
-              .k = tensor_col_slice(as_columns(dk), first, d->kv_cols),
-              .v = tensor_col_slice(dv, first, d->kv_cols), .gate = g.dgate, .chunks = d->chunks);
+    TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, raw.q, dy.q, g->of.q));
+    return head_backward_norm(&a->k_norm, c, &save->k_norm, raw.k, dy.k, g->of.k);
+}
+
+/* From what attention_bwd has left to dqkv. */
+static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save, const Dims *d, HeadGrads *g)
+{
+    const int64_t first = d->kv_cols * c->world->kv.rank;
+    if (!d->views) TRY(reduce_values(c, &c->world->kv, g->kv));
+    TRY(rotate(a, c, g->of.q, 1));
+    TRY(rotate(a, c, g->of.k, 1));
+    TRY(norms_backward(a, c, save, d, g));
+    if (d->views) return ERR_OK;
+    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = as_columns(g->of.q),
+              .k = tensor_col_slice(as_columns(g->of.k), first, d->kv_cols),
+              .v = tensor_col_slice(as_columns(g->of.v), first, d->kv_cols),
+              .gate = a->gate ? as_columns(g->of.gate) : none, .chunks = d->chunks);
 }
 
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
-    Tensor o = save_get(c, save->o), kv = save_get(c, save->kv), go, dq, dkv, delta, dqkv, dgate;
-    Tensor k = a->qk_norm ? save_get(c, save->k) : kv_heads(kv, 0);
-    Tensor gated = a->gate ? save_get(c, save->gated) : as_columns(o);
-    TRY(dy_alloc(c, &dqkv, d.N, d.columns));
+    const Heads h = saved_heads(a, c, &d, save);
+    Tensor o = save_get(c, save->o), gated = a->gate ? save_get(c, save->gated) : o, go, delta;
+    HeadGrads g;
+    TRY(grads_alloc(a, c, &d, &g));
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
-    TRY(tensor_new(c->scratch, &dq, c->dtype, d.N, d.H, d.C));
-    TRY(tensor_new(c->scratch, &dkv, c->dtype, 2, d.N, d.K, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
-    TRY(linear_backward(&a->proj, c, gated, dy, as_columns(go)));
-    TRY(gate_backward(a, c, save, as_columns(go), &dgate));
-    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(dq, &d),
-                                                       .dk = by_sample(kv_heads(dkv, 0), &d),
-                                                       .dv = by_sample(kv_heads(dkv, 1), &d),
+    TRY(linear_backward(&a->proj, c, as_columns(gated), dy, as_columns(go)));
+    TRY(gate_backward(c, go, g.of.gate, o, h.gate));
+    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(g.of.q, &d),
+                                                       .dk = by_sample(g.of.k, &d),
+                                                       .dv = by_sample(g.of.v, &d),
                                                        .go = by_sample(go, &d),
-                                                       .q = by_sample(save_get(c, save->q), &d),
-                                                       .k = by_sample(k, &d),
-                                                       .v = by_sample(kv_heads(kv, 1), &d),
+                                                       .q = by_sample(h.q, &d),
+                                                       .k = by_sample(h.k, &d),
+                                                       .v = by_sample(h.v, &d),
                                                        .o = by_sample(o, &d),
                                                        .lse = save_get(c, save->lse),
                                                        .delta = delta,
@@ -347,8 +424,8 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
                                                        .positions = c->batch->seq,
                                                        .softcap = a->softcap }));
     TRY(sinks_backward(c, a->sink, save_get(c, save->lse), delta));
-    TRY(heads_backward(a, c, save, &d, (HeadGrads){ dq, dkv, dgate }, dqkv));
-    TRY(linear_backward(&a->qkv, c, x, dqkv, dx));
+    TRY(heads_backward(a, c, save, &d, &g));
+    TRY(linear_backward(&a->qkv, c, x, g.dqkv, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

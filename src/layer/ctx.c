@@ -88,6 +88,12 @@ Err grad_added(Ctx *c, int id)
     return l->added ? l->added(l->user, id) : ERR_OK;
 }
 
+Tensor grad_target(Ctx *c, int id, bool *fresh)
+{
+    *fresh = grad_first(c, id);
+    return param_grad(c, id);
+}
+
 Err grad_open(Ctx *c, int id, Tensor *acc)
 {
     *acc = param_grad(c, id);
@@ -138,11 +144,13 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
 
 Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first)
 {
-    Tensor acc;
-    TRY(grad_open(c, bias, &acc));
+    Tensor acc = param_grad(c, bias);
+    bool fresh = false;
+    if (dy.dim[1] == acc.dim[0]) acc = grad_target(c, bias, &fresh);
+    else TRY(grad_open(c, bias, &acc));
     TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy,
            .shift = param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
-           .leaf = c->canon.leaf_rows, .room = c->canon.room));
+           .leaf = c->canon.leaf_rows, .room = c->canon.room, .fresh = fresh));
     return grad_added(c, bias);
 }
 

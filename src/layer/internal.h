@@ -9,6 +9,9 @@ Err wgrad_push(Ctx *c, Wgrad w);
 /* The accumulator of a gradient, to be added to: cleared if nothing was in this step. */
 Err grad_open(Ctx *c, int id, Tensor *acc);
 
+/* The same, for an op that overwrites it instead of adding if nothing was: *fresh. */
+Tensor grad_target(Ctx *c, int id, bool *fresh);
+
 /* To be called when the op that adds is on the stream. */
 Err grad_added(Ctx *c, int id);
 

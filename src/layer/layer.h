@@ -95,6 +95,16 @@ typedef struct {
     Tensor k, v;
 } KvCache;
 
+/*
+ * Who sums the gradient of the last bias of a block whose output another block reads: that of the residual stream, column
+ * by column. Beside the norm that writes the gradient it costs no pass of its own.
+ */
+typedef struct {
+    bool wanted; /* `bias` is of the block before: to be summed with the gradient of this block's input */
+    int bias;
+    bool done; /* this block's own was, with its output's gradient */
+} InputSum;
+
 /* What the layers of one unit of a stage share while they run. */
 typedef struct {
     Stream *s;
@@ -111,6 +121,7 @@ typedef struct {
     ContextComm context; /* of the block at work: between the ranks of world->cp */
     ContextCut cut;      /* of sequences over these */
     const KvCache *kv;   /* of the block at work; NULL in training and evaluation */
+    InputSum below;      /* in backward, of the block at work */
     /* Where balance counts the batch so far: [blocks of the stage, those of MTP last, units, experts] i64, the rows
      * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
      * in data order. */
@@ -277,6 +288,13 @@ Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, Norm
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
 Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx += */
 
+/* The same, and the gradient of a bias in the sum that x is, or in one before it without dropout between: the column
+ * sums of dx. sum: the bias, or -1. */
+typedef struct {
+    Tensor x, dy, dx;
+} NormRows;
+Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum);
+
 /* ---- attention ---- */
 
 typedef struct {
@@ -292,11 +310,13 @@ typedef struct {
     uint64_t dropout_key;
 } Attention;
 
-/* Behind norm and rotation; with q/k norms kv's k is that before them, as q_raw is. */
+/* Behind norm and rotation; with q/k norms qkv or kv's k, and q_raw, are before them. */
 typedef struct {
-    Saved q, kv, o, lse; /* kv [2, N, K, C] */
-    Saved q_raw, k;      /* with q/k norms */
-    Saved gate, gated;   /* with a gate: it, and o under it */
+    Saved qkv;         /* where heads are views of it (attention.c); else */
+    Saved q, kv, gate; /* kv [2, N, K, C] */
+    Saved q_raw, k;    /* with q/k norms; q then is apart from qkv, too */
+    Saved o, lse;
+    Saved gated; /* o under the gate, if there is one */
     NormSave q_norm, k_norm;
 } AttentionSave;
 
@@ -536,6 +556,7 @@ typedef struct {
 
 typedef struct {
     Saved logits, row_max, row_sum;
+    bool at_once;  /* logits are their gradient already */
     Tensor target; /* of the loss, */
     float weight;
 } HeadSave;

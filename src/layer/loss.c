@@ -1,7 +1,8 @@
 /*
  * Output head and cross entropy, cut over tp by vocabulary. Logits are never gathered and probabilities never
  * stored: per row and canonical block two numbers (max, sum of exponentials) travel in one all-gather, plus
- * the target's logit; backward turns the logits into their gradient in place.
+ * the target's logit; backward turns the logits into their gradient in place. Where a rank has the whole vocabulary and
+ * a step wants the gradient, forward does so at once (xent_row).
  */
 #include "layer/internal.h"
 
@@ -79,26 +80,38 @@ static Err ranks_apart(Ctx *c, Tensor all, int64_t skip, int64_t N, int64_t J, T
     return ERR_OK;
 }
 
-Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save)
+/* loss [N], in scratch, of all ranks' columns; what backward needs is saved. */
+static Err shared_loss(const Head *h, Ctx *c, Tensor logits, Tensor loss, HeadSave *save)
 {
-    int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size, J = own_blocks(c);
-    Tensor logits, row_max, row_sum, full, all, loss, bmax, bsum, target;
-    TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->padded_vocab / R));
+    int64_t N = logits.dim[0], R = c->world->tp.size, J = own_blocks(c);
+    Tensor row_max, row_sum, all, bmax, bsum, target;
     TRY(save_new(c, REGION_I, &row_max, &save->row_max, F32, N));
     TRY(save_new(c, REGION_I, &row_sum, &save->row_sum, F32, N));
-    save->target = to->target;
-    save->weight = to->weight;
-    ArenaMark mark = arena_mark(c->scratch);
-    TRY(gather_rows(c, x, &full));
-    TRY(head_logits(h, c, full, logits));
-    TRY(gathered_stats(h, c, logits, to->target, &all));
+    TRY(gathered_stats(h, c, logits, save->target, &all));
     TRY(ranks_apart(c, all, 0, N, J, &bmax));
     TRY(ranks_apart(c, all, N * J, N, J, &bsum));
     TRY(ranks_apart(c, all, 2 * N * J, N, 1, &target));
+    return op(c->s, xent_loss, .loss = loss, .row_max = row_max, .row_sum = row_sum,
+              .block_max = tensor_reshape(bmax, R, N, J), .block_sum = tensor_reshape(bsum, R, N, J),
+              .target_logit = target, .target = save->target);
+}
+
+Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save)
+{
+    int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size;
+    Tensor logits, full, loss;
+    TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->padded_vocab / R));
+    save->target = to->target;
+    save->weight = to->weight;
+    save->at_once = R == 1 && c->dropout_on;
+    ArenaMark mark = arena_mark(c->scratch);
+    TRY(gather_rows(c, x, &full));
+    TRY(head_logits(h, c, full, logits));
     TRY(tensor_new(c->scratch, &loss, F32, N));
-    TRY(op(c->s, xent_loss, .loss = loss, .row_max = row_max, .row_sum = row_sum,
-           .block_max = tensor_reshape(bmax, R, N, J), .block_sum = tensor_reshape(bsum, R, N, J),
-           .target_logit = target, .target = to->target));
+    if (save->at_once)
+        TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,
+               .weight = to->weight, .block = logits.dim[1] / own_blocks(c), .vocab = h->vocab));
+    else TRY(shared_loss(h, c, logits, loss, save));
     TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -108,8 +121,9 @@ Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor 
 {
     const Linear product = { h->weight, -1, x.dim[1], h->padded_vocab, LINEAR_COLUMN };
     Tensor dlogits = save_get(c, save->logits);
-    TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target, .row_max = save_get(c, save->row_max),
-           .row_sum = save_get(c, save->row_sum), .step = c->step, .weight = save->weight,
-           .first = first_column(h, c), .vocab = h->vocab));
+    if (!save->at_once)
+        TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target,
+               .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
+               .weight = save->weight, .first = first_column(h, c), .vocab = h->vocab));
     return linear_backward(&product, c, x, dlogits, dx);
 }

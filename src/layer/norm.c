@@ -77,29 +77,39 @@ Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y)
 }
 
 /* Where this rank's gradient of the weight goes: nowhere if the first rank of the sharing ones counts the same rows. */
-static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw)
+static Err weight_gradient(const Norm *n, Ctx *c, Tensor *dw, bool *fresh)
 {
-    TRY(grad_open(c, n->weight, dw));
+    *dw = grad_target(c, n->weight, fresh);
     if (!n->shared || c->world->kv.rank == 0) return ERR_OK;
-    TRY(tensor_new(c->scratch, dw, dw->dtype, dw->dim[0]));
-    return op(c->s, fill_zero_acc, .x = *dw);
+    if (*fresh) TRY(op(c->s, fill_zero_acc, .x = *dw));
+    *fresh = true;
+    return tensor_new(c->scratch, dw, dw->dtype, dw->dim[0]);
+}
+
+Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    return norm_backward_sum(n, c, save, (NormRows){ x, dy, dx }, -1);
 }
 
 /* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
-Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor none = { 0 }, dw, db = { 0 };
-    bool bias = n->bias >= 0;
-    TRY(weight_gradient(n, c, &dw));
-    if (bias) TRY(grad_open(c, n->bias, &db));
-    TRY(op(c->s, norm_bwd, .dx = dx, .dw = dw, .db = db, .dy = dy, .x = x, .w = param_value(c, n->weight),
-           .mean = n->rms ? none : save_get(c, save->mean), .rstd = save_get(c, save->rstd),
-           .shift_w = param_store_shift(c->params, n->weight),
+    Tensor none = { 0 }, dw, db = { 0 }, dsum = { 0 };
+    bool bias = n->bias >= 0, fresh, bias_fresh, fresh_sum = false;
+    TRY(weight_gradient(n, c, &dw, &fresh));
+    if (bias) db = grad_target(c, n->bias, &bias_fresh);
+    ASSERT(!bias || bias_fresh == fresh); /* each adds to both */
+    if (sum >= 0) dsum = grad_target(c, sum, &fresh_sum);
+    TRY(op(c->s, norm_bwd, .dx = r.dx, .dw = dw, .db = db, .dsum = dsum, .dy = r.dy, .x = r.x,
+           .w = param_value(c, n->weight), .mean = n->rms ? none : save_get(c, save->mean),
+           .rstd = save_get(c, save->rstd), .shift_w = param_store_shift(c->params, n->weight),
            .shift_b = bias ? param_store_shift(c->params, n->bias) : none,
+           .shift_sum = sum >= 0 ? param_store_shift(c->params, sum) : none,
            .overflow = c->params->stats->overflow, .leaf = n->per_head ? 1 : c->canon.leaf_rows,
-           .room = c->canon.room));
+           .room = c->canon.room, .fresh = fresh, .fresh_sum = fresh_sum));
     arena_release(c->scratch, mark);
     TRY(grad_added(c, n->weight));
-    return bias ? grad_added(c, n->bias) : ERR_OK;
+    if (bias) TRY(grad_added(c, n->bias));
+    return sum >= 0 ? grad_added(c, sum) : ERR_OK;
 }

@@ -224,22 +224,35 @@ static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Te
     return norm_again(norm, c, x, *n);
 }
 
+/* A bias whose gradient can be summed with that of the stream behind it: -1 if it has dropout before it, or is none. */
+static int bias_of_stream(const Block *b, const Ctx *c, int bias, uint64_t key)
+{
+    return ctx_dropout(c, b->dropout, key).threshold ? -1 : bias;
+}
+
+int block_bias_of_output(const Block *b, const Ctx *c)
+{
+    return bias_of_stream(b, c, mlp_bias(b), b->mlp_dropout_key);
+}
+
 Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor mid = save_get(c, save->mid), n, dbranch, dn;
+    const int sum = bias_of_stream(b, c, attention_bias(b), b->attn_dropout_key);
     c->context = b->context;
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     ArenaMark half = arena_mark(c->scratch);
-    TRY(branch_gradient(b, c, mlp_bias(b), b->mlp_dropout_key, d, &dbranch));
+    TRY(branch_gradient(b, c, c->below.done ? -1 : mlp_bias(b), b->mlp_dropout_key, d, &dbranch));
     TRY(norm_output(b, c, &b->norm2, save->n2, mid, &n));
     TRY(ffn_backward(b, c, save, n, dbranch, dn));
-    TRY(norm_backward(&b->norm2, c, &save->norm2, mid, dn, d));
+    TRY(norm_backward_sum(&b->norm2, c, &save->norm2, (NormRows){ mid, dn, d }, sum));
     arena_release(c->scratch, half);
-    TRY(branch_gradient(b, c, attention_bias(b), b->attn_dropout_key, d, &dbranch));
+    TRY(branch_gradient(b, c, sum >= 0 ? -1 : attention_bias(b), b->attn_dropout_key, d, &dbranch));
     TRY(norm_output(b, c, &b->norm1, save->n1, x, &n));
     TRY(heads_backward(b, c, save, n, dbranch, dn));
-    TRY(norm_backward(&b->norm1, c, &save->norm1, x, dn, d));
+    TRY(norm_backward_sum(&b->norm1, c, &save->norm1, (NormRows){ x, dn, d },
+                          c->below.wanted ? c->below.bias : -1));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

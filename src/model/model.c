@@ -226,8 +226,13 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
     if (st->share.head) TRY(backward_head(st, c, save, d));
     else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
-    for (int i = st->share.layer_count - 1; i >= 0; i--)
+    c->below = (InputSum){ 0 };
+    for (int i = st->share.layer_count - 1; i >= 0; i--) {
+        const int bias = i ? block_bias_of_output(&st->blocks[i - 1], c) : -1;
+        c->below = (InputSum){ .wanted = bias >= 0, .bias = bias, .done = c->below.wanted };
         TRY(block_run_backward(&st->blocks[i], c, &save->blocks[i], save_get(c, save->x[i]), d));
+    }
+    c->below = (InputSum){ 0 };
     if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, c->batch->token, d));
     arena_release(c->scratch, mark);
     return ERR_OK;

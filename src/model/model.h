@@ -225,7 +225,10 @@ double stage_flop_per_token(const ModelSpec *spec, StageShare share);
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
 /* y: where the block's output goes; allocated by the caller after the saves through `alloc_y`. */
 Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y);
-Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d); /* d in: dy, out: dx */
+/* d in: dy, out: dx. c->below says what the blocks around it do for each other's biases. */
+Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d);
+/* The last bias, if a block behind this one can sum its gradient (InputSum); else -1. */
+int block_bias_of_output(const Block *b, const Ctx *c);
 
 /* The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
  * recomputation says kept or made again. */

@@ -64,6 +64,7 @@ static void xent_case(Xent x)
     Pair target = targets(c, &x, vocab), step = pair_step(c, &v), use = pair_values(c, I64, &rows, 1);
     Pair max = pair_random(c, F32, 9, N, J), sum = pair_random(c, F32, 9, N, J), at = pair_random(c, F32, 9, N);
     Pair row_max = pair_random(c, F32, 9, N), row_sum = pair_random(c, F32, 9, N), loss = pair_random(c, F32, 9, N);
+    Pair row = pair_values(c, x.T, whole.t[CASE_CPU].data, N, x.before + x.V + x.after), row_loss = pair_random(c, F32, 9, N);
     BOTH(c, xent_stats, .block_max = AT(max), .block_sum = AT(sum), .target_logit = AT(at),
          .logits = counted(AT(logits), &use), .target = AT(target), .block = x.block, .first = x.first, .vocab = vocab);
     pair_check(c, max, 0, "block max %s", what);
@@ -78,6 +79,12 @@ static void xent_case(Xent x)
     BOTH(c, xent_bwd, .logits = AT(logits), .target = counted(AT(target), &use), .row_max = AT(row_max),
          .row_sum = AT(row_sum), .step = AT(step).data, .weight = 0.3f, .first = x.first, .vocab = vocab);
     pair_check(c, whole, case_tolerance(x.T), "gradient %s", what);
+    if (x.first || x.V % x.block) return case_close(c);
+    const Pair columns = pair_columns(row, x.before, x.V);
+    BOTH(c, xent_row, .loss = counted(AT(row_loss), &use), .logits = AT(columns), .target = AT(target),
+         .step = AT(step).data, .weight = 0.3f, .block = x.block, .vocab = vocab);
+    pair_check(c, row, case_tolerance(x.T), "gradient of rows %s", what);
+    pair_check(c, row_loss, 1e-5, "loss of rows %s", what);
     case_close(c);
 }
 

@@ -2,7 +2,7 @@
 #include "base/rng.h"
 #include "pair_views.h"
 
-enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4 };
+enum { NORM_MEAN = 1, NORM_BIAS = 2, NORM_USED = 4, NORM_FRESH = 8, NORM_SUM = 16 };
 
 typedef struct {
     DType T;
@@ -12,7 +12,7 @@ typedef struct {
 
 typedef struct {
     Matrix x, y, dy, dx;
-    Pair w, b, mean, rstd, dw, db, used, shift, overflow;
+    Pair w, b, mean, rstd, dw, db, dsum, used, shift, overflow;
 } NormPairs;
 
 static NormPairs norm_pairs(CudaCase *c, const NormShape *p)
@@ -25,7 +25,7 @@ static NormPairs norm_pairs(CudaCase *c, const NormShape *p)
                     .dx = matrix_uniform(c, p->T, -1, 1, p->N, p->D, p->gap, p->skip) };
     t.w = pair_uniform(c, p->T, -1, 2, CASE_DIMS(p->D)), t.b = pair_random(c, p->T, 1, p->D);
     t.mean = pair_random(c, F32, 1, p->N), t.rstd = pair_random(c, F32, 1, p->N);
-    t.dw = pair_random(c, F32, 2, p->D), t.db = pair_random(c, F32, 2, p->D);
+    t.dw = pair_random(c, F32, 2, p->D), t.db = pair_random(c, F32, 2, p->D), t.dsum = pair_random(c, F32, 2, p->D);
     t.used = pair_values(c, I64, &used, 1);
     t.shift = pair_values(c, I32, &shift, 1), t.overflow = pair_values(c, I32, &zero, 1);
     return t;
@@ -36,7 +36,7 @@ static void norm_case(NormShape p)
     CudaCase *c = case_open();
     NormPairs t = norm_pairs(c, &p);
     const Tensor none = { 0 };
-    const bool mean = p.flags & NORM_MEAN, bias = p.flags & NORM_BIAS;
+    const bool mean = p.flags & NORM_MEAN, bias = p.flags & NORM_BIAS, summed = p.flags & NORM_SUM;
     const Pair *used = p.flags & NORM_USED ? &t.used : NULL;
     const Pair x = t.x.view, y = pair_used(t.y.view, used), dy = pair_used(t.dy.view, used), dx = t.dx.view;
     const double tol = case_tolerance(p.T);
@@ -48,12 +48,15 @@ static void norm_case(NormShape p)
     pair_check(c, t.y.all, tol, "y, %s", name);
     pair_check(c, t.mean, 1e-5, "mean, %s", name);
     pair_check(c, t.rstd, 1e-5, "rstd, %s", name);
-    BOTH(c, norm_bwd, .dx = AT(dx), .dw = AT(t.dw), .db = bias ? AT(t.db) : none, .dy = AT(dy), .x = AT(x),
+    BOTH(c, norm_bwd, .dx = AT(dx), .dw = AT(t.dw), .db = bias ? AT(t.db) : none,
+         .dsum = summed ? AT(t.dsum) : none, .shift_sum = summed ? AT(t.shift) : none, .dy = AT(dy), .x = AT(x),
          .w = AT(t.w), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .shift_w = AT(t.shift),
-         .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .room = 10);
+         .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .room = 10,
+         .fresh = p.flags & NORM_FRESH, .fresh_sum = !(p.flags & NORM_FRESH));
     pair_check(c, t.dx.all, tol, "dx, %s", name);
     pair_check(c, t.dw, 1e-5, "dw, %s", name);
     pair_check(c, t.db, 1e-5, "db, %s", name);
+    pair_check(c, t.dsum, case_tolerance(p.T), "dsum, %s", name);
     case_close(c);
 }
 
@@ -163,6 +166,12 @@ TEST(norm_widest)
 TEST(norm_slices)
 {
     norm_case((NormShape){ F32, 101, 12, 0, 0, NORM_MEAN | NORM_BIAS });
+    norm_case((NormShape){ BF16, 9, 72, 0, 0, NORM_MEAN | NORM_BIAS | NORM_FRESH });
+    norm_case((NormShape){ F32, 3, 2052, 0, 0, NORM_FRESH });
+    norm_case((NormShape){ F32, 41, 72, 0, 0, NORM_MEAN | NORM_BIAS | NORM_SUM });
+    norm_case((NormShape){ BF16, 67, 256, 8, 0, NORM_SUM | NORM_FRESH | NORM_USED });
+    norm_case((NormShape){ F32, 35, 1032, 0, 0, NORM_SUM });
+    norm_case((NormShape){ F16, 5, 2051, 2, 1, NORM_BIAS | NORM_SUM });
     norm_case((NormShape){ BF16, 128, 16, 0, 0, NORM_USED });
     norm_case((NormShape){ BF16, 97, 8, 8, 0, NORM_MEAN | NORM_BIAS | NORM_USED });
     norm_case((NormShape){ F32, 200, 7, 1, 0, NORM_BIAS | NORM_USED });

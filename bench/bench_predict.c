@@ -1,0 +1,366 @@
+/*
+ * What a training step costs on a GPU before one is at hand. The step runs on the null device, as for a plan; every op
+ * that it calls is counted, its bytes and FLOP by device/ops.def, and timed by the rates below.
+ *
+ *   bench_predict [124m] [1.3b] [7b] [--block]     no model: all of them; --block: of one block alone, two tables
+ *
+ * bytes: tensors that an op reads once, those that it writes once, those that it changes in place twice. An op takes
+ * the longer of bytes / memory rate and FLOP / matrix rate, and each kernel launch GAP_US besides. Products and
+ * attention are matrix work, all others memory work. The figures are a yardstick for docs/gpu.md: a time measured on a
+ * GPU belongs beside the line of its op, and one that is longer by much wants a reason. What the host does between steps
+ * is not in them, nor what other ranks send.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "engine/trainer_open.h"
+
+/* ---- rates ---- */
+
+/*
+ * Of a device: HBM bandwidth of the datasheet times what a copy reaches of it (0.9 on both), times what kernels of
+ * memory work are to reach of a copy (rooflines.c wants 0.85).
+ */
+typedef struct {
+    const char *name;
+    double memory; /* bytes a second */
+} Gpu;
+
+static const Gpu gpus[] = { { "H100", 3.35e12 * 0.9 * 0.9 }, { "H200", 4.8e12 * 0.9 * 0.9 } };
+enum { GPUS = sizeof gpus / sizeof *gpus };
+
+static const double PEAK = 989e12; /* both, dense bf16: what MFU refers to */
+static const double GAP_US = 1.5;  /* between kernels of a graph */
+
+/* FLOP a second of a bf16 product, by the shortest of its three sides: cuBLASLt reaches 80 % of the peak with large
+ * sides, and less with short ones. */
+static double product_rate(int64_t side)
+{
+    return side < 1024 ? 650e12 : side < 1280 ? 680e12 : side < 2048 ? 705e12 : side < 4096 ? 720e12 : 740e12;
+}
+
+/* Of the needed half of causal attention: what kernels for mma.sync (FlashAttention-2's design) reach on Hopper. */
+static double attention_rate(bool forward, int64_t width, int64_t positions)
+{
+    if (width <= 64) return forward ? 230e12 : 170e12;
+    return positions < 4096 ? (forward ? 290e12 : 230e12) : (forward ? 330e12 : 270e12);
+}
+
+/* Kernels of a call; of ops not named: 1. */
+static int launches_of(OpId id, int64_t columns)
+{
+    enum { NORM_IN_BLOCK = 2048, SORT_KERNELS = 9 };
+    switch (id) {
+    case OP_norm_bwd: return columns <= NORM_IN_BLOCK ? 2 : 3;
+    case OP_bias_grad:
+    case OP_attention_bwd: return 2;
+    case OP_embedding_grad: return SORT_KERNELS;
+    default: return 1;
+    }
+}
+
+/* ---- counting ---- */
+
+enum { LINES_MOST = 64 };
+
+/* Calls of one op; products by the shape of their weight. */
+typedef struct {
+    OpId id;
+    int64_t O, I;
+    int64_t calls, launches;
+    double bytes, flop, matrix_s; /* matrix_s: of products and attention, FLOP / rate */
+} Line;
+
+typedef struct {
+    Line line[LINES_MOST];
+    int count;
+    WideCount flop; /* the device's counter at the last call */
+} Count;
+
+static Count *counting;
+
+static Tensor arg(OpId id, const void *args, const char *name)
+{
+    const OpInfo *info = op_info(id);
+    for (int i = 0; i < info->field_count; i++)
+        if (!strcmp(info->fields[i].name, name)) return *(const Tensor *)((const char *)args + info->fields[i].offset);
+    return (Tensor){ 0 };
+}
+
+static bool is_product(OpId id) { return id == OP_linear_fwd || id == OP_linear_dx || id == OP_linear_dw; }
+
+static Tensor weight_of(OpId id, const void *args)
+{
+    if (!is_product(id)) return (Tensor){ 0 };
+    return arg(id, args, id == OP_linear_dw ? "dw" : "w");
+}
+
+static double bytes_of(OpId id, const void *args)
+{
+    const OpInfo *info = op_info(id);
+    double bytes = 0;
+    for (int i = 0; i < info->field_count; i++) {
+        const OpField *f = &info->fields[i];
+        const Tensor t = *(const Tensor *)((const char *)args + f->offset);
+        if (t.data) bytes += (double)tensor_bytes(t) * (f->read + f->written);
+    }
+    if (id == OP_linear_dw && ((const linear_dw_args *)args)->fresh)
+        bytes -= (double)tensor_bytes(((const linear_dw_args *)args)->dw);
+    return bytes;
+}
+
+static double matrix_seconds(OpId id, const void *args, double flop)
+{
+    if (is_product(id)) {
+        const Tensor w = weight_of(id, args);
+        const int64_t rows = arg(id, args, id == OP_linear_fwd ? "x" : "dy").dim[0];
+        const int64_t side = w.dim[0] < w.dim[1] ? w.dim[0] : w.dim[1];
+        return flop / product_rate(rows < side ? rows : side);
+    }
+    if (id != OP_attention_fwd && id != OP_attention_bwd) return 0;
+    const Tensor q = arg(id, args, "q");
+    return flop / attention_rate(id == OP_attention_fwd, q.dim[3], q.dim[1]);
+}
+
+static Line *line_of(OpId id, Tensor weight)
+{
+    for (int i = 0; i < counting->count; i++) {
+        Line *l = &counting->line[i];
+        if (l->id == id && l->O == weight.dim[0] && l->I == weight.dim[1]) return l;
+    }
+    ASSERT(counting->count < LINES_MOST);
+    counting->line[counting->count] = (Line){ .id = id, .O = weight.dim[0], .I = weight.dim[1] };
+    return &counting->line[counting->count++];
+}
+
+static Err count_call(Stream *s, OpId id, const void *args)
+{
+    const double flop = (double)(s->dev->counters.flop - counting->flop);
+    const Tensor x = arg(id, args, "x");
+    Line *l = line_of(id, weight_of(id, args));
+    counting->flop = s->dev->counters.flop;
+    l->calls++;
+    l->launches += launches_of(id, x.ndim ? x.dim[x.ndim - 1] : 0);
+    l->bytes += bytes_of(id, args);
+    l->flop += flop;
+    l->matrix_s += matrix_seconds(id, args, flop);
+    return ERR_OK;
+}
+
+#define T(name, dims)
+#define S(type, name)
+#define OP(name, flop, args) \
+    static Err counted_##name(Stream *s, const name##_args *a) { return count_call(s, OP_##name, a); }
+#include "device/ops.def"
+#undef OP
+static const OpTable counting_ops = {
+#define OP(name, flop, args) .name = counted_##name,
+#include "device/ops.def"
+#undef OP
+};
+#undef T
+#undef S
+
+/* ---- models ---- */
+
+typedef struct {
+    const char *name, *what;
+    bool llama;
+    int layers, heads;
+    int64_t hidden, ffn, vocab, seq, micro_batch, micro_batches;
+} Model;
+
+static const Model models[] = {
+    { "124m", "gpt2-124M, B64 T1024", false, 12, 12, 768, 3072, 50257, 1024, 64, 1 },
+    { "1.3b", "llama-1.3B, B8 T2048", true, 24, 16, 2048, 5504, 32000, 2048, 8, 1 },
+    { "7b", "llama-7B, 8 micro-batches of B2 T4096", true, 32, 32, 4096, 11008, 32000, 4096, 2, 8 },
+};
+enum { MODELS = sizeof models / sizeof *models };
+
+static TrainSpec spec_of(const Model *m, int layers)
+{
+    TrainSpec s = { .micro_batch = m->micro_batch,
+                    .global_batch = m->micro_batch * m->micro_batches,
+                    .seq_blocks = 8,
+                    .attn_block = 64,
+                    .device = DEVICE_CUDA,
+                    .compute = BF16,
+                    .adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
+                    .clip = 1,
+                    .lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },
+                    .seed = 1 };
+    s.model = (ModelSpec){ .layers = layers,
+                           .heads = m->heads,
+                           .kv_heads = m->heads,
+                           .head_dim = (int)m->hidden / m->heads,
+                           .hidden = m->hidden,
+                           .ffn = m->ffn,
+                           .seq = m->seq,
+                           .vocab = m->vocab,
+                           .padded_vocab = (m->vocab + 127) / 128 * 128,
+                           .norm_eps = 1e-5f,
+                           .init_std = 0.02f,
+                           .seed = 1,
+                           .tp_blocks = 8,
+                           .learned_positions = !m->llama,
+                           .rms = m->llama,
+                           .bias = !m->llama,
+                           .tied = !m->llama,
+                           .activation = m->llama ? ACT_SWIGLU : ACT_GELU };
+    if (m->llama) s.model.rope = (RopeSpec){ .layers = layer_pattern_all(1), .base = 10000 };
+    return s;
+}
+
+static Err one_step(Trainer *t, Count *out)
+{
+    StepReport report;
+    *out = (Count){ .flop = t->device.counters.flop };
+    counting = out;
+    t->device.ops = &counting_ops;
+    return trainer_step(t, (TokenSource){ 0 }, &report);
+}
+
+/* The calls of one step; plan: of the same trainer. */
+static Err count_step(const TrainSpec *spec, Count *out, MemoryPlan *plan)
+{
+    const Grid grid = { .tp = 1, .dp = 1 };
+    World world;
+    Trainer t;
+    TRY(trainer_plan(spec, grid, 0, plan));
+    TRY(world_open_null(&world, grid, 0));
+    Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, plan);
+    if (!err) err = one_step(&t, out);
+    trainer_close(&t);
+    world_close(&world);
+    return err;
+}
+
+/* ---- tables ---- */
+
+static double seconds(const Line *l, const Gpu *g)
+{
+    const double memory = l->bytes / g->memory;
+    return (l->matrix_s > memory ? l->matrix_s : memory) + (double)l->launches * GAP_US * 1e-6;
+}
+
+static void print_head(const char *first)
+{
+    printf("| %s | calls | launches | GB | TFLOP |", first);
+    for (int g = 0; g < GPUS; g++) printf(" %s ms |", gpus[g].name);
+    printf("\n| --- | ---: | ---: | ---: | ---: |");
+    for (int g = 0; g < GPUS; g++) printf(" ---: |");
+    printf("\n");
+}
+
+static void print_line(const char *name, const Line *l, const double s[GPUS])
+{
+    printf("| %s | %lld | %lld | %.3f | %.3f |", name, (long long)l->calls, (long long)l->launches, 1e-9 * l->bytes,
+           1e-12 * l->flop);
+    for (int g = 0; g < GPUS; g++) printf(" %.3f |", 1e3 * s[g]);
+    printf("\n");
+}
+
+static const char *line_name(const Line *l, char text[64])
+{
+    if (!l->O) return op_info(l->id)->name;
+    snprintf(text, 64, "%s %lldx%lld", op_info(l->id)->name, (long long)l->O, (long long)l->I);
+    return text;
+}
+
+static int by_time(const void *a, const void *b)
+{
+    const double x = seconds(a, &gpus[GPUS - 1]), y = seconds(b, &gpus[GPUS - 1]);
+    return (x < y) - (x > y);
+}
+
+static void add_line(Line *sum, const Line *l, double by)
+{
+    sum->calls += (int64_t)by * l->calls;
+    sum->launches += (int64_t)by * l->launches;
+    sum->bytes += by * l->bytes;
+    sum->flop += by * l->flop;
+    sum->matrix_s += by * l->matrix_s;
+}
+
+/* All lines and their sum; memory_only: those of memory work. Leaves the sum's times in `total`. */
+static void print_count(Count *c, bool memory_only, double total[GPUS])
+{
+    Line sum = { 0 };
+    memset(total, 0, GPUS * sizeof *total);
+    qsort(c->line, (size_t)c->count, sizeof *c->line, by_time);
+    for (int i = 0; i < c->count; i++) {
+        const Line *l = &c->line[i];
+        char text[64];
+        double s[GPUS];
+        if (l->calls == 0 || (memory_only && l->matrix_s > 0)) continue;
+        for (int g = 0; g < GPUS; g++) total[g] += s[g] = seconds(l, &gpus[g]);
+        print_line(line_name(l, text), l, s);
+        add_line(&sum, l, 1);
+    }
+    print_line("all", &sum, total);
+}
+
+/* What a block more adds, without the optimizer. */
+static void difference(Count *more, Count *less)
+{
+    Count *kept = counting;
+    counting = more;
+    for (int i = 0; i < less->count; i++) {
+        const Line *l = &less->line[i];
+        add_line(line_of(l->id, (Tensor){ .dim = { l->O, l->I } }), l, -1);
+    }
+    for (int i = 0; i < more->count; i++)
+        if (more->line[i].id == OP_adamw || more->line[i].id == OP_grad_stats) more->line[i].calls = 0;
+    counting = kept;
+}
+
+static Err predict_block(const Model *m)
+{
+    const TrainSpec two = spec_of(m, 2), three = spec_of(m, 3);
+    static Count less, more;
+    MemoryPlan plan;
+    double total[GPUS];
+    TRY(count_step(&two, &less, &plan));
+    TRY(count_step(&three, &more, &plan));
+    difference(&more, &less);
+    printf("\nMemory work of one block of %s, forward and backward:\n\n", m->what);
+    print_head("op");
+    print_count(&more, true, total);
+    return ERR_OK;
+}
+
+static Err predict_step(const Model *m)
+{
+    const TrainSpec spec = spec_of(m, m->layers);
+    const double tokens = (double)(spec.global_batch * spec.model.seq);
+    static Count count;
+    MemoryPlan plan;
+    double total[GPUS];
+    TRY(count_step(&spec, &count, &plan));
+    printf("\nA step of %s, %.0f million parameters:\n\n", m->what, 1e-6 * (double)plan.params);
+    print_head("op");
+    print_count(&count, false, total);
+    const double flop = (double)model_flop_per_token(&spec.model, plan.params);
+    for (int g = 0; g < GPUS; g++)
+        printf("%s%s: %.1f ms, %.0f tokens/s, MFU %.1f %%%s", g ? "; " : "\n", gpus[g].name, 1e3 * total[g],
+               tokens / total[g], 100 * flop * tokens / total[g] / PEAK, g + 1 < GPUS ? "" : ".\n");
+    return ERR_OK;
+}
+
+int main(int argc, char **argv)
+{
+    bool block = false, any = false, wanted[MODELS] = { false };
+    for (int i = 1; i < argc; i++) {
+        int m = 0;
+        while (m < MODELS && strcmp(argv[i], models[m].name) != 0) m++;
+        if (m < MODELS) wanted[m] = any = true;
+        else if (!strcmp(argv[i], "--block")) block = true;
+        else return fprintf(stderr, "usage: bench_predict [124m] [1.3b] [7b] [--block]\n"), 2;
+    }
+    Err err = ERR_OK;
+    for (int m = 0; m < MODELS && !err; m++)
+        if (!any || wanted[m]) err = block ? predict_block(&models[m]) : predict_step(&models[m]);
+    if (err) err_print(err, true);
+    return err_exit_code(err);
+}
