@@ -20,7 +20,7 @@
  *           the elements a pack and takes the exact one. Dropout (residual.cuh): two
  *           Philox calls a pack, 140 slots of 320.
  * Needs     16-byte aligned rows for full speed, else element by element; any width; y may be x or residual.
- * Source    GELU in its tanh form: Hendrycks & Gimpel 2016; SwiGLU: Shazeer 2020.
+ * Source    GELU in its tanh form: Hendrycks & Gimpel 2016; SwiGLU: Shazeer 2020; clamped: OpenAI 2025 (gpt-oss).
  */
 #include "residual.cuh"
 
@@ -230,8 +230,52 @@ extern "C" Err cuda_residual_bwd(Stream *s, const residual_bwd_args *a)
 
 /* ---- SwiGLU: a part is a chunk; its gate lies at twice its column of x, its up behind that ---- */
 
-template <class T, bool WIDE>
-__global__ void __launch_bounds__(PACK_THREADS) swiglu_fwd_kernel(Rows<T> y, Rows<const T> x, PackGrid g)
+struct Swiglu {
+    template <class T> __device__ __forceinline__ float of(float gate, float up) const
+    {
+        return gate * sigmoid<T>(gate) * up;
+    }
+
+    /* Gradients in the places of gate and up. dgate = dy up s (1 + g (1 - s)), dup = dy g s. Below -80 both slopes are
+     * 0 in float. */
+    template <class T> __device__ __forceinline__ void slopes(float *gate, float *up, float dy) const
+    {
+        float s, t;
+        const float v = *gate < -80.0f ? -80.0f : *gate;
+        sigmoid_pair<T>(v, &s, &t);
+        const float ds = dy * s;
+        *gate = ds * *up * fmaf(v, t, 1.0f);
+        *up = ds * v;
+    }
+};
+
+/* gpt-oss's (ops.def). Clamps let NaN through. */
+struct ClampedSwiglu {
+    static constexpr float ALPHA = 1.702f;
+    float limit;
+
+    __device__ __forceinline__ float of_gate(float gate) const { return gate > limit ? limit : gate; }
+    __device__ __forceinline__ float of_up(float up) const { return up > limit ? limit : up < -limit ? -limit : up; }
+
+    template <class T> __device__ __forceinline__ float of(float gate, float up) const
+    {
+        const float g = of_gate(gate);
+        return g * sigmoid<T>(ALPHA * g) * (of_up(up) + 1.0f);
+    }
+
+    template <class T> __device__ __forceinline__ void slopes(float *gate, float *up, float dy) const
+    {
+        float s, t, g = of_gate(*gate);
+        g = g < -47.0f ? -47.0f : g; /* ALPHA times that is -80: both slopes are below 1e-32 */
+        sigmoid_pair<T>(ALPHA * g, &s, &t);
+        const float ds = dy * s, dgate = ds * (of_up(*up) + 1.0f) * fmaf(ALPHA * g, t, 1.0f);
+        *gate = *gate > limit ? 0.0f : dgate;
+        *up = fabsf(*up) > limit ? 0.0f : ds * g;
+    }
+};
+
+template <class T, bool WIDE, class F>
+__global__ void __launch_bounds__(PACK_THREADS) swiglu_fwd_kernel(Rows<T> y, Rows<const T> x, PackGrid g, F f)
 {
     const int64_t rows = rows_in_use(g.rows);
     const int64_t part = blockIdx.z * g.width;
@@ -249,27 +293,16 @@ __global__ void __launch_bounds__(PACK_THREADS) swiglu_fwd_kernel(Rows<T> y, Row
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
         if (!p.used) continue;
         for (int i = 0; i < Pack<T>::COUNT; i++) {
-            const float v = to_float(gate[u].v[i]);
-            gate[u].v[i] = from_float<T>(v * sigmoid<T>(v) * to_float(up[u].v[i]));
+            const float v = f.template of<T>(to_float(gate[u].v[i]), to_float(up[u].v[i]));
+            gate[u].v[i] = from_float<T>(v);
         }
         store_pack<T, WIDE>(y.at(p.row) + part + p.column, gate[u], p.left);
     }
 }
 
-/* dgate = dy up s (1 + g (1 - s)), dup = dy g s. Below -80 both slopes are 0 in float. One element. */
-template <class T> __device__ __forceinline__ void swiglu_slopes(T *gate, T *up, float dy)
-{
-    float s, t, v = to_float(*gate);
-    v = v < -80.0f ? -80.0f : v;
-    sigmoid_pair<T>(v, &s, &t);
-    const float ds = dy * s;
-    *gate = from_float<T>(ds * to_float(*up) * fmaf(v, t, 1.0f));
-    *up = from_float<T>(ds * v);
-}
-
-template <class T, bool WIDE>
+template <class T, bool WIDE, class F>
 __global__ void __launch_bounds__(PACK_THREADS)
-    swiglu_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, PackGrid g)
+    swiglu_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, PackGrid g, F f)
 {
     const int64_t rows = rows_in_use(g.rows);
     const int64_t part = blockIdx.z * g.width;
@@ -287,8 +320,12 @@ __global__ void __launch_bounds__(PACK_THREADS)
     for (int u = 0; u < PACK_UNROLL; u++) {
         const PackPlace p = pack_place<Pack<T>::COUNT>(g, rows, u);
         if (!p.used) continue;
-        for (int i = 0; i < Pack<T>::COUNT; i++)
-            swiglu_slopes<T>(&gate[u].v[i], &up[u].v[i], to_float(d[u].v[i]));
+        for (int i = 0; i < Pack<T>::COUNT; i++) {
+            float dgate = to_float(gate[u].v[i]), dup = to_float(up[u].v[i]);
+            f.template slopes<T>(&dgate, &dup, to_float(d[u].v[i]));
+            gate[u].v[i] = from_float<T>(dgate);
+            up[u].v[i] = from_float<T>(dup);
+        }
         T *to = dx.at(p.row) + 2 * part + p.column;
         store_pack<T, WIDE>(to, gate[u], p.left);
         store_pack<T, WIDE>(to + g.width, up[u], p.left);
@@ -309,37 +346,54 @@ static Err check_chunks(const char *name, Tensor x, Tensor y, int64_t chunk)
                    static_cast<long long>(y.dim[1]));
 }
 
-template <class T> static void launch_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
+/* Args: those of swiglu, or of its clamped form. */
+template <class T, class F, class Args> static void launch_swiglu_fwd(Stream *s, const Args *a, F f)
 {
     const PackGrid g = pack_grid(row_count(a->y, a->x), a->y.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);
     const Rows<T> y = rows_of<T>(a->y);
     const Rows<const T> x = rows_of<const T>(a->x);
     if (chunks_aligned(a->x, a->y, a->chunk))
-        LAUNCH((swiglu_fwd_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), y, x, g);
-    else LAUNCH((swiglu_fwd_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), y, x, g);
+        LAUNCH((swiglu_fwd_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), y, x, g, f);
+    else LAUNCH((swiglu_fwd_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), y, x, g, f);
 }
 
 extern "C" Err cuda_swiglu_fwd(Stream *s, const swiglu_fwd_args *a)
 {
     TRY(check_chunks("swiglu_fwd", a->x, a->y, a->chunk));
-    DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a));
+    DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a, Swiglu()));
     return ERR_OK;
 }
 
-template <class T> static void launch_swiglu_bwd(Stream *s, const swiglu_bwd_args *a)
+extern "C" Err cuda_clamped_swiglu_fwd(Stream *s, const clamped_swiglu_fwd_args *a)
+{
+    const ClampedSwiglu f = { a->limit };
+    TRY(check_chunks("clamped_swiglu_fwd", a->x, a->y, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_fwd<T>(s, a, f));
+    return ERR_OK;
+}
+
+template <class T, class F, class Args> static void launch_swiglu_bwd(Stream *s, const Args *a, F f)
 {
     const PackGrid g = pack_grid(row_count(a->dx, a->dy), a->dy.dim[1] / a->chunk, a->chunk, Pack<T>::COUNT);
     const Rows<T> dx = rows_of<T>(a->dx);
     const Rows<const T> dy = rows_of<const T>(a->dy), x = rows_of<const T>(a->x);
     if (chunks_aligned(a->x, a->dy, a->chunk) && rows_aligned(a->dx))
-        LAUNCH((swiglu_bwd_kernel<T, true>), g.grid, g.block, 0, cuda_stream(s), dx, dy, x, g);
-    else LAUNCH((swiglu_bwd_kernel<T, false>), g.grid, g.block, 0, cuda_stream(s), dx, dy, x, g);
+        LAUNCH((swiglu_bwd_kernel<T, true, F>), g.grid, g.block, 0, cuda_stream(s), dx, dy, x, g, f);
+    else LAUNCH((swiglu_bwd_kernel<T, false, F>), g.grid, g.block, 0, cuda_stream(s), dx, dy, x, g, f);
 }
 
 extern "C" Err cuda_swiglu_bwd(Stream *s, const swiglu_bwd_args *a)
 {
     TRY(check_chunks("swiglu_bwd", a->x, a->dy, a->chunk));
-    DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a));
+    DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a, Swiglu()));
+    return ERR_OK;
+}
+
+extern "C" Err cuda_clamped_swiglu_bwd(Stream *s, const clamped_swiglu_bwd_args *a)
+{
+    const ClampedSwiglu f = { a->limit };
+    TRY(check_chunks("clamped_swiglu_bwd", a->x, a->dy, a->chunk));
+    DISPATCH(a->x.dtype, launch_swiglu_bwd<T>(s, a, f));
     return ERR_OK;
 }
 

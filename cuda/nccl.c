@@ -365,14 +365,15 @@ static ncclResult_t first_messages(Group *g, NcclMessages who, char *memory)
 static ncclResult_t first_done(Group *g, double until)
 {
     const cudaEvent_t done = g->flights[0].done;
-    ncclResult_t rc = ncclSuccess;
     if (cudaEventRecord(done, g->stream)) return ncclUnhandledCudaError;
     for (;;) {
         const cudaError_t code = cudaEventQuery(done);
         if (code == cudaSuccess) return ncclSuccess;
         cudaGetLastError();
         if (code != cudaErrorNotReady) return ncclUnhandledCudaError;
-        if (nccl.CommGetAsyncError(g->comm, &rc) || (rc && rc != ncclInProgress)) return rc;
+        ncclResult_t rc, answer = nccl.CommGetAsyncError(g->comm, &rc);
+        if (answer) return answer;
+        if (rc && rc != ncclInProgress) return rc;
         if (g->world->stopped || clock_s() > until) return ncclInProgress;
         usleep(NAP_US);
     }

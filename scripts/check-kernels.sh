@@ -41,6 +41,7 @@ attention_merge_kernel                      loads16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
 attention_sink_kernel                       - a number a row and head
 bias_grad_runs_kernel<.*,true>              loads16 whole
+grouped_bias_grad_kernel<.*,true>           loads16 whole
 norm_grad_kernel<.*,true>                   loads16 whole
 (bias|norm)_grad_sum_kernel                 - a few numbers a column
 qkv_kernel<[^,]*,true,                      loads16 stores16 whole

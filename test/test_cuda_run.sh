@@ -47,6 +47,9 @@ mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_to
     balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
 mixture full experts=8 topk=2 ffn=40 router=softmax_pre balance=sinkhorn capacity=1 drop=position jitter=0.1
 
+mixture biased experts=6 topk=2 ffn=40
+sed -i 's/^bias = .*/bias = true\nactivation = clamped_swiglu\nactivation_limit = 0.1/' biased.ini
+
 sed 's/^qk_norm = .*/sinks = true\nattention_gate = true\nattention_softcap = 2/' llama.ini >variants.ini
 
 latent="attention = mla\nq_lora_rank = 24\nkv_lora_rank = 32\nqk_nope_head_dim = 16\nqk_rope_head_dim = 8"
@@ -93,6 +96,8 @@ attention() { # CONFIG WHAT
 }
 attention variants "cap, sinks and gate"
 attention latent "latent attention"
+says() { "$mt" generate --run latent-cuda --prompt Line --tokens 8 --temperature 0 run.device="$1" 2>/dev/null; }
+check "latent attention: the GPU says what the CPU does: '$(says cuda)'" [ "$(says cuda)" = "$(says cpu)" ]
 run further-cpu llama.ini run.device=cpu run.precision=fp32 run.reproducible=run model.mtp_layers=2
 run further-cuda llama.ini run.device=cuda run.precision=fp32 model.mtp_layers=2
 check "multi-token prediction fp32: losses within 1e-5 of the CPU's" close further-cuda further-cpu 1e-5
@@ -124,6 +129,11 @@ for c in aux bias full; do
     run $c-half $c.ini run.device=cuda
     check "$c: tensors of two halves are the whole run's" same_tensors $c-half $c-bf16 $steps
 done
+run biased-cpu biased.ini run.device=cpu run.precision=fp32 run.reproducible=run
+run biased-cuda biased.ini run.device=cuda run.precision=fp32
+check "biased, clamped fp32: losses within 1e-5 of the CPU's" close biased-cuda biased-cpu 1e-5
+run biased-bf16 biased.ini run.device=cuda
+check "biased, clamped bf16: losses within 2e-2 of fp32" close biased-bf16 biased-cpu 2e-2
 drops() { grep -o '"expert_dropped":[^]]*' "$1/metrics.jsonl" | grep -oE '[0-9]+'; }
 check "full: some choices are dropped in each step" [ "$(drops full-cuda | awk '$1 > 0' | wc -l)" -eq $((2 * steps)) ]
 expect 0 loss "$mt" eval --config bias.ini run.dir=bias-bf16 run.device=cuda

@@ -54,6 +54,7 @@ model.rope_truncate        | false        | loss | model.position=rope model.rop
 model.norm                 | rmsnorm      | loss
 model.norm_eps             | 1e-2         | loss
 model.activation           | swiglu       | loss
+model.activation_limit     | 0.05         | loss | model.activation=clamped_swiglu
 model.bias                 | false        | loss
 model.tied                 | false        | loss
 model.dropout              | 0.1          | loss

@@ -424,7 +424,7 @@ static void check_mla(MlaSpec s)
 }
 
 TEST(latent_attention) { check_mla((MlaSpec){ .scale = 1 }); }
-TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7 }); }
+TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7, .sinks = true }); }
 TEST(latent_attention_recomputed)
 {
     check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .softcap = 2, .dropout = 0.2f, .recompute = true });
@@ -445,6 +445,7 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
                                .hidden = HIDDEN,
                                .ffn = 44,
                                .activation = activation,
+                               .activation_limit = 4,
                                .tp_blocks = 2,
                                .bias = bias,
                                .recompute = recompute }));
@@ -453,6 +454,7 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
 
 TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
 TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
+TEST(mlp_clamped) { check_mlp(ACT_CLAMPED_SWIGLU, true, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
 TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }
 
@@ -478,6 +480,16 @@ TEST(moe_softmax_pre) { check_moe((MoeSpec){ .activation = ACT_GELU, .scoring = 
 TEST(moe_sigmoid_shared)
 {
     check_moe((MoeSpec){ .activation = ACT_SWIGLU, .shared_ffn = 24, .scoring = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+}
+/* (Limits so far out that few numbers lie near them: across one a step finds no derivative.) */
+TEST(moe_biases_clamped)
+{
+    for (int recompute = 0; recompute < 2; recompute++)
+        check_moe((MoeSpec){ .activation = ACT_CLAMPED_SWIGLU,
+                             .activation_limit = 4,
+                             .bias = true,
+                             .recompute = recompute,
+                             .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
 }
 TEST(moe_sqrt_softplus_gated_recomputed)
 {

@@ -222,6 +222,7 @@ TEST(latent_mixture_layouts)
 /* Which rows lie beside each other in an expert depends on micro-batch and ranks; no sum may. */
 TEST(mixtral_layouts) { run_all(tiny_mixture(TINY_MIXTRAL, 2), mode_is("all") ? 1 : 9); }
 TEST(qwen3moe_layouts) { run_all(tiny_mixture(TINY_QWEN3, 2), mode_is("all") ? 1 : 20); }
+TEST(gptoss_layouts) { run_all(tiny_gptoss(2), mode_is("all") ? 1 : 20); }
 TEST(deepseek_layouts) { run_all(tiny_mixture(TINY_DEEPSEEK, 2), mode_is("all") ? 1 : 20); }
 
 /* Modules of multi-token prediction: two that share the one table with the head; one of experts. */
@@ -558,6 +559,9 @@ TEST(slack_overflow_redone_beside)
     s.model.recompute = RECOMPUTE_SELECTIVE;
     check_redone(s, NULL);
 }
+
+/* with biases, */
+TEST(slack_overflow_redone_biases) { check_redone(tiny_gptoss(1), NULL); }
 
 static Err equal_scores(Trainer *t, void *user)
 {

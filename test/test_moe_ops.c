@@ -899,6 +899,66 @@ TEST(grouped_overflow_and_nothing)
     }
 }
 
+/* ---- biases of experts ---- */
+
+/* D columns, a = K, b = E; leaves of 4 tokens */
+static void case_bias(Env *e, const Shape *p)
+{
+    const int64_t K = p->a, E = p->b, O = p->D, P = p->N * K;
+    const DType acc = p->flags & PLAIN ? F32 : I64;
+    const double high = acc == F32 ? 2 : 1e12;
+    const Order o = make_order(e, p->N, K, E);
+    Tensor y = env_out(e, F32, -1, 1, P, O), bias = env_in(e, F32, -1, 1, E, O), dy = env_in(e, F32, -1, 1, P, O);
+    Tensor dbias = env_out(e, acc, -high, high, E, O), shift = env_int(e, 30), overflow = env_flag(e);
+    RUN(e, grouped_bias, .y = y, .bias = bias, .offset = o.offset);
+    RUN(e, grouped_bias_grad, .dbias = dbias, .dy = dy, .offset = o.offset, .shift = shift, .overflow = overflow,
+        .room = 10);
+    for (int64_t x = 0; e->check && x < E; x++)
+        for (int64_t i = 0; i < O; i++) {
+            double sum = 0;
+            for (int64_t r = start_of(&o, x); r < start_of(&o, x + 1); r++) {
+                const double before = (double)((const float *)env_before(e, env_f(y, r)))[i];
+                CLOSE(env_f(y, r)[i], before + (double)env_f(bias, x)[i], 1, "row %d column %d", (int)r, (int)i);
+                sum += (double)env_f(dy, r)[i];
+            }
+            CLOSE(env_added(e, dbias, 30, x, i), sum, P, "expert %d column %d", (int)x, (int)i);
+        }
+    CHECK(*(int32_t *)overflow.data == 0);
+}
+
+TEST(grouped_bias)
+{
+    CASES(case_bias, { 1, 1, 1, 1, 0 }, { 6, 17, 2, 3, 0 }, { 33, 16, 2, 8, 0 }, { 40, 31, 3, 5, PLAIN },
+          { 300, 70, 2, 6, 0 }, { 7, 5, 1, 12, 0 });
+}
+
+/* The integer of each leaf is that of bias_grad over the same rows alone; what does not fit raises the flag. */
+TEST(grouped_bias_leaves)
+{
+    enum { N = 22, K = 2, E = 3, O = 21 };
+    for (int bad = 0; bad < 2; bad++) {
+        Env e;
+        env_open(&e, isa_best(), 2, 0);
+        const Order o = make_order(&e, N, K, E);
+        Tensor dy = env_in(&e, F32, -1, 1, N * K, O), got = env_out(&e, I64, 0, 1, E, O);
+        Tensor want = env_out(&e, I64, 0, 1, E, O), shift = env_int(&e, 28), overflow = env_flag(&e);
+        Tensor apart = env_flag(&e);
+        if (bad) env_f(dy, 7)[3] = NAN;
+        RUN(&e, grouped_bias_grad, .dbias = got, .dy = dy, .offset = o.offset, .shift = shift, .overflow = overflow,
+            .room = 10);
+        for (int64_t run = 0; run < o.offset.dim[0] - 1; run++) {
+            const int64_t *at = (const int64_t *)o.offset.data + run, x = run / ((o.offset.dim[0] - 1) / E);
+            if (at[0] == at[1]) continue;
+            RUN(&e, bias_grad, .dbias = tensor_of(env_row(&want, x), I64, O), .dy = tensor_row_slice(dy, at[0], at[1] - at[0]),
+                .shift = shift, .overflow = apart, .leaf = N * K, .room = 10);
+        }
+        for (int64_t i = 0; i < E * O; i++)
+            CHECK_MSG(((int64_t *)got.data)[i] == ((int64_t *)want.data)[i], "number %d", (int)i);
+        CHECK(*(int32_t *)overflow.data == bad && *(int32_t *)apart.data == bad);
+        env_close(&e);
+    }
+}
+
 /* ---- the gate of the shared expert ---- */
 
 static void case_gated(Env *e, const Shape *p)

@@ -279,6 +279,32 @@ TEST(swiglu)
           { 36, 1200, 150 });
 }
 
+/* D columns in chunks of `a`; limits as flags in halves. Gates and ups of every kind: within, beyond, far out. */
+static void case_clamped(Env *e, const Shape *p)
+{
+    const double limit = p->flags / 2.0;
+    Tensor x = env_in(e, F32, -9, 9, p->N, 2 * p->D), dy = env_in(e, F32, -2, 2, p->N, p->D);
+    Tensor y = env_out(e, F32, 8, 9, p->N, p->D), dx = env_out(e, F32, 8, 9, p->N, 2 * p->D);
+    far_out(e, x, p->N, 2 * p->D);
+    RUN(e, clamped_swiglu_fwd, .y = y, .x = env_used(e, x), .chunk = p->a, .limit = (float)limit);
+    RUN(e, clamped_swiglu_bwd, .dx = env_used(e, dx), .dy = dy, .x = x, .chunk = p->a, .limit = (float)limit);
+    for (int64_t k = 0; e->check && k < env_n(e, p->N) * p->D; k++) {
+        int64_t n = k / p->D, f = k % p->D, at = f / p->a * 2 * p->a + f % p->a;
+        double gate = (double)env_f(x, n)[at], up = (double)env_f(x, n)[at + p->a], d = (double)env_f(dy, n)[f];
+        double g = fmin(gate, limit), u = fmax(-limit, fmin(up, limit)), s = sigmoid64(1.702 * g);
+        double slope = g < -100 ? 0 : s * (1 + 1.702 * g * (1 - s));
+        CLOSE(env_f(y, n)[f], g < -100 ? 0 : g * s * (u + 1), 8, "gate %g, up %g", gate, up);
+        CLOSE(env_f(dx, n)[at], gate > limit ? 0 : d * (u + 1) * slope, 8, "gate %g, up %g", gate, up);
+        CLOSE(env_f(dx, n)[at + p->a], fabs(up) > limit || g < -100 ? 0 : d * g * s, 8, "gate %g, up %g", gate, up);
+    }
+}
+
+TEST(clamped_swiglu)
+{
+    CASES(case_clamped, { 1, 1, 1, 0, 14 }, { 3, 15, 5, 0, 14 }, { 4, 32, 16, 0, 4 }, { 5, 34, 17, 0, 14 },
+          { 3, 99, 33, 0, 1 }, { 36, 1200, 150, 0, 14 });
+}
+
 /* The same elements at another place of a row: the same bits. */
 TEST(position_in_row)
 {
@@ -640,6 +666,7 @@ static const struct {
     { "residual_fwd", "test_ops.c" }, { "residual_bwd", "test_ops.c" }, { "gelu_fwd", "test_ops.c" },
     { "gelu_bwd", "test_ops.c" }, { "gate_fwd", "test_ops.c" }, { "gate_bwd", "test_ops.c" },
     { "sink_bwd", "test_ops.c" }, { "swiglu_fwd", "test_ops.c" }, { "swiglu_bwd", "test_ops.c" },
+    { "clamped_swiglu_fwd", "test_ops.c" }, { "clamped_swiglu_bwd", "test_ops.c" },
     { "fill_zero", "test_ops.c" }, { "fill_zero_acc", "test_ops.c" }, { "add_acc", "test_ops.c" },
     { "cast", "test_cast.c" },
     { "qkv_split", "test_ops.c" }, { "qkv_merge", "test_ops.c" },
@@ -662,6 +689,7 @@ static const struct {
     { "grouped_fwd", "test_moe_ops.c" }, { "grouped_dx", "test_moe_ops.c" },
     { "grouped_dw", "test_moe_ops.c" }, { "gated_add_fwd", "test_moe_ops.c" },
     { "gated_add_bwd", "test_moe_ops.c" },
+    { "grouped_bias", "test_moe_ops.c" }, { "grouped_bias_grad", "test_moe_ops.c" },
 };
 
 /* Whether the file beside this one calls the op: by op() or RUN(), or its function with the argument

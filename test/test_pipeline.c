@@ -464,6 +464,21 @@ TEST(latent_attention)
     CHECK_LIST(s, hash_of(&s, &alone), list);
 }
 
+/* Biases of router and experts are added to at once, their weights' gradients in a later W. */
+TEST(biases_of_experts)
+{
+    static const Layout list[] = {
+        { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-v", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "1f1b", .pp = 2, .recompute = RECOMPUTE_FULL },
+    };
+    TrainSpec s = tiny_gptoss(4);
+    const Layout alone = { .pp = 1 };
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    CHECK_LIST(s, hash_of(&s, &alone), list);
+}
+
 TEST(layouts_by_hand)
 {
     static const Layout list[] = {

@@ -313,22 +313,23 @@ import sys
 from wants import between, finish, want
 
 world, plan, text = int(sys.argv[1]), json.load(open(sys.argv[3])), open(sys.argv[4]).read()
-# (small: norms of queries and keys, sinks)
+# (small: norms of queries and keys, sinks, biases that all ranks have: of attention, router and experts' fc2)
 layers, D, heads, kv, C, F, E, K, V, small, pp, slack, batch, total, active = {
     "mixtral-8x7b": (32, 4096, 32, 8, 128, 14336, 8, 2, 32000, 0, 4, 2, 1024, 46_702_792_704, 12_879_925_248),
     "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 128, 8, 151936, 256, 2, 0, 1024, 30_532_122_624, 3_353_032_704),
-    "gpt-oss-20b": (24, 2880, 64, 8, 64, 2880, 32, 4, 201088, 64, 1, 2, 512, 20_907_928_896, 4_186_418_496),
+    "gpt-oss-20b": (24, 2880, 64, 8, 64, 2880, 32, 4, 201088, 64 + 5120 + 2880 + 32 + 32 * 2880, 1, 2, 512, 20_914_757_184, 4_187_440_704),
 }[sys.argv[2]]
 T, ep, blocks, dp = 4096, 8, layers // pp, world // pp
 want("ranks", len(plan["ranks"]), pp)
 
 # of a block: two norms, qkv, proj, the router; 3 F D an expert, of which a rank has E / ep
 attention = (heads + 2 * kv) * C * D + heads * C * D + small
-dense_block, experts_block = 2 * D + attention + E * D, 3 * F * D * E // ep
+bias = 2 * F if sys.argv[2] == "gpt-oss-20b" else 0  # of an expert's fc1; fc2's is D
+dense_block, experts_block = 2 * D + attention + E * D, (3 * F * D + bias) * E // ep
 want("parameters", plan["parameters"], total)
 want("parameters of the parts", layers * (dense_block + experts_block * ep) + 2 * V * D + D, total)
 want("active parameters", plan["active_parameters"], active)
-want("active parameters of the parts", total - layers * (E - K) * 3 * F * D, active)
+want("active parameters of the parts", total - layers * (E - K) * (3 * F * D + bias + (D if bias else 0)), active)
 for r, rank in enumerate(plan["ranks"]):
     dense = blocks * dense_block + (V * D if r == 0 else 0) + (V * D + D if r == pp - 1 else 0)
     experts, states = blocks * experts_block, blocks * E  # states: the routers' biases

@@ -53,6 +53,8 @@ holds latents swiglu "${latent[@]}" model.q_lora_rank=10
 holds further gelu model.mtp_layers=2 model.position=none
 holds biased swiglu model.arch=llama model.bias=true
 holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
+holds biases gelu moe.experts=3 moe.ffn=16
+holds clamped swiglu model.arch=llama model.bias=true model.activation=clamped_swiglu moe.experts=3 moe.ffn=16
 holds gelus gelu model.bias=false moe.experts=3 moe.ffn=16 moe.shared_ffn=56
 for name in $(cut -d'|' -f1 table.txt); do check "$name is in some checkpoint" grep -qxF "$name" seen.txt; done
 finish

@@ -70,14 +70,15 @@ static inline TrainSpec tiny_variants(void)
     return s;
 }
 
-/* The same with latent attention: q_rank 0: no latent of queries. */
+/* The same with latent attention: q_rank 0: no latent of queries; with one sinks, too. */
 static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
 {
     s.model.heads = s.model.kv_heads = 8;
     s.model.qk_norm = false;
-    s.model.latent = (LatentSpec){ { q_rank, 20, 8, 6, 10 }, 1.2f };
+    s.model.latent = (LatentSpec){ { q_rank, 20, 8, 6, 10 }, .scale = 1.2f };
     s.model.head_dim = 14;
     s.model.rope.columns = 6;
+    s.model.sinks = q_rank > 0;
     return s;
 }
 
@@ -109,6 +110,18 @@ static inline TrainSpec tiny_mixture(TinyMixture kind, int layers)
     s.model.qk_norm = kind == TINY_QWEN3;
     s.model.moe = kinds[kind];
     s.model.moe.layers.word[0] = kind == TINY_DEEPSEEK ? ~1ull : ~0ull;
+    return s;
+}
+
+/* As gpt-oss: windows, sinks, biases everywhere, of router and experts too, and the clamped activation, whose limit the
+ * numbers of so small a model reach. */
+static inline TrainSpec tiny_gptoss(int layers)
+{
+    TrainSpec s = tiny_mixture(TINY_MIXTRAL, layers);
+    s.model.window = (LayerPattern){ .runs = 2, .value = { 24, 0 }, .times = { 1, 1 } };
+    s.model.sinks = s.model.bias = true;
+    s.model.activation = ACT_CLAMPED_SWIGLU;
+    s.model.activation_limit = 0.1f;
     return s;
 }
 

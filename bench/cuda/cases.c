@@ -263,6 +263,27 @@ static Err make_swiglu_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+static Err make_clamped_swiglu_fwd(Maker *m, AnyArgs *any)
+{
+    clamped_swiglu_fwd_args *a = &any->clamped_swiglu_fwd;
+    ONCE(y, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), 2 * m->d->F);
+    a->chunk = m->d->F / 8;
+    a->limit = 7;
+    return ERR_OK;
+}
+
+static Err make_clamped_swiglu_bwd(Maker *m, AnyArgs *any)
+{
+    clamped_swiglu_bwd_args *a = &any->clamped_swiglu_bwd;
+    ONCE(dx, tokens_of(m), 2 * m->d->F);
+    ONCE(dy, tokens_of(m), m->d->F);
+    ONCE(x, tokens_of(m), 2 * m->d->F);
+    a->chunk = m->d->F / 8;
+    a->limit = 7;
+    return ERR_OK;
+}
+
 static Err make_fill_zero(Maker *m, AnyArgs *any)
 {
     fill_zero_args *a = &any->fill_zero;
@@ -458,6 +479,8 @@ const Case bench_cases[] = {
     CASE(grouped_dx, "fc2", FC2),
     CASE(grouped_dw, "fc1", FC1),
     CASE(grouped_dw, "fc2", FC2),
+    CASE(grouped_bias, "fc1", FC1),
+    CASE(grouped_bias_grad, "fc1", FC1),
     CASE(gated_add_fwd, "", NO_SHAPE),
     CASE(gated_add_bwd, "", NO_SHAPE),
     CASE(attention_fwd, "causal", NO_SHAPE),
@@ -496,6 +519,8 @@ const Case bench_cases[] = {
     CASE(gelu_bwd, "", NO_SHAPE),
     CASE(swiglu_fwd, "", NO_SHAPE),
     CASE(swiglu_bwd, "", NO_SHAPE),
+    CASE(clamped_swiglu_fwd, "", NO_SHAPE),
+    CASE(clamped_swiglu_bwd, "", NO_SHAPE),
     CASE(fill_zero, "", NO_SHAPE),
     CASE(fill_zero_acc, "all gradients", NO_SHAPE),
     CASE(add_acc, "all gradients", NO_SHAPE),

@@ -316,6 +316,33 @@ Err make_grouped_dw(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
+Err make_grouped_bias(Maker *m, AnyArgs *any)
+{
+    grouped_bias_args *a = &any->grouped_bias;
+    RowOrder order;
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_order(m, &order));
+    MAKE(y, 2, UNIFORM, m->dtype, P, O);
+    ONCE(bias, m->d->experts, O);
+    a->offset = order.offset;
+    return ERR_OK;
+}
+
+Err make_grouped_bias_grad(Maker *m, AnyArgs *any)
+{
+    grouped_bias_grad_args *a = &any->grouped_bias_grad;
+    RowOrder order;
+    int64_t P = tokens_of(m) * m->d->topk, O, I;
+    expert_dims(m, &O, &I);
+    TRY(make_order(m, &order));
+    MAKE(dbias, 2, UNIFORM, F32, m->d->experts, O);
+    ONCE(dy, P, O);
+    SHIFT_OF_GRADIENT;
+    a->offset = order.offset;
+    return ERR_OK;
+}
+
 Err make_gated_add_fwd(Maker *m, AnyArgs *any)
 {
     gated_add_fwd_args *a = &any->gated_add_fwd;

@@ -66,6 +66,8 @@ Err make_unpermute_bwd(Maker *m, AnyArgs *any);
 Err make_grouped_fwd(Maker *m, AnyArgs *any);
 Err make_grouped_dx(Maker *m, AnyArgs *any);
 Err make_grouped_dw(Maker *m, AnyArgs *any);
+Err make_grouped_bias(Maker *m, AnyArgs *any);
+Err make_grouped_bias_grad(Maker *m, AnyArgs *any);
 Err make_gated_add_fwd(Maker *m, AnyArgs *any);
 Err make_gated_add_bwd(Maker *m, AnyArgs *any);
 

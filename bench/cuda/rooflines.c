@@ -218,8 +218,8 @@ static Err make_sets(Bench *b, Maker *m, const Case *c, AnyArgs *sets, int *coun
 static bool counts_flop(OpId id)
 {
     const char *name = op_info(id)->name;
-    return !strncmp(name, "linear_", 7) || !strncmp(name, "grouped_", 8) || id == OP_attention_fwd ||
-           id == OP_attention_bwd;
+    return !strncmp(name, "linear_", 7) || id == OP_grouped_fwd || id == OP_grouped_dx || id == OP_grouped_dw ||
+           id == OP_attention_fwd || id == OP_attention_bwd;
 }
 
 static Err run_case(Bench *b, Maker *m, const Case *c)

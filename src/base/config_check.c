@@ -75,7 +75,7 @@ static int64_t usual_tp_blocks(const Config *c)
 static int64_t usual_ffn(const Config *c)
 {
     int64_t D = c->model.hidden;
-    return c->model.activation == MODEL_ACTIVATION_SWIGLU ? 8 * D / (3 * 64) * 64 : 4 * D;
+    return c->model.activation != MODEL_ACTIVATION_GELU ? 8 * D / (3 * 64) * 64 : 4 * D;
 }
 
 static void resolve_name(ConfigReader *r)
@@ -335,6 +335,9 @@ static void check_model(ConfigReader *r)
     RULE(c->model.head_dim <= config_key(CFG_model_head_dim)->int_high, most, CFG_model_head_dim,
          CFG_model_hidden, CFG_model_heads);
     RULE(c->model.ffn > 0, "too narrow for the usual ffn: give model.ffn", CFG_model_hidden, CFG_model_ffn);
+    RULE(c->model.activation == MODEL_ACTIVATION_CLAMPED_SWIGLU ||
+             c->model.activation_limit == config_defaults.model.activation_limit,
+         "only activation = clamped_swiglu reads it", CFG_model_activation_limit, CFG_model_activation);
     RULE(!c->model.mtp_layers || c->model.position != MODEL_POSITION_LEARNED,
          "multi-token prediction has no learned positions: take rope or none", CFG_model_mtp_layers,
          CFG_model_position);

@@ -141,8 +141,6 @@ static void check_latent(ConfigReader *r)
          CFG_model_attention);
     RULE(!c->model.qk_norm, "latent attention has norms of its own: take qk_norm = false", CFG_model_qk_norm,
          CFG_model_attention);
-    RULE(!c->model.sinks, "not built yet: sinks beside latent attention; take sinks = false", CFG_model_sinks,
-         CFG_model_attention);
     RULE(!c->model.attention_gate,
          "not built yet: a gate beside latent attention; take attention_gate = false",
          CFG_model_attention_gate, CFG_model_attention);

@@ -210,6 +210,78 @@ Err CPU(swiglu_bwd)(Stream *s, const swiglu_bwd_args *a)
     return ERR_OK;
 }
 
+/* Slope of the sigmoid in clamped_swiglu. */
+#define CLAMPED_ALPHA 1.702f
+
+/* x between -limit and limit; NaN stays. */
+VEC_FN vf clamped(vf x, float limit) { return vf_max(vf_set1(-limit), vf_min(vf_set1(limit), x)); }
+
+static void clamped_swiglu_fwd_part(const void *args, int64_t first, int64_t end)
+{
+    const clamped_swiglu_fwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < a->y.dim[1]; f += a->chunk) {
+            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk;
+            float *y = row_f32(a->y, n) + f;
+            for (int64_t i = 0; i < a->chunk; i += VEC) {
+                int64_t left = a->chunk - i;
+                vf g = vf_min(vf_set1(a->limit), row_load(gate + i, left));
+                vf u = clamped(row_load(up + i, left), a->limit);
+                vf gated = vf_mul(g, sigmoid(vf_mul(vf_set1(CLAMPED_ALPHA), g)));
+                row_store(y + i, vf_mul(gated, vf_add(u, vf_set1(1.0f))), left);
+            }
+        }
+    }
+}
+
+Err CPU(clamped_swiglu_fwd)(Stream *s, const clamped_swiglu_fwd_args *a)
+{
+    par_rows(s, rows_both(a->y, a->x), a->x.dim[1], clamped_swiglu_fwd_part, a);
+    return ERR_OK;
+}
+
+typedef struct {
+    vf gate, up;
+} GatePair;
+
+/* d gate = dy (u + 1) s (1 + v (1 - s)), d up = dy g s, with v = 1.702 g and s = sigmoid(v); 0 beyond the limits. Below
+ * -47, where v is -80, both are below 1e-32. */
+VEC_FN GatePair clamped_slopes(vf gate, vf up, vf dy, float limit)
+{
+    const vf g = vf_max(vf_set1(-47.0f), vf_min(vf_set1(limit), gate)), u = clamped(up, limit);
+    const vf v = vf_mul(vf_set1(CLAMPED_ALPHA), g);
+    vf s, t;
+    sigmoid_pair(v, &s, &t);
+    const vf ds = vf_mul(dy, s), slope = vf_fma(v, t, vf_set1(1.0f));
+    const vf dgate = vf_mul(vf_mul(ds, vf_add(u, vf_set1(1.0f))), slope);
+    const vm cut_gate = vf_lt(vf_set1(limit), gate), cut_up = vf_lt(vf_set1(limit), vf_abs(up));
+    return (GatePair){ vf_select(cut_gate, vf_zero(), dgate), vf_select(cut_up, vf_zero(), vf_mul(ds, g)) };
+}
+
+static void clamped_swiglu_bwd_part(const void *args, int64_t first, int64_t end)
+{
+    const clamped_swiglu_bwd_args *a = args;
+    for (int64_t n = first; n < end; n++) {
+        for (int64_t f = 0; f < a->dy.dim[1]; f += a->chunk) {
+            const float *gate = row_f32(a->x, n) + 2 * f, *up = gate + a->chunk, *dy = row_f32(a->dy, n) + f;
+            float *dgate = row_f32(a->dx, n) + 2 * f, *dup = dgate + a->chunk;
+            for (int64_t i = 0; i < a->chunk; i += VEC) {
+                int64_t left = a->chunk - i;
+                GatePair d = clamped_slopes(row_load(gate + i, left), row_load(up + i, left),
+                                            row_load(dy + i, left), a->limit);
+                row_store(dgate + i, d.gate, left);
+                row_store(dup + i, d.up, left);
+            }
+        }
+    }
+}
+
+Err CPU(clamped_swiglu_bwd)(Stream *s, const clamped_swiglu_bwd_args *a)
+{
+    par_rows(s, rows_both(a->dx, a->dy), a->x.dim[1], clamped_swiglu_bwd_part, a);
+    return ERR_OK;
+}
+
 /* ---- a gate on each element ---- */
 
 static void gate_fwd_part(const void *args, int64_t first, int64_t end)

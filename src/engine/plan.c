@@ -261,9 +261,17 @@ static void count_params(const Trainer *t, MemoryPlan *p)
     }
 }
 
+/* A whole sample, and one token behind others: what latent attention makes of these is not a part of the first. */
+static Err dry_generation(Trainer *t)
+{
+    const int64_t seq = t->spec.model.seq;
+    TRY(trainer_logits(t, NULL, 0, seq, NULL));
+    return seq > 1 ? trainer_logits(t, NULL, seq - 1, 1, NULL) : ERR_OK;
+}
+
 static Err dry_run(Trainer *t, MemoryPlan *out)
 {
-    if (t->kv) TRY(trainer_logits(t, NULL, 0, t->spec.model.seq, NULL));
+    if (t->kv) TRY(dry_generation(t));
     if (!t->spec.forward_only) TRY(count_step(t, out));
     TRY(dry_eval(t));
     if (loads_redo(t)) {

@@ -43,17 +43,14 @@ static Err register_qk_norms(Attention *a, ParamRegistry *reg, const AttentionSp
     return ERR_OK;
 }
 
-/* Beside the other scores a sink of 0 is a key that is orthogonal to all queries. */
-static Err register_sinks(Attention *a, ParamRegistry *reg, const AttentionSpec *spec)
+Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id)
 {
     char name[PARAM_NAME_MAX];
-    if (!spec->sinks) return ERR_OK;
-    snprintf(name, sizeof name, "%s.sinks", spec->name);
+    snprintf(name, sizeof name, "%s.sinks", attention);
     return param_add(
         reg,
-        (ParamSpec){
-            .name = name, .ndim = 1, .shape = { spec->heads, 1 }, .cut = { CUT_TP }, .init = INIT_ZERO },
-        &a->sink);
+        (ParamSpec){ .name = name, .ndim = 1, .shape = { heads, 1 }, .cut = { CUT_TP }, .init = INIT_ZERO },
+        id);
 }
 
 Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
@@ -85,7 +82,7 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec)
                                       .section = { q, kv, kv, gate },
                                       .interleave = spec.kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, &spec));
-    TRY(register_sinks(a, reg, &spec));
+    if (spec.sinks) TRY(sinks_register(reg, spec.name, spec.heads, &a->sink));
     snprintf(name, sizeof name, "%s.proj", spec.name);
     return linear_register(&a->proj, reg,
                            (LinearSpec){ .name = name,
@@ -264,23 +261,14 @@ static Err gate_forward(Ctx *c, Tensor o, Tensor gate, AttentionSave *save, Tens
     return op(c->s, gate_fwd, .y = heads_as_rows(*gated), .x = heads_as_rows(o), .gate = heads_as_rows(gate));
 }
 
-Err kv_join(Ctx *c, Tensor kept, int64_t past, Tensor *t)
-{
-    const int64_t T = t->dim[0];
-    Tensor rows = tensor_reshape(kept, kept.dim[1], t->dim[1]), own = tensor_row_slice(rows, past, T);
-    TRY(device_copy(c->s, own.data, t->data, tensor_bytes(own)));
-    *t = tensor_row_slice(rows, 0, past + T);
-    return ERR_OK;
-}
-
 /* t [1, T, K, C] joins what `kept` has of positions before `past`, and both together take its place. */
 static Err join_earlier(Ctx *c, Tensor kept, int64_t past, Tensor *t)
 {
     const int64_t T = t->dim[1], K = t->dim[2], C = t->dim[3];
     ASSERT(t->dim[0] == 1);
-    *t = tensor_reshape(*t, T, K * C);
-    TRY(kv_join(c, kept, past, t));
-    *t = tensor_reshape(*t, 1, past + T, K, C);
+    const Tensor rows = tensor_reshape(kept, kept.dim[1], K * C), own = tensor_row_slice(rows, past, T);
+    TRY(device_copy(c->s, own.data, t->data, tensor_bytes(own)));
+    *t = tensor_reshape(tensor_row_slice(rows, 0, past + T), 1, past + T, K, C);
     return ERR_OK;
 }
 
@@ -340,17 +328,15 @@ static Err gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate)
               .x = heads_as_rows(o), .gate = heads_as_rows(gate));
 }
 
-/* lse and delta [B, T, H], as attention_bwd has left them. */
-static Err sink_backward(const Attention *a, Ctx *c, Tensor lse, Tensor delta)
+Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)
 {
     const HeadRows of = context_head_rows(c, lse.dim[0] * lse.dim[1], lse.dim[2]);
     Tensor rows;
-    if (a->sink < 0) return ERR_OK;
+    if (sink < 0) return ERR_OK;
     TRY(tensor_new(c->scratch, &rows, c->dtype, of.rows, of.heads));
-    TRY(op(c->s, sink_bwd, .dsink = rows,
-           .sink = tensor_row_slice(param_value(c, a->sink), of.first, of.heads),
+    TRY(op(c->s, sink_bwd, .dsink = rows, .sink = tensor_row_slice(param_value(c, sink), of.first, of.heads),
            .lse = tensor_reshape(lse, of.rows, of.heads), .delta = tensor_reshape(delta, of.rows, of.heads)));
-    return grad_add_columns(c, a->sink, rows, of.first);
+    return grad_add_columns(c, sink, rows, of.first);
 }
 
 /* Of this rank's query heads, and of keys and values from them. */
@@ -437,7 +423,7 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
                                                        .leaf = c->canon.query_leaf,
                                                        .positions = c->batch->seq,
                                                        .softcap = a->softcap }));
-    TRY(sink_backward(a, c, save_get(c, save->lse), delta));
+    TRY(sinks_backward(c, a->sink, save_get(c, save->lse), delta));
     TRY(heads_backward(a, c, save, &d, &g));
     TRY(linear_backward(&a->qkv, c, x, g.dqkv, dx));
     arena_release(c->scratch, mark);

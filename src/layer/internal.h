@@ -15,15 +15,17 @@ Tensor grad_target(Ctx *c, int id, bool *fresh);
 /* To be called when the op that adds is on the stream. */
 Err grad_added(Ctx *c, int id);
 
+/* A score for each head of the attention of that name. Beside the other scores a sink of 0 is a key that is orthogonal
+ * to all queries. */
+Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id);
+/* lse and delta [B, T, H], as attention_bwd has left them; sink: -1 = none. */
+Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta);
+
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
-/* rows [T, columns], of positions from `past` on, go into `kept` [1, seq, K, columns / K], and become those of all
- * positions so far [past + T, columns]. */
-Err kv_join(Ctx *c, Tensor kept, int64_t past, Tensor *rows);
-
-/* What a feed-forward layer does between its two products; chunk: of swiglu's columns (ops.def). */
-Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidden, Tensor active);
+Err activation_forward(Ctx *c, const Act *act, Tensor hidden, Tensor active);
+Err activation_backward(Ctx *c, const Act *act, Tensor hidden, Tensor dactive, Tensor dhidden);
 
 /*
  * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their
@@ -59,8 +61,8 @@ Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
 int64_t moe_padded_cols(int64_t cols);
 Tensor moe_first_cols(Tensor padded, int64_t cols);
 
-/* y [N, rows of the weight] in fp32, of a product in fp32. */
-Err moe_fp32_linear(Ctx *c, int weight, Tensor x, Tensor y);
+/* y [N, rows of the weight] in fp32, of a product in fp32. bias: -1 = none. */
+Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y);
 /* Where the fp32 gradient of moe_fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
  * Padded. */
 Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide);

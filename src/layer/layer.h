@@ -90,7 +90,7 @@ typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICA
 typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
 
 /* Generation: keys and values of one attention layer at positions 0, 1, ...; each [1, seq, K, C]. Of a latent one
- * (Mla) the latents [1, seq, 1, kv_rank] and the shared part of the key [1, seq, 1, rope]. */
+ * (Mla) k alone, [1, seq, 1, kv_rank + rope]: the normed latents, with the rotated shared part of the key behind. */
 typedef struct {
     Tensor k, v;
 } KvCache;
@@ -353,10 +353,11 @@ typedef struct {
     MlaWidths width;
     Linear q_a, q, kv_a, kv_b, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
+    int sink;           /* one number a head, or -1 */
     int heads;          /* global */
     int64_t head_chunk; /* heads of a canonical chunk */
     float scale;        /* of products of queries and keys */
-    bool rope, recompute;
+    bool rope, absorb, recompute;
     int64_t window;
     float softcap, dropout;
     uint64_t dropout_key;
@@ -375,8 +376,10 @@ typedef struct {
     MlaWidths width;
     int64_t hidden, window;
     int heads, tp_blocks; /* which divides heads */
-    bool rope, recompute; /* recompute: selectively */
-    float scale;          /* of scores, besides 1 / sqrt(nope + rope) */
+    bool rope, sinks;
+    bool recompute; /* selectively */
+    bool absorb;    /* generation meets the latents themselves: heads of kv_rank + rope columns */
+    float scale;    /* of scores, besides 1 / sqrt(nope + rope) */
     float std, proj_std, softcap, dropout, norm_eps;
     uint64_t seed;
 } MlaSpec;
@@ -384,19 +387,29 @@ typedef struct {
 enum { MLA_LINEARS = 5 }; /* weight gradients that it can queue */
 
 Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
-/* x and y [R, D]; with c->kv as attention_forward. */
+/* x and y [R, D]; with c->kv as attention_forward. With absorb one row behind others gets other roundings than among
+ * many. */
 Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save);
 Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx);
 
 /* ---- mlp ---- */
 
-typedef enum { ACT_GELU, ACT_SWIGLU } Activation;
+typedef enum { ACT_GELU, ACT_SWIGLU, ACT_CLAMPED_SWIGLU } Activation;
+
+/* Does it make one column of two, a gate and what it is on? */
+static inline bool activation_gated(Activation a) { return a != ACT_GELU; }
+
+/* What a feed-forward layer does between its two products. */
+typedef struct {
+    Activation kind;
+    float limit;   /* of the clamped one (ops.def) */
+    int64_t chunk; /* gated: columns of gate (and of up) per interleaved chunk */
+} Act;
 
 typedef struct {
     Linear fc1, fc2;
-    Activation activation;
+    Act act;
     int64_t ffn;    /* global */
-    int64_t chunk;  /* columns of gate (and of up) per interleaved chunk */
     bool recompute; /* selective: the activation's output is computed again */
 } Mlp;
 
@@ -408,6 +421,7 @@ typedef struct {
     const char *name;
     int64_t hidden, ffn;
     Activation activation;
+    float activation_limit;
     int tp_blocks;
     bool bias, recompute;
     float std, proj_std;
@@ -427,6 +441,9 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  *
  *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
  *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
+ *
+ * With biases: of the logits [E]; of fc1 as its rows are; of fc2 [E * D], whole on each rank, as it is added where a
+ * row's outputs come back to: the ranks that share an expert have parts of a sum.
  */
 /* How a router is made to use all experts (docs/moe.md). */
 typedef struct {
@@ -472,13 +489,13 @@ typedef struct {
 MoeRoom moe_room(const MoeCut *cut);
 
 typedef struct {
-    int router, fc1, fc2; /* weights */
-    int bias;             /* STATE: of the experts; its accumulator counts their rows */
+    int router, fc1, fc2;                /* weights */
+    int router_bias, fc1_bias, fc2_bias; /* or -1 */
+    int bias;                            /* STATE: of the experts; its accumulator counts their rows */
     int block; /* number of this one in its stage, MTP's behind the others; set by who registers the stage */
     int experts, topk;
     int64_t hidden, ffn;
-    int64_t chunk; /* columns of gate (and of up) per interleaved chunk */
-    Activation activation;
+    Act act;
     Router scoring;
     Balance balance;
     bool gathers; /* experts take their rows from all ranks' tokens, gathered, instead of being sent them */
@@ -506,7 +523,9 @@ typedef struct {
     int parts; /* of a dense layer that they begin as: the router's rows of its parts begin alike. 0 = 1 */
     int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
     bool shared_gate, gathers, recompute;
+    bool bias; /* of router and experts; not beside a shared expert */
     Activation activation;
+    float activation_limit;
     Router scoring;
     Balance balance;
     Capacity capacity;

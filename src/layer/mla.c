@@ -14,8 +14,8 @@
  * Kept for backward: both latents and their norms, q, k, v, o and the log-sum-exp. Selective recomputation leaves out
  * what is made of the latents: norms, q, k and v.
  *
- * Generation keeps norm(l) and the rotated p of earlier positions, kv_rank + rope numbers a row, and makes k and v of
- * all positions anew.
+ * Generation keeps norm(l) and the rotated p of earlier positions side by side, kv_rank + rope numbers a row. A token
+ * behind others meets these themselves: Wkv_b is absorbed into its queries and into what they give (docs/attention.md).
  *
  * Source: DeepSeek-AI 2024 (DeepSeek-V2), section 2.1.
  */
@@ -63,10 +63,12 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
     const MlaWidths w = s.width;
     const int64_t H = s.heads;
     *m = (Mla){ .width = w,
+                .sink = -1,
                 .heads = s.heads,
                 .head_chunk = s.heads / s.tp_blocks,
                 .scale = s.scale / sqrtf((float)(w.nope + w.rope)),
                 .rope = s.rope,
+                .absorb = s.absorb,
                 .recompute = s.recompute,
                 .window = s.window,
                 .softcap = s.softcap,
@@ -82,6 +84,7 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
     TRY(add_linear(reg, &s, "kv_b",
                    (LinearSpec){ .in = w.kv_rank, .out = H * (w.nope + w.value), .kind = LINEAR_COLUMN },
                    &m->kv_b));
+    if (s.sinks) TRY(sinks_register(reg, s.name, s.heads, &m->sink));
     return add_linear(reg, &s, "proj",
                       (LinearSpec){
                           .in = H * w.value, .out = s.hidden, .kind = LINEAR_ROW, .std = s.proj_std },
@@ -120,7 +123,10 @@ static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
 
 static Tensor by_sample(const Call *k, Tensor t) /* [N, H, C] -> [B, T, H, C] */
 {
-    return tensor_reshape(t, k->B, t.dim[0] / k->B, t.dim[1], t.dim[2]);
+    const int64_t rows = t.dim[0] / k->B;
+    return (Tensor){
+        .data = t.data, .dim = { k->B, rows, t.dim[1], t.dim[2] }, .ld = t.ld, .ndim = 4, .dtype = t.dtype
+    };
 }
 
 static Tensor one_head(Tensor t) /* [N, C] -> [N, 1, C], of the same rows */
@@ -247,18 +253,6 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
     return ERR_OK;
 }
 
-/* Generation: latents and shared keys of the batch's rows go into the cache; those of all rows so far come from it. */
-static Err join_cached(const Call *k, Latents *t, Spans *k_span)
-{
-    Ctx *c = k->c;
-    const int64_t past = c->batch->span.first[0];
-    if (!c->kv) return ERR_OK;
-    TRY(kv_join(c, c->kv->k, past, &t->kv));
-    TRY(kv_join(c, c->kv->v, past, &t->shared));
-    *k_span = spans_whole(past + k->T);
-    return ERR_OK;
-}
-
 static Err attend(const Call *k, Heads h, Spans k_span, Tensor o, Tensor lse)
 {
     const Mla *m = k->m;
@@ -277,25 +271,120 @@ static Err attend(const Call *k, Heads h, Spans k_span, Tensor o, Tensor lse)
                                                       .window = m->window,
                                                       .dropout = ctx_dropout(c, m->dropout, m->dropout_key),
                                                       .head0 = k->H * c->world->tp.rank,
-                                                      .softcap = m->softcap });
+                                                      .softcap = m->softcap,
+                                                      .sink = m->sink < 0 ? (Tensor){ 0 }
+                                                                          : param_value(c, m->sink) });
 }
+
+/* From the latents, o and its log-sum-exp. */
+static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor o, Tensor lse)
+{
+    Ctx *c = k->c;
+    const int64_t keys = t->kv.dim[0];
+    Heads h;
+    TRY(heads_alloc(k, c->kv ? keys : k->N, save, &h));
+    TRY(make_heads(k, t, h));
+    return attend(k, h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
+}
+
+/* ---- generation ---- */
+
+/* Latents and shared keys of the batch's rows go into the cache; those of all rows so far come from it. */
+static Err join_cached(const Call *k, Latents *t)
+{
+    Ctx *c = k->c;
+    const MlaWidths w = k->m->width;
+    const int64_t past = c->batch->span.first[0];
+    if (!c->kv) return ERR_OK;
+    const Tensor kept = tensor_reshape(c->kv->k, c->kv->k.dim[1], w.kv_rank + w.rope);
+    const Tensor own = tensor_row_slice(kept, past, k->T), all = tensor_row_slice(kept, 0, past + k->T);
+    TRY(copy_rows(c, latent_of(k, own), t->kv));
+    TRY(copy_rows(c, shared_of(k, own), t->shared));
+    t->kv = latent_of(k, all);
+    t->shared = shared_of(k, all);
+    return ERR_OK;
+}
+
+/*
+ * One row behind others. To make keys and values of all of them for it would cost kv_rank (nope + value) products a
+ * head and earlier row, where the wider dot products cost about 2 kv_rank. Of many rows at once each would pay those.
+ */
+static bool absorbs(const Call *k)
+{
+    return k->c->kv && k->m->absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
+}
+
+/* Of head h the rows of Wkv_b that make its own part of the key; and those that make its values. */
+static Tensor key_rows(const Call *k, Tensor kv_b, int64_t h)
+{
+    const MlaWidths w = k->m->width;
+    return tensor_row_slice(kv_b, h * (w.nope + w.value), w.nope);
+}
+
+static Tensor value_rows(const Call *k, Tensor kv_b, int64_t h)
+{
+    const MlaWidths w = k->m->width;
+    return tensor_row_slice(kv_b, h * (w.nope + w.value) + w.nope, w.value);
+}
+
+/* Queries across the latent and the shared part of the key: a head's [Wk^T a | R b] for its columns [a | b]. */
+static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor across)
+{
+    const Mla *m = k->m;
+    const MlaWidths w = m->width;
+    const int64_t wide = w.kv_rank + w.rope;
+    Ctx *c = k->c;
+    Tensor q;
+    TRY(tensor_new(c->scratch, &q, c->dtype, k->N, k->H, k->key));
+    TRY(linear_forward(&m->q, c, latent, as_columns(q)));
+    TRY(rotate_queries(k, q, 0));
+    q = as_columns(q);
+    across = as_columns(across);
+    for (int64_t h = 0; h < k->H; h++) {
+        TRY(op(c->s, linear_dx, .dx = tensor_col_slice(across, h * wide, w.kv_rank),
+               .dy = tensor_col_slice(q, h * k->key, w.nope), .w = key_rows(k, kv_b, h), .leaf = w.nope));
+        TRY(copy_rows(c, tensor_col_slice(across, h * wide + w.kv_rank, w.rope),
+                      tensor_col_slice(q, h * k->key + w.nope, w.rope)));
+    }
+    return ERR_OK;
+}
+
+/* o and its log-sum-exp of one row whose latents t are the last in the cache: all heads have one key, the cached row,
+ * and one value, its latent, and Wkv_b makes their own values of what comes of it. */
+static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor lse)
+{
+    Ctx *c = k->c;
+    const MlaWidths w = k->m->width;
+    const int64_t rows = t->kv.dim[0];
+    const Tensor kv_b = param_value(c, k->m->kv_b.weight);
+    const Tensor values = one_head(t->kv);
+    Tensor across, mixed, keys = values;
+    keys.dim[2] = w.kv_rank + w.rope;
+    TRY(tensor_new(c->scratch, &across, c->dtype, k->N, k->H, w.kv_rank + w.rope));
+    TRY(tensor_new(c->scratch, &mixed, c->dtype, k->N, k->H, w.kv_rank));
+    TRY(queries_absorbed(k, t->q, kv_b, across));
+    TRY(attend(k, (Heads){ across, keys, values }, spans_whole(rows), mixed, lse));
+    for (int64_t h = 0; h < k->H; h++)
+        TRY(op(c->s, linear_fwd, .y = tensor_col_slice(as_columns(o), h * w.value, w.value),
+               .x = tensor_col_slice(as_columns(mixed), h * w.kv_rank, w.kv_rank),
+               .w = value_rows(k, kv_b, h), .leaf = whole_leaf(w.kv_rank)));
+    return ERR_OK;
+}
+
+/* ---- forward, of either kind ---- */
 
 Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Call k = call_of(m, c, save);
     const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
-    Spans k_span = c->batch->span;
     Latents t;
-    Heads h;
     Tensor o, lse;
     TRY(save_new(c, REGION_W, &o, &save->o, c->dtype, k.N, k.H, m->width.value));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, k.B, k.T, k.H));
     TRY(latents_forward(&k, x, save, &t));
-    TRY(join_cached(&k, &t, &k_span));
-    TRY(heads_alloc(&k, c->kv ? t.kv.dim[0] : k.N, save, &h));
-    TRY(make_heads(&k, &t, h));
-    TRY(attend(&k, h, k_span, o, lse));
+    TRY(join_cached(&k, &t));
+    TRY(absorbs(&k) ? absorbed_forward(&k, &t, o, lse) : split_forward(&k, &t, save, o, lse));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&m->proj, c, as_columns(o), y);
 }
@@ -331,15 +420,14 @@ static Err made(const Call *k, Tensor x, Latents *t, Heads *h)
     return ERR_OK;
 }
 
-/* From go, the gradient of o, those of q, k and v: d has room for them. */
+/* From go, the gradient of o, those of q, k and v: d has room for them; and that of the sinks. */
 static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
 {
     const Mla *m = k->m;
     Ctx *c = k->c;
     Tensor delta;
     TRY(tensor_new(c->scratch, &delta, F32, k->B, k->T, k->H));
-    return context_attention_bwd(c,
-                                 (attention_bwd_args){ .dq = by_sample(k, d.q),
+    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(k, d.q),
                                                        .dk = by_sample(k, d.k),
                                                        .dv = by_sample(k, d.v),
                                                        .go = by_sample(k, go),
@@ -361,7 +449,8 @@ static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
                                                        .chunk = 1,
                                                        .leaf = c->canon.query_leaf,
                                                        .positions = c->batch->seq,
-                                                       .softcap = m->softcap });
+                                                       .softcap = m->softcap }));
+    return sinks_backward(c, m->sink, save_get(c, k->save->lse), delta);
 }
 
 /* Through a latent's norm: dx, maybe columns of something wider, from dy. */

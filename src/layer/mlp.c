@@ -9,9 +9,10 @@
 Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec)
 {
     char name[PARAM_NAME_MAX];
-    bool gated = spec.activation == ACT_SWIGLU;
-    *m = (Mlp){ .activation = spec.activation, .ffn = spec.ffn, .recompute = spec.recompute };
-    m->chunk = spec.ffn / spec.tp_blocks;
+    const bool gated = activation_gated(spec.activation);
+    *m = (Mlp){ .act = { spec.activation, spec.activation_limit, spec.ffn / spec.tp_blocks },
+                .ffn = spec.ffn,
+                .recompute = spec.recompute };
     LinearSpec fc1 = { .name = name,
                        .in = spec.hidden,
                        .out = gated ? 2 * spec.ffn : spec.ffn,
@@ -34,27 +35,37 @@ Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec)
                                          .std = spec.proj_std });
 }
 
-Err activation_forward(Ctx *c, Activation activation, int64_t chunk, Tensor hidden, Tensor active)
+Err activation_forward(Ctx *c, const Act *act, Tensor hidden, Tensor active)
 {
-    if (activation == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
-    return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = chunk);
+    if (act->kind == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
+    if (act->kind == ACT_SWIGLU) return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = act->chunk);
+    return op(c->s, clamped_swiglu_fwd, .y = active, .x = hidden, .chunk = act->chunk, .limit = act->limit);
+}
+
+Err activation_backward(Ctx *c, const Act *act, Tensor hidden, Tensor dactive, Tensor dhidden)
+{
+    if (act->kind == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
+    if (act->kind == ACT_SWIGLU)
+        return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = act->chunk);
+    return op(c->s, clamped_swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = act->chunk,
+              .limit = act->limit);
 }
 
 /* GELU is part of the product before it, and its gradient of the product after it. */
 static Err fc1_forward(const Mlp *m, Ctx *c, Tensor x, Tensor hidden, Tensor active)
 {
-    if (m->activation == ACT_GELU) return linear_forward_gelu(&m->fc1, c, x, hidden, active);
+    if (m->act.kind == ACT_GELU) return linear_forward_gelu(&m->fc1, c, x, hidden, active);
     TRY(linear_forward(&m->fc1, c, x, hidden));
-    return activation_forward(c, m->activation, m->chunk, hidden, active);
+    return activation_forward(c, &m->act, hidden, active);
 }
 
 static Err fc2_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active, Tensor dy, Tensor dhidden)
 {
     Tensor dactive;
-    if (m->activation == ACT_GELU) return linear_backward_gelu(&m->fc2, c, active, dy, hidden, dhidden);
+    if (m->act.kind == ACT_GELU) return linear_backward_gelu(&m->fc2, c, active, dy, hidden, dhidden);
     TRY(tensor_new(c->scratch, &dactive, c->dtype, active.dim[0], active.dim[1]));
     TRY(linear_backward(&m->fc2, c, active, dy, dactive));
-    return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
+    return activation_backward(c, &m->act, hidden, dactive, dhidden);
 }
 
 static int64_t local_ffn(const Mlp *m, const Ctx *c) { return m->ffn / c->world->tp.size; }
@@ -62,9 +73,9 @@ static int64_t local_ffn(const Mlp *m, const Ctx *c) { return m->ffn / c->world-
 Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
+    int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c), H = activation_gated(m->act.kind) ? 2 * F : F;
     Tensor hidden, active;
-    TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, m->activation == ACT_SWIGLU ? 2 * F : F));
+    TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, H));
     if (!m->recompute) TRY(save_new(c, REGION_W, &active, &save->active, c->dtype, N, F));
     bool in_scratch = c->into[REGION_I] == c->scratch;
     if (!in_scratch) mark = arena_mark(c->scratch);
@@ -83,7 +94,7 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
     TRY(dy_alloc(c, &dhidden, N, hidden.dim[1]));
     if (m->recompute) {
         TRY(dy_alloc(c, &active, N, F));
-        TRY(activation_forward(c, m->activation, m->chunk, hidden, active));
+        TRY(activation_forward(c, &m->act, hidden, active));
     } else {
         active = save_get(c, save->active);
     }

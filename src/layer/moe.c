@@ -45,10 +45,28 @@ static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
     return tensor_reshape(w, experts, w.dim[0] / experts, w.dim[1]);
 }
 
-static Err activation_backward(const Moe *m, Ctx *c, Tensor hidden, Tensor dactive, Tensor dhidden)
+/* A bias of experts as [experts, outputs]: of this rank's, or of all where each rank has it whole. */
+static Tensor bias_rows(Tensor bias, int64_t experts)
 {
-    if (m->activation == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
-    return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = m->chunk);
+    return tensor_reshape(bias, experts, bias.dim[0] / experts);
+}
+
+/* y += the bias of each row's expert, if there is one. */
+static Err add_bias(Ctx *c, int bias, int64_t experts, Tensor y, Tensor offset)
+{
+    if (bias < 0) return ERR_OK;
+    return op(c->s, grouped_bias, .y = y, .bias = bias_rows(param_value(c, bias), experts), .offset = offset);
+}
+
+static Err bias_backward(Ctx *c, int bias, int64_t experts, Tensor dy, Tensor offset)
+{
+    Tensor acc;
+    if (bias < 0) return ERR_OK;
+    TRY(grad_open(c, bias, &acc));
+    TRY(op(c->s, grouped_bias_grad, .dbias = bias_rows(acc, experts), .dy = dy, .offset = offset,
+           .shift = param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
+           .room = c->canon.room));
+    return grad_added(c, bias);
 }
 
 /* ---- rows to the ranks that hold their experts, and back ---- */
@@ -252,7 +270,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
     const int64_t P = sent_rows(m, c), Q = moe_room_of(m, c).owned;
-    const int64_t D = m->hidden, F = own_ffn(m, c), H = m->activation == ACT_SWIGLU ? 2 * F : F;
+    const int64_t D = m->hidden, F = own_ffn(m, c), H = activation_gated(m->act.kind) ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
     if (m->recompute) {
@@ -288,8 +306,7 @@ static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
 {
-    return activation_forward(c, m->activation, m->chunk, in_use(t->hidden, t->owned),
-                              in_use(t->active, t->owned));
+    return activation_forward(c, &m->act, in_use(t->hidden, t->owned), in_use(t->active, t->owned));
 }
 
 /* The experts up to their second product. */
@@ -298,6 +315,7 @@ static Err make_active(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
     TRY(dispatch(m, c, t, x, t->x));
     TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
            .offset = t->owned, .leaf = whole_leaf(m->hidden)));
+    TRY(add_bias(c, m->fc1_bias, moe_own_experts(m, c), t->hidden, t->owned));
     return activate(m, c, t);
 }
 
@@ -311,6 +329,7 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRo
            .offset = t->owned, .leaf = tree_leaf(c, m->ffn, t->active.dim[1])));
     if (sends(c)) TRY(return_rows(m, c, t, made, t->out));
     arena_release(c->scratch, mark);
+    TRY(add_bias(c, m->fc2_bias, m->experts, t->out, t->offset));
     return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
 }
 
@@ -337,7 +356,7 @@ static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows
         TRY(save_new(c, REGION_I, &t->shared_out, &save->shared_out, c->dtype, x.dim[0], x.dim[1]));
         TRY(save_new(c, REGION_I, &t->gate, &save->gate, F32, x.dim[0], moe_padded_cols(1)));
         t->gate = moe_first_cols(t->gate, 1);
-        TRY(moe_fp32_linear(c, m->shared_gate, x, t->gate));
+        TRY(moe_fp32_linear(c, m->shared_gate, -1, x, t->gate));
     }
     return mlp_forward(&m->shared, c, x, t->shared_out, &save->shared);
 }
@@ -425,8 +444,9 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout,
     TRY(tensor_new(c->scratch, &drows, c->dtype, t->x.dim[0], t->x.dim[1]));
     TRY(grouped_dx(m, c, m->fc2, t, dout, dactive));
     TRY(grouped_weight(c, m->fc2, t, dout, t->active));
-    TRY(activation_backward(m, c, in_use(t->hidden, t->owned), in_use(dactive, t->owned),
+    TRY(activation_backward(c, &m->act, in_use(t->hidden, t->owned), in_use(dactive, t->owned),
                             in_use(dhidden, t->owned)));
+    TRY(bias_backward(c, m->fc1_bias, moe_own_experts(m, c), dhidden, t->owned));
     TRY(grouped_dx(m, c, m->fc1, t, dhidden, drows));
     local = drows;
     if (sends(c)) {
@@ -443,16 +463,15 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tenso
 {
     TRY(dy_alloc(c, dout, t->hidden.dim[0], m->hidden));
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor local = *dout;
-    if (gathers(m, c)) {
-        TRY(op(c->s, unpermute_bwd, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
-               .weight = t->weight));
-        return take_rows(m, c, t, dy, t->weight, *dout);
-    }
-    if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->hidden));
+    const bool taken = gathers(m, c), needs_rows = !taken || m->fc2_bias >= 0;
+    Tensor local = needs_rows ? *dout : (Tensor){ 0 };
+    if (sends(c) && needs_rows) TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->hidden));
     TRY(op(c->s, unpermute_bwd, .dx = local, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
            .weight = t->weight));
-    if (sends(c)) {
+    TRY(bias_backward(c, m->fc2_bias, m->experts, local, t->offset));
+    if (taken) {
+        TRY(take_rows(m, c, t, dy, t->weight, *dout));
+    } else if (sends(c)) {
         TRY(move_rows_begin(m, c, t, local, *dout, false));
         TRY(move_rows_end(c));
     }

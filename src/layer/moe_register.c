@@ -30,6 +30,7 @@ static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
                                 .hidden = s->hidden,
                                 .ffn = s->shared_ffn,
                                 .activation = s->activation,
+                                .activation_limit = s->activation_limit,
                                 .tp_blocks = s->tp_blocks,
                                 .recompute = s->recompute,
                                 .std = s->std,
@@ -39,7 +40,21 @@ static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
     return add_weight(reg, s, "shared_gate", gate, &m->shared_gate);
 }
 
-static Err add_bias(ParamRegistry *reg, const MoeSpec *s, int *id)
+/* The bias of the rows that w has; -1 without biases. */
+static Err add_bias(ParamRegistry *reg, const MoeSpec *m, const char *what, ParamSpec w, int *id)
+{
+    char name[PARAM_NAME_MAX];
+    *id = -1;
+    if (!m->bias) return ERR_OK;
+    snprintf(name, sizeof name, "%s.%s.bias", m->name, what);
+    w.name = name;
+    w.ndim = 1;
+    w.init = INIT_ZERO;
+    w.init_repeat = 0;
+    return param_add(reg, w, id);
+}
+
+static Err add_state(ParamRegistry *reg, const MoeSpec *s, int *id)
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.router.bias", s->name);
@@ -54,14 +69,13 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
 {
     char noise[PARAM_NAME_MAX];
     snprintf(noise, sizeof noise, "%s.jitter", s.name);
-    const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = s.activation == ACT_SWIGLU ? 2 : 1;
-    ASSERT(s.balance.unit > 0);
+    const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = activation_gated(s.activation) ? 2 : 1;
+    ASSERT(s.balance.unit > 0 && !(s.bias && s.shared_ffn));
     *m = (Moe){ .experts = s.experts,
                 .topk = s.topk,
                 .hidden = D,
                 .ffn = F,
-                .chunk = F / s.tp_blocks,
-                .activation = s.activation,
+                .act = { s.activation, s.activation_limit, F / s.tp_blocks },
                 .scoring = s.scoring,
                 .balance = s.balance,
                 .gathers = s.gathers,
@@ -79,9 +93,13 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
         fc1.section[0] = fc1.section[1] = F;
         fc1.interleave = s.tp_blocks;
     }
+    const ParamSpec fc2_bias = { .shape = { E * D }, .partial = PARTIAL_ROWS };
     TRY(add_weight(reg, &s, "router", router, &m->router));
-    TRY(add_bias(reg, &s, &m->bias));
+    TRY(add_bias(reg, &s, "router.logits", router, &m->router_bias));
+    TRY(add_state(reg, &s, &m->bias));
     TRY(add_weight(reg, &s, "experts.fc1", fc1, &m->fc1));
+    TRY(add_bias(reg, &s, "experts.fc1", fc1, &m->fc1_bias));
     TRY(add_weight(reg, &s, "experts.fc2", fc2, &m->fc2));
+    TRY(add_bias(reg, &s, "experts.fc2", fc2_bias, &m->fc2_bias));
     return register_shared(m, reg, &s);
 }

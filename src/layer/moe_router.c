@@ -17,17 +17,18 @@ static Err in_fp32(Ctx *c, Tensor x, Tensor *out)
 {
     *out = x;
     if (x.dtype == F32) return ERR_OK;
-    TRY(tensor_new(c->scratch, out, F32, x.dim[0], x.dim[1]));
+    TRY(tensor_alloc(c->scratch, out, F32, x.ndim, x.dim));
     return op(c->s, cast, .y = flat(*out), .x = flat(x));
 }
 
-Err moe_fp32_linear(Ctx *c, int weight, Tensor x, Tensor y)
+Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor x32, w32;
+    Tensor x32, w32, b32 = { 0 };
     TRY(in_fp32(c, x, &x32));
     TRY(in_fp32(c, param_value(c, weight), &w32));
-    TRY(op(c->s, linear_fwd, .y = y, .x = x32, .w = w32, .leaf = x.dim[1]));
+    if (bias >= 0) TRY(in_fp32(c, param_value(c, bias), &b32));
+    TRY(op(c->s, linear_fwd, .y = y, .x = x32, .w = w32, .bias = b32, .leaf = x.dim[1]));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -70,7 +71,7 @@ static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
         TRY(tensor_new(c->scratch, &x, plain.dtype, plain.dim[0], plain.dim[1]));
         TRY(add_noise(m, c, x, plain));
     }
-    TRY(moe_fp32_linear(c, m->router, x, logits));
+    TRY(moe_fp32_linear(c, m->router, m->router_bias, x, logits));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -207,6 +208,7 @@ Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
            .weight = t->weight, .router = m->scoring));
     TRY(balance_backward(m, c, t, dlogits));
     if (m->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
+    if (m->router_bias >= 0) TRY(grad_add_columns(c, m->router_bias, dlogits, 0));
     if (!has_noise(m, c)) return moe_fp32_linear_backward(c, m->router, x, dy, wide, dx);
     TRY(dy_alloc(c, &noisy, x.dim[0], x.dim[1]));
     TRY(add_noise(m, c, noisy, x));

@@ -243,11 +243,12 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
     const ModelSpec *m = &st->spec;
     const bool latent = model_is_latent(m);
     const int64_t heads = latent ? 1 : m->kv_heads;
-    const int64_t k = latent ? m->latent.width.kv_rank : m->head_dim, v = latent ? m->latent.width.rope : k;
+    const int64_t columns = latent ? m->latent.width.kv_rank + m->latent.width.rope : m->head_dim;
     TRY(setup_array(setup, st->share.layer_count, kv));
     for (int i = 0; i < st->share.layer_count; i++) {
-        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, k));
-        TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, v));
+        (*kv)[i] = (KvCache){ 0 };
+        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, columns));
+        if (!latent) TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, columns));
     }
     return ERR_OK;
 }
@@ -275,11 +276,12 @@ bool model_is_mixture(const ModelSpec *spec, int layer)
 bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
 
 /* Matrices of a feed-forward layer. */
-static int64_t ffn_matrices(const ModelSpec *spec) { return spec->activation == ACT_SWIGLU ? 3 : 2; }
+static int64_t ffn_matrices(const ModelSpec *spec) { return activation_gated(spec->activation) ? 3 : 2; }
 
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
 {
-    const int64_t expert = ffn_matrices(spec) * spec->hidden * spec->moe.ffn;
+    const int64_t matrices = ffn_matrices(spec), bias = (matrices - 1) * spec->moe.ffn + spec->hidden;
+    const int64_t expert = matrices * spec->hidden * spec->moe.ffn + (spec->bias ? bias : 0);
     int mixtures = model_is_mixture(spec, spec->layers - 1) ? spec->mtp.count : 0;
     for (int i = 0; i < spec->layers; i++) mixtures += model_is_mixture(spec, i);
     return params_unpadded - mixtures * (spec->moe.experts - spec->moe.topk) * expert;

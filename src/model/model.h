@@ -53,6 +53,7 @@ typedef struct {
 typedef struct {
     MlaWidths width;
     float scale; /* of scores, besides 1 / sqrt(head_dim) */
+    bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
 } LatentSpec;
 
 enum { MTP_MOST = 8 };
@@ -74,6 +75,7 @@ typedef struct {
     LatentSpec latent;
     bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
     Activation activation;
+    float activation_limit; /* of the clamped one */
     float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
     uint64_t seed;
     Recompute recompute;

@@ -59,14 +59,20 @@ static RopeSpec rope_spec(const Config *cfg)
     return r;
 }
 
+/* (the attention kernels of GPUs hold rows of so many columns in shared memory; cuda/attention.cuh) */
+enum { GPU_HEAD_MOST = 256 };
+
 static LatentSpec latent_spec(const Config *cfg)
 {
+    const bool cpu = cfg->run.device != RUN_DEVICE_CUDA;
     const double m = cfg->model.rope_mscale_all * 0.1 * m_log(cfg->model.rope_factor) + 1;
     return (LatentSpec){ .width = { .q_rank = cfg->model.q_lora_rank,
                                     .kv_rank = cfg->model.kv_lora_rank,
                                     .nope = cfg->model.qk_nope_head_dim,
                                     .rope = cfg->model.qk_rope_head_dim,
                                     .value = cfg->model.v_head_dim },
+                         .absorb =
+                             cpu || cfg->model.kv_lora_rank + cfg->model.qk_rope_head_dim <= GPU_HEAD_MOST,
                          .scale = (float)(m * m) };
 }
 
@@ -87,6 +93,9 @@ static LayerPattern context_spec(const Config *cfg)
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
+    static const Activation activations[] = { [MODEL_ACTIVATION_GELU] = ACT_GELU,
+                                              [MODEL_ACTIVATION_SWIGLU] = ACT_SWIGLU,
+                                              [MODEL_ACTIVATION_CLAMPED_SWIGLU] = ACT_CLAMPED_SWIGLU };
     ModelSpec m = { .layers = (int)cfg->model.layers,
                     .heads = (int)cfg->model.heads,
                     .kv_heads = (int)cfg->model.kv_heads,
@@ -104,7 +113,8 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .sinks = cfg->model.sinks,
                     .attention_gate = cfg->model.attention_gate,
                     .attention_softcap = (float)cfg->model.attention_softcap,
-                    .activation = cfg->model.activation == MODEL_ACTIVATION_SWIGLU ? ACT_SWIGLU : ACT_GELU,
+                    .activation = activations[cfg->model.activation],
+                    .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,
                     .dropout = (float)cfg->model.dropout,
                     .attention_dropout = (float)cfg->model.attention_dropout,

@@ -687,7 +687,51 @@ TEST(products_refused)
           ERR_SHAPE, "grouped_dw on cuda has no fixed point");
     FAILS(op(case_stream(c), grouped_dx, .dx = AT(x), .dy = AT(dy), .w = AT(w), .offset = AT(odd)), ERR_SHAPE,
           "grouped_dx: 4 offsets for 2 experts");
+    Pair bias = pair_zero(c, F32, 2, 8), dbias = pair_zero(c, I64, 2, 8);
+    FAILS(op(case_stream(c), grouped_bias, .y = AT(x), .bias = AT(bias), .offset = AT(odd)), ERR_SHAPE,
+          "grouped_bias: 4 offsets for 2 experts");
+    FAILS(op(case_stream(c), grouped_bias_grad, .dbias = AT(dbias), .dy = AT(dy), .offset = AT(offset),
+             .shift = AT(shift), .overflow = AT(overflow)),
+          ERR_SHAPE, "grouped_bias_grad on cuda has no fixed point");
     case_close(c);
+}
+
+/* ---- biases of experts ---- */
+
+static void add_bias_case(DType T, Product p)
+{
+    CudaCase *c = case_open();
+    const int64_t E = p.choices.E, P = p.choices.N * p.choices.K + p.spare;
+    char name[128];
+    Order o;
+    snprintf(name, sizeof name, "%s N %d K %d E %d used %d O %d gap %d skip %d spare %d", dtype_name(T),
+             (int)p.choices.N, (int)p.choices.K, (int)E, (int)p.choices.used, (int)p.O, (int)p.gap, (int)p.skip,
+             (int)p.spare);
+    make_order(c, &p.choices, &o);
+    Matrix y = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip), dy = matrix_uniform(c, T, -1, 1, P, p.O, p.gap, p.skip);
+    Matrix bias = matrix_uniform(c, T, -1, 1, E, p.O, p.gap, p.skip);
+    Matrix dbias = matrix_uniform(c, F32, -1, 1, E, p.O, p.gap, p.skip);
+    Pair shift = pair_zero(c, I32, 1), overflow = pair_zero(c, I32, 1);
+    BOTH(c, grouped_bias, .y = AT(y.view), .bias = AT(bias.view), .offset = AT(o.offset));
+    BOTH(c, grouped_bias_grad, .dbias = AT(dbias.view), .dy = AT(dy.view), .offset = AT(o.offset), .shift = AT(shift),
+         .overflow = AT(overflow));
+    pair_check(c, y.all, case_tolerance(T), "y, %s", name);
+    pair_check(c, dbias.all, 1e-5, "dbias, %s", name);
+    case_close(c);
+}
+
+/* Packs of columns below and beyond a warp's; experts without rows, with all, with more than 8 warps take at once. */
+TEST(biases_of_experts)
+{
+    static const Product shapes[] = {
+        { { .N = 1, .K = 1, .E = 1, .run = 1 }, 1, 0, 0, 0, 0, 0 },
+        { { .N = 40, .K = 2, .E = 9, .run = 8, .used = 19, .fall = SOME }, 40, 0, 0, 0, 5, 0 },
+        { { .N = 33, .K = 3, .E = 70, .run = 16, .fall = SOME }, 8, 0, 0, 0, 0, 0 },
+        { { .N = 150, .K = 2, .E = 2, .run = 75, .fall = SAME }, 264, 0, 8, 8, 64, 0 },
+        { { .N = 64, .K = 2, .E = 4, .run = 64, .used = 3 }, 129, 0, 3, 1, 0, 0 },
+    };
+    for (int t = 0; t < TYPES; t++)
+        for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) add_bias_case(types[t], shapes[i]);
 }
 
 /* ---- the gate of a shared expert ---- */

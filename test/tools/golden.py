@@ -64,10 +64,14 @@ GEMMA = dict(LLAMA, qk_norm=False, layers=6, window=[6] * 5 + [0], rope=[1] * 6,
 GPTOSS = dict(LLAMA, qk_norm=False, bias=False, window=[8, 0], sinks=True, moe=MIXTRAL["moe"], rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=0.1 * math.log(4) + 1, truncate=False))
 QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
-# Latent attention: without a latent for queries; and what DeepSeek-V3 has besides, experts, YaRN with a scale of scores
-# and a module of multi-token prediction.
+# All of gpt-oss: biases of its linears, of the router and of the experts too, and the clamped activation, with a limit
+# that numbers of this size reach.
+GPTOSSFULL = dict(GPTOSS, bias=True, limit=0.5)
+# Latent attention: without a latent for queries, also with sinks; and what DeepSeek-V3 has besides, experts, YaRN with a
+# scale of scores and a module of multi-token prediction.
 MLA = dict(LLAMA, qk_norm=False, kv_heads=4, head_dim=10, window=[7, 0], mla=dict(
     q_rank=0, kv_rank=20, nope=6, rope=4, value=9, mscale_all=0.0))
+MLASINKS = dict(MLA, layers=1, window=[7], rope=[1], sinks=True)
 DEEPSEEKV3 = dict(DEEPSEEK, head_dim=14, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=16, topk=4, groups=4, group_topk=2), mla=dict(
     q_rank=17, kv_rank=19, nope=6, rope=8, value=10, mscale_all=1.0), rope_scaling=dict(
@@ -77,7 +81,8 @@ MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
 MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
 GRADIENTS_ONLY = ("mtp", "mtp2", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
-                  "qwen3next", "mla", "deepseekv3")  # no final weights
+                  "qwen3next", "mla", "deepseekv3", "gptossfull",
+                  "mlasinks")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -142,6 +147,8 @@ def shapes(m):
         linear(p + "kv_a", a["kv_rank"] + a["rope"], D)
         norm(p + "kv_a_norm", a["kv_rank"], True)
         linear(p + "kv_b", m["heads"] * (a["nope"] + a["value"]), a["kv_rank"])
+        if m.get("sinks"):
+            out.append((p + "sinks", (m["heads"],)))
         linear(p + "proj", D, m["heads"] * a["value"])
 
     def block(p, i):
@@ -161,8 +168,10 @@ def shapes(m):
         if is_mixture(m, i):
             e = m["moe"]
             out.append((p + "mlp.router.weight", (e["experts"], D)))
-            out.append((p + "mlp.experts.fc1.weight", (e["experts"] * fc1 * e["ffn"], D)))
-            out.append((p + "mlp.experts.fc2.weight", (e["experts"] * D, e["ffn"])))
+            if m["bias"]:
+                out.append((p + "mlp.router.logits.bias", (e["experts"],)))
+            linear(p + "mlp.experts.fc1", e["experts"] * fc1 * e["ffn"], D)
+            linear(p + "mlp.experts.fc2", e["experts"] * D, e["ffn"])
             if e["shared_ffn"]:
                 linear(p + "mlp.shared.fc1", fc1 * e["shared_ffn"], D)
                 linear(p + "mlp.shared.fc2", D, e["shared_ffn"])
@@ -292,6 +301,9 @@ class Model:
     def activation(self, h):
         if self.m["swiglu"]:
             gate, up = h.chunk(2, -1)
+            if self.m.get("limit"):
+                gate, up = gate.clamp(max=self.m["limit"]), up.clamp(-self.m["limit"], self.m["limit"])
+                return gate * torch.sigmoid(1.702 * gate) * (up + 1)
             return gate * torch.sigmoid(gate) * up
         return 0.5 * h * (1 + torch.tanh(math.sqrt(2 / math.pi) * (h + 0.044715 * h**3)))
 
@@ -326,10 +338,13 @@ class Model:
         e, D = self.m["moe"], x.shape[-1]
         fc1 = self.w[name + ".experts.fc1.weight"].reshape(e["experts"], -1, D)
         fc2 = self.w[name + ".experts.fc2.weight"].reshape(e["experts"], D, -1)
-        _, weights = self.route(x @ self.w[name + ".router.weight"].T)
+        bias1, bias2 = (self.w[f"{name}.experts.{fc}.bias"].reshape(e["experts"], -1) if self.m["bias"]
+                        else torch.zeros(e["experts"], 1) for fc in ("fc1", "fc2"))
+        logits = x @ self.w[name + ".router.weight"].T
+        _, weights = self.route(logits + self.w[name + ".router.logits.bias"] if self.m["bias"] else logits)
         y = 0
         for i in range(e["experts"]):
-            y = y + weights[..., i:i + 1] * (self.activation(x @ fc1[i].T) @ fc2[i].T)
+            y = y + weights[..., i:i + 1] * (self.activation(x @ fc1[i].T + bias1[i]) @ fc2[i].T + bias2[i])
         if e["shared_ffn"]:
             shared = self.mlp(name + ".shared", x)
             if e["shared_gate"]:
@@ -443,7 +458,8 @@ def main():
         ("deepseek", DEEPSEEK), ("mixedmoe", MIXEDMOE), ("patterns", PATTERNS),
         ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
-        ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3))]
+        ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
+        ("mlasinks", MLASINKS))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
