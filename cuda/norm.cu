@@ -27,6 +27,7 @@ constexpr int NORM_BLOCK_MAX = 512; /* of a block that shares a row, and then */
 constexpr int NORM_KEPT = 32;       /* elements of the row that each of them holds */
 
 constexpr int NORM_WIDEST = 1 << 20; /* of norm_bwd: its slices' sums fit the workspace */
+constexpr int BWD_RESIDENT = 2;      /* blocks of norm_bwd on a multiprocessor, at least: 128 registers a thread */
 constexpr int GRAD_PACKS = 32;       /* of a block's columns in norm_grad_kernel, at most */
 constexpr int GRAD_BLOCKS = 528;     /* that slices are chosen for: 4 an SM of an H200 */
 constexpr int GRAD_ROWS = 32;        /* of a slice in norm_grad_kernel, at least */
@@ -411,7 +412,7 @@ __device__ __forceinline__ void norm_bwd_row(const RowPart<T, LANES, PACKS, WIDE
  * thread) the same rows once more for dw and db while L1 has them.
  */
 template <class T, int LANES, int PACKS, bool WIDE>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
+__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? BWD_RESIDENT : 1)
     norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats, NormSlices to,
                     RowCount count, int D)
 {

@@ -536,6 +536,7 @@ TEST(seam19_one_memory_truth)
                 OK(world_open_self(&w));
                 Err err = trainer_open(&t, &s, &w, &plan);
                 if (!err) err = trainer_step(&t, source, &report);
+                if (!err) err = trainer_eval(&t, source, 0, s.global_batch, &loss, &n);
                 CHECK_MSG(err == ERR_MEMORY, "arena %d: %s", k, err_message());
                 if (k) trainer_close(&t);
                 world_close(&w);
