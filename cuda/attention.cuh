@@ -377,6 +377,9 @@ Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a); /* dk
  */
 constexpr int SHARED_LEAST = 99 << 10;
 
+/* What arrays take of it: the dynamic area lies behind them, at a multiple of 1 KiB (common.cuh). */
+constexpr int shared_arrays(size_t bytes) { return static_cast<int>((bytes + 1023) / 1024 * 1024); }
+
 /* Allows the kernel its dynamic shared memory. */
 template <class... P> static Err allow_shared(void (*kernel)(P...), int bytes)
 {

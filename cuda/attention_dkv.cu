@@ -61,7 +61,7 @@ struct KeyBlock {
 template <class E> struct DkvTile {
     static constexpr int K = E::ROWS * E::PITCH, Q = E::COLS * E::PITCH; /* elements of shared memory */
     static constexpr int BYTES = (2 * K + 4 * Q) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
-    static constexpr int ALL = BYTES + sizeof(KeyBlock) + 2 * E::COLS * sizeof(QueryValues);
+    static constexpr int ALL = BYTES + shared_arrays(sizeof(KeyBlock) + 2 * E::COLS * sizeof(QueryValues));
 };
 
 /* Tile n of the walk in the table of lows. */

@@ -32,7 +32,8 @@ struct RowStatistics {
 template <class E> struct DqTile {
     static constexpr int Q = E::ROWS * E::PITCH, K = E::COLS * E::PITCH; /* elements of shared memory */
     static constexpr int BYTES = (2 * Q + 4 * K) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
-    static constexpr int ALL = BYTES + sizeof(QueryBlock<typename E::T>) + E::ROWS * sizeof(RowStatistics);
+    static constexpr int ALL =
+        BYTES + shared_arrays(sizeof(QueryBlock<typename E::T>) + E::ROWS * sizeof(RowStatistics));
 };
 
 /* delta of the warp's own rows, 8 lanes a row; `go` is in shared memory. */

@@ -30,7 +30,7 @@
 template <class E> struct FwdTile {
     static constexpr int Q = E::ROWS * E::PITCH, K = E::COLS * E::PITCH; /* elements of shared memory */
     static constexpr int BYTES = (Q + 2 * K) * static_cast<int>(sizeof(typename E::T)) + E::STAGE * 4;
-    static_assert(BYTES + sizeof(QueryBlock<typename E::T>) <= SHARED_LEAST, "runs everywhere");
+    static_assert(BYTES + shared_arrays(sizeof(QueryBlock<typename E::T>)) <= SHARED_LEAST, "runs everywhere");
 };
 
 /* What a thread keeps of its query rows. */

@@ -82,7 +82,8 @@ static void name_machine(CudaGemm *g)
     char count[48];
     if (g->target) snprintf(count, sizeof count, "%d of %d", (int)g->target, g->multiprocessors);
     else snprintf(count, sizeof count, "%d", g->multiprocessors);
-    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %s multiprocessors", cublasLtGetVersion(), g->gpu, count);
+    snprintf(g->made_for, sizeof g->made_for, "cublasLt %zu, %s, %s multiprocessors", cublasLtGetVersion(), g->gpu,
+             count);
 }
 
 static Err open_parts(CudaGemm *g)

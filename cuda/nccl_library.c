@@ -45,7 +45,8 @@ static bool load(void)
     if (nccl.GetVersion(&v)) return snprintf(look_up.why, sizeof look_up.why, "libnccl.so.2 has no version"), false;
     snprintf(look_up.version, sizeof look_up.version, "%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
     if (v >= OLDEST) return true;
-    return snprintf(look_up.why, sizeof look_up.why, "libnccl.so.2 is %s; 2.27 or newer is needed", look_up.version), false;
+    snprintf(look_up.why, sizeof look_up.why, "libnccl.so.2 is %s; 2.27 or newer is needed", look_up.version);
+    return false;
 }
 
 bool nccl_available(const char **why)

@@ -2,8 +2,8 @@
 # What ptxas and the PTX say about the kernels, without a GPU (docs/gpu.md):
 #   - launches, shared memory and PTX stand in cuda/common.cuh alone
 #   - no kernel spills registers, on sm_80 and sm_90a
-#   - every kernel says by __launch_bounds__ how many threads its blocks have (which the emulator holds launches to), and
-#     a multiprocessor's 65,536 registers are enough for a block of so many
+#   - every kernel says by __launch_bounds__ how many threads its blocks have (the emulator holds launches to it), and a
+#     multiprocessor's 65,536 registers are enough for a block of so many
 #   - kernels that are bound by memory move 16 bytes at a time; attention runs on mma.sync m16n8k16
 # and a table of registers and shared memory. Reads what `make CUDA=1` leaves beside the objects ($BUILD/cuda/*.ptxas,
 # *.ptx), making it first. Without nvcc, or with CUDA=0, only the first is checked.

@@ -39,9 +39,10 @@ bool nccl_available(const char **why);
 const char *nccl_version(void);
 
 /*
- * What the connections of one group may take of a GPU's memory, by NCCL's default sizes (2.28): a connection has 9.2 MiB a
- * channel (4 MiB of buffer, 4.7 and 0.5 for its two protocols of short messages), a group two connections (a ring, and a
- * tree or a switch) of 16 channels. For plans; a run connects its groups before it looks at what is left. Not measured.
+ * What the connections of one group may take of a GPU's memory, by NCCL's default sizes (2.28): a connection has 9.2
+ * MiB a channel (4 MiB of buffer, 4.7 and 0.5 for its two protocols of short messages), a group two connections (a
+ * ring, and a tree or a switch) of 16 channels. For plans; a run connects its groups before it looks at what is left.
+ * Not measured.
  */
 enum { NCCL_GROUP_BYTES = 300 << 20 };
 

@@ -127,9 +127,10 @@ Err device_open(Device *dev, DeviceChoice choice);
 void device_close(Device *dev);
 
 /*
- * For a process that is one of several, before anything else of this file: CUDA then loads kernels and libraries when it
- * begins, not with their first use. Loading may wait for all that runs on the GPU, such as a collective that waits for a
- * rank which in turn waits for this one. (CUDA_MODULE_LOADING, unless the environment has it, for the driver's own use.)
+ * For a process that is one of several, before anything else of this file: CUDA then loads kernels and libraries when
+ * it begins, not with their first use. Loading may wait for all that runs on the GPU, such as a collective that waits
+ * for a rank which in turn waits for this one. (CUDA_MODULE_LOADING, unless the environment has it, for the driver's
+ * own use.)
  */
 void device_cuda_load_eagerly(void);
 

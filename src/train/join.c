@@ -43,7 +43,7 @@ static Err facts_of(const Config *cfg, const char *config_text, char **facts)
     return fclose(f) ? err_set(ERR_MEMORY, "no memory for what ranks compare") : ERR_OK;
 }
 
-/* Beside products NCCL gets what nccl.dp.max_ctas says, or so many multiprocessors: the products count on it (run.c). */
+/* Beside products NCCL gets what nccl.dp.max_ctas says, or so many multiprocessors: products count on it (run.c). */
 enum { CTAS_BESIDE_PRODUCTS = 16 };
 
 static NcclCtas dp_ctas(const Config *c)

@@ -78,8 +78,8 @@ void run_sweep(const char *run_dir);
 void run_leave(const char *run_dir);
 
 /*
- * run.autotune (tune.c): choices kept in the run folder are taken up, others are made by timing and written there, by rank
- * 0. Collective: afterwards all ranks have the same.
+ * run.autotune (tune.c): choices kept in the run folder are taken up, others are made by timing and written there, by
+ * rank 0. Collective: afterwards all ranks have the same.
  */
 Err run_tune(Run *r);
 Err run_keep_choices(Run *r);

@@ -1,8 +1,8 @@
 /*
- * run.autotune (run.h): timed algorithms of products, one choice for all ranks. Ranks time what they meet first, and noise
- * decides between what is equally fast: of two that chose differently the lower rank's choice becomes everyone's, so that
- * replicas compute alike; and stages of a pipeline have shapes that others have not. Rank 0 alone reads and writes the
- * file.
+ * run.autotune (run.h): timed algorithms of products, one choice for all ranks. Ranks time what they meet first, and
+ * noise decides between what is equally fast: of two that chose differently the lower rank's choice becomes
+ * everyone's, so that replicas compute alike; and stages of a pipeline have shapes that others have not. Rank 0 alone
+ * reads and writes the file.
  */
 #include <limits.h>
 #include <stdlib.h>

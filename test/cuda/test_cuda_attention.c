@@ -163,7 +163,8 @@ TEST(attention_little_shared_memory)
     for (int t = 0; t < 3; t++)
         for (int64_t C = 128; C <= 256; C *= 2) {
             attention_case(types[t], (Shape){ .B = 1, .H = 2, .K = 1, .C = C, .q = run(0, 66), .drop = .2 });
-            attention_case(types[t], (Shape){ .B = 1, .H = 1, .K = 1, .C = C, .q = run(3, 40), .softcap = 1, .docs = 1 });
+            attention_case(types[t],
+                           (Shape){ .B = 1, .H = 1, .K = 1, .C = C, .q = run(3, 40), .softcap = 1, .docs = 1 });
         }
     gpu->shared_bytes = all;
 }

@@ -441,7 +441,8 @@ TEST(long_messages)
 static Err open_grid_group(void *rank, Comm *c, GroupKind kind, const int *members, int size)
 {
     Rank *r = rank;
-    return comm_open_nccl(r->nccl, r->gloo, c, group_name(kind), members, size, (NcclUse){ .messages = NCCL_ALL_PAIRS });
+    return comm_open_nccl(r->nccl, r->gloo, c, group_name(kind), members, size,
+                          (NcclUse){ .messages = NCCL_ALL_PAIRS });
 }
 
 /* The groups of a pipeline: of a rank in the middle none is that of the ends. */

@@ -394,9 +394,9 @@ cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMa
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: return set(&x->aux, value, size);
     case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: return set(&x->aux_ld, value, size);
     case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET:
-        if (size == 4 && value && (*static_cast<const int32_t *>(value) < 1 || *static_cast<const int32_t *>(value) > 4))
-            return refuse(CUBLAS_STATUS_INVALID_VALUE, "more multiprocessors than there are, or none");
-        return set(&x->target, value, size);
+        if (set(&x->target, value, size)) return CUBLAS_STATUS_INVALID_VALUE;
+        if (x->target >= 1 && x->target <= 4) return CUBLAS_STATUS_SUCCESS;
+        return refuse(CUBLAS_STATUS_INVALID_VALUE, "more multiprocessors than there are, or none");
     default: return refuse(CUBLAS_STATUS_NOT_SUPPORTED, "an attribute of a product that is not emulated");
     }
 }

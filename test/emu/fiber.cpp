@@ -395,7 +395,8 @@ static void check_loading(const Launch &l)
 {
     static std::set<const void *> &loaded = *new std::set<const void *>;
     if (loads_eagerly() || !loaded.insert(l.kernel).second || !waits_for_others()) return;
-    fail("%s at %s:%d: first launched, and so loaded, beside a running collective: CUDA_MODULE_LOADING=EAGER is not set",
+    fail("%s at %s:%d: first launched, and so loaded, beside a running collective: CUDA_MODULE_LOADING=EAGER is not "
+         "set",
          demangled(l.tag).c_str(), l.at.file, l.at.line);
 }
 

@@ -235,7 +235,8 @@ cudaError_t device_malloc(void **out, size_t size)
     const int device = current_device();
     const size_t pages = rounded(size, PAGE);
     unsigned char *map = heap.next;
-    if (size > device_bytes() - heap.used[device] - heap.library[device] || map + pages + PAGE > heap.range + RANGE_BYTES)
+    if (size > device_bytes() - heap.used[device] - heap.library[device] ||
+        map + pages + PAGE > heap.range + RANGE_BYTES)
         return set_error(cudaErrorMemoryAllocation);
     heap.next = map + pages + PAGE;
     Allocation a = { map + pages - rounded(size, DEVICE_ALIGN), size, device, ++heap.count };

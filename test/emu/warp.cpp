@@ -43,7 +43,7 @@ static_assert(sizeof(Tokens) <= TOKEN_PAGE, "fits");
 
 static struct {
     unsigned char *map, *end; /* end: of the areas handed out */
-    size_t bytes, static_bytes, most;
+    size_t static_bytes, most;
     Slot slot[SLOT_COUNT + 1]; /* 0: the dynamic area */
     int slots;
 } shared;
@@ -61,7 +61,6 @@ static void *take_shared(const void *key, const char *name, size_t size, size_t 
     fill(base + size, ZONE_BYTE, ZONE);
     forbid(base + size, ZONE);
     shared.slot[shared.slots++] = Slot{ key, name, base, size };
-    shared.bytes += size;
     shared.end = base + size + ZONE;
     return base;
 }
@@ -81,7 +80,7 @@ void shared_begin(size_t dynamic_bytes, size_t most)
     }
     for (int i = 0; i < shared.slots; i++) forbid(shared.slot[i].base, shared.slot[i].size);
     shared.slots = 0;
-    shared.bytes = shared.static_bytes = 0;
+    shared.static_bytes = 0;
     shared.most = most;
     shared.end = shared.map + TOKEN_PAGE + SHARED_ALIGN - ZONE;
     permit(shared.end, ZONE);
@@ -116,8 +115,10 @@ void *shared_slot(const void *key, const char *name, size_t size, size_t align)
     shared.static_bytes += size;
     if (shared.static_bytes > STATIC_LIMIT)
         fail("%zu bytes of SHARED arrays, %d at most", shared.static_bytes, STATIC_LIMIT);
-    if (shared.bytes + size > shared.most)
-        fail("%zu bytes of shared memory, %zu at most on %s", shared.bytes + size, shared.most, gpu().name);
+    /* the dynamic area lies behind the arrays, at a multiple of its alignment */
+    const size_t dynamic = shared.slot[0].size, step = dynamic ? SHARED_ALIGN : 1;
+    const size_t all = (shared.static_bytes + step - 1) / step * step + dynamic;
+    if (all > shared.most) fail("%zu bytes of shared memory, %zu at most on %s", all, shared.most, gpu().name);
     return take_shared(key, name, size, align < 16 ? 16 : align);
 }
 
