@@ -109,9 +109,9 @@ check "llama: full recomputation gives the same bits" same_losses llama-full lla
 # ---- mixtures of experts ----
 loads() { grep -o '"expert_load":.*' "$1/metrics.jsonl" | grep -oE '[0-9.]+'; }
 same_loads() { # A B: as many, each within 2 % (a choice between near scores may fall otherwise)
-    paste <(loads "$1") <(loads "$2") | awk '
+    paste <(loads "$1") <(loads "$2") | awk -v steps=$steps '
         { d = $1 - $2; if (d < 0) d = -d; if (!($1 >= 1 && $2 >= 1 && d <= 0.02 * $2)) bad = 1; n++ }
-        END { exit !(n >= 10 && !bad) }'
+        END { exit !(n >= steps && !bad) }'
 }
 for c in aux bias full; do
     run $c-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run
@@ -148,7 +148,7 @@ check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 # ---- saving while training goes on ----
 run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2
 check "checkpoints by a thread: the same bits" same_run async gpt2-cuda $steps
-check "each is reported" [ "$(grep -c '"saved":true' async/metrics.jsonl)" -ge 3 ]
+check "each is reported" [ "$(grep -c '"saved":true' async/metrics.jsonl)" -ge 2 ]
 
 # ---- documents kept apart, their ends out of the loss ----
 for i in 1 2 3 4 5; do sed 's/of .*/\n/' "text.txt"; done >lines.txt
