@@ -316,8 +316,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
 /* Undoes the per-head norm of one of q, k: dy -> dx, the gradient of the raw heads. */
 static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tensor raw, Tensor dy, Tensor dx)
 {
-    TRY(op(c->s, fill_zero, .x = heads_as_rows(dx)));
-    return norm_backward(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
+    return norm_backward_into(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
 }
 
 /* go [N, H, C] is the gradient of o under the gate and becomes that of o. */

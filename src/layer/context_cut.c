@@ -29,9 +29,8 @@ static int part_of(ContextCut cut, int parts, int rank, int which)
 
 static Tensor slot(Tensor halves, int which)
 {
-    Tensor t = tensor_view((char *)halves.data + which * (tensor_bytes(halves) / 2), halves.dtype,
-                           halves.ndim - 1, halves.dim + 1);
-    return t;
+    return tensor_view((char *)halves.data + which * (tensor_bytes(halves) / 2), halves.dtype,
+                       halves.ndim - 1, halves.dim + 1);
 }
 
 /* Parts of this rank, in `have` [2, ...], to their owners in the other cut; and from those that have them, `get`. */
@@ -43,8 +42,8 @@ static Err exchange_parts(Ctx *c, ContextCut to, Tensor have, Tensor get)
     const int64_t bytes = tensor_bytes(have) / 2;
     CommMessage m[4];
     int count = 0;
-    for (int i = 0; i < 4;
-         i++) { /* ascending on both ends, for messages between two ranks have no other tag */
+    /* (ascending on both ends, for messages between two ranks have no other tag) */
+    for (int i = 0; i < 4; i++) {
         const bool send = i < 2;
         const int part = part_of(send ? from : to, parts, cp->rank, i % 2);
         const int peer = owner_of(send ? to : from, parts, part);

@@ -204,13 +204,19 @@ Err cast_values(Ctx *c, Tensor y, Tensor x)
     return op(c->s, cast, .y = tensor_reshape(y, tensor_count(y)), .x = tensor_reshape(x, tensor_count(x)));
 }
 
-/* 16-bit values are summed over ranks in fp32 and rounded once: x itself, or a wide copy in scratch. */
+Err as_fp32(Ctx *c, Tensor x, Tensor *wide)
+{
+    *wide = x;
+    if (x.dtype == F32) return ERR_OK;
+    TRY(tensor_alloc(c->scratch, wide, F32, x.ndim, x.dim));
+    return cast_values(c, *wide, x);
+}
+
+/* 16-bit values are summed over ranks in fp32 and rounded once. */
 static Err widen(Ctx *c, int ranks, Tensor x, Tensor *wide)
 {
     *wide = x;
-    if (x.dtype == F32 || ranks == 1) return ERR_OK;
-    TRY(tensor_alloc(c->scratch, wide, F32, x.ndim, x.dim));
-    return cast_values(c, *wide, x);
+    return ranks == 1 ? ERR_OK : as_fp32(c, x, wide);
 }
 
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)

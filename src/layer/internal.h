@@ -126,6 +126,8 @@ Err context_sum_chunks(Ctx *c, Tensor x);
 
 /* y = x, to the nearest of y's dtype. */
 Err cast_values(Ctx *c, Tensor y, Tensor x);
+/* x itself if it is in fp32, else a copy in scratch that is. */
+Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);

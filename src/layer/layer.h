@@ -287,6 +287,8 @@ Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, Norm
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
 Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx); /* dx += */
+Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy,
+                       Tensor dx); /* dx = */
 
 /* The same, and the gradient of a bias in the sum that x is, or in one before it without dropout between: the column
  * sums of dx. sum: the bias, or -1. */

@@ -453,13 +453,6 @@ static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
     return sinks_backward(c, m->sink, save_get(c, k->save->lse), delta);
 }
 
-/* Through a latent's norm: dx, maybe columns of something wider, from dy. */
-static Err latent_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
-{
-    TRY(op(c->s, fill_zero, .x = dx));
-    return norm_backward(n, c, save, x, dy, dx);
-}
-
 /* The gradient of the shared part of the key of own rows, [R, rope], from that of all rows for own heads. */
 static Err shared_backward(const Call *k, Tensor partial, Tensor dshared)
 {
@@ -484,8 +477,8 @@ static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor
     TRY(shared_backward(k, partial, dshared));
     TRY(copy_rows(c, shared_of(k, dkv_a), dshared));
     TRY(linear_backward(&m->kv_b, c, latent, dkv, dlatent));
-    TRY(latent_backward(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)), dlatent,
-                        latent_of(k, dkv_a)));
+    TRY(norm_backward_into(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)),
+                           dlatent, latent_of(k, dkv_a)));
     return linear_backward(&m->kv_a, c, x, dkv_a, dx);
 }
 
@@ -499,7 +492,7 @@ static Err queries_backward(const Call *k, Tensor x, Tensor latent, Tensor dq, T
     TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, m->width.q_rank));
     TRY(dy_alloc(c, &dq_a, k->R, m->width.q_rank));
     TRY(linear_backward(&m->q, c, latent, dq, dlatent));
-    TRY(latent_backward(&m->q_norm, c, &k->save->q_norm, save_get(c, k->save->q_a), dlatent, dq_a));
+    TRY(norm_backward_into(&m->q_norm, c, &k->save->q_norm, save_get(c, k->save->q_a), dlatent, dq_a));
     return linear_backward(&m->q_a, c, x, dq_a, dx);
 }
 

@@ -12,22 +12,13 @@ static Tensor flat(Tensor t) { return tensor_reshape(t, tensor_count(t)); }
 int64_t moe_padded_cols(int64_t cols) { return (cols + 7) / 8 * 8; }
 Tensor moe_first_cols(Tensor padded, int64_t cols) { return tensor_col_slice(padded, 0, cols); }
 
-/* x itself if it is in fp32, else a copy that is. */
-static Err in_fp32(Ctx *c, Tensor x, Tensor *out)
-{
-    *out = x;
-    if (x.dtype == F32) return ERR_OK;
-    TRY(tensor_alloc(c->scratch, out, F32, x.ndim, x.dim));
-    return op(c->s, cast, .y = flat(*out), .x = flat(x));
-}
-
 Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor x32, w32, b32 = { 0 };
-    TRY(in_fp32(c, x, &x32));
-    TRY(in_fp32(c, param_value(c, weight), &w32));
-    if (bias >= 0) TRY(in_fp32(c, param_value(c, bias), &b32));
+    TRY(as_fp32(c, x, &x32));
+    TRY(as_fp32(c, param_value(c, weight), &w32));
+    if (bias >= 0) TRY(as_fp32(c, param_value(c, bias), &b32));
     TRY(op(c->s, linear_fwd, .y = y, .x = x32, .w = w32, .bias = b32, .leaf = x.dim[1]));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -43,7 +34,7 @@ Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide)
 Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx)
 {
     const Tensor w = param_value(c, weight);
-    if (wide.data != dy.data) TRY(op(c->s, cast, .y = flat(dy), .x = flat(wide)));
+    if (wide.data != dy.data) TRY(cast_values(c, dy, wide));
     dy = moe_first_cols(dy, w.dim[0]);
     TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = w, .leaf = dy.dim[1]));
     return wgrad_push(c, (Wgrad){ .weight = weight, .dy = dy, .x = x });

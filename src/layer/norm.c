@@ -91,6 +91,12 @@ Err norm_backward(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor 
     return norm_backward_sum(n, c, save, (NormRows){ x, dy, dx }, -1);
 }
 
+Err norm_backward_into(const Norm *n, Ctx *c, const NormSave *save, Tensor x, Tensor dy, Tensor dx)
+{
+    TRY(op(c->s, fill_zero, .x = dx));
+    return norm_backward(n, c, save, x, dy, dx);
+}
+
 /* Leaves of rows; one row each where rows interleave heads, of which a rank may hold any number. */
 Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum)
 {

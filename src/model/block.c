@@ -111,11 +111,10 @@ static Err register_mlp(Block *b, ParamRegistry *reg, const ModelSpec *s, const 
                                    .proj_std = projection_std(s) });
 }
 
-static Err register_norm(Norm *n, ParamRegistry *reg, const ModelSpec *s, const char *block,
-                         const char *which)
+Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const char *owner, const char *which)
 {
     char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s", block, which);
+    snprintf(name, sizeof name, "%s.%s", owner, which);
     return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
 }
 
@@ -128,9 +127,9 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
                   .again = s->recompute == RECOMPUTE_FULL };
     b->attn_dropout_key = dropout_key(s, name, "attn.residual");
     b->mlp_dropout_key = dropout_key(s, name, "mlp.residual");
-    TRY(register_norm(&b->norm1, reg, s, name, "norm1"));
+    TRY(model_norm_register(&b->norm1, reg, s, name, "norm1"));
     TRY(register_attention(b, reg, s, name, layer));
-    TRY(register_norm(&b->norm2, reg, s, name, "norm2"));
+    TRY(model_norm_register(&b->norm2, reg, s, name, "norm2"));
     snprintf(mlp, sizeof mlp, "%s.mlp", name);
     return model_is_mixture(s, layer) ? register_mixture(b, reg, s, mlp) : register_mlp(b, reg, s, mlp);
 }

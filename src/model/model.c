@@ -211,9 +211,8 @@ static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
         TRY(head_backward(&st->head, c, head_save(save, depth - 1), h, dbefore));
         TRY(mtp_backward(&st->mtp[depth - 1], c, &save->mtp[depth - 1], h, dout, dbefore));
     }
-    TRY(op(c->s, fill_zero, .x = d));
-    TRY(norm_backward(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]),
-                      dh[0], d));
+    TRY(norm_backward_into(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]),
+                           dh[0], d));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

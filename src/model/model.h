@@ -221,6 +221,9 @@ int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 double stage_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
+/* A norm of the residual stream: "OWNER.WHICH". */
+Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, const char *owner,
+                        const char *which);
 /* name: "layers.3"; layer: the block of the model that it is, or, where windows and the like differ, is like. */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
 /* y: where the block's output goes; allocated by the caller after the saves through `alloc_y`. */

@@ -23,14 +23,6 @@
 #include "base/rng.h"
 #include "model/model.h"
 
-static Err register_norm(Norm *n, ParamRegistry *reg, const ModelSpec *s, const char *module,
-                         const char *which)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s", module, which);
-    return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
-}
-
 static Err register_projection(Mtp *m, ParamRegistry *reg, const ModelSpec *s, const char *module)
 {
     char name[PARAM_NAME_MAX];
@@ -47,11 +39,11 @@ Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table)
     snprintf(name, sizeof name, "mtp.%d", m->depth - 1);
     snprintf(dropout, sizeof dropout, "%s.embedding.dropout", name);
     embedding_share(&m->embedding, reg, table, s->dropout, rng_key(s->seed, dropout));
-    TRY(register_norm(&m->embedding_norm, reg, s, name, "embedding_norm"));
-    TRY(register_norm(&m->hidden_norm, reg, s, name, "hidden_norm"));
+    TRY(model_norm_register(&m->embedding_norm, reg, s, name, "embedding_norm"));
+    TRY(model_norm_register(&m->hidden_norm, reg, s, name, "hidden_norm"));
     TRY(register_projection(m, reg, s, name));
     TRY(block_register(&m->block, reg, s, name, s->layers - 1));
-    return register_norm(&m->final_norm, reg, s, name, "final_norm");
+    return model_norm_register(&m->final_norm, reg, s, name, "final_norm");
 }
 
 /* [N] of the tokens that the module looks up. */
@@ -138,9 +130,8 @@ static Err backward_input(const Mtp *m, Ctx *c, const MtpSave *save, Tensor h, T
     TRY(tensor_new(c->scratch, &djoined, c->dtype, d.dim[0], 2 * D));
     TRY(project_backward(m, c, save_get(c, save->joined), d, djoined));
     TRY(norm_backward(&m->hidden_norm, c, &save->hidden_norm, h, tensor_col_slice(djoined, D, D), dh));
-    TRY(op(c->s, fill_zero, .x = d));
-    TRY(norm_backward(&m->embedding_norm, c, &save->embedding_norm, save_get(c, save->embedding),
-                      tensor_col_slice(djoined, 0, D), d));
+    TRY(norm_backward_into(&m->embedding_norm, c, &save->embedding_norm, save_get(c, save->embedding),
+                           tensor_col_slice(djoined, 0, D), d));
     return embedding_backward(&m->embedding, c, token_of(m, c), d);
 }
 
@@ -149,8 +140,7 @@ Err mtp_backward(const Mtp *m, Ctx *c, MtpSave *save, Tensor h, Tensor dout, Ten
     ArenaMark mark = arena_mark(c->scratch);
     Tensor d;
     TRY(tensor_new(c->scratch, &d, c->dtype, dout.dim[0], dout.dim[1]));
-    TRY(op(c->s, fill_zero, .x = d));
-    TRY(norm_backward(&m->final_norm, c, &save->final_norm, save_get(c, save->y), dout, d));
+    TRY(norm_backward_into(&m->final_norm, c, &save->final_norm, save_get(c, save->y), dout, d));
     TRY(block_run_backward(&m->block, c, &save->block, save_get(c, save->x), d));
     TRY(backward_input(m, c, save, h, d, dh));
     arena_release(c->scratch, mark);
