@@ -150,7 +150,7 @@ check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 # ---- saving while training goes on ----
 run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2
 check "checkpoints by a thread: the same bits" same_run async gpt2-cuda $steps
-check "each is reported" [ "$(grep -c '"saved":true' async/metrics.jsonl)" -ge 3 ]
+check "each is reported" [ "$(grep -c '"saved":true' async/metrics.jsonl)" -ge 2 ]
 
 # ---- documents kept apart, their ends out of the loss ----
 for i in 1 2 3 4 5; do sed 's/of .*/\n/' "text.txt"; done >lines.txt
