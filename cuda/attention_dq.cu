@@ -171,7 +171,8 @@ template <class E> static Err launch_dq(Stream *s, const AttnProblem &p, const A
     const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(a.q.dim[2]), static_cast<unsigned>(a.q.dim[0]));
     LAUNCH((attention_dq_kernel<E>), grid, E::THREADS, DqTile<E>::BYTES, cuda_stream(s), p, heads_of<T>(a.dq),
            wide_rows(a.dq, a.q.dtype, a.resumed, a.resumed), values_of(a.delta), heads_of<const T>(a.go),
-           heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v), heads_of<const T>(a.o), values_of(a.lse));
+           heads_of<const T>(a.q), heads_of<const T>(a.k), heads_of<const T>(a.v), heads_of<const T>(a.o),
+           values_of(a.lse));
     return ERR_OK;
 }
 

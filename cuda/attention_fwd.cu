@@ -93,8 +93,8 @@ struct RunningRows {
 };
 
 /* Maximum and sum of a row, `most` and `sum`, become those over the keys of earlier calls, too: o of this call is then
- * to be scaled by *factor, that of the others by *keep. `before` NULL: a row behind the last one, whose place is another
- * warp's. `leader`: the thread that writes. */
+ * to be scaled by *factor, that of the others by *keep. `before` NULL: a row behind the last one, whose place is
+ * another warp's. `leader`: the thread that writes. */
 template <class E>
 __device__ __forceinline__ void join_running(const RunningRows &running, float *before, float *before_sum, bool leader,
                                              float *most, float *sum, float *factor, float *keep)

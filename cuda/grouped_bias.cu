@@ -6,8 +6,9 @@
  *           halving the experts; the offsets stay in L1. Gradient: a block of 8 warps has 32 packs of columns of one
  *           expert and goes down its rows in ascending order, warp w the rows w, w + 8, ...; the warps' sums are added
  *           in order. The cut depends on the shape alone, so results repeat bit for bit.
- * Traffic   grouped_bias reads and writes y, 4 P O bytes with bf16; the gradient reads dy, 2 P O. P 131,072, O 5760: 3.0
- *           and 1.5 GB, 0.70 and 0.35 ms at 4.3 TB/s. The gradient needs some 100 blocks to come near: E O / 256 of them.
+ * Traffic   grouped_bias reads and writes y, 4 P O bytes with bf16; the gradient reads dy, 2 P O. P 131,072, O 5760:
+ *           3.0 and 1.5 GB, 0.70 and 0.35 ms at 4.3 TB/s. The gradient needs some 100 blocks to come near: E O / 256 of
+ *           them.
  * Needs     16-byte aligned rows for full speed, else element by element; an F32 accumulator.
  */
 #include "kernel.cuh"

@@ -114,6 +114,14 @@ while read -r precision tolerance way devices; do
     check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
 done <<<$'fp32 1e-5 ring 2\nfp32 1e-5 allgather 1\nfp32 1e-5 a2a 2\nbf16 1e-2 ring 1\nbf16 1e-2 a2a 2'
 
+# sequences in slices along a pipeline: keys of earlier ones read where they were kept, or kept beside what is made again
+while read -r precision tolerance slices recompute; do
+    d=slices-$precision
+    run "$d" 2 1 "${long[@]}" run.precision="$precision" parallel.pp=2 parallel.slices="$slices" train.micro_batch=1 \
+        train.recompute="$recompute"
+    check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
+done <<<$'fp32 1e-5 4 none\nbf16 1e-2 2 full'
+
 # mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
 # of experts are slow on the emulator)
 mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 moe.shared_ffn=16 moe.shared_gate=true

@@ -100,6 +100,7 @@ parallel.tp                | 2            | same memory | RANKS=2
 parallel.pp                | 2            | same memory | RANKS=2 model.layers=2
 parallel.vpp               | 2            | same memory | RANKS=2 model.layers=4 parallel.pp=2
 parallel.cp                | 2            | same memory | RANKS=2 parallel.seq_blocks=4
+parallel.slices            | 2            | same memory | RANKS=2 model.layers=2 parallel.pp=2 parallel.seq_blocks=2 parallel.attn_block=8
 parallel.cp_heads | 4 | same memory | RANKS=4 parallel.cp=4 parallel.cp_comm=hierarchical parallel.seq_blocks=8 parallel.attn_block=8
 parallel.cp_comm           | ring         | same memory | RANKS=2 parallel.cp=2 parallel.seq_blocks=4 parallel.attn_block=8
 parallel.cp_cut            | contiguous   | same memory | RANKS=2 parallel.cp=2 parallel.seq_blocks=4

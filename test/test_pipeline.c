@@ -25,6 +25,7 @@ typedef struct {
     int cp;             /* 0 = 1 */
     ContextComm context;
     ContextCut cut;
+    int slices; /* 0 = 1 */
 } Layout;
 
 enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
@@ -59,7 +60,7 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     r.spec.cut = l->cut;
     r.spec.model.moe.gathers = l->gathers;
     r.spec.overlap_moe = l->pairs;
-    r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group };
+    r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group, l->slices };
     r.spec.micro_batch = l->micro ? l->micro : 2;
     r.spec.zero = l->zero;
     r.spec.overlap_grad = r.spec.overlap_param = l->overlap;
@@ -88,9 +89,10 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
         const Layout *l = &list[i];
         if (left_out()) continue;
         const uint64_t h = hash_of(spec, l);
-        CHECK_MSG(h == want, "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d",
+        CHECK_MSG(h == want, "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d "
+                  "slices %d",
                   l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
-                  l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro);
+                  l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices);
     }
 }
 
@@ -491,6 +493,116 @@ TEST(layouts_by_hand)
     CHECK_EACH(m, list);
 }
 
+/* Sequences in slices: 2 and 4 of them, beside all that cuts a model. With 8 leaves a sequence each slice has several,
+ * so that those of the first and the last slice meet pair by pair. */
+static TrainSpec of_slices(TrainSpec s, int layers)
+{
+    s.model.layers = layers;
+    s.global_batch = 16;
+    s.bucket_bytes = BUCKET_BYTES;
+    s.seq_blocks = 8;
+    s.attn_block = 8;
+    return s;
+}
+
+static void check_slices(TrainSpec spec, const Layout *list, int count)
+{
+    const Layout alone = { .pp = 1 };
+    check_layouts(&spec, hash_of(&spec, &alone), list, count);
+}
+
+#define CHECK_SLICES(spec, list) check_slices((spec), (list), (int)(sizeof(list) / sizeof *(list)))
+
+TEST(slices)
+{
+    static const Layout list[] = {
+        { "seq1f1b", .pp = 1, .slices = 2 },
+        { "seq1f1b", .pp = 2, .slices = 2, .dp = 2, .zero = 1, .overlap = 1 },
+        { "seq1f1b", .pp = 2, .slices = 4, .tp = 2, .sp = 1 },
+        { "seq1f1b", .pp = 4, .slices = 4, .micro = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "seq1f1b+split", .pp = 4, .slices = 2, .recompute = RECOMPUTE_FULL },
+        { "seq1f1b+split", .pp = 2, .slices = 8, .dp = 2 },
+    };
+    const TrainSpec spec[2] = { of_slices(tiny_gpt2(), 4), of_slices(tiny_llama(), 4) };
+    const Layout alone = { .pp = 1 };
+    const Models m = { { spec[0], spec[1] }, { hash_of(&spec[0], &alone), hash_of(&spec[1], &alone) } };
+    CHECK_EACH(m, list);
+}
+
+/* Where sums need no order what waits is added up, in fp32: losses are near those of whole sequences. */
+TEST(slices_in_any_order)
+{
+    static const Layout list[] = { { .pp = 1 }, { "seq1f1b", .pp = 2, .slices = 4 } };
+    for (int narrow = 0; narrow < 2; narrow++) {
+        TrainSpec s = of_slices(tiny_llama(), 2);
+        TinyRun r[2];
+        s.exact = false;
+        s.compute = narrow ? BF16 : F32;
+        for (int i = 0; i < 2; i++) {
+            r[i] = run_of(&s, &list[i]);
+            tiny_train(&r[i]);
+            CHECK_MSG(!r[i].err, "%s", r[i].message);
+        }
+        for (int k = 0; k < r[0].steps; k++)
+            CHECK_CLOSE(r[1].loss[k], r[0].loss[k], narrow ? 5e-3 : 1e-5, "step %d", k);
+    }
+}
+
+/* Windows that leave out slices, documents, sinks and gates; latent keys, made again; modules behind the last block. */
+TEST(slices_of_variants)
+{
+    static const Layout two[] = { { "seq1f1b", .pp = 2, .slices = 4, .tp = 2, .sp = 1 },
+                                  { "seq1f1b+split", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL } };
+    static const Layout latent[] = { { "seq1f1b", .pp = 2, .slices = 4, .recompute = RECOMPUTE_SELECTIVE },
+                                     { "seq1f1b", .pp = 2, .slices = 2, .tp = 2, .sp = 1 } };
+    static const Layout further[] = { { "seq1f1b", .pp = 2, .slices = 4, .zero = 1, .dp = 2 },
+                                      { "seq1f1b", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL } };
+    TrainSpec apart = tiny_apart(tiny_variants());
+    apart.model.window = (LayerPattern){ .runs = 2, .value = { 10, 0 }, .times = { 1, 1 } };
+    CHECK_SLICES(of_slices(apart, 2), two);
+    CHECK_SLICES(of_slices(tiny_latent(tiny_llama(), 12), 2), latent);
+    CHECK_SLICES(of_slices(tiny_further(tiny_llama(), 1), 2), further);
+}
+
+/* Experts see rows one by one where nothing is balanced or dropped by whole sequences. */
+TEST(slices_of_mixtures)
+{
+    static const Layout list[] = {
+        { "seq1f1b", .pp = 2, .slices = 4, .dp = 2, .ep = 2, .zero = 1 },
+        { "seq1f1b+split", .pp = 2, .slices = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+    };
+    TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
+    s.model.moe.balance.aux = 0;
+    s.model.moe.balance.z = 1e-3f;
+    CHECK_SLICES(of_slices(s, 4), list);
+}
+
+static Err evaluate(Trainer *t, void *user)
+{
+    double loss;
+    int64_t counted;
+    TRY(trainer_eval(t, tiny_source(t), 100, 21, &loss, &counted)); /* (the last micro-batch in part) */
+    if (t->world->rank == 0) *(double *)user = loss;
+    return ERR_OK;
+}
+
+/* An evaluation, whose slices have no backwards, gives the loss of whole sequences. */
+TEST(slices_evaluated)
+{
+    static const Layout list[] = { { .pp = 1 }, { "seq1f1b", .pp = 2, .slices = 4, .recompute = RECOMPUTE_FULL } };
+    const TrainSpec spec = of_slices(tiny_llama(), 2);
+    double loss[2] = { 0 };
+    for (int i = 0; i < 2; i++) {
+        TinyRun r = run_of(&spec, &list[i]);
+        r.steps = 1;
+        r.after = evaluate;
+        r.user = &loss[i];
+        tiny_train(&r);
+        CHECK_MSG(!r.err, "%s", r.message);
+    }
+    CHECK(loss[0] > 0 && loss[0] == loss[1]);
+}
+
 /* Documents apart, their ends without loss; and fewer micro-batches than stages. */
 TEST(documents_and_short_steps)
 {
@@ -626,6 +738,8 @@ TEST(what_does_not_fit)
         { { "dualpipev", .pp = 2, .micro = 8 }, "at least twice as many micro-batches", "2 ranks, 4 micro-batches" },
         { { "interleaved", .pp = 2, .group = 1 }, "needs groups of at least as many", "groups of 2" },
         { { "zb-v", .pp = 2, .group = 2 * 2 }, "'zb-v' has no groups", "parallel.group=0" },
+        { { "1f1b", .pp = 2, .slices = 2 }, "passes whole sequences on, not '2' slices", "schedule seq1f1b" },
+        { { "seq1f1b", .pp = 2, .chunks = 2, .slices = 2 }, "has 1 chunk a rank, not 2", "" },
         { { "interleaved", .pp = 1, .chunks = 65 }, "would hold 65 stages; at most 64", "" },
         { { "1f1b", "Et|tL", .pp = 2 }, "has '2' blocks, the model '4'", "a 't' for each" },
         { { "1f1b", "Ett|ttL", .pp = 1, .chunks = 1 }, "has '2' stages, the pipeline '1'", "parallel.pp x" },
@@ -692,6 +806,28 @@ TEST(one_forward_one_backward_in_flight)
         OK(trainer_plan(&r.spec, r.grid, rank, &p));
         CHECK(p.stages[0].in_flight == 4 - rank && p.stages[0].stage == rank && p.stages[0].layers == 2);
         CHECK(p.save == (4 - rank) * (p.stages[0].save[REGION_I] + p.stages[0].save[REGION_W]));
+    }
+}
+
+/* Seq1F1B with k slices holds p - r + k - 1 of them: with 4, on the first of 4 ranks 7/4 of a micro-batch instead of 4, to
+ * the byte where rows fill whole blocks of memory. What waits for earlier slices' keys is state. */
+TEST(slices_in_flight)
+{
+    TrainSpec s = of_slices(tiny_gpt2(), 8);
+    s.global_batch = 64;
+    const TinyRun whole = run_of(&s, &(Layout){ "1f1b", .pp = 4, .micro = 8 });
+    const TinyRun sliced = run_of(&s, &(Layout){ "seq1f1b", .pp = 4, .slices = 4, .micro = 8 });
+    for (int rank = 0; rank < 4; rank++) {
+        MemoryPlan w, p;
+        OK(trainer_plan(&whole.spec, whole.grid, rank, &w));
+        OK(trainer_plan(&sliced.spec, sliced.grid, rank, &p));
+        CHECK(p.stages[0].in_flight == 7 - rank && w.stages[0].in_flight == 4 - rank);
+        for (int r = 0; r < REGION_COUNT; r++) CHECK(4 * p.stages[0].save[r] == w.stages[0].save[r]);
+        CHECK(p.save == (7 - rank) * (p.stages[0].save[REGION_I] + p.stages[0].save[REGION_W]));
+        CHECK(p.scratch < w.scratch);
+        if (rank == 0) printf("    saves %lld -> %lld, state %lld -> %lld, scratch %lld -> %lld\n", (long long)w.save,
+                              (long long)p.save, (long long)w.state, (long long)p.state, (long long)w.scratch,
+                              (long long)p.scratch);
     }
 }
 

@@ -348,6 +348,45 @@ TEST(closed_forms)
 }
 
 /* The published memory of the V schedules, in micro-batches of a whole rank. */
+/* Seq1F1B at k slices: the bubble of 1F1B, of slices, and k - 1 slices held more than that has micro-batches. */
+TEST(slices)
+{
+    uint64_t seed = 23;
+    for (int i = 0; i < 120; i++) {
+        const int p = 1 + (int)(test_rand(&seed) % 8), m = 1 + (int)(test_rand(&seed) % 12);
+        const int k = 1 + (int)(test_rand(&seed) % 6);
+        const StageCost c = { 4, 5, 3 };
+        for (int split = 0; split < 2; split++) {
+            const char *name = split ? "seq1f1b+split" : "seq1f1b";
+            Schedule s;
+            Simulation sim;
+            OK(schedule_make(&(ScheduleSpec){ name, p, m, .slices = k }, &s));
+            OK(simulate(&s, &(SimulateCosts){ .each = c }, &sim));
+            CHECK(s.units == m * k && sim.ideal == m * k * 12);
+            CHECK_MSG(sim.bubble == (p - 1) * (split ? 9 : 12), "%s p=%d m=%d k=%d: %g", name, p, m, k, sim.bubble);
+            for (int r = 0; r < p; r++)
+                CHECK_MSG(simulate_peak(&s, r, false) == least(m * k, p - r + k - 1), "%s p=%d m=%d k=%d rank %d: %d",
+                          name, p, m, k, r, simulate_peak(&s, r, false));
+            simulation_free(&sim, &s);
+            schedule_free(&s);
+        }
+    }
+}
+
+/* The evaluation's list has the same slices, forwards alone. */
+TEST(slices_forward_only)
+{
+    Schedule s;
+    OK(schedule_forward(&(ScheduleSpec){ "seq1f1b", 3, 2, .slices = 4 }, &s));
+    CHECK(s.units == 8 && schedule_slice_of(&s, 5) == 1);
+    for (int i = 0, unit = 0; i < s.rank[1].count; i++) {
+        const Action *a = &s.rank[1].action[i];
+        if (a->kind == ACT_F) CHECK(a->microbatch == unit && a->slice == unit % 4);
+        unit += a->kind == ACT_F;
+    }
+    schedule_free(&s);
+}
+
 TEST(v_memory)
 {
     for (int p = 2; p <= 16; p++)
@@ -573,6 +612,9 @@ TEST(illegal_shapes)
         { { "bfs", 4, 4, .chunks = 1 << 20 }, "chunks of a rank must be 1 to", "" },
         { { "bfs", 1, 1 << 24, .chunks = 1 << 10 }, "visits", "" },
         { { "hanayo", 4, 4, .waves = -1 }, "waves must be 1 to", "" },
+        { { "1f1b", 4, 8, .slices = 2 }, "passes whole sequences on, not '2' slices", "schedule seq1f1b" },
+        { { "seq1f1b", 4, 8, .slices = -1 }, "slices of a sequence must be 1 to", "" },
+        { { "seq1f1b", 4, 1 << 15, .slices = 1 << 10 }, "micro-batches must be 1 to", "" },
         { { "gpipe", 4, 8, .cap = 7 }, "holds 8 units on rank 0, more than the cap of 7", "" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

@@ -94,6 +94,28 @@ TEST(duplicate_compute)
     refused(&s, "is there twice");
 }
 
+TEST(slices_out_of_order)
+{
+    const ScheduleSpec spec = { "seq1f1b", 2, 3, .slices = 2 };
+    Schedule s;
+    OK(schedule_make(&spec, &s));
+    swap(nth(&s, 0, ACT_F, 0), nth(&s, 0, ACT_F, 1));
+    FAILS(check_compute(&s), ERR_INTERNAL, "F of unit 1 at stage 0, replica 0 comes before the slice before it");
+    schedule_free(&s);
+    OK(schedule_make(&spec, &s));
+    swap(nth(&s, 1, ACT_B, 0), nth(&s, 1, ACT_B, 1));
+    FAILS(check_compute(&s), ERR_INTERNAL, "B of unit 0 at stage 1, replica 0 comes before the slice behind it");
+    schedule_free(&s);
+    OK(schedule_make(&(ScheduleSpec){ "seq1f1b", 1, 2, .slices = 2 }, &s));
+    move(&s, 0, find(&s, 0, ACT_B, 1), find(&s, 0, ACT_B, 2)); /* B0:0 behind B1:1 */
+    FAILS(check_compute(&s), ERR_INTERNAL, "has another micro-batch between its slices");
+    schedule_free(&s);
+    OK(schedule_make(&spec, &s));
+    nth(&s, 0, ACT_F, 2)->slice = 1;
+    FAILS(check_compute(&s), ERR_INTERNAL, "says it were another slice");
+    schedule_free(&s);
+}
+
 TEST(foreign_compute)
 {
     Schedule s;

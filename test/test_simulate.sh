@@ -55,6 +55,17 @@ check "chart: the time" grep -qE '^time +27$' chart.txt
 "$mt" simulate --schedule 1f1b --stages 8 --microbatches 200 >chart.txt
 check "a long chart fits: $(head -8 chart.txt | awk '{ print length }' | sort -nu | tr '\n' ' ')" \
     [ "$(head -8 chart.txt | awk 'length > 200' | wc -l)" -eq 0 ]
+"$mt" simulate --schedule seq1f1b --stages 2 --microbatches 2 --slices 2 >chart.txt
+cat >wanted.txt <<'EOT'
+r0  |F0:0 F0:1 F1:0 .    .    B0:1 B0:1 F1:1 B0:0 B0:0 .    B1:1 B1:1 B1:0 B1:0
+r1  |.    F0:0 F0:1 B0:1 B0:1 F1:0 B0:0 B0:0 F1:1 B1:1 B1:1 B1:0 B1:0
+EOT
+check "chart of slices: $(diff <(sed 's/[ .]*$//' chart.txt | head -2) wanted.txt | head -4)" \
+    cmp -s <(sed 's/[ .]*$//' chart.txt | head -2) wanted.txt
+check "slices: a unit is one" grep -qE '^activations held until W, by rank +3 2$' chart.txt
+"$mt" simulate --schedule seq1f1b --stages 2 --microbatches 2 --slices 2 --list --svg slices.svg >list.txt
+check "list of slices" grep -q '^r1: \[RECV(act0:0.s1, from 0)\] F0:0.s1 .* B1:0.s1 \[SEND(grad1:0.s0, to 0)\]' list.txt
+check "picture of slices" grep -q '>1:0</text>' slices.svg
 "$mt" simulate --schedule 2bw --stages 4 --microbatches 4 --list >list.txt
 check "2bw reads older weights" grep -q 'B5.s0@-1' list.txt
 
@@ -89,4 +100,7 @@ check "compare as JSON" python3 -c "
 import json
 rows = {r['schedule']: r for r in json.load(open('all.json'))}
 assert len(rows) > 35 and rows['1f1b']['makespan'] == 33 and rows['zb-v']['makespan'] == 25.5, len(rows)"
+"$mt" simulate --compare --stages 4 --microbatches 8 --slices 4 >all.txt
+check "compare: only seq1f1b has the slices" grep -qE '^seq1f1b +1 +26\.25 +9\.4 +8\.6 +1\.75 ' all.txt
+check "compare: the others have none" grep -qE '^1f1b +1 +33\.00 +37\.5 +27\.3 +4\.00 ' all.txt
 finish

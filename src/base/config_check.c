@@ -149,7 +149,8 @@ static void resolve_model(ConfigReader *r)
 static bool layout_divides_blocks(const Config *c)
 {
     const int64_t cp = c->parallel.cp;
-    return c->parallel.tp_blocks % c->parallel.tp == 0 && (cp == 1 || c->parallel.seq_blocks % (2 * cp) == 0);
+    const bool by_cp = cp == 1 || c->parallel.seq_blocks % (2 * cp) == 0;
+    return c->parallel.tp_blocks % c->parallel.tp == 0 && by_cp && config_slices_fit(c);
 }
 
 /* INT64_MAX when it is more than can be counted. */
@@ -528,6 +529,7 @@ void config_check(ConfigReader *r)
     config_check_moe(r);
     check_layout(r);
     config_check_context(r);
+    config_check_slices(r);
     check_training(r);
     check_files(r);
     check_keeping(r);

@@ -103,13 +103,17 @@ static void check_latent_gpu(ConfigReader *r)
 static void check_latent_rows(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t cp = c->parallel.cp, blocks = c->train.micro_batch * c->parallel.seq_blocks;
+    const int64_t cp = c->parallel.cp * c->parallel.slices,
+                  blocks = c->train.micro_batch * c->parallel.seq_blocks;
     const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT && !c->moe.experts;
     char text[200];
     snprintf(text, sizeof text,
              "with sp a rank of latent attention must have whole leaves of gradients: tp%s must divide "
              "micro_batch x seq_blocks, here %lld x %lld; or take sp = false",
-             cp > 1 ? " x cp" : "", (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
+             c->parallel.cp > 1 ? " x cp"
+             : cp > 1           ? " x slices"
+                                : "",
+             (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
     RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cp) == 0, text, CFG_parallel_tp,
          CFG_train_micro_batch, CFG_parallel_seq_blocks, CFG_model_attention);
 }

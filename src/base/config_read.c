@@ -370,11 +370,16 @@ Err config_read(Config *c, ConfigSource source)
     config_check(&r);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
-    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0;
+    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
     if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN &&
         c->run.device == RUN_DEVICE_CPU && c->run.precision == RUN_PRECISION_FP32)
         log_warn("parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits "
                  "differ from those of other layouts",
-                 by_tp ? "tp" : "cp", (long long)(by_tp ? c->parallel.tp : c->parallel.cp));
+                 by_tp   ? "tp"
+                 : by_cp ? "cp"
+                         : "slices",
+                 (long long)(by_tp   ? c->parallel.tp
+                             : by_cp ? c->parallel.cp
+                                     : c->parallel.slices));
     return ERR_OK;
 }

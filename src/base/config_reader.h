@@ -35,6 +35,9 @@ void config_check_unbuilt(ConfigReader *r);
 void config_check(ConfigReader *r);
 void config_check_moe(ConfigReader *r); /* parts of config_check */
 void config_check_context(ConfigReader *r);
+/* config_check_slices.c; fit: they cut between canonical blocks alone */
+void config_check_slices(ConfigReader *r);
+bool config_slices_fit(const Config *c);
 
 /* The pattern of parallel.cp_comm; as layer_pattern_read_words. */
 int64_t config_cp_comm(const Config *c, LayerPattern *out);

@@ -13,7 +13,7 @@
 enum { VARIANTS_MAX = 128, REASON_BYTES = 320 };
 
 static const char *schedule_text, *cost_text = "1,1,1", *svg_path;
-static int64_t stages, microbatches, chunks, group, waves, batches;
+static int64_t stages, microbatches, chunks, group, waves, slices, batches;
 static double latency;
 static bool as_json, as_list, compare;
 
@@ -27,6 +27,8 @@ static const Option options[] = {
     { "chunks", OPTION_INT, &chunks, .low = 1, .high = 4096, .value = "V", .help = "stages on a rank" },
     { "group", OPTION_INT, &group, .low = 1, .high = 1 << 24, .value = "G", .help = "of interleaved (P)" },
     { "waves", OPTION_INT, &waves, .low = 1, .high = 2048, .value = "W", .help = "of hanayo (1)" },
+    { "slices", OPTION_INT, &slices, .low = 1, .high = 1024, .value = "K",
+      .help = "of a sequence, in seq1f1b (1)" },
     { "batches", OPTION_INT, &batches, .low = 1, .high = 1 << 20, .value = "N",
       .help = "that an asynchronous schedule runs" },
     { "cost", OPTION_TEXT, &cost_text, .value = "F,I,W", .help = "of a chunk and a micro-batch" },
@@ -67,6 +69,7 @@ static ScheduleSpec spec_of(const char *name)
                            .chunks = (int)chunks,
                            .group = (int)group,
                            .waves = (int)waves,
+                           .slices = (int)slices,
                            .batches = (int)batches };
 }
 
@@ -81,7 +84,7 @@ static Err paper_make(const ScheduleSpec *spec, const StageCost *cost, bool whol
 {
     *p = (Paper){ 0 };
     TRY(schedule_make(spec, &p->s));
-    const double parts = whole ? p->s.chunks * p->s.unit_div : 1;
+    const double parts = whole ? p->s.chunks * p->s.unit_div * p->s.slices : 1;
     p->costs =
         (SimulateCosts){ .each = { cost->f / parts, cost->i / parts, cost->w / parts }, .latency = latency };
     return simulate(&p->s, &p->costs, &p->sim);
@@ -129,6 +132,7 @@ static void put_json(JsonOut *j, const Paper *p)
     json_put_int(j, "chunks", s->chunks);
     json_put_int(j, "group", s->group);
     json_put_int(j, "waves", s->waves);
+    json_put_int(j, "slices", s->slices);
     json_put_int(j, "batches", s->batches);
     json_put_int(j, "replicas", s->replicas);
     json_put_int(j, "units", s->units);
@@ -171,6 +175,7 @@ static void print_figures(const Paper *p)
     const Schedule *s = &p->s;
     const Simulation *m = &p->sim;
     printf("\n%s: %d ranks, %d micro-batches", s->name, s->ranks, s->microbatches);
+    if (s->slices > 1) printf(" in %d slices", s->slices);
     if (s->batches > 1) printf(" in each of %d batches", s->batches);
     if (s->chunks > 1) printf(", %d chunks a rank", s->chunks);
     if (s->replicas > 1) printf(", two directions");
@@ -251,7 +256,7 @@ typedef struct {
 static Row row_of(const Paper *p)
 {
     const Schedule *s = &p->s;
-    const double whole = s->chunks * s->unit_div;
+    const double whole = s->chunks * s->unit_div * s->slices;
     Row row = { .chunks = s->chunks,
                 .copies = most_of(s, simulate_weight_copies),
                 .buffers = most_of(s, buffers_of),
@@ -270,9 +275,11 @@ static Err try_one(Table *t, const char *name, const StageCost *cost)
     ScheduleSpec spec = spec_of(name);
     Paper p;
     Err err = paper_make(&spec, cost, true, &p);
-    if (err == ERR_CONFIG && chunks) { /* where their number is fixed, it is the schedule's */
+    for (int i = 1; i < 4 && err == ERR_CONFIG && (chunks || slices);
+         i++) { /* what is fixed is the schedule's */
         paper_free(&p);
-        spec.chunks = 0;
+        spec.slices = i % 2 ? 0 : (int)slices;
+        spec.chunks = i / 2 ? 0 : (int)chunks;
         err = paper_make(&spec, cost, true, &p);
     }
     if (!err && as_json) {

@@ -24,6 +24,18 @@ static ExecutorSlot *slot_of(ExecutorStage *s, int unit)
     return NULL;
 }
 
+static int slices_of(const Ctx *c) { return c->slice_count > 1 ? c->slice_count : 1; }
+
+/* The slots of the slot's slice and those before it. */
+static void enter_slices(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
+{
+    const int slices = slices_of(c);
+    if (slices == 1) return;
+    c->slice = slot->unit % slices;
+    c->slice_grads = s->slice_grads;
+    for (int i = 0; i <= c->slice; i++) c->slices[i] = &slot_of(s, slot->unit - c->slice + i)->slot;
+}
+
 void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 {
     c->params = s->params;
@@ -31,6 +43,7 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
     c->slot = &slot->slot;
     c->batch = &slot->batch;
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];
+    enter_slices(c, s, slot);
 }
 
 static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region r)
@@ -58,6 +71,8 @@ static void give_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Regio
 
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot)
 {
+    for (int i = 0; slot->slot.keys && i < stage_attention_layers(s->model); i++)
+        slot->slot.keys[i] = (SliceKeys){ .k = { 0 } };
     for (Region r = 0; r < REGION_COUNT; r++) TRY(take_region(e, s, slot, r));
     return ERR_OK;
 }
@@ -229,12 +244,24 @@ static Err enqueue(Executor *e, const Action *a, int n)
     return a->kind == ACT_W ? e->compute->weights(e, &u) : e->compute->backward(e, &u);
 }
 
+/* Without backwards: slices, whose keys later ones read, with the last one of them. */
+static void finish_forward(Executor *e, ExecutorStage *s, int unit)
+{
+    const int slices = slices_of(&e->ctx);
+    if (unit % slices + 1 < slices) return;
+    for (int i = 0; i < slices; i++) executor_give(e, s, slot_of(s, unit - i));
+}
+
 static void finish(Executor *e, const Action *a, int n)
 {
     ExecutorStage *s = stage_of(e, a);
+    if (!e->training) {
+        finish_forward(e, s, a->microbatch + n);
+        return;
+    }
     ExecutorSlot *slot = slot_of(s, a->microbatch + n);
     if (a->kind == ACT_I) give_region(e, s, slot, REGION_I);
-    if (a->kind == ACT_B || a->kind == ACT_W || !e->training) executor_give(e, s, slot);
+    if (a->kind == ACT_B || a->kind == ACT_W) executor_give(e, s, slot);
 }
 
 /* ---- planning ---- */

@@ -7,7 +7,9 @@
  *   SEND, RECV   a group of messages starts and goes on beside what follows; whoever reads or overwrites one of its
  *                buffers waits for it
  *
- * What passes through the stages at once is a unit of the schedule: a micro-batch, or a part of one. Slots are taken in
+ * What passes through the stages at once is a unit of the schedule: a micro-batch, or a part of one. Slices of a
+ * micro-batch are units whose layers read each other's slots (layer/slices.c); an evaluation, which has no backwards,
+ * frees them with the last slice. Slots are taken in
  * the order of the list, first free first, and so are addresses in the save memory: the same in every step.
  *
  * The two actions of a pair run one after the other, or in turn (pair.h).
@@ -45,6 +47,7 @@ typedef struct {
     const Stage *model;
     ParamStore *params;
     Tensor loads_so_far;              /* layer.h, Ctx; absent unless mixtures count so */
+    SliceGrads *slice_grads;          /* likewise; NULL where sequences are whole */
     int64_t save_bytes[REGION_COUNT]; /* of a unit */
     int64_t peak_bytes[REGION_COUNT]; /* of a unit so far */
     ExecutorSlot *slots;

@@ -92,7 +92,8 @@ MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
 {
     const MixtureSpec *e = &s->model.moe;
     const int sp = g.sp ? g.tp : 1;
-    const int64_t seq = s->model.seq / (g.cp ? g.cp : 1); /* of a sample, a rank's */
+    const int slices = s->pipeline.slices ? s->pipeline.slices : 1;
+    const int64_t seq = s->model.seq / ((g.cp ? g.cp : 1) * slices); /* of a sample, a rank's or a slice's */
     return (MoeCut){ .experts = e->experts,
                      .topk = e->topk,
                      .unit = e->balance.unit,

@@ -39,7 +39,8 @@ static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
                            .ranks = ranks,
                            .microbatches = spec->microbatches,
                            .chunks = p->chunks,
-                           .group = p->group };
+                           .group = p->group,
+                           .slices = p->slices };
     TRY(stage_layout_count(layout_of(spec), &stages));
     if (stages % ranks) return refuse_stages(spec, stages, ranks);
     if (!out->chunks) out->chunks = stages / ranks;

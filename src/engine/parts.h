@@ -18,6 +18,7 @@ typedef struct {
     const char *schedule; /* name in the table of schedules */
     const char *layout;   /* shares of the stages, model.h */
     int chunks, group;    /* 0 = the schedule's usual; group: of 2bw micro-batches of an update, usually pp */
+    int slices;           /* of a sequence; 0 = 1 */
 } PipelineSpec;
 
 typedef struct {

@@ -17,8 +17,9 @@ static const int64_t UNLIMITED_SAVES = (int64_t)1 << 61;
 /* ---- parts of a list ---- */
 
 /*
- * Which units a dry run walks. A group is as many units as one action has at most. Of each replica the first group is
- * walked, in which every gradient gets its first contribution, and of replica `replica` also group `other`.
+ * Which units a dry run walks. A group is as many units as one action has at most, or all slices of a micro-batch. Of
+ * each replica the first group is walked, in which every gradient gets its first contribution, and of replica `replica`
+ * also group `other`.
  */
 typedef struct {
     int *number; /* [units] of a unit among those of its replica */
@@ -195,7 +196,8 @@ static Err count_step(Trainer *t, MemoryPlan *out)
 {
     const Schedule *s = &t->parts.step;
     if (trainer_is_async(t)) return dry_step(t, NULL, out);
-    Walk w = { .group = largest_action(&s->rank[t->world->pp_rank]) };
+    const int most = largest_action(&s->rank[t->world->pp_rank]);
+    Walk w = { .group = most > s->slices ? most : s->slices };
     Forms f = { .count = 0 };
     w.number = calloc((size_t)s->units, sizeof *w.number);
     uint64_t *split = calloc((size_t)(s->units * s->replicas), sizeof *split);
@@ -217,7 +219,7 @@ static Err dry_eval(Trainer *t)
     int64_t counted;
     if (!part.action) return err_set(ERR_MEMORY, "no memory for a list of %d actions", whole.count);
     for (int i = 0; i < whole.count; i++) {
-        if (whole.action[i].microbatch) continue;
+        if (whole.action[i].microbatch >= t->parts.forward.slices) continue;
         part.action[part.count] = whole.action[i];
         part.action[part.count++].flags = 0;
     }

@@ -37,13 +37,17 @@ int64_t memory_plan_total(const MemoryPlan *p)
 static Err hook_batch(void *user, int unit, Batch *b)
 {
     Trainer *t = user;
+    const Schedule *s = &t->parts.step;
     int64_t share = t->batch / t->world->grid.dp;
-    int64_t first = t->first_sample + t->world->dp_rank * share + unit * b->B;
+    int64_t first = t->first_sample + t->world->dp_rank * share + unit / s->slices * b->B;
+    const int slice = schedule_slice_of(s, unit);
     int64_t count = t->first_sample + t->counting - first;
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
     b->first = first - t->first_sample;
-    if (t->source.get && count) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
+    if (s->slices > 1) b->span = (Spans){ { slice * b->T, 0 }, { b->T, 0 } };
+    /* (slices of a micro-batch come one after another) */
+    if (t->source.get && count && !slice) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
 
@@ -107,9 +111,12 @@ static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_byte
 static BatchSpec batch_spec(const Trainer *t)
 {
     const TrainSpec *s = &t->spec;
+    const int64_t seq = s->model.seq;
+    const int slices = t->parts.step.slices;
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
-                        .seq = s->model.seq,
-                        .span = context_span(s->cut, s->model.seq, t->world->cp.size, t->world->cp_rank),
+                        .seq = seq,
+                        .span = slices > 1 ? spans_whole(seq / slices)
+                                           : context_span(s->cut, seq, t->world->cp.size, t->world->cp_rank),
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };
@@ -125,7 +132,7 @@ static void take_batch(Trainer *t, int64_t first, int64_t samples)
 {
     t->first_sample = first;
     t->batch = t->counting = samples;
-    t->executor.units = (int)(samples / t->world->grid.dp / batch_spec(t).B);
+    t->executor.units = (int)(samples / t->world->grid.dp / batch_spec(t).B) * t->parts.step.slices;
 }
 
 static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
@@ -141,15 +148,27 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
     s->slot.queue_capacity = stage_linears(stage->model);
     TRY(setup_array(&t->setup, s->slot.segment_count, &s->slot.segments));
     TRY(setup_array(&t->setup, s->slot.queue_capacity, &s->slot.queue));
+    if (t->parts.step.slices > 1)
+        TRY(setup_array(&t->setup, stage_attention_layers(stage->model), &s->slot.keys));
     TRY(stage_save_init(stage->model, &s->save, &t->setup));
     return batch_alloc(&batch, &s->batch, &t->state);
 }
 
+/* (a replica may get no unit in a step, but one in an evaluation, and that has all slices at once) */
 static int units_in_flight(const Trainer *t, const ExecutorStage *s)
 {
-    if (t->spec.forward_only) return 1;
+    const int least = t->parts.step.slices;
+    if (t->spec.forward_only) return least;
     int n = schedule_in_flight(&t->parts.step, s->replica, s->stage, false);
-    return n > 1 ? n : 1; /* (a replica may get no unit in a step, but one in an evaluation) */
+    return n > least ? n : least;
+}
+
+static Err open_slices(Trainer *t, ExecutorStage *s)
+{
+    Ctx *c = &t->executor.ctx;
+    if (c->slice_count == 1 || t->spec.forward_only) return ERR_OK;
+    c->batch = &s->slots->batch;
+    return stage_slices_init(s->model, c, &s->slice_grads, &t->state, &t->setup);
 }
 
 static Err open_stage(Trainer *t, int index, int *slots)
@@ -166,7 +185,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
     s->slot_count = units_in_flight(t, s);
     TRY(setup_array(&t->setup, s->slot_count, &s->slots));
     for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
-    return ERR_OK;
+    return open_slices(t, s);
 }
 
 /* Boundary tensors are as large as the residual stream of a unit on this rank. */
@@ -175,7 +194,7 @@ static Err open_buffers(Trainer *t)
     Executor *e = &t->executor;
     const int step = t->parts.step.rank[t->world->pp_rank].buffers;
     const int forward = t->parts.forward.rank[t->world->pp_rank].buffers;
-    const int64_t tokens = batch_spec(t).B * t->spec.model.seq / t->world->cp.size;
+    const int64_t tokens = batch_spec(t).B * t->spec.model.seq / (t->world->cp.size * t->parts.step.slices);
     const int64_t rows = tokens / t->world->sp.size;
     e->buffer_count = forward > step || t->spec.forward_only ? forward : step;
     TRY(setup_array(&t->setup, e->buffer_count, &e->buffers));
@@ -208,6 +227,7 @@ static Err open_executor(Trainer *t)
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
                     .cut = t->spec.cut,
+                    .slice_count = t->parts.step.slices,
                     .dtype = t->spec.compute };
     TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
     TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
@@ -332,7 +352,9 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     t->step_values = step_values;
     TRY(open_executor(t));
     /* (the host says which units of the batch a micro-batch is, where balance counts these) */
-    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !s->model.moe.balance.global)
+    const bool varies =
+        s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
         TRY(executor_use_graphs(&t->executor, &t->setup));
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));

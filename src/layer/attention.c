@@ -119,10 +119,17 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.columns = (a->gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->heads / (a->kv_heads * a->kv_parts) : d.H / d.K;
     d.head0 = d.H * c->world->tp.rank;
-    d.views = a->heads == a->kv_heads && a->kv_parts == 1 && c->world->cp.size == 1 && !c->kv;
+    const bool whole = c->world->cp.size == 1 && c->slice_count <= 1;
+    d.views = a->heads == a->kv_heads && a->kv_parts == 1 && whole && !c->kv;
     d.scale = 1 / sqrtf((float)d.C);
     d.dropout = ctx_dropout(c, a->dropout, a->dropout_key);
     return d;
+}
+
+SliceKeyShape attention_keys(const Attention *a, const Ctx *c)
+{
+    const Dims d = dims_of(a, c);
+    return (SliceKeyShape){ .heads = d.K, .chunks = d.H / d.K / d.query_chunk, .k_cols = d.C, .v_cols = d.C };
 }
 
 static const Tensor none;
@@ -292,6 +299,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
         TRY(join_earlier(c, c->kv->v, k_span.first[0], &v));
         k_span = spans_whole(k.dim[1]);
     }
+    TRY(slice_keep_keys(c, k, v, in_scratch));
     TRY(context_attention(c, (attention_fwd_args){ .o = by_sample(o, &d),
                                                    .lse = lse,
                                                    .q = by_sample(h.q, &d),

@@ -119,6 +119,7 @@ static bool attends_zigzag(const Ctx *c) { return c->cut == CONTEXT_CONTIGUOUS &
 
 Err context_attention(Ctx *c, attention_fwd_args a)
 {
+    if (c->slice_count > 1) return slice_attention(c, a);
     if (c->world->cp.size == 1) return op_attention_fwd(c->s, &a);
     return attends_zigzag(c) ? context_zigzag(c, a) : context_attend(c, a);
 }
@@ -182,6 +183,7 @@ Err context_attend_bwd(Ctx *c, attention_bwd_args a)
 
 Err context_attention_bwd(Ctx *c, attention_bwd_args a)
 {
+    if (c->slice_count > 1) return slice_attention_bwd(c, a);
     if (c->world->cp.size == 1) return op_attention_bwd(c->s, &a);
     return attends_zigzag(c) ? context_zigzag_bwd(c, a) : context_attend_bwd(c, a);
 }

@@ -122,18 +122,6 @@ static Spans part_span(const Ring *r, int part)
     return (Spans){ { part * r->length, 0 }, { r->length, 0 } };
 }
 
-/* Where what the parts add to x is summed: x itself, or as much in fp32. */
-static Err wide_sum(Ctx *c, Tensor x, Tensor *sum)
-{
-    *sum = x;
-    return x.dtype == F32 ? ERR_OK : tensor_alloc(c->scratch, sum, F32, x.ndim, x.dim);
-}
-
-static Err round_sum(Ctx *c, Tensor x, Tensor sum)
-{
-    return sum.data == x.data ? ERR_OK : cast_values(c, x, sum);
-}
-
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);

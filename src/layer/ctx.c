@@ -206,11 +206,17 @@ Err cast_values(Ctx *c, Tensor y, Tensor x)
 
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide)
 {
-    *wide = x;
-    if (x.dtype == F32) return ERR_OK;
-    TRY(tensor_alloc(c->scratch, wide, F32, x.ndim, x.dim));
-    return cast_values(c, *wide, x);
+    TRY(wide_sum(c, x, wide));
+    return x.dtype == F32 ? ERR_OK : cast_values(c, *wide, x);
 }
+
+Err wide_sum(Ctx *c, Tensor x, Tensor *sum)
+{
+    *sum = x;
+    return x.dtype == F32 ? ERR_OK : tensor_alloc(c->scratch, sum, F32, x.ndim, x.dim);
+}
+
+Err round_sum(Ctx *c, Tensor x, Tensor sum) { return sum.data == x.data ? ERR_OK : cast_values(c, x, sum); }
 
 /* 16-bit values are summed over ranks in fp32 and rounded once. */
 static Err widen(Ctx *c, int ranks, Tensor x, Tensor *wide)

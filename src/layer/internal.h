@@ -102,6 +102,16 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
 Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
 
+/*
+ * Where sequences pass in slices (slices.c; c->slice_count > 1). The attention ops for queries of a slice and the keys
+ * of it and the slices before it; k, v, dk and dv are of its own positions, and dk and dv whole. A layer hands its keys
+ * and values, [B, T, K, C], to slice_keep_keys before slice_attention: later slices read them. pass: they do not lie in
+ * the slot's REGION_I, and are copied there.
+ */
+Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
+Err slice_attention(Ctx *c, attention_fwd_args a);
+Err slice_attention_bwd(Ctx *c, attention_bwd_args a);
+
 /* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
  * or some of them of more positions. */
 typedef struct {
@@ -128,6 +138,9 @@ Err context_sum_chunks(Ctx *c, Tensor x);
 Err cast_values(Ctx *c, Tensor y, Tensor x);
 /* x itself if it is in fp32, else a copy in scratch that is. */
 Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
+/* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
+Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
+Err round_sum(Ctx *c, Tensor x, Tensor sum);
 
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);

@@ -43,16 +43,29 @@ typedef struct {
     Tensor offset;            /* of a weight of experts: the runs of their rows (ops.def); else absent */
 } Wgrad;
 
-/* Memory of one micro-batch in flight. */
+/* Where a slot has the keys and values of an attention layer, [B, T, K, C], for later slices; ndim 0: not yet. */
+typedef struct {
+    Saved k, v;
+} SliceKeys;
+
+/* Memory of one unit in flight: a micro-batch, or a part or slice of one. */
 typedef struct {
     Arena region[REGION_COUNT];
     Segment *segments; /* embedding, blocks, head */
     int segment_count;
+    SliceKeys *keys; /* [attention layers of the stage], or NULL where sequences are whole */
     Wgrad *queue;
     int queued, queue_capacity;
 } Slot;
 
 /* ---- context ---- */
+
+/* Gradients of keys and values of a micro-batch in one layer, as far as later slices gave them; slices.c. */
+typedef struct {
+    Tensor k, v; /* [places, those of one slice] f32 */
+} SliceGrads;
+
+enum { SLICES_MOST = 64 }; /* of a sequence */
 
 /* Canonical blocks: facts of the model that fix every rounding (docs/determinism.md). */
 typedef struct {
@@ -135,6 +148,12 @@ typedef struct {
     /* Called before rows are waited for: in a pair (engine/pair.h) the other half goes on meanwhile. Else NULL. */
     Err (*other_half)(void *pair);
     void *pair;
+    /* Where sequences pass in slices: how many, the one at work, the slots up to its own, and what waits for earlier
+     * slices' keys in each attention layer of the stage. slice_count 0 or 1: sequences are whole. */
+    int slice_count, slice;
+    Slot *slices[SLICES_MOST];
+    SliceGrads *slice_grads;
+    int layer; /* attention layer of the stage: its blocks, then those of MTP */
 } Ctx;
 
 int64_t ctx_rows(const Ctx *c); /* R: rows this rank holds outside tensor-parallel regions */
@@ -196,6 +215,14 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 /* The positions of a sample that a rank holds, of 2 ranks equal parts: r and 2 ranks - 1 - r, or 2 r and 2 r + 1
  * (docs/context.md). */
 Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
+
+/* Keys of a rank in one attention layer: heads, chunks of query heads that read one, widths. */
+typedef struct {
+    int64_t heads, chunks, k_cols, v_cols;
+} SliceKeyShape;
+
+/* Room in `state` for c->slice_count slices of c->batch's shape. */
+Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state);
 
 /* ---- linear ---- */
 
@@ -335,6 +362,7 @@ Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec);
 /* With c->kv (one sample, one span): the rows' keys and values go into it, and queries also see those before. */
 Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save);
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx);
+SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
 
 /* ---- multi-head latent attention, in the place of attention (docs/attention.md) ---- */
 
@@ -393,6 +421,7 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
  * many. */
 Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save);
 Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx);
+SliceKeyShape mla_keys(const Mla *m, const Ctx *c);
 
 /* ---- mlp ---- */
 

@@ -173,6 +173,14 @@ static Err rotate_shared(const Call *k, Tensor p, int inverse)
     return rotate(k, one_head(p), ctx_row_slice(k->c, ctx_place(k->c)), inverse);
 }
 
+SliceKeyShape mla_keys(const Mla *m, const Ctx *c)
+{
+    return (SliceKeyShape){ .heads = m->heads / c->world->tp.size,
+                            .chunks = 1,
+                            .k_cols = m->width.nope + m->width.rope,
+                            .v_cols = m->width.value };
+}
+
 /* ---- forward ---- */
 
 /* Latents of this rank's rows behind their norms, and the rotated part of the key. */
@@ -281,9 +289,11 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
 {
     Ctx *c = k->c;
     const int64_t keys = t->kv.dim[0];
+    const bool passes = k->m->recompute || c->into[REGION_I] == c->scratch;
     Heads h;
     TRY(heads_alloc(k, c->kv ? keys : k->N, save, &h));
     TRY(make_heads(k, t, h));
+    if (!c->kv) TRY(slice_keep_keys(c, by_sample(k, h.k), by_sample(k, h.v), passes));
     return attend(k, h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
 }
 

@@ -184,6 +184,7 @@ Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
     Tensor n, branch, mid;
     int64_t R = x.dim[0], D = x.dim[1];
     c->context = b->context;
+    c->layer = b->index;
     TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, R, D));
     TRY(tensor_new(c->scratch, &branch, c->dtype, R, D));
     TRY(norm_out(b, c, x, &n, &save->n1));
@@ -240,6 +241,7 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
     Tensor mid = save_get(c, save->mid), n, dbranch, dn;
     const int sum = bias_of_stream(b, c, attention_bias(b), b->attn_dropout_key);
     c->context = b->context;
+    c->layer = b->index;
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     ArenaMark half = arena_mark(c->scratch);
     TRY(branch_gradient(b, c, c->below.done ? -1 : mlp_bias(b), b->mlp_dropout_key, d, &dbranch));
@@ -277,14 +279,13 @@ Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
     ArenaMark mark = arena_mark(c->scratch);
     if (!b->again) {
         TRY(block_forward(b, c, x, save, y));
-        segment_end(c);
     } else {
         Arena *kept[REGION_COUNT];
-        segment_end(c);
         saves_to_scratch(c, kept);
         TRY(block_forward(b, c, x, save, y));
         saves_restored(c, kept);
     }
+    segment_end(c);
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -55,7 +55,7 @@ static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec,
         const int layer = st->share.first_layer + b;
         snprintf(name, sizeof name, "layers.%d", layer);
         TRY(block_register(&st->blocks[b], reg, spec, name, layer));
-        st->blocks[b].moe.block = b;
+        st->blocks[b].index = st->blocks[b].moe.block = b;
     }
     return ERR_OK;
 }
@@ -69,7 +69,7 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
         st->mtp[i].depth = i + 1;
         st->mtp[i].segment = st->share.layer_count + 2 + i * MTP_SEGMENTS;
         TRY(mtp_register(&st->mtp[i], reg, spec, table));
-        st->mtp[i].block.moe.block = st->share.layer_count + i;
+        st->mtp[i].block.index = st->mtp[i].block.moe.block = st->share.layer_count + i;
     }
     return ERR_OK;
 }
@@ -234,6 +234,21 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
     c->below = (InputSum){ 0 };
     if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, c->batch->token, d));
     arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+int stage_attention_layers(const Stage *st) { return st->share.layer_count + st->share.mtp; }
+
+Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *state, SetupArena *setup)
+{
+    const int layers = stage_attention_layers(st);
+    TRY(setup_array(setup, layers, out));
+    for (int i = 0; i < layers; i++) {
+        const int blocks = st->share.layer_count;
+        const Block *b = i < blocks ? &st->blocks[i] : &st->mtp[i - blocks].block;
+        const SliceKeyShape shape = b->latent ? mla_keys(&b->mla, c) : attention_keys(&b->attn, c);
+        TRY(slice_grads_init(c, shape, &(*out)[i], state));
+    }
     return ERR_OK;
 }
 

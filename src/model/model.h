@@ -93,6 +93,7 @@ typedef struct {
     Mlp mlp;
     Moe moe;
     ContextComm context;
+    int index; /* among the stage's blocks, those of MTP behind the others */
     float dropout;
     uint64_t attn_dropout_key, mlp_dropout_key;
     bool keep_norms; /* false under selective recomputation */
@@ -194,6 +195,12 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
                   Tensor sums);
 /* dout: the gradient of out. din: where that of in goes, may be dout itself. Empty as out and in are. */
 Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, const Boundary *din);
+
+int stage_attention_layers(const Stage *st); /* its blocks, and those of MTP */
+
+/* For sequences in slices: room for the gradients of the keys of one micro-batch, [attention layers]. c: with
+ * slice_count, and a batch of the stage. */
+Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *state, SetupArena *setup);
 
 /* Room for the keys and values of one sample, or their latents, in `state`: a KvCache for each block. */
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup);

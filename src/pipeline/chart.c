@@ -6,11 +6,19 @@
 
 enum { COLUMNS_MAX = 180, LABEL_BYTES = 32 };
 
+const char *chart_unit(const Schedule *s, int unit, char out[CHART_UNIT_BYTES])
+{
+    if (s->slices == 1) snprintf(out, CHART_UNIT_BYTES, "%d", unit);
+    else snprintf(out, CHART_UNIT_BYTES, "%d:%d", unit / s->slices, schedule_slice_of(s, unit));
+    return out;
+}
+
 /* ---- lists ---- */
 
 static void list_compute(const Schedule *s, const Action *a, FILE *out)
 {
-    fprintf(out, " %s%d", action_name(a->kind), a->microbatch);
+    char unit[CHART_UNIT_BYTES];
+    fprintf(out, " %s%s", action_name(a->kind), chart_unit(s, a->microbatch, unit));
     if (a->count > 1) fprintf(out, "x%d", a->count);
     fprintf(out, ".s%d", a->stage);
     if (s->replicas > 1 && a->replica) fprintf(out, "'");
@@ -18,10 +26,11 @@ static void list_compute(const Schedule *s, const Action *a, FILE *out)
     if (a->flags & ACTION_PAIR) fprintf(out, " |");
 }
 
-static void list_message(const Action *a, bool first, FILE *out)
+static void list_message(const Schedule *s, const Action *a, bool first, FILE *out)
 {
-    fprintf(out, "%s%s(%s%d.s%d, %s %d)%s", first ? " [" : " ", action_name(a->kind),
-            a->payload == PAYLOAD_ACTIVATION ? "act" : "grad", a->microbatch, a->stage,
+    char unit[CHART_UNIT_BYTES];
+    fprintf(out, "%s%s(%s%s.s%d, %s %d)%s", first ? " [" : " ", action_name(a->kind),
+            a->payload == PAYLOAD_ACTIVATION ? "act" : "grad", chart_unit(s, a->microbatch, unit), a->stage,
             a->kind == ACT_SEND ? "to" : "from", a->peer, a->flags & ACTION_MORE ? "," : "]");
 }
 
@@ -33,7 +42,8 @@ void chart_list(const Schedule *s, FILE *out)
         for (int i = 0; i < list->count; i++) {
             const Action *a = &list->action[i];
             if (action_is_compute(a->kind)) list_compute(s, a, out);
-            else if (action_is_message(a->kind)) list_message(a, i == 0 || !(a[-1].flags & ACTION_MORE), out);
+            else if (action_is_message(a->kind))
+                list_message(s, a, i == 0 || !(a[-1].flags & ACTION_MORE), out);
             else
                 fprintf(out, s->replicas > 1 && a->kind != ACT_NORM ? " %s.s%d" : " %s", action_name(a->kind),
                         a->stage);
@@ -66,7 +76,8 @@ static double shortest(const Schedule *s, const Simulation *sim)
 static void label_of(const Schedule *s, const Action *a, char out[LABEL_BYTES])
 {
     const int part = s->replicas > 1 ? a->replica : schedule_chunk_of(s, a->stage);
-    int n = snprintf(out, LABEL_BYTES, "%s%d", action_name(a->kind), a->microbatch);
+    char unit[CHART_UNIT_BYTES];
+    int n = snprintf(out, LABEL_BYTES, "%s%s", action_name(a->kind), chart_unit(s, a->microbatch, unit));
     if ((s->replicas > 1 || s->chunks > 1) && part < 26)
         snprintf(out + n, (size_t)(LABEL_BYTES - n), "%c", 'a' + part);
 }

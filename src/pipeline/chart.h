@@ -9,6 +9,11 @@
 
 #include "pipeline/simulate.h"
 
+enum { CHART_UNIT_BYTES = 24 };
+
+/* A unit as the charts name it: its number; of a schedule with slices micro-batch and slice, as in 3:1. Returns out. */
+const char *chart_unit(const Schedule *s, int unit, char out[CHART_UNIT_BYTES]);
+
 /*
  * One line a rank: computes as F3.s1 (unit 3, stage 1; F4x2: units 4 and 5), messages of a group in brackets
  * with the stage that consumes them and the peer, the end of a step in words. Behind a stage, ' is the second

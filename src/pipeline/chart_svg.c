@@ -84,6 +84,7 @@ static void put_title(const Picture *p)
     if (p->runs->title) fprintf(p->out, "%s; ", p->runs->title);
     fprintf(p->out, "%s: %d rank%s, %d micro-batches", s->name, s->ranks, s->ranks == 1 ? "" : "s",
             s->microbatches);
+    if (s->slices > 1) fprintf(p->out, " in %d slices", s->slices);
     if (s->batches > 1) fprintf(p->out, " in each of %d batches", s->batches);
     if (s->chunks > 1) fprintf(p->out, ", %d chunks a rank", s->chunks);
     if (s->replicas > 1) fprintf(p->out, ", two directions");
@@ -216,6 +217,7 @@ static void put_compute(const Picture *p, int rank, int i)
     const double x = x_of(p, t.start), y = p->top + (double)rank * ROW + (second ? BAR / 2.0 : 0);
     const double width = (t.end - t.start) * p->scale - gap;
     const int shade = shade_of(p->s, a);
+    char unit[CHART_UNIT_BYTES];
     if (!p->detail) {
         fprintf(p->out, "<path class=\"%c%d\" d=\"M%.2f %.0fh%.2fv%.0fh-%.2fz\"/>\n", kind_class[a->kind],
                 shade, x, y, width, high, width);
@@ -224,12 +226,12 @@ static void put_compute(const Picture *p, int rank, int i)
     fprintf(p->out,
             "<rect class=\"%c%d\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\" rx=\"2\"><title>%s of "
             "unit "
-            "%d, stage %d: %g to %g</title></rect>",
-            kind_class[a->kind], shade, x, y, width, high, action_name(a->kind), a->microbatch, a->stage,
-            t.start, t.end);
-    if (width > 5 + 6.5 * (a->microbatch > 99 ? 3 : a->microbatch > 9 ? 2 : 1))
-        fprintf(p->out, "<text class=\"n n%d\" x=\"%.1f\" y=\"%.1f\">%d</text>", shade, x + width / 2,
-                y + high / 2 + 4, a->microbatch);
+            "%s, stage %d: %g to %g</title></rect>",
+            kind_class[a->kind], shade, x, y, width, high, action_name(a->kind),
+            chart_unit(p->s, a->microbatch, unit), a->stage, t.start, t.end);
+    if (width > 5 + 6.5 * (double)strlen(unit))
+        fprintf(p->out, "<text class=\"n n%d\" x=\"%.1f\" y=\"%.1f\">%s</text>", shade, x + width / 2,
+                y + high / 2 + 4, unit);
     fputc('\n', p->out);
 }
 

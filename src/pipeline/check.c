@@ -13,6 +13,7 @@ typedef struct {
     int rank, at;                           /* where the walk is */
     int weights[2], reduces[2], updates[2]; /* W, REDUCE and UPDATE so far on the rank, by replica */
     int norms;
+    int input; /* unit of the last input half on the rank, of sliced sequences; -1: none */
 } Walk;
 
 static Err wrong(const Walk *w, const char *what)
@@ -98,6 +99,23 @@ static Err check_place(const Walk *w, const Action *a)
     return pair ? ERR_OK : wrong(w, "is paired with what is no backward");
 }
 
+/* (a schedule with slices has one stage a rank) */
+static Err check_slice(Walk *w, const Action *a, int unit)
+{
+    const Schedule *s = w->s;
+    const int slice = schedule_slice_of(s, unit), last = s->slices - 1;
+    const uint8_t *done = &w->done[schedule_place(s, a->replica, a->stage, unit)];
+    if (s->slices == 1) return ERR_OK;
+    if (a->slice != schedule_slice_of(s, a->microbatch)) return wrong(w, "says it were another slice");
+    if (a->kind == ACT_F && slice > 0 && !(done[-1] & DONE_F))
+        return wrong(w, "comes before the slice before it");
+    if (a->kind == ACT_F || a->kind == ACT_W) return ERR_OK;
+    if (slice < last && !(done[1] & DONE_I)) return wrong(w, "comes before the slice behind it");
+    if (slice < last && w->input != unit + 1) return wrong(w, "has another micro-batch between its slices");
+    w->input = unit;
+    return ERR_OK;
+}
+
 static Err check_unit(Walk *w, const Action *a, int unit)
 {
     uint8_t *done = &w->done[schedule_place(w->s, a->replica, a->stage, unit)];
@@ -109,6 +127,7 @@ static Err check_unit(Walk *w, const Action *a, int unit)
         return wrong(w, "is foreign: the other replica has this unit");
     if (input && !(*done & DONE_F)) return wrong(w, "comes before its F");
     if (weight && !input && !(*done & DONE_I)) return wrong(w, "comes before its I");
+    TRY(check_slice(w, a, unit));
     *done |= now;
     if (weight) w->weights[a->replica]++;
     return ERR_OK;
@@ -127,7 +146,7 @@ static Err check_action(Walk *w, const Action *a)
 static Err check_rank(Walk *w, int rank)
 {
     const Schedule *s = w->s;
-    *w = (Walk){ .s = s, .done = w->done, .rank = rank };
+    *w = (Walk){ .s = s, .done = w->done, .rank = rank, .input = -1 };
     for (; w->at < s->rank[rank].count; w->at++) TRY(check_action(w, &s->rank[rank].action[w->at]));
     for (int r = 0; r < s->replicas; r++)
         if (w->updates[r] != updates_due(s))

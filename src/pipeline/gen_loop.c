@@ -10,6 +10,13 @@ void generate_gpipe(Schedule *s)
     }
 }
 
+/* The n-th unit of the backwards: micro-batches ascending, the slices of each descending. */
+static int backward_unit(const Schedule *s, int n)
+{
+    const int slice = schedule_slice_of(s, n);
+    return n - slice + s->slices - 1 - slice;
+}
+
 /* Warm-up forwards, then pairs of a forward and a backward, then the backwards that remain. */
 static void warm_up_and_pair(Schedule *s, int rank, int warm)
 {
@@ -17,15 +24,18 @@ static void warm_up_and_pair(Schedule *s, int rank, int warm)
     while (f < warm && f < s->units) schedule_add(s, rank, ACT_F, rank, f++);
     while (f < s->units) {
         schedule_add(s, rank, ACT_F, rank, f++);
-        schedule_add(s, rank, ACT_B, rank, b++);
+        schedule_add(s, rank, ACT_B, rank, backward_unit(s, b++));
     }
-    while (b < s->units) schedule_add(s, rank, ACT_B, rank, b++);
+    while (b < s->units) schedule_add(s, rank, ACT_B, rank, backward_unit(s, b++));
 }
 
-/* Source: Narayanan et al. 2021 (PipeDream-Flush); Fan et al. 2021 (DAPPLE). */
+/*
+ * In slices the warm-up is longer by those before the first whole micro-batch, whose last slice has the first backward.
+ * Source: Narayanan et al. 2021 (PipeDream-Flush); Fan et al. 2021 (DAPPLE); Sun et al. 2024 (Seq1F1B).
+ */
 void generate_1f1b(Schedule *s)
 {
-    for (int r = 0; r < s->ranks; r++) warm_up_and_pair(s, r, s->ranks - 1 - r);
+    for (int r = 0; r < s->ranks; r++) warm_up_and_pair(s, r, s->ranks - 1 - r + s->slices - 1);
 }
 
 /* Twice the warm-up, which hides the messages of forwards. Source: Zheng et al. 2022 (Alpa); DAPPLE, policy B. */

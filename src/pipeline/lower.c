@@ -61,6 +61,7 @@ static void add_messages(Schedule *messages, int rank, const Action *a, double s
                      .replica = a->replica,
                      .payload = a->kind == ACT_F ? PAYLOAD_ACTIVATION : PAYLOAD_GRADIENT,
                      .stage = (uint16_t)stage,
+                     .slice = (uint16_t)schedule_slice_of(messages, a->microbatch + k),
                      .microbatch = a->microbatch + k,
                      .count = 1,
                      .in = -1,

@@ -12,7 +12,13 @@
 #include "pipeline/table.h"
 
 enum { SCHEDULES_MAX = 64 };
-enum { RANKS_MAX = 1 << 12, UNITS_MAX = 1 << 24, STAGES_MAX = 1 << 15, VISITS_MAX = 1 << 27 };
+enum {
+    RANKS_MAX = 1 << 12,
+    SLICES_MAX = 1 << 10,
+    UNITS_MAX = 1 << 24,
+    STAGES_MAX = 1 << 15,
+    VISITS_MAX = 1 << 27
+};
 
 const char *action_name(ActionKind kind)
 {
@@ -76,6 +82,7 @@ void schedule_add(Schedule *s, int rank, ActionKind kind, int stage, int microba
     schedule_push(s, rank,
                   (Action){ .kind = (uint8_t)kind,
                             .stage = (uint16_t)stage,
+                            .slice = (uint16_t)schedule_slice_of(s, microbatch),
                             .microbatch = microbatch,
                             .count = 1,
                             .in = -1,
@@ -184,13 +191,23 @@ static void derive(Schedule *s)
     s->replicas = k->placement == PLACE_TWO_WAY ? 2 : 1;
     s->stages = s->ranks * s->chunks;
     s->unit_div = k->unit_div ? k->unit_div : 1;
-    s->units = s->microbatches * s->unit_div * s->batches;
+    s->units = s->microbatches * s->unit_div * s->slices * s->batches;
 }
 
 static Err in_range(const char *what, int value, int high)
 {
     if (value >= 1 && value <= high) return ERR_OK;
     return err_set(ERR_CONFIG, "%s must be 1 to %d, not %d", what, high, value);
+}
+
+static Err read_slices(const Schedule *s)
+{
+    TRY(in_range("slices of a sequence", s->slices, SLICES_MAX));
+    TRY(in_range("micro-batches", s->microbatches, UNITS_MAX / s->slices));
+    if (s->slices == 1 || s->kind->sliced) return ERR_OK;
+    err_set(ERR_CONFIG, "schedule '%s' passes whole sequences on, not '%d' slices of them", s->name,
+            s->slices);
+    return err_hint("schedule seq1f1b passes slices; 1 for any other");
 }
 
 static Err read_shape(const ScheduleSpec *spec, Schedule *s)
@@ -204,10 +221,12 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     s->chunks = spec->chunks ? spec->chunks : chunks;
     s->waves = spec->waves ? spec->waves : k->waves && spec->chunks > 1 ? spec->chunks / 2 : k->waves;
     s->group = k->grouped && spec->group ? spec->group : spec->ranks;
+    s->slices = spec->slices ? spec->slices : 1;
     s->batches = k->batches && spec->batches ? spec->batches : k->batches ? k->batches : 1;
     s->cap = spec->cap;
     s->costs = spec->costs;
     TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
+    TRY(read_slices(s));
     TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));
     if (k->waves) TRY(in_range("waves", s->waves, STAGES_MAX / (2 * s->ranks)));
     if (k->waves && spec->chunks && spec->chunks != 2 * s->waves)
@@ -343,7 +362,7 @@ Err schedule_forward(const ScheduleSpec *spec, Schedule *out)
     out->split = false;
     out->versions = VERSIONS_STEP;
     out->unit_div = out->batches = 1;
-    out->units = out->microbatches;
+    out->units = out->microbatches * out->slices;
     TRY(open_lists(out));
     list_schedule_forward(out);
     return finish(out);

@@ -7,8 +7,14 @@
  *   readers     simulate.h (times, bubbles, peaks), check.h (what a valid program is), the executor
  *
  * Words. p ranks, m micro-batches, S stages cut the model; a rank holds `chunks` stages of each replica. A
- * unit is what passes through the stages at once: a micro-batch, or a part of one (unit_div > 1). F is the
- * forward of one stage and one unit, I its input half of the backward, W its weight half, B both at once.
+ * unit is what passes through the stages at once: a micro-batch, or a part of one: some of its samples (unit_div > 1)
+ * or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I its input half of the
+ * backward, W its weight half, B both at once.
+ *
+ * Slices of a micro-batch are its units in ascending order of positions. A slice's queries see the keys of the slices
+ * before it, so on every stage forwards take slices in that order, and backwards the other way round: when the input
+ * half of a slice runs, those of all later ones have added to the gradients of its keys. No other micro-batch's input
+ * half runs in between, so a stage has one set of these gradients.
  *
  * A schedule is a pure function of its spec: every rank makes the whole of it and gets the same bytes, so that
  * the two sides of each message agree without talking. docs/pipeline.md says how to add one.
@@ -56,7 +62,7 @@ typedef struct {
     uint8_t payload;    /* of SEND, RECV */
     uint16_t stage;     /* global. Of SEND, RECV: the stage that consumes the message */
     uint16_t peer;      /* of SEND, RECV: rank in the pipeline */
-    uint16_t slice;     /* of the sequence */
+    uint16_t slice;     /* of the sequences, of the first unit: its number among those of its micro-batch */
     uint16_t version;   /* of F, B, I: age of the weights it reads, in updates; 0: the newest */
     int32_t microbatch; /* first unit */
     int32_t count;      /* units; of SEND, RECV always 1, of actions that end a step 0 */
@@ -112,6 +118,7 @@ typedef struct {
     int chunks;  /* stages of a replica on a rank (interleaved, bfs, zb-h1-int) */
     int group;   /* micro-batches of a group (interleaved); usually ranks */
     int waves;   /* hanayo: two chunks a rank each */
+    int slices;  /* of a sequence (seq1f1b) */
     int batches; /* batches of `microbatches` that an asynchronous list covers */
     int cap;     /* refuse if more units than this are held between F and W on a rank, over its stages */
     /* [stages], positive: what stages are expected to take, for the order of messages; NULL: all the same */
@@ -123,10 +130,10 @@ typedef struct ScheduleKind ScheduleKind;
 typedef struct {
     char name[48];
     const ScheduleKind *kind;
-    int ranks, microbatches, chunks, group, waves, batches, cap;
+    int ranks, microbatches, chunks, group, waves, slices, batches, cap;
     int stages, replicas;
     int unit_div; /* units of a micro-batch */
-    int units;    /* that the lists cover: microbatches * unit_div * batches */
+    int units;    /* that the lists cover: microbatches * unit_div * slices * batches */
     Placement placement;
     Versions versions;
     bool forward_only, split;
@@ -170,6 +177,9 @@ const char *schedule_name(int i);
 int schedule_rank_of(const Schedule *s, int replica, int stage);
 int schedule_chunk_of(const Schedule *s, int stage); /* 0 .. chunks - 1 on its rank */
 int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
+
+/* The slice of the sequences that a unit is. */
+static inline int schedule_slice_of(const Schedule *s, int unit) { return unit % s->slices; }
 
 /* Most units between F and the end of W (or, with until_input, of I) of one stage of one replica at a time. */
 int schedule_in_flight(const Schedule *s, int replica, int stage, bool until_input);

@@ -85,6 +85,7 @@ static const char *wave_blocks(const Schedule *s) { return s->waves == 1 ? block
 const ScheduleKind schedule_table[] = {
     { "gpipe", generate_gpipe, any_shape, PLACE_LOOP, .chunks = 1 },
     { "1f1b", generate_1f1b, any_shape, PLACE_LOOP, .chunks = 1, .aliases = "pipedream-flush dapple" },
+    { "seq1f1b", generate_1f1b, any_shape, PLACE_LOOP, .chunks = 1, .sliced = true },
     { "eager-1f1b", generate_eager_1f1b, any_shape, PLACE_LOOP, .chunks = 1 },
     { "interleaved", generate_interleaved, groups_that_fill, PLACE_LOOP, .grouped = true },
     { "bfs", generate_bfs, any_shape, PLACE_LOOP },

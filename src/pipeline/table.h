@@ -21,6 +21,7 @@ struct ScheduleKind {
     int unit_div;        /* 0: 1 */
     int batches;         /* usual number of an asynchronous schedule; 0: synchronous */
     bool grouped;        /* `group` means something */
+    bool sliced;         /* micro-batches may pass in slices; with `slices` 1 they do not */
     bool pairs;          /* marks pairs of a forward and a backward (ACTION_PAIR) */
     const char *aliases; /* other names, separated by blanks; NULL: none */
 };
@@ -36,7 +37,7 @@ void schedule_add(Schedule *s, int rank, ActionKind kind, int stage, int microba
 
 /* gen_loop.c */
 void generate_gpipe(Schedule *s);
-void generate_1f1b(Schedule *s);
+void generate_1f1b(Schedule *s); /* with slices: seq1f1b */
 void generate_eager_1f1b(Schedule *s);
 void generate_interleaved(Schedule *s);
 void generate_bfs(Schedule *s);

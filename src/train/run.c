@@ -202,6 +202,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     TRY(open_data(r, purpose));
     if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
+    if (r->spec.forward_only) r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
     r->spec.generate = purpose == RUN_GENERATE;
     r->spec.ahead &= purpose == RUN_TRAIN;
     r->spec.snapshot &= purpose == RUN_TRAIN;
@@ -534,7 +535,8 @@ static Err measure_rate(Run *r, double *flops)
     DType T = r->spec.device == DEVICE_CPU ? F32 : r->spec.compute;
     Tensor x, w, y;
     int64_t n = 768;
-    while (n > 1 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes) n /= 2;
+    while (n > 1 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes)
+        n = n > 8 ? (n / 2 + 7) / 8 * 8 : n / 2; /* (16-bit products take rows that begin on 16 bytes) */
     *flops = 0;
     TRY(tensor_new(a, &x, T, n, n));
     TRY(tensor_new(a, &w, T, n, n));

@@ -157,16 +157,22 @@ static Err check_vocab(const TrainSpec *s, int64_t vocab)
            err_hint("leave model.vocab at 0 to take the tokenizer's");
 }
 
-/* vpp alone asks for the schedule that is made for it. */
+/* vpp or slices alone ask for the schedule that is made for them. */
+static const char *schedule_of(const Config *cfg)
+{
+    if (cfg->origin[CFG_parallel_schedule].kind != ORIGIN_DEFAULT) return cfg->parallel.schedule;
+    if (cfg->parallel.slices > 1) return "seq1f1b";
+    return cfg->parallel.vpp > 1 ? "interleaved" : cfg->parallel.schedule;
+}
+
 static PipelineSpec pipeline_spec(const Config *cfg)
 {
     const bool chunks = cfg->origin[CFG_parallel_vpp].kind != ORIGIN_DEFAULT;
-    const bool named = cfg->origin[CFG_parallel_schedule].kind != ORIGIN_DEFAULT;
-    return (PipelineSpec){ .schedule =
-                               cfg->parallel.vpp > 1 && !named ? "interleaved" : cfg->parallel.schedule,
+    return (PipelineSpec){ .schedule = schedule_of(cfg),
                            .layout = cfg->parallel.layout,
                            .chunks = chunks ? (int)cfg->parallel.vpp : 0,
-                           .group = (int)cfg->parallel.group };
+                           .group = (int)cfg->parallel.group,
+                           .slices = (int)cfg->parallel.slices };
 }
 
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out)

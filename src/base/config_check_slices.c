@@ -1,0 +1,77 @@
+/*
+ * Relations between the keys of sequences that pass through the pipeline in slices (docs/pipeline.md), a part of
+ * config_check().
+ */
+#include "base/config_reader.h"
+
+/* "; nearest that do: 2 and 4", of the divisors of n. */
+static void nearest_slices(char *out, size_t size, int64_t n, int64_t slices)
+{
+    int64_t below = slices < n ? slices : n, above = slices;
+    while (below > 1 && n % below) below--;
+    while (above <= n && n % above) above++;
+    if (above > n) snprintf(out, size, "; nearest that does: %lld", (long long)below);
+    else snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
+}
+
+/* Canonical blocks that a slice must have at least: with sp its rows are cut once more, between leaves of biases. */
+static int64_t blocks_of_slice(const Config *c) { return c->parallel.sp ? 2 : 1; }
+
+static bool whole_blocks(const Config *c)
+{
+    return c->parallel.seq_blocks % (blocks_of_slice(c) * c->parallel.slices) == 0;
+}
+
+static bool whole_key_blocks(const Config *c)
+{
+    return c->model.seq / c->parallel.slices % c->parallel.attn_block == 0;
+}
+
+bool config_slices_fit(const Config *c)
+{
+    return c->parallel.slices == 1 || (whole_blocks(c) && whole_key_blocks(c));
+}
+
+static void check_bits(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t blocks = blocks_of_slice(c) * c->parallel.slices;
+    const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT;
+    char text[240], nearest[80];
+    nearest_slices(nearest, sizeof nearest, c->parallel.seq_blocks / blocks_of_slice(c), c->parallel.slices);
+    snprintf(text, sizeof text,
+             "slices cut inside a canonical block: %sslices must divide seq_blocks%s; or take seq_blocks = "
+             "%lld, or "
+             "reproducible = run",
+             c->parallel.sp ? "with sp, 2 x " : "", nearest, (long long)blocks);
+    RULE(!layout || whole_blocks(c), text, CFG_run_reproducible, CFG_parallel_slices, CFG_parallel_seq_blocks,
+         CFG_parallel_sp);
+    snprintf(text, sizeof text,
+             "slices cut inside a block of keys: attn_block must divide seq / slices, here %lld; or take "
+             "reproducible = run",
+             (long long)(c->model.seq / c->parallel.slices));
+    RULE(!layout || whole_key_blocks(c), text, CFG_parallel_slices, CFG_parallel_attn_block, CFG_model_seq,
+         CFG_run_reproducible);
+}
+
+void config_check_slices(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t slices = c->parallel.slices;
+    char text[160], nearest[80];
+    if (slices == 1) return;
+    RULE(c->parallel.cp == 1, "a sequence is shared by ranks or passes in slices: take cp = 1, or slices = 1",
+         CFG_parallel_slices, CFG_parallel_cp);
+    RULE(!(c->moe.aux_coeff > 0) && c->moe.balance != MOE_BALANCE_SINKHORN,
+         "experts are balanced by whole sequences: take balance = bias and aux_coeff = 0, or slices = 1",
+         CFG_parallel_slices, CFG_moe_balance, CFG_moe_aux_coeff);
+    RULE(!(c->moe.capacity > 0), "experts drop rows of whole sequences: take capacity = 0, or slices = 1",
+         CFG_parallel_slices, CFG_moe_capacity);
+    nearest_slices(nearest, sizeof nearest, c->model.seq, slices);
+    snprintf(text, sizeof text, "slices are equally long: their number must divide seq%s", nearest);
+    RULE(c->model.seq % slices == 0, text, CFG_parallel_slices, CFG_model_seq);
+    RULE(!c->parallel.sp || c->train.micro_batch * (c->model.seq / slices) % c->parallel.tp == 0,
+         "with sp, tp must divide micro_batch * seq / slices", CFG_parallel_tp, CFG_parallel_slices,
+         CFG_train_micro_batch, CFG_model_seq);
+    check_bits(r);
+}
