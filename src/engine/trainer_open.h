@@ -1,4 +1,7 @@
-/* Shared by trainer.c and plan.c: opening a trainer on any kind of device. */
+/*
+ * Opening and closing a trainer (trainer.h), on any kind of device, and what is needed of that while it runs. Shared by
+ * trainer_open.c, trainer.c and plan.c.
+ */
 #ifndef MEGATRAIN_ENGINE_TRAINER_OPEN_H
 #define MEGATRAIN_ENGINE_TRAINER_OPEN_H
 
@@ -7,5 +10,14 @@
 /* As trainer_open, on `kind` whatever spec->device says; after an error the trainer is still to be closed. */
 Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
                     const MemoryPlan *limits);
+
+/* Gradients' shifts: at first, and what they are lowered by when a leaf does not fit. */
+enum { FIRST_SHIFT = 40, SHIFT_STEP = 12 };
+
+/* Of a unit; but for the tokens of modules that predict further on, which one stage alone has. */
+BatchSpec trainer_batch_spec(const Trainer *t);
+
+/* The samples of a step or an evaluation. The lists are of the largest step: a smaller one leaves out their last units. */
+void trainer_take_batch(Trainer *t, int64_t first, int64_t samples);
 
 #endif

@@ -1,0 +1,392 @@
+/*
+ * See trainer_open.h: memory by the plan's limits, stages and their slots, the executor and its hooks, first weights.
+ */
+#include "engine/trainer_open.h"
+
+#include <omp.h>
+#include <string.h>
+
+#include "base/log.h"
+#include "engine/async.h"
+#include "engine/loads.h"
+
+/* Of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host. */
+enum { MAX_UNITS = 1 << 18 };
+
+/* ---- hooks of the executor ---- */
+
+/* A dp rank's samples are one contiguous share of the global batch. Any assignment gives the same bits. */
+static Err hook_batch(void *user, int unit, Batch *b)
+{
+    Trainer *t = user;
+    const Schedule *s = &t->parts.step;
+    int64_t share = t->batch / t->world->grid.dp;
+    int64_t first = t->first_sample + t->world->dp_rank * share + unit / s->slices * b->B;
+    const int slice = schedule_slice_of(s, unit);
+    int64_t count = t->first_sample + t->counting - first;
+    if (count > b->B) count = b->B;
+    if (count < 0) count = 0;
+    b->first = first - t->first_sample;
+    if (s->slices > 1) b->span = (Spans){ { slice * b->T, 0 }, { b->T, 0 } };
+    /* (slices of a micro-batch come one after another) */
+    if (t->source.get && count && !slice) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
+    return batch_fill(&t->batches, &t->device.stream, b, first, count);
+}
+
+static Err hook_tied(void *user)
+{
+    Trainer *t = user;
+    return ddp_sum_stages(t->ddp, t->params.replicas);
+}
+
+static Err hook_reduce(void *user, int replica) { return ddp_reduce(&((Trainer *)user)->ddp[replica]); }
+
+static Err hook_norm(void *user)
+{
+    Trainer *t = user;
+    TRY(optim_sum_loss(&t->optim));
+    return optim_norm(&t->optim);
+}
+
+static Err hook_update(void *user, int replica)
+{
+    Trainer *t = user;
+    if (trainer_is_async(t)) return async_update(t, replica);
+    TRY(optim_update(&t->optim, &t->stores[replica]));
+    return ddp_gather(&t->ddp[replica]);
+}
+
+/* ---- opening ---- */
+
+static int log2_ceil(WideCount n)
+{
+    int bits = 0;
+    while (((WideCount)1 << bits) < n) bits++;
+    return bits;
+}
+
+static Canon canon_of(const TrainSpec *s)
+{
+    Canon c = { .exact = s->exact, .tp_blocks = s->model.tp_blocks, .attn_block = s->attn_block };
+    c.leaf_tokens = c.query_leaf = s->model.seq / s->seq_blocks;
+    /* up to seq_blocks / 2 ranks share a sample, and its rows there up to tp_blocks: no leaf straddles a cut */
+    const int64_t cuts = s->model.tp_blocks * (s->seq_blocks > 1 ? s->seq_blocks / 2 : 1);
+    c.leaf_rows = s->model.seq % cuts ? 1 : 16;
+    while (s->model.seq / cuts % c.leaf_rows || c.leaf_tokens % c.leaf_rows) c.leaf_rows /= 2;
+    /* (modules of multi-token prediction read the table and the head once more each) */
+    const int reads =
+        s->model.qk_norm && s->model.heads > s->model.mtp.count ? s->model.heads : 1 + s->model.mtp.count;
+    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
+    return c;
+}
+
+static Err alloc_arena(Trainer *t, Arena *a, const char *name, int64_t size_bytes)
+{
+    void *base;
+    TRY(device_alloc(&t->device, size_bytes, &base));
+    arena_init(a, name, base, size_bytes);
+    a->poison = t->spec.poison && !t->device.is_null;
+    return ERR_OK;
+}
+
+BatchSpec trainer_batch_spec(const Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const int64_t seq = s->model.seq;
+    const int slices = t->parts.step.slices;
+    return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
+                        .seq = seq,
+                        .span = slices > 1 ? spans_whole(seq / slices)
+                                           : context_span(s->cut, seq, t->world->cp.size, t->world->cp_rank),
+                        .eod = s->eod,
+                        .mask_eod = s->mask_eod,
+                        .reset_at_eod = s->reset_at_eod };
+}
+
+int64_t trainer_batch(const Trainer *t, int64_t step)
+{
+    return t->spec.ramp.count ? batch_ramp_at(&t->spec.ramp, step) : t->spec.global_batch;
+}
+
+void trainer_take_batch(Trainer *t, int64_t first, int64_t samples)
+{
+    t->first_sample = first;
+    t->batch = t->counting = samples;
+    t->executor.units = (int)(samples / t->world->grid.dp / trainer_batch_spec(t).B) * t->parts.step.slices;
+}
+
+static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, int number)
+{
+    BatchSpec batch = trainer_batch_spec(t);
+    s->unit = -1;
+    batch.further = t->spec.forward_only ? 0 : stage->model->share.mtp;
+    for (int r = 0; r < REGION_COUNT; r++) {
+        s->slot.region[r].number = number;
+        s->slot.region[r].poison = t->spec.poison && !t->device.is_null;
+    }
+    s->slot.segment_count = stage_segments(stage->model);
+    s->slot.queue_capacity = stage_linears(stage->model);
+    TRY(setup_array(&t->setup, s->slot.segment_count, &s->slot.segments));
+    TRY(setup_array(&t->setup, s->slot.queue_capacity, &s->slot.queue));
+    if (t->parts.step.slices > 1)
+        TRY(setup_array(&t->setup, stage_attention_layers(stage->model), &s->slot.keys));
+    TRY(stage_save_init(stage->model, &s->save, &t->setup));
+    return batch_alloc(&batch, &s->batch, &t->state);
+}
+
+/* (a replica may get no unit in a step, but one in an evaluation, and that has all slices at once) */
+static int units_in_flight(const Trainer *t, const ExecutorStage *s)
+{
+    const int least = t->parts.step.slices;
+    if (t->spec.forward_only) return least;
+    int n = schedule_in_flight(&t->parts.step, s->replica, s->stage, false);
+    return n > least ? n : least;
+}
+
+static Err open_slices(Trainer *t, ExecutorStage *s)
+{
+    Ctx *c = &t->executor.ctx;
+    if (c->slice_count == 1 || t->spec.forward_only) return ERR_OK;
+    c->batch = &s->slots->batch;
+    return stage_slices_init(s->model, c, &s->slice_grads, &t->state, &t->setup);
+}
+
+static Err open_stage(Trainer *t, int index, int *slots)
+{
+    const Schedule *schedule = &t->parts.step;
+    ExecutorStage *s = &t->executor.stages[index];
+    const int replica = index / schedule->chunks, chunk = index % schedule->chunks;
+    *s = (ExecutorStage){ .stage = schedule_stage_at(schedule, t->world->pp_rank, replica, chunk),
+                          .replica = replica,
+                          .model = parts_stage(&t->parts, replica, chunk),
+                          .params = &t->stores[replica] };
+    memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
+    TRY(loads_open_stage(t, s));
+    s->slot_count = units_in_flight(t, s);
+    TRY(setup_array(&t->setup, s->slot_count, &s->slots));
+    for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
+    return open_slices(t, s);
+}
+
+/* Boundary tensors are as large as the residual stream of a unit on this rank. */
+static Err open_buffers(Trainer *t)
+{
+    Executor *e = &t->executor;
+    const int step = t->parts.step.rank[t->world->pp_rank].buffers;
+    const int forward = t->parts.forward.rank[t->world->pp_rank].buffers;
+    const int64_t tokens =
+        trainer_batch_spec(t).B * t->spec.model.seq / (t->world->cp.size * t->parts.step.slices);
+    const int64_t rows = tokens / t->world->sp.size;
+    e->buffer_count = forward > step || t->spec.forward_only ? forward : step;
+    TRY(setup_array(&t->setup, e->buffer_count, &e->buffers));
+    for (int i = 0; i < e->buffer_count; i++)
+        TRY(tensor_new(&t->state, &e->buffers[i], t->spec.compute, rows, t->spec.model.hidden));
+    return ERR_OK;
+}
+
+/* One behind the other in the save memory. */
+static Err open_heaps(Trainer *t, int slots)
+{
+    SaveHeap *heap = t->executor.heap;
+    const int64_t first = t->plan.save_region[REGION_I], all = t->save.size_bytes;
+    char *behind = (char *)((uintptr_t)t->save.base + (uintptr_t)first);
+    ASSERT(first <= all);
+    TRY(heap_init(&heap[REGION_I], t->save.base, first, slots, &t->setup));
+    return heap_init(&heap[REGION_W], behind, all - first, slots, &t->setup);
+}
+
+static Err open_executor(Trainer *t)
+{
+    Executor *e = &t->executor;
+    int slots = 0;
+    e->stage_count = t->parts.step.replicas * t->parts.step.chunks;
+    e->pp = &t->world->pp;
+    e->hooks = (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update };
+    e->ctx = (Ctx){ .s = &t->device.stream,
+                    .world = t->world,
+                    .scratch = &t->scratch,
+                    .step = t->step_values,
+                    .canon = canon_of(&t->spec),
+                    .cut = t->spec.cut,
+                    .slice_count = t->parts.step.slices,
+                    .dtype = t->spec.compute };
+    TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
+    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
+                          &e->ctx.rope_sin));
+    TRY(setup_array(&t->setup, e->stage_count, &e->stages));
+    for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
+    TRY(open_buffers(t));
+    TRY(executor_init(e, &t->setup));
+    if (t->spec.overlap_moe && !t->spec.forward_only && t->world->tp_ep.size > 1)
+        TRY(pair_open(&e->pair, &t->scratch_forward));
+    return open_heaps(t, slots);
+}
+
+static Err open_stores(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const GradKind grads = s->forward_only ? GRADS_NONE : s->exact ? GRADS_I64 : GRADS_F32;
+    t->params = (ParamSet){ .whole = &t->parts.whole,
+                            .parts = t->parts.registries,
+                            .ranks = t->world->grid.pp,
+                            .replicas = t->parts.step.replicas,
+                            .stores = t->stores,
+                            .stats = &t->stats };
+    TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->forward_only, &t->state));
+    for (int r = 0; r < t->params.replicas; r++) {
+        const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
+        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->state, s->compute, grads));
+        for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
+            t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
+    }
+    if (s->model.moe.experts)
+        TRY(setup_array(&t->setup, 2 * loads_layers(&s->model) + s->model.moe.experts, &t->host_loads));
+    return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
+}
+
+/* Initial weights, and shifts with room for the step's sums. */
+static Err fill(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
+    const int64_t tokens = trainer_batch(t, 1) * s->model.seq / async_updates(&t->parts.step);
+    /* (an update that does not fit is done again, but not where others have gone on meanwhile) */
+    const int start = trainer_is_async(t) ? FIRST_SHIFT - SHIFT_STEP : FIRST_SHIFT;
+    const int shift = start + log2_ceil(tokens) + s->extra_shift;
+    for (int i = 0; i < t->stats.count; i++) t->host_shift[i] = shift;
+    TRY(device_write(&t->device.stream, t->stats.shift.data, t->host_shift, tensor_bytes(t->stats.shift)));
+    for (int r = 0; r < t->params.replicas; r++) {
+        TRY(param_store_fill(&t->stores[r], &t->device.stream, s->seed, threads));
+        TRY(param_store_publish(&t->stores[r], &t->device.stream));
+    }
+    return ERR_OK;
+}
+
+static Err open_optim(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    t->optim = (Optim){ .stores = t->params.replicas,
+                        .stats = &t->stats,
+                        .stream = &t->device.stream,
+                        .world = t->world,
+                        .step = t->step_values,
+                        .sums = t->executor.sums,
+                        .adamw = s->adamw,
+                        .bias_rate = s->model.moe.balance.bias_rate,
+                        .room = t->executor.ctx.canon.room };
+    for (int r = 0; r < t->params.replicas; r++) {
+        t->optim.store[r] = &t->stores[r];
+        TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, s->overlap_grad,
+                     s->overlap_param));
+    }
+    return ERR_OK;
+}
+
+static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
+{
+    const int64_t microbatches = s->global_batch / (s->micro_batch * g.dp);
+    if (microbatches > MAX_UNITS / g.pp)
+        return err_set(ERR_CONFIG, "a step has %lld micro-batches on a rank; at most %d can be listed",
+                       (long long)microbatches, MAX_UNITS / g.pp),
+               err_hint("raise train.micro_batch or lower train.global_batch");
+    *out = (PartsSpec){ .model = &s->model,
+                        .pipeline = s->pipeline,
+                        .microbatches = (int)microbatches,
+                        .micro_batch = s->micro_batch,
+                        .bucket_elems =
+                            s->bucket_bytes ? s->bucket_bytes / dtype_size(s->exact ? I64 : F32) : INT64_MAX,
+                        .zero = s->zero && !s->forward_only };
+    return ERR_OK;
+}
+
+static Err open_parts(Trainer *t)
+{
+    PartsSpec spec;
+    TRY(parts_spec(&t->spec, t->world->grid, &spec));
+    TRY(async_check(&t->spec, t->world->grid.pp));
+    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    TRY(loads_check_order(t));
+    return loads_check_pieces(&t->spec, t->world->grid, trainer_batch_spec(t).B);
+}
+
+Err trainer_check(const TrainSpec *s, Grid grid)
+{
+    PartsSpec spec;
+    if (!grid.pp) grid.pp = 1;
+    TRY(parts_spec(s, grid, &spec));
+    TRY(async_check(s, grid.pp));
+    TRY(loads_check_pieces(s, grid, s->micro_batch));
+    return parts_check(&spec, grid.pp);
+}
+
+static Err build(Trainer *t, const MemoryPlan *limits)
+{
+    const TrainSpec *s = &t->spec;
+    const BatchSpec batch = trainer_batch_spec(t);
+    void *step_values;
+    TRY(alloc_arena(t, &t->state, "state", limits->state));
+    TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch - limits->scratch_forward));
+    TRY(alloc_arena(t, &t->scratch_forward, "scratch of forwards", limits->scratch_forward));
+    TRY(alloc_arena(t, &t->save, "saves", limits->save));
+    TRY(open_stores(t));
+    TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
+    t->step_values = step_values;
+    TRY(open_executor(t));
+    /* (the host says which units of the batch a micro-batch is, where balance counts these) */
+    const bool varies =
+        s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
+    if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
+        TRY(executor_use_graphs(&t->executor, &t->setup));
+    if (s->generate)
+        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
+    TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));
+    TRY(open_optim(t));
+    TRY(async_open(t));
+    return fill(t);
+}
+
+Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
+                    const MemoryPlan *limits)
+{
+    *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
+    setup_init(&t->setup);
+    DeviceChoice choice = { .kind = kind, .index = spec->gpu, .threads = spec->threads, .isa = spec->isa };
+    if (spec->device == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
+    TRY(device_open(&t->device, choice));
+    if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
+    TRY(open_parts(t));
+    trainer_take_batch(t, 0, trainer_batch(t, 1));
+    return build(t, limits);
+}
+
+Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits)
+{
+    Err err = trainer_open_on(t, spec->device, spec, world, limits);
+    if (err) trainer_close(t);
+    else setup_freeze(&t->setup);
+    return err;
+}
+
+static void free_arena(Trainer *t, const Arena *a) { device_free(&t->device, a->base, a->size_bytes); }
+
+Err trainer_settle(Trainer *t)
+{
+    for (int r = 0; r < t->params.replicas; r++)
+        if (t->ddp[r].params) TRY(ddp_settle(&t->ddp[r]));
+    return ERR_OK;
+}
+
+void trainer_close(Trainer *t)
+{
+    if (trainer_settle(t)) log_debug("%s", err_message()); /* gathers may still write here */
+    for (int r = 0; r < REPLICAS; r++) ddp_release(&t->ddp[r]);
+    executor_release(&t->executor);
+    parts_release(&t->parts);
+    free_arena(t, &t->save);
+    free_arena(t, &t->scratch_forward);
+    free_arena(t, &t->scratch);
+    free_arena(t, &t->state);
+    if (t->device.ops) device_close(&t->device);
+    setup_release(&t->setup);
+    *t = (Trainer){ 0 };
+}
