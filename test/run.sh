@@ -80,7 +80,7 @@ counts=$logs/counts-$lane
 rm -rf "$counts"
 mkdir -p "$counts"
 for c in "${commands[@]}"; do
-    case $c in *.d) continue ;; esac
+    case $c in *.d | *.o) continue ;; esac
     [ $running -lt "$jobs" ] || { wait -n; running=$((running - 1)); }
     run_one "$c" </dev/null &
     running=$((running + 1)) count=$((count + 1))
