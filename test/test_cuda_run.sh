@@ -200,7 +200,7 @@ check "choices of autotune stand in the run folder" [ -s tuned/gemm-algorithms.t
 if [ -s gpt2-cuda.kernels ]; then
     # every kernel of cuda/ ran in one of these runs, or in the op tests: other forms, and what only pipelines use
     # on the GPU whose blocks have the least shared memory: all of them can be launched there
-    for t in attention elementwise moe norm rope; do
+    for t in attention elementwise loss moe norm rope; do
         EMU_GPU=8.6 EMU_CLOSED=0 EMU_REPORT=$PWD/$t.kernels "$(dirname "$mt")/test_cuda_$t" >ops.out 2>&1 ||
             bad "test_cuda_$t"
     done

@@ -339,11 +339,11 @@ int dynamic_limit(const void *kernel)
     return it == dynamic_limits.end() ? SHARED_DEFAULT : it->second;
 }
 
-/* Arrays count: a block has 48 KiB in all, or where the kernel asks for more what the GPU has. */
+/* Arrays count: a block has 48 KiB in all, or what the GPU has where cudaFuncSetAttribute names its dynamic part. */
 size_t shared_limit(const void *kernel)
 {
-    const bool asked = dynamic_limits.count(kernel) && dynamic_limits[kernel] > SHARED_DEFAULT;
-    return asked ? static_cast<size_t>(gpu().shared_block) << 10 : static_cast<size_t>(SHARED_DEFAULT);
+    const bool named = dynamic_limits.count(kernel);
+    return named ? static_cast<size_t>(gpu().shared_block) << 10 : static_cast<size_t>(SHARED_DEFAULT);
 }
 
 cudaError_t check_launch(const Launch &l)
