@@ -58,10 +58,25 @@ static Err find_tokenizer(Config *c, const char *run_dir)
     return ERR_OK;
 }
 
+/* A run that is named has its checkpoints: what asks for another one is not passed over. */
+static Err one_source(const char *run_dir, Words overrides)
+{
+    static const char *const keys[] = { "checkpoint.load=", "checkpoint.resume=" };
+    for (int i = 0; i < overrides.count; i++)
+        for (int k = 0; k < 2; k++)
+            if (!strncmp(overrides.items[i], keys[k], strlen(keys[k])))
+                return err_set(ERR_CONFIG, "--run '%s' and '%s' each name where the weights are", run_dir,
+                               overrides.items[i]),
+                       err_hint("give one of them: --run with --step N, or --config with %.*s",
+                                (int)strlen(keys[k]) - 1, keys[k]);
+    return ERR_OK;
+}
+
 Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides, int64_t world_size)
 {
     char path[PATH_MAX];
     SetupArena setup;
+    TRY(one_source(run_dir, overrides));
     TRY(find_checkpoint(run_dir, step, path));
     setup_init(&setup);
     Err err = config_of(c, path, &setup, overrides, world_size);
