@@ -259,10 +259,10 @@ done
 run 0 eval --config tiny.ini --step 3
 check "eval --config --step" cmp -s "$dir/out" "$dir/eval3"
 refused 4 "no checkpoint of step 4 in 'runs/tiny/checkpoints'" eval --run runs/tiny --step 4
+says err "the nearest are of steps 3 and 6"
 for key in checkpoint.load=nowhere checkpoint.resume=runs/other; do
     refused 2 "--run 'runs/tiny' and '$key' each name where the weights are" eval --run runs/tiny $key
 done
-says err "the nearest are of steps 3 and 6"
 refused 2 "needs one of --config FILE and --run DIR" eval
 refused 2 "needs one of --config FILE and --run DIR" eval --config tiny.ini --run runs/tiny
 refused 2 "optim.lrr" eval --run runs/tiny optim.lrr=1
