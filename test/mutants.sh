@@ -21,6 +21,7 @@ choose_test() {
 # Every test that is to turn red must be green before.
 check_green() {
     [ -n "$chosen" ] || return
+    case $(field name) in *"$only"*) ;; *) return ;; esac
     choose_test
     case $name_of_run in *"|$program $filter|"*) return ;; esac
     name_of_run+="|$program $filter|"
