@@ -17,7 +17,8 @@ enum { FIRST_SHIFT = 40, SHIFT_STEP = 12 };
 /* Of a unit; but for the tokens of modules that predict further on, which one stage alone has. */
 BatchSpec trainer_batch_spec(const Trainer *t);
 
-/* The samples of a step or an evaluation. The lists are of the largest step: a smaller one leaves out their last units. */
+/* The samples of a step or an evaluation. The lists are of the largest step: a smaller one leaves out their last
+ * units. */
 void trainer_take_batch(Trainer *t, int64_t first, int64_t samples);
 
 #endif
