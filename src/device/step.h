@@ -70,7 +70,8 @@ typedef struct {
     int64_t first[2], count[2];
 } Spans;
 
-static inline Spans spans_whole(int64_t T) { return (Spans){ { 0, 0 }, { T, 0 } }; }
+static inline Spans spans_run(int64_t first, int64_t count) { return (Spans){ { first, 0 }, { count, 0 } }; }
+static inline Spans spans_whole(int64_t T) { return spans_run(0, T); }
 
 #ifdef __CUDACC__
 __host__ __device__

@@ -145,7 +145,7 @@ Batch batch_part(const Batch *whole, int64_t past, int64_t n)
 {
     Batch part = *whole;
     part.T = n;
-    part.span = (Spans){ { past, 0 }, { n, 0 } };
+    part.span = spans_run(past, n);
     part.token = tensor_row_slice(whole->token, 0, n);
     part.target = tensor_row_slice(whole->target, 0, n);
     part.position = tensor_row_slice(whole->position, 0, n);

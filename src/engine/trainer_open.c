@@ -27,7 +27,7 @@ static Err hook_batch(void *user, int unit, Batch *b)
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
     b->first = first - t->first_sample;
-    if (s->slices > 1) b->span = (Spans){ { slice * b->T, 0 }, { b->T, 0 } };
+    if (s->slices > 1) b->span = spans_run(slice * b->T, b->T);
     /* (slices of a micro-batch come one after another) */
     if (t->source.get && count && !slice) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);

@@ -20,7 +20,7 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank)
 {
     const int64_t part = seq / (2 * ranks);
     if (ranks == 1) return spans_whole(seq);
-    if (cut == CONTEXT_CONTIGUOUS) return (Spans){ { 2 * rank * part, 0 }, { 2 * part, 0 } };
+    if (cut == CONTEXT_CONTIGUOUS) return spans_run(2 * rank * part, 2 * part);
     return (Spans){ { rank * part, (2 * ranks - 1 - rank) * part }, { part, part } };
 }
 

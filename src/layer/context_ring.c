@@ -117,10 +117,7 @@ static Err advance(Ctx *c, Ring *r, int part, RingPart *out)
     return ERR_OK;
 }
 
-static Spans part_span(const Ring *r, int part)
-{
-    return (Spans){ { part * r->length, 0 }, { r->length, 0 } };
-}
+static Spans part_span(const Ring *r, int part) { return spans_run(part * r->length, r->length); }
 
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {

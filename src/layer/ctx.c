@@ -35,23 +35,31 @@ void segment_end(Ctx *c)
         g->size_bytes[r] = c->into[r]->base + c->into[r]->used_bytes - g->base[r];
 }
 
+Saved saved_of(const Ctx *c, Region region, Tensor t)
+{
+    Saved s = { .offset = (char *)t.data - c->slot->segments[c->segment].base[region],
+                .segment = (int16_t)c->segment,
+                .region = (int8_t)region,
+                .ndim = (int8_t)t.ndim,
+                .dtype = t.dtype };
+    memcpy(s.dim, t.dim, sizeof s.dim);
+    return s;
+}
+
 Err save_alloc(Ctx *c, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim)
 {
     TRY(tensor_alloc(c->into[region], t, dtype, ndim, dim));
-    *saved = (Saved){ .offset = (char *)t->data - c->slot->segments[c->segment].base[region],
-                      .segment = (int16_t)c->segment,
-                      .region = (int8_t)region,
-                      .ndim = (int8_t)ndim,
-                      .dtype = dtype };
-    memcpy(saved->dim, t->dim, sizeof saved->dim);
+    *saved = saved_of(c, region, *t);
     return ERR_OK;
 }
 
-Tensor save_get(const Ctx *c, Saved saved)
+Tensor save_in(const Slot *slot, Saved saved)
 {
-    char *base = c->slot->segments[saved.segment].base[saved.region];
+    char *base = slot->segments[saved.segment].base[saved.region];
     return tensor_view(base + saved.offset, saved.dtype, saved.ndim, saved.dim);
 }
+
+Tensor save_get(const Ctx *c, Saved saved) { return save_in(c->slot, saved); }
 
 Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
 {

@@ -134,6 +134,10 @@ Err context_own_rows(Ctx *c, Tensor *rows);
 /* x[0] = the tree over the first dim of x [chunks, n, columns]. */
 Err context_sum_chunks(Ctx *c, Tensor x);
 
+/* A tensor in a region of the segment at work, as it is kept; and one that another slot keeps. */
+Saved saved_of(const Ctx *c, Region region, Tensor t);
+Tensor save_in(const Slot *slot, Saved saved);
+
 /* y = x, to the nearest of y's dtype. */
 Err cast_values(Ctx *c, Tensor y, Tensor x);
 /* x itself if it is in fp32, else a copy in scratch that is. */

@@ -27,8 +27,7 @@ Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y)
 Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide)
 {
     TRY(dy_alloc(c, dy, ctx_rows(c), moe_padded_cols(cols)));
-    *wide = *dy;
-    return dy->dtype == F32 ? ERR_OK : tensor_new(c->scratch, wide, F32, dy->dim[0], dy->dim[1]);
+    return wide_sum(c, *dy, wide);
 }
 
 Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx)

@@ -23,21 +23,10 @@
  * has run, the tree over pairs and columns is what is left. Where bits are not promised there is one place, to which
  * slices add. A stage has one set of places: the slices of a micro-batch run backward one after another (schedule.h).
  */
+#include "base/int64.h"
 #include "layer/internal.h"
 
 /* ---- keys ---- */
-
-/* Of this slot's segment at work. */
-static Saved saved_of(const Ctx *c, Tensor t)
-{
-    Saved s = { .offset = (char *)t.data - c->slot->segments[c->segment].base[REGION_I],
-                .segment = (int16_t)c->segment,
-                .region = REGION_I,
-                .ndim = (int8_t)t.ndim,
-                .dtype = t.dtype };
-    for (int i = 0; i < t.ndim; i++) s.dim[i] = t.dim[i];
-    return s;
-}
 
 static Err keep(Ctx *c, Tensor t, bool passes, Saved *out)
 {
@@ -46,7 +35,7 @@ static Err keep(Ctx *c, Tensor t, bool passes, Saved *out)
         TRY(tensor_alloc(&c->slot->region[REGION_I], &t, from.dtype, from.ndim, from.dim));
         TRY(device_copy(c->s, t.data, from.data, tensor_bytes(from)));
     }
-    *out = saved_of(c, t);
+    *out = saved_of(c, REGION_I, t);
     return ERR_OK;
 }
 
@@ -59,21 +48,16 @@ Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
     return keep(c, v, pass, &kept->v);
 }
 
-static Tensor kept_in(const Slot *slot, Saved s)
-{
-    return tensor_view(slot->segments[s.segment].base[s.region] + s.offset, s.dtype, s.ndim, s.dim);
-}
-
 /* Those of slice s into *k and *v, which hold the present one's. */
 static void keys_of(const Ctx *c, int s, Tensor *k, Tensor *v)
 {
     const Slot *slot = c->slices[s];
     if (s == c->slice) return;
-    *k = kept_in(slot, slot->keys[c->layer].k);
-    *v = kept_in(slot, slot->keys[c->layer].v);
+    *k = save_in(slot, slot->keys[c->layer].k);
+    *v = save_in(slot, slot->keys[c->layer].v);
 }
 
-static Spans span_of(const Ctx *c, int s) { return (Spans){ { s * c->batch->T, 0 }, { c->batch->T, 0 } }; }
+static Spans span_of(const Ctx *c, int s) { return spans_run(s * c->batch->T, c->batch->T); }
 
 /* May a query of the present slice see a key of slice s? (Documents, which the device knows, leave no call out.) */
 static bool sees(const Ctx *c, int64_t window, int s)
@@ -118,9 +102,7 @@ static Places places_of(const Ctx *c)
     return (Places){ c->slice_count, (int)leaves };
 }
 
-static int least(int a, int b) { return a < b ? a : b; }
-
-static int column_of(const Places *p, int slice) { return least(slice, p->slices - 1 - slice); }
+static int column_of(const Places *p, int slice) { return (int)min64(slice, p->slices - 1 - slice); }
 
 /* Do both slices of the column of slice j see the keys of slice s? */
 static bool is_pair(const Places *p, int s, int j) { return column_of(p, j) >= s; }
@@ -213,7 +195,7 @@ static Err attend_rows(const SliceCall *x, int s, int64_t b, Rows q, SliceGrads 
     a.k = rows_of(a.k, b, 0, c->batch->T);
     a.v = rows_of(a.v, b, 0, c->batch->T);
     a.sample = tensor_row_slice(a.sample, b, 1);
-    a.q_span = (Spans){ { c->slice * c->batch->T + q.first, 0 }, { q.count, 0 } };
+    a.q_span = spans_run(c->slice * c->batch->T + q.first, q.count);
     a.k_span = span_of(c, s);
     a.resumed = s > x->first;
     return op_attention_bwd(c->s, &a);
