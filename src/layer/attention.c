@@ -259,12 +259,11 @@ static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const 
     return h;
 }
 
-/* o [N, H, C] under the gate; without one itself. */
-static Err gate_forward(Ctx *c, Tensor o, Tensor gate, AttentionSave *save, Tensor *gated)
+Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated)
 {
     *gated = o;
     if (!gate.data) return ERR_OK;
-    TRY(save_new(c, REGION_W, gated, &save->gated, c->dtype, o.dim[0], o.dim[1], o.dim[2]));
+    TRY(save_new(c, REGION_W, gated, saved, c->dtype, o.dim[0], o.dim[1], o.dim[2]));
     return op(c->s, gate_fwd, .y = heads_as_rows(*gated), .x = heads_as_rows(o), .gate = heads_as_rows(gate));
 }
 
@@ -316,7 +315,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
                                                    .head0 = d.head0,
                                                    .softcap = a->softcap,
                                                    .sink = a->sink < 0 ? none : param_value(c, a->sink) }));
-    TRY(gate_forward(c, o, h.gate, save, &gated));
+    TRY(heads_gate_forward(c, o, h.gate, &save->gated, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&a->proj, c, as_columns(gated), y);
 }
@@ -327,8 +326,7 @@ static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tenso
     return norm_backward_into(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
 }
 
-/* go [N, H, C] is the gradient of o under the gate and becomes that of o. */
-static Err gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate)
+Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate)
 {
     if (!gate.data) return ERR_OK;
     return op(c->s, gate_bwd, .dx = heads_as_rows(go), .dgate = heads_as_rows(dgate), .dy = heads_as_rows(go),
@@ -406,7 +404,7 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
     TRY(linear_backward(&a->proj, c, as_columns(gated), dy, as_columns(go)));
-    TRY(gate_backward(c, go, g.of.gate, o, h.gate));
+    TRY(heads_gate_backward(c, go, g.of.gate, o, h.gate));
     TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(g.of.q, &d),
                                                        .dk = by_sample(g.of.k, &d),
                                                        .dv = by_sample(g.of.v, &d),
