@@ -131,7 +131,8 @@ static Err hint_smaller(const Run *r)
         snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;",
                  2 * r->world->grid.cp);
     if (slices)
-        snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;", (long long)slices);
+        snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;",
+                 (long long)slices);
     return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s%s or a smaller model",
                     (long long)r->spec.micro_batch, cp, cut);
 }

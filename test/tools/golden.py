@@ -67,8 +67,8 @@ QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
 # All of gpt-oss: biases of its linears, of the router and of the experts too, and the clamped activation, with a limit
 # that numbers of this size reach.
 GPTOSSFULL = dict(GPTOSS, bias=True, limit=0.5)
-# Latent attention: without a latent for queries, also with sinks; with biases and a gate on what heads give; and what DeepSeek-V3 has besides, experts, YaRN with a
-# scale of scores and a module of multi-token prediction.
+# Latent attention: without a latent for queries, also with sinks; with biases and a gate on what heads give; and what
+# DeepSeek-V3 has besides, experts, YaRN with a scale of scores and a module of multi-token prediction.
 MLA = dict(LLAMA, qk_norm=False, kv_heads=4, head_dim=10, window=[7, 0], mla=dict(
     q_rank=0, kv_rank=20, nope=6, rope=4, value=9, mscale_all=0.0))
 MLASINKS = dict(MLA, layers=1, window=[7], rope=[1], sinks=True)
