@@ -159,11 +159,6 @@ static Tensor heads_as_rows(Tensor t) /* [N, H, C] -> [N * H, C] */
     return tensor_reshape(t, t.dim[0] * t.dim[1], t.dim[2]);
 }
 
-static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
-{
-    return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]);
-}
-
 /* k (0) or v (1) of kv [2, N, ...] -> [N, columns] */
 static Tensor kv_half(Tensor kv, int which)
 {
@@ -195,8 +190,8 @@ static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
     int64_t sharing = c->world->kv.size;
     Tensor own = kv, all;
     if (sharing > 1) TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
-    TRY(op(c->s, qkv_split, .q = as_columns(h.q), .k = kv_half(own, 0), .v = kv_half(own, 1),
-           .gate = h.gate.data ? as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
+    TRY(op(c->s, qkv_split, .q = heads_as_columns(h.q), .k = kv_half(own, 0), .v = kv_half(own, 1),
+           .gate = h.gate.data ? heads_as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
     if (sharing > 1) {
         TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
         TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
@@ -317,7 +312,7 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
                                                    .sink = a->sink < 0 ? none : param_value(c, a->sink) }));
     TRY(heads_gate_forward(c, o, h.gate, &save->gated, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
-    return linear_forward(&a->proj, c, as_columns(gated), y);
+    return linear_forward(&a->proj, c, heads_as_columns(gated), y);
 }
 
 /* Undoes the per-head norm of one of q, k: dy -> dx, the gradient of the raw heads. */
@@ -387,10 +382,10 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
     TRY(rotate(a, c, g->of.k, 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
-    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = as_columns(g->of.q),
-              .k = tensor_col_slice(as_columns(g->of.k), first, d->kv_cols),
-              .v = tensor_col_slice(as_columns(g->of.v), first, d->kv_cols),
-              .gate = a->gate ? as_columns(g->of.gate) : none, .chunks = d->chunks);
+    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = heads_as_columns(g->of.q),
+              .k = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols),
+              .v = tensor_col_slice(heads_as_columns(g->of.v), first, d->kv_cols),
+              .gate = a->gate ? heads_as_columns(g->of.gate) : none, .chunks = d->chunks);
 }
 
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
@@ -403,7 +398,7 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     TRY(grads_alloc(a, c, &d, &g));
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
-    TRY(linear_backward(&a->proj, c, as_columns(gated), dy, as_columns(go)));
+    TRY(linear_backward(&a->proj, c, heads_as_columns(gated), dy, heads_as_columns(go)));
     TRY(heads_gate_backward(c, go, g.of.gate, o, h.gate));
     TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(g.of.q, &d),
                                                        .dk = by_sample(g.of.k, &d),

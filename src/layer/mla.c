@@ -130,11 +130,6 @@ static Call call_of(const Mla *m, Ctx *c, const MlaSave *save)
                    .key = m->width.nope + m->width.rope };
 }
 
-static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
-{
-    return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]);
-}
-
 static Tensor by_sample(const Call *k, Tensor t) /* [N, H, C] -> [B, T, H, C] */
 {
     const int64_t rows = t.dim[0] / k->B;
@@ -256,10 +251,10 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
     Ctx *c = k->c;
     ArenaMark mark = arena_mark(c->scratch);
     Tensor kv, shared;
-    TRY(linear_forward(&m->q, c, from->q, as_columns(h.q)));
+    TRY(linear_forward(&m->q, c, from->q, heads_as_columns(h.q)));
     TRY(rotate_queries(k, h.q, 0));
     TRY(tensor_new(c->scratch, &kv, c->dtype, h.k.dim[0], k->H, m->width.nope + m->width.value));
-    TRY(linear_forward(&m->kv_b, c, from->kv, as_columns(kv)));
+    TRY(linear_forward(&m->kv_b, c, from->kv, heads_as_columns(kv)));
     TRY(gather_rows(c, from->shared, &shared));
     TRY(op(c->s, mla_split, .k = h.k, .v = h.v, .kv = kv, .pe = shared));
     arena_release(c->scratch, mark);
@@ -351,10 +346,10 @@ static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor ac
     Ctx *c = k->c;
     Tensor q;
     TRY(tensor_new(c->scratch, &q, c->dtype, k->N, k->H, k->key));
-    TRY(linear_forward(&m->q, c, latent, as_columns(q)));
+    TRY(linear_forward(&m->q, c, latent, heads_as_columns(q)));
     TRY(rotate_queries(k, q, 0));
-    q = as_columns(q);
-    across = as_columns(across);
+    q = heads_as_columns(q);
+    across = heads_as_columns(across);
     for (int64_t h = 0; h < k->H; h++) {
         TRY(op(c->s, linear_dx, .dx = tensor_col_slice(across, h * wide, w.kv_rank),
                .dy = tensor_col_slice(q, h * k->key, w.nope), .w = key_rows(k, kv_b, h), .leaf = w.nope));
@@ -380,8 +375,8 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
     TRY(queries_absorbed(k, t->q, kv_b, across));
     TRY(attend(k, (Heads){ across, keys, values }, spans_whole(rows), mixed, lse));
     for (int64_t h = 0; h < k->H; h++)
-        TRY(op(c->s, linear_fwd, .y = tensor_col_slice(as_columns(o), h * w.value, w.value),
-               .x = tensor_col_slice(as_columns(mixed), h * w.kv_rank, w.kv_rank),
+        TRY(op(c->s, linear_fwd, .y = tensor_col_slice(heads_as_columns(o), h * w.value, w.value),
+               .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank),
                .w = value_rows(k, kv_b, h), .leaf = whole_leaf(w.kv_rank)));
     return ERR_OK;
 }
@@ -396,7 +391,7 @@ static Err gate_outputs(const Call *k, Tensor x, MlaSave *save, Tensor o, Tensor
     Tensor gate = { 0 };
     if (m->has_gate) {
         TRY(save_new(c, REGION_I, &gate, &save->gate, c->dtype, k->N, k->H, m->width.value));
-        TRY(linear_forward(&m->gate, c, x, as_columns(gate)));
+        TRY(linear_forward(&m->gate, c, x, heads_as_columns(gate)));
     }
     return heads_gate_forward(c, o, gate, &save->gated, gated);
 }
@@ -415,7 +410,7 @@ Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
     TRY(absorbs(&k) ? absorbed_forward(&k, &t, o, lse) : split_forward(&k, &t, save, o, lse));
     if (!in_scratch) arena_release(c->scratch, mark);
     TRY(gate_outputs(&k, x, save, o, &gated));
-    return linear_forward(&m->proj, c, as_columns(gated), y);
+    return linear_forward(&m->proj, c, heads_as_columns(gated), y);
 }
 
 /* ---- backward ---- */
@@ -531,9 +526,10 @@ static Err outputs_backward(const Call *k, Tensor dy, Tensor go, Tensor *dgate)
     const Mla *m = k->m;
     Ctx *c = k->c;
     const Tensor o = save_get(c, k->save->o);
-    if (!m->has_gate) return linear_backward(&m->proj, c, as_columns(o), dy, as_columns(go));
+    if (!m->has_gate) return linear_backward(&m->proj, c, heads_as_columns(o), dy, heads_as_columns(go));
     TRY(dy_alloc(c, dgate, k->N, k->H * m->width.value));
-    TRY(linear_backward(&m->proj, c, as_columns(save_get(c, k->save->gated)), dy, as_columns(go)));
+    TRY(linear_backward(&m->proj, c, heads_as_columns(save_get(c, k->save->gated)), dy,
+                        heads_as_columns(go)));
     return heads_gate_backward(c, go, tensor_reshape(*dgate, k->N, k->H, m->width.value), o,
                                save_get(c, k->save->gate));
 }
