@@ -254,6 +254,8 @@ static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const 
     return h;
 }
 
+Tensor heads_as_columns(Tensor t) { return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]); }
+
 Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated)
 {
     *gated = o;

@@ -22,7 +22,7 @@ Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id
 Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta);
 
 /* Heads side by side: [N, H, C] -> [N, H * C]. */
-static inline Tensor heads_as_columns(Tensor t) { return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]); }
+Tensor heads_as_columns(Tensor t);
 
 /* o [N, H, C] times the sigmoid of a gate of the same shape, kept for backward; without a gate (no data) o itself. */
 Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated);
