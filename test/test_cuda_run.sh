@@ -47,13 +47,13 @@ mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_to
     balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
 mixture full experts=8 topk=2 ffn=40 router=softmax_pre balance=sinkhorn capacity=1 drop=position jitter=0.1
 
-mixture biased experts=6 topk=2 ffn=40
+mixture biased experts=6 topk=2 ffn=40 shared_ffn=32 shared_gate=true
 sed -i 's/^bias = .*/bias = true\nactivation = clamped_swiglu\nactivation_limit = 0.1/' biased.ini
 
 sed 's/^qk_norm = .*/sinks = true\nattention_gate = true\nattention_softcap = 2/' llama.ini >variants.ini
 
 latent="attention = mla\nq_lora_rank = 24\nkv_lora_rank = 32\nqk_nope_head_dim = 16\nqk_rope_head_dim = 8"
-latent+="\nv_head_dim = 24\nrope_mscale_all = 1"
+latent+="\nv_head_dim = 24\nrope_mscale_all = 1\nbias = true\nattention_gate = true"
 sed "/^kv_heads/d; /^head_dim/d; /^rope_dim/d; s/^qk_norm = .*/$latent/" \
     llama.ini >latent.ini
 
@@ -95,7 +95,7 @@ attention() { # CONFIG WHAT
     expect 0 Line "$mt" generate --run "$1-bf16" --prompt Line --tokens 4
 }
 attention variants "cap, sinks and gate"
-attention latent "latent attention"
+attention latent "latent attention, its gate and biases"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
 says cuda >said.txt
 check "latent attention: the GPU says what the CPU does: '$(cat said.txt)'" diff said.txt <(says cpu)

@@ -207,6 +207,14 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
     return tensor_new(c->scratch, partial, y.dtype, y.dim[0] * c->world->sp.size, y.dim[1]);
 }
 
+Err copy_rows(Ctx *c, Tensor y, Tensor x)
+{
+    const int64_t n = x.dim[0], columns = x.dim[1];
+    const Tensor from = { .data = x.data, .dim = { 1, n, columns }, .ld = x.ld, .ndim = 3, .dtype = x.dtype };
+    const Tensor to = { .data = y.data, .dim = { n, 1, columns }, .ld = y.ld, .ndim = 3, .dtype = y.dtype };
+    return op(c->s, join_columns, .y = to, .x = from);
+}
+
 Err cast_values(Ctx *c, Tensor y, Tensor x)
 {
     return op(c->s, cast, .y = tensor_reshape(y, tensor_count(y)), .x = tensor_reshape(x, tensor_count(x)));

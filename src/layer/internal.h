@@ -21,6 +21,14 @@ Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id
 /* lse and delta [B, T, H], as attention_bwd has left them; sink: -1 = none. */
 Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta);
 
+/* Heads side by side: [N, H, C] -> [N, H * C]. */
+Tensor heads_as_columns(Tensor t);
+
+/* o [N, H, C] times the sigmoid of a gate of the same shape, kept for backward; without a gate (no data) o itself. */
+Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated);
+/* go [N, H, C], the gradient of o under the gate, becomes that of o. Without a gate nothing is done. */
+Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate);
+
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 

@@ -207,6 +207,8 @@ Err reduce_rows_end(Ctx *c, PendingSum r);
 Err reduce_values(Ctx *c, Comm *group, Tensor x);
 /* y = this rank's slice of the tree over the ranks of `group` of x, which has a slice for each of them. */
 Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y);
+/* y = x [rows, columns], of which either may be columns of something wider. */
+Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* Where to put the partial of y: y itself when rows are not sharded, else [N, D] scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 
@@ -247,12 +249,12 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
 /*
  * COLUMN: x [R, in] -> y [N, out / tp], bias added.
  * ROW:    x [N, in / tp] -> y [R, out], bias NOT added (the residual add does it once).
- * WHOLE:  x [R, in] -> y [R, out], without a bias; every rank has the whole weight.
+ * WHOLE:  x [R, in] -> y [R, out], bias added; every rank has the whole weight.
  */
 Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y);
 /* COLUMN only: active = gelu(y) as well, in the same op. */
 Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active);
-/* dx as x; queues dw. COLUMN adds its bias gradient; ROW's is added by its caller. dy from dy_alloc. */
+/* dx as x; queues dw. COLUMN and WHOLE add their bias gradient; ROW's is added by its caller. dy from dy_alloc. */
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx);
 /* ROW only: x was gelu(gelu_x), and dx is the gradient of gelu_x. */
 Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx);
@@ -372,6 +374,10 @@ SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
  *
  *   q_a [q_rank, D]      q_a_norm [q_rank]   q_b [H * (nope + rope), q_rank]; or q [H * (nope + rope), D] alone
  *   kv_a [kv_rank + rope, D]   kv_a_norm [kv_rank]   kv_b [H * (nope + value), kv_rank]   proj [D, H * value]
+ *   gate [H * value, D], if there is one: the heads' outputs are multiplied by its sigmoid
+ *
+ * With biases: of q_a, kv_a, gate and proj (added by the residual add). What makes heads' queries, keys and values has
+ * none, as in the published code.
  */
 typedef struct {
     int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
@@ -381,13 +387,13 @@ typedef struct {
 
 typedef struct {
     MlaWidths width;
-    Linear q_a, q, kv_a, kv_b, proj; /* q: that of the latent, or of the row */
+    Linear q_a, q, kv_a, kv_b, gate, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
     int sink;           /* one number a head, or -1 */
     int heads;          /* global */
     int64_t head_chunk; /* heads of a canonical chunk */
     float scale;        /* of products of queries and keys */
-    bool rope, absorb, recompute;
+    bool rope, absorb, recompute, has_gate;
     int64_t window;
     float softcap, dropout;
     uint64_t dropout_key;
@@ -398,6 +404,7 @@ typedef struct {
     Saved q_a, kv_a;           /* latents before their norms; kv_a with the shared part of the key behind */
     Saved q_latent, kv_latent; /* behind them */
     Saved q, k, v, o, lse;
+    Saved gate, gated; /* if there is one: it, and o under it */
     NormSave q_norm, kv_norm;
 } MlaSave;
 
@@ -406,7 +413,7 @@ typedef struct {
     MlaWidths width;
     int64_t hidden, window;
     int heads, tp_blocks; /* which divides heads */
-    bool rope, sinks;
+    bool bias, rope, sinks, gate;
     bool recompute; /* selectively */
     bool absorb;    /* generation meets the latents themselves: heads of kv_rank + rope columns */
     float scale;    /* of scores, besides 1 / sqrt(nope + rope) */
@@ -414,7 +421,7 @@ typedef struct {
     uint64_t seed;
 } MlaSpec;
 
-enum { MLA_LINEARS = 5 }; /* weight gradients that it can queue */
+enum { MLA_LINEARS = 6 }; /* weight gradients that it can queue */
 
 Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
 /* x and y [R, D]; with c->kv as attention_forward. With absorb one row behind others gets other roundings than among
@@ -554,7 +561,7 @@ typedef struct {
     int parts; /* of a dense layer that they begin as: the router's rows of its parts begin alike. 0 = 1 */
     int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
     bool shared_gate, gathers, recompute;
-    bool bias; /* of router and experts; not beside a shared expert */
+    bool bias; /* of router and experts */
     Activation activation;
     float activation_limit;
     Router scoring;

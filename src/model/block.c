@@ -30,6 +30,8 @@ static Err register_latent(Block *b, ParamRegistry *reg, const ModelSpec *s, con
                                    .window = layer_pattern_at(&s->window, layer),
                                    .heads = s->heads,
                                    .tp_blocks = s->tp_blocks,
+                                   .bias = s->bias,
+                                   .gate = s->attention_gate,
                                    .rope = layer_pattern_at(&s->rope.layers, layer),
                                    .recompute = s->recompute == RECOMPUTE_SELECTIVE,
                                    .sinks = s->sinks,
@@ -135,7 +137,7 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
 }
 
 /* The parameter of the bias that a branch leaves to the residual sum, or -1. */
-static int attention_bias(const Block *b) { return b->latent ? -1 : b->attn.proj.bias; }
+static int attention_bias(const Block *b) { return b->latent ? b->mla.proj.bias : b->attn.proj.bias; }
 static int mlp_bias(const Block *b) { return b->mixture ? -1 : b->mlp.fc2.bias; }
 
 static Err heads_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)

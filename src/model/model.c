@@ -337,7 +337,7 @@ static double attention_flop_per_token(const ModelSpec *spec)
     const double q = w.q_rank ? (double)w.q_rank * (D + heads * C) : D * heads * C;
     const double kv =
         D * (double)(w.kv_rank + w.rope) + (double)w.kv_rank * heads * (double)(w.nope + w.value);
-    return 2 * (q + kv + heads * (double)w.value * D) + scores;
+    return 2 * (q + kv + (1 + spec->attention_gate) * heads * (double)w.value * D) + scores;
 }
 
 /* Of a block's feed-forward part. */

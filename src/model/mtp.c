@@ -79,13 +79,11 @@ static Err project_backward(const Mtp *m, Ctx *c, Tensor x, Tensor dy, Tensor dx
 {
     const Comm *tp = &c->world->tp;
     const int64_t columns = dy.dim[1] / tp->size;
-    const Dropout none = { .scale = 1 };
     Tensor full, own;
     ArenaMark mark = arena_mark(c->scratch);
     TRY(gather_rows(c, dy, &full));
     TRY(dy_alloc(c, &own, full.dim[0], columns));
-    TRY(op(c->s, residual_bwd, .dx = own, .dy = tensor_col_slice(full, tp->rank * columns, columns),
-           .position = c->batch->position, .sample = c->batch->sample, .dropout = none));
+    TRY(copy_rows(c, own, tensor_col_slice(full, tp->rank * columns, columns)));
     TRY(linear_backward(&m->proj, c, x, own, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;
