@@ -53,6 +53,7 @@ typedef enum {
     MESSAGE_ACTIVATION,
     MESSAGE_GRADIENT,
     MESSAGE_KEYS,
+    MESSAGE_SUM, /* a part of what is summed over ranks */
     MESSAGE_KIND_COUNT
 } MessageKind;
 
@@ -62,7 +63,8 @@ typedef struct {
     uint32_t microbatch;
 } MessageLabel;
 
-/* "activation of micro-batch 5 for stage 2"; "keys and values of part 3"; "message" for a plain one. */
+/* "activation of micro-batch 5 for stage 2"; "keys and values of part 3"; "part of a sum"; "message" for a
+ * plain one. */
 void message_text(MessageLabel label, char *out, size_t size);
 
 typedef struct Watch Watch;

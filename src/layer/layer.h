@@ -199,7 +199,7 @@ Err gather_rows_end(Ctx *c);
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
 /* Likewise in two. What is in scratch since begin must stay there until end. */
 typedef struct {
-    Tensor y, sum; /* sum: where it is formed */
+    Tensor y, parts; /* parts: what the ranks have sent, where that is summed here (sums.c) */
 } PendingSum;
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
 Err reduce_rows_end(Ctx *c, PendingSum r);
