@@ -154,7 +154,8 @@ check "experts on two ranks repeated" same_run moe-again moe-bf16-ep $steps
 
 # limits of a group reach NCCL, each its own; what sums gradients meanwhile leaves products the rest
 if [ -n "${EMU:-}" ]; then
-    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 $(words 1 1 true) train.stop_at=1
+    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 parallel.zero=1 train.stop_at=1
+    check "beside products without being told" grep -q 'reduced during backward, gathered during forward' beside.err
     check "dp beside products: 16 at most" grep -q 'communicator dp0, CTAs from any to 16' beside.err
     check "products beside dp: for half of the 4 multiprocessors" grep -q 'cublasLtMatmul on 2 multi' beside.kernels
     check "and none for all" [ "$(grep -c 'cublasLtMatmul$' beside.kernels)" -eq 0 ]
