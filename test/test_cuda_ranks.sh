@@ -114,6 +114,15 @@ while read -r precision tolerance way devices; do
     check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
 done <<<$'fp32 1e-5 ring 2\nfp32 1e-5 allgather 1\nfp32 1e-5 a2a 2\nbf16 1e-2 ring 1\nbf16 1e-2 a2a 2'
 
+# a ring of four turns; messages that are late change nothing
+if [ "$count" -ge 4 ]; then
+    ring=("${long[@]}" run.precision=fp32 parallel.cp=4 parallel.cp_comm=ring)
+    run ring 4 4 "${ring[@]}"
+    check "a ring of 4: losses within 1e-5 of one rank's" near ring long-fp32 $steps 1e-5
+    run ring-late 4 4 "${ring[@]}" debug.comm_delay_ms=20
+    check "a ring of 4 with late messages: the same bits" same_run ring-late ring $steps
+fi
+
 # sequences in slices along a pipeline: keys of earlier ones read where they were kept, or kept beside what is made again
 while read -r precision tolerance slices recompute; do
     d=slices-$precision

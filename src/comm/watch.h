@@ -53,13 +53,14 @@ typedef enum {
     MESSAGE_ACTIVATION,
     MESSAGE_GRADIENT,
     MESSAGE_KEYS,
-    MESSAGE_SUM, /* a part of what is summed over ranks */
+    MESSAGE_KEY_SUMS, /* their gradients, summed on the way */
+    MESSAGE_SUM,      /* a part of what is summed over ranks */
     MESSAGE_KIND_COUNT
 } MessageKind;
 
 typedef struct {
     uint16_t kind;  /* MessageKind */
-    uint16_t stage; /* of keys: the part of the sequence */
+    uint16_t stage; /* of keys and their gradients: the part of the sequence */
     uint32_t microbatch;
 } MessageLabel;
 

@@ -95,7 +95,7 @@ typedef struct {
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
 
-/* With cp: how queries meet the keys of other ranks: gathered; part by part, in order; each rank gets some of the
+/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 

@@ -1,6 +1,6 @@
 /*
- * Sums over ranks: of fp32 values by the communicator (comm.h), of 16-bit values here. Those travel as they are, and each
- * rank sums a part of the rows itself, in fp32 and in the order of ranks, and rounds the sum once:
+ * Sums over ranks: of fp32 values by the communicator (comm.h), of 16-bit values here. Those travel as they are, and
+ * each rank sums a part of the rows itself, in fp32 and in the order of ranks, and rounds the sum once:
  *
  *   rank 0  x0 x1 x2 x3  |  part i of all ranks        x0 of 0, 1, 2, 3  |  y0 = ((x0 + x0) + (x0 + x0))
  *   rank 1  x0 x1 x2 x3  |  goes to rank i        -->  x1 of 0, 1, 2, 3  |  y1 = ...
