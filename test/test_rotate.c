@@ -1,7 +1,7 @@
 /*
- * A ring of ranks that takes keys in the order of arrival (layer/context_rotate.c): losses and gradients beside those of
- * one rank, whose attention is one call; the same bits however late messages are; as many messages as are needed, and
- * bytes. That memory is as planned, tiny_train says.
+ * A ring of ranks that takes keys in the order of arrival (layer/context_rotate.c): losses and gradients beside those
+ * of one rank, whose attention is one call; the same bits however late messages are; as many messages as are needed,
+ * and bytes. That memory is as planned, tiny_train says.
  */
 #include "test.h"
 #include "tiny.h"
@@ -52,8 +52,8 @@ static void check_shapes(TrainSpec spec, const Shape *list, size_t count, double
         TinyRun r = train(spec, list[i]);
         const double apart = distance(&one, &r);
         for (int k = 0; k < STEPS; k++)
-            CHECK_MSG(fabs(r.loss[k] - one.loss[k]) <= tolerance * one.loss[k], "shape %zu, step %d: %.8f, one rank %.8f",
-                      i, k, r.loss[k], one.loss[k]);
+            CHECK_MSG(fabs(r.loss[k] - one.loss[k]) <= tolerance * one.loss[k],
+                      "shape %zu, step %d: %.8f, one rank %.8f", i, k, r.loss[k], one.loss[k]);
         CHECK_MSG(apart <= 10 * tolerance, "shape %zu: gradients %.1e apart", i, apart);
         release(&r);
     }

@@ -1,7 +1,7 @@
 /*
- * Sums over ranks of 16-bit values (layer/sums.c) on ranks as threads: each has the bits of the tree over ranks in fp32,
- * rounded once, written here from its definition; for the bytes of 16 bits. Fewer rows than ranks, more messages than an
- * exchange has.
+ * Sums over ranks of 16-bit values (layer/sums.c) on ranks as threads: each has the bits of the tree over ranks in
+ * fp32, rounded once, written here from its definition; for the bytes of 16 bits. Fewer rows than ranks, more messages
+ * than an exchange has.
  */
 #include "base/half.h"
 #include "layer/layer.h"

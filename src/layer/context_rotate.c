@@ -1,13 +1,14 @@
 /*
- * Attention of shared sequences (context.c) over keys that come round a ring of ranks, in the order of arrival: where the
- * bits of other layouts are not promised (with the order of positions: context_ring.c). A block is both parts of a rank:
+ * Attention of shared sequences (context.c) over keys that come round a ring of ranks, in the order of arrival: where
+ * the bits of other layouts are not promised (with the order of positions: context_ring.c). A block is both parts of a
+ * rank:
  *
  *   turn                 0      1      2      3        cp = 4
  *   rank 1 works on      own    0's    3's    2's      each came from rank 0 during the turn before, and goes on to 2
  *
- * A rank waits for nobody before its own block is done, and each block travels to a neighbour only, while the one before
- * it is worked on. A part goes on as long as a rank ahead sees some of it, by causality and window. What the turns find
- * is merged by the running maximum and sum of each query's row (ops.def, attention_fwd).
+ * A rank waits for nobody before its own block is done, and each block travels to a neighbour only, while the one
+ * before it is worked on. A part goes on as long as a rank ahead sees some of it, by causality and window. What the
+ * turns find is merged by the running maximum and sum of each query's row (ops.def, attention_fwd).
  *
  * Backward: the same turns. The gradients of a part follow it a turn later: a rank adds its share to the sum that came
  * from the rank before, and the last one that has the block hands the sum to its owner, who adds its own.
@@ -16,8 +17,8 @@
  *                   goes on      block of rank - t           the sum for the block of rank - t + 1, this rank's too
  *
  * Room: two blocks of keys and values; in backward three of gradients in fp32 (a sum that came, the share, a sum that
- * goes on), and in 16 bits one more for the share as the op writes it. The order is that of the ring, so a repeat has the
- * same bits. Sums that several turns form are in fp32, and rounded once.
+ * goes on), and in 16 bits one more for the share as the op writes it. The order is that of the ring, so a repeat has
+ * the same bits. Sums that several turns form are in fp32, and rounded once.
  */
 #include "layer/ring.h"
 
