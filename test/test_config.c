@@ -73,6 +73,23 @@ TEST(recipes_and_what_follows)
     CHECK(c.derived.dp == 4 && c.derived.microbatches == 3 && c.parallel.sp == 1);
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_LAYOUT);
     config_release(&c);
+    static const struct {
+        const char *words;
+        int grad, param; /* what travels beside products */
+    } beside[] = { { "", 0, 0 },
+                   { "parallel.zero=1", 0, 0 },
+                   { "run.device=cuda", 1, 0 },
+                   { "run.device=cuda parallel.zero=1", 1, 1 },
+                   { "run.device=cuda parallel.zero=1 parallel.tp=2", 0, 0 },
+                   { "run.device=cuda parallel.zero=1 parallel.cp=2", 1, 1 },
+                   { "run.device=cuda parallel.overlap_grad=false", 0, 0 },
+                   { "parallel.overlap_grad=true parallel.overlap_param=true", 1, 1 } };
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
+        OK(read_as(&c, NULL, beside[i].words, 2));
+        CHECK_MSG(c.parallel.overlap_grad == beside[i].grad && c.parallel.overlap_param == beside[i].param, "%s",
+                  beside[i].words);
+        config_release(&c);
+    }
     OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12", 6)); /* says so on stderr */
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
     config_release(&c);

@@ -105,14 +105,17 @@ elif dp > 1:
     # with integers, the counted tokens and the loss go by the same operation
     statistics = (1, 2 * part(24, dp)) if kind == "layout" else (0, 0)
     want("dp " + reduce, calls("dp " + reduce), (buckets + statistics[0], 2 * part(gradient * held, dp) + statistics[1]))
-rows = 4 * tokens * hidden  # of a micro-batch, whole
+rows = (2 if sixteen else 4) * tokens * hidden  # of a micro-batch, whole
 if tp > 1 and sp:  # two pairs of a column and a row product a layer, the table, the head
     want("sp all-gather", calls("sp all-gather"), ((6 * layers + 3) * micro_batches, (6 * layers + 3) * micro_batches * part(rows, tp)))
-    want("sp reduce-scatter-tree", calls("sp reduce-scatter-tree"),
-         ((4 * layers + 2) * micro_batches, (4 * layers + 2) * micro_batches * part(rows, tp)))
+    sums = "sp exchange" if sixteen else "sp reduce-scatter-tree"
+    want(sums, calls(sums), ((4 * layers + 2) * micro_batches, (4 * layers + 2) * micro_batches * part(rows, tp)))
 elif tp > 1:
     n = (4 * layers + 2) * micro_batches
     qk = model != "gpt2" and kind != "layout"  # gradients of norms of heads, with the padding around them
+    if sixteen:
+        want("tp exchange", calls("tp exchange"), (2 * n, n * 2 * part(rows, tp)))
+        n = 0
     got = calls("tp reduce-tree")
     want("tp reduce-tree, calls", got[0], n + qk)
     least = n * 2 * part(rows, tp) + (2 * part(4 * layers * 2 * head_dim, tp) if qk else 0)
@@ -166,6 +169,8 @@ done <<'EOL'
 4 1 false 1 gpt2 bf16
 8 1 false 1 llama bf16
 4 1 false 0 llama bf16
+8 4 true 1 gpt2 bf16
+4 4 false 0 llama bf16
 EOL
 
 # ---- pipelines: 16 blocks, 4 micro-batches of 2 samples a pipeline rank and more

@@ -1,6 +1,7 @@
 /*
  * Attention of shared sequences (context.c) over keys that come part by part, in the order of positions, each from the
- * rank that has it. While a part is worked on the next one travels:
+ * rank that has it: where all layouts have the same bits, and all is fp32 (else context_rotate.c). While a part is
+ * worked on the next one travels:
  *
  *   part          0    1    2    3    4    5    6    7      cp = 4: rank 1 has parts 1 and 6
  *   of rank       0    1    2    3    3    2    1    0
@@ -14,32 +15,43 @@
  * its owner keeps the sum.
  *
  * Bits. Parts begin and end at multiples of the attention block, so the chain over a query's keys is that of one call
- * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do. In 16 bits what
- * the parts add up, o and dq, is in fp32 until the last of them, and rounded once.
+ * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do.
  */
 #include <string.h>
 
-#include "layer/internal.h"
+#include "layer/ring.h"
 
 typedef struct {
-    Comm *group;
-    int parts, rank;
-    int64_t length, window; /* positions of a part */
-    int64_t half[2][4];     /* shapes of its keys and of its values: [B, length, K, C] */
-    DType dtype;
+    Ring of;
     Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
     bool moving;          /* an exchange is on its way */
-} Ring;
+} Walk;
 
 /* Keys and values of one part; absent if this rank sees none of them. */
 typedef struct {
     Tensor k, v;
 } RingPart;
 
-static int owner_of(const Ring *r, int part) { return part < r->parts / 2 ? part : r->parts - 1 - part; }
+Ring ring_of(Comm *group, Tensor k, Tensor v, int64_t window)
+{
+    Ring r = {
+        .group = group, .parts = 2 * group->size, .rank = group->rank, .window = window, .dtype = k.dtype
+    };
+    memcpy(r.half[0], k.dim, sizeof k.dim);
+    memcpy(r.half[1], v.dim, sizeof v.dim);
+    r.length = r.half[0][1] = r.half[1][1] = k.dim[1] / 2;
+    return r;
+}
 
-/* Has `rank` a query that may see a key of the part? */
-static bool sees(const Ring *r, int rank, int part)
+int64_t ring_part_count(const Ring *r)
+{
+    const int64_t *k = r->half[0], *v = r->half[1];
+    return k[0] * k[1] * k[2] * k[3] + v[0] * v[1] * v[2] * v[3];
+}
+
+int ring_owner(const Ring *r, int part) { return part < r->parts / 2 ? part : r->parts - 1 - part; }
+
+bool ring_sees(const Ring *r, int rank, int part)
 {
     const int queries[2] = { rank, r->parts - 1 - rank };
     for (int i = 0; i < 2; i++) {
@@ -50,97 +62,97 @@ static bool sees(const Ring *r, int rank, int part)
     return false;
 }
 
-static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
+Spans ring_span(const Ring *r, int part) { return spans_run(part * r->length, r->length); }
+
+Tensor ring_half(const Ring *r, Tensor parts, int row, int half)
 {
-    const Tensor keys = tensor_view(pairs.data, r->dtype, 4, r->half[0]);
-    const int64_t at = pair * tensor_bytes(pairs) / 2 + half * tensor_bytes(keys);
-    return tensor_view((void *)((uintptr_t)pairs.data + (uintptr_t)at), r->dtype, 4, r->half[half]);
+    const Tensor part = tensor_row_slice(parts, row, 1),
+                 keys = tensor_view(part.data, parts.dtype, 4, r->half[0]);
+    const int64_t at = half * tensor_bytes(keys);
+    return tensor_view((void *)((uintptr_t)part.data + (uintptr_t)at), parts.dtype, 4, r->half[half]);
+}
+
+Err ring_pack(Ctx *c, const Ring *r, Tensor k, Tensor v, Tensor parts)
+{
+    for (int i = 0; i < 2; i++) {
+        TRY(context_move_part(c, k, ring_half(r, parts, i, 0), i, false));
+        TRY(context_move_part(c, v, ring_half(r, parts, i, 1), i, false));
+    }
+    return ERR_OK;
 }
 
 /* Starts the exchange of a part: its owner sends it to all that see it. */
-static Err post(Ctx *c, Ring *r, int part)
+static Err post(Ctx *c, Walk *w, int part)
 {
+    const Ring *r = &w->of;
     Comm *cp = r->group;
     CommMessage m[COMM_MESSAGES_MAX];
-    const int owner = owner_of(r, part);
+    const int owner = ring_owner(r, part);
     int count = 0;
-    if (part == r->parts || (r->rank != owner && !sees(r, r->rank, part))) return ERR_OK;
+    if (part == r->parts || (r->rank != owner && !ring_sees(r, r->rank, part))) return ERR_OK;
     ASSERT(cp->size <= COMM_MESSAGES_MAX + 1);
     for (int peer = 0; peer < cp->size; peer++) {
-        const bool send = r->rank == owner && peer != owner && sees(r, peer, part);
+        const bool send = r->rank == owner && peer != owner && ring_sees(r, peer, part);
         if (!send && (r->rank == owner || peer != owner)) continue;
         const Tensor from =
-            send ? half_of(r, r->own, part != owner, 0) : half_of(r, r->arriving, part % 2, 0);
+            send ? ring_half(r, w->own, part != owner, 0) : ring_half(r, w->arriving, part % 2, 0);
         m[count++] = (CommMessage){ .send = send,
                                     .peer = peer,
                                     .data = from.data,
-                                    .bytes = tensor_bytes(r->own) / 2,
+                                    .bytes = tensor_bytes(w->own) / 2,
                                     .what = { .kind = MESSAGE_KEYS, .stage = (uint16_t)part } };
     }
     if (!count) return ERR_OK;
-    r->moving = true;
+    w->moving = true;
     return comm_exchange(cp, c->s, m, count, &cp->pending);
 }
 
 /* For the keys and values k and v of this rank. */
-static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
+static Err walk_open(Ctx *c, Walk *w, Tensor k, Tensor v)
 {
-    r->parts = 2 * r->group->size;
-    r->rank = r->group->rank;
-    r->length = k.dim[1] / 2;
-    r->dtype = k.dtype;
-    const int64_t count = (tensor_count(k) + tensor_count(v)) / 2;
-    memcpy(r->half[0], k.dim, sizeof k.dim);
-    memcpy(r->half[1], v.dim, sizeof v.dim);
-    r->half[0][1] = r->half[1][1] = r->length;
-    TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, count));
-    TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, count));
-    for (int i = 0; i < 2; i++) {
-        TRY(context_move_part(c, k, half_of(r, r->own, i, 0), i, false));
-        TRY(context_move_part(c, v, half_of(r, r->own, i, 1), i, false));
-    }
-    return post(c, r, 0);
+    const int64_t count = ring_part_count(&w->of);
+    TRY(tensor_new(c->scratch, &w->own, k.dtype, 2, count));
+    TRY(tensor_new(c->scratch, &w->arriving, k.dtype, 2, count));
+    TRY(ring_pack(c, &w->of, k, v, w->own));
+    return post(c, w, 0);
 }
 
 /* Part `part` is there, and the next one on its way. */
-static Err advance(Ctx *c, Ring *r, int part, RingPart *out)
+static Err advance(Ctx *c, Walk *w, int part, RingPart *out)
 {
-    const bool own = owner_of(r, part) == r->rank;
-    if (r->moving) TRY(stream_wait(c->s, &r->group->pending));
-    r->moving = false;
-    TRY(post(c, r, part + 1));
+    const Ring *r = &w->of;
+    const bool own = ring_owner(r, part) == r->rank;
+    if (w->moving) TRY(stream_wait(c->s, &r->group->pending));
+    w->moving = false;
+    TRY(post(c, w, part + 1));
     *out = (RingPart){ .k = { 0 } };
-    if (!sees(r, r->rank, part)) return ERR_OK;
-    const Tensor from = own ? r->own : r->arriving;
+    if (!ring_sees(r, r->rank, part)) return ERR_OK;
+    const Tensor from = own ? w->own : w->arriving;
     const int pair = own ? part != r->rank : part % 2;
-    *out = (RingPart){ half_of(r, from, pair, 0), half_of(r, from, pair, 1) };
+    *out = (RingPart){ ring_half(r, from, pair, 0), ring_half(r, from, pair, 1) };
     return ERR_OK;
 }
 
-static Spans part_span(const Ring *r, int part) { return spans_run(part * r->length, r->length); }
-
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
+    if (!c->canon.exact) return context_rotate(c, group, a);
     ArenaMark mark = arena_mark(c->scratch);
-    Ring r = { .group = group, .window = a.window };
+    Walk w = { .of = ring_of(group, a.k, a.v, a.window) };
     RingPart part;
-    const Tensor o = a.o;
-    TRY(wide_sum(c, o, &a.o));
-    TRY(ring_open(c, &r, a.k, a.v));
+    TRY(walk_open(c, &w, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
     TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    const int last = r.parts - 1 - r.rank; /* of the parts that this rank sees, or has */
+    const int last = w.of.parts - 1 - w.of.rank; /* of the parts that this rank sees, or has */
     for (int i = 0; i <= last; i++) {
-        TRY(advance(c, &r, i, &part));
+        TRY(advance(c, &w, i, &part));
         if (!part.k.data) continue;
         a.k = part.k;
         a.v = part.v;
-        a.k_span = part_span(&r, i);
+        a.k_span = ring_span(&w.of, i);
         a.unfinished = i < last;
         TRY(op_attention_fwd(c->s, &a));
         a.resumed = true;
     }
-    TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -151,7 +163,7 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 static int viewers(const Ring *r, int part)
 {
     int count = 0;
-    for (int rank = 0; rank < r->parts / 2; rank++) count += sees(r, rank, part);
+    for (int rank = 0; rank < r->parts / 2; rank++) count += ring_sees(r, rank, part);
     return count;
 }
 
@@ -161,7 +173,7 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 {
     const int64_t chunks = d.dim[0] / rows.dim[0], n = rows.dim[0] * r->length;
     if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
-    if (owner_of(r, part) != r->rank) return ERR_OK;
+    if (ring_owner(r, part) != r->rank) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
     const Tensor own =
         tensor_row_slice(tensor_reshape(d, d.dim[0], tensor_count(d) / d.dim[0]), 0, rows.dim[0]);
@@ -170,31 +182,31 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
 {
+    if (!c->canon.exact) return context_rotate_bwd(c, group, a);
     ArenaMark mark = arena_mark(c->scratch);
-    const Tensor dq = a.dq, dk = a.dk, dv = a.dv;
+    const Tensor dk = a.dk, dv = a.dv;
     const int64_t chunks = a.q.dim[2] / dk.dim[2] / a.chunk;
-    Ring r = { .group = group, .window = a.window };
+    Walk w = { .of = ring_of(group, a.k, a.v, a.window) };
+    const Ring *r = &w.of;
     RingPart part;
-    TRY(wide_sum(c, dq, &a.dq));
-    TRY(ring_open(c, &r, a.k, a.v));
-    TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * dk.dim[0], r.length, dk.dim[2], dk.dim[3]));
-    TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * dv.dim[0], r.length, dv.dim[2], dv.dim[3]));
-    for (int i = 0; i < r.parts; i++) {
-        TRY(advance(c, &r, i, &part));
+    TRY(walk_open(c, &w, a.k, a.v));
+    TRY(tensor_new(c->scratch, &a.dk, r->dtype, chunks * dk.dim[0], r->length, dk.dim[2], dk.dim[3]));
+    TRY(tensor_new(c->scratch, &a.dv, r->dtype, chunks * dv.dim[0], r->length, dv.dim[2], dv.dim[3]));
+    for (int i = 0; i < r->parts; i++) {
+        TRY(advance(c, &w, i, &part));
         if (part.k.data) {
             a.k = part.k;
             a.v = part.v;
-            a.k_span = part_span(&r, i);
+            a.k_span = ring_span(&w.of, i);
             TRY(op_attention_bwd(c->s, &a));
             a.resumed = true;
         } else {
             TRY(device_zero(c->s, a.dk.data, tensor_bytes(a.dk)));
             TRY(device_zero(c->s, a.dv.data, tensor_bytes(a.dv)));
         }
-        TRY(sum_part(c, &r, i, a.dk, dk));
-        TRY(sum_part(c, &r, i, a.dv, dv));
+        TRY(sum_part(c, r, i, a.dk, dk));
+        TRY(sum_part(c, r, i, a.dv, dv));
     }
-    TRY(round_sum(c, dq, a.dq));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

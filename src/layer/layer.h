@@ -95,7 +95,7 @@ typedef struct {
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
 
-/* With cp: how queries meet the keys of other ranks: gathered; part by part, in order; each rank gets some of the
+/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
@@ -199,7 +199,7 @@ Err gather_rows_end(Ctx *c);
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
 /* Likewise in two. What is in scratch since begin must stay there until end. */
 typedef struct {
-    Tensor y, sum; /* sum: where it is formed */
+    Tensor y, parts; /* parts: what the ranks have sent, where that is summed here (sums.c) */
 } PendingSum;
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
 Err reduce_rows_end(Ctx *c, PendingSum r);
