@@ -208,6 +208,10 @@ if [ -s gpt2-cuda.kernels ]; then
     for k in $kernels; do
         check "kernel $k was launched" grep -qhE "^[1-9][0-9]* $k\b" ./*.kernels
     done
+    launches() { grep -E "^[0-9]+ $1_kernel\b" gpt2-cuda.kernels | awk '{ n += $1 } END { print n + 0 }'; }
+    for k in grad_stats adamw; do
+        check "$k is one launch a step, whatever the tensors: $(launches $k) in $steps" [ "$(launches $k)" -eq $steps ]
+    done
     expect 2 "CUDA finds no GPU" env EMU_DEVICES=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
     EMU_DEVICES=0 run auto gpt2.ini run.precision=fp32
     check "device=auto without a GPU says so once" [ "$(grep -c 'computing on the CPU' auto.err)" -eq 1 ]

@@ -540,7 +540,13 @@ TEST(head_and_loss)
     check_layer(&r, (Case){ head_f, head_b, HIDDEN });
 }
 
-static Err block_f(Rig *r) { return block_forward(&r->block, &r->ctx, r->x, &r->block_save, r->y); }
+static Err block_f(Rig *r)
+{
+    ResidualStream x;
+    TRY(residual_stream(&r->ctx, r->x, &x));
+    TRY(block_forward(&r->block, &r->ctx, &x, &r->block_save, r->y));
+    return residual_add(&r->ctx, &x.sum);
+}
 
 static Err block_b(Rig *r, Tensor dy, Tensor dx)
 {

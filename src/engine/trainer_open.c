@@ -236,6 +236,7 @@ static Err open_stores(Trainer *t)
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
         TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->state, s->compute, grads));
+        if (grads != GRADS_NONE) TRY(param_store_list_parts(&t->stores[r], &t->state, &t->device.stream));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }

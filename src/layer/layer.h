@@ -304,14 +304,14 @@ Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, 
                   Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
 
-/* sum = residual + dropout(branch + bias): the stream behind a branch. bias may be absent. */
+/* sum = residual + dropout(branch + bias): the stream behind a branch. bias may be absent. No branch: it is made. */
 typedef struct {
     Tensor sum, residual, branch, bias;
     Dropout dropout;
 } ResidualSum;
 
 Err residual_add(Ctx *c, const ResidualSum *r);
-/* residual_add, then norm_forward of the sum, in one pass. */
+/* residual_add, then norm_forward of the sum, in one pass; of one that is made, norm_forward. */
 Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, NormSave *save);
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
