@@ -161,8 +161,8 @@ ahead aux model.mtp_layers=1
 # steps that are done again while the next one is enqueued behind them
 for every in 0 1; do
     EMU_DEVICES=2 timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config aux.ini run.dir=pieces-$every \
-        run.device=cuda checkpoint.every=0 train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo train.eval_every=$every \
-        train.eval_batches=1 >/dev/null 2>pieces-$every.err
+        run.device=cuda checkpoint.every=0 train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo \
+        train.eval_every=$every train.eval_batches=1 >/dev/null 2>pieces-$every.err
 done
 check "in pieces ahead: some steps are" grep -q 'done again in pieces' pieces-0.err
 check "in pieces ahead: the same losses, norms and tensors" same_run pieces-0 pieces-1 $steps
