@@ -147,6 +147,42 @@ EMU_DEVICES=2 EMU_REPORT=$PWD/ep.kernels timeout 300 "$root/scripts/launch.sh" -
 check "aux, ep 2: losses within 1e-5 of the CPU's: $(grep -m1 error ep.err)" close ep aux-cpu 1e-5
 check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 
+# ---- the host a step ahead of the GPU: the same run as one that evaluates every step, and so waits for each ----
+ahead() { # CONFIG KEYS...: a run that waits for its first and last step, and one that waits for each
+    local keys=(run.device=cuda checkpoint.every=0 "${@:2}")
+    run "$1-long" "$1.ini" "${keys[@]}" train.eval_every=0
+    run "$1-waits" "$1.ini" "${keys[@]}" train.eval_every=1 train.eval_batches=1
+    check "$1 ahead: the same losses, norms and tensors" same_run "$1-long" "$1-waits" $steps
+    check "$1 ahead: the same learning rates" [ "$(rates "$1-long")" = "$(rates "$1-waits")" ]
+}
+rates() { grep '"lr"' "$1/metrics.jsonl" | grep -oE '"lr":[^,]*|"tokens":[^,]*|"skipped":true'; }
+ahead gpt2
+ahead aux model.mtp_layers=1
+# steps that are done again while the next one is enqueued behind them
+for every in 0 1; do
+    EMU_DEVICES=2 timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config aux.ini run.dir=pieces-$every \
+        run.device=cuda checkpoint.every=0 train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo \
+        train.eval_every=$every train.eval_batches=1 >/dev/null 2>pieces-$every.err
+done
+check "in pieces ahead: some steps are" grep -q 'done again in pieces' pieces-0.err
+check "in pieces ahead: the same losses, norms and tensors" same_run pieces-0 pieces-1 $steps
+
+# the data end while a step is in flight: it gets its line and its checkpoint
+for f in bin idx; do cp a.$f c.$f; done
+MEGATRAIN_RANK_FAULT=0:step:3:stop "$mt" --config gpt2.ini run.dir=cut data.train=c run.device=cuda checkpoint.every=0 \
+    train.eval_every=0 >/dev/null 2>cut.err &
+pid=$!
+until stands_still $pid || ! kill -0 $pid 2>/dev/null; do sleep 0.05; done
+: >c.bin
+kill -CONT $pid
+wait $pid
+status=$?
+done=$(losses cut | wc -l)
+check "the data end: exit 3 (got $status) after step $done" [ $status -eq 3 -a "$done" -ge 2 -a "$done" -lt $steps ]
+check "with a checkpoint of that step" [ -e "cut/checkpoints/step-$(printf %08d "$done")" ]
+cp a.bin c.bin
+run cut gpt2.ini data.train=c run.device=cuda checkpoint.every=0 train.eval_every=0
+check "the data are back: losses, norms and tensors of the whole run" same_run cut gpt2-long $steps
 # ---- saving while training goes on ----
 run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2
 check "checkpoints by a thread: the same bits" same_run async gpt2-cuda $steps

@@ -89,6 +89,7 @@ typedef struct {
     /* optional [depths, N] i32: row k - 1 the token k further on, -1 = none, and the target behind it (model/mtp.c) */
     Tensor further_token, further_target;
     Tensor position; /* [N] i32, in the sample: what dropout is drawn by */
+    Spans placed;    /* the span that `position` was filled for; all 0: it was not */
     Tensor place;    /* optional [N] i32: position in its document; see ctx_place */
     Tensor sample;   /* [N] i64, global index in the data order */
     Tensor samples;  /* [B] i64, the same per sample */
