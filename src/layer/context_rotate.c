@@ -185,6 +185,11 @@ static Tensor share_half(const Rotation *w, int i, int half)
     return w->share.data ? ring_half(&w->of, w->share, i, half) : ring_half(&w->of, w->pair, 2 * i + 1, half);
 }
 
+static Err copy_whole(Ctx *c, Tensor to, Tensor from)
+{
+    return device_copy(c->s, to.data, from.data, tensor_bytes(to));
+}
+
 /* sums of part i = what came + this rank's share; of only one of them if the other is nothing. */
 static Err add_share(Ctx *c, const Rotation *w, int i, bool came, bool share)
 {
@@ -195,7 +200,7 @@ static Err add_share(Ctx *c, const Rotation *w, int i, bool came, bool share)
     if (came && share)
         return op(c->s, sum_parts, .y = tensor_reshape(sum, rows, columns),
                   .x = tensor_reshape(both, 2 * rows, columns), .parts = 2);
-    return came || share ? device_copy(c->s, sum.data, tensor_row_slice(both, share, 1).data, tensor_bytes(sum)) : ERR_OK;
+    return came || share ? copy_whole(c, sum, tensor_row_slice(both, share, 1)) : ERR_OK;
 }
 
 static Err block_backward(Ctx *c, const Rotation *w, int turn, attention_bwd_args a)
