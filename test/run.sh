@@ -70,7 +70,9 @@ run_one() {
         line="ended with status $status and no failure counted" f=$((${f:-0} + 1))
     fi
     echo "${p:-0} $f ${s:-0}" >"$counts/$name"
-    report=$(printf '%-32s %s (%d s)\n' "$name" "$line" $((SECONDS - start))
+    times >"$logs/$name.times" # (of this shell, then of what it ran)
+    report=$(printf '%-32s %s (%d s, %d s of processors)\n' "$name" "$line" $((SECONDS - start)) \
+        "$(awk -F '[ms ]+' 'NR == 2 { print int(60 * ($1 + $3) + $2 + $4) }' "$logs/$name.times")"
         grep -E '^ *skipped:' "$logs/$name.log")
     [ "$f" -eq 0 ] || report+=$'\n'$(tail -40 "$logs/$name.log")
     echo "$report"
