@@ -55,7 +55,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     TinyRun r = { .spec = *spec,
                   .steps = step_count(),
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
-                            .ep = l->ep, .etp = l->etp, .cp = l->cp } };
+                            .ep = l->ep, .etp = l->etp, .cp = l->cp,
+                            .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
     r.spec.cut = l->cut;
     r.spec.model.moe.gathers = l->gathers;
@@ -529,7 +530,7 @@ TEST(slices)
     CHECK_EACH(m, list);
 }
 
-/* And each slice shared by ranks: two or four, that gather its keys or exchange heads. */
+/* And each slice shared by ranks, two or four, that gather its keys, pass them on or exchange heads. */
 TEST(slices_of_ranks)
 {
     static const Layout list[] = {
@@ -539,11 +540,15 @@ TEST(slices_of_ranks)
         { "seq1f1b+split", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_A2A, .recompute = RECOMPUTE_SELECTIVE },
         { "seq1f1b", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_A2A, .cut = CONTEXT_CONTIGUOUS },
         { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .context = CONTEXT_A2A },
+        { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_RING },
+        { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
+        { "seq1f1b+split", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_HIERARCHICAL, .recompute = RECOMPUTE_FULL },
     };
     TrainSpec spec = tiny_apart(tiny_variants());
     spec.model.window = (LayerPattern){ .runs = 2, .value = { 10, 0 }, .times = { 1, 1 } };
     spec = of_slices(spec, 2);
     spec.seq_blocks = 16;
+    spec.attn_block = 4;
     CHECK_SLICES(spec, list);
 }
 
@@ -553,6 +558,7 @@ TEST(slices_in_any_order)
     static const Layout list[] = { { .pp = 1 },
                                    { "seq1f1b", .pp = 2, .slices = 4 },
                                    { "seq1f1b", .pp = 2, .slices = 4, .cp = 2 },
+                                   { "seq1f1b", .pp = 1, .slices = 4, .cp = 2, .context = CONTEXT_RING },
                                    { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_A2A } };
     enum { LAYOUTS = sizeof list / sizeof *list };
     for (int narrow = 0; narrow < 2; narrow++) {
@@ -859,7 +865,7 @@ TEST(slices_in_flight)
 /* Ranks that share slices keep a part of each: half of what one keeps, to the byte; of what waits as well. */
 TEST(slices_of_ranks_kept)
 {
-    static const ContextComm ways[] = { CONTEXT_ALLGATHER, CONTEXT_A2A };
+    static const ContextComm ways[] = { CONTEXT_ALLGATHER, CONTEXT_A2A, CONTEXT_RING };
     TrainSpec s = of_slices(tiny_gpt2(), 8);
     s.seq_blocks = 16;
     const TinyRun alone = run_of(&s, &(Layout){ "seq1f1b", .pp = 4, .slices = 4, .micro = 8 });

@@ -61,23 +61,12 @@ static void check_bits(ConfigReader *r)
          CFG_run_reproducible);
 }
 
-/* Do keys come part by part from other ranks? */
-static bool by_ring(const Config *c)
-{
-    return layer_pattern_has(&c->derived.cp_comm, CP_COMM_RING) ||
-           layer_pattern_has(&c->derived.cp_comm, CP_COMM_HIERARCHICAL);
-}
-
 void config_check_slices(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t slices = c->parallel.slices, parts = parts_of_slice(c), cp = c->parallel.cp;
     char text[160], nearest[80];
     if (slices == 1) return;
-    RULE(cp == 1 || !by_ring(c),
-         "ranks that share slices gather their keys or exchange heads: take cp_comm = allgather or a2a, or "
-         "slices = 1",
-         CFG_parallel_slices, CFG_parallel_cp_comm);
     RULE(!(c->moe.aux_coeff > 0) && c->moe.balance != MOE_BALANCE_SINKHORN,
          "experts are balanced by whole sequences: take balance = bias and aux_coeff = 0, or slices = 1",
          CFG_parallel_slices, CFG_moe_balance, CFG_moe_aux_coeff);

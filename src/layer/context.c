@@ -112,11 +112,12 @@ Err context_attend(Ctx *c, attention_fwd_args a)
 {
     World *w = c->world;
     Comm *ring = w->cp_ring.size > 1 ? &w->cp_ring : NULL;
+    const bool slices = c->slice_count > 1;
     switch (c->context) {
-    case CONTEXT_RING: return context_ring(c, &w->cp, a);
+    case CONTEXT_RING: return slices ? slice_attention(c, &w->cp, a) : context_ring(c, &w->cp, a);
     case CONTEXT_A2A: return context_a2a(c, &w->cp, NULL, a);
     case CONTEXT_HIERARCHICAL: return context_a2a(c, &w->cp_heads, ring, a);
-    default: return c->slice_count > 1 ? slice_attention(c, &w->cp, a) : gathered(c, a);
+    default: return slices ? slice_attention(c, &w->cp, a) : gathered(c, a);
     }
 }
 
@@ -186,11 +187,12 @@ Err context_attend_bwd(Ctx *c, attention_bwd_args a)
 {
     World *w = c->world;
     Comm *ring = w->cp_ring.size > 1 ? &w->cp_ring : NULL;
+    const bool slices = c->slice_count > 1;
     switch (c->context) {
-    case CONTEXT_RING: return context_ring_bwd(c, &w->cp, a);
+    case CONTEXT_RING: return slices ? slice_attention_bwd(c, &w->cp, a) : context_ring_bwd(c, &w->cp, a);
     case CONTEXT_A2A: return context_a2a_bwd(c, &w->cp, NULL, a);
     case CONTEXT_HIERARCHICAL: return context_a2a_bwd(c, &w->cp_heads, ring, a);
-    default: return c->slice_count > 1 ? slice_attention_bwd(c, &w->cp, a) : gathered_bwd(c, a);
+    default: return slices ? slice_attention_bwd(c, &w->cp, a) : gathered_bwd(c, a);
     }
 }
 

@@ -21,21 +21,6 @@
 
 #include "layer/internal.h"
 
-typedef struct {
-    Comm *group;
-    int parts, rank;
-    int64_t length, window; /* positions of a part */
-    int64_t half[2][4];     /* shapes of its keys and of its values: [B, length, K, C] */
-    DType dtype;
-    Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
-    bool moving;          /* an exchange is on its way */
-} Ring;
-
-/* Keys and values of one part; absent if this rank sees none of them. */
-typedef struct {
-    Tensor k, v;
-} RingPart;
-
 static int owner_of(const Ring *r, int part) { return part < r->parts / 2 ? part : r->parts - 1 - part; }
 
 /* Has `rank` a query that may see a key of the part? */
@@ -43,9 +28,9 @@ static bool sees(const Ring *r, int rank, int part)
 {
     const int queries[2] = { rank, r->parts - 1 - rank };
     for (int i = 0; i < 2; i++) {
-        const int64_t least =
-            (queries[i] - part - 1) * r->length + 1; /* from the first query to the last key */
-        if (queries[i] >= part && (!r->window || least < r->window)) return true;
+        /* from the first query to the last key */
+        const int64_t least = r->behind + (queries[i] - part - 1) * r->length + 1;
+        if ((r->behind || queries[i] >= part) && (!r->window || least < r->window)) return true;
     }
     return false;
 }
@@ -82,8 +67,7 @@ static Err post(Ctx *c, Ring *r, int part)
     return comm_exchange(cp, c->s, m, count, &cp->pending);
 }
 
-/* For the keys and values k and v of this rank. */
-static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
+Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
 {
     r->parts = 2 * r->group->size;
     r->rank = r->group->rank;
@@ -102,44 +86,48 @@ static Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
     return post(c, r, 0);
 }
 
-/* Part `part` is there, and the next one on its way. */
-static Err advance(Ctx *c, Ring *r, int part, RingPart *out)
+Err ring_advance(Ctx *c, Ring *r, int part, RingPart *out)
 {
     const bool own = owner_of(r, part) == r->rank;
     if (r->moving) TRY(stream_wait(c->s, &r->group->pending));
     r->moving = false;
     TRY(post(c, r, part + 1));
-    *out = (RingPart){ .k = { 0 } };
-    if (!sees(r, r->rank, part)) return ERR_OK;
     const Tensor from = own ? r->own : r->arriving;
     const int pair = own ? part != r->rank : part % 2;
-    *out = (RingPart){ half_of(r, from, pair, 0), half_of(r, from, pair, 1) };
+    *out = (RingPart){ .k = half_of(r, from, pair, 0),
+                       .v = half_of(r, from, pair, 1),
+                       .span = spans_run(r->first + part * r->length, r->length),
+                       .seen = sees(r, r->rank, part) };
     return ERR_OK;
 }
 
-static Spans part_span(const Ring *r, int part) { return spans_run(part * r->length, r->length); }
+Err ring_attend(Ctx *c, Ring *r, bool more, attention_fwd_args *a)
+{
+    const int last = r->parts - 1 - (r->behind ? 0 : r->rank); /* of the parts that this rank sees, or has */
+    RingPart part;
+    for (int i = 0; i <= last; i++) {
+        TRY(ring_advance(c, r, i, &part));
+        if (!part.seen) continue;
+        a->k = part.k;
+        a->v = part.v;
+        a->k_span = part.span;
+        a->unfinished = more || i < last;
+        TRY(op_attention_fwd(c->s, a));
+        a->resumed = true;
+    }
+    return ERR_OK;
+}
 
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Ring r = { .group = group, .window = a.window };
-    RingPart part;
     const Tensor o = a.o;
     TRY(wide_sum(c, o, &a.o));
     TRY(ring_open(c, &r, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
     TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    const int last = r.parts - 1 - r.rank; /* of the parts that this rank sees, or has */
-    for (int i = 0; i <= last; i++) {
-        TRY(advance(c, &r, i, &part));
-        if (!part.k.data) continue;
-        a.k = part.k;
-        a.v = part.v;
-        a.k_span = part_span(&r, i);
-        a.unfinished = i < last;
-        TRY(op_attention_fwd(c->s, &a));
-        a.resumed = true;
-    }
+    TRY(ring_attend(c, &r, false, &a));
     TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -147,12 +135,14 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 
 /* ---- backward ---- */
 
-/* Ranks that see some of a part. */
-static int viewers(const Ring *r, int part)
+bool ring_has(const Ring *r, int part) { return owner_of(r, part) == r->rank; }
+
+Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d)
 {
-    int count = 0;
-    for (int rank = 0; rank < r->parts / 2; rank++) count += sees(r, rank, part);
-    return count;
+    bool others = false;
+    for (int rank = 0; rank < r->parts / 2; rank++)
+        others |= rank != owner_of(r, part) && sees(r, rank, part);
+    return others ? reduce_values(c, r->group, d) : ERR_OK;
 }
 
 /* d [chunks * B, length, K, C], this rank's share of dk or dv of a part: summed over ranks, and by the owner over
@@ -160,8 +150,8 @@ static int viewers(const Ring *r, int part)
 static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 {
     const int64_t chunks = d.dim[0] / rows.dim[0], n = rows.dim[0] * r->length;
-    if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
-    if (owner_of(r, part) != r->rank) return ERR_OK;
+    TRY(ring_sum(c, r, part, d));
+    if (!ring_has(r, part)) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
     const Tensor own =
         tensor_row_slice(tensor_reshape(d, d.dim[0], tensor_count(d) / d.dim[0]), 0, rows.dim[0]);
@@ -180,11 +170,11 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
     TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * dk.dim[0], r.length, dk.dim[2], dk.dim[3]));
     TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * dv.dim[0], r.length, dv.dim[2], dv.dim[3]));
     for (int i = 0; i < r.parts; i++) {
-        TRY(advance(c, &r, i, &part));
-        if (part.k.data) {
+        TRY(ring_advance(c, &r, i, &part));
+        if (part.seen) {
             a.k = part.k;
             a.v = part.v;
-            a.k_span = part_span(&r, i);
+            a.k_span = part.span;
             TRY(op_attention_bwd(c->s, &a));
             a.resumed = true;
         } else {

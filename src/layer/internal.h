@@ -103,6 +103,41 @@ Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
 
 /*
+ * Keys that come part by part, for attention of sequences in slices as well (context_ring.c): all ranks of `group` open
+ * it, with their zigzag parts of the keys, and take the parts in order. In scratch, until the caller releases it.
+ */
+typedef struct {
+    Comm *group;
+    int64_t window;
+    int64_t first, behind; /* position of the first key, and from there to the first query of all ranks */
+    /* set by ring_open */
+    int parts, rank;
+    int64_t length;     /* positions of a part */
+    int64_t half[2][4]; /* shapes of its keys and of its values: [B, length, K, C] */
+    DType dtype;
+    Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
+    bool moving;          /* an exchange is on its way */
+} Ring;
+
+/* Keys and values of one part; not to be read unless this rank sees some of them. */
+typedef struct {
+    Tensor k, v;
+    Spans span;
+    bool seen;
+} RingPart;
+
+/* For the keys and values k and v [B, T, K, C] of this rank. */
+Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v);
+/* Part `part` is there, and the next one on its way. */
+Err ring_advance(Ctx *c, Ring *r, int part, RingPart *out);
+/* All calls of attention over the parts that this rank sees; `more`: others come behind the last of them. */
+Err ring_attend(Ctx *c, Ring *r, bool more, attention_fwd_args *a);
+/* Is the part this rank's? */
+bool ring_has(const Ring *r, int part);
+/* d is what each rank's queries gave to the part, 0 if it sees nothing; on its owner d = the sum over ranks. */
+Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d);
+
+/*
  * Where sequences pass in slices (slices.c; c->slice_count > 1). The attention ops for queries of a slice and the keys
  * of it and the slices before it; k, v, dk and dv are of its own positions, and dk and dv whole. ranks: those that have
  * zigzag parts of the slice, as context_at_work says; NULL: all of it is here. A layer hands its keys and values,
@@ -113,8 +148,8 @@ Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
 Err slice_attention(Ctx *c, Comm *ranks, attention_fwd_args a);
 Err slice_attention_bwd(Ctx *c, Comm *ranks, attention_bwd_args a);
 
-/* Kept keys or values of an earlier slice, [B, T, K, C] of this rank's positions, become what those of the slice at work
- * are in slice_attention: of zigzag parts, or of a share of the heads. In scratch where they change. */
+/* Kept keys or values of an earlier slice, [B, T, K, C] of this rank's positions, become what those of the slice at
+ * work are in slice_attention: of zigzag parts, or of a share of the heads. In scratch where they change. */
 Err context_earlier_keys(Ctx *c, Tensor *t);
 /* The two steps of it. */
 Err context_to_zigzag(Ctx *c, Tensor *t);

@@ -60,7 +60,7 @@ typedef struct {
 
 /* ---- context ---- */
 
-/* Gradients of keys and values of a micro-batch in one layer, as far as later slices gave them; slices.c. */
+/* Gradients of keys and values of a micro-batch in one layer, as far as later slices gave them; slices_bwd.c. */
 typedef struct {
     Tensor k, v; /* [places, those of one slice] f32 */
 } SliceGrads;
