@@ -583,7 +583,8 @@ TEST(slices_of_variants)
                                   { "seq1f1b+split", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL } };
     static const Layout latent[] = { { "seq1f1b", .pp = 2, .slices = 4, .recompute = RECOMPUTE_SELECTIVE },
                                      { "seq1f1b", .pp = 2, .slices = 2, .tp = 2, .sp = 1 },
-                                     { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .recompute = RECOMPUTE_SELECTIVE } };
+                                     { "seq1f1b", .pp = 1, .slices = 2, .cp = 2, .context = CONTEXT_RING,
+                                       .recompute = RECOMPUTE_SELECTIVE } };
     static const Layout further[] = { { "seq1f1b", .pp = 2, .slices = 4, .zero = 1, .dp = 2 },
                                       { "seq1f1b", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL },
                                       { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .context = CONTEXT_A2A } };
