@@ -1,7 +1,7 @@
 /*
- * Backward of attention in slices (slices.c), from the last slice to the first. dq is whole after a slice's walk over the
- * keys; dk and dv of its own keys, too, for all slices that see them have run. What it gives to those of earlier slices
- * waits for them.
+ * Backward of attention in slices (slices.c), from the last slice to the first. dq is whole after a slice's walk over
+ * the keys; dk and dv of its own keys, too, for all slices that see them have run. What it gives to those of earlier
+ * slices waits for them.
  *
  * Bits. dk and dv of a key are a tree over leaves of query positions, numbered 0, n-1, 1, n-2, ... (ops.def,
  * attention_bwd): its first pairs are of the first and the last slice, the next ones of the second and the last but
@@ -20,8 +20,8 @@
  * has run, the tree over pairs and columns is what is left. Where bits are not promised there is one place, to which
  * slices add. A stage has one set of places: the slices of a micro-batch run backward one after another (schedule.h).
  *
- * Ranks of cp that have all positions of some heads (context_a2a.c) do the same with these. Of m ranks with zigzag parts
- * of a slice, rank r has the g/m pairs of a column that lie in its parts r and 2m-1-r of both slices:
+ * Ranks of cp that have all positions of some heads (context_a2a.c) do the same with these. Of m ranks with zigzag
+ * parts of a slice, rank r has the g/m pairs of a column that lie in its parts r and 2m-1-r of both slices:
  *
  *   m = 2   pairs of a column, in four runs    0    1    2    3
  *           of rank                            0    1    1    0
