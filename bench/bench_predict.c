@@ -2,13 +2,14 @@
  * What a training step costs on a GPU before one is at hand. The step runs on the null device, as for a plan; every op
  * that it calls is counted, its bytes and FLOP by device/ops.def, and timed by the rates below.
  *
- *   bench_predict [124m] [1.3b] [7b] [--block]     no model: all of them; --block: of one block alone, two tables
+ *   bench_predict [124m] [1.3b] [7b] [7b-tp8] [--block]     no model: all of them; --block: of one block alone
  *
  * bytes: tensors that an op reads once, those that it writes once, those that it changes in place twice. An op takes
  * the longer of bytes / memory rate and FLOP / matrix rate, and each kernel launch GAP_US besides. Products and
  * attention are matrix work, all others memory work. The figures are a yardstick for docs/gpu.md: a time measured on a
  * GPU belongs beside the line of its op, and one that is longer by much wants a reason. What the host does between
- * steps is not in them, nor what other ranks send.
+ * steps is not in them. Of a model on several ranks it is the step of one of them, and beside it what that one sends,
+ * as the null communicators count it: at most so much longer is the step, for some of it travels while products run.
  */
 #include <stdio.h>
 #include <stdlib.h>
@@ -32,6 +33,8 @@ enum { GPUS = sizeof gpus / sizeof *gpus };
 
 static const double PEAK = 989e12; /* both, dense bf16: what MFU refers to */
 static const double GAP_US = 1.5;  /* between kernels of a graph */
+/* Bytes a second that a GPU sends over NVLink 4: datasheet, times what NCCL reaches of it. */
+static const double LINK = 450e9 * 0.8;
 
 /* FLOP a second of a bf16 product, by the shortest of its three sides: cuBLASLt reaches 80 % of the peak with large
  * sides, and less with short ones. */
@@ -169,12 +172,15 @@ typedef struct {
     bool llama;
     int layers, heads;
     int64_t hidden, ffn, vocab, seq, micro_batch, micro_batches;
+    int tp; /* 0: one rank */
 } Model;
 
 static const Model models[] = {
-    { "124m", "gpt2-124M, B64 T1024", false, 12, 12, 768, 3072, 50257, 1024, 64, 1 },
-    { "1.3b", "llama-1.3B, B8 T2048", true, 24, 16, 2048, 5504, 32000, 2048, 8, 1 },
-    { "7b", "llama-7B, 8 micro-batches of B2 T4096", true, 32, 32, 4096, 11008, 32000, 4096, 2, 8 },
+    { "124m", "gpt2-124M, B64 T1024", false, 12, 12, 768, 3072, 50257, 1024, 64, 1, 0 },
+    { "1.3b", "llama-1.3B, B8 T2048", true, 24, 16, 2048, 5504, 32000, 2048, 8, 1, 0 },
+    { "7b", "llama-7B, 8 micro-batches of B2 T4096", true, 32, 32, 4096, 11008, 32000, 4096, 2, 8, 0 },
+    { "7b-tp8", "llama-7B on each of 8 ranks, tp 8 with sp, 8 micro-batches of B2 T4096", true, 32, 32, 4096, 11008,
+      32000, 4096, 2, 8, 8 },
 };
 enum { MODELS = sizeof models / sizeof *models };
 
@@ -222,9 +228,9 @@ static Err one_step(Trainer *t, Count *out)
 }
 
 /* The calls of one step; plan: of the same trainer. */
-static Err count_step(const TrainSpec *spec, Count *out, MemoryPlan *plan)
+static Err count_step(const TrainSpec *spec, int tp, Count *out, MemoryPlan *plan)
 {
-    const Grid grid = { .tp = 1, .dp = 1 };
+    const Grid grid = { .tp = tp ? tp : 1, .dp = 1, .sp = tp > 1 };
     World world;
     Trainer t;
     TRY(trainer_plan(spec, grid, 0, plan));
@@ -321,13 +327,35 @@ static Err predict_block(const Model *m)
     static Count less, more;
     MemoryPlan plan;
     double total[GPUS];
-    TRY(count_step(&two, &less, &plan));
-    TRY(count_step(&three, &more, &plan));
+    TRY(count_step(&two, m->tp, &less, &plan));
+    TRY(count_step(&three, m->tp, &more, &plan));
     difference(&more, &less);
     printf("\nMemory work of one block of %s, forward and backward:\n\n", m->what);
     print_head("op");
     print_count(&more, true, total);
     return ERR_OK;
+}
+
+/* What the rank sends in a step. */
+static void print_sent(const MemoryPlan *plan)
+{
+    printf("\n| group, call | calls | GB sent | ms |\n| --- | ---: | ---: | ---: |\n");
+    for (int i = 0; i < WORLD_COMMS; i++)
+        for (int k = 0; k < COMM_KIND_COUNT; k++) {
+            const CommWork *w = &plan->comm[i][k];
+            if (!w->calls || !w->bytes) continue;
+            printf("| %s %s | %lld | %.3f | %.3f |\n", group_name((GroupKind)i), comm_kind_name((CommKind)k),
+                   (long long)w->calls, 1e-9 * (double)w->bytes, 1e3 * (double)w->bytes / LINK);
+        }
+    printf("| all | | %.3f | %.3f |\n", 1e-9 * (double)plan->comm_bytes, 1e3 * (double)plan->comm_bytes / LINK);
+}
+
+/* flop: of a token, on each of the GPUs. */
+static void print_rates(const char *what, const double total[GPUS], double tokens, double flop)
+{
+    for (int g = 0; g < GPUS; g++)
+        printf("%s%s: %.1f ms, %.0f tokens/s, MFU %.1f %%%s", g ? "; " : what, gpus[g].name, 1e3 * total[g],
+               tokens / total[g], 100 * flop * tokens / total[g] / PEAK, g + 1 < GPUS ? "" : ".\n");
 }
 
 static Err predict_step(const Model *m)
@@ -337,14 +365,16 @@ static Err predict_step(const Model *m)
     static Count count;
     MemoryPlan plan;
     double total[GPUS];
-    TRY(count_step(&spec, &count, &plan));
+    TRY(count_step(&spec, m->tp, &count, &plan));
     printf("\nA step of %s, %.0f million parameters:\n\n", m->what, 1e-6 * (double)plan.params);
     print_head("op");
     print_count(&count, false, total);
-    const double flop = (double)model_flop_per_token(&spec.model, plan.params);
-    for (int g = 0; g < GPUS; g++)
-        printf("%s%s: %.1f ms, %.0f tokens/s, MFU %.1f %%%s", g ? "; " : "\n", gpus[g].name, 1e3 * total[g],
-               tokens / total[g], 100 * flop * tokens / total[g] / PEAK, g + 1 < GPUS ? "" : ".\n");
+    const double flop = (double)model_flop_per_token(&spec.model, plan.params) / (m->tp ? m->tp : 1);
+    if (m->tp) print_sent(&plan);
+    print_rates("\n", total, tokens, flop);
+    if (!m->tp) return ERR_OK;
+    for (int g = 0; g < GPUS; g++) total[g] += (double)plan.comm_bytes / LINK;
+    print_rates("With nothing sent beside products, ", total, tokens, flop);
     return ERR_OK;
 }
 
@@ -356,7 +386,7 @@ int main(int argc, char **argv)
         while (m < MODELS && strcmp(argv[i], models[m].name) != 0) m++;
         if (m < MODELS) wanted[m] = any = true;
         else if (!strcmp(argv[i], "--block")) block = true;
-        else return fprintf(stderr, "usage: bench_predict [124m] [1.3b] [7b] [--block]\n"), 2;
+        else return fprintf(stderr, "usage: bench_predict [124m] [1.3b] [7b] [7b-tp8] [--block]\n"), 2;
     }
     Err err = ERR_OK;
     for (int m = 0; m < MODELS && !err; m++)

@@ -174,7 +174,7 @@ __device__ __forceinline__ void weights_step(const AttnProblem &p, typename E::S
             UNROLL
             for (int j = 0; j < E::N; j++) dp.at(i, j) = E::kept(keep, i, j) ? dp.at(i, j) * p.dropout.scale : 0.0f;
     }
-    if (CAPPED) { /* dp - delta, times the slope */
+    if (CAPPED && p.softcap > 0) { /* dp - delta, times the slope */
         UNROLL
         for (int j = 0; j < E::N; j++) {
             const float delta = values[at.column(j)].delta;
@@ -211,7 +211,7 @@ __device__ __forceinline__ void store_keys(const typename E::Sums &sum, float sc
     E::store(sum, factor, tile, out.at(blockIdx.z, keys.row, kh), out.row, keys.count, width);
 }
 
-/* SPLIT: even blockIdx.y compute dv, odd ones dk. CAPPED: scores are, which takes registers. */
+/* SPLIT: even blockIdx.y compute dv, odd ones dk. CAPPED: scores may be, which takes registers. */
 template <class E, bool SPLIT, bool CAPPED>
 __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
     attention_dkv_kernel(AttnProblem p, const Lows *table, Heads<typename E::T> dk, Heads<typename E::T> dv,
@@ -257,7 +257,7 @@ __global__ void __launch_bounds__(E::THREADS, E::BLOCKS)
                 typename E::Scores s, dp;
                 E::clear(s);
                 E::multiply(s, k_tile, q_tile);
-                if (CAPPED) cap_scores<E>(p, s);
+                if (CAPPED && p.softcap > 0) cap_scores<E>(p, s);
                 E::clear(dp);
                 if (want_dk) E::multiply(dp, v_tile, go_tile);
                 if (!all_see(range_of(now.rows), now.most_low, warp_keys))
@@ -341,26 +341,17 @@ template <class T> static Err dkv_16_capped(Stream *s, const AttnProblem &p, con
     return fit_dkv<MmaEngine<T, 256, 1, 4, 32, 2>, true, true, MmaEngine<T, 256, 1, 4, 16, 1>>(s, p, a);
 }
 
-static Err dkv_32_capped(Stream *s, const AttnProblem &p, const AttnBackward &a)
-{
-    if (widest(p) <= 64) return fit_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
-    if (widest(p) <= 128) return fit_dkv<FmaEngine<128, 4, 32>, false, true, FmaEngine<128, 2, 16>>(s, p, a);
-    return fit_dkv<FmaEngine<256, 2, 16>, false, true, FmaEngine<256, 1, 8>>(s, p, a);
-}
-
+/* (for comparisons rather than for speed: one form, which runs everywhere) */
 static Err dkv_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (widest(p) <= 64) return fit_dkv<FmaEngine<64, 4, 32>, false, false>(s, p, a);
-    if (widest(p) <= 128) return fit_dkv<FmaEngine<128, 4, 32>, false, false, FmaEngine<128, 2, 16>>(s, p, a);
-    return fit_dkv<FmaEngine<256, 2, 16>, false, false, FmaEngine<256, 1, 8>>(s, p, a);
+    if (widest(p) <= 64) return fit_dkv<FmaEngine<64, 4, 32>, false, true>(s, p, a);
+    if (widest(p) <= 128) return fit_dkv<FmaEngine<128, 2, 16>, false, true>(s, p, a);
+    return fit_dkv<FmaEngine<256, 1, 8>, false, true>(s, p, a);
 }
 
 Err attention_dkv(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
-    if (p.softcap > 0) {
-        if (a.q.dtype == F32) return dkv_32_capped(s, p, a);
-        return a.q.dtype == BF16 ? dkv_16_capped<bf16>(s, p, a) : dkv_16_capped<f16>(s, p, a);
-    }
     if (a.q.dtype == F32) return dkv_32(s, p, a);
+    if (p.softcap > 0) return a.q.dtype == BF16 ? dkv_16_capped<bf16>(s, p, a) : dkv_16_capped<f16>(s, p, a);
     return a.q.dtype == BF16 ? dkv_16<bf16>(s, p, a) : dkv_16<f16>(s, p, a);
 }

@@ -195,11 +195,12 @@ template <class T> static Err dq_16(Stream *s, const AttnProblem &p, const AttnB
     return fit_dq<MmaEngine<T, 256, 1, 4, 32, 2>, MmaEngine<T, 256, 1, 4, 16, 1>>(s, p, a);
 }
 
+/* (for comparisons rather than for speed: one form, which runs everywhere) */
 static Err dq_32(Stream *s, const AttnProblem &p, const AttnBackward &a)
 {
     if (widest(p) <= 64) return fit_dq<FmaEngine<64, 4, 32>>(s, p, a);
-    if (widest(p) <= 128) return fit_dq<FmaEngine<128, 4, 32>, FmaEngine<128, 2, 16>>(s, p, a);
-    return fit_dq<FmaEngine<256, 2, 16>, FmaEngine<256, 1, 8>>(s, p, a);
+    if (widest(p) <= 128) return fit_dq<FmaEngine<128, 2, 16>>(s, p, a);
+    return fit_dq<FmaEngine<256, 1, 8>>(s, p, a);
 }
 
 Err attention_dq(Stream *s, const AttnProblem &p, const AttnBackward &a)

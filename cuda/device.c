@@ -12,7 +12,7 @@
 #include "device_cuda.h"
 #include "gemm.h"
 
-enum { PINNED_BYTES = 8 << 20, PINNED_ALIGN = 256 };
+enum { PINNED_ALIGN = 256 };
 
 static CudaDevice *device_of(Stream *s) { return s->dev->cuda; }
 
@@ -23,6 +23,8 @@ Err cuda_check(cudaError_t code, const char *what)
     return err_set(ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code)),
            err_hint("to find the kernel at fault run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer");
 }
+
+static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
 /* ---- what there is ---- */
 
@@ -83,8 +85,11 @@ static Err open_parts(Device *dev, CudaDevice *d)
     dev->shared_bytes = (int64_t)prop.sharedMemPerBlockOptin;
     TRY(cuda_check(cudaStreamCreateWithFlags(&d->stream, cudaStreamNonBlocking), "creating the stream"));
     dev->stream.handle = d->stream;
-    TRY(cuda_check(cudaMallocHost(&pinned, PINNED_BYTES), "taking pinned host memory"));
+    dev->pinned_bytes = round_up(dev->pinned_bytes, PINNED_PARTS * PINNED_ALIGN);
+    TRY(cuda_check(cudaMallocHost(&pinned, (size_t)dev->pinned_bytes), "taking pinned host memory"));
     d->pinned = pinned;
+    for (int i = 0; i < PINNED_PARTS; i++)
+        TRY(cuda_check(cudaEventCreateWithFlags(&d->pinned_free[i], cudaEventDisableTiming), "making an event"));
     TRY(cuda_check(cudaMalloc(&workspace, DEVICE_WORKSPACE_BYTES), "taking the kernels' workspace"));
     dev->workspace = workspace;
     dev->workspace_bytes = DEVICE_WORKSPACE_BYTES;
@@ -99,6 +104,8 @@ static void cuda_close(Device *dev)
     if (d->gemm) cuda_gemm_close(d->gemm);
     if (dev->workspace) cudaFree(dev->workspace);
     if (d->pinned) cudaFreeHost(d->pinned);
+    for (int i = 0; i < PINNED_PARTS; i++)
+        if (d->pinned_free[i]) cudaEventDestroy(d->pinned_free[i]);
     if (d->stream) cudaStreamDestroy(d->stream);
     free(d);
 }
@@ -132,23 +139,39 @@ static void cuda_free(Device *dev, void *p, int64_t size_bytes)
     cudaFree(p);
 }
 
+/* After a wait: was it for something? */
+static Err others_failure(const Stream *s) { return s->dev->failure ? s->dev->failure(s->dev->failure_user) : ERR_OK; }
+
 static Err cuda_sync(Stream *s)
 {
     CudaDevice *d = device_of(s);
+    s->dev->counters.host_waits++;
     TRY(cuda_check(cudaStreamSynchronize(d->stream), "waiting for the GPU"));
     d->pinned_used = 0;
-    return s->dev->failure ? s->dev->failure(s->dev->failure_user) : ERR_OK;
+    return others_failure(s);
+}
+
+/* The next part of the ring, once the stream has passed the copies that went through it a turn ago. */
+static Err pinned_next(Stream *s)
+{
+    CudaDevice *d = device_of(s);
+    s->dev->counters.host_waits++;
+    TRY(cuda_check(cudaEventRecord(d->pinned_free[d->pinned_part], d->stream), "marking a point in a stream"));
+    d->pinned_part = (d->pinned_part + 1) % PINNED_PARTS;
+    d->pinned_used = 0;
+    return cuda_check(cudaEventSynchronize(d->pinned_free[d->pinned_part]), "waiting for copies to the GPU");
 }
 
 /* Room for up to `want` bytes of the ring; waits for earlier copies when it is full. */
 static Err pinned_take(Stream *s, int64_t want, char **at, int64_t *got)
 {
     CudaDevice *d = device_of(s);
-    if (d->pinned_used == PINNED_BYTES) TRY(cuda_sync(s));
-    *at = d->pinned + d->pinned_used;
-    *got = PINNED_BYTES - d->pinned_used;
+    const int64_t part = s->dev->pinned_bytes / PINNED_PARTS;
+    if (d->pinned_used == part) TRY(pinned_next(s));
+    *at = d->pinned + d->pinned_part * part + d->pinned_used;
+    *got = part - d->pinned_used;
     if (want < *got) *got = want;
-    d->pinned_used += (*got + PINNED_ALIGN - 1) / PINNED_ALIGN * PINNED_ALIGN;
+    d->pinned_used += round_up(*got, PINNED_ALIGN);
     return ERR_OK;
 }
 
@@ -177,6 +200,26 @@ static Err cuda_read(Stream *s, void *to, const void *from, int64_t size_bytes)
         memcpy((char *)to + done, at, (size_t)n);
     }
     return ERR_OK;
+}
+
+static Err cuda_host_alloc(Device *dev, int64_t size_bytes, void **out)
+{
+    (void)dev;
+    TRY(cuda_check(cudaMallocHost(out, (size_t)size_bytes), "taking pinned host memory"));
+    memset(*out, 0, (size_t)size_bytes);
+    return ERR_OK;
+}
+
+static void cuda_host_free(Device *dev, void *p)
+{
+    (void)dev;
+    cudaFreeHost(p);
+}
+
+static Err cuda_read_later(Stream *s, void *to, const void *from, int64_t size_bytes)
+{
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDeviceToHost, device_of(s)->stream),
+                      "copying from the GPU");
 }
 
 static Err cuda_copy(Stream *s, void *to, const void *from, int64_t size_bytes)
@@ -225,6 +268,15 @@ Err cuda_event_mark(Event *e, cudaStream_t stream)
     }
     e->marked = true;
     return cuda_check(cudaEventRecord(e->mark, stream), "marking a point in a stream");
+}
+
+static Err cuda_mark(Stream *s, Event *e) { return cuda_event_mark(e, device_of(s)->stream); }
+
+static Err cuda_wait(Stream *s, Event *e)
+{
+    s->dev->counters.host_waits++;
+    TRY(cuda_check(cudaEventSynchronize(e->mark), "waiting for the GPU"));
+    return others_failure(s);
 }
 
 /* ---- graphs ---- */
@@ -277,6 +329,11 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .copy = cuda_copy,
                                      .zero = cuda_zero,
                                      .sync = cuda_sync,
+                                     .host_alloc = cuda_host_alloc,
+                                     .host_free = cuda_host_free,
+                                     .read_later = cuda_read_later,
+                                     .mark = cuda_mark,
+                                     .wait = cuda_wait,
                                      .record_begin = cuda_record_begin,
                                      .record_end = cuda_record_end,
                                      .replay = cuda_replay,

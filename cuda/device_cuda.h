@@ -10,11 +10,17 @@
 
 typedef struct CudaGemm CudaGemm; /* gemm.h */
 
+enum { PINNED_PARTS = 4 };
+
 typedef struct CudaDevice {
     int index;
     cudaStream_t stream;
-    char *pinned; /* ring through which host memory travels; PINNED_BYTES */
+    /* ring through which host memory travels (Device.pinned_bytes): parts one after another, the present one, what is
+     * used of it, and of the others where the stream has done with them */
+    char *pinned;
+    int pinned_part;
     int64_t pinned_used;
+    cudaEvent_t pinned_free[PINNED_PARTS];
     CudaGemm *gemm;
 } CudaDevice;
 

@@ -1,6 +1,6 @@
 /*
- * From gradients to new weights, over flat float buffers: statistics, one decision for all tensors, AdamW; and
- * conversion between dtypes.
+ * From gradients to new weights, over flat float buffers of many tensors at once: statistics, one decision for all of
+ * them, AdamW; and conversion between dtypes.
  *
  *   grad_stats    max |g|, and the sum of g^2 as four limbs of 32 bits in units of 2^(-2 shift)
  *   step_finish   norm, clip factor, flags, next shifts: from the statistics of all tensors
@@ -14,16 +14,18 @@
  * what counts as too large are the CPU's: |g| 2^shift must be below 2^62, and max is the bits of Inf if any g
  * is not finite.
  *
- * Mapping   grad_stats: 256 threads for 32,768 elements, 16 bytes at a time, 4 under way. step_finish: one block
- *           of 256 threads, thread t has the tensors t, t + 256, ... adamw: a thread takes 4 neighbours, twice,
- *           256 * 4 apart: eight loads of 16 bytes under way. cast: likewise.
+ * Mapping   Blocks have chunks of one tensor each (FlatPart, step.h), which they find in the table by halving: for
+ *           hundreds of tensors 8 to 10 loads that L1 keeps. grad_stats: 256 threads for a chunk of 32,768 elements, 16
+ *           bytes at a time, 4 under way. step_finish: one block of 256 threads, thread t has the tensors t, t + 256,
+ *           ... adamw: 4 blocks a chunk, a thread takes 4 neighbours, twice, 256 * 4 apart: eight loads of 16 bytes
+ *           under way, 4 times. cast: likewise, once, over one tensor.
  * Traffic   per element: grad_stats reads 4 bytes; adamw reads w, m, v, g and writes w, m, v, 28, and writes a
  *           copy of 2: 30; cast to bf16 6. At 4.3 TB/s, for 124 million parameters: 0.12 ms, 0.87 ms, 0.17 ms.
  *           grad_stats 3 FLOP, adamw 17 (one division, one root): bound by memory. step_finish moves 56 bytes a
  *           tensor, some microseconds.
  * Rounding  adamw rounds as the CPU does, operation by operation (IEEE division and root, fma where written).
- * Needs     16-byte aligned buffers (copy and 16-bit operands: 8) for full speed, else element by element; any
- *           P; F32 accumulators.
+ * Needs     16-byte aligned tensors (copy and 16-bit operands: 8) for full speed, else element by element; any
+ *           number of elements; F32 accumulators.
  * Source    Loshchilov & Hutter 2019 (AdamW).
  */
 #include "kernel.cuh"
@@ -83,9 +85,36 @@ static bool quads_aligned(Tensor t)
     return reinterpret_cast<uintptr_t>(t.data) % static_cast<uintptr_t>(4 * dtype_size(t.dtype)) == 0;
 }
 
+/* The tensors of a call. */
+struct FlatTable {
+    const FlatPart *part;
+    int64_t count;
+};
+
+static FlatTable flat_table(Tensor parts)
+{
+    const FlatTable t = { data_of<const FlatPart>(parts), parts.dim[0] };
+    return t;
+}
+
+/* The part that has a chunk of the table. */
+__device__ __forceinline__ FlatPart part_of_chunk(FlatTable t, int64_t chunk)
+{
+    int64_t low = 0, high = t.count; /* part[low].chunk <= chunk < part[high].chunk */
+    while (high - low > 1) {
+        const int64_t middle = (low + high) / 2;
+        if (t.part[middle].chunk <= chunk) low = middle;
+        else high = middle;
+    }
+    return t.part[low];
+}
+
+/* Quads of a part of an aligned buffer can be moved at once where they begin at multiples of 4. */
+__device__ __forceinline__ bool part_aligned(const FlatPart &p) { return (p.flat | p.slice) % 4 == 0; }
+
 /* ---- statistics ---- */
 
-constexpr int LIMBS = 4, STATS_QUADS = 4, STATS_BLOCK = 32768;
+constexpr int LIMBS = 4, STATS_QUADS = 4;
 constexpr int64_t FLOAT_INF_BITS = 0x7F800000;
 
 /* Adds x >= 0, in the limbs' unit. Nothing is carried: an int64 takes 2^31 such parts, and step_finish carries. */
@@ -100,13 +129,25 @@ __device__ __forceinline__ void limbs_add(unsigned long long *limb, double x)
     atomicAdd(limb, static_cast<unsigned long long>(rint(x)));
 }
 
-__global__ void __launch_bounds__(FLAT_THREADS)
-grad_stats_kernel(int64_t *max, int64_t *sumsq, const float *g, const int32_t *shift, RowCount count, bool wide)
+struct StatsArgs {
+    int64_t *max;
+    Rows<int64_t> sumsq;
+    const float *g;
+    const int32_t *shift;
+    FlatTable table;
+    bool wide;
+};
+
+__global__ void __launch_bounds__(FLAT_THREADS) grad_stats_kernel(StatsArgs a)
 {
     SHARED(double, part, [FLAT_THREADS / WARP]);
-    const int64_t n = rows_in_use(count), begin = blockIdx.x * static_cast<int64_t>(STATS_BLOCK);
-    const int64_t end = begin + STATS_BLOCK < n ? begin + STATS_BLOCK : n;
-    const float limit = ldexpf(1.0f, 62 - *shift);
+    const FlatPart p = part_of_chunk(a.table, blockIdx.x);
+    if (!(p.flags & FLAT_COUNTS)) return;
+    const int64_t begin = (blockIdx.x - p.chunk) * FLAT_CHUNK;
+    const int64_t end = begin + FLAT_CHUNK < p.count ? begin + FLAT_CHUNK : p.count;
+    const int shift = a.shift[p.number];
+    const float limit = ldexpf(1.0f, 62 - shift), *g = a.g + p.flat;
+    const bool wide = a.wide && part_aligned(p);
     double sum = 0;
     int most = 0; /* bits of a float without its sign order as the float does, Inf and NaN above all */
     for (int64_t i = begin + threadIdx.x * 4; i < end; i += STATS_QUADS * FLAT_THREADS * 4) {
@@ -129,20 +170,24 @@ grad_stats_kernel(int64_t *max, int64_t *sumsq, const float *g, const int32_t *s
     if (threadIdx.x % WARP == 0) {
         const long long bits = most < FLOAT_INF_BITS ? most : FLOAT_INF_BITS;
         part[threadIdx.x / WARP] = sum;
-        atomicMax(reinterpret_cast<long long *>(max), bits);
+        atomicMax(reinterpret_cast<long long *>(a.max + p.number), bits);
     }
     __syncthreads();
     if (threadIdx.x) return;
     for (int w = 1; w < FLAT_THREADS / WARP; w++) sum += part[w];
-    limbs_add(reinterpret_cast<unsigned long long *>(sumsq), ldexp(sum, 2 * *shift));
+    limbs_add(reinterpret_cast<unsigned long long *>(a.sumsq.at(p.number)), ldexp(sum, 2 * shift));
 }
 
 extern "C" Err cuda_grad_stats(Stream *s, const grad_stats_args *a)
 {
     if (a->g.dtype != F32) return err_set(ERR_SHAPE, "grad_stats: g is %s", dtype_name(a->g.dtype));
-    LAUNCH(grad_stats_kernel, grid_blocks(ceil_div(a->g.dim[0], STATS_BLOCK)), FLAT_THREADS, 0, cuda_stream(s),
-           data_of<int64_t>(a->max), data_of<int64_t>(a->sumsq), data_of<const float>(a->g),
-           data_of<const int32_t>(a->shift), row_count(a->g, a->g), quads_aligned(a->g));
+    const StatsArgs args = { data_of<int64_t>(a->max),
+                             rows_of<int64_t>(a->sumsq),
+                             data_of<const float>(a->g),
+                             data_of<const int32_t>(a->shift),
+                             flat_table(a->parts),
+                             quads_aligned(a->g) };
+    LAUNCH(grad_stats_kernel, static_cast<unsigned>(a->chunks), FLAT_THREADS, 0, cuda_stream(s), args);
     return ERR_OK;
 }
 
@@ -258,19 +303,29 @@ extern "C" Err cuda_step_finish(Stream *s, const step_finish_args *a)
 
 /* ---- AdamW ---- */
 
+constexpr int ADAM_BLOCKS = 4; /* of a chunk */
+
 struct AdamArgs {
     float *w, *m, *v;
     const float *g;
     const StepValues *step;
-    RowCount count;
+    FlatTable table;
     float beta1, beta2, eps, decay;
     bool wide;
 };
 
-/* The same in every element, from the step's values. */
+/* The same in every element of a tensor. */
 struct AdamStep {
-    float scale, rest1, rest2, inverse1, inverse2, lr;
+    float scale, rest1, rest2, inverse1, inverse2, lr, decay;
 };
+
+__device__ __forceinline__ AdamStep adam_step(const AdamArgs &a, const FlatPart &p)
+{
+    const StepValues *s = a.step;
+    const AdamStep c = { s->grad_scale,        1.0f - a.beta1, 1.0f - a.beta2, 1.0f / s->correct1,
+                         1.0f / s->correct2, s->lr,          p.flags & FLAT_DECAYS ? a.decay : 0.0f };
+    return c;
+}
 
 __device__ __forceinline__ float adam_element(const AdamArgs &a, const AdamStep &c, float w, float *m, float *v,
                                               float grad)
@@ -279,12 +334,13 @@ __device__ __forceinline__ float adam_element(const AdamArgs &a, const AdamStep 
     *m = fmaf(a.beta1, *m, c.rest1 * g);
     *v = fmaf(a.beta2, *v, c.rest2 * (g * g));
     const float u = (*m * c.inverse1) / (sqrtf(*v * c.inverse2) + a.eps);
-    return fmaf(-c.lr, fmaf(a.decay, w, u), w);
+    return fmaf(-c.lr, fmaf(c.decay, w, u), w);
 }
 
-/* C: dtype of copy; void: there is none. */
+/* C: dtype of copy; void: there is none, and w lies as gradients do. */
 template <class C> struct AdamCopy {
     C *data;
+    __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.slice; }
     __device__ __forceinline__ void put(int64_t at, const Quad<float> &w, int64_t left, bool wide) const
     {
         Quad<C> q;
@@ -294,30 +350,39 @@ template <class C> struct AdamCopy {
 };
 template <> struct AdamCopy<void> {
     void *data;
+    __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.flat; }
     __device__ __forceinline__ void put(int64_t, const Quad<float> &, int64_t, bool) const {}
 };
 
+/* A block's share of a chunk: FLAT_BLOCK elements at a time. */
 template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(AdamArgs a, AdamCopy<C> copy)
 {
-    const int64_t n = rows_in_use(a.count), first = blockIdx.x * static_cast<int64_t>(FLAT_BLOCK) + threadIdx.x * 4;
-    const StepValues *s = a.step;
-    const AdamStep c = { s->grad_scale, 1.0f - a.beta1, 1.0f - a.beta2, 1.0f / s->correct1, 1.0f / s->correct2, s->lr };
-    Quad<float> w[FLAT_QUADS], m[FLAT_QUADS], v[FLAT_QUADS], g[FLAT_QUADS];
-    if (s->skip) return;
-    for (int u = 0; u < FLAT_QUADS; u++) {
-        const int64_t at = first + u * FLAT_THREADS * 4;
-        w[u] = load_quad(a.w + at, n - at, a.wide);
-        m[u] = load_quad(a.m + at, n - at, a.wide);
-        v[u] = load_quad(a.v + at, n - at, a.wide);
-        g[u] = load_quad(a.g + at, n - at, a.wide);
-    }
-    for (int u = 0; u < FLAT_QUADS; u++) {
-        const int64_t at = first + u * FLAT_THREADS * 4, left = n - at;
-        for (int k = 0; k < 4; k++) w[u].v[k] = adam_element(a, c, w[u].v[k], &m[u].v[k], &v[u].v[k], g[u].v[k]);
-        store_quad(a.w + at, w[u], left, a.wide);
-        store_quad(a.m + at, m[u], left, a.wide);
-        store_quad(a.v + at, v[u], left, a.wide);
-        copy.put(at, w[u], left, a.wide);
+    if (a.step->skip) return;
+    const int64_t chunk = blockIdx.x / ADAM_BLOCKS, share = blockIdx.x % ADAM_BLOCKS * (FLAT_CHUNK / ADAM_BLOCKS);
+    const FlatPart p = part_of_chunk(a.table, chunk);
+    const AdamStep c = adam_step(a, p);
+    const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
+    const int64_t end = stop < p.count ? stop : p.count;
+    float *pw = a.w + copy.place(p), *pm = a.m + p.slice, *pv = a.v + p.slice;
+    const float *pg = a.g + p.flat;
+    const bool wide = a.wide && part_aligned(p);
+    for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {
+        Quad<float> w[FLAT_QUADS], m[FLAT_QUADS], v[FLAT_QUADS], g[FLAT_QUADS];
+        for (int u = 0; u < FLAT_QUADS; u++) {
+            const int64_t at = i + u * FLAT_THREADS * 4;
+            w[u] = load_quad(pw + at, end - at, wide);
+            m[u] = load_quad(pm + at, end - at, wide);
+            v[u] = load_quad(pv + at, end - at, wide);
+            g[u] = load_quad(pg + at, end - at, wide);
+        }
+        for (int u = 0; u < FLAT_QUADS; u++) {
+            const int64_t at = i + u * FLAT_THREADS * 4, left = end - at;
+            for (int k = 0; k < 4; k++) w[u].v[k] = adam_element(a, c, w[u].v[k], &m[u].v[k], &v[u].v[k], g[u].v[k]);
+            store_quad(pw + at, w[u], left, wide);
+            store_quad(pm + at, m[u], left, wide);
+            store_quad(pv + at, v[u], left, wide);
+            copy.put(p.flat + at, w[u], left, wide);
+        }
     }
 }
 
@@ -330,14 +395,14 @@ template <class C> static void launch_adamw(Stream *s, const adamw_args *a)
                             data_of<float>(a->v),
                             data_of<const float>(a->g),
                             a->step,
-                            row_count(a->w, a->w),
+                            flat_table(a->parts),
                             a->beta1,
                             a->beta2,
                             a->eps,
                             a->decay,
                             wide };
     const AdamCopy<C> copy = { data_of<C>(a->copy) };
-    const unsigned grid = grid_blocks(ceil_div(a->w.dim[0], FLAT_BLOCK));
+    const unsigned grid = static_cast<unsigned>(a->chunks * ADAM_BLOCKS);
     LAUNCH((adamw_kernel<C>), grid, FLAT_THREADS, 0, cuda_stream(s), args, copy);
 }
 

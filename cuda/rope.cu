@@ -214,13 +214,15 @@ extern "C" Err cuda_qkv_merge(Stream *s, const qkv_merge_args *a)
     return launch_qkv<uint16_t, true>(s, &both);
 }
 
+/* What a rank has may be wider than a head, and than a block: blockIdx.z, a block's share of it. */
 template <class E, bool WIDE>
 __global__ void __launch_bounds__(HEAD_THREADS) join_kernel(Rows<E> y, Rows<E> x, HeadGrid g)
 {
     const int64_t rows = rows_in_use(g.rows),
                   first = blockIdx.x * static_cast<int64_t>(blockDim.z) * QKV_ROWS + threadIdx.z;
-    const int rank = blockIdx.y * blockDim.y + threadIdx.y, column = threadIdx.x * Pack<E>::COUNT;
-    if (rank >= g.items) return;
+    const int rank = blockIdx.y * blockDim.y + threadIdx.y,
+              column = (blockIdx.z * blockDim.x + threadIdx.x) * Pack<E>::COUNT;
+    if (rank >= g.items || column >= g.width) return;
     Pack<E> pack[QKV_ROWS];
 #pragma unroll
     for (int u = 0; u < QKV_ROWS; u++) {
@@ -237,7 +239,10 @@ __global__ void __launch_bounds__(HEAD_THREADS) join_kernel(Rows<E> y, Rows<E> x
 template <class E> static Err launch_join(Stream *s, const join_columns_args *a)
 {
     HeadGrid g;
-    TRY(head_grid(&g, "join_columns", row_count(a->y, a->y), a->y.dim[1], a->y.dim[2], Pack<E>::COUNT, QKV_ROWS));
+    const int64_t columns = a->y.dim[2], most = HEAD_THREADS * Pack<E>::COUNT, share = columns < most ? columns : most;
+    TRY(head_grid(&g, "join_columns", row_count(a->y, a->y), a->y.dim[1], share, Pack<E>::COUNT, QKV_ROWS));
+    g.grid.z = static_cast<unsigned>(ceil_div(columns, share));
+    g.width = columns;
     const Rows<E> y = rows_of<E>(a->y), x = rows_of<E>(a->x);
     if (rows_aligned(a->y) && rows_aligned(a->x))
         LAUNCH((join_kernel<E, true>), g.grid, g.block, 0, cuda_stream(s), y, x, g);

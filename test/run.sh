@@ -48,7 +48,9 @@ files)
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
     commands=(test/test_cuda_run.sh 'EMU_CLOSED=0|test/test_cuda_ranks.sh' test/gpu_check.sh "${emu_commands[@]}"); export EMU ;;
-emu-asan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export ASAN_OPTIONS=detect_leaks=0 ;;
+emu-asan)
+    commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}")
+    export ASAN_OPTIONS=detect_leaks=0:handle_sigill=1 ;; # (UBSan traps)
 emu-tsan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;
 *) echo "usage: test/run.sh quick|ranks|grid|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;

@@ -73,6 +73,23 @@ TEST(recipes_and_what_follows)
     CHECK(c.derived.dp == 4 && c.derived.microbatches == 3 && c.parallel.sp == 1);
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_LAYOUT);
     config_release(&c);
+    static const struct {
+        const char *words;
+        int grad, param; /* what travels beside products */
+    } beside[] = { { "", 0, 0 },
+                   { "parallel.zero=1", 0, 0 },
+                   { "run.device=cuda", 1, 0 },
+                   { "run.device=cuda parallel.zero=1", 1, 1 },
+                   { "run.device=cuda parallel.zero=1 parallel.tp=2", 0, 0 },
+                   { "run.device=cuda parallel.zero=1 parallel.cp=2", 1, 1 },
+                   { "run.device=cuda parallel.overlap_grad=false", 0, 0 },
+                   { "parallel.overlap_grad=true parallel.overlap_param=true", 1, 1 } };
+    for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
+        OK(read_as(&c, NULL, beside[i].words, 2));
+        CHECK_MSG(c.parallel.overlap_grad == beside[i].grad && c.parallel.overlap_param == beside[i].param, "%s",
+                  beside[i].words);
+        config_release(&c);
+    }
     OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12", 6)); /* says so on stderr */
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
     config_release(&c);
@@ -380,7 +397,6 @@ static const Rule rules[] = {
     { MOE "moe.every=0*3,1*58", "moe.experts=8 model.bias=false model.layers=61 moe.every=0*3,1*58",
       "the list is about 61 blocks, the model has 12", 1 },
     { MOE "moe.every=0*12", MOE "moe.every=0*11,1", "no block is a mixture", 1 },
-    { "moe.experts=8 moe.shared_ffn=64", "moe.experts=8", "biases of a shared expert", 1 },
     { "model.activation_limit=5", "model.activation_limit=5 model.activation=clamped_swiglu",
       "only activation = clamped_swiglu reads it", 1 },
     { MOE "moe.shared_gate=true", MOE "moe.shared_gate=true moe.shared_ffn=64", "no shared expert to gate", 1 },
@@ -434,8 +450,6 @@ static const Rule rules[] = {
     { "checkpoint.upcycle=true checkpoint.load=x", MOE "checkpoint.upcycle=true checkpoint.load=x",
       "a dense model has no experts to begin as another", 1 },
     { MOE "checkpoint.upcycle=true", MOE "checkpoint.upcycle=true checkpoint.load=x", "give checkpoint.load", 1 },
-    { "moe.experts=8 checkpoint.upcycle=true checkpoint.load=x", MOE "checkpoint.upcycle=true checkpoint.load=x",
-      "biases of experts that begin as a dense layer", 1 },
     { MOE "checkpoint.upcycle=true checkpoint.load=x moe.shared_ffn=64", MOE "checkpoint.upcycle=true checkpoint.load=x",
       "take shared_ffn = 0", 1 },
     { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=2000", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=1536",
@@ -615,6 +629,8 @@ TEST(mixtures)
     CHECK(strstr(complaint(NULL, "moe.normalize=true", 1), "only a mixture has it"));
     CHECK(!*complaint(NULL, MOE "moe.every=0*3,1*8,0", 1));
     CHECK(!*complaint(NULL, MOE "moe.every=5 moe.shared_ffn=64 moe.shared_gate=true", 1));
+    CHECK(!*complaint(NULL, "model.bias=true moe.experts=8 moe.shared_ffn=64 moe.shared_gate=true", 1));
+    CHECK(!*complaint(NULL, "model.bias=true moe.experts=8 checkpoint.upcycle=true checkpoint.load=x", 1));
     CHECK(!*complaint(NULL, "moe.experts=256 moe.topk=8 moe.groups=8 moe.group_topk=4 moe.router=sigmoid moe.scale=2.5 "
                             "model.bias=false", 1));
 }
@@ -636,9 +652,7 @@ TEST(latent_attention)
         { MLA "model.position=none", "latent attention has rotary positions" },
         { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
         { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
-        { MLA "model.bias=true", "biases beside latent attention" },
         { MLA "model.qk_norm=true", "norms of its own" },
-        { MLA "model.attention_gate=true", "a gate beside latent attention" },
         { MLA "parallel.tp_blocks=8", "with attention = mla tp_blocks must divide heads" },
         { MLA "run.device=cuda model.v_head_dim=20", "must be multiples of 8" },
         { MLA "run.device=cuda model.qk_nope_head_dim=256", "at most 256 columns" },
@@ -651,6 +665,7 @@ TEST(latent_attention)
         MLA "run.device=cpu run.precision=fp32 parallel.tp=4 parallel.seq_blocks=2 train.micro_batch=1 ";
     CHECK(strstr(complaint(NULL, sp, 4), "tp must divide micro_batch x seq_blocks, here 1 x 2; or take sp = false"));
     CHECK(!*complaint(NULL, MLA "run.device=cpu run.precision=fp32 parallel.tp=2 parallel.seq_blocks=2", 2));
+    CHECK(!*complaint(NULL, MLA "model.bias=true model.attention_gate=true model.q_lora_rank=192", 1));
     CHECK(!*complaint(NULL, MLA "model.q_lora_rank=192 model.hidden=770", 1)); /* heads need not divide hidden */
     OK(read_as(&c, NULL, MLA "model.rope_scaling=yarn model.rope_factor=40 model.rope_mscale_all=1", 1));
     CHECK(c.model.head_dim == 192 && c.model.kv_heads == 12 && c.parallel.tp_blocks == 4);

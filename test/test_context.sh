@@ -70,8 +70,20 @@ refuse 3 "2 x cp must divide seq; nearest that do: 2 and 4" parallel.cp=3
 refuse 8 "or take seq_blocks = 16, or reproducible = run" parallel.cp=8 run.reproducible=layout
 refuse 4 "attn_block must divide seq / (2 x its ranks), here 8" parallel.cp=4 parallel.cp_comm=ring parallel.attn_block=16
 refuse 4 "cp_heads must divide cp" parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_heads=3
-expect 9 "parallel.cp=2, with more ranks" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \
+expect 9 "each sequence; or a smaller" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \
     train.global_batch=65536 model.seq=512
+# Slices are named where they are legal and pipeline ranks hold less by them, as `plan` says.
+huge=(train.micro_batch=65536 train.global_batch=65536 model.seq=512)
+two() { "$root/scripts/launch.sh" -n 2 -- "$mt" --config long.ini run.dir=refused "${huge[@]}" "$@"; }
+expect 9 "each sequence; parallel.slices=2, which" two parallel.pp=2
+expect 9 "recompute=full; parallel.slices=4, which" two parallel.pp=2 parallel.slices=2
+expect 9 "each sequence; or a smaller" two parallel.pp=2 parallel.schedule=gpipe
+sliced() {
+    "$mt" plan --config long.ini --world 2 --json parallel.pp=2 parallel.slices="$1" train.micro_batch=1 2>/dev/null |
+        figure saves
+}
+check "2 slices: saves are $(sliced 2) bytes, of whole sequences $(sliced 1)" \
+    [ $(($(sliced 2) * 100)) -le $(($(sliced 1) * 80)) ]
 # A sample of 32,768 tokens: within the memory that refuses one rank there is room for each of four.
 limit=700000 # KiB of addresses
 far=(data.valid=a model.seq=32768 model.layers=4 model.hidden=64 train.micro_batch=1 train.global_batch=1)

@@ -114,6 +114,15 @@ while read -r precision tolerance way devices; do
     check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
 done <<<$'fp32 1e-5 ring 2\nfp32 1e-5 allgather 1\nfp32 1e-5 a2a 2\nbf16 1e-2 ring 1\nbf16 1e-2 a2a 2'
 
+# a ring of four turns; messages that are late change nothing
+if [ "$count" -ge 4 ]; then
+    ring=("${long[@]}" run.precision=fp32 parallel.cp=4 parallel.cp_comm=ring)
+    run ring 4 4 "${ring[@]}"
+    check "a ring of 4: losses within 1e-5 of one rank's" near ring long-fp32 $steps 1e-5
+    run ring-late 4 4 "${ring[@]}" debug.comm_delay_ms=20
+    check "a ring of 4 with late messages: the same bits" same_run ring-late ring $steps
+fi
+
 # sequences in slices along a pipeline: keys of earlier ones read where they were kept, or kept beside what is made again
 while read -r precision tolerance slices recompute; do
     d=slices-$precision
@@ -162,7 +171,8 @@ check "experts on two ranks repeated" same_run moe-again moe-bf16-ep $steps
 
 # limits of a group reach NCCL, each its own; what sums gradients meanwhile leaves products the rest
 if [ -n "${EMU:-}" ]; then
-    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 $(words 1 1 true) train.stop_at=1
+    NCCL_DEBUG=INFO EMU_REPORT=$PWD/beside.kernels run beside 2 2 run.precision=fp32 parallel.zero=1 train.stop_at=1
+    check "beside products without being told" grep -q 'reduced during backward, gathered during forward' beside.err
     check "dp beside products: 16 at most" grep -q 'communicator dp0, CTAs from any to 16' beside.err
     check "products beside dp: for half of the 4 multiprocessors" grep -q 'cublasLtMatmul on 2 multi' beside.kernels
     check "and none for all" [ "$(grep -c 'cublasLtMatmul$' beside.kernels)" -eq 0 ]

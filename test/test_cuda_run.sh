@@ -47,13 +47,13 @@ mixture bias experts=16 topk=4 ffn=24 router=sigmoid scale=2.5 groups=4 group_to
     balance=bias bias_rate=0.02 aux_coeff=1e-2 every=0,1
 mixture full experts=8 topk=2 ffn=40 router=softmax_pre balance=sinkhorn capacity=1 drop=position jitter=0.1
 
-mixture biased experts=6 topk=2 ffn=40
+mixture biased experts=6 topk=2 ffn=40 shared_ffn=32 shared_gate=true
 sed -i 's/^bias = .*/bias = true\nactivation = clamped_swiglu\nactivation_limit = 0.1/' biased.ini
 
 sed 's/^qk_norm = .*/sinks = true\nattention_gate = true\nattention_softcap = 2/' llama.ini >variants.ini
 
 latent="attention = mla\nq_lora_rank = 24\nkv_lora_rank = 32\nqk_nope_head_dim = 16\nqk_rope_head_dim = 8"
-latent+="\nv_head_dim = 24\nrope_mscale_all = 1"
+latent+="\nv_head_dim = 24\nrope_mscale_all = 1\nbias = true\nattention_gate = true"
 sed "/^kv_heads/d; /^head_dim/d; /^rope_dim/d; s/^qk_norm = .*/$latent/" \
     llama.ini >latent.ini
 
@@ -95,7 +95,7 @@ attention() { # CONFIG WHAT
     expect 0 Line "$mt" generate --run "$1-bf16" --prompt Line --tokens 4
 }
 attention variants "cap, sinks and gate"
-attention latent "latent attention"
+attention latent "latent attention, its gate and biases"
 says() { "$mt" generate --run "latent-$1" --prompt Line --tokens 8 --temperature 0 2>/dev/null; }
 says cuda >said.txt
 check "latent attention: the GPU says what the CPU does: '$(cat said.txt)'" diff said.txt <(says cpu)
@@ -147,6 +147,42 @@ EMU_DEVICES=2 EMU_REPORT=$PWD/ep.kernels timeout 300 "$root/scripts/launch.sh" -
 check "aux, ep 2: losses within 1e-5 of the CPU's: $(grep -m1 error ep.err)" close ep aux-cpu 1e-5
 check "aux, ep 2: loads within 2 % of the CPU's" same_loads ep aux-cpu
 
+# ---- the host a step ahead of the GPU: the same run as one that evaluates every step, and so waits for each ----
+ahead() { # CONFIG KEYS...: a run that waits for its first and last step, and one that waits for each
+    local keys=(run.device=cuda checkpoint.every=0 "${@:2}")
+    run "$1-long" "$1.ini" "${keys[@]}" train.eval_every=0
+    run "$1-waits" "$1.ini" "${keys[@]}" train.eval_every=1 train.eval_batches=1
+    check "$1 ahead: the same losses, norms and tensors" same_run "$1-long" "$1-waits" $steps
+    check "$1 ahead: the same learning rates" [ "$(rates "$1-long")" = "$(rates "$1-waits")" ]
+}
+rates() { grep '"lr"' "$1/metrics.jsonl" | grep -oE '"lr":[^,]*|"tokens":[^,]*|"skipped":true'; }
+ahead gpt2
+ahead aux model.mtp_layers=1
+# steps that are done again while the next one is enqueued behind them
+for every in 0 1; do
+    EMU_DEVICES=2 timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config aux.ini run.dir=pieces-$every \
+        run.device=cuda checkpoint.every=0 train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo \
+        train.eval_every=$every train.eval_batches=1 >/dev/null 2>pieces-$every.err
+done
+check "in pieces ahead: some steps are" grep -q 'done again in pieces' pieces-0.err
+check "in pieces ahead: the same losses, norms and tensors" same_run pieces-0 pieces-1 $steps
+
+# the data end while a step is in flight: it gets its line and its checkpoint
+for f in bin idx; do cp a.$f c.$f; done
+MEGATRAIN_RANK_FAULT=0:step:3:stop "$mt" --config gpt2.ini run.dir=cut data.train=c run.device=cuda checkpoint.every=0 \
+    train.eval_every=0 >/dev/null 2>cut.err &
+pid=$!
+until stands_still $pid || ! kill -0 $pid 2>/dev/null; do sleep 0.05; done
+: >c.bin
+kill -CONT $pid
+wait $pid
+status=$?
+done=$(losses cut | wc -l)
+check "the data end: exit 3 (got $status) after step $done" [ $status -eq 3 -a "$done" -ge 2 -a "$done" -lt $steps ]
+check "with a checkpoint of that step" [ -e "cut/checkpoints/step-$(printf %08d "$done")" ]
+cp a.bin c.bin
+run cut gpt2.ini data.train=c run.device=cuda checkpoint.every=0 train.eval_every=0
+check "the data are back: losses, norms and tensors of the whole run" same_run cut gpt2-long $steps
 # ---- saving while training goes on ----
 run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2
 check "checkpoints by a thread: the same bits" same_run async gpt2-cuda $steps
@@ -207,6 +243,10 @@ if [ -s gpt2-cuda.kernels ]; then
     kernels=$(grep -hoE '\b[a-z0-9_]+_kernel\b' "$root"/cuda/*.cu "$root"/cuda/*.cuh | sort -u)
     for k in $kernels; do
         check "kernel $k was launched" grep -qhE "^[1-9][0-9]* $k\b" ./*.kernels
+    done
+    launches() { grep -E "^[0-9]+ $1_kernel\b" gpt2-cuda.kernels | awk '{ n += $1 } END { print n + 0 }'; }
+    for k in grad_stats adamw; do
+        check "$k is one launch a step, whatever the tensors: $(launches $k) in $steps" [ "$(launches $k)" -eq $steps ]
     done
     expect 2 "CUDA finds no GPU" env EMU_DEVICES=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
     EMU_DEVICES=0 run auto gpt2.ini run.precision=fp32

@@ -497,6 +497,10 @@ TEST(qwen3next_run) { against_torch("qwen3next", false, false); }
 TEST(mla_layout) { against_torch("mla", true, false); }
 TEST(mlasinks_layout) { against_torch("mlasinks", true, false); }
 TEST(mla_run) { against_torch("mla", false, false); }
+TEST(mlagate_layout) { against_torch("mlagate", true, false); }
+TEST(mlagate_run) { against_torch("mlagate", false, false); }
+TEST(sharedbias_layout) { against_torch("sharedbias", true, false); }
+TEST(sharedbias_run) { against_torch("sharedbias", false, false); }
 TEST(deepseekv3_layout) { against_torch("deepseekv3", true, false); }
 TEST(mtp_layout) { against_torch("mtp", true, false); }
 TEST(mtp_run) { against_torch("mtp", false, false); }
@@ -563,6 +567,8 @@ TEST(same_bits_gptoss) { same_bits("gptoss"); }
 TEST(same_bits_gptossfull) { same_bits("gptossfull"); }
 TEST(same_bits_qwen3next) { same_bits("qwen3next"); }
 TEST(same_bits_mla) { same_bits("mla"); }
+TEST(same_bits_mlagate) { same_bits("mlagate"); }
+TEST(same_bits_sharedbias) { same_bits("sharedbias"); }
 TEST(same_bits_deepseekv3) { same_bits("deepseekv3"); }
 TEST(same_bits_mtp) { same_bits("mtp"); }
 TEST(same_bits_mtp2) { same_bits("mtp2"); }
@@ -631,6 +637,8 @@ TEST(logits_gptoss) { check_logits("gptoss"); }
 TEST(logits_gptossfull) { check_logits("gptossfull"); }
 TEST(logits_qwen3next) { check_logits("qwen3next"); }
 TEST(logits_mla) { check_logits("mla"); }
+TEST(logits_mlagate) { check_logits("mlagate"); }
+TEST(logits_sharedbias) { check_logits("sharedbias"); }
 TEST(logits_deepseekv3) { check_logits("deepseekv3"); }
 TEST(logits_mtp) { check_logits("mtp"); }
 
@@ -678,6 +686,7 @@ static void check_absorbed(const char *name)
 }
 
 TEST(absorbed_mlasinks) { check_absorbed("mlasinks"); }
+TEST(absorbed_mlagate) { check_absorbed("mlagate"); }
 TEST(absorbed_mla) { check_absorbed("mla"); }
 TEST(absorbed_deepseekv3) { check_absorbed("deepseekv3"); }
 

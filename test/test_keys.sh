@@ -64,7 +64,7 @@ model.attention_softcap    | 0.01         | loss
 model.sinks                | true         | loss
 model.attention_gate       | true         | loss
 model.init_std             | 0.03         | loss
-model.attention            | mla          | loss | model.position=rope model.bias=false
+model.attention            | mla          | loss | model.position=rope
 model.q_lora_rank          | 8            | loss | LATENT
 model.kv_lora_rank         | 16           | loss | LATENT
 model.qk_nope_head_dim     | 8            | loss | LATENT
@@ -212,7 +212,7 @@ run() {
     local dir=$1 words=() launch=() w
     for w in "${@:2}"; do
         case $w in
-        LATENT) words+=(model.attention=mla model.position=rope model.bias=false) ;;
+        LATENT) words+=(model.attention=mla model.position=rope) ;;
         RANKS=*) launch=("$root/scripts/launch.sh" -n "${w#*=}" --) ;;
         ALONE) [ $# -gt 2 ] || return 0; launch=(env RANK=0 WORLD_SIZE=2 MASTER_ADDR=127.0.0.1) ;;
         *) words+=("$w") ;;

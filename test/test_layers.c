@@ -419,15 +419,17 @@ static void check_mla(MlaSpec s)
     rope_columns = 6;
     rig_open(&r);
     OK(mla_register(&r.mla, &r.registry, s));
-    check_layer(&r, (Case){ mla_f, mla_b, HIDDEN, HIDDEN });
+    check_layer(&r, (Case){ mla_f, mla_b, HIDDEN, HIDDEN, .idle = s.bias });
     rope_columns = 0;
 }
 
 TEST(latent_attention) { check_mla((MlaSpec){ .scale = 1 }); }
 TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7, .sinks = true }); }
+TEST(latent_attention_gate) { check_mla((MlaSpec){ .scale = 1, .bias = true, .gate = true }); }
 TEST(latent_attention_recomputed)
 {
     check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .softcap = 2, .dropout = 0.2f, .recompute = true });
+    check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .bias = true, .gate = true, .recompute = true });
 }
 
 static Err mlp_f(Rig *r) { return mlp_forward(&r->mlp, &r->ctx, r->x, r->y, &r->mlp_save); }
@@ -479,6 +481,7 @@ TEST(moe_softmax) { check_moe((MoeSpec){ .activation = ACT_SWIGLU, .scoring = { 
 TEST(moe_softmax_pre) { check_moe((MoeSpec){ .activation = ACT_GELU, .scoring = { .score = ROUTER_SOFTMAX_PRE } }); }
 TEST(moe_sigmoid_shared)
 {
+    check_moe((MoeSpec){ .activation = ACT_GELU, .shared_ffn = 24, .bias = true, .scoring = { .score = ROUTER_SIGMOID } });
     check_moe((MoeSpec){ .activation = ACT_SWIGLU, .shared_ffn = 24, .scoring = { .score = ROUTER_SIGMOID, .normalize = 1 } });
 }
 /* (Limits so far out that few numbers lie near them: across one a step finds no derivative.) */
@@ -496,6 +499,7 @@ TEST(moe_sqrt_softplus_gated_recomputed)
     check_moe((MoeSpec){ .activation = ACT_GELU,
                          .shared_ffn = 24,
                          .shared_gate = true,
+                         .bias = true,
                          .recompute = true,
                          .scoring = { .score = ROUTER_SQRT_SOFTPLUS } });
 }
@@ -536,7 +540,13 @@ TEST(head_and_loss)
     check_layer(&r, (Case){ head_f, head_b, HIDDEN });
 }
 
-static Err block_f(Rig *r) { return block_forward(&r->block, &r->ctx, r->x, &r->block_save, r->y); }
+static Err block_f(Rig *r)
+{
+    ResidualStream x;
+    TRY(residual_stream(&r->ctx, r->x, &x));
+    TRY(block_forward(&r->block, &r->ctx, &x, &r->block_save, r->y));
+    return residual_add(&r->ctx, &x.sum);
+}
 
 static Err block_b(Rig *r, Tensor dy, Tensor dx)
 {

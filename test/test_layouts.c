@@ -705,6 +705,17 @@ static void run_narrow(TrainSpec spec, DType compute)
 
 TEST(bf16_layouts) { run_narrow(tiny_gpt2(), BF16); }
 
+/* A norm in one op with the sum that it reads has the bits of one made again from the sum as it is stored. */
+TEST(bf16_recomputed)
+{
+    TrainSpec s = tiny_llama();
+    const uint64_t kept = run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash;
+    for (int again = RECOMPUTE_SELECTIVE; again <= RECOMPUTE_FULL; again++) {
+        s.model.recompute = (Recompute)again;
+        CHECK_MSG(run_16_bit(s, BF16, (Layout){ 1, 1, 0, 4, 1 }).hash == kept, "recomputation %d", again);
+    }
+}
+
 /* Choices of experts differ where scores are close, so losses are only near those of fp32; threads change nothing. */
 TEST(bf16_mixture)
 {

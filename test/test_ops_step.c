@@ -3,6 +3,7 @@
  * kernels (ops_env.h); and what layouts need of them: a vocabulary cut over ranks, and elements cut over
  * calls, change no bit.
  */
+#include "base/half.h"
 #include "ops_env.h"
 
 /* ---- cross entropy ---- */
@@ -256,11 +257,21 @@ static int64_t bits_of(float x)
     return bits;
 }
 
+/* One tensor, of elements first .. first + count - 1. */
+static FlatPart part_of(int64_t first, int64_t count)
+{
+    return (FlatPart){ .flat = first, .slice = first, .count = count, .flags = FLAT_COUNTS };
+}
+
+static Tensor parts_of(const FlatPart *part, int count) { return tensor_of((void *)part, I64, count, 5); }
+
 static void case_grad_stats(Env *e, const Shape *p)
 {
-    Tensor g = stats_input(e, p), max = env_out(e, I64, 2, 2.5, 1), sumsq = env_out(e, I64, 0, 0.5, 4);
+    Tensor g = stats_input(e, p), max = env_out(e, I64, 2, 2.5, 1), sumsq = env_out(e, I64, 0, 0.5, 1, 4);
     Tensor shift = env_int(e, 19);
-    RUN(e, grad_stats, .max = max, .sumsq = sumsq, .g = env_used(e, g), .shift = shift);
+    const FlatPart part = part_of(0, env_n(e, p->N));
+    RUN(e, grad_stats, .max = max, .sumsq = sumsq, .g = g, .shift = shift, .parts = parts_of(&part, 1),
+        .chunks = flat_chunks(part.count));
     if (!e->check) return;
     Wide w = { { 0 } };
     const bool plain = p->flags & STATS_FLOAT;
@@ -296,9 +307,9 @@ TEST(grad_stats_splits)
         int64_t max[2] = { 0 }, sumsq[2][4] = { { 0 } };
         for (int k = -1; k < 6; k++) {
             int64_t first = k < 0 ? 0 : cuts[5 - k], end = k < 0 ? N : cuts[6 - k];
-            RUN(&e, grad_stats, .max = tensor_of(&max[k < 0], I64, 1),
-                .sumsq = tensor_of(sumsq[k < 0], I64, 4), .g = tensor_row_slice(g, first, end - first),
-                .shift = shift);
+            const FlatPart part = part_of(first, end - first);
+            RUN(&e, grad_stats, .max = tensor_of(&max[k < 0], I64, 1), .sumsq = tensor_of(sumsq[k < 0], I64, 1, 4),
+                .g = g, .shift = shift, .parts = parts_of(&part, 1), .chunks = 1);
         }
         CHECK(max[0] == max[1] && max[0] > 0 && !memcmp(sumsq[0], sumsq[1], sizeof sumsq[0]));
         env_close(&e);
@@ -314,14 +325,46 @@ TEST(grad_stats_tells_what_it_cannot_count)
         env_open(&e, isa_best(), 1, 0);
         Shape p = { .N = 40, .b = 20, .flags = k < 3 };
         Tensor g = stats_input(&e, &p), max = env_out(&e, I64, 0, 0.5, 1),
-               sumsq = env_out(&e, I64, 0, 0.5, 4);
+               sumsq = env_out(&e, I64, 0, 0.5, 1, 4);
+        const FlatPart part = part_of(0, 40);
         if (k < 3) ((float *)g.data)[35] = bad[k];
         else ((int64_t *)g.data)[35] = large[k - 3];
-        RUN(&e, grad_stats, .max = max, .sumsq = sumsq, .g = g, .shift = env_int(&e, 0));
+        RUN(&e, grad_stats, .max = max, .sumsq = sumsq, .g = g, .shift = env_int(&e, 0), .parts = parts_of(&part, 1),
+            .chunks = 1);
         CHECK(*(int64_t *)max.data == bits_of(k < 3 ? INFINITY : k < 5 ? 0x1p62f : 0x1p63f));
         CHECK(((int64_t *)sumsq.data)[3] == 0);
         env_close(&e);
     }
+}
+
+/* Tensors of one call get what each gets by itself; one that other ranks count gets nothing. */
+TEST(grad_stats_of_many)
+{
+    enum { N = 4, ELEMENTS = 2 * FLAT_CHUNK };
+    static const int64_t first[] = { 64, 128, 192, FLAT_CHUNK + 256 }, count[] = { 3, 64, FLAT_CHUNK + 1, 999 };
+    int64_t max[2][N] = { 0 }, sumsq[2][N][4] = { { { 0 } } };
+    int32_t bits[N] = { 20, 30, 25, 20 };
+    FlatPart part[N];
+    Env e;
+    env_open(&e, isa_best(), 2, 0);
+    Shape p = { .N = ELEMENTS, .b = 50 };
+    Tensor g = stats_input(&e, &p), shift = tensor_of(bits, I32, N);
+    int64_t chunks = 0;
+    for (int i = 0; i < N; i++) {
+        part[i] = part_of(first[i], count[i]);
+        part[i].number = N - 1 - i;
+        part[i].chunk = chunks;
+        if (i == 1) part[i].flags = FLAT_DECAYS;
+        chunks += flat_chunks(count[i]);
+        RUN(&e, grad_stats, .max = tensor_of(max[1], I64, N), .sumsq = tensor_of(sumsq[1], I64, N, 4), .g = g,
+            .shift = shift, .parts = parts_of(&part[i], 1), .chunks = flat_chunks(count[i]));
+    }
+    CHECK(chunks == N + 1);
+    RUN(&e, grad_stats, .max = tensor_of(max[0], I64, N), .sumsq = tensor_of(sumsq[0], I64, N, 4), .g = g,
+        .shift = shift, .parts = parts_of(part, N), .chunks = chunks);
+    for (int i = 0; i < N; i++) CHECK((max[0][i] > 0) == (i != 2) && (sumsq[0][i][0] > 0) == (i != 2));
+    CHECK(!memcmp(max[0], max[1], sizeof max[0]) && !memcmp(sumsq[0], sumsq[1], sizeof sumsq[0]));
+    env_close(&e);
 }
 
 /* ---- step_finish ---- */
@@ -441,37 +484,51 @@ static StepValues adam_step(void)
     return (StepValues){ .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
 }
 
-enum { ADAM_PLAIN = 1, ADAM_SKIP = 2, ADAM_COPY = 4 };
+enum { ADAM_PLAIN = 1, ADAM_SKIP = 2, ADAM_COPY = 4, ADAM_AHEAD = 10 };
+
+/* Two tensors in n elements of the slices, of which the last of the first half is nobody's; in whole buffers they lie
+ * ADAM_AHEAD elements further. The second decays. */
+static void adam_parts(FlatPart part[2], int64_t n)
+{
+    const int64_t half = n / 2;
+    part[0] = (FlatPart){ .flat = ADAM_AHEAD, .count = half - 1 };
+    part[1] = (FlatPart){ .flat = half + ADAM_AHEAD, .slice = half, .count = n - half, .chunk = flat_chunks(half - 1),
+                          .number = 1, .flags = FLAT_DECAYS };
+}
 
 static void case_adamw(Env *e, const Shape *p)
 {
-    bool plain = p->flags & ADAM_PLAIN, skip = p->flags & ADAM_SKIP;
-    Tensor w = env_out(e, F32, -2, 2, p->N), m = env_out(e, F32, -1, 1, p->N),
-           v = env_out(e, F32, 0, 1, p->N);
-    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, p->N),
-           shift = env_int(e, 40);
+    bool plain = p->flags & ADAM_PLAIN, skip = p->flags & ADAM_SKIP, copied = p->flags & ADAM_COPY;
+    const int64_t whole = p->N + ADAM_AHEAD, n = env_n(e, p->N), ahead = copied ? 0 : ADAM_AHEAD;
+    Tensor w = env_out(e, F32, -2, 2, p->N + ahead), m = env_out(e, F32, -1, 1, p->N), v = env_out(e, F32, 0, 1, p->N);
+    Tensor g = env_in(e, plain ? F32 : I64, plain ? -3 : -3e12, plain ? 3 : 3e12, whole), shift = env_in(e, I32, 40, 41, 2);
     Tensor copy = { 0 };
-    if (p->flags & ADAM_COPY) copy = env_out(e, F32, -2, 2, p->N);
+    if (copied) copy = env_out(e, F32, -2, 2, whole);
     StepValues step = adam_step();
+    FlatPart part[2];
     step.skip = skip;
-    RUN(e, adamw, .w = env_used(e, w), .m = m, .v = v, .g = g, .copy = copy, .shift = shift, .step = &step,
-        .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f);
-    for (int64_t i = 0; e->check && i < env_n(e, p->N); i++) {
-        float w0 = *(const float *)env_before(e, env_f(w, i)),
-              m0 = *(const float *)env_before(e, env_f(m, i));
-        float v0 = *(const float *)env_before(e, env_f(v, i)), f;
-        const void *g0 = env_before(e, env_row(&g, i));
+    adam_parts(part, n);
+    const int first = part[0].count > 0 ? 0 : 1; /* tables have no empty tensors */
+    part[first].chunk = 0;
+    RUN(e, adamw, .w = w, .m = m, .v = v, .g = g, .copy = copy, .shift = shift, .step = &step, .beta1 = 0.9f,
+        .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .parts = parts_of(part + first, 2 - first),
+        .chunks = part[1].chunk + flat_chunks(part[1].count));
+    for (int64_t i = 0; e->check && i < n; i++) {
+        float w0 = *(const float *)env_before(e, env_f(w, i + ahead)), m0 = *(const float *)env_before(e, env_f(m, i));
+        float v0 = *(const float *)env_before(e, env_f(v, i)), f, decay = i < part[1].slice ? 0 : 0.1f;
+        const void *g0 = env_before(e, env_row(&g, i + ADAM_AHEAD));
         f = plain ? *(const float *)g0 : (float)*(const int64_t *)g0 * 0x1p-40f;
         f *= 0.7f;
+        skip = p->flags & ADAM_SKIP || i == part[1].slice - 1;
         float m1 = fmaf(0.9f, m0, (1.0f - 0.9f) * f), v1 = fmaf(0.95f, v0, (1.0f - 0.95f) * (f * f));
         float u = m1 * (1.0f / 0.271f) / (sqrtf(v1 * (1.0f / 0.05f)) + 1e-8f);
-        float w1 = fmaf(-0.01f, fmaf(0.1f, w0, u), w0);
-        CHECK(env_f(w, i)[0] == (skip ? w0 : w1) && env_f(m, i)[0] == (skip ? m0 : m1));
+        float w1 = fmaf(-0.01f, fmaf(decay, w0, u), w0), *to = env_f(copy, i + ADAM_AHEAD);
+        CHECK(env_f(w, i + ahead)[0] == (skip ? w0 : w1) && env_f(m, i)[0] == (skip ? m0 : m1));
         CHECK(env_f(v, i)[0] == (skip ? v0 : v1));
-        if (copy.data) CHECK(env_f(copy, i)[0] == (skip ? *(const float *)env_before(e, env_f(copy, i)) : w1));
+        if (copied) CHECK(*to == (skip ? *(const float *)env_before(e, to) : w1));
         double dm = 0.9 * (double)m0 + 0.1 * (double)f, dv = 0.95 * (double)v0 + 0.05 * (double)f * (double)f;
-        double want = (double)w0 - 0.01 * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-8) + 0.1 * (double)w0);
-        if (!skip) CHECK_CLOSE((double)env_f(w, i)[0], want, 3e-7, "element %d", (int)i);
+        double want = (double)w0 - 0.01 * (dm / 0.271 / (sqrt(dv / 0.05) + 1e-8) + (double)decay * (double)w0);
+        if (!skip) CHECK_CLOSE((double)env_f(w, i + ahead)[0], want, 3e-7, "element %d", (int)i);
     }
 }
 
@@ -503,13 +560,37 @@ TEST(adamw_splits)
     for (int k = -1; k < 5; k++) {
         int64_t at = k < 0 ? 0 : cuts[k], count = k < 0 ? N : cuts[k + 1] - at;
         int to = k >= 0;
-        RUN(&e, adamw, .w = tensor_of(w[to] + at, F32, count), .m = tensor_of(m[to] + at, F32, count),
-            .v = tensor_of(v[to] + at, F32, count), .g = tensor_of(g[to] + at, I64, count),
-            .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f);
+        const FlatPart part = part_of(at, count);
+        RUN(&e, adamw, .w = tensor_of(w[to], F32, N), .m = tensor_of(m[to], F32, N), .v = tensor_of(v[to], F32, N),
+            .g = tensor_of(g[to], I64, N), .shift = tensor_of(&bits, I32, 1), .step = &step, .beta1 = 0.9f,
+            .beta2 = 0.999f, .eps = 1e-8f, .parts = parts_of(&part, 1), .chunks = 1);
     }
     CHECK(!memcmp(w[0], w[1], sizeof w[0]) && !memcmp(m[0], m[1], sizeof m[0]) &&
           !memcmp(v[0], v[1], sizeof v[0]));
     env_close(&e);
+}
+
+/* The copy is the new weight to the nearest of its dtype. */
+TEST(adamw_copies)
+{
+    enum { N = 100 };
+    for (int k = 0; k < 2; k++) {
+        float w[N], m[N] = { 0 }, v[N] = { 0 }, g[N];
+        uint16_t copy[N] = { 0 };
+        int32_t bits = 0;
+        const FlatPart part = part_of(0, N);
+        Env e;
+        env_open(&e, isa_best(), 1, 0);
+        for (int i = 0; i < N; i++) w[i] = ldexpf(1.2345f, -i), g[i] = (float)(i % 3) * 0x1p-40f;
+        w[3] = INFINITY, w[4] = NAN, w[5] = 0x1.ffp127f;
+        StepValues step = adam_step();
+        RUN(&e, adamw, .w = tensor_of(w, F32, N), .m = tensor_of(m, F32, N), .v = tensor_of(v, F32, N),
+            .g = tensor_of(g, F32, N), .copy = tensor_of(copy, k ? F16 : BF16, N), .shift = tensor_of(&bits, I32, 1),
+            .step = &step, .beta1 = 0.9f, .beta2 = 0.999f, .eps = 1e-8f, .parts = parts_of(&part, 1), .chunks = 1);
+        for (int i = 0; i < N; i++) CHECK(copy[i] == (k ? f16_from_float(w[i]) : bf16_from_float(w[i])));
+        CHECK(copy[0] != 0 && copy[4] == 0x7FFF);
+        env_close(&e);
+    }
 }
 
 TEST_MAIN

@@ -105,14 +105,17 @@ elif dp > 1:
     # with integers, the counted tokens and the loss go by the same operation
     statistics = (1, 2 * part(24, dp)) if kind == "layout" else (0, 0)
     want("dp " + reduce, calls("dp " + reduce), (buckets + statistics[0], 2 * part(gradient * held, dp) + statistics[1]))
-rows = 4 * tokens * hidden  # of a micro-batch, whole
+rows = (2 if sixteen else 4) * tokens * hidden  # of a micro-batch, whole
 if tp > 1 and sp:  # two pairs of a column and a row product a layer, the table, the head
     want("sp all-gather", calls("sp all-gather"), ((6 * layers + 3) * micro_batches, (6 * layers + 3) * micro_batches * part(rows, tp)))
-    want("sp reduce-scatter-tree", calls("sp reduce-scatter-tree"),
-         ((4 * layers + 2) * micro_batches, (4 * layers + 2) * micro_batches * part(rows, tp)))
+    sums = "sp exchange" if sixteen else "sp reduce-scatter-tree"
+    want(sums, calls(sums), ((4 * layers + 2) * micro_batches, (4 * layers + 2) * micro_batches * part(rows, tp)))
 elif tp > 1:
     n = (4 * layers + 2) * micro_batches
     qk = model != "gpt2" and kind != "layout"  # gradients of norms of heads, with the padding around them
+    if sixteen:
+        want("tp exchange", calls("tp exchange"), (2 * n, n * 2 * part(rows, tp)))
+        n = 0
     got = calls("tp reduce-tree")
     want("tp reduce-tree, calls", got[0], n + qk)
     least = n * 2 * part(rows, tp) + (2 * part(4 * layers * 2 * head_dim, tp) if qk else 0)
@@ -166,6 +169,8 @@ done <<'EOL'
 4 1 false 1 gpt2 bf16
 8 1 false 1 llama bf16
 4 1 false 0 llama bf16
+8 4 true 1 gpt2 bf16
+4 4 false 0 llama bf16
 EOL
 
 # ---- pipelines: 16 blocks, 4 micro-batches of 2 samples a pipeline rank and more
@@ -452,7 +457,8 @@ check "JSON has what the table has: $(/usr/bin/python3 same.py plan.txt plan.jso
 # ---- FLOP of a token: the formula that mfu uses, with causal attention, is what the ops count
 flop() { awk -v row="$1" 'index($0, row) { v = $(NF - 1); u = substr(v, length(v)); print v * (u == "G" ? 1e9 : u == "M" ? 1e6 : 1e3) }' flop.txt; }
 for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_heads=4" "arch=llama model.tied=true" \
-    "arch=llama model.attention=mla model.kv_lora_rank=128 model.qk_nope_head_dim=32 model.qk_rope_head_dim=16"; do
+    "arch=llama model.attention=mla model.kv_lora_rank=128 model.qk_nope_head_dim=32 model.qk_rope_head_dim=16" \
+    "arch=llama model.attention=mla model.kv_lora_rank=128 model.attention_gate=true model.bias=true"; do
     plan model.layers=6 model.hidden=512 model.seq=512 model.vocab=20000 model.$m train.micro_batch=1 >flop.txt
     check "$m: $(flop 'causal half') of the formula, $(flop 'counted op by op') of the ops" awk -v a="$(flop 'causal half')" \
         -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'

@@ -403,14 +403,16 @@ TEST(seam15_order_free_norms)
     uint64_t seed = 3;
     OK(device_open(&cpu, (DeviceChoice){ .threads = 2 }));
     for (int i = 0; i < N; i++) g[i] = (int64_t)test_rand(&seed) >> (2 + i % 50);
-    Tensor sh = tensor_of(&shift, I32, 1);
-    OK(op(&cpu.stream, grad_stats, .max = tensor_of(&max[0], I64, 1), .sumsq = tensor_of(sum[0], I64, 4),
-          .g = tensor_of(g, I64, N), .shift = sh));
-    for (int at = N, n; at > 0; at -= n) { /* back to front, in uneven pieces */
+    FlatPart part = { .count = N, .flags = FLAT_COUNTS };
+    Tensor sh = tensor_of(&shift, I32, 1), parts = tensor_of(&part, I64, 1, 5);
+    OK(op(&cpu.stream, grad_stats, .max = tensor_of(&max[0], I64, 1), .sumsq = tensor_of(sum[0], I64, 1, 4),
+          .g = tensor_of(g, I64, N), .shift = sh, .parts = parts, .chunks = 1));
+    for (int at = N; at > 0; at = (int)part.flat) { /* back to front, in uneven pieces */
         int64_t m = 0;
-        n = at < 1234 ? at : 1234;
-        OK(op(&cpu.stream, grad_stats, .max = tensor_of(&m, I64, 1), .sumsq = tensor_of(sum[1], I64, 4),
-              .g = tensor_of(g + at - n, I64, n), .shift = sh));
+        part.count = at < 1234 ? at : 1234;
+        part.flat = at - part.count;
+        OK(op(&cpu.stream, grad_stats, .max = tensor_of(&m, I64, 1), .sumsq = tensor_of(sum[1], I64, 1, 4),
+              .g = tensor_of(g, I64, N), .shift = sh, .parts = parts, .chunks = 1));
         if (m > max[1]) max[1] = m;
     }
     CHECK(max[0] == max[1]);

@@ -49,12 +49,12 @@ holds gated 'attention_gate`' model.attention_gate=true
 latent=(model.arch=llama model.attention=mla model.kv_heads=0 model.head_dim=0 model.kv_lora_rank=12
     model.qk_nope_head_dim=5 model.qk_rope_head_dim=4 model.v_head_dim=8)
 holds latent swiglu "${latent[@]}"
-holds latents swiglu "${latent[@]}" model.q_lora_rank=10
+holds latents swiglu "${latent[@]}" model.q_lora_rank=10 model.bias=true model.attention_gate=true
 holds further gelu model.mtp_layers=2 model.position=none
 holds biased swiglu model.arch=llama model.bias=true
 holds mixture swiglu model.arch=llama moe.experts=3 moe.ffn=16 moe.shared_ffn=56 moe.shared_gate=true moe.every=0,1
 holds biases gelu moe.experts=3 moe.ffn=16
 holds clamped swiglu model.arch=llama model.bias=true model.activation=clamped_swiglu moe.experts=3 moe.ffn=16
-holds gelus gelu model.bias=false moe.experts=3 moe.ffn=16 moe.shared_ffn=56
+holds gelus gelu moe.experts=3 moe.ffn=16 moe.shared_ffn=56
 for name in $(cut -d'|' -f1 table.txt); do check "$name is in some checkpoint" grep -qxF "$name" seen.txt; done
 finish

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Mixtures that begin as a dense model: what they compute before their first step is what the dense model does, to the bit
-# where one expert is a whole copy, near it where parts of it or weights of several are added; the same on any ranks; and
-# what is refused, with which words.
+# Mixtures that begin as a dense model, its biases included: what they compute before their first step is what the dense
+# model does, to the bit where one expert is a whole copy, near it where parts of it or weights of several are added; the
+# same on any ranks; and what is refused, with which words.
 . "$(dirname "$0")/lib.sh"
 make_tiny
 cat >dense.ini <<'EOI'
@@ -15,6 +15,7 @@ heads = 8
 kv_heads = 2
 ffn = 64
 seq = 32
+bias = true
 [parallel]
 tp_blocks = 4
 [train]

@@ -70,7 +70,7 @@ static inline TrainSpec tiny_variants(void)
     return s;
 }
 
-/* The same with latent attention: q_rank 0: no latent of queries; with one sinks, too. */
+/* The same with latent attention: q_rank 0: no latent of queries; with one sinks, biases and a gate, too. */
 static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
 {
     s.model.heads = s.model.kv_heads = 8;
@@ -78,7 +78,7 @@ static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
     s.model.latent = (LatentSpec){ { q_rank, 20, 8, 6, 10 }, .scale = 1.2f };
     s.model.head_dim = 14;
     s.model.rope.columns = 6;
-    s.model.sinks = q_rank > 0;
+    s.model.sinks = s.model.bias = s.model.attention_gate = q_rank > 0;
     return s;
 }
 

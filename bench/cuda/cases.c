@@ -389,20 +389,40 @@ static Err make_loss_sum(Maker *m, AnyArgs *any)
 
 /* ---- optimizer ---- */
 
+enum { TENSORS = 148 }; /* a model of 12 layers has some 150 parameter tensors */
+
+/* Of P elements: a third of the tensors, as of GPT-2's, are matrices, the others vectors. */
+static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
+{
+    const int64_t matrices = TENSORS / 3, vectors = TENSORS - matrices, vector = m->d->D;
+    const int64_t matrix = (m->d->P - vectors * vector) / matrices / 64 * 64;
+    FlatPart part[TENSORS];
+    int64_t at = 0;
+    *chunks = 0;
+    ASSERT(matrix > 0);
+    for (int i = 0; i < TENSORS; i++) {
+        const int64_t count = i < matrices ? matrix : vector;
+        part[i] = (FlatPart){ .flat = at, .slice = at, .count = count, .chunk = *chunks, .number = i,
+                              .flags = FLAT_COUNTS | FLAT_DECAYS };
+        at += count;
+        *chunks += flat_chunks(count);
+    }
+    TRY(tensor_new(m->arena, out, I64, TENSORS, 5));
+    return device_write(&m->dev->stream, out->data, part, sizeof part);
+}
+
 static Err make_grad_stats(Maker *m, AnyArgs *any)
 {
     grad_stats_args *a = &any->grad_stats;
-    MAKE(max, 0, ZERO, I64, 1);
-    MAKE(sumsq, 0, ZERO, I64, 4);
+    MAKE(max, 0, ZERO, I64, TENSORS);
+    MAKE(sumsq, 0, ZERO, I64, TENSORS, 4);
     MAKE(g, 1, UNIFORM, F32, m->d->P);
-    MAKE(shift, 0, ZERO, I32, 1);
-    return ERR_OK;
+    MAKE(shift, 0, ZERO, I32, TENSORS);
+    return make_parts(m, &a->parts, &a->chunks);
 }
 
-/* A model of 12 layers has some 150 parameter tensors. */
 static Err make_step_finish(Maker *m, AnyArgs *any)
 {
-    enum { TENSORS = 148 };
     step_finish_args *a = &any->step_finish;
     MAKE(max, 1, ZERO, I64, TENSORS);
     MAKE(sumsq, 1, ZERO, I64, TENSORS, 4);
@@ -423,7 +443,8 @@ static Err make_adamw(Maker *m, AnyArgs *any)
     MAKE(v, 2, POSITIVE, F32, m->d->P);
     MAKE(g, 1, UNIFORM, F32, m->d->P);
     ONCE(copy, m->d->P);
-    MAKE(shift, 0, ZERO, I32, 1);
+    MAKE(shift, 0, ZERO, I32, TENSORS);
+    TRY(make_parts(m, &a->parts, &a->chunks));
     TRY(make_step(m, &step));
     a->step = step;
     a->beta1 = 0.9f, a->beta2 = 0.95f, a->eps = 1e-8f, a->decay = 0.1f;

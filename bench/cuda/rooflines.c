@@ -43,7 +43,7 @@ static const Scale tiny = {
     .gemm = 64,
     .pattern_items = 1 << 12,
     .models = 1,
-    .model = { { "tiny, B2 T32", 2, 32, 64, 128, 256, 1000, 2, 1, 32, 4, 2 } },
+    .model = { { "tiny, B2 T32", 2, 32, 64, 128, 256, 20000, 2, 1, 32, 4, 2 } },
 };
 
 typedef struct {

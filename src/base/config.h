@@ -103,6 +103,9 @@ typedef struct {
 Err config_read(Config *c, ConfigSource source);
 void config_release(Config *c);
 
+/* Whether c, which config_read returned, breaks no rule between its keys with parallel.slices = `slices`. */
+bool config_allows_slices(const Config *c, int64_t slices);
+
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);
 

@@ -145,13 +145,8 @@ static void check_latent(ConfigReader *r)
          CFG_model_qk_rope_head_dim);
     RULE(yarn || !(c->model.rope_mscale_all > 0), "only rope_scaling = yarn reads it",
          CFG_model_rope_mscale_all, CFG_model_rope_scaling);
-    RULE(!c->model.bias, "not built yet: biases beside latent attention; take bias = false", CFG_model_bias,
-         CFG_model_attention);
     RULE(!c->model.qk_norm, "latent attention has norms of its own: take qk_norm = false", CFG_model_qk_norm,
          CFG_model_attention);
-    RULE(!c->model.attention_gate,
-         "not built yet: a gate beside latent attention; take attention_gate = false",
-         CFG_model_attention_gate, CFG_model_attention);
     check_latent_gpu(r);
     check_latent_rows(r);
 }

@@ -161,8 +161,6 @@ static void check_upcycle(ConfigReader *r)
     const int64_t parts = c->model.ffn / c->moe.ffn;
     char text[160];
     if (!c->checkpoint.upcycle) return;
-    RULE(!c->model.bias, "not built yet: biases of experts that begin as a dense layer; take bias = false",
-         CFG_checkpoint_upcycle, CFG_model_bias);
     RULE(*c->checkpoint.load, "there is no dense model to begin as: give checkpoint.load",
          CFG_checkpoint_upcycle, CFG_checkpoint_load);
     RULE(!c->moe.shared_ffn,
@@ -205,9 +203,6 @@ void config_check_moe(ConfigReader *r)
     RULE(c->moe.topk <= c->moe.experts, text, CFG_moe_topk, CFG_moe_experts);
     check_groups(r);
     check_every(r);
-    RULE(!c->model.bias || !c->moe.shared_ffn,
-         "not built yet: biases of a shared expert; take bias = false, or shared_ffn = 0", CFG_model_bias,
-         CFG_moe_shared_ffn);
     RULE(c->moe.shared_ffn || !c->moe.shared_gate, "there is no shared expert to gate: give shared_ffn",
          CFG_moe_shared_gate, CFG_moe_shared_ffn);
     RULE(c->moe.ffn % c->parallel.tp_blocks == 0, "tp_blocks must divide the width of an expert", CFG_moe_ffn,

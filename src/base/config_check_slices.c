@@ -61,6 +61,15 @@ static void check_bits(ConfigReader *r)
          CFG_run_reproducible);
 }
 
+bool config_allows_slices(const Config *c, int64_t slices)
+{
+    Config other = *c;
+    ConfigReader r = { .config = &other };
+    other.parallel.slices = slices;
+    config_check(&r);
+    return !r.mistakes;
+}
+
 void config_check_slices(ConfigReader *r)
 {
     const Config *c = r->config;

@@ -16,13 +16,13 @@ bool upcycle_source(const char *name, char *out)
 
 bool upcycle_is_new(const char *name) { return strstr(name, ".mlp.router."); }
 
-/* fc1 is cut by rows within its sections, fc2 by columns. */
-static bool is_fc2(const Param *p) { return p->spec.cut[1] == CUT_ETP; }
+/* fc1 and its bias are cut by rows within their sections, fc2 by columns; the bias of fc2 is whole. */
+static bool cut_by(const Param *p, int dim) { return p->spec.cut[dim] == CUT_ETP; }
 
 void upcycle_shape(const Upcycle *u, const Param *p, int64_t shape[2])
 {
-    shape[0] = p->spec.shape[0] / u->experts * (is_fc2(p) ? 1 : u->parts);
-    shape[1] = p->spec.shape[1] * (is_fc2(p) ? u->parts : 1);
+    shape[0] = p->spec.shape[0] / u->experts * (cut_by(p, 0) ? u->parts : 1);
+    shape[1] = p->spec.shape[1] * (cut_by(p, 1) ? u->parts : 1);
 }
 
 static int sections(const Param *p) { return p->spec.section[0] ? 2 : 1; }
@@ -33,13 +33,9 @@ UpcycleWindow upcycle_window(const Upcycle *u, const Param *p, int index)
 {
     const int n = sections(p), section = index % n, part = index / n % u->parts;
     const int64_t rows = p->spec.shape[0] / upcycle_windows(u, p), columns = p->spec.shape[1];
-    UpcycleWindow w = { .to = { { index * rows, 0 }, { rows, columns } }, .factor = 1 };
-    if (is_fc2(p)) {
-        w.from[0] = -w.to.offset[0];
-        w.from[1] = part * columns;
-        w.factor = u->factor;
-    } else {
-        w.from[0] = (section * u->parts + part) * rows - w.to.offset[0];
-    }
+    UpcycleWindow w = { .to = { { index * rows, 0 }, { rows, columns } } };
+    w.from[0] = (cut_by(p, 0) ? (section * u->parts + part) * rows : 0) - w.to.offset[0];
+    w.from[1] = cut_by(p, 1) ? part * columns : 0;
+    w.factor = cut_by(p, 0) ? 1 : cut_by(p, 1) ? u->factor : u->factor / (float)u->parts;
     return w;
 }

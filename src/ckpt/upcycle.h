@@ -4,7 +4,10 @@
  * copies.
  *
  *   dense    fc1 [F, D] (swiglu: gate, then up [F, D])            fc2 [D, F]
- *   expert   rows e % parts of F / parts (of gate and of up)      columns e % parts
+ *   expert   rows e % parts of F / parts (of gate and of up)      columns e % parts, times factor
+ *
+ * Biases, if both have them: of fc1 as its rows are; of fc2 the whole [D], which each of the chosen experts adds, times
+ * factor / parts.
  *
  * The router has no model and begins at random; its rows begin alike for the parts of one copy (ParamSpec.init_repeat),
  * so that a token chooses whole copies.
@@ -17,8 +20,9 @@
 /* Source: He et al. 2024, "Upcycling Large Language Models into Mixture of Experts". */
 typedef struct {
     int experts;
-    int parts;    /* divides experts, and topk */
-    float factor; /* of fc2, by which the sum over the chosen experts comes to what the dense layer gave */
+    int parts; /* divides experts, and topk */
+    float
+        factor; /* of fc2's weight, by which the sum over the chosen experts comes to what the dense layer gave */
 } Upcycle;
 
 /* The name of the dense tensor that this one of a mixture begins as; false: there is none. out: PARAM_NAME_MAX. */

@@ -53,16 +53,19 @@ typedef enum {
     MESSAGE_ACTIVATION,
     MESSAGE_GRADIENT,
     MESSAGE_KEYS,
+    MESSAGE_KEY_SUMS, /* their gradients, summed on the way */
+    MESSAGE_SUM,      /* a part of what is summed over ranks */
     MESSAGE_KIND_COUNT
 } MessageKind;
 
 typedef struct {
     uint16_t kind;  /* MessageKind */
-    uint16_t stage; /* of keys: the part of the sequence */
+    uint16_t stage; /* of keys and their gradients: the part of the sequence */
     uint32_t microbatch;
 } MessageLabel;
 
-/* "activation of micro-batch 5 for stage 2"; "keys and values of part 3"; "message" for a plain one. */
+/* "activation of micro-batch 5 for stage 2"; "keys and values of part 3"; "part of a sum"; "message" for a
+ * plain one. */
 void message_text(MessageLabel label, char *out, size_t size);
 
 typedef struct Watch Watch;

@@ -7,7 +7,6 @@
  * and writes 4, its backward 12 and 8, as a gate does; rope, split and merge read and write 4. With dropout a Philox
  * call for 64 elements adds about 2 instructions an element.
  */
-#include "base/half.h"
 #include "cpu/rows.h"
 
 /* ---- residual and dropout ---- */
@@ -371,20 +370,6 @@ Err CPU(add_acc)(Stream *s, const add_acc_args *a)
 }
 
 /* ---- cast ---- */
-
-static inline float any_load(Tensor t, int64_t i)
-{
-    if (t.dtype == BF16) return bf16_to_float(((const uint16_t *)t.data)[i]);
-    if (t.dtype == F16) return f16_to_float(((const uint16_t *)t.data)[i]);
-    return ((const float *)t.data)[i];
-}
-
-static inline void any_store(Tensor t, int64_t i, float x)
-{
-    if (t.dtype == BF16) ((uint16_t *)t.data)[i] = bf16_from_float(x);
-    else if (t.dtype == F16) ((uint16_t *)t.data)[i] = f16_from_float(x);
-    else ((float *)t.data)[i] = x;
-}
 
 static void cast_part(const void *args, int64_t first, int64_t end)
 {

@@ -58,18 +58,7 @@ Err CPU(norm_fwd)(Stream *s, const norm_fwd_args *a)
 /* Here two passes: the rows of the first are in the cache, or too long for it. */
 Err CPU(residual_norm_fwd)(Stream *s, const residual_norm_fwd_args *a)
 {
-    TRY(CPU(residual_fwd)(s, &(residual_fwd_args){ .y = a->sum,
-                                                   .residual = a->residual,
-                                                   .x = a->x,
-                                                   .bias = a->bias,
-                                                   .position = a->position,
-                                                   .sample = a->sample,
-                                                   .dropout = a->dropout }));
-    Tensor sum = a->sum;
-    if (!sum.rows) sum.rows = a->x.rows;
-    return CPU(norm_fwd)(
-        s, &(norm_fwd_args){
-               .y = a->y, .mean = a->mean, .rstd = a->rstd, .x = sum, .w = a->w, .b = a->b, .eps = a->eps });
+    return residual_norm_apart(s->dev->ops, s, a);
 }
 
 static void norm_bwd_row(const norm_bwd_args *a, int64_t n)

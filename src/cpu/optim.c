@@ -95,7 +95,7 @@ static void stats_small(int64_t *limb, const float *v, int64_t count)
 }
 
 /* limb += the squares of what does not go by lanes. */
-static int64_t stats_fixed(StatLanes *t, int64_t *limb, const Tensor *g, float unit, int64_t first,
+static int64_t stats_fixed(StatLanes *t, int64_t *limb, const int64_t *g, float unit, int64_t first,
                            int64_t end)
 {
     float v[SMALL_COUNT] __attribute__((aligned(64)));
@@ -104,7 +104,7 @@ static int64_t stats_fixed(StatLanes *t, int64_t *limb, const Tensor *g, float u
         vf most = vf_zero();
         count = 0;
         for (; count < SMALL_COUNT && i + count < end; count += VEC) {
-            const vf x = vf_abs(vf_from_l(fixed_load((const int64_t *)g->data + i + count, end - i - count)));
+            const vf x = vf_abs(vf_from_l(fixed_load(g + i + count, end - i - count)));
             most = vf_max(x, most);
             vf_store(v + count, x);
         }
@@ -129,30 +129,48 @@ static int64_t stats_plain(StatLanes *t, const float *g, float scale, int64_t fi
     return bad ? FLOAT_INF_BITS : float_bits(vf_hmax(max));
 }
 
+/* Of one tensor. */
+typedef struct {
+    int64_t *max, *sumsq;
+    const int64_t *fixed; /* one of the two is NULL */
+    const float *plain;
+    int shift;
+} Stats;
+
 static void grad_stats_part(const void *args, int64_t first, int64_t end)
 {
-    const grad_stats_args *a = args;
-    int64_t *max = a->max.data, *sumsq = a->sumsq.data, limb[LIMBS] = { 0 }, lane[VEC];
-    const int shift = *(const int32_t *)a->shift.data;
+    const Stats *a = args;
+    int64_t limb[LIMBS] = { 0 }, lane[VEC];
     StatLanes t;
     for (int i = 0; i < LIMBS; i++) t.limb[i] = vl_zero();
-    int64_t most = a->g.dtype == F32 ? stats_plain(&t, a->g.data, fix_scale(shift), first, end)
-                                     : stats_fixed(&t, limb, &a->g, fix_scale(-shift), first, end);
+    int64_t most = a->plain ? stats_plain(&t, a->plain, fix_scale(a->shift), first, end)
+                            : stats_fixed(&t, limb, a->fixed, fix_scale(-a->shift), first, end);
     for (int i = 0; i < LIMBS; i++) {
         vl_store(lane, t.limb[i]);
         for (int j = 0; j < VEC; j++) limb[i] += lane[j];
     }
     limbs_carry(limb);
-    for (int i = 0; i < LIMBS; i++) __atomic_fetch_add(&sumsq[i], limb[i], __ATOMIC_RELAXED);
-    int64_t seen = __atomic_load_n(max, __ATOMIC_RELAXED);
+    for (int i = 0; i < LIMBS; i++) __atomic_fetch_add(&a->sumsq[i], limb[i], __ATOMIC_RELAXED);
+    int64_t seen = __atomic_load_n(a->max, __ATOMIC_RELAXED);
     while (most > seen &&
-           !__atomic_compare_exchange_n(max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
+           !__atomic_compare_exchange_n(a->max, &seen, most, 0, __ATOMIC_RELAXED, __ATOMIC_RELAXED)) {}
 }
 
 Err CPU(grad_stats)(Stream *s, const grad_stats_args *a)
 {
-    par_columns(s, rows_used(a->g), 1, grad_stats_part, a);
-    limbs_carry(a->sumsq.data);
+    const FlatPart *parts = a->parts.data;
+    for (int64_t i = 0; i < a->parts.dim[0]; i++) {
+        const FlatPart *p = &parts[i];
+        if (!(p->flags & FLAT_COUNTS)) continue;
+        const bool plain = a->g.dtype == F32;
+        const Stats t = { .max = (int64_t *)a->max.data + p->number,
+                          .sumsq = (int64_t *)a->sumsq.data + p->number * a->sumsq.ld,
+                          .fixed = plain ? NULL : (const int64_t *)a->g.data + p->flat,
+                          .plain = plain ? (const float *)a->g.data + p->flat : NULL,
+                          .shift = ((const int32_t *)a->shift.data)[p->number] };
+        par_columns(s, p->count, 1, grad_stats_part, &t);
+        limbs_carry(t.sumsq);
+    }
     return ERR_OK;
 }
 
@@ -266,28 +284,44 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
  */
 typedef struct {
     vf unit, scale, beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
+} AdamConstants;
+
+/* Of one tensor: where it begins in each buffer. */
+typedef struct {
+    const adamw_args *op;
+    const FlatPart *part;
+    float *w, *m, *v;
+    Tensor copy; /* or none */
 } Adam;
 
-static Adam adam_constants(const adamw_args *a)
+static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)
 {
     const StepValues *v = a->step;
-    float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-*(const int32_t *)a->shift.data);
-    return (Adam){ .unit = vf_set1(unit),
-                   .scale = vf_set1(v->grad_scale),
-                   .beta1 = vf_set1(a->beta1),
-                   .rest1 = vf_set1(1.0f - a->beta1),
-                   .beta2 = vf_set1(a->beta2),
-                   .rest2 = vf_set1(1.0f - a->beta2),
-                   .inverse1 = vf_set1(1.0f / v->correct1),
-                   .inverse2 = vf_set1(1.0f / v->correct2),
-                   .eps = vf_set1(a->eps),
-                   .decay = vf_set1(a->decay),
-                   .lr = vf_set1(v->lr) };
+    float unit = a->g.dtype == F32 ? 1.0f : fix_scale(-((const int32_t *)a->shift.data)[p->number]);
+    return (AdamConstants){ .unit = vf_set1(unit),
+                            .scale = vf_set1(v->grad_scale),
+                            .beta1 = vf_set1(a->beta1),
+                            .rest1 = vf_set1(1.0f - a->beta1),
+                            .beta2 = vf_set1(a->beta2),
+                            .rest2 = vf_set1(1.0f - a->beta2),
+                            .inverse1 = vf_set1(1.0f / v->correct1),
+                            .inverse2 = vf_set1(1.0f / v->correct2),
+                            .eps = vf_set1(a->eps),
+                            .decay = vf_set1(p->flags & FLAT_DECAYS ? a->decay : 0),
+                            .lr = vf_set1(v->lr) };
 }
 
-VEC_FN void adam_lanes(const Adam *c, vf g, const adamw_args *a, int64_t i, int64_t left)
+static void adam_copy(Tensor copy, const float *w, int64_t first, int64_t end)
 {
-    float *pw = (float *)a->w.data + i, *pm = (float *)a->m.data + i, *pv = (float *)a->v.data + i;
+    if (copy.dtype == BF16)
+        for (int64_t i = first; i < end; i++) ((uint16_t *)copy.data)[i] = bf16_from_float(w[i]);
+    else
+        for (int64_t i = first; i < end; i++) any_store(copy, i, w[i]);
+}
+
+VEC_FN void adam_lanes(const AdamConstants *c, vf g, const Adam *a, int64_t i, int64_t left)
+{
+    float *pw = a->w + i, *pm = a->m + i, *pv = a->v + i;
     vf w = row_load(pw, left);
     g = vf_mul(vf_mul(g, c->unit), c->scale);
     vf m = vf_fma(c->beta1, row_load(pm, left), vf_mul(c->rest1, g));
@@ -297,25 +331,37 @@ VEC_FN void adam_lanes(const Adam *c, vf g, const adamw_args *a, int64_t i, int6
     row_store(pv, v, left);
     w = vf_fnma(c->lr, vf_fma(c->decay, w, u), w);
     row_store(pw, w, left);
-    if (a->copy.data) row_store((float *)a->copy.data + i, w, left);
 }
 
 static void adamw_part(const void *args, int64_t first, int64_t end)
 {
-    const adamw_args *a = args;
-    const int64_t *fixed = a->g.data;
-    const float *plain = a->g.data;
-    if (a->step->skip) return;
-    const Adam c = adam_constants(a);
+    const Adam *a = args;
+    const Tensor g = a->op->g;
+    const int64_t *fixed = (const int64_t *)g.data + a->part->flat;
+    const float *plain = (const float *)g.data + a->part->flat;
+    const AdamConstants c = adam_constants(a->op, a->part);
     for (int64_t i = first; i < end; i += VEC) {
         int64_t left = end - i;
-        adam_lanes(&c, a->g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)),
-                   a, i, left);
+        adam_lanes(&c, g.dtype == F32 ? row_load(plain + i, left) : vf_from_l(fixed_load(fixed + i, left)), a,
+                   i, left);
     }
+    if (a->copy.data) adam_copy(a->copy, a->w, first, end);
 }
 
 Err CPU(adamw)(Stream *s, const adamw_args *a)
 {
-    par_columns(s, rows_used(a->w), 1, adamw_part, a);
+    const FlatPart *parts = a->parts.data;
+    if (a->step->skip) return ERR_OK;
+    for (int64_t i = 0; i < a->parts.dim[0]; i++) {
+        const FlatPart *p = &parts[i];
+        const bool copy = a->copy.data != NULL;
+        const Adam t = { .op = a,
+                         .part = p,
+                         .w = (float *)a->w.data + (copy ? p->slice : p->flat),
+                         .m = (float *)a->m.data + p->slice,
+                         .v = (float *)a->v.data + p->slice,
+                         .copy = copy ? tensor_row_slice(a->copy, p->flat, p->count) : (Tensor){ 0 } };
+        par_columns(s, p->count, 1, adamw_part, &t);
+    }
     return ERR_OK;
 }

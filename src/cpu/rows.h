@@ -11,6 +11,7 @@
 #include <omp.h>
 #include <string.h>
 
+#include "base/half.h"
 #include "base/mathx.h"
 #include "cpu/team.h"
 #include "cpu/vec.h"
@@ -80,6 +81,21 @@ static inline int64_t rows_both(Tensor t, Tensor u)
 }
 
 static inline float *row_f32(Tensor t, int64_t row) { return (float *)t.data + row * t.ld; }
+
+/* An element of a tensor of any float dtype. */
+static inline float any_load(Tensor t, int64_t i)
+{
+    if (t.dtype == BF16) return bf16_to_float(((const uint16_t *)t.data)[i]);
+    if (t.dtype == F16) return f16_to_float(((const uint16_t *)t.data)[i]);
+    return ((const float *)t.data)[i];
+}
+
+static inline void any_store(Tensor t, int64_t i, float x)
+{
+    if (t.dtype == BF16) ((uint16_t *)t.data)[i] = bf16_from_float(x);
+    else if (t.dtype == F16) ((uint16_t *)t.data)[i] = f16_from_float(x);
+    else ((float *)t.data)[i] = x;
+}
 
 /* A vector of which `left` >= 1 elements remain in the row. */
 VEC_FN vf row_load(const float *p, int64_t left) { return left >= VEC ? vf_load(p) : vf_load_n(p, left); }

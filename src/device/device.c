@@ -220,6 +220,7 @@ Err device_open(Device *dev, DeviceChoice choice)
                      .backend = kinds[choice.kind].backend,
                      .threads = threads_or_all(choice.threads) };
     dev->stream.dev = dev;
+    dev->pinned_bytes = choice.pinned_bytes > DEVICE_PINNED_BYTES ? choice.pinned_bytes : DEVICE_PINNED_BYTES;
     TRY(dev->backend->open(dev, choice.index, choice.isa));
     if (choice.staging_bytes <= 0) return ERR_OK;
     ASSERT(choice.kind != DEVICE_CUDA);
@@ -272,6 +273,39 @@ Err device_zero(Stream *s, void *device_dst, int64_t size_bytes)
 {
     return size_bytes > 0 ? s->dev->backend->zero(s, device_dst, size_bytes) : ERR_OK;
 }
+
+Err device_host_alloc(Device *dev, int64_t size_bytes, void **out)
+{
+    *out = NULL;
+    if (size_bytes <= 0) return ERR_OK;
+    if (dev->backend->host_alloc) return dev->backend->host_alloc(dev, size_bytes, out);
+    *out = calloc(1, (size_t)size_bytes);
+    return *out ? ERR_OK
+                : err_set(ERR_MEMORY, "no host memory for %lld bytes to be read", (long long)size_bytes);
+}
+
+void device_host_free(Device *dev, void *p)
+{
+    if (p && dev->backend->host_free) dev->backend->host_free(dev, p);
+    else free(p);
+}
+
+Err device_read_later(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes)
+{
+    const DeviceBackend *b = s->dev->backend;
+    if (size_bytes <= 0) return ERR_OK;
+    return (b->read_later ? b->read_later : b->read)(s, host_dst, device_src, size_bytes);
+}
+
+Err device_mark(Stream *s, Event *e)
+{
+    event_reset(e);
+    if (s->dev->backend->mark) TRY(s->dev->backend->mark(s, e));
+    event_complete(e, ERR_OK, "");
+    return ERR_OK;
+}
+
+Err device_wait(Stream *s, Event *e) { return s->dev->backend->wait ? s->dev->backend->wait(s, e) : ERR_OK; }
 
 bool device_can_record(const Device *dev) { return dev->backend->record_begin != NULL; }
 

@@ -54,6 +54,7 @@ typedef struct {
     WideCount flop, bytes; /* bytes: every tensor argument once */
     int64_t ops;
     int64_t host_reads; /* device_read calls */
+    int64_t host_waits; /* of the host for what it has enqueued; on cuda */
     int64_t allocs, alloc_bytes;
 } DeviceCounters;
 
@@ -73,6 +74,11 @@ typedef struct {
     Err (*zero)(Stream *s, void *device_dst, int64_t size_bytes);
     Err (*sync)(Stream *s);
     /* NULL where ops run at once: */
+    Err (*host_alloc)(Device *dev, int64_t size_bytes, void **out);
+    void (*host_free)(Device *dev, void *p);
+    Err (*read_later)(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
+    Err (*mark)(Stream *s, Event *e);
+    Err (*wait)(Stream *s, Event *e);
     Err (*record_begin)(Stream *s);
     Err (*record_end)(Stream *s, DeviceGraph **out);
     Err (*replay)(Stream *s, DeviceGraph *graph);
@@ -94,6 +100,7 @@ struct Device {
     Isa isa;
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
     int64_t workspace_bytes; /* DEVICE_WORKSPACE_BYTES on cpu and cuda */
+    int64_t pinned_bytes;    /* on cuda: of the ring through which host data travels */
     int64_t shared_bytes;    /* on cuda: of shared memory, what a block may have that asks for it */
     void *cuda;              /* cuda/device_cuda.h */
     const OpTable *wide_ops; /* what device/widen.c calls, where 16-bit tensors are widened first */
@@ -110,7 +117,7 @@ struct Device {
  * DEVICE_LIBRARY_BYTES: what CUDA's context, modules and cuBLASLt may take on a GPU beside everything that is
  * planned; a run must leave that much free.
  */
-enum { DEVICE_WORKSPACE_BYTES = 64 << 20, DEVICE_LIBRARY_BYTES = 768 << 20 };
+enum { DEVICE_WORKSPACE_BYTES = 64 << 20, DEVICE_LIBRARY_BYTES = 768 << 20, DEVICE_PINNED_BYTES = 8 << 20 };
 
 /*
  * threads 0 = as many as OpenMP would use. index: which GPU of this host. ERR_CONFIG: kind not built in, no
@@ -121,6 +128,7 @@ typedef struct {
     int index, threads;
     Isa isa;
     int64_t staging_bytes; /* > 0: ops on 16-bit tensors run widened, with so much memory (cpu and null) */
+    int64_t pinned_bytes;  /* on cuda: host memory through which data travels; DEVICE_PINNED_BYTES at least */
 } DeviceChoice;
 
 Err device_open(Device *dev, DeviceChoice choice);
@@ -166,6 +174,17 @@ Err device_write(Stream *s, void *device_dst, const void *host_src, int64_t size
 Err device_read(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
 Err device_zero(Stream *s, void *device_dst, int64_t size_bytes);
 Err device_copy(Stream *s, void *device_dst, const void *device_src, int64_t size_bytes);
+
+/*
+ * A read that does not wait: into memory of device_host_alloc (zero-filled; ERR_MEMORY), where the data is once an
+ * event that was marked behind it is done. device_mark: `e`, initialised and waited for by nobody, is done when
+ * everything enqueued so far is. device_wait waits for that on the host, without a limit, and reports what went wrong.
+ */
+Err device_host_alloc(Device *dev, int64_t size_bytes, void **out);
+void device_host_free(Device *dev, void *p); /* may be NULL */
+Err device_read_later(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
+Err device_mark(Stream *s, Event *e);
+Err device_wait(Stream *s, Event *e);
 
 /*
  * Between begin and end the stream's work is recorded, not done; replay does it, any number of times. Nothing

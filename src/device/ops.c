@@ -145,6 +145,23 @@ Err op_begin(Stream *s, OpId id, const void *args)
     return ERR_OK;
 }
 
+Err residual_norm_apart(const OpTable *ops, Stream *s, const residual_norm_fwd_args *a)
+{
+    const residual_fwd_args add = { .y = a->sum,
+                                    .residual = a->residual,
+                                    .x = a->x,
+                                    .bias = a->bias,
+                                    .position = a->position,
+                                    .sample = a->sample,
+                                    .dropout = a->dropout };
+    norm_fwd_args norm = {
+        .y = a->y, .mean = a->mean, .rstd = a->rstd, .x = a->sum, .w = a->w, .b = a->b, .eps = a->eps
+    };
+    if (!norm.x.rows) norm.x.rows = a->x.rows;
+    TRY(ops->residual_fwd(s, &add));
+    return ops->norm_fwd(s, &norm);
+}
+
 /* the null table */
 #define OP(name, flop, args)                                \
     static Err null_##name(Stream *s, const name##_args *a) \

@@ -56,6 +56,9 @@ typedef struct {
 
 const OpInfo *op_info(OpId id);
 
+/* residual_norm_fwd as the two ops that it is, for backends that gain nothing by making both in one pass. */
+Err residual_norm_apart(const OpTable *ops, Stream *s, const residual_norm_fwd_args *a);
+
 /* Shape check and counters, common to all backends. */
 Err op_begin(Stream *s, OpId id, const void *args);
 

@@ -32,6 +32,25 @@ typedef struct {
 
 enum { LOSS_FIXED_BITS = 28 };
 
+/*
+ * What a rank has of one tensor in flat buffers (param/param.h), for ops that run over all tensors at once. A table of
+ * them is an [n, 5] i64 tensor, in which those before a part have `chunk` chunks of FLAT_CHUNK elements, the last chunk
+ * of each being what is left. No part is empty.
+ */
+typedef struct {
+    int64_t flat;  /* its first element in buffers of whole parameters */
+    int64_t slice; /* and in those of this rank's slices */
+    int64_t count; /* elements */
+    int64_t chunk;
+    int32_t number; /* of its shift and statistics */
+    int32_t flags;  /* FLAT_... */
+} FlatPart;
+
+enum { FLAT_CHUNK = 32768 };
+enum { FLAT_DECAYS = 1, FLAT_COUNTS = 2 }; /* its weights decay; it is in this rank's statistics */
+
+static inline int64_t flat_chunks(int64_t count) { return (count + FLAT_CHUNK - 1) / FLAT_CHUNK; }
+
 /* Dropout as ops see it: the key of the site and the threshold of base/rng.h. threshold 0 = off. */
 typedef struct {
     uint64_t key;

@@ -87,14 +87,16 @@ static Err widen_end(Widening *w)
     return ERR_OK;
 }
 
-#define OP(name, flop, args)                                \
-    static Err wide_##name(Stream *s, const name##_args *a) \
-    {                                                       \
-        name##_args wide = *a;                              \
-        Widening w = { .s = s };                            \
-        TRY(widen_begin(&w, OP_##name, &wide));             \
-        TRY(s->dev->wide_ops->name(s, &wide));              \
-        return widen_end(&w);                               \
+/* (residual_norm_fwd: the norm is of the sum as it is stored, so the sum is rounded in between) */
+#define OP(name, flop, args)                                                                           \
+    static Err wide_##name(Stream *s, const name##_args *a)                                            \
+    {                                                                                                  \
+        if (OP_##name == OP_residual_norm_fwd) return residual_norm_apart(&widened_ops, s, (void *)a); \
+        name##_args wide = *a;                                                                         \
+        Widening w = { .s = s };                                                                       \
+        TRY(widen_begin(&w, OP_##name, &wide));                                                        \
+        TRY(s->dev->wide_ops->name(s, &wide));                                                         \
+        return widen_end(&w);                                                                          \
     }
 #include "device/ops.def"
 #undef OP

@@ -4,6 +4,7 @@
 #include <math.h>
 
 #include "base/mathx.h"
+#include "engine/loads.h"
 
 int async_updates(const Schedule *s)
 {
@@ -159,7 +160,9 @@ Err async_step(Trainer *t, StepReport *report)
     TRY(device_zero(&t->device.stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
     TRY(begin_update(t, 0));
     TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
-    TRY(make_report(t, report));
+    TRY(loads_fetch(t));
+    TRY(make_report(t, report)); /* (waits) */
+    loads_take(t, t->batch);
     TRY(share_shifts(t));
     t->updates += async_updates(&t->parts.step);
     t->step++;

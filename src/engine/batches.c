@@ -108,15 +108,19 @@ static int32_t *copy_positions(const Batch *b, const int32_t *from, int32_t *to)
     return to;
 }
 
-static void fill_positions(const Batch *b, int32_t *rows)
+static Err fill_positions(Stream *s, Batch *b, int32_t *rows)
 {
+    int32_t *at = rows;
+    if (!memcmp(&b->placed, &b->span, sizeof b->span)) return ERR_OK;
     for (int64_t i = 0; i < b->B; i++)
-        for (int s = 0; s < 2; s++)
-            for (int64_t p = 0; p < b->span.count[s]; p++) *rows++ = (int32_t)(b->span.first[s] + p);
+        for (int k = 0; k < 2; k++)
+            for (int64_t p = 0; p < b->span.count[k]; p++) *at++ = (int32_t)(b->span.first[k] + p);
+    b->placed = b->span;
+    return write_rows(s, b->position, rows);
 }
 
-/* tokens [B][seq + 1] -> the row tensors of a batch: between two steps, so without a division for each row. */
-Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, int64_t count)
+/* tokens [B][seq + 1] -> the row tensors of a batch: the GPU may be waiting, so without a division for each row. */
+Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count)
 {
     if (s->dev->is_null) return ERR_OK;
     int64_t N = b->B * b->T, width = b->seq + 1;
@@ -130,8 +134,7 @@ Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, i
         for (int64_t n = count * b->T; shift && n < N; n++) rows[n] = -1;
         TRY(write_rows(s, shift ? b->target : b->token, rows));
     }
-    fill_positions(b, rows);
-    TRY(write_rows(s, b->position, rows));
+    TRY(fill_positions(s, b, rows));
     if (b->doc.data) TRY(fill_documents(m, s, b));
     if (b->further_token.data) TRY(fill_further(m, s, b, count));
     for (int64_t i = 0; i < b->B; i++)
@@ -139,6 +142,17 @@ Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, i
     TRY(write_rows(s, b->sample, samples));
     for (int64_t n = 0; n < b->B; n++) samples[n] = first_sample + n;
     return write_rows(s, b->samples, samples);
+}
+
+int64_t batch_bytes(const Batch *b)
+{
+    const Tensor all[] = { b->token,          b->target,   b->further_token,
+                           b->further_target, b->position, b->place,
+                           b->sample,         b->samples,  b->doc };
+    int64_t bytes = 0;
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        if (all[i].data) bytes += tensor_bytes(all[i]);
+    return bytes;
 }
 
 Batch batch_part(const Batch *whole, int64_t past, int64_t n)

@@ -28,8 +28,10 @@ Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state);
 /* Where tokens wait on their way to the device. */
 Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupArena *setup);
 /* m->tokens, of `count` samples from `first_sample` on, into the tensors of a batch. The rest of the batch is filled up
- * with rows that do not count. */
-Err batch_fill(BatchMaker *m, Stream *s, const Batch *b, int64_t first_sample, int64_t count);
+ * with rows that do not count. Positions are written only where the batch has others (b->placed). */
+Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count);
+
+int64_t batch_bytes(const Batch *b); /* of its tensors */
 
 /* The rows of positions past .. past + n - 1 of a batch of one sample. */
 Batch batch_part(const Batch *whole, int64_t past, int64_t n);

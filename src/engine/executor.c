@@ -434,14 +434,50 @@ static Err run_action(Executor *e, const Action *a, Span *time, int *count)
     return ERR_OK;
 }
 
+/* Actions `first` to `end` - 1 of a list. */
+static Err run_actions(Executor *e, const ActionList *list, int first, int end)
+{
+    for (int i = first, done; i < end; i += done) {
+        const Action *a = &list->action[i];
+        may_fail(e, a);
+        TRY(run_action(e, a, e->times && e->training ? &e->times[i] : NULL, &done));
+    }
+    return wait_all(e);
+}
+
+/* The index of the norm; behind it come updates alone. */
+static int update_begins(const ActionList *list)
+{
+    int i = 0;
+    while (i < list->count && list->action[i].kind != ACT_NORM) i++;
+    return i;
+}
+
+Err executor_run_units(Executor *e, const ActionList *list)
+{
+    e->training = e->ctx.dropout_on = true;
+    return run_actions(e, list, 0, update_begins(list));
+}
+
+Err executor_run_update(Executor *e, const ActionList *list)
+{
+    e->training = e->ctx.dropout_on = true;
+    TRY(run_actions(e, list, update_begins(list), list->count));
+    e->runs++;
+    return ERR_OK;
+}
+
+void executor_drop_units(Executor *e)
+{
+    for (int i = 0; i < e->stage_count; i++)
+        for (int k = 0; k < e->stages[i].slot_count; k++)
+            if (e->stages[i].slots[k].unit >= 0) executor_give(e, &e->stages[i], &e->stages[i].slots[k]);
+}
+
 Err executor_run(Executor *e, const ActionList *list, bool training)
 {
     e->training = e->ctx.dropout_on = training;
-    for (int i = 0, done; i < list->count; i += done) {
-        const Action *a = &list->action[i];
-        may_fail(e, a);
-        TRY(run_action(e, a, e->times && training ? &e->times[i] : NULL, &done));
-    }
+    TRY(run_actions(e, list, 0, list->count));
     e->runs++;
-    return wait_all(e);
+    return ERR_OK;
 }

@@ -134,4 +134,11 @@ Err executor_need(Executor *e, const ActionList *list, bool training, int64_t by
  * gone. */
 Err executor_run(Executor *e, const ActionList *list, bool training);
 
+/* A step's list in two calls: all that leaves weights and optimizer as they are, and the rest, from the norm on.
+ * Between them the first may be done again. */
+Err executor_run_units(Executor *e, const ActionList *list);
+Err executor_run_update(Executor *e, const ActionList *list);
+/* After a failure: gives the units back that were under way. */
+void executor_drop_units(Executor *e);
+
 #endif

@@ -22,39 +22,75 @@ static int64_t sum_of(const void *rows, DType dtype, int64_t experts, double *mo
     return (int64_t)sum;
 }
 
-/* Of all tokens, since experts' rows were counted from 0. */
-static int64_t choices_made(const Trainer *t)
+/* One rank of each stage says of the layers that it holds. */
+static bool tells(const Trainer *t)
 {
-    return t->batch * t->spec.model.seq * t->spec.model.moe.topk / async_updates(&t->parts.step);
+    const World *w = t->world;
+    return t->spec.model.moe.experts && !w->tp_rank && !w->cp_rank && !w->dp_rank;
 }
 
-/* What one rank of each stage says of the layers that it holds. */
-static Err own_loads(Trainer *t, const ParamStore *s, void *rows, int64_t *load, int64_t *dropped)
+/* Rows that the experts of *layer got, if parameter i is their bias; else no tensor. */
+static Tensor rows_of(const Trainer *t, const ParamStore *s, int i, int *layer)
 {
-    for (int i = 0; i < s->reg->count; i++) {
-        const Param *p = &s->reg->items[i];
-        const Tensor count = param_store_grad(s, i);
-        int layer;
-        if (p->spec.group != PARAM_STATE || p->copy) continue;
-        if (sscanf(p->name, "mtp.%d.", &layer) == 1) layer += t->spec.model.layers;
-        else if (sscanf(p->name, "layers.%d.", &layer) != 1) continue;
-        TRY(device_read(&t->device.stream, rows, count.data, tensor_bytes(count)));
-        double most;
-        const int64_t sum = sum_of(rows, count.dtype, p->count, &most);
-        load[layer] = sum > 0 ? (int64_t)(UNITS * most * (double)p->count / (double)sum + 0.5) : 0;
-        dropped[layer] = choices_made(t) - sum;
-    }
+    const Param *p = &s->reg->items[i];
+    if (p->spec.group != PARAM_STATE || p->copy) return (Tensor){ 0 };
+    if (sscanf(p->name, "mtp.%d.", layer) == 1) *layer += t->spec.model.layers;
+    else if (sscanf(p->name, "layers.%d.", layer) != 1) return (Tensor){ 0 };
+    return param_store_grad(s, i);
+}
+
+static int64_t bytes_of(Tensor rows) { return rows.data ? tensor_bytes(rows) : 0; }
+
+int64_t loads_bytes(const Trainer *t)
+{
+    int64_t bytes = 0;
+    int layer;
+    for (int r = 0; r < t->params.replicas && tells(t); r++)
+        for (int i = 0; i < t->stores[r].reg->count; i++)
+            bytes += bytes_of(rows_of(t, &t->stores[r], i, &layer));
+    return bytes;
+}
+
+Err loads_fetch(Trainer *t)
+{
+    char *to = t->flight.loads;
+    int layer;
+    for (int r = 0; r < t->params.replicas && tells(t); r++)
+        for (int i = 0; i < t->stores[r].reg->count; i++) {
+            const Tensor rows = rows_of(t, &t->stores[r], i, &layer);
+            TRY(device_read_later(&t->device.stream, to, rows.data, bytes_of(rows)));
+            to += bytes_of(rows);
+        }
     return ERR_OK;
+}
+
+void loads_take(Trainer *t, int64_t batch)
+{
+    const int layers = loads_layers(&t->spec.model);
+    /* of all tokens, since experts' rows were counted from 0 */
+    const int64_t choices =
+        batch * t->spec.model.seq * t->spec.model.moe.topk / async_updates(&t->parts.step);
+    int64_t *load = t->host_loads, *dropped = load + layers;
+    const char *from = t->flight.loads;
+    int layer;
+    if (t->spec.model.moe.experts) memset(load, 0, 2 * (size_t)layers * sizeof *load);
+    for (int r = 0; r < t->params.replicas && tells(t); r++)
+        for (int i = 0; i < t->stores[r].reg->count; i++) {
+            const Tensor rows = rows_of(t, &t->stores[r], i, &layer);
+            double most;
+            if (!rows.data) continue;
+            const int64_t experts = tensor_count(rows);
+            const int64_t sum = sum_of(from, rows.dtype, experts, &most);
+            load[layer] = sum > 0 ? (int64_t)(UNITS * most * (double)experts / (double)sum + 0.5) : 0;
+            dropped[layer] = choices - sum;
+            from += tensor_bytes(rows);
+        }
 }
 
 Err loads_read(Trainer *t, ExpertLoads *out)
 {
     const int layers = loads_layers(&t->spec.model);
-    int64_t *load = t->host_loads, *dropped = load + layers, *rows = dropped + layers;
-    memset(load, 0, 2 * (size_t)layers * sizeof *load);
-    for (int r = 0; r < t->params.replicas; r++)
-        if (!t->world->tp_rank && !t->world->cp_rank && !t->world->dp_rank)
-            TRY(own_loads(t, &t->stores[r], rows, load, dropped));
+    int64_t *load = t->host_loads, *dropped = load + layers;
     TRY(comm_sum_i64(&t->world->host, &t->device.stream, load, 2 * layers, NULL));
     for (int i = 0; i < layers; i++) {
         out->load[i] = (double)load[i] / UNITS;

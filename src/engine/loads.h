@@ -16,9 +16,15 @@ typedef struct {
     int64_t dropped[LAYERS_MAX]; /* choices that no expert took */
 } ExpertLoads;
 
-/* Loads are in thousandths. After trainer_step; collective over all ranks. Of schedules that update several times a
- * step: since the last update. */
+/* Loads are in thousandths. Once after each report of a step, which it belongs to; collective over all ranks. Of
+ * schedules that update several times a step: since the last update. */
 Err loads_read(Trainer *t, ExpertLoads *out);
+
+/* The rows that experts got, as the trainer reads them: their bytes in t->flight, the copy there behind a step that is
+ * enqueued, and what they say when it is done, of a step of `batch` samples. */
+int64_t loads_bytes(const Trainer *t);
+Err loads_fetch(Trainer *t);
+void loads_take(Trainer *t, int64_t batch);
 
 /* The mixtures of a run, and how they are cut, with units of so many samples: a micro-batch, or what its schedule makes
  * of one. */

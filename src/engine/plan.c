@@ -291,6 +291,16 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     return ERR_OK;
 }
 
+/* Rows of two steps: those of the next one are made while the GPU works on one. */
+static int64_t rows_on_their_way(const Trainer *t)
+{
+    int64_t unit = 0;
+    for (int i = 0; i < t->executor.stage_count; i++)
+        unit += batch_bytes(&t->executor.stages[i].slots->batch);
+    const int64_t bytes = 2 * t->executor.units * unit;
+    return bytes > DEVICE_PINNED_BYTES ? bytes : DEVICE_PINNED_BYTES;
+}
+
 /* (a step of the largest batch is planned: smaller ones leave out some of its units) */
 Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
 {
@@ -313,7 +323,8 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
     if (!err) err = dry_run(&t, out);
     if (!err && spec->snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
-    if (spec->ahead) out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq);
+    if (spec->device == DEVICE_CUDA) out->pinned = rows_on_their_way(&t);
+    if (spec->ahead) out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
     out->host_apart = spec->device == DEVICE_CUDA;
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(&t);

@@ -4,7 +4,7 @@
 
 #include "engine/trainer.h"
 
-/* v: as the step left them. Reads sums of losses that the step left on the device; out->redone and rescaled are 0. */
-Err step_report(Trainer *t, const StepValues *v, StepReport *out);
+/* From what t->flight has of it; redone, rescaled and in_pieces are 0. */
+StepReport step_report(const Trainer *t);
 
 #endif

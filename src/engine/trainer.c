@@ -5,6 +5,13 @@
  *
  * The host reads nothing in between. If a gradient leaf did not fit its fixed point the update has skipped
  * itself (an op decided that); the host then lowers all shifts and runs the same step again.
+ *
+ * On a GPU the host is a step ahead, so that the device never waits for it:
+ *
+ *   enqueues F and B of step t + 1 | waits for the values of step t | enqueues the update of step t + 1
+ *
+ * What step t may still change of step t + 1 stands between the two parts: the number of updates, which learning rate
+ * and bias corrections follow from, and the shifts; or F and B are enqueued anew, where step t has to be.
  */
 #include "engine/trainer.h"
 
@@ -52,11 +59,25 @@ MemoryPlan trainer_peak(const Trainer *t)
 
 /* ---- one step ---- */
 
-static Err step_begin(Trainer *t)
+bool trainer_runs_ahead(const Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    int64_t update = t->updates + 1, nominal = t->batch * s->model.seq;
-    StepValues v = { .step = t->step + 1,
+    return t->device.kind == DEVICE_CUDA && !trainer_is_async(t) && !s->exact && s->compute != F16;
+}
+
+int64_t trainer_next_step(const Trainer *t) { return t->step + t->flight.running + 1; }
+
+int64_t trainer_next_sample(const Trainer *t)
+{
+    return t->samples + (t->flight.running ? t->flight.batch : 0);
+}
+
+/* What the host says of the next step. A step in flight is taken for one that is not skipped. */
+static Err write_values(Trainer *t)
+{
+    const TrainSpec *s = &t->spec;
+    const int64_t update = t->updates + t->flight.running + 1, nominal = t->batch * s->model.seq;
+    StepValues v = { .step = trainer_next_step(t),
                      .nominal = nominal,
                      .lr = (float)lr_at(&s->lr, update),
                      .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
@@ -64,8 +85,13 @@ static Err step_begin(Trainer *t)
                      .clip = s->clip,
                      .loss_scale = ldexpf(1 / (float)nominal, (int)t->loss_scale.log2),
                      .unscale = ldexpf(1, -(int)t->loss_scale.log2) };
+    return device_write(&t->device.stream, t->step_values, &v, sizeof v);
+}
+
+static Err step_begin(Trainer *t)
+{
     Stream *stream = &t->device.stream;
-    TRY(device_write(stream, t->step_values, &v, sizeof v));
+    TRY(write_values(t));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
     for (int r = 0; r < t->params.replicas; r++) {
         param_store_begin(&t->stores[r]);
@@ -115,49 +141,154 @@ static void show_arenas(const Trainer *t)
 /* The next step's. */
 static void begin_batch(Trainer *t)
 {
-    trainer_take_batch(t, t->samples, trainer_batch(t, t->step + 1));
+    trainer_take_batch(t, trainer_next_sample(t), trainer_batch(t, trainer_next_step(t)));
     for (int r = 0; r < t->params.replicas && t->last_batch && t->batch != t->last_batch; r++)
         ddp_forget(&t->ddp[r]);
     t->last_batch = t->batch;
 }
 
+static const ActionList *step_list(const Trainer *t) { return &t->parts.step.rank[t->world->pp_rank]; }
+
+/* Forward and backward of the next step: they may be done again. */
+static Err enqueue_units(Trainer *t)
+{
+    begin_batch(t);
+    TRY(step_begin(t));
+    Err err = executor_run_units(&t->executor, step_list(t));
+    if (err) executor_drop_units(&t->executor);
+    return err;
+}
+
+/* Its update, and the copies of what it says of itself: now it is in flight. */
+static Err enqueue_update(Trainer *t)
+{
+    StepInFlight *f = &t->flight;
+    Stream *stream = &t->device.stream;
+    TRY(executor_run_update(&t->executor, step_list(t)));
+    TRY(device_read_later(stream, f->values, t->step_values, sizeof *f->values));
+    TRY(device_read_later(stream, f->sums, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    TRY(loads_fetch(t));
+    TRY(device_mark(stream, &f->done));
+    f->batch = t->batch;
+    f->running = true;
+    return ERR_OK;
+}
+
+/* Waits for the step in flight; it is then no longer. */
+static Err await(Trainer *t)
+{
+    t->flight.running = false;
+    return device_wait(&t->device.stream, &t->flight.done);
+}
+
+/* Times that a step was done again, and why. */
+typedef struct {
+    int redone, rescaled;
+    bool in_pieces;
+} Again;
+
+/* Prepares the step that was awaited to be done again, if it must; else *must is false. */
+static Err prepare_again(Trainer *t, Again *a, bool *must)
+{
+    const StepValues *v = t->flight.values;
+    Tensor shift = t->stats.shift;
+    *must = true;
+    if (v->no_room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, true);
+    if (v->no_room) loads_use_pieces(t, a->in_pieces = true);
+    else if (lower_loss_scale(t, v)) a->rescaled++;
+    else if (v->overflow && !v->nonfinite && a->redone < MAX_REDO) {
+        if (!a->redone) TRY(device_read(&t->device.stream, t->host_shift, shift.data, tensor_bytes(shift)));
+        TRY(lower_shifts(t, SHIFT_STEP * ++a->redone));
+    } else *must = false;
+    return ERR_OK;
+}
+
+/* Until the step's outcome stands. */
+static Err settle_outcome(Trainer *t, Again *a)
+{
+    bool must;
+    TRY(await(t));
+    TRY(prepare_again(t, a, &must));
+    while (must) {
+        TRY(enqueue_units(t));
+        TRY(enqueue_update(t));
+        TRY(await(t));
+        TRY(prepare_again(t, a, &must));
+    }
+    if (a->in_pieces) loads_use_pieces(t, false);
+    return ERR_OK;
+}
+
+/* Progress of an outcome that stands, and the shifts of the next step. */
+static Err account(Trainer *t, const Again *a, LossScale before)
+{
+    const bool skip = t->flight.values->skip;
+    Stream *stream = &t->device.stream;
+    Tensor shift = t->stats.shift, next = t->stats.next_shift;
+    if (!skip) TRY(device_copy(stream, shift.data, next.data, tensor_bytes(next)));
+    else if (a->redone) TRY(device_write(stream, shift.data, t->host_shift, tensor_bytes(shift)));
+    t->step++;
+    t->samples += t->flight.batch;
+    t->updates += !skip;
+    if (!skip) raise_loss_scale(t);
+    else t->loss_scale = before; /* no scale was small enough: it was not the scale */
+    t->skipped += skip;
+    loads_take(t, t->flight.batch);
+    return ERR_OK;
+}
+
+Err trainer_finish(Trainer *t, StepReport *report)
+{
+    const LossScale before = t->loss_scale;
+    Again again = { 0 };
+    *report = (StepReport){ 0 };
+    if (!t->flight.running) return ERR_OK;
+    if (trainer_is_async(t)) {
+        t->flight.running = false;
+        return async_step(t, report);
+    }
+    TRY(settle_outcome(t, &again));
+    TRY(account(t, &again, before));
+    *report = step_report(t);
+    report->redone = again.redone;
+    report->rescaled = again.rescaled;
+    report->in_pieces = again.in_pieces;
+    return ERR_OK;
+}
+
+/* The step before, while forward and backward of the next one are enqueued: these began with what it was expected to
+ * come to, and are done again if it was itself. */
+static Err finish_before(Trainer *t, StepReport *before)
+{
+    TRY(trainer_finish(t, before));
+    if (before->redone || before->in_pieces) return enqueue_units(t);
+    return before->skipped ? write_values(t) : ERR_OK;
+}
+
+Err trainer_start(Trainer *t, TokenSource source, StepReport *before)
+{
+    const bool ahead = t->flight.running;
+    *before = (StepReport){ 0 };
+    ASSERT(!ahead || trainer_runs_ahead(t));
+    t->source = source;
+    show_arenas(t);
+    if (trainer_is_async(t)) { /* (updates and their outcomes are one list: all of it is trainer_finish's) */
+        begin_batch(t);
+        t->flight.batch = t->batch;
+        t->flight.running = true;
+        return ERR_OK;
+    }
+    TRY(enqueue_units(t));
+    if (ahead) TRY(finish_before(t, before));
+    return enqueue_update(t);
+}
+
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
 {
-    StepValues v = { 0 };
-    Stream *stream = &t->device.stream;
-    int redone = 0, rescaled = 0;
-    const LossScale scale = t->loss_scale;
-    bool in_pieces = false;
-    t->source = source;
-    begin_batch(t);
-    show_arenas(t);
-    if (trainer_is_async(t)) return async_step(t, report);
-    TRY(device_read(stream, t->host_shift, t->stats.shift.data, tensor_bytes(t->stats.shift)));
-    for (;;) {
-        TRY(step_begin(t));
-        TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
-        TRY(device_read(stream, &v, t->step_values, sizeof v));
-        if (v.no_room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, true);
-        if (v.no_room) loads_use_pieces(t, in_pieces = true);
-        else if (lower_loss_scale(t, &v)) rescaled++;
-        else if (v.overflow && !v.nonfinite && redone < MAX_REDO) TRY(lower_shifts(t, SHIFT_STEP * ++redone));
-        else break;
-    }
-    if (in_pieces) loads_use_pieces(t, false);
-    Tensor next = t->stats.next_shift;
-    if (!v.skip) TRY(device_copy(stream, t->stats.shift.data, next.data, tensor_bytes(next)));
-    else TRY(device_write(stream, t->stats.shift.data, t->host_shift, tensor_bytes(next)));
-    t->step++;
-    t->samples += t->batch;
-    t->updates += !v.skip;
-    if (!v.skip) raise_loss_scale(t);
-    else t->loss_scale = scale; /* no scale was small enough: it was not the scale */
-    t->skipped += v.skip;
-    TRY(step_report(t, &v, report));
-    report->redone = redone;
-    report->rescaled = rescaled;
-    report->in_pieces = in_pieces;
-    return ERR_OK;
+    StepReport before;
+    ASSERT(!t->flight.running);
+    TRY(trainer_start(t, source, &before));
+    return trainer_finish(t, report);
 }
 
 /* Of an evaluation the next samples, as many micro-batches as they fill on all ranks: the last ones in part. */
@@ -234,6 +365,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
         TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
     arena_release(&t->scratch, mark);
     executor_give(e, stage, s);
+    whole.placed = (Spans){ { 0 }, { 0 } };
     s->batch = whole;
     return ERR_OK;
 }

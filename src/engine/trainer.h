@@ -83,6 +83,7 @@ typedef struct {
     int64_t scratch_forward;
     int64_t staging;        /* widened copies of 16-bit tensors (cpu) */
     int64_t ahead;          /* batches read ahead, in the host's memory */
+    int64_t pinned;         /* of ahead: those of two steps on their way to the GPU */
     int64_t snapshot;       /* a checkpoint's copy of the state, there too */
     bool host_apart;        /* the device's memory is another than the host's */
     int64_t flop, op_bytes; /* of one step on this rank */
@@ -132,6 +133,19 @@ typedef struct {
     int done;                      /* updates of this step */
 } Async;
 
+/*
+ * A step that is enqueued and whose outcome nobody has read. What it says of itself is copied, behind it, to memory of
+ * the host.
+ */
+typedef struct {
+    bool running;
+    int64_t batch;      /* its samples */
+    StepValues *values; /* device_host_alloc's: */
+    int64_t *sums;      /* the executor's */
+    char *loads;        /* rows that experts got (engine/loads.h) */
+    Event done;
+} StepInFlight;
+
 enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
 
 typedef struct {
@@ -151,9 +165,10 @@ typedef struct {
     Async async;
     BatchMaker batches;
     StepValues *step_values; /* device */
-    KvCache *kv;             /* of each block, when generating */
+    StepInFlight flight;
+    KvCache *kv;         /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [2 loads_layers + experts] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* [2 loads_layers] of a mixture (engine/loads.h) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */
@@ -185,6 +200,22 @@ int64_t trainer_batch(const Trainer *t, int64_t step);
  * reported; the caller decides when there were too many. ERR_MEMORY on all ranks: experts got more rows than moe.slack
  * gives room for, and the step is not to be done again in pieces; nothing was changed. */
 Err trainer_step(Trainer *t, TokenSource source, StepReport *report);
+
+/*
+ * The same in two calls, so that a GPU gets its next step while it works on one: trainer_start enqueues a step and does
+ * not wait for it; trainer_finish waits for the step in flight and accounts for it. Progress (step, samples, updates),
+ * what checkpoints hold of it, and reports are those of steps that were finished; numbers are those of trainer_step.
+ *
+ * Where trainer_runs_ahead, trainer_start may be called again without trainer_finish: it enqueues forward and backward,
+ * then finishes the step before, then enqueues the update. *before is the report of the step it finished; step 0: none.
+ * If it fails, the step before is finished, or still to be finished, as without the call.
+ * trainer_finish's report is of step 0 if no step is in flight. Evaluating, saving and closing want that.
+ */
+Err trainer_start(Trainer *t, TokenSource source, StepReport *before);
+Err trainer_finish(Trainer *t, StepReport *report);
+bool trainer_runs_ahead(const Trainer *t);
+int64_t trainer_next_step(const Trainer *t);   /* that trainer_start would start, */
+int64_t trainer_next_sample(const Trainer *t); /* and its first sample */
 
 /* Mean loss over `samples` samples from `first` of source on, each once, whatever the batches are; nothing is changed.
  * ERR_MEMORY as trainer_step.

@@ -235,11 +235,11 @@ static Err open_stores(Trainer *t)
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
         TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->state, s->compute, grads));
+        if (grads != GRADS_NONE) TRY(param_store_list_parts(&t->stores[r], &t->state, &t->device.stream));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
-    if (s->model.moe.experts)
-        TRY(setup_array(&t->setup, 2 * loads_layers(&s->model) + s->model.moe.experts, &t->host_loads));
+    if (s->model.moe.experts) TRY(setup_array(&t->setup, 2 * loads_layers(&s->model), &t->host_loads));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 
@@ -318,6 +318,19 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     return parts_check(&spec, grid.pp);
 }
 
+/* Where a step's outcome is read to. */
+static Err open_flight(Trainer *t)
+{
+    const int64_t sums = tensor_bytes(t->executor.sums);
+    void *block;
+    event_init(&t->flight.done);
+    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + loads_bytes(t), &block));
+    t->flight.values = block;
+    t->flight.sums = (int64_t *)(t->flight.values + 1);
+    t->flight.loads = (char *)t->flight.sums + sums;
+    return ERR_OK;
+}
+
 static Err build(Trainer *t, const MemoryPlan *limits)
 {
     const TrainSpec *s = &t->spec;
@@ -339,6 +352,7 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));
+    TRY(open_flight(t));
     TRY(open_optim(t));
     TRY(async_open(t));
     return fill(t);
@@ -349,7 +363,11 @@ Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *w
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
     setup_init(&t->setup);
-    DeviceChoice choice = { .kind = kind, .index = spec->gpu, .threads = spec->threads, .isa = spec->isa };
+    DeviceChoice choice = { .kind = kind,
+                            .index = spec->gpu,
+                            .threads = spec->threads,
+                            .isa = spec->isa,
+                            .pinned_bytes = limits->pinned };
     if (spec->device == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
     TRY(device_open(&t->device, choice));
     if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
@@ -385,6 +403,8 @@ void trainer_close(Trainer *t)
     free_arena(t, &t->scratch_forward);
     free_arena(t, &t->scratch);
     free_arena(t, &t->state);
+    device_host_free(&t->device, t->flight.values);
+    if (t->flight.values) event_release(&t->flight.done);
     if (t->device.ops) device_close(&t->device);
     setup_release(&t->setup);
     *t = (Trainer){ 0 };

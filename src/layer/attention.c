@@ -159,11 +159,6 @@ static Tensor heads_as_rows(Tensor t) /* [N, H, C] -> [N * H, C] */
     return tensor_reshape(t, t.dim[0] * t.dim[1], t.dim[2]);
 }
 
-static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
-{
-    return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]);
-}
-
 /* k (0) or v (1) of kv [2, N, ...] -> [N, columns] */
 static Tensor kv_half(Tensor kv, int which)
 {
@@ -195,8 +190,8 @@ static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
     int64_t sharing = c->world->kv.size;
     Tensor own = kv, all;
     if (sharing > 1) TRY(tensor_new(c->scratch, &own, c->dtype, 2, d->N, d->kv_cols));
-    TRY(op(c->s, qkv_split, .q = as_columns(h.q), .k = kv_half(own, 0), .v = kv_half(own, 1),
-           .gate = h.gate.data ? as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
+    TRY(op(c->s, qkv_split, .q = heads_as_columns(h.q), .k = kv_half(own, 0), .v = kv_half(own, 1),
+           .gate = h.gate.data ? heads_as_columns(h.gate) : none, .qkv = qkv, .chunks = d->chunks));
     if (sharing > 1) {
         TRY(tensor_new(c->scratch, &all, c->dtype, sharing, 2 * d->N, d->kv_cols));
         TRY(comm_all_gather(&c->world->kv, c->s, all, own, NULL));
@@ -259,12 +254,13 @@ static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const 
     return h;
 }
 
-/* o [N, H, C] under the gate; without one itself. */
-static Err gate_forward(Ctx *c, Tensor o, Tensor gate, AttentionSave *save, Tensor *gated)
+Tensor heads_as_columns(Tensor t) { return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]); }
+
+Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated)
 {
     *gated = o;
     if (!gate.data) return ERR_OK;
-    TRY(save_new(c, REGION_W, gated, &save->gated, c->dtype, o.dim[0], o.dim[1], o.dim[2]));
+    TRY(save_new(c, REGION_W, gated, saved, c->dtype, o.dim[0], o.dim[1], o.dim[2]));
     return op(c->s, gate_fwd, .y = heads_as_rows(*gated), .x = heads_as_rows(o), .gate = heads_as_rows(gate));
 }
 
@@ -316,9 +312,9 @@ Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionS
                                                    .head0 = d.head0,
                                                    .softcap = a->softcap,
                                                    .sink = a->sink < 0 ? none : param_value(c, a->sink) }));
-    TRY(gate_forward(c, o, h.gate, save, &gated));
+    TRY(heads_gate_forward(c, o, h.gate, &save->gated, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
-    return linear_forward(&a->proj, c, as_columns(gated), y);
+    return linear_forward(&a->proj, c, heads_as_columns(gated), y);
 }
 
 /* Undoes the per-head norm of one of q, k: dy -> dx, the gradient of the raw heads. */
@@ -327,8 +323,7 @@ static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tenso
     return norm_backward_into(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
 }
 
-/* go [N, H, C] is the gradient of o under the gate and becomes that of o. */
-static Err gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate)
+Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate)
 {
     if (!gate.data) return ERR_OK;
     return op(c->s, gate_bwd, .dx = heads_as_rows(go), .dgate = heads_as_rows(dgate), .dy = heads_as_rows(go),
@@ -389,10 +384,10 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
     TRY(rotate(a, c, g->of.k, 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
-    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = as_columns(g->of.q),
-              .k = tensor_col_slice(as_columns(g->of.k), first, d->kv_cols),
-              .v = tensor_col_slice(as_columns(g->of.v), first, d->kv_cols),
-              .gate = a->gate ? as_columns(g->of.gate) : none, .chunks = d->chunks);
+    return op(c->s, qkv_merge, .qkv = g->dqkv, .q = heads_as_columns(g->of.q),
+              .k = tensor_col_slice(heads_as_columns(g->of.k), first, d->kv_cols),
+              .v = tensor_col_slice(heads_as_columns(g->of.v), first, d->kv_cols),
+              .gate = a->gate ? heads_as_columns(g->of.gate) : none, .chunks = d->chunks);
 }
 
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
@@ -405,8 +400,8 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     TRY(grads_alloc(a, c, &d, &g));
     TRY(tensor_new(c->scratch, &go, c->dtype, d.N, d.H, d.C));
     TRY(tensor_new(c->scratch, &delta, F32, d.B, d.T, d.H));
-    TRY(linear_backward(&a->proj, c, as_columns(gated), dy, as_columns(go)));
-    TRY(gate_backward(c, go, g.of.gate, o, h.gate));
+    TRY(linear_backward(&a->proj, c, heads_as_columns(gated), dy, heads_as_columns(go)));
+    TRY(heads_gate_backward(c, go, g.of.gate, o, h.gate));
     TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(g.of.q, &d),
                                                        .dk = by_sample(g.of.k, &d),
                                                        .dv = by_sample(g.of.v, &d),

@@ -1,6 +1,7 @@
 /*
  * Attention of shared sequences (context.c) over keys that come part by part, in the order of positions, each from the
- * rank that has it. While a part is worked on the next one travels:
+ * rank that has it: where all layouts have the same bits, and all is fp32 (else context_rotate.c). While a part is
+ * worked on the next one travels:
  *
  *   part          0    1    2    3    4    5    6    7      cp = 4: rank 1 has parts 1 and 6
  *   of rank       0    1    2    3    3    2    1    0
@@ -14,17 +15,32 @@
  * its owner keeps the sum.
  *
  * Bits. Parts begin and end at multiples of the attention block, so the chain over a query's keys is that of one call
- * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do. In 16 bits what
- * the parts add up, o and dq, is in fp32 until the last of them, and rounded once.
+ * (ops.def, attention_fwd). Ranks that see none of a part add zeros to its tree, as masked leaves do.
  */
 #include <string.h>
 
-#include "layer/internal.h"
+#include "layer/ring.h"
 
-static int owner_of(const Ring *r, int part) { return part < r->parts / 2 ? part : r->parts - 1 - part; }
+Ring ring_of(Comm *group, Tensor k, Tensor v, int64_t window)
+{
+    Ring r = {
+        .group = group, .parts = 2 * group->size, .rank = group->rank, .window = window, .dtype = k.dtype
+    };
+    memcpy(r.half[0], k.dim, sizeof k.dim);
+    memcpy(r.half[1], v.dim, sizeof v.dim);
+    r.length = r.half[0][1] = r.half[1][1] = k.dim[1] / 2;
+    return r;
+}
 
-/* Has `rank` a query that may see a key of the part? */
-static bool sees(const Ring *r, int rank, int part)
+int64_t ring_part_count(const Ring *r)
+{
+    const int64_t *k = r->half[0], *v = r->half[1];
+    return k[0] * k[1] * k[2] * k[3] + v[0] * v[1] * v[2] * v[3];
+}
+
+int ring_owner(const Ring *r, int part) { return part < r->parts / 2 ? part : r->parts - 1 - part; }
+
+bool ring_sees(const Ring *r, int rank, int part)
 {
     const int queries[2] = { rank, r->parts - 1 - rank };
     for (int i = 0; i < 2; i++) {
@@ -35,78 +51,83 @@ static bool sees(const Ring *r, int rank, int part)
     return false;
 }
 
-static Tensor half_of(const Ring *r, Tensor pairs, int pair, int half)
+Spans ring_span(const Ring *r, int part) { return spans_run(r->first + part * r->length, r->length); }
+
+Tensor ring_half(const Ring *r, Tensor parts, int row, int half)
 {
-    const Tensor keys = tensor_view(pairs.data, r->dtype, 4, r->half[0]);
-    const int64_t at = pair * tensor_bytes(pairs) / 2 + half * tensor_bytes(keys);
-    return tensor_view((void *)((uintptr_t)pairs.data + (uintptr_t)at), r->dtype, 4, r->half[half]);
+    const Tensor part = tensor_row_slice(parts, row, 1),
+                 keys = tensor_view(part.data, parts.dtype, 4, r->half[0]);
+    const int64_t at = half * tensor_bytes(keys);
+    return tensor_view((void *)((uintptr_t)part.data + (uintptr_t)at), parts.dtype, 4, r->half[half]);
 }
 
-/* Starts the exchange of a part: its owner sends it to all that see it. */
-static Err post(Ctx *c, Ring *r, int part)
+Err ring_pack(Ctx *c, const Ring *r, Tensor k, Tensor v, Tensor parts)
 {
-    Comm *cp = r->group;
-    CommMessage m[COMM_MESSAGES_MAX];
-    const int owner = owner_of(r, part);
-    int count = 0;
-    if (part == r->parts || (r->rank != owner && !sees(r, r->rank, part))) return ERR_OK;
-    ASSERT(cp->size <= COMM_MESSAGES_MAX + 1);
-    for (int peer = 0; peer < cp->size; peer++) {
-        const bool send = r->rank == owner && peer != owner && sees(r, peer, part);
-        if (!send && (r->rank == owner || peer != owner)) continue;
-        const Tensor from =
-            send ? half_of(r, r->own, part != owner, 0) : half_of(r, r->arriving, part % 2, 0);
-        m[count++] = (CommMessage){ .send = send,
-                                    .peer = peer,
-                                    .data = from.data,
-                                    .bytes = tensor_bytes(r->own) / 2,
-                                    .what = { .kind = MESSAGE_KEYS, .stage = (uint16_t)part } };
-    }
-    if (!count) return ERR_OK;
-    r->moving = true;
-    return comm_exchange(cp, c->s, m, count, &cp->pending);
-}
-
-Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v)
-{
-    r->parts = 2 * r->group->size;
-    r->rank = r->group->rank;
-    r->length = k.dim[1] / 2;
-    r->dtype = k.dtype;
-    const int64_t count = (tensor_count(k) + tensor_count(v)) / 2;
-    memcpy(r->half[0], k.dim, sizeof k.dim);
-    memcpy(r->half[1], v.dim, sizeof v.dim);
-    r->half[0][1] = r->half[1][1] = r->length;
-    TRY(tensor_new(c->scratch, &r->own, k.dtype, 2, count));
-    TRY(tensor_new(c->scratch, &r->arriving, k.dtype, 2, count));
     for (int i = 0; i < 2; i++) {
-        TRY(context_move_part(c, k, half_of(r, r->own, i, 0), i, false));
-        TRY(context_move_part(c, v, half_of(r, r->own, i, 1), i, false));
+        TRY(context_move_part(c, k, ring_half(r, parts, i, 0), i, false));
+        TRY(context_move_part(c, v, ring_half(r, parts, i, 1), i, false));
     }
-    return post(c, r, 0);
-}
-
-Err ring_advance(Ctx *c, Ring *r, int part, RingPart *out)
-{
-    const bool own = owner_of(r, part) == r->rank;
-    if (r->moving) TRY(stream_wait(c->s, &r->group->pending));
-    r->moving = false;
-    TRY(post(c, r, part + 1));
-    const Tensor from = own ? r->own : r->arriving;
-    const int pair = own ? part != r->rank : part % 2;
-    *out = (RingPart){ .k = half_of(r, from, pair, 0),
-                       .v = half_of(r, from, pair, 1),
-                       .span = spans_run(r->first + part * r->length, r->length),
-                       .seen = sees(r, r->rank, part) };
     return ERR_OK;
 }
 
-Err ring_attend(Ctx *c, Ring *r, bool more, attention_fwd_args *a)
+/* Starts the exchange of a part: its owner sends it to all that see it. */
+static Err post(Ctx *c, RingWalk *w, int part)
 {
+    const Ring *r = &w->of;
+    Comm *cp = r->group;
+    CommMessage m[COMM_MESSAGES_MAX];
+    const int owner = ring_owner(r, part);
+    int count = 0;
+    if (part == r->parts || (r->rank != owner && !ring_sees(r, r->rank, part))) return ERR_OK;
+    ASSERT(cp->size <= COMM_MESSAGES_MAX + 1);
+    for (int peer = 0; peer < cp->size; peer++) {
+        const bool send = r->rank == owner && peer != owner && ring_sees(r, peer, part);
+        if (!send && (r->rank == owner || peer != owner)) continue;
+        const Tensor from =
+            send ? ring_half(r, w->own, part != owner, 0) : ring_half(r, w->arriving, part % 2, 0);
+        m[count++] = (CommMessage){ .send = send,
+                                    .peer = peer,
+                                    .data = from.data,
+                                    .bytes = tensor_bytes(w->own) / 2,
+                                    .what = { .kind = MESSAGE_KEYS, .stage = (uint16_t)part } };
+    }
+    if (!count) return ERR_OK;
+    w->moving = true;
+    return comm_exchange(cp, c->s, m, count, &cp->pending);
+}
+
+Err ring_open(Ctx *c, RingWalk *w, Tensor k, Tensor v)
+{
+    const int64_t count = ring_part_count(&w->of);
+    TRY(tensor_new(c->scratch, &w->own, k.dtype, 2, count));
+    TRY(tensor_new(c->scratch, &w->arriving, k.dtype, 2, count));
+    TRY(ring_pack(c, &w->of, k, v, w->own));
+    return post(c, w, 0);
+}
+
+Err ring_advance(Ctx *c, RingWalk *w, int part, RingPart *out)
+{
+    const Ring *r = &w->of;
+    const bool own = ring_owner(r, part) == r->rank;
+    if (w->moving) TRY(stream_wait(c->s, &r->group->pending));
+    w->moving = false;
+    TRY(post(c, w, part + 1));
+    const Tensor from = own ? w->own : w->arriving;
+    const int pair = own ? part != r->rank : part % 2;
+    *out = (RingPart){ .k = ring_half(r, from, pair, 0),
+                       .v = ring_half(r, from, pair, 1),
+                       .span = ring_span(r, part),
+                       .seen = ring_sees(r, r->rank, part) };
+    return ERR_OK;
+}
+
+Err ring_attend(Ctx *c, RingWalk *w, bool more, attention_fwd_args *a)
+{
+    const Ring *r = &w->of;
     const int last = r->parts - 1 - (r->behind ? 0 : r->rank); /* of the parts that this rank sees, or has */
     RingPart part;
     for (int i = 0; i <= last; i++) {
-        TRY(ring_advance(c, r, i, &part));
+        TRY(ring_advance(c, w, i, &part));
         if (!part.seen) continue;
         a->k = part.k;
         a->v = part.v;
@@ -120,28 +141,24 @@ Err ring_attend(Ctx *c, Ring *r, bool more, attention_fwd_args *a)
 
 Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
+    if (!c->canon.exact) return context_rotate(c, group, a);
     ArenaMark mark = arena_mark(c->scratch);
-    Ring r = { .group = group, .window = a.window };
-    const Tensor o = a.o;
-    TRY(wide_sum(c, o, &a.o));
-    TRY(ring_open(c, &r, a.k, a.v));
+    RingWalk w = { .of = ring_of(group, a.k, a.v, a.window) };
+    TRY(ring_open(c, &w, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
     TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    TRY(ring_attend(c, &r, false, &a));
-    TRY(round_sum(c, o, a.o));
+    TRY(ring_attend(c, &w, false, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
 /* ---- backward ---- */
 
-bool ring_has(const Ring *r, int part) { return owner_of(r, part) == r->rank; }
-
 Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d)
 {
     bool others = false;
     for (int rank = 0; rank < r->parts / 2; rank++)
-        others |= rank != owner_of(r, part) && sees(r, rank, part);
+        others |= rank != ring_owner(r, part) && ring_sees(r, rank, part);
     return others ? reduce_values(c, r->group, d) : ERR_OK;
 }
 
@@ -151,7 +168,7 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 {
     const int64_t chunks = d.dim[0] / rows.dim[0], n = rows.dim[0] * r->length;
     TRY(ring_sum(c, r, part, d));
-    if (!ring_has(r, part)) return ERR_OK;
+    if (ring_owner(r, part) != r->rank) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
     const Tensor own =
         tensor_row_slice(tensor_reshape(d, d.dim[0], tensor_count(d) / d.dim[0]), 0, rows.dim[0]);
@@ -160,17 +177,18 @@ static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
 {
+    if (!c->canon.exact) return context_rotate_bwd(c, group, a);
     ArenaMark mark = arena_mark(c->scratch);
-    const Tensor dq = a.dq, dk = a.dk, dv = a.dv;
+    const Tensor dk = a.dk, dv = a.dv;
     const int64_t chunks = a.q.dim[2] / dk.dim[2] / a.chunk;
-    Ring r = { .group = group, .window = a.window };
+    RingWalk w = { .of = ring_of(group, a.k, a.v, a.window) };
+    const Ring *r = &w.of;
     RingPart part;
-    TRY(wide_sum(c, dq, &a.dq));
-    TRY(ring_open(c, &r, a.k, a.v));
-    TRY(tensor_new(c->scratch, &a.dk, r.dtype, chunks * dk.dim[0], r.length, dk.dim[2], dk.dim[3]));
-    TRY(tensor_new(c->scratch, &a.dv, r.dtype, chunks * dv.dim[0], r.length, dv.dim[2], dv.dim[3]));
-    for (int i = 0; i < r.parts; i++) {
-        TRY(ring_advance(c, &r, i, &part));
+    TRY(ring_open(c, &w, a.k, a.v));
+    TRY(tensor_new(c->scratch, &a.dk, r->dtype, chunks * dk.dim[0], r->length, dk.dim[2], dk.dim[3]));
+    TRY(tensor_new(c->scratch, &a.dv, r->dtype, chunks * dv.dim[0], r->length, dv.dim[2], dv.dim[3]));
+    for (int i = 0; i < r->parts; i++) {
+        TRY(ring_advance(c, &w, i, &part));
         if (part.seen) {
             a.k = part.k;
             a.v = part.v;
@@ -181,10 +199,9 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
             TRY(device_zero(c->s, a.dk.data, tensor_bytes(a.dk)));
             TRY(device_zero(c->s, a.dv.data, tensor_bytes(a.dv)));
         }
-        TRY(sum_part(c, &r, i, a.dk, dk));
-        TRY(sum_part(c, &r, i, a.dv, dv));
+        TRY(sum_part(c, r, i, a.dk, dk));
+        TRY(sum_part(c, r, i, a.dv, dv));
     }
-    TRY(round_sum(c, dq, a.dq));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -1,4 +1,4 @@
-/* Saves, parameters, gradient accumulators, rows in and out of tensor-parallel regions; see layer.h. */
+/* Saves, parameters, gradient accumulators, rows into tensor-parallel regions (out of them: sums.c); see layer.h. */
 #include <string.h>
 
 #include "base/rng.h"
@@ -207,6 +207,14 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial)
     return tensor_new(c->scratch, partial, y.dtype, y.dim[0] * c->world->sp.size, y.dim[1]);
 }
 
+Err copy_rows(Ctx *c, Tensor y, Tensor x)
+{
+    const int64_t n = x.dim[0], columns = x.dim[1];
+    const Tensor from = { .data = x.data, .dim = { 1, n, columns }, .ld = x.ld, .ndim = 3, .dtype = x.dtype };
+    const Tensor to = { .data = y.data, .dim = { n, 1, columns }, .ld = y.ld, .ndim = 3, .dtype = y.dtype };
+    return op(c->s, join_columns, .y = to, .x = from);
+}
+
 Err cast_values(Ctx *c, Tensor y, Tensor x)
 {
     return op(c->s, cast, .y = tensor_reshape(y, tensor_count(y)), .x = tensor_reshape(x, tensor_count(x)));
@@ -225,60 +233,3 @@ Err wide_sum(Ctx *c, Tensor x, Tensor *sum)
 }
 
 Err round_sum(Ctx *c, Tensor x, Tensor sum) { return sum.data == x.data ? ERR_OK : cast_values(c, x, sum); }
-
-/* 16-bit values are summed over ranks in fp32 and rounded once. */
-static Err widen(Ctx *c, int ranks, Tensor x, Tensor *wide)
-{
-    *wide = x;
-    return ranks == 1 ? ERR_OK : as_fp32(c, x, wide);
-}
-
-Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out)
-{
-    Comm *sp = &c->world->sp, *tp = &c->world->tp;
-    Tensor wide;
-    TRY(widen(c, tp->size, partial, &wide));
-    *out = (PendingSum){ .y = y, .sum = wide };
-    if (sp->size == 1) return comm_reduce_tree_f32(tp, c->s, wide, &tp->pending);
-    out->sum = wide.dtype == y.dtype ? y : tensor_row_slice(wide, sp->rank * y.dim[0], y.dim[0]);
-    return comm_reduce_scatter_tree_f32(sp, c->s, out->sum, wide, &sp->pending);
-}
-
-Err reduce_rows_end(Ctx *c, PendingSum r)
-{
-    TRY(stream_wait(c->s, c->world->sp.size > 1 ? &c->world->sp.pending : &c->world->tp.pending));
-    return r.sum.dtype == r.y.dtype ? ERR_OK : cast_values(c, r.y, r.sum);
-}
-
-Err reduce_rows(Ctx *c, Tensor partial, Tensor y)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    PendingSum r;
-    TRY(reduce_rows_begin(c, partial, y, &r));
-    TRY(reduce_rows_end(c, r));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
-
-Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor wide, sum = y;
-    TRY(widen(c, group->size, x, &wide));
-    if (wide.dtype != y.dtype) TRY(tensor_alloc(c->scratch, &sum, F32, y.ndim, y.dim));
-    TRY(comm_reduce_scatter_tree_f32(group, c->s, sum, wide, NULL));
-    if (wide.dtype != y.dtype) TRY(cast_values(c, y, sum));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}
-
-Err reduce_values(Ctx *c, Comm *group, Tensor x)
-{
-    ArenaMark mark = arena_mark(c->scratch);
-    Tensor wide;
-    TRY(widen(c, group->size, x, &wide));
-    TRY(comm_reduce_tree_f32(group, c->s, wide, NULL));
-    if (wide.dtype != x.dtype) TRY(cast_values(c, x, wide));
-    arena_release(c->scratch, mark);
-    return ERR_OK;
-}

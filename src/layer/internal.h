@@ -21,6 +21,14 @@ Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id
 /* lse and delta [B, T, H], as attention_bwd has left them; sink: -1 = none. */
 Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta);
 
+/* Heads side by side: [N, H, C] -> [N, H * C]. */
+Tensor heads_as_columns(Tensor t);
+
+/* o [N, H, C] times the sigmoid of a gate of the same shape, kept for backward; without a gate (no data) o itself. */
+Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated);
+/* go [N, H, C], the gradient of o under the gate, becomes that of o. Without a gate nothing is done. */
+Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate);
+
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
@@ -101,41 +109,6 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a);
 Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
 Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
-
-/*
- * Keys that come part by part, for attention of sequences in slices as well (context_ring.c): all ranks of `group` open
- * it, with their zigzag parts of the keys, and take the parts in order. In scratch, until the caller releases it.
- */
-typedef struct {
-    Comm *group;
-    int64_t window;
-    int64_t first, behind; /* position of the first key, and from there to the first query of all ranks */
-    /* set by ring_open */
-    int parts, rank;
-    int64_t length;     /* positions of a part */
-    int64_t half[2][4]; /* shapes of its keys and of its values: [B, length, K, C] */
-    DType dtype;
-    Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
-    bool moving;          /* an exchange is on its way */
-} Ring;
-
-/* Keys and values of one part; not to be read unless this rank sees some of them. */
-typedef struct {
-    Tensor k, v;
-    Spans span;
-    bool seen;
-} RingPart;
-
-/* For the keys and values k and v [B, T, K, C] of this rank. */
-Err ring_open(Ctx *c, Ring *r, Tensor k, Tensor v);
-/* Part `part` is there, and the next one on its way. */
-Err ring_advance(Ctx *c, Ring *r, int part, RingPart *out);
-/* All calls of attention over the parts that this rank sees; `more`: others come behind the last of them. */
-Err ring_attend(Ctx *c, Ring *r, bool more, attention_fwd_args *a);
-/* Is the part this rank's? */
-bool ring_has(const Ring *r, int part);
-/* d is what each rank's queries gave to the part, 0 if it sees nothing; on its owner d = the sum over ranks. */
-Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d);
 
 /*
  * Where sequences pass in slices (slices.c; c->slice_count > 1). The attention ops for queries of a slice and the keys

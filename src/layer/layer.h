@@ -89,13 +89,14 @@ typedef struct {
     /* optional [depths, N] i32: row k - 1 the token k further on, -1 = none, and the target behind it (model/mtp.c) */
     Tensor further_token, further_target;
     Tensor position; /* [N] i32, in the sample: what dropout is drawn by */
+    Spans placed;    /* the span that `position` was filled for; all 0: it was not */
     Tensor place;    /* optional [N] i32: position in its document; see ctx_place */
     Tensor sample;   /* [N] i64, global index in the data order */
     Tensor samples;  /* [B] i64, the same per sample */
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
 
-/* With cp: how queries meet the keys of other ranks: gathered; part by part, in order; each rank gets some of the
+/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
@@ -199,7 +200,7 @@ Err gather_rows_end(Ctx *c);
 Err reduce_rows(Ctx *c, Tensor partial, Tensor y);
 /* Likewise in two. What is in scratch since begin must stay there until end. */
 typedef struct {
-    Tensor y, sum; /* sum: where it is formed */
+    Tensor y, parts; /* parts: what the ranks have sent, where that is summed here (sums.c) */
 } PendingSum;
 Err reduce_rows_begin(Ctx *c, Tensor partial, Tensor y, PendingSum *out);
 Err reduce_rows_end(Ctx *c, PendingSum r);
@@ -207,6 +208,8 @@ Err reduce_rows_end(Ctx *c, PendingSum r);
 Err reduce_values(Ctx *c, Comm *group, Tensor x);
 /* y = this rank's slice of the tree over the ranks of `group` of x, which has a slice for each of them. */
 Err reduce_scatter_values(Ctx *c, Comm *group, Tensor x, Tensor y);
+/* y = x [rows, columns], of which either may be columns of something wider. */
+Err copy_rows(Ctx *c, Tensor y, Tensor x);
 /* Where to put the partial of y: y itself when rows are not sharded, else [N, D] scratch. */
 Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
 
@@ -250,12 +253,12 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec);
 /*
  * COLUMN: x [R, in] -> y [N, out / tp], bias added.
  * ROW:    x [N, in / tp] -> y [R, out], bias NOT added (the residual add does it once).
- * WHOLE:  x [R, in] -> y [R, out], without a bias; every rank has the whole weight.
+ * WHOLE:  x [R, in] -> y [R, out], bias added; every rank has the whole weight.
  */
 Err linear_forward(const Linear *l, Ctx *c, Tensor x, Tensor y);
 /* COLUMN only: active = gelu(y) as well, in the same op. */
 Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor active);
-/* dx as x; queues dw. COLUMN adds its bias gradient; ROW's is added by its caller. dy from dy_alloc. */
+/* dx as x; queues dw. COLUMN and WHOLE add their bias gradient; ROW's is added by its caller. dy from dy_alloc. */
 Err linear_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx);
 /* ROW only: x was gelu(gelu_x), and dx is the gradient of gelu_x. */
 Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gelu_x, Tensor dx);
@@ -305,14 +308,14 @@ Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, 
                   Partial partial);
 Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save);
 
-/* sum = residual + dropout(branch + bias): the stream behind a branch. bias may be absent. */
+/* sum = residual + dropout(branch + bias): the stream behind a branch. bias may be absent. No branch: it is made. */
 typedef struct {
     Tensor sum, residual, branch, bias;
     Dropout dropout;
 } ResidualSum;
 
 Err residual_add(Ctx *c, const ResidualSum *r);
-/* residual_add, then norm_forward of the sum, in one pass. */
+/* residual_add, then norm_forward of the sum, in one pass; of one that is made, norm_forward. */
 Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, NormSave *save);
 
 Err norm_again(const Norm *n, Ctx *c, Tensor x, Tensor y); /* y once more, for recomputation; saves nothing */
@@ -375,6 +378,10 @@ SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
  *
  *   q_a [q_rank, D]      q_a_norm [q_rank]   q_b [H * (nope + rope), q_rank]; or q [H * (nope + rope), D] alone
  *   kv_a [kv_rank + rope, D]   kv_a_norm [kv_rank]   kv_b [H * (nope + value), kv_rank]   proj [D, H * value]
+ *   gate [H * value, D], if there is one: the heads' outputs are multiplied by its sigmoid
+ *
+ * With biases: of q_a, kv_a, gate and proj (added by the residual add). What makes heads' queries, keys and values has
+ * none, as in the published code.
  */
 typedef struct {
     int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
@@ -384,13 +391,13 @@ typedef struct {
 
 typedef struct {
     MlaWidths width;
-    Linear q_a, q, kv_a, kv_b, proj; /* q: that of the latent, or of the row */
+    Linear q_a, q, kv_a, kv_b, gate, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
     int sink;           /* one number a head, or -1 */
     int heads;          /* global */
     int64_t head_chunk; /* heads of a canonical chunk */
     float scale;        /* of products of queries and keys */
-    bool rope, absorb, recompute;
+    bool rope, absorb, recompute, has_gate;
     int64_t window;
     float softcap, dropout;
     uint64_t dropout_key;
@@ -401,6 +408,7 @@ typedef struct {
     Saved q_a, kv_a;           /* latents before their norms; kv_a with the shared part of the key behind */
     Saved q_latent, kv_latent; /* behind them */
     Saved q, k, v, o, lse;
+    Saved gate, gated; /* if there is one: it, and o under it */
     NormSave q_norm, kv_norm;
 } MlaSave;
 
@@ -409,7 +417,7 @@ typedef struct {
     MlaWidths width;
     int64_t hidden, window;
     int heads, tp_blocks; /* which divides heads */
-    bool rope, sinks;
+    bool bias, rope, sinks, gate;
     bool recompute; /* selectively */
     bool absorb;    /* generation meets the latents themselves: heads of kv_rank + rope columns */
     float scale;    /* of scores, besides 1 / sqrt(nope + rope) */
@@ -417,7 +425,7 @@ typedef struct {
     uint64_t seed;
 } MlaSpec;
 
-enum { MLA_LINEARS = 5 }; /* weight gradients that it can queue */
+enum { MLA_LINEARS = 6 }; /* weight gradients that it can queue */
 
 Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
 /* x and y [R, D]; with c->kv as attention_forward. With absorb one row behind others gets other roundings than among
@@ -557,7 +565,7 @@ typedef struct {
     int parts; /* of a dense layer that they begin as: the router's rows of its parts begin alike. 0 = 1 */
     int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
     bool shared_gate, gathers, recompute;
-    bool bias; /* of router and experts; not beside a shared expert */
+    bool bias; /* of router and experts */
     Activation activation;
     float activation_limit;
     Router scoring;

@@ -5,7 +5,7 @@
  *           backward  dx partial = dy w, a tree over out; --reduce rows--> dx [R, in]
  *   ROW     forward   partial = x w^T, a tree over in; --reduce rows--> y [R, out]
  *           backward  dy [R, out] --gather rows--> [N, out]   dx [N, in/tp] = dy w       out likewise
- *   WHOLE   not cut: own rows in and out, and the weight's gradient is of them alone
+ *   WHOLE   not cut: own rows in and out, bias added; gradients of weight and bias are of these rows alone
  *
  * The summed dim that tp cuts is a tree over tp_blocks canonical chunks: a rank's call returns its aligned
  * subtree and the reduction over ranks is the rest of the same tree, so every tp gives the same bits.
@@ -23,7 +23,6 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
     char name[PARAM_NAME_MAX];
     *l = (Linear){ .bias = -1, .in = spec.in, .out = spec.out, .kind = spec.kind };
     bool column = spec.kind == LINEAR_COLUMN, row = spec.kind == LINEAR_ROW;
-    ASSERT(column || row || !spec.bias);
     ParamSpec w = { .name = name,
                     .ndim = 2,
                     .shape = { spec.out, spec.in },
@@ -91,6 +90,11 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
     return ERR_OK;
 }
 
+static Err bias_backward(const Linear *l, Ctx *c, Tensor dy)
+{
+    return l->bias >= 0 ? grad_add_columns(c, l->bias, dy, 0) : ERR_OK;
+}
+
 /* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. */
 static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
@@ -104,7 +108,7 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
            .leaf = tree_leaf(c, l->out, dy.dim[1])));
     if (at_once) TRY(gather_rows_end(c));
     TRY(reduce_rows_begin(c, partial, dx, &sum));
-    if (l->bias >= 0) TRY(grad_add_columns(c, l->bias, dy, 0));
+    TRY(bias_backward(l, c, dy));
     TRY(wgrad_push(c, wgrad));
     return reduce_rows_end(c, sum);
 }
@@ -123,6 +127,7 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
 static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
     TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out)));
+    TRY(bias_backward(l, c, dy));
     return wgrad_push(c, (Wgrad){ l->weight, dy, x });
 }
 

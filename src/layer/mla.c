@@ -6,13 +6,15 @@
  *   q    = c Wq                            a head: [nope | rope columns], the last rotated
  *   l, p = x Wkv_a                         [R, kv_rank], [R, rope]; l is normed, p rotated
  *   k, v = norm(l) Wkv_b                   a head: [nope | value columns]; k is [nope | p]
- *   y    = attention(q, k, v) Wproj        scores q k / sqrt(nope + rope), times what YaRN asks for
+ *   o    = attention(q, k, v)              scores q k / sqrt(nope + rope), times what YaRN asks for
+ *   o    = o * sigmoid(x Wgate)            optional
+ *   y    = o Wproj                         with biases Wq_a, Wkv_a, Wgate and Wproj have one
  *
  *   rows      x --Wq_a, Wkv_a--> latents, R rows of a rank --norm--> --gather--> N rows --Wq, Wkv_b--> own heads
  *   backward  dp is summed over own heads, a tree over canonical chunks of them, and over ranks: the rest of the tree
  *
- * Kept for backward: both latents and their norms, q, k, v, o and the log-sum-exp. Selective recomputation leaves out
- * what is made of the latents: norms, q, k and v.
+ * Kept for backward: both latents and their norms, q, k, v, o and the log-sum-exp, a gate and what it leaves of o.
+ * Selective recomputation leaves out what is made of the latents: norms, q, k and v.
  *
  * Generation keeps norm(l) and the rotated p of earlier positions side by side, kv_rank + rope numbers a row. A token
  * behind others meets these themselves: Wkv_b is absorbed into its queries and into what they give (docs/attention.md).
@@ -50,11 +52,24 @@ static Err register_queries(Mla *m, ParamRegistry *reg, const MlaSpec *s)
     if (!w.q_rank)
         return add_linear(reg, s, "q", (LinearSpec){ .in = s->hidden, .out = columns, .kind = LINEAR_COLUMN },
                           &m->q);
-    TRY(add_linear(reg, s, "q_a", (LinearSpec){ .in = s->hidden, .out = w.q_rank, .kind = LINEAR_WHOLE },
+    TRY(add_linear(reg, s, "q_a",
+                   (LinearSpec){ .in = s->hidden, .out = w.q_rank, .kind = LINEAR_WHOLE, .bias = s->bias },
                    &m->q_a));
     TRY(add_norm(reg, s, "q_a_norm", w.q_rank, &m->q_norm));
     return add_linear(reg, s, "q_b", (LinearSpec){ .in = w.q_rank, .out = columns, .kind = LINEAR_COLUMN },
                       &m->q);
+}
+
+/* Wgate and Wproj: what is done with the heads' outputs. */
+static Err register_outputs(Mla *m, ParamRegistry *reg, const MlaSpec *s)
+{
+    const int64_t columns = s->heads * s->width.value;
+    LinearSpec gate = { .in = s->hidden, .out = columns, .kind = LINEAR_COLUMN, .bias = s->bias };
+    LinearSpec proj = {
+        .in = columns, .out = s->hidden, .kind = LINEAR_ROW, .bias = s->bias, .std = s->proj_std
+    };
+    if (s->gate) TRY(add_linear(reg, s, "gate", gate, &m->gate));
+    return add_linear(reg, s, "proj", proj, &m->proj);
 }
 
 Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
@@ -70,6 +85,7 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
                 .rope = s.rope,
                 .absorb = s.absorb,
                 .recompute = s.recompute,
+                .has_gate = s.gate,
                 .window = s.window,
                 .softcap = s.softcap,
                 .dropout = s.dropout };
@@ -78,17 +94,15 @@ Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
     m->dropout_key = rng_key(s.seed, name);
     TRY(register_queries(m, reg, &s));
     TRY(add_linear(reg, &s, "kv_a",
-                   (LinearSpec){ .in = s.hidden, .out = w.kv_rank + w.rope, .kind = LINEAR_WHOLE },
+                   (LinearSpec){
+                       .in = s.hidden, .out = w.kv_rank + w.rope, .kind = LINEAR_WHOLE, .bias = s.bias },
                    &m->kv_a));
     TRY(add_norm(reg, &s, "kv_a_norm", w.kv_rank, &m->kv_norm));
     TRY(add_linear(reg, &s, "kv_b",
                    (LinearSpec){ .in = w.kv_rank, .out = H * (w.nope + w.value), .kind = LINEAR_COLUMN },
                    &m->kv_b));
     if (s.sinks) TRY(sinks_register(reg, s.name, s.heads, &m->sink));
-    return add_linear(reg, &s, "proj",
-                      (LinearSpec){
-                          .in = H * w.value, .out = s.hidden, .kind = LINEAR_ROW, .std = s.proj_std },
-                      &m->proj);
+    return register_outputs(m, reg, &s);
 }
 
 /* ---- what both directions share ---- */
@@ -116,11 +130,6 @@ static Call call_of(const Mla *m, Ctx *c, const MlaSave *save)
                    .key = m->width.nope + m->width.rope };
 }
 
-static Tensor as_columns(Tensor t) /* [N, H, C] -> [N, H * C] */
-{
-    return tensor_reshape(t, t.dim[0], t.dim[1] * t.dim[2]);
-}
-
 static Tensor by_sample(const Call *k, Tensor t) /* [N, H, C] -> [B, T, H, C] */
 {
     const int64_t rows = t.dim[0] / k->B;
@@ -140,15 +149,6 @@ static Tensor latent_of(const Call *k, Tensor kv_a) { return tensor_col_slice(kv
 static Tensor shared_of(const Call *k, Tensor kv_a)
 {
     return tensor_col_slice(kv_a, k->m->width.kv_rank, k->m->width.rope);
-}
-
-/* y = x, of which either may be columns of something wider. */
-static Err copy_rows(Ctx *c, Tensor y, Tensor x)
-{
-    const Tensor from = {
-        .data = x.data, .dim = { 1, x.dim[0], x.dim[1] }, .ld = x.ld, .ndim = 3, .dtype = x.dtype
-    };
-    return op(c->s, join_columns, .y = one_head(y), .x = from);
 }
 
 static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
@@ -251,10 +251,10 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
     Ctx *c = k->c;
     ArenaMark mark = arena_mark(c->scratch);
     Tensor kv, shared;
-    TRY(linear_forward(&m->q, c, from->q, as_columns(h.q)));
+    TRY(linear_forward(&m->q, c, from->q, heads_as_columns(h.q)));
     TRY(rotate_queries(k, h.q, 0));
     TRY(tensor_new(c->scratch, &kv, c->dtype, h.k.dim[0], k->H, m->width.nope + m->width.value));
-    TRY(linear_forward(&m->kv_b, c, from->kv, as_columns(kv)));
+    TRY(linear_forward(&m->kv_b, c, from->kv, heads_as_columns(kv)));
     TRY(gather_rows(c, from->shared, &shared));
     TRY(op(c->s, mla_split, .k = h.k, .v = h.v, .kv = kv, .pe = shared));
     arena_release(c->scratch, mark);
@@ -346,10 +346,10 @@ static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor ac
     Ctx *c = k->c;
     Tensor q;
     TRY(tensor_new(c->scratch, &q, c->dtype, k->N, k->H, k->key));
-    TRY(linear_forward(&m->q, c, latent, as_columns(q)));
+    TRY(linear_forward(&m->q, c, latent, heads_as_columns(q)));
     TRY(rotate_queries(k, q, 0));
-    q = as_columns(q);
-    across = as_columns(across);
+    q = heads_as_columns(q);
+    across = heads_as_columns(across);
     for (int64_t h = 0; h < k->H; h++) {
         TRY(op(c->s, linear_dx, .dx = tensor_col_slice(across, h * wide, w.kv_rank),
                .dy = tensor_col_slice(q, h * k->key, w.nope), .w = key_rows(k, kv_b, h), .leaf = w.nope));
@@ -375,13 +375,26 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
     TRY(queries_absorbed(k, t->q, kv_b, across));
     TRY(attend(k, (Heads){ across, keys, values }, spans_whole(rows), mixed, lse));
     for (int64_t h = 0; h < k->H; h++)
-        TRY(op(c->s, linear_fwd, .y = tensor_col_slice(as_columns(o), h * w.value, w.value),
-               .x = tensor_col_slice(as_columns(mixed), h * w.kv_rank, w.kv_rank),
+        TRY(op(c->s, linear_fwd, .y = tensor_col_slice(heads_as_columns(o), h * w.value, w.value),
+               .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank),
                .w = value_rows(k, kv_b, h), .leaf = whole_leaf(w.kv_rank)));
     return ERR_OK;
 }
 
 /* ---- forward, of either kind ---- */
+
+/* o under the gate, which is made of x; without one itself. */
+static Err gate_outputs(const Call *k, Tensor x, MlaSave *save, Tensor o, Tensor *gated)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    Tensor gate = { 0 };
+    if (m->has_gate) {
+        TRY(save_new(c, REGION_I, &gate, &save->gate, c->dtype, k->N, k->H, m->width.value));
+        TRY(linear_forward(&m->gate, c, x, heads_as_columns(gate)));
+    }
+    return heads_gate_forward(c, o, gate, &save->gated, gated);
+}
 
 Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
 {
@@ -389,14 +402,15 @@ Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
     const Call k = call_of(m, c, save);
     const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
     Latents t;
-    Tensor o, lse;
-    TRY(save_new(c, REGION_W, &o, &save->o, c->dtype, k.N, k.H, m->width.value));
+    Tensor o, lse, gated;
+    TRY(save_new(c, m->has_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, k.N, k.H, m->width.value));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, k.B, k.T, k.H));
     TRY(latents_forward(&k, x, save, &t));
     TRY(join_cached(&k, &t));
     TRY(absorbs(&k) ? absorbed_forward(&k, &t, o, lse) : split_forward(&k, &t, save, o, lse));
     if (!in_scratch) arena_release(c->scratch, mark);
-    return linear_forward(&m->proj, c, as_columns(o), y);
+    TRY(gate_outputs(&k, x, save, o, &gated));
+    return linear_forward(&m->proj, c, heads_as_columns(gated), y);
 }
 
 /* ---- backward ---- */
@@ -506,11 +520,25 @@ static Err queries_backward(const Call *k, Tensor x, Tensor latent, Tensor dq, T
     return linear_backward(&m->q_a, c, x, dq_a, dx);
 }
 
+/* go [N, H, value] from dy, and the gradient of the gate, [N, H * value], if there is one. */
+static Err outputs_backward(const Call *k, Tensor dy, Tensor go, Tensor *dgate)
+{
+    const Mla *m = k->m;
+    Ctx *c = k->c;
+    const Tensor o = save_get(c, k->save->o);
+    if (!m->has_gate) return linear_backward(&m->proj, c, heads_as_columns(o), dy, heads_as_columns(go));
+    TRY(dy_alloc(c, dgate, k->N, k->H * m->width.value));
+    TRY(linear_backward(&m->proj, c, heads_as_columns(save_get(c, k->save->gated)), dy,
+                        heads_as_columns(go)));
+    return heads_gate_backward(c, go, tensor_reshape(*dgate, k->N, k->H, m->width.value), o,
+                               save_get(c, k->save->gate));
+}
+
 Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Call k = call_of(m, c, save);
-    Tensor go, dq, through;
+    Tensor go, dq, dgate, through;
     Latents t;
     Heads h, d;
     TRY(dy_alloc(c, &dq, k.N, k.H * k.key));
@@ -520,12 +548,16 @@ Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy,
     TRY(tensor_new(c->scratch, &d.v, c->dtype, k.N, k.H, m->width.value));
     TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.H, m->width.value));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
-    TRY(linear_backward(&m->proj, c, as_columns(save_get(c, save->o)), dy, as_columns(go)));
+    TRY(outputs_backward(&k, dy, go, &dgate));
     TRY(attend_backward(&k, go, h, d));
     TRY(rotate_queries(&k, d.q, 1));
     TRY(keys_backward(&k, x, t.kv, d, dx));
     TRY(queries_backward(&k, x, t.q, dq, through));
     TRY(add_rows(c, dx, through));
+    if (m->has_gate) {
+        TRY(linear_backward(&m->gate, c, x, dgate, through));
+        TRY(add_rows(c, dx, through));
+    }
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -346,7 +346,18 @@ static Err pieces_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRow
     return ERR_OK;
 }
 
-/* The shared expert's output; with a gate backward needs it. */
+/* sum = residual, if given, + the shared expert's output + the bias that its last linear leaves to a sum. */
+static Err shared_sum(const Moe *m, Ctx *c, Tensor out, Tensor residual, Tensor sum)
+{
+    const int bias = m->shared.fc2.bias;
+    return residual_add(c, &(ResidualSum){ .sum = sum,
+                                           .residual = residual,
+                                           .branch = out,
+                                           .bias = bias >= 0 ? param_value(c, bias) : (Tensor){ 0 },
+                                           .dropout = { .scale = 1 } });
+}
+
+/* The shared expert's output; with a gate backward needs it, its bias included. */
 static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows *t)
 {
     if (!m->has_shared) return ERR_OK;
@@ -358,13 +369,15 @@ static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows
         t->gate = moe_first_cols(t->gate, 1);
         TRY(moe_fp32_linear(c, m->shared_gate, -1, x, t->gate));
     }
-    return mlp_forward(&m->shared, c, x, t->shared_out, &save->shared);
+    TRY(mlp_forward(&m->shared, c, x, t->shared_out, &save->shared));
+    if (m->shared_gate < 0 || m->shared.fc2.bias < 0) return ERR_OK;
+    return shared_sum(m, c, t->shared_out, (Tensor){ 0 }, t->shared_out);
 }
 
 static Err shared_add(const Moe *m, Ctx *c, Tensor y, const MoeRows *t)
 {
     if (!m->has_shared) return ERR_OK;
-    if (m->shared_gate < 0) return add_rows(c, y, t->shared_out);
+    if (m->shared_gate < 0) return shared_sum(m, c, t->shared_out, y, y);
     return op(c->s, gated_add_fwd, .y = y, .residual = y, .x = t->shared_out, .gate = t->gate);
 }
 
@@ -508,6 +521,7 @@ static Err shared_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, 
     Tensor dshared = dy, through;
     if (!m->has_shared) return ERR_OK;
     if (m->shared_gate >= 0) TRY(gate_backward(m, c, save, x, dy, dx, &dshared));
+    if (m->shared.fc2.bias >= 0) TRY(grad_add_columns(c, m->shared.fc2.bias, dshared, 0));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
     TRY(mlp_backward(&m->shared, c, &save->shared, x, dshared, through));
     return add_rows(c, dx, through);

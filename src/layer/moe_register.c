@@ -32,6 +32,7 @@ static Err register_shared(Moe *m, ParamRegistry *reg, const MoeSpec *s)
                                 .activation = s->activation,
                                 .activation_limit = s->activation_limit,
                                 .tp_blocks = s->tp_blocks,
+                                .bias = s->bias,
                                 .recompute = s->recompute,
                                 .std = s->std,
                                 .proj_std = s->proj_std }));
@@ -70,7 +71,7 @@ Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec s)
     char noise[PARAM_NAME_MAX];
     snprintf(noise, sizeof noise, "%s.jitter", s.name);
     const int64_t E = s.experts, D = s.hidden, F = s.ffn, gated = activation_gated(s.activation) ? 2 : 1;
-    ASSERT(s.balance.unit > 0 && !(s.bias && s.shared_ffn));
+    ASSERT(s.balance.unit > 0);
     *m = (Moe){ .experts = s.experts,
                 .topk = s.topk,
                 .hidden = D,

@@ -44,6 +44,7 @@ Err norm_forward(const Norm *n, Ctx *c, Tensor x, Tensor y, NormSave *save)
 
 Err residual_add(Ctx *c, const ResidualSum *r)
 {
+    if (!r->branch.data) return ERR_OK;
     return op(c->s, residual_fwd, .y = r->sum, .residual = r->residual, .x = r->branch, .bias = r->bias,
               .position = ctx_row_slice(c, c->batch->position), .sample = ctx_row_slice(c, c->batch->sample),
               .dropout = r->dropout);
@@ -58,6 +59,7 @@ Err add_rows(Ctx *c, Tensor sum, Tensor x)
 Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, NormSave *save)
 {
     Tensor mean, rstd;
+    if (!r->branch.data) return norm_forward(n, c, r->sum, y, save);
     TRY(save_stats(n, c, y.dim[0], save, &mean, &rstd));
     return op(c->s, residual_norm_fwd, .y = y, .mean = mean, .rstd = rstd, .sum = r->sum,
               .residual = r->residual, .x = r->branch, .bias = r->bias, .w = param_value(c, n->weight),

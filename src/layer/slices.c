@@ -56,12 +56,12 @@ Err slice_keys(Ctx *c, Comm *ranks, int s, Tensor *k, Tensor *v)
     return all_positions(c, ranks, v);
 }
 
-Ring slice_ring(const Ctx *c, Comm *ranks, int64_t window, int s)
+RingWalk slice_ring(const Ctx *c, Comm *ranks, int64_t window, int s, Tensor k, Tensor v)
 {
-    return (Ring){ .group = ranks,
-                   .window = window,
-                   .first = s * slice_length(c),
-                   .behind = (c->slice - s) * slice_length(c) };
+    RingWalk w = { .of = ring_of(ranks, k, v, window) };
+    w.of.first = s * slice_length(c);
+    w.of.behind = (c->slice - s) * slice_length(c);
+    return w;
 }
 
 Spans slice_span(const Ctx *c, int s) { return spans_run(s * slice_length(c), slice_length(c)); }
@@ -80,9 +80,9 @@ static Err attend_slice(Ctx *c, Comm *ranks, int s, attention_fwd_args *a)
     ArenaMark mark = arena_mark(c->scratch);
     TRY(slice_keys(c, ranks, s, &a->k, &a->v));
     if (slice_in_parts(c, ranks)) {
-        Ring r = slice_ring(c, ranks, a->window, s);
-        TRY(ring_open(c, &r, a->k, a->v));
-        TRY(ring_attend(c, &r, s < c->slice, a));
+        RingWalk w = slice_ring(c, ranks, a->window, s, a->k, a->v);
+        TRY(ring_open(c, &w, a->k, a->v));
+        TRY(ring_attend(c, &w, s < c->slice, a));
     } else {
         a->k_span = slice_span(c, s);
         a->unfinished = s < c->slice;

@@ -99,10 +99,10 @@ typedef struct {
     Comm *ranks;
     attention_bwd_args a; /* of the slice's queries and its own keys, on this rank */
     Places places;
-    int64_t chunks; /* of query heads that read a key head: their trees are the inner ones */
-    int first;      /* slice whose keys the queries see */
-    int s;          /* the slice whose keys are at work */
-    Ring *ring;     /* that they come from part by part, or NULL; which part it is */
+    int64_t chunks;   /* of query heads that read a key head: their trees are the inner ones */
+    int first;        /* slice whose keys the queries see */
+    int s;            /* the slice whose keys are at work */
+    const Ring *ring; /* that they come from part by part, or NULL; which part it is */
     int part;
     RingPart keys;   /* these: of the part, or all */
     bool resumed;    /* queries have seen keys before them */
@@ -350,7 +350,7 @@ static Err give_part(const SliceCall *x, SliceGrads to, bool add)
         TRY(ring_sum(c, x->ring, x->part, sum[i].v));
         if (i > 0) TRY(join(c, &sum[0], sum[1]));
     }
-    if (!ring_has(x->ring, x->part)) return ERR_OK;
+    if (ring_owner(x->ring, x->part) != x->ring->rank) return ERR_OK;
     TRY(take_part(x, sum[0].k, x->a.k, to.k, add));
     return take_part(x, sum[0].v, x->a.v, to.v, add);
 }
@@ -399,7 +399,7 @@ static Err give_slice(SliceCall *x, int s)
 {
     Ctx *c = x->c;
     const bool seen = s >= x->first;
-    Ring r = slice_ring(c, x->ranks, x->a.window, s);
+    RingWalk w;
     x->s = s;
     x->ring = NULL;
     x->keys = (RingPart){ x->a.k, x->a.v, slice_span(c, s), seen };
@@ -409,10 +409,11 @@ static Err give_slice(SliceCall *x, int s)
         x->resumed = seen;
         return ERR_OK;
     }
-    x->ring = &r;
-    TRY(ring_open(c, &r, x->keys.k, x->keys.v));
-    for (x->part = 0; x->part < r.parts; x->part++) {
-        TRY(ring_advance(c, &r, x->part, &x->keys));
+    w = slice_ring(c, x->ranks, x->a.window, s, x->keys.k, x->keys.v);
+    x->ring = &w.of;
+    TRY(ring_open(c, &w, x->keys.k, x->keys.v));
+    for (x->part = 0; x->part < w.of.parts; x->part++) {
+        TRY(ring_advance(c, &w, x->part, &x->keys));
         TRY(give(x));
         x->resumed |= x->keys.seen;
     }

@@ -30,6 +30,8 @@ static Err register_latent(Block *b, ParamRegistry *reg, const ModelSpec *s, con
                                    .window = layer_pattern_at(&s->window, layer),
                                    .heads = s->heads,
                                    .tp_blocks = s->tp_blocks,
+                                   .bias = s->bias,
+                                   .gate = s->attention_gate,
                                    .rope = layer_pattern_at(&s->rope.layers, layer),
                                    .recompute = s->recompute == RECOMPUTE_SELECTIVE,
                                    .sinks = s->sinks,
@@ -135,7 +137,7 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
 }
 
 /* The parameter of the bias that a branch leaves to the residual sum, or -1. */
-static int attention_bias(const Block *b) { return b->latent ? -1 : b->attn.proj.bias; }
+static int attention_bias(const Block *b) { return b->latent ? b->mla.proj.bias : b->attn.proj.bias; }
 static int mlp_bias(const Block *b) { return b->mixture ? -1 : b->mlp.fc2.bias; }
 
 static Err heads_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)
@@ -179,23 +181,28 @@ static Err norm_out(const Block *b, Ctx *c, Tensor x, Tensor *n, Saved *saved)
     return tensor_new(c->scratch, n, c->dtype, x.dim[0], x.dim[1]);
 }
 
-Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
+Err residual_stream(Ctx *c, Tensor x, ResidualStream *out)
 {
-    Tensor n, branch, mid;
-    int64_t R = x.dim[0], D = x.dim[1];
+    *out = (ResidualStream){ .sum = { .sum = x } };
+    return tensor_new(c->scratch, &out->branch, c->dtype, x.dim[0], x.dim[1]);
+}
+
+Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
+{
+    const Tensor in = x->sum.sum;
+    Tensor n, mid;
     c->context = b->context;
     c->layer = b->index;
-    TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, R, D));
-    TRY(tensor_new(c->scratch, &branch, c->dtype, R, D));
-    TRY(norm_out(b, c, x, &n, &save->n1));
-    TRY(norm_forward(&b->norm1, c, x, n, &save->norm1));
-    TRY(heads_forward(b, c, n, branch, save));
-    ResidualSum sum = behind(b, c, attention_bias(b), b->attn_dropout_key, x, branch, mid);
+    TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
+    TRY(norm_out(b, c, in, &n, &save->n1));
+    TRY(norm_forward_sum(&b->norm1, c, &x->sum, n, &save->norm1));
+    TRY(heads_forward(b, c, n, x->branch, save));
+    x->sum = behind(b, c, attention_bias(b), b->attn_dropout_key, in, x->branch, mid);
     TRY(norm_out(b, c, mid, &n, &save->n2));
-    TRY(norm_forward_sum(&b->norm2, c, &sum, n, &save->norm2));
-    TRY(ffn_forward(b, c, n, branch, save));
-    sum = behind(b, c, mlp_bias(b), b->mlp_dropout_key, mid, branch, y);
-    return residual_add(c, &sum);
+    TRY(norm_forward_sum(&b->norm2, c, &x->sum, n, &save->norm2));
+    TRY(ffn_forward(b, c, n, x->branch, save));
+    x->sum = behind(b, c, mlp_bias(b), b->mlp_dropout_key, mid, x->branch, y);
+    return ERR_OK;
 }
 
 /*
@@ -274,7 +281,8 @@ static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
 }
 
-Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
+/* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
+Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
 {
     ArenaMark mark = arena_mark(c->scratch);
     if (!b->again) {
@@ -283,6 +291,8 @@ Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
         Arena *kept[REGION_COUNT];
         saves_to_scratch(c, kept);
         TRY(block_forward(b, c, x, save, y));
+        TRY(residual_add(c, &x->sum));
+        x->sum = (ResidualSum){ .sum = y };
         saves_restored(c, kept);
     }
     segment_end(c);
@@ -290,20 +300,21 @@ Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y)
     return ERR_OK;
 }
 
-/* Under full recomputation: the block's forward once more, into scratch, then its backward from there. */
+/* Under full recomputation: the block's forward once more, into scratch, then its backward from there. The output, of
+ * which backward reads nothing, is not made again. */
 Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d)
 {
     if (!b->again) return block_backward(b, c, save, x, d);
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor y;
+    ResidualStream stream;
     Arena *kept[REGION_COUNT];
     Segment *g = &c->slot->segments[save->mid.segment], saved_segment = *g;
     bool split = c->split_backward;
     saves_to_scratch(c, kept);
     c->split_backward = false; /* its W must follow at once: the inputs live in scratch */
     segment_begin(c, save->mid.segment);
-    TRY(tensor_new(c->scratch, &y, c->dtype, x.dim[0], x.dim[1]));
-    TRY(block_forward(b, c, x, save, y));
+    TRY(residual_stream(c, x, &stream));
+    TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
     TRY(block_backward(b, c, save, x, d));
     c->split_backward = split;
     saves_restored(c, kept);

@@ -123,15 +123,17 @@ static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const B
 }
 
 /* One block; its output comes first in its segment. Under full recomputation only the output stays. */
-static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out)
+static Err run_block(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, ResidualStream *x)
 {
     Tensor y;
     segment_begin(c, 1 + i);
     TRY(stream_alloc(st, c, save, i + 1, out, &y));
-    return block_run(&st->blocks[i], c, save_get(c, save->x[i]), &save->blocks[i], y);
+    return block_run(&st->blocks[i], c, x, &save->blocks[i], y);
 }
 
-static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out)
+/* Begins the stream, in scratch. */
+static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
+                     ResidualStream *stream)
 {
     Tensor x;
     segment_begin(c, 0);
@@ -139,15 +141,15 @@ static Err run_input(const Stage *st, Ctx *c, StageSave *save, const Boundary *i
     if (st->share.embedding) TRY(embedding_forward(&st->embedding, c, c->batch->token, x));
     else TRY(device_copy(c->s, x.data, in->t[0].data, tensor_bytes(x)));
     segment_end(c);
-    return ERR_OK;
+    return residual_stream(c, x, stream);
 }
 
-static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, Tensor *out)
+static Err run_final_norm(const Stage *st, Ctx *c, StageSave *save, const ResidualStream *x, Tensor *out)
 {
-    Tensor x = save_get(c, save->x[st->share.layer_count]);
+    const Tensor sum = x->sum.sum;
     segment_begin(c, st->share.layer_count + 1);
-    TRY(save_new(c, REGION_W, out, &save->final_out, c->dtype, x.dim[0], x.dim[1]));
-    return norm_forward(&st->final_norm, c, x, *out, &save->final_norm);
+    TRY(save_new(c, REGION_W, out, &save->final_out, c->dtype, sum.dim[0], sum.dim[1]));
+    return norm_forward_sum(&st->final_norm, c, &x->sum, *out, &save->final_norm);
 }
 
 /* ---- the losses: that of the head is of depth 0, then come the modules' ---- */
@@ -169,6 +171,20 @@ static Tensor target_of(const Batch *b, int depth)
     return tensor_reshape(tensor_row_slice(b->further_target, depth - 1, 1), b->further_target.dim[1]);
 }
 
+/* From the stage's input to the end of its blocks: what the head reads, or `out`. */
+static Err run_blocks(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
+                      Tensor *final_out)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    ResidualStream x;
+    TRY(run_input(st, c, save, in, out, &x));
+    for (int i = 0; i < st->share.layer_count; i++) TRY(run_block(st, c, save, i, out, &x));
+    if (st->share.head) TRY(run_final_norm(st, c, save, &x, final_out));
+    else TRY(residual_add(c, &x.sum));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
 /* Ends the segment. */
 static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor sums)
 {
@@ -185,10 +201,8 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
                   Tensor sums)
 {
     Tensor final_out;
-    TRY(run_input(st, c, save, in, out));
-    for (int i = 0; i < st->share.layer_count; i++) TRY(run_block(st, c, save, i, out));
+    TRY(run_blocks(st, c, save, in, out, &final_out));
     if (!st->share.head) return ERR_OK;
-    TRY(run_final_norm(st, c, save, &final_out));
     TRY(run_head(st, c, save, 0, sums));
     for (int i = 0; i < st->share.mtp && c->dropout_on; i++) {
         TRY(mtp_forward(&st->mtp[i], c, hidden_of(c, save, i), &save->mtp[i]));
@@ -271,16 +285,19 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
 
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits)
 {
+    ArenaMark mark = arena_mark(c->scratch);
+    ResidualStream x;
     Tensor final_out;
     ASSERT(c->batch->B == 1 && c->world->size == 1);
-    TRY(run_input(st, c, save, NULL, NULL));
+    TRY(run_input(st, c, save, NULL, NULL, &x));
     for (int i = 0; i < st->share.layer_count; i++) {
         c->kv = &kv[i];
-        TRY(run_block(st, c, save, i, NULL));
+        TRY(run_block(st, c, save, i, NULL, &x));
     }
     c->kv = NULL;
-    TRY(run_final_norm(st, c, save, &final_out));
+    TRY(run_final_norm(st, c, save, &x, &final_out));
     segment_end(c);
+    arena_release(c->scratch, mark);
     return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }
 
@@ -339,7 +356,7 @@ static double attention_flop_per_token(const ModelSpec *spec)
     const double q = w.q_rank ? (double)w.q_rank * (D + heads * C) : D * heads * C;
     const double kv =
         D * (double)(w.kv_rank + w.rope) + (double)w.kv_rank * heads * (double)(w.nope + w.value);
-    return 2 * (q + kv + heads * (double)w.value * D) + scores;
+    return 2 * (q + kv + (1 + spec->attention_gate) * heads * (double)w.value * D) + scores;
 }
 
 /* Of a block's feed-forward part. */

@@ -233,8 +233,19 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, cons
                         const char *which);
 /* name: "layers.3"; layer: the block of the model that it is, or, where windows and the like differ, is like. */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
-/* y: where the block's output goes; allocated by the caller after the saves through `alloc_y`. */
-Err block_forward(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y);
+/*
+ * The residual stream on its way through the blocks of a stage. Its last sum is still to be made where it has a branch:
+ * by the norm that reads it, in one pass, or by residual_add.
+ */
+typedef struct {
+    ResidualSum sum;
+    Tensor branch; /* [R, D] scratch: what each branch leaves until its sum is made */
+} ResidualStream;
+/* Begins it with x, which is made. */
+Err residual_stream(Ctx *c, Tensor x, ResidualStream *out);
+
+/* y: where the sum goes that is the block's output. */
+Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y);
 /* d in: dy, out: dx. c->below says what the blocks around it do for each other's biases. */
 Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d);
 /* The last bias, if a block behind this one can sum its gradient (InputSum); else -1. */
@@ -242,7 +253,7 @@ int block_bias_of_output(const Block *b, const Ctx *c);
 
 /* The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
  * recomputation says kept or made again. */
-Err block_run(const Block *b, Ctx *c, Tensor x, BlockSave *save, Tensor y);
+Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y);
 Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d);
 
 /* mtp.c. With depth and segment set; table: the embedding's, in reg. */

@@ -79,13 +79,11 @@ static Err project_backward(const Mtp *m, Ctx *c, Tensor x, Tensor dy, Tensor dx
 {
     const Comm *tp = &c->world->tp;
     const int64_t columns = dy.dim[1] / tp->size;
-    const Dropout none = { .scale = 1 };
     Tensor full, own;
     ArenaMark mark = arena_mark(c->scratch);
     TRY(gather_rows(c, dy, &full));
     TRY(dy_alloc(c, &own, full.dim[0], columns));
-    TRY(op(c->s, residual_bwd, .dx = own, .dy = tensor_col_slice(full, tp->rank * columns, columns),
-           .position = c->batch->position, .sample = c->batch->sample, .dropout = none));
+    TRY(copy_rows(c, own, tensor_col_slice(full, tp->rank * columns, columns)));
     TRY(linear_backward(&m->proj, c, x, own, dx));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -110,16 +108,21 @@ static Err forward_input(const Mtp *m, Ctx *c, Tensor h, MtpSave *save, Tensor *
 Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save)
 {
     const int64_t R = h.dim[0], D = h.dim[1];
+    ArenaMark mark = arena_mark(c->scratch);
+    ResidualStream stream;
     Tensor x, y, out;
     segment_begin(c, m->segment);
     TRY(forward_input(m, c, h, save, &x));
     segment_end(c);
     segment_begin(c, m->segment + 1);
     TRY(save_new(c, REGION_I, &y, &save->y, c->dtype, R, D));
-    TRY(block_run(&m->block, c, x, &save->block, y));
+    TRY(residual_stream(c, x, &stream));
+    TRY(block_run(&m->block, c, &stream, &save->block, y));
     segment_begin(c, m->segment + 2);
     TRY(save_new(c, REGION_W, &out, &save->out, c->dtype, R, D));
-    return norm_forward(&m->final_norm, c, y, out, &save->final_norm);
+    TRY(norm_forward_sum(&m->final_norm, c, &stream.sum, out, &save->final_norm));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
 }
 
 /* d: the gradient of the block's input, used up. */

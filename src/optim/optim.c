@@ -1,8 +1,6 @@
 /* See optim.h. AdamW itself is an op (device/ops.def); this file decides what it runs over. */
 #include "optim/optim.h"
 
-#include "param/shard.h"
-
 Err optim_sum_loss(Optim *o)
 {
     const int64_t count = tensor_count(o->sums);
@@ -13,16 +11,9 @@ Err optim_sum_loss(Optim *o)
 /* Statistics of what this rank holds, into the places of the whole model's. Each element counts on one rank. */
 static Err add_stats(Optim *o, const ParamStore *ps)
 {
-    for (int i = 0; i < ps->reg->count; i++) {
-        const Param *p = &ps->reg->items[i];
-        Tensor g = param_slice_grad(ps, i);
-        if (p->spec.group == PARAM_STATE) continue;
-        if (p->copy || !shard_owner(p, &ps->reg->place) || !tensor_count(g)) continue;
-        TRY(op(o->stream, grad_stats, .max = tensor_row_slice(o->stats->max, p->global, 1),
-               .sumsq = tensor_reshape(tensor_row_slice(o->stats->sumsq, p->global, 1), 4), .g = g,
-               .shift = param_store_shift(ps, i)));
-    }
-    return ERR_OK;
+    if (!ps->chunks) return ERR_OK;
+    return op(o->stream, grad_stats, .max = o->stats->max, .sumsq = o->stats->sumsq, .g = ps->grad,
+              .shift = o->stats->shift, .parts = ps->parts, .chunks = ps->chunks);
 }
 
 /* Over a group of ranks whose statistics add up. */
@@ -69,28 +60,24 @@ Err optim_norm_local(Optim *o, Tensor sums)
     return finish(o, sums);
 }
 
-static Err update_bias(Optim *o, ParamStore *ps, int id)
+static Err update_biases(Optim *o, ParamStore *ps)
 {
     if (!(o->bias_rate > 0)) return ERR_OK;
-    return op(o->stream, expert_bias, .bias = param_slice_master(ps, id), .load = param_slice_grad(ps, id),
-              .step = o->step, .rate = o->bias_rate);
+    for (int i = 0; i < ps->reg->count; i++) {
+        if (ps->reg->items[i].spec.group != PARAM_STATE) continue;
+        TRY(op(o->stream, expert_bias, .bias = param_slice_master(ps, i), .load = param_slice_grad(ps, i),
+               .step = o->step, .rate = o->bias_rate));
+    }
+    return ERR_OK;
 }
 
 Err optim_update(Optim *o, ParamStore *ps)
 {
-    for (int i = 0; i < ps->reg->count; i++) {
-        const Param *p = &ps->reg->items[i];
-        Tensor copy = { 0 }, g = param_slice_grad(ps, i); /* copy: for layers that do not read the master */
-        if (p->spec.group == PARAM_STATE) {
-            TRY(update_bias(o, ps, i));
-            continue;
-        }
-        if (!tensor_count(g)) continue;
-        if (ps->value.dtype != F32) copy = param_slice_value(ps, i);
-        TRY(op(o->stream, adamw, .w = param_slice_master(ps, i), .m = param_slice_of(ps, i, ps->m),
-               .v = param_slice_of(ps, i, ps->v), .g = g, .copy = copy, .shift = param_store_shift(ps, i),
-               .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2, .eps = o->adamw.eps,
-               .decay = p->spec.flags & PARAM_DECAY ? o->adamw.weight_decay : 0));
-    }
-    return ERR_OK;
+    const bool copied = ps->value.dtype != F32; /* layers do not read the master */
+    TRY(update_biases(o, ps));
+    if (!ps->chunks) return ERR_OK;
+    return op(o->stream, adamw, .w = ps->master, .m = ps->m, .v = ps->v, .g = ps->grad,
+              .copy = copied ? ps->value : (Tensor){ 0 }, .shift = o->stats->shift, .parts = ps->parts,
+              .chunks = ps->chunks, .step = o->step, .beta1 = o->adamw.beta1, .beta2 = o->adamw.beta2,
+              .eps = o->adamw.eps, .decay = o->adamw.weight_decay);
 }

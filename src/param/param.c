@@ -263,6 +263,30 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     return tensor_new(state, &s->v, F32, reg->slice_count);
 }
 
+Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
+{
+    const ParamRegistry *r = s->reg;
+    FlatPart *part;
+    int n = 0;
+    TRY(setup_array(r->setup, r->count, &part));
+    s->chunks = 0;
+    for (int i = 0; i < r->count; i++) {
+        const Param *p = &r->items[i];
+        const ParamSlice x = param_slice(r, i);
+        if (p->spec.group == PARAM_STATE || !x.count) continue;
+        const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
+        part[n++] = (FlatPart){ .flat = p->offset + x.first,
+                                .slice = x.at,
+                                .count = x.count,
+                                .chunk = s->chunks,
+                                .number = p->global,
+                                .flags = (decays ? FLAT_DECAYS : 0) | (counts ? FLAT_COUNTS : 0) };
+        s->chunks += flat_chunks(x.count);
+    }
+    TRY(tensor_new(state, &s->parts, I64, n, sizeof *part / sizeof(int64_t)));
+    return device_write(stream, s->parts.data, part, tensor_bytes(s->parts));
+}
+
 Err param_store_keep_older(ParamStore *s, int count, Arena *state)
 {
     s->older_count = count;
@@ -301,20 +325,12 @@ Tensor param_view(const Param *p, Tensor flat)
 
 Tensor param_store_grad(const ParamStore *s, int id) { return param_view(&s->reg->items[id], s->grad); }
 
-Tensor param_slice_of(const ParamStore *s, int id, Tensor slices)
-{
-    ParamSlice x = param_slice(s->reg, id);
-    return tensor_row_slice(slices, x.at, x.count);
-}
-
 /* This rank's slice of a parameter in a flat buffer that holds all of it. */
 static Tensor slice_at(const ParamStore *s, int id, Tensor flat)
 {
     ParamSlice x = param_slice(s->reg, id);
     return tensor_row_slice(flat, s->reg->items[id].offset + x.first, x.count);
 }
-
-Tensor param_slice_value(const ParamStore *s, int id) { return slice_at(s, id, s->value); }
 
 Tensor param_slice_grad(const ParamStore *s, int id) { return slice_at(s, id, s->grad); }
 
@@ -333,7 +349,9 @@ int64_t param_origin(const ParamStore *s, int id, Tensor flat)
 
 Tensor param_slice_master(const ParamStore *s, int id)
 {
-    return s->master.data == s->value.data ? param_slice_value(s, id) : param_slice_of(s, id, s->master);
+    const ParamSlice x = param_slice(s->reg, id);
+    return s->master.data == s->value.data ? slice_at(s, id, s->value)
+                                           : tensor_row_slice(s->master, x.at, x.count);
 }
 
 Tensor param_store_shift(const ParamStore *s, int id)

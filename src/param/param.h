@@ -13,6 +13,7 @@
  *   value  what layers read: f32, or the 16-bit copy of the master, written by every update
  *   grad   i64 fixed point (or f32 with reproducible = run)
  *   master, m, v    f32, of this rank's slice alone; in f32 the master is the value itself
+ * a table of the tensors (FlatPart), by which one op runs over them all,
  * and, of every parameter of the model on every rank, statistics and fixed-point shifts of its gradient (GradStats).
  *
  * Layout: backward's order, that is registration reversed, cut into buckets between parameters; each bucket
@@ -200,6 +201,8 @@ typedef struct {
         *older; /* [older_count] values before the last updates, for schedules that update while they run */
     int older_count, updates; /* updates: since older was begun; version i is older[i % older_count] */
     Tensor grad;              /* flat: I64 or F32; empty without gradients */
+    Tensor parts;             /* [tensors, 5] FlatPart: what this rank updates, without STATE */
+    int64_t chunks;           /* of all parts */
     /* [count], host: nothing was added in this step. The memory then holds no number of this step, and who adds first
      * overwrites, so that no pass over the gradients clears them. */
     bool *fresh;
@@ -213,6 +216,9 @@ typedef struct {
  */
 Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *stats, Arena *state,
                      DType value_dtype, GradKind grads);
+
+/* Makes the table `parts`, in `state`; of a store with gradients. */
+Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream);
 
 /* Keeps the last `count` values beside the newest. In `state`. */
 Err param_store_keep_older(ParamStore *s, int count, Arena *state);
@@ -234,9 +240,7 @@ Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 Tensor param_view(const Param *p, Tensor flat);
 Tensor param_store_grad(const ParamStore *s, int id);
 /* Flat views of this rank's slice of one parameter. */
-Tensor param_slice_of(const ParamStore *s, int id, Tensor slices); /* of m, v */
 Tensor param_slice_master(const ParamStore *s, int id);
-Tensor param_slice_value(const ParamStore *s, int id);
 Tensor param_slice_grad(const ParamStore *s, int id);
 /* Where in master, m or v element 0 of a parameter's local memory lies, or would lie: of a slice only a part does. */
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);

@@ -29,8 +29,9 @@ static void announce_batch(const Trainer *t, int64_t step)
 void announce_step(const Run *r)
 {
     const Trainer *t = &r->trainer;
-    const DatasetStage s = dataset_stage(r->train, t->samples);
-    announce_batch(t, t->step + 1);
-    if (s.number && s.first == t->samples)
-        log_info("from step %lld on: data.train is '%.600s'", (long long)t->step + 1, s.spec);
+    const int64_t step = trainer_next_step(t), sample = trainer_next_sample(t);
+    const DatasetStage s = dataset_stage(r->train, sample);
+    announce_batch(t, step);
+    if (s.number && s.first == sample)
+        log_info("from step %lld on: data.train is '%.600s'", (long long)step, s.spec);
 }

@@ -66,6 +66,7 @@ static RanksOptions options_of(const Config *c, Grid grid)
                        .cuda = c->run.device == RUN_DEVICE_CUDA,
                        .tp_ctas = { (int)c->parallel.nccl_tp_min_ctas, (int)c->parallel.nccl_tp_max_ctas },
                        .dp_ctas = dp_ctas(c),
+                       .sums_by_message = c->run.precision != RUN_PRECISION_FP32,
                        .saver = c->checkpoint.async };
 }
 

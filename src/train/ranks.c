@@ -188,10 +188,11 @@ static Err connect_gpus(Ranks *r, const RanksOptions *o)
 
 static NcclUse use_of(const Ranks *r, GroupKind kind)
 {
+    const bool sums_here = r->sums_by_message && (kind != GROUP_TP || !r->world.grid.sp); /* else in sp */
     switch (kind) {
     case GROUP_TP:
     case GROUP_SP:
-    case GROUP_KV: return (NcclUse){ .ctas = r->tp_ctas };
+    case GROUP_KV: return (NcclUse){ r->tp_ctas, sums_here ? NCCL_ALL_PAIRS : NCCL_NO_MESSAGES };
     case GROUP_DP:
     case GROUP_DP_CP:
     case GROUP_STAGE_LOW:
@@ -281,6 +282,7 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .hosts = 1,
                   .gpu = { .sharers = 1 },
                   .cuda = o->cuda,
+                  .sums_by_message = o->sums_by_message,
                   .tp_ctas = o->tp_ctas,
                   .dp_ctas = o->dp_ctas,
                   .timeout_s = o->timeout_s };

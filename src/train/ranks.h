@@ -32,6 +32,7 @@ typedef struct {
     bool cuda;       /* tensors lie in the memory of GPUs */
     RankGpu gpu;     /* with cuda */
     NcclCtas tp_ctas, dp_ctas;
+    bool sums_by_message; /* RanksOptions */
     World world;
     bool world_open;
     Comm save; /* all ranks, for what writes checkpoints beside the steps; open with `saver` */
@@ -48,7 +49,8 @@ typedef struct {
     bool check_calls;  /* every collective call is compared with the peers' */
     bool cuda;         /* tensors lie in the memory of GPUs */
     NcclCtas tp_ctas, dp_ctas;
-    bool saver; /* checkpoints are written by a thread */
+    bool sums_by_message; /* of tensor-parallel ranks: the values have 16 bits (layer/sums.c) */
+    bool saver;           /* checkpoints are written by a thread */
 } RanksOptions;
 
 /*

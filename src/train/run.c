@@ -112,11 +112,29 @@ static void say_arenas(const MemoryPlan *p)
         if (rows[i].bytes) log_info("%-50s %9s", rows[i].name, units_bytes(text, rows[i].bytes));
 }
 
+/* Twice as many slices, if that is legal and lets pipeline ranks hold less; else 0. */
+static int64_t more_slices(const Run *r)
+{
+    const Config *c = r->cfg;
+    const int64_t slices = c->parallel.slices;
+    const bool free = c->origin[CFG_parallel_schedule].kind == ORIGIN_DEFAULT &&
+                      c->origin[CFG_parallel_vpp].kind == ORIGIN_DEFAULT;
+    if (r->spec.forward_only || c->parallel.pp == 1 || !(free || slices > 1)) return 0;
+    return 2 * slices <= SLICES_MOST && config_allows_slices(c, 2 * slices) ? 2 * slices : 0;
+}
+
 static Err hint_smaller(const Run *r)
 {
-    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full; parallel.cp=%d, with more "
-                    "ranks that share each sequence; or a smaller model",
-                    (long long)r->spec.micro_batch, 2 * r->world->grid.cp);
+    const int64_t slices = more_slices(r);
+    char cp[80] = "", cut[80] = "";
+    if (r->cfg->parallel.slices == 1)
+        snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;",
+                 2 * r->world->grid.cp);
+    if (slices)
+        snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;",
+                 (long long)slices);
+    return err_hint("a smaller train.micro_batch (now %lld); train.recompute=full;%s%s or a smaller model",
+                    (long long)r->spec.micro_batch, cp, cut);
 }
 
 /* Known before step 1: a run that cannot fit says so now, with what takes how much. */

@@ -1,6 +1,7 @@
 /*
  * The run's loop. Order after each step: metrics, evaluation, checkpoint, and only then the question whether
- * to stop: so a stop never loses what a step did.
+ * to stop: so a stop never loses what a step did. On a GPU a step may be enqueued before the line of the one before it
+ * is written (trainer_start); never before an evaluation or a checkpoint that is due.
  */
 #include "train/train.h"
 
@@ -94,7 +95,8 @@ typedef struct {
     const Config *cfg;
     Ranks ranks;
     bool lead;            /* the rank that writes what is written once */
-    bool tracing;         /* spans are being recorded */
+    bool traced;          /* spans are being recorded, of several ranks on some, */
+    bool tracing;         /* and on this one */
     Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
     MetricsBubble bubble; /* of the step before the next line of metrics */
     ExpertLoads loads;    /* of a mixture in the last step */
@@ -105,6 +107,7 @@ typedef struct {
     int lock_fd;
     char *config_text;
     double peak_flops, flop_per_token, started_s;
+    double begun_s; /* the step of the next line of metrics */
     const char *peak_source;
     int skipped_in_a_row;
     int64_t saved_step, steps_done;
@@ -403,6 +406,24 @@ static Err check_numerics(Loop *l, const StepReport *r)
            err_hint("lower optim.lr or raise optim.warmup, and resume from a checkpoint before the trouble");
 }
 
+/* What a step came to, if one was finished (trainer_start, trainer_finish). */
+static Err take_report(Loop *l, const StepReport *r)
+{
+    if (!r->step) return ERR_OK;
+    if (l->run.spec.model.moe.experts) TRY(loads_read(&l->run.trainer, &l->loads));
+    const double now = clock_s();
+    record_step(l, r, now - l->begun_s);
+    l->begun_s = now; /* of one that was enqueued meanwhile */
+    return check_numerics(l, r);
+}
+
+static Err finish_step(Loop *l)
+{
+    StepReport report;
+    TRY(trainer_finish(&l->run.trainer, &report));
+    return take_report(l, &report);
+}
+
 static Err evaluate(Loop *l)
 {
     Trainer *t = &l->run.trainer;
@@ -506,38 +527,74 @@ static Err stop_trace(Loop *l)
     return ERR_OK;
 }
 
-/* A traced step is recorded with the one before it, whose gathers of weights go on in its forward. */
-static Err traced_step(Loop *l, TokenSource source, StepReport *report)
+/* Enqueues a step. Of the one before it, if that gets done meanwhile, the line is written. Among several ranks only
+ * this one knows of a failure: no more is asked of the others. */
+static Err start_step(Loop *l, TokenSource source)
+{
+    StepReport before;
+    ErrKept why;
+    Err err = trainer_start(&l->run.trainer, source, &before);
+    if (!err) return take_report(l, &before);
+    if (l->run.world->size > 1) return err;
+    err_keep(&why);
+    if (take_report(l, &before)) log_debug("%s", err_message());
+    return err_again(&why, err);
+}
+
+/* Whether a step's outcome is wanted before the next is started. Else, on a GPU, it is read while that one runs. */
+static bool waits_for(const Loop *l, int64_t step, int64_t end)
 {
     const Config *c = l->cfg;
-    const int64_t step = l->run.trainer.step + 1;
+    return !trainer_runs_ahead(&l->run.trainer) || l->traced || l->steps_done == 0 || step == end ||
+           (l->run.valid.count && due(step, c->train.eval_every)) || due(step, c->checkpoint.every);
+}
+
+/* The next step, and its report if it is waited for, else one of step 0. A traced step is recorded with the one before
+ * it, whose gathers of weights go on in its forward. */
+static Err traced_step(Loop *l, int64_t end, StepReport *report)
+{
+    const Config *c = l->cfg;
+    const int64_t step = trainer_next_step(&l->run.trainer);
     const bool records = l->lead || l->timeline;
-    if (records && !l->tracing && (wanted(l, step) || wanted(l, step + 1))) start_trace(l);
+    *report = (StepReport){ 0 };
+    if (!l->traced && (wanted(l, step) || wanted(l, step + 1))) {
+        TRY(finish_step(l));
+        l->traced = true;
+        if (records) start_trace(l);
+    }
     trace_begin("step");
-    TRY(trainer_step(&l->run.trainer, source, report));
+    TRY(start_step(l, (TokenSource){ l->loader, loader_tokens }));
+    if (waits_for(l, step, end)) TRY(trainer_finish(&l->run.trainer, report));
     trace_end();
     const bool last = due(step, c->log.trace_every) || step == c->derived.trace_last;
+    if (last) l->traced = false;
     return l->tracing && last ? stop_trace(l) : ERR_OK;
+}
+
+/* Evaluation and checkpoint, where they are due; no step is in flight then. */
+static Err after_step(Loop *l, int64_t end)
+{
+    const Config *c = l->cfg;
+    const int64_t step = l->run.trainer.step;
+    if (l->run.valid.count && (due(step, c->train.eval_every) || step == end)) TRY(evaluate(l));
+    TRY(collect_save(l, false, false));
+    return due(step, c->checkpoint.every) && step != end ? save(l, false) : ERR_OK;
 }
 
 static Err one_step(Loop *l, int64_t end)
 {
     StepReport report;
     Trainer *t = &l->run.trainer;
-    double t0 = clock_s();
-    step_now = (sig_atomic_t)(t->step + 1);
+    const int64_t step = trainer_next_step(t);
+    if (step == t->step + 1) l->begun_s = clock_s(); /* none is in flight */
+    step_now = (sig_atomic_t)step;
     if (l->lead) announce_step(&l->run);
-    watch_phase(l->ranks.watch, PHASE_STEP, t->step + 1);
+    watch_phase(l->ranks.watch, PHASE_STEP, step);
     fault_point("step");
-    TRY(traced_step(l, (TokenSource){ l->loader, loader_tokens }, &report));
+    TRY(traced_step(l, end, &report));
     if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
-    if (l->run.spec.model.moe.experts) TRY(loads_read(t, &l->loads));
-    record_step(l, &report, clock_s() - t0);
-    TRY(check_numerics(l, &report));
-    if (l->run.valid.count && (due(t->step, l->cfg->train.eval_every) || t->step == end)) TRY(evaluate(l));
-    TRY(collect_save(l, false, false));
-    if (due(t->step, l->cfg->checkpoint.every) && t->step != end) TRY(save(l, false));
-    return ERR_OK;
+    TRY(take_report(l, &report));
+    return report.step ? after_step(l, end) : collect_save(l, false, false);
 }
 
 /* What asks this run to end before its time, on any rank: a signal's number, OUT_OF_TIME, or 0. */
@@ -569,9 +626,11 @@ static Err say_stopped(const Loop *l, int64_t reason)
 static Err save_without_data(Loop *l, Err err)
 {
     ErrKept why;
-    if (err != ERR_DATA || l->run.world->size > 1 || l->saved_step == l->run.trainer.step) return err;
+    if (err != ERR_DATA || l->run.world->size > 1) return err;
     err_keep(&why);
-    if (save(l, true)) log_warn("no checkpoint: %s", err_message());
+    Err saved = finish_step(l);
+    if (!saved && l->saved_step != l->run.trainer.step) saved = save(l, true);
+    if (saved) log_warn("no checkpoint: %s", err_message());
     return err_again(&why, err);
 }
 
@@ -592,14 +651,16 @@ static Err loop_run(Loop *l)
     Trainer *t = &l->run.trainer;
     int64_t end = l->cfg->derived.steps, stop_at = l->cfg->train.stop_at;
     int64_t reason = 0;
+    Err err = ERR_OK;
     if (stop_at > 0 && stop_at < end) end = stop_at;
     if (l->lead) say_start(l, end);
     if (t->step < end) metrics_wait(&l->metrics);
-    while (t->step < end && !reason) {
-        Err err = one_step(l, end);
-        if (err) return keep_trace(l, save_without_data(l, end_of_save(l, err)));
-        if (t->step < end) TRY(stop_reason(l, &reason));
+    while (!err && trainer_next_step(t) <= end && !reason) {
+        err = one_step(l, end);
+        if (!err && trainer_next_step(t) <= end) TRY(stop_reason(l, &reason));
     }
+    if (!err) err = finish_step(l); /* (one that is in flight when a signal came) */
+    if (err) return keep_trace(l, save_without_data(l, end_of_save(l, err)));
     TRY(save_last(l));
     if (l->tracing && l->cfg->derived.trace_first) TRY(stop_trace(l)); /* the run ends before trace_last */
     return reason ? say_stopped(l, reason) : ERR_OK;

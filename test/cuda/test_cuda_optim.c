@@ -11,11 +11,15 @@ static Tensor counted(Tensor t, const Pair *rows)
     return t;
 }
 
-/* Elements first .. first + count - 1 of a flat buffer: a parameter, or a rank's share of one. */
-static Pair pair_range(Pair p, int64_t first, int64_t count)
+/* A table of n tensors, whose chunks are filled in. */
+static Pair pair_parts(CudaCase *c, FlatPart *part, int n, int64_t *chunks)
 {
-    for (int side = 0; side < 2; side++) p.t[side] = tensor_row_slice(p.t[side], first, count);
-    return p;
+    *chunks = 0;
+    for (int i = 0; i < n; i++) {
+        part[i].chunk = *chunks;
+        *chunks += flat_chunks(part[i].count);
+    }
+    return pair_values(c, I64, part, n, 5);
 }
 
 static Pair pair_step(CudaCase *c, const StepValues *v)
@@ -78,16 +82,20 @@ static void check_stats(CudaCase *c, Pair max, Pair sumsq, const char *what)
 static void stats_case(int64_t P, int64_t first, int64_t rows, int shift, double scale)
 {
     CudaCase *c = case_open();
-    int64_t start_max = 5, start[4] = { 7, 0, 1, 0 };
+    int64_t start_max = 5, start[4] = { 7, 0, 1, 0 }, chunks[2];
     int32_t by = shift;
     char what[96];
     snprintf(what, sizeof what, "P %d first %d rows %d shift %d scale %g", (int)P, (int)first, (int)rows, shift, scale);
-    Pair g = pair_range(gradients(c, P + first, scale), first, P), use = pair_values(c, I64, &rows, 1);
-    Pair max = pair_values(c, I64, &start_max, 1), sumsq = pair_values(c, I64, start, 4);
-    Pair at = pair_values(c, I32, &by, 1);
-    BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = counted(AT(g), &use), .shift = AT(at));
+    Pair g = gradients(c, P + first, scale), max = pair_values(c, I64, &start_max, 1);
+    Pair sumsq = pair_values(c, I64, start, 1, 4), at = pair_values(c, I32, &by, 1);
+    FlatPart few = { .flat = first, .count = rows, .flags = FLAT_COUNTS }, all = few;
+    all.count = P;
+    Pair part = pair_parts(c, &few, 1, &chunks[0]), whole = pair_parts(c, &all, 1, &chunks[1]);
+    BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(g), .shift = AT(at), .parts = AT(part),
+         .chunks = chunks[0]);
     check_stats(c, max, sumsq, what);
-    BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(g), .shift = AT(at)); /* onto what is there */
+    BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(g), .shift = AT(at), .parts = AT(whole),
+         .chunks = chunks[1]); /* onto what is there */
     check_stats(c, max, sumsq, what);
     case_close(c);
 }
@@ -114,17 +122,61 @@ TEST(stats_of_bad_gradients)
         for (int place = 0; place < 50; place += 7) {
             CudaCase *c = case_open();
             float g[50];
-            int64_t got;
+            int64_t got, chunks;
+            FlatPart whole = { .count = 50, .flags = FLAT_COUNTS };
             for (int i = 0; i < 50; i++) g[i] = (float)i / 8;
             g[place] = bad[k];
-            Pair p = pair_values(c, F32, g, 50), max = pair_zero(c, I64, 1), sumsq = pair_zero(c, I64, 4);
-            Pair shift = pair_values(c, I32, &(int32_t){ 40 }, 1);
-            BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(p), .shift = AT(shift));
+            Pair p = pair_values(c, F32, g, 50), max = pair_zero(c, I64, 1), sumsq = pair_zero(c, I64, 1, 4);
+            Pair shift = pair_values(c, I32, &(int32_t){ 40 }, 1), part = pair_parts(c, &whole, 1, &chunks);
+            BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(p), .shift = AT(shift), .parts = AT(part),
+                 .chunks = chunks);
             check_stats(c, max, sumsq, "bad gradient");
             gpu_read(c, &got, max.t[CASE_GPU]);
             CHECK_MSG((got == 0x7F800000) == (k < 3), "%g at %d", (double)bad[k], place);
             case_close(c);
         }
+    }
+}
+
+/* So many tensors of different lengths, one behind the other with a gap of `gap` elements; each seventh is counted on
+ * another rank. Returns the elements that they reach over. */
+static int64_t many_parts(FlatPart *part, int n, int64_t gap)
+{
+    static const int64_t length[] = { 1, 64, 1000, FLAT_CHUNK, 5, FLAT_CHUNK + 1, 2049, 128, 64, 3 };
+    int64_t at = 0;
+    for (int i = 0; i < n; i++) {
+        part[i] = (FlatPart){ .flat = at + 2 * gap, .slice = at, .count = length[i % 10], .number = n - 1 - i };
+        part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0);
+        at += part[i].count + gap;
+    }
+    return at + 2 * gap;
+}
+
+/* Every block finds its tensor in tables of every size. */
+TEST(stats_of_many)
+{
+    enum { MOST = 33 };
+    static const int sizes[] = { 2, 3, 8, MOST };
+    for (int k = 0; k < 4; k++) {
+        CudaCase *c = case_open();
+        const int n = sizes[k];
+        FlatPart part[MOST];
+        int32_t bits[MOST];
+        int64_t limb[2][MOST][4], chunks, elements = many_parts(part, n, k % 2 ? 64 : 3);
+        for (int i = 0; i < n; i++) bits[i] = 45 + i % 5;
+        Pair g = gradients(c, elements, 1), max = pair_zero(c, I64, n), sumsq = pair_zero(c, I64, n, 4);
+        Pair shift = pair_values(c, I32, bits, n), parts = pair_parts(c, part, n, &chunks);
+        BOTH(c, grad_stats, .max = AT(max), .sumsq = AT(sumsq), .g = AT(g), .shift = AT(shift), .parts = AT(parts),
+             .chunks = chunks);
+        pair_check(c, max, 0, "max of %d tensors", n);
+        gpu_read(c, limb[0], sumsq.t[CASE_GPU]);
+        memcpy(limb[1], sumsq.t[CASE_CPU].data, sizeof limb[1][0] * (size_t)n);
+        for (int i = 0; i < n; i++) {
+            const double got = limbs_value(limb[0][i]), want = limbs_value(limb[1][i]);
+            CHECK_MSG(fabs(got - want) <= 1e-9 * want, "%d tensors, number %d: %g, cpu %g", n, i, got, want);
+            CHECK((want > 0) == ((part[n - 1 - i].flags & FLAT_COUNTS) != 0));
+        }
+        case_close(c);
     }
 }
 
@@ -245,18 +297,18 @@ static void check_copy(CudaCase *c, Pair w, Pair copy, int64_t first, int64_t co
 static void adam_case(Adam x)
 {
     CudaCase *c = case_open();
-    int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P;
+    int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P, chunks;
+    FlatPart range = { .flat = x.first, .slice = x.first, .count = rows, .flags = FLAT_DECAYS };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
     Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), v = pair_uniform(c, F32, 0, 1, 1, &n);
     Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
-    Pair step = pair_step(c, &values), shift = pair_zero(c, I32, 1), use = pair_values(c, I64, &rows, 1);
-    Pair all[] = { w, m, v, g, copy }, part[5];
+    Pair step = pair_step(c, &values), shift = pair_zero(c, I32, 1), parts = pair_parts(c, &range, 1, &chunks);
+    Pair all[] = { w, m, v, g, copy };
     static const char *const names[] = { "w", "m", "v", "g", "copy" };
-    for (int i = 0; i < 5; i++) part[i] = pair_range(all[i], x.first, x.P);
-    if (x.copy == NO_COPY) memset(&part[4], 0, sizeof part[4]);
-    BOTH(c, adamw, .w = counted(AT(part[0]), &use), .m = AT(part[1]), .v = AT(part[2]), .g = AT(part[3]),
-         .copy = AT(part[4]), .shift = AT(shift), .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f,
-         .decay = 0.1f);
+    if (x.copy == NO_COPY) memset(&copy, 0, sizeof copy);
+    BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
+         .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .parts = AT(parts),
+         .chunks = chunks);
     for (int i = 0; i < 5; i++) {
         double tol = i == 4 && x.copy == BF16 ? 0x1p-8 : i == 4 && x.copy == F16 ? 0x1p-11 : 0;
         pair_check(c, all[i], tol, "%s: P %d first %d rows %d copy %d skip %d", names[i], (int)x.P, (int)x.first,
@@ -279,6 +331,32 @@ TEST(adamw)
     }
 }
 
+/* Many tensors in one call: each with its own places and decay, what lies between them as it was. */
+TEST(adamw_of_many)
+{
+    enum { MOST = 33 };
+    static const int sizes[] = { 2, 7, MOST }, copies[] = { F32, BF16, NO_COPY };
+    for (int k = 0; k < 3; k++) {
+        CudaCase *c = case_open();
+        const int n = sizes[k];
+        FlatPart part[MOST];
+        StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f };
+        int64_t chunks, whole = many_parts(part, n, k == 1 ? 3 : 64);
+        Pair w = pair_random(c, F32, 2, whole), m = pair_random(c, F32, 1, whole), v = pair_uniform(c, F32, 0, 1, 1, &whole);
+        Pair g = pair_random(c, F32, 3, whole), copy = { 0 }, shift = pair_zero(c, I32, n), step = pair_step(c, &values);
+        Pair parts = pair_parts(c, part, n, &chunks);
+        if (copies[k] != NO_COPY) copy = pair_random(c, (DType)copies[k], 2, whole);
+        BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
+             .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .decay = 0.1f, .parts = AT(parts),
+             .chunks = chunks);
+        pair_check(c, w, 0, "w of %d tensors", n);
+        pair_check(c, m, 0, "m of %d tensors", n);
+        pair_check(c, v, 0, "v of %d tensors", n);
+        if (copies[k] != NO_COPY) pair_check(c, copy, copies[k] == BF16 ? 0x1p-8 : 0, "copies of %d tensors", n);
+        case_close(c);
+    }
+}
+
 /* A range cut into ranks' shares that start anywhere: the same bits as in one piece. */
 TEST(adamw_splits)
 {
@@ -290,11 +368,11 @@ TEST(adamw_splits)
     Pair g = pair_random(c, F32, 3, N), copy = pair_output(c, BF16, N), step = pair_step(c, &values);
     Pair shift = pair_zero(c, I32, 1);
     for (int i = 0; i < 5; i++) {
-        int64_t first = cuts[i], n = cuts[i + 1] - cuts[i];
-        BOTH(c, adamw, .w = tensor_row_slice(AT(w), first, n), .m = tensor_row_slice(AT(m), first, n),
-             .v = tensor_row_slice(AT(v), first, n), .g = tensor_row_slice(AT(g), first, n),
-             .copy = tensor_row_slice(AT(copy), first, n), .shift = AT(shift), .step = AT(step).data, .beta1 = 0.9f,
-             .beta2 = 0.95f, .eps = 1e-8f);
+        int64_t chunks;
+        FlatPart range = { .flat = cuts[i], .slice = cuts[i], .count = cuts[i + 1] - cuts[i] };
+        Pair parts = pair_parts(c, &range, 1, &chunks);
+        BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
+             .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .parts = AT(parts), .chunks = chunks);
     }
     pair_check(c, w, 0, "w");
     pair_check(c, m, 0, "m");

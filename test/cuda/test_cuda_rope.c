@@ -142,9 +142,10 @@ TEST(join_columns)
 {
     static const JoinShape shapes[] = { { 1, 1, 1, 0, 0, 0 },  { 3, 2, 5, 0, 0, 0 },  { 4, 8, 16, 0, 0, 1 },
                                         { 31, 4, 8, 0, 0, 0 }, { 6, 2, 64, 8, 8, 1 }, { 7, 3, 24, 5, 1, 1 },
-                                        { 2, 2, 256, 0, 0, 0 }, { 257, 1, 8, 0, 0, 1 } };
+                                        { 2, 2, 256, 0, 0, 0 }, { 257, 1, 8, 0, 0, 1 },
+                                        { 2, 1, 4096, 0, 0, 0 }, { 3, 2, 2051, 0, 0, 1 } /* wider than a block */ };
     for (int t = 0; t < 3; t++)
-        for (int k = 0; k < 8; k++) join_case(types[t], shapes[k]);
+        for (int k = 0; k < 10; k++) join_case(types[t], shapes[k]);
 }
 
 typedef struct {

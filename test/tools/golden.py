@@ -67,22 +67,27 @@ QWEN3NEXT = dict(LLAMA, rope_columns=6, gate=True)
 # All of gpt-oss: biases of its linears, of the router and of the experts too, and the clamped activation, with a limit
 # that numbers of this size reach.
 GPTOSSFULL = dict(GPTOSS, bias=True, limit=0.5)
-# Latent attention: without a latent for queries, also with sinks; and what DeepSeek-V3 has besides, experts, YaRN with a
-# scale of scores and a module of multi-token prediction.
+# Latent attention: without a latent for queries, also with sinks; with biases and a gate on what heads give; and what
+# DeepSeek-V3 has besides, experts, YaRN with a scale of scores and a module of multi-token prediction.
 MLA = dict(LLAMA, qk_norm=False, kv_heads=4, head_dim=10, window=[7, 0], mla=dict(
     q_rank=0, kv_rank=20, nope=6, rope=4, value=9, mscale_all=0.0))
 MLASINKS = dict(MLA, layers=1, window=[7], rope=[1], sinks=True)
+MLAGATE = dict(MLA, layers=1, window=[0], rope=[1], bias=True, gate=True, mla=dict(
+    q_rank=11, kv_rank=14, nope=6, rope=4, value=9, mscale_all=0.0))
 DEEPSEEKV3 = dict(DEEPSEEK, head_dim=14, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=16, topk=4, groups=4, group_topk=2), mla=dict(
     q_rank=17, kv_rank=19, nope=6, rope=8, value=10, mscale_all=1.0), rope_scaling=dict(
     kind="yarn", factor=4.0, original=6.0, slow=0.05, fast=0.8, magnitude=1.0, truncate=True))
+# Biases of experts and of a shared one, whose output passes its gate with its bias.
+SHAREDBIAS = dict(MIXEDMOE, layers=1, window=[0], rope=[0], bias=True, moe=dict(
+    MIXEDMOE["moe"], normalize=True, layers=[1]))
 # Multi-token prediction: one module of experts, as DeepSeek-V3's; two, of dense blocks, that share the one table.
 MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
 MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
 GRADIENTS_ONLY = ("mtp", "mtp2", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
-                  "mlasinks")  # no final weights
+                  "mlasinks", "mlagate", "sharedbias")  # no final weights
 BATCH = 4
 OPTIM = dict(steps=20, lr=0.01, min_lr=0.001, warmup=3, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1, clip=1.0)
 
@@ -129,9 +134,9 @@ def shapes(m):
     D, V, q, kv = m["hidden"], m["vocab"], m["heads"] * m["head_dim"], m["kv_heads"] * m["head_dim"]
     out = []
 
-    def linear(name, rows, cols):
+    def linear(name, rows, cols, biased=True):
         out.append((name + ".weight", (rows, cols)))
-        if m["bias"]:
+        if m["bias"] and biased:
             out.append((name + ".bias", (rows,)))
 
     def norm(name, width, rms):
@@ -143,12 +148,14 @@ def shapes(m):
         if a["q_rank"]:
             linear(p + "q_a", a["q_rank"], D)
             norm(p + "q_a_norm", a["q_rank"], True)
-        linear(p + ("q_b" if a["q_rank"] else "q"), m["heads"] * (a["nope"] + a["rope"]), a["q_rank"] or D)
+        linear(p + ("q_b" if a["q_rank"] else "q"), m["heads"] * (a["nope"] + a["rope"]), a["q_rank"] or D, False)
         linear(p + "kv_a", a["kv_rank"] + a["rope"], D)
         norm(p + "kv_a_norm", a["kv_rank"], True)
-        linear(p + "kv_b", m["heads"] * (a["nope"] + a["value"]), a["kv_rank"])
+        linear(p + "kv_b", m["heads"] * (a["nope"] + a["value"]), a["kv_rank"], False)
         if m.get("sinks"):
             out.append((p + "sinks", (m["heads"],)))
+        if m.get("gate"):
+            linear(p + "gate", m["heads"] * a["value"], D)
         linear(p + "proj", D, m["heads"] * a["value"])
 
     def block(p, i):
@@ -270,7 +277,7 @@ class Model:
         B, T, _ = x.shape
         H, K, C = m["heads"], m["kv_heads"], m["head_dim"]
         if "mla" in m:
-            return *self.latent_heads(name, x), None
+            return *self.latent_heads(name, x), self.linear(name + ".gate", x) if m.get("gate") else None
         q, k, v, *gate = self.linear(name + ".qkv", x).split([H * C, K * C, K * C] + [H * C] * m.get("gate", False), -1)
         q, k, v = (t.reshape(B, T, -1, C) for t in (q, k, v))
         if m["qk_norm"]:
@@ -459,7 +466,7 @@ def main():
         ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
         ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
-        ("mlasinks", MLASINKS))]
+        ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 
