@@ -31,6 +31,7 @@ done <<'EOL'
 4 parallel.cp=4 parallel.cp_comm=ring,a2a
 4 parallel.cp=2 parallel.tp=2 parallel.cp_comm=ring
 4 parallel.cp=2 parallel.zero=1 parallel.overlap_grad=true parallel.overlap_param=true debug.comm_check=true
+4 parallel.cp=2 parallel.pp=2 parallel.slices=2 parallel.cp_comm=ring,a2a debug.comm_check=true
 4 parallel.cp=2 parallel.pp=2 parallel.schedule=zb-h1 parallel.cp_comm=ring parallel.order=tp-cp-ep-pp-dp
 EOL
 

@@ -131,6 +131,14 @@ while read -r precision tolerance slices recompute; do
     check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
 done <<<$'fp32 1e-5 4 none\nbf16 1e-2 2 full'
 
+# and slices that two ranks share
+while read -r precision tolerance slices way; do
+    d=shared-$precision
+    run "$d" 2 1 "${long[@]}" run.precision="$precision" parallel.cp=2 parallel.slices="$slices" parallel.cp_comm="$way" \
+        train.micro_batch=1
+    check "$d: losses within $tolerance of one rank's" near "$d" long-$precision $steps $tolerance
+done <<<$'fp32 1e-5 2 ring,allgather\nbf16 1e-2 2 a2a,ring'
+
 # mixtures: experts on several ranks, rows to them over NCCL and staged; and the other layouts (short runs, for products
 # of experts are slow on the emulator)
 mixture=(model.arch=llama model.bias=false moe.experts=6 moe.topk=2 moe.ffn=24 moe.shared_ffn=16 moe.shared_gate=true

@@ -55,7 +55,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     TinyRun r = { .spec = *spec,
                   .steps = step_count(),
                   .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
-                            .ep = l->ep, .etp = l->etp, .cp = l->cp } };
+                            .ep = l->ep, .etp = l->etp, .cp = l->cp,
+                            .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
     r.spec.cut = l->cut;
     r.spec.model.moe.gathers = l->gathers;
@@ -529,22 +530,49 @@ TEST(slices)
     CHECK_EACH(m, list);
 }
 
+/* And each slice shared by ranks, two or four, that gather its keys, pass them on or exchange heads. */
+TEST(slices_of_ranks)
+{
+    static const Layout list[] = {
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2 },
+        { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .cut = CONTEXT_CONTIGUOUS, .recompute = RECOMPUTE_FULL },
+        { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .tp = 2, .sp = 1 },
+        { "seq1f1b+split", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_A2A, .recompute = RECOMPUTE_SELECTIVE },
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_A2A, .cut = CONTEXT_CONTIGUOUS },
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .context = CONTEXT_A2A },
+        { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_RING },
+        { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
+        { "seq1f1b+split", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_HIERARCHICAL, .recompute = RECOMPUTE_FULL },
+    };
+    TrainSpec spec = tiny_apart(tiny_variants());
+    spec.model.window = (LayerPattern){ .runs = 2, .value = { 10, 0 }, .times = { 1, 1 } };
+    spec = of_slices(spec, 2);
+    spec.seq_blocks = 16;
+    spec.attn_block = 4;
+    CHECK_SLICES(spec, list);
+}
+
 /* Where sums need no order what waits is added up, in fp32: losses are near those of whole sequences. */
 TEST(slices_in_any_order)
 {
-    static const Layout list[] = { { .pp = 1 }, { "seq1f1b", .pp = 2, .slices = 4 } };
+    static const Layout list[] = { { .pp = 1 },
+                                   { "seq1f1b", .pp = 2, .slices = 4 },
+                                   { "seq1f1b", .pp = 2, .slices = 4, .cp = 2 },
+                                   { "seq1f1b", .pp = 1, .slices = 4, .cp = 2, .context = CONTEXT_RING },
+                                   { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_A2A } };
+    enum { LAYOUTS = sizeof list / sizeof *list };
     for (int narrow = 0; narrow < 2; narrow++) {
         TrainSpec s = of_slices(tiny_llama(), 2);
-        TinyRun r[2];
+        TinyRun r[LAYOUTS];
         s.exact = false;
         s.compute = narrow ? BF16 : F32;
-        for (int i = 0; i < 2; i++) {
+        for (int i = 0; i < LAYOUTS; i++) {
             r[i] = run_of(&s, &list[i]);
             tiny_train(&r[i]);
             CHECK_MSG(!r[i].err, "%s", r[i].message);
+            for (int k = 0; k < r[0].steps; k++)
+                CHECK_CLOSE(r[i].loss[k], r[0].loss[k], narrow ? 5e-3 : 1e-5, "layout %d, step %d", i, k);
         }
-        for (int k = 0; k < r[0].steps; k++)
-            CHECK_CLOSE(r[1].loss[k], r[0].loss[k], narrow ? 5e-3 : 1e-5, "step %d", k);
     }
 }
 
@@ -554,9 +582,12 @@ TEST(slices_of_variants)
     static const Layout two[] = { { "seq1f1b", .pp = 2, .slices = 4, .tp = 2, .sp = 1 },
                                   { "seq1f1b+split", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL } };
     static const Layout latent[] = { { "seq1f1b", .pp = 2, .slices = 4, .recompute = RECOMPUTE_SELECTIVE },
-                                     { "seq1f1b", .pp = 2, .slices = 2, .tp = 2, .sp = 1 } };
+                                     { "seq1f1b", .pp = 2, .slices = 2, .tp = 2, .sp = 1 },
+                                     { "seq1f1b", .pp = 1, .slices = 2, .cp = 2, .context = CONTEXT_RING,
+                                       .recompute = RECOMPUTE_SELECTIVE } };
     static const Layout further[] = { { "seq1f1b", .pp = 2, .slices = 4, .zero = 1, .dp = 2 },
-                                      { "seq1f1b", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL } };
+                                      { "seq1f1b", .pp = 2, .slices = 2, .recompute = RECOMPUTE_FULL },
+                                      { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .context = CONTEXT_A2A } };
     TrainSpec apart = tiny_apart(tiny_variants());
     apart.model.window = (LayerPattern){ .runs = 2, .value = { 10, 0 }, .times = { 1, 1 } };
     CHECK_SLICES(of_slices(apart, 2), two);
@@ -570,6 +601,7 @@ TEST(slices_of_mixtures)
     static const Layout list[] = {
         { "seq1f1b", .pp = 2, .slices = 4, .dp = 2, .ep = 2, .zero = 1 },
         { "seq1f1b+split", .pp = 2, .slices = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .ep = 2, .zero = 1 },
     };
     TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
     s.model.moe.balance.aux = 0;
@@ -828,6 +860,29 @@ TEST(slices_in_flight)
         if (rank == 0) printf("    saves %lld -> %lld, state %lld -> %lld, scratch %lld -> %lld\n", (long long)w.save,
                               (long long)p.save, (long long)w.state, (long long)p.state, (long long)w.scratch,
                               (long long)p.scratch);
+    }
+}
+
+/* Ranks that share slices keep a part of each: half of what one keeps, to the byte; of what waits as well. */
+TEST(slices_of_ranks_kept)
+{
+    static const ContextComm ways[] = { CONTEXT_ALLGATHER, CONTEXT_A2A, CONTEXT_RING };
+    TrainSpec s = of_slices(tiny_gpt2(), 8);
+    s.seq_blocks = 16;
+    const TinyRun alone = run_of(&s, &(Layout){ "seq1f1b", .pp = 4, .slices = 4, .micro = 8 });
+    const TinyRun wide = run_of(&s, &(Layout){ "seq1f1b", .pp = 4, .slices = 4, .micro = 16 });
+    for (int way = 0; way < (int)(sizeof ways / sizeof *ways); way++) {
+        const TinyRun two = run_of(&s, &(Layout){ "seq1f1b", .pp = 4, .slices = 4, .micro = 16, .cp = 2,
+                                                  .context = ways[way] });
+        MemoryPlan a, w, p;
+        OK(trainer_plan(&alone.spec, alone.grid, 0, &a));
+        OK(trainer_plan(&wide.spec, wide.grid, 0, &w));
+        OK(trainer_plan(&two.spec, two.grid, 0, &p));
+        for (int r = 0; r < REGION_COUNT; r++) CHECK(2 * p.stages[0].save[r] == w.stages[0].save[r]);
+        /* (16 samples' numbers beside 8's) */
+        CHECK_MSG(p.state - a.state < (w.state - a.state) / 50, "%lld, of half as much %lld, of all %lld",
+                  (long long)p.state, (long long)a.state, (long long)w.state);
+        CHECK(p.scratch < w.scratch);
     }
 }
 

@@ -99,22 +99,26 @@ static void check_latent_gpu(ConfigReader *r)
          CFG_model_qk_rope_head_dim, CFG_model_v_head_dim, CFG_run_device);
 }
 
+/* What else beside tp cuts the rows of a sample. */
+static const char *context_factors(const Config *c)
+{
+    const bool cp = c->parallel.cp > 1, slices = c->parallel.slices > 1;
+    return cp && slices ? " x cp x slices" : cp ? " x cp" : slices ? " x slices" : "";
+}
+
 /* With sp, ranks have their own rows of the latents, and of the gradients of their weights. */
 static void check_latent_rows(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t cp = c->parallel.cp * c->parallel.slices,
+    const int64_t cuts = c->parallel.cp * c->parallel.slices,
                   blocks = c->train.micro_batch * c->parallel.seq_blocks;
     const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT && !c->moe.experts;
     char text[200];
     snprintf(text, sizeof text,
              "with sp a rank of latent attention must have whole leaves of gradients: tp%s must divide "
              "micro_batch x seq_blocks, here %lld x %lld; or take sp = false",
-             c->parallel.cp > 1 ? " x cp"
-             : cp > 1           ? " x slices"
-                                : "",
-             (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
-    RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cp) == 0, text, CFG_parallel_tp,
+             context_factors(c), (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
+    RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cuts) == 0, text, CFG_parallel_tp,
          CFG_train_micro_batch, CFG_parallel_seq_blocks, CFG_model_attention);
 }
 

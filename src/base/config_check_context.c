@@ -87,18 +87,17 @@ static void check_ring(ConfigReader *r)
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
     const int64_t ranks = some_block(c, CP_COMM_RING) ? cp : cp > heads ? cp / heads : 1;
-    const int64_t part = c->model.seq / (2 * ranks);
+    const int64_t slices = c->parallel.slices, part = c->model.seq / (2 * ranks * slices);
     const bool ring = ranks > 1 && (some_block(c, CP_COMM_RING) || some_block(c, CP_COMM_HIERARCHICAL));
     char text[200];
     RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks; take cp_comm = allgather",
          CFG_parallel_cp_comm, CFG_parallel_cp);
     snprintf(text, sizeof text,
-             "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks), here %lld; "
-             "or take "
-             "cp_comm = allgather",
-             (long long)part);
+             "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks%s), here %lld; "
+             "or take cp_comm = allgather",
+             slices > 1 ? " x slices" : "", (long long)part);
     RULE(!ring || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || part % c->parallel.attn_block == 0, text,
-         CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq);
+         CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq, CFG_parallel_slices);
 }
 
 static void check_ways(ConfigReader *r)

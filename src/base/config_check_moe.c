@@ -122,7 +122,7 @@ static void check_expert_layout(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t ep = c->parallel.ep, tp = c->parallel.tp, plane = tp * c->parallel.cp;
-    const int64_t cp = c->parallel.cp * c->parallel.slices; /* (one of them is 1) */
+    const int64_t cp = c->parallel.cp, slices = c->parallel.slices, cuts = cp * slices;
     char text[200], of_rank[24] = "";
     RULE(c->moe.experts % ep == 0, "ep must divide experts: each of its ranks has as many", CFG_parallel_ep,
          CFG_moe_experts);
@@ -144,13 +144,13 @@ static void check_expert_layout(ConfigReader *r)
     RULE(tp == 1 || c->parallel.sp,
          "beside experts tp needs sp: without it each of its ranks would send experts the same rows",
          CFG_parallel_sp, CFG_parallel_tp, CFG_moe_experts);
-    if (cp > 1) snprintf(of_rank, sizeof of_rank, c->parallel.cp > 1 ? " / cp" : " / slices");
+    snprintf(of_rank, sizeof of_rank, "%s%s", cp > 1 ? " / cp" : "", slices > 1 ? " / slices" : "");
     snprintf(text, sizeof text,
              "with sp a rank of a mixture must have whole leaves of gradients: tp must divide micro_batch x "
              "seq_blocks%s, here %lld x %lld",
-             of_rank, (long long)c->train.micro_batch, (long long)(c->parallel.seq_blocks / cp));
+             of_rank, (long long)c->train.micro_batch, (long long)(c->parallel.seq_blocks / cuts));
     RULE(!c->parallel.sp || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT ||
-             c->train.micro_batch * c->parallel.seq_blocks % (tp * cp) == 0,
+             c->train.micro_batch * c->parallel.seq_blocks % (tp * cuts) == 0,
          text, CFG_parallel_tp, CFG_train_micro_batch, CFG_parallel_seq_blocks);
 }
 

@@ -3,6 +3,7 @@
  * config_check().
  */
 #include "base/config_reader.h"
+#include "base/int64.h"
 
 /* "; nearest that do: 2 and 4", of the divisors of n. */
 static void nearest_slices(char *out, size_t size, int64_t n, int64_t slices)
@@ -14,8 +15,11 @@ static void nearest_slices(char *out, size_t size, int64_t n, int64_t slices)
     else snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
 }
 
+/* Parts of a slice, two on each rank that shares it. */
+static int64_t parts_of_slice(const Config *c) { return c->parallel.cp > 1 ? 2 * c->parallel.cp : 1; }
+
 /* Canonical blocks that a slice must have at least: with sp its rows are cut once more, between leaves of biases. */
-static int64_t blocks_of_slice(const Config *c) { return c->parallel.sp ? 2 : 1; }
+static int64_t blocks_of_slice(const Config *c) { return max64(parts_of_slice(c), c->parallel.sp ? 2 : 1); }
 
 static bool whole_blocks(const Config *c)
 {
@@ -43,9 +47,12 @@ static void check_bits(ConfigReader *r)
              "slices cut inside a canonical block: %sslices must divide seq_blocks%s; or take seq_blocks = "
              "%lld, or "
              "reproducible = run",
-             c->parallel.sp ? "with sp, 2 x " : "", nearest, (long long)blocks);
+             c->parallel.cp > 1 ? "2 x cp x "
+             : c->parallel.sp   ? "with sp, 2 x "
+                                : "",
+             nearest, (long long)blocks);
     RULE(!layout || whole_blocks(c), text, CFG_run_reproducible, CFG_parallel_slices, CFG_parallel_seq_blocks,
-         CFG_parallel_sp);
+         CFG_parallel_sp, CFG_parallel_cp);
     snprintf(text, sizeof text,
              "slices cut inside a block of keys: attn_block must divide seq / slices, here %lld; or take "
              "reproducible = run",
@@ -66,21 +73,21 @@ bool config_allows_slices(const Config *c, int64_t slices)
 void config_check_slices(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t slices = c->parallel.slices;
+    const int64_t slices = c->parallel.slices, parts = parts_of_slice(c), cp = c->parallel.cp;
     char text[160], nearest[80];
     if (slices == 1) return;
-    RULE(c->parallel.cp == 1, "a sequence is shared by ranks or passes in slices: take cp = 1, or slices = 1",
-         CFG_parallel_slices, CFG_parallel_cp);
     RULE(!(c->moe.aux_coeff > 0) && c->moe.balance != MOE_BALANCE_SINKHORN,
          "experts are balanced by whole sequences: take balance = bias and aux_coeff = 0, or slices = 1",
          CFG_parallel_slices, CFG_moe_balance, CFG_moe_aux_coeff);
     RULE(!(c->moe.capacity > 0), "experts drop rows of whole sequences: take capacity = 0, or slices = 1",
          CFG_parallel_slices, CFG_moe_capacity);
-    nearest_slices(nearest, sizeof nearest, c->model.seq, slices);
-    snprintf(text, sizeof text, "slices are equally long: their number must divide seq%s", nearest);
-    RULE(c->model.seq % slices == 0, text, CFG_parallel_slices, CFG_model_seq);
-    RULE(!c->parallel.sp || c->train.micro_batch * (c->model.seq / slices) % c->parallel.tp == 0,
-         "with sp, tp must divide micro_batch * seq / slices", CFG_parallel_tp, CFG_parallel_slices,
-         CFG_train_micro_batch, CFG_model_seq);
+    nearest_slices(nearest, sizeof nearest, c->model.seq / parts, slices);
+    snprintf(text, sizeof text, "slices are equally long: %s must divide seq%s",
+             cp > 1 ? "2 x cp x slices" : "their number", nearest);
+    RULE(c->model.seq % (parts * slices) == 0, text, CFG_parallel_slices, CFG_model_seq, CFG_parallel_cp);
+    snprintf(text, sizeof text, "with sp, tp must divide micro_batch * seq / slices%s",
+             cp > 1 ? " / cp" : "");
+    RULE(!c->parallel.sp || c->train.micro_batch * (c->model.seq / slices / cp) % c->parallel.tp == 0, text,
+         CFG_parallel_tp, CFG_parallel_slices, CFG_train_micro_batch, CFG_model_seq, CFG_parallel_cp);
     check_bits(r);
 }

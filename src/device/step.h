@@ -92,6 +92,12 @@ typedef struct {
 static inline Spans spans_run(int64_t first, int64_t count) { return (Spans){ { first, 0 }, { count, 0 } }; }
 static inline Spans spans_whole(int64_t T) { return spans_run(0, T); }
 
+/* As many positions, `by` further on. */
+static inline Spans spans_behind(Spans s, int64_t by)
+{
+    return (Spans){ { s.first[0] + by, s.first[1] + by }, { s.count[0], s.count[1] } };
+}
+
 #ifdef __CUDACC__
 __host__ __device__
 #endif

@@ -8,7 +8,7 @@
 
 typedef struct {
     int64_t B, seq;    /* samples of a batch, positions of a sample */
-    Spans span;        /* those of them that this rank has rows for */
+    Spans span;        /* those of them, in slices of the first one, that this rank has rows for */
     int further;       /* modules that look up and predict tokens further on (model/mtp.c) */
     int32_t eod;       /* token that ends a document; for the next two */
     bool mask_eod;     /* what is predicted from it does not count */

@@ -27,7 +27,7 @@ static Err hook_batch(void *user, int unit, Batch *b)
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
     b->first = first - t->first_sample;
-    if (s->slices > 1) b->span = spans_run(slice * b->T, b->T);
+    if (s->slices > 1) b->span = spans_behind(t->batches.spec.span, slice * (b->seq / s->slices));
     /* (slices of a micro-batch come one after another) */
     if (t->source.get && count && !slice) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
@@ -93,11 +93,10 @@ BatchSpec trainer_batch_spec(const Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     const int64_t seq = s->model.seq;
-    const int slices = t->parts.step.slices;
+    const int64_t slice = seq / t->parts.step.slices;
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = seq,
-                        .span = slices > 1 ? spans_whole(seq / slices)
-                                           : context_span(s->cut, seq, t->world->cp.size, t->world->cp_rank),
+                        .span = context_span(s->cut, slice, t->world->cp.size, t->world->cp_rank),
                         .eod = s->eod,
                         .mask_eod = s->mask_eod,
                         .reset_at_eod = s->reset_at_eod };

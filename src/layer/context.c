@@ -24,6 +24,12 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank)
     return (Spans){ { rank * part, (2 * ranks - 1 - rank) * part }, { part, part } };
 }
 
+Spans context_at_work(const Ctx *c, ContextCut cut, int ranks, int rank)
+{
+    const int64_t slice = c->batch->seq / (c->slice_count > 1 ? c->slice_count : 1);
+    return spans_behind(context_span(cut, slice, ranks, rank), c->slice * slice);
+}
+
 Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back)
 {
     const int64_t samples = whole.dim[0], seq = whole.dim[1];
@@ -106,11 +112,12 @@ Err context_attend(Ctx *c, attention_fwd_args a)
 {
     World *w = c->world;
     Comm *ring = w->cp_ring.size > 1 ? &w->cp_ring : NULL;
+    const bool slices = c->slice_count > 1;
     switch (c->context) {
-    case CONTEXT_RING: return context_ring(c, &w->cp, a);
+    case CONTEXT_RING: return slices ? slice_attention(c, &w->cp, a) : context_ring(c, &w->cp, a);
     case CONTEXT_A2A: return context_a2a(c, &w->cp, NULL, a);
     case CONTEXT_HIERARCHICAL: return context_a2a(c, &w->cp_heads, ring, a);
-    default: return gathered(c, a);
+    default: return slices ? slice_attention(c, &w->cp, a) : gathered(c, a);
     }
 }
 
@@ -119,9 +126,16 @@ static bool attends_zigzag(const Ctx *c) { return c->cut == CONTEXT_CONTIGUOUS &
 
 Err context_attention(Ctx *c, attention_fwd_args a)
 {
-    if (c->slice_count > 1) return slice_attention(c, a);
-    if (c->world->cp.size == 1) return op_attention_fwd(c->s, &a);
-    return attends_zigzag(c) ? context_zigzag(c, a) : context_attend(c, a);
+    if (c->world->cp.size > 1) return attends_zigzag(c) ? context_zigzag(c, a) : context_attend(c, a);
+    return c->slice_count > 1 ? slice_attention(c, NULL, a) : op_attention_fwd(c->s, &a);
+}
+
+Err context_earlier_keys(Ctx *c, Tensor *t)
+{
+    Comm *heads = context_heads(c);
+    if (c->world->cp.size == 1) return ERR_OK;
+    if (attends_zigzag(c)) TRY(context_to_zigzag(c, t));
+    return heads ? context_to_heads(c, heads, t) : ERR_OK;
 }
 
 /* ---- backward ---- */
@@ -173,17 +187,17 @@ Err context_attend_bwd(Ctx *c, attention_bwd_args a)
 {
     World *w = c->world;
     Comm *ring = w->cp_ring.size > 1 ? &w->cp_ring : NULL;
+    const bool slices = c->slice_count > 1;
     switch (c->context) {
-    case CONTEXT_RING: return context_ring_bwd(c, &w->cp, a);
+    case CONTEXT_RING: return slices ? slice_attention_bwd(c, &w->cp, a) : context_ring_bwd(c, &w->cp, a);
     case CONTEXT_A2A: return context_a2a_bwd(c, &w->cp, NULL, a);
     case CONTEXT_HIERARCHICAL: return context_a2a_bwd(c, &w->cp_heads, ring, a);
-    default: return gathered_bwd(c, a);
+    default: return slices ? slice_attention_bwd(c, &w->cp, a) : gathered_bwd(c, a);
     }
 }
 
 Err context_attention_bwd(Ctx *c, attention_bwd_args a)
 {
-    if (c->slice_count > 1) return slice_attention_bwd(c, a);
-    if (c->world->cp.size == 1) return op_attention_bwd(c->s, &a);
-    return attends_zigzag(c) ? context_zigzag_bwd(c, a) : context_attend_bwd(c, a);
+    if (c->world->cp.size > 1) return attends_zigzag(c) ? context_zigzag_bwd(c, a) : context_attend_bwd(c, a);
+    return c->slice_count > 1 ? slice_attention_bwd(c, NULL, a) : op_attention_bwd(c->s, &a);
 }

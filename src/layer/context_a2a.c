@@ -51,8 +51,10 @@ static int64_t copies_of(const Comm *group, Tensor x)
     return heads < group->size ? group->size / heads : 1;
 }
 
-/* x [B, T, H, C] of own positions becomes [B, nT, a share of H, C] of all, in scratch. */
-static Err to_heads(Ctx *c, ContextCut cut, Comm *group, Tensor *x)
+/* How the group's positions are cut over its ranks. */
+static ContextCut group_cut(const Ctx *c) { return c->context == CONTEXT_A2A ? c->cut : CONTEXT_ZIGZAG; }
+
+Err context_to_heads(Ctx *c, Comm *group, Tensor *x)
 {
     const int64_t n = group->size, B = x->dim[0], T = x->dim[1], copies = copies_of(group, *x);
     const Tensor own = *x;
@@ -63,7 +65,7 @@ static Err to_heads(Ctx *c, ContextCut cut, Comm *group, Tensor *x)
     TRY(tensor_new(c->scratch, &ranks, own.dtype, n, tensor_count(own) * copies / n));
     TRY(swap_dims(c, own, apart, B * T, n / copies));
     TRY(exchange_slices(c, group, apart, ranks, copies));
-    TRY(context_move(c, cut, group->size, ranks, *x, false));
+    TRY(context_move(c, group_cut(c), group->size, ranks, *x, false));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -81,14 +83,14 @@ static Err sum_copies(Ctx *c, Tensor slices, int64_t N, int64_t copies)
 }
 
 /* And back: own = x, summed over the ranks that have the same heads. */
-static Err from_heads(Ctx *c, ContextCut cut, Comm *group, Tensor x, Tensor own)
+static Err from_heads(Ctx *c, Comm *group, Tensor x, Tensor own)
 {
     const int64_t n = group->size, N = own.dim[0] * own.dim[1], copies = copies_of(group, own);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor apart, ranks;
     TRY(tensor_new(c->scratch, &apart, own.dtype, n, tensor_count(x) / n));
     TRY(tensor_new(c->scratch, &ranks, own.dtype, n, tensor_count(x) / n));
-    TRY(context_move(c, cut, group->size, ranks, x, true));
+    TRY(context_move(c, group_cut(c), group->size, ranks, x, true));
     TRY(exchange_slices(c, group, ranks, apart, 1));
     TRY(sum_copies(c, apart, N, copies));
     TRY(swap_dims(c, tensor_row_slice(apart, 0, n / copies), own, n / copies, N));
@@ -97,11 +99,11 @@ static Err from_heads(Ctx *c, ContextCut cut, Comm *group, Tensor x, Tensor own)
 }
 
 /* First positions of the documents of all positions, in scratch; nothing if they are not kept apart. */
-static Err all_documents(Ctx *c, ContextCut cut, Comm *group, Tensor *doc)
+static Err all_documents(Ctx *c, Comm *group, Tensor *doc)
 {
     if (!doc->data) return ERR_OK;
     *doc = tensor_reshape(*doc, doc->dim[0], doc->dim[1], 1, 1);
-    TRY(context_gather(c, cut, group, doc));
+    TRY(context_gather(c, group_cut(c), group, doc));
     *doc = tensor_reshape(*doc, doc->dim[0], doc->dim[1]);
     return ERR_OK;
 }
@@ -115,40 +117,54 @@ static Tensor own_sinks(const Comm *group, Tensor sink)
     return sink.data ? tensor_row_slice(sink, group->rank * heads, heads) : sink;
 }
 
+Comm *context_heads(const Ctx *c)
+{
+    World *w = c->world;
+    if (w->cp.size == 1) return NULL;
+    return c->context == CONTEXT_A2A ? &w->cp : c->context == CONTEXT_HIERARCHICAL ? &w->cp_heads : NULL;
+}
+
 HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads)
 {
-    const World *w = c->world;
-    const Comm *group = c->context == CONTEXT_A2A ? &w->cp : &w->cp_heads;
-    if (w->cp.size == 1 || (c->context != CONTEXT_A2A && c->context != CONTEXT_HIERARCHICAL))
-        return (HeadRows){ rows, 0, heads };
+    const Comm *group = context_heads(c);
+    if (!group) return (HeadRows){ rows, 0, heads };
     return (HeadRows){ rows * group->size, heads / group->size * group->rank, heads / group->size };
 }
 
 /* The positions of the whole group. */
 static Spans group_span(const Ctx *c, const Comm *ring)
 {
-    return context_span(CONTEXT_ZIGZAG, c->batch->seq, ring ? ring->size : 1, ring ? ring->rank : 0);
+    return context_at_work(c, CONTEXT_ZIGZAG, ring ? ring->size : 1, ring ? ring->rank : 0);
 }
 
-/* How the group's positions are cut over its ranks. */
-static ContextCut group_cut(const Ctx *c) { return c->context == CONTEXT_A2A ? c->cut : CONTEXT_ZIGZAG; }
+/* Attention of the group's positions and this rank's share of the heads. */
+static Err attend(Ctx *c, Comm *ring, attention_fwd_args a)
+{
+    if (c->slice_count > 1) return slice_attention(c, ring, a);
+    return ring ? context_ring(c, ring, a) : op_attention_fwd(c->s, &a);
+}
+
+static Err attend_bwd(Ctx *c, Comm *ring, attention_bwd_args a)
+{
+    if (c->slice_count > 1) return slice_attention_bwd(c, ring, a);
+    return ring ? context_ring_bwd(c, ring, a) : op_attention_bwd(c->s, &a);
+}
 
 Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    const ContextCut cut = group_cut(c);
     const Tensor o = a.o;
-    TRY(to_heads(c, cut, group, &a.q));
-    TRY(to_heads(c, cut, group, &a.k));
-    TRY(to_heads(c, cut, group, &a.v));
-    TRY(all_documents(c, cut, group, &a.doc));
+    TRY(context_to_heads(c, group, &a.q));
+    TRY(context_to_heads(c, group, &a.k));
+    TRY(context_to_heads(c, group, &a.v));
+    TRY(all_documents(c, group, &a.doc));
     TRY(tensor_new(c->scratch, &a.o, o.dtype, a.q.dim[0], a.q.dim[1], a.q.dim[2], a.v.dim[3]));
     a.lse = per_head(a.lse, a.q);
     a.q_span = a.k_span = group_span(c, ring);
     a.head0 += a.q.dim[2] * group->rank;
     a.sink = own_sinks(group, a.sink);
-    TRY(ring ? context_ring(c, ring, a) : op_attention_fwd(c->s, &a));
-    TRY(from_heads(c, cut, group, a.o, o));
+    TRY(attend(c, ring, a));
+    TRY(from_heads(c, group, a.o, o));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -156,19 +172,18 @@ Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a)
 Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    const ContextCut cut = group_cut(c);
     const Tensor own[3] = { a.dq, a.dk, a.dv };
     Tensor *const in[5] = { &a.q, &a.k, &a.v, &a.o, &a.go }, *const out[3] = { &a.dq, &a.dk, &a.dv };
-    for (int i = 0; i < 5; i++) TRY(to_heads(c, cut, group, in[i]));
-    TRY(all_documents(c, cut, group, &a.doc));
+    for (int i = 0; i < 5; i++) TRY(context_to_heads(c, group, in[i]));
+    TRY(all_documents(c, group, &a.doc));
     for (int i = 0; i < 3; i++) TRY(tensor_alloc(c->scratch, out[i], own[i].dtype, 4, in[i]->dim));
     if (a.chunk > a.q.dim[2] / a.k.dim[2]) a.chunk = a.q.dim[2] / a.k.dim[2];
     a.lse = per_head(a.lse, a.q);
     a.delta = per_head(a.delta, a.q);
     a.q_span = a.k_span = group_span(c, ring);
     a.head0 += a.q.dim[2] * group->rank;
-    TRY(ring ? context_ring_bwd(c, ring, a) : op_attention_bwd(c->s, &a));
-    for (int i = 0; i < 3; i++) TRY(from_heads(c, cut, group, *out[i], own[i]));
+    TRY(attend_bwd(c, ring, a));
+    for (int i = 0; i < 3; i++) TRY(from_heads(c, group, *out[i], own[i]));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

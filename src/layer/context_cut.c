@@ -73,8 +73,7 @@ static Err change_cut(Ctx *c, ContextCut to, Tensor x, Tensor y)
     return ERR_OK;
 }
 
-/* Takes the place of t, in scratch. */
-static Err to_zigzag(Ctx *c, Tensor *t)
+Err context_to_zigzag(Ctx *c, Tensor *t)
 {
     const Tensor in_order = *t;
     if (!t->data) return ERR_OK;
@@ -84,7 +83,7 @@ static Err to_zigzag(Ctx *c, Tensor *t)
 
 static Spans zigzag_span(const Ctx *c)
 {
-    return context_span(CONTEXT_ZIGZAG, c->batch->seq, c->world->cp.size, c->world->cp.rank);
+    return context_at_work(c, CONTEXT_ZIGZAG, c->world->cp.size, c->world->cp.rank);
 }
 
 Err context_zigzag(Ctx *c, attention_fwd_args a)
@@ -92,7 +91,7 @@ Err context_zigzag(Ctx *c, attention_fwd_args a)
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor o = a.o;
     Tensor *const in[] = { &a.q, &a.k, &a.v, &a.doc };
-    for (int i = 0; i < 4; i++) TRY(to_zigzag(c, in[i]));
+    for (int i = 0; i < 4; i++) TRY(context_to_zigzag(c, in[i]));
     TRY(tensor_alloc(c->scratch, &a.o, o.dtype, o.ndim, o.dim));
     a.q_span = a.k_span = zigzag_span(c);
     TRY(context_attend(c, a));
@@ -106,7 +105,7 @@ Err context_zigzag_bwd(Ctx *c, attention_bwd_args a)
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor own[3] = { a.dq, a.dk, a.dv };
     Tensor *const in[] = { &a.q, &a.k, &a.v, &a.o, &a.go, &a.doc }, *const out[3] = { &a.dq, &a.dk, &a.dv };
-    for (int i = 0; i < 6; i++) TRY(to_zigzag(c, in[i]));
+    for (int i = 0; i < 6; i++) TRY(context_to_zigzag(c, in[i]));
     for (int i = 0; i < 3; i++) TRY(tensor_alloc(c->scratch, out[i], own[i].dtype, own[i].ndim, own[i].dim));
     a.q_span = a.k_span = zigzag_span(c);
     TRY(context_attend_bwd(c, a));

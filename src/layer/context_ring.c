@@ -21,17 +21,6 @@
 
 #include "layer/ring.h"
 
-typedef struct {
-    Ring of;
-    Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
-    bool moving;          /* an exchange is on its way */
-} Walk;
-
-/* Keys and values of one part; absent if this rank sees none of them. */
-typedef struct {
-    Tensor k, v;
-} RingPart;
-
 Ring ring_of(Comm *group, Tensor k, Tensor v, int64_t window)
 {
     Ring r = {
@@ -55,14 +44,14 @@ bool ring_sees(const Ring *r, int rank, int part)
 {
     const int queries[2] = { rank, r->parts - 1 - rank };
     for (int i = 0; i < 2; i++) {
-        const int64_t least =
-            (queries[i] - part - 1) * r->length + 1; /* from the first query to the last key */
-        if (queries[i] >= part && (!r->window || least < r->window)) return true;
+        /* from the first query to the last key */
+        const int64_t least = r->behind + (queries[i] - part - 1) * r->length + 1;
+        if ((r->behind || queries[i] >= part) && (!r->window || least < r->window)) return true;
     }
     return false;
 }
 
-Spans ring_span(const Ring *r, int part) { return spans_run(part * r->length, r->length); }
+Spans ring_span(const Ring *r, int part) { return spans_run(r->first + part * r->length, r->length); }
 
 Tensor ring_half(const Ring *r, Tensor parts, int row, int half)
 {
@@ -82,7 +71,7 @@ Err ring_pack(Ctx *c, const Ring *r, Tensor k, Tensor v, Tensor parts)
 }
 
 /* Starts the exchange of a part: its owner sends it to all that see it. */
-static Err post(Ctx *c, Walk *w, int part)
+static Err post(Ctx *c, RingWalk *w, int part)
 {
     const Ring *r = &w->of;
     Comm *cp = r->group;
@@ -107,8 +96,7 @@ static Err post(Ctx *c, Walk *w, int part)
     return comm_exchange(cp, c->s, m, count, &cp->pending);
 }
 
-/* For the keys and values k and v of this rank. */
-static Err walk_open(Ctx *c, Walk *w, Tensor k, Tensor v)
+Err ring_open(Ctx *c, RingWalk *w, Tensor k, Tensor v)
 {
     const int64_t count = ring_part_count(&w->of);
     TRY(tensor_new(c->scratch, &w->own, k.dtype, 2, count));
@@ -117,19 +105,37 @@ static Err walk_open(Ctx *c, Walk *w, Tensor k, Tensor v)
     return post(c, w, 0);
 }
 
-/* Part `part` is there, and the next one on its way. */
-static Err advance(Ctx *c, Walk *w, int part, RingPart *out)
+Err ring_advance(Ctx *c, RingWalk *w, int part, RingPart *out)
 {
     const Ring *r = &w->of;
     const bool own = ring_owner(r, part) == r->rank;
     if (w->moving) TRY(stream_wait(c->s, &r->group->pending));
     w->moving = false;
     TRY(post(c, w, part + 1));
-    *out = (RingPart){ .k = { 0 } };
-    if (!ring_sees(r, r->rank, part)) return ERR_OK;
     const Tensor from = own ? w->own : w->arriving;
     const int pair = own ? part != r->rank : part % 2;
-    *out = (RingPart){ ring_half(r, from, pair, 0), ring_half(r, from, pair, 1) };
+    *out = (RingPart){ .k = ring_half(r, from, pair, 0),
+                       .v = ring_half(r, from, pair, 1),
+                       .span = ring_span(r, part),
+                       .seen = ring_sees(r, r->rank, part) };
+    return ERR_OK;
+}
+
+Err ring_attend(Ctx *c, RingWalk *w, bool more, attention_fwd_args *a)
+{
+    const Ring *r = &w->of;
+    const int last = r->parts - 1 - (r->behind ? 0 : r->rank); /* of the parts that this rank sees, or has */
+    RingPart part;
+    for (int i = 0; i <= last; i++) {
+        TRY(ring_advance(c, w, i, &part));
+        if (!part.seen) continue;
+        a->k = part.k;
+        a->v = part.v;
+        a->k_span = part.span;
+        a->unfinished = more || i < last;
+        TRY(op_attention_fwd(c->s, a));
+        a->resumed = true;
+    }
     return ERR_OK;
 }
 
@@ -137,34 +143,23 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
     if (!c->canon.exact) return context_rotate(c, group, a);
     ArenaMark mark = arena_mark(c->scratch);
-    Walk w = { .of = ring_of(group, a.k, a.v, a.window) };
-    RingPart part;
-    TRY(walk_open(c, &w, a.k, a.v));
+    RingWalk w = { .of = ring_of(group, a.k, a.v, a.window) };
+    TRY(ring_open(c, &w, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
     TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    const int last = w.of.parts - 1 - w.of.rank; /* of the parts that this rank sees, or has */
-    for (int i = 0; i <= last; i++) {
-        TRY(advance(c, &w, i, &part));
-        if (!part.k.data) continue;
-        a.k = part.k;
-        a.v = part.v;
-        a.k_span = ring_span(&w.of, i);
-        a.unfinished = i < last;
-        TRY(op_attention_fwd(c->s, &a));
-        a.resumed = true;
-    }
+    TRY(ring_attend(c, &w, false, &a));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
 /* ---- backward ---- */
 
-/* Ranks that see some of a part. */
-static int viewers(const Ring *r, int part)
+Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d)
 {
-    int count = 0;
-    for (int rank = 0; rank < r->parts / 2; rank++) count += ring_sees(r, rank, part);
-    return count;
+    bool others = false;
+    for (int rank = 0; rank < r->parts / 2; rank++)
+        others |= rank != ring_owner(r, part) && ring_sees(r, rank, part);
+    return others ? reduce_values(c, r->group, d) : ERR_OK;
 }
 
 /* d [chunks * B, length, K, C], this rank's share of dk or dv of a part: summed over ranks, and by the owner over
@@ -172,7 +167,7 @@ static int viewers(const Ring *r, int part)
 static Err sum_part(Ctx *c, const Ring *r, int part, Tensor d, Tensor rows)
 {
     const int64_t chunks = d.dim[0] / rows.dim[0], n = rows.dim[0] * r->length;
-    if (viewers(r, part) > 1) TRY(reduce_values(c, r->group, d));
+    TRY(ring_sum(c, r, part, d));
     if (ring_owner(r, part) != r->rank) return ERR_OK;
     TRY(context_sum_chunks(c, tensor_reshape(d, chunks, n, d.dim[2] * d.dim[3])));
     const Tensor own =
@@ -186,18 +181,18 @@ Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a)
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor dk = a.dk, dv = a.dv;
     const int64_t chunks = a.q.dim[2] / dk.dim[2] / a.chunk;
-    Walk w = { .of = ring_of(group, a.k, a.v, a.window) };
+    RingWalk w = { .of = ring_of(group, a.k, a.v, a.window) };
     const Ring *r = &w.of;
     RingPart part;
-    TRY(walk_open(c, &w, a.k, a.v));
+    TRY(ring_open(c, &w, a.k, a.v));
     TRY(tensor_new(c->scratch, &a.dk, r->dtype, chunks * dk.dim[0], r->length, dk.dim[2], dk.dim[3]));
     TRY(tensor_new(c->scratch, &a.dv, r->dtype, chunks * dv.dim[0], r->length, dv.dim[2], dv.dim[3]));
     for (int i = 0; i < r->parts; i++) {
-        TRY(advance(c, &w, i, &part));
-        if (part.k.data) {
+        TRY(ring_advance(c, &w, i, &part));
+        if (part.seen) {
             a.k = part.k;
             a.v = part.v;
-            a.k_span = ring_span(&w.of, i);
+            a.k_span = part.span;
             TRY(op_attention_bwd(c->s, &a));
             a.resumed = true;
         } else {

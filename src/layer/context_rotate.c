@@ -185,7 +185,7 @@ static Tensor share_half(const Rotation *w, int i, int half)
     return w->share.data ? ring_half(&w->of, w->share, i, half) : ring_half(&w->of, w->pair, 2 * i + 1, half);
 }
 
-static Err copy_whole(Ctx *c, Tensor to, Tensor from)
+static Err copy_part(Ctx *c, Tensor to, Tensor from)
 {
     return device_copy(c->s, to.data, from.data, tensor_bytes(to));
 }
@@ -200,7 +200,7 @@ static Err add_share(Ctx *c, const Rotation *w, int i, bool came, bool share)
     if (came && share)
         return op(c->s, sum_parts, .y = tensor_reshape(sum, rows, columns),
                   .x = tensor_reshape(both, 2 * rows, columns), .parts = 2);
-    return came || share ? copy_whole(c, sum, tensor_row_slice(both, share, 1)) : ERR_OK;
+    return came || share ? copy_part(c, sum, tensor_row_slice(both, share, 1)) : ERR_OK;
 }
 
 static Err block_backward(Ctx *c, const Rotation *w, int turn, attention_bwd_args a)

@@ -112,13 +112,23 @@ Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
 
 /*
  * Where sequences pass in slices (slices.c; c->slice_count > 1). The attention ops for queries of a slice and the keys
- * of it and the slices before it; k, v, dk and dv are of its own positions, and dk and dv whole. A layer hands its keys
- * and values, [B, T, K, C], to slice_keep_keys before slice_attention: later slices read them. pass: they do not lie in
- * the slot's REGION_I, and are copied there.
+ * of it and the slices before it; k, v, dk and dv are of its own positions, and dk and dv whole. ranks: those that have
+ * zigzag parts of the slice, as context_at_work says; NULL: all of it is here. A layer hands its keys and values,
+ * [B, T, K, C], to slice_keep_keys before slice_attention: later slices read them. pass: they do not lie in the slot's
+ * REGION_I, and are copied there.
  */
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
-Err slice_attention(Ctx *c, attention_fwd_args a);
-Err slice_attention_bwd(Ctx *c, attention_bwd_args a);
+Err slice_attention(Ctx *c, Comm *ranks, attention_fwd_args a);
+Err slice_attention_bwd(Ctx *c, Comm *ranks, attention_bwd_args a);
+
+/* Kept keys or values of an earlier slice, [B, T, K, C] of this rank's positions, become what those of the slice at
+ * work are in slice_attention: of zigzag parts, or of a share of the heads. In scratch where they change. */
+Err context_earlier_keys(Ctx *c, Tensor *t);
+/* The two steps of it. */
+Err context_to_zigzag(Ctx *c, Tensor *t);
+Err context_to_heads(Ctx *c, Comm *group, Tensor *x);
+/* Ranks that exchange heads in the block at work; NULL: none do. */
+Comm *context_heads(const Ctx *c);
 
 /* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
  * or some of them of more positions. */

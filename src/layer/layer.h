@@ -60,7 +60,7 @@ typedef struct {
 
 /* ---- context ---- */
 
-/* Gradients of keys and values of a micro-batch in one layer, as far as later slices gave them; slices.c. */
+/* Gradients of keys and values of a micro-batch in one layer, as far as later slices gave them; slices_bwd.c. */
 typedef struct {
     Tensor k, v; /* [places, those of one slice] f32 */
 } SliceGrads;
@@ -219,12 +219,15 @@ Err partial_alloc(Ctx *c, Tensor y, Tensor *partial);
  * (docs/context.md). */
 Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank);
 
+/* Of the slice at work, where sequences pass in slices, or else of the sample. */
+Spans context_at_work(const Ctx *c, ContextCut cut, int ranks, int rank);
+
 /* Keys of a rank in one attention layer: heads, chunks of query heads that read one, widths. */
 typedef struct {
     int64_t heads, chunks, k_cols, v_cols;
 } SliceKeyShape;
 
-/* Room in `state` for c->slice_count slices of c->batch's shape. */
+/* Room in `state` for c->slice_count slices of c->batch's shape, in a layer whose ranks of cp meet by c->context. */
 Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state);
 
 /* ---- linear ---- */

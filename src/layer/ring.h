@@ -12,6 +12,7 @@ typedef struct {
     Comm *group;
     int parts, rank;
     int64_t length, window; /* positions of a part */
+    int64_t first, behind;  /* position of the first key, and from there to the first query of all ranks */
     int64_t half[2][4];     /* shapes of a part's keys and of its values: [B, length, K, C] */
     DType dtype;
 } Ring;
@@ -28,6 +29,29 @@ Spans ring_span(const Ring *r, int part);
 Tensor ring_half(const Ring *r, Tensor parts, int row, int half);
 /* Both parts of this rank, from rows k and v to parts [2, count]. */
 Err ring_pack(Ctx *c, const Ring *r, Tensor k, Tensor v, Tensor parts);
+
+/* In the order of positions: for attention of sequences in slices as well. In scratch, until the caller releases it. */
+typedef struct {
+    Ring of;
+    Tensor own, arriving; /* [2 parts], [2 turns], each [keys | values] */
+    bool moving;          /* an exchange is on its way */
+} RingWalk;
+
+/* Keys and values of one part; not to be read unless this rank sees some of them. */
+typedef struct {
+    Tensor k, v;
+    Spans span;
+    bool seen;
+} RingPart;
+
+/* For the keys and values k and v of this rank, which w->of was made for. */
+Err ring_open(Ctx *c, RingWalk *w, Tensor k, Tensor v);
+/* Part `part` is there, and the next one on its way. */
+Err ring_advance(Ctx *c, RingWalk *w, int part, RingPart *out);
+/* All calls of attention over the parts that this rank sees; `more`: others come behind the last of them. */
+Err ring_attend(Ctx *c, RingWalk *w, bool more, attention_fwd_args *a);
+/* d is what each rank's queries gave to the part, 0 if it sees nothing; on its owner d = the sum over ranks. */
+Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d);
 
 /* context_ring and context_ring_bwd (internal.h), in the order of arrival. */
 Err context_rotate(Ctx *c, Comm *group, attention_fwd_args a);

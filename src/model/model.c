@@ -260,8 +260,10 @@ Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *st
     for (int i = 0; i < layers; i++) {
         const int blocks = st->share.layer_count;
         const Block *b = i < blocks ? &st->blocks[i] : &st->mtp[i - blocks].block;
+        Ctx of_block = *c;
+        of_block.context = b->context;
         const SliceKeyShape shape = b->latent ? mla_keys(&b->mla, c) : attention_keys(&b->attn, c);
-        TRY(slice_grads_init(c, shape, &(*out)[i], state));
+        TRY(slice_grads_init(&of_block, shape, &(*out)[i], state));
     }
     return ERR_OK;
 }
