@@ -76,7 +76,7 @@ expect 9 "each sequence; or a smaller" "$mt" --config long.ini run.dir=refused t
 huge=(train.micro_batch=65536 train.global_batch=65536 model.seq=512)
 two() { "$root/scripts/launch.sh" -n 2 -- "$mt" --config long.ini run.dir=refused "${huge[@]}" "$@"; }
 expect 9 "each sequence; parallel.slices=2, which" two parallel.pp=2
-expect 9 "recompute=full; parallel.slices=4, which" two parallel.pp=2 parallel.slices=2
+expect 9 "each sequence; parallel.slices=4, which" two parallel.pp=2 parallel.slices=2
 expect 9 "each sequence; or a smaller" two parallel.pp=2 parallel.schedule=gpipe
 sliced() {
     "$mt" plan --config long.ini --world 2 --json parallel.pp=2 parallel.slices="$1" train.micro_batch=1 2>/dev/null |

@@ -126,10 +126,10 @@ static int64_t more_slices(const Run *r)
 static Err hint_smaller(const Run *r)
 {
     const int64_t slices = more_slices(r);
+    const int ranks = 2 * r->world->grid.cp;
     char cp[80] = "", cut[80] = "";
-    if (r->cfg->parallel.slices == 1)
-        snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;",
-                 2 * r->world->grid.cp);
+    if (r->cfg->model.seq % (2 * ranks * r->cfg->parallel.slices) == 0)
+        snprintf(cp, sizeof cp, " parallel.cp=%d, with more ranks that share each sequence;", ranks);
     if (slices)
         snprintf(cut, sizeof cut, " parallel.slices=%lld, which pass the pipeline in turn;",
                  (long long)slices);
