@@ -5,277 +5,22 @@
  */
 #include "train/train.h"
 
-#include <errno.h>
 #include <math.h>
-#include <signal.h>
-#include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
-#include <time.h>
-#include <unistd.h>
 
 #include "base/clock.h"
 #include "base/fault.h"
-#include "base/file.h"
 #include "base/log.h"
 #include "base/trace.h"
 #include "base/units.h"
 #include "base/words.h"
-#include "engine/loads.h"
 #include "train/announce.h"
-#include "train/join.h"
-#include "train/kept.h"
-#include "train/metrics.h"
-#include "train/run.h"
-#include "train/timeline.h"
+#include "train/loop.h"
+#include "train/signals.h"
 
 enum { MAX_SKIPPED_IN_A_ROW = 20 };
 
-/* ---- signals: the first asks for a checkpoint, a second SIGINT leaves at once ---- */
-
-static volatile sig_atomic_t stop_signal, interrupted;
-static volatile sig_atomic_t step_now;
-static bool tells,
-    live; /* rank 0 says at once what a signal does: a step may be long; below a line that stays */
-
-/* "megatrain: BEFORE step N AFTER"; nothing here but what a handler may call. */
-static void tell(const char *before, const char *after)
-{
-    char text[160] = "", digits[24], *d = digits + sizeof digits;
-    if (!tells) return;
-    *--d = 0;
-    for (long long n = step_now; n || !*d; n /= 10) *--d = (char)('0' + n % 10);
-    const char *const parts[] = { live ? "\n" : "", "megatrain: ", before, " step ", d, after, "\n" };
-    for (size_t i = 0; i < sizeof parts / sizeof *parts; i++)
-        strncat(text, parts[i], sizeof text - 1 - strlen(text));
-    if (write(STDERR_FILENO, text, strlen(text)) < 0) return; /* (nobody is there to be told) */
-}
-
-static void on_signal(int sig)
-{
-    const int saved_errno = errno;
-    if (sig == SIGINT && interrupted) {
-        tell("quit in", " without saving");
-        _exit(err_exit_code(ERR_INTERRUPTED));
-    }
-    if (sig == SIGINT) tell("finishing", ", then saving; Ctrl-C again quits without saving");
-    else if (!stop_signal) tell("finishing", ", then saving");
-    if (sig == SIGINT) interrupted = 1;
-    stop_signal = sig;
-    errno = saved_errno;
-}
-
-static void catch_signals(bool lead)
-{
-    tells = lead;
-    live = log_is_live();
-    step_now = 1;
-    struct sigaction a = { .sa_handler = on_signal };
-    sigemptyset(&a.sa_mask);
-    a.sa_flags = SA_RESTART;
-    stop_signal = interrupted = 0;
-    sigaction(SIGTERM, &a, NULL);
-    sigaction(SIGUSR1, &a, NULL);
-    sigaction(SIGINT, &a, NULL);
-    signal(SIGPIPE, SIG_IGN); /* a closed pipe of the log must not end a run */
-}
-
-/* A launcher that is killed cannot end its ranks: they take its death for SIGTERM (scripts/launch.sh names itself). */
-static void follow_launcher(void)
-{
-    const char *pid = getenv("MEGATRAIN_LAUNCHER_PID");
-    if (!pid || atoi(pid) <= 1) return;
-    prctl(PR_SET_PDEATHSIG, SIGTERM);
-    if (kill(atoi(pid), 0) && errno == ESRCH) raise(SIGTERM); /* dead before it was asked for */
-}
-
-/* ---- state of the loop ---- */
-
-typedef struct {
-    const Config *cfg;
-    Ranks ranks;
-    bool lead;            /* the rank that writes what is written once */
-    bool traced;          /* spans are being recorded, of several ranks on some, */
-    bool tracing;         /* and on this one */
-    Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
-    MetricsBubble bubble; /* of the step before the next line of metrics */
-    ExpertLoads loads;    /* of a mixture in the last step */
-    Run run;
-    Loader *loader;
-    Ckpt ckpt;
-    Metrics metrics;
-    int lock_fd;
-    char *config_text;
-    double peak_flops, flop_per_token, started_s;
-    double begun_s; /* the step of the next line of metrics */
-    const char *peak_source;
-    int skipped_in_a_row;
-    int64_t saved_step, steps_done;
-    double stall_s;    /* that the save in flight has held training up */
-    MetricsSave saved; /* since the last step */
-} Loop;
-
-static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
-{
-    trace_begin("next batch");
-    Err err = loader_get(user, first, count, tokens);
-    trace_end();
-    return err;
-}
-
-/* ---- opening ---- */
-
-/* One run in a folder: rank 0 holds the lock for all. */
-static Err take_folder(Loop *l)
-{
-    if (!l->lead) return ERR_OK;
-    TRY_AS(ERR_STORAGE, file_make_dirs(l->cfg->run.dir));
-    TRY(ckpt_lock(l->cfg->run.dir, &l->lock_fd));
-    run_sweep(l->cfg->run.dir);
-    return ERR_OK;
-}
-
-static Err write_config(Loop *l)
-{
-    char path[PATH_MAX];
-    const char *dir = l->cfg->run.dir;
-    if (!l->lead) return ERR_OK;
-    snprintf(path, sizeof path, "%s/config.ini", dir);
-    TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
-    TRY(kept_start(dir, l->config_text, l->run.trainer.step));
-    return kept_tokenizer(dir, l->cfg->data.tokenizer);
-}
-
-/* Of the texts of a checkpoint's meta data. */
-static int64_t meta_bytes(const Loop *l)
-{
-    const char *overrides = l->run.overrides.text;
-    return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
-           l->run.valid.count * (SET_NAME_BYTES + 64) + 1024;
-}
-
-static Err open_ckpt(Loop *l)
-{
-    CkptOptions o = { .run_dir = l->cfg->run.dir,
-                      .params = &l->run.trainer.params,
-                      .world = l->run.world,
-                      .stream = &l->run.trainer.device.stream,
-                      .keep = (int)l->cfg->checkpoint.keep,
-                      .bad_from = l->run.trainer.step + 1,
-                      .async = l->cfg->checkpoint.async,
-                      .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
-                      .meta_bytes = meta_bytes(l),
-                      .keep_every = l->cfg->checkpoint.keep_every,
-                      .keep_best = l->cfg->checkpoint.keep_best };
-    if (o.keep_best) o.best_set = l->run.valid.set[l->run.best_set].name;
-    TRY(ckpt_open(&l->ckpt, o, &l->run.setup));
-    setup_freeze(&l->run.setup);
-    return ERR_OK;
-}
-
-static Err open_loader(Loop *l)
-{
-    LoaderOptions o = { .dataset = l->run.train,
-                        .first_position = l->run.trainer.samples,
-                        .first_step = l->run.trainer.step + 1,
-                        .ramp = l->cfg->derived.batch,
-                        .dp = l->run.world->grid.dp,
-                        .dp_rank = l->run.world->dp_rank };
-    return loader_open(&o, &l->loader);
-}
-
-static Err open_trace(Loop *l)
-{
-    const bool pipeline = l->run.world->grid.pp > 1;
-    char path[PATH_MAX];
-    if (!l->cfg->log.trace_every && !l->cfg->derived.trace_first) return ERR_OK;
-    if (!l->lead && !pipeline) return ERR_OK;
-    snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
-    trace_track("main thread");
-    TRY(trace_open(path));
-    return pipeline ? timeline_open(&l->run.trainer, l->cfg->run.dir, &l->timeline) : ERR_OK;
-}
-
-/* 0: the data change on the way. */
-static int64_t epoch_tokens(const Loop *l)
-{
-    const DatasetStage data = dataset_stage(l->run.train, 0);
-    return data.count == 1 ? data.samples * l->run.spec.model.seq : 0;
-}
-
-static Err open_metrics(Loop *l)
-{
-    MetricsOptions o = { .run_dir = l->cfg->run.dir,
-                         .title = l->cfg->run.name,
-                         .jsonl = l->cfg->log.jsonl,
-                         .tensorboard = l->cfg->log.tensorboard,
-                         .color = (int)l->cfg->log.color,
-                         .log_every = l->cfg->log.every,
-                         .total_steps = l->cfg->derived.steps,
-                         .epoch_tokens = epoch_tokens(l),
-                         .resume_step = l->run.trainer.step };
-    const Overrides *changed = &l->run.overrides;
-    if (!l->lead) return ERR_OK;
-    TRY(metrics_open(&l->metrics, o));
-    overrides_say(changed);
-    for (int i = 0; i < changed->count; i++) {
-        const ConfigKey *key = config_key(changed->item[i].key);
-        OverrideRecord r = { .step = changed->step,
-                             .section = key->section,
-                             .key = key->name,
-                             .was = changed->item[i].was,
-                             .is = changed->item[i].is };
-        metrics_override(&l->metrics, &r);
-    }
-    return ERR_OK;
-}
-
-/* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
-static Err check_valid(const Run *r)
-{
-    for (int i = 0; i < r->valid.count; i++) {
-        const Dataset *set = r->valid.set[i].data;
-        TRY(dataset_check(set, run_valid_samples(r, set)));
-    }
-    return ERR_OK;
-}
-
-static Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
-{
-    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
-    TRY(join_ranks(&l->ranks, cfg, boot, &stop_signal, &l->config_text));
-    TRY(take_folder(l));
-    watch_phase(l->ranks.watch, PHASE_LOAD, 0);
-    fault_point("load");
-    TRY(run_open(&l->run, cfg, RUN_TRAIN, &l->ranks));
-    if (l->lead) TRY(check_valid(&l->run));
-    TRY(run_resume(&l->run));
-    TRY_AS(ERR_STORAGE, write_config(l));
-    TRY(open_ckpt(l));
-    TRY(open_loader(l));
-    TRY(open_trace(l));
-    if (l->lead) TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
-    TRY(run_tune(&l->run));
-    l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
-    l->saved_step = l->run.trainer.step;
-    return open_metrics(l);
-}
-
-/* Between ranks first: what is still on its way must not meet memory that is gone. */
-static Err loop_close(Loop *l, Err err)
-{
-    err = ranks_end(&l->ranks, err);
-    ckpt_close(&l->ckpt);
-    err = ranks_close(&l->ranks, err);
-    timeline_close(l->timeline);
-    trace_close();
-    loader_close(l->loader);
-    run_close(&l->run);
-    free(l->config_text);
-    if (l->lock_fd >= 0 && err) run_leave(l->cfg->run.dir);
-    if (l->lock_fd >= 0) file_unlock(l->lock_fd);
-    return err;
-}
+/* ---- what is said at the start ---- */
 
 static void say_ranks(const Loop *l)
 {
@@ -527,6 +272,14 @@ static Err stop_trace(Loop *l)
     return ERR_OK;
 }
 
+static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
+{
+    trace_begin("next batch");
+    Err err = loader_get(user, first, count, tokens);
+    trace_end();
+    return err;
+}
+
 /* Enqueues a step. Of the one before it, if that gets done meanwhile, the line is written. Among several ranks only
  * this one knows of a failure: no more is asked of the others. */
 static Err start_step(Loop *l, TokenSource source)
@@ -587,7 +340,7 @@ static Err one_step(Loop *l, int64_t end)
     Trainer *t = &l->run.trainer;
     const int64_t step = trainer_next_step(t);
     if (step == t->step + 1) l->begun_s = clock_s(); /* none is in flight */
-    step_now = (sig_atomic_t)step;
+    signals_step(step);
     if (l->lead) announce_step(&l->run);
     watch_phase(l->ranks.watch, PHASE_STEP, step);
     fault_point("step");
@@ -603,7 +356,7 @@ enum { OUT_OF_TIME = 1 << 16 };
 static Err stop_reason(Loop *l, int64_t *reason)
 {
     const double limit = l->cfg->train.max_minutes, minutes = (clock_s() - l->started_s) / 60;
-    *reason = stop_signal;
+    *reason = signals_stop;
     if (!*reason && limit > 0 && minutes >= limit) *reason = OUT_OF_TIME;
     return comm_max_i64(&l->run.world->host, &l->run.trainer.device.stream, reason, 1, NULL);
 }
@@ -688,8 +441,8 @@ static void say_end(const Loop *l)
 Err train_run(const Config *cfg, const Boot *boot)
 {
     Loop l;
-    catch_signals(boot->rank == 0);
-    follow_launcher();
+    signals_catch(boot->rank == 0);
+    signals_follow_launcher();
     Err err = loop_open(&l, cfg, boot);
     if (!err) err = loop_run(&l);
     if (!err) fault_point("end");

@@ -1,0 +1,168 @@
+/*
+ * A run's loop opened and closed; the loop itself: train.c.
+ */
+#include "train/loop.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "base/fault.h"
+#include "base/file.h"
+#include "base/log.h"
+#include "base/trace.h"
+#include "train/join.h"
+#include "train/kept.h"
+#include "train/signals.h"
+
+/* One run in a folder: rank 0 holds the lock for all. */
+static Err take_folder(Loop *l)
+{
+    if (!l->lead) return ERR_OK;
+    TRY_AS(ERR_STORAGE, file_make_dirs(l->cfg->run.dir));
+    TRY(ckpt_lock(l->cfg->run.dir, &l->lock_fd));
+    run_sweep(l->cfg->run.dir);
+    return ERR_OK;
+}
+
+static Err write_config(Loop *l)
+{
+    char path[PATH_MAX];
+    const char *dir = l->cfg->run.dir;
+    if (!l->lead) return ERR_OK;
+    snprintf(path, sizeof path, "%s/config.ini", dir);
+    TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
+    TRY(kept_start(dir, l->config_text, l->run.trainer.step));
+    return kept_tokenizer(dir, l->cfg->data.tokenizer);
+}
+
+/* Of the texts of a checkpoint's meta data. */
+static int64_t meta_bytes(const Loop *l)
+{
+    const char *overrides = l->run.overrides.text;
+    return (int64_t)(strlen(l->config_text) + strlen(l->run.data_id) + (overrides ? strlen(overrides) : 0)) +
+           l->run.valid.count * (SET_NAME_BYTES + 64) + 1024;
+}
+
+static Err open_ckpt(Loop *l)
+{
+    CkptOptions o = { .run_dir = l->cfg->run.dir,
+                      .params = &l->run.trainer.params,
+                      .world = l->run.world,
+                      .stream = &l->run.trainer.device.stream,
+                      .keep = (int)l->cfg->checkpoint.keep,
+                      .bad_from = l->run.trainer.step + 1,
+                      .async = l->cfg->checkpoint.async,
+                      .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
+                      .meta_bytes = meta_bytes(l),
+                      .keep_every = l->cfg->checkpoint.keep_every,
+                      .keep_best = l->cfg->checkpoint.keep_best };
+    if (o.keep_best) o.best_set = l->run.valid.set[l->run.best_set].name;
+    TRY(ckpt_open(&l->ckpt, o, &l->run.setup));
+    setup_freeze(&l->run.setup);
+    return ERR_OK;
+}
+
+static Err open_loader(Loop *l)
+{
+    LoaderOptions o = { .dataset = l->run.train,
+                        .first_position = l->run.trainer.samples,
+                        .first_step = l->run.trainer.step + 1,
+                        .ramp = l->cfg->derived.batch,
+                        .dp = l->run.world->grid.dp,
+                        .dp_rank = l->run.world->dp_rank };
+    return loader_open(&o, &l->loader);
+}
+
+static Err open_trace(Loop *l)
+{
+    const bool pipeline = l->run.world->grid.pp > 1;
+    char path[PATH_MAX];
+    if (!l->cfg->log.trace_every && !l->cfg->derived.trace_first) return ERR_OK;
+    if (!l->lead && !pipeline) return ERR_OK;
+    snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
+    trace_track("main thread");
+    TRY(trace_open(path));
+    return pipeline ? timeline_open(&l->run.trainer, l->cfg->run.dir, &l->timeline) : ERR_OK;
+}
+
+/* 0: the data change on the way. */
+static int64_t epoch_tokens(const Loop *l)
+{
+    const DatasetStage data = dataset_stage(l->run.train, 0);
+    return data.count == 1 ? data.samples * l->run.spec.model.seq : 0;
+}
+
+static Err open_metrics(Loop *l)
+{
+    MetricsOptions o = { .run_dir = l->cfg->run.dir,
+                         .title = l->cfg->run.name,
+                         .jsonl = l->cfg->log.jsonl,
+                         .tensorboard = l->cfg->log.tensorboard,
+                         .color = (int)l->cfg->log.color,
+                         .log_every = l->cfg->log.every,
+                         .total_steps = l->cfg->derived.steps,
+                         .epoch_tokens = epoch_tokens(l),
+                         .resume_step = l->run.trainer.step };
+    const Overrides *changed = &l->run.overrides;
+    if (!l->lead) return ERR_OK;
+    TRY(metrics_open(&l->metrics, o));
+    overrides_say(changed);
+    for (int i = 0; i < changed->count; i++) {
+        const ConfigKey *key = config_key(changed->item[i].key);
+        OverrideRecord r = { .step = changed->step,
+                             .section = key->section,
+                             .key = key->name,
+                             .was = changed->item[i].was,
+                             .is = changed->item[i].is };
+        metrics_override(&l->metrics, &r);
+    }
+    return ERR_OK;
+}
+
+/* Every evaluation reads the same samples: that their ids are in the vocabulary is known before step 1. */
+static Err check_valid(const Run *r)
+{
+    for (int i = 0; i < r->valid.count; i++) {
+        const Dataset *set = r->valid.set[i].data;
+        TRY(dataset_check(set, run_valid_samples(r, set)));
+    }
+    return ERR_OK;
+}
+
+Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
+{
+    *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
+    TRY(join_ranks(&l->ranks, cfg, boot, &signals_stop, &l->config_text));
+    TRY(take_folder(l));
+    watch_phase(l->ranks.watch, PHASE_LOAD, 0);
+    fault_point("load");
+    TRY(run_open(&l->run, cfg, RUN_TRAIN, &l->ranks));
+    if (l->lead) TRY(check_valid(&l->run));
+    TRY(run_resume(&l->run));
+    TRY_AS(ERR_STORAGE, write_config(l));
+    TRY(open_ckpt(l));
+    TRY(open_loader(l));
+    TRY(open_trace(l));
+    if (l->lead) TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
+    TRY(run_tune(&l->run));
+    l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
+    l->saved_step = l->run.trainer.step;
+    return open_metrics(l);
+}
+
+/* (between ranks first: what is still on its way must not meet memory that is gone) */
+Err loop_close(Loop *l, Err err)
+{
+    err = ranks_end(&l->ranks, err);
+    ckpt_close(&l->ckpt);
+    err = ranks_close(&l->ranks, err);
+    timeline_close(l->timeline);
+    trace_close();
+    loader_close(l->loader);
+    run_close(&l->run);
+    free(l->config_text);
+    if (l->lock_fd >= 0 && err) run_leave(l->cfg->run.dir);
+    if (l->lock_fd >= 0) file_unlock(l->lock_fd);
+    return err;
+}

@@ -1,0 +1,42 @@
+/*
+ * The state of a run's loop (train.c), and how it is opened and closed. Private to src/train/.
+ */
+#ifndef MEGATRAIN_TRAIN_LOOP_H
+#define MEGATRAIN_TRAIN_LOOP_H
+
+#include "engine/loads.h"
+#include "train/metrics.h"
+#include "train/ranks.h"
+#include "train/run.h"
+#include "train/timeline.h"
+
+typedef struct {
+    const Config *cfg;
+    Ranks ranks;
+    bool lead;            /* the rank that writes what is written once */
+    bool traced;          /* spans are being recorded, of several ranks on some, */
+    bool tracing;         /* and on this one */
+    Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
+    MetricsBubble bubble; /* of the step before the next line of metrics */
+    ExpertLoads loads;    /* of a mixture in the last step */
+    Run run;
+    Loader *loader;
+    Ckpt ckpt;
+    Metrics metrics;
+    int lock_fd;
+    char *config_text;
+    double peak_flops, flop_per_token, started_s;
+    double begun_s; /* the step of the next line of metrics */
+    const char *peak_source;
+    int skipped_in_a_row;
+    int64_t saved_step, steps_done;
+    double stall_s;    /* that the save in flight has held training up */
+    MetricsSave saved; /* since the last step */
+} Loop;
+
+/* Joins the ranks, takes the run's folder, builds or resumes the run and opens all that it writes. loop_close after a
+ * failure too; it returns the error to report. */
+Err loop_open(Loop *l, const Config *cfg, const Boot *boot);
+Err loop_close(Loop *l, Err err);
+
+#endif

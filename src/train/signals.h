@@ -1,0 +1,21 @@
+/*
+ * Signals of a training run. SIGTERM, SIGUSR1 and the first SIGINT ask for a checkpoint behind the step at work, a second
+ * SIGINT leaves at once.
+ */
+#ifndef MEGATRAIN_TRAIN_SIGNALS_H
+#define MEGATRAIN_TRAIN_SIGNALS_H
+
+#include <signal.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+extern volatile sig_atomic_t signals_stop; /* the last one that asks this run to stop, or 0 */
+
+void signals_catch(bool lead); /* from now on; the lead says at once what a signal does */
+
+/* A launcher that is killed cannot end its ranks: they take its death for SIGTERM (scripts/launch.sh names itself). */
+void signals_follow_launcher(void);
+
+void signals_step(int64_t step); /* the one at work, for what is said */
+
+#endif
