@@ -87,7 +87,7 @@ state = sum(column(n) for n in ("weights (fp32)", "their 16-bit copy", "gradient
 want("bytes of state", state, held * whole + held * sliced // cut)
 want("bytes of state a parameter", line[1], f"{state / parameters:.3f}")
 ahead = ("of the host: " if sixteen else "") + "batches read ahead"  # (its sixteen bits are those of a GPU)
-want(ahead, column(ahead), 2 * 16 // dp * (32 + 1) * 4)
+want(ahead, column(ahead), 2 * 16 // dp * (32 + 1) * 4 + (8 << 20 if sixteen else 0))  # (page-locked: at least that)
 
 
 def part(bytes_whole, g):
