@@ -151,24 +151,6 @@ static Err check_numerics(Loop *l, const StepReport *r)
            err_hint("lower optim.lr or raise optim.warmup, and resume from a checkpoint before the trouble");
 }
 
-/* What a step came to, if one was finished (trainer_start, trainer_finish). */
-static Err take_report(Loop *l, const StepReport *r)
-{
-    if (!r->step) return ERR_OK;
-    if (l->run.spec.model.moe.experts) TRY(loads_read(&l->run.trainer, &l->loads));
-    const double now = clock_s();
-    record_step(l, r, now - l->begun_s);
-    l->begun_s = now; /* of one that was enqueued meanwhile */
-    return check_numerics(l, r);
-}
-
-static Err finish_step(Loop *l)
-{
-    StepReport report;
-    TRY(trainer_finish(&l->run.trainer, &report));
-    return take_report(l, &report);
-}
-
 static Err evaluate(Loop *l)
 {
     Trainer *t = &l->run.trainer;
@@ -239,6 +221,25 @@ static Err end_of_save(Loop *l, Err err)
     err_keep(&why);
     if (collect_save(l, true, false)) log_warn("%s", err_message());
     return err_again(&why, err);
+}
+
+/* What a step came to, if one was finished (trainer_start, trainer_finish). */
+static Err take_report(Loop *l, const StepReport *r)
+{
+    if (!r->step) return ERR_OK;
+    if (l->run.spec.model.moe.experts) TRY(loads_read(&l->run.trainer, &l->loads));
+    const double now = clock_s();
+    record_step(l, r, now - l->begun_s);
+    l->begun_s = now;                   /* of one that was enqueued meanwhile */
+    TRY(collect_save(l, false, false)); /* for the next line; not without one between: it has room for one */
+    return check_numerics(l, r);
+}
+
+static Err finish_step(Loop *l)
+{
+    StepReport report;
+    TRY(trainer_finish(&l->run.trainer, &report));
+    return take_report(l, &report);
 }
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
@@ -330,7 +331,6 @@ static Err after_step(Loop *l, int64_t end)
     const Config *c = l->cfg;
     const int64_t step = l->run.trainer.step;
     if (l->run.valid.count && (due(step, c->train.eval_every) || step == end)) TRY(evaluate(l));
-    TRY(collect_save(l, false, false));
     return due(step, c->checkpoint.every) && step != end ? save(l, false) : ERR_OK;
 }
 
@@ -347,7 +347,7 @@ static Err one_step(Loop *l, int64_t end)
     TRY(traced_step(l, end, &report));
     if (l->steps_done++ == 0) TRY(run_keep_choices(&l->run)); /* every shape was met */
     TRY(take_report(l, &report));
-    return report.step ? after_step(l, end) : collect_save(l, false, false);
+    return report.step ? after_step(l, end) : ERR_OK;
 }
 
 /* What asks this run to end before its time, on any rank: a signal's number, OUT_OF_TIME, or 0. */

@@ -113,11 +113,12 @@ static void explain(const unsigned char *p)
 static void on_fault(int number, siginfo_t *info, void *)
 {
     const unsigned char *p = static_cast<unsigned char *>(info->si_addr);
+    const bool kernel = self && number == SIGSEGV; /* (SIGBUS: of a file that a thread beside it reads) */
     if (device_address(p)) explain(p);
-    if (self && number == SIGSEGV && info->si_code == SI_KERNEL)
+    if (kernel && info->si_code == SI_KERNEL)
         fail("touches an address that is not valid, or not a multiple of 16 in a 16-byte access");
-    if (self && below_stack(p)) fail("uses more stack than a thread of the emulator has");
-    if (self) fail("touches %p, which is not device memory", static_cast<const void *>(p));
+    if (kernel && below_stack(p)) fail("uses more stack than a thread of the emulator has");
+    if (kernel) fail("touches %p, which is not device memory", static_cast<const void *>(p));
     sigaction(number, number == SIGSEGV ? &before_segv : &before_bus, nullptr); /* the access is tried again */
 }
 
