@@ -17,7 +17,7 @@ for link in "$build"/gpu/*; do
 done
 
 cp scripts/gpu-check.sh "$out/scripts/"
-cp test/gpu_steps.sh test/test_cuda_run.sh test/lib.sh "$out/test/"
+cp test/gpu_steps.sh test/cuda_runs.sh test/test_cuda_{run,resume}.sh test/lib.sh "$out/test/"
 cp bench/torch_gpu.py "$out/bench/"
 cp config/*.ini "$out/config/"
 cp docs/gpu.md "$out/docs/"

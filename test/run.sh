@@ -47,7 +47,9 @@ files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
-    commands=(test/test_cuda_run.sh 'EMU_CLOSED=0|test/test_cuda_ranks.sh' test/gpu_check.sh "${emu_commands[@]}"); export EMU ;;
+    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh test/gpu_check.sh
+        "${emu_commands[@]}")
+    export EMU ;;
 emu-asan)
     commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}")
     export ASAN_OPTIONS=detect_leaks=0:handle_sigill=1 ;; # (UBSan traps)

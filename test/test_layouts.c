@@ -157,7 +157,7 @@ static int context_layouts(const ModelSpec *m, Layout *out)
     return n;
 }
 
-/* The reference, then each of the few, which test/layout_controls.sh reads; or one in three of them. */
+/* The reference, then each of the few, which test/layout_controls.sh reads; or one in six of them. */
 static void run_few(TrainSpec spec)
 {
     double first, last;
@@ -166,7 +166,7 @@ static void run_few(TrainSpec spec)
     const Layout *list = mixture ? few_mixtures : few;
     const size_t count = mixture ? sizeof few_mixtures / sizeof *few_mixtures : sizeof few / sizeof *few;
     print_layout(reference, want, "reference");
-    for (size_t i = 0; i < count; i += mode_is("brief") ? 3 : 1) {
+    for (size_t i = 0; i < count; i += mode_is("brief") ? 6 : 1) {
         if (mixture && list[i].micro % spec.model.moe.balance.unit) continue;
         const uint64_t hash = hash_of(spec, list[i], SHORT_STEPS, &first, &last);
         print_layout(list[i], hash, "");
@@ -246,7 +246,7 @@ static void run_context(TrainSpec spec, int every)
     spec.attn_block = 4;
     const uint64_t want = hash_of(spec, reference, SHORT_STEPS, &first, &last);
     if (mode_is("short")) print_layout(reference, want, "reference");
-    for (int i = 0; i < count; i += mode_is("brief") ? 10 : mode_is("short") ? 5 : every) {
+    for (int i = 0; i < count; i += mode_is("brief") ? 20 : mode_is("short") ? 5 : every) {
         const uint64_t hash = hash_of(spec, all[i], SHORT_STEPS, &first, &last);
         if (mode_is("short")) print_layout(all[i], hash, "");
         else if (mode_is("print") || hash != want) print_layout(all[i], hash, hash == want ? "same" : "DIFFERENT");

@@ -1,0 +1,114 @@
+#!/usr/bin/env bash
+# A run with device=cuda beside itself and device=cpu (cuda_runs.sh): a step ahead of the GPU or not, saved by a thread,
+# repeated, stopped and resumed on the same and on the other device; memory, what is refused.
+. "$(dirname "$0")/cuda_runs.sh"
+
+for p in bf16 fp16 fp32; do run gpt2-$p gpt2.ini run.device=cuda run.precision=$p; done
+run gpt2-cpu gpt2.ini run.device=cpu run.precision=fp32 run.reproducible=run
+
+# ---- the host a step ahead of the GPU: the same run as one that evaluates every step, and so waits for each ----
+ahead() { # CONFIG KEYS...: a run that waits for its first and last step, and one that waits for each
+    local keys=(run.device=cuda checkpoint.every=0 "${@:2}")
+    run "$1-long" "$1.ini" "${keys[@]}" train.eval_every=0
+    run "$1-waits" "$1.ini" "${keys[@]}" train.eval_every=1 train.eval_batches=1
+    check "$1 ahead: the same losses, norms and tensors" same_run "$1-long" "$1-waits" $steps
+    check "$1 ahead: the same learning rates" [ "$(rates "$1-long")" = "$(rates "$1-waits")" ]
+}
+rates() { grep '"lr"' "$1/metrics.jsonl" | grep -oE '"lr":[^,]*|"tokens":[^,]*|"skipped":true'; }
+ahead gpt2
+ahead aux model.mtp_layers=1
+# steps that are done again while the next one is enqueued behind them
+for every in 0 1; do
+    EMU_DEVICES=2 timeout 300 "$root/scripts/launch.sh" -n 2 -- "$mt" --config aux.ini run.dir=pieces-$every \
+        run.device=cuda checkpoint.every=0 train.micro_batch=2 parallel.ep=2 moe.slack=1 moe.overflow=redo \
+        train.eval_every=$every train.eval_batches=1 >/dev/null 2>pieces-$every.err
+done
+check "in pieces ahead: some steps are" grep -q 'done again in pieces' pieces-0.err
+check "in pieces ahead: the same losses, norms and tensors" same_run pieces-0 pieces-1 $steps
+
+# the data end while a step is in flight: it gets its line and its checkpoint
+for f in bin idx; do cp a.$f c.$f; done
+MEGATRAIN_RANK_FAULT=0:step:3:stop "$mt" --config gpt2.ini run.dir=cut data.train=c run.device=cuda checkpoint.every=0 \
+    train.eval_every=0 >/dev/null 2>cut.err &
+pid=$!
+until stands_still $pid || ! kill -0 $pid 2>/dev/null; do sleep 0.05; done
+: >c.bin
+kill -CONT $pid
+wait $pid
+status=$?
+done=$(losses cut | wc -l)
+check "the data end: exit 3 (got $status) after step $done" [ $status -eq 3 -a "$done" -ge 2 -a "$done" -lt $steps ]
+check "with a checkpoint of that step" [ -e "cut/checkpoints/step-$(printf %08d "$done")" ]
+cp a.bin c.bin
+run cut gpt2.ini data.train=c run.device=cuda checkpoint.every=0 train.eval_every=0
+check "the data are back: losses, norms and tensors of the whole run" same_run cut gpt2-long $steps
+# ---- saving while training goes on ----
+run async gpt2.ini run.device=cuda run.precision=fp32 checkpoint.async=true checkpoint.every=2
+check "checkpoints by a thread: the same bits" same_run async gpt2-fp32 $steps
+check "the first of them is reported" [ "$(grep -c '"saved":true' async/metrics.jsonl)" -ge 1 ]
+
+# ---- documents kept apart, their ends out of the loss ----
+for i in 1 2 3 4 5; do sed 's/of .*/\n/' "text.txt"; done >lines.txt
+"$mt" preprocess --input lines.txt --tokenizer byte --output d --append-eod --split-blank-lines >/dev/null 2>&1 || bad "preprocess"
+for c in gpt2 llama; do
+    keys="data.train=d data.valid=d data.mask_eod=true data.reset_at_eod=true"
+    # shellcheck disable=SC2086
+    run $c-docs-cpu $c.ini run.device=cpu run.precision=fp32 run.reproducible=run $keys
+    # shellcheck disable=SC2086
+    run $c-docs $c.ini run.device=cuda run.precision=fp32 $keys
+    check "$c, documents apart: losses within 1e-5 of the CPU's" close $c-docs $c-docs-cpu 1e-5
+    run $c-joined $c.ini run.device=cuda run.precision=fp32 data.train=d data.valid=d
+    check "$c, documents joined: other losses" [ "$(losses $c-joined)" != "$(losses $c-docs)" ]
+done
+
+# ---- repeats, with and without graphs ----
+run again gpt2.ini run.device=cuda
+check "a repeat gives the same losses" same_losses again gpt2-bf16
+check "a repeat gives the same tensors" same_tensors again gpt2-bf16 $steps
+run eager gpt2.ini run.device=cuda run.graphs=false
+check "without graphs the same losses" same_losses eager gpt2-bf16
+check "without graphs the same tensors" same_tensors eager gpt2-bf16 $steps
+
+# ---- stop and resume ----
+run half gpt2.ini run.device=cuda train.stop_at=$half
+run half gpt2.ini run.device=cuda
+check "losses of two halves are the whole run's" same_losses half gpt2-bf16
+check "tensors of two halves are the whole run's" same_tensors half gpt2-bf16 $steps
+run half16 gpt2.ini run.device=cuda run.precision=fp16 train.stop_at=$half
+run half16 gpt2.ini run.device=cuda run.precision=fp16
+check "fp16: tensors of two halves are the whole run's" same_tensors half16 gpt2-fp16 $steps
+for from in cpu cuda; do
+    to=$([ $from = cpu ] && echo cuda || echo cpu)
+    keys="run.precision=fp32 run.reproducible=run"
+    # shellcheck disable=SC2086
+    run $from-$to gpt2.ini $keys run.device=$from train.stop_at=$half
+    # shellcheck disable=SC2086
+    run $from-$to gpt2.ini $keys run.device=$to
+    check "a checkpoint of $from resumes on $to" close $from-$to gpt2-cpu 1e-5
+done
+expect 0 loss "$mt" eval --config gpt2.ini run.dir=gpt2-bf16 run.device=cuda
+expect 0 Line "$mt" generate --run gpt2-bf16 --prompt Line --tokens 4
+run tuned gpt2.ini run.device=cuda run.autotune=true
+check "choices of autotune stand in the run folder" [ -s tuned/gemm-algorithms.txt ]
+
+# ---- what exists only on the emulator ----
+if [ -s gpt2-fp32.kernels ]; then
+    launches() { grep -E "^[0-9]+ $1_kernel\b" gpt2-fp32.kernels | awk '{ n += $1 } END { print n + 0 }'; }
+    for k in grad_stats adamw; do
+        check "$k is one launch a step, whatever the tensors: $(launches $k) in $steps" [ "$(launches $k)" -eq $steps ]
+    done
+    expect 2 "CUDA finds no GPU" env EMU_DEVICES=0 "$mt" --config gpt2.ini run.dir=none run.device=cuda
+    EMU_DEVICES=0 run auto gpt2.ini run.precision=fp32
+    check "device=auto without a GPU says so once" [ "$(grep -c 'computing on the CPU' auto.err)" -eq 1 ]
+    check "and computes on the CPU" grep -q 'avx\|plain c' auto.err
+    expect 9 "GPU 0" env EMU_MEMORY=$((800 << 20)) "$mt" --config gpt2.ini run.dir=small run.device=cuda
+    for what in state saves scratch workspace; do
+        check "exit 9 lists $what" grep -q "^$what.* [KMG]iB$" err.txt
+    done
+    planned=$("$mt" plan --config gpt2.ini run.device=cuda | sed -n 's/^ *total *\([0-9,]*\).*/\1/p' | tr -d ,)
+    taken=$(sed -n 's/^\([0-9]*\) bytes of device memory$/\1/p' gpt2-bf16.kernels)
+    check "device memory taken is planned memory ($taken, $planned)" [ "$taken" = "$planned" ]
+else
+    skip "launches counted, missing GPU, full GPU: not on the emulator"
+fi
+finish
