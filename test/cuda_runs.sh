@@ -1,11 +1,11 @@
 # shellcheck shell=bash
 # Tiny runs with device=cuda, on the emulator (or, with MEGATRAIN naming a CUDA build, on a GPU), of one configuration or
-# another, for test_cuda_run.sh and test_cuda_resume.sh. Source it.
+# another, for test_cuda_run.sh and test_cuda_resume.sh; evaluated on little, for the emulator is slow. Source it.
 MEGATRAIN=${MEGATRAIN:-${BUILD:-build}/emu/megatrain}
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 make_tiny
 steps=6 half=3
-sed "s/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = $steps/
+sed "s/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = $steps\neval_batches = 2/
     s/^every = .*/every = $half/" tiny.ini >gpt2.ini
 cat >llama.ini <<EOI
 [model]
@@ -26,6 +26,7 @@ rope_scaling = yarn
 micro_batch = 2
 global_batch = 4
 steps = $steps
+eval_batches = 2
 recompute = selective
 [optim]
 lr = 3e-3
@@ -37,8 +38,8 @@ valid = b
 every = $half
 keep = 0
 EOI
-mixture() { # NAME KEYS...: NAME.ini, from llama.ini; evaluated on little, as experts' products are slow on the emulator
-    sed 's/^recompute = .*/recompute = none\neval_batches = 2/; s/^seq = .*/seq = 24\nbias = false/' llama.ini >"$1.ini"
+mixture() { # NAME KEYS...: NAME.ini, from llama.ini
+    sed 's/^recompute = .*/recompute = none/; s/^seq = .*/seq = 24\nbias = false/' llama.ini >"$1.ini"
     printf '[moe]\n' >>"$1.ini"
     printf '%s\n' "${@:2}" >>"$1.ini"
 }

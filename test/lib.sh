@@ -62,12 +62,13 @@ keep = 0
 EOI
 }
 
-# make_ini FILE SECTION.KEY=VALUE...: of a run of several ranks on the files of make_tiny, with these keys
+# make_ini FILE SECTION.KEY=VALUE...: of a run of several ranks on the files of make_tiny, with these keys; evaluated on
+# a few samples
 make_ini() {
     local file=$1
     shift
-    printf '%s\n' parallel.bucket_mb=1 train.micro_batch=2 optim.warmup=2 optim.clip=0.5 data.train=a data.valid=b \
-        checkpoint.every=0 "$@" | sort |
+    printf '%s\n' parallel.bucket_mb=1 train.micro_batch=2 train.eval_batches=2 optim.warmup=2 optim.clip=0.5 \
+        data.train=a data.valid=b checkpoint.every=0 "$@" | sort |
         awk -F. '$1 != section { print "[" $1 "]"; section = $1 } { print substr($0, length($1) + 2) }' >"$file"
 }
 
