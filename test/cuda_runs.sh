@@ -5,7 +5,7 @@ MEGATRAIN=${MEGATRAIN:-${BUILD:-build}/emu/megatrain}
 . "$(dirname "${BASH_SOURCE[0]}")/lib.sh"
 make_tiny
 steps=6 half=3
-sed "s/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = $steps\neval_batches = 2/
+sed "s/^micro_batch = .*/micro_batch = 1/; s/^global_batch = .*/global_batch = 3/; s/^steps = .*/steps = $steps/; s/^eval_batches = .*/eval_batches = 2/
     s/^every = .*/every = $half/" tiny.ini >gpt2.ini
 cat >llama.ini <<EOI
 [model]

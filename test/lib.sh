@@ -49,6 +49,7 @@ attention_dropout = 0.1
 micro_batch = 3
 global_batch = 15
 steps = 40
+eval_batches = 4
 [optim]
 lr = 3e-3
 min_lr = 3e-4

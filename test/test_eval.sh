@@ -3,6 +3,7 @@
 # global_batch, micro_batch and layout, also where the last batch is not full or the set is smaller than one.
 . "$(dirname "$0")/lib.sh"
 make_tiny
+sed -i "/^eval_batches/d" tiny.ini
 # sets of 20 and 327 samples of 32 tokens, and the 20 in four parts (neighbours share a token, so do the parts)
 tokens() { "$mt" preprocess --input "$1".txt --tokenizer byte --output "$1" >/dev/null 2>&1 || bad "preprocess $1"; }
 head -c $((20 * 32 + 1)) big.txt >v20.txt

@@ -13,7 +13,7 @@ export OMP_NUM_THREADS=1
 make_tiny
 
 make_ini pipe.ini model.layers=8 model.hidden=32 model.heads=4 model.seq=32 parallel.seq_blocks=4 train.global_batch=16 \
-    train.steps=12 train.eval_every=4 train.eval_batches=2 optim.lr=1e-2 optim.min_lr=1e-3 checkpoint.keep=0
+    train.steps=12 train.eval_every=4 optim.lr=1e-2 optim.min_lr=1e-3 checkpoint.keep=0
 gpt2=(model.tied=true model.dropout=0.1 model.attention_dropout=0.1)
 llama=(model.arch=llama model.kv_heads=2 model.tied=false)
 
