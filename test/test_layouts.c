@@ -26,7 +26,7 @@ typedef struct {
     bool mixed; /* every second block as `context` says, the others gather */
 } Layout;
 
-enum { STEPS = 10, SAMPLE_STEPS = 3, SHORT_STEPS = 2, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
+enum { STEPS = 10, SAMPLE_STEPS = 3, SHORT_STEPS = 3, BUCKET_BYTES = 64 << 10 /* some ten buckets */ };
 
 /* What the others are compared with. */
 static const Layout reference = { 1, 1, 0, 4, 2, ISA_AUTO };

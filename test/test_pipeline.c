@@ -28,7 +28,7 @@ typedef struct {
     int slices; /* 0 = 1 */
 } Layout;
 
-enum { STEPS = 2, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
+enum { STEPS = 3, STEPS_GRID = 12, BUCKET_BYTES = 64 << 10 };
 
 static TrainSpec model(bool llama, int layers)
 {
@@ -43,10 +43,10 @@ static bool extent_is(const char *word) { return env_is("MEGATRAIN_PIPELINES", w
 
 static bool in_part(void) { return !extent_is("each") && !extent_is("all"); }
 
-/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief): one layout in twelve. */
+/* Under a sanitizer (MEGATRAIN_LAYOUTS=brief) two steps, and one layout in twelve. */
 static bool sanitized(void) { return env_is("MEGATRAIN_LAYOUTS", "brief"); }
 
-static int step_count(void) { return in_part() ? STEPS : STEPS_GRID; }
+static int step_count(void) { return sanitized() ? 2 : in_part() ? STEPS : STEPS_GRID; }
 
 static int ones(int n) { return n ? n : 1; }
 
