@@ -143,11 +143,12 @@ Err context_ring(Ctx *c, Comm *group, attention_fwd_args a)
 {
     if (!c->canon.exact) return context_rotate(c, group, a);
     ArenaMark mark = arena_mark(c->scratch);
+    const Tensor o = a.o;
     RingWalk w = { .of = ring_of(group, a.k, a.v, a.window) };
     TRY(ring_open(c, &w, a.k, a.v));
-    TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
+    TRY(several_calls(c, &a));
     TRY(ring_attend(c, &w, false, &a));
+    TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

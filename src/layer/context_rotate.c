@@ -113,18 +113,24 @@ static Err rotation_open(Ctx *c, Rotation *w, Comm *group, int64_t window, Tenso
     return ring_pack(c, &w->of, k, v, w->block[0]);
 }
 
-/* ---- forward ---- */
-
-static bool sees_part(const Rotation *w, int turn, int i)
+/* Part i of the block that is at work in a turn. */
+static RingPart part_at_work(const Rotation *w, int turn, int i)
 {
-    return ring_sees(&w->of, w->of.rank, part_of(w, block_owner(w, turn), i));
+    const int part = part_of(w, block_owner(w, turn), i);
+    return (RingPart){ .k = ring_half(&w->of, w->block[turn % 2], i, 0),
+                       .v = ring_half(&w->of, w->block[turn % 2], i, 1),
+                       .span = ring_span(&w->of, part),
+                       .seen = ring_sees(&w->of, w->of.rank, part) };
 }
+
+/* ---- forward ---- */
 
 /* Parts of others that this rank sees. */
 static int parts_to_come(const Rotation *w)
 {
     int count = 0;
-    for (int turn = 1; turn < w->ranks; turn++) count += sees_part(w, turn, 0) + sees_part(w, turn, 1);
+    for (int turn = 1; turn < w->ranks; turn++)
+        count += part_at_work(w, turn, 0).seen + part_at_work(w, turn, 1).seen;
     return count;
 }
 
@@ -132,10 +138,11 @@ static int parts_to_come(const Rotation *w)
 static Err attend_block(Ctx *c, const Rotation *w, int turn, attention_fwd_args a, int *to_come)
 {
     for (int i = 0; i < 2; i++) {
-        if (!sees_part(w, turn, i)) continue;
-        a.k = ring_half(&w->of, w->block[turn % 2], i, 0);
-        a.v = ring_half(&w->of, w->block[turn % 2], i, 1);
-        a.k_span = ring_span(&w->of, part_of(w, block_owner(w, turn), i));
+        const RingPart part = part_at_work(w, turn, i);
+        if (!part.seen) continue;
+        a.k = part.k;
+        a.v = part.v;
+        a.k_span = part.span;
         a.resumed = true;
         a.unfinished = --*to_come > 0;
         TRY(op_attention_fwd(c->s, &a));
@@ -149,10 +156,8 @@ Err context_rotate(Ctx *c, Comm *group, attention_fwd_args a)
     const Tensor o = a.o;
     Rotation w;
     bool moving;
-    TRY(wide_sum(c, o, &a.o));
     TRY(rotation_open(c, &w, group, a.window, a.k, a.v));
-    TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
+    TRY(several_calls(c, &a));
     int to_come = parts_to_come(&w);
     TRY(post(c, &w, 0, &moving));
     a.unfinished = to_come > 0;
@@ -185,11 +190,6 @@ static Tensor share_half(const Rotation *w, int i, int half)
     return w->share.data ? ring_half(&w->of, w->share, i, half) : ring_half(&w->of, w->pair, 2 * i + 1, half);
 }
 
-static Err copy_part(Ctx *c, Tensor to, Tensor from)
-{
-    return device_copy(c->s, to.data, from.data, tensor_bytes(to));
-}
-
 /* sums of part i = what came + this rank's share; of only one of them if the other is nothing. */
 static Err add_share(Ctx *c, const Rotation *w, int i, bool came, bool share)
 {
@@ -200,18 +200,20 @@ static Err add_share(Ctx *c, const Rotation *w, int i, bool came, bool share)
     if (came && share)
         return op(c->s, sum_parts, .y = tensor_reshape(sum, rows, columns),
                   .x = tensor_reshape(both, 2 * rows, columns), .parts = 2);
-    return came || share ? copy_part(c, sum, tensor_row_slice(both, share, 1)) : ERR_OK;
+    if (!came && !share) return ERR_OK;
+    return device_copy(c->s, sum.data, tensor_row_slice(both, share, 1).data, tensor_bytes(sum));
 }
 
 static Err block_backward(Ctx *c, const Rotation *w, int turn, attention_bwd_args a)
 {
     for (int i = 0; i < 2; i++) {
-        if (!sees_part(w, turn, i)) continue;
-        a.k = ring_half(&w->of, w->block[turn % 2], i, 0);
-        a.v = ring_half(&w->of, w->block[turn % 2], i, 1);
+        const RingPart part = part_at_work(w, turn, i);
+        if (!part.seen) continue;
+        a.k = part.k;
+        a.v = part.v;
         a.dk = share_half(w, i, 0);
         a.dv = share_half(w, i, 1);
-        a.k_span = ring_span(&w->of, part_of(w, block_owner(w, turn), i));
+        a.k_span = part.span;
         a.resumed = true;
         TRY(op_attention_bwd(c->s, &a));
     }
@@ -241,7 +243,7 @@ static Err add_turn(Ctx *c, const Rotation *w, int turn)
 {
     for (int i = 0; i < 2; i++)
         TRY(add_share(c, w, i, sums_go(w, part_of(w, block_owner(w, turn), i), turn - 1),
-                      sees_part(w, turn, i)));
+                      part_at_work(w, turn, i).seen));
     return ERR_OK;
 }
 

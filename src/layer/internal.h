@@ -163,6 +163,9 @@ Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
+/* What attention keeps between calls, each with some of the keys: a->max, a->sum, and a->o by wide_sum. The caller
+ * rounds it when the last call is made. */
+Err several_calls(Ctx *c, attention_fwd_args *a);
 
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);

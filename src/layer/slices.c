@@ -97,11 +97,7 @@ Err slice_attention(Ctx *c, Comm *ranks, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor o = a.o, k = a.k, v = a.v;
-    if (c->slice > 0 || slice_in_parts(c, ranks)) {
-        TRY(wide_sum(c, o, &a.o));
-        TRY(tensor_new(c->scratch, &a.max, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-        TRY(tensor_new(c->scratch, &a.sum, F32, a.lse.dim[0], a.lse.dim[1], a.lse.dim[2]));
-    }
+    if (c->slice > 0 || slice_in_parts(c, ranks)) TRY(several_calls(c, &a));
     for (int s = 0; s <= c->slice; s++) {
         if (!slice_sees(c, a.window, s)) continue;
         a.k = k, a.v = v;
