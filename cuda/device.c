@@ -309,7 +309,7 @@ static void cuda_graph_free(DeviceGraph *graph) { cudaGraphExecDestroy((cudaGrap
 
 static CudaGemm *gemm_of(const Device *dev) { return ((CudaDevice *)dev->cuda)->gemm; }
 
-static void cuda_autotune(Device *dev, bool on) { cuda_gemm_autotune(gemm_of(dev), on); }
+static void cuda_autotune(Device *dev, DeviceTuning how) { cuda_gemm_autotune(gemm_of(dev), how); }
 
 static int64_t cuda_choices_save(const Device *dev, char *text) { return cuda_gemm_save(gemm_of(dev), text); }
 

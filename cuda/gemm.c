@@ -21,18 +21,25 @@
 
 #include "base/log.h"
 #include "device/ops.h"
+#include "fingerprint.h"
 #include "gemm_plan.h"
 
 enum {
-    WORKSPACE_BYTES = 32 << 20, /* of the device's workspace; part of what the heuristic chooses by */
+    WORKSPACE_BYTES = DEVICE_WORKSPACE_BYTES, /* part of what the heuristic chooses by */
     ALIGN_MOST = 128,           /* bytes; no algorithm asks for more */
     PLANS_MOST = 384,           /* then the table is emptied: shapes are then not repeating anyway */
     CANDIDATES = 8,
-    TIMED_RUNS = 6
+    TIMED_RUNS = 6,
+    TELLING_F32 = 1 << 10, /* results other than zero that show in which order they were added; */
+    TELLING_16 = 1 << 20   /* when they are rounded to 16 bits one in some 2^15 shows it */
 };
 
 /* Split sums that are added in a fixed order and in fp32. (Of sums in place no order is promised.) */
-static const uint32_t REDUCTIONS = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+static uint32_t reductions_of(const GemmKey *k)
+{
+    const uint32_t any = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    return k->out == F32 ? any | CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE : any;
+}
 
 /* One call: the key says how, this says where. */
 typedef struct {
@@ -129,7 +136,7 @@ void cuda_gemm_close(CudaGemm *g)
     free(g);
 }
 
-void cuda_gemm_autotune(CudaGemm *g, bool on) { g->autotune = on; }
+void cuda_gemm_autotune(CudaGemm *g, DeviceTuning how) { g->tuning = how; }
 void cuda_gemm_fuse_gelu(CudaGemm *g, bool on) { g->fuse_gelu = on; }
 
 void cuda_gemm_leave_free(CudaGemm *g, int multiprocessors)
@@ -237,13 +244,13 @@ static Err preference_set(cublasLtMatmulPreferenceOpaque_t *pref, const GemmKey 
 /* Does the algorithm add in a fixed order? The library need not say. */
 typedef enum { ORDER_FIXED, ORDER_FREE, ORDER_UNKNOWN } SumOrder;
 
-static SumOrder order_of(const cublasLtMatmulAlgo_t *algo)
+static SumOrder order_of(const GemmKey *k, const cublasLtMatmulAlgo_t *algo)
 {
     uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_MASK;
     size_t got;
     if (cublasLtMatmulAlgoConfigGetAttribute(algo, CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, &scheme, sizeof scheme, &got))
         return ORDER_UNKNOWN;
-    return scheme & ~REDUCTIONS ? ORDER_FREE : ORDER_FIXED;
+    return scheme & ~reductions_of(k) ? ORDER_FREE : ORDER_FIXED;
 }
 
 static bool has_room(const cublasLtMatmulHeuristicResult_t *r)
@@ -278,7 +285,7 @@ static Err ask_library(CudaGemm *g, Plan *p, uint32_t reductions, bool trusting,
     out->status = cublasLtMatmulAlgoGetHeuristic(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &pref,
                                                  CANDIDATES, result, &found);
     for (int i = 0; !out->status && i < found; i++) {
-        const SumOrder order = order_of(&result[i].algo);
+        const SumOrder order = order_of(&p->key, &result[i].algo);
         const bool unknown = order == ORDER_UNKNOWN && !trusting;
         if (unknown) out->unknown++, say_unknown(g, &p->key, &result[i].algo);
         if (order != ORDER_FREE && !unknown && has_room(&result[i])) out->algo[out->count++] = result[i].algo;
@@ -291,7 +298,7 @@ static Err find_candidates(CudaGemm *g, Plan *p, Candidates *out)
 {
     char op[128];
     out->count = out->unknown = 0;
-    TRY(ask_library(g, p, REDUCTIONS, false, out));
+    TRY(ask_library(g, p, reductions_of(&p->key), false, out));
     if (out->count == 0 && out->unknown) {
         TRY(ask_library(g, p, CUBLASLT_REDUCTION_SCHEME_NONE, true, out));
         describe(&p->key, op, sizeof op);
@@ -332,12 +339,23 @@ static Err can_time(Stream *s, const Product *x, bool *yes)
     return ERR_OK;
 }
 
-/* Milliseconds of `TIMED_RUNS` runs after one that warms up; an algorithm that does not run is left out. */
-static Err time_one(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo,
-                    float *ms)
+/* Of all that the product wrote. */
+static Err result_bits(Stream *s, const Product *x, Fingerprint *out)
 {
-    *ms = -1;
-    if (multiply(g, s, p, x, algo)) return ERR_OK;
+    const GemmKey *k = &x->key;
+    Tensor d = tensor_of(x->d, (DType)k->out, k->n, k->m), aux = tensor_of(x->aux, (DType)k->type, k->n, k->m);
+    Fingerprint also = { 0 };
+    d.ld = k->ldd;
+    aux.ld = k->ldaux;
+    TRY(cuda_fingerprint(s, d, out));
+    if (k->op == OP_linear_fwd && has_gelu(k)) TRY(cuda_fingerprint(s, aux, &also));
+    out->bits += 3 * also.bits; /* an odd factor: the two do not change places unseen */
+    return ERR_OK;
+}
+
+/* Milliseconds of `TIMED_RUNS` runs. */
+static Err time_runs(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cublasLtMatmulAlgo_t *algo, float *ms)
+{
     TRY(cuda_check(cudaEventRecord(g->start, s->handle), "timing a product"));
     for (int i = 0; i < TIMED_RUNS; i++) LT(&p->key, "timing", multiply(g, s, p, x, algo));
     TRY(cuda_check(cudaEventRecord(g->stop, s->handle), "timing a product"));
@@ -345,18 +363,48 @@ static Err time_one(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cub
     return cuda_check(cudaEventElapsedTime(ms, g->start, g->stop), "timing a product");
 }
 
-/* The fastest; a later candidate must win by 2%, else noise would choose. */
+/*
+ * Whether an algorithm, which has just run, may be chosen, given the bits of the first that ran (*first, at the first
+ * one set). Where results are too few to tell two orders of sums apart, no other one may.
+ */
+static Err may_choose(CudaGemm *g, Stream *s, const Product *x, bool is_first, Fingerprint *first, bool *yes)
+{
+    const GemmKey *k = &x->key;
+    Fingerprint bits = { 0 };
+    *yes = true;
+    if (g->tuning != TUNE_SAME_BITS) return ERR_OK;
+    TRY(result_bits(s, x, is_first ? first : &bits));
+    const bool telling = k->m * k->n - first->zeros >= (k->out == F32 ? TELLING_F32 : TELLING_16);
+    if (!is_first) *yes = bits.bits == first->bits && telling;
+    return ERR_OK;
+}
+
+/*
+ * The fastest of those that run and may be chosen, after a run each that warms up; a later candidate must win by 2%,
+ * else noise would choose.
+ */
+static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, int *best)
+{
+    Fingerprint first;
+    float best_ms = 0, ms;
+    bool allowed;
+    *best = -1;
+    for (int i = 0; i < c->count; i++) {
+        if (multiply(g, s, p, x, &c->algo[i])) continue;
+        TRY(may_choose(g, s, x, *best < 0, &first, &allowed));
+        if (!allowed) continue;
+        TRY(time_runs(g, s, p, x, &c->algo[i], &ms));
+        if (*best < 0 || ms < 0.98f * best_ms) *best = i, best_ms = ms;
+    }
+    return *best < 0 ? gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED) : ERR_OK;
+}
+
 static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
 {
     Candidates c;
-    int best = -1;
-    float best_ms = 0, ms;
+    int best = 0;
     TRY(find_candidates(g, p, &c));
-    for (int i = 0; i < c.count; i++) {
-        TRY(time_one(g, s, p, x, &c.algo[i], &ms));
-        if (ms >= 0 && (best < 0 || ms < 0.98f * best_ms)) best = i, best_ms = ms;
-    }
-    if (best < 0) return gemm_error(&p->key, "no candidate runs", CUBLAS_STATUS_NOT_SUPPORTED);
+    if (c.count != 1) TRY(fastest(g, s, p, x, &c, &best));
     p->algo = c.algo[best];
     p->final = true;
     g->counts.timed++;
@@ -377,7 +425,7 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
         result.algo = p->algo = choice->algo;
         LT(&p->key, "the chosen algorithm",
            cublasLtMatmulAlgoCheck(g->lt, &p->desc, &p->a, &p->b, &p->d, &p->d, &p->algo, &result));
-        if (!has_room(&result) || order_of(&result.algo) == ORDER_FREE)
+        if (!has_room(&result) || order_of(&p->key, &result.algo) == ORDER_FREE)
             return gemm_error(&p->key, "the chosen algorithm", CUBLAS_STATUS_NOT_SUPPORTED);
     } else {
         TRY(find_candidates(g, p, &c));
@@ -412,7 +460,7 @@ static Err run_if_any(Stream *s, const Product *x, bool *done)
         *done = false;
         return ERR_OK;
     }
-    if (g->autotune && !p->final && g->choice_count < CHOICES_MOST) {
+    if (g->tuning && !p->final && g->choice_count < CHOICES_MOST) {
         bool yes;
         TRY(can_time(s, x, &yes));
         if (yes) TRY(time_candidates(g, s, p, x));

@@ -7,8 +7,9 @@
  * before it is captured into a graph: the library may load code for it.
  *
  * Algorithm: the heuristic's first, so that runs repeat. With autotune, the fastest of its candidates, timed
- * once per shape on the call's own tensors; such choices can be saved as text and loaded by other ranks and
- * later runs. Either way only algorithms whose sums have a fixed order: no split of the summed dim, or one
+ * once per shape on the call's own tensors, and if wanted only of those that gave the first one's bits there (tiles of
+ * another shape often do), so that timing does not change results; such choices can be saved as text and loaded by other
+ * ranks and later runs. Either way only algorithms whose sums have a fixed order: no split of the summed dim, or one
  * whose fp32 parts are added by a separate pass. An algorithm of which the library does not say which it does is passed
  * over; if that leaves none, those that do not split at all are asked for.
  *
@@ -32,11 +33,11 @@ Err cuda_gemm_open(CudaGemm **out);
 void cuda_gemm_close(CudaGemm *g); /* NULL is fine */
 
 /*
- * Whether shapes without a choice are timed from now on. Timing takes some milliseconds per shape and waits for
+ * How shapes without a choice are chosen from now on. Timing takes some milliseconds per shape and waits for
  * the GPU; it happens at the shape's first call that is not being captured into a graph and does not
  * accumulate (calls before that take the heuristic's first).
  */
-void cuda_gemm_autotune(CudaGemm *g, bool on);
+void cuda_gemm_autotune(CudaGemm *g, DeviceTuning how);
 
 /*
  * So many multiprocessors are left to what runs meanwhile (a communicator's kernels), up to half of them; 0: none. The

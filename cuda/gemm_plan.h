@@ -42,7 +42,8 @@ typedef struct {
 struct CudaGemm {
     cublasLtHandle_t lt;
     cudaEvent_t start, stop;
-    bool autotune, fuse_gelu;
+    DeviceTuning tuning;
+    bool fuse_gelu;
     char gpu[256];
     int multiprocessors;
     int32_t target;     /* multiprocessors that products should take; 0: all */

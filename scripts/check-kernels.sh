@@ -67,6 +67,7 @@ grouped_mma_kernel<.*,false>                mma
 xent_stats_kernel                           loads16
 xent_(bwd|row)_kernel                       loads16 stores16
 (xent_loss|loss_sum|step_finish)_kernel     - a few numbers a row or tensor
+fingerprint_kernel                          - a few times for each shape of a run
 zero_kernel                                 stores16
 add_acc_kernel                              - neighbours of 4 or 8 bytes a thread, one table a step
 grad_stats_kernel                           loads16

@@ -89,7 +89,7 @@ run pipe-again 2 2 "${deep[@]}" parallel.pp=2 parallel.schedule=zb-h1
 check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 $steps
 
 # timed products: rank 0's file has the shapes of both stages
-timed=("${deep[@]}" run.autotune=true train.micro_batch=2 train.stop_at=1)
+timed=("${deep[@]}" train.micro_batch=2 train.stop_at=1)
 shapes() { awk 'NR > 1 { print $1, $2, $3, $4, $5, $6, $7 }' "$1/gemm-algorithms.txt" | sort -u; }
 run timed-one 1 1 "${timed[@]}"
 run timed 2 2 "${timed[@]}" parallel.pp=2

@@ -65,9 +65,11 @@ done
 run again gpt2.ini run.device=cuda
 check "a repeat gives the same losses" same_losses again gpt2-bf16
 check "a repeat gives the same tensors" same_tensors again gpt2-bf16 $steps
-run eager gpt2.ini run.device=cuda run.graphs=false
-check "without graphs the same losses" same_losses eager gpt2-bf16
-check "without graphs the same tensors" same_tensors eager gpt2-bf16 $steps
+run eager gpt2.ini run.device=cuda run.graphs=false run.autotune=false
+check "without graphs and timed products the same losses" same_losses eager gpt2-bf16
+check "without graphs and timed products the same tensors" same_tensors eager gpt2-bf16 $steps
+check "choices of timed products stand in the run folder" [ -s gpt2-bf16/gemm-algorithms.txt ]
+check "and where nothing was timed there are none" [ ! -e eager/gemm-algorithms.txt ]
 
 # ---- stop and resume ----
 run half gpt2.ini run.device=cuda train.stop_at=$half
@@ -88,8 +90,6 @@ for from in cpu cuda; do
 done
 expect 0 loss "$mt" eval --config gpt2.ini run.dir=gpt2-bf16 run.device=cuda
 expect 0 Line "$mt" generate --run gpt2-bf16 --prompt Line --tokens 4
-run tuned gpt2.ini run.device=cuda run.autotune=true
-check "choices of autotune stand in the run folder" [ -s tuned/gemm-algorithms.txt ]
 
 # ---- what exists only on the emulator ----
 if [ -s gpt2-fp32.kernels ]; then

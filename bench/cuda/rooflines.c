@@ -275,7 +275,7 @@ static Err open_bench(Bench *b)
     b->cache_bytes = cache;
     json_put_int(&b->json, "l2_bytes", cache);
     json_put_bool(&b->json, "autotune", b->autotune);
-    cuda_gemm_autotune(((CudaDevice *)b->dev.cuda)->gemm, b->autotune);
+    cuda_gemm_autotune(((CudaDevice *)b->dev.cuda)->gemm, b->autotune ? TUNE_SAME_BITS : TUNE_OFF);
     TRY(device_alloc(&b->dev, b->scale->arena_bytes, &base));
     TRY(device_alloc(&b->dev, b->scale->ahead_bytes, &ahead));
     arena_init(&b->arena, "bench", base, b->scale->arena_bytes);

@@ -399,7 +399,7 @@ static Err open_bench(Bench *b)
     TRY(used_bytes(&b->used_before));
     TRY(trainer_open(&b->trainer, &b->spec, &b->world, &b->plan));
     b->opened = true;
-    cuda_gemm_autotune(((CudaDevice *)b->trainer.device.cuda)->gemm, b->autotune);
+    cuda_gemm_autotune(((CudaDevice *)b->trainer.device.cuda)->gemm, b->autotune ? TUNE_SAME_BITS : TUNE_OFF);
     return ERR_OK;
 }
 

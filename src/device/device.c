@@ -320,9 +320,9 @@ void device_graph_free(Device *dev, DeviceGraph *graph)
     if (graph) dev->backend->graph_free(graph);
 }
 
-void device_autotune(Device *dev, bool on)
+void device_autotune(Device *dev, DeviceTuning how)
 {
-    if (dev->backend->autotune) dev->backend->autotune(dev, on);
+    if (dev->backend->autotune) dev->backend->autotune(dev, how);
 }
 
 int64_t device_choices_save(const Device *dev, char *text)

@@ -62,6 +62,9 @@ typedef struct DeviceGraph DeviceGraph; /* recorded work; on cuda a cudaGraphExe
 
 typedef enum { DEVICE_CPU, DEVICE_CUDA, DEVICE_NULL, DEVICE_KINDS } DeviceKind;
 
+/* Products take the library's first choice of algorithm; the fastest of those that gave the same bits; the fastest. */
+typedef enum { TUNE_OFF, TUNE_SAME_BITS, TUNE_FASTEST } DeviceTuning;
+
 /* How a kind of device is opened and how memory moves; one table per kind, behind the functions below. */
 typedef struct {
     Err (*open)(Device *dev, int index, Isa isa);
@@ -84,7 +87,7 @@ typedef struct {
     Err (*replay)(Stream *s, DeviceGraph *graph);
     void (*graph_free)(DeviceGraph *graph);
     /* NULL where there is nothing to choose: */
-    void (*autotune)(Device *dev, bool on);
+    void (*autotune)(Device *dev, DeviceTuning how);
     int64_t (*choices_save)(const Device *dev, char *text);
     Err (*choices_load)(Device *dev, const char *text, bool beside);
     void (*leave_free)(Device *dev, int multiprocessors);
@@ -197,13 +200,13 @@ Err device_replay(Stream *s, DeviceGraph *graph);
 void device_graph_free(Device *dev, DeviceGraph *graph); /* may be NULL */
 
 /*
- * Algorithms that a backend may choose by timing them, shape by shape, when autotune is on. The choices as
+ * Algorithms that a backend may choose by timing them, shape by shape (DeviceTuning above). The choices as
  * text, of at most DEVICE_CHOICES_BYTES with the closing zero (save returns its length), can be kept and
  * loaded, so that later runs and other ranks choose alike. `beside`: those held stay, and only others are added.
  * ERR_CONFIG for another device's text.
  */
 enum { DEVICE_CHOICES_BYTES = 192 << 10 };
-void device_autotune(Device *dev, bool on);
+void device_autotune(Device *dev, DeviceTuning how);
 int64_t device_choices_save(const Device *dev, char *text);
 Err device_choices_load(Device *dev, const char *text, bool beside);
 

@@ -59,7 +59,8 @@ Err run_tune(Run *r)
     if (*all) err = device_choices_load(&r->trainer.device, all, false); /* rank 0's */
     free(all);
     if (err) log_warn("'%s' is passed over, shapes are timed again: %s", path, err_message());
-    device_autotune(&r->trainer.device, true);
+    const bool any_bits = r->cfg->run.reproducible == RUN_REPRODUCIBLE_OFF;
+    device_autotune(&r->trainer.device, any_bits ? TUNE_FASTEST : TUNE_SAME_BITS);
     return ERR_OK;
 }
 

@@ -241,7 +241,7 @@ static Tuning tuning_begin(void)
 
 static void tuning_end(Tuning *t)
 {
-    cuda_gemm_autotune(gemm_of(t->c), false);
+    cuda_gemm_autotune(gemm_of(t->c), TUNE_OFF);
     free(t->text);
     case_close(t->c);
 }
@@ -272,7 +272,7 @@ TEST(timing_chooses_once_and_changes_no_result)
     case_side = CASE_CPU;
     OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
     CudaGemmCounts before = cuda_gemm_counts(g);
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     for (int i = 0; i < 3; i++) OK(forward(t.c, t.y, t.x, t.w));
     CHECK(cuda_gemm_counts(g).timed == before.timed + 1);
     pair_check(t.c, t.y, case_tolerance(BF16), "timed");
@@ -283,13 +283,70 @@ TEST(timing_chooses_once_and_changes_no_result)
     tuning_end(&t);
 }
 
+/* Of the emulator's algorithms 1 and 2 give the same bits, and 3, which splits its sums, others. */
+TEST(timing_that_keeps_the_bits)
+{
+    static const struct {
+        const char *fast;
+        DeviceTuning how;
+        bool zeros, same_choice, same_bits; /* as the first one */
+    } rows[] = { { "1", TUNE_SAME_BITS, false, true, true },   { "2", TUNE_SAME_BITS, false, false, true },
+                 { "3", TUNE_SAME_BITS, false, true, true },   { "3", TUNE_FASTEST, false, false, false },
+                 { "23", TUNE_SAME_BITS, false, false, true }, { "2", TUNE_SAME_BITS, true, true, true } };
+    Tuning t = tuning_begin();
+    CudaGemm *g = gemm_of(t.c);
+    const int64_t bytes = tensor_bytes(t.dw.t[CASE_GPU]);
+    char *chosen = malloc(CUDA_GEMM_TEXT_BYTES), *first = malloc((size_t)bytes), *now = malloc((size_t)bytes);
+    case_side = CASE_GPU;
+    for (int i = 0; i < 6; i++) {
+        if (rows[i].zeros) OK(device_zero(case_stream(t.c), t.dy.t[CASE_GPU].data, tensor_bytes(t.dy.t[CASE_GPU])));
+        for (int tuned = 0; tuned < 2; tuned++) {
+            forget_choices(t.c);
+            cuda_gemm_autotune(g, !tuned ? TUNE_OFF : rows[i].how);
+            if (tuned) setenv("EMU_LT_FAST", rows[i].fast, 1);
+            for (int call = 0; call < 2; call++)
+                OK(op(case_stream(t.c), linear_dw, .dw = AT(t.dw), .dy = AT(t.dy), .x = AT(t.x), .shift = AT(t.shift),
+                      .overflow = AT(t.overflow), .leaf = 40, .fresh = true));
+            unsetenv("EMU_LT_FAST");
+            OK(device_read(case_stream(t.c), tuned ? now : first, t.dw.t[CASE_GPU].data, bytes));
+        }
+        const bool same_bits = memcmp(first, now, (size_t)bytes) == 0;
+        cuda_gemm_save(g, chosen);
+        if (i == 0) strcpy(t.text, chosen); /* what the heuristic takes first, chosen */
+        CHECK_MSG(same_bits || !rows[i].same_bits, "fast: %s: other bits", rows[i].fast);
+        CHECK(choice_of(chosen, "linear_dw") != NULL);
+        if (!emulated()) continue;
+        CHECK_MSG(same_bits == rows[i].same_bits, "fast: %s: the same bits", rows[i].fast);
+        CHECK_MSG((strcmp(chosen, t.text) == 0) == rows[i].same_choice, "fast: %s: %s", rows[i].fast, chosen);
+    }
+    /* 3,520 results in 16 bits are too few to tell */
+    forget_choices(t.c);
+    cuda_gemm_autotune(g, TUNE_OFF);
+    OK(forward(t.c, t.y, t.x, t.w));
+    case_snapshot(t.c, t.c->first);
+    for (int fast = 2; fast <= 3; fast++) {
+        forget_choices(t.c);
+        setenv("EMU_LT_FAST", fast == 2 ? "2" : "3", 1);
+        cuda_gemm_autotune(g, TUNE_SAME_BITS);
+        OK(forward(t.c, t.y, t.x, t.w));
+        unsetenv("EMU_LT_FAST");
+        cuda_gemm_save(g, fast == 2 ? t.text : chosen);
+        case_snapshot(t.c, t.c->second);
+        CHECK(memcmp(t.c->first, t.c->second, (size_t)t.c->arena[CASE_GPU].used_bytes) == 0);
+    }
+    CHECK(strcmp(t.text, chosen) == 0);
+    free(chosen), free(first), free(now);
+    forget_choices(t.c);
+    tuning_end(&t);
+}
+
 /* An accumulating product must not run twice: it is not timed, but takes the choice of the one that overwrites. */
 TEST(timing_leaves_accumulators_alone)
 {
     Tuning t = tuning_begin();
     CudaGemm *g = gemm_of(t.c);
     int64_t timed = cuda_gemm_counts(g).timed;
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     BOTH(t.c, linear_dw, .dw = AT(t.dw), .dy = AT(t.dy), .x = AT(t.x), .shift = AT(t.shift), .overflow = AT(t.overflow),
          .leaf = 40);
     CHECK(cuda_gemm_counts(g).timed == timed);
@@ -306,9 +363,9 @@ TEST(choices_travel_as_text)
     Tuning t = tuning_begin();
     CudaGemm *g = gemm_of(t.c), *other;
     char *again = malloc(CUDA_GEMM_TEXT_BYTES), *bad = malloc(CUDA_GEMM_TEXT_BYTES);
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     OK(forward(t.c, t.y, t.x, t.w));
-    cuda_gemm_autotune(g, false);
+    cuda_gemm_autotune(g, TUNE_OFF);
     cuda_gemm_save(g, t.text);
     OK(cuda_gemm_open(&other));
     OK(cuda_gemm_load(other, t.text));
@@ -319,7 +376,7 @@ TEST(choices_travel_as_text)
     case_snapshot(t.c, t.c->first);
     OK(cuda_gemm_load(g, t.text));
     int64_t timed = cuda_gemm_counts(g).timed;
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     OK(forward(t.c, t.y, t.x, t.w));
     CHECK(cuda_gemm_counts(g).timed == timed);
     case_snapshot(t.c, t.c->second);
@@ -351,13 +408,13 @@ TEST(choices_of_another_are_added)
     CudaGemm *g = gemm_of(t.c), *first, *both;
     char *mine = malloc(CUDA_GEMM_TEXT_BYTES), *merged = malloc(CUDA_GEMM_TEXT_BYTES);
     forget_choices(t.c);
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     OK(forward(t.c, t.y, t.x, t.w));
     cuda_gemm_save(g, t.text); /* of one shape */
     case_side = CASE_GPU;
     OK(op(case_stream(t.c), linear_dw, .dw = AT(t.dw), .dy = AT(t.dy), .x = AT(t.x), .shift = AT(t.shift),
           .overflow = AT(t.overflow), .leaf = 40, .fresh = true));
-    cuda_gemm_autotune(g, false);
+    cuda_gemm_autotune(g, TUNE_OFF);
     cuda_gemm_save(g, mine);
     char *other = strstr(mine, "\nlinear_fwd ");
     CHECK(other && cuda_gemm_counts(g).choices == 2);
@@ -416,7 +473,7 @@ TEST(multiprocessors_are_left_free)
     CudaGemm *g = gemm_of(t.c), *other;
     char *all = malloc(CUDA_GEMM_TEXT_BYTES), few[64];
     const int count = t.c->dev[CASE_GPU].threads;
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     forget_choices(t.c);
     OK(forward(t.c, t.y, t.x, t.w));
     cuda_gemm_save(g, all);
@@ -450,9 +507,9 @@ TEST(a_choice_that_does_not_fit)
 {
     Tuning t = tuning_begin();
     CudaGemm *g = gemm_of(t.c);
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     OK(forward(t.c, t.y, t.x, t.w));
-    cuda_gemm_autotune(g, false);
+    cuda_gemm_autotune(g, TUNE_OFF);
     cuda_gemm_save(g, t.text);
     char *sizes = strstr(t.text, " 88 40 48 ");
     CHECK(sizes != NULL);
@@ -487,7 +544,7 @@ TEST(capture)
     OK(op(case_stream(t.c), linear_fwd, .y = AT(t.y), .x = AT(t.x), .w = AT(t.w), .leaf = 48));
     OK(forward(t.c, t.y, t.x, t.w));
     CudaGemmCounts before = cuda_gemm_counts(g);
-    cuda_gemm_autotune(g, true);
+    cuda_gemm_autotune(g, TUNE_FASTEST);
     cudaStream_t stream = case_stream(t.c)->handle;
     OK(device_zero(case_stream(t.c), t.y.t[CASE_GPU].data, tensor_bytes(t.y.t[CASE_GPU])));
     OK(device_sync(case_stream(t.c)));

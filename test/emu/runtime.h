@@ -218,6 +218,8 @@ cudaError_t submit(cudaStream_t stream, const std::string &name, std::function<v
 /* Work that waits for other processes: called again and again, never blocking, until it returns true. Not in graphs. */
 cudaError_t submit_until(cudaStream_t stream, const std::string &name, std::function<bool()> poll);
 
+void let_pass(double ms); /* events recorded from now on are so much later than the clock says */
+
 bool waits_for_others(); /* some stream holds work of submit_until() */
 
 cudaError_t set_error(cudaError_t e); /* remembers it for cudaGetLastError, and returns it */

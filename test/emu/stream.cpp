@@ -41,11 +41,15 @@ bool now_mode()
     return text && strcmp(text, "now") == 0;
 }
 
+static double passed_ms = 0;
+
+void let_pass(double ms) { passed_ms += ms; }
+
 static double now_ms()
 {
     timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
+    return passed_ms + static_cast<double>(t.tv_sec) * 1e3 + static_cast<double>(t.tv_nsec) * 1e-6;
 }
 
 /* ---- errors ---- */

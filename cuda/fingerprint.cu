@@ -1,0 +1,54 @@
+/*
+ * The bits of a matrix as one number (fingerprint.h).
+ *
+ * Mapping   a block takes every gridDim.x-th row, a thread of it every FINGERPRINT_THREADS-th element. Sums are of
+ *           integers, so their order is nothing to the result; the host adds those of the blocks.
+ * Traffic   reads x once. It runs a few times for each shape of a run's products, never again: plain loads will do.
+ */
+#include "kernel.cuh"
+extern "C" {
+#include "fingerprint.h"
+}
+
+constexpr int FINGERPRINT_THREADS = 256, FINGERPRINT_BLOCKS = 512;
+
+template <class Bits>
+__global__ void __launch_bounds__(FINGERPRINT_THREADS)
+    fingerprint_kernel(Rows<const Bits> x, int64_t rows, int64_t columns, Fingerprint *out)
+{
+    SHARED(uint64_t, bits, [FINGERPRINT_THREADS]);
+    SHARED(int, zeros, [FINGERPRINT_THREADS]);
+    uint64_t sum = 0;
+    int count = 0;
+    for (int64_t n = blockIdx.x; n < rows; n += gridDim.x)
+        for (int64_t i = threadIdx.x; i < columns; i += FINGERPRINT_THREADS) {
+            const Bits value = x.at(n)[i];
+            sum += rng_mix(static_cast<uint64_t>(n * columns + i) ^ static_cast<uint64_t>(value) << 32);
+            count += static_cast<Bits>(value << 1) == 0;
+        }
+    bits[threadIdx.x] = sum;
+    zeros[threadIdx.x] = count;
+    __syncthreads();
+    if (threadIdx.x) return;
+    Fingerprint whole = { 0, 0 };
+    for (int t = 0; t < FINGERPRINT_THREADS; t++) whole.bits += bits[t], whole.zeros += zeros[t];
+    out[blockIdx.x] = whole;
+}
+
+template <class Bits> static void launch(Stream *s, Tensor x, int blocks, Fingerprint *parts)
+{
+    LAUNCH(fingerprint_kernel<Bits>, grid_blocks(blocks), FINGERPRINT_THREADS, 0, cuda_stream(s),
+           rows_of<const Bits>(x), x.dim[0], x.dim[1], parts);
+}
+
+extern "C" Err cuda_fingerprint(Stream *s, Tensor x, Fingerprint *out)
+{
+    Fingerprint part[FINGERPRINT_BLOCKS], *parts = reinterpret_cast<Fingerprint *>(s->dev->workspace);
+    const int blocks = x.dim[0] < FINGERPRINT_BLOCKS ? static_cast<int>(x.dim[0]) : FINGERPRINT_BLOCKS;
+    if (x.dtype == F32) launch<uint32_t>(s, x, blocks, parts);
+    else launch<uint16_t>(s, x, blocks, parts);
+    TRY(device_read(s, part, parts, static_cast<int64_t>(sizeof *part) * blocks));
+    *out = Fingerprint{ 0, 0 };
+    for (int b = 0; b < blocks; b++) out->bits += part[b].bits, out->zeros += part[b].zeros;
+    return ERR_OK;
+}
