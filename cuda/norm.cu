@@ -5,9 +5,10 @@
  *   bwd   g = dy * w,  dx += rstd * (g - mean(g) - xhat * mean(g * xhat))       RMSNorm: without mean(g)
  *         dw += sum_n dy * xhat,  db += sum_n dy,  dsum += sum_n dx (the gradient of a bias in the sum that x is)
  *
- * Mapping   8 lanes, a warp or a block to a row, by its width (RowPart). Rows are taken as packs of 16 bytes and
- *           stay in registers where they fit; rows of 1,024 to 2,048 columns (bf16; fp32 half of that) are read
- *           again from L1; rows that are not aligned, or wider than 16,384, element by element.
+ * Mapping   8 lanes, a warp or a block to a row, by its width (RowPart). Rows are taken as packs of 16 bytes, all loads
+ *           of a batch of packs before the first is used. They stay in registers where they fit; bwd reads rows of 1,024
+ *           to 2,048 columns (bf16; fp32 half of that) again from L1; rows that are not aligned, or wider than 16,384,
+ *           go element by element. bwd has the next rows brought to L2 while it works on these.
  *           bwd: a block takes a slice of rows, 8 or 32 at a time, and after each such handful adds its columns
  *           to dw, db and dsum while L1 and L2 have them; a second kernel adds the slices. Rows of more than 256 packs
  *           leave the sums to a kernel of their own. Slices depend on the shape alone, all sums run in a fixed order.
@@ -27,7 +28,7 @@ constexpr int NORM_BLOCK_MAX = 512; /* of a block that shares a row, and then */
 constexpr int NORM_KEPT = 32;       /* elements of the row that each of them holds */
 
 constexpr int NORM_WIDEST = 1 << 20; /* of norm_bwd: its slices' sums fit the workspace */
-constexpr int BWD_RESIDENT = 2;      /* blocks of norm_bwd on a multiprocessor, at least: 128 registers a thread */
+constexpr int RESIDENT = 2;          /* blocks of rows by lanes on a multiprocessor, at least: 128 registers a thread */
 constexpr int GRAD_PACKS = 32;       /* of a block's columns in norm_grad_kernel, at most */
 constexpr int GRAD_BLOCKS = 528;     /* that slices are chosen for: 4 an SM of an H200 */
 constexpr int GRAD_ROWS = 32;        /* of a slice in norm_grad_kernel, at least */
@@ -41,18 +42,28 @@ static inline int64_t power_of_two(int64_t n)
     return p;
 }
 
+/* The pack itself, converted to fp32 anew by each of its uses: what a thread keeps is then the pack alone. */
+template <class T> __device__ __forceinline__ Pack<T> in_place(Pack<T> p)
+{
+    int *word = reinterpret_cast<int *>(&p);
+    UNROLL
+    for (int i = 0; i < 4; i++) word[i] = in_place(word[i]);
+    return p;
+}
+
 /* ---- a row among threads ---- */
 
 /*
  * LANES threads of a warp (8 or 32), or the whole block (0), share a row; pack k of a thread begins at column
  * at(k). PACKS of them are kept in registers; 0: any number, read again each time (from L1, if the row is not
- * long). WIDE: rows are aligned; packs in registers always are.
+ * long). They are gone through in batches of BATCH, of which all are loaded first. WIDE: rows are aligned; packs in
+ * registers always are.
  */
 template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
-    static constexpr int COUNT = Pack<T>::COUNT;
+    static constexpr int COUNT = Pack<T>::COUNT, BATCH = PACKS > 0 ? PACKS : WIDE ? 4 : 1;
     const T *row;
     int width; /* 0: nothing to do, but the thread still takes part in sums */
-    Pack<T> kept[PACKS > 0 ? PACKS : 1];
+    Pack<T> kept[BATCH]; /* all of the row, or a batch of it */
 
     static __device__ __forceinline__ int lanes() { return LANES > 0 ? LANES : blockDim.x; }
     static __device__ __forceinline__ int at(int k) { return (k * lanes() + threadIdx.x % lanes()) * COUNT; }
@@ -76,15 +87,21 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
         row = to;
         width = columns;
         if constexpr (PACKS > 0) {
-            ResidualPack<T> parts[PACKS];
+            constexpr int AT_ONCE = PACKS > 4 && LANES > 0 ? 2 : PACKS; /* more would not fit the registers */
 #pragma unroll
-            for (int k = 0; k < PACKS; k++)
-                if (at(k) < width) parts[k] = residual_load<T, true>(r, n, at(k), width - at(k));
+            for (int first = 0; first < PACKS; first += AT_ONCE) {
+                ResidualPack<T> parts[AT_ONCE];
 #pragma unroll
-            for (int k = 0; k < PACKS; k++) {
-                if (at(k) >= width) continue;
-                kept[k] = residual_add<T, true>(r, parts[k], n, at(k), width - at(k));
-                write(to, k, kept[k]);
+                for (int k = 0; k < AT_ONCE; k++)
+                    if (at(first + k) < width)
+                        parts[k] = residual_load<T, true>(r, n, at(first + k), width - at(first + k));
+#pragma unroll
+                for (int k = 0; k < AT_ONCE; k++) {
+                    if (at(first + k) >= width) continue;
+                    kept[first + k] =
+                        in_place(residual_add<T, true>(r, parts[k], n, at(first + k), width - at(first + k)));
+                    write(to, first + k, kept[first + k]);
+                }
             }
         } else {
             for (int k = 0; at(k) < width; k++) {
@@ -96,12 +113,29 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
     /* Pack k; at(k) < width. */
     __device__ __forceinline__ Pack<T> get(int k) const
     {
-        if constexpr (PACKS > 0) return kept[k];
+        if constexpr (PACKS > 0) return got(k);
         else return read(row, k);
     }
     __device__ __forceinline__ Pack<T> read(const T *other, int k) const
     {
         return load_pack<T, WIDE>(other + at(k), width - at(k));
+    }
+    /* Then pack first + k is got(k), for k < BATCH inside the row. */
+    __device__ __forceinline__ void get_batch(int first)
+    {
+        if constexpr (PACKS == 0) {
+            UNROLL
+            for (int k = 0; k < BATCH; k++)
+                if (at(first + k) < width) kept[k] = read(row, first + k);
+        }
+    }
+    __device__ __forceinline__ Pack<T> got(int k) const { return in_place(kept[k]); }
+    /* Of a row that is read soon. */
+    __device__ __forceinline__ void prefetch(const T *other) const
+    {
+        UNROLL_BY(BATCH)
+        for (int k = 0; k < packs(); k++)
+            if (at(k) < width) prefetch_l2(other + at(k));
     }
     __device__ __forceinline__ void write(T *other, int k, const Pack<T> &x) const
     {
@@ -135,7 +169,7 @@ template <class T, class L> static void norm_choose(const L &launch, int64_t pac
     else if (packs <= 2 * 8) launch.template run<8, 2, true>(NORM_THREADS);
     else if (packs <= 2 * WARP) launch.template run<WARP, 2, true>(NORM_THREADS);
     else if (packs <= 4 * WARP) launch.template run<WARP, 4, true>(NORM_THREADS);
-    else if (packs <= NORM_THREADS) launch.template run<WARP, 0, true>(NORM_THREADS);
+    else if (packs <= 8 * WARP) launch.template run<WARP, 8, true>(NORM_THREADS);
     else launch.template run<0, kept, true>(ceil_div(packs, kept * WARP) * WARP);
 }
 
@@ -155,7 +189,7 @@ static inline NormStats norm_stats(Tensor mean, Tensor rstd)
 
 /* The row is x; with ADD it is `add`, stored in `sum`. */
 template <class T, int LANES, int PACKS, bool WIDE, bool ADD>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX)
+__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? RESIDENT : 1)
     norm_fwd_kernel(Rows<T> y, NormStats stats, Rows<const T> x, Residual<T> add, Rows<T> sum, const T *w,
                     const T *b, RowCount count, int D, float eps)
 {
@@ -379,31 +413,41 @@ __global__ void __launch_bounds__(WARP *SUM_THREADS)
 
 /* One row: dx of it. */
 template <class T, int LANES, int PACKS, bool WIDE>
-__device__ __forceinline__ void norm_bwd_row(const RowPart<T, LANES, PACKS, WIDE> &px,
-                                             const RowPart<T, LANES, PACKS, WIDE> &pd, T *dx, const T *w,
+__device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
+                                             RowPart<T, LANES, PACKS, WIDE> &pd, T *dx, const T *w,
                                              float mean, float rstd, bool centred, int D, float *part)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
     float sum_g = 0, sum_gh = 0;
-    for (int k = 0; k < px.packs(); k++) {
-        if (px.at(k) >= px.width) continue;
-        const Pack<T> vx = px.get(k), vd = pd.get(k), scale = px.read(w, k);
-        for (int i = 0; i < Part::COUNT; i++) { /* beyond the row g is 0 */
-            const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
-            sum_g += g;
-            sum_gh = fmaf(g, h, sum_gh);
+    for (int first = 0; first < px.packs(); first += Part::BATCH) {
+        px.get_batch(first);
+        pd.get_batch(first);
+        UNROLL
+        for (int k = 0; k < Part::BATCH; k++) {
+            if (px.at(first + k) >= px.width) continue;
+            const Pack<T> vx = px.got(k), vd = pd.got(k), scale = px.read(w, first + k);
+            for (int i = 0; i < Part::COUNT; i++) { /* beyond the row g is 0 */
+                const float g = to_float(vd.v[i]) * to_float(scale.v[i]);
+                sum_g += g;
+                sum_gh = fmaf(g, (to_float(vx.v[i]) - mean) * rstd, sum_gh);
+            }
         }
     }
     const float mean_g = centred ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
-    for (int k = 0; k < px.packs(); k++) {
-        if (px.at(k) >= px.width) continue;
-        const Pack<T> vx = px.get(k), vd = pd.get(k), scale = px.read(w, k);
-        Pack<T> sum = px.read(dx, k);
-        for (int i = 0; i < Part::COUNT; i++) {
-            const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
-            sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
+    for (int first = 0; first < px.packs(); first += Part::BATCH) {
+        px.get_batch(first);
+        pd.get_batch(first);
+        UNROLL
+        for (int k = 0; k < Part::BATCH; k++) {
+            if (px.at(first + k) >= px.width) continue;
+            const Pack<T> vx = px.got(k), vd = pd.got(k), scale = px.read(w, first + k);
+            Pack<T> sum = px.read(dx, first + k);
+            for (int i = 0; i < Part::COUNT; i++) {
+                const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
+                sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
+            }
+            px.write(dx, first + k, sum);
         }
-        px.write(dx, k, sum);
     }
 }
 
@@ -412,7 +456,7 @@ __device__ __forceinline__ void norm_bwd_row(const RowPart<T, LANES, PACKS, WIDE
  * thread) the same rows once more for dw and db while L1 has them.
  */
 template <class T, int LANES, int PACKS, bool WIDE>
-__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? BWD_RESIDENT : 1)
+__global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LANES > 0 ? RESIDENT : 1)
     norm_bwd_kernel(Rows<T> dx, Rows<const T> dy, Rows<const T> x, const T *w, NormStats stats, NormSlices to,
                     RowCount count, int D)
 {
@@ -429,6 +473,11 @@ __global__ void __launch_bounds__(LANES > 0 ? NORM_THREADS : NORM_BLOCK_MAX, LAN
         Part px, pd;
         px.load(x.at(n), used ? D : 0);
         pd.load(dy.at(n), used ? D : 0);
+        px.prefetch(dx.at(n));
+        if (n + step < end) {
+            px.prefetch(x.at(n + step));
+            px.prefetch(dy.at(n + step));
+        }
         const float rstd = used ? stats.rstd[n] : 0, mean = used && stats.mean ? stats.mean[n] : 0;
         norm_bwd_row(px, pd, dx.at(n), w, mean, rstd, stats.mean != nullptr, D, part);
         if constexpr (LANES > 0) {
@@ -481,7 +530,8 @@ template <class T> struct NormBwd {
     bool wide;
     template <int LANES, int PACKS, bool WIDE> void run(int64_t threads) const
     {
-        constexpr int KEPT = LANES == 0 && sizeof(T) == 4 ? 0 : PACKS; /* two long fp32 rows are too much */
+        /* two rows of 8 packs, and two long fp32 rows, are too much for registers */
+        constexpr int KEPT = PACKS == 8 || (LANES == 0 && sizeof(T) == 4) ? 0 : PACKS;
         const int64_t N = a->x.dim[0], D = a->x.dim[1];
         NormSlices to;
         if constexpr (LANES > 0)
