@@ -88,6 +88,14 @@ done <<<$'1f1b 1 2\n1f1b 1 1\ninterleaved 2 2\ninterleaved 2 1\nzb-h1 1 2\nzb-h1
 run pipe-again 2 2 "${deep[@]}" parallel.pp=2 parallel.schedule=zb-h1
 check "a pipeline over NCCL repeated" same_run pipe-again pipe-zb-h1-2 $steps
 
+# the head behind a module of multi-token prediction: two tensors between the last stages, the table on three ranks
+if [ "$count" -ge 4 ]; then
+    further=("${deep[@]}" model.mtp_layers=1 model.position=rope model.tied=true)
+    run further 1 1 "${further[@]}"
+    run further-apart 3 3 "${further[@]}" parallel.pp=3 "parallel.layout=Ett|ttm|L"
+    check "a module apart from the head: losses within 1e-2 of one rank's" near further-apart further $steps 1e-2
+fi
+
 # timed products: rank 0's file has the shapes of both stages
 timed=("${deep[@]}" train.micro_batch=2 train.stop_at=1)
 shapes() { awk 'NR > 1 { print $1, $2, $3, $4, $5, $6, $7 }' "$1/gemm-algorithms.txt" | sort -u; }

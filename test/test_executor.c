@@ -146,6 +146,7 @@ static void open_stages(Sleeper *s, int rank)
 static void open_buffers(Sleeper *s, int rank)
 {
     Executor *e = &s->executor;
+    e->buffer_tensors = e->last_inputs = 1;
     e->buffer_count = s->schedule.rank[rank].buffers;
     OK(setup_array(&s->setup, e->buffer_count, &e->buffers));
     for (int i = 0; i < e->buffer_count; i++) {

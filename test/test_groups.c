@@ -69,6 +69,12 @@ TEST(worked_examples)
     expect(d, GROUP_PP, "(0,4,8,12)(1,5,9,13)(2,6,10,14)(3,7,11,15)");
     expect(d, GROUP_EMBD, "(0,12)(1,13)(2,14)(3,15)");
     expect(d, GROUP_POS_EMBD, "(0)(1)(2)(3)");
+    d.embd[0] = 2; /* further readers of the table: on pp rank 2, and then on the last as well */
+    expect(d, GROUP_EMBD, "(0,8)(1,9)(2,10)(3,11)");
+    d.embd[1] = 3;
+    expect(d, GROUP_EMBD, "(0,8,12)(1,9,13)(2,10,14)(3,11,15)");
+    d.order = ORDER_PP_DP;
+    expect(d, GROUP_EMBD, "(0,4,6)(1,5,7)(8,12,14)(9,13,15)");
 }
 
 /* Coordinates {tp, cp or ep, dp, pp} of a rank, by counting up to it. */
@@ -168,6 +174,7 @@ TEST(ranks_find_themselves_in_their_groups)
         GridShape s = { .tp = 1 + n % 3, .cp = 1 + n / 3 % 2, .pp = 1 + n / 6 % 6, .ep = 1, .etp = 1 + n % 3,
                         .order = n / 36 % 2 ? ORDER_PP_DP : ORDER_DP_PP, .sp = n / 72 % 2,
                         .two_replicas = n / 144 % 2, .experts = n % 7 > 2 };
+        if (s.pp > 2) s.embd[0] = n % 5 % 2, s.embd[1] = n % 5 == 3 ? s.pp - 1 : 0;
         s.world = s.tp * s.cp * s.pp * (1 + n / 288 % 3);
         s.ep = s.cp;
         if (!grid_fits(s)) continue;

@@ -31,11 +31,13 @@ done <<'EOL'
 2 parallel.tp=2 debug.comm_check=true
 2 parallel.pp=2 parallel.schedule=zb-h1 train.recompute=selective
 4 parallel.pp=2 parallel.layout=Ett|mmL parallel.zero=1 debug.comm_delay_ms=2
+3 parallel.pp=3 parallel.layout=Et|tmm|L debug.comm_check=true
+4 parallel.pp=4 parallel.layout=Et|t|mm|L model.tied=true train.recompute=full
 EOL
 
 # begun by one rank, then on a pipeline, then over tp
 run moved 1 train.stop_at=2
-run moved 2 parallel.pp=2 train.stop_at=4
+run moved 3 parallel.pp=3 'parallel.layout=Ett|mm|L' train.stop_at=4
 run moved 2 parallel.tp=2 parallel.sp=false
 same moved "three layouts"
 
@@ -58,6 +60,7 @@ check "plan: $with FLOP, without modules $without" [ "${with:-0}" -gt $((${witho
 refuse() { expect 2 "$1" "$mt" plan --config further.ini --world 2 "${@:2}"; }
 refuse "multi-token prediction has no learned positions: take rope or none" model.position=learned
 refuse "has '0' modules of multi-token prediction, the model '2'" parallel.pp=2 'parallel.layout=Et|tL'
-refuse "behind 'm' come others and 'L' alone, in the same stage" parallel.pp=2 'parallel.layout=Ettmm|L'
+refuse "behind 'm' come others and 'L' alone" parallel.pp=2 'parallel.layout=Ettmt|L'
+refuse "stages in two directions, and modules" parallel.pp=2 parallel.schedule=chimera 'parallel.layout=Ettmm|L'
 refuse "multi-token prediction would need one gradient" parallel.pp=2 parallel.schedule=pipedream optim.clip=0 model.tied=false
 finish

@@ -436,6 +436,19 @@ TEST(mtp)
         { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
     };
     static const Layout by_hand[] = { { "1f1b", "Et*4|tttt|mmL", .pp = 3 }, { "1f1b", "E|t*8,m*2,L", .pp = 2 } };
+    /* the head behind the modules, in a stage of its own: the table on ranks in between */
+    static const Layout apart[][5] = {
+        { { "1f1b", "Et*4|t*4,mm|L", .pp = 3, .recompute = RECOMPUTE_FULL },
+          { "interleaved", "Ettt|ttt|ttmm|L", .pp = 2, .chunks = 2, .tp = 2, .sp = 1 },
+          { "zb-v", "Ettt|ttt|ttmm|L", .pp = 2, .dp = 2, .zero = 1, .overlap = 1 },
+          { "1f1b", "Et*4|t*4|mm|L", .pp = 4, .micro = 1 },
+          { "zb-h1", "Et*8,mm|L", .pp = 2, .recompute = RECOMPUTE_SELECTIVE } },
+        { { "1f1b", "Et*4|t*4,m|L", .pp = 3, .tp = 2, .sp = 1 },
+          { "interleaved", "Etttt|tttt|m|L", .pp = 2, .chunks = 2, .recompute = RECOMPUTE_FULL },
+          { "zb-v", "Ett|tt|t|t|t||tm|L", .pp = 4, .recompute = RECOMPUTE_SELECTIVE },
+          { "zb-h1", "Et*4|t*4|m|L", .pp = 4, .order = ORDER_PP_DP, .dp = 2, .zero = 1 },
+          { "1f1b", "Et*8|m|L", .pp = 3, .cp = 2, .context = CONTEXT_RING } },
+    };
     const Layout alone = { .pp = 1 };
     TrainSpec specs[] = { model(true, 8), tiny_mixture(TINY_DEEPSEEK, 8) };
     for (int i = 0; i < 2; i++) {
@@ -447,6 +460,7 @@ TEST(mtp)
         for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
             if (extent_is("all") || k % 2 == i) check_layouts(&s, want, &list[k], 1);
         if (i == 0) CHECK_LIST(s, want, by_hand);
+        CHECK_LIST(s, want, apart[i]);
     }
 }
 
@@ -780,8 +794,9 @@ TEST(what_does_not_fit)
         { { "zb-v", "Ett|ttL", .pp = 2 }, "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1", "" },
         { { "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1", parts },
         { { "1f1b", "Ett|ttLt", .pp = 2 }, "'L' must come last", parts },
-        { { "1f1b", "Ett|tmtL", .pp = 2 }, "behind 'm' come others and 'L' alone, in the same stage", parts },
-        { { "1f1b", "Ett|ttm|L", .pp = 3 }, "in the same stage, at character 8", parts },
+        { { "1f1b", "Ett|tmtL", .pp = 2 }, "behind 'm' come others and 'L' alone", parts },
+        { { "1f1b", "Ett|ttm||L", .pp = 4 }, "'L' in the stage of the 'm' or in the next one, at character 10", parts },
+        { { "1f1b", "Ett|ttm|mL", .pp = 3 }, "each 'm' in the same stage, at character 9", parts },
         { { "1f1b", "Ett|ttmL", .pp = 2 }, "has '1' modules of multi-token prediction, the model '0'",
           "an 'm' for each of model.mtp_layers" },
         { { "1f1b", "E(tt|tt|L", .pp = 2 }, "')' is missing", parts },

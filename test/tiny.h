@@ -340,6 +340,7 @@ static inline void tiny_train(TinyRun *run)
     int n = grid_size(run->grid), kv_heads = run->spec.model.kv_heads;
     run->grid.kv = run->grid.tp > kv_heads ? run->grid.tp / kv_heads : 1;
     if (run->spec.model.moe.experts && !run->grid.ep) run->grid.ep = 1;
+    (void)trainer_grid(&run->spec, &run->grid); /* (what does not fit is refused where it is opened) */
     run->global_count = tiny_global_count(&run->spec.model);
     for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
     run->err = comm_hub_open(n, run->delay_ms, &hub);

@@ -35,7 +35,8 @@ GridShape grid_shape(Grid g)
                         .cp_heads = g.cp_heads,
                         .sp = g.sp,
                         .two_replicas = g.bidirectional,
-                        .experts = g.ep > 0 };
+                        .experts = g.ep > 0,
+                        .embd = { g.embd[0], g.embd[1] } };
 }
 
 GridCoords grid_coords(Grid g, int rank)

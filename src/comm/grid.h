@@ -18,6 +18,7 @@ typedef struct {
     bool sp;
     int kv;             /* ranks that share a kv head; divides tp; 0 = 1 */
     bool bidirectional; /* two replicas of each stage, on pp ranks r and pp-1-r; pp is even */
+    int embd[2];        /* pp ranks that read the embedding's table besides the first; as groups.h */
     int ep;             /* ranks that hold the experts together; 0: the model has none */
     int etp;            /* ranks that share each expert; 0 = 1 */
 } Grid;

@@ -100,10 +100,24 @@ static int axes_of(GridShape s, GroupKind kind)
     return kinds[kind].used & ~has ? 0 : kinds[kind].axes;
 }
 
+/* The i-th of the ENDS, or behind them 0. */
+static int end_at(GridShape s, int i)
+{
+    if (i == 0 || i > 2) return 0;
+    return i == 1 && !s.embd[0] ? s.pp - 1 : s.embd[i - 1];
+}
+
+static bool is_end(GridShape s, int pp_rank)
+{
+    return !pp_rank || pp_rank == end_at(s, 1) || pp_rank == end_at(s, 2);
+}
+
 /* Ranks along pp of one group. */
 static int size_along_pp(GridShape s, GroupKind kind)
 {
-    return kinds[kind].members == FIRST || s.pp == 1 ? 1 : kinds[kind].members == ALL ? s.pp : 2;
+    if (kinds[kind].members == FIRST || s.pp == 1) return 1;
+    if (kinds[kind].members == ENDS) return 2 + (end_at(s, 2) > 0);
+    return kinds[kind].members == ALL ? s.pp : 2;
 }
 
 int group_size(GridShape s, GroupKind kind)
@@ -132,7 +146,7 @@ static int member_index(GridShape s, GroupKind kind, int low, int i)
     switch (kinds[kind].members) {
     case ALL: return i;
     case FIRST: return 0;
-    case ENDS: return i ? s.pp - 1 : 0;
+    case ENDS: return end_at(s, i);
     case MIRROR: break;
     }
     if (s.order == ORDER_DP_PP) return i % copies + copies * mirror_pp_rank(s, low, i / copies);
@@ -156,7 +170,7 @@ int group_of(GridShape s, GroupKind kind, int rank)
     switch (axes ? kinds[kind].members : ALL) {
     case ALL: break;
     case FIRST: return pp_rank ? -1 : index;
-    case ENDS: return pp_rank && pp_rank != s.pp - 1 ? -1 : index;
+    case ENDS: return is_end(s, pp_rank) ? index : -1;
     case MIRROR: return index + others * (pp_rank < s.pp / 2 ? pp_rank : s.pp - 1 - pp_rank);
     }
     return index;

@@ -22,7 +22,7 @@
  *             of them neighbours that exchange positions for heads, and those that then have the same heads
  *   dp-cp     ranks with the same shard, other samples or other parts of them: gradients of dense parameters, ZeRO-1
  *   pp        the stages of one model: activations and their gradients
- *   embd      of them the first and last: the gradient of a table that both read; pos-embd: the first
+ *   embd      of them the first and last, or whichever read the embedding's table: its gradient; pos-embd: the first
  *   stage-low, stage-high
  *             with two replicas of each stage (bidirectional schedules) pp ranks r and pp-1-r both hold the stages
  *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradients of the lower and higher stage.
@@ -49,6 +49,7 @@ typedef struct {
     bool sp;
     bool two_replicas; /* of each stage, on mirrored pp ranks; pp is even */
     bool experts;      /* else the groups of experts are not used */
+    int embd[2];       /* pp ranks in embd besides the first, ascending, 0: no more; none: the last */
 } GridShape;
 
 typedef enum {

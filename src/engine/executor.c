@@ -103,10 +103,30 @@ static Transfer *free_transfer(Executor *e)
     return NULL;
 }
 
+/*
+ * Boundary tensors in the buffer that an action reads (`in`) or writes: of the boundary before its stage, or behind
+ * it. A message names the stage that consumes it. What only modules of multi-token prediction made is not there in
+ * evaluation.
+ */
+static int tensors_of(const Executor *e, const Action *a, bool in)
+{
+    const bool compute = action_is_compute(a->kind);
+    const bool gradient = compute ? a->kind != ACT_F : a->payload == PAYLOAD_GRADIENT;
+    const int before = a->stage + ((!compute || in) == gradient);
+    return e->training && before == e->last_stage ? e->last_inputs : 1;
+}
+
+static Tensor tensors_in(const Executor *e, int buffer, int first, int count)
+{
+    const Tensor all = e->buffers[buffer];
+    const int64_t rows = all.dim[0] / e->buffer_tensors;
+    return tensor_row_slice(all, first * rows, count * rows);
+}
+
 static CommMessage message_of(Executor *e, const Action *a)
 {
     const bool send = a->kind == ACT_SEND;
-    const Tensor t = e->buffers[send ? a->out : a->in];
+    const Tensor t = tensors_in(e, send ? a->out : a->in, 0, tensors_of(e, a, !send));
     return (CommMessage){ .send = send,
                           .peer = a->peer,
                           .data = t.data,
@@ -154,10 +174,12 @@ static Err wait_all(Executor *e)
 
 /* ---- compute ---- */
 
-static Boundary boundary(const Executor *e, int buffer)
+static Boundary boundary(const Executor *e, int buffer, int tensors)
 {
     if (buffer < 0) return (Boundary){ .count = 0 };
-    return (Boundary){ 1, { e->buffers[buffer] } };
+    Boundary b = { .count = tensors };
+    for (int i = 0; i < tensors; i++) b.t[i] = tensors_in(e, buffer, i, 1);
+    return b;
 }
 
 /* Buffer of the n-th unit of an action. */
@@ -234,8 +256,8 @@ static Err enqueue(Executor *e, const Action *a, int n)
     Ctx *c = context_of(e, a);
     const ExecutorUnit u = { .stage = s,
                              .slot = slot_of(s, a->microbatch + n),
-                             .in = boundary(e, buffer_at(a->in, n)),
-                             .out = boundary(e, buffer_at(a->out, n)),
+                             .in = boundary(e, buffer_at(a->in, n), tensors_of(e, a, true)),
+                             .out = boundary(e, buffer_at(a->out, n), tensors_of(e, a, false)),
                              .ctx = c };
     executor_enter(c, s, u.slot);
     c->split_backward = a->kind == ACT_I;

@@ -98,7 +98,9 @@ struct Executor {
     ExecutorHooks hooks;
     const ExecutorCompute *compute; /* NULL until executor_init: the model's */
     SaveHeap heap[REGION_COUNT];    /* a region each: blocks of one size then leave no gaps */
-    Tensor *buffers;                /* [buffer_count] boundary buffers, [R, D] */
+    Tensor *buffers;                /* [buffer_count] boundary buffers, [buffer_tensors R, D] */
+    int buffer_tensors;             /* boundary tensors that each has room for */
+    int last_stage, last_inputs;    /* the boundary tensors before the last stage; before all others is one */
     int buffer_count;
     int *moving;           /* [buffer_count] transfer that a buffer is part of, -1: none */
     Transfer *transfers;   /* [buffer_count + 1] */

@@ -85,6 +85,44 @@ static Err split_check(const ScheduleSpec *asked)
     return err;
 }
 
+/* A stage of modules of multi-token prediction that the head's is not; 0: none, or the first. */
+static int modules_apart(const PartsSpec *spec, const StageShare *shares, int stages)
+{
+    return stage_inputs(spec->model, shares[stages - 1]) > 1 ? stages - 2 : 0;
+}
+
+/* The pp ranks of the first stage and of those two sum the table's gradient; mirrored ranks would be five. */
+static Err check_modules(const PartsSpec *spec, const Schedule *s, const StageShare *shares)
+{
+    if (s->replicas == 1 || stage_inputs(spec->model, shares[s->stages - 1]) == 1) return ERR_OK;
+    return err_set(ERR_CONFIG,
+                   "parallel.layout='%s': schedule '%s' has stages in two directions, and modules of "
+                   "multi-token prediction in another stage than the head",
+                   layout_of(spec), s->name),
+           err_hint("put the 'm' into the stage of the 'L', or take a schedule of one direction");
+}
+
+Err parts_table_ranks(const PartsSpec *spec, int ranks, int out[2])
+{
+    ScheduleSpec asked;
+    Schedule s;
+    SetupArena setup;
+    StageShare *shares;
+    out[0] = out[1] = 0;
+    TRY(read_pipeline(spec, ranks, &asked));
+    TRY(schedule_shape(&asked, &s));
+    setup_init(&setup);
+    Err err = make_shares(spec, &s, &setup, &shares);
+    if (!err && stage_inputs(spec->model, shares[s.stages - 1]) > 1) {
+        const int a = schedule_rank_of(&s, 0, s.stages - 2);
+        const int b = spec->model->tied ? schedule_rank_of(&s, 0, s.stages - 1) : a;
+        out[0] = a < b ? a : b, out[1] = a < b ? b : a;
+        if (!out[0] || out[0] == out[1]) out[0] = out[1], out[1] = 0;
+    }
+    setup_release(&setup);
+    return err;
+}
+
 Err parts_check(const PartsSpec *spec, int ranks)
 {
     ScheduleSpec asked;
@@ -101,6 +139,7 @@ Err parts_check(const PartsSpec *spec, int ranks)
     TRY(check_units(spec, &s));
     setup_init(&setup);
     err = make_shares(spec, &s, &setup, &shares);
+    if (!err) err = check_modules(spec, &s, shares);
     setup_release(&setup);
     return err;
 }
@@ -129,6 +168,7 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks, SetupArena
     TRY(check_units(spec, &shape));
     TRY(make_shares(spec, &shape, setup, &p->shares));
     TRY(make_costs(spec, p->shares, shape.stages, setup, &s.costs));
+    s.table = modules_apart(spec, p->shares, shape.stages);
     TRY(schedule_make(&s, &p->step));
     s.chunks = shape.chunks;
     s.microbatches = spec->microbatches;

@@ -42,6 +42,13 @@ typedef struct {
  * fit. Keeps no memory. */
 Err parts_check(const PartsSpec *spec, int ranks);
 
+/*
+ * The pipeline ranks besides the first that hold the embedding's table, where modules of multi-token prediction stand
+ * in another stage than the head; else zeros: if another one does, it is that of the last stage (Grid.embd). ERR_CONFIG
+ * as parts_check.
+ */
+Err parts_table_ranks(const PartsSpec *spec, int ranks, int out[2]);
+
 /* ERR_CONFIG where the schedule, the layout and the shape do not fit. Owns: release with parts_release, also after an
  * error. */
 Err parts_open(Parts *p, const PartsSpec *spec, const World *world, SetupArena *setup);

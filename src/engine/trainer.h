@@ -180,6 +180,8 @@ typedef struct {
 
 /* What can be said of the pipeline before there are ranks (parts_check); of the model the number of blocks counts. */
 Err trainer_check(const TrainSpec *spec, Grid grid);
+/* What of a grid depends on the stages of the pipeline (Grid.embd) is filled in; for a specification that fits. */
+Err trainer_grid(const TrainSpec *spec, Grid *grid);
 
 /* Dry run for rank `rank` of the grid. ERR_CONFIG when schedule, layout and grid do not fit, or the work of a step
  * cannot be counted. */

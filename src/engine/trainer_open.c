@@ -118,7 +118,7 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
 {
     BatchSpec batch = trainer_batch_spec(t);
     s->unit = -1;
-    batch.further = t->spec.forward_only ? 0 : stage->model->share.mtp;
+    batch.further = t->spec.forward_only ? 0 : stage_further(stage->model);
     for (int r = 0; r < REGION_COUNT; r++) {
         s->slot.region[r].number = number;
         s->slot.region[r].poison = t->spec.poison && !t->device.is_null;
@@ -167,7 +167,8 @@ static Err open_stage(Trainer *t, int index, int *slots)
     return open_slices(t, s);
 }
 
-/* Boundary tensors are as large as the residual stream of a unit on this rank. */
+/* Boundary tensors are as large as the residual stream of a unit on this rank; all its buffers have room for as many as
+ * any of its stages has. */
 static Err open_buffers(Trainer *t)
 {
     Executor *e = &t->executor;
@@ -176,10 +177,16 @@ static Err open_buffers(Trainer *t)
     const int64_t tokens =
         trainer_batch_spec(t).B * t->spec.model.seq / (t->world->cp.size * t->parts.step.slices);
     const int64_t rows = tokens / t->world->sp.size;
+    e->last_stage = t->parts.step.stages - 1;
+    e->last_inputs = stage_inputs(&t->spec.model, t->parts.shares[e->last_stage]);
+    e->buffer_tensors = 1;
+    for (int i = 0; i < e->stage_count; i++)
+        if (e->stages[i].stage >= e->last_stage - 1) e->buffer_tensors = e->last_inputs;
     e->buffer_count = forward > step || t->spec.forward_only ? forward : step;
     TRY(setup_array(&t->setup, e->buffer_count, &e->buffers));
     for (int i = 0; i < e->buffer_count; i++)
-        TRY(tensor_new(&t->state, &e->buffers[i], t->spec.compute, rows, t->spec.model.hidden));
+        TRY(tensor_new(&t->state, &e->buffers[i], t->spec.compute, e->buffer_tensors * rows,
+                       t->spec.model.hidden));
     return ERR_OK;
 }
 
@@ -306,6 +313,14 @@ static Err open_parts(Trainer *t)
     TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
     TRY(loads_check_order(t));
     return loads_check_pieces(&t->spec, t->world->grid, trainer_batch_spec(t).B);
+}
+
+Err trainer_grid(const TrainSpec *s, Grid *grid)
+{
+    PartsSpec spec;
+    if (!grid->pp) grid->pp = 1;
+    TRY(parts_spec(s, *grid, &spec));
+    return parts_table_ranks(&spec, grid->pp, grid->embd);
 }
 
 Err trainer_check(const TrainSpec *s, Grid grid)

@@ -22,6 +22,7 @@ typedef struct {
     int stage;      /* the one that is being filled */
     int64_t layers; /* so far, over all stages */
     int embeddings, modules, heads;
+    int modules_stage; /* where the last module is */
 } Layout;
 
 static Err bad_layout(const Layout *l, const char *why)
@@ -45,8 +46,11 @@ static Err put_unit(Layout *l)
     StageShare *s = l->out && l->stage < l->capacity ? &l->out[l->stage] : NULL;
     if (!l->embeddings && unit != 'E') return bad_unit(l, "'E' must come first");
     if (l->heads) return bad_unit(l, "'L' must come last");
-    if (l->modules && unit != 'm' && unit != 'L')
-        return bad_unit(l, "behind 'm' come others and 'L' alone, in the same stage");
+    if (l->modules && unit == 't') return bad_unit(l, "behind 'm' come others and 'L' alone");
+    if (l->modules && unit == 'm' && l->stage != l->modules_stage)
+        return bad_unit(l, "each 'm' in the same stage");
+    if (l->modules && unit == 'L' && l->stage > l->modules_stage + 1)
+        return bad_unit(l, "'L' in the stage of the 'm' or in the next one");
     if (unit == '|') {
         if (++l->stage >= LAYOUT_STAGES) return bad_unit(l, "too many stages");
         if (l->out && l->stage < l->capacity)
@@ -57,6 +61,7 @@ static Err put_unit(Layout *l)
     l->heads += unit == 'L';
     l->layers += unit == 't';
     l->modules += unit == 'm';
+    if (unit == 'm') l->modules_stage = l->stage;
     if (l->layers + l->modules > LAYOUT_LAYERS) return bad_unit(l, "too many blocks");
     if (!s) return ERR_OK;
     s->embedding |= unit == 'E';

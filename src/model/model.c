@@ -2,9 +2,9 @@
  * Stages: registration, forward, backward; see model.h.
  *
  * Segments of a slot: 0 = the embedding's output (or the incoming boundary), 1 + i = block i and its output,
- * layer_count + 1 = final norm and head, then MTP_SEGMENTS for each module of multi-token prediction. The output of a
- * block, its successor's input, comes first in its segment; that of the last one, without a head, goes to the outgoing
- * boundary.
+ * layer_count + 1 = final norm and head, then MTP_SEGMENTS for each module of multi-token prediction, or, of a head
+ * that stands alone behind them, one for each further depth. The output of a block, its successor's input, comes first
+ * in its segment; that of the last one, without a head, goes to the outgoing boundary.
  */
 #include <stdio.h>
 
@@ -37,11 +37,28 @@ static Err find_table(const ModelSpec *spec, ParamRegistry *reg, int *id)
     return *id >= 0 ? ERR_OK : param_add(reg, embedding_table(&table, PARAM_COPY), id);
 }
 
+/* A head behind the modules, in a stage of its own, has what it reads from theirs. */
+static bool head_alone(const ModelSpec *spec, StageShare share)
+{
+    return share.head && share.mtp < spec->mtp.count;
+}
+
+/* The norm behind the last block is where its output is first read. */
+static bool has_norm(const Stage *st)
+{
+    return st->share.mtp || (st->share.head && !head_alone(&st->spec, st->share));
+}
+
+int stage_inputs(const ModelSpec *spec, StageShare share)
+{
+    return head_alone(spec, share) ? 1 + spec->mtp.count : 1;
+}
+
+int stage_further(const Stage *st) { return st->share.head || st->share.mtp ? st->spec.mtp.count : 0; }
+
 static Err register_head(Stage *st, ParamRegistry *reg, const ModelSpec *spec)
 {
     int table = -1;
-    TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
-                      PARTIAL_ROWS));
     if (spec->tied) TRY(find_table(spec, reg, &table));
     return head_register(&st->head, reg, table, spec->vocab, spec->padded_vocab, spec->hidden,
                          spec->init_std);
@@ -60,6 +77,9 @@ static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec,
     return ERR_OK;
 }
 
+/* The first segment of the modules, or of the further depths that a head alone reads. */
+static int further_segment(const Stage *st) { return st->share.layer_count + 2; }
+
 static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, SetupArena *setup)
 {
     int table;
@@ -67,7 +87,7 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
     TRY(setup_array(setup, st->share.mtp, &st->mtp));
     for (int i = 0; i < st->share.mtp; i++) {
         st->mtp[i].depth = i + 1;
-        st->mtp[i].segment = st->share.layer_count + 2 + i * MTP_SEGMENTS;
+        st->mtp[i].segment = further_segment(st) + i * MTP_SEGMENTS;
         TRY(mtp_register(&st->mtp[i], reg, spec, table));
         st->mtp[i].block.index = st->mtp[i].block.moe.block = st->share.layer_count + i;
     }
@@ -84,6 +104,9 @@ Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistr
         if (st->share.embedding)
             TRY(embedding_register(&st->embedding, reg, embedding_spec(spec, head && mtp)));
         TRY(register_blocks(st, reg, spec, setup));
+        if (has_norm(st))
+            TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
+                              PARTIAL_ROWS));
         if (st->share.head) TRY(register_head(st, reg, spec));
         if (st->share.mtp) TRY(register_mtp(st, reg, spec, setup));
     }
@@ -94,11 +117,14 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
 {
     *save = (StageSave){ 0 };
     TRY(setup_array(setup, st->share.layer_count + 1, &save->x));
-    TRY(setup_array(setup, st->share.mtp, &save->mtp));
+    TRY(setup_array(setup, stage_further(st), &save->mtp));
     return setup_array(setup, st->share.layer_count, &save->blocks);
 }
 
-int stage_segments(const Stage *st) { return st->share.layer_count + 2 + st->share.mtp * MTP_SEGMENTS; }
+int stage_segments(const Stage *st)
+{
+    return further_segment(st) + (st->share.mtp ? st->share.mtp * MTP_SEGMENTS : stage_further(st));
+}
 
 static int block_linears(const Block *b)
 {
@@ -107,7 +133,7 @@ static int block_linears(const Block *b)
 
 int stage_linears(const Stage *st)
 {
-    int linears = 1; /* the head */
+    int linears = 1 + (st->share.mtp ? 0 : stage_further(st)); /* the head, at each depth */
     for (int i = 0; i < st->share.layer_count; i++) linears += block_linears(&st->blocks[i]);
     for (int i = 0; i < st->share.mtp; i++) linears += 2 + block_linears(&st->mtp[i].block);
     return linears;
@@ -116,7 +142,7 @@ int stage_linears(const Stage *st)
 /* Where the input of block i (at the end, of the head) goes: kept for backward, or to the boundary. */
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
-    if (i < st->share.layer_count || st->share.head)
+    if (i < st->share.layer_count || has_norm(st))
         return save_new(c, REGION_I, x, &save->x[i], c->dtype, ctx_rows(c), st->spec.hidden);
     *x = out->t[0];
     return ERR_OK;
@@ -171,7 +197,7 @@ static Tensor target_of(const Batch *b, int depth)
     return tensor_reshape(tensor_row_slice(b->further_target, depth - 1, 1), b->further_target.dim[1]);
 }
 
-/* From the stage's input to the end of its blocks: what the head reads, or `out`. */
+/* From the stage's input to the end of its blocks: what the head and the modules read, or `out`. */
 static Err run_blocks(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
                       Tensor *final_out)
 {
@@ -179,7 +205,7 @@ static Err run_blocks(const Stage *st, Ctx *c, StageSave *save, const Boundary *
     ResidualStream x;
     TRY(run_input(st, c, save, in, out, &x));
     for (int i = 0; i < st->share.layer_count; i++) TRY(run_block(st, c, save, i, out, &x));
-    if (st->share.head) TRY(run_final_norm(st, c, save, &x, final_out));
+    if (has_norm(st)) TRY(run_final_norm(st, c, save, &x, final_out));
     else TRY(residual_add(c, &x.sum));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -188,6 +214,10 @@ static Err run_blocks(const Stage *st, Ctx *c, StageSave *save, const Boundary *
 /* Ends the segment. */
 static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor sums)
 {
+    if (!st->share.head) {
+        segment_end(c);
+        return ERR_OK;
+    }
     const MtpSpec *mtp = &st->spec.mtp;
     const HeadLoss to = { .target = target_of(c->batch, depth),
                           .sums = tensor_row_slice(sums, 3 * depth, 3),
@@ -197,36 +227,83 @@ static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor 
     return ERR_OK;
 }
 
-Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
-                  Tensor sums)
+/* Depths further than the head's own that this call has: none in evaluation. */
+static int depths_now(const Stage *st, const Ctx *c) { return c->dropout_on ? stage_further(st) : 0; }
+
+/* What a head alone reads comes from the boundary. */
+static Err run_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Tensor sums)
 {
-    Tensor final_out;
-    TRY(run_blocks(st, c, save, in, out, &final_out));
-    if (!st->share.head) return ERR_OK;
-    TRY(run_head(st, c, save, 0, sums));
-    for (int i = 0; i < st->share.mtp && c->dropout_on; i++) {
-        TRY(mtp_forward(&st->mtp[i], c, hidden_of(c, save, i), &save->mtp[i]));
-        TRY(run_head(st, c, save, i + 1, sums));
+    for (int depth = 0; depth <= depths_now(st, c); depth++) {
+        const Tensor from = in->t[depth];
+        Tensor h;
+        segment_begin(c, further_segment(st) - 1 + depth);
+        TRY(save_new(c, REGION_W, &h, depth ? &save->mtp[depth - 1].out : &save->final_out, c->dtype,
+                     from.dim[0], from.dim[1]));
+        TRY(device_copy(c->s, h.data, from.data, tensor_bytes(h)));
+        TRY(run_head(st, c, save, depth, sums));
     }
     return ERR_OK;
 }
 
-/* What a head reads has its gradient from there and from the module one depth further, which is done first. */
-static Err backward_head(const Stage *st, Ctx *c, StageSave *save, Tensor d)
+Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
+                  Tensor sums)
+{
+    Tensor final_out;
+    if (head_alone(&st->spec, st->share)) return run_heads(st, c, save, in, sums);
+    TRY(run_blocks(st, c, save, in, out, &final_out));
+    if (!has_norm(st)) return ERR_OK;
+    TRY(run_head(st, c, save, 0, sums));
+    for (int i = 0; i < depths_now(st, c); i++) {
+        TRY(mtp_forward(&st->mtp[i], c, hidden_of(c, save, i), &save->mtp[i]));
+        TRY(run_head(st, c, save, i + 1, sums));
+    }
+    for (int depth = 0; depth <= depths_now(st, c) && !st->share.head; depth++) {
+        const Tensor h = hidden_of(c, save, depth);
+        TRY(device_copy(c->s, out->t[depth].data, h.data, tensor_bytes(h)));
+    }
+    return ERR_OK;
+}
+
+static Err backward_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *din)
+{
+    for (int depth = stage_further(st); depth >= 0; depth--)
+        TRY(head_backward(&st->head, c, head_save(save, depth), hidden_of(c, save, depth), din->t[depth]));
+    return ERR_OK;
+}
+
+/* By the head: into dh, or it came over the boundary, and dh is that. */
+static Err hidden_gradient(const Stage *st, Ctx *c, StageSave *save, int depth, const Boundary *dout,
+                           Tensor *dh)
+{
+    if (st->share.head)
+        return head_backward(&st->head, c, head_save(save, depth), hidden_of(c, save, depth), *dh);
+    *dh = dout->t[depth];
+    return ERR_OK;
+}
+
+/*
+ * What a head reads has its gradient from there and from the module one depth further, which is done first. d may be
+ * the memory of dout.
+ */
+static Err backward_from_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *dout, Tensor d)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor dh[2];
+    Tensor dh[2], dx;
     int depth = st->share.mtp;
-    for (int i = 0; i < (depth ? 2 : 1); i++)
+    for (int i = 0; i < (depth ? 2 : 1) && st->share.head; i++)
         TRY(tensor_new(c->scratch, &dh[i], c->dtype, d.dim[0], d.dim[1]));
-    TRY(head_backward(&st->head, c, head_save(save, depth), hidden_of(c, save, depth), dh[depth % 2]));
+    TRY(hidden_gradient(st, c, save, depth, dout, &dh[depth % 2]));
     for (; depth; depth--) {
-        const Tensor h = hidden_of(c, save, depth - 1), dout = dh[depth % 2], dbefore = dh[(depth - 1) % 2];
-        TRY(head_backward(&st->head, c, head_save(save, depth - 1), h, dbefore));
-        TRY(mtp_backward(&st->mtp[depth - 1], c, &save->mtp[depth - 1], h, dout, dbefore));
+        const Tensor h = hidden_of(c, save, depth - 1);
+        Tensor *before = &dh[(depth - 1) % 2];
+        TRY(hidden_gradient(st, c, save, depth - 1, dout, before));
+        TRY(mtp_backward(&st->mtp[depth - 1], c, &save->mtp[depth - 1], h, dh[depth % 2], *before));
     }
+    dx = d;
+    if (!st->share.head) TRY(tensor_new(c->scratch, &dx, c->dtype, d.dim[0], d.dim[1]));
     TRY(norm_backward_into(&st->final_norm, c, &save->final_norm, save_get(c, save->x[st->share.layer_count]),
-                           dh[0], d));
+                           dh[0], dx));
+    if (!st->share.head) TRY(device_copy(c->s, d.data, dx.data, tensor_bytes(d)));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -235,9 +312,10 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor d;
+    if (head_alone(&st->spec, st->share)) return backward_heads(st, c, save, din);
     if (din->count) d = din->t[0];
     else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
-    if (st->share.head) TRY(backward_head(st, c, save, d));
+    if (has_norm(st)) TRY(backward_from_heads(st, c, save, dout, d));
     else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
     c->below = (InputSum){ 0 };
     for (int i = st->share.layer_count - 1; i >= 0; i--) {
@@ -376,7 +454,8 @@ static double block_flop_per_token(const ModelSpec *spec, int layer)
 double stage_flop_per_token(const ModelSpec *spec, StageShare share)
 {
     const double D = (double)spec->hidden, head = 2 * D * (double)spec->padded_vocab;
-    double flop = (share.head ? head : 0) + D; /* (rows pass through an empty stage, too) */
+    const int heads = share.head ? 1 + spec->mtp.count : 0;
+    double flop = heads * head + D; /* (rows pass through an empty stage, too) */
     for (int i = 0; i < share.layer_count; i++) flop += block_flop_per_token(spec, share.first_layer + i);
-    return flop + share.mtp * (4 * D * D + block_flop_per_token(spec, spec->layers - 1) + head);
+    return flop + share.mtp * (4 * D * D + block_flop_per_token(spec, spec->layers - 1));
 }

@@ -133,7 +133,7 @@ enum { MTP_SEGMENTS = 3 };
 typedef struct {
     int first_layer, layer_count;
     bool embedding, head;
-    int mtp; /* modules of multi-token prediction: all, or none; only with the head */
+    int mtp; /* modules of multi-token prediction: all, or none; with the head, or in the stage before it */
 } StageShare;
 
 typedef struct {
@@ -156,11 +156,14 @@ typedef struct {
     MtpSave *mtp;
 } StageSave;
 
-enum { BOUNDARY_MAX = 4 };
+/* The residual stream; before a head that stands alone behind the modules, what it reads of each depth (mtp.c). */
+enum { BOUNDARY_MAX = 1 + MTP_MOST };
 typedef struct {
     int count;
     Tensor t[BOUNDARY_MAX]; /* [R, D] each */
 } Boundary;
+
+int stage_inputs(const ModelSpec *spec, StageShare share); /* boundary tensors before such a stage */
 
 /* The whole model as one stage. */
 StageShare stage_whole(const ModelSpec *spec);
@@ -183,12 +186,15 @@ Err stage_layout_count(const char *layout, int *stages);
 Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
                     SetupArena *setup);
 Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup);
+int stage_further(
+    const Stage *st); /* depths of further tokens that its modules read, or its head's losses are of */
 int stage_segments(const Stage *st); /* segments a Slot of this stage needs */
 int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue */
 
 /*
- * in: the residual stream before the first block; empty with the embedding, may change when the call returns. out:
- * where the stream after the last block goes; empty with the head, and then sums [3 (1 + modules of multi-token
+ * in: the residual stream before the first block, or what a head alone reads; empty with the embedding, may change
+ * when the call returns. out: where the stream after the last block goes, or what a head alone reads; empty with the
+ * head, and then sums [3 (1 + modules of multi-token
  * prediction)] accumulates the losses, of the modules in training alone. The saves go to c->slot.
  */
 Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,

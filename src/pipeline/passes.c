@@ -56,17 +56,17 @@ static int replica_in_order(const Schedule *s, int rank, int i)
     return down_first ? i : 1 - i;
 }
 
-static bool holds_an_end(const Schedule *s, int rank)
+static bool may_hold_table(const Schedule *s, int rank)
 {
-    for (int replica = 0; replica < s->replicas; replica++)
-        if (schedule_rank_of(s, replica, 0) == rank || schedule_rank_of(s, replica, s->stages - 1) == rank)
-            return true;
+    const int stages[] = { 0, s->stages - 1, s->table };
+    for (int i = 0; i < 3 * s->replicas; i++)
+        if (schedule_rank_of(s, i / 3, stages[i % 3]) == rank) return true;
     return false;
 }
 
 static void end_step(Schedule *s, int rank)
 {
-    if (s->stages > 1 && holds_an_end(s, rank)) end_with(s, rank, ACT_TIED, 0);
+    if (s->stages > 1 && may_hold_table(s, rank)) end_with(s, rank, ACT_TIED, 0);
     for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_REDUCE, replica_in_order(s, rank, i));
     end_with(s, rank, ACT_NORM, 0);
     for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_UPDATE, replica_in_order(s, rank, i));

@@ -225,6 +225,7 @@ static Err read_shape(const ScheduleSpec *spec, Schedule *s)
     s->batches = k->batches && spec->batches ? spec->batches : k->batches ? k->batches : 1;
     s->cap = spec->cap;
     s->costs = spec->costs;
+    s->table = spec->table;
     TRY(in_range("chunks of a rank", s->chunks, STAGES_MAX / s->ranks));
     TRY(read_slices(s));
     TRY(in_range("batches", s->batches, UNITS_MAX / (2 * s->microbatches) + 1));

@@ -34,7 +34,7 @@ typedef enum {
     ACT_W,
     ACT_SEND, /* one message; consecutive ones joined by ACTION_MORE are one group, started together */
     ACT_RECV,
-    ACT_TIED,   /* sum of the tied embedding's gradients; on the ranks of the first and the last stage */
+    ACT_TIED, /* sum of a shared table's gradients; on the ranks of the first and the last stage, and of `table` */
     ACT_REDUCE, /* gradients of a replica over its data-parallel group */
     ACT_NORM,   /* of all gradients of the step */
     ACT_UPDATE, /* of a replica's weights */
@@ -120,6 +120,7 @@ typedef struct {
     int waves;   /* hanayo: two chunks a rank each */
     int slices;  /* of a sequence (seq1f1b) */
     int batches; /* batches of `microbatches` that an asynchronous list covers */
+    int table;   /* stage that, like the first and the last, may read the embedding's table; 0: none */
     int cap;     /* refuse if more units than this are held between F and W on a rank, over its stages */
     /* [stages], positive: what stages are expected to take, for the order of messages; NULL: all the same */
     const StageCost *costs;
@@ -134,6 +135,7 @@ typedef struct {
     int stages, replicas;
     int unit_div; /* units of a micro-batch */
     int units;    /* that the lists cover: microbatches * unit_div * slices * batches */
+    int table;    /* the specification's */
     Placement placement;
     Versions versions;
     bool forward_only, split;

@@ -252,5 +252,6 @@ Err grid_spec(const Config *cfg, Grid *out)
     TRY(check_pairs(cfg));
     TrainSpec s;
     TRY(train_spec(cfg, 0, &s)); /* (of no vocabulary: a pipeline does not depend on it) */
-    return trainer_check(&s, *out);
+    TRY(trainer_check(&s, *out));
+    return trainer_grid(&s, out);
 }
