@@ -2,7 +2,7 @@
  * Whole training steps on the GPU in bf16: forward, backward, norm, clip, AdamW, on random tokens (those of
  * bench/torch_gpu.py). Each step ends when the host has its loss, as in training.
  *
- *   steps MODEL [--steps N] [--autotune] [--no-graphs] [--json FILE]
+ *   steps MODEL [--steps N] [--no-autotune] [--no-graphs] [--json FILE]
  *       MODEL   124m, 350m, 1.3b, tiny, or LAYERS,HIDDEN,HEADS,BATCH,SEQ; with 8 experts, 2 a token: moe, tiny-moe
  *
  * Three passes over one trainer: as it trains (graphs), the same launched op by op, and one step with an event
@@ -439,7 +439,7 @@ static bool parse(int argc, char **argv, Bench *b, const char **json_path)
     b->spec = spec_of(&b->model);
     for (int i = 2; i < argc; i++) {
         const char *value = i + 1 < argc ? argv[i + 1] : NULL;
-        if (!strcmp(argv[i], "--autotune")) b->autotune = true;
+        if (!strcmp(argv[i], "--no-autotune")) b->autotune = false;
         else if (!strcmp(argv[i], "--no-graphs")) b->spec.graphs = false;
         else if (!value) return false;
         else if (i++, !strcmp(argv[i - 1], "--json")) *json_path = value;
@@ -451,12 +451,12 @@ static bool parse(int argc, char **argv, Bench *b, const char **json_path)
 
 int main(int argc, char **argv)
 {
-    static Bench b = { .steps = 20 };
+    static Bench b = { .steps = 20, .autotune = true };
     static char json[JSON_BYTES];
     const char *json_path = NULL;
     if (!parse(argc, argv, &b, &json_path))
         return fprintf(stderr, "usage: steps 124m|350m|1.3b|moe|tiny|tiny-moe|LAYERS,HIDDEN,HEADS,BATCH,SEQ [--steps N]"
-                               " [--autotune] [--no-graphs] [--json FILE]\n"), 2;
+                               " [--no-autotune] [--no-graphs] [--json FILE]\n"), 2;
     json_out_init(&b.json, json, sizeof json);
     json_open(&b.json, NULL, '{');
     Err err = run_all(&b);
