@@ -363,36 +363,28 @@ static Err time_runs(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cu
     return cuda_check(cudaEventElapsedTime(ms, g->start, g->stop), "timing a product");
 }
 
-/*
- * Whether an algorithm, which has just run, may be chosen, given the bits of the first that ran (*first, at the first
- * one set). Where results are too few to tell two orders of sums apart, no other one may.
- */
-static Err may_choose(CudaGemm *g, Stream *s, const Product *x, bool is_first, Fingerprint *first, bool *yes)
+/* Whether the bits of results tell two orders of sums apart: enough of them are not zero. */
+static bool tells_order(const GemmKey *k, Fingerprint result)
 {
-    const GemmKey *k = &x->key;
-    Fingerprint bits = { 0 };
-    *yes = true;
-    if (g->tuning != TUNE_SAME_BITS) return ERR_OK;
-    TRY(result_bits(s, x, is_first ? first : &bits));
-    const bool telling = k->m * k->n - first->zeros >= (k->out == F32 ? TELLING_F32 : TELLING_16);
-    if (!is_first) *yes = bits.bits == first->bits && telling;
-    return ERR_OK;
+    return k->m * k->n - result.zeros >= (k->out == F32 ? TELLING_F32 : TELLING_16);
 }
 
 /*
- * The fastest of those that run and may be chosen, after a run each that warms up; a later candidate must win by 2%,
- * else noise would choose.
+ * The fastest of those that run, after a run each that warms up; a later candidate must win by 2%, else noise would
+ * choose. Where bits are to stay, of those with the bits of the first, which is alone where they tell nothing.
  */
 static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, int *best)
 {
-    Fingerprint first;
+    const bool same_bits = g->tuning == TUNE_SAME_BITS;
+    Fingerprint first = { 0 }, bits = { 0 };
     float best_ms = 0, ms;
-    bool allowed;
     *best = -1;
     for (int i = 0; i < c->count; i++) {
         if (multiply(g, s, p, x, &c->algo[i])) continue;
-        TRY(may_choose(g, s, x, *best < 0, &first, &allowed));
-        if (!allowed) continue;
+        if (same_bits) TRY(result_bits(s, x, &bits));
+        if (*best < 0) first = bits;
+        if (bits.bits != first.bits) continue;
+        if (same_bits && !tells_order(&x->key, first)) return *best = i, ERR_OK;
         TRY(time_runs(g, s, p, x, &c->algo[i], &ms));
         if (*best < 0 || ms < 0.98f * best_ms) *best = i, best_ms = ms;
     }

@@ -85,16 +85,16 @@ static Err split_check(const ScheduleSpec *asked)
     return err;
 }
 
-/* A stage of modules of multi-token prediction that the head's is not; 0: none, or the first. */
-static int modules_apart(const PartsSpec *spec, const StageShare *shares, int stages)
+/* Whether modules of multi-token prediction are in the stage before the last, which is the head's alone. */
+static bool modules_apart(const PartsSpec *spec, const StageShare *shares, int stages)
 {
-    return stage_inputs(spec->model, shares[stages - 1]) > 1 ? stages - 2 : 0;
+    return stage_inputs(spec->model, shares[stages - 1]) > 1;
 }
 
 /* The pp ranks of the first stage and of those two sum the table's gradient; mirrored ranks would be five. */
 static Err check_modules(const PartsSpec *spec, const Schedule *s, const StageShare *shares)
 {
-    if (s->replicas == 1 || stage_inputs(spec->model, shares[s->stages - 1]) == 1) return ERR_OK;
+    if (s->replicas == 1 || !modules_apart(spec, shares, s->stages)) return ERR_OK;
     return err_set(ERR_CONFIG,
                    "parallel.layout='%s': schedule '%s' has stages in two directions, and modules of "
                    "multi-token prediction in another stage than the head",
@@ -113,7 +113,7 @@ Err parts_table_ranks(const PartsSpec *spec, int ranks, int out[2])
     TRY(schedule_shape(&asked, &s));
     setup_init(&setup);
     Err err = make_shares(spec, &s, &setup, &shares);
-    if (!err && stage_inputs(spec->model, shares[s.stages - 1]) > 1) {
+    if (!err && modules_apart(spec, shares, s.stages)) {
         const int a = schedule_rank_of(&s, 0, s.stages - 2);
         const int b = spec->model->tied ? schedule_rank_of(&s, 0, s.stages - 1) : a;
         out[0] = a < b ? a : b, out[1] = a < b ? b : a;
@@ -168,7 +168,7 @@ static Err make_schedules(Parts *p, const PartsSpec *spec, int ranks, SetupArena
     TRY(check_units(spec, &shape));
     TRY(make_shares(spec, &shape, setup, &p->shares));
     TRY(make_costs(spec, p->shares, shape.stages, setup, &s.costs));
-    s.table = modules_apart(spec, p->shares, shape.stages);
+    if (modules_apart(spec, p->shares, shape.stages)) s.table = shape.stages - 2;
     TRY(schedule_make(&s, &p->step));
     s.chunks = shape.chunks;
     s.microbatches = spec->microbatches;
