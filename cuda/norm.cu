@@ -120,13 +120,13 @@ template <class T, int LANES, int PACKS, bool WIDE> struct RowPart {
     {
         return load_pack<T, WIDE>(other + at(k), width - at(k));
     }
-    /* Then pack first + k is got(k), for k < BATCH inside the row. */
+    /* Then pack first + k is got(k), for k < BATCH; beyond the row zeros, or what it was where all are kept. */
     __device__ __forceinline__ void get_batch(int first)
     {
         if constexpr (PACKS == 0) {
             UNROLL
             for (int k = 0; k < BATCH; k++)
-                if (at(first + k) < width) kept[k] = read(row, first + k);
+                kept[k] = at(first + k) < width ? read(row, first + k) : Pack<T>();
         }
     }
     __device__ __forceinline__ Pack<T> got(int k) const { return in_place(kept[k]); }
@@ -411,6 +411,21 @@ __global__ void __launch_bounds__(WARP *SUM_THREADS)
 
 /* ---- backward ---- */
 
+/* use(k, packs k of x, dy and w) for all k of a row, batch by batch. */
+template <class T, int LANES, int PACKS, bool WIDE, class Use>
+__device__ __forceinline__ void norm_bwd_packs(RowPart<T, LANES, PACKS, WIDE> &px, RowPart<T, LANES, PACKS, WIDE> &pd,
+                                               const T *w, const Use &use)
+{
+    typedef RowPart<T, LANES, PACKS, WIDE> Part;
+    for (int first = 0; first < px.packs(); first += Part::BATCH) {
+        px.get_batch(first);
+        pd.get_batch(first);
+        UNROLL
+        for (int k = 0; k < Part::BATCH; k++)
+            if (px.at(first + k) < px.width) use(first + k, px.got(k), pd.got(k), px.read(w, first + k));
+    }
+}
+
 /* One row: dx of it. */
 template <class T, int LANES, int PACKS, bool WIDE>
 __device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
@@ -418,37 +433,24 @@ __device__ __forceinline__ void norm_bwd_row(RowPart<T, LANES, PACKS, WIDE> &px,
                                              float mean, float rstd, bool centred, int D, float *part)
 {
     typedef RowPart<T, LANES, PACKS, WIDE> Part;
+    typedef Pack<T> P;
     float sum_g = 0, sum_gh = 0;
-    for (int first = 0; first < px.packs(); first += Part::BATCH) {
-        px.get_batch(first);
-        pd.get_batch(first);
-        UNROLL
-        for (int k = 0; k < Part::BATCH; k++) {
-            if (px.at(first + k) >= px.width) continue;
-            const Pack<T> vx = px.got(k), vd = pd.got(k), scale = px.read(w, first + k);
-            for (int i = 0; i < Part::COUNT; i++) { /* beyond the row g is 0 */
-                const float g = to_float(vd.v[i]) * to_float(scale.v[i]);
-                sum_g += g;
-                sum_gh = fmaf(g, (to_float(vx.v[i]) - mean) * rstd, sum_gh);
-            }
+    norm_bwd_packs(px, pd, w, [&](int, P vx, P vd, P scale) {
+        for (int i = 0; i < Part::COUNT; i++) { /* beyond the row g is 0 */
+            const float g = to_float(vd.v[i]) * to_float(scale.v[i]);
+            sum_g += g;
+            sum_gh = fmaf(g, (to_float(vx.v[i]) - mean) * rstd, sum_gh);
         }
-    }
+    });
     const float mean_g = centred ? Part::sum(sum_g, part) / D : 0, mean_gh = Part::sum(sum_gh, part) / D;
-    for (int first = 0; first < px.packs(); first += Part::BATCH) {
-        px.get_batch(first);
-        pd.get_batch(first);
-        UNROLL
-        for (int k = 0; k < Part::BATCH; k++) {
-            if (px.at(first + k) >= px.width) continue;
-            const Pack<T> vx = px.got(k), vd = pd.got(k), scale = px.read(w, first + k);
-            Pack<T> sum = px.read(dx, first + k);
-            for (int i = 0; i < Part::COUNT; i++) {
-                const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
-                sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
-            }
-            px.write(dx, first + k, sum);
+    norm_bwd_packs(px, pd, w, [&](int k, P vx, P vd, P scale) {
+        P sum = px.read(dx, k);
+        for (int i = 0; i < Part::COUNT; i++) {
+            const float g = to_float(vd.v[i]) * to_float(scale.v[i]), h = (to_float(vx.v[i]) - mean) * rstd;
+            sum.v[i] = from_float<T>(fmaf(rstd, fmaf(-h, mean_gh, g - mean_g), to_float(sum.v[i])));
         }
-    }
+        px.write(dx, k, sum);
+    });
 }
 
 /*
