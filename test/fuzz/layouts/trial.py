@@ -120,6 +120,10 @@ class Trial:
 
     def go(self):
         getattr(self, "go_" + self.case.mode)()
+        said = self.command("config", "check", "--config", "case.ini", "--world", str(self.case.ranks),
+                            *words(self.case.layout))
+        if said.out.strip() != "case.ini: ok":
+            raise Finding("config check warns", said.out.strip() + " " + said.err.strip())
 
     def go_train(self):
         self.same(self.alone("alone"), self.many("many"))
@@ -134,13 +138,13 @@ class Trial:
         self.same(whole, self.alone("back"))
 
     def go_load(self):
-        source = {k: v for k, v in self.case.model.items() if k != "checkpoint.upcycle"}
+        source = {k: v for k, v in self.case.model.items() if k not in ("checkpoint.upcycle", "checkpoint.load")}
         if "checkpoint.upcycle" in self.case.model:
             source = {k: v for k, v in source.items() if not k.startswith("moe.")}
         source |= {"run.seed": "4321", "train.steps": "1"}
         (self.folder / "source.ini").write_text(ini(source))
         self.command("--config", "source.ini", "run.dir=source", *words(self.case.alone))
-        alone, many = self.alone("alone", checkpoint__load="source"), self.many("many", checkpoint__load="source")
+        alone, many = self.alone("alone"), self.many("many")
         self.same(alone, many)
 
     def go_eval(self):
