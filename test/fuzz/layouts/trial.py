@@ -32,6 +32,12 @@ def line_of(record):
     return record["step"], "loss" in record, record.get("valid")
 
 
+def is_finite(record):
+    """Its loss; a step that was skipped for an overflow of 16 bits has none to count."""
+    loss = record.get("loss", record.get("valid_loss"))
+    return record.get("skipped") or (loss is not None and math.isfinite(float(loss)))
+
+
 class Trial:
     """Folder: of the case alone; token files lie beside it."""
 
@@ -99,7 +105,7 @@ class Trial:
                 keys = [k for k in x.keys() | y.keys() if x.get(k) != y.get(k)]
                 raise Finding("metrics differ", f"{a}, {b}, step {x['step']}: " +
                               "; ".join(f"{k} {x.get(k)}, {y.get(k)}" for k in sorted(keys)))
-            if not math.isfinite(float(x.get("loss", x.get("valid_loss", "nan")))):
+            if not is_finite(x):
                 raise Finding("not finite", f"{a}, step {x['step']}: {x}")
 
     def near(self, a, b):
