@@ -58,8 +58,10 @@ class Fuzz:
 
     def legal(self, trial):
         """By plan, which says all that a run's start would; whoever says something else is found out by the trial."""
-        case = trial.case
-        line = ("plan", "--config", "case.ini", "--world", case.ranks, *words(case.layout))
+        return self.plans(trial, trial.case.ranks, trial.case.layout)
+
+    def plans(self, trial, ranks, keys):
+        line = ("plan", "--config", "case.ini", "--world", ranks, *words(keys))
         try:
             return self.program.run(trial.folder, *line).status != 2
         except files.Hang:
@@ -125,8 +127,10 @@ class Fuzz:
         while left[False] > 0 or left[True] > 0:
             trial = self.next_case(number, left[True] > 0 and (number % 3 == 0 or left[False] <= 0))
             number += 1
-            refused = trial is not None and not self.legal(trial)
-            if trial is None or left[refused] <= 0:
+            if trial is None or not self.plans(trial, 1, trial.case.alone):
+                continue
+            refused = not self.legal(trial)
+            if left[refused] <= 0:
                 continue
             left[refused] -= 1
             if not refused:
