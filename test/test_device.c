@@ -21,4 +21,18 @@ TEST(count_has_a_reason)
     CHECK(count > 0 || strstr(why, device_has_cuda() ? "CUDA finds no GPU: " : "no CUDA backend"));
 }
 
+/* Who tells tensors apart by their addresses, as widened copies do, must tell them apart in a dry run. */
+TEST(allocations_of_the_null_device_lie_apart)
+{
+    Device dev;
+    void *a, *b, *c;
+    OK(device_open(&dev, (DeviceChoice){ .kind = DEVICE_NULL }));
+    OK(device_alloc(&dev, (int64_t)1 << 61, &a));
+    OK(device_alloc(&dev, 1, &b));
+    OK(device_alloc(&dev, 64, &c));
+    CHECK((char *)b - (char *)a >= (int64_t)1 << 61 && (char *)c > (char *)b);
+    CHECK((uintptr_t)b % 4096 == 0 && (uintptr_t)c % 4096 == 0);
+    device_close(&dev);
+}
+
 TEST_MAIN

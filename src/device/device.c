@@ -14,8 +14,9 @@
 
 #include "device/ops.h"
 
-/* Where the null device pretends its memory lies: far from anything mapped, so a dereference faults. */
-static char *const NULL_BASE = (char *)((uintptr_t)1 << 46);
+/* Where the null device pretends its memory begins: above all that a process can map, so a dereference faults. */
+static char *const NULL_BASE = (char *)((uintptr_t)1 << 47);
+enum { NULL_ALIGN = 4096 };
 
 static const char *const isa_names[ISA_COUNT] = { "auto", "avx512", "avx2", "c" };
 
@@ -129,6 +130,7 @@ static Err null_open(Device *dev, int index, Isa isa)
 {
     (void)index, (void)isa;
     dev->is_null = true;
+    dev->null_end = NULL_BASE;
     dev->ops = &null_ops;
     return ERR_OK;
 }
@@ -137,8 +139,8 @@ static void null_close(Device *dev) { (void)dev; }
 
 static Err null_alloc(Device *dev, int64_t size_bytes, void **out)
 {
-    (void)dev, (void)size_bytes;
-    *out = NULL_BASE;
+    *out = dev->null_end;
+    dev->null_end += (size_bytes + NULL_ALIGN - 1) / NULL_ALIGN * NULL_ALIGN;
     return ERR_OK;
 }
 
