@@ -99,7 +99,8 @@ struct Device {
     const DeviceBackend *backend;
     const OpTable *ops;
     bool is_null;
-    char *null_end; /* on null: behind all that was allocated. What is not the same has other addresses there, too */
+    char *
+        null_end; /* on null: behind all that was allocated. What is not the same has other addresses there, too */
     int threads; /* OpenMP threads of this rank's kernels; multiprocessors on cuda */
     Isa isa;
     char *workspace;         /* kernels' own scratch: packing buffers, partial sums */
