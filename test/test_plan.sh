@@ -410,6 +410,26 @@ EOP
 "$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 >plan.txt 2>&1
 check "DeepSeek-V3: $(python3 deepseek.py plan.json plan.txt 2>&1 | tail -3)" python3 deepseek.py plan.json plan.txt
 check "DeepSeek-V3 fits 2048 of 80 GB" grep -q "fits 80 GB: yes" plan.txt
+cat >rows.py <<'EOP'
+"""rows.py <JSON of a plan of many kinds of ranks> <its text>: a row a rank, with the JSON's figures in units."""
+import json
+import sys
+
+from wants import finish, want
+
+ranks = json.load(open(sys.argv[1]))["ranks"]
+lines = open(sys.argv[2]).read().split("\nbytes of one rank ")[1].split("\n")
+heads = lines[0].replace("in 16 bits", "weights_16_bit").replace("buffers", "boundary").replace("ahead", "read_ahead").split()
+unit = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+for rank, line in zip(ranks, lines[1:]):
+    cells = line[20:].split()
+    for head, value, name in zip(heads, cells[::2], cells[1::2]):
+        want(f"pp rank {rank['pp_rank']}, {head}", value, f"{rank[head] / unit[name]:#.3g}".rstrip("."))
+want("ranks", (len(ranks), lines[16][:13], len(heads)), (16, "  pp rank 15 ", 10))
+want("columns", max(map(len, lines[:17])) <= 132, True)
+finish(16 * 10 + 2)
+EOP
+check "a row a rank: $(python3 rows.py plan.json plan.txt 2>&1 | tail -3)" python3 rows.py plan.json plan.txt
 
 # ---- who is in which group, in both orders of axes
 

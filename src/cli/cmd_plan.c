@@ -15,7 +15,7 @@
 #include "data/tokenizer.h"
 #include "engine/loads.h"
 
-enum { MAX_KINDS = 4096, COLUMNS = 6 };
+enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, SENDERS_NAMED = 6 };
 
 static const PlanTarget targets[] = {
     { "cpu", "run.device=cpu", 0, 0 },          { "a100-40", "run.device=cuda", 40960, 40 },
@@ -90,7 +90,6 @@ static Err count_kinds(PlanTable *t)
         }
         if (first) join_cp_ranks(t, first);
     }
-    t->columns = t->count < COLUMNS ? t->count : COLUMNS;
     return ERR_OK;
 }
 
@@ -107,18 +106,6 @@ static const char *commas(char buf[32], int64_t value)
     }
     buf[used] = 0;
     return buf;
-}
-
-static void put_row(const PlanTable *t, const char *name,
-                    int64_t (*value)(const PlanTable *, const PlanKind *))
-{
-    char a[32], b[UNITS_BYTES];
-    printf("  %-34s", name);
-    for (int i = 0; i < t->columns; i++) {
-        int64_t bytes = value(t, &t->kinds[i]);
-        printf(" %18s %9s", commas(a, bytes), units_bytes(b, bytes));
-    }
-    putchar('\n');
 }
 
 static void put_pipeline(const PlanTable *t)
@@ -250,16 +237,89 @@ static void kind_name(const PlanTable *t, const PlanKind *k, char *out, size_t s
     else snprintf(out, size, "pp %d, %s%s%s", k->pp_rank, tp, comma, cp);
 }
 
-static void put_kinds(const PlanTable *t)
+/* ---- figures: a line each, or, of many kinds of ranks, a column each ---- */
+
+static const char *figure_text(const PlanTable *t, const PlanKind *k, const PlanFigure *f, char *out)
 {
-    printf("\n%-36s", "bytes of one rank");
-    for (int i = 0; i < t->columns; i++) {
+    const int64_t value = plan_value(t, k, f);
+    return f->is_count ? units_count(out, (double)value) : units_bytes(out, value);
+}
+
+/* On a GPU, what the host holds is no part of the total, and stands behind it. */
+static bool is_apart(const PlanTable *t, const PlanFigure *f)
+{
+    return f->on_host && t->kinds[0].plan.host_apart;
+}
+
+static bool is_shown(const PlanTable *t, const PlanFigure *f, bool apart)
+{
+    return is_apart(t, f) == apart && (!f->shown || f->shown(t));
+}
+
+static void put_line(const PlanTable *t, const PlanFigure *f)
+{
+    char label[64], a[32], b[UNITS_BYTES];
+    snprintf(label, sizeof label, "%s%s", is_apart(t, f) ? "of the host: " : "", f->label);
+    printf("  %-34s", label);
+    for (int i = 0; i < t->count; i++)
+        printf(" %18s %9s", f->is_count ? "" : commas(a, plan_value(t, &t->kinds[i], f)),
+               figure_text(t, &t->kinds[i], f, b));
+    putchar('\n');
+}
+
+static void put_lines(const PlanTable *t, const char *title, const PlanFigure *figures)
+{
+    printf("\n%-36s", title);
+    for (int i = 0; i < t->count; i++) {
         char name[80];
         kind_name(t, &t->kinds[i], name, sizeof name);
         printf(" %18s %9s", name, "");
     }
-    if (t->columns < t->count) printf(" and %d more kinds of ranks", t->count - t->columns);
     putchar('\n');
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_shown(t, f, apart)) put_line(t, f);
+}
+
+static bool is_same(const PlanTable *t, const PlanFigure *f)
+{
+    int64_t first = plan_value(t, &t->kinds[0], f);
+    for (int i = 1; i < t->count; i++)
+        if (plan_value(t, &t->kinds[i], f) != first) return false;
+    return true;
+}
+
+/* A row of a table with a column for each figure that differs between kinds of ranks: its head where `k` is NULL. */
+static void put_cells(const PlanTable *t, const PlanKind *k, const PlanFigure *figures)
+{
+    char text[UNITS_BYTES];
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_shown(t, f, apart) && !is_same(t, f))
+                printf(" %10s", k ? figure_text(t, k, f, text) : f->heading);
+    putchar('\n');
+}
+
+static void put_columns(const PlanTable *t, const char *title, const PlanFigure *figures)
+{
+    char text[UNITS_BYTES], name[80];
+    printf("\n%-20s", title);
+    put_cells(t, NULL, figures);
+    for (int i = 0; i < t->count; i++) {
+        kind_name(t, &t->kinds[i], name, sizeof name);
+        printf("  %-18s", name);
+        put_cells(t, &t->kinds[i], figures);
+    }
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_shown(t, f, apart) && is_same(t, f))
+                printf("  each: %s %s\n", f->label, figure_text(t, &t->kinds[0], f, text));
+}
+
+static void put_figures(const PlanTable *t, const char *title, const PlanFigure *figures)
+{
+    if (t->count <= KINDS_ABREAST) put_lines(t, title, figures);
+    else put_columns(t, title, figures);
 }
 
 /* What each stage keeps, and each rank takes. */
@@ -298,36 +358,16 @@ static void put_state(const PlanTable *t)
     const MemoryPlan *p = &t->kinds[0].plan;
     const PlanKind *k = &t->kinds[0];
     int64_t used = p->flat_count - p->padding;
-    double each =
-        (double)(plan_weights(t, k) + plan_narrow_weights(t, k) + plan_gradients(t, k) + plan_moments(t, k)) /
-        (double)used;
+    double each = (double)plan_param_bytes(t, k) / (double)used;
     char a[32], b[32];
-    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding\n",
-           each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding));
+    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding%s\n",
+           each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding),
+           t->spec.exact ? "; gradients are of 64-bit fixed point" : "");
 }
 
 static void put_memory(const PlanTable *t)
 {
-    put_kinds(t);
-    put_row(t, "weights (fp32)", plan_weights);
-    if (t->spec.compute != F32) put_row(t, "their 16-bit copy", plan_narrow_weights);
-    put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", plan_gradients);
-    put_row(t, "moments", plan_moments);
-    put_row(t, "tables, batches, statistics", plan_tables);
-    if (t->grid.pp > 1) put_row(t, "buffers between stages", plan_boundary);
-    put_row(t, "saves between forward and backward", plan_saves);
-    put_row(t, "scratch of a layer call", plan_scratch);
-    if (t->spec.overlap_moe) put_row(t, "  of it for forwards in pairs", plan_scratch_forward);
-    put_row(t, "workspace of kernels, at most", plan_workspace);
-    if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
-        put_row(t, "16-bit tensors widened for an op", plan_staging);
-    const bool apart = t->kinds[0].plan.host_apart;
-    if (apart) put_row(t, "total", plan_total);
-    put_row(t, apart ? "of the host: batches read ahead" : "batches read ahead", plan_ahead);
-    if (t->spec.snapshot)
-        put_row(t, apart ? "of the host: copy to be written" : "copy to be written (checkpoint.async)",
-                plan_snapshot);
-    if (!apart) put_row(t, "total", plan_total);
+    put_figures(t, "bytes of one rank", plan_memory);
     put_fit(t);
     put_state(t);
 }
@@ -410,7 +450,7 @@ static void put_senders(const PlanTable *t, int first)
     int alike = 0, named = 0;
     for (int i = first; i < t->count; i++) alike += same_comm(&t->kinds[first], &t->kinds[i]);
     if (alike == t->count) alike = 0;
-    for (int i = first; i < t->count && named < alike && named < COLUMNS; i++) {
+    for (int i = first; i < t->count && named < alike && named < SENDERS_NAMED; i++) {
         char name[80];
         if (!same_comm(&t->kinds[first], &t->kinds[i])) continue;
         kind_name(t, &t->kinds[i], name, sizeof name);
@@ -457,17 +497,12 @@ static void put_work(const PlanTable *t)
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
             attention = model_attention_flop_per_token(m);
-    char a[UNITS_BYTES];
-    printf("\nwork of one step, of one rank\n");
-    put_row(t, "bytes read and written by ops", plan_op_bytes);
-    put_row(t, "bytes sent to other ranks", plan_comm_bytes);
-    printf("  %-34s", "FLOP of the ops");
+    put_figures(t, "work of one rank", plan_work);
     for (int i = 0; i < t->count; i++) {
         const PlanKind *k = &t->kinds[i];
-        if (i < t->columns) printf(" %18s %9s", "", units_count(a, (double)k->plan.flop));
         all_flop += (double)k->plan.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
     }
-    printf("\n\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
+    printf("\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);
     put_flop("6 N + 12 L C T, what mfu uses", (double)full, tokens);
     put_flop("causal half: 6 N + 6 L C T", (double)(full - attention / 2), tokens);

@@ -27,26 +27,24 @@ typedef struct {
     TrainSpec spec;
     Grid grid;
     PlanKind *kinds;
-    int count, columns; /* shown side by side */
+    int count;
 } PlanTable;
 
-/* Bytes of one rank: by kind of memory, in all, read and written by ops, sent to others. */
-int64_t plan_weights(const PlanTable *t, const PlanKind *k);
-int64_t plan_narrow_weights(const PlanTable *t, const PlanKind *k);
-int64_t plan_gradients(const PlanTable *t, const PlanKind *k);
-int64_t plan_moments(const PlanTable *t, const PlanKind *k);
-int64_t plan_boundary(const PlanTable *t, const PlanKind *k);
-int64_t plan_tables(const PlanTable *t, const PlanKind *k);
-int64_t plan_saves(const PlanTable *t, const PlanKind *k);
-int64_t plan_scratch(const PlanTable *t, const PlanKind *k);
-int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k); /* of it, that of forwards in pairs */
-int64_t plan_workspace(const PlanTable *t, const PlanKind *k);
-int64_t plan_staging(const PlanTable *t, const PlanKind *k);
-int64_t plan_ahead(const PlanTable *t, const PlanKind *k);
-int64_t plan_snapshot(const PlanTable *t, const PlanKind *k);
-int64_t plan_total(const PlanTable *t, const PlanKind *k);
-int64_t plan_op_bytes(const PlanTable *t, const PlanKind *k);
-int64_t plan_comm_bytes(const PlanTable *t, const PlanKind *k);
+/* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
+typedef struct {
+    const char *key, *label, *heading;
+    int64_t (*value)(const PlanTable *,
+                     const PlanKind *); /* NULL: a member of MemoryPlan, int64_t, at `field` */
+    bool (*shown)(const PlanTable *);   /* as text; NULL: always */
+    size_t field;
+    bool is_count, on_host; /* FLOP; of the host's memory, wherever the total is that of a GPU */
+} PlanFigure;
+
+/* What a rank takes, the total last, and what it does in a step; a figure without a key ends each. */
+extern const PlanFigure plan_memory[], plan_work[];
+int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f);
+/* Weights, gradients and moments. */
+int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k);
 
 /* Of the rank that takes the most; with what CUDA and its libraries take beside the plan, on `target`. */
 int64_t plan_largest_total(const PlanTable *t);
