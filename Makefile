@@ -369,8 +369,9 @@ install: all
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	./megatrain help --man >$(DESTDIR)$(PREFIX)/share/man/man1/megatrain.1
 	./megatrain help --bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/megatrain
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/megatrain/,config scripts/slurm)
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/megatrain/,config/devices scripts/slurm)
 	install -m 644 config/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config
+	install -m 644 config/devices/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config/devices
 	install scripts/launch.sh $(DESTDIR)$(PREFIX)/share/megatrain/scripts
 	install scripts/slurm/* $(DESTDIR)$(PREFIX)/share/megatrain/scripts/slurm
 

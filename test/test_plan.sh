@@ -452,6 +452,9 @@ large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.mic
 check "it does not" grep -q "^  fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")
 check "nothing of that without --device" [ "$(plan run.device=cpu | grep -c fits)" -eq 0 ]
 expect 2 "--device 'tpu' is none that is known" "$mt" plan --config plan.ini --device tpu
+printf '[device]\nmemory_mib = 12288\n' >own.ini
+check "a device of one's own" grep -q "^  fits there: yes (.* of 12.0 GiB, " <(plan --device own.ini)
+expect 2 "no file 'other.ini'" "$mt" plan --config plan.ini --device other.ini
 plan --world 512 parallel.tp=16 model.heads=16 model.hidden=128 train.global_batch=64 >many.txt
 check "512 ranks: lines of groups have $(grep '^groups' many.txt | cut -d')' -f1-9 | wc -L) columns" grep -qE \
     "^groups  \(0 1 \.\.\. 15\) \(16 17 \.\.\. 31\) (\([0-9. ]*\) )*\.\.\. 32 of 16   tp" many.txt

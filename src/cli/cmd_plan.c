@@ -17,23 +17,17 @@
 
 enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, SENDERS_NAMED = 6 };
 
-static const PlanTarget targets[] = {
-    { "cpu", "run.device=cpu", 0, 0 },          { "a100-40", "run.device=cuda", 40960, 40 },
-    { "a100", "run.device=cuda", 81920, 80 },   { "h100", "run.device=cuda", 81559, 80 },
-    { "h200", "run.device=cuda", 143771, 141 },
-};
-
 static const char *config_path, *device;
 static int64_t world_size = 1;
 static bool as_json;
-static const PlanTarget *target; /* that device; NULL: this machine's */
+static DeviceFile target; /* that device; no name: this machine's, or a CPU */
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
       .help = "ranks to plan for" },
-    { "device", OPTION_TEXT, &device, .value = "cpu|a100-40|a100|h100|h200",
-      .help = "does a rank fit there? none: this machine's" },
+    { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
+      .help = "does a rank fit there? cpu, h100, ... of config/devices; none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
 };
 
@@ -164,9 +158,9 @@ static void put_device(const PlanTable *t)
     const bool cpu = t->spec.device == DEVICE_CPU;
     char precision[CONFIG_VALUE_BYTES];
     printf("device  %s, %s%s\n",
-           target ? target->name
-           : cpu  ? "cpu"
-                  : "cuda",
+           t->target ? t->target->name
+           : cpu     ? "cpu"
+                     : "cuda",
            config_value(c, CFG_run_precision, precision),
            !found ? ""
            : cpu  ? " (this machine has no GPU; --device h100 plans for one)"
@@ -343,13 +337,14 @@ static void put_stages(const PlanTable *t)
 
 static void put_fit(const PlanTable *t)
 {
-    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "";
+    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "", sold[32] = "there";
     const int count = world_groups(t->grid);
-    if (!target || !target->mib) return;
+    if (!t->target) return;
     if (count) snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s");
-    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", target->gb,
+    if (t->target->sold_gb > 0) snprintf(sold, sizeof sold, "%g GB", t->target->sold_gb);
+    printf("\n  fits %s: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", sold,
            plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),
-           units_bytes(b, target->mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
+           units_bytes(b, t->target->memory_mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
 }
 
 /* What one parameter costs, and what the layout leaves empty. */
@@ -542,21 +537,13 @@ static Err print_plan(PlanTable *t)
 
 static Err plan_config(const Config *cfg)
 {
-    PlanTable t = { .cfg = cfg, .target = target, .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
+    PlanTable t = { .cfg = cfg,
+                    .target = *target.name ? &target : NULL,
+                    .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
     if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
     Err err = print_plan(&t);
     free(t.kinds);
     return err;
-}
-
-static Err find_target(void)
-{
-    enum { COUNT = (int)(sizeof targets / sizeof *targets) };
-    for (int i = 0; i < COUNT; i++)
-        if (strcmp(device, targets[i].name) == 0) target = &targets[i];
-    if (target) return ERR_OK;
-    err_set(ERR_CONFIG, "--device '%s' is none that is known", device);
-    return err_hint("cpu, a100-40, a100, h100 or h200");
 }
 
 /* --device speaks last. */
@@ -566,8 +553,9 @@ static Err plan(Words rest)
     const char **words = calloc((size_t)rest.count + 1, sizeof *words);
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
     for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
-    Err err = device ? find_target() : ERR_OK;
-    if (target) words[rest.count++] = target->key;
+    const bool cpu = device && strcmp(device, "cpu") == 0;
+    Err err = device && !cpu ? device_file_read(device, &target) : ERR_OK;
+    if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
     if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, world_size);
     if (!err) err = plan_config(&c);
     config_release(&c);

@@ -5,14 +5,8 @@
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H
 
+#include "base/config_device.h"
 #include "train/spec.h"
-
-/* A device to plan for: memory as its driver reports it, and what it is sold as; 0: a CPU. */
-typedef struct {
-    const char *name, *key; /* of --device; what that means for the configuration */
-    int64_t mib;
-    int gb;
-} PlanTarget;
 
 /* Ranks that need the same. */
 typedef struct {
@@ -23,7 +17,7 @@ typedef struct {
 
 typedef struct {
     const Config *cfg;
-    const PlanTarget *target; /* NULL: this machine */
+    const DeviceFile *target; /* the GPU to plan for; NULL: this machine, or a CPU */
     TrainSpec spec;
     Grid grid;
     PlanKind *kinds;

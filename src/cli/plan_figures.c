@@ -100,7 +100,7 @@ int64_t plan_largest_total(const PlanTable *t)
 /* With what CUDA and its libraries take beside the plan. */
 bool plan_fits(const PlanTable *t)
 {
-    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->mib << 20;
+    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
 }
 
 int64_t plan_library_bytes(const PlanTable *t)
@@ -153,8 +153,8 @@ static void put_json(JsonOut *j, const PlanTable *t)
     json_put_int(j, "active_parameters", model_active_params(&t->spec.model, p->params));
     json_put_int(j, "flop_per_token", model_flop_per_token(&t->spec.model, p->params));
     json_put_int(j, "largest_total", plan_largest_total(t));
-    if (t->target && t->target->mib) {
-        json_put_int(j, "device_bytes", t->target->mib << 20);
+    if (t->target) {
+        json_put_int(j, "device_bytes", t->target->memory_mib << 20);
         json_put_int(j, "library_bytes", plan_library_bytes(t));
         json_put_bool(j, "fits", plan_fits(t));
     }

@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "train/data_id.h"
+#include "base/config_device.h"
 #include "train/spec.h"
 #include "train/threads.h"
 #include "base/version.h"
@@ -574,24 +575,18 @@ static Err measure_rate(Run *r, double *flops)
     return ERR_OK;
 }
 
-/* Dense, without sparsity; fp32 without TF32. Source: NVIDIA's data sheets (A100 and H100/H200 SXM). */
+/* By the GPU's file, where it has one that says it (config_device.h). */
 Err run_peak_rate(Run *r, double *flops, const char **source)
 {
-    static const struct {
-        const char *name;
-        double narrow, fp32;
-    } sheets[] = { { "A100", 312e12, 19.5e12 }, { "H100", 989e12, 67e12 }, { "H200", 989e12, 67e12 } };
     DeviceInfo gpu;
+    DeviceFile sheet;
+    *flops = 0;
+    *source = "data sheet:";
+    if (r->spec.device == DEVICE_CUDA) TRY(device_cuda_info(r->spec.gpu, &gpu));
+    if (r->spec.device == DEVICE_CUDA && device_file_match(gpu.name, &sheet))
+        *flops = 1e12 * (r->spec.compute == F32 ? sheet.fp32_tflops : sheet.bf16_tflops);
+    if (*flops > 0) return ERR_OK;
     *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
-    if (r->spec.device == DEVICE_CUDA) {
-        TRY(device_cuda_info(r->spec.gpu, &gpu));
-        for (size_t i = 0; i < sizeof sheets / sizeof *sheets; i++) {
-            if (!strstr(gpu.name, sheets[i].name)) continue;
-            *flops = r->spec.compute == F32 ? sheets[i].fp32 : sheets[i].narrow;
-            *source = "data sheet:";
-            return ERR_OK;
-        }
-    }
     return measure_rate(r, flops);
 }
 
