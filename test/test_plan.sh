@@ -371,6 +371,24 @@ gpt-oss-20b 16
 gpt-oss-20b 256
 EOL
 
+# ---- Llama 3 at its published scale: parameters counted from the shapes, and the smallest and the largest world that the
+# file's first line names
+
+while read -r model layers hidden ffn least most; do
+    embed=$((128256 * hidden)) # (table and head; a layer: two norms, q and output, k and v of 8 heads of 128, three of the ffn)
+    want=$((2 * embed + hidden + layers * (2 * hidden + 2 * hidden * hidden + 2 * 1024 * hidden + 3 * hidden * ffn)))
+    check "$model's first line names $least to $most" grep -q "Fits $least to $(sed 's/....*/&/; s/\(.\)\(...\)$/\1,\2/' <<<"$most") GPUs" \
+        <(head -1 "$root/config/$model.ini")
+    for world in "$least" 64 "$most"; do
+        "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 >plan.txt 2>&1
+        check "$model fits $world" grep -q "fits 80 GB: yes" plan.txt
+        check "$model has $want parameters" [ "$(sed -n 's/^ *\([0-9,]*\) parameters$/\1/p' plan.txt | tr -d ,)" = "$want" ]
+    done
+done <<'EOL'
+llama3-8b 32 4096 14336 8 1024
+llama3-70b 80 8192 28672 64 2048
+EOL
+
 # ---- DeepSeek-V3 at its published scale, counted from its shapes
 
 cat >deepseek.py <<'EOP'
