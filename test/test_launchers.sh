@@ -146,11 +146,12 @@ if command -v mpirun >/dev/null; then
     check "salloc, mpirun: exit $?, $(error_of salloc)" same salloc
 fi
 
-# the batch scripts, in a folder like the program's
-mkdir -p place/scripts
-ln -s "$root/scripts/slurm" place/scripts/slurm
+# the batch scripts, as `make install` puts them, from the folder of the configuration
+installed=$work/prefix/share/megatrain
+make -s -C "$root" install PREFIX="$work/prefix" >install.log 2>&1 && [ -x "$work/prefix/bin/megatrain" ] ||
+    { bad "make install: $(tail -3 install.log)"; finish; }
 # NOTE=FILE: the first time rank 1 notes its pid there, and stands still before step 3
-cat >place/megatrain <<EOI
+cat >megatrain <<EOI
 #!/bin/bash
 if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID" = 1 ] && [ ! -e "\$NOTE" ]; then
     echo \$\$ >"\$NOTE"
@@ -158,12 +159,11 @@ if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID" = 1 ] && [ ! -e "\$NOTE" ]; then
 fi
 exec "$mt" "\$@"
 EOI
-chmod +x place/megatrain
-cd place || exit 1
+chmod +x megatrain
 # submit SCRIPT NAME WORDS...: job
 submit() {
-    job=$(RUN_DIR=$work/$2 timeout 60 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
-        --output="$work/$2.err" "scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
+    job=$(timeout 60 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
+        --output="$work/$2.err" "$installed/scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
         { bad "sbatch $1"; job=0; }
 }
 state() { scontrol -o show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z_]*\).* Reason=\([^ ]*\).*ExitCode=\([0-9]*\).*Restarts=\([0-9]*\).*/\1/p'; }
@@ -176,11 +176,11 @@ queued_again() { [ "$(field Restarts)" = "$1" ] && [ "$(field JobState)" = PENDI
 go_on() { until_ queued_again "$1" && sleep 2 && scontrol update JobId="$job" StartTime=now; }
 rank_1_waits() { [ -s "$work/rank_1" ] && stands_still "$(cat "$work/rank_1")"; }
 
-submit nodes.sbatch sbatch
+RUN_DIR=$work/sbatch submit nodes.sbatch sbatch # by the program that was installed
 until_ ended
 check "nodes.sbatch, 2 nodes of 4 ranks: $(field JobState), $(error_of "$work/sbatch")" same "$work/sbatch"
-export NOTE=$work/rank_1
-submit one-node.sbatch term
+export NOTE=$work/rank_1 MEGATRAIN=$work/megatrain
+submit one-node.sbatch term run.dir="$work/term"
 unset NOTE
 check "one-node.sbatch: no step 3: $(field JobState), $(tail -3 "$work/slurm/slurmctld.log")" until_ rank_1_waits
 scancel --signal=TERM "$job"
@@ -191,7 +191,7 @@ check "SIGTERM: no word of the checkpoint" grep -q '^megatrain: stopped by SIGTE
 until_ ended
 check "SIGTERM, and queued again: $(field JobState), $(error_of "$work/term")" same "$work/term"
 export MEGATRAIN_RANK_FAULT=1:backward:3:kill # before the first checkpoint, every time
-submit one-node.sbatch lost
+submit one-node.sbatch lost run.dir="$work/lost"
 unset MEGATRAIN_RANK_FAULT
 for times in 1 2 3; do check "a rank is killed: not queued again the time $times" go_on $times; done
 until_ ended
@@ -199,8 +199,7 @@ check "a rank is killed each time: $(field JobState) after $(field Restarts) res
     [ "$(field JobState) $(field Restarts)" = 'FAILED 3' ]
 check "a rank is killed each time: $(tail -1 "$work/lost.err")" grep -q 'no checkpoint after none' "$work/lost.err"
 check "a rank is killed: the culprit is named: $(error_of "$work/lost")" grep -q 'error.*rank 1 .* was lost' "$work/lost.err"
-submit one-node.sbatch wrong optim.no_such=1
+submit one-node.sbatch wrong optim.no_such=1 run.dir="$work/wrong"
 until_ ended
 check "a mistake in the configuration ends the job: $(field JobState), exit $(field ExitCode)" [ "$(field JobState) $(field ExitCode)" = 'FAILED 2:0' ]
-cd "$work" || exit 1
 finish
