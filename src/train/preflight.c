@@ -1,10 +1,13 @@
 /* See preflight.h. */
 #include "train/preflight.h"
 
+#include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/words.h"
 #include "data/sets.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
@@ -46,6 +49,33 @@ static void look_for_data(const Config *c, const Tokenizer *t, int *found)
     const Err err = sets_open(&o, &valid);
     warn_of(err, *c->data.split ? "data.split" : "data.valid", found);
     if (!err) sets_close(&valid);
+}
+
+/* Is data.train one prefix, of files that are not there? */
+static bool lacks_tokens(const Config *c)
+{
+    char path[PATH_MAX];
+    const char *prefix = c->data.train;
+    return *prefix && !strpbrk(prefix, " @*") &&
+           snprintf(path, sizeof path, "%s.idx", prefix) < (int)sizeof path && !file_exists(path);
+}
+
+Err preflight_hint(const Config *c, Err err)
+{
+    const char *tokenizer = c->data.tokenizer;
+    char vocabulary[512] = "", tokens[512] = "";
+    const bool no_tokenizer = strcmp(tokenizer, "byte") != 0 && !file_exists(tokenizer);
+    if (no_tokenizer && text_ends(tokenizer, ".json"))
+        snprintf(vocabulary, sizeof vocabulary,
+                 "megatrain tokenizer train --input TEXT --vocab-size %lld --output %s",
+                 (long long)(c->model.vocab ? c->model.vocab : 32768), tokenizer);
+    if (lacks_tokens(c))
+        snprintf(tokens, sizeof tokens,
+                 "megatrain preprocess --input TEXT --tokenizer %s --output %s --append-eod", tokenizer,
+                 c->data.train);
+    if (!*vocabulary && !*tokens) return err;
+    return err_hint("made from text: %s%s%s (published ones: docs/data.md)", vocabulary,
+                    *vocabulary && *tokens ? "; then " : "", tokens);
 }
 
 static void look_for_path(const char *key, const char *path, int *found)

@@ -11,4 +11,7 @@
  */
 Err preflight(const Config *c, int *found);
 
+/* Returns err, of a tokenizer or token files that do not exist, with the commands that make them as its hint. */
+Err preflight_hint(const Config *c, Err err);
+
 #endif

@@ -15,7 +15,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "train/data_id.h"
-#include "base/config_device.h"
+#include "train/preflight.h"
 #include "train/spec.h"
 #include "train/threads.h"
 #include "base/version.h"
@@ -211,14 +211,20 @@ static Err open_trainer(Run *r)
     return err == ERR_MEMORY && !*err_hint_text() ? hint_smaller(r) : err;
 }
 
+static Err open_inputs(Run *r, RunPurpose purpose)
+{
+    TRY(tokenizer_open(r->cfg->data.tokenizer, &r->tokenizer));
+    TRY(train_spec(r->cfg, tokenizer_vocab(r->tokenizer), &r->spec));
+    TRY(find_eod(r));
+    return open_data(r, purpose);
+}
+
 static Err open_all(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
     say_device(c);
-    TRY(tokenizer_open(c->data.tokenizer, &r->tokenizer));
-    TRY(train_spec(c, tokenizer_vocab(r->tokenizer), &r->spec));
-    TRY(find_eod(r));
-    TRY(open_data(r, purpose));
+    const Err inputs = open_inputs(r, purpose);
+    if (inputs) return inputs == ERR_DATA ? preflight_hint(c, inputs) : inputs;
     if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
     if (r->spec.forward_only) r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
@@ -544,51 +550,6 @@ static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 }
 
 TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens }; }
-
-/* The best of a few square products in scratch memory; about a tenth of a second. */
-static Err measure_rate(Run *r, double *flops)
-{
-    Stream *stream = &r->trainer.device.stream;
-    Arena *a = &r->trainer.scratch;
-    ArenaMark mark = arena_mark(a);
-    DType T = r->spec.device == DEVICE_CPU ? F32 : r->spec.compute;
-    Tensor x, w, y;
-    int64_t n = 768;
-    while (n > 1 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes)
-        n = n > 8 ? (n / 2 + 7) / 8 * 8 : n / 2; /* (16-bit products take rows that begin on 16 bytes) */
-    *flops = 0;
-    TRY(tensor_new(a, &x, T, n, n));
-    TRY(tensor_new(a, &w, T, n, n));
-    TRY(tensor_new(a, &y, T, n, n));
-    TRY(op(stream, fill_zero, .x = x));
-    TRY(op(stream, fill_zero, .x = w));
-    double end = clock_s() + 0.1;
-    do {
-        TRY(device_sync(stream));
-        double t0 = clock_s();
-        TRY(op(stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
-        TRY(device_sync(stream));
-        double rate = 2.0 * (double)n * (double)n * (double)n / (clock_s() - t0);
-        if (rate > *flops) *flops = rate;
-    } while (clock_s() < end);
-    arena_release(a, mark);
-    return ERR_OK;
-}
-
-/* By the GPU's file, where it has one that says it (config_device.h). */
-Err run_peak_rate(Run *r, double *flops, const char **source)
-{
-    DeviceInfo gpu;
-    DeviceFile sheet;
-    *flops = 0;
-    *source = "data sheet:";
-    if (r->spec.device == DEVICE_CUDA) TRY(device_cuda_info(r->spec.gpu, &gpu));
-    if (r->spec.device == DEVICE_CUDA && device_file_match(gpu.name, &sheet))
-        *flops = 1e12 * (r->spec.compute == F32 ? sheet.fp32_tflops : sheet.bf16_tflops);
-    if (*flops > 0) return ERR_OK;
-    *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
-    return measure_rate(r, flops);
-}
 
 int64_t run_valid_samples(const Run *r, const Dataset *set)
 {
