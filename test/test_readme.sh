@@ -41,6 +41,10 @@ for f in config.ini metrics.jsonl loss.svg checkpoints/step-00000006/manifest.js
     check "a run leaves $f" [ -s "runs/book/$f" ]
 done
 check "four ranks trained" [ "$(losses runs/tiny | wc -l)" -eq 100 ]
+# what the README shows of a plan is what it prints
+awk '/^layout  4 ranks/ { on = 1 } /^```$/ { on = 0 } on' README.md >shown.txt
+"$mt" plan --config config/tiny.ini --world 4 parallel.tp=2 parallel.zero=1 2>/dev/null | grep -E '^(layout|groups)' >plan.txt
+check "the README's plan: $(diff shown.txt plan.txt)" cmp -s shown.txt plan.txt
 check "a report of all" "$mt" report runs/demo runs/book runs/tiny --output page.html 2>/dev/null
 
 # ---- nothing is there but a configuration and text: the error's own commands make the rest
