@@ -42,7 +42,7 @@ done <<'EOT'
 2 parallel.pp=2 parallel.schedule=gpipe train.global_batch=480 train.micro_batch=8
 4 parallel.pp=2 parallel.schedule=zb-h1 train.global_batch=24 train.micro_batch=3
 EOT
-for s in interleaved dualpipe dualpipev; do
+for s in interleaved dualpipe dualpipev chimera-bhalf chimera-bhalf+split; do
     more=()
     [ $s != interleaved ] || more=(parallel.vpp=2)
     run one-$s model.layers=8

@@ -134,6 +134,10 @@ check "a capacity takes the memory of its rows alone: $less bytes less" \
 check "plan says for how many: $("$mt" plan --config "$ini" "${small[@]}" parallel.ep=2 --world 2 2>&1 | grep '^experts')" \
     grep -qF 'with room for 192 rows of a layer and micro-batch; even is 128, the most that can come 256' \
     <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1.5 --world 2 2>&1)
+check "or of what a schedule passes on at once" \
+    grep -qF 'with room for 96 rows of a layer and part of a micro-batch; even is 64, the most that can come 128' \
+    <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1.5 --world 4 parallel.pp=2 \
+        parallel.schedule=chimera-bhalf 2>&1)
 count=2
 ranks roomy parallel.ep=2 train.micro_batch=2 moe.slack=1.9
 check "room that suffices changes nothing: $(tail -1 roomy.err)" same_run roomy whole 6

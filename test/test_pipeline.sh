@@ -177,6 +177,23 @@ refused 4 'cannot be shared by' 'at most 8' parallel.pp=4 parallel.vpp=4
 refused 2 "has '7' blocks, the model '8'" "a 't' for each" parallel.pp=2 'parallel.layout=Ettt|ttttL'
 refused 2 'no multiple of' 'parallel.pp=1 and 3' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
 refused 2 'cuts a micro-batch into 2' 'train.micro_batch=2' parallel.pp=2 parallel.schedule=chimera-bhalf train.micro_batch=1
+latent=(model.attention=mla model.position=rope model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4
+    model.v_head_dim=8 parallel.seq_blocks=1 train.stop_at=2 train.eval_every=0)
+halves=(parallel.pp=2 parallel.tp=2 parallel.schedule=chimera-bhalf+split)
+mixture=(model.bias=false moe.experts=4 parallel.ep=2)
+refused 4 'tp must divide these x seq_blocks, here 1 x 1' 'raise train.micro_batch' "${halves[@]}" "${latent[@]}"
+refused 4 'tp must divide these x seq_blocks, here 1 x 1' 'raise train.micro_batch' "${halves[@]}" "${mixture[@]}" \
+    parallel.seq_blocks=1
+refused 4 'tp must divide these x seq, here 1 x 9' 'whole micro-batches' "${halves[@]}" model.seq=9 parallel.seq_blocks=1 \
+    run.reproducible=run
+refused 4 "the smallest piece" "raise parallel.seq_blocks, train.micro_batch" parallel.pp=2 \
+    parallel.schedule=chimera-bhalf "${mixture[@]}" parallel.seq_blocks=1 moe.slack=1 moe.overflow=redo
+run latent-1 1 "${latent[@]}"
+for words in train.micro_batch=4 parallel.sp=false; do
+    run latent-4 4 "${latent[@]}" "${halves[@]}" $words
+    check "halves of micro-batches, $words: $(grep -m1 error latent-4.err)" same_run latent-4 latent-1 2
+    rm -rf latent-4
+done
 refused 2 'no groups' 'interleaved' parallel.pp=2 parallel.group=4
 refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'parallel.schedule=dualpipev or dualpipe' parallel.pp=2 \
     parallel.ep=2 parallel.overlap_moe=true model.bias=false moe.experts=4

@@ -124,17 +124,20 @@ static void put_mixture(const ModelSpec *m)
     putchar('\n');
 }
 
-/* What a rank's experts have room for, of a micro-batch and a layer; what they cannot get more than. */
+/* What a rank's experts have room for, of a layer and of what passes through the stages at once; what they cannot get
+ * more than. */
 static void put_room(const PlanTable *t)
 {
     const MixtureSpec *e = &t->spec.model.moe;
     const Grid g = t->grid;
-    const MoeCut cut = loads_cut(&t->spec, g, t->spec.micro_batch);
+    const int64_t unit = t->kinds[0].plan.unit;
+    const MoeCut cut = loads_cut(&t->spec, g, unit);
     const MoeRoom room = moe_room(&cut);
     char a[32], b[32], c[32];
-    printf("experts %d on each of %d ranks, with room for %s rows of a layer and micro-batch; even is %s, "
+    printf("experts %d on each of %d ranks, with room for %s rows of a layer and %smicro-batch; even is %s, "
            "the most that can come %s",
-           e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned), commas(b, cut.rows * e->topk * cut.etp),
+           e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned),
+           unit < t->spec.micro_batch ? "part of a " : "", commas(b, cut.rows * e->topk * cut.etp),
            commas(c, room.worst));
     if (e->capacity.redo && room.piece < cut.rows)
         printf("; beyond it in %lld pieces", (long long)((cut.rows + room.piece - 1) / room.piece));

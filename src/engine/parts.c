@@ -123,7 +123,7 @@ Err parts_table_ranks(const PartsSpec *spec, int ranks, int out[2])
     return err;
 }
 
-Err parts_check(const PartsSpec *spec, int ranks)
+Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
 {
     ScheduleSpec asked;
     Schedule s;
@@ -137,6 +137,7 @@ Err parts_check(const PartsSpec *spec, int ranks)
                          asked.chunks * ranks, ranks);
     TRY(err);
     TRY(check_units(spec, &s));
+    *unit = spec->micro_batch / s.unit_div;
     setup_init(&setup);
     err = make_shares(spec, &s, &setup, &shares);
     if (!err) err = check_modules(spec, &s, shares);

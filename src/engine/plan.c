@@ -285,6 +285,7 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     add_work(&peak, out, 1);
     TRY(count_saves(t, &peak));
     peak.workspace = DEVICE_WORKSPACE_BYTES;
+    peak.unit = trainer_batch_spec(t).B;
     count_params(t, &peak);
     if (t->device.counters.ops) peak.flop_of_op = (int64_t)(t->device.counters.flop / t->device.counters.ops);
     *out = peak;

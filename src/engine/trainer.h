@@ -90,6 +90,7 @@ typedef struct {
     int64_t flop_of_op;     /* the mean, over all that was walked to plan */
     int64_t comm_bytes;     /* sent by this rank in one step */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
+    int64_t unit;                    /* samples that pass through the stages at once */
     int64_t params;                  /* global, unpadded */
     int64_t flat_count, slice_count; /* elements of value and gradient, of each moment (param/param.h) */
     int64_t padding;                 /* of flat_count, nobody's */

@@ -305,6 +305,31 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
     return ERR_OK;
 }
 
+/*
+ * What the configuration asks of a micro-batch's rows, of the parts that a schedule passes on at once: as many on each
+ * rank of tp, and whole leaves of gradients where ranks sum those of their own rows.
+ */
+static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
+{
+    const bool leaves = s->exact && (s->model.moe.experts || model_is_latent(&s->model));
+    const int64_t pieces = unit * (leaves ? s->seq_blocks : s->model.seq);
+    const int cp = g.cp ? g.cp : 1;
+    if (!g.sp || unit == s->micro_batch || pieces % (g.tp * cp) == 0) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "schedule '%s' passes on %lld of a micro-batch's %lld samples at once: with sp, tp%s must divide "
+            "these x %s, here %lld x %lld",
+            s->pipeline.schedule, (long long)unit, (long long)s->micro_batch, cp > 1 ? " x cp" : "",
+            leaves ? "seq_blocks" : "seq", (long long)unit, (long long)(pieces / unit));
+    return err_hint("raise train.micro_batch, or take a schedule that passes on whole micro-batches");
+}
+
+/* Of units of so many samples. */
+static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
+{
+    TRY(check_rows(s, g, unit));
+    return loads_check_pieces(s, g, unit);
+}
+
 static Err open_parts(Trainer *t)
 {
     PartsSpec spec;
@@ -312,7 +337,7 @@ static Err open_parts(Trainer *t)
     TRY(async_check(&t->spec, t->world->grid.pp));
     TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
     TRY(loads_check_order(t));
-    return loads_check_pieces(&t->spec, t->world->grid, trainer_batch_spec(t).B);
+    return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
 }
 
 Err trainer_grid(const TrainSpec *s, Grid *grid)
@@ -326,11 +351,12 @@ Err trainer_grid(const TrainSpec *s, Grid *grid)
 Err trainer_check(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;
+    int64_t unit;
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
-    TRY(loads_check_pieces(s, grid, s->micro_batch));
-    return parts_check(&spec, grid.pp);
+    TRY(parts_check(&spec, grid.pp, &unit));
+    return check_unit(s, grid, unit);
 }
 
 /* Where a step's outcome is read to. */

@@ -362,8 +362,8 @@ Err schedule_forward(const ScheduleSpec *spec, Schedule *out)
     out->forward_only = true;
     out->split = false;
     out->versions = VERSIONS_STEP;
-    out->unit_div = out->batches = 1;
-    out->units = out->microbatches * out->slices;
+    out->batches = 1;
+    out->units = out->microbatches * out->unit_div * out->slices;
     TRY(open_lists(out));
     list_schedule_forward(out);
     return finish(out);

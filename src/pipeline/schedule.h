@@ -157,7 +157,7 @@ Err schedule_make(const ScheduleSpec *spec, Schedule *out);
  * schedule_make. */
 Err schedule_shape(const ScheduleSpec *spec, Schedule *out);
 
-/* The same placement with forwards alone (evaluation); of two replicas only the first is used. */
+/* The same placement and units with forwards alone (evaluation); of two replicas only the first is used. */
 Err schedule_forward(const ScheduleSpec *spec, Schedule *out);
 
 void schedule_free(Schedule *s);
