@@ -96,6 +96,11 @@ for model in $models; do
     echo "    $model: $count layouts"
 done
 
+# a first stage that is the embedding alone needs the least scratch of all
+run least 2 "${gpt2[@]}" model.hidden=16 parallel.pp=2 parallel.slices=4 train.micro_batch=1 'parallel.layout=E|t*8L' \
+    train.stop_at=2
+check "the least scratch: $(grep -m1 error least.err)" [ "$(losses least | wc -l)" -eq 2 ]
+
 # ---- checkpoints from one to the next
 
 # readers DIR STEP: whoever reads a checkpoint reads this one as the one of one rank
