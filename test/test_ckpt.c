@@ -650,6 +650,32 @@ TEST(a_checkpoint_can_be_listed)
     setup_release(&a);
 }
 
+/* A manifest is another's file: no text of it reaches a terminal as more than text, or looks like a line of ours. */
+TEST(what_is_listed_is_plain)
+{
+    static const char escapes[] = "\\u001b[2J\\u009b31m\\u0007\\nchecksums     every byte";
+    static const char *const keys[] = { "\"program\":\"", "\"reproducible\":\"", "\"data\":\"", "\"config\":\"",
+                                        "\"counters\":{\"" };
+    const char *dir = fresh_dir();
+    char *text = NULL, to[128];
+    size_t size = 0;
+    int64_t bytes;
+    OK(save(ONE, SMALL, dir, 1, 0));
+    char *good = read_file(step_path(dir, 1, "manifest.json"), &bytes);
+    for (size_t i = 0; i < sizeof keys / sizeof *keys; i++) {
+        snprintf(to, sizeof to, "%s%s", keys[i], escapes);
+        write_manifest(dir, 1, replaced(good, keys[i], to));
+        FILE *f = open_memstream(&text, &size);
+        OK(ckpt_print(step_path(dir, 1, ""), f));
+        fclose(f);
+        CHECK_MSG(!strpbrk(text, "\033\a") && !strstr(text, "\xC2\x9B"), "%s %s", keys[i], text);
+        CHECK_MSG(!strstr(text, "\nchecksums"), "%s", keys[i]); /* (lines of data stand behind a label's width) */
+        CHECK_MSG(strstr(text, "?[2J") || !strcmp(keys[i], "\"config\":\""), "%s", keys[i]);
+        free(text);
+    }
+    free(good);
+}
+
 int main(int argc, char **argv)
 {
     log_set_level(LOG_ERROR);
