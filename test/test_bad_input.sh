@@ -240,6 +240,9 @@ expect 4 "$shard' is damaged" train run.dir=other checkpoint.resume="$(ckpt r 6)
 rm -r "$(ckpt r 3)" "$(ckpt r 6)"; mkdir "$(ckpt r 6)"
 expect 4 "none is valid" "$mt" --config tiny.ini run.dir=r
 expect 0 "" "$mt" inspect good
+fresh r; printf '{"step":\033[2J\302\2331m\377}\n' >>r/metrics.jsonl
+expect 0 'last metrics: {"step":?[2J??1m?}' "$mt" inspect r
+check "what others wrote is printed as text" bash -c '! LC_ALL=C grep -q "[[:cntrl:]]" out.txt'
 
 # temporary folders of a save that was killed are not checkpoints
 fresh r; mv "$(ckpt r 6)" "$(ckpt r 6).tmp-1"

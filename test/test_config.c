@@ -176,6 +176,8 @@ TEST(every_key_refuses_what_is_outside_its_range)
             char text[128];
             snprintf(text, sizeof text, "%s.%s=a\x01", key->section, key->name);
             CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
+            snprintf(text, sizeof text, "%s.%s=a\xC2\x9B" "2J", key->section, key->name); /* C1 */
+            CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
             snprintf(text, sizeof text, "%s.%s=;b", key->section, key->name);
             CHECK(strstr(complaint("", text, 1), "must not contain ';'"));
             snprintf(text, sizeof text, "%s.%s=caf\xE9", key->section, key->name);

@@ -185,7 +185,7 @@ TEST(hostile_text_stays_text)
     History h[2];
     make_run("<b>'&\"", "[run]\nname = </title><script>alert(1)</script>\n\n[data]\ntrain = <img src=x onerror=y>\n"
                         "seed = 1\nvalid =\n");
-    make_run("b", "[run]\nname = \xff\xfe\xc3(\x01 \xe2\x82\xac\n\n[data]\ntrain = a\"b'c&d\nseed = 1\n");
+    make_run("b", "[run]\nname = \xff\xfe\xc3(\x01\xc2\x9b \xe2\x82\xac\n\n[data]\ntrain = a\"b'c&d\nseed = 1\n");
     write_text("b/metrics.jsonl", "{\"step\":1,\"loss\":1,\"tokens\":1}\n"
                                   "{\"step\":1,\"valid\":\"</desc><svg onload=z>\",\"valid_loss\":2}\n");
     OK(history_read(in_dir("<b>'&\""), &h[0]));
@@ -193,8 +193,9 @@ TEST(hostile_text_stays_text)
     const char *page = page_of(h, 2);
     CHECK(!strstr(page, "<script>alert") && !strstr(page, "<img") && !strstr(page, "<svg onload") && !strstr(page, "<b>"));
     CHECK(strstr(page, "&lt;/title&gt;&lt;script&gt;alert(1)") && strstr(page, "&lt;img src=x onerror=y&gt;"));
+    CHECK(!strstr(page, "\xc2\x9b")); /* a control character in two bytes */
     CHECK(strstr(page, "a&quot;b&#39;c&amp;d") && strstr(page, "&lt;/desc&gt;&lt;svg onload=z&gt;"));
-    CHECK(strstr(page, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD(  \xe2\x82\xac"));
+    CHECK(strstr(page, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD(   \xe2\x82\xac"));
     CHECK(strstr(page, "<code>data.train</code>") && !strstr(page, "<code>data.seed</code>"));
     CHECK(strstr(page, "<code>data.valid</code>") && strstr(page, "not there") && !strstr(page, "<code>run.name"));
     history_release(&h[0]);

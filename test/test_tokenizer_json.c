@@ -1,9 +1,9 @@
 /* Forms of tokenizer.json that are understood, refused or damaged; JSON lines. */
 #include "test.h"
 
+#include "base/utf8.h"
 #include "data/jsonl.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 #include "scratch.h"
 
 #define TAIL "\"ab\":256,\"abc\":257,\"bc\":258"

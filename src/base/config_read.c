@@ -117,7 +117,9 @@ const char *config_text_fault(const char *text)
     const size_t n = strlen(text);
     if (n && (text[0] == ' ' || text[n - 1] == ' ')) return "must not begin or end with a blank";
     for (const char *p = text; *p; p++) {
-        if ((unsigned char)*p < ' ') return "must not contain control characters";
+        const bool is_c1 =
+            (unsigned char)p[0] == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
+        if ((unsigned char)*p < ' ' || *p == 0x7F || is_c1) return "must not contain control characters";
         if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
     }
     return json_can_hold(text) ? NULL : "must be UTF-8";

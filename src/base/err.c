@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/plain.h"
 #include "base/words.h"
 
 enum { MESSAGE_BYTES = 16384, HINT_BYTES = 1024, TRAIL_MAX = 24, BACKTRACE_MAX = 48 };
@@ -41,21 +42,13 @@ static const struct {
 #undef X
 };
 
-/* What others wrote may stand in a message: none of its control characters reaches a terminal or breaks the line.
- * (A list of mistakes in the configuration has several lines.) */
-static void make_plain(char *text, bool lines)
-{
-    for (; *text; text++)
-        if (((unsigned char)*text < ' ' && !(lines && *text == '\n')) || *text == 0x7F) *text = '?';
-}
-
 Err err_set(Err code, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
     vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
-    make_plain(draft, code == ERR_CONFIG);
+    plain_make(draft, code == ERR_CONFIG ? "\n" : PLAIN_LINE); /* (a list of mistakes has several lines) */
     memcpy(record.message, draft, strlen(draft) + 1);
     record.code = code;
     record.hint[0] = 0;
@@ -70,7 +63,7 @@ Err err_hint(const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(draft, HINT_BYTES, fmt, args);
     va_end(args);
-    make_plain(draft, false);
+    plain_make(draft, PLAIN_LINE);
     memcpy(record.hint, draft, strlen(draft) + 1);
     return record.code;
 }
@@ -104,7 +97,7 @@ Err err_prefix(Err err, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
-    make_plain(draft, false);
+    plain_make(draft, PLAIN_LINE);
     strncat(draft, ": ", sizeof draft - strlen(draft) - 1);
     strncat(draft, record.message, sizeof draft - strlen(draft) - 1);
     memcpy(record.message, draft, strlen(draft) + 1);

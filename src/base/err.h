@@ -7,7 +7,7 @@
  * The record is per thread, so ranks that are threads of one process do not mix their messages.
  *
  * Messages: what failed first, lower case, no full stop, values in single quotes. A second line,
- * err_hint, says what a human can do about it. Control characters of the values become '?'.
+ * err_hint, says what a human can do about it. The text is made plain (base/plain.h).
  */
 #ifndef MEGATRAIN_BASE_ERR_H
 #define MEGATRAIN_BASE_ERR_H

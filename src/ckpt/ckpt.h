@@ -32,6 +32,9 @@
 
 enum { CKPT_FORMAT = 1, CKPT_MAX_COUNTERS = 16, CKPT_MAX_VALID = 32, CKPT_NAME_MAX = 64 };
 
+/* Of a gradient's fixed point: 2^shift and 2^-shift are normal floats, also of a step that is done again. */
+enum { CKPT_SHIFT_MIN = -102, CKPT_SHIFT_MAX = 126 };
+
 typedef struct {
     const char *name;
     int64_t value;

@@ -9,8 +9,10 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
+#include "base/plain.h"
 #include "base/units.h"
 #include "ckpt/ckpt.h"
 #include "cli/command.h"
@@ -25,6 +27,12 @@ static bool holds(const char *folder, const char *name)
     char path[PATH_MAX];
     int n = snprintf(path, sizeof path, "%s/%s", folder, name);
     return n < PATH_MAX && file_exists(path);
+}
+
+static void print_what(const char *path, const char *is)
+{
+    plain_put(stdout, path, (int64_t)strlen(path), PLAIN_LINE);
+    printf(": %s\n", is);
 }
 
 /* ---- checkpoints and runs ---- */
@@ -53,7 +61,11 @@ static Err print_last_metrics(const char *dir)
     while (end > 0 && text[end - 1] != '\n') end--;
     int64_t begin = end - 1;
     while (begin > 0 && text[begin - 1] != '\n') begin--;
-    if (end > 0) printf("last metrics: %.*s\n", (int)(end - 1 - begin), text + begin);
+    if (end > 0) {
+        printf("last metrics: ");
+        plain_put(stdout, text + begin, end - 1 - begin, PLAIN_LINE);
+        putchar('\n');
+    }
     file_unmap(&map);
     return ERR_OK;
 }
@@ -62,7 +74,7 @@ static Err inspect_run(const char *dir)
 {
     char path[PATH_MAX];
     bool found;
-    printf("%s: a run\n", dir);
+    print_what(dir, "a run");
     TRY_AS(ERR_STORAGE, print_last_metrics(dir));
     TRY(ckpt_find(dir, INT64_MAX, path, &found));
     if (found) return inspect_ckpt(path);
@@ -81,7 +93,7 @@ static Err print_tokens(const char *prefix, const Indexed *x)
     TRY(indexed_check(x, 0, x->tokens, 0, &highest));
     for (int64_t i = 0; i < x->sequences; i++)
         if (indexed_length(x, i) > longest) longest = indexed_length(x, i);
-    printf("%s: token files\n", prefix);
+    print_what(prefix, "token files");
     printf("documents %lld\nsequences %lld, the longest of %lld tokens\n", (long long)x->documents,
            (long long)x->sequences, (long long)longest);
     printf("tokens %lld (%s, %s)\nhighest id %lld\n", (long long)x->tokens, token_type_name(x->type),
@@ -91,14 +103,16 @@ static Err print_tokens(const char *prefix, const Indexed *x)
     return ERR_OK;
 }
 
-/* The ids as text; the end of the document, if it is there, is not part of it. */
+/* The ids as text, to a file byte by byte, to a terminal what is fit for it; the end of the document, if it is there, is
+ * not part of it. */
 static Err print_text(const Tokenizer *t, const int32_t *ids, int64_t count)
 {
     char *text;
     int64_t size_bytes;
     if (count > 0 && ids[count - 1] == tokenizer_eod(t)) count--;
     TRY(tokenizer_decode(t, ids, count, &text, &size_bytes));
-    fwrite(text, 1, (size_t)size_bytes, stdout);
+    if (isatty(STDOUT_FILENO)) plain_put(stdout, text, size_bytes, PLAIN_LINES);
+    else fwrite(text, 1, (size_t)size_bytes, stdout);
     free(text);
     return ERR_OK;
 }
@@ -138,7 +152,8 @@ static Err inspect_tokenizer(const char *path)
 {
     Tokenizer *t;
     TRY(tokenizer_open(path, &t));
-    printf("%s: a tokenizer\nvocabulary %d\nend of document ", path, tokenizer_vocab(t));
+    print_what(path, "a tokenizer");
+    printf("vocabulary %d\nend of document ", tokenizer_vocab(t));
     if (tokenizer_eod(t) < 0) printf("none\n");
     else printf("%d\n", tokenizer_eod(t));
     printf("crc %08x\n", tokenizer_crc(t));

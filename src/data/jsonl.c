@@ -6,8 +6,8 @@
 
 #include <string.h>
 
+#include "base/utf8.h"
 #include "data/grow.h"
-#include "data/utf8.h"
 
 enum State {
     LINE, /* before the object */

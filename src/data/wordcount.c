@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "data/bpe.h"
 #include "data/cut.h"
 #include "data/grow.h"
 #include "data/pretoken.h"
 #include "data/progress.h"
-#include "data/utf8.h"
 
 /* ---- a table of words ---- */
 

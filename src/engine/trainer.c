@@ -19,12 +19,14 @@
 #include <string.h>
 
 #include "base/mathx.h"
+#include "ckpt/ckpt.h"
 #include "engine/async.h"
 #include "engine/loads.h"
 #include "engine/step_report.h"
 #include "engine/trainer_open.h"
 
 enum { MAX_REDO = 2 };
+_Static_assert(CKPT_SHIFT_MIN - MAX_REDO * SHIFT_STEP >= -126, "what a checkpoint holds can be lowered");
 
 int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
 

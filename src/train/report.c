@@ -13,8 +13,8 @@
 #include <time.h>
 
 #include "base/units.h"
+#include "base/utf8.h"
 #include "base/version.h"
-#include "data/utf8.h"
 
 static const char style[] =
     ":root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#fff;--line:#d1d9e0;--soft:#f6f8fa;"
@@ -81,6 +81,7 @@ void report_text(FILE *out, const char *text)
         const unsigned char c = (unsigned char)text[i];
         n = utf8_char_bytes((const uint8_t *)text + i, size - i);
         if (n == 0) fputs("\xEF\xBF\xBD", out);
+        else if (n == 2 && c == 0xC2 && (unsigned char)text[i + 1] < 0xA0) fputc(' ', out); /* C1 */
         else if (n > 1) fprintf(out, "%.*s", (int)n, text + i);
         else if (c == '<') fputs("&lt;", out);
         else if (c == '>') fputs("&gt;", out);
