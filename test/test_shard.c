@@ -314,6 +314,32 @@ TEST(a_registry_holds_any_number_and_no_name_twice)
     setup_release(&a);
 }
 
+/* Slices are equal and begin where parameters may, also where experts have another number of them than what lies behind. */
+TEST(buckets_of_any_slices_are_cut_evenly)
+{
+    for (int experts = 1; experts <= 6; experts++)
+        for (int dense = 1; dense <= 6; dense++) {
+            SetupArena a;
+            ParamRegistry r;
+            ParamPlace place = param_place_single();
+            int id;
+            setup_init(&a);
+            place.slices[PARAM_EXPERT] = experts;
+            place.slices[PARAM_DENSE] = place.slices[PARAM_STATE] = dense;
+            param_registry_init(&r, &a, place);
+            OK(param_add(&r, (ParamSpec){ .name = "experts", .ndim = 1, .shape = { 100 }, .group = PARAM_EXPERT }, &id));
+            OK(param_add(&r, (ParamSpec){ .name = "w", .ndim = 1, .shape = { 700 } }, &id));
+            OK(param_add(&r, (ParamSpec){ .name = "bias", .ndim = 1, .shape = { 9 }, .group = PARAM_STATE, .partial = PARTIAL_ROWS },
+                         &id));
+            OK(param_layout(&r, INT64_MAX));
+            for (int b = 0; b < r.bucket_count; b++)
+                CHECK_MSG(r.buckets[b].count % (r.buckets[b].slices * PARAM_ALIGN) == 0,
+                          "experts in %d slices, the rest in %d: bucket %d has %lld elements", experts, dense, b,
+                          (long long)r.buckets[b].count);
+            setup_release(&a);
+        }
+}
+
 TEST(box_intersection)
 {
     Box a = { { 2, 0 }, { 4, 10 } }, b = { { 5, 3 }, { 4, 4 } }, x;

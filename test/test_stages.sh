@@ -8,6 +8,9 @@ sed -i 's/^global_batch = 15/global_batch = 6*10,12/; s/^steps = 40/steps = 24/;
 run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
 ranks() { "$root/scripts/launch.sh" -n "$1" -- "$mt" --config tiny.ini run.dir="$2" "${@:3}" >/dev/null 2>"$2.err"; }
 
+"$mt" config check --config tiny.ini >out.txt 2>err.txt
+check "config check finds nothing amiss: $(cat out.txt err.txt)" [ "$(cat out.txt err.txt)" = "tiny.ini: ok" ]
+
 run whole
 check "24 steps: $(grep -m1 error whole.err)" [ "$(losses whole | wc -l)" -eq 24 ]
 check "the log says when: $(grep 'data.train' whole.err)" [ "$(grep '^from step.*data.train' whole.err)" = "from step 9 on: data.train is '0.5 a 0.5 c'

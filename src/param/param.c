@@ -143,8 +143,8 @@ static void close_bucket(ParamRegistry *r)
 {
     Bucket *b = &r->buckets[r->bucket_count];
     if (!b->params) return;
-    r->flat_count = padded(r->flat_count, (int64_t)b->slices * PARAM_ALIGN);
-    b->count = r->flat_count - b->first;
+    b->count = padded(r->flat_count - b->first, (int64_t)b->slices * PARAM_ALIGN);
+    r->flat_count = b->first + b->count;
     b->slice_first = r->slice_count;
     r->slice_count += b->count / b->slices;
     r->bucket_count++;

@@ -35,6 +35,7 @@ static void look_for_data(const Config *c, const Tokenizer *t, int *found)
                          .split = c->data.split,
                          .part = PART_TRAIN,
                          .seq = c->model.seq,
+                         .ramp = &c->derived.batch,
                          .tokenizer = t ? c->data.tokenizer : NULL,
                          .tokenizer_crc = t ? tokenizer_crc(t) : 0 };
     Dataset *train = NULL;
@@ -44,6 +45,7 @@ static void look_for_data(const Config *c, const Tokenizer *t, int *found)
     dataset_close(train);
     o.part = PART_VALID;
     o.order = ORDER_FILE;
+    o.ramp = NULL;
     if (!*c->data.split) o.spec = c->data.valid;
     if (!*o.spec || (!*c->data.valid && !*c->data.split)) return;
     const Err err = sets_open(&o, &valid);

@@ -1,0 +1,171 @@
+#!/usr/bin/env python3
+"""
+Random models in random layouts against one rank: see test/fuzz/README.md.
+
+    test/fuzz/layouts [--seed S] [--count N] [--jobs J]    N pairs of a model and a layout
+    test/fuzz/layouts --case NAME [--shrink]               one of them again, made smaller
+"""
+import argparse
+import os
+import pathlib
+import shlex
+import shutil
+import sys
+import tempfile
+import threading
+from concurrent.futures import ThreadPoolExecutor, as_completed
+
+import program as files
+import refusal
+from axes import Coverage
+from case import ini, words
+from draw import draw
+from shrink import shrink
+from trial import Finding, Trial
+
+CANDIDATES = 6  # of which the one with most pairs not yet tried is taken
+
+
+def options():
+    p = argparse.ArgumentParser(prog="test/fuzz/layouts", description="random models in random layouts against one rank")
+    p.add_argument("--seed", default="1", help="of the draws (1)")
+    p.add_argument("--count", type=int, default=100, help="pairs of a model and a layout (100)")
+    p.add_argument("--case", help="the name of one case, to run it again")
+    p.add_argument("--shrink", action="store_true", help="make findings small")
+    p.add_argument("--tries", type=int, default=300, help="runs that making one small may take (300)")
+    p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time (as many as processors)")
+    p.add_argument("--limit", type=float, default=120, help="seconds that no command may take (120)")
+    p.add_argument("--missing", type=int, default=0, help="print so many pairs that were not tried")
+    p.add_argument("--keep", help="folder for findings: configuration, runs, command lines")
+    return p.parse_args()
+
+
+class Fuzz:
+    def __init__(self, o):
+        self.o = o
+        binary = os.environ.get("MEGATRAIN", files.ROOT / "megatrain")
+        self.program = files.Program(str(pathlib.Path(binary).resolve()), o.limit)
+        self.work = pathlib.Path(tempfile.mkdtemp(prefix="megatrain-layouts."))
+        self.tokens = self.work / "tokens"
+        files.make_tokens(self.program, self.tokens)
+        self.coverage = Coverage()
+        self.passed = self.failed = self.refused = self.hints = 0
+        self.lock = threading.Lock()
+
+    # ---- one case
+
+    def legal(self, trial):
+        """By plan, which says all that a run's start would; whoever says something else is found out by the trial."""
+        case = trial.case
+        line = ("plan", "--config", "case.ini", "--world", case.ranks, *words(case.layout))
+        try:
+            return self.program.run(trial.folder, *line).status != 2
+        except files.Hang:
+            return True
+
+    def go(self, trial):
+        """A Finding or None; 'refused' beside it, and how many hints were followed."""
+        try:
+            if not self.legal(trial):
+                return None, True, refusal.check_hints(trial, refusal.refuse(trial))
+            trial.go()
+            return None, False, 0
+        except Finding as finding:
+            return finding, False, 0
+
+    def open(self, case, folder=None):
+        return Trial(self.program, case, folder or self.work / case.name, self.tokens)
+
+    def kind_of(self, case):
+        """For shrink: how a case fails."""
+        finding, _, _ = self.go(self.open(case.but(name="smaller-" + case.name)))
+        return finding.kind if finding else None
+
+    # ---- what is found
+
+    def report(self, trial, finding):
+        """What was seen and how to see it again; the smallest case too, if wanted."""
+        case = trial.case
+        lines = [f"FAIL: case {case.name}, {case.ranks} ranks, {case.mode}: {finding}",
+                 f"  again: test/fuzz/layouts --case {case.name} --shrink"]
+        if self.o.shrink:
+            small, _ = shrink(case, self.kind_of, self.o.tries)
+            trial = self.open(small, self.work / (case.name + "-small"))
+            finding, _, _ = self.go(trial)
+            lines += [f"  smallest: {small.ranks} ranks, {small.mode}: {finding}", *indent(ini(small.model))]
+            lines += [f"  $ {c}" for c in trial.commands]
+        if self.o.keep:
+            self.keep(trial, lines)
+        print("\n".join(lines), flush=True)
+
+    def keep(self, trial, lines):
+        to = pathlib.Path(self.o.keep) / trial.folder.name
+        shutil.rmtree(to, ignore_errors=True)
+        shutil.copytree(trial.folder, to)  # (token files too, which it has links to)
+        (to / "finding.txt").write_text("\n".join(lines) + "\n")
+
+    def settle(self, trial, outcome):
+        finding, refused, hints = outcome
+        with self.lock:
+            self.refused += refused
+            self.hints += hints
+            self.passed += finding is None
+            self.failed += finding is not None
+        if finding:
+            self.report(trial, finding)
+        shutil.rmtree(trial.folder, ignore_errors=True)
+        return finding
+
+    # ---- many
+
+    def next_case(self, number):
+        """Of some candidates the one with the most new pairs."""
+        drawn = [draw(f"{self.o.seed}.{number}.{i}") for i in range(CANDIDATES)]
+        case = max(drawn, key=self.coverage.gain)
+        return self.open(case)
+
+    def many(self):
+        """Draws go on until so many were legal: what is refused is a trial of refusals, and counts apart."""
+        number = pairs = 0
+        with ThreadPoolExecutor(self.o.jobs) as pool:
+            running = set()
+            while pairs < self.o.count or running:
+                while pairs < self.o.count and len(running) < 2 * self.o.jobs:
+                    trial = self.next_case(number)
+                    number += 1
+                    if self.legal(trial):
+                        pairs += 1
+                        self.coverage.add(trial.case)
+                    running.add(pool.submit(self.one, trial))
+                done = next(as_completed(running))
+                done.result()
+                running.remove(done)
+
+    def one(self, trial):
+        self.settle(trial, self.go(trial))
+
+    def close(self):
+        shutil.rmtree(self.work, ignore_errors=True)
+        print(f"{self.passed} passed, {self.failed} failed", flush=True)
+        return self.failed > 0 or self.passed == 0
+
+
+def indent(text):
+    return ["    " + line for line in text.splitlines()]
+
+
+def main():
+    o = options()
+    fuzz = Fuzz(o)
+    if o.case:
+        fuzz.one(fuzz.open(draw(o.case)))
+    else:
+        fuzz.many()
+        print(f"pairs of axes, of {o.count} pairs of a model and a layout:")
+        print(fuzz.coverage.text(o.missing))
+        print(f"{fuzz.refused} draws were refused, by check, plan and run alike; {fuzz.hints} hints were followed")
+    return fuzz.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,170 @@
+"""
+What a case has tried: along each axis one value, and of each two axes a pair of values. A new case is the one, of a
+few drawn, that brings the most pairs not yet tried.
+"""
+from itertools import combinations
+
+YES = ("no", "yes")
+KINDS = {  # the values of each axis
+    "mode": ("train", "resume", "load", "upcycle", "eval", "repeat"),
+    "precision": ("fp32", "bf16", "fp16"),
+    "arch": ("gpt2", "llama"),
+    "attention": ("mha", "grouped", "one key head", "mla"),
+    "position": ("learned", "rope", "rope in part", "none"),
+    "rope_scaling": ("none", "linear", "llama3", "yarn"),
+    "window": ("none", "all blocks", "some blocks"),
+    "softcap": YES, "sinks": YES, "gate": YES, "qk_norm": YES,
+    "norm": ("layernorm", "rmsnorm"),
+    "activation": ("gelu", "swiglu", "clamped_swiglu"),
+    "bias": YES, "tied": YES, "dropout": YES, "attention_dropout": YES,
+    "mtp": ("0", "1", "2"),
+    "experts": YES,
+    "router": ("softmax", "softmax_pre", "sigmoid", "sqrt_softplus"),
+    "balance": ("none", "aux", "seq_aux", "global_aux", "bias", "bias+aux", "sinkhorn", "forced"),
+    "unit": ("1", "2"), "groups": YES, "z": YES, "jitter": YES,
+    "shared": ("no", "yes", "gated"),
+    "every": ("all blocks", "some blocks"),
+    "capacity": ("none", "probs", "position"),
+    "dispatcher": ("alltoall", "allgather"),
+    "overflow": ("stop", "redo", "drop"),
+    "tp": ("1", "2", "3", "4", "6", "8"), "sp": YES,
+    "cp": ("1", "2", "3", "4", "6", "8"),
+    "cp_comm": ("allgather", "ring", "a2a", "hierarchical", "several"),
+    "cp_cut": ("zigzag", "contiguous"),
+    "ep": ("1", "2", "3", "4", "6", "8"), "etp": ("1", "2", "3", "4", "6", "8"),
+    "dp": ("1", "2", "3", "4", "6", "8"), "zero": ("0", "1"),
+    "pp": ("1", "2", "3", "4", "6", "8"), "chunks": ("1", "2", "3", "4"),
+    "schedule": ("gpipe", "1f1b", "eager-1f1b", "seq1f1b", "zb-h1", "zb-h2", "interleaved", "bfs", "zb-h1-int", "zb-v",
+                 "v-half", "v-min", "hanayo", "dualpipev", "dualpipev-serial", "chimera", "chimera-fdouble",
+                 "chimera-bhalf", "gems", "dualpipe", "dualpipe-serial", "pipedream", "pipedream-vertical", "2bw"),
+    "split": YES, "slices": ("1", "2", "4", "8"),
+    "stages": ("even", "given", "E or L alone", "m apart"),
+    "recompute": ("none", "selective", "full"),
+    "overlap_grad": YES, "overlap_param": YES, "overlap_moe": YES,
+    "order": ("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"),
+    "batch": ("one size", "ramp"), "micro_batch": ("1", "2", "3", "more"),
+    "data": ("plain", "blend", "stages", "split", "sets"), "data.order": ("keyed", "megatron"),
+    "mask_eod": YES, "reset_at_eod": YES,
+    "async": YES, "isa": ("auto", "avx2", "c"), "threads": ("1", "2", "3"), "clip": YES,
+}
+
+
+def yes(case, key):
+    return YES[case.get(key, "false") not in ("false", "0", "0.0")]
+
+
+def model_axes(c):
+    heads, kv = c.number("model.heads"), c.number("model.kv_heads", c.get("model.heads"))
+    mha = "mha" if kv == heads else "one key head" if kv == 1 else "grouped"
+    in_part = "model.rope_layers" in c.model or "model.rope_dim" in c.model
+    position = c.get("model.position")
+    window = c.get("model.window", "0")
+    return {
+        "arch": c.get("model.arch"), "attention": "mla" if c.get("model.attention") == "mla" else mha,
+        "position": position + " in part" if position == "rope" and in_part else position,
+        "rope_scaling": c.get("model.rope_scaling", "none"),
+        "window": "none" if window == "0" else "some blocks" if "," in window else "all blocks",
+        "softcap": yes(c, "model.attention_softcap"), "sinks": yes(c, "model.sinks"),
+        "gate": yes(c, "model.attention_gate"), "qk_norm": yes(c, "model.qk_norm"), "norm": c.get("model.norm"),
+        "activation": c.get("model.activation"), "bias": yes(c, "model.bias"), "tied": yes(c, "model.tied"),
+        "dropout": yes(c, "model.dropout"), "attention_dropout": yes(c, "model.attention_dropout"),
+        "mtp": c.get("model.mtp_layers", "0"), "experts": yes(c, "moe.experts"),
+    }
+
+
+def expert_axes(c):
+    if "moe.experts" not in c.model:
+        return {}
+    shared = "gated" if "moe.shared_gate" in c.model else yes(c, "moe.shared_ffn")
+    balance = c.get("moe.balance", "none") + ("+aux" if "moe.aux_coeff" in c.model else "")
+    return {
+        "router": c.get("moe.router", "softmax"), "balance": balance, "unit": c.get("moe.unit", "1"),
+        "groups": yes(c, "moe.groups"), "z": yes(c, "moe.z_coeff"), "jitter": yes(c, "moe.jitter"), "shared": shared,
+        "every": "some blocks" if "moe.every" in c.model else "all blocks",
+        "capacity": c.get("moe.drop", "probs") if "moe.capacity" in c.model else "none",
+        "dispatcher": c.get("moe.dispatcher", "alltoall"), "overflow": c.get("moe.overflow", "stop"),
+        "ep": c.get("parallel.ep", "1"), "etp": c.get("parallel.etp", "1"),
+        "overlap_moe": yes(c, "parallel.overlap_moe"),
+    }
+
+
+def stages_value(text):
+    if not text:
+        return "even"
+    shares = text.split("|")
+    if "m" in shares[-2:][0] and "m" not in shares[-1]:
+        return "m apart"
+    return "E or L alone" if shares[0] == "E" or shares[-1] == "L" else "given"
+
+
+def layout_axes(c):
+    ways = c.get("parallel.cp_comm", "allgather").split(",")
+    schedule, _, split = c.get("parallel.schedule", "seq1f1b" if "parallel.slices" in c.layout else "1f1b").partition("+")
+    stages = c.get("parallel.layout", "").count("|") + 1
+    axes = {axis: c.get("parallel." + axis, "1") for axis in ("tp", "cp", "pp", "slices")}
+    if c.number("parallel.tp") > 1:
+        axes["sp"] = c.get("parallel.sp", "true").replace("true", "yes").replace("false", "no")
+    if c.number("parallel.cp") > 1:
+        axes["cp_comm"] = ways[0] if len(set(ways)) == 1 else "several"
+        axes["cp_cut"] = c.get("parallel.cp_cut", "zigzag")
+    return axes | {
+        "dp": str(c.dp), "zero": c.get("parallel.zero", "0"),
+        "chunks": c.get("parallel.vpp", str(max(1, stages // c.number("parallel.pp")))),
+        "schedule": schedule, "split": YES[bool(split)], "stages": stages_value(c.get("parallel.layout")),
+        "recompute": c.get("train.recompute", "none"), "overlap_grad": yes(c, "parallel.overlap_grad"),
+        "overlap_param": yes(c, "parallel.overlap_param"), "order": c.get("parallel.order", "tp-cp-ep-dp-pp"),
+        "async": yes(c, "checkpoint.async"), "isa": c.get("debug.isa", "auto"), "threads": c.get("debug.threads", "1"),
+    }
+
+
+def training_axes(c):
+    train, micro = c.get("data.train"), c.get("train.micro_batch", "1")
+    data = "stages" if "@" in train else "blend" if " " in train else "plain"
+    data = "split" if "data.split" in c.model else "sets" if ":" in c.get("data.valid", "") else data
+    return {
+        "mode": "upcycle" if "checkpoint.upcycle" in c.model else c.mode, "precision": c.get("run.precision", "fp32"),
+        "batch": "ramp" if "*" in c.get("train.global_batch") else "one size",
+        "micro_batch": micro if int(micro) <= 3 else "more", "data": data, "data.order": c.get("data.order", "keyed"),
+        "mask_eod": yes(c, "data.mask_eod"), "reset_at_eod": yes(c, "data.reset_at_eod"), "clip": yes(c, "optim.clip"),
+    }
+
+
+def pairs(case):
+    """{((axis, value), (axis, value))}; an axis that a case lacks, as router without experts, is in none."""
+    at = training_axes(case) | model_axes(case) | expert_axes(case) | layout_axes(case)
+    for axis, value in at.items():
+        assert value in KINDS[axis], f"axis {axis} has no value {value}"
+    return set(combinations([(axis, at[axis]) for axis in KINDS if axis in at], 2))
+
+
+class Coverage:
+    def __init__(self):
+        self.seen = set()
+
+    def gain(self, case):
+        return len(pairs(case) - self.seen)
+
+    def add(self, case):
+        self.seen |= pairs(case)
+
+    def text(self, missing):
+        """Of each two axes the share of their pairs that were tried; with `missing` so many that were not."""
+        names, lines = list(KINDS), []
+        tried = {}
+        for (a, _), (b, _) in self.seen:
+            tried[a, b] = tried.get((a, b), 0) + 1
+        width = max(map(len, names))
+        for i, row in enumerate(names):
+            marks = "".join(self.mark(tried.get((col, row), 0), len(KINDS[col]) * len(KINDS[row])) for col in names[:i])
+            lines.append(f"  {row:{width}} {len(KINDS[row]):2} {marks}")
+        whole = sum(len(KINDS[a]) * len(KINDS[b]) for a, b in combinations(names, 2))
+        lines.append(f"  pairs of values tried: {len(self.seen)} of {whole} (of which some exclude each other);")
+        lines.append("  the columns are the rows in order: # all of two axes' pairs, 0 to 9 tenths of them, . none")
+        untried = [((a, x), (b, y)) for a, b in combinations(names, 2) for x in KINDS[a] for y in KINDS[b]
+                   if ((a, x), (b, y)) not in self.seen]
+        lines += [f"  not tried: {a} {x}, {b} {y}" for (a, x), (b, y) in untried[:missing]]
+        return "\n".join(lines)
+
+    @staticmethod
+    def mark(count, whole):
+        return "#" if count == whole else "." if count == 0 else str(10 * count // whole)

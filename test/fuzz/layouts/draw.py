@@ -1,0 +1,470 @@
+"""
+Draws cases. The layout comes first, then a model that it can cut, so that most draws are legal; what is drawn by
+mistake is a trial of refusals (refusal.py). The rules are those of src/base/config_check*.c and src/pipeline/table.c,
+but as a way to make numbers that fit, never as a test of them: what is legal the program says.
+"""
+import random
+
+from case import Case
+
+FLAG = ("true", "false")
+SPLIT = {"gpipe", "1f1b", "eager-1f1b", "seq1f1b", "interleaved", "bfs", "chimera", "chimera-fdouble", "chimera-bhalf",
+         "gems", "hanayo", "dualpipe", "dualpipe-serial", "dualpipev", "dualpipev-serial", "pipedream", "2bw"}
+TWO_WAY = {"chimera", "chimera-fdouble", "chimera-bhalf", "gems", "dualpipe", "dualpipe-serial"}
+PAIRS = {"dualpipe", "dualpipev"}
+WAVES = {"zb-v", "v-half", "v-min", "hanayo", "dualpipev", "dualpipev-serial"}
+MANY = {"interleaved", "bfs", "zb-h1-int"}
+ONE_WAY = ["gpipe", "1f1b", "eager-1f1b", "seq1f1b", "zb-h1", "zb-h2"]
+ASYNC = ["pipedream", "pipedream-vertical", "2bw"]
+IN_ORDER = {"gpipe", "1f1b", "eager-1f1b", "seq1f1b", "interleaved", "bfs", "zb-h1", "zb-h2", "hanayo"}
+SCHEDULES = ONE_WAY + sorted(MANY) + sorted(WAVES) + sorted(TWO_WAY) + ASYNC
+
+
+def power_of_two(n):
+    return n & (n - 1) == 0
+
+
+def divisors(n):
+    return [d for d in range(1, n + 1) if n % d == 0]
+
+
+class Draw:
+    """One draw: numbers by name, then the keys of model and layout."""
+
+    def __init__(self, name):
+        self.rng = random.Random(name)
+        self.name = name
+        self.model = {"run.device": "cpu", "data.tokenizer": "byte", "checkpoint.every": "0"}
+        self.layout = {}
+        self.alone = {}
+
+    # ---- dice
+
+    def one(self, *values):
+        return self.rng.choice(values)
+
+    def chance(self, p):
+        return self.rng.random() < p
+
+    def put(self, keys, key, value, default=None):
+        """Defaults are left out, so that a case shows what it is about."""
+        if value != default:
+            keys[key] = {True: "true", False: "false"}.get(value, str(value)) if isinstance(value, bool) else str(value)
+
+    # ---- the layout
+
+    def draw_ranks(self):
+        world = self.one(2, 2, 3, 4, 4, 4, 6, 8, 8)
+        shape = {"tp": 1, "cp": 1, "pp": 1, "dp": 1}
+        whole = self.one("tp", "cp", "pp", "dp") if self.chance(0.15) else None
+        for prime in ([2, 2, 2] if world == 8 else [2, 2] if world == 4 else [2, 3] if world == 6 else [world]):
+            axes = ["pp", "dp"] if prime == 3 and self.exact else ["tp", "cp", "pp", "pp", "dp"]
+            shape[whole if whole in axes else self.rng.choice(axes)] *= prime
+        self.tp, self.cp, self.pp, self.dp = (shape[a] for a in ("tp", "cp", "pp", "dp"))
+
+    def draw_schedule(self):
+        """Schedule, chunks of a rank, micro-batches of a step."""
+        pp = self.pp
+        names = [n for n in SCHEDULES if n not in ASYNC or (self.mode == "repeat" and self.chance(0.3))]
+        if pp % 2:
+            names = [n for n in names if n not in TWO_WAY]
+        if pp == 1 and self.chance(0.6):
+            names = ["1f1b"]
+        if self.wants_slices:
+            names = ["seq1f1b"]
+        if self.overlap_moe:
+            names = [n for n in names if n in PAIRS] or ["dualpipev"]
+        if self.balance == "global_aux":
+            names = [n for n in names if n in IN_ORDER] or ["1f1b"]
+        self.schedule = self.rng.choice(names)
+        s = self.schedule
+        self.chunks = 2 if s in WAVES else self.one(2, 2, 3) if s in MANY else 1
+        if s == "hanayo" and self.chance(0.3):
+            self.chunks = 4
+        self.slices = self.one(2, 2, 4, 8) if s == "seq1f1b" else 1
+        self.micro_batches = self.draw_micro_batches()
+        self.split = s in SPLIT and self.chance(0.3)
+        self.unit_div = 2 if s == "chimera-bhalf" else 1
+
+    def draw_micro_batches(self):
+        s, pp = self.schedule, self.pp
+        if s == "chimera":
+            return self.one(pp, 2 * pp) if pp == 2 or self.chance(0.7) else 2
+        if s == "chimera-fdouble":
+            return 2 * pp
+        if s in ("chimera-bhalf", "zb-h1-int") or (s == "hanayo" and self.chunks == 2):
+            return self.one(1, 2) * pp
+        if s in ("dualpipe", "dualpipe-serial"):
+            return 2 * pp + self.one(0, 2)
+        if s in ("dualpipev", "dualpipev-serial"):
+            return 2 * pp + self.one(0, 0, 1)
+        if s == "interleaved":
+            return self.one(1, 2) * pp
+        if s == "2bw":
+            return 2 * pp
+        return self.one(1, 2, 3, 4) if pp < 4 else self.one(2, 4, 5)
+
+    def draw_experts(self):
+        """How experts are spread, before how they are."""
+        self.experts_on = self.chance(0.45)
+        self.ep = self.etp = 1
+        self.balance = "none"
+        self.overlap_moe = False
+        self.wants_slices = self.chance(0.12)
+        if not self.experts_on:
+            return
+        stage = self.tp * self.cp * self.dp
+        etps = [d for d in divisors(stage) if not self.exact or power_of_two(d)]
+        self.etp = self.rng.choice(etps) if self.chance(0.4) else 1
+        self.ep = self.rng.choice(divisors(stage // self.etp))
+        balances = ["none", "bias"] if self.wants_slices else ["none", "aux", "seq_aux", "bias", "sinkhorn", "forced"]
+        if self.dp == 1 and not self.wants_slices:
+            balances.append("global_aux")
+        self.balance = self.rng.choice(balances)
+        can_pair = self.ep * self.etp > 1 and not self.wants_slices and self.balance != "global_aux"
+        self.overlap_moe = can_pair and self.chance(0.3)
+
+    def draw_batch(self):
+        div = self.unit_div
+        self.unit = 1
+        self.micro = div * self.one(1, 1, 2, 3)
+        if self.experts_on and self.balance != "seq_aux" and self.chance(0.3):
+            self.unit = 2
+            self.micro = 2 * div
+        self.sp = self.tp > 1 and (self.experts_on or self.chance(0.6))
+        self.cuts = self.cp * self.slices
+        need = 2 * self.cp * self.slices if self.cp > 1 else self.slices * (2 if self.sp and self.slices > 1 else 1)
+        if self.exact and self.sp and (self.experts_on or self.mla):
+            while self.micro // div * need % (self.tp * self.cuts):
+                need *= 2
+        self.seq_blocks = need * self.one(1, 1, 2)
+        if not power_of_two(need):
+            self.seq_blocks = self.one(1, 2)
+        least = self.seq_blocks if power_of_two(need) else need * self.seq_blocks
+        times = [k for k in range(1, 65) if 16 <= k * least <= 64] or [1]
+        self.seq = least * self.rng.choice(times)
+        if self.sp:
+            while self.micro * self.seq // self.slices % (self.tp * self.cp) or self.seq % (self.tp * self.cuts):
+                self.seq += least
+        self.global_batch = self.micro * self.dp * self.micro_batches
+
+    def draw_context(self):
+        """How queries meet keys; after the heads, which may not let it."""
+        self.ways, self.cp_heads = ["allgather"], 1
+        if self.cp == 1:
+            return
+        ways = ["allgather", "ring"]
+        if self.heads_divide(self.cp):
+            ways += ["a2a", "a2a"]
+        neighbours = [n for n in divisors(self.cp) if 1 < n < self.cp and self.heads_divide(n)]
+        if neighbours:
+            ways += ["hierarchical", "hierarchical"]
+        self.ways = [self.rng.choice(ways) for _ in range(min(self.layers, self.one(1, 1, 1, 2)))]
+        if "hierarchical" in self.ways:
+            self.cp_heads = self.rng.choice(neighbours)
+
+    def draw_attn_block(self):
+        most = self.seq // self.slices
+        ring = self.cp if "ring" in self.ways else self.cp // self.cp_heads if "hierarchical" in self.ways else 1
+        if ring > 1:
+            most //= 2 * ring
+        bound = self.exact and (ring > 1 or self.slices > 1)
+        blocks = [b for b in (1, 2, 4, 8, 16, 32, 64) if not bound or (b <= most and most % b == 0)]
+        self.put(self.model, "parallel.attn_block", self.rng.choice(blocks[-3:]))
+
+    def draw_stages(self):
+        """Even shares, or a layout string."""
+        stages = self.pp * self.chunks
+        self.stages = None
+        if stages > 1 and (stages > 8 or self.chance(0.45)):
+            self.layers = self.rng.randint(1, min(8, stages + 2))
+            self.stages = self.draw_stage_list(stages)
+        else:
+            self.layers = self.rng.randint(stages, min(8, stages + self.one(0, 1, 3)))
+
+    def draw_stage_list(self, stages):
+        apart = self.mtp and self.schedule not in TWO_WAY and stages > 1 and self.chance(0.4)
+        first = 1 if stages > 2 and self.chance(0.3) else 0  # E stands alone
+        last = stages - (1 if apart or (stages > 1 and self.chance(0.3)) else 0)  # L stands alone
+        if first >= last:
+            first = 0
+        counts = [0] * stages
+        for _ in range(self.layers):
+            counts[self.rng.randrange(first, last)] += 1
+        texts = [self.times("t", n) for n in counts]
+        texts[0] = "E" + texts[0]
+        texts[-2 if apart else -1] += self.times("m", self.mtp)
+        texts[-1] += "L"
+        return "|".join(texts)
+
+    def times(self, unit, n):
+        return f"{unit}*{n}" if n > 1 and self.chance(0.5) else unit * n
+
+    def put_layout(self):
+        put = lambda key, value, default=None: self.put(self.layout, key, value, default)
+        for axis in ("tp", "pp", "cp", "ep", "etp", "slices"):
+            put("parallel." + axis, getattr(self, axis), 1)
+        put("train.micro_batch", self.micro, 1)
+        name = self.schedule + ("+split" if self.split else "")
+        if name != "seq1f1b" or self.slices == 1:
+            put("parallel.schedule", name, "1f1b")
+        if self.chunks > 1 and not (self.stages and self.chance(0.5)):
+            put("parallel.vpp", self.chunks)
+        if self.schedule == "interleaved" and self.chance(0.3):
+            put("parallel.group", self.micro_batches)
+        put("parallel.layout", self.stages)
+        if self.tp > 1 and (not self.sp or self.chance(0.3)):
+            put("parallel.sp", self.sp)
+        put("parallel.cp_comm", ",".join(self.ways), "allgather")
+        put("parallel.cp_heads", self.cp_heads if self.chance(0.5) else 1, 1)
+        if self.cp > 1:
+            put("parallel.cp_cut", self.one("zigzag", "contiguous"), "zigzag")
+        copies = self.dp * self.cp > 1
+        put("parallel.zero", self.one(0, 1) if copies or self.chance(0.1) else 0, 0)
+        put("parallel.overlap_grad", copies and self.chance(0.4), False)
+        put("parallel.overlap_param", copies and "parallel.zero" in self.layout and self.chance(0.5), False)
+        put("parallel.overlap_moe", self.overlap_moe, False)
+        if self.pp == 1 or self.ep * self.etp in (1 if not self.experts_on else 0, self.tp * self.cp):
+            put("parallel.order", self.one("tp-cp-ep-dp-pp", "tp-cp-ep-pp-dp"), "tp-cp-ep-dp-pp")
+        put("train.recompute", self.one("none", "none", "selective", "full"), "none")
+        put("checkpoint.async", self.chance(0.15), False)
+        put("debug.isa", self.one("auto", "auto", "auto", "avx2", "c"), "auto")
+        put("debug.threads", self.one(0, 0, 0, 2, 3), 0)
+        put("debug.comm_check", self.ranks > 1 and self.chance(0.2), False)
+        put("debug.comm_delay_ms", 1 if self.ranks > 1 and self.chance(0.05) else 0, 0)
+        put("debug.poison", self.chance(0.2), False)
+        if self.experts_on:
+            self.put_experts_layout(put)
+
+    def put_experts_layout(self, put):
+        put("moe.dispatcher", self.one("alltoall", "alltoall", "allgather"), "alltoall")
+        put("moe.pad", "moe.capacity" in self.model and self.chance(0.3), False)
+        if not self.chance(0.2) or self.schedule in ASYNC:
+            return
+        put("moe.slack", self.one(1, 1.5, 2))
+        put("moe.overflow", "redo" if self.exact else self.one("redo", "drop"))
+
+    # ---- the model
+
+    def heads_divide(self, ranks):
+        """As base/config_check_context.c: whole key heads for each, or whole parts of one."""
+        parts = self.tp_blocks // self.kv_heads if self.tp_blocks % self.kv_heads == 0 else 1
+        while parts > 1 and (self.heads // self.kv_heads % parts or self.head_dim % parts):
+            parts //= 2
+        own = max(1, self.kv_heads // self.tp)
+        return self.kv_heads * parts % (self.tp * (ranks if own == 1 else 1)) == 0 and \
+            (own % ranks == 0 or (ranks % own == 0 and self.kv_heads * parts // self.tp % ranks == 0))
+
+    def draw_blocks(self):
+        """Canonical chunks of what tp cuts; and what a width must be a multiple of."""
+        need = max(self.tp, self.etp) if self.exact else 1
+        self.tp_blocks = self.rng.choice([b for b in (1, 2, 4, 8) if b >= need])
+        self.width = self.tp_blocks
+        for cut in (self.tp, self.etp):
+            if self.width % cut:
+                self.width *= cut
+        self.put(self.model, "parallel.tp_blocks", self.tp_blocks)
+
+    def draw_heads(self):
+        for _ in range(200):
+            self.heads = self.one(1, 2, 3, 4, 6, 8, 12, 16)
+            self.kv_heads = self.rng.choice(divisors(self.heads))
+            self.head_dim = self.one(2, 4, 6, 8, 16)
+            B = self.tp_blocks
+            if self.mla:
+                self.kv_heads = self.heads
+                fits = self.heads % B == 0 and self.heads % self.tp == 0
+            else:
+                fits = self.heads * self.head_dim % B == 0 and (self.heads + 2 * self.kv_heads) * self.head_dim % B == 0
+            if fits and self.heads * self.head_dim <= 128 and self.heads_divide(1):
+                return
+
+    def put_attention(self):
+        put = lambda key, value, default=None: self.put(self.model, "model." + key, value, default)
+        put("heads", self.heads)
+        if self.mla:
+            put("attention", "mla")
+            put("q_lora_rank", self.one(0, 8, 9, 16), 0)
+            put("kv_lora_rank", self.one(8, 12, 16, 20))
+            put("qk_nope_head_dim", self.one(3, 4, 5, 8))
+            put("qk_rope_head_dim", self.one(2, 4))
+            put("v_head_dim", self.one(4, 5, 6, 8))
+        else:
+            put("kv_heads", self.kv_heads, self.heads)
+            put("head_dim", self.head_dim)
+            put("qk_norm", self.chance(0.25), False)
+        self.put_position(put)
+        windows = ["0", "9", "1", "5,0", "3*2,0"]
+        window = self.rng.choice(windows[:3] if self.layers < 3 else windows)
+        put("window", window if self.chance(0.4) else "0", "0")
+        put("attention_softcap", self.one(0, 0, 0, 2, 0.5), 0)
+        put("sinks", self.chance(0.2), False)
+        put("attention_gate", self.chance(0.2), False)
+
+    def put_position(self, put):
+        positions = ["rope"] if self.mla else ["rope", "rope", "none"] + ([] if self.mtp else ["learned"])
+        position = self.rng.choice(positions)
+        put("position", position)
+        if position != "rope":
+            return
+        if self.layers > 1 and self.chance(0.2):
+            put("rope_layers", "1,0")
+        if not self.mla and self.head_dim > 2 and self.chance(0.2):
+            put("rope_dim", 2)
+        scaling = self.one("none", "none", "none", "linear", "llama3", "yarn")
+        put("rope_scaling", scaling, "none")
+        if scaling != "none":
+            put("rope_factor", 2)
+        if scaling in ("llama3", "yarn"):
+            put("rope_original", 8)
+        if scaling == "yarn" and self.mla and self.chance(0.5):
+            put("rope_mscale_all", 1)
+
+    def put_model(self):
+        put = lambda key, value, default=None: self.put(self.model, "model." + key, value, default)
+        put("arch", self.one("gpt2", "llama"))
+        put("layers", self.layers)
+        hidden = self.one(8, 16, 24, 31, 32, 64)
+        if self.mtp:
+            hidden = self.width * self.one(2, 4)
+        put("hidden", hidden)
+        put("seq", self.seq)
+        put("mtp_layers", self.mtp, 0)
+        if self.mtp:
+            put("mtp_weight", 0.5)
+        self.put_attention()
+        self.ffn = self.width * self.one(1, 2, 3, 5, 7)
+        put("ffn", self.ffn)
+        put("norm", self.one("layernorm", "rmsnorm"))
+        activation = self.one("gelu", "swiglu", "clamped_swiglu")
+        put("activation", activation)
+        if activation == "clamped_swiglu":
+            put("activation_limit", 0.05)
+        put("bias", self.chance(0.5))
+        put("tied", self.chance(0.5) and self.schedule not in ASYNC)
+        put("dropout", self.one(0, 0, 0.1, 0.5), 0)
+        put("attention_dropout", self.one(0, 0, 0.2), 0)
+        put("init_std", self.one(0.02, 0.1, 0.3))
+        self.put(self.model, "run.seed", self.rng.randrange(1000))
+        self.put(self.model, "parallel.seq_blocks", self.seq_blocks)
+
+    def put_experts(self):
+        put = lambda key, value, default=None: self.put(self.model, "moe." + key, value, default)
+        if not self.experts_on:
+            return
+        self.topk = self.one(1, 2, 2, 3, 4)
+        each = [k for k in (1, 2, 3, 4) if self.topk <= k * self.ep <= 24]
+        experts = self.ep * (self.rng.choice(each) if each else self.topk)
+        put("experts", experts)
+        put("topk", self.topk)
+        put("ffn", self.width * self.one(1, 2, 3))
+        self.router = self.one("sigmoid", "sqrt_softplus") if self.balance == "bias" else \
+            self.one("softmax", "softmax_pre", "sigmoid", "sqrt_softplus")
+        put("router", self.router, "softmax")
+        if self.router != "softmax" and self.topk > 1 and self.chance(0.3):
+            put("normalize", self.chance(0.5))
+        put("balance", self.balance, "none")
+        if self.balance == "bias" and self.slices == 1 and self.chance(0.3):
+            put("aux_coeff", 0.05)
+        put("unit", self.unit, 1)
+        self.put_groups(put, experts)
+        put("scale", self.one(1, 1, 2.5), 1)
+        put("z_coeff", self.one(0, 0, 0.01), 0)
+        if self.balance != "forced":
+            put("jitter", self.one(0, 0, 0.1), 0)
+        if self.chance(0.3):
+            put("shared_ffn", self.width * self.one(1, 2))
+            put("shared_gate", self.chance(0.4), False)
+        if self.slices == 1 and self.chance(0.35):
+            put("capacity", self.one(0.5, 1, 1.25))
+            put("drop", self.one("probs", "position"), "probs")
+        if self.layers > 1 and self.chance(0.3):
+            put("every", self.one("2", "0," + ",".join(["1"] * (self.layers - 1))))
+
+    def put_groups(self, put, experts):
+        if self.balance == "forced" or not self.chance(0.3):
+            return
+        fits = [(g, k) for g in divisors(experts) for k in divisors(self.topk)
+                if 1 < g and k <= g and self.topk <= k * experts // g]
+        if fits:
+            groups, most = self.rng.choice(fits)
+            put("groups", groups)
+            put("group_topk", most, 1)
+
+    # ---- data and training
+
+    def put_data(self):
+        put = lambda key, value, default=None: self.put(self.model, key, value, default)
+        kind = self.one("plain", "plain", "blend", "stages", "split", "sets")
+        order = "megatron" if kind != "stages" and self.chance(0.2) else "keyed"
+        put("data.train", {"blend": "0.7 a 0.3 b", "stages": "a @2 0.5 a 0.5 b"}.get(kind, "a"))
+        if kind == "split":
+            put("data.split", "98,2")
+        else:
+            put("data.valid", "one: c  two: 0.5 c 0.5 c" if kind == "sets" else "c")
+        put("data.order", order, "keyed")
+        put("data.seed", self.rng.randrange(1000))
+        put("data.mask_eod", self.schedule not in ASYNC and self.chance(0.35), False)
+        put("data.reset_at_eod", self.chance(0.35), False)
+
+    def put_training(self):
+        put = lambda key, value, default=None: self.put(self.model, key, value, default)
+        ramp = self.schedule not in ASYNC and self.chance(0.15)
+        G = self.global_batch
+        put("train.global_batch", f"{G}*1,{2 * G}" if ramp and G <= 16 else G)
+        put("train.steps", 3 if self.mode == "resume" or self.chance(0.3) else 2)
+        put("train.eval_every", 2)
+        put("train.eval_batches", self.one(0, 1, 2), 0)
+        put("optim.lr", "1e-2")
+        put("optim.schedule", self.one("constant", "cosine"))
+        put("optim.clip", 0 if self.schedule in ASYNC else self.one(0, 1))
+        most = [d for d in divisors(G) if d % self.unit == 0 and d <= 8]
+        self.put(self.alone, "train.micro_batch", self.rng.choice(most), 1)
+        if self.mode == "repeat":
+            put("run.precision", self.one("fp32", "bf16", "bf16", "fp16") if self.schedule not in ASYNC else "bf16")
+            put("run.reproducible", "run")
+        else:
+            put("run.reproducible", "layout")
+
+    def upcycle(self):
+        """Whether the case can begin as a dense model: its keys, if so."""
+        m = self.model
+        if not self.experts_on or "moe.shared_ffn" in m or not self.chance(0.5):
+            return
+        parts = [g for g in divisors(self.topk) if int(m["moe.experts"]) % g == 0]
+        sums = self.router in ("softmax", "softmax_pre") or (self.topk > 1 and m.get("moe.normalize") != "false")
+        if not sums:
+            return
+        m["model.ffn"] = str(self.rng.choice(parts) * int(m["moe.ffn"]))
+        m["checkpoint.upcycle"] = "true"
+
+    # ---- the whole
+
+    def case(self):
+        self.mode = self.one("train", "train", "train", "resume", "load", "eval", "repeat", "repeat")
+        self.exact = self.mode != "repeat"
+        self.draw_ranks()
+        self.ranks = self.tp * self.cp * self.pp * self.dp
+        self.draw_experts()
+        self.draw_schedule()
+        self.mla = self.chance(0.25)
+        self.mtp = self.one(0, 0, 0, 1, 2) if self.schedule not in ASYNC else 0
+        self.draw_batch()
+        self.draw_stages()
+        self.draw_blocks()
+        self.draw_heads()
+        self.put_model()
+        self.draw_context()
+        self.draw_attn_block()
+        self.put_experts()
+        self.put_data()
+        self.put_training()
+        self.put_layout()
+        if self.mode == "load":
+            self.upcycle()
+        return Case(self.name, self.mode, self.dp, self.model, self.layout, self.alone)
+
+
+def draw(name):
+    """The case of that name, always the same one."""
+    return Draw(name).case()
