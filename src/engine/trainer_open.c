@@ -237,6 +237,7 @@ static Err open_stores(Trainer *t)
                             .ranks = t->world->grid.pp,
                             .replicas = t->parts.step.replicas,
                             .stores = t->stores,
+                            .lower = schedule_lower_replica(&t->parts.step, t->world->pp_rank),
                             .stats = &t->stats };
     TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->forward_only, &t->state));
     for (int r = 0; r < t->params.replicas; r++) {
@@ -261,11 +262,9 @@ static Err fill(Trainer *t)
     const int shift = start + log2_ceil(tokens) + s->extra_shift;
     for (int i = 0; i < t->stats.count; i++) t->host_shift[i] = shift;
     TRY(device_write(&t->device.stream, t->stats.shift.data, t->host_shift, tensor_bytes(t->stats.shift)));
-    for (int r = 0; r < t->params.replicas; r++) {
+    for (int r = 0; r < t->params.replicas; r++)
         TRY(param_store_fill(&t->stores[r], &t->device.stream, s->seed, threads));
-        TRY(param_store_publish(&t->stores[r], &t->device.stream));
-    }
-    return ERR_OK;
+    return param_set_publish(&t->params, &t->device.stream);
 }
 
 static Err open_optim(Trainer *t)

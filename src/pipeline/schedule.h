@@ -179,6 +179,9 @@ const char *schedule_name(int i);
 int schedule_rank_of(const Schedule *s, int replica, int stage);
 int schedule_chunk_of(const Schedule *s, int stage); /* 0 .. chunks - 1 on its rank */
 int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
+/* Of two replicas the one whose stage on this rank is the lower; of one that. What a rank does for both, with the ranks
+ * that hold the same stages, it does in this order: for the lower stage first, as these do. */
+int schedule_lower_replica(const Schedule *s, int rank);
 
 /* The slice of the sequences that a unit is. */
 static inline int schedule_slice_of(const Schedule *s, int unit) { return unit % s->slices; }
