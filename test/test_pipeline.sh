@@ -175,10 +175,10 @@ refused 3 'an even number of ranks' '4 ranks, 8 micro-batches' parallel.pp=3 par
 refused 2 'groups of at least as many' 'groups of 2' parallel.pp=2 parallel.vpp=2 parallel.group=1
 refused 4 'cannot be shared by' 'at most 8' parallel.pp=4 parallel.vpp=4
 refused 2 "has '7' blocks, the model '8'" "a 't' for each" parallel.pp=2 'parallel.layout=Ettt|ttttL'
-refused 2 'no multiple of' 'parallel.pp=1 and 3' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
+refused 2 'no multiple of' 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
 refused 2 'cuts a micro-batch into 2' 'train.micro_batch=2' parallel.pp=2 parallel.schedule=chimera-bhalf train.micro_batch=1
-refused 2 'no groups' 'interleaved' parallel.pp=2 parallel.group=4
-refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'parallel.schedule=dualpipev or dualpipe' parallel.pp=2 \
+refused 2 'no groups' 'take parallel.group=0' parallel.pp=2 parallel.group=4
+refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'take parallel.schedule=dualpipev' parallel.pp=2 \
     parallel.ep=2 parallel.overlap_moe=true model.bias=false moe.experts=4
 expect 2 "did you mean 'optim.lr'" "$launch" -n 4 -- "$mt" --config pipe.ini run.dir=no optim.lrr=1
 check "nothing was begun" [ ! -e no ]
