@@ -182,11 +182,11 @@ valid = data/tiny
 every = 3
 EOF
 run 0 config check --config tiny.ini
-says out "^tiny.ini: ok$"
+says out "^tiny.ini: ok on 1 rank .more ranks were not checked: --world N.$"
 check "nothing to warn of" test ! -s "$dir/err"
 CUDA_VISIBLE_DEVICES= run 0 config check --config tiny.ini data.train=nowhere "data.valid=a: data/tiny b: gone" \
     data.tokenizer=none.json checkpoint.load=old/run run.device=cuda
-says out "^tiny.ini: ok, but a run would not start here"
+says out "^tiny.ini: ok on 1 rank .*, but a run would not start here"
 for w in "data.train: .*'nowhere.idx'" "data.valid: .*'gone.idx'" "data.tokenizer: no tokenizer 'none.json'" \
     "checkpoint.load: there is no 'old/run'" "run.device: there is no GPU to use: "; do says err "^warning: $w"; done
 check "a warning each: $(cat "$dir/err")" test "$(wc -l <"$dir/err")" -eq 5

@@ -66,8 +66,8 @@ done
 refuse() { # WORLD TEXT WORDS...
     expect 2 "$2" "$mt" plan --config long.ini --world "$1" "${@:3}"
 }
-refuse 3 "2 x cp must divide seq; nearest that do: 2 and 4" parallel.cp=3
-refuse 8 "or take seq_blocks = 16, or reproducible = run" parallel.cp=8 run.reproducible=layout
+refuse 12 "2 x cp must divide seq; take parallel.cp=2, or parallel.cp=4" parallel.cp=3 train.global_batch=24
+refuse 8 "; take parallel.seq_blocks=16, or run.reproducible=run" parallel.cp=8 run.reproducible=layout
 refuse 4 "attn_block must divide seq / (2 x its ranks), here 8" parallel.cp=4 parallel.cp_comm=ring parallel.attn_block=16
 refuse 4 "cp_heads must divide cp" parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_heads=3
 expect 9 "each sequence; or a smaller" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \

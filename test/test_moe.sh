@@ -96,14 +96,14 @@ refuse "sinkhorn balances by itself, without a loss" moe.balance=sinkhorn
 refuse "forced balance has no loss" moe.balance=forced
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
-refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
+refuse "give moe.experts; take parallel.ep=1" moe.experts=0 parallel.ep=2
 refuse "beside experts tp needs sp" parallel.tp=2 parallel.sp=false
-refuse "give moe.experts, or etp = 1" moe.experts=0 parallel.etp=2
+refuse "give moe.experts; take parallel.etp=1" moe.experts=0 parallel.etp=2
 refuse "etp must divide the width of an expert" parallel.etp=3
 refuse "etp must divide tp_blocks" parallel.etp=2 parallel.tp_blocks=1
-refuse "take order = tp-cp-ep-dp-pp" parallel.pp=2 parallel.ep=2 parallel.order=tp-cp-ep-pp-dp
+refuse "take parallel.order=tp-cp-ep-dp-pp" parallel.pp=2 parallel.ep=2 parallel.order=tp-cp-ep-pp-dp
 refuse "tp must divide micro_batch x seq_blocks, here 1 x 4" parallel.tp=8 train.micro_batch=1 parallel.seq_blocks=4
-refuse "groups must divide experts; nearest that do: 2 and 4" moe.groups=3
+refuse "groups must divide experts; take moe.groups=2, or moe.groups=4" moe.groups=3
 refuse "the list is about 3 blocks, the model has 4" moe.every=0,1*2
 refuse "only a mixture has it: give moe.experts" moe.experts=0
 run whole moe.topk=1

@@ -180,7 +180,7 @@ refused 3 'an even number of ranks' '4 ranks, 8 micro-batches' parallel.pp=3 par
 refused 2 'groups of at least as many' 'groups of 2' parallel.pp=2 parallel.vpp=2 parallel.group=1
 refused 4 'cannot be shared by' 'at most 8' parallel.pp=4 parallel.vpp=4
 refused 2 "has '7' blocks, the model '8'" "a 't' for each" parallel.pp=2 'parallel.layout=Ettt|ttttL'
-refused 2 'no multiple of' 'parallel.pp=1 and 3' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
+refused 2 'no multiple of' 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
 refused 2 'cuts a micro-batch into 2' 'train.micro_batch=2' parallel.pp=2 parallel.schedule=chimera-bhalf train.micro_batch=1
 latent=(model.attention=mla model.position=rope model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4
     model.v_head_dim=8 parallel.seq_blocks=1 train.stop_at=2 train.eval_every=0)
@@ -199,8 +199,8 @@ for words in train.micro_batch=4 parallel.sp=false; do
     check "halves of micro-batches, $words: $(grep -m1 error latent-4.err)" same_run latent-4 latent-1 2
     rm -rf latent-4
 done
-refused 2 'no groups' 'interleaved' parallel.pp=2 parallel.group=4
-refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'parallel.schedule=dualpipev or dualpipe' parallel.pp=2 \
+refused 2 'no groups' 'take parallel.group=0' parallel.pp=2 parallel.group=4
+refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'take parallel.schedule=dualpipev' parallel.pp=2 \
     parallel.ep=2 parallel.overlap_moe=true model.bias=false moe.experts=4
 expect 2 "did you mean 'optim.lr'" "$launch" -n 4 -- "$mt" --config pipe.ini run.dir=no optim.lrr=1
 check "nothing was begun" [ ! -e no ]

@@ -103,8 +103,12 @@ typedef struct {
 Err config_read(Config *c, ConfigSource source);
 void config_release(Config *c);
 
-/* Whether c, which config_read returned, breaks no rule between its keys with parallel.slices = `slices`. */
-bool config_allows_slices(const Config *c, int64_t slices);
+/*
+ * c, which config_read returned, with other values: "section.key=value", several parted by blanks. What was filled in
+ * is filled in anew. False where that breaks a rule between keys. *out has texts of c: release it first, also after
+ * false.
+ */
+bool config_with(const Config *c, const char *values, Config *out);
 
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);

@@ -327,7 +327,7 @@ static void complain_word(ConfigReader *r, const char *word)
     config_complain(r, "command line: '%s' is not section.key=value%s%s", word, *meant ? "; " : "", meant);
 }
 
-static void read_override(ConfigReader *r, const char *text)
+void config_read_override(ConfigReader *r, const char *text)
 {
     char *copy = strdup(text);
     if (!copy) {
@@ -366,7 +366,7 @@ Err config_read(Config *c, ConfigSource source)
     c->path = config_keep(&r, "%s", source.path ? source.path : "");
     if (source.text) read_text(&r, source.text);
     else if (source.path) TRY(read_file(&r, source.path));
-    for (int i = 0; i < source.override_count; i++) read_override(&r, source.overrides[i]);
+    for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
     config_resolve(&r);
     config_check_unbuilt(&r);
     config_check(&r);

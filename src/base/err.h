@@ -46,6 +46,12 @@ Err err_set(Err code, const char *fmt, ...) __attribute__((format(printf, 2, 3))
 /* Adds the hint line to the recorded failure and returns its code: return err_set(...), err_hint(...). */
 Err err_hint(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 
+/* A way out of the recorded failure: "section.key=value", several parted by blanks; at most ERR_WAYS. The hint names
+ * them before its own text. Whoever can try them drops the others: err_ways_keep leaves the first two that pass. */
+enum { ERR_WAYS = 8, ERR_WAY_BYTES = 192 };
+Err err_take(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void err_ways_keep(bool (*passes)(const void *user, const char *way), const void *user);
+
 /* Re-labels the recorded failure: the same message under another kind (IO -> DATA, CKPT, ...). OK stays OK. */
 Err err_as(Err err, Err code);
 

@@ -18,14 +18,14 @@
 enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, SENDERS_NAMED = 6 };
 
 static const char *config_path, *device;
-static int64_t world_size = 1;
+static int64_t world_size;
 static bool as_json;
 static DeviceFile target; /* that device; no name: this machine's, or a CPU */
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
-      .help = "ranks to plan for" },
+      .help = "ranks to plan for; none: the launcher's, or the fewest that its cuts take" },
     { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
       .help = "does a rank fit there? cpu, h100, ... of config/devices; none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
@@ -556,10 +556,12 @@ static Err plan(Words rest)
     const char **words = calloc((size_t)rest.count + 1, sizeof *words);
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
     for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
+    int64_t ranks = 0;
     const bool cpu = device && strcmp(device, "cpu") == 0;
     Err err = device && !cpu ? device_file_read(device, &target) : ERR_OK;
     if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
-    if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, world_size);
+    if (!err) err = config_world(world_size, &ranks);
+    if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, ranks);
     if (!err) err = plan_config(&c);
     config_release(&c);
     free(words);

@@ -6,6 +6,7 @@
 
 #include "base/file.h"
 #include "ckpt/ckpt.h"
+#include "comm/boot.h"
 #include "device/device.h"
 #include "train/kept.h"
 
@@ -82,6 +83,16 @@ Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides,
     Err err = config_of(c, path, &setup, overrides, world_size);
     setup_release(&setup);
     return err ? err : find_tokenizer(c, run_dir);
+}
+
+Err config_world(int64_t given, int64_t *out)
+{
+    Boot boot;
+    *out = given;
+    if (given) return ERR_OK;
+    TRY(boot_from_env(&boot));
+    *out = boot.size > 1 ? boot.size : CONFIG_ANY_WORLD;
+    return ERR_OK;
 }
 
 /* The launchers of README, "Launchers"; a batch job's size alone says nothing, a step's does. */

@@ -173,32 +173,48 @@ void loads_use_pieces(Trainer *t, bool pieces)
 
 /* ---- the batch so far ---- */
 
-static Err refuse_order(const char *why, const char *hint)
+static Err refuse_order(const char *why)
 {
-    err_set(ERR_CONFIG,
-            "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s", why);
-    return err_hint("%s", hint);
+    return err_set(ERR_CONFIG,
+                   "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s",
+                   why);
 }
 
-Err loads_check_order(const Trainer *t)
+static Err take_other_balance(void)
+{
+    err_take("moe.balance=aux");
+    err_take("moe.balance=bias moe.router=sigmoid");
+    return err_take("moe.balance=bias moe.router=sigmoid moe.aux_coeff=0");
+}
+
+/* Does a rank compute the forwards of each of its stages in data order? */
+static bool in_order(const Schedule *s, const ActionList *list)
 {
     int next[PARTS_STAGES] = { 0 };
-    char why[96];
-    const Schedule *s = &t->parts.step;
-    const ActionList *list = &s->rank[t->world->pp_rank];
-    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
-    if (t->world->grid.dp > 1)
-        return refuse_order("data-parallel ranks compute their shares of it at the same time",
-                            "take as many ranks as tp x cp x pp, or moe.balance=aux or bias");
-    snprintf(why, sizeof why, "schedule '%s' does not compute them so", s->name);
     for (int i = 0; i < list->count; i++) {
         const Action *a = &list->action[i];
         if (a->kind != ACT_F) continue;
         int *at = &next[a->replica * s->chunks + schedule_chunk_of(s, a->stage)];
-        if (a->microbatch != *at)
-            return refuse_order(why, "take parallel.schedule=1f1b, or moe.balance=aux or bias");
+        if (a->microbatch != *at) return false;
         *at += a->count;
     }
+    return true;
+}
+
+Err loads_check_order(const Trainer *t)
+{
+    char why[96];
+    const Schedule *s = &t->parts.step;
+    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
+    if (t->world->grid.dp > 1) {
+        refuse_order("data-parallel ranks compute their shares of it at the same time");
+        err_hint("or as many ranks as tp x cp x pp");
+        return take_other_balance();
+    }
+    snprintf(why, sizeof why, "schedule '%s' does not compute them so", s->name);
+    for (int i = 0; i < s->ranks; i++)
+        if (!in_order(s, &s->rank[i]))
+            return refuse_order(why), err_take("parallel.schedule=1f1b"), take_other_balance();
     return ERR_OK;
 }
 

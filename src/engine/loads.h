@@ -32,7 +32,7 @@ MoeCut loads_cut(const TrainSpec *spec, Grid grid, int64_t samples);
 /* ERR_CONFIG if steps are to be done again in pieces of which none is small enough. */
 Err loads_check_pieces(const TrainSpec *spec, Grid grid, int64_t samples);
 
-/* ERR_CONFIG where balance counts the batch so far and this rank's micro-batches do not come in data order, or others
+/* ERR_CONFIG where balance counts the batch so far and some rank's micro-batches do not come in data order, or others
  * are computed at the same time. After t->parts is open. */
 Err loads_check_order(const Trainer *t);
 /* Takes, for a stage, what is counted so. */

@@ -318,7 +318,7 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
     *out = (MemoryPlan){ 0 };
     largest.ramp.count = 0;
-    TRY(trainer_check(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
+    TRY(trainer_check_shape(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
     TRY(world_open_null(&world, grid, rank));
     world.tp_ep.pads_rows = spec->device == DEVICE_CUDA; /* as NCCL; staged it takes less */
     Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &unlimited);

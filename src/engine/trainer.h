@@ -179,7 +179,8 @@ typedef struct {
     MemoryPlan plan;
 } Trainer;
 
-/* What can be said of the pipeline before there are ranks (parts_check); of the model the number of blocks counts. */
+/* What trainer_plan and trainer_open refuse of a specification on any rank, before there are ranks: ERR_CONFIG. The
+ * size of the vocabulary does not count. */
 Err trainer_check(const TrainSpec *spec, Grid grid);
 /* What of a grid depends on the stages of the pipeline (Grid.embd) is filled in; for a specification that fits. */
 Err trainer_grid(const TrainSpec *spec, Grid *grid);

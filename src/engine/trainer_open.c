@@ -347,7 +347,7 @@ Err trainer_grid(const TrainSpec *s, Grid *grid)
     return parts_table_ranks(&spec, grid->pp, grid->embd);
 }
 
-Err trainer_check(const TrainSpec *s, Grid grid)
+Err trainer_check_shape(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;
     int64_t unit;
@@ -356,6 +356,22 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     TRY(async_check(s, grid.pp));
     TRY(parts_check(&spec, grid.pp, &unit));
     return check_unit(s, grid, unit);
+}
+
+/* The parts are those that a run opens, by the same call: what it would refuse is refused here. */
+Err trainer_check(const TrainSpec *s, Grid grid)
+{
+    World world;
+    Trainer t = { .spec = *s, .world = &world };
+    TRY(trainer_check_shape(s, grid));
+    TRY(trainer_grid(s, &grid));
+    TRY(world_open_null(&world, grid, 0));
+    setup_init(&t.setup);
+    Err err = open_parts(&t);
+    parts_release(&t.parts);
+    setup_release(&t.setup);
+    world_close(&world);
+    return err;
 }
 
 /* Where a step's outcome is read to. */

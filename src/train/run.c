@@ -117,11 +117,13 @@ static void say_arenas(const MemoryPlan *p)
 static int64_t more_slices(const Run *r)
 {
     const Config *c = r->cfg;
-    const int64_t slices = c->parallel.slices;
+    const int64_t slices = 2 * c->parallel.slices;
     const bool free = c->origin[CFG_parallel_schedule].kind == ORIGIN_DEFAULT &&
                       c->origin[CFG_parallel_vpp].kind == ORIGIN_DEFAULT;
-    if (r->spec.forward_only || c->parallel.pp == 1 || !(free || slices > 1)) return 0;
-    return 2 * slices <= SLICES_MOST && config_allows_slices(c, 2 * slices) ? 2 * slices : 0;
+    char values[64];
+    if (r->spec.forward_only || c->parallel.pp == 1 || !(free || c->parallel.slices > 1)) return 0;
+    snprintf(values, sizeof values, "parallel.slices=%lld", (long long)slices);
+    return spec_allows(c, values) ? slices : 0;
 }
 
 static Err hint_smaller(const Run *r)
@@ -185,17 +187,6 @@ static void say_device(const Config *c)
     else log_info("no GPU: computing on the CPU");
 }
 
-/* data.mask_eod and data.reset_at_eod go by a token that not every tokenizer has. */
-static Err find_eod(Run *r)
-{
-    const Config *c = r->cfg;
-    r->spec.eod = tokenizer_eod(r->tokenizer);
-    if (r->spec.eod >= 0 || !(c->data.mask_eod || c->data.reset_at_eod)) return ERR_OK;
-    return err_set(ERR_CONFIG, "data.%s needs a token that ends a document, and the tokenizer '%s' has none",
-                   c->data.mask_eod ? "mask_eod" : "reset_at_eod", c->data.tokenizer),
-           err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
-}
-
 /* Collectives that run beside products have their multiprocessors; a rank without replicas has none such. */
 static void leave_free(Run *r)
 {
@@ -215,7 +206,7 @@ static Err open_inputs(Run *r, RunPurpose purpose)
 {
     TRY(tokenizer_open(r->cfg->data.tokenizer, &r->tokenizer));
     TRY(train_spec(r->cfg, tokenizer_vocab(r->tokenizer), &r->spec));
-    TRY(find_eod(r));
+    TRY(spec_eod(r->cfg, r->tokenizer, &r->spec.eod));
     return open_data(r, purpose);
 }
 
