@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
-# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads), emu-asan, emu-tsan,
-# emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, grid, faults, slow and emu-bugs try
-# their lists in full, not the part that covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]";
-# one that does not, or that exits otherwise than that line says, counts as one failure.
+# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads, work that runs late and
+# at once), emu-asan, emu-tsan, emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks,
+# grid, faults, slow and emu-bugs try their lists in full, not the part that covers each kind. Programs and scripts close
+# with "N passed, N failed[, N skipped]"; one that does not, or that exits otherwise than that line says, counts as one
+# failure.
 set -u
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
@@ -23,10 +24,12 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
     emu_open+=("EMU_CLOSED=0|$c")
-    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing
+    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing;
+    # and with work that runs at once a collective whose peers are gone cannot be given up
     emu_commands+=("EMU_ORDER=forward|$c")
-    # (what host code may touch does not depend on the order)
-    for order in reverse random:1 ${FULL:+random:2}; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
+    # (what host code may touch does not depend on the order; nor does what it forgot to wait for: work runs late there)
+    emu_commands+=("EMU_CLOSED=0 EMU_STREAMS=now EMU_ORDER=reverse|$c")
+    for order in random:1 ${FULL:+random:2}; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
 done
 halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
 extent=${FULL:+all} extent=${extent:-each} # of the lists
@@ -47,8 +50,9 @@ files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
-    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh test/gpu_check.sh
-        "${emu_commands[@]}")
+    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh)
+    for c in run ranks resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
+    commands+=(test/gpu_check.sh "${emu_commands[@]}")
     export EMU ;;
 emu-asan)
     commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}")
@@ -60,10 +64,10 @@ esac
 
 # run_one COMMAND: prints one report, leaves its counts in a file of the lane's
 run_one() {
-    local c=$1 given= name start=$SECONDS status line p f s report
+    local c=$1 given= name g start=$SECONDS status line p f s report
     case $c in *'|'*) given=${c%%|*} c=${c#*|} ;; esac
-    name=${given#EMU_CLOSED=0}
-    name=$(basename "$c")${name:+-${name#*=}}
+    name=$(basename "$c")
+    for g in ${given/EMU_CLOSED=0/}; do name+=-${g#*=}; done
     env $given "$c" >"$logs/$name.log" 2>&1
     status=$?
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$logs/$name.log" | tail -1)

@@ -378,7 +378,7 @@ static Err enqueue_or_replay(Executor *e, const Action *a, int n)
     if (!e->graphs || !e->training) return enqueue_any(e, a, n);
     ActionGraph *g = graph_of(e, a);
     if (g->graph) return device_replay(e->ctx.s, g->graph);
-    if (g->runs++ == 0) return enqueue_any(e, a, n);
+    if (g->runs++ == 0 || e->graphs_wait) return enqueue_any(e, a, n);
     TRY(device_record_begin(e->ctx.s));
     Err err = enqueue_any(e, a, n), end = device_record_end(e->ctx.s, &g->graph);
     TRY(err ? err : end);

@@ -106,10 +106,11 @@ struct Executor {
     Transfer *transfers;   /* [buffer_count + 1] */
     CommMessage *messages; /* [buffer_count] of a group */
     ActionGraph
-        *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
-    bool training; /* dropout on, saves are kept; else every F ends the unit */
-    int units;     /* of a list that are run, what later ones need being left out; 0: all */
-    int64_t runs;  /* of lists so far */
+        *graphs;      /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
+    bool graphs_wait; /* what could be recorded runs as it is, as long as it is set */
+    bool training;    /* dropout on, saves are kept; else every F ends the unit */
+    int units;        /* of a list that are run, what later ones need being left out; 0: all */
+    int64_t runs;     /* of lists so far */
     /* [actions of a step's list] when each ran, by clock_s, of a group its first, of a pair in turn both from the begin
      * to the end of the pair; NULL: nobody asks */
     Span *times;

@@ -232,6 +232,7 @@ static Err account(Trainer *t, const Again *a, LossScale before)
     t->step++;
     t->samples += t->flight.batch;
     t->updates += !skip;
+    t->executor.graphs_wait &= skip;
     if (!skip) raise_loss_scale(t);
     else t->loss_scale = before; /* no scale was small enough: it was not the scale */
     t->skipped += skip;

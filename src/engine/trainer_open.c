@@ -405,6 +405,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
         s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
     if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
         TRY(executor_use_graphs(&t->executor, &t->setup));
+    /* products are timed by gradients that do not overflow, and never while they are recorded */
+    t->executor.graphs_wait = s->compute == F16;
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));
