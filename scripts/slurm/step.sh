@@ -16,6 +16,9 @@ set -u
 
 # these would make one rank of all tasks, or a world of another size
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+# by which the ranks know each other (docs/security.md); in the environment, which other users do not see
+MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
+export MEGATRAIN_SECRET
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 # each task has cores of its own and sees one GPU, a near one
 bind=(--cpu-bind=cores)

@@ -13,6 +13,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "comm/secret.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10, ABORT_S = 5 };
 
@@ -251,8 +252,13 @@ static Err leave_to_rank_1(const Ranks *r, Err err)
 
 static Err meet(Ranks *r, const RanksOptions *o)
 {
+    const bool from_file = !*r->boot.secret;
+    const double began = clock_s();
     fault_point("rendezvous");
-    TRY(store_open(&r->boot, o->timeout_s, &r->store));
+    if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
+    Err err = store_open(&r->boot, o->timeout_s - (from_file ? clock_s() - began : 0), &r->store);
+    if (from_file) secret_forget(&r->boot, o->folder);
+    TRY(err);
     fault_point("met");
     return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
 }

@@ -43,6 +43,7 @@ typedef struct {
 typedef struct {
     Grid grid; /* of boot.size ranks */
     double timeout_s, freeze_s, stall_s;
+    const char *folder; /* that all ranks see: the secret's, where the launcher gives none (comm/secret.h) */
     const volatile sig_atomic_t *stop; /* not 0: stop waiting for ranks that have not come */
     const char *facts; /* lines "what: value" that must be the same on all ranks; NULL for one */
     int delay_ms;      /* every communication is held back that long */
