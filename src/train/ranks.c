@@ -162,6 +162,7 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
     GlooOptions g = { .rank = r->boot.rank,
                       .size = r->boot.size,
                       .address = address,
+                      .secret = r->boot.secret,
                       .timeout_s = o->timeout_s,
                       .delay_ms = o->delay_ms,
                       .store = { r->store, gloo_set, gloo_get } };
