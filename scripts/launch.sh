@@ -80,4 +80,5 @@ while [ ${#pids[@]} -gt 0 ]; do
 done
 [ -n "$timer" ] && kill "$timer" 2>/dev/null
 [ $verdict -ne 0 ] && exit $verdict
+[ "$signalled" -eq 0 ] || echo "launch: no rank was left to say more; a start anew goes on from the newest checkpoint" >&2
 exit "$signalled"
