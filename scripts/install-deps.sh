@@ -35,6 +35,7 @@ EOT
     dev) cat <<'EOT' ;;
 command:clang        clang               clang               clang
 command:clang-format clang-format        clang-tools-extra   clang-format
+command:ip           iproute2            iproute             iproute2
 sanitizers:          libclang-rt-dev     compiler-rt         compiler-rt
 library:libopenblas.so.0 libopenblas0-openmp openblas-openmp libopenblas
 module:torch         python3-torch       python3-torch       pytorch

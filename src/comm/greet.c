@@ -181,8 +181,14 @@ GreetStep greet_host(Greeting *g, Link *l)
     link_drop(l, sizeof h);
     g->hello = h.hello;
     if (!proven(g, PROOF_HELLO, NULL, h.proof)) return GREET_OTHER_KEY;
-    make_printable(g->hello.host, sizeof g->hello.host);
     return GREET_DONE;
+}
+
+Hello greet_introduced(const Greeting *g)
+{
+    Hello hello = g->hello;
+    make_printable(hello.host, sizeof hello.host);
+    return hello;
 }
 
 bool greet_welcome(const Greeting *g, Link *l, const Welcome *w)

@@ -290,7 +290,7 @@ static void tell_of_stranger(Host *h, const Conn *c)
 
 static bool enter(Host *h, Conn *c)
 {
-    const Hello hello = c->greeting.hello;
+    const Hello hello = greet_introduced(&c->greeting);
     if (hello.rank >= (uint32_t)h->boot.size || hello.to != 0) return false;
     if (hello.role == ROLE_WATCH) return enter_watch(h, c, &hello);
     if (hello.role != ROLE_STORE) return false;
