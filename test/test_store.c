@@ -291,17 +291,18 @@ TEST(another_job_is_named)
     kill(ranks.rank[0].pid, SIGUSR1);
     finish(5);
     says(0, 10, " s for rank 1 of 2");
-    says(1, 10, "belongs to another job (job one)");
+    says(1, 10, "belongs to another job");
 }
 
-/* As the host of another job answers. */
+/* As the host of another job answers: with a proof that is not ours. */
 static void answer_for_another_job(int listener)
 {
-    Hello hello;
-    Welcome w = { .magic = LINK_MAGIC, .kind = WELCOME_OTHER_JOB, .text = "job one" };
+    Call call;
+    Answer answer = { .proof = { 1 } };
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    CHECK(fd >= 0 && recv(fd, &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
-    CHECK(send(fd, &w, sizeof w, MSG_NOSIGNAL) == sizeof w);
+    CHECK(fd >= 0 && recv(fd, &call, sizeof call, MSG_WAITALL) == sizeof call);
+    answer.call = call;
+    CHECK(send(fd, &answer, sizeof answer, MSG_NOSIGNAL) == sizeof answer);
     close(fd);
 }
 
@@ -318,7 +319,7 @@ TEST(another_job_that_falls_silent_is_named)
         if (poll(&poll_listener, 1, 10) == 1) answer_for_another_job(listener), answers++;
     }
     finish(10);
-    says(0, 10, "belongs to another job (job one)");
+    says(0, 10, "belongs to another job");
     close(listener);
 }
 
@@ -356,7 +357,7 @@ static int only_come(int i, void *arg)
 {
     const Plan *p = arg;
     Boot b = boot_of(p->as_rank[i], p->size, p->port);
-    Hello hello = meet_hello(&b);
+    Hello hello = greet_hello(&b);
     Meeting m;
     NEED(!meet_host(&b, &hello, p->timeout_s, clock_s() + p->timeout_s, &m));
     fprintf(out, "here\n");
@@ -392,7 +393,7 @@ static int give_up(int i, void *arg)
 {
     const Plan *p = arg;
     Boot b = boot_of(p->as_rank[i], p->size, p->port);
-    Hello hello = meet_hello(&b);
+    Hello hello = greet_hello(&b);
     Meeting m;
     Frame f;
     const double waited_s = 0.1, deadline = clock_s() + 10;

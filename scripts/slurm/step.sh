@@ -26,6 +26,9 @@ done
 
 # these would make one rank of all tasks, or a world of another size
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+# by which the ranks know each other (docs/security.md); in the environment, which other users do not see
+MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
+export MEGATRAIN_SECRET
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
 run_dir=${RUN_DIR:-}
 if [ -n "$run_dir" ]; then set -- "$@" run.dir="$run_dir"

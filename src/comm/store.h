@@ -19,7 +19,7 @@ enum { STORE_HOST_BYTES = 64, STORE_KEY_BYTES = 255, STORE_VALUE_BYTES = 1 << 20
 typedef struct Store Store;
 
 /*
- * Meets the other ranks: returns when all are there. Rank 0 listens on the first free port of boot->port and the
+ * Meets the other ranks, which know each other by boot->secret: returns when all are there. Rank 0 listens on the first free port of boot->port and the
  * BOOT_PORTS - 1 following ones (on the loopback address alone if that is how all ranks reach it); the others look
  * for it there. ERR_RENDEZVOUS:
  *   ranks missing after timeout_s ("waited 30 s for ranks 1, 3 of 4"), on all that wait;

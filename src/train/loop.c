@@ -133,7 +133,7 @@ static Err check_valid(const Run *r)
 Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
 {
     *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
-    TRY(join_ranks(&l->ranks, cfg, boot, &signals_stop, &l->config_text));
+    TRY(join_ranks(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop, &l->config_text));
     TRY(take_folder(l));
     watch_phase(l->ranks.watch, PHASE_LOAD, 0);
     fault_point("load");
