@@ -68,6 +68,7 @@ Err folder_scan(const char *folder, CkptEntry **out, int *count)
 {
     *out = NULL;
     *count = 0;
+    if (file_exists(folder)) TRY_AS(ERR_STORAGE, file_check_link(folder));
     DIR *d = opendir(folder);
     if (!d && errno == ENOENT) return ERR_OK;
     if (!d) return err_set(ERR_CKPT, "cannot read folder '%s': %m", folder);
@@ -86,9 +87,10 @@ Err folder_scan(const char *folder, CkptEntry **out, int *count)
 static Err check(const char *path, bool *newer)
 {
     SetupArena a;
-    Manifest m;
+    Manifest m = { 0 };
     setup_init(&a);
-    Err err = manifest_read(path, &a, &m);
+    Err err = err_as(file_check_link(path), ERR_STORAGE);
+    if (!err) err = manifest_read(path, &a, &m);
     if (!err) err = manifest_check_files(&m);
     *newer = m.format > CKPT_FORMAT;
     setup_release(&a);

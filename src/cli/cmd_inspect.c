@@ -103,7 +103,7 @@ static Err print_tokens(const char *prefix, const Indexed *x)
     return ERR_OK;
 }
 
-/* The ids as text, to a file byte by byte, to a terminal what is fit for it; the end of the document, if it is there, is
+/* The ids as text, to a file byte by byte, to a terminal what is fit for it. The end of the document, if it is there, is
  * not part of it. */
 static Err print_text(const Tokenizer *t, const int32_t *ids, int64_t count)
 {
