@@ -137,6 +137,26 @@ Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *fou
     return err;
 }
 
+Err ckpt_removed(const char *path, Err err)
+{
+    if (!err || file_is_dir(path)) return err;
+    return err_set(ERR_CKPT, "'%s' was removed while it was read (checkpoint.keep)", path),
+           err_hint("the run has newer ones; checkpoint.keep_every keeps some for good");
+}
+
+Err ckpt_visit_newest(const char *run_dir, Err (*visit)(const char *path, void *arg), void *arg, bool *found)
+{
+    char path[PATH_MAX];
+    for (int again = CKPT_RESCANS;; again--) {
+        TRY(ckpt_find(run_dir, INT64_MAX, path, found));
+        if (!*found) return ERR_OK;
+        const Err err = visit(path, arg);
+        if (!err || file_is_dir(path)) return err;
+        if (!again) return ckpt_removed(path, err);
+        log_info("'%s' was removed while it was read: looking again", path);
+    }
+}
+
 static Err no_such_step(const char *folder, const CkptEntry *e, int count, int64_t step)
 {
     int64_t below = -1, above = -1;
@@ -157,7 +177,7 @@ static Err entry_of_step(const char *folder, const CkptEntry *e, int count, int6
     for (int i = 0; i < count; i++) {
         if (e[i].step != step) continue;
         TRY(entry_path(path, folder, e[i]));
-        return check(path, &newer);
+        return ckpt_removed(path, check(path, &newer));
     }
     return no_such_step(folder, e, count, step);
 }
