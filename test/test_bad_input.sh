@@ -244,6 +244,21 @@ fresh r; printf '{"step":\033[2J\302\2331m\377}\n' >>r/metrics.jsonl
 expect 0 'last metrics: {"step":?[2J??1m?}' "$mt" inspect r
 check "what others wrote is printed as text" bash -c '! LC_ALL=C grep -q "[[:cntrl:]]" out.txt'
 
+# a link that is another's is not followed, neither to read nor to write
+fresh r; mv r/checkpoints r/elsewhere; ln -s elsewhere r/checkpoints
+resume 0 "resuming from r/checkpoints/step-00000006" run.dir=r
+if [ "$(id -u)" -eq 0 ] && chown -h 65534 r/checkpoints 2>/dev/null; then
+    expect 5 "'r/checkpoints' is a link, and it belongs to another user" "$mt" inspect r
+    expect 5 "'r/checkpoints' is a link" train run.dir=r checkpoint.resume=none
+    chown -h 0 r/checkpoints; chown 65534 r/elsewhere
+    resume 5 "what it leads to belongs to another user" run.dir=r
+    expect 5 "what it leads to belongs to another user" train run.dir=r checkpoint.resume="$(ckpt good 6)" train.stop_at=7
+    fresh r; mv "$(ckpt r 6)" r/six; ln -s ../six "$(ckpt r 6)"; chown -h 65534 "$(ckpt r 6)"
+    expect 5 "step-00000006' is a link" "$mt" inspect r
+else
+    skip "links of another user, which root alone can make"
+fi
+
 # temporary folders of a save that was killed are not checkpoints
 fresh r; mv "$(ckpt r 6)" "$(ckpt r 6).tmp-1"
 resume 0 "resuming from r/checkpoints/step-00000003" run.dir=r

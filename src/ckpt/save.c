@@ -92,6 +92,7 @@ static Err open_folder(Ckpt *c, SetupArena *setup)
     if (getrandom(&c->nonce, sizeof c->nonce, 0) != (ssize_t)sizeof c->nonce)
         return err_set(ERR_INTERNAL, "no random number for the names of temporary folders: %m");
     c->nonce &= INT64_MAX;
+    if (file_exists(c->folder)) TRY(file_check_link(c->folder));
     if (file_is_dir(c->folder)) TRY(sweep(c, false)); /* (the run may have resumed from a step-N.old) */
     return c->o.keep ? retain_open(c, setup) : ERR_OK;
 }
@@ -144,6 +145,7 @@ static Err prepare(Ckpt *c, const Names *n)
     int64_t free_bytes;
     if (c->o.world->rank) return ERR_OK;
     TRY(file_make_dirs(c->folder));
+    TRY(file_check_link(c->folder));
     TRY(sweep(c, true));
     TRY(file_free_bytes(c->folder, &free_bytes));
     if (free_bytes < space_wanted(c))

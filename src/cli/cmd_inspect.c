@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/fault.h"
 #include "base/file.h"
 #include "base/plain.h"
 #include "base/units.h"
@@ -37,15 +38,31 @@ static void print_what(const char *path, const char *is)
 
 /* ---- checkpoints and runs ---- */
 
-static Err inspect_ckpt(const char *path)
+static Err write_ckpt(const char *path, FILE *out)
 {
     uint64_t digest;
-    TRY(ckpt_print(path, stdout));
+    TRY(ckpt_print(path, out));
+    fault_point("inspect");
     TRY(ckpt_verify(path));
     TRY(ckpt_digest(path, &digest));
-    printf("\nchecksums     every byte is as it was written\ndigest        %016llx\n",
-           (unsigned long long)digest);
+    fprintf(out, "\nchecksums     every byte is as it was written\ndigest        %016llx\n",
+            (unsigned long long)digest);
     return ERR_OK;
+}
+
+/* Nothing is printed of one that was removed meanwhile. */
+static Err inspect_ckpt(const char *path, void *unused)
+{
+    char *text = NULL;
+    size_t size = 0;
+    (void)unused;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return err_set(ERR_MEMORY, "no memory for the list of tensors");
+    Err err = write_ckpt(path, out);
+    if (fclose(out)) err = err_set(ERR_MEMORY, "no memory for the list of tensors");
+    if (!err || file_is_dir(path)) fwrite(text, 1, size, stdout);
+    free(text);
+    return err;
 }
 
 /* The last whole line of metrics.jsonl. */
@@ -72,13 +89,11 @@ static Err print_last_metrics(const char *dir)
 
 static Err inspect_run(const char *dir)
 {
-    char path[PATH_MAX];
     bool found;
     print_what(dir, "a run");
     TRY_AS(ERR_STORAGE, print_last_metrics(dir));
-    TRY(ckpt_find(dir, INT64_MAX, path, &found));
-    if (found) return inspect_ckpt(path);
-    printf("no checkpoint yet\n");
+    TRY(ckpt_visit_newest(dir, inspect_ckpt, NULL, &found));
+    if (!found) printf("no checkpoint yet\n");
     return ERR_OK;
 }
 
@@ -103,8 +118,8 @@ static Err print_tokens(const char *prefix, const Indexed *x)
     return ERR_OK;
 }
 
-/* The ids as text, to a file byte by byte, to a terminal what is fit for it; the end of the document, if it is there, is
- * not part of it. */
+/* The ids as text, to a file byte by byte, to a terminal what is fit for it. The end of the document, if it is
+ * there, is not part of it. */
 static Err print_text(const Tokenizer *t, const int32_t *ids, int64_t count)
 {
     char *text;
@@ -192,7 +207,7 @@ static Err inspect_path(const char *path)
         return err_set(ERR_DATA, "there are no token files '%s' to print a document of", path);
     }
     if (strcmp(path, "byte") == 0) return inspect_tokenizer(path);
-    if (holds(path, "manifest.json")) return inspect_ckpt(path);
+    if (holds(path, "manifest.json")) return ckpt_removed(path, inspect_ckpt(path, NULL));
     if (holds(path, "checkpoints") || holds(path, "config.ini")) return inspect_run(path);
     if (token_prefix(path, prefix)) return inspect_tokens(prefix);
     bool folder = holds(path, "encoder.json") || holds(path, "vocab.json") || holds(path, "tokenizer.json");
@@ -206,6 +221,7 @@ static Err inspect(Words rest)
 {
     if (rest.count == 0) return err_set(ERR_CONFIG, "'megatrain inspect' needs a PATH");
     if (tokenizer && document < 0) return err_set(ERR_CONFIG, "--tokenizer belongs to --document");
+    fault_init(0);
     for (int i = 0; i < rest.count; i++) TRY(inspect_path(rest.items[i]));
     return ERR_OK;
 }

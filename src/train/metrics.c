@@ -27,7 +27,7 @@ static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
 typedef struct {
     FileMap map;
     FileWriter kept;     /* the file without the lines that have to go; open after the first of those */
-    char path[PATH_MAX]; /* of `kept` */
+    char path[PATH_MAX]; /* of `kept`, once it is cutting */
     bool cutting;
     int64_t run_start; /* kept lines from here on are not yet copied */
     int64_t damaged;
@@ -48,10 +48,11 @@ static bool take_line(Metrics *m, Earlier *e, const char *line, int64_t size_byt
 }
 
 /* Copies the kept lines up to `end`, where a line that goes begins; the next kept one starts at `next`. */
-static Err cut_out(Earlier *e, int64_t end, int64_t next)
+static Err cut_out(const Metrics *m, Earlier *e, int64_t end, int64_t next)
 {
     if (!e->cutting) {
-        TRY(file_create(e->path, &e->kept));
+        TRY(file_create_beside(m->jsonl_path, &e->kept));
+        strcpy(e->path, e->kept.path);
         e->cutting = true;
     }
     const char *text = e->map.data;
@@ -68,10 +69,10 @@ static Err filter_lines(Metrics *m, Earlier *e)
         const char *end = memchr(text + at, '\n', (size_t)(size - at));
         next = end ? end + 1 - text : size;
         bool keep = end && take_line(m, e, text + at, end - (text + at));
-        if (!keep) TRY(cut_out(e, at, next));
+        if (!keep) TRY(cut_out(m, e, at, next));
     }
     TRY(map_intact(&e->map));
-    return e->cutting ? cut_out(e, size, size) : ERR_OK;
+    return e->cutting ? cut_out(m, e, size, size) : ERR_OK;
 }
 
 /* Reads metrics.jsonl into the curve and takes off what is later than the checkpoint. */
@@ -79,7 +80,6 @@ static Err read_earlier(Metrics *m)
 {
     Earlier e = { .kept.fd = -1 };
     if (!file_exists(m->jsonl_path)) return ERR_OK;
-    snprintf(e.path, sizeof e.path, "%.*s.tmp-%d", PATH_MAX - 32, m->jsonl_path, (int)getpid());
     TRY(file_map(m->jsonl_path, &e.map));
     Err err = filter_lines(m, &e);
     file_unmap(&e.map);

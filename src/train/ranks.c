@@ -109,11 +109,11 @@ static void abort_within(NcclWorld *world, const char *why)
     a.world = world;
     snprintf(a.why, sizeof a.why, "%s", why);
     sem_init(&a.done, 0, 0);
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ABORT_S;
     if (pthread_create(&thread, NULL, abort_nccl, &a)) return;
     pthread_detach(thread);
-    while (sem_timedwait(&a.done, &until) && errno == EINTR) continue;
+    while (sem_clockwait(&a.done, CLOCK_MONOTONIC, &until) && errno == EINTR) continue;
 }
 
 /* On the watch thread; whatever the main thread is waiting for, the process ends here. */
@@ -299,7 +299,6 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .folder = o->folder,
                   .timeout_s = o->timeout_s };
     r->boot.stop = o->stop;
-    fault_init(boot->rank);
     if (boot->size > 1) {
         const double begin = clock_s();
         TRY(open_many(r, o));

@@ -343,7 +343,7 @@ static Upcycle upcycle_of(const ModelSpec *m)
                       .factor = (float)e->parts / (sum * e->router.scale) };
 }
 
-Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
+static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
 {
     CkptMeta meta;
     const Upcycle upcycle = upcycle_of(&r->spec.model);
@@ -375,6 +375,14 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     scale->log2 = ckpt_counter(&meta, "loss_scale_log2", scale->log2);
     scale->good_steps = ckpt_counter(&meta, "loss_scale_good_steps", 0);
     return ERR_OK;
+}
+
+Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
+{
+    const bool there = file_is_dir(path);
+    fault_point("read");
+    const Err err = load(r, path, weights_only, damaged);
+    return there && !err_is_elsewhere() ? ckpt_removed(path, err) : err;
 }
 
 static int64_t step_of(const char *path)
@@ -417,7 +425,6 @@ static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *fou
         ErrKept why;
         TRY(find_alike(r, run_dir, below, path, found));
         if (!*found) return ERR_OK;
-        fault_point("read");
         Err err = run_load(r, path, weights_only, &damaged);
         if (!err || !damaged) return err;
         err_keep(&why);
