@@ -8,6 +8,7 @@
 #   make test-launchers mpirun, torchrun, Slurm     make test-files every crash state, flipped bit and failing call
 #   make test-grid  every schedule beside every other way to cut a model, and checkpoints between them
 #   make fuzz       libFuzzer on everything that reads bytes from outside, FUZZ_SECONDS=120 each (test/fuzz/README.md)
+#   make fuzz-layouts  random models in random layouts against one rank, COUNT=200 SEED=1 (test/fuzz/README.md)
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
 #                   make emu-asan, make emu-tsan; whether bugs in kernels are caught: make emu-bugs
 #   FULL=1          with test-slow, test-ranks, test-grid, test-faults, emu-bugs: every fault, bug and layout, not just some of each kind
@@ -131,7 +132,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers demo test fuzz cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -303,6 +304,13 @@ test: deps
 fuzz: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) $(FUZZ_LINKED)
 	@BUILD=$(BUILD) test/fuzz/run.sh
+
+# OPTIONS: further ones, as --shrink (python3 test/fuzz/layouts --help)
+SEED  ?= 1
+COUNT ?= 200
+fuzz-layouts: deps
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
+	@/usr/bin/python3 test/fuzz/layouts --seed $(SEED) --count $(COUNT) $(OPTIONS)
 
 cuda-headers:
 	@test -n "$(CUDA_HOME)" || { echo "the emulator needs headers of the CUDA toolkit: CUDA_HOME=FOLDER"; exit 2; }

@@ -2,8 +2,8 @@
 """
 Random models in random layouts against one rank: see test/fuzz/README.md.
 
-    test/fuzz/layouts [--seed S] [--count N] [--jobs J]    N pairs of a model and a layout
-    test/fuzz/layouts --case NAME [--shrink]               one of them again, made smaller
+    python3 test/fuzz/layouts [--seed S] [--count N] [--jobs J]    N pairs of a model and a layout
+    python3 test/fuzz/layouts --case NAME [--shrink]               one of them again, made smaller
 """
 import argparse
 import os
@@ -13,7 +13,7 @@ import shutil
 import sys
 import tempfile
 import threading
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 
 import program as files
 import refusal
@@ -27,9 +27,11 @@ CANDIDATES = 6  # of which the one with most pairs not yet tried is taken
 
 
 def options():
-    p = argparse.ArgumentParser(prog="test/fuzz/layouts", description="random models in random layouts against one rank")
+    p = argparse.ArgumentParser(prog="python3 test/fuzz/layouts", description="random models in random layouts against one rank")
     p.add_argument("--seed", default="1", help="of the draws (1)")
     p.add_argument("--count", type=int, default=100, help="pairs of a model and a layout (100)")
+    p.add_argument("--refused", type=int, default=20, help="trials of refusals, of layouts with a mistake (20)")
+    p.add_argument("--only", nargs="*", default=[], help="a mode (train, resume, load, eval, repeat), keys: section.key=value")
     p.add_argument("--case", help="the name of one case, to run it again")
     p.add_argument("--shrink", action="store_true", help="make findings small")
     p.add_argument("--tries", type=int, default=300, help="runs that making one small may take (300)")
@@ -56,29 +58,32 @@ class Fuzz:
 
     def legal(self, trial):
         """By plan, which says all that a run's start would; whoever says something else is found out by the trial."""
-        case = trial.case
-        line = ("plan", "--config", "case.ini", "--world", case.ranks, *words(case.layout))
+        return self.plans(trial, trial.case.ranks, trial.case.layout)
+
+    def plans(self, trial, ranks, keys):
+        line = ("plan", "--config", "case.ini", "--world", ranks, *words(keys))
         try:
             return self.program.run(trial.folder, *line).status != 2
         except files.Hang:
             return True
 
-    def go(self, trial):
-        """A Finding or None; 'refused' beside it, and how many hints were followed."""
+    def go(self, trial, refused):
+        """A Finding or None; and how many hints were followed."""
         try:
-            if not self.legal(trial):
-                return None, True, refusal.check_hints(trial, refusal.refuse(trial))
+            if refused:
+                return None, refusal.check_hints(trial, refusal.refuse(trial))
             trial.go()
-            return None, False, 0
         except Finding as finding:
-            return finding, False, 0
+            return finding, 0
+        return None, 0
 
     def open(self, case, folder=None):
         return Trial(self.program, case, folder or self.work / case.name, self.tokens)
 
     def kind_of(self, case):
         """For shrink: how a case fails."""
-        finding, _, _ = self.go(self.open(case.but(name="smaller-" + case.name)))
+        trial = self.open(case.but(name="smaller-" + case.name))
+        finding, _ = self.go(trial, not self.legal(trial))
         return finding.kind if finding else None
 
     # ---- what is found
@@ -87,11 +92,11 @@ class Fuzz:
         """What was seen and how to see it again; the smallest case too, if wanted."""
         case = trial.case
         lines = [f"FAIL: case {case.name}, {case.ranks} ranks, {case.mode}: {finding}",
-                 f"  again: test/fuzz/layouts --case {case.name} --shrink"]
+                 f"  again: python3 test/fuzz/layouts --case {case.name} --shrink"]
         if self.o.shrink:
             small, _ = shrink(case, self.kind_of, self.o.tries)
             trial = self.open(small, self.work / (case.name + "-small"))
-            finding, _, _ = self.go(trial)
+            finding, _ = self.go(trial, not self.legal(trial))
             lines += [f"  smallest: {small.ranks} ranks, {small.mode}: {finding}", *indent(ini(small.model))]
             lines += [f"  $ {c}" for c in trial.commands]
         if self.o.keep:
@@ -104,8 +109,48 @@ class Fuzz:
         shutil.copytree(trial.folder, to)  # (token files too, which it has links to)
         (to / "finding.txt").write_text("\n".join(lines) + "\n")
 
-    def settle(self, trial, outcome):
-        finding, refused, hints = outcome
+    # ---- many
+
+    def wanted(self, case):
+        """Of --only: its mode, and keys that it has."""
+        return all(w == case.mode or w in words(case.model | case.layout) for w in self.o.only)
+
+    def next_case(self, number, mistaken):
+        """Of some candidates the one with the most new pairs; None if no one is wanted."""
+        drawn = [draw(f"{self.o.seed}.{number}.{i}" + ("m" if mistaken else "")) for i in range(CANDIDATES)]
+        drawn = [case for case in drawn if self.wanted(case)]
+        return self.open(max(drawn, key=self.coverage.gain)) if drawn else None
+
+    def draws(self):
+        """Trials, each with whether it is one of a refusal, until there were as many of both as are wanted."""
+        left, number = {False: self.o.count, True: self.o.refused}, 0
+        while left[False] > 0 or left[True] > 0:
+            trial = self.next_case(number, left[True] > 0 and (number % 3 == 0 or left[False] <= 0))
+            number += 1
+            if trial is None or not self.plans(trial, 1, trial.case.alone):
+                continue
+            refused = not self.legal(trial)
+            if left[refused] <= 0:
+                continue
+            left[refused] -= 1
+            if not refused:
+                self.coverage.add(trial.case)
+            yield trial, refused
+
+    def many(self):
+        with ThreadPoolExecutor(self.o.jobs) as pool:
+            running = set()
+            for trial, refused in self.draws():
+                running.add(pool.submit(self.one, trial, refused))
+                if len(running) >= 2 * self.o.jobs:
+                    done, running = wait(running, return_when=FIRST_COMPLETED)
+                    for d in done:
+                        d.result()
+            for d in running:
+                d.result()
+
+    def one(self, trial, refused):
+        finding, hints = self.go(trial, refused)
         with self.lock:
             self.refused += refused
             self.hints += hints
@@ -114,35 +159,6 @@ class Fuzz:
         if finding:
             self.report(trial, finding)
         shutil.rmtree(trial.folder, ignore_errors=True)
-        return finding
-
-    # ---- many
-
-    def next_case(self, number):
-        """Of some candidates the one with the most new pairs."""
-        drawn = [draw(f"{self.o.seed}.{number}.{i}") for i in range(CANDIDATES)]
-        case = max(drawn, key=self.coverage.gain)
-        return self.open(case)
-
-    def many(self):
-        """Draws go on until so many were legal: what is refused is a trial of refusals, and counts apart."""
-        number = pairs = 0
-        with ThreadPoolExecutor(self.o.jobs) as pool:
-            running = set()
-            while pairs < self.o.count or running:
-                while pairs < self.o.count and len(running) < 2 * self.o.jobs:
-                    trial = self.next_case(number)
-                    number += 1
-                    if self.legal(trial):
-                        pairs += 1
-                        self.coverage.add(trial.case)
-                    running.add(pool.submit(self.one, trial))
-                done = next(as_completed(running))
-                done.result()
-                running.remove(done)
-
-    def one(self, trial):
-        self.settle(trial, self.go(trial))
 
     def close(self):
         shutil.rmtree(self.work, ignore_errors=True)
@@ -158,12 +174,13 @@ def main():
     o = options()
     fuzz = Fuzz(o)
     if o.case:
-        fuzz.one(fuzz.open(draw(o.case)))
+        trial = fuzz.open(draw(o.case))
+        fuzz.one(trial, not fuzz.legal(trial))
     else:
         fuzz.many()
         print(f"pairs of axes, of {o.count} pairs of a model and a layout:")
         print(fuzz.coverage.text(o.missing))
-        print(f"{fuzz.refused} draws were refused, by check, plan and run alike; {fuzz.hints} hints were followed")
+        print(f"{fuzz.refused} mistakes were to be refused by check, plan and run alike; {fuzz.hints} hints were followed")
     return fuzz.close()
 
 

@@ -7,6 +7,7 @@ import random
 
 from case import Case
 
+RANKS_MAX = 8
 FLAG = ("true", "false")
 SPLIT = {"gpipe", "1f1b", "eager-1f1b", "seq1f1b", "interleaved", "bfs", "chimera", "chimera-fdouble", "chimera-bhalf",
          "gems", "hanayo", "dualpipe", "dualpipe-serial", "dualpipev", "dualpipev-serial", "pipedream", "2bw"}
@@ -26,6 +27,25 @@ def power_of_two(n):
 
 def divisors(n):
     return [d for d in range(1, n + 1) if n % d == 0]
+
+
+OTHERWISE = {  # values that a key is given at random, to be refused or not
+    "parallel.tp": (3, 4, 5, 8), "parallel.pp": (3, 4), "parallel.cp": (3, 4, 5, 8), "parallel.ep": (3, 4, 5),
+    "parallel.etp": (2, 3, 8), "parallel.slices": (2, 3, 5, 8, 64), "parallel.cp_heads": (2, 3, 4),
+    "parallel.cp_comm": ("ring", "a2a", "hierarchical", "ring,a2a"), "parallel.sp": FLAG, "parallel.vpp": (2, 3),
+    "parallel.group": (1, 3), "parallel.seq_blocks": (1, 2, 3, 16), "parallel.tp_blocks": (1, 3, 16),
+    "parallel.attn_block": (3, 64), "parallel.overlap_moe": ("true",), "parallel.order": ("tp-cp-ep-pp-dp",),
+    "parallel.schedule": SCHEDULES, "parallel.layout": ("Et|tL", "E|ttL", "Ettt|L"), "train.micro_batch": (1, 2, 3, 4),
+    "train.global_batch": (1, 6, 12), "model.layers": (1, 2, 5), "model.seq": (15, 24, 48), "model.heads": (3, 5),
+    "model.kv_heads": (2, 5), "model.ffn": (7, 12), "model.mtp_layers": (1,), "model.position": ("learned", "none"),
+    "model.qk_norm": ("true",), "moe.experts": (3, 4), "moe.topk": (1, 3, 9), "moe.groups": (2, 3),
+    "moe.group_topk": (2, 3), "moe.unit": (2, 3), "moe.capacity": (0, 1), "moe.drop": ("position",),
+    "moe.balance": ("none", "aux", "seq_aux", "global_aux", "bias", "sinkhorn", "forced"), "moe.aux_coeff": (0, 0.1),
+    "moe.jitter": (0.1,), "moe.router": ("softmax", "sigmoid"), "moe.normalize": FLAG, "moe.shared_ffn": (3, 8),
+    "moe.shared_gate": ("true",), "moe.pad": ("true",), "moe.slack": (0.5, 1), "moe.overflow": ("redo", "drop"),
+    "moe.every": ("3", "0*9"), "run.reproducible": ("layout", "run"), "run.precision": ("bf16", "fp16"),
+    "data.order": ("megatron",), "optim.clip": (1,),
+}
 
 
 class Draw:
@@ -440,6 +460,15 @@ class Draw:
 
     # ---- the whole
 
+    def mistaken(self, case):
+        """One key otherwise, as a user's mistake would have it; not so that there are more ranks than processes to start."""
+        key = self.rng.choice(list(OTHERWISE))
+        value = str(self.rng.choice(OTHERWISE[key]))
+        if key.startswith(("model.", "moe.")) or key in self.model:
+            return case.but(model=self.model | {key: value})
+        other = case.but(layout=self.layout | {key: value})
+        return other if other.ranks <= RANKS_MAX else case
+
     def case(self):
         self.mode = self.one("train", "train", "train", "resume", "load", "eval", "repeat", "repeat")
         self.exact = self.mode != "repeat"
@@ -461,10 +490,12 @@ class Draw:
         self.put_training()
         self.put_layout()
         if self.mode == "load":
+            self.model["checkpoint.load"] = "source"
             self.upcycle()
         return Case(self.name, self.mode, self.dp, self.model, self.layout, self.alone)
 
 
 def draw(name):
-    """The case of that name, always the same one."""
-    return Draw(name).case()
+    """The case of that name, always the same one; 'm' at its end: with a mistake in it."""
+    d = Draw(name)
+    return d.mistaken(d.case()) if name.endswith("m") else d.case()

@@ -49,17 +49,26 @@ def refuse(trial):
     return texts["check"]
 
 
+def advice(text):
+    """What a refusal proposes: the line of its hint, or what stands behind a verb in a rule of the configuration."""
+    if "\nhint: " in text:
+        return [part for part in re.split("; |, or | or ", text.split("\nhint: ")[1]) if not re.search("= ?\\S+ has", part)]
+    rule = text.split("': ")[-1] if re.match(r"\S+: \S+ = '|command line: ", text) else ""
+    asked = re.search(r"\b(take|give|set|leave) .*", rule)
+    return re.split(r"; (?:or )?|, or | or ", asked[0]) if asked else []
+
+
 def proposals(text):
-    """Each a set of keys that go together: {key: value}; 'world' for a number of ranks."""
+    """Sets of keys that go together: {key: value}; and numbers that are said to be the nearest that fit."""
     found = []
-    rule = text.split("': ")[-1]  # behind the keys that are named with their values
-    for part in re.split(r"; or |, or | or (?=take|give|set)|; ", rule):
-        if not re.match(r"(take|give|set|leave|or|nearest|lower|raise|parallel|to try)?", part):
-            continue
-        keys = {full(k): v.rstrip(".") for k, v in ASSIGNMENT.findall(part)}
-        if keys and None not in keys and "here" not in part:
+    for part in advice(text):
+        keys = {full(k): v.rstrip(".") for k, v in ASSIGNMENT.findall(part) + re.findall(r"leave (\w+) at (\d+)", part)}
+        if keys and None not in keys:
             found.append(keys)
-    nearest = re.search(r"nearest that (?:do|does|fit|fits): ([\d and]+)$", rule.split("; or")[0].strip())
+        others = re.search(r"=\d+ and (\d+)", part)
+        if others:
+            found.append({next(iter(keys)): others[1]})
+    nearest = re.search(r"nearest that (?:do|does|fit|fits): (\d+(?: and \d+)?)", text)
     return found, [int(n) for n in re.findall(r"\d+", nearest[1])] if nearest else []
 
 
@@ -73,15 +82,26 @@ def subject(text):
     return full(found[1]) if found else None
 
 
-def follow(trial, keys, world):
-    """The hint's keys into the configuration: refused still?"""
-    layout = trial.case.layout | keys
-    ended = [trial.try_command(*line, "--config", "case.ini", "--world", str(world), *words(layout))
-             for line in (("config", "check"), ("plan",))]
-    for e in ended:
-        if e.status:
-            said = " ".join([f"{k}={v}" for k, v in keys.items()] + ([f"--world {world}"] if world != trial.case.ranks else []))
-            raise Finding("hint refused", f"followed: {said}\nthen: {e.error()}")
+def rule(text):
+    """A refusal without numbers and values."""
+    return re.sub(r"'[^']*'|\d+", "", text)
+
+
+def about(keys, text):
+    """Whether a refusal names one of the keys, or its value."""
+    return any(re.search(rf"\b{k.split('.')[1]} ?= ?'?{re.escape(v)}\b|'{re.escape(v)}'", text) for k, v in keys.items())
+
+
+def follow(trial, text, keys, world):
+    """
+    The hint's keys into the configuration: not refused by the same rule again, nor for what the hint gave. (There may
+    be another mistake behind the one that was said.)
+    """
+    line = ["--config", "case.ini", "--world", str(world), *words(trial.case.layout | keys)]
+    for command in (("config", "check"), ("plan",)):
+        said = trial.try_command(*command, *line).error()
+        if said and (rule(error_text(said)) == rule(text) or about(keys, said)):
+            raise Finding("hint refused", f"{text}\nfollowed: {' '.join(words(keys))} --world {world}\nthen: {said}")
 
 
 def check_hints(trial, text):
@@ -90,18 +110,15 @@ def check_hints(trial, text):
         return 0
     case = trial.case
     given, nearest = proposals(text)
-    about = subject(text)
+    key = subject(text)
     choices = [(keys, case.ranks) for keys in given]
-    if about == "world":
+    if key == "world":
         choices += [({}, n) for n in nearest]
-    elif about:
-        choices += [({about: str(n)}, case.ranks) for n in nearest]
+    elif key:
+        choices += [({key: str(n)}, case.ranks) for n in nearest]
     for keys, world in choices:
         for axis in ("parallel.tp", "parallel.pp", "parallel.cp"):
             if axis in keys:
                 world = world // case.number(axis) * int(keys[axis])
-        try:
-            follow(trial, keys, world)
-        except Finding as finding:
-            raise Finding(finding.kind, f"{text}\n{finding.text}") from None
+        follow(trial, text, keys, world)
     return len(choices)
