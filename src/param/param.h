@@ -267,9 +267,9 @@ static inline const ParamRegistry *param_set_part(const ParamSet *s, int pp_rank
 }
 
 /*
- * The stores' 16-bit copies again from the masters of all slices, after these were filled or loaded. Collective over the
- * groups of each store, that of the lower stage first: with two replicas the ranks that have a stage in common hold it
- * in different ones, and must not wait for each other in different groups.
+ * The stores' 16-bit copies again from the masters of all slices, after these were filled or loaded. Collective over
+ * the groups of each store, that of the lower stage first: with two replicas the ranks that have a stage in common hold
+ * it in different ones, and must not wait for each other in different groups.
  */
 Err param_set_publish(const ParamSet *s, Stream *stream);
 
