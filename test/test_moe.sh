@@ -156,6 +156,46 @@ ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.
 check "or drops rows, and counts them: $(tail -1 loose.err)" \
     [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
 
+# Where an evaluation ends within a balance unit, the unit is what samples there are: what a run's weights lose on 6 samples
+# of units of 4 is what they lose on the first 4 and, as a unit of 2, on the others
+sample() { tail -c +$((32 * $1 + 1)) big.txt | head -c $((32 * $2 + 1)) >"$3.txt" && "$mt" preprocess --input "$3.txt" \
+    --tokenizer byte --output "$3" >/dev/null 2>&1; }
+sample 0 6 six && sample 0 4 four && sample 4 2 two && sample 5 1 one || bad "cut the samples"
+limited=(moe.capacity=0.5 moe.unit=4 train.micro_batch=4)
+loss() { # FILE WORDS..., on $count ranks
+    "$root/scripts/launch.sh" -n "$count" -- "$mt" eval --config "$ini" run.dir=units "${small[@]}" "${limited[@]}" \
+        data.valid="$@" 2>eval.err | sed -n 's/^loss //p'
+}
+count=1
+run units "${limited[@]}"
+for drop in probs position; do
+    whole=$(loss six moe.drop=$drop) first=$(loss four moe.drop=$drop)
+    rest=$(loss two moe.drop=$drop moe.unit=2 train.micro_batch=2)
+    check "drop = $drop: 6 samples lose $whole, 4 of them $first, 2 $rest" \
+        awk -v w="$whole" -v a="$first" -v b="$rest" 'BEGIN { d = (4 * a + 2 * b) / 6 - w; exit !(a && b && d < 2e-6 && d > -2e-6) }'
+    alone=$(loss one moe.drop=$drop moe.unit=1 train.micro_batch=1)
+    check "drop = $drop: one sample loses $alone" [ -n "$alone" -a "$(loss one moe.drop=$drop)" = "$alone" ]
+    count=2
+    for words in 'parallel.ep=2' 'parallel.tp=2 train.micro_batch=8' 'parallel.cp=2 parallel.ep=2' 'parallel.pp=2'; do
+        # shellcheck disable=SC2086  # words
+        check "drop = $drop, 2 ranks, $words: $(grep -m1 error eval.err)" [ "$(loss six moe.drop=$drop $words)" = "$whole" ]
+    done
+    count=1
+done
+# and they take no room: of 16 samples 15 fill up
+alone=$(loss one moe.capacity=0 moe.unit=1 train.micro_batch=1)
+count=2
+filled=$(loss one moe.capacity=0 moe.slack=1 parallel.ep=2 train.micro_batch=8 train.global_batch=16)
+check "an evaluation of one sample has room: $filled, $(grep -m1 error eval.err)" [ -n "$alone" -a "$filled" = "$alone" ]
+
+# Generation has no units: without balance and capacity runs of units of 1 and 4 are one run, and say the same
+for unit in 1 4; do run unit$unit moe.balance=none moe.aux_coeff=0 moe.unit=$unit train.micro_batch=4; done
+say() { "$mt" generate --run "$1" --prompt Line --tokens 12 2>"$1.say"; }
+check "runs that differ in moe.unit alone" same_run unit1 unit4 6
+ones=$(say unit1 | od -c) fours=$(say unit4 | od -c)
+check "generate from units of 4: $(grep -m1 error unit4.say)" [ "$(wc -c <<<"$ones")" -gt 40 -a "$ones" = "$fours" ]
+check "and of a run with a capacity" [ "$(say units | wc -c)" -gt 8 ]
+
 # Benchmarks without luck: experts take turns
 run turns moe.balance=forced moe.aux_coeff=0
 check "forced balance is even" [ "$(grep -o '"expert_load":[^]]*' turns/metrics.jsonl | sort -u)" = '"expert_load":[1,1' ]

@@ -124,6 +124,7 @@ static Err fill_positions(Stream *s, Batch *b, int32_t *rows)
 /* tokens [B][seq + 1] -> the row tensors of a batch: the GPU may be waiting, so without a division for each row. */
 Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count)
 {
+    b->filling = b->B - count;
     if (s->dev->is_null) return ERR_OK;
     int64_t N = b->B * b->T, width = b->seq + 1;
     int32_t *rows = m->rows;

@@ -82,6 +82,8 @@ typedef struct {
 typedef struct {
     int64_t B, T;  /* samples, rows of a sample on this rank */
     int64_t first; /* of its samples, in the step's batch */
+    int64_t
+        filling; /* samples at the end that only fill it up, in an evaluation; experts get none of their rows */
     int64_t seq;   /* positions of a whole sample */
     Spans span;    /* which positions the T rows are */
     Tensor token;  /* [N] i32 */

@@ -225,7 +225,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->world->grid.pp != c->parallel.pp)
         r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
     if (purpose == RUN_GENERATE) {
-        r->spec.micro_batch = r->spec.global_batch = 1;
+        r->spec.micro_batch = r->spec.global_batch = r->spec.model.moe.balance.unit = 1;
         r->spec.ramp.count = 0;
     }
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
