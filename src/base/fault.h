@@ -7,7 +7,7 @@
  *   kill   dies as by kill -9                 loop   that thread computes for ever, the others go on
  *   stop   stops as by SIGSTOP                exit   leaves with status 0 and without a word
  *
- * Points are the names given to fault_point: rendezvous, met, load, read, step, save, evaluate, end; the actions of a
+ * Points are the names given to fault_point: rendezvous, met, connect, load, read, step, save, evaluate, end; the actions of a
  * step's list: forward, backward, "input half", "weight half", messages, "tied embedding", reduce, norm, update; and of
  * a call between its messages, its kind: all-gather, reduce-tree, sum-i64, exchange and so on.
  * Without the variable a point costs a load. (MEGATRAIN_FILE_FAULT does the like for file operations, base/file.h.)

@@ -41,7 +41,7 @@ typedef enum { ROLE_STORE, ROLE_WATCH, ROLE_DATA } LinkRole;
 typedef struct {
     uint64_t process;             /* a random number of this process */
     uint32_t role, rank, to, pid; /* to: the rank that is called */
-    char host[LINK_HOST_BYTES];  
+    char host[LINK_HOST_BYTES];
 } Hello;
 
 typedef enum { WELCOME, WELCOME_REFUSED, WELCOME_FAILED /* the whole start; rank 0 says so */ } WelcomeKind;
@@ -82,7 +82,8 @@ bool greet_call(Greeting *g, Link *l, const GreetKey *key, const Hello *hello, i
 GreetStep greet_caller(Greeting *g, Link *l, Welcome *out);
 void greet_expect(Greeting *g, Link *l, const GreetKey *key, int port);
 GreetStep greet_host(Greeting *g, Link *l);
-Hello greet_introduced(const Greeting *g); /* who it was, after GREET_DONE; its name in printable characters */
+Hello greet_introduced(
+    const Greeting *g); /* who it was, after GREET_DONE; its name in printable characters */
 bool greet_welcome(const Greeting *g, Link *l, const Welcome *w);
 
 /* The caller's greeting, waited for. */
