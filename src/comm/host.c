@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -426,7 +425,7 @@ static void flush_conns(Host *h)
 
 static bool may_end(Host *h, double now)
 {
-    if (!h->closing) return false;
+    if (!__atomic_load_n(&h->closing, __ATOMIC_ACQUIRE)) return false;
     if (now >= h->close_at) return true;
     if (h->watching && judge_is_judging(h->judge)) return h->judged && !h->own_verdict_at;
     for (int i = 0; i < h->count; i++)
@@ -513,7 +512,7 @@ bool host_close(Host *h, double timeout_s, char *why, size_t size)
 {
     uint64_t one = 1;
     h->close_at = clock_s() + timeout_s;
-    h->closing = true;
+    __atomic_store_n(&h->closing, true, __ATOMIC_RELEASE);
     while (write(h->wake, &one, sizeof one) < 0 && errno == EINTR) {}
     pthread_join(h->thread, NULL);
     const int rank = last_to_go(h);

@@ -4,7 +4,6 @@
 
 #include <poll.h>
 #include <pthread.h>
-#include <stdatomic.h>
 
 #include "comm/host.h"
 #include "comm/judge.h"
@@ -44,8 +43,8 @@ struct Host {
     GreetKey key;
     int listener, port, wake;
     pthread_t thread;
-    _Atomic bool closing;
-    _Atomic double close_at;
+    bool closing; /* set and read atomically, after close_at */
+    double close_at;
     Conn **conns;
     struct pollfd *polls;
     int count, capacity;
