@@ -19,7 +19,8 @@ static void open_rank(Rank *r, int rank, int size, double timeout_s)
 {
     OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     shared_meet(size);
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s, { shared_page, shared_set, shared_get } },
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s,
+                                      { shared_page, shared_set, shared_get } },
                        &r->world));
     OK(comm_open_gloo(r->world, &r->comm, "world", all_ranks, size));
 }

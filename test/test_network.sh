@@ -77,14 +77,17 @@ check "a secret that others may read: error lines" [ "$(cat readable.err.? | gre
 
 # ---- ports of a start ----
 
+called() { [ "$(grep -c port attack.txt)" -ge "$1" ]; } # ports, 40 times each
+
 kinds=(bare)
 [ -z "$all" ] || kinds=(bare zeros garbage half slow call)
 for kind in "${kinds[@]}"; do
     in_background spray "$kind" 60
-    begin spray-$kind
+    MEGATRAIN_RANK_FAULT=3:connect:stop begin spray-$kind # the others listen for it, until all their ports were called
+    wait_for called 4
+    pkill -CONT -P "${ranks[3]}"
     end spray-$kind "every port is called: $kind"
-    kill -TERM $attacker
-    wait $attacker 2>/dev/null
+    no_more
 done
 
 # ---- greetings ----

@@ -7,7 +7,6 @@
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -18,8 +17,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "comm/judge.h"
-#include "comm/kv.h"
+#include "comm/host_impl.h"
 
 enum { STRANGERS_MAX = 128, NAMED_MAX = 16 };
 #define GREETING_S 5.0
@@ -29,58 +27,6 @@ enum { STRANGERS_MAX = 128, NAMED_MAX = 16 };
 #define OWN_VERDICT_S 0.4
 #define TICK_S 0.1
 #define AWAY_S 1.0 /* so long without a turn: this process was stopped or starved */
-
-typedef enum {
-    CONN_GREETING,
-    CONN_STORE,
-    CONN_WATCH,
-    CONN_ENDING
-} ConnState; /* ENDING: closed when the other side is */
-
-typedef struct {
-    Link link;
-    Greeting greeting;
-    ConnState state;
-    int rank;
-    double since; /* accepted at, ending since */
-    bool shut;    /* ENDING, and our side is closed */
-    bool asked;   /* STORE: has had its welcome */
-    bool waits;   /* for a key to be set */
-    char wanted[STORE_KEY_MAX + 1];
-    uint32_t wanted_id;
-    double alive_at; /* WATCH: next sign of life */
-    bool told;       /* WATCH: the verdict has arrived there */
-} Conn;
-
-typedef struct {
-    bool known, here; /* known: has been here; here: its store connection is open */
-    bool gave_up;     /* its own patience ended while it waited for others */
-    Hello hello;
-} Peer;
-
-struct Host {
-    Boot boot;
-    Hello self;
-    GreetKey key;
-    int listener, port, wake;
-    pthread_t thread;
-    _Atomic bool closing;
-    _Atomic double close_at;
-    Conn **conns;
-    struct pollfd *polls;
-    int count, capacity;
-    double accept_after, stranger_line_at;
-    Peer *peers;
-    bool all_here;
-    bool failed;
-    char failure_text[512];
-    Kv values;
-    Judge *judge;
-    bool watching; /* some rank opened its watch: without any, nobody is judged */
-    bool told_judging, judged;
-    Verdict verdict;
-    double own_verdict_at; /* rank 0 hears it after the others, or then; 0: none to tell */
-};
 
 /* ---- connections ---- */
 
@@ -309,64 +255,7 @@ static bool greet(Host *h, Conn *c)
     }
 }
 
-/* ---- keys and values ---- */
-
-static void reply(Conn *c, uint32_t id, const void *value, size_t size)
-{
-    link_put(&c->link, FRAME_REPLY, id, value, size, NULL, 0);
-}
-
-static void refuse(Conn *c, uint32_t id, const char *text)
-{
-    link_put(&c->link, FRAME_FAIL, id, text, strlen(text), NULL, 0);
-}
-
-static void wake_waiting(Host *h, const char *key)
-{
-    const KvItem *item = kv_find(&h->values, key);
-    for (int i = 0; i < h->count; i++) {
-        Conn *c = h->conns[i];
-        if (c->state != CONN_STORE || !c->waits || strcmp(c->wanted, key)) continue;
-        c->waits = false;
-        reply(c, c->wanted_id, item->value, item->size);
-    }
-}
-
-static void set(Host *h, Conn *c, uint32_t id, const char *key, const void *value, size_t size, size_t echo)
-{
-    if (!kv_put(&h->values, c->rank, key, value, size)) {
-        refuse(c, id, "the store has no more room for this rank's values");
-        return;
-    }
-    reply(c, id, value, echo);
-    wake_waiting(h, key);
-}
-
-static void get(Host *h, Conn *c, uint32_t id, const char *key)
-{
-    const KvItem *item = kv_find(&h->values, key);
-    if (item) {
-        reply(c, id, item->value, item->size);
-        return;
-    }
-    c->waits = true;
-    c->wanted_id = id;
-    strcpy(c->wanted, key);
-}
-
-static bool add(Host *h, Conn *c, uint32_t id, const char *key, const char *value, size_t size)
-{
-    int64_t sum = 0, delta;
-    const KvItem *item = kv_find(&h->values, key);
-    if (size != sizeof delta) return false;
-    if (item && item->size != sizeof sum)
-        return refuse(c, id, "store_add on a value that is no number"), true;
-    if (item) memcpy(&sum, item->value, sizeof sum);
-    memcpy(&delta, value, sizeof delta);
-    sum = (int64_t)((uint64_t)sum + (uint64_t)delta);
-    set(h, c, id, key, &sum, sizeof sum, sizeof sum);
-    return true;
-}
+/* ---- what a rank asks for ---- */
 
 /* This rank's patience is at its end. Rank 0's end is everybody's: nobody could meet without it. */
 static bool tell_missing(Host *h, Conn *c, const Frame *f)
@@ -405,9 +294,9 @@ static bool store_frame(Host *h, Conn *c, const Frame *f)
     size_t key_bytes = (size_t)(end - f->data) + 1, size = f->bytes - key_bytes;
     memcpy(key, f->data, key_bytes);
     switch (f->kind) {
-    case FRAME_SET: return set(h, c, f->id, key, end + 1, size, 0), true;
-    case FRAME_GET: return get(h, c, f->id, key), true;
-    case FRAME_ADD: return add(h, c, f->id, key, end + 1, size);
+    case FRAME_SET: return host_set(h, c, f->id, key, end + 1, size, 0), true;
+    case FRAME_GET: return host_get(h, c, f->id, key), true;
+    case FRAME_ADD: return host_add(h, c, f->id, key, end + 1, size);
     default: return false;
     }
 }
@@ -536,7 +425,7 @@ static void flush_conns(Host *h)
 
 static bool may_end(Host *h, double now)
 {
-    if (!h->closing) return false;
+    if (!__atomic_load_n(&h->closing, __ATOMIC_ACQUIRE)) return false;
     if (now >= h->close_at) return true;
     if (h->watching && judge_is_judging(h->judge)) return h->judged && !h->own_verdict_at;
     for (int i = 0; i < h->count; i++)
@@ -623,7 +512,7 @@ bool host_close(Host *h, double timeout_s, char *why, size_t size)
 {
     uint64_t one = 1;
     h->close_at = clock_s() + timeout_s;
-    h->closing = true;
+    __atomic_store_n(&h->closing, true, __ATOMIC_RELEASE);
     while (write(h->wake, &one, sizeof one) < 0 && errno == EINTR) {}
     pthread_join(h->thread, NULL);
     const int rank = last_to_go(h);

@@ -1,6 +1,6 @@
 /*
- * See mesh.h. One poll() over all that is under way. A call that fails is made again until the time is over; one that is
- * made again takes the place of the first, which its caller has given up.
+ * See mesh.h. One poll() over all that is under way. A call that fails is made again until the time is over; one
+ * that is made again takes the place of the first, which its caller has given up.
  */
 #include "comm/mesh.h"
 

@@ -156,6 +156,7 @@ static Err gloo_get(void *user, const char *key, void *bytes, int64_t cap, int64
 static Err connect_ranks(Ranks *r, const RanksOptions *o)
 {
     char address[64];
+    fault_point("connect");
     TRY(store_local_addr(r->store, address, sizeof address));
     if (r->hosts > 1 && (!strncmp(address, "127.", 4) || !strcmp(address, "::1")))
         return err_set(ERR_RENDEZVOUS, "the ranks are on %d hosts, and rank %d reaches rank 0 as '%s'",

@@ -8,8 +8,9 @@
  *
  * A run of one process has none of this, only groups of one.
  *
- * Ending: one rank prints the run's error, and all leave with the same exit code: who failed first, or of a rank that
- * cannot speak (killed, frozen, hung) the lowest rank that is left (train/speaker.h). Before all ranks have met, rank 0.
+ * Ending: one rank prints the run's error, and all leave with the same exit code: who failed first, or of a rank
+ * that cannot speak (killed, frozen, hung) the lowest rank that is left (train/speaker.h). Before all ranks have
+ * met, rank 0.
  */
 #ifndef MEGATRAIN_TRAIN_RANKS_H
 #define MEGATRAIN_TRAIN_RANKS_H

@@ -1,7 +1,8 @@
 /*
- * Gloo's headers of its TCP transport include this one, which Debian's package leaves out (as others that install what
- * Gloo's own build lists). Where there is one it is taken. Else this stands for it, as far as those headers go: pointers
- * to buffers, in the library's layout, that code of ours never follows (comm/gloo.cc makes pairs, docs/decisions.md).
+ * Gloo's headers of its TCP transport include this one, which Debian's package leaves out (as others that install
+ * what Gloo's own build lists). Where there is one it is taken. Else this stands for it, as far as those headers
+ * go: pointers to buffers, in the library's layout, that code of ours never follows (comm/gloo.cc makes pairs,
+ * docs/decisions.md).
  */
 #if __has_include_next(<gloo/common/memory.h>)
 #include_next <gloo/common/memory.h>
