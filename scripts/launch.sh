@@ -6,7 +6,8 @@
 # Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a port that is taken does
 # no harm (docs/ranks.md). MEGATRAIN_SECRET, by which the ranks know each other, is drawn anew (docs/security.md).
 #
-# SIGTERM, SIGUSR1 and SIGINT go on to the ranks, once: each rank has a process group of its own. When one rank fails
+# SIGTERM, SIGUSR1 and SIGINT go on to the ranks, once: each rank has a process group of its own. Ctrl-Z stops them with
+# the launcher, `fg` or `bg` continues them. When one rank fails
 # the others have 5 s to say why, then they are killed; if nobody has said anything after 4 s (the rank was killed
 # before the ranks had met) SIGTERM asks them to. The exit code is the verdict: the first documented one that a rank
 # gave, 128 + the signal only if none did. Ranks of a launcher that is killed take that for SIGTERM.
@@ -42,6 +43,7 @@ done
 set +m
 # signals end `wait` early; what they mean is the ranks' business
 for s in TERM USR1 INT; do trap "to_all $s" $s; done
+trap 'to_all STOP; kill -STOP $$; to_all CONT' TSTP
 for s in "${early[@]}"; do to_all "$s"; done
 
 grace() { sleep "$1" </dev/null >/dev/null 2>&1 & timer=$!; }

@@ -48,6 +48,28 @@ check "one process: $(error_of alone)" same alone
 
 timeout 60 "$root/scripts/launch.sh" -n 4 -p $port -- "$mt" "${words[@]}" run.dir=launch >/dev/null 2>launch.err
 check "launch.sh: exit $?, $(error_of launch)" same launch
+
+# Ctrl-Z: the ranks stop with the launcher, and go on with it
+"$root/scripts/launch.sh" -n 2 -- bash -c 'echo $$ >rank-$RANK; while [ ! -e go ]; do read -rt 0.05 <> <(:); done; exit 3' &
+launcher=$!
+until [ -s rank-0 -a -s rank-1 ]; do sleep 0.05; done
+stand() { # YES, of launcher and ranks: in at most a minute
+    local p
+    for p in $launcher $(cat rank-0 rank-1); do
+        for ((i = 0; i < 1200; i++)); do
+            if stands_still "$p"; then [ "$1" = 1 ]; else [ "$1" = 0 ]; fi && break
+            sleep 0.05
+        done
+        [ $i -lt 1200 ] || return 1
+    done
+}
+kill -TSTP $launcher
+check "Ctrl-Z stops launcher and ranks" stand 1
+kill -CONT $launcher
+check "they go on" stand 0
+touch go
+wait $launcher
+check "the ranks' exit code is the launcher's" [ $? -eq 3 ]
 said launch '(environment)'
 
 # What torchrun sets. Its agent keeps MASTER_PORT for its own store; older ones leave it to rank 0.

@@ -203,7 +203,8 @@ Err json_read_file(const char *path, int64_t max_bytes, Json **out)
     int64_t size_bytes;
     *out = NULL;
     TRY(file_read_all(path, max_bytes, &text, &size_bytes));
-    Err err = json_parse(path, text, size_bytes, out);
+    const int mark = strncmp(text, "\xEF\xBB\xBF", 3) ? 0 : 3; /* a byte order mark */
+    Err err = json_parse(path, text + mark, size_bytes - mark, out);
     free(text);
     return err;
 }

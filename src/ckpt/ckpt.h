@@ -177,7 +177,7 @@ Err ckpt_of_step(const char *run_dir, int64_t step, char path[PATH_MAX]);
 /* Calls `visit` with the newest (ckpt_find); if it fails on one that was removed meanwhile, with the newest by then. */
 Err ckpt_visit_newest(const char *run_dir, Err (*visit)(const char *path, void *arg), void *arg, bool *found);
 
-/* After a failure to read a checkpoint that was there: if it is not there any more, ERR_CKPT that says so; else `err`. */
+/* After a failure to read a checkpoint that was there: ERR_CKPT that says so if it is not any more, else `err`. */
 Err ckpt_removed(const char *path, Err err);
 
 /* True if the run folder holds a checkpoint, valid or not. */

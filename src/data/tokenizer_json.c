@@ -280,7 +280,10 @@ static Err load_added_token(Tokenizer *t, const Json *j, AddedToken *out)
 {
     int64_t size = 0;
     const char *content = json_text(json_get(j, "content"), &size);
-    if (!content || size == 0 || size > UINT16_MAX) return err_set(ERR_DATA, "an added token has no content");
+    if (!content || size == 0) return err_set(ERR_DATA, "an added token has no content");
+    if (size > UINT16_MAX)
+        return err_set(ERR_DATA, "an added token has %lld bytes, at most %d can be", (long long)size,
+                       UINT16_MAX);
     out->id = (int32_t)json_int(json_get(j, "id"), -1);
     out->normalized = json_is_true(json_get(j, "normalized"));
     out->special = json_is_true(json_get(j, "special"));

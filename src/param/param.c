@@ -82,9 +82,10 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
     if (sum && sum * s->stack != s->shape[0])
         return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
     const int parts = r->place.parts[s->cut[0]];
-    if (s->interleave > 1 && s->interleave % parts)
+    if (sum && s->interleave % parts) /* a part would have rows of one section alone */
         return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over %s=%d", s->name,
-                       (long long)s->interleave, cut_names[s->cut[0]], parts);
+                       (long long)s->interleave, cut_names[s->cut[0]], parts),
+               err_hint("parallel.%s must divide parallel.tp_blocks", cut_names[s->cut[0]]);
     return ERR_OK;
 }
 
