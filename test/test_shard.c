@@ -26,7 +26,7 @@ static ParamSpec random_spec(uint64_t *rng)
             s.section[i] = unit * (int64_t)(1 + test_rand(rng) % 4);
             s.shape[0] += s.section[i];
         }
-        s.cut[0] = test_rand(rng) % 4 ? CUT_TP : CUT_NONE;
+        s.cut[0] = s.interleave > 1 && test_rand(rng) % 4 ? CUT_TP : CUT_NONE;
     } else if (kind == 1) { /* padded rows, perhaps more padding than a rank has rows */
         s.shape[0] = 1 + (int64_t)(test_rand(rng) % 60);
         s.padded_rows = (s.shape[0] + 7) / 8 * 8 + 8 * (int64_t)(test_rand(rng) % 8);
@@ -311,6 +311,21 @@ TEST(a_registry_holds_any_number_and_no_name_twice)
         FAILS(param_add(&r, (ParamSpec){ .name = name, .ndim = 1, .shape = { 3 } }, &id), ERR_INTERNAL, name);
     }
     CHECK(r.count == COUNT && param_total(&r) == 3 * COUNT && !strcmp(r.items[7000].name, "layers.7000.weight"));
+    setup_release(&a);
+}
+
+/* A rank of two would have the gate alone, and the other what it gates. */
+TEST(a_part_has_rows_of_every_section)
+{
+    SetupArena a;
+    ParamRegistry r;
+    int id;
+    setup_init(&a);
+    param_registry_init(&r, &a, tp_place(2, 0));
+    ParamSpec s = { .name = "fc1", .ndim = 1, .shape = { 16 }, .cut = { CUT_TP }, .section = { 8, 8 } };
+    FAILS(param_add(&r, s, &id), ERR_CONFIG, "fc1: 1 chunks cannot be cut over tp=2");
+    s.interleave = 2;
+    OK(param_add(&r, s, &id));
     setup_release(&a);
 }
 

@@ -8,6 +8,7 @@ import random
 from case import Case
 
 RANKS_MAX = 8
+BLOCKS = {"parallel.tp_blocks", "parallel.seq_blocks", "parallel.attn_block"}  # facts of the model
 FLAG = ("true", "false")
 SPLIT = {"gpipe", "1f1b", "eager-1f1b", "seq1f1b", "interleaved", "bfs", "chimera", "chimera-fdouble", "chimera-bhalf",
          "gems", "hanayo", "dualpipe", "dualpipe-serial", "dualpipev", "dualpipev-serial", "pipedream", "2bw"}
@@ -464,7 +465,7 @@ class Draw:
         """One key otherwise, as a user's mistake would have it; not so that there are more ranks than processes to start."""
         key = self.rng.choice(list(OTHERWISE))
         value = str(self.rng.choice(OTHERWISE[key]))
-        if key.startswith(("model.", "moe.")) or key in self.model:
+        if not key.startswith("parallel.") and key != "train.micro_batch" or key in BLOCKS:
             return case.but(model=self.model | {key: value})
         other = case.but(layout=self.layout | {key: value})
         return other if other.ranks <= RANKS_MAX else case
