@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/processors.h"
 #include "base/words.h"
 #include "cli/command.h"
 
@@ -102,25 +103,32 @@ static void hold_streams(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd) _exit(err_exit_code(ERR_STORAGE));
 }
 
+/* argv: the words behind the program's name, at least one. */
+static Err answer(int argc, const char *const *argv)
+{
+    const char *first = argv[0];
+    const bool help = !strcmp(first, "help");
+    if (asks_for_help(first) || (help && argc == 1)) program_help(stdout);
+    else if (!strcmp(first, "--version")) version_print(stdout);
+    else if (help && !strcmp(argv[1], "--man")) manual_print(stdout);
+    else if (help && !strcmp(argv[1], "--bash")) completion_print(stdout);
+    else if (help) {
+        const char *const ask[] = { argv[1], argc > 2 ? argv[2] : "--help", "--help" };
+        return dispatch(argc > 2 ? 3 : 2, ask);
+    } else return dispatch(argc, argv);
+    return ERR_OK;
+}
+
 int cli_main(int argc, char **argv)
 {
-    const char *const *words = (const char *const *)argv + 1;
-    const char *first = argc > 1 ? argv[1] : "";
-    Err err = ERR_OK;
     hold_streams();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f is a failed write as any other */
     if (argc < 2) {
         program_help(stderr);
         return err_exit_code(ERR_CONFIG);
     }
-    if (asks_for_help(first) || (!strcmp(first, "help") && argc == 2)) program_help(stdout);
-    else if (!strcmp(first, "--version")) version_print(stdout);
-    else if (!strcmp(first, "help") && !strcmp(argv[2], "--man")) manual_print(stdout);
-    else if (!strcmp(first, "help") && !strcmp(argv[2], "--bash")) completion_print(stdout);
-    else if (!strcmp(first, "help")) {
-        const char *const ask[] = { argv[2], argc > 3 ? argv[3] : "--help", "--help" };
-        err = dispatch(argc > 3 ? 3 : 2, ask);
-    } else err = dispatch(argc - 1, words);
+    Err err = processors_check();
+    if (!err) err = answer(argc - 1, (const char *const *)argv + 1);
     if (!err) err = flush_results();
     if (err) err_print(err, err == ERR_INTERNAL || err == ERR_SHAPE);
     return err_exit_code(err);
