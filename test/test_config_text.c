@@ -106,6 +106,61 @@ TEST(names_of_others)
     CHECK(strstr(complaint("n_head = 6\n", "", 1), "unknown key 'n_head'; did you mean 'model.heads'?"));
 }
 
+/* Numbers as people write them: the plain one is kept, and dumped. */
+TEST(numbers_as_people_write_them)
+{
+    static const struct {
+        const char *words;
+        ConfigId key;
+        const char *value;
+    } cases[] = {
+        { "train.tokens=1e9", CFG_train_tokens, "1000000000" },
+        { "train.tokens=1.5B", CFG_train_tokens, "1500000000" },
+        { "train.tokens=0.5e3k", CFG_train_tokens, "500000" },
+        { "train.tokens=2T", CFG_train_tokens, "2000000000000" },
+        { "train.steps=64k", CFG_train_steps, "64000" },
+        { "checkpoint.every=1K", CFG_checkpoint_every, "1000" },
+        { "optim.warmup=0.5k", CFG_optim_warmup, "500" },
+        { "model.seq=1.024e3", CFG_model_seq, "1024" },
+        { "model.layers=20e-1", CFG_model_layers, "2" },
+        { "train.max_minutes=2h", CFG_train_max_minutes, "120" },
+        { "train.max_minutes=90s", CFG_train_max_minutes, "1.5" },
+        { "train.max_minutes=1d2h30m", CFG_train_max_minutes, "1590" },
+        { "parallel.timeout_s=2.5m", CFG_parallel_timeout_s, "150" },
+        { "parallel.timeout_s=90", CFG_parallel_timeout_s, "90" },
+    };
+    static const char *const wrong[][2] = {
+        { "model.seq=64k", "model.seq = '64k': 64000 or 65536? write model.seq=65536, or the other" },
+        { "model.seq=1.5k", "1500 or 1536? write model.seq=1536" },
+        { "train.micro_batch=2k", "2000 or 2048?" },
+        { "parallel.nccl.tp.max_ctas=1k", "1000 or 1024? write parallel.nccl.tp.max_ctas=1024" },
+        { "train.tokens=1e99", "must lie between" },
+        { "train.tokens=1.5", "not an integer" },
+        { "train.tokens=1e-1", "not an integer" },
+        { "train.tokens=1G", "not an integer" },
+        { "train.tokens=1kk", "not an integer" },
+        { "train.tokens=k", "not an integer" },
+        { "train.tokens=1e", "not an integer" },
+        { "train.tokens=-1e3", "must lie between" },
+        { "train.max_minutes=2x", "not a number, or such as 2h30m" },
+        { "train.max_minutes=30m2h", "not a number" },
+        { "train.max_minutes=2h30", "not a number" },
+        { "train.max_minutes=-2h", "not a number" },
+        { "optim.lr=2h", "not a number" },
+        { "parallel.timeout_s=1e9d", "must lie between" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config c;
+        char buf[CONFIG_VALUE_BYTES];
+        OK(read_as(&c, NULL, cases[i].words, 1));
+        CHECK_MSG(!strcmp(config_value(&c, cases[i].key, buf), cases[i].value), "%s: %s", cases[i].words, buf);
+        config_release(&c);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        CHECK_MSG(strstr(complaint(NULL, wrong[i][0], 1), wrong[i][1]), "%s: %s", wrong[i][0],
+                  complaint(NULL, wrong[i][0], 1));
+}
+
 /* No name of others is one of ours, which would never be asked for. */
 TEST(names_of_others_are_not_ours)
 {
