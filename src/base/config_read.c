@@ -186,10 +186,11 @@ static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int siz
     else snprintf(out, (size_t)size_bytes, "command line");
 }
 
-static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name)
+static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name,
+                             const char *value)
 {
     char meant[CONFIG_SUGGEST_BYTES] = "";
-    if (!report_is_full(r)) config_suggest(section, name, NULL, meant);
+    if (!report_is_full(r)) config_suggest(section, name, *section ? value : NULL, meant);
     config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
                     *meant ? "; " : "", meant);
 }
@@ -208,7 +209,7 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
     char place[512];
     place_text(r, origin, place, sizeof place);
     if (!config_find(section, name, &id)) {
-        complain_unknown(r, place, section, name);
+        complain_unknown(r, place, section, name, text);
         return;
     }
     ConfigOrigin *before = &r->config->origin[id];
