@@ -40,6 +40,17 @@ static int matches(const Command *c, int argc, const char *const *argv)
     return argc > 1 && strcmp(argv[1], c->name + first + 1) == 0 ? 2 : 0;
 }
 
+/* What the command is called that others call so; NULL: nobody does. */
+static const char *meant_command(const char *word)
+{
+    static const char *const names[][2] = { { "resume", "train" },      { "pretrain", "train" },
+                                            { "run", "train" },         { "sample", "generate" },
+                                            { "complete", "generate" }, { "evaluate", "eval" } };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i][0], word)) return names[i][1];
+    return NULL;
+}
+
 static Err unknown_command(int argc, const char *const *argv)
 {
     const char *names[COMMANDS];
@@ -52,7 +63,8 @@ static Err unknown_command(int argc, const char *const *argv)
         else err_set(ERR_CONFIG, "'%s' wants another word", argv[0]);
         return err_hint("did you mean 'megatrain %s'?", table[i]->name);
     }
-    const char *nearest = word_nearest(argv[0], names, COMMANDS);
+    const char *meant = meant_command(argv[0]);
+    const char *nearest = meant ? meant : word_nearest(argv[0], names, COMMANDS);
     err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
     if (text_ends(argv[0], ".ini")) return err_hint("did you mean 'megatrain --config %s'?", argv[0]);
     return nearest ? err_hint("did you mean 'megatrain %s'?", nearest)

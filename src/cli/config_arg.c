@@ -20,9 +20,20 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
                                           .world_size = world_size });
 }
 
+/* A checkpoint's folder instead of its run's: its name is of `name` on. */
+static Err refuse_checkpoint(const char *path, const char *name)
+{
+    const long long step = strtoll(name + strlen("/checkpoints/step-"), NULL, 10);
+    err_set(ERR_CONFIG, "--run '%s' is a checkpoint's folder, not a run's", path);
+    return err_hint("give the run's, and which checkpoint: --run %.*s --step %lld", (int)(name - path), path,
+                    step);
+}
+
 static Err find_checkpoint(const char *run_dir, int64_t step, char path[PATH_MAX])
 {
     bool found;
+    const char *name = strstr(run_dir, "/checkpoints/step-");
+    if (name && file_is_dir(run_dir)) return refuse_checkpoint(run_dir, name);
     if (step >= 0) return ckpt_of_step(run_dir, step, path);
     TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
     if (found) return ERR_OK;
