@@ -180,7 +180,7 @@ prepare() {
 }
 prepare 3 "empty.txt" --input empty.txt
 { printf '\xef\xbb\xbf'; cat good.jsonl; } >bom.jsonl
-prepare 3 "column '1': a line must hold one JSON object: save the file without a byte" --format jsonl --input bom.jsonl
+prepare 3 "column 1: a line must hold one JSON object: save the file without a byte" --format jsonl --input bom.jsonl
 prepare 3 "nowhere.txt" --input nowhere.txt
 prepare 3 "folder" --input folder
 prepare 3 "bad.jsonl" --input bad.jsonl --format jsonl

@@ -762,6 +762,7 @@ TEST(words)
     CHECK(strcmp(word_nearest("tarin", list, 4), "train") == 0 && strcmp(word_nearest("plann", list, 4), "plan") == 0);
     CHECK(!word_nearest("generate", list, 4) && !word_nearest("xy", list, 4) && !word_nearest("", list, 0));
     CHECK(strcmp(word_nearest("tq", list, 4), "tp") == 0);
+    CHECK(!word_nearest("t", list, 4)); /* any two letters are one edit apart */
     char longer[80];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = 0;

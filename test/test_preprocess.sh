@@ -99,7 +99,7 @@ check "JSON lines as text, if asked for" same want got
 run got --append-eod --key meta.a\\.b --input l.jsonl
 check "--key alone means JSON lines: $(head -1 err.txt)" grep -q "idx: 3001 documents" out.txt
 { gzip -dc l.gz | head -900; cat brace.txt; } >mixed.txt
-expect 3 "'mixed.txt': line '" "$mt" preprocess --tokenizer byte --output bad --input mixed.txt
+expect 3 "'mixed.txt': line " "$mt" preprocess --tokenizer byte --output bad --input mixed.txt
 check "the way to have it as text is named" grep -q "hint: .*--format text" err.txt
 $py - <<'EOP'
 import json
@@ -117,7 +117,7 @@ check "of another member: exit $?" eval '[ -s keyed.json ] && ! cmp -s lines.jso
 # (between two texts a line end may pair with a blank before it, which JSON lines do not know: so the ids, not the file)
 "$mt" tokenize --tokenizer lines.json <texts.txt >ids.txt 2>err.txt
 check "it encodes those texts: exit $?" [ "$(wc -w <ids.txt)" -gt 1000 ]
-expect 3 "'line.jsonl': line '2': column '1'" "$mt" tokenizer train --input line.jsonl --format jsonl --vocab-size 300 \
+expect 3 "'line.jsonl': line 2: column 1" "$mt" tokenizer train --input line.jsonl --format jsonl --vocab-size 300 \
     --output none.json < <(printf '{"text": "a"}\nb\n' >line.jsonl)
 rm -f got.* keyed.json packed.json piped.json
 
@@ -183,14 +183,14 @@ if $zstd; then
     damaged "checksum" flip.zst
 fi
 sed '900s/"text"/"test"/' l.jsonl | gzip -c >line.gz
-damaged "line '$(gzip -dc line.gz | grep -n '"test"' | cut -d: -f1)': there is no member 'text'" line.gz --format jsonl
+damaged "line $(gzip -dc line.gz | grep -n '"test"' | cut -d: -f1): there is no member 'text'" line.gz --format jsonl
 printf '{"a": {"b": 1}}' >key.jsonl
 damaged "the member 'a.b' is not a string" key.jsonl --format jsonl --key a.b
 damaged "the member 'a.b.c' leads through something that is not an object" key.jsonl --format jsonl --key a.b.c
 printf '{"a": {"b": "x"}, "a": {"b": "y"}}' >key.jsonl
 damaged "the member 'a.b' occurs twice" key.jsonl --format jsonl --key a.b
 { printf '{"text": "'; head -c 3000000 /dev/zero | tr '\0' 'a'; } >open.jsonl
-damaged "line '1': column '3000011': a string does not end" open.jsonl --format jsonl
+damaged "line 1: column 3000011: a string does not end" open.jsonl --format jsonl
 for k in '' a..b a. .a; do expect 2 "empty name" "$mt" preprocess --tokenizer byte --output bad --input key.jsonl --format jsonl --key "$k"; done
 
 # ---- what is not its own is not removed

@@ -160,8 +160,9 @@ ConfigId config_nearest(const char *section, const char *name);
  * (config_meant.c), of any section, or the nearest. How many, 0 to CONFIG_MEANT. */
 enum { CONFIG_MEANT = 4, CONFIG_SUGGEST_BYTES = 320 };
 int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEANT]);
-/* The same as a question: "did you mean 'section.key' or ...?", with `value` 'section.key=value'; "" if there is none.
- * Returns out. */
+/* The same as a question: "did you mean 'section.key' or ...?", or a note where there is none here; "" if nothing is
+ * known. With another framework's `value` 'section.key=' and ours for it; where it is the same, it is said if section
+ * is "". Returns out. */
 const char *config_suggest(const char *section, const char *name, const char *value,
                            char out[CONFIG_SUGGEST_BYTES]);
 

@@ -5,7 +5,6 @@
  * taken from the text). Leading blanks are removed, because inih takes an indented line for a continuation.
  * A mistake never ends the reading: it adds a line to the report, and the key keeps its default.
  */
-#include <errno.h>
 #include <ini.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -16,6 +15,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/quantity.h"
 #include "base/words.h"
 
 enum { FILE_MAX_BYTES = 1 << 20 };
@@ -55,26 +55,62 @@ const char *config_keep(ConfigReader *r, const char *fmt, ...)
 
 /* Each takes the text, stores the value, or returns what is wrong with it (NULL: nothing). */
 
+/* Steps and tokens are counted in powers of ten, whatever 64k is of a width or a sequence. */
+static bool counts_in_tens(const ConfigKey *key)
+{
+    static const char *const sections[] = { "train", "optim", "checkpoint", "log" };
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+        if (!strcmp(key->section, sections[i])) return strcmp(key->name, "micro_batch") != 0;
+    return false;
+}
+
+/* "64k" of a size: one of two numbers, and the line that says the usual one. */
+static const char *ask_which(const ConfigKey *key, int64_t value, char letter)
+{
+    static _Thread_local char why[200];
+    double usual = (double)value;
+    for (const char *at = "kMBT"; *at; at++) {
+        usual *= 1.024;
+        if (*at == letter || letter == 'K') break;
+    }
+    snprintf(why, sizeof why, "%lld or %.0f? write %s.%s=%.0f, or the other", (long long)value, usual,
+             key->section, key->name, usual);
+    return why;
+}
+
 static const char *parse_int(const ConfigKey *key, const char *text, int64_t *out)
 {
     static _Thread_local char why[80];
-    char *end;
-    errno = 0;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end) return "not an integer";
+    int64_t value = 0;
+    char letter;
+    const Quantity found = quantity_whole(text, &value, &letter);
+    if (found == QUANTITY_NONE) return "not an integer";
+    if (found == QUANTITY_WHOLE && letter && !counts_in_tens(key)) return ask_which(key, value, letter);
     snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low,
              (long long)key->int_high);
-    if (errno == ERANGE || value < key->int_low || value > key->int_high) return why;
+    if (found == QUANTITY_BEYOND || value < key->int_low || value > key->int_high) return why;
     *out = value;
     return NULL;
+}
+
+/* What a key counts time in; 0: it does not. */
+static double seconds_of(const ConfigKey *key)
+{
+    if (text_ends(key->name, "_minutes")) return 60;
+    return text_ends(key->name, "_s") ? 1 : 0;
 }
 
 static const char *parse_real(const ConfigKey *key, const char *text, double *out)
 {
     static _Thread_local char why[80];
+    const double unit = seconds_of(key);
     char *end;
     double value = strtod(text, &end);
-    if (end == text || *end) return "not a number";
+    if (end == text || *end) {
+        if (!unit || !quantity_seconds(text, &value))
+            return unit ? "not a number, or such as 2h30m" : "not a number";
+        value /= unit;
+    }
     snprintf(why, sizeof why, "must lie between %g and %g", key->real_low, key->real_high);
     if (!(value >= key->real_low && value <= key->real_high)) return why;
     *out = value == 0 ? 0 : value; /* no -0: it would print as '-0' */
@@ -152,10 +188,11 @@ static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int siz
     else snprintf(out, (size_t)size_bytes, "command line");
 }
 
-static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name)
+static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name,
+                             const char *value)
 {
     char meant[CONFIG_SUGGEST_BYTES] = "";
-    if (!report_is_full(r)) config_suggest(section, name, NULL, meant);
+    if (!report_is_full(r)) config_suggest(section, name, *section ? value : NULL, meant);
     config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
                     *meant ? "; " : "", meant);
 }
@@ -174,7 +211,7 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
     char place[512];
     place_text(r, origin, place, sizeof place);
     if (!config_find(section, name, &id)) {
-        complain_unknown(r, place, section, name);
+        complain_unknown(r, place, section, name, text);
         return;
     }
     ConfigOrigin *before = &r->config->origin[id];

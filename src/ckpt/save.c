@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "ckpt/folder.h"
 #include "ckpt/pieces.h"
 
@@ -143,14 +144,15 @@ static int64_t space_wanted(const Ckpt *c)
 static Err prepare(Ckpt *c, const Names *n)
 {
     int64_t free_bytes;
+    char wanted[UNITS_BYTES], left[UNITS_BYTES];
     if (c->o.world->rank) return ERR_OK;
     TRY(file_make_dirs(c->folder));
     TRY(file_check_link(c->folder));
     TRY(sweep(c, true));
     TRY(file_free_bytes(c->folder, &free_bytes));
     if (free_bytes < space_wanted(c))
-        return err_set(ERR_STORAGE, "a checkpoint takes '%lld' bytes, and '%s' has '%lld' free",
-                       (long long)space_wanted(c), c->folder, (long long)free_bytes);
+        return err_set(ERR_STORAGE, "a checkpoint takes %s, and '%s' has %s free",
+                       units_bytes(wanted, space_wanted(c)), c->folder, units_bytes(left, free_bytes));
     return file_make_dirs(n->temp);
 }
 

@@ -21,6 +21,15 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
                                           .world_size = world_size });
 }
 
+/* A checkpoint's folder instead of its run's: its name is of `name` on. */
+static Err refuse_checkpoint(const char *path, const char *name)
+{
+    const long long step = strtoll(name + strlen("/checkpoints/step-"), NULL, 10);
+    err_set(ERR_CONFIG, "--run '%s' is a checkpoint's folder, not a run's", path);
+    return err_hint("give the run's, and which checkpoint: --run %.*s --step %lld", (int)(name - path), path,
+                    step);
+}
+
 /* A checkpoint's meta data, and where it is. */
 typedef struct {
     char path[PATH_MAX];
@@ -40,6 +49,8 @@ static Err find_meta(const char *run_dir, int64_t step, Source *s)
 {
     bool found;
     char path[PATH_MAX];
+    const char *name = strstr(run_dir, "/checkpoints/step-");
+    if (name && file_is_dir(run_dir)) return refuse_checkpoint(run_dir, name);
     if (step >= 0) {
         TRY(ckpt_of_step(run_dir, step, path));
         return ckpt_removed(path, read_meta(path, s));
