@@ -392,6 +392,39 @@ static Err report(const ConfigReader *r)
                    report_is_full(r) ? ", the first of them" : "", length, r->report);
 }
 
+/* The blocks that keep the bits of all layouts where cp alone cuts them; 0: no number does. (A ring must not cut blocks
+ * of keys either.) */
+static int64_t blocks_for_cp(const Config *c)
+{
+    const LayerPattern *ways = &c->derived.cp_comm;
+    const int64_t blocks = 2 * c->parallel.cp, part = c->model.seq / blocks;
+    const bool ring = layer_pattern_has(ways, CP_COMM_RING) || layer_pattern_has(ways, CP_COMM_HIERARCHICAL);
+    const bool power = (blocks & (blocks - 1)) == 0, whole = !ring || part % c->parallel.attn_block == 0;
+    return power && whole && c->parallel.slices == 1 && c->model.seq % blocks == 0 ? blocks : 0;
+}
+
+/* A run that could have had the bits of all layouts, were it not for its cuts. */
+static void warn_of_bits(const Config *c)
+{
+    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
+    const int64_t cuts = by_tp ? c->parallel.tp : by_cp ? c->parallel.cp : c->parallel.slices;
+    const int64_t blocks = by_cp ? blocks_for_cp(c) : 0;
+    char instead[80] = "";
+    if (c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO || c->run.device != RUN_DEVICE_CPU ||
+        c->run.reproducible != RUN_REPRODUCIBLE_RUN || c->run.precision != RUN_PRECISION_FP32)
+        return;
+    if (blocks)
+        snprintf(instead, sizeof instead, "; a new run keeps them alike with parallel.seq_blocks=%lld",
+                 (long long)blocks);
+    log_warn(
+        "parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits differ "
+        "from those of other layouts%s",
+        by_tp   ? "tp"
+        : by_cp ? "cp"
+                : "slices",
+        (long long)cuts, instead);
+}
+
 Err config_read(Config *c, ConfigSource source)
 {
     ConfigReader r = { .config = c };
@@ -409,16 +442,6 @@ Err config_read(Config *c, ConfigSource source)
     config_check(&r);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
-    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
-    if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN &&
-        c->run.device == RUN_DEVICE_CPU && c->run.precision == RUN_PRECISION_FP32)
-        log_warn("parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits "
-                 "differ from those of other layouts",
-                 by_tp   ? "tp"
-                 : by_cp ? "cp"
-                         : "slices",
-                 (long long)(by_tp   ? c->parallel.tp
-                             : by_cp ? c->parallel.cp
-                                     : c->parallel.slices));
+    warn_of_bits(c);
     return ERR_OK;
 }
