@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/activation.h"
 #include "base/arena.h"
 #include "base/batch_ramp.h"
 #include "base/layer_set.h"
@@ -102,6 +103,9 @@ typedef struct {
  */
 Err config_read(Config *c, ConfigSource source);
 void config_release(Config *c);
+
+/* model.activation, once it is no longer auto. */
+Activation config_activation(const Config *c);
 
 /* Whether c, which config_read returned, breaks no rule between its keys with parallel.slices = `slices`. */
 bool config_allows_slices(const Config *c, int64_t slices);
