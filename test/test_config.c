@@ -41,6 +41,24 @@ TEST(defaults)
     config_release(&c);
 }
 
+/* Three matrices where the activation is gated, else two: of 768 columns 2/3 of 4 times as many, or 4 times. */
+TEST(widths_of_activations)
+{
+#define TEXT_OF(name, text, gated) text,
+    static const char *const names[] = { ACTIVATIONS(TEXT_OF) };
+#undef TEXT_OF
+    char text[96];
+    Config c;
+    for (int a = 0; a < (int)(sizeof names / sizeof *names); a++) {
+        snprintf(text, sizeof text, "model.hidden=768 model.activation=%s", names[a]);
+        OK(read_as(&c, NULL, text, 1));
+        CHECK((int)config_activation(&c) == a);
+        CHECK_MSG(c.model.ffn == (activation_gated((Activation)a) ? 2048 : 3072), "%s: %d", text, (int)c.model.ffn);
+        config_release(&c);
+    }
+    CHECK(!activation_gated(ACT_GELU) && activation_gated(ACT_SWIGLU) && activation_gated(ACT_CLAMPED_SWIGLU));
+}
+
 TEST(recipes_and_what_follows)
 {
     Config c;

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/activation.h"
 #include "base/arena.h"
 #include "base/batch_ramp.h"
 #include "base/layer_set.h"
@@ -109,6 +110,9 @@ void config_release(Config *c);
  * false.
  */
 bool config_with(const Config *c, const char *values, Config *out);
+
+/* model.activation, once it is no longer auto. */
+Activation config_activation(const Config *c);
 
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);

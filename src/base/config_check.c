@@ -73,11 +73,19 @@ static int64_t usual_tp_blocks(const Config *c)
     return blocks;
 }
 
-/* The feed-forward width that is usual for the activation: swiglu has three matrices instead of two. */
+Activation config_activation(const Config *c)
+{
+#define ACTIVATION_OF(name, text, gated) [MODEL_ACTIVATION_##name] = ACT_##name,
+    static const Activation all[] = { ACTIVATIONS(ACTIVATION_OF) };
+#undef ACTIVATION_OF
+    return all[c->model.activation];
+}
+
+/* The feed-forward width that is usual for the activation: gated ones have three matrices instead of two. */
 static int64_t usual_ffn(const Config *c)
 {
     int64_t D = c->model.hidden;
-    return c->model.activation != MODEL_ACTIVATION_GELU ? 8 * D / (3 * 64) * 64 : 4 * D;
+    return activation_gated(config_activation(c)) ? 8 * D / (3 * 64) * 64 : 4 * D;
 }
 
 static void resolve_name(ConfigReader *r)

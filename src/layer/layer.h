@@ -16,6 +16,7 @@
 #ifndef MEGATRAIN_LAYER_LAYER_H
 #define MEGATRAIN_LAYER_LAYER_H
 
+#include "base/activation.h"
 #include "param/param.h"
 
 /* ---- saves ---- */
@@ -437,11 +438,6 @@ Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy,
 SliceKeyShape mla_keys(const Mla *m, const Ctx *c);
 
 /* ---- mlp ---- */
-
-typedef enum { ACT_GELU, ACT_SWIGLU, ACT_CLAMPED_SWIGLU } Activation;
-
-/* Does it make one column of two, a gate and what it is on? */
-static inline bool activation_gated(Activation a) { return a != ACT_GELU; }
 
 /* What a feed-forward layer does between its two products. */
 typedef struct {

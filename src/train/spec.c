@@ -93,9 +93,6 @@ static LayerPattern context_spec(const Config *cfg)
 
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
-    static const Activation activations[] = { [MODEL_ACTIVATION_GELU] = ACT_GELU,
-                                              [MODEL_ACTIVATION_SWIGLU] = ACT_SWIGLU,
-                                              [MODEL_ACTIVATION_CLAMPED_SWIGLU] = ACT_CLAMPED_SWIGLU };
     ModelSpec m = { .layers = (int)cfg->model.layers,
                     .heads = (int)cfg->model.heads,
                     .kv_heads = (int)cfg->model.kv_heads,
@@ -113,7 +110,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .sinks = cfg->model.sinks,
                     .attention_gate = cfg->model.attention_gate,
                     .attention_softcap = (float)cfg->model.attention_softcap,
-                    .activation = activations[cfg->model.activation],
+                    .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,
                     .dropout = (float)cfg->model.dropout,
