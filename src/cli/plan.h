@@ -28,6 +28,7 @@ typedef struct {
     Grid grid;
     PlanKind *kinds;
     int count, columns; /* shown side by side */
+    int64_t *shards;    /* bytes of each rank's part of a checkpoint; 0: it writes none */
 } PlanTable;
 
 /* Bytes of one rank: by kind of memory, in all, read and written by ops, sent to others. */
@@ -53,6 +54,8 @@ int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
 int64_t
 plan_library_bytes(const PlanTable *t); /* of CUDA, its libraries, and NCCL's communicators, at most */
+
+int64_t plan_checkpoint(const PlanTable *t); /* of all shards */
 
 /* On stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);
