@@ -396,6 +396,7 @@ mount_tmpfs() { mkdir -p "$1" && [ "$BAD_INPUT_MOUNTS" != none ] && mount -t tmp
 if mount_tmpfs disk size=1m; then
     expect 5 "cannot save the checkpoint of step 6" \
         "$mt" --config tiny.ini run.dir=disk/run train.steps=6 checkpoint.every=1
+    check "said at the start" grep -q "warning: checkpoints take up to 4.* KiB each, .* MiB for the 6 that .* 'disk/run/checkpoints' has .* free" err.txt
     check "failing checkpoints warn" grep -q 'warning: .*step 5.*training goes on' err.txt
     check "training goes on to the end" has_steps disk/run 6
     check "no rest of a checkpoint is left" [ -z "$(ls disk/run/checkpoints | grep tmp)" ]
@@ -403,6 +404,13 @@ if mount_tmpfs disk size=1m; then
     expect 5 "No space left" "$mt" preprocess --input big.txt big.txt big.txt big.txt --tokenizer byte --output disk/t
     check "no rest of token files is left" [ -z "$(ls disk | grep '^t')" ]
     rm -r disk/run
+    # 1 MiB has room for one of two that stay and the one that comes; a folder with room says nothing
+    "$mt" --config tiny.ini run.dir=disk/run train.stop_at=6 checkpoint.every=1 checkpoint.keep=2 2>err.txt
+    check "three do not fit" grep -q "warning: checkpoints take up to .* for the 3 that there may be" err.txt
+    rm -r disk/run
+    "$mt" --config tiny.ini run.dir=disk/one train.stop_at=1 checkpoint.keep=2 2>err.txt
+    check "one does" [ -z "$(grep 'checkpoints take' err.txt)" ]
+    rm -r disk/one
     head -c 2000000 /dev/zero >disk/fill 2>/dev/null
     expect 5 "disk" train run.dir=disk/run
     umount disk

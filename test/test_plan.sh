@@ -504,4 +504,25 @@ for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_
     check "$m: $(flop 'causal half') of the formula, $(flop 'counted op by op') of the ops" awk -v a="$(flop 'causal half')" \
         -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'
 done
+
+# ---- a checkpoint: what is said of each rank's file is what the file has
+sizes() { # PLAN.json RUN: of each rank, 0 where it has none
+    local of said rank=0
+    for said in $(sed -n 's/.*"checkpoint_shards":\[\([0-9,]*\)\].*/\1/p' "$1" | tr ',' ' '); do
+        of=$2/checkpoints/step-00000001/shard-$(printf %05d $rank).safetensors
+        [ "$(stat -c %s "$of" 2>/dev/null || echo 0)" -eq "$said" ] || return 1
+        rank=$((rank + 1))
+    done
+    [ $rank -gt 0 ] && [ "$(ls "$2"/checkpoints/step-00000001/shard-* | wc -l)" -le $rank ]
+}
+export OMP_NUM_THREADS=1
+for layout in "1" "4 parallel.zero=1" "4 parallel.tp=2" "2 parallel.pp=2 model.layers=4"; do
+    ranks=${layout%% *} words=(${layout#"$ranks"} train.stop_at=1)
+    "$mt" plan --config plan.ini --world $ranks --json "${words[@]}" >plan.json 2>/dev/null
+    rm -rf sized
+    "$root/scripts/launch.sh" -n $ranks -- "$mt" --config plan.ini run.dir=sized "${words[@]}" 2>sized.err
+    check "$layout: bytes of the shards: $(tail -1 sized.err)" sizes plan.json sized
+    bytes=$(cat sized/checkpoints/step-00000001/shard-* | wc -c)
+    check "$layout: $bytes in all" grep -q "\"checkpoint_bytes\":$bytes," plan.json
+done
 finish

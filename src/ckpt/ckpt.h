@@ -78,7 +78,8 @@ typedef struct {
     int keep;           /* checkpoints to keep, never fewer than 2; 0 = all */
     int64_t meta_bytes; /* most that the texts of a CkptMeta will take together */
     bool async;         /* a thread writes what ckpt_start copied */
-    Comm *comm; /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
+    Comm *comm;      /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
+    int64_t to_come; /* saves that are planned, for a warning of too small a disk */
     int64_t bad_from; /* steps from here on, passed over as damaged, do not count and go first; 0 = none */
     /* besides the newest: */
     int64_t keep_every;   /* those of steps that this divides; 0 = none */
@@ -157,6 +158,9 @@ Err ckpt_save(Ckpt *c, const CkptMeta *meta);
 
 /* What o.async takes of the host's memory on this rank, besides what is taken without. */
 Err ckpt_snapshot_bytes(const ParamSet *params, const World *world, int64_t *bytes);
+
+/* Bytes of each rank's shard: [world size] and exact; 0: it writes none. The manifest comes beside them. */
+Err ckpt_shard_bytes(const ParamSet *params, const World *world, int64_t *bytes);
 
 /* ---- finding ---- */
 

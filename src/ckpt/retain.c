@@ -69,6 +69,14 @@ Err retain_open(Ckpt *c, SetupArena *setup)
     return err;
 }
 
+int64_t retain_to_come(const Ckpt *c)
+{
+    const int64_t kept =
+        newest_of(c) + c->o.keep_best + 1 - c->kept_count; /* an old one goes after a new one has come */
+    const int64_t more = c->o.keep && kept < c->o.to_come ? kept : c->o.to_come;
+    return more > 1 ? more : 1;
+}
+
 /* ---- after a save ---- */
 
 /* Under a temporary name first: what is half removed must not look like a checkpoint. */

@@ -521,6 +521,25 @@ static Err find_vocab(const Config *cfg, int64_t *out)
     return ERR_OK;
 }
 
+/* "  checkpoint: 80,345,600 bytes (76.6 MiB) in 4 shards of 19.1 MiB to 19.2 MiB, and a manifest" */
+static void put_checkpoint(const PlanTable *t)
+{
+    char a[32], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES];
+    int64_t least = INT64_MAX, most = 0;
+    int shards = 0;
+    for (int rank = 0; rank < grid_size(t->grid); rank++) {
+        const int64_t bytes = t->shards[rank];
+        if (!bytes) continue;
+        shards++;
+        if (bytes < least) least = bytes;
+        if (bytes > most) most = bytes;
+    }
+    printf("\n  checkpoint: %s bytes (%s) in %d shard%s", commas(a, plan_checkpoint(t)),
+           units_bytes(b, plan_checkpoint(t)), shards, shards == 1 ? "" : "s");
+    if (shards > 1) printf(" of %s to %s", units_bytes(c, least), units_bytes(d, most));
+    printf(", and a manifest\n");
+}
+
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
@@ -528,10 +547,14 @@ static Err print_plan(PlanTable *t)
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
     TRY(count_kinds(t));
+    t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
+    if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
+    TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
     if (as_json) return plan_print_json(t);
     put_model(t);
     put_groups(t);
     put_memory(t);
+    put_checkpoint(t);
     put_stages(t);
     put_work(t);
     for (int kind = 0; kind < t->count; kind++) put_comm(t, kind);
@@ -546,6 +569,7 @@ static Err plan_config(const Config *cfg)
     if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
     Err err = print_plan(&t);
     free(t.kinds);
+    free(t.shards);
     return err;
 }
 

@@ -22,6 +22,7 @@ typedef struct {
     Grid grid;
     PlanKind *kinds;
     int count;
+    int64_t *shards;    /* bytes of each rank's part of a checkpoint; 0: it writes none */
 } PlanTable;
 
 /* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
@@ -45,6 +46,8 @@ int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
 int64_t
 plan_library_bytes(const PlanTable *t); /* of CUDA, its libraries, and NCCL's communicators, at most */
+
+int64_t plan_checkpoint(const PlanTable *t); /* of all shards */
 
 /* On stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);

@@ -98,6 +98,13 @@ int64_t plan_largest_total(const PlanTable *t)
 }
 
 /* With what CUDA and its libraries take beside the plan. */
+int64_t plan_checkpoint(const PlanTable *t)
+{
+    int64_t bytes = 0;
+    for (int rank = 0; rank < grid_size(t->grid); rank++) bytes += t->shards[rank];
+    return bytes;
+}
+
 bool plan_fits(const PlanTable *t)
 {
     return plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
@@ -133,6 +140,14 @@ static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
 }
 
 /* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
+static void json_checkpoint(JsonOut *j, const PlanTable *t)
+{
+    json_put_int(j, "checkpoint_bytes", plan_checkpoint(t));
+    json_open(j, "checkpoint_shards", '[');
+    for (int rank = 0; rank < grid_size(t->grid); rank++) json_put_int(j, NULL, t->shards[rank]);
+    json_close(j, ']');
+}
+
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
@@ -158,6 +173,7 @@ static void put_json(JsonOut *j, const PlanTable *t)
         json_put_int(j, "library_bytes", plan_library_bytes(t));
         json_put_bool(j, "fits", plan_fits(t));
     }
+    json_checkpoint(j, t);
     json_put_bool(j, "memory_on_host", p->host_apart);
     json_open(j, "ranks", '[');
     for (int i = 0; i < t->count; i++) json_rank(j, t, &t->kinds[i]);
@@ -167,8 +183,9 @@ static void put_json(JsonOut *j, const PlanTable *t)
 
 Err plan_print_json(const PlanTable *t)
 {
-    enum { HEAD_BYTES = 4096, RANK_BYTES = 1024 };
-    const int64_t room = HEAD_BYTES + (int64_t)t->count * RANK_BYTES;
+    enum { HEAD_BYTES = 4096, RANK_BYTES = 1024, SHARD_BYTES = 24 };
+    const int64_t room =
+        HEAD_BYTES + (int64_t)t->count * RANK_BYTES + (int64_t)grid_size(t->grid) * SHARD_BYTES;
     char *text = malloc((size_t)room);
     JsonOut j;
     if (!text) return err_set(ERR_MEMORY, "no memory for the plan's text");

@@ -189,6 +189,9 @@ Err trainer_grid(const TrainSpec *spec, Grid *grid);
  * cannot be counted. */
 Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
 
+/* ckpt_shard_bytes of a run of that spec: [grid_size(grid)]. */
+Err trainer_shard_bytes(const TrainSpec *spec, Grid grid, int64_t *bytes);
+
 /* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY when a
  * limit is too small, naming the arena. */
 Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits);

@@ -44,6 +44,15 @@ static int64_t meta_bytes(const Loop *l)
            l->run.valid.count * (SET_NAME_BYTES + 64) + 1024;
 }
 
+/* Saves up to the end of this start; what a signal asks for comes besides. */
+static int64_t saves_to_come(const Loop *l)
+{
+    const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps,
+                  every = l->cfg->checkpoint.every;
+    const int64_t left = (stop && stop < steps ? stop : steps) - l->run.trainer.step;
+    return every ? (left - 1) / every + 1 : 1;
+}
+
 static Err open_ckpt(Loop *l)
 {
     CkptOptions o = { .run_dir = l->cfg->run.dir,
@@ -51,6 +60,7 @@ static Err open_ckpt(Loop *l)
                       .world = l->run.world,
                       .stream = &l->run.trainer.device.stream,
                       .keep = (int)l->cfg->checkpoint.keep,
+                      .to_come = saves_to_come(l),
                       .bad_from = l->run.trainer.step + 1,
                       .async = l->cfg->checkpoint.async,
                       .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
