@@ -83,7 +83,7 @@ check "a traced run: $(trace_holds traced; grep -m3 '^bad' traced.trace)" trace_
 for want in 'step: 3' 'evaluation: 1' 'checkpoint: 1' 'forward: 65' 'backward: 15' 'next batch: 15'; do
     check "span $want: $(grep "span ${want%%:*}" traced.trace)" grep -qx "span $want" traced.trace
 done
-state=$(($(planned 'weights (fp32)') + $(planned 'gradients (64-bit fixed point)') + $(planned moments) + $(planned 'tables, batches, statistics')))
+state=$(($(planned 'weights (fp32)') + $(planned gradients) + $(planned moments) + $(planned 'tables, batches, statistics')))
 check "the state is full all the time" grep -qx "counter state: $state $state $state" traced.trace
 counter() { sed -n "s/^counter $1: 0 \([0-9]*\) 0$/\1/p" traced.trace; } # its peak, if it begins and ends empty
 check "scratch is filled up to the plan's $(planned 'scratch of a layer call') and emptied: $(grep scratch traced.trace)" \

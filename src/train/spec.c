@@ -91,6 +91,15 @@ static LayerPattern context_spec(const Config *cfg)
     return p;
 }
 
+/* Chunks that the table's rows are padded to: each tp rank has as many, also where tp does not divide tp_blocks, which
+ * only runs without the promise of equal bits may have. */
+static int vocab_chunks(const Config *cfg)
+{
+    int64_t chunks = cfg->parallel.tp_blocks;
+    while (chunks % cfg->parallel.tp) chunks += cfg->parallel.tp_blocks;
+    return (int)chunks;
+}
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
     ModelSpec m = { .layers = (int)cfg->model.layers,
@@ -127,7 +136,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     }
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
-    m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);
+    m.padded_vocab = head_padded_vocab(m.vocab, vocab_chunks(cfg));
     return m;
 }
 
