@@ -1,6 +1,6 @@
 /*
- * The activations of feed-forward layers, declared once: the choices of model.activation, the layers' kinds, and whether
- * one is gated, which the widths of weights follow from. docs/architecture.md says what else a new one needs.
+ * The activations of feed-forward layers, declared once: the choices of model.activation, the layers' kinds, and
+ * whether one is gated, which the widths of weights follow from. docs/architecture.md says what else a new one needs.
  */
 #ifndef MEGATRAIN_BASE_ACTIVATION_H
 #define MEGATRAIN_BASE_ACTIVATION_H
