@@ -36,6 +36,7 @@ command:clang        clang               clang               clang
 command:clang-format clang-format        clang-tools-extra   clang-format
 sanitizers:          libclang-rt-dev     compiler-rt         compiler-rt
 library:libopenblas.so.0 libopenblas0-openmp openblas-openmp libopenblas
+command:faketime     faketime            libfaketime         libfaketime
 module:torch         python3-torch       python3-torch       pytorch
 EOT
     launchers) cat <<'EOT' ;;
