@@ -38,6 +38,7 @@ command:clang-format clang-format        clang-tools-extra   clang-format
 command:ip           iproute2            iproute             iproute2
 sanitizers:          libclang-rt-dev     compiler-rt         compiler-rt
 library:libopenblas.so.0 libopenblas0-openmp openblas-openmp libopenblas
+command:faketime     faketime            libfaketime         libfaketime
 module:torch         python3-torch       python3-torch       pytorch
 EOT
     launchers) cat <<'EOT' ;;

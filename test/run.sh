@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
-# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads, work that runs late and
+# soak, asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads, work that runs late and
 # at once), emu-asan, emu-tsan, emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks,
 # grid, faults, slow and emu-bugs try their lists in full, not the part that covers each kind. Programs and scripts close
 # with "N passed, N failed[, N skipped]"; one that does not, or that exits otherwise than that line says, counts as one
@@ -47,6 +47,7 @@ faults)
 grid) commands=("$BUILD/test/test_pipeline" "MEGATRAIN_LAYOUTS=all|$BUILD/test/test_layouts" test/test_pipeline.sh)
     export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
+soak) commands=(test/soak/flat.sh test/soak/faults.sh) ;;
 slow) mapfile -t commands < <(printf '%s\n' test/fuzz_layouts.sh test/test_fuzz_layouts.sh test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
@@ -61,7 +62,7 @@ emu-asan)
     export ASAN_OPTIONS=detect_leaks=0:handle_sigill=1 ;; # (UBSan traps)
 emu-tsan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;
-*) echo "usage: test/run.sh quick|ranks|grid|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
+*) echo "usage: test/run.sh quick|ranks|grid|faults|files|launchers|asan|slow|soak|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
 esac
 
 # run_one COMMAND: prints one report, leaves its counts in a file of the lane's
