@@ -436,4 +436,44 @@ if command -v script >/dev/null; then
     check "and never below" [ "$(grep -cE -- '-[0-9.]+ .?i?B/s' tty.txt)" = 0 ]
     rm -f long.gz got.*
 else skip "the live line: no script(1)"; fi
+
+# ---- what is no text is refused, unless it is meant
+pre() { "$mt" preprocess --tokenizer byte --output "$1" --input "${@:2}"; }
+no_text() { expect 3 "'x' is no text but $1" pre nt x; check "$1: nothing is left" [ ! -e nt.bin ]; }
+printf 'PAR1rest' >x; no_text "Parquet"
+check "the line that hands it over" grep -q "pyarrow.parquet as q.*'x' 'text' | megatrain preprocess --input -" err.txt
+printf 'ARROW1\0\0rest' >x; no_text "Arrow"
+printf '\377\377\377\377rest' >x; no_text "Arrow (a stream)"
+cp "$mt" x; no_text "an executable"
+printf 'PK\3\4rest' >x; no_text "a zip archive"
+printf '\211PNG\r\n\32\n' >x; no_text "a picture"
+printf '\377\376h\0i\0' >x; no_text "UTF-16 text"
+head -c 300 /dev/zero >x; echo text >>x; no_text "holds many zero bytes"
+expect 3 "'x' is no text" "$mt" tokenizer train --input x --vocab-size 300 --output nt.json
+gzip -c x >x.gz
+expect 3 "'x.gz' is no text but holds many zero bytes" pre nt x.gz
+expect 3 "'-' is no text" pre nt - <x
+expect 0 "documents" pre nt x --force
+printf 'PAR one\0two\n' >x # the beginning of a word, and a byte
+expect 0 "documents" pre nt2 x
+# the lines that errors say, where pyarrow is
+arrow=${PYARROW:-python3}
+if "$arrow" -c 'import pyarrow' 2>/dev/null; then
+    "$arrow" -c 'import pyarrow as a, pyarrow.parquet as p
+t = a.table({"body": ["one \u00e9", None, "two\nlines"] * 50, "other": [1, 2, 3] * 50})
+p.write_table(t, "t.parquet", row_group_size=7)
+for name, new in ("t.arrow", a.ipc.new_file), ("t.stream", a.ipc.new_stream):
+    with new(name, t.schema) as f: f.write_table(t, max_chunksize=11)
+open("want.jsonl", "w").writelines("{\"body\":\"%s\"}\n" % s for s in ["one \u00e9", "", "two\\nlines"] * 50)'
+    expect 0 "150 documents" pre rows want.jsonl --format jsonl --key body
+    for table in t.parquet t.arrow t.stream; do
+        expect 3 "'$table' is no text" pre none $table --key body
+        sed -n 's/^hint: //; s/^\(python3 .*\) | megatrain .*/\1/p' err.txt | sed "s|^python3|$arrow|" >line.sh
+        bash line.sh | "$mt" preprocess --input - --format jsonl --key body --tokenizer byte --output table --force >/dev/null 2>&1
+        check "$table: the line of the error gives its text" cmp -s table.bin rows.bin
+        check "$table: and its documents" cmp -s table.idx rows.idx
+    done
+else
+    skip "reading Parquet and Arrow: $arrow has no pyarrow (PYARROW names another python)"
+fi
 finish

@@ -327,6 +327,7 @@ static Err open_options(Job *j)
     j->cut.tokenizer = j->tokenizer;
     j->cut.kind = lines ? CHUNK_LINES : o->split_blank_lines ? CHUNK_PARAGRAPHS : CHUNK_DOCUMENT;
     j->cut.tell_lines = o->format == INPUT_AUTO;
+    j->cut.any_bytes = o->any_bytes;
     return ERR_OK;
 }
 

@@ -206,7 +206,8 @@ static Err open_job(Job *j, InputStat *stats)
                            .input_count = in->count,
                            .stats = stats,
                            .kind = in->format == INPUT_JSONL ? CHUNK_LINES : CHUNK_DOCUMENT,
-                           .tell_lines = in->format == INPUT_AUTO };
+                           .tell_lines = in->format == INPUT_AUTO,
+                           .any_bytes = in->any_bytes };
     TRY(jsonl_key(in->key ? in->key : "text", &j->cut.key));
     TRY(cutter_open(&j->cut, (InputPlace){ 0 }, 0, &j->cutter));
     TRY(splitter_open(SPLIT_GPT2, &j->splitter));
