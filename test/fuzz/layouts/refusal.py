@@ -88,8 +88,9 @@ def rule(text):
 
 
 def about(keys, text):
-    """Whether a refusal names one of the keys, or its value."""
-    return any(re.search(rf"\b{k.split('.')[1]} ?= ?'?{re.escape(v)}\b|'{re.escape(v)}'", text) for k, v in keys.items())
+    """Whether a refusal names one of the keys, or the word that is its value."""
+    return any(re.search(rf"\b{k.split('.')[1]} ?= ?'?{re.escape(v)}\b", text) or (v.isalnum() and not v.isdigit() and f"'{v}'" in text)
+               for k, v in keys.items())
 
 
 def follow(trial, text, keys, world):
