@@ -19,7 +19,11 @@ static void make_run(const char *name, const char *config)
         for (int line = 0; line < (s % 5 ? 1 : 3); line++) {
             json_out_init(&j, text + n, (int64_t)sizeof text - n);
             if (line == 0) record_put_step(&j, &r);
-            else record_put_valid(&j, s, 512 * s, line == 1 ? "" : "code", line == 1 ? (s == 5 ? 2.5 : 3.5) : s == 5 ? 9.25 : 8.25);
+            else {
+                ValidRecord v = { .step = s, .tokens = 512 * s, .loss = line == 1 ? (s == 5 ? 2.5 : 3.5) : s == 5 ? 9.25 : 8.25 };
+                if (line == 2) strcpy(v.name, "code");
+                record_put_valid(&j, &v);
+            }
             n += (int)j.used_bytes;
             text[n++] = '\n';
         }

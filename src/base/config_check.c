@@ -13,6 +13,7 @@
 #include "base/layer_set.h"
 #include "base/int64.h"
 #include "base/mathx.h"
+#include "base/rank_list.h"
 
 /* ---- filling in ---- */
 
@@ -550,6 +551,10 @@ static void check_files(ConfigReader *r)
     RULE(c->derived.trace_last >= 0, "must be a step, or two in order such as 100-104", CFG_log_trace_steps);
     RULE(!*c->log.trace_steps || !c->log.trace_every, "give either trace_steps or trace_every",
          CFG_log_trace_steps, CFG_log_trace_every);
+    RULE(!*c->log.trace_ranks ||
+             rank_list_read(c->log.trace_ranks,
+                            (int)(c->derived.any_world ? CONFIG_RANKS_MAX : c->derived.world_size), NULL),
+         "must be ranks of the run, counted from 0, such as 0,3-5, or all", CFG_log_trace_ranks);
 }
 
 void config_check_rules(ConfigReader *r)

@@ -173,6 +173,7 @@ Err async_step(Trainer *t, StepReport *report)
     t->async.done = 0;
     t->stores[0].updates = 0;
     TRY(device_zero(&t->device.stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    TRY(loads_begin(t));
     TRY(begin_update(t, 0));
     TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
     TRY(loads_fetch(t));

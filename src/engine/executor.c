@@ -40,6 +40,7 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 {
     c->params = s->params;
     c->loads_so_far = s->loads_so_far;
+    c->balance_losses = s->balance_losses;
     c->slot = &slot->slot;
     c->batch = &slot->batch;
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];

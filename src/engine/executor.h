@@ -47,6 +47,7 @@ typedef struct {
     const Stage *model;
     ParamStore *params;
     Tensor loads_so_far;              /* layer.h, Ctx; absent unless mixtures count so */
+    Tensor balance_losses;            /* likewise; absent unless losses balance mixtures */
     SliceGrads *slice_grads;          /* likewise; NULL where sequences are whole */
     int64_t save_bytes[REGION_COUNT]; /* of a unit */
     int64_t peak_bytes[REGION_COUNT]; /* of a unit so far */

@@ -95,6 +95,7 @@ static Err step_begin(Trainer *t)
     Stream *stream = &t->device.stream;
     TRY(write_values(t));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    TRY(loads_begin(t));
     for (int r = 0; r < t->params.replicas; r++) {
         param_store_begin(&t->stores[r]);
         ddp_begin(&t->ddp[r]);

@@ -169,7 +169,7 @@ typedef struct {
     StepInFlight flight;
     KvCache *kv;         /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [2 loads_layers] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* what ranks tell each other of mixtures (engine/loads.c) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */

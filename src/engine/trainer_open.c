@@ -247,7 +247,7 @@ static Err open_stores(Trainer *t)
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
-    if (s->model.moe.experts) TRY(setup_array(&t->setup, 2 * loads_layers(&s->model), &t->host_loads));
+    TRY(loads_open(t));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 

@@ -143,6 +143,9 @@ typedef struct {
      * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
      * in data order. */
     Tensor loads_so_far;
+    /* Of the mixtures of the stage, together: what balances them (ops.def, router_balance), summed over the step;
+     * absent where nothing does. Written in backward. */
+    Tensor balance_losses;
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training: dropout, noise, and what only the loss of a step is for */
     bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */

@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "base/file.h"
 #include "base/map.h"
+#include "train/rank_times.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20 };
 
@@ -70,6 +71,32 @@ static Err take_load(History *h, const MetricsRecord *r)
     return load_map_add(&h->loads, &h->memory, r->step, r->load, r->layers);
 }
 
+/* Room for the counts of `rank`. */
+static Err make_room(History *h, int rank)
+{
+    HistorySlow *more;
+    int count = h->slow_count ? h->slow_count : 8;
+    while (count <= rank) count *= 2;
+    if (count == h->slow_count) return ERR_OK;
+    TRY(setup_array(&h->memory, count, &more));
+    if (h->slow_count) memcpy(more, h->slow, (size_t)h->slow_count * sizeof *more);
+    h->slow = more;
+    h->slow_count = count;
+    return ERR_OK;
+}
+
+static Err take_ranks(History *h, const MetricsRecord *r)
+{
+    const MetricsRanks *m = &r->ranks;
+    if (!m->measured || m->slowest >= CONFIG_RANKS_MAX || r->step != h->last_step) return ERR_OK;
+    h->compared++;
+    if (!(m->lag >= LAG_NOTABLE)) return ERR_OK;
+    TRY(make_room(h, m->slowest));
+    h->slow[m->slowest].steps++;
+    h->slow[m->slowest].lag += m->lag;
+    return ERR_OK;
+}
+
 static Err take_lines(History *h, const char *text, int64_t size, Left *left)
 {
     Record r;
@@ -86,6 +113,7 @@ static Err take_lines(History *h, const char *text, int64_t size, Left *left)
         else if (r.kind == RECORD_STEP && r.step.step > 0) {
             take_step(h, &r.step, left);
             TRY(take_load(h, &r.step));
+            TRY(take_ranks(h, &r.step));
         }
     }
     return ERR_OK;

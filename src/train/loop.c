@@ -84,16 +84,18 @@ static Err open_loader(Loop *l)
     return loader_open(&o, &l->loader);
 }
 
+/* Of several ranks all have a timeline, of which some record. */
 static Err open_trace(Loop *l)
 {
-    const bool pipeline = l->run.world->grid.pp > 1;
+    const World *w = l->run.world;
+    const char *ranks = l->cfg->log.trace_ranks, *dir = l->cfg->run.dir;
     char path[PATH_MAX];
     if (!l->cfg->log.trace_every && !l->cfg->derived.trace_first) return ERR_OK;
-    if (!l->lead && !pipeline) return ERR_OK;
-    snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
     trace_track("main thread");
-    TRY(trace_open(path));
-    return pipeline ? timeline_open(&l->run.trainer, l->cfg->run.dir, &l->timeline) : ERR_OK;
+    if (!*ranks) ranks = w->grid.pp > 1 ? "all" : "0";
+    if (w->size > 1) return timeline_open(&l->run.trainer, dir, ranks, &l->timeline);
+    snprintf(path, sizeof path, "%s/timeline.json", dir);
+    return trace_open(path);
 }
 
 /* 0: the data change on the way. */
@@ -113,6 +115,7 @@ static Err open_metrics(Loop *l)
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
                          .epoch_tokens = epoch_tokens(l),
+                         .config = l->config_text,
                          .resume_step = l->run.trainer.step };
     const Overrides *changed = &l->run.overrides;
     if (!l->lead) return ERR_OK;
@@ -124,7 +127,8 @@ static Err open_metrics(Loop *l)
                              .section = key->section,
                              .key = key->name,
                              .was = changed->item[i].was,
-                             .is = changed->item[i].is };
+                             .is = changed->item[i].is,
+                             .time = clock_unix_s() };
         metrics_override(&l->metrics, &r);
     }
     return ERR_OK;
@@ -151,6 +155,8 @@ Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
     if (l->lead) TRY(check_valid(&l->run));
     TRY(run_resume(&l->run));
     TRY_AS(ERR_STORAGE, write_config(l));
+    if (l->run.world->size > 1)
+        TRY(rank_times_open(&l->times, l->run.world, &l->run.trainer.device.stream, &l->run.setup));
     TRY(open_ckpt(l));
     TRY(open_loader(l));
     TRY(open_trace(l));

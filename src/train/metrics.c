@@ -123,12 +123,12 @@ static void line_step(Metrics *m, const MetricsRecord *r)
     write_line(m, &j);
 }
 
-static void line_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
+static void line_valid(Metrics *m, const ValidRecord *r)
 {
     char buf[RECORD_BYTES];
     JsonOut j;
     json_out_init(&j, buf, sizeof buf);
-    record_put_valid(&j, step, tokens, name, loss);
+    record_put_valid(&j, r);
     write_line(m, &j);
 }
 
@@ -206,6 +206,7 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
     if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
+    if (r->ranks.notable) line_add(&l, "1;33", "rank %d %.0f%% slower", r->ranks.slowest, 100 * r->ranks.lag);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));
     if (r->mfu > 0) line_add(&l, "32", "MFU %.1f%%", 100 * r->mfu);
     line_add(&l, "2", "%s", units_bytes(a, r->memory_bytes));
@@ -249,8 +250,9 @@ static Err open_files(Metrics *m)
     TRY_AS(ERR_STORAGE, read_earlier(m)); /* without log.jsonl too: what was undone must not stay */
     TRY_AS(ERR_STORAGE, events_cut(m->o.run_dir, m->o.resume_step));
     if (m->o.tensorboard) TRY_AS(ERR_STORAGE, events_open(&m->events, m->o.run_dir, m->o.resume_step + 1));
-    if (!m->o.jsonl) return ERR_OK;
-    Err err = file_append(m->jsonl_path, &m->jsonl);
+    Err err = m->o.tensorboard && m->o.config ? events_config(&m->events, m->o.resume_step + 1, m->o.config)
+                                              : ERR_OK;
+    if (!err && m->o.jsonl) err = file_append(m->jsonl_path, &m->jsonl);
     if (err && m->o.tensorboard) file_abandon(&m->events.file);
     return err_as(err, ERR_STORAGE);
 }
@@ -288,20 +290,20 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
     if (m->o.tensorboard && r->mtp) event_done(m, events_mtp(&m->events, r));
     if (m->o.tensorboard && r->load) event_done(m, events_load(&m->events, r));
+    if (m->o.tensorboard && r->ranks.measured) event_done(m, events_ranks(&m->events, r));
     show_step(m, r);
     if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)
         log_warn_once("metrics: picture", "%s; the run goes on", err_message());
 }
 
-void metrics_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
+void metrics_valid(Metrics *m, const ValidRecord *r)
 {
     if (!m->open) return;
-    char shown[CURVE_NAME_BYTES];
-    curve_cut_name(shown, name);
-    curve_add_dot(&m->curve, step, tokens, loss, shown);
-    if (m->o.jsonl) line_valid(m, step, tokens, shown, loss);
-    if (m->o.tensorboard) event_done(m, events_valid(&m->events, step, shown, loss));
-    log_info("step %lld: validation loss %.4f%s%s", (long long)step, loss, *shown ? " on " : "", shown);
+    curve_add_dot(&m->curve, r->step, r->tokens, r->loss, r->name);
+    if (m->o.jsonl) line_valid(m, r);
+    if (m->o.tensorboard) event_done(m, events_valid(&m->events, r->step, r->name, r->loss));
+    log_info("step %lld: validation loss %.4f%s%s", (long long)r->step, r->loss, *r->name ? " on " : "",
+             r->name);
 }
 
 static Err close_file(FileWriter *w, bool open, int64_t lost, const char *what)

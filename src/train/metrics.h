@@ -29,6 +29,7 @@ typedef struct {
     int64_t log_every;    /* steps between lines that stay; on a terminal the others show below them */
     int64_t total_steps;  /* for the time left; 0: not known */
     int64_t epoch_tokens; /* for the epoch; 0: not known */
+    const char *config;   /* the resolved configuration, for TensorBoard; NULL: not shown */
     int64_t resume_step;  /* of the checkpoint the run starts from; 0: from the beginning */
 } MetricsOptions;
 
@@ -59,9 +60,8 @@ Err metrics_open(Metrics *m, MetricsOptions o);
 void metrics_wait(Metrics *m);
 void metrics_step(Metrics *m, const MetricsRecord *r);
 
-/* An evaluation after `step` steps. name: of the validation set, "" if there is only one; cut to what
- * CURVE_NAME_BYTES hold. */
-void metrics_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss);
+/* An evaluation after so many steps. */
+void metrics_valid(Metrics *m, const ValidRecord *r);
 
 /* A key that differs from the checkpoint that the run went on from. */
 void metrics_override(Metrics *m, const OverrideRecord *r);

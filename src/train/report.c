@@ -160,6 +160,7 @@ typedef enum {
     ROW_MEMORY,
     ROW_TIME,
     ROW_SKIPPED,
+    ROW_SLOW,
     ROWS
 } Row;
 
@@ -170,6 +171,19 @@ static void put_skipped(const History *h, FILE *out)
     for (int i = 0; i < HISTORY_SKIPPED && i < h->skipped; i++)
         fprintf(out, "%s %lld", i ? "," : h->skipped > 1 ? "s" : "", (long long)h->skipped_step[i]);
     if (h->skipped) fprintf(out, "%s)</small>", h->skipped > HISTORY_SKIPPED ? ", ..." : "");
+}
+
+/* The rank that was slowest by far in the most steps. */
+static void put_slow(const History *h, FILE *out)
+{
+    int most = 0;
+    for (int r = 1; r < h->slow_count; r++)
+        if (h->slow[r].steps > h->slow[most].steps) most = r;
+    if (!h->slow_count || !h->slow[most].steps) fprintf(out, "none");
+    else
+        fprintf(out, "rank %d in %lld of %lld <small>(by %.0f %% on average)</small>", most,
+                (long long)h->slow[most].steps, (long long)h->compared,
+                100 * h->slow[most].lag / (double)h->slow[most].steps);
 }
 
 static void put_cell(const History *h, Row row, FILE *out)
@@ -196,6 +210,7 @@ static void put_cell(const History *h, Row row, FILE *out)
     case ROW_MEMORY: fputs(units_bytes(text, h->memory_bytes), out); break;
     case ROW_TIME: fputs(units_seconds(text, h->seconds), out); break;
     case ROW_SKIPPED: put_skipped(h, out); break;
+    case ROW_SLOW: put_slow(h, out); break;
     case ROWS: break;
     }
 }
@@ -204,6 +219,7 @@ static void put_cell(const History *h, Row row, FILE *out)
 static bool has_cell(const History *h, Row row)
 {
     if (row >= ROW_SPEED && row <= ROW_MFU && !(h->seconds > 0)) return false;
+    if (row == ROW_SLOW) return h->compared > 0;
     return h->steps > 0 && !(row == ROW_MFU && !isfinite(h->mfu_seconds));
 }
 
@@ -255,6 +271,14 @@ static void put_valid_rows(const Page *p, const char *set)
     put_valid_row(p, set, true);
 }
 
+/* Had any run several ranks? */
+static bool any_compared(const Page *p)
+{
+    bool any = false;
+    for (int i = 0; i < p->count; i++) any |= p->runs[i].compared > 0;
+    return any;
+}
+
 static void put_figures(const Page *p)
 {
     static const char *const names[ROWS] = { "steps",
@@ -265,11 +289,13 @@ static void put_figures(const Page *p)
                                              "model FLOP utilisation, mean",
                                              "memory of a device, peak",
                                              "time in steps",
-                                             "skipped steps" };
+                                             "skipped steps",
+                                             "steps with a rank that was slow by 20 % or more" };
     fprintf(p->out, "<h2>Figures</h2>\n");
     open_table(p, "Figures", "Losses in nats per token.");
     for (int row = 0; row < ROWS; row++) {
         if (row == ROW_SPEED) each_set(p, put_valid_rows);
+        if (row == ROW_SLOW && !any_compared(p)) continue;
         fprintf(p->out, "<tr><th scope=\"row\">%s</th>", names[row]);
         for (int i = 0; i < p->count; i++) {
             fprintf(p->out, "<td>");
