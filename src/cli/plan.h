@@ -22,7 +22,7 @@ typedef struct {
     Grid grid;
     PlanKind *kinds;
     int count;
-    int64_t *shards;    /* bytes of each rank's part of a checkpoint; 0: it writes none */
+    int64_t *shards; /* bytes of each rank's part of a checkpoint; 0: it writes none */
 } PlanTable;
 
 /* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */

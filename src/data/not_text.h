@@ -6,8 +6,8 @@
 
 #include "base/err.h"
 
-/* ERR_DATA naming what the file is, when its beginning is that of a known format or holds many zero bytes; the hint says
- * how its text is to be had. key: the column of a table, or the member of a JSON line, that holds the text. */
+/* ERR_DATA naming what the file is, when its beginning is that of a known format or holds many zero bytes; the hint
+ * says how its text is to be had. key: the column of a table, or the member of a JSON line, that holds the text. */
 Err not_text_check(const char *path, const char *key, const char *beginning, int64_t size);
 
 #endif
