@@ -227,7 +227,7 @@ if [ -n "$all" ]; then
     for place in 'forward 9' 'backward 9' 'messages 20' 'exchange 20' 'norm 5' 'update 5' 'sum-i64 5' 'save 2'; do
         of_each "$place" kill "${chain[@]}"
     done
-    for place in 'input half 9' 'weight half 9' 'exchange 12' 'reduce 5'; do of_each "$place" kill "${vee[@]}"; done
+    for place in 'dgrad 9' 'wgrad 9' 'exchange 12' 'reduce 5'; do of_each "$place" kill "${vee[@]}"; done
     for rank in 0 2 3; do
         for place in "forward 9" "backward 9" "exchange 20"; do at $rank ${place% *} ${place#* } loop "${chain[@]}"; done
         at $rank exchange 20 stop "${chain[@]}"

@@ -170,7 +170,7 @@ log.jsonl                  | false        | no file metrics.jsonl
 log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json
 log.trace_steps            | 2-3          | file timeline.json
-log.trace_ranks            | 1            | no file timeline.json | RANKS=2
+log.trace_ranks            | 1            | refused 2 must be ranks of the run
 debug.isa                  | c            | same c kernels
 debug.threads              | 1            | same 1 thread
 debug.poison               | true         | same debug.poison

@@ -88,7 +88,7 @@ check "the state is full all the time" grep -qx "counter state: $state $state $s
 counter() { sed -n "s/^counter $1: 0 \([0-9]*\) 0$/\1/p" traced.trace; } # its peak, if it begins and ends empty
 check "scratch is filled up to the plan's $(planned 'scratch of a layer call') and emptied: $(grep scratch traced.trace)" \
     [ "$(counter scratch)" = "$(planned 'scratch of a layer call')" ]
-halves=$(($(counter 'save (input half)') + $(counter 'save (weight half)')))
+halves=$(($(counter 'save (dgrad)') + $(counter 'save (wgrad)')))
 check "the saves are filled up to the plan's and emptied: $halves" \
     [ $halves = "$(planned 'saves between forward and backward')" ]
 run cut checkpoint.every=0 log.trace_steps=30-90 train.stop_at=32

@@ -9,8 +9,8 @@
  *   slow   sleeps for 0.2 s, and every time that it comes there again
  *
  * Points are the names given to fault_point: rendezvous, met, connect, load, found, read, step, save, evaluate, end;
- * inspect, between listing and verifying; the actions of a step's list: forward, backward, "input half", "weight half",
- * messages, "tied embedding", reduce, norm, update; and of a call between its messages, its kind: all-gather,
+ * inspect, between listing and verifying; the actions of a step's list: forward, backward, "dgrad", "wgrad", messages,
+ * "tied embedding", reduce, norm, update; and of a call between its messages, its kind: all-gather,
  * reduce-tree, sum-i64, exchange and so on.
  * Without the variable a point costs a load. (MEGATRAIN_FILE_FAULT does the like for file operations, base/file.h.)
  */

@@ -49,7 +49,7 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 
 static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region r)
 {
-    static const char *const names[] = { "save (input half)", "save (weight half)" };
+    static const char *const names[] = { "save (dgrad)", "save (wgrad)" };
     Arena *a = &slot->slot.region[r];
     const int number = a->number;
     const bool poison = a->poison;

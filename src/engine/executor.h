@@ -68,8 +68,8 @@ typedef struct {
 /* What computes a unit: the layers of its stage, or in a test of the order of things something that only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
-    Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the input half alone */
-    Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the weight half */
+    Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the dgrad alone */
+    Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the wgrad */
 } ExecutorCompute;
 
 /*

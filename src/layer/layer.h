@@ -10,7 +10,7 @@
  * that they accumulate; gradients of parameters always accumulate, only through grad_add_*.
  *
  * Saves. What backward needs is kept in the two regions of the micro-batch's Slot: REGION_I is free after the
- * input half of backward, REGION_W (inputs and output gradients of linears) after the weight half. A Saved is
+ * dgrad of backward, REGION_W (inputs and output gradients of linears) after the wgrad. A Saved is
  * segment + offset, not a pointer: each block's save is one contiguous segment that may move.
  */
 #ifndef MEGATRAIN_LAYER_LAYER_H
@@ -149,7 +149,7 @@ typedef struct {
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training: dropout, noise, and what only the loss of a step is for */
     bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
-    bool split_backward; /* W runs later: dy of linears must outlive the input half */
+    bool split_backward; /* W runs later: dy of linears must outlive the dgrad */
     int version;         /* age of the weights to read, in updates */
     Event *moved;        /* of the call under way that moves rows to their experts or back */
     /* Called before rows are waited for: in a pair (engine/pair.h) the other half goes on meanwhile. Else NULL. */

@@ -8,8 +8,8 @@
  *
  * Words. p ranks, m micro-batches, S stages cut the model; a rank holds `chunks` stages of each replica. A
  * unit is what passes through the stages at once: a micro-batch, or a part of one: some of its samples (unit_div > 1)
- * or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I its input half of the
- * backward, W its weight half, B both at once.
+ * or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I its dgrad of the
+ * backward, W its wgrad, B both at once.
  *
  * Slices of a micro-batch are its units in ascending order of positions. A slice's queries see the keys of the slices
  * before it, so on every stage forwards take slices in that order, and backwards the other way round: when the input

@@ -194,13 +194,14 @@ static int64_t count_key(const History *h, const char *key)
     return value ? strtoll(value, NULL, 10) : 0;
 }
 
-static void name_run(History *h)
+/* (a configuration's name, run.name, is that of all the runs made of it) */
+static Err name_run(History *h)
 {
-    const char *name = history_key(h, "run.name");
-    const char *slash = strrchr(h->dir, '/');
-    h->name = name && *name ? name : slash && slash[1] ? slash + 1 : h->dir;
-    h->planned_steps = count_key(h, "train.steps");
-    h->planned_tokens = count_key(h, "train.tokens");
+    char path[PATH_MAX], name[PATH_MAX];
+    if (!realpath(h->dir, path)) snprintf(path, sizeof path, "%s", h->dir);
+    const char *slash = strrchr(path, '/');
+    snprintf(name, sizeof name, "%s", slash && slash[1] ? slash + 1 : path);
+    return setup_strdup(&h->memory, name, (char **)(uintptr_t)&h->name);
 }
 
 static Err read_all(History *h)
@@ -216,8 +217,9 @@ static Err read_all(History *h)
     for (int i = 0; i < HISTORY_CURVES; i++) TRY(curve_open(&h->curve[i], &h->memory, i == HISTORY_LOSS));
     TRY(read_config(h, config));
     TRY(read_metrics(h, metrics));
-    name_run(h);
-    return ERR_OK;
+    h->planned_steps = count_key(h, "train.steps");
+    h->planned_tokens = count_key(h, "train.tokens");
+    return name_run(h);
 }
 
 Err history_read(const char *dir, History *h)

@@ -32,7 +32,7 @@ typedef struct {
 
 typedef struct {
     SetupArena memory;               /* of all below */
-    const char *dir, *name;          /* the folder as it was given; run.name, or the folder's own */
+    const char *dir, *name;          /* the folder as it was given; its own name */
     Curve curve[HISTORY_CURVES];     /* the loss's with the validation losses */
     HistoryValid valid[CURVE_NAMES]; /* by series of that curve */
     LoadMap loads;                   /* of experts; empty of a dense model */

@@ -107,8 +107,10 @@ static int64_t epoch_tokens(const Loop *l)
 
 static Err open_metrics(Loop *l)
 {
+    char folder[PATH_MAX];
+    const char *slash = realpath(l->cfg->run.dir, folder) ? strrchr(folder, '/') : NULL;
     MetricsOptions o = { .run_dir = l->cfg->run.dir,
-                         .title = l->cfg->run.name,
+                         .title = slash && slash[1] ? slash + 1 : l->cfg->run.dir,
                          .jsonl = l->cfg->log.jsonl,
                          .tensorboard = l->cfg->log.tensorboard,
                          .color = (int)l->cfg->log.color,

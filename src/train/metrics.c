@@ -18,6 +18,7 @@
 #include "base/config.h"
 #include "base/map.h"
 #include "base/units.h"
+#include "base/words.h"
 #include "train/svg.h"
 
 static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
@@ -262,6 +263,8 @@ Err metrics_open(Metrics *m, MetricsOptions o)
     *m = (Metrics){ .o = o, .picture_s = clock_s() };
     m->jsonl = m->events.file = (FileWriter){ .fd = -1, .failed = true };
     ASSERT(o.log_every > 0 && o.resume_step >= 0);
+    text_cut(m->title, sizeof m->title, o.title);
+    m->o.title = m->title;
     int room = PATH_MAX - 64;
     if (snprintf(m->jsonl_path, PATH_MAX, "%s/metrics.jsonl", o.run_dir) > room)
         return err_set(ERR_STORAGE, "path is too long: '%s'", o.run_dir);

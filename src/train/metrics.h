@@ -22,7 +22,7 @@
 
 typedef struct {
     const char *run_dir;  /* exists */
-    const char *title;    /* of the picture: the run's name */
+    const char *title;    /* of the picture: the run folder's name; copied */
     bool jsonl;           /* log.jsonl */
     bool tensorboard;     /* log.tensorboard */
     int color;            /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
@@ -47,6 +47,7 @@ typedef struct {
     bool live, colored;
     bool said;                   /* text is a line of the log, not only the live one */
     char text[LOG_STATUS_BYTES]; /* of the last step */
+    char title[256];
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
 

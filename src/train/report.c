@@ -442,7 +442,7 @@ static void put_charts(const Page *p)
           .curve = HISTORY_GRAD_NORM,
           .from_zero = true,
           .mark_skipped = true },
-        { .title = "Learning rate", .curve = HISTORY_LR, .from_zero = true },
+        { .title = "Learning rate", .curve = HISTORY_LR, .from_zero = true, .is_set = true },
     };
     fprintf(p->out, "<h2>Curves</h2>\n<ul class=\"legend\">");
     for (int i = 0; i < p->count; i++) {
@@ -450,11 +450,11 @@ static void put_charts(const Page *p)
         put_name(report_name(p->runs, p->count, i), i, p->out);
         fprintf(p->out, "</li>");
     }
-    fprintf(
-        p->out,
-        "</ul>\n<p class=\"dim\">Lines are smoothed; each step, or the mean of some, is behind them where "
-        "there are few runs. Ticks on the lower edge are skipped steps. Losses of the first 5%% of the "
-        "steps may lie above a picture.</p>\n<div class=\"charts\">\n");
+    fprintf(p->out,
+            "</ul>\n<p class=\"dim\">Lines are smoothed, but learning rates; each step, or the mean of some, "
+            "is behind them where "
+            "there are few runs. Ticks on the lower edge are skipped steps. Losses of the first 5%% of the "
+            "steps may lie above a picture.</p>\n<div class=\"charts\">\n");
     for (int i = 0; i < 2; i++) put_chart(p, &losses[i]);
     each_set(p, put_valid_charts);
     for (int i = 0; i < 3; i++) put_chart(p, &others[i]);
