@@ -10,7 +10,7 @@ run() { "$mt" --config tiny.ini run.dir="$1" "${keys[@]}" "${@:2}" >/dev/null 2>
 steps() { ls "$1/checkpoints" | sed -n 's/^step-0*//p' | sort -n | paste -sd ' '; }
 # best RUN COUNT [SET]: the steps with the lowest losses, of equals the first, and the newest two
 best() {
-    { sed -n "s/^{\"step\":\([0-9]*\),.*${3:+\"valid\":\"$3\",}\"valid_loss\":\([0-9.e+-]*\)}$/\2 \1/p" \
+    { sed -n "s/^{\"step\":\([0-9]*\),.*${3:+\"valid\":\"$3\",}\"valid_loss\":\([0-9.e+-]*\)[,}].*/\2 \1/p" \
         "$1/metrics.jsonl" | sort -g -s -k1,1 | head -"$2" | sed 's/.* //'; printf '22\n24\n'; } |
         sort -nu | paste -sd ' '
 }
@@ -21,7 +21,7 @@ check "the three best and the newest two stay: $(steps best), not $(best best 3)
 check "they are not just the newest" [ "$(steps best)" != "16 18 20 22 24" ]
 first=$(steps best | cut -d' ' -f1)
 path() { printf '%s/checkpoints/step-%08d' "$1" "$2"; } # RUN STEP
-loss=$(sed -n "s/.*\"step\":$first,.*\"valid_loss\":\([^}]*\)}/\1/p" best/metrics.jsonl)
+loss=$(sed -n "s/.*\"step\":$first,.*\"valid_loss\":\([^,}]*\)[,}].*/\1/p" best/metrics.jsonl)
 check "their loss is in the manifest" \
     grep -qF "\"valid\":[{\"set\":\"\",\"loss\":$loss}]" "$(path best "$first")/manifest.json"
 "$mt" inspect "$(path best "$first")" >inspect.txt 2>/dev/null

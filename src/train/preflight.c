@@ -3,6 +3,7 @@
 
 #include <limits.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
@@ -58,13 +59,30 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     return ERR_OK;
 }
 
+static bool is_missing(const char *prefix)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s.idx", prefix) < (int)sizeof path && !file_exists(path);
+}
+
 /* Is data.train one prefix, of files that are not there? */
 static bool lacks_tokens(const Config *c)
 {
-    char path[PATH_MAX];
     const char *prefix = c->data.train;
-    return *prefix && !strpbrk(prefix, " @*") &&
-           snprintf(path, sizeof path, "%s.idx", prefix) < (int)sizeof path && !file_exists(path);
+    return *prefix && !strpbrk(prefix, " @*") && is_missing(prefix);
+}
+
+Err preflight_hint_of_run(const Config *c, Err err)
+{
+    char words[2048], *rest = words;
+    bool missing = false;
+    text_cut(words, sizeof words, *c->data.valid ? c->data.valid : c->data.train);
+    for (const char *word; (word = strtok_r(rest, " ", &rest));)
+        missing |= *word != '/' && !strpbrk(word, "@:") && strtod(word, NULL) == 0 && is_missing(word);
+    if (!missing) return err;
+    return err_hint("the paths are relative to the folder in which the run was started: go there, or give "
+                    "data.%s=PATH from here",
+                    *c->data.valid ? "valid" : "train");
 }
 
 Err preflight_hint(const Config *c, Err err)

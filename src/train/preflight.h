@@ -14,5 +14,7 @@ Err preflight(const Config *c, int *found, int64_t *vocab);
 
 /* Returns err, of a tokenizer or token files that do not exist, with the commands that make them as its hint. */
 Err preflight_hint(const Config *c, Err err);
+/* The same of a run that is evaluated: where its paths begin. */
+Err preflight_hint_of_run(const Config *c, Err err);
 
 #endif

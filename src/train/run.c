@@ -215,7 +215,8 @@ static Err open_all(Run *r, RunPurpose purpose)
     const Config *c = r->cfg;
     say_device(c);
     const Err inputs = open_inputs(r, purpose);
-    if (inputs) return inputs == ERR_DATA ? preflight_hint(c, inputs) : inputs;
+    if (inputs == ERR_DATA) return (purpose == RUN_TRAIN ? preflight_hint : preflight_hint_of_run)(c, inputs);
+    TRY(inputs);
     if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
     if (r->spec.forward_only) r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
