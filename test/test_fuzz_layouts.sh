@@ -55,7 +55,7 @@ EOI
 chmod +x liar.sh
 
 fuzz() { # FAULT OPTIONS...
-    FAULT=$1 MEGATRAIN=$work/liar.sh timeout 300 /usr/bin/python3 "$root/test/fuzz/layouts" --seed 1 --jobs 2 "${@:2}" >fuzz.txt 2>&1
+    FAULT=$1 MEGATRAIN=$work/liar.sh timeout 500 /usr/bin/python3 "$root/test/fuzz/layouts" --seed 1 --jobs 2 "${@:2}" >fuzz.txt 2>&1
 }
 found() { # FAULT KIND OPTIONS...: each of the cases is found, and as that
     local fault=$1 kind=$2

@@ -36,7 +36,7 @@ def options():
     p.add_argument("--shrink", action="store_true", help="make findings small")
     p.add_argument("--tries", type=int, default=300, help="runs that making one small may take (300)")
     p.add_argument("--jobs", type=int, default=os.cpu_count(), help="cases at a time (as many as processors)")
-    p.add_argument("--limit", type=float, default=120, help="seconds that no command may take (120)")
+    p.add_argument("--limit", type=float, default=300, help="seconds that no command may take (300)")
     p.add_argument("--missing", type=int, default=0, help="print so many pairs that were not tried")
     p.add_argument("--keep", help="folder for findings: configuration, runs, command lines")
     return p.parse_args()
