@@ -43,8 +43,8 @@ OTHERWISE = {  # values that a key is given at random, to be refused or not
     "moe.group_topk": (2, 3), "moe.unit": (2, 3), "moe.capacity": (0, 1), "moe.drop": ("position",),
     "moe.balance": ("none", "aux", "seq_aux", "global_aux", "bias", "sinkhorn", "forced"), "moe.aux_coeff": (0, 0.1),
     "moe.jitter": (0.1,), "moe.router": ("softmax", "sigmoid"), "moe.normalize": FLAG, "moe.shared_ffn": (3, 8),
-    "moe.shared_gate": ("true",), "moe.pad": ("true",), "moe.slack": (0.5, 1), "moe.overflow": ("redo", "drop"),
-    "moe.every": ("3", "0*9"), "run.reproducible": ("layout", "run"), "run.precision": ("bf16", "fp16"),
+    "moe.shared_gate": ("true",), "moe.pad": ("true",), "moe.slack": (0.5,), "moe.overflow": ("redo", "drop"),
+    "moe.every": ("3", "0*9"), "run.reproducible": ("layout",), "run.precision": ("bf16", "fp16"),
     "data.order": ("megatron",), "optim.clip": (1,),
 }
 
