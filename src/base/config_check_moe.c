@@ -153,9 +153,9 @@ static void check_expert_layout(ConfigReader *r)
 static void check_upcycle(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t parts = c->model.ffn / c->moe.ffn;
     char text[160];
-    if (!c->checkpoint.upcycle) return;
+    if (!c->checkpoint.upcycle || !c->moe.ffn) return; /* (no width at all is a mistake of its own) */
+    const int64_t parts = c->model.ffn / c->moe.ffn;
     RULE(*c->checkpoint.load, "there is no dense model to begin as: give checkpoint.load",
          CFG_checkpoint_upcycle, CFG_checkpoint_load);
     RULE(!c->moe.shared_ffn, "a dense model has nothing that a shared expert could begin as",
