@@ -262,7 +262,8 @@ static Err meet(Ranks *r, const RanksOptions *o)
     speaker_clear(o->folder);
     fault_point("rendezvous");
     if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
-    Err err = store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);
+    Err err =
+        store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);
     if (from_file) secret_forget(&r->boot, o->folder);
     TRY(err);
     fault_point("met");
