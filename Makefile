@@ -7,6 +7,7 @@
 #   make test-ranks every layout as processes       make test-faults ranks that die, freeze or hang at every place
 #   make test-launchers mpirun, torchrun, Slurm     make test-files every crash state, flipped bit and failing call
 #   make test-grid  every schedule beside every other way to cut a model, and checkpoints between them
+#   make soak       runs killed, stopped, damaged and started in another layout, again and again (FAULTS=20 SEED=1); 3,000 steps
 #   make fuzz       libFuzzer on everything that reads bytes from outside, FUZZ_SECONDS=120 each (test/fuzz/README.md)
 #   make fuzz-layouts  random models in random layouts against one rank, COUNT=200 SEED=1 (test/fuzz/README.md)
 #   make test-emu   the CUDA kernels and the whole program with device=cuda, executed on the CPU; with sanitizers:
@@ -31,7 +32,7 @@ CFLAGS  := -std=gnu17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_S
 CXX_SRC := $(sort $(wildcard src/*/*.cc))
 CXXFLAGS := -std=gnu++17 $(OPT) -ffp-contract=off -fno-math-errno -fopenmp -D_GNU_SOURCE -Isrc -MMD -MP -Wall -Wextra -Wshadow $(EXTRA_CFLAGS)
 LDFLAGS := -fopenmp $(EXTRA_LDFLAGS)
-HOST_LIBS := -linih -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lgloo -lstdc++ -ldl -lpthread -lm
+HOST_LIBS := -linih -ljansson -lpcre2-8 -lutf8proc -lz -lzstd -lsodium -lgloo -lstdc++ -ldl -lpthread -lm
 LIBS    := $(HOST_LIBS)
 PREFIX  ?= /usr/local
 
@@ -132,7 +133,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint fmt hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -338,6 +339,10 @@ test-launchers: deps-launchers
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
 	@BUILD=$(BUILD) test/run.sh launchers
 
+soak: deps-dev
+	@$(MAKE) --no-print-directory -j$$(nproc) megatrain
+	@BUILD=$(BUILD) test/run.sh soak
+
 test-slow test-files test-grid: test-%: deps-dev
 	@$(MAKE) --no-print-directory -j$$(nproc) megatrain $(TESTS)
 	@BUILD=$(BUILD) test/run.sh $*
@@ -377,8 +382,9 @@ install: all
 	install -d $(DESTDIR)$(PREFIX)/share/man/man1 $(DESTDIR)$(PREFIX)/share/bash-completion/completions
 	./megatrain help --man >$(DESTDIR)$(PREFIX)/share/man/man1/megatrain.1
 	./megatrain help --bash >$(DESTDIR)$(PREFIX)/share/bash-completion/completions/megatrain
-	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/megatrain/,config scripts/slurm)
+	install -d $(addprefix $(DESTDIR)$(PREFIX)/share/megatrain/,config/devices scripts/slurm)
 	install -m 644 config/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config
+	install -m 644 config/devices/*.ini $(DESTDIR)$(PREFIX)/share/megatrain/config/devices
 	install scripts/launch.sh $(DESTDIR)$(PREFIX)/share/megatrain/scripts
 	install scripts/slurm/* $(DESTDIR)$(PREFIX)/share/megatrain/scripts/slurm
 

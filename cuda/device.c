@@ -19,9 +19,11 @@ static CudaDevice *device_of(Stream *s) { return s->dev->cuda; }
 Err cuda_check(cudaError_t code, const char *what)
 {
     if (code == cudaSuccess) return ERR_OK;
-    if (code == cudaErrorMemoryAllocation) return err_set(ERR_MEMORY, "%s: %s", what, cudaGetErrorString(code));
+    if (code == cudaErrorMemoryAllocation)
+        return err_set(ERR_MEMORY, "%s: %s", what, cudaGetErrorString(code));
     return err_set(ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code)),
-           err_hint("to find the kernel at fault run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer");
+           err_hint(
+               "to find the kernel at fault run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer");
 }
 
 static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
@@ -44,7 +46,8 @@ static Err need_device(int index)
     char why[256];
     int count = device_cuda_count(why, sizeof why);
     if (count == 0)
-        return err_set(ERR_CONFIG, "%s", why), err_hint("set run.device=cpu, or see nvidia-smi and the driver");
+        return err_set(ERR_CONFIG, "%s", why),
+               err_hint("set run.device=cpu, or see nvidia-smi and the driver");
     if (index < count) return ERR_OK;
     return err_set(ERR_CONFIG, "GPU %d is wanted, this host has %d", index, count),
            err_hint("start at most as many local ranks as there are GPUs");
@@ -78,8 +81,8 @@ static Err open_parts(Device *dev, CudaDevice *d)
     TRY(cuda_check(cudaSetDevice(d->index), "choosing the GPU"));
     TRY(cuda_check(cudaGetDeviceProperties(&prop, d->index), "reading the GPU's properties"));
     if (prop.major < 8)
-        return err_set(ERR_CONFIG, "GPU %d (%s) has compute capability %d.%d, 8.0 or newer is needed", d->index,
-                       prop.name, prop.major, prop.minor),
+        return err_set(ERR_CONFIG, "GPU %d (%s) has compute capability %d.%d, 8.0 or newer is needed",
+                       d->index, prop.name, prop.major, prop.minor),
                err_hint("set run.device=cpu");
     dev->threads = prop.multiProcessorCount;
     dev->shared_bytes = (int64_t)prop.sharedMemPerBlockOptin;
@@ -89,11 +92,20 @@ static Err open_parts(Device *dev, CudaDevice *d)
     TRY(cuda_check(cudaMallocHost(&pinned, (size_t)dev->pinned_bytes), "taking pinned host memory"));
     d->pinned = pinned;
     for (int i = 0; i < PINNED_PARTS; i++)
-        TRY(cuda_check(cudaEventCreateWithFlags(&d->pinned_free[i], cudaEventDisableTiming), "making an event"));
+        TRY(cuda_check(cudaEventCreateWithFlags(&d->pinned_free[i], cudaEventDisableTiming),
+                       "making an event"));
     TRY(cuda_check(cudaMalloc(&workspace, DEVICE_WORKSPACE_BYTES), "taking the kernels' workspace"));
     dev->workspace = workspace;
     dev->workspace_bytes = DEVICE_WORKSPACE_BYTES;
     return cuda_gemm_open(&d->gemm);
+}
+
+static void free_stalls(CudaDevice *d)
+{
+    for (int i = 0; i < DEVICE_STALLS_MOST; i++) {
+        if (d->stalls[i].begin) cudaEventDestroy(d->stalls[i].begin);
+        if (d->stalls[i].end) cudaEventDestroy(d->stalls[i].end);
+    }
 }
 
 static void cuda_close(Device *dev)
@@ -101,6 +113,7 @@ static void cuda_close(Device *dev)
     CudaDevice *d = dev->cuda;
     if (!d) return;
     if (d->stream) cudaStreamSynchronize(d->stream);
+    free_stalls(d);
     if (d->gemm) cuda_gemm_close(d->gemm);
     if (dev->workspace) cudaFree(dev->workspace);
     if (d->pinned) cudaFreeHost(d->pinned);
@@ -140,7 +153,10 @@ static void cuda_free(Device *dev, void *p, int64_t size_bytes)
 }
 
 /* After a wait: was it for something? */
-static Err others_failure(const Stream *s) { return s->dev->failure ? s->dev->failure(s->dev->failure_user) : ERR_OK; }
+static Err others_failure(const Stream *s)
+{
+    return s->dev->failure ? s->dev->failure(s->dev->failure_user) : ERR_OK;
+}
 
 static Err cuda_sync(Stream *s)
 {
@@ -156,7 +172,8 @@ static Err pinned_next(Stream *s)
 {
     CudaDevice *d = device_of(s);
     s->dev->counters.host_waits++;
-    TRY(cuda_check(cudaEventRecord(d->pinned_free[d->pinned_part], d->stream), "marking a point in a stream"));
+    TRY(cuda_check(cudaEventRecord(d->pinned_free[d->pinned_part], d->stream),
+                   "marking a point in a stream"));
     d->pinned_part = (d->pinned_part + 1) % PINNED_PARTS;
     d->pinned_used = 0;
     return cuda_check(cudaEventSynchronize(d->pinned_free[d->pinned_part]), "waiting for copies to the GPU");
@@ -218,7 +235,8 @@ static void cuda_host_free(Device *dev, void *p)
 
 static Err cuda_read_later(Stream *s, void *to, const void *from, int64_t size_bytes)
 {
-    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDeviceToHost, device_of(s)->stream),
+    return cuda_check(cudaMemcpyAsync(to, from, (size_t)size_bytes, cudaMemcpyDeviceToHost,
+                                      device_of(s)->stream),
                       "copying from the GPU");
 }
 
@@ -231,7 +249,8 @@ static Err cuda_copy(Stream *s, void *to, const void *from, int64_t size_bytes)
 
 static Err cuda_zero(Stream *s, void *to, int64_t size_bytes)
 {
-    return cuda_check(cudaMemsetAsync(to, 0, (size_t)size_bytes, device_of(s)->stream), "clearing on the GPU");
+    return cuda_check(cudaMemsetAsync(to, 0, (size_t)size_bytes, device_of(s)->stream),
+                      "clearing on the GPU");
 }
 
 /* ---- events ---- */
@@ -277,6 +296,45 @@ static Err cuda_wait(Stream *s, Event *e)
     s->dev->counters.host_waits++;
     TRY(cuda_check(cudaEventSynchronize(e->mark), "waiting for the GPU"));
     return others_failure(s);
+}
+
+/* ---- stalls ---- */
+
+/* Before the host waits for what a communicator enqueues: the stream may run out of work meanwhile. */
+static Err cuda_stall_begins(Stream *s)
+{
+    CudaDevice *d = device_of(s);
+    d->stall = NULL;
+    if (d->stalls_begun - d->stalls_read == DEVICE_STALLS_MOST) return ERR_OK;
+    CudaStall *t = &d->stalls[d->stalls_begun % DEVICE_STALLS_MOST];
+    if (!t->begin) TRY(cuda_check(cudaEventCreate(&t->begin), "making an event"));
+    if (!t->end) TRY(cuda_check(cudaEventCreate(&t->end), "making an event"));
+    d->stall = t;
+    return cuda_check(cudaEventRecord(t->begin, d->stream), "timing a wait");
+}
+
+static Err cuda_stall_ends(Stream *s)
+{
+    CudaDevice *d = device_of(s);
+    if (!d->stall) return ERR_OK;
+    d->stalls_begun++;
+    return cuda_check(cudaEventRecord(d->stall->end, d->stream), "timing a wait");
+}
+
+static Err cuda_stalled(Stream *s, double *seconds)
+{
+    CudaDevice *d = device_of(s);
+    *seconds = 0;
+    for (; d->stalls_read < d->stalls_begun; d->stalls_read++) {
+        const CudaStall *t = &d->stalls[d->stalls_read % DEVICE_STALLS_MOST];
+        float ms;
+        const cudaError_t passed = cudaEventQuery(t->end);
+        if (passed == cudaErrorNotReady) return cudaGetLastError(), ERR_OK;
+        TRY(cuda_check(passed, "timing a wait"));
+        TRY(cuda_check(cudaEventElapsedTime(&ms, t->begin, t->end), "timing a wait"));
+        *seconds += 1e-3 * (double)ms;
+    }
+    return ERR_OK;
 }
 
 /* ---- graphs ---- */
@@ -334,6 +392,9 @@ const DeviceBackend cuda_backend = { .open = cuda_open,
                                      .read_later = cuda_read_later,
                                      .mark = cuda_mark,
                                      .wait = cuda_wait,
+                                     .stall_begins = cuda_stall_begins,
+                                     .stall_ends = cuda_stall_ends,
+                                     .stalled = cuda_stalled,
                                      .record_begin = cuda_record_begin,
                                      .record_end = cuda_record_end,
                                      .replay = cuda_replay,

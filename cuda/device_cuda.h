@@ -12,6 +12,11 @@ typedef struct CudaGemm CudaGemm; /* gemm.h */
 
 enum { PINNED_PARTS = 4 };
 
+/* The stream stands still between these, at most; made with the first use. */
+typedef struct {
+    cudaEvent_t begin, end;
+} CudaStall;
+
 typedef struct CudaDevice {
     int index;
     cudaStream_t stream;
@@ -22,6 +27,9 @@ typedef struct CudaDevice {
     int64_t pinned_used;
     cudaEvent_t pinned_free[PINNED_PARTS];
     CudaGemm *gemm;
+    CudaStall *stall; /* that has begun; NULL: there was no room for one */
+    CudaStall stalls[DEVICE_STALLS_MOST];
+    int64_t stalls_begun, stalls_read; /* so far, modulo the room in `stalls` */
 } CudaDevice;
 
 extern const OpTable cuda_ops; /* table.c */

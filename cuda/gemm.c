@@ -30,7 +30,7 @@ enum {
     PLANS_MOST = 384,           /* then the table is emptied: shapes are then not repeating anyway */
     CANDIDATES = 8,
     TIMED_RUNS = 6,
-    TELLING_F32 = 1 << 10, /* results other than zero that show in which order they were added; */
+    TELLING_F32 = 1 << 10, /* finite results other than zero that show in which order they were added; */
     TELLING_16 = 1 << 20   /* when they are rounded to 16 bits one in some 2^15 shows it */
 };
 
@@ -363,17 +363,25 @@ static Err time_runs(CudaGemm *g, Stream *s, Plan *p, const Product *x, const cu
     return cuda_check(cudaEventElapsedTime(ms, g->start, g->stop), "timing a product");
 }
 
-/* Whether the bits of results tell two orders of sums apart: enough of them are not zero. */
+/* Whether the bits of results tell two orders of sums apart: enough of them are numbers other than zero. */
 static bool tells_order(const GemmKey *k, Fingerprint result)
 {
-    return k->m * k->n - result.zeros >= (k->out == F32 ? TELLING_F32 : TELLING_16);
+    return k->m * k->n - result.zeros - result.not_finite >= (k->out == F32 ? TELLING_F32 : TELLING_16);
+}
+
+/* Whether they would, had not so many overflowed (as with a loss scale that is still too large). */
+static bool overflow_hides_order(const GemmKey *k, Fingerprint result)
+{
+    result.not_finite = 0;
+    return tells_order(k, result);
 }
 
 /*
  * The fastest of those that run, after a run each that warms up; a later candidate must win by 2%, else noise would
- * choose. Where bits are to stay, of those with the bits of the first, which is alone where they tell nothing.
+ * choose. Where bits are to stay, of those with the bits of the first, which is alone where they tell nothing: for good,
+ * or *for_now, if other data will tell.
  */
-static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, int *best)
+static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Candidates *c, int *best, bool *for_now)
 {
     const bool same_bits = g->tuning == TUNE_SAME_BITS;
     Fingerprint first = { 0 }, bits = { 0 };
@@ -384,7 +392,10 @@ static Err fastest(CudaGemm *g, Stream *s, Plan *p, const Product *x, const Cand
         if (same_bits) TRY(result_bits(s, x, &bits));
         if (*best < 0) first = bits;
         if (bits.bits != first.bits) continue;
-        if (same_bits && !tells_order(&x->key, first)) return *best = i, ERR_OK;
+        if (same_bits && !tells_order(&x->key, first)) {
+            *for_now = overflow_hides_order(&x->key, first);
+            return *best = i, ERR_OK;
+        }
         TRY(time_runs(g, s, p, x, &c->algo[i], &ms));
         if (*best < 0 || ms < 0.98f * best_ms) *best = i, best_ms = ms;
     }
@@ -395,9 +406,11 @@ static Err time_candidates(CudaGemm *g, Stream *s, Plan *p, const Product *x)
 {
     Candidates c;
     int best = 0;
+    bool for_now = false;
     TRY(find_candidates(g, p, &c));
-    if (c.count != 1) TRY(fastest(g, s, p, x, &c, &best));
+    if (c.count != 1) TRY(fastest(g, s, p, x, &c, &best, &for_now));
     p->algo = c.algo[best];
+    if (for_now) return ERR_OK;
     p->final = true;
     g->counts.timed++;
     g->choices[g->choice_count++] = (Choice){ p->key, p->algo };

@@ -8,10 +8,11 @@
  *
  * Algorithm: the heuristic's first, so that runs repeat. With autotune, the fastest of its candidates, timed
  * once per shape on the call's own tensors, and if wanted only of those that gave the first one's bits there (tiles of
- * another shape often do), so that timing does not change results; such choices can be saved as text and loaded by other
- * ranks and later runs. Either way only algorithms whose sums have a fixed order: no split of the summed dim, or one
- * whose fp32 parts are added by a separate pass. An algorithm of which the library does not say which it does is passed
- * over; if that leaves none, those that do not split at all are asked for.
+ * another shape often do), so that timing does not change results (one that overflowed shows nothing: then the shape's
+ * next call decides); such choices can be saved as text and loaded by other ranks and later runs. Either way only
+ * algorithms whose sums have a fixed order: no split of the summed dim, or one whose fp32 parts are added by a separate
+ * pass. An algorithm of which the library does not say which it does is passed over; if that leaves none, those that do
+ * not split at all are asked for.
  *
  * GELU and its gradient are part of the product in 16 bits from compute capability 9.0 on (there it is reported to pay,
  * on 8.0 to lose), if the library has an algorithm for the shape; else elementwise.cu does them afterwards. The

@@ -29,9 +29,9 @@ Err nccl_stopped(NcclWorld *w)
 static void abort_group(Group *g)
 {
     struct timespec until;
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ABORT_LOCK_S;
-    const bool locked = pthread_mutex_timedlock(&g->calling, &until) == 0;
+    const bool locked = pthread_mutex_clocklock(&g->calling, CLOCK_MONOTONIC, &until) == 0;
     ncclComm_t comm = g->comm;
     g->comm = NULL;
     if (locked) pthread_mutex_unlock(&g->calling);

@@ -22,7 +22,7 @@ constexpr int64_t ROUTER_SHARED = 48 << 10;
 
 struct Routing {
     Rows<const float> logits;
-    const float *bias; /* of the scores that are chosen by, or NULL */
+    const float *bias;    /* of the scores that are chosen by, or NULL */
     Rows<const float> by; /* what is chosen by instead; data: or NULL */
     Router router;
     RowCount rows;
@@ -119,7 +119,8 @@ __device__ __forceinline__ Ranked next_best(const float *score, int from, int en
         if (before(last, x) && before(x, best) && open(i)) best = x;
     }
     for (int d = WARP / 2; d > 0; d /= 2) {
-        const Ranked x = { __shfl_xor_sync(ALL_LANES, best.score, d), __shfl_xor_sync(ALL_LANES, best.index, d) };
+        const Ranked x = { __shfl_xor_sync(ALL_LANES, best.score, d),
+                           __shfl_xor_sync(ALL_LANES, best.index, d) };
         if (before(x, best)) best = x;
     }
     return best;
@@ -192,7 +193,7 @@ __device__ __forceinline__ void row_weights(const Routing &r, float *chosen, flo
 }
 
 __global__ void __launch_bounds__(ROUTER_WARPS *WARP)
-router_fwd_kernel(Routing r, Rows<int32_t> index, Rows<float> weight)
+    router_fwd_kernel(Routing r, Rows<int32_t> index, Rows<float> weight)
 {
     DYNAMIC_SHARED(float, shared);
     const RoutedRow row(r, shared);
@@ -229,7 +230,8 @@ __global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_bwd_kernel(Routing 
     const RoutedRow row(r, shared);
     if (row.n < 0) return;
     const RouterScore kind = r.router.score;
-    const float *x = r.logits.at(row.n), *dw = a.dweight.at(row.n), *w = a.weight.at(row.n), scale = r.router.scale;
+    const float *x = r.logits.at(row.n), *dw = a.dweight.at(row.n), *w = a.weight.at(row.n),
+                scale = r.router.scale;
     const int32_t *index = a.index.at(row.n);
     float *dx = a.dlogits.at(row.n);
     const bool softmax = kind == ROUTER_SOFTMAX;
@@ -256,12 +258,16 @@ struct Balance {
     Rows<const int64_t> load; /* of units; data NULL: no loss by load */
     const StepValues *step;
     int64_t first, rows;
-    float aux, z; /* a row's, before step->loss_scale */
+    float aux, z;               /* a row's, before step->loss_scale */
+    float aux_coeff;            /* of the loss that is told */
+    unsigned long long *losses; /* [3], or NULL */
 };
 
-/* dx += the gradients g[e] = pull * load[e] of the scores q, divided by their sum, through both. */
-__device__ __forceinline__ void aux_gradient(RouterScore kind, const RoutedRow &row, Rows<const float> logits, int E,
-                                             const int64_t *load, float pull, float *dx)
+/* dx += the gradients g[e] = pull * load[e] of the scores q, divided by their sum, through both. Returns the sum of g q:
+ * the loss as pull weighs it. */
+__device__ __forceinline__ float aux_gradient(RouterScore kind, const RoutedRow &row,
+                                              Rows<const float> logits, int E, const int64_t *load,
+                                              float pull, float *dx)
 {
     const float *x = logits.at(row.n);
     float *q = row.score, sum = 0, mean = 0;
@@ -269,11 +275,24 @@ __device__ __forceinline__ void aux_gradient(RouterScore kind, const RoutedRow &
     row_scores(softmax ? ROUTER_SOFTMAX_PRE : kind, q, x, E);
     for (int e = threadIdx.x % WARP; e < E; e += WARP) sum += q[e];
     sum = softmax ? 1.0f : warp_sum(sum) + NORMALIZE_EPS;
-    for (int e = threadIdx.x % WARP; e < E; e += WARP) mean += pull * static_cast<float>(load[e]) * (q[e] / sum);
+    for (int e = threadIdx.x % WARP; e < E; e += WARP)
+        mean += pull * static_cast<float>(load[e]) * (q[e] / sum);
     mean = warp_sum(mean);
     for (int e = threadIdx.x % WARP; e < E; e += WARP)
         dx[e] += (pull * static_cast<float>(load[e]) - mean) / sum *
                  score_slope(softmax ? ROUTER_SOFTMAX_PRE : kind, q[e], x[e]);
+    return mean;
+}
+
+/* sums += a row's losses, by its first lane: integers, whose order does not show. */
+__device__ __forceinline__ void add_losses(unsigned long long *sums, float aux, float z)
+{
+    if (!sums || threadIdx.x % WARP) return;
+    const float most = ROUTER_LOSS_MOST, one = 1 << ROUTER_LOSS_BITS;
+    const bool told = fabsf(aux) < most && fabsf(z) < most;
+    if (fabsf(aux) < most) atomicAdd(&sums[0], static_cast<unsigned long long>(llrintf(aux * one)));
+    if (fabsf(z) < most) atomicAdd(&sums[1], static_cast<unsigned long long>(llrintf(z * one)));
+    if (!told) atomicAdd(&sums[2], 1ull);
 }
 
 __global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_balance_kernel(Routing r, Balance b)
@@ -282,20 +301,24 @@ __global__ void __launch_bounds__(ROUTER_WARPS *WARP) router_balance_kernel(Rout
     const RoutedRow row(r, shared);
     if (row.n < 0) return;
     const float scale = b.step->loss_scale;
-    float *dx = b.dlogits.at(row.n);
+    float *dx = b.dlogits.at(row.n), aux = 0, z = 0;
     if (b.load.data)
-        aux_gradient(r.router.score, row, r.logits, r.E, b.load.at((b.first + row.n) / b.rows), scale * b.aux, dx);
+        aux = aux_gradient(r.router.score, row, r.logits, r.E, b.load.at((b.first + row.n) / b.rows),
+                           scale * b.aux, dx) /
+              (scale * b.aux_coeff);
     if (b.z > 0) {
-        const float z = row_softmax(row.score, r.logits.at(row.n), r.E);
+        z = row_softmax(row.score, r.logits.at(row.n), r.E);
         for (int e = threadIdx.x % WARP; e < r.E; e += WARP) dx[e] += scale * b.z * 2.0f * z * row.score[e];
     }
+    add_losses(b.losses, aux, z * z);
 }
 
 /* ---- launching ---- */
 
 static Err routing_of(Routing *r, const char *name, Tensor logits, int64_t K, Router router)
 {
-    const int64_t E = logits.dim[1], fit = ROUTER_SHARED / (((r->ranked() ? 2 : 1) * E + router.groups + K) * 4);
+    const int64_t E = logits.dim[1],
+                  fit = ROUTER_SHARED / (((r->ranked() ? 2 : 1) * E + router.groups + K) * 4);
     ASSERT(K <= E && E % router.groups == 0 && K % router.group_topk == 0);
     ASSERT(router.group_topk <= router.groups && K <= router.group_topk * (E / router.groups));
     if (fit < 1) return err_set(ERR_SHAPE, "%s: %lld experts are too many", name, static_cast<long long>(E));
@@ -335,7 +358,15 @@ extern "C" Err cuda_router_bwd(Stream *s, const router_bwd_args *a)
 extern "C" Err cuda_router_balance(Stream *s, const router_balance_args *a)
 {
     Routing r = {};
-    Balance b = { rows_of<float>(a->dlogits), rows_of<const int64_t>(a->load), a->step, a->first, a->rows, 0, a->z };
+    Balance b = { rows_of<float>(a->dlogits),
+                  rows_of<const int64_t>(a->load),
+                  a->step,
+                  a->first,
+                  a->rows,
+                  0,
+                  a->z,
+                  a->aux_coeff,
+                  data_of<unsigned long long>(a->losses) };
     TRY(routing_of(&r, "router_balance", a->logits, a->topk, a->router));
     r.rows = row_count(a->dlogits, a->logits);
     b.aux = a->aux * static_cast<float>(r.E) / (static_cast<float>(a->topk) * static_cast<float>(a->rows));

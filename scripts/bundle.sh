@@ -19,7 +19,7 @@ done
 cp scripts/gpu-check.sh "$out/scripts/"
 cp test/gpu_steps.sh test/cuda_runs.sh test/test_cuda_{run,resume}.sh test/lib.sh "$out/test/"
 cp bench/torch_gpu.py "$out/bench/"
-cp config/*.ini "$out/config/"
+cp -r config/*.ini config/devices "$out/config/"
 cp docs/gpu.md "$out/docs/"
 cp LICENSE "$out/"
 git describe --always --dirty >"$out/SOURCE" 2>/dev/null || echo unknown >"$out/SOURCE"

@@ -27,6 +27,7 @@ only 'ini' src/base/config
 only 'utf8proc' src/data/
 only 'pcre2' src/data/
 only 'gloo/' src/comm/gloo
+only 'sodium' 'src/comm/\(greet\|secret\)'
 # the CUDA backend sees base and device, and its communicators comm
 grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl_world\.h|staged\.c):' && complain "only communicators see comm"
 grep -nE '^#include <nccl' -r cuda src | grep -v '^cuda/nccl_world.h:' && complain "<nccl.h> belongs in cuda/nccl_world.h alone"

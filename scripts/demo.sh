@@ -15,7 +15,9 @@ data=data/demo
 run=${DEMO_DIR:-runs/demo}
 config=config/demo.ini
 started=$SECONDS
-say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
+bold='' plain=''
+[ ! -t 1 ] || bold=$'\033[1m' plain=$'\033[0m'
+say() { printf '\n%s== %s%s\n' "$bold" "$*" "$plain"; }
 mt() { ./megatrain "$@"; }
 
 # Markdown and plain text of a package's documentation, one file after the other, in the order of names.

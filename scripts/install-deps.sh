@@ -24,6 +24,7 @@ header:pcre2.h       libpcre2-dev        pcre2-devel         pcre2
 header:utf8proc.h    libutf8proc-dev     utf8proc-devel      libutf8proc
 header:zlib.h        zlib1g-dev          zlib-devel          zlib
 header:zstd.h        libzstd-dev         libzstd-devel       zstd
+header:sodium.h      libsodium-dev       libsodium-devel     libsodium
 header:gloo/context.h libgloo-dev        gloo-devel          -
 command:xz           xz-utils            xz                  xz
 command:bzip2        bzip2               bzip2               bzip2
@@ -34,8 +35,10 @@ EOT
     dev) cat <<'EOT' ;;
 command:clang        clang               clang               clang
 command:clang-format clang-format        clang-tools-extra   clang-format
+command:ip           iproute2            iproute             iproute2
 sanitizers:          libclang-rt-dev     compiler-rt         compiler-rt
 library:libopenblas.so.0 libopenblas0-openmp openblas-openmp libopenblas
+command:faketime     faketime            libfaketime         libfaketime
 module:torch         python3-torch       python3-torch       pytorch
 EOT
     launchers) cat <<'EOT' ;;

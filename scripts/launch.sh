@@ -4,7 +4,7 @@
 #   scripts/launch.sh -n N [-p PORT] [--] ./megatrain --config FILE ...
 #
 # Each rank gets RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT; a port that is taken does
-# no harm (docs/ranks.md).
+# no harm (docs/ranks.md). MEGATRAIN_SECRET, by which the ranks know each other, is drawn anew (docs/security.md).
 #
 # SIGTERM, SIGUSR1 and SIGINT go on to the ranks, once: each rank has a process group of its own. Ctrl-Z stops them with
 # the launcher, `fg` or `bg` continues them. When one rank fails
@@ -27,6 +27,8 @@ done
 
 export WORLD_SIZE=$n LOCAL_WORLD_SIZE=$n MASTER_ADDR=${MASTER_ADDR:-127.0.0.1} MEGATRAIN_LAUNCHER_PID=$$
 export MEGATRAIN_JOB=${MEGATRAIN_JOB:-launch.$$.$EPOCHREALTIME} # another one on the same port is no concern
+MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
+export MEGATRAIN_SECRET
 export MEGATRAIN_LAUNCHER_WORDS="${*:2}" # a mistake in them is every rank's, and rank 0 says it
 export MASTER_PORT=${port:-$((20000 + $$ % 20000))}
 
@@ -80,4 +82,5 @@ while [ ${#pids[@]} -gt 0 ]; do
 done
 [ -n "$timer" ] && kill "$timer" 2>/dev/null
 [ $verdict -ne 0 ] && exit $verdict
+[ "$signalled" -eq 0 ] || echo "launch: no rank was left to say more; a start anew goes on from the newest checkpoint" >&2
 exit "$signalled"

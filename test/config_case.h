@@ -5,16 +5,17 @@
 #include "base/config.h"
 #include "test.h"
 
-enum { MAX_OVERRIDES = 12 };
+enum { MAX_OVERRIDES = 48 };
 
 /* Reads `text` as the file "t.ini" (NULL: none), then the blank-separated overrides. */
 static inline Err read_as(Config *c, const char *text, const char *overrides, int64_t world_size)
 {
-    static char copy[8192];
+    static char copy[16384];
     const char *list[MAX_OVERRIDES];
     int n = 0;
     snprintf(copy, sizeof copy, "%s", overrides);
-    for (char *word = strtok(copy, " "); word && n < MAX_OVERRIDES; word = strtok(NULL, " ")) list[n++] = word;
+    for (char *word = strtok(copy, " "); word && n < MAX_OVERRIDES; word = strtok(NULL, " "))
+        list[n++] = word;
     return config_read(c, (ConfigSource){ .path = text ? "t.ini" : NULL,
                                           .text = text,
                                           .overrides = list,

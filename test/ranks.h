@@ -171,6 +171,7 @@ static inline Boot boot_of(int rank, int size, int port)
     b.port = port;
     b.port_given = true;
     strcpy(b.addr, "127.0.0.1");
+    strcpy(b.secret, "a secret of tests");
     snprintf(b.job, sizeof b.job, "test of %d ranks at %d", size, port);
     return b;
 }

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # Runs the tests of a lane and adds up their closing lines: quick (make test), ranks, grid, faults, files, launchers, slow,
-# asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads), emu-asan, emu-tsan,
-# emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks, grid, faults, slow and emu-bugs try
-# their lists in full, not the part that covers each kind. Programs and scripts close with "N passed, N failed[, N skipped]";
-# one that does not, or that exits otherwise than that line says, counts as one failure.
+# soak, asan; on the emulator of CUDA (folder EMU): emu (make test-emu; kernels in three orders of threads, work that runs late and
+# at once), emu-asan, emu-tsan, emu-bugs. TEST_JOBS (one more than processors): how many run at a time. FULL=1: ranks,
+# grid, faults, slow and emu-bugs try their lists in full, not the part that covers each kind. Programs and scripts close
+# with "N passed, N failed[, N skipped]"; one that does not, or that exits otherwise than that line says, counts as one
+# failure.
 set -u
 cd "$(dirname "$0")/.."
 BUILD=${BUILD:-build}
@@ -17,16 +18,19 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
     test/test_bad_input.sh test/test_moe.sh test/test_context.sh test/test_upcycle.sh test/test_preprocess.sh
     test/test_data_sets.sh test/test_resume.sh test/test_mtp.sh
     test/test_overrides.sh test/test_ramp.sh test/test_stages.sh test/test_eval.sh test/test_tensors.sh
-    test/test_keep.sh test/test_watch.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh
-    test/test_cuda_ranks.sh test/test_faults.sh test/test_launchers.sh test/test_deps.sh test/test_threads.sh)
+    test/test_keep.sh test/test_watch.sh test/test_ranks.sh test/test_pipeline.sh test/test_timeline.sh test/test_stragglers.sh
+    test/test_cuda_ranks.sh test/test_faults.sh test/test_network.sh test/test_launchers.sh test/test_deps.sh
+    test/test_threads.sh test/test_recipes.sh)
 # a command may begin with variables that it is given: NAME=VALUE|PROGRAM
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
     emu_open+=("EMU_CLOSED=0|$c")
-    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing
+    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing;
+    # and with work that runs at once a collective whose peers are gone cannot be given up
     emu_commands+=("EMU_ORDER=forward|$c")
-    # (what host code may touch does not depend on the order)
-    for order in reverse random:1 ${FULL:+random:2}; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
+    # (what host code may touch does not depend on the order; nor does what it forgot to wait for: work runs late there)
+    emu_commands+=("EMU_CLOSED=0 EMU_STREAMS=now EMU_ORDER=reverse|$c")
+    for order in random:1 ${FULL:+random:2}; do emu_commands+=("EMU_CLOSED=0 EMU_ORDER=$order|$c"); done
 done
 halves() { for c in "$@"; do printf '%s\n' "HALF=first|$c" "HALF=second|$c"; done; } # of a list of faults (mutate.sh)
 extent=${FULL:+all} extent=${extent:-each} # of the lists
@@ -37,33 +41,36 @@ asan) # (what fuzz_* read is read under ASan by `make fuzz`)
 ranks) commands=(test/test_ranks.sh); export MEGATRAIN_RANKS=$extent ;;
 faults)
     mapfile -t commands < <(halves test/test_faults.sh)
+    commands+=(test/test_network.sh)
     commands+=(${FULL:+test/test_preprocess.sh})
     export MEGATRAIN_FAULTS=$extent ;;
 grid) commands=("$BUILD/test/test_pipeline" "MEGATRAIN_LAYOUTS=all|$BUILD/test/test_layouts" test/test_pipeline.sh)
     export MEGATRAIN_PIPELINES=$extent ;;
 launchers) commands=(test/test_launchers.sh); export MEGATRAIN_LAUNCHERS=all ;;
+soak) commands=(test/soak/flat.sh test/soak/faults.sh) ;;
 slow) mapfile -t commands < <(printf '%s\n' test/fuzz_layouts.sh test/test_fuzz_layouts.sh test/first_loss.sh; halves test/mutants.sh test/layout_controls.sh) ;;
 files)
     commands=("$BUILD"/test/test_{crash,ckpt_damage,indexed,run_faults,tokens})
     export MEGATRAIN_CRASH=all MEGATRAIN_DAMAGE=all MEGATRAIN_TOKENS=all ;;
 emu) # (the longest first)
-    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh test/gpu_check.sh
-        "${emu_commands[@]}")
+    commands=(test/test_cuda_run.sh "EMU_CLOSED=0|test/test_cuda_ranks.sh" test/test_cuda_resume.sh)
+    for c in run ranks resume; do commands+=("EMU_CLOSED=0 EMU_STREAMS=now|test/test_cuda_$c.sh"); done
+    commands+=(test/gpu_check.sh "${emu_commands[@]}")
     export EMU ;;
 emu-asan)
     commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}")
     export ASAN_OPTIONS=detect_leaks=0:handle_sigill=1 ;; # (UBSan traps)
 emu-tsan) commands=("$EMU"/test_emu*[a-z] "${emu_open[@]}"); export TSAN_OPTIONS=halt_on_error=1 ;;
 emu-bugs) mapfile -t commands < <(halves test/cuda_bugs.sh) ;;
-*) echo "usage: test/run.sh quick|ranks|grid|faults|files|launchers|asan|slow|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
+*) echo "usage: test/run.sh quick|ranks|grid|faults|files|launchers|asan|slow|soak|emu|emu-asan|emu-tsan|emu-bugs" >&2; exit 2 ;;
 esac
 
 # run_one COMMAND: prints one report, leaves its counts in a file of the lane's
 run_one() {
-    local c=$1 given= name start=$SECONDS status line p f s report
+    local c=$1 given= name g start=$SECONDS status line p f s report
     case $c in *'|'*) given=${c%%|*} c=${c#*|} ;; esac
-    name=${given#EMU_CLOSED=0}
-    name=$(basename "$c")${name:+-${name#*=}}
+    name=$(basename "$c")
+    for g in ${given/EMU_CLOSED=0/}; do name+=-${g#*=}; done
     env $given "$c" >"$logs/$name.log" 2>&1
     status=$?
     line=$(grep -E '^[0-9]+ passed, [0-9]+ failed(, [0-9]+ skipped)?$' "$logs/$name.log" | tail -1)

@@ -180,7 +180,7 @@ prepare() {
 }
 prepare 3 "empty.txt" --input empty.txt
 { printf '\xef\xbb\xbf'; cat good.jsonl; } >bom.jsonl
-prepare 3 "column '1': a line must hold one JSON object: save the file without a byte" --format jsonl --input bom.jsonl
+prepare 3 "column 1: a line must hold one JSON object: save the file without a byte" --format jsonl --input bom.jsonl
 prepare 3 "nowhere.txt" --input nowhere.txt
 prepare 3 "folder" --input folder
 prepare 3 "bad.jsonl" --input bad.jsonl --format jsonl
@@ -240,6 +240,24 @@ expect 4 "$shard' is damaged" train run.dir=other checkpoint.resume="$(ckpt r 6)
 rm -r "$(ckpt r 3)" "$(ckpt r 6)"; mkdir "$(ckpt r 6)"
 expect 4 "none is valid" "$mt" --config tiny.ini run.dir=r
 expect 0 "" "$mt" inspect good
+fresh r; printf '{"step":\033[2J\302\2331m\377}\n' >>r/metrics.jsonl
+expect 0 'last metrics: {"step":?[2J??1m?}' "$mt" inspect r
+check "what others wrote is printed as text" bash -c '! LC_ALL=C grep -q "[[:cntrl:]]" out.txt'
+
+# a link that is another's is not followed, neither to read nor to write
+fresh r; mv r/checkpoints r/elsewhere; ln -s elsewhere r/checkpoints
+resume 0 "resuming from r/checkpoints/step-00000006" run.dir=r
+if [ "$(id -u)" -eq 0 ] && chown -h 65534 r/checkpoints 2>/dev/null; then
+    expect 5 "'r/checkpoints' is a link, and it belongs to another user" "$mt" inspect r
+    expect 5 "'r/checkpoints' is a link" train run.dir=r checkpoint.resume=none
+    chown -h 0 r/checkpoints; chown 65534 r/elsewhere
+    resume 5 "what it leads to belongs to another user" run.dir=r
+    expect 5 "what it leads to belongs to another user" train run.dir=r checkpoint.resume="$(ckpt good 6)" train.stop_at=7
+    fresh r; mv "$(ckpt r 6)" r/six; ln -s ../six "$(ckpt r 6)"; chown -h 65534 "$(ckpt r 6)"
+    expect 5 "step-00000006' is a link" "$mt" inspect r
+else
+    skip "links of another user, which root alone can make"
+fi
 
 # temporary folders of a save that was killed are not checkpoints
 fresh r; mv "$(ckpt r 6)" "$(ckpt r 6).tmp-1"
@@ -370,7 +388,7 @@ expect 6 "20 steps in a row" "$mt" --config tiny.ini run.dir=wild train.steps=10
 check "each of these steps is reported" [ "$(grep -c 'warning: step .* skipped' err.txt)" -eq 20 ]
 check "and recorded" [ "$(grep -c '"skipped":true' wild/metrics.jsonl)" -eq 20 ]
 check "with the loss and the norm that they do not have" \
-    [ "$(grep -c '"loss":null,"grad_norm":null,.*"skipped":true,"nonfinite":true' wild/metrics.jsonl)" -eq 20 ]
+    [ "$(grep -c '"loss":null,"grad_norm":null,.*"skipped":true,.*"nonfinite":true' wild/metrics.jsonl)" -eq 20 ]
 
 # ---- disk: a failing checkpoint on the way warns, the one at the end is exit 5
 
@@ -378,6 +396,7 @@ mount_tmpfs() { mkdir -p "$1" && [ "$BAD_INPUT_MOUNTS" != none ] && mount -t tmp
 if mount_tmpfs disk size=1m; then
     expect 5 "cannot save the checkpoint of step 6" \
         "$mt" --config tiny.ini run.dir=disk/run train.steps=6 checkpoint.every=1
+    check "said at the start" grep -q "warning: checkpoints take up to 4.* KiB each, .* MiB for the 6 that .* 'disk/run/checkpoints' has .* free" err.txt
     check "failing checkpoints warn" grep -q 'warning: .*step 5.*training goes on' err.txt
     check "training goes on to the end" has_steps disk/run 6
     check "no rest of a checkpoint is left" [ -z "$(ls disk/run/checkpoints | grep tmp)" ]
@@ -385,6 +404,13 @@ if mount_tmpfs disk size=1m; then
     expect 5 "No space left" "$mt" preprocess --input big.txt big.txt big.txt big.txt --tokenizer byte --output disk/t
     check "no rest of token files is left" [ -z "$(ls disk | grep '^t')" ]
     rm -r disk/run
+    # 1 MiB has room for one of two that stay and the one that comes; a folder with room says nothing
+    "$mt" --config tiny.ini run.dir=disk/run train.stop_at=6 checkpoint.every=1 checkpoint.keep=2 2>err.txt
+    check "three do not fit" grep -q "warning: checkpoints take up to .* for the 3 that there may be" err.txt
+    rm -r disk/run
+    "$mt" --config tiny.ini run.dir=disk/one train.stop_at=1 checkpoint.keep=2 2>err.txt
+    check "one does" [ -z "$(grep 'checkpoints take' err.txt)" ]
+    rm -r disk/one
     head -c 2000000 /dev/zero >disk/fill 2>/dev/null
     expect 5 "disk" train run.dir=disk/run
     umount disk

@@ -496,6 +496,53 @@ TEST(file_replace_of_what_is_no_file)
     OK(file_remove_tree(in_temp("odd")));
 }
 
+/* What lies in the way of a temporary file, of a killed process of our number or of a stranger, is neither written through
+ * nor removed; what has the name of a new file is put away, be it a link. */
+TEST(new_files_are_new)
+{
+    char beside[320];
+    FileWriter w;
+    OK(file_make_dirs(in_temp("new")));
+    const char *path = in_temp("new/file"), *victim = in_temp("new/victim");
+    write_text(victim, "old");
+    snprintf(beside, sizeof beside, "%s.tmp-%d", path, (int)getpid());
+    CHECK(symlink("victim", beside) == 0);
+    OK(file_replace(path, "new", 3));
+    CHECK(!strcmp(read_text(victim), "old") && !strcmp(read_text(path), "new") && count_entries(in_temp("new")) == 3);
+    CHECK(remove(path) == 0 && symlink("victim", path) == 0);
+    OK(file_create(path, &w));
+    OK(file_write(&w, "x", 1));
+    OK(file_sync_close(&w));
+    CHECK(!strcmp(read_text(victim), "old") && !strcmp(read_text(path), "x"));
+    FAILS(file_create(in_temp("new"), &w), ERR_IO, "is not a regular file");
+    OK(file_remove_tree(in_temp("new")));
+}
+
+TEST(links_of_others_are_not_followed)
+{
+    enum { NOBODY = 65534 };
+    FileWriter w;
+    int fd;
+    OK(file_make_dirs(in_temp("links")));
+    const char *path = in_temp("links/link"), *target = in_temp("links/target");
+    write_text(target, "old");
+    CHECK(symlink("target", path) == 0);
+    OK(file_check_link(path));
+    OK(file_check_link(target));
+    OK(file_check_link(in_temp("links/none")));
+    if (geteuid()) printf("    skipped: links of another user, which root alone can make\n");
+    for (int i = 0; !geteuid() && i < 2; i++) { /* the link, what it leads to */
+        CHECK(lchown(path, i ? 0 : NOBODY, 0) == 0 && lchown(target, i ? NOBODY : 0, 0) == 0);
+        FAILS(file_check_link(path), ERR_IO, i ? "what it leads to belongs to another user (65534)" : "it belongs");
+        FAILS(file_replace(path, "new", 3), ERR_IO, "another user");
+        FAILS(file_append(path, &w), ERR_IO, "another user");
+        FAILS(file_reopen(path, 1, &w), ERR_IO, "another user");
+        FAILS(file_lock(path, &fd), ERR_IO, "another user");
+        CHECK(!strcmp(read_text(target), "old"));
+    }
+    OK(file_remove_tree(in_temp("links")));
+}
+
 /* file_replace = create, write, sync, close, rename, sync folder; at each of them something happens. */
 TEST(file_replace_under_faults)
 {
@@ -715,6 +762,7 @@ TEST(words)
     CHECK(strcmp(word_nearest("tarin", list, 4), "train") == 0 && strcmp(word_nearest("plann", list, 4), "plan") == 0);
     CHECK(!word_nearest("generate", list, 4) && !word_nearest("xy", list, 4) && !word_nearest("", list, 0));
     CHECK(strcmp(word_nearest("tq", list, 4), "tp") == 0);
+    CHECK(!word_nearest("t", list, 4)); /* any two letters are one edit apart */
     char longer[80];
     memset(longer, 'x', sizeof longer - 1);
     longer[sizeof longer - 1] = 0;

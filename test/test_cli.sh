@@ -182,14 +182,16 @@ valid = data/tiny
 every = 3
 EOF
 run 0 config check --config tiny.ini
-says out "^tiny.ini: ok$"
+says out "^tiny.ini: ok on 1 rank .more ranks were not checked: --world N.$"
 check "nothing to warn of" test ! -s "$dir/err"
 CUDA_VISIBLE_DEVICES= run 0 config check --config tiny.ini data.train=nowhere "data.valid=a: data/tiny b: gone" \
     data.tokenizer=none.json checkpoint.load=old/run run.device=cuda
-says out "^tiny.ini: ok, but a run would not start here"
+says out "^tiny.ini: ok on 1 rank .*, but a run would not start here"
 for w in "data.train: .*'nowhere.idx'" "data.valid: .*'gone.idx'" "data.tokenizer: no tokenizer 'none.json'" \
     "checkpoint.load: there is no 'old/run'" "run.device: there is no GPU to use: "; do says err "^warning: $w"; done
 check "a warning each: $(cat "$dir/err")" test "$(wc -l <"$dir/err")" -eq 5
+run 0 config check --config tiny.ini data.train=data/tiny.bin data.valid=data/tiny.idx
+check "PREFIX.bin and PREFIX.idx are taken for PREFIX: $(cat "$dir/err")" test ! -s "$dir/err"
 run 0 config check --config tiny.ini data.train=
 says err "^warning: data.train: it is empty"
 refused 2 "model.vocab is 100, the tokenizer has 257 ids" config check --config tiny.ini model.vocab=100
@@ -381,6 +383,17 @@ check "the copy" cmp -s "$dir/bpe.json" "$dir/runs/own/tokenizer/tokenizer.json"
 mkdir "$dir/away" && mv "$dir/runs/own" "$dir/away/own"
 (cd "$dir/away" && "$mt" generate --run own --prompt Line --tokens 3 >../out 2>../err)
 check "generate elsewhere: exit $?, $(cat "$dir/err")" grep -q "^Line" "$dir/out"
+
+# ---- a run is named by its folder
+step=$(basename "$(ls -d "$dir"/runs/color/checkpoints/step-* | tail -1)")
+refused 2 "is a checkpoint's folder, not a run's" generate --run "runs/color/checkpoints/$step"
+says err "^hint: give the run's, and which checkpoint: --run runs/color --step $((10#${step#step-}))$"
+refused 2 "did you mean '--run runs/color'" generate runs/color
+refused 2 "did you mean 'megatrain generate'" sample
+refused 2 "did you mean 'megatrain train'" resume
+# (any two letters are one edit apart)
+mkdir -p "$dir/t"
+run 0 preprocess --input text.txt --tokenizer byte --output d/x
 
 # ---- launchers: half of what one says, and commands that are one process's
 for v in WORLD_SIZE:RANK OMPI_COMM_WORLD_SIZE:OMPI_COMM_WORLD_RANK PMI_SIZE:PMI_RANK; do

@@ -19,7 +19,8 @@ static void open_rank(Rank *r, int rank, int size, double timeout_s)
 {
     OK(device_open(&r->device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }));
     shared_meet(size);
-    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", timeout_s, { shared_page, shared_set, shared_get } },
+    OK(gloo_world_open((GlooOptions){ rank, size, "127.0.0.1", "a secret of tests", timeout_s,
+                                      { shared_page, shared_set, shared_get } },
                        &r->world));
     OK(comm_open_gloo(r->world, &r->comm, "world", all_ranks, size));
 }
@@ -471,7 +472,7 @@ static void cannot_open(int rank, int size, void *arg)
 {
     (void)arg;
     GlooWorld *world;
-    GlooOptions o = { rank, size + 1, NULL, 0.5, { shared_page, shared_set, shared_get } };
+    GlooOptions o = { rank, size + 1, NULL, "a secret of tests", 0.5, { shared_page, shared_set, shared_get } };
     double t0 = test_now();
     o.address = "localhost";
     FAILS(gloo_world_open(o, &world), ERR_CONFIG, "address 'localhost' of this rank is not numeric");
@@ -492,7 +493,7 @@ static void gone_after_rendezvous(int rank, int size, void *arg)
 {
     (void)arg;
     GlooWorld *world;
-    GlooOptions o = { rank, size, "127.0.0.1", 0.5, { shared_page, shared_set, shared_get } };
+    GlooOptions o = { rank, size, "127.0.0.1", "a secret of tests", 0.5, { shared_page, shared_set, shared_get } };
     CHECK(rank < size);
     if (rank == 1) {
         o.timeout_s = 0.01; /* rank 0 comes later */

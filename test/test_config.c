@@ -12,7 +12,8 @@ TEST(keys_are_frozen)
     char line[128], full[128];
     CHECK_MSG(f != NULL, "run from the repository's root");
     for (int i = 0; f && i < CFG_COUNT; i++) {
-        snprintf(full, sizeof full, "%s.%s\n", config_key((ConfigId)i)->section, config_key((ConfigId)i)->name);
+        snprintf(full, sizeof full, "%s.%s\n", config_key((ConfigId)i)->section,
+                 config_key((ConfigId)i)->name);
         bool same = fgets(line, sizeof line, f) && strcmp(line, full) == 0;
         CHECK_MSG(same, "%.*s is not where golden/keys.txt has '%.*s'", (int)strlen(full) - 1, full,
                   (int)strcspn(line, "\n"), line);
@@ -40,18 +41,40 @@ TEST(defaults)
     config_release(&c);
 }
 
+/* Three matrices where the activation is gated, else two: of 768 columns 2/3 of 4 times as many, or 4 times. */
+TEST(widths_of_activations)
+{
+#define TEXT_OF(name, text, gated) text,
+    static const char *const names[] = { ACTIVATIONS(TEXT_OF) };
+#undef TEXT_OF
+    char text[96];
+    Config c;
+    for (int a = 0; a < (int)(sizeof names / sizeof *names); a++) {
+        snprintf(text, sizeof text, "model.hidden=768 model.activation=%s", names[a]);
+        OK(read_as(&c, NULL, text, 1));
+        CHECK((int)config_activation(&c) == a);
+        CHECK_MSG(c.model.ffn == (activation_gated((Activation)a) ? 2048 : 3072), "%s: %d", text, (int)c.model.ffn);
+        config_release(&c);
+    }
+    CHECK(!activation_gated(ACT_GELU) && activation_gated(ACT_SWIGLU) && activation_gated(ACT_CLAMPED_SWIGLU));
+}
+
 TEST(recipes_and_what_follows)
 {
     Config c;
-    OK(read_as(&c, "[model]\narch=llama\nhidden=96\nheads=6\nkv_heads=2\nseq=48\nnorm=layernorm\n[train]\nsteps=7\n",
-               "", 1));
+    OK(read_as(
+        &c, "[model]\narch=llama\nhidden=96\nheads=6\nkv_heads=2\nseq=48\nnorm=layernorm\n[train]\nsteps=7\n",
+        "", 1));
     CHECK(c.model.position == MODEL_POSITION_ROPE && c.model.norm == MODEL_NORM_LAYERNORM);
     CHECK(c.model.activation == MODEL_ACTIVATION_SWIGLU && !c.model.bias && !c.model.tied);
-    CHECK(c.model.ffn == 256 && c.model.head_dim == 16 && c.model.kv_heads == 2); /* floor(4*96*2/3 / 64) * 64 */
+    CHECK(c.model.ffn == 256 && c.model.head_dim == 16 &&
+          c.model.kv_heads == 2); /* floor(4*96*2/3 / 64) * 64 */
     CHECK(c.parallel.tp_blocks == 8 && c.parallel.seq_blocks == 1 && strcmp(c.run.name, "t") == 0);
     CHECK(c.derived.steps == 7 && c.derived.decay_steps == 7 && c.derived.wsd_decay == 1);
     config_release(&c);
-    static const int64_t ffn[][2] = { { 768, 2048 }, { 1024, 2688 }, { 4096, 10880 }, { 24, 64 }, { 100, 256 } };
+    static const int64_t ffn[][2] = {
+        { 768, 2048 }, { 1024, 2688 }, { 4096, 10880 }, { 24, 64 }, { 100, 256 }
+    };
     for (size_t i = 0; i < sizeof ffn / sizeof *ffn; i++) { /* Megatron's int((4h * 2/3) // 64 * 64) */
         char text[96];
         snprintf(text, sizeof text, "model.arch=llama model.heads=2 model.hidden=%d", (int)ffn[i][0]);
@@ -86,11 +109,12 @@ TEST(recipes_and_what_follows)
                    { "parallel.overlap_grad=true parallel.overlap_param=true", 1, 1 } };
     for (size_t i = 0; i < sizeof beside / sizeof *beside; i++) {
         OK(read_as(&c, NULL, beside[i].words, 2));
-        CHECK_MSG(c.parallel.overlap_grad == beside[i].grad && c.parallel.overlap_param == beside[i].param, "%s",
-                  beside[i].words);
+        CHECK_MSG(c.parallel.overlap_grad == beside[i].grad && c.parallel.overlap_param == beside[i].param,
+                  "%s", beside[i].words);
         config_release(&c);
     }
-    OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12", 6)); /* says so on stderr */
+    OK(read_as(&c, NULL, "parallel.tp=3 train.micro_batch=3 train.global_batch=12",
+               6)); /* says so on stderr */
     CHECK(c.run.reproducible == RUN_REPRODUCIBLE_RUN && c.parallel.tp_blocks == 8);
     config_release(&c);
 }
@@ -104,11 +128,13 @@ static void refused(const ConfigKey *key, const char *value, const char *why)
     snprintf(text, sizeof text, "; comment\n[%s]\n%s = %s\n", key->section, key->name, value);
     snprintf(want, sizeof want, "t.ini:3: %s.%s = '%s': %s", key->section, key->name, value, why);
     const char *got = complaint(text, "", 1);
-    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got, want);
+    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got,
+              want);
     snprintf(text, sizeof text, "%s.%s=%s", key->section, key->name, value);
     snprintf(want, sizeof want, "command line: %s.%s = '%s': %s", key->section, key->name, value, why);
     got = complaint("", text, 1);
-    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got, want);
+    CHECK_MSG(strncmp(got, want, strlen(want)) == 0 && count_lines(got) == 1, "got:  %s\n    want: %s", got,
+              want);
 }
 
 /* The bound itself may break a rule between keys, but not its own range. */
@@ -176,6 +202,8 @@ TEST(every_key_refuses_what_is_outside_its_range)
             char text[128];
             snprintf(text, sizeof text, "%s.%s=a\x01", key->section, key->name);
             CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
+            snprintf(text, sizeof text, "%s.%s=a\xC2\x9B" "2J", key->section, key->name); /* C1 */
+            CHECK(strstr(complaint("", text, 1), "must not contain control characters"));
             snprintf(text, sizeof text, "%s.%s=;b", key->section, key->name);
             CHECK(strstr(complaint("", text, 1), "must not contain ';'"));
             snprintf(text, sizeof text, "%s.%s=caf\xE9", key->section, key->name);
@@ -206,9 +234,11 @@ TEST(any_number_of_ranks)
     OK(read_as(&c, NULL, "parallel.tp=4", CONFIG_ANY_WORLD));
     CHECK(c.derived.world_size == 4 && c.derived.dp == 1 && c.derived.microbatches == 8);
     config_release(&c);
-    const char *most = "parallel.tp=4096 parallel.pp=4096 train.micro_batch=1048576 train.global_batch=1073741824 "
-                       "model.seq=16777216";
-    const char *unbuilt = "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
+    const char *most =
+        "parallel.tp=4096 parallel.pp=4096 train.micro_batch=1048576 train.global_batch=1073741824 "
+        "model.seq=16777216";
+    const char *unbuilt =
+        "parallel.tp=4096 parallel.pp=4096 parallel.cp=4096 parallel.ep=65536 parallel.etp=4096";
     for (int64_t world = CONFIG_ANY_WORLD; world <= CONFIG_RANKS_MAX; world = world < 1 ? 1 : 2 * world) {
         CHECK(strstr(complaint(NULL, most, world), "tp x pp x cp must divide the number of ranks"));
         CHECK(strstr(complaint(NULL, unbuilt, world), "parallel.etp = '4096' with moe.experts = '0'"));
@@ -226,7 +256,14 @@ typedef struct {
 #define MOE "moe.experts=8 model.bias=false "
 #define ROPE "model.position=rope "
 
+#define EIGHT(text) text text text text text text text text
+#define LONG EIGHT(EIGHT(EIGHT("12345678"))) /* 4,096 bytes */
+
 static const Rule rules[] = {
+    { "run.dir=" LONG, "run.dir=x", "a path of at most 3840 bytes", 1 },
+    { "data.tokenizer=" LONG, "data.tokenizer=x", "a path of at most 3840 bytes", 1 },
+    { "checkpoint.resume=" LONG, "checkpoint.resume=x", "a path of at most 3840 bytes", 1 },
+    { "checkpoint.load=" LONG, "checkpoint.load=x", "a path of at most 3840 bytes", 1 },
     { "run.name=a/b", "run.name=a", "run.name = 'a/b': a name must not contain '/'", 1 },
     { "run.name=.", "run.name=...", "run.name = '.': a name of a folder", 1 },
     { "run.name=..", "run.name=..a", "run.name = '..': a name of a folder", 1 },
@@ -238,38 +275,47 @@ static const Rule rules[] = {
     { "debug.poison=true run.device=cuda", "debug.poison=true", "only the CPU's memory can be filled", 1 },
     { "model.kv_heads=5", "model.kv_heads=4",
       "model.kv_heads = '5' with model.heads = '12': heads must be a multiple of kv_heads", 1 },
-    { "model.hidden=100", "model.hidden=120", "hidden must be a multiple of heads unless head_dim is given", 1 },
+    { "model.hidden=100", "model.hidden=120", "hidden must be a multiple of heads unless head_dim is given",
+      1 },
     { "model.hidden=100", "model.hidden=100 model.head_dim=8", "unless head_dim is given", 1 },
     { "model.hidden=49164", "model.hidden=49152",
-      "model.hidden = '49164' with model.head_dim = '4097', model.heads = '12': head_dim, if not given hidden / heads, must "
-      "not be above 4096", 1 },
+      "model.hidden = '49164' with model.head_dim = '4097', model.heads = '12': head_dim, if not given "
+      "hidden / heads, must "
+      "not be above 4096",
+      1 },
     { "model.arch=llama model.heads=2 model.hidden=20", "model.arch=llama model.heads=2 model.hidden=24",
       "too narrow for the usual ffn", 1 },
     { "model.position=rope model.head_dim=7", "model.position=learned model.head_dim=7",
       "rotary positions need an even head_dim, or rope_dim", 1 },
-    { ROPE "model.rope_dim=7", ROPE "model.rope_dim=6 model.head_dim=7", "columns turn in pairs: it must be even", 1 },
+    { ROPE "model.rope_dim=7", ROPE "model.rope_dim=6 model.head_dim=7",
+      "columns turn in pairs: it must be even", 1 },
     { ROPE "model.rope_dim=66", ROPE "model.rope_dim=64",
       "model.rope_dim = '66' with model.head_dim = '64': a head has fewer columns", 1 },
-    { "model.rope_dim=4", ROPE "model.rope_dim=4", "model.position = 'learned': only position = rope has it", 1 },
-    { "model.rope_scaling=linear", ROPE "model.rope_scaling=linear", "only position = rope has angles to scale", 1 },
+    { "model.rope_dim=4", ROPE "model.rope_dim=4", "model.position = 'learned': only position = rope has it",
+      1 },
+    { "model.rope_scaling=linear", ROPE "model.rope_scaling=linear",
+      "only position = rope has angles to scale", 1 },
     { ROPE "model.rope_factor=8", ROPE "model.rope_factor=1", "nothing is scaled: give rope_scaling", 1 },
-    { ROPE "model.rope_scaling=linear model.rope_original=64", ROPE "model.rope_scaling=llama3 model.rope_original=64",
-      "only rope_scaling = llama3 or yarn reads it", 1 },
-    { ROPE "model.rope_slow=2", ROPE "model.rope_slow=2 model.rope_scaling=yarn", "llama3 or yarn reads it", 1 },
+    { ROPE "model.rope_scaling=linear model.rope_original=64",
+      ROPE "model.rope_scaling=llama3 model.rope_original=64", "only rope_scaling = llama3 or yarn reads it",
+      1 },
+    { ROPE "model.rope_slow=2", ROPE "model.rope_slow=2 model.rope_scaling=yarn", "llama3 or yarn reads it",
+      1 },
     { ROPE "model.rope_fast=4", ROPE "model.rope_fast=32", "llama3 or yarn reads it", 1 },
     { ROPE "model.rope_scaling=yarn model.seq=7", ROPE "model.rope_scaling=yarn model.seq=8",
       "seq / rope_factor is less than 1", 1 },
     { ROPE "model.rope_scaling=llama3 model.rope_slow=4", ROPE "model.rope_scaling=yarn model.rope_slow=4",
       "rope_slow must be below rope_fast", 1 },
-    { ROPE "model.rope_scaling=llama3 model.rope_magnitude=2", ROPE "model.rope_scaling=yarn model.rope_magnitude=2",
-      "only rope_scaling = yarn reads it", 1 },
-    { ROPE "model.rope_scaling=llama3 model.rope_truncate=false", ROPE "model.rope_scaling=yarn model.rope_truncate=false",
-      "only rope_scaling = yarn reads it", 1 },
+    { ROPE "model.rope_scaling=llama3 model.rope_magnitude=2",
+      ROPE "model.rope_scaling=yarn model.rope_magnitude=2", "only rope_scaling = yarn reads it", 1 },
+    { ROPE "model.rope_scaling=llama3 model.rope_truncate=false",
+      ROPE "model.rope_scaling=yarn model.rope_truncate=false", "only rope_scaling = yarn reads it", 1 },
     { ROPE "model.rope_scaling=yarn model.rope_base=1", ROPE "model.rope_scaling=llama3 model.rope_base=1",
       "yarn needs a base above 1", 1 },
     { "model.window=8,", "model.window=8,0", "model.window = '8,': must be a number of positions", 1 },
     { "model.window=-1", "model.window=0", "must be a number of positions up to 16777216", 1 },
-    { "model.window=16777217", "model.window=16777216*5,0", "positions up to 16777216, or a list of them", 1 },
+    { "model.window=16777217", "model.window=16777216*5,0", "positions up to 16777216, or a list of them",
+      1 },
     { "model.window=8*12,0", "model.window=8*11,0", "the list is about 13 blocks, the model has 12", 1 },
     { "model.position=rope model.rope_layers=2", "model.position=rope model.rope_layers=1,0",
       "model.rope_layers = '2': must be 0 or 1, or a list of them", 1 },
@@ -277,63 +323,83 @@ static const Rule rules[] = {
       "the list is about 13 blocks", 1 },
     { "model.position=rope model.rope_layers=0", "model.position=rope model.rope_layers=0*11,1",
       "no block has rotary positions", 1 },
-    { "model.rope_layers=1,0", "model.position=rope model.rope_layers=1,0", "only position = rope has it", 1 },
-    { "model.attention_softcap=1e-4", "model.attention_softcap=1e-3", "must be 0 (no cap), or 0.001 and more", 1 },
+    { "model.rope_layers=1,0", "model.position=rope model.rope_layers=1,0", "only position = rope has it",
+      1 },
+    { "model.attention_softcap=1e-4", "model.attention_softcap=1e-3", "must be 0 (no cap), or 0.001 and more",
+      1 },
     { "model.dropout=1", "model.dropout=0.99", "model.dropout = '1': dropout must be below 1", 1 },
     { "model.dropout=0.99999999", "model.dropout=0.9999999",
       "model.dropout = '0.99999999': dropout must be below 1 in single precision", 1 },
-    { "model.attention_dropout=1", "model.attention_dropout=0", "model.attention_dropout = '1': dropout must be", 1 },
-    { "model.attention_dropout=0.99999999", "model.attention_dropout=0.9999999", "below 1 in single precision", 1 },
-    { "parallel.tp_blocks=6", "parallel.tp_blocks=16", "parallel.tp_blocks = '6': must be a power of two", 1 },
-    { "parallel.tp_blocks=16 model.ffn=40", "parallel.tp_blocks=8 model.ffn=40", "tp_blocks must divide ffn", 1 },
+    { "model.attention_dropout=1", "model.attention_dropout=0",
+      "model.attention_dropout = '1': dropout must be", 1 },
+    { "model.attention_dropout=0.99999999", "model.attention_dropout=0.9999999",
+      "below 1 in single precision", 1 },
+    { "parallel.tp_blocks=6", "parallel.tp_blocks=16", "parallel.tp_blocks = '6': must be a power of two",
+      1 },
+    { "parallel.tp_blocks=16 model.ffn=40", "parallel.tp_blocks=8 model.ffn=40", "tp_blocks must divide ffn",
+      1 },
     { "parallel.tp_blocks=16 model.heads=2 model.head_dim=4 model.kv_heads=1 model.ffn=64",
       "parallel.tp_blocks=8 model.heads=2 model.head_dim=4 model.kv_heads=1 model.ffn=64",
       "tp_blocks must divide heads * head_dim", 1 },
     { "parallel.tp_blocks=4 model.heads=4 model.head_dim=3 model.kv_heads=1 model.ffn=64 model.position=none",
       "parallel.tp_blocks=2 model.heads=4 model.head_dim=3 model.kv_heads=1 model.ffn=64 model.position=none",
       "tp_blocks must divide (heads + 2 kv_heads) * head_dim", 1 },
-    { "parallel.seq_blocks=3 model.seq=48", "parallel.seq_blocks=4 model.seq=48", "must be a power of two", 1 },
-    { "parallel.seq_blocks=32 model.seq=48", "parallel.seq_blocks=16 model.seq=48", "seq_blocks must divide seq", 1 },
-    { "parallel.attn_block=48", "parallel.attn_block=32", "parallel.attn_block = '48': must be a power of two", 1 },
-    { "parallel.tp=2", "parallel.tp=1", "tp x pp x cp must divide the number of ranks: the world size is 1; nearest that fits: 2", 1 },
+    { "parallel.seq_blocks=3 model.seq=48", "parallel.seq_blocks=4 model.seq=48", "must be a power of two",
+      1 },
+    { "parallel.seq_blocks=32 model.seq=48", "parallel.seq_blocks=16 model.seq=48",
+      "seq_blocks must divide seq", 1 },
+    { "parallel.attn_block=48", "parallel.attn_block=32",
+      "parallel.attn_block = '48': must be a power of two", 1 },
+    { "parallel.tp=2", "parallel.tp=1",
+      "tp x pp x cp must divide the number of ranks: the world size is 1; take 2 ranks", 1 },
     { "parallel.tp=4 train.global_batch=12", "parallel.tp=3 train.global_batch=12 train.micro_batch=3",
       "the world size is 6", 6 },
     { "parallel.tp=8", "parallel.tp=4", "tp must divide kv_heads x parts, here 12 x 1", 8 },
-    { "parallel.tp=8 model.kv_heads=2", "parallel.tp=4 model.kv_heads=2", /* 6 query heads each: two parts of 3 */
+    { "parallel.tp=8 model.kv_heads=2",
+      "parallel.tp=4 model.kv_heads=2", /* 6 query heads each: two parts of 3 */
       "tp must divide kv_heads x parts, here 2 x 2", 8 },
-    { "parallel.tp=8 model.kv_heads=1 model.heads=8 model.head_dim=4 parallel.tp_blocks=4 run.reproducible=run",
+    { "parallel.tp=8 model.kv_heads=1 model.heads=8 model.head_dim=4 parallel.tp_blocks=4 "
+      "run.reproducible=run",
       "parallel.tp=8 model.kv_heads=1 model.heads=8 model.head_dim=8 parallel.tp_blocks=8",
       "tp must divide kv_heads x parts, here 1 x 4", 8 },
     { "parallel.tp=4 model.kv_heads=2 model.head_dim=33", "parallel.tp=4 model.kv_heads=2 model.head_dim=34",
       "here 2 x 1", 4 },
     { "parallel.tp=4 parallel.tp_blocks=2 model.ffn=66 run.reproducible=run",
       "parallel.tp=2 parallel.tp_blocks=2 model.ffn=66 run.reproducible=run", "tp must divide ffn", 4 },
-    { "parallel.sp=true", "parallel.sp=auto", "it needs tp > 1, or sp = auto", 1 },
+    { "parallel.sp=true", "parallel.sp=auto", "it needs tp > 1; take parallel.sp=auto", 1 },
     { "parallel.sp=true", "parallel.sp=true parallel.tp=2", "it needs tp > 1", 2 },
     { "parallel.tp=2 model.seq=9 run.reproducible=run", "parallel.tp=2 model.seq=9 parallel.sp=false",
       "with sp, tp must divide micro_batch * seq", 2 },
     { "parallel.tp=3 run.reproducible=layout train.micro_batch=3 train.global_batch=9",
-      "parallel.tp=3 run.reproducible=run train.micro_batch=3 train.global_batch=9", "cuts inside a canonical block", 3 },
+      "parallel.tp=3 run.reproducible=run train.micro_batch=3 train.global_batch=9",
+      "cuts inside a canonical block", 3 },
     { "parallel.tp=4 run.reproducible=layout parallel.tp_blocks=2",
       "parallel.tp=4 run.reproducible=layout parallel.tp_blocks=4", "cuts inside a canonical block", 4 },
-    { "parallel.cp=3 model.seq=1024 train.global_batch=6", "parallel.cp=2 model.seq=1024 train.global_batch=6",
-      "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq; nearest that do: 2 and 4", 6 },
-    { "parallel.cp=2 model.seq=9", "parallel.cp=2 model.seq=12", "2 x cp must divide seq; nearest that does: 1", 2 },
+    { "parallel.cp=3 model.seq=1024 train.global_batch=6",
+      "parallel.cp=2 model.seq=1024 train.global_batch=6",
+      "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq; take parallel.cp=2",
+      6 },
+    { "parallel.cp=2 model.seq=9", "parallel.cp=2 model.seq=12", "2 x cp must divide seq; take parallel.cp=1",
+      2 },
     { "parallel.cp=8 run.reproducible=layout", "parallel.cp=8 run.reproducible=layout parallel.seq_blocks=16",
-      "2 x cp must divide seq_blocks; nearest that does: 4; or take seq_blocks = 16", 8 },
+      "2 x cp must divide seq_blocks; take parallel.seq_blocks=16, or run.reproducible=run", 8 },
     { "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=512 run.reproducible=layout",
       "parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=256 run.reproducible=layout",
       "attn_block must divide seq / (2 x its ranks), here 256", 2 },
     { "parallel.cp=2 parallel.cp_comm=rings", "parallel.cp=2 parallel.cp_comm=ring*2,a2a",
       "must be allgather, ring, a2a or hierarchical, or a list of them", 2 },
-    { "parallel.cp_comm=ring*4096", "parallel.cp_comm=ring*2", "the list is about 4096 blocks, the model has", 1 },
+    { "parallel.cp_comm=ring*4096", "parallel.cp_comm=ring*2", "the list is about 4096 blocks, the model has",
+      1 },
     { "parallel.cp=32 parallel.cp_comm=ring", "parallel.cp=16 parallel.cp_comm=ring train.global_batch=8",
       "a ring has at most 16 ranks", 32 },
     { "parallel.cp=16 parallel.cp_comm=a2a model.heads=16 model.hidden=256", "parallel.cp=16",
       "heads are exchanged between 8 ranks at most", 16 },
     { "parallel.cp=8 parallel.cp_comm=a2a", "parallel.cp=4 parallel.cp_comm=a2a",
-      "each rank gets whole key heads of a tp rank, or whole parts of one; take cp = 4, or cp_comm = ring", 8 },
-    { "parallel.cp_heads=2", "parallel.cp_heads=2 parallel.cp=4 parallel.cp_comm=hierarchical", "give cp", 4 },
+      "each rank gets whole key heads of a tp rank, or whole parts of one; take "
+      "parallel.cp_comm=hierarchical, or parallel.cp_comm=ring",
+      8 },
+    { "parallel.cp_heads=2", "parallel.cp_heads=2 parallel.cp=4 parallel.cp_comm=hierarchical", "give cp",
+      4 },
     { "parallel.cp=4 parallel.cp_heads=2", "parallel.cp=4 parallel.cp_heads=2 parallel.cp_comm=hierarchical",
       "only cp_comm = hierarchical has neighbours", 4 },
     { "parallel.cp=4 parallel.cp_heads=2 parallel.cp_comm=a2a", "parallel.cp=4 parallel.cp_comm=a2a",
@@ -341,40 +407,52 @@ static const Rule rules[] = {
     { "parallel.cp=4 parallel.cp_heads=3 parallel.cp_comm=hierarchical",
       "parallel.cp=4 parallel.cp_heads=4 parallel.cp_comm=hierarchical", "cp_heads must divide cp", 4 },
     { "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=6 model.head_dim=64",
-      "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=8 model.head_dim=64", "take cp = 2", 4 },
-    { "parallel.cp=2 parallel.tp=4 model.seq=12 run.reproducible=run", "parallel.cp=2 parallel.tp=4 model.seq=16",
-      "with sp, tp x cp must divide micro_batch * seq", 8 },
+      "parallel.cp=4 parallel.cp_comm=a2a model.kv_heads=2 model.heads=8 model.head_dim=64",
+      "or whole parts of one; take parallel.cp_comm=hierarchical", 4 },
+    { "parallel.cp=2 parallel.tp=4 model.seq=12 run.reproducible=run",
+      "parallel.cp=2 parallel.tp=4 model.seq=16", "with sp, tp x cp must divide micro_batch * seq", 8 },
     { MOE "parallel.cp=2 parallel.tp=4 parallel.seq_blocks=4 run.reproducible=layout",
       MOE "parallel.cp=2 parallel.tp=4 parallel.seq_blocks=8", "seq_blocks / cp, here 1 x 2", 8 },
     { "parallel.slices=2 parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=256 run.reproducible=layout",
       "parallel.slices=2 parallel.cp=2 parallel.cp_comm=ring parallel.attn_block=128 run.reproducible=layout",
       "attn_block must divide seq / (2 x its ranks x slices), here 128", 2 },
     { "parallel.slices=4 parallel.cp=2 model.seq=40", "parallel.slices=4 parallel.cp=2 model.seq=48",
-      "2 x cp x slices must divide seq; nearest that do: 2 and 5", 2 },
+      "2 x cp x slices must divide seq; take parallel.slices=2, or parallel.slices=5", 2 },
     { "parallel.slices=4 parallel.cp=2 run.reproducible=layout",
       "parallel.slices=4 parallel.cp=2 run.reproducible=layout parallel.seq_blocks=16",
-      "2 x cp x slices must divide seq_blocks; nearest that does: 2; or take seq_blocks = 16", 2 },
-    { MOE "parallel.slices=2 moe.balance=aux", MOE "parallel.slices=2 moe.balance=bias moe.aux_coeff=0 moe.router=sigmoid",
-      "experts are balanced by whole sequences: take balance = bias", 1 },
-    { MOE "parallel.slices=2 moe.balance=sinkhorn moe.topk=1", MOE "parallel.slices=2", "balanced by whole sequences", 1 },
-    { MOE "parallel.slices=2 moe.capacity=1", MOE "parallel.slices=2 moe.slack=2", "experts drop rows of whole sequences", 1 },
+      "2 x cp x slices must divide seq_blocks; take parallel.seq_blocks=16", 2 },
+    { MOE "parallel.slices=2 moe.balance=aux",
+      MOE "parallel.slices=2 moe.balance=bias moe.aux_coeff=0 moe.router=sigmoid",
+      "experts are balanced by whole sequences; take moe.balance=bias moe.aux_coeff=0 moe.router=sigmoid",
+      1 },
+    { MOE "parallel.slices=2 moe.balance=sinkhorn moe.topk=1", MOE "parallel.slices=2",
+      "balanced by whole sequences", 1 },
+    { MOE "parallel.slices=2 moe.capacity=1", MOE "parallel.slices=2 moe.slack=2",
+      "experts drop rows of whole sequences", 1 },
     { "parallel.slices=3 train.global_batch=6", "parallel.slices=4 train.global_batch=6",
-      "their number must divide seq; nearest that do: 2 and 4", 1 },
-    { "parallel.slices=16 run.reproducible=layout", "parallel.slices=16 run.reproducible=layout parallel.seq_blocks=16",
-      "slices must divide seq_blocks; nearest that does: 8; or take seq_blocks = 16", 1 },
-    { "parallel.slices=8 parallel.tp=2 run.reproducible=layout", "parallel.slices=4 parallel.tp=2 run.reproducible=layout",
-      "with sp, 2 x slices must divide seq_blocks; nearest that does: 4; or take seq_blocks = 16", 2 },
+      "their number must divide seq; take parallel.slices=2, or parallel.slices=4", 1 },
+    { "parallel.slices=16 run.reproducible=layout",
+      "parallel.slices=16 run.reproducible=layout parallel.seq_blocks=16",
+      "slices must divide seq_blocks; take parallel.seq_blocks=16, or run.reproducible=run", 1 },
+    { "parallel.slices=8 parallel.tp=2 run.reproducible=layout",
+      "parallel.slices=4 parallel.tp=2 run.reproducible=layout",
+      "with sp, 2 x slices must divide seq_blocks; take parallel.seq_blocks=16", 2 },
     { "parallel.slices=4 parallel.attn_block=512 run.reproducible=layout",
       "parallel.slices=4 parallel.attn_block=256 run.reproducible=layout",
       "attn_block must divide seq / slices, here 256", 1 },
-    { "parallel.slices=4 parallel.tp=4 model.seq=8 run.reproducible=run", "parallel.slices=2 parallel.tp=4 model.seq=8",
-      "with sp, tp must divide micro_batch * seq / slices", 4 },
-    { "model.mtp_layers=1", "model.mtp_layers=1 model.position=rope", "take rope or none", 1 },
-    { "model.mtp_weight=0.3", "model.mtp_weight=0.3 model.mtp_layers=1 model.arch=llama", "no losses to weigh", 1 },
-    { "model.mtp_layers=1 model.arch=llama model.layers=1024", "model.mtp_layers=1 model.arch=llama model.layers=1023",
-      "at most 1024 with model.layers", 1 },
-    { "model.mtp_layers=1 model.arch=llama model.hidden=100 model.heads=8 model.head_dim=16 parallel.tp_blocks=8",
-      "model.mtp_layers=1 model.arch=llama model.hidden=104 model.heads=8 model.head_dim=16 parallel.tp_blocks=8",
+    { "parallel.slices=4 parallel.tp=4 model.seq=8 run.reproducible=run",
+      "parallel.slices=2 parallel.tp=4 model.seq=8", "with sp, tp must divide micro_batch * seq / slices",
+      4 },
+    { "model.mtp_layers=1", "model.mtp_layers=1 model.position=rope",
+      "no learned positions; take model.position=rope, or model.position=none", 1 },
+    { "model.mtp_weight=0.3", "model.mtp_weight=0.3 model.mtp_layers=1 model.arch=llama",
+      "no losses to weigh", 1 },
+    { "model.mtp_layers=1 model.arch=llama model.layers=1024",
+      "model.mtp_layers=1 model.arch=llama model.layers=1023", "at most 1024 with model.layers", 1 },
+    { "model.mtp_layers=1 model.arch=llama model.hidden=100 model.heads=8 model.head_dim=16 "
+      "parallel.tp_blocks=8",
+      "model.mtp_layers=1 model.arch=llama model.hidden=104 model.heads=8 model.head_dim=16 "
+      "parallel.tp_blocks=8",
       "tp_blocks must divide hidden", 1 },
     { "model.mtp_layers=1 model.arch=llama model.hidden=100 model.heads=8 model.head_dim=16 parallel.tp=8 "
       "run.reproducible=run",
@@ -384,11 +462,15 @@ static const Rule rules[] = {
     { "moe.every=2", MOE "moe.every=2", "only a mixture has it: give moe.experts", 1 },
     { MOE "moe.topk=9", MOE "moe.topk=8", "more experts than there are: at most 8", 1 },
     { "moe.experts=12 model.bias=false moe.groups=5", "moe.experts=12 model.bias=false moe.groups=4",
-      "groups must divide experts; nearest that do: 4 and 6", 1 },
-    { MOE "moe.groups=9", MOE "moe.groups=8 moe.group_topk=2", "groups must divide experts; nearest that does: 8", 1 },
-    { MOE "moe.groups=4 moe.group_topk=5 moe.topk=5", MOE "moe.groups=4 moe.group_topk=4 moe.topk=4", "at most 4", 1 },
+      "groups must divide experts; take moe.groups=4, or moe.groups=6", 1 },
+    { MOE "moe.groups=9", MOE "moe.groups=8 moe.group_topk=2",
+      "groups must divide experts; take moe.groups=4", 1 },
+    { MOE "moe.groups=4 moe.group_topk=5 moe.topk=5", MOE "moe.groups=4 moe.group_topk=4 moe.topk=4",
+      "at most 4", 1 },
     { MOE "moe.groups=4 moe.group_topk=3 moe.topk=4", MOE "moe.groups=4 moe.group_topk=2 moe.topk=4",
-      "group_topk must divide topk: a group counts by its topk / group_topk best; nearest that do: 2 and 4", 1 },
+      "group_topk must divide topk: a group counts by its topk / group_topk best; take moe.group_topk=2, or "
+      "moe.group_topk=4",
+      1 },
     { MOE "moe.groups=4 moe.group_topk=2 moe.topk=6", MOE "moe.groups=2 moe.group_topk=2 moe.topk=6",
       "the chosen groups hold fewer: group_topk * experts / groups is 4", 1 },
     { MOE "moe.every=0", MOE "moe.every=12", "moe.every = '0': must be an integer from 1 on", 1 },
@@ -399,122 +481,161 @@ static const Rule rules[] = {
     { MOE "moe.every=0*12", MOE "moe.every=0*11,1", "no block is a mixture", 1 },
     { "model.activation_limit=5", "model.activation_limit=5 model.activation=clamped_swiglu",
       "only activation = clamped_swiglu reads it", 1 },
-    { MOE "moe.shared_gate=true", MOE "moe.shared_gate=true moe.shared_ffn=64", "no shared expert to gate", 1 },
-    { MOE "moe.shared_ffn=100 parallel.tp_blocks=8", MOE "moe.shared_ffn=104 parallel.tp_blocks=8", "tp_blocks must divide shared_ffn", 1 },
-    { MOE "moe.normalize=false", MOE "moe.normalize=false moe.router=softmax_pre", "add up to 1 by themselves", 1 },
+    { MOE "moe.shared_gate=true", MOE "moe.shared_gate=true moe.shared_ffn=64", "no shared expert to gate",
+      1 },
+    { MOE "moe.shared_ffn=100 parallel.tp_blocks=8", MOE "moe.shared_ffn=104 parallel.tp_blocks=8",
+      "tp_blocks must divide shared_ffn", 1 },
+    { MOE "moe.normalize=false", MOE "moe.normalize=false moe.router=softmax_pre",
+      "add up to 1 by themselves", 1 },
     { MOE "moe.router=sigmoid moe.normalize=true moe.topk=1", MOE "moe.router=sigmoid moe.topk=1",
       "normalize needs topk > 1", 1 },
-    { MOE "train.micro_batch=1048576 train.global_batch=1048576", MOE "train.micro_batch=524288 train.global_batch=1048576",
+    { MOE "train.micro_batch=1048576 train.global_batch=1048576",
+      MOE "train.micro_batch=524288 train.global_batch=1048576",
       "micro_batch * seq * topk must be below 2^31", 1 },
-    { MOE "moe.aux_coeff=0.1", MOE "moe.aux_coeff=0.1 moe.balance=aux", "there is no balance loss to weigh: give balance", 1 },
+    { MOE "moe.aux_coeff=0.1", MOE "moe.aux_coeff=0.1 moe.balance=aux",
+      "there is no balance loss to weigh: give balance", 1 },
     { MOE "moe.balance=aux moe.aux_coeff=0", MOE "moe.balance=aux", "aux_coeff must be above 0", 1 },
-    { MOE "moe.balance=global_aux moe.aux_coeff=0", MOE "moe.balance=global_aux", "aux_coeff must be above 0", 1 },
-    { MOE "moe.balance=bias", MOE "moe.balance=bias moe.router=sigmoid", "take router = sigmoid or sqrt_softplus", 1 },
-    { MOE "moe.balance=aux moe.unit=2", MOE "moe.balance=aux moe.unit=2 train.micro_batch=2", "unit must divide it", 1 },
+    { MOE "moe.balance=global_aux moe.aux_coeff=0", MOE "moe.balance=global_aux", "aux_coeff must be above 0",
+      1 },
+    { MOE "moe.balance=bias", MOE "moe.balance=bias moe.router=sigmoid",
+      "take moe.router=sigmoid, or moe.router=sqrt_softplus", 1 },
+    { MOE "moe.balance=aux moe.unit=2", MOE "moe.balance=aux moe.unit=2 train.micro_batch=2",
+      "unit must divide it", 1 },
     { MOE "moe.balance=forced moe.groups=2", MOE "moe.balance=forced", "experts take turns in no groups", 1 },
-    { MOE "moe.balance=forced moe.aux_coeff=0.1", MOE "moe.balance=forced moe.aux_coeff=0", "forced balance has no loss", 1 },
-    { MOE "moe.balance=forced moe.jitter=0.1", MOE "moe.balance=aux moe.jitter=0.1", "does not ask the router", 1 },
-    { MOE "moe.balance=sinkhorn moe.aux_coeff=0.1", MOE "moe.balance=sinkhorn", "sinkhorn balances by itself", 1 },
-    { MOE "moe.drop=position", MOE "moe.drop=position moe.capacity=1.25", "nothing is dropped: give capacity", 1 },
+    { MOE "moe.balance=forced moe.aux_coeff=0.1", MOE "moe.balance=forced moe.aux_coeff=0",
+      "forced balance has no loss", 1 },
+    { MOE "moe.balance=forced moe.jitter=0.1", MOE "moe.balance=aux moe.jitter=0.1",
+      "does not ask the router", 1 },
+    { MOE "moe.balance=sinkhorn moe.aux_coeff=0.1", MOE "moe.balance=sinkhorn", "sinkhorn balances by itself",
+      1 },
+    { MOE "moe.drop=position", MOE "moe.drop=position moe.capacity=1.25", "nothing is dropped: give capacity",
+      1 },
     { MOE "moe.pad=true", MOE "moe.pad=true moe.capacity=2", "no capacity to pad to: give capacity", 1 },
     { MOE "moe.topk=4 moe.groups=2 moe.group_topk=4", MOE "moe.topk=4 moe.groups=4 moe.group_topk=4",
       "a token cannot be sent to more groups than there are: at most 2", 1 },
-    { MOE "parallel.ep=4 parallel.etp=2", MOE "parallel.ep=2 parallel.etp=2", "ep x etp x pp must divide the number of ranks", 4 },
+    { MOE "parallel.ep=4 parallel.etp=2", MOE "parallel.ep=2 parallel.etp=2",
+      "ep x etp x pp must divide the number of ranks", 4 },
     { MOE "moe.slack=0.5", MOE "moe.slack=1", "not even an even load would have room", 1 },
     { MOE "moe.overflow=drop run.reproducible=run", MOE "moe.overflow=drop moe.slack=2 run.reproducible=run",
       "room for all rows that can come: give slack", 1 },
-    { MOE "moe.overflow=drop moe.slack=2", MOE "moe.overflow=drop moe.slack=2 moe.drop=position run.reproducible=run",
-      "what is dropped depends on the layout: take reproducible = run", 1 },
+    { MOE "moe.overflow=drop moe.slack=2",
+      MOE "moe.overflow=drop moe.slack=2 moe.drop=position run.reproducible=run",
+      "what is dropped depends on the layout; take run.reproducible=run", 1 },
     { "moe.capacity=1.25", MOE "moe.capacity=1.25", "only a mixture has it: give moe.experts", 1 },
-    { MOE "moe.balance=seq_aux moe.unit=2 train.micro_batch=2", MOE "moe.balance=seq_aux", "take unit = 1, or balance = aux", 1 },
+    { MOE "moe.balance=seq_aux moe.unit=2 train.micro_batch=2", MOE "moe.balance=seq_aux",
+      "take moe.unit=1, or moe.balance=aux", 1 },
     { "parallel.ep=2", "parallel.ep=1", "a dense model has no experts to spread", 2 },
     { MOE "parallel.ep=3 train.global_batch=6", MOE "train.global_batch=6", "ep must divide experts", 3 },
     { MOE "parallel.ep=2 parallel.pp=2 parallel.order=tp-cp-ep-pp-dp", MOE "parallel.ep=2 parallel.pp=2",
-      "or take order = tp-cp-ep-dp-pp", 4 },
+      "take parallel.order=tp-cp-ep-dp-pp", 4 },
     { MOE "parallel.tp=2 parallel.sp=false", MOE "parallel.tp=2", "beside experts tp needs sp", 2 },
     { MOE "parallel.tp=4 parallel.seq_blocks=2", MOE "parallel.tp=4 parallel.seq_blocks=4", "here 1 x 2", 4 },
     { MOE "moe.ffn=100 parallel.tp_blocks=8", MOE "moe.ffn=104 parallel.tp_blocks=8",
       "tp_blocks must divide the width of an expert", 1 },
     { "parallel.etp=2", "parallel.etp=1", "a dense model has no experts to cut", 2 },
     { "parallel.overlap_moe=true", "parallel.overlap_moe=false", "a dense model has no rows that travel", 2 },
-    { MOE "parallel.overlap_moe=true", MOE "parallel.overlap_moe=true parallel.ep=2", "rows do not travel where each rank has all", 2 },
+    { MOE "parallel.overlap_moe=true", MOE "parallel.overlap_moe=true parallel.ep=2",
+      "rows do not travel where each rank has all", 2 },
     { MOE "parallel.etp=128 run.reproducible=run train.global_batch=128",
-      MOE "parallel.etp=64 run.reproducible=run train.global_batch=128", "at most 64 ranks can share an expert", 128 },
+      MOE "parallel.etp=64 run.reproducible=run train.global_batch=128",
+      "at most 64 ranks can share an expert", 128 },
     { MOE "parallel.etp=3 moe.ffn=64 run.reproducible=run train.global_batch=3",
-      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide the width of an expert", 3 },
+      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3",
+      "etp must divide the width of an expert", 3 },
     { MOE "parallel.etp=3 moe.ffn=96 run.reproducible=layout train.global_batch=3",
-      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide tp_blocks", 3 },
+      MOE "parallel.etp=3 moe.ffn=96 run.reproducible=run train.global_batch=3", "etp must divide tp_blocks",
+      3 },
     { MOE "moe.dispatcher=allgather parallel.ep=8 train.micro_batch=262144 train.global_batch=2097152",
       MOE "moe.dispatcher=allgather parallel.ep=2 train.micro_batch=262144 train.global_batch=2097152",
       "ep * etp * micro_batch * seq * topk must be below 2^31", 8 },
     { "checkpoint.upcycle=true checkpoint.load=x", MOE "checkpoint.upcycle=true checkpoint.load=x",
       "a dense model has no experts to begin as another", 1 },
-    { MOE "checkpoint.upcycle=true", MOE "checkpoint.upcycle=true checkpoint.load=x", "give checkpoint.load", 1 },
-    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.shared_ffn=64", MOE "checkpoint.upcycle=true checkpoint.load=x",
-      "take shared_ffn = 0", 1 },
-    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=2000", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=1536",
-      "moe.ffn must divide model.ffn", 1 },
-    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768", MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768 moe.topk=4",
+    { MOE "checkpoint.upcycle=true", MOE "checkpoint.upcycle=true checkpoint.load=x", "give checkpoint.load",
+      1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.shared_ffn=64",
+      MOE "checkpoint.upcycle=true checkpoint.load=x", "take moe.shared_ffn=0", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=2000",
+      MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=1536", "moe.ffn must divide model.ffn", 1 },
+    { MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768",
+      MOE "checkpoint.upcycle=true checkpoint.load=x moe.ffn=768 moe.topk=4",
       "4 experts, which must divide experts and topk", 1 },
     { MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid moe.normalize=false",
-      MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid", "take normalize = true", 1 },
+      MOE "checkpoint.upcycle=true checkpoint.load=x moe.router=sigmoid", "take moe.normalize=true", 1 },
     { "debug.comm_check=true", "debug.comm_check=false", "one rank has no communication to compare", 1 },
     { "debug.comm_delay_ms=5", "debug.comm_delay_ms=0", "one rank has no communication to delay", 1 },
-    { "train.micro_batch=3", "train.micro_batch=4",
-      "train.micro_batch = '3' with train.global_batch = '8'", 1 },
+    { "train.micro_batch=3", "train.micro_batch=4", "train.micro_batch = '3' with train.global_batch = '8'",
+      1 },
     { "train.global_batch=6", "train.global_batch=12", "a multiple of micro_batch x dp, where dp is 4", 4 },
-    { "train.global_batch=6*10,12", "train.global_batch=4*10,12", "a multiple of micro_batch x dp, where dp is 4", 4 },
+    { "train.global_batch=6*10,12", "train.global_batch=4*10,12",
+      "a multiple of micro_batch x dp, where dp is 4", 4 },
     { "train.global_batch=12,8", "train.global_batch=12*5,8", "for how many steps it holds: 32*1000,64", 1 },
-    { "train.global_batch=8x", "train.global_batch=8", "train.global_batch = '8x': must be an integer from 1", 1 },
+    { "train.global_batch=8x", "train.global_batch=8", "train.global_batch = '8x': must be an integer from 1",
+      1 },
     { "train.global_batch=1073741824*900000000000,2 train.steps=1000000000000",
-      "train.global_batch=1073741824*1000,2 train.steps=1000000000000", "more tokens than can be counted", 1 },
+      "train.global_batch=1073741824*1000,2 train.steps=1000000000000", "more tokens than can be counted",
+      1 },
     { "train.tokens=1000 train.steps=5", "train.tokens=1000", "give either steps or tokens", 1 },
     { "train.steps=0", "train.steps=1", "give either steps or tokens", 1 },
-    { "train.steps=1000000000000 train.global_batch=1073741824", "train.steps=1000000 train.global_batch=1073741824",
-      "more tokens than can be counted", 1 },
+    { "train.steps=1000000000000 train.global_batch=1073741824",
+      "train.steps=1000000 train.global_batch=1073741824", "more tokens than can be counted", 1 },
     { "optim.min_lr=0.001", "optim.min_lr=0.0003", "min_lr must not be above lr", 1 },
     { "optim.beta1=1", "optim.beta1=0", "optim.beta1 = '1': must be below 1", 1 },
     { "optim.beta1=0.99999999", "optim.beta1=0.9999999", "optim.beta1 = '0.99999999': must be below 1", 1 },
     { "optim.beta2=1", "optim.beta2=0.999", "optim.beta2 = '1': must be below 1", 1 },
     { "optim.beta2=0.99999999", "optim.beta2=0.9999999", "optim.beta2 = '0.99999999': must be below 1", 1 },
     { "optim.warmup=1000", "optim.warmup=999", "the warm-up must be shorter than decay_steps", 1 },
-    { "train.steps=2 optim.warmup=10", "train.stop_at=2 optim.warmup=10", "longer run: train.stop_at=2 instead of", 1 },
-    { "optim.warmup=50 optim.decay_steps=50", "optim.warmup=49 optim.decay_steps=50", "warm-up must be shorter", 1 },
-    { "optim.wsd_decay=5", "optim.wsd_decay=5 optim.schedule=wsd", "only schedule = wsd has a closing decay", 1 },
+    { "train.steps=2 optim.warmup=10", "train.stop_at=2 optim.warmup=10",
+      "longer run: train.stop_at=2 instead of", 1 },
+    { "optim.warmup=50 optim.decay_steps=50", "optim.warmup=49 optim.decay_steps=50",
+      "warm-up must be shorter", 1 },
+    { "optim.wsd_decay=5", "optim.wsd_decay=5 optim.schedule=wsd", "only schedule = wsd has a closing decay",
+      1 },
     { "optim.schedule=wsd optim.warmup=950", "optim.schedule=wsd optim.warmup=900",
       "warm-up and closing decay must fit", 1 },
     { "data.valid=a data.split=98,2", "data.split=98,2", "give either valid or split", 1 },
     { "data.split=98", "data.split=969,30,1", "two or three shares", 1 },
     { "parallel.nccl.tp.min_ctas=5 parallel.nccl.tp.max_ctas=4 run.device=cuda",
-      "parallel.nccl.tp.min_ctas=4 parallel.nccl.tp.max_ctas=4 run.device=cuda", "must not be above the most", 1 },
+      "parallel.nccl.tp.min_ctas=4 parallel.nccl.tp.max_ctas=4 run.device=cuda", "must not be above the most",
+      1 },
     { "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda",
       "parallel.nccl.dp.min_ctas=5 run.device=cuda", "must not be above the most", 1 },
-    { "parallel.nccl.tp.min_ctas=5", "parallel.nccl.tp.min_ctas=5 run.device=cuda", "only device=cuda has NCCL", 1 },
-    { "parallel.nccl.tp.max_ctas=5", "parallel.nccl.tp.max_ctas=5 run.device=cuda", "only device=cuda has NCCL", 1 },
-    { "parallel.nccl.dp.min_ctas=5", "parallel.nccl.dp.min_ctas=5 run.device=cuda", "only device=cuda has NCCL", 1 },
-    { "parallel.nccl.dp.max_ctas=5", "parallel.nccl.dp.max_ctas=5 run.device=cuda", "only device=cuda has NCCL", 1 },
+    { "parallel.nccl.tp.min_ctas=5", "parallel.nccl.tp.min_ctas=5 run.device=cuda",
+      "only device=cuda has NCCL", 1 },
+    { "parallel.nccl.tp.max_ctas=5", "parallel.nccl.tp.max_ctas=5 run.device=cuda",
+      "only device=cuda has NCCL", 1 },
+    { "parallel.nccl.dp.min_ctas=5", "parallel.nccl.dp.min_ctas=5 run.device=cuda",
+      "only device=cuda has NCCL", 1 },
+    { "parallel.nccl.dp.max_ctas=5", "parallel.nccl.dp.max_ctas=5 run.device=cuda",
+      "only device=cuda has NCCL", 1 },
     { "run.graphs=true run.device=cuda", "run.graphs=false run.device=cuda", "one rank alone", 2 },
     { "data.split=98,-2", "data.split=98,2.5", "two or three shares", 1 },
     { "data.split=0,0", "data.split=0,1", "two or three shares", 1 },
     { "data.split=1,2,3,4", "data.split=1,2,3", "two or three shares", 1 },
     { "data.split=98,2x", "data.split=1e2,2", "two or three shares", 1 },
-    { "data.seed=4294967296 data.order=megatron", "data.seed=4294967295 data.order=megatron", "seeds below 2^32", 1 },
+    { "data.seed=4294967296 data.order=megatron", "data.seed=4294967295 data.order=megatron",
+      "seeds below 2^32", 1 },
     { "data.tokenizer=", "data.tokenizer=byte", "data.tokenizer = '': must not be empty", 1 },
     { "checkpoint.resume=", "checkpoint.resume=none", "must be auto, none or a path", 1 },
     { "log.trace_steps=7-3", "log.trace_steps=3-7", "log.trace_steps = '7-3': must be a step, or two", 1 },
     { "log.trace_steps=0", "log.trace_steps=1", "must be a step, or two", 1 },
     { "log.trace_steps=3-", "log.trace_steps=3", "must be a step, or two", 1 },
-    { "log.trace_steps=3 log.trace_every=2", "log.trace_every=2", "give either trace_steps or trace_every", 1 },
-    { "checkpoint.keep_every=1500", "checkpoint.keep_every=3000", "keep_every must be a multiple of every", 1 },
+    { "log.trace_ranks=1", "log.trace_ranks=0", "log.trace_ranks = '1': must be ranks of the run", 1 },
+    { "log.trace_ranks=2-1", "log.trace_ranks=1-2,0", "must be ranks of the run", 4 },
+    { "log.trace_ranks=0,", "log.trace_ranks=all", "must be ranks of the run", 4 },
+    { "log.trace_steps=3 log.trace_every=2", "log.trace_every=2", "give either trace_steps or trace_every",
+      1 },
+    { "checkpoint.keep_every=1500", "checkpoint.keep_every=3000", "keep_every must be a multiple of every",
+      1 },
     { "checkpoint.keep_every=1500 checkpoint.every=0", "checkpoint.keep_every=1500 checkpoint.every=500",
       "keep_every must be a multiple of every", 1 },
-    { "checkpoint.keep_best=1 train.eval_every=500", "checkpoint.keep_best=1 train.eval_every=500 data.valid=x",
-      "give data.valid or data.split", 1 },
+    { "checkpoint.keep_best=1 train.eval_every=500",
+      "checkpoint.keep_best=1 train.eval_every=500 data.valid=x", "give data.valid or data.split", 1 },
     { "checkpoint.keep_best=1 data.valid=x", "checkpoint.keep_best=1 data.valid=x train.eval_every=2000",
       "one must divide the other", 1 },
     { "checkpoint.keep_best=1 data.split=98,2 train.eval_every=300",
       "checkpoint.keep_best=1 data.split=98,2 train.eval_every=250", "one must divide the other", 1 },
-    { "checkpoint.best_set=x", "checkpoint.best_set=x checkpoint.keep_best=1 data.valid=x train.eval_every=1000",
+    { "checkpoint.best_set=x",
+      "checkpoint.best_set=x checkpoint.keep_best=1 data.valid=x train.eval_every=1000",
       "only keep_best goes by a validation set", 1 },
 };
 
@@ -528,6 +649,75 @@ TEST(every_rule_has_its_case)
         got = complaint(NULL, k->right, k->world_size);
         CHECK_MSG(!*got, "%s: %s", k->right, got);
     }
+}
+
+/* ---- ways out ---- */
+
+/* What is complained of with these words, and then the way, on so many ranks; a way of "N ranks" is of N. */
+static const char *complaint_with(const Rule *k, const char *words, const char *way)
+{
+    char all[16384];
+    const int64_t ranks = strstr(way, " rank") ? strtoll(way, NULL, 10) : 0;
+    snprintf(all, sizeof all, "%s %s", words, ranks ? "" : way);
+    return complaint(NULL, all, ranks ? ranks : k->world_size);
+}
+
+enum { WAYS = 64, WAY_BYTES = 160 };
+
+/* The ways out that complaints name, line by line; how many. */
+static int ways_of(const char *said, char ways[WAYS][WAY_BYTES])
+{
+    static char copy[16384];
+    char *lines, *parts, *line, *at, *next;
+    int count = 0;
+    snprintf(copy, sizeof copy, "%s", said);
+    for (line = strtok_r(copy, "\n", &lines); line; line = strtok_r(NULL, "\n", &lines)) {
+        parts = strstr(line, "; take ");
+        for (at = parts ? parts + strlen("; take ") : NULL; at && count < WAYS; at = next) {
+            next = strstr(at, ", or ");
+            if (next) *next = 0, next += strlen(", or ");
+            snprintf(ways[count++], WAY_BYTES, "%s", at);
+        }
+    }
+    return count;
+}
+
+/* What is proposed is legal: with it nothing is left to complain of. */
+TEST(ways_out_are_ways_out)
+{
+    char ways[WAYS][WAY_BYTES];
+    int all = 0;
+    for (size_t i = 0; i < sizeof rules / sizeof *rules; i++) {
+        const int count = ways_of(complaint(NULL, rules[i].wrong, rules[i].world_size), ways);
+        for (int k = 0; k < count; k++) {
+            const char *left = complaint_with(&rules[i], rules[i].wrong, ways[k]);
+            CHECK_MSG(!*left, "%s, and then %s: %s", rules[i].wrong, ways[k], left);
+        }
+        all += count;
+    }
+    CHECK_MSG(all >= 60, "%d", all);
+}
+
+/* Two mistakes at once: a way out of one leaves the other at most. */
+TEST(ways_out_of_several_mistakes)
+{
+    char ways[WAYS][WAY_BYTES], words[16384];
+    uint64_t seed = 11;
+    int all = 0;
+    const size_t number = sizeof rules / sizeof *rules;
+    for (int i = 0; i < 2000; i++) {
+        const Rule *a = &rules[test_rand(&seed) % number], *b = &rules[test_rand(&seed) % number];
+        if (a->world_size != b->world_size) continue;
+        snprintf(words, sizeof words, "%s %s", a->wrong, b->wrong);
+        const char *said = complaint(NULL, words, a->world_size);
+        const int lines = count_lines(said), count = ways_of(said, ways);
+        for (int k = 0; k < count; k++) {
+            const char *left = complaint_with(a, words, ways[k]);
+            CHECK_MSG(!*left || count_lines(left) < lines, "%s, and then %s: %s", words, ways[k], left);
+        }
+        all += count;
+    }
+    CHECK_MSG(all >= 500, "%d", all);
 }
 
 /* Each sentence that a RULE line of config_check.c can say is said by some case above. */
@@ -563,8 +753,10 @@ TEST(no_rule_without_a_case)
 
 TEST(a_refused_value_breaks_no_further_rules)
 {
-    const char *got = complaint("[model]\nhidden = x\nheads = 7\n[train]\nglobal_batch = -1\nmicro_batch = 5\n", "", 1);
-    CHECK_MSG(count_lines(got) == 3 && strstr(got, "t.ini:2: model.hidden = 'x'") && strstr(got, "t.ini:5:"), "%s", got);
+    const char *got =
+        complaint("[model]\nhidden = x\nheads = 7\n[train]\nglobal_batch = -1\nmicro_batch = 5\n", "", 1);
+    CHECK_MSG(count_lines(got) == 3 && strstr(got, "t.ini:2: model.hidden = 'x'") && strstr(got, "t.ini:5:"),
+              "%s", got);
 }
 
 /* ---- what is not built ---- */
@@ -604,23 +796,27 @@ TEST(what_is_not_built_says_so)
         for (int k = 0; k < count; k++) {
             if (strcmp(want, u[k].key)) continue;
             snprintf(text, sizeof text, "%s.%s=%s", key->section, key->name, another_value((ConfigId)i, buf));
-            snprintf(want, sizeof want, "command line: %s.%s = '%s': not built yet: ", key->section, key->name, buf);
+            snprintf(want, sizeof want, "command line: %s.%s = '%s': not built yet: ", key->section,
+                     key->name, buf);
             CHECK_MSG(strstr(complaint(NULL, text, 1), want), "%s: %s", text, complaint(NULL, text, 1));
             rows++;
         }
     }
     CHECK(rows == count);
     CHECK(strstr(complaint(NULL, "parallel.nccl.tp.max_ctas=4", 1), "only device=cuda has NCCL"));
-    CHECK(strstr(complaint(NULL, "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda", 1),
-                 "the least must not be above the most"));
+    CHECK(
+        strstr(complaint(NULL, "parallel.nccl.dp.min_ctas=5 parallel.nccl.dp.max_ctas=4 run.device=cuda", 1),
+               "the least must not be above the most"));
     CHECK(strstr(complaint(NULL, "parallel.nccl.pp.min_ctas=5", 1), "unknown key"));
     CHECK(strstr(complaint(NULL, "run.precision=fp8", 1), "not built yet"));
     CHECK(strstr(complaint(NULL, "parallel.pp=2", 1), "the world size is 1"));
     /* before all rules, and without those that it breaks */
     const char *got = complaint(NULL, "run.precision=fp8 model.hidden=100", 1);
-    const char *const both = "2 mistakes in the configuration:\ncommand line: run.precision = 'fp8': not built yet: ";
+    const char *const both =
+        "2 mistakes in the configuration:\ncommand line: run.precision = 'fp8': not built yet: ";
     CHECK_MSG(strstr(got, both) == got, "%s", got);
-    CHECK(count_lines(complaint(NULL, "moe.overflow=redo run.precision=fp8 run.reproducible=layout", 1)) == 3);
+    CHECK(count_lines(complaint(NULL, "moe.overflow=redo run.precision=fp8 run.reproducible=layout", 1)) ==
+          3);
     CHECK(!*complaint(NULL, "run.device=cpu run.precision=fp32 parallel.schedule=1f1b moe.experts=0", 1));
 }
 
@@ -631,8 +827,11 @@ TEST(mixtures)
     CHECK(!*complaint(NULL, MOE "moe.every=5 moe.shared_ffn=64 moe.shared_gate=true", 1));
     CHECK(!*complaint(NULL, "model.bias=true moe.experts=8 moe.shared_ffn=64 moe.shared_gate=true", 1));
     CHECK(!*complaint(NULL, "model.bias=true moe.experts=8 checkpoint.upcycle=true checkpoint.load=x", 1));
-    CHECK(!*complaint(NULL, "moe.experts=256 moe.topk=8 moe.groups=8 moe.group_topk=4 moe.router=sigmoid moe.scale=2.5 "
-                            "model.bias=false", 1));
+    CHECK(!*complaint(
+        NULL,
+        "moe.experts=256 moe.topk=8 moe.groups=8 moe.group_topk=4 moe.router=sigmoid moe.scale=2.5 "
+        "model.bias=false",
+        1));
 }
 
 #define MLA "model.arch=llama model.attention=mla "
@@ -646,9 +845,9 @@ TEST(latent_attention)
         { "model.qk_rope_head_dim=32", "only attention = mla reads it" },
         { "model.v_head_dim=64", "only attention = mla reads it" },
         { "model.rope_mscale_all=1", "only attention = mla reads it" },
-        { MLA "model.kv_heads=4", "keys and values for each head: leave kv_heads at 0" },
-        { MLA "model.head_dim=64", "it is qk_nope_head_dim + qk_rope_head_dim: leave it at 0" },
-        { MLA "model.rope_dim=32", "it is qk_rope_head_dim: leave it at 0" },
+        { MLA "model.kv_heads=4", "keys and values for each head; take model.kv_heads=0" },
+        { MLA "model.head_dim=64", "it is qk_nope_head_dim + qk_rope_head_dim; take model.head_dim=0" },
+        { MLA "model.rope_dim=32", "it is qk_rope_head_dim; take model.rope_dim=0" },
         { MLA "model.position=none", "latent attention has rotary positions" },
         { MLA "model.qk_rope_head_dim=31", "columns turn in pairs" },
         { MLA "model.rope_mscale_all=1", "only rope_scaling = yarn reads it" },
@@ -663,10 +862,12 @@ TEST(latent_attention)
                   complaint(NULL, wrong[i][0], 1));
     const char *const sp =
         MLA "run.device=cpu run.precision=fp32 parallel.tp=4 parallel.seq_blocks=2 train.micro_batch=1 ";
-    CHECK(strstr(complaint(NULL, sp, 4), "tp must divide micro_batch x seq_blocks, here 1 x 2; or take sp = false"));
+    CHECK(strstr(complaint(NULL, sp, 4),
+                 "tp must divide micro_batch x seq_blocks, here 1 x 2; take parallel.sp=false"));
     CHECK(!*complaint(NULL, MLA "run.device=cpu run.precision=fp32 parallel.tp=2 parallel.seq_blocks=2", 2));
     CHECK(!*complaint(NULL, MLA "model.bias=true model.attention_gate=true model.q_lora_rank=192", 1));
-    CHECK(!*complaint(NULL, MLA "model.q_lora_rank=192 model.hidden=770", 1)); /* heads need not divide hidden */
+    CHECK(!*complaint(NULL, MLA "model.q_lora_rank=192 model.hidden=770",
+                      1)); /* heads need not divide hidden */
     OK(read_as(&c, NULL, MLA "model.rope_scaling=yarn model.rope_factor=40 model.rope_mscale_all=1", 1));
     CHECK(c.model.head_dim == 192 && c.model.kv_heads == 12 && c.parallel.tp_blocks == 4);
     CHECK_CLOSE(c.model.rope_magnitude, 1, 1e-12, "mscale over mscale_all");

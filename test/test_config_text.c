@@ -54,6 +54,7 @@ TEST(mistypes_are_answered_with_a_key_as_near)
                 strcpy(typed, key->name);
                 for (int e = 0; e < edits; e++) mistype(typed, &seed);
                 if (config_find(key->section, typed, &unused)) continue;
+                if (!strcmp(typed, "dp")) continue; /* (not a key, but no mistype either) */
                 ConfigId near = config_nearest(key->section, typed);
                 CHECK_MSG(near < CFG_COUNT, "%s.%s for %s", key->section, typed, key->name);
                 if (near == CFG_COUNT) continue;
@@ -96,6 +97,32 @@ TEST(names_of_others)
         { "n_embd=3", "did you mean 'model.hidden=3'?" },
         { "config/tiny.ini", "did you mean '--config config/tiny.ini'?" },
         { "nonsense", "'nonsense' is not section.key=value" },
+        /* torchtitan's, of which the sections are no sections here */
+        { "parallelism.tensor_parallel_degree=4", "did you mean 'parallel.tp'?" },
+        { "parallelism.pipeline_parallel_schedule=Interleaved1F1B", "did you mean 'parallel.schedule=interleaved'?" },
+        { "parallelism.data_parallel_shard_degree=-1", "; dp follows from the number of ranks" },
+        { "training.local_batch_size=2", "did you mean 'train.micro_batch'?" },
+        { "training.max_norm=1", "did you mean 'optim.clip'?" },
+        { "training.steps=5", "did you mean 'train.steps'?" },
+        { "activation_checkpoint.mode=full", "did you mean 'train.recompute'?" },
+        { "checkpoint.interval=5", "did you mean 'checkpoint.every'?" },
+        { "checkpoint.async_mode=disabled", "did you mean 'checkpoint.async=false'?" },
+        { "profiling.enable_profiling=true", "did you mean 'log.trace_every=100'?" },
+        { "metrics.log_freq=5", "did you mean 'log.every'?" },
+        { "optimizer.name=AdamW", "did you mean 'optim.name=adamw'?" },
+        { "optimizer.lr=1e-3", "did you mean 'optim.lr'?" },
+        { "lr_scheduler.warmup_steps=9", "did you mean 'optim.warmup'?" },
+        { "job.dump_folder=x", "did you mean 'run.dir'?" },
+        /* values that are others here */
+        { "bf16=true", "did you mean 'run.precision=bf16'?" },
+        { "fp16=false", "did you mean 'run.precision=fp32'?" },
+        { "torch_dtype=bfloat16", "did you mean 'run.precision=bf16'?" },
+        { "bf16=maybe", "did you mean 'run.precision'?" },
+        { "use-distributed-optimizer=true", "did you mean 'parallel.zero=1'?" },
+        { "gradient_accumulation_steps=4", "did you mean 'train.global_batch'?" },
+        { "decay_lr=false", "did you mean 'optim.schedule=constant'?" },
+        { "parallel.dp=2", "unknown key 'parallel.dp'; dp follows from the number of ranks" },
+        { "dp=2", "; dp follows from the number of ranks" },
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         const char *got = complaint(NULL, cases[i][0], 1);
@@ -104,6 +131,82 @@ TEST(names_of_others)
     CHECK(strcmp(complaint("[optim]\nlr = 6e-4 # note\n", "", 1),
                  "t.ini:2: optim.lr = '6e-4 # note': not a number; a comment behind a value begins with ';'") == 0);
     CHECK(strstr(complaint("n_head = 6\n", "", 1), "unknown key 'n_head'; did you mean 'model.heads'?"));
+}
+
+/* Numbers as people write them: the plain one is kept, and dumped. */
+TEST(numbers_as_people_write_them)
+{
+    static const struct {
+        const char *words;
+        ConfigId key;
+        const char *value;
+    } cases[] = {
+        { "train.tokens=1e9", CFG_train_tokens, "1000000000" },
+        { "train.tokens=1.5B", CFG_train_tokens, "1500000000" },
+        { "train.tokens=0.5e3k", CFG_train_tokens, "500000" },
+        { "train.tokens=2T", CFG_train_tokens, "2000000000000" },
+        { "train.steps=64k", CFG_train_steps, "64000" },
+        { "checkpoint.every=1K", CFG_checkpoint_every, "1000" },
+        { "optim.warmup=0.5k", CFG_optim_warmup, "500" },
+        { "model.seq=1.024e3", CFG_model_seq, "1024" },
+        { "model.layers=20e-1", CFG_model_layers, "2" },
+        { "train.max_minutes=2h", CFG_train_max_minutes, "120" },
+        { "train.max_minutes=90s", CFG_train_max_minutes, "1.5" },
+        { "train.max_minutes=1d2h30m", CFG_train_max_minutes, "1590" },
+        { "parallel.timeout_s=2.5m", CFG_parallel_timeout_s, "150" },
+        { "parallel.timeout_s=90", CFG_parallel_timeout_s, "90" },
+    };
+    static const char *const wrong[][2] = {
+        { "model.seq=64k", "model.seq = '64k': 64000 or 65536? write model.seq=65536, or the other" },
+        { "model.seq=1.5k", "1500 or 1536? write model.seq=1536" },
+        { "train.micro_batch=2k", "2000 or 2048?" },
+        { "parallel.nccl.tp.max_ctas=1k", "1000 or 1024? write parallel.nccl.tp.max_ctas=1024" },
+        { "train.tokens=1e99", "must lie between" },
+        { "train.tokens=1.5", "not an integer" },
+        { "train.tokens=1e-1", "not an integer" },
+        { "train.tokens=1G", "not an integer" },
+        { "train.tokens=1kk", "not an integer" },
+        { "train.tokens=k", "not an integer" },
+        { "train.tokens=1e", "not an integer" },
+        { "train.tokens=-1e3", "must lie between" },
+        { "train.max_minutes=2x", "not a number, or such as 2h30m" },
+        { "train.max_minutes=30m2h", "not a number" },
+        { "train.max_minutes=2h30", "not a number" },
+        { "train.max_minutes=-2h", "not a number" },
+        { "optim.lr=2h", "not a number" },
+        { "parallel.timeout_s=1e9d", "must lie between" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Config c;
+        char buf[CONFIG_VALUE_BYTES];
+        OK(read_as(&c, NULL, cases[i].words, 1));
+        CHECK_MSG(!strcmp(config_value(&c, cases[i].key, buf), cases[i].value), "%s: %s", cases[i].words, buf);
+        config_release(&c);
+    }
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        CHECK_MSG(strstr(complaint(NULL, wrong[i][0], 1), wrong[i][1]), "%s: %s", wrong[i][0],
+                  complaint(NULL, wrong[i][0], 1));
+}
+
+/* Values that others' are translated to are legal ones. */
+TEST(translated_values_are_ours)
+{
+    static const char *const theirs[] = {
+        "bf16=true", "fp16=true", "dtype=float32", "dtype=half", "multi_latent_attention=true", "normalization=RMSNorm",
+        "swiglu=true", "position_embedding_type=learned_absolute", "untie-embeddings-and-output-weights=true",
+        "cp_comm_type=a2a+p2p", "cp_comm_type=p2p", "pipeline_parallel_schedule=ZBVZeroBubble",
+        "pipeline_parallel_schedule=1F1B", "use_distributed_optimizer=false", "gradient_checkpointing=true",
+        "optimizer=adam", "lr_decay_style=inverse-square-root", "decay_lr=true", "init_from=scratch", "init_from=resume",
+        "async_mode=async_with_pinned_mem", "enable_profiling=false", "softmax_type=learnable",
+    };
+    for (size_t i = 0; i < sizeof theirs / sizeof *theirs; i++) {
+        const char *got = strstr(complaint(NULL, theirs[i], 1), "did you mean '");
+        char ours[96] = "";
+        if (got) snprintf(ours, sizeof ours, "%.*s", (int)strcspn(got + 14, "'"), got + 14);
+        CHECK_MSG(strchr(ours, '='), "%s: %s", theirs[i], ours);
+        got = complaint(NULL, ours, 1);
+        CHECK_MSG(!strstr(got, "unknown") && !strstr(got, "must be one of") && !strstr(got, "not an"), "%s: %s", ours, got);
+    }
 }
 
 /* No name of others is one of ours, which would never be asked for. */
@@ -415,7 +518,7 @@ TEST(any_value_reads_back)
         }
         config_release(&a);
     }
-    CHECK_MSG(good > ROUNDS / 10 && texts > ROUNDS / 100, "%d good, %d with texts", good, texts);
+    CHECK_MSG(good > ROUNDS / 15 && texts > ROUNDS / 100, "%d good, %d with texts", good, texts);
 }
 
 /* However long run.name is: it and run.dir, which follows from it, are whole. */

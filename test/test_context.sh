@@ -30,6 +30,7 @@ done <<'EOL'
 4 parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_cut=contiguous
 4 parallel.cp=4 parallel.cp_comm=ring,a2a
 4 parallel.cp=2 parallel.tp=2 parallel.cp_comm=ring
+4 parallel.cp=2 parallel.tp=2 parallel.sp=false parallel.cp_comm=hierarchical parallel.cp_heads=2 parallel.zero=1 parallel.overlap_grad=true
 4 parallel.cp=2 parallel.zero=1 parallel.overlap_grad=true parallel.overlap_param=true debug.comm_check=true
 4 parallel.cp=2 parallel.pp=2 parallel.slices=2 parallel.cp_comm=ring,a2a debug.comm_check=true
 4 parallel.cp=2 parallel.pp=2 parallel.schedule=zb-h1 parallel.cp_comm=ring parallel.order=tp-cp-ep-pp-dp
@@ -66,12 +67,23 @@ done
 refuse() { # WORLD TEXT WORDS...
     expect 2 "$2" "$mt" plan --config long.ini --world "$1" "${@:3}"
 }
-refuse 3 "2 x cp must divide seq; nearest that do: 2 and 4" parallel.cp=3
-refuse 8 "or take seq_blocks = 16, or reproducible = run" parallel.cp=8 run.reproducible=layout
+refuse 12 "2 x cp must divide seq; take parallel.cp=2, or parallel.cp=4" parallel.cp=3 train.global_batch=24
+refuse 8 "; take parallel.seq_blocks=16, or run.reproducible=run" parallel.cp=8 run.reproducible=layout
 refuse 4 "attn_block must divide seq / (2 x its ranks), here 8" parallel.cp=4 parallel.cp_comm=ring parallel.attn_block=16
 refuse 4 "cp_heads must divide cp" parallel.cp=4 parallel.cp_comm=hierarchical parallel.cp_heads=3
 expect 9 "each sequence; or a smaller" "$mt" --config long.ini run.dir=refused train.micro_batch=65536 \
     train.global_batch=65536 model.seq=512
+# cp of a short sequence, by default of few blocks: the warning's number is one that keeps the bits
+short=(model.seq=32 parallel.seq_blocks=0 train.steps=2 optim.warmup=0)
+run blunt 2 "${short[@]}" parallel.cp=2
+blocks=$(grep -o 'parallel.seq_blocks=[0-9]*' blunt.err | tail -1)
+check "cp 2 inside a block names the blocks: $(grep -m1 warning blunt.err)" [ "$blocks" = parallel.seq_blocks=4 ]
+run keen1 1 "${short[@]}" "${blocks:-none}"
+run keen2 2 "${short[@]}" "${blocks:-none}" parallel.cp=2
+check "they keep the bits: $(grep -m1 -E 'error|warning' keen2.err)" same_run keen1 keen2 2
+check "and nothing is warned of" [ "$(grep -c 'canonical block' keen2.err)" -eq 0 ]
+run three 3 model.seq=48 parallel.seq_blocks=0 train.global_batch=6 train.stop_at=1 parallel.cp=3
+check "cp 3 has no such number" [ "$(grep -c 'canonical block' three.err)" -gt 0 -a "$(grep -c 'keeps them alike' three.err)" -eq 0 ]
 # Slices are named where they are legal and pipeline ranks hold less by them, as `plan` says.
 huge=(train.micro_batch=65536 train.global_batch=65536 model.seq=512)
 two() { "$root/scripts/launch.sh" -n 2 -- "$mt" --config long.ini run.dir=refused "${huge[@]}" "$@"; }

@@ -107,6 +107,16 @@ check "algorithms of $(shapes timed | wc -l) shapes are kept, of one rank $(shap
 # what is one and the same sum in any order is the same over NCCL and staged: 2 ranks
 check "2 ranks: NCCL's sums of two are the tree's" near staged-fp32-2-2 fp32-2-2-0 $steps 1e-6
 
+# a rank that is slow to enqueue its work is named, by waits of the device's streams: over NCCL, and staged. (Work that is
+# staged runs at once, as on a GPU: on the emulator it would wait for its reader.)
+named() { grep -o '"slowest_rank":1,"lag_ms":1[5-9][0-9]\|"slowest_rank":1,"lag_ms":[2-9][0-9][0-9]' "$1/metrics.jsonl" | wc -l; }
+while read -r d devices streams; do
+    [ -z "${EMU_STREAMS:-}" ] || break # (once: each case has its own)
+    EMU_STREAMS=$streams MEGATRAIN_RANK_FAULT=1:forward:1:slow run "$d" 2 "$devices" run.precision=fp32 train.micro_batch=1 \
+        train.global_batch=2 train.steps=8 train.eval_every=0
+    check "$d: rank 1 is named in $(named "$d") of 8 steps" [ "$(named "$d")" -ge 4 ]
+done <<<$'slow-nccl 2 late\nslow-staged 1 now'
+
 # two ranks that share the model's only kv head
 llama=(model.arch=llama model.kv_heads=1 run.precision=fp32)
 run kv-one 1 1 "${llama[@]}"

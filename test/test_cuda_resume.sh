@@ -71,6 +71,19 @@ check "without graphs and timed products the same tensors" same_tensors eager gp
 check "choices of timed products stand in the run folder" [ -s gpt2-bf16/gemm-algorithms.txt ]
 check "and where nothing was timed there are none" [ ! -e eager/gemm-algorithms.txt ]
 
+# ---- products are timed, in fp16 by gradients that no longer overflow, and no bit changes ----
+if [ -s gpt2-fp32.kernels ]; then # (only the emulator can be told which algorithm is fast)
+    check "fp16: gradients overflow at first" grep -q 'gradients beyond fp16' gpt2-fp16.err
+    for fast in 2 3; do # of two others one has the first one's bits
+        EMU_LT_FAST=$fast run fast-$fast gpt2.ini run.device=cuda run.precision=fp16
+        check "fp16, algorithm $fast is fast: the same losses" same_losses fast-$fast gpt2-fp16
+        check "fp16, algorithm $fast is fast: the same tensors" same_tensors fast-$fast gpt2-fp16 $steps
+    done
+    weights() { grep '^linear_dw' "$1/gemm-algorithms.txt"; }
+    check "fp16: the fast one is taken where its bits allow" [ "$(weights fast-2)" != "$(weights fast-3)" ]
+    check "and is timed for every weight" [ "$(weights fast-2 | wc -l)" -eq "$(weights gpt2-bf16 | wc -l)" ]
+fi
+
 # ---- stop and resume ----
 run half gpt2.ini run.device=cuda train.stop_at=$half
 run half gpt2.ini run.device=cuda

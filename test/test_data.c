@@ -293,7 +293,7 @@ TEST(dataset_errors)
           "token id '24' at byte '6' (document '0', position '3')");
     dataset_close(d);
     o.seq = 8;
-    FAILS(dataset_open(&o, &d), ERR_DATA, "too few for one sample of '8' + 1");
+    FAILS(dataset_open(&o, &d), ERR_DATA, "too few for one sample of 8 + 1");
     o.seq = 2, o.split = "1,0,0", o.part = PART_TEST;
     FAILS(dataset_open(&o, &d), ERR_DATA, "leaves no document of '2' for test");
     o.split = "x";

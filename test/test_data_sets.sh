@@ -3,7 +3,7 @@
 . "$(dirname "$0")/lib.sh"
 make_tiny
 run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
-valids() { grep -o '"step":[0-9]*,.*"valid_loss":[^}]*' "$1/metrics.jsonl" | sed 's/"tokens":[0-9]*,//'; }
+valids() { grep -o '"step":[0-9]*,.*"valid_loss":[^,}]*' "$1/metrics.jsonl" | sed 's/"tokens":[0-9]*,//'; }
 
 # ---- data.order = megatron: the same run in two pieces, in another layout, and not for another number of epochs
 m=(data.order=megatron train.eval_batches=1) o=("${m[@]}" train.steps=20)

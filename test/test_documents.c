@@ -79,17 +79,18 @@ static void check_rows(const Batch *b, const int32_t *tokens, int row, int sampl
     }
 }
 
-/* Of multi-token prediction: token and target of row p at a depth, -1 where an end of document lies before the token, or
- * it is one itself and `mask`. */
+/* Of multi-token prediction: token and target of row p at a depth; no token behind the sample's end, and no target where
+ * an end of document lies before the token, or it is one itself and `mask`. */
 static void check_further(const Batch *b, const int32_t *tokens, int row, int depth, bool mask)
 {
     const int32_t *token = (int32_t *)b->further_token.data + (depth - 1) * b->B * b->T;
     const int32_t *target = (int32_t *)b->further_target.data + (depth - 1) * b->B * b->T;
     for (int i = 0; i < b->T; i++) {
         const int64_t p = spans_position(b->span, i), n = row * b->T + i;
-        bool there = p + depth < SEQ && !(mask && tokens[p + depth] == EOD);
-        for (int64_t q = p; there && q < p + depth; q++) there = tokens[q] != EOD;
-        CHECK_MSG(token[n] == (there ? tokens[p + depth] : -1) && target[n] == (there ? tokens[p + depth + 1] : -1),
+        const bool there = p + depth < SEQ;
+        bool counts = there && !(mask && tokens[p + depth] == EOD);
+        for (int64_t q = p; counts && q < p + depth; q++) counts = tokens[q] != EOD;
+        CHECK_MSG(token[n] == (there ? tokens[p + depth] : -1) && target[n] == (counts ? tokens[p + depth + 1] : -1),
                   "sample %d, position %d, depth %d", row, (int)p, depth);
     }
 }

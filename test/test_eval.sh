@@ -11,7 +11,7 @@ head -c $((327 * 32 + 20)) big.txt >v327.txt
 for i in 0 1 2 3; do tail -c +$((i * 160 + 1)) v20.txt | head -c 161 >part$i.txt; tokens part$i; done
 tokens v20
 tokens v327
-valids() { sed -n 's/.*"valid_loss":\([^}]*\)}$/\1/p' "$1/metrics.jsonl"; }
+valids() { sed -n 's/.*"valid_loss":\([^,}]*\)[,}].*/\1/p' "$1/metrics.jsonl"; }
 
 # ---- in a run: weights that stay as they begin, so that only the evaluation is another
 still=(optim.lr=0 optim.min_lr=0 optim.warmup=0 train.steps=1 checkpoint.every=0 data.valid="few: v20 many: v327")
@@ -42,7 +42,7 @@ done <<'EOT'
 2 parallel.pp=2 parallel.schedule=gpipe train.global_batch=480 train.micro_batch=8
 4 parallel.pp=2 parallel.schedule=zb-h1 train.global_batch=24 train.micro_batch=3
 EOT
-for s in interleaved dualpipe dualpipev; do
+for s in interleaved dualpipe dualpipev chimera-bhalf chimera-bhalf+split; do
     more=()
     [ $s != interleaved ] || more=(parallel.vpp=2)
     run one-$s model.layers=8
@@ -69,6 +69,13 @@ check "a bound: the first batches alone" \
     [ "$(eval_of data.valid=v327 train.global_batch=6 train.eval_batches=4 | field tokens)" = $((24 * 32)) ]
 check "a bound beyond the set is none" \
     [ "$(eval_of data.valid=v20 train.global_batch=6 train.eval_batches=1000000000 | field tokens)" = 640 ]
+# from another folder: the run's paths began where it was started
+run saved checkpoint.every=1 data.valid=v20
+mkdir elsewhere
+cd elsewhere || exit 1
+expect 3 "hint: the paths are relative to the folder in which the run was started" "$mt" eval --run ../saved
+expect 0 "tokens" "$mt" eval --run ../saved data.valid=../v20
+cd "$work" || exit 1
 expect 0 "warning: an evaluation reads 347 samples, training 30 between two of them" "$mt" --config tiny.ini \
     run.dir=much "${still[@]/train.steps=1/train.steps=2}" train.eval_every=2
 finish

@@ -166,8 +166,8 @@ static Err run_steps(int64_t resume, int64_t last)
     for (int64_t s = resume + 1; s <= last; s++) {
         MetricsRecord r = record(s);
         metrics_step(&m, &r);
-        if (s % 10 == 0) metrics_valid(&m, s, r.tokens, "", 2);
-        if (s % 10 == 0) metrics_valid(&m, s, r.tokens, "wiki", 4);
+        if (s % 10 == 0) metrics_valid(&m, &(ValidRecord){ .step = s, .tokens = r.tokens, .loss = 2, .name = "" });
+        if (s % 10 == 0) metrics_valid(&m, &(ValidRecord){ .step = s, .tokens = r.tokens, .loss = 4, .name = "wiki" });
     }
     return metrics_close(&m);
 }
@@ -220,6 +220,24 @@ TEST(known_bytes)
                 "1800000000000000a37f4b2209000000000000f03f1a0d627261696e2e4576656e743a3286bf577a");
     check_bytes(&(EventRecord){ .kind = EVENT_SCALARS, .wall_s = 2, .step = 300, .count = 1, .scalar = { { "loss", 2.5f } } },
                 "1b000000000000001a0d9e1309000000000000004010ac022a0d0a0b0a046c6f73731500002040de65814e");
+}
+
+/* The record of a text, as protobuf's own encoder made it of an Event of TensorBoard's. Lengths of two bytes. */
+TEST(known_bytes_of_a_text)
+{
+    static const uint8_t head[] = {
+        0x0d, 0x01, 0, 0, 0, 0, 0, 0, 0x3a, 0x87, 0x28, 0x6e,                                   /* frame */
+        0x09, 0, 0, 0x20, 0x40, 0xfc, 0x54, 0xd9, 0x41, 0x10, 0xac, 0x02,                       /* time and step */
+        0x2a, 0xfe, 0x01, 0x0a, 0xfb, 0x01,                                                     /* summary, value */
+        0x0a, 0x13, 'c', 'o', 'n', 'f', 'i', 'g', '/', 't', 'e', 'x', 't', '_', 's', 'u', 'm', 'm', 'a', 'r', 'y',
+        0x42, 0xd9, 0x01, 0x08, 0x07, 0x12, 0x00, 0x42, 0xd2, 0x01 };                           /* tensor */
+    static const uint8_t tail[] = { 0x4a, 0x08, 0x0a, 0x06, 0x0a, 0x04, 't', 'e', 'x', 't', 0x83, 0x87, 0x65, 0xff };
+    char text[212] = "    [run]\n", buf[512];
+    memset(text + 10, 'x', 200);
+    const int64_t n = event_encode_text(1700000000.5, 300, "config/text_summary", text, buf);
+    CHECK_MSG(n == 285 && sizeof head + 210 + sizeof tail == 285, "%lld bytes", (long long)n);
+    CHECK(!memcmp(buf, head, sizeof head) && !memcmp(buf + sizeof head, text, 210) &&
+          !memcmp(buf + n - sizeof tail, tail, sizeof tail));
 }
 
 TEST(the_fullest_event_fits)

@@ -227,7 +227,7 @@ if [ -n "$all" ]; then
     for place in 'forward 9' 'backward 9' 'messages 20' 'exchange 20' 'norm 5' 'update 5' 'sum-i64 5' 'save 2'; do
         of_each "$place" kill "${chain[@]}"
     done
-    for place in 'input half 9' 'weight half 9' 'exchange 12' 'reduce 5'; do of_each "$place" kill "${vee[@]}"; done
+    for place in 'dgrad 9' 'wgrad 9' 'exchange 12' 'reduce 5'; do of_each "$place" kill "${vee[@]}"; done
     for rank in 0 2 3; do
         for place in "forward 9" "backward 9" "exchange 20"; do at $rank ${place% *} ${place#* } loop "${chain[@]}"; done
         at $rank exchange 20 stop "${chain[@]}"
@@ -397,6 +397,39 @@ go_on_with() { # SIGNAL: when it has come to rank 1
     comes has_pending "${ranks[1]}" "$1"
     kill -CONT "${ranks[1]}"
 }
+# ranks killed together, rank 0 among them: the lowest that is left says it
+together() { # RANK...
+    local r pids=()
+    what="ranks $* are killed together"
+    new_port
+    MEGATRAIN_RANK_FAULT=1:step:4:stop begin run "${patient[@]}"
+    waits_at_4
+    for r in "$@"; do pids+=("${ranks[r]}"); done
+    kill -KILL "${pids[@]}"
+    follow 9
+    ends 7 "rank 0 \(host .*, pid ${ranks[0]}\) was lost"
+    check "$what: $(grep '^launch' run.err)" [ "$(grep -c '^launch: rank' run.err)" -eq $# ]
+    restarts run
+}
+together 1 0
+if [ -n "$all" ]; then
+    together 0 1
+    together 0 1 2
+fi
+what="both of two ranks are killed"
+rm -f pid.*
+MEGATRAIN_RANK_FAULT=1:step:4:stop "$launch" -n 2 -- "$work/rank.sh" --config faults.ini run.dir=run parallel.tp=2 \
+    "${patient[@]}" >/dev/null 2>run.err &
+launcher=$!
+both_are_there() { read -r ranks[0] <pid.0 && read -r ranks[1] <pid.1; } 2>/dev/null
+comes both_are_there
+comes stands_still "${ranks[1]}"
+kill -KILL "${ranks[0]}" "${ranks[1]}"
+wait $launcher
+code=$?
+check "$what: exit $code" [ $code -eq 137 ]
+check "$what: $(grep -v step run.err)" grep -q '^launch: no rank was left' run.err
+rm -rf run
 what="SIGTERM"
 new_port
 MEGATRAIN_RANK_FAULT=1:step:4:stop begin run "${patient[@]}"

@@ -61,6 +61,9 @@ TEST(json_refuses)
     OK(json_read_file(in_dir("j"), 9, &j));
     CHECK(json_count(j) == 3);
     json_free(j);
+    OK(json_read_file(write_text("marked", "\xEF\xBB\xBF{\"a\":1}"), 64, &j));
+    CHECK(json_int(json_get(j, "a"), 0) == 1);
+    json_free(j);
 }
 
 /* ---- memory ---- */

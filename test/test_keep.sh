@@ -10,7 +10,7 @@ run() { "$mt" --config tiny.ini run.dir="$1" "${keys[@]}" "${@:2}" >/dev/null 2>
 steps() { ls "$1/checkpoints" | sed -n 's/^step-0*//p' | sort -n | paste -sd ' '; }
 # best RUN COUNT [SET]: the steps with the lowest losses, of equals the first, and the newest two
 best() {
-    { sed -n "s/^{\"step\":\([0-9]*\),.*${3:+\"valid\":\"$3\",}\"valid_loss\":\([0-9.e+-]*\)}$/\2 \1/p" \
+    { sed -n "s/^{\"step\":\([0-9]*\),.*${3:+\"valid\":\"$3\",}\"valid_loss\":\([0-9.e+-]*\)[,}].*/\2 \1/p" \
         "$1/metrics.jsonl" | sort -g -s -k1,1 | head -"$2" | sed 's/.* //'; printf '22\n24\n'; } |
         sort -nu | paste -sd ' '
 }
@@ -21,7 +21,7 @@ check "the three best and the newest two stay: $(steps best), not $(best best 3)
 check "they are not just the newest" [ "$(steps best)" != "16 18 20 22 24" ]
 first=$(steps best | cut -d' ' -f1)
 path() { printf '%s/checkpoints/step-%08d' "$1" "$2"; } # RUN STEP
-loss=$(sed -n "s/.*\"step\":$first,.*\"valid_loss\":\([^}]*\)}/\1/p" best/metrics.jsonl)
+loss=$(sed -n "s/.*\"step\":$first,.*\"valid_loss\":\([^,}]*\)[,}].*/\1/p" best/metrics.jsonl)
 check "their loss is in the manifest" \
     grep -qF "\"valid\":[{\"set\":\"\",\"loss\":$loss}]" "$(path best "$first")/manifest.json"
 "$mt" inspect "$(path best "$first")" >inspect.txt 2>/dev/null
@@ -83,4 +83,29 @@ for at in $(seq 3 7 400); do
     check "without remains" [ -z "$(ls killed/checkpoints | grep -v '^step-[0-9]*$\|^LATEST$')" ]
 done
 check "killed $kills times" [ $kills -gt 10 ]
+
+# A checkpoint that is removed while it is read: the newer one is taken; of one that was named it is said. At each place
+# the reader stops until the run has gone on.
+meanwhile() { # POINT[:N] command...: its outcome, with r's step 6 replaced by step 8 at that place
+    local pid
+    rm -rf r && cp -r old r
+    MEGATRAIN_RANK_FAULT=0:$1:stop "${@:2}" &
+    pid=$!
+    until stands_still $pid; do kill -0 $pid 2>/dev/null || break; sleep 0.01; done
+    cp -r new/checkpoints/step-00000008 r/checkpoints/ && mv r/checkpoints/step-00000006 r/gone
+    kill -CONT $pid
+    wait $pid
+}
+rm -rf old new
+"$mt" --config tiny.ini run.dir=old checkpoint.every=0 train.stop_at=6 2>/dev/null
+cp -r old new && "$mt" --config tiny.ini run.dir=new checkpoint.every=0 train.stop_at=8 2>/dev/null
+removed="'r/checkpoints/step-00000006' was removed while it was read"
+expect 0 "step-00000006' was removed while it was read: looking again" meanwhile inspect "$mt" inspect r
+check "the newer one alone is listed" [ "$(grep -c '^step ' out.txt)" -eq 1 -a "$(grep -c '^step  *8 ' out.txt)" -eq 1 ]
+for point in found read; do
+    expect 0 "$removed: looking again" meanwhile $point "$mt" eval --run r
+    check "the newer one is evaluated" grep -q 'weights from r/checkpoints/step-00000008' err.txt
+    expect 4 "$removed (checkpoint.keep)" meanwhile $point "$mt" eval --run r --step 6
+done
+expect 4 "$removed (checkpoint.keep)" meanwhile inspect "$mt" inspect r/checkpoints/step-00000006
 finish

@@ -170,6 +170,7 @@ log.jsonl                  | false        | no file metrics.jsonl
 log.color                  | always       | same [1;36m
 log.trace_every            | 3            | file timeline.json
 log.trace_steps            | 2-3          | file timeline.json
+log.trace_ranks            | 1            | refused 2 must be ranks of the run
 debug.isa                  | c            | same c kernels
 debug.threads              | 1            | same 1 thread
 debug.poison               | true         | same debug.poison
@@ -224,7 +225,7 @@ run() {
     [[ " ${words[*]}" == *" train.steps="* || " ${words[*]}" == *" train.tokens="* ]] || words+=(train.steps=3)
     "${launch[@]}" "$mt" --config keys.ini "${words[@]}" >/dev/null 2>"$dir.err"
 }
-valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^}]*\)}.*/\1 \2/p' "$1/metrics.jsonl"; }
+valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^,}]*\)[,}].*/\1 \2/p' "$1/metrics.jsonl"; }
 memory() { sed -n 's/.*"memory_bytes":\([0-9]*\),.*/\1/p' "$1/metrics.jsonl" | head -1; }
 one_error() { [ "$(grep -cE '^megatrain: (error|stopped)' "$1")" -eq 1 ]; }
 says() { grep -qF -- "$2" "$1.err"; }

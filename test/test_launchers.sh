@@ -48,6 +48,28 @@ check "one process: $(error_of alone)" same alone
 
 timeout 60 "$root/scripts/launch.sh" -n 4 -p $port -- "$mt" "${words[@]}" run.dir=launch >/dev/null 2>launch.err
 check "launch.sh: exit $?, $(error_of launch)" same launch
+
+# Ctrl-Z: the ranks stop with the launcher, and go on with it
+"$root/scripts/launch.sh" -n 2 -- bash -c 'echo $$ >rank-$RANK; while [ ! -e go ]; do read -rt 0.05 <> <(:); done; exit 3' &
+launcher=$!
+until [ -s rank-0 -a -s rank-1 ]; do sleep 0.05; done
+stand() { # YES, of launcher and ranks: in at most a minute
+    local p
+    for p in $launcher $(cat rank-0 rank-1); do
+        for ((i = 0; i < 1200; i++)); do
+            if stands_still "$p"; then [ "$1" = 1 ]; else [ "$1" = 0 ]; fi && break
+            sleep 0.05
+        done
+        [ $i -lt 1200 ] || return 1
+    done
+}
+kill -TSTP $launcher
+check "Ctrl-Z stops launcher and ranks" stand 1
+kill -CONT $launcher
+check "they go on" stand 0
+touch go
+wait $launcher
+check "the ranks' exit code is the launcher's" [ $? -eq 3 ]
 said launch '(environment)'
 
 # What torchrun sets. Its agent keeps MASTER_PORT for its own store; older ones leave it to rank 0.
@@ -146,11 +168,12 @@ if command -v mpirun >/dev/null; then
     check "salloc, mpirun: exit $?, $(error_of salloc)" same salloc
 fi
 
-# the batch scripts, in a folder like the program's
-mkdir -p place/scripts
-ln -s "$root/scripts/slurm" place/scripts/slurm
+# the batch scripts, as `make install` puts them, from the folder of the configuration
+installed=$work/prefix/share/megatrain
+make -s -C "$root" install PREFIX="$work/prefix" >install.log 2>&1 && [ -x "$work/prefix/bin/megatrain" ] ||
+    { bad "make install: $(tail -3 install.log)"; finish; }
 # NOTE=FILE: the first time rank 1 notes its pid there, and stands still before step 3
-cat >place/megatrain <<EOI
+cat >megatrain <<EOI
 #!/bin/bash
 if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID" = 1 ] && [ ! -e "\$NOTE" ]; then
     echo \$\$ >"\$NOTE"
@@ -158,12 +181,11 @@ if [ -n "\${NOTE:-}" ] && [ "\$SLURM_PROCID" = 1 ] && [ ! -e "\$NOTE" ]; then
 fi
 exec "$mt" "\$@"
 EOI
-chmod +x place/megatrain
-cd place || exit 1
+chmod +x megatrain
 # submit SCRIPT NAME WORDS...: job
 submit() {
-    job=$(RUN_DIR=$work/$2 timeout 60 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
-        --output="$work/$2.err" "scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
+    job=$(timeout 60 sbatch --parsable --gpus-per-node=0 --cpus-per-task=1 --ntasks-per-node=4 --time=25 \
+        --output="$work/$2.err" "$installed/scripts/slurm/$1" "${words[@]}" "${@:3}") && [ -n "$job" ] ||
         { bad "sbatch $1"; job=0; }
 }
 state() { scontrol -o show job "$job" 2>/dev/null | sed -n 's/.*JobState=\([A-Z_]*\).* Reason=\([^ ]*\).*ExitCode=\([0-9]*\).*Restarts=\([0-9]*\).*/\1/p'; }
@@ -176,11 +198,11 @@ queued_again() { [ "$(field Restarts)" = "$1" ] && [ "$(field JobState)" = PENDI
 go_on() { until_ queued_again "$1" && sleep 2 && scontrol update JobId="$job" StartTime=now; }
 rank_1_waits() { [ -s "$work/rank_1" ] && stands_still "$(cat "$work/rank_1")"; }
 
-submit nodes.sbatch sbatch
+RUN_DIR=$work/sbatch submit nodes.sbatch sbatch # by the program that was installed
 until_ ended
 check "nodes.sbatch, 2 nodes of 4 ranks: $(field JobState), $(error_of "$work/sbatch")" same "$work/sbatch"
-export NOTE=$work/rank_1
-submit one-node.sbatch term
+export NOTE=$work/rank_1 MEGATRAIN=$work/megatrain
+submit one-node.sbatch term run.dir="$work/term"
 unset NOTE
 check "one-node.sbatch: no step 3: $(field JobState), $(tail -3 "$work/slurm/slurmctld.log")" until_ rank_1_waits
 scancel --signal=TERM "$job"
@@ -191,7 +213,7 @@ check "SIGTERM: no word of the checkpoint" grep -q '^megatrain: stopped by SIGTE
 until_ ended
 check "SIGTERM, and queued again: $(field JobState), $(error_of "$work/term")" same "$work/term"
 export MEGATRAIN_RANK_FAULT=1:backward:3:kill # before the first checkpoint, every time
-submit one-node.sbatch lost
+submit one-node.sbatch lost run.dir="$work/lost"
 unset MEGATRAIN_RANK_FAULT
 for times in 1 2 3; do check "a rank is killed: not queued again the time $times" go_on $times; done
 until_ ended
@@ -199,8 +221,7 @@ check "a rank is killed each time: $(field JobState) after $(field Restarts) res
     [ "$(field JobState) $(field Restarts)" = 'FAILED 3' ]
 check "a rank is killed each time: $(tail -1 "$work/lost.err")" grep -q 'no checkpoint after none' "$work/lost.err"
 check "a rank is killed: the culprit is named: $(error_of "$work/lost")" grep -q 'error.*rank 1 .* was lost' "$work/lost.err"
-submit one-node.sbatch wrong optim.no_such=1
+submit one-node.sbatch wrong optim.no_such=1 run.dir="$work/wrong"
 until_ ended
 check "a mistake in the configuration ends the job: $(field JobState), exit $(field ExitCode)" [ "$(field JobState) $(field ExitCode)" = 'FAILED 2:0' ]
-cd "$work" || exit 1
 finish

@@ -43,7 +43,7 @@ static MetricsRecord record(int64_t step)
 {
     return (MetricsRecord){ .step = step, .tokens = step * 512, .loss = 3 + 1.0 / (double)step, .grad_norm = 0.1f,
                             .lr = 3e-4f / 7, .step_ms = 12.5, .tokens_per_s = 1e5 / 3, .mfu = 0.4, .tflops = 0.02,
-                            .memory_bytes = 123456789 };
+                            .memory_bytes = 123456789, .time = 1764000000.123456 };
 }
 
 static char *slurp(const char *path, int64_t *size)
@@ -77,6 +77,13 @@ static double number(const Json *j, const char *key)
     return json_number(json_get(j, key), NAN);
 }
 
+static void valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
+{
+    ValidRecord r = { .step = step, .tokens = tokens, .loss = loss, .time = 1.7e9 };
+    curve_cut_name(r.name, name);
+    metrics_valid(m, &r);
+}
+
 TEST(lines_read_back_exactly)
 {
     Metrics m;
@@ -87,8 +94,8 @@ TEST(lines_read_back_exactly)
         if (s == 2) r.loss = NAN, r.grad_norm = INFINITY, r.skipped = true;
         metrics_step(&m, &r);
     }
-    metrics_valid(&m, 3, 1536, "", 2.5);
-    metrics_valid(&m, 3, 1536, "wiki \"x\"", NAN);
+    valid(&m, 3, 1536, "", 2.5);
+    valid(&m, 3, 1536, "wiki \"x\"", NAN);
     OK(metrics_close(&m));
 
     Json *j[8];
@@ -100,6 +107,7 @@ TEST(lines_read_back_exactly)
     CHECK(number(j[2], "loss") == want.loss && number(j[2], "lr") == want.lr);
     CHECK(number(j[2], "grad_norm") == want.grad_norm && number(j[2], "tokens_per_s") == want.tokens_per_s);
     CHECK(number(j[2], "mfu") == want.mfu && number(j[2], "tflops") == want.tflops);
+    CHECK(number(j[2], "time") == 1764000000.123456 && number(j[3], "time") == 1.7e9);
     CHECK(number(j[2], "step_ms") == want.step_ms && number(j[2], "memory_bytes") == 123456789);
     CHECK(json_get(j[2], "skipped") && !json_is_true(json_get(j[2], "skipped")) && !json_get(j[2], "nonfinite"));
     CHECK(json_is_null(json_get(j[1], "loss")) && json_is_null(json_get(j[1], "grad_norm")));
@@ -111,6 +119,54 @@ TEST(lines_read_back_exactly)
     OK(file_remove_tree(dir));
 }
 
+/* Of an object's names those that the table of docs/watching.md lacks. */
+static int64_t unlisted(const Json *j, const char *docs)
+{
+    int64_t missing = 0;
+    for (void *it = json_iter(j); it; it = json_next(j, it)) {
+        char row[96];
+        snprintf(row, sizeof row, "\n| `%s` | ", json_iter_key(it));
+        if (strstr(docs, row)) continue;
+        TEST_FAIL("'%s' is not in the table of docs/watching.md", json_iter_key(it));
+        missing++;
+    }
+    return missing;
+}
+
+/* Lines with all that there is to say: each name is in the table of docs/watching.md, and each row's in a line. */
+TEST(every_name_is_documented)
+{
+    Metrics m;
+    int64_t size, listed = 0;
+    const double load[] = { 4.0 / 3, 0 }, mtp[] = { NAN }, aux = 1.25, z = 2.5;
+    const int64_t dropped[] = { 3, 0 };
+    MetricsRecord r = record(1);
+    r.save = (MetricsSave){ .step = 1, .failure = "full" };
+    r.bubble.measured = r.ranks.measured = true;
+    r.load = load, r.dropped = dropped, r.layers = 2, r.mtp_loss = mtp, r.mtp = 1, r.aux_loss = &aux, r.z_loss = &z;
+    fresh_dir();
+    OK(metrics_open(&m, options(0)));
+    metrics_step(&m, &r);
+    valid(&m, 1, 512, "books", 2);
+    metrics_override(&m, &(OverrideRecord){ .step = 1, .section = "optim", .key = "lr", .was = "1", .is = "2", .time = 3 });
+    OK(metrics_close(&m));
+    Json *j[3];
+    char *docs = slurp("docs/watching.md", &size);
+    CHECK(lines_of(jsonl, j, 3) == 3);
+    for (int i = 0; i < 3; i++) CHECK(unlisted(j[i], docs) == 0);
+    const char *at = strstr(docs, "\n| field | line |"), *end = at ? strstr(at, "\n\n") : NULL;
+    for (; at && end && (at = strstr(at + 1, "\n| `")) && at < end; listed++) {
+        char name[64];
+        CHECK(sscanf(at, "\n| `%63[a-z_]` |", name) == 1);
+        CHECK_MSG(json_get(j[0], name) || json_get(j[1], name) || json_get(j[2], name), "'%s' is in no line", name);
+    }
+    CHECK_MSG(listed > 30, "%lld rows", (long long)listed);
+    CHECK(json_number(json_at(json_get(j[0], "expert_load"), 0), 0) == 4.0 / 3); /* to the last digit */
+    for (int i = 0; i < 3; i++) json_free(j[i]);
+    free(docs);
+    OK(file_remove_tree(dir));
+}
+
 static void run_steps(int64_t resume, int64_t last)
 {
     Metrics m;
@@ -118,7 +174,7 @@ static void run_steps(int64_t resume, int64_t last)
     for (int64_t s = resume + 1; s <= last; s++) {
         MetricsRecord r = record(s);
         metrics_step(&m, &r);
-        if (s % 10 == 0) metrics_valid(&m, s, r.tokens, "", 3);
+        if (s % 10 == 0) valid(&m, s, r.tokens, "", 3);
     }
     OK(metrics_close(&m));
 }
@@ -283,7 +339,7 @@ TEST(a_long_run_takes_no_memory_and_gives_a_small_picture)
         if (s % 1000 == 7) r.loss = NAN, r.skipped = true;
         else sum += r.loss;
         metrics_step(&m, &r);
-        if (s % 100 == 0) metrics_valid(&m, s, r.tokens, s % 200 ? "a<b" : "", 3.5);
+        if (s % 100 == 0) valid(&m, s, r.tokens, s % 200 ? "a<b" : "", 3.5);
         if (s == 1) before = mallinfo2().uordblks; /* the C library's buffers of stdio */
     }
     CHECK(mallinfo2().uordblks == before);
@@ -475,7 +531,7 @@ TEST(a_zero_metrics_ignores_calls)
     Metrics m = { 0 };
     MetricsRecord r = record(1);
     metrics_step(&m, &r);
-    metrics_valid(&m, 1, 1, "x", 1);
+    valid(&m, 1, 1, "x", 1);
     OK(metrics_close(&m));
     fresh_dir();
     OK(file_remove_tree(dir));

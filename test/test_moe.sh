@@ -96,14 +96,14 @@ refuse "sinkhorn balances by itself, without a loss" moe.balance=sinkhorn
 refuse "forced balance has no loss" moe.balance=forced
 refuse "more experts than there are: at most 8" moe.topk=9
 refuse "ep must divide experts" parallel.ep=3
-refuse "give moe.experts, or ep = 1" moe.experts=0 parallel.ep=2
+refuse "give moe.experts; take parallel.ep=1" moe.experts=0 parallel.ep=2
 refuse "beside experts tp needs sp" parallel.tp=2 parallel.sp=false
-refuse "give moe.experts, or etp = 1" moe.experts=0 parallel.etp=2
+refuse "give moe.experts; take parallel.etp=1" moe.experts=0 parallel.etp=2
 refuse "etp must divide the width of an expert" parallel.etp=3
 refuse "etp must divide tp_blocks" parallel.etp=2 parallel.tp_blocks=1
-refuse "take order = tp-cp-ep-dp-pp" parallel.pp=2 parallel.ep=2 parallel.order=tp-cp-ep-pp-dp
+refuse "take parallel.order=tp-cp-ep-dp-pp" parallel.pp=2 parallel.ep=2 parallel.order=tp-cp-ep-pp-dp
 refuse "tp must divide micro_batch x seq_blocks, here 1 x 4" parallel.tp=8 train.micro_batch=1 parallel.seq_blocks=4
-refuse "groups must divide experts; nearest that do: 2 and 4" moe.groups=3
+refuse "groups must divide experts; take moe.groups=2, or moe.groups=4" moe.groups=3
 refuse "the list is about 3 blocks, the model has 4" moe.every=0,1*2
 refuse "only a mixture has it: give moe.experts" moe.experts=0
 run whole moe.topk=1
@@ -134,6 +134,10 @@ check "a capacity takes the memory of its rows alone: $less bytes less" \
 check "plan says for how many: $("$mt" plan --config "$ini" "${small[@]}" parallel.ep=2 --world 2 2>&1 | grep '^experts')" \
     grep -qF 'with room for 192 rows of a layer and micro-batch; even is 128, the most that can come 256' \
     <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1.5 --world 2 2>&1)
+check "or of what a schedule passes on at once" \
+    grep -qF 'with room for 96 rows of a layer and part of a micro-batch; even is 64, the most that can come 128' \
+    <("$mt" plan --config "$ini" "${small[@]}" train.micro_batch=2 parallel.ep=2 moe.slack=1.5 --world 4 parallel.pp=2 \
+        parallel.schedule=chimera-bhalf 2>&1)
 count=2
 ranks roomy parallel.ep=2 train.micro_batch=2 moe.slack=1.9
 check "room that suffices changes nothing: $(tail -1 roomy.err)" same_run roomy whole 6
@@ -151,6 +155,46 @@ expect 2 "raise parallel.seq_blocks, train.micro_batch or moe.slack" "$mt" plan 
 ranks loose parallel.ep=2 train.micro_batch=2 moe.slack=1 moe.overflow=drop run.reproducible=run
 check "or drops rows, and counts them: $(tail -1 loose.err)" \
     [ "$(dropped loose | grep -cE '\[[1-9][0-9]*,[1-9][0-9]*$')" -eq 6 ]
+
+# Where an evaluation ends within a balance unit, the unit is what samples there are: what a run's weights lose on 6 samples
+# of units of 4 is what they lose on the first 4 and, as a unit of 2, on the others
+sample() { tail -c +$((32 * $1 + 1)) big.txt | head -c $((32 * $2 + 1)) >"$3.txt" && "$mt" preprocess --input "$3.txt" \
+    --tokenizer byte --output "$3" >/dev/null 2>&1; }
+sample 0 6 six && sample 0 4 four && sample 4 2 two && sample 5 1 one || bad "cut the samples"
+limited=(moe.capacity=0.5 moe.unit=4 train.micro_batch=4)
+loss() { # FILE WORDS..., on $count ranks
+    "$root/scripts/launch.sh" -n "$count" -- "$mt" eval --config "$ini" run.dir=units "${small[@]}" "${limited[@]}" \
+        data.valid="$@" 2>eval.err | sed -n 's/^loss //p'
+}
+count=1
+run units "${limited[@]}"
+for drop in probs position; do
+    whole=$(loss six moe.drop=$drop) first=$(loss four moe.drop=$drop)
+    rest=$(loss two moe.drop=$drop moe.unit=2 train.micro_batch=2)
+    check "drop = $drop: 6 samples lose $whole, 4 of them $first, 2 $rest" \
+        awk -v w="$whole" -v a="$first" -v b="$rest" 'BEGIN { d = (4 * a + 2 * b) / 6 - w; exit !(a && b && d < 2e-6 && d > -2e-6) }'
+    alone=$(loss one moe.drop=$drop moe.unit=1 train.micro_batch=1)
+    check "drop = $drop: one sample loses $alone" [ -n "$alone" -a "$(loss one moe.drop=$drop)" = "$alone" ]
+    count=2
+    for words in 'parallel.ep=2' 'parallel.tp=2 train.micro_batch=8' 'parallel.cp=2 parallel.ep=2' 'parallel.pp=2'; do
+        # shellcheck disable=SC2086  # words
+        check "drop = $drop, 2 ranks, $words: $(grep -m1 error eval.err)" [ "$(loss six moe.drop=$drop $words)" = "$whole" ]
+    done
+    count=1
+done
+# and they take no room: of 16 samples 15 fill up
+alone=$(loss one moe.capacity=0 moe.unit=1 train.micro_batch=1)
+count=2
+filled=$(loss one moe.capacity=0 moe.slack=1 parallel.ep=2 train.micro_batch=8 train.global_batch=16)
+check "an evaluation of one sample has room: $filled, $(grep -m1 error eval.err)" [ -n "$alone" -a "$filled" = "$alone" ]
+
+# Generation has no units: without balance and capacity runs of units of 1 and 4 are one run, and say the same
+for unit in 1 4; do run unit$unit moe.balance=none moe.aux_coeff=0 moe.unit=$unit train.micro_batch=4; done
+say() { "$mt" generate --run "$1" --prompt Line --tokens 12 2>"$1.say"; }
+check "runs that differ in moe.unit alone" same_run unit1 unit4 6
+ones=$(say unit1 | od -c) fours=$(say unit4 | od -c)
+check "generate from units of 4: $(grep -m1 error unit4.say)" [ "$(wc -c <<<"$ones")" -gt 40 -a "$ones" = "$fours" ]
+check "and of a run with a capacity" [ "$(say units | wc -c)" -gt 8 ]
 
 # Benchmarks without luck: experts take turns
 run turns moe.balance=forced moe.aux_coeff=0

@@ -355,8 +355,11 @@ static void case_balance(Env *e, const Shape *p)
     Tensor index = env_out(e, I32, 0, 1, p->N, K), weight = env_out(e, F32, 0, 1, p->N, K), load = env_out(e, I64, 5, 6, 40, E);
     RUN(e, router_fwd, .index = index, .weight = weight, .logits = env_used(e, logits), .router = r);
     RUN(e, router_count, .load = load, .index = env_used(e, index), .first = FIRST, .rows = UNIT);
-    RUN(e, router_balance, .dlogits = dlogits, .logits = env_used(e, logits), .load = aux > 0 ? load : (Tensor){ 0 }, .router = r,
-        .step = &step, .topk = (int)K, .aux = aux, .z = z, .first = FIRST, .rows = UNIT);
+    Tensor losses = env_out(e, I64, 5, 6, 3);
+    RUN(e, router_balance, .dlogits = dlogits, .losses = losses, .logits = env_used(e, logits),
+        .load = aux > 0 ? load : (Tensor){ 0 }, .router = r, .step = &step, .topk = (int)K, .aux = aux, .aux_coeff = 2 * aux,
+        .z = z, .first = FIRST, .rows = UNIT);
+    double told[2] = { 0 };
     for (int64_t u = 0; e->check && u < U; u++)
         for (int64_t i = 0; i < E; i++) {
             int64_t want = 5;
@@ -368,6 +371,8 @@ static void case_balance(Env *e, const Shape *p)
         double x[E_MAX];
         const int64_t *unit = (const int64_t *)(void *)env_row(&load, (n + FIRST) / UNIT);
         row_of(logits, n, E, x);
+        told[0] += aux > 0 ? balance_cost(&r, x, E, K, unit, 0.5, 0) : 0;
+        told[1] += z > 0 ? balance_cost(&r, x, E, K, unit, 0, 1) : 0;
         for (int64_t i = 0; i < E; i++) {
             const double h = 1e-5, at = x[i], before = (double)((const float *)env_before(e, env_f(dlogits, n)))[i];
             x[i] = at + h;
@@ -379,6 +384,26 @@ static void case_balance(Env *e, const Shape *p)
                         (int)i);
         }
     }
+    const int64_t *sums = losses.data;
+    for (int i = 0; e->check && i < 2; i++)
+        CHECK_CLOSE(ldexp((double)(sums[i] - 5), -ROUTER_LOSS_BITS), told[i], 2e-6 * (1 + told[i]), "%s", i ? "z" : "aux");
+    CHECK(!e->check || sums[2] == 5);
+}
+
+/* A row that is not finite, and one whose z-loss has no room, are counted, not added. */
+TEST(balance_losses_that_cannot_be_shown)
+{
+    const float x[3][2] = { { 0, 0 }, { NAN, 0 }, { 200, 0 } };
+    const StepValues step = { .loss_scale = 1 };
+    Env e;
+    env_open(&e, isa_best(), 1, 0);
+    Tensor logits = env_in(&e, F32, 0, 1, 3, 2), dlogits = env_out(&e, F32, 0, 0, 3, 2), losses = env_out(&e, I64, 0, 0, 3);
+    memcpy(logits.data, x, sizeof x);
+    RUN(&e, router_balance, .dlogits = dlogits, .losses = losses, .logits = logits, .step = &step, .topk = 1, .z = 1, .rows = 3);
+    const int64_t *sums = losses.data;
+    CHECK_CLOSE(ldexp((double)sums[1], -ROUTER_LOSS_BITS), log(2) * log(2), 1e-6);
+    CHECK(sums[0] == 0 && sums[2] == 2);
+    env_close(&e);
 }
 
 TEST(router_balance)

@@ -58,7 +58,7 @@ with=$(flop) without=$(flop model.mtp_layers=0 model.mtp_weight=0.1)
 check "plan: $with FLOP, without modules $without" [ "${with:-0}" -gt $((${without:-0} * 3 / 2)) ]
 
 refuse() { expect 2 "$1" "$mt" plan --config further.ini --world 2 "${@:2}"; }
-refuse "multi-token prediction has no learned positions: take rope or none" model.position=learned
+refuse "multi-token prediction has no learned positions; take model.position=rope" model.position=learned
 refuse "has '0' modules of multi-token prediction, the model '2'" parallel.pp=2 'parallel.layout=Et|tL'
 refuse "behind 'm' come others and 'L' alone" parallel.pp=2 'parallel.layout=Ettmt|L'
 refuse "stages in two directions, and modules" parallel.pp=2 parallel.schedule=chimera 'parallel.layout=Ettmm|L'

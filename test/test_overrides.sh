@@ -7,7 +7,7 @@ make_tiny
 run() { "$mt" --config tiny.ini run.dir="$1" "${@:2}" >/dev/null 2>"$1.err"; }
 ranks() { "$root/scripts/launch.sh" -n "$1" -- "$mt" --config tiny.ini run.dir="$2" "${@:3}" >/dev/null 2>"$2.err"; }
 copy() { rm -rf "$2" && cp -r "$1" "$2"; }
-lines() { sed -n 's/^{"step":\([0-9]*\),"override":"\([^"]*\)","was":"\([^"]*\)","is":"\([^"]*\)"}$/\1 \2 \3 \4/p' "$1/metrics.jsonl"; }
+lines() { sed -n 's/^{"step":\([0-9]*\),"override":"\([^"]*\)","was":"\([^"]*\)","is":"\([^"]*\)","time":[0-9.]*}$/\1 \2 \3 \4/p' "$1/metrics.jsonl"; }
 kept() { "$mt" inspect "$1/checkpoints/step-$(printf %08d "$2")" 2>/dev/null | sed -n '/^overrides/,/^updates/{/^updates/d;s/^[a-z]* *//;p}'; }
 
 run plain train.steps=20
@@ -67,6 +67,13 @@ run half --override optim.lr,optim.clip "${new[@]}" train.stop_at=15
 check "the same command goes on: $(grep -m1 error half.err)" [ "$(losses half | wc -l)" -eq 15 ]
 run half "${new[@]}"
 check "and without the option" same_run half one 20
+# ---- the table of docs/checkpoints.md has every member of this manifest, which has all there are, and no other
+names() { python3 "$root/test/tools/check_names.py" "$root/docs/checkpoints.md" '**The manifest.**' "$@"; }
+check "members of a manifest: $(names one/checkpoints/step-00000020/manifest.json | xargs)" \
+    names one/checkpoints/step-00000020/manifest.json >names.txt
+check "a member that is missing is noticed: $(names plain/checkpoints/step-00000020/manifest.json | xargs)" \
+    [ "$(names plain/checkpoints/step-00000020/manifest.json | sed -n 1p)" = "overrides: only in the table" ]
+
 check "it is told once: $(lines half | xargs)" [ "$(lines half)" = "$want" -a "$(kept half 20)" = "$manifest" ]
 run half train.steps=22 optim.lr=1e-3 optim.clip=0.5 --override optim.lr
 check "an override of an earlier start is none of this one" [ "$(lines half)" = "$want" ]

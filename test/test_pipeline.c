@@ -20,7 +20,7 @@ typedef struct {
     Recompute recompute;
     int micro;
     GridOrder order;
-    int ep, etp; /* of a mixture; 0 = 1 */
+    int ep, etp;        /* of a mixture; 0 = 1 */
     int gathers, pairs; /* pairs: their halves run in turn */
     int cp;             /* 0 = 1 */
     ContextComm context;
@@ -54,8 +54,14 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
 {
     TinyRun r = { .spec = *spec,
                   .steps = step_count(),
-                  .grid = { .tp = ones(l->tp), .dp = ones(l->dp), .pp = ones(l->pp), .sp = l->sp, .order = l->order,
-                            .ep = l->ep, .etp = l->etp, .cp = l->cp,
+                  .grid = { .tp = ones(l->tp),
+                            .dp = ones(l->dp),
+                            .pp = ones(l->pp),
+                            .sp = l->sp,
+                            .order = l->order,
+                            .ep = l->ep,
+                            .etp = l->etp,
+                            .cp = l->cp,
                             .cp_heads = l->context == CONTEXT_HIERARCHICAL ? 2 : 0 } };
     r.spec.model.context = layer_pattern_all((int32_t)l->context);
     r.spec.cut = l->cut;
@@ -90,14 +96,17 @@ static void check_layouts(const TrainSpec *spec, uint64_t want, const Layout *li
         const Layout *l = &list[i];
         if (left_out()) continue;
         const uint64_t h = hash_of(spec, l);
-        CHECK_MSG(h == want, "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d "
-                  "slices %d",
-                  l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
-                  l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices);
+        CHECK_MSG(
+            h == want,
+            "%s layout '%s' pp %d x %d, tp %d sp %d cp %d dp %d zero %d overlap %d recompute %d micro %d "
+            "slices %d",
+            l->schedule ? l->schedule : "1f1b", l->layout ? l->layout : "", l->pp, l->chunks, l->tp, l->sp,
+            l->cp, l->dp, l->zero, l->overlap, l->recompute, l->micro, l->slices);
     }
 }
 
-#define CHECK_LIST(spec, want, list) check_layouts(&(spec), (want), (list), (int)(sizeof(list) / sizeof *(list)))
+#define CHECK_LIST(spec, want, list) \
+    check_layouts(&(spec), (want), (list), (int)(sizeof(list) / sizeof *(list)))
 
 /* Two models, and what one rank makes of them: tied embeddings with dropout, untied ones with few heads of keys. */
 typedef struct {
@@ -133,7 +142,9 @@ static void check_each(const Models *m, const Layout *list, int count)
 /* Is it a schedule that updates at the end of a step, legal for these micro-batches and at most 8 blocks? */
 static bool fits(const Layout *l)
 {
-    const ScheduleSpec shape = { .name = l->schedule, .ranks = l->pp, .microbatches = 8, .chunks = l->chunks };
+    const ScheduleSpec shape = {
+        .name = l->schedule, .ranks = l->pp, .microbatches = 8, .chunks = l->chunks
+    };
     Schedule s;
     const bool fit = !schedule_make(&shape, &s) && s.versions == VERSIONS_STEP && s.stages <= 8;
     schedule_free(&s);
@@ -179,7 +190,8 @@ TEST(grid)
                 if (!extent_is("all") && k != turn % WAYS && k != (turn + 2) % WAYS) continue;
                 Layout l = ways[k];
                 l.schedule = name, l.pp = plain.pp, l.chunks = plain.chunks;
-                if (l.dp && !strstr(name, "bhalf")) l.micro = 1; /* as many micro-batches as the shape is legal for */
+                if (l.dp && !strstr(name, "bhalf"))
+                    l.micro = 1; /* as many micro-batches as the shape is legal for */
                 check_one(&m, turn + k, &l);
                 count++;
             }
@@ -218,7 +230,8 @@ TEST(mixed_layouts)
         { "dualpipe", .pp = 4, .zero = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "gems", .pp = 2, .dp = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
-        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP, .context = CONTEXT_RING },
+        { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .order = ORDER_PP_DP,
+          .context = CONTEXT_RING },
         { "interleaved", .pp = 2, .chunks = 2, .cp = 2, .tp = 2, .sp = 1, .zero = 1 },
         { "zb-h1", .pp = 2, .cp = 2, .zero = 1, .context = CONTEXT_RING, .recompute = RECOMPUTE_SELECTIVE },
         { "zb-v", .pp = 2, .cp = 2, .tp = 2, .micro = 1, .recompute = RECOMPUTE_FULL },
@@ -261,7 +274,8 @@ TEST(mixtures)
         { "zb-v", .pp = 2, .tp = 2, .sp = 1, .etp = 2, .ep = 1 },
         { "chimera", .pp = 2, .dp = 4, .zero = 1, .ep = 1, .etp = 2 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1 },
-        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .order = ORDER_PP_DP },
+        { "interleaved", .pp = 2, .chunks = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2,
+          .order = ORDER_PP_DP },
         { "chimera", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .zero = 1, .ep = 2, .overlap = 1 },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4, .context = CONTEXT_RING },
         { "zb-h1", .pp = 2, .cp = 2, .tp = 2, .sp = 1, .ep = 4, .order = ORDER_PP_DP },
@@ -282,11 +296,13 @@ TEST(mixtures_in_pairs)
 {
     static const Layout list[] = {
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1 },
-        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipe", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .zero = 1, .overlap = 1,
+          .recompute = RECOMPUTE_SELECTIVE },
         { "dualpipev", .pp = 2, .tp = 2, .sp = 1, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
         { "dualpipe", .pp = 2, .tp = 2, .sp = 1, .dp = 2, .ep = 2, .etp = 2, .pairs = 1, .micro = 1 },
         { "dualpipev+split", .pp = 2, .dp = 2, .ep = 2, .pairs = 1, .recompute = RECOMPUTE_FULL },
-        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1, .pairs = 1, .recompute = RECOMPUTE_SELECTIVE },
+        { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .gathers = 1, .pairs = 1,
+          .recompute = RECOMPUTE_SELECTIVE },
         { "dualpipe+split", .pp = 4, .dp = 2, .ep = 2, .pairs = 1, .micro = 1 },
         { "dualpipev", .pp = 2, .cp = 2, .ep = 2, .pairs = 1, .context = CONTEXT_RING },
         { "dualpipe", .pp = 2, .dp = 2, .ep = 1, .etp = 2, .gathers = 1, .pairs = 1 },
@@ -345,7 +361,8 @@ TEST(experts_of_global_balance)
         Layout layout;
         const char *why;
     } refused[] = {
-        { { "1f1b", .pp = 2, .dp = 2, .ep = 1 }, "data-parallel ranks compute their shares of it at the same time" },
+        { { "1f1b", .pp = 2, .dp = 2, .ep = 1 },
+          "data-parallel ranks compute their shares of it at the same time" },
         { { "chimera", .pp = 2 }, "schedule 'chimera' does not compute them so" },
         { { "pipedream", .pp = 2 }, "global_aux counts the batch of a whole step" },
     };
@@ -355,7 +372,8 @@ TEST(experts_of_global_balance)
     check_layouts(&s, hash_of(&s, &alone), list, (int)(sizeof list / sizeof *list));
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         TinyRun r = run_of(&s, &refused[i].layout);
-        if (!strcmp(refused[i].layout.schedule, "pipedream")) r.spec.model.moe.balance.bias_rate = r.spec.clip = 0;
+        if (!strcmp(refused[i].layout.schedule, "pipedream"))
+            r.spec.model.moe.balance.bias_rate = r.spec.clip = 0;
         tiny_train(&r);
         CHECK_MSG(r.err == ERR_CONFIG && strstr(r.message, refused[i].why), "%zu: %s", i, r.message);
     }
@@ -435,7 +453,8 @@ TEST(mtp)
         { "1f1b", .pp = 2, .cp = 2, .context = CONTEXT_RING },
         { "interleaved+split", .pp = 2, .chunks = 2, .dp = 2, .zero = 1, .order = ORDER_PP_DP },
     };
-    static const Layout by_hand[] = { { "1f1b", "Et*4|tttt|mmL", .pp = 3 }, { "1f1b", "E|t*8,m*2,L", .pp = 2 } };
+    static const Layout by_hand[] = { { "1f1b", "Et*4|tttt|mmL", .pp = 3 },
+                                      { "1f1b", "E|t*8,m*2,L", .pp = 2 } };
     /* the head behind the modules, in a stage of its own: the table on ranks in between */
     static const Layout apart[][5] = {
         { { "1f1b", "Et*4|t*4,mm|L", .pp = 3, .recompute = RECOMPUTE_FULL },
@@ -499,10 +518,10 @@ TEST(biases_of_experts)
 TEST(layouts_by_hand)
 {
     static const Layout list[] = {
-        { "1f1b", "Ett|tL", .pp = 2 },          { "1f1b", "E|ttt|L", .pp = 3 },
-        { "1f1b", "E|t|tt||L", .pp = 5 },       { "interleaved", "E|t|tt|L", .pp = 2, .chunks = 2 },
-        { "zb-v", "E|t|tt|L", .pp = 2 },        { "chimera", "Et|ttL", .pp = 2, .zero = 1 },
-        { "1f1b", "Et|(t)*2,|L", .pp = 3 },     { "1f1b", "E,t*3,|L", .pp = 2, .recompute = RECOMPUTE_FULL },
+        { "1f1b", "Ett|tL", .pp = 2 },      { "1f1b", "E|ttt|L", .pp = 3 },
+        { "1f1b", "E|t|tt||L", .pp = 5 },   { "interleaved", "E|t|tt|L", .pp = 2, .chunks = 2 },
+        { "zb-v", "E|t|tt|L", .pp = 2 },    { "chimera", "Et|ttL", .pp = 2, .zero = 1 },
+        { "1f1b", "Et|(t)*2,|L", .pp = 3 }, { "1f1b", "E,t*3,|L", .pp = 2, .recompute = RECOMPUTE_FULL },
     };
     const Models m = two_models(3);
     CHECK_EACH(m, list);
@@ -551,12 +570,15 @@ TEST(slices_of_ranks)
         { "seq1f1b", .pp = 2, .slices = 2, .cp = 2 },
         { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .cut = CONTEXT_CONTIGUOUS, .recompute = RECOMPUTE_FULL },
         { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .tp = 2, .sp = 1 },
-        { "seq1f1b+split", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_A2A, .recompute = RECOMPUTE_SELECTIVE },
+        { "seq1f1b+split", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_A2A,
+          .recompute = RECOMPUTE_SELECTIVE },
         { "seq1f1b", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_A2A, .cut = CONTEXT_CONTIGUOUS },
-        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1, .context = CONTEXT_A2A },
+        { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .dp = 2, .zero = 1, .overlap = 1,
+          .context = CONTEXT_A2A },
         { "seq1f1b", .pp = 2, .slices = 4, .cp = 2, .context = CONTEXT_RING },
         { "seq1f1b", .pp = 1, .slices = 2, .cp = 4, .context = CONTEXT_RING, .cut = CONTEXT_CONTIGUOUS },
-        { "seq1f1b+split", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_HIERARCHICAL, .recompute = RECOMPUTE_FULL },
+        { "seq1f1b+split", .pp = 2, .slices = 2, .cp = 4, .context = CONTEXT_HIERARCHICAL,
+          .recompute = RECOMPUTE_FULL },
     };
     TrainSpec spec = tiny_apart(tiny_variants());
     spec.model.window = (LayerPattern){ .runs = 2, .value = { 10, 0 }, .times = { 1, 1 } };
@@ -615,7 +637,8 @@ TEST(slices_of_mixtures)
 {
     static const Layout list[] = {
         { "seq1f1b", .pp = 2, .slices = 4, .dp = 2, .ep = 2, .zero = 1 },
-        { "seq1f1b+split", .pp = 2, .slices = 2, .tp = 2, .sp = 1, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "seq1f1b+split", .pp = 2, .slices = 2, .tp = 2, .sp = 1, .ep = 2,
+          .recompute = RECOMPUTE_SELECTIVE },
         { "seq1f1b", .pp = 2, .slices = 2, .cp = 2, .ep = 2, .zero = 1 },
     };
     TrainSpec s = tiny_mixture(TINY_DEEPSEEK, 4);
@@ -636,7 +659,8 @@ static Err evaluate(Trainer *t, void *user)
 /* An evaluation, whose slices have no backwards, gives the loss of whole sequences. */
 TEST(slices_evaluated)
 {
-    static const Layout list[] = { { .pp = 1 }, { "seq1f1b", .pp = 2, .slices = 4, .recompute = RECOMPUTE_FULL } };
+    static const Layout list[] = { { .pp = 1 },
+                                   { "seq1f1b", .pp = 2, .slices = 4, .recompute = RECOMPUTE_FULL } };
     const TrainSpec spec = of_slices(tiny_llama(), 2);
     double loss[2] = { 0 };
     for (int i = 0; i < 2; i++) {
@@ -653,7 +677,9 @@ TEST(slices_evaluated)
 /* Documents apart, their ends without loss; and fewer micro-batches than stages. */
 TEST(documents_and_short_steps)
 {
-    static const Layout list[] = { { "1f1b", .pp = 4 }, { "1f1b", .pp = 2, .micro = 16 }, { "gpipe", .pp = 4, .micro = 16 } };
+    static const Layout list[] = { { "1f1b", .pp = 4 },
+                                   { "1f1b", .pp = 2, .micro = 16 },
+                                   { "gpipe", .pp = 4, .micro = 16 } };
     const TrainSpec s = tiny_apart(model(true, 4));
     const Layout alone = { .pp = 1 };
     CHECK_LIST(s, hash_of(&s, &alone), list);
@@ -750,8 +776,8 @@ TEST(checkpoints_between_pipelines)
         for (int i = 0; i < HOPS; i++) {
             snprintf(one.folder, sizeof one.folder, "%s", in_dir(llama ? "llama-one" : "one"));
             snprintf(many.folder, sizeof many.folder, "%s", in_dir(llama ? "llama-many" : "many"));
-            CHECK_MSG(hop(&s, &ring[i], &many) == hop(&s, &alone, &one), "hop %d, %s pp %d", i, ring[i].schedule,
-                      ring[i].pp);
+            CHECK_MSG(hop(&s, &ring[i], &many) == hop(&s, &alone, &one), "hop %d, %s pp %d", i,
+                      ring[i].schedule, ring[i].pp);
             snprintf(one.path, sizeof one.path, "%s/checkpoints/step-%08d", one.folder, 2 * (i + 1));
             snprintf(many.path, sizeof many.path, "%s/checkpoints/step-%08d", many.folder, 2 * (i + 1));
         }
@@ -772,7 +798,8 @@ static void refuse(const Layout *l, const char *why, const char *hint)
 
 TEST(what_does_not_fit)
 {
-    static const char parts[] = "of each stage E (embedding), t (a block), m (a module of multi-token prediction)";
+    static const char parts[] =
+        "of each stage E (embedding), t (a block), m (a module of multi-token prediction)";
     static const struct {
         Layout layout;
         const char *why, *hint;
@@ -781,24 +808,35 @@ TEST(what_does_not_fit)
         { { "1f1b", .pp = 2, .chunks = 2 }, "has 1 chunk a rank, not 2", "" },
         { { "chimera", .pp = 3 }, "an even number of ranks", "4 ranks, 8 micro-batches" },
         { { "zb-h1+split", .pp = 2 }, "backwards are split already", "" },
-        { { "chimera-bhalf", .pp = 2, .micro = 1 }, "cuts a micro-batch into 2", "train.micro_batch=2" },
-        { { "dualpipev", .pp = 2, .micro = 8 }, "at least twice as many micro-batches", "2 ranks, 4 micro-batches" },
+        { { "chimera-bhalf", .pp = 2, .micro = 1 }, "cuts a micro-batch into 2", "take train.micro_batch=2" },
+        { { "dualpipev", .pp = 2, .micro = 8 },
+          "at least twice as many micro-batches",
+          "2 ranks, 4 micro-batches" },
         { { "interleaved", .pp = 2, .group = 1 }, "needs groups of at least as many", "groups of 2" },
-        { { "zb-v", .pp = 2, .group = 2 * 2 }, "'zb-v' has no groups", "parallel.group=0" },
+        { { "zb-v", .pp = 2, .group = 2 * 2 }, "'zb-v' has no groups", "take parallel.group=0" },
         { { "1f1b", .pp = 2, .slices = 2 }, "passes whole sequences on, not '2' slices", "schedule seq1f1b" },
         { { "seq1f1b", .pp = 2, .chunks = 2, .slices = 2 }, "has 1 chunk a rank, not 2", "" },
         { { "interleaved", .pp = 1, .chunks = 65 }, "would hold 65 stages; at most 64", "" },
         { { "1f1b", "Et|tL", .pp = 2 }, "has '2' blocks, the model '4'", "a 't' for each" },
         { { "1f1b", "Ett|ttL", .pp = 1, .chunks = 1 }, "has '2' stages, the pipeline '1'", "parallel.pp x" },
-        { { "1f1b", "Et|t|tt|L", .pp = 3 }, "no multiple of the '3' pipeline ranks", "parallel.pp=2 and 4" },
-        { { "1f1b", "Ett|ttL", .pp = 3 }, "no multiple of the '3' pipeline ranks", "parallel.pp=2;" },
-        { { "zb-v", "Ett|ttL", .pp = 2 }, "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1", "" },
+        { { "1f1b", "Et|t|tt|L", .pp = 3 },
+          "no multiple of the '3' pipeline ranks",
+          "take parallel.pp=2, or parallel.pp=4" },
+        { { "1f1b", "Ett|ttL", .pp = 3 },
+          "no multiple of the '3' pipeline ranks",
+          "take parallel.pp=2; an empty stage" },
+        { { "zb-v", "Ett|ttL", .pp = 2 },
+          "2 stages for 2 ranks: schedule 'zb-v' has 2 chunks a rank, not 1",
+          "" },
         { { "1f1b", "tE|tttL", .pp = 2 }, "'E' must come first, at character 1", parts },
         { { "1f1b", "Ett|ttLt", .pp = 2 }, "'L' must come last", parts },
         { { "1f1b", "Ett|tmtL", .pp = 2 }, "behind 'm' come others and 'L' alone", parts },
-        { { "1f1b", "Ett|ttm||L", .pp = 4 }, "'L' in the stage of the 'm' or in the next one, at character 10", parts },
+        { { "1f1b", "Ett|ttm||L", .pp = 4 },
+          "'L' in the stage of the 'm' or in the next one, at character 10",
+          parts },
         { { "1f1b", "Ett|ttm|mL", .pp = 3 }, "each 'm' in the same stage, at character 9", parts },
-        { { "1f1b", "Ett|ttmL", .pp = 2 }, "has '1' modules of multi-token prediction, the model '0'",
+        { { "1f1b", "Ett|ttmL", .pp = 2 },
+          "has '1' modules of multi-token prediction, the model '0'",
           "an 'm' for each of model.mtp_layers" },
         { { "1f1b", "E(tt|tt|L", .pp = 2 }, "')' is missing", parts },
         { { "1f1b", "E()*9tt|ttL", .pp = 2 }, "a group of nothing", parts },
@@ -807,23 +845,27 @@ TEST(what_does_not_fit)
         { { "1f1b", "E(((((((((t)))))))))L", .pp = 1 }, "groups too deep", parts },
         { { "1f1b", "E(t*60000)*60000L", .pp = 1 }, "too many blocks", parts },
     };
-    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) refuse(&cases[i].layout, cases[i].why, cases[i].hint);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refuse(&cases[i].layout, cases[i].why, cases[i].hint);
 }
 
 /* Where all stages of a rank keep equally much, saves are the simulator's peak of units times that. */
 static void check_saves(const TrainSpec *s, const Schedule *made, int rank)
 {
-    const TinyRun r = run_of(s, &(Layout){ .schedule = made->name, .pp = made->ranks, .micro = 1,
-                                              .recompute = s->model.recompute });
+    const TinyRun r =
+        run_of(s,
+               &(Layout){
+                   .schedule = made->name, .pp = made->ranks, .micro = 1, .recompute = s->model.recompute });
     MemoryPlan p;
     OK(trainer_plan(&r.spec, r.grid, rank, &p));
     const int64_t I = p.stages[0].save[REGION_I], W = p.stages[0].save[REGION_W];
     bool alike = true;
-    for (int i = 1; i < p.stage_count; i++) alike &= !memcmp(p.stages[i].save, p.stages[0].save, sizeof p.stages[0].save);
+    for (int i = 1; i < p.stage_count; i++)
+        alike &= !memcmp(p.stages[i].save, p.stages[0].save, sizeof p.stages[0].save);
     const int to_w = simulate_peak(made, rank, false), to_i = simulate_peak(made, rank, true);
     if (alike)
-        CHECK_MSG(p.save == to_w * W + to_i * I, "%s rank %d: %lld, %d of %lld and %d of %lld", made->name, rank,
-                  (long long)p.save, to_w, (long long)W, to_i, (long long)I);
+        CHECK_MSG(p.save == to_w * W + to_i * I, "%s rank %d: %lld, %d of %lld and %d of %lld", made->name,
+                  rank, (long long)p.save, to_w, (long long)W, to_i, (long long)I);
 }
 
 /* By recomputation, which changes what a unit keeps and not how many are kept. */
@@ -837,8 +879,8 @@ TEST(saves_are_the_simulators_peaks)
             bool two_way = false;
             OK(schedule_two_way(shape.name, &two_way));
             s.model.recompute = (Recompute)recompute;
-            if (schedule_make(&shape, &made) == ERR_OK && made.versions == VERSIONS_STEP && made.stages <= 8 &&
-                made.unit_div == 1)
+            if (schedule_make(&shape, &made) == ERR_OK && made.versions == VERSIONS_STEP &&
+                made.stages <= 8 && made.unit_div == 1)
                 for (int rank = 0; rank < 4; rank++) check_saves(&s, &made, rank);
             schedule_free(&made);
         }
@@ -873,9 +915,10 @@ TEST(slices_in_flight)
         for (int r = 0; r < REGION_COUNT; r++) CHECK(4 * p.stages[0].save[r] == w.stages[0].save[r]);
         CHECK(p.save == (7 - rank) * (p.stages[0].save[REGION_I] + p.stages[0].save[REGION_W]));
         CHECK(p.scratch < w.scratch);
-        if (rank == 0) printf("    saves %lld -> %lld, state %lld -> %lld, scratch %lld -> %lld\n", (long long)w.save,
-                              (long long)p.save, (long long)w.state, (long long)p.state, (long long)w.scratch,
-                              (long long)p.scratch);
+        if (rank == 0)
+            printf("    saves %lld -> %lld, state %lld -> %lld, scratch %lld -> %lld\n", (long long)w.save,
+                   (long long)p.save, (long long)w.state, (long long)p.state, (long long)w.scratch,
+                   (long long)p.scratch);
     }
 }
 

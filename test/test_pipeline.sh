@@ -19,7 +19,7 @@ llama=(model.arch=llama model.kv_heads=2 model.tied=false)
 
 # run DIR RANKS WORDS...
 run() { timeout 120 "$launch" -n "$2" -- "$mt" --config pipe.ini run.dir="$1" "${@:3}" >/dev/null 2>"$1.err"; }
-valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^}]*\)}.*/\1 \2/p' "$1/metrics.jsonl"; }
+valids() { sed -n 's/.*"step":\([0-9]*\),.*"valid_loss":\([^,}]*\)[,}].*/\1 \2/p' "$1/metrics.jsonl"; }
 same_valids() { [ "$(valids "$1" | wc -l)" -eq 3 ] && [ "$(valids "$1")" = "$(valids "$2")" ]; }
 # words LINE: "pp schedule tp dp FURTHER...": ranks, and what to say to all commands
 words() {
@@ -95,6 +95,11 @@ for model in $models; do
     done <<<"$layouts"
     echo "    $model: $count layouts"
 done
+
+# a first stage that is the embedding alone needs the least scratch of all
+run least 2 "${gpt2[@]}" model.hidden=16 parallel.pp=2 parallel.slices=4 train.micro_batch=1 'parallel.layout=E|t*8L' \
+    train.stop_at=2
+check "the least scratch: $(grep -m1 error least.err)" [ "$(losses least | wc -l)" -eq 2 ]
 
 # ---- checkpoints from one to the next
 
@@ -175,10 +180,27 @@ refused 3 'an even number of ranks' '4 ranks, 8 micro-batches' parallel.pp=3 par
 refused 2 'groups of at least as many' 'groups of 2' parallel.pp=2 parallel.vpp=2 parallel.group=1
 refused 4 'cannot be shared by' 'at most 8' parallel.pp=4 parallel.vpp=4
 refused 2 "has '7' blocks, the model '8'" "a 't' for each" parallel.pp=2 'parallel.layout=Ettt|ttttL'
-refused 2 'no multiple of' 'parallel.pp=1 and 3' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
+refused 2 'no multiple of' 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
 refused 2 'cuts a micro-batch into 2' 'train.micro_batch=2' parallel.pp=2 parallel.schedule=chimera-bhalf train.micro_batch=1
-refused 2 'no groups' 'interleaved' parallel.pp=2 parallel.group=4
-refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'parallel.schedule=dualpipev or dualpipe' parallel.pp=2 \
+latent=(model.attention=mla model.position=rope model.kv_lora_rank=16 model.qk_nope_head_dim=8 model.qk_rope_head_dim=4
+    model.v_head_dim=8 parallel.seq_blocks=1 train.stop_at=2 train.eval_every=0)
+halves=(parallel.pp=2 parallel.tp=2 parallel.schedule=chimera-bhalf+split)
+mixture=(model.bias=false moe.experts=4 parallel.ep=2)
+refused 4 'tp must divide these x seq_blocks, here 1 x 1' 'raise train.micro_batch' "${halves[@]}" "${latent[@]}"
+refused 4 'tp must divide these x seq_blocks, here 1 x 1' 'raise train.micro_batch' "${halves[@]}" "${mixture[@]}" \
+    parallel.seq_blocks=1
+refused 4 'tp must divide these x seq, here 1 x 9' 'whole micro-batches' "${halves[@]}" model.seq=9 parallel.seq_blocks=1 \
+    run.reproducible=run
+refused 4 "the smallest piece" "raise parallel.seq_blocks, train.micro_batch" parallel.pp=2 \
+    parallel.schedule=chimera-bhalf "${mixture[@]}" parallel.seq_blocks=1 moe.slack=1 moe.overflow=redo
+run latent-1 1 "${latent[@]}"
+for words in train.micro_batch=4 parallel.sp=false; do
+    run latent-4 4 "${latent[@]}" "${halves[@]}" $words
+    check "halves of micro-batches, $words: $(grep -m1 error latent-4.err)" same_run latent-4 latent-1 2
+    rm -rf latent-4
+done
+refused 2 'no groups' 'take parallel.group=0' parallel.pp=2 parallel.group=4
+refused 4 "schedule '1f1b' has no micro-batch whose forward runs beside" 'take parallel.schedule=dualpipev' parallel.pp=2 \
     parallel.ep=2 parallel.overlap_moe=true model.bias=false moe.experts=4
 expect 2 "did you mean 'optim.lr'" "$launch" -n 4 -- "$mt" --config pipe.ini run.dir=no optim.lrr=1
 check "nothing was begun" [ ! -e no ]

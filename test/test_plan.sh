@@ -371,6 +371,24 @@ gpt-oss-20b 16
 gpt-oss-20b 256
 EOL
 
+# ---- Llama 3 at its published scale: parameters counted from the shapes, and the smallest and the largest world that the
+# file's first line names
+
+while read -r model layers hidden ffn least most; do
+    embed=$((128256 * hidden)) # (table and head; a layer: two norms, q and output, k and v of 8 heads of 128, three of the ffn)
+    want=$((2 * embed + hidden + layers * (2 * hidden + 2 * hidden * hidden + 2 * 1024 * hidden + 3 * hidden * ffn)))
+    check "$model's first line names $least to $most" grep -q "Fits $least to $(sed 's/....*/&/; s/\(.\)\(...\)$/\1,\2/' <<<"$most") GPUs" \
+        <(head -1 "$root/config/$model.ini")
+    for world in "$least" 64 "$most"; do
+        "$mt" plan --config "$root/config/$model.ini" --world "$world" --device h100 >plan.txt 2>&1
+        check "$model fits $world" grep -q "fits 80 GB: yes" plan.txt
+        check "$model has $want parameters" [ "$(sed -n 's/^ *\([0-9,]*\) parameters$/\1/p' plan.txt | tr -d ,)" = "$want" ]
+    done
+done <<'EOL'
+llama3-8b 32 4096 14336 8 1024
+llama3-70b 80 8192 28672 64 2048
+EOL
+
 # ---- DeepSeek-V3 at its published scale, counted from its shapes
 
 cat >deepseek.py <<'EOP'
@@ -410,6 +428,26 @@ EOP
 "$mt" plan --config "$root/config/deepseek-v3.ini" --world 2048 --device h100 >plan.txt 2>&1
 check "DeepSeek-V3: $(python3 deepseek.py plan.json plan.txt 2>&1 | tail -3)" python3 deepseek.py plan.json plan.txt
 check "DeepSeek-V3 fits 2048 of 80 GB" grep -q "fits 80 GB: yes" plan.txt
+cat >rows.py <<'EOP'
+"""rows.py <JSON of a plan of many kinds of ranks> <its text>: a row a rank, with the JSON's figures in units."""
+import json
+import sys
+
+from wants import finish, want
+
+ranks = json.load(open(sys.argv[1]))["ranks"]
+lines = open(sys.argv[2]).read().split("\nbytes of one rank ")[1].split("\n")
+heads = lines[0].replace("in 16 bits", "weights_16_bit").replace("buffers", "boundary").replace("ahead", "read_ahead").split()
+unit = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30}
+for rank, line in zip(ranks, lines[1:]):
+    cells = line[20:].split()
+    for head, value, name in zip(heads, cells[::2], cells[1::2]):
+        want(f"pp rank {rank['pp_rank']}, {head}", value, f"{rank[head] / unit[name]:#.3g}".rstrip("."))
+want("ranks", (len(ranks), lines[16][:13], len(heads)), (16, "  pp rank 15 ", 10))
+want("columns", max(map(len, lines[:17])) <= 132, True)
+finish(16 * 10 + 2)
+EOP
+check "a row a rank: $(python3 rows.py plan.json plan.txt 2>&1 | tail -3)" python3 rows.py plan.json plan.txt
 
 # ---- who is in which group, in both orders of axes
 
@@ -432,6 +470,9 @@ large=(model.layers=40 model.hidden=4096 model.heads=32 model.seq=2048 train.mic
 check "it does not" grep -q "^  fits 40 GB: no (" <(plan --device a100-40 "${large[@]}")
 check "nothing of that without --device" [ "$(plan run.device=cpu | grep -c fits)" -eq 0 ]
 expect 2 "--device 'tpu' is none that is known" "$mt" plan --config plan.ini --device tpu
+printf '[device]\nmemory_mib = 12288\n' >own.ini
+check "a device of one's own" grep -q "^  fits there: yes (.* of 12.0 GiB, " <(plan --device own.ini)
+expect 2 "no file 'other.ini'" "$mt" plan --config plan.ini --device other.ini
 plan --world 512 parallel.tp=16 model.heads=16 model.hidden=128 train.global_batch=64 >many.txt
 check "512 ranks: lines of groups have $(grep '^groups' many.txt | cut -d')' -f1-9 | wc -L) columns" grep -qE \
     "^groups  \(0 1 \.\.\. 15\) \(16 17 \.\.\. 31\) (\([0-9. ]*\) )*\.\.\. 32 of 16   tp" many.txt
@@ -462,5 +503,26 @@ for m in arch=gpt2 "arch=gpt2 model.tied=false" arch=llama "arch=llama model.kv_
     plan model.layers=6 model.hidden=512 model.seq=512 model.vocab=20000 model.$m train.micro_batch=1 >flop.txt
     check "$m: $(flop 'causal half') of the formula, $(flop 'counted op by op') of the ops" awk -v a="$(flop 'causal half')" \
         -v b="$(flop 'counted op by op')" 'BEGIN { exit !(a > 1e7 && a / b < 1.03 && a / b > 0.97) }'
+done
+
+# ---- a checkpoint: what is said of each rank's file is what the file has
+sizes() { # PLAN.json RUN: of each rank, 0 where it has none
+    local of said rank=0
+    for said in $(sed -n 's/.*"checkpoint_shards":\[\([0-9,]*\)\].*/\1/p' "$1" | tr ',' ' '); do
+        of=$2/checkpoints/step-00000001/shard-$(printf %05d $rank).safetensors
+        [ "$(stat -c %s "$of" 2>/dev/null || echo 0)" -eq "$said" ] || return 1
+        rank=$((rank + 1))
+    done
+    [ $rank -gt 0 ] && [ "$(ls "$2"/checkpoints/step-00000001/shard-* | wc -l)" -le $rank ]
+}
+export OMP_NUM_THREADS=1
+for layout in "1" "4 parallel.zero=1" "4 parallel.tp=2" "2 parallel.pp=2 model.layers=4"; do
+    ranks=${layout%% *} words=(${layout#"$ranks"} train.stop_at=1)
+    "$mt" plan --config plan.ini --world $ranks --json "${words[@]}" >plan.json 2>/dev/null
+    rm -rf sized
+    "$root/scripts/launch.sh" -n $ranks -- "$mt" --config plan.ini run.dir=sized "${words[@]}" 2>sized.err
+    check "$layout: bytes of the shards: $(tail -1 sized.err)" sizes plan.json sized
+    bytes=$(cat sized/checkpoints/step-00000001/shard-* | wc -c)
+    check "$layout: $bytes in all" grep -q "\"checkpoint_bytes\":$bytes," plan.json
 done
 finish

@@ -199,7 +199,7 @@ TEST(preprocess_lines_in_chunks)
     text[n / 2] = '\n'; /* breaks a line in two */
     write_bytes("many.jsonl", text, n);
     PreprocessResult r;
-    FAILS(preprocess_run(&o, &r), ERR_DATA, "many.jsonl': line '15");
+    FAILS(preprocess_run(&o, &r), ERR_DATA, "many.jsonl': line 15");
     free(text);
 }
 
@@ -277,7 +277,7 @@ TEST(preprocess_errors)
     o.inputs = folder;
     FAILS(preprocess_run(&o, &r), ERR_DATA, "not a regular file");
     o.inputs = bad, o.format = INPUT_JSONL;
-    FAILS(preprocess_run(&o, &r), ERR_DATA, "bad.txt': line '1': column '1'");
+    FAILS(preprocess_run(&o, &r), ERR_DATA, "bad.txt': line 1: column 1");
     o.tokenizer = "nothing";
     FAILS(preprocess_run(&o, &r), ERR_DATA, "no tokenizer 'nothing'");
     CHECK(dir_is_empty("err")); /* nothing half-written is left */

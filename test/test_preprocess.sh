@@ -99,7 +99,7 @@ check "JSON lines as text, if asked for" same want got
 run got --append-eod --key meta.a\\.b --input l.jsonl
 check "--key alone means JSON lines: $(head -1 err.txt)" grep -q "idx: 3001 documents" out.txt
 { gzip -dc l.gz | head -900; cat brace.txt; } >mixed.txt
-expect 3 "'mixed.txt': line '" "$mt" preprocess --tokenizer byte --output bad --input mixed.txt
+expect 3 "'mixed.txt': line " "$mt" preprocess --tokenizer byte --output bad --input mixed.txt
 check "the way to have it as text is named" grep -q "hint: .*--format text" err.txt
 $py - <<'EOP'
 import json
@@ -117,7 +117,7 @@ check "of another member: exit $?" eval '[ -s keyed.json ] && ! cmp -s lines.jso
 # (between two texts a line end may pair with a blank before it, which JSON lines do not know: so the ids, not the file)
 "$mt" tokenize --tokenizer lines.json <texts.txt >ids.txt 2>err.txt
 check "it encodes those texts: exit $?" [ "$(wc -w <ids.txt)" -gt 1000 ]
-expect 3 "'line.jsonl': line '2': column '1'" "$mt" tokenizer train --input line.jsonl --format jsonl --vocab-size 300 \
+expect 3 "'line.jsonl': line 2: column 1" "$mt" tokenizer train --input line.jsonl --format jsonl --vocab-size 300 \
     --output none.json < <(printf '{"text": "a"}\nb\n' >line.jsonl)
 rm -f got.* keyed.json packed.json piped.json
 
@@ -183,14 +183,14 @@ if $zstd; then
     damaged "checksum" flip.zst
 fi
 sed '900s/"text"/"test"/' l.jsonl | gzip -c >line.gz
-damaged "line '$(gzip -dc line.gz | grep -n '"test"' | cut -d: -f1)': there is no member 'text'" line.gz --format jsonl
+damaged "line $(gzip -dc line.gz | grep -n '"test"' | cut -d: -f1): there is no member 'text'" line.gz --format jsonl
 printf '{"a": {"b": 1}}' >key.jsonl
 damaged "the member 'a.b' is not a string" key.jsonl --format jsonl --key a.b
 damaged "the member 'a.b.c' leads through something that is not an object" key.jsonl --format jsonl --key a.b.c
 printf '{"a": {"b": "x"}, "a": {"b": "y"}}' >key.jsonl
 damaged "the member 'a.b' occurs twice" key.jsonl --format jsonl --key a.b
 { printf '{"text": "'; head -c 3000000 /dev/zero | tr '\0' 'a'; } >open.jsonl
-damaged "line '1': column '3000011': a string does not end" open.jsonl --format jsonl
+damaged "line 1: column 3000011: a string does not end" open.jsonl --format jsonl
 for k in '' a..b a. .a; do expect 2 "empty name" "$mt" preprocess --tokenizer byte --output bad --input key.jsonl --format jsonl --key "$k"; done
 
 # ---- what is not its own is not removed
@@ -436,4 +436,44 @@ if command -v script >/dev/null; then
     check "and never below" [ "$(grep -cE -- '-[0-9.]+ .?i?B/s' tty.txt)" = 0 ]
     rm -f long.gz got.*
 else skip "the live line: no script(1)"; fi
+
+# ---- what is no text is refused, unless it is meant
+pre() { "$mt" preprocess --tokenizer byte --output "$1" --input "${@:2}"; }
+no_text() { expect 3 "'x' is no text but $1" pre nt x; check "$1: nothing is left" [ ! -e nt.bin ]; }
+printf 'PAR1rest' >x; no_text "Parquet"
+check "the line that hands it over" grep -q "pyarrow.parquet as q.*'x' 'text' | megatrain preprocess --input -" err.txt
+printf 'ARROW1\0\0rest' >x; no_text "Arrow"
+printf '\377\377\377\377rest' >x; no_text "Arrow (a stream)"
+cp "$mt" x; no_text "an executable"
+printf 'PK\3\4rest' >x; no_text "a zip archive"
+printf '\211PNG\r\n\32\n' >x; no_text "a picture"
+printf '\377\376h\0i\0' >x; no_text "UTF-16 text"
+head -c 300 /dev/zero >x; echo text >>x; no_text "holds many zero bytes"
+expect 3 "'x' is no text" "$mt" tokenizer train --input x --vocab-size 300 --output nt.json
+gzip -c x >x.gz
+expect 3 "'x.gz' is no text but holds many zero bytes" pre nt x.gz
+expect 3 "'-' is no text" pre nt - <x
+expect 0 "documents" pre nt x --force
+printf 'PAR one\0two\n' >x # the beginning of a word, and a byte
+expect 0 "documents" pre nt2 x
+# the lines that errors say, where pyarrow is
+arrow=${PYARROW:-python3}
+if "$arrow" -c 'import pyarrow' 2>/dev/null; then
+    "$arrow" -c 'import pyarrow as a, pyarrow.parquet as p
+t = a.table({"body": ["one \u00e9", None, "two\nlines"] * 50, "other": [1, 2, 3] * 50})
+p.write_table(t, "t.parquet", row_group_size=7)
+for name, new in ("t.arrow", a.ipc.new_file), ("t.stream", a.ipc.new_stream):
+    with new(name, t.schema) as f: f.write_table(t, max_chunksize=11)
+open("want.jsonl", "w").writelines("{\"body\":\"%s\"}\n" % s for s in ["one \u00e9", "", "two\\nlines"] * 50)'
+    expect 0 "150 documents" pre rows want.jsonl --format jsonl --key body
+    for table in t.parquet t.arrow t.stream; do
+        expect 3 "'$table' is no text" pre none $table --key body
+        sed -n 's/^hint: //; s/^\(python3 .*\) | megatrain .*/\1/p' err.txt | sed "s|^python3|$arrow|" >line.sh
+        bash line.sh | "$mt" preprocess --input - --format jsonl --key body --tokenizer byte --output table --force >/dev/null 2>&1
+        check "$table: the line of the error gives its text" cmp -s table.bin rows.bin
+        check "$table: and its documents" cmp -s table.idx rows.idx
+    done
+else
+    skip "reading Parquet and Arrow: $arrow has no pyarrow (PYARROW names another python)"
+fi
 finish

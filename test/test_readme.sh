@@ -41,5 +41,36 @@ for f in config.ini metrics.jsonl loss.svg checkpoints/step-00000006/manifest.js
     check "a run leaves $f" [ -s "runs/book/$f" ]
 done
 check "four ranks trained" [ "$(losses runs/tiny | wc -l)" -eq 100 ]
+# what the README shows of a plan is what it prints
+awk '/^layout  4 ranks/ { on = 1 } /^```$/ { on = 0 } on' README.md >shown.txt
+"$mt" plan --config config/tiny.ini --world 4 parallel.tp=2 parallel.zero=1 2>/dev/null | grep -E '^(layout|groups)' >plan.txt
+check "the README's plan: $(diff shown.txt plan.txt)" cmp -s shown.txt plan.txt
 check "a report of all" "$mt" report runs/demo runs/book runs/tiny --output page.html 2>/dev/null
+
+# ---- nothing is there but a configuration and text: the error's own commands make the rest
+mkdir bare bin
+ln -s "$mt" bin/megatrain
+cat >bare/gpt.ini <<'EOI'
+[model]
+layers = 1
+hidden = 16
+heads = 2
+seq = 16
+vocab = 300
+[train]
+micro_batch = 2
+global_batch = 2
+steps = 2
+[data]
+train = data/own/train
+tokenizer = data/own/tokenizer.json
+EOI
+cd bare || exit 1
+export OMP_NUM_THREADS=1
+"$mt" --config gpt.ini 2>err.txt
+check "no tokenizer: exit $?" [ $? -eq 3 ]
+sed -n 's/^hint: made from text: \(.*\) (published.*/\1/p' err.txt | sed 's/; then /\n/; s/TEXT/..\/book.txt/g' >commands.sh
+check "the hint has two commands: $(cat err.txt)" [ "$(wc -l <commands.sh)" -eq 2 ]
+check "they run" env PATH="$work/bin:$PATH" bash -e commands.sh >/dev/null 2>&1
+check "and so does the configuration" "$mt" --config gpt.ini 2>/dev/null
 finish

@@ -19,7 +19,11 @@ static void make_run(const char *name, const char *config)
         for (int line = 0; line < (s % 5 ? 1 : 3); line++) {
             json_out_init(&j, text + n, (int64_t)sizeof text - n);
             if (line == 0) record_put_step(&j, &r);
-            else record_put_valid(&j, s, 512 * s, line == 1 ? "" : "code", line == 1 ? (s == 5 ? 2.5 : 3.5) : s == 5 ? 9.25 : 8.25);
+            else {
+                ValidRecord v = { .step = s, .tokens = 512 * s, .loss = line == 1 ? (s == 5 ? 2.5 : 3.5) : s == 5 ? 9.25 : 8.25 };
+                if (line == 2) strcpy(v.name, "code");
+                record_put_valid(&j, &v);
+            }
             n += (int)j.used_bytes;
             text[n++] = '\n';
         }
@@ -48,7 +52,7 @@ TEST(a_run_reads_back)
     History h;
     make_run("run", "[run]\nname = first try\ndir =\n\n[train]\nsteps = 12\n");
     OK(history_read(in_dir("run"), &h));
-    CHECK(!strcmp(h.name, "first try") && h.last_step == 10 && h.tokens == 5120);
+    CHECK(!strcmp(h.name, "run") && h.last_step == 10 && h.tokens == 5120);
     CHECK(h.planned_steps == 12 && h.planned_tokens == 0);
     CHECK(h.steps == 10 && h.skipped == 1 && h.skipped_step[0] == 7 && h.memory_bytes == 1 << 20);
     CHECK_CLOSE(h.seconds, 0.2, 1e-12);
@@ -65,7 +69,7 @@ TEST(a_run_reads_back)
     const char *curves = strstr(page, "<h2>Curves"), *figures = strstr(page, "<h2>Figures"),
                *keys = strstr(page, "<h2>Configuration<");
     CHECK(curves && figures > curves && keys > figures && strstr(keys, "<code>run.name</code>"));
-    CHECK(strstr(page, "Validation loss on code by tokens") && strstr(page, "<h1>Run first try</h1>"));
+    CHECK(strstr(page, "Validation loss on code by tokens") && strstr(page, "<h1>Run run</h1>"));
     history_release(&h);
 
     make_run("run", "[train]\nsteps = 0\ntokens = 7500000\n");
@@ -74,6 +78,62 @@ TEST(a_run_reads_back)
     page = page_of(&h, 1);
     CHECK(!strstr(page, "10 of ") && strstr(page, "5.12k of 7.50M"));
     history_release(&h);
+}
+
+/* The first figure of this title, and the first number behind `key` in it. */
+static const char *figure(const char *page, const char *title)
+{
+    const char *at = strstr(page, title);
+    CHECK_MSG(at != NULL, "no figure '%s'", title);
+    return at ? at : "";
+}
+
+/* A learning rate of two values has no others in its picture. */
+TEST(a_jump_is_drawn_as_a_jump)
+{
+    static char text[65536];
+    History h;
+    int n = 0, heights = 0;
+    char last[16] = "", y[16];
+    for (int s = 1; s <= 400; s++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":1,\"lr\":%s}\n", s, s <= 200 ? "0" : "1e-4");
+    OK(file_make_dirs(in_dir("jump")));
+    write_bytes("jump/metrics.jsonl", text, n);
+    OK(history_read(in_dir("jump"), &h));
+    const char *at = strstr(figure(page_of(&h, 1), "<figcaption>Learning rate"), "class=\"line "), *end = at ? strstr(at, "/>") : NULL;
+    for (at = at ? strstr(at, "h0L") : NULL; at && at < end; at = strchr(at + 1, ' '), at = at ? strchr(at + 1, ' ') : NULL) {
+        if (sscanf(strchr(at, '.'), ".%*d %15[0-9.]", y) != 1) break;
+        heights += strcmp(last, y) != 0;
+        strcpy(last, y);
+    }
+    CHECK_MSG(heights == 2, "%d heights", heights);
+    history_release(&h);
+}
+
+/* Beside a long run a short one's loss is within the axes, and its line, too short to be seen, ends in a mark. */
+TEST(a_short_run_is_seen_beside_a_long_one)
+{
+    static char text[1 << 18];
+    History h[2];
+    int n = 0;
+    double last, low, high;
+    for (int s = 1; s <= 4000; s++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "{\"step\":%d,\"loss\":%.4f}\n", s, 2 + 4 * exp(-s / 50.0));
+    OK(file_make_dirs(in_dir("long")));
+    OK(file_make_dirs(in_dir("short")));
+    write_bytes("long/metrics.jsonl", text, n);
+    write_text("short/metrics.jsonl", "{\"step\":1,\"loss\":6.5}\n{\"step\":2,\"loss\":6.25}\n");
+    OK(history_read(in_dir("long"), &h[0]));
+    OK(history_read(in_dir("short"), &h[1]));
+    const char *at = figure(page_of(h, 2), "<figcaption>Training loss by step"), *end = strstr(at, "</figure>");
+    const char *axes = strstr(at, "data-axes=\""), *mark = strstr(at, "class=\"mark c1 k1\"");
+    CHECK(axes && sscanf(axes, "data-axes=\"%lf %lf %lf", &last, &low, &high) == 3);
+    CHECK_MSG(last == 4000 && low < 2.1 && high > 6.25 && high < 7, "from %g to %g", low, high);
+    CHECK(mark && mark < end);
+    history_release(&h[0]);
+    at = figure(page_of(&h[1], 1), "<figcaption>Training loss by step");
+    CHECK(strstr(at, "class=\"mark") == NULL || strstr(at, "class=\"mark") > strstr(at, "</figure>"));
+    history_release(&h[1]);
 }
 
 TEST(what_is_missing_is_told)
@@ -183,38 +243,40 @@ TEST(loads_of_experts)
 TEST(hostile_text_stays_text)
 {
     History h[2];
-    make_run("<b>'&\"", "[run]\nname = </title><script>alert(1)</script>\n\n[data]\ntrain = <img src=x onerror=y>\n"
+    make_run("<b>'&\"", "[run]\nname = x\n\n[data]\ntrain = <img src=x onerror=y>\n"
                         "seed = 1\nvalid =\n");
-    make_run("b", "[run]\nname = \xff\xfe\xc3(\x01 \xe2\x82\xac\n\n[data]\ntrain = a\"b'c&d\nseed = 1\n");
-    write_text("b/metrics.jsonl", "{\"step\":1,\"loss\":1,\"tokens\":1}\n"
+    make_run("\xff\xfe\xc3(\x01\xc2\x9b \xe2\x82\xac", "[data]\ntrain = a\"b'c&d\nseed = 1\n");
+    write_text("\xff\xfe\xc3(\x01\xc2\x9b \xe2\x82\xac/metrics.jsonl", "{\"step\":1,\"loss\":1,\"tokens\":1}\n"
                                   "{\"step\":1,\"valid\":\"</desc><svg onload=z>\",\"valid_loss\":2}\n");
     OK(history_read(in_dir("<b>'&\""), &h[0]));
-    OK(history_read(in_dir("b"), &h[1]));
+    OK(history_read(in_dir("\xff\xfe\xc3(\x01\xc2\x9b \xe2\x82\xac"), &h[1]));
     const char *page = page_of(h, 2);
-    CHECK(!strstr(page, "<script>alert") && !strstr(page, "<img") && !strstr(page, "<svg onload") && !strstr(page, "<b>"));
-    CHECK(strstr(page, "&lt;/title&gt;&lt;script&gt;alert(1)") && strstr(page, "&lt;img src=x onerror=y&gt;"));
+    CHECK(!strstr(page, "<img") && !strstr(page, "<svg onload") && !strstr(page, "<b>"));
+    CHECK(strstr(page, "</svg>&lt;b&gt;&#39;&amp;&quot;<small>") && strstr(page, "&lt;img src=x onerror=y&gt;"));
+    CHECK(!strstr(page, "\xc2\x9b")); /* a control character in two bytes */
     CHECK(strstr(page, "a&quot;b&#39;c&amp;d") && strstr(page, "&lt;/desc&gt;&lt;svg onload=z&gt;"));
-    CHECK(strstr(page, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD(  \xe2\x82\xac"));
+    CHECK(strstr(page, "\xEF\xBF\xBD\xEF\xBF\xBD\xEF\xBF\xBD(   \xe2\x82\xac"));
     CHECK(strstr(page, "<code>data.train</code>") && !strstr(page, "<code>data.seed</code>"));
     CHECK(strstr(page, "<code>data.valid</code>") && strstr(page, "not there") && !strstr(page, "<code>run.name"));
     history_release(&h[0]);
     history_release(&h[1]);
 }
 
+/* Named by their folders, for what one configuration was tried with has one name. */
 TEST(runs_of_one_name_are_told_apart)
 {
     History h[3];
-    make_run("first", "[run]\nname = demo\n");
-    make_run("second", "[run]\nname = demo\n");
-    make_run("third", "[run]\nname = other\n");
-    OK(history_read(in_dir("first"), &h[0]));
-    OK(history_read(in_dir("second"), &h[1]));
-    OK(history_read(in_dir("third"), &h[2]));
+    make_run("first/demo", "[run]\nname = of its configuration\n");
+    make_run("second/demo", "[run]\nname = of its configuration\n");
+    make_run("other", "[run]\nname = of its configuration\n");
+    OK(history_read(in_dir("first/demo"), &h[0]));
+    OK(history_read(in_dir("second/demo/"), &h[1]));
+    OK(history_read(in_dir("other"), &h[2]));
     CHECK(!strcmp(report_name(h, 3, 0), h[0].dir) && !strcmp(report_name(h, 3, 1), h[1].dir));
     CHECK(!strcmp(report_name(h, 3, 2), "other") && !strcmp(report_name(h, 1, 0), "demo"));
     const char *legend = strstr(page_of(h, 3), "<ul class=\"legend\">");
-    CHECK(legend && strstr(legend, "/first</li>") && strstr(legend, "/second</li>") && strstr(legend, "other</li>"));
-    CHECK(strstr(legend, "/second: ") && strstr(legend, "/second: 1 skipped step</title>"));
+    CHECK(legend && strstr(legend, "/first/demo</li>") && strstr(legend, "/second/demo/</li>") && strstr(legend, "other</li>"));
+    CHECK(strstr(legend, "/second/demo/: ") && strstr(legend, "/second/demo/: 1 skipped step</title>"));
     for (int i = 0; i < 3; i++) history_release(&h[i]);
 }
 

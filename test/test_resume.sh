@@ -56,10 +56,12 @@ check "another is (got $?)" grep -qF "tensor 'embedding.token.weight' has shape 
 # weights of a folder that is being trained in: the checkpoint that was found is removed before it is read, and the only
 # one is newer
 run live train.stop_at=7
+cp -r live further && run further train.stop_at=8
 MEGATRAIN_RANK_FAULT=0:read:stop "$mt" --config tiny.ini run.dir=heir checkpoint.load=live train.stop_at=2 >/dev/null 2>heir.err &
 pid=$!
 until stands_still $pid || ! kill -0 $pid 2>/dev/null; do sleep 0.01; done
-mv live/checkpoints/step-0000000{7,8}
+rm -r live/checkpoints/step-00000007
+mv further/checkpoints/step-00000008 live/checkpoints/
 kill -CONT $pid
 wait $pid
 check "a run that begins with weights that are removed meanwhile (got $?)" [ "$(losses heir | wc -l)" -eq 2 ]

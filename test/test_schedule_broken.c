@@ -203,7 +203,7 @@ TEST(early_update)
     Schedule s;
     make(&s, "1f1b", 2, 4);
     move(&s, 0, find(&s, 0, ACT_REDUCE, 0), find(&s, 0, ACT_B, 3));
-    refused(&s, "is early: weight halves are still to come");
+    refused(&s, "is early: wgrads are still to come");
     make(&s, "1f1b", 2, 4);
     swap(nth(&s, 0, ACT_UPDATE, 0), nth(&s, 0, ACT_NORM, 0));
     refused(&s, "is early: there is no norm yet");

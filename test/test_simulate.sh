@@ -90,8 +90,10 @@ check "a large picture: $(wc -c <big.svg) bytes" [ "$(wc -c <big.svg)" -lt 80000
 
 # ---- all schedules
 "$mt" simulate --compare --stages 4 --microbatches 8 >all.txt
-check "compare has 1f1b" grep -qE '^1f1b +1 +33\.00 +37\.5 +27\.3 +4\.00 +4\.00 +1 ' all.txt
-check "compare has zb-v at half a unit a chunk" grep -qE '^zb-v +2 +25\.50 +6\.2 +5\.9 +4\.00 +4\.00 +1 ' all.txt
+check "compare has 1f1b" grep -qE '^1f1b +sync +1 +33\.00 +37\.5 +27\.3 +4\.00 +4\.00 +1 ' all.txt
+check "compare has zb-v at half a unit a chunk" grep -qE '^zb-v +sync +2 +25\.50 +6\.2 +5\.9 +4\.00 +4\.00 +1 ' all.txt
+check "compare marks what is asynchronous: $(awk '$2 == "async" { print $1 }' all.txt | xargs)" \
+    [ "$(awk '$2 == "async" { sub("[+]split", "", $1); print $1 }' all.txt | sort -u | xargs)" = "2bw pipedream pipedream-vertical" ]
 check "compare: all are legal here" [ "$(grep -c 'not legal' all.txt)" -eq 0 ]
 "$mt" simulate --compare --stages 3 --microbatches 5 >all.txt
 check "compare says why not" grep -q "schedule 'dualpipe' needs an even number of ranks" all.txt
@@ -101,6 +103,6 @@ import json
 rows = {r['schedule']: r for r in json.load(open('all.json'))}
 assert len(rows) > 35 and rows['1f1b']['makespan'] == 33 and rows['zb-v']['makespan'] == 25.5, len(rows)"
 "$mt" simulate --compare --stages 4 --microbatches 8 --slices 4 >all.txt
-check "compare: only seq1f1b has the slices" grep -qE '^seq1f1b +1 +26\.25 +9\.4 +8\.6 +1\.75 ' all.txt
-check "compare: the others have none" grep -qE '^1f1b +1 +33\.00 +37\.5 +27\.3 +4\.00 ' all.txt
+check "compare: only seq1f1b has the slices" grep -qE '^seq1f1b +sync +1 +26\.25 +9\.4 +8\.6 +1\.75 ' all.txt
+check "compare: the others have none" grep -qE '^1f1b +sync +1 +33\.00 +37\.5 +27\.3 +4\.00 ' all.txt
 finish

@@ -291,17 +291,18 @@ TEST(another_job_is_named)
     kill(ranks.rank[0].pid, SIGUSR1);
     finish(5);
     says(0, 10, " s for rank 1 of 2");
-    says(1, 10, "belongs to another job (job one)");
+    says(1, 10, "belongs to another job");
 }
 
-/* As the host of another job answers. */
+/* As the host of another job answers: with a proof that is not ours. */
 static void answer_for_another_job(int listener)
 {
-    Hello hello;
-    Welcome w = { .magic = LINK_MAGIC, .kind = WELCOME_OTHER_JOB, .text = "job one" };
+    Call call;
+    Answer answer = { .proof = { 1 } };
     int fd = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
-    CHECK(fd >= 0 && recv(fd, &hello, sizeof hello, MSG_WAITALL) == sizeof hello);
-    CHECK(send(fd, &w, sizeof w, MSG_NOSIGNAL) == sizeof w);
+    CHECK(fd >= 0 && recv(fd, &call, sizeof call, MSG_WAITALL) == sizeof call);
+    answer.call = call;
+    CHECK(send(fd, &answer, sizeof answer, MSG_NOSIGNAL) == sizeof answer);
     close(fd);
 }
 
@@ -318,7 +319,7 @@ TEST(another_job_that_falls_silent_is_named)
         if (poll(&poll_listener, 1, 10) == 1) answer_for_another_job(listener), answers++;
     }
     finish(10);
-    says(0, 10, "belongs to another job (job one)");
+    says(0, 10, "belongs to another job");
     close(listener);
 }
 
@@ -356,7 +357,7 @@ static int only_come(int i, void *arg)
 {
     const Plan *p = arg;
     Boot b = boot_of(p->as_rank[i], p->size, p->port);
-    Hello hello = meet_hello(&b);
+    Hello hello = greet_hello(&b);
     Meeting m;
     NEED(!meet_host(&b, &hello, p->timeout_s, clock_s() + p->timeout_s, &m));
     fprintf(out, "here\n");
@@ -392,7 +393,7 @@ static int give_up(int i, void *arg)
 {
     const Plan *p = arg;
     Boot b = boot_of(p->as_rank[i], p->size, p->port);
-    Hello hello = meet_hello(&b);
+    Hello hello = greet_hello(&b);
     Meeting m;
     Frame f;
     const double waited_s = 0.1, deadline = clock_s() + 10;
@@ -588,6 +589,73 @@ TEST(frames_have_a_limit)
     close(ends[1]);
     link_close(&l);
 }
+
+/* ---- limits ---- */
+
+/* A rank that stores as much as it can has its share, and leaves the others theirs. */
+static int fill_store(int i, void *arg)
+{
+    Store *s;
+    char key[32];
+    static char big[STORE_VALUE_BYTES];
+    int values = 0, keys = 0;
+    NEED(!join(i, arg, &s));
+    for (; i == 1 && values < 100; values++) {
+        snprintf(key, sizeof key, "big/%d", values);
+        if (store_set(s, key, big, sizeof big)) break;
+    }
+    if (i == 1) NEED(values == 4 && strstr(err_message(), "no more room for this rank"));
+    for (; i == 2 && keys < 5000; keys++) {
+        snprintf(key, sizeof key, "small/%d", keys);
+        if (store_set(s, key, "", 0)) break;
+    }
+    if (i == 2) NEED(keys == 1024 && strstr(err_message(), "no more room for this rank"));
+    if (i == 1) NEED(!store_set(s, "big/0", "", 0) && !store_set(s, "big/4", big, sizeof big)); /* gives room */
+    if (i == 0) NEED(!store_set(s, "mine", big, sizeof big) && !store_get(s, "mine", big, sizeof big, NULL, 10));
+    store_close(s, 10);
+    return 0;
+}
+
+TEST(a_rank_has_a_share_of_the_store) { all_do(fill_store, 3, 20); }
+
+/* A second connection with the secret and the process's own number. */
+static int call_again(const Store *s, LinkRole role, Link *l)
+{
+    Meeting again = { .key = store_meeting(s)->key };
+    Greeting g;
+    const Meeting *m = store_meeting(s);
+    Hello hello = *store_hello(s);
+    char why[200];
+    hello.role = role;
+    int fd = net_dial(m->addr, m->port, clock_s() + 5, why, sizeof why);
+    if (fd < 0) return -1;
+    link_open(l, fd, 0);
+    if (!greet_call(&g, l, &again.key, &hello, m->port) ||
+        greet_until(&g, l, &again.welcome, clock_s() + 5) != GREET_DONE)
+        return -1;
+    return (int)again.welcome.kind;
+}
+
+static int connect_twice(int i, void *arg)
+{
+    Store *s;
+    Link watch, second;
+    int64_t sum = 0;
+    NEED(!join(i, arg, &s));
+    NEED(!store_add(s, "here", 1, NULL));
+    NEED(call_again(s, ROLE_STORE, &second) == WELCOME_REFUSED);
+    link_close(&second);
+    NEED(call_again(s, ROLE_WATCH, &watch) == WELCOME);
+    NEED(call_again(s, ROLE_WATCH, &second) == WELCOME_REFUSED);
+    link_close(&second);
+    NEED(!store_add(s, "here", 0, &sum) && sum >= 1); /* the first one goes on */
+    NEED(link_put(&watch, FRAME_LEAVE, 0, NULL, 0, NULL, 0) && link_flush_until(&watch, clock_s() + 5));
+    while (link_wait_bytes(&watch, watch.in_size + 1, clock_s() + 5)) {} /* until it is closed: not judged as lost */
+    link_close(&watch);
+    return store_close(s, 10) ? 1 : 0;
+}
+
+TEST(a_second_connection_is_refused) { all_do(connect_twice, 2, 30); }
 
 /* ---- the end ---- */
 

@@ -36,6 +36,10 @@ threads() { "$mt" --config tiny.ini run.dir="$(mktemp -u run.XXXXXX)" "$@" 2>&1 
 large=(model.layers=1 model.hidden=256 model.heads=4 model.seq=256 train.micro_batch=3)
 check "a tiny model: one thread" [ "$(threads)" = 1 ]
 check "unless told otherwise" [ "$(OMP_NUM_THREADS=2 threads)" = 2 ]
+for threads in 1025 30000 999999999 30000,2; do
+    OMP_NUM_THREADS=$threads expect 2 "OMP_NUM_THREADS='$threads': a rank has at most 1024 threads" "$mt" --config tiny.ini
+done
+OMP_NUM_THREADS=1024 expect 0 "ok on 1 rank" "$mt" config check --config tiny.ini
 check "or by the key" [ "$(threads debug.threads=2)" = 2 ]
 got=$(threads "${large[@]}")
 check "a larger model: $got threads of ${processors:-unknown}" \

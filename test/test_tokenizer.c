@@ -6,9 +6,9 @@
 #include "test.h"
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/pretoken.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 #include "scratch.h"
 
 #define FIXTURES "../shared/fixtures/tokenizers"

@@ -1,9 +1,9 @@
 /* Forms of tokenizer.json that are understood, refused or damaged; JSON lines. */
 #include "test.h"
 
+#include "base/utf8.h"
 #include "data/jsonl.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 #include "scratch.h"
 
 #define TAIL "\"ab\":256,\"abc\":257,\"bc\":258"
@@ -28,7 +28,7 @@ typedef struct {
 
 static const char *make_json(JsonParts p)
 {
-    static char vocab[8192], text[16384];
+    static char vocab[8192], text[96 << 10];
     put_vocab(vocab, p.tail ? p.tail : TAIL);
     snprintf(text, sizeof text,
              "{\"added_tokens\":[%s],%s\"normalizer\":%s,\"pre_tokenizer\":%s,\"decoder\":{"
@@ -164,6 +164,26 @@ TEST(a_folder_with_both_forms)
     CHECK(ids.count == 1 && ids.ids[0] == 300);
     free(ids.ids);
     tokenizer_close(t);
+}
+
+TEST(an_added_token_has_up_to_65535_bytes)
+{
+    enum { MOST = 65535 };
+    Tokenizer *t;
+    char *added = malloc(MOST + 64);
+    for (int extra = 0; extra < 2; extra++) {
+        int n = sprintf(added, "{\"id\":300,\"content\":\"");
+        memset(added + n, 'z', MOST + extra);
+        strcpy(added + n + MOST + extra, "\"}");
+        const char *path = make_json((JsonParts){ .added = added });
+        if (extra) FAILS(tokenizer_open(path, &t), ERR_DATA, "an added token has 65536 bytes, at most 65535 can be");
+        else {
+            OK(tokenizer_open(path, &t));
+            tokenizer_close(t);
+        }
+    }
+    free(added);
+    FAILS(tokenizer_open(make_json((JsonParts){ .added = "{\"id\":300,\"content\":\"\"}" }), &t), ERR_DATA, "no content");
 }
 
 TEST(many_added_tokens_in_many_blanks)

@@ -8,8 +8,8 @@
 #include <utf8proc.h>
 
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/tokenizer.h"
-#include "data/utf8.h"
 #include "scratch.h"
 
 static bool all_of_it(void)

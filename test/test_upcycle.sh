@@ -83,6 +83,6 @@ refuse "give checkpoint.load" "${whole[@]}" checkpoint.load=
 refuse "a shared expert could begin as" "${whole[@]}" moe.shared_ffn=64
 refuse "moe.ffn must divide model.ffn" "${whole[@]}" moe.ffn=24
 refuse "model.ffn / moe.ffn = 4 experts, which must divide experts and topk" "${whole[@]}" moe.ffn=16
-refuse "take normalize = true" "${whole[@]}" moe.router=sigmoid
+refuse "take moe.router=softmax" "${whole[@]}" moe.router=sigmoid
 refuse "no experts to begin as another" moe.experts=0
 finish

@@ -2,8 +2,8 @@
  * than must be. */
 #include "test.h"
 
+#include "base/utf8.h"
 #include "cli/utf8_out.h"
-#include "data/utf8.h"
 
 /* What comes out of `bytes` given in pieces of `piece` bytes. */
 static char *through(const char *bytes, int64_t size, int piece)
@@ -55,6 +55,19 @@ TEST(nothing_is_held_back_without_need)
     CHECK(u.held_bytes == 0);
     fclose(u.file);
     CHECK(strcmp(text, "a\xE2\x82\xAC" BAD) == 0);
+}
+
+TEST(a_terminal_gets_no_escapes)
+{
+    static const char in[] = "a\033[2J\n\tb\xC2\x9B" "c\xC3\xA9";
+    char text[2][32] = { "", "" };
+    for (int terminal = 0; terminal < 2; terminal++) {
+        Utf8Out u = { .file = fmemopen(text[terminal], sizeof text[0], "w"), .terminal = terminal };
+        for (const char *at = in; *at; at++) utf8_out_write(&u, at, 1);
+        fclose(u.file);
+    }
+    CHECK(!strcmp(text[0], in));
+    CHECK(!strcmp(text[1], "a?[2J\n\tb?" "?c\xC3\xA9"));
 }
 
 TEST(any_bytes_become_valid_text)

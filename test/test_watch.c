@@ -81,7 +81,7 @@ static Err get_from_store(void *user, const char *key, void *bytes, int64_t cap,
 static int chain(int rank, const Plan *p, Store *s, Watch *w)
 {
     static const int members[] = { 0, 1, 2, 3 };
-    GlooOptions o = { .rank = rank, .size = p->size, .address = "127.0.0.1", .timeout_s = 20,
+    GlooOptions o = { .rank = rank, .size = p->size, .address = "127.0.0.1", .secret = "a secret of tests", .timeout_s = 20,
                       .store = { s, set_in_store, get_from_store } };
     GlooWorld *world;
     Device device;

@@ -83,12 +83,12 @@ check "a traced run: $(trace_holds traced; grep -m3 '^bad' traced.trace)" trace_
 for want in 'step: 3' 'evaluation: 1' 'checkpoint: 1' 'forward: 65' 'backward: 15' 'next batch: 15'; do
     check "span $want: $(grep "span ${want%%:*}" traced.trace)" grep -qx "span $want" traced.trace
 done
-state=$(($(planned 'weights (fp32)') + $(planned 'gradients (64-bit fixed point)') + $(planned moments) + $(planned 'tables, batches, statistics')))
+state=$(($(planned 'weights (fp32)') + $(planned gradients) + $(planned moments) + $(planned 'tables, batches, statistics')))
 check "the state is full all the time" grep -qx "counter state: $state $state $state" traced.trace
 counter() { sed -n "s/^counter $1: 0 \([0-9]*\) 0$/\1/p" traced.trace; } # its peak, if it begins and ends empty
 check "scratch is filled up to the plan's $(planned 'scratch of a layer call') and emptied: $(grep scratch traced.trace)" \
     [ "$(counter scratch)" = "$(planned 'scratch of a layer call')" ]
-halves=$(($(counter 'save (input half)') + $(counter 'save (weight half)')))
+halves=$(($(counter 'save (dgrad)') + $(counter 'save (wgrad)')))
 check "the saves are filled up to the plan's and emptied: $halves" \
     [ $halves = "$(planned 'saves between forward and backward')" ]
 run cut checkpoint.every=0 log.trace_steps=30-90 train.stop_at=32

@@ -12,6 +12,7 @@
 #include <pthread.h>
 
 #include "base/rng.h"
+#include "call_order.h"
 #include "engine/trainer.h"
 
 enum { TINY_VOCAB = 251, TINY_SEQ = 64, TINY_STEPS_MAX = 64 };
@@ -329,7 +330,7 @@ static inline int64_t tiny_global_count(const ModelSpec *m)
     return n;
 }
 
-/* Trains; run->err and message say what went wrong. */
+/* Trains, if the calls of all ranks come to an end (call_order.h); run->err and message say what went wrong. */
 static inline void tiny_train(TinyRun *run)
 {
     enum { RANKS = 16 };
@@ -344,7 +345,12 @@ static inline void tiny_train(TinyRun *run)
     run->global_count = tiny_global_count(&run->spec.model);
     for (int i = 0; i < 3; i++) run->state[i] = calloc((size_t)run->global_count, sizeof(float));
     run->err = comm_hub_open(n, run->delay_ms, &hub);
-    pthread_barrier_init(&closed, NULL, (unsigned)n);
+    if (call_order_of(&run->spec, run->grid) == ERR_INTERNAL) { /* (would hang) */
+        run->err = ERR_INTERNAL;
+        snprintf(run->message, sizeof run->message, "%s", err_message());
+        n = 0;
+    }
+    pthread_barrier_init(&closed, NULL, (unsigned)n + !n);
     for (int i = 0; i < n; i++) {
         ranks[i] = (TinyRank){ .run = run, .hub = hub, .closed = &closed, .rank = i };
         memcpy(ranks[i].state, run->state, sizeof run->state);

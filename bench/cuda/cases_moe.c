@@ -81,11 +81,12 @@ Err make_router_balance(Maker *m, AnyArgs *any)
     MAKE(dlogits, 2, UNIFORM, F32, N, E);
     MAKE(logits, 1, UNIFORM, F32, N, E);
     MAKE(load, 1, ZERO, I64, 1, E);
+    MAKE(losses, 2, ZERO, I64, 3);
     TRY(make_step(m, &step));
     a->router = (Router){ .score = ROUTER_SIGMOID, .normalize = 1, .scale = 1, .groups = 1, .group_topk = 1 };
     a->step = step;
     a->topk = m->d->topk;
-    a->aux = 1e-2f, a->z = 1e-3f;
+    a->aux = a->aux_coeff = 1e-2f, a->z = 1e-3f;
     a->rows = N;
     return ERR_OK;
 }

@@ -1,7 +1,11 @@
 #!/usr/bin/env bash
 # What the batch scripts here have in common: one step of all ranks, and the job queues again where that helps.
 #
-#   RUN_DIR=FOLDER scripts/slurm/step.sh ./megatrain ... run.dir=FOLDER
+#   scripts/slurm/step.sh --config FILE section.key=value ...      (in a job of Slurm's)
+#
+# The program is the one that this script came with, or else the one on the PATH; MEGATRAIN names another, such as one inside
+# a container. RUN_DIR sets run.dir, which a program that does not run outside a container needs. SRUN_ARGS adds words to
+# srun.
 #
 # Queued again (`scontrol requeue`; it goes on from the newest checkpoint) is what ended with
 #
@@ -10,36 +14,52 @@
 #   128 + signal a rank was killed: srun prefers that to the 7 of all others
 #
 # but after 3 ends without a new checkpoint in between the job fails with that status; so does any other status at once.
-# RUN_DIR/requeues keeps the count. SRUN_ARGS adds words to srun.
+# requeues in the run's folder keeps the count.
 set -u
-[ $# -gt 0 ] && [ -n "${RUN_DIR:-}" ] && [ -n "${SLURM_JOB_ID:-}" ] || { sed -n '2,4p' "$0" >&2; exit 2; }
+[ $# -gt 0 ] && [ -n "${SLURM_JOB_ID:-}" ] || { sed -n '2,4p' "$0" >&2; exit 2; }
+here=$(cd "$(dirname "$0")" && pwd)
+program=${MEGATRAIN:-}
+for p in "$here/../../megatrain" "$here/../../../../bin/megatrain" "$(command -v megatrain)"; do
+    [ -n "$program" ] || [ ! -x "$p" ] || program=$p
+done
+[ -n "$program" ] || { echo "step.sh: no megatrain beside $here, nor on the PATH: MEGATRAIN=FILE names it" >&2; exit 2; }
 
 # these would make one rank of all tasks, or a world of another size
 unset RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE
+# by which the ranks know each other (docs/security.md); in the environment, which other users do not see
+MEGATRAIN_SECRET=$(od -An -N32 -v -tx1 /dev/urandom | tr -d ' \n')
+export MEGATRAIN_SECRET
 export OMP_NUM_THREADS=${OMP_NUM_THREADS:-${SLURM_CPUS_PER_TASK:-1}}
-# each task has cores of its own and sees one GPU, a near one
+run_dir=${RUN_DIR:-}
+if [ -n "$run_dir" ]; then set -- "$@" run.dir="$run_dir"
+else
+    dump=$("$program" config dump "$@" --world "${SLURM_NTASKS:-1}") || exit
+    run_dir=$(sed -n '/^\[run\]/,/^\[model/s/^dir = \(.*[^ ]\) *; [^;]*$/\1/p' <<<"$dump")
+fi
+# Each task has cores of its own, and takes the next GPU of its node by itself: where Slurm shows it one only, GPUs may
+# not reach each other's memory.
 bind=(--cpu-bind=cores)
-[ "${SLURM_GPUS_ON_NODE:-0}" = 0 ] || bind+=(--gpu-bind=single:1)
+[ "${SLURM_GPUS_ON_NODE:-0}" = 0 ] || bind+=(--gpu-bind=none)
 
 # The first rank that leaves does not end the others: they have a verdict to print. Who has not left a minute after the
 # first one is frozen, and ended.
-srun --kill-on-bad-exit=0 --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${bind[@]}" ${SRUN_ARGS:-} "$@"
+srun --kill-on-bad-exit=0 --wait=60 --cpus-per-task="${SLURM_CPUS_PER_TASK:-1}" "${bind[@]}" ${SRUN_ARGS:-} "$program" "$@"
 code=$?
 
 case $code in
 7 | 8 | 75) ;;
 *) [ $code -gt 128 ] || exit $code ;;
 esac
-newest=$(ls "$RUN_DIR/checkpoints" 2>/dev/null | grep -x 'step-[0-9]*' | sort | tail -1)
+newest=$(ls "$run_dir/checkpoints" 2>/dev/null | grep -x 'step-[0-9]*' | sort | tail -1)
 newest=${newest:-none}
-read -r before count 2>/dev/null <"$RUN_DIR/requeues" || before='' count=0
+read -r before count 2>/dev/null <"$run_dir/requeues" || before='' count=0
 if [ "$before" = "$newest" ]; then count=$((count + 1)); else count=1; fi
 if [ $count -gt 3 ]; then
     echo "step.sh: exit status $code, and no checkpoint after $newest in 3 attempts: the job ends" >&2
-    rm -f "$RUN_DIR/requeues"
+    rm -f "$run_dir/requeues"
     exit $code
 fi
-mkdir -p "$RUN_DIR" && echo "$newest $count" >"$RUN_DIR/requeues" || exit $code
+mkdir -p "$run_dir" && echo "$newest $count" >"$run_dir/requeues" || exit $code
 echo "step.sh: exit status $code, newest checkpoint $newest: job $SLURM_JOB_ID queues again" >&2
 scontrol requeue "$SLURM_JOB_ID" || echo "step.sh: that failed; is the job submitted with --requeue?" >&2
 exit $code

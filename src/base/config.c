@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/config_reader.h"
+#include "base/processors.h"
 #include "base/words.h"
 
 enum { FREE, FIXED, AUTO = -1 };

@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdio.h>
 
+#include "base/activation.h"
 #include "base/arena.h"
 #include "base/batch_ramp.h"
 #include "base/layer_set.h"
@@ -103,8 +104,15 @@ typedef struct {
 Err config_read(Config *c, ConfigSource source);
 void config_release(Config *c);
 
-/* Whether c, which config_read returned, breaks no rule between its keys with parallel.slices = `slices`. */
-bool config_allows_slices(const Config *c, int64_t slices);
+/*
+ * c, which config_read returned, with other values: "section.key=value", several parted by blanks. What was filled in
+ * is filled in anew. False where that breaks a rule between keys. *out has texts of c: release it first, also after
+ * false.
+ */
+bool config_with(const Config *c, const char *values, Config *out);
+
+/* model.activation, once it is no longer auto. */
+Activation config_activation(const Config *c);
 
 /* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
 void config_dump(const Config *c, FILE *out, bool origins);
@@ -156,8 +164,9 @@ ConfigId config_nearest(const char *section, const char *name);
  * (config_meant.c), of any section, or the nearest. How many, 0 to CONFIG_MEANT. */
 enum { CONFIG_MEANT = 4, CONFIG_SUGGEST_BYTES = 320 };
 int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEANT]);
-/* The same as a question: "did you mean 'section.key' or ...?", with `value` 'section.key=value'; "" if there is none.
- * Returns out. */
+/* The same as a question: "did you mean 'section.key' or ...?", or a note where there is none here; "" if nothing is
+ * known. With another framework's `value` 'section.key=' and ours for it; where it is the same, it is said if section
+ * is "". Returns out. */
 const char *config_suggest(const char *section, const char *name, const char *value,
                            char out[CONFIG_SUGGEST_BYTES]);
 

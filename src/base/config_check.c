@@ -1,8 +1,10 @@
 /*
  * What a configuration means as a whole: config_resolve() fills in what was left open, config_check_unbuilt() is the
  * list of what this build cannot do, config_check() that of relations between keys. A rule about a key whose value was
- * already refused, or is not built, is not looked at, so one mistake is reported once.
+ * already refused, or is not built, is not looked at, so one mistake is reported once. What a complaint proposes stands
+ * behind the rule, as config_take (config_hint.c), and never in its text.
  */
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -11,6 +13,7 @@
 #include "base/layer_set.h"
 #include "base/int64.h"
 #include "base/mathx.h"
+#include "base/rank_list.h"
 
 /* ---- filling in ---- */
 
@@ -71,11 +74,19 @@ static int64_t usual_tp_blocks(const Config *c)
     return blocks;
 }
 
-/* The feed-forward width that is usual for the activation: swiglu has three matrices instead of two. */
+Activation config_activation(const Config *c)
+{
+#define ACTIVATION_OF(name, text, gated) [MODEL_ACTIVATION_##name] = ACT_##name,
+    static const Activation all[] = { ACTIVATIONS(ACTIVATION_OF) };
+#undef ACTIVATION_OF
+    return all[c->model.activation];
+}
+
+/* The feed-forward width that is usual for the activation: gated ones have three matrices instead of two. */
 static int64_t usual_ffn(const Config *c)
 {
     int64_t D = c->model.hidden;
-    return c->model.activation != MODEL_ACTIVATION_GELU ? 8 * D / (3 * 64) * 64 : 4 * D;
+    return activation_gated(config_activation(c)) ? 8 * D / (3 * 64) * 64 : 4 * D;
 }
 
 static void resolve_name(ConfigReader *r)
@@ -270,19 +281,26 @@ static void add_key(const Config *c, ConfigId id, char *out, int size_bytes)
 }
 
 /* Complains unless `holds`. The report starts with the place of the first of the keys that was given. */
-void config_check_rule(ConfigReader *r, bool holds, const char *text, const ConfigId *ids, int count)
+void config_check_rule(ConfigReader *r, bool holds, const char *text, ConfigKeys keys)
 {
     const Config *c = r->config;
+    const ConfigId *ids = keys.ids;
     char place[512], list[768] = "";
     int first = 0;
-    for (int i = 0; i < count; i++)
+    r->holds = true;
+    for (int i = 0; i < keys.count; i++)
         if (r->bad[ids[i]]) return;
     if (holds) return;
-    while (first < count && c->origin[ids[first]].kind < ORIGIN_FILE) first++;
-    if (first == count) first = 0;
+    r->holds = false;
+    r->ways = 0;
+    if (r->broken_count < CONFIG_BROKEN)
+        r->broken[r->broken_count] = (ConfigRule){ keys.function, keys.line, ids[0] };
+    r->broken_count++;
+    while (first < keys.count && c->origin[ids[first]].kind < ORIGIN_FILE) first++;
+    if (first == keys.count) first = 0;
     config_origin(c, ids[first], place, sizeof place);
     add_key(c, ids[first], list, sizeof list);
-    for (int i = 0, named = 0; i < count; i++) {
+    for (int i = 0, named = 0; i < keys.count; i++) {
         if (i == first) continue;
         strncat(list, named++ ? ", " : " with ", sizeof list - strlen(list) - 1);
         add_key(c, ids[i], list, sizeof list);
@@ -323,6 +341,7 @@ static void check_model(ConfigReader *r)
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || (cpu && c->run.precision == RUN_PRECISION_FP32),
          "every layout gives the same bits on the CPU in fp32 only", CFG_run_reproducible, CFG_run_device,
          CFG_run_precision);
+    config_take(r, "run.reproducible=run");
     RULE(!c->run.graphs || !cpu, "only device=cuda has graphs", CFG_run_graphs, CFG_run_device);
     RULE(!c->run.graphs || c->derived.world_size == 1,
          "graphs do not record communication: one rank alone has them", CFG_run_graphs);
@@ -344,8 +363,8 @@ static void check_model(ConfigReader *r)
              c->model.activation_limit == config_defaults.model.activation_limit,
          "only activation = clamped_swiglu reads it", CFG_model_activation_limit, CFG_model_activation);
     RULE(!c->model.mtp_layers || c->model.position != MODEL_POSITION_LEARNED,
-         "multi-token prediction has no learned positions: take rope or none", CFG_model_mtp_layers,
-         CFG_model_position);
+         "multi-token prediction has no learned positions", CFG_model_mtp_layers, CFG_model_position);
+    config_take(r, "model.position=rope, or model.position=none");
     RULE(c->model.mtp_layers || c->model.mtp_weight == config_defaults.model.mtp_weight,
          "no losses to weigh: give mtp_layers", CFG_model_mtp_weight, CFG_model_mtp_layers);
     RULE(c->model.layers + c->model.mtp_layers <= LAYERS_MAX, "at most 1024 with model.layers",
@@ -393,27 +412,21 @@ static void check_blocks(ConfigReader *r)
     RULE(is_power_of_two(c->parallel.attn_block), "must be a power of two", CFG_parallel_attn_block);
 }
 
-/* "; nearest that fit: 6 and 12" */
-static void nearest_worlds(char *out, size_t size, int64_t world_size, int64_t unit)
-{
-    const long long below = world_size / unit * unit, above = below + unit;
-    if (below) snprintf(out, size, "; nearest that fit: %lld and %lld", below, above);
-    else snprintf(out, size, "; nearest that fits: %lld", above);
-}
-
 static void check_layout(ConfigReader *r)
 {
     const Config *c = r->config;
     int64_t tp = c->parallel.tp, world_size = c->derived.world_size;
     const int64_t dense = dense_ranks(c), expert = expert_ranks(c);
-    char text[200], nearest[80];
-    nearest_worlds(nearest, sizeof nearest, world_size, common_multiple(dense, expert));
-    snprintf(text, sizeof text, "tp x pp x cp must divide the number of ranks: the world size is %lld%s",
-             (long long)world_size, nearest);
+    const int64_t both = common_multiple(dense, expert);
+    char text[200];
+    snprintf(text, sizeof text, "tp x pp x cp must divide the number of ranks: the world size is %lld",
+             (long long)world_size);
     RULE(world_size % dense == 0, text, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
-    snprintf(text, sizeof text, "ep x etp x pp must divide the number of ranks: the world size is %lld%s",
-             (long long)world_size, nearest);
+    config_take_ranks(r, both);
+    snprintf(text, sizeof text, "ep x etp x pp must divide the number of ranks: the world size is %lld",
+             (long long)world_size);
     RULE(world_size % expert == 0, text, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_pp);
+    config_take_ranks(r, both);
     const int64_t parts =
         kv_head_parts(c->parallel.tp_blocks, c->model.heads, c->model.kv_heads, c->model.head_dim);
     snprintf(
@@ -423,18 +436,22 @@ static void check_layout(ConfigReader *r)
         (long long)c->model.kv_heads, (long long)parts);
     RULE(c->model.kv_heads * parts % tp == 0, text, CFG_parallel_tp, CFG_model_kv_heads, CFG_model_heads,
          CFG_model_head_dim, CFG_parallel_tp_blocks);
+    config_take_near(r, CFG_parallel_tp);
     RULE(c->model.ffn % tp == 0, "tp must divide ffn", CFG_parallel_tp, CFG_model_ffn);
     RULE(!c->model.mtp_layers || c->model.hidden % tp == 0, "with mtp_layers, tp must divide hidden",
          CFG_parallel_tp, CFG_model_hidden, CFG_model_mtp_layers);
-    RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1, or sp = auto",
+    RULE(!c->parallel.sp || tp > 1, "sp cuts rows over tensor-parallel ranks: it needs tp > 1",
          CFG_parallel_sp, CFG_parallel_tp);
+    config_take(r, "parallel.sp=auto");
     RULE(!c->parallel.sp || c->train.micro_batch * c->model.seq % (tp * c->parallel.cp) == 0,
          c->parallel.cp > 1 ? "with sp, tp x cp must divide micro_batch * seq"
                             : "with sp, tp must divide micro_batch * seq",
          CFG_parallel_tp, CFG_train_micro_batch, CFG_model_seq);
+    config_take(r, "parallel.sp=false");
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % tp == 0,
-         "the layout cuts inside a canonical block: tp must divide tp_blocks; or take reproducible = run",
-         CFG_run_reproducible, CFG_parallel_tp, CFG_parallel_tp_blocks);
+         "the layout cuts inside a canonical block: tp must divide tp_blocks", CFG_run_reproducible,
+         CFG_parallel_tp, CFG_parallel_tp_blocks);
+    config_take(r, "parallel.tp_blocks=%lld, or run.reproducible=run", (long long)tp);
     const bool alone = world_size == 1 && !c->derived.any_world;
     RULE(!c->debug.comm_check || !alone, "one rank has no communication to compare", CFG_debug_comm_check);
     RULE(!c->debug.comm_delay_ms || !alone, "one rank has no communication to delay",
@@ -463,6 +480,7 @@ static void check_training(ConfigReader *r)
              (long long)c->derived.dp);
     RULE(batch_ramp_divides(&c->derived.batch, c->train.micro_batch * c->derived.dp), text,
          CFG_train_global_batch, CFG_train_micro_batch, CFG_parallel_tp, CFG_parallel_pp, CFG_parallel_cp);
+    config_take_near(r, CFG_train_micro_batch);
     RULE((c->train.steps > 0) != (c->train.tokens > 0), "give either steps or tokens", CFG_train_tokens,
          CFG_train_steps);
     RULE(samples < INT64_MAX && !__builtin_mul_overflow(samples, c->model.seq, &tokens),
@@ -509,9 +527,20 @@ static void check_keeping(ConfigReader *r)
          CFG_checkpoint_keep_best);
 }
 
+/* (with the longest name that is put behind it) */
+enum { PATH_MOST = PATH_MAX - 256 };
+
+static bool path_fits(const char *path) { return strlen(path) <= PATH_MOST; }
+
 static void check_files(ConfigReader *r)
 {
     const Config *c = r->config;
+    char text[80];
+    snprintf(text, sizeof text, "a path of at most %d bytes has room for names in it", PATH_MOST);
+    RULE(path_fits(c->run.dir), text, CFG_run_dir);
+    RULE(path_fits(c->data.tokenizer), text, CFG_data_tokenizer);
+    RULE(path_fits(c->checkpoint.resume), text, CFG_checkpoint_resume);
+    RULE(path_fits(c->checkpoint.load), text, CFG_checkpoint_load);
     RULE(!*c->data.valid || !*c->data.split, "give either valid or split", CFG_data_valid, CFG_data_split);
     RULE(!*c->data.split || split_is_valid(c->data.split),
          "must be two or three shares of documents, such as 98,2", CFG_data_split);
@@ -522,9 +551,13 @@ static void check_files(ConfigReader *r)
     RULE(c->derived.trace_last >= 0, "must be a step, or two in order such as 100-104", CFG_log_trace_steps);
     RULE(!*c->log.trace_steps || !c->log.trace_every, "give either trace_steps or trace_every",
          CFG_log_trace_steps, CFG_log_trace_every);
+    RULE(!*c->log.trace_ranks ||
+             rank_list_read(c->log.trace_ranks,
+                            (int)(c->derived.any_world ? CONFIG_RANKS_MAX : c->derived.world_size), NULL),
+         "must be ranks of the run, counted from 0, such as 0,3-5, or all", CFG_log_trace_ranks);
 }
 
-void config_check(ConfigReader *r)
+void config_check_rules(ConfigReader *r)
 {
     check_model(r);
     check_nccl(r);
@@ -537,6 +570,17 @@ void config_check(ConfigReader *r)
     check_training(r);
     check_files(r);
     check_keeping(r);
+}
+
+/* What is broken is known before a way out of any of it is tried. */
+void config_check(ConfigReader *r)
+{
+    ConfigReader before = *r;
+    config_check_rules(&before);
+    if (before.mistakes == r->mistakes) return;
+    r->before = &before;
+    config_check_rules(r);
+    r->before = NULL;
 }
 
 /* ---- what this build cannot do ---- */

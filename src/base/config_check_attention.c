@@ -26,8 +26,9 @@ static void check_rope(ConfigReader *r)
     const bool rope = c->model.position == MODEL_POSITION_ROPE;
     const bool valid = layer_pattern_read(c->model.rope_layers, 1, &layers) >= 0;
     check_pattern(r, CFG_model_rope_layers, c->model.rope_layers, 1, "0 or 1");
-    RULE(!valid || layer_pattern_most(&layers), "no block has rotary positions: give a 1, or position = none",
+    RULE(!valid || layer_pattern_most(&layers), "no block has rotary positions: give a 1",
          CFG_model_rope_layers, CFG_model_position);
+    config_take(r, "model.position=none model.rope_layers=1");
     RULE(rope || strcmp(c->model.rope_layers, config_defaults.model.rope_layers) == 0,
          "only position = rope has it", CFG_model_rope_layers, CFG_model_position);
     RULE(rope || !c->model.rope_dim, "only position = rope has it", CFG_model_rope_dim, CFG_model_position);
@@ -116,10 +117,11 @@ static void check_latent_rows(ConfigReader *r)
     char text[200];
     snprintf(text, sizeof text,
              "with sp a rank of latent attention must have whole leaves of gradients: tp%s must divide "
-             "micro_batch x seq_blocks, here %lld x %lld; or take sp = false",
+             "micro_batch x seq_blocks, here %lld x %lld",
              context_factors(c), (long long)c->train.micro_batch, (long long)c->parallel.seq_blocks);
     RULE(!layout || !c->parallel.sp || blocks % (c->parallel.tp * cuts) == 0, text, CFG_parallel_tp,
          CFG_train_micro_batch, CFG_parallel_seq_blocks, CFG_model_attention);
+    config_take(r, "parallel.sp=false, or run.reproducible=run");
 }
 
 static void check_latent(ConfigReader *r)
@@ -130,23 +132,25 @@ static void check_latent(ConfigReader *r)
         check_no_latent(r);
         return;
     }
-    RULE(c->model.kv_heads == c->model.heads,
-         "latent attention has keys and values for each head: leave kv_heads at 0", CFG_model_kv_heads,
-         CFG_model_attention);
+    RULE(c->model.kv_heads == c->model.heads, "latent attention has keys and values for each head",
+         CFG_model_kv_heads, CFG_model_attention);
+    config_take(r, "model.kv_heads=0");
     RULE(c->model.head_dim == c->model.qk_nope_head_dim + c->model.qk_rope_head_dim,
-         "with attention = mla it is qk_nope_head_dim + qk_rope_head_dim: leave it at 0", CFG_model_head_dim,
+         "with attention = mla it is qk_nope_head_dim + qk_rope_head_dim", CFG_model_head_dim,
          CFG_model_qk_nope_head_dim, CFG_model_qk_rope_head_dim);
-    RULE(c->model.position == MODEL_POSITION_ROPE,
-         "latent attention has rotary positions: take position = rope", CFG_model_position,
+    config_take(r, "model.head_dim=0");
+    RULE(c->model.position == MODEL_POSITION_ROPE, "latent attention has rotary positions",
+         CFG_model_position, CFG_model_attention);
+    config_take(r, "model.position=rope");
+    RULE(!c->model.rope_dim, "with attention = mla it is qk_rope_head_dim", CFG_model_rope_dim,
          CFG_model_attention);
-    RULE(!c->model.rope_dim, "with attention = mla it is qk_rope_head_dim: leave it at 0", CFG_model_rope_dim,
-         CFG_model_attention);
+    config_take(r, "model.rope_dim=0");
     RULE(c->model.qk_rope_head_dim % 2 == 0, "columns turn in pairs: it must be even",
          CFG_model_qk_rope_head_dim);
     RULE(yarn || !(c->model.rope_mscale_all > 0), "only rope_scaling = yarn reads it",
          CFG_model_rope_mscale_all, CFG_model_rope_scaling);
-    RULE(!c->model.qk_norm, "latent attention has norms of its own: take qk_norm = false", CFG_model_qk_norm,
-         CFG_model_attention);
+    RULE(!c->model.qk_norm, "latent attention has norms of its own", CFG_model_qk_norm, CFG_model_attention);
+    config_take(r, "model.qk_norm=false");
     check_latent_gpu(r);
     check_latent_rows(r);
 }

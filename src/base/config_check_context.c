@@ -4,16 +4,6 @@
 #include "base/config_reader.h"
 #include "base/heads.h"
 
-/* "; nearest that do: 4 and 8", of the numbers of ranks twice of which divide n. */
-static void nearest_cp(char *out, size_t size, int64_t n, int64_t cp)
-{
-    int64_t below = cp, above = cp;
-    while (below > 1 && n % (2 * below)) below--;
-    while (2 * above <= n && n % (2 * above)) above++;
-    if (2 * above > n) snprintf(out, size, "; nearest that does: %lld", (long long)below);
-    else snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
-}
-
 /* Can `cp` ranks get equal shares of what a tp rank has: whole key heads, or whole parts of one? */
 static bool heads_divide(const Config *c, int64_t cp)
 {
@@ -48,22 +38,23 @@ int64_t config_cp_heads(const Config *c)
     return heads > 1 ? heads : 1;
 }
 
+static void take_other_exchange(ConfigReader *r, bool all)
+{
+    config_take(r, all ? "parallel.cp_comm=hierarchical" : "parallel.cp_heads=0");
+    config_take(r, "parallel.cp_comm=ring, or parallel.cp_comm=ring parallel.cp_heads=0");
+}
+
 /* So many ranks exchange heads: all, or neighbours. */
 static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
 {
     const Config *c = r->config;
-    int64_t fits = ranks;
-    char text[200];
-    RULE(ranks <= A2A_RANKS_MAX,
-         "heads are exchanged between 8 ranks at most; take cp_comm = hierarchical or ring",
-         CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads);
-    while (fits > 1 && (!heads_divide(c, fits) || c->model.seq % (2 * fits))) fits--;
-    snprintf(text, sizeof text,
-             "each rank gets whole key heads of a tp rank, or whole parts of one; take %s = %lld, or cp_comm "
-             "= ring",
-             all ? "cp" : "cp_heads", (long long)fits);
-    RULE(heads_divide(c, ranks), text, CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads,
-         CFG_parallel_tp, CFG_model_kv_heads, CFG_parallel_tp_blocks);
+    RULE(ranks <= A2A_RANKS_MAX, "heads are exchanged between 8 ranks at most", CFG_parallel_cp_comm,
+         CFG_parallel_cp, CFG_parallel_cp_heads);
+    take_other_exchange(r, all);
+    RULE(heads_divide(c, ranks), "each rank gets whole key heads of a tp rank, or whole parts of one",
+         CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads, CFG_parallel_tp, CFG_model_kv_heads,
+         CFG_parallel_tp_blocks);
+    take_other_exchange(r, all);
 }
 
 static void check_heads(ConfigReader *r)
@@ -73,12 +64,19 @@ static void check_heads(ConfigReader *r)
     const bool all = some_block(c, CP_COMM_A2A), neighbours = some_block(c, CP_COMM_HIERARCHICAL);
     RULE(neighbours || all || heads <= 1, "only cp_comm = hierarchical has neighbours that exchange heads",
          CFG_parallel_cp_heads, CFG_parallel_cp_comm);
-    RULE(neighbours || !all || heads <= 1 || heads == cp,
-         "a2a is between all ranks of cp; take cp_comm = hierarchical", CFG_parallel_cp_heads,
-         CFG_parallel_cp_comm, CFG_parallel_cp);
+    config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
+    RULE(neighbours || !all || heads <= 1 || heads == cp, "a2a is between all ranks of cp",
+         CFG_parallel_cp_heads, CFG_parallel_cp_comm, CFG_parallel_cp);
+    config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
     RULE(!neighbours || cp % heads == 0, "cp_heads must divide cp", CFG_parallel_cp_heads, CFG_parallel_cp);
+    config_take_near(r, CFG_parallel_cp_heads);
     if (all) check_exchange(r, true, cp);
     if (neighbours) check_exchange(r, false, heads);
+}
+
+static void take_no_ring(ConfigReader *r)
+{
+    config_take(r, "parallel.cp_comm=allgather, or parallel.cp_comm=allgather parallel.cp_heads=0");
 }
 
 /* Ranks that pass keys part by part: all, or those that have the same heads. */
@@ -90,14 +88,15 @@ static void check_ring(ConfigReader *r)
     const int64_t slices = c->parallel.slices, part = c->model.seq / (2 * ranks * slices);
     const bool ring = ranks > 1 && (some_block(c, CP_COMM_RING) || some_block(c, CP_COMM_HIERARCHICAL));
     char text[200];
-    RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks; take cp_comm = allgather",
-         CFG_parallel_cp_comm, CFG_parallel_cp);
+    RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks", CFG_parallel_cp_comm,
+         CFG_parallel_cp);
+    take_no_ring(r);
     snprintf(text, sizeof text,
-             "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks%s), here %lld; "
-             "or take cp_comm = allgather",
+             "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks%s), here %lld",
              slices > 1 ? " x slices" : "", (long long)part);
     RULE(!ring || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || part % c->parallel.attn_block == 0, text,
          CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq, CFG_parallel_slices);
+    take_no_ring(r);
 }
 
 static void check_ways(ConfigReader *r)
@@ -117,22 +116,19 @@ void config_check_context(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, parts = 2 * cp;
-    char text[240], nearest[80];
     check_ways(r);
     RULE(cp > 1 || c->derived.cp_heads == 1, "there are no ranks to exchange heads: give cp",
          CFG_parallel_cp_heads, CFG_parallel_cp);
+    config_take(r, "parallel.cp_heads=0");
     if (cp == 1) return;
-    nearest_cp(nearest, sizeof nearest, c->model.seq, cp);
-    snprintf(text, sizeof text,
-             "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq%s", nearest);
-    RULE(c->model.seq % parts == 0, text, CFG_parallel_cp, CFG_model_seq);
-    nearest_cp(nearest, sizeof nearest, c->parallel.seq_blocks, cp);
-    snprintf(text, sizeof text,
-             "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks%s; or take "
-             "seq_blocks = %lld, or reproducible = run",
-             nearest, (long long)parts);
-    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0, text,
-         CFG_run_reproducible, CFG_parallel_cp, CFG_parallel_seq_blocks);
+    RULE(c->model.seq % parts == 0,
+         "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq", CFG_parallel_cp,
+         CFG_model_seq);
+    config_take_near(r, CFG_parallel_cp);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0,
+         "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks", CFG_run_reproducible,
+         CFG_parallel_cp, CFG_parallel_seq_blocks);
+    config_take(r, "parallel.seq_blocks=%lld, or run.reproducible=run", (long long)parts);
     check_heads(r);
     check_ring(r);
 }

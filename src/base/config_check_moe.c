@@ -19,32 +19,19 @@ static void check_dense(ConfigReader *r)
     }
 }
 
-/* "nearest that do: 4 and 8", of the divisors of n */
-static void nearest_divisors(char *out, size_t size, int64_t n, int64_t x)
-{
-    int64_t below = x < n ? x : n, above = x;
-    while (below > 1 && n % below) below--;
-    while (above < n && n % above) above++;
-    if (above >= x && above <= n && above != below)
-        snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
-    else snprintf(out, size, "; nearest that does: %lld", (long long)below);
-}
-
 static void check_groups(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t experts = c->moe.experts, groups = c->moe.groups, most = c->moe.group_topk;
-    char text[160], nearest[80];
-    nearest_divisors(nearest, sizeof nearest, experts, groups);
-    snprintf(text, sizeof text, "groups must divide experts%s", nearest);
-    RULE(experts % groups == 0, text, CFG_moe_groups, CFG_moe_experts);
+    char text[160];
+    RULE(experts % groups == 0, "groups must divide experts", CFG_moe_groups, CFG_moe_experts);
+    config_take_near(r, CFG_moe_groups);
     snprintf(text, sizeof text, "a token cannot be sent to more groups than there are: at most %lld",
              (long long)groups);
     RULE(most <= groups, text, CFG_moe_group_topk, CFG_moe_groups);
-    nearest_divisors(nearest, sizeof nearest, c->moe.topk, most);
-    snprintf(text, sizeof text, "group_topk must divide topk: a group counts by its topk / group_topk best%s",
-             nearest);
-    RULE(c->moe.topk % most == 0, text, CFG_moe_group_topk, CFG_moe_topk);
+    RULE(c->moe.topk % most == 0, "group_topk must divide topk: a group counts by its topk / group_topk best",
+         CFG_moe_group_topk, CFG_moe_topk);
+    config_take_near(r, CFG_moe_group_topk);
     if (experts % groups || most > groups || c->moe.topk > experts) return;
     snprintf(text, sizeof text, "the chosen groups hold fewer: group_topk * experts / groups is %lld",
              (long long)(most * (experts / groups)));
@@ -64,8 +51,9 @@ static void check_every(ConfigReader *r)
     snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)count,
              (long long)c->model.layers);
     RULE(count == c->model.layers, text, CFG_moe_every, CFG_model_layers);
-    RULE(count != c->model.layers || layer_set_count(&set), "no block is a mixture: give a 1, or experts = 0",
-         CFG_moe_every, CFG_moe_experts);
+    RULE(count != c->model.layers || layer_set_count(&set), "no block is a mixture: give a 1", CFG_moe_every,
+         CFG_moe_experts);
+    config_take(r, "moe.every=1, or moe.experts=0 moe.every=1");
 }
 
 static void check_balance(ConfigReader *r)
@@ -76,27 +64,30 @@ static void check_balance(ConfigReader *r)
                forced = c->moe.balance == MOE_BALANCE_FORCED, aux = c->moe.aux_coeff > 0;
     RULE(!none || !aux, "there is no balance loss to weigh: give balance", CFG_moe_aux_coeff,
          CFG_moe_balance);
-    RULE(!forced || c->moe.groups == 1, "experts take turns in no groups: give groups = 1", CFG_moe_balance,
-         CFG_moe_groups);
-    RULE(!forced || !aux, "forced balance has no loss: give aux_coeff = 0", CFG_moe_aux_coeff,
-         CFG_moe_balance);
+    RULE(!forced || c->moe.groups == 1, "experts take turns in no groups", CFG_moe_balance, CFG_moe_groups);
+    config_take(r, "moe.groups=1, or moe.groups=1 moe.group_topk=1");
+    RULE(!forced || !aux, "forced balance has no loss", CFG_moe_aux_coeff, CFG_moe_balance);
+    config_take(r, "moe.aux_coeff=0");
     RULE(!forced || !(c->moe.jitter > 0),
          "forced balance does not ask the router, so noise on its input does nothing", CFG_moe_jitter,
          CFG_moe_balance);
-    RULE(!sinkhorn || !aux, "sinkhorn balances by itself, without a loss: give aux_coeff = 0",
-         CFG_moe_aux_coeff, CFG_moe_balance);
+    config_take(r, "moe.jitter=0");
+    RULE(!sinkhorn || !aux, "sinkhorn balances by itself, without a loss", CFG_moe_aux_coeff,
+         CFG_moe_balance);
+    config_take(r, "moe.aux_coeff=0");
     RULE(none || bias || forced || sinkhorn || aux,
          "the balance loss would count for nothing: aux_coeff must be above 0", CFG_moe_aux_coeff,
          CFG_moe_balance);
     RULE(!bias || c->moe.router == MOE_ROUTER_SIGMOID || c->moe.router == MOE_ROUTER_SQRT_SOFTPLUS,
-         "biases are added to scores of 0 and up: take router = sigmoid or sqrt_softplus", CFG_moe_balance,
-         CFG_moe_router);
+         "biases are added to scores of 0 and up", CFG_moe_balance, CFG_moe_router);
+    config_take(r, "moe.router=sigmoid, or moe.router=sqrt_softplus");
     RULE(c->train.micro_batch % c->moe.unit == 0,
          "a micro-batch must hold whole balance units: unit must divide it", CFG_moe_unit,
          CFG_train_micro_batch);
-    RULE(c->moe.unit == 1 || c->moe.balance != MOE_BALANCE_SEQ_AUX,
-         "seq_aux counts over single samples: take unit = 1, or balance = aux", CFG_moe_unit,
-         CFG_moe_balance);
+    config_take_near(r, CFG_moe_unit);
+    RULE(c->moe.unit == 1 || c->moe.balance != MOE_BALANCE_SEQ_AUX, "seq_aux counts over single samples",
+         CFG_moe_unit, CFG_moe_balance);
+    config_take(r, "moe.unit=1, or moe.balance=aux");
 }
 
 static void check_capacity(ConfigReader *r)
@@ -106,15 +97,17 @@ static void check_capacity(ConfigReader *r)
     const bool bounded = c->moe.slack > 0, drops = c->moe.overflow == MOE_OVERFLOW_DROP;
     RULE(limited || (bounded && drops) || c->moe.drop == MOE_DROP_PROBS, "nothing is dropped: give capacity",
          CFG_moe_drop, CFG_moe_capacity);
-    RULE(!bounded || c->moe.slack >= 1, "not even an even load would have room: take 1 or more, or 0",
+    RULE(!bounded || c->moe.slack >= 1, "not even an even load would have room: it is 1 or more, or 0",
          CFG_moe_slack);
+    config_take(r, "moe.slack=1, or moe.slack=0, or moe.slack=0 moe.overflow=stop");
     RULE(bounded || c->moe.overflow == MOE_OVERFLOW_STOP,
          "there is room for all rows that can come: give slack", CFG_moe_overflow, CFG_moe_slack);
-    RULE(!drops || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT,
-         "what is dropped depends on the layout: take reproducible = run, or overflow = stop",
+    RULE(!drops || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT, "what is dropped depends on the layout",
          CFG_moe_overflow, CFG_run_reproducible);
+    config_take(r, "run.reproducible=run, or moe.overflow=stop, or moe.overflow=stop moe.drop=probs");
     RULE(limited || !c->moe.pad, "there is no capacity to pad to: give capacity", CFG_moe_pad,
          CFG_moe_capacity);
+    config_take(r, "moe.pad=false");
 }
 
 /* Where the experts of a mixture lie, and where its rows do. */
@@ -130,20 +123,22 @@ static void check_expert_layout(ConfigReader *r)
     RULE(c->moe.ffn % c->parallel.etp == 0, "etp must divide the width of an expert", CFG_parallel_etp,
          CFG_moe_ffn);
     RULE(!c->parallel.overlap_moe || ep * c->parallel.etp > 1,
-         "rows do not travel where each rank has all experts: take ep or etp = 2 or more, or overlap_moe = "
-         "false",
+         "rows do not travel where each rank has all experts: ep or etp must be 2 or more",
          CFG_parallel_overlap_moe, CFG_parallel_ep, CFG_parallel_etp);
+    config_take(r, "parallel.overlap_moe=false");
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.tp_blocks % c->parallel.etp == 0,
-         "the layout cuts inside a canonical block: etp must divide tp_blocks; or take reproducible = run",
-         CFG_run_reproducible, CFG_parallel_etp, CFG_parallel_tp_blocks);
+         "the layout cuts inside a canonical block: etp must divide tp_blocks", CFG_run_reproducible,
+         CFG_parallel_etp, CFG_parallel_tp_blocks);
+    config_take(r, "parallel.tp_blocks=%lld, or run.reproducible=run", (long long)c->parallel.etp);
     RULE(c->parallel.order != PARALLEL_ORDER_TP_CP_EP_PP_DP || c->parallel.pp == 1 ||
              ep * c->parallel.etp == plane,
-         "with pipeline ranks before data-parallel ones, ep x etp must be tp x cp; or take order = "
-         "tp-cp-ep-dp-pp",
-         CFG_parallel_order, CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp, CFG_parallel_cp);
+         "with pipeline ranks before data-parallel ones, ep x etp must be tp x cp", CFG_parallel_order,
+         CFG_parallel_ep, CFG_parallel_etp, CFG_parallel_tp, CFG_parallel_cp);
+    config_take(r, "parallel.order=tp-cp-ep-dp-pp");
     RULE(tp == 1 || c->parallel.sp,
          "beside experts tp needs sp: without it each of its ranks would send experts the same rows",
          CFG_parallel_sp, CFG_parallel_tp, CFG_moe_experts);
+    config_take(r, "parallel.sp=auto");
     snprintf(of_rank, sizeof of_rank, "%s%s", cp > 1 ? " / cp" : "", slices > 1 ? " / slices" : "");
     snprintf(text, sizeof text,
              "with sp a rank of a mixture must have whole leaves of gradients: tp must divide micro_batch x "
@@ -158,14 +153,14 @@ static void check_expert_layout(ConfigReader *r)
 static void check_upcycle(ConfigReader *r)
 {
     const Config *c = r->config;
-    const int64_t parts = c->model.ffn / c->moe.ffn;
     char text[160];
-    if (!c->checkpoint.upcycle) return;
+    if (!c->checkpoint.upcycle || !c->moe.ffn) return; /* (no width at all is a mistake of its own) */
+    const int64_t parts = c->model.ffn / c->moe.ffn;
     RULE(*c->checkpoint.load, "there is no dense model to begin as: give checkpoint.load",
          CFG_checkpoint_upcycle, CFG_checkpoint_load);
-    RULE(!c->moe.shared_ffn,
-         "a dense model has nothing that a shared expert could begin as: take shared_ffn = 0",
+    RULE(!c->moe.shared_ffn, "a dense model has nothing that a shared expert could begin as",
          CFG_checkpoint_upcycle, CFG_moe_shared_ffn);
+    config_take(r, "moe.shared_ffn=0, or moe.shared_ffn=0 moe.shared_gate=false");
     RULE(c->model.ffn % c->moe.ffn == 0,
          "experts begin as equal parts of a dense layer: moe.ffn must divide model.ffn",
          CFG_checkpoint_upcycle, CFG_moe_ffn, CFG_model_ffn);
@@ -174,10 +169,10 @@ static void check_upcycle(ConfigReader *r)
              (long long)parts);
     RULE(parts && c->moe.experts % parts == 0 && c->moe.topk % parts == 0, text, CFG_checkpoint_upcycle,
          CFG_moe_experts, CFG_moe_topk);
-    RULE(
-        c->moe.router == MOE_ROUTER_SOFTMAX || c->moe.router == MOE_ROUTER_SOFTMAX_PRE || c->moe.normalize,
-        "weights that add up to no known number cannot give what the dense layer gave: take normalize = true",
-        CFG_checkpoint_upcycle, CFG_moe_router, CFG_moe_normalize);
+    RULE(c->moe.router == MOE_ROUTER_SOFTMAX || c->moe.router == MOE_ROUTER_SOFTMAX_PRE || c->moe.normalize,
+         "weights that add up to no known number cannot give what the dense layer gave",
+         CFG_checkpoint_upcycle, CFG_moe_router, CFG_moe_normalize);
+    config_take(r, "moe.normalize=true, or moe.router=softmax");
 }
 
 void config_check_moe(ConfigReader *r)
@@ -187,15 +182,17 @@ void config_check_moe(ConfigReader *r)
     int64_t slots;
     if (!c->moe.experts) {
         check_dense(r);
-        RULE(c->parallel.ep == 1, "a dense model has no experts to spread: give moe.experts, or ep = 1",
-             CFG_parallel_ep, CFG_moe_experts);
+        RULE(c->parallel.ep == 1, "a dense model has no experts to spread: give moe.experts", CFG_parallel_ep,
+             CFG_moe_experts);
+        config_take(r, "parallel.ep=1");
         RULE(!c->checkpoint.upcycle, "a dense model has no experts to begin as another: give moe.experts",
              CFG_checkpoint_upcycle, CFG_moe_experts);
-        RULE(c->parallel.etp == 1, "a dense model has no experts to cut: give moe.experts, or etp = 1",
-             CFG_parallel_etp, CFG_moe_experts);
-        RULE(!c->parallel.overlap_moe,
-             "a dense model has no rows that travel to experts: give moe.experts, or overlap_moe = false",
+        RULE(c->parallel.etp == 1, "a dense model has no experts to cut: give moe.experts", CFG_parallel_etp,
+             CFG_moe_experts);
+        config_take(r, "parallel.etp=1");
+        RULE(!c->parallel.overlap_moe, "a dense model has no rows that travel to experts: give moe.experts",
              CFG_parallel_overlap_moe, CFG_moe_experts);
+        config_take(r, "parallel.overlap_moe=false");
         return;
     }
     snprintf(text, sizeof text, "a token cannot be sent to more experts than there are: at most %lld",

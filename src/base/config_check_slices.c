@@ -5,16 +5,6 @@
 #include "base/config_reader.h"
 #include "base/int64.h"
 
-/* "; nearest that do: 2 and 4", of the divisors of n. */
-static void nearest_slices(char *out, size_t size, int64_t n, int64_t slices)
-{
-    int64_t below = slices < n ? slices : n, above = slices;
-    while (below > 1 && n % below) below--;
-    while (above <= n && n % above) above++;
-    if (above > n) snprintf(out, size, "; nearest that does: %lld", (long long)below);
-    else snprintf(out, size, "; nearest that do: %lld and %lld", (long long)below, (long long)above);
-}
-
 /* Parts of a slice, two on each rank that shares it. */
 static int64_t parts_of_slice(const Config *c) { return c->parallel.cp > 1 ? 2 * c->parallel.cp : 1; }
 
@@ -41,50 +31,41 @@ static void check_bits(ConfigReader *r)
     const Config *c = r->config;
     const int64_t blocks = blocks_of_slice(c) * c->parallel.slices;
     const bool layout = c->run.reproducible == RUN_REPRODUCIBLE_LAYOUT;
-    char text[240], nearest[80];
-    nearest_slices(nearest, sizeof nearest, c->parallel.seq_blocks / blocks_of_slice(c), c->parallel.slices);
-    snprintf(text, sizeof text,
-             "slices cut inside a canonical block: %sslices must divide seq_blocks%s; or take seq_blocks = "
-             "%lld, or "
-             "reproducible = run",
+    char text[160];
+    snprintf(text, sizeof text, "slices cut inside a canonical block: %sslices must divide seq_blocks",
              c->parallel.cp > 1 ? "2 x cp x "
              : c->parallel.sp   ? "with sp, 2 x "
-                                : "",
-             nearest, (long long)blocks);
+                                : "");
     RULE(!layout || whole_blocks(c), text, CFG_run_reproducible, CFG_parallel_slices, CFG_parallel_seq_blocks,
          CFG_parallel_sp, CFG_parallel_cp);
+    config_take(r, "parallel.seq_blocks=%lld, or run.reproducible=run", (long long)blocks);
     snprintf(text, sizeof text,
-             "slices cut inside a block of keys: attn_block must divide seq / slices, here %lld; or take "
-             "reproducible = run",
+             "slices cut inside a block of keys: attn_block must divide seq / slices, here %lld",
              (long long)(c->model.seq / c->parallel.slices));
     RULE(!layout || whole_key_blocks(c), text, CFG_parallel_slices, CFG_parallel_attn_block, CFG_model_seq,
          CFG_run_reproducible);
-}
-
-bool config_allows_slices(const Config *c, int64_t slices)
-{
-    Config other = *c;
-    ConfigReader r = { .config = &other };
-    other.parallel.slices = slices;
-    config_check(&r);
-    return !r.mistakes;
+    config_take_near(r, CFG_parallel_slices);
+    config_take(r, "run.reproducible=run");
 }
 
 void config_check_slices(ConfigReader *r)
 {
     const Config *c = r->config;
     const int64_t slices = c->parallel.slices, parts = parts_of_slice(c), cp = c->parallel.cp;
-    char text[160], nearest[80];
+    char text[160];
     if (slices == 1) return;
     RULE(!(c->moe.aux_coeff > 0) && c->moe.balance != MOE_BALANCE_SINKHORN,
-         "experts are balanced by whole sequences: take balance = bias and aux_coeff = 0, or slices = 1",
-         CFG_parallel_slices, CFG_moe_balance, CFG_moe_aux_coeff);
-    RULE(!(c->moe.capacity > 0), "experts drop rows of whole sequences: take capacity = 0, or slices = 1",
-         CFG_parallel_slices, CFG_moe_capacity);
-    nearest_slices(nearest, sizeof nearest, c->model.seq / parts, slices);
-    snprintf(text, sizeof text, "slices are equally long: %s must divide seq%s",
-             cp > 1 ? "2 x cp x slices" : "their number", nearest);
+         "experts are balanced by whole sequences", CFG_parallel_slices, CFG_moe_balance, CFG_moe_aux_coeff);
+    config_take(r,
+                "moe.balance=bias moe.aux_coeff=0, or moe.balance=bias moe.aux_coeff=0 moe.router=sigmoid, "
+                "or parallel.slices=1");
+    RULE(!(c->moe.capacity > 0), "experts drop rows of whole sequences", CFG_parallel_slices,
+         CFG_moe_capacity);
+    config_take(r, "moe.capacity=0, or moe.capacity=0 moe.drop=probs moe.pad=false, or parallel.slices=1");
+    snprintf(text, sizeof text, "slices are equally long: %s must divide seq",
+             cp > 1 ? "2 x cp x slices" : "their number");
     RULE(c->model.seq % (parts * slices) == 0, text, CFG_parallel_slices, CFG_model_seq, CFG_parallel_cp);
+    config_take_near(r, CFG_parallel_slices);
     snprintf(text, sizeof text, "with sp, tp must divide micro_batch * seq / slices%s",
              cp > 1 ? " / cp" : "");
     RULE(!c->parallel.sp || c->train.micro_batch * (c->model.seq / slices / cp) % c->parallel.tp == 0, text,

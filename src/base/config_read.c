@@ -5,7 +5,6 @@
  * taken from the text). Leading blanks are removed, because inih takes an indented line for a continuation.
  * A mistake never ends the reading: it adds a line to the report, and the key keeps its default.
  */
-#include <errno.h>
 #include <ini.h>
 #include <limits.h>
 #include <stdarg.h>
@@ -16,6 +15,7 @@
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
+#include "base/quantity.h"
 #include "base/words.h"
 
 enum { FILE_MAX_BYTES = 1 << 20 };
@@ -55,26 +55,62 @@ const char *config_keep(ConfigReader *r, const char *fmt, ...)
 
 /* Each takes the text, stores the value, or returns what is wrong with it (NULL: nothing). */
 
+/* Steps and tokens are counted in powers of ten, whatever 64k is of a width or a sequence. */
+static bool counts_in_tens(const ConfigKey *key)
+{
+    static const char *const sections[] = { "train", "optim", "checkpoint", "log" };
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+        if (!strcmp(key->section, sections[i])) return strcmp(key->name, "micro_batch") != 0;
+    return false;
+}
+
+/* "64k" of a size: one of two numbers, and the line that says the usual one. */
+static const char *ask_which(const ConfigKey *key, int64_t value, char letter)
+{
+    static _Thread_local char why[200];
+    double usual = (double)value;
+    for (const char *at = "kMBT"; *at; at++) {
+        usual *= 1.024;
+        if (*at == letter || letter == 'K') break;
+    }
+    snprintf(why, sizeof why, "%lld or %.0f? write %s.%s=%.0f, or the other", (long long)value, usual,
+             key->section, key->name, usual);
+    return why;
+}
+
 static const char *parse_int(const ConfigKey *key, const char *text, int64_t *out)
 {
     static _Thread_local char why[80];
-    char *end;
-    errno = 0;
-    long long value = strtoll(text, &end, 10);
-    if (end == text || *end) return "not an integer";
+    int64_t value = 0;
+    char letter;
+    const Quantity found = quantity_whole(text, &value, &letter);
+    if (found == QUANTITY_NONE) return "not an integer";
+    if (found == QUANTITY_WHOLE && letter && !counts_in_tens(key)) return ask_which(key, value, letter);
     snprintf(why, sizeof why, "must lie between %lld and %lld", (long long)key->int_low,
              (long long)key->int_high);
-    if (errno == ERANGE || value < key->int_low || value > key->int_high) return why;
+    if (found == QUANTITY_BEYOND || value < key->int_low || value > key->int_high) return why;
     *out = value;
     return NULL;
+}
+
+/* What a key counts time in; 0: it does not. */
+static double seconds_of(const ConfigKey *key)
+{
+    if (text_ends(key->name, "_minutes")) return 60;
+    return text_ends(key->name, "_s") ? 1 : 0;
 }
 
 static const char *parse_real(const ConfigKey *key, const char *text, double *out)
 {
     static _Thread_local char why[80];
+    const double unit = seconds_of(key);
     char *end;
     double value = strtod(text, &end);
-    if (end == text || *end) return "not a number";
+    if (end == text || *end) {
+        if (!unit || !quantity_seconds(text, &value))
+            return unit ? "not a number, or such as 2h30m" : "not a number";
+        value /= unit;
+    }
     snprintf(why, sizeof why, "must lie between %g and %g", key->real_low, key->real_high);
     if (!(value >= key->real_low && value <= key->real_high)) return why;
     *out = value == 0 ? 0 : value; /* no -0: it would print as '-0' */
@@ -117,7 +153,9 @@ const char *config_text_fault(const char *text)
     const size_t n = strlen(text);
     if (n && (text[0] == ' ' || text[n - 1] == ' ')) return "must not begin or end with a blank";
     for (const char *p = text; *p; p++) {
-        if ((unsigned char)*p < ' ') return "must not contain control characters";
+        const bool is_c1 =
+            (unsigned char)p[0] == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
+        if ((unsigned char)*p < ' ' || *p == 0x7F || is_c1) return "must not contain control characters";
         if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
     }
     return json_can_hold(text) ? NULL : "must be UTF-8";
@@ -150,10 +188,11 @@ static void place_text(const ConfigReader *r, ConfigOrigin o, char *out, int siz
     else snprintf(out, (size_t)size_bytes, "command line");
 }
 
-static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name)
+static void complain_unknown(ConfigReader *r, const char *place, const char *section, const char *name,
+                             const char *value)
 {
     char meant[CONFIG_SUGGEST_BYTES] = "";
-    if (!report_is_full(r)) config_suggest(section, name, NULL, meant);
+    if (!report_is_full(r)) config_suggest(section, name, *section ? value : NULL, meant);
     config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
                     *meant ? "; " : "", meant);
 }
@@ -172,7 +211,7 @@ static void set_value(ConfigReader *r, const char *section, const char *name, co
     char place[512];
     place_text(r, origin, place, sizeof place);
     if (!config_find(section, name, &id)) {
-        complain_unknown(r, place, section, name);
+        complain_unknown(r, place, section, name, text);
         return;
     }
     ConfigOrigin *before = &r->config->origin[id];
@@ -325,7 +364,7 @@ static void complain_word(ConfigReader *r, const char *word)
     config_complain(r, "command line: '%s' is not section.key=value%s%s", word, *meant ? "; " : "", meant);
 }
 
-static void read_override(ConfigReader *r, const char *text)
+void config_read_override(ConfigReader *r, const char *text)
 {
     char *copy = strdup(text);
     if (!copy) {
@@ -353,6 +392,39 @@ static Err report(const ConfigReader *r)
                    report_is_full(r) ? ", the first of them" : "", length, r->report);
 }
 
+/* The blocks that keep the bits of all layouts where cp alone cuts them; 0: no number does. (A ring must not cut blocks
+ * of keys either.) */
+static int64_t blocks_for_cp(const Config *c)
+{
+    const LayerPattern *ways = &c->derived.cp_comm;
+    const int64_t blocks = 2 * c->parallel.cp, part = c->model.seq / blocks;
+    const bool ring = layer_pattern_has(ways, CP_COMM_RING) || layer_pattern_has(ways, CP_COMM_HIERARCHICAL);
+    const bool power = (blocks & (blocks - 1)) == 0, whole = !ring || part % c->parallel.attn_block == 0;
+    return power && whole && c->parallel.slices == 1 && c->model.seq % blocks == 0 ? blocks : 0;
+}
+
+/* A run that could have had the bits of all layouts, were it not for its cuts. */
+static void warn_of_bits(const Config *c)
+{
+    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
+    const int64_t cuts = by_tp ? c->parallel.tp : by_cp ? c->parallel.cp : c->parallel.slices;
+    const int64_t blocks = by_cp ? blocks_for_cp(c) : 0;
+    char instead[80] = "";
+    if (c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO || c->run.device != RUN_DEVICE_CPU ||
+        c->run.reproducible != RUN_REPRODUCIBLE_RUN || c->run.precision != RUN_PRECISION_FP32)
+        return;
+    if (blocks)
+        snprintf(instead, sizeof instead, "; a new run keeps them alike with parallel.seq_blocks=%lld",
+                 (long long)blocks);
+    log_warn(
+        "parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits differ "
+        "from those of other layouts%s",
+        by_tp   ? "tp"
+        : by_cp ? "cp"
+                : "slices",
+        (long long)cuts, instead);
+}
+
 Err config_read(Config *c, ConfigSource source)
 {
     ConfigReader r = { .config = c };
@@ -364,22 +436,12 @@ Err config_read(Config *c, ConfigSource source)
     c->path = config_keep(&r, "%s", source.path ? source.path : "");
     if (source.text) read_text(&r, source.text);
     else if (source.path) TRY(read_file(&r, source.path));
-    for (int i = 0; i < source.override_count; i++) read_override(&r, source.overrides[i]);
+    for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
     config_resolve(&r);
     config_check_unbuilt(&r);
     config_check(&r);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
-    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
-    if (c->origin[CFG_run_reproducible].kind == ORIGIN_AUTO && c->run.reproducible == RUN_REPRODUCIBLE_RUN &&
-        c->run.device == RUN_DEVICE_CPU && c->run.precision == RUN_PRECISION_FP32)
-        log_warn("parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits "
-                 "differ from those of other layouts",
-                 by_tp   ? "tp"
-                 : by_cp ? "cp"
-                         : "slices",
-                 (long long)(by_tp   ? c->parallel.tp
-                             : by_cp ? c->parallel.cp
-                                     : c->parallel.slices));
+    warn_of_bits(c);
     return ERR_OK;
 }

@@ -4,16 +4,30 @@
 
 #include "base/config.h"
 
-enum { CONFIG_REPORT_BYTES = 12288 };
+enum { CONFIG_REPORT_BYTES = 12288, CONFIG_BROKEN = 128 };
 
+/* A rule: the line that states it, and the first of the keys it is about. */
 typedef struct {
+    const char *function;
+    int line;
+    ConfigId key;
+} ConfigRule;
+
+typedef struct ConfigReader ConfigReader;
+struct ConfigReader {
     Config *config;
     bool bad[CFG_COUNT]; /* its value was refused: rules about it are not looked at */
     int mistakes;
     int64_t report_used;
     char report[CONFIG_REPORT_BYTES]; /* a line each */
     Err memory;                       /* ERR_MEMORY once a text could not be stored */
-} ConfigReader;
+
+    ConfigRule broken[CONFIG_BROKEN];
+    int broken_count; /* of the mistakes: those against rules; more than CONFIG_BROKEN are only counted */
+    const ConfigReader *before; /* all that is broken, while ways out are looked for; NULL: they are not */
+    bool holds;                 /* the last rule */
+    int ways, trials;           /* out of the last rule, so far; looked at, of all rules */
+};
 
 extern const Config config_defaults; /* the values of config.def */
 
@@ -29,11 +43,15 @@ const char *config_text_fault(const char *text);
 
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
+/* Takes a "section.key=value". */
+void config_read_override(ConfigReader *r, const char *text);
+
 /* The three stages after reading, in this order: rules are not looked at for a key whose value is not built. */
 void config_resolve(ConfigReader *r);
 void config_check_unbuilt(ConfigReader *r);
 void config_check(ConfigReader *r);
-void config_check_moe(ConfigReader *r); /* parts of config_check */
+void config_check_rules(ConfigReader *r); /* config_check without ways out */
+void config_check_moe(ConfigReader *r);   /* parts of config_check */
 void config_check_context(ConfigReader *r);
 /* config_check_slices.c; fit: they cut between canonical blocks alone */
 void config_check_slices(ConfigReader *r);
@@ -49,9 +67,28 @@ void config_check_attention(ConfigReader *r);
 /* A relation between keys: where it does not hold, the text is complained of with all of them, at the first. */
 #define KEY_IDS(...) \
     (const ConfigId[]) { __VA_ARGS__ }
-#define RULE(holds, text, ...)                                  \
-    config_check_rule(r, (holds), (text), KEY_IDS(__VA_ARGS__), \
-                      (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)))
-void config_check_rule(ConfigReader *r, bool holds, const char *text, const ConfigId *ids, int count);
+#define RULE(holds, text, ...)                                                \
+    config_check_rule(r, (holds), (text),                                     \
+                      (ConfigKeys){ __func__, __LINE__, KEY_IDS(__VA_ARGS__), \
+                                    (int)(sizeof KEY_IDS(__VA_ARGS__) / sizeof(ConfigId)) })
+typedef struct {
+    const char *function;
+    int line;
+    const ConfigId *ids;
+    int count;
+} ConfigKeys;
+void config_check_rule(ConfigReader *r, bool holds, const char *text, ConfigKeys keys);
+
+/*
+ * Ways out of the rule that stands just before (config_hint.c). Each is tried: it is named, behind the complaint, only
+ * if with it that rule holds and no other is broken that was not. Where the rule holds nothing is done.
+ *
+ * config_take: "section.key=value", several parted by blanks; several ways parted by ", or ".
+ * config_take_near: the nearest values of an integer below and above. config_take_ranks: of the number of ranks, of
+ * multiples of `unit`.
+ */
+void config_take(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+void config_take_near(ConfigReader *r, ConfigId id);
+void config_take_ranks(ConfigReader *r, int64_t unit);
 
 #endif

@@ -14,15 +14,16 @@
 #include <unistd.h>
 
 #include "base/log.h"
+#include "base/plain.h"
 #include "base/words.h"
 
 enum { MESSAGE_BYTES = 16384, HINT_BYTES = 1024, TRAIL_MAX = 24, BACKTRACE_MAX = 48 };
 
 typedef struct {
     Err code;
-    int trail_count;
+    int trail_count, way_count;
     bool elsewhere;
-    char message[MESSAGE_BYTES], hint[HINT_BYTES];
+    char message[MESSAGE_BYTES], hint[HINT_BYTES], ways[ERR_WAYS][ERR_WAY_BYTES];
     struct {
         const char *file, *expr;
         int line;
@@ -41,25 +42,17 @@ static const struct {
 #undef X
 };
 
-/* What others wrote may stand in a message: none of its control characters reaches a terminal or breaks the line.
- * (A list of mistakes in the configuration has several lines.) */
-static void make_plain(char *text, bool lines)
-{
-    for (; *text; text++)
-        if (((unsigned char)*text < ' ' && !(lines && *text == '\n')) || *text == 0x7F) *text = '?';
-}
-
 Err err_set(Err code, const char *fmt, ...)
 {
     va_list args;
     va_start(args, fmt);
     vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
-    make_plain(draft, code == ERR_CONFIG);
+    plain_make(draft, code == ERR_CONFIG ? "\n" : PLAIN_LINE); /* (a list of mistakes has several lines) */
     memcpy(record.message, draft, strlen(draft) + 1);
     record.code = code;
     record.hint[0] = 0;
-    record.trail_count = 0;
+    record.trail_count = record.way_count = 0;
     record.elsewhere = false;
     return code;
 }
@@ -70,15 +63,53 @@ Err err_hint(const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(draft, HINT_BYTES, fmt, args);
     va_end(args);
-    make_plain(draft, false);
+    plain_make(draft, PLAIN_LINE);
     memcpy(record.hint, draft, strlen(draft) + 1);
     return record.code;
+}
+
+Err err_take(const char *fmt, ...)
+{
+    va_list args;
+    if (record.way_count == ERR_WAYS) return record.code;
+    va_start(args, fmt);
+    vsnprintf(draft, ERR_WAY_BYTES, fmt, args);
+    va_end(args);
+    plain_make(draft, PLAIN_LINE);
+    memcpy(record.ways[record.way_count++], draft, strlen(draft) + 1);
+    return record.code;
+}
+
+/* (trying may record failures of its own) */
+void err_ways_keep(bool (*passes)(const void *user, const char *way), const void *user)
+{
+    enum { MOST = 2 };
+    ErrRecord kept = record;
+    kept.way_count = 0;
+    for (int i = 0, all = record.way_count; i < all && kept.way_count < MOST; i++) {
+        char way[ERR_WAY_BYTES];
+        memcpy(way, kept.ways[i], sizeof way);
+        if (passes(user, way)) memcpy(kept.ways[kept.way_count++], way, sizeof way);
+    }
+    record = kept;
+}
+
+/* "take A, or B; " and the hint's text */
+const char *err_hint_text(void)
+{
+    static _Thread_local char text[HINT_BYTES + ERR_WAYS * ERR_WAY_BYTES];
+    int n = 0;
+    text[0] = 0;
+    for (int i = 0; i < record.way_count; i++)
+        n += snprintf(text + n, sizeof text - (size_t)n, "%s%s", i ? ", or " : "take ", record.ways[i]);
+    snprintf(text + n, sizeof text - (size_t)n, "%s%s", n && *record.hint ? "; " : "", record.hint);
+    return text;
 }
 
 void err_keep(ErrKept *out)
 {
     text_cut(out->message, sizeof out->message, record.message);
-    text_cut(out->hint, sizeof out->hint, record.hint);
+    text_cut(out->hint, sizeof out->hint, err_hint_text());
     out->elsewhere = record.elsewhere;
 }
 
@@ -104,7 +135,7 @@ Err err_prefix(Err err, const char *fmt, ...)
     va_start(args, fmt);
     vsnprintf(draft, sizeof draft, fmt, args);
     va_end(args);
-    make_plain(draft, false);
+    plain_make(draft, PLAIN_LINE);
     strncat(draft, ": ", sizeof draft - strlen(draft) - 1);
     strncat(draft, record.message, sizeof draft - strlen(draft) - 1);
     memcpy(record.message, draft, strlen(draft) + 1);
@@ -132,8 +163,6 @@ bool err_is_elsewhere(void) { return record.elsewhere; }
 
 const char *err_message(void) { return record.message; }
 
-const char *err_hint_text(void) { return record.hint; }
-
 const char *err_name(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].name : "unknown"; }
 
 int err_exit_code(Err err) { return (unsigned)err < ERR_COUNT ? kinds[err].status : 1; }
@@ -146,9 +175,10 @@ void err_print(Err err, bool trail)
         err == ERR_STOPPED || err == ERR_INTERRUPTED; /* no error, whatever the exit status */
     if (!asked_for) snprintf(what, sizeof what, "error (%s): ", err_name(err));
     fprintf(stderr, "megatrain: %s%s\n", what, record.message);
-    if (record.hint[0]) fprintf(stderr, "hint: %s\n", record.hint);
+    const char *hint = err_hint_text();
+    if (*hint) fprintf(stderr, "hint: %s\n", hint);
     log_copy("megatrain: %s%s", what, record.message);
-    if (record.hint[0]) log_copy("hint: %s", record.hint);
+    if (*hint) log_copy("hint: %s", hint);
     for (int i = 0; trail && i < record.trail_count; i++)
         fprintf(stderr, "    at %s:%d: %s\n", record.trail[i].file, record.trail[i].line,
                 record.trail[i].expr);

@@ -7,7 +7,7 @@
  * The record is per thread, so ranks that are threads of one process do not mix their messages.
  *
  * Messages: what failed first, lower case, no full stop, values in single quotes. A second line,
- * err_hint, says what a human can do about it. Control characters of the values become '?'.
+ * err_hint, says what a human can do about it. The text is made plain (base/plain.h).
  */
 #ifndef MEGATRAIN_BASE_ERR_H
 #define MEGATRAIN_BASE_ERR_H
@@ -45,6 +45,12 @@ Err err_set(Err code, const char *fmt, ...) __attribute__((format(printf, 2, 3))
 
 /* Adds the hint line to the recorded failure and returns its code: return err_set(...), err_hint(...). */
 Err err_hint(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+
+/* A way out of the recorded failure: "section.key=value", several parted by blanks; at most ERR_WAYS. The hint names
+ * them before its own text. Whoever can try them drops the others: err_ways_keep leaves the first two that pass. */
+enum { ERR_WAYS = 8, ERR_WAY_BYTES = 192 };
+Err err_take(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+void err_ways_keep(bool (*passes)(const void *user, const char *way), const void *user);
 
 /* Re-labels the recorded failure: the same message under another kind (IO -> DATA, CKPT, ...). OK stays OK. */
 Err err_as(Err err, Err code);

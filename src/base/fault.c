@@ -9,9 +9,11 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef enum { ACT_KILL, ACT_STOP, ACT_LOOP, ACT_EXIT, ACT_COUNT } FaultAction;
+typedef enum { ACT_KILL, ACT_STOP, ACT_LOOP, ACT_EXIT, ACT_SLOW, ACT_COUNT } FaultAction;
 
-static const char *const actions[ACT_COUNT] = { "kill", "stop", "loop", "exit" };
+enum { SLOW_US = 200000 };
+
+static const char *const actions[ACT_COUNT] = { "kill", "stop", "loop", "exit", "slow" };
 
 static struct {
     bool armed;
@@ -50,7 +52,10 @@ void fault_init(int rank)
 
 void fault_point(const char *name)
 {
-    if (!fault.armed || strcmp(name, fault.point) || atomic_fetch_add(&fault.met, 1) + 1 != fault.at) return;
+    if (!fault.armed || strcmp(name, fault.point)) return;
+    const long met = atomic_fetch_add(&fault.met, 1) + 1;
+    if (fault.action == ACT_SLOW && met > fault.at) usleep(SLOW_US);
+    if (met != fault.at) return;
     fprintf(stderr, "fault: %s at %s, call %ld\n", actions[fault.action], name, fault.at);
     switch (fault.action) {
     case ACT_KILL: raise(SIGKILL); break;
@@ -58,6 +63,7 @@ void fault_point(const char *name)
     case ACT_LOOP:
         for (volatile long turn = 0;; turn++) {}
     case ACT_EXIT: _exit(0);
+    case ACT_SLOW: usleep(SLOW_US); break;
     case ACT_COUNT: break;
     }
 }

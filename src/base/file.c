@@ -220,18 +220,63 @@ static void writer_release(FileWriter *w)
     *w = (FileWriter){ .fd = -1, .failed = true };
 }
 
+Err file_check_link(const char *path)
+{
+    struct stat link, target;
+    if (lstat(path, &link) != 0 || !S_ISLNK(link.st_mode)) return ERR_OK;
+    if (stat(path, &target) != 0) return io_error("follow link", path);
+    const uid_t us = geteuid();
+    if ((link.st_uid == us || !link.st_uid) && (target.st_uid == us || !target.st_uid)) return ERR_OK;
+    return err_set(ERR_IO, "'%s' is a link, and %s belongs to another user (%u)", path,
+                   link.st_uid != us && link.st_uid ? "it" : "what it leads to",
+                   (unsigned)(link.st_uid != us && link.st_uid ? link.st_uid : target.st_uid)),
+           err_hint("links are followed that are yours or root's, to what is yours or root's");
+}
+
+enum { NEW = O_CREAT | O_EXCL | O_NOFOLLOW };
+
+/* After a failure errno is that of open. */
 static Err writer_open(const char *path, int flags, FileWriter *out)
 {
     *out = (FileWriter){ .fd = -1, .failed = true };
     if (strlen(path) >= sizeof out->path) return err_set(ERR_IO, "path is too long: '%s'", path);
+    if (!(flags & O_EXCL)) TRY(file_check_link(path));
     if (!fault_hit(path)) out->fd = open_file(path, O_WRONLY | flags);
-    if (out->fd < 0) return io_error(flags & O_CREAT ? "create" : "open", path);
+    if (out->fd < 0) {
+        const int why = errno;
+        io_error(flags & O_CREAT ? "create" : "open", path);
+        errno = why;
+        return ERR_IO;
+    }
     strcpy(out->path, path);
     out->failed = false;
     return ERR_OK;
 }
 
-Err file_create(const char *path, FileWriter *out) { return writer_open(path, O_CREAT | O_TRUNC, out); }
+Err file_create(const char *path, FileWriter *out)
+{
+    struct stat st;
+    *out = (FileWriter){ .fd = -1, .failed = true };
+    if (lstat(path, &st) == 0) {
+        if (!S_ISREG(st.st_mode) && !S_ISLNK(st.st_mode))
+            return err_set(ERR_IO, "'%s' is not a regular file and is not replaced", path);
+        if (fault_hit(path) || unlink(path) != 0) return io_error("replace", path);
+    }
+    return writer_open(path, NEW, out);
+}
+
+Err file_create_beside(const char *path, FileWriter *out)
+{
+    enum { MOST = 1000 }; /* names that killed processes of our number may have left */
+    char temp[PATH_MAX];
+    for (int i = 0;; i++) {
+        const int n = i ? snprintf(temp, sizeof temp, "%s.tmp-%d%03d", path, (int)getpid(), i)
+                        : snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid());
+        if (n >= (int)sizeof temp) return err_set(ERR_IO, "path is too long: '%s'", path);
+        const Err err = writer_open(temp, NEW, out);
+        if (!err || errno != EEXIST || i == MOST - 1) return err;
+    }
+}
 
 Err file_append(const char *path, FileWriter *out)
 {
@@ -347,17 +392,19 @@ void file_abandon(FileWriter *w)
     writer_release(w);
 }
 
-static Err write_whole(const char *path, const void *data, int64_t size_bytes)
+/* Writes a neighbour of `path`; temp is its name. */
+static Err write_beside(const char *path, const void *data, int64_t size_bytes, char temp[PATH_MAX])
 {
     FileWriter w;
-    TRY(file_create(path, &w));
+    TRY(file_create_beside(path, &w));
+    strcpy(temp, w.path);
     Err err = file_write(&w, data, size_bytes);
     if (err) {
         file_abandon(&w);
         return err;
     }
     err = file_sync_close(&w);
-    if (err) unlink(path);
+    if (err) unlink(temp);
     return err;
 }
 
@@ -380,6 +427,7 @@ static Err replaceable(const char *path, char out[PATH_MAX])
     if (snprintf(out, PATH_MAX, "%s", path) >= PATH_MAX)
         return err_set(ERR_IO, "path is too long: '%s'", path);
     const bool there = lstat(path, &st) == 0;
+    TRY(file_check_link(path));
     if (there && S_ISLNK(st.st_mode) && (!realpath(path, out) || stat(out, &st) != 0))
         return io_error("follow link", path);
     if (!there || S_ISREG(st.st_mode)) return ERR_OK;
@@ -398,9 +446,7 @@ Err file_replace(const char *name, const void *data, int64_t size_bytes)
     char path[PATH_MAX], temp[PATH_MAX], dir[PATH_MAX];
     TRY(replaceable(name, path));
     TRY(folder_of(path, dir));
-    if (snprintf(temp, sizeof temp, "%s.tmp-%d", path, (int)getpid()) >= (int)sizeof temp)
-        return err_set(ERR_IO, "path is too long: '%s'", path);
-    TRY(write_whole(temp, data, size_bytes));
+    TRY(write_beside(path, data, size_bytes, temp));
     Err err = file_rename(temp, path);
     if (err) {
         unlink(temp);
@@ -532,6 +578,7 @@ bool file_is_still(int fd, const char *path)
  * system drops it when the process dies in whatever way. */
 Err file_lock(const char *path, int *fd_out)
 {
+    TRY(file_check_link(path));
     int fd = open_file(path, O_RDWR | O_CREAT);
     if (fd < 0) return io_error("open lock file", path);
     char text[320] = "";

@@ -23,7 +23,10 @@ typedef struct {
     bool failed;
 } FileWriter;
 
-Err file_create(const char *path, FileWriter *out); /* truncates */
+/* A new file, which nobody else has open, in place of a file or a link that has the name. */
+Err file_create(const char *path, FileWriter *out);
+/* A new file with a new name, which is out->path: that of a file to be, .tmp- and a number. */
+Err file_create_beside(const char *path, FileWriter *out);
 Err file_append(const char *path, FileWriter *out); /* goes on behind what is there; made if missing */
 /* Goes on behind the first size_bytes of a file that is there; what follows them is cut off. */
 Err file_reopen(const char *path, int64_t size_bytes, FileWriter *out);
@@ -44,7 +47,11 @@ Err file_read_at(const char *path, int64_t offset, void *out, int64_t size_bytes
 /* Whole file into malloc'ed memory with a 0 byte after it. ERR_IO if larger than max_bytes. */
 Err file_read_all(const char *path, int64_t max_bytes, char **out, int64_t *size_bytes);
 
-/* Writes name.tmp-PID, syncs, renames over name (over a link's target), syncs the folder. What is there and is no
+/* ERR_IO: it is a link, and the link or what it leads to belongs neither to us nor to root. What goes on with a file or
+ * a folder that is there asks this first. */
+Err file_check_link(const char *path);
+
+/* Writes a file beside it, syncs, renames over name (over a link's target), syncs the folder. What is there and is no
  * regular file is refused. */
 Err file_replace(const char *name, const void *data, int64_t size_bytes);
 

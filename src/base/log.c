@@ -16,6 +16,7 @@
 #include <unistd.h>
 
 #include "base/err.h"
+#include "base/plain.h"
 
 #define ERASE "\r\x1b[K" /* a terminal's line */
 enum { LINE_BYTES = 4096, ONCE_MAX = 128, EARLY_BYTES = 16384 };
@@ -131,6 +132,7 @@ static void put_line(LogLevel level, const char *fmt, va_list args)
     if (my_world_size > 1) n += snprintf(line + n, sizeof line - (size_t)n, "[rank %d] ", my_rank);
     n += snprintf(line + n, sizeof line - (size_t)n, "%s", label[level]);
     int text = vsnprintf(line + n, (size_t)(LINE_BYTES - n), fmt, args);
+    plain_make(line + n, PLAIN_COLORS);
     n = text < 0 || n + text > LINE_BYTES - 2 ? LINE_BYTES - 2 : n + text;
     const int from = status[0] ? (int)strlen(ERASE) : 0, end = n + 1;
     n += snprintf(line + n, sizeof line - (size_t)n, "\n%s", status);

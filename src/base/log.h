@@ -1,5 +1,6 @@
 /*
  * Log lines on stderr: "[rank 3] warning: text". Results go to stdout and never through here.
+ * What is said is made plain (base/plain.h), but for its lines and colours.
  * The rank prefix is per thread and shown only when there is more than one rank.
  */
 #ifndef MEGATRAIN_BASE_LOG_H

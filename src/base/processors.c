@@ -31,6 +31,15 @@ void processors_begin(char **argv)
     if (!getenv("OMP_NUM_THREADS")) omp_set_num_threads(processors_share(1, 1));
 }
 
+Err processors_check(void)
+{
+    const char *text = getenv("OMP_NUM_THREADS");
+    if (!text || omp_get_max_threads() <= PROCESSORS_THREADS_MOST) return ERR_OK;
+    err_set(ERR_CONFIG, "environment: OMP_NUM_THREADS='%s': a rank has at most %d threads", text,
+            PROCESSORS_THREADS_MOST);
+    return err_hint("unset it: a rank then has as many as processors and model allow");
+}
+
 /* ---- the control groups' quota ---- */
 
 /* Two numbers, in one file (version 2; "max": none) or two. False: there is no limit, or no such file. */

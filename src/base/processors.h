@@ -8,6 +8,8 @@
 #ifndef MEGATRAIN_BASE_PROCESSORS_H
 #define MEGATRAIN_BASE_PROCESSORS_H
 
+#include "base/err.h"
+
 /*
  * The first thing a program does: threads wait as said above, and omp_get_max_threads() is processors_share(1, 1),
  * unless OMP_WAIT_POLICY or GOMP_SPINCOUNT, and OMP_NUM_THREADS, say otherwise. libgomp reads its environment before
@@ -15,6 +17,11 @@
  * wait as libgomp likes.
  */
 void processors_begin(char **argv);
+
+/* ERR_CONFIG where OMP_NUM_THREADS asks for more threads than debug.threads may: OpenMP would make them all, or end the
+ * process where it cannot. */
+enum { PROCESSORS_THREADS_MOST = 1024 };
+Err processors_check(void);
 
 /*
  * Processors for each of the processes that share them: those of this process's affinity over `same`, the number of

@@ -27,7 +27,8 @@ int word_distance(const char *a, const char *b)
 const char *word_nearest(const char *word, const char *const *words, int count)
 {
     const char *nearest = NULL;
-    int best = strlen(word) <= 3 ? 2 : 3;
+    const size_t n = strlen(word);
+    int best = n <= 1 ? 1 : n <= 3 ? 2 : 3;
     for (int i = 0; i < count; i++) {
         int distance = word_distance(word, words[i]);
         if (distance >= best) continue;

@@ -8,7 +8,8 @@
 /* Insertions, deletions and replacements that turn a into b. Words of up to 63 bytes; longer ones are far. */
 int word_distance(const char *a, const char *b);
 
-/* The nearest of `words`, at most 2 edits away (1 for words of up to 3 bytes); NULL if there is none. */
+/* The nearest of `words`, at most 2 edits away (1 for words of up to 3 bytes, none for
+ * a single one: any two letters are alike); NULL if there is none. */
 const char *word_nearest(const char *word, const char *const *words, int count);
 
 bool text_ends(const char *text, const char *end);

@@ -32,6 +32,9 @@
 
 enum { CKPT_FORMAT = 1, CKPT_MAX_COUNTERS = 16, CKPT_MAX_VALID = 32, CKPT_NAME_MAX = 64 };
 
+/* Of a gradient's fixed point: 2^shift and 2^-shift are normal floats, also of a step that is done again. */
+enum { CKPT_SHIFT_MIN = -102, CKPT_SHIFT_MAX = 126 };
+
 typedef struct {
     const char *name;
     int64_t value;
@@ -75,7 +78,8 @@ typedef struct {
     int keep;           /* checkpoints to keep, never fewer than 2; 0 = all */
     int64_t meta_bytes; /* most that the texts of a CkptMeta will take together */
     bool async;         /* a thread writes what ckpt_start copied */
-    Comm *comm; /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
+    Comm *comm;      /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
+    int64_t to_come; /* saves that are planned, for a warning of too small a disk */
     int64_t bad_from; /* steps from here on, passed over as damaged, do not count and go first; 0 = none */
     /* besides the newest: */
     int64_t keep_every;   /* those of steps that this divides; 0 = none */
@@ -155,6 +159,9 @@ Err ckpt_save(Ckpt *c, const CkptMeta *meta);
 /* What o.async takes of the host's memory on this rank, besides what is taken without. */
 Err ckpt_snapshot_bytes(const ParamSet *params, const World *world, int64_t *bytes);
 
+/* Bytes of each rank's shard: [world size] and exact; 0: it writes none. The manifest comes beside them. */
+Err ckpt_shard_bytes(const ParamSet *params, const World *world, int64_t *bytes);
+
 /* ---- finding ---- */
 
 /* How often a folder is looked through anew from which a checkpoint vanished while it was read: a run that goes on in
@@ -170,6 +177,12 @@ Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *fou
 
 /* The checkpoint of that step. ERR_CKPT: there is none, with the steps that there are, or it is not valid, and why. */
 Err ckpt_of_step(const char *run_dir, int64_t step, char path[PATH_MAX]);
+
+/* Calls `visit` with the newest (ckpt_find); if it fails on one that was removed meanwhile, with the newest by then. */
+Err ckpt_visit_newest(const char *run_dir, Err (*visit)(const char *path, void *arg), void *arg, bool *found);
+
+/* After a failure to read a checkpoint that was there: ERR_CKPT that says so if it is not any more, else `err`. */
+Err ckpt_removed(const char *path, Err err);
 
 /* True if the run folder holds a checkpoint, valid or not. */
 bool ckpt_any(const char *run_dir);

@@ -68,6 +68,7 @@ Err folder_scan(const char *folder, CkptEntry **out, int *count)
 {
     *out = NULL;
     *count = 0;
+    if (file_exists(folder)) TRY_AS(ERR_STORAGE, file_check_link(folder));
     DIR *d = opendir(folder);
     if (!d && errno == ENOENT) return ERR_OK;
     if (!d) return err_set(ERR_CKPT, "cannot read folder '%s': %m", folder);
@@ -86,9 +87,10 @@ Err folder_scan(const char *folder, CkptEntry **out, int *count)
 static Err check(const char *path, bool *newer)
 {
     SetupArena a;
-    Manifest m;
+    Manifest m = { 0 };
     setup_init(&a);
-    Err err = manifest_read(path, &a, &m);
+    Err err = err_as(file_check_link(path), ERR_STORAGE);
+    if (!err) err = manifest_read(path, &a, &m);
     if (!err) err = manifest_check_files(&m);
     *newer = m.format > CKPT_FORMAT;
     setup_release(&a);
@@ -135,6 +137,26 @@ Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *fou
     return err;
 }
 
+Err ckpt_removed(const char *path, Err err)
+{
+    if (!err || file_is_dir(path)) return err;
+    return err_set(ERR_CKPT, "'%s' was removed while it was read (checkpoint.keep)", path),
+           err_hint("the run has newer ones; checkpoint.keep_every keeps some for good");
+}
+
+Err ckpt_visit_newest(const char *run_dir, Err (*visit)(const char *path, void *arg), void *arg, bool *found)
+{
+    char path[PATH_MAX];
+    for (int again = CKPT_RESCANS;; again--) {
+        TRY(ckpt_find(run_dir, INT64_MAX, path, found));
+        if (!*found) return ERR_OK;
+        const Err err = visit(path, arg);
+        if (!err || file_is_dir(path)) return err;
+        if (!again) return ckpt_removed(path, err);
+        log_info("'%s' was removed while it was read: looking again", path);
+    }
+}
+
 static Err no_such_step(const char *folder, const CkptEntry *e, int count, int64_t step)
 {
     int64_t below = -1, above = -1;
@@ -155,7 +177,7 @@ static Err entry_of_step(const char *folder, const CkptEntry *e, int count, int6
     for (int i = 0; i < count; i++) {
         if (e[i].step != step) continue;
         TRY(entry_path(path, folder, e[i]));
-        return check(path, &newer);
+        return ckpt_removed(path, check(path, &newer));
     }
     return no_such_step(folder, e, count, step);
 }

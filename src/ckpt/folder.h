@@ -14,7 +14,8 @@ bool entry_parse(const char *name, CkptEntry *out);
 bool entry_is_temporary(const char *name); /* what a save was writing when it ended: step-N.tmp-... */
 Err entry_path(char out[PATH_MAX], const char *folder, CkptEntry e);
 
-/* The checkpoints in DIR/checkpoints, newest first; malloc'ed. No folder: none. ERR_CKPT. */
+/* The checkpoints in DIR/checkpoints, newest first; malloc'ed. No folder: none. ERR_CKPT; ERR_STORAGE: it is a link
+ * that is not ours (file_check_link). */
 Err folder_scan(const char *folder, CkptEntry **out, int *count);
 Err folder_name(char out[PATH_MAX], const char *run_dir);
 

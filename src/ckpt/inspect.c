@@ -4,7 +4,9 @@
  */
 #include <string.h>
 
+#include "base/plain.h"
 #include "base/rng.h"
+#include "base/words.h"
 #include "ckpt/manifest.h"
 
 typedef struct {
@@ -98,11 +100,31 @@ Err ckpt_digest(const char *path, uint64_t *out)
 
 /* ---- print ---- */
 
+static void put_text(const char *text, FILE *out) { plain_put(out, text, (int64_t)strlen(text), PLAIN_LINE); }
+
 /* A text of several lines. */
 static void print_lines(const char *label, const char *text, FILE *out)
 {
-    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n', label = "")
-        fprintf(out, "%-13s %.*s\n", label, (int)strcspn(at, "\n"), at);
+    for (const char *at = text; *at; at += strcspn(at, "\n"), at += *at == '\n', label = "") {
+        fprintf(out, "%-13s ", label);
+        plain_put(out, at, (int64_t)strcspn(at, "\n"), PLAIN_LINE);
+        fputc('\n', out);
+    }
+}
+
+static void print_counter(const CkptCounter *c, FILE *out)
+{
+    char name[CKPT_NAME_MAX];
+    text_cut(name, sizeof name, c->name);
+    plain_make(name, PLAIN_LINE);
+    fprintf(out, "%-13s %lld\n", name, (long long)c->value);
+}
+
+static void print_valid(const CkptValid *v, FILE *out)
+{
+    fprintf(out, "%-13s %.6f%s", "valid loss", v->loss, *v->set ? " on " : "");
+    put_text(v->set, out);
+    fputc('\n', out);
 }
 
 static void print_meta(const Manifest *m, FILE *out)
@@ -111,20 +133,20 @@ static void print_meta(const Manifest *m, FILE *out)
     int64_t bytes = 0, elements = 0;
     for (int i = 0; i < m->file_count; i++) bytes += m->files[i].size_bytes;
     for (int i = 0; i < m->param_count; i++) elements += m->params[i].shape[0] * m->params[i].shape[1];
-    fprintf(out, "checkpoint    %s\n", m->folder);
-    fprintf(out, "format        %lld, written by %s\n", (long long)m->format, a->program);
-    fprintf(out, "step          %lld   samples %lld   tokens %lld\n", (long long)a->step,
+    fprintf(out, "checkpoint    ");
+    put_text(m->folder, out);
+    fprintf(out, "\nformat        %lld, written by ", (long long)m->format);
+    put_text(a->program, out);
+    fprintf(out, "\nstep          %lld   samples %lld   tokens %lld\n", (long long)a->step,
             (long long)a->samples, (long long)a->tokens);
-    fprintf(out, "seed          %lld   reproducible %s   blocks tp %lld seq %lld attn %lld\n",
-            (long long)a->seed, a->reproducible, (long long)a->tp_blocks, (long long)a->seq_blocks,
+    fprintf(out, "seed          %lld   reproducible ", (long long)a->seed);
+    put_text(a->reproducible, out);
+    fprintf(out, "   blocks tp %lld seq %lld attn %lld\n", (long long)a->tp_blocks, (long long)a->seq_blocks,
             (long long)a->attn_block);
     print_lines("data", a->data, out);
     print_lines("overrides", a->overrides, out);
-    for (int i = 0; i < a->counter_count; i++)
-        fprintf(out, "%-13s %lld\n", a->counters[i].name, (long long)a->counters[i].value);
-    for (int i = 0; i < a->valid_count; i++)
-        fprintf(out, "%-13s %.6f%s%s\n", "valid loss", a->valid[i].loss, *a->valid[i].set ? " on " : "",
-                a->valid[i].set);
+    for (int i = 0; i < a->counter_count; i++) print_counter(&a->counters[i], out);
+    for (int i = 0; i < a->valid_count; i++) print_valid(&a->valid[i], out);
     fprintf(out, "contents      %d tensors, %lld parameters, %lld bytes in %d files\n\n", m->param_count,
             (long long)elements, (long long)bytes, m->file_count);
 }
@@ -132,13 +154,15 @@ static void print_meta(const Manifest *m, FILE *out)
 static void print_param(const Manifest *m, int id, FILE *out)
 {
     const ManifestParam *p = &m->params[id];
-    char shape[64];
+    char shape[64], name[PARAM_NAME_MAX];
     int pieces = 0;
     for (int64_t i = 0; i < m->piece_count; i++)
         pieces += m->pieces[i].param == id && m->pieces[i].state == STATE_VALUE;
     if (p->ndim == 1) snprintf(shape, sizeof shape, "[%lld]", (long long)p->shape[0]);
     else snprintf(shape, sizeof shape, "[%lld, %lld]", (long long)p->shape[0], (long long)p->shape[1]);
-    fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", p->name, shape, pieces, pieces == 1 ? " " : "s",
+    text_cut(name, sizeof name, p->name);
+    plain_make(name, PLAIN_LINE);
+    fprintf(out, "%-40s F32 %-18s %3d piece%s shift %-4d", name, shape, pieces, pieces == 1 ? " " : "s",
             p->shift);
     for (int s = 0; s < CKPT_STATES; s++)
         if (p->has[s]) fprintf(out, " %s", ckpt_state_names[s]);

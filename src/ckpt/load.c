@@ -268,8 +268,7 @@ static Err load(Loader *x, SetupArena *setup, CkptMeta *meta, bool *damaged)
     err = load_tensors(x);
     *damaged = err == ERR_CKPT;
     if (err) return err;
-    for (int r = 0; r < x->l->params->replicas; r++)
-        TRY(param_store_publish(&x->l->params->stores[r], x->l->stream));
+    TRY(param_set_publish(x->l->params, x->l->stream));
     return x->l->weights_only ? ERR_OK : load_shifts(x);
 }
 

@@ -5,11 +5,46 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "ckpt/folder.h"
+
 const char *const ckpt_state_names[CKPT_STATES] = { "value", "m", "v" };
 int64_t manifest_max_bytes = INT64_C(4) << 30;
 static const char *const state_prefix[CKPT_STATES] = { "", "m/", "v/" };
 
 enum { MAX_SIDE_BY_SIDE = 4096 }; /* pieces of a tensor that share rows: they are compared pairwise */
+
+/* What numbers of a manifest can be; what bounds a shape or a piece depends on others, and is checked there. */
+typedef struct {
+    int64_t low, high;
+} Range;
+
+static const int64_t STEPS_MOST = 1000000000000, COUNT_MOST = INT64_C(1) << 62; /* (sums do not overflow) */
+
+static const Range format_range = { 1, INT64_MAX }, shift_range = { CKPT_SHIFT_MIN, CKPT_SHIFT_MAX },
+                   crc_range = { 0, UINT32_MAX }, natural = { 0, INT64_MAX };
+
+static const struct {
+    const char *in, *key; /* `in` NULL: the manifest itself */
+    size_t offset;        /* in CkptMeta */
+    Range range;
+} meta_numbers[] = {
+    { NULL, "step", offsetof(CkptMeta, step), { 0, STEPS_MOST } },
+    { NULL, "samples", offsetof(CkptMeta, samples), { 0, COUNT_MOST } },
+    { NULL, "tokens", offsetof(CkptMeta, tokens), { 0, COUNT_MOST } },
+    { NULL, "seed", offsetof(CkptMeta, seed), { 0, INT64_MAX } },
+    { "blocks", "tp", offsetof(CkptMeta, tp_blocks), { 0, 4096 } },
+    { "blocks", "seq", offsetof(CkptMeta, seq_blocks), { 0, 65536 } },
+    { "blocks", "attn", offsetof(CkptMeta, attn_block), { 0, 65536 } },
+};
+
+/* Counters of other names are whatever their writer likes. */
+static const struct {
+    const char *name;
+    Range range;
+} counter_ranges[] = { { "updates", { 0, COUNT_MOST } },
+                       { "skipped", { 0, STEPS_MOST } },
+                       { "loss_scale_log2", { 0, 32 } },
+                       { "loss_scale_good_steps", { 0, STEPS_MOST } } };
 
 void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piece, const int64_t global[2])
 {
@@ -45,12 +80,19 @@ static Err bad(const Parse *p, const char *what, const char *name)
     return err_set(ERR_CKPT, "'%s': %s '%s'", p->path, what, name);
 }
 
-static Err get_int(const Parse *p, const Json *object, const char *key, int64_t low, int64_t *out)
+static Err check_range(const Parse *p, const char *key, int64_t value, Range r)
+{
+    if (value >= r.low && value <= r.high) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s': impossible number '%s': %lld, where %lld to %lld can be", p->path, key,
+                   (long long)value, (long long)r.low, (long long)r.high);
+}
+
+static Err get_int(const Parse *p, const Json *object, const char *key, Range range, int64_t *out)
 {
     const Json *j = json_get(object, key);
-    if (!json_is_int(j) || json_int(j, 0) < low) return bad(p, "missing or impossible number", key);
+    if (!json_is_int(j)) return bad(p, "missing or impossible number", key);
     *out = json_int(j, 0);
-    return ERR_OK;
+    return check_range(p, key, *out, range);
 }
 
 static Err get_text(const Parse *p, const Json *object, const char *key, const char **out)
@@ -103,6 +145,16 @@ static Err each_item(const Parse *p, List list, Err (*parse)(const Parse *, cons
     }
 }
 
+static Err check_counter(const Parse *p, const CkptMeta *meta, const CkptCounter *c)
+{
+    for (size_t i = 0; i < sizeof counter_ranges / sizeof *counter_ranges; i++)
+        if (!strcmp(c->name, counter_ranges[i].name))
+            TRY(check_range(p, c->name, c->value, counter_ranges[i].range));
+    if (strcmp(c->name, "skipped") || c->value <= meta->step) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s': %lld steps were skipped of %lld", p->path, (long long)c->value,
+                   (long long)meta->step);
+}
+
 static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
 {
     if (!json_is_object(object) || json_count(object) > CKPT_MAX_COUNTERS)
@@ -112,6 +164,7 @@ static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
         if (!json_is_int(json_iter_value(it))) return bad(p, "not an integer:", json_iter_key(it));
         TRY(setup_strdup(p->arena, json_iter_key(it), (char **)(uintptr_t)&c->name));
         c->value = json_int(json_iter_value(it), 0);
+        TRY(check_counter(p, meta, c));
     }
     return ERR_OK;
 }
@@ -132,14 +185,11 @@ static Err parse_valid(const Parse *p, const Json *list, CkptMeta *meta)
 
 static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
 {
-    const Json *blocks = json_get(root, "blocks");
-    TRY(get_int(p, root, "step", 0, &meta->step));
-    TRY(get_int(p, root, "samples", 0, &meta->samples));
-    TRY(get_int(p, root, "tokens", 0, &meta->tokens));
-    TRY(get_int(p, root, "seed", INT64_MIN, &meta->seed));
-    TRY(get_int(p, blocks, "tp", 0, &meta->tp_blocks));
-    TRY(get_int(p, blocks, "seq", 0, &meta->seq_blocks));
-    TRY(get_int(p, blocks, "attn", 0, &meta->attn_block));
+    for (size_t i = 0; i < sizeof meta_numbers / sizeof *meta_numbers; i++) {
+        const Json *in = meta_numbers[i].in ? json_get(root, meta_numbers[i].in) : root;
+        int64_t *out = (int64_t *)((char *)meta + meta_numbers[i].offset);
+        TRY(get_int(p, in, meta_numbers[i].key, meta_numbers[i].range, out));
+    }
     TRY(get_text(p, root, "reproducible", &meta->reproducible));
     TRY(get_text(p, root, "program", &meta->program));
     TRY(get_text(p, root, "config", &meta->config));
@@ -169,8 +219,8 @@ static Err parse_param(const Parse *p, const Json *j, int64_t index)
     TRY(get_pair(p, j, "shape", 1, 1, &q->ndim, q->shape));
     if (__builtin_mul_overflow(q->shape[0], q->shape[1], &elements) || elements > INT64_MAX / 8)
         return bad(p, "impossible shape of", q->name);
-    TRY(get_int(p, j, "shift", INT32_MIN, &shift));
-    if (shift > INT32_MAX) return bad(p, "impossible shift of", q->name);
+    Err err = get_int(p, j, "shift", shift_range, &shift);
+    if (err) return err_prefix(err, "parameter '%s'", q->name);
     q->shift = (int32_t)shift;
     return ERR_OK;
 }
@@ -223,14 +273,13 @@ static Err parse_file(const Parse *p, const Json *j, int64_t index)
     TRY(setup_alloc(p->arena, (int64_t)(strlen(p->m->folder) + length) + 2, (void **)&path));
     sprintf(path, "%s/%s", p->m->folder, f->name);
     f->path = path;
-    TRY(get_int(p, j, "size", 0, &f->size_bytes));
+    TRY(get_int(p, j, "size", natural, &f->size_bytes));
     if (!json_is_array(crcs) || json_count(crcs) != chunk_count(f->size_bytes))
         return bad(p, "wrong number of checksums of", f->name);
     TRY(setup_array(p->arena, json_count(crcs), &f->crcs));
     for (int64_t i = 0; i < json_count(crcs); i++) {
-        int64_t crc = json_int(json_at(crcs, i), -1);
-        if (crc < 0 || crc > UINT32_MAX) return bad(p, "impossible checksum of", f->name);
-        f->crcs[i] = (uint32_t)crc;
+        TRY(check_range(p, "crc32c", json_int(json_at(crcs, i), -1), crc_range));
+        f->crcs[i] = (uint32_t)json_int(json_at(crcs, i), 0);
     }
     if (index && strcmp(f[-1].name, f->name) >= 0) return bad(p, "files are not in order at", f->name);
     return ERR_OK;
@@ -291,8 +340,8 @@ static Err parse_piece(const Parse *p, const Json *j, int64_t index)
             q->box.offset[d] > t->shape[d] - q->box.shape[d])
             return bad(p, "a piece lies outside of", name);
     t->has[q->state] = true;
-    q->crc = json_int(json_get(j, "crc32c"), -1);
-    return ERR_OK;
+    q->crc = -1;
+    return json_get(j, "crc32c") ? get_int(p, j, "crc32c", crc_range, &q->crc) : ERR_OK;
 }
 
 static int by_tensor(const void *a, const void *b)
@@ -374,7 +423,7 @@ static Err parse_pieces(const Parse *p)
 
 static Err parse_root(const Parse *p, const Json *root)
 {
-    TRY(get_int(p, root, "format", 1, &p->m->format));
+    TRY(get_int(p, root, "format", format_range, &p->m->format));
     if (p->m->format > CKPT_FORMAT)
         return err_set(ERR_CKPT, "'%s' has format version '%lld', this program reads up to '%d'", p->path,
                        (long long)p->m->format, CKPT_FORMAT),
@@ -400,6 +449,20 @@ static Err check_crc(const char *folder, const char *path, const char *text, int
     return err_set(ERR_CKPT, "'%s' is damaged: it does not agree with '%s'", path, crc_path);
 }
 
+/* A folder that is called step-N holds the checkpoint of step N: what finds it goes by its name. */
+static Err check_name(const Manifest *m)
+{
+    char name[CKPT_NAME_MAX] = "";
+    size_t end = strlen(m->folder), begin;
+    CkptEntry e;
+    while (end && m->folder[end - 1] == '/') end--;
+    for (begin = end; begin && m->folder[begin - 1] != '/';) begin--;
+    if (end - begin < sizeof name) memcpy(name, m->folder + begin, end - begin);
+    if (!entry_parse(name, &e) || e.step == m->meta.step) return ERR_OK;
+    return err_set(ERR_CKPT, "'%s' holds a checkpoint of step %lld", m->folder, (long long)m->meta.step),
+           err_hint("a folder that is called step-N is taken for step N: give it its name back");
+}
+
 Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
 {
     char path[PATH_MAX], *text;
@@ -416,6 +479,7 @@ Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
         err = err_as(json_parse_without(path, text, size_bytes, list_keys, LIST_COUNT, p.lists, &root),
                      ERR_CKPT);
     if (!err) err = parse_root(&p, root);
+    if (!err) err = check_name(m);
     json_free(root);
     free(text);
     return err;

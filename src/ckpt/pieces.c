@@ -142,6 +142,23 @@ Err pieces_measure(Ckpt *c)
     return ERR_OK;
 }
 
+Err ckpt_shard_bytes(const ParamSet *params, const World *world, int64_t *bytes)
+{
+    Ckpt c = { .o = { .params = params, .world = (World *)world },
+               .states = CKPT_STATES,
+               .text_bytes = 8192 };
+    SetupArena a;
+    setup_init(&a);
+    c.file_bytes = bytes;
+    Err err = pieces_open(&c, &a);
+    if (!err) err = setup_array(&a, c.text_bytes, &c.text);
+    if (!err) err = setup_array(&a, world->size, &c.header_bytes);
+    if (!err) err = setup_array(&a, world->size, &c.rank_pieces);
+    if (!err) err = pieces_measure(&c);
+    setup_release(&a);
+    return err;
+}
+
 /* piece_crcs: of this rank's, one after the other. */
 static Err put_shard(const Ckpt *c, ChunkWriter *w, int64_t *piece_crcs)
 {

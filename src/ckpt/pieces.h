@@ -42,6 +42,8 @@ Err saver_open(Ckpt *c, SetupArena *setup);
  * removes what is not to be kept, with a warning where it cannot. */
 Err retain_open(Ckpt *c, SetupArena *setup);
 void retain(Ckpt *c, const CkptMeta *written);
+int64_t retain_to_come(
+    const Ckpt *c); /* checkpoints that there will be more than now, at most, of those that go again */
 
 /* Writes and syncs this rank's shard in `dir`, and its slice of c->crcs. ERR_IO. */
 Err shard_write(Ckpt *c, const char *dir);

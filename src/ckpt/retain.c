@@ -41,10 +41,8 @@ static Err list_valid(Ckpt *c, const CkptEntry *e, int count, bool bad)
         if (e[i].old || is_bad(c, e[i].step) != bad) continue;
         TRY(entry_path(path, c->folder, e[i]));
         setup_init(&a);
-        if (!manifest_read(path, &a, &m) && !manifest_check_files(&m)) {
-            m.meta.step = e[i].step; /* its name's: that is what will be removed */
+        if (!manifest_read(path, &a, &m) && !manifest_check_files(&m))
             c->kept[c->kept_count++] = kept_of(c, &m.meta);
-        }
         setup_release(&a);
     }
     return ERR_OK;
@@ -69,6 +67,14 @@ Err retain_open(Ckpt *c, SetupArena *setup)
     Err err = list_all(c, setup, e, count);
     free(e);
     return err;
+}
+
+int64_t retain_to_come(const Ckpt *c)
+{
+    const int64_t kept =
+        newest_of(c) + c->o.keep_best + 1 - c->kept_count; /* an old one goes after a new one has come */
+    const int64_t more = c->o.keep && kept < c->o.to_come ? kept : c->o.to_come;
+    return more > 1 ? more : 1;
 }
 
 /* ---- after a save ---- */

@@ -10,6 +10,7 @@
 #include <sys/random.h>
 
 #include "base/log.h"
+#include "base/units.h"
 #include "ckpt/folder.h"
 #include "ckpt/pieces.h"
 
@@ -92,6 +93,7 @@ static Err open_folder(Ckpt *c, SetupArena *setup)
     if (getrandom(&c->nonce, sizeof c->nonce, 0) != (ssize_t)sizeof c->nonce)
         return err_set(ERR_INTERNAL, "no random number for the names of temporary folders: %m");
     c->nonce &= INT64_MAX;
+    if (file_exists(c->folder)) TRY(file_check_link(c->folder));
     if (file_is_dir(c->folder)) TRY(sweep(c, false)); /* (the run may have resumed from a step-N.old) */
     return c->o.keep ? retain_open(c, setup) : ERR_OK;
 }
@@ -116,6 +118,27 @@ static Err check_manifest(const Ckpt *c)
     return err_hint("fewer ranks, or parallel.zero=0: each rank then has fewer pieces to write");
 }
 
+/* What a save will take on the disk. */
+static int64_t space_wanted(const Ckpt *c)
+{
+    return c->total_bytes + manifest_most(c) + c->o.world->size * 4096;
+}
+
+/* Told before step 1, when nothing is lost yet. (What others write meanwhile, and quotas that the file system does not
+ * tell of, are not known.) */
+static void warn_of_space(const Ckpt *c)
+{
+    char a[UNITS_BYTES], b[UNITS_BYTES], d[UNITS_BYTES];
+    const int64_t more = retain_to_come(c), each = space_wanted(c);
+    int64_t free_bytes;
+    if (c->o.world->rank || file_free_bytes(c->folder, &free_bytes) || free_bytes / more >= each) return;
+    log_warn("checkpoints take up to %s each, %s for the %lld that there may be besides those there are, and "
+             "'%s' has %s free: a save "
+             "that finds no room fails (checkpoint.keep, run.dir)",
+             units_bytes(a, each), units_bytes(b, each * more), (long long)more, c->folder,
+             units_bytes(d, free_bytes));
+}
+
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
 {
     *c = (Ckpt){ .o = o, .states = o.params->stores->m.data ? CKPT_STATES : 1 };
@@ -127,28 +150,25 @@ Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
     TRY(check_manifest(c));
     if (o.stream->dev->is_null) return ERR_OK;
     TRY(agree(c, open_folder(c, setup)));
+    warn_of_space(c);
     TRY(comm_max_i64(c->o.comm, o.stream, &c->nonce, 1, NULL));
     return saver_open(c, setup);
 }
 
 /* ---- before the shards ---- */
 
-/* What a save will take on the disk. */
-static int64_t space_wanted(const Ckpt *c)
-{
-    return c->total_bytes + manifest_most(c) + c->o.world->size * 4096;
-}
-
 static Err prepare(Ckpt *c, const Names *n)
 {
     int64_t free_bytes;
+    char a[UNITS_BYTES], b[UNITS_BYTES];
     if (c->o.world->rank) return ERR_OK;
     TRY(file_make_dirs(c->folder));
+    TRY(file_check_link(c->folder));
     TRY(sweep(c, true));
     TRY(file_free_bytes(c->folder, &free_bytes));
     if (free_bytes < space_wanted(c))
-        return err_set(ERR_STORAGE, "a checkpoint takes '%lld' bytes, and '%s' has '%lld' free",
-                       (long long)space_wanted(c), c->folder, (long long)free_bytes);
+        return err_set(ERR_STORAGE, "a checkpoint takes %s, and '%s' has %s free",
+                       units_bytes(a, space_wanted(c)), c->folder, units_bytes(b, free_bytes));
     return file_make_dirs(n->temp);
 }
 

@@ -11,6 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "base/processors.h"
 #include "base/words.h"
 #include "cli/command.h"
 
@@ -39,6 +40,17 @@ static int matches(const Command *c, int argc, const char *const *argv)
     return argc > 1 && strcmp(argv[1], c->name + first + 1) == 0 ? 2 : 0;
 }
 
+/* What the command is called that others call so; NULL: nobody does. */
+static const char *meant_command(const char *word)
+{
+    static const char *const names[][2] = { { "resume", "train" },      { "pretrain", "train" },
+                                            { "run", "train" },         { "sample", "generate" },
+                                            { "complete", "generate" }, { "evaluate", "eval" } };
+    for (size_t i = 0; i < sizeof names / sizeof *names; i++)
+        if (!strcmp(names[i][0], word)) return names[i][1];
+    return NULL;
+}
+
 static Err unknown_command(int argc, const char *const *argv)
 {
     const char *names[COMMANDS];
@@ -51,7 +63,8 @@ static Err unknown_command(int argc, const char *const *argv)
         else err_set(ERR_CONFIG, "'%s' wants another word", argv[0]);
         return err_hint("did you mean 'megatrain %s'?", table[i]->name);
     }
-    const char *nearest = word_nearest(argv[0], names, COMMANDS);
+    const char *meant = meant_command(argv[0]);
+    const char *nearest = meant ? meant : word_nearest(argv[0], names, COMMANDS);
     err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
     if (text_ends(argv[0], ".ini")) return err_hint("did you mean 'megatrain --config %s'?", argv[0]);
     return nearest ? err_hint("did you mean 'megatrain %s'?", nearest)
@@ -102,25 +115,32 @@ static void hold_streams(void)
         if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", modes[fd]) != fd) _exit(err_exit_code(ERR_STORAGE));
 }
 
+/* argv: the words behind the program's name, at least one. */
+static Err answer(int argc, const char *const *argv)
+{
+    const char *first = argv[0];
+    const bool help = !strcmp(first, "help");
+    if (asks_for_help(first) || (help && argc == 1)) program_help(stdout);
+    else if (!strcmp(first, "--version")) version_print(stdout);
+    else if (help && !strcmp(argv[1], "--man")) manual_print(stdout);
+    else if (help && !strcmp(argv[1], "--bash")) completion_print(stdout);
+    else if (help) {
+        const char *const ask[] = { argv[1], argc > 2 ? argv[2] : "--help", "--help" };
+        return dispatch(argc > 2 ? 3 : 2, ask);
+    } else return dispatch(argc, argv);
+    return ERR_OK;
+}
+
 int cli_main(int argc, char **argv)
 {
-    const char *const *words = (const char *const *)argv + 1;
-    const char *first = argc > 1 ? argv[1] : "";
-    Err err = ERR_OK;
     hold_streams();
     signal(SIGXFSZ, SIG_IGN); /* a file beyond ulimit -f is a failed write as any other */
     if (argc < 2) {
         program_help(stderr);
         return err_exit_code(ERR_CONFIG);
     }
-    if (asks_for_help(first) || (!strcmp(first, "help") && argc == 2)) program_help(stdout);
-    else if (!strcmp(first, "--version")) version_print(stdout);
-    else if (!strcmp(first, "help") && !strcmp(argv[2], "--man")) manual_print(stdout);
-    else if (!strcmp(first, "help") && !strcmp(argv[2], "--bash")) completion_print(stdout);
-    else if (!strcmp(first, "help")) {
-        const char *const ask[] = { argv[2], argc > 3 ? argv[3] : "--help", "--help" };
-        err = dispatch(argc > 3 ? 3 : 2, ask);
-    } else err = dispatch(argc - 1, words);
+    Err err = processors_check();
+    if (!err) err = answer(argc - 1, (const char *const *)argv + 1);
     if (!err) err = flush_results();
     if (err) err_print(err, err == ERR_INTERNAL || err == ERR_SHAPE);
     return err_exit_code(err);

@@ -7,27 +7,38 @@
 #include "train/spec.h"
 
 static const char *config_path;
-static int64_t world_size = 1;
+static int64_t world_size;
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .value = "FILE",
       .help = "configuration (INI); none: the defaults" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
-      .help = "ranks to check it for" },
+      .help = "ranks to read it for; none: the launcher's, or the fewest that its cuts take" },
 };
 
 static bool is_override(const char *word) { return strchr(word, '=') != NULL; }
 
-/* What the table of keys and the relations between them do not say: whether the pipeline is one; and what is not to be
- * had here, which another machine may have. */
+/* What was not looked at is said. */
+static void say_checked(const Config *c, bool found, bool vocab)
+{
+    const long long ranks = c->derived.world_size;
+    printf("%s: ok on %lld rank%s", config_path ? config_path : "the defaults", ranks, ranks > 1 ? "s" : "");
+    if (c->derived.any_world) printf(" (more ranks were not checked: --world N)");
+    if (!vocab) printf(" (a step was not planned, for the vocabulary is not known: give model.vocab)");
+    printf("%s\n", found ? ", but a run would not start here: see the warnings" : "");
+}
+
+/* What the table of keys and the relations between them do not say: all that a run's start refuses; and what is not to
+ * be had here, which another machine may have. */
 static Err check(const Config *c)
 {
     Grid grid;
     int found;
+    int64_t vocab;
     TRY(grid_spec(c, &grid));
-    TRY(preflight(c, &found));
-    printf("%s: ok%s\n", config_path ? config_path : "the defaults",
-           found ? ", but a run would not start here: see the warnings" : "");
+    TRY(preflight(c, &found, &vocab));
+    if (vocab) TRY(spec_dry_run(c, vocab));
+    say_checked(c, found, vocab > 0);
     return ERR_OK;
 }
 
@@ -56,7 +67,9 @@ static Err config(Words rest)
         key = rest.items[used++];
 
     Config c;
-    Err err = config_arg(&c, config_path, (Words){ rest.items + used, rest.count - used }, world_size);
+    int64_t ranks;
+    TRY(config_world(world_size, &ranks));
+    Err err = config_arg(&c, config_path, (Words){ rest.items + used, rest.count - used }, ranks);
     if (!err) err = answer(&c, verb, key);
     config_release(&c);
     return err;

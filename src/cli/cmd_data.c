@@ -170,7 +170,7 @@ static const Option preprocess_options[] = {
       .help = "writes PREFIX.bin and PREFIX.idx" },
     FORMAT,
     KEY,
-    { "force", OPTION_FLAG, &force, .help = "replace PREFIX.bin and PREFIX.idx if they are there" },
+    { "force", OPTION_FLAG, &force, .help = "replace files that are there; take what is no text" },
     { "append-eod", OPTION_FLAG, &append_eod, .help = "end each document with the end-of-document token" },
     { "split-blank-lines", OPTION_FLAG, &split_blank_lines, .help = "text: each paragraph is a document" },
     THREADS,
@@ -209,6 +209,7 @@ static Err preprocess(Words rest)
                             .format = form,
                             .key = key,
                             .append_eod = append_eod,
+                            .any_bytes = force,
                             .split_blank_lines = split_blank_lines,
                             .threads = (int)threads,
                             .save_every_s = save_every,
@@ -245,6 +246,7 @@ static const Option train_options[] = {
     { "output", OPTION_TEXT, &output, .required = true, .value = "FILE.json", .help = "a tokenizer.json" },
     FORMAT,
     KEY,
+    { "force", OPTION_FLAG, &force, .help = "take what is no text" },
     THREADS,
 };
 
@@ -258,6 +260,7 @@ static Err tokenizer_train_command(Words rest)
                                 .vocab = vocab_size,
                                 .output = output,
                                 .threads = (int)threads,
+                                .any_bytes = force,
                                 .key = key };
     TRY(read_format(&o.format));
     TRY(check_folder(output, &made));

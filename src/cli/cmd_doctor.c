@@ -12,6 +12,7 @@
 
 #include "base/file.h"
 #include "base/processors.h"
+#include "base/plain.h"
 #include "base/units.h"
 #include "cli/command.h"
 #include "comm/gpu.h"
@@ -47,6 +48,7 @@ static void kernel_value(const char *path, const char *key, char out[LINE_BYTES]
         snprintf(out, LINE_BYTES, "%.*s", (int)strcspn(at, "\n"), at);
     }
     if (f) fclose(f);
+    plain_make(out, PLAIN_LINE);
 }
 
 /* Bytes of a /proc/meminfo line; 0: not to be seen. */

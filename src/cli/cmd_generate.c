@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "base/file.h"
 #include "base/mathx.h"
@@ -173,7 +174,7 @@ static Err generate_with(Generator *g, const Config *cfg)
 static Err generate(Words rest)
 {
     Config cfg = { 0 };
-    Generator g = { .out.file = stdout };
+    Generator g = { .out = { .file = stdout, .terminal = isatty(STDOUT_FILENO) } };
     TRY(single_process());
     Err err = config_of_run(&cfg, run_dir, step, rest, CONFIG_ANY_WORLD);
     if (!err) err = generate_with(&g, &cfg);

@@ -9,8 +9,11 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
+#include "base/fault.h"
 #include "base/file.h"
+#include "base/plain.h"
 #include "base/units.h"
 #include "ckpt/ckpt.h"
 #include "cli/command.h"
@@ -27,17 +30,39 @@ static bool holds(const char *folder, const char *name)
     return n < PATH_MAX && file_exists(path);
 }
 
+static void print_what(const char *path, const char *is)
+{
+    plain_put(stdout, path, (int64_t)strlen(path), PLAIN_LINE);
+    printf(": %s\n", is);
+}
+
 /* ---- checkpoints and runs ---- */
 
-static Err inspect_ckpt(const char *path)
+static Err write_ckpt(const char *path, FILE *out)
 {
     uint64_t digest;
-    TRY(ckpt_print(path, stdout));
+    TRY(ckpt_print(path, out));
+    fault_point("inspect");
     TRY(ckpt_verify(path));
     TRY(ckpt_digest(path, &digest));
-    printf("\nchecksums     every byte is as it was written\ndigest        %016llx\n",
-           (unsigned long long)digest);
+    fprintf(out, "\nchecksums     every byte is as it was written\ndigest        %016llx\n",
+            (unsigned long long)digest);
     return ERR_OK;
+}
+
+/* Nothing is printed of one that was removed meanwhile. */
+static Err inspect_ckpt(const char *path, void *unused)
+{
+    char *text = NULL;
+    size_t size = 0;
+    (void)unused;
+    FILE *out = open_memstream(&text, &size);
+    if (!out) return err_set(ERR_MEMORY, "no memory for the list of tensors");
+    Err err = write_ckpt(path, out);
+    if (fclose(out)) err = err_set(ERR_MEMORY, "no memory for the list of tensors");
+    if (!err || file_is_dir(path)) fwrite(text, 1, size, stdout);
+    free(text);
+    return err;
 }
 
 /* The last whole line of metrics.jsonl. */
@@ -53,20 +78,22 @@ static Err print_last_metrics(const char *dir)
     while (end > 0 && text[end - 1] != '\n') end--;
     int64_t begin = end - 1;
     while (begin > 0 && text[begin - 1] != '\n') begin--;
-    if (end > 0) printf("last metrics: %.*s\n", (int)(end - 1 - begin), text + begin);
+    if (end > 0) {
+        printf("last metrics: ");
+        plain_put(stdout, text + begin, end - 1 - begin, PLAIN_LINE);
+        putchar('\n');
+    }
     file_unmap(&map);
     return ERR_OK;
 }
 
 static Err inspect_run(const char *dir)
 {
-    char path[PATH_MAX];
     bool found;
-    printf("%s: a run\n", dir);
+    print_what(dir, "a run");
     TRY_AS(ERR_STORAGE, print_last_metrics(dir));
-    TRY(ckpt_find(dir, INT64_MAX, path, &found));
-    if (found) return inspect_ckpt(path);
-    printf("no checkpoint yet\n");
+    TRY(ckpt_visit_newest(dir, inspect_ckpt, NULL, &found));
+    if (!found) printf("no checkpoint yet\n");
     return ERR_OK;
 }
 
@@ -81,7 +108,7 @@ static Err print_tokens(const char *prefix, const Indexed *x)
     TRY(indexed_check(x, 0, x->tokens, 0, &highest));
     for (int64_t i = 0; i < x->sequences; i++)
         if (indexed_length(x, i) > longest) longest = indexed_length(x, i);
-    printf("%s: token files\n", prefix);
+    print_what(prefix, "token files");
     printf("documents %lld\nsequences %lld, the longest of %lld tokens\n", (long long)x->documents,
            (long long)x->sequences, (long long)longest);
     printf("tokens %lld (%s, %s)\nhighest id %lld\n", (long long)x->tokens, token_type_name(x->type),
@@ -91,14 +118,16 @@ static Err print_tokens(const char *prefix, const Indexed *x)
     return ERR_OK;
 }
 
-/* The ids as text; the end of the document, if it is there, is not part of it. */
+/* The ids as text, to a file byte by byte, to a terminal what is fit for it. The end of the document, if it is
+ * there, is not part of it. */
 static Err print_text(const Tokenizer *t, const int32_t *ids, int64_t count)
 {
     char *text;
     int64_t size_bytes;
     if (count > 0 && ids[count - 1] == tokenizer_eod(t)) count--;
     TRY(tokenizer_decode(t, ids, count, &text, &size_bytes));
-    fwrite(text, 1, (size_t)size_bytes, stdout);
+    if (isatty(STDOUT_FILENO)) plain_put(stdout, text, size_bytes, PLAIN_LINES);
+    else fwrite(text, 1, (size_t)size_bytes, stdout);
     free(text);
     return ERR_OK;
 }
@@ -138,7 +167,8 @@ static Err inspect_tokenizer(const char *path)
 {
     Tokenizer *t;
     TRY(tokenizer_open(path, &t));
-    printf("%s: a tokenizer\nvocabulary %d\nend of document ", path, tokenizer_vocab(t));
+    print_what(path, "a tokenizer");
+    printf("vocabulary %d\nend of document ", tokenizer_vocab(t));
     if (tokenizer_eod(t) < 0) printf("none\n");
     else printf("%d\n", tokenizer_eod(t));
     printf("crc %08x\n", tokenizer_crc(t));
@@ -177,7 +207,7 @@ static Err inspect_path(const char *path)
         return err_set(ERR_DATA, "there are no token files '%s' to print a document of", path);
     }
     if (strcmp(path, "byte") == 0) return inspect_tokenizer(path);
-    if (holds(path, "manifest.json")) return inspect_ckpt(path);
+    if (holds(path, "manifest.json")) return ckpt_removed(path, inspect_ckpt(path, NULL));
     if (holds(path, "checkpoints") || holds(path, "config.ini")) return inspect_run(path);
     if (token_prefix(path, prefix)) return inspect_tokens(prefix);
     bool folder = holds(path, "encoder.json") || holds(path, "vocab.json") || holds(path, "tokenizer.json");
@@ -191,6 +221,7 @@ static Err inspect(Words rest)
 {
     if (rest.count == 0) return err_set(ERR_CONFIG, "'megatrain inspect' needs a PATH");
     if (tokenizer && document < 0) return err_set(ERR_CONFIG, "--tokenizer belongs to --document");
+    fault_init(0);
     for (int i = 0; i < rest.count; i++) TRY(inspect_path(rest.items[i]));
     return ERR_OK;
 }

@@ -15,25 +15,19 @@
 #include "data/tokenizer.h"
 #include "engine/loads.h"
 
-enum { MAX_KINDS = 4096, COLUMNS = 6 };
-
-static const PlanTarget targets[] = {
-    { "cpu", "run.device=cpu", 0, 0 },          { "a100-40", "run.device=cuda", 40960, 40 },
-    { "a100", "run.device=cuda", 81920, 80 },   { "h100", "run.device=cuda", 81559, 80 },
-    { "h200", "run.device=cuda", 143771, 141 },
-};
+enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, SENDERS_NAMED = 6 };
 
 static const char *config_path, *device;
-static int64_t world_size = 1;
+static int64_t world_size;
 static bool as_json;
-static const PlanTarget *target; /* that device; NULL: this machine's */
+static DeviceFile target; /* that device; no name: this machine's, or a CPU */
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },
     { "world", OPTION_INT, &world_size, .low = 1, .high = CONFIG_RANKS_MAX, .value = "N",
-      .help = "ranks to plan for" },
-    { "device", OPTION_TEXT, &device, .value = "cpu|a100-40|a100|h100|h200",
-      .help = "does a rank fit there? none: this machine's" },
+      .help = "ranks to plan for; none: the launcher's, or the fewest that its cuts take" },
+    { "device", OPTION_TEXT, &device, .value = "NAME|FILE",
+      .help = "does a rank fit there? cpu, h100, ... of config/devices; none: this machine's" },
     { "json", OPTION_FLAG, &as_json, .help = "figures as JSON" },
 };
 
@@ -90,7 +84,6 @@ static Err count_kinds(PlanTable *t)
         }
         if (first) join_cp_ranks(t, first);
     }
-    t->columns = t->count < COLUMNS ? t->count : COLUMNS;
     return ERR_OK;
 }
 
@@ -107,18 +100,6 @@ static const char *commas(char buf[32], int64_t value)
     }
     buf[used] = 0;
     return buf;
-}
-
-static void put_row(const PlanTable *t, const char *name,
-                    int64_t (*value)(const PlanTable *, const PlanKind *))
-{
-    char a[32], b[UNITS_BYTES];
-    printf("  %-34s", name);
-    for (int i = 0; i < t->columns; i++) {
-        int64_t bytes = value(t, &t->kinds[i]);
-        printf(" %18s %9s", commas(a, bytes), units_bytes(b, bytes));
-    }
-    putchar('\n');
 }
 
 static void put_pipeline(const PlanTable *t)
@@ -143,17 +124,20 @@ static void put_mixture(const ModelSpec *m)
     putchar('\n');
 }
 
-/* What a rank's experts have room for, of a micro-batch and a layer; what they cannot get more than. */
+/* What a rank's experts have room for, of a layer and of what passes through the stages at once; what they cannot get
+ * more than. */
 static void put_room(const PlanTable *t)
 {
     const MixtureSpec *e = &t->spec.model.moe;
     const Grid g = t->grid;
-    const MoeCut cut = loads_cut(&t->spec, g, t->spec.micro_batch);
+    const int64_t unit = t->kinds[0].plan.unit;
+    const MoeCut cut = loads_cut(&t->spec, g, unit);
     const MoeRoom room = moe_room(&cut);
     char a[32], b[32], c[32];
-    printf("experts %d on each of %d ranks, with room for %s rows of a layer and micro-batch; even is %s, "
+    printf("experts %d on each of %d ranks, with room for %s rows of a layer and %smicro-batch; even is %s, "
            "the most that can come %s",
-           e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned), commas(b, cut.rows * e->topk * cut.etp),
+           e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned),
+           unit < t->spec.micro_batch ? "part of a " : "", commas(b, cut.rows * e->topk * cut.etp),
            commas(c, room.worst));
     if (e->capacity.redo && room.piece < cut.rows)
         printf("; beyond it in %lld pieces", (long long)((cut.rows + room.piece - 1) / room.piece));
@@ -177,9 +161,9 @@ static void put_device(const PlanTable *t)
     const bool cpu = t->spec.device == DEVICE_CPU;
     char precision[CONFIG_VALUE_BYTES];
     printf("device  %s, %s%s\n",
-           target ? target->name
-           : cpu  ? "cpu"
-                  : "cuda",
+           t->target ? t->target->name
+           : cpu     ? "cpu"
+                     : "cuda",
            config_value(c, CFG_run_precision, precision),
            !found ? ""
            : cpu  ? " (this machine has no GPU; --device h100 plans for one)"
@@ -250,16 +234,89 @@ static void kind_name(const PlanTable *t, const PlanKind *k, char *out, size_t s
     else snprintf(out, size, "pp %d, %s%s%s", k->pp_rank, tp, comma, cp);
 }
 
-static void put_kinds(const PlanTable *t)
+/* ---- figures: a line each, or, of many kinds of ranks, a column each ---- */
+
+static const char *figure_text(const PlanTable *t, const PlanKind *k, const PlanFigure *f, char *out)
 {
-    printf("\n%-36s", "bytes of one rank");
-    for (int i = 0; i < t->columns; i++) {
+    const int64_t value = plan_value(t, k, f);
+    return f->is_count ? units_count(out, (double)value) : units_bytes(out, value);
+}
+
+/* On a GPU, what the host holds is no part of the total, and stands behind it. */
+static bool is_apart(const PlanTable *t, const PlanFigure *f)
+{
+    return f->on_host && t->kinds[0].plan.host_apart;
+}
+
+static bool is_shown(const PlanTable *t, const PlanFigure *f, bool apart)
+{
+    return is_apart(t, f) == apart && (!f->shown || f->shown(t));
+}
+
+static void put_line(const PlanTable *t, const PlanFigure *f)
+{
+    char label[64], a[32], b[UNITS_BYTES];
+    snprintf(label, sizeof label, "%s%s", is_apart(t, f) ? "of the host: " : "", f->label);
+    printf("  %-34s", label);
+    for (int i = 0; i < t->count; i++)
+        printf(" %18s %9s", f->is_count ? "" : commas(a, plan_value(t, &t->kinds[i], f)),
+               figure_text(t, &t->kinds[i], f, b));
+    putchar('\n');
+}
+
+static void put_lines(const PlanTable *t, const char *title, const PlanFigure *figures)
+{
+    printf("\n%-36s", title);
+    for (int i = 0; i < t->count; i++) {
         char name[80];
         kind_name(t, &t->kinds[i], name, sizeof name);
         printf(" %18s %9s", name, "");
     }
-    if (t->columns < t->count) printf(" and %d more kinds of ranks", t->count - t->columns);
     putchar('\n');
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_shown(t, f, apart)) put_line(t, f);
+}
+
+static bool is_same(const PlanTable *t, const PlanFigure *f)
+{
+    int64_t first = plan_value(t, &t->kinds[0], f);
+    for (int i = 1; i < t->count; i++)
+        if (plan_value(t, &t->kinds[i], f) != first) return false;
+    return true;
+}
+
+/* A row of a table with a column for each figure that differs between kinds of ranks: its head where `k` is NULL. */
+static void put_cells(const PlanTable *t, const PlanKind *k, const PlanFigure *figures)
+{
+    char text[UNITS_BYTES];
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_shown(t, f, apart) && !is_same(t, f))
+                printf(" %10s", k ? figure_text(t, k, f, text) : f->heading);
+    putchar('\n');
+}
+
+static void put_columns(const PlanTable *t, const char *title, const PlanFigure *figures)
+{
+    char text[UNITS_BYTES], name[80];
+    printf("\n%-20s", title);
+    put_cells(t, NULL, figures);
+    for (int i = 0; i < t->count; i++) {
+        kind_name(t, &t->kinds[i], name, sizeof name);
+        printf("  %-18s", name);
+        put_cells(t, &t->kinds[i], figures);
+    }
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_shown(t, f, apart) && is_same(t, f))
+                printf("  each: %s %s\n", f->label, figure_text(t, &t->kinds[0], f, text));
+}
+
+static void put_figures(const PlanTable *t, const char *title, const PlanFigure *figures)
+{
+    if (t->count <= KINDS_ABREAST) put_lines(t, title, figures);
+    else put_columns(t, title, figures);
 }
 
 /* What each stage keeps, and each rank takes. */
@@ -283,13 +340,14 @@ static void put_stages(const PlanTable *t)
 
 static void put_fit(const PlanTable *t)
 {
-    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "";
+    char a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], groups[48] = "", sold[32] = "there";
     const int count = world_groups(t->grid);
-    if (!target || !target->mib) return;
+    if (!t->target) return;
     if (count) snprintf(groups, sizeof groups, " and %d communicator%s", count, count == 1 ? "" : "s");
-    printf("\n  fits %d GB: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", target->gb,
+    if (t->target->sold_gb > 0) snprintf(sold, sizeof sold, "%g GB", t->target->sold_gb);
+    printf("\n  fits %s: %s (%s of %s, and up to %s for CUDA's libraries%s)\n", sold,
            plan_fits(t) ? "yes" : "no", units_bytes(a, plan_largest_total(t)),
-           units_bytes(b, target->mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
+           units_bytes(b, t->target->memory_mib << 20), units_bytes(c, plan_library_bytes(t)), groups);
 }
 
 /* What one parameter costs, and what the layout leaves empty. */
@@ -298,36 +356,16 @@ static void put_state(const PlanTable *t)
     const MemoryPlan *p = &t->kinds[0].plan;
     const PlanKind *k = &t->kinds[0];
     int64_t used = p->flat_count - p->padding;
-    double each =
-        (double)(plan_weights(t, k) + plan_narrow_weights(t, k) + plan_gradients(t, k) + plan_moments(t, k)) /
-        (double)used;
+    double each = (double)plan_param_bytes(t, k) / (double)used;
     char a[32], b[32];
-    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding\n",
-           each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding));
+    printf("\n  %.3f bytes of state a parameter of the rank (%s); %d bucket%s, %s elements of padding%s\n",
+           each, commas(a, used), p->buckets, p->buckets == 1 ? "" : "s", commas(b, p->padding),
+           t->spec.exact ? "; gradients are of 64-bit fixed point" : "");
 }
 
 static void put_memory(const PlanTable *t)
 {
-    put_kinds(t);
-    put_row(t, "weights (fp32)", plan_weights);
-    if (t->spec.compute != F32) put_row(t, "their 16-bit copy", plan_narrow_weights);
-    put_row(t, t->spec.exact ? "gradients (64-bit fixed point)" : "gradients", plan_gradients);
-    put_row(t, "moments", plan_moments);
-    put_row(t, "tables, batches, statistics", plan_tables);
-    if (t->grid.pp > 1) put_row(t, "buffers between stages", plan_boundary);
-    put_row(t, "saves between forward and backward", plan_saves);
-    put_row(t, "scratch of a layer call", plan_scratch);
-    if (t->spec.overlap_moe) put_row(t, "  of it for forwards in pairs", plan_scratch_forward);
-    put_row(t, "workspace of kernels, at most", plan_workspace);
-    if (t->spec.device == DEVICE_CPU && t->spec.compute != F32)
-        put_row(t, "16-bit tensors widened for an op", plan_staging);
-    const bool apart = t->kinds[0].plan.host_apart;
-    if (apart) put_row(t, "total", plan_total);
-    put_row(t, apart ? "of the host: batches read ahead" : "batches read ahead", plan_ahead);
-    if (t->spec.snapshot)
-        put_row(t, apart ? "of the host: copy to be written" : "copy to be written (checkpoint.async)",
-                plan_snapshot);
-    if (!apart) put_row(t, "total", plan_total);
+    put_figures(t, "bytes of one rank", plan_memory);
     put_fit(t);
     put_state(t);
 }
@@ -410,7 +448,7 @@ static void put_senders(const PlanTable *t, int first)
     int alike = 0, named = 0;
     for (int i = first; i < t->count; i++) alike += same_comm(&t->kinds[first], &t->kinds[i]);
     if (alike == t->count) alike = 0;
-    for (int i = first; i < t->count && named < alike && named < COLUMNS; i++) {
+    for (int i = first; i < t->count && named < alike && named < SENDERS_NAMED; i++) {
         char name[80];
         if (!same_comm(&t->kinds[first], &t->kinds[i])) continue;
         kind_name(t, &t->kinds[i], name, sizeof name);
@@ -457,17 +495,12 @@ static void put_work(const PlanTable *t)
     double tokens = (double)t->spec.global_batch * (double)m->seq, all_flop = 0;
     int64_t params = t->kinds[0].plan.params, full = model_flop_per_token(m, params),
             attention = model_attention_flop_per_token(m);
-    char a[UNITS_BYTES];
-    printf("\nwork of one step, of one rank\n");
-    put_row(t, "bytes read and written by ops", plan_op_bytes);
-    put_row(t, "bytes sent to other ranks", plan_comm_bytes);
-    printf("  %-34s", "FLOP of the ops");
+    put_figures(t, "work of one rank", plan_work);
     for (int i = 0; i < t->count; i++) {
         const PlanKind *k = &t->kinds[i];
-        if (i < t->columns) printf(" %18s %9s", "", units_count(a, (double)k->plan.flop));
         all_flop += (double)k->plan.flop * k->tp_ranks * k->cp_ranks * t->grid.dp;
     }
-    printf("\n\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
+    printf("\n%-36s %15s %15s\n", "FLOP", "a token", "a step");
     put_flop("counted op by op, all ranks", all_flop / tokens, tokens);
     put_flop("6 N + 12 L C T, what mfu uses", (double)full, tokens);
     put_flop("causal half: 6 N + 6 L C T", (double)(full - attention / 2), tokens);
@@ -488,6 +521,25 @@ static Err find_vocab(const Config *cfg, int64_t *out)
     return ERR_OK;
 }
 
+/* "  checkpoint: 80,345,600 bytes (76.6 MiB) in 4 shards of 19.1 MiB to 19.2 MiB, and a manifest" */
+static void put_checkpoint(const PlanTable *t)
+{
+    char a[32], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES];
+    int64_t least = INT64_MAX, most = 0;
+    int shards = 0;
+    for (int rank = 0; rank < grid_size(t->grid); rank++) {
+        const int64_t bytes = t->shards[rank];
+        if (!bytes) continue;
+        shards++;
+        if (bytes < least) least = bytes;
+        if (bytes > most) most = bytes;
+    }
+    printf("\n  checkpoint: %s bytes (%s) in %d shard%s", commas(a, plan_checkpoint(t)),
+           units_bytes(b, plan_checkpoint(t)), shards, shards == 1 ? "" : "s");
+    if (shards > 1) printf(" of %s to %s", units_bytes(c, least), units_bytes(d, most));
+    printf(", and a manifest\n");
+}
+
 static Err print_plan(PlanTable *t)
 {
     int64_t vocab;
@@ -495,10 +547,14 @@ static Err print_plan(PlanTable *t)
     TRY(train_spec(t->cfg, vocab, &t->spec));
     TRY(grid_spec(t->cfg, &t->grid));
     TRY(count_kinds(t));
+    t->shards = calloc((size_t)grid_size(t->grid), sizeof *t->shards);
+    if (!t->shards) return err_set(ERR_MEMORY, "no memory for %d ranks", grid_size(t->grid));
+    TRY(trainer_shard_bytes(&t->spec, t->grid, t->shards));
     if (as_json) return plan_print_json(t);
     put_model(t);
     put_groups(t);
     put_memory(t);
+    put_checkpoint(t);
     put_stages(t);
     put_work(t);
     for (int kind = 0; kind < t->count; kind++) put_comm(t, kind);
@@ -507,21 +563,14 @@ static Err print_plan(PlanTable *t)
 
 static Err plan_config(const Config *cfg)
 {
-    PlanTable t = { .cfg = cfg, .target = target, .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
+    PlanTable t = { .cfg = cfg,
+                    .target = *target.name ? &target : NULL,
+                    .kinds = calloc(MAX_KINDS, sizeof *t.kinds) };
     if (!t.kinds) return err_set(ERR_MEMORY, "no memory for %d plans", MAX_KINDS);
     Err err = print_plan(&t);
     free(t.kinds);
+    free(t.shards);
     return err;
-}
-
-static Err find_target(void)
-{
-    enum { COUNT = (int)(sizeof targets / sizeof *targets) };
-    for (int i = 0; i < COUNT; i++)
-        if (strcmp(device, targets[i].name) == 0) target = &targets[i];
-    if (target) return ERR_OK;
-    err_set(ERR_CONFIG, "--device '%s' is none that is known", device);
-    return err_hint("cpu, a100-40, a100, h100 or h200");
 }
 
 /* --device speaks last. */
@@ -531,9 +580,12 @@ static Err plan(Words rest)
     const char **words = calloc((size_t)rest.count + 1, sizeof *words);
     if (!words) return err_set(ERR_MEMORY, "no memory for %d words", rest.count);
     for (int i = 0; i < rest.count; i++) words[i] = rest.items[i];
-    Err err = device ? find_target() : ERR_OK;
-    if (target) words[rest.count++] = target->key;
-    if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, world_size);
+    int64_t ranks = 0;
+    const bool cpu = device && strcmp(device, "cpu") == 0;
+    Err err = device && !cpu ? device_file_read(device, &target) : ERR_OK;
+    if (device) words[rest.count++] = cpu ? "run.device=cpu" : "run.device=cuda";
+    if (!err) err = config_world(world_size, &ranks);
+    if (!err) err = config_arg(&c, config_path, (Words){ words, rest.count }, ranks);
     if (!err) err = plan_config(&c);
     config_release(&c);
     free(words);

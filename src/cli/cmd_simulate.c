@@ -242,6 +242,7 @@ static Err simulate_one(const StageCost *cost)
 typedef struct {
     char name[48];
     int chunks, copies, buffers;
+    bool async;                    /* weights change while units are under way */
     double time, of_work, of_time; /* of a batch; bubble in percent */
     double held_w, held_i;         /* micro-batches of a whole rank */
 } Row;
@@ -258,6 +259,7 @@ static Row row_of(const Paper *p)
     const Schedule *s = &p->s;
     const double whole = s->chunks * s->unit_div * s->slices;
     Row row = { .chunks = s->chunks,
+                .async = s->versions != VERSIONS_STEP,
                 .copies = most_of(s, simulate_weight_copies),
                 .buffers = most_of(s, buffers_of),
                 .time = p->sim.makespan / s->batches,
@@ -319,16 +321,17 @@ static void print_table(Table *t)
     qsort(t->rows, (size_t)t->count, sizeof *t->rows, by_time);
     printf("%d ranks, %d micro-batches; costs %s of a rank's chunks together, latency %g of a message\n\n",
            (int)stages, (int)microbatches, cost_text, latency);
-    printf("%-25s %6s %10s %8s %8s %9s %9s %7s %9s\n", "schedule", "chunks", "time", "bubble", "bubble",
-           "held", "held", "weight", "boundary");
-    printf("%-25s %6s %10s %8s %8s %9s %9s %7s %9s\n", "", "a rank", "a batch", "% work", "% time", "until W",
-           "until I", "copies", "buffers");
+    printf("%-25s %7s %6s %10s %8s %8s %9s %9s %7s %9s\n", "schedule", "updates", "chunks", "time", "bubble",
+           "bubble", "held", "held", "weight", "boundary");
+    printf("%-25s %7s %6s %10s %8s %8s %9s %9s %7s %9s\n", "", "", "a rank", "a batch", "% work", "% time",
+           "until W", "until I", "copies", "buffers");
     for (int i = 0; i < t->count; i++) {
         const Row *r = &t->rows[i];
-        printf("%-25s %6d %10.2f %8.1f %8.1f %9.2f %9.2f %7d %9d\n", r->name, r->chunks, r->time, r->of_work,
-               r->of_time, r->held_w, r->held_i, r->copies, r->buffers);
+        printf("%-25s %7s %6d %10.2f %8.1f %8.1f %9.2f %9.2f %7d %9d\n", r->name, r->async ? "async" : "sync",
+               r->chunks, r->time, r->of_work, r->of_time, r->held_w, r->held_i, r->copies, r->buffers);
     }
-    printf("\nheld: activations, in micro-batches of a whole rank; all figures of the rank that has most\n");
+    printf("\nupdates: async: weights change while a batch is under way, gradients are of older ones\n"
+           "held: activations, in micro-batches of a whole rank; all figures of the rank that has most\n");
     for (int i = 0; i < t->refused_count; i++)
         printf("%s%s\n", i ? "" : "\nnot legal at this shape:\n", t->refused[i]);
 }

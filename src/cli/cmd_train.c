@@ -1,4 +1,5 @@
 /* train, eval: the configuration is read here; train/train.c and train/eval.c do the rest. */
+#include "base/fault.h"
 #include "base/log.h"
 #include "cli/config_arg.h"
 #include "comm/boot.h"
@@ -36,6 +37,7 @@ static Err read_config(Config *c, Boot *boot, Words rest, int64_t alone)
     *c = (Config){ 0 };
     TRY(boot_from_env(boot));
     log_set_rank(boot->rank, boot->size);
+    fault_init(boot->rank);
     if (boot->rank) log_set_level(LOG_WARN);
     if (boot->size > 1) device_cuda_load_eagerly();
     return join_said_once(boot, read_source(c, boot, rest, alone));

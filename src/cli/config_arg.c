@@ -4,8 +4,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/fault.h"
 #include "base/file.h"
 #include "ckpt/ckpt.h"
+#include "comm/boot.h"
 #include "device/device.h"
 #include "train/kept.h"
 
@@ -19,24 +21,51 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
                                           .world_size = world_size });
 }
 
-static Err find_checkpoint(const char *run_dir, int64_t step, char path[PATH_MAX])
+/* A checkpoint's folder instead of its run's: its name is of `name` on. */
+static Err refuse_checkpoint(const char *path, const char *name)
+{
+    const long long step = strtoll(name + strlen("/checkpoints/step-"), NULL, 10);
+    err_set(ERR_CONFIG, "--run '%s' is a checkpoint's folder, not a run's", path);
+    return err_hint("give the run's, and which checkpoint: --run %.*s --step %lld", (int)(name - path), path,
+                    step);
+}
+
+/* A checkpoint's meta data, and where it is. */
+typedef struct {
+    char path[PATH_MAX];
+    SetupArena setup;
+    CkptMeta meta;
+} Source;
+
+static Err read_meta(const char *path, void *arg)
+{
+    Source *s = arg;
+    snprintf(s->path, sizeof s->path, "%s", path);
+    fault_point("found");
+    return ckpt_meta(path, &s->setup, &s->meta);
+}
+
+static Err find_meta(const char *run_dir, int64_t step, Source *s)
 {
     bool found;
-    if (step >= 0) return ckpt_of_step(run_dir, step, path);
-    TRY(ckpt_find(run_dir, INT64_MAX, path, &found));
+    char path[PATH_MAX];
+    const char *name = strstr(run_dir, "/checkpoints/step-");
+    if (name && file_is_dir(run_dir)) return refuse_checkpoint(run_dir, name);
+    if (step >= 0) {
+        TRY(ckpt_of_step(run_dir, step, path));
+        return ckpt_removed(path, read_meta(path, s));
+    }
+    TRY(ckpt_visit_newest(run_dir, read_meta, s, &found));
     if (found) return ERR_OK;
     return err_set(ERR_CKPT, "no checkpoint in '%s'", run_dir),
            err_hint("train first: megatrain --config FILE");
 }
 
 /* First as it is: what is wrong then is the checkpoint's fault. */
-static Err config_of(Config *c, const char *checkpoint, SetupArena *setup, Words overrides,
-                     int64_t world_size)
+static Err config_of(Config *c, const Source *s, Words overrides, int64_t world_size)
 {
     char why[256];
-    CkptMeta meta;
-    TRY(ckpt_meta(checkpoint, setup, &meta));
-    ConfigSource source = { .path = checkpoint, .text = meta.config, .world_size = CONFIG_ANY_WORLD };
+    ConfigSource source = { .path = s->path, .text = s->meta.config, .world_size = CONFIG_ANY_WORLD };
     source.gpus = device_cuda_count(why, sizeof why);
     TRY(err_as(config_read(c, source), ERR_CKPT));
     config_release(c);
@@ -74,14 +103,23 @@ static Err one_source(const char *run_dir, Words overrides)
 
 Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides, int64_t world_size)
 {
-    char path[PATH_MAX];
-    SetupArena setup;
+    Source source = { 0 };
     TRY(one_source(run_dir, overrides));
-    TRY(find_checkpoint(run_dir, step, path));
-    setup_init(&setup);
-    Err err = config_of(c, path, &setup, overrides, world_size);
-    setup_release(&setup);
+    setup_init(&source.setup);
+    Err err = find_meta(run_dir, step, &source);
+    if (!err) err = config_of(c, &source, overrides, world_size);
+    setup_release(&source.setup);
     return err ? err : find_tokenizer(c, run_dir);
+}
+
+Err config_world(int64_t given, int64_t *out)
+{
+    Boot boot;
+    *out = given;
+    if (given) return ERR_OK;
+    TRY(boot_from_env(&boot));
+    *out = boot.size > 1 ? boot.size : CONFIG_ANY_WORLD;
+    return ERR_OK;
 }
 
 /* The launchers of README, "Launchers"; a batch job's size alone says nothing, a step's does. */

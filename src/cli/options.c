@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "base/config.h"
+#include "base/file.h"
 #include "base/words.h"
 #include "cli/command.h"
 
@@ -16,6 +17,13 @@ typedef struct {
     int argc, at;
     bool given[MAX_OPTIONS];
 } Reader;
+
+static bool has_option(const Command *c, const char *name)
+{
+    for (int i = 0; i < c->option_count; i++)
+        if (!strcmp(c->options[i].name, name)) return true;
+    return false;
+}
 
 static bool is_option(const char *word) { return word[0] == '-' && word[1] == '-' && word[2]; }
 
@@ -144,8 +152,10 @@ Err options_read(const Command *c, int argc, const char *const *argv, const char
         else if (!only_rest && word[0] == '-' && word[1]) return unknown_option(c, word);
         else rest[(*rest_count)++] = word;
     }
-    if (*rest_count > 0 && !c->rest)
-        return err_set(ERR_CONFIG, "'megatrain %s' does not know what to do with '%s'", c->name, rest[0]),
-               err_hint("megatrain %s --help", c->name);
+    if (*rest_count > 0 && !c->rest) {
+        err_set(ERR_CONFIG, "'megatrain %s' does not know what to do with '%s'", c->name, rest[0]);
+        return file_is_dir(rest[0]) && has_option(c, "run") ? err_hint("did you mean '--run %s'?", rest[0])
+                                                            : err_hint("megatrain %s --help", c->name);
+    }
     return check_required(&r, *rest_count ? rest[0] : NULL);
 }

@@ -5,14 +5,8 @@
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H
 
+#include "base/config_device.h"
 #include "train/spec.h"
-
-/* A device to plan for: memory as its driver reports it, and what it is sold as; 0: a CPU. */
-typedef struct {
-    const char *name, *key; /* of --device; what that means for the configuration */
-    int64_t mib;
-    int gb;
-} PlanTarget;
 
 /* Ranks that need the same. */
 typedef struct {
@@ -23,36 +17,37 @@ typedef struct {
 
 typedef struct {
     const Config *cfg;
-    const PlanTarget *target; /* NULL: this machine */
+    const DeviceFile *target; /* the GPU to plan for; NULL: this machine, or a CPU */
     TrainSpec spec;
     Grid grid;
     PlanKind *kinds;
-    int count, columns; /* shown side by side */
+    int count;
+    int64_t *shards; /* bytes of each rank's part of a checkpoint; 0: it writes none */
 } PlanTable;
 
-/* Bytes of one rank: by kind of memory, in all, read and written by ops, sent to others. */
-int64_t plan_weights(const PlanTable *t, const PlanKind *k);
-int64_t plan_narrow_weights(const PlanTable *t, const PlanKind *k);
-int64_t plan_gradients(const PlanTable *t, const PlanKind *k);
-int64_t plan_moments(const PlanTable *t, const PlanKind *k);
-int64_t plan_boundary(const PlanTable *t, const PlanKind *k);
-int64_t plan_tables(const PlanTable *t, const PlanKind *k);
-int64_t plan_saves(const PlanTable *t, const PlanKind *k);
-int64_t plan_scratch(const PlanTable *t, const PlanKind *k);
-int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k); /* of it, that of forwards in pairs */
-int64_t plan_workspace(const PlanTable *t, const PlanKind *k);
-int64_t plan_staging(const PlanTable *t, const PlanKind *k);
-int64_t plan_ahead(const PlanTable *t, const PlanKind *k);
-int64_t plan_snapshot(const PlanTable *t, const PlanKind *k);
-int64_t plan_total(const PlanTable *t, const PlanKind *k);
-int64_t plan_op_bytes(const PlanTable *t, const PlanKind *k);
-int64_t plan_comm_bytes(const PlanTable *t, const PlanKind *k);
+/* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
+typedef struct {
+    const char *key, *label, *heading;
+    int64_t (*value)(const PlanTable *,
+                     const PlanKind *); /* NULL: a member of MemoryPlan, int64_t, at `field` */
+    bool (*shown)(const PlanTable *);   /* as text; NULL: always */
+    size_t field;
+    bool is_count, on_host; /* FLOP; of the host's memory, wherever the total is that of a GPU */
+} PlanFigure;
+
+/* What a rank takes, the total last, and what it does in a step; a figure without a key ends each. */
+extern const PlanFigure plan_memory[], plan_work[];
+int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f);
+/* Weights, gradients and moments. */
+int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k);
 
 /* Of the rank that takes the most; with what CUDA and its libraries take beside the plan, on `target`. */
 int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
 int64_t
 plan_library_bytes(const PlanTable *t); /* of CUDA, its libraries, and NCCL's communicators, at most */
+
+int64_t plan_checkpoint(const PlanTable *t); /* of all shards */
 
 /* On stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);

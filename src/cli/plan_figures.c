@@ -1,4 +1,5 @@
 /* See plan.h: the bytes of a rank by kind, whether they fit a device, and all figures as JSON. */
+#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -7,98 +8,82 @@
 #include "comm/gpu.h"
 
 /* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
-int64_t plan_weights(const PlanTable *t, const PlanKind *k)
+static int64_t weights(const PlanTable *t, const PlanKind *k)
 {
     return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.slice_count) * dtype_size(F32);
 }
 
-int64_t plan_narrow_weights(const PlanTable *t, const PlanKind *k)
+static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
 {
     return t->spec.compute == F32 ? 0 : k->plan.flat_count * dtype_size(t->spec.compute);
 }
 
-int64_t plan_gradients(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.grad_bytes;
-}
-
-int64_t plan_moments(const PlanTable *t, const PlanKind *k)
+static int64_t moments(const PlanTable *t, const PlanKind *k)
 {
     (void)t;
     return 2 * k->plan.slice_count * dtype_size(F32);
 }
 
-int64_t plan_boundary(const PlanTable *t, const PlanKind *k)
+int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)
 {
-    (void)t;
-    return k->plan.boundary;
+    return weights(t, k) + narrow_weights(t, k) + k->plan.grad_bytes + moments(t, k);
 }
 
-int64_t plan_tables(const PlanTable *t, const PlanKind *k)
+static int64_t tables(const PlanTable *t, const PlanKind *k)
 {
-    return k->plan.state - k->plan.boundary - plan_weights(t, k) - plan_narrow_weights(t, k) -
-           plan_gradients(t, k) - plan_moments(t, k);
+    return k->plan.state - k->plan.boundary - plan_param_bytes(t, k);
 }
 
-int64_t plan_saves(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.save;
-}
-
-int64_t plan_scratch(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.scratch;
-}
-
-int64_t plan_scratch_forward(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.scratch_forward;
-}
-
-int64_t plan_workspace(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.workspace;
-}
-
-int64_t plan_staging(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.staging;
-}
-
-int64_t plan_ahead(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.ahead;
-}
-
-int64_t plan_snapshot(const PlanTable *t, const PlanKind *k)
-{
-    (void)t;
-    return k->plan.snapshot;
-}
-
-int64_t plan_total(const PlanTable *t, const PlanKind *k)
+static int64_t total(const PlanTable *t, const PlanKind *k)
 {
     (void)t;
     return memory_plan_total(&k->plan);
 }
 
-int64_t plan_op_bytes(const PlanTable *t, const PlanKind *k)
+static int64_t flop(const PlanTable *t, const PlanKind *k)
 {
     (void)t;
-    return k->plan.op_bytes;
+    return k->plan.flop;
 }
 
-int64_t plan_comm_bytes(const PlanTable *t, const PlanKind *k)
+static bool in_16_bits(const PlanTable *t) { return t->spec.compute != F32; }
+static bool is_widened(const PlanTable *t) { return t->spec.device == DEVICE_CPU && in_16_bits(t); }
+static bool is_staged(const PlanTable *t) { return t->grid.pp > 1; }
+static bool is_paired(const PlanTable *t) { return t->spec.overlap_moe; }
+static bool is_copied(const PlanTable *t) { return t->spec.snapshot; }
+
+#define FIELD(name) .field = offsetof(MemoryPlan, name)
+
+const PlanFigure plan_memory[] = {
+    { "weights", "weights (fp32)", "weights", weights },
+    { "weights_16_bit", "their 16-bit copy", "in 16 bits", narrow_weights, in_16_bits },
+    { "gradients", "gradients", "gradients", FIELD(grad_bytes) },
+    { "moments", "moments", "moments", moments },
+    { "tables", "tables, batches, statistics", "tables", tables },
+    { "boundary", "buffers between stages", "buffers", FIELD(boundary), .shown = is_staged },
+    { "saves", "saves between forward and backward", "saves", FIELD(save) },
+    { "scratch", "scratch of a layer call", "scratch", FIELD(scratch) },
+    { "scratch_in_pairs", "  of it for forwards in pairs", "in pairs", FIELD(scratch_forward),
+      .shown = is_paired },
+    { "workspace", "workspace of kernels, at most", "workspace", FIELD(workspace) },
+    { "staging", "16-bit tensors widened for an op", "widened", FIELD(staging), .shown = is_widened },
+    { "read_ahead", "batches read ahead", "ahead", FIELD(ahead), .on_host = true },
+    { "snapshot", "copy to be written", "copy", FIELD(snapshot), .shown = is_copied, .on_host = true },
+    { "total", "total", "total", total },
+    { NULL },
+};
+
+const PlanFigure plan_work[] = {
+    { "op_bytes", "bytes read and written by ops", "op bytes", FIELD(op_bytes) },
+    { "comm_bytes", "bytes sent to other ranks", "sent", FIELD(comm_bytes) },
+    { "flop", "FLOP of the ops", "FLOP", flop, .is_count = true },
+    { NULL },
+};
+
+int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f)
 {
-    (void)t;
-    return k->plan.comm_bytes;
+    if (f->value) return f->value(t, k);
+    return *(const int64_t *)(const void *)((const char *)&k->plan + f->field);
 }
 
 /* Of the rank that takes the most. */
@@ -113,9 +98,16 @@ int64_t plan_largest_total(const PlanTable *t)
 }
 
 /* With what CUDA and its libraries take beside the plan. */
+int64_t plan_checkpoint(const PlanTable *t)
+{
+    int64_t bytes = 0;
+    for (int rank = 0; rank < grid_size(t->grid); rank++) bytes += t->shards[rank];
+    return bytes;
+}
+
 bool plan_fits(const PlanTable *t)
 {
-    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->mib << 20;
+    return plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
 }
 
 int64_t plan_library_bytes(const PlanTable *t)
@@ -125,31 +117,37 @@ int64_t plan_library_bytes(const PlanTable *t)
 
 /* ---- JSON ---- */
 
+static void json_figures(JsonOut *j, const PlanTable *t, const PlanKind *k, const PlanFigure *figures)
+{
+    for (const PlanFigure *f = figures; f->key; f++) {
+        const int64_t value = plan_value(t, k, f);
+        if (f->is_count) json_put_number(j, f->key, (double)value);
+        else json_put_int(j, f->key, value);
+    }
+}
+
 static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
 {
-    static const struct {
-        const char *key;
-        int64_t (*value)(const PlanTable *, const PlanKind *);
-    } rows[] = { { "weights", plan_weights },      { "weights_16_bit", plan_narrow_weights },
-                 { "gradients", plan_gradients },  { "moments", plan_moments },
-                 { "tables", plan_tables },        { "boundary", plan_boundary },
-                 { "saves", plan_saves },          { "scratch", plan_scratch },
-                 { "workspace", plan_workspace },  { "staging", plan_staging },
-                 { "read_ahead", plan_ahead },     { "snapshot", plan_snapshot },
-                 { "total", plan_total },          { "op_bytes", plan_op_bytes },
-                 { "comm_bytes", plan_comm_bytes } };
     json_open(j, NULL, '{');
     json_put_int(j, "pp_rank", k->pp_rank);
     json_put_int(j, "first_tp_rank", k->first_tp_rank);
     json_put_int(j, "tp_ranks", k->tp_ranks);
     json_put_int(j, "first_cp_rank", k->first_cp_rank);
     json_put_int(j, "cp_ranks", k->cp_ranks);
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) json_put_int(j, rows[i].key, rows[i].value(t, k));
-    json_put_number(j, "flop", (double)k->plan.flop);
+    json_figures(j, t, k, plan_memory);
+    json_figures(j, t, k, plan_work);
     json_close(j, '}');
 }
 
 /* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
+static void json_checkpoint(JsonOut *j, const PlanTable *t)
+{
+    json_put_int(j, "checkpoint_bytes", plan_checkpoint(t));
+    json_open(j, "checkpoint_shards", '[');
+    for (int rank = 0; rank < grid_size(t->grid); rank++) json_put_int(j, NULL, t->shards[rank]);
+    json_close(j, ']');
+}
+
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
@@ -170,11 +168,12 @@ static void put_json(JsonOut *j, const PlanTable *t)
     json_put_int(j, "active_parameters", model_active_params(&t->spec.model, p->params));
     json_put_int(j, "flop_per_token", model_flop_per_token(&t->spec.model, p->params));
     json_put_int(j, "largest_total", plan_largest_total(t));
-    if (t->target && t->target->mib) {
-        json_put_int(j, "device_bytes", t->target->mib << 20);
+    if (t->target) {
+        json_put_int(j, "device_bytes", t->target->memory_mib << 20);
         json_put_int(j, "library_bytes", plan_library_bytes(t));
         json_put_bool(j, "fits", plan_fits(t));
     }
+    json_checkpoint(j, t);
     json_put_bool(j, "memory_on_host", p->host_apart);
     json_open(j, "ranks", '[');
     for (int i = 0; i < t->count; i++) json_rank(j, t, &t->kinds[i]);
@@ -184,8 +183,9 @@ static void put_json(JsonOut *j, const PlanTable *t)
 
 Err plan_print_json(const PlanTable *t)
 {
-    enum { HEAD_BYTES = 4096, RANK_BYTES = 1024 };
-    const int64_t room = HEAD_BYTES + (int64_t)t->count * RANK_BYTES;
+    enum { HEAD_BYTES = 4096, RANK_BYTES = 1024, SHARD_BYTES = 24 };
+    const int64_t room =
+        HEAD_BYTES + (int64_t)t->count * RANK_BYTES + (int64_t)grid_size(t->grid) * SHARD_BYTES;
     char *text = malloc((size_t)room);
     JsonOut j;
     if (!text) return err_set(ERR_MEMORY, "no memory for the plan's text");

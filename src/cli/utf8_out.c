@@ -1,10 +1,10 @@
 /* See utf8_out.h. */
 #include "cli/utf8_out.h"
 
-#include <stdbool.h>
 #include <string.h>
 
-#include "data/utf8.h"
+#include "base/plain.h"
+#include "base/utf8.h"
 
 /* True if these bytes are valid so far: some continuation makes a character of them. */
 static bool may_go_on(const uint8_t *s, int n)
@@ -32,7 +32,8 @@ static void settle(Utf8Out *u, bool end)
     while (u->held_bytes > 0) {
         int n = utf8_char_bytes(u->held, u->held_bytes);
         if (n > 0) {
-            fwrite(u->held, 1, (size_t)n, u->file);
+            if (u->terminal) plain_put(u->file, (const char *)u->held, n, PLAIN_LINES);
+            else fwrite(u->held, 1, (size_t)n, u->file);
             drop_first(u, n);
         } else if (!end && u->held_bytes < 4 && may_go_on(u->held, u->held_bytes)) return;
         else {

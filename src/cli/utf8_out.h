@@ -5,11 +5,13 @@
 #ifndef MEGATRAIN_CLI_UTF8_OUT_H
 #define MEGATRAIN_CLI_UTF8_OUT_H
 
+#include <stdbool.h>
 #include <stdint.h>
 #include <stdio.h>
 
 typedef struct {
     FILE *file;
+    bool terminal;   /* which gets no control characters but ends of lines and tabs (base/plain.h) */
     uint8_t held[4]; /* the beginning of a character, at most 3 bytes between calls */
     int held_bytes;
 } Utf8Out;

@@ -28,17 +28,26 @@ static const char *value_of(const Env *e, const char *name)
 
 static bool have(const Env *e, const char *name) { return value_of(e, name) != NULL; }
 
+/* What somebody else's environment holds, in an error of one line. */
+static const char *printable(const char *value, char out[64])
+{
+    snprintf(out, 64, "%s", value);
+    for (char *c = out; *c; c++)
+        if (*c < ' ' || *c > '~') *c = '?';
+    return out;
+}
+
 /* The variable as an integer of [low, high]; left alone if not set. */
 static Err number(const Env *e, const char *name, int low, int high, int *out)
 {
     const char *v = value_of(e, name);
     if (!v) return ERR_OK;
-    char *end;
+    char *end, text[64];
     errno = 0;
     long x = strtol(v, &end, 10);
-    if (errno || *end || !isdigit((unsigned char)end[-1]) || isspace((unsigned char)*v) || x < low ||
-        x > high) {
-        err_set(ERR_CONFIG, "environment: %s='%s' is not an integer of %d..%d", name, v, low, high);
+    if (errno || *end || !isdigit((unsigned char)*v) || x < low || x > high) {
+        err_set(ERR_CONFIG, "environment: %s='%s' is not an integer of %d..%d", name, printable(v, text), low,
+                high);
         return err_hint("the launcher sets %s; set it right or take it out of the environment", name);
     }
     *out = (int)x;
@@ -246,6 +255,20 @@ static Err read_port(const Env *e, Boot *b)
     return ERR_OK;
 }
 
+static Err read_secret(const Env *e, Boot *b)
+{
+    const char *secret = value_of(e, "MEGATRAIN_SECRET");
+    const size_t bytes = secret ? strlen(secret) : 0;
+    if (!secret) return ERR_OK;
+    if (bytes < BOOT_SECRET_MIN || bytes >= sizeof b->secret) {
+        err_set(ERR_CONFIG, "environment: MEGATRAIN_SECRET has %zu bytes, not %d to %zu", bytes,
+                BOOT_SECRET_MIN, sizeof b->secret - 1);
+        return err_hint("64 random digits are right: od -An -N32 -tx1 /dev/urandom | tr -d ' \\n'");
+    }
+    strcpy(b->secret, secret);
+    return ERR_OK;
+}
+
 Err boot_read(Boot *out, BootGet get, void *context)
 {
     Env e = { .get = get, .context = context };
@@ -254,6 +277,7 @@ Err boot_read(Boot *out, BootGet get, void *context)
     TRY(check_ranks(&b));
     TRY(read_address(&e, &b));
     TRY(read_port(&e, &b));
+    TRY(read_secret(&e, &b));
     const char *id = value_of(&e, "MEGATRAIN_JOB"); /* for launchers that have no name for a job */
     if (!id) id = e.id;
     snprintf(b.job, sizeof b.job, "%s '%.150s', %d ranks, port %d, start %d", b.launcher, id, b.size, b.port,

@@ -19,6 +19,7 @@
 #include "base/err.h"
 
 enum { BOOT_PORTS = 16 }; /* the meeting point is one of so many ports, from Boot.port on */
+enum { BOOT_SECRET_MIN = 16, BOOT_SECRET_BYTES = 256 };
 
 typedef struct {
     const char *launcher; /* "torchrun", "environment", "mpirun", "mpiexec", "srun", "none" */
@@ -29,10 +30,12 @@ typedef struct {
     bool port_given;                   /* by the user or the launcher; else a default of ours */
     int restart;                       /* how often the launcher started the job anew */
     char job[256];                     /* equal on the ranks of one start of a job, different for any other */
+    char secret[BOOT_SECRET_BYTES];    /* MEGATRAIN_SECRET; "" if the launcher gave none (comm/secret.h) */
     const volatile sig_atomic_t *stop; /* not 0: waits for others end; NULL unless the caller sets it */
 } Boot;
 
-/* ERR_CONFIG: half a set of variables, a value that is no number or out of range, or no way to rank 0. */
+/* ERR_CONFIG: half a set of variables, a value that is no number or out of range, a secret that is too short or too
+ * long, or no way to rank 0. */
 Err boot_from_env(Boot *out);
 
 /* The same from any source of variables: get(context, name) returns the value, NULL if there is none.
@@ -40,7 +43,7 @@ Err boot_from_env(Boot *out);
 typedef const char *(*BootGet)(void *context, const char *name);
 Err boot_read(Boot *out, BootGet get, void *context);
 
-/* A 64-bit hash of b->job: what two processes compare to know that they belong together. */
+/* A 64-bit hash of b->job: a name for it in a file's. */
 uint64_t boot_key(const Boot *b);
 
 #endif

@@ -2,26 +2,28 @@
  * Communicators over Gloo: connections, groups and their threads; see gloo.h and docs/comm.md. What a request does is
  * in gloo_calls.cc. No exception leaves this file: entry points and the worker catch everything.
  */
-#include <arpa/inet.h>
-#include <errno.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstring>
 
 #include <gloo/config.h>
-#include <gloo/transport/address.h>
-#include <gloo/transport/pair.h>
+#include <gloo/transport/tcp/context.h>
 #include <gloo/transport/tcp/device.h>
+#include <gloo/transport/tcp/pair.h>
 
 #include "comm/gloo.hpp"
 
 extern "C" {
 #include "base/trace.h"
+#include "comm/mesh.h"
 }
 
 void stop_world(GlooWorld *w, const std::string &why) noexcept
@@ -163,27 +165,9 @@ const CommTable gloo_table = { "gloo", submit, close_group };
 
 /* ---- connecting ---- */
 
-/* That it can be listened on, before Gloo tries: its texts do not say which address, and a failure leaks. */
-void check_address(const char *address)
+/* Gloo's own address is one where nobody calls: its sockets are made here. */
+void make_device(GlooWorld *w)
 {
-    struct sockaddr_in v4 = {};
-    struct sockaddr_in6 v6 = {};
-    v4.sin_family = AF_INET;
-    v6.sin6_family = AF_INET6;
-    bool is_v4 = inet_pton(AF_INET, address, &v4.sin_addr) == 1;
-    if (!is_v4 && inet_pton(AF_INET6, address, &v6.sin6_addr) != 1)
-        throw Failure(ERR_CONFIG, std::string("address '") + address + "' of this rank is not numeric");
-    int fd = socket(is_v4 ? AF_INET : AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    int rc = is_v4 ? bind(fd, (const struct sockaddr *)&v4, sizeof v4)
-                   : bind(fd, (const struct sockaddr *)&v6, sizeof v6);
-    std::string why = strerror(errno);
-    if (fd >= 0) close(fd);
-    if (rc) throw Failure(ERR_CONFIG, std::string("cannot listen on address '") + address + "': " + why);
-}
-
-void make_device(GlooWorld *w, const char *address)
-{
-    check_address(address);
     signal(SIGPIPE, SIG_IGN); /* Gloo writes without MSG_NOSIGNAL */
     /* Gloo's event thread retries at once while another thread holds a connection's lock. Woken on a shared core
      * it preempts that thread and spins out its time slice; a SCHED_BATCH thread does not preempt. Not being
@@ -195,47 +179,132 @@ void make_device(GlooWorld *w, const char *address)
         files.rlim_cur = files.rlim_max; /* a socket for each rank */
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    try {
-        w->device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr(address));
-    } catch (const std::exception &e) {
-        throw Failure(ERR_CONFIG,
-                      std::string("cannot use address '") + address + "': " + without_place(e.what()));
-    }
+    w->device = gloo::transport::tcp::CreateDevice(gloo::transport::tcp::attr("127.0.0.1"));
 }
 
-Err connect_all(GlooWorld *w, const GlooStore &store, double timeout_s)
+/*
+ * Holds Gloo's event thread: as long as this exists, nothing of what happens to Gloo's sockets is looked at. The
+ * constructor of a pair opens a listener (in versions before 2023), on which somebody may call before it is closed.
+ */
+class Held final : public gloo::transport::tcp::Handler
 {
-    w->context = w->device->createContext(w->rank, w->size);
-    w->context->setTimeout(w->timeout / 5 +
-                           Milliseconds(1)); /* Gloo waits five times as long for a connection */
-    for (int p = 0; p < w->size; p++)
-        if (p != w->rank) w->context->createPair(p);
-    /* one value per rank: where each of the others finds it */
-    size_t length = w->context->getPair(w->rank ? 0 : 1)->address().bytes().size();
-    std::vector<char> own(length * (size_t)w->size);
-    for (int p = 0; p < w->size; p++) {
-        if (p == w->rank) continue;
-        std::vector<char> address = w->context->getPair(p)->address().bytes();
-        memcpy(own.data() + length * (size_t)p, address.data(), std::min(length, address.size()));
+  public:
+    explicit Held(gloo::transport::tcp::Device *d) : device(d), fd(eventfd(1, EFD_CLOEXEC | EFD_NONBLOCK))
+    {
+        if (fd < 0) throw Failure(ERR_MEMORY, "no descriptor for connecting");
+        device->registerDescriptor(fd, EPOLLIN, this);
+        std::unique_lock<std::mutex> guard(lock);
+        changed.wait(guard, [&] { return held; });
     }
-    TRY(store.set(store.user, ("gloo/" + std::to_string(w->rank)).c_str(), own.data(), (int64_t)own.size()));
-    std::vector<char> theirs(own.size());
-    for (int p = 0; p < w->size; p++) {
-        if (p == w->rank) continue;
-        int64_t n = 0;
-        std::string key = "gloo/" + std::to_string(p);
-        TRY(store.get(store.user, key.c_str(), theirs.data(), (int64_t)theirs.size(), &n, timeout_s));
-        if (n != (int64_t)theirs.size())
-            throw Failure(ERR_RENDEZVOUS, "'" + key + "' in the store is not ours");
-        auto at = theirs.begin() + (ptrdiff_t)(length * (size_t)w->rank);
-        try {
-            w->context->getPair(p)->connect(std::vector<char>(at, at + (ptrdiff_t)length));
-        } catch (const std::exception &e) {
-            throw Failure(ERR_RENDEZVOUS, "rank " + std::to_string(w->rank) + " and rank " +
-                                              std::to_string(p) +
-                                              " do not connect: " + without_place(e.what()));
+
+    Held(const Held &) = delete;
+
+    ~Held() override
+    {
+        {
+            std::lock_guard<std::mutex> guard(lock);
+            released = true;
+            changed.notify_all();
         }
+        device->unregisterDescriptor(fd, this);
+        ::close(fd);
     }
+
+    void handleEvents(int) override
+    {
+        std::unique_lock<std::mutex> guard(lock);
+        held = true;
+        changed.notify_all();
+        changed.wait(guard, [&] { return released; });
+    }
+
+  private:
+    gloo::transport::tcp::Device *device;
+    int fd;
+    std::mutex lock; /* of what follows */
+    std::condition_variable changed;
+    bool held = false, released = false;
+};
+
+/* Gloo's pair, with a socket that is connected and whose other end is known (comm/mesh.h). */
+class ConnectedPair final : public gloo::transport::tcp::Pair
+{
+  public:
+    ConnectedPair(gloo::transport::tcp::Context *c, gloo::transport::tcp::Device *d, int peer,
+                  Milliseconds timeout, int fd)
+        : Pair(c, d, peer, timeout)
+    {
+        using gloo::transport::tcp::Address;
+        std::lock_guard<std::mutex> guard(m_);
+        if (fd_ >= 0) ::close(fd_); /* the listener */
+        fd_ = fd;
+        self_ = Address::fromSockName(fd_);
+        peer_ = Address::fromPeerName(fd_);
+        device_->registerDescriptor(fd_, EPOLLIN, this);
+        changeState(CONNECTED);
+    }
+};
+
+/* Descriptors, closed unless Gloo has them. */
+struct Sockets {
+    std::vector<int> fds;
+    explicit Sockets(int count) : fds((size_t)count, -1) {}
+    Sockets(const Sockets &) = delete;
+    ~Sockets()
+    {
+        for (int fd : fds)
+            if (fd >= 0) ::close(fd);
+    }
+    int take(int i)
+    {
+        int fd = fds[(size_t)i];
+        fds[(size_t)i] = -1;
+        return fd;
+    }
+};
+
+void make_pairs(GlooWorld *w, Sockets *sockets)
+{
+    auto *device = static_cast<gloo::transport::tcp::Device *>(w->device.get());
+    auto *context = static_cast<gloo::transport::tcp::Context *>(w->context.get());
+    Held held(device);
+    for (int p = 0; p < w->size; p++)
+        if (p != w->rank)
+            context->getPair(p).reset(new ConnectedPair(context, device, p, w->timeout, sockets->take(p)));
+}
+
+using Addresses = std::vector<std::array<char, MESH_ADDRESS_BYTES>>;
+
+/* One value a rank. */
+Err exchange_addresses(const GlooWorld *w, const GlooStore &store, double timeout_s, Addresses *addresses)
+{
+    const auto key = [](int p) { return "gloo/" + std::to_string(p); };
+    TRY(store.set(store.user, key(w->rank).c_str(), (*addresses)[w->rank].data(), MESH_ADDRESS_BYTES));
+    for (int p = 0; p < w->size; p++) {
+        if (p == w->rank) continue;
+        char *address = (*addresses)[p].data();
+        int64_t n = 0;
+        TRY(store.get(store.user, key(p).c_str(), address, MESH_ADDRESS_BYTES, &n, timeout_s));
+        if (n != MESH_ADDRESS_BYTES || address[n - 1])
+            throw Failure(ERR_RENDEZVOUS, "'" + key(p) + "' in the store is not ours");
+    }
+    return ERR_OK;
+}
+
+Err connect_all(GlooWorld *w, const GlooOptions &o)
+{
+    Sockets sockets(w->size);
+    Addresses addresses((size_t)w->size);
+    Mesh *mesh;
+    TRY(mesh_open(w->rank, w->size, o.address, o.secret, &mesh));
+    std::unique_ptr<Mesh, decltype(&mesh_close)> closing(mesh, mesh_close);
+    mesh_address(mesh, addresses[w->rank].data());
+    TRY(exchange_addresses(w, o.store, o.timeout_s, &addresses));
+    TRY(mesh_connect(mesh, reinterpret_cast<const char(*)[MESH_ADDRESS_BYTES]>(addresses.data()), o.timeout_s,
+                     sockets.fds.data()));
+    w->context = w->device->createContext(w->rank, w->size);
+    w->context->setTimeout(w->timeout);
+    make_pairs(w, &sockets);
     return ERR_OK;
 }
 
@@ -305,8 +374,8 @@ extern "C" Err gloo_world_open(GlooOptions o, GlooWorld **out)
         w->delay_ms = o.delay_ms;
         w->timeout = Milliseconds((int64_t)(o.timeout_s * 1000));
         w->groups_with.resize((size_t)o.size);
-        make_device(w.get(), o.address);
-        if (o.size > 1) TRY(connect_all(w.get(), o.store, o.timeout_s));
+        make_device(w.get());
+        if (o.size > 1) TRY(connect_all(w.get(), o));
         *out = w.release();
         return ERR_OK;
     });

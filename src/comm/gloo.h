@@ -1,7 +1,8 @@
 /*
  * Ranks as processes: communicators over Gloo's TCP transport (docs/comm.md).
  *
- * A GlooWorld is this process's connections to all ranks, one socket a pair. Groups share them: messages carry
+ * A GlooWorld is this process's connections to all ranks, one socket a pair, both of whose ends have shown that they
+ * have the run's secret before Gloo sees it (comm/mesh.h). Groups share them: messages carry
  * the group's number, so opening a group needs no communication. Gloo moves the bytes; the collectives are our
  * own, so that sums are the same trees in the same order as everywhere else (comm/reduce.h).
  *
@@ -35,6 +36,7 @@ typedef struct {
 typedef struct {
     int rank, size;
     const char *address; /* numeric, of this host, as the other ranks reach it; one family for all ranks */
+    const char *secret;  /* of the run (comm/secret.h) */
     double timeout_s;    /* of connecting, and of each wait for a peer later */
     GlooStore store;
     int delay_ms; /* every completion is held back that long (a test that nothing depends on timing) */

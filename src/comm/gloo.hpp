@@ -85,8 +85,8 @@ struct Group {
     Note notes_out[COMM_MESSAGES_MAX], notes_in[COMM_MESSAGES_MAX];
     uint64_t name_hash = 0, call_hash = 0, sequence = 0; /* of the collective that runs */
     const CommRequest *request = nullptr;                /* that runs */
-    int peer = 0;                         /* that the worker deals with, for error messages */
-    const CommMessage *message = nullptr; /* of an exchange, that it waits for; else NULL */
+    int peer = 0;                                        /* that the worker deals with, for error messages */
+    const CommMessage *message = nullptr;                /* of an exchange, that it waits for; else NULL */
 
     std::mutex lock; /* of what follows */
     std::condition_variable changed;

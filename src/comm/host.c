@@ -1,13 +1,12 @@
 /*
  * One thread, one poll(), no call that waits: a connection that sends slowly, garbage or nothing costs a slot
- * until GREETING_S have passed and never delays another. Before its greeting a connection may send as many bytes
- * as a greeting has; after it, frames of a known size at most.
+ * until GREETING_S have passed and never delays another. Before its greeting is done a connection may send as many
+ * bytes as that has, and hears nothing of the run; after it, frames of a known size at most.
  */
 #include "comm/host.h"
 
 #include <errno.h>
 #include <pthread.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -17,65 +16,17 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/judge.h"
-#include "comm/kv.h"
+#include "base/log.h"
+#include "comm/host_impl.h"
 
 enum { STRANGERS_MAX = 128, NAMED_MAX = 16 };
 #define GREETING_S 5.0
 #define ENDING_S 2.0
 #define ACCEPT_PAUSE_S 0.1
+#define STRANGER_LINE_S 60.0
 #define OWN_VERDICT_S 0.4
 #define TICK_S 0.1
 #define AWAY_S 1.0 /* so long without a turn: this process was stopped or starved */
-
-typedef enum {
-    CONN_GREETING,
-    CONN_STORE,
-    CONN_WATCH,
-    CONN_ENDING
-} ConnState; /* ENDING: closed when the other side is */
-
-typedef struct {
-    Link link;
-    ConnState state;
-    int rank;
-    double since; /* accepted at, ending since */
-    bool shut;    /* ENDING, and our side is closed */
-    bool waits;   /* for a key to be set */
-    char wanted[STORE_KEY_MAX + 1];
-    uint32_t wanted_id;
-    double alive_at; /* WATCH: next sign of life */
-    bool told;       /* WATCH: the verdict has arrived there */
-} Conn;
-
-typedef struct {
-    bool known, here; /* known: has been here; here: its store connection is open */
-    bool gave_up;     /* its own patience ended while it waited for others */
-    Hello hello;
-} Peer;
-
-struct Host {
-    Boot boot;
-    Hello self;
-    int listener, wake;
-    pthread_t thread;
-    _Atomic bool closing;
-    _Atomic double close_at;
-    Conn **conns;
-    struct pollfd *polls;
-    int count, capacity;
-    double accept_after;
-    Peer *peers;
-    bool all_here;
-    bool failed;
-    char failure_text[512];
-    Kv values;
-    Judge *judge;
-    bool watching; /* some rank opened its watch: without any, nobody is judged */
-    bool told_judging, judged;
-    Verdict verdict;
-    double own_verdict_at; /* rank 0 hears it after the others, or then; 0: none to tell */
-};
 
 /* ---- connections ---- */
 
@@ -129,7 +80,8 @@ static void accept_one(Host *h, double now)
         close(fd);
         return;
     }
-    link_open(&c->link, fd, sizeof(Hello));
+    link_open(&c->link, fd, 0);
+    greet_expect(&c->greeting, &c->link, &h->key, h->port);
     c->rank = -1;
     c->since = now;
     h->conns[h->count++] = c;
@@ -191,10 +143,10 @@ static void end(Conn *c)
 
 static void welcome(Host *h, Conn *c, WelcomeKind kind, const char *text)
 {
-    Welcome w = { .magic = LINK_MAGIC, .kind = kind, .pid = h->self.pid, .process = h->self.process };
+    Welcome w = { .kind = kind, .pid = h->self.pid, .process = h->self.process };
     memcpy(w.host, h->self.host, sizeof w.host);
     snprintf(w.text, sizeof w.text, "%s", text);
-    link_put_raw(&c->link, &w, sizeof w);
+    greet_welcome(&c->greeting, &c->link, &w);
     if (kind != WELCOME) end(c);
 }
 
@@ -211,9 +163,26 @@ static void refuse_twin(Host *h, Conn *c, const Hello *hello, const Peer *p)
     fail_all(h);
 }
 
+/* The connection that a rank has in this state, or NULL. */
+static Conn *conn_of(const Host *h, ConnState state, uint32_t rank)
+{
+    for (int i = 0; i < h->count; i++)
+        if (h->conns[i]->state == state && h->conns[i]->rank == (int)rank) return h->conns[i];
+    return NULL;
+}
+
+/* The first one is this rank's, and nothing happens to it. */
+static void refuse_second(Host *h, Conn *c, const Hello *hello)
+{
+    char text[64];
+    snprintf(text, sizeof text, "rank %u has this connection already", hello->rank);
+    welcome(h, c, WELCOME_REFUSED, text);
+}
+
 static void enter_store(Host *h, Conn *c, const Hello *hello)
 {
     Peer *p = &h->peers[hello->rank];
+    Conn *first = conn_of(h, CONN_STORE, hello->rank);
     bool twin = p->known && p->hello.process != hello->process;
     if (twin && (p->here || h->all_here || hello->rank == 0)) {
         refuse_twin(h, c, hello, p);
@@ -223,11 +192,14 @@ static void enter_store(Host *h, Conn *c, const Hello *hello)
         welcome(h, c, WELCOME_FAILED, h->failure_text);
         return;
     }
-    for (int i = 0; i < h->count; i++) /* the same process once more: it gave up its first connection */
-        if (h->conns[i]->state == CONN_STORE && h->conns[i]->rank == (int)hello->rank) end(h->conns[i]);
+    if (first && first->asked) {
+        refuse_second(h, c, hello);
+        return;
+    }
+    if (first) end(first); /* the same process once more: it did not wait for its first welcome */
     c->rank = (int)hello->rank;
     c->state = CONN_STORE;
-    c->link.frame_max = STORE_FRAME_MAX;
+    link_frames(&c->link, STORE_FRAME_MAX);
     *p = (Peer){ .known = true, .here = true, .hello = *hello };
     judge_name(h->judge, c->rank, hello->host, (int)hello->pid);
     welcome(h, c, WELCOME, "");
@@ -239,10 +211,11 @@ static bool enter_watch(Host *h, Conn *c, const Hello *hello)
 {
     const Peer *p = &h->peers[hello->rank];
     if (!h->all_here || p->hello.process != hello->process) return false;
+    if (conn_of(h, CONN_WATCH, hello->rank)) return refuse_second(h, c, hello), true;
     c->rank = (int)hello->rank;
     c->state = CONN_WATCH;
     h->watching = true;
-    c->link.frame_max = BEAT_BYTES_MAX;
+    link_frames(&c->link, BEAT_BYTES_MAX);
     judge_watched(h->judge, clock_s(), c->rank);
     welcome(h, c, WELCOME, "");
     if (h->told_judging) link_put(&c->link, FRAME_JUDGING, 0, NULL, 0, NULL, 0);
@@ -250,88 +223,39 @@ static bool enter_watch(Host *h, Conn *c, const Hello *hello)
     return true;
 }
 
+/* A line a minute: who knocks all the time must not fill the log. */
+static void tell_of_stranger(Host *h, const Conn *c)
+{
+    char from[64] = "?";
+    const double now = clock_s();
+    if (now < h->stranger_line_at) return;
+    h->stranger_line_at = now + STRANGER_LINE_S;
+    net_peer_addr(c->link.fd, from, sizeof from);
+    log_warn("port %d: who called from %s has not this run's secret, and heard nothing", h->port, from);
+}
+
+static bool enter(Host *h, Conn *c)
+{
+    const Hello hello = greet_introduced(&c->greeting);
+    if (hello.rank >= (uint32_t)h->boot.size || hello.to != 0) return false;
+    if (hello.role == ROLE_WATCH) return enter_watch(h, c, &hello);
+    if (hello.role != ROLE_STORE) return false;
+    enter_store(h, c, &hello);
+    return true;
+}
+
 /* False: not one of ours. */
 static bool greet(Host *h, Conn *c)
 {
-    Hello hello;
-    if (c->link.in_size >= sizeof hello.magic && memcmp(c->link.in, &h->self.magic, sizeof hello.magic))
-        return false;
-    if (c->link.in_size < sizeof hello) return true;
-    memcpy(&hello, c->link.in, sizeof hello);
-    link_drop(&c->link, sizeof hello);
-    hello.host[LINK_HOST_BYTES - 1] = 0;
-    if (hello.job != h->self.job) {
-        welcome(h, c, WELCOME_OTHER_JOB, h->boot.job);
-    } else if (hello.version != LINK_VERSION) {
-        welcome(h, c, WELCOME_OTHER_VERSION, "rank 0 is another version of the program");
-    } else if (hello.rank >= (uint32_t)h->boot.size) {
-        return false;
-    } else if (hello.role == ROLE_WATCH) {
-        return enter_watch(h, c, &hello);
-    } else {
-        enter_store(h, c, &hello);
-    }
-    return true;
-}
-
-/* ---- keys and values ---- */
-
-static void reply(Conn *c, uint32_t id, const void *value, size_t size)
-{
-    link_put(&c->link, FRAME_REPLY, id, value, size, NULL, 0);
-}
-
-static void refuse(Conn *c, uint32_t id, const char *text)
-{
-    link_put(&c->link, FRAME_FAIL, id, text, strlen(text), NULL, 0);
-}
-
-static void wake_waiting(Host *h, const char *key)
-{
-    const KvItem *item = kv_find(&h->values, key);
-    for (int i = 0; i < h->count; i++) {
-        Conn *c = h->conns[i];
-        if (c->state != CONN_STORE || !c->waits || strcmp(c->wanted, key)) continue;
-        c->waits = false;
-        reply(c, c->wanted_id, item->value, item->size);
+    switch (greet_host(&c->greeting, &c->link)) {
+    case GREET_MORE: return true;
+    case GREET_DONE: return enter(h, c);
+    case GREET_OTHER_VERSION: end(c); return true;
+    default: tell_of_stranger(h, c); return false;
     }
 }
 
-static void set(Host *h, Conn *c, uint32_t id, const char *key, const void *value, size_t size, size_t echo)
-{
-    if (!kv_put(&h->values, key, value, size)) {
-        refuse(c, id, "the store is full");
-        return;
-    }
-    reply(c, id, value, echo);
-    wake_waiting(h, key);
-}
-
-static void get(Host *h, Conn *c, uint32_t id, const char *key)
-{
-    const KvItem *item = kv_find(&h->values, key);
-    if (item) {
-        reply(c, id, item->value, item->size);
-        return;
-    }
-    c->waits = true;
-    c->wanted_id = id;
-    strcpy(c->wanted, key);
-}
-
-static bool add(Host *h, Conn *c, uint32_t id, const char *key, const char *value, size_t size)
-{
-    int64_t sum = 0, delta;
-    const KvItem *item = kv_find(&h->values, key);
-    if (size != sizeof delta) return false;
-    if (item && item->size != sizeof sum)
-        return refuse(c, id, "store_add on a value that is no number"), true;
-    if (item) memcpy(&sum, item->value, sizeof sum);
-    memcpy(&delta, value, sizeof delta);
-    sum = (int64_t)((uint64_t)sum + (uint64_t)delta);
-    set(h, c, id, key, &sum, sizeof sum, sizeof sum);
-    return true;
-}
+/* ---- what a rank asks for ---- */
 
 /* This rank's patience is at its end. Rank 0's end is everybody's: nobody could meet without it. */
 static bool tell_missing(Host *h, Conn *c, const Frame *f)
@@ -361,6 +285,7 @@ static void say_bye(Host *h, Conn *c)
 static bool store_frame(Host *h, Conn *c, const Frame *f)
 {
     char key[STORE_KEY_MAX + 1];
+    c->asked = true;
     c->waits = false; /* one request at a time: a new one takes the place of one that was given up */
     if (f->kind == FRAME_BYE) return say_bye(h, c), true;
     if (f->kind == FRAME_MISSING) return tell_missing(h, c, f);
@@ -369,9 +294,9 @@ static bool store_frame(Host *h, Conn *c, const Frame *f)
     size_t key_bytes = (size_t)(end - f->data) + 1, size = f->bytes - key_bytes;
     memcpy(key, f->data, key_bytes);
     switch (f->kind) {
-    case FRAME_SET: return set(h, c, f->id, key, end + 1, size, 0), true;
-    case FRAME_GET: return get(h, c, f->id, key), true;
-    case FRAME_ADD: return add(h, c, f->id, key, end + 1, size);
+    case FRAME_SET: return host_set(h, c, f->id, key, end + 1, size, 0), true;
+    case FRAME_GET: return host_get(h, c, f->id, key), true;
+    case FRAME_ADD: return host_add(h, c, f->id, key, end + 1, size);
     default: return false;
     }
 }
@@ -500,7 +425,7 @@ static void flush_conns(Host *h)
 
 static bool may_end(Host *h, double now)
 {
-    if (!h->closing) return false;
+    if (!__atomic_load_n(&h->closing, __ATOMIC_ACQUIRE)) return false;
     if (now >= h->close_at) return true;
     if (h->watching && judge_is_judging(h->judge)) return h->judged && !h->own_verdict_at;
     for (int i = 0; i < h->count; i++)
@@ -557,12 +482,14 @@ Err host_open(const Boot *boot, const Hello *self, int listener, Host **out)
     if (!h) return close(listener), err_set(ERR_MEMORY, "no memory for the store");
     h->boot = *boot;
     h->self = *self;
+    h->key = greet_key(boot->secret, boot->job);
     h->listener = listener;
+    h->port = net_local_port(listener);
     h->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     h->peers = calloc((size_t)boot->size, sizeof *h->peers);
     h->judge = judge_open(boot->size);
     raise_file_limit(boot->size);
-    if (h->wake < 0 || !h->peers || !h->judge || !grow(h))
+    if (h->wake < 0 || !h->peers || !h->judge || !kv_open(&h->values, boot->size) || !grow(h))
         return free_host(h), err_set(ERR_MEMORY, "no memory for the store");
     h->peers[0] = (Peer){ .known = true, .hello = *self };
     if (link_thread(&h->thread, serve, h)) {
@@ -585,7 +512,7 @@ bool host_close(Host *h, double timeout_s, char *why, size_t size)
 {
     uint64_t one = 1;
     h->close_at = clock_s() + timeout_s;
-    h->closing = true;
+    __atomic_store_n(&h->closing, true, __ATOMIC_RELEASE);
     while (write(h->wake, &one, sizeof one) < 0 && errno == EINTR) {}
     pthread_join(h->thread, NULL);
     const int rank = last_to_go(h);

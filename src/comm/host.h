@@ -6,7 +6,7 @@
 #define MEGATRAIN_COMM_HOST_H
 
 #include "comm/boot.h"
-#include "comm/link.h"
+#include "comm/greet.h"
 
 enum {
     STORE_KEY_MAX = 255,

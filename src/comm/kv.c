@@ -21,29 +21,41 @@ static KvItem *find(const Kv *kv, const char *key)
 
 const KvItem *kv_find(const Kv *kv, const char *key) { return find(kv, key); }
 
-static KvItem *add(Kv *kv, const char *key)
+bool kv_open(Kv *kv, int ranks)
 {
-    size_t bytes = sizeof(KvItem) + strlen(key) + 1;
+    *kv = (Kv){ .use = calloc((size_t)ranks, sizeof *kv->use) };
+    return kv->use;
+}
+
+static KvItem *add(Kv *kv, int rank, const char *key)
+{
+    const size_t bytes = sizeof(KvItem) + strlen(key) + 1;
     KvItem **bucket = &kv->buckets[bucket_of(key)], *i = NULL;
-    if (kv->bytes + bytes <= KV_BYTES_MAX) i = calloc(1, bytes);
+    if (kv->bytes + bytes <= KV_BYTES_MAX && kv->use[rank].keys < KV_RANK_KEYS_MAX) i = calloc(1, bytes);
     if (!i) return NULL;
     kv->bytes += bytes;
+    kv->use[rank].keys++;
     strcpy(i->key, key);
+    i->owner = rank;
     i->next = *bucket;
     return *bucket = i;
 }
 
-bool kv_put(Kv *kv, const char *key, const void *value, size_t size)
+bool kv_put(Kv *kv, int rank, const char *key, const void *value, size_t size)
 {
-    char *copy = kv->bytes + size > KV_BYTES_MAX ? NULL : malloc(size + 1);
+    const bool fits = kv->bytes + size <= KV_BYTES_MAX && kv->use[rank].bytes + size <= KV_RANK_BYTES_MAX;
+    char *copy = fits ? malloc(size + 1) : NULL;
     KvItem *i = copy ? find(kv, key) : NULL;
-    if (copy && !i) i = add(kv, key);
+    if (copy && !i) i = add(kv, rank, key);
     if (!i) return free(copy), false;
     memcpy(copy, value, size);
     kv->bytes += size - i->size;
+    kv->use[i->owner].bytes -= i->size;
+    kv->use[rank].bytes += size;
     free(i->value);
     i->value = copy;
     i->size = size;
+    i->owner = rank;
     return true;
 }
 
@@ -56,4 +68,5 @@ void kv_free(Kv *kv)
             free(i->value);
             free(i);
         }
+    free(kv->use);
 }

@@ -10,7 +10,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -23,8 +22,9 @@ enum { READ_BYTES = 16384, BACKLOG = 4096, OUT_MAX = 8 << 20 };
 
 void link_open(Link *l, int fd, uint32_t frame_max)
 {
-    *l = (Link){ .fd = fd, .frame_max = frame_max };
     int on = 1;
+    *l = (Link){ .fd = fd };
+    link_frames(l, frame_max);
     fcntl(fd, F_SETFL, fcntl(fd, F_GETFL) | O_NONBLOCK);
     setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
 }
@@ -35,6 +35,18 @@ void link_close(Link *l)
     free(l->in);
     free(l->out);
     *l = (Link){ .fd = -1 };
+}
+
+void link_frames(Link *l, uint32_t frame_max) { l->limit = frame_max + sizeof(FrameHead); }
+
+void link_limit(Link *l, size_t bytes) { l->limit = bytes; }
+
+int link_release(Link *l)
+{
+    const int fd = l->fd;
+    l->fd = -1;
+    link_close(l);
+    return fd;
 }
 
 static bool reserve(char **buffer, size_t *capacity, size_t need)
@@ -59,10 +71,8 @@ static void release_large(char **buffer, size_t *capacity, size_t used)
 
 int link_fill(Link *l)
 {
-    /* never more than one frame and what came with it: the sender waits in its own buffers */
-    size_t limit = l->frame_max + sizeof(FrameHead);
-    if (l->in_size >= limit) return 1;
-    size_t room = limit - l->in_size < READ_BYTES ? limit - l->in_size : READ_BYTES;
+    if (l->in_size >= l->limit) return 1;
+    size_t room = l->limit - l->in_size < READ_BYTES ? l->limit - l->in_size : READ_BYTES;
     if (!reserve(&l->in, &l->in_capacity, l->in_size + room)) return -1;
     ssize_t n = recv(l->fd, l->in + l->in_size, room, 0);
     if (n < 0) return errno == EAGAIN || errno == EINTR ? 0 : -1;
@@ -76,7 +86,7 @@ int link_frame(const Link *l, Frame *out)
     FrameHead head;
     if (l->in_size < sizeof head) return 0;
     memcpy(&head, l->in, sizeof head);
-    if (head.bytes > l->frame_max) return -1;
+    if (head.bytes > l->limit - sizeof head) return -1;
     if (l->in_size < sizeof head + head.bytes) return 0;
     *out = (Frame){ .kind = head.kind, .id = head.id, .bytes = head.bytes, .data = l->in + sizeof head };
     return 1;
@@ -200,6 +210,13 @@ int link_thread(pthread_t *thread, void *(*run)(void *), void *arg)
 
 /* ---- sockets ---- */
 
+static int close_for(int fd, int why)
+{
+    close(fd);
+    errno = why;
+    return -1;
+}
+
 static int listen_on(int family, const void *address, socklen_t size, bool dual)
 {
     int fd = socket(family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0), on = 1, off = 0;
@@ -208,10 +225,7 @@ static int listen_on(int family, const void *address, socklen_t size, bool dual)
                sizeof on); /* not kept out by the last run's closed connections */
     if (dual) setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
     if (bind(fd, address, size) == 0 && listen(fd, BACKLOG) == 0) return fd;
-    int why = errno;
-    close(fd);
-    errno = why;
-    return -1;
+    return close_for(fd, errno);
 }
 
 int net_listen(int port, bool loopback_only, bool *taken)
@@ -228,27 +242,66 @@ int net_listen(int port, bool loopback_only, bool *taken)
     return fd;
 }
 
-static int connect_to(const struct addrinfo *a, double deadline)
+static int begin_to_connect(const struct addrinfo *a)
 {
     int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (fd < 0) return -1;
-    int rc = connect(fd, a->ai_addr, a->ai_addrlen), err = rc ? errno : 0;
-    if (err == EINPROGRESS) {
-        struct pollfd p = { .fd = fd, .events = POLLOUT };
-        socklen_t size = sizeof err;
-        err = ETIMEDOUT;
-        if (link_poll(&p, 1, deadline) > 0) getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &size);
-    }
+    if (fd < 0 || !connect(fd, a->ai_addr, a->ai_addrlen) || errno == EINPROGRESS) return fd;
+    return close_for(fd, errno);
+}
+
+bool net_connected(int fd)
+{
+    int err = 0;
+    socklen_t size = sizeof err;
+    getsockopt(fd, SOL_SOCKET, SO_ERROR, &err, &size);
     /* a port of the ephemeral range that nobody listens on may connect to itself */
     struct sockaddr_storage here = { 0 }, there = { 0 };
     socklen_t n = sizeof here, m = sizeof there;
     if (!err && !getsockname(fd, (void *)&here, &n) && !getpeername(fd, (void *)&there, &m) && n == m &&
         !memcmp(&here, &there, n))
         err = ECONNREFUSED;
-    if (!err) return fd;
-    close(fd);
     errno = err;
-    return -1;
+    return !err;
+}
+
+static int connect_to(const struct addrinfo *a, double deadline)
+{
+    int fd = begin_to_connect(a);
+    struct pollfd p = { .fd = fd, .events = POLLOUT };
+    if (fd < 0) return -1;
+    if (link_poll(&p, 1, deadline) == 0) return close_for(fd, ETIMEDOUT);
+    return net_connected(fd) ? fd : close_for(fd, errno);
+}
+
+/* NULL: not numeric. */
+static struct addrinfo *numeric(const char *address, int port)
+{
+    char service[16];
+    struct addrinfo want = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST | AI_NUMERICSERV },
+                    *list = NULL;
+    snprintf(service, sizeof service, "%d", port);
+    if (getaddrinfo(address, service, &want, &list)) errno = EINVAL;
+    return list;
+}
+
+int net_listen_on(const char *address)
+{
+    struct addrinfo *a = numeric(address, 0);
+    if (!a) return -1;
+    int fd = listen_on(a->ai_family, a->ai_addr, a->ai_addrlen, false), why = errno;
+    freeaddrinfo(a);
+    errno = why;
+    return fd;
+}
+
+int net_connect(const char *address, int port)
+{
+    struct addrinfo *a = numeric(address, port);
+    if (!a) return -1;
+    int fd = begin_to_connect(a), why = errno;
+    freeaddrinfo(a);
+    errno = why;
+    return fd;
 }
 
 int net_dial(const char *addr, int port, double deadline, char *why, size_t why_size)
@@ -275,27 +328,39 @@ int net_dial(const char *addr, int port, double deadline, char *why, size_t why_
     return fd;
 }
 
+static bool addr_text(const struct sockaddr_storage *a, socklen_t n, char *out, size_t size)
+{
+    if (getnameinfo((const void *)a, n, out, (socklen_t)size, NULL, 0, NI_NUMERICHOST)) return false;
+    if (!strncmp(out, "::ffff:", 7))
+        memmove(out, out + 7, strlen(out) - 6); /* IPv4 over a dual-stack socket */
+    return true;
+}
+
 bool net_local_addr(int fd, char *out, size_t size)
 {
     struct sockaddr_storage a;
     socklen_t n = sizeof a;
-    if (getsockname(fd, (void *)&a, &n) ||
-        getnameinfo((void *)&a, n, out, (socklen_t)size, NULL, 0, NI_NUMERICHOST))
-        return false;
-    if (!strncmp(out, "::ffff:", 7))
-        memmove(out, out + 7, strlen(out) - 6); /* IPv4 over a dual-stack socket */
-    return true;
+    return !getsockname(fd, (void *)&a, &n) && addr_text(&a, n, out, size);
+}
+
+bool net_peer_addr(int fd, char *out, size_t size)
+{
+    struct sockaddr_storage a;
+    socklen_t n = sizeof a;
+    return !getpeername(fd, (void *)&a, &n) && addr_text(&a, n, out, size);
+}
+
+int net_local_port(int fd)
+{
+    struct sockaddr_storage a = { 0 };
+    socklen_t n = sizeof a;
+    if (getsockname(fd, (void *)&a, &n)) return 0;
+    if (a.ss_family == AF_INET) return ntohs(((const struct sockaddr_in *)&a)->sin_port);
+    return a.ss_family == AF_INET6 ? ntohs(((const struct sockaddr_in6 *)&a)->sin6_port) : 0;
 }
 
 void net_host_name(char out[LINK_HOST_BYTES])
 {
     if (gethostname(out, LINK_HOST_BYTES)) strcpy(out, "unknown-host");
     out[LINK_HOST_BYTES - 1] = 0;
-}
-
-uint64_t net_random(void)
-{
-    uint64_t x;
-    if (getrandom(&x, sizeof x, 0) == sizeof x) return x;
-    return (uint64_t)(clock_s() * 1e9) ^ ((uint64_t)getpid() << 40);
 }

@@ -18,37 +18,7 @@
 
 enum { LINK_HOST_BYTES = 64 };
 
-/* ---- what travels: a greeting in each direction, then frames ---- */
-
-#define LINK_MAGIC 0x314E49415254474Du /* "MGTRAIN1" as bytes */
-enum { LINK_VERSION = 2 };
-
-typedef enum { ROLE_STORE, ROLE_WATCH } LinkRole;
-
-typedef struct {
-    uint64_t magic;
-    uint32_t version, role;
-    uint64_t job;     /* boot_key */
-    uint64_t process; /* a random number of this process */
-    uint32_t rank, pid;
-    char host[LINK_HOST_BYTES];
-} Hello;
-
-typedef enum {
-    WELCOME,
-    WELCOME_OTHER_JOB,
-    WELCOME_OTHER_VERSION,
-    WELCOME_REFUSED,
-    WELCOME_FAILED /* the whole start; rank 0 says so */
-} WelcomeKind;
-
-typedef struct {
-    uint64_t magic;
-    uint32_t kind, pid; /* of rank 0 */
-    uint64_t process;
-    char host[LINK_HOST_BYTES];
-    char text[512]; /* why refused */
-} Welcome;
+/* ---- what travels: a greeting (comm/greet.h), then frames ---- */
 
 typedef enum {
     /* to rank 0: */
@@ -85,18 +55,24 @@ typedef struct {
 /* ---- links ---- */
 
 typedef struct {
-    int fd; /* -1: closed */
-    uint32_t frame_max;
+    int fd;       /* -1: closed */
+    size_t limit; /* no more is read before some is dropped: the sender waits in its own buffers */
     char *in, *out;
     size_t in_size, in_capacity, out_size, out_capacity;
 } Link;
 
 void link_open(Link *l, int fd, uint32_t frame_max);
 void link_close(Link *l);
+/* From now on frames of at most so many bytes. */
+void link_frames(Link *l, uint32_t frame_max);
+/* From now on no frames: so many bytes, and what is behind them stays unread. */
+void link_limit(Link *l, size_t bytes);
+/* The descriptor, without the rest; the caller owns it. */
+int link_release(Link *l);
 
 /* Takes what has arrived. 1: something, 0: nothing now, -1: closed, broken or out of memory. */
 int link_fill(Link *l);
-/* 1: a frame is there (link_drop it after use), 0: not yet, -1: longer than frame_max. */
+/* 1: a frame is there (link_drop it after use), 0: not yet, -1: longer than agreed. */
 int link_frame(const Link *l, Frame *out);
 void link_drop(Link *l, size_t bytes);
 void link_drop_frame(Link *l);
@@ -127,14 +103,23 @@ int link_thread(pthread_t *thread, void *(*run)(void *), void *arg);
  * in use, else errno says why not. */
 int net_listen(int port, bool loopback_only, bool *taken);
 
+/* On a free port of this numeric address. -1 and errno; EINVAL: not numeric. */
+int net_listen_on(const char *address);
+/* Begins to connect to a numeric address: writable, the descriptor is connected or has an error (net_connected).
+ * -1 and errno. */
+int net_connect(const char *address, int port);
+bool net_connected(int fd); /* else errno */
+/* Of this end of a connection, or of a listener; 0: it cannot be told. */
+int net_local_port(int fd);
+
 /* Connects to addr:port, IPv4 first. -1 and `why` on failure. (Names are looked up by the system's resolver, which
  * has its own limits.) */
 int net_dial(const char *addr, int port, double deadline, char *why, size_t why_size);
 
 /* Numeric address of this end of a connection. */
 bool net_local_addr(int fd, char *out, size_t size);
+bool net_peer_addr(int fd, char *out, size_t size); /* of the other end */
 
 void net_host_name(char out[LINK_HOST_BYTES]);
-uint64_t net_random(void);
 
 #endif

@@ -1,7 +1,7 @@
 /*
  * How a rank finds rank 0. The port may be taken: by another service, by another job's rank 0, by what is left of
  * the last start. So rank 0 takes the first free port of a fixed sequence, and the others try the same sequence
- * over and over until one answers with the right magic and the key of this job.
+ * over and over until one answers that has the run's secret (comm/greet.h).
  */
 #include "comm/meet.h"
 
@@ -22,45 +22,38 @@
 /* What a port turned out to be. The later in this list, the more worth telling at the end. */
 typedef enum { FOUND_NOTHING, FOUND_STRANGER, FOUND_OTHER_JOB, FOUND_HOST, FOUND_REFUSAL } Found;
 
-Hello meet_hello(const Boot *boot)
-{
-    Hello hello = { .magic = LINK_MAGIC,
-                    .version = LINK_VERSION,
-                    .role = ROLE_STORE,
-                    .job = boot_key(boot),
-                    .process = net_random(),
-                    .rank = (uint32_t)boot->rank,
-                    .pid = (uint32_t)getpid() };
-    net_host_name(hello.host);
-    return hello;
-}
-
 static double earlier(double a, double b) { return a < b ? a : b; }
 
+/* Who has not the secret is told nothing; what it may be is for the user. */
+static Found not_ours(GreetStep step, int port, char *why, size_t size)
+{
+    const char *whose = step == GREET_OTHER_KEY       ? "another job, or one with another MEGATRAIN_SECRET"
+                        : step == GREET_OTHER_VERSION ? "another version of the program"
+                                                      : "another service";
+    snprintf(why, size, "port %d belongs to %s", port, whose);
+    return step == GREET_STRANGER ? FOUND_STRANGER : FOUND_OTHER_JOB;
+}
+
+/* With m->key. */
 static Found ask(const char *addr, int port, const Hello *hello, double deadline, Meeting *m, char *why,
                  size_t size)
 {
+    Greeting greeting;
+    Link *l = &m->link;
     int fd = net_dial(addr, port, deadline, why, size);
     if (fd < 0) return FOUND_NOTHING;
-    Welcome *w = &m->welcome;
-    link_open(&m->link, fd, STORE_FRAME_MAX);
-    if (!link_put_raw(&m->link, hello, sizeof *hello) || !link_flush_until(&m->link, deadline) ||
-        !link_wait_bytes(&m->link, sizeof *w, deadline) ||
-        memcmp(m->link.in, &hello->magic, sizeof hello->magic)) {
-        snprintf(why, size, "port %d belongs to another service", port);
-        return link_close(&m->link), FOUND_STRANGER;
-    }
-    memcpy(w, m->link.in, sizeof *w);
-    link_drop(&m->link, sizeof *w);
-    w->host[sizeof w->host - 1] = w->text[sizeof w->text - 1] = 0;
+    link_open(l, fd, 0);
+    GreetStep step = GREET_STRANGER;
+    if (greet_call(&greeting, l, &m->key, hello, port))
+        step = greet_until(&greeting, l, &m->welcome, deadline);
+    if (step != GREET_DONE) return link_close(l), not_ours(step, port, why, size);
     snprintf(m->addr, sizeof m->addr, "%s", addr);
     m->port = port;
-    if (w->kind == WELCOME) return FOUND_HOST;
-    link_close(&m->link);
-    if (w->kind == WELCOME_OTHER_JOB)
-        snprintf(why, size, "port %d belongs to another job (%.200s)", port, w->text);
-    else snprintf(why, size, "%s", w->text);
-    return w->kind == WELCOME_OTHER_JOB ? FOUND_OTHER_JOB : FOUND_REFUSAL;
+    link_frames(l, STORE_FRAME_MAX);
+    if (m->welcome.kind == WELCOME) return FOUND_HOST;
+    link_close(l);
+    snprintf(why, size, "%s", m->welcome.text);
+    return FOUND_REFUSAL;
 }
 
 /* The process whose host refuses tells the user; that may be our own, when others were there before us. */
@@ -95,6 +88,7 @@ Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double dea
     char why[512], best_why[512] = "nothing tried";
     double patience = PATIENCE_FIRST_S, pause = PAUSE_FIRST_S;
     bool tried_all = false;
+    out->key = greet_key(boot->secret, boot->job);
     do {
         Found best = FOUND_NOTHING;
         for (int port = boot->port; port <= last_port(boot) && (port == boot->port || clock_s() < deadline);
@@ -141,6 +135,7 @@ Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **h
                 (!strcmp(boot->addr, "127.0.0.1") || !strcmp(boot->addr, "localhost"));
     /* once: sixteen ports that never answer must not take as long as the others wait */
     const double patient_until = clock_s() + PATIENCE_TWIN_S;
+    out->key = greet_key(boot->secret, boot->job);
     for (int port = boot->port; port <= last_port(boot); port++) {
         bool taken;
         char why[512];
@@ -167,7 +162,7 @@ Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **h
 Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out)
 {
     char why[512];
-    Meeting again;
+    Meeting again = { .key = m->key };
     Found f = ask(m->addr, m->port, hello, deadline, &again, why, sizeof why);
     if (f == FOUND_HOST && again.welcome.process == m->welcome.process) return *out = again.link, ERR_OK;
     if (f == FOUND_HOST) link_close(&again.link);

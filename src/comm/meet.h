@@ -2,18 +2,18 @@
 #ifndef MEGATRAIN_COMM_MEET_H
 #define MEGATRAIN_COMM_MEET_H
 
+#include "comm/greet.h"
 #include "comm/host.h"
 #include "comm/store.h"
 
 typedef struct {
     Link link;       /* greeted and welcomed */
     Welcome welcome; /* who rank 0 is */
+    GreetKey key;
     char addr[256];
     int port;
 } Meeting;
 
-/* This process's greeting. */
-Hello meet_hello(const Boot *boot);
 /* Rank 0: listens, starts the host and connects to it. */
 Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out);
 /* The others: look for rank 0 until the deadline. */

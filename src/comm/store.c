@@ -76,10 +76,11 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
 Err store_open(const Boot *boot, double timeout_s, Store **out)
 {
     double deadline = clock_s() + timeout_s;
+    ASSERT(*boot->secret);
     Store *s = calloc(1, sizeof *s);
     if (!s) return err_set(ERR_MEMORY, "no memory for the store");
     s->boot = *boot;
-    s->hello = meet_hello(boot);
+    s->hello = greet_hello(boot);
     s->meeting.link.fd = -1;
     pthread_mutex_init(&s->lock, NULL);
     Err err = boot->rank == 0 ? meet_as_host(boot, &s->hello, deadline, &s->host, &s->meeting)

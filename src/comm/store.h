@@ -19,9 +19,9 @@ enum { STORE_HOST_BYTES = 64, STORE_KEY_BYTES = 255, STORE_VALUE_BYTES = 1 << 20
 typedef struct Store Store;
 
 /*
- * Meets the other ranks: returns when all are there. Rank 0 listens on the first free port of boot->port and the
- * BOOT_PORTS - 1 following ones (on the loopback address alone if that is how all ranks reach it); the others look
- * for it there. ERR_RENDEZVOUS:
+ * Meets the other ranks, which know each other by boot->secret: returns when all are there. Rank 0 listens on the
+ * first free port of boot->port and the BOOT_PORTS - 1 following ones (on the loopback address alone if that is how
+ * all ranks reach it); the others look for it there. ERR_RENDEZVOUS:
  *   ranks missing after timeout_s ("waited 30 s for ranks 1, 3 of 4"), on all that wait;
  *   two processes with one rank (both, and all that wait, name host and pid of both);
  *   boot->stop was set while ranks were missing;
@@ -29,8 +29,8 @@ typedef struct Store Store;
  * What rank 0 told the others it says itself: there the error is rank 0's (err_elsewhere).
  */
 Err store_open(const Boot *boot, double timeout_s, Store **out);
-/* Orderly goodbye. Rank 0 serves on until the others have closed, at most timeout_s: ERR_PEER if one did not, or ended
- * otherwise. The Store is gone in any case. NULL is allowed. */
+/* Orderly goodbye. Rank 0 serves on until the others have closed, at most timeout_s: ERR_PEER if one did not, or
+ * ended otherwise. The Store is gone in any case. NULL is allowed. */
 Err store_close(Store *s, double timeout_s);
 
 Err store_set(Store *s, const char *key, const void *value, size_t size);

@@ -265,9 +265,10 @@ Err CPU(router_count)(Stream *s, const router_count_args *a)
     return ERR_OK;
 }
 
-/* dx += of the gradients g of the scores q = score / sum, through both. g[e] = pull * load[e]. */
-static void aux_gradient(const Router *r, const float *x, float *q, float *dx, int64_t E, const int64_t *load,
-                         float pull)
+/* dx += of the gradients g of the scores q = score / sum, through both. g[e] = pull * load[e]. Returns the sum of g q:
+ * the loss as pull weighs it. */
+static float aux_gradient(const Router *r, const float *x, float *q, float *dx, int64_t E,
+                          const int64_t *load, float pull)
 {
     const bool softmax = r->score == ROUTER_SOFTMAX || r->score == ROUTER_SOFTMAX_PRE;
     float sum = 0, mean = 0;
@@ -279,10 +280,11 @@ static void aux_gradient(const Router *r, const float *x, float *q, float *dx, i
         const float g = pull * (float)load[e] - mean;
         dx[e] += softmax ? q[e] * g : g / sum * score_slope(r->score, q[e], x[e]);
     }
+    return mean;
 }
 
-/* dx += pull * d log(sum exp(x))^2 */
-static void z_gradient(const float *x, float *p, float *dx, int64_t E, float pull)
+/* dx += pull * d log(sum exp(x))^2. Returns that square. */
+static float z_gradient(const float *x, float *p, float *dx, int64_t E, float pull)
 {
     int64_t best = 0;
     row_softmax(p, x, E);
@@ -290,6 +292,22 @@ static void z_gradient(const float *x, float *p, float *dx, int64_t E, float pul
         if (better(x[e], x[best])) best = e;
     const float z = x[best] - (float)m_log((double)p[best]); /* p is e to the power x - z */
     for (int64_t e = 0; e < E; e++) dx[e] += pull * 2 * z * p[e];
+    return z * z;
+}
+
+/* sums += a row's losses; false: one of them cannot be shown. */
+static bool tell_loss(int64_t *sum, float loss)
+{
+    if (!(__builtin_fabsf(loss) < (float)ROUTER_LOSS_MOST)) return false;
+    *sum += __builtin_llrint((double)loss * (1 << ROUTER_LOSS_BITS));
+    return true;
+}
+
+/* Parts of the rows are done beside each other: integers, whose order does not show. */
+static void add_losses(Tensor losses, const int64_t sums[3])
+{
+    for (int i = 0; losses.data && i < 3; i++)
+        __atomic_fetch_add((int64_t *)losses.data + i, sums[i], __ATOMIC_RELAXED);
 }
 
 static void router_balance_part(const void *args, int64_t first, int64_t end)
@@ -299,15 +317,20 @@ static void router_balance_part(const void *args, int64_t first, int64_t end)
     const int64_t E = a->logits.dim[1];
     const float scale = a->step->loss_scale, mean = (float)E / ((float)a->topk * (float)a->rows);
     float *memory = own_memory(work);
+    int64_t sums[3] = { 0 };
     for (int64_t n = first; n < end; n++) {
         const float *x = row_f32(a->logits, n);
-        float *dx = row_f32(a->dlogits, n);
+        float *dx = row_f32(a->dlogits, n), aux = 0, z = 0;
         if (a->load.data)
-            aux_gradient(&a->router, x, memory, dx, E,
-                         (const int64_t *)a->load.data + (a->first + n) / a->rows * a->load.ld,
-                         scale * a->aux * mean);
-        if (a->z > 0) z_gradient(x, memory, dx, E, scale * a->z);
+            aux = aux_gradient(&a->router, x, memory, dx, E,
+                               (const int64_t *)a->load.data + (a->first + n) / a->rows * a->load.ld,
+                               scale * a->aux * mean) /
+                  (scale * a->aux_coeff);
+        if (a->z > 0) z = z_gradient(x, memory, dx, E, scale * a->z);
+        const bool told = tell_loss(&sums[0], aux) & tell_loss(&sums[1], z);
+        sums[2] += !told;
     }
+    add_losses(a->losses, sums);
 }
 
 Err CPU(router_balance)(Stream *s, const router_balance_args *a)

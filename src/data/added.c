@@ -4,7 +4,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 static int raw_first_longest_first(const void *a, const void *b)
 {

@@ -65,7 +65,8 @@ typedef struct {
 
 static Err count_words(Trainer *t, const TokenizerTrainOptions *o)
 {
-    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads },
+    TRY(word_counts_of(&(WordInputs){ o->inputs, o->input_count, o->format, o->key, o->threads,
+                                      o->any_bytes },
                        &t->counts));
     if (t->counts.word_count == 0)
         return err_set(ERR_DATA, "the input holds no text to train a tokenizer on");

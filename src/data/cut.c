@@ -6,6 +6,7 @@
 
 #include "base/log.h"
 #include "data/grow.h"
+#include "data/not_text.h"
 #include "data/pretoken.h"
 
 enum { PIECE_BYTES = 64 << 10 }; /* of a long line */
@@ -239,9 +240,10 @@ static Err choose_kind(Cutter *c)
     const char *text;
     int64_t size;
     c->kind = c->o.kind;
-    if (!c->o.tell_lines) return ERR_OK;
+    if (!c->o.tell_lines && c->o.any_bytes) return ERR_OK;
     TRY(input_peek(c->input, &text, &size));
-    if (!jsonl_begins(text, size)) return ERR_OK;
+    if (!c->o.any_bytes) TRY(not_text_check(c->o.inputs[c->at.input], c->o.key.text, text, size));
+    if (!c->o.tell_lines || !jsonl_begins(text, size)) return ERR_OK;
     c->kind = CHUNK_LINES;
     if (!c->told)
         log_info("'%s' holds JSON lines: the member '%s' of each is its text (--format text: all as it is)",

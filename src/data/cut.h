@@ -50,6 +50,7 @@ typedef struct {
         *tokenizer; /* says where text may be cut; NULL: wherever no pattern of words is cut (pretoken.h) */
     ChunkKind kind;
     bool tell_lines; /* an input that begins as JSON lines is CHUNK_LINES, and that is said */
+    bool any_bytes;  /* inputs that are no text (not_text.h) are taken as they are */
     JsonlKey key;    /* of lines */
 } CutOptions;
 

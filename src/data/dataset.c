@@ -2,11 +2,13 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/arena.h"
 #include "base/file.h"
+#include "base/words.h"
 #include "data/indexed.h"
 #include "data/megatron.h"
 #include "data/order.h"
@@ -104,7 +106,7 @@ static Err choose_part(Source *s, const DatasetOptions *o)
     s->tokens = indexed_start(&s->file, to) - s->first_token;
     s->samples = s->tokens > 0 ? (s->tokens - 1) / o->seq : 0;
     if (s->samples > 0) return ERR_OK;
-    err_set(ERR_DATA, "'%s': '%lld' tokens for %s are too few for one sample of '%lld' + 1", s->prefix,
+    err_set(ERR_DATA, "'%s': %lld tokens for %s are too few for one sample of %lld + 1", s->prefix,
             (long long)s->tokens, names[o->part], (long long)o->seq);
     err_hint("use more text or a smaller model.seq");
     return ERR_DATA;
@@ -128,6 +130,17 @@ static Err blend_syntax(const char *spec)
     return ERR_CONFIG;
 }
 
+/* PREFIX.bin or PREFIX.idx is taken for PREFIX, unless that is one, too. */
+static char *without_suffix(char *word)
+{
+    char index[PATH_MAX];
+    const size_t n = strlen(word);
+    if (!text_ends(word, ".bin") && !text_ends(word, ".idx")) return word;
+    snprintf(index, sizeof index, "%s.idx", word);
+    if (!file_exists(index)) word[n - 4] = 0;
+    return word;
+}
+
 /* Weights, and prefixes into `prefixes`, of one stage; its words' count. One word alone is a prefix. */
 static Err parse_blend(Dataset *d, Stage *g, char **prefixes)
 {
@@ -141,7 +154,7 @@ static Err parse_blend(Dataset *d, Stage *g, char **prefixes)
     g->count = n == 1 ? 1 : n / 2;
     g->blended = n > 1;
     for (int i = 0; i < g->count; i++) {
-        prefixes[i] = words[n == 1 ? 0 : 2 * i + 1];
+        prefixes[i] = without_suffix(words[n == 1 ? 0 : 2 * i + 1]);
         g->weights[i] = n == 1 ? 1 : strtod(words[2 * i], &end);
         if (n > 1 && *end) return blend_syntax(g->spec);
     }

@@ -6,8 +6,8 @@
 
 #include <string.h>
 
+#include "base/utf8.h"
 #include "data/grow.h"
-#include "data/utf8.h"
 
 enum State {
     LINE, /* before the object */
@@ -34,7 +34,7 @@ enum Step { SIGN, ZERO, DIGITS, POINT, FRACTION, E, E_SIGN, EXPONENT, BROKEN };
 
 static Err scan_error(const JsonlScan *s, int64_t at, const char *what)
 {
-    return err_set(ERR_DATA, "column '%lld': %s", (long long)(s->column + at) + 1, what);
+    return err_set(ERR_DATA, "column %lld: %s", (long long)(s->column + at) + 1, what);
 }
 
 static bool is_blank(int c) { return c == ' ' || c == '\t' || c == '\r' || c == '\n'; }

@@ -144,7 +144,7 @@ static Err chunk_error(const Job *j, const Work *w)
     err_again(&w->why, w->err);
     if (!w->chunk.at_line) return w->err;
     if (j->cut.tell_lines) err_hint(CUT_TEXT_HINT);
-    return err_prefix(w->err, "'%s': line '%lld'", j->o->inputs[w->chunk.input],
+    return err_prefix(w->err, "'%s': line %lld", j->o->inputs[w->chunk.input],
                       (long long)(j->done.place.lines + w->chunk.lines + 1));
 }
 
@@ -327,6 +327,7 @@ static Err open_options(Job *j)
     j->cut.tokenizer = j->tokenizer;
     j->cut.kind = lines ? CHUNK_LINES : o->split_blank_lines ? CHUNK_PARAGRAPHS : CHUNK_DOCUMENT;
     j->cut.tell_lines = o->format == INPUT_AUTO;
+    j->cut.any_bytes = o->any_bytes;
     return ERR_OK;
 }
 

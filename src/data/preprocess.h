@@ -33,6 +33,7 @@ typedef struct {
     const char *key; /* jsonl (jsonl.h: JsonlKey); NULL: "text" */
     bool append_eod; /* an end-of-document id after every document that has tokens */
     bool split_blank_lines;
+    bool any_bytes;                    /* as of CutOptions */
     int threads;                       /* 0: as many as OpenMP would use */
     double save_every_s;               /* between two times that work is made safe; 0: never */
     const volatile sig_atomic_t *stop; /* not 0: end, with what is done made safe. NULL: nobody asks for it */

@@ -6,7 +6,7 @@
 #include <string.h>
 #include <utf8proc.h>
 
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 /* Unicode's White_Space, 25 code points, for use inside a class. */
 #define SPACE  \

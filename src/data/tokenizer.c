@@ -7,9 +7,9 @@
 #include <utf8proc.h>
 
 #include "base/file.h"
+#include "base/utf8.h"
 #include "data/grow.h"
 #include "data/tokenizer_impl.h"
-#include "data/utf8.h"
 
 enum { BYTE_VOCAB = 257, BYTE_EOD = 256 };
 

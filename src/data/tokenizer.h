@@ -74,6 +74,7 @@ typedef struct {
     int threads;        /* that count words; 0: OpenMP's number. Changes nothing but the time */
     InputFormat format;
     const char *key; /* of JSON lines; NULL: "text" */
+    bool any_bytes;  /* as of CutOptions */
 } TokenizerTrainOptions;
 
 /*

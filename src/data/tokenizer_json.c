@@ -12,9 +12,9 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "base/utf8.h"
 #include "data/alphabet.h"
 #include "data/tokenizer_impl.h"
-#include "data/utf8.h"
 
 static const int64_t file_max_bytes = 256 << 20;
 

@@ -7,10 +7,10 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/utf8.h"
 #include "data/alphabet.h"
 #include "data/grow.h"
 #include "data/tokenizer_impl.h"
-#include "data/utf8.h"
 
 typedef struct {
     char *text;

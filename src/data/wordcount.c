@@ -6,12 +6,12 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "base/utf8.h"
 #include "data/bpe.h"
 #include "data/cut.h"
 #include "data/grow.h"
 #include "data/pretoken.h"
 #include "data/progress.h"
-#include "data/utf8.h"
 
 /* ---- a table of words ---- */
 
@@ -114,7 +114,7 @@ static Err count_text(Counter *c, const char *text, int64_t size)
 static Err in_line(const Job *j, int64_t input, int64_t line, Err err)
 {
     if (j->cut.tell_lines) err_hint(CUT_TEXT_HINT);
-    return err_prefix(err, "'%s': line '%lld'", j->in->paths[input], (long long)line);
+    return err_prefix(err, "'%s': line %lld", j->in->paths[input], (long long)line);
 }
 
 /* first: number of the chunk's first line. */
@@ -206,7 +206,8 @@ static Err open_job(Job *j, InputStat *stats)
                            .input_count = in->count,
                            .stats = stats,
                            .kind = in->format == INPUT_JSONL ? CHUNK_LINES : CHUNK_DOCUMENT,
-                           .tell_lines = in->format == INPUT_AUTO };
+                           .tell_lines = in->format == INPUT_AUTO,
+                           .any_bytes = in->any_bytes };
     TRY(jsonl_key(in->key ? in->key : "text", &j->cut.key));
     TRY(cutter_open(&j->cut, (InputPlace){ 0 }, 0, &j->cutter));
     TRY(splitter_open(SPLIT_GPT2, &j->splitter));

@@ -32,6 +32,7 @@ typedef struct {
     InputFormat format;
     const char *key; /* of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
     int threads;     /* 0: OpenMP's number */
+    bool any_bytes;  /* as of CutOptions */
 } WordInputs;
 
 /* Says how far it is. ERR_DATA: an input is missing, damaged, was cut short, or a line of it is no JSON; ERR_CONFIG:

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <time.h>
 
+#include "base/clock.h"
 #include "device/ops.h"
 
 /* Where the null device pretends its memory begins: above all that a process can map, so a dereference faults. */
@@ -343,6 +344,21 @@ void device_leave_free(Device *dev, int multiprocessors)
     if (dev->backend->leave_free) dev->backend->leave_free(dev, multiprocessors);
 }
 
+void device_time_stalls(Device *dev, bool on)
+{
+    dev->times_stalls = on;
+    dev->stalls_of = pthread_self();
+}
+
+Err device_stalled(Stream *s, double *seconds)
+{
+    Device *dev = s->dev;
+    if (dev->backend->stalled) return dev->backend->stalled(s, seconds);
+    *seconds = dev->stalled_s;
+    dev->stalled_s = 0;
+    return ERR_OK;
+}
+
 Err device_sync(Stream *s) { return s->dev->backend->sync(s); }
 
 void event_init(Event *e)
@@ -413,8 +429,33 @@ Err event_wait(Event *e, double timeout_s)
     return e->marked ? e->marks->wait(e->mark, timeout_s) : ERR_OK;
 }
 
-Err stream_wait(Stream *s, Event *e)
+static Err stand_still(Stream *s, Event *e)
 {
     TRY(wait_completed(e, 0));
     return e->marked ? e->marks->stream_wait(s, e->mark) : ERR_OK;
+}
+
+/* Is there anything to wait for, as far as the host knows? */
+static bool is_over(Event *e)
+{
+    pthread_mutex_lock(&e->lock);
+    const bool over = e->done && !e->marked;
+    pthread_mutex_unlock(&e->lock);
+    return over;
+}
+
+Err stream_wait(Stream *s, Event *e)
+{
+    Device *dev = s->dev;
+    if (!dev->times_stalls || !pthread_equal(dev->stalls_of, pthread_self()) || is_over(e))
+        return stand_still(s, e);
+    if (dev->backend->stall_begins) {
+        TRY(dev->backend->stall_begins(s));
+        TRY(stand_still(s, e));
+        return dev->backend->stall_ends(s);
+    }
+    const double began_s = clock_s();
+    TRY(stand_still(s, e));
+    dev->stalled_s += clock_s() - began_s;
+    return ERR_OK;
 }

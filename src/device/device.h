@@ -82,6 +82,10 @@ typedef struct {
     Err (*read_later)(Stream *s, void *host_dst, const void *device_src, int64_t size_bytes);
     Err (*mark)(Stream *s, Event *e);
     Err (*wait)(Stream *s, Event *e);
+    /* The points of the stream between which it stands still; what the pairs that it has passed come to. */
+    Err (*stall_begins)(Stream *s);
+    Err (*stall_ends)(Stream *s);
+    Err (*stalled)(Stream *s, double *seconds);
     Err (*record_begin)(Stream *s);
     Err (*record_end)(Stream *s, DeviceGraph **out);
     Err (*replay)(Stream *s, DeviceGraph *graph);
@@ -111,7 +115,10 @@ struct Device {
     const OpTable *wide_ops; /* what device/widen.c calls, where 16-bit tensors are widened first */
     Arena staging;           /* for the widened copies */
     DeviceCounters counters;
-    Stream stream; /* the compute stream */
+    bool times_stalls; /* those that this thread meets, for others may wait beside it: */
+    pthread_t stalls_of;
+    double stalled_s; /* where ops run at once: of device_stalled */
+    Stream stream;    /* the compute stream */
     /* Asked after every wait for the device: did work of others in its streams fail, such as a communicator's,
      * so that what was read is worthless? NULL: nobody's. */
     Err (*failure)(void *user);
@@ -214,6 +221,15 @@ Err device_choices_load(Device *dev, const char *text, bool beside);
 
 /* Ops, as far as they can, leave so many of a GPU's multiprocessors to what runs meanwhile; choices are forgotten. */
 void device_leave_free(Device *dev, int multiprocessors);
+
+/*
+ * How long the stream has stood still in stream_wait for work of communicators since the call before, where that is
+ * timed: in waits of the thread that turned timing on. By the host's clock where ops run at once; on cuda by the
+ * device's, of the waits that it has passed. Of those at most DEVICE_STALLS_MOST may be unread: more are not counted.
+ */
+enum { DEVICE_STALLS_MOST = 1 << 14 };
+void device_time_stalls(Device *dev, bool on); /* off at first: no clock is read */
+Err device_stalled(Stream *s, double *seconds);
 
 /* Returns when everything enqueued so far is done; reports what went wrong in it. */
 Err device_sync(Stream *s);

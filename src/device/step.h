@@ -32,6 +32,9 @@ typedef struct {
 
 enum { LOSS_FIXED_BITS = 28 };
 
+/* Of losses that balance routers: 2^15 * 2^24 * 2^23 rows fit an int64. */
+enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
+
 /*
  * What a rank has of one tensor in flat buffers (param/param.h), for ops that run over all tensors at once. A table of
  * them is an [n, 5] i64 tensor, in which those before a part have `chunk` chunks of FLAT_CHUNK elements, the last chunk

@@ -11,12 +11,16 @@ static const char *const payload_names[] = {
 
 const char *action_span(ActionKind kind)
 {
-    static const char *const names[ACT_KINDS] = {
-        [ACT_F] = "forward",           [ACT_B] = "backward",    [ACT_I] = "input half",
-        [ACT_W] = "weight half",       [ACT_SEND] = "messages", [ACT_RECV] = "messages",
-        [ACT_TIED] = "tied embedding", [ACT_REDUCE] = "reduce", [ACT_NORM] = "norm",
-        [ACT_UPDATE] = "update"
-    };
+    static const char *const names[ACT_KINDS] = { [ACT_F] = "forward",
+                                                  [ACT_B] = "backward",
+                                                  [ACT_I] = "dgrad",
+                                                  [ACT_W] = "wgrad",
+                                                  [ACT_SEND] = "messages",
+                                                  [ACT_RECV] = "messages",
+                                                  [ACT_TIED] = "tied embedding",
+                                                  [ACT_REDUCE] = "reduce",
+                                                  [ACT_NORM] = "norm",
+                                                  [ACT_UPDATE] = "update" };
     return names[kind];
 }
 

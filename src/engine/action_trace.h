@@ -1,7 +1,7 @@
 /*
  * How the actions of a list appear in a trace (base/trace.h): a span each, with what the action is as arguments.
  *
- *   forward, backward, input half, weight half   kind, stage, replica, microbatch, version
+ *   forward, backward, dgrad, wgrad   kind, stage, replica, microbatch, version
  *   wait        for the message that a compute needs, before its span; none where there is no message
  *   messages    a group begins; in it a span for each send and receive: kind, stage, replica, microbatch, peer
  *   reduce ...  the end of a step

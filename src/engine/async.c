@@ -2,6 +2,8 @@
 #include "engine/async.h"
 
 #include <math.h>
+#include <stdio.h>
+#include <string.h>
 
 #include "base/mathx.h"
 #include "engine/loads.h"
@@ -12,41 +14,54 @@ int async_updates(const Schedule *s)
     return s->versions == VERSIONS_DOUBLE ? s->batches : s->units;
 }
 
-static Err refuse(const TrainSpec *s, const char *what, const char *hint)
+/* Something of a step that an update in the middle of it cannot have, and what says that it is not wanted. */
+typedef struct {
+    bool asked;
+    const char *why, *way;
+} Conflict;
+
+/* The first is said, and the way out of all. */
+static Err refuse(const TrainSpec *s, const Conflict *c, int count)
 {
-    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", s->pipeline.schedule, what);
-    return err_hint("%s", hint);
+    char ways[ERR_WAY_BYTES] = "";
+    int first = count;
+    for (int i = count - 1; i >= 0; i--)
+        if (c[i].asked) first = i;
+    if (first == count) return ERR_OK;
+    for (int i = first; i < count; i++) {
+        if (!c[i].asked || strstr(ways, c[i].way)) continue;
+        if (*ways) strncat(ways, " ", sizeof ways - strlen(ways) - 1);
+        strncat(ways, c[i].way, sizeof ways - strlen(ways) - 1);
+    }
+    err_set(ERR_CONFIG, "schedule '%s' updates while the pipeline runs, and %s", s->pipeline.schedule,
+            c[first].why);
+    return err_take("%s", ways);
 }
 
 Err async_check(const TrainSpec *s, int ranks)
 {
     Versions versions = VERSIONS_STEP;
+    const MixtureSpec *moe = &s->model.moe;
+    char one_batch[48];
     if (s->pipeline.schedule) TRY(schedule_versions(s->pipeline.schedule, &versions));
     if (versions == VERSIONS_STEP || s->forward_only) return ERR_OK;
-    if (s->ramp.count > 1)
-        return refuse(s, "its updates have batches of one size", "give one number as train.global_batch");
-    if (s->clip > 0)
-        return refuse(s, "there is no norm of the whole gradient to clip by", "set optim.clip=0");
-    if (s->model.tied && ranks > 1)
-        return refuse(s, "its first and last stage would need one gradient of the table",
-                      "set model.tied=false");
-    if (s->model.mtp.count)
-        return refuse(s,
-                      "multi-token prediction would need one gradient of the embedding's table on two stages",
-                      "set model.mtp_layers=0");
-    if (s->model.moe.balance.bias_rate > 0)
-        return refuse(s, "experts' biases follow the load of a whole step", "set moe.balance=aux");
-    if (s->model.moe.balance.global)
-        return refuse(s, "global_aux counts the batch of a whole step", "set moe.balance=aux");
-    if (s->model.moe.capacity.slack > 0 && !s->model.moe.capacity.drop)
-        return refuse(s, "what it has updated when experts have no room stays so",
-                      "set moe.slack=0 or moe.overflow=drop");
-    if (s->mask_eod)
-        return refuse(s, "its stages do not know how many tokens count", "set data.mask_eod=false");
-    if (s->compute == F16)
-        return refuse(s, "a step cannot be done again with another loss scale",
-                      "take run.precision=bf16 or fp32");
-    return ERR_OK;
+    snprintf(one_batch, sizeof one_batch, "train.global_batch=%lld", (long long)s->global_batch);
+    const Conflict conflicts[] = {
+        { s->ramp.count > 1, "its updates have batches of one size", one_batch },
+        { s->clip > 0, "there is no norm of the whole gradient to clip by", "optim.clip=0" },
+        { s->model.tied && ranks > 1, "its first and last stage would need one gradient of the table",
+          "model.tied=false" },
+        { s->model.mtp.count > 0,
+          "multi-token prediction would need one gradient of the embedding's table on two stages",
+          "model.mtp_layers=0" },
+        { moe->balance.bias_rate > 0, "experts' biases follow the load of a whole step", "moe.balance=aux" },
+        { moe->balance.global, "global_aux counts the batch of a whole step", "moe.balance=aux" },
+        { moe->capacity.slack > 0 && !moe->capacity.drop,
+          "what it has updated when experts have no room stays so", "moe.slack=0 moe.overflow=stop" },
+        { s->mask_eod, "its stages do not know how many tokens count", "data.mask_eod=false" },
+        { s->compute == F16, "a step cannot be done again with another loss scale", "run.precision=bf16" },
+    };
+    return refuse(s, conflicts, (int)(sizeof conflicts / sizeof *conflicts));
 }
 
 /* The oldest weights that the rank's actions read. */
@@ -158,6 +173,7 @@ Err async_step(Trainer *t, StepReport *report)
     t->async.done = 0;
     t->stores[0].updates = 0;
     TRY(device_zero(&t->device.stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    TRY(loads_begin(t));
     TRY(begin_update(t, 0));
     TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
     TRY(loads_fetch(t));

@@ -73,17 +73,18 @@ static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
     return ERR_OK;
 }
 
-/* Whether what follows the token `depth` further than position p of a sample is there to be predicted from p, and
- * counts. */
-static bool counts_further(const BatchMaker *m, int64_t sample, int64_t p, int depth)
+/* Whether what follows the token at `at` is for the row of position p before it to predict. */
+static bool counts_further(const BatchMaker *m, int64_t sample, int64_t p, int64_t at)
 {
-    const int64_t seq = m->spec.seq, at = p + depth;
-    if (at >= seq) return false;
+    const int64_t seq = m->spec.seq;
     if (m->spec.mask_eod && m->tokens[sample * (seq + 1) + at] == m->spec.eod) return false;
     return !m->spec.reset_at_eod || m->doc[sample * seq + at] == m->doc[sample * seq + p];
 }
 
-/* Of depth 1, 2, ... the tokens that the rows look up and those that they are to predict. */
+/*
+ * Of depth 1, 2, ... the tokens that the rows look up and those that they are to predict. A row whose target does not
+ * count looks up its token all the same: later rows see it, and it passes experts beside others.
+ */
 static Err fill_further(BatchMaker *m, Stream *s, const Batch *b, int64_t count)
 {
     const int64_t N = b->B * b->T;
@@ -91,9 +92,10 @@ static Err fill_further(BatchMaker *m, Stream *s, const Batch *b, int64_t count)
         const int depth = (int)(i / 2) + 1, target = i % 2;
         const Tensor to = target ? b->further_target : b->further_token;
         for (int64_t n = 0; n < N; n++) {
-            const int64_t sample = n / b->T, p = spans_position(b->span, n % b->T);
-            const bool counts = sample < count && counts_further(m, sample, p, depth);
-            m->rows[n] = counts ? m->tokens[sample * (b->seq + 1) + p + depth + target] : -1;
+            const int64_t sample = n / b->T, p = spans_position(b->span, n % b->T), at = p + depth;
+            const bool there = sample < count && at < b->seq;
+            const bool taken = there && (!target || counts_further(m, sample, p, at));
+            m->rows[n] = taken ? m->tokens[sample * (b->seq + 1) + at + target] : -1;
         }
         TRY(write_rows(s, tensor_row_slice(to, depth - 1, 1), m->rows));
     }
@@ -122,6 +124,7 @@ static Err fill_positions(Stream *s, Batch *b, int32_t *rows)
 /* tokens [B][seq + 1] -> the row tensors of a batch: the GPU may be waiting, so without a division for each row. */
 Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count)
 {
+    b->filling = b->B - count;
     if (s->dev->is_null) return ERR_OK;
     int64_t N = b->B * b->T, width = b->seq + 1;
     int32_t *rows = m->rows;

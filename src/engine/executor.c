@@ -40,6 +40,7 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 {
     c->params = s->params;
     c->loads_so_far = s->loads_so_far;
+    c->balance_losses = s->balance_losses;
     c->slot = &slot->slot;
     c->batch = &slot->batch;
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];
@@ -48,7 +49,7 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 
 static Err take_region(Executor *e, ExecutorStage *s, ExecutorSlot *slot, Region r)
 {
-    static const char *const names[] = { "save (input half)", "save (weight half)" };
+    static const char *const names[] = { "save (dgrad)", "save (wgrad)" };
     Arena *a = &slot->slot.region[r];
     const int number = a->number;
     const bool poison = a->poison;
@@ -378,7 +379,7 @@ static Err enqueue_or_replay(Executor *e, const Action *a, int n)
     if (!e->graphs || !e->training) return enqueue_any(e, a, n);
     ActionGraph *g = graph_of(e, a);
     if (g->graph) return device_replay(e->ctx.s, g->graph);
-    if (g->runs++ == 0) return enqueue_any(e, a, n);
+    if (g->runs++ == 0 || e->graphs_wait) return enqueue_any(e, a, n);
     TRY(device_record_begin(e->ctx.s));
     Err err = enqueue_any(e, a, n), end = device_record_end(e->ctx.s, &g->graph);
     TRY(err ? err : end);

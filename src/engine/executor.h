@@ -47,6 +47,7 @@ typedef struct {
     const Stage *model;
     ParamStore *params;
     Tensor loads_so_far;              /* layer.h, Ctx; absent unless mixtures count so */
+    Tensor balance_losses;            /* likewise; absent unless losses balance mixtures */
     SliceGrads *slice_grads;          /* likewise; NULL where sequences are whole */
     int64_t save_bytes[REGION_COUNT]; /* of a unit */
     int64_t peak_bytes[REGION_COUNT]; /* of a unit so far */
@@ -67,8 +68,8 @@ typedef struct {
 /* What computes a unit: the layers of its stage, or in a test of the order of things something that only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
-    Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the input half alone */
-    Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the weight half */
+    Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the dgrad alone */
+    Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the wgrad */
 } ExecutorCompute;
 
 /*
@@ -106,10 +107,11 @@ struct Executor {
     Transfer *transfers;   /* [buffer_count + 1] */
     CommMessage *messages; /* [buffer_count] of a group */
     ActionGraph
-        *graphs;   /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
-    bool training; /* dropout on, saves are kept; else every F ends the unit */
-    int units;     /* of a list that are run, what later ones need being left out; 0: all */
-    int64_t runs;  /* of lists so far */
+        *graphs;      /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
+    bool graphs_wait; /* what could be recorded runs as it is, as long as it is set */
+    bool training;    /* dropout on, saves are kept; else every F ends the unit */
+    int units;        /* of a list that are run, what later ones need being left out; 0: all */
+    int64_t runs;     /* of lists so far */
     /* [actions of a step's list] when each ran, by clock_s, of a group its first, of a pair in turn both from the begin
      * to the end of the pair; NULL: nobody asks */
     Span *times;

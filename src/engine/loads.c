@@ -2,24 +2,28 @@
  * stage: what is missing to the choices made was dropped. */
 #include "engine/loads.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #include "base/int64.h"
 #include "engine/async.h"
 
-enum { UNITS = 1000 };
+/* What ranks tell each other, integers: of each layer the rows of the busiest expert, those of all, choices dropped;
+ * then losses that balance, as router_balance leaves them. */
+enum { MOST, ROWS, DROPPED, BY_LAYER };
+enum { LOSSES = 3 };
 
-static int64_t sum_of(const void *rows, DType dtype, int64_t experts, double *most)
+static int64_t told_count(const Trainer *t) { return BY_LAYER * loads_layers(&t->spec.model) + LOSSES; }
+
+static int64_t *told(const Trainer *t, int what)
 {
-    double sum = 0; /* (counts and their sum are exact) */
-    *most = 0;
-    for (int64_t e = 0; e < experts; e++) {
-        const double n = dtype == I64 ? (double)((const int64_t *)rows)[e] : (double)((const float *)rows)[e];
-        if (n > *most) *most = n;
-        sum += n;
-    }
-    return (int64_t)sum;
+    return t->host_loads + what * loads_layers(&t->spec.model);
+}
+
+static int64_t rows_at(const void *rows, DType dtype, int64_t e)
+{
+    return dtype == I64 ? ((const int64_t *)rows)[e] : (int64_t)((const float *)rows)[e];
 }
 
 /* One rank of each stage says of the layers that it holds. */
@@ -41,6 +45,12 @@ static Tensor rows_of(const Trainer *t, const ParamStore *s, int i, int *layer)
 
 static int64_t bytes_of(Tensor rows) { return rows.data ? tensor_bytes(rows) : 0; }
 
+static bool has_losses(const Trainer *t)
+{
+    const Balance *b = &t->spec.model.moe.balance;
+    return t->spec.model.moe.experts && !t->spec.forward_only && (b->aux > 0 || b->z > 0);
+}
+
 int64_t loads_bytes(const Trainer *t)
 {
     int64_t bytes = 0;
@@ -48,7 +58,22 @@ int64_t loads_bytes(const Trainer *t)
     for (int r = 0; r < t->params.replicas && tells(t); r++)
         for (int i = 0; i < t->stores[r].reg->count; i++)
             bytes += bytes_of(rows_of(t, &t->stores[r], i, &layer));
+    for (int i = 0; i < t->executor.stage_count; i++) bytes += bytes_of(t->executor.stages[i].balance_losses);
     return bytes;
+}
+
+Err loads_open(Trainer *t)
+{
+    return t->spec.model.moe.experts ? setup_array(&t->setup, told_count(t), &t->host_loads) : ERR_OK;
+}
+
+Err loads_begin(Trainer *t)
+{
+    for (int i = 0; i < t->executor.stage_count; i++) {
+        const Tensor sums = t->executor.stages[i].balance_losses;
+        TRY(device_zero(&t->device.stream, sums.data, bytes_of(sums)));
+    }
+    return ERR_OK;
 }
 
 Err loads_fetch(Trainer *t)
@@ -61,41 +86,80 @@ Err loads_fetch(Trainer *t)
             TRY(device_read_later(&t->device.stream, to, rows.data, bytes_of(rows)));
             to += bytes_of(rows);
         }
+    for (int i = 0; i < t->executor.stage_count; i++) {
+        const Tensor sums = t->executor.stages[i].balance_losses;
+        TRY(device_read_later(&t->device.stream, to, sums.data, bytes_of(sums)));
+        to += bytes_of(sums);
+    }
     return ERR_OK;
+}
+
+/* Rows of one layer's experts: what was read of them. `choices`: of all tokens. */
+static void take_rows(Trainer *t, int layer, const char *from, Tensor rows, int64_t choices)
+{
+    int64_t *most = told(t, MOST) + layer, *sum = told(t, ROWS) + layer;
+    for (int64_t e = 0; e < tensor_count(rows); e++) {
+        const int64_t n = rows_at(from, rows.dtype, e);
+        *most = max64(*most, n);
+        *sum += n;
+    }
+    told(t, DROPPED)[layer] = choices - *sum;
+}
+
+/* (no two ranks have the same rows: beside tp mixtures have sequence parallelism) */
+static void take_losses(Trainer *t, const char *from)
+{
+    for (int i = 0; i < t->executor.stage_count && has_losses(t); i++, from += LOSSES * sizeof(int64_t))
+        for (int k = 0; k < LOSSES; k++) told(t, BY_LAYER)[k] += ((const int64_t *)(const void *)from)[k];
 }
 
 void loads_take(Trainer *t, int64_t batch)
 {
-    const int layers = loads_layers(&t->spec.model);
     /* of all tokens, since experts' rows were counted from 0 */
     const int64_t choices =
         batch * t->spec.model.seq * t->spec.model.moe.topk / async_updates(&t->parts.step);
-    int64_t *load = t->host_loads, *dropped = load + layers;
     const char *from = t->flight.loads;
     int layer;
-    if (t->spec.model.moe.experts) memset(load, 0, 2 * (size_t)layers * sizeof *load);
+    if (!t->spec.model.moe.experts) return;
+    memset(t->host_loads, 0, (size_t)told_count(t) * sizeof *t->host_loads);
     for (int r = 0; r < t->params.replicas && tells(t); r++)
         for (int i = 0; i < t->stores[r].reg->count; i++) {
             const Tensor rows = rows_of(t, &t->stores[r], i, &layer);
-            double most;
-            if (!rows.data) continue;
-            const int64_t experts = tensor_count(rows);
-            const int64_t sum = sum_of(from, rows.dtype, experts, &most);
-            load[layer] = sum > 0 ? (int64_t)(UNITS * most * (double)experts / (double)sum + 0.5) : 0;
-            dropped[layer] = choices - sum;
-            from += tensor_bytes(rows);
+            if (rows.data) take_rows(t, layer, from, rows, choices);
+            from += bytes_of(rows);
         }
+    take_losses(t, from);
+}
+
+/* (blocks of modules are as the last one of the others) */
+static int mixtures_of(const ModelSpec *m)
+{
+    int count = m->mtp.count * model_is_mixture(m, m->layers - 1);
+    for (int i = 0; i < m->layers; i++) count += model_is_mixture(m, i);
+    return count;
+}
+
+/* Of a sum over tokens and mixtures. */
+static double mean_loss(const Trainer *t, int64_t sum, int64_t bad)
+{
+    const ModelSpec *m = &t->spec.model;
+    const double terms = (double)t->flight.batch * (double)m->seq * mixtures_of(m);
+    return bad ? NAN : ldexp((double)sum, -ROUTER_LOSS_BITS) / terms;
 }
 
 Err loads_read(Trainer *t, ExpertLoads *out)
 {
     const int layers = loads_layers(&t->spec.model);
-    int64_t *load = t->host_loads, *dropped = load + layers;
-    TRY(comm_sum_i64(&t->world->host, &t->device.stream, load, 2 * layers, NULL));
+    const double experts = t->spec.model.moe.experts;
+    const int64_t *losses = told(t, BY_LAYER);
+    TRY(comm_sum_i64(&t->world->host, &t->device.stream, t->host_loads, told_count(t), NULL));
     for (int i = 0; i < layers; i++) {
-        out->load[i] = (double)load[i] / UNITS;
-        out->dropped[i] = dropped[i];
+        const int64_t rows = told(t, ROWS)[i];
+        out->load[i] = rows > 0 ? (double)told(t, MOST)[i] * experts / (double)rows : 0;
+        out->dropped[i] = told(t, DROPPED)[i];
     }
+    out->aux_loss = mean_loss(t, losses[0], losses[2]);
+    out->z_loss = mean_loss(t, losses[1], losses[2]);
     return ERR_OK;
 }
 
@@ -173,40 +237,57 @@ void loads_use_pieces(Trainer *t, bool pieces)
 
 /* ---- the batch so far ---- */
 
-static Err refuse_order(const char *why, const char *hint)
+static Err refuse_order(const char *why)
 {
-    err_set(ERR_CONFIG,
-            "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s", why);
-    return err_hint("%s", hint);
+    return err_set(ERR_CONFIG,
+                   "moe.balance=global_aux counts the batch up to each micro-batch in data order, but %s",
+                   why);
 }
 
-Err loads_check_order(const Trainer *t)
+static Err take_other_balance(void)
+{
+    err_take("moe.balance=aux");
+    err_take("moe.balance=bias moe.router=sigmoid");
+    return err_take("moe.balance=bias moe.router=sigmoid moe.aux_coeff=0");
+}
+
+/* Does a rank compute the forwards of each of its stages in data order? */
+static bool in_order(const Schedule *s, const ActionList *list)
 {
     int next[PARTS_STAGES] = { 0 };
-    char why[96];
-    const Schedule *s = &t->parts.step;
-    const ActionList *list = &s->rank[t->world->pp_rank];
-    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
-    if (t->world->grid.dp > 1)
-        return refuse_order("data-parallel ranks compute their shares of it at the same time",
-                            "take as many ranks as tp x cp x pp, or moe.balance=aux or bias");
-    snprintf(why, sizeof why, "schedule '%s' does not compute them so", s->name);
     for (int i = 0; i < list->count; i++) {
         const Action *a = &list->action[i];
         if (a->kind != ACT_F) continue;
         int *at = &next[a->replica * s->chunks + schedule_chunk_of(s, a->stage)];
-        if (a->microbatch != *at)
-            return refuse_order(why, "take parallel.schedule=1f1b, or moe.balance=aux or bias");
+        if (a->microbatch != *at) return false;
         *at += a->count;
     }
+    return true;
+}
+
+Err loads_check_order(const Trainer *t)
+{
+    char why[96];
+    const Schedule *s = &t->parts.step;
+    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
+    if (t->world->grid.dp > 1) {
+        refuse_order("data-parallel ranks compute their shares of it at the same time");
+        err_hint("or as many ranks as tp x cp x pp");
+        return take_other_balance();
+    }
+    snprintf(why, sizeof why, "schedule '%s' does not compute them so", s->name);
+    for (int i = 0; i < s->ranks; i++)
+        if (!in_order(s, &s->rank[i]))
+            return refuse_order(why), err_take("parallel.schedule=1f1b"), take_other_balance();
     return ERR_OK;
 }
 
 Err loads_open_stage(Trainer *t, ExecutorStage *s)
 {
     const ModelSpec *m = &t->spec.model;
-    if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
     const int blocks = s->model->share.layer_count + s->model->share.mtp;
+    if (has_losses(t)) TRY(tensor_new(&t->state, &s->balance_losses, I64, LOSSES));
+    if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
     return tensor_new(&t->state, &s->loads_so_far, I64, blocks, t->spec.global_batch / m->moe.balance.unit,
                       m->moe.experts);
 }

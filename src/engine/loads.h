@@ -11,14 +11,23 @@ static inline int loads_layers(const ModelSpec *m) { return m->layers + m->mtp.c
 
 /* By layer of these; 0 of blocks that are no mixtures. */
 typedef struct {
-    double load
-        [LAYERS_MAX]; /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
+    /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
+    double load[LAYERS_MAX];
     int64_t dropped[LAYERS_MAX]; /* choices that no expert took */
+    /* What balances routers (docs/moe.md) before its coefficient: the mean over the step's tokens and over the
+     * mixtures, NaN where it is not finite. */
+    double aux_loss, z_loss;
 } ExpertLoads;
 
-/* Loads are in thousandths. Once after each report of a step, which it belongs to; collective over all ranks. Of
- * schedules that update several times a step: since the last update. */
+/* Once after each report of a step, which it belongs to; collective over all ranks. Of schedules that update several
+ * times a step loads are those since the last update. The same numbers on all ranks and, with reproducible = layout,
+ * from all layouts. */
 Err loads_read(Trainer *t, ExpertLoads *out);
+
+/* Before forward and backward of a step: nothing is counted yet. */
+Err loads_begin(Trainer *t);
+/* Takes what loads_read passes between ranks. */
+Err loads_open(Trainer *t);
 
 /* The rows that experts got, as the trainer reads them: their bytes in t->flight, the copy there behind a step that is
  * enqueued, and what they say when it is done, of a step of `batch` samples. */
@@ -32,10 +41,10 @@ MoeCut loads_cut(const TrainSpec *spec, Grid grid, int64_t samples);
 /* ERR_CONFIG if steps are to be done again in pieces of which none is small enough. */
 Err loads_check_pieces(const TrainSpec *spec, Grid grid, int64_t samples);
 
-/* ERR_CONFIG where balance counts the batch so far and this rank's micro-batches do not come in data order, or others
+/* ERR_CONFIG where balance counts the batch so far and some rank's micro-batches do not come in data order, or others
  * are computed at the same time. After t->parts is open. */
 Err loads_check_order(const Trainer *t);
-/* Takes, for a stage, what is counted so. */
+/* Takes, for a stage, what is counted so, and the sums of losses that balance. */
 Err loads_open_stage(Trainer *t, ExecutorStage *s);
 
 /* ERR_MEMORY: in the step to come, or an evaluation, experts got more rows than there is room for. */

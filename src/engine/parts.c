@@ -10,9 +10,13 @@ static Err refuse_stages(const PartsSpec *spec, int stages, int ranks)
     while (more < stages && stages % more) more++;
     err_set(ERR_CONFIG, "parallel.layout='%s' has '%d' stages, no multiple of the '%d' pipeline ranks",
             layout_of(spec), stages, ranks);
-    if (stages < ranks)
-        return err_hint("nearest that fits: parallel.pp=%d; an empty stage is a bare '|'", stages);
-    return err_hint("nearest that fit: parallel.pp=%d and %d", fewer, more);
+    if (stages < ranks) {
+        err_hint("an empty stage is a bare '|'");
+        return err_take("parallel.pp=%d", stages);
+    }
+    err_hint("the pipeline's ranks must divide the stages, with a schedule that has so many on each");
+    err_take("parallel.pp=%d", fewer);
+    return err_take("parallel.pp=%d", more);
 }
 
 /* A step of 2BW is several batches, each with an update. */
@@ -47,25 +51,36 @@ static Err read_pipeline(const PartsSpec *spec, int ranks, ScheduleSpec *out)
     return share_batches(out);
 }
 
+/* The multiples of `unit` around the micro-batch, the nearest first. */
+static Err take_micro_batches(int64_t micro_batch, int64_t unit)
+{
+    const int64_t above = micro_batch / unit * unit + unit;
+    for (int i = 0; i < ERR_WAYS / 2; i++) {
+        err_take("train.micro_batch=%lld", (long long)(above + i * unit));
+        if (above > (i + 1) * unit) err_take("train.micro_batch=%lld", (long long)(above - (i + 1) * unit));
+    }
+    return ERR_CONFIG;
+}
+
 static Err check_units(const PartsSpec *spec, const Schedule *s)
 {
     const PipelineSpec *p = &spec->pipeline;
     const int held = s->replicas * s->chunks;
+    const int64_t unit = spec->model->moe.balance.unit, whole = s->unit_div * (unit > 1 ? unit : 1);
     if (p->group && s->group != p->group && s->versions != VERSIONS_DOUBLE)
         return err_set(ERR_CONFIG, "parallel.group=%d: schedule '%s' has no groups of micro-batches",
                        p->group, s->name),
-               err_hint("parallel.schedule=interleaved has; parallel.group=0 for any other");
+               err_take("parallel.group=0"), err_take("parallel.schedule=interleaved");
     if (spec->micro_batch % s->unit_div)
         return err_set(ERR_CONFIG,
                        "schedule '%s' cuts a micro-batch into %d: train.micro_batch=%lld does not divide",
                        s->name, s->unit_div, (long long)spec->micro_batch),
-               err_hint("nearest that fits: train.micro_batch=%lld", (long long)spec->micro_batch + 1);
-    const int64_t unit = spec->model->moe.balance.unit;
-    if (unit > 1 && spec->micro_batch % (s->unit_div * unit))
+               take_micro_batches(spec->micro_batch, whole);
+    if (spec->micro_batch % whole)
         return err_set(ERR_CONFIG,
                        "schedule '%s' cuts a micro-batch into %d: no whole balance units of moe.unit=%lld",
                        s->name, s->unit_div, (long long)unit),
-               err_hint("raise train.micro_batch, or lower moe.unit");
+               err_take("moe.unit=1"), take_micro_batches(spec->micro_batch, whole);
     if (held <= PARTS_STAGES) return ERR_OK;
     return err_set(ERR_CONFIG, "a rank would hold %d stages; at most %d are allowed", held, PARTS_STAGES);
 }
@@ -123,7 +138,7 @@ Err parts_table_ranks(const PartsSpec *spec, int ranks, int out[2])
     return err;
 }
 
-Err parts_check(const PartsSpec *spec, int ranks)
+Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit)
 {
     ScheduleSpec asked;
     Schedule s;
@@ -137,6 +152,7 @@ Err parts_check(const PartsSpec *spec, int ranks)
                          asked.chunks * ranks, ranks);
     TRY(err);
     TRY(check_units(spec, &s));
+    *unit = spec->micro_batch / s.unit_div;
     setup_init(&setup);
     err = make_shares(spec, &s, &setup, &shares);
     if (!err) err = check_modules(spec, &s, shares);

@@ -39,8 +39,8 @@ typedef struct {
 } Parts;
 
 /* What parts_open says of the specification alone, for `ranks` pipeline ranks: ERR_CONFIG with the rule and what would
- * fit. Keeps no memory. */
-Err parts_check(const PartsSpec *spec, int ranks);
+ * fit; else *unit: the samples that pass through the stages at once. Keeps no memory. */
+Err parts_check(const PartsSpec *spec, int ranks, int64_t *unit);
 
 /*
  * The pipeline ranks besides the first that hold the embedding's table, where modules of multi-token prediction stand

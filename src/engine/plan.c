@@ -285,6 +285,7 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     add_work(&peak, out, 1);
     TRY(count_saves(t, &peak));
     peak.workspace = DEVICE_WORKSPACE_BYTES;
+    peak.unit = trainer_batch_spec(t).B;
     count_params(t, &peak);
     if (t->device.counters.ops) peak.flop_of_op = (int64_t)(t->device.counters.flop / t->device.counters.ops);
     *out = peak;
@@ -301,12 +302,9 @@ static int64_t rows_on_their_way(const Trainer *t)
     return bytes > DEVICE_PINNED_BYTES ? bytes : DEVICE_PINNED_BYTES;
 }
 
-/* (a step of the largest batch is planned: smaller ones leave out some of its units) */
-Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
+/* Without limits to its memory. (A step of the largest batch is planned: smaller ones leave out some of its units.) */
+static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, World *world)
 {
-    World world;
-    Trainer t;
-    TrainSpec largest = *asked, *spec = &largest;
     MemoryPlan unlimited = { .state = UNLIMITED,
                              .save = UNLIMITED_SAVES,
                              .save_region = { UNLIMITED_SAVES / 2 },
@@ -315,18 +313,40 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
                              .staging = UNLIMITED };
     for (int i = 0; i < PARTS_STAGES; i++)
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
+    *spec = *asked;
+    spec->ramp.count = 0;
+    world->tp_ep.pads_rows = spec->device == DEVICE_CUDA; /* as NCCL; staged it takes less */
+    return trainer_open_on(t, DEVICE_NULL, spec, world, &unlimited);
+}
+
+Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
+{
+    World world;
+    Trainer t;
+    TrainSpec largest, *spec = &largest;
     *out = (MemoryPlan){ 0 };
-    largest.ramp.count = 0;
-    TRY(trainer_check(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
+    TRY(trainer_check_shape(asked, grid)); /* (two directions over an odd number of ranks are no grid) */
     TRY(world_open_null(&world, grid, rank));
-    world.tp_ep.pads_rows = spec->device == DEVICE_CUDA; /* as NCCL; staged it takes less */
-    Err err = trainer_open_on(&t, DEVICE_NULL, spec, &world, &unlimited);
+    Err err = open_unlimited(&t, asked, spec, &world);
     if (!err) err = dry_run(&t, out);
     if (!err && spec->snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
     if (spec->device == DEVICE_CUDA) out->pinned = rows_on_their_way(&t);
     if (spec->ahead) out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
     out->host_apart = spec->device == DEVICE_CUDA;
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
+    trainer_close(&t);
+    world_close(&world);
+    return err;
+}
+
+Err trainer_shard_bytes(const TrainSpec *asked, Grid grid, int64_t *bytes)
+{
+    World world;
+    Trainer t;
+    TrainSpec spec;
+    TRY(world_open_null(&world, grid, 0));
+    Err err = open_unlimited(&t, asked, &spec, &world);
+    if (!err) err = ckpt_shard_bytes(&t.params, &world, bytes);
     trainer_close(&t);
     world_close(&world);
     return err;

@@ -19,12 +19,14 @@
 #include <string.h>
 
 #include "base/mathx.h"
+#include "ckpt/ckpt.h"
 #include "engine/async.h"
 #include "engine/loads.h"
 #include "engine/step_report.h"
 #include "engine/trainer_open.h"
 
 enum { MAX_REDO = 2 };
+_Static_assert(CKPT_SHIFT_MIN - MAX_REDO * SHIFT_STEP >= -126, "what a checkpoint holds can be lowered");
 
 int64_t memory_plan_host(const MemoryPlan *p) { return p->ahead + p->snapshot; }
 
@@ -93,6 +95,7 @@ static Err step_begin(Trainer *t)
     Stream *stream = &t->device.stream;
     TRY(write_values(t));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
+    TRY(loads_begin(t));
     for (int r = 0; r < t->params.replicas; r++) {
         param_store_begin(&t->stores[r]);
         ddp_begin(&t->ddp[r]);
@@ -230,6 +233,7 @@ static Err account(Trainer *t, const Again *a, LossScale before)
     t->step++;
     t->samples += t->flight.batch;
     t->updates += !skip;
+    t->executor.graphs_wait &= skip;
     if (!skip) raise_loss_scale(t);
     else t->loss_scale = before; /* no scale was small enough: it was not the scale */
     t->skipped += skip;

@@ -90,6 +90,7 @@ typedef struct {
     int64_t flop_of_op;     /* the mean, over all that was walked to plan */
     int64_t comm_bytes;     /* sent by this rank in one step */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
+    int64_t unit;                    /* samples that pass through the stages at once */
     int64_t params;                  /* global, unpadded */
     int64_t flat_count, slice_count; /* elements of value and gradient, of each moment (param/param.h) */
     int64_t padding;                 /* of flat_count, nobody's */
@@ -168,7 +169,7 @@ typedef struct {
     StepInFlight flight;
     KvCache *kv;         /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* [2 loads_layers] of a mixture (engine/loads.h) */
+    int64_t *host_loads; /* what ranks tell each other of mixtures (engine/loads.c) */
     TokenSource source;
     int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
     int64_t counting;                        /* how many of these count: the others fill up */
@@ -178,7 +179,8 @@ typedef struct {
     MemoryPlan plan;
 } Trainer;
 
-/* What can be said of the pipeline before there are ranks (parts_check); of the model the number of blocks counts. */
+/* What trainer_plan and trainer_open refuse of a specification on any rank, before there are ranks: ERR_CONFIG. The
+ * size of the vocabulary does not count. */
 Err trainer_check(const TrainSpec *spec, Grid grid);
 /* What of a grid depends on the stages of the pipeline (Grid.embd) is filled in; for a specification that fits. */
 Err trainer_grid(const TrainSpec *spec, Grid *grid);
@@ -186,6 +188,9 @@ Err trainer_grid(const TrainSpec *spec, Grid *grid);
 /* Dry run for rank `rank` of the grid. ERR_CONFIG when schedule, layout and grid do not fit, or the work of a step
  * cannot be counted. */
 Err trainer_plan(const TrainSpec *spec, Grid grid, int rank, MemoryPlan *out);
+
+/* ckpt_shard_bytes of a run of that spec: [grid_size(grid)]. */
+Err trainer_shard_bytes(const TrainSpec *spec, Grid grid, int64_t *bytes);
 
 /* Takes memory by `limits` (normally trainer_plan's result) and fills initial weights. ERR_MEMORY when a
  * limit is too small, naming the arena. */

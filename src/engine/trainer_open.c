@@ -237,6 +237,7 @@ static Err open_stores(Trainer *t)
                             .ranks = t->world->grid.pp,
                             .replicas = t->parts.step.replicas,
                             .stores = t->stores,
+                            .lower = schedule_lower_replica(&t->parts.step, t->world->pp_rank),
                             .stats = &t->stats };
     TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->forward_only, &t->state));
     for (int r = 0; r < t->params.replicas; r++) {
@@ -246,7 +247,7 @@ static Err open_stores(Trainer *t)
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
-    if (s->model.moe.experts) TRY(setup_array(&t->setup, 2 * loads_layers(&s->model), &t->host_loads));
+    TRY(loads_open(t));
     return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
 }
 
@@ -261,11 +262,9 @@ static Err fill(Trainer *t)
     const int shift = start + log2_ceil(tokens) + s->extra_shift;
     for (int i = 0; i < t->stats.count; i++) t->host_shift[i] = shift;
     TRY(device_write(&t->device.stream, t->stats.shift.data, t->host_shift, tensor_bytes(t->stats.shift)));
-    for (int r = 0; r < t->params.replicas; r++) {
+    for (int r = 0; r < t->params.replicas; r++)
         TRY(param_store_fill(&t->stores[r], &t->device.stream, s->seed, threads));
-        TRY(param_store_publish(&t->stores[r], &t->device.stream));
-    }
-    return ERR_OK;
+    return param_set_publish(&t->params, &t->device.stream);
 }
 
 static Err open_optim(Trainer *t)
@@ -305,6 +304,31 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
     return ERR_OK;
 }
 
+/*
+ * What the configuration asks of a micro-batch's rows, of the parts that a schedule passes on at once: as many on each
+ * rank of tp, and whole leaves of gradients where ranks sum those of their own rows.
+ */
+static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
+{
+    const bool leaves = s->exact && (s->model.moe.experts || model_is_latent(&s->model));
+    const int64_t pieces = unit * (leaves ? s->seq_blocks : s->model.seq);
+    const int cp = g.cp ? g.cp : 1;
+    if (!g.sp || unit == s->micro_batch || pieces % (g.tp * cp) == 0) return ERR_OK;
+    err_set(ERR_CONFIG,
+            "schedule '%s' passes on %lld of a micro-batch's %lld samples at once: with sp, tp%s must divide "
+            "these x %s, here %lld x %lld",
+            s->pipeline.schedule, (long long)unit, (long long)s->micro_batch, cp > 1 ? " x cp" : "",
+            leaves ? "seq_blocks" : "seq", (long long)unit, (long long)(pieces / unit));
+    return err_hint("raise train.micro_batch, or take a schedule that passes on whole micro-batches");
+}
+
+/* Of units of so many samples. */
+static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
+{
+    TRY(check_rows(s, g, unit));
+    return loads_check_pieces(s, g, unit);
+}
+
 static Err open_parts(Trainer *t)
 {
     PartsSpec spec;
@@ -312,7 +336,7 @@ static Err open_parts(Trainer *t)
     TRY(async_check(&t->spec, t->world->grid.pp));
     TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
     TRY(loads_check_order(t));
-    return loads_check_pieces(&t->spec, t->world->grid, trainer_batch_spec(t).B);
+    return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
 }
 
 Err trainer_grid(const TrainSpec *s, Grid *grid)
@@ -323,14 +347,31 @@ Err trainer_grid(const TrainSpec *s, Grid *grid)
     return parts_table_ranks(&spec, grid->pp, grid->embd);
 }
 
-Err trainer_check(const TrainSpec *s, Grid grid)
+Err trainer_check_shape(const TrainSpec *s, Grid grid)
 {
     PartsSpec spec;
+    int64_t unit;
     if (!grid.pp) grid.pp = 1;
     TRY(parts_spec(s, grid, &spec));
     TRY(async_check(s, grid.pp));
-    TRY(loads_check_pieces(s, grid, s->micro_batch));
-    return parts_check(&spec, grid.pp);
+    TRY(parts_check(&spec, grid.pp, &unit));
+    return check_unit(s, grid, unit);
+}
+
+/* The parts are those that a run opens, by the same call: what it would refuse is refused here. */
+Err trainer_check(const TrainSpec *s, Grid grid)
+{
+    World world;
+    Trainer t = { .spec = *s, .world = &world };
+    TRY(trainer_check_shape(s, grid));
+    TRY(trainer_grid(s, &grid));
+    TRY(world_open_null(&world, grid, 0));
+    setup_init(&t.setup);
+    Err err = open_parts(&t);
+    parts_release(&t.parts);
+    setup_release(&t.setup);
+    world_close(&world);
+    return err;
 }
 
 /* Where a step's outcome is read to. */
@@ -364,6 +405,8 @@ static Err build(Trainer *t, const MemoryPlan *limits)
         s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
     if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
         TRY(executor_use_graphs(&t->executor, &t->setup));
+    /* products are timed by gradients that do not overflow, and never while they are recorded */
+    t->executor.graphs_wait = s->compute == F16;
     if (s->generate)
         TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
     TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));

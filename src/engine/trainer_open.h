@@ -11,6 +11,9 @@
 Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
                     const MemoryPlan *limits);
 
+/* Of trainer_check what comes first: where there is no pipeline there is no grid either. */
+Err trainer_check_shape(const TrainSpec *spec, Grid grid);
+
 /* Gradients' shifts: at first, and what they are lowered by when a leaf does not fit. */
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12 };
 

@@ -6,7 +6,8 @@
  * have room, each rank learns how many rows the others want to send, and all cut the pieces by one rule.
  *
  * A balance unit is whole samples, and its rows are ordered by position. With sequence and context parallelism they lie
- * on several ranks; each of these then gathers the choices of all and comes to the same result.
+ * on several ranks; each of these then gathers the choices of all and comes to the same result. The last unit of an
+ * evaluation may have fewer samples: its capacity is that of the rows that it has.
  */
 #include "base/int64.h"
 #include "layer/internal.h"
@@ -62,19 +63,24 @@ MoeRoom moe_room(const MoeCut *c)
 }
 
 /* Generation has room for all and drops nothing: its calls cut a text anyhow. */
+static MoeCut cut_of(const Moe *m, const Ctx *c)
+{
+    return (MoeCut){ .experts = m->experts,
+                     .topk = m->topk,
+                     .unit = m->balance.unit,
+                     .rows = ctx_rows(c),
+                     .seq = c->batch->T,
+                     .leaf = c->canon.leaf_tokens,
+                     .sp = c->world->sp.size,
+                     .cp = c->world->cp.size,
+                     .ep = c->world->tp_ep.size / c->world->grid.etp,
+                     .etp = c->world->grid.etp,
+                     .capacity = c->kv ? (Capacity){ 0 } : m->capacity };
+}
+
 MoeRoom moe_room_of(const Moe *m, const Ctx *c)
 {
-    const MoeCut cut = { .experts = m->experts,
-                         .topk = m->topk,
-                         .unit = m->balance.unit,
-                         .rows = ctx_rows(c),
-                         .seq = c->batch->T,
-                         .leaf = c->canon.leaf_tokens,
-                         .sp = c->world->sp.size,
-                         .cp = c->world->cp.size,
-                         .ep = c->world->tp_ep.size / c->world->grid.etp,
-                         .etp = c->world->grid.etp,
-                         .capacity = c->kv ? (Capacity){ 0 } : m->capacity };
+    const MoeCut cut = cut_of(m, c);
     return moe_room(&cut);
 }
 
@@ -103,23 +109,73 @@ int64_t moe_unit_rows(const Moe *m, const Ctx *c)
     return m->balance.unit * c->batch->T * c->world->cp.size;
 }
 
+/* Choices of A rows, to go through unit by unit. */
+typedef struct {
+    Tensor index;          /* [A, K] */
+    Tensor weight;         /* [A, K] by which experts choose among them; no data: by position */
+    Tensor kept;           /* [A, K] index, with -1 in the places of what is dropped */
+    Tensor choice, offset; /* for lists of all rows, of so many units */
+} Choices;
+
+static Err choices_new(const Moe *m, Ctx *c, int64_t units, Choices *a)
+{
+    const int64_t rows = a->index.dim[0], K = m->topk;
+    TRY(tensor_new(c->scratch, &a->kept, I32, rows, K));
+    TRY(tensor_new(c->scratch, &a->choice, I32, rows * K));
+    return tensor_new(c->scratch, &a->offset, I64, m->experts * units + 1);
+}
+
+/* Of each of these units, which begin at row `first`, an expert takes so many rows at most. */
+static Err take_at_most(const Moe *m, Ctx *c, const Choices *a, int64_t first, int64_t units, int64_t rows,
+                        int64_t most)
+{
+    const int64_t count = units * rows;
+    if (!count) return ERR_OK;
+    const Tensor choice = tensor_row_slice(a->choice, 0, count * m->topk);
+    const Tensor offset = tensor_row_slice(a->offset, 0, m->experts * units + 1);
+    const Tensor kept = tensor_row_slice(a->kept, first, count);
+    const Tensor weight = a->weight.data ? tensor_row_slice(a->weight, first, count) : a->weight;
+    TRY(op(c->s, permute_index, .row = kept, .choice = choice, .offset = offset,
+           .index = tensor_row_slice(a->index, first, count), .experts = m->experts, .run = rows));
+    return op(c->s, choice_drop, .kept = kept, .weight = weight, .choice = choice, .offset = offset,
+              .experts = m->experts, .most = most);
+}
+
+/* By units of `unit` rows: whole ones, then the rows that the last one has; none of those that fill up behind them. */
+static Err take_units(const Moe *m, Ctx *c, const Choices *a, int64_t unit, int64_t filling)
+{
+    const MoeCut cut = cut_of(m, c);
+    const int64_t rows = a->index.dim[0] - filling, rest = rows % unit;
+    TRY(take_at_most(m, c, a, 0, rows / unit, unit, capacity_of(&cut, unit)));
+    TRY(take_at_most(m, c, a, rows - rest, 1, rest, capacity_of(&cut, rest)));
+    return take_at_most(m, c, a, rows, 1, filling, 0);
+}
+
 /* index [N, K], without the choices that a full expert does not take. */
 static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const int64_t rows = moe_unit_rows(m, c), K = m->topk;
-    const int64_t all_rows = index.dim[0] * c->world->sp.size * c->world->cp.size, units = all_rows / rows;
-    Tensor all, weights = { 0 }, choice, offset, taken;
-    ASSERT(all_rows == units * rows);
-    TRY(moe_gather_units(c, index, &all));
-    if (!m->capacity.by_position) TRY(moe_gather_units(c, weight, &weights));
-    TRY(tensor_new(c->scratch, &taken, I32, all_rows, K));
-    TRY(tensor_new(c->scratch, &choice, I32, all_rows * K));
-    TRY(tensor_new(c->scratch, &offset, I64, m->experts * units + 1));
-    TRY(op(c->s, permute_index, .row = taken, .choice = choice, .offset = offset, .index = all,
-           .experts = m->experts, .run = rows));
-    TRY(op(c->s, choice_drop, .kept = taken, .weight = weights, .choice = choice, .offset = offset,
-           .experts = m->experts, .most = moe_room_of(m, c).capacity));
-    return moe_own_rows(c, taken, kept);
+    const int64_t unit = moe_unit_rows(m, c), filling = c->batch->filling * c->batch->T * c->world->cp.size;
+    Choices a = { 0 };
+    TRY(moe_gather_units(c, index, &a.index));
+    if (!m->capacity.by_position) TRY(moe_gather_units(c, weight, &a.weight));
+    ASSERT(a.index.dim[0] % unit == 0);
+    TRY(choices_new(m, c, a.index.dim[0] / unit, &a));
+    TRY(take_units(m, c, &a, unit, filling));
+    return moe_own_rows(c, a.kept, kept);
+}
+
+/* index [N, K], without the choices of rows that fill up. Takes memory also where there are none: a plan is made once.
+ */
+static Err drop_filling(const Moe *m, Ctx *c, Tensor index, Tensor *kept)
+{
+    const int64_t N = index.dim[0], behind = (c->world->sp.size - 1 - c->world->sp.rank) * N;
+    const int64_t filling = min64(max64(c->batch->filling * c->batch->T - behind, 0), N);
+    Choices a = { .index = index };
+    TRY(choices_new(m, c, 1, &a));
+    if (!filling) return ERR_OK;
+    *kept = a.kept;
+    TRY(take_at_most(m, c, &a, 0, 1, N - filling, N));
+    return take_at_most(m, c, &a, N - filling, 1, filling, 0);
 }
 
 /* index [N, K], without the choices that the ranks of their experts have no room for. */
@@ -150,6 +206,7 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
     const MoeRoom room = moe_room_of(m, c);
     *kept = index;
     if (room.capacity < moe_unit_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
+    else if (!c->dropout_on && !c->kv) TRY(drop_filling(m, c, index, kept));
     if (room.owned == room.worst || c->in_pieces) return ERR_OK;
     return drop_beyond_room(m, c, *kept, weight, kept);
 }

@@ -10,12 +10,13 @@
  * that they accumulate; gradients of parameters always accumulate, only through grad_add_*.
  *
  * Saves. What backward needs is kept in the two regions of the micro-batch's Slot: REGION_I is free after the
- * input half of backward, REGION_W (inputs and output gradients of linears) after the weight half. A Saved is
+ * dgrad of backward, REGION_W (inputs and output gradients of linears) after the wgrad. A Saved is
  * segment + offset, not a pointer: each block's save is one contiguous segment that may move.
  */
 #ifndef MEGATRAIN_LAYER_LAYER_H
 #define MEGATRAIN_LAYER_LAYER_H
 
+#include "base/activation.h"
 #include "param/param.h"
 
 /* ---- saves ---- */
@@ -82,6 +83,8 @@ typedef struct {
 typedef struct {
     int64_t B, T;  /* samples, rows of a sample on this rank */
     int64_t first; /* of its samples, in the step's batch */
+    int64_t
+        filling; /* samples at the end that only fill it up, in an evaluation; experts get none of their rows */
     int64_t seq;   /* positions of a whole sample */
     Spans span;    /* which positions the T rows are */
     Tensor token;  /* [N] i32 */
@@ -140,10 +143,13 @@ typedef struct {
      * that would choose each expert by scores alone, of the batch up to each unit; written in forward, whose units come
      * in data order. */
     Tensor loads_so_far;
+    /* Of the mixtures of the stage, together: what balances them (ops.def, router_balance), summed over the step;
+     * absent where nothing does. Written in backward. */
+    Tensor balance_losses;
     DType dtype;         /* of activations and of weights as layers see them */
     bool dropout_on;     /* training: dropout, noise, and what only the loss of a step is for */
     bool in_pieces;      /* tokens pass experts in pieces of MoeRoom.piece, not all at once */
-    bool split_backward; /* W runs later: dy of linears must outlive the input half */
+    bool split_backward; /* W runs later: dy of linears must outlive the dgrad */
     int version;         /* age of the weights to read, in updates */
     Event *moved;        /* of the call under way that moves rows to their experts or back */
     /* Called before rows are waited for: in a pair (engine/pair.h) the other half goes on meanwhile. Else NULL. */
@@ -435,11 +441,6 @@ Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy,
 SliceKeyShape mla_keys(const Mla *m, const Ctx *c);
 
 /* ---- mlp ---- */
-
-typedef enum { ACT_GELU, ACT_SWIGLU, ACT_CLAMPED_SWIGLU } Activation;
-
-/* Does it make one column of two, a gate and what it is on? */
-static inline bool activation_gated(Activation a) { return a != ACT_GELU; }
 
 /* What a feed-forward layer does between its two products. */
 typedef struct {

@@ -1,6 +1,6 @@
 /*
  * Feed-forward: fc1 (COLUMN), activation, fc2 (ROW; its bias is added by the residual add).
- * SwiGLU: fc1 has 2F outputs, gate and up chunk by chunk, so that each rank holds whole pairs.
+ * A gated activation (SwiGLU): fc1 has 2F outputs, gate and up chunk by chunk, so that each rank holds whole pairs.
  */
 #include <stdio.h>
 
@@ -37,16 +37,22 @@ Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec)
 
 Err activation_forward(Ctx *c, const Act *act, Tensor hidden, Tensor active)
 {
-    if (act->kind == ACT_GELU) return op(c->s, gelu_fwd, .y = active, .x = hidden);
-    if (act->kind == ACT_SWIGLU) return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = act->chunk);
+    switch (act->kind) {
+    case ACT_GELU: return op(c->s, gelu_fwd, .y = active, .x = hidden);
+    case ACT_SWIGLU: return op(c->s, swiglu_fwd, .y = active, .x = hidden, .chunk = act->chunk);
+    case ACT_CLAMPED_SWIGLU: break;
+    }
     return op(c->s, clamped_swiglu_fwd, .y = active, .x = hidden, .chunk = act->chunk, .limit = act->limit);
 }
 
 Err activation_backward(Ctx *c, const Act *act, Tensor hidden, Tensor dactive, Tensor dhidden)
 {
-    if (act->kind == ACT_GELU) return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
-    if (act->kind == ACT_SWIGLU)
+    switch (act->kind) {
+    case ACT_GELU: return op(c->s, gelu_bwd, .dx = dhidden, .dy = dactive, .x = hidden);
+    case ACT_SWIGLU:
         return op(c->s, swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = act->chunk);
+    case ACT_CLAMPED_SWIGLU: break;
+    }
     return op(c->s, clamped_swiglu_bwd, .dx = dhidden, .dy = dactive, .x = hidden, .chunk = act->chunk,
               .limit = act->limit);
 }

@@ -154,9 +154,9 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Tensor load)
 {
     const Balance *b = &m->balance;
-    return op(c->s, router_balance, .dlogits = dlogits, .logits = t->logits, .load = load,
-              .router = m->scoring, .step = c->step, .topk = m->topk,
-              .aux = b->aux / (float)c->world->cp.size, .z = b->z, .first = first_row(c),
+    return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance_losses, .logits = t->logits,
+              .load = load, .router = m->scoring, .step = c->step, .topk = m->topk,
+              .aux = b->aux / (float)c->world->cp.size, .aux_coeff = b->aux, .z = b->z, .first = first_row(c),
               .rows = unit_rows(m, c));
 }
 
@@ -169,9 +169,10 @@ static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlog
         const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
         const int64_t count = min64((u + 1) * rows, end) - first - from;
         TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
-               .logits = tensor_row_slice(t->logits, from, count), .load = loads_so_far(m, c, number),
-               .router = m->scoring, .step = c->step, .topk = m->topk,
-               .aux = b->aux / (float)c->world->cp.size / (float)(number + 1), .z = b->z, .rows = rows));
+               .losses = c->balance_losses, .logits = tensor_row_slice(t->logits, from, count),
+               .load = loads_so_far(m, c, number), .router = m->scoring, .step = c->step, .topk = m->topk,
+               .aux = b->aux / (float)c->world->cp.size / (float)(number + 1), .aux_coeff = b->aux, .z = b->z,
+               .rows = rows));
     }
     return ERR_OK;
 }

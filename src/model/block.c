@@ -174,7 +174,7 @@ static ResidualSum behind(const Block *b, const Ctx *c, int bias, uint64_t key, 
                           .dropout = ctx_dropout(c, b->dropout, key) };
 }
 
-/* A norm's output: kept for the weight half, or passing (selective recomputation). */
+/* A norm's output: kept for the wgrad, or passing (selective recomputation). */
 static Err norm_out(const Block *b, Ctx *c, Tensor x, Tensor *n, Saved *saved)
 {
     if (b->keep_norms) return save_new(c, REGION_W, n, saved, c->dtype, x.dim[0], x.dim[1]);

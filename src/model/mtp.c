@@ -8,10 +8,10 @@
  *   x = proj([embedding_norm(e) | hidden_norm(h(k-1))])
  *   h(k) = final_norm(block(x))                       the model's head predicts token t + k + 1 from row t
  *
- * The block is like the model's last one, and sees rows at their own positions. Rows whose token t + k or t + k + 1 is
- * not in the sample have no target and a row of zeros as e; rows see earlier ones alone, so that nothing that counts
- * sees them. Losses are added to the model's, each times weight / modules, per token that counts for the head itself
- * (the report's average over depths and positions).
+ * The block is like the model's last one, and sees rows at their own positions. The last k rows of a sample have no
+ * token t + k: no target, and a row of zeros as e. Rows see earlier ones alone, so that nothing that counts sees them;
+ * but rows that do not count for another reason are seen, and have their token. Losses are added to the model's, each
+ * times weight / modules, per token that counts for the head itself (the report's average over depths and positions).
  *
  * Over tp the projection is cut by columns, which are gathered: the sum over its 2 D inputs is whole on each rank.
  *

@@ -362,7 +362,7 @@ Tensor param_store_shift(const ParamStore *s, int id)
 
 ParamSet param_set_single(ParamStore *store, GradStats *stats)
 {
-    return (ParamSet){ store->reg, store->reg, 1, 1, store, stats };
+    return (ParamSet){ store->reg, store->reg, 1, 1, store, 0, stats };
 }
 
 int64_t param_plain_row(const Param *p, int64_t r)
@@ -426,7 +426,7 @@ static Err fill_param(const ParamStore *s, int id, Stream *stream, float *host, 
     return ERR_OK;
 }
 
-Err param_store_publish(ParamStore *s, Stream *stream)
+static Err publish(ParamStore *s, Stream *stream)
 {
     const ParamRegistry *reg = s->reg;
     if (s->value.dtype == F32) return ERR_OK;
@@ -439,6 +439,12 @@ Err param_store_publish(ParamStore *s, Stream *stream)
         TRY(comm_all_gather(s->group[k->group], stream, tensor_row_slice(s->value, k->first, k->count), own,
                             NULL));
     }
+    return ERR_OK;
+}
+
+Err param_set_publish(const ParamSet *s, Stream *stream)
+{
+    for (int i = 0; i < s->replicas; i++) TRY(publish(&s->stores[i ^ s->lower], stream));
     return ERR_OK;
 }
 

@@ -230,9 +230,6 @@ Tensor param_store_value(const ParamStore *s, int age);
 /* A step begins, again if it is repeated: all gradients are fresh. */
 void param_store_begin(ParamStore *s);
 
-/* Collective over s->group: the 16-bit copy again from the masters of all slices, after these were filled or loaded. */
-Err param_store_publish(ParamStore *s, Stream *stream);
-
 /* Fills masters by their Init; to be published. Host arithmetic, `threads` of it. */
 Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 
@@ -257,6 +254,7 @@ typedef struct {
     const ParamRegistry *parts; /* [ranks][replicas], each laid out for this rank's dp and tp coordinates */
     int ranks, replicas;        /* pipeline ranks; registries of each */
     ParamStore *stores;         /* [replicas], of this rank */
+    int lower;                  /* of its two replicas the one with the lower stage; else 0 */
     GradStats *stats;
 } ParamSet;
 
@@ -267,6 +265,13 @@ static inline const ParamRegistry *param_set_part(const ParamSet *s, int pp_rank
 {
     return &s->parts[pp_rank * s->replicas + replica];
 }
+
+/*
+ * The stores' 16-bit copies again from the masters of all slices, after these were filled or loaded. Collective over
+ * the groups of each store, that of the lower stage first: with two replicas the ranks that have a stage in common hold
+ * it in different ones, and must not wait for each other in different groups.
+ */
+Err param_set_publish(const ParamSet *s, Stream *stream);
 
 /* Global plain row of this rank's local row r (sections undone); -1 for padding. */
 int64_t param_plain_row(const Param *p, int64_t r);

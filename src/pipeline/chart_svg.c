@@ -168,7 +168,7 @@ static int put_swatches(const Picture *p, int x, char class, const char *name)
 
 static void put_legend(const Picture *p)
 {
-    static const char *const names[] = { "forward", "backward", "input half", "weight half" };
+    static const char *const names[] = { "forward", "backward", "dgrad", "wgrad" };
     int x = LEFT;
     for (int kind = ACT_F; kind <= ACT_W; kind++)
         if (has_kind(p->s, kind)) x = put_swatches(p, x, kind_class[kind], names[kind]);

@@ -13,7 +13,7 @@ typedef struct {
     int rank, at;                           /* where the walk is */
     int weights[2], reduces[2], updates[2]; /* W, REDUCE and UPDATE so far on the rank, by replica */
     int norms;
-    int input; /* unit of the last input half on the rank, of sliced sequences; -1: none */
+    int input; /* unit of the last dgrad on the rank, of sliced sequences; -1: none */
 } Walk;
 
 static Err wrong(const Walk *w, const char *what)
@@ -66,7 +66,7 @@ static Err check_end(Walk *w, const Action *a)
     if (r >= w->s->replicas) return wrong(w, "is foreign: there is no such replica");
     if (a->kind == ACT_NORM) w->norms++;
     if (a->kind != ACT_REDUCE && a->kind != ACT_UPDATE) return ERR_OK;
-    if (w->weights[r] < weights_due(w, r)) return wrong(w, "is early: weight halves are still to come");
+    if (w->weights[r] < weights_due(w, r)) return wrong(w, "is early: wgrads are still to come");
     if (a->kind == ACT_REDUCE) w->reduces[r]++;
     if (a->kind == ACT_REDUCE) return ERR_OK;
     if (w->reduces[r] <= w->updates[r]) return wrong(w, "is early: its gradients are not reduced");

@@ -11,7 +11,7 @@
 
 /*
  * Computes and the end of a step, before or after lowering: every unit passes every stage of one replica once,
- * forward, input half, weight half in that order, on the stage's own rank; pairs are a forward and a backward;
+ * forward, dgrad, wgrad in that order, on the stage's own rank; pairs are a forward and a backward;
  * of a micro-batch that passes in slices a stage's forwards come in ascending order, its input halves in descending
  * order and none of another micro-batch between them;
  * F, B and I read the version that the schedule promises; REDUCE and UPDATE come neither early nor late.

@@ -70,7 +70,7 @@ static void add_FB(Dual *d, int forward, int backward)
     add_B(d, backward);
 }
 
-/* The closing backwards; from half-way on their weight halves are left for later. */
+/* The closing backwards; from half-way on their wgrads are left for later. */
 static void close_legs(Dual *d, int h)
 {
     const int half = 2 * ((h + 1) / 2) + (h % 2 == 0);

@@ -48,14 +48,6 @@ static void end_with(Schedule *s, int rank, ActionKind kind, int replica)
                             .out = -1 });
 }
 
-/* The i-th replica of a rank in ascending order of its lowest stage there. */
-static int replica_in_order(const Schedule *s, int rank, int i)
-{
-    if (s->replicas == 1) return 0;
-    bool down_first = schedule_stage_at(s, rank, 0, 0) <= schedule_stage_at(s, rank, 1, 0);
-    return down_first ? i : 1 - i;
-}
-
 static bool may_hold_table(const Schedule *s, int rank)
 {
     const int stages[] = { 0, s->stages - 1, s->table };
@@ -66,10 +58,11 @@ static bool may_hold_table(const Schedule *s, int rank)
 
 static void end_step(Schedule *s, int rank)
 {
+    const int lower = schedule_lower_replica(s, rank);
     if (s->stages > 1 && may_hold_table(s, rank)) end_with(s, rank, ACT_TIED, 0);
-    for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_REDUCE, replica_in_order(s, rank, i));
+    for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_REDUCE, i ^ lower);
     end_with(s, rank, ACT_NORM, 0);
-    for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_UPDATE, replica_in_order(s, rank, i));
+    for (int i = 0; i < s->replicas; i++) end_with(s, rank, ACT_UPDATE, i ^ lower);
 }
 
 /* Updates between the computes of one rank with one stage, and the versions that its computes then read. */

@@ -7,7 +7,7 @@
 
 #include "pipeline/schedule.h"
 
-/* Every B becomes I W: the gradient travels on before the weight half. */
+/* Every B becomes I W: the gradient travels on before the wgrad. */
 Err pass_split(Schedule *s);
 
 /* What ends a step (synchronous), or REDUCE and UPDATE after each batch and the versions that are read. */

@@ -46,6 +46,11 @@ int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk)
     return chunk * s->ranks + (back ? s->ranks - 1 - rank : rank);
 }
 
+int schedule_lower_replica(const Schedule *s, int rank)
+{
+    return s->replicas > 1 && schedule_stage_at(s, rank, 1, 0) < schedule_stage_at(s, rank, 0, 0);
+}
+
 int schedule_in_flight(const Schedule *s, int replica, int stage, bool until_input)
 {
     const ActionList *list = &s->rank[schedule_rank_of(s, replica, stage)];
@@ -362,8 +367,8 @@ Err schedule_forward(const ScheduleSpec *spec, Schedule *out)
     out->forward_only = true;
     out->split = false;
     out->versions = VERSIONS_STEP;
-    out->unit_div = out->batches = 1;
-    out->units = out->microbatches * out->slices;
+    out->batches = 1;
+    out->units = out->microbatches * out->unit_div * out->slices;
     TRY(open_lists(out));
     list_schedule_forward(out);
     return finish(out);

@@ -8,8 +8,8 @@
  *
  * Words. p ranks, m micro-batches, S stages cut the model; a rank holds `chunks` stages of each replica. A
  * unit is what passes through the stages at once: a micro-batch, or a part of one: some of its samples (unit_div > 1)
- * or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I its input half of the
- * backward, W its weight half, B both at once.
+ * or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I its dgrad of the
+ * backward, W its wgrad, B both at once.
  *
  * Slices of a micro-batch are its units in ascending order of positions. A slice's queries see the keys of the slices
  * before it, so on every stage forwards take slices in that order, and backwards the other way round: when the input
@@ -157,7 +157,7 @@ Err schedule_make(const ScheduleSpec *spec, Schedule *out);
  * schedule_make. */
 Err schedule_shape(const ScheduleSpec *spec, Schedule *out);
 
-/* The same placement with forwards alone (evaluation); of two replicas only the first is used. */
+/* The same placement and units with forwards alone (evaluation); of two replicas only the first is used. */
 Err schedule_forward(const ScheduleSpec *spec, Schedule *out);
 
 void schedule_free(Schedule *s);
@@ -179,6 +179,9 @@ const char *schedule_name(int i);
 int schedule_rank_of(const Schedule *s, int replica, int stage);
 int schedule_chunk_of(const Schedule *s, int stage); /* 0 .. chunks - 1 on its rank */
 int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
+/* Of two replicas the one whose stage on this rank is the lower; of one that. What a rank does for both, with the ranks
+ * that hold the same stages, it does in this order: for the lower stage first, as these do. */
+int schedule_lower_replica(const Schedule *s, int rank);
 
 /* The slice of the sequences that a unit is. */
 static inline int schedule_slice_of(const Schedule *s, int unit) { return unit % s->slices; }

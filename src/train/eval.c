@@ -80,7 +80,7 @@ Err eval_run(const Config *cfg, const Boot *boot, const EvalFrom *from)
     Ranks ranks = { 0 };
     char *text = NULL;
     if (boot->size == 1) return eval_on(cfg, from, NULL);
-    Err err = join_ranks(&ranks, cfg, boot, NULL, &text);
+    Err err = join_ranks(&ranks, cfg, boot, from->run_dir ? from->run_dir : cfg->run.dir, NULL, &text);
     if (!err) watch_phase(ranks.watch, PHASE_LOAD, 0);
     if (!err) err = eval_on(cfg, from, &ranks);
     else err = ranks_end(&ranks, err);

@@ -2,8 +2,10 @@
  * See events.h. The messages, as far as they are written here (tensorflow/core/util/event.proto, summary.proto):
  *
  *   Event    1 wall_time double, 2 step int64, 3 file_version string, 5 summary Summary, 7 session_log SessionLog
- *   Summary  1 value, repeated Value          Value  1 tag string, 2 simple_value float
- *   SessionLog  1 status enum, START = 1
+ *   Summary  1 value, repeated Value          SessionLog  1 status enum, START = 1
+ *   Value    1 tag string, 2 simple_value float, or, of a text, 8 tensor TensorProto, 9 metadata SummaryMetadata
+ *   TensorProto  1 dtype enum, DT_STRING = 7, 2 tensor_shape, none: a single one, 8 string_val bytes
+ *   SummaryMetadata  1 plugin_data, of which 1 plugin_name string
  *
  * A record: length u64, mask(crc32c(the length's 8 bytes)) u32, the message, mask(crc32c(message)) u32, little-endian;
  * mask(c) = (c rotated right by 15) + 0xa282ead8.
@@ -17,6 +19,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "base/map.h"
 
@@ -85,31 +88,80 @@ static uint32_t masked_crc(const void *data, size_t n)
     return (c >> 15 | c << 17) + 0xa282ead8u;
 }
 
-int64_t event_encode(const EventRecord *e, char buf[EVENT_BYTES])
+/* Behind a message that begins at buf + HEAD_BYTES and ends at o->at; bytes of the whole record. */
+static int64_t frame(Out *o, char *buf)
 {
-    Out o = { buf + HEAD_BYTES, buf + EVENT_BYTES - TAIL_BYTES };
-    put_message(&o, e);
-    const uint64_t size = (uint64_t)(o.at - buf - HEAD_BYTES);
+    const uint64_t size = (uint64_t)(o->at - buf - HEAD_BYTES);
     const uint32_t crc = masked_crc(buf + HEAD_BYTES, size);
     Out head = { buf, buf + HEAD_BYTES };
     put(&head, &size, sizeof size);
     put(&head, &(uint32_t){ masked_crc(&size, sizeof size) }, sizeof crc);
-    o.end += TAIL_BYTES;
-    put(&o, &crc, sizeof crc);
-    return o.at - buf;
+    o->end += TAIL_BYTES;
+    put(o, &crc, sizeof crc);
+    return o->at - buf;
 }
 
-static double wall_clock_s(void)
+int64_t event_encode(const EventRecord *e, char buf[EVENT_BYTES])
 {
-    struct timespec t;
-    clock_gettime(CLOCK_REALTIME, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    Out o = { buf + HEAD_BYTES, buf + EVENT_BYTES - TAIL_BYTES };
+    put_message(&o, e);
+    return frame(&o, buf);
+}
+
+/* ---- a text ---- */
+
+static void put_varint_field(Out *o, int field, uint64_t x)
+{
+    put_key(o, field, WIRE_VARINT);
+    put_varint(o, x);
+}
+
+static int varint_bytes(uint64_t x)
+{
+    int n = 1;
+    for (; x >= 0x80; x >>= 7) n++;
+    return n;
+}
+
+/* Of a field of so many bytes: with its key, which is below 16, and its length. */
+static size_t field_bytes(size_t n) { return 1 + (size_t)varint_bytes(n) + n; }
+
+static void put_head(Out *o, int field, size_t n)
+{
+    put_key(o, field, WIRE_BYTES);
+    put_varint(o, n);
+}
+
+int64_t event_text_bytes(size_t tag_bytes, size_t text_bytes)
+{
+    return (int64_t)(HEAD_BYTES + TAIL_BYTES + 128 + tag_bytes + text_bytes);
+}
+
+int64_t event_encode_text(double wall_s, int64_t step, const char *tag, const char *text, char *buf)
+{
+    static const char metadata[] = "\x0a\x06\x0a\x04text"; /* plugin_data: plugin_name */
+    const size_t tag_bytes = strlen(tag), text_bytes = strlen(text);
+    const size_t tensor = 2 + field_bytes(0) + field_bytes(text_bytes);
+    const size_t value = field_bytes(tag_bytes) + field_bytes(tensor) + field_bytes(sizeof metadata - 1);
+    Out o = { buf + HEAD_BYTES, buf + event_text_bytes(tag_bytes, text_bytes) - TAIL_BYTES };
+    put_key(&o, 1, WIRE_FIXED64);
+    put(&o, &wall_s, sizeof wall_s);
+    put_varint_field(&o, 2, (uint64_t)step);
+    put_head(&o, 5, field_bytes(value));
+    put_head(&o, 1, value);
+    put_bytes(&o, 1, tag, tag_bytes);
+    put_head(&o, 8, tensor);
+    put_varint_field(&o, 1, 7);
+    put_head(&o, 2, 0);
+    put_bytes(&o, 8, text, text_bytes);
+    put_bytes(&o, 9, metadata, sizeof metadata - 1);
+    return frame(&o, buf);
 }
 
 static Err write_event(Events *e, EventRecord *event)
 {
     char buf[EVENT_BYTES];
-    event->wall_s = wall_clock_s();
+    event->wall_s = clock_unix_s();
     return file_write_or_undo(&e->file, buf, event_encode(event, buf));
 }
 
@@ -127,17 +179,64 @@ Err events_step(Events *e, const MetricsRecord *r)
     return write_event(e, &event);
 }
 
+/* As a code block of Markdown, which TensorBoard shows texts as: each line indented. */
+static Err indented(const char *text, char **out)
+{
+    size_t size = 0;
+    FILE *f = open_memstream(out, &size);
+    if (!f) return err_set(ERR_MEMORY, "no memory for a text of an event file");
+    for (const char *end; *text; text = end) {
+        end = strchrnul(text, '\n');
+        end += *end != 0;
+        fprintf(f, "    %.*s", (int)(end - text), text);
+    }
+    return fclose(f) ? err_set(ERR_MEMORY, "no memory for a text of an event file") : ERR_OK;
+}
+
+Err events_config(Events *e, int64_t step, const char *text)
+{
+    static const char tag[] = "config/text_summary";
+    char *shown = NULL;
+    TRY(indented(text, &shown));
+    char *buf = malloc((size_t)event_text_bytes(strlen(tag), strlen(shown)));
+    Err err =
+        buf ? file_write_or_undo(&e->file, buf, event_encode_text(clock_unix_s(), step, tag, shown, buf))
+            : err_set(ERR_MEMORY, "no memory for a text of an event file");
+    free(buf);
+    free(shown);
+    return err;
+}
+
+Err events_ranks(Events *e, const MetricsRecord *r)
+{
+    EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
+    add_scalar(&event, "ranks/slowest", r->ranks.slowest);
+    add_scalar(&event, "ranks/lag_ms", r->ranks.lag_ms);
+    return write_event(e, &event);
+}
+
+/* What balances routers. */
+static Err events_balance(Events *e, const MetricsRecord *r)
+{
+    EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
+    if (r->aux_loss) add_scalar(&event, "loss/aux", *r->aux_loss);
+    if (r->z_loss) add_scalar(&event, "loss/z", *r->z_loss);
+    return event.count ? write_event(e, &event) : ERR_OK;
+}
+
 Err events_load(Events *e, const MetricsRecord *r)
 {
+    TRY(events_balance(e, r));
     for (int i = 0; i < r->layers; i++) {
         EventRecord event = { .kind = EVENT_SCALARS, .step = r->step };
         char tag[EVENT_TAG_BYTES];
         if (!(r->load[i] > 0)) continue;
         snprintf(tag, sizeof tag, "expert_load/layer %d", i);
         add_scalar(&event, tag, r->load[i]);
-        if (!r->dropped) continue;
-        snprintf(tag, sizeof tag, "expert_dropped/layer %d", i);
-        add_scalar(&event, tag, (double)r->dropped[i]);
+        if (r->dropped) {
+            snprintf(tag, sizeof tag, "expert_dropped/layer %d", i);
+            add_scalar(&event, tag, (double)r->dropped[i]);
+        }
         TRY(write_event(e, &event));
     }
     return ERR_OK;

@@ -10,6 +10,7 @@
 #include "base/config.h"
 #include "base/file.h"
 #include "base/map.h"
+#include "train/rank_times.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20 };
 
@@ -70,6 +71,32 @@ static Err take_load(History *h, const MetricsRecord *r)
     return load_map_add(&h->loads, &h->memory, r->step, r->load, r->layers);
 }
 
+/* Room for the counts of `rank`. */
+static Err make_room(History *h, int rank)
+{
+    HistorySlow *more;
+    int count = h->slow_count ? h->slow_count : 8;
+    while (count <= rank) count *= 2;
+    if (count == h->slow_count) return ERR_OK;
+    TRY(setup_array(&h->memory, count, &more));
+    if (h->slow_count) memcpy(more, h->slow, (size_t)h->slow_count * sizeof *more);
+    h->slow = more;
+    h->slow_count = count;
+    return ERR_OK;
+}
+
+static Err take_ranks(History *h, const MetricsRecord *r)
+{
+    const MetricsRanks *m = &r->ranks;
+    if (!m->measured || m->slowest >= CONFIG_RANKS_MAX || r->step != h->last_step) return ERR_OK;
+    h->compared++;
+    if (!(m->lag >= LAG_NOTABLE)) return ERR_OK;
+    TRY(make_room(h, m->slowest));
+    h->slow[m->slowest].steps++;
+    h->slow[m->slowest].lag += m->lag;
+    return ERR_OK;
+}
+
 static Err take_lines(History *h, const char *text, int64_t size, Left *left)
 {
     Record r;
@@ -86,6 +113,7 @@ static Err take_lines(History *h, const char *text, int64_t size, Left *left)
         else if (r.kind == RECORD_STEP && r.step.step > 0) {
             take_step(h, &r.step, left);
             TRY(take_load(h, &r.step));
+            TRY(take_ranks(h, &r.step));
         }
     }
     return ERR_OK;
@@ -166,13 +194,14 @@ static int64_t count_key(const History *h, const char *key)
     return value ? strtoll(value, NULL, 10) : 0;
 }
 
-static void name_run(History *h)
+/* (a configuration's name, run.name, is that of all the runs made of it) */
+static Err name_run(History *h)
 {
-    const char *name = history_key(h, "run.name");
-    const char *slash = strrchr(h->dir, '/');
-    h->name = name && *name ? name : slash && slash[1] ? slash + 1 : h->dir;
-    h->planned_steps = count_key(h, "train.steps");
-    h->planned_tokens = count_key(h, "train.tokens");
+    char path[PATH_MAX], name[PATH_MAX];
+    if (!realpath(h->dir, path)) snprintf(path, sizeof path, "%s", h->dir);
+    const char *slash = strrchr(path, '/');
+    snprintf(name, sizeof name, "%s", slash && slash[1] ? slash + 1 : path);
+    return setup_strdup(&h->memory, name, (char **)(uintptr_t)&h->name);
 }
 
 static Err read_all(History *h)
@@ -188,8 +217,9 @@ static Err read_all(History *h)
     for (int i = 0; i < HISTORY_CURVES; i++) TRY(curve_open(&h->curve[i], &h->memory, i == HISTORY_LOSS));
     TRY(read_config(h, config));
     TRY(read_metrics(h, metrics));
-    name_run(h);
-    return ERR_OK;
+    h->planned_steps = count_key(h, "train.steps");
+    h->planned_tokens = count_key(h, "train.tokens");
+    return name_run(h);
 }
 
 Err history_read(const char *dir, History *h)

@@ -24,12 +24,21 @@ typedef struct {
     char *key, *value; /* "section.key" */
 } HistoryKey;
 
+/* Steps in which a rank was the slowest by far (LAG_NOTABLE, rank_times.h), and by how much in all of them. */
+typedef struct {
+    int64_t steps;
+    double lag;
+} HistorySlow;
+
 typedef struct {
     SetupArena memory;               /* of all below */
-    const char *dir, *name;          /* the folder as it was given; run.name, or the folder's own */
+    const char *dir, *name;          /* the folder as it was given; its own name */
     Curve curve[HISTORY_CURVES];     /* the loss's with the validation losses */
     HistoryValid valid[CURVE_NAMES]; /* by series of that curve */
     LoadMap loads;                   /* of experts; empty of a dense model */
+    HistorySlow *slow;               /* by rank, [slow_count] */
+    int slow_count;
+    int64_t compared; /* steps in which ranks were; 0: of one rank */
     int64_t last_step, tokens;
     int64_t planned_steps, planned_tokens;       /* the one that train asks for; else 0 */
     int64_t steps, skipped;                      /* with a line; of those, skipped */

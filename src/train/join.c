@@ -96,7 +96,8 @@ Err join_said_once(const Boot *boot, Err err)
     return err_elsewhere(err);
 }
 
-Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig_atomic_t *stop, char **text)
+Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
+               const volatile sig_atomic_t *stop, char **text)
 {
     Grid grid;
     char *facts = NULL;
@@ -106,6 +107,7 @@ Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig
     if (boot->size > 1) TRY(facts_of(cfg, *text, &facts));
     RanksOptions o = options_of(cfg, grid);
     o.stop = stop;
+    o.folder = folder;
     o.facts = facts;
     Err err = ranks_open(r, boot, &o);
     free(facts);

@@ -12,7 +12,8 @@
  * config.ini and every checkpoint hold; the caller frees it, also after an error. ERR_CONFIG of grid_spec
  * before anybody waits for anybody; errors of ranks_open.
  */
-Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const volatile sig_atomic_t *stop, char **text);
+Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
+               const volatile sig_atomic_t *stop, char **text);
 
 /*
  * A mistake in the configuration, which every rank finds in the same words and file: rank 0's error line says it. With

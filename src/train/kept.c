@@ -43,7 +43,8 @@ Err kept_start(const char *run_dir, const char *config_text, int64_t step)
 {
     char folder[PATH_MAX], name[32], path[PATH_MAX];
     TRY(path_of(path, run_dir, "log.txt"));
-    if (!log_to_file(path)) log_warn("no log file: cannot open '%s': %m", path);
+    if (file_check_link(path)) log_warn("no log file: %s", err_message());
+    else if (!log_to_file(path)) log_warn("no log file: cannot open '%s': %m", path);
     TRY(path_of(folder, run_dir, "starts"));
     TRY(file_make_dirs(folder));
     for (int number = 1; number < STARTS_MAX; number++) {

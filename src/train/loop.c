@@ -44,6 +44,15 @@ static int64_t meta_bytes(const Loop *l)
            l->run.valid.count * (SET_NAME_BYTES + 64) + 1024;
 }
 
+/* Saves up to the end of this start; what a signal asks for comes besides. */
+static int64_t saves_to_come(const Loop *l)
+{
+    const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps,
+                  every = l->cfg->checkpoint.every;
+    const int64_t left = (stop && stop < steps ? stop : steps) - l->run.trainer.step;
+    return every ? (left - 1) / every + 1 : 1;
+}
+
 static Err open_ckpt(Loop *l)
 {
     CkptOptions o = { .run_dir = l->cfg->run.dir,
@@ -51,6 +60,7 @@ static Err open_ckpt(Loop *l)
                       .world = l->run.world,
                       .stream = &l->run.trainer.device.stream,
                       .keep = (int)l->cfg->checkpoint.keep,
+                      .to_come = saves_to_come(l),
                       .bad_from = l->run.trainer.step + 1,
                       .async = l->cfg->checkpoint.async,
                       .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
@@ -74,16 +84,18 @@ static Err open_loader(Loop *l)
     return loader_open(&o, &l->loader);
 }
 
+/* Of several ranks all have a timeline, of which some record. */
 static Err open_trace(Loop *l)
 {
-    const bool pipeline = l->run.world->grid.pp > 1;
+    const World *w = l->run.world;
+    const char *ranks = l->cfg->log.trace_ranks, *dir = l->cfg->run.dir;
     char path[PATH_MAX];
     if (!l->cfg->log.trace_every && !l->cfg->derived.trace_first) return ERR_OK;
-    if (!l->lead && !pipeline) return ERR_OK;
-    snprintf(path, sizeof path, "%s/timeline.json", l->cfg->run.dir);
     trace_track("main thread");
-    TRY(trace_open(path));
-    return pipeline ? timeline_open(&l->run.trainer, l->cfg->run.dir, &l->timeline) : ERR_OK;
+    if (!*ranks) ranks = w->grid.pp > 1 ? "all" : "0";
+    if (w->size > 1) return timeline_open(&l->run.trainer, dir, ranks, &l->timeline);
+    snprintf(path, sizeof path, "%s/timeline.json", dir);
+    return trace_open(path);
 }
 
 /* 0: the data change on the way. */
@@ -95,14 +107,17 @@ static int64_t epoch_tokens(const Loop *l)
 
 static Err open_metrics(Loop *l)
 {
+    char folder[PATH_MAX];
+    const char *slash = realpath(l->cfg->run.dir, folder) ? strrchr(folder, '/') : NULL;
     MetricsOptions o = { .run_dir = l->cfg->run.dir,
-                         .title = l->cfg->run.name,
+                         .title = slash && slash[1] ? slash + 1 : l->cfg->run.dir,
                          .jsonl = l->cfg->log.jsonl,
                          .tensorboard = l->cfg->log.tensorboard,
                          .color = (int)l->cfg->log.color,
                          .log_every = l->cfg->log.every,
                          .total_steps = l->cfg->derived.steps,
                          .epoch_tokens = epoch_tokens(l),
+                         .config = l->config_text,
                          .resume_step = l->run.trainer.step };
     const Overrides *changed = &l->run.overrides;
     if (!l->lead) return ERR_OK;
@@ -114,7 +129,8 @@ static Err open_metrics(Loop *l)
                              .section = key->section,
                              .key = key->name,
                              .was = changed->item[i].was,
-                             .is = changed->item[i].is };
+                             .is = changed->item[i].is,
+                             .time = clock_unix_s() };
         metrics_override(&l->metrics, &r);
     }
     return ERR_OK;
@@ -133,7 +149,7 @@ static Err check_valid(const Run *r)
 Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
 {
     *l = (Loop){ .cfg = cfg, .lock_fd = -1, .started_s = clock_s(), .lead = boot->rank == 0 };
-    TRY(join_ranks(&l->ranks, cfg, boot, &signals_stop, &l->config_text));
+    TRY(join_ranks(&l->ranks, cfg, boot, cfg->run.dir, &signals_stop, &l->config_text));
     TRY(take_folder(l));
     watch_phase(l->ranks.watch, PHASE_LOAD, 0);
     fault_point("load");
@@ -141,6 +157,8 @@ Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
     if (l->lead) TRY(check_valid(&l->run));
     TRY(run_resume(&l->run));
     TRY_AS(ERR_STORAGE, write_config(l));
+    if (l->run.world->size > 1)
+        TRY(rank_times_open(&l->times, l->run.world, &l->run.trainer.device.stream, &l->run.setup));
     TRY(open_ckpt(l));
     TRY(open_loader(l));
     TRY(open_trace(l));

@@ -6,6 +6,7 @@
 
 #include "engine/loads.h"
 #include "train/metrics.h"
+#include "train/rank_times.h"
 #include "train/ranks.h"
 #include "train/run.h"
 #include "train/timeline.h"
@@ -14,11 +15,12 @@ typedef struct {
     const Config *cfg;
     Ranks ranks;
     bool lead;            /* the rank that writes what is written once */
-    bool traced;          /* spans are being recorded, of several ranks on some, */
-    bool tracing;         /* and on this one */
-    Timeline *timeline;   /* of all ranks of a pipeline; else NULL, and the lead alone records */
+    bool tracing;         /* spans are being recorded, of several ranks on some */
+    Timeline *timeline;   /* of several ranks; else NULL */
     MetricsBubble bubble; /* of the step before the next line of metrics */
     ExpertLoads loads;    /* of a mixture in the last step */
+    RankTimes times;      /* of several ranks; what they came to in the last step */
+    MetricsRanks slowest;
     Run run;
     Loader *loader;
     Ckpt ckpt;

@@ -18,6 +18,7 @@
 #include "base/config.h"
 #include "base/map.h"
 #include "base/units.h"
+#include "base/words.h"
 #include "train/svg.h"
 
 static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
@@ -27,7 +28,7 @@ static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
 typedef struct {
     FileMap map;
     FileWriter kept;     /* the file without the lines that have to go; open after the first of those */
-    char path[PATH_MAX]; /* of `kept` */
+    char path[PATH_MAX]; /* of `kept`, once it is cutting */
     bool cutting;
     int64_t run_start; /* kept lines from here on are not yet copied */
     int64_t damaged;
@@ -48,10 +49,11 @@ static bool take_line(Metrics *m, Earlier *e, const char *line, int64_t size_byt
 }
 
 /* Copies the kept lines up to `end`, where a line that goes begins; the next kept one starts at `next`. */
-static Err cut_out(Earlier *e, int64_t end, int64_t next)
+static Err cut_out(const Metrics *m, Earlier *e, int64_t end, int64_t next)
 {
     if (!e->cutting) {
-        TRY(file_create(e->path, &e->kept));
+        TRY(file_create_beside(m->jsonl_path, &e->kept));
+        strcpy(e->path, e->kept.path);
         e->cutting = true;
     }
     const char *text = e->map.data;
@@ -68,10 +70,10 @@ static Err filter_lines(Metrics *m, Earlier *e)
         const char *end = memchr(text + at, '\n', (size_t)(size - at));
         next = end ? end + 1 - text : size;
         bool keep = end && take_line(m, e, text + at, end - (text + at));
-        if (!keep) TRY(cut_out(e, at, next));
+        if (!keep) TRY(cut_out(m, e, at, next));
     }
     TRY(map_intact(&e->map));
-    return e->cutting ? cut_out(e, size, size) : ERR_OK;
+    return e->cutting ? cut_out(m, e, size, size) : ERR_OK;
 }
 
 /* Reads metrics.jsonl into the curve and takes off what is later than the checkpoint. */
@@ -79,7 +81,6 @@ static Err read_earlier(Metrics *m)
 {
     Earlier e = { .kept.fd = -1 };
     if (!file_exists(m->jsonl_path)) return ERR_OK;
-    snprintf(e.path, sizeof e.path, "%.*s.tmp-%d", PATH_MAX - 32, m->jsonl_path, (int)getpid());
     TRY(file_map(m->jsonl_path, &e.map));
     Err err = filter_lines(m, &e);
     file_unmap(&e.map);
@@ -123,12 +124,12 @@ static void line_step(Metrics *m, const MetricsRecord *r)
     write_line(m, &j);
 }
 
-static void line_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
+static void line_valid(Metrics *m, const ValidRecord *r)
 {
     char buf[RECORD_BYTES];
     JsonOut j;
     json_out_init(&j, buf, sizeof buf);
-    record_put_valid(&j, step, tokens, name, loss);
+    record_put_valid(&j, r);
     write_line(m, &j);
 }
 
@@ -206,6 +207,7 @@ static void format_step(Metrics *m, const MetricsRecord *r)
     else line_add(&l, "", r->grad_norm < 1e4 ? "grad %.3f" : "grad %.2e", r->grad_norm);
     if (r->load) line_add(&l, "", "load %.2f", worst_load(r));
     line_add(&l, "", "%.*f ms", r->step_ms < 100 ? 1 : 0, r->step_ms);
+    if (r->ranks.notable) line_add(&l, "1;33", "rank %d %.0f%% slower", r->ranks.slowest, 100 * r->ranks.lag);
     line_add(&l, "32", "%s tok/s", units_count(a, r->tokens_per_s));
     if (r->mfu > 0) line_add(&l, "32", "MFU %.1f%%", 100 * r->mfu);
     line_add(&l, "2", "%s", units_bytes(a, r->memory_bytes));
@@ -249,8 +251,9 @@ static Err open_files(Metrics *m)
     TRY_AS(ERR_STORAGE, read_earlier(m)); /* without log.jsonl too: what was undone must not stay */
     TRY_AS(ERR_STORAGE, events_cut(m->o.run_dir, m->o.resume_step));
     if (m->o.tensorboard) TRY_AS(ERR_STORAGE, events_open(&m->events, m->o.run_dir, m->o.resume_step + 1));
-    if (!m->o.jsonl) return ERR_OK;
-    Err err = file_append(m->jsonl_path, &m->jsonl);
+    Err err = m->o.tensorboard && m->o.config ? events_config(&m->events, m->o.resume_step + 1, m->o.config)
+                                              : ERR_OK;
+    if (!err && m->o.jsonl) err = file_append(m->jsonl_path, &m->jsonl);
     if (err && m->o.tensorboard) file_abandon(&m->events.file);
     return err_as(err, ERR_STORAGE);
 }
@@ -260,6 +263,8 @@ Err metrics_open(Metrics *m, MetricsOptions o)
     *m = (Metrics){ .o = o, .picture_s = clock_s() };
     m->jsonl = m->events.file = (FileWriter){ .fd = -1, .failed = true };
     ASSERT(o.log_every > 0 && o.resume_step >= 0);
+    text_cut(m->title, sizeof m->title, o.title);
+    m->o.title = m->title;
     int room = PATH_MAX - 64;
     if (snprintf(m->jsonl_path, PATH_MAX, "%s/metrics.jsonl", o.run_dir) > room)
         return err_set(ERR_STORAGE, "path is too long: '%s'", o.run_dir);
@@ -288,20 +293,20 @@ void metrics_step(Metrics *m, const MetricsRecord *r)
     if (m->o.tensorboard) event_done(m, events_step(&m->events, r));
     if (m->o.tensorboard && r->mtp) event_done(m, events_mtp(&m->events, r));
     if (m->o.tensorboard && r->load) event_done(m, events_load(&m->events, r));
+    if (m->o.tensorboard && r->ranks.measured) event_done(m, events_ranks(&m->events, r));
     show_step(m, r);
     if (clock_s() - m->picture_s > PICTURE_EVERY_S && write_picture(m) != ERR_OK)
         log_warn_once("metrics: picture", "%s; the run goes on", err_message());
 }
 
-void metrics_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss)
+void metrics_valid(Metrics *m, const ValidRecord *r)
 {
     if (!m->open) return;
-    char shown[CURVE_NAME_BYTES];
-    curve_cut_name(shown, name);
-    curve_add_dot(&m->curve, step, tokens, loss, shown);
-    if (m->o.jsonl) line_valid(m, step, tokens, shown, loss);
-    if (m->o.tensorboard) event_done(m, events_valid(&m->events, step, shown, loss));
-    log_info("step %lld: validation loss %.4f%s%s", (long long)step, loss, *shown ? " on " : "", shown);
+    curve_add_dot(&m->curve, r->step, r->tokens, r->loss, r->name);
+    if (m->o.jsonl) line_valid(m, r);
+    if (m->o.tensorboard) event_done(m, events_valid(&m->events, r->step, r->name, r->loss));
+    log_info("step %lld: validation loss %.4f%s%s", (long long)r->step, r->loss, *r->name ? " on " : "",
+             r->name);
 }
 
 static Err close_file(FileWriter *w, bool open, int64_t lost, const char *what)

@@ -22,13 +22,14 @@
 
 typedef struct {
     const char *run_dir;  /* exists */
-    const char *title;    /* of the picture: the run's name */
+    const char *title;    /* of the picture: the run folder's name; copied */
     bool jsonl;           /* log.jsonl */
     bool tensorboard;     /* log.tensorboard */
     int color;            /* log.color: LOG_COLOR_AUTO, LOG_COLOR_ALWAYS, LOG_COLOR_NEVER */
     int64_t log_every;    /* steps between lines that stay; on a terminal the others show below them */
     int64_t total_steps;  /* for the time left; 0: not known */
     int64_t epoch_tokens; /* for the epoch; 0: not known */
+    const char *config;   /* the resolved configuration, for TensorBoard; NULL: not shown */
     int64_t resume_step;  /* of the checkpoint the run starts from; 0: from the beginning */
 } MetricsOptions;
 
@@ -46,6 +47,7 @@ typedef struct {
     bool live, colored;
     bool said;                   /* text is a line of the log, not only the live one */
     char text[LOG_STATUS_BYTES]; /* of the last step */
+    char title[256];
     char jsonl_path[PATH_MAX], svg_path[PATH_MAX];
 } Metrics;
 
@@ -59,9 +61,8 @@ Err metrics_open(Metrics *m, MetricsOptions o);
 void metrics_wait(Metrics *m);
 void metrics_step(Metrics *m, const MetricsRecord *r);
 
-/* An evaluation after `step` steps. name: of the validation set, "" if there is only one; cut to what
- * CURVE_NAME_BYTES hold. */
-void metrics_valid(Metrics *m, int64_t step, int64_t tokens, const char *name, double loss);
+/* An evaluation after so many steps. */
+void metrics_valid(Metrics *m, const ValidRecord *r);
 
 /* A key that differs from the checkpoint that the run went on from. */
 void metrics_override(Metrics *m, const OverrideRecord *r);

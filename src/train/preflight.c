@@ -1,10 +1,14 @@
 /* See preflight.h. */
 #include "train/preflight.h"
 
+#include <limits.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
+#include "base/words.h"
 #include "data/sets.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
@@ -26,7 +30,8 @@ static void look_for_device(const Config *c, int *found)
     ++*found;
 }
 
-static void look_for_data(const Config *c, const Tokenizer *t, int *found)
+/* ERR_CONFIG: data.train or data.valid is not a list of files that a run would take. */
+static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
 {
     DatasetOptions o = { .spec = c->data.train,
                          .split = c->data.split,
@@ -37,17 +42,65 @@ static void look_for_data(const Config *c, const Tokenizer *t, int *found)
                          .tokenizer_crc = t ? tokenizer_crc(t) : 0 };
     Dataset *train = NULL;
     Sets valid = { 0 };
-    if (*c->data.train) warn_of(dataset_open(&o, &train), "data.train", found);
-    else warn_of(err_set(ERR_DATA, "it is empty: there is nothing to train on"), "data.train", found);
+    Err err = *c->data.train ? dataset_open(&o, &train)
+                             : err_set(ERR_DATA, "it is empty: there is nothing to train on");
     dataset_close(train);
+    if (err == ERR_CONFIG) return err;
+    warn_of(err, "data.train", found);
     o.part = PART_VALID;
     o.order = ORDER_FILE;
     o.ramp = NULL;
     if (!*c->data.split) o.spec = c->data.valid;
-    if (!*o.spec || (!*c->data.valid && !*c->data.split)) return;
-    const Err err = sets_open(&o, &valid);
-    warn_of(err, *c->data.split ? "data.split" : "data.valid", found);
+    if (!*o.spec || (!*c->data.valid && !*c->data.split)) return ERR_OK;
+    err = sets_open(&o, &valid);
     if (!err) sets_close(&valid);
+    if (err == ERR_CONFIG) return err;
+    warn_of(err, *c->data.split ? "data.split" : "data.valid", found);
+    return ERR_OK;
+}
+
+static bool is_missing(const char *prefix)
+{
+    char path[PATH_MAX];
+    return snprintf(path, sizeof path, "%s.idx", prefix) < (int)sizeof path && !file_exists(path);
+}
+
+/* Is data.train one prefix, of files that are not there? */
+static bool lacks_tokens(const Config *c)
+{
+    const char *prefix = c->data.train;
+    return *prefix && !strpbrk(prefix, " @*") && is_missing(prefix);
+}
+
+Err preflight_hint_of_run(const Config *c, Err err)
+{
+    char words[2048], *rest = words;
+    bool missing = false;
+    text_cut(words, sizeof words, *c->data.valid ? c->data.valid : c->data.train);
+    for (const char *word; (word = strtok_r(rest, " ", &rest));)
+        missing |= *word != '/' && !strpbrk(word, "@:") && strtod(word, NULL) == 0 && is_missing(word);
+    if (!missing) return err;
+    return err_hint("the paths are relative to the folder in which the run was started: go there, or give "
+                    "data.%s=PATH from here",
+                    *c->data.valid ? "valid" : "train");
+}
+
+Err preflight_hint(const Config *c, Err err)
+{
+    const char *tokenizer = c->data.tokenizer;
+    char vocabulary[512] = "", tokens[512] = "";
+    const bool no_tokenizer = strcmp(tokenizer, "byte") != 0 && !file_exists(tokenizer);
+    if (no_tokenizer && text_ends(tokenizer, ".json"))
+        snprintf(vocabulary, sizeof vocabulary,
+                 "megatrain tokenizer train --input TEXT --vocab-size %lld --output %s",
+                 (long long)(c->model.vocab ? c->model.vocab : 32768), tokenizer);
+    if (lacks_tokens(c))
+        snprintf(tokens, sizeof tokens,
+                 "megatrain preprocess --input TEXT --tokenizer %s --output %s --append-eod", tokenizer,
+                 c->data.train);
+    if (!*vocabulary && !*tokens) return err;
+    return err_hint("made from text: %s%s%s (published ones: docs/data.md)", vocabulary,
+                    *vocabulary && *tokens ? "; then " : "", tokens);
 }
 
 static void look_for_path(const char *key, const char *path, int *found)
@@ -57,18 +110,27 @@ static void look_for_path(const char *key, const char *path, int *found)
     ++*found;
 }
 
-Err preflight(const Config *c, int *found)
+/* Does the tokenizer fit the configuration? */
+static Err look_into(const Tokenizer *t, const Config *c)
+{
+    TrainSpec spec;
+    int32_t eod;
+    TRY(train_spec(c, tokenizer_vocab(t), &spec));
+    return spec_eod(c, t, &eod);
+}
+
+Err preflight(const Config *c, int *found, int64_t *vocab)
 {
     Tokenizer *t = NULL;
-    TrainSpec spec;
     *found = 0;
     look_for_device(c, found);
     warn_of(tokenizer_open(c->data.tokenizer, &t), "data.tokenizer", found);
-    look_for_data(c, t, found);
+    Err err = look_for_data(c, t, found);
     if (strcmp(c->checkpoint.resume, "auto") && strcmp(c->checkpoint.resume, "none"))
         look_for_path("checkpoint.resume", c->checkpoint.resume, found);
     if (*c->checkpoint.load) look_for_path("checkpoint.load", c->checkpoint.load, found);
-    Err err = t ? train_spec(c, tokenizer_vocab(t), &spec) : ERR_OK;
+    *vocab = c->model.vocab ? c->model.vocab : t ? tokenizer_vocab(t) : 0;
+    if (!err && t) err = look_into(t, c);
     tokenizer_close(t);
     return err;
 }

@@ -13,6 +13,8 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
+#include "comm/secret.h"
+#include "train/speaker.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10, ABORT_S = 5 };
 
@@ -107,11 +109,11 @@ static void abort_within(NcclWorld *world, const char *why)
     a.world = world;
     snprintf(a.why, sizeof a.why, "%s", why);
     sem_init(&a.done, 0, 0);
-    clock_gettime(CLOCK_REALTIME, &until);
+    clock_gettime(CLOCK_MONOTONIC, &until);
     until.tv_sec += ABORT_S;
     if (pthread_create(&thread, NULL, abort_nccl, &a)) return;
     pthread_detach(thread);
-    while (sem_timedwait(&a.done, &until) && errno == EINTR) continue;
+    while (sem_clockwait(&a.done, CLOCK_MONOTONIC, &until) && errno == EINTR) continue;
 }
 
 /* On the watch thread; whatever the main thread is waiting for, the process ends here. */
@@ -120,7 +122,8 @@ static void on_verdict(void *context, const Verdict *v)
     Ranks *r = context;
     log_set_rank(r->boot.rank, r->boot.size);
     if (speaks_itself(v) && v->rank == r->boot.rank) return; /* the main thread is about to */
-    if (!speaks_itself(v) && r->boot.rank == (v->rank == 0 ? 1 : 0)) {
+    const int turn = r->boot.rank - (v->rank < r->boot.rank);
+    if (!speaks_itself(v) && v->rank != r->boot.rank && speaker_is_me(r->folder, turn)) {
         err_set(kind_of(v), "%s", v->text);
         if (v->what == WATCH_KILLED || v->what == WATCH_FROZEN)
             err_hint("look at that rank's host and log; the run goes on from its newest checkpoint when "
@@ -153,6 +156,7 @@ static Err gloo_get(void *user, const char *key, void *bytes, int64_t cap, int64
 static Err connect_ranks(Ranks *r, const RanksOptions *o)
 {
     char address[64];
+    fault_point("connect");
     TRY(store_local_addr(r->store, address, sizeof address));
     if (r->hosts > 1 && (!strncmp(address, "127.", 4) || !strcmp(address, "::1")))
         return err_set(ERR_RENDEZVOUS, "the ranks are on %d hosts, and rank %d reaches rank 0 as '%s'",
@@ -161,6 +165,7 @@ static Err connect_ranks(Ranks *r, const RanksOptions *o)
     GlooOptions g = { .rank = r->boot.rank,
                       .size = r->boot.size,
                       .address = address,
+                      .secret = r->boot.secret,
                       .timeout_s = o->timeout_s,
                       .delay_ms = o->delay_ms,
                       .store = { r->store, gloo_set, gloo_get } };
@@ -241,18 +246,26 @@ static Err open_saver(Ranks *r)
     return ERR_OK;
 }
 
-/* Where rank 0 cannot be asked: rank 1 speaks, the others say what they know without calling it the error. */
-static Err leave_to_rank_1(const Ranks *r, Err err)
+/* Where rank 0 cannot be asked: the next one speaks, the others say what they know without calling it the error. */
+static Err leave_to_one(const Ranks *r, Err err)
 {
-    if (!err || r->boot.rank <= 1 || err_is_elsewhere()) return err;
+    if (!err || err_is_elsewhere()) return err;
+    if (speaker_is_me(r->folder, r->boot.rank > 1 ? r->boot.rank - 1 : 0)) return err;
     log_warn("%s: %s", err_name(err), err_message());
     return err_elsewhere(err);
 }
 
 static Err meet(Ranks *r, const RanksOptions *o)
 {
+    const bool from_file = !*r->boot.secret;
+    const double began = clock_s();
+    speaker_clear(o->folder);
     fault_point("rendezvous");
-    TRY(store_open(&r->boot, o->timeout_s, &r->store));
+    if (from_file) TRY(secret_find(&r->boot, o->folder, o->timeout_s));
+    Err err =
+        store_open(&r->boot, o->timeout_s - (from_file && r->boot.rank ? clock_s() - began : 0), &r->store);
+    if (from_file) secret_forget(&r->boot, o->folder);
+    TRY(err);
     fault_point("met");
     return watch_open(r->store, o->freeze_s, o->stall_s, on_verdict, r, &r->watch);
 }
@@ -260,7 +273,7 @@ static Err meet(Ranks *r, const RanksOptions *o)
 static Err open_many(Ranks *r, const RanksOptions *o)
 {
     log_set_rank(r->boot.rank, r->boot.size);
-    TRY(leave_to_rank_1(r, meet(r, o)));
+    TRY(leave_to_one(r, meet(r, o)));
     TRY(store_agree(r->store, o->facts, o->timeout_s));
     TRY(count_hosts(r, o->timeout_s));
     TRY(connect_ranks(r, o));
@@ -285,9 +298,9 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .sums_by_message = o->sums_by_message,
                   .tp_ctas = o->tp_ctas,
                   .dp_ctas = o->dp_ctas,
+                  .folder = o->folder,
                   .timeout_s = o->timeout_s };
     r->boot.stop = o->stop;
-    fault_init(boot->rank);
     if (boot->size > 1) {
         const double begin = clock_s();
         TRY(open_many(r, o));
@@ -311,7 +324,7 @@ static Err await_verdict(Ranks *r, Err outcome)
     if (!outcome) return outcome;
     /* (what is another's failure is not reported: it would be this rank's) */
     bool judged = watch_report(r->watch, err_is_elsewhere() ? ERR_OK : outcome, err_message(), &v);
-    if (!judged) return leave_to_rank_1(r, outcome);
+    if (!judged) return leave_to_one(r, outcome);
     if (v.rank == r->boot.rank)
         return err_prefix(err_exit_code(outcome) == v.exit_code ? outcome : kind_of(&v), "rank %d", v.rank);
     sleep(JUDGED_S);

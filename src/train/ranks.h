@@ -8,8 +8,9 @@
  *
  * A run of one process has none of this, only groups of one.
  *
- * Ending: one rank prints the run's error, and all leave with the same exit code: who failed first, or of a rank that
- * cannot speak (killed, frozen, hung) rank 0, or rank 1 if it is rank 0. Before all ranks have met, rank 0.
+ * Ending: one rank prints the run's error, and all leave with the same exit code: who failed first, or of a rank
+ * that cannot speak (killed, frozen, hung) the lowest rank that is left (train/speaker.h). Before all ranks have
+ * met, rank 0.
  */
 #ifndef MEGATRAIN_TRAIN_RANKS_H
 #define MEGATRAIN_TRAIN_RANKS_H
@@ -35,7 +36,8 @@ typedef struct {
     bool sums_by_message; /* RanksOptions */
     World world;
     bool world_open;
-    Comm save; /* all ranks, for what writes checkpoints beside the steps; open with `saver` */
+    Comm save;          /* all ranks, for what writes checkpoints beside the steps; open with `saver` */
+    const char *folder; /* RanksOptions */
     double timeout_s;
     double ready_s; /* that meeting and opening all groups took */
 } Ranks;
@@ -43,6 +45,8 @@ typedef struct {
 typedef struct {
     Grid grid; /* of boot.size ranks */
     double timeout_s, freeze_s, stall_s;
+    const char
+        *folder; /* that all ranks see, for who speaks and, where the launcher gives none, the secret */
     const volatile sig_atomic_t *stop; /* not 0: stop waiting for ranks that have not come */
     const char *facts; /* lines "what: value" that must be the same on all ranks; NULL for one */
     int delay_ms;      /* every communication is held back that long */

@@ -1,6 +1,7 @@
 /* See record.h. */
 #include "train/record.h"
 
+#include <limits.h>
 #include <math.h>
 #include <stddef.h>
 
@@ -25,6 +26,7 @@ static const struct {
     { "tflops", "speed/tflops", FIELD_REAL, offsetof(MetricsRecord, tflops) },
     { "memory_bytes", "run/memory_bytes", FIELD_INT, offsetof(MetricsRecord, memory_bytes) },
     { "skipped", "optim/skipped", FIELD_BOOL, offsetof(MetricsRecord, skipped) },
+    { "time", NULL, FIELD_REAL, offsetof(MetricsRecord, time) },
 };
 
 static const void *member(const MetricsRecord *r, int field)
@@ -62,6 +64,22 @@ static void put_bubble(JsonOut *j, const MetricsBubble *b)
     json_put_number(j, "bubble_simulated", b->bubble_simulated);
 }
 
+static void put_numbers(JsonOut *j, const char *name, const double *value, int count)
+{
+    json_open(j, name, '[');
+    for (int i = 0; i < count; i++) json_put_number(j, NULL, value[i]);
+    json_close(j, ']');
+}
+
+static void put_ranks(JsonOut *j, const MetricsRanks *r)
+{
+    json_put_int(j, "slowest_rank", r->slowest);
+    json_put_number(j, "lag_ms", r->lag_ms);
+    json_put_number(j, "lag", r->lag);
+    put_numbers(j, "compute_ms", r->compute_ms, 3);
+    put_numbers(j, "wait_ms", r->wait_ms, 3);
+}
+
 static bool put_mtp(JsonOut *j, const MetricsRecord *r)
 {
     bool finite = true;
@@ -97,20 +115,24 @@ void record_put_step(JsonOut *j, const MetricsRecord *r)
         else finite &= json_put_number(j, name, *(const double *)at);
     }
     if (r->mtp) finite &= put_mtp(j, r);
+    if (r->aux_loss) finite &= json_put_number(j, "aux_loss", *r->aux_loss);
+    if (r->z_loss) finite &= json_put_number(j, "z_loss", *r->z_loss);
     if (!finite) json_put_bool(j, "nonfinite", true);
     if (r->save.step) put_save(j, &r->save);
     if (r->bubble.measured) put_bubble(j, &r->bubble);
+    if (r->ranks.measured) put_ranks(j, &r->ranks);
     if (r->load) put_load(j, r);
     json_close(j, '}');
 }
 
-void record_put_valid(JsonOut *j, int64_t step, int64_t tokens, const char *name, double loss)
+void record_put_valid(JsonOut *j, const ValidRecord *v)
 {
     json_open(j, NULL, '{');
-    json_put_int(j, "step", step);
-    json_put_int(j, "tokens", tokens);
-    if (*name) json_put_text(j, "valid", name);
-    if (!json_put_number(j, "valid_loss", loss)) json_put_bool(j, "nonfinite", true);
+    json_put_int(j, "step", v->step);
+    json_put_int(j, "tokens", v->tokens);
+    if (*v->name) json_put_text(j, "valid", v->name);
+    if (!json_put_number(j, "valid_loss", v->loss)) json_put_bool(j, "nonfinite", true);
+    json_put_number(j, "time", v->time);
     json_close(j, '}');
 }
 
@@ -125,6 +147,7 @@ void record_put_override(JsonOut *j, const OverrideRecord *r)
     json_put_text(j, "was", text);
     text_cut(text, sizeof text, r->is);
     json_put_text(j, "is", text);
+    json_put_number(j, "time", r->time);
     json_close(j, '}');
 }
 
@@ -139,6 +162,15 @@ static void read_step(const Json *j, MetricsRecord *r)
         else if (fields[i].kind == FIELD_BOOL) *(bool *)at = json_is_true(value);
         else *(double *)at = json_number(value, NAN);
     }
+}
+
+static void read_ranks(const Json *j, MetricsRanks *r)
+{
+    const int64_t rank = json_int(json_get(j, "slowest_rank"), -1);
+    r->lag_ms = json_number(json_get(j, "lag_ms"), NAN);
+    r->lag = json_number(json_get(j, "lag"), NAN);
+    r->measured = rank >= 0 && rank <= INT_MAX && r->lag_ms >= 0 && r->lag >= 0;
+    r->slowest = r->measured ? (int)rank : 0;
 }
 
 /* A damaged list counts as none. */
@@ -164,6 +196,7 @@ static bool read_valid(const Json *j, ValidRecord *v)
     v->step = json_int(json_get(j, "step"), 0);
     v->tokens = json_int(json_get(j, "tokens"), 0);
     v->loss = json_number(loss, NAN);
+    v->time = json_number(json_get(j, "time"), NAN);
     curve_cut_name(v->name, name ? name : "");
     return true;
 }
@@ -175,6 +208,7 @@ void record_read(const char *line, int64_t size_bytes, Record *out)
     if (json_parse("metrics.jsonl", line, size_bytes, &j) == ERR_OK && json_is_int(json_get(j, "step")) &&
         json_int(json_get(j, "step"), 0) >= 0) {
         read_step(j, &out->step);
+        read_ranks(j, &out->step.ranks);
         read_load(j, out);
         out->kind = read_valid(j, &out->valid) ? RECORD_VALID
                     : json_get(j, "loss")      ? RECORD_STEP

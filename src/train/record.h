@@ -23,6 +23,15 @@ typedef struct {
     double bubble, bubble_simulated;
 } MetricsBubble;
 
+/* How the ranks of a step shared its time (rank_times.h). Of three numbers: the least, the median, the most. */
+typedef struct {
+    int slowest;                      /* the rank that computed longest beside its peers, */
+    double lag_ms, lag;               /* by so much longer than the median of them; that over the median */
+    double compute_ms[3], wait_ms[3]; /* of all ranks */
+    bool measured;                    /* else there is none */
+    bool notable;                     /* for some steps now it is the same rank, by far */
+} MetricsRanks;
+
 /* One step. NaN and Inf are allowed and become null. */
 typedef struct {
     int64_t step, tokens; /* tokens: so far, of the whole run */
@@ -32,18 +41,21 @@ typedef struct {
     double mfu, tflops; /* share of the peak; per device */
     int64_t memory_bytes;
     bool skipped;
+    double time; /* seconds since 1970, UTC, when the line was written */
     /* not among the fields: */
     MetricsSave save;
     MetricsBubble bubble;
-    const double *load;     /* of experts by layer, 0: no mixture (engine/loads.h); NULL: a dense model */
-    const int64_t *dropped; /* choices of tokens by layer; NULL: experts take all */
+    MetricsRanks ranks;
+    const double *load; /* of experts by layer, 0: no mixture (engine/loads.h); NULL: a dense model */
+    const double *aux_loss, *z_loss; /* what balances them, before its coefficient; NULL: not by this */
+    const int64_t *dropped;          /* choices of tokens by layer; NULL: experts take all */
     int layers;
     const double *mtp_loss; /* of the modules of multi-token prediction */
     int mtp;                /* so many */
 } MetricsRecord;
 
-/* JSON escapes make a byte six; a load is a number of at most nine characters, a count one of 19. */
-enum { RECORD_FIELDS = 11, RECORD_BYTES = 1280 + 6 * 512 + 30 * LAYERS_MAX };
+/* JSON escapes make a byte six; a load is a number of at most 24 characters, a count one of 19. */
+enum { RECORD_FIELDS = 12, RECORD_BYTES = 1536 + 6 * 512 + 45 * LAYERS_MAX };
 
 const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
 double record_value(const MetricsRecord *r, int field);
@@ -51,7 +63,7 @@ double record_value(const MetricsRecord *r, int field);
 /* One evaluation: the loss on a validation set, "" being the name of an only one. */
 typedef struct {
     int64_t step, tokens;
-    double loss;
+    double loss, time; /* as of a step */
     char name[CURVE_NAME_BYTES];
 } ValidRecord;
 
@@ -59,20 +71,22 @@ typedef struct {
 typedef struct {
     int64_t step; /* the first one that it applies to */
     const char *section, *key, *was, *is;
+    double time; /* as of a step */
 } OverrideRecord;
 
 typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordKind;
 
 typedef struct {
     RecordKind kind;
-    MetricsRecord step; /* its load is the one below, of the layers that are mixtures alone */
+    MetricsRecord
+        step; /* its load is the one below, of the layers that are mixtures alone; of ranks the first three */
     ValidRecord valid;
     double load[LAYERS_MAX];
 } Record;
 
 /* The objects, without the end of the line. */
 void record_put_step(JsonOut *j, const MetricsRecord *r);
-void record_put_valid(JsonOut *j, int64_t step, int64_t tokens, const char *name, double loss);
+void record_put_valid(JsonOut *j, const ValidRecord *v);
 void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values are cut */
 
 /*

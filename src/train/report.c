@@ -13,8 +13,8 @@
 #include <time.h>
 
 #include "base/units.h"
+#include "base/utf8.h"
 #include "base/version.h"
-#include "data/utf8.h"
 
 static const char style[] =
     ":root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#fff;--line:#d1d9e0;--soft:#f6f8fa;"
@@ -81,6 +81,7 @@ void report_text(FILE *out, const char *text)
         const unsigned char c = (unsigned char)text[i];
         n = utf8_char_bytes((const uint8_t *)text + i, size - i);
         if (n == 0) fputs("\xEF\xBF\xBD", out);
+        else if (n == 2 && c == 0xC2 && (unsigned char)text[i + 1] < 0xA0) fputc(' ', out); /* C1 */
         else if (n > 1) fprintf(out, "%.*s", (int)n, text + i);
         else if (c == '<') fputs("&lt;", out);
         else if (c == '>') fputs("&gt;", out);
@@ -159,6 +160,7 @@ typedef enum {
     ROW_MEMORY,
     ROW_TIME,
     ROW_SKIPPED,
+    ROW_SLOW,
     ROWS
 } Row;
 
@@ -169,6 +171,19 @@ static void put_skipped(const History *h, FILE *out)
     for (int i = 0; i < HISTORY_SKIPPED && i < h->skipped; i++)
         fprintf(out, "%s %lld", i ? "," : h->skipped > 1 ? "s" : "", (long long)h->skipped_step[i]);
     if (h->skipped) fprintf(out, "%s)</small>", h->skipped > HISTORY_SKIPPED ? ", ..." : "");
+}
+
+/* The rank that was slowest by far in the most steps. */
+static void put_slow(const History *h, FILE *out)
+{
+    int most = 0;
+    for (int r = 1; r < h->slow_count; r++)
+        if (h->slow[r].steps > h->slow[most].steps) most = r;
+    if (!h->slow_count || !h->slow[most].steps) fprintf(out, "none");
+    else
+        fprintf(out, "rank %d in %lld of %lld <small>(by %.0f %% on average)</small>", most,
+                (long long)h->slow[most].steps, (long long)h->compared,
+                100 * h->slow[most].lag / (double)h->slow[most].steps);
 }
 
 static void put_cell(const History *h, Row row, FILE *out)
@@ -195,6 +210,7 @@ static void put_cell(const History *h, Row row, FILE *out)
     case ROW_MEMORY: fputs(units_bytes(text, h->memory_bytes), out); break;
     case ROW_TIME: fputs(units_seconds(text, h->seconds), out); break;
     case ROW_SKIPPED: put_skipped(h, out); break;
+    case ROW_SLOW: put_slow(h, out); break;
     case ROWS: break;
     }
 }
@@ -203,6 +219,7 @@ static void put_cell(const History *h, Row row, FILE *out)
 static bool has_cell(const History *h, Row row)
 {
     if (row >= ROW_SPEED && row <= ROW_MFU && !(h->seconds > 0)) return false;
+    if (row == ROW_SLOW) return h->compared > 0;
     return h->steps > 0 && !(row == ROW_MFU && !isfinite(h->mfu_seconds));
 }
 
@@ -254,6 +271,14 @@ static void put_valid_rows(const Page *p, const char *set)
     put_valid_row(p, set, true);
 }
 
+/* Had any run several ranks? */
+static bool any_compared(const Page *p)
+{
+    bool any = false;
+    for (int i = 0; i < p->count; i++) any |= p->runs[i].compared > 0;
+    return any;
+}
+
 static void put_figures(const Page *p)
 {
     static const char *const names[ROWS] = { "steps",
@@ -264,11 +289,13 @@ static void put_figures(const Page *p)
                                              "model FLOP utilisation, mean",
                                              "memory of a device, peak",
                                              "time in steps",
-                                             "skipped steps" };
+                                             "skipped steps",
+                                             "steps with a rank that was slow by 20 % or more" };
     fprintf(p->out, "<h2>Figures</h2>\n");
     open_table(p, "Figures", "Losses in nats per token.");
     for (int row = 0; row < ROWS; row++) {
         if (row == ROW_SPEED) each_set(p, put_valid_rows);
+        if (row == ROW_SLOW && !any_compared(p)) continue;
         fprintf(p->out, "<tr><th scope=\"row\">%s</th>", names[row]);
         for (int i = 0; i < p->count; i++) {
             fprintf(p->out, "<td>");
@@ -415,7 +442,7 @@ static void put_charts(const Page *p)
           .curve = HISTORY_GRAD_NORM,
           .from_zero = true,
           .mark_skipped = true },
-        { .title = "Learning rate", .curve = HISTORY_LR, .from_zero = true },
+        { .title = "Learning rate", .curve = HISTORY_LR, .from_zero = true, .is_set = true },
     };
     fprintf(p->out, "<h2>Curves</h2>\n<ul class=\"legend\">");
     for (int i = 0; i < p->count; i++) {
@@ -423,11 +450,11 @@ static void put_charts(const Page *p)
         put_name(report_name(p->runs, p->count, i), i, p->out);
         fprintf(p->out, "</li>");
     }
-    fprintf(
-        p->out,
-        "</ul>\n<p class=\"dim\">Lines are smoothed; each step, or the mean of some, is behind them where "
-        "there are few runs. Ticks on the lower edge are skipped steps. Losses of the first 5%% of the "
-        "steps may lie above a picture.</p>\n<div class=\"charts\">\n");
+    fprintf(p->out,
+            "</ul>\n<p class=\"dim\">Lines are smoothed, but learning rates; each step, or the mean of some, "
+            "is behind them where "
+            "there are few runs. Ticks on the lower edge are skipped steps. Losses of the first 5%% of the "
+            "steps may lie above a picture.</p>\n<div class=\"charts\">\n");
     for (int i = 0; i < 2; i++) put_chart(p, &losses[i]);
     each_set(p, put_valid_charts);
     for (int i = 0; i < 3; i++) put_chart(p, &others[i]);

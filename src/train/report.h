@@ -21,7 +21,7 @@ void report_write(const History *runs, int count, FILE *out);
  * that are no UTF-8 the replacement character. */
 void report_text(FILE *out, const char *text);
 
-/* What tells a run from the others: its name, or its folder where another has the same name. */
+/* What tells a run from the others: its folder's name, or its path where another has the same name. */
 const char *report_name(const History *runs, int count, int run);
 
 /* Classes of a run's colour (6) and dashes (4): all REPORT_RUNS pairs differ. report_mark: which dashes and mark. */
@@ -35,6 +35,7 @@ typedef struct {
     bool by_tokens;    /* x axis; else steps */
     bool from_zero;    /* y axis */
     bool mark_skipped; /* steps, on the lower edge */
+    bool is_set;       /* values that somebody sets: a jump is one, nothing is smoothed */
 } ReportChart;
 
 /* A figure. `number` tells ids of a page apart. Nothing if no run has a value to show. */

@@ -3,7 +3,8 @@
  * their marks; a description for screen readers names every run's last value.
  *
  * The y axis covers the smoothed values and, where they are drawn behind them, those of the steps but spikes far above;
- * the first steps of a loss, from where it falls steeply, do not count, or all the rest would be a flat line.
+ * the first steps of a loss, from where it falls steeply, do not count, or all the rest would be a flat line. Of a run
+ * that has no others its last value counts: each run is to be seen.
  */
 #include <math.h>
 #include <string.h>
@@ -12,7 +13,16 @@
 #include "train/axis.h"
 #include "train/report.h"
 
-enum { WIDTH = 560, HEIGHT = 300, LEFT = 62, RIGHT = 14, TOP = 12, BOTTOM = 46, FAR_OUTSIDE = 1000000 };
+enum {
+    WIDTH = 560,
+    HEIGHT = 300,
+    LEFT = 62,
+    RIGHT = 14,
+    TOP = 12,
+    BOTTOM = 46,
+    SHORT_LINE = 12,
+    FAR_OUTSIDE = 1000000
+};
 static const double STEEP_PART = 0.05; /* of the x axis */
 
 typedef struct {
@@ -32,7 +42,7 @@ typedef struct {
 
 static bool set_is(const Curve *c, int series, const char *name) { return !strcmp(c->name[series], name); }
 
-/* The points of a run: smoothed, or as they are (`raw`). */
+/* The points of a run: smoothed, or as they are (`raw`), as those are always that somebody set. */
 static void gather(Picture *p, const History *h, bool raw)
 {
     const Curve *c = &h->curve[p->c->curve];
@@ -45,16 +55,27 @@ static void gather(Picture *p, const History *h, bool raw)
     for (int i = 0; !p->c->set && i < c->count; i++) {
         const CurvePoint *s = &c->points[i];
         double y = s->count ? s->sum / (double)s->count : NAN;
-        if (!raw && !curve_smooth(c, i, &y)) y = NAN;
+        if (!raw && !p->c->is_set && !curve_smooth(c, i, &y)) y = NAN;
         p->points[p->count++] = (Point){ (double)(p->c->by_tokens ? s->tokens : s->step), y };
     }
 }
 
+/* The last point that has a value; -1: none has. */
+static int last_value(const Picture *p)
+{
+    int last = p->count - 1;
+    while (last >= 0 && !isfinite(p->points[last].y)) last--;
+    return last;
+}
+
+/* For the values from from_x on, or for the last one of a run that ends before that. */
 static void widen(Picture *p, double from_x)
 {
+    const int last = last_value(p);
+    if (last < 0) return;
+    if (p->points[last].x < from_x) from_x = p->points[last].x;
     for (int i = 0; i < p->count; i++) {
         const Point *q = &p->points[i];
-        p->last_x = fmax(p->last_x, q->x);
         if (!isfinite(q->y) || q->x < from_x) continue;
         p->low = fmin(p->low, q->y);
         p->high = fmax(p->high, q->y);
@@ -62,7 +83,7 @@ static void widen(Picture *p, double from_x)
 }
 
 /* Are the steps' own values drawn, too? */
-static bool shows_raw(const ReportChart *c, int count) { return !c->set && count <= 4; }
+static bool shows_raw(const ReportChart *c, int count) { return !c->set && !c->is_set && count <= 4; }
 
 /* For the values of the steps but spikes. */
 static void widen_raw(Picture *p, const History *runs, int count, double from_x)
@@ -85,16 +106,16 @@ static bool find_axes(Picture *p, const History *runs, int count)
     p->low = INFINITY, p->high = -INFINITY, p->last_x = 0;
     for (int i = 0; i < count; i++) {
         gather(p, &runs[i], false);
-        widen(p, INFINITY);
+        if (p->count) p->last_x = fmax(p->last_x, p->points[p->count - 1].x);
     }
     const bool steep = p->c->curve == HISTORY_LOSS && !p->c->set;
-    for (int pass = 0; pass < 2 && !(p->low <= p->high); pass++)
-        for (int i = 0; i < count; i++) {
-            gather(p, &runs[i], false);
-            widen(p, steep && pass == 0 ? STEEP_PART * p->last_x : 0);
-        }
+    const double from_x = steep ? STEEP_PART * p->last_x : 0;
+    for (int i = 0; i < count; i++) {
+        gather(p, &runs[i], false);
+        widen(p, from_x);
+    }
     if (!(p->low <= p->high) || !(p->last_x > 0)) return false;
-    if (shows_raw(p->c, count)) widen_raw(p, runs, count, steep ? STEEP_PART * p->last_x : 0);
+    if (shows_raw(p->c, count)) widen_raw(p, runs, count, from_x);
     if (p->c->from_zero) p->low = fmin(p->low, 0);
     const double margin = fmax(0.05 * (p->high - p->low), 1e-3 * fabs(p->high));
     p->high += margin > 0 ? margin : 1e-3;
@@ -161,6 +182,17 @@ static void put_marks(const Picture *p, int run)
     fprintf(p->out, "\"/>\n");
 }
 
+/* A line that is too short to be seen, or to tell whose it is, ends in its mark. */
+static void put_short(const Picture *p, int run)
+{
+    const int last = last_value(p);
+    if (last < 0 || x_of(p, p->points[last].x) - x_of(p, p->points[0].x) > SHORT_LINE) return;
+    fprintf(p->out, "<path class=\"mark ");
+    report_look(p->out, run);
+    fprintf(p->out, "\" d=\"M%.2f %.2f%s\"/>\n", x_of(p, p->points[last].x), y_of(p, p->points[last].y),
+            axis_mark(report_mark(run)));
+}
+
 static void put_skipped(const Picture *p, const History *runs, int count, int run)
 {
     const Curve *c = &runs[run].curve[HISTORY_LOSS];
@@ -189,6 +221,7 @@ static void put_run(Picture *p, const History *runs, int count, int run, bool ra
     gather(p, h, false);
     put_path(p, "line", run);
     if (p->c->set) put_marks(p, run);
+    else put_short(p, run);
     if (p->c->mark_skipped) put_skipped(p, runs, count, run);
 }
 
@@ -198,8 +231,7 @@ static void put_description(Picture *p, const History *runs, int count)
     fprintf(p->out, "<desc id=\"d%d\">", p->number);
     for (int i = 0; i < count; i++) {
         gather(p, &runs[i], false);
-        int last = p->count - 1;
-        while (last >= 0 && !isfinite(p->points[last].y)) last--;
+        const int last = last_value(p);
         report_text(p->out, report_name(runs, count, i));
         if (last < 0) fprintf(p->out, ": no value. ");
         else {

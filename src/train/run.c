@@ -15,6 +15,7 @@
 #include "base/log.h"
 #include "base/units.h"
 #include "train/data_id.h"
+#include "train/preflight.h"
 #include "train/spec.h"
 #include "train/threads.h"
 #include "base/version.h"
@@ -116,11 +117,13 @@ static void say_arenas(const MemoryPlan *p)
 static int64_t more_slices(const Run *r)
 {
     const Config *c = r->cfg;
-    const int64_t slices = c->parallel.slices;
+    const int64_t slices = 2 * c->parallel.slices;
     const bool free = c->origin[CFG_parallel_schedule].kind == ORIGIN_DEFAULT &&
                       c->origin[CFG_parallel_vpp].kind == ORIGIN_DEFAULT;
-    if (r->spec.forward_only || c->parallel.pp == 1 || !(free || slices > 1)) return 0;
-    return 2 * slices <= SLICES_MOST && config_allows_slices(c, 2 * slices) ? 2 * slices : 0;
+    char values[64];
+    if (r->spec.forward_only || c->parallel.pp == 1 || !(free || c->parallel.slices > 1)) return 0;
+    snprintf(values, sizeof values, "parallel.slices=%lld", (long long)slices);
+    return spec_allows(c, values) ? slices : 0;
 }
 
 static Err hint_smaller(const Run *r)
@@ -184,17 +187,6 @@ static void say_device(const Config *c)
     else log_info("no GPU: computing on the CPU");
 }
 
-/* data.mask_eod and data.reset_at_eod go by a token that not every tokenizer has. */
-static Err find_eod(Run *r)
-{
-    const Config *c = r->cfg;
-    r->spec.eod = tokenizer_eod(r->tokenizer);
-    if (r->spec.eod >= 0 || !(c->data.mask_eod || c->data.reset_at_eod)) return ERR_OK;
-    return err_set(ERR_CONFIG, "data.%s needs a token that ends a document, and the tokenizer '%s' has none",
-                   c->data.mask_eod ? "mask_eod" : "reset_at_eod", c->data.tokenizer),
-           err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
-}
-
 /* Collectives that run beside products have their multiprocessors; a rank without replicas has none such. */
 static void leave_free(Run *r)
 {
@@ -210,14 +202,21 @@ static Err open_trainer(Run *r)
     return err == ERR_MEMORY && !*err_hint_text() ? hint_smaller(r) : err;
 }
 
+static Err open_inputs(Run *r, RunPurpose purpose)
+{
+    TRY(tokenizer_open(r->cfg->data.tokenizer, &r->tokenizer));
+    TRY(train_spec(r->cfg, tokenizer_vocab(r->tokenizer), &r->spec));
+    TRY(spec_eod(r->cfg, r->tokenizer, &r->spec.eod));
+    return open_data(r, purpose);
+}
+
 static Err open_all(Run *r, RunPurpose purpose)
 {
     const Config *c = r->cfg;
     say_device(c);
-    TRY(tokenizer_open(c->data.tokenizer, &r->tokenizer));
-    TRY(train_spec(c, tokenizer_vocab(r->tokenizer), &r->spec));
-    TRY(find_eod(r));
-    TRY(open_data(r, purpose));
+    const Err inputs = open_inputs(r, purpose);
+    if (inputs == ERR_DATA) return (purpose == RUN_TRAIN ? preflight_hint : preflight_hint_of_run)(c, inputs);
+    TRY(inputs);
     if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
     r->spec.forward_only = purpose != RUN_TRAIN;
     if (r->spec.forward_only) r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
@@ -227,7 +226,7 @@ static Err open_all(Run *r, RunPurpose purpose)
     if (r->world->grid.pp != c->parallel.pp)
         r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
     if (purpose == RUN_GENERATE) {
-        r->spec.micro_batch = r->spec.global_batch = 1;
+        r->spec.micro_batch = r->spec.global_batch = r->spec.model.moe.balance.unit = 1;
         r->spec.ramp.count = 0;
     }
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
@@ -345,7 +344,7 @@ static Upcycle upcycle_of(const ModelSpec *m)
                       .factor = (float)e->parts / (sum * e->router.scale) };
 }
 
-Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
+static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
 {
     CkptMeta meta;
     const Upcycle upcycle = upcycle_of(&r->spec.model);
@@ -377,6 +376,14 @@ Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
     scale->log2 = ckpt_counter(&meta, "loss_scale_log2", scale->log2);
     scale->good_steps = ckpt_counter(&meta, "loss_scale_good_steps", 0);
     return ERR_OK;
+}
+
+Err run_load(Run *r, const char *path, bool weights_only, bool *damaged)
+{
+    const bool there = file_is_dir(path);
+    fault_point("read");
+    const Err err = load(r, path, weights_only, damaged);
+    return there && !err_is_elsewhere() ? ckpt_removed(path, err) : err;
 }
 
 static int64_t step_of(const char *path)
@@ -419,7 +426,6 @@ static Err load_newest(Run *r, const char *run_dir, bool weights_only, bool *fou
         ErrKept why;
         TRY(find_alike(r, run_dir, below, path, found));
         if (!*found) return ERR_OK;
-        fault_point("read");
         Err err = run_load(r, path, weights_only, &damaged);
         if (!err || !damaged) return err;
         err_keep(&why);
@@ -543,57 +549,6 @@ static Err get_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
 }
 
 TokenSource run_tokens(const Dataset *d) { return (TokenSource){ (void *)d, get_tokens }; }
-
-/* The best of a few square products in scratch memory; about a tenth of a second. */
-static Err measure_rate(Run *r, double *flops)
-{
-    Stream *stream = &r->trainer.device.stream;
-    Arena *a = &r->trainer.scratch;
-    ArenaMark mark = arena_mark(a);
-    DType T = r->spec.device == DEVICE_CPU ? F32 : r->spec.compute;
-    Tensor x, w, y;
-    int64_t n = 768;
-    while (n > 1 && 3 * 4 * n * n + 3 * ARENA_ALIGN > a->size_bytes - a->used_bytes)
-        n = n > 8 ? (n / 2 + 7) / 8 * 8 : n / 2; /* (16-bit products take rows that begin on 16 bytes) */
-    *flops = 0;
-    TRY(tensor_new(a, &x, T, n, n));
-    TRY(tensor_new(a, &w, T, n, n));
-    TRY(tensor_new(a, &y, T, n, n));
-    TRY(op(stream, fill_zero, .x = x));
-    TRY(op(stream, fill_zero, .x = w));
-    double end = clock_s() + 0.1;
-    do {
-        TRY(device_sync(stream));
-        double t0 = clock_s();
-        TRY(op(stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
-        TRY(device_sync(stream));
-        double rate = 2.0 * (double)n * (double)n * (double)n / (clock_s() - t0);
-        if (rate > *flops) *flops = rate;
-    } while (clock_s() < end);
-    arena_release(a, mark);
-    return ERR_OK;
-}
-
-/* Dense, without sparsity; fp32 without TF32. Source: NVIDIA's data sheets (A100 and H100/H200 SXM). */
-Err run_peak_rate(Run *r, double *flops, const char **source)
-{
-    static const struct {
-        const char *name;
-        double narrow, fp32;
-    } sheets[] = { { "A100", 312e12, 19.5e12 }, { "H100", 989e12, 67e12 }, { "H200", 989e12, 67e12 } };
-    DeviceInfo gpu;
-    *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
-    if (r->spec.device == DEVICE_CUDA) {
-        TRY(device_cuda_info(r->spec.gpu, &gpu));
-        for (size_t i = 0; i < sizeof sheets / sizeof *sheets; i++) {
-            if (!strstr(gpu.name, sheets[i].name)) continue;
-            *flops = r->spec.compute == F32 ? sheets[i].fp32 : sheets[i].narrow;
-            *source = "data sheet:";
-            return ERR_OK;
-        }
-    }
-    return measure_rate(r, flops);
-}
 
 int64_t run_valid_samples(const Run *r, const Dataset *set)
 {

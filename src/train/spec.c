@@ -91,11 +91,17 @@ static LayerPattern context_spec(const Config *cfg)
     return p;
 }
 
+/* Chunks that the table's rows are padded to: each tp rank has as many, also where tp does not divide tp_blocks, which
+ * only runs without the promise of equal bits may have. */
+static int vocab_chunks(const Config *cfg)
+{
+    int64_t chunks = cfg->parallel.tp_blocks;
+    while (chunks % cfg->parallel.tp) chunks += cfg->parallel.tp_blocks;
+    return (int)chunks;
+}
+
 static ModelSpec model_spec(const Config *cfg, int64_t vocab)
 {
-    static const Activation activations[] = { [MODEL_ACTIVATION_GELU] = ACT_GELU,
-                                              [MODEL_ACTIVATION_SWIGLU] = ACT_SWIGLU,
-                                              [MODEL_ACTIVATION_CLAMPED_SWIGLU] = ACT_CLAMPED_SWIGLU };
     ModelSpec m = { .layers = (int)cfg->model.layers,
                     .heads = (int)cfg->model.heads,
                     .kv_heads = (int)cfg->model.kv_heads,
@@ -113,7 +119,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
                     .sinks = cfg->model.sinks,
                     .attention_gate = cfg->model.attention_gate,
                     .attention_softcap = (float)cfg->model.attention_softcap,
-                    .activation = activations[cfg->model.activation],
+                    .activation = config_activation(cfg),
                     .activation_limit = (float)cfg->model.activation_limit,
                     .norm_eps = (float)cfg->model.norm_eps,
                     .dropout = (float)cfg->model.dropout,
@@ -130,7 +136,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     }
     m.tp_blocks = (int)cfg->parallel.tp_blocks;
     if (cfg->moe.experts) m.moe = mixture_spec(cfg);
-    m.padded_vocab = head_padded_vocab(m.vocab, m.tp_blocks);
+    m.padded_vocab = head_padded_vocab(m.vocab, vocab_chunks(cfg));
     return m;
 }
 
@@ -155,6 +161,15 @@ static Err check_vocab(const TrainSpec *s, int64_t vocab)
     return err_set(ERR_CONFIG, "model.vocab is %lld, the tokenizer has %lld ids", (long long)s->model.vocab,
                    (long long)vocab),
            err_hint("leave model.vocab at 0 to take the tokenizer's");
+}
+
+Err spec_eod(const Config *cfg, const Tokenizer *t, int32_t *out)
+{
+    *out = tokenizer_eod(t);
+    if (*out >= 0 || !(cfg->data.mask_eod || cfg->data.reset_at_eod)) return ERR_OK;
+    return err_set(ERR_CONFIG, "data.%s needs a token that ends a document, and the tokenizer '%s' has none",
+                   cfg->data.mask_eod ? "mask_eod" : "reset_at_eod", cfg->data.tokenizer),
+           err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
 }
 
 /* vpp or slices alone ask for the schedule that is made for them. */
@@ -227,13 +242,15 @@ static Err check_pairs(const Config *cfg)
     if (pairs) return ERR_OK;
     err_set(ERR_CONFIG,
             "parallel.overlap_moe=true: schedule '%s' has no micro-batch whose forward runs beside the "
-            "backward of "
-            "another",
+            "backward of another",
             name);
-    return err_hint("take parallel.schedule=dualpipev or dualpipe, or parallel.overlap_moe=false");
+    err_take("parallel.schedule=dualpipev");
+    err_take("parallel.schedule=dualpipe");
+    return err_take("parallel.overlap_moe=false");
 }
 
-Err grid_spec(const Config *cfg, Grid *out)
+/* Any vocabulary will do for the rules: a model has a multiple of tp_blocks, whatever its size. */
+static Err read_grid(const Config *cfg, Grid *out)
 {
     const int tp = (int)cfg->parallel.tp, kv_heads = (int)cfg->model.kv_heads;
     *out = (Grid){ .tp = tp,
@@ -251,7 +268,41 @@ Err grid_spec(const Config *cfg, Grid *out)
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TRY(check_pairs(cfg));
     TrainSpec s;
-    TRY(train_spec(cfg, 0, &s)); /* (of no vocabulary: a pipeline does not depend on it) */
+    TRY(train_spec(cfg, 1, &s));
     TRY(trainer_check(&s, *out));
     return trainer_grid(&s, out);
+}
+
+bool spec_allows(const Config *cfg, const char *values)
+{
+    Config other;
+    Grid grid;
+    const bool allowed = config_with(cfg, values, &other) && !read_grid(&other, &grid);
+    config_release(&other);
+    return allowed;
+}
+
+static bool passes(const void *cfg, const char *way) { return spec_allows(cfg, way); }
+
+Err grid_spec(const Config *cfg, Grid *out)
+{
+    const Err err = read_grid(cfg, out);
+    if (err == ERR_CONFIG) err_ways_keep(passes, cfg);
+    return err;
+}
+
+/* The first of the ranks of each pipeline rank: the others do the same, or less. */
+Err spec_dry_run(const Config *cfg, int64_t vocab)
+{
+    TrainSpec s;
+    Grid grid;
+    MemoryPlan plan;
+    TRY(train_spec(cfg, vocab, &s));
+    TRY(grid_spec(cfg, &grid));
+    for (int rank = 0, pp = 0; rank < grid_size(grid) && pp < grid.pp; rank++) {
+        if (grid_coords(grid, rank).pp != pp) continue;
+        TRY(trainer_plan(&s, grid, rank, &plan));
+        pp++;
+    }
+    return ERR_OK;
 }

@@ -3,16 +3,33 @@
 #define MEGATRAIN_TRAIN_SPEC_H
 
 #include "base/config.h"
+#include "data/tokenizer.h"
 #include "engine/trainer.h"
 
 /* vocab: the tokenizer's, unless model.vocab says otherwise. ERR_CONFIG when the two do not fit. */
 Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out);
 
+/* The token that ends a document, -1: none. ERR_CONFIG where there is none and data.mask_eod or data.reset_at_eod goes
+ * by it. */
+Err spec_eod(const Config *cfg, const Tokenizer *t, int32_t *out);
+
 /* Learning rates by update. */
 LrSchedule lr_spec(const Config *cfg);
 
-/* The ranks' grid. ERR_CONFIG, with the rule and the nearest that fits, where the pipeline asked for is
- * none: a schedule that is not in the table or not for this shape, a layout that is not the model's. */
+/*
+ * The ranks' grid, and all that a start refuses of a configuration that config_read takes and of its number of ranks:
+ * `config check`, `plan` and every rank of a run call it first. ERR_CONFIG, with the rule and the ways out that pass
+ * (spec_allows): a schedule that is not in the table or not for this shape, a layout that is not the model's, what
+ * schedule, model and ranks do not have together.
+ */
 Err grid_spec(const Config *cfg, Grid *out);
+
+/* Is the configuration one with these values, "section.key=value", several parted by blanks? The recorded failure is
+ * lost. */
+bool spec_allows(const Config *cfg, const char *values);
+
+/* And what is known of a start once the vocabulary is: a step of each pipeline rank on the null device. Errors:
+ * train_spec's, grid_spec's and trainer_plan's. */
+Err spec_dry_run(const Config *cfg, int64_t vocab);
 
 #endif

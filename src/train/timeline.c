@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "base/file.h"
+#include "base/rank_list.h"
 #include "base/trace.h"
 #include "pipeline/chart.h"
 
@@ -29,7 +30,8 @@ typedef struct {
 struct Timeline {
     Trainer *trainer;
     SetupArena setup;
-    Span *times; /* of this rank */
+    bool *traced; /* [ranks] */
+    Span *times;  /* of this rank in a pipeline; else NULL */
     Piece piece;
     /* rank 0: */
     Clock *clocks;       /* [ranks] */
@@ -46,7 +48,16 @@ struct Timeline {
 
 static const Schedule *schedule_of(const Timeline *t) { return &t->trainer->parts.step; }
 
-static bool has_picture(const Timeline *t) { return t->trainer->device.kind == DEVICE_CPU; }
+static bool has_picture(const Timeline *t) { return t->times && t->trainer->device.kind == DEVICE_CPU; }
+
+bool timeline_records(const Timeline *t) { return t->traced[t->trainer->world->rank]; }
+
+/* Of ranks that differ in tp, cp or dp alone the first stands for all in the picture. */
+static bool is_drawn(const Timeline *t, int rank)
+{
+    const GridCoords at = grid_coords(t->trainer->world->grid, rank);
+    return has_picture(t) && !at.tp && !at.cp && !at.dp;
+}
 
 static Err open_picture(Timeline *t)
 {
@@ -63,25 +74,28 @@ static Err open_picture(Timeline *t)
     return ERR_OK;
 }
 
-static Err open_all(Timeline *t, const char *run_dir)
+static Err open_all(Timeline *t, const char *run_dir, const char *ranks)
 {
     const World *w = t->trainer->world;
+    TRY(setup_array(&t->setup, w->size, &t->traced));
+    ASSERT(rank_list_read(ranks, w->size, t->traced));
     snprintf(t->json_path, sizeof t->json_path, "%s/timeline.json", run_dir);
     snprintf(t->svg_path, sizeof t->svg_path, "%s/timeline.svg", run_dir);
-    TRY(setup_array(&t->setup, schedule_of(t)->rank[w->pp_rank].count, &t->times));
+    if (timeline_records(t)) TRY(trace_open(t->json_path));
+    if (w->grid.pp > 1) TRY(setup_array(&t->setup, schedule_of(t)->rank[w->pp_rank].count, &t->times));
     if (w->rank) return ERR_OK;
     TRY(setup_array(&t->setup, w->size, &t->clocks));
     return has_picture(t) ? open_picture(t) : ERR_OK;
 }
 
-Err timeline_open(Trainer *trainer, const char *run_dir, Timeline **out)
+Err timeline_open(Trainer *trainer, const char *run_dir, const char *ranks, Timeline **out)
 {
     Timeline *t = calloc(1, sizeof *t);
     *out = t;
     if (!t) return err_set(ERR_MEMORY, "no memory for a timeline");
     t->trainer = trainer;
     setup_init(&t->setup);
-    Err err = open_all(t, run_dir);
+    Err err = open_all(t, run_dir, ranks);
     if (!err) return ERR_OK;
     timeline_close(t);
     *out = NULL;
@@ -101,7 +115,7 @@ void timeline_close(Timeline *t)
 void timeline_start(Timeline *t)
 {
     t->trainer->executor.times = t->times;
-    trace_start();
+    if (timeline_records(t)) trace_start();
 }
 
 /* ---- between ranks ---- */
@@ -133,7 +147,7 @@ static Err answer_clock(Timeline *t)
     for (int i = 0; i < CLOCK_ASKED; i++) {
         Reading r;
         TRY(pass(t, 0, false, &r, sizeof r));
-        r = (Reading){ trace_now(), trace_started() };
+        r = (Reading){ trace_now(), timeline_records(t) ? trace_started() : INT64_MAX };
         TRY(pass(t, 0, true, &r, sizeof r));
     }
     return ERR_OK;
@@ -142,8 +156,9 @@ static Err answer_clock(Timeline *t)
 /* Time 0 of the file by rank 0's clock: when the first rank began to record. */
 static int64_t origin_of(const Timeline *t)
 {
-    int64_t first = trace_started();
+    int64_t first = t->traced[0] ? trace_started() : INT64_MAX;
     for (int r = 1; r < t->trainer->world->size; r++) {
+        if (!t->traced[r]) continue;
         const int64_t started = t->clocks[r].started - t->clocks[r].ahead;
         if (started < first) first = started;
     }
@@ -169,6 +184,7 @@ static TraceProcess process_of(const World *w, int64_t origin_ns, char name[64])
 /* A failure to write does not stop what the others send; it is told in the end. */
 typedef struct {
     FileWriter file;
+    bool begun; /* it holds an object */
     Err err;
     ErrKept why;
 } Sink;
@@ -185,14 +201,22 @@ static void sink_write(Sink *s, const void *data, int64_t bytes)
     if (!s->err) sink_note(s, file_write(&s->file, data, bytes));
 }
 
+/* Objects begin with a comma, which the first of the file must not. */
+static void write_piece(Sink *sink, const char *text, int64_t bytes)
+{
+    if (!bytes) return;
+    sink_write(sink, sink->begun ? text : "[", sink->begun ? bytes : 1);
+    if (!sink->begun) sink_write(sink, text + 1, bytes - 1);
+    sink->begun = true;
+}
+
 static void write_own(Timeline *t, int64_t origin_ns, Sink *sink)
 {
     char name[64];
     const TraceProcess p = process_of(t->trainer->world, origin_ns, name);
     int64_t next = 0, bytes;
-    sink_write(sink, "[", 1);
-    for (bool first = true; (bytes = trace_text(&p, &next, t->piece.text, PIECE_BYTES)) > 0; first = false)
-        sink_write(sink, t->piece.text + first, bytes - first); /* without the comma */
+    while ((bytes = trace_text(&p, &next, t->piece.text, PIECE_BYTES)) > 0)
+        write_piece(sink, t->piece.text, bytes);
 }
 
 static Err send_text(Timeline *t)
@@ -214,7 +238,7 @@ static Err receive_text(Timeline *t, int rank, int64_t origin_ns, Sink *sink)
     TRY(pass(t, rank, true, &theirs, sizeof theirs));
     do {
         TRY(pass(t, rank, false, &t->piece, sizeof t->piece));
-        sink_write(sink, t->piece.text, t->piece.bytes);
+        write_piece(sink, t->piece.text, t->piece.bytes);
     } while (t->piece.bytes);
     return ERR_OK;
 }
@@ -225,8 +249,9 @@ static Err write_json(Timeline *t)
     const int64_t origin_ns = origin_of(t);
     sink_note(&sink, file_create(t->json_path, &sink.file));
     const bool created = !sink.err;
-    write_own(t, origin_ns, &sink);
-    for (int r = 1; r < t->trainer->world->size; r++) TRY(receive_text(t, r, origin_ns, &sink));
+    if (t->traced[0]) write_own(t, origin_ns, &sink);
+    for (int r = 1; r < t->trainer->world->size; r++)
+        if (t->traced[r]) TRY(receive_text(t, r, origin_ns, &sink));
     sink_write(&sink, "\n]\n", 3);
     if (!sink.err) return file_sync_close(&sink.file);
     if (created) file_abandon(&sink.file);
@@ -243,8 +268,7 @@ static int64_t times_bytes(const Timeline *t, int pp_rank)
 static Err send_times(Timeline *t)
 {
     const World *w = t->trainer->world;
-    if (!has_picture(t) || w->tp_rank || w->cp_rank || w->dp_rank) return ERR_OK;
-    return pass(t, 0, true, t->times, times_bytes(t, w->pp_rank));
+    return is_drawn(t, w->rank) ? pass(t, 0, true, t->times, times_bytes(t, w->pp_rank)) : ERR_OK;
 }
 
 static Err receive_times(Timeline *t)
@@ -253,7 +277,7 @@ static Err receive_times(Timeline *t)
     memcpy(t->measured.span[0], t->times, (size_t)times_bytes(t, 0));
     for (int r = 1; r < w->size; r++) {
         const GridCoords at = grid_coords(w->grid, r);
-        if (at.tp || at.cp || at.dp) continue;
+        if (!is_drawn(t, r)) continue;
         Span *span = t->measured.span[at.pp];
         TRY(pass(t, r, false, span, times_bytes(t, at.pp)));
         for (int i = 0; i < schedule_of(t)->rank[at.pp].count; i++) {
@@ -376,7 +400,8 @@ static Err picture(Timeline *t, TimelineFigures *f)
 static Err collect(Timeline *t, TimelineFigures *out)
 {
     ErrKept why;
-    for (int r = 1; r < t->trainer->world->size; r++) TRY(ask_clock(t, r));
+    for (int r = 1; r < t->trainer->world->size; r++)
+        if (t->traced[r] || is_drawn(t, r)) TRY(ask_clock(t, r));
     Err err = write_json(t);
     if (!has_picture(t) || (err && err != ERR_IO)) return err;
     err_keep(&why);
@@ -386,8 +411,9 @@ static Err collect(Timeline *t, TimelineFigures *out)
 
 static Err give(Timeline *t)
 {
-    TRY(answer_clock(t));
-    TRY(send_text(t));
+    const bool records = timeline_records(t);
+    if (records || is_drawn(t, t->trainer->world->rank)) TRY(answer_clock(t));
+    if (records) TRY(send_text(t));
     return send_times(t);
 }
 
@@ -395,6 +421,6 @@ Err timeline_stop(Timeline *t, TimelineFigures *out)
 {
     *out = (TimelineFigures){ 0 };
     t->trainer->executor.times = NULL;
-    trace_halt();
+    if (timeline_records(t)) trace_halt();
     return t->trainer->world->rank ? give(t) : collect(t, out);
 }

@@ -116,10 +116,14 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .tflops = flops * 1e-12,
                         .memory_bytes = memory_plan_total(&l->run.plan),
                         .skipped = r->skipped,
+                        .time = clock_unix_s(),
                         .save = l->saved,
                         .bubble = l->bubble,
+                        .ranks = l->slowest,
                         .load = moe->experts ? l->loads.load : NULL,
                         .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
+                        .aux_loss = moe->experts && moe->balance.aux > 0 ? &l->loads.aux_loss : NULL,
+                        .z_loss = moe->experts && moe->balance.z > 0 ? &l->loads.z_loss : NULL,
                         .layers = loads_layers(&l->run.spec.model),
                         .mtp_loss = r->mtp_loss,
                         .mtp = l->run.spec.model.mtp.count };
@@ -151,6 +155,16 @@ static Err check_numerics(Loop *l, const StepReport *r)
            err_hint("lower optim.lr or raise optim.warmup, and resume from a checkpoint before the trouble");
 }
 
+static void record_valid(Loop *l, const char *set, double loss)
+{
+    const Trainer *t = &l->run.trainer;
+    ValidRecord r = {
+        .step = t->step, .tokens = t->samples * l->run.spec.model.seq, .loss = loss, .time = clock_unix_s()
+    };
+    curve_cut_name(r.name, set);
+    metrics_valid(&l->metrics, &r);
+}
+
 static Err evaluate(Loop *l)
 {
     Trainer *t = &l->run.trainer;
@@ -161,8 +175,7 @@ static Err evaluate(Loop *l)
         const NamedSet *set = &l->run.valid.set[i];
         double *loss = &l->run.valid_loss[i];
         TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_samples(&l->run, set->data), loss, &counted));
-        if (l->lead)
-            metrics_valid(&l->metrics, t->step, t->samples * l->run.spec.model.seq, set->name, *loss);
+        if (l->lead) record_valid(l, set->name, *loss);
     }
     l->run.valid_step = t->step;
     trace_end();
@@ -223,10 +236,23 @@ static Err end_of_save(Loop *l, Err err)
     return err_again(&why, err);
 }
 
+static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
+
+/* Of the steps that make a line of the log: how long each rank computed and waited, of `seconds` of its own. */
+static Err share_times(Loop *l, int64_t step, double seconds)
+{
+    double stalled = 0;
+    l->slowest = (MetricsRanks){ 0 };
+    if (l->run.world->size == 1 || !due(step, l->cfg->log.every)) return ERR_OK;
+    TRY(device_stalled(&l->run.trainer.device.stream, &stalled));
+    return rank_times_share(&l->times, fmax(seconds - stalled, 0), stalled, &l->slowest);
+}
+
 /* What a step came to, if one was finished (trainer_start, trainer_finish). */
 static Err take_report(Loop *l, const StepReport *r)
 {
     if (!r->step) return ERR_OK;
+    TRY(share_times(l, r->step, clock_s() - l->begun_s));
     if (l->run.spec.model.moe.experts) TRY(loads_read(&l->run.trainer, &l->loads));
     const double now = clock_s();
     record_step(l, r, now - l->begun_s);
@@ -242,15 +268,14 @@ static Err finish_step(Loop *l)
     return take_report(l, &report);
 }
 
-static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
-
 /* Is the step asked for by log.trace_every or log.trace_steps? Of a pipeline one of the largest batch, whose picture
  * shows the whole schedule. */
 static bool wanted(const Loop *l, int64_t step)
 {
     const Config *c = l->cfg;
     const int64_t first = c->derived.trace_first;
-    if (l->timeline && trainer_batch(&l->run.trainer, step) < l->run.spec.global_batch) return false;
+    if (l->run.world->grid.pp > 1 && trainer_batch(&l->run.trainer, step) < l->run.spec.global_batch)
+        return false;
     return due(step, c->log.trace_every) || (first && step >= first && step <= c->derived.trace_last);
 }
 
@@ -261,16 +286,25 @@ static void start_trace(Loop *l)
     else trace_start();
 }
 
-/* Of a pipeline collective. */
-static Err stop_trace(Loop *l)
+static Err write_trace(Loop *l)
 {
     TimelineFigures f;
-    l->tracing = false;
     if (!l->timeline) return err_as(trace_stop(), ERR_STORAGE);
     Err err = timeline_stop(l->timeline, &f);
     if (err) return err == ERR_IO ? err_as(err, ERR_STORAGE) : err;
     l->bubble = (MetricsBubble){ f.drawn, f.bubble, f.bubble_simulated };
     return ERR_OK;
+}
+
+/* With a timeline collective. What it takes is no part of the step. */
+static Err stop_trace(Loop *l)
+{
+    const double began_s = clock_s();
+    device_time_stalls(&l->run.trainer.device, false);
+    l->tracing = false;
+    Err err = write_trace(l);
+    l->begun_s += clock_s() - began_s;
+    return err;
 }
 
 static Err loader_tokens(void *user, int64_t first, int64_t count, int32_t *tokens)
@@ -299,7 +333,7 @@ static Err start_step(Loop *l, TokenSource source)
 static bool waits_for(const Loop *l, int64_t step, int64_t end)
 {
     const Config *c = l->cfg;
-    return !trainer_runs_ahead(&l->run.trainer) || l->traced || l->steps_done == 0 || step == end ||
+    return !trainer_runs_ahead(&l->run.trainer) || l->tracing || l->steps_done == 0 || step == end ||
            (l->run.valid.count && due(step, c->train.eval_every)) || due(step, c->checkpoint.every);
 }
 
@@ -309,19 +343,16 @@ static Err traced_step(Loop *l, int64_t end, StepReport *report)
 {
     const Config *c = l->cfg;
     const int64_t step = trainer_next_step(&l->run.trainer);
-    const bool records = l->lead || l->timeline;
     *report = (StepReport){ 0 };
-    if (!l->traced && (wanted(l, step) || wanted(l, step + 1))) {
+    if (!l->tracing && (wanted(l, step) || wanted(l, step + 1))) {
         TRY(finish_step(l));
-        l->traced = true;
-        if (records) start_trace(l);
+        start_trace(l);
     }
     trace_begin("step");
     TRY(start_step(l, (TokenSource){ l->loader, loader_tokens }));
     if (waits_for(l, step, end)) TRY(trainer_finish(&l->run.trainer, report));
     trace_end();
     const bool last = due(step, c->log.trace_every) || step == c->derived.trace_last;
-    if (last) l->traced = false;
     return l->tracing && last ? stop_trace(l) : ERR_OK;
 }
 
@@ -334,12 +365,23 @@ static Err after_step(Loop *l, int64_t end)
     return due(step, c->checkpoint.every) && step != end ? save(l, false) : ERR_OK;
 }
 
+/* A step's time begins with it, unless the one before is still in flight. */
+static Err begin_times(Loop *l, int64_t step)
+{
+    double evaluating;
+    Trainer *t = &l->run.trainer;
+    device_time_stalls(&t->device, l->run.world->size > 1 && due(step, l->cfg->log.every));
+    if (step != t->step + 1) return ERR_OK;
+    l->begun_s = clock_s();
+    return device_stalled(&t->device.stream, &evaluating);
+}
+
 static Err one_step(Loop *l, int64_t end)
 {
     StepReport report;
     Trainer *t = &l->run.trainer;
     const int64_t step = trainer_next_step(t);
-    if (step == t->step + 1) l->begun_s = clock_s(); /* none is in flight */
+    TRY(begin_times(l, step));
     signals_step(step);
     if (l->lead) announce_step(&l->run);
     watch_phase(l->ranks.watch, PHASE_STEP, step);
@@ -387,12 +429,12 @@ static Err save_without_data(Loop *l, Err err)
     return err_again(&why, err);
 }
 
-/* What was traced up to a failure may show its cause: of a pipeline what the lead recorded, for ranks that failed tell
- * nothing. */
+/* What was traced up to a failure may show its cause: of several ranks what the lead recorded, for ranks that failed
+ * tell nothing. */
 static Err keep_trace(Loop *l, Err err)
 {
     ErrKept why;
-    if (!l->tracing || !l->lead) return err;
+    if (!l->tracing || !l->lead || (l->timeline && !timeline_records(l->timeline))) return err;
     err_keep(&why);
     l->tracing = false;
     if (trace_stop()) log_warn("no timeline: %s", err_message());

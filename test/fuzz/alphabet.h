@@ -4,7 +4,7 @@
 
 #include "fuzz.h"
 
-#include "data/utf8.h"
+#include "base/utf8.h"
 
 /* The 256 byte tokens of GPT-2's alphabet as JSON members, ids 0-255; static. */
 static const char *alphabet_members(void)

@@ -2,8 +2,9 @@
  * comm/host.c, rank 0's server: frames from several connections. Input: pieces, each with a byte that says on which
  * connection (lower 3 bits; rank = its lower 2), what (2 bits; 0: bytes as they are; 1: this rank's right greeting for
  * the store; 2: for the watch; 3: the end of the connection) and what is wrong with a greeting (3 bits: another
- * process, another version, another job); a byte of length; the bytes. The host's answers are a greeting and whole
- * frames; a verdict can be told and left with; memory is bounded by what was sent.
+ * process, another version, another secret); a byte of length; the bytes. The host's answers are a greeting, proven to
+ * who has the secret and to nobody else more than a call's, and whole frames; a verdict can be told and left with; memory
+ * is bounded by what was sent.
  */
 #include "base/clock.h"
 
@@ -20,14 +21,14 @@ static Host *host_new(void)
 {
     Host *h = calloc(1, sizeof *h);
     if (!h) abort();
-    h->boot = (Boot){ .launcher = "none", .size = RANKS, .job = "job" };
-    h->self = (Hello){
-        .magic = LINK_MAGIC, .version = LINK_VERSION, .job = boot_key(&h->boot), .process = 100, .host = "h"
-    };
+    h->boot = (Boot){ .launcher = "none", .size = RANKS, .job = "job", .secret = "a secret of tests" };
+    h->self = (Hello){ .process = 100, .host = "h" };
+    h->key = greet_key(h->boot.secret, h->boot.job);
+    log_set_level(LOG_ERROR); /* strangers are warned of */
     h->listener = h->wake = -1;
     h->peers = calloc(RANKS, sizeof *h->peers);
     h->judge = judge_open(RANKS);
-    if (!h->peers || !h->judge) abort();
+    if (!h->peers || !h->judge || !kv_open(&h->values, RANKS)) abort();
     h->peers[0] = (Peer){ .known = true, .hello = h->self };
     return h;
 }
@@ -37,7 +38,8 @@ static void connect_peer(Host *h, int *fd)
     int pair[2];
     Conn *c = grow(h) ? calloc(1, sizeof *c) : NULL;
     if (!c || socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair)) abort();
-    link_open(&c->link, pair[0], sizeof(Hello));
+    link_open(&c->link, pair[0], 0);
+    greet_expect(&c->greeting, &c->link, &h->key, h->port);
     c->rank = -1;
     c->since = turn_s;
     h->conns[h->count++] = c;
@@ -59,23 +61,28 @@ static void turn(Host *h)
 typedef struct {
     int fd;
     Link link;
-    bool welcomed;
+    Greeting greeting;
+    bool called, welcomed, other_key;
 } Ear;
+
+static void hear_greeting(Ear *e)
+{
+    Welcome w;
+    const GreetStep step = e->called ? greet_caller(&e->greeting, &e->link, &w) : GREET_MORE;
+    FUZZ_CHECK(e->called || e->link.in_size <= sizeof(Answer), "a stranger hears %zu bytes", e->link.in_size);
+    FUZZ_CHECK(!e->other_key || !e->greeting.called, "an answer that has another secret");
+    if (step != GREET_DONE) return;
+    FUZZ_CHECK(w.kind <= WELCOME_FAILED && memchr(w.text, 0, sizeof w.text), "welcome");
+    e->welcomed = true;
+    link_frames(&e->link, STORE_FRAME_MAX);
+}
 
 static void hear(Ear *e)
 {
     Frame f;
     int r;
     link_fill(&e->link);
-    if (!e->welcomed && e->link.in_size >= sizeof(Welcome)) {
-        Welcome w;
-        memcpy(&w, e->link.in, sizeof w);
-        FUZZ_CHECK(w.magic == LINK_MAGIC && w.kind <= WELCOME_FAILED && memchr(w.text, 0, sizeof w.text),
-                   "welcome");
-        link_drop(&e->link, sizeof w);
-        e->welcomed = true;
-        e->link.frame_max = STORE_FRAME_MAX;
-    }
+    if (!e->welcomed) hear_greeting(e);
     while (e->welcomed && (r = link_frame(&e->link, &f)) != 0) {
         FUZZ_CHECK(r > 0, "a frame that is too long");
         FUZZ_CHECK(f.kind >= FRAME_ALL_HERE && f.kind <= FRAME_VERDICT, "frame of kind %u", f.kind);
@@ -94,24 +101,31 @@ static void hear(Ear *e)
 /* What the first byte of a piece says. */
 typedef struct {
     int who, what;
-    bool other_process, other_version, other_job;
+    bool other_process, other_version, other_secret;
 } Piece;
 
 static Piece piece_of(uint8_t b) { return (Piece){ b % 8, b / 8 % 4, b >> 5 & 1, b >> 6 & 1, b >> 7 }; }
 
-static void say(const Ear *e, const Host *h, Piece p, const uint8_t *bytes, size_t size)
+static void call(Ear *e, const Host *h, Piece p)
 {
-    const int what = p.what;
     Hello hello = h->self;
+    GreetKey key = h->key;
     hello.rank = (uint32_t)(p.who % PEERS);
     hello.process += hello.rank + (p.other_process ? 1000 : 0);
-    hello.version += p.other_version;
-    hello.job += p.other_job;
-    hello.role = what == 2 ? ROLE_WATCH : ROLE_STORE;
-    ssize_t sent = what == 3 ? shutdown(e->fd, SHUT_WR)
-                   : what    ? send(e->fd, &hello, sizeof hello, MSG_NOSIGNAL)
-                             : send(e->fd, bytes, size, MSG_NOSIGNAL);
-    (void)sent; /* -1: the host has closed it */
+    hello.role = p.what == 2 ? ROLE_WATCH : ROLE_STORE;
+    if (p.other_secret) key = greet_key("another secret of tests", h->boot.job);
+    if (e->called) return;
+    e->called = greet_call(&e->greeting, &e->link, &key, &hello, h->port);
+    e->other_key = p.other_secret;
+    if (p.other_version) e->link.out[offsetof(Call, version)]++;
+}
+
+static void say(Ear *e, const Host *h, Piece p, const uint8_t *bytes, size_t size)
+{
+    if (p.what == 1 || p.what == 2) call(e, h, p);
+    else if (p.what == 3) shutdown(e->fd, SHUT_WR);
+    else if (send(e->fd, bytes, size, MSG_NOSIGNAL) < 0) return; /* the host has closed it */
+    link_flush(&e->link);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -122,8 +136,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     Host *h = host_new();
     for (int i = 0; i < 2 * PEERS; i++) {
         connect_peer(h, &ears[i].fd);
+        ears[i] = (Ear){ .fd = ears[i].fd };
         link_open(&ears[i].link, ears[i].fd, STORE_FRAME_MAX);
-        ears[i].welcomed = false;
     }
     for (size_t at = 0; at + 2 <= size;) {
         Piece p = piece_of(data[at]);
@@ -132,8 +146,11 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (n > size - at) n = size - at;
         say(&ears[p.who], h, p, data + at, n);
         if (!p.what) at += n;
-        turn(h);
-        hear(&ears[p.who]);
+        for (int i = 0; i < 2; i++) { /* what is heard of a greeting is answered */
+            turn(h);
+            hear(&ears[p.who]);
+            link_flush(&ears[p.who].link);
+        }
     }
     for (int i = 0; i < 3; i++) {
         turn(h);

@@ -56,8 +56,8 @@ def fields(data):
 
 
 def own_reader(run_dir):
-    """{tag: [(step, value)]}; an error when a file is not whole."""
-    found, last_wall = {}, 0.0
+    """{tag: [(step, value)]}, [(step, text)]; an error when a file is not whole."""
+    found, texts, last_wall = {}, [], 0.0
     for path in sorted(glob.glob(os.path.join(run_dir, "events.out.tfevents.*"))):
         data, at = open(path, "rb").read(), 0
         while at < len(data):
@@ -72,9 +72,15 @@ def own_reader(run_dir):
             for field, value in fields(event.get(5, b"")):
                 assert field == 1
                 point = dict(fields(value))
+                if 8 in point:  # a text, of the configuration
+                    assert point[1] == b"config/text_summary" and dict(fields(dict(fields(point[9]))[1])) == {1: b"text"}
+                    tensor = dict(fields(point[8]))
+                    assert tensor[1] == 7
+                    texts.append((event.get(2, 0), tensor[8].decode()))
+                    continue
                 found.setdefault(point[1].decode(), []).append((event.get(2, 0), point[2]))
             at += size + 16
-    return found
+    return found, texts
 
 
 def package_reader(run_dir):
@@ -82,7 +88,9 @@ def package_reader(run_dir):
     reader = event_accumulator.EventAccumulator(run_dir, size_guidance={event_accumulator.SCALARS: 0,
                                                                         event_accumulator.TENSORS: 0})
     reader.Reload()
-    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}
+    texts = [(e.step, e.tensor_proto.string_val[0].decode()) for tag in reader.Tags()["tensors"] for e in reader.Tensors(tag)]
+    assert reader.Tags()["tensors"] in ([], ["config/text_summary"])
+    return {tag: [(e.step, e.value) for e in reader.Scalars(tag)] for tag in reader.Tags()["scalars"]}, texts
 
 
 # groups of TensorBoard, and the members of a step's line in each
@@ -91,7 +99,10 @@ GROUPS = {
     "speed": ("step_ms", "tokens_per_s", "mfu", "tflops"),
     "run": ("tokens", "memory_bytes"),
 }
-TAGS = {name: f"{group}/{name}" for group, names in GROUPS.items() for name in names} | {"loss": "loss/train"}
+TAGS = {name: f"{group}/{name}" for group, names in GROUPS.items() for name in names} | {
+    "loss": "loss/train", "aux_loss": "loss/aux", "z_loss": "loss/z", "slowest_rank": "ranks/slowest", "lag_ms": "ranks/lag_ms"}
+# a curve for each member of a list; metrics.jsonl does not say which layers are mixtures: here all are
+LISTS = {"expert_load": "expert_load/layer {}", "expert_dropped": "expert_dropped/layer {}"}
 
 
 def wanted(run_dir):
@@ -103,7 +114,9 @@ def wanted(run_dir):
         elif "loss" not in record:
             continue  # the line of a key that changed
         else:
-            values = {TAGS[k]: v for k, v in record.items() if k not in ("step", "nonfinite") and "save" not in k}
+            values = {TAGS[k]: v for k, v in record.items() if k in TAGS}
+            values |= {tag.format(i): v for k, tag in LISTS.items() for i, v in enumerate(record.get(k, []))}
+            values |= {f"loss/mtp {i + 1}": v for i, v in enumerate(record.get("mtp_loss", []))}
         for tag, value in values.items():
             found.setdefault(tag, []).append((record["step"], value))
     return found
@@ -130,15 +143,26 @@ def compare(name, want, got):
     return not bad and bool(want)
 
 
+def same_texts(name, run_dir, texts):
+    """The last start's is the configuration beside it; all are of ascending steps."""
+    config = open(os.path.join(run_dir, "config.ini")).read()
+    shown = "".join("    " + line for line in config.splitlines(keepends=True))
+    good = bool(texts) and texts[-1][1] == shown and [s for s, _ in texts] == sorted(s for s, _ in texts)
+    print(f"{name}: configurations of steps {[s for s, _ in texts]}" + ("" if good else ": not the run's"))
+    return good
+
+
 def main():
     want = wanted(sys.argv[1])
-    good = compare("own reader", want, own_reader(sys.argv[1]))
+    found, texts = own_reader(sys.argv[1])
+    good = compare("own reader", want, found) and same_texts("own reader", sys.argv[1], texts)
     try:
         import tensorboard  # noqa: F401
     except ImportError:
         print("skipped: the reader of TensorBoard: no tensorboard package (pip install tensorboard)")
     else:
-        good &= compare("tensorboard", want, package_reader(sys.argv[1]))
+        found, texts = package_reader(sys.argv[1])
+        good &= compare("tensorboard", want, found) and same_texts("tensorboard", sys.argv[1], texts)
     return 0 if good else 1
 
 

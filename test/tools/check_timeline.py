@@ -16,7 +16,7 @@ import xml.etree.ElementTree as ET
 from collections import defaultdict
 
 SVG = "{http://www.w3.org/2000/svg}"
-COMPUTES = {"forward", "backward", "input half", "weight half"}
+COMPUTES = {"forward", "backward", "dgrad", "wgrad"}
 ACTIONS = COMPUTES | {"send", "receive", "tied embedding", "reduce", "norm", "update"}
 bad = []
 

@@ -85,7 +85,11 @@ SHAREDBIAS = dict(MIXEDMOE, layers=1, window=[0], rope=[0], bias=True, moe=dict(
 MTP = dict(DEEPSEEK, mtp=1, mtp_weight=0.3, moe=dict(
     DEEPSEEK["moe"], experts=8, topk=2, groups=4, group_topk=2))
 MTP2 = dict(LLAMA, layers=1, window=[0], rope=[1], rms=False, bias=True, tied=True, mtp=2, mtp_weight=0.5)
-GRADIENTS_ONLY = ("mtp", "mtp2", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
+# The same over samples of several documents: rows that do not count, but which later rows see; and rows of experts, of
+# which a balance loss counts all.
+MTPMASK = dict(MTP2, vocab=17, eod=3, mask_eod=True)
+MTPRESET = dict(MTP, vocab=17, eod=3, reset_at_eod=True, moe=dict(MTP["moe"], aux=0.5))
+GRADIENTS_ONLY = ("mtp", "mtp2", "mtpmask", "mtpreset", "mixed", "mixedmoe", "patterns", "linear", "llama31", "yarn", "gemma", "gptoss",
                   "qwen3next", "mla", "deepseekv3", "gptossfull",
                   "mlasinks", "mlagate", "sharedbias")  # no final weights
 BATCH = 4
@@ -288,6 +292,11 @@ class Model:
         k, v = (t.repeat_interleave(H // K, 1) for t in (k, v))
         return q, k, v, gate[0] if gate else None
 
+    def documents(self, token):
+        """[B, T]: the number of a row's document in its sample; with reset_at_eod rows see no other one's."""
+        ended = (token == self.m["eod"]).long() if self.m.get("reset_at_eod") else torch.zeros_like(token)
+        return ended.cumsum(1) - ended
+
     def attention(self, name, layer, x):
         m, window = self.m, self.m["window"][layer]
         B, T, _ = x.shape
@@ -298,6 +307,7 @@ class Model:
             score = m["softcap"] * torch.tanh(score / m["softcap"])
         behind = torch.arange(T)[:, None] - torch.arange(T)[None, :]
         hidden = behind < 0 if not window else (behind < 0) | (behind >= window)
+        hidden = hidden | (self.document[:, None, :, None] != self.document[:, None, None, :])
         score = score.masked_fill(hidden, -math.inf)
         if m.get("sinks"):  # one more column, whose weight goes nowhere
             sink = self.w[name + ".sinks"].reshape(1, H, 1, 1).expand(B, H, T, 1)
@@ -317,12 +327,24 @@ class Model:
     def mlp(self, name, x):
         return self.linear(name + ".fc2", self.activation(self.linear(name + ".fc1", x)))
 
+    def score(self, logits):
+        return {"softmax": lambda: logits, "softmax_pre": lambda: torch.softmax(logits, -1),
+                "sigmoid": lambda: torch.sigmoid(logits),
+                "sqrt_softplus": lambda: torch.sqrt(torch.nn.functional.softplus(logits, threshold=1e9))
+                }[self.m["moe"]["router"]]()
+
+    def balance(self, logits):
+        """Sum over samples of their T rows times their balance loss: aux E / (K T^2) sum of c[e] sum of q[t, e]."""
+        e, (_, T, E) = self.m["moe"], logits.shape
+        score = self.score(logits)
+        load = torch.zeros(score.shape, dtype=score.dtype).scatter(-1, score.topk(e["topk"], -1).indices, 1).sum(1)
+        share = (score / score.sum(-1, keepdim=True)).sum(1)
+        return e["aux"] * E / (e["topk"] * T) * (load * share).sum()
+
     def route(self, logits):
         """[B, T, E] -> which experts (bool) and with what weights, both [B, T, E]."""
         e = self.m["moe"]
-        score = {"softmax": lambda: logits, "softmax_pre": lambda: torch.softmax(logits, -1),
-                 "sigmoid": lambda: torch.sigmoid(logits),
-                 "sqrt_softplus": lambda: torch.sqrt(torch.nn.functional.softplus(logits, threshold=1e9))}[e["router"]]()
+        score = self.score(logits)
         allowed = score.detach()
         if e["groups"] > 1:
             grouped = allowed.unflatten(-1, (e["groups"], -1))
@@ -348,6 +370,8 @@ class Model:
         bias1, bias2 = (self.w[f"{name}.experts.{fc}.bias"].reshape(e["experts"], -1) if self.m["bias"]
                         else torch.zeros(e["experts"], 1) for fc in ("fc1", "fc2"))
         logits = x @ self.w[name + ".router.weight"].T
+        if "aux" in e:
+            self.balances.append(self.balance(logits))
         _, weights = self.route(logits + self.w[name + ".router.logits.bias"] if self.m["bias"] else logits)
         y = 0
         for i in range(e["experts"]):
@@ -369,6 +393,7 @@ class Model:
     def logits(self, token):
         """Of what the head predicts, the next token, and then of each module's, which see tokens further on."""
         m, rms, T = self.m, self.m["rms"], token.shape[1]
+        self.document, self.balances = self.documents(token), []
         table = self.w["embedding.token.weight"]
         head = table if m["tied"] else self.w["head.weight"]
         x = table[token]
@@ -387,16 +412,26 @@ class Model:
             out.append(h @ head.T)
         return out
 
-    def losses(self, batch):
-        """batch [B, seq + 1]; of the head and of each module the mean over its targets, nats."""
-        T = batch.shape[1] - 1
-        return [torch.nn.functional.cross_entropy(y[:, :T - k].flatten(0, 1), batch[:, 1 + k:].flatten())
-                for k, y in enumerate(self.logits(batch[:, :-1]))]
+    def counts(self, token, k):
+        """[B, T - k]: whether row t, which at depth k predicts the token behind token t + k, is to."""
+        T, document = token.shape[1], self.documents(token)
+        same = document[:, :T - k] == document[:, k:]
+        return same & (token[:, k:] != self.m["eod"]) if self.m.get("mask_eod") else same
 
-    def trained(self, losses, T):
-        """What gradients are of: modules' losses are summed over their T - k targets of a sample, and divided by T."""
-        modules = sum(loss * (T - k) / T for k, loss in enumerate(losses) if k)
-        return losses[0] + (self.m["mtp_weight"] / self.m["mtp"] * modules if "mtp" in self.m else 0)
+    def losses(self, batch):
+        """batch [B, seq + 1]; of the head and of each module the mean over its targets, nats, and how many these are."""
+        token, losses, counted = batch[:, :-1], [], []
+        for k, y in enumerate(self.logits(token)):
+            counts = self.counts(token, k)
+            losses.append(torch.nn.functional.cross_entropy(y[:, :token.shape[1] - k][counts], batch[:, 1 + k:][counts]))
+            counted.append(counts.sum().item())
+        return losses, counted
+
+    def trained(self, losses, counted):
+        """What gradients are of: losses are summed, and divided by the head's targets."""
+        modules = sum(loss * n / counted[0] for loss, n in zip(losses[1:], counted[1:]))
+        modules = self.m["mtp_weight"] / self.m["mtp"] * modules if "mtp" in self.m else 0
+        return losses[0] + modules + sum(self.balances) / counted[0]
 
 
 def rate(o, step):
@@ -421,8 +456,8 @@ def train(model, o):
     for step in range(1, o["steps"] + 1):
         batch = torch.tensor([tokens((step - 1) * BATCH + b, model.m) for b in range(BATCH)])
         adam.zero_grad()
-        losses = model.losses(batch)
-        model.trained(losses, batch.shape[1] - 1).backward()
+        losses, counted = model.losses(batch)
+        model.trained(losses, counted).backward()
         if first is None:
             first = flat([p.grad for p in params])
         norm = torch.nn.utils.clip_grad_norm_(params, o["clip"])
@@ -432,6 +467,8 @@ def train(model, o):
         rows.append(dict(loss=losses[0].item(), grad_norm=norm.item(), lr=rate(o, step)))
         if len(losses) > 1:
             rows[-1]["mtp_loss"] = [loss.item() for loss in losses[1:]]
+        if "eod" in model.m:
+            rows[-1]["counted"] = counted[0]
     return rows, first
 
 
@@ -466,7 +503,8 @@ def main():
         ("linear", LINEAR), ("llama31", LLAMA31), ("yarn", YARN),
         ("gemma", GEMMA), ("gptoss", GPTOSS), ("qwen3next", QWEN3NEXT),
         ("mtp", MTP), ("mtp2", MTP2), ("mla", MLA), ("deepseekv3", DEEPSEEKV3), ("gptossfull", GPTOSSFULL),
-        ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS))]
+        ("mlasinks", MLASINKS), ("mlagate", MLAGATE), ("sharedbias", SHAREDBIAS),
+        ("mtpmask", MTPMASK), ("mtpreset", MTPRESET))]
     with open(os.path.join(folder, "golden.json"), "w") as f:
         f.write("[" + ",\n".join(text(c) for c in cases) + "]\n")
 

@@ -60,7 +60,7 @@ def main():
     missing = [name for name, shape in golden.shapes(m) if tuple(tensors[name].shape) != tuple(shape)]
     assert not missing and len(golden.shapes(m)) == len(tensors), f"other parameters: {missing}"
     with torch.no_grad():
-        want = golden.Model(m, {name: t.double() for name, t in tensors.items()}).losses(batch)[0].item()
+        want = golden.Model(m, {name: t.double() for name, t in tensors.items()}).losses(batch)[0][0].item()
     theory = math.log(m["vocab"]) + m["hidden"] * m["init_std"]**2 / 2
     off = abs(m["loss"] - want) / want
     print(f"{m['params']} weights, {batch.numel() - len(batch)} tokens: megatrain {m['loss']:.9f}, torch {want:.9f} "

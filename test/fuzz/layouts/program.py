@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 LAUNCH = str(ROOT / "scripts" / "launch.sh")
-TIMES = re.compile(r"^(step_ms|tokens_per_s|mfu|tflops|memory_bytes|save\w*|bubble\w*)$")
+TIMES = re.compile(r"^(step_ms|tokens_per_s|mfu|tflops|memory_bytes|time|compute_ms|wait_ms|lag|lag_ms|slowest_rank|save\w*|bubble\w*)$")
 
 
 class Hang(Exception):

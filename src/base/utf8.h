@@ -2,8 +2,8 @@
  * UTF-8 by the book: no overlong forms, no surrogates, nothing above U+10FFFF. Text from outside
  * is checked here once; whatever runs after it (PCRE2, utf8proc) is told to trust it.
  */
-#ifndef MEGATRAIN_DATA_UTF8_H
-#define MEGATRAIN_DATA_UTF8_H
+#ifndef MEGATRAIN_BASE_UTF8_H
+#define MEGATRAIN_BASE_UTF8_H
 
 #include <stdint.h>
 #include <string.h>

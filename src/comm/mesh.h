@@ -1,0 +1,24 @@
+/*
+ * A connection between every two ranks, for data (inside comm/ only). Each process listens on one port, where only
+ * ranks with the run's secret get in (comm/greet.h): a rank calls those below it, and is called by those above.
+ * Whoever else connects, says anything or nothing, costs a slot for some seconds.
+ */
+#ifndef MEGATRAIN_COMM_MESH_H
+#define MEGATRAIN_COMM_MESH_H
+
+#include "base/err.h"
+
+enum { MESH_ADDRESS_BYTES = 64 };
+
+typedef struct Mesh Mesh;
+
+/* Listens on this numeric address of this host. ERR_CONFIG: it is not numeric, or not of this host. */
+Err mesh_open(int rank, int size, const char *address, const char *secret, Mesh **out);
+/* Where the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
+void mesh_address(const Mesh *m, char out[MESH_ADDRESS_BYTES]);
+/* Collective. fds[p]: the connection to rank p, non-blocking, which the caller owns; -1 for this rank and after an
+ * error. ERR_RENDEZVOUS: not connected with a rank within timeout_s. */
+Err mesh_connect(Mesh *m, const char (*addresses)[MESH_ADDRESS_BYTES], double timeout_s, int *fds);
+void mesh_close(Mesh *m); /* NULL is allowed */
+
+#endif

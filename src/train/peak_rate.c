@@ -1,0 +1,51 @@
+/* The rate that mfu is a share of (run.h): by the GPU's file, or measured. */
+#include "base/clock.h"
+#include "base/config_device.h"
+#include "train/run.h"
+
+/* The best of a few square products in scratch memory; about a tenth of a second. A stage that is the embedding alone
+ * has little: the three matrices are one piece, whose rounding up is no more than that of the least scratch. */
+static Err measure_rate(Run *r, double *flops)
+{
+    Stream *stream = &r->trainer.device.stream;
+    Arena *a = &r->trainer.scratch;
+    ArenaMark mark = arena_mark(a);
+    DType T = r->spec.device == DEVICE_CPU ? F32 : r->spec.compute;
+    Tensor all, x, w, y;
+    int64_t n = 768;
+    while (n > 1 && 3 * 4 * n * n > a->size_bytes - a->used_bytes)
+        n = n > 8 ? (n / 2 + 7) / 8 * 8 : n / 2; /* (16-bit products take rows that begin on 16 bytes) */
+    *flops = 0;
+    TRY(tensor_new(a, &all, T, 3 * n, n));
+    x = tensor_row_slice(all, 0, n);
+    w = tensor_row_slice(all, n, n);
+    y = tensor_row_slice(all, 2 * n, n);
+    TRY(op(stream, fill_zero, .x = x));
+    TRY(op(stream, fill_zero, .x = w));
+    double end = clock_s() + 0.1;
+    do {
+        TRY(device_sync(stream));
+        double t0 = clock_s();
+        TRY(op(stream, linear_fwd, .y = y, .x = x, .w = w, .leaf = n));
+        TRY(device_sync(stream));
+        double rate = 2.0 * (double)n * (double)n * (double)n / (clock_s() - t0);
+        if (rate > *flops) *flops = rate;
+    } while (clock_s() < end);
+    arena_release(a, mark);
+    return ERR_OK;
+}
+
+/* By the GPU's file, where it has one that says it (config_device.h). */
+Err run_peak_rate(Run *r, double *flops, const char **source)
+{
+    DeviceInfo gpu;
+    DeviceFile sheet;
+    *flops = 0;
+    *source = "data sheet:";
+    if (r->spec.device == DEVICE_CUDA) TRY(device_cuda_info(r->spec.gpu, &gpu));
+    if (r->spec.device == DEVICE_CUDA && device_file_match(gpu.name, &sheet))
+        *flops = 1e12 * (r->spec.compute == F32 ? sheet.fp32_tflops : sheet.bf16_tflops);
+    if (*flops > 0) return ERR_OK;
+    *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
+    return measure_rate(r, flops);
+}

@@ -1,0 +1,67 @@
+/* Files of config/devices: every one that ships reads; which fits a GPU by its name; what is wrong in one is said. */
+#include "test.h"
+
+#include "scratch.h"
+#include "base/config_device.h"
+
+TEST(a_gpu_by_the_name_that_its_driver_gives)
+{
+    static const struct {
+        const char *gpu, *file;
+        double bf16;
+    } cases[] = {
+        { "NVIDIA A100-SXM4-40GB", "a100-40", 312 },
+        { "NVIDIA A100-SXM4-80GB", "a100", 312 },
+        { "NVIDIA A100 80GB PCIe", "a100", 312 },
+        { "NVIDIA H100 80GB HBM3", "h100", 989 },
+        { "NVIDIA H100 PCIe", "h100-pcie", 756 },
+        { "NVIDIA H100 NVL", "h100-nvl", 835 },
+        { "NVIDIA H200", "h200", 989 },
+        { "NVIDIA B200", "b200", 2250 },
+        { "NVIDIA GB200", "gb200", 2500 },
+        { "NVIDIA L40S", "l40s", 362 },
+        { "NVIDIA GeForce RTX 4090", "4090", 165.2 },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DeviceFile f = { 0 };
+        CHECK_MSG(device_file_match(cases[i].gpu, &f), "%s", cases[i].gpu);
+        CHECK_MSG(strcmp(f.name, cases[i].file) == 0, "%s: %s", cases[i].gpu, f.name);
+        CHECK_CLOSE(f.bf16_tflops, cases[i].bf16, 1e-12, "%s", cases[i].gpu);
+    }
+    DeviceFile f;
+    CHECK(!device_file_match("NVIDIA GeForce GTX 1080", &f));
+}
+
+TEST(by_name_in_any_case_and_by_path)
+{
+    DeviceFile name, path;
+    OK(device_file_read("H100", &name));
+    OK(device_file_read("config/devices/h100.ini", &path));
+    CHECK(name.memory_mib == 81559 && name.sold_gb == 80 && name.fp32_tflops == 67);
+    CHECK(path.memory_mib == name.memory_mib && strcmp(path.name, "h100") == 0);
+    FAILS(device_file_read("h1000", &name), ERR_CONFIG, "none that is known");
+    FAILS(device_file_read("none/of.ini", &name), ERR_CONFIG, "no file");
+}
+
+TEST(what_is_wrong_in_a_file_is_said)
+{
+    static const struct {
+        const char *text, *says;
+    } cases[] = {
+        { "[device]\nsold_gb = 80\n", "memory_mib is missing" },
+        { "[device]\nmemory_mib = lots\n", ":2: not a line of a device" },
+        { "[device]\nmemory_mib = nan\n", ":2: not a line" },
+        { "[device]\nmemory_mib = 0\n", ":2: not a line" },
+        { "[device]\n\nmemory = 5\n", ":3: not a line" },
+        { "[gpu]\nmemory_mib = 5\n", ":2: not a line" },
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        DeviceFile f;
+        FAILS(device_file_read(write_text("own.ini", cases[i].text), &f), ERR_CONFIG, cases[i].says);
+    }
+    DeviceFile f;
+    OK(device_file_read(write_text("own.ini", "[device]\nmemory_mib = 49152\n"), &f));
+    CHECK(f.memory_mib == 49152 && strcmp(f.name, "own") == 0 && !f.sold_gb && !*f.match);
+}
+
+TEST_MAIN
