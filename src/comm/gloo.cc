@@ -201,21 +201,25 @@ class Held final : public gloo::transport::tcp::Handler
 
     ~Held() override
     {
-        {
-            std::lock_guard<std::mutex> guard(lock);
-            released = true;
-            changed.notify_all();
-        }
+        std::unique_lock<std::mutex> guard(lock);
+        released = true;
+        changed.notify_all();
+        changed.wait(guard, [&] { return !held; }); /* (the last time that the other thread looks at this) */
+        guard.unlock();
         device->unregisterDescriptor(fd, this);
         ::close(fd);
     }
 
     void handleEvents(int) override
     {
+        eventfd_t once; /* (read, so that this is not called again) */
+        if (eventfd_read(fd, &once)) return;
         std::unique_lock<std::mutex> guard(lock);
         held = true;
         changed.notify_all();
         changed.wait(guard, [&] { return released; });
+        held = false;
+        changed.notify_all();
     }
 
   private:
