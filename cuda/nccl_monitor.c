@@ -28,10 +28,9 @@ Err nccl_stopped(NcclWorld *w)
 /* Waits for a thread inside NCCL, whose polls end when the world is stopped; but not for ever: a launch may hang. */
 static void abort_group(Group *g)
 {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += ABORT_LOCK_S;
-    const bool locked = pthread_mutex_clocklock(&g->calling, CLOCK_MONOTONIC, &until) == 0;
+    const double until = clock_s() + ABORT_LOCK_S; /* (of a clock that nobody sets) */
+    bool locked;
+    while (!(locked = pthread_mutex_trylock(&g->calling) == 0) && clock_s() < until) usleep(NAP_US);
     ncclComm_t comm = g->comm;
     g->comm = NULL;
     if (locked) pthread_mutex_unlock(&g->calling);
