@@ -204,6 +204,82 @@ TEST(dataset_blend)
     dataset_close(d);
 }
 
+/* Documents [from, to) of 50 of different lengths: token k of document d is (31 d + 7 k) % 200. */
+static void write_documents(const char *prefix, TokenType type, int from, int to)
+{
+    IndexedWriter *w;
+    OK(indexed_create(in_dir(prefix), type, &w));
+    for (int d = from; d < to; d++) {
+        for (int k = 0; k < 3 + d * 17 % 40; k++)
+            OK(indexed_add_tokens(w, &(int32_t){ (31 * d + 7 * k) % 200 }, 1));
+        OK(indexed_end_document(w));
+    }
+    OK(indexed_finish(w));
+}
+
+/* Several files are read as the one that holds all their documents, however they are named. */
+TEST(dataset_shards)
+{
+    enum { SEQ = 6 };
+    static const DataOrder orders[] = { ORDER_KEYED, ORDER_FILE, ORDER_MEGATRON };
+    char list[1200], spec[4][256];
+    int32_t row[SEQ + 1], want[SEQ + 1];
+    OK(file_make_dirs(in_dir("sh[1]")));
+    write_documents("all", TOKEN_I32, 0, 50);
+    write_documents("sh[1]/b-2", TOKEN_I32, 30, 50); /* (written in another order) */
+    write_documents("sh[1]/a-1", TOKEN_U16, 0, 1);
+    write_documents("sh[1]/b-10", TOKEN_U16, 1, 30); /* bytes: '1' before '2' */
+    snprintf(list, sizeof list, "# shards\n%s\r\n\n  %s.bin \n%s.idx", in_dir("sh[1]/a-1"), in_dir("sh[1]/b-10"),
+             in_dir("sh[1]/b-2"));
+    write_text("list.txt", list);
+    snprintf(spec[0], sizeof spec[0], "%s", in_dir("sh[1]"));
+    snprintf(spec[1], sizeof spec[1], "%s", in_dir("sh[[]1]/[ab]-*"));
+    snprintf(spec[2], sizeof spec[2], "%s", in_dir("sh[[]1]/?-*.bin"));
+    snprintf(spec[3], sizeof spec[3], "@%s", in_dir("list.txt"));
+    for (int i = 0; i < 3 * 4 * 2; i++) {
+        DatasetOptions o = { .spec = in_dir("all"), .seq = SEQ, .seed = 5, .samples = 900, .order = orders[i % 3] };
+        if (i >= 12) o.split = "70,30";
+        Dataset *whole = open_dataset(o);
+        o.spec = spec[i / 3 % 4];
+        Dataset *parts = open_dataset(o);
+        CHECK(dataset_source_count(parts) == 1 && dataset_tokens(parts) == dataset_tokens(whole));
+        CHECK(dataset_source(parts, 0).files == 3 && dataset_source(parts, 0).documents == 50);
+        for (int64_t p = 0; p < o.samples; p++) {
+            OK(dataset_get(whole, p, want));
+            OK(dataset_get(parts, p, row));
+            CHECK_MSG(!memcmp(row, want, sizeof row), "%s, position %lld", o.spec, (long long)p);
+        }
+        dataset_close(whole);
+        dataset_close(parts);
+    }
+}
+
+TEST(dataset_shards_refused)
+{
+    char text[1200], spec[256];
+    Dataset *d;
+    DatasetOptions o = { .spec = spec, .seq = 4 };
+    OK(file_make_dirs(in_dir("none")));
+    write_documents("r", TOKEN_U16, 0, 9);
+    snprintf(spec, sizeof spec, "%s", in_dir("none"));
+    FAILS(dataset_open(&o, &d), ERR_DATA, "holds no token files");
+    snprintf(spec, sizeof spec, "%s", in_dir("none/*"));
+    FAILS(dataset_open(&o, &d), ERR_DATA, "no token files match");
+    snprintf(spec, sizeof spec, "@%s", in_dir("refused.txt"));
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "refused.txt");
+    write_text("refused.txt", "# nothing\n\n");
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "names none");
+    snprintf(text, sizeof text, "%s\n0.5 %s\n", in_dir("r"), in_dir("r"));
+    write_text("refused.txt", text);
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "line '2'");
+    snprintf(text, sizeof text, "%s.idx\n%s.bin\n", in_dir("r"), in_dir("r"));
+    write_text("refused.txt", text);
+    FAILS(dataset_open(&o, &d), ERR_CONFIG, "there twice");
+    snprintf(text, sizeof text, "%s\n%s\n", in_dir("r"), in_dir("gone"));
+    write_text("refused.txt", text);
+    FAILS(dataset_open(&o, &d), ERR_DATA, "gone.idx");
+}
+
 /* Three stages over two files and a third: every file is read on where the stage before left it, by counting. */
 TEST(dataset_stages)
 {

@@ -23,6 +23,47 @@ run longer "${o[@]}" train.stop_at=7
 expect 4 "train.steps, too" "$mt" --config tiny.ini run.dir=longer "${m[@]}" train.steps=2000
 expect 0 "resuming" "$mt" --config tiny.ini run.dir=longer "${m[@]}" train.steps=19
 
+# ---- shards are the file that holds all their documents: the same bits, also resumed, in another layout and order
+mkdir text shards empty
+for i in $(seq 0 39); do tail -c +$((i * 37 + 1)) text.txt | head -c $((300 + i * 20)) >"text/$(printf %02d "$i").txt"; done
+"$mt" preprocess --input text --tokenizer byte --output one --append-eod >/dev/null 2>&1 || bad "preprocess: a folder"
+for i in 0 1 2 3; do
+    "$mt" preprocess --input text/${i}?.txt --tokenizer byte --output shards/part-$i --append-eod >/dev/null 2>&1
+    echo "shards/part-$i" >>list.txt
+done
+check "a folder's shards hold one file's tokens" cmp -s one.bin <(cat shards/part-?.bin)
+s=(train.steps=12 train.eval_every=6 data.split=80,20 data.valid=)
+for order in keyed megatron; do
+    run one-$order "${s[@]}" data.order=$order data.train=one
+    for spec in shards 'shards/p*' @list.txt; do
+        name=of-${spec//[^a-z]/-}$order
+        run "$name" "${s[@]}" data.order=$order data.train="$spec" train.stop_at=5
+        "$root/scripts/launch.sh" -n 2 -- "$mt" --config tiny.ini run.dir="$name" "${s[@]}" data.order=$order \
+            data.train="$spec" parallel.tp=2 >/dev/null 2>"$name.err"
+        check "$spec, $order: $(grep -m1 error "$name.err")" same_run "$name" one-$order 12
+        check "$spec, $order: evaluations" [ "$(valids "$name" | tail -2)" = "$(valids one-$order | tail -2)" ]
+    done
+done
+run blend "${s[@]:0:2}" data.train="0.7 shards 0.3 a"
+run blend_one "${s[@]:0:2}" data.train="0.7 one 0.3 a"
+check "in a blend they are one source: $(grep -m1 error blend.err)" same_run blend blend_one 12
+expect 0 "" "$mt" config check --config tiny.ini data.train=shards
+check "config check finds them" [ "$(grep -c data.train err.txt)" -eq 0 ]
+run grows "${s[@]}" data.train=shards train.stop_at=5
+cp shards/part-0.idx shards/part-9.idx
+cp shards/part-0.bin shards/part-9.bin
+expect 4 "a token file: 'shards: 5 files, 63100 bytes" "$mt" --config tiny.ini run.dir=grows "${s[@]}" data.train=shards
+rm shards/part-9.*
+mv shards/part-3.bin 3.bin
+expect 3 "shards/part-3.bin" "$mt" --config tiny.ini "${s[@]}" data.train=shards
+mv 3.bin shards/part-3.bin
+mkdir many
+for i in $(seq 1000 2999); do ln -s ../shards/part-0.bin many/$i.bin && ln -s ../shards/part-0.idx many/$i.idx; done
+(ulimit -n 100 && run many train.stop_at=2 train.eval_every=0 data.train=many)
+check "2,000 shards and 100 descriptors: $(grep -m1 error many.err)" [ "$(losses many | wc -l)" -eq 2 ]
+expect 2 "lies in the folder 'text'" "$mt" preprocess --input text --tokenizer byte --output text/one
+expect 3 "holds no files" "$mt" preprocess --input empty --tokenizer byte --output never
+
 # ---- several validation sets
 sed -i 's/^warmup = 4/warmup = 1/' tiny.ini
 run named train.steps=4 train.eval_every=2 data.valid="sea: b  mixed: 0.25 a 0.75 b"

@@ -60,9 +60,9 @@ TEST(worked_example)
         { 6, 2, 4, 9, "4 0 1 2 3 3 2 1 0 4", "2 0 3 1 5 8 4 6 7" },
         { 9, 2, 9, 9, "2 2 4 1 0 3 4 0 1 3", "7 3 5 1 4 8 0 2 6" },
     };
-    Indexed file;
+    Shards file;
     write_file("worked", (int32_t[]){ 5, 3, 9, 4, 7 }, 5, 0);
-    OK(indexed_open(in_dir("worked"), &file));
+    OK(shards_open(in_dir("worked"), &file));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SetupArena mem;
         MegatronIndex x;
@@ -75,7 +75,7 @@ TEST(worked_example)
         CHECK_MSG(equals(x.shuffle, cases[i].shuffle, x.samples), "case %zu", i);
         setup_release(&mem);
     }
-    indexed_close(&file);
+    shards_close(&file);
 }
 
 TEST(blend_by_the_largest_error)

@@ -10,7 +10,7 @@
 
 #include "base/err.h"
 
-enum { MAPS_MAX = 4096 }; /* at a time, in a process */
+enum { MAPS_MAX = 32768 }; /* at a time, in a process; Linux allows 65530 of all kinds */
 
 typedef struct {
     const void *data; /* NULL for an empty file */

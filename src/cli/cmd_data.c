@@ -34,11 +34,10 @@ static double save_every = 10;
                                          .help = "0: one for each processor"   \
     }
 
-#define INPUT                                                                     \
-    {                                                                             \
-        "input", OPTION_LIST, &inputs, .required = true, .value = "FILE...",      \
-                                       .help = "text or JSON lines; plain, gzip " \
-                                               "or zstd; -: stdin"                \
+#define INPUT                                                                                     \
+    {                                                                                             \
+        "input", OPTION_LIST, &inputs, .required = true, .value = "PATH...",                      \
+                                       .help = "files or folders of text or JSON lines; -: stdin" \
     }
 
 #define KEY                                                                         \
@@ -188,22 +187,10 @@ static Err check_prefix(const char *prefix)
                     prefix, prefix, prefix);
 }
 
-static Err preprocess(Words rest)
+static Err preprocess_files(const InputFiles *files, InputFormat form, PreprocessResult *r)
 {
-    (void)rest;
-    char a[UNITS_BYTES];
-    PreprocessResult r;
-    InputFormat form;
-    int made;
-    TRY(read_format(&form));
-    if (split_blank_lines && form == INPUT_JSONL)
-        return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
-    TRY(check_prefix(output));
-    TRY(check_new(output));
-    TRY(check_folder(output, &made));
-    catch_interrupt();
-    PreprocessOptions o = { .inputs = inputs.items,
-                            .input_count = inputs.count,
+    PreprocessOptions o = { .inputs = files->paths,
+                            .input_count = files->count,
                             .tokenizer = tokenizer,
                             .output = output,
                             .format = form,
@@ -214,8 +201,29 @@ static Err preprocess(Words rest)
                             .threads = (int)threads,
                             .save_every_s = save_every,
                             .stop = &stop };
-    Err err = preprocess_run(&o, &r);
-    if (err == ERR_IO) return err_as(err, ERR_STORAGE);
+    const Err err = preprocess_run(&o, r);
+    return err == ERR_IO ? err_as(err, ERR_STORAGE) : err;
+}
+
+static Err preprocess(Words rest)
+{
+    (void)rest;
+    char a[UNITS_BYTES];
+    PreprocessResult r;
+    InputFormat form;
+    InputFiles files;
+    int made;
+    TRY(read_format(&form));
+    if (split_blank_lines && form == INPUT_JSONL)
+        return err_set(ERR_CONFIG, "--split-blank-lines belongs to --format text");
+    TRY(check_prefix(output));
+    TRY(input_files_check_output(inputs.items, inputs.count, output));
+    TRY(check_new(output));
+    TRY(check_folder(output, &made));
+    catch_interrupt();
+    TRY(input_files_open(inputs.items, inputs.count, &files));
+    const Err err = preprocess_files(&files, form, &r);
+    input_files_close(&files);
     TRY(err);
     say_made(output, made);
     printf("%s.bin %s.idx: %lld documents, %lld tokens (%s, vocabulary %d) from %s\n", output, output,
@@ -255,16 +263,18 @@ static Err tokenizer_train_command(Words rest)
     (void)rest;
     int64_t vocab;
     int made;
-    TokenizerTrainOptions o = { .inputs = inputs.items,
-                                .input_count = inputs.count,
-                                .vocab = vocab_size,
-                                .output = output,
-                                .threads = (int)threads,
-                                .any_bytes = force,
-                                .key = key };
+    InputFiles files;
+    TokenizerTrainOptions o = {
+        .vocab = vocab_size, .output = output, .threads = (int)threads, .any_bytes = force, .key = key
+    };
     TRY(read_format(&o.format));
+    TRY(input_files_check_output(inputs.items, inputs.count, output));
     TRY(check_folder(output, &made));
-    Err err = tokenizer_train(&o, &vocab);
+    TRY(input_files_open(inputs.items, inputs.count, &files));
+    o.inputs = files.paths;
+    o.input_count = files.count;
+    const Err err = tokenizer_train(&o, &vocab);
+    input_files_close(&files);
     if (err == ERR_IO) return err_as(err, ERR_STORAGE);
     TRY(err);
     say_made(output, made);

@@ -9,13 +9,13 @@
 #include "base/arena.h"
 #include "base/file.h"
 #include "base/words.h"
-#include "data/indexed.h"
 #include "data/megatron.h"
 #include "data/order.h"
+#include "data/shards.h"
 
 typedef struct {
-    char *prefix;
-    Indexed file;
+    char *word; /* that names its files */
+    Shards file;
     int64_t from, to;                     /* sequences of the part */
     int64_t first_token, tokens, samples; /* of the part */
     int64_t before;                       /* samples that earlier stages took of the same file */
@@ -93,7 +93,7 @@ static Err choose_part(Source *s, const DatasetOptions *o)
         from = bounds[o->part];
         to = bounds[o->part + 1];
         if (from >= to) {
-            err_set(ERR_DATA, "'%s': split '%s' leaves no document of '%lld' for %s", s->prefix, o->split,
+            err_set(ERR_DATA, "'%s': split '%s' leaves no document of '%lld' for %s", s->file.name, o->split,
                     (long long)s->file.sequences, names[o->part]);
             err_hint("split by document needs more documents (`preprocess --split-blank-lines` "
                      "makes many)");
@@ -102,11 +102,11 @@ static Err choose_part(Source *s, const DatasetOptions *o)
     }
     s->from = from;
     s->to = to;
-    s->first_token = indexed_start(&s->file, from);
-    s->tokens = indexed_start(&s->file, to) - s->first_token;
+    s->first_token = shards_start(&s->file, from);
+    s->tokens = shards_start(&s->file, to) - s->first_token;
     s->samples = s->tokens > 0 ? (s->tokens - 1) / o->seq : 0;
     if (s->samples > 0) return ERR_OK;
-    err_set(ERR_DATA, "'%s': %lld tokens for %s are too few for one sample of %lld + 1", s->prefix,
+    err_set(ERR_DATA, "'%s': %lld tokens for %s are too few for one sample of %lld + 1", s->file.name,
             (long long)s->tokens, names[o->part], (long long)o->seq);
     err_hint("use more text or a smaller model.seq");
     return ERR_DATA;
@@ -130,31 +130,20 @@ static Err blend_syntax(const char *spec)
     return ERR_CONFIG;
 }
 
-/* PREFIX.bin or PREFIX.idx is taken for PREFIX, unless that is one, too. */
-static char *without_suffix(char *word)
-{
-    char index[PATH_MAX];
-    const size_t n = strlen(word);
-    if (!text_ends(word, ".bin") && !text_ends(word, ".idx")) return word;
-    snprintf(index, sizeof index, "%s.idx", word);
-    if (!file_exists(index)) word[n - 4] = 0;
-    return word;
-}
-
-/* Weights, and prefixes into `prefixes`, of one stage; its words' count. One word alone is a prefix. */
-static Err parse_blend(Dataset *d, Stage *g, char **prefixes)
+/* Weights, and names of files into `files`, of one stage. One word alone is a name. */
+static Err parse_blend(Dataset *d, Stage *g, char **files)
 {
     char *words[2 * BLEND_SOURCES_MAX], *text, *end;
     int n = 0;
     TRY(setup_strdup(&d->mem, g->spec, &text));
     for (char *word; (word = next_word(&text)); words[n++] = word)
         if (n == 2 * BLEND_SOURCES_MAX)
-            return err_set(ERR_CONFIG, "more than %d token files in a blend", BLEND_SOURCES_MAX);
+            return err_set(ERR_CONFIG, "more than %d sets of token files in a blend", BLEND_SOURCES_MAX);
     if (n == 0 || (n > 1 && n % 2)) return blend_syntax(g->spec);
     g->count = n == 1 ? 1 : n / 2;
     g->blended = n > 1;
     for (int i = 0; i < g->count; i++) {
-        prefixes[i] = without_suffix(words[n == 1 ? 0 : 2 * i + 1]);
+        files[i] = words[n == 1 ? 0 : 2 * i + 1];
         g->weights[i] = n == 1 ? 1 : strtod(words[2 * i], &end);
         if (n > 1 && *end) return blend_syntax(g->spec);
     }
@@ -186,8 +175,10 @@ static Err cut_stage(const DatasetOptions *o, char **at, int64_t *step, char **s
     if (before && (*step <= before || *step == INT64_MAX))
         return stage_syntax("each stage must begin at a later step than the one before, from 2 on", word);
     if (before && !o->ramp) return stage_syntax("only training data have stages", word);
-    if (before && o->order == ORDER_MEGATRON)
-        return stage_syntax("data.order=megatron is an order of one data set", word);
+    if (before && o->order == ORDER_MEGATRON) {
+        stage_syntax("data.order=megatron is an order of one data set", word);
+        return err_hint("take data.order=keyed, or name one data set in data.train, without '@N'");
+    }
     if (before && o->split && *o->split) return stage_syntax("stages need data.valid, not data.split", word);
     *at = find_stage(end);
     if (*at && *at > end) (*at)[-1] = 0;
@@ -223,14 +214,16 @@ static int count_words(const char *text)
 
 static Err parse_spec(Dataset *d, const DatasetOptions *o)
 {
-    char *prefixes[BLEND_SOURCES_MAX];
+    char *files[BLEND_SOURCES_MAX];
     TRY(parse_stages(d, o));
     TRY(setup_array(&d->mem, count_words(o->spec), &d->sources)); /* (half of them may be weights) */
     for (int k = 0; k < d->stage_count; k++) {
         Stage *g = &d->stages[k];
         g->source = d->source_count;
-        TRY(parse_blend(d, g, prefixes));
-        for (int i = 0; i < g->count; i++) d->sources[d->source_count++].prefix = prefixes[i];
+        TRY(parse_blend(d, g, files));
+        TRY(o->order == ORDER_MEGATRON ? blend_check(g->weights, g->count)
+                                       : blend_init(&g->blend, g->weights, g->count));
+        for (int i = 0; i < g->count; i++) d->sources[d->source_count++].word = files[i];
     }
     return ERR_OK;
 }
@@ -240,7 +233,7 @@ static Err check_draws(const Dataset *d, int source)
 {
     const Source *s = &d->sources[source];
     if (d->draws.taken[source] <= s->index.samples) return ERR_OK;
-    err_set(ERR_DATA, "'%s': the blend takes '%lld' samples, Megatron's order holds '%lld'", s->prefix,
+    err_set(ERR_DATA, "'%s': the blend takes '%lld' samples, Megatron's order holds '%lld'", s->file.name,
             (long long)d->draws.taken[source], (long long)s->index.samples);
     err_hint("change train.steps or the weight a little, or take data.order=keyed");
     return ERR_DATA;
@@ -272,12 +265,12 @@ static Err open_order(Dataset *d, const DatasetOptions *o)
 }
 
 /* Samples that stage k, as long as it lasts, takes of the file. */
-static int64_t taken(const Dataset *d, int k, const char *prefix)
+static int64_t taken(const Dataset *d, int k, const char *name)
 {
     const Stage *g = &d->stages[k];
     int64_t n = 0;
     for (int i = 0; i < g->count; i++)
-        if (!strcmp(d->sources[g->source + i].prefix, prefix))
+        if (!strcmp(d->sources[g->source + i].file.name, name))
             n += blend_taken(&g->blend, d->stages[k + 1].first - g->first, i);
     return n;
 }
@@ -285,16 +278,25 @@ static int64_t taken(const Dataset *d, int k, const char *prefix)
 static Err open_stage(Dataset *d, int k, const DatasetOptions *o)
 {
     Stage *g = &d->stages[k];
-    if (o->order == ORDER_MEGATRON) TRY(blend_check(g->weights, g->count));
-    else TRY(blend_init(&g->blend, g->weights, g->count));
     for (int i = g->source; i < g->source + g->count; i++) {
         Source *s = &d->sources[i];
-        TRY(indexed_open(s->prefix, &s->file));
-        if (o->tokenizer) TRY(indexed_check_tokenizer(&s->file, o->tokenizer_crc, o->tokenizer));
+        TRY(shards_open(s->word, &s->file));
+        if (o->tokenizer) TRY(shards_check_tokenizer(&s->file, o->tokenizer_crc, o->tokenizer));
         TRY(choose_part(s, o));
-        for (int earlier = 0; earlier < k; earlier++) s->before += taken(d, earlier, s->prefix);
+        for (int earlier = 0; earlier < k; earlier++) s->before += taken(d, earlier, s->file.name);
     }
     return ERR_OK;
+}
+
+Err dataset_check_text(const DatasetOptions *o)
+{
+    Dataset d = { .seq = o->seq };
+    int64_t bounds[PART_COUNT + 1];
+    setup_init(&d.mem);
+    Err err = o->split && *o->split ? split_documents(o->split, 1, bounds) : ERR_OK;
+    if (!err) err = parse_spec(&d, o);
+    setup_release(&d.mem);
+    return err;
 }
 
 static Err open_sources(Dataset *d, const DatasetOptions *o)
@@ -323,7 +325,7 @@ Err dataset_open(const DatasetOptions *o, Dataset **out)
 void dataset_close(Dataset *d)
 {
     if (!d) return;
-    for (int i = 0; i < d->source_count && d->sources; i++) indexed_close(&d->sources[i].file);
+    for (int i = 0; i < d->source_count && d->sources; i++) shards_close(&d->sources[i].file);
     setup_release(&d->mem);
     free(d);
 }
@@ -367,14 +369,14 @@ Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens)
 {
     if (d->order == ORDER_MEGATRON) return megatron_get(d, position, tokens);
     DatasetPlace p = dataset_place(d, position);
-    return indexed_read(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, tokens);
+    return shards_read(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, tokens);
 }
 
 Err dataset_check(const Dataset *d, int64_t count)
 {
     for (int64_t i = 0; i < count; i++) {
         DatasetPlace p = dataset_place(d, i);
-        TRY(indexed_check(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab, NULL));
+        TRY(shards_check(&d->sources[p.source].file, p.first_token, d->seq + 1, d->vocab));
     }
     return ERR_OK;
 }
@@ -411,28 +413,27 @@ int dataset_source_count(const Dataset *d) { return d->source_count; }
 
 int64_t dataset_source_samples(const Dataset *d, int source) { return d->sources[source].samples; }
 
-const char *dataset_source_prefix(const Dataset *d, int source) { return d->sources[source].prefix; }
+const char *dataset_source_name(const Dataset *d, int source) { return d->sources[source].file.name; }
 
-int32_t dataset_source_last(const Dataset *d, int source)
+bool dataset_source_ends_with(const Dataset *d, int source, int32_t id)
 {
-    const Indexed *x = &d->sources[source].file;
-    int32_t last;
-    return x->tokens > 0 && indexed_read(x, x->tokens - 1, 1, 0, &last) == ERR_OK ? last : -1;
+    return shards_end_with(&d->sources[source].file, id);
 }
 
 DatasetSource dataset_source(const Dataset *d, int source)
 {
-    const Indexed *x = &d->sources[source].file;
+    const Shards *x = &d->sources[source].file;
     int k = d->stage_count - 1;
     while (d->stages[k].source > source) k--;
-    return (DatasetSource){ .prefix = d->sources[source].prefix,
-                            .first = d->stages[k].first,
-                            .bytes = x->bin.size_bytes,
-                            .documents = x->documents,
-                            .tokens = x->tokens,
-                            .index_crc = crc32c(0, x->idx.data, (size_t)x->idx.size_bytes),
-                            .content_crc = x->bin_crc,
-                            .has_content_crc = x->summed };
+    DatasetSource s = { .name = x->name,
+                        .first = d->stages[k].first,
+                        .files = x->count,
+                        .bytes = x->bytes,
+                        .documents = x->documents,
+                        .tokens = x->tokens,
+                        .index_crc = shards_index_crc(x, 0) };
+    s.has_content_crc = shards_content_crc(x, &s.content_crc);
+    return s;
 }
 
 /* What Megatron's order depends on besides; the run's length matters only where it changes that of an epoch. */
@@ -455,7 +456,7 @@ uint32_t dataset_crc(const Dataset *d)
             const Source *s = &d->sources[i];
             int64_t part[] = { g->blend.units[i - g->source], s->first_token, s->tokens };
             crc = crc32c(crc, part, sizeof part);
-            crc = crc32c(crc, s->file.idx.data, (size_t)s->file.idx.size_bytes);
+            crc = shards_index_crc(&s->file, crc);
             if (d->order == ORDER_MEGATRON) crc = order_crc(d, i, crc);
         }
     }

@@ -1,15 +1,15 @@
 /*
- * A data set: samples of seq + 1 tokens over one token file or a blend of several, in a fixed
- * order.
+ * A data set: samples of seq + 1 tokens over one source or a blend of several, in a fixed order. A source is a token
+ * file, or several that are read as one (shards.h).
  *
- *   token file   the concatenated documents of its split; sample i = tokens [i*seq, i*seq + seq]
+ *   source       the concatenated documents of its split; sample i = tokens [i*seq, i*seq + seq]
  *                of those, so neighbours share one token; the remainder is dropped
  *   split        "969,30,1": train, valid, test get the documents [round(N a), round(N b)) in file
  *                order, with the cumulated normalized weights a, b, rounding half to even, as in
  *                Megatron
  *   position     samples consumed so far over the whole run, all ranks together
  *   epoch        position / samples; within an epoch a keyed permutation (order.h)
- *   blend        position -> (token file, its own position) by blend_draw; each file has its own
+ *   blend        position -> (source, its own position) by blend_draw; each source has its own
  *                epochs
  *
  * From a step on, a run may read other data: a word @N begins what step N and later ones read,
@@ -64,6 +64,9 @@ typedef struct Dataset Dataset;
 Err dataset_open(const DatasetOptions *o, Dataset **out);
 void dataset_close(Dataset *d); /* NULL is fine */
 
+/* What dataset_open says of spec, split and order without looking for a file: ERR_CONFIG. */
+Err dataset_check_text(const DatasetOptions *o);
+
 /* tokens[seq + 1] of the sample at a position. ERR_DATA for an id outside the vocabulary, and for a
  * position beyond the run of ORDER_MEGATRON. */
 Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens);
@@ -74,10 +77,10 @@ Err dataset_check(const Dataset *d, int64_t count);
 /* Where the sample at a position comes from; not with ORDER_MEGATRON, whose samples have many
  * places. */
 typedef struct {
-    int source;          /* token file, in the order of the spec */
-    int64_t epoch;       /* of that file */
-    int64_t sample;      /* within the file's part */
-    int64_t first_token; /* counted over the whole file */
+    int source;          /* in the order of the spec */
+    int64_t epoch;       /* of that source */
+    int64_t sample;      /* within the source's part */
+    int64_t first_token; /* counted over the whole source */
 } DatasetPlace;
 DatasetPlace dataset_place(const Dataset *d, int64_t position);
 
@@ -96,16 +99,17 @@ int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files toge
 int dataset_source_count(const Dataset *d);
 int64_t dataset_source_samples(const Dataset *d, int source);
 int64_t dataset_index_bytes(const Dataset *d); /* memory of the order; about 0 unless ORDER_MEGATRON */
-const char *dataset_source_prefix(const Dataset *d, int source);
-/* The last token of its file; -1: there is none, or it cannot be read. */
-int32_t dataset_source_last(const Dataset *d, int source);
+const char *dataset_source_name(const Dataset *d, int source); /* its prefix, or the word for several files */
+/* Do all its files end with this token? */
+bool dataset_source_ends_with(const Dataset *d, int source, int32_t id);
 
-/* A token file as a whole, whatever part of it is used. */
+/* A source as a whole, whatever part of it is used. */
 typedef struct {
-    const char *prefix;
+    const char *name;
     int64_t first;                    /* position of its stage */
-    int64_t bytes, documents, tokens; /* bytes of PREFIX.bin */
-    uint32_t index_crc, content_crc;  /* of PREFIX.idx, PREFIX.bin */
+    int files;                        /* that are read as one */
+    int64_t bytes, documents, tokens; /* of all of them; bytes of PREFIX.bin */
+    uint32_t index_crc, content_crc;  /* of PREFIX.idx, PREFIX.bin; of several files: shards.h */
     bool has_content_crc;             /* from PREFIX.crc */
 } DatasetSource;
 DatasetSource dataset_source(const Dataset *d, int source);

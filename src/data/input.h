@@ -11,10 +11,28 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "base/arena.h"
 #include "base/err.h"
 
 /* What is in the inputs of a job; AUTO: JSON lines in those that begin as such (jsonl_begins), text in the others. */
 typedef enum { INPUT_TEXT, INPUT_JSONL, INPUT_AUTO } InputFormat;
+
+/*
+ * The files of a job, from words that name files, folders or stdin: of a folder all files in it and in its folders, in
+ * the order of their names' bytes, but for those whose name begins with a dot. ERR_DATA: a folder without files, or
+ * that cannot be read. (What names no folder is looked at when it is opened.)
+ */
+typedef struct {
+    const char **paths;
+    int count;
+    int64_t capacity;
+    SetupArena mem;
+} InputFiles;
+
+Err input_files_open(const char *const *words, int count, InputFiles *out);
+void input_files_close(InputFiles *f); /* all zero is fine */
+/* ERR_CONFIG: the output lies in a folder of the inputs. */
+Err input_files_check_output(const char *const *words, int count, const char *output);
 
 /* What tells whether a file is still the same; of stdin nothing does, and both are 0. */
 typedef struct {

@@ -67,7 +67,7 @@ void twister_shuffle(Twister *t, uint32_t *items, int64_t n)
 static Err too_many(const MegatronIndex *x)
 {
     err_set(ERR_DATA, "'%s': data.order=megatron counts documents times epochs, and samples, in 32 bits",
-            x->part.file->bin.path);
+            x->part.file->name);
     err_hint("data.order=keyed has no such limit; or train for fewer steps");
     return ERR_DATA;
 }
@@ -107,15 +107,15 @@ static void sum_starts(MegatronIndex *x)
     int64_t token = 0;
     for (int64_t i = 0; i < x->entries; i++) {
         if (i % MEGATRON_STRIDE == 0) x->start[i / MEGATRON_STRIDE] = token;
-        if (i + AHEAD < x->entries) indexed_fetch(x->part.file, x->document[i + AHEAD]);
-        token += indexed_length(x->part.file, x->document[i]);
+        if (i + AHEAD < x->entries) shards_fetch(x->part.file, x->document[i + AHEAD]);
+        token += shards_length(x->part.file, x->document[i]);
     }
 }
 
 Err megatron_index(MegatronIndex *x, MegatronPart part, SetupArena *mem)
 {
     Twister t;
-    const int64_t tokens = indexed_start(part.file, part.to) - indexed_start(part.file, part.from);
+    const int64_t tokens = shards_start(part.file, part.to) - shards_start(part.file, part.from);
     *x = (MegatronIndex){ .part = part };
     ASSERT(tokens > part.seq && part.wanted >= 1);
     TRY(count_epochs(x, tokens));
@@ -146,20 +146,20 @@ static int64_t find_entry(const MegatronIndex *x, int64_t token, int64_t *offset
     }
     int64_t entry = low * MEGATRON_STRIDE, length;
     token -= x->start[low];
-    for (; token >= (length = indexed_length(x->part.file, x->document[entry])); entry++) token -= length;
+    for (; token >= (length = shards_length(x->part.file, x->document[entry])); entry++) token -= length;
     *offset = token;
     return entry;
 }
 
 Err megatron_read(const MegatronIndex *x, int64_t position, int64_t vocab, int32_t *tokens)
 {
-    const Indexed *file = x->part.file;
+    const Shards *file = x->part.file;
     int64_t offset, left = x->part.seq + 1;
     ASSERT(position >= 0 && position < x->samples);
     for (int64_t i = find_entry(x, x->shuffle[position] * x->part.seq, &offset); left > 0; i++, offset = 0) {
-        int64_t count = indexed_length(file, x->document[i]) - offset;
+        int64_t count = shards_length(file, x->document[i]) - offset;
         if (count > left) count = left;
-        TRY(indexed_read(file, indexed_start(file, x->document[i]) + offset, count, vocab, tokens));
+        TRY(shards_read(file, shards_start(file, x->document[i]) + offset, count, vocab, tokens));
         tokens += count;
         left -= count;
     }

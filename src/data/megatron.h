@@ -24,7 +24,7 @@
 #include <stdint.h>
 
 #include "base/arena.h"
-#include "data/indexed.h"
+#include "data/shards.h"
 
 /* NumPy's legacy generator. */
 typedef struct {
@@ -38,7 +38,7 @@ void twister_shuffle(Twister *t, uint32_t *items, int64_t n);
 
 /* What an index is built over: sequences [from, to) of a file. */
 typedef struct {
-    const Indexed *file;
+    const Shards *file;
     int64_t from, to;
     int64_t seq;    /* T */
     int64_t wanted; /* samples that the run will ask for */

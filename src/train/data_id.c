@@ -17,7 +17,9 @@ Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *s
         const DatasetSource s = dataset_source(train, i);
         if (s.first != stage) fprintf(f, "\nfrom sample %lld on", (long long)s.first);
         stage = s.first;
-        fprintf(f, "\n%s: %lld bytes, %lld documents, %lld tokens, index %08x", s.prefix, (long long)s.bytes,
+        fprintf(f, "\n%s: ", s.name);
+        if (s.files > 1) fprintf(f, "%d files, ", s.files);
+        fprintf(f, "%lld bytes, %lld documents, %lld tokens, index %08x", (long long)s.bytes,
                 (long long)s.documents, (long long)s.tokens, s.index_crc);
         if (s.has_content_crc) fprintf(f, ", content %08x", s.content_crc);
     }

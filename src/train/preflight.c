@@ -1,6 +1,7 @@
 /* See preflight.h. */
 #include "train/preflight.h"
 
+#include <ctype.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -59,17 +60,20 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     return ERR_OK;
 }
 
-static bool is_missing(const char *prefix)
+/* Does a word name files (data/shards.h) that are not there? Of a pattern it is not known. */
+static bool is_missing(const char *word)
 {
     char path[PATH_MAX];
-    return snprintf(path, sizeof path, "%s.idx", prefix) < (int)sizeof path && !file_exists(path);
+    if (*word == '@') return !isdigit((unsigned char)word[1]) && !file_exists(word + 1);
+    if (strpbrk(word, "*?[") || file_is_dir(word)) return false;
+    return snprintf(path, sizeof path, "%s.idx", word) < (int)sizeof path && !file_exists(path);
 }
 
 /* Is data.train one prefix, of files that are not there? */
 static bool lacks_tokens(const Config *c)
 {
     const char *prefix = c->data.train;
-    return *prefix && !strpbrk(prefix, " @*") && is_missing(prefix);
+    return *prefix && !strpbrk(prefix, " @") && is_missing(prefix);
 }
 
 Err preflight_hint_of_run(const Config *c, Err err)
@@ -78,7 +82,7 @@ Err preflight_hint_of_run(const Config *c, Err err)
     bool missing = false;
     text_cut(words, sizeof words, *c->data.valid ? c->data.valid : c->data.train);
     for (const char *word; (word = strtok_r(rest, " ", &rest));)
-        missing |= *word != '/' && !strpbrk(word, "@:") && strtod(word, NULL) == 0 && is_missing(word);
+        missing |= *word != '/' && !strchr(word, ':') && strtod(word, NULL) == 0 && is_missing(word);
     if (!missing) return err;
     return err_hint("the paths are relative to the folder in which the run was started: go there, or give "
                     "data.%s=PATH from here",

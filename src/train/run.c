@@ -58,11 +58,11 @@ static void look_for_ends(const Run *r)
     const Config *c = r->cfg;
     if (!(c->data.mask_eod || c->data.reset_at_eod) || r->world->rank != 0) return;
     for (int i = 0; i < dataset_source_count(r->train); i++)
-        if (dataset_source_last(r->train, i) != r->spec.eod)
+        if (!dataset_source_ends_with(r->train, i, r->spec.eod))
             log_warn(
                 "'%s' does not end with an end-of-document token, which data.%s goes by: was it made without "
                 "--append-eod?",
-                dataset_source_prefix(r->train, i), c->data.mask_eod ? "mask_eod" : "reset_at_eod");
+                dataset_source_name(r->train, i), c->data.mask_eod ? "mask_eod" : "reset_at_eod");
 }
 
 static Err open_valid(Run *r)

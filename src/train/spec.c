@@ -2,6 +2,7 @@
 #include "train/spec.h"
 
 #include "base/mathx.h"
+#include "data/dataset.h"
 
 static MixtureSpec mixture_spec(const Config *cfg)
 {
@@ -249,6 +250,17 @@ static Err check_pairs(const Config *cfg)
     return err_take("parallel.overlap_moe=false");
 }
 
+static Err check_data(const Config *cfg)
+{
+    const bool megatron = cfg->data.order == DATA_ORDER_MEGATRON;
+    return *cfg->data.train
+               ? dataset_check_text(&(DatasetOptions){ .spec = cfg->data.train,
+                                                       .split = cfg->data.split,
+                                                       .order = megatron ? ORDER_MEGATRON : ORDER_KEYED,
+                                                       .ramp = &cfg->derived.batch })
+               : ERR_OK;
+}
+
 /* Any vocabulary will do for the rules: a model has a multiple of tp_blocks, whatever its size. */
 static Err read_grid(const Config *cfg, Grid *out)
 {
@@ -267,6 +279,7 @@ static Err read_grid(const Config *cfg, Grid *out)
                    .etp = (int)cfg->parallel.etp };
     TRY(schedule_two_way(pipeline_spec(cfg).schedule, &out->bidirectional));
     TRY(check_pairs(cfg));
+    TRY(check_data(cfg));
     TrainSpec s;
     TRY(train_spec(cfg, 1, &s));
     TRY(trainer_check(&s, *out));

@@ -20,7 +20,7 @@ LrSchedule lr_spec(const Config *cfg);
  * The ranks' grid, and all that a start refuses of a configuration that config_read takes and of its number of ranks:
  * `config check`, `plan` and every rank of a run call it first. ERR_CONFIG, with the rule and the ways out that pass
  * (spec_allows): a schedule that is not in the table or not for this shape, a layout that is not the model's, what
- * schedule, model and ranks do not have together.
+ * schedule, model and ranks do not have together, a data.train that cannot be read.
  */
 Err grid_spec(const Config *cfg, Grid *out);
 

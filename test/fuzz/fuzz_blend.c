@@ -70,7 +70,7 @@ static void check_words(const Dataset *d, const char *spec, bool keyed)
     for (int i = 0; keyed && i < BLEND_BLOCK; i++) draws[dataset_place(d, i).source]++;
     for (int i = 0; i < count; i++) {
         const char *prefix = words[n > 1 ? 2 * i + 1 : 0];
-        FUZZ_CHECK(!strcmp(dataset_source_prefix(d, i), prefix), "'%s'", prefix);
+        FUZZ_CHECK(!strcmp(dataset_source_name(d, i), prefix), "'%s'", prefix);
         sum += n > 1 ? strtod(words[2 * i], NULL) : 1;
     }
     for (int i = 0; keyed && i < count; i++) {
@@ -90,8 +90,8 @@ static void check_samples(const Dataset *d, bool placed, int64_t positions)
         for (int k = 0; k <= SEQ; k++) FUZZ_CHECK(sample[k] >= 0 && sample[k] < VOCAB, "%d", sample[k]);
         if (!placed) continue;
         DatasetPlace p = dataset_place(d, i);
-        bool second = !strcmp(dataset_source_prefix(d, p.source), fuzz_path(names[1]));
-        bool first = !strcmp(dataset_source_prefix(d, p.source), fuzz_path(names[0]));
+        bool second = !strcmp(dataset_source_name(d, p.source), fuzz_path(names[1]));
+        bool first = !strcmp(dataset_source_name(d, p.source), fuzz_path(names[0]));
         if (!first && !second) continue; /* the same files under another name */
         err = indexed_read(&files[second], p.first_token, SEQ + 1, VOCAB, tokens);
         FUZZ_CHECK(!err && !memcmp(sample, tokens, sizeof tokens), "another sample at %lld", (long long)i);
