@@ -53,23 +53,13 @@ void config_read_text(ConfigReader *r, const char *text);
 Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
 void config_read_override(ConfigReader *r, const char *text);
 
-/* ---- facts of a configuration that both filling in and rules ask for ---- */
+/* ---- facts of a configuration (config_resolve.c) ---- */
 
-static inline bool config_is_latent(const Config *c) { return c->model.attention == MODEL_ATTENTION_MLA; }
-static inline int64_t config_qkv_width(const Config *c)
-{
-    return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
-}
-
+bool config_is_latent(const Config *c);
+int64_t config_qkv_width(const Config *c); /* outputs of the projection to queries, keys and values */
 /* The dense layers' ranks, and the experts', of one data-parallel replica. */
-static inline int64_t config_dense_ranks(const Config *c)
-{
-    return c->parallel.tp * c->parallel.pp * c->parallel.cp;
-}
-static inline int64_t config_expert_ranks(const Config *c)
-{
-    return c->parallel.ep * c->parallel.etp * c->parallel.pp;
-}
+int64_t config_dense_ranks(const Config *c);
+int64_t config_expert_ranks(const Config *c);
 
 /* ---- completing and judging ---- */
 

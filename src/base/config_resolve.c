@@ -45,6 +45,16 @@ static int64_t usual_seq_blocks(int64_t seq)
     return blocks;
 }
 
+bool config_is_latent(const Config *c) { return c->model.attention == MODEL_ATTENTION_MLA; }
+
+int64_t config_qkv_width(const Config *c)
+{
+    return (c->model.heads + 2 * c->model.kv_heads) * c->model.head_dim;
+}
+
+int64_t config_dense_ranks(const Config *c) { return c->parallel.tp * c->parallel.pp * c->parallel.cp; }
+int64_t config_expert_ranks(const Config *c) { return c->parallel.ep * c->parallel.etp * c->parallel.pp; }
+
 /* Whole blocks of all that tensor parallelism cuts; 0 is what the model lacks. */
 static int64_t usual_tp_blocks(const Config *c)
 {
