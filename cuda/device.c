@@ -16,16 +16,6 @@ enum { PINNED_ALIGN = 256 };
 
 static CudaDevice *device_of(Stream *s) { return s->dev->cuda; }
 
-Err cuda_check(cudaError_t code, const char *what)
-{
-    if (code == cudaSuccess) return ERR_OK;
-    if (code == cudaErrorMemoryAllocation)
-        return err_set(ERR_MEMORY, "%s: %s", what, cudaGetErrorString(code));
-    return err_set(ERR_DEVICE, "%s: %s (%s)", what, cudaGetErrorString(code), cudaGetErrorName(code)),
-           err_hint(
-               "to find the kernel at fault run with CUDA_LAUNCH_BLOCKING=1, or under compute-sanitizer");
-}
-
 static int64_t round_up(int64_t bytes, int64_t to) { return (bytes + to - 1) / to * to; }
 
 /* ---- what there is ---- */

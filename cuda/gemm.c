@@ -445,12 +445,6 @@ static Err plan_make(CudaGemm *g, Plan *p, const Product *x)
     return ERR_OK;
 }
 
-void gemm_forget_plans(CudaGemm *g)
-{
-    for (int i = 0; i < PLAN_SLOTS; i++) g->plans[i].used = false;
-    g->plan_count = 0;
-}
-
 /* *done false: nothing was done, for want of an algorithm with this epilogue (only with GELU). */
 static Err run_if_any(Stream *s, const Product *x, bool *done)
 {

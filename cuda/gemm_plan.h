@@ -55,6 +55,12 @@ struct CudaGemm {
 };
 
 const Choice *gemm_choice(const CudaGemm *g, const GemmKey *key); /* NULL: none */
-void gemm_forget_plans(CudaGemm *g); /* each is made again when its shape comes */
+
+/* Each plan is made again when its shape comes. */
+static inline void gemm_forget_plans(CudaGemm *g)
+{
+    for (int i = 0; i < PLAN_SLOTS; i++) g->plans[i].used = false;
+    g->plan_count = 0;
+}
 
 #endif

@@ -135,8 +135,7 @@ static Err compare_calls(Group *g, const CommRequest *r)
     char text[WHY_BYTES];
     const int64_t words = sizeof(CommCall) / sizeof(int64_t);
     if (!r->check) return ERR_OK;
-    g->host.watch = r->watch;
-    g->host.watch_id = r->watch_id;
+    g->host.observer = r->observer;
     if (r->kind == COMM_EXCHANGE) return compare_messages(g, r);
     CommCall *own = &g->calls[g->host.rank];
     *own = comm_call(r);
@@ -203,8 +202,7 @@ static Err put_in(Group *g, const CommRequest *r)
     TRY(cuda_check(cudaEventRecord(f->done, g->stream), "marking a point in the stream"));
     TRY(cuda_event_mark(r->done, g->stream));
     pthread_mutex_lock(&g->lock);
-    g->watch = r->watch;
-    g->watch_id = r->watch_id;
+    g->observer = r->observer;
     g->issued++;
     pthread_mutex_unlock(&g->lock);
     return ERR_OK;

@@ -90,13 +90,12 @@ ncclResult_t nccl_settle(NcclWorld *w, ncclComm_t comm, ncclResult_t rc, double 
 
 /* ---- the monitor ---- */
 
-/* Tells the watch that a call is done. */
+/* Tells the observer that a call is done. */
 static void tell_done(Group *g, const Flight *f)
 {
-    if (f->kind == COMM_EXCHANGE) {
-        watch_waits(g->watch, g->watch_id, WATCH_NOBODY);
-        watch_exchange_completed(g->watch, g->watch_id);
-    } else watch_completed(g->watch, g->watch_id, f->sequence + 1);
+    const bool exchange = f->kind == COMM_EXCHANGE;
+    if (exchange) observer_waits(g->observer, OBSERVER_NOBODY);
+    observer_completed(g->observer, exchange ? 0 : f->sequence + 1);
 }
 
 cudaError_t nccl_reap(Group *g)
@@ -121,7 +120,7 @@ static void note_start(Group *g, const Flight *f)
     const CommMessage *m = &f->message;
     g->since = clock_s();
     if (f->kind == COMM_EXCHANGE && m->bytes)
-        watch_waits_message(g->watch, g->watch_id, g->members[m->peer], m->send, m->what);
+        observer_waits_message(g->observer, g->members[m->peer], m->send, m->what);
 }
 
 /* "reduce-tree of 5000 (call 7)", "exchange 7 (rank 3 is to send: activation of ...)" */

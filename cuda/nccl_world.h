@@ -54,8 +54,7 @@ typedef struct {
     int size;
     cudaStream_t stream;
     int64_t *cell; /* what a barrier sums */
-    Watch *watch;
-    uint32_t watch_id;
+    CommObserver observer;
     pthread_mutex_t calling; /* held inside NCCL */
     ncclComm_t comm;         /* under calling; NULL once aborted */
     pthread_mutex_t lock;    /* of what follows */

@@ -229,8 +229,7 @@ static Err run_job(Staged *g, const Job *job)
 {
     const CommRequest *r = &job->request;
     g->host.check = r->check;
-    g->host.watch = r->watch;
-    g->host.watch_id = r->watch_id;
+    g->host.observer = r->observer;
     TRY(cuda_check(cudaStreamWaitEvent(g->stream, job->ready, 0), "staging a message"));
     TRY(run_request(g, r));
     comm_tell_completed(r);

@@ -5,6 +5,7 @@
 #include "base/log.h"
 #include "scratch.h"
 #include "train/report.h"
+#include "train/report_look.h"
 
 /* Ten steps, the seventh skipped; losses on two sets after five and ten. */
 static void make_run(const char *name, const char *config)

@@ -27,6 +27,7 @@ typedef struct {
 /* ---- what a rank does ---- */
 
 static double opened_at;
+static CommObserver dp, tp;
 
 /* As in a run: the verdict is the end of the process. */
 static void on_verdict(void *context, const Verdict *v)
@@ -46,8 +47,8 @@ static int open_both(int rank, const Plan *p, Store **s, Watch **w)
         return 1;
     }
     opened_at = test_now();
-    watch_join(*w, 7, "dp");
-    watch_join(*w, 3, "tp");
+    dp = watch_join(*w, 7, "dp");
+    tp = watch_join(*w, 3, "tp");
     return 0;
 }
 
@@ -56,11 +57,11 @@ static void work(Watch *w, int steps)
 {
     for (uint64_t step = 16; step < 16 + (uint64_t)steps; step++) {
         watch_phase(w, PHASE_STEP, (int64_t)step);
-        watch_issued(w, 7, step);
-        watch_completed(w, 7, step);
-        watch_issued(w, 3, step);
+        observer_issued(dp, step);
+        observer_completed(dp, step);
+        observer_issued(tp, step);
         usleep(20000);
-        watch_completed(w, 3, step);
+        observer_completed(tp, step);
     }
 }
 
@@ -92,8 +93,7 @@ static int chain(int rank, const Plan *p, Store *s, Watch *w)
     if (gloo_world_open(o, &world) || comm_open_gloo(world, &pp, "pp", members, p->size) ||
         device_open(&device, (DeviceChoice){ .kind = DEVICE_CPU, .threads = 1 }))
         return 1;
-    watch_join(w, 9, "pp");
-    comm_watch(&pp, w, 9);
+    comm_observe(&pp, watch_join(w, 9, "pp"));
     event_init(&done);
     for (int i = 0; i < 8; i++) { /* ranks in the middle issue two, those at the ends one */
         const CommMessage up = { .send = true, .peer = rank + 1, .data = x, .bytes = 10 };
@@ -129,9 +129,9 @@ static int run_rank(int rank, void *arg)
     if (open_both(rank, p, &s, &w)) return 1;
     for (int i = 0; i < 15; i++) { /* 0.3 s; all ranks are then in step 15 */
         watch_phase(w, PHASE_STEP, i + 1);
-        watch_issued(w, 7, (uint64_t)i + 1);
+        observer_issued(dp, (uint64_t)i + 1);
         usleep(20000);
-        watch_completed(w, 7, (uint64_t)i + 1);
+        observer_completed(dp, (uint64_t)i + 1);
     }
     if (p->act == CHAIN) return chain(rank, p, s, w);
     fprintf(out, "%.6f|ready|%d\n", test_now(), rank);
@@ -160,7 +160,7 @@ static int run_rank(int rank, void *arg)
         return 1;
     }
     if (p->act == LOOP) {
-        watch_issued(w, 7, 16);
+        observer_issued(dp, 16);
         usleep((useconds_t)(END_S * 1e6));
     }
     work(w, p->act == FINISH_LATE && acts ? 50 : p->act == FINISH || p->act == FINISH_LATE ? 10 : 1000);
@@ -409,7 +409,7 @@ static void tell_beat(Judge *j, double now, int rank, double stall_s, const Call
         if (calls->issued[i] == 99) continue;
         WatchComm *c = &b.comm[b.head.comms++];
         *c = (WatchComm){ .id = (uint32_t)i + 1, .issued = calls->issued[i], .completed = calls->completed[i],
-                            .waits_for = WATCH_NOBODY };
+                            .waits_for = OBSERVER_NOBODY };
         snprintf(c->name, sizeof c->name, "c%d", i + 1);
     }
     CHECK(judge_beat(j, now, rank, &b, sizeof b.head + b.head.comms * sizeof *b.comm));
@@ -484,7 +484,7 @@ static Verdict exchange_hang_of(int size, const int *waits_for, const bool *take
             } b = { .head = { .phase = PHASE_STEP, .step = 5, .comms = 1, .beat_s = 0.5, .freeze_s = 15, .stall_s = 30 },
                     .comm = { .id = 9, .name = "pp", .issued = 4, .completed = 4,
                               .exchanges_issued = exchanges[r] + waits, .exchanges_completed = exchanges[r],
-                              .waits_for = waits ? waits_for[r] : WATCH_NOBODY,
+                              .waits_for = waits ? waits_for[r] : OBSERVER_NOBODY,
                               .waits_in = waits && taken[r] ? WAITS_IN_SEND : WAITS_IN_RECEIVE,
                               .waits_what = { MESSAGE_ACTIVATION, (uint16_t)r, 7 } } };
             CHECK(judge_beat(j, now, r, &b, sizeof b));

@@ -1,6 +1,6 @@
 /*
  * The table of keys, and text to values and back. config_read.c reads INI files and the command line with it,
- * config_check.c completes and judges the result.
+ * config_resolve.c completes the result, config_check.c judges it; config_open.c does all that.
  */
 #include "base/config.h"
 
@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "base/config_reader.h"
+#include "base/json.h"
 #include "base/processors.h"
 #include "base/words.h"
 
@@ -113,6 +114,19 @@ void config_origin(const Config *c, ConfigId id, char *out, int size_bytes)
     else snprintf(out, (size_t)size_bytes, "%s", names[o.kind]);
 }
 
+const char *config_text_fault(const char *text)
+{
+    const size_t n = strlen(text);
+    if (n && (text[0] == ' ' || text[n - 1] == ' ')) return "must not begin or end with a blank";
+    for (const char *p = text; *p; p++) {
+        const bool is_c1 =
+            (unsigned char)p[0] == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
+        if ((unsigned char)*p < ' ' || *p == 0x7F || is_c1) return "must not contain control characters";
+        if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
+    }
+    return json_can_hold(text) ? NULL : "must be UTF-8";
+}
+
 /* ---- the nearest key ---- */
 
 const char *config_nearest_section(const char *name)
@@ -208,37 +222,6 @@ const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES])
 {
     const char *start = config_value(&config_defaults, id, buf);
     return *start ? start : "(empty)";
-}
-
-static void explain_one(const Config *c, ConfigId id, FILE *out)
-{
-    const ConfigKey *key = &keys[id];
-    char buf[CONFIG_VALUE_BYTES], range[256], origin[320];
-    config_origin(c, id, origin, sizeof origin);
-    fprintf(out, "%s.%s = %s    (%s)\n", key->section, key->name, config_value(c, id, buf), origin);
-    config_range(id, range, sizeof range);
-    fprintf(out, "    %s; default: %s; %s on resume\n    %s\n", range, config_default(id, buf),
-            key->fixed ? "fixed" : "may change", key->meaning);
-}
-
-Err config_explain(const Config *c, const char *key, FILE *out)
-{
-    char full[160];
-    int shown = 0;
-    for (int i = 0; i < CFG_COUNT; i++) {
-        snprintf(full, sizeof full, "%s.%s", keys[i].section, keys[i].name);
-        if (key && strcmp(key, full) != 0 && strcmp(key, keys[i].section) != 0) continue;
-        explain_one(c, (ConfigId)i, out);
-        shown++;
-    }
-    if (shown) return ERR_OK;
-    const char *dot = strchr(key, '.'), *section = config_nearest_section(key);
-    char meant[CONFIG_SUGGEST_BYTES];
-    snprintf(full, sizeof full, "%.*s", dot ? (int)(dot - key) : 0, key);
-    err_set(ERR_CONFIG, "there is no key '%s'", key);
-    if (*config_suggest(full, dot ? dot + 1 : key, NULL, meant)) err_hint("%s", meant);
-    else if (section) err_hint("did you mean '%s'?", section);
-    return ERR_CONFIG;
 }
 
 /* ---- resuming ---- */

@@ -3,7 +3,7 @@
  *
  * Values come from the default, then the INI file, then section.key=value of the command line, where the later of two
  * wins (in a file a key that is given twice is a mistake); config_read collects every mistake of all of them, with file
- * and line, and reports all at once. It then fills in what was left 'auto' or 0 (config_check.c says how), checks the
+ * and line, and reports all at once. It then fills in what was left 'auto' or 0 (config_resolve.c says how), checks the
  * relations between keys, and refuses what this build cannot do. A Config that config_read returned is complete and
  * consistent: after it no PICK is AUTO where there is something to choose (log.color and debug.isa stay), no BOOL is
  * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides) and empty texts that mean "none".

@@ -3,7 +3,6 @@
  * configuration as it was given takes the values, is completed and checked anew.
  */
 #include <stdarg.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "base/config_reader.h"
@@ -14,54 +13,6 @@ enum {
     TRIALS = 1500, /* of one configuration: what is wrong in many ways is still refused at once */
     WAY_BYTES = 160
 };
-
-/* What was filled in is left open again. */
-static void leave_open(Config *c)
-{
-    static const size_t sizes[] = { [CONFIG_INT] = sizeof(int64_t),
-                                    [CONFIG_REAL] = sizeof(double),
-                                    [CONFIG_BOOL] = sizeof(int),
-                                    [CONFIG_PICK] = sizeof(unsigned),
-                                    [CONFIG_TEXT] = sizeof(char *) };
-    for (int i = 0; i < CFG_COUNT; i++) {
-        const ConfigKey *key = config_key((ConfigId)i);
-        if (c->origin[i].kind != ORIGIN_AUTO) continue;
-        memcpy((char *)c + key->offset, (const char *)&config_defaults + key->offset, sizes[key->kind]);
-        c->origin[i] = (ConfigOrigin){ ORIGIN_DEFAULT, 0 };
-    }
-}
-
-static void read_values(ConfigReader *r, const char *values)
-{
-    char word[WAY_BYTES];
-    for (; *values; values += *values == ' ') {
-        const size_t n = strcspn(values, " ");
-        snprintf(word, sizeof word, "%.*s", (int)n, values);
-        config_read_override(r, word);
-        values += n;
-    }
-}
-
-/* r->config becomes c with those values, and those ranks unless 0; r says what is wrong with it. */
-static void try_values(ConfigReader *r, const Config *c, const char *values, int64_t ranks)
-{
-    *r->config = *c;
-    setup_init(&r->config->memory);
-    leave_open(r->config);
-    read_values(r, values);
-    if (r->mistakes) return;
-    if (ranks) r->config->derived.world_size = ranks;
-    config_resolve(r);
-    config_check_unbuilt(r);
-    config_check_rules(r);
-}
-
-bool config_with(const Config *c, const char *values, Config *out)
-{
-    ConfigReader r = { .config = out };
-    try_values(&r, c, values, 0);
-    return !r.mistakes && !r.memory;
-}
 
 static bool same_rule(ConfigRule a, ConfigRule b)
 {
@@ -87,7 +38,7 @@ static bool passes(ConfigReader *r, const char *values, int64_t ranks)
     ConfigReader now = { .config = &c };
     if (!r->before || r->trials++ >= TRIALS) return false;
     memcpy(now.bad, r->bad, sizeof now.bad);
-    try_values(&now, r->config, values, ranks);
+    r->again(&now, r->config, values, ranks);
     config_release(&c);
     return !now.memory && breaks_less(&now, r->before, r->broken[r->broken_count - 1]);
 }

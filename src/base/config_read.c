@@ -6,50 +6,16 @@
  * A mistake never ends the reading: it adds a line to the report, and the key keeps its default.
  */
 #include <ini.h>
-#include <limits.h>
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/config_reader.h"
 #include "base/file.h"
-#include "base/json.h"
 #include "base/log.h"
 #include "base/quantity.h"
 #include "base/words.h"
 
 enum { FILE_MAX_BYTES = 1 << 20 };
-
-/* What is added to it now is counted, not read: no need to look for the nearest key. */
-static bool report_is_full(const ConfigReader *r) { return CONFIG_REPORT_BYTES - r->report_used < 2; }
-
-void config_complain(ConfigReader *r, const char *fmt, ...)
-{
-    r->mistakes++;
-    int64_t room = CONFIG_REPORT_BYTES - r->report_used;
-    if (report_is_full(r)) return;
-    va_list args;
-    va_start(args, fmt);
-    int n = vsnprintf(r->report + r->report_used, (size_t)(room - 1), fmt, args);
-    va_end(args);
-    r->report_used += n < room - 1 ? n : room - 2;
-    r->report[r->report_used++] = '\n';
-    r->report[r->report_used] = 0;
-}
-
-const char *config_keep(ConfigReader *r, const char *fmt, ...)
-{
-    va_list args, again;
-    char *text = NULL;
-    va_start(args, fmt);
-    va_copy(again, args);
-    const int n = vsnprintf(NULL, 0, fmt, args);
-    if (n < 0 || setup_array(&r->config->memory, n + 1, &text)) r->memory = ERR_MEMORY;
-    else vsnprintf(text, (size_t)n + 1, fmt, again);
-    va_end(again);
-    va_end(args);
-    return text ? text : "";
-}
 
 /* ---- one value ---- */
 
@@ -148,19 +114,6 @@ static const char *parse_pick(const ConfigKey *key, const char *text, unsigned *
     return why;
 }
 
-const char *config_text_fault(const char *text)
-{
-    const size_t n = strlen(text);
-    if (n && (text[0] == ' ' || text[n - 1] == ' ')) return "must not begin or end with a blank";
-    for (const char *p = text; *p; p++) {
-        const bool is_c1 =
-            (unsigned char)p[0] == 0xC2 && (unsigned char)p[1] >= 0x80 && (unsigned char)p[1] < 0xA0;
-        if ((unsigned char)*p < ' ' || *p == 0x7F || is_c1) return "must not contain control characters";
-        if (*p == ';' && (p == text || p[-1] == ' ')) return "must not contain ';' after a blank (a comment)";
-    }
-    return json_can_hold(text) ? NULL : "must be UTF-8";
-}
-
 static const char *parse_text(ConfigReader *r, const char *text, const char **out)
 {
     const char *why = config_text_fault(text);
@@ -192,7 +145,7 @@ static void complain_unknown(ConfigReader *r, const char *place, const char *sec
                              const char *value)
 {
     char meant[CONFIG_SUGGEST_BYTES] = "";
-    if (!report_is_full(r)) config_suggest(section, name, *section ? value : NULL, meant);
+    if (!config_report_is_full(r)) config_suggest(section, name, *section ? value : NULL, meant);
     config_complain(r, "%s: unknown key '%s%s%s'%s%s", place, section, *section ? "." : "", name,
                     *meant ? "; " : "", meant);
 }
@@ -269,7 +222,8 @@ static int section_line(IniText *t, const char *line, int length)
     snprintf(name, sizeof name, "%.*s", (int)(end - line) - 1, line + 1);
     for (int i = 0; i < CFG_COUNT && t->skip_section; i++)
         t->skip_section = strcmp(config_key((ConfigId)i)->section, name) != 0;
-    const char *nearest = t->skip_section && !report_is_full(t->r) ? config_nearest_section(name) : NULL;
+    const char *nearest =
+        t->skip_section && !config_report_is_full(t->r) ? config_nearest_section(name) : NULL;
     if (t->skip_section)
         config_complain(t->r, "%s:%d: unknown section '[%s]'%s%s%s", t->r->config->path, t->line, name,
                         nearest ? "; did you mean '[" : "", nearest ? nearest : "", nearest ? "]'?" : "");
@@ -329,7 +283,7 @@ static int one_key(void *user, const char *section, const char *name, const char
 }
 
 /* inih's callbacks have one user pointer for lines and one for keys: both are the IniText. */
-static void read_text(ConfigReader *r, const char *text)
+void config_read_text(ConfigReader *r, const char *text)
 {
     IniText t = { .r = r, .next = text };
     if (strncmp(text, "\xEF\xBB\xBF", 3) == 0) t.next += 3; /* byte order mark */
@@ -339,14 +293,14 @@ static void read_text(ConfigReader *r, const char *text)
         config_complain(r, "%s:%d: not understood", r->config->path, bad_line);
 }
 
-static Err read_file(ConfigReader *r, const char *path)
+Err config_read_file(ConfigReader *r, const char *path)
 {
     char *text;
     int64_t size_bytes;
     TRY_AS(ERR_CONFIG, file_read_all(path, FILE_MAX_BYTES, &text, &size_bytes));
     if ((int64_t)strlen(text) != size_bytes)
         config_complain(r, "%s: not a text file: it holds a 0 byte", path);
-    else read_text(r, text);
+    else config_read_text(r, text);
     free(text);
     return ERR_OK;
 }
@@ -360,7 +314,7 @@ static void complain_word(ConfigReader *r, const char *word)
     const size_t n = strcspn(word, "=");
     snprintf(name, sizeof name, "%.*s", (int)n, word);
     if (text_ends(word, ".ini")) snprintf(meant, sizeof meant, "did you mean '--config %.200s'?", word);
-    else if (word[n] && !report_is_full(r)) config_suggest("", name, word + n + 1, meant);
+    else if (word[n] && !config_report_is_full(r)) config_suggest("", name, word + n + 1, meant);
     config_complain(r, "command line: '%s' is not section.key=value%s%s", word, *meant ? "; " : "", meant);
 }
 
@@ -382,66 +336,4 @@ void config_read_override(ConfigReader *r, const char *text)
                   (ConfigOrigin){ ORIGIN_COMMAND_LINE, 0 });
     }
     free(copy);
-}
-
-static Err report(const ConfigReader *r)
-{
-    int length = (int)r->report_used - 1; /* without the last line's end */
-    if (r->mistakes == 1) return err_set(ERR_CONFIG, "%.*s", length, r->report);
-    return err_set(ERR_CONFIG, "%d mistakes in the configuration%s:\n%.*s", r->mistakes,
-                   report_is_full(r) ? ", the first of them" : "", length, r->report);
-}
-
-/* The blocks that keep the bits of all layouts where cp alone cuts them; 0: no number does. (A ring must not cut blocks
- * of keys either.) */
-static int64_t blocks_for_cp(const Config *c)
-{
-    const LayerPattern *ways = &c->derived.cp_comm;
-    const int64_t blocks = 2 * c->parallel.cp, part = c->model.seq / blocks;
-    const bool ring = layer_pattern_has(ways, CP_COMM_RING) || layer_pattern_has(ways, CP_COMM_HIERARCHICAL);
-    const bool power = (blocks & (blocks - 1)) == 0, whole = !ring || part % c->parallel.attn_block == 0;
-    return power && whole && c->parallel.slices == 1 && c->model.seq % blocks == 0 ? blocks : 0;
-}
-
-/* A run that could have had the bits of all layouts, were it not for its cuts. */
-static void warn_of_bits(const Config *c)
-{
-    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
-    const int64_t cuts = by_tp ? c->parallel.tp : by_cp ? c->parallel.cp : c->parallel.slices;
-    const int64_t blocks = by_cp ? blocks_for_cp(c) : 0;
-    char instead[80] = "";
-    if (c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO || c->run.device != RUN_DEVICE_CPU ||
-        c->run.reproducible != RUN_REPRODUCIBLE_RUN || c->run.precision != RUN_PRECISION_FP32)
-        return;
-    if (blocks)
-        snprintf(instead, sizeof instead, "; a new run keeps them alike with parallel.seq_blocks=%lld",
-                 (long long)blocks);
-    log_warn(
-        "parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits differ "
-        "from those of other layouts%s",
-        by_tp   ? "tp"
-        : by_cp ? "cp"
-                : "slices",
-        (long long)cuts, instead);
-}
-
-Err config_read(Config *c, ConfigSource source)
-{
-    ConfigReader r = { .config = c };
-    *c = config_defaults;
-    setup_init(&c->memory);
-    c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
-    c->derived.any_world = source.world_size == CONFIG_ANY_WORLD;
-    c->derived.gpus = source.gpus;
-    c->path = config_keep(&r, "%s", source.path ? source.path : "");
-    if (source.text) read_text(&r, source.text);
-    else if (source.path) TRY(read_file(&r, source.path));
-    for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
-    config_resolve(&r);
-    config_check_unbuilt(&r);
-    config_check(&r);
-    if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
-    if (r.mistakes) return report(&r);
-    warn_of_bits(c);
-    return ERR_OK;
 }

@@ -25,14 +25,19 @@ struct ConfigReader {
     ConfigRule broken[CONFIG_BROKEN];
     int broken_count; /* of the mistakes: those against rules; more than CONFIG_BROKEN are only counted */
     const ConfigReader *before; /* all that is broken, while ways out are looked for; NULL: they are not */
-    bool holds;                 /* the last rule */
-    int ways, trials;           /* out of the last rule, so far; looked at, of all rules */
+    /* Makes `now` of a configuration with other values, and other ranks unless 0, and says what is wrong with it. */
+    void (*again)(ConfigReader *now, const Config *c, const char *values, int64_t ranks);
+    bool holds;       /* the last rule */
+    int ways, trials; /* out of the last rule, so far; looked at, of all rules */
 };
 
 extern const Config config_defaults; /* the values of config.def */
 
 /* Adds a line to the report. */
 void config_complain(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* What is added to it now is counted, not read: no need to look for the nearest key. */
+bool config_report_is_full(const ConfigReader *r);
 
 /* A text of any length in the configuration's own memory; "" and r->memory set where there is none. */
 const char *config_keep(ConfigReader *r, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
@@ -43,8 +48,20 @@ const char *config_text_fault(const char *text);
 
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
-/* Takes a "section.key=value". */
+/* Takes a file's text, the file itself, a "section.key=value". */
+void config_read_text(ConfigReader *r, const char *text);
+Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
 void config_read_override(ConfigReader *r, const char *text);
+
+/* ---- facts of a configuration (config_resolve.c) ---- */
+
+bool config_is_latent(const Config *c);
+int64_t config_qkv_width(const Config *c); /* outputs of the projection to queries, keys and values */
+/* The dense layers' ranks, and the experts', of one data-parallel replica. */
+int64_t config_dense_ranks(const Config *c);
+int64_t config_expert_ranks(const Config *c);
+
+/* ---- completing and judging ---- */
 
 /* The three stages after reading, in this order: rules are not looked at for a key whose value is not built. */
 void config_resolve(ConfigReader *r);

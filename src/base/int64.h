@@ -18,4 +18,11 @@ static inline int64_t common_divisor(int64_t a, int64_t b)
     return a;
 }
 
+/* The smallest number that both, which are above 0, divide; INT64_MAX when it is more than can be counted. */
+static inline int64_t common_multiple(int64_t a, int64_t b)
+{
+    int64_t product;
+    return __builtin_mul_overflow(a / common_divisor(a, b), b, &product) ? INT64_MAX : product;
+}
+
 #endif

@@ -34,9 +34,10 @@ Err pieces_measure(Ckpt *c);
 
 void shard_name(char out[CKPT_NAME_MAX], int rank);
 
-/* Writes the checkpoint of what ckpt_start took, on the thread that calls (save.c). */
+/* save.c. What ckpt_open does but for the thread, of a Ckpt whose options are set; and writes the checkpoint of what
+ * ckpt_start took, on the thread that calls. */
+Err save_open(Ckpt *c, SetupArena *setup);
 Err save_now(Ckpt *c, const CkptMeta *meta);
-Err saver_open(Ckpt *c, SetupArena *setup);
 
 /* Which checkpoints stay (retain.c), of rank 0: takes the list of those there are; enters one that was written, and
  * removes what is not to be kept, with a warning where it cannot. */

@@ -139,20 +139,16 @@ static void warn_of_space(const Ckpt *c)
              units_bytes(d, free_bytes));
 }
 
-Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
+Err save_open(Ckpt *c, SetupArena *setup)
 {
-    *c = (Ckpt){ .o = o, .states = o.params->stores->m.data ? CKPT_STATES : 1 };
-    ASSERT(o.comm || !o.async || o.world->size == 1);
-    if (!o.comm) c->o.comm = &o.world->host;
-    TRY(folder_name(c->folder, o.run_dir));
-    TRY(check_names(o.params->whole));
+    TRY(folder_name(c->folder, c->o.run_dir));
+    TRY(check_names(c->o.params->whole));
     TRY(allocate(c, setup));
     TRY(check_manifest(c));
-    if (o.stream->dev->is_null) return ERR_OK;
+    if (c->o.stream->dev->is_null) return ERR_OK;
     TRY(agree(c, open_folder(c, setup)));
     warn_of_space(c);
-    TRY(comm_max_i64(c->o.comm, o.stream, &c->nonce, 1, NULL));
-    return saver_open(c, setup);
+    return comm_max_i64(c->o.comm, c->o.stream, &c->nonce, 1, NULL);
 }
 
 /* ---- before the shards ---- */

@@ -73,7 +73,7 @@ static void *saver_main(void *arg)
     return NULL;
 }
 
-Err saver_open(Ckpt *c, SetupArena *setup)
+static Err open_thread(Ckpt *c, SetupArena *setup)
 {
     CkptSaver *s = &c->saver;
     if (!c->o.async || c->o.stream->dev->is_null) return ERR_OK;
@@ -86,6 +86,15 @@ Err saver_open(Ckpt *c, SetupArena *setup)
         return err_set(ERR_MEMORY, "no thread to write checkpoints with: %m");
     s->open = true;
     return ERR_OK;
+}
+
+Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup)
+{
+    *c = (Ckpt){ .o = o, .states = o.params->stores->m.data ? CKPT_STATES : 1 };
+    ASSERT(o.comm || !o.async || o.world->size == 1);
+    if (!o.comm) c->o.comm = &o.world->host;
+    TRY(save_open(c, setup));
+    return open_thread(c, setup);
 }
 
 void ckpt_close(Ckpt *c)

@@ -1,5 +1,5 @@
 /*
- * The table of commands, and the way from argv to one of them and to an exit status.
+ * The way from argv to a command (commands.c) and to an exit status.
  * A first word that is an option means training: megatrain --config FILE.
  */
 #include "cli/cli.h"
@@ -14,19 +14,6 @@
 #include "base/processors.h"
 #include "base/words.h"
 #include "cli/command.h"
-
-static const Command *const table[] = {
-    &command_train,    &command_eval,   &command_generate, &command_preprocess, &command_tokenizer_train,
-    &command_tokenize, &command_plan,   &command_simulate, &command_inspect,    &command_report,
-    &command_convert,  &command_doctor, &command_config,
-};
-enum { COMMANDS = (int)(sizeof table / sizeof *table) };
-
-const Command *const *commands(int *count)
-{
-    *count = COMMANDS;
-    return table;
-}
 
 static bool asks_for_help(const char *word) { return !strcmp(word, "--help") || !strcmp(word, "-h"); }
 
@@ -53,8 +40,10 @@ static const char *meant_command(const char *word)
 
 static Err unknown_command(int argc, const char *const *argv)
 {
-    const char *names[COMMANDS];
-    for (int i = 0; i < COMMANDS; i++) {
+    int count;
+    const Command *const *table = commands(&count);
+    const char *names[COMMANDS_MAX];
+    for (int i = 0; i < count; i++) {
         size_t first = strcspn(table[i]->name, " ");
         names[i] = table[i]->name;
         if (!table[i]->name[first] || strlen(argv[0]) != first || strncmp(argv[0], names[i], first) != 0)
@@ -64,7 +53,7 @@ static Err unknown_command(int argc, const char *const *argv)
         return err_hint("did you mean 'megatrain %s'?", table[i]->name);
     }
     const char *meant = meant_command(argv[0]);
-    const char *nearest = meant ? meant : word_nearest(argv[0], names, COMMANDS);
+    const char *nearest = meant ? meant : word_nearest(argv[0], names, count);
     err_set(ERR_CONFIG, "unknown command '%s'", argv[0]);
     if (text_ends(argv[0], ".ini")) return err_hint("did you mean 'megatrain --config %s'?", argv[0]);
     return nearest ? err_hint("did you mean 'megatrain %s'?", nearest)
@@ -91,7 +80,9 @@ static Err run_command(const Command *c, int argc, const char *const *argv)
 
 static Err dispatch(int argc, const char *const *argv)
 {
-    for (int i = 0; i < COMMANDS; i++) {
+    int count;
+    const Command *const *table = commands(&count);
+    for (int i = 0; i < count; i++) {
         int words = matches(table[i], argc, argv);
         if (words) return run_command(table[i], argc - words, argv + words);
     }

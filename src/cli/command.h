@@ -1,5 +1,5 @@
 /*
- * Commands and their options. A command is one constant: name, help, options, function; cli.c lists them all.
+ * Commands and their options. A command is one constant: name, help, options, function; commands.c lists them all.
  *
  *   megatrain NAME --text VALUE --text=VALUE --flag --list A B C ... REST
  *
@@ -65,6 +65,7 @@ void option_default(const Option *o, char out[OPTION_BYTES]);
 void manual_print(FILE *out);
 void completion_print(FILE *out);
 
+enum { COMMANDS_MAX = 32 };
 /* All commands, in the order of the help. */
 const Command *const *commands(int *count);
 

@@ -125,11 +125,7 @@ void comm_close(Comm *c)
 
 void comm_check_calls(Comm *c, bool on) { c->check = on; }
 
-void comm_watch(Comm *c, Watch *w, uint32_t id)
-{
-    c->watch = w;
-    c->watch_id = id;
-}
+void comm_observe(Comm *c, CommObserver observer) { c->observer = observer; }
 
 /* Bytes this rank has to send at the least, per kind: gather forwards n-1 blocks, all-reduce moves twice that. */
 static int64_t payload(const Comm *c, const CommRequest *r)
@@ -145,11 +141,12 @@ static int64_t payload(const Comm *c, const CommRequest *r)
     return 2 * bytes * others / c->size;
 }
 
+/* As observers count. */
+static uint64_t number_of(const CommRequest *r) { return r->kind == COMM_EXCHANGE ? 0 : r->sequence + 1; }
+
 void comm_tell_completed(const CommRequest *r)
 {
-    if (r->carrier) return;
-    if (r->kind == COMM_EXCHANGE) watch_exchange_completed(r->watch, r->watch_id);
-    else watch_completed(r->watch, r->watch_id, r->sequence + 1);
+    if (!r->carrier) observer_completed(r->observer, number_of(r));
 }
 
 static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
@@ -159,12 +156,9 @@ static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
     r.done = done ? done : &c->own;
     r.stream = s;
     r.check = c->check;
-    r.watch = c->watch;
-    r.watch_id = c->watch_id;
+    r.observer = c->observer;
     r.carrier = c->carrier;
-    if (!r.carrier && exchange) watch_exchange_issued(r.watch, r.watch_id);
-    if (!r.carrier && !exchange)
-        watch_issued(r.watch, r.watch_id, r.sequence + 1); /* the watch counts from 1 */
+    if (!r.carrier) observer_issued(r.observer, number_of(&r));
     int64_t sent = payload(c, &r);
     c->calls[r.kind]++;
     c->bytes[r.kind] += sent;

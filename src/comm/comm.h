@@ -22,7 +22,7 @@
 #ifndef MEGATRAIN_COMM_COMM_H
 #define MEGATRAIN_COMM_COMM_H
 
-#include "comm/watch.h"
+#include "comm/observer.h"
 #include "device/device.h"
 
 typedef enum {
@@ -78,10 +78,9 @@ typedef struct {
     int64_t elem_bytes; /* of rows: of one row */
     uint64_t sequence;  /* among the collectives, or the exchanges, of this communicator */
     Event *done;
-    Stream *stream; /* the caller's: what it holds so far comes first */
-    bool check;     /* compare this call with the peers' before running it */
-    Watch *watch;   /* as Comm's */
-    uint32_t watch_id;
+    Stream *stream;        /* the caller's: what it holds so far comes first */
+    bool check;            /* compare this call with the peers' before running it */
+    CommObserver observer; /* Comm's, as is: */
     bool carrier;
     CommRows rows;     /* of an all-to-all of rows */
     int message_count; /* of an exchange, whose count is the bytes that it sends */
@@ -103,10 +102,9 @@ struct Comm {
     void *impl;
     uint64_t sequence, exchanges; /* issued: collectives, exchanges */
     bool check;
-    Watch *watch; /* hears of every call; may be NULL */
-    uint32_t watch_id;
+    CommObserver observer; /* hears of every call */
     bool
-        carrier; /* carries the calls of another communicator, which counts them: the watch hears of waits alone */
+        carrier; /* carries the calls of another communicator, which counts them: its observer hears of waits alone */
     bool pads_rows; /* an all-to-all of rows sends as many as there can be: nccl, and null in its stead */
     /* payload this rank sends, by the minimal algorithm: of each kind, and together */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
@@ -158,8 +156,8 @@ Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Ev
  */
 void comm_check_calls(Comm *c, bool on);
 
-/* From now on `w` hears, as communicator `id`, which calls were issued and which are done. */
-void comm_watch(Comm *c, Watch *w, uint32_t id);
+/* From now on it hears which calls were issued, which are done and what the one that runs waits for. */
+void comm_observe(Comm *c, CommObserver observer);
 
 const char *comm_kind_name(CommKind kind); /* "all-gather", ... */
 
@@ -175,7 +173,7 @@ typedef struct {
     int64_t back; /* of rows: CommRows.back; else 0 */
 } CommCall;
 
-/* To the request's watch. */
+/* To the request's observer. */
 void comm_tell_completed(const CommRequest *r);
 
 CommCall comm_call(const CommRequest *r);

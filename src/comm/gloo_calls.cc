@@ -77,11 +77,11 @@ template <class Wait> void wait_for(Group *g, Wait wait)
     bool done;
     const CommRequest *r = g->request;
     const CommMessage *m = g->message;
-    if (m) watch_waits_message(r->watch, r->watch_id, g->members[m->peer], m->send, m->what);
-    else watch_waits(r->watch, r->watch_id, g->members[g->peer]);
+    if (m) observer_waits_message(r->observer, g->members[m->peer], m->send, m->what);
+    else observer_waits(r->observer, g->members[g->peer]);
     try {
         done = wait();
-        watch_waits(r->watch, r->watch_id, WATCH_NOBODY);
+        observer_waits(r->observer, OBSERVER_NOBODY);
     } catch (const std::exception &e) {
         if (strstr(e.what(), "Application timeout")) let_cause_appear(g->world);
         if (g->world->stopped) throw Stopped();

@@ -244,7 +244,7 @@ static bool waits_on(const WatchComm *x, const WatchComm *y, int rank_y, bool st
 {
     if (!is_open(x)) return false;
     if (x->waits_for == rank_y) return true;
-    const bool exchange = x->waits_for != WATCH_NOBODY && x->waits_in != WAITS_IN_COLLECTIVE;
+    const bool exchange = x->waits_for != OBSERVER_NOBODY && x->waits_in != WAITS_IN_COLLECTIVE;
     if (x->issued <= x->completed || (strict && exchange)) return false;
     return strict ? y->issued <= x->completed : y->issued < x->issued;
 }

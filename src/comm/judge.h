@@ -23,7 +23,7 @@ typedef struct {
     uint64_t issued, completed; /* collectives */
     uint64_t exchanges_issued, exchanges_completed;
     int32_t
-        waits_for; /* world rank whose message (or taking of one) the call that runs waits for; WATCH_NOBODY */
+        waits_for; /* world rank whose message (or taking of one) the call that runs waits for; OBSERVER_NOBODY */
     uint32_t waits_in; /* WatchWaitsIn */
     MessageLabel waits_what;
 } WatchComm;

@@ -56,18 +56,6 @@ struct Watch {
     char report_text[WATCH_TEXT_BYTES], exit_text[WATCH_TEXT_BYTES];
 };
 
-void message_text(MessageLabel l, char *out, size_t size)
-{
-    static const char *const names[MESSAGE_KIND_COUNT] = {
-        "message", "activation", "gradient", "keys and values", "gradient of keys and values", "part of a sum"
-    };
-    const char *name = names[l.kind < MESSAGE_KIND_COUNT ? l.kind : MESSAGE_PLAIN];
-    if (l.kind == MESSAGE_PLAIN || l.kind == MESSAGE_SUM) snprintf(out, size, "%s", name);
-    else if (l.kind == MESSAGE_KEYS || l.kind == MESSAGE_KEY_SUMS)
-        snprintf(out, size, "%s of part %u", name, l.stage);
-    else snprintf(out, size, "%s of micro-batch %u for stage %u", name, l.microbatch, l.stage);
-}
-
 /* ---- what other threads tell ---- */
 
 static void wake(Watch *w)
@@ -94,65 +82,43 @@ void watch_stall(Watch *w, double stall_s)
     if (w) w->stall_s = stall_s;
 }
 
-void watch_join(Watch *w, uint32_t comm_id, const char *name)
+static void issued(void *who, uint64_t number)
 {
-    if (!w) return;
-    pthread_mutex_lock(&w->lock);
-    uint32_t n = w->members;
-    ASSERT(n < WATCH_COMMS);
-    w->member[n].id = comm_id;
-    snprintf(w->member[n].name, sizeof w->member[n].name, "%s", name);
-    w->member[n].waits_for = WATCH_NOBODY;
-    w->members = n + 1; /* seen by others after the rest */
-    pthread_mutex_unlock(&w->lock);
+    Member *m = who;
+    if (number) atomic_store_explicit(&m->issued, number, memory_order_relaxed);
+    else atomic_fetch_add_explicit(&m->exchanges_issued, 1, memory_order_relaxed);
 }
 
-static Member *member_of(Watch *w, uint32_t comm_id)
+static void completed(void *who, uint64_t number)
 {
-    for (uint32_t i = 0, n = w->members; i < n; i++)
-        if (w->member[i].id == comm_id) return &w->member[i];
-    ASSERT(!"watch_join comes first");
-    return NULL;
-}
-
-void watch_issued(Watch *w, uint32_t comm_id, uint64_t sequence)
-{
-    if (w) atomic_store_explicit(&member_of(w, comm_id)->issued, sequence, memory_order_relaxed);
-}
-
-void watch_completed(Watch *w, uint32_t comm_id, uint64_t sequence)
-{
-    if (w) atomic_store_explicit(&member_of(w, comm_id)->completed, sequence, memory_order_relaxed);
-}
-
-void watch_exchange_issued(Watch *w, uint32_t comm_id)
-{
-    if (w) atomic_fetch_add_explicit(&member_of(w, comm_id)->exchanges_issued, 1, memory_order_relaxed);
-}
-
-void watch_exchange_completed(Watch *w, uint32_t comm_id)
-{
-    if (w) atomic_fetch_add_explicit(&member_of(w, comm_id)->exchanges_completed, 1, memory_order_relaxed);
+    Member *m = who;
+    if (number) atomic_store_explicit(&m->completed, number, memory_order_relaxed);
+    else atomic_fetch_add_explicit(&m->exchanges_completed, 1, memory_order_relaxed);
 }
 
 /* (a beat between two stores tells a mixture, the next one the truth; a hang lasts for many) */
-static void set_wait(Watch *w, uint32_t comm_id, int rank, WatchWaitsIn in, MessageLabel what)
+static void waits(void *who, int rank, bool taken, const MessageLabel *what)
 {
-    if (!w) return;
-    Member *m = member_of(w, comm_id);
-    atomic_store_explicit(&m->waits_what, what, memory_order_relaxed);
+    Member *m = who;
+    const WatchWaitsIn in = !what ? WAITS_IN_COLLECTIVE : taken ? WAITS_IN_SEND : WAITS_IN_RECEIVE;
+    atomic_store_explicit(&m->waits_what, what ? *what : (MessageLabel){ 0 }, memory_order_relaxed);
     atomic_store_explicit(&m->waits_in, in, memory_order_relaxed);
     atomic_store_explicit(&m->waits_for, rank, memory_order_relaxed);
 }
 
-void watch_waits(Watch *w, uint32_t comm_id, int rank)
+CommObserver watch_join(Watch *w, uint32_t comm_id, const char *name)
 {
-    set_wait(w, comm_id, rank, WAITS_IN_COLLECTIVE, (MessageLabel){ 0 });
-}
-
-void watch_waits_message(Watch *w, uint32_t comm_id, int rank, bool taken, MessageLabel what)
-{
-    set_wait(w, comm_id, rank, taken ? WAITS_IN_SEND : WAITS_IN_RECEIVE, what);
+    if (!w) return (CommObserver){ 0 };
+    pthread_mutex_lock(&w->lock);
+    uint32_t n = w->members;
+    ASSERT(n < WATCH_COMMS);
+    Member *m = &w->member[n];
+    m->id = comm_id;
+    snprintf(m->name, sizeof m->name, "%s", name);
+    m->waits_for = OBSERVER_NOBODY;
+    w->members = n + 1; /* seen by others after the rest */
+    pthread_mutex_unlock(&w->lock);
+    return (CommObserver){ m, issued, completed, waits };
 }
 
 static struct timespec in_seconds(int seconds)

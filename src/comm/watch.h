@@ -21,9 +21,10 @@
 #ifndef MEGATRAIN_COMM_WATCH_H
 #define MEGATRAIN_COMM_WATCH_H
 
+#include "comm/observer.h"
 #include "comm/store.h"
 
-enum { WATCH_COMMS = 64, WATCH_NAME_BYTES = 12, WATCH_TEXT_BYTES = 640, WATCH_NOBODY = -1 };
+enum { WATCH_COMMS = 64, WATCH_NAME_BYTES = 12, WATCH_TEXT_BYTES = 640 };
 
 typedef enum { WATCH_KILLED, WATCH_FROZEN, WATCH_HUNG, WATCH_LEFT, WATCH_ERROR, WATCH_WHAT_COUNT } WatchWhat;
 
@@ -47,27 +48,6 @@ typedef struct {
 
 typedef enum { WATCH_FINE, WATCH_JUDGING, WATCH_JUDGED } WatchState;
 
-/* What a message between two ranks is, for those who read a verdict. */
-typedef enum {
-    MESSAGE_PLAIN,
-    MESSAGE_ACTIVATION,
-    MESSAGE_GRADIENT,
-    MESSAGE_KEYS,
-    MESSAGE_KEY_SUMS, /* their gradients, summed on the way */
-    MESSAGE_SUM,      /* a part of what is summed over ranks */
-    MESSAGE_KIND_COUNT
-} MessageKind;
-
-typedef struct {
-    uint16_t kind;  /* MessageKind */
-    uint16_t stage; /* of keys and their gradients: the part of the sequence */
-    uint32_t microbatch;
-} MessageLabel;
-
-/* "activation of micro-batch 5 for stage 2"; "keys and values of part 3"; "part of a sum"; "message" for a
- * plain one. */
-void message_text(MessageLabel label, char *out, size_t size);
-
 typedef struct Watch Watch;
 
 /* Called once, on the watch thread; may end the process. */
@@ -86,18 +66,9 @@ void watch_progress(Watch *w);
 /* From now on; the longest of all ranks' limits holds. For phases that take longer, and to follow the step time. */
 void watch_stall(Watch *w, double stall_s);
 
-/* This rank is a member of a communicator; its members all use this id and call it before the first call. */
-void watch_join(Watch *w, uint32_t comm_id, const char *name);
-/* Sequence numbers count from 1: the last call issued, the last completed. */
-void watch_issued(Watch *w, uint32_t comm_id, uint64_t sequence);
-void watch_completed(Watch *w, uint32_t comm_id, uint64_t sequence);
-/* Exchanges are not counted among those: each member has its own number of them. */
-void watch_exchange_issued(Watch *w, uint32_t comm_id);
-void watch_exchange_completed(Watch *w, uint32_t comm_id);
-/* The collective call that runs there waits for a message of (or to) this world rank; WATCH_NOBODY: no call waits. */
-void watch_waits(Watch *w, uint32_t comm_id, int rank);
-/* The exchange that runs there waits for this rank: to send this message, or to take it. */
-void watch_waits_message(Watch *w, uint32_t comm_id, int rank, bool taken, MessageLabel what);
+/* This rank is a member of a communicator: who is to hear of its calls, before the first of which this is called. All
+ * members use this id. */
+CommObserver watch_join(Watch *w, uint32_t comm_id, const char *name);
 
 /* For a rank whose communication failed: tells rank 0 and waits up to 2 s for the verdict, which names who caused
  * that. False: none came (w is NULL, or rank 0 is gone, too); leave with the error as it is. */

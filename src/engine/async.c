@@ -8,12 +8,6 @@
 #include "base/mathx.h"
 #include "engine/loads.h"
 
-int async_updates(const Schedule *s)
-{
-    if (s->versions == VERSIONS_STEP) return 1;
-    return s->versions == VERSIONS_DOUBLE ? s->batches : s->units;
-}
-
 /* Something of a step that an update in the middle of it cannot have, and what says that it is not wanted. */
 typedef struct {
     bool asked;
@@ -75,7 +69,7 @@ static int oldest(const ActionList *l)
 
 Err async_open(Trainer *t)
 {
-    const int updates = async_updates(&t->parts.step);
+    const int updates = schedule_updates(&t->parts.step);
     void *history;
     if (!trainer_is_async(t) || t->spec.forward_only) return ERR_OK;
     TRY(param_store_keep_older(&t->stores[0], oldest(&t->parts.step.rank[t->world->pp_rank]), &t->state));
@@ -90,7 +84,7 @@ Err async_open(Trainer *t)
 static Err begin_update(Trainer *t, int n)
 {
     const TrainSpec *s = &t->spec;
-    const int updates = async_updates(&t->parts.step);
+    const int updates = schedule_updates(&t->parts.step);
     const int64_t nominal = t->batch * s->model.seq / updates, update = t->updates + n + 1;
     const int64_t sums[3] = { 0, nominal, 0 };
     StepValues v = { .step = t->step + 1,
@@ -121,7 +115,7 @@ Err async_update(Trainer *t, int replica)
     TRY(ddp_gather(&t->ddp[replica]));
     TRY(device_copy(stream, shift.data, next.data, tensor_bytes(shift)));
     TRY(device_copy(stream, &t->async.history[n], t->step_values, sizeof(StepValues)));
-    return n + 1 < async_updates(&t->parts.step) ? begin_update(t, n + 1) : ERR_OK;
+    return n + 1 < schedule_updates(&t->parts.step) ? begin_update(t, n + 1) : ERR_OK;
 }
 
 /* Every rank has the shifts of its own parameters; checkpoints want them of all. */
@@ -145,7 +139,7 @@ static Err share_shifts(Trainer *t)
 static Err make_report(Trainer *t, StepReport *r)
 {
     enum { NORM_BITS = 24 };
-    const int updates = async_updates(&t->parts.step);
+    const int updates = schedule_updates(&t->parts.step);
     Stream *stream = &t->device.stream;
     int64_t sums[3] = { 0 }, skipped = 0, square;
     StepValues *v = t->async.outcome;
@@ -180,7 +174,7 @@ Err async_step(Trainer *t, StepReport *report)
     TRY(make_report(t, report)); /* (waits) */
     loads_take(t, t->batch);
     TRY(share_shifts(t));
-    t->updates += async_updates(&t->parts.step);
+    t->updates += schedule_updates(&t->parts.step);
     t->step++;
     t->samples += t->batch;
     t->skipped += report->skipped;

@@ -22,8 +22,6 @@
 
 static inline bool trainer_is_async(const Trainer *t) { return t->parts.step.versions != VERSIONS_STEP; }
 
-int async_updates(const Schedule *s); /* of a step on each rank; 1 where weights change at its end alone */
-
 /* ERR_CONFIG for what such a schedule cannot do on so many pipeline ranks. */
 Err async_check(const TrainSpec *s, int ranks);
 /* Takes older weights and the outcomes of updates in state memory. */

@@ -7,7 +7,6 @@
 #include <string.h>
 
 #include "base/int64.h"
-#include "engine/async.h"
 
 /* What ranks tell each other, integers: of each layer the rows of the busiest expert, those of all, choices dropped;
  * then losses that balance, as router_balance leaves them. */
@@ -117,7 +116,7 @@ void loads_take(Trainer *t, int64_t batch)
 {
     /* of all tokens, since experts' rows were counted from 0 */
     const int64_t choices =
-        batch * t->spec.model.seq * t->spec.model.moe.topk / async_updates(&t->parts.step);
+        batch * t->spec.model.seq * t->spec.model.moe.topk / schedule_updates(&t->parts.step);
     const char *from = t->flight.loads;
     int layer;
     if (!t->spec.model.moe.experts) return;

@@ -256,7 +256,7 @@ static Err fill(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
     const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
-    const int64_t tokens = trainer_batch(t, 1) * s->model.seq / async_updates(&t->parts.step);
+    const int64_t tokens = trainer_batch(t, 1) * s->model.seq / schedule_updates(&t->parts.step);
     /* (an update that does not fit is done again, but not where others have gone on meanwhile) */
     const int start = trainer_is_async(t) ? FIRST_SHIFT - SHIFT_STEP : FIRST_SHIFT;
     const int shift = start + log2_ceil(tokens) + s->extra_shift;

@@ -104,6 +104,11 @@ Err moe_own_rows(Ctx *c, Tensor all, Tensor *own)
     return ERR_OK;
 }
 
+int moe_own_experts(const Moe *m, const Ctx *c)
+{
+    return m->experts / (c->world->tp_ep.size / c->world->grid.etp);
+}
+
 int64_t moe_unit_rows(const Moe *m, const Ctx *c)
 {
     return m->balance.unit * c->batch->T * c->world->cp.size;

@@ -32,8 +32,6 @@ static bool gathers(const Moe *m, const Ctx *c) { return sends(c) && m->gathers;
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
-int moe_own_experts(const Moe *m, const Ctx *c) { return m->experts / (c->world->tp_ep.size / copies(c)); }
-
 /* This rank's part of an expert's width. */
 static int64_t own_ffn(const Moe *m, const Ctx *c) { return m->ffn / copies(c); }
 

@@ -183,6 +183,9 @@ int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
  * that hold the same stages, it does in this order: for the lower stage first, as these do. */
 int schedule_lower_replica(const Schedule *s, int rank);
 
+/* Updates of a step on each rank; 1 where weights change at its end alone. */
+int schedule_updates(const Schedule *s);
+
 /* The slice of the sequences that a unit is. */
 static inline int schedule_slice_of(const Schedule *s, int unit) { return unit % s->slices; }
 

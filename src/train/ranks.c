@@ -227,8 +227,7 @@ static void watch_group(Ranks *r, GroupKind kind)
     Comm *c = &r->world.comm[kind];
     if (c->size == 1) return;
     uint32_t id = (uint32_t)(WORLD_COMMS * world_first_member(&r->world, kind) + (int)kind);
-    watch_join(r->watch, id, c->name);
-    comm_watch(c, r->watch, id);
+    comm_observe(c, watch_join(r->watch, id, c->name));
 }
 
 /* For the thread that writes checkpoints: calls of its own, through the host. */
@@ -241,8 +240,8 @@ static Err open_saver(Ranks *r)
     Err err = comm_open_gloo(r->gloo, &r->save, "save", members, size);
     free(members);
     if (err) return err;
-    watch_join(r->watch, (uint32_t)(WORLD_COMMS * size), "save"); /* behind the ids of watch_group */
-    comm_watch(&r->save, r->watch, (uint32_t)(WORLD_COMMS * size));
+    const uint32_t id = (uint32_t)(WORLD_COMMS * size); /* behind those of watch_group */
+    comm_observe(&r->save, watch_join(r->watch, id, "save"));
     return ERR_OK;
 }
 

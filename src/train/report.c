@@ -1,5 +1,5 @@
 /*
- * See report.h. In here: text, style and script of the page, its tables, the page. Pictures: report_chart.c.
+ * See report.h. In here: style and script of the page, its tables, the page. Pictures: report_chart.c, report_loads.c.
  *
  * Colours are told apart with any kind of colour vision: each two of a set are 36 or more apart in CIELAB, also as
  * simulated for protanopia, deuteranopia and tritanopia (Machado et al. 2009); each has a contrast of 3 or more to its
@@ -13,8 +13,9 @@
 #include <time.h>
 
 #include "base/units.h"
-#include "base/utf8.h"
 #include "base/version.h"
+#include "train/report_look.h"
+#include "train/report_pictures.h"
 
 static const char style[] =
     ":root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#fff;--line:#d1d9e0;--soft:#f6f8fa;"
@@ -71,40 +72,6 @@ static const char script[] =
     "(Math.abs(q[1])<1e6?(high-(q[1]-t)/(b-t)*(high-low)).toPrecision(4):'far outside')}).join(' \\u00b7 "
     "')});\n"
     "s.addEventListener('pointerleave',()=>{cursor.setAttribute('d','');r.textContent=''})}\n";
-
-/* ---- text ---- */
-
-void report_text(FILE *out, const char *text)
-{
-    const int64_t size = (int64_t)strlen(text);
-    for (int64_t i = 0, n; i < size; i += n ? n : 1) {
-        const unsigned char c = (unsigned char)text[i];
-        n = utf8_char_bytes((const uint8_t *)text + i, size - i);
-        if (n == 0) fputs("\xEF\xBF\xBD", out);
-        else if (n == 2 && c == 0xC2 && (unsigned char)text[i + 1] < 0xA0) fputc(' ', out); /* C1 */
-        else if (n > 1) fprintf(out, "%.*s", (int)n, text + i);
-        else if (c == '<') fputs("&lt;", out);
-        else if (c == '>') fputs("&gt;", out);
-        else if (c == '&') fputs("&amp;", out);
-        else if (c == '"') fputs("&quot;", out);
-        else if (c == '\'') fputs("&#39;", out);
-        else fputc(c < 0x20 || c == 0x7F ? ' ' : c, out);
-    }
-}
-
-int report_mark(int run)
-{
-    return (run + run / 12) % 4;
-} /* 12 pairs of colour and dashes, then the 12 others */
-
-void report_look(FILE *out, int run) { fprintf(out, "c%d k%d", run % 6, report_mark(run)); }
-
-const char *report_name(const History *runs, int count, int run)
-{
-    for (int i = 0; i < count; i++)
-        if (i != run && strcmp(runs[i].name, runs[run].name) == 0) return runs[run].dir;
-    return runs[run].name;
-}
 
 /* A sample of the run's line, and its name. */
 static void put_name(const char *name, int run, FILE *out)

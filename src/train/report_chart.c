@@ -11,7 +11,8 @@
 
 #include "base/units.h"
 #include "train/axis.h"
-#include "train/report.h"
+#include "train/report_look.h"
+#include "train/report_pictures.h"
 
 enum {
     WIDTH = 560,

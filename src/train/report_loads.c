@@ -5,7 +5,8 @@
 #include <math.h>
 
 #include "train/axis.h"
-#include "train/report.h"
+#include "train/report_look.h"
+#include "train/report_pictures.h"
 
 enum {
     WIDTH = 560,
