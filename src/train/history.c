@@ -10,7 +10,6 @@
 #include "base/config.h"
 #include "base/file.h"
 #include "base/map.h"
-#include "train/rank_times.h"
 
 enum { CONFIG_MAX_BYTES = 1 << 20 };
 

@@ -24,7 +24,7 @@ typedef struct {
     char *key, *value; /* "section.key" */
 } HistoryKey;
 
-/* Steps in which a rank was the slowest by far (LAG_NOTABLE, rank_times.h), and by how much in all of them. */
+/* Steps in which a rank was the slowest by far (LAG_NOTABLE), and by how much in all of them. */
 typedef struct {
     int64_t steps;
     double lag;

@@ -12,7 +12,6 @@
 #include "train/record.h"
 
 enum { RANK_HOST_BYTES = 64, LAG_STEPS = 5 };
-static const double LAG_NOTABLE = 0.2; /* of the median */
 
 typedef struct {
     World *world;

@@ -31,6 +31,7 @@ typedef struct {
     bool measured;                    /* else there is none */
     bool notable;                     /* for some steps now it is the same rank, by far */
 } MetricsRanks;
+static const double LAG_NOTABLE = 0.2; /* a rank is the slowest by far from this lag on */
 
 /* One step. NaN and Inf are allowed and become null. */
 typedef struct {
