@@ -9,7 +9,7 @@
 #define MEGATRAIN_TRAIN_RANK_TIMES_H
 
 #include "comm/grid.h"
-#include "train/record.h"
+#include "record/record.h"
 
 enum { RANK_HOST_BYTES = 64, LAG_STEPS = 5 };
 
