@@ -3,12 +3,13 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 declare -A may=(
-    [base]="" [device]="base" [cpu]="base device" [comm]="base device" [param]="base device comm"
+    [base]="" [config]="base" [boot]="base" [record]="base config"
+    [device]="base" [cpu]="base device" [comm]="base boot device" [param]="base device comm"
     [layer]="base device comm param" [model]="base device comm param layer"
     [pipeline]="base" [optim]="base device comm param" [data]="base"
     [ckpt]="base device comm param" [engine]="base device comm param layer model pipeline optim data ckpt"
-    [train]="base device comm param layer model pipeline optim data ckpt engine"
-    [cli]="base device comm param layer model pipeline optim data ckpt engine train"
+    [train]="base config boot record device comm param layer model pipeline optim data ckpt engine"
+    [cli]="base config boot record device comm param layer model pipeline optim data ckpt engine train"
 )
 bad=0
 complain() { echo "check-layers: $1"; bad=1; }
@@ -19,15 +20,14 @@ for module in "${!may[@]}"; do
         [[ " $module ${may[$module]} " == *" $folder "* ]] || complain "$file:$line: $module may not include $target"
     done < <(grep -nE '^#include "' -r "src/$module" --include='*.[ch]' --include='*.cc' --include='*.def' || true)
 done
-# the configuration and these libraries have one door each
-grep -nE '#include "base/config' -r src/{device,cpu,comm,param,layer,model,pipeline,optim,data,ckpt,engine} && complain "only train and cli see the configuration"
+# these libraries have one door each
 only() { grep -lE "#include <$1" -r src | grep -v "^$2" && complain "<$1> belongs in $2 alone"; true; }
 only 'jansson' src/base/json.c
-only 'ini' src/base/config
+only 'ini' src/config/
 only 'utf8proc' src/data/
 only 'pcre2' src/data/
 only 'gloo/' src/comm/gloo
-only 'sodium' 'src/comm/\(greet\|secret\)'
+only 'sodium' 'src/boot/\(greet\|secret\)'
 # the CUDA backend sees base and device, and its communicators comm
 grep -nE '^#include "comm/' -r cuda | grep -vE '^cuda/(nccl_world\.h|staged\.c):' && complain "only communicators see comm"
 grep -nE '^#include <nccl' -r cuda src | grep -v '^cuda/nccl_world.h:' && complain "<nccl.h> belongs in cuda/nccl_world.h alone"

@@ -2,7 +2,7 @@
 #ifndef MEGATRAIN_TEST_CONFIG_CASE_H
 #define MEGATRAIN_TEST_CONFIG_CASE_H
 
-#include "base/config.h"
+#include "config/config.h"
 #include "test.h"
 
 enum { MAX_OVERRIDES = 48 };

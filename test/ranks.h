@@ -18,7 +18,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "comm/boot.h"
+#include "boot/boot.h"
 
 enum { RANKS_MAX = 16, SAID_BYTES = 4096 };
 

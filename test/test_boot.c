@@ -1,7 +1,7 @@
 /* Environments of every launcher -> rank, size and meeting point. */
 #include "test.h"
 
-#include "comm/boot.h"
+#include "boot/boot.h"
 
 /* "NAME=value NAME=value ..." (values without blanks; an empty one is allowed) */
 static const char *get(void *context, const char *name)

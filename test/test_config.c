@@ -726,8 +726,8 @@ TEST(no_rule_without_a_case)
     int found = 0;
     char *rest, *text;
     int64_t n;
-    OK(file_read_all("src/base/config_check.c", 1 << 20, &text, &n));
-    static const char *const parts[] = { "src/base/config_check_moe.c", "src/base/config_check_context.c" };
+    OK(file_read_all("src/config/config_check.c", 1 << 20, &text, &n));
+    static const char *const parts[] = { "src/config/config_check_moe.c", "src/config/config_check_context.c" };
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) {
         OK(file_read_all(parts[i], 1 << 20, &rest, &n));
         text = realloc(text, strlen(text) + strlen(rest) + 1);

@@ -2,7 +2,7 @@
 #include "test.h"
 
 #include "scratch.h"
-#include "base/config_device.h"
+#include "config/config_device.h"
 
 TEST(a_gpu_by_the_name_that_its_driver_gives)
 {

@@ -7,8 +7,8 @@
 
 #include "base/log.h"
 #include "scratch.h"
-#include "train/events.h"
-#include "train/metrics.h"
+#include "record/events.h"
+#include "record/metrics.h"
 
 /* ---- the reader ---- */
 

@@ -15,7 +15,7 @@
 #include <sys/syscall.h>
 
 #include "base/clock.h"
-#include "base/config.h"
+#include "config/config.h"
 #include "base/log.h"
 #include "ckpt_fixture.h"
 #include "data/indexed.h"

@@ -8,14 +8,14 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/config.h"
+#include "config/config.h"
 #include "base/file.h"
 #include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "train/axis.h"
-#include "train/metrics.h"
-#include "train/svg.h"
+#include "record/axis.h"
+#include "record/metrics.h"
+#include "record/svg.h"
 
 static char dir[64], jsonl[96], svg[96];
 

@@ -4,8 +4,8 @@
 
 #include "base/log.h"
 #include "scratch.h"
-#include "train/report.h"
-#include "train/report_look.h"
+#include "record/report.h"
+#include "record/report_look.h"
 
 /* Ten steps, the seventh skipped; losses on two sets after five and ten. */
 static void make_run(const char *name, const char *config)

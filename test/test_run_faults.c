@@ -16,7 +16,7 @@
 
 #include <sys/wait.h>
 
-#include "base/config.h"
+#include "config/config.h"
 #include "base/log.h"
 #include "ckpt/ckpt.h"
 #include "train/train.h"

@@ -7,9 +7,9 @@
 #include <dirent.h>
 
 #include "base/clock.h"
-#include "comm/link.h"
-#include "comm/meet.h"
-#include "comm/store.h"
+#include "boot/link.h"
+#include "boot/meet.h"
+#include "boot/store.h"
 
 static Ranks ranks;
 

@@ -5,8 +5,8 @@
 #include "ranks.h"
 
 #include "comm/gloo.h"
-#include "comm/judge.h"
-#include "comm/watch.h"
+#include "boot/judge.h"
+#include "boot/watch.h"
 
 #define FREEZE_S 1.0
 #define STALL_S 1.0

@@ -1,11 +1,11 @@
-/* report: one HTML page that compares runs (train/report.h). */
+/* report: one HTML page that compares runs (record/report.h). */
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/file.h"
 #include "base/log.h"
 #include "cli/command.h"
-#include "train/report.h"
+#include "record/report.h"
 
 static const char *output;
 

@@ -2,7 +2,7 @@
 #include "base/fault.h"
 #include "base/log.h"
 #include "cli/config_arg.h"
-#include "comm/boot.h"
+#include "boot/boot.h"
 #include "device/device.h"
 #include "train/join.h"
 #include "train/train.h"

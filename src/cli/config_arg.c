@@ -7,7 +7,7 @@
 #include "base/fault.h"
 #include "base/file.h"
 #include "ckpt/ckpt.h"
-#include "comm/boot.h"
+#include "boot/boot.h"
 #include "device/device.h"
 #include "train/kept.h"
 

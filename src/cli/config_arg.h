@@ -2,7 +2,7 @@
 #ifndef MEGATRAIN_CLI_CONFIG_ARG_H
 #define MEGATRAIN_CLI_CONFIG_ARG_H
 
-#include "base/config.h"
+#include "config/config.h"
 #include "cli/command.h"
 
 #define REST_OVERRIDES "[section.key=value ...]"

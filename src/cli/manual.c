@@ -4,7 +4,7 @@
  */
 #include <string.h>
 
-#include "base/config.h"
+#include "config/config.h"
 #include "base/version.h"
 #include "cli/command.h"
 

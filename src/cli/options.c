@@ -4,7 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "base/config.h"
+#include "config/config.h"
 #include "base/file.h"
 #include "base/words.h"
 #include "cli/command.h"

@@ -5,7 +5,7 @@
 #ifndef MEGATRAIN_CLI_PLAN_H
 #define MEGATRAIN_CLI_PLAN_H
 
-#include "base/config_device.h"
+#include "config/config_device.h"
 #include "train/spec.h"
 
 /* Ranks that need the same. */

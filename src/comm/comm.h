@@ -22,7 +22,7 @@
 #ifndef MEGATRAIN_COMM_COMM_H
 #define MEGATRAIN_COMM_COMM_H
 
-#include "comm/observer.h"
+#include "boot/observer.h"
 #include "device/device.h"
 
 typedef enum {

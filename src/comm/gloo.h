@@ -36,7 +36,7 @@ typedef struct {
 typedef struct {
     int rank, size;
     const char *address; /* numeric, of this host, as the other ranks reach it; one family for all ranks */
-    const char *secret;  /* of the run (comm/secret.h) */
+    const char *secret;  /* of the run (boot/secret.h) */
     double timeout_s;    /* of connecting, and of each wait for a peer later */
     GlooStore store;
     int delay_ms; /* every completion is held back that long (a test that nothing depends on timing) */

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/greet.h"
+#include "boot/greet.h"
 
 enum { STRANGERS_MAX = 128, NOBODY = -1, ACCEPTED_A_TURN = 16 };
 #define GREETING_S 5.0

@@ -1,6 +1,6 @@
 /*
  * A connection between every two ranks, for data (inside comm/ only). Each process listens on one port, where only
- * ranks with the run's secret get in (comm/greet.h): a rank calls those below it, and is called by those above.
+ * ranks with the run's secret get in (boot/greet.h): a rank calls those below it, and is called by those above.
  * Whoever else connects, says anything or nothing, costs a slot for some seconds.
  */
 #ifndef MEGATRAIN_COMM_MESH_H

@@ -9,7 +9,7 @@
 #define MEGATRAIN_TRAIN_GPUS_H
 
 #include "comm/gpu.h"
-#include "comm/store.h"
+#include "boot/store.h"
 
 typedef struct {
     bool nccl;      /* else staged */

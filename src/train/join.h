@@ -4,7 +4,7 @@
 #ifndef MEGATRAIN_TRAIN_JOIN_H
 #define MEGATRAIN_TRAIN_JOIN_H
 
-#include "base/config.h"
+#include "config/config.h"
 #include "train/ranks.h"
 
 /*

@@ -5,7 +5,7 @@
 #define MEGATRAIN_TRAIN_LOOP_H
 
 #include "engine/loads.h"
-#include "train/metrics.h"
+#include "record/metrics.h"
 #include "train/rank_times.h"
 #include "train/ranks.h"
 #include "train/run.h"

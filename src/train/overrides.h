@@ -8,7 +8,7 @@
 #ifndef MEGATRAIN_TRAIN_OVERRIDES_H
 #define MEGATRAIN_TRAIN_OVERRIDES_H
 
-#include "base/config.h"
+#include "config/config.h"
 #include "ckpt/ckpt.h"
 
 typedef struct {

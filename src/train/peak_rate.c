@@ -1,6 +1,6 @@
 /* The rate that mfu is a share of (run.h): by the GPU's file, or measured. */
 #include "base/clock.h"
-#include "base/config_device.h"
+#include "config/config_device.h"
 #include "train/run.h"
 
 /* The best of a few square products in scratch memory; about a tenth of a second. A stage that is the embedding alone

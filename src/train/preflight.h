@@ -2,7 +2,7 @@
 #ifndef MEGATRAIN_TRAIN_PREFLIGHT_H
 #define MEGATRAIN_TRAIN_PREFLIGHT_H
 
-#include "base/config.h"
+#include "config/config.h"
 
 /*
  * Warns of what the configuration names and is not to be had here: GPU, tokenizer, token files, checkpoints. Opens

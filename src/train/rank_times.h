@@ -9,10 +9,9 @@
 #define MEGATRAIN_TRAIN_RANK_TIMES_H
 
 #include "comm/grid.h"
-#include "train/record.h"
+#include "record/record.h"
 
 enum { RANK_HOST_BYTES = 64, LAG_STEPS = 5 };
-static const double LAG_NOTABLE = 0.2; /* of the median */
 
 typedef struct {
     World *world;

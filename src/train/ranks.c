@@ -13,7 +13,7 @@
 #include "base/clock.h"
 #include "base/fault.h"
 #include "base/log.h"
-#include "comm/secret.h"
+#include "boot/secret.h"
 #include "train/speaker.h"
 
 enum { HOST_ID_BYTES = 128, LAST_WORDS_US = 500 * 1000, JUDGED_S = 10, LEAVE_S = 10, ABORT_S = 5 };

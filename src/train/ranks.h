@@ -17,7 +17,7 @@
 
 #include "comm/gloo.h"
 #include "comm/grid.h"
-#include "comm/watch.h"
+#include "boot/watch.h"
 #include "train/gpus.h"
 
 typedef struct {

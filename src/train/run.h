@@ -5,7 +5,7 @@
 #ifndef MEGATRAIN_TRAIN_RUN_H
 #define MEGATRAIN_TRAIN_RUN_H
 
-#include "base/config.h"
+#include "config/config.h"
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
 #include "data/sets.h"

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 
 enum { LOOK_US = 20 * 1000 };
-#define FIRST_WAIT_S 0.6 /* rank 0 hears its own verdict up to 0.4 s after the others (comm/host.c) */
+#define FIRST_WAIT_S 0.6 /* rank 0 hears its own verdict up to 0.4 s after the others (boot/host.c) */
 #define NEXT_WAIT_S 0.1
 #define LAST_WAIT_S 3.0
 

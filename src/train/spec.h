@@ -2,7 +2,7 @@
 #ifndef MEGATRAIN_TRAIN_SPEC_H
 #define MEGATRAIN_TRAIN_SPEC_H
 
-#include "base/config.h"
+#include "config/config.h"
 #include "data/tokenizer.h"
 #include "engine/trainer.h"
 

@@ -4,8 +4,8 @@
 #ifndef MEGATRAIN_TRAIN_TRAIN_H
 #define MEGATRAIN_TRAIN_TRAIN_H
 
-#include "base/config.h"
-#include "comm/boot.h"
+#include "config/config.h"
+#include "boot/boot.h"
 
 /*
  * Trains, as the process `boot` of those that were started together, to the end, to train.stop_at, or until it is

@@ -1,10 +1,10 @@
 /*
- * comm/boot.c. Input: lines NAME=VALUE, the launcher's environment. What is accepted is within its bounds; told
+ * boot/boot.c. Input: lines NAME=VALUE, the launcher's environment. What is accepted is within its bounds; told
  * again by the plain variables, it is understood the same.
  */
 #include "fuzz.h"
 
-#include "comm/boot.h"
+#include "boot/boot.h"
 
 static const char *value_in(void *context, const char *name)
 {

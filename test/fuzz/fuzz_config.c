@@ -1,11 +1,11 @@
 /*
- * base/config_open.c and what it reads with. Input: the file's text, then, each behind a 0 byte, texts of the command
+ * config/config_open.c and what it reads with. Input: the file's text, then, each behind a 0 byte, texts of the command
  * line. What is accepted reads back from its dump to the same values and the same dump; it fits into a manifest; its
  * split is one.
  */
 #include "fuzz.h"
 
-#include "base/config.h"
+#include "config/config.h"
 #include "base/json.h"
 #include "data/dataset.h"
 

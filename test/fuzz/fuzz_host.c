@@ -1,5 +1,5 @@
 /*
- * comm/host.c, rank 0's server: frames from several connections. Input: pieces, each with a byte that says on which
+ * boot/host.c, rank 0's server: frames from several connections. Input: pieces, each with a byte that says on which
  * connection (lower 3 bits; rank = its lower 2), what (2 bits; 0: bytes as they are; 1: this rank's right greeting for
  * the store; 2: for the watch; 3: the end of the connection) and what is wrong with a greeting (3 bits: another
  * process, another version, another secret); a byte of length; the bytes. The host's answers are a greeting, proven to
@@ -12,7 +12,7 @@
 static double turn_s;
 #define clock_s() turn_s
 
-#include "comm/host.c"
+#include "boot/host.c"
 #include "fuzz.h"
 
 enum { PEERS = 4, RANKS = 3 };

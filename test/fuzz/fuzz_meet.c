@@ -1,5 +1,5 @@
 /*
- * comm/meet.c: what answers a rank that looks for rank 0. Input: pieces, each what one connection does before it ends: a
+ * boot/meet.c: what answers a rank that looks for rank 0. Input: pieces, each what one connection does before it ends: a
  * byte of flags, two of length, the bytes that it sends. Flags: 1: nobody listens at all; 2: it greets first, as who has
  * the secret does; 4: but for the welcome, in whose place its bytes are; 8: with another secret; 16: it refuses. Taken for
  * rank 0, or for one that refuses, is only who has the secret, and what it sent behind its welcome is still there to be
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 #include "base/clock.h"
-#include "comm/meet.h"
+#include "boot/meet.h"
 
 /* Time stands still while there are pieces, and then all patience has ended. */
 static double now_s(void);
@@ -21,7 +21,7 @@ static GreetStep greet_each_other(Greeting *g, Link *l, Welcome *out);
 #define net_dial(addr, port, deadline, why, size) (snprintf(why, size, "port %d: refused", port), dial())
 #define greet_until(g, l, out, deadline) ((void)(deadline), greet_each_other(g, l, out))
 
-#include "comm/meet.c"
+#include "boot/meet.c"
 #include "fuzz.h"
 
 #undef clock_s

@@ -1,5 +1,5 @@
 /*
- * train/metrics.c: the metrics.jsonl that a resumed run finds, of which it keeps what is not later than its checkpoint
+ * record/metrics.c: the metrics.jsonl that a resumed run finds, of which it keeps what is not later than its checkpoint
  * (step 1000). Input: the file; behind a first '*' its 64th part, so that points and dots of the picture run out. What
  * is left are whole lines of JSON that stood in the file, in order; opened once more, the file and the picture stay as
  * they are; the picture is text for XML.
@@ -7,8 +7,8 @@
 #include "fuzz.h"
 
 #include "base/json.h"
-#include "train/metrics.h"
-#include "train/svg.h"
+#include "record/metrics.h"
+#include "record/svg.h"
 
 enum { RESUME_STEP = 1000, PARTS = 64 };
 

@@ -1,10 +1,10 @@
 /*
- * comm/store.c, a client: what rank 0 (or whoever has its port) answers. Input: a byte that chooses the rank (0 or
+ * boot/store.c, a client: what rank 0 (or whoever has its port) answers. Input: a byte that chooses the rank (0 or
  * 1) and the calls, then all that the other side sends; with LONG_VALUE before it an answer of the largest value and
  * as many bytes as the next byte says. Values are as long as the frame said that brought them, counters are 8 bytes;
  * errors are those of store.h.
  */
-#include "comm/store.c"
+#include "boot/store.c"
 #include "fuzz.h"
 
 #include <sys/socket.h>

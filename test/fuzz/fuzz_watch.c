@@ -1,8 +1,8 @@
 /*
- * comm/watch.c, a rank's side of its watch connection: what rank 0 sends. Input: the bytes. At most one verdict is
+ * boot/watch.c, a rank's side of its watch connection: what rank 0 sends. Input: the bytes. At most one verdict is
  * told; it has text that ends, and an exit status that a process can leave with.
  */
-#include "comm/watch.c"
+#include "boot/watch.c"
 #include "fuzz.h"
 
 static int told;

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What somebody on the network may try with a run, for test/test_network.sh. A model of the greeting (comm/greet.h) of its
+"""What somebody on the network may try with a run, for test/test_network.sh. A model of the greeting (boot/greet.h) of its
 own, with hashlib's BLAKE2b.
 
     attack.py spray KIND SECONDS              every port that begins to listen: bare, zeros, garbage, half, slow, call

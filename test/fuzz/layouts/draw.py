@@ -1,6 +1,6 @@
 """
 Draws cases. The layout comes first, then a model that it can cut, so that most draws are legal; what is drawn by
-mistake is a trial of refusals (refusal.py). The rules are those of src/base/config_check*.c and src/pipeline/table.c,
+mistake is a trial of refusals (refusal.py). The rules are those of src/config/config_check*.c and src/pipeline/table.c,
 but as a way to make numbers that fit, never as a test of them: what is legal the program says.
 """
 import random
@@ -269,7 +269,7 @@ class Draw:
     # ---- the model
 
     def heads_divide(self, ranks):
-        """As base/config_check_context.c: whole key heads for each, or whole parts of one."""
+        """As config/config_check_context.c: whole key heads for each, or whole parts of one."""
         parts = self.tp_blocks // self.kv_heads if self.tp_blocks % self.kv_heads == 0 else 1
         while parts > 1 and (self.heads // self.kv_heads % parts or self.head_dim % parts):
             parts //= 2

@@ -1,0 +1,28 @@
+/* Finding rank 0 (inside boot/ only): the greeting of one connection. */
+#ifndef MEGATRAIN_BOOT_MEET_H
+#define MEGATRAIN_BOOT_MEET_H
+
+#include "boot/greet.h"
+#include "boot/host.h"
+#include "boot/store.h"
+
+typedef struct {
+    Link link;       /* greeted and welcomed */
+    Welcome welcome; /* who rank 0 is */
+    GreetKey key;
+    char addr[256];
+    int port;
+} Meeting;
+
+/* Rank 0: listens, starts the host and connects to it. */
+Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out);
+/* The others: look for rank 0 until the deadline. */
+Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double deadline, Meeting *out);
+/* One more connection to where `m` leads. */
+Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out);
+
+/* Of an open Store: for the watch connection, which leads to the same host. */
+const Meeting *store_meeting(const Store *s);
+const Hello *store_hello(const Store *s);
+
+#endif

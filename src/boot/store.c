@@ -1,0 +1,243 @@
+/* A client of rank 0's store: one request at a time, one answer each. */
+#include "boot/store.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/clock.h"
+#include "boot/meet.h"
+
+#define ANSWER_S 10.0 /* for what rank 0 answers at once */
+
+struct Store {
+    Boot boot;
+    Hello hello;
+    Meeting meeting;
+    Host *host; /* rank 0 only */
+    pthread_mutex_t lock;
+    uint32_t requests;
+    int agreements;
+};
+
+static Err lost(const Store *s)
+{
+    return err_set(ERR_PEER, "rank %d lost the store of rank 0 (host %s, pid %u): %s", s->boot.rank,
+                   s->meeting.welcome.host, s->meeting.welcome.pid, strerror(errno));
+}
+
+static Err failed(const Store *s, const Frame *f)
+{
+    return err_set(ERR_RENDEZVOUS, "rank %d: %.*s", s->boot.rank, (int)f->bytes, f->data);
+}
+
+/* ---- opening and closing ---- */
+
+/* False: a rank did not end in order; `why` tells. */
+static bool leave(Store *s, double timeout_s, char *why, size_t size)
+{
+    Link *l = &s->meeting.link;
+    if (l->fd >= 0 && link_put(l, FRAME_BYE, 0, NULL, 0, NULL, 0)) link_flush_until(l, clock_s() + 1);
+    link_close(l);
+    bool fine = !s->host || host_close(s->host, timeout_s, why, size);
+    pthread_mutex_destroy(&s->lock);
+    free(s);
+    return fine;
+}
+
+Err store_close(Store *s, double timeout_s)
+{
+    char why[1024];
+    if (!s || leave(s, timeout_s, why, sizeof why)) return ERR_OK;
+    return err_set(ERR_PEER, "at the end of the run, %s", why);
+}
+
+static Err wait_all_here(Store *s, double timeout_s, double deadline)
+{
+    Link *l = &s->meeting.link;
+    Frame f;
+    bool told = link_wait_or_stop(l, &f, deadline, s->boot.stop);
+    if (!told && (errno == ETIMEDOUT || errno == ECANCELED)) { /* rank 0 knows who is missing */
+        double now = clock_s(), waited_s = errno == ETIMEDOUT ? timeout_s : timeout_s - (deadline - now);
+        if (errno == ECANCELED) deadline = now;
+        link_put(l, FRAME_MISSING, 0, &waited_s, sizeof waited_s, NULL, 0);
+        told = link_flush_until(l, deadline + 1) && link_wait(l, &f, deadline + 1);
+    }
+    if (!told) return err_as(lost(s), ERR_RENDEZVOUS);
+    if (f.kind == FRAME_ALL_HERE) return link_drop_frame(l), ERR_OK;
+    failed(s, &f);
+    Err err = err_hint(
+        "is every rank started, and do all have the same MASTER_ADDR, MASTER_PORT and number of ranks?");
+    return s->boot.rank ? err_elsewhere(err) : err;
+}
+
+Err store_open(const Boot *boot, double timeout_s, Store **out)
+{
+    double deadline = clock_s() + timeout_s;
+    ASSERT(*boot->secret);
+    Store *s = calloc(1, sizeof *s);
+    if (!s) return err_set(ERR_MEMORY, "no memory for the store");
+    s->boot = *boot;
+    s->hello = greet_hello(boot);
+    s->meeting.link.fd = -1;
+    pthread_mutex_init(&s->lock, NULL);
+    Err err = boot->rank == 0 ? meet_as_host(boot, &s->hello, deadline, &s->host, &s->meeting)
+                              : meet_host(boot, &s->hello, timeout_s, deadline, &s->meeting);
+    if (!err) err = wait_all_here(s, timeout_s, deadline);
+    char ignored[1];
+    if (err) return leave(s, 1, ignored, sizeof ignored), err;
+    *out = s;
+    return ERR_OK;
+}
+
+/* ---- requests ---- */
+
+/* Sends and waits for the answer, which stays in the link: link_drop_frame() it. Under the lock. */
+static Err request(Store *s, FrameKind kind, const char *key, const void *value, size_t size,
+                   double timeout_s, Frame *answer)
+{
+    Link *l = &s->meeting.link;
+    double deadline = clock_s() + timeout_s;
+    size_t key_bytes = strlen(key) + 1;
+    ASSERT(key_bytes > 1 && key_bytes <= STORE_KEY_MAX + 1);
+    if (size > STORE_VALUE_MAX)
+        return err_set(ERR_RENDEZVOUS, "store key '%s': a value of %zu bytes, at most %d", key, size,
+                       STORE_VALUE_MAX);
+    uint32_t id = ++s->requests;
+    if (!link_put(l, kind, id, key, key_bytes, value, size))
+        return err_set(ERR_MEMORY, "no memory for the store");
+    if (!link_flush_until(l, deadline)) return lost(s);
+    for (;;) {
+        if (!link_wait(l, answer, deadline)) break;
+        if (answer->kind == FRAME_REPLY && answer->id == id) return ERR_OK;
+        if (answer->kind == FRAME_FAIL && answer->id == id) {
+            failed(s, answer);
+            return link_drop_frame(l), ERR_RENDEZVOUS;
+        }
+        link_drop_frame(l); /* the answer to a request that was given up */
+    }
+    if (errno != ETIMEDOUT) return lost(s);
+    return err_set(ERR_PEER, "rank %d waited %.3g s for '%s' in the store of rank 0", s->boot.rank, timeout_s,
+                   key);
+}
+
+Err store_set(Store *s, const char *key, const void *value, size_t size)
+{
+    Frame answer;
+    pthread_mutex_lock(&s->lock);
+    Err err = request(s, FRAME_SET, key, value, size, ANSWER_S, &answer);
+    if (!err) link_drop_frame(&s->meeting.link);
+    pthread_mutex_unlock(&s->lock);
+    return err;
+}
+
+Err store_get(Store *s, const char *key, void *value, size_t capacity, size_t *size, double timeout_s)
+{
+    Frame answer;
+    pthread_mutex_lock(&s->lock);
+    Err err = request(s, FRAME_GET, key, NULL, 0, timeout_s, &answer);
+    if (!err) {
+        if (answer.bytes > capacity)
+            err = err_set(ERR_RENDEZVOUS, "store key '%s': %u bytes, at most %zu expected", key, answer.bytes,
+                          capacity);
+        else if (answer.bytes) memcpy(value, answer.data, answer.bytes);
+        if (size) *size = answer.bytes;
+        link_drop_frame(&s->meeting.link);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return err;
+}
+
+Err store_add(Store *s, const char *key, int64_t delta, int64_t *sum)
+{
+    Frame answer;
+    pthread_mutex_lock(&s->lock);
+    Err err = request(s, FRAME_ADD, key, &delta, sizeof delta, ANSWER_S, &answer);
+    if (!err) {
+        if (answer.bytes != sizeof *sum)
+            err = err_set(ERR_RENDEZVOUS, "store counter '%s': %u bytes, not %zu", key, answer.bytes,
+                          sizeof *sum);
+        else if (sum) memcpy(sum, answer.data, sizeof *sum);
+        link_drop_frame(&s->meeting.link);
+    }
+    pthread_mutex_unlock(&s->lock);
+    return err;
+}
+
+Err store_local_addr(const Store *s, char *out, size_t size)
+{
+    if (net_local_addr(s->meeting.link.fd, out, size)) return ERR_OK;
+    return err_set(ERR_RENDEZVOUS, "rank %d cannot tell its own address", s->boot.rank);
+}
+
+int store_port(const Store *s) { return s->meeting.port; }
+
+const Meeting *store_meeting(const Store *s) { return &s->meeting; }
+
+const Hello *store_hello(const Store *s) { return &s->hello; }
+
+/* ---- agreement ---- */
+
+static size_t line_bytes(const char *text) { return strcspn(text, "\n"); }
+
+/* The first line that differs; false if none does. */
+static bool differing_line(const char *a, const char *b, const char **line_a, const char **line_b)
+{
+    while (*a || *b) {
+        size_t n = line_bytes(a), m = line_bytes(b);
+        *line_a = a;
+        *line_b = b;
+        if (n != m || memcmp(a, b, n)) return true;
+        a += n + (a[n] == '\n');
+        b += m + (b[m] == '\n');
+    }
+    return false;
+}
+
+/* Rank 0 compares all with its own. The verdict is "" or the error's text. */
+static Err compare_facts(Store *s, const char *facts, double deadline, char *verdict, size_t verdict_size)
+{
+    char key[64], *theirs = malloc(STORE_VALUE_MAX + 1);
+    if (!theirs) return err_set(ERR_MEMORY, "no memory for the store");
+    Err err = ERR_OK;
+    *verdict = 0;
+    for (int r = 1; r < s->boot.size && !err && !*verdict; r++) {
+        size_t size = 0;
+        const char *ours_line, *their_line;
+        snprintf(key, sizeof key, "agree/%d/%d", s->agreements, r);
+        double left = deadline - clock_s();
+        err = err_prefix(store_get(s, key, theirs, STORE_VALUE_MAX, &size, left > 0 ? left : 0),
+                         "rank %d's facts", r);
+        if (!err) theirs[size] = 0; /* else there is no value, and `size` may be more than fits */
+        if (err || !differing_line(facts, theirs, &ours_line, &their_line)) continue;
+        snprintf(verdict, verdict_size, "rank %d and rank 0 differ: '%.*s' there, '%.*s' here", r,
+                 (int)line_bytes(their_line), their_line, (int)line_bytes(ours_line), ours_line);
+    }
+    free(theirs);
+    return err;
+}
+
+Err store_agree(Store *s, const char *facts, double timeout_s)
+{
+    double deadline = clock_s() + timeout_s;
+    char key[64], verdict_key[64], verdict[1024];
+    size_t size = 0;
+    s->agreements++;
+    snprintf(key, sizeof key, "agree/%d/%d", s->agreements, s->boot.rank);
+    snprintf(verdict_key, sizeof verdict_key, "agree/%d/verdict", s->agreements);
+    if (s->boot.rank == 0) {
+        TRY(compare_facts(s, facts, deadline, verdict, sizeof verdict));
+        TRY(store_set(s, verdict_key, verdict, strlen(verdict)));
+    } else {
+        TRY(store_set(s, key, facts, strlen(facts)));
+        TRY(store_get(s, verdict_key, verdict, sizeof verdict - 1, &size, timeout_s));
+        verdict[size] = 0;
+        verdict[line_bytes(verdict)] = 0;
+    }
+    if (!*verdict) return ERR_OK;
+    err_set(ERR_CONFIG, "the ranks do not run the same job: %s", verdict);
+    Err err = err_hint("start every rank with the same program and the same configuration");
+    return s->boot.rank ? err_elsewhere(err) : err;
+}

@@ -1,0 +1,82 @@
+/*
+ * Liveness: is every rank alive and getting on, and if not, whose fault is it?
+ *
+ * Each rank has a watch connection to rank 0 and a thread that sends a beat over it: what the rank does, and how far
+ * it is on every communicator. Rank 0's server judges; all ranks get one verdict that names one culprit:
+ *
+ *   killed   its connection ended without a goodbye                       known to all in 1 s           exit 7
+ *   frozen   no beat for freeze_s: stopped, or its host is gone           freeze_s + 1 s                exit 7
+ *   hung     nobody got on for stall_s; the culprit is who the others     stall_s + 1 s                 exit 8
+ *            wait for: the lowest issued call on their communicator,
+ *            or who owes them a message in it
+ *   left     in order, but with an error of its own                       1 s                           its own
+ *   error    a failure of communication that a rank reported              1 s                           its own
+ *
+ * An earlier line explains the later ones, so causes are collected for 0.3 s and the first line wins. If rank 0 is
+ * killed or frozen, the others see that themselves. There is one verdict per run; docs/ranks.md has the reasons.
+ *
+ * All functions but watch_open and watch_close may be called from any thread, are cheap, and do nothing for NULL
+ * (a run of one process). A process that forks must close the child's copies (see store.h).
+ */
+#ifndef MEGATRAIN_BOOT_WATCH_H
+#define MEGATRAIN_BOOT_WATCH_H
+
+#include "boot/observer.h"
+#include "boot/store.h"
+
+enum { WATCH_COMMS = 64, WATCH_NAME_BYTES = 12, WATCH_TEXT_BYTES = 640 };
+
+typedef enum { WATCH_KILLED, WATCH_FROZEN, WATCH_HUNG, WATCH_LEFT, WATCH_ERROR, WATCH_WHAT_COUNT } WatchWhat;
+
+typedef enum {
+    PHASE_START,
+    PHASE_LOAD,
+    PHASE_STEP,
+    PHASE_EVAL,
+    PHASE_SAVE,
+    PHASE_END,
+    PHASE_COUNT
+} WatchPhase;
+
+typedef struct {
+    WatchWhat what;
+    int rank, pid; /* of the culprit */
+    int exit_code; /* to leave with: 7, 8, or that of a rank that left */
+    char host[STORE_HOST_BYTES];
+    char text[WATCH_TEXT_BYTES]; /* names the rank, host and pid, too */
+} Verdict;
+
+typedef enum { WATCH_FINE, WATCH_JUDGING, WATCH_JUDGED } WatchState;
+
+typedef struct Watch Watch;
+
+/* Called once, on the watch thread; may end the process. */
+typedef void (*WatchFn)(void *context, const Verdict *v);
+
+/* Collective in the sense that every rank should open one. freeze_s > 0; stall_s 0: no hang is judged. The Store
+ * must outlive the Watch. */
+Err watch_open(Store *s, double freeze_s, double stall_s, WatchFn on_verdict, void *context, Watch **out);
+/* Goodbye. exit_code 0 or 75 is nobody's concern; with any other the peers leave with it, too, and with this
+ * message. Rank 0: store_close afterwards, which passes that on. At most 5 s + freeze_s. */
+void watch_close(Watch *w, int exit_code, const char *message);
+
+void watch_phase(Watch *w, WatchPhase phase, int64_t step); /* step: the one that runs or was the last */
+/* Something got done. (So does every change that the other calls report.) */
+void watch_progress(Watch *w);
+/* From now on; the longest of all ranks' limits holds. For phases that take longer, and to follow the step time. */
+void watch_stall(Watch *w, double stall_s);
+
+/* This rank is a member of a communicator: who is to hear of its calls, before the first of which this is called. All
+ * members use this id. */
+CommObserver watch_join(Watch *w, uint32_t comm_id, const char *name);
+
+/* For a rank whose communication failed: tells rank 0 and waits up to 2 s for the verdict, which names who caused
+ * that. False: none came (w is NULL, or rank 0 is gone, too); leave with the error as it is. */
+bool watch_report(Watch *w, Err err, const char *text, Verdict *out);
+
+/* JUDGING: something is wrong somewhere, the verdict comes. *out (may be NULL) is set when JUDGED. */
+WatchState watch_state(Watch *w, Verdict *out);
+
+const char *watch_what_name(WatchWhat what);
+
+#endif

@@ -1,0 +1,180 @@
+/*
+ * The configuration: one struct, made from the table in config.def, as cfg.model.layers, cfg.optim.lr, ...
+ *
+ * Values come from the default, then the INI file, then section.key=value of the command line, where the later of two
+ * wins (in a file a key that is given twice is a mistake); config_read collects every mistake of all of them, with file
+ * and line, and reports all at once. It then fills in what was left 'auto' or 0 (config_resolve.c says how), checks the
+ * relations between keys, and refuses what this build cannot do. A Config that config_read returned is complete and
+ * consistent: after it no PICK is AUTO where there is something to choose (log.color and debug.isa stay), no BOOL is
+ * AUTO, and `derived` is set. Still open: model.vocab == 0 (the tokenizer decides) and empty texts that mean "none".
+ */
+#ifndef MEGATRAIN_CONFIG_CONFIG_H
+#define MEGATRAIN_CONFIG_CONFIG_H
+
+#include <stdint.h>
+#include <stdio.h>
+
+#include "base/activation.h"
+#include "base/arena.h"
+#include "base/batch_ramp.h"
+#include "base/layer_set.h"
+
+/* Where a value came from. AUTO: filled in, from the recipe or from other keys. */
+typedef enum { ORIGIN_DEFAULT, ORIGIN_AUTO, ORIGIN_FILE, ORIGIN_COMMAND_LINE } ConfigOriginKind;
+typedef struct {
+    ConfigOriginKind kind;
+    int line; /* of the file */
+} ConfigOrigin;
+
+/* The words of parallel.cp_comm, in this order. */
+typedef enum { CP_COMM_ALLGATHER, CP_COMM_RING, CP_COMM_A2A, CP_COMM_HIERARCHICAL, CP_COMMS } ConfigCpComm;
+
+/* Ids of keys: CFG_model_layers, ... */
+typedef enum {
+#define ANY(section, key) CFG_##section##_##key,
+#include "config/config.def"
+    CFG_COUNT
+} ConfigId;
+
+typedef struct {
+#define SECTION(section) struct {
+#define SECTION_END(section) \
+    }                        \
+    section;
+#define INT(section, key, ...) int64_t key;
+#define REAL(section, key, ...) double key;
+#define BOOL(section, key, ...) int key;
+#define C(name, text) name,
+#define PICK(section, key, start, choices, ...) enum { choices } key;
+#define TEXT(section, key, ...) const char *key;
+#include "config/config.def"
+#undef C
+
+    struct {
+        int64_t world_size, dp;          /* ranks; data-parallel ranks */
+        bool any_world;                  /* the first was asked for as CONFIG_ANY_WORLD */
+        int gpus;                        /* of this host */
+        BatchRamp batch;                 /* train.global_batch */
+        int64_t global_batch;            /* of the largest step */
+        int64_t microbatches;            /* of that step, on one rank: global_batch / (micro_batch * dp) */
+        int64_t steps;                   /* of the whole run, also when train.tokens is given */
+        int64_t decay_steps;             /* optim.decay_steps, or steps */
+        int64_t wsd_decay;               /* optim.wsd_decay, or a tenth of decay_steps, at least 1 */
+        int64_t trace_first, trace_last; /* log.trace_steps; 0: none */
+        LayerPattern cp_comm;            /* parallel.cp_comm: of each block its ConfigCpComm */
+        int64_t cp_heads;                /* parallel.cp_heads, or what is usual */
+    } derived;
+
+    ConfigOrigin origin[CFG_COUNT];
+    bool may_differ[CFG_COUNT]; /* from the checkpoint that a run goes on from: config_let_differ */
+    const char *path;           /* of the file; "" if none */
+    SetupArena memory;          /* of the texts */
+} Config;
+
+typedef enum { CONFIG_INT, CONFIG_REAL, CONFIG_BOOL, CONFIG_PICK, CONFIG_TEXT } ConfigKind;
+
+/* A line of the table. */
+typedef struct {
+    const char *section, *name, *meaning;
+    const char *choices; /* PICK: words, in the enum's order */
+    ConfigKind kind;
+    bool fixed;     /* must not change on resume */
+    bool has_auto;  /* BOOL that may be 'auto' */
+    int64_t offset; /* in Config */
+    int64_t int_low, int_high;
+    double real_low, real_high;
+} ConfigKey;
+
+/* CONFIG_ANY_WORLD: for who reads about a run and is not part of it: as many ranks as its layout takes at the least. */
+enum { CONFIG_ANY_WORLD = -1, CONFIG_RANKS_MAX = 1 << 20 };
+
+/* What to read. `path` or `text` or neither; `text` is what config_dump wrote, `path` then only names it. */
+typedef struct {
+    const char *path, *text;
+    const char *const *overrides; /* section.key=value */
+    int override_count;
+    int64_t world_size; /* ranks, at most CONFIG_RANKS_MAX; 0 counts as 1; CONFIG_ANY_WORLD */
+    int gpus;           /* of this host, for run.device = auto */
+} ConfigSource;
+
+/*
+ * Reads, completes and checks. Owns: the texts, freed by config_release, which is needed after a failure too.
+ * Errors: ERR_CONFIG with all mistakes, one a line; an unreadable file is one. ERR_MEMORY.
+ */
+Err config_read(Config *c, ConfigSource source);
+void config_release(Config *c);
+
+/*
+ * c, which config_read returned, with other values: "section.key=value", several parted by blanks. What was filled in
+ * is filled in anew. False where that breaks a rule between keys. *out has texts of c: release it first, also after
+ * false.
+ */
+bool config_with(const Config *c, const char *values, Config *out);
+
+/* model.activation, once it is no longer auto. */
+Activation config_activation(const Config *c);
+
+/* INI text that reads back to exactly the same values; with `origins`, each line says where it came from. */
+void config_dump(const Config *c, FILE *out, bool origins);
+
+/* A key of such a text, which may be damaged or of another version. */
+typedef struct {
+    char section[64];
+    const char *name, *value; /* point into the text */
+    int name_bytes, value_bytes;
+} ConfigLine;
+
+/* The next key, from *at on; `line` is zero at first. False at the end. */
+bool config_dump_next(const char **at, ConfigLine *line);
+
+/* Meaning, range, default and present value of "section.key", of all keys of "section", or of all (NULL).
+ * ERR_CONFIG, with the nearest key, when there is no such thing. */
+Err config_explain(const Config *c, const char *key, FILE *out);
+
+/* Has a FIXED key another value? model.vocab 0 is no difference, nor is optim.decay_steps that comes to the same. */
+bool config_differs(const Config *was, const Config *now, ConfigId id);
+
+/* ERR_CKPT, naming each key that differs and both values, but those that now->may_differ. */
+Err config_same_run(const Config *was, const Config *now);
+
+/*
+ * train --override: `names` (section.key, parted by commas) may differ from the checkpoint that the run goes on from.
+ * ERR_CONFIG: no such key, or one that may change anyway.
+ */
+Err config_let_differ(Config *c, const char *names);
+
+/* ---- the table, for those who walk it ---- */
+
+enum { CONFIG_VALUE_BYTES = 32 };
+
+const ConfigKey *config_key(ConfigId id);
+bool config_find(const char *section, const char *name, ConfigId *id);
+/* The value as in the INI form: `buf`, or the text itself for TEXT keys. */
+const char *config_value(const Config *c, ConfigId id, char buf[CONFIG_VALUE_BYTES]);
+/* What a key may be ("integer, 1 to 1024"), and what it is when nothing is said. */
+void config_range(ConfigId id, char *out, int size_bytes);
+const char *config_default(ConfigId id, char buf[CONFIG_VALUE_BYTES]);
+/* "default", "auto", "command line" or "FILE:LINE". */
+void config_origin(const Config *c, ConfigId id, char *out, int size_bytes);
+/* The key most like "name" in `section` (also if it belongs elsewhere), at most 2 edits away; CFG_COUNT if
+ * there is none. */
+ConfigId config_nearest(const char *section, const char *name);
+
+/* Which keys "section.name" may mean, which is none (section "": it was given without one): by another framework's name
+ * (config_meant.c), of any section, or the nearest. How many, 0 to CONFIG_MEANT. */
+enum { CONFIG_MEANT = 4, CONFIG_SUGGEST_BYTES = 320 };
+int config_meant(const char *section, const char *name, ConfigId out[CONFIG_MEANT]);
+/* The same as a question: "did you mean 'section.key' or ...?", or a note where there is none here; "" if nothing is
+ * known. With another framework's `value` 'section.key=' and ours for it; where it is the same, it is said if section
+ * is "". Returns out. */
+const char *config_suggest(const char *section, const char *name, const char *value,
+                           char out[CONFIG_SUGGEST_BYTES]);
+
+/* What this build cannot do: `key` may have only the `allowed` values (words; NULL: only the default). */
+typedef struct {
+    const char *key, *allowed, *why;
+} ConfigUnbuilt;
+
+const ConfigUnbuilt *config_unbuilt(int *count);
+
+#endif

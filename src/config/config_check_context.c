@@ -1,0 +1,134 @@
+/*
+ * Relations between the keys of sequences that several ranks share (docs/context.md), a part of config_check().
+ */
+#include "config/config_reader.h"
+#include "base/heads.h"
+
+/* Can `cp` ranks get equal shares of what a tp rank has: whole key heads, or whole parts of one? */
+static bool heads_divide(const Config *c, int64_t cp)
+{
+    const int64_t heads = c->model.kv_heads, tp = c->parallel.tp, own = heads > tp ? heads / tp : 1;
+    const int64_t parts = kv_head_parts(c->parallel.tp_blocks, c->model.heads, heads, c->model.head_dim);
+    return own % cp == 0 || (cp % own == 0 && heads * parts / tp % cp == 0);
+}
+
+enum { RING_RANKS_MAX = 16, A2A_RANKS_MAX = 8 }; /* (messages of one exchange: comm.h) */
+
+int64_t config_cp_comm(const Config *c, LayerPattern *out)
+{
+    static const char *const words[CP_COMMS] = { [CP_COMM_ALLGATHER] = "allgather",
+                                                 [CP_COMM_RING] = "ring",
+                                                 [CP_COMM_A2A] = "a2a",
+                                                 [CP_COMM_HIERARCHICAL] = "hierarchical" };
+    return layer_pattern_read_words(c->parallel.cp_comm, words, CP_COMMS, out);
+}
+
+static bool some_block(const Config *c, ConfigCpComm way)
+{
+    return layer_pattern_has(&c->derived.cp_comm, way);
+}
+
+int64_t config_cp_heads(const Config *c)
+{
+    const int64_t cp = c->parallel.cp;
+    if (c->parallel.cp_heads) return c->parallel.cp_heads;
+    if (!some_block(c, CP_COMM_HIERARCHICAL)) return 1;
+    int64_t heads = cp / 2 > A2A_RANKS_MAX ? A2A_RANKS_MAX : cp / 2;
+    while (heads > 1 && (cp % heads || !heads_divide(c, heads))) heads--;
+    return heads > 1 ? heads : 1;
+}
+
+static void take_other_exchange(ConfigReader *r, bool all)
+{
+    config_take(r, all ? "parallel.cp_comm=hierarchical" : "parallel.cp_heads=0");
+    config_take(r, "parallel.cp_comm=ring, or parallel.cp_comm=ring parallel.cp_heads=0");
+}
+
+/* So many ranks exchange heads: all, or neighbours. */
+static void check_exchange(ConfigReader *r, bool all, int64_t ranks)
+{
+    const Config *c = r->config;
+    RULE(ranks <= A2A_RANKS_MAX, "heads are exchanged between 8 ranks at most", CFG_parallel_cp_comm,
+         CFG_parallel_cp, CFG_parallel_cp_heads);
+    take_other_exchange(r, all);
+    RULE(heads_divide(c, ranks), "each rank gets whole key heads of a tp rank, or whole parts of one",
+         CFG_parallel_cp_comm, CFG_parallel_cp, CFG_parallel_cp_heads, CFG_parallel_tp, CFG_model_kv_heads,
+         CFG_parallel_tp_blocks);
+    take_other_exchange(r, all);
+}
+
+static void check_heads(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
+    const bool all = some_block(c, CP_COMM_A2A), neighbours = some_block(c, CP_COMM_HIERARCHICAL);
+    RULE(neighbours || all || heads <= 1, "only cp_comm = hierarchical has neighbours that exchange heads",
+         CFG_parallel_cp_heads, CFG_parallel_cp_comm);
+    config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
+    RULE(neighbours || !all || heads <= 1 || heads == cp, "a2a is between all ranks of cp",
+         CFG_parallel_cp_heads, CFG_parallel_cp_comm, CFG_parallel_cp);
+    config_take(r, "parallel.cp_comm=hierarchical, or parallel.cp_heads=0");
+    RULE(!neighbours || cp % heads == 0, "cp_heads must divide cp", CFG_parallel_cp_heads, CFG_parallel_cp);
+    config_take_near(r, CFG_parallel_cp_heads);
+    if (all) check_exchange(r, true, cp);
+    if (neighbours) check_exchange(r, false, heads);
+}
+
+static void take_no_ring(ConfigReader *r)
+{
+    config_take(r, "parallel.cp_comm=allgather, or parallel.cp_comm=allgather parallel.cp_heads=0");
+}
+
+/* Ranks that pass keys part by part: all, or those that have the same heads. */
+static void check_ring(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, heads = c->derived.cp_heads;
+    const int64_t ranks = some_block(c, CP_COMM_RING) ? cp : cp > heads ? cp / heads : 1;
+    const int64_t slices = c->parallel.slices, part = c->model.seq / (2 * ranks * slices);
+    const bool ring = ranks > 1 && (some_block(c, CP_COMM_RING) || some_block(c, CP_COMM_HIERARCHICAL));
+    char text[200];
+    RULE(!ring || ranks <= RING_RANKS_MAX, "a ring has at most 16 ranks", CFG_parallel_cp_comm,
+         CFG_parallel_cp);
+    take_no_ring(r);
+    snprintf(text, sizeof text,
+             "a ring cuts inside a block of keys: attn_block must divide seq / (2 x its ranks%s), here %lld",
+             slices > 1 ? " x slices" : "", (long long)part);
+    RULE(!ring || c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || part % c->parallel.attn_block == 0, text,
+         CFG_parallel_cp_comm, CFG_parallel_attn_block, CFG_parallel_cp, CFG_model_seq, CFG_parallel_slices);
+    take_no_ring(r);
+}
+
+static void check_ways(ConfigReader *r)
+{
+    LayerPattern ways;
+    char text[120];
+    const int64_t length = config_cp_comm(r->config, &ways), layers = r->config->model.layers;
+    RULE(length >= 0, "must be allgather, ring, a2a or hierarchical, or a list of them with repetitions",
+         CFG_parallel_cp_comm);
+    snprintf(text, sizeof text, "the list is about %lld blocks, the model has %lld", (long long)length,
+             (long long)layers);
+    RULE(length <= layers, text, CFG_parallel_cp_comm, CFG_model_layers);
+}
+
+/* Sequences over several ranks. */
+void config_check_context(ConfigReader *r)
+{
+    const Config *c = r->config;
+    const int64_t cp = c->parallel.cp, parts = 2 * cp;
+    check_ways(r);
+    RULE(cp > 1 || c->derived.cp_heads == 1, "there are no ranks to exchange heads: give cp",
+         CFG_parallel_cp_heads, CFG_parallel_cp);
+    config_take(r, "parallel.cp_heads=0");
+    if (cp == 1) return;
+    RULE(c->model.seq % parts == 0,
+         "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq", CFG_parallel_cp,
+         CFG_model_seq);
+    config_take_near(r, CFG_parallel_cp);
+    RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0,
+         "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks", CFG_run_reproducible,
+         CFG_parallel_cp, CFG_parallel_seq_blocks);
+    config_take(r, "parallel.seq_blocks=%lld, or run.reproducible=run", (long long)parts);
+    check_heads(r);
+    check_ring(r);
+}

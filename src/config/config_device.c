@@ -1,0 +1,166 @@
+/* See config_device.h. */
+#include "config/config_device.h"
+
+#include <dirent.h>
+#include <ini.h>
+#include <limits.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <unistd.h>
+
+#include "base/file.h"
+#include "base/words.h"
+
+enum { NAMES_MAX = 64, NAMES_BYTES = 1024 };
+
+/* ---- one file ---- */
+
+/* The number that a key is, where it is one; NULL: no such key. */
+static double *number_of(DeviceFile *f, const char *key)
+{
+    return strcmp(key, "sold_gb") == 0       ? &f->sold_gb
+           : strcmp(key, "bf16_tflops") == 0 ? &f->bf16_tflops
+           : strcmp(key, "fp32_tflops") == 0 ? &f->fp32_tflops
+                                             : NULL;
+}
+
+static bool read_number(const char *text, double *out)
+{
+    char *end;
+    *out = strtod(text, &end);
+    return end != text && !*end && *out > 0 && *out < 1e9;
+}
+
+/* inih's handler: 0 is a mistake in this line. */
+static int take(void *user, const char *section, const char *key, const char *value)
+{
+    DeviceFile *f = user;
+    double mib, *number = number_of(f, key);
+    if (strcmp(section, "device") != 0) return 0;
+    if (number) return read_number(value, number);
+    if (strcmp(key, "match") == 0) return text_cut(f->match, sizeof f->match, value), 1;
+    if (strcmp(key, "memory_mib") != 0 || !read_number(value, &mib)) return 0;
+    f->memory_mib = (int64_t)mib;
+    return 1;
+}
+
+/* The last part of a path, without .ini. */
+static void name_of(const char *path, char out[DEVICE_NAME_BYTES])
+{
+    const char *slash = strrchr(path, '/');
+    text_cut(out, DEVICE_NAME_BYTES, slash ? slash + 1 : path);
+    if (text_ends(out, ".ini")) out[strlen(out) - 4] = 0;
+}
+
+static Err read_path(const char *path, DeviceFile *out)
+{
+    char *text;
+    int64_t size;
+    *out = (DeviceFile){ 0 };
+    name_of(path, out->name);
+    TRY(file_read_all(path, 1 << 16, &text, &size));
+    const int line = ini_parse_string(text, take, out);
+    free(text);
+    if (line)
+        return err_set(ERR_CONFIG, "%s:%d: not a line of a device", path, line < 0 ? 0 : line),
+               err_hint(
+                   "[device], then memory_mib, sold_gb, bf16_tflops, fp32_tflops: numbers above 0; match");
+    if (!out->memory_mib) return err_set(ERR_CONFIG, "%s: memory_mib is missing", path);
+    return ERR_OK;
+}
+
+/* ---- the folder ---- */
+
+static bool is_folder(char out[PATH_MAX], const char *base, int base_bytes, const char *rest)
+{
+    return snprintf(out, PATH_MAX, "%.*s%s", base_bytes, base, rest) < PATH_MAX && file_is_dir(out);
+}
+
+static bool find_folder(char out[PATH_MAX])
+{
+    char program[PATH_MAX];
+    if (is_folder(out, "", 0, "config/devices")) return true;
+    const ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    program[n > 0 ? n : 0] = 0;
+    const char *slash = strrchr(program, '/');
+    const int folder = slash ? (int)(slash - program) : 0;
+    return is_folder(out, program, folder, "/config/devices") ||
+           is_folder(out, program, folder, "/../share/megatrain/config/devices");
+}
+
+typedef struct {
+    char folder[PATH_MAX];
+    char items[NAMES_MAX][DEVICE_NAME_BYTES]; /* in alphabetical order */
+    int count;
+} Names;
+
+static int compare_names(const void *a, const void *b) { return strcmp(a, b); }
+
+static Err list_names(Names *n)
+{
+    n->count = 0;
+    if (!find_folder(n->folder))
+        return err_set(ERR_CONFIG, "no folder config/devices, here or beside the program"),
+               err_hint("--device takes the path of a device's file, too");
+    DIR *d = opendir(n->folder);
+    const struct dirent *e;
+    while (d && (e = readdir(d)) && n->count < NAMES_MAX)
+        if (text_ends(e->d_name, ".ini")) name_of(e->d_name, n->items[n->count++]);
+    if (d) closedir(d);
+    qsort(n->items, (size_t)n->count, sizeof *n->items, compare_names);
+    return ERR_OK;
+}
+
+static Err read_named(const Names *n, int i, DeviceFile *out)
+{
+    char path[PATH_MAX + DEVICE_NAME_BYTES + 8];
+    snprintf(path, sizeof path, "%s/%s.ini", n->folder, n->items[i]);
+    return read_path(path, out);
+}
+
+static Err refuse(const Names *n, const char *name)
+{
+    char all[NAMES_BYTES] = "";
+    for (int i = 0, used = 0; i < n->count && used < NAMES_BYTES - DEVICE_NAME_BYTES - 4; i++)
+        used += snprintf(all + used, sizeof all - (size_t)used, "%s%s", i ? ", " : "", n->items[i]);
+    err_set(ERR_CONFIG, "--device '%s' is none that is known", name);
+    return err_hint("cpu, %s; or the path of a file such as %s/h100.ini", all, n->folder);
+}
+
+static Err read_known(Names *n, const char *name, DeviceFile *out)
+{
+    TRY(list_names(n));
+    for (int i = 0; i < n->count; i++)
+        if (strcasecmp(name, n->items[i]) == 0) return read_named(n, i, out);
+    return refuse(n, name);
+}
+
+Err device_file_read(const char *name, DeviceFile *out)
+{
+    const bool is_path = strchr(name, '/') || text_ends(name, ".ini");
+    if (is_path && !file_exists(name)) return err_set(ERR_CONFIG, "--device: no file '%s'", name);
+    if (is_path) return read_path(name, out);
+    Names *n = malloc(sizeof *n);
+    if (!n) return err_set(ERR_MEMORY, "no memory for the names of devices");
+    Err err = read_known(n, name, out);
+    free(n);
+    return err;
+}
+
+bool device_file_match(const char *gpu, DeviceFile *out)
+{
+    Names *n = malloc(sizeof *n);
+    size_t longest = 0;
+    if (n && list_names(n)) n->count = 0;
+    for (int i = 0; n && i < n->count; i++) {
+        DeviceFile f;
+        if (read_named(n, i, &f) || strlen(f.match) <= longest || !strstr(gpu, f.match)) continue;
+        longest = strlen(f.match);
+        *out = f;
+    }
+    free(n);
+    return longest > 0;
+}

@@ -1,0 +1,124 @@
+/*
+ * A configuration from a file and a command line: read (config_read.c), completed (config_resolve.c), judged
+ * (config_check.c). And once more with other values, for who looks for a way out of a mistake.
+ */
+#include <string.h>
+
+#include "config/config_reader.h"
+#include "base/log.h"
+
+enum { WORD_BYTES = 160 };
+
+/* ---- once more, with other values ---- */
+
+/* What was filled in is left open again. */
+static void leave_open(Config *c)
+{
+    static const size_t sizes[] = { [CONFIG_INT] = sizeof(int64_t),
+                                    [CONFIG_REAL] = sizeof(double),
+                                    [CONFIG_BOOL] = sizeof(int),
+                                    [CONFIG_PICK] = sizeof(unsigned),
+                                    [CONFIG_TEXT] = sizeof(char *) };
+    for (int i = 0; i < CFG_COUNT; i++) {
+        const ConfigKey *key = config_key((ConfigId)i);
+        if (c->origin[i].kind != ORIGIN_AUTO) continue;
+        memcpy((char *)c + key->offset, (const char *)&config_defaults + key->offset, sizes[key->kind]);
+        c->origin[i] = (ConfigOrigin){ ORIGIN_DEFAULT, 0 };
+    }
+}
+
+static void read_values(ConfigReader *r, const char *values)
+{
+    char word[WORD_BYTES];
+    for (; *values; values += *values == ' ') {
+        const size_t n = strcspn(values, " ");
+        snprintf(word, sizeof word, "%.*s", (int)n, values);
+        config_read_override(r, word);
+        values += n;
+    }
+}
+
+/* r->config becomes c with those values, and those ranks unless 0; r says what is wrong with it. */
+static void read_again(ConfigReader *r, const Config *c, const char *values, int64_t ranks)
+{
+    *r->config = *c;
+    setup_init(&r->config->memory);
+    leave_open(r->config);
+    read_values(r, values);
+    if (r->mistakes) return;
+    if (ranks) r->config->derived.world_size = ranks;
+    config_resolve(r);
+    config_check_unbuilt(r);
+    config_check_rules(r);
+}
+
+bool config_with(const Config *c, const char *values, Config *out)
+{
+    ConfigReader r = { .config = out };
+    read_again(&r, c, values, 0);
+    return !r.mistakes && !r.memory;
+}
+
+/* ---- the whole ---- */
+
+static Err report(const ConfigReader *r)
+{
+    int length = (int)r->report_used - 1; /* without the last line's end */
+    if (r->mistakes == 1) return err_set(ERR_CONFIG, "%.*s", length, r->report);
+    return err_set(ERR_CONFIG, "%d mistakes in the configuration%s:\n%.*s", r->mistakes,
+                   config_report_is_full(r) ? ", the first of them" : "", length, r->report);
+}
+
+/* The blocks that keep the bits of all layouts where cp alone cuts them; 0: no number does. (A ring must not cut blocks
+ * of keys either.) */
+static int64_t blocks_for_cp(const Config *c)
+{
+    const LayerPattern *ways = &c->derived.cp_comm;
+    const int64_t blocks = 2 * c->parallel.cp, part = c->model.seq / blocks;
+    const bool ring = layer_pattern_has(ways, CP_COMM_RING) || layer_pattern_has(ways, CP_COMM_HIERARCHICAL);
+    const bool power = (blocks & (blocks - 1)) == 0, whole = !ring || part % c->parallel.attn_block == 0;
+    return power && whole && c->parallel.slices == 1 && c->model.seq % blocks == 0 ? blocks : 0;
+}
+
+/* A run that could have had the bits of all layouts, were it not for its cuts. */
+static void warn_of_bits(const Config *c)
+{
+    const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
+    const int64_t cuts = by_tp ? c->parallel.tp : by_cp ? c->parallel.cp : c->parallel.slices;
+    const int64_t blocks = by_cp ? blocks_for_cp(c) : 0;
+    char instead[80] = "";
+    if (c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO || c->run.device != RUN_DEVICE_CPU ||
+        c->run.reproducible != RUN_REPRODUCIBLE_RUN || c->run.precision != RUN_PRECISION_FP32)
+        return;
+    if (blocks)
+        snprintf(instead, sizeof instead, "; a new run keeps them alike with parallel.seq_blocks=%lld",
+                 (long long)blocks);
+    log_warn(
+        "parallel.%s = %lld cuts inside a canonical block: this run is reproducible = run, its bits differ "
+        "from those of other layouts%s",
+        by_tp   ? "tp"
+        : by_cp ? "cp"
+                : "slices",
+        (long long)cuts, instead);
+}
+
+Err config_read(Config *c, ConfigSource source)
+{
+    ConfigReader r = { .config = c, .again = read_again };
+    *c = config_defaults;
+    setup_init(&c->memory);
+    c->derived.world_size = source.world_size > 0 ? source.world_size : 1;
+    c->derived.any_world = source.world_size == CONFIG_ANY_WORLD;
+    c->derived.gpus = source.gpus;
+    c->path = config_keep(&r, "%s", source.path ? source.path : "");
+    if (source.text) config_read_text(&r, source.text);
+    else if (source.path) TRY(config_read_file(&r, source.path));
+    for (int i = 0; i < source.override_count; i++) config_read_override(&r, source.overrides[i]);
+    config_resolve(&r);
+    config_check_unbuilt(&r);
+    config_check(&r);
+    if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
+    if (r.mistakes) return report(&r);
+    warn_of_bits(c);
+    return ERR_OK;
+}

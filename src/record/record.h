@@ -1,0 +1,100 @@
+/*
+ * The records of metrics.jsonl, written and read: one object a line, one line a step or an evaluation
+ * (docs/watching.md). What a step's record holds is a table, so that the event files of TensorBoard say the same.
+ */
+#ifndef MEGATRAIN_RECORD_RECORD_H
+#define MEGATRAIN_RECORD_RECORD_H
+
+#include "base/json.h"
+#include "base/layer_set.h"
+#include "record/curve.h"
+
+/* A checkpoint whose outcome was known since the step before: how long training stood still for it, how long writing
+ * it took. */
+typedef struct {
+    int64_t step; /* 0: there was none */
+    double stall_ms, save_ms;
+    char failure[512]; /* why there is none; "" if there is */
+} MetricsSave;
+
+/* Of a step of a pipeline that was traced: shares of the ranks' time without compute (timeline.h). */
+typedef struct {
+    bool measured; /* else there is none */
+    double bubble, bubble_simulated;
+} MetricsBubble;
+
+/* How the ranks of a step shared its time (rank_times.h). Of three numbers: the least, the median, the most. */
+typedef struct {
+    int slowest;                      /* the rank that computed longest beside its peers, */
+    double lag_ms, lag;               /* by so much longer than the median of them; that over the median */
+    double compute_ms[3], wait_ms[3]; /* of all ranks */
+    bool measured;                    /* else there is none */
+    bool notable;                     /* for some steps now it is the same rank, by far */
+} MetricsRanks;
+static const double LAG_NOTABLE = 0.2; /* a rank is the slowest by far from this lag on */
+
+/* One step. NaN and Inf are allowed and become null. */
+typedef struct {
+    int64_t step, tokens; /* tokens: so far, of the whole run */
+    double loss;          /* mean per token, nats */
+    double grad_norm, lr;
+    double step_ms, tokens_per_s;
+    double mfu, tflops; /* share of the peak; per device */
+    int64_t memory_bytes;
+    bool skipped;
+    double time; /* seconds since 1970, UTC, when the line was written */
+    /* not among the fields: */
+    MetricsSave save;
+    MetricsBubble bubble;
+    MetricsRanks ranks;
+    const double *load; /* of experts by layer, 0: no mixture (engine/loads.h); NULL: a dense model */
+    const double *aux_loss, *z_loss; /* what balances them, before its coefficient; NULL: not by this */
+    const int64_t *dropped;          /* choices of tokens by layer; NULL: experts take all */
+    int layers;
+    const double *mtp_loss; /* of the modules of multi-token prediction */
+    int mtp;                /* so many */
+} MetricsRecord;
+
+/* JSON escapes make a byte six; a load is a number of at most 24 characters, a count one of 19. */
+enum { RECORD_FIELDS = 12, RECORD_BYTES = 1536 + 6 * 512 + 45 * LAYERS_MAX };
+
+const char *record_tag(int field); /* of TensorBoard, GROUP/NAME; NULL: it has none */
+double record_value(const MetricsRecord *r, int field);
+
+/* One evaluation: the loss on a validation set, "" being the name of an only one. */
+typedef struct {
+    int64_t step, tokens;
+    double loss, time; /* as of a step */
+    char name[CURVE_NAME_BYTES];
+} ValidRecord;
+
+/* A key that a resumed run has otherwise than its checkpoint (overrides.h). */
+typedef struct {
+    int64_t step; /* the first one that it applies to */
+    const char *section, *key, *was, *is;
+    double time; /* as of a step */
+} OverrideRecord;
+
+typedef enum { RECORD_DAMAGED, RECORD_STEP, RECORD_VALID, RECORD_OTHER } RecordKind;
+
+typedef struct {
+    RecordKind kind;
+    MetricsRecord
+        step; /* its load is the one below, of the layers that are mixtures alone; of ranks the first three */
+    ValidRecord valid;
+    double load[LAYERS_MAX];
+} Record;
+
+/* The objects, without the end of the line. */
+void record_put_step(JsonOut *j, const MetricsRecord *r);
+void record_put_valid(JsonOut *j, const ValidRecord *v);
+void record_put_override(JsonOut *j, const OverrideRecord *r); /* long values are cut */
+
+/*
+ * Reads a line. An evaluation has valid_loss, and the set's name in `valid`. Members that are missing are NaN, or 0 for
+ * whole numbers. RECORD_OTHER: neither that nor a loss; RECORD_DAMAGED: no JSON object, or none with a step of 0 or
+ * more.
+ */
+void record_read(const char *line, int64_t size_bytes, Record *out);
+
+#endif
