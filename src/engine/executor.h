@@ -1,18 +1,18 @@
 /*
- * Runs one rank's action list (pipeline/schedule.h) on the stages that the rank holds. What is not the model's business
- * (where batches come from, reducing, updating) comes through one table of hooks that the trainer fills.
+ * Runs a rank's list of actions (pipeline/schedule.h) on the stages that the rank holds. The executor knows neither data
+ * nor optimizer: the trainer passes in a table of hooks for them.
  *
- *   F            takes a slot and two blocks of save memory, reads boundary buffer `in`, writes `out`
- *   B, or I W    backward; after I (or B) the block of REGION_I is free again, after W (or B) all of the slot
- *   SEND, RECV   a group of messages starts and goes on beside what follows; whoever reads or overwrites one of its
- *                buffers waits for it
+ *   F            takes a free slot and a block of save memory in each region, reads boundary buffer `in`, writes `out`
+ *   B, or I W    runs backward; I (or B) frees the block of REGION_I, W (or B) frees all of the slot
+ *   SEND, RECV   starts a group of messages, which proceeds beside the actions that follow; an action that reads or
+ *                overwrites one of its buffers waits for the group first
  *
- * What passes through the stages at once is a unit of the schedule: a micro-batch, or a part of one. Slices of a
- * micro-batch are units whose layers read each other's slots (layer/slices.c); an evaluation, which has no backwards,
- * frees them with the last slice. Slots are taken in
- * the order of the list, first free first, and so are addresses in the save memory: the same in every step.
+ * The schedule calls what passes through a stage at once a unit: a micro-batch, a half of one, or a slice of one. The
+ * layers of a slice read the slots of earlier slices (layer/slices.c); an evaluation has no backward, so it frees all of
+ * them with the last slice. An F takes the first slot that is free, and the list's order is the same in every step, so
+ * every step uses the same addresses of save memory.
  *
- * The two actions of a pair run one after the other, or in turn (pair.h).
+ * The two actions of a pair run one after the other or in turn (pair.h).
  */
 #ifndef MEGATRAIN_ENGINE_EXECUTOR_H
 #define MEGATRAIN_ENGINE_EXECUTOR_H
@@ -25,32 +25,32 @@
 
 typedef struct {
     void *user;
-    Err (*batch)(void *user, int unit, Batch *batch); /* fill the slot's tensors */
+    Err (*batch)(void *user, int unit, Batch *batch); /* fills the tensors of the unit's slot */
     Err (*tied)(void *user);
     Err (*reduce)(void *user, int replica);
     Err (*norm)(void *user);
     Err (*update)(void *user, int replica);
 } ExecutorHooks;
 
-/* Of one unit of one stage, from its F to its B or W. */
+/* What one unit occupies in one stage, from its F to its B or W. */
 typedef struct {
     Slot slot;
     StageSave save;
     Batch batch;
     SaveBlock block[REGION_COUNT];
-    int unit; /* -1 = free */
+    int unit; /* -1: the slot is free */
 } ExecutorSlot;
 
 /* One stage of one replica on this rank. */
 typedef struct {
-    int stage, replica; /* global */
+    int stage, replica; /* numbers in the whole pipeline */
     const Stage *model;
     ParamStore *params;
-    Tensor loads_so_far;              /* layer.h, Ctx; absent unless mixtures count so */
-    Tensor balance_losses;            /* likewise; absent unless losses balance mixtures */
-    SliceGrads *slice_grads;          /* likewise; NULL where sequences are whole */
-    int64_t save_bytes[REGION_COUNT]; /* of a unit */
-    int64_t peak_bytes[REGION_COUNT]; /* of a unit so far */
+    Tensor loads_so_far;     /* as in Ctx (layer.h); absent if no mixture counts its loads over the batch */
+    Tensor balance_losses;   /* as in Ctx; absent if no loss balances the mixtures */
+    SliceGrads *slice_grads; /* as in Ctx; NULL if sequences are not cut into slices */
+    int64_t save_bytes[REGION_COUNT]; /* save memory that a unit needs */
+    int64_t peak_bytes[REGION_COUNT]; /* the most that a unit has used so far */
     ExecutorSlot *slots;
     int slot_count;
 } ExecutorStage;
@@ -61,88 +61,93 @@ typedef struct Executor Executor;
 typedef struct {
     const ExecutorStage *stage;
     ExecutorSlot *slot;
-    Boundary in, out; /* the action's buffers for this unit */
-    Ctx *ctx;         /* of the stage and the slot */
+    Boundary in, out; /* the boundary buffers that the action reads and writes */
+    Ctx *ctx;         /* set to the stage and the slot */
 } ExecutorUnit;
 
-/* What computes a unit: the layers of its stage, or in a test of the order of things something that only takes time. */
+/* What computes a unit. It is the layers of the stage; a test of the order of actions puts something in their place that
+ * only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
-    Err (*backward)(Executor *e, const ExecutorUnit *u); /* with ctx.split_backward the dgrad alone */
+    Err (*backward)(Executor *e, const ExecutorUnit *u); /* only the dgrad if ctx.split_backward is set */
     Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the wgrad */
 } ExecutorCompute;
 
 /*
- * What an action enqueues, recorded as a device graph: all its addresses and shapes are the same every time,
- * and what varies from step to step stands in device memory. The first time it runs as it is, the second time
- * it is recorded, from then on the record is replayed and the host code is passed over.
+ * A device graph of what an action enqueues. Addresses and shapes of an action are the same in every step, and values
+ * that vary from step to step are read from device memory. So the first run of an action is an ordinary one, the second
+ * is recorded, and all later ones replay the record without running the host code.
  */
 typedef struct {
     int runs;
     DeviceGraph *graph;
 } ActionGraph;
 
-/* A group of messages under way. */
+/* A group of messages that has been started. */
 typedef struct {
     Event done;
-    int buffers; /* that have not waited for it yet; 0 = free */
+    int buffers; /* how many of its buffers nobody has waited for yet; 0: this entry is free */
 } Transfer;
 
 struct Executor {
     ExecutorStage *stages;
     int stage_count;
     Ctx ctx;
-    Event moved; /* its rows */
-    Pair pair;   /* opened by whoever wants pairs to run in turn (pair_open) */
+    Event moved; /* what ctx.moved points to */
+    Pair pair;   /* pair_open, if pairs are to run in turn */
     Comm *pp;
     Tensor sums; /* [3] i64, ops.def loss_sum */
     ExecutorHooks hooks;
-    const ExecutorCompute *compute; /* NULL until executor_init: the model's */
-    SaveHeap heap[REGION_COUNT];    /* a region each: blocks of one size then leave no gaps */
+    const ExecutorCompute *compute; /* if it is NULL, executor_init sets it to the layers */
+    SaveHeap heap[REGION_COUNT];    /* one for each region, so that blocks of one size leave no gaps */
     Tensor *buffers;                /* [buffer_count] boundary buffers, [buffer_tensors R, D] */
-    int buffer_tensors;             /* boundary tensors that each has room for */
-    int last_stage, last_inputs;    /* the boundary tensors before the last stage; before all others is one */
+    int buffer_tensors;             /* boundary tensors that fit into each */
+    /* The last stage reads last_inputs boundary tensors, every other stage reads one. */
+    int last_stage, last_inputs;
     int buffer_count;
-    int *moving;           /* [buffer_count] transfer that a buffer is part of, -1: none */
+    int *moving;           /* [buffer_count] the transfer that a buffer is part of; -1: none */
     Transfer *transfers;   /* [buffer_count + 1] */
-    CommMessage *messages; /* [buffer_count] of a group */
-    ActionGraph
-        *graphs;      /* [ACT_KINDS][slots of the one stage][2: the step's first unit, later ones], or NULL */
-    bool graphs_wait; /* what could be recorded runs as it is, as long as it is set */
-    bool training;    /* dropout on, saves are kept; else every F ends the unit */
-    int units;        /* of a list that are run, what later ones need being left out; 0: all */
-    int64_t runs;     /* of lists so far */
-    /* [actions of a step's list] when each ran, by clock_s, of a group its first, of a pair in turn both from the begin
-     * to the end of the pair; NULL: nobody asks */
+    CommMessage *messages; /* [buffer_count] the messages of the group that is being started */
+    /* [ACT_KINDS][slots of the one stage][2: for the step's first unit, for later ones], or NULL */
+    ActionGraph *graphs;
+    bool graphs_wait; /* while this is set, actions run as ordinary ones and nothing is recorded */
+    bool training;    /* dropout is on and saves are kept; otherwise every F frees its unit */
+    int units;        /* how many units of a list run; the actions of later ones are left out; 0: all run */
+    int64_t runs;     /* how many lists have run */
+    /*
+     * [actions of a step's list] When each action ran, by clock_s. Of a group of messages only the first action has a
+     * time. Both actions of a pair that ran in turn have the time from the pair's begin to its end. NULL: nobody asks.
+     */
     Span *times;
 };
 
-/* Takes the tables of messages for e->buffer_count buffers. */
+/* Allocates the tables for e->buffer_count buffers. ERR_MEMORY. */
 Err executor_init(Executor *e, SetupArena *setup);
-/* Records and replays from now on (single rank, one stage, a device that can). */
+/* From now on actions are recorded and replayed. The rank must be alone and have one stage, and the device must support
+ * graphs. ERR_MEMORY. */
 Err executor_use_graphs(Executor *e, SetupArena *setup);
-/* Owns: what the two, and pair_open, took beside setup memory. */
+/* Frees what these two and pair_open took outside of setup memory. */
 void executor_release(Executor *e);
 
 /* Points a context at a stage and one of its slots. */
 void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot);
-/* Save memory for a slot, and back. ERR_MEMORY. */
+/* Take the save memory of a slot, and give it back. ERR_MEMORY. */
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 
-/* Bytes of save memory that a list needs with s->save_bytes as they are. Uses e->heap's tables: before the
- * first run. */
+/* The bytes of save memory that a list needs if units need what save_bytes says. It uses the tables of e->heap, so it must
+ * be called before the first run. */
 Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT]);
 
-/* training: a step's list, with dropout; else a list of forwards for the loss alone. Returns when all its messages have
- * gone. */
+/* Runs a list: that of a step, or without `training` one that has forwards alone, for the loss. It returns when all
+ * messages of the list are done. Errors: those of hooks, layers and messages. */
 Err executor_run(Executor *e, const ActionList *list, bool training);
 
-/* A step's list in two calls: all that leaves weights and optimizer as they are, and the rest, from the norm on.
- * Between them the first may be done again. */
+/* The same for a step in two calls: the first runs everything that leaves weights and optimizer as they are, the second
+ * runs the rest, from the norm on. The first may be repeated before the second. */
 Err executor_run_units(Executor *e, const ActionList *list);
 Err executor_run_update(Executor *e, const ActionList *list);
-/* After a failure: gives the units back that were under way. */
+/* Frees all units that are under way, after a failure. */
 void executor_drop_units(Executor *e);
 
 #endif
