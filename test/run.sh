@@ -25,8 +25,8 @@ quick_scripts=(test/test_cli.sh test/test_help.sh test/test_readme.sh test/test_
 emu_commands=("$EMU"/test_emu*[a-z]) emu_open=()
 for c in "$EMU"/test_cuda_*[a-z]; do
     emu_open+=("EMU_CLOSED=0|$c")
-    case $c in *_comm) emu_commands+=("$c"); continue ;; esac # processes; the threads of its one kernel share nothing;
-    # and with work that runs at once a collective whose peers are gone cannot be given up
+    # (processes; the threads of its one kernel share nothing)
+    case $c in *_comm) emu_commands+=("$c" "EMU_CLOSED=0 EMU_STREAMS=now|$c"); continue ;; esac
     emu_commands+=("EMU_ORDER=forward|$c")
     # (what host code may touch does not depend on the order; nor does what it forgot to wait for: work runs late there)
     emu_commands+=("EMU_CLOSED=0 EMU_STREAMS=now EMU_ORDER=reverse|$c")

@@ -18,7 +18,7 @@
 namespace emu
 {
 
-enum { QUEUE_LIMIT = 4096 }; /* items; a longer queue is run */
+enum { QUEUE_LIMIT = 4096 /* items; a longer queue is run */, PATIENCE = 10000 /* pauses, a second or so */ };
 
 static CUstream_st &legacy = *new CUstream_st;
 static std::set<CUstream_st *> &streams = *new std::set<CUstream_st *>;
@@ -157,15 +157,27 @@ static void pause()
     runtime_mutex().lock();
 }
 
+/* False: something in the stream waits for another process. */
+static bool run_through(CUstream_st *s)
+{
+    if (s->queue.empty()) return true;
+    OpenDevice open;
+    while (step(s)) {}
+    return s->queue.empty();
+}
+
 void drain(CUstream_st *s)
 {
-    while (!s->queue.empty()) {
-        {
-            OpenDevice open;
-            while (step(s)) {}
-        }
-        if (!s->queue.empty()) pause();
-    }
+    while (!run_through(s)) pause();
+}
+
+/*
+ * With EMU_STREAMS=now other processes are waited for too, but not for ever: they may be gone, and a caller that waited
+ * on could not give it up. From then on their work, and all that is behind it, runs late (pass_time).
+ */
+static void run_at_once(CUstream_st *s, int pauses)
+{
+    while (!run_through(s) && pauses-- > 0) pause();
 }
 
 void drain_until(const std::shared_ptr<Mark> &mark)
@@ -214,8 +226,10 @@ static void pass_time()
 static void push(CUstream_st *s, Item item)
 {
     if (s == &legacy) drain_blocking();
+    const bool late = !s->queue.empty();
     s->queue.push_back(std::move(item));
-    if (s == &legacy || now_mode() || s->queue.size() > QUEUE_LIMIT) drain(s);
+    if (s == &legacy || s->queue.size() > QUEUE_LIMIT) drain(s);
+    else if (now_mode()) run_at_once(s, late ? 0 : PATIENCE);
 }
 
 cudaError_t unless_capturing(const char *call)
