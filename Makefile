@@ -49,6 +49,8 @@ SRC     := $(sort $(filter-out src/cpu/%,$(wildcard src/*/*.c)))
 CPU_SRC := $(sort $(wildcard src/cpu/*.c))
 OBJ     := $(SRC:%.c=$(BUILD)/%.o) $(CXX_SRC:%.cc=$(BUILD)/%.o) $(foreach i,$(ISAS),$(CPU_SRC:src/cpu/%.c=$(BUILD)/src/cpu/$(i)/%.o))
 TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c)))
+# what tests link besides the library
+THREAD_RANKS := $(BUILD)/test/thread_ranks.o
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
@@ -174,8 +176,8 @@ endef
 $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
 
 $(BUILD)/test/test_%.o: CFLAGS += -Itest
-$(BUILD)/test/%: $(BUILD)/test/%.o $(BUILD)/libmegatrain.a
-	@$(CC) $(CFLAGS) -o $@ $< $(BUILD)/libmegatrain.a $(LDFLAGS) $(LIBS)
+$(BUILD)/test/%: $(BUILD)/test/%.o $(THREAD_RANKS) $(BUILD)/libmegatrain.a
+	@$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
 
 $(BUILD)/test/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
@@ -227,7 +229,7 @@ $(BUILD)/gpu/names.def: test/cuda bench/cuda
 	@mkdir -p $(@D)
 	@printf 'PROGRAM(%s)\n' $(GPU_NAMES) >$@
 
-$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(BUILD)/libmegatrain.a
+$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) -I$(@D) -o $@ $(filter-out %.def,$^) $(LDFLAGS) $(LIBS)
 
@@ -270,7 +272,7 @@ $(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatra
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
 
-$(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
+$(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
 

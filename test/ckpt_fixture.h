@@ -17,6 +17,7 @@
 #include "base/log.h"
 #include "ckpt/chunks.h"
 #include "ckpt/ckpt.h"
+#include "thread_ranks.h"
 
 enum { MAX_RANKS = 8 };
 

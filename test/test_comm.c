@@ -3,6 +3,7 @@
 
 #include "comm/comm.h"
 #include "comm_cases.h"
+#include "thread_ranks.h"
 
 enum { RANKS_MAX = 8 };
 

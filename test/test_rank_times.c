@@ -5,6 +5,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "test.h"
+#include "thread_ranks.h"
 #include "train/rank_times.h"
 
 enum { RANKS_MOST = 8 };

@@ -6,6 +6,7 @@
 #include "base/half.h"
 #include "layer/layer.h"
 #include "test.h"
+#include "thread_ranks.h"
 
 enum { RANKS = 11, ROWS_MOST = 64, COLUMNS = 5, SCRATCH_BYTES = 1 << 20 };
 

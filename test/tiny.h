@@ -14,6 +14,7 @@
 #include "base/rng.h"
 #include "call_order.h"
 #include "engine/trainer.h"
+#include "thread_ranks.h"
 
 enum { TINY_VOCAB = 251, TINY_SEQ = 64, TINY_STEPS_MAX = 64 };
 

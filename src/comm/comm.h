@@ -2,7 +2,6 @@
  * Communicators: who talks to whom, behind one table of functions.
  *
  *   self      a group of one: nothing moves
- *   threads   ranks are threads of one process (tests of every layout)
  *   gloo      ranks are processes, over TCP (comm/gloo.h)
  *   nccl, staged   ranks are processes with GPUs, tensors in device memory (comm/gpu.h)
  *   null      any size, moves nothing, counts everything (the dry run)
@@ -151,8 +150,7 @@ Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Ev
  * For debugging: from now on the ranks compare kind, count, element size and, of rows, the way of each call before they
  * run it, and a difference is ERR_INTERNAL on all of them, naming both calls; of an exchange bytes and label of each
  * message, and a difference is ERR_INTERNAL on the member that receives it. Costs a small message a call, or a message,
- * between processes. (Threads always compare; one that is late may find the group stopped: ERR_PEER, with the same
- * text.) All members switch it at the same call.
+ * between processes. All members switch it at the same call.
  */
 void comm_check_calls(Comm *c, bool on);
 
@@ -200,18 +198,5 @@ typedef struct {
 
 CommPiece comm_piece_out(const CommRequest *r, int size, int member, int64_t chunk);
 CommPiece comm_piece_in(const CommRequest *r, int size, int member, int64_t chunk);
-
-/* ---- ranks as threads ---- */
-
-typedef struct CommHub CommHub; /* what the thread-ranks of one process share */
-
-/* delay_ms: every completion is held back that long (a test that nothing depends on timing). */
-Err comm_hub_open(int world_size, int delay_ms, CommHub **out);
-void comm_hub_close(CommHub *hub);
-/* Collective over the members, each calling from its own thread with the same list (world ranks, ascending). Of one
- * member, or of none: comm_open_self. */
-Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, const int *members, int size);
-/* Wakes every waiting rank; all open requests end with ERR_PEER and this text. The first call wins. */
-void comm_hub_abort(CommHub *hub, const char *why);
 
 #endif

@@ -114,23 +114,6 @@ Err world_open(World *w, Grid g, int rank, CommOpener o)
     return err;
 }
 
-typedef struct {
-    CommHub *hub;
-    int rank;
-} ThreadRank;
-
-static Err open_threads(void *user, Comm *c, GroupKind kind, const int *members, int size)
-{
-    const ThreadRank *t = user;
-    return comm_open_threads(t->hub, c, group_name(kind), t->rank, members, size);
-}
-
-Err world_open_threads(World *w, CommHub *hub, Grid g, int rank)
-{
-    ThreadRank t = { hub, rank };
-    return world_open(w, g, rank, (CommOpener){ &t, open_threads });
-}
-
 int world_first_member(const World *w, GroupKind kind)
 {
     const GridShape s = grid_shape(w->grid);

@@ -62,7 +62,6 @@ int world_groups(Grid g);
 Err world_open(World *w, Grid g, int rank, CommOpener opener); /* collective */
 Err world_open_self(World *w);
 Err world_open_null(World *w, Grid g, int rank);
-Err world_open_threads(World *w, CommHub *hub, Grid g, int rank); /* collective */
 void world_close(World *w);
 
 /* The ranks with the same dense weights, which see other samples or other parts of them: dp-cp, or dp without cp. */

@@ -1,5 +1,5 @@
 /*
- * Thread ranks: each member of a group owns a queue and a worker thread that runs its requests in order.
+ * See thread_ranks.h. Each member of a group owns a queue and a worker thread that runs its requests in order.
  * One request is three meetings of the workers at a barrier:
  *
  *   publish the request | barrier | reduce or copy own slice | barrier | fetch the others' slices | barrier
@@ -10,13 +10,14 @@
  * An exchange meets nobody: a worker offers its messages to the group, copies those that the others offer it, and is
  * through when it has all and its own were taken.
  */
+#include "thread_ranks.h"
+
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
-#include "comm/comm.h"
 #include "comm/reduce.h"
 
 enum { QUEUE_SIZE = 64, GROUP_MAX = 64, GROUPS_MAX = 256 };
@@ -385,4 +386,21 @@ Err comm_open_threads(CommHub *hub, Comm *c, const char *name, int world_rank, c
     }
     comm_init(c, &threads_table, name, m->rank, size, m);
     return ERR_OK;
+}
+
+typedef struct {
+    CommHub *hub;
+    int rank;
+} ThreadRank;
+
+static Err open_threads(void *user, Comm *c, GroupKind kind, const int *members, int size)
+{
+    const ThreadRank *t = user;
+    return comm_open_threads(t->hub, c, group_name(kind), t->rank, members, size);
+}
+
+Err world_open_threads(World *w, CommHub *hub, Grid g, int rank)
+{
+    ThreadRank t = { hub, rank };
+    return world_open(w, g, rank, (CommOpener){ &t, open_threads });
 }
