@@ -1,6 +1,6 @@
 /*
- * Runs a rank's list of actions (pipeline/schedule.h) on the stages that the rank holds. The executor knows neither data
- * nor optimizer: the trainer passes in a table of hooks for them.
+ * Runs a rank's list of actions (pipeline/schedule.h) on the stages that the rank holds. The executor knows neither
+ * data nor optimizer: the trainer passes in a table of hooks for them.
  *
  *   F            takes a free slot and a block of save memory in each region, reads boundary buffer `in`, writes `out`
  *   B, or I W    runs backward; I (or B) frees the block of REGION_I, W (or B) frees all of the slot
@@ -8,9 +8,9 @@
  *                overwrites one of its buffers waits for the group first
  *
  * The schedule calls what passes through a stage at once a unit: a micro-batch, a half of one, or a slice of one. The
- * layers of a slice read the slots of earlier slices (layer/slices.c); an evaluation has no backward, so it frees all of
- * them with the last slice. An F takes the first slot that is free, and the list's order is the same in every step, so
- * every step uses the same addresses of save memory.
+ * layers of a slice read the slots of earlier slices (layer/slices.c); an evaluation has no backward, so it frees all
+ * of them with the last slice. An F takes the first slot that is free, and the list's order is the same in every step,
+ * so every step uses the same addresses of save memory.
  *
  * The two actions of a pair run one after the other or in turn (pair.h).
  */
@@ -65,8 +65,8 @@ typedef struct {
     Ctx *ctx;         /* set to the stage and the slot */
 } ExecutorUnit;
 
-/* What computes a unit. It is the layers of the stage; a test of the order of actions puts something in their place that
- * only takes time. */
+/* What computes a unit. It is the layers of the stage; a test of the order of actions puts something in their place
+ * that only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
     Err (*backward)(Executor *e, const ExecutorUnit *u); /* only the dgrad if ctx.split_backward is set */
@@ -135,8 +135,8 @@ void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot);
 Err executor_take(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 void executor_give(Executor *e, ExecutorStage *s, ExecutorSlot *slot);
 
-/* The bytes of save memory that a list needs if units need what save_bytes says. It uses the tables of e->heap, so it must
- * be called before the first run. */
+/* The bytes of save memory that a list needs if units need what save_bytes says. It uses the tables of e->heap, so it
+ * must be called before the first run. */
 Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT]);
 
 /* Runs a list: that of a step, or without `training` one that has forwards alone, for the loss. It returns when all
