@@ -116,6 +116,12 @@ end greetings 'greetings of strangers'
 check "lines of strangers: $(grep -c 'has not this run' greetings.err.0)" [ "$(grep -c 'has not this run' greetings.err.0)" -eq 1 ]
 check "a terminal's codes from a stranger" [ -z "$(grep -l $'\e' greetings.err.?)" ]
 
+# rank 0 does not wait for strangers when all ranks have ended
+in_background versions $port
+begin versions parallel.timeout_s=90
+end versions 'calls of another version to the end and beyond'
+no_more
+
 if [ -n "$all" ]; then
     # before all have met: two that say they are rank 1
     job="environment 'net', 4 ranks, port $port, start 0"
