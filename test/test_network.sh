@@ -61,11 +61,20 @@ begin file
 wait_for [ -e "file/metrics.jsonl" ]
 end file 'the secret in a file'
 check "the secret's file is left" [ -z "$(ls -A file | grep secret)" ]
-job=$(printf '%s' "environment '', 4 ranks, port $port, start 0")
-name=.secret-$(python3 -c "
+name_of_secret() { # of the next start
+    python3 -c "
 h = 0xCBF29CE484222325
-for b in b\"$job\": h = (h ^ b) * 0x100000001B3 % 2**64
-print('%016x' % h)")
+for b in b\"environment '', 4 ranks, port $port, start 0\": h = (h ^ b) * 0x100000001B3 % 2**64
+print('.secret-%016x' % h)"
+}
+for bytes in 0 10 64; do # what a start that was killed as it wrote, or a power cut, leaves
+    mkdir torn-$bytes
+    head -c $bytes /dev/zero >torn-$bytes/"$(name_of_secret)"
+    chmod 600 torn-$bytes/.secret-*
+    begin torn-$bytes
+    end torn-$bytes "a secret of $bytes zeros"
+done
+name=$(name_of_secret)
 mkdir readable
 printf '%064d' 0 >readable/$name
 chmod 644 readable/$name
@@ -115,6 +124,12 @@ timeout 30 python3 "$attack" flood $port 400 >/dev/null
 end greetings 'greetings of strangers'
 check "lines of strangers: $(grep -c 'has not this run' greetings.err.0)" [ "$(grep -c 'has not this run' greetings.err.0)" -eq 1 ]
 check "a terminal's codes from a stranger" [ -z "$(grep -l $'\e' greetings.err.?)" ]
+
+# rank 0 does not wait for strangers when all ranks have ended
+in_background versions $port
+begin versions parallel.timeout_s=90
+end versions 'calls of another version to the end and beyond'
+no_more
 
 if [ -n "$all" ]; then
     # before all have met: two that say they are rank 1

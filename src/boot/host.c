@@ -249,7 +249,7 @@ static bool greet(Host *h, Conn *c)
 {
     switch (greet_host(&c->greeting, &c->link)) {
     case GREET_MORE: return true;
-    case GREET_DONE: return enter(h, c);
+    case GREET_DONE: c->proven = true; return enter(h, c);
     case GREET_OTHER_VERSION: end(c); return true;
     default: tell_of_stranger(h, c); return false;
     }
@@ -423,13 +423,14 @@ static void flush_conns(Host *h)
             if ((h->conns[i]->rank == 0) == own) flush_conn(h, i);
 }
 
+/* Strangers are not waited for: they could come without end. */
 static bool may_end(Host *h, double now)
 {
     if (!__atomic_load_n(&h->closing, __ATOMIC_ACQUIRE)) return false;
     if (now >= h->close_at) return true;
     if (h->watching && judge_is_judging(h->judge)) return h->judged && !h->own_verdict_at;
     for (int i = 0; i < h->count; i++)
-        if (h->conns[i]->state != CONN_GREETING) return false;
+        if (h->conns[i]->proven) return false;
     return true;
 }
 

@@ -22,6 +22,7 @@ typedef struct {
     ConnState state;
     int rank;
     double since; /* accepted at, ending since */
+    bool proven;  /* has shown that it has the run's secret */
     bool shut;    /* ENDING, and our side is closed */
     bool asked;   /* STORE: has had its welcome */
     bool waits;   /* for a key to be set */

@@ -16,6 +16,7 @@
 
 enum { RANDOM_BYTES = 32, DIGITS = 2 * RANDOM_BYTES };
 #define LOOK_S 0.05
+#define WRITTEN_S 1.0 /* from making the file to its last byte, at most */
 
 /* Ranks of one start of a job look for one file, those of another for another. */
 static Err path_of(const Boot *b, const char *folder, char path[PATH_MAX])
@@ -47,18 +48,18 @@ static Err check_owner(int fd, const char *path)
     return err_hint("somebody else can write into this folder, or changed the file: see who, and remove it");
 }
 
-/* *whole false: it is not there, or not all of it yet. */
+/* *whole false: it is not there, or not all of it yet (what a power cut leaves may be zeros). */
 static Err read_file(Boot *b, const char *path, bool *whole)
 {
-    char text[DIGITS];
+    char text[DIGITS + 1] = "";
     *whole = false;
     const int fd = open(path, O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
     if (fd < 0 && errno == ENOENT) return ERR_OK;
     if (fd < 0) return cannot("read", path);
     const Err err = check_owner(fd, path);
-    *whole = !err && read(fd, text, sizeof text) == sizeof text;
+    *whole = !err && read(fd, text, DIGITS) == DIGITS && strspn(text, "0123456789abcdef") == DIGITS;
     close(fd);
-    if (*whole) snprintf(b->secret, sizeof b->secret, "%.*s", DIGITS, text);
+    if (*whole) strcpy(b->secret, text);
     return err;
 }
 
@@ -80,11 +81,28 @@ static Err make_file(const char *path, bool *made)
     return ERR_STORAGE;
 }
 
-/* The own one, or what an earlier start has left, which no other user knows either. */
+/* Reads it as soon as it is whole, until then (on clock_s). */
+static Err look_until(Boot *b, const char *path, double until, bool *whole)
+{
+    const struct timespec pause = { 0, (long)(LOOK_S * 1e9) };
+    TRY(read_file(b, path, whole));
+    while (!*whole && clock_s() < until && !(b->stop && *b->stop)) {
+        nanosleep(&pause, NULL);
+        TRY(read_file(b, path, whole));
+    }
+    return ERR_OK;
+}
+
+/* The own one, or what an earlier start has left, which no other user knows either. One that stays cut short is of a
+ * start that was killed as it wrote, and made anew. */
 static Err leave_for_others(Boot *b, const char *folder, const char *path)
 {
     bool made, whole;
     TRY_AS(ERR_STORAGE, file_make_dirs(folder));
+    TRY(make_file(path, &made));
+    TRY(look_until(b, path, clock_s() + WRITTEN_S, &whole));
+    if (whole) return ERR_OK;
+    unlink(path);
     TRY(make_file(path, &made));
     TRY(read_file(b, path, &whole));
     if (whole) return ERR_OK;
@@ -93,14 +111,9 @@ static Err leave_for_others(Boot *b, const char *folder, const char *path)
 
 static Err wait_for_file(Boot *b, const char *path, double timeout_s)
 {
-    const struct timespec pause = { 0, (long)(LOOK_S * 1e9) };
     const double began = clock_s();
     bool whole;
-    TRY(read_file(b, path, &whole));
-    while (!whole && clock_s() < began + timeout_s && !(b->stop && *b->stop)) {
-        nanosleep(&pause, NULL);
-        TRY(read_file(b, path, &whole));
-    }
+    TRY(look_until(b, path, began + timeout_s, &whole));
     if (whole) return ERR_OK;
     err_set(ERR_RENDEZVOUS, "rank %d waited %.3g s for rank 0 of %d, which was to leave '%s'", b->rank,
             clock_s() - began, b->size, path);

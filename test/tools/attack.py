@@ -7,6 +7,7 @@ own, with hashlib's BLAKE2b.
     attack.py replay PORT SECRET JOB           a right greeting's last word again, on another connection
     attack.py relay PORT TO                    passes on what comes at PORT to port TO
     attack.py impostor PORT                    answers calls without the secret
+    attack.py versions PORT                    calls as another version of the program would, again and again
     attack.py flood PORT COUNT                 so many connections at once, half of them with garbage
 """
 import hashlib
@@ -34,8 +35,8 @@ def proof(key, what, port, numbers, said=b""):
     return hashlib.blake2b(struct.pack("<III", what, VERSION, port) + numbers + said, digest_size=32, key=key).digest()
 
 
-def call_with(number):
-    return MAGIC + struct.pack("<II", VERSION, 0) + number
+def call_with(number, version=VERSION):
+    return MAGIC + struct.pack("<II", version, 0) + number
 
 
 def receive(s, n):
@@ -169,6 +170,21 @@ def impostor(port):
         s.close()
 
 
+def versions(port):
+    held = []
+    print("ready", flush=True)
+    while True:
+        try:
+            s = connect(port)
+            s.sendall(call_with(os.urandom(32), VERSION + 1))
+            held.append(s)
+        except OSError:
+            pass
+        if len(held) > 64:
+            held.pop(0).close()
+        time.sleep(0.01)
+
+
 def flood(port, count):
     held = []
     for i in range(int(count)):
@@ -195,5 +211,7 @@ if __name__ == "__main__":
         relay(int(words[0]), int(words[1]))
     elif command == "impostor":
         impostor(int(words[0]))
+    elif command == "versions":
+        versions(int(words[0]))
     else:
         flood(int(words[0]), words[1])
