@@ -4,6 +4,7 @@
  * machine with GPUs over NCCL on as many as there are, up to 8.
  */
 #include <math.h>
+#include <sys/syscall.h>
 
 #include "comm/gpu.h"
 #include "comm_cases.h"
@@ -631,6 +632,58 @@ TEST(aborted)
 {
     NEED_GPUS(2);
     fork_ranks(aborted, 2, &(How){ 0 }, -1, 40);
+}
+
+/* ---- a call that does not come back ---- */
+
+static _Thread_local bool hangs;        /* where this thread asks next whether its call is through */
+static _Thread_local time_t set_back_s; /* the wall clock, by so much, once this thread has read it */
+static atomic_bool hanging, released;
+
+int sched_yield(void)
+{
+    if (hangs) {
+        hanging = true;
+        while (!released) usleep(1000);
+    }
+    return (int)syscall(SYS_sched_yield);
+}
+
+int clock_gettime(clockid_t clock, struct timespec *t)
+{
+    const int rc = (int)syscall(SYS_clock_gettime, clock, t);
+    if (clock == CLOCK_REALTIME) t->tv_sec += set_back_s, set_back_s = 0;
+    return rc;
+}
+
+static void *abort_a_hang(void *world)
+{
+    while (!hanging) usleep(1000);
+    set_back_s = 3600;
+    nccl_world_abort(world, "the test says so");
+    released = true;
+    return NULL;
+}
+
+/* Nobody waits for it any longer than a few seconds, whatever the wall clock says. */
+static void a_call_hangs(int rank, int size, void *arg)
+{
+    Rank r;
+    pthread_t thread;
+    open_rank(&r, rank, size, *(const How *)arg, TIMEOUT_S);
+    pthread_create(&thread, NULL, abort_a_hang, r.nccl);
+    hangs = true;
+    FAILS(comm_sum_i64(&r.all, &r.device.stream, (int64_t *)r.memory, 4, NULL), ERR_PEER, "the test says so");
+    hangs = false;
+    pthread_join(thread, NULL);
+    close_rank(&r);
+}
+
+TEST(a_call_hangs)
+{
+    NEED_GPUS(2);
+    if (!emulated) SKIP("NCCL may be through with a call before it is asked");
+    fork_ranks(a_call_hangs, 2, &(How){ 0 }, -1, 40);
 }
 
 /* ---- what calls cost ---- */

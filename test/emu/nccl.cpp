@@ -24,7 +24,7 @@
  *   - the default stream is refused
  * A dead peer is an asynchronous ncclRemoteError, or with EMU_NCCL=silent, as between GPUs of one host, nothing: then
  * only a deadline ends the wait. NCCL_DEBUG=INFO names communicators and their limits. After ncclCommAbort what is in
- * streams ends without results.
+ * streams ends without results; with EMU_NCCL=stuck that call does not come back.
  */
 #include "runtime.h"
 
@@ -156,12 +156,17 @@ bool is_dead(const ncclComm *c, int rank)
     return !fcntl(c->file, F_OFD_GETLK, &l) && l.l_type == F_UNLCK;
 }
 
+bool mode_is(const char *mode)
+{
+    static const char *given = getenv("EMU_NCCL");
+    return given && !strcmp(given, mode);
+}
+
 /* Looks for dead peers now and then: by the clock, as polls are rare where many processes share a core. */
 void look_around(ncclComm *c)
 {
-    static const char *mode = getenv("EMU_NCCL");
     const auto now = std::chrono::steady_clock::now();
-    if ((mode && !strcmp(mode, "silent")) || now - c->looked < std::chrono::milliseconds(LOOK_EVERY_MS)) return;
+    if (mode_is("silent") || now - c->looked < std::chrono::milliseconds(LOOK_EVERY_MS)) return;
     c->looked = now;
     for (int p = 0; p < c->size; p++) {
         const Seat &seat = c->shared->seats[p];
@@ -599,6 +604,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm)
     if (!comm) return ncclInvalidArgument;
     if (comm->shared && comm->shared->attached < comm->size) unlink(comm->path);
     comm->aborted = true;
+    while (mode_is("stuck")) sleep(1);
     return ncclSuccess;
 }
 
