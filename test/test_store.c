@@ -364,6 +364,40 @@ static int only_come(int i, void *arg)
     return pause();
 }
 
+/* Says who it is, and goes before it has heard its welcome, as a process does whose host is slow; then comes again. */
+static int come_again(int i, void *arg)
+{
+    const Plan *p = arg;
+    Boot b = boot_of(p->as_rank[i], p->size, p->port);
+    const Hello hello = greet_hello(&b);
+    const GreetKey key = greet_key(b.secret, b.job);
+    Greeting g;
+    Welcome w;
+    Link l;
+    link_open(&l, connect_at(p->port), 0);
+    NEED(greet_call(&g, &l, &key, &hello, p->port));
+    while (!g.called) { /* (the hello goes out when the answer has come) */
+        NEED(greet_caller(&g, &l, &w) == GREET_MORE && link_flush(&l));
+        if (!g.called) NEED(link_fill(&l) >= 0);
+        usleep(1000);
+    }
+    link_close(&l);
+    usleep(300 * 1000); /* (nothing fails if the host is slower than this: then both come at once) */
+    return just_open(i, arg);
+}
+
+/* A rank is here when it has heard that it is: before, the end of its connection is not its own. */
+TEST(a_rank_that_calls_again_is_not_lost)
+{
+    ranks.count = 0;
+    Plan p = plan_of(2);
+    start(just_open, 0, 1, &p);
+    wait_for_listener(p.port);
+    start(come_again, 1, 1, &p);
+    finish(20);
+    all_ok();
+}
+
 /* Rank 1 dies, rank 2 has less patience, rank 3 never comes. */
 TEST(a_rank_that_left_is_named)
 {

@@ -21,7 +21,7 @@
 #include "boot/link.h"
 
 #define GREET_MAGIC 0x314E49415254474Du /* "MGTRAIN1" as bytes */
-enum { GREET_VERSION = 3, GREET_NUMBER_BYTES = 32, GREET_PROOF_BYTES = 32, GREET_KEY_BYTES = 32 };
+enum { GREET_VERSION = 4, GREET_NUMBER_BYTES = 32, GREET_PROOF_BYTES = 32, GREET_KEY_BYTES = 32 };
 
 /* What the secret makes of a job: the ranks of another job with the same secret have another key. */
 typedef struct {

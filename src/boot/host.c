@@ -33,7 +33,7 @@ enum { STRANGERS_MAX = 128, NAMED_MAX = 16 };
 static void drop(Host *h, int i)
 {
     Conn *c = h->conns[i];
-    if (c->state == CONN_STORE) h->peers[c->rank].here = false;
+    if (c->state == CONN_STORE) h->peers[c->rank].here = h->peers[c->rank].heard = false;
     if ((c->state == CONN_STORE && h->all_here) || c->state == CONN_WATCH)
         judge_lost(h->judge, clock_s(), c->rank);
     link_close(&c->link);
@@ -125,7 +125,7 @@ static void missing_text(const Host *h, double waited_s, char *text, size_t size
 static void check_all_here(Host *h)
 {
     for (int r = 0; r < h->boot.size; r++)
-        if (!h->peers[r].here) return;
+        if (!h->peers[r].heard) return;
     if (h->all_here) return;
     h->all_here = true;
     judge_met(h->judge, clock_s());
@@ -196,15 +196,15 @@ static void enter_store(Host *h, Conn *c, const Hello *hello)
         refuse_second(h, c, hello);
         return;
     }
-    if (first) end(first); /* the same process once more: it did not wait for its first welcome */
+    /* The same process once more: under load it has not waited for its first welcome. So a rank counts for all_here, and
+     * its connection's end for its own, only when it has heard one. */
+    if (first) end(first);
     c->rank = (int)hello->rank;
     c->state = CONN_STORE;
     link_frames(&c->link, STORE_FRAME_MAX);
     *p = (Peer){ .known = true, .here = true, .hello = *hello };
     judge_name(h->judge, c->rank, hello->host, (int)hello->pid);
     welcome(h, c, WELCOME, "");
-    if (h->all_here) link_put(&c->link, FRAME_ALL_HERE, 0, NULL, 0, NULL, 0);
-    check_all_here(h);
 }
 
 static bool enter_watch(Host *h, Conn *c, const Hello *hello)
@@ -287,6 +287,7 @@ static bool store_frame(Host *h, Conn *c, const Frame *f)
     char key[STORE_KEY_MAX + 1];
     c->asked = true;
     c->waits = false; /* one request at a time: a new one takes the place of one that was given up */
+    if (f->kind == FRAME_HERE) return h->peers[c->rank].heard = true, check_all_here(h), true;
     if (f->kind == FRAME_BYE) return say_bye(h, c), true;
     if (f->kind == FRAME_MISSING) return tell_missing(h, c, f);
     const char *end = memchr(f->data, 0, f->bytes <= STORE_KEY_MAX ? f->bytes : STORE_KEY_MAX + 1);

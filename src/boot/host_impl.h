@@ -34,6 +34,7 @@ typedef struct {
 
 typedef struct {
     bool known, here; /* known: has been here; here: its store connection is open */
+    bool heard;       /* and there it has said that it heard its welcome: it will not call again */
     bool gave_up;     /* its own patience ended while it waited for others */
     Hello hello;
 } Peer;

@@ -25,6 +25,7 @@ typedef enum {
     FRAME_SET = 1, /* key, 0, value */
     FRAME_GET,     /* key, 0 */
     FRAME_ADD,     /* key, 0, int64 */
+    FRAME_HERE,    /* the welcome was heard */
     FRAME_MISSING, /* who has not come yet? */
     FRAME_BYE,     /* the store connection ends in order */
     FRAME_BEAT,

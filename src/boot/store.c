@@ -58,6 +58,8 @@ static Err wait_all_here(Store *s, double timeout_s, double deadline)
 {
     Link *l = &s->meeting.link;
     Frame f;
+    link_put(l, FRAME_HERE, 0, NULL, 0, NULL, 0);
+    if (!link_flush_until(l, deadline)) return err_as(lost(s), ERR_RENDEZVOUS);
     bool told = link_wait_or_stop(l, &f, deadline, s->boot.stop);
     if (!told && (errno == ETIMEDOUT || errno == ECANCELED)) { /* rank 0 knows who is missing */
         double now = clock_s(), waited_s = errno == ETIMEDOUT ? timeout_s : timeout_s - (deadline - now);

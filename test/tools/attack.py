@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 
-MAGIC, VERSION = b"MGTRAIN1", 3
+MAGIC, VERSION = b"MGTRAIN1", 4
 CALLS_A_PORT = 40
 CALL = 48
 ANSWER = CALL + 32
