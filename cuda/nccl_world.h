@@ -57,7 +57,7 @@ typedef struct {
     Watch *watch;
     uint32_t watch_id;
     pthread_mutex_t calling; /* held inside NCCL */
-    ncclComm_t comm;         /* under calling; NULL once aborted */
+    _Atomic(ncclComm_t) comm; /* under calling, but for an abort that does not get it; NULL once aborted */
     pthread_mutex_t lock;    /* of what follows */
     Flight flights[FLIGHTS];
     int64_t issued, finished; /* flights so far */
