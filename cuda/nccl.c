@@ -250,8 +250,7 @@ static void leave(Group *g)
         if (busy) usleep(NAP_US);
     }
     pthread_mutex_lock(&g->calling);
-    ncclComm_t comm = g->comm;
-    g->comm = NULL;
+    ncclComm_t comm = atomic_exchange(&g->comm, NULL);
     pthread_mutex_unlock(&g->calling);
     close_comm(w, comm);
 }
@@ -401,7 +400,7 @@ static Err split(Group *g, const int *members, int rank, NcclCtas ctas)
     if (ctas.min) config.minCTAs = ctas.min;
     if (ctas.max) config.maxCTAs = ctas.max;
     const double until = clock_s() + w->o.timeout_s;
-    ncclResult_t rc = nccl.CommSplit(w->base, members[0], rank, &g->comm, &config);
+    ncclResult_t rc = nccl.CommSplit(w->base, members[0], rank, (ncclComm_t *)&g->comm, &config);
     rc = nccl_settle(w, w->base, rc, until); /* g->comm is set now */
     if (rc == ncclSuccess) rc = nccl_settle(w, g->comm, ncclInProgress, until);
     return connected(w, g->name, g->comm, rc);

@@ -37,8 +37,7 @@ static bool lock_within(pthread_mutex_t *lock, double seconds)
 static void abort_group(Group *g)
 {
     const bool locked = lock_within(&g->calling, ABORT_LOCK_S);
-    ncclComm_t comm = g->comm;
-    g->comm = NULL;
+    ncclComm_t comm = atomic_exchange(&g->comm, NULL);
     if (locked) pthread_mutex_unlock(&g->calling);
     if (comm) nccl.CommAbort(comm);
 }

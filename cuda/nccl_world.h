@@ -56,7 +56,7 @@ typedef struct {
     int64_t *cell; /* what a barrier sums */
     CommObserver observer;
     pthread_mutex_t calling; /* held inside NCCL */
-    ncclComm_t comm;         /* under calling; NULL once aborted */
+    _Atomic(ncclComm_t) comm; /* under calling, but for an abort that does not get it; NULL once aborted */
     pthread_mutex_t lock;    /* of what follows */
     Flight flights[FLIGHTS];
     int64_t issued, finished; /* flights so far */
