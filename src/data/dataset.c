@@ -409,8 +409,6 @@ int64_t dataset_index_bytes(const Dataset *d) { return d->mem.total_bytes; }
 
 int dataset_source_count(const Dataset *d) { return d->source_count; }
 
-int64_t dataset_source_samples(const Dataset *d, int source) { return d->sources[source].samples; }
-
 const char *dataset_source_prefix(const Dataset *d, int source) { return d->sources[source].prefix; }
 
 int32_t dataset_source_last(const Dataset *d, int source)
