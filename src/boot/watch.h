@@ -53,8 +53,8 @@ typedef struct Watch Watch;
 /* Called once, on the watch thread; may end the process. */
 typedef void (*WatchFn)(void *context, const Verdict *v);
 
-/* Collective in the sense that every rank should open one. freeze_s > 0; stall_s 0: no hang is judged; the longest of all ranks' limits holds. The Store
- * must outlive the Watch. */
+/* Collective in the sense that every rank should open one. freeze_s > 0; stall_s 0: no hang is judged; the longest of
+ * all ranks' limits holds. The Store must outlive the Watch. */
 Err watch_open(Store *s, double freeze_s, double stall_s, WatchFn on_verdict, void *context, Watch **out);
 /* Goodbye. exit_code 0 or 75 is nobody's concern; with any other the peers leave with it, too, and with this
  * message. Rank 0: store_close afterwards, which passes that on. At most 5 s + freeze_s. */
