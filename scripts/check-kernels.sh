@@ -37,7 +37,6 @@ cat >"$tmp/rules" <<'EOT'
 attention_(dq|dkv)_kernel<MmaEngine         mma async16 stores16 whole
 attention_fwd_kernel<MmaEngine              mma async16 stores16
 attention_(fwd|dq|dkv)_kernel<FmaEngine     async16 stores16 whole
-attention_merge_kernel                      loads16 stores16 whole
 attention_lows_kernel                       - one number a tile of queries
 attention_sink_kernel                       - a number a row and head
 bias_grad_runs_kernel<.*,true>              loads16 whole

@@ -16,7 +16,7 @@
 #include "base/file.h"
 #include "base/log.h"
 #include "ckpt/chunks.h"
-#include "ckpt/ckpt.h"
+#include "ckpt_save.h"
 #include "thread_ranks.h"
 
 enum { MAX_RANKS = 8 };

@@ -253,8 +253,8 @@ TEST(json_writes_and_reads_back)
     json_open(&o, NULL, '{');
     json_put_text(&o, "s", "q\"\\\n\x01\xc3\xa9");
     json_put_int(&o, "i", INT64_MIN);
-    CHECK(json_put_number(&o, "d", 0.1) && json_put_float(&o, "f", 0.1f));
-    CHECK(!json_put_number(&o, "nan", (double)NAN) && !json_put_float(&o, "inf", INFINITY));
+    CHECK(json_put_number(&o, "d", 0.1));
+    CHECK(!json_put_number(&o, "nan", (double)NAN) && !json_put_number(&o, "inf", (double)INFINITY));
     json_put_bool(&o, "b", true);
     json_open(&o, "a", '[');
     json_open(&o, NULL, '[');
@@ -268,7 +268,7 @@ TEST(json_writes_and_reads_back)
     json_put_milli(&o, "ms", 12003);
     json_close(&o, '}');
     CHECK(json_out_ok(&o) && (int64_t)strlen(buf) == o.used_bytes);
-    CHECK(strstr(buf, "\"d\":0.1,\"f\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003}"));
+    CHECK(strstr(buf, "\"d\":0.1,\"nan\":null,\"inf\":null,\"b\":true,\"a\":[[],1,2],\"e\":{},\"z\":false,\"ms\":12.003}"));
     OK(parse(buf, &j));
     CHECK(strcmp(json_text(json_get(j, "s"), NULL), "q\"\\\n\x01\xc3\xa9") == 0);
     CHECK(json_int(json_get(j, "i"), 0) == INT64_MIN && json_is_null(json_get(j, "nan")));
@@ -279,15 +279,12 @@ TEST(json_writes_and_reads_back)
         uint64_t bits = test_rand(&seed);
         double d;
         memcpy(&d, &bits, 8);
-        float f;
-        memcpy(&f, &bits, 4);
-        if (!isfinite(d) || !isfinite(f)) continue;
+        if (!isfinite(d)) continue;
         json_out_init(&o, buf, sizeof buf);
         json_put_number(&o, NULL, d);
-        json_put_float(&o, NULL, f);
         char *end;
         double back = strtod(buf, &end);
-        CHECK(memcmp(&back, &d, 8) == 0 && *end == ',' && strtof(end + 1, NULL) == f);
+        CHECK(memcmp(&back, &d, 8) == 0 && *end == 0);
     }
 }
 

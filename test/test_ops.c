@@ -673,7 +673,7 @@ static const struct {
     { "mla_split", "test_ops.c" }, { "mla_merge", "test_ops.c" },
     { "join_columns", "test_ops.c" }, { "rope", "test_ops.c" },
     { "attention_fwd", "attention_case.h" }, { "attention_bwd", "attention_case.h" },
-    { "attention_merge", "test_attention.c" }, { "xent_stats", "test_ops_step.c" },
+    { "xent_stats", "test_ops_step.c" },
     { "xent_loss", "test_ops_step.c" }, { "xent_bwd", "test_ops_step.c" }, { "xent_row", "test_ops_step.c" },
     { "loss_sum", "test_ops_step.c" },
     { "grad_stats", "test_ops_step.c" }, { "step_finish", "test_ops_step.c" }, { "adamw", "test_ops_step.c" },

@@ -8,7 +8,7 @@
  */
 #include <math.h>
 
-#include "ckpt/ckpt.h"
+#include "ckpt_save.h"
 #include "pipeline/simulate.h"
 #include "scratch.h"
 #include "tiny.h"

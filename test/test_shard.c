@@ -7,6 +7,12 @@
 
 #include "param/shard.h"
 
+static bool box_equal(Box a, Box b)
+{
+    return a.offset[0] == b.offset[0] && a.offset[1] == b.offset[1] && a.shape[0] == b.shape[0] &&
+           a.shape[1] == b.shape[1];
+}
+
 enum { MAX_BOXES = 1024 };
 
 static const int tps[] = { 1, 2, 4, 8 };

@@ -515,7 +515,6 @@ const Case bench_cases[] = {
     CASE(sink_bwd, "", NO_SHAPE),
     CASE(gate_fwd, "", NO_SHAPE),
     CASE(gate_bwd, "", NO_SHAPE),
-    CASE(attention_merge, "", NO_SHAPE),
     CASE(qkv_split, "", NO_SHAPE),
     CASE(qkv_split, "grouped", NO_SHAPE, GROUPED),
     CASE(qkv_merge, "", NO_SHAPE),

@@ -119,17 +119,6 @@ Err make_attention_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_attention_merge(Maker *m, AnyArgs *any)
-{
-    attention_merge_args *a = &any->attention_merge;
-    int64_t B = m->d->B, T = m->d->T, H = m->d->H, C = m->d->C;
-    TWICE(o, B, T, H, C);
-    MAKE(lse, 2, UNIFORM, F32, B, T, H);
-    ONCE(o2, B, T, H, C);
-    MAKE(lse2, 1, UNIFORM, F32, B, T, H);
-    return ERR_OK;
-}
-
 Err make_sink_bwd(Maker *m, AnyArgs *any)
 {
     sink_bwd_args *a = &any->sink_bwd;

@@ -37,7 +37,6 @@ Err make_mla_merge(Maker *m, AnyArgs *any);
 Err make_rope(Maker *m, AnyArgs *any);
 Err make_attention_fwd(Maker *m, AnyArgs *any);
 Err make_attention_bwd(Maker *m, AnyArgs *any);
-Err make_attention_merge(Maker *m, AnyArgs *any);
 Err make_sink_bwd(Maker *m, AnyArgs *any);
 Err make_gate_fwd(Maker *m, AnyArgs *any);
 Err make_gate_bwd(Maker *m, AnyArgs *any);

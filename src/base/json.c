@@ -375,18 +375,6 @@ bool json_put_number(JsonOut *j, const char *key, double value)
     return isfinite(value);
 }
 
-bool json_put_float(JsonOut *j, const char *key, float value)
-{
-    char text[32] = "null";
-    for (int digits = 6; isfinite(value) && digits <= 9; digits++) {
-        snprintf(text, sizeof text, "%.*g", digits, (double)value);
-        if (strtof(text, NULL) == value) break;
-    }
-    put_key(j, key);
-    put_str(j, text);
-    return isfinite(value);
-}
-
 void json_put_bool(JsonOut *j, const char *key, bool value)
 {
     put_key(j, key);

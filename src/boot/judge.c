@@ -41,14 +41,8 @@ struct Judge {
     double decide_at;
 };
 
-static const char *const what_names[WATCH_WHAT_COUNT] = { "killed", "frozen", "hung", "left", "error" };
 static const char *const phase_names[PHASE_COUNT] = { "starting",   "loading", "step",
                                                       "evaluation", "saving",  "ending" };
-
-const char *watch_what_name(WatchWhat what)
-{
-    return (unsigned)what < WATCH_WHAT_COUNT ? what_names[what] : "unknown";
-}
 
 Judge *judge_open(int size)
 {

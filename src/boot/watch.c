@@ -41,8 +41,7 @@ struct Watch {
     pthread_t thread;
     WatchFn on_verdict;
     void *context;
-    double beat_s, freeze_s;
-    _Atomic double stall_s;
+    double beat_s, freeze_s, stall_s;
     _Atomic uint32_t phase, members;
     _Atomic int64_t step;
     _Atomic uint64_t progress;
@@ -75,11 +74,6 @@ void watch_phase(Watch *w, WatchPhase phase, int64_t step)
 void watch_progress(Watch *w)
 {
     if (w) atomic_fetch_add_explicit(&w->progress, 1, memory_order_relaxed);
-}
-
-void watch_stall(Watch *w, double stall_s)
-{
-    if (w) w->stall_s = stall_s;
 }
 
 static void issued(void *who, uint64_t number)

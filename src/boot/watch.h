@@ -53,8 +53,8 @@ typedef struct Watch Watch;
 /* Called once, on the watch thread; may end the process. */
 typedef void (*WatchFn)(void *context, const Verdict *v);
 
-/* Collective in the sense that every rank should open one. freeze_s > 0; stall_s 0: no hang is judged. The Store
- * must outlive the Watch. */
+/* Collective in the sense that every rank should open one. freeze_s > 0; stall_s 0: no hang is judged; the longest of
+ * all ranks' limits holds. The Store must outlive the Watch. */
 Err watch_open(Store *s, double freeze_s, double stall_s, WatchFn on_verdict, void *context, Watch **out);
 /* Goodbye. exit_code 0 or 75 is nobody's concern; with any other the peers leave with it, too, and with this
  * message. Rank 0: store_close afterwards, which passes that on. At most 5 s + freeze_s. */
@@ -63,8 +63,6 @@ void watch_close(Watch *w, int exit_code, const char *message);
 void watch_phase(Watch *w, WatchPhase phase, int64_t step); /* step: the one that runs or was the last */
 /* Something got done. (So does every change that the other calls report.) */
 void watch_progress(Watch *w);
-/* From now on; the longest of all ranks' limits holds. For phases that take longer, and to follow the step time. */
-void watch_stall(Watch *w, double stall_s);
 
 /* This rank is a member of a communicator: who is to hear of its calls, before the first of which this is called. All
  * members use this id. */
@@ -76,7 +74,5 @@ bool watch_report(Watch *w, Err err, const char *text, Verdict *out);
 
 /* JUDGING: something is wrong somewhere, the verdict comes. *out (may be NULL) is set when JUDGED. */
 WatchState watch_state(Watch *w, Verdict *out);
-
-const char *watch_what_name(WatchWhat what);
 
 #endif

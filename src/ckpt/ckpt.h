@@ -153,8 +153,6 @@ void ckpt_close(Ckpt *c);
 Err ckpt_start(Ckpt *c, const CkptMeta *meta);
 /* False: no save was started, or (unless `wait`) it still goes on. */
 bool ckpt_collect(Ckpt *c, bool wait, CkptOutcome *out);
-/* Both: returns the outcome. */
-Err ckpt_save(Ckpt *c, const CkptMeta *meta);
 
 /* What o.async takes of the host's memory on this rank, besides what is taken without. */
 Err ckpt_snapshot_bytes(const ParamSet *params, const World *world, int64_t *bytes);

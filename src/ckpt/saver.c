@@ -143,10 +143,3 @@ bool ckpt_collect(Ckpt *c, bool wait, CkptOutcome *out)
     if (s->open) pthread_mutex_unlock(&s->lock);
     return ended;
 }
-
-Err ckpt_save(Ckpt *c, const CkptMeta *meta)
-{
-    CkptOutcome o;
-    TRY(ckpt_start(c, meta));
-    return ckpt_collect(c, true, &o) && o.err ? err_again(&o.why, o.err) : ERR_OK;
-}

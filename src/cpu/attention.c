@@ -34,7 +34,6 @@
 #include "cpu/team.h"
 
 Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args);
-Err CPU(attention_merge)(Stream *s, const attention_merge_args *args);
 
 enum { PARTS = 4 };
 
@@ -296,38 +295,6 @@ Err CPU(attention_fwd)(Stream *s, const attention_fwd_args *args)
         Forward f;
         forward_layout(&f, &a, (float *)(s->dev->workspace + omp_get_thread_num() * bytes));
         for (int64_t i; (i = atomic_fetch_add(&next, 1)) < items;) forward_item(&a, &plan, &f, args, i);
-    }
-    return ERR_OK;
-}
-
-/* ---- merging ---- */
-
-static void merge_row(float *o, const float *o2, float *lse, float lse2, int64_t C)
-{
-    float max = *lse > lse2 ? *lse : lse2;
-    if (max == -INFINITY) return; /* no key in either: o is 0 already */
-    float w[VEC] = { *lse - max, lse2 - max }, weight[VEC];
-    vf_store(weight, vf_exp(vf_load(w)));
-    float sum = weight[0] + weight[1];
-    *lse = max + (float)m_log(sum);
-    for (int64_t c = 0; c < C; c += VEC) {
-        int64_t n = C - c < VEC ? C - c : VEC;
-        vf x = vf_mul(vf_load_n(o + c, n), vf_set1(weight[0]));
-        x = vf_fma(vf_load_n(o2 + c, n), vf_set1(weight[1]), x);
-        vf_store_n(o + c, vf_add(vf_div(x, vf_set1(sum)), vf_zero()), n);
-    }
-}
-
-Err CPU(attention_merge)(Stream *s, const attention_merge_args *args)
-{
-    int64_t T = args->o.dim[1], H = args->o.dim[2], C = args->o.dim[3], rows = args->o.dim[0] * T * H;
-    if (args->o.dtype != F32)
-        return err_set(ERR_CONFIG, "attention on the cpu computes in f32, not %s", dtype_name(args->o.dtype));
-#pragma omp parallel for num_threads(s->dev->threads) schedule(static)
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t b = i / (T * H), row = i / H % T, head = i % H;
-        merge_row(attn_row(args->o, b, row, head), attn_row(args->o2, b, row, head),
-                  attn_value(args->lse, b, row, head), *attn_value(args->lse2, b, row, head), C);
     }
     return ERR_OK;
 }

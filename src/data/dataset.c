@@ -411,8 +411,6 @@ int64_t dataset_index_bytes(const Dataset *d) { return d->mem.total_bytes; }
 
 int dataset_source_count(const Dataset *d) { return d->source_count; }
 
-int64_t dataset_source_samples(const Dataset *d, int source) { return d->sources[source].samples; }
-
 const char *dataset_source_name(const Dataset *d, int source) { return d->sources[source].file.name; }
 
 bool dataset_source_ends_with(const Dataset *d, int source, int32_t id)

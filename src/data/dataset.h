@@ -97,7 +97,6 @@ int64_t dataset_seq(const Dataset *d);
 int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files together; with one stage */
 int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files together */
 int dataset_source_count(const Dataset *d);
-int64_t dataset_source_samples(const Dataset *d, int source);
 int64_t dataset_index_bytes(const Dataset *d); /* memory of the order; about 0 unless ORDER_MEGATRON */
 const char *dataset_source_name(const Dataset *d, int source); /* its prefix, or the word for several files */
 /* Do all its files end with this token? */

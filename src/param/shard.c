@@ -144,12 +144,6 @@ Box shard_global(const Param *p) { return (Box){ { 0, 0 }, { p->spec.shape[0], p
 
 int64_t box_count(Box b) { return b.shape[0] * b.shape[1]; }
 
-bool box_equal(Box a, Box b)
-{
-    return a.offset[0] == b.offset[0] && a.offset[1] == b.offset[1] && a.shape[0] == b.shape[0] &&
-           a.shape[1] == b.shape[1];
-}
-
 bool box_intersect(Box a, Box b, Box *out)
 {
     Box x;

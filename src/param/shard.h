@@ -67,7 +67,6 @@ int shard_merge(const ShardBox *boxes, int count, Box *merged);
 Box shard_global(const Param *p); /* the whole tensor */
 
 int64_t box_count(Box b); /* elements */
-bool box_equal(Box a, Box b);
 
 /* False, and *out untouched, when they have no element in common. */
 bool box_intersect(Box a, Box b, Box *out);

@@ -414,33 +414,4 @@ TEST(attention_refuses_parts_that_would_round)
     case_close(c);
 }
 
-/* ---- merging ---- */
-
-static void merge_case(DType T, int64_t B, int64_t rows, int64_t H, int64_t C, int64_t gap)
-{
-    CudaCase *c = case_open();
-    Shape s = { .B = B, .C = C, .gap = (int)gap };
-    float lse[2][512];
-    for (int64_t i = 0; i < B * rows * H; i++)
-        for (int k = 0; k < 2; k++)
-            lse[k][i] = test_rand(&c->random) % 4 ? (float)test_uniform(&c->random, -5, 5) : -INFINITY;
-    Pair o = heads_random(c, T, 1, &s, rows, H), o2 = heads_random(c, T, 1, &s, rows, H);
-    Pair first = pair_values(c, F32, lse[0], B, rows, H), second = pair_values(c, F32, lse[1], B, rows, H);
-    Pair o_ = without_gap(o, &s), o2_ = without_gap(o2, &s);
-    BOTH(c, attention_merge, .o = AT(o_), .lse = AT(first), .o2 = AT(o2_), .lse2 = AT(second));
-    pair_check(c, o, 2 * unit_of(T), "merged o, %s rows %d H %d C %d", dtype_name(T), (int)rows, (int)H, (int)C);
-    pair_check(c, first, 1e-6, "merged lse, %s rows %d H %d C %d", dtype_name(T), (int)rows, (int)H, (int)C);
-    case_close(c);
-}
-
-TEST(attention_merge)
-{
-    for (int t = 0; t < 3; t++) {
-        merge_case(types[t], 1, 1, 1, 8, 0);
-        merge_case(types[t], 2, 15, 3, 64, 8);
-        merge_case(types[t], 1, 33, 4, 80, 0);
-        merge_case(types[t], 1, 17, 2, 256, 16);
-    }
-}
-
 TEST_MAIN
