@@ -16,7 +16,7 @@
 #ifndef MEGATRAIN_LAYER_LAYER_H
 #define MEGATRAIN_LAYER_LAYER_H
 
-#include "base/activation.h"
+#include "layer/spec.h"
 #include "param/param.h"
 
 /* ---- saves ---- */
@@ -98,10 +98,6 @@ typedef struct {
     Tensor samples;  /* [B] i64, the same per sample */
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
-
-/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
- * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
-typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
 /* And which positions a rank has: a part from each end, or a run of them. */
 typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
@@ -390,12 +386,6 @@ SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
  * none, as in the published code.
  */
 typedef struct {
-    int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
-    int64_t nope, rope,
-        value; /* of a head: columns of queries and keys without positions, with them; of values */
-} MlaWidths;
-
-typedef struct {
     MlaWidths width;
     Linear q_a, q, kv_a, kv_b, gate, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
@@ -488,27 +478,6 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
  * With biases: of the logits [E]; of fc1 as its rows are; of fc2 [E * D], whole on each rank, as it is added where a
  * row's outputs come back to: the ranks that share an expert have parts of a sum.
  */
-/* How a router is made to use all experts (docs/moe.md). */
-typedef struct {
-    int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
-    float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
-    bool global;   /* the auxiliary loss counts all units of the step's batch so far, in data order */
-    bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
-    bool forced;   /* experts take turns, whatever the router says: for benchmarks */
-    float
-        bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
-} Balance;
-
-/* How many rows of a balance unit an expert takes, and which: the others' choices of it are dropped. */
-typedef struct {
-    double factor;    /* of the mean over all experts; 0: all rows */
-    bool by_position; /* the first rows, else those with the largest weights */
-    double
-        slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
-    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
-    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
-} Capacity;
-
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
     int experts, topk;

@@ -379,13 +379,6 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }
 
-bool model_is_mixture(const ModelSpec *spec, int layer)
-{
-    return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
-}
-
-bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
-
 /* Matrices of a feed-forward layer. */
 static int64_t ffn_matrices(const ModelSpec *spec) { return activation_gated(spec->activation) ? 3 : 2; }
 
