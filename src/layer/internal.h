@@ -32,8 +32,12 @@ Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate);
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
-Err activation_forward(Ctx *c, const Act *act, Tensor hidden, Tensor active);
-Err activation_backward(Ctx *c, const Act *act, Tensor hidden, Tensor dactive, Tensor dhidden);
+/* Between the two products of a feed-forward layer of that width; gated: chunk by chunk (mlp.c). */
+Err activation_forward(Ctx *c, const ModelSpec *spec, int64_t ffn, Tensor hidden, Tensor active);
+typedef struct {
+    Tensor hidden, dactive, dhidden;
+} ActivationGrad;
+Err activation_backward(Ctx *c, const ModelSpec *spec, int64_t ffn, ActivationGrad g);
 
 /*
  * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their

@@ -104,6 +104,15 @@ typedef struct {
     MtpSpec mtp;
 } ModelSpec;
 
+/* Layers keep less of what backward needs, and make it again. */
+static inline bool model_recomputes(const ModelSpec *spec) { return spec->recompute == RECOMPUTE_SELECTIVE; }
+
+/* Deviation of the weights whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
+float model_projection_std(const ModelSpec *spec);
+
+/* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */
+uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site);
+
 static inline bool model_is_mixture(const ModelSpec *spec, int layer)
 {
     return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);

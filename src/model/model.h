@@ -19,6 +19,7 @@
 #include "layer/layer.h"
 
 typedef struct {
+    const ModelSpec *spec;
     Norm norm1, norm2;
     bool latent; /* mla instead of attn */
     Attention attn;
@@ -28,10 +29,7 @@ typedef struct {
     Moe moe;
     ContextComm context;
     int index; /* among the stage's blocks, those of MTP behind the others */
-    float dropout;
     uint64_t attn_dropout_key, mlp_dropout_key;
-    bool keep_norms; /* false under selective recomputation */
-    bool again;      /* full recomputation */
 } Block;
 
 typedef struct {
@@ -70,6 +68,7 @@ typedef struct {
     int mtp; /* modules of multi-token prediction: all, or none; with the head, or in the stage before it */
 } StageShare;
 
+/* Its layers keep pointers to spec: a stage stays where it was registered. */
 typedef struct {
     ModelSpec spec;
     StageShare share;
