@@ -327,15 +327,22 @@ Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, i
 
 /* ---- attention ---- */
 
+/* What each kind of attention does once it has queries, keys and values (attend.c). */
 typedef struct {
     const ModelSpec *spec;
-    Linear qkv, proj;
-    Norm q_norm, k_norm;
-    int sink; /* one number a head, or -1 */
-    bool rope;
-    int64_t kv_parts; /* canonical parts of a kv head (base/heads.h) */
+    int sink;    /* one number a head, or -1 */
+    float scale; /* of products of queries and keys */
     int64_t window;
     uint64_t dropout_key;
+} AttentionCore;
+
+typedef struct {
+    const ModelSpec *spec;
+    AttentionCore core;
+    Linear qkv, proj;
+    Norm q_norm, k_norm;
+    bool rope;
+    int64_t kv_parts; /* canonical parts of a kv head (base/heads.h) */
 } Attention;
 
 /* Behind norm and rotation; with q/k norms qkv or kv's k, and q_raw, are before them. */
@@ -370,14 +377,11 @@ SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
  */
 typedef struct {
     const ModelSpec *spec;
+    AttentionCore core;
     Linear q_a, q, kv_a, kv_b, gate, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
-    int sink;           /* one number a head, or -1 */
     int64_t head_chunk; /* heads of a canonical chunk */
-    float scale;        /* of products of queries and keys */
     bool rope;
-    int64_t window;
-    uint64_t dropout_key;
 } Mla;
 
 /* Selective recomputation leaves out q_latent, kv_latent, q, k and v. */

@@ -83,16 +83,13 @@ static Err register_outputs(Mla *m, ParamRegistry *reg, const char *owner)
 Err mla_register(Mla *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
     *m = (Mla){ .spec = s,
-                .sink = -1,
+                .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
                 .head_chunk = s->heads / s->tp_blocks,
-                .scale = s->latent.scale / sqrtf((float)s->head_dim),
-                .rope = layer_pattern_at(&s->rope.layers, layer),
-                .window = layer_pattern_at(&s->window, layer),
-                .dropout_key = model_key(s, name, "attention_dropout") };
+                .rope = layer_pattern_at(&s->rope.layers, layer) };
     ASSERT(s->heads % s->tp_blocks == 0);
     TRY(register_queries(m, reg, name));
     TRY(register_keys(m, reg, name));
-    if (s->sinks) TRY(sinks_register(reg, name, s->heads, &m->sink));
+    TRY(attention_core_sinks(&m->core, reg, name));
     return register_outputs(m, reg, name);
 }
 
@@ -121,14 +118,6 @@ static Call call_of(const Mla *m, Ctx *c, const MlaSave *save)
                    .R = ctx_rows(c),
                    .H = m->spec->heads / c->world->tp.size,
                    .key = m->spec->head_dim };
-}
-
-static Tensor by_sample(const Call *k, Tensor t) /* [N, H, C] -> [B, T, H, C] */
-{
-    const int64_t rows = t.dim[0] / k->B;
-    return (Tensor){
-        .data = t.data, .dim = { k->B, rows, t.dim[1], t.dim[2] }, .ld = t.ld, .ndim = 4, .dtype = t.dtype
-    };
 }
 
 static Tensor one_head(Tensor t) /* [N, C] -> [N, 1, C], of the same rows */
@@ -181,11 +170,6 @@ typedef struct {
     Tensor q, kv;  /* [R, q_rank], or without one the rows themselves; [R, kv_rank] */
     Tensor shared; /* [R, rope] */
 } Latents;
-
-/* q, k [N, H, key], v [N, H, value] of this rank's heads. */
-typedef struct {
-    Tensor q, k, v;
-} Heads;
 
 /* What is made of the latents is kept for backward or, with recomputation, passes. [R, columns]: */
 static Err latent_alloc(const Call *k, Tensor *t, Saved *saved, int64_t columns)
@@ -254,29 +238,6 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
     return ERR_OK;
 }
 
-static Err attend(const Call *k, Heads h, Spans k_span, Tensor o, Tensor lse)
-{
-    const Mla *m = k->m;
-    Ctx *c = k->c;
-    return context_attention(c, (attention_fwd_args){
-                                    .o = by_sample(k, o),
-                                    .lse = lse,
-                                    .q = by_sample(k, h.q),
-                                    .k = by_sample(k, h.k),
-                                    .v = by_sample(k, h.v),
-                                    .doc = c->batch->doc,
-                                    .sample = c->batch->samples,
-                                    .q_span = c->batch->span,
-                                    .k_span = k_span,
-                                    .scale = m->scale,
-                                    .block = c->canon.attn_block,
-                                    .window = m->window,
-                                    .dropout = ctx_dropout(c, m->spec->attention_dropout, m->dropout_key),
-                                    .head0 = k->H * c->world->tp.rank,
-                                    .softcap = m->spec->attention_softcap,
-                                    .sink = m->sink < 0 ? (Tensor){ 0 } : param_value(c, m->sink) });
-}
-
 /* From the latents, o and its log-sum-exp. */
 static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor o, Tensor lse)
 {
@@ -286,8 +247,8 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
     Heads h;
     TRY(heads_alloc(k, c->kv ? keys : k->N, save, &h));
     TRY(make_heads(k, t, h));
-    if (!c->kv) TRY(slice_keep_keys(c, by_sample(k, h.k), by_sample(k, h.v), passes));
-    return attend(k, h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
+    if (!c->kv) TRY(attend_keep(c, &h, passes));
+    return attention_core_forward(&k->m->core, c, &h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
 }
 
 /* ---- generation ---- */
@@ -297,14 +258,13 @@ static Err join_cached(const Call *k, Latents *t)
 {
     Ctx *c = k->c;
     const MlaWidths w = k->w;
-    const int64_t past = c->batch->span.first[0];
+    Tensor all;
     if (!c->kv) return ERR_OK;
     const Tensor kept = tensor_reshape(c->kv->k, c->kv->k.dim[1], w.kv_rank + w.rope);
-    const Tensor own = tensor_row_slice(kept, past, k->T), all = tensor_row_slice(kept, 0, past + k->T);
-    TRY(copy_rows(c, latent_of(k, own), t->kv));
-    TRY(copy_rows(c, shared_of(k, own), t->shared));
-    t->kv = latent_of(k, all);
-    t->shared = shared_of(k, all);
+    TRY(cache_join(c, latent_of(k, kept), t->kv, &all));
+    t->kv = all;
+    TRY(cache_join(c, shared_of(k, kept), t->shared, &all));
+    t->shared = all;
     return ERR_OK;
 }
 
@@ -366,7 +326,8 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
     TRY(tensor_new(c->scratch, &across, c->dtype, k->N, k->H, w.kv_rank + w.rope));
     TRY(tensor_new(c->scratch, &mixed, c->dtype, k->N, k->H, w.kv_rank));
     TRY(queries_absorbed(k, t->q, kv_b, across));
-    TRY(attend(k, (Heads){ across, keys, values }, spans_whole(rows), mixed, lse));
+    TRY(attention_core_forward(&k->m->core, c, &(Heads){ .q = across, .k = keys, .v = values },
+                               spans_whole(rows), mixed, lse));
     for (int64_t h = 0; h < k->H; h++)
         TRY(op(c->s, linear_fwd, .y = tensor_col_slice(heads_as_columns(o), h * w.value, w.value),
                .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank),
@@ -434,42 +395,17 @@ static Err made(const Call *k, Tensor x, Latents *t, Heads *h)
     if (model_recomputes(k->m->spec)) return made_again(k, t, h);
     if (k->w.q_rank) t->q = save_get(k->c, s->q_latent);
     t->kv = save_get(k->c, s->kv_latent);
-    *h = (Heads){ save_get(k->c, s->q), save_get(k->c, s->k), save_get(k->c, s->v) };
+    *h = (Heads){ .q = save_get(k->c, s->q), .k = save_get(k->c, s->k), .v = save_get(k->c, s->v) };
     return ERR_OK;
 }
 
-/* From go, the gradient of o, those of q, k and v: d has room for them; and that of the sinks. */
-static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
+/* From go, the gradient of o, those of q, k and v, and of the sinks. */
+static Err scores_backward(const Call *k, Tensor go, const Heads *h, const Heads *d)
 {
-    const Mla *m = k->m;
     Ctx *c = k->c;
-    Tensor delta;
-    TRY(tensor_new(c->scratch, &delta, F32, k->B, k->T, k->H));
-    TRY(context_attention_bwd(c, (attention_bwd_args){
-                                     .dq = by_sample(k, d.q),
-                                     .dk = by_sample(k, d.k),
-                                     .dv = by_sample(k, d.v),
-                                     .go = by_sample(k, go),
-                                     .q = by_sample(k, h.q),
-                                     .k = by_sample(k, h.k),
-                                     .v = by_sample(k, h.v),
-                                     .o = by_sample(k, save_get(c, k->save->o)),
-                                     .lse = save_get(c, k->save->lse),
-                                     .delta = delta,
-                                     .doc = c->batch->doc,
-                                     .sample = c->batch->samples,
-                                     .q_span = c->batch->span,
-                                     .k_span = c->batch->span,
-                                     .scale = m->scale,
-                                     .block = c->canon.attn_block,
-                                     .window = m->window,
-                                     .dropout = ctx_dropout(c, m->spec->attention_dropout, m->dropout_key),
-                                     .head0 = k->H * c->world->tp.rank,
-                                     .chunk = 1,
-                                     .leaf = c->canon.query_leaf,
-                                     .positions = c->batch->seq,
-                                     .softcap = m->spec->attention_softcap }));
-    return sinks_backward(c, m->sink, save_get(c, k->save->lse), delta);
+    AttendSave s = { .o = save_get(c, k->save->o), .go = go, .lse = save_get(c, k->save->lse), .chunk = 1 };
+    TRY(tensor_new(c->scratch, &s.delta, F32, k->B, k->T, k->H));
+    return attention_core_backward(&k->m->core, c, h, &s, d);
 }
 
 /* The gradient of the shared part of the key of own rows, [R, rope], from that of all rows for own heads. */
@@ -545,7 +481,7 @@ Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy,
     TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.H, k.w.value));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
     TRY(outputs_backward(&k, dy, go, &dgate));
-    TRY(attend_backward(&k, go, h, d));
+    TRY(scores_backward(&k, go, &h, &d));
     TRY(rotate_queries(&k, d.q, 1));
     TRY(keys_backward(&k, x, t.kv, d, dx));
     TRY(queries_backward(&k, x, t.q, dq, through));
