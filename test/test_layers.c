@@ -28,6 +28,7 @@ typedef struct {
     Tensor x, y;    /* y without data: the loss is in sums */
     double *weight; /* of the outputs, in the loss */
     uint64_t seed;
+    ModelSpec spec;
     /* the layer under test, and what it kept */
     Embedding embedding;
     Norm norm;
@@ -304,8 +305,14 @@ static void check_embedding(bool positions, float dropout)
 {
     Rig r;
     rig_open(&r);
-    OK(embedding_register(&r.embedding, &r.registry,
-                          (EmbeddingSpec){ VOCAB, PADDED, HIDDEN, T, positions, false, 1, dropout, 3 }));
+    r.spec = (ModelSpec){ .vocab = VOCAB,
+                          .padded_vocab = PADDED,
+                          .hidden = HIDDEN,
+                          .seq = T,
+                          .learned_positions = positions,
+                          .dropout = dropout,
+                          .seed = 3 };
+    OK(embedding_register(&r.embedding, &r.registry, &r.spec, false));
     check_layer(&r, (Case){ embedding_f, embedding_b, .out = HIDDEN });
 }
 
@@ -341,7 +348,7 @@ static void check_linear(LinearKind kind)
     rig_open(&r);
     OK(linear_register(&r.linear, &r.registry,
                        (LinearSpec){
-                           .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = kind != LINEAR_WHOLE,
+                           .owner = "the", .name = "linear", .in = 34, .out = 22, .kind = kind, .bias = kind != LINEAR_WHOLE,
                            .std = 1 }));
     check_layer(&r, (Case){ linear_f, linear_b, 34, 22, .idle = kind == LINEAR_ROW });
 }
@@ -360,46 +367,46 @@ static Err attention_b(Rig *r, Tensor dy, Tensor dx)
     return attention_backward(&r->attention, &r->ctx, &r->attention_save, r->x, dy, dx);
 }
 
-static void check_attention(AttentionSpec s)
+static void check_attention(ModelSpec s)
 {
     Rig r;
-    s.name = "attention";
-    s.hidden = HIDDEN;
-    s.heads = 4;
-    s.head_dim = 8;
-    s.tp_blocks = 4;
-    s.norm_eps = 1e-3f;
     rig_open(&r);
-    OK(attention_register(&r.attention, &r.registry, s));
+    r.spec = s;
+    r.spec.layers = 1;
+    r.spec.hidden = HIDDEN;
+    r.spec.heads = r.spec.tp_blocks = 4;
+    r.spec.head_dim = 8;
+    r.spec.norm_eps = 1e-3f;
+    OK(attention_register(&r.attention, &r.registry, &r.spec, "attention", 0));
     check_layer(&r, (Case){ attention_f, attention_b, HIDDEN, HIDDEN, .idle = s.bias });
 }
 
-TEST(attention) { check_attention((AttentionSpec){ .kv_heads = 4, .bias = true }); }
-TEST(attention_grouped) { check_attention((AttentionSpec){ .kv_heads = 2 }); }
-TEST(attention_rope) { check_attention((AttentionSpec){ .kv_heads = 4, .rope = true }); }
+TEST(attention) { check_attention((ModelSpec){ .kv_heads = 4, .bias = true }); }
+TEST(attention_grouped) { check_attention((ModelSpec){ .kv_heads = 2 }); }
+TEST(attention_rope) { check_attention((ModelSpec){ .kv_heads = 4, .rope.layers = layer_pattern_all(1) }); }
 TEST(attention_rope_in_part)
 {
     rope_columns = 6;
-    check_attention((AttentionSpec){ .kv_heads = 4, .rope = true });
+    check_attention((ModelSpec){ .kv_heads = 4, .rope.layers = layer_pattern_all(1) });
     rope_columns = 0;
 }
-TEST(attention_norms) { check_attention((AttentionSpec){ .kv_heads = 2, .qk_norm = true, .rope = true }); }
-TEST(attention_softcap) { check_attention((AttentionSpec){ .kv_heads = 2, .softcap = 1.5f, .rope = true }); }
-TEST(attention_sinks) { check_attention((AttentionSpec){ .kv_heads = 2, .sinks = true, .window = 7 }); }
-TEST(attention_gate) { check_attention((AttentionSpec){ .kv_heads = 2, .gate = true, .bias = true }); }
+TEST(attention_norms) { check_attention((ModelSpec){ .kv_heads = 2, .qk_norm = true, .rope.layers = layer_pattern_all(1) }); }
+TEST(attention_softcap) { check_attention((ModelSpec){ .kv_heads = 2, .attention_softcap = 1.5f, .rope.layers = layer_pattern_all(1) }); }
+TEST(attention_sinks) { check_attention((ModelSpec){ .kv_heads = 2, .sinks = true, .window = layer_pattern_all(7) }); }
+TEST(attention_gate) { check_attention((ModelSpec){ .kv_heads = 2, .attention_gate = true, .bias = true }); }
 TEST(attention_variants)
 {
-    check_attention((AttentionSpec){ .kv_heads = 1,
-                                     .gate = true,
+    check_attention((ModelSpec){ .kv_heads = 1,
+                                     .attention_gate = true,
                                      .sinks = true,
                                      .qk_norm = true,
-                                     .rope = true,
-                                     .softcap = 2,
-                                     .window = 9,
-                                     .dropout = 0.2f });
+                                     .rope.layers = layer_pattern_all(1),
+                                     .attention_softcap = 2,
+                                     .window = layer_pattern_all(9),
+                                     .attention_dropout = 0.2f });
 }
-TEST(attention_window) { check_attention((AttentionSpec){ .kv_heads = 4, .window = 5 }); }
-TEST(attention_dropout) { check_attention((AttentionSpec){ .kv_heads = 1, .dropout = 0.2f, .bias = true }); }
+TEST(attention_window) { check_attention((ModelSpec){ .kv_heads = 4, .window = layer_pattern_all(5) }); }
+TEST(attention_dropout) { check_attention((ModelSpec){ .kv_heads = 1, .attention_dropout = 0.2f, .bias = true }); }
 
 static Err mla_f(Rig *r) { return mla_forward(&r->mla, &r->ctx, r->x, r->y, &r->mla_save); }
 static Err mla_b(Rig *r, Tensor dy, Tensor dx)
@@ -407,29 +414,40 @@ static Err mla_b(Rig *r, Tensor dy, Tensor dx)
     return mla_backward(&r->mla, &r->ctx, &r->mla_save, r->x, dy, dx);
 }
 
-static void check_mla(MlaSpec s)
+static void check_mla(ModelSpec s)
 {
     Rig r;
-    s.name = "attention";
-    s.width = (MlaWidths){ .q_rank = s.width.q_rank, .kv_rank = 12, .nope = 5, .rope = 6, .value = 7 };
-    s.hidden = HIDDEN;
-    s.heads = s.tp_blocks = 4;
-    s.norm_eps = 1e-3f;
-    s.rope = true;
     rope_columns = 6;
     rig_open(&r);
-    OK(mla_register(&r.mla, &r.registry, s));
+    r.spec = s;
+    r.spec.layers = 1;
+    r.spec.hidden = HIDDEN;
+    r.spec.heads = r.spec.kv_heads = r.spec.tp_blocks = 4;
+    r.spec.head_dim = 11;
+    r.spec.latent.width = (MlaWidths){ s.latent.width.q_rank, .kv_rank = 12, .nope = 5, .rope = 6, .value = 7 };
+    if (!(s.latent.scale > 0)) r.spec.latent.scale = 1;
+    r.spec.rope.layers = layer_pattern_all(1);
+    r.spec.norm_eps = 1e-3f;
+    OK(mla_register(&r.mla, &r.registry, &r.spec, "attention", 0));
     check_layer(&r, (Case){ mla_f, mla_b, HIDDEN, HIDDEN, .idle = s.bias });
     rope_columns = 0;
 }
 
-TEST(latent_attention) { check_mla((MlaSpec){ .scale = 1 }); }
-TEST(latent_attention_of_queries) { check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1.5f, .window = 7, .sinks = true }); }
-TEST(latent_attention_gate) { check_mla((MlaSpec){ .scale = 1, .bias = true, .gate = true }); }
+TEST(latent_attention) { check_mla((ModelSpec){ 0 }); }
+TEST(latent_attention_of_queries)
+{
+    check_mla((ModelSpec){
+        .latent = { .width.q_rank = 9, .scale = 1.5f }, .window = layer_pattern_all(7), .sinks = true });
+}
+TEST(latent_attention_gate) { check_mla((ModelSpec){ .bias = true, .attention_gate = true }); }
 TEST(latent_attention_recomputed)
 {
-    check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .softcap = 2, .dropout = 0.2f, .recompute = true });
-    check_mla((MlaSpec){ .width.q_rank = 9, .scale = 1, .bias = true, .gate = true, .recompute = true });
+    check_mla((ModelSpec){ .latent.width.q_rank = 9,
+                           .attention_softcap = 2,
+                           .attention_dropout = 0.2f,
+                           .recompute = RECOMPUTE_SELECTIVE });
+    check_mla((ModelSpec){
+        .latent.width.q_rank = 9, .bias = true, .attention_gate = true, .recompute = RECOMPUTE_SELECTIVE });
 }
 
 static Err mlp_f(Rig *r) { return mlp_forward(&r->mlp, &r->ctx, r->x, r->y, &r->mlp_save); }
@@ -442,15 +460,14 @@ static void check_mlp(Activation activation, bool bias, bool recompute)
 {
     Rig r;
     rig_open(&r);
-    OK(mlp_register(&r.mlp, &r.registry,
-                    (MlpSpec){ .name = "mlp",
-                               .hidden = HIDDEN,
-                               .ffn = 44,
-                               .activation = activation,
-                               .activation_limit = 4,
-                               .tp_blocks = 2,
-                               .bias = bias,
-                               .recompute = recompute }));
+    r.spec = (ModelSpec){ .layers = 1,
+                          .hidden = HIDDEN,
+                          .activation = activation,
+                          .activation_limit = 4,
+                          .tp_blocks = 2,
+                          .bias = bias,
+                          .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE };
+    OK(mlp_register(&r.mlp, &r.registry, &r.spec, "mlp", 44));
     check_layer(&r, (Case){ mlp_f, mlp_b, HIDDEN, HIDDEN, .idle = bias });
 }
 
@@ -467,57 +484,60 @@ static Err moe_b(Rig *r, Tensor dy, Tensor dx)
 }
 
 /* Every token goes to all experts: where a step changes the choice there is no derivative (test_golden.c has choices). */
-static void check_moe(MoeSpec s)
+static void check_moe(ModelSpec s)
 {
     Rig r;
     rig_open(&r);
-    s.name = "moe", s.hidden = HIDDEN, s.ffn = 20, s.experts = s.topk = 4, s.tp_blocks = 2;
-    s.scoring.scale = 1.5f, s.scoring.groups = s.scoring.group_topk = 1, s.balance.unit = 1;
-    OK(moe_register(&r.moe, &r.registry, s));
+    r.spec = s;
+    r.spec.layers = 1, r.spec.hidden = HIDDEN, r.spec.tp_blocks = 2;
+    r.spec.moe.ffn = 20, r.spec.moe.experts = r.spec.moe.topk = 4;
+    r.spec.moe.router.scale = 1.5f, r.spec.moe.router.groups = r.spec.moe.router.group_topk = 1;
+    r.spec.moe.balance.unit = 1;
+    OK(moe_register(&r.moe, &r.registry, &r.spec, "moe"));
     check_layer(&r, (Case){ moe_f, moe_b, HIDDEN, HIDDEN });
 }
 
-TEST(moe_softmax) { check_moe((MoeSpec){ .activation = ACT_SWIGLU, .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
-TEST(moe_softmax_pre) { check_moe((MoeSpec){ .activation = ACT_GELU, .scoring = { .score = ROUTER_SOFTMAX_PRE } }); }
+TEST(moe_softmax) { check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
+TEST(moe_softmax_pre) { check_moe((ModelSpec){ .activation = ACT_GELU, .moe.router = { .score = ROUTER_SOFTMAX_PRE } }); }
 TEST(moe_sigmoid_shared)
 {
-    check_moe((MoeSpec){ .activation = ACT_GELU, .shared_ffn = 24, .bias = true, .scoring = { .score = ROUTER_SIGMOID } });
-    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .shared_ffn = 24, .scoring = { .score = ROUTER_SIGMOID, .normalize = 1 } });
+    check_moe((ModelSpec){ .activation = ACT_GELU, .moe.shared_ffn = 24, .bias = true, .moe.router = { .score = ROUTER_SIGMOID } });
+    check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.shared_ffn = 24, .moe.router = { .score = ROUTER_SIGMOID, .normalize = 1 } });
 }
 /* (Limits so far out that few numbers lie near them: across one a step finds no derivative.) */
 TEST(moe_biases_clamped)
 {
     for (int recompute = 0; recompute < 2; recompute++)
-        check_moe((MoeSpec){ .activation = ACT_CLAMPED_SWIGLU,
+        check_moe((ModelSpec){ .activation = ACT_CLAMPED_SWIGLU,
                              .activation_limit = 4,
                              .bias = true,
-                             .recompute = recompute,
-                             .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
+                             .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE,
+                             .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
 }
 TEST(moe_sqrt_softplus_gated_recomputed)
 {
-    check_moe((MoeSpec){ .activation = ACT_GELU,
-                         .shared_ffn = 24,
-                         .shared_gate = true,
+    check_moe((ModelSpec){ .activation = ACT_GELU,
+                         .moe.shared_ffn = 24,
+                         .moe.shared_gate = true,
                          .bias = true,
-                         .recompute = true,
-                         .scoring = { .score = ROUTER_SQRT_SOFTPLUS } });
+                         .recompute = RECOMPUTE_SELECTIVE,
+                         .moe.router = { .score = ROUTER_SQRT_SOFTPLUS } });
 }
 
 /* Experts take the first 60 % of the rows: with them by weight a step would change what is dropped. */
 TEST(moe_capacity)
 {
     for (int recompute = 0; recompute < 2; recompute++)
-        check_moe((MoeSpec){ .activation = ACT_SWIGLU,
-                             .recompute = recompute,
-                             .capacity = { .factor = 0.6, .by_position = true },
-                             .scoring = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
+        check_moe((ModelSpec){ .activation = ACT_SWIGLU,
+                             .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE,
+                             .moe.capacity = { .factor = 0.6, .by_position = true },
+                             .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } });
 }
 
 /* The router sees x with noise: gradients pass it. */
 TEST(moe_jitter)
 {
-    check_moe((MoeSpec){ .activation = ACT_SWIGLU, .jitter = 0.5f, .scoring = { .score = ROUTER_SIGMOID } });
+    check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.jitter = 0.5f, .moe.router = { .score = ROUTER_SIGMOID } });
 }
 
 static Err head_f(Rig *r)
@@ -536,7 +556,8 @@ TEST(head_and_loss)
 {
     Rig r;
     rig_open(&r);
-    OK(head_register(&r.head, &r.registry, -1, VOCAB, PADDED, HIDDEN, 1));
+    r.spec = (ModelSpec){ .vocab = VOCAB, .padded_vocab = PADDED, .hidden = HIDDEN };
+    OK(head_register(&r.head, &r.registry, &r.spec, -1));
     check_layer(&r, (Case){ head_f, head_b, HIDDEN });
 }
 
@@ -557,15 +578,16 @@ static Err block_b(Rig *r, Tensor dy, Tensor dx)
 static void check_block(ModelSpec s)
 {
     Rig r;
-    s.layers = 1;
-    s.hidden = HIDDEN;
-    s.heads = 4;
-    s.head_dim = 8;
-    s.ffn = 40;
-    s.tp_blocks = 2;
-    s.norm_eps = 1e-3f;
     rig_open(&r);
-    OK(block_register(&r.block, &r.registry, &s, "layers.0", 0));
+    r.spec = s;
+    r.spec.layers = 1;
+    r.spec.hidden = HIDDEN;
+    r.spec.heads = 4;
+    r.spec.head_dim = 8;
+    r.spec.ffn = 40;
+    r.spec.tp_blocks = 2;
+    r.spec.norm_eps = 1e-3f;
+    OK(block_register(&r.block, &r.registry, &r.spec, "layers.0", 0));
     check_layer(&r, (Case){ block_f, block_b, HIDDEN, HIDDEN });
 }
 
@@ -612,15 +634,15 @@ static Err further_b(Rig *r, Tensor dy, Tensor dx)
 static void check_further(Recompute recompute, float dropout)
 {
     Rig r;
-    ModelSpec s = { .layers = 1, .hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40, .tp_blocks = 2,
-                    .norm_eps = 1e-3f, .bias = true, .activation = ACT_GELU, .dropout = dropout, .seed = 5,
-                    .recompute = recompute };
     rig_open(&r);
-    OK(head_register(&r.head, &r.registry, -1, VOCAB, PADDED, HIDDEN, 1)); /* (as the table, too) */
+    r.spec = (ModelSpec){ .layers = 1, .hidden = HIDDEN, .heads = 4, .kv_heads = 2, .head_dim = 8, .ffn = 40,
+                          .tp_blocks = 2, .norm_eps = 1e-3f, .bias = true, .activation = ACT_GELU, .vocab = VOCAB,
+                          .padded_vocab = PADDED, .dropout = dropout, .seed = 5, .recompute = recompute };
+    OK(head_register(&r.head, &r.registry, &r.spec, -1)); /* (as the table, too) */
     for (int i = 0; i < 2; i++) {
         r.further[i].depth = i + 1;
         r.further[i].segment = 1 + i * MTP_SEGMENTS;
-        OK(mtp_register(&r.further[i], &r.registry, &s, r.head.weight));
+        OK(mtp_register(&r.further[i], &r.registry, &r.spec, r.head.weight));
     }
     check_layer(&r, (Case){ further_f, further_b, HIDDEN });
 }

@@ -65,9 +65,9 @@ MoeRoom moe_room(const MoeCut *c)
 /* Generation has room for all and drops nothing: its calls cut a text anyhow. */
 static MoeCut cut_of(const Moe *m, const Ctx *c)
 {
-    return (MoeCut){ .experts = m->experts,
-                     .topk = m->topk,
-                     .unit = m->balance.unit,
+    return (MoeCut){ .experts = m->spec->experts,
+                     .topk = m->spec->topk,
+                     .unit = m->spec->balance.unit,
                      .rows = ctx_rows(c),
                      .seq = c->batch->T,
                      .leaf = c->canon.leaf_tokens,
@@ -75,7 +75,7 @@ static MoeCut cut_of(const Moe *m, const Ctx *c)
                      .cp = c->world->cp.size,
                      .ep = c->world->tp_ep.size / c->world->grid.etp,
                      .etp = c->world->grid.etp,
-                     .capacity = c->kv ? (Capacity){ 0 } : m->capacity };
+                     .capacity = c->kv ? (Capacity){ 0 } : m->spec->capacity };
 }
 
 MoeRoom moe_room_of(const Moe *m, const Ctx *c)
@@ -106,12 +106,12 @@ Err moe_own_rows(Ctx *c, Tensor all, Tensor *own)
 
 int moe_own_experts(const Moe *m, const Ctx *c)
 {
-    return m->experts / (c->world->tp_ep.size / c->world->grid.etp);
+    return m->spec->experts / (c->world->tp_ep.size / c->world->grid.etp);
 }
 
 int64_t moe_unit_rows(const Moe *m, const Ctx *c)
 {
-    return m->balance.unit * c->batch->T * c->world->cp.size;
+    return m->spec->balance.unit * c->batch->T * c->world->cp.size;
 }
 
 /* Choices of A rows, to go through unit by unit. */
@@ -124,10 +124,10 @@ typedef struct {
 
 static Err choices_new(const Moe *m, Ctx *c, int64_t units, Choices *a)
 {
-    const int64_t rows = a->index.dim[0], K = m->topk;
+    const int64_t rows = a->index.dim[0], K = m->spec->topk;
     TRY(tensor_new(c->scratch, &a->kept, I32, rows, K));
     TRY(tensor_new(c->scratch, &a->choice, I32, rows * K));
-    return tensor_new(c->scratch, &a->offset, I64, m->experts * units + 1);
+    return tensor_new(c->scratch, &a->offset, I64, m->spec->experts * units + 1);
 }
 
 /* Of each of these units, which begin at row `first`, an expert takes so many rows at most. */
@@ -136,14 +136,14 @@ static Err take_at_most(const Moe *m, Ctx *c, const Choices *a, int64_t first, i
 {
     const int64_t count = units * rows;
     if (!count) return ERR_OK;
-    const Tensor choice = tensor_row_slice(a->choice, 0, count * m->topk);
-    const Tensor offset = tensor_row_slice(a->offset, 0, m->experts * units + 1);
+    const Tensor choice = tensor_row_slice(a->choice, 0, count * m->spec->topk);
+    const Tensor offset = tensor_row_slice(a->offset, 0, m->spec->experts * units + 1);
     const Tensor kept = tensor_row_slice(a->kept, first, count);
     const Tensor weight = a->weight.data ? tensor_row_slice(a->weight, first, count) : a->weight;
     TRY(op(c->s, permute_index, .row = kept, .choice = choice, .offset = offset,
-           .index = tensor_row_slice(a->index, first, count), .experts = m->experts, .run = rows));
+           .index = tensor_row_slice(a->index, first, count), .experts = m->spec->experts, .run = rows));
     return op(c->s, choice_drop, .kept = kept, .weight = weight, .choice = choice, .offset = offset,
-              .experts = m->experts, .most = most);
+              .experts = m->spec->experts, .most = most);
 }
 
 /* By units of `unit` rows: whole ones, then the rows that the last one has; none of those that fill up behind them. */
@@ -162,7 +162,7 @@ static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weigh
     const int64_t unit = moe_unit_rows(m, c), filling = c->batch->filling * c->batch->T * c->world->cp.size;
     Choices a = { 0 };
     TRY(moe_gather_units(c, index, &a.index));
-    if (!m->capacity.by_position) TRY(moe_gather_units(c, weight, &a.weight));
+    if (!m->spec->capacity.by_position) TRY(moe_gather_units(c, weight, &a.weight));
     ASSERT(a.index.dim[0] % unit == 0);
     TRY(choices_new(m, c, a.index.dim[0] / unit, &a));
     TRY(take_units(m, c, &a, unit, filling));
@@ -186,12 +186,12 @@ static Err drop_filling(const Moe *m, Ctx *c, Tensor index, Tensor *kept)
 /* index [N, K], without the choices that the ranks of their experts have no room for. */
 static Err drop_beyond_room(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const int64_t N = index.dim[0], K = m->topk, E = m->experts;
+    const int64_t N = index.dim[0], K = m->spec->topk, E = m->spec->experts;
     const MoeRoom room = moe_room_of(m, c);
     Comm *group = &c->world->tp_ep;
     Tensor choice, offset, all, limit;
-    const Tensor weights = m->capacity.by_position ? (Tensor){ 0 } : weight;
-    const Tensor full = m->capacity.drop ? (Tensor){ 0 } : c->params->stats->no_room;
+    const Tensor weights = m->spec->capacity.by_position ? (Tensor){ 0 } : weight;
+    const Tensor full = m->spec->capacity.drop ? (Tensor){ 0 } : c->params->stats->no_room;
     TRY(tensor_new(c->scratch, kept, I32, N, K));
     TRY(tensor_new(c->scratch, &choice, I32, room.sent));
     TRY(tensor_new(c->scratch, &offset, I64, E + 1));

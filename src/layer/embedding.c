@@ -6,52 +6,51 @@
 #include "base/rng.h"
 #include "layer/internal.h"
 
-ParamSpec embedding_table(const EmbeddingSpec *spec, int flags)
+ParamSpec embedding_table(const ModelSpec *spec, bool shared, int flags)
 {
     return (ParamSpec){ .name = EMBEDDING_TABLE,
                         .ndim = 2,
                         .shape = { spec->vocab, spec->hidden },
                         .padded_rows = spec->padded_vocab,
                         .cut = { CUT_TP },
-                        .partial = spec->shared ? PARTIAL_STAGES : PARTIAL_NONE,
+                        .partial = shared ? PARTIAL_STAGES : PARTIAL_NONE,
                         .init = INIT_NORMAL,
-                        .std = spec->std,
+                        .std = spec->init_std,
                         .flags = PARAM_DECAY | flags };
 }
 
-Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec)
+Err embedding_register(Embedding *e, ParamRegistry *reg, const ModelSpec *spec, bool shared)
 {
-    *e = (Embedding){ .position = -1,
-                      .dropout = spec.dropout,
-                      .dropout_key = rng_key(spec.seed, "embedding.dropout") };
-    TRY(param_add(reg, embedding_table(&spec, 0), &e->table));
+    *e = (Embedding){ .position = -1, .dropout_key = rng_key(spec->seed, "embedding.dropout"), .spec = spec };
+    TRY(param_add(reg, embedding_table(spec, shared, 0), &e->table));
     e->vocab_rows = reg->items[e->table].local[0];
-    if (!spec.learned_positions) return ERR_OK;
+    if (!spec->learned_positions) return ERR_OK;
     return param_add(reg,
                      (ParamSpec){ .name = "embedding.position.weight",
                                   .ndim = 2,
-                                  .shape = { spec.seq, spec.hidden },
+                                  .shape = { spec->seq, spec->hidden },
                                   .partial = PARTIAL_ROWS,
                                   .init = INIT_NORMAL,
-                                  .std = spec.std,
+                                  .std = spec->init_std,
                                   .flags = PARAM_DECAY },
                      &e->position);
 }
 
-void embedding_share(Embedding *e, const ParamRegistry *reg, int table, float dropout, uint64_t dropout_key)
+void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *spec, const char *owner,
+                     int table)
 {
     *e = (Embedding){ .table = table,
                       .position = -1,
                       .vocab_rows = reg->items[table].local[0],
-                      .dropout = dropout,
-                      .dropout_key = dropout_key };
+                      .dropout_key = model_key(spec, owner, "embedding.dropout"),
+                      .spec = spec };
 }
 
 static int64_t first_row(const Embedding *e, const Ctx *c) { return e->vocab_rows * c->world->tp.rank; }
 
 static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
 {
-    Dropout d = ctx_dropout(c, e->dropout, e->dropout_key);
+    Dropout d = ctx_dropout(c, e->spec->dropout, e->dropout_key);
     if (!d.threshold) return ERR_OK;
     return op(c->s, residual_fwd, .y = y, .x = y, .position = ctx_row_slice(c, c->batch->position),
               .sample = ctx_row_slice(c, c->batch->sample), .dropout = d);
@@ -75,7 +74,7 @@ Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y)
 Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Dropout d = ctx_dropout(c, e->dropout, e->dropout_key);
+    Dropout d = ctx_dropout(c, e->spec->dropout, e->dropout_key);
     Tensor full;
     if (d.threshold)
         TRY(op(c->s, residual_bwd, .dx = dy, .dy = dy, .position = ctx_row_slice(c, c->batch->position),

@@ -15,14 +15,40 @@ Tensor grad_target(Ctx *c, int id, bool *fresh);
 /* To be called when the op that adds is on the stream. */
 Err grad_added(Ctx *c, int id);
 
-/* A score for each head of the attention of that name. Beside the other scores a sink of 0 is a key that is orthogonal
- * to all queries. */
-Err sinks_register(ParamRegistry *reg, const char *attention, int heads, int *id);
-/* lse and delta [B, T, H], as attention_bwd has left them; sink: -1 = none. */
-Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta);
+/* Heads of a rank's rows: q [N, H, C], k and v [N or more, K, C], and a gate [N, H, C] or, without one, no data. */
+typedef struct {
+    Tensor q, k, v, gate;
+} Heads;
 
-/* Heads side by side: [N, H, C] -> [N, H * C]. */
+/* All but the sinks, which are registered where the layer's parameters have them: a score for each head, or -1. Beside
+ * the other scores a sink of 0 is a key that is orthogonal to all queries. */
+AttentionCore attention_core(const ModelSpec *spec, const char *name, int layer, float scale);
+Err attention_core_sinks(AttentionCore *a, ParamRegistry *reg, const char *name);
+
+/* o [N, H, C] and lse [B, T, H] of h; k_span: the positions of its keys. */
+Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans k_span, Tensor o,
+                           Tensor lse);
+
+/* What backward reads of a call besides its heads, and what it needs. */
+typedef struct {
+    Tensor o, go, lse; /* go: the gradient of o, behind the gate */
+    Tensor delta;      /* [B, T, H], to be filled */
+    int64_t chunk;     /* query heads in a leaf of the sum over those that read one key */
+} AttendSave;
+
+/* d = the gradients of h, and += that of the sinks. */
+Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save,
+                            const Heads *d);
+
+/* Keys or values of the rows, as later slices are to find them; see slice_keep_keys. */
+Err attend_keep(Ctx *c, const Heads *h, bool pass);
+
+/* own [T, columns] joins what `kept` [seq, columns] has of positions before the batch's; all becomes both together. */
+Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all);
+
+/* Heads side by side: [N, H, C] -> [N, H * C]; and below each other, [N * H, C]. */
 Tensor heads_as_columns(Tensor t);
+Tensor heads_as_rows(Tensor t);
 
 /* o [N, H, C] times the sigmoid of a gate of the same shape, kept for backward; without a gate (no data) o itself. */
 Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated);
@@ -32,8 +58,12 @@ Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate);
 /* sum += x, of rows as outside tensor-parallel regions. */
 Err add_rows(Ctx *c, Tensor sum, Tensor x);
 
-Err activation_forward(Ctx *c, const Act *act, Tensor hidden, Tensor active);
-Err activation_backward(Ctx *c, const Act *act, Tensor hidden, Tensor dactive, Tensor dhidden);
+/* Between the two products of a feed-forward layer of that width; gated: chunk by chunk (mlp.c). */
+Err activation_forward(Ctx *c, const ModelSpec *spec, int64_t ffn, Tensor hidden, Tensor active);
+typedef struct {
+    Tensor hidden, dactive, dhidden;
+} ActivationGrad;
+Err activation_backward(Ctx *c, const ModelSpec *spec, int64_t ffn, ActivationGrad g);
 
 /*
  * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their

@@ -16,7 +16,7 @@
 #ifndef MEGATRAIN_LAYER_LAYER_H
 #define MEGATRAIN_LAYER_LAYER_H
 
-#include "base/activation.h"
+#include "layer/spec.h"
 #include "param/param.h"
 
 /* ---- saves ---- */
@@ -98,10 +98,6 @@ typedef struct {
     Tensor samples;  /* [B] i64, the same per sample */
     Tensor doc;      /* optional [B, T] i32: first position of the row's document */
 } Batch;
-
-/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
- * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
-typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
 
 /* And which positions a rank has: a part from each end, or a run of them. */
 typedef enum { CONTEXT_ZIGZAG, CONTEXT_CONTIGUOUS } ContextCut;
@@ -247,7 +243,7 @@ typedef struct {
 } Linear;
 
 typedef struct {
-    const char *name; /* "layers.3.attn.qkv": ".weight" and ".bias" are appended */
+    const char *owner, *name; /* "layers.3.attn", "qkv": its weight is "layers.3.attn.qkv.weight" */
     int64_t in, out;
     LinearKind kind;
     bool bias;
@@ -274,24 +270,17 @@ Err linear_backward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor ge
 typedef struct {
     int table, position; /* position -1 = no learned positions */
     int64_t vocab_rows;  /* padded rows on this rank */
-    float dropout;
     uint64_t dropout_key;
+    const ModelSpec *spec;
 } Embedding;
 
-typedef struct {
-    int64_t vocab, padded_vocab, hidden, seq;
-    bool learned_positions;
-    bool shared; /* a head of another registry reads the table, too */
-    float std, dropout;
-    uint64_t seed;
-} EmbeddingSpec;
-
 #define EMBEDDING_TABLE "embedding.token.weight"
-/* The table's registration: [vocab, hidden], cut over tp by rows. */
-ParamSpec embedding_table(const EmbeddingSpec *spec, int flags);
-Err embedding_register(Embedding *e, ParamRegistry *reg, EmbeddingSpec spec);
+/* The table's registration: [vocab, hidden], cut over tp by rows. shared: a head of another registry reads it, too. */
+ParamSpec embedding_table(const ModelSpec *spec, bool shared, int flags);
+Err embedding_register(Embedding *e, ParamRegistry *reg, const ModelSpec *spec, bool shared);
 /* As embedding_register, of a table that is registered: lookups alone, without positions. */
-void embedding_share(Embedding *e, const ParamRegistry *reg, int table, float dropout, uint64_t dropout_key);
+void embedding_share(Embedding *e, const ParamRegistry *reg, const ModelSpec *spec, const char *owner,
+                     int table);
 /* token [N] i32, below 0 = none, a row of zeros; y [R, D]. */
 Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y);
 Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy); /* dy is used up */
@@ -338,17 +327,22 @@ Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, i
 
 /* ---- attention ---- */
 
+/* What each kind of attention does once it has queries, keys and values (attend.c). */
 typedef struct {
+    const ModelSpec *spec;
+    int sink;    /* one number a head, or -1 */
+    float scale; /* of products of queries and keys */
+    int64_t window;
+    uint64_t dropout_key;
+} AttentionCore;
+
+typedef struct {
+    const ModelSpec *spec;
+    AttentionCore core;
     Linear qkv, proj;
     Norm q_norm, k_norm;
-    int sink; /* one number a head, or -1 */
-    bool qk_norm, rope, gate;
-    int heads, kv_heads, head_dim; /* global */
-    int64_t kv_parts;              /* canonical parts of a kv head (base/heads.h) */
-    int64_t window;
-    float softcap; /* 0: none */
-    float dropout;
-    uint64_t dropout_key;
+    bool rope;
+    int64_t kv_parts; /* canonical parts of a kv head (base/heads.h) */
 } Attention;
 
 /* Behind norm and rotation; with q/k norms qkv or kv's k, and q_raw, are before them. */
@@ -361,16 +355,8 @@ typedef struct {
     NormSave q_norm, k_norm;
 } AttentionSave;
 
-typedef struct {
-    const char *name;
-    int64_t hidden, window;
-    int heads, kv_heads, head_dim, tp_blocks;
-    bool bias, qk_norm, rope, sinks, gate;
-    float std, proj_std, softcap, dropout, norm_eps;
-    uint64_t seed;
-} AttentionSpec;
-
-Err attention_register(Attention *a, ParamRegistry *reg, AttentionSpec spec);
+/* name: "layers.3.attn"; layer: the number by which windows and rotation are looked up. */
+Err attention_register(Attention *a, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
 /* With c->kv (one sample, one span): the rows' keys and values go into it, and queries also see those before. */
 Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save);
 Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx);
@@ -390,23 +376,12 @@ SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
  * none, as in the published code.
  */
 typedef struct {
-    int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
-    int64_t nope, rope,
-        value; /* of a head: columns of queries and keys without positions, with them; of values */
-} MlaWidths;
-
-typedef struct {
-    MlaWidths width;
+    const ModelSpec *spec;
+    AttentionCore core;
     Linear q_a, q, kv_a, kv_b, gate, proj; /* q: that of the latent, or of the row */
     Norm q_norm, kv_norm;
-    int sink;           /* one number a head, or -1 */
-    int heads;          /* global */
     int64_t head_chunk; /* heads of a canonical chunk */
-    float scale;        /* of products of queries and keys */
-    bool rope, absorb, recompute, has_gate;
-    int64_t window;
-    float softcap, dropout;
-    uint64_t dropout_key;
+    bool rope;
 } Mla;
 
 /* Selective recomputation leaves out q_latent, kv_latent, q, k and v. */
@@ -418,22 +393,10 @@ typedef struct {
     NormSave q_norm, kv_norm;
 } MlaSave;
 
-typedef struct {
-    const char *name; /* "layers.3.attn" */
-    MlaWidths width;
-    int64_t hidden, window;
-    int heads, tp_blocks; /* which divides heads */
-    bool bias, rope, sinks, gate;
-    bool recompute; /* selectively */
-    bool absorb;    /* generation meets the latents themselves: heads of kv_rank + rope columns */
-    float scale;    /* of scores, besides 1 / sqrt(nope + rope) */
-    float std, proj_std, softcap, dropout, norm_eps;
-    uint64_t seed;
-} MlaSpec;
-
 enum { MLA_LINEARS = 6 }; /* weight gradients that it can queue */
 
-Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec spec);
+/* tp_blocks divides heads. */
+Err mla_register(Mla *m, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
 /* x and y [R, D]; with c->kv as attention_forward. With absorb one row behind others gets other roundings than among
  * many. */
 Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save);
@@ -442,72 +405,21 @@ SliceKeyShape mla_keys(const Mla *m, const Ctx *c);
 
 /* ---- mlp ---- */
 
-/* What a feed-forward layer does between its two products. */
 typedef struct {
-    Activation kind;
-    float limit;   /* of the clamped one (ops.def) */
-    int64_t chunk; /* gated: columns of gate (and of up) per interleaved chunk */
-} Act;
-
-typedef struct {
+    const ModelSpec *spec;
     Linear fc1, fc2;
-    Act act;
-    int64_t ffn;    /* global */
-    bool recompute; /* selective: the activation's output is computed again */
+    int64_t ffn; /* global */
 } Mlp;
 
 typedef struct {
     Saved hidden, active; /* before and after the activation */
 } MlpSave;
 
-typedef struct {
-    const char *name;
-    int64_t hidden, ffn;
-    Activation activation;
-    float activation_limit;
-    int tp_blocks;
-    bool bias, recompute;
-    float std, proj_std;
-} MlpSpec;
-
-Err mlp_register(Mlp *m, ParamRegistry *reg, MlpSpec spec);
+Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *spec, const char *name, int64_t ffn);
 Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save);
 Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy, Tensor dx);
 
 /* ---- mixture of experts, in the place of an mlp (docs/moe.md) ---- */
-
-/*
- * A router sends each row to topk of the experts, each of which is an mlp of its own; y is the weighted sum of what
- * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of a
- * tp-ep group have E / ep experts each, of which etp neighbours have a part of each, and send each other's experts
- * their rows.
- *
- *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
- *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
- *
- * With biases: of the logits [E]; of fc1 as its rows are; of fc2 [E * D], whole on each rank, as it is added where a
- * row's outputs come back to: the ranks that share an expert have parts of a sum.
- */
-/* How a router is made to use all experts (docs/moe.md). */
-typedef struct {
-    int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
-    float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
-    bool global;   /* the auxiliary loss counts all units of the step's batch so far, in data order */
-    bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
-    bool forced;   /* experts take turns, whatever the router says: for benchmarks */
-    float
-        bias_rate; /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
-} Balance;
-
-/* How many rows of a balance unit an expert takes, and which: the others' choices of it are dropped. */
-typedef struct {
-    double factor;    /* of the mean over all experts; 0: all rows */
-    bool by_position; /* the first rows, else those with the largest weights */
-    double
-        slack; /* room of a rank's experts, as a multiple of an even share; 0: for all rows that can come */
-    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
-    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
-} Capacity;
 
 /* A mixture, and how it is cut: what decides on the most rows that there can be of a micro-batch. */
 typedef struct {
@@ -531,22 +443,27 @@ typedef struct {
 
 MoeRoom moe_room(const MoeCut *cut);
 
+/*
+ * A router sends each row to topk of the experts, each of which is an mlp of its own; y is the weighted sum of what
+ * they give. A shared expert, which every row passes, is added to it, with a gate or without. The ranks of a
+ * tp-ep group have E / ep experts each, of which etp neighbours have a part of each, and send each other's experts
+ * their rows.
+ *
+ *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
+ *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
+ *
+ * With biases: of the logits [E]; of fc1 as its rows are; of fc2 [E * D], whole on each rank, as it is added where a
+ * row's outputs come back to: the ranks that share an expert have parts of a sum.
+ */
 typedef struct {
+    const ModelSpec *model;
+    const MixtureSpec *spec;             /* &model->moe */
     int router, fc1, fc2;                /* weights */
     int router_bias, fc1_bias, fc2_bias; /* or -1 */
     int bias;                            /* STATE: of the experts; its accumulator counts their rows */
     int block; /* number of this one in its stage, MTP's behind the others; set by who registers the stage */
-    int experts, topk;
-    int64_t hidden, ffn;
-    Act act;
-    Router scoring;
-    Balance balance;
-    bool gathers; /* experts take their rows from all ranks' tokens, gathered, instead of being sent them */
-    Capacity capacity;
-    float jitter; /* of the router's input in training; 0: none */
     uint64_t jitter_key;
-    bool has_shared, recompute; /* selective: permuted rows and the activation's output are made again */
-    Mlp shared;
+    Mlp shared;      /* if spec->shared_ffn */
     int shared_gate; /* weight [1, D], or -1 */
 } Moe;
 
@@ -560,25 +477,9 @@ typedef struct {
     MlpSave shared;
 } MoeSave;
 
-typedef struct {
-    const char *name; /* "layers.3.mlp" */
-    int experts, topk, tp_blocks;
-    int parts; /* of a dense layer that they begin as: the router's rows of its parts begin alike. 0 = 1 */
-    int64_t hidden, ffn, shared_ffn; /* shared_ffn 0: no shared expert */
-    bool shared_gate, gathers, recompute;
-    bool bias; /* of router and experts */
-    Activation activation;
-    float activation_limit;
-    Router scoring;
-    Balance balance;
-    Capacity capacity;
-    float jitter, std, proj_std;
-    uint64_t seed;
-} MoeSpec;
-
 enum { MOE_LINEARS = 6 }; /* weight gradients that a mixture can queue */
 
-Err moe_register(Moe *m, ParamRegistry *reg, MoeSpec spec);
+Err moe_register(Moe *m, ParamRegistry *reg, const ModelSpec *spec, const char *name);
 /* x and y [R, D], another than x: rows as outside tensor-parallel regions. */
 Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save);
 Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx);
@@ -586,8 +487,8 @@ Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy,
 /* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
 
 typedef struct {
+    const ModelSpec *spec;
     int weight; /* the embedding's table when tied */
-    int64_t vocab, padded_vocab;
 } Head;
 
 /* What a head's rows are to predict, and what comes of it. */
@@ -607,8 +508,8 @@ typedef struct {
 /* The vocabulary with padding: tp_blocks chunks of whole vectors, which can be cut into leaves of LEAF_MOST at most. */
 int64_t head_padded_vocab(int64_t vocab, int tp_blocks);
 
-Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
-                  int64_t hidden, float std);
+/* tied_weight: the table, or -1 for a weight of its own. */
+Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_weight);
 Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *save);
 Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx);
 /* Logits only, of any rows: [n, padded_vocab / tp]. For generation. */

@@ -33,7 +33,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
                     .std = spec.std,
                     .flags = PARAM_DECAY };
     memcpy(w.section, spec.section, sizeof w.section);
-    snprintf(name, sizeof name, "%s.weight", spec.name);
+    snprintf(name, sizeof name, "%s.%s.weight", spec.owner, spec.name);
     TRY(param_add(reg, w, &l->weight));
     if (!spec.bias) return ERR_OK;
     ParamSpec b = w;
@@ -43,7 +43,7 @@ Err linear_register(Linear *l, ParamRegistry *reg, LinearSpec spec)
     b.init = INIT_ZERO;
     b.flags = 0;
     b.partial = column ? PARTIAL_NONE : PARTIAL_ROWS;
-    snprintf(name, sizeof name, "%s.bias", spec.name);
+    snprintf(name, sizeof name, "%s.%s.bias", spec.owner, spec.name);
     return param_add(reg, b, &l->bias);
 }
 

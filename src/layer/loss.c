@@ -15,19 +15,18 @@ int64_t head_padded_vocab(int64_t vocab, int tp_blocks)
     return (vocab + unit - 1) / unit * unit;
 }
 
-Err head_register(Head *h, ParamRegistry *reg, int tied_weight, int64_t vocab, int64_t padded_vocab,
-                  int64_t hidden, float std)
+Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_weight)
 {
-    *h = (Head){ .weight = tied_weight, .vocab = vocab, .padded_vocab = padded_vocab };
+    *h = (Head){ .spec = spec, .weight = tied_weight };
     if (tied_weight >= 0) return ERR_OK;
     return param_add(reg,
                      (ParamSpec){ .name = "head.weight",
                                   .ndim = 2,
-                                  .shape = { vocab, hidden },
-                                  .padded_rows = padded_vocab,
+                                  .shape = { spec->vocab, spec->hidden },
+                                  .padded_rows = spec->padded_vocab,
                                   .cut = { CUT_TP },
                                   .init = INIT_NORMAL,
-                                  .std = std,
+                                  .std = spec->init_std,
                                   .flags = PARAM_DECAY },
                      &h->weight);
 }
@@ -40,7 +39,7 @@ Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)
 
 static int64_t first_column(const Head *h, const Ctx *c)
 {
-    return h->padded_vocab / c->world->tp.size * c->world->tp.rank;
+    return h->spec->padded_vocab / c->world->tp.size * c->world->tp.rank;
 }
 
 /* Canonical blocks of this rank's columns. */
@@ -65,7 +64,7 @@ static Err gathered_stats(const Head *h, Ctx *c, Tensor logits, Tensor target, T
     TRY(op(c->s, xent_stats, .block_max = tensor_of(at, F32, N, J),
            .block_sum = tensor_of(at + N * J, F32, N, J), .target_logit = tensor_of(at + 2 * N * J, F32, N),
            .logits = logits, .target = target, .block = logits.dim[1] / J, .first = first_column(h, c),
-           .vocab = h->vocab));
+           .vocab = h->spec->vocab));
     return comm_all_gather(tp, c->s, *all, own, NULL);
 }
 
@@ -100,7 +99,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
 {
     int64_t N = c->batch->B * c->batch->T, R = c->world->tp.size;
     Tensor logits, full, loss;
-    TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->padded_vocab / R));
+    TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->spec->padded_vocab / R));
     save->target = to->target;
     save->weight = to->weight;
     save->at_once = R == 1 && c->dropout_on;
@@ -110,7 +109,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
     TRY(tensor_new(c->scratch, &loss, F32, N));
     if (save->at_once)
         TRY(op(c->s, xent_row, .loss = loss, .logits = logits, .target = to->target, .step = c->step,
-               .weight = to->weight, .block = logits.dim[1] / own_blocks(c), .vocab = h->vocab));
+               .weight = to->weight, .block = logits.dim[1] / own_blocks(c), .vocab = h->spec->vocab));
     else TRY(shared_loss(h, c, logits, loss, save));
     TRY(op(c->s, loss_sum, .sums = to->sums, .loss = loss, .target = to->target));
     arena_release(c->scratch, mark);
@@ -119,11 +118,11 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
 
 Err head_backward(const Head *h, Ctx *c, const HeadSave *save, Tensor x, Tensor dx)
 {
-    const Linear product = { h->weight, -1, x.dim[1], h->padded_vocab, LINEAR_COLUMN };
+    const Linear product = { h->weight, -1, x.dim[1], h->spec->padded_vocab, LINEAR_COLUMN };
     Tensor dlogits = save_get(c, save->logits);
     if (!save->at_once)
         TRY(op(c->s, xent_bwd, .logits = dlogits, .target = save->target,
                .row_max = save_get(c, save->row_max), .row_sum = save_get(c, save->row_sum), .step = c->step,
-               .weight = save->weight, .first = first_column(h, c), .vocab = h->vocab));
+               .weight = save->weight, .first = first_column(h, c), .vocab = h->spec->vocab));
     return linear_backward(&product, c, x, dlogits, dx);
 }

@@ -24,85 +24,73 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "base/rng.h"
 #include "layer/internal.h"
 
 /* ---- registration ---- */
 
-static Err add_linear(ParamRegistry *reg, const MlaSpec *s, const char *what, LinearSpec spec, Linear *l)
+static Err add_norm(ParamRegistry *reg, const ModelSpec *s, const char *owner, const char *what,
+                    int64_t width, Norm *n)
 {
     char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s", s->name, what);
-    spec.name = name;
-    if (!(spec.std > 0)) spec.std = s->std;
-    return linear_register(l, reg, spec);
-}
-
-static Err add_norm(ParamRegistry *reg, const MlaSpec *s, const char *what, int64_t width, Norm *n)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s", s->name, what);
+    snprintf(name, sizeof name, "%s.%s", owner, what);
     return norm_register(n, reg, name, width, true, s->norm_eps, PARTIAL_ROWS);
 }
 
-static Err register_queries(Mla *m, ParamRegistry *reg, const MlaSpec *s)
+static Err register_queries(Mla *m, ParamRegistry *reg, const char *owner)
 {
-    const MlaWidths w = s->width;
-    const int64_t columns = (int64_t)s->heads * (w.nope + w.rope);
-    if (!w.q_rank)
-        return add_linear(reg, s, "q", (LinearSpec){ .in = s->hidden, .out = columns, .kind = LINEAR_COLUMN },
-                          &m->q);
-    TRY(add_linear(reg, s, "q_a",
-                   (LinearSpec){ .in = s->hidden, .out = w.q_rank, .kind = LINEAR_WHOLE, .bias = s->bias },
-                   &m->q_a));
-    TRY(add_norm(reg, s, "q_a_norm", w.q_rank, &m->q_norm));
-    return add_linear(reg, s, "q_b", (LinearSpec){ .in = w.q_rank, .out = columns, .kind = LINEAR_COLUMN },
-                      &m->q);
+    const ModelSpec *s = m->spec;
+    const int64_t rank = s->latent.width.q_rank;
+    LinearSpec q_a = { owner, "q_a", s->hidden, rank, LINEAR_WHOLE, .bias = s->bias, .std = s->init_std };
+    LinearSpec q = {
+        owner,         rank ? "q_b" : "q", rank ? rank : s->hidden, (int64_t)s->heads * s->head_dim,
+        LINEAR_COLUMN, .std = s->init_std
+    };
+    if (rank) {
+        TRY(linear_register(&m->q_a, reg, q_a));
+        TRY(add_norm(reg, s, owner, "q_a_norm", rank, &m->q_norm));
+    }
+    return linear_register(&m->q, reg, q);
+}
+
+static Err register_keys(Mla *m, ParamRegistry *reg, const char *owner)
+{
+    const ModelSpec *s = m->spec;
+    const MlaWidths w = s->latent.width;
+    TRY(linear_register(&m->kv_a, reg,
+                        (LinearSpec){ owner, "kv_a", s->hidden, w.kv_rank + w.rope, LINEAR_WHOLE,
+                                      .bias = s->bias, .std = s->init_std }));
+    TRY(add_norm(reg, s, owner, "kv_a_norm", w.kv_rank, &m->kv_norm));
+    return linear_register(&m->kv_b, reg,
+                           (LinearSpec){ owner, "kv_b", w.kv_rank, s->heads * (w.nope + w.value),
+                                         LINEAR_COLUMN, .std = s->init_std });
 }
 
 /* Wgate and Wproj: what is done with the heads' outputs. */
-static Err register_outputs(Mla *m, ParamRegistry *reg, const MlaSpec *s)
+static Err register_outputs(Mla *m, ParamRegistry *reg, const char *owner)
 {
-    const int64_t columns = s->heads * s->width.value;
-    LinearSpec gate = { .in = s->hidden, .out = columns, .kind = LINEAR_COLUMN, .bias = s->bias };
-    LinearSpec proj = {
-        .in = columns, .out = s->hidden, .kind = LINEAR_ROW, .bias = s->bias, .std = s->proj_std
+    const ModelSpec *s = m->spec;
+    const int64_t columns = s->heads * s->latent.width.value;
+    LinearSpec gate = {
+        owner, "gate", s->hidden, columns, LINEAR_COLUMN, .bias = s->bias, .std = s->init_std
     };
-    if (s->gate) TRY(add_linear(reg, s, "gate", gate, &m->gate));
-    return add_linear(reg, s, "proj", proj, &m->proj);
+    LinearSpec proj = {
+        owner, "proj", columns, s->hidden, LINEAR_ROW, .bias = s->bias, .std = model_projection_std(s)
+    };
+    if (s->attention_gate) TRY(linear_register(&m->gate, reg, gate));
+    return linear_register(&m->proj, reg, proj);
 }
 
-Err mla_register(Mla *m, ParamRegistry *reg, MlaSpec s)
+Err mla_register(Mla *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
-    char name[PARAM_NAME_MAX];
-    const MlaWidths w = s.width;
-    const int64_t H = s.heads;
-    *m = (Mla){ .width = w,
-                .sink = -1,
-                .heads = s.heads,
-                .head_chunk = s.heads / s.tp_blocks,
-                .scale = s.scale / sqrtf((float)(w.nope + w.rope)),
-                .rope = s.rope,
-                .absorb = s.absorb,
-                .recompute = s.recompute,
-                .has_gate = s.gate,
-                .window = s.window,
-                .softcap = s.softcap,
-                .dropout = s.dropout };
-    ASSERT(s.heads % s.tp_blocks == 0);
-    snprintf(name, sizeof name, "%s.attention_dropout", s.name);
-    m->dropout_key = rng_key(s.seed, name);
-    TRY(register_queries(m, reg, &s));
-    TRY(add_linear(reg, &s, "kv_a",
-                   (LinearSpec){
-                       .in = s.hidden, .out = w.kv_rank + w.rope, .kind = LINEAR_WHOLE, .bias = s.bias },
-                   &m->kv_a));
-    TRY(add_norm(reg, &s, "kv_a_norm", w.kv_rank, &m->kv_norm));
-    TRY(add_linear(reg, &s, "kv_b",
-                   (LinearSpec){ .in = w.kv_rank, .out = H * (w.nope + w.value), .kind = LINEAR_COLUMN },
-                   &m->kv_b));
-    if (s.sinks) TRY(sinks_register(reg, s.name, s.heads, &m->sink));
-    return register_outputs(m, reg, &s);
+    *m = (Mla){ .spec = s,
+                .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
+                .head_chunk = s->heads / s->tp_blocks,
+                .rope = layer_pattern_at(&s->rope.layers, layer) };
+    ASSERT(s->heads % s->tp_blocks == 0);
+    TRY(register_queries(m, reg, name));
+    TRY(register_keys(m, reg, name));
+    TRY(attention_core_sinks(&m->core, reg, name));
+    return register_outputs(m, reg, name);
 }
 
 /* ---- what both directions share ---- */
@@ -112,6 +100,7 @@ typedef struct {
     const Mla *m;
     Ctx *c;
     const MlaSave *save;
+    MlaWidths w;
     int64_t B, T, N, R, H;
     int64_t key; /* columns of a head's queries and keys */
 } Call;
@@ -122,20 +111,13 @@ static Call call_of(const Mla *m, Ctx *c, const MlaSave *save)
     return (Call){ .m = m,
                    .c = c,
                    .save = save,
+                   .w = m->spec->latent.width,
                    .B = B,
                    .T = T,
                    .N = B * T,
                    .R = ctx_rows(c),
-                   .H = m->heads / c->world->tp.size,
-                   .key = m->width.nope + m->width.rope };
-}
-
-static Tensor by_sample(const Call *k, Tensor t) /* [N, H, C] -> [B, T, H, C] */
-{
-    const int64_t rows = t.dim[0] / k->B;
-    return (Tensor){
-        .data = t.data, .dim = { k->B, rows, t.dim[1], t.dim[2] }, .ld = t.ld, .ndim = 4, .dtype = t.dtype
-    };
+                   .H = m->spec->heads / c->world->tp.size,
+                   .key = m->spec->head_dim };
 }
 
 static Tensor one_head(Tensor t) /* [N, C] -> [N, 1, C], of the same rows */
@@ -144,11 +126,11 @@ static Tensor one_head(Tensor t) /* [N, C] -> [N, 1, C], of the same rows */
         Tensor){ .data = t.data, .dim = { t.dim[0], 1, t.dim[1] }, .ld = t.ld, .ndim = 3, .dtype = t.dtype };
 }
 
-static Tensor latent_of(const Call *k, Tensor kv_a) { return tensor_col_slice(kv_a, 0, k->m->width.kv_rank); }
+static Tensor latent_of(const Call *k, Tensor kv_a) { return tensor_col_slice(kv_a, 0, k->w.kv_rank); }
 
 static Tensor shared_of(const Call *k, Tensor kv_a)
 {
-    return tensor_col_slice(kv_a, k->m->width.kv_rank, k->m->width.rope);
+    return tensor_col_slice(kv_a, k->w.kv_rank, k->w.rope);
 }
 
 static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
@@ -162,8 +144,8 @@ static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
 /* The last columns of each head. */
 static Err rotate_queries(const Call *k, Tensor q, int inverse)
 {
-    q.data = (char *)q.data + k->m->width.nope * dtype_size(q.dtype);
-    q.dim[2] = k->m->width.rope;
+    q.data = (char *)q.data + k->w.nope * dtype_size(q.dtype);
+    q.dim[2] = k->w.rope;
     return rotate(k, q, ctx_place(k->c), inverse);
 }
 
@@ -175,10 +157,10 @@ static Err rotate_shared(const Call *k, Tensor p, int inverse)
 
 SliceKeyShape mla_keys(const Mla *m, const Ctx *c)
 {
-    return (SliceKeyShape){ .heads = m->heads / c->world->tp.size,
+    return (SliceKeyShape){ .heads = m->spec->heads / c->world->tp.size,
                             .chunks = 1,
-                            .k_cols = m->width.nope + m->width.rope,
-                            .v_cols = m->width.value };
+                            .k_cols = m->spec->head_dim,
+                            .v_cols = m->spec->latent.width.value };
 }
 
 /* ---- forward ---- */
@@ -189,16 +171,11 @@ typedef struct {
     Tensor shared; /* [R, rope] */
 } Latents;
 
-/* q, k [N, H, key], v [N, H, value] of this rank's heads. */
-typedef struct {
-    Tensor q, k, v;
-} Heads;
-
 /* What is made of the latents is kept for backward or, with recomputation, passes. [R, columns]: */
 static Err latent_alloc(const Call *k, Tensor *t, Saved *saved, int64_t columns)
 {
     Ctx *c = k->c;
-    if (k->m->recompute) return tensor_new(c->scratch, t, c->dtype, k->R, columns);
+    if (model_recomputes(k->m->spec)) return tensor_new(c->scratch, t, c->dtype, k->R, columns);
     return save_new(c, REGION_W, t, saved, c->dtype, k->R, columns);
 }
 
@@ -206,7 +183,7 @@ static Err latent_alloc(const Call *k, Tensor *t, Saved *saved, int64_t columns)
 static Err head_alloc(const Call *k, Tensor *t, Saved *saved, int64_t N, int64_t columns)
 {
     Ctx *c = k->c;
-    if (k->m->recompute) return tensor_new(c->scratch, t, c->dtype, N, k->H, columns);
+    if (model_recomputes(k->m->spec)) return tensor_new(c->scratch, t, c->dtype, N, k->H, columns);
     return save_new(c, REGION_I, t, saved, c->dtype, N, k->H, columns);
 }
 
@@ -215,13 +192,13 @@ static Err heads_alloc(const Call *k, int64_t keys, MlaSave *save, Heads *h)
 {
     TRY(head_alloc(k, &h->q, &save->q, k->N, k->key));
     TRY(head_alloc(k, &h->k, &save->k, keys, k->key));
-    return head_alloc(k, &h->v, &save->v, keys, k->m->width.value);
+    return head_alloc(k, &h->v, &save->v, keys, k->w.value);
 }
 
 /* The rotated part of the key, in scratch. */
 static Err shared_key(const Call *k, Tensor kv_a, Tensor *shared)
 {
-    TRY(tensor_new(k->c->scratch, shared, k->c->dtype, k->R, k->m->width.rope));
+    TRY(tensor_new(k->c->scratch, shared, k->c->dtype, k->R, k->w.rope));
     TRY(copy_rows(k->c, *shared, shared_of(k, kv_a)));
     return rotate_shared(k, *shared, 0);
 }
@@ -232,15 +209,15 @@ static Err latents_forward(const Call *k, Tensor x, MlaSave *save, Latents *out)
     Ctx *c = k->c;
     Tensor q_a, kv_a;
     out->q = x;
-    if (m->width.q_rank) {
-        TRY(save_new(c, REGION_I, &q_a, &save->q_a, c->dtype, k->R, m->width.q_rank));
+    if (k->w.q_rank) {
+        TRY(save_new(c, REGION_I, &q_a, &save->q_a, c->dtype, k->R, k->w.q_rank));
         TRY(linear_forward(&m->q_a, c, x, q_a));
-        TRY(latent_alloc(k, &out->q, &save->q_latent, m->width.q_rank));
+        TRY(latent_alloc(k, &out->q, &save->q_latent, k->w.q_rank));
         TRY(norm_forward(&m->q_norm, c, q_a, out->q, &save->q_norm));
     }
-    TRY(save_new(c, REGION_I, &kv_a, &save->kv_a, c->dtype, k->R, m->width.kv_rank + m->width.rope));
+    TRY(save_new(c, REGION_I, &kv_a, &save->kv_a, c->dtype, k->R, k->w.kv_rank + k->w.rope));
     TRY(linear_forward(&m->kv_a, c, x, kv_a));
-    TRY(latent_alloc(k, &out->kv, &save->kv_latent, m->width.kv_rank));
+    TRY(latent_alloc(k, &out->kv, &save->kv_latent, k->w.kv_rank));
     TRY(norm_forward(&m->kv_norm, c, latent_of(k, kv_a), out->kv, &save->kv_norm));
     return shared_key(k, kv_a, &out->shared);
 }
@@ -253,7 +230,7 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
     Tensor kv, shared;
     TRY(linear_forward(&m->q, c, from->q, heads_as_columns(h.q)));
     TRY(rotate_queries(k, h.q, 0));
-    TRY(tensor_new(c->scratch, &kv, c->dtype, h.k.dim[0], k->H, m->width.nope + m->width.value));
+    TRY(tensor_new(c->scratch, &kv, c->dtype, h.k.dim[0], k->H, k->w.nope + k->w.value));
     TRY(linear_forward(&m->kv_b, c, from->kv, heads_as_columns(kv)));
     TRY(gather_rows(c, from->shared, &shared));
     TRY(op(c->s, mla_split, .k = h.k, .v = h.v, .kv = kv, .pe = shared));
@@ -261,40 +238,17 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
     return ERR_OK;
 }
 
-static Err attend(const Call *k, Heads h, Spans k_span, Tensor o, Tensor lse)
-{
-    const Mla *m = k->m;
-    Ctx *c = k->c;
-    return context_attention(c, (attention_fwd_args){ .o = by_sample(k, o),
-                                                      .lse = lse,
-                                                      .q = by_sample(k, h.q),
-                                                      .k = by_sample(k, h.k),
-                                                      .v = by_sample(k, h.v),
-                                                      .doc = c->batch->doc,
-                                                      .sample = c->batch->samples,
-                                                      .q_span = c->batch->span,
-                                                      .k_span = k_span,
-                                                      .scale = m->scale,
-                                                      .block = c->canon.attn_block,
-                                                      .window = m->window,
-                                                      .dropout = ctx_dropout(c, m->dropout, m->dropout_key),
-                                                      .head0 = k->H * c->world->tp.rank,
-                                                      .softcap = m->softcap,
-                                                      .sink = m->sink < 0 ? (Tensor){ 0 }
-                                                                          : param_value(c, m->sink) });
-}
-
 /* From the latents, o and its log-sum-exp. */
 static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor o, Tensor lse)
 {
     Ctx *c = k->c;
     const int64_t keys = t->kv.dim[0];
-    const bool passes = k->m->recompute || c->into[REGION_I] == c->scratch;
+    const bool passes = model_recomputes(k->m->spec) || c->into[REGION_I] == c->scratch;
     Heads h;
     TRY(heads_alloc(k, c->kv ? keys : k->N, save, &h));
     TRY(make_heads(k, t, h));
-    if (!c->kv) TRY(slice_keep_keys(c, by_sample(k, h.k), by_sample(k, h.v), passes));
-    return attend(k, h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
+    if (!c->kv) TRY(attend_keep(c, &h, passes));
+    return attention_core_forward(&k->m->core, c, &h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
 }
 
 /* ---- generation ---- */
@@ -303,15 +257,14 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
 static Err join_cached(const Call *k, Latents *t)
 {
     Ctx *c = k->c;
-    const MlaWidths w = k->m->width;
-    const int64_t past = c->batch->span.first[0];
+    const MlaWidths w = k->w;
+    Tensor all;
     if (!c->kv) return ERR_OK;
     const Tensor kept = tensor_reshape(c->kv->k, c->kv->k.dim[1], w.kv_rank + w.rope);
-    const Tensor own = tensor_row_slice(kept, past, k->T), all = tensor_row_slice(kept, 0, past + k->T);
-    TRY(copy_rows(c, latent_of(k, own), t->kv));
-    TRY(copy_rows(c, shared_of(k, own), t->shared));
-    t->kv = latent_of(k, all);
-    t->shared = shared_of(k, all);
+    TRY(cache_join(c, latent_of(k, kept), t->kv, &all));
+    t->kv = all;
+    TRY(cache_join(c, shared_of(k, kept), t->shared, &all));
+    t->shared = all;
     return ERR_OK;
 }
 
@@ -321,19 +274,19 @@ static Err join_cached(const Call *k, Latents *t)
  */
 static bool absorbs(const Call *k)
 {
-    return k->c->kv && k->m->absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
+    return k->c->kv && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
 }
 
 /* Of head h the rows of Wkv_b that make its own part of the key; and those that make its values. */
 static Tensor key_rows(const Call *k, Tensor kv_b, int64_t h)
 {
-    const MlaWidths w = k->m->width;
+    const MlaWidths w = k->w;
     return tensor_row_slice(kv_b, h * (w.nope + w.value), w.nope);
 }
 
 static Tensor value_rows(const Call *k, Tensor kv_b, int64_t h)
 {
-    const MlaWidths w = k->m->width;
+    const MlaWidths w = k->w;
     return tensor_row_slice(kv_b, h * (w.nope + w.value) + w.nope, w.value);
 }
 
@@ -341,7 +294,7 @@ static Tensor value_rows(const Call *k, Tensor kv_b, int64_t h)
 static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor across)
 {
     const Mla *m = k->m;
-    const MlaWidths w = m->width;
+    const MlaWidths w = k->w;
     const int64_t wide = w.kv_rank + w.rope;
     Ctx *c = k->c;
     Tensor q;
@@ -364,7 +317,7 @@ static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor ac
 static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor lse)
 {
     Ctx *c = k->c;
-    const MlaWidths w = k->m->width;
+    const MlaWidths w = k->w;
     const int64_t rows = t->kv.dim[0];
     const Tensor kv_b = param_value(c, k->m->kv_b.weight);
     const Tensor values = one_head(t->kv);
@@ -373,7 +326,8 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
     TRY(tensor_new(c->scratch, &across, c->dtype, k->N, k->H, w.kv_rank + w.rope));
     TRY(tensor_new(c->scratch, &mixed, c->dtype, k->N, k->H, w.kv_rank));
     TRY(queries_absorbed(k, t->q, kv_b, across));
-    TRY(attend(k, (Heads){ across, keys, values }, spans_whole(rows), mixed, lse));
+    TRY(attention_core_forward(&k->m->core, c, &(Heads){ .q = across, .k = keys, .v = values },
+                               spans_whole(rows), mixed, lse));
     for (int64_t h = 0; h < k->H; h++)
         TRY(op(c->s, linear_fwd, .y = tensor_col_slice(heads_as_columns(o), h * w.value, w.value),
                .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank),
@@ -389,8 +343,8 @@ static Err gate_outputs(const Call *k, Tensor x, MlaSave *save, Tensor o, Tensor
     const Mla *m = k->m;
     Ctx *c = k->c;
     Tensor gate = { 0 };
-    if (m->has_gate) {
-        TRY(save_new(c, REGION_I, &gate, &save->gate, c->dtype, k->N, k->H, m->width.value));
+    if (m->spec->attention_gate) {
+        TRY(save_new(c, REGION_I, &gate, &save->gate, c->dtype, k->N, k->H, k->w.value));
         TRY(linear_forward(&m->gate, c, x, heads_as_columns(gate)));
     }
     return heads_gate_forward(c, o, gate, &save->gated, gated);
@@ -403,7 +357,8 @@ Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
     const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
     Latents t;
     Tensor o, lse, gated;
-    TRY(save_new(c, m->has_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, k.N, k.H, m->width.value));
+    TRY(save_new(c, m->spec->attention_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, k.N, k.H,
+                 k.w.value));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, k.B, k.T, k.H));
     TRY(latents_forward(&k, x, save, &t));
     TRY(join_cached(&k, &t));
@@ -422,11 +377,11 @@ static Err made_again(const Call *k, Latents *t, Heads *h)
     Ctx *c = k->c;
     const Tensor kv_a = save_get(c, k->save->kv_a);
     MlaSave unused;
-    if (m->width.q_rank) {
-        TRY(dy_alloc(c, &t->q, k->R, m->width.q_rank));
+    if (k->w.q_rank) {
+        TRY(dy_alloc(c, &t->q, k->R, k->w.q_rank));
         TRY(norm_again(&m->q_norm, c, save_get(c, k->save->q_a), t->q));
     }
-    TRY(dy_alloc(c, &t->kv, k->R, m->width.kv_rank));
+    TRY(dy_alloc(c, &t->kv, k->R, k->w.kv_rank));
     TRY(norm_again(&m->kv_norm, c, latent_of(k, kv_a), t->kv));
     TRY(shared_key(k, kv_a, &t->shared));
     TRY(heads_alloc(k, k->N, &unused, h));
@@ -437,44 +392,20 @@ static Err made(const Call *k, Tensor x, Latents *t, Heads *h)
 {
     const MlaSave *s = k->save;
     *t = (Latents){ .q = x };
-    if (k->m->recompute) return made_again(k, t, h);
-    if (k->m->width.q_rank) t->q = save_get(k->c, s->q_latent);
+    if (model_recomputes(k->m->spec)) return made_again(k, t, h);
+    if (k->w.q_rank) t->q = save_get(k->c, s->q_latent);
     t->kv = save_get(k->c, s->kv_latent);
-    *h = (Heads){ save_get(k->c, s->q), save_get(k->c, s->k), save_get(k->c, s->v) };
+    *h = (Heads){ .q = save_get(k->c, s->q), .k = save_get(k->c, s->k), .v = save_get(k->c, s->v) };
     return ERR_OK;
 }
 
-/* From go, the gradient of o, those of q, k and v: d has room for them; and that of the sinks. */
-static Err attend_backward(const Call *k, Tensor go, Heads h, Heads d)
+/* From go, the gradient of o, those of q, k and v, and of the sinks. */
+static Err scores_backward(const Call *k, Tensor go, const Heads *h, const Heads *d)
 {
-    const Mla *m = k->m;
     Ctx *c = k->c;
-    Tensor delta;
-    TRY(tensor_new(c->scratch, &delta, F32, k->B, k->T, k->H));
-    TRY(context_attention_bwd(c, (attention_bwd_args){ .dq = by_sample(k, d.q),
-                                                       .dk = by_sample(k, d.k),
-                                                       .dv = by_sample(k, d.v),
-                                                       .go = by_sample(k, go),
-                                                       .q = by_sample(k, h.q),
-                                                       .k = by_sample(k, h.k),
-                                                       .v = by_sample(k, h.v),
-                                                       .o = by_sample(k, save_get(c, k->save->o)),
-                                                       .lse = save_get(c, k->save->lse),
-                                                       .delta = delta,
-                                                       .doc = c->batch->doc,
-                                                       .sample = c->batch->samples,
-                                                       .q_span = c->batch->span,
-                                                       .k_span = c->batch->span,
-                                                       .scale = m->scale,
-                                                       .block = c->canon.attn_block,
-                                                       .window = m->window,
-                                                       .dropout = ctx_dropout(c, m->dropout, m->dropout_key),
-                                                       .head0 = k->H * c->world->tp.rank,
-                                                       .chunk = 1,
-                                                       .leaf = c->canon.query_leaf,
-                                                       .positions = c->batch->seq,
-                                                       .softcap = m->softcap }));
-    return sinks_backward(c, m->sink, save_get(c, k->save->lse), delta);
+    AttendSave s = { .o = save_get(c, k->save->o), .go = go, .lse = save_get(c, k->save->lse), .chunk = 1 };
+    TRY(tensor_new(c->scratch, &s.delta, F32, k->B, k->T, k->H));
+    return attention_core_backward(&k->m->core, c, h, &s, d);
 }
 
 /* The gradient of the shared part of the key of own rows, [R, rope], from that of all rows for own heads. */
@@ -488,7 +419,7 @@ static Err shared_backward(const Call *k, Tensor partial, Tensor dshared)
 static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor dx)
 {
     const Mla *m = k->m;
-    const MlaWidths w = m->width;
+    const MlaWidths w = k->w;
     Ctx *c = k->c;
     Tensor dkv, dkv_a, dlatent, dshared, partial;
     TRY(dy_alloc(c, &dkv, k->N, k->H * (w.nope + w.value)));
@@ -512,9 +443,9 @@ static Err queries_backward(const Call *k, Tensor x, Tensor latent, Tensor dq, T
     const Mla *m = k->m;
     Ctx *c = k->c;
     Tensor dlatent, dq_a;
-    if (!m->width.q_rank) return linear_backward(&m->q, c, x, dq, dx);
-    TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, m->width.q_rank));
-    TRY(dy_alloc(c, &dq_a, k->R, m->width.q_rank));
+    if (!k->w.q_rank) return linear_backward(&m->q, c, x, dq, dx);
+    TRY(tensor_new(c->scratch, &dlatent, c->dtype, k->R, k->w.q_rank));
+    TRY(dy_alloc(c, &dq_a, k->R, k->w.q_rank));
     TRY(linear_backward(&m->q, c, latent, dq, dlatent));
     TRY(norm_backward_into(&m->q_norm, c, &k->save->q_norm, save_get(c, k->save->q_a), dlatent, dq_a));
     return linear_backward(&m->q_a, c, x, dq_a, dx);
@@ -526,11 +457,12 @@ static Err outputs_backward(const Call *k, Tensor dy, Tensor go, Tensor *dgate)
     const Mla *m = k->m;
     Ctx *c = k->c;
     const Tensor o = save_get(c, k->save->o);
-    if (!m->has_gate) return linear_backward(&m->proj, c, heads_as_columns(o), dy, heads_as_columns(go));
-    TRY(dy_alloc(c, dgate, k->N, k->H * m->width.value));
+    if (!m->spec->attention_gate)
+        return linear_backward(&m->proj, c, heads_as_columns(o), dy, heads_as_columns(go));
+    TRY(dy_alloc(c, dgate, k->N, k->H * k->w.value));
     TRY(linear_backward(&m->proj, c, heads_as_columns(save_get(c, k->save->gated)), dy,
                         heads_as_columns(go)));
-    return heads_gate_backward(c, go, tensor_reshape(*dgate, k->N, k->H, m->width.value), o,
+    return heads_gate_backward(c, go, tensor_reshape(*dgate, k->N, k->H, k->w.value), o,
                                save_get(c, k->save->gate));
 }
 
@@ -545,16 +477,16 @@ Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy,
     TRY(made(&k, x, &t, &h));
     d.q = tensor_reshape(dq, k.N, k.H, k.key);
     TRY(tensor_new(c->scratch, &d.k, c->dtype, k.N, k.H, k.key));
-    TRY(tensor_new(c->scratch, &d.v, c->dtype, k.N, k.H, m->width.value));
-    TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.H, m->width.value));
+    TRY(tensor_new(c->scratch, &d.v, c->dtype, k.N, k.H, k.w.value));
+    TRY(tensor_new(c->scratch, &go, c->dtype, k.N, k.H, k.w.value));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
     TRY(outputs_backward(&k, dy, go, &dgate));
-    TRY(attend_backward(&k, go, h, d));
+    TRY(scores_backward(&k, go, &h, &d));
     TRY(rotate_queries(&k, d.q, 1));
     TRY(keys_backward(&k, x, t.kv, d, dx));
     TRY(queries_backward(&k, x, t.q, dq, through));
     TRY(add_rows(c, dx, through));
-    if (m->has_gate) {
+    if (m->spec->attention_gate) {
         TRY(linear_backward(&m->gate, c, x, dgate, through));
         TRY(add_rows(c, dx, through));
     }

@@ -27,13 +27,13 @@ static int64_t run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
 static bool sends(const Ctx *c) { return c->world->tp_ep.size > 1; }
 
 /* The experts take their rows out of all ranks' tokens. */
-static bool gathers(const Moe *m, const Ctx *c) { return sends(c) && m->gathers; }
+static bool gathers(const Moe *m, const Ctx *c) { return sends(c) && m->spec->gathers; }
 
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
 /* This rank's part of an expert's width. */
-static int64_t own_ffn(const Moe *m, const Ctx *c) { return m->ffn / copies(c); }
+static int64_t own_ffn(const Moe *m, const Ctx *c) { return m->spec->ffn / copies(c); }
 
 /* The weights of this rank's experts as [experts, outputs, inputs]. */
 static Tensor expert_weights(const Moe *m, const Ctx *c, int id)
@@ -90,7 +90,7 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
                       .local_offset = t->offset.data,
                       .remote_offset = t->owned.data,
                       .chunks = moe_own_experts(m, c),
-                      .stride = (t->offset.dim[0] - 1) / m->experts,
+                      .stride = (t->offset.dim[0] - 1) / m->spec->experts,
                       .copies = copies(c),
                       .back = back,
                       .remote_rows = most.owned,
@@ -158,7 +158,7 @@ static Err learn_owned(const Moe *m, Ctx *c, const MoeRows *t)
     const int64_t first = (int64_t)(group->rank / copies(c)) * own;
     TRY(op(c->s, dispatch_offsets, .offset = t->owned, .all = all, .first = first, .own = own,
            .most = moe_room_of(m, c).owned));
-    if (m->gathers) {
+    if (m->spec->gathers) {
         Tensor choice;
         TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice.dim[0]));
         TRY(comm_all_gather(group, c->s, choice, t->choice, NULL));
@@ -177,13 +177,13 @@ static Err take_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor we
     Tensor all, weights = { 0 };
     TRY(tensor_new(c->scratch, &all, x.dtype, group->size * x.dim[0], x.dim[1]));
     if (weight.data) {
-        TRY(tensor_new(c->scratch, &weights, F32, group->size * x.dim[0], m->topk));
+        TRY(tensor_new(c->scratch, &weights, F32, group->size * x.dim[0], m->spec->topk));
         TRY(comm_all_gather(group, c->s, weights, weight, NULL));
     }
     TRY(comm_all_gather(group, c->s, all, x, c->moved));
     TRY(move_rows_end(c));
     TRY(op(c->s, take_rows, .y = in_use(rows, t->owned), .x = all, .choice = t->taken, .weight = weights,
-           .topk = m->topk));
+           .topk = m->spec->topk));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -194,8 +194,9 @@ static Err dispatch(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor row
     ArenaMark mark = arena_mark(c->scratch);
     Tensor local = rows;
     if (gathers(m, c)) return take_rows(m, c, t, x, (Tensor){ 0 }, rows);
-    if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->hidden));
-    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = in_use(t->choice, t->offset), .topk = m->topk));
+    if (sends(c)) TRY(tensor_new(c->scratch, &local, c->dtype, t->choice.dim[0], m->model->hidden));
+    TRY(op(c->s, permute_rows, .y = local, .x = x, .choice = in_use(t->choice, t->offset),
+           .topk = m->spec->topk));
     if (sends(c)) {
         TRY(move_rows_begin(m, c, t, local, rows, false));
         TRY(move_rows_end(c));
@@ -215,14 +216,14 @@ static int64_t piece_tokens(const Moe *m, const Ctx *c)
 /* Permuted rows of all its tokens: pieces have places of their own, which no capacity makes smaller. */
 static int64_t sent_rows(const Moe *m, const Ctx *c)
 {
-    return c->in_pieces ? ctx_rows(c) * m->topk : moe_room_of(m, c).sent;
+    return c->in_pieces ? ctx_rows(c) * m->spec->topk : moe_room_of(m, c).sent;
 }
 
 /* The part of `t` that is of the piece from token `first` on. */
 static MoeRows piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first)
 {
-    const int64_t K = m->topk, per = piece_tokens(m, c), n = min64(per, t->index.dim[0] - first),
-                  run = run_tokens(c), lists = m->experts * ((n + run - 1) / run);
+    const int64_t K = m->spec->topk, per = piece_tokens(m, c), n = min64(per, t->index.dim[0] - first),
+                  run = run_tokens(c), lists = m->spec->experts * ((n + run - 1) / run);
     MoeRows p = *t;
     if (!c->in_pieces) return p;
     p.index = tensor_row_slice(t->index, first, n);
@@ -230,7 +231,7 @@ static MoeRows piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t fi
     p.row = tensor_row_slice(t->row, first, n);
     p.choice = tensor_row_slice(t->choice, first * K, n * K);
     p.out = tensor_row_slice(t->out, first * K, n * K);
-    p.offset = tensor_row_slice(t->offset, m->experts * (first / run) + first / per, lists + 1);
+    p.offset = tensor_row_slice(t->offset, m->spec->experts * (first / run) + first / per, lists + 1);
     return p;
 }
 
@@ -240,7 +241,7 @@ static Err learn_piece(const Moe *m, Ctx *c, MoeRows *p)
     p->owned = p->offset;
     if (!sends(c)) return ERR_OK;
     TRY(tensor_new(c->scratch, &p->owned, I64, copies(c) * (p->offset.dim[0] - 1) + 1));
-    if (m->gathers) TRY(tensor_new(c->scratch, &p->taken, I32, moe_room_of(m, c).owned));
+    if (m->spec->gathers) TRY(tensor_new(c->scratch, &p->taken, I32, moe_room_of(m, c).owned));
     return learn_owned(m, c, p);
 }
 
@@ -248,7 +249,7 @@ static Err learn_piece(const Moe *m, Ctx *c, MoeRows *p)
 
 static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *t)
 {
-    const int64_t K = m->topk, E = m->experts, run = run_tokens(c), X = E * ((N + run - 1) / run),
+    const int64_t K = m->spec->topk, E = m->spec->experts, run = run_tokens(c), X = E * ((N + run - 1) / run),
                   pieces = (N + piece_tokens(m, c) - 1) / piece_tokens(m, c);
     TRY(save_new(c, REGION_I, &t->logits, &save->logits, F32, N, moe_padded_cols(E)));
     t->logits = moe_first_cols(t->logits, E);
@@ -261,17 +262,19 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     save->owned = save->offset;
     if (!sends(c) || c->in_pieces) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, copies(c) * X + 1));
-    return m->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, moe_room_of(m, c).owned) : ERR_OK;
+    return m->spec->gathers ? save_new(c, REGION_I, &t->taken, &save->taken, I32, moe_room_of(m, c).owned)
+                            : ERR_OK;
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
     const int64_t P = sent_rows(m, c), Q = moe_room_of(m, c).owned;
-    const int64_t D = m->hidden, F = own_ffn(m, c), H = activation_gated(m->act.kind) ? 2 * F : F;
+    const int64_t D = m->model->hidden, F = own_ffn(m, c),
+                  H = activation_gated(m->model->activation) ? 2 * F : F;
     TRY(save_new(c, REGION_I, &t->hidden, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out, &save->out, c->dtype, P, D));
-    if (m->recompute) {
+    if (model_recomputes(m->model)) {
         TRY(tensor_new(c->scratch, &t->x, c->dtype, Q, D));
         return tensor_new(c->scratch, &t->active, c->dtype, Q, F);
     }
@@ -285,7 +288,7 @@ static Err order_rows(const Moe *m, Ctx *c, Tensor kept, const MoeRows *t)
     for (int64_t first = 0; first < kept.dim[0]; first += piece_tokens(m, c)) {
         const MoeRows p = piece_at(m, c, t, first);
         TRY(op(c->s, permute_index, .row = p.row, .choice = p.choice, .offset = p.offset,
-               .index = tensor_row_slice(kept, first, p.row.dim[0]), .experts = m->experts,
+               .index = tensor_row_slice(kept, first, p.row.dim[0]), .experts = m->spec->experts,
                .run = run_tokens(c)));
     }
     return ERR_OK;
@@ -304,7 +307,8 @@ static Err route(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
 {
-    return activation_forward(c, &m->act, in_use(t->hidden, t->owned), in_use(t->active, t->owned));
+    return activation_forward(c, m->model, m->spec->ffn, in_use(t->hidden, t->owned),
+                              in_use(t->active, t->owned));
 }
 
 /* The experts up to their second product. */
@@ -312,7 +316,7 @@ static Err make_active(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     TRY(dispatch(m, c, t, x, t->x));
     TRY(op(c->s, grouped_fwd, .y = t->hidden, .x = t->x, .w = expert_weights(m, c, m->fc1),
-           .offset = t->owned, .leaf = whole_leaf(m->hidden)));
+           .offset = t->owned, .leaf = whole_leaf(m->model->hidden)));
     TRY(add_bias(c, m->fc1_bias, moe_own_experts(m, c), t->hidden, t->owned));
     return activate(m, c, t);
 }
@@ -322,12 +326,12 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, const MoeRo
     ArenaMark mark = arena_mark(c->scratch);
     Tensor made = t->out;
     TRY(make_active(m, c, x, t));
-    if (sends(c)) TRY(tensor_new(c->scratch, &made, c->dtype, t->x.dim[0], m->hidden));
+    if (sends(c)) TRY(tensor_new(c->scratch, &made, c->dtype, t->x.dim[0], m->model->hidden));
     TRY(op(c->s, grouped_fwd, .y = made, .x = t->active, .w = expert_weights(m, c, m->fc2),
-           .offset = t->owned, .leaf = tree_leaf(c, m->ffn, t->active.dim[1])));
+           .offset = t->owned, .leaf = tree_leaf(c, m->spec->ffn, t->active.dim[1])));
     if (sends(c)) TRY(return_rows(m, c, t, made, t->out));
     arena_release(c->scratch, mark);
-    TRY(add_bias(c, m->fc2_bias, m->experts, t->out, t->offset));
+    TRY(add_bias(c, m->fc2_bias, m->spec->experts, t->out, t->offset));
     return op(c->s, unpermute_rows, .y = y, .x = t->out, .row = t->row, .weight = t->weight);
 }
 
@@ -358,7 +362,7 @@ static Err shared_sum(const Moe *m, Ctx *c, Tensor out, Tensor residual, Tensor 
 /* The shared expert's output; with a gate backward needs it, its bias included. */
 static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows *t)
 {
-    if (!m->has_shared) return ERR_OK;
+    if (!m->spec->shared_ffn) return ERR_OK;
     if (m->shared_gate < 0) {
         TRY(tensor_new(c->scratch, &t->shared_out, c->dtype, x.dim[0], x.dim[1]));
     } else {
@@ -374,7 +378,7 @@ static Err shared_forward(const Moe *m, Ctx *c, Tensor x, MoeSave *save, MoeRows
 
 static Err shared_add(const Moe *m, Ctx *c, Tensor y, const MoeRows *t)
 {
-    if (!m->has_shared) return ERR_OK;
+    if (!m->spec->shared_ffn) return ERR_OK;
     if (m->shared_gate < 0) return shared_sum(m, c, t->shared_out, y, y);
     return op(c->s, gated_add_fwd, .y = y, .residual = y, .x = t->shared_out, .gate = t->gate);
 }
@@ -395,14 +399,14 @@ Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
 /* What recomputation did not keep. */
 static Err rows_again(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
-    if (!m->recompute) return ERR_OK;
+    if (!model_recomputes(m->model)) return ERR_OK;
     TRY(dispatch(m, c, t, x, t->x));
     return activate(m, c, t);
 }
 
 static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
 {
-    *t = (MoeRows){ .logits = moe_first_cols(save_get(c, save->logits), m->experts),
+    *t = (MoeRows){ .logits = moe_first_cols(save_get(c, save->logits), m->spec->experts),
                     .index = save_get(c, save->index),
                     .weight = save_get(c, save->weight),
                     .row = save_get(c, save->row),
@@ -412,8 +416,8 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
                     .taken = gathers(m, c) && !c->in_pieces ? save_get(c, save->taken) : (Tensor){ 0 },
                     .hidden = save_get(c, save->hidden),
                     .out = save_get(c, save->out) };
-    if (m->recompute) {
-        TRY(dy_alloc(c, &t->x, t->hidden.dim[0], m->hidden));
+    if (model_recomputes(m->model)) {
+        TRY(dy_alloc(c, &t->x, t->hidden.dim[0], m->model->hidden));
         return dy_alloc(c, &t->active, t->hidden.dim[0], own_ffn(m, c));
     }
     t->x = save_get(c, save->x);
@@ -423,7 +427,7 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
 
 static Err grouped_dx(const Moe *m, Ctx *c, int weight, const MoeRows *t, Tensor dy, Tensor dx)
 {
-    const int64_t width = dy.dim[1], all = m->ffn / own_ffn(m, c) * width;
+    const int64_t width = dy.dim[1], all = m->spec->ffn / own_ffn(m, c) * width;
     const int64_t leaf = weight == m->fc1 ? tree_leaf(c, all, width) : whole_leaf(width);
     return op(c->s, grouped_dx, .dx = dx, .dy = dy, .w = expert_weights(m, c, weight), .offset = t->owned,
               .leaf = leaf);
@@ -455,8 +459,9 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout,
     TRY(tensor_new(c->scratch, &drows, c->dtype, t->x.dim[0], t->x.dim[1]));
     TRY(grouped_dx(m, c, m->fc2, t, dout, dactive));
     TRY(grouped_weight(c, m->fc2, t, dout, t->active));
-    TRY(activation_backward(c, &m->act, in_use(t->hidden, t->owned), in_use(dactive, t->owned),
-                            in_use(dhidden, t->owned)));
+    TRY(activation_backward(c, m->model, m->spec->ffn,
+                            (ActivationGrad){ in_use(t->hidden, t->owned), in_use(dactive, t->owned),
+                                              in_use(dhidden, t->owned) }));
     TRY(bias_backward(c, m->fc1_bias, moe_own_experts(m, c), dhidden, t->owned));
     TRY(grouped_dx(m, c, m->fc1, t, dhidden, drows));
     local = drows;
@@ -472,14 +477,15 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout,
 /* The gradients of the experts' outputs, where the experts are, and of the weights that they count. */
 static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Tensor *dout, Tensor dweight)
 {
-    TRY(dy_alloc(c, dout, t->hidden.dim[0], m->hidden));
+    TRY(dy_alloc(c, dout, t->hidden.dim[0], m->model->hidden));
     ArenaMark mark = arena_mark(c->scratch);
     const bool taken = gathers(m, c), needs_rows = !taken || m->fc2_bias >= 0;
     Tensor local = needs_rows ? *dout : (Tensor){ 0 };
-    if (sends(c) && needs_rows) TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->hidden));
+    if (sends(c) && needs_rows)
+        TRY(tensor_new(c->scratch, &local, c->dtype, t->out.dim[0], m->model->hidden));
     TRY(op(c->s, unpermute_bwd, .dx = local, .dweight = dweight, .dy = dy, .x = t->out, .row = t->row,
            .weight = t->weight));
-    TRY(bias_backward(c, m->fc2_bias, m->experts, local, t->offset));
+    TRY(bias_backward(c, m->fc2_bias, m->spec->experts, local, t->offset));
     if (taken) {
         TRY(take_rows(m, c, t, dy, t->weight, *dout));
     } else if (sends(c)) {
@@ -517,7 +523,7 @@ static Err gate_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Te
 static Err shared_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx)
 {
     Tensor dshared = dy, through;
-    if (!m->has_shared) return ERR_OK;
+    if (!m->spec->shared_ffn) return ERR_OK;
     if (m->shared_gate >= 0) TRY(gate_backward(m, c, save, x, dy, dx, &dshared));
     if (m->shared.fc2.bias >= 0) TRY(grad_add_columns(c, m->shared.fc2.bias, dshared, 0));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx.dim[0], dx.dim[1]));
@@ -565,7 +571,7 @@ static Err pieces_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Ten
         Tensor dout, dweight;
         TRY(learn_piece(m, c, &p));
         TRY(make_active(m, c, rows, &p));
-        TRY(tensor_new(c->scratch, &dweight, F32, n, m->topk));
+        TRY(tensor_new(c->scratch, &dweight, F32, n, m->spec->topk));
         TRY(out_backward(m, c, &p, tensor_row_slice(dy, first, n), &dout, dweight));
         TRY(experts_backward(m, c, &p, dout, tensor_row_slice(dx, first, n)));
         arena_release(c->scratch, mark);

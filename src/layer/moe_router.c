@@ -41,21 +41,21 @@ Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wid
 
 /* ---- what the router is given ---- */
 
-static bool has_noise(const Moe *m, const Ctx *c) { return m->jitter > 0 && c->dropout_on; }
+static bool has_noise(const Moe *m, const Ctx *c) { return m->spec->jitter > 0 && c->dropout_on; }
 
 /* y = x with the noise of these rows: so of the router's input, and so of its gradient. */
 static Err add_noise(const Moe *m, Ctx *c, Tensor y, Tensor x)
 {
     return op(c->s, jitter, .y = y, .x = x, .position = ctx_row_slice(c, c->batch->position),
-              .sample = ctx_row_slice(c, c->batch->sample), .key = m->jitter_key, .eps = m->jitter);
+              .sample = ctx_row_slice(c, c->batch->sample), .key = m->jitter_key, .eps = m->spec->jitter);
 }
 
 static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    if (m->balance.forced)
+    if (m->spec->balance.forced)
         return op(c->s, router_even, .logits = logits, .position = ctx_row_slice(c, c->batch->position),
-                  .sample = ctx_row_slice(c, c->batch->sample), .seq = c->batch->seq, .topk = m->topk);
+                  .sample = ctx_row_slice(c, c->batch->sample), .seq = c->batch->seq, .topk = m->spec->topk);
     if (has_noise(m, c)) {
         const Tensor plain = x;
         TRY(tensor_new(c->scratch, &x, plain.dtype, plain.dim[0], plain.dim[1]));
@@ -71,12 +71,12 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 {
     Tensor all, ranks, share;
     *rank = (Tensor){ 0 };
-    if (!m->balance.sinkhorn || !c->dropout_on) return ERR_OK;
+    if (!m->spec->balance.sinkhorn || !c->dropout_on) return ERR_OK;
     logits = tensor_of(logits.data, F32, logits.dim[0], logits.ld); /* with the padding: rows without gaps */
     TRY(moe_gather_units(c, logits, &all));
-    TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->experts));
+    TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->spec->experts));
     TRY(tensor_new(c->scratch, &share, F32, all.dim[0]));
-    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = moe_first_cols(all, m->experts),
+    TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = moe_first_cols(all, m->spec->experts),
            .rows = moe_unit_rows(m, c)));
     return moe_own_rows(c, ranks, rank);
 }
@@ -84,18 +84,18 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 /* ---- rows that would choose each expert ---- */
 
 /* Rows of a balance unit on the ranks of sp, and the first of this rank's rows among all of theirs. */
-static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->balance.unit * c->batch->T; }
+static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->spec->balance.unit * c->batch->T; }
 static int64_t first_row(const Ctx *c) { return c->world->sp.rank * ctx_rows(c); }
 
 /* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
 static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 {
-    const int64_t N = t->index.dim[0], K = m->topk;
+    const int64_t N = t->index.dim[0], K = m->spec->topk;
     Tensor index = t->index, weight;
-    TRY(tensor_new(c->scratch, load, I64, c->batch->B / m->balance.unit, m->experts));
+    TRY(tensor_new(c->scratch, load, I64, c->batch->B / m->spec->balance.unit, m->spec->experts));
     TRY(device_zero(c->s, load->data, tensor_bytes(*load)));
-    if (m->scoring.groups > 1 || m->balance.bias_rate > 0) {
-        Router alone = m->scoring;
+    if (m->spec->router.groups > 1 || m->spec->balance.bias_rate > 0) {
+        Router alone = m->spec->router;
         alone.groups = alone.group_topk = 1;
         TRY(tensor_new(c->scratch, &index, I32, N, K));
         TRY(tensor_new(c->scratch, &weight, F32, N, K));
@@ -118,10 +118,10 @@ static Tensor loads_so_far(const Moe *m, const Ctx *c, int64_t unit)
 /* Each unit's row is that of the unit before plus its own counts; made again, by recomputation, it is the same. */
 static Err follow_loads(const Moe *m, Ctx *c, const MoeRows *t)
 {
-    const int64_t unit = m->balance.unit, first = c->batch->first / unit;
+    const int64_t unit = m->spec->balance.unit, first = c->batch->first / unit;
     ArenaMark mark = arena_mark(c->scratch);
     Tensor own;
-    if (!m->balance.global || !c->dropout_on) return ERR_OK;
+    if (!m->spec->balance.global || !c->dropout_on) return ERR_OK;
     TRY(unit_loads(m, c, t, &own));
     for (int64_t u = 0; u < own.dim[0]; u++) {
         const Tensor row = tensor_row_slice(own, u, 1), sum = loads_so_far(m, c, first + u);
@@ -139,10 +139,10 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
     ArenaMark mark = arena_mark(c->scratch);
     Tensor rank;
     TRY(make_logits(m, c, x, t->logits));
-    const Tensor bias = m->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
+    const Tensor bias = m->spec->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
     TRY(unit_ranks(m, c, t->logits, &rank));
     TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
-           .rank = rank, .router = m->scoring));
+           .rank = rank, .router = m->spec->router));
     arena_release(c->scratch, mark);
     return follow_loads(m, c, t);
 }
@@ -153,9 +153,9 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
  * of a unit, of which cp ranks share the samples.) */
 static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Tensor load)
 {
-    const Balance *b = &m->balance;
+    const Balance *b = &m->spec->balance;
     return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance_losses, .logits = t->logits,
-              .load = load, .router = m->scoring, .step = c->step, .topk = m->topk,
+              .load = load, .router = m->spec->router, .step = c->step, .topk = m->spec->topk,
               .aux = b->aux / (float)c->world->cp.size, .aux_coeff = b->aux, .z = b->z, .first = first_row(c),
               .rows = unit_rows(m, c));
 }
@@ -163,23 +163,23 @@ static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Te
 /* The same unit by unit, by the mean load of the batch's units so far. */
 static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
 {
-    const Balance *b = &m->balance;
+    const Balance *b = &m->spec->balance;
     const int64_t rows = unit_rows(m, c), first = first_row(c), end = first + dlogits.dim[0];
     for (int64_t u = first / rows; u * rows < end; u++) {
         const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
         const int64_t count = min64((u + 1) * rows, end) - first - from;
         TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
                .losses = c->balance_losses, .logits = tensor_row_slice(t->logits, from, count),
-               .load = loads_so_far(m, c, number), .router = m->scoring, .step = c->step, .topk = m->topk,
-               .aux = b->aux / (float)c->world->cp.size / (float)(number + 1), .aux_coeff = b->aux, .z = b->z,
-               .rows = rows));
+               .load = loads_so_far(m, c, number), .router = m->spec->router, .step = c->step,
+               .topk = m->spec->topk, .aux = b->aux / (float)c->world->cp.size / (float)(number + 1),
+               .aux_coeff = b->aux, .z = b->z, .rows = rows));
     }
     return ERR_OK;
 }
 
 static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
 {
-    const Balance *b = &m->balance;
+    const Balance *b = &m->spec->balance;
     Tensor load = { 0 };
     if (b->global) return add_losses_so_far(m, c, t, dlogits);
     if (!(b->aux > 0) && !(b->z > 0)) return ERR_OK;
@@ -193,12 +193,12 @@ static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogi
 Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx)
 {
     Tensor dy, wide, noisy;
-    TRY(moe_fp32_dy_alloc(c, m->experts, &dy, &wide));
-    const Tensor dlogits = moe_first_cols(wide, m->experts);
+    TRY(moe_fp32_dy_alloc(c, m->spec->experts, &dy, &wide));
+    const Tensor dlogits = moe_first_cols(wide, m->spec->experts);
     TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
-           .weight = t->weight, .router = m->scoring));
+           .weight = t->weight, .router = m->spec->router));
     TRY(balance_backward(m, c, t, dlogits));
-    if (m->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
+    if (m->spec->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
     if (m->router_bias >= 0) TRY(grad_add_columns(c, m->router_bias, dlogits, 0));
     if (!has_noise(m, c)) return moe_fp32_linear_backward(c, m->router, x, dy, wide, dx);
     TRY(dy_alloc(c, &noisy, x.dim[0], x.dim[1]));

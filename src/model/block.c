@@ -2,116 +2,9 @@
  * The pre-norm residual block. Its gradient d [R, D] lives in one buffer: the branch reads it, and the norm's
  * backward adds the branch's contribution to it.
  */
-#include <math.h>
 #include <stdio.h>
 
-#include "base/rng.h"
 #include "model/model.h"
-
-static uint64_t dropout_key(const ModelSpec *spec, const char *block, const char *site)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s", block, site);
-    return rng_key(spec->seed, name);
-}
-
-/* Projections that write to the residual stream start smaller, by 1 / sqrt(2 layers): Megatron's rule. */
-static float projection_std(const ModelSpec *s) { return s->init_std / sqrtf(2.0f * (float)s->layers); }
-
-static Err register_latent(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *block, int layer)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.attn", block);
-    b->latent = true;
-    return mla_register(&b->mla, reg,
-                        (MlaSpec){ .name = name,
-                                   .width = s->latent.width,
-                                   .hidden = s->hidden,
-                                   .window = layer_pattern_at(&s->window, layer),
-                                   .heads = s->heads,
-                                   .tp_blocks = s->tp_blocks,
-                                   .bias = s->bias,
-                                   .gate = s->attention_gate,
-                                   .rope = layer_pattern_at(&s->rope.layers, layer),
-                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
-                                   .sinks = s->sinks,
-                                   .absorb = s->latent.absorb,
-                                   .scale = s->latent.scale,
-                                   .std = s->init_std,
-                                   .proj_std = projection_std(s),
-                                   .softcap = s->attention_softcap,
-                                   .dropout = s->attention_dropout,
-                                   .norm_eps = s->norm_eps,
-                                   .seed = s->seed });
-}
-
-static Err register_attention(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *block, int layer)
-{
-    char name[PARAM_NAME_MAX];
-    if (model_is_latent(s)) return register_latent(b, reg, s, block, layer);
-    snprintf(name, sizeof name, "%s.attn", block);
-    return attention_register(&b->attn, reg,
-                              (AttentionSpec){ .name = name,
-                                               .hidden = s->hidden,
-                                               .window = layer_pattern_at(&s->window, layer),
-                                               .heads = s->heads,
-                                               .kv_heads = s->kv_heads,
-                                               .head_dim = s->head_dim,
-                                               .tp_blocks = s->tp_blocks,
-                                               .bias = s->bias,
-                                               .qk_norm = s->qk_norm,
-                                               .rope = layer_pattern_at(&s->rope.layers, layer),
-                                               .sinks = s->sinks,
-                                               .gate = s->attention_gate,
-                                               .softcap = s->attention_softcap,
-                                               .std = s->init_std,
-                                               .proj_std = projection_std(s),
-                                               .dropout = s->attention_dropout,
-                                               .norm_eps = s->norm_eps,
-                                               .seed = s->seed });
-}
-
-static Err register_mixture(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name)
-{
-    b->mixture = true;
-    return moe_register(&b->moe, reg,
-                        (MoeSpec){ .name = name,
-                                   .experts = s->moe.experts,
-                                   .topk = s->moe.topk,
-                                   .parts = s->moe.parts,
-                                   .tp_blocks = s->tp_blocks,
-                                   .hidden = s->hidden,
-                                   .ffn = s->moe.ffn,
-                                   .shared_ffn = s->moe.shared_ffn,
-                                   .shared_gate = s->moe.shared_gate,
-                                   .gathers = s->moe.gathers,
-                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
-                                   .bias = s->bias,
-                                   .activation = s->activation,
-                                   .activation_limit = s->activation_limit,
-                                   .scoring = s->moe.router,
-                                   .balance = s->moe.balance,
-                                   .capacity = s->moe.capacity,
-                                   .jitter = s->moe.jitter,
-                                   .seed = s->seed,
-                                   .std = s->init_std,
-                                   .proj_std = projection_std(s) });
-}
-
-static Err register_mlp(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name)
-{
-    return mlp_register(&b->mlp, reg,
-                        (MlpSpec){ .name = name,
-                                   .hidden = s->hidden,
-                                   .ffn = s->ffn,
-                                   .activation = s->activation,
-                                   .activation_limit = s->activation_limit,
-                                   .tp_blocks = s->tp_blocks,
-                                   .bias = s->bias,
-                                   .recompute = s->recompute == RECOMPUTE_SELECTIVE,
-                                   .std = s->init_std,
-                                   .proj_std = projection_std(s) });
-}
 
 Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const char *owner, const char *which)
 {
@@ -122,18 +15,20 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const c
 
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
-    char mlp[PARAM_NAME_MAX];
-    *b = (Block){ .context = (ContextComm)layer_pattern_at(&s->context, layer),
-                  .dropout = s->dropout,
-                  .keep_norms = s->recompute != RECOMPUTE_SELECTIVE,
-                  .again = s->recompute == RECOMPUTE_FULL };
-    b->attn_dropout_key = dropout_key(s, name, "attn.residual");
-    b->mlp_dropout_key = dropout_key(s, name, "mlp.residual");
-    TRY(model_norm_register(&b->norm1, reg, s, name, "norm1"));
-    TRY(register_attention(b, reg, s, name, layer));
-    TRY(model_norm_register(&b->norm2, reg, s, name, "norm2"));
+    char attn[PARAM_NAME_MAX], mlp[PARAM_NAME_MAX];
+    snprintf(attn, sizeof attn, "%s.attn", name);
     snprintf(mlp, sizeof mlp, "%s.mlp", name);
-    return model_is_mixture(s, layer) ? register_mixture(b, reg, s, mlp) : register_mlp(b, reg, s, mlp);
+    *b = (Block){ .spec = s,
+                  .latent = model_is_latent(s),
+                  .mixture = model_is_mixture(s, layer),
+                  .context = (ContextComm)layer_pattern_at(&s->context, layer),
+                  .attn_dropout_key = model_key(s, attn, "residual"),
+                  .mlp_dropout_key = model_key(s, mlp, "residual") };
+    TRY(model_norm_register(&b->norm1, reg, s, name, "norm1"));
+    TRY(b->latent ? mla_register(&b->mla, reg, s, attn, layer)
+                  : attention_register(&b->attn, reg, s, attn, layer));
+    TRY(model_norm_register(&b->norm2, reg, s, name, "norm2"));
+    return b->mixture ? moe_register(&b->moe, reg, s, mlp) : mlp_register(&b->mlp, reg, s, mlp, s->ffn);
 }
 
 /* The parameter of the bias that a branch leaves to the residual sum, or -1. */
@@ -171,13 +66,13 @@ static ResidualSum behind(const Block *b, const Ctx *c, int bias, uint64_t key, 
                           .residual = x,
                           .branch = branch,
                           .bias = bias >= 0 ? param_value(c, bias) : (Tensor){ 0 },
-                          .dropout = ctx_dropout(c, b->dropout, key) };
+                          .dropout = ctx_dropout(c, b->spec->dropout, key) };
 }
 
 /* A norm's output: kept for the wgrad, or passing (selective recomputation). */
 static Err norm_out(const Block *b, Ctx *c, Tensor x, Tensor *n, Saved *saved)
 {
-    if (b->keep_norms) return save_new(c, REGION_W, n, saved, c->dtype, x.dim[0], x.dim[1]);
+    if (!model_recomputes(b->spec)) return save_new(c, REGION_W, n, saved, c->dtype, x.dim[0], x.dim[1]);
     return tensor_new(c->scratch, n, c->dtype, x.dim[0], x.dim[1]);
 }
 
@@ -211,7 +106,7 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
  */
 static Err branch_gradient(const Block *b, Ctx *c, int bias, uint64_t key, Tensor d, Tensor *out)
 {
-    Dropout drop = ctx_dropout(c, b->dropout, key);
+    Dropout drop = ctx_dropout(c, b->spec->dropout, key);
     *out = d;
     if (drop.threshold || c->split_backward) {
         TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
@@ -223,7 +118,7 @@ static Err branch_gradient(const Block *b, Ctx *c, int bias, uint64_t key, Tenso
 
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
-    if (b->keep_norms) {
+    if (!model_recomputes(b->spec)) {
         *n = save_get(c, saved);
         return ERR_OK;
     }
@@ -234,7 +129,7 @@ static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Te
 /* A bias whose gradient can be summed with that of the stream behind it: -1 if it has dropout before it, or is none. */
 static int bias_of_stream(const Block *b, const Ctx *c, int bias, uint64_t key)
 {
-    return ctx_dropout(c, b->dropout, key).threshold ? -1 : bias;
+    return ctx_dropout(c, b->spec->dropout, key).threshold ? -1 : bias;
 }
 
 int block_bias_of_output(const Block *b, const Ctx *c)
@@ -285,7 +180,7 @@ static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
 Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    if (!b->again) {
+    if (b->spec->recompute != RECOMPUTE_FULL) {
         TRY(block_forward(b, c, x, save, y));
     } else {
         Arena *kept[REGION_COUNT];
@@ -304,7 +199,7 @@ Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor
  * which backward reads nothing, is not made again. */
 Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d)
 {
-    if (!b->again) return block_backward(b, c, save, x, d);
+    if (b->spec->recompute != RECOMPUTE_FULL) return block_backward(b, c, save, x, d);
     ArenaMark mark = arena_mark(c->scratch);
     ResidualStream stream;
     Arena *kept[REGION_COUNT];

@@ -10,20 +10,6 @@
 
 #include "model/model.h"
 
-/* whole: all that read the table are in the same registry. */
-static EmbeddingSpec embedding_spec(const ModelSpec *spec, bool whole)
-{
-    return (EmbeddingSpec){ .vocab = spec->vocab,
-                            .padded_vocab = spec->padded_vocab,
-                            .hidden = spec->hidden,
-                            .seq = spec->seq,
-                            .learned_positions = spec->learned_positions,
-                            .shared = !whole,
-                            .std = spec->init_std,
-                            .dropout = spec->dropout,
-                            .seed = spec->seed };
-}
-
 StageShare stage_whole(const ModelSpec *spec)
 {
     return (StageShare){ 0, spec->layers, true, true, spec->mtp.count };
@@ -32,9 +18,8 @@ StageShare stage_whole(const ModelSpec *spec)
 /* The embedding's table for others that read it; in a registry without the embedding a copy. */
 static Err find_table(const ModelSpec *spec, ParamRegistry *reg, int *id)
 {
-    const EmbeddingSpec table = embedding_spec(spec, false);
     *id = param_find(reg, EMBEDDING_TABLE);
-    return *id >= 0 ? ERR_OK : param_add(reg, embedding_table(&table, PARAM_COPY), id);
+    return *id >= 0 ? ERR_OK : param_add(reg, embedding_table(spec, true, PARAM_COPY), id);
 }
 
 /* A head behind the modules, in a stage of its own, has what it reads from theirs. */
@@ -60,8 +45,7 @@ static Err register_head(Stage *st, ParamRegistry *reg, const ModelSpec *spec)
 {
     int table = -1;
     if (spec->tied) TRY(find_table(spec, reg, &table));
-    return head_register(&st->head, reg, table, spec->vocab, spec->padded_vocab, spec->hidden,
-                         spec->init_std);
+    return head_register(&st->head, reg, spec, table);
 }
 
 static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec, SetupArena *setup)
@@ -94,6 +78,19 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
     return ERR_OK;
 }
 
+/* shared: others than this registry's read the embedding's table. */
+static Err register_stage(Stage *st, ParamRegistry *reg, bool shared, SetupArena *setup)
+{
+    const ModelSpec *spec = &st->spec;
+    if (st->share.embedding) TRY(embedding_register(&st->embedding, reg, spec, shared));
+    TRY(register_blocks(st, reg, spec, setup));
+    if (has_norm(st))
+        TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
+                          PARTIAL_ROWS));
+    if (st->share.head) TRY(register_head(st, reg, spec));
+    return st->share.mtp ? register_mtp(st, reg, spec, setup) : ERR_OK;
+}
+
 Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistry *reg, const ModelSpec *spec,
                     SetupArena *setup)
 {
@@ -101,14 +98,7 @@ Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistr
     for (int i = 0; i < count; i++) head |= shares[i].head, mtp |= shares[i].mtp > 0;
     for (int i = 0; i < count; i++, st++) {
         *st = (Stage){ .spec = *spec, .share = shares[i] };
-        if (st->share.embedding)
-            TRY(embedding_register(&st->embedding, reg, embedding_spec(spec, head && mtp)));
-        TRY(register_blocks(st, reg, spec, setup));
-        if (has_norm(st))
-            TRY(norm_register(&st->final_norm, reg, "final_norm", spec->hidden, spec->rms, spec->norm_eps,
-                              PARTIAL_ROWS));
-        if (st->share.head) TRY(register_head(st, reg, spec));
-        if (st->share.mtp) TRY(register_mtp(st, reg, spec, setup));
+        TRY(register_stage(st, reg, !(head && mtp), setup));
     }
     return ERR_OK;
 }
@@ -378,13 +368,6 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     arena_release(c->scratch, mark);
     return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }
-
-bool model_is_mixture(const ModelSpec *spec, int layer)
-{
-    return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
-}
-
-bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
 
 /* Matrices of a feed-forward layer. */
 static int64_t ffn_matrices(const ModelSpec *spec) { return activation_gated(spec->activation) ? 3 : 2; }

@@ -16,75 +16,10 @@
 #ifndef MEGATRAIN_MODEL_MODEL_H
 #define MEGATRAIN_MODEL_MODEL_H
 
-#include "base/layer_set.h"
 #include "layer/layer.h"
 
-typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
-
-/* Mixtures of experts (layer.h, Moe); experts 0: a dense model. */
 typedef struct {
-    int experts, topk;
-    int parts; /* of a dense layer that they begin as; 0: they begin at random */
-    int64_t ffn, shared_ffn;
-    bool shared_gate, gathers;
-    Router router;
-    Balance balance;
-    Capacity capacity;
-    float jitter;
-    LayerSet layers; /* the blocks that are mixtures */
-} MixtureSpec;
-
-typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeScaling;
-
-/* Rotary positions; rope.c has the formulas. */
-typedef struct {
-    LayerPattern layers; /* 1: the block has them */
-    float base;
-    int columns; /* of a head, that turn; 0: all */
-    RopeScaling scaling;
-    double factor;     /* all but PLAIN */
-    double original;   /* LLAMA3, YARN: positions first trained on, */
-    double slow, fast; /* and how often a pair turns in them */
-    double magnitude;  /* YARN */
-    bool truncate;
-} RopeSpec;
-
-/* Multi-head latent attention (layer.h, Mla); kv_rank 0: none. */
-typedef struct {
-    MlaWidths width;
-    float scale; /* of scores, besides 1 / sqrt(head_dim) */
-    bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
-} LatentSpec;
-
-enum { MTP_MOST = 8 };
-
-/* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
-typedef struct {
-    int count;    /* 0: none */
-    float weight; /* of all their losses together, each counting the same */
-} MtpSpec;
-
-/* Everything a model is, in numbers; filled from the configuration by train/. */
-typedef struct {
-    int layers, heads, kv_heads,
-        head_dim; /* with latent attention kv_heads = heads, head_dim = nope + rope */
-    int64_t hidden, ffn, seq, vocab, padded_vocab;
-    LayerPattern window;  /* of each block; 0: all positions */
-    LayerPattern context; /* of each block: its ContextComm */
-    RopeSpec rope;
-    LatentSpec latent;
-    bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
-    Activation activation;
-    float activation_limit; /* of the clamped one */
-    float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
-    uint64_t seed;
-    Recompute recompute;
-    int tp_blocks;
-    MixtureSpec moe;
-    MtpSpec mtp;
-} ModelSpec;
-
-typedef struct {
+    const ModelSpec *spec;
     Norm norm1, norm2;
     bool latent; /* mla instead of attn */
     Attention attn;
@@ -94,10 +29,7 @@ typedef struct {
     Moe moe;
     ContextComm context;
     int index; /* among the stage's blocks, those of MTP behind the others */
-    float dropout;
     uint64_t attn_dropout_key, mlp_dropout_key;
-    bool keep_norms; /* false under selective recomputation */
-    bool again;      /* full recomputation */
 } Block;
 
 typedef struct {
@@ -136,6 +68,7 @@ typedef struct {
     int mtp; /* modules of multi-token prediction: all, or none; with the head, or in the stage before it */
 } StageShare;
 
+/* Its layers keep pointers to spec: a stage stays where it was registered. */
 typedef struct {
     ModelSpec spec;
     StageShare share;
@@ -221,8 +154,6 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
                       Tensor *sin);
 
-bool model_is_mixture(const ModelSpec *spec, int layer);
-bool model_is_latent(const ModelSpec *spec);
 /* Of so many parameters those that a token meets: without the experts that it is not sent to. */
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
 /* Of scores and weighted values, forward and backward: 12 L C T, C the columns of all heads (where keys and values

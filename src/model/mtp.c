@@ -20,25 +20,26 @@
  */
 #include <stdio.h>
 
-#include "base/rng.h"
 #include "model/model.h"
 
 static Err register_projection(Mtp *m, ParamRegistry *reg, const ModelSpec *s, const char *module)
 {
     char name[PARAM_NAME_MAX];
     snprintf(name, sizeof name, "%s.proj", module);
-    return linear_register(
-        &m->proj, reg,
-        (LinearSpec){
-            .name = name, .in = 2 * s->hidden, .out = s->hidden, .kind = LINEAR_COLUMN, .std = s->init_std });
+    return linear_register(&m->proj, reg,
+                           (LinearSpec){ .owner = module,
+                                         .name = "proj",
+                                         .in = 2 * s->hidden,
+                                         .out = s->hidden,
+                                         .kind = LINEAR_COLUMN,
+                                         .std = s->init_std });
 }
 
 Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table)
 {
-    char name[PARAM_NAME_MAX / 2], dropout[PARAM_NAME_MAX];
+    char name[PARAM_NAME_MAX / 2];
     snprintf(name, sizeof name, "mtp.%d", m->depth - 1);
-    snprintf(dropout, sizeof dropout, "%s.embedding.dropout", name);
-    embedding_share(&m->embedding, reg, table, s->dropout, rng_key(s->seed, dropout));
+    embedding_share(&m->embedding, reg, s, name, table);
     TRY(model_norm_register(&m->embedding_norm, reg, s, name, "embedding_norm"));
     TRY(model_norm_register(&m->hidden_norm, reg, s, name, "hidden_norm"));
     TRY(register_projection(m, reg, s, name));

@@ -1,0 +1,123 @@
+/*
+ * Everything a model is, in numbers, filled from the configuration by train/. Layers register from it, keep a pointer
+ * to it and derive the rest.
+ */
+#ifndef MEGATRAIN_LAYER_SPEC_H
+#define MEGATRAIN_LAYER_SPEC_H
+
+#include "base/activation.h"
+#include "base/layer_set.h"
+#include "device/step.h"
+
+typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
+
+/* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
+ * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
+typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
+
+/* How a router is made to use all experts (docs/moe.md). */
+typedef struct {
+    int64_t unit;  /* samples over which rows are counted for the auxiliary loss and for capacities */
+    float aux, z;  /* weights of the auxiliary loss and of the z-loss; 0: none */
+    bool global;   /* the auxiliary loss counts all units of the step's batch so far, in data order */
+    bool sinkhorn; /* choices are made by what Sinkhorn's method makes of a unit's logits */
+    bool forced;   /* experts take turns, whatever the router says: for benchmarks */
+    /* > 0: choices are made with a bias for each expert, which changes by so much after a step */
+    float bias_rate;
+} Balance;
+
+/* How many rows of a balance unit an expert takes, and which: the others' choices of it are dropped. */
+typedef struct {
+    double factor;    /* of the mean over all experts; 0: all rows */
+    bool by_position; /* the first rows, else those with the largest weights */
+    /* Room of a rank's experts, as a multiple of an even share; 0: for all rows that can come. */
+    double slack;
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
+    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
+} Capacity;
+
+/* Mixtures of experts (layer.h, Moe); experts 0: a dense model. */
+typedef struct {
+    int experts, topk;
+    int parts; /* of a dense layer that they begin as; 0: they begin at random */
+    int64_t ffn, shared_ffn;
+    bool shared_gate, gathers;
+    Router router;
+    Balance balance;
+    Capacity capacity;
+    float jitter;
+    LayerSet layers; /* the blocks that are mixtures */
+} MixtureSpec;
+
+typedef enum { ROPE_PLAIN, ROPE_LINEAR, ROPE_LLAMA3, ROPE_YARN } RopeScaling;
+
+/* Rotary positions; rope.c has the formulas. */
+typedef struct {
+    LayerPattern layers; /* 1: the block has them */
+    float base;
+    int columns; /* of a head, that turn; 0: all */
+    RopeScaling scaling;
+    double factor;     /* all but PLAIN */
+    double original;   /* LLAMA3, YARN: positions first trained on, */
+    double slow, fast; /* and how often a pair turns in them */
+    double magnitude;  /* YARN */
+    bool truncate;
+} RopeSpec;
+
+typedef struct {
+    int64_t q_rank, kv_rank; /* of the latents; q_rank 0: queries are made of the row itself */
+    /* of a head: columns of queries and keys without positions, with them; of values */
+    int64_t nope, rope, value;
+} MlaWidths;
+
+/* Multi-head latent attention (layer.h, Mla); kv_rank 0: none. */
+typedef struct {
+    MlaWidths width;
+    float scale; /* of scores, besides 1 / sqrt(head_dim) */
+    bool absorb; /* generation meets the latents themselves, where the device has heads that wide */
+} LatentSpec;
+
+enum { MTP_MOST = 8 };
+
+/* Multi-token prediction (mtp.c): modules behind the last block, each for a token further on. */
+typedef struct {
+    int count;    /* 0: none */
+    float weight; /* of all their losses together, each counting the same */
+} MtpSpec;
+
+typedef struct {
+    /* With latent attention kv_heads = heads and head_dim = nope + rope. */
+    int layers, heads, kv_heads, head_dim;
+    int64_t hidden, ffn, seq, vocab, padded_vocab;
+    LayerPattern window;  /* of each block; 0: all positions */
+    LayerPattern context; /* of each block: its ContextComm */
+    RopeSpec rope;
+    LatentSpec latent;
+    bool learned_positions, rms, bias, tied, qk_norm, sinks, attention_gate;
+    Activation activation;
+    float activation_limit; /* of the clamped one */
+    float norm_eps, dropout, attention_dropout, attention_softcap, init_std;
+    uint64_t seed;
+    Recompute recompute;
+    int tp_blocks;
+    MixtureSpec moe;
+    MtpSpec mtp;
+} ModelSpec;
+
+/* Layers keep less of what backward needs, and make it again. */
+static inline bool model_recomputes(const ModelSpec *spec) { return spec->recompute == RECOMPUTE_SELECTIVE; }
+
+/* Deviation of the weights whose products are added to the residual stream: smaller, by 1 / sqrt(2 layers). */
+float model_projection_std(const ModelSpec *spec);
+
+/* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */
+uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site);
+
+static inline bool model_is_mixture(const ModelSpec *spec, int layer)
+{
+    return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
+}
+
+static inline bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
+
+#endif
