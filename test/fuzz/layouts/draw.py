@@ -103,6 +103,8 @@ class Draw:
         if s == "hanayo" and self.chance(0.3):
             self.chunks = 4
         self.slices = self.one(2, 2, 4, 8) if s == "seq1f1b" else 1
+        while self.cp * self.slices > 16:  # rings around each slice: 8 x 8 took minutes of processor time for 2 steps
+            self.slices //= 2
         self.micro_batches = self.draw_micro_batches()
         self.split = s in SPLIT and self.chance(0.3)
         self.unit_div = 2 if s == "chimera-bhalf" else 1
