@@ -214,7 +214,12 @@ start() { # with a fault
     finish_start
     said=$(grep -E "$line|^launch:" run.err | head -3) lines=$(grep -cE "$line" run.err)
     check "$what: exit $code, want $allowed: $said" grep -qE "^($allowed)$" <<<"$code"
-    [ $count -eq 1 ] || [ $fault = two ] || check "$what: $lines error lines: $said" [ "$lines" -eq $((code != 0)) ]
+    if [ $fault = two ] && [ $code -ne 0 ]; then # a surviving rank says it; where none is left, the launcher
+        check "$what: exit $code and no line" [ -n "$said" ]
+        [ $count -le 2 ] || check "$what: no error line: $said" [ "$lines" -ge 1 ]
+    elif [ $count -gt 1 ]; then
+        check "$what: $lines error lines: $said" [ "$lines" -eq $((code != 0)) ]
+    fi
     [ -z "${VERBOSE:-}" ] || echo "$what: exit $code"
 }
 line='^megatrain: (error|stopped|interrupted)'
