@@ -388,6 +388,10 @@ check "generate elsewhere: exit $?, $(cat "$dir/err")" grep -q "^Line" "$dir/out
 step=$(basename "$(ls -d "$dir"/runs/color/checkpoints/step-* | tail -1)")
 refused 2 "is a checkpoint's folder, not a run's" generate --run "runs/color/checkpoints/$step"
 says err "^hint: give the run's, and which checkpoint: --run runs/color --step $((10#${step#step-}))$"
+(cd "$dir/runs/color" && "$mt" generate --run "checkpoints/$step" >../../out 2>../../err)
+says err "^hint: give the run's, and which checkpoint: --run \. --step $((10#${step#step-}))$"
+mkdir -p "$dir/nest/checkpoints/step-one" && cp -R "$dir/runs/color" "$dir/nest/checkpoints/step-one/run"
+run 0 generate --run nest/checkpoints/step-one/run --prompt Line --tokens 3 # (a run may lie anywhere)
 refused 2 "did you mean '--run runs/color'" generate runs/color
 refused 2 "did you mean 'megatrain generate'" sample
 refused 2 "did you mean 'megatrain train'" resume

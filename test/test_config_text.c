@@ -169,6 +169,8 @@ TEST(numbers_as_people_write_them)
         { "train.tokens=k", "not an integer" },
         { "train.tokens=1e", "not an integer" },
         { "train.tokens=-1e3", "must lie between" },
+        { "train.global_batch=1e3", "in digits alone" },
+        { "train.global_batch=8*1e3,16", "in digits alone" },
         { "train.max_minutes=2x", "not a number, or such as 2h30m" },
         { "train.max_minutes=30m2h", "not a number" },
         { "train.max_minutes=2h30", "not a number" },

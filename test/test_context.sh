@@ -77,6 +77,7 @@ expect 9 "each sequence; or a smaller" "$mt" --config long.ini run.dir=refused t
 short=(model.seq=32 parallel.seq_blocks=0 train.steps=2 optim.warmup=0)
 run blunt 2 "${short[@]}" parallel.cp=2
 blocks=$(grep -o 'parallel.seq_blocks=[0-9]*' blunt.err | tail -1)
+check "of two ranks one warns" [ "$(grep -c 'canonical block' blunt.err)" -eq 1 ]
 check "cp 2 inside a block names the blocks: $(grep -m1 warning blunt.err)" [ "$blocks" = parallel.seq_blocks=4 ]
 run keen1 1 "${short[@]}" "${blocks:-none}"
 run keen2 2 "${short[@]}" "${blocks:-none}" parallel.cp=2

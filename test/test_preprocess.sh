@@ -453,6 +453,10 @@ expect 3 "'x' is no text" "$mt" tokenizer train --input x --vocab-size 300 --out
 gzip -c x >x.gz
 expect 3 "'x.gz' is no text but holds many zero bytes" pre nt x.gz
 expect 3 "'-' is no text" pre nt - <x
+printf 'PAR1rest' >x
+expect 3 "'-' is no text but Parquet" pre nt - <x
+check "of stdin the line leaves the file to the reader" grep -q "'FILE' 'text' | megatrain preprocess" err.txt
+head -c 300 /dev/zero >x; echo text >>x
 expect 0 "documents" pre nt x --force
 printf 'PAR one\0two\n' >x # the beginning of a word, and a byte
 expect 0 "documents" pre nt2 x

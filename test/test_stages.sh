@@ -48,7 +48,14 @@ expect 4 "the training data is not the checkpoint's" "$mt" --config tiny.ini run
 # ---- refused
 expect 2 "'@4' in data.train: each stage must begin at a later step" "$mt" --config tiny.ini data.train="a @9 c @4 a"
 check "with an example: $(tail -1 err.txt)" grep -q 'hint: `web @9001' err.txt
-expect 2 "data.order=megatron is an order of one data set" "$mt" --config tiny.ini data.order=megatron
+for command in "config check" plan ""; do
+    expect 2 "data.order=megatron is an order of one data set" "$mt" $command --config tiny.ini data.order=megatron
+done
+# each order has its own blends: the check opens the data as the run does
+rare=(data.train="0.0001 a 1 c" run.dir=rare train.stop_at=2)
+expect 2 "less than 1/4096 of all weights" "$mt" config check --config tiny.ini "${rare[@]}"
+expect 0 "tiny.ini: ok" "$mt" config check --config tiny.ini "${rare[@]}" data.order=megatron
+expect 0 "done: step 2" "$mt" --config tiny.ini "${rare[@]}" data.order=megatron
 expect 2 "stages need data.valid, not data.split" "$mt" --config tiny.ini data.valid= data.split=90,10
 expect 2 "only training data have stages" "$mt" --config tiny.ini data.valid="b @9 c"
 expect 3 "'gone.idx'" "$mt" --config tiny.ini data.train="a @9 gone"

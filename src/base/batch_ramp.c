@@ -26,14 +26,16 @@ static const char *read_parts(const char *at, BatchRamp *r)
         const int64_t batch = read_number(&at, RAMP_BATCH_MAX);
         int64_t steps = 0;
         if (!batch || (*at && *at != '*' && *at != ','))
-            return "must be an integer from 1 to 1073741824, or such a ramp: 32*1000,64 (1000 steps of 32, "
-                   "then 64)";
+            return "must be an integer from 1 to 1073741824, in digits alone, or such a ramp: 32*1000,64 "
+                   "(1000 "
+                   "steps of 32, then 64)";
         if (*at == '*') {
             at++;
             steps = read_number(&at, STEPS_MAX);
         }
         if (*at ? !steps || *at != ',' : steps)
-            return "must say of each part but the last for how many steps it holds: 32*1000,64";
+            return "must say of each part but the last, in digits alone, for how many steps it holds: "
+                   "32*1000,64";
         last = steps ? last + steps : INT64_MAX;
         r->part[r->count++] = (BatchRampPart){ batch, last };
         if (!*at) return NULL;

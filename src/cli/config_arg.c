@@ -21,13 +21,21 @@ Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
                                           .world_size = world_size });
 }
 
-/* A checkpoint's folder instead of its run's: its name is of `name` on. */
-static Err refuse_checkpoint(const char *path, const char *name)
+/* A checkpoint's folder instead of its run's: it has a manifest, and lies as a run has its own. */
+static Err refuse_checkpoint(const char *path)
 {
-    const long long step = strtoll(name + strlen("/checkpoints/step-"), NULL, 10);
+    static const char inside[] = "checkpoints/step-";
+    char manifest[PATH_MAX];
+    const char *name = NULL;
+    for (const char *at = path; (at = strstr(at, inside)); at++)
+        if (at == path || at[-1] == '/') name = at;
+    if (!name || snprintf(manifest, sizeof manifest, "%s/manifest.json", path) >= (int)sizeof manifest ||
+        !file_exists(manifest))
+        return ERR_OK;
     err_set(ERR_CONFIG, "--run '%s' is a checkpoint's folder, not a run's", path);
-    return err_hint("give the run's, and which checkpoint: --run %.*s --step %lld", (int)(name - path), path,
-                    step);
+    return err_hint("give the run's, and which checkpoint: --run %.*s --step %lld",
+                    name > path ? (int)(name - path) - 1 : 1, name > path ? path : ".",
+                    strtoll(name + strlen(inside), NULL, 10));
 }
 
 /* A checkpoint's meta data, and where it is. */
@@ -49,8 +57,7 @@ static Err find_meta(const char *run_dir, int64_t step, Source *s)
 {
     bool found;
     char path[PATH_MAX];
-    const char *name = strstr(run_dir, "/checkpoints/step-");
-    if (name && file_is_dir(run_dir)) return refuse_checkpoint(run_dir, name);
+    TRY(refuse_checkpoint(run_dir));
     if (step >= 0) {
         TRY(ckpt_of_step(run_dir, step, path));
         return ckpt_removed(path, read_meta(path, s));

@@ -80,15 +80,16 @@ static int64_t blocks_for_cp(const Config *c)
     return power && whole && c->parallel.slices == 1 && c->model.seq % blocks == 0 ? blocks : 0;
 }
 
-/* A run that could have had the bits of all layouts, were it not for its cuts. */
+/* A run that could have had the bits of all layouts, were it not for its cuts; said by its first rank. */
 static void warn_of_bits(const Config *c)
 {
     const bool by_tp = c->parallel.tp_blocks % c->parallel.tp != 0, by_cp = !by_tp && c->parallel.cp > 1;
     const int64_t cuts = by_tp ? c->parallel.tp : by_cp ? c->parallel.cp : c->parallel.slices;
     const int64_t blocks = by_cp ? blocks_for_cp(c) : 0;
     char instead[80] = "";
-    if (c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO || c->run.device != RUN_DEVICE_CPU ||
-        c->run.reproducible != RUN_REPRODUCIBLE_RUN || c->run.precision != RUN_PRECISION_FP32)
+    if (log_rank() || c->origin[CFG_run_reproducible].kind != ORIGIN_AUTO ||
+        c->run.device != RUN_DEVICE_CPU || c->run.reproducible != RUN_REPRODUCIBLE_RUN ||
+        c->run.precision != RUN_PRECISION_FP32)
         return;
     if (blocks)
         snprintf(instead, sizeof instead, "; a new run keeps them alike with parallel.seq_blocks=%lld",

@@ -60,14 +60,16 @@ static bool has_many_zeros(const char *beginning, int64_t size)
     return zeros >= ZEROS_LEAST && zeros > size / ZEROS_ONE_OF;
 }
 
-/* The command that hands over a table's column; its words are quoted, so names with a quote are left to the reader. */
+/* The command that hands over a table's column; its words are quoted, so names with a quote are left to the reader, as
+ * is the file that came on stdin. */
 static Err hint_table(const Format *f, const char *path, const char *key)
 {
+    const bool has_name = strcmp(path, "-") != 0 && !strchr(path, '\'');
     return err_hint(
         "python3 -c \"import sys,json,pyarrow.%s as q;[print(json.dumps({sys.argv[2]:t or ''})) for b in %s "
         "for t in b.column(sys.argv[2]).to_pylist()]\" '%s' '%s' | megatrain preprocess --input - --format "
         "jsonl --key '%s' ... (pip install pyarrow); --force takes the bytes as they are",
-        f->module, f->rows, strchr(path, '\'') ? "FILE" : path, strchr(key, '\'') ? "COLUMN" : key,
+        f->module, f->rows, has_name ? path : "FILE", strchr(key, '\'') ? "COLUMN" : key,
         strchr(key, '\'') ? "COLUMN" : key);
 }
 

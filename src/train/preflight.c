@@ -38,6 +38,9 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
                          .split = c->data.split,
                          .part = PART_TRAIN,
                          .seq = c->model.seq,
+                         .seed = (uint64_t)c->data.seed,
+                         .order = c->data.order == DATA_ORDER_MEGATRON ? ORDER_MEGATRON : ORDER_KEYED,
+                         .samples = batch_ramp_samples(&c->derived.batch, c->derived.steps),
                          .ramp = &c->derived.batch,
                          .tokenizer = t ? c->data.tokenizer : NULL,
                          .tokenizer_crc = t ? tokenizer_crc(t) : 0 };

@@ -465,12 +465,9 @@ class Draw:
     # ---- the whole
 
     def mistaken(self, case):
-        """One key otherwise, as a user's mistake would have it; not so that there are more ranks than processes to start,
-        nor Megatron's order of data in stages: what data say is refused where they are, and `config check` warns of it."""
+        """One key otherwise, as a user's mistake would have it; not so that there are more ranks than can be started."""
         key = self.rng.choice(list(OTHERWISE))
         value = str(self.rng.choice(OTHERWISE[key]))
-        if key == "data.order" and "@" in self.model["data.train"]:
-            return case
         if not key.startswith("parallel.") and key != "train.micro_batch" or key in BLOCKS:
             return case.but(model=self.model | {key: value})
         other = case.but(layout=self.layout | {key: value})
