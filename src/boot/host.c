@@ -196,8 +196,8 @@ static void enter_store(Host *h, Conn *c, const Hello *hello)
         refuse_second(h, c, hello);
         return;
     }
-    /* The same process once more: under load it has not waited for its first welcome. So a rank counts for all_here, and
-     * its connection's end for its own, only when it has heard one. */
+    /* The same process once more: under load it has not waited for its first welcome. So a rank counts for all_here,
+     * and its connection's end for its own, only when it has heard one. */
     if (first) end(first);
     c->rank = (int)hello->rank;
     c->state = CONN_STORE;

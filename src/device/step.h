@@ -36,9 +36,9 @@ enum { LOSS_FIXED_BITS = 28 };
 enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
 
 /*
- * The part of one tensor that a rank has in the flat buffers (param/param.h), for ops that run over all tensors at once.
- * Such an op gets the parts as a table, an [n, 5] i64 tensor. It works in chunks of FLAT_CHUNK elements; the last chunk of
- * a part may be shorter. A part's `chunk` is the number of chunks of all parts before it. No part is empty.
+ * The part of one tensor that a rank has in the flat buffers (param/param.h), for ops that run over all tensors at
+ * once. Such an op gets the parts as a table, an [n, 5] i64 tensor. It works in chunks of FLAT_CHUNK elements; the last
+ * chunk of a part may be shorter. A part's `chunk` is the number of chunks of all parts before it. No part is empty.
  */
 typedef struct {
     int64_t flat;  /* its first element in buffers of whole parameters */
