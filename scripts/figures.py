@@ -34,8 +34,9 @@ def room(path):
 
 
 def without_comments(text):
-    """The text with its comments blanked, line by line as it was."""
-    return re.sub(r"//[^\n]*|/\*.*?\*/", lambda m: re.sub(r"[^\n]", " ", m.group()), text, flags=re.S)
+    """The text with its comments blanked, line by line as it was. (What looks like one in a string is none.)"""
+    return re.sub(r'"(?:\\.|[^"\\\n])*"|//[^\n]*|/\*.*?\*/',
+                  lambda m: m.group() if m.group()[0] == '"' else re.sub(r"[^\n]", " ", m.group()), text, flags=re.S)
 
 
 def matches(files, pattern, where=lambda path: True):
