@@ -88,7 +88,7 @@ bool quantity_seconds(const char *text, double *out)
     *out = 0;
     while (*text) {
         char *end;
-        if (!is_digit(*text)) return false;
+        if (!is_digit(*text) || text[1] == 'x' || text[1] == 'X') return false; /* (no hexadecimal) */
         const double count = strtod(text, &end);
         const char *unit = *end ? strchr(letters, *end) : NULL;
         if (!unit || unit - letters <= last) return false;

@@ -35,6 +35,11 @@ static const Alias aliases[] = {
     NOTE("parallel.dp dp dp_size data_parallel_size data_parallel_degree data_parallel_shard_degree "
          "data_parallel_replicate_degree num_gpus nproc_per_node",
          "dp follows from the number of ranks: what tp x cp x pp leave of them"),
+    NOTE("model.flavor model.name",
+         "a model is said by its sizes; config/ has published ones, as llama3-8b.ini"),
+    NOTE("checkpoint.folder", "checkpoints lie in run.dir"),
+    NOTE("compile compile.enable torch_compile",
+         "nothing is compiled when a run starts: the key has no place here"),
     ONE("out_dir output_dir save_dir dump_folder", run, dir),
     ONE("run_name experiment_name wandb_run_name job.description", run, name),
     WORDS(
@@ -123,6 +128,7 @@ static const Alias aliases[] = {
     ONE("valid_data valid_data_path val_data eval_data validation", data, valid),
     ONE("tokenizer_path tokenizer_name tokenizer_model hf_assets_path", data, tokenizer),
     ONE("save_interval save_steps save_every checkpoint.interval", checkpoint, every),
+    WORDS("checkpoint.enable checkpoint.enable_checkpoint", checkpoint, every, "false=0"),
     ONE("save_total_limit keep_latest_k", checkpoint, keep),
     ONE("resume_from_checkpoint", checkpoint, resume),
     WORDS("init_from", checkpoint, resume, "scratch=none resume=auto"),

@@ -85,7 +85,8 @@ Err preflight_hint_of_run(const Config *c, Err err)
     bool missing = false;
     text_cut(words, sizeof words, *c->data.valid ? c->data.valid : c->data.train);
     for (const char *word; (word = strtok_r(rest, " ", &rest));)
-        missing |= *word != '/' && !strchr(word, ':') && strtod(word, NULL) == 0 && is_missing(word);
+        missing |=
+            *word != '/' && !strchr(word, ':') && word[strspn(word, "0123456789.eE+-")] && is_missing(word);
     if (!missing) return err;
     return err_hint("the paths are relative to the folder in which the run was started: go there, or give "
                     "data.%s=PATH from here",
