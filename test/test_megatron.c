@@ -62,7 +62,9 @@ TEST(worked_example)
     };
     Shards file;
     write_file("worked", (int32_t[]){ 5, 3, 9, 4, 7 }, 5, 0);
-    OK(shards_open(in_dir("worked"), &file));
+    SetupArena tables;
+    setup_init(&tables);
+    OK(shards_open(in_dir("worked"), &tables, &file));
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         SetupArena mem;
         MegatronIndex x;
@@ -76,6 +78,7 @@ TEST(worked_example)
         setup_release(&mem);
     }
     shards_close(&file);
+    setup_release(&tables);
 }
 
 TEST(blend_by_the_largest_error)

@@ -280,7 +280,7 @@ static Err open_stage(Dataset *d, int k, const DatasetOptions *o)
     Stage *g = &d->stages[k];
     for (int i = g->source; i < g->source + g->count; i++) {
         Source *s = &d->sources[i];
-        TRY(shards_open(s->word, &s->file));
+        TRY(shards_open(s->word, &d->mem, &s->file));
         if (o->tokenizer) TRY(shards_check_tokenizer(&s->file, o->tokenizer_crc, o->tokenizer));
         TRY(choose_part(s, o));
         for (int earlier = 0; earlier < k; earlier++) s->before += taken(d, earlier, s->file.name);

@@ -146,16 +146,16 @@ static Err find_names(Names *n, const char *word)
 
 /* ---- opening ---- */
 
-static Err open_all(Shards *s, const char *word)
+static Err open_all(Shards *s, const char *word, SetupArena *mem)
 {
-    Names n = { .mem = &s->mem };
+    Names n = { .mem = mem };
     char *name;
     TRY(find_names(&n, word));
-    TRY(setup_strdup(&s->mem, n.count > 1 ? word : *n.prefix, &name));
+    TRY(setup_strdup(mem, n.count > 1 ? word : *n.prefix, &name));
     s->name = name;
-    TRY(setup_array(&s->mem, n.count, &s->file));
-    TRY(setup_array(&s->mem, n.count + 1, &s->sequence));
-    TRY(setup_array(&s->mem, n.count + 1, &s->token));
+    TRY(setup_array(mem, n.count, &s->file));
+    TRY(setup_array(mem, n.count + 1, &s->sequence));
+    TRY(setup_array(mem, n.count + 1, &s->token));
     while (s->count < n.count) {
         Indexed *x = &s->file[s->count];
         TRY(indexed_open(n.prefix[s->count], x));
@@ -168,11 +168,10 @@ static Err open_all(Shards *s, const char *word)
     return ERR_OK;
 }
 
-Err shards_open(const char *word, Shards *out)
+Err shards_open(const char *word, SetupArena *mem, Shards *out)
 {
     *out = (Shards){ 0 };
-    setup_init(&out->mem);
-    Err err = open_all(out, word);
+    Err err = open_all(out, word, mem);
     if (err) shards_close(out);
     return err;
 }
@@ -180,7 +179,6 @@ Err shards_open(const char *word, Shards *out)
 void shards_close(Shards *s)
 {
     for (int i = 0; i < s->count; i++) indexed_close(&s->file[i]);
-    setup_release(&s->mem);
     *s = (Shards){ 0 };
 }
 

@@ -23,12 +23,11 @@ typedef struct {
     int64_t *sequence, *token; /* [count + 1] the first of each file; behind them how many there are */
     int64_t sequences, tokens; /* of all files */
     int64_t documents, bytes;  /* the same; bytes of all PREFIX.bin */
-    SetupArena mem;
 } Shards;
 
-/* ERR_CONFIG: a list that cannot be read, or names a prefix twice. ERR_DATA: there is none, or one is damaged
+/* With tables in `mem`, which must outlive it. ERR_CONFIG: a list that cannot be read, or names a prefix twice. ERR_DATA: there is none, or one is damaged
  * (indexed_open). */
-Err shards_open(const char *word, Shards *out);
+Err shards_open(const char *word, SetupArena *mem, Shards *out);
 void shards_close(Shards *s); /* all zero is fine */
 
 /* ERR_DATA, as indexed_check_tokenizer, for the first file that is of another one. */
