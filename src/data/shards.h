@@ -25,8 +25,8 @@ typedef struct {
     int64_t documents, bytes;  /* the same; bytes of all PREFIX.bin */
 } Shards;
 
-/* With tables in `mem`, which must outlive it. ERR_CONFIG: a list that cannot be read, or names a prefix twice. ERR_DATA: there is none, or one is damaged
- * (indexed_open). */
+/* With tables in `mem`, which must outlive it. ERR_CONFIG: a list that cannot be read, or names a prefix twice.
+ * ERR_DATA: there is none, or one is damaged (indexed_open). */
 Err shards_open(const char *word, SetupArena *mem, Shards *out);
 void shards_close(Shards *s); /* all zero is fine */
 
