@@ -376,10 +376,13 @@ static int come_again(int i, void *arg)
     Link l;
     link_open(&l, connect_at(p->port), 0);
     NEED(greet_call(&g, &l, &key, &hello, p->port));
+    NEED(link_flush(&l));
     while (!g.called) { /* (the hello goes out when the answer has come) */
-        NEED(greet_caller(&g, &l, &w) == GREET_MORE && link_flush(&l));
-        if (!g.called) NEED(link_fill(&l) >= 0);
+        const int got = link_fill(&l);
+        NEED(got >= 0);
         usleep(1000);
+        if (got == 0) continue;
+        NEED(greet_caller(&g, &l, &w) == GREET_MORE && link_flush(&l));
     }
     link_close(&l);
     usleep(300 * 1000); /* (nothing fails if the host is slower than this: then both come at once) */

@@ -88,6 +88,7 @@ static GreetStep look_at_call(const Link *l)
 {
     const uint64_t magic = GREET_MAGIC;
     Call call;
+    if (!l->in_size) return GREET_MORE;
     if (memcmp(l->in, &magic, l->in_size < sizeof magic ? l->in_size : sizeof magic)) return GREET_STRANGER;
     if (l->in_size < sizeof call) return GREET_MORE;
     memcpy(&call, l->in, sizeof call);
