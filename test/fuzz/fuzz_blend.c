@@ -34,7 +34,8 @@ static void write_files(void)
     }
 }
 
-/* The text with the names of the files in it; malloc'ed */
+/* The text with the names of the files in it, and without patterns, which would look through the whole machine;
+ * malloc'ed */
 static char *with_names(const uint8_t *data, size_t size)
 {
     char *text = malloc(size * 64 + 1);
@@ -43,7 +44,7 @@ static char *with_names(const uint8_t *data, size_t size)
     for (size_t i = 0; i < size; i++)
         if (data[i] == '@' || data[i] == '&')
             n += (size_t)sprintf(text + n, "%s", fuzz_path(names[data[i] == '&']));
-        else text[n++] = (char)data[i];
+        else text[n++] = strchr("*?[", data[i]) && data[i] ? 'x' : (char)data[i];
     text[n] = 0;
     return text;
 }
