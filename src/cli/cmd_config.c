@@ -37,7 +37,7 @@ static Err check(const Config *c)
     int64_t vocab;
     TRY(grid_spec(c, &grid));
     TRY(preflight(c, &found, &vocab));
-    if (vocab) TRY(spec_dry_run(c, vocab));
+    if (vocab) TRY(spec_dry_run(c, grid, vocab));
     say_checked(c, found, vocab > 0);
     return ERR_OK;
 }

@@ -10,6 +10,7 @@
 #include "base/words.h"
 
 enum { LIST_BYTES_MAX = 64 << 20 };
+static const char patterns[] = "*?["; /* what makes a word one */
 
 /* ---- which files ---- */
 
@@ -19,14 +20,16 @@ typedef struct {
     int count;
 } Names;
 
+static bool is_pair(const char *word)
+{
+    char index[PATH_MAX];
+    return snprintf(index, sizeof index, "%s.idx", word) < PATH_MAX && file_exists(index);
+}
+
 /* PREFIX.bin or PREFIX.idx is taken for PREFIX, unless that is one, too. */
 static void cut_suffix(char *word)
 {
-    char index[PATH_MAX];
-    const size_t n = strlen(word);
-    if (!text_ends(word, ".bin") && !text_ends(word, ".idx")) return;
-    snprintf(index, sizeof index, "%s.idx", word);
-    if (!file_exists(index)) word[n - 4] = 0;
+    if ((text_ends(word, ".bin") || text_ends(word, ".idx")) && !is_pair(word)) word[strlen(word) - 4] = 0;
 }
 
 static Err add_name(Names *n, const char *word)
@@ -129,17 +132,17 @@ static Err find_files(Names *n, const char *word, bool folder)
     return err;
 }
 
-static bool is_pair(const char *word)
+bool shards_missing(const char *word)
 {
-    char index[PATH_MAX];
-    return snprintf(index, sizeof index, "%s.idx", word) < PATH_MAX && file_exists(index);
+    if (*word == '@') return !file_exists(word + 1);
+    return !strpbrk(word, patterns) && !file_is_dir(word) && !is_pair(word);
 }
 
 static Err find_names(Names *n, const char *word)
 {
     if (*word == '@') return read_list(n, word + 1);
-    if (!is_pair(word) && file_is_dir(word)) return find_files(n, word, true);
-    if (!is_pair(word) && strpbrk(word, "*?[")) return find_files(n, word, false);
+    const bool folder = file_is_dir(word);
+    if (!is_pair(word) && (folder || strpbrk(word, patterns))) return find_files(n, word, folder);
     TRY(setup_array(n->mem, 1, &n->prefix));
     return add_name(n, word);
 }
@@ -229,28 +232,29 @@ static int64_t in_one_file(const Shards *s, int64_t first, int64_t count, int *f
     return count < rest ? count : rest;
 }
 
-Err shards_read(const Shards *s, int64_t first, int64_t count, int64_t vocab, int32_t *out)
-{
-    int f;
-    int64_t at;
-    ASSERT(first >= 0 && count >= 0 && first <= s->tokens - count);
-    for (int64_t n; count > 0; first += n, out += n, count -= n) {
-        n = in_one_file(s, first, count, &f, &at);
-        TRY(indexed_read(&s->file[f], at, n, vocab, out));
-    }
-    return ERR_OK;
-}
-
-Err shards_check(const Shards *s, int64_t first, int64_t count, int64_t vocab)
+/* out NULL: checks the tokens alone. */
+static Err visit(const Shards *s, int64_t first, int64_t count, int64_t vocab, int32_t *out)
 {
     int f;
     int64_t at;
     ASSERT(first >= 0 && count >= 0 && first <= s->tokens - count);
     for (int64_t n; count > 0; first += n, count -= n) {
         n = in_one_file(s, first, count, &f, &at);
-        TRY(indexed_check(&s->file[f], at, n, vocab, NULL));
+        TRY(out ? indexed_read(&s->file[f], at, n, vocab, out)
+                : indexed_check(&s->file[f], at, n, vocab, NULL));
+        if (out) out += n;
     }
     return ERR_OK;
+}
+
+Err shards_read(const Shards *s, int64_t first, int64_t count, int64_t vocab, int32_t *out)
+{
+    return visit(s, first, count, vocab, out);
+}
+
+Err shards_check(const Shards *s, int64_t first, int64_t count, int64_t vocab)
+{
+    return visit(s, first, count, vocab, NULL);
 }
 
 bool shards_end_with(const Shards *s, int32_t id)

@@ -30,6 +30,9 @@ typedef struct {
 Err shards_open(const char *word, SetupArena *mem, Shards *out);
 void shards_close(Shards *s); /* all zero is fine */
 
+/* Does a word name files that are not there? Of a pattern it is not asked. */
+bool shards_missing(const char *word);
+
 /* ERR_DATA, as indexed_check_tokenizer, for the first file that is of another one. */
 Err shards_check_tokenizer(const Shards *s, uint32_t tokenizer_crc, const char *name);
 

@@ -2,7 +2,6 @@
 #include "train/preflight.h"
 
 #include <ctype.h>
-#include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +10,7 @@
 #include "base/log.h"
 #include "base/words.h"
 #include "data/sets.h"
+#include "data/shards.h"
 #include "data/tokenizer.h"
 #include "device/device.h"
 #include "train/spec.h"
@@ -34,16 +34,7 @@ static void look_for_device(const Config *c, int *found)
 /* ERR_CONFIG: data.train or data.valid is not a list of files that a run would take. */
 static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
 {
-    DatasetOptions o = { .spec = c->data.train,
-                         .split = c->data.split,
-                         .part = PART_TRAIN,
-                         .seq = c->model.seq,
-                         .seed = (uint64_t)c->data.seed,
-                         .order = c->data.order == DATA_ORDER_MEGATRON ? ORDER_MEGATRON : ORDER_KEYED,
-                         .samples = batch_ramp_samples(&c->derived.batch, c->derived.steps),
-                         .ramp = &c->derived.batch,
-                         .tokenizer = t ? c->data.tokenizer : NULL,
-                         .tokenizer_crc = t ? tokenizer_crc(t) : 0 };
+    DatasetOptions o = data_spec(c, t);
     Dataset *train = NULL;
     Sets valid = { 0 };
     Err err = *c->data.train ? dataset_open(&o, &train)
@@ -51,10 +42,7 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     dataset_close(train);
     if (err == ERR_CONFIG) return err;
     warn_of(err, "data.train", found);
-    o.part = PART_VALID;
-    o.order = ORDER_FILE;
-    o.ramp = NULL;
-    if (!*c->data.split) o.spec = c->data.valid;
+    o = valid_spec(c, t);
     if (!*o.spec || (!*c->data.valid && !*c->data.split)) return ERR_OK;
     err = sets_open(&o, &valid);
     if (!err) sets_close(&valid);
@@ -63,20 +51,11 @@ static Err look_for_data(const Config *c, const Tokenizer *t, int *found)
     return ERR_OK;
 }
 
-/* Does a word name files (data/shards.h) that are not there? Of a pattern it is not known. */
-static bool is_missing(const char *word)
-{
-    char path[PATH_MAX];
-    if (*word == '@') return !isdigit((unsigned char)word[1]) && !file_exists(word + 1);
-    if (strpbrk(word, "*?[") || file_is_dir(word)) return false;
-    return snprintf(path, sizeof path, "%s.idx", word) < (int)sizeof path && !file_exists(path);
-}
-
 /* Is data.train one prefix, of files that are not there? */
 static bool lacks_tokens(const Config *c)
 {
     const char *prefix = c->data.train;
-    return *prefix && !strpbrk(prefix, " @") && is_missing(prefix);
+    return *prefix && !strpbrk(prefix, " @") && shards_missing(prefix);
 }
 
 Err preflight_hint_of_run(const Config *c, Err err)
@@ -85,8 +64,8 @@ Err preflight_hint_of_run(const Config *c, Err err)
     bool missing = false;
     text_cut(words, sizeof words, *c->data.valid ? c->data.valid : c->data.train);
     for (const char *word; (word = strtok_r(rest, " ", &rest));)
-        missing |=
-            *word != '/' && !strchr(word, ':') && word[strspn(word, "0123456789.eE+-")] && is_missing(word);
+        missing |= *word != '/' && !(*word == '@' && isdigit((unsigned char)word[1])) && !strchr(word, ':') &&
+                   word[strspn(word, "0123456789.eE+-")] && shards_missing(word);
     if (!missing) return err;
     return err_hint("the paths are relative to the folder in which the run was started: go there, or give "
                     "data.%s=PATH from here",

@@ -22,30 +22,13 @@
 
 /* ---- opening ---- */
 
-static DatasetOptions data_options(const Run *r)
-{
-    const Config *c = r->cfg;
-    return (DatasetOptions){ .spec = c->data.train,
-                             .split = c->data.split,
-                             .part = PART_TRAIN,
-                             .seq = c->model.seq,
-                             .vocab = r->spec.model.vocab,
-                             .tokenizer = c->data.tokenizer,
-                             .tokenizer_crc = tokenizer_crc(r->tokenizer),
-                             .seed = (uint64_t)c->data.seed,
-                             .order = ORDER_KEYED,
-                             .samples = batch_ramp_samples(&c->derived.batch, c->derived.steps) };
-}
-
 static Err open_train(Run *r)
 {
-    DatasetOptions o = data_options(r);
+    DatasetOptions o = data_spec(r->cfg, r->tokenizer);
     const double began_s = clock_s();
-    const bool megatron = r->cfg->data.order == DATA_ORDER_MEGATRON;
-    if (megatron) o.order = ORDER_MEGATRON;
-    o.ramp = &r->cfg->derived.batch;
+    o.vocab = r->spec.model.vocab;
     TRY(dataset_open(&o, &r->train));
-    if (megatron && r->world->rank == 0)
+    if (o.order == ORDER_MEGATRON && r->world->rank == 0)
         log_info("data.order=megatron: order of %lld samples, %.1f MiB on each rank, made in %.1f s",
                  (long long)o.samples, (double)dataset_index_bytes(r->train) / (1 << 20),
                  clock_s() - began_s);
@@ -67,10 +50,8 @@ static void look_for_ends(const Run *r)
 
 static Err open_valid(Run *r)
 {
-    DatasetOptions o = data_options(r);
-    if (!*o.split) o.spec = r->cfg->data.valid;
-    o.part = PART_VALID;
-    o.order = ORDER_FILE;
+    DatasetOptions o = valid_spec(r->cfg, r->tokenizer);
+    o.vocab = r->spec.model.vocab;
     return sets_open(&o, &r->valid);
 }
 

@@ -2,7 +2,6 @@
 #include "train/spec.h"
 
 #include "base/mathx.h"
-#include "data/dataset.h"
 
 static MixtureSpec mixture_spec(const Config *cfg)
 {
@@ -173,6 +172,30 @@ Err spec_eod(const Config *cfg, const Tokenizer *t, int32_t *out)
            err_hint("take a tokenizer with <|endoftext|>, as `megatrain tokenizer train` makes");
 }
 
+DatasetOptions data_spec(const Config *cfg, const Tokenizer *t)
+{
+    return (DatasetOptions){ .spec = cfg->data.train,
+                             .split = cfg->data.split,
+                             .part = PART_TRAIN,
+                             .seq = cfg->model.seq,
+                             .tokenizer = t ? cfg->data.tokenizer : NULL,
+                             .tokenizer_crc = t ? tokenizer_crc(t) : 0,
+                             .seed = (uint64_t)cfg->data.seed,
+                             .order = cfg->data.order == DATA_ORDER_MEGATRON ? ORDER_MEGATRON : ORDER_KEYED,
+                             .samples = batch_ramp_samples(&cfg->derived.batch, cfg->derived.steps),
+                             .ramp = &cfg->derived.batch };
+}
+
+DatasetOptions valid_spec(const Config *cfg, const Tokenizer *t)
+{
+    DatasetOptions o = data_spec(cfg, t);
+    if (!*o.split) o.spec = cfg->data.valid;
+    o.part = PART_VALID;
+    o.order = ORDER_FILE;
+    o.ramp = NULL;
+    return o;
+}
+
 /* vpp or slices alone ask for the schedule that is made for them. */
 static const char *schedule_of(const Config *cfg)
 {
@@ -252,13 +275,8 @@ static Err check_pairs(const Config *cfg)
 
 static Err check_data(const Config *cfg)
 {
-    const bool megatron = cfg->data.order == DATA_ORDER_MEGATRON;
-    return *cfg->data.train
-               ? dataset_check_text(&(DatasetOptions){ .spec = cfg->data.train,
-                                                       .split = cfg->data.split,
-                                                       .order = megatron ? ORDER_MEGATRON : ORDER_KEYED,
-                                                       .ramp = &cfg->derived.batch })
-               : ERR_OK;
+    const DatasetOptions o = data_spec(cfg, NULL);
+    return *o.spec ? dataset_check_text(&o) : ERR_OK;
 }
 
 /* Any vocabulary will do for the rules: a model has a multiple of tp_blocks, whatever its size. */
@@ -305,13 +323,11 @@ Err grid_spec(const Config *cfg, Grid *out)
 }
 
 /* The first of the ranks of each pipeline rank: the others do the same, or less. */
-Err spec_dry_run(const Config *cfg, int64_t vocab)
+Err spec_dry_run(const Config *cfg, Grid grid, int64_t vocab)
 {
     TrainSpec s;
-    Grid grid;
     MemoryPlan plan;
     TRY(train_spec(cfg, vocab, &s));
-    TRY(grid_spec(cfg, &grid));
     for (int rank = 0, pp = 0; rank < grid_size(grid) && pp < grid.pp; rank++) {
         if (grid_coords(grid, rank).pp != pp) continue;
         TRY(trainer_plan(&s, grid, rank, &plan));

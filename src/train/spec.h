@@ -3,6 +3,7 @@
 #define MEGATRAIN_TRAIN_SPEC_H
 
 #include "config/config.h"
+#include "data/dataset.h"
 #include "data/tokenizer.h"
 #include "engine/trainer.h"
 
@@ -12,6 +13,10 @@ Err train_spec(const Config *cfg, int64_t vocab, TrainSpec *out);
 /* The token that ends a document, -1: none. ERR_CONFIG where there is none and data.mask_eod or data.reset_at_eod goes
  * by it. */
 Err spec_eod(const Config *cfg, const Tokenizer *t, int32_t *out);
+
+/* The training data, and the validation data, which must be of the tokenizer (NULL: of any); without a vocabulary. */
+DatasetOptions data_spec(const Config *cfg, const Tokenizer *t);
+DatasetOptions valid_spec(const Config *cfg, const Tokenizer *t);
 
 /* Learning rates by update. */
 LrSchedule lr_spec(const Config *cfg);
@@ -29,7 +34,7 @@ Err grid_spec(const Config *cfg, Grid *out);
 bool spec_allows(const Config *cfg, const char *values);
 
 /* And what is known of a start once the vocabulary is: a step of each pipeline rank on the null device. Errors:
- * train_spec's, grid_spec's and trainer_plan's. */
-Err spec_dry_run(const Config *cfg, int64_t vocab);
+ * train_spec's and trainer_plan's. */
+Err spec_dry_run(const Config *cfg, Grid grid, int64_t vocab);
 
 #endif
