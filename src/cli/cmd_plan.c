@@ -15,7 +15,7 @@
 #include "data/tokenizer.h"
 #include "engine/loads.h"
 
-enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, SENDERS_NAMED = 6 };
+enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6 };
 
 static const char *config_path, *device;
 static int64_t world_size;
@@ -248,9 +248,17 @@ static bool is_apart(const PlanTable *t, const PlanFigure *f)
     return f->on_host && t->kinds[0].plan.host_apart;
 }
 
-static bool is_shown(const PlanTable *t, const PlanFigure *f, bool apart)
+/* Those that are shown, in their order. Their number. */
+static int choose_figures(const PlanTable *t, const PlanFigure *figures, const PlanFigure *out[FIGURES_MOST])
 {
-    return is_apart(t, f) == apart && (!f->shown || f->shown(t));
+    int count = 0;
+    for (int apart = 0; apart < 2; apart++)
+        for (const PlanFigure *f = figures; f->key; f++)
+            if (is_apart(t, f) == apart && (!f->shown || f->shown(t))) {
+                ASSERT(count < FIGURES_MOST);
+                out[count++] = f;
+            }
+    return count;
 }
 
 static void put_line(const PlanTable *t, const PlanFigure *f)
@@ -264,7 +272,7 @@ static void put_line(const PlanTable *t, const PlanFigure *f)
     putchar('\n');
 }
 
-static void put_lines(const PlanTable *t, const char *title, const PlanFigure *figures)
+static void put_lines(const PlanTable *t, const char *title, const PlanFigure *const *figures, int count)
 {
     printf("\n%-36s", title);
     for (int i = 0; i < t->count; i++) {
@@ -273,9 +281,7 @@ static void put_lines(const PlanTable *t, const char *title, const PlanFigure *f
         printf(" %18s %9s", name, "");
     }
     putchar('\n');
-    for (int apart = 0; apart < 2; apart++)
-        for (const PlanFigure *f = figures; f->key; f++)
-            if (is_shown(t, f, apart)) put_line(t, f);
+    for (int i = 0; i < count; i++) put_line(t, figures[i]);
 }
 
 static bool is_same(const PlanTable *t, const PlanFigure *f)
@@ -287,36 +293,36 @@ static bool is_same(const PlanTable *t, const PlanFigure *f)
 }
 
 /* A row of a table with a column for each figure that differs between kinds of ranks: its head where `k` is NULL. */
-static void put_cells(const PlanTable *t, const PlanKind *k, const PlanFigure *figures)
+static void put_cells(const PlanTable *t, const PlanKind *k, const PlanFigure *const *figures, int count)
 {
     char text[UNITS_BYTES];
-    for (int apart = 0; apart < 2; apart++)
-        for (const PlanFigure *f = figures; f->key; f++)
-            if (is_shown(t, f, apart) && !is_same(t, f))
-                printf(" %10s", k ? figure_text(t, k, f, text) : f->heading);
+    for (int i = 0; i < count; i++)
+        if (!is_same(t, figures[i]))
+            printf(" %10s", k ? figure_text(t, k, figures[i], text) : figures[i]->heading);
     putchar('\n');
 }
 
-static void put_columns(const PlanTable *t, const char *title, const PlanFigure *figures)
+static void put_columns(const PlanTable *t, const char *title, const PlanFigure *const *figures, int count)
 {
     char text[UNITS_BYTES], name[80];
     printf("\n%-20s", title);
-    put_cells(t, NULL, figures);
+    put_cells(t, NULL, figures, count);
     for (int i = 0; i < t->count; i++) {
         kind_name(t, &t->kinds[i], name, sizeof name);
         printf("  %-18s", name);
-        put_cells(t, &t->kinds[i], figures);
+        put_cells(t, &t->kinds[i], figures, count);
     }
-    for (int apart = 0; apart < 2; apart++)
-        for (const PlanFigure *f = figures; f->key; f++)
-            if (is_shown(t, f, apart) && is_same(t, f))
-                printf("  each: %s %s\n", f->label, figure_text(t, &t->kinds[0], f, text));
+    for (int i = 0; i < count; i++)
+        if (is_same(t, figures[i]))
+            printf("  each: %s %s\n", figures[i]->label, figure_text(t, &t->kinds[0], figures[i], text));
 }
 
 static void put_figures(const PlanTable *t, const char *title, const PlanFigure *figures)
 {
-    if (t->count <= KINDS_ABREAST) put_lines(t, title, figures);
-    else put_columns(t, title, figures);
+    const PlanFigure *chosen[FIGURES_MOST];
+    const int count = choose_figures(t, figures, chosen);
+    if (t->count <= KINDS_ABREAST) put_lines(t, title, chosen, count);
+    else put_columns(t, title, chosen, count);
 }
 
 /* What each stage keeps, and each rank takes. */

@@ -97,7 +97,6 @@ int64_t plan_largest_total(const PlanTable *t)
     return most;
 }
 
-/* With what CUDA and its libraries take beside the plan. */
 int64_t plan_checkpoint(const PlanTable *t)
 {
     int64_t bytes = 0;
@@ -105,6 +104,7 @@ int64_t plan_checkpoint(const PlanTable *t)
     return bytes;
 }
 
+/* With what CUDA and its libraries take beside the plan. */
 bool plan_fits(const PlanTable *t)
 {
     return plan_largest_total(t) + plan_library_bytes(t) <= t->target->memory_mib << 20;
@@ -139,7 +139,6 @@ static void json_rank(JsonOut *j, const PlanTable *t, const PlanKind *k)
     json_close(j, '}');
 }
 
-/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
 static void json_checkpoint(JsonOut *j, const PlanTable *t)
 {
     json_put_int(j, "checkpoint_bytes", plan_checkpoint(t));
@@ -148,6 +147,7 @@ static void json_checkpoint(JsonOut *j, const PlanTable *t)
     json_close(j, ']');
 }
 
+/* Bytes are those of one rank; read_ahead and snapshot are part of the total where memory_on_host is false. */
 static void put_json(JsonOut *j, const PlanTable *t)
 {
     const MemoryPlan *p = &t->kinds[0].plan;
