@@ -11,6 +11,8 @@
 #include <string.h>
 #include <strings.h>
 
+#include "boot/link.h"
+
 enum { DEFAULT_PORT = 29500, SLURM_PORT = 20000, SLURM_PORTS = 9000, RANKS_MAX = 1 << 20 };
 enum { LAST_PORT = 65535, LAST_FIRST_PORT = LAST_PORT - BOOT_PORTS + 1 };
 
@@ -32,8 +34,7 @@ static bool have(const Env *e, const char *name) { return value_of(e, name) != N
 static const char *printable(const char *value, char out[64])
 {
     snprintf(out, 64, "%s", value);
-    for (char *c = out; *c; c++)
-        if (*c < ' ' || *c > '~') *c = '?';
+    net_make_printable(out);
     return out;
 }
 

@@ -36,12 +36,11 @@ uint64_t greet_random(void)
     return x;
 }
 
-/* What another process wrote is printed some day. */
+/* (what another process wrote need not end) */
 static void make_printable(char *text, size_t size)
 {
     text[size - 1] = 0;
-    for (; *text; text++)
-        if (*text < ' ' || *text > '~') *text = '?';
+    net_make_printable(text);
 }
 
 Hello greet_hello(const Boot *boot)

@@ -192,7 +192,7 @@ static void enter_store(Host *h, Conn *c, const Hello *hello)
         welcome(h, c, WELCOME_FAILED, h->failure_text);
         return;
     }
-    if (first && first->asked) {
+    if (first && p->heard) {
         refuse_second(h, c, hello);
         return;
     }
@@ -285,7 +285,6 @@ static void say_bye(Host *h, Conn *c)
 static bool store_frame(Host *h, Conn *c, const Frame *f)
 {
     char key[STORE_KEY_MAX + 1];
-    c->asked = true;
     c->waits = false; /* one request at a time: a new one takes the place of one that was given up */
     if (f->kind == FRAME_HERE) return h->peers[c->rank].heard = true, check_all_here(h), true;
     if (f->kind == FRAME_BYE) return say_bye(h, c), true;

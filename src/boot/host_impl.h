@@ -24,7 +24,6 @@ typedef struct {
     double since; /* accepted at, ending since */
     bool proven;  /* has shown that it has the run's secret */
     bool shut;    /* ENDING, and our side is closed */
-    bool asked;   /* STORE: has had its welcome */
     bool waits;   /* for a key to be set */
     char wanted[STORE_KEY_MAX + 1];
     uint32_t wanted_id;

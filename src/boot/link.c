@@ -364,3 +364,9 @@ void net_host_name(char out[LINK_HOST_BYTES])
     if (gethostname(out, LINK_HOST_BYTES)) strcpy(out, "unknown-host");
     out[LINK_HOST_BYTES - 1] = 0;
 }
+
+void net_make_printable(char *text)
+{
+    for (; *text; text++)
+        if (*text < ' ' || *text > '~') *text = '?';
+}
