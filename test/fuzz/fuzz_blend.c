@@ -58,6 +58,14 @@ static char *next_word(char **at)
     return *word ? word : NULL;
 }
 
+/* A file may be named by its prefix, or by either file of its pair. */
+static bool names_file(const char *word, const char *prefix)
+{
+    size_t n = strlen(prefix);
+    const char *suffix = word + n;
+    return !strncmp(word, prefix, n) && (!*suffix || !strcmp(suffix, ".bin") || !strcmp(suffix, ".idx"));
+}
+
 /* The words are weight, prefix, weight, prefix, or one prefix; of each file as many draws as its weight says. */
 static void check_words(const Dataset *d, const char *spec, bool keyed)
 {
@@ -70,8 +78,8 @@ static void check_words(const Dataset *d, const char *spec, bool keyed)
     FUZZ_CHECK(dataset_source_count(d) == count, "%d files of %d words", dataset_source_count(d), n);
     for (int i = 0; keyed && i < BLEND_BLOCK; i++) draws[dataset_place(d, i).source]++;
     for (int i = 0; i < count; i++) {
-        const char *prefix = words[n > 1 ? 2 * i + 1 : 0];
-        FUZZ_CHECK(!strcmp(dataset_source_name(d, i), prefix), "'%s'", prefix);
+        const char *word = words[n > 1 ? 2 * i + 1 : 0];
+        FUZZ_CHECK(names_file(word, dataset_source_name(d, i)), "'%s' for '%s'", dataset_source_name(d, i), word);
         sum += n > 1 ? strtod(words[2 * i], NULL) : 1;
     }
     for (int i = 0; keyed && i < count; i++) {

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
-# Runs every fuzz target (`make fuzz`) for FUZZ_SECONDS (120), FUZZ_JOBS (number of processors) at a time, FUZZ_TARGETS
-# only some. What was found worth keeping stays in $BUILD/fuzz/corpus/NAME for the next run; an input that breaks a rule in
+# Runs every fuzz target (`make fuzz`) for FUZZ_SECONDS (120; 0: on its seeds alone, where nothing is left to luck),
+# FUZZ_JOBS (number of processors) at a time, FUZZ_TARGETS only some. What was found worth keeping stays in $BUILD/fuzz/corpus/NAME for the next run; an input that breaks a rule in
 # $BUILD/fuzz/broken/NAME, and in what is printed, because the machine may be gone when somebody looks. Closes with a
 # table and "N passed, N failed".
 set -u
 cd "$(dirname "$0")/../.."
 FUZZER=${BUILD:-build}/fuzz
 seconds=${FUZZ_SECONDS:-120} jobs=${FUZZ_JOBS:-$(nproc)}
+limit=-max_total_time=$seconds
+[ "$seconds" != 0 ] || limit=-runs=0
 targets=${FUZZ_TARGETS:-$(cd "$FUZZER" && ls | sed -n 's/^fuzz_//p')}
 export UBSAN_OPTIONS=print_stacktrace=1 ASAN_OPTIONS=detect_leaks=1:allocator_may_return_null=1
 mkdir -p "$FUZZER/logs" "$FUZZER/spent"
@@ -18,7 +20,7 @@ run_one() {
     [ -e "test/fuzz/$name.dict" ] && options+=("-dict=test/fuzz/$name.dict")
     TIMEFORMAT='cpu %U %S'
     time {
-        "$FUZZER/fuzz_$name" -max_total_time="$seconds" -max_len=8192 -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512 \
+        "$FUZZER/fuzz_$name" "$limit" -max_len=8192 -timeout=10 -rss_limit_mb=2048 -malloc_limit_mb=512 \
             -print_final_stats=1 -artifact_prefix="$broken/" "${options[@]}" "$corpus" \
             "test/fuzz/seeds/$name" >"$log" 2>&1 &
         wait $!
