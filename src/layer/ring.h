@@ -5,7 +5,7 @@
 #ifndef MEGATRAIN_LAYER_RING_H
 #define MEGATRAIN_LAYER_RING_H
 
-#include "layer/internal.h"
+#include "layer/keys.h"
 
 /* Rank i of n has the parts i and 2 n - 1 - i of each sequence; keys and values of a part lie one behind the other. */
 typedef struct {
@@ -53,7 +53,7 @@ Err ring_attend(Ctx *c, RingWalk *w, bool more, attention_fwd_args *a);
 /* d is what each rank's queries gave to the part, 0 if it sees nothing; on its owner d = the sum over ranks. */
 Err ring_sum(Ctx *c, const Ring *r, int part, Tensor d);
 
-/* context_ring and context_ring_bwd (internal.h), in the order of arrival. */
+/* context_ring and context_ring_bwd (keys.h), in the order of arrival. */
 Err context_rotate(Ctx *c, Comm *group, attention_fwd_args a);
 Err context_rotate_bwd(Ctx *c, Comm *group, attention_bwd_args a);
 

@@ -5,7 +5,7 @@
  *   forward    slice i: keys of slices 0 .. i, one call each, as a ring's parts (context_ring.c)
  *   backward   slice i, from the last to the first: the same walk (slices_bwd.c)
  *
- * Ranks of cp. Each slice is cut over them as a whole sequence would be (context.c), and each keeps its own part of the
+ * Ranks of cp. Each slice is cut over them as a whole sequence would be (reshard.c), and each keeps its own part of the
  * slice's keys. Those of one slice after another are exchanged again for every slice that sees them, so a rank has no
  * more than one slice of other ranks' keys, or some parts of one where they come part by part.
  */
@@ -33,27 +33,23 @@ Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
     return keep(c, v, pass, &kept->v);
 }
 
-int64_t slice_length(const Ctx *c) { return c->batch->seq / c->slice_count; }
-
 static Err all_positions(Ctx *c, Comm *ranks, Tensor *t)
 {
     return ranks ? context_gather(c, CONTEXT_ZIGZAG, ranks, t) : ERR_OK;
 }
 
-bool slice_in_parts(const Ctx *c, const Comm *ranks) { return ranks && c->context != CONTEXT_ALLGATHER; }
-
-Err slice_keys(Ctx *c, Comm *ranks, int s, Tensor *k, Tensor *v)
+Err slice_keys(Ctx *c, const KeyPlan *p, int s, Tensor *k, Tensor *v)
 {
     if (s < c->slice) {
         const Slot *slot = c->slices[s];
         *k = save_in(slot, slot->keys[c->layer].k);
         *v = save_in(slot, slot->keys[c->layer].v);
-        TRY(context_earlier_keys(c, k));
-        TRY(context_earlier_keys(c, v));
+        TRY(reshard_kept(c, p, k));
+        TRY(reshard_kept(c, p, v));
     }
-    if (slice_in_parts(c, ranks)) return ERR_OK;
-    TRY(all_positions(c, ranks, k));
-    return all_positions(c, ranks, v);
+    if (p->parts) return ERR_OK;
+    TRY(all_positions(c, p->ranks, k));
+    return all_positions(c, p->ranks, v);
 }
 
 RingWalk slice_ring(const Ctx *c, Comm *ranks, int64_t window, int s, Tensor k, Tensor v)
@@ -75,12 +71,12 @@ bool slice_sees(const Ctx *c, int64_t window, int s)
 }
 
 /* The calls over the keys of slice s. */
-static Err attend_slice(Ctx *c, Comm *ranks, int s, attention_fwd_args *a)
+static Err attend_slice(Ctx *c, const KeyPlan *p, int s, attention_fwd_args *a)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    TRY(slice_keys(c, ranks, s, &a->k, &a->v));
-    if (slice_in_parts(c, ranks)) {
-        RingWalk w = slice_ring(c, ranks, a->window, s, a->k, a->v);
+    TRY(slice_keys(c, p, s, &a->k, &a->v));
+    if (p->parts) {
+        RingWalk w = slice_ring(c, p->ranks, a->window, s, a->k, a->v);
         TRY(ring_open(c, &w, a->k, a->v));
         TRY(ring_attend(c, &w, s < c->slice, a));
     } else {
@@ -93,15 +89,15 @@ static Err attend_slice(Ctx *c, Comm *ranks, int s, attention_fwd_args *a)
     return ERR_OK;
 }
 
-Err slice_attention(Ctx *c, Comm *ranks, attention_fwd_args a)
+Err slice_attention(Ctx *c, const KeyPlan *p, attention_fwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor o = a.o, k = a.k, v = a.v;
-    if (c->slice > 0 || slice_in_parts(c, ranks)) TRY(several_calls(c, &a));
+    if (c->slice > 0 || p->parts) TRY(several_calls(c, &a));
     for (int s = 0; s <= c->slice; s++) {
         if (!slice_sees(c, a.window, s)) continue;
         a.k = k, a.v = v;
-        TRY(attend_slice(c, ranks, s, &a));
+        TRY(attend_slice(c, p, s, &a));
     }
     TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);

@@ -4,20 +4,17 @@
 
 #include "layer/ring.h"
 
-/* Positions of a slice, on all ranks; those of slice s. */
-int64_t slice_length(const Ctx *c);
+/* Positions of slice s, on all ranks. */
 Spans slice_span(const Ctx *c, int s);
 
 /* May a query of the present slice, on any rank, see a key of slice s? */
 bool slice_sees(const Ctx *c, int64_t window, int s);
 
-/* Do keys of other ranks come part by part, or all at once? And the walk that they come by, to be
- * opened, for this rank's k and v of slice s. */
-bool slice_in_parts(const Ctx *c, const Comm *ranks);
+/* The walk that keys of other ranks come by, if in parts: to be opened, for this rank's k and v of slice s. */
 RingWalk slice_ring(const Ctx *c, Comm *ranks, int64_t window, int s, Tensor k, Tensor v);
 
 /* Keys and values of slice s: into *k and *v, which hold this rank's of the present slice. All of them; for a ring this
  * rank's. Those that move are in scratch. */
-Err slice_keys(Ctx *c, Comm *ranks, int s, Tensor *k, Tensor *v);
+Err slice_keys(Ctx *c, const KeyPlan *p, int s, Tensor *k, Tensor *v);
 
 #endif

@@ -20,7 +20,7 @@
  * has run, the tree over pairs and columns is what is left. Where bits are not promised there is one place, to which
  * slices add. A stage has one set of places: the slices of a micro-batch run backward one after another (schedule.h).
  *
- * Ranks of cp that have all positions of some heads (context_a2a.c) do the same with these. Of m ranks with zigzag
+ * Ranks of cp that have all positions of some heads (reshard.c) do the same with these. Of m ranks with zigzag
  * parts of a slice, rank r has the g/m pairs of a column that lie in its parts r and 2m-1-r of both slices:
  *
  *   m = 2   pairs of a column, in four runs    0    1    2    3
@@ -79,7 +79,7 @@ static int place_at(const Places *p, int s, int column)
 Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state)
 {
     const Places p = places_of(c);
-    const Comm *by_heads = context_heads(c);
+    const Comm *by_heads = key_plan(c).heads;
     const int64_t heads = max64(shape.heads * shape.chunks, by_heads ? by_heads->size : 1);
     const int64_t rows = c->batch->B * c->batch->T * heads;
     const int places = first_place(&p, p.slices);
@@ -96,7 +96,7 @@ static SliceGrads grads_at(const SliceGrads *g, int place, int count)
 
 typedef struct {
     Ctx *c;
-    Comm *ranks;
+    const KeyPlan *plan;
     attention_bwd_args a; /* of the slice's queries and its own keys, on this rank */
     Places places;
     int64_t chunks;   /* of query heads that read a key head: their trees are the inner ones */
@@ -109,7 +109,7 @@ typedef struct {
     SliceGrads mine; /* what the slice gives to its own keys where that is a column of one */
 } SliceCall;
 
-static int rank_count(const SliceCall *x) { return x->ranks ? x->ranks->size : 1; }
+static int rank_count(const SliceCall *x) { return x->plan->ranks ? x->plan->ranks->size : 1; }
 
 /* `count` rows of a tensor [B, T, ...], if there is one, from `row` of sample b on, as [1, count, ...]. */
 static Tensor rows_of(Tensor t, int64_t b, int64_t row, int64_t count)
@@ -253,10 +253,11 @@ static Err give_leaves(const SliceCall *x)
 /* Rows [chunks * B, T, K, C] of this rank's keys, of the sums over ranks of all parts. */
 static Err own_parts(const SliceCall *x, Tensor all, Tensor rows)
 {
-    const int parts = 2 * x->ranks->size, own[2] = { x->ranks->rank, parts - 1 - x->ranks->rank };
+    const int parts = 2 * x->plan->ranks->size,
+              own[2] = { x->plan->ranks->rank, parts - 1 - x->plan->ranks->rank };
     const int64_t count = tensor_count(all) / parts, half = rows.dim[1] / 2;
     const Tensor flat = tensor_reshape(all, parts, count);
-    TRY(reduce_values(x->c, x->ranks, flat));
+    TRY(reduce_values(x->c, x->plan->ranks, flat));
     for (int i = 0; i < 2; i++) {
         const Tensor part = tensor_row_slice(flat, own[i], 1);
         TRY(context_move_part(x->c, rows, tensor_reshape(part, rows.dim[0], half, rows.dim[2], rows.dim[3]),
@@ -269,8 +270,8 @@ static Err own_parts(const SliceCall *x, Tensor all, Tensor rows)
 static Err scatter(const SliceCall *x, Tensor all, Tensor own, Tensor sum)
 {
     Ctx *c = x->c;
-    const int64_t m = x->ranks->size, samples = x->chunks * own.dim[0], T = own.dim[1];
-    const bool parts = slice_in_parts(c, x->ranks);
+    const int64_t m = x->plan->ranks->size, samples = x->chunks * own.dim[0], T = own.dim[1];
+    const bool parts = x->plan->parts;
     const Tensor whole = tensor_of(all.data, F32, samples, m * T, own.dim[2], own.dim[3]);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor rows;
@@ -280,7 +281,7 @@ static Err scatter(const SliceCall *x, Tensor all, Tensor own, Tensor sum)
         TRY(device_copy(c->s, sum.data, rows.data, tensor_bytes(rows)));
     } else {
         TRY(context_move(c, CONTEXT_ZIGZAG, (int)m, rows, whole, true));
-        TRY(reduce_scatter_values(c, x->ranks, rows, sum));
+        TRY(reduce_scatter_values(c, x->plan->ranks, rows, sum));
     }
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -377,7 +378,7 @@ static Err give_sum(const SliceCall *x, SliceGrads to, bool add)
     ArenaMark mark = arena_mark(x->c->scratch);
     if (x->ring) TRY(give_part(x, to, add));
     else if (!x->keys.seen) TRY(add ? ERR_OK : give_nothing(x, to));
-    else TRY(x->ranks ? give_gathered(x, to, add) : give_rows(x, all_rows(x), to, add));
+    else TRY(x->plan->ranks ? give_gathered(x, to, add) : give_rows(x, all_rows(x), to, add));
     arena_release(x->c->scratch, mark);
     return ERR_OK;
 }
@@ -403,13 +404,13 @@ static Err give_slice(SliceCall *x, int s)
     x->s = s;
     x->ring = NULL;
     x->keys = (RingPart){ x->a.k, x->a.v, slice_span(c, s), seen };
-    if (seen) TRY(slice_keys(c, x->ranks, s, &x->keys.k, &x->keys.v));
-    if (!seen || !slice_in_parts(c, x->ranks)) {
+    if (seen) TRY(slice_keys(c, x->plan, s, &x->keys.k, &x->keys.v));
+    if (!seen || !x->plan->parts) {
         TRY(give(x));
         x->resumed = seen;
         return ERR_OK;
     }
-    w = slice_ring(c, x->ranks, x->a.window, s, x->keys.k, x->keys.v);
+    w = slice_ring(c, x->plan->ranks, x->a.window, s, x->keys.k, x->keys.v);
     x->ring = &w.of;
     TRY(ring_open(c, &w, x->keys.k, x->keys.v));
     for (x->part = 0; x->part < w.of.parts; x->part++) {
@@ -464,7 +465,7 @@ static Err tree(const SliceCall *x, int first, int count, SliceGrads own, SliceG
         TRY(tree(x, first + count / 2, count / 2, own, &right));
         return join(x->c, out, right);
     }
-    if (first >= s && x->ranks) return pairs_of_ranks(x, place_at(p, s, first), out);
+    if (first >= s && x->plan->ranks) return pairs_of_ranks(x, place_at(p, s, first), out);
     if (first >= s) return pairs(x, place_at(p, s, first), p->leaves, out);
     if (later == s) *out = own;
     else if (later > s) *out = grads_at(&x->c->slice_grads[x->c->layer], place_at(p, s, first), 1);
@@ -503,14 +504,12 @@ static Err finish(const SliceCall *x)
     return finish_keys(x, sum.v, x->a.dv);
 }
 
-Err slice_attention_bwd(Ctx *c, Comm *ranks, attention_bwd_args a)
+Err slice_attention_bwd(Ctx *c, const KeyPlan *p, attention_bwd_args a)
 {
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor dq = a.dq;
-    SliceCall x = {
-        .c = c, .ranks = ranks, .places = places_of(c), .chunks = a.q.dim[2] / a.k.dim[2] / a.chunk
-    };
-    ASSERT(!ranks || x.places.leaves % (2 * ranks->size) == 0);
+    SliceCall x = { .c = c, .plan = p, .places = places_of(c), .chunks = a.q.dim[2] / a.k.dim[2] / a.chunk };
+    ASSERT(!p->ranks || x.places.leaves % (2 * p->ranks->size) == 0);
     TRY(wide_sum(c, dq, &a.dq));
     x.a = a;
     while (!slice_sees(c, a.window, x.first)) x.first++;
