@@ -8,7 +8,7 @@
  *                buffers waits for it
  *
  * What passes through the stages at once is a unit of the schedule: a micro-batch, or a part of one. Slices of a
- * micro-batch are units whose layers read each other's slots (layer/slices.c); an evaluation, which has no backwards,
+ * micro-batch are units whose layers read each other's slots (layer/keys.c); an evaluation, which has no backwards,
  * frees them with the last slice. Slots are taken in
  * the order of the list, first free first, and so are addresses in the save memory: the same in every step.
  *

@@ -84,9 +84,9 @@ int moe_own_experts(const Moe *m, const Ctx *c);
 enum { LEAF_MOST = 2048 };
 
 /*
- * The attention ops for queries of this rank's positions and the keys of all (context.c). k, v, dk and dv are of this
- * rank's positions, [B, T, K, C], and k_span is q_span; the calls go over world->cp. In a group of one they are the
- * ops.
+ * The attention ops for this rank's queries of the slice at work and all keys that they may see: its own, those of the
+ * other ranks of world->cp, and of earlier slices (keys.c). k, v, dk and dv are of its own positions, [B, T, K, C], and
+ * k_span is q_span; dk and dv are whole. Where sequences are whole and a rank has all of them, these are the ops.
  */
 Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
@@ -120,10 +120,6 @@ Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
-/* What attention keeps between calls, each with some of the keys: a->max, a->sum, and a->o by wide_sum. The caller
- * rounds it when the last call is made. */
-Err several_calls(Ctx *c, attention_fwd_args *a);
-
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);
 

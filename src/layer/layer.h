@@ -61,9 +61,10 @@ typedef struct {
 
 /* ---- context ---- */
 
-/* Gradients of keys and values of a micro-batch in one layer, as far as later slices gave them; slices_bwd.c. */
+/* Gradients of keys and of values. A layer's, as far as later slices of a micro-batch gave them (keys_sums.c), are f32
+ * [places, elements of one slice]. */
 typedef struct {
-    Tensor k, v; /* [places, those of one slice] f32 */
+    Tensor of[2];
 } SliceGrads;
 
 enum { SLICES_MOST = 64 }; /* of a sequence */

@@ -27,7 +27,6 @@
  * Bits. A rank has all queries of its heads, and of a shared key head whole chunks of them: the sum over the ranks that
  * share is the rest of the tree over chunks.
  */
-#include "base/int64.h"
 #include "layer/keys.h"
 
 /* ---- positions ---- */
@@ -40,12 +39,22 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank)
     return (Spans){ { rank * part, (2 * ranks - 1 - rank) * part }, { part, part } };
 }
 
-int64_t slice_length(const Ctx *c) { return c->batch->seq / max64(c->slice_count, 1); }
-
 Spans context_at_work(const Ctx *c, ContextCut cut, int ranks, int rank)
 {
     const int64_t slice = slice_length(c);
     return spans_behind(context_span(cut, slice, ranks, rank), c->slice * slice);
+}
+
+int context_owner(ContextCut cut, int parts, int part)
+{
+    if (cut == CONTEXT_CONTIGUOUS) return part / 2;
+    return part < parts / 2 ? part : parts - 1 - part;
+}
+
+int context_part(ContextCut cut, int parts, int rank, int which)
+{
+    if (cut == CONTEXT_CONTIGUOUS) return 2 * rank + which;
+    return which ? parts - 1 - rank : rank;
 }
 
 Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back)
@@ -127,19 +136,6 @@ Err context_own_rows(Ctx *c, Tensor *rows)
 
 /* ---- the cut ---- */
 
-static int owner_of(ContextCut cut, int parts, int part)
-{
-    if (cut == CONTEXT_CONTIGUOUS) return part / 2;
-    return part < parts / 2 ? part : parts - 1 - part;
-}
-
-/* The first and the second part of a rank. */
-static int part_of(ContextCut cut, int parts, int rank, int which)
-{
-    if (cut == CONTEXT_CONTIGUOUS) return 2 * rank + which;
-    return which ? parts - 1 - rank : rank;
-}
-
 static Tensor slot(Tensor halves, int which)
 {
     return tensor_view((char *)halves.data + which * (tensor_bytes(halves) / 2), halves.dtype,
@@ -158,13 +154,13 @@ static Err exchange_parts(Ctx *c, ContextCut to, Tensor have, Tensor get)
     /* (ascending on both ends, for messages between two ranks have no other tag) */
     for (int i = 0; i < 4; i++) {
         const bool send = i < 2;
-        const int part = part_of(send ? from : to, parts, cp->rank, i % 2);
-        const int peer = owner_of(send ? to : from, parts, part);
+        const int part = context_part(send ? from : to, parts, cp->rank, i % 2);
+        const int peer = context_owner(send ? to : from, parts, part);
         void *data = slot(send ? have : get, i % 2).data;
         if (peer != cp->rank) {
             m[count++] = (CommMessage){ .send = send, .peer = peer, .data = data, .bytes = bytes };
         } else if (send) {
-            const int place = part_of(to, parts, cp->rank, 0) == part ? 0 : 1;
+            const int place = context_part(to, parts, cp->rank, 0) == part ? 0 : 1;
             TRY(device_copy(c->s, slot(get, place).data, data, bytes));
         }
     }
