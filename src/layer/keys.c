@@ -21,53 +21,6 @@
 #include "base/int64.h"
 #include "layer/keys.h"
 
-/* ---- the plan ---- */
-
-KeyPlan key_plan(const Ctx *c)
-{
-    World *w = c->world;
-    const bool cut = c->cut == CONTEXT_CONTIGUOUS;
-    const KeySource *ring = c->canon.exact || c->slice_count > 1 ? &keys_by_position : &keys_by_arrival;
-    const KeyPlan ways[] = {
-        [CONTEXT_ALLGATHER] = { cut, NULL, &w->cp, &keys_at_once },
-        [CONTEXT_RING] = { cut, NULL, &w->cp, ring },
-        [CONTEXT_A2A] = { false, &w->cp, NULL,
-                          &keys_at_once }, /* (all positions of some heads have no cut) */
-        [CONTEXT_HIERARCHICAL] = { cut, &w->cp_heads, &w->cp_ring, ring },
-    };
-    KeyPlan p = { .source = &keys_at_once };
-    if (w->cp.size > 1) p = ways[c->context];
-    if (p.ranks && p.ranks->size > 1) return p;
-    return (KeyPlan){ p.cut, p.heads, NULL, &keys_at_once };
-}
-
-HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads)
-{
-    const Comm *group = key_plan(c).heads;
-    if (!group) return (HeadRows){ rows, 0, heads };
-    return (HeadRows){ rows * group->size, heads / group->size * group->rank, heads / group->size };
-}
-
-/* The positions of this rank's queries, and of its keys of the slice at work; given: before any change. */
-static Spans span_of(const Ctx *c, const KeyPlan *p, Spans given)
-{
-    if (!p->cut && !p->heads) return given;
-    return context_at_work(c, CONTEXT_ZIGZAG, p->ranks ? p->ranks->size : 1, p->ranks ? p->ranks->rank : 0);
-}
-
-static Tensor per_head(Tensor t, Tensor q) { return tensor_reshape(t, q.dim[0], q.dim[1], q.dim[2]); }
-
-/* Of those that the exchange is between. */
-static int64_t first_head(const KeyPlan *p, Tensor q) { return p->heads ? q.dim[2] * p->heads->rank : 0; }
-
-/* The sinks of this rank's share of the heads. */
-static Tensor own_sinks(const KeyPlan *p, Tensor sink)
-{
-    if (!p->heads || !sink.data) return sink;
-    const int64_t heads = sink.dim[0] / p->heads->size;
-    return tensor_row_slice(sink, p->heads->rank * heads, heads);
-}
-
 /* ---- slices ---- */
 
 static Err keep(Ctx *c, Tensor t, bool passes, Saved *out)
@@ -89,10 +42,6 @@ Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
     TRY(keep(c, k, pass, &kept->k));
     return keep(c, v, pass, &kept->v);
 }
-
-int64_t slice_length(const Ctx *c) { return c->batch->seq / max64(c->slice_count, 1); }
-
-Spans slice_span(const Ctx *c, int s) { return spans_run(s * slice_length(c), slice_length(c)); }
 
 /* May a query of the slice at work, on any rank, see a key of slice s? (Documents, which the device knows, leave no
  * call out.) */
@@ -132,9 +81,70 @@ static Err at_once_next(KeyWalk *w, int i)
     return ERR_OK;
 }
 
-const KeySource keys_at_once = {
-    .open = at_once_open, .next = at_once_next, .begin = sums_begin, .give = sums_give, .finish = sums_finish
+/* ---- the plan ---- */
+
+enum { AT_ONCE, BY_POSITION, BY_ARRIVAL };
+
+static const KeySource sources[] = {
+    [AT_ONCE] = { false, at_once_open, at_once_next, sums_begin, sums_give, sums_finish },
+    [BY_POSITION] = { true, position_open, position_next, sums_begin, sums_give, sums_finish },
+    [BY_ARRIVAL] = { true, arrival_open, arrival_next, arrival_begin, arrival_give, arrival_finish },
 };
+
+KeyPlan key_plan(const Ctx *c)
+{
+    World *w = c->world;
+    const bool cut = c->cut == CONTEXT_CONTIGUOUS;
+    const KeySource *all = &sources[AT_ONCE];
+    const KeySource *ring = &sources[c->canon.exact || c->slice_count > 1 ? BY_POSITION : BY_ARRIVAL];
+    const KeyPlan ways[] = {
+        [CONTEXT_ALLGATHER] = { cut, NULL, &w->cp, all },
+        [CONTEXT_RING] = { cut, NULL, &w->cp, ring },
+        [CONTEXT_A2A] = { false, &w->cp, NULL, all }, /* (all positions of some heads have no cut) */
+        [CONTEXT_HIERARCHICAL] = { cut, &w->cp_heads, &w->cp_ring, ring },
+    };
+    KeyPlan p = { .source = all };
+    if (w->cp.size > 1) p = ways[c->context];
+    if (p.ranks && p.ranks->size > 1) return p;
+    return (KeyPlan){ p.cut, p.heads, NULL, all };
+}
+
+Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state)
+{
+    const Comm *by_heads = key_plan(c).heads;
+    const int64_t heads = max64(shape.heads * shape.chunks, by_heads ? by_heads->size : 1);
+    const int64_t rows = c->batch->B * c->batch->T * heads;
+    const int places = sums_places(c);
+    TRY(tensor_new(state, &g->of[0], F32, places, rows * shape.k_cols));
+    return tensor_new(state, &g->of[1], F32, places, rows * shape.v_cols);
+}
+
+HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads)
+{
+    const Comm *group = key_plan(c).heads;
+    if (!group) return (HeadRows){ rows, 0, heads };
+    return (HeadRows){ rows * group->size, heads / group->size * group->rank, heads / group->size };
+}
+
+/* The positions of this rank's queries, and of its keys of the slice at work; given: before any change. */
+static Spans span_of(const Ctx *c, const KeyPlan *p, Spans given)
+{
+    if (!p->cut && !p->heads) return given;
+    return context_at_work(c, CONTEXT_ZIGZAG, p->ranks ? p->ranks->size : 1, p->ranks ? p->ranks->rank : 0);
+}
+
+static Tensor per_head(Tensor t, Tensor q) { return tensor_reshape(t, q.dim[0], q.dim[1], q.dim[2]); }
+
+/* The first of this rank's heads, among those that ranks exchange. */
+static int64_t first_head(const KeyPlan *p, Tensor q) { return p->heads ? q.dim[2] * p->heads->rank : 0; }
+
+/* The sinks of this rank's share of the heads. */
+static Tensor own_sinks(const KeyPlan *p, Tensor sink)
+{
+    if (!p->heads || !sink.data) return sink;
+    const int64_t heads = sink.dim[0] / p->heads->size;
+    return tensor_row_slice(sink, p->heads->rank * heads, heads);
+}
 
 /* ---- the walk ---- */
 
@@ -197,17 +207,6 @@ static Err forward(Ctx *c, const KeyPlan *p, attention_fwd_args a)
     TRY(round_sum(c, o, a.o));
     arena_release(c->scratch, mark);
     return ERR_OK;
-}
-
-attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv)
-{
-    attention_bwd_args a = *w->a;
-    a.k = w->at.kv[0];
-    a.v = w->at.kv[1];
-    a.k_span = w->at.span;
-    a.dk = dk;
-    a.dv = dv;
-    return a;
 }
 
 static Err backward(Ctx *c, const KeyPlan *p, attention_bwd_args a)

@@ -24,10 +24,6 @@ typedef struct {
     Err (*finish)(KeyWalk *w); /* behind the last block: dk and dv of this rank's keys of the slice at work */
 } KeySource;
 
-extern const KeySource keys_at_once;     /* keys.c: one block, this rank's or gathered from all */
-extern const KeySource keys_by_position; /* keys_ring.c: parts in the order of positions */
-extern const KeySource keys_by_arrival;  /* keys_rotate.c: parts in the order in which they come round */
-
 /* What is decided before the first message, for one layer. */
 typedef struct {
     bool cut;    /* positions in order are first changed for zigzag parts */
@@ -81,12 +77,6 @@ struct KeyWalk {
     Tensor pair, sums, share; /* keys_rotate.c */
 };
 
-/* Positions of a slice, on all ranks; of a sequence that is not cut. Those of slice s. */
-int64_t slice_length(const Ctx *c);
-Spans slice_span(const Ctx *c, int s);
-/* The op's arguments for own queries and the keys at work. */
-attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv);
-
 /* ---- parts (keys_ring.c) ---- */
 
 /* Of slice w->slice. */
@@ -101,16 +91,34 @@ Tensor ring_half(const Ring *r, Tensor parts, int row, int half);
 Err ring_pack(const KeyWalk *w, Tensor parts);
 /* Part `part`, whose keys and values are a row of `parts`, is at work. */
 void ring_put(KeyWalk *w, int part, Tensor parts, int row);
-/* d is what each rank's queries gave to the part, 0 if it sees nothing; on its owner d = the sum over ranks. */
-Err ring_sum(const KeyWalk *w, int part, Tensor d);
+
+/* In the order of positions. */
+Err position_open(KeyWalk *w);
+Err position_next(KeyWalk *w, int part);
+
+/* In the order of arrival, with the gradients that follow the parts (keys_rotate.c). */
+Err arrival_open(KeyWalk *w);
+Err arrival_next(KeyWalk *w, int block);
+Err arrival_begin(KeyWalk *w);
+Err arrival_give(KeyWalk *w);
+Err arrival_finish(KeyWalk *w);
 
 /* ---- gradients that wait for their owner (keys_sums.c) ---- */
 
+/* Of a source whose gradients are summed where they are made. */
 Err sums_begin(KeyWalk *w);
 Err sums_give(KeyWalk *w);
 Err sums_finish(KeyWalk *w);
+/* How many gradients, each as large as a rank's keys of a slice, wait in a layer at most. */
+int sums_places(const Ctx *c);
+/* The op's arguments for own queries and the keys at work. */
+attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv);
 
 /* ---- positions (reshard.c) ---- */
+
+/* Positions of a slice, on all ranks; of a sequence that is not cut. Those of slice s. */
+int64_t slice_length(const Ctx *c);
+Spans slice_span(const Ctx *c, int s);
 
 /* Of 2 n equal parts of a sequence: the rank that has one; the first (0) or second (1) that a rank has. */
 int context_owner(ContextCut cut, int parts, int part);

@@ -78,15 +78,6 @@ void ring_put(KeyWalk *w, int part, Tensor parts, int row)
     w->at.seen = ring_sees(r, r->rank, part);
 }
 
-Err ring_sum(const KeyWalk *w, int part, Tensor d)
-{
-    const Ring *r = &w->ring;
-    bool others = false;
-    for (int rank = 0; rank < r->parts / 2; rank++)
-        others |= rank != context_owner(CONTEXT_ZIGZAG, r->parts, part) && ring_sees(r, rank, part);
-    return others ? reduce_values(w->c, r->group, d) : ERR_OK;
-}
-
 /* ---- in the order of positions: w->held is own parts, and those that arrive, in turns ---- */
 
 /* Starts the exchange of a part: its owner sends it to all that see it. */
@@ -114,7 +105,7 @@ static Err post(KeyWalk *w, int part)
     return count ? comm_exchange(cp, w->c->s, m, count, &cp->pending) : ERR_OK;
 }
 
-static Err position_open(KeyWalk *w)
+Err position_open(KeyWalk *w)
 {
     w->ring = ring_of(w);
     w->blocks = w->ring.parts;
@@ -124,7 +115,7 @@ static Err position_open(KeyWalk *w)
     return post(w, 0);
 }
 
-static Err position_next(KeyWalk *w, int part)
+Err position_next(KeyWalk *w, int part)
 {
     const Ring *r = &w->ring;
     const bool own = context_owner(CONTEXT_ZIGZAG, r->parts, part) == r->rank;
@@ -135,10 +126,3 @@ static Err position_next(KeyWalk *w, int part)
         part != r->parts - 1 - r->rank; /* (of the slice at work the last one that is seen is its own) */
     return ERR_OK;
 }
-
-const KeySource keys_by_position = { .in_parts = true,
-                                     .open = position_open,
-                                     .next = position_next,
-                                     .begin = sums_begin,
-                                     .give = sums_give,
-                                     .finish = sums_finish };

@@ -112,7 +112,7 @@ static Err arrived(const KeyWalk *w)
 
 /* ---- backward ---- */
 
-static Err arrival_begin(KeyWalk *w)
+Err arrival_begin(KeyWalk *w)
 {
     Ctx *c = w->c;
     const DType dtype = w->own[0].dtype;
@@ -182,7 +182,7 @@ static int part_at(const KeyWalk *w, int block)
     return part_of(w, owner_at(w, turn_of(block)), half_of(block));
 }
 
-static Err arrival_open(KeyWalk *w)
+Err arrival_open(KeyWalk *w)
 {
     w->ring = ring_of(w);
     w->blocks = w->ring.parts - 1;
@@ -203,7 +203,7 @@ static Err begin_turn(KeyWalk *w, int turn)
     return post(w, turn);
 }
 
-static Err arrival_next(KeyWalk *w, int block)
+Err arrival_next(KeyWalk *w, int block)
 {
     const int turn = turn_of(block);
     if (block == 0 || half_of(block) == 0) TRY(begin_turn(w, turn));
@@ -213,7 +213,7 @@ static Err arrival_next(KeyWalk *w, int block)
     return ERR_OK;
 }
 
-static Err arrival_give(KeyWalk *w)
+Err arrival_give(KeyWalk *w)
 {
     const int i = half_of(w->block), turn = turn_of(w->block);
     const Tensor dk = turn ? share_half(w, i, 0) : w->a->dk, dv = turn ? share_half(w, i, 1) : w->a->dv;
@@ -221,17 +221,10 @@ static Err arrival_give(KeyWalk *w)
     return w->at.seen ? op_attention_bwd(w->c->s, &a) : ERR_OK;
 }
 
-static Err arrival_finish(KeyWalk *w)
+Err arrival_finish(KeyWalk *w)
 {
     const int turns = ranks_of(w);
     TRY(begin_turn(w, turns));
     TRY(arrived(w));
     return add_to_own(w);
 }
-
-const KeySource keys_by_arrival = { .in_parts = true,
-                                    .open = arrival_open,
-                                    .next = arrival_next,
-                                    .begin = arrival_begin,
-                                    .give = arrival_give,
-                                    .finish = arrival_finish };

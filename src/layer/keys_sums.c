@@ -84,15 +84,10 @@ static int place_at(const Places *p, int s, int column)
     return first_place(p, s) + (column < s ? column : s + (column - s) * p->leaves);
 }
 
-Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state)
+int sums_places(const Ctx *c)
 {
     const Places p = places_of(c);
-    const Comm *by_heads = key_plan(c).heads;
-    const int64_t heads = max64(shape.heads * shape.chunks, by_heads ? by_heads->size : 1);
-    const int64_t rows = c->batch->B * c->batch->T * heads;
-    const int places = first_place(&p, p.slices);
-    TRY(tensor_new(state, &g->of[0], F32, places, rows * shape.k_cols));
-    return tensor_new(state, &g->of[1], F32, places, rows * shape.v_cols);
+    return first_place(&p, p.slices);
 }
 
 /* `count` places of the layer at work. */
@@ -174,6 +169,17 @@ static Tensor chunks_of_sample(const KeyWalk *w, Tensor all, int64_t b)
 }
 
 /* ---- what queries give to the keys at work ---- */
+
+attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv)
+{
+    attention_bwd_args a = *w->a;
+    a.k = w->at.kv[0];
+    a.v = w->at.kv[1];
+    a.k_span = w->at.span;
+    a.dk = dk;
+    a.dv = dv;
+    return a;
+}
 
 static Err attend_sample(const KeyWalk *w, int64_t b, Rows q, SliceGrads to)
 {
@@ -322,6 +328,16 @@ static Err sum_chunks(Ctx *c, Tensor *sum, Tensor to)
     return ERR_OK;
 }
 
+/* d is what each rank's queries gave to a part of a ring, 0 if it sees nothing; on its owner d = the sum over ranks. */
+static Err sum_part(const KeyWalk *w, int part, Tensor d)
+{
+    const Ring *r = &w->ring;
+    bool others = false;
+    for (int rank = 0; rank < r->parts / 2; rank++)
+        others |= rank != context_owner(CONTEXT_ZIGZAG, r->parts, part) && ring_sees(r, rank, part);
+    return others ? reduce_values(w->c, r->group, d) : ERR_OK;
+}
+
 /* What all ranks' queries give to the part of a ring that is at work. Its owner puts it into rows `to` of its keys. */
 static Err own_part(const KeyWalk *w, Tensor sum, Tensor to, bool add)
 {
@@ -329,7 +345,7 @@ static Err own_part(const KeyWalk *w, Tensor sum, Tensor to, bool add)
     const Ring *r = &w->ring;
     const int part = w->at.part, which = part != r->rank;
     Tensor before;
-    TRY(ring_sum(w, part, sum));
+    TRY(sum_part(w, part, sum));
     if (context_owner(CONTEXT_ZIGZAG, r->parts, part) != r->rank) return ERR_OK;
     TRY(sum_chunks(c, &sum, to));
     if (add) {

@@ -27,6 +27,7 @@
  * Bits. A rank has all queries of its heads, and of a shared key head whole chunks of them: the sum over the ranks that
  * share is the rest of the tree over chunks.
  */
+#include "base/int64.h"
 #include "layer/keys.h"
 
 /* ---- positions ---- */
@@ -38,6 +39,10 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank)
     if (cut == CONTEXT_CONTIGUOUS) return spans_run(2 * rank * part, 2 * part);
     return (Spans){ { rank * part, (2 * ranks - 1 - rank) * part }, { part, part } };
 }
+
+int64_t slice_length(const Ctx *c) { return c->batch->seq / max64(c->slice_count, 1); }
+
+Spans slice_span(const Ctx *c, int s) { return spans_run(s * slice_length(c), slice_length(c)); }
 
 Spans context_at_work(const Ctx *c, ContextCut cut, int ranks, int rank)
 {
