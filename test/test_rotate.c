@@ -1,5 +1,5 @@
 /*
- * A ring of ranks that takes keys in the order of arrival (layer/context_rotate.c): losses and gradients beside those
+ * A ring of ranks that takes keys in the order of arrival (layer/keys_rotate.c): losses and gradients beside those
  * of one rank, whose attention is one call; the same bits however late messages are; as many messages as are needed,
  * and bytes. That memory is as planned, tiny_train says.
  */

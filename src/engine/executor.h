@@ -8,7 +8,7 @@
  *                overwrites one of its buffers waits for the group first
  *
  * The schedule calls what passes through a stage at once a unit: a micro-batch, a half of one, or a slice of one. The
- * layers of a slice read the slots of earlier slices (layer/slices.c); an evaluation has no backward, so it frees all
+ * layers of a slice read the slots of earlier slices (layer/keys.c); an evaluation has no backward, so it frees all
  * of them with the last slice. An F takes the first slot that is free, and the list's order is the same in every step,
  * so every step uses the same addresses of save memory.
  *

@@ -1,6 +1,6 @@
 /*
  * What all kinds of attention share: heads and what is done with them once they are made. How they are made:
- * attention.c, mla.c. Keys of other ranks and of earlier slices: context.c.
+ * attention.c, mla.c. Keys of other ranks and of earlier slices: keys.c.
  */
 #include <stdio.h>
 

@@ -22,7 +22,7 @@
  *
  * In between, k's norm and rotation are the same on all of these ranks; the norm's gradient counts once (norm.c).
  *
- * Rows of other positions, where ranks share sequences: context.c.
+ * Rows of other positions, where ranks share sequences: keys.c.
  */
 #include <math.h>
 #include <stdio.h>

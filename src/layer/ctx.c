@@ -232,11 +232,4 @@ Err wide_sum(Ctx *c, Tensor x, Tensor *sum)
     return x.dtype == F32 ? ERR_OK : tensor_alloc(c->scratch, sum, F32, x.ndim, x.dim);
 }
 
-Err several_calls(Ctx *c, attention_fwd_args *a)
-{
-    TRY(wide_sum(c, a->o, &a->o));
-    TRY(tensor_new(c->scratch, &a->max, F32, a->lse.dim[0], a->lse.dim[1], a->lse.dim[2]));
-    return tensor_new(c->scratch, &a->sum, F32, a->lse.dim[0], a->lse.dim[1], a->lse.dim[2]);
-}
-
 Err round_sum(Ctx *c, Tensor x, Tensor sum) { return sum.data == x.data ? ERR_OK : cast_values(c, x, sum); }

@@ -114,51 +114,18 @@ int moe_own_experts(const Moe *m, const Ctx *c);
 enum { LEAF_MOST = 2048 };
 
 /*
- * The attention ops for queries of this rank's positions and the keys of all (context.c). k, v, dk and dv are of this
- * rank's positions, [B, T, K, C], and k_span is q_span; the calls go over world->cp. In a group of one they are the
- * ops.
+ * The attention ops for this rank's queries of the slice at work and all keys that they may see: its own, those of the
+ * other ranks of world->cp, and of earlier slices (keys.c). k, v, dk and dv are of its own positions, [B, T, K, C], and
+ * k_span is q_span; dk and dv are whole. Where sequences are whole and a rank has all of them, these are the ops.
  */
 Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
 
 /*
- * The same for ranks that have zigzag parts, or with CONTEXT_A2A whatever c->cut says; and for those that have
- * positions in order and change them for zigzag parts first (context_cut.c).
- */
-Err context_attend(Ctx *c, attention_fwd_args a);
-Err context_attend_bwd(Ctx *c, attention_bwd_args a);
-Err context_zigzag(Ctx *c, attention_fwd_args a);
-Err context_zigzag_bwd(Ctx *c, attention_bwd_args a);
-
-/*
- * For ranks of `group`, rank i of which has the positions context_span(cut, seq, size, i) of the `seq` that all have:
- * keys part by part (context_ring.c); all of these positions and some of the heads, which go on as ranks of `ring` if
- * that has more than one (context_a2a.c).
- */
-Err context_ring(Ctx *c, Comm *group, attention_fwd_args a);
-Err context_ring_bwd(Ctx *c, Comm *group, attention_bwd_args a);
-Err context_a2a(Ctx *c, Comm *group, Comm *ring, attention_fwd_args a);
-Err context_a2a_bwd(Ctx *c, Comm *group, Comm *ring, attention_bwd_args a);
-
-/*
- * Where sequences pass in slices (slices.c; c->slice_count > 1). The attention ops for queries of a slice and the keys
- * of it and the slices before it; k, v, dk and dv are of its own positions, and dk and dv whole. ranks: those that have
- * zigzag parts of the slice, as context_at_work says; NULL: all of it is here. A layer hands its keys and values,
- * [B, T, K, C], to slice_keep_keys before slice_attention: later slices read them. pass: they do not lie in the slot's
- * REGION_I, and are copied there.
+ * Where sequences pass in slices (c->slice_count > 1) a layer hands its keys and values, [B, T, K, C], over before
+ * context_attention: later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
  */
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);
-Err slice_attention(Ctx *c, Comm *ranks, attention_fwd_args a);
-Err slice_attention_bwd(Ctx *c, Comm *ranks, attention_bwd_args a);
-
-/* Kept keys or values of an earlier slice, [B, T, K, C] of this rank's positions, become what those of the slice at
- * work are in slice_attention: of zigzag parts, or of a share of the heads. In scratch where they change. */
-Err context_earlier_keys(Ctx *c, Tensor *t);
-/* The two steps of it. */
-Err context_to_zigzag(Ctx *c, Tensor *t);
-Err context_to_heads(Ctx *c, Comm *group, Tensor *x);
-/* Ranks that exchange heads in the block at work; NULL: none do. */
-Comm *context_heads(const Ctx *c);
 
 /* What lse and delta of context_attention's queries, [rows, heads] by their size, are of: all heads of own positions,
  * or some of them of more positions. */
@@ -168,20 +135,10 @@ typedef struct {
 
 HeadRows context_head_rows(const Ctx *c, int64_t rows, int64_t heads);
 
-/* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`
- * [samples, seq, K, C]; or back. */
-Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back);
-/* Part `which` (0, 1) of this rank's positions, from rows [B, T, ...] to part [B, T / 2, ...]; or back. */
-Err context_move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back);
-/* t [B, T, K, C] of a rank's positions becomes [B, seq, K, C] of the group's, in scratch. */
-Err context_gather(Ctx *c, ContextCut cut, Comm *group, Tensor *t);
 /* rows [B * T, columns] of a rank's positions become [B * seq, columns] of all, in scratch; and back. As they are where
  * no ranks share sequences. Collective over cp. */
 Err context_all_rows(Ctx *c, Tensor *rows);
 Err context_own_rows(Ctx *c, Tensor *rows);
-/* x[0] = the tree over the first dim of x [chunks, n, columns]. */
-Err context_sum_chunks(Ctx *c, Tensor x);
-
 /* A tensor in a region of the segment at work, as it is kept; and one that another slot keeps. */
 Saved saved_of(const Ctx *c, Region region, Tensor t);
 Tensor save_in(const Slot *slot, Saved saved);
@@ -193,10 +150,6 @@ Err as_fp32(Ctx *c, Tensor x, Tensor *wide);
 /* Where what several calls add to x is summed: x itself, or as much in fp32, in scratch; and x from it. */
 Err wide_sum(Ctx *c, Tensor x, Tensor *sum);
 Err round_sum(Ctx *c, Tensor x, Tensor sum);
-/* What attention keeps between calls, each with some of the keys: a->max, a->sum, and a->o by wide_sum. The caller
- * rounds it when the last call is made. */
-Err several_calls(Ctx *c, attention_fwd_args *a);
-
 /* Leaf of a sum that every rank forms whole. */
 int64_t whole_leaf(int64_t length);
 

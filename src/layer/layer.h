@@ -63,10 +63,10 @@ typedef struct {
 
 /* ---- context ---- */
 
-/* What later slices of a micro-batch have added so far to the gradients of one layer's keys and values
- * (slices_bwd.c). */
+/* Gradients of keys and of values. What later slices of a micro-batch have added so far to those of one layer is f32
+ * [places, elements of one slice] (keys_sums.c). */
 typedef struct {
-    Tensor k, v; /* [places, elements of one slice] f32 */
+    Tensor of[2];
 } SliceGrads;
 
 enum { SLICES_MOST = 64 }; /* into which a sequence may be cut */

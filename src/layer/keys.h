@@ -1,0 +1,151 @@
+/*
+ * Attention whose keys come block by block: this rank's own, those of other ranks and of earlier slices
+ * (docs/context.md has the picture). Shared by keys*.c and reshard.c alone.
+ */
+#ifndef MEGATRAIN_LAYER_KEYS_H
+#define MEGATRAIN_LAYER_KEYS_H
+
+#include "layer/internal.h"
+
+typedef struct KeyWalk KeyWalk;
+
+/*
+ * Where the keys of a slice come from, block by block, and where in backward their gradients go. (A whole sequence is
+ * one slice.) In scratch: what `open` takes there is released behind the slice's last block, what `begin` takes stays
+ * until the caller releases it.
+ */
+typedef struct {
+    bool in_parts;                  /* several blocks of a slice */
+    Err (*open)(KeyWalk *w);        /* for slice w->slice, of which w->kv are this rank's; sets w->blocks */
+    Err (*next)(KeyWalk *w, int i); /* fills w->at for the slice's block i, which then is there */
+    /* in backward */
+    Err (*begin)(KeyWalk *w); /* before the first block */
+    Err (*give)(KeyWalk *w);  /* this rank's queries on w->at: adds to dq, and sends dk and dv on their way */
+    Err (*finish)(KeyWalk *w); /* behind the last block: dk and dv of this rank's keys of the slice at work */
+} KeySource;
+
+/* What is decided before the first message, for one layer. */
+typedef struct {
+    bool cut;    /* positions in order are first changed for zigzag parts */
+    Comm *heads; /* ranks that then exchange positions for heads; NULL: none do */
+    Comm *ranks; /* ranks that then have zigzag parts of each slice; NULL: every rank has whole slices */
+    const KeySource *source;
+} KeyPlan;
+
+/* Of the layer at work: by c->context, c->cut, the ranks of cp, slices, and whether bits are promised. */
+KeyPlan key_plan(const Ctx *c);
+
+/* ---- the walk (keys.c) ---- */
+
+/* Keys (0) and values (1) that one call of attention takes. */
+typedef struct {
+    Tensor kv[2]; /* [B, positions, K, C]; not to be read unless seen */
+    Spans span;
+    int part;  /* which one of a ring; -1: all of the slice */
+    bool seen; /* by some of this rank's queries */
+    bool more; /* others that are seen come behind it */
+} KeyBlock;
+
+/* Which parts of a slice there are, and who sees them (keys_ring.c): rank i of n has the parts i and 2 n - 1 - i. */
+typedef struct {
+    Comm *group;
+    int parts, rank;
+    int64_t length, window; /* positions of a part */
+    int64_t first, behind;  /* position of the first key, and from there to the first query of all ranks */
+    int64_t half[2][4];     /* shapes of a part's keys and of its values: [B, length, K, C] */
+    DType dtype;
+} Ring;
+
+struct KeyWalk {
+    Ctx *c;
+    const KeyPlan *plan;
+    int64_t window;
+    Tensor own[2];         /* this rank's keys and values of the slice at work */
+    Spans span;            /* their positions */
+    attention_bwd_args *a; /* in backward, of own queries; NULL in forward */
+    SliceGrads mine;       /* in backward: what the slice at work gives to its own keys (keys_sums.c) */
+    int slice;             /* whose keys come */
+    bool seen;             /* by some query of the slice at work, on any rank */
+    int block, blocks;     /* of this slice: the one at work; how many */
+    Tensor kv[2];
+    KeyBlock at;
+    ArenaMark mark;
+    /* of a source in parts */
+    Ring ring;
+    Tensor held[2];           /* parts, [2 parts, count] each */
+    bool moving;              /* an exchange is on its way */
+    Tensor pair, sums, share; /* keys_rotate.c */
+};
+
+/* ---- parts (keys_ring.c) ---- */
+
+/* Of slice w->slice. */
+Ring ring_of(const KeyWalk *w);
+/* Elements of a part: keys and values. */
+int64_t ring_part_count(const Ring *r);
+/* Has `rank` a query that may see a key of the part, by causality and window? */
+bool ring_sees(const Ring *r, int rank, int part);
+/* Keys (0) or values (1) of a part, which is one row of `parts`, of any dtype. */
+Tensor ring_half(const Ring *r, Tensor parts, int row, int half);
+/* Both parts of this rank, from rows w->kv to parts [2, count]. */
+Err ring_pack(const KeyWalk *w, Tensor parts);
+/* Part `part`, whose keys and values are a row of `parts`, is at work. */
+void ring_put(KeyWalk *w, int part, Tensor parts, int row);
+
+/* In the order of positions. */
+Err position_open(KeyWalk *w);
+Err position_next(KeyWalk *w, int part);
+
+/* In the order of arrival, with the gradients that follow the parts (keys_rotate.c). */
+Err arrival_open(KeyWalk *w);
+Err arrival_next(KeyWalk *w, int block);
+Err arrival_begin(KeyWalk *w);
+Err arrival_give(KeyWalk *w);
+Err arrival_finish(KeyWalk *w);
+
+/* ---- gradients that wait for their owner (keys_sums.c) ---- */
+
+/* Of a source whose gradients are summed where they are made. */
+Err sums_begin(KeyWalk *w);
+Err sums_give(KeyWalk *w);
+Err sums_finish(KeyWalk *w);
+/* How many gradients, each as large as a rank's keys of a slice, wait in a layer at most. */
+int sums_places(const Ctx *c);
+/* The op's arguments for own queries and the keys at work. */
+attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv);
+
+/* ---- positions (reshard.c) ---- */
+
+/* Positions of a slice, on all ranks; of a sequence that is not cut. Those of slice s. */
+int64_t slice_length(const Ctx *c);
+Spans slice_span(const Ctx *c, int s);
+
+/* Of 2 n equal parts of a sequence: the rank that has one; the first (0) or second (1) that a rank has. */
+int context_owner(ContextCut cut, int parts, int part);
+int context_part(ContextCut cut, int parts, int rank, int which);
+/* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`
+ * [samples, seq, K, C]; or back. */
+Err context_move(Ctx *c, ContextCut cut, int ranks, Tensor x, Tensor whole, bool back);
+/* Part `which` (0, 1) of this rank's positions, from rows [B, T, ...] to part [B, T / 2, ...]; or back. */
+Err context_move_part(Ctx *c, Tensor rows, Tensor part, int which, bool back);
+/* t [B, T, K, C] of a rank's positions becomes [B, seq, K, C] of the group's, in scratch. */
+Err context_gather(Ctx *c, ContextCut cut, Comm *group, Tensor *t);
+/* x[0] = the tree over the first dim of x [chunks, n, columns]. */
+Err context_sum_chunks(Ctx *c, Tensor x);
+
+/*
+ * The arguments of a call whose positions or heads the plan changes. reshard_in replaces what `in`, `doc` and `out`
+ * point at by tensors in scratch that are of the new ones; reshard_out brings results back to where they belong.
+ * out[i] has the positions and heads of in[i], and columns of its own.
+ */
+typedef struct {
+    Tensor *in[5], *doc, *out[3]; /* [B, T, heads, columns]; doc [B, T], or without data; unused ones NULL */
+    Tensor own[2][3];             /* `out` before each change */
+} Reshard;
+
+Err reshard_in(Ctx *c, const KeyPlan *p, Reshard *r);
+Err reshard_out(Ctx *c, const KeyPlan *p, Reshard *r);
+/* Kept keys or values of an earlier slice become what reshard_in makes of those of the slice at work. */
+Err reshard_kept(Ctx *c, const KeyPlan *p, Tensor *t);
+
+#endif
