@@ -196,7 +196,8 @@ def specifications(found):
 
 
 def layer_kinds(files):
-    asks = r"->(latent|mixture)\b(?!\.| =)|(?<!bool )\bmodel_is_(latent|mixture)\("
+    asks = (r"->(latent|mixture)\b(?!\.| =)|(?<!bool )\bmodel_is_(latent|mixture)\("
+            r"|\b(MIXER|FFN)_[A-Z]+\b(?!, )|\bif \(m->latent\.width\.kv_rank\)")
     yield "lines that ask which kind a layer is", in_files(matches(files, asks))
 
 

@@ -137,6 +137,7 @@ static ModelSpec model_of(const Json *m)
     if (json_get(m, "moe")) s.moe = mixture_of(json_get(m, "moe"));
     if (json_get(m, "mla")) {
         s.latent = latent_of(json_get(m, "mla"), json_get(m, "rope_scaling"));
+        s.mixer = layer_pattern_all(MIXER_LATENT);
         s.rope.columns = (int)s.latent.width.rope;
     }
     if (json_get(m, "mtp")) s.mtp = (MtpSpec){ (int)whole(m, "mtp"), (float)number(m, "mtp_weight") };
@@ -617,7 +618,7 @@ static void check_logits(const char *name)
     Run r;
     generation_open(&r, name);
     const ModelSpec *m = &r.g.spec.model;
-    const bool absorbs = model_is_latent(m);
+    const bool absorbs = m->latent.width.kv_rank > 0;
     int32_t tokens[256];
     float logits[256], again[256];
     double sum = 0;

@@ -33,17 +33,11 @@ typedef struct {
     Embedding embedding;
     Norm norm;
     Linear linear;
-    Attention attention;
-    Mla mla;
-    Mlp mlp;
-    Moe moe;
+    const LayerKind *kind;
+    void *own, *save; /* of the kind */
     Head head;
     Block block;
     NormSave norm_save;
-    AttentionSave attention_save;
-    MlaSave mla_save;
-    MlpSave mlp_save;
-    MoeSave moe_save;
     HeadSave head_save;
     BlockSave block_save;
     Mtp further[2];
@@ -357,14 +351,16 @@ TEST(linear_column) { check_linear(LINEAR_COLUMN); }
 TEST(linear_row) { check_linear(LINEAR_ROW); }
 TEST(linear_whole) { check_linear(LINEAR_WHOLE); }
 
-static Err attention_f(Rig *r)
-{
-    return attention_forward(&r->attention, &r->ctx, r->x, r->y, &r->attention_save);
-}
+static Err kind_f(Rig *r) { return r->kind->forward(r->own, &r->ctx, r->x, r->y, r->save); }
+static Err kind_b(Rig *r, Tensor dy, Tensor dx) { return r->kind->backward(r->own, &r->ctx, r->save, r->x, dy, dx); }
 
-static Err attention_b(Rig *r, Tensor dy, Tensor dx)
+static void check_kind(Rig *r, const LayerKind *kind, const char *name, int idle)
 {
-    return attention_backward(&r->attention, &r->ctx, &r->attention_save, r->x, dy, dx);
+    r->kind = kind;
+    OK(setup_alloc(&r->setup, kind->own_bytes, &r->own));
+    OK(setup_alloc(&r->setup, kind->save_bytes, &r->save));
+    OK(kind->add(r->own, &r->registry, &r->spec, name, 0));
+    check_layer(r, (Case){ kind_f, kind_b, HIDDEN, HIDDEN, .idle = idle });
 }
 
 static void check_attention(ModelSpec s)
@@ -377,8 +373,7 @@ static void check_attention(ModelSpec s)
     r.spec.heads = r.spec.tp_blocks = 4;
     r.spec.head_dim = 8;
     r.spec.norm_eps = 1e-3f;
-    OK(attention_register(&r.attention, &r.registry, &r.spec, "attention", 0));
-    check_layer(&r, (Case){ attention_f, attention_b, HIDDEN, HIDDEN, .idle = s.bias });
+    check_kind(&r, model_mixer(&r.spec, 0), "attention", s.bias);
 }
 
 TEST(attention) { check_attention((ModelSpec){ .kv_heads = 4, .bias = true }); }
@@ -408,12 +403,6 @@ TEST(attention_variants)
 TEST(attention_window) { check_attention((ModelSpec){ .kv_heads = 4, .window = layer_pattern_all(5) }); }
 TEST(attention_dropout) { check_attention((ModelSpec){ .kv_heads = 1, .attention_dropout = 0.2f, .bias = true }); }
 
-static Err mla_f(Rig *r) { return mla_forward(&r->mla, &r->ctx, r->x, r->y, &r->mla_save); }
-static Err mla_b(Rig *r, Tensor dy, Tensor dx)
-{
-    return mla_backward(&r->mla, &r->ctx, &r->mla_save, r->x, dy, dx);
-}
-
 static void check_mla(ModelSpec s)
 {
     Rig r;
@@ -428,8 +417,8 @@ static void check_mla(ModelSpec s)
     if (!(s.latent.scale > 0)) r.spec.latent.scale = 1;
     r.spec.rope.layers = layer_pattern_all(1);
     r.spec.norm_eps = 1e-3f;
-    OK(mla_register(&r.mla, &r.registry, &r.spec, "attention", 0));
-    check_layer(&r, (Case){ mla_f, mla_b, HIDDEN, HIDDEN, .idle = s.bias });
+    r.spec.mixer = layer_pattern_all(MIXER_LATENT);
+    check_kind(&r, model_mixer(&r.spec, 0), "attention", s.bias);
     rope_columns = 0;
 }
 
@@ -450,25 +439,19 @@ TEST(latent_attention_recomputed)
         .latent.width.q_rank = 9, .bias = true, .attention_gate = true, .recompute = RECOMPUTE_SELECTIVE });
 }
 
-static Err mlp_f(Rig *r) { return mlp_forward(&r->mlp, &r->ctx, r->x, r->y, &r->mlp_save); }
-static Err mlp_b(Rig *r, Tensor dy, Tensor dx)
-{
-    return mlp_backward(&r->mlp, &r->ctx, &r->mlp_save, r->x, dy, dx);
-}
-
 static void check_mlp(Activation activation, bool bias, bool recompute)
 {
     Rig r;
     rig_open(&r);
     r.spec = (ModelSpec){ .layers = 1,
                           .hidden = HIDDEN,
+                          .ffn = 44,
                           .activation = activation,
                           .activation_limit = 4,
                           .tp_blocks = 2,
                           .bias = bias,
                           .recompute = recompute ? RECOMPUTE_SELECTIVE : RECOMPUTE_NONE };
-    OK(mlp_register(&r.mlp, &r.registry, &r.spec, "mlp", 44));
-    check_layer(&r, (Case){ mlp_f, mlp_b, HIDDEN, HIDDEN, .idle = bias });
+    check_kind(&r, model_ffn(&r.spec, 0), "mlp", bias);
 }
 
 TEST(mlp_gelu) { check_mlp(ACT_GELU, true, false); }
@@ -476,12 +459,6 @@ TEST(mlp_swiglu) { check_mlp(ACT_SWIGLU, false, false); }
 TEST(mlp_clamped) { check_mlp(ACT_CLAMPED_SWIGLU, true, false); }
 TEST(mlp_recomputed) { check_mlp(ACT_SWIGLU, true, true); }
 TEST(mlp_gelu_recomputed) { check_mlp(ACT_GELU, true, true); }
-
-static Err moe_f(Rig *r) { return moe_forward(&r->moe, &r->ctx, r->x, r->y, &r->moe_save); }
-static Err moe_b(Rig *r, Tensor dy, Tensor dx)
-{
-    return moe_backward(&r->moe, &r->ctx, &r->moe_save, r->x, dy, dx);
-}
 
 /* Every token goes to all experts: where a step changes the choice there is no derivative (test_golden.c has choices). */
 static void check_moe(ModelSpec s)
@@ -493,8 +470,8 @@ static void check_moe(ModelSpec s)
     r.spec.moe.ffn = 20, r.spec.moe.experts = r.spec.moe.topk = 4;
     r.spec.moe.router.scale = 1.5f, r.spec.moe.router.groups = r.spec.moe.router.group_topk = 1;
     r.spec.moe.balance.unit = 1;
-    OK(moe_register(&r.moe, &r.registry, &r.spec, "moe"));
-    check_layer(&r, (Case){ moe_f, moe_b, HIDDEN, HIDDEN });
+    r.spec.moe.layers.word[0] = 1;
+    check_kind(&r, model_ffn(&r.spec, 0), "moe", 0);
 }
 
 TEST(moe_softmax) { check_moe((ModelSpec){ .activation = ACT_SWIGLU, .moe.router = { .score = ROUTER_SOFTMAX, .normalize = 1 } }); }
@@ -572,7 +549,7 @@ static Err block_f(Rig *r)
 static Err block_b(Rig *r, Tensor dy, Tensor dx)
 {
     memcpy(dx.data, dy.data, (size_t)tensor_bytes(dy)); /* one buffer for both */
-    return block_backward(&r->block, &r->ctx, &r->block_save, r->x, dx);
+    return block_backward(&r->block, &r->ctx, &r->block_save, r->x, dx, (InputSum){ .bias = -1 });
 }
 
 static void check_block(ModelSpec s)
@@ -587,7 +564,8 @@ static void check_block(ModelSpec s)
     r.spec.ffn = 40;
     r.spec.tp_blocks = 2;
     r.spec.norm_eps = 1e-3f;
-    OK(block_register(&r.block, &r.registry, &r.spec, "layers.0", 0));
+    OK(block_register(&r.block, &r.registry, &r.spec, "layers.0", 0, &r.setup));
+    OK(block_save_init(&r.block, &r.block_save, &r.setup));
     check_layer(&r, (Case){ block_f, block_b, HIDDEN, HIDDEN });
 }
 
@@ -642,7 +620,8 @@ static void check_further(Recompute recompute, float dropout)
     for (int i = 0; i < 2; i++) {
         r.further[i].depth = i + 1;
         r.further[i].segment = 1 + i * MTP_SEGMENTS;
-        OK(mtp_register(&r.further[i], &r.registry, &r.spec, r.head.weight));
+        OK(mtp_register(&r.further[i], &r.registry, &r.spec, r.head.weight, &r.setup));
+        OK(block_save_init(&r.further[i].block, &r.further_save[i].block, &r.setup));
     }
     check_layer(&r, (Case){ further_f, further_b, HIDDEN });
 }

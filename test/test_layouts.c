@@ -177,7 +177,7 @@ static void run_few(TrainSpec spec)
 /* Latents and their weights' gradients are of the rows of a rank, which then needs whole leaves. */
 static bool cuts_leaves(const TrainSpec *s, Layout l)
 {
-    return model_is_latent(&s->model) && l.sp && l.tp > 1 && l.micro * s->seq_blocks % l.tp;
+    return s->model.latent.width.kv_rank && l.sp && l.tp > 1 && l.micro * s->seq_blocks % l.tp;
 }
 
 /* All layouts, or one in `every` of each kind. */
@@ -369,7 +369,9 @@ static Err loads_add_up(Trainer *t, void *user)
     (void)user;
     for (int layer = 0; layer < t->spec.model.layers; layer++) {
         const int64_t *rows = (const int64_t *)all.data + layer * units * E;
-        const Tensor took = param_store_grad(&t->stores[0], t->parts.stages[0].blocks[layer].moe.bias);
+        char name[PARAM_NAME_MAX];
+        snprintf(name, sizeof name, "layers.%d.mlp.router.bias", layer);
+        const Tensor took = param_store_grad(&t->stores[0], param_find(t->stores[0].reg, name));
         for (int64_t u = 0; u < units; u++) {
             int64_t sum = 0;
             for (int64_t e = 0; e < E; e++) sum += rows[u * E + e];

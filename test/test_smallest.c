@@ -10,19 +10,20 @@
 enum { B = 4, T = 16, N = B * T, D = 32, VOCAB = 48, LAYERS = 2, STEPS = 80, MEMORY = 8 << 20 };
 static const float RATE = 0.5f;
 
+/* y = x + layer(norm(x)): the layer is attention, then an mlp. */
 typedef struct {
-    Norm norm1, norm2;
-    Attention attention;
-    Mlp mlp;
-    NormSave norm1_save, norm2_save;
-    AttentionSave attention_save;
-    MlpSave mlp_save;
-    Tensor x, n1, mid, n2; /* [N, D]: input, its norm, the stream behind attention, its norm */
-} Layer;
+    Norm norm;
+    const LayerKind *kind;
+    void *layer, *save; /* of this kind */
+    NormSave norm_save;
+    Tensor x, n; /* [N, D] */
+} Branch;
+
+enum { BRANCHES = 2 * LAYERS };
 
 typedef struct {
     Embedding embedding;
-    Layer layer[LAYERS];
+    Branch branch[BRANCHES];
     Norm norm;
     NormSave norm_save;
     Head head;
@@ -34,19 +35,20 @@ static Err rows(Ctx *c, Tensor *t) { return tensor_new(c->scratch, t, F32, N, D)
 
 /* ---- what the model is: every layer registers its parameters ---- */
 
-static Err model_register(Model *m, ParamRegistry *reg, const ModelSpec *spec)
+static Err model_register(Model *m, ParamRegistry *reg, const ModelSpec *spec, SetupArena *setup)
 {
-    static const char *const names[LAYERS][4] = {
-        { "layers.0.norm1", "layers.0.attn", "layers.0.norm2", "layers.0.mlp" },
-        { "layers.1.norm1", "layers.1.attn", "layers.1.norm2", "layers.1.mlp" }
-    };
+    static const char *const names[BRANCHES][2] = { { "layers.0.norm1", "layers.0.attn" },
+                                                    { "layers.0.norm2", "layers.0.mlp" },
+                                                    { "layers.1.norm1", "layers.1.attn" },
+                                                    { "layers.1.norm2", "layers.1.mlp" } };
     TRY(embedding_register(&m->embedding, reg, spec, false));
-    for (int i = 0; i < LAYERS; i++) {
-        Layer *l = &m->layer[i];
-        TRY(norm_register(&l->norm1, reg, names[i][0], D, spec->rms, spec->norm_eps, PARTIAL_ROWS));
-        TRY(attention_register(&l->attention, reg, spec, names[i][1], i));
-        TRY(norm_register(&l->norm2, reg, names[i][2], D, spec->rms, spec->norm_eps, PARTIAL_ROWS));
-        TRY(mlp_register(&l->mlp, reg, spec, names[i][3], spec->ffn));
+    for (int i = 0; i < BRANCHES; i++) {
+        Branch *b = &m->branch[i];
+        b->kind = i % 2 ? model_ffn(spec, i / 2) : model_mixer(spec, i / 2);
+        TRY(setup_alloc(setup, b->kind->own_bytes, &b->layer));
+        TRY(setup_alloc(setup, b->kind->save_bytes, &b->save));
+        TRY(norm_register(&b->norm, reg, names[i][0], D, spec->rms, spec->norm_eps, PARTIAL_ROWS));
+        TRY(b->kind->add(b->layer, reg, spec, names[i][1], i / 2));
     }
     TRY(norm_register(&m->norm, reg, "norm", D, spec->rms, spec->norm_eps, PARTIAL_ROWS));
     return head_register(&m->head, reg, spec, -1);
@@ -54,32 +56,24 @@ static Err model_register(Model *m, ParamRegistry *reg, const ModelSpec *spec)
 
 /* ---- forward, and backward as its mirror ---- */
 
-/* y = x + attention(norm(x)), and the same with the mlp. */
-static Err layer_forward(Layer *l, Ctx *c, Tensor x, Tensor y)
+static Err branch_forward(Branch *b, Ctx *c, Tensor x, Tensor y)
 {
-    Tensor branch;
-    l->x = x;
-    TRY(rows(c, &l->n1));
-    TRY(rows(c, &l->mid));
-    TRY(rows(c, &l->n2));
-    TRY(rows(c, &branch));
-    TRY(norm_forward(&l->norm1, c, x, l->n1, &l->norm1_save));
-    TRY(attention_forward(&l->attention, c, l->n1, branch, &l->attention_save));
-    TRY(residual_add(c, &(ResidualSum){ .sum = l->mid, .residual = x, .branch = branch }));
-    TRY(norm_forward(&l->norm2, c, l->mid, l->n2, &l->norm2_save));
-    TRY(mlp_forward(&l->mlp, c, l->n2, branch, &l->mlp_save));
-    return residual_add(c, &(ResidualSum){ .sum = y, .residual = l->mid, .branch = branch });
+    Tensor out;
+    b->x = x;
+    TRY(rows(c, &b->n));
+    TRY(rows(c, &out));
+    TRY(norm_forward(&b->norm, c, x, b->n, &b->norm_save));
+    TRY(b->kind->forward(b->layer, c, b->n, out, b->save));
+    return residual_add(c, &(ResidualSum){ .sum = y, .residual = x, .branch = out });
 }
 
 /* d is the gradient of y, then that of x. */
-static Err layer_backward(const Layer *l, Ctx *c, Tensor d)
+static Err branch_backward(const Branch *b, Ctx *c, Tensor d)
 {
     Tensor dn;
     TRY(rows(c, &dn));
-    TRY(mlp_backward(&l->mlp, c, &l->mlp_save, l->n2, d, dn));
-    TRY(norm_backward(&l->norm2, c, &l->norm2_save, l->mid, dn, d));
-    TRY(attention_backward(&l->attention, c, &l->attention_save, l->n1, d, dn));
-    return norm_backward(&l->norm1, c, &l->norm1_save, l->x, dn, d);
+    TRY(b->kind->backward(b->layer, c, b->save, b->n, d, dn));
+    return norm_backward(&b->norm, c, &b->norm_save, b->x, dn, d);
 }
 
 static Err model_forward(Model *m, Ctx *c, Tensor sums)
@@ -87,9 +81,9 @@ static Err model_forward(Model *m, Ctx *c, Tensor sums)
     Tensor x, y;
     TRY(rows(c, &x));
     TRY(embedding_forward(&m->embedding, c, c->batch->token, x));
-    for (int i = 0; i < LAYERS; i++, x = y) {
+    for (int i = 0; i < BRANCHES; i++, x = y) {
         TRY(rows(c, &y));
-        TRY(layer_forward(&m->layer[i], c, x, y));
+        TRY(branch_forward(&m->branch[i], c, x, y));
     }
     m->x = x;
     TRY(rows(c, &m->n));
@@ -105,7 +99,7 @@ static Err model_backward(const Model *m, Ctx *c)
     TRY(rows(c, &dn));
     TRY(head_backward(&m->head, c, &m->head_save, m->n, dn));
     TRY(norm_backward_into(&m->norm, c, &m->norm_save, m->x, dn, d));
-    for (int i = LAYERS - 1; i >= 0; i--) TRY(layer_backward(&m->layer[i], c, d));
+    for (int i = BRANCHES - 1; i >= 0; i--) TRY(branch_backward(&m->branch[i], c, d));
     return embedding_backward(&m->embedding, c, c->batch->token, d);
 }
 
@@ -179,7 +173,7 @@ TEST(two_layers_learn_to_count)
     arena_open(&scratch, "scratch");
     for (int r = 0; r < REGION_COUNT; r++) arena_open(&slot.region[r], "saves");
     param_registry_init(&reg, &setup, param_place_single());
-    OK(model_register(&model, &reg, &spec));
+    OK(model_register(&model, &reg, &spec, &setup));
     OK(param_layout(&reg, INT64_MAX));
     OK(grad_stats_init(&stats, reg.count, true, &state));
     OK(param_store_init(&params, &reg, &stats, &state, F32, GRADS_F32));

@@ -192,7 +192,7 @@ static void put_model(const PlanTable *t)
         "vocabulary %lld\n",
         m->layers, (long long)m->hidden, m->heads, m->kv_heads, m->head_dim, (long long)m->ffn,
         (long long)m->seq, (long long)m->vocab);
-    if (model_is_latent(m)) put_latent(m);
+    if (m->latent.width.kv_rank) put_latent(m);
     if (m->moe.experts) put_mixture(m);
     put_params(m, t->kinds[0].plan.params);
     snprintf(pp, sizeof pp, " x pp %d", t->grid.pp);

@@ -167,7 +167,7 @@ static Err make_costs(const PartsSpec *spec, const StageShare *shares, int stage
     StageCost *costs;
     TRY(setup_array(setup, stages, &costs));
     for (int i = 0; i < stages; i++) {
-        const double flop = stage_flop_per_token(spec->model, shares[i]);
+        const double flop = (double)stage_flop_per_token(spec->model, shares[i]);
         const bool again = spec->model->recompute == RECOMPUTE_FULL;
         costs[i] = (StageCost){ .f = flop, .i = again ? 2 * flop : flop, .w = flop };
     }

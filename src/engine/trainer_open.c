@@ -310,7 +310,7 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
  */
 static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
 {
-    const bool leaves = s->exact && (s->model.moe.experts || model_is_latent(&s->model));
+    const bool leaves = s->exact && model_sums_own_rows(&s->model);
     const int64_t pieces = unit * (leaves ? s->seq_blocks : s->model.seq);
     const int cp = g.cp ? g.cp : 1;
     if (!g.sp || unit == s->micro_batch || pieces % (g.tp * cp) == 0) return ERR_OK;

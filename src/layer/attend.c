@@ -4,7 +4,7 @@
  */
 #include <stdio.h>
 
-#include "layer/internal.h"
+#include "layer/attend.h"
 
 static const Tensor none;
 

@@ -28,7 +28,27 @@
 #include <stdio.h>
 
 #include "base/heads.h"
-#include "layer/internal.h"
+#include "layer/attend.h"
+
+typedef struct {
+    const ModelSpec *spec;
+    AttentionCore core;
+    Linear qkv, proj;
+    Norm q_norm, k_norm;
+    bool rope;
+    int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
+} Attention;
+
+/* Queries and keys are kept behind their norms and their rotation. With norms, q_raw and the k in qkv or kv are kept
+ * as they were before. */
+typedef struct {
+    Saved qkv;         /* if heads are views of it (attention.c); otherwise q, kv and gate */
+    Saved q, kv, gate; /* kv [2, N, K, C] */
+    Saved q_raw, k;    /* with norms of queries and keys; q then is kept beside qkv, too */
+    Saved o, lse;
+    Saved gated; /* o multiplied by the gate, if there is one */
+    NormSave q_norm, k_norm;
+} AttentionSave;
 
 static Err register_qk_norms(Attention *a, ParamRegistry *reg, const char *attention)
 {
@@ -43,8 +63,9 @@ static Err register_qk_norms(Attention *a, ParamRegistry *reg, const char *atten
     return ERR_OK;
 }
 
-Err attention_register(Attention *a, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
+static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
+    Attention *a = own;
     const int64_t q = (int64_t)s->heads * s->head_dim, kv = (int64_t)s->kv_heads * s->head_dim;
     const int64_t gate = s->attention_gate ? q : 0;
     *a = (Attention){ .spec = s,
@@ -101,8 +122,9 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     return d;
 }
 
-SliceKeyShape attention_keys(const Attention *a, const Ctx *c)
+static SliceKeyShape attention_keys(const void *own, const Ctx *c)
 {
+    const Attention *a = own;
     const Dims d = dims_of(a, c);
     return (SliceKeyShape){ .heads = d.K, .chunks = d.H / d.K / d.query_chunk, .k_cols = d.C, .v_cols = d.C };
 }
@@ -225,8 +247,10 @@ static Err join_earlier(Ctx *c, Tensor kept, Tensor *t)
     return ERR_OK;
 }
 
-Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save)
+static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
 {
+    const Attention *a = own;
+    AttentionSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
     Tensor o, lse, qkv, gated;
@@ -305,8 +329,10 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
               .gate = a->spec->attention_gate ? heads_as_columns(g->of.gate) : none, .chunks = d->chunks);
 }
 
-Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx)
+static Err attention_backward(const void *own, Ctx *c, const void *kept, Tensor x, Tensor dy, Tensor dx)
 {
+    const Attention *a = own;
+    const AttentionSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
     Dims d = dims_of(a, c);
     const Heads h = saved_heads(a, c, &d, save);
@@ -325,3 +351,35 @@ Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Te
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
+
+/* ---- the kind ---- */
+
+static int attention_bias(const void *own) { return ((const Attention *)own)->proj.bias; }
+
+/* Wqkv with the gate, Wproj. */
+static int64_t attention_flop(const ModelSpec *s)
+{
+    return 2 * s->hidden * ((2 + s->attention_gate) * s->heads + 2 * s->kv_heads) * s->head_dim;
+}
+
+static int64_t attention_score_flop(const ModelSpec *s)
+{
+    return 4 * (int64_t)s->heads * s->head_dim * s->seq;
+}
+
+static KvShape attention_cache(const ModelSpec *s)
+{
+    return (KvShape){ s->kv_heads, s->head_dim, s->head_dim };
+}
+
+const LayerKind attention_kind = { .own_bytes = sizeof(Attention),
+                                   .save_bytes = sizeof(AttentionSave),
+                                   .linears = 2,
+                                   .add = attention_add,
+                                   .forward = attention_forward,
+                                   .backward = attention_backward,
+                                   .residual_bias = attention_bias,
+                                   .flop = attention_flop,
+                                   .score_flop = attention_score_flop,
+                                   .keys = attention_keys,
+                                   .cache = attention_cache };

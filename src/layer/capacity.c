@@ -1,5 +1,5 @@
 /*
- * Which of a mixture's choices its experts take (layer.h, Capacity; docs/moe.md), and how many rows those are at most:
+ * Which of a mixture's choices its experts take (spec.h, Capacity; docs/moe.md), and how many rows those are at most:
  * what memory is taken for.
  *
  * Capacities are about experts and units, whatever the layout. Room is about ranks: where not all rows that may come
@@ -10,7 +10,7 @@
  * evaluation may have fewer samples: its capacity is that of the rows that it has.
  */
 #include "base/int64.h"
-#include "layer/internal.h"
+#include "layer/moe.h"
 
 /* ---- the most rows there can be ---- */
 

@@ -117,18 +117,6 @@ typedef struct {
     Tensor k, v;
 } KvCache;
 
-/*
- * The gradient of the last bias of a block is the column sum of the gradient of the residual stream behind the block.
- * The first norm of the next block writes that gradient, so it sums the columns in the same pass. This is what two
- * neighbouring blocks tell each other about it.
- */
-typedef struct {
-    bool
-        wanted; /* the block at work sums the columns of its input's gradient, for `bias` of the block before */
-    int bias;
-    bool done; /* the block behind has summed those for the bias of the block at work */
-} InputSum;
-
 /* What the layers of a stage share while they compute one unit. */
 typedef struct {
     Stream *s;
@@ -145,7 +133,6 @@ typedef struct {
     ContextComm context; /* how the ranks of world->cp meet in the block at work */
     ContextCut cut;      /* which positions each of them has */
     const KvCache *kv;   /* the cache of the block at work; NULL in training and evaluation */
-    InputSum below;      /* for the block at work, in backward */
     /*
      * [blocks of the stage, then those of MTP; balance units; experts] i64, for a balance loss over the whole batch:
      * how many rows of the batch, up to the end of each unit, would choose each expert by scores alone. Forward
@@ -348,103 +335,49 @@ typedef struct {
 } NormRows;
 Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, int sum);
 
-/* ---- attention ---- */
+/* ---- kinds of layers ---- */
 
-/* What all kinds of attention do alike once they have queries, keys and values (attend.c). */
+/* What a mixer keeps of each position in generation. v_cols 0: keys alone. */
 typedef struct {
-    const ModelSpec *spec;
-    int sink;    /* parameter with a number for each head; -1: none */
-    float scale; /* of the products of queries and keys */
-    int64_t window;
-    uint64_t dropout_key;
-} AttentionCore;
-
-typedef struct {
-    const ModelSpec *spec;
-    AttentionCore core;
-    Linear qkv, proj;
-    Norm q_norm, k_norm;
-    bool rope;
-    int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
-} Attention;
-
-/* Queries and keys are kept behind their norms and their rotation. With norms, q_raw and the k in qkv or kv are kept
- * as they were before. */
-typedef struct {
-    Saved qkv;         /* if heads are views of it (attention.c); otherwise q, kv and gate */
-    Saved q, kv, gate; /* kv [2, N, K, C] */
-    Saved q_raw, k;    /* with norms of queries and keys; q then is kept beside qkv, too */
-    Saved o, lse;
-    Saved gated; /* o multiplied by the gate, if there is one */
-    NormSave q_norm, k_norm;
-} AttentionSave;
-
-/* name: for example "layers.3.attn". layer: the number by which the window and the rotation are looked up. */
-Err attention_register(Attention *a, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
-/* If there is a cache c->kv, with one sample and one span: the keys and values of the rows go into it, and queries
- * also see those that it had before. */
-Err attention_forward(const Attention *a, Ctx *c, Tensor x, Tensor y, AttentionSave *save);
-Err attention_backward(const Attention *a, Ctx *c, const AttentionSave *save, Tensor x, Tensor dy, Tensor dx);
-SliceKeyShape attention_keys(const Attention *a, const Ctx *c);
-
-/* ---- multi-head latent attention, in the place of attention (docs/attention.md) ---- */
+    int64_t heads, k_cols, v_cols;
+} KvShape;
 
 /*
- * The keys and values of all heads are computed from one latent a row. All heads share the part of the key that has
- * the rotary positions.
+ * A kind of layer. A mixer (attention.c, mla.c) lets the rows of a sequence see each other; a feed-forward layer
+ * (mlp.c, moe.c) takes each row by itself. A block is a norm and a mixer, then a norm and a feed-forward layer. A new
+ * kind is a file that ends with its LayerKind, and a row in kinds.def.
  *
- *   q_a [q_rank, D]      q_a_norm [q_rank]   q_b [H * (nope + rope), q_rank]; or q [H * (nope + rope), D] alone
- *   kv_a [kv_rank + rope, D]   kv_a_norm [kv_rank]   kv_b [H * (nope + value), kv_rank]   proj [D, H * value]
- *   gate [H * value, D], if there is one: the heads' outputs are multiplied by its sigmoid
- *
- * Biases, if the model has them, belong to q_a, kv_a, gate and proj (which the residual add applies). The products
- * that give the heads' queries, keys and values have none, as in the published code.
+ * `own` is the kind's struct of parameter ids and of what it derives from the specification. `save` is its struct of
+ * what backward needs of one forward. Nobody else knows their members.
  */
 typedef struct {
-    const ModelSpec *spec;
-    AttentionCore core;
-    Linear q_a, q, kv_a, kv_b, gate, proj; /* q reads the latent, or the row if there is no q_a */
-    Norm q_norm, kv_norm;
-    int64_t head_chunk; /* heads in a canonical chunk */
-    bool rope;
-} Mla;
+    int64_t own_bytes, save_bytes;
+    int linears; /* the most weight gradients that one call of backward queues */
+    /* Sums its weights' gradients over the rows that this rank holds outside of tensor-parallel regions. */
+    bool sums_own_rows;
+    /* Registers the parameters. name: "layers.3.attn". layer: the block's number, by which patterns are looked up. */
+    Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
+    /* x and y [R, D]; y must not be x. A mixer uses the cache c->kv, if there is one: the keys and values of the rows
+     * go into it, and queries also see those that it had before. */
+    Err (*forward)(const void *own, Ctx *c, Tensor x, Tensor y, void *save);
+    Err (*backward)(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx);
+    int (*residual_bias)(const void *own); /* the bias that it leaves to the residual sum, or -1 */
+    /* FLOP of one token's forward in products with weights. */
+    int64_t (*flop)(const ModelSpec *spec);
+    /* Parameters that a token does not meet; NULL: it meets all. */
+    int64_t (*idle_params)(const ModelSpec *spec);
+    /* Of mixers: FLOP of one token's scores and weighted values; the keys of a rank; what generation keeps. */
+    int64_t (*score_flop)(const ModelSpec *spec);
+    SliceKeyShape (*keys)(const void *own, const Ctx *c);
+    KvShape (*cache)(const ModelSpec *spec);
+} LayerKind;
 
-/* With selective recomputation q_latent, kv_latent, q, k and v are not kept. */
-typedef struct {
-    Saved q_a, kv_a;           /* latents before their norms; behind kv_a's the shared part of the key */
-    Saved q_latent, kv_latent; /* latents behind their norms */
-    Saved q, k, v, o, lse;
-    Saved gate, gated; /* the gate, and o multiplied by it, if there is one */
-    NormSave q_norm, kv_norm;
-} MlaSave;
+/* The kinds of a block of the model. */
+const LayerKind *model_mixer(const ModelSpec *spec, int layer);
+const LayerKind *model_ffn(const ModelSpec *spec, int layer);
+bool model_sums_own_rows(const ModelSpec *spec); /* some block does */
 
-enum { MLA_LINEARS = 6 }; /* the most weight gradients that it queues */
-
-/* tp_blocks must divide the number of heads. */
-Err mla_register(Mla *m, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
-/* x and y [R, D]; a cache c->kv is used as by attention_forward. With absorb, a row that is computed alone behind
- * cached ones rounds differently than the same row among many. */
-Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save);
-Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx);
-SliceKeyShape mla_keys(const Mla *m, const Ctx *c);
-
-/* ---- mlp ---- */
-
-typedef struct {
-    const ModelSpec *spec;
-    Linear fc1, fc2;
-    int64_t ffn; /* width over all ranks */
-} Mlp;
-
-typedef struct {
-    Saved hidden, active; /* before and behind the activation */
-} MlpSave;
-
-Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *spec, const char *name, int64_t ffn);
-Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save);
-Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy, Tensor dx);
-
-/* ---- mixture of experts, in the place of an mlp (docs/moe.md) ---- */
+/* ---- rows of a mixture of experts (docs/moe.md) ---- */
 
 /* What decides how many rows of a micro-batch there can be: the mixture, and how the ranks share it. */
 typedef struct {
@@ -468,48 +401,6 @@ typedef struct {
 } MoeRoom;
 
 MoeRoom moe_room(const MoeCut *cut);
-
-/*
- * A router sends each row to topk of the experts. Each expert is an mlp of its own, and y is the weighted sum of
- * their outputs. A shared expert may be added, which every row passes, with a gate or without. The ranks of a tp-ep
- * group share the experts: each has E / ep of them, and etp neighbours have a part of each of these. They send their
- * rows to each other's experts.
- *
- *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
- *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
- *
- * Biases, if the model has them: of the logits, [E]; of fc1, cut as its rows; of fc2, [E * D], whole on each rank.
- * The latter is added on the rank that a row's outputs return to, because ranks that share an expert have partial
- * sums.
- */
-typedef struct {
-    const ModelSpec *model;
-    const MixtureSpec *spec;             /* &model->moe */
-    int router, fc1, fc2;                /* weights */
-    int router_bias, fc1_bias, fc2_bias; /* or -1 */
-    int bias;  /* STATE: a bias for choosing each expert; its accumulator counts rows */
-    int block; /* number of the block in its stage, MTP's last; set by the code that registers the stage */
-    uint64_t jitter_key;
-    Mlp shared;      /* if spec->shared_ffn */
-    int shared_gate; /* weight [1, D], or -1 */
-} Moe;
-
-typedef struct {
-    Saved logits, index, weight, row, choice, offset;
-    Saved owned; /* offsets of this rank's experts; with one rank along ep they are `offset` */
-    Saved taken; /* if all ranks' tokens are gathered: the choices whose rows this rank's experts take */
-    Saved x, hidden, active; /* rows of this rank's experts: input, before and behind the activation */
-    Saved out;               /* the experts' outputs for this rank's rows */
-    Saved shared_out, gate;
-    MlpSave shared;
-} MoeSave;
-
-enum { MOE_LINEARS = 6 }; /* the most weight gradients that it queues */
-
-Err moe_register(Moe *m, ParamRegistry *reg, const ModelSpec *spec, const char *name);
-/* x and y [R, D], rows as outside of tensor-parallel regions; y must not be x. */
-Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save);
-Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx);
 
 /* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
 

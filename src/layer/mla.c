@@ -24,7 +24,35 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "layer/internal.h"
+#include "layer/attend.h"
+
+/*
+ * Parameters:
+ *
+ *   q_a [q_rank, D]      q_a_norm [q_rank]   q_b [H * (nope + rope), q_rank]; or q [H * (nope + rope), D] alone
+ *   kv_a [kv_rank + rope, D]   kv_a_norm [kv_rank]   kv_b [H * (nope + value), kv_rank]   proj [D, H * value]
+ *   gate [H * value, D], if there is one: the heads' outputs are multiplied by its sigmoid
+ *
+ * Biases, if the model has them, belong to q_a, kv_a, gate and proj (which the residual add applies). The products
+ * that give the heads' queries, keys and values have none, as in the published code.
+ */
+typedef struct {
+    const ModelSpec *spec;
+    AttentionCore core;
+    Linear q_a, q, kv_a, kv_b, gate, proj; /* q reads the latent, or the row if there is no q_a */
+    Norm q_norm, kv_norm;
+    int64_t head_chunk; /* heads in a canonical chunk */
+    bool rope;
+} Mla;
+
+/* With selective recomputation q_latent, kv_latent, q, k and v are not kept. */
+typedef struct {
+    Saved q_a, kv_a;           /* latents before their norms; behind kv_a's the shared part of the key */
+    Saved q_latent, kv_latent; /* latents behind their norms */
+    Saved q, k, v, o, lse;
+    Saved gate, gated; /* the gate, and o multiplied by it, if there is one */
+    NormSave q_norm, kv_norm;
+} MlaSave;
 
 /* ---- registration ---- */
 
@@ -80,8 +108,10 @@ static Err register_outputs(Mla *m, ParamRegistry *reg, const char *owner)
     return linear_register(&m->proj, reg, proj);
 }
 
-Err mla_register(Mla *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
+/* tp_blocks must divide the number of heads. */
+static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
+    Mla *m = own;
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
                 .head_chunk = s->heads / s->tp_blocks,
@@ -155,8 +185,9 @@ static Err rotate_shared(const Call *k, Tensor p, int inverse)
     return rotate(k, one_head(p), ctx_row_slice(k->c, ctx_place(k->c)), inverse);
 }
 
-SliceKeyShape mla_keys(const Mla *m, const Ctx *c)
+static SliceKeyShape mla_keys(const void *own, const Ctx *c)
 {
+    const Mla *m = own;
     return (SliceKeyShape){ .heads = m->spec->heads / c->world->tp.size,
                             .chunks = 1,
                             .k_cols = m->spec->head_dim,
@@ -350,8 +381,11 @@ static Err gate_outputs(const Call *k, Tensor x, MlaSave *save, Tensor o, Tensor
     return heads_gate_forward(c, o, gate, &save->gated, gated);
 }
 
-Err mla_forward(const Mla *m, Ctx *c, Tensor x, Tensor y, MlaSave *save)
+/* With absorb, a row that is computed alone behind cached ones rounds differently than the same row among many. */
+static Err mla_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
 {
+    const Mla *m = own;
+    MlaSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
     const Call k = call_of(m, c, save);
     const bool in_scratch = c->into[REGION_I] == c->scratch; /* full recomputation: the saves stay there */
@@ -466,8 +500,9 @@ static Err outputs_backward(const Call *k, Tensor dy, Tensor go, Tensor *dgate)
                                save_get(c, k->save->gate));
 }
 
-Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy, Tensor dx)
+static Err mla_backward(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx)
 {
+    const Mla *m = own;
     ArenaMark mark = arena_mark(c->scratch);
     const Call k = call_of(m, c, save);
     Tensor go, dq, dgate, through;
@@ -493,3 +528,39 @@ Err mla_backward(const Mla *m, Ctx *c, const MlaSave *save, Tensor x, Tensor dy,
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
+
+/* ---- the kind ---- */
+
+static int mla_bias(const void *own) { return ((const Mla *)own)->proj.bias; }
+
+static int64_t mla_flop(const ModelSpec *s)
+{
+    const MlaWidths w = s->latent.width;
+    const int64_t D = s->hidden, queries = (int64_t)s->heads * s->head_dim;
+    const int64_t q = w.q_rank ? w.q_rank * (D + queries) : D * queries;
+    const int64_t kv = D * (w.kv_rank + w.rope) + w.kv_rank * s->heads * (w.nope + w.value);
+    return 2 * (q + kv + (1 + s->attention_gate) * s->heads * w.value * D);
+}
+
+static int64_t mla_score_flop(const ModelSpec *s)
+{
+    return 2 * s->heads * (s->head_dim + s->latent.width.value) * s->seq;
+}
+
+static KvShape mla_cache(const ModelSpec *s)
+{
+    return (KvShape){ 1, s->latent.width.kv_rank + s->latent.width.rope, 0 };
+}
+
+const LayerKind mla_kind = { .own_bytes = sizeof(Mla),
+                             .save_bytes = sizeof(MlaSave),
+                             .linears = 6,
+                             .sums_own_rows = true,
+                             .add = mla_add,
+                             .forward = mla_forward,
+                             .backward = mla_backward,
+                             .residual_bias = mla_bias,
+                             .flop = mla_flop,
+                             .score_flop = mla_score_flop,
+                             .keys = mla_keys,
+                             .cache = mla_cache };

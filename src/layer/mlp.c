@@ -2,7 +2,7 @@
  * Feed-forward: fc1 (COLUMN), activation, fc2 (ROW; its bias is added by the residual add).
  * A gated activation (SwiGLU): fc1 has 2F outputs, gate and up chunk by chunk, so that each rank holds whole pairs.
  */
-#include "layer/internal.h"
+#include "layer/mlp.h"
 
 Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int64_t ffn)
 {
@@ -74,8 +74,10 @@ static Err fc2_backward(const Mlp *m, Ctx *c, Tensor hidden, Tensor active, Tens
 
 static int64_t local_ffn(const Mlp *m, const Ctx *c) { return m->ffn / c->world->tp.size; }
 
-Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
+Err mlp_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
 {
+    const Mlp *m = own;
+    MlpSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
     int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c),
             H = activation_gated(m->spec->activation) ? 2 * F : F;
@@ -91,8 +93,10 @@ Err mlp_forward(const Mlp *m, Ctx *c, Tensor x, Tensor y, MlpSave *save)
     return ERR_OK;
 }
 
-Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy, Tensor dx)
+Err mlp_backward(const void *own, Ctx *c, const void *kept, Tensor x, Tensor dy, Tensor dx)
 {
+    const Mlp *m = own;
+    const MlpSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
     int64_t N = c->batch->B * c->batch->T, F = local_ffn(m, c);
     Tensor hidden = save_get(c, save->hidden), active, dhidden;
@@ -108,3 +112,29 @@ Err mlp_backward(const Mlp *m, Ctx *c, const MlpSave *save, Tensor x, Tensor dy,
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
+
+/* ---- the kind ---- */
+
+static Err mlp_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
+{
+    (void)layer;
+    return mlp_register(own, reg, s, name, s->ffn);
+}
+
+static int mlp_bias(const void *own) { return ((const Mlp *)own)->fc2.bias; }
+
+int64_t mlp_weights(const ModelSpec *s, int64_t ffn)
+{
+    return (activation_gated(s->activation) ? 3 : 2) * s->hidden * ffn;
+}
+
+static int64_t mlp_flop(const ModelSpec *s) { return 2 * mlp_weights(s, s->ffn); }
+
+const LayerKind mlp_kind = { .own_bytes = sizeof(Mlp),
+                             .save_bytes = sizeof(MlpSave),
+                             .linears = 2,
+                             .add = mlp_add,
+                             .forward = mlp_forward,
+                             .backward = mlp_backward,
+                             .residual_bias = mlp_bias,
+                             .flop = mlp_flop };

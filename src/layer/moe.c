@@ -17,7 +17,7 @@
  */
 #include "base/int64.h"
 #include "base/trace.h"
-#include "layer/internal.h"
+#include "layer/moe.h"
 
 /* ---- what both directions share ---- */
 
@@ -383,8 +383,10 @@ static Err shared_add(const Moe *m, Ctx *c, Tensor y, const MoeRows *t)
     return op(c->s, gated_add_fwd, .y = y, .residual = y, .x = t->shared_out, .gate = t->gate);
 }
 
-Err moe_forward(const Moe *m, Ctx *c, Tensor x, Tensor y, MoeSave *save)
+static Err moe_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
 {
+    const Moe *m = own;
+    MoeSave *save = kept;
     MoeRows t = { 0 };
     TRY(route_alloc(m, c, x.dim[0], save, &t));
     TRY(rows_alloc(m, c, save, &t));
@@ -580,8 +582,10 @@ static Err pieces_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Ten
     return ERR_OK;
 }
 
-Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy, Tensor dx)
+static Err moe_backward(const void *own, Ctx *c, const void *kept, Tensor x, Tensor dy, Tensor dx)
 {
+    const Moe *m = own;
+    const MoeSave *save = kept;
     ArenaMark mark = arena_mark(c->scratch);
     MoeRows t;
     TRY(rows_saved(m, c, save, &t));
@@ -590,3 +594,35 @@ Err moe_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x, Tensor dy,
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
+
+/* ---- the kind ---- */
+
+static int no_bias(const void *own)
+{
+    (void)own;
+    return -1;
+}
+
+static int64_t moe_flop(const ModelSpec *s)
+{
+    const MixtureSpec *e = &s->moe;
+    return 2 * (mlp_weights(s, e->topk * e->ffn + e->shared_ffn) + s->hidden * (e->experts + e->shared_gate));
+}
+
+/* Those of the experts that it is not sent to. */
+static int64_t moe_idle_params(const ModelSpec *s)
+{
+    const int64_t F = s->moe.ffn, first = activation_gated(s->activation) ? 2 * F : F;
+    return (s->moe.experts - s->moe.topk) * (mlp_weights(s, F) + (s->bias ? first + s->hidden : 0));
+}
+
+const LayerKind moe_kind = { .own_bytes = sizeof(Moe),
+                             .save_bytes = sizeof(MoeSave),
+                             .linears = 6,
+                             .sums_own_rows = true,
+                             .add = moe_add,
+                             .forward = moe_forward,
+                             .backward = moe_backward,
+                             .residual_bias = no_bias,
+                             .flop = moe_flop,
+                             .idle_params = moe_idle_params };

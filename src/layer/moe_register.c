@@ -1,10 +1,10 @@
 /*
- * The parameters of a mixture of experts (layer.h, Moe): router, biases of experts, experts, the shared expert and its
+ * The parameters of a mixture of experts (moe.h): router, biases of experts, experts, the shared expert and its
  * gate. What is computed with them: moe.c.
  */
 #include <stdio.h>
 
-#include "layer/internal.h"
+#include "layer/moe.h"
 
 /* Of which mixture a parameter is, and where it goes. */
 typedef struct {
@@ -64,8 +64,10 @@ static Err register_shared(Moe *m, const Owner *o)
     return add_weight(o, "shared_gate", gate, &m->shared_gate);
 }
 
-Err moe_register(Moe *m, ParamRegistry *reg, const ModelSpec *s, const char *name)
+Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
+    Moe *m = own;
+    (void)layer;
     const Owner o = { reg, s, name };
     const int64_t E = s->moe.experts, D = s->hidden, F = s->moe.ffn,
                   gated = activation_gated(s->activation) ? 2 : 1;

@@ -1,9 +1,9 @@
 /*
- * The router of a mixture (layer.h, Moe; docs/moe.md): logits in fp32 whatever the dtype, choices and weights by them,
+ * The router of a mixture (moe.h; docs/moe.md): logits in fp32 whatever the dtype, choices and weights by them,
  * and their gradients, to which losses that balance the experts add. What happens to the rows then: moe.c.
  */
 #include "base/int64.h"
-#include "layer/internal.h"
+#include "layer/moe.h"
 
 /* ---- products in fp32 ---- */
 
@@ -108,11 +108,11 @@ static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 }
 
 /* The row of a unit of the batch among those of this mixture. */
-static Tensor loads_so_far(const Moe *m, const Ctx *c, int64_t unit)
+static Tensor loads_so_far(const Ctx *c, int64_t unit)
 {
     const Tensor all = c->loads_so_far;
     const Tensor rows = tensor_reshape(all, all.dim[0] * all.dim[1], all.dim[2]);
-    return tensor_row_slice(rows, m->block * all.dim[1] + unit, 1);
+    return tensor_row_slice(rows, c->layer * all.dim[1] + unit, 1);
 }
 
 /* Each unit's row is that of the unit before plus its own counts; made again, by recomputation, it is the same. */
@@ -124,9 +124,9 @@ static Err follow_loads(const Moe *m, Ctx *c, const MoeRows *t)
     if (!m->spec->balance.global || !c->dropout_on) return ERR_OK;
     TRY(unit_loads(m, c, t, &own));
     for (int64_t u = 0; u < own.dim[0]; u++) {
-        const Tensor row = tensor_row_slice(own, u, 1), sum = loads_so_far(m, c, first + u);
+        const Tensor row = tensor_row_slice(own, u, 1), sum = loads_so_far(c, first + u);
         TRY(device_copy(c->s, sum.data, row.data, tensor_bytes(row)));
-        if (first + u) TRY(op(c->s, add_acc, .y = flat(sum), .x = flat(loads_so_far(m, c, first + u - 1))));
+        if (first + u) TRY(op(c->s, add_acc, .y = flat(sum), .x = flat(loads_so_far(c, first + u - 1))));
     }
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -170,7 +170,7 @@ static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlog
         const int64_t count = min64((u + 1) * rows, end) - first - from;
         TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
                .losses = c->balance_losses, .logits = tensor_row_slice(t->logits, from, count),
-               .load = loads_so_far(m, c, number), .router = m->spec->router, .step = c->step,
+               .load = loads_so_far(c, number), .router = m->spec->router, .step = c->step,
                .topk = m->spec->topk, .aux = b->aux / (float)c->world->cp.size / (float)(number + 1),
                .aux_coeff = b->aux, .z = b->z, .rows = rows));
     }

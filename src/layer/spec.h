@@ -11,6 +11,23 @@
 
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 
+/* Kinds of layers, for ModelSpec. */
+typedef enum {
+#define MIXER(number, kind) number,
+#define FFN(number, kind)
+#include "layer/kinds.def"
+#undef MIXER
+#undef FFN
+} MixerKind;
+
+typedef enum {
+#define MIXER(number, kind)
+#define FFN(number, kind) number,
+#include "layer/kinds.def"
+#undef MIXER
+#undef FFN
+} FfnKind;
+
 /* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
  * heads; or neighbours do, in rings (world->cp_heads, cp_ring). */
 typedef enum { CONTEXT_ALLGATHER, CONTEXT_RING, CONTEXT_A2A, CONTEXT_HIERARCHICAL } ContextComm;
@@ -36,7 +53,7 @@ typedef struct {
     bool redo; /* it is done again in pieces (Ctx.in_pieces) */
 } Capacity;
 
-/* Mixtures of experts (layer.h, Moe); experts 0: a dense model. */
+/* Mixtures of experts (moe.c); experts 0: a dense model. */
 typedef struct {
     int experts, topk;
     int parts; /* of a dense layer that they begin as; 0: they begin at random */
@@ -70,7 +87,7 @@ typedef struct {
     int64_t nope, rope, value;
 } MlaWidths;
 
-/* Multi-head latent attention (layer.h, Mla); kv_rank 0: none. */
+/* Multi-head latent attention (mla.c). */
 typedef struct {
     MlaWidths width;
     float scale; /* of scores, besides 1 / sqrt(head_dim) */
@@ -89,6 +106,7 @@ typedef struct {
     /* With latent attention kv_heads = heads and head_dim = nope + rope. */
     int layers, heads, kv_heads, head_dim;
     int64_t hidden, ffn, seq, vocab, padded_vocab;
+    LayerPattern mixer;   /* of each block: its MixerKind */
     LayerPattern window;  /* of each block; 0: all positions */
     LayerPattern context; /* of each block: its ContextComm */
     RopeSpec rope;
@@ -117,7 +135,5 @@ static inline bool model_is_mixture(const ModelSpec *spec, int layer)
 {
     return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
 }
-
-static inline bool model_is_latent(const ModelSpec *spec) { return spec->latent.width.kv_rank > 0; }
 
 #endif

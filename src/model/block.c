@@ -13,60 +13,55 @@ Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *s, const c
     return norm_register(n, reg, name, s->hidden, s->rms, s->norm_eps, PARTIAL_ROWS);
 }
 
-Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
+/* "layers.3", "norm1", "attn" */
+typedef struct {
+    const char *block, *norm, *layer;
+} BranchNames;
+
+static Err branch_register(Branch *r, ParamRegistry *reg, const ModelSpec *s, BranchNames names, int layer,
+                           SetupArena *setup)
 {
-    char attn[PARAM_NAME_MAX], mlp[PARAM_NAME_MAX];
-    snprintf(attn, sizeof attn, "%s.attn", name);
-    snprintf(mlp, sizeof mlp, "%s.mlp", name);
+    char name[PARAM_NAME_MAX];
+    snprintf(name, sizeof name, "%s.%s", names.block, names.layer);
+    r->dropout_key = model_key(s, name, "residual");
+    TRY(setup_alloc(setup, r->kind->own_bytes, &r->own));
+    TRY(model_norm_register(&r->norm, reg, s, names.block, names.norm));
+    return r->kind->add(r->own, reg, s, name, layer);
+}
+
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer,
+                   SetupArena *setup)
+{
     *b = (Block){ .spec = s,
-                  .latent = model_is_latent(s),
-                  .mixture = model_is_mixture(s, layer),
-                  .context = (ContextComm)layer_pattern_at(&s->context, layer),
-                  .attn_dropout_key = model_key(s, attn, "residual"),
-                  .mlp_dropout_key = model_key(s, mlp, "residual") };
-    TRY(model_norm_register(&b->norm1, reg, s, name, "norm1"));
-    TRY(b->latent ? mla_register(&b->mla, reg, s, attn, layer)
-                  : attention_register(&b->attn, reg, s, attn, layer));
-    TRY(model_norm_register(&b->norm2, reg, s, name, "norm2"));
-    return b->mixture ? moe_register(&b->moe, reg, s, mlp) : mlp_register(&b->mlp, reg, s, mlp, s->ffn);
+                  .mixer = { .kind = model_mixer(s, layer) },
+                  .ffn = { .kind = model_ffn(s, layer) },
+                  .context = (ContextComm)layer_pattern_at(&s->context, layer) };
+    TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1", "attn" }, layer, setup));
+    return branch_register(&b->ffn, reg, s, (BranchNames){ name, "norm2", "mlp" }, layer, setup);
 }
 
-/* The parameter of the bias that a branch leaves to the residual sum, or -1. */
-static int attention_bias(const Block *b) { return b->latent ? b->mla.proj.bias : b->attn.proj.bias; }
-static int mlp_bias(const Block *b) { return b->mixture ? -1 : b->mlp.fc2.bias; }
-
-static Err heads_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)
+Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup)
 {
-    return b->latent ? mla_forward(&b->mla, c, x, y, &save->mla)
-                     : attention_forward(&b->attn, c, x, y, &save->attn);
+    *save = (BlockSave){ 0 };
+    TRY(setup_alloc(setup, b->mixer.kind->save_bytes, &save->mixer.own));
+    return setup_alloc(setup, b->ffn.kind->save_bytes, &save->ffn.own);
 }
 
-static Err heads_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor dy, Tensor dx)
-{
-    return b->latent ? mla_backward(&b->mla, c, &save->mla, x, dy, dx)
-                     : attention_backward(&b->attn, c, &save->attn, x, dy, dx);
-}
+int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind->linears; }
 
-static Err ffn_forward(const Block *b, Ctx *c, Tensor x, Tensor y, BlockSave *save)
-{
-    return b->mixture ? moe_forward(&b->moe, c, x, y, &save->moe) : mlp_forward(&b->mlp, c, x, y, &save->mlp);
-}
+/* ---- forward ---- */
 
-static Err ffn_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor dy, Tensor dx)
-{
-    return b->mixture ? moe_backward(&b->moe, c, &save->moe, x, dy, dx)
-                      : mlp_backward(&b->mlp, c, &save->mlp, x, dy, dx);
-}
+static int bias_of(const Branch *r) { return r->kind->residual_bias(r->own); }
 
 /* sum = x + dropout(branch + bias of the branch's last linear) */
-static ResidualSum behind(const Block *b, const Ctx *c, int bias, uint64_t key, Tensor x, Tensor branch,
-                          Tensor sum)
+static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor x, Tensor branch, Tensor sum)
 {
+    const int bias = bias_of(r);
     return (ResidualSum){ .sum = sum,
                           .residual = x,
                           .branch = branch,
                           .bias = bias >= 0 ? param_value(c, bias) : (Tensor){ 0 },
-                          .dropout = ctx_dropout(c, b->spec->dropout, key) };
+                          .dropout = ctx_dropout(c, b->spec->dropout, r->dropout_key) };
 }
 
 /* A norm's output: kept for the wgrad, or passing (selective recomputation). */
@@ -82,38 +77,47 @@ Err residual_stream(Ctx *c, Tensor x, ResidualStream *out)
     return tensor_new(c->scratch, &out->branch, c->dtype, x.dim[0], x.dim[1]);
 }
 
-Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
+/* The stream x, whose sum the norm makes, goes on as sum `y` with the branch's output. */
+static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStream *x, BranchSave *save,
+                          Tensor y)
 {
     const Tensor in = x->sum.sum;
-    Tensor n, mid;
-    c->context = b->context;
-    c->layer = b->index;
-    TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
-    TRY(norm_out(b, c, in, &n, &save->n1));
-    TRY(norm_forward_sum(&b->norm1, c, &x->sum, n, &save->norm1));
-    TRY(heads_forward(b, c, n, x->branch, save));
-    x->sum = behind(b, c, attention_bias(b), b->attn_dropout_key, in, x->branch, mid);
-    TRY(norm_out(b, c, mid, &n, &save->n2));
-    TRY(norm_forward_sum(&b->norm2, c, &x->sum, n, &save->norm2));
-    TRY(ffn_forward(b, c, n, x->branch, save));
-    x->sum = behind(b, c, mlp_bias(b), b->mlp_dropout_key, mid, x->branch, y);
+    Tensor n;
+    TRY(norm_out(b, c, in, &n, &save->n));
+    TRY(norm_forward_sum(&r->norm, c, &x->sum, n, &save->norm));
+    TRY(r->kind->forward(r->own, c, n, x->branch, save->own));
+    x->sum = behind(b, r, c, in, x->branch, y);
     return ERR_OK;
 }
 
+Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
+{
+    const Tensor in = x->sum.sum;
+    Tensor mid;
+    c->context = b->context;
+    c->layer = b->index;
+    TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
+    TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
+    return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
+}
+
+/* ---- backward ---- */
+
 /*
  * Gradient of the branch behind a residual add: d through the dropout mask. Without dropout it is d itself,
- * unless a queued weight gradient will read it after d has moved on.
+ * unless a queued weight gradient will read it after d has moved on. summed: that of the bias has been.
  */
-static Err branch_gradient(const Block *b, Ctx *c, int bias, uint64_t key, Tensor d, Tensor *out)
+static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {
-    Dropout drop = ctx_dropout(c, b->spec->dropout, key);
+    const Dropout drop = ctx_dropout(c, b->spec->dropout, r->dropout_key);
+    const int bias = bias_of(r);
     *out = d;
     if (drop.threshold || c->split_backward) {
         TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return bias >= 0 ? grad_add_columns(c, bias, *out, 0) : ERR_OK;
+    return bias >= 0 && !summed ? grad_add_columns(c, bias, *out, 0) : ERR_OK;
 }
 
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
@@ -127,35 +131,39 @@ static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Te
 }
 
 /* A bias whose gradient can be summed with that of the stream behind it: -1 if it has dropout before it, or is none. */
-static int bias_of_stream(const Block *b, const Ctx *c, int bias, uint64_t key)
+static int bias_of_stream(const Block *b, const Branch *r, const Ctx *c)
 {
-    return ctx_dropout(c, b->spec->dropout, key).threshold ? -1 : bias;
+    return ctx_dropout(c, b->spec->dropout, r->dropout_key).threshold ? -1 : bias_of(r);
 }
 
-int block_bias_of_output(const Block *b, const Ctx *c)
-{
-    return bias_of_stream(b, c, mlp_bias(b), b->mlp_dropout_key);
-}
+int block_bias_of_output(const Block *b, const Ctx *c) { return bias_of_stream(b, &b->ffn, c); }
 
-Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d)
+/* d in: the gradient of the sum behind the branch, out: that of x, the sum before it. dn [R, D]: scratch. */
+static Err branch_backward(const Block *b, const Branch *r, Ctx *c, const BranchSave *save, NormRows rows,
+                           InputSum sums)
 {
     ArenaMark mark = arena_mark(c->scratch);
-    Tensor mid = save_get(c, save->mid), n, dbranch, dn;
-    const int sum = bias_of_stream(b, c, attention_bias(b), b->attn_dropout_key);
+    Tensor n, dbranch;
+    TRY(branch_gradient(b, r, c, rows.dx, sums.done, &dbranch));
+    TRY(norm_output(b, c, &r->norm, save->n, rows.x, &n));
+    TRY(r->kind->backward(r->own, c, save->own, n, dbranch, rows.dy));
+    TRY(norm_backward_sum(&r->norm, c, &save->norm, rows, sums.bias));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    const int between = bias_of_stream(b, &b->mixer, c);
+    Tensor dn;
     c->context = b->context;
     c->layer = b->index;
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
-    ArenaMark half = arena_mark(c->scratch);
-    TRY(branch_gradient(b, c, c->below.done ? -1 : mlp_bias(b), b->mlp_dropout_key, d, &dbranch));
-    TRY(norm_output(b, c, &b->norm2, save->n2, mid, &n));
-    TRY(ffn_backward(b, c, save, n, dbranch, dn));
-    TRY(norm_backward_sum(&b->norm2, c, &save->norm2, (NormRows){ mid, dn, d }, sum));
-    arena_release(c->scratch, half);
-    TRY(branch_gradient(b, c, sum >= 0 ? -1 : attention_bias(b), b->attn_dropout_key, d, &dbranch));
-    TRY(norm_output(b, c, &b->norm1, save->n1, x, &n));
-    TRY(heads_backward(b, c, save, n, dbranch, dn));
-    TRY(norm_backward_sum(&b->norm1, c, &save->norm1, (NormRows){ x, dn, d },
-                          c->below.wanted ? c->below.bias : -1));
+    TRY(branch_backward(b, &b->ffn, c, &save->ffn, (NormRows){ save_get(c, save->mid), dn, d },
+                        (InputSum){ .bias = between, .done = sums.done }));
+    TRY(branch_backward(b, &b->mixer, c, &save->mixer, (NormRows){ x, dn, d },
+                        (InputSum){ .bias = sums.bias, .done = between >= 0 }));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }
@@ -197,9 +205,9 @@ Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor
 
 /* Under full recomputation: the block's forward once more, into scratch, then its backward from there. The output, of
  * which backward reads nothing, is not made again. */
-Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d)
+Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
-    if (b->spec->recompute != RECOMPUTE_FULL) return block_backward(b, c, save, x, d);
+    if (b->spec->recompute != RECOMPUTE_FULL) return block_backward(b, c, save, x, d, sums);
     ArenaMark mark = arena_mark(c->scratch);
     ResidualStream stream;
     Arena *kept[REGION_COUNT];
@@ -210,7 +218,7 @@ Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor
     segment_begin(c, save->mid.segment);
     TRY(residual_stream(c, x, &stream));
     TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
-    TRY(block_backward(b, c, save, x, d));
+    TRY(block_backward(b, c, save, x, d, sums));
     c->split_backward = split;
     saves_restored(c, kept);
     *g = saved_segment; /* where the block's output, its successor's input, still lies */

@@ -31,7 +31,7 @@ static bool head_alone(const ModelSpec *spec, StageShare share)
 /* The norm behind the last block is where its output is first read. */
 static bool has_norm(const Stage *st)
 {
-    return st->share.mtp || (st->share.head && !head_alone(&st->spec, st->share));
+    return st->share.mtp || (st->share.head && !head_alone(st->spec, st->share));
 }
 
 int stage_inputs(const ModelSpec *spec, StageShare share)
@@ -39,7 +39,7 @@ int stage_inputs(const ModelSpec *spec, StageShare share)
     return head_alone(spec, share) ? 1 + spec->mtp.count : 1;
 }
 
-int stage_further(const Stage *st) { return st->share.head || st->share.mtp ? st->spec.mtp.count : 0; }
+int stage_further(const Stage *st) { return st->share.head || st->share.mtp ? st->spec->mtp.count : 0; }
 
 static Err register_head(Stage *st, ParamRegistry *reg, const ModelSpec *spec)
 {
@@ -55,8 +55,8 @@ static Err register_blocks(Stage *st, ParamRegistry *reg, const ModelSpec *spec,
         char name[PARAM_NAME_MAX];
         const int layer = st->share.first_layer + b;
         snprintf(name, sizeof name, "layers.%d", layer);
-        TRY(block_register(&st->blocks[b], reg, spec, name, layer));
-        st->blocks[b].index = st->blocks[b].moe.block = b;
+        TRY(block_register(&st->blocks[b], reg, spec, name, layer, setup));
+        st->blocks[b].index = b;
     }
     return ERR_OK;
 }
@@ -72,8 +72,8 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
     for (int i = 0; i < st->share.mtp; i++) {
         st->mtp[i].depth = i + 1;
         st->mtp[i].segment = further_segment(st) + i * MTP_SEGMENTS;
-        TRY(mtp_register(&st->mtp[i], reg, spec, table));
-        st->mtp[i].block.index = st->mtp[i].block.moe.block = st->share.layer_count + i;
+        TRY(mtp_register(&st->mtp[i], reg, spec, table, setup));
+        st->mtp[i].block.index = st->share.layer_count + i;
     }
     return ERR_OK;
 }
@@ -81,7 +81,7 @@ static Err register_mtp(Stage *st, ParamRegistry *reg, const ModelSpec *spec, Se
 /* shared: others than this registry's read the embedding's table. */
 static Err register_stage(Stage *st, ParamRegistry *reg, bool shared, SetupArena *setup)
 {
-    const ModelSpec *spec = &st->spec;
+    const ModelSpec *spec = st->spec;
     if (st->share.embedding) TRY(embedding_register(&st->embedding, reg, spec, shared));
     TRY(register_blocks(st, reg, spec, setup));
     if (has_norm(st))
@@ -97,7 +97,7 @@ Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistr
     bool head = !spec->tied, mtp = !spec->mtp.count; /* or there is none that reads the table */
     for (int i = 0; i < count; i++) head |= shares[i].head, mtp |= shares[i].mtp > 0;
     for (int i = 0; i < count; i++, st++) {
-        *st = (Stage){ .spec = *spec, .share = shares[i] };
+        *st = (Stage){ .spec = spec, .share = shares[i] };
         TRY(register_stage(st, reg, !(head && mtp), setup));
     }
     return ERR_OK;
@@ -108,17 +108,17 @@ Err stage_save_init(const Stage *st, StageSave *save, SetupArena *setup)
     *save = (StageSave){ 0 };
     TRY(setup_array(setup, st->share.layer_count + 1, &save->x));
     TRY(setup_array(setup, stage_further(st), &save->mtp));
-    return setup_array(setup, st->share.layer_count, &save->blocks);
+    TRY(setup_array(setup, st->share.layer_count, &save->blocks));
+    for (int i = 0; i < st->share.layer_count; i++)
+        TRY(block_save_init(&st->blocks[i], &save->blocks[i], setup));
+    for (int i = 0; i < st->share.mtp; i++)
+        TRY(block_save_init(&st->mtp[i].block, &save->mtp[i].block, setup));
+    return ERR_OK;
 }
 
 int stage_segments(const Stage *st)
 {
     return further_segment(st) + (st->share.mtp ? st->share.mtp * MTP_SEGMENTS : stage_further(st));
-}
-
-static int block_linears(const Block *b)
-{
-    return (b->latent ? MLA_LINEARS : 2) + (b->mixture ? MOE_LINEARS : 2);
 }
 
 int stage_linears(const Stage *st)
@@ -133,7 +133,7 @@ int stage_linears(const Stage *st)
 static Err stream_alloc(const Stage *st, Ctx *c, StageSave *save, int i, const Boundary *out, Tensor *x)
 {
     if (i < st->share.layer_count || has_norm(st))
-        return save_new(c, REGION_I, x, &save->x[i], c->dtype, ctx_rows(c), st->spec.hidden);
+        return save_new(c, REGION_I, x, &save->x[i], c->dtype, ctx_rows(c), st->spec->hidden);
     *x = out->t[0];
     return ERR_OK;
 }
@@ -208,7 +208,7 @@ static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor 
         segment_end(c);
         return ERR_OK;
     }
-    const MtpSpec *mtp = &st->spec.mtp;
+    const MtpSpec *mtp = &st->spec->mtp;
     const HeadLoss to = { .target = target_of(c->batch, depth),
                           .sums = tensor_row_slice(sums, 3 * depth, 3),
                           .weight = depth ? mtp->weight / (float)mtp->count : 1 };
@@ -239,7 +239,7 @@ Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, 
                   Tensor sums)
 {
     Tensor final_out;
-    if (head_alone(&st->spec, st->share)) return run_heads(st, c, save, in, sums);
+    if (head_alone(st->spec, st->share)) return run_heads(st, c, save, in, sums);
     TRY(run_blocks(st, c, save, in, out, &final_out));
     if (!has_norm(st)) return ERR_OK;
     TRY(run_head(st, c, save, 0, sums));
@@ -302,18 +302,17 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor d;
-    if (head_alone(&st->spec, st->share)) return backward_heads(st, c, save, din);
+    if (head_alone(st->spec, st->share)) return backward_heads(st, c, save, din);
     if (din->count) d = din->t[0];
-    else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec.hidden));
+    else TRY(tensor_new(c->scratch, &d, c->dtype, ctx_rows(c), st->spec->hidden));
     if (has_norm(st)) TRY(backward_from_heads(st, c, save, dout, d));
     else if (d.data != dout->t[0].data) TRY(device_copy(c->s, d.data, dout->t[0].data, tensor_bytes(d)));
-    c->below = (InputSum){ 0 };
+    InputSum sums = { .bias = -1 };
     for (int i = st->share.layer_count - 1; i >= 0; i--) {
-        const int bias = i ? block_bias_of_output(&st->blocks[i - 1], c) : -1;
-        c->below = (InputSum){ .wanted = bias >= 0, .bias = bias, .done = c->below.wanted };
-        TRY(block_run_backward(&st->blocks[i], c, &save->blocks[i], save_get(c, save->x[i]), d));
+        sums = (InputSum){ .bias = i ? block_bias_of_output(&st->blocks[i - 1], c) : -1,
+                           .done = sums.bias >= 0 };
+        TRY(block_run_backward(&st->blocks[i], c, &save->blocks[i], save_get(c, save->x[i]), d, sums));
     }
-    c->below = (InputSum){ 0 };
     if (st->share.embedding) TRY(embedding_backward(&st->embedding, c, c->batch->token, d));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -330,23 +329,20 @@ Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *st
         const Block *b = i < blocks ? &st->blocks[i] : &st->mtp[i - blocks].block;
         Ctx of_block = *c;
         of_block.context = b->context;
-        const SliceKeyShape shape = b->latent ? mla_keys(&b->mla, c) : attention_keys(&b->attn, c);
-        TRY(slice_grads_init(&of_block, shape, &(*out)[i], state));
+        TRY(slice_grads_init(&of_block, b->mixer.kind->keys(b->mixer.own, c), &(*out)[i], state));
     }
     return ERR_OK;
 }
 
 Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, SetupArena *setup)
 {
-    const ModelSpec *m = &st->spec;
-    const bool latent = model_is_latent(m);
-    const int64_t heads = latent ? 1 : m->kv_heads;
-    const int64_t columns = latent ? m->latent.width.kv_rank + m->latent.width.rope : m->head_dim;
+    const int64_t seq = st->spec->seq;
     TRY(setup_array(setup, st->share.layer_count, kv));
     for (int i = 0; i < st->share.layer_count; i++) {
-        (*kv)[i] = (KvCache){ 0 };
-        TRY(tensor_new(state, &(*kv)[i].k, dtype, 1, m->seq, heads, columns));
-        if (!latent) TRY(tensor_new(state, &(*kv)[i].v, dtype, 1, m->seq, heads, columns));
+        const KvShape shape = st->blocks[i].mixer.kind->cache(st->spec);
+        KvCache *cache = &(*kv)[i];
+        TRY(tensor_new(state, &cache->k, dtype, 1, seq, shape.heads, shape.k_cols));
+        if (shape.v_cols) TRY(tensor_new(state, &cache->v, dtype, 1, seq, shape.heads, shape.v_cols));
     }
     return ERR_OK;
 }
@@ -369,16 +365,20 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     return head_logits(&st->head, c, tensor_row_slice(final_out, c->batch->T - 1, 1), logits);
 }
 
-/* Matrices of a feed-forward layer. */
-static int64_t ffn_matrices(const ModelSpec *spec) { return activation_gated(spec->activation) ? 3 : 2; }
+/* ---- parameters and FLOP ---- */
+
+/* Blocks of the modules, behind the others, are like the last one. */
+static int block_count(const ModelSpec *spec) { return spec->layers + spec->mtp.count; }
+static int like(const ModelSpec *spec, int block) { return block < spec->layers ? block : spec->layers - 1; }
 
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
 {
-    const int64_t matrices = ffn_matrices(spec), bias = (matrices - 1) * spec->moe.ffn + spec->hidden;
-    const int64_t expert = matrices * spec->hidden * spec->moe.ffn + (spec->bias ? bias : 0);
-    int mixtures = model_is_mixture(spec, spec->layers - 1) ? spec->mtp.count : 0;
-    for (int i = 0; i < spec->layers; i++) mixtures += model_is_mixture(spec, i);
-    return params_unpadded - mixtures * (spec->moe.experts - spec->moe.topk) * expert;
+    int64_t active = params_unpadded;
+    for (int i = 0; i < block_count(spec); i++) {
+        const LayerKind *ffn = model_ffn(spec, like(spec, i));
+        if (ffn->idle_params) active -= ffn->idle_params(spec);
+    }
+    return active;
 }
 
 /* Tables that rows are only looked up in; a tied one is the head's matrix, too. */
@@ -388,15 +388,11 @@ static int64_t lookup_params(const ModelSpec *spec)
     return (tokens + positions) * spec->hidden;
 }
 
-/* Columns of a head's keys and of its values. */
-static int64_t key_and_value(const ModelSpec *spec)
-{
-    return spec->head_dim + (model_is_latent(spec) ? spec->latent.width.value : spec->head_dim);
-}
-
 int64_t model_attention_flop_per_token(const ModelSpec *spec)
 {
-    return 6 * (int64_t)(spec->layers + spec->mtp.count) * spec->heads * key_and_value(spec) * spec->seq;
+    int64_t flop = 0;
+    for (int i = 0; i < block_count(spec); i++) flop += model_mixer(spec, like(spec, i))->score_flop(spec);
+    return 3 * flop;
 }
 
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
@@ -406,39 +402,18 @@ int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
            model_attention_flop_per_token(spec);
 }
 
-/* Of a block's attention: products with its weights, scores and weighted values. */
-static double attention_flop_per_token(const ModelSpec *spec)
+static int64_t block_flop_per_token(const ModelSpec *spec, int block)
 {
-    const double D = (double)spec->hidden, C = spec->head_dim, heads = spec->heads;
-    const double scores = 2 * heads * (double)key_and_value(spec) * (double)spec->seq;
-    const double columns = (2 + spec->attention_gate) * heads + 2 * spec->kv_heads;
-    if (!model_is_latent(spec)) return 2 * D * columns * C + scores;
-    const MlaWidths w = spec->latent.width;
-    const double q = w.q_rank ? (double)w.q_rank * (D + heads * C) : D * heads * C;
-    const double kv =
-        D * (double)(w.kv_rank + w.rope) + (double)w.kv_rank * heads * (double)(w.nope + w.value);
-    return 2 * (q + kv + (1 + spec->attention_gate) * heads * (double)w.value * D) + scores;
+    const LayerKind *mixer = model_mixer(spec, like(spec, block)), *ffn = model_ffn(spec, like(spec, block));
+    return mixer->flop(spec) + mixer->score_flop(spec) + ffn->flop(spec);
 }
 
-/* Of a block's feed-forward part. */
-static double ffn_flop_per_token(const ModelSpec *spec, int layer)
+int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share)
 {
-    const double D = (double)spec->hidden, row = 2 * D * (double)ffn_matrices(spec);
-    if (!model_is_mixture(spec, layer)) return row * (double)spec->ffn;
-    return row * (double)(spec->moe.topk * spec->moe.ffn + spec->moe.shared_ffn) +
-           2 * D * (spec->moe.experts + spec->moe.shared_gate);
-}
-
-static double block_flop_per_token(const ModelSpec *spec, int layer)
-{
-    return attention_flop_per_token(spec) + ffn_flop_per_token(spec, layer);
-}
-
-double stage_flop_per_token(const ModelSpec *spec, StageShare share)
-{
-    const double D = (double)spec->hidden, head = 2 * D * (double)spec->padded_vocab;
+    const int64_t D = spec->hidden, head = 2 * D * spec->padded_vocab;
     const int heads = share.head ? 1 + spec->mtp.count : 0;
-    double flop = heads * head + D; /* (rows pass through an empty stage, too) */
+    int64_t flop = heads * head + D; /* (rows pass through an empty stage, too) */
     for (int i = 0; i < share.layer_count; i++) flop += block_flop_per_token(spec, share.first_layer + i);
-    return flop + share.mtp * (4 * D * D + block_flop_per_token(spec, spec->layers - 1));
+    for (int i = 0; i < share.mtp; i++) flop += 4 * D * D + block_flop_per_token(spec, spec->layers + i);
+    return flop;
 }

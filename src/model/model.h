@@ -18,27 +18,30 @@
 
 #include "layer/layer.h"
 
+/* One of the two branches of a block: a norm, and a layer whose output is added to the residual stream. */
+typedef struct {
+    Norm norm;
+    const LayerKind *kind;
+    void *own; /* the layer, of this kind */
+    uint64_t dropout_key;
+} Branch;
+
+typedef struct {
+    Saved n; /* the norm's output; not kept with selective recomputation */
+    NormSave norm;
+    void *own; /* the kind's save */
+} BranchSave;
+
 typedef struct {
     const ModelSpec *spec;
-    Norm norm1, norm2;
-    bool latent; /* mla instead of attn */
-    Attention attn;
-    Mla mla;
-    bool mixture; /* moe instead of mlp */
-    Mlp mlp;
-    Moe moe;
+    Branch mixer, ffn;
     ContextComm context;
     int index; /* among the stage's blocks, those of MTP behind the others */
-    uint64_t attn_dropout_key, mlp_dropout_key;
 } Block;
 
 typedef struct {
-    NormSave norm1, norm2;
-    Saved n1, n2, mid;
-    AttentionSave attn;
-    MlaSave mla;
-    MlpSave mlp;
-    MoeSave moe;
+    Saved mid; /* the stream between the branches */
+    BranchSave mixer, ffn;
 } BlockSave;
 
 /* A module of multi-token prediction: depth 1 predicts the token behind the one that the head does. */
@@ -68,9 +71,8 @@ typedef struct {
     int mtp; /* modules of multi-token prediction: all, or none; with the head, or in the stage before it */
 } StageShare;
 
-/* Its layers keep pointers to spec: a stage stays where it was registered. */
 typedef struct {
-    ModelSpec spec;
+    const ModelSpec *spec; /* the caller's, to which its layers keep pointers, too */
     StageShare share;
     Embedding embedding;
     Block *blocks;
@@ -162,14 +164,17 @@ int64_t model_attention_flop_per_token(const ModelSpec *spec);
 /* 6 N and that: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
 /* Of one stage's forward, without recomputation: of the products alone, and never 0. */
-double stage_flop_per_token(const ModelSpec *spec, StageShare share);
+int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */
 /* A norm of the residual stream: "OWNER.WHICH". */
 Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, const char *owner,
                         const char *which);
 /* name: "layers.3"; layer: the block of the model that it is, or, where windows and the like differ, is like. */
-Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
+Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer,
+                   SetupArena *setup);
+Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);
+int block_linears(const Block *b); /* weight gradients that it can queue */
 /*
  * The residual stream on its way through the blocks of a stage. Its last sum is still to be made where it has a branch:
  * by the norm that reads it, in one pass, or by residual_add.
@@ -183,18 +188,28 @@ Err residual_stream(Ctx *c, Tensor x, ResidualStream *out);
 
 /* y: where the sum goes that is the block's output. */
 Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y);
-/* d in: dy, out: dx. c->below says what the blocks around it do for each other's biases. */
-Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d);
+/*
+ * The gradient of the last bias of a branch is the column sum of the gradient of the residual stream behind the branch.
+ * The norm that reads the stream next writes that gradient, so it sums the columns in the same pass. This is what a
+ * branch, or a block, is told about it.
+ */
+typedef struct {
+    int bias;  /* of the branch before, for which it sums the columns of its input's gradient; -1: none */
+    bool done; /* the branch behind has summed those for its own bias */
+} InputSum;
+
+/* d in: dy, out: dx. */
+Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tensor d, InputSum sums);
 /* The last bias, if a block behind this one can sum its gradient (InputSum); else -1. */
 int block_bias_of_output(const Block *b, const Ctx *c);
 
 /* The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
  * recomputation says kept or made again. */
 Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y);
-Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d);
+Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d, InputSum sums);
 
 /* mtp.c. With depth and segment set; table: the embedding's, in reg. */
-Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *spec, int table);
+Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *spec, int table, SetupArena *setup);
 /* h: what the head read one depth before, [R, D]; the module's own is left in save->out. Its last segment stays open
  * for the head's saves. */
 Err mtp_forward(const Mtp *m, Ctx *c, Tensor h, MtpSave *save);

@@ -35,7 +35,7 @@ static Err register_projection(Mtp *m, ParamRegistry *reg, const ModelSpec *s, c
                                          .std = s->init_std });
 }
 
-Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table)
+Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table, SetupArena *setup)
 {
     char name[PARAM_NAME_MAX / 2];
     snprintf(name, sizeof name, "mtp.%d", m->depth - 1);
@@ -43,7 +43,7 @@ Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table)
     TRY(model_norm_register(&m->embedding_norm, reg, s, name, "embedding_norm"));
     TRY(model_norm_register(&m->hidden_norm, reg, s, name, "hidden_norm"));
     TRY(register_projection(m, reg, s, name));
-    TRY(block_register(&m->block, reg, s, name, s->layers - 1));
+    TRY(block_register(&m->block, reg, s, name, s->layers - 1, setup));
     return model_norm_register(&m->final_norm, reg, s, name, "final_norm");
 }
 
@@ -145,7 +145,7 @@ Err mtp_backward(const Mtp *m, Ctx *c, MtpSave *save, Tensor h, Tensor dout, Ten
     Tensor d;
     TRY(tensor_new(c->scratch, &d, c->dtype, dout.dim[0], dout.dim[1]));
     TRY(norm_backward_into(&m->final_norm, c, &save->final_norm, save_get(c, save->y), dout, d));
-    TRY(block_run_backward(&m->block, c, &save->block, save_get(c, save->x), d));
+    TRY(block_run_backward(&m->block, c, &save->block, save_get(c, save->x), d, (InputSum){ .bias = -1 }));
     TRY(backward_input(m, c, save, h, d, dh));
     arena_release(c->scratch, mark);
     return ERR_OK;

@@ -131,6 +131,7 @@ static ModelSpec model_spec(const Config *cfg, int64_t vocab)
     m.context = context_spec(cfg);
     if (cfg->model.position == MODEL_POSITION_ROPE) m.rope = rope_spec(cfg);
     if (cfg->model.attention == MODEL_ATTENTION_MLA) {
+        m.mixer = layer_pattern_all(MIXER_LATENT);
         m.latent = latent_spec(cfg);
         m.rope.columns = (int)m.latent.width.rope;
     }

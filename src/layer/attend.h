@@ -1,0 +1,55 @@
+/* What kinds of attention share once they have queries, keys and values (attend.c). */
+#ifndef MEGATRAIN_LAYER_ATTEND_H
+#define MEGATRAIN_LAYER_ATTEND_H
+
+#include "layer/internal.h"
+
+typedef struct {
+    const ModelSpec *spec;
+    int sink;    /* parameter with a number for each head; -1: none */
+    float scale; /* of the products of queries and keys */
+    int64_t window;
+    uint64_t dropout_key;
+} AttentionCore;
+
+/* Heads of a rank's rows: q [N, H, C], k and v [N or more, K, C], and a gate [N, H, C] or, without one, no data. */
+typedef struct {
+    Tensor q, k, v, gate;
+} Heads;
+
+/* All but the sinks, which are registered where the layer's parameters have them: a score for each head, or -1. Beside
+ * the other scores a sink of 0 is a key that is orthogonal to all queries. */
+AttentionCore attention_core(const ModelSpec *spec, const char *name, int layer, float scale);
+Err attention_core_sinks(AttentionCore *a, ParamRegistry *reg, const char *name);
+
+/* o [N, H, C] and lse [B, T, H] of h; k_span: the positions of its keys. */
+Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans k_span, Tensor o,
+                           Tensor lse);
+
+/* What backward reads of a call besides its heads, and what it needs. */
+typedef struct {
+    Tensor o, go, lse; /* go: the gradient of o, behind the gate */
+    Tensor delta;      /* [B, T, H], to be filled */
+    int64_t chunk;     /* query heads in a leaf of the sum over those that read one key */
+} AttendSave;
+
+/* d = the gradients of h, and += that of the sinks. */
+Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save,
+                            const Heads *d);
+
+/* Keys or values of the rows, as later slices are to find them; see slice_keep_keys. */
+Err attend_keep(Ctx *c, const Heads *h, bool pass);
+
+/* own [T, columns] joins what `kept` [seq, columns] has of positions before the batch's; all becomes both together. */
+Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all);
+
+/* Heads side by side: [N, H, C] -> [N, H * C]; and below each other, [N * H, C]. */
+Tensor heads_as_columns(Tensor t);
+Tensor heads_as_rows(Tensor t);
+
+/* o [N, H, C] times the sigmoid of a gate of the same shape, kept for backward; without a gate (no data) o itself. */
+Err heads_gate_forward(Ctx *c, Tensor o, Tensor gate, Saved *saved, Tensor *gated);
+/* go [N, H, C], the gradient of o under the gate, becomes that of o. Without a gate nothing is done. */
+Err heads_gate_backward(Ctx *c, Tensor go, Tensor dgate, Tensor o, Tensor gate);
+
+#endif

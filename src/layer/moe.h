@@ -1,0 +1,89 @@
+/* A mixture of experts, shared by moe*.c and capacity.c alone (docs/moe.md). */
+#ifndef MEGATRAIN_LAYER_MOE_H
+#define MEGATRAIN_LAYER_MOE_H
+
+#include "layer/mlp.h"
+
+/*
+ * A router sends each row to topk of the experts. Each expert is an mlp of its own, and y is the weighted sum of
+ * their outputs. A shared expert may be added, which every row passes, with a gate or without. The ranks of a tp-ep
+ * group share the experts: each has E / ep of them, and etp neighbours have a part of each of these. They send their
+ * rows to each other's experts.
+ *
+ *   router [E, D]    experts.fc1 [E * F, D] (swiglu: [E * 2F, D], an expert's gate above its up)
+ *                    experts.fc2 [E * D, F]; both cut over ep between experts, over etp along F
+ *
+ * Biases, if the model has them: of the logits, [E]; of fc1, cut as its rows; of fc2, [E * D], whole on each rank.
+ * The latter is added on the rank that a row's outputs return to, because ranks that share an expert have partial
+ * sums.
+ */
+typedef struct {
+    const ModelSpec *model;
+    const MixtureSpec *spec;             /* &model->moe */
+    int router, fc1, fc2;                /* weights */
+    int router_bias, fc1_bias, fc2_bias; /* or -1 */
+    int bias; /* STATE: a bias for choosing each expert; its accumulator counts rows */
+    uint64_t jitter_key;
+    Mlp shared;      /* if spec->shared_ffn */
+    int shared_gate; /* weight [1, D], or -1 */
+} Moe;
+
+typedef struct {
+    Saved logits, index, weight, row, choice, offset;
+    Saved owned; /* offsets of this rank's experts; with one rank along ep they are `offset` */
+    Saved taken; /* if all ranks' tokens are gathered: the choices whose rows this rank's experts take */
+    Saved x, hidden, active; /* rows of this rank's experts: input, before and behind the activation */
+    Saved out;               /* the experts' outputs for this rank's rows */
+    Saved shared_out, gate;
+    MlpSave shared;
+} MoeSave;
+
+/* LayerKind.add (moe_register.c). */
+Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
+
+/*
+ * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their
+ * ranks have room for: index with -1 in the places of the others. In scratch; index itself where nothing is dropped.
+ * Collective over sp, cp and tp-ep.
+ */
+Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept);
+
+/* Rows of this rank, of any dtype, to those of the micro-batch, in scratch, by sample and position; `own` itself in a
+ * group of one. Collective over sp and cp. */
+Err moe_gather_units(Ctx *c, Tensor own, Tensor *all);
+/* Of these this rank's. */
+Err moe_own_rows(Ctx *c, Tensor all, Tensor *own);
+/* Rows of a balance unit, on all ranks. */
+int64_t moe_unit_rows(const Moe *m, const Ctx *c);
+
+/* Tensors of one call of a mixture: those of MoeSave, under the same names. */
+typedef struct {
+    Tensor logits, index, weight, row, choice, offset;
+    Tensor owned, taken, x, hidden, active, out;
+    Tensor shared_out, gate;
+} MoeRows;
+
+/* Logits, choices and weights of x: t->logits, index and weight. Collective over sp where units are balanced. */
+Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t);
+/* dx = what came through the router's weights, of which dweight [N, K] is the gradient. Collective over sp and cp. */
+Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx);
+
+/*
+ * Results of the router and of the gate have a number for each expert, or one, and products take rows that begin on 16
+ * bytes (cuda/gemm.c): memory has so many columns, of which the tensor is the first `cols`.
+ */
+int64_t moe_padded_cols(int64_t cols);
+Tensor moe_first_cols(Tensor padded, int64_t cols);
+
+/* y [N, rows of the weight] in fp32, of a product in fp32. bias: -1 = none. */
+Err moe_fp32_linear(Ctx *c, int weight, int bias, Tensor x, Tensor y);
+/* Where the fp32 gradient of moe_fp32_linear's y goes: `dy`, which the weight's gradient reads, or wide, rounded to it.
+ * Padded. */
+Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide);
+/* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
+Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx);
+
+MoeRoom moe_room_of(const Moe *m, const Ctx *c);
+int moe_own_experts(const Moe *m, const Ctx *c);
+
+#endif
