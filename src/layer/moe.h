@@ -56,14 +56,62 @@ Err moe_own_rows(Ctx *c, Tensor all, Tensor *own);
 /* Rows of a balance unit, on all ranks. */
 int64_t moe_unit_rows(const Moe *m, const Ctx *c);
 
-/* Tensors of one call of a mixture: those of MoeSave, under the same names. */
+/*
+ * Tensors of one call of a mixture, under the names of MoeSave and with their shapes: N rows of tokens, K choices of
+ * each, E experts, D columns; P permuted rows of this rank's tokens, Q rows of its experts, F columns of an expert (H
+ * before a gated activation).
+ */
 typedef struct {
-    Tensor logits, index, weight, row, choice, offset;
-    Tensor owned, taken, x, hidden, active, out;
-    Tensor shared_out, gate;
+    Tensor logits_NE, index_NK, weight_NK, row_NK, choice_P, offset;
+    Tensor owned, taken_Q, x_QD, hidden_QH, active_QF, out_PD;
+    Tensor shared_out_ND, gate_N1;
 } MoeRows;
 
-/* Logits, choices and weights of x: t->logits, index and weight. Collective over sp where units are balanced. */
+/* ---- the way to the experts and back (moe_dispatch.c) ---- */
+
+/* Rows on their way, in both places: the same memory if one rank has all experts. */
+typedef struct {
+    Tensor local;  /* [P, D] of this rank's tokens, permuted */
+    Tensor remote; /* [Q, D] of its experts */
+    Tensor parts;  /* what ranks send back that have parts of an expert, in scratch */
+} MovedRows;
+
+typedef struct {
+    /* An expert's rows come from several ranks. Where they begin is t->owned, not t->offset. */
+    bool remote;
+    bool takes; /* They are taken out of all ranks' tokens, by t->taken_Q. */
+    /* Fills t->owned and t->taken_Q. */
+    Err (*learn)(const Moe *m, Ctx *c, const MoeRows *t);
+    /* Tokens x [N, D] to the experts' rows [Q, D]. */
+    Err (*send)(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor rows);
+    /* Results of experts, or gradients of their rows, to the ranks that sent the rows. Work between the calls overlaps
+     * it; what begin has in scratch must stay there until end. */
+    Err (*bring_begin)(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
+    Err (*bring_end)(Ctx *c, const MovedRows *r);
+    /* d.remote, the gradient of the experts' results: from d.local, or from dy [N, D] and the weights of choices. */
+    Err (*send_gradient)(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, MovedRows d);
+} Dispatcher;
+
+const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c);
+/* The other of two rows: the same memory, or, for other ranks' rows, new in scratch. */
+Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
+Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
+/* A tensor of permuted rows, of which those count that the offsets say are there. */
+Tensor moe_in_use(Tensor rows, Tensor offset);
+
+/* ---- tokens in pieces (moe_pieces.c) ---- */
+
+int64_t moe_run_tokens(const Ctx *c);                 /* tokens in a leaf of the weights' gradients */
+int64_t moe_piece_tokens(const Moe *m, const Ctx *c); /* tokens of this rank that pass the experts at once */
+int64_t moe_sent_rows(const Moe *m, const Ctx *c);    /* permuted rows of all its tokens */
+/* The part of t that is of the piece from token `first` on. */
+MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first);
+/* What other ranks' offsets say of a piece, in scratch. */
+Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p);
+
+/* ---- the router (moe_router.c) ---- */
+
+/* t->logits_NE, index_NK and weight_NK of x [N, D]. Collective over sp where units are balanced. */
 Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t);
 /* dx = what came through the router's weights, of which dweight [N, K] is the gradient. Collective over sp and cp. */
 Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor dweight, Tensor dx);

@@ -90,8 +90,8 @@ static int64_t first_row(const Ctx *c) { return c->world->sp.rank * ctx_rows(c);
 /* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
 static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 {
-    const int64_t N = t->index.dim[0], K = m->spec->topk;
-    Tensor index = t->index, weight;
+    const int64_t N = t->index_NK.dim[0], K = m->spec->topk;
+    Tensor index = t->index_NK, weight;
     TRY(tensor_new(c->scratch, load, I64, c->batch->B / m->spec->balance.unit, m->spec->experts));
     TRY(device_zero(c->s, load->data, tensor_bytes(*load)));
     if (m->spec->router.groups > 1 || m->spec->balance.bias_rate > 0) {
@@ -99,7 +99,7 @@ static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
         alone.groups = alone.group_topk = 1;
         TRY(tensor_new(c->scratch, &index, I32, N, K));
         TRY(tensor_new(c->scratch, &weight, F32, N, K));
-        TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits, .router = alone));
+        TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits_NE, .router = alone));
     }
     TRY(op(c->s, router_count, .load = *load, .index = index, .first = first_row(c),
            .rows = unit_rows(m, c)));
@@ -138,11 +138,11 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor rank;
-    TRY(make_logits(m, c, x, t->logits));
+    TRY(make_logits(m, c, x, t->logits_NE));
     const Tensor bias = m->spec->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
-    TRY(unit_ranks(m, c, t->logits, &rank));
-    TRY(op(c->s, router_fwd, .index = t->index, .weight = t->weight, .logits = t->logits, .bias = bias,
-           .rank = rank, .router = m->spec->router));
+    TRY(unit_ranks(m, c, t->logits_NE, &rank));
+    TRY(op(c->s, router_fwd, .index = t->index_NK, .weight = t->weight_NK, .logits = t->logits_NE,
+           .bias = bias, .rank = rank, .router = m->spec->router));
     arena_release(c->scratch, mark);
     return follow_loads(m, c, t);
 }
@@ -154,7 +154,7 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Tensor load)
 {
     const Balance *b = &m->spec->balance;
-    return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance_losses, .logits = t->logits,
+    return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance_losses, .logits = t->logits_NE,
               .load = load, .router = m->spec->router, .step = c->step, .topk = m->spec->topk,
               .aux = b->aux / (float)c->world->cp.size, .aux_coeff = b->aux, .z = b->z, .first = first_row(c),
               .rows = unit_rows(m, c));
@@ -169,7 +169,7 @@ static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlog
         const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
         const int64_t count = min64((u + 1) * rows, end) - first - from;
         TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
-               .losses = c->balance_losses, .logits = tensor_row_slice(t->logits, from, count),
+               .losses = c->balance_losses, .logits = tensor_row_slice(t->logits_NE, from, count),
                .load = loads_so_far(c, number), .router = m->spec->router, .step = c->step,
                .topk = m->spec->topk, .aux = b->aux / (float)c->world->cp.size / (float)(number + 1),
                .aux_coeff = b->aux, .z = b->z, .rows = rows));
@@ -195,8 +195,8 @@ Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
     Tensor dy, wide, noisy;
     TRY(moe_fp32_dy_alloc(c, m->spec->experts, &dy, &wide));
     const Tensor dlogits = moe_first_cols(wide, m->spec->experts);
-    TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits, .index = t->index,
-           .weight = t->weight, .router = m->spec->router));
+    TRY(op(c->s, router_bwd, .dlogits = dlogits, .dweight = dweight, .logits = t->logits_NE,
+           .index = t->index_NK, .weight = t->weight_NK, .router = m->spec->router));
     TRY(balance_backward(m, c, t, dlogits));
     if (m->spec->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
     if (m->router_bias >= 0) TRY(grad_add_columns(c, m->router_bias, dlogits, 0));

@@ -1,0 +1,233 @@
+/*
+ * How rows get to the ranks that hold their experts, and back. The ranks of a tp-ep group share the experts; what they
+ * do is one of three dispatchers:
+ *
+ *   local        one rank has all experts: the permuted rows are the experts' rows, P is Q
+ *   all-to-all   each rank permutes its rows and sends each to the rank of its expert
+ *   all-gather   each rank gets all ranks' tokens and takes its experts' rows out of them; results go back as by
+ *                all-to-all
+ *
+ * Which rows come, and how many, only the offsets say, and these stay on the device: every call has a fixed size.
+ */
+#include "base/int64.h"
+#include "base/trace.h"
+#include "layer/moe.h"
+
+/* Neighbours that have a part of each of the same experts. */
+static int copies(const Ctx *c) { return c->world->grid.etp; }
+
+Tensor moe_in_use(Tensor rows, Tensor offset)
+{
+    rows.rows = (const int64_t *)offset.data + offset.dim[0] - 1;
+    return rows;
+}
+
+/* ---- messages ---- */
+
+/* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there.
+ * Begun here, with memory in scratch; done after move_rows_end. */
+static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
+{
+    Comm *group = &c->world->tp_ep;
+    const MoeRoom most = moe_room_of(m, c);
+    const int64_t sent = t->choice_P.dim[0]; /* of a piece, perhaps */
+    CommRows rows = { .local = local.data,
+                      .remote = remote.data,
+                      .local_offset = t->offset.data,
+                      .remote_offset = t->owned.data,
+                      .chunks = moe_own_experts(m, c),
+                      .stride = (t->offset.dim[0] - 1) / m->spec->experts,
+                      .copies = copies(c),
+                      .back = back,
+                      .remote_rows = most.owned,
+                      .most = min64(most.pair, sent) };
+    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
+                  room = comm_rows_room(group, &rows, row_bytes);
+    void *slots = NULL;
+    if (room) TRY(arena_alloc(c->scratch, room, &slots));
+    rows.room = slots;
+    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moved);
+}
+
+/* Of a call that was begun with c->moved. In a pair this is where the halves take turns. */
+static Err move_rows_end(Ctx *c)
+{
+    if (c->other_half) TRY(c->other_half(c->pair));
+    trace_begin("wait for rows");
+    Err err = stream_wait(c->s, c->moved);
+    trace_end();
+    return err;
+}
+
+static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote)
+{
+    TRY(move_rows_begin(m, c, t, local, remote, false));
+    return move_rows_end(c);
+}
+
+/* The offsets of all ranks [ranks, offsets], in scratch, and what they say of this rank's experts. */
+static Err gather_offsets(const Moe *m, Ctx *c, const MoeRows *t, Tensor *all)
+{
+    Comm *group = &c->world->tp_ep;
+    const int own = moe_own_experts(m, c);
+    TRY(tensor_new(c->scratch, all, I64, group->size, t->offset.dim[0]));
+    TRY(comm_all_gather(group, c->s, *all, t->offset, NULL));
+    return op(c->s, dispatch_offsets, .offset = t->owned, .all = *all,
+              .first = (int64_t)(group->rank / copies(c)) * own, .own = own, .most = moe_room_of(m, c).owned);
+}
+
+/* ---- local ---- */
+
+static Err nothing_to_learn(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    (void)m, (void)c, (void)t;
+    return ERR_OK;
+}
+
+static Err permute(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor rows)
+{
+    return op(c->s, permute_rows, .y = rows, .x = x, .choice = moe_in_use(t->choice_P, t->offset),
+              .topk = m->spec->topk);
+}
+
+static Err gradient_is_there(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, MovedRows d)
+{
+    (void)m, (void)c, (void)t, (void)dy;
+    ASSERT(d.local.data == d.remote.data);
+    return ERR_OK;
+}
+
+static Err are_back(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
+{
+    (void)m, (void)c, (void)t;
+    ASSERT(r->local.data == r->remote.data);
+    return ERR_OK;
+}
+
+static Err are_back_end(Ctx *c, const MovedRows *r)
+{
+    (void)c, (void)r;
+    return ERR_OK;
+}
+
+/* ---- all-to-all ---- */
+
+static Err learn_offsets(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor all;
+    TRY(gather_offsets(m, c, t, &all));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err send_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor rows)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor local;
+    TRY(tensor_new(c->scratch, &local, c->dtype, t->choice_P.dim[0], m->model->hidden));
+    TRY(permute(m, c, t, x, local));
+    TRY(move_rows(m, c, t, local, rows));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err send_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, MovedRows d)
+{
+    (void)dy;
+    return move_rows(m, c, t, d.local, d.remote);
+}
+
+/* Of experts that ranks have parts of, parts of the results come back. */
+static Err bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
+{
+    const Tensor y = r->local;
+    r->parts = y;
+    if (copies(c) > 1) TRY(tensor_new(c->scratch, &r->parts, y.dtype, copies(c) * y.dim[0], y.dim[1]));
+    return move_rows_begin(m, c, t, r->parts, r->remote, true);
+}
+
+static Err bring_end(Ctx *c, const MovedRows *r)
+{
+    TRY(move_rows_end(c));
+    if (copies(c) == 1) return ERR_OK;
+    return op(c->s, sum_parts, .y = r->local, .x = r->parts,
+              .parts = copies(c)); /* the tree over tp_blocks, on */
+}
+
+/* ---- all-gather ---- */
+
+static Err learn_choices(const Moe *m, Ctx *c, const MoeRows *t)
+{
+    Comm *group = &c->world->tp_ep;
+    const int own = moe_own_experts(m, c);
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor all, choice;
+    TRY(gather_offsets(m, c, t, &all));
+    TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice_P.dim[0]));
+    TRY(comm_all_gather(group, c->s, choice, t->choice_P, NULL));
+    TRY(op(c->s, dispatch_choices, .choice = t->taken_Q, .all_choice = choice, .all = all, .offset = t->owned,
+           .first = (int64_t)(group->rank / copies(c)) * own, .own = own,
+           .numbers = tensor_count(t->index_NK)));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+/* Rows of this rank's experts [Q, D] from the tokens x [N, D] of all ranks, times their weights [N, K], if any. */
+static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor weight, Tensor rows)
+{
+    Comm *group = &c->world->tp_ep;
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor all, weights = { 0 };
+    TRY(tensor_new(c->scratch, &all, x.dtype, group->size * x.dim[0], x.dim[1]));
+    if (weight.data) {
+        TRY(tensor_new(c->scratch, &weights, F32, group->size * x.dim[0], m->spec->topk));
+        TRY(comm_all_gather(group, c->s, weights, weight, NULL));
+    }
+    TRY(comm_all_gather(group, c->s, all, x, c->moved));
+    TRY(move_rows_end(c));
+    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->taken_Q,
+           .weight = weights, .topk = m->spec->topk));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
+static Err take_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor rows)
+{
+    return take_weighed(m, c, t, x, (Tensor){ 0 }, rows);
+}
+
+static Err take_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, MovedRows d)
+{
+    return take_weighed(m, c, t, dy, t->weight_NK, d.remote);
+}
+
+/* ---- the dispatchers ---- */
+
+enum { LOCAL, ALL_TO_ALL, ALL_GATHER };
+
+static const Dispatcher dispatchers[] = {
+    [LOCAL] = { false, false, nothing_to_learn, permute, are_back, are_back_end, gradient_is_there },
+    [ALL_TO_ALL] = { true, false, learn_offsets, send_rows, bring_begin, bring_end, send_gradient },
+    [ALL_GATHER] = { true, true, learn_choices, take_rows, bring_begin, bring_end, take_gradient },
+};
+
+const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c)
+{
+    if (c->world->tp_ep.size == 1) return &dispatchers[LOCAL];
+    return &dispatchers[m->spec->gathers ? ALL_GATHER : ALL_TO_ALL];
+}
+
+Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
+{
+    r->remote = r->local;
+    if (!moe_dispatcher(m, c)->remote) return ERR_OK;
+    return tensor_new(c->scratch, &r->remote, c->dtype, t->hidden_QH.dim[0], m->model->hidden);
+}
+
+Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
+{
+    r->local = r->remote;
+    if (!moe_dispatcher(m, c)->remote) return ERR_OK;
+    return tensor_new(c->scratch, &r->local, c->dtype, t->out_PD.dim[0], m->model->hidden);
+}
