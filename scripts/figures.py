@@ -210,8 +210,8 @@ def branches(files):
     layer = lambda p: room(p) == "layer" and p.endswith(".c")
     size = matches(files, r"(\.|->)size (==|!=|<=?|>=?) [01]\b", layer)
     sends = matches(files, r"(?<!bool )\bsends\(", layer)
-    slices = matches(files, r"\bslice_count\b", layer)
-    yield "branches in layers: on a group's size, sends(c), lines with slice_count", f"{len(size)}, {len(sends)}, {len(slices)}"
+    slices = matches(files, r"\bslices\.count\b", layer)
+    yield "branches in layers: on a group's size, sends(c), lines with slices.count", f"{len(size)}, {len(sends)}, {len(slices)}"
 
 
 def op_edits():

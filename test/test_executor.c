@@ -90,7 +90,7 @@ static Err sleep_forward(Executor *e, const ExecutorUnit *u)
 
 static Err sleep_backward(Executor *e, const ExecutorUnit *u)
 {
-    const bool half = u->ctx->split_backward;
+    const bool half = u->ctx->mode.split_backward;
     note(e, u, half ? ACT_I : ACT_B);
     sleep_s(cost_of(e, u)->i + (half ? 0 : cost_of(e, u)->w));
     pass_on(u, ACT_B, 1);

@@ -140,13 +140,13 @@ static void rig_ready(Rig *r, const Case *c)
                     .scratch = &r->scratch,
                     .batch = &r->batch,
                     .step = &r->step,
-                    .dropout_on = true,
+                    .mode.training = true,
                     .canon = { true, 2, T / 2, 4, 8, T / 2, 16 } };
     for (int k = 0; k < REGION_COUNT; k++) {
         open_arena(&r->slot.region[k], 4 << 20);
         r->ctx.into[k] = &r->slot.region[k];
     }
-    OK(model_rope_tables(&rope, r->ctx.s, &r->state, &r->setup, &r->ctx.rope_cos, &r->ctx.rope_sin));
+    OK(model_rope_tables(&rope, r->ctx.s, &r->state, &r->setup, &r->ctx.rope));
     if (c->in) OK(tensor_new(&r->state, &r->x, F32, N, c->in));
     if (c->in) uniform(r, r->x.data, N * c->in, 1.7, 0);
     if (c->out) OK(tensor_new(&r->state, &r->y, F32, N, c->out));

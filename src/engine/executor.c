@@ -24,23 +24,24 @@ static ExecutorSlot *slot_of(ExecutorStage *s, int unit)
     return NULL;
 }
 
-static int slices_of(const Ctx *c) { return c->slice_count > 1 ? c->slice_count : 1; }
+static int slices_of(const Ctx *c) { return c->slices.count > 1 ? c->slices.count : 1; }
 
 /* The slots of the slot's slice and those before it. */
 static void enter_slices(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 {
     const int slices = slices_of(c);
     if (slices == 1) return;
-    c->slice = slot->unit % slices;
-    c->slice_grads = s->slice_grads;
-    for (int i = 0; i <= c->slice; i++) c->slices[i] = &slot_of(s, slot->unit - c->slice + i)->slot;
+    c->slices.at = slot->unit % slices;
+    c->slices.grads = s->slice_grads;
+    for (int i = 0; i <= c->slices.at; i++)
+        c->slices.slots[i] = &slot_of(s, slot->unit - c->slices.at + i)->slot;
 }
 
 void executor_enter(Ctx *c, ExecutorStage *s, ExecutorSlot *slot)
 {
     c->params = s->params;
-    c->loads_so_far = s->loads_so_far;
-    c->balance_losses = s->balance_losses;
+    c->balance.so_far = s->loads_so_far;
+    c->balance.losses = s->balance_losses;
     c->slot = &slot->slot;
     c->batch = &slot->batch;
     for (int r = 0; r < REGION_COUNT; r++) c->into[r] = &slot->slot.region[r];
@@ -114,7 +115,7 @@ static int tensors_of(const Executor *e, const Action *a, bool in)
     const bool compute = action_is_compute(a->kind);
     const bool gradient = compute ? a->kind != ACT_F : a->payload == PAYLOAD_GRADIENT;
     const int before = a->stage + ((!compute || in) == gradient);
-    return e->training && before == e->last_stage ? e->last_inputs : 1;
+    return e->ctx.mode.training && before == e->last_stage ? e->last_inputs : 1;
 }
 
 static Tensor tensors_in(const Executor *e, int buffer, int first, int count)
@@ -247,8 +248,9 @@ static const ExecutorCompute model_compute = { model_forward, model_backward, mo
 
 static Ctx *context_of(Executor *e, const Action *a)
 {
-    return e->pair.forward && e->training && a->kind == ACT_F ? pair_forward_context(&e->pair, &e->ctx)
-                                                              : &e->ctx;
+    return e->pair.forward && e->ctx.mode.training && a->kind == ACT_F
+               ? pair_forward_context(&e->pair, &e->ctx)
+               : &e->ctx;
 }
 
 static Err enqueue(Executor *e, const Action *a, int n)
@@ -261,8 +263,8 @@ static Err enqueue(Executor *e, const Action *a, int n)
                              .out = boundary(e, buffer_at(a->out, n), tensors_of(e, a, false)),
                              .ctx = c };
     executor_enter(c, s, u.slot);
-    c->split_backward = a->kind == ACT_I;
-    c->version = a->version;
+    c->mode.split_backward = a->kind == ACT_I;
+    c->mode.version = a->version;
     if (a->kind == ACT_F) return e->compute->forward(e, &u);
     return a->kind == ACT_W ? e->compute->weights(e, &u) : e->compute->backward(e, &u);
 }
@@ -278,7 +280,7 @@ static void finish_forward(Executor *e, ExecutorStage *s, int unit)
 static void finish(Executor *e, const Action *a, int n)
 {
     ExecutorStage *s = stage_of(e, a);
-    if (!e->training) {
+    if (!e->ctx.mode.training) {
         finish_forward(e, s, a->microbatch + n);
         return;
     }
@@ -305,7 +307,7 @@ static Err walk_saves(Executor *e, const ActionList *list)
 Err executor_need(Executor *e, const ActionList *list, bool training, int64_t bytes[REGION_COUNT])
 {
     int64_t peaks[REGION_COUNT];
-    e->training = training;
+    e->ctx.mode.training = training;
     for (int r = 0; r < REGION_COUNT; r++) {
         peaks[r] = e->heap[r].peak_bytes;
         e->heap[r].peak_bytes = 0;
@@ -335,7 +337,7 @@ Err executor_init(Executor *e, SetupArena *setup)
     for (int b = 0; b < e->buffer_count; b++) e->moving[b] = -1;
     for (int i = 0; i <= e->buffer_count; i++) event_init(&e->transfers[i].done);
     event_init(&e->moved);
-    e->ctx.moved = &e->moved;
+    e->ctx.moves.done = &e->moved;
     return ERR_OK;
 }
 
@@ -344,7 +346,7 @@ void executor_release(Executor *e)
     for (int i = 0; e->graphs && i < ACT_KINDS * e->stages->slot_count * 2; i++)
         device_graph_free(e->ctx.s->dev, e->graphs[i].graph);
     for (int i = 0; e->transfers && i <= e->buffer_count; i++) event_release(&e->transfers[i].done);
-    if (e->ctx.moved) event_release(&e->moved);
+    if (e->ctx.moves.done) event_release(&e->moved);
     pair_close(&e->pair);
 }
 
@@ -376,7 +378,7 @@ static Err enqueue_any(Executor *e, const Action *a, int n)
 
 static Err enqueue_or_replay(Executor *e, const Action *a, int n)
 {
-    if (!e->graphs || !e->training) return enqueue_any(e, a, n);
+    if (!e->graphs || !e->ctx.mode.training) return enqueue_any(e, a, n);
     ActionGraph *g = graph_of(e, a);
     if (g->graph) return device_replay(e->ctx.s, g->graph);
     if (g->runs++ == 0 || e->graphs_wait) return enqueue_any(e, a, n);
@@ -414,7 +416,7 @@ static Err run_units(Executor *e, const Action *a)
 /* Is it the first of two actions that run in turn, and are both run in this step? */
 static bool in_turn(const Executor *e, const Action *a)
 {
-    return e->pair.forward && e->training && a->flags & ACTION_PAIR && units_of(e, a) == 1 &&
+    return e->pair.forward && e->ctx.mode.training && a->flags & ACTION_PAIR && units_of(e, a) == 1 &&
            units_of(e, a + 1) == 1;
 }
 
@@ -463,7 +465,7 @@ static Err run_actions(Executor *e, const ActionList *list, int first, int end)
     for (int i = first, done; i < end; i += done) {
         const Action *a = &list->action[i];
         may_fail(e, a);
-        TRY(run_action(e, a, e->times && e->training ? &e->times[i] : NULL, &done));
+        TRY(run_action(e, a, e->times && e->ctx.mode.training ? &e->times[i] : NULL, &done));
     }
     return wait_all(e);
 }
@@ -478,13 +480,13 @@ static int update_begins(const ActionList *list)
 
 Err executor_run_units(Executor *e, const ActionList *list)
 {
-    e->training = e->ctx.dropout_on = true;
+    e->ctx.mode.training = true;
     return run_actions(e, list, 0, update_begins(list));
 }
 
 Err executor_run_update(Executor *e, const ActionList *list)
 {
-    e->training = e->ctx.dropout_on = true;
+    e->ctx.mode.training = true;
     TRY(run_actions(e, list, update_begins(list), list->count));
     e->runs++;
     return ERR_OK;
@@ -499,7 +501,7 @@ void executor_drop_units(Executor *e)
 
 Err executor_run(Executor *e, const ActionList *list, bool training)
 {
-    e->training = e->ctx.dropout_on = training;
+    e->ctx.mode.training = training;
     TRY(run_actions(e, list, 0, list->count));
     e->runs++;
     return ERR_OK;

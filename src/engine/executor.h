@@ -69,8 +69,9 @@ typedef struct {
  * that only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
-    Err (*backward)(Executor *e, const ExecutorUnit *u); /* only the dgrad if ctx.split_backward is set */
-    Err (*weights)(Executor *e, const ExecutorUnit *u);  /* the wgrad */
+    Err (*backward)(Executor *e,
+                    const ExecutorUnit *u);             /* only the dgrad if ctx.mode.split_backward is set */
+    Err (*weights)(Executor *e, const ExecutorUnit *u); /* the wgrad */
 } ExecutorCompute;
 
 /*
@@ -93,7 +94,7 @@ struct Executor {
     ExecutorStage *stages;
     int stage_count;
     Ctx ctx;
-    Event moved; /* what ctx.moved points to */
+    Event moved; /* what ctx.moves.done points to */
     Pair pair;   /* pair_open, if pairs are to run in turn */
     Comm *pp;
     Tensor sums; /* [3] i64, ops.def loss_sum */
@@ -111,7 +112,6 @@ struct Executor {
     /* [ACT_KINDS][slots of the one stage][2: for the step's first unit, for later ones], or NULL */
     ActionGraph *graphs;
     bool graphs_wait; /* while this is set, actions run as ordinary ones and nothing is recorded */
-    bool training;    /* dropout is on and saves are kept; otherwise every F frees its unit */
     int units;        /* how many units of a list run; the actions of later ones are left out; 0: all run */
     int64_t runs;     /* how many lists have run */
     /*

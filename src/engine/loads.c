@@ -230,7 +230,7 @@ bool loads_redo(const Trainer *t)
 
 void loads_use_pieces(Trainer *t, bool pieces)
 {
-    t->executor.ctx.in_pieces = pieces;
+    t->executor.ctx.mode.in_pieces = pieces;
     for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
 }
 

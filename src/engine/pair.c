@@ -34,9 +34,9 @@ Ctx *pair_forward_context(Pair *p, const Ctx *c)
 {
     p->ctx = *c;
     p->ctx.scratch = p->scratch;
-    p->ctx.moved = &p->moved;
-    p->ctx.other_half = p->running ? stop_forward : NULL;
-    p->ctx.pair = p;
+    p->ctx.moves.done = &p->moved;
+    p->ctx.moves.other_half = p->running ? stop_forward : NULL;
+    p->ctx.moves.pair = p;
     return &p->ctx;
 }
 
@@ -66,12 +66,12 @@ static Err turn_to_forward(void *pair)
 
 static Err run_backward(Pair *p, Ctx *c)
 {
-    c->other_half = turn_to_forward;
-    c->pair = p;
+    c->moves.other_half = turn_to_forward;
+    c->moves.pair = p;
     trace_action(p->action + 1);
     Err err = p->half(p->user, p->action + 1);
     trace_end();
-    c->other_half = NULL;
+    c->moves.other_half = NULL;
     return err;
 }
 

@@ -277,9 +277,9 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     if (!t->spec.forward_only) TRY(count_step(t, out));
     TRY(dry_eval(t));
     if (loads_redo(t)) {
-        t->executor.ctx.in_pieces = true;
+        t->executor.ctx.mode.in_pieces = true;
         TRY(dry_eval(t));
-        t->executor.ctx.in_pieces = false;
+        t->executor.ctx.mode.in_pieces = false;
     }
     MemoryPlan peak = trainer_peak(t);
     add_work(&peak, out, 1);

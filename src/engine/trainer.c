@@ -308,7 +308,7 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
-    bool *in_pieces = &t->executor.ctx.in_pieces, room = false;
+    bool *in_pieces = &t->executor.ctx.mode.in_pieces, room = false;
     while (!room) {
         TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
         TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
@@ -355,7 +355,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     if (tokens) memcpy(t->batches.tokens + past, tokens, (size_t)n * sizeof *tokens);
     TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0, 1));
     TRY(executor_take(e, stage, s));
-    e->ctx.dropout_on = false;
+    e->ctx.mode.training = false;
     ArenaMark mark = arena_mark(&t->scratch);
     TRY(tensor_new(&t->scratch, &out, t->spec.compute, 1, width));
     executor_enter(&e->ctx, stage, s);

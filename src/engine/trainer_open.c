@@ -145,7 +145,7 @@ static int units_in_flight(const Trainer *t, const ExecutorStage *s)
 static Err open_slices(Trainer *t, ExecutorStage *s)
 {
     Ctx *c = &t->executor.ctx;
-    if (c->slice_count == 1 || t->spec.forward_only) return ERR_OK;
+    if (c->slices.count == 1 || t->spec.forward_only) return ERR_OK;
     c->batch = &s->slots->batch;
     return stage_slices_init(s->model, c, &s->slice_grads, &t->state, &t->setup);
 }
@@ -214,11 +214,10 @@ static Err open_executor(Trainer *t)
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
                     .cut = t->spec.cut,
-                    .slice_count = t->parts.step.slices,
+                    .slices.count = t->parts.step.slices,
                     .dtype = t->spec.compute };
     TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
-    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope_cos,
-                          &e->ctx.rope_sin));
+    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope));
     TRY(setup_array(&t->setup, e->stage_count, &e->stages));
     for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
     TRY(open_buffers(t));

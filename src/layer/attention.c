@@ -117,8 +117,8 @@ static Dims dims_of(const Attention *a, const Ctx *c)
     d.kv_cols = d.K * d.C / sharing;
     d.columns = (a->spec->attention_gate ? 2 : 1) * d.H * d.C + 2 * d.kv_cols;
     d.query_chunk = c->canon.exact ? a->spec->heads / (a->spec->kv_heads * a->kv_parts) : d.H / d.K;
-    const bool whole = c->world->cp.size == 1 && c->slice_count <= 1;
-    d.views = a->spec->heads == a->spec->kv_heads && a->kv_parts == 1 && whole && !c->kv;
+    const bool whole = c->world->cp.size == 1 && c->slices.count <= 1;
+    d.views = a->spec->heads == a->spec->kv_heads && a->kv_parts == 1 && whole && !c->block.kv;
     return d;
 }
 
@@ -161,7 +161,7 @@ static Tensor kv_heads(Tensor kv, int which) /* kv [2, N, K, C] -> [N, K, C] */
 static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
 {
     if (!a->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = ctx_place(c), .cos = c->rope_cos, .sin = c->rope_sin,
+    return op(c->s, rope, .x = x, .position = ctx_place(c), .cos = c->rope.cos, .sin = c->rope.sin,
               .inverse = inverse);
 }
 
@@ -263,11 +263,12 @@ static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, &h));
     TRY(attend_keep(c, &h, in_scratch));
-    if (c->kv) {
-        TRY(join_earlier(c, c->kv->k, &h.k));
-        TRY(join_earlier(c, c->kv->v, &h.v));
+    if (c->block.kv) {
+        TRY(join_earlier(c, c->block.kv->k, &h.k));
+        TRY(join_earlier(c, c->block.kv->v, &h.v));
     }
-    TRY(attention_core_forward(&a->core, c, &h, c->kv ? spans_whole(h.k.dim[0]) : c->batch->span, o, lse));
+    TRY(attention_core_forward(&a->core, c, &h, c->block.kv ? spans_whole(h.k.dim[0]) : c->batch->span, o,
+                               lse));
     TRY(heads_gate_forward(c, o, h.gate, &save->gated, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&a->proj, c, heads_as_columns(gated), y);

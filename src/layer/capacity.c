@@ -75,7 +75,7 @@ static MoeCut cut_of(const Moe *m, const Ctx *c)
                      .cp = c->world->cp.size,
                      .ep = c->world->tp_ep.size / c->world->grid.etp,
                      .etp = c->world->grid.etp,
-                     .capacity = c->kv ? (Capacity){ 0 } : m->spec->capacity };
+                     .capacity = c->block.kv ? (Capacity){ 0 } : m->spec->capacity };
 }
 
 MoeRoom moe_room_of(const Moe *m, const Ctx *c)
@@ -211,7 +211,7 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
     const MoeRoom room = moe_room_of(m, c);
     *kept = index;
     if (room.capacity < moe_unit_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
-    else if (!c->dropout_on && !c->kv) TRY(drop_filling(m, c, index, kept));
-    if (room.owned == room.worst || c->in_pieces) return ERR_OK;
+    else if (!c->mode.training && !c->block.kv) TRY(drop_filling(m, c, index, kept));
+    if (room.owned == room.worst || c->mode.in_pieces) return ERR_OK;
     return drop_beyond_room(m, c, *kept, weight, kept);
 }

@@ -16,7 +16,7 @@ Tensor ctx_place(const Ctx *c) { return c->batch->place.data ? c->batch->place :
 
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key)
 {
-    if (!c->dropout_on || !(p > 0)) return (Dropout){ 0, 0, 1 };
+    if (!c->mode.training || !(p > 0)) return (Dropout){ 0, 0, 1 };
     return (Dropout){ key, dropout_threshold(p), 1 / (1 - p) };
 }
 
@@ -28,7 +28,7 @@ void segment_begin(Ctx *c, int index)
     for (int r = 0; r < REGION_COUNT; r++) g->base[r] = c->into[r]->base + c->into[r]->used_bytes;
 }
 
-void segment_end(Ctx *c)
+void segment_end(const Ctx *c)
 {
     Segment *g = &c->slot->segments[c->segment];
     for (int r = 0; r < REGION_COUNT; r++)
@@ -63,7 +63,7 @@ Tensor save_get(const Ctx *c, Saved saved) { return save_in(c->slot, saved); }
 
 Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
 {
-    return tensor_new(c->split_backward ? c->into[REGION_W] : c->scratch, t, c->dtype, rows, cols);
+    return tensor_new(c->mode.split_backward ? c->into[REGION_W] : c->scratch, t, c->dtype, rows, cols);
 }
 
 Tensor param_value(const Ctx *c, int id)
@@ -71,7 +71,7 @@ Tensor param_value(const Ctx *c, int id)
     ParamStore *s = c->params;
     Err err = s->listener.read ? s->listener.read(s->listener.user, id) : ERR_OK;
     if (err && !s->read_failed) s->read_failed = err;
-    return param_view(&s->reg->items[id], param_store_value(s, c->version));
+    return param_view(&s->reg->items[id], param_store_value(s, c->mode.version));
 }
 
 Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id); }
@@ -173,7 +173,7 @@ Err wgrad_drain(Ctx *c)
 Err wgrad_push(Ctx *c, Wgrad w)
 {
     Slot *s = c->slot;
-    if (!c->split_backward) return wgrad_run(c, &w);
+    if (!c->mode.split_backward) return wgrad_run(c, &w);
     ASSERT(s->queued < s->queue_capacity);
     s->queue[s->queued++] = w;
     return ERR_OK;

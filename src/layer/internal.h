@@ -30,7 +30,7 @@ Err context_attention(Ctx *c, attention_fwd_args a);
 Err context_attention_bwd(Ctx *c, attention_bwd_args a);
 
 /*
- * Where sequences pass in slices (c->slice_count > 1) a layer hands its keys and values, [B, T, K, C], over before
+ * Where sequences pass in slices (c->slices.count > 1) a layer hands its keys and values, [B, T, K, C], over before
  * context_attention: later slices read them. pass: they do not lie in the slot's REGION_I, and are copied there.
  */
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass);

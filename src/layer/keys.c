@@ -36,8 +36,8 @@ static Err keep(Ctx *c, Tensor t, bool passes, Saved *out)
 
 Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
 {
-    if (c->slice + 1 >= c->slice_count) return ERR_OK; /* no later slice reads them */
-    SliceKeys *kept = &c->slot->keys[c->layer];
+    if (c->slices.at + 1 >= c->slices.count) return ERR_OK; /* no later slice reads them */
+    SliceKeys *kept = &c->slot->keys[c->block.layer];
     if (kept->k.ndim) return ERR_OK; /* (they are made again for this slice's backward) */
     TRY(keep(c, k, pass, &kept->k));
     return keep(c, v, pass, &kept->v);
@@ -48,15 +48,15 @@ Err slice_keep_keys(Ctx *c, Tensor k, Tensor v, bool pass)
 static bool slice_sees(const Ctx *c, int64_t window, int s)
 {
     const int64_t nearest =
-        (c->slice - s - 1) * slice_length(c) + 1; /* from the first query to the last key */
-    return s == c->slice || !window || nearest < window;
+        (c->slices.at - s - 1) * slice_length(c) + 1; /* from the first query to the last key */
+    return s == c->slices.at || !window || nearest < window;
 }
 
 /* Those that this rank has kept, as the plan changes them. */
 static Err earlier_keys(KeyWalk *w)
 {
-    const Slot *slot = w->c->slices[w->slice];
-    const SliceKeys *kept = &slot->keys[w->c->layer];
+    const Slot *slot = w->c->slices.slots[w->slice];
+    const SliceKeys *kept = &slot->keys[w->c->block.layer];
     w->kv[0] = save_in(slot, kept->k);
     w->kv[1] = save_in(slot, kept->v);
     for (int i = 0; i < 2; i++) TRY(reshard_kept(w->c, w->plan, &w->kv[i]));
@@ -77,7 +77,7 @@ static Err at_once_next(KeyWalk *w, int i)
     (void)i;
     w->at.kv[0] = w->kv[0];
     w->at.kv[1] = w->kv[1];
-    if (w->plan->ranks || w->slice < w->c->slice) w->at.span = slice_span(w->c, w->slice);
+    if (w->plan->ranks || w->slice < w->c->slices.at) w->at.span = slice_span(w->c, w->slice);
     return ERR_OK;
 }
 
@@ -96,7 +96,7 @@ KeyPlan key_plan(const Ctx *c)
     World *w = c->world;
     const bool cut = c->cut == CONTEXT_CONTIGUOUS;
     const KeySource *all = &sources[AT_ONCE];
-    const KeySource *ring = &sources[c->canon.exact || c->slice_count > 1 ? BY_POSITION : BY_ARRIVAL];
+    const KeySource *ring = &sources[c->canon.exact || c->slices.count > 1 ? BY_POSITION : BY_ARRIVAL];
     const KeyPlan ways[] = {
         [CONTEXT_ALLGATHER] = { cut, NULL, &w->cp, all },
         [CONTEXT_RING] = { cut, NULL, &w->cp, ring },
@@ -104,7 +104,7 @@ KeyPlan key_plan(const Ctx *c)
         [CONTEXT_HIERARCHICAL] = { cut, &w->cp_heads, &w->cp_ring, ring },
     };
     KeyPlan p = { .source = all };
-    if (w->cp.size > 1) p = ways[c->context];
+    if (w->cp.size > 1) p = ways[c->block.context];
     if (p.ranks && p.ranks->size > 1) return p;
     return (KeyPlan){ p.cut, p.heads, NULL, all };
 }
@@ -158,11 +158,11 @@ static Err open_slice(KeyWalk *w)
     w->mark = arena_mark(c->scratch);
     w->seen = slice_sees(c, w->window, w->slice);
     if (!w->seen) return ERR_OK;
-    if (w->slice < c->slice) TRY(earlier_keys(w));
+    if (w->slice < c->slices.at) TRY(earlier_keys(w));
     return w->plan->source->open(w);
 }
 
-static bool keys_left(const KeyWalk *w) { return w->block + 1 < w->blocks || w->slice < w->c->slice; }
+static bool keys_left(const KeyWalk *w) { return w->block + 1 < w->blocks || w->slice < w->c->slices.at; }
 
 /* The next block is at work. A slice that is not seen is one block. */
 static Err keys_next(KeyWalk *w)
@@ -176,7 +176,7 @@ static Err keys_next(KeyWalk *w)
                         .span = w->span,
                         .part = -1,
                         .seen = w->seen,
-                        .more = w->slice < w->c->slice };
+                        .more = w->slice < w->c->slices.at };
     return w->seen ? w->plan->source->next(w, w->block) : ERR_OK;
 }
 
@@ -193,7 +193,7 @@ static Err forward(Ctx *c, const KeyPlan *p, attention_fwd_args a)
     ArenaMark mark = arena_mark(c->scratch);
     const Tensor o = a.o;
     KeyWalk w = { .c = c, .plan = p, .window = a.window, .own = { a.k, a.v }, .span = a.k_span, .slice = -1 };
-    if (c->slice > 0 || p->source->in_parts) TRY(several_calls(c, &a));
+    if (c->slices.at > 0 || p->source->in_parts) TRY(several_calls(c, &a));
     while (keys_left(&w)) {
         TRY(keys_next(&w));
         if (!w.at.seen) continue;
@@ -216,7 +216,7 @@ static Err backward(Ctx *c, const KeyPlan *p, attention_bwd_args a)
     KeyWalk w = {
         .c = c, .plan = p, .window = a.window, .own = { a.k, a.v }, .span = a.k_span, .a = &a, .slice = -1
     };
-    if (c->slice_count > 1 || p->source->in_parts) TRY(wide_sum(c, dq, &a.dq));
+    if (c->slices.count > 1 || p->source->in_parts) TRY(wide_sum(c, dq, &a.dq));
     TRY(p->source->begin(&w));
     while (keys_left(&w)) {
         TRY(keys_next(&w));

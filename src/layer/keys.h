@@ -32,7 +32,7 @@ typedef struct {
     const KeySource *source;
 } KeyPlan;
 
-/* Of the layer at work: by c->context, c->cut, the ranks of cp, slices, and whether bits are promised. */
+/* Of the layer at work: by c->block.context, c->cut, the ranks of cp, slices, and whether bits are promised. */
 KeyPlan key_plan(const Ctx *c);
 
 /* ---- the walk (keys.c) ---- */

@@ -27,7 +27,7 @@ Ring ring_of(const KeyWalk *w)
                .rank = w->plan->ranks->rank,
                .window = w->window,
                .first = w->slice * slice_length(c),
-               .behind = (c->slice - w->slice) * slice_length(c),
+               .behind = (c->slices.at - w->slice) * slice_length(c),
                .dtype = k.dtype };
     memcpy(r.half[0], k.dim, sizeof k.dim);
     memcpy(r.half[1], v.dim, sizeof v.dim);

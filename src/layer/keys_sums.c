@@ -53,8 +53,8 @@ typedef struct {
 
 static Places places_of(const Ctx *c)
 {
-    const int64_t leaves = c->canon.exact && c->slice_count > 1 ? slice_length(c) / c->canon.query_leaf : 0;
-    return (Places){ c->slice_count, (int)leaves };
+    const int64_t leaves = c->canon.exact && c->slices.count > 1 ? slice_length(c) / c->canon.query_leaf : 0;
+    return (Places){ c->slices.count, (int)leaves };
 }
 
 static int column_of(const Places *p, int slice) { return (int)min64(slice, p->slices - 1 - slice); }
@@ -93,7 +93,7 @@ int sums_places(const Ctx *c)
 /* `count` places of the layer at work. */
 static SliceGrads grads_at(const Ctx *c, int place, int count)
 {
-    const SliceGrads *g = &c->slice_grads[c->layer];
+    const SliceGrads *g = &c->slices.grads[c->block.layer];
     return (
         SliceGrads){ { tensor_row_slice(g->of[0], place, count), tensor_row_slice(g->of[1], place, count) } };
 }
@@ -103,7 +103,7 @@ static SliceGrads grads_at(const Ctx *c, int place, int count)
 static int rank_count(const KeyWalk *w) { return w->plan->ranks ? w->plan->ranks->size : 1; }
 
 /* A whole sequence: nothing waits. */
-static bool is_whole(const KeyWalk *w) { return w->c->slice_count <= 1; }
+static bool is_whole(const KeyWalk *w) { return w->c->slices.count <= 1; }
 
 /* Of query heads that read a key head: their trees are the inner ones. */
 static int64_t chunks_of(const KeyWalk *w) { return w->a->q.dim[2] / w->a->k.dim[2] / w->a->chunk; }
@@ -266,9 +266,10 @@ static SliceGrads of_keys(const KeyWalk *w, SliceGrads g)
 static Err give_leaves(const KeyWalk *w, const Places *p)
 {
     const Ctx *c = w->c;
-    const int column = column_of(p, c->slice), first = place_at(p, w->slice, column), ranks = rank_count(w);
+    const int column = column_of(p, c->slices.at), first = place_at(p, w->slice, column),
+              ranks = rank_count(w);
     const int leaves = p->leaves / ranks;
-    const bool later = c->slice != column;
+    const bool later = c->slices.at != column;
     const int64_t length = c->canon.query_leaf;
     for (int l = 0; l < leaves; l++) {
         const int leaf = later ? leaves - 1 - l : l;
@@ -405,11 +406,11 @@ Err sums_give(KeyWalk *w)
     const Ctx *c = w->c;
     const Places p = places_of(c);
     const int s = w->slice;
-    if (p.leaves && is_pair(&p, s, c->slice)) return give_leaves(w, &p);
-    if (s == c->slice) return give_sum(w, &p, w->mine, false);
-    const int place = p.leaves ? place_at(&p, s, column_of(&p, c->slice)) : first_place(&p, s);
+    if (p.leaves && is_pair(&p, s, c->slices.at)) return give_leaves(w, &p);
+    if (s == c->slices.at) return give_sum(w, &p, w->mine, false);
+    const int place = p.leaves ? place_at(&p, s, column_of(&p, c->slices.at)) : first_place(&p, s);
     const SliceGrads to = shaped_both(w, grads_at(c, place, 1), w->own);
-    return give_sum(w, &p, to, !p.leaves && c->slice + 1 < c->slice_count);
+    return give_sum(w, &p, to, !p.leaves && c->slices.at + 1 < c->slices.count);
 }
 
 /* ---- the slice's own keys ---- */
@@ -421,7 +422,8 @@ Err sums_begin(KeyWalk *w)
     w->mine = (SliceGrads){ { w->a->dk, w->a->dv } };
     if (is_whole(w)) return ERR_OK;
     w->mine.of[0].data = w->mine.of[1].data = NULL;
-    return p.leaves && is_pair(&p, w->c->slice, w->c->slice) ? ERR_OK : grads_new(w, F32, w->own, &w->mine);
+    return p.leaves && is_pair(&p, w->c->slices.at, w->c->slices.at) ? ERR_OK
+                                                                     : grads_new(w, F32, w->own, &w->mine);
 }
 
 /* left = the tree over both; one of them may be absent. */
@@ -469,7 +471,7 @@ static Err pairs_of_ranks(const KeyWalk *w, int place, int leaves, SliceGrads *o
 /* Columns [first, first + count) of the tree of the slice at work. */
 static Err tree(const KeyWalk *w, const Places *p, int first, int count, SliceGrads *out)
 {
-    const int s = w->c->slice, later = p->slices - 1 - first;
+    const int s = w->c->slices.at, later = p->slices - 1 - first;
     SliceGrads right;
     *out = (SliceGrads){ { { .data = NULL } } };
     if (count > 1) {
@@ -489,8 +491,8 @@ static Err sum_all(const KeyWalk *w, const Places *p, SliceGrads *out)
 {
     const Ctx *c = w->c;
     *out = w->mine;
-    if (c->slice + 1 == c->slice_count) return ERR_OK;
-    return join(w->c, out, grads_at(c, first_place(p, c->slice), 1));
+    if (c->slices.at + 1 == c->slices.count) return ERR_OK;
+    return join(w->c, out, grads_at(c, first_place(p, c->slices.at), 1));
 }
 
 /* The tree over chunks, and dk or dv [B, T, K, C] from it. */

@@ -117,6 +117,55 @@ typedef struct {
     Tensor k, v;
 } KvCache;
 
+/* How layers compute. Code that wants another mode than its caller's changes it in a copy of the Ctx. */
+typedef struct {
+    bool training;       /* there is dropout, noise, and what only the loss of a step needs */
+    bool split_backward; /* W runs later, so dy of linears must outlive the dgrad */
+    bool in_pieces;      /* tokens pass the experts in pieces of MoeRoom.piece instead of all at once */
+    int version;         /* age of the weights to read, in updates */
+} Mode;
+
+/* The block at work. */
+typedef struct {
+    ContextComm context; /* how the ranks of world->cp meet in it */
+    int layer;           /* its number among the blocks of the stage, behind which come those of MTP */
+    const KvCache *kv;   /* its cache; NULL in training and evaluation */
+} BlockAt;
+
+/* Sequences that pass in slices; count is 0 or 1 if they are whole. */
+typedef struct {
+    int count, at;            /* how many there are, and which one is at work */
+    Slot *slots[SLICES_MOST]; /* of the slices up to the one at work */
+    SliceGrads *grads;        /* [blocks of the stage]: gradients that wait for earlier slices */
+} Slices;
+
+/* What the balance losses of a stage's mixtures are made of and added to. */
+typedef struct {
+    /*
+     * [blocks of the stage, then those of MTP; balance units; experts] i64, for a balance loss over the whole batch:
+     * how many rows of the batch, up to the end of each unit, would choose each expert by scores alone. Forward
+     * writes it; its units come in the order of the data. Absent if no mixture is balanced so.
+     */
+    Tensor so_far;
+    /* The losses (ops.def, router_balance), summed over mixtures and over the step. Backward writes them. Absent if no
+     * loss balances. */
+    Tensor losses;
+} BalanceSums;
+
+/* Rows on their way to their experts or back. */
+typedef struct {
+    Event *done; /* of the call under way */
+    /* In a pair (engine/pair.h): called before rows are waited for, so that the other half goes on meanwhile. Else
+     * NULL. */
+    Err (*other_half)(void *pair);
+    void *pair;
+} RowMoves;
+
+/* [seq, half of the columns that turn]; absent without rotary positions */
+typedef struct {
+    Tensor cos, sin;
+} RopeTables;
+
 /* What the layers of a stage share while they compute one unit. */
 typedef struct {
     Stream *s;
@@ -127,40 +176,16 @@ typedef struct {
     Arena *into[REGION_COUNT]; /* where save_new allocates: in the slot's regions or in scratch */
     Arena *scratch;
     const Batch *batch;
-    const StepValues *step;    /* in device memory */
-    Tensor rope_cos, rope_sin; /* [seq, half of the columns that turn]; absent without rotary positions */
+    const StepValues *step; /* in device memory */
+    RopeTables rope;
     Canon canon;
-    ContextComm context; /* how the ranks of world->cp meet in the block at work */
-    ContextCut cut;      /* which positions each of them has */
-    const KvCache *kv;   /* the cache of the block at work; NULL in training and evaluation */
-    /*
-     * [blocks of the stage, then those of MTP; balance units; experts] i64, for a balance loss over the whole batch:
-     * how many rows of the batch, up to the end of each unit, would choose each expert by scores alone. Forward
-     * writes it; its units come in the order of the data. Absent if no mixture is balanced so.
-     */
-    Tensor loads_so_far;
-    /* The losses that balance the mixtures of the stage (ops.def, router_balance), summed over mixtures and over the
-     * step. Backward writes them. Absent if no loss balances. */
-    Tensor balance_losses;
-    DType dtype;         /* of activations, and of the weights that layers read */
-    bool dropout_on;     /* in training: dropout, noise, and what only the loss of a step needs */
-    bool in_pieces;      /* tokens pass the experts in pieces of MoeRoom.piece instead of all at once */
-    bool split_backward; /* W runs later, so dy of linears must outlive the dgrad */
-    int version;         /* age of the weights to read, in updates */
-    Event *moved;        /* the call under way that moves rows to their experts or back */
-    /* In a pair (engine/pair.h): called before rows are waited for, so that the other half goes on meanwhile. Else
-     * NULL. */
-    Err (*other_half)(void *pair);
-    void *pair;
-    /*
-     * If sequences are cut into slices: how many slices there are, the one at work, the slots of the slices up to it,
-     * and for each attention layer of the stage the gradients that wait for earlier slices. slice_count is 0 or 1 if
-     * they are not cut.
-     */
-    int slice_count, slice;
-    Slot *slices[SLICES_MOST];
-    SliceGrads *slice_grads;
-    int layer; /* number of the attention layer at work in the stage: first those of blocks, then those of MTP */
+    ContextCut cut; /* which positions each rank of world->cp has */
+    DType dtype;    /* of activations, and of the weights that layers read */
+    Mode mode;
+    BlockAt block;
+    Slices slices;
+    BalanceSums balance;
+    RowMoves moves;
 } Ctx;
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
@@ -170,7 +195,7 @@ Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off if this is not 
 
 /* Begins segment `index`, to which later saves belong. */
 void segment_begin(Ctx *c, int index);
-void segment_end(Ctx *c); /* notes the sizes of the segment */
+void segment_end(const Ctx *c); /* notes the sizes of the segment */
 /* Allocates a tensor that is kept for backward. ERR_MEMORY. */
 Err save_alloc(Ctx *c, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim);
 #define save_new(c, region, t, saved, dtype, ...)                           \
@@ -236,8 +261,8 @@ typedef struct {
     int64_t heads, chunks, k_cols, v_cols;
 } SliceKeyShape;
 
-/* Allocates in `state` what waits for c->slice_count slices, each of the shape of c->batch, in a layer whose ranks of
- * cp meet as c->context says. ERR_MEMORY. */
+/* Allocates in `state` what waits for c->slices.count slices, each of the shape of c->batch, in a layer whose ranks of
+ * cp meet as c->block.context says. ERR_MEMORY. */
 Err slice_grads_init(const Ctx *c, SliceKeyShape shape, SliceGrads *g, Arena *state);
 
 /* ---- linear ---- */
@@ -357,8 +382,8 @@ typedef struct {
     bool sums_own_rows;
     /* Registers the parameters. name: "layers.3.attn". layer: the block's number, by which patterns are looked up. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
-    /* x and y [R, D]; y must not be x. A mixer uses the cache c->kv, if there is one: the keys and values of the rows
-     * go into it, and queries also see those that it had before. */
+    /* x and y [R, D]; y must not be x. If there is a cache c->block.kv, the keys and values of the rows go into it, and
+     * queries also see those that it had before. */
     Err (*forward)(const void *own, Ctx *c, Tensor x, Tensor y, void *save);
     Err (*backward)(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx);
     int (*residual_bias)(const void *own); /* the bias that it leaves to the residual sum, or -1 */

@@ -98,7 +98,7 @@ static Err bias_backward(const Linear *l, Ctx *c, Tensor dy)
 /* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. */
 static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
-    const bool at_once = !c->split_backward;
+    const bool at_once = !c->mode.split_backward;
     Wgrad wgrad = { l->weight, dy, x, .gather_x = !at_once && c->world->sp.size > 1 };
     Tensor partial;
     PendingSum sum;
@@ -119,7 +119,7 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
     TRY(gather_rows(c, dy, &full));
     TRY(op(c->s, linear_dx, .dx = dx, .dy = full, .w = param_value(c, l->weight), .gelu_x = gelu_x,
            .leaf = whole_leaf(l->out)));
-    if (!c->split_backward) return wgrad_push(c, (Wgrad){ l->weight, full, x });
+    if (!c->mode.split_backward) return wgrad_push(c, (Wgrad){ l->weight, full, x });
     /* a later W gathers dy again: keeping the gathered copy would cost tp times the memory */
     return wgrad_push(c, (Wgrad){ l->weight, dy, x, .gather_dy = c->world->sp.size > 1 });
 }

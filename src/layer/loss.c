@@ -102,7 +102,7 @@ Err head_forward(const Head *h, Ctx *c, Tensor x, const HeadLoss *to, HeadSave *
     TRY(save_new(c, REGION_W, &logits, &save->logits, c->dtype, N, h->spec->padded_vocab / R));
     save->target = to->target;
     save->weight = to->weight;
-    save->at_once = R == 1 && c->dropout_on;
+    save->at_once = R == 1 && c->mode.training;
     ArenaMark mark = arena_mark(c->scratch);
     TRY(gather_rows(c, x, &full));
     TRY(head_logits(h, c, full, logits));

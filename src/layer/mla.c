@@ -167,7 +167,7 @@ static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
 {
     Ctx *c = k->c;
     if (!k->m->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = position, .cos = c->rope_cos, .sin = c->rope_sin,
+    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
               .inverse = inverse);
 }
 
@@ -276,10 +276,11 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
     const int64_t keys = t->kv.dim[0];
     const bool passes = model_recomputes(k->m->spec) || c->into[REGION_I] == c->scratch;
     Heads h;
-    TRY(heads_alloc(k, c->kv ? keys : k->N, save, &h));
+    TRY(heads_alloc(k, c->block.kv ? keys : k->N, save, &h));
     TRY(make_heads(k, t, h));
-    if (!c->kv) TRY(attend_keep(c, &h, passes));
-    return attention_core_forward(&k->m->core, c, &h, c->kv ? spans_whole(keys) : c->batch->span, o, lse);
+    if (!c->block.kv) TRY(attend_keep(c, &h, passes));
+    return attention_core_forward(&k->m->core, c, &h, c->block.kv ? spans_whole(keys) : c->batch->span, o,
+                                  lse);
 }
 
 /* ---- generation ---- */
@@ -290,8 +291,8 @@ static Err join_cached(const Call *k, Latents *t)
     Ctx *c = k->c;
     const MlaWidths w = k->w;
     Tensor all;
-    if (!c->kv) return ERR_OK;
-    const Tensor kept = tensor_reshape(c->kv->k, c->kv->k.dim[1], w.kv_rank + w.rope);
+    if (!c->block.kv) return ERR_OK;
+    const Tensor kept = tensor_reshape(c->block.kv->k, c->block.kv->k.dim[1], w.kv_rank + w.rope);
     TRY(cache_join(c, latent_of(k, kept), t->kv, &all));
     t->kv = all;
     TRY(cache_join(c, shared_of(k, kept), t->shared, &all));
@@ -305,7 +306,7 @@ static Err join_cached(const Call *k, Latents *t)
  */
 static bool absorbs(const Call *k)
 {
-    return k->c->kv && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
+    return k->c->block.kv && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
 }
 
 /* Of head h the rows of Wkv_b that make its own part of the key; and those that make its values. */

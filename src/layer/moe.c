@@ -68,7 +68,7 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X + pieces));
     t->owned = t->offset;
     save->owned = save->offset;
-    if (!d->remote || c->in_pieces) return ERR_OK;
+    if (!d->remote || c->mode.in_pieces) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, c->world->grid.etp * X + 1));
     return d->takes ? save_new(c, REGION_I, &t->taken_Q, &save->taken, I32, moe_room_of(m, c).owned) : ERR_OK;
 }
@@ -109,7 +109,7 @@ static Err route(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
     TRY(moe_choices_kept(m, c, t->index_NK, t->weight_NK, &kept));
     TRY(order_rows(m, c, kept, t));
     arena_release(c->scratch, mark);
-    return c->in_pieces ? ERR_OK : moe_dispatcher(m, c)->learn(m, c, t);
+    return c->mode.in_pieces ? ERR_OK : moe_dispatcher(m, c)->learn(m, c, t);
 }
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
@@ -201,7 +201,7 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
     TRY(rows_alloc(m, c, save, &t));
     TRY(shared_forward(m, c, x_ND, save, &t));
     TRY(route(m, c, x_ND, &t));
-    TRY(c->in_pieces ? pieces_forward(m, c, x_ND, y_ND, &t) : experts_forward(m, c, x_ND, y_ND, &t));
+    TRY(c->mode.in_pieces ? pieces_forward(m, c, x_ND, y_ND, &t) : experts_forward(m, c, x_ND, y_ND, &t));
     return shared_add(m, c, y_ND, &t);
 }
 
@@ -224,8 +224,8 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
                     .choice_P = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .owned = save_get(c, save->owned),
-                    .taken_Q = moe_dispatcher(m, c)->takes && !c->in_pieces ? save_get(c, save->taken)
-                                                                            : (Tensor){ 0 },
+                    .taken_Q = moe_dispatcher(m, c)->takes && !c->mode.in_pieces ? save_get(c, save->taken)
+                                                                                 : (Tensor){ 0 },
                     .hidden_QH = save_get(c, save->hidden),
                     .out_PD = save_get(c, save->out) };
     if (model_recomputes(m->model)) {
@@ -357,26 +357,34 @@ static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor
     return count_rows(m, c, t);
 }
 
+/* The gradients of experts' outputs, of which the piece makes the rest again. */
+static Err piece_backward(const Moe *m, Ctx *c, const MoeRows *p, Tensor x_ND, Tensor dy_ND, Tensor dx_ND)
+{
+    ArenaMark mark = arena_mark(c->scratch);
+    Tensor dout_QD, dweight_NK;
+    TRY(make_active(m, c, x_ND, p));
+    TRY(tensor_new(c->scratch, &dweight_NK, F32, x_ND.dim[0], m->spec->topk));
+    TRY(out_backward(m, c, p, dy_ND, &dout_QD, dweight_NK));
+    TRY(experts_backward(m, c, p, dout_QD, dx_ND));
+    arena_release(c->scratch, mark);
+    return ERR_OK;
+}
+
 /* Weights' gradients are added at once even if other linears' are later: the next piece overwrites what they read. */
 static Err pieces_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x_ND, Tensor dy_ND, Tensor dx_ND)
 {
-    const bool split = c->split_backward;
+    Ctx at_once = *c;
+    at_once.mode.split_backward = false;
     TRY(pieces_router_backward(m, c, t, x_ND, dy_ND, dx_ND));
-    c->split_backward = false;
     for (int64_t first = 0; first < x_ND.dim[0]; first += moe_piece_tokens(m, c)) {
         ArenaMark mark = arena_mark(c->scratch);
         MoeRows p = moe_piece_at(m, c, t, first);
         const int64_t n = p.index_NK.dim[0];
-        const Tensor rows = tensor_row_slice(x_ND, first, n);
-        Tensor dout_QD, dweight_NK;
         TRY(moe_learn_piece(m, c, &p));
-        TRY(make_active(m, c, rows, &p));
-        TRY(tensor_new(c->scratch, &dweight_NK, F32, n, m->spec->topk));
-        TRY(out_backward(m, c, &p, tensor_row_slice(dy_ND, first, n), &dout_QD, dweight_NK));
-        TRY(experts_backward(m, c, &p, dout_QD, tensor_row_slice(dx_ND, first, n)));
+        TRY(piece_backward(m, &at_once, &p, tensor_row_slice(x_ND, first, n),
+                           tensor_row_slice(dy_ND, first, n), tensor_row_slice(dx_ND, first, n)));
         arena_release(c->scratch, mark);
     }
-    c->split_backward = split;
     return ERR_OK;
 }
 
@@ -387,8 +395,8 @@ static Err moe_backward(const void *own, Ctx *c, const void *kept, Tensor x_ND, 
     ArenaMark mark = arena_mark(c->scratch);
     MoeRows t;
     TRY(rows_saved(m, c, save, &t));
-    TRY(c->in_pieces ? pieces_backward(m, c, &t, x_ND, dy_ND, dx_ND)
-                     : whole_backward(m, c, &t, x_ND, dy_ND, dx_ND));
+    TRY(c->mode.in_pieces ? pieces_backward(m, c, &t, x_ND, dy_ND, dx_ND)
+                          : whole_backward(m, c, &t, x_ND, dy_ND, dx_ND));
     TRY(shared_backward(m, c, save, x_ND, dy_ND, dx_ND));
     arena_release(c->scratch, mark);
     return ERR_OK;

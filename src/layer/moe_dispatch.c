@@ -46,15 +46,15 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
     void *slots = NULL;
     if (room) TRY(arena_alloc(c->scratch, room, &slots));
     rows.room = slots;
-    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moved);
+    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moves.done);
 }
 
-/* Of a call that was begun with c->moved. In a pair this is where the halves take turns. */
+/* Of a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
 static Err move_rows_end(Ctx *c)
 {
-    if (c->other_half) TRY(c->other_half(c->pair));
+    if (c->moves.other_half) TRY(c->moves.other_half(c->moves.pair));
     trace_begin("wait for rows");
-    Err err = stream_wait(c->s, c->moved);
+    Err err = stream_wait(c->s, c->moves.done);
     trace_end();
     return err;
 }
@@ -184,7 +184,7 @@ static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
         TRY(tensor_new(c->scratch, &weights, F32, group->size * x.dim[0], m->spec->topk));
         TRY(comm_all_gather(group, c->s, weights, weight, NULL));
     }
-    TRY(comm_all_gather(group, c->s, all, x, c->moved));
+    TRY(comm_all_gather(group, c->s, all, x, c->moves.done));
     TRY(move_rows_end(c));
     TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->taken_Q,
            .weight = weights, .topk = m->spec->topk));

@@ -10,13 +10,13 @@ int64_t moe_run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
 
 int64_t moe_piece_tokens(const Moe *m, const Ctx *c)
 {
-    return c->in_pieces ? moe_room_of(m, c).piece : ctx_rows(c);
+    return c->mode.in_pieces ? moe_room_of(m, c).piece : ctx_rows(c);
 }
 
 /* Pieces have places of their own, which no capacity makes smaller. */
 int64_t moe_sent_rows(const Moe *m, const Ctx *c)
 {
-    return c->in_pieces ? ctx_rows(c) * m->spec->topk : moe_room_of(m, c).sent;
+    return c->mode.in_pieces ? ctx_rows(c) * m->spec->topk : moe_room_of(m, c).sent;
 }
 
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first)
@@ -24,7 +24,7 @@ MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first
     const int64_t K = m->spec->topk, per = moe_piece_tokens(m, c), n = min64(per, t->index_NK.dim[0] - first),
                   run = moe_run_tokens(c), lists = m->spec->experts * ((n + run - 1) / run);
     MoeRows p = *t;
-    if (!c->in_pieces) return p;
+    if (!c->mode.in_pieces) return p;
     p.index_NK = tensor_row_slice(t->index_NK, first, n);
     p.weight_NK = tensor_row_slice(t->weight_NK, first, n);
     p.row_NK = tensor_row_slice(t->row_NK, first, n);

@@ -41,7 +41,7 @@ Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wid
 
 /* ---- what the router is given ---- */
 
-static bool has_noise(const Moe *m, const Ctx *c) { return m->spec->jitter > 0 && c->dropout_on; }
+static bool has_noise(const Moe *m, const Ctx *c) { return m->spec->jitter > 0 && c->mode.training; }
 
 /* y = x with the noise of these rows: so of the router's input, and so of its gradient. */
 static Err add_noise(const Moe *m, Ctx *c, Tensor y, Tensor x)
@@ -71,7 +71,7 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 {
     Tensor all, ranks, share;
     *rank = (Tensor){ 0 };
-    if (!m->spec->balance.sinkhorn || !c->dropout_on) return ERR_OK;
+    if (!m->spec->balance.sinkhorn || !c->mode.training) return ERR_OK;
     logits = tensor_of(logits.data, F32, logits.dim[0], logits.ld); /* with the padding: rows without gaps */
     TRY(moe_gather_units(c, logits, &all));
     TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->spec->experts));
@@ -110,9 +110,9 @@ static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 /* The row of a unit of the batch among those of this mixture. */
 static Tensor loads_so_far(const Ctx *c, int64_t unit)
 {
-    const Tensor all = c->loads_so_far;
+    const Tensor all = c->balance.so_far;
     const Tensor rows = tensor_reshape(all, all.dim[0] * all.dim[1], all.dim[2]);
-    return tensor_row_slice(rows, c->layer * all.dim[1] + unit, 1);
+    return tensor_row_slice(rows, c->block.layer * all.dim[1] + unit, 1);
 }
 
 /* Each unit's row is that of the unit before plus its own counts; made again, by recomputation, it is the same. */
@@ -121,7 +121,7 @@ static Err follow_loads(const Moe *m, Ctx *c, const MoeRows *t)
     const int64_t unit = m->spec->balance.unit, first = c->batch->first / unit;
     ArenaMark mark = arena_mark(c->scratch);
     Tensor own;
-    if (!m->spec->balance.global || !c->dropout_on) return ERR_OK;
+    if (!m->spec->balance.global || !c->mode.training) return ERR_OK;
     TRY(unit_loads(m, c, t, &own));
     for (int64_t u = 0; u < own.dim[0]; u++) {
         const Tensor row = tensor_row_slice(own, u, 1), sum = loads_so_far(c, first + u);
@@ -154,7 +154,7 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
 static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Tensor load)
 {
     const Balance *b = &m->spec->balance;
-    return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance_losses, .logits = t->logits_NE,
+    return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance.losses, .logits = t->logits_NE,
               .load = load, .router = m->spec->router, .step = c->step, .topk = m->spec->topk,
               .aux = b->aux / (float)c->world->cp.size, .aux_coeff = b->aux, .z = b->z, .first = first_row(c),
               .rows = unit_rows(m, c));
@@ -169,7 +169,7 @@ static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlog
         const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
         const int64_t count = min64((u + 1) * rows, end) - first - from;
         TRY(op(c->s, router_balance, .dlogits = tensor_row_slice(dlogits, from, count),
-               .losses = c->balance_losses, .logits = tensor_row_slice(t->logits_NE, from, count),
+               .losses = c->balance.losses, .logits = tensor_row_slice(t->logits_NE, from, count),
                .load = loads_so_far(c, number), .router = m->spec->router, .step = c->step,
                .topk = m->spec->topk, .aux = b->aux / (float)c->world->cp.size / (float)(number + 1),
                .aux_coeff = b->aux, .z = b->z, .rows = rows));

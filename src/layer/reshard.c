@@ -40,14 +40,14 @@ Spans context_span(ContextCut cut, int64_t seq, int ranks, int rank)
     return (Spans){ { rank * part, (2 * ranks - 1 - rank) * part }, { part, part } };
 }
 
-int64_t slice_length(const Ctx *c) { return c->batch->seq / max64(c->slice_count, 1); }
+int64_t slice_length(const Ctx *c) { return c->batch->seq / max64(c->slices.count, 1); }
 
 Spans slice_span(const Ctx *c, int s) { return spans_run(s * slice_length(c), slice_length(c)); }
 
 Spans context_at_work(const Ctx *c, ContextCut cut, int ranks, int rank)
 {
     const int64_t slice = slice_length(c);
-    return spans_behind(context_span(cut, slice, ranks, rank), c->slice * slice);
+    return spans_behind(context_span(cut, slice, ranks, rank), c->slices.at * slice);
 }
 
 int context_owner(ContextCut cut, int parts, int part)

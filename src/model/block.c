@@ -94,8 +94,6 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 {
     const Tensor in = x->sum.sum;
     Tensor mid;
-    c->context = b->context;
-    c->layer = b->index;
     TRY(save_new(c, REGION_I, &mid, &save->mid, c->dtype, in.dim[0], in.dim[1]));
     TRY(branch_forward(b, &b->mixer, c, x, &save->mixer, mid));
     return branch_forward(b, &b->ffn, c, x, &save->ffn, y);
@@ -112,7 +110,7 @@ static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bo
     const Dropout drop = ctx_dropout(c, b->spec->dropout, r->dropout_key);
     const int bias = bias_of(r);
     *out = d;
-    if (drop.threshold || c->split_backward) {
+    if (drop.threshold || c->mode.split_backward) {
         TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
@@ -157,8 +155,6 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
     ArenaMark mark = arena_mark(c->scratch);
     const int between = bias_of_stream(b, &b->mixer, c);
     Tensor dn;
-    c->context = b->context;
-    c->layer = b->index;
     TRY(tensor_new(c->scratch, &dn, c->dtype, d.dim[0], d.dim[1]));
     TRY(branch_backward(b, &b->ffn, c, &save->ffn, (NormRows){ save_get(c, save->mid), dn, d },
                         (InputSum){ .bias = between, .done = sums.done }));
@@ -170,58 +166,59 @@ Err block_backward(const Block *b, Ctx *c, const BlockSave *save, Tensor x, Tens
 
 /* ---- full recomputation ---- */
 
-/* Saves go to scratch until the end of the scope: nothing of the forward is kept, or it is made again. */
-static void saves_to_scratch(Ctx *c, Arena *kept[REGION_COUNT])
+/* Saves go to scratch: nothing of the forward is kept, or it is made again. */
+static void saves_to_scratch(Ctx *c)
 {
-    for (int r = 0; r < REGION_COUNT; r++) {
-        kept[r] = c->into[r];
-        c->into[r] = c->scratch;
-    }
+    for (int r = 0; r < REGION_COUNT; r++) c->into[r] = c->scratch;
 }
 
-static void saves_restored(Ctx *c, Arena *const kept[REGION_COUNT])
+/* The context of the stage, with the block at work. */
+static Ctx at_block(const Block *b, const Ctx *stage)
 {
-    for (int r = 0; r < REGION_COUNT; r++) c->into[r] = kept[r];
+    Ctx c = *stage;
+    c.block.context = b->context;
+    c.block.layer = b->index;
+    return c;
 }
 
 /* Under full recomputation the block's output is made at once: what it is the sum of is not kept. */
-Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y)
+Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save, Tensor y)
 {
-    ArenaMark mark = arena_mark(c->scratch);
-    if (b->spec->recompute != RECOMPUTE_FULL) {
-        TRY(block_forward(b, c, x, save, y));
-    } else {
-        Arena *kept[REGION_COUNT];
-        saves_to_scratch(c, kept);
-        TRY(block_forward(b, c, x, save, y));
-        TRY(residual_add(c, &x->sum));
+    Ctx c = at_block(b, stage);
+    ArenaMark mark = arena_mark(c.scratch);
+    const bool again = b->spec->recompute == RECOMPUTE_FULL;
+    if (again) saves_to_scratch(&c);
+    TRY(block_forward(b, &c, x, save, y));
+    if (again) {
+        TRY(residual_add(&c, &x->sum));
         x->sum = (ResidualSum){ .sum = y };
-        saves_restored(c, kept);
     }
-    segment_end(c);
-    arena_release(c->scratch, mark);
+    segment_end(stage);
+    arena_release(c.scratch, mark);
     return ERR_OK;
 }
 
 /* Under full recomputation: the block's forward once more, into scratch, then its backward from there. The output, of
  * which backward reads nothing, is not made again. */
-Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d, InputSum sums)
+static Err backward_again(const Block *b, Ctx c, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
-    if (b->spec->recompute != RECOMPUTE_FULL) return block_backward(b, c, save, x, d, sums);
-    ArenaMark mark = arena_mark(c->scratch);
+    ArenaMark mark = arena_mark(c.scratch);
     ResidualStream stream;
-    Arena *kept[REGION_COUNT];
-    Segment *g = &c->slot->segments[save->mid.segment], saved_segment = *g;
-    bool split = c->split_backward;
-    saves_to_scratch(c, kept);
-    c->split_backward = false; /* its W must follow at once: the inputs live in scratch */
-    segment_begin(c, save->mid.segment);
-    TRY(residual_stream(c, x, &stream));
-    TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
-    TRY(block_backward(b, c, save, x, d, sums));
-    c->split_backward = split;
-    saves_restored(c, kept);
+    Segment *g = &c.slot->segments[save->mid.segment], saved_segment = *g;
+    saves_to_scratch(&c);
+    c.mode.split_backward = false; /* its W must follow at once: the inputs live in scratch */
+    segment_begin(&c, save->mid.segment);
+    TRY(residual_stream(&c, x, &stream));
+    TRY(block_forward(b, &c, &stream, save, (Tensor){ 0 }));
+    TRY(block_backward(b, &c, save, x, d, sums));
     *g = saved_segment; /* where the block's output, its successor's input, still lies */
-    arena_release(c->scratch, mark);
+    arena_release(c.scratch, mark);
     return ERR_OK;
+}
+
+Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums)
+{
+    Ctx c = at_block(b, stage);
+    if (b->spec->recompute == RECOMPUTE_FULL) return backward_again(b, c, save, x, d, sums);
+    return block_backward(b, &c, save, x, d, sums);
 }

@@ -218,7 +218,7 @@ static Err run_head(const Stage *st, Ctx *c, StageSave *save, int depth, Tensor 
 }
 
 /* Depths further than the head's own that this call has: none in evaluation. */
-static int depths_now(const Stage *st, const Ctx *c) { return c->dropout_on ? stage_further(st) : 0; }
+static int depths_now(const Stage *st, const Ctx *c) { return c->mode.training ? stage_further(st) : 0; }
 
 /* What a head alone reads comes from the boundary. */
 static Err run_heads(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, Tensor sums)
@@ -328,7 +328,7 @@ Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *st
         const int blocks = st->share.layer_count;
         const Block *b = i < blocks ? &st->blocks[i] : &st->mtp[i - blocks].block;
         Ctx of_block = *c;
-        of_block.context = b->context;
+        of_block.block.context = b->context;
         TRY(slice_grads_init(&of_block, b->mixer.kind->keys(b->mixer.own, c), &(*out)[i], state));
     }
     return ERR_OK;
@@ -355,10 +355,10 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
     ASSERT(c->batch->B == 1 && c->world->size == 1);
     TRY(run_input(st, c, save, NULL, NULL, &x));
     for (int i = 0; i < st->share.layer_count; i++) {
-        c->kv = &kv[i];
-        TRY(run_block(st, c, save, i, NULL, &x));
+        Ctx with_cache = *c;
+        with_cache.block.kv = &kv[i];
+        TRY(run_block(st, &with_cache, save, i, NULL, &x));
     }
-    c->kv = NULL;
     TRY(run_final_norm(st, c, save, &x, &final_out));
     segment_end(c);
     arena_release(c->scratch, mark);

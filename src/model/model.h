@@ -153,8 +153,7 @@ Err stage_kv_init(const Stage *st, KvCache **kv, DType dtype, Arena *state, Setu
 Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Tensor logits);
 
 /* Cosines and sines [seq, columns / 2] in `state`, when a block rotates. */
-Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
-                      Tensor *sin);
+Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out);
 
 /* Of so many parameters those that a token meets: without the experts that it is not sent to. */
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
@@ -205,8 +204,8 @@ int block_bias_of_output(const Block *b, const Ctx *c);
 
 /* The same in a stage: forward as what is left of the segment that was begun, which it ends; with what the model's
  * recomputation says kept or made again. */
-Err block_run(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Tensor y);
-Err block_run_backward(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d, InputSum sums);
+Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *save, Tensor y);
+Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums);
 
 /* mtp.c. With depth and segment set; table: the embedding's, in reg. */
 Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *spec, int table, SetupArena *setup);

@@ -49,17 +49,16 @@ static double share_left(const RopeSpec *r, int columns, int64_t i, double f)
     return ramp / r->factor + (1 - ramp);
 }
 
-Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, Tensor *cos,
-                      Tensor *sin)
+Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out)
 {
     const RopeSpec *r = &spec->rope;
     const int columns = r->columns ? r->columns : spec->head_dim;
     const double magnitude = r->scaling == ROPE_YARN ? r->magnitude : 1;
     const int64_t R = columns / 2;
-    *cos = *sin = (Tensor){ 0 };
+    *out = (RopeTables){ 0 };
     if (!layer_pattern_most(&r->layers)) return ERR_OK;
-    TRY(tensor_new(state, cos, F32, spec->seq, R));
-    TRY(tensor_new(state, sin, F32, spec->seq, R));
+    TRY(tensor_new(state, &out->cos, F32, spec->seq, R));
+    TRY(tensor_new(state, &out->sin, F32, spec->seq, R));
     if (s->dev->is_null) return ERR_OK;
     float *row;
     double *frequency;
@@ -74,8 +73,8 @@ Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena
             row[i] = (float)(magnitude * m_cos((double)p * frequency[i]));
             row[R + i] = (float)(magnitude * m_sin((double)p * frequency[i]));
         }
-        TRY(device_write(s, tensor_row_slice(*cos, p, 1).data, row, R * (int64_t)sizeof *row));
-        TRY(device_write(s, tensor_row_slice(*sin, p, 1).data, row + R, R * (int64_t)sizeof *row));
+        TRY(device_write(s, tensor_row_slice(out->cos, p, 1).data, row, R * (int64_t)sizeof *row));
+        TRY(device_write(s, tensor_row_slice(out->sin, p, 1).data, row + R, R * (int64_t)sizeof *row));
     }
     return ERR_OK;
 }
