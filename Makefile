@@ -51,6 +51,10 @@ OBJ     := $(SRC:%.c=$(BUILD)/%.o) $(CXX_SRC:%.cc=$(BUILD)/%.o) $(foreach i,$(IS
 TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c)))
 # what tests link besides the library
 THREAD_RANKS := $(BUILD)/test/thread_ranks.o
+# An op without a test does not link (test/tested_op.h): test_ops has the objects of the other tests of ops, too. Each has a
+# main; a program's own comes first.
+OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast linear moe_ops ops_step) $(BUILD)/test/every_op.o
+FIRST_MAIN := -Wl,--allow-multiple-definition
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
@@ -176,8 +180,10 @@ endef
 $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
 
 $(BUILD)/test/test_%.o: CFLAGS += -Itest
+$(BUILD)/test/test_ops: $(OP_TESTS)
+$(BUILD)/test/test_ops: LDFLAGS += $(FIRST_MAIN)
 $(BUILD)/test/%: $(BUILD)/test/%.o $(THREAD_RANKS) $(BUILD)/libmegatrain.a
-	@$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@$(CC) $(CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS) $(LIBS)
 
 $(BUILD)/test/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
@@ -229,7 +235,7 @@ $(BUILD)/gpu/names.def: test/cuda bench/cuda
 	@mkdir -p $(@D)
 	@printf 'PROGRAM(%s)\n' $(GPU_NAMES) >$@
 
-$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
+$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(BUILD)/test/every_op.o $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) -I$(@D) -o $@ $(filter-out %.def,$^) $(LDFLAGS) $(LIBS)
 
@@ -272,9 +278,11 @@ $(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatra
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
 
+$(EMU)/test_cuda_elementwise: $(EMU_TESTS:$(EMU)/%=$(EMU)/test/cuda/%.o) $(BUILD)/test/every_op.o
+$(EMU)/test_cuda_elementwise: EMU_LDFLAGS += $(FIRST_MAIN)
 $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EMU_LDFLAGS) $(HOST_LIBS)
 
 $(EMU)/rooflines: $(EMU)/bench/cuda/cases.o $(EMU)/bench/cuda/cases_attention.o $(EMU)/bench/cuda/cases_moe.o $(EMU)/bench/cuda/maker.o
 $(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
