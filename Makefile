@@ -16,6 +16,7 @@
 #   make bundle     a folder that checks and times it all on a machine with a GPU (docs/gpu.md)
 #   make pictures   docs/architecture.svg, from the source
 #   make install    the program, its manual and completion, launchers and configurations; PREFIX=/usr/local
+#   make toys       the examples of docs/adding.md, added to a copy of the source and tried
 #   make figures    how easy the source is to change: edits for a key or an operation, circles, lengths
 #   make help       this text
 #
@@ -51,6 +52,10 @@ OBJ     := $(SRC:%.c=$(BUILD)/%.o) $(CXX_SRC:%.cc=$(BUILD)/%.o) $(foreach i,$(IS
 TESTS   := $(patsubst test/%.c,$(BUILD)/test/%,$(sort $(wildcard test/test_*.c)))
 # what tests link besides the library
 THREAD_RANKS := $(BUILD)/test/thread_ranks.o
+# An op without a test does not link (test/tested_op.h): test_ops has the objects of the other tests of ops, too. Each has a
+# main; a program's own comes first.
+OP_TESTS := $(patsubst %,$(BUILD)/test/test_%.o,attention cast linear moe_ops ops_step) $(BUILD)/test/every_op.o
+FIRST_MAIN := -Wl,--allow-multiple-definition
 BENCHES := $(patsubst bench/%.c,$(BUILD)/bench/%,$(sort $(wildcard bench/bench_*.c)))
 HEADERS := $(sort $(wildcard src/*/*.h))
 
@@ -137,7 +142,7 @@ FUZZ_OBJ    := $(patsubst $(BUILD)/%,$(FUZZER)/%,$(filter-out $(CXX_SRC:%.cc=$(B
 FUZZ_CFLAGS := -std=gnu17 -O1 -g -D_GNU_SOURCE -Isrc -Itest/fuzz -MMD -MP $(WARN) -Wno-unknown-pragmas -fno-omit-frame-pointer \
                -fsanitize=address,undefined -fno-sanitize-recover=all
 
-.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint pictures fmt figures hdr-check install clean
+.PHONY: all help deps deps-dev deps-launchers demo test fuzz fuzz-layouts soak cuda-headers emu-programs test-emu emu-asan emu-tsan emu-bugs test-ranks test-grid test-faults test-launchers test-files test-slow bench asan lint toys pictures fmt figures hdr-check install clean
 # objects in the middle of a chain are kept (not by .SECONDARY: a missing stamp would then build nothing anew)
 .PRECIOUS: $(FUZZER)/%.o $(BUILD)/%.o $(BUILD)/cuda/%.o $(EMU)/%.o $(EMU)/%.cu.o
 
@@ -176,8 +181,10 @@ endef
 $(foreach i,$(ISAS),$(eval $(call CPU_RULE,$(i))))
 
 $(BUILD)/test/test_%.o: CFLAGS += -Itest
+$(BUILD)/test/test_ops: $(OP_TESTS)
+$(BUILD)/test/test_ops: LDFLAGS += $(FIRST_MAIN)
 $(BUILD)/test/%: $(BUILD)/test/%.o $(THREAD_RANKS) $(BUILD)/libmegatrain.a
-	@$(CC) $(CFLAGS) -o $@ $^ $(LDFLAGS) $(LIBS)
+	@$(CC) $(CFLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(LDFLAGS) $(LIBS)
 
 $(BUILD)/test/fuzz_%: test/fuzz/fuzz_%.c test/fuzz/support.c test/fuzz/driver.c $(BUILD)/libmegatrain.a
 	@mkdir -p $(@D)
@@ -229,7 +236,7 @@ $(BUILD)/gpu/names.def: test/cuda bench/cuda
 	@mkdir -p $(@D)
 	@printf 'PROGRAM(%s)\n' $(GPU_NAMES) >$@
 
-$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
+$(BUILD)/gpu/programs: test/cuda/programs.c $(BUILD)/gpu/names.def $(GPU_OBJ) $(BUILD)/test/every_op.o $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
 	@$(CC) $(CFLAGS) -I$(@D) -o $@ $(filter-out %.def,$^) $(LDFLAGS) $(LIBS)
 
@@ -272,9 +279,11 @@ $(EMU)/megatrain: $(BUILD)/main.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatra
 	@echo "  LD $@"
 	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
 
+$(EMU)/test_cuda_elementwise: $(EMU_TESTS:$(EMU)/%=$(EMU)/test/cuda/%.o) $(BUILD)/test/every_op.o
+$(EMU)/test_cuda_elementwise: EMU_LDFLAGS += $(FIRST_MAIN)
 $(EMU_TESTS): $(EMU)/%: $(EMU)/test/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(THREAD_RANKS) $(BUILD)/libmegatrain.a
 	@echo "  LD $@"
-	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $^ $(EMU_LDFLAGS) $(HOST_LIBS)
+	@$(EMU_CXX) $(EMU_FLAGS) -o $@ $(filter %.o,$^) $(filter %.a,$^) $(EMU_LDFLAGS) $(HOST_LIBS)
 
 $(EMU)/rooflines: $(EMU)/bench/cuda/cases.o $(EMU)/bench/cuda/cases_attention.o $(EMU)/bench/cuda/cases_moe.o $(EMU)/bench/cuda/maker.o
 $(EMU_BENCHES): $(EMU)/%: $(EMU)/bench/cuda/%.o $(EMU_HOST) $(EMU_RUNTIME) $(BUILD)/libmegatrain.a
@@ -367,6 +376,10 @@ lint: deps-dev hdr-check
 	@scripts/check-layers.sh
 	@scripts/check-style.sh
 	@/usr/bin/python3 scripts/architecture.py --check
+	@scripts/toys.py --places
+
+toys: deps
+	@BUILD=$(BUILD) scripts/toys.py
 
 pictures:
 	@/usr/bin/python3 scripts/architecture.py

@@ -217,7 +217,7 @@ def branches(files):
 def op_edits():
     patterns = ["src/*/*", "cuda/*", "test/*.[ch]", "test/cuda/*", "bench/cuda/*"]
     files = {p: read(p) for g in patterns for p in sorted(glob.glob(g)) if re.search(r"\.(c|h|cu|cuh|def)$", p)}
-    forms = (rf"\b(OP|CPU|CASE)\({OP}\b|\b(cuda|make)_{OP}\(|\b(RUN|BOTH)\(\w+, {OP}\b" rf"|\{{ \"{OP}\"")
+    forms = (rf"\b(OP|CPU|CASE|BENCH)\({OP}\b|\b(cuda|make)_{OP}\(|\b(RUN|BOTH)\(\w+, {OP}\b" rf"|\{{ \"{OP}\"")
     yield f"edits for an op ({OP})", in_files(matches(files, forms))
 
 

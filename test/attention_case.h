@@ -10,8 +10,8 @@
 
 #include "base/arena.h"
 #include "base/rng.h"
-#include "device/ops.h"
 #include "test.h"
+#include "tested_op.h"
 
 enum { O, DQ, DK, DV, LSE, RESULTS };
 static const char *const result_name[] = { "o", "dq", "dk", "dv", "lse" };
@@ -190,18 +190,18 @@ static inline Err play(const Problem *p, const Cut *c, Result *r)
     Tensor sink = p->sink ? tensor_of(p->sink + h0, F32, H) : (Tensor){ 0 };
     Tensor doc = doc_of(p, c), sample = tensor_of((void *)(uintptr_t)(p->sample + c->b0), I64, c->B);
     Stream *s = device_of(c);
-    TRY(op(s, attention_fwd, .o = o, .lse = lse, .q = q, .k = k, .v = v, .sink = sink, .doc = doc,
-           .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale, .softcap = p->softcap,
-           .block = p->block, .window = p->window,
-           .dropout = p->dropout, .head0 = h0));
+    TRY(tested_op(s, attention_fwd, .o = o, .lse = lse, .q = q, .k = k, .v = v, .sink = sink, .doc = doc,
+                  .sample = sample, .q_span = c->q, .k_span = c->k, .scale = p->scale, .softcap = p->softcap,
+                  .block = p->block, .window = p->window,
+                  .dropout = p->dropout, .head0 = h0));
     move(false, c, c->q, o, r->x[O], p, p->H, h0), move(false, c, c->q, lse, r->x[LSE], p, p->H, h0);
     CHECK(guards_whole(o) && guards_whole(lse));
     if (c->forward_only) return ERR_OK;
-    TRY(op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
-           .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
-           .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window,
-           .dropout = p->dropout, .head0 = h0, .chunk = group / (p->chunks ? p->chunks : 1), .leaf = p->leaf,
-           .positions = p->T));
+    TRY(tested_op(s, attention_bwd, .dq = dq, .dk = dk, .dv = dv, .go = go, .q = q, .k = k, .v = v, .o = o,
+                  .lse = lse, .delta = delta, .doc = doc, .sample = sample, .q_span = c->q, .k_span = c->k,
+                  .scale = p->scale, .softcap = p->softcap, .block = p->block, .window = p->window,
+                  .dropout = p->dropout, .head0 = h0, .chunk = group / (p->chunks ? p->chunks : 1), .leaf = p->leaf,
+                  .positions = p->T));
     move(false, c, c->q, dq, r->x[DQ], p, p->H, h0);
     move(false, c, c->k, dk, r->x[DK], p, p->K, c->k0), move(false, c, c->k, dv, r->x[DV], p, p->K, c->k0);
     CHECK(guards_whole(dq) && guards_whole(dk) && guards_whole(dv) && guards_whole(delta));

@@ -14,7 +14,7 @@
 #include "test.h"
 
 #include "base/rng.h"
-#include "device/ops.h"
+#include "tested_op.h"
 
 enum { ENV_BUFS = 32, ENV_GUARD = 256 };
 
@@ -43,7 +43,7 @@ typedef struct {
 
 typedef void CaseFn(Env *e, const Shape *p);
 
-#define RUN(e, name, ...) OK(op(&(e)->dev.stream, name, __VA_ARGS__))
+#define RUN(e, name, ...) OK(tested_op(&(e)->dev.stream, name, __VA_ARGS__))
 #define ENV_DIMS(...) \
     (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), (const int64_t[]) { __VA_ARGS__ }
 

@@ -75,11 +75,11 @@ static void definition(const Router *r, const double *x, int64_t E, int64_t K, R
     for (int64_t k = 0; k < K; k++) out->weight[k] *= (double)r->scale / (divide ? sum : 1);
 }
 
-enum { NORMALIZE = 8, TIES = 16, GROUPS4 = 32 };
+enum { SCORE = 7, NORMALIZE = 8, TIES = 16, GROUPS4 = 32 };
 
 static Router case_router(const Shape *p)
 {
-    Router r = { .score = (RouterScore)(p->flags & 3), .normalize = !!(p->flags & NORMALIZE), .scale = 2.5f,
+    Router r = { .score = (RouterScore)(p->flags & SCORE), .normalize = !!(p->flags & NORMALIZE), .scale = 2.5f,
                  .groups = 1, .group_topk = 1 };
     if (p->flags & GROUPS4) r.groups = 4, r.group_topk = 2;
     return r;
@@ -347,7 +347,7 @@ static double balance_cost(const Router *r, const double *x, int64_t E, int64_t 
 /* Loads are counted by hand; gradients are differences of the cost. */
 static void case_balance(Env *e, const Shape *p)
 {
-    const Router r = { .score = (RouterScore)(p->flags & 3), .scale = 2, .groups = 1, .group_topk = 1 };
+    const Router r = { .score = (RouterScore)(p->flags & SCORE), .scale = 2, .groups = 1, .group_topk = 1 };
     const int64_t E = p->D, K = p->a, U = (p->N + FIRST + UNIT - 1) / UNIT;
     const float aux = p->b & 1 ? 0.5f : 0, z = p->b & 2 ? 0.25f : 0;
     const StepValues step = { .loss_scale = 4 };

@@ -1,34 +1,14 @@
 #!/usr/bin/env bash
-# The recipe for a schedule in docs/pipeline.md, word for word: put into a copy of the source it compiles without a warning,
-# is drawn and ranked, refuses the shapes that it says, and trains to the bits of one rank.
+# The recipe for a schedule in docs/adding.md, word for word: put into a copy of the source it compiles without a warning,
+# is drawn and ranked, refuses the shapes that it says, and trains to the bits of one rank. (All recipes: make toys.)
 . "$(dirname "$0")/lib.sh"
 build=${BUILD:-build}
 
 # The copy has the objects too, so that only what the recipe touches is compiled.
 mkdir -p "tree/$build"
-cp -a "$root/Makefile" "$root/main.c" "$root/src" tree
+cp -a "$root/Makefile" "$root/main.c" "$root/src" "$root/test" tree
 [ ! -d "$root/$build/src" ] || cp -a "$root/$build/src" "tree/$build"
-
-# Blocks of C under "To add a schedule". Their first line names the file; '...' parts what goes to two places of it: a row
-# stands in the table, a prototype at a header's end, the rest before the table or at the end.
-perl -0777 -e '
-    my ($section) = <STDIN> =~ /^## To add a schedule\n(.*?)(?=^## |\z)/ms or die "no section\n";
-    while ($section =~ /^```c\n(\/\* (\S+?)[:,].*?)^```$/msg) {
-        my ($block, $path) = ($1, "tree/src/pipeline/$2");
-        local @ARGV = $path;
-        my $text = <>;
-        for my $piece (split /^\.\.\.\n/m, $block) {
-            my $table = qr/^const ScheduleKind schedule_table\[\] = \{\n/m;
-            if ($piece =~ /^\s*\{/) { $text =~ s/($table)/$1$piece/ or die "$path: no table\n" }
-            elsif ($path =~ /\.h$/) { $text =~ s/(#endif\n*)\z/$piece\n$1/ or die "$path: no end\n" }
-            elsif ($text =~ $table) { $text =~ s/($table)/$piece\n$1/ }
-            else { $text .= "\n$piece" }
-        }
-        open my $out, ">", $path or die "$path: $!\n";
-        print $out $text;
-        print "$path\n";
-    }' <"$root/docs/pipeline.md" >places.txt || bad "the recipe finds its places"
-check "three files: $(xargs <places.txt)" [ "$(sort -u places.txt | wc -l)" -eq 3 ]
+check "the recipe finds its places" "$root/scripts/toys.py" --into tree "A schedule"
 make -s -C tree -j"$(nproc)" CUDA=0 BUILD="$build" EXTRA_CFLAGS=-Werror megatrain >make.log 2>&1
 check "it compiles: $(grep -m3 -E 'error|warning' make.log)" [ -x tree/megatrain ]
 mt=$work/tree/megatrain

@@ -1,4 +1,4 @@
-/* See cases.h; mixtures of experts: cases_moe.c. */
+/* The cases of products, norms, elementwise ops, loss and optimizer. See cases.h, make_case.h. */
 #include "make_case.h"
 
 #include <math.h>
@@ -9,14 +9,10 @@
 Err run_any(Stream *s, OpId id, const AnyArgs *a)
 {
     switch (id) {
-#define T(name, dims)
-#define S(type, name)
 #define OP(name, flop, args) \
     case OP_##name: return op_##name(s, &a->name);
 #include "device/ops.def"
 #undef OP
-#undef S
-#undef T
     case OP_COUNT: break;
     }
     return err_set(ERR_INTERNAL, "no op %d", (int)id);
@@ -60,9 +56,9 @@ static void linear_dims(const Maker *m, int64_t *N, int64_t *O, int64_t *I)
     *I = sizes[m->c->shape][1];
 }
 
-static Err make_linear_fwd(Maker *m, AnyArgs *any)
+BENCH(linear_fwd, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1 and GELU", FC1, 1 }, { "fc2", FC2 },
+      { "head", HEAD })
 {
-    linear_fwd_args *a = &any->linear_fwd;
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
     ONCE(y, N, O);
@@ -74,9 +70,9 @@ static Err make_linear_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_linear_dx(Maker *m, AnyArgs *any)
+BENCH(linear_dx, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc2", FC2 }, { "fc2 and GELU", FC2, 1 },
+      { "head", HEAD })
 {
-    linear_dx_args *a = &any->linear_dx;
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
     ONCE(dx, N, I);
@@ -87,9 +83,9 @@ static Err make_linear_dx(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_linear_dw(Maker *m, AnyArgs *any)
+BENCH(linear_dw, { "qkv", QKV }, { "proj", PROJ }, { "fc1", FC1 }, { "fc1, accumulated", FC1, 1 }, { "fc2", FC2 },
+      { "head", HEAD })
 {
-    linear_dw_args *a = &any->linear_dw;
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
     MAKE(dw, m->c->option ? 2 : 1, UNIFORM, F32, O, I);
@@ -101,9 +97,8 @@ static Err make_linear_dw(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_bias_grad(Maker *m, AnyArgs *any)
+BENCH(bias_grad, { "qkv", QKV }, { "fc1", FC1 })
 {
-    bias_grad_args *a = &any->bias_grad;
     int64_t N, O, I;
     linear_dims(m, &N, &O, &I);
     MAKE(dbias, 2, UNIFORM, F32, O);
@@ -115,9 +110,8 @@ static Err make_bias_grad(Maker *m, AnyArgs *any)
 
 /* ---- embedding ---- */
 
-static Err make_embedding_fwd(Maker *m, AnyArgs *any)
+BENCH(embedding_fwd, { "tokens" })
 {
-    embedding_fwd_args *a = &any->embedding_fwd;
     int64_t N = tokens_of(m);
     ONCE(y, N, m->d->D);
     UNCOUNTED(table, m->d->V, m->d->D);
@@ -126,9 +120,8 @@ static Err make_embedding_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_embedding_grad(Maker *m, AnyArgs *any)
+BENCH(embedding_grad, { "tokens" })
 {
-    embedding_grad_args *a = &any->embedding_grad;
     int64_t N = tokens_of(m);
     MAKE(dtable, 0, UNIFORM, F32, m->d->V, m->d->D);
     ONCE(dy, N, m->d->D);
@@ -140,9 +133,8 @@ static Err make_embedding_grad(Maker *m, AnyArgs *any)
 
 /* ---- norms; option: RMSNorm ---- */
 
-static Err make_norm_fwd(Maker *m, AnyArgs *any)
+BENCH(norm_fwd, { "LayerNorm" }, { "RMSNorm", .option = 1 })
 {
-    norm_fwd_args *a = &any->norm_fwd;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(y, N, D);
     if (!m->c->option) MAKE(mean, 1, UNIFORM, F32, N);
@@ -154,9 +146,8 @@ static Err make_norm_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_norm_bwd(Maker *m, AnyArgs *any)
+BENCH(norm_bwd, { "LayerNorm" }, { "RMSNorm", .option = 1 })
 {
-    norm_bwd_args *a = &any->norm_bwd;
     int64_t N = tokens_of(m), D = m->d->D;
     TWICE(dx, N, D);
     MAKE(dw, 2, UNIFORM, F32, D);
@@ -180,9 +171,8 @@ static Dropout tenth(const Maker *m)
     return m->c->option ? (Dropout){ rng_key(1, "bench"), dropout_threshold(0.1f), 1 / 0.9f } : (Dropout){ 0, 0, 1 };
 }
 
-static Err make_residual_fwd(Maker *m, AnyArgs *any)
+BENCH(residual_fwd, { "" }, { "dropout", .option = 1 })
 {
-    residual_fwd_args *a = &any->residual_fwd;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(y, N, D);
     ONCE(residual, N, D);
@@ -195,9 +185,8 @@ static Err make_residual_fwd(Maker *m, AnyArgs *any)
 }
 
 /* Without dropout: residual_fwd shows what that costs. */
-static Err make_residual_norm_fwd(Maker *m, AnyArgs *any)
+BENCH(residual_norm_fwd, { "LayerNorm" }, { "RMSNorm", .option = 1 })
 {
-    residual_norm_fwd_args *a = &any->residual_norm_fwd;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(y, N, D);
     if (!m->c->option) MAKE(mean, 1, UNIFORM, F32, N);
@@ -215,9 +204,8 @@ static Err make_residual_norm_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_residual_bwd(Maker *m, AnyArgs *any)
+BENCH(residual_bwd, { "dropout", .option = 1 })
 {
-    residual_bwd_args *a = &any->residual_bwd;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(dx, N, D);
     ONCE(dy, N, D);
@@ -227,35 +215,31 @@ static Err make_residual_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_gelu_fwd(Maker *m, AnyArgs *any)
+BENCH(gelu_fwd, { "" })
 {
-    gelu_fwd_args *a = &any->gelu_fwd;
     ONCE(y, tokens_of(m), m->d->F);
     ONCE(x, tokens_of(m), m->d->F);
     return ERR_OK;
 }
 
-static Err make_gelu_bwd(Maker *m, AnyArgs *any)
+BENCH(gelu_bwd, { "" })
 {
-    gelu_bwd_args *a = &any->gelu_bwd;
     ONCE(dx, tokens_of(m), m->d->F);
     ONCE(dy, tokens_of(m), m->d->F);
     ONCE(x, tokens_of(m), m->d->F);
     return ERR_OK;
 }
 
-static Err make_swiglu_fwd(Maker *m, AnyArgs *any)
+BENCH(swiglu_fwd, { "" })
 {
-    swiglu_fwd_args *a = &any->swiglu_fwd;
     ONCE(y, tokens_of(m), m->d->F);
     ONCE(x, tokens_of(m), 2 * m->d->F);
     a->chunk = m->d->F / 8;
     return ERR_OK;
 }
 
-static Err make_swiglu_bwd(Maker *m, AnyArgs *any)
+BENCH(swiglu_bwd, { "" })
 {
-    swiglu_bwd_args *a = &any->swiglu_bwd;
     ONCE(dx, tokens_of(m), 2 * m->d->F);
     ONCE(dy, tokens_of(m), m->d->F);
     ONCE(x, tokens_of(m), 2 * m->d->F);
@@ -263,9 +247,8 @@ static Err make_swiglu_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_clamped_swiglu_fwd(Maker *m, AnyArgs *any)
+BENCH(clamped_swiglu_fwd, { "" })
 {
-    clamped_swiglu_fwd_args *a = &any->clamped_swiglu_fwd;
     ONCE(y, tokens_of(m), m->d->F);
     ONCE(x, tokens_of(m), 2 * m->d->F);
     a->chunk = m->d->F / 8;
@@ -273,9 +256,8 @@ static Err make_clamped_swiglu_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_clamped_swiglu_bwd(Maker *m, AnyArgs *any)
+BENCH(clamped_swiglu_bwd, { "" })
 {
-    clamped_swiglu_bwd_args *a = &any->clamped_swiglu_bwd;
     ONCE(dx, tokens_of(m), 2 * m->d->F);
     ONCE(dy, tokens_of(m), m->d->F);
     ONCE(x, tokens_of(m), 2 * m->d->F);
@@ -284,31 +266,27 @@ static Err make_clamped_swiglu_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_fill_zero(Maker *m, AnyArgs *any)
+BENCH(fill_zero, { "" })
 {
-    fill_zero_args *a = &any->fill_zero;
     ONCE(x, tokens_of(m), m->d->D);
     return ERR_OK;
 }
 
-static Err make_fill_zero_acc(Maker *m, AnyArgs *any)
+BENCH(fill_zero_acc, { "all gradients" })
 {
-    fill_zero_acc_args *a = &any->fill_zero_acc;
     MAKE(x, 1, UNIFORM, F32, m->d->P);
     return ERR_OK;
 }
 
-static Err make_add_acc(Maker *m, AnyArgs *any)
+BENCH(add_acc, { "all gradients" })
 {
-    add_acc_args *a = &any->add_acc;
     MAKE(y, 1, UNIFORM, F32, m->d->P);
     MAKE(x, 1, UNIFORM, F32, m->d->P);
     return ERR_OK;
 }
 
-static Err make_cast(Maker *m, AnyArgs *any)
+BENCH(cast, { "all weights, from fp32" })
 {
-    cast_args *a = &any->cast;
     ONCE(y, m->d->P);
     MAKE(x, 1, UNIFORM, F32, m->d->P);
     return ERR_OK;
@@ -318,9 +296,8 @@ static Err make_cast(Maker *m, AnyArgs *any)
 
 enum { VOCAB_BLOCKS = 8 };
 
-static Err make_xent_stats(Maker *m, AnyArgs *any)
+BENCH(xent_stats, { "" })
 {
-    xent_stats_args *a = &any->xent_stats;
     int64_t N = tokens_of(m), V = m->d->V;
     MAKE(block_max, 1, UNIFORM, F32, N, VOCAB_BLOCKS);
     MAKE(block_sum, 1, UNIFORM, F32, N, VOCAB_BLOCKS);
@@ -332,9 +309,8 @@ static Err make_xent_stats(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_xent_loss(Maker *m, AnyArgs *any)
+BENCH(xent_loss, { "" })
 {
-    xent_loss_args *a = &any->xent_loss;
     int64_t N = tokens_of(m);
     MAKE(loss, 1, UNIFORM, F32, N);
     MAKE(row_max, 1, UNIFORM, F32, N);
@@ -346,9 +322,8 @@ static Err make_xent_loss(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_xent_bwd(Maker *m, AnyArgs *any)
+BENCH(xent_bwd, { "" })
 {
-    xent_bwd_args *a = &any->xent_bwd;
     int64_t N = tokens_of(m), V = m->d->V;
     StepValues *step;
     TWICE(logits, N, V);
@@ -362,9 +337,8 @@ static Err make_xent_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_xent_row(Maker *m, AnyArgs *any)
+BENCH(xent_row, { "" })
 {
-    xent_row_args *a = &any->xent_row;
     int64_t N = tokens_of(m), V = m->d->V;
     StepValues *step;
     MAKE(loss, 1, UNIFORM, F32, N);
@@ -378,9 +352,8 @@ static Err make_xent_row(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-static Err make_loss_sum(Maker *m, AnyArgs *any)
+BENCH(loss_sum, { "" })
 {
-    loss_sum_args *a = &any->loss_sum;
     MAKE(sums, 0, ZERO, I64, 3);
     MAKE(loss, 1, POSITIVE, F32, tokens_of(m));
     MAKE(target, 1, TOKENS, I32, tokens_of(m));
@@ -411,9 +384,8 @@ static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
     return device_write(&m->dev->stream, out->data, part, sizeof part);
 }
 
-static Err make_grad_stats(Maker *m, AnyArgs *any)
+BENCH(grad_stats, { "all gradients" })
 {
-    grad_stats_args *a = &any->grad_stats;
     MAKE(max, 0, ZERO, I64, TENSORS);
     MAKE(sumsq, 0, ZERO, I64, TENSORS, 4);
     MAKE(g, 1, UNIFORM, F32, m->d->P);
@@ -421,9 +393,8 @@ static Err make_grad_stats(Maker *m, AnyArgs *any)
     return make_parts(m, &a->parts, &a->chunks);
 }
 
-static Err make_step_finish(Maker *m, AnyArgs *any)
+BENCH(step_finish, { "" })
 {
-    step_finish_args *a = &any->step_finish;
     MAKE(max, 1, ZERO, I64, TENSORS);
     MAKE(sumsq, 1, ZERO, I64, TENSORS, 4);
     MAKE(shift, 1, ZERO, I32, TENSORS);
@@ -434,9 +405,8 @@ static Err make_step_finish(Maker *m, AnyArgs *any)
     return make_step(m, &a->step);
 }
 
-static Err make_adamw(Maker *m, AnyArgs *any)
+BENCH(adamw, { "all weights" })
 {
-    adamw_args *a = &any->adamw;
     StepValues *step;
     MAKE(w, 2, UNIFORM, F32, m->d->P);
     MAKE(m, 2, UNIFORM, F32, m->d->P);
@@ -453,115 +423,20 @@ static Err make_adamw(Maker *m, AnyArgs *any)
 
 /* ---- the list ---- */
 
-#define CASE(name, what, ...) { OP_##name, what, make_##name, __VA_ARGS__ }
+#define OP(name, flop, args) extern const OpCases bench_##name;
+#include "device/ops.def"
+#undef OP
 
-const Case bench_cases[] = {
-    CASE(linear_fwd, "qkv", QKV),
-    CASE(linear_fwd, "proj", PROJ),
-    CASE(linear_fwd, "fc1", FC1),
-    CASE(linear_fwd, "fc1 and GELU", FC1, 1),
-    CASE(linear_fwd, "fc2", FC2),
-    CASE(linear_fwd, "head", HEAD),
-    CASE(linear_dx, "qkv", QKV),
-    CASE(linear_dx, "proj", PROJ),
-    CASE(linear_dx, "fc1", FC1),
-    CASE(linear_dx, "fc2", FC2),
-    CASE(linear_dx, "fc2 and GELU", FC2, 1),
-    CASE(linear_dx, "head", HEAD),
-    CASE(linear_dw, "qkv", QKV),
-    CASE(linear_dw, "proj", PROJ),
-    CASE(linear_dw, "fc1", FC1),
-    CASE(linear_dw, "fc1, accumulated", FC1, 1),
-    CASE(linear_dw, "fc2", FC2),
-    CASE(linear_dw, "head", HEAD),
-    CASE(jitter, "", NO_SHAPE),
-    CASE(router_even, "", NO_SHAPE),
-    CASE(sinkhorn, "", NO_SHAPE),
-    CASE(router_fwd, "sigmoid", NO_SHAPE),
-    CASE(router_bwd, "sigmoid", NO_SHAPE),
-    CASE(router_count, "", NO_SHAPE),
-    CASE(router_balance, "sigmoid, z", NO_SHAPE),
-    CASE(expert_count, "", NO_SHAPE),
-    CASE(expert_bias, "", NO_SHAPE),
-    CASE(choice_drop, "half of them", NO_SHAPE),
-    CASE(room_limits, "8 ranks", NO_SHAPE),
-    CASE(permute_index, "", NO_SHAPE),
-    CASE(dispatch_offsets, "8 ranks", NO_SHAPE),
-    CASE(dispatch_choices, "1 rank", NO_SHAPE),
-    CASE(take_rows, "weighted", NO_SHAPE),
-    CASE(sum_parts, "2 parts", NO_SHAPE),
-    CASE(permute_rows, "", NO_SHAPE),
-    CASE(unpermute_rows, "weighted", NO_SHAPE),
-    CASE(unpermute_rows, "added", NO_SHAPE, 1),
-    CASE(unpermute_bwd, "", NO_SHAPE),
-    CASE(grouped_fwd, "fc1", FC1),
-    CASE(grouped_fwd, "fc2", FC2),
-    CASE(grouped_dx, "fc1", FC1),
-    CASE(grouped_dx, "fc2", FC2),
-    CASE(grouped_dw, "fc1", FC1),
-    CASE(grouped_dw, "fc2", FC2),
-    CASE(grouped_bias, "fc1", FC1),
-    CASE(grouped_bias_grad, "fc1", FC1),
-    CASE(gated_add_fwd, "", NO_SHAPE),
-    CASE(gated_add_bwd, "", NO_SHAPE),
-    CASE(attention_fwd, "causal", NO_SHAPE),
-    CASE(attention_fwd, "causal, grouped", NO_SHAPE, GROUPED),
-    CASE(attention_fwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),
-    CASE(attention_bwd, "causal", NO_SHAPE),
-    CASE(attention_bwd, "causal, grouped", NO_SHAPE, GROUPED),
-    CASE(attention_bwd, "8 documents, FLOP of 1", NO_SHAPE, DOCUMENTS),
-    CASE(attention_fwd, "causal, capped, sinks", NO_SHAPE, CAPPED),
-    CASE(attention_bwd, "causal, capped", NO_SHAPE, CAPPED),
-    CASE(sink_bwd, "", NO_SHAPE),
-    CASE(gate_fwd, "", NO_SHAPE),
-    CASE(gate_bwd, "", NO_SHAPE),
-    CASE(qkv_split, "", NO_SHAPE),
-    CASE(qkv_split, "grouped", NO_SHAPE, GROUPED),
-    CASE(qkv_merge, "", NO_SHAPE),
-    CASE(join_columns, "", NO_SHAPE),
-    CASE(mla_split, "", NO_SHAPE),
-    CASE(mla_merge, "", NO_SHAPE),
-    CASE(rope, "q", NO_SHAPE),
-    CASE(bias_grad, "qkv", QKV),
-    CASE(bias_grad, "fc1", FC1),
-    CASE(embedding_fwd, "tokens", NO_SHAPE),
-    CASE(embedding_grad, "tokens", NO_SHAPE),
-    CASE(norm_fwd, "LayerNorm", NO_SHAPE),
-    CASE(norm_fwd, "RMSNorm", NO_SHAPE, 1),
-    CASE(residual_norm_fwd, "LayerNorm", NO_SHAPE),
-    CASE(residual_norm_fwd, "RMSNorm", NO_SHAPE, 1),
-    CASE(norm_bwd, "LayerNorm", NO_SHAPE),
-    CASE(norm_bwd, "RMSNorm", NO_SHAPE, 1),
-    CASE(residual_fwd, "", NO_SHAPE),
-    CASE(residual_fwd, "dropout", NO_SHAPE, 1),
-    CASE(residual_bwd, "dropout", NO_SHAPE, 1),
-    CASE(gelu_fwd, "", NO_SHAPE),
-    CASE(gelu_bwd, "", NO_SHAPE),
-    CASE(swiglu_fwd, "", NO_SHAPE),
-    CASE(swiglu_bwd, "", NO_SHAPE),
-    CASE(clamped_swiglu_fwd, "", NO_SHAPE),
-    CASE(clamped_swiglu_bwd, "", NO_SHAPE),
-    CASE(fill_zero, "", NO_SHAPE),
-    CASE(fill_zero_acc, "all gradients", NO_SHAPE),
-    CASE(add_acc, "all gradients", NO_SHAPE),
-    CASE(cast, "all weights, from fp32", NO_SHAPE),
-    CASE(xent_stats, "", NO_SHAPE),
-    CASE(xent_loss, "", NO_SHAPE),
-    CASE(xent_bwd, "", NO_SHAPE),
-    CASE(xent_row, "", NO_SHAPE),
-    CASE(loss_sum, "", NO_SHAPE),
-    CASE(grad_stats, "all gradients", NO_SHAPE),
-    CASE(step_finish, "", NO_SHAPE),
-    CASE(adamw, "all weights", NO_SHAPE),
+const OpCases *const bench_ops[OP_COUNT] = {
+#define OP(name, flop, args) [OP_##name] = &bench_##name,
+#include "device/ops.def"
+#undef OP
 };
 
-const Case bench_square = CASE(linear_fwd, "square", PROJ);
-const int bench_case_count = sizeof bench_cases / sizeof *bench_cases;
-
-Err maker_make(Maker *m, const Case *c, AnyArgs *out)
+Err maker_make(Maker *m, OpId id, const Case *c, AnyArgs *out)
 {
     *out = (AnyArgs){ 0 };
     m->c = c;
     m->bytes = 0;
-    return c->make(m, out);
+    return bench_ops[id]->make(m, out);
 }

@@ -28,6 +28,15 @@ typedef enum {
     FILL_COUNT
 } Fill;
 
+/* Which product of the model; O outputs, I inputs. */
+typedef enum { NO_SHAPE, QKV, PROJ, FC1, FC2, HEAD } LinearShape;
+
+typedef struct {
+    const char *what;
+    LinearShape shape;
+    int option; /* as the op's make function reads it */
+} Case;
+
 enum { PATTERN_ITEMS = 1 << 22 }; /* fills repeat after so many elements */
 
 typedef struct {
@@ -35,7 +44,7 @@ typedef struct {
     Arena *arena;
     const Dims *d;
     DType dtype; /* compute */
-    const struct Case *c;
+    const Case *c;
     void *pattern[FILL_COUNT][DTYPE_COUNT]; /* device memory, where there is one; see maker_open */
     const int32_t *tokens;                  /* host copy of the token pattern */
     int64_t pattern_items, bytes;           /* bytes: of the arguments made last */
@@ -43,28 +52,18 @@ typedef struct {
 
 typedef union {
 #define OP(name, flop, args) name##_args name;
-#define T(name, dims)
-#define S(type, name)
 #include "device/ops.def"
 #undef OP
-#undef S
-#undef T
 } AnyArgs;
 
-/* Which product of the model; O outputs, I inputs. */
-typedef enum { NO_SHAPE, QKV, PROJ, FC1, FC2, HEAD } LinearShape;
+/* What is measured of an op. An op without it does not link: see BENCH (make_case.h). */
+typedef struct {
+    Err (*make)(Maker *m, AnyArgs *a); /* of m->c */
+    const Case *cases;
+    int count;
+} OpCases;
 
-typedef struct Case {
-    OpId op;
-    const char *what;
-    Err (*make)(Maker *m, AnyArgs *a);
-    LinearShape shape;
-    int option; /* of make */
-} Case;
-
-extern const Case bench_cases[];
-extern const int bench_case_count;
-extern const Case bench_square; /* linear_fwd of N = B T by D by H C */
+extern const OpCases *const bench_ops[OP_COUNT];
 
 /* Fills the patterns, in the maker's arena. pattern_items <= PATTERN_ITEMS, a multiple of T. */
 Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, int64_t pattern_items);
@@ -72,8 +71,8 @@ Err maker_open(Maker *m, Device *dev, Arena *arena, const Dims *d, DType dtype, 
 /* A dense tensor in the arena with such contents; the op moves it `times` times. */
 Err maker_tensor(Maker *m, Tensor *out, int times, Fill fill, DType t, int ndim, const int64_t *dim);
 
-/* Arguments of one case in the arena, filled; bytes in m->bytes. ERR_MEMORY. */
-Err maker_make(Maker *m, const Case *c, AnyArgs *out);
+/* Arguments of one case of an op in the arena, filled; bytes in m->bytes. ERR_MEMORY. */
+Err maker_make(Maker *m, OpId id, const Case *c, AnyArgs *out);
 
 /* The op itself, through op_begin and the device's table. */
 Err run_any(Stream *s, OpId id, const AnyArgs *a);

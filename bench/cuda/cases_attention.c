@@ -1,13 +1,14 @@
-/* Arguments of the ops of attention, for the list in cases.c. See make_case.h. */
+/* The cases of attention. See make_case.h. */
 #include <math.h>
 
 #include "make_case.h"
 
+enum { GROUPED = 1, DOCUMENTS, CAPPED }; /* Case.option */
+
 static int64_t kv_heads(const Maker *m) { return m->c->option == GROUPED ? m->d->K : m->d->H; }
 
-Err make_qkv_split(Maker *m, AnyArgs *any)
+BENCH(qkv_split, { "" }, { "grouped", .option = GROUPED })
 {
-    qkv_split_args *a = &any->qkv_split;
     int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
     ONCE(q, N, H * C);
     ONCE(k, N, K * C);
@@ -17,9 +18,8 @@ Err make_qkv_split(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_qkv_merge(Maker *m, AnyArgs *any)
+BENCH(qkv_merge, { "" })
 {
-    qkv_merge_args *a = &any->qkv_merge;
     int64_t N = tokens_of(m), H = m->d->H, K = kv_heads(m), C = m->d->C;
     ONCE(qkv, N, (H + 2 * K) * C);
     ONCE(q, N, H * C);
@@ -30,9 +30,8 @@ Err make_qkv_merge(Maker *m, AnyArgs *any)
 }
 
 /* k and v of a group's head, from two ranks. */
-Err make_join_columns(Maker *m, AnyArgs *any)
+BENCH(join_columns, { "" })
 {
-    join_columns_args *a = &any->join_columns;
     int64_t N = 2 * tokens_of(m), C = m->d->C;
     ONCE(y, N, 2, C / 2);
     ONCE(x, 2, N, C / 2);
@@ -40,9 +39,8 @@ Err make_join_columns(Maker *m, AnyArgs *any)
 }
 
 /* Heads of 2 C columns without positions, C with them, values of 2 C: as DeepSeek-V3's of 128, 64 and 128. */
-Err make_mla_split(Maker *m, AnyArgs *any)
+BENCH(mla_split, { "" })
 {
-    mla_split_args *a = &any->mla_split;
     int64_t N = tokens_of(m), H = m->d->H, C = m->d->C;
     ONCE(k, N, H, 3 * C);
     ONCE(v, N, H, 2 * C);
@@ -51,9 +49,8 @@ Err make_mla_split(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_mla_merge(Maker *m, AnyArgs *any)
+BENCH(mla_merge, { "" })
 {
-    mla_merge_args *a = &any->mla_merge;
     int64_t N = tokens_of(m), H = m->d->H, C = m->d->C;
     ONCE(kv, N, H, 4 * C);
     ONCE(pe, N, C);
@@ -63,9 +60,8 @@ Err make_mla_merge(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_rope(Maker *m, AnyArgs *any)
+BENCH(rope, { "q" })
 {
-    rope_args *a = &any->rope;
     int64_t N = tokens_of(m), R = m->d->C / 2;
     TWICE(x, N, m->d->H, m->d->C);
     MAKE(position, 1, POSITIONS, I32, N);
@@ -74,9 +70,9 @@ Err make_rope(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_attention_fwd(Maker *m, AnyArgs *any)
+BENCH(attention_fwd, { "causal" }, { "causal, grouped", .option = GROUPED },
+      { "8 documents, FLOP of 1", .option = DOCUMENTS }, { "causal, capped, sinks", .option = CAPPED })
 {
-    attention_fwd_args *a = &any->attention_fwd;
     int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
     ONCE(o, B, T, H, C);
     MAKE(lse, 1, UNIFORM, F32, B, T, H);
@@ -96,32 +92,30 @@ Err make_attention_fwd(Maker *m, AnyArgs *any)
 }
 
 /* o and lse are those of a forward pass. */
-Err make_attention_bwd(Maker *m, AnyArgs *any)
+BENCH(attention_bwd, { "causal" }, { "causal, grouped", .option = GROUPED },
+      { "8 documents, FLOP of 1", .option = DOCUMENTS }, { "causal, capped", .option = CAPPED })
 {
-    attention_bwd_args *a = &any->attention_bwd;
     int64_t B = m->d->B, T = m->d->T, H = m->d->H, K = kv_heads(m), C = m->d->C;
-    AnyArgs forward = { 0 };
-    TRY(make_attention_fwd(m, &forward));
-    const attention_fwd_args *f = &forward.attention_fwd;
-    TRY(op_attention_fwd(&m->dev->stream, f));
+    attention_fwd_args f = { 0 };
+    TRY(make_attention_fwd(m, &f));
+    TRY(op_attention_fwd(&m->dev->stream, &f));
     ONCE(dq, B, T, H, C);
     ONCE(dk, B, T, K, C);
     ONCE(dv, B, T, K, C);
     ONCE(go, B, T, H, C);
     MAKE(delta, 2, UNIFORM, F32, B, T, H);
-    a->q = f->q, a->k = f->k, a->v = f->v, a->o = f->o, a->lse = f->lse, a->sample = f->sample, a->doc = f->doc;
-    a->q_span = f->q_span, a->k_span = f->k_span;
-    a->scale = f->scale, a->softcap = f->softcap;
-    a->block = f->block;
+    a->q = f.q, a->k = f.k, a->v = f.v, a->o = f.o, a->lse = f.lse, a->sample = f.sample, a->doc = f.doc;
+    a->q_span = f.q_span, a->k_span = f.k_span;
+    a->scale = f.scale, a->softcap = f.softcap;
+    a->block = f.block;
     a->chunk = m->d->H / K;
     a->leaf = T < 128 ? T : 128;
     a->positions = T;
     return ERR_OK;
 }
 
-Err make_sink_bwd(Maker *m, AnyArgs *any)
+BENCH(sink_bwd, { "" })
 {
-    sink_bwd_args *a = &any->sink_bwd;
     int64_t N = tokens_of(m), H = m->d->H;
     ONCE(dsink, N, H);
     UNCOUNTED(sink, H);
@@ -130,9 +124,8 @@ Err make_sink_bwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_gate_fwd(Maker *m, AnyArgs *any)
+BENCH(gate_fwd, { "" })
 {
-    gate_fwd_args *a = &any->gate_fwd;
     int64_t N = tokens_of(m), F = m->d->H * m->d->C;
     ONCE(y, N, F);
     ONCE(x, N, F);
@@ -140,9 +133,8 @@ Err make_gate_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_gate_bwd(Maker *m, AnyArgs *any)
+BENCH(gate_bwd, { "" })
 {
-    gate_bwd_args *a = &any->gate_bwd;
     int64_t N = tokens_of(m), F = m->d->H * m->d->C;
     ONCE(dx, N, F);
     ONCE(dgate, N, F);

@@ -1,9 +1,8 @@
-/* Arguments of the ops of mixtures of experts, for the list in cases.c. See make_case.h. */
+/* The cases of mixtures of experts. See make_case.h. */
 #include "make_case.h"
 
-Err make_jitter(Maker *m, AnyArgs *any)
+BENCH(jitter, { "" })
 {
-    jitter_args *a = &any->jitter;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(y, N, D);
     ONCE(x, N, D);
@@ -13,9 +12,8 @@ Err make_jitter(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_router_even(Maker *m, AnyArgs *any)
+BENCH(router_even, { "" })
 {
-    router_even_args *a = &any->router_even;
     int64_t N = tokens_of(m);
     MAKE(logits, 1, ZERO, F32, N, m->d->experts);
     MAKE(position, 1, ZERO, I32, N);
@@ -26,9 +24,8 @@ Err make_router_even(Maker *m, AnyArgs *any)
 }
 
 /* A balance unit is a sample. Bytes of one round; there are as many as it takes. */
-Err make_sinkhorn(Maker *m, AnyArgs *any)
+BENCH(sinkhorn, { "" })
 {
-    sinkhorn_args *a = &any->sinkhorn;
     int64_t N = tokens_of(m);
     MAKE(rank, 2, ZERO, F32, N, m->d->experts);
     MAKE(share, 1, ZERO, F32, N);
@@ -37,9 +34,8 @@ Err make_sinkhorn(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_router_fwd(Maker *m, AnyArgs *any)
+BENCH(router_fwd, { "sigmoid" })
 {
-    router_fwd_args *a = &any->router_fwd;
     int64_t N = tokens_of(m), K = m->d->topk;
     MAKE(index, 1, ZERO, I32, N, K);
     MAKE(weight, 1, UNIFORM, F32, N, K);
@@ -48,34 +44,30 @@ Err make_router_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_router_bwd(Maker *m, AnyArgs *any)
+BENCH(router_bwd, { "sigmoid" })
 {
-    router_bwd_args *a = &any->router_bwd;
     int64_t N = tokens_of(m);
-    AnyArgs forward = { 0 };
-    TRY(make_router_fwd(m, &forward));
-    const router_fwd_args *f = &forward.router_fwd;
-    TRY(op_router_fwd(&m->dev->stream, f));
+    router_fwd_args f = { 0 };
+    TRY(make_router_fwd(m, &f));
+    TRY(op_router_fwd(&m->dev->stream, &f));
     MAKE(dlogits, 1, UNIFORM, F32, N, m->d->experts);
     MAKE(dweight, 1, UNIFORM, F32, N, m->d->topk);
-    a->logits = f->logits, a->index = f->index, a->weight = f->weight;
-    a->router = f->router;
+    a->logits = f.logits, a->index = f.index, a->weight = f.weight;
+    a->router = f.router;
     return ERR_OK;
 }
 
 /* One balance unit: the micro-batch. */
-Err make_router_count(Maker *m, AnyArgs *any)
+BENCH(router_count, { "" })
 {
-    router_count_args *a = &any->router_count;
     MAKE(load, 1, ZERO, I64, 1, m->d->experts);
     MAKE(index, 1, EXPERTS, I32, tokens_of(m), m->d->topk);
     a->rows = tokens_of(m);
     return ERR_OK;
 }
 
-Err make_router_balance(Maker *m, AnyArgs *any)
+BENCH(router_balance, { "sigmoid, z" })
 {
-    router_balance_args *a = &any->router_balance;
     int64_t N = tokens_of(m), E = m->d->experts;
     StepValues *step;
     MAKE(dlogits, 2, UNIFORM, F32, N, E);
@@ -91,17 +83,15 @@ Err make_router_balance(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_expert_count(Maker *m, AnyArgs *any)
+BENCH(expert_count, { "" })
 {
-    expert_count_args *a = &any->expert_count;
     MAKE(load, 2, ZERO, F32, m->d->experts);
     MAKE(offset, 1, ZERO, I64, m->d->experts * m->d->B + 1);
     return ERR_OK;
 }
 
-Err make_expert_bias(Maker *m, AnyArgs *any)
+BENCH(expert_bias, { "" })
 {
-    expert_bias_args *a = &any->expert_bias;
     StepValues *step;
     MAKE(bias, 2, UNIFORM, F32, m->d->experts);
     MAKE(load, 1, ZERO, F32, m->d->experts);
@@ -111,9 +101,8 @@ Err make_expert_bias(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_permute_index(Maker *m, AnyArgs *any)
+BENCH(permute_index, { "" })
 {
-    permute_index_args *a = &any->permute_index;
     int64_t N = tokens_of(m), K = m->d->topk;
     MAKE(row, 1, ZERO, I32, N, K);
     MAKE(choice, 1, ZERO, I32, N * K);
@@ -124,10 +113,9 @@ Err make_permute_index(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_dispatch_offsets(Maker *m, AnyArgs *any)
+BENCH(dispatch_offsets, { "8 ranks" })
 {
     enum { RANKS = 8 };
-    dispatch_offsets_args *a = &any->dispatch_offsets;
     const int64_t experts = RANKS * m->d->experts, X = experts * m->d->B + 1;
     MAKE(offset, 1, ZERO, I64, X);
     MAKE(all, 0, ZERO, I64, RANKS, X);
@@ -138,10 +126,9 @@ Err make_dispatch_offsets(Maker *m, AnyArgs *any)
 }
 
 /* No rows at all: as much work as with any. */
-Err make_room_limits(Maker *m, AnyArgs *any)
+BENCH(room_limits, { "8 ranks" })
 {
     enum { RANKS = 8 };
-    room_limits_args *a = &any->room_limits;
     const int64_t experts = RANKS * m->d->experts;
     MAKE(limit, 1, ZERO, I64, experts);
     MAKE(all, 1, ZERO, I64, RANKS, experts + 1);
@@ -157,19 +144,18 @@ typedef struct {
 /* The order of random choices; of its numbers, one a choice is read. */
 static Err make_order(Maker *m, RowOrder *out)
 {
-    AnyArgs any = { 0 };
+    permute_index_args a = { 0 };
     int64_t bytes = m->bytes;
-    TRY(make_permute_index(m, &any));
-    TRY(op_permute_index(&m->dev->stream, &any.permute_index));
-    *out = (RowOrder){ any.permute_index.row, any.permute_index.choice, any.permute_index.offset };
+    TRY(make_permute_index(m, &a));
+    TRY(op_permute_index(&m->dev->stream, &a));
+    *out = (RowOrder){ a.row, a.choice, a.offset };
     m->bytes = bytes + tensor_bytes(out->row);
     return ERR_OK;
 }
 
 /* Of one rank: the choices as they are. */
-Err make_dispatch_choices(Maker *m, AnyArgs *any)
+BENCH(dispatch_choices, { "1 rank" })
 {
-    dispatch_choices_args *a = &any->dispatch_choices;
     RowOrder order;
     MAKE(choice, 1, ZERO, I32, tokens_of(m) * m->d->topk);
     TRY(make_order(m, &order));
@@ -181,9 +167,8 @@ Err make_dispatch_choices(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_take_rows(Maker *m, AnyArgs *any)
+BENCH(take_rows, { "weighted" })
 {
-    take_rows_args *a = &any->take_rows;
     RowOrder order;
     int64_t N = tokens_of(m), D = m->d->D, K = m->d->topk;
     ONCE(y, N * K, D);
@@ -195,10 +180,9 @@ Err make_take_rows(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_sum_parts(Maker *m, AnyArgs *any)
+BENCH(sum_parts, { "2 parts" })
 {
     enum { PARTS = 2 };
-    sum_parts_args *a = &any->sum_parts;
     int64_t P = tokens_of(m), D = m->d->D;
     ONCE(y, P, D);
     ONCE(x, PARTS * P, D);
@@ -207,9 +191,8 @@ Err make_sum_parts(Maker *m, AnyArgs *any)
 }
 
 /* Experts of half the mean capacity; a balance unit is a sample. */
-Err make_choice_drop(Maker *m, AnyArgs *any)
+BENCH(choice_drop, { "half of them" })
 {
-    choice_drop_args *a = &any->choice_drop;
     RowOrder order;
     int64_t N = tokens_of(m), K = m->d->topk;
     MAKE(kept, 1, ZERO, I32, N, K);
@@ -221,9 +204,8 @@ Err make_choice_drop(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_permute_rows(Maker *m, AnyArgs *any)
+BENCH(permute_rows, { "" })
 {
-    permute_rows_args *a = &any->permute_rows;
     RowOrder order;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(y, N * m->d->topk, D);
@@ -234,9 +216,8 @@ Err make_permute_rows(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_unpermute_rows(Maker *m, AnyArgs *any)
+BENCH(unpermute_rows, { "weighted" }, { "added", .option = 1 })
 {
-    unpermute_rows_args *a = &any->unpermute_rows;
     RowOrder order;
     int64_t N = tokens_of(m), D = m->d->D;
     MAKE(y, m->c->option ? 2 : 1, UNIFORM, m->dtype, N, D);
@@ -248,9 +229,8 @@ Err make_unpermute_rows(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_unpermute_bwd(Maker *m, AnyArgs *any)
+BENCH(unpermute_bwd, { "" })
 {
-    unpermute_bwd_args *a = &any->unpermute_bwd;
     RowOrder order;
     int64_t N = tokens_of(m), D = m->d->D, K = m->d->topk;
     ONCE(dx, N * K, D);
@@ -271,9 +251,8 @@ static void expert_dims(const Maker *m, int64_t *O, int64_t *I)
     *I = m->c->shape == FC1 ? m->d->D : width;
 }
 
-Err make_grouped_fwd(Maker *m, AnyArgs *any)
+BENCH(grouped_fwd, { "fc1", FC1 }, { "fc2", FC2 })
 {
-    grouped_fwd_args *a = &any->grouped_fwd;
     RowOrder order;
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
@@ -286,9 +265,8 @@ Err make_grouped_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_grouped_dx(Maker *m, AnyArgs *any)
+BENCH(grouped_dx, { "fc1", FC1 }, { "fc2", FC2 })
 {
-    grouped_dx_args *a = &any->grouped_dx;
     RowOrder order;
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
@@ -301,9 +279,8 @@ Err make_grouped_dx(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_grouped_dw(Maker *m, AnyArgs *any)
+BENCH(grouped_dw, { "fc1", FC1 }, { "fc2", FC2 })
 {
-    grouped_dw_args *a = &any->grouped_dw;
     RowOrder order;
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
@@ -317,9 +294,8 @@ Err make_grouped_dw(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_grouped_bias(Maker *m, AnyArgs *any)
+BENCH(grouped_bias, { "fc1", FC1 })
 {
-    grouped_bias_args *a = &any->grouped_bias;
     RowOrder order;
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
@@ -330,9 +306,8 @@ Err make_grouped_bias(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_grouped_bias_grad(Maker *m, AnyArgs *any)
+BENCH(grouped_bias_grad, { "fc1", FC1 })
 {
-    grouped_bias_grad_args *a = &any->grouped_bias_grad;
     RowOrder order;
     int64_t P = tokens_of(m) * m->d->topk, O, I;
     expert_dims(m, &O, &I);
@@ -344,9 +319,8 @@ Err make_grouped_bias_grad(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_gated_add_fwd(Maker *m, AnyArgs *any)
+BENCH(gated_add_fwd, { "" })
 {
-    gated_add_fwd_args *a = &any->gated_add_fwd;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(y, N, D);
     ONCE(residual, N, D);
@@ -355,9 +329,8 @@ Err make_gated_add_fwd(Maker *m, AnyArgs *any)
     return ERR_OK;
 }
 
-Err make_gated_add_bwd(Maker *m, AnyArgs *any)
+BENCH(gated_add_bwd, { "" })
 {
-    gated_add_bwd_args *a = &any->gated_add_bwd;
     int64_t N = tokens_of(m), D = m->d->D;
     ONCE(dx, N, D);
     MAKE(dgate, 1, UNIFORM, F32, N, 1);

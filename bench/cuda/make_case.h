@@ -1,11 +1,27 @@
 /*
- * How cases.c, cases_attention.c and cases_moe.c make arguments. A make function reads like the op's line in ops.def:
- * ONCE and TWICE say how often a tensor moves.
+ * How cases.c, cases_attention.c and cases_moe.c define an op's cases and make their arguments:
+ *
+ *   BENCH(gelu_fwd, { "" })
+ *   {
+ *       ONCE(y, tokens_of(m), m->d->F);
+ *       ONCE(x, tokens_of(m), m->d->F);
+ *       return ERR_OK;
+ *   }
+ *
+ * The cases come first. The function (Maker *m, gelu_fwd_args *a) makes the arguments of m->c, one of them; it reads
+ * like the op's line in ops.def: ONCE and TWICE say how often a tensor moves.
  */
 #ifndef MEGATRAIN_BENCH_CUDA_MAKE_CASE_H
 #define MEGATRAIN_BENCH_CUDA_MAKE_CASE_H
 
 #include "cases.h"
+
+#define BENCH(name, ...)                                                                          \
+    static Err make_##name(Maker *m, name##_args *a);                                             \
+    static Err make_any_##name(Maker *m, AnyArgs *any) { return make_##name(m, &any->name); }     \
+    static const Case cases_##name[] = { __VA_ARGS__ };                                           \
+    const OpCases bench_##name = { make_any_##name, cases_##name, sizeof cases_##name / sizeof(Case) }; \
+    static Err make_##name(Maker *m, name##_args *a)
 
 #define MAKE(out, times, fill, t, ...)                                                                   \
     TRY(maker_tensor(m, &a->out, (times), FILL_##fill, (t),                                               \
@@ -24,50 +40,5 @@ static inline int64_t tokens_of(const Maker *m) { return m->d->B * m->d->T; }
 
 /* Step values as in the middle of a run, in device memory. */
 Err make_step(Maker *m, StepValues **out);
-
-/* ---- attention (cases_attention.c) ---- */
-
-enum { GROUPED = 1, DOCUMENTS, CAPPED }; /* Case.option */
-
-Err make_qkv_split(Maker *m, AnyArgs *any);
-Err make_qkv_merge(Maker *m, AnyArgs *any);
-Err make_join_columns(Maker *m, AnyArgs *any);
-Err make_mla_split(Maker *m, AnyArgs *any);
-Err make_mla_merge(Maker *m, AnyArgs *any);
-Err make_rope(Maker *m, AnyArgs *any);
-Err make_attention_fwd(Maker *m, AnyArgs *any);
-Err make_attention_bwd(Maker *m, AnyArgs *any);
-Err make_sink_bwd(Maker *m, AnyArgs *any);
-Err make_gate_fwd(Maker *m, AnyArgs *any);
-Err make_gate_bwd(Maker *m, AnyArgs *any);
-
-/* ---- mixtures of experts (cases_moe.c) ---- */
-
-Err make_router_fwd(Maker *m, AnyArgs *any);
-Err make_jitter(Maker *m, AnyArgs *any);
-Err make_router_even(Maker *m, AnyArgs *any);
-Err make_sinkhorn(Maker *m, AnyArgs *any);
-Err make_router_bwd(Maker *m, AnyArgs *any);
-Err make_router_count(Maker *m, AnyArgs *any);
-Err make_router_balance(Maker *m, AnyArgs *any);
-Err make_expert_count(Maker *m, AnyArgs *any);
-Err make_expert_bias(Maker *m, AnyArgs *any);
-Err make_choice_drop(Maker *m, AnyArgs *any);
-Err make_room_limits(Maker *m, AnyArgs *any);
-Err make_permute_index(Maker *m, AnyArgs *any);
-Err make_dispatch_offsets(Maker *m, AnyArgs *any);
-Err make_dispatch_choices(Maker *m, AnyArgs *any);
-Err make_take_rows(Maker *m, AnyArgs *any);
-Err make_sum_parts(Maker *m, AnyArgs *any);
-Err make_permute_rows(Maker *m, AnyArgs *any);
-Err make_unpermute_rows(Maker *m, AnyArgs *any);
-Err make_unpermute_bwd(Maker *m, AnyArgs *any);
-Err make_grouped_fwd(Maker *m, AnyArgs *any);
-Err make_grouped_dx(Maker *m, AnyArgs *any);
-Err make_grouped_dw(Maker *m, AnyArgs *any);
-Err make_grouped_bias(Maker *m, AnyArgs *any);
-Err make_grouped_bias_grad(Maker *m, AnyArgs *any);
-Err make_gated_add_fwd(Maker *m, AnyArgs *any);
-Err make_gated_add_bwd(Maker *m, AnyArgs *any);
 
 #endif

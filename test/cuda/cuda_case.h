@@ -21,8 +21,8 @@
 #include <stdarg.h>
 
 #include "base/half.h"
-#include "device/ops.h"
 #include "test.h"
+#include "tested_op.h"
 
 enum { CASE_BYTES = 24 << 20, CASE_PAIRS = 64, CASE_FILL = 0xA5, CASE_CPU = 0, CASE_GPU = 1 };
 
@@ -185,7 +185,7 @@ static inline void case_compare(CudaCase *c, const char *name)
         OK(op(case_stream(c), name, __VA_ARGS__));                                                            \
         case_side = CASE_GPU;                                                                                 \
         case_snapshot((c), (c)->before);                                                                      \
-        OK(op(case_stream(c), name, __VA_ARGS__));                                                            \
+        OK(tested_op(case_stream(c), name, __VA_ARGS__));                                                     \
         case_snapshot((c), (c)->first);                                                                       \
         OK(device_write(case_stream(c), (c)->arena[CASE_GPU].base, (c)->before, (c)->arena[CASE_GPU].used_bytes)); \
         OK(op(case_stream(c), name, __VA_ARGS__));                                                            \
