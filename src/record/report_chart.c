@@ -65,33 +65,25 @@ static int last_value(const Picture *p)
     return last;
 }
 
-/* For the values from from_x on, or for the last one of a run that ends before that. */
-static void widen(Picture *p, double from_x)
+/*
+ * Axes hold the runs' values from from_x on, or the last one of a run that ends before that; those above `most` count
+ * as it.
+ */
+static void widen(Picture *p, bool raw, double from_x, double most)
 {
-    const int last = last_value(p);
-    int first = 0;
-    if (last < 0) return;
-    while (first < last && p->points[first].x < from_x) first++;
-    svg_fit(&p->svg, p->points + first, p->count - first);
+    for (int i = 0; i < p->run_count; i++) {
+        gather(p, i, raw);
+        const int last = last_value(p);
+        int first = 0;
+        while (first < last && p->points[first].x < from_x) first++;
+        for (int k = first; k <= last; k++)
+            if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
+        svg_fit(&p->svg, p->points + first, last + 1 - first);
+    }
 }
 
 /* Are the steps' own values drawn, too? */
 static bool shows_raw(const Picture *p) { return !p->c->set && !p->c->is_set && p->run_count <= 4; }
-
-/* For the values of the steps but spikes. */
-static void widen_raw(Picture *p, double from_x)
-{
-    const double low = p->svg.low, high = p->svg.high;
-    for (int pass = 0; pass < 2; pass++) {
-        const double most = pass ? curve_most(low, high, p->svg.low) : high;
-        for (int i = 0; i < p->run_count; i++) {
-            gather(p, i, true);
-            for (int k = 0; k < p->count; k++)
-                if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
-            widen(p, from_x);
-        }
-    }
-}
 
 /* False if there is nothing to show. */
 static bool find_axes(Picture *p)
@@ -103,12 +95,13 @@ static bool find_axes(Picture *p)
     }
     const bool steep = p->c->curve == HISTORY_LOSS && !p->c->set;
     const double from_x = steep ? STEEP_PART * s->last : 0;
-    for (int i = 0; i < p->run_count; i++) {
-        gather(p, i, false);
-        widen(p, from_x);
-    }
+    widen(p, false, from_x, INFINITY);
     if (!(s->low <= s->high) || !(s->last > 0)) return false;
-    if (shows_raw(p)) widen_raw(p, from_x);
+    if (shows_raw(p)) { /* but for spikes */
+        const double low = s->low, high = s->high;
+        widen(p, true, from_x, high);
+        widen(p, true, from_x, curve_most(low, high, s->low));
+    }
     if (p->c->from_zero) s->low = fmin(s->low, 0);
     const double margin = fmax(0.05 * (s->high - s->low), 1e-3 * fabs(s->high));
     s->high += margin > 0 ? margin : 1e-3;
