@@ -13,9 +13,7 @@
 #include "base/json.h"
 #include "base/log.h"
 #include "base/units.h"
-#include "record/axis.h"
 #include "record/metrics.h"
-#include "record/svg.h"
 
 static char dir[64], jsonl[96], svg[96];
 
@@ -360,7 +358,7 @@ TEST(a_long_run_takes_no_memory_and_gives_a_small_picture)
 
     int64_t size;
     char *text = slurp(svg, &size);
-    CHECK_MSG(size < SVG_BYTES && size > 10000, "%lld", (long long)size);
+    CHECK_MSG(size < CURVE_SVG_BYTES && size > 10000, "%lld", (long long)size);
     CHECK(strstr(text, "tiny &lt;&amp;&gt; run") && strstr(text, "301 skipped steps") && strstr(text, "a&lt;b"));
     CHECK(count_of(text, "class=\"v0\"") > 128 && count_of(text, "class=\"v1\"") > 128);
     CHECK(strstr(text, "last validation loss is 3.5000 at step 300000.") && strstr(text, "on a&lt;b is 3.5000"));
@@ -388,23 +386,33 @@ static bool well_formed(const char *text)
     return depth == 0;
 }
 
+static int64_t draw(const Curve *c, char buf[CURVE_SVG_BYTES])
+{
+    FILE *f = fmemopen(buf, CURVE_SVG_BYTES, "w");
+    curve_svg(c, "x", f);
+    CHECK(!fflush(f) && !ferror(f));
+    const int64_t size = ftell(f);
+    fclose(f);
+    return size;
+}
+
 TEST(odd_pictures)
 {
-    static char buf[SVG_BYTES];
+    static char buf[CURVE_SVG_BYTES];
     static CurvePoint points[1024];
     static CurveDot dots[512];
     Curve c = { .points = points, .dots = dots };
-    CHECK(svg_curve(&c, "x", buf) == (int64_t)strlen(buf) && strstr(buf, "no finite loss") && well_formed(buf));
+    CHECK(draw(&c, buf) == (int64_t)strlen(buf) && strstr(buf, "no finite loss") && well_formed(buf));
     points[0] = (CurvePoint){ .step = 1, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
     c.count = 1;
-    CHECK(svg_curve(&c, "x", buf) > 0 && strstr(buf, "no finite loss") && well_formed(buf));
+    CHECK(draw(&c, buf) > 0 && strstr(buf, "no finite loss") && well_formed(buf));
     points[0] = (CurvePoint){ .step = 1, .count = 1, .sum = 4, .low = 4, .high = 4 };
-    CHECK(svg_curve(&c, "x", buf) > 0 && strstr(buf, ">1<") && well_formed(buf));
+    CHECK(draw(&c, buf) > 0 && strstr(buf, ">1<") && well_formed(buf));
 
     points[1] = points[2] = points[3] = points[4] = (CurvePoint){ .step = 2, .low = INFINITY, .high = -INFINITY, .skipped = 1 };
     dots[0] = (CurveDot){ .step = 5, .loss = NAN };
     c.count = 5, c.dot_count = 1, c.names = 1;
-    CHECK(svg_curve(&c, "x", buf) > 0 && well_formed(buf) && !strstr(buf, "nan"));
+    CHECK(draw(&c, buf) > 0 && well_formed(buf) && !strstr(buf, "nan"));
     CHECK_MSG(strstr(buf, "over 5 steps, 4.0000 at step 1. ") && strstr(buf, "loss is not finite at step 5. "), "%.600s", buf);
 
     /* the most there can be, with the longest numbers */
@@ -415,8 +423,45 @@ TEST(odd_pictures)
         if (i < 512) dots[i] = (CurveDot){ .step = 1000000000000, .loss = 123456.78 };
     }
     c.count = 1024, c.dot_count = 512, c.names = CURVE_NAMES;
-    for (int i = 0; i < CURVE_NAMES; i++) memset(c.name[i], '&', CURVE_NAME_BYTES - 1);
-    CHECK(svg_curve(&c, "x", buf) == (int64_t)strlen(buf) && well_formed(buf) && !strstr(buf, "nan") && !strstr(buf, "inf"));
+    for (int i = 0; i < CURVE_NAMES; i++) memset(c.name[i], '"', CURVE_NAME_BYTES - 1);
+    CHECK(draw(&c, buf) == (int64_t)strlen(buf) && well_formed(buf) && !strstr(buf, "nan") && !strstr(buf, "inf"));
+}
+
+/* Both sets of colours, each rule once in each. */
+TEST(colours_for_light_and_dark)
+{
+    char text[256] = "";
+    FILE *f = fmemopen(text, sizeof text, "w");
+    svg_rules(f, "a{fill:" SVG_INK "}b{stroke:#123456|#abcdef;x:y}");
+    fclose(f);
+    CHECK_MSG(!strcmp(text, "a{fill:#1f2328}b{stroke:#123456;x:y}\n"
+                            "@media(prefers-color-scheme:dark){a{fill:#e6edf3}b{stroke:#abcdef;x:y}}\n"), "%s", text);
+}
+
+/* A picture that does not fit is an error, not a torn file; the next one begins anew. */
+TEST(a_sheet_is_drawn_on_again)
+{
+    static SvgSheet sheet;
+    SetupArena memory;
+    int64_t size;
+    fresh_dir();
+    setup_init(&memory);
+    OK(svg_sheet_open(&sheet, &memory, 64));
+    fprintf(sheet.out, "%050d", 0);
+    OK(svg_sheet_write(&sheet, svg));
+    fprintf(sheet.out, "%0100d", 1);
+    FAILS(svg_sheet_write(&sheet, svg), ERR_INTERNAL, "too little room");
+    char *text = slurp(svg, &size);
+    CHECK(size == 50);
+    free(text);
+    fprintf(sheet.out, "%020d", 2);
+    OK(svg_sheet_write(&sheet, svg));
+    text = slurp(svg, &size);
+    CHECK(size == 20 && text[19] == '2');
+    free(text);
+    fclose(sheet.out);
+    setup_release(&memory);
+    OK(file_remove_tree(dir));
 }
 
 TEST(labels_of_an_axis)
@@ -428,8 +473,8 @@ TEST(labels_of_an_axis)
                   { 3e-3, 1e-4, "3e-3" }, { 1.05e-3, 5e-5, "1.05e-3" }, { 0.004, 1e-3, "0.004" }, { -6e-7, 2e-7, "-6e-7" },
                   { 3.5, 0.5, "3.5" }, { 2000, 500, "2k" }, { 1500000, 500000, "1.5M" } };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-        char buf[AXIS_BYTES];
-        CHECK_MSG(strcmp(axis_label(buf, cases[i].value, cases[i].distance), cases[i].label) == 0, "%s, not %s", buf, cases[i].label);
+        char buf[SVG_LABEL_BYTES];
+        CHECK_MSG(strcmp(svg_label(buf, cases[i].value, cases[i].distance), cases[i].label) == 0, "%s, not %s", buf, cases[i].label);
     }
 }
 

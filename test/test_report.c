@@ -5,7 +5,7 @@
 #include "base/log.h"
 #include "scratch.h"
 #include "record/report.h"
-#include "record/report_look.h"
+#include "record/report_pictures.h"
 
 /* Ten steps, the seventh skipped; losses on two sets after five and ten. */
 static void make_run(const char *name, const char *config)

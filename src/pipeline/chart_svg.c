@@ -9,13 +9,14 @@
 #include <math.h>
 #include <string.h>
 
+#include "base/svg.h"
 #include "pipeline/chart.h"
 
 enum {
     LEFT = 64,
     RIGHT = 24,
     TOP = 92,
-    BOTTOM = 40,
+    BOTTOM = 36,
     ROW = 30,
     BAR = 24,
     CAPTION = 30, /* above each of several runs */
@@ -31,8 +32,7 @@ typedef struct {
     const ChartRuns *runs;
     const Simulation *sim; /* the run that is drawn, */
     double top;            /* and where */
-    FILE *out;
-    double longest, width, height, scale; /* longest: of the runs; scale: pixels for a unit of time */
+    Svg svg;               /* x: time, to the end of the longest run */
     bool detail, captions;
 } Picture;
 
@@ -45,8 +45,6 @@ static int shade_of(const Schedule *s, const Action *a)
     return s->chunks <= SHADES ? schedule_chunk_of(s, a->stage)
                                : schedule_chunk_of(s, a->stage) * (SHADES - 1) / (s->chunks - 1);
 }
-
-static double x_of(const Picture *p, double time) { return LEFT + time * p->scale; }
 
 static double run_height(const Picture *p) { return (double)p->s->ranks * ROW + (p->captions ? CAPTION : 0); }
 
@@ -62,17 +60,18 @@ static int64_t compute_count(const Schedule *s)
 static void measure(Picture *p)
 {
     const Simulation *plan = p->runs->run[p->runs->runs - 1];
-    double least = INFINITY;
+    double least = INFINITY, longest = 0;
     for (int r = 0; r < p->s->ranks; r++)
         for (int i = 0; i < p->s->rank[r].count; i++) {
             const double time = plan->span[r][i].end - plan->span[r][i].start;
             if (time > 0) least = fmin(least, time);
         }
-    for (int i = 0; i < p->runs->runs; i++) p->longest = fmax(p->longest, p->runs->run[i]->makespan);
-    const double inner = fmin(fmax(p->longest / least * CELL, WIDTH_MIN), WIDTH_MAX);
-    p->scale = inner / p->longest;
-    p->width = LEFT + inner + RIGHT;
-    p->height = TOP + p->runs->runs * run_height(p) + BOTTOM;
+    for (int i = 0; i < p->runs->runs; i++) longest = fmax(longest, p->runs->run[i]->makespan);
+    const double inner = fmin(fmax(longest / least * CELL, WIDTH_MIN), WIDTH_MAX);
+    /* lines of the axis stand out of the rows */
+    p->svg = svg_frame(p->svg.out, LEFT, TOP - 6, LEFT + inner, TOP + p->runs->runs * run_height(p) + 4);
+    p->svg.last = longest;
+    p->svg.times = true;
     p->detail = compute_count(p->s) <= DETAIL;
 }
 
@@ -81,71 +80,60 @@ static void measure(Picture *p)
 static void put_title(const Picture *p)
 {
     const Schedule *s = p->s;
-    if (p->runs->title) fprintf(p->out, "%s; ", p->runs->title);
-    fprintf(p->out, "%s: %d rank%s, %d micro-batches", s->name, s->ranks, s->ranks == 1 ? "" : "s",
+    if (p->runs->title) fprintf(p->svg.out, "%s; ", p->runs->title);
+    fprintf(p->svg.out, "%s: %d rank%s, %d micro-batches", s->name, s->ranks, s->ranks == 1 ? "" : "s",
             s->microbatches);
-    if (s->slices > 1) fprintf(p->out, " in %d slices", s->slices);
-    if (s->batches > 1) fprintf(p->out, " in each of %d batches", s->batches);
-    if (s->chunks > 1) fprintf(p->out, ", %d chunks a rank", s->chunks);
-    if (s->replicas > 1) fprintf(p->out, ", two directions");
+    if (s->slices > 1) fprintf(p->svg.out, " in %d slices", s->slices);
+    if (s->batches > 1) fprintf(p->svg.out, " in each of %d batches", s->batches);
+    if (s->chunks > 1) fprintf(p->svg.out, ", %d chunks a rank", s->chunks);
+    if (s->replicas > 1) fprintf(p->svg.out, ", two directions");
 }
 
 static void put_figures(const Picture *p)
 {
     const Simulation *m = p->runs->run[0];
     if (p->runs->figures) {
-        fputs(p->runs->figures, p->out);
+        fputs(p->runs->figures, p->svg.out);
         return;
     }
-    fprintf(p->out, "time %g, of which %g idle: %.1f %% of the time, %.1f %% on top of the work", m->makespan,
-            m->bubble, 100 * m->bubble / m->makespan, 100 * m->bubble / m->ideal);
+    fprintf(p->svg.out, "time %g, of which %g idle: %.1f %% of the time, %.1f %% on top of the work",
+            m->makespan, m->bubble, 100 * m->bubble / m->makespan, 100 * m->bubble / m->ideal);
 }
 
-static void put_style(const Picture *p)
+static void put_style(FILE *out)
 {
-    fprintf(p->out,
-            "<style>\n"
-            "text{font:12px "
-            "system-ui,sans-serif;fill:#1f2328}.name{font-weight:600;font-size:15px}.dim{fill:#59636e}"
-            ".n{font-size:11px;text-anchor:middle;pointer-events:none}.paper{fill:#fff}.idle{fill:url(#h)}"
-            ".hatch{stroke:#d1d9e0;stroke-width:1.5}.back{fill:#f6f8fa}.grid{stroke:#d1d9e0;fill:none}\n"
-            ".f0{fill:#2f6fd0}.f1{fill:#5f95e2}.f2{fill:#8fb7ee}.f3{fill:#bfd7f8}\n"
-            ".b0{fill:#c25e14}.b1{fill:#dd8038}.b2{fill:#eda56b}.b3{fill:#f7cba6}\n"
-            ".i0{fill:#94700a}.i1{fill:#b58d1f}.i2{fill:#dcbb5c}.i3{fill:#f0dfa3}\n"
-            ".w0{fill:#2b7a55}.w1{fill:#4f9d77}.w2{fill:#82bf9f}.w3{fill:#b5dcc6}\n"
-            ".n0,.n1{fill:#fff}.n2,.n3{fill:#1f2328}.step{stroke:#8250df;stroke-width:2}\n");
-    fprintf(p->out,
-            "@media(prefers-color-scheme:dark){text{fill:#e6edf3}.dim{fill:#9198a1}.paper{fill:#0d1117}"
-            ".hatch,.grid{stroke:#353c45}.back{fill:#151b23}.step{stroke:#be8fff}\n"
-            ".f0{fill:#5b93ea}.f1{fill:#3f78d0}.f2{fill:#2c5aa3}.f3{fill:#1f4276}\n"
-            ".b0{fill:#ee9a55}.b1{fill:#d07a34}.b2{fill:#a35a20}.b3{fill:#774016}\n"
-            ".i0{fill:#e3c25a}.i1{fill:#c29f33}.i2{fill:#86690f}.i3{fill:#624c08}\n"
-            ".w0{fill:#63bd90}.w1{fill:#459c70}.w2{fill:#317852}.w3{fill:#235a3d}\n"
-            ".n0,.n1{fill:#0d1117}.n2,.n3{fill:#fff}}\n</style>\n"
-            "<defs><pattern id=\"h\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" "
-            "patternTransform=\"rotate(45)\"><rect class=\"back\" width=\"7\" height=\"7\"/><path "
-            "class=\"hatch\" "
-            "d=\"M0 0v7\"/></pattern></defs>\n");
+    fprintf(out, "<style>\n.n{font-size:11px;text-anchor:middle;pointer-events:none}.idle{fill:url(#h)}"
+                 ".hatch{stroke-width:1.5}.step{stroke-width:2}\n");
+    svg_rules(out, ".f0{fill:#2f6fd0|#5b93ea}.f1{fill:#5f95e2|#3f78d0}.f2{fill:#8fb7ee|#2c5aa3}"
+                   ".f3{fill:#bfd7f8|#1f4276}\n"
+                   ".b0{fill:#c25e14|#ee9a55}.b1{fill:#dd8038|#d07a34}.b2{fill:#eda56b|#a35a20}"
+                   ".b3{fill:#f7cba6|#774016}\n"
+                   ".i0{fill:#94700a|#e3c25a}.i1{fill:#b58d1f|#c29f33}.i2{fill:#dcbb5c|#86690f}"
+                   ".i3{fill:#f0dfa3|#624c08}\n"
+                   ".w0{fill:#2b7a55|#63bd90}.w1{fill:#4f9d77|#459c70}.w2{fill:#82bf9f|#317852}"
+                   ".w3{fill:#b5dcc6|#235a3d}\n"
+                   ".n0,.n1{fill:#ffffff|#0d1117}.n2,.n3{fill:#1f2328|#ffffff}.step{stroke:#8250df|#be8fff}");
+    fprintf(out, "</style>\n<defs><pattern id=\"h\" width=\"7\" height=\"7\" patternUnits=\"userSpaceOnUse\" "
+                 "patternTransform=\"rotate(45)\"><rect class=\"soft\" width=\"7\" height=\"7\"/>"
+                 "<path class=\"grid hatch\" d=\"M0 0v7\"/></pattern></defs>\n");
 }
 
 static void put_head(const Picture *p)
 {
-    fprintf(p->out,
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 %.0f %.0f\" role=\"img\" "
-            "aria-labelledby=\"t d\">\n<title id=\"t\">",
-            p->width, p->height);
+    FILE *out = p->svg.out;
+    const double width = p->svg.right + RIGHT, height = p->svg.bottom + BOTTOM;
+    svg_open(out, width, height);
     put_title(p);
-    fprintf(p->out, "</title>\n<desc id=\"d\">");
+    fprintf(out, "</title>\n<desc id=\"d\">");
     put_figures(p);
-    fprintf(p->out, "; a row for each rank, time from left to right.</desc>\n");
-    put_style(p);
-    fprintf(p->out,
-            "<rect class=\"paper\" width=\"%.0f\" height=\"%.0f\"/>\n<text class=\"name\" x=\"%d\" y=\"24\">",
-            p->width, p->height, LEFT);
+    fprintf(out, "; a row for each rank, time from left to right.</desc>\n");
+    svg_ground(out, width, height);
+    put_style(out);
+    fprintf(out, "<text class=\"name\" x=\"%d\" y=\"24\">", LEFT);
     put_title(p);
-    fprintf(p->out, "</text>\n<text x=\"%d\" y=\"44\">", LEFT);
+    fprintf(out, "</text>\n<text x=\"%d\" y=\"44\">", LEFT);
     put_figures(p);
-    fprintf(p->out, "</text>\n");
+    fprintf(out, "</text>\n");
 }
 
 static bool has_kind(const Schedule *s, ActionKind kind)
@@ -160,9 +148,9 @@ static int put_swatches(const Picture *p, int x, char class, const char *name)
 {
     const int parts = p->s->replicas > 1 ? 2 : p->s->chunks < SHADES ? p->s->chunks : SHADES;
     for (int i = 0; i < parts; i++, x += 16)
-        fprintf(p->out, "<rect class=\"%c%d\" x=\"%d\" y=\"58\" width=\"14\" height=\"14\" rx=\"2\"/>", class,
-                p->s->replicas > 1 ? 2 * i : i, x);
-    fprintf(p->out, "<text x=\"%d\" y=\"70\">%s</text>\n", x + 4, name);
+        fprintf(p->svg.out, "<rect class=\"%c%d\" x=\"%d\" y=\"58\" width=\"14\" height=\"14\" rx=\"2\"/>",
+                class, p->s->replicas > 1 ? 2 * i : i, x);
+    fprintf(p->svg.out, "<text x=\"%d\" y=\"70\">%s</text>\n", x + 4, name);
     return x + 22 + 7 * (int)strlen(name);
 }
 
@@ -172,67 +160,56 @@ static void put_legend(const Picture *p)
     int x = LEFT;
     for (int kind = ACT_F; kind <= ACT_W; kind++)
         if (has_kind(p->s, kind)) x = put_swatches(p, x, kind_class[kind], names[kind]);
-    fprintf(p->out,
+    fprintf(p->svg.out,
             "<rect class=\"idle\" x=\"%d\" y=\"58\" width=\"14\" height=\"14\" rx=\"2\"/><text x=\"%d\" "
             "y=\"70\">idle</text>\n",
             x, x + 20);
     x += 60;
     const char *shades = p->s->replicas > 1 ? "shade: direction" : "shade: chunk";
     if (p->s->replicas > 1 || p->s->chunks > 1)
-        fprintf(p->out, "<text class=\"dim\" x=\"%d\" y=\"70\">%s</text>\n", x, shades);
-}
-
-/* 1, 2 or 5 times a power of ten that leaves about ten ticks. */
-static double round_distance(double range)
-{
-    const double power = pow(10, floor(log10(range / 10)));
-    return range / 10 > 5 * power ? 10 * power : range / 10 > 2 * power ? 5 * power : 2 * power;
+        fprintf(p->svg.out, "<text class=\"dim\" x=\"%d\" y=\"70\">%s</text>\n", x, shades);
 }
 
 static void put_axis(const Picture *p)
 {
-    const double distance = round_distance(p->longest), bottom = p->height - BOTTOM;
-    for (int i = 0; i * distance <= p->longest * (1 + 1e-9); i++) {
-        const double x = x_of(p, i * distance);
-        fprintf(p->out,
-                "<path class=\"grid\" d=\"M%.1f %dV%.0f\"/><text class=\"dim\" x=\"%.1f\" y=\"%.0f\" "
-                "text-anchor=\"middle\">%g</text>\n",
-                x, TOP - 6, bottom + 4, x, bottom + 20, i * distance);
-    }
+    fprintf(p->svg.out, "<g class=\"dim\">\n");
+    svg_x_axis(&p->svg, 10, NULL);
     if (p->runs->unit)
-        fprintf(p->out, "<text class=\"dim\" x=\"%d\" y=\"%.0f\" text-anchor=\"end\">%s</text>\n", LEFT - 8,
-                bottom + 20, p->runs->unit);
+        fprintf(p->svg.out, "<text x=\"%d\" y=\"%.0f\" class=\"e\">%s</text>\n", LEFT - 8, p->svg.bottom + 17,
+                p->runs->unit);
+    fprintf(p->svg.out, "</g>\n");
 }
 
 /* ---- rows ---- */
 
 static void put_compute(const Picture *p, int rank, int i)
 {
+    FILE *out = p->svg.out;
     const Action *a = &p->s->rank[rank].action[i];
     const Span t = p->sim->span[rank][i];
     const Span *other = p->sim->span[rank];
     const bool first = a->flags & ACTION_PAIR && other[i + 1].start == t.start;
     const bool second = i > 0 && a[-1].flags & ACTION_PAIR && other[i - 1].start == t.start;
-    const double high = first || second ? BAR / 2.0 : BAR, gap = (t.end - t.start) * p->scale > 6 ? 1 : 0;
-    const double x = x_of(p, t.start), y = p->top + (double)rank * ROW + (second ? BAR / 2.0 : 0);
-    const double width = (t.end - t.start) * p->scale - gap;
+    const double x = svg_x(&p->svg, t.start), y = p->top + (double)rank * ROW + (second ? BAR / 2.0 : 0);
+    const double whole = svg_x(&p->svg, t.end) - x, width = whole > 6 ? whole - 1 : whole;
+    const double high = first || second ? BAR / 2.0 : BAR;
     const int shade = shade_of(p->s, a);
     char unit[CHART_UNIT_BYTES];
     if (!p->detail) {
-        fprintf(p->out, "<path class=\"%c%d\" d=\"M%.2f %.0fh%.2fv%.0fh-%.2fz\"/>\n", kind_class[a->kind],
-                shade, x, y, width, high, width);
+        fprintf(out, "<path class=\"%c%d\" d=\"M%.2f %.0fh%.2fv%.0fh-%.2fz\"/>\n", kind_class[a->kind], shade,
+                x, y, width, high, width);
         return;
     }
-    fprintf(p->out,
+    fprintf(out,
             "<rect class=\"%c%d\" x=\"%.2f\" y=\"%.0f\" width=\"%.2f\" height=\"%.0f\" rx=\"2\"><title>%s of "
             "unit "
             "%s, stage %d: %g to %g</title></rect>",
             kind_class[a->kind], shade, x, y, width, high, action_name(a->kind),
             chart_unit(p->s, a->microbatch, unit), a->stage, t.start, t.end);
     if (width > 5 + 6.5 * (double)strlen(unit))
-        fprintf(p->out, "<text class=\"n n%d\" x=\"%.1f\" y=\"%.1f\">%s</text>", shade, x + width / 2,
+        fprintf(out, "<text class=\"n n%d\" x=\"%.1f\" y=\"%.1f\">%s</text>", shade, x + width / 2,
                 y + high / 2 + 4, unit);
-    fputc('\n', p->out);
+    fputc('\n', out);
 }
 
 static void put_row(const Picture *p, int rank)
@@ -240,17 +217,17 @@ static void put_row(const Picture *p, int rank)
     const ActionList *list = &p->s->rank[rank];
     const double y = p->top + (double)rank * ROW;
     double now = 0;
-    fprintf(p->out, "<text x=\"%d\" y=\"%.0f\" text-anchor=\"end\">%s %d</text>\n", LEFT - 8,
-            y + BAR / 2.0 + 4, p->captions ? "pp" : "rank", rank);
-    fprintf(p->out, "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n",
-            LEFT, y, p->sim->makespan * p->scale, BAR);
+    fprintf(p->svg.out, "<text x=\"%d\" y=\"%.0f\" class=\"e\">%s %d</text>\n", LEFT - 8, y + BAR / 2.0 + 4,
+            p->captions ? "pp" : "rank", rank);
+    fprintf(p->svg.out, "<rect class=\"idle\" x=\"%d\" y=\"%.0f\" width=\"%.2f\" height=\"%d\" rx=\"2\"/>\n",
+            LEFT, y, svg_x(&p->svg, p->sim->makespan) - LEFT, BAR);
     for (int i = 0; i < list->count; i++) {
         if (action_is_compute(list->action[i].kind)) {
             put_compute(p, rank, i);
             now = p->sim->span[rank][i].end;
         } else if (list->action[i].kind == ACT_UPDATE && p->s->versions != VERSIONS_STEP) {
-            fprintf(p->out, "<path class=\"step\" d=\"M%.2f %.0fv%d\"><title>update</title></path>\n",
-                    x_of(p, now), y - 2, BAR + 4);
+            fprintf(p->svg.out, "<path class=\"step\" d=\"M%.2f %.0fv%d\"><title>update</title></path>\n",
+                    svg_x(&p->svg, now), y - 2, BAR + 4);
         }
     }
 }
@@ -260,14 +237,14 @@ static void put_run(Picture *p, int run)
     p->sim = p->runs->run[run];
     p->top = TOP + run * run_height(p) + (p->captions ? CAPTION : 0);
     if (p->captions)
-        fprintf(p->out, "<text class=\"name\" x=\"%d\" y=\"%.0f\">%s</text>\n", LEFT, p->top - 9,
+        fprintf(p->svg.out, "<text class=\"name\" x=\"%d\" y=\"%.0f\">%s</text>\n", LEFT, p->top - 9,
                 p->runs->name[run]);
     for (int r = 0; r < p->s->ranks; r++) put_row(p, r);
 }
 
 void chart_svg_runs(const Schedule *s, const ChartRuns *runs, FILE *out)
 {
-    Picture p = { .s = s, .runs = runs, .out = out, .captions = runs->name[0] };
+    Picture p = { .s = s, .runs = runs, .svg.out = out, .captions = runs->name[0] };
     measure(&p);
     put_head(&p);
     put_legend(&p);

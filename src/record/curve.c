@@ -109,3 +109,16 @@ int64_t curve_skipped(const Curve *c)
     for (int i = 0; i < c->count; i++) total += c->points[i].skipped;
     return total;
 }
+
+int curve_line(const Curve *c, bool by_tokens, bool smooth, SvgPoint out[CURVE_POINTS])
+{
+    for (int i = 0; i < c->count; i++) {
+        const CurvePoint *p = &c->points[i];
+        double y = p->count ? p->sum / (double)p->count : NAN;
+        if (smooth && !curve_smooth(c, i, &y)) y = NAN;
+        out[i] = (SvgPoint){ (double)(by_tokens ? p->tokens : p->step), y };
+    }
+    return c->count;
+}
+
+double curve_most(double low, double high, double lowest) { return high + (high - low) + 2 * (low - lowest); }

@@ -10,7 +10,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "base/arena.h"
+#include "base/svg.h"
 
 enum { CURVE_POINTS = 1024, CURVE_DOTS = 512, CURVE_NAMES = 32, CURVE_NAME_BYTES = 48 };
 
@@ -61,6 +61,20 @@ void curve_cut_name(char out[CURVE_NAME_BYTES], const char *name);
  */
 bool curve_smooth(const Curve *c, int i, double *out);
 
+/* The points as a picture draws them: means, smoothed or as they are. Returns how many. */
+int curve_line(const Curve *c, bool by_tokens, bool smooth, SvgPoint out[CURVE_POINTS]);
+
+/*
+ * How far up an axis goes for single values, when smoothed ones reach from `low` to `high` and single ones down to
+ * `lowest`: as much above as noise that reaches so far below may, and not for spikes.
+ */
+double curve_most(double low, double high, double lowest);
+
 int64_t curve_skipped(const Curve *c); /* steps */
+
+/* The losses as a picture for any browser, light or dark: loss.svg, with a title and a description for screen readers.
+ * Allocates nothing; the longest takes less than CURVE_SVG_BYTES. */
+enum { CURVE_SVG_BYTES = 320 << 10 };
+void curve_svg(const Curve *c, const char *title, FILE *out);
 
 #endif

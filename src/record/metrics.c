@@ -19,7 +19,6 @@
 #include "base/map.h"
 #include "base/units.h"
 #include "base/words.h"
-#include "record/svg.h"
 
 static const double PICTURE_EVERY_S = 30, STATUS_EVERY_S = 0.05;
 
@@ -150,7 +149,8 @@ static void event_done(Metrics *m, Err err) { count_lost(err, &m->lost_events, "
 static Err write_picture(Metrics *m)
 {
     m->picture_s = clock_s();
-    return file_replace(m->svg_path, m->picture, svg_curve(&m->curve, m->o.title, m->picture));
+    curve_svg(&m->curve, m->o.title, m->picture.out);
+    return svg_sheet_write(&m->picture, m->svg_path);
 }
 
 /* ---- the terminal ---- */
@@ -247,7 +247,7 @@ static void terminal_open(Metrics *m)
 static Err open_files(Metrics *m)
 {
     TRY(curve_open(&m->curve, &m->memory, true));
-    TRY(setup_array(&m->memory, SVG_BYTES, &m->picture));
+    TRY(svg_sheet_open(&m->picture, &m->memory, CURVE_SVG_BYTES));
     TRY_AS(ERR_STORAGE, read_earlier(m)); /* without log.jsonl too: what was undone must not stay */
     TRY_AS(ERR_STORAGE, events_cut(m->o.run_dir, m->o.resume_step));
     if (m->o.tensorboard) TRY_AS(ERR_STORAGE, events_open(&m->events, m->o.run_dir, m->o.resume_step + 1));
@@ -272,6 +272,7 @@ Err metrics_open(Metrics *m, MetricsOptions o)
     setup_init(&m->memory);
     Err err = open_files(m);
     if (err) {
+        if (m->picture.out) fclose(m->picture.out);
         setup_release(&m->memory);
         return err;
     }
@@ -327,6 +328,7 @@ Err metrics_close(Metrics *m)
     Err err = close_file(&m->jsonl, m->o.jsonl, m->lost_lines, "lines");
     if (!err) err = close_file(&m->events.file, m->o.tensorboard, m->lost_events, "events");
     if (!err) err = write_picture(m);
+    fclose(m->picture.out);
     setup_release(&m->memory);
     m->open = false;
     return err_as(err, ERR_STORAGE);

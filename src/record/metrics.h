@@ -40,8 +40,8 @@ typedef struct {
     FileWriter jsonl;
     Events events;
     int64_t lost_lines, lost_events;
-    Curve curve;                /* of the loss */
-    char *picture;              /* SVG_BYTES */
+    Curve curve; /* of the loss */
+    SvgSheet picture;
     double picture_s, status_s; /* when they were last brought up to date */
     double mean_ms;             /* of a step, the last ones counting most */
     bool live, colored;

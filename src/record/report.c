@@ -1,9 +1,5 @@
 /*
  * See report.h. In here: style and script of the page, its tables, the page. Pictures: report_chart.c, report_loads.c.
- *
- * Colours are told apart with any kind of colour vision: each two of a set are 36 or more apart in CIELAB, also as
- * simulated for protanopia, deuteranopia and tritanopia (Machado et al. 2009); each has a contrast of 3 or more to its
- * ground. They never stand alone: dashes and marks differ too.
  */
 #include "record/report.h"
 
@@ -12,17 +8,19 @@
 #include <string.h>
 #include <time.h>
 
+#include "base/svg.h"
 #include "base/units.h"
 #include "base/version.h"
-#include "record/report_look.h"
 #include "record/report_pictures.h"
 
+static const char colors[] =
+    ":root{color-scheme:light dark;--ink:" SVG_INK ";--dim:" SVG_DIM ";--paper:" SVG_PAPER ";--line:" SVG_GRID
+    ";--soft:" SVG_SOFT ";--c0:" SVG_C0 ";--c1:" SVG_C1 ";--c2:" SVG_C2 ";--c3:" SVG_C3 ";--c4:" SVG_C4
+    ";--c5:" SVG_C5 "}";
+
 static const char style[] =
-    ":root{color-scheme:light dark;--ink:#1f2328;--dim:#59636e;--paper:#fff;--line:#d1d9e0;--soft:#f6f8fa;"
-    "--c0:#003a99;--c1:#d47019;--c2:#6f976e;--c3:#b07ab7;--c4:#5e3300;--c5:#20273c}\n"
-    "@media(prefers-color-scheme:dark){:root{--ink:#e6edf3;--dim:#9da7b3;--paper:#0d1117;--line:#353c45;"
-    "--soft:#161b22;--c0:#6b95f5;--c1:#e16c24;--c2:#00ed96;--c3:#a67393;--c4:#ffe407;--c5:#dbeeff}}\n"
-    "*{box-sizing:border-box}body{margin:0 auto;padding:1.5rem clamp(.75rem,3vw,2.5rem);max-width:90rem;"
+    "*{box-sizing:border-box}body{margin:0 auto;padding:1.5rem "
+    "clamp(.75rem,3vw,2.5rem);max-width:90rem;"
     "font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper)}\n"
     "h1{font-size:1.5rem;line-height:1.25;margin:0 0 .25rem;overflow-wrap:anywhere}"
     "h2{font-size:1.1rem;margin:2rem 0 .5rem}p{margin:.25rem 0}.dim,footer{color:var(--dim)}"
@@ -54,7 +52,7 @@ static const char style[] =
     "@media(max-width:36rem){svg text{font-size:17px}}\n"
     "@media print{.read{display:none}figure,tr{break-inside:avoid}}\n";
 
-/* Values under the mouse, from the lines themselves: they are in the box's units. */
+/* Values under the mouse, from the lines themselves: they are in the box's units. 1e6 is SVG_FAR. */
 static const char script[] =
     "const names=[...document.querySelectorAll('.legend li')].map(e=>e.textContent.trim());\n"
     "for(const f of document.querySelectorAll('figure:not(.map)')){const "
@@ -78,8 +76,7 @@ static void put_name(const char *name, int run, FILE *out)
 {
     fprintf(out, "<svg class=\"key\" viewBox=\"0 0 30 12\" aria-hidden=\"true\"><path class=\"");
     report_look(out, run);
-    fprintf(out, "\" d=\"M2 6h26\"/></svg>");
-    report_text(out, name);
+    svg_text(out, "\" d=\"M2 6h26\"/></svg>", name, "");
 }
 
 /* ---- tables ---- */
@@ -101,9 +98,7 @@ static void open_table(const Page *p, const char *label, const char *caption)
     for (int i = 0; i < p->count; i++) {
         fprintf(p->out, "<th scope=\"col\">");
         put_name(p->runs[i].name, i, p->out);
-        fprintf(p->out, "<small>");
-        report_text(p->out, p->runs[i].dir);
-        fprintf(p->out, "</small></th>");
+        svg_text(p->out, "<small>", p->runs[i].dir, "</small></th>");
     }
     fprintf(p->out, "</tr></thead>\n<tbody>\n");
 }
@@ -200,9 +195,8 @@ static int series_of(const History *h, const char *set)
 
 static void put_valid_row(const Page *p, const char *set, bool best)
 {
-    fprintf(p->out, "<tr><th scope=\"row\">validation loss%s", *set ? " on " : "");
-    report_text(p->out, set);
-    fprintf(p->out, ", %s</th>", best ? "best" : "last");
+    fprintf(p->out, "<tr><th scope=\"row\">validation loss");
+    svg_text(p->out, *set ? " on " : "", set, best ? ", best</th>" : ", last</th>");
     for (int i = 0; i < p->count; i++) {
         const int series = series_of(&p->runs[i], set);
         const HistoryValid *v = &p->runs[i].valid[series < 0 ? 0 : series];
@@ -331,13 +325,11 @@ static bool met_before(const Page *p, int i, const char *key)
 
 static void put_key_row(const Page *p, const char *key)
 {
-    fprintf(p->out, "<tr><th scope=\"row\"><code>");
-    report_text(p->out, key);
-    fprintf(p->out, "</code></th>");
+    svg_text(p->out, "<tr><th scope=\"row\"><code>", key, "</code></th>");
     for (int i = 0; i < p->count; i++) {
         const char *value = history_key(&p->runs[i], key);
         fprintf(p->out, "<td>");
-        if (value && *value) report_text(p->out, value);
+        if (value && *value) svg_text(p->out, "", value, "");
         else
             fprintf(p->out, "<small>%s</small>",
                     value                  ? "empty"
@@ -436,11 +428,8 @@ static void put_notes(const Page *p)
     int notes = 0;
     for (int i = 0; i < p->count; i++)
         for (int k = 0; k < p->runs[i].note_count; k++) {
-            fprintf(p->out, "%s<li>", notes++ ? "" : "<h2>Not read whole</h2>\n<ul>");
-            report_text(p->out, p->runs[i].dir);
-            fprintf(p->out, ": ");
-            report_text(p->out, p->runs[i].notes[k]);
-            fprintf(p->out, "</li>\n");
+            svg_text(p->out, notes++ ? "<li>" : "<h2>Not read whole</h2>\n<ul><li>", p->runs[i].dir, ": ");
+            svg_text(p->out, "", p->runs[i].notes[k], "</li>\n");
         }
     if (notes) fprintf(p->out, "</ul>\n");
 }
@@ -448,10 +437,7 @@ static void put_notes(const Page *p)
 static void put_title(const Page *p)
 {
     if (p->count > 1) fprintf(p->out, "%d runs", p->count);
-    else {
-        fprintf(p->out, "Run ");
-        report_text(p->out, p->runs[0].name);
-    }
+    else svg_text(p->out, "Run ", p->runs[0].name, "");
 }
 
 void report_write(const History *runs, int count, FILE *out)
@@ -466,7 +452,9 @@ void report_write(const History *runs, int count, FILE *out)
                  "'unsafe-inline'; script-src 'unsafe-inline'\">\n"
                  "<meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n<title>");
     put_title(&p);
-    fprintf(out, "</title>\n<style>\n%s</style></head>\n<body>\n<main>\n<h1>", style);
+    fprintf(out, "</title>\n<style>\n");
+    svg_rules(out, colors);
+    fprintf(out, "%s</style></head>\n<body>\n<main>\n<h1>", style);
     put_title(&p);
     fprintf(out, "</h1>\n<p class=\"dim\">As of %s</p>\n", date);
     put_notes(&p);

@@ -10,54 +10,50 @@
 #include <string.h>
 
 #include "base/units.h"
-#include "record/axis.h"
-#include "record/report_look.h"
 #include "record/report_pictures.h"
 
-enum {
-    WIDTH = 560,
-    HEIGHT = 300,
-    LEFT = 62,
-    RIGHT = 14,
-    TOP = 12,
-    BOTTOM = 46,
-    SHORT_LINE = 12,
-    FAR_OUTSIDE = 1000000
-};
+enum { WIDTH = 560, HEIGHT = 300, SHORT_LINE = 12 };
 static const double STEEP_PART = 0.05; /* of the x axis */
 
 typedef struct {
-    double x, y; /* y NaN: a gap */
-} Point;
-
-typedef struct {
     const ReportChart *c;
-    FILE *out;
-    int number;
-    double last_x, low, high; /* axes */
-    Point points[CURVE_POINTS];
+    const History *runs;
+    int run_count;
+    Svg svg;
+    SvgPoint points[CURVE_POINTS]; /* of the run that was gathered last */
     int count;
 } Picture;
 
+/* ---- what runs look like ---- */
+
+const char *report_name(const History *runs, int count, int run)
+{
+    for (int i = 0; i < count; i++)
+        if (i != run && strcmp(runs[i].name, runs[run].name) == 0) return runs[run].dir;
+    return runs[run].name;
+}
+
+/* 12 pairs of colour and dashes, then the 12 others */
+int report_mark(int run) { return (run + run / 12) % 4; }
+
+void report_look(FILE *out, int run) { fprintf(out, "c%d k%d", run % 6, report_mark(run)); }
+
 /* ---- what is shown ---- */
 
-static bool set_is(const Curve *c, int series, const char *name) { return !strcmp(c->name[series], name); }
+static double x_of(const Picture *p, int64_t step, int64_t tokens)
+{
+    return (double)(p->c->by_tokens ? tokens : step);
+}
 
 /* The points of a run: smoothed, or as they are (`raw`), as those are always that somebody set. */
-static void gather(Picture *p, const History *h, bool raw)
+static void gather(Picture *p, int run, bool raw)
 {
-    const Curve *c = &h->curve[p->c->curve];
-    p->count = 0;
+    const Curve *c = &p->runs[run].curve[p->c->curve];
+    p->count = p->c->set ? 0 : curve_line(c, p->c->by_tokens, !raw && !p->c->is_set, p->points);
     for (int i = 0; p->c->set && i < c->dot_count; i++) {
         const CurveDot *d = &c->dots[i];
-        if (set_is(c, d->series, p->c->set))
-            p->points[p->count++] = (Point){ (double)(p->c->by_tokens ? d->tokens : d->step), d->loss };
-    }
-    for (int i = 0; !p->c->set && i < c->count; i++) {
-        const CurvePoint *s = &c->points[i];
-        double y = s->count ? s->sum / (double)s->count : NAN;
-        if (!raw && !p->c->is_set && !curve_smooth(c, i, &y)) y = NAN;
-        p->points[p->count++] = (Point){ (double)(p->c->by_tokens ? s->tokens : s->step), y };
+        if (!strcmp(c->name[d->series], p->c->set))
+            p->points[p->count++] = (SvgPoint){ x_of(p, d->step, d->tokens), d->loss };
     }
 }
 
@@ -69,213 +65,160 @@ static int last_value(const Picture *p)
     return last;
 }
 
-/* For the values from from_x on, or for the last one of a run that ends before that. */
-static void widen(Picture *p, double from_x)
+/*
+ * Axes hold the runs' values from from_x on, or the last one of a run that ends before that; those above `most` count
+ * as it.
+ */
+static void widen(Picture *p, bool raw, double from_x, double most)
 {
-    const int last = last_value(p);
-    if (last < 0) return;
-    if (p->points[last].x < from_x) from_x = p->points[last].x;
-    for (int i = 0; i < p->count; i++) {
-        const Point *q = &p->points[i];
-        if (!isfinite(q->y) || q->x < from_x) continue;
-        p->low = fmin(p->low, q->y);
-        p->high = fmax(p->high, q->y);
+    for (int i = 0; i < p->run_count; i++) {
+        gather(p, i, raw);
+        const int last = last_value(p);
+        int first = 0;
+        while (first < last && p->points[first].x < from_x) first++;
+        for (int k = first; k <= last; k++)
+            if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
+        svg_fit(&p->svg, p->points + first, last + 1 - first);
     }
 }
 
 /* Are the steps' own values drawn, too? */
-static bool shows_raw(const ReportChart *c, int count) { return !c->set && !c->is_set && count <= 4; }
-
-/* For the values of the steps but spikes. */
-static void widen_raw(Picture *p, const History *runs, int count, double from_x)
-{
-    const double low = p->low, high = p->high;
-    for (int pass = 0; pass < 2; pass++) {
-        const double most = pass ? axis_most(low, high, p->low) : high;
-        for (int i = 0; i < count; i++) {
-            gather(p, &runs[i], true);
-            for (int k = 0; k < p->count; k++)
-                if (p->points[k].y > most) p->points[k].y = most; /* (NaN: a gap still) */
-            widen(p, from_x);
-        }
-    }
-}
+static bool shows_raw(const Picture *p) { return !p->c->set && !p->c->is_set && p->run_count <= 4; }
 
 /* False if there is nothing to show. */
-static bool find_axes(Picture *p, const History *runs, int count)
+static bool find_axes(Picture *p)
 {
-    p->low = INFINITY, p->high = -INFINITY, p->last_x = 0;
-    for (int i = 0; i < count; i++) {
-        gather(p, &runs[i], false);
-        if (p->count) p->last_x = fmax(p->last_x, p->points[p->count - 1].x);
+    Svg *s = &p->svg;
+    for (int i = 0; i < p->run_count; i++) {
+        gather(p, i, false);
+        if (p->count) s->last = fmax(s->last, p->points[p->count - 1].x);
     }
     const bool steep = p->c->curve == HISTORY_LOSS && !p->c->set;
-    const double from_x = steep ? STEEP_PART * p->last_x : 0;
-    for (int i = 0; i < count; i++) {
-        gather(p, &runs[i], false);
-        widen(p, from_x);
+    const double from_x = steep ? STEEP_PART * s->last : 0;
+    widen(p, false, from_x, INFINITY);
+    if (!(s->low <= s->high) || !(s->last > 0)) return false;
+    if (shows_raw(p)) { /* but for spikes */
+        const double low = s->low, high = s->high;
+        widen(p, true, from_x, high);
+        widen(p, true, from_x, curve_most(low, high, s->low));
     }
-    if (!(p->low <= p->high) || !(p->last_x > 0)) return false;
-    if (shows_raw(p->c, count)) widen_raw(p, runs, count, from_x);
-    if (p->c->from_zero) p->low = fmin(p->low, 0);
-    const double margin = fmax(0.05 * (p->high - p->low), 1e-3 * fabs(p->high));
-    p->high += margin > 0 ? margin : 1e-3;
-    if (!p->c->from_zero || p->low < 0) p->low -= margin > 0 ? margin : 1e-3;
-    return isfinite(p->high - p->low);
-}
-
-static double x_of(const Picture *p, double x) { return LEFT + (WIDTH - LEFT - RIGHT) * x / p->last_x; }
-
-/* Far outside values are pulled in: the clip hides them, and the page's script knows 1e6. */
-static double y_of(const Picture *p, double y)
-{
-    const double at = TOP + (HEIGHT - TOP - BOTTOM) * (p->high - y) / (p->high - p->low);
-    return fmin(fmax(at, -FAR_OUTSIDE), FAR_OUTSIDE);
+    if (p->c->from_zero) s->low = fmin(s->low, 0);
+    const double margin = fmax(0.05 * (s->high - s->low), 1e-3 * fabs(s->high));
+    s->high += margin > 0 ? margin : 1e-3;
+    if (!p->c->from_zero || s->low < 0) s->low -= margin > 0 ? margin : 1e-3;
+    return isfinite(s->high - s->low);
 }
 
 /* ---- drawing ---- */
 
-static void put_axes(const Picture *p)
+/* The beginning of a path that looks as the run does. */
+static void open_path(const Picture *p, const char *class, int run)
 {
-    char label[AXIS_BYTES];
-    double d = axis_distance(p->high - p->low, 7);
-    for (double k = ceil(p->low / d); k * d <= p->high; k++)
-        fprintf(p->out,
-                "<path class=\"grid\" d=\"M%d %.1fH%d\"/><text x=\"%d\" y=\"%.1f\" class=\"e\">%s</text>\n",
-                LEFT, y_of(p, k * d), WIDTH - RIGHT, LEFT - 7, y_of(p, k * d) + 4,
-                axis_label(label, k * d, d));
-    d = fmax(1, axis_distance(p->last_x, 5));
-    for (double k = 0; k * d <= p->last_x * (1 + 1e-9); k++)
-        fprintf(p->out,
-                "<path class=\"grid\" d=\"M%.1f %dV%d\"/><text x=\"%.1f\" y=\"%d\" class=\"m\">%s</text>\n",
-                x_of(p, k * d), TOP, HEIGHT - BOTTOM, x_of(p, k * d), HEIGHT - BOTTOM + 17,
-                axis_label(label, k * d, d));
-    fprintf(p->out, "<text x=\"%d\" y=\"%d\" class=\"m\">%s</text>\n", (LEFT + WIDTH - RIGHT) / 2, HEIGHT - 6,
-            p->c->by_tokens ? "tokens" : "step");
+    fprintf(p->svg.out, "<path class=\"%s ", class);
+    report_look(p->svg.out, run);
+    fprintf(p->svg.out, "\" ");
 }
 
 static void put_path(const Picture *p, const char *class, int run)
 {
-    bool pen_down = false;
-    fprintf(p->out, "<path class=\"%s ", class);
-    report_look(p->out, run);
-    fprintf(p->out, "\" data-run=\"%d\" d=\"", run);
-    for (int i = 0; i < p->count; i++) {
-        const Point *q = &p->points[i];
-        const bool have = isfinite(q->y);
-        if (have && !pen_down) /* a lone point becomes visible by the round line cap */
-            fprintf(p->out, "M%.2f %.2fh0L", x_of(p, q->x), y_of(p, q->y));
-        if (have) fprintf(p->out, "%s%.2f %.2f", pen_down ? " " : "", x_of(p, q->x), y_of(p, q->y));
-        pen_down = have;
-    }
-    fprintf(p->out, "\"/>\n");
+    open_path(p, class, run);
+    fprintf(p->svg.out, "data-run=\"%d\" d=\"", run);
+    svg_line(&p->svg, p->points, p->count);
+    fprintf(p->svg.out, "\"/>\n");
 }
 
-static void put_marks(const Picture *p, int run)
+/* On the points from the first on. */
+static void put_marks(const Picture *p, int first, int run)
 {
-    fprintf(p->out, "<path class=\"mark ");
-    report_look(p->out, run);
-    fprintf(p->out, "\" d=\"");
-    for (int i = 0; i < p->count; i++)
-        if (isfinite(p->points[i].y))
-            fprintf(p->out, "M%.2f %.2f%s", x_of(p, p->points[i].x), y_of(p, p->points[i].y),
-                    axis_mark(report_mark(run)));
-    fprintf(p->out, "\"/>\n");
+    open_path(p, "mark", run);
+    fprintf(p->svg.out, "d=\"");
+    for (const SvgPoint *q = p->points + first; q < p->points + p->count; q++)
+        if (isfinite(q->y))
+            fprintf(p->svg.out, "M%.2f %.2f%s", svg_x(&p->svg, q->x), svg_y(&p->svg, q->y),
+                    svg_mark(report_mark(run)));
+    fprintf(p->svg.out, "\"/>\n");
 }
 
-/* A line that is too short to be seen, or to tell whose it is, ends in its mark. */
-static void put_short(const Picture *p, int run)
+/* Is the line too short to be seen, or to tell whose it is? */
+static bool is_short(const Picture *p, int last)
 {
-    const int last = last_value(p);
-    if (last < 0 || x_of(p, p->points[last].x) - x_of(p, p->points[0].x) > SHORT_LINE) return;
-    fprintf(p->out, "<path class=\"mark ");
-    report_look(p->out, run);
-    fprintf(p->out, "\" d=\"M%.2f %.2f%s\"/>\n", x_of(p, p->points[last].x), y_of(p, p->points[last].y),
-            axis_mark(report_mark(run)));
+    return svg_x(&p->svg, p->points[last].x) - svg_x(&p->svg, p->points[0].x) <= SHORT_LINE;
 }
 
-static void put_skipped(const Picture *p, const History *runs, int count, int run)
+static void put_skipped(const Picture *p, int run)
 {
-    const Curve *c = &runs[run].curve[HISTORY_LOSS];
+    const Curve *c = &p->runs[run].curve[HISTORY_LOSS];
     const int64_t total = curve_skipped(c);
     if (!total) return;
-    fprintf(p->out, "<path class=\"skip ");
-    report_look(p->out, run);
-    fprintf(p->out, "\" d=\"");
-    for (int i = 0; i < c->count; i++)
-        if (c->points[i].skipped)
-            fprintf(p->out, "M%.1f %dv-9",
-                    x_of(p, (double)(p->c->by_tokens ? c->points[i].tokens : c->points[i].step)),
-                    HEIGHT - BOTTOM);
-    fprintf(p->out, "\"><title>");
-    report_text(p->out, report_name(runs, count, run));
-    fprintf(p->out, ": %lld skipped step%s</title></path>\n", (long long)total, total == 1 ? "" : "s");
+    open_path(p, "skip", run);
+    fprintf(p->svg.out, "d=\"");
+    for (const CurvePoint *q = c->points; q < c->points + c->count; q++)
+        if (q->skipped)
+            fprintf(p->svg.out, "M%.1f %gv-9", svg_x(&p->svg, x_of(p, q->step, q->tokens)), p->svg.bottom);
+    svg_text(p->svg.out, "\"><title>", report_name(p->runs, p->run_count, run), ": ");
+    fprintf(p->svg.out, "%lld skipped step%s</title></path>\n", (long long)total, total == 1 ? "" : "s");
 }
 
-static void put_run(Picture *p, const History *runs, int count, int run, bool raw)
+static void put_run(Picture *p, int run)
 {
-    const History *h = &runs[run];
-    if (raw) {
-        gather(p, h, true);
+    if (shows_raw(p)) {
+        gather(p, run, true);
         put_path(p, "raw", run);
     }
-    gather(p, h, false);
+    gather(p, run, false);
     put_path(p, "line", run);
-    if (p->c->set) put_marks(p, run);
-    else put_short(p, run);
-    if (p->c->mark_skipped) put_skipped(p, runs, count, run);
+    const int last = last_value(p);
+    if (p->c->set) put_marks(p, 0, run);
+    else if (last >= 0 && is_short(p, last)) put_marks(p, last, run);
+    if (p->c->mark_skipped) put_skipped(p, run);
 }
 
-static void put_description(Picture *p, const History *runs, int count)
+static void put_description(Picture *p)
 {
+    FILE *out = p->svg.out;
     char value[UNITS_BYTES], at[UNITS_BYTES];
-    fprintf(p->out, "<desc id=\"d%d\">", p->number);
-    for (int i = 0; i < count; i++) {
-        gather(p, &runs[i], false);
+    for (int i = 0; i < p->run_count; i++) {
+        gather(p, i, false);
         const int last = last_value(p);
-        report_text(p->out, report_name(runs, count, i));
-        if (last < 0) fprintf(p->out, ": no value. ");
-        else {
+        svg_text(out, "", report_name(p->runs, p->run_count, i), last < 0 ? ": no value. " : ": ");
+        if (last >= 0) {
             const double y = p->points[last].y;
             if (fabs(y) < 1e4) snprintf(value, sizeof value, "%.5g", y);
-            fprintf(p->out, ": %s at %s %s. ", fabs(y) < 1e4 ? value : units_count(value, y),
+            fprintf(out, "%s at %s %s. ", fabs(y) < 1e4 ? value : units_count(value, y),
                     p->c->by_tokens ? "token" : "step", units_count(at, p->points[last].x));
         }
     }
-    fprintf(p->out, "</desc>\n");
 }
 
 static void put_title(const ReportChart *c, FILE *out)
 {
     fprintf(out, "%s", c->title);
-    if (c->set && *c->set) {
-        fprintf(out, " on ");
-        report_text(out, c->set);
-    }
+    if (c->set && *c->set) svg_text(out, " on ", c->set, "");
     fprintf(out, " by %s", c->by_tokens ? "tokens" : "step");
 }
 
 void report_chart(const ReportChart *c, const History *runs, int count, int number, FILE *out)
 {
-    Picture p = { .c = c, .out = out, .number = number };
-    if (!find_axes(&p, runs, count)) return;
+    Picture p = {
+        .c = c, .runs = runs, .run_count = count, .svg = svg_frame(out, 62, 12, WIDTH - 14, HEIGHT - 46)
+    };
+    Svg *s = &p.svg;
+    if (!find_axes(&p)) return;
     fprintf(out, "<figure><figcaption>");
     put_title(c, out);
     fprintf(out,
             "</figcaption>\n<svg viewBox=\"0 0 %d %d\" role=\"img\" aria-labelledby=\"t%d d%d\" "
-            "data-box=\"%d %d %d "
-            "%d\" data-axes=\"%.9g %.9g %.9g\">\n<title id=\"t%d\">",
-            WIDTH, HEIGHT, number, number, LEFT, TOP, WIDTH - RIGHT, HEIGHT - BOTTOM, p.last_x, p.low, p.high,
+            "data-box=\"%g %g %g %g\" data-axes=\"%.9g %.9g %.9g\">\n<title id=\"t%d\">",
+            WIDTH, HEIGHT, number, number, s->left, s->top, s->right, s->bottom, s->last, s->low, s->high,
             number);
     put_title(c, out);
-    fprintf(out, "</title>\n");
-    put_description(&p, runs, count);
-    put_axes(&p);
-    fprintf(out,
-            "<clipPath id=\"k%d\"><rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"%d\"/></clipPath>\n"
-            "<g clip-path=\"url(#k%d)\">\n",
-            number, LEFT, TOP, WIDTH - LEFT - RIGHT + 6, HEIGHT - TOP - BOTTOM, number);
-    for (int i = 0; i < count; i++) put_run(&p, runs, count, i, shows_raw(c, count));
+    fprintf(out, "</title>\n<desc id=\"d%d\">", number);
+    put_description(&p);
+    fprintf(out, "</desc>\n");
+    svg_y_axis(s, 7);
+    svg_x_axis(s, 5, c->by_tokens ? "tokens" : "step");
+    svg_clip(s, number, 6);
+    for (int i = 0; i < count; i++) put_run(&p, i);
     fprintf(out, "</g>\n<path class=\"cursor\" d=\"\"/>\n</svg>\n<p class=\"read\" "
                  "aria-hidden=\"true\"></p></figure>\n");
 }

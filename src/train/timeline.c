@@ -8,10 +8,11 @@
 
 #include "base/file.h"
 #include "base/rank_list.h"
+#include "base/svg.h"
 #include "base/trace.h"
 #include "pipeline/chart.h"
 
-enum { PIECE_BYTES = 64 << 10, LINE_BYTES = 320, STDIO_BYTES = 4096 };
+enum { PIECE_BYTES = 64 << 10, LINE_BYTES = 320 };
 
 /* What a rank answers, and what rank 0 makes of it. */
 typedef struct {
@@ -38,10 +39,8 @@ struct Timeline {
     Simulation measured; /* ms */
     Simulator *simulator;
     StageCost *costs; /* [stages] ms */
-    char *picture;
-    int64_t picture_bytes;
-    FILE *out; /* into picture */
-    char stdio[STDIO_BYTES], json_path[PATH_MAX], svg_path[PATH_MAX];
+    SvgSheet picture;
+    char json_path[PATH_MAX], svg_path[PATH_MAX];
 };
 
 /* ---- opening ---- */
@@ -66,12 +65,7 @@ static Err open_picture(Timeline *t)
     for (int r = 0; r < s->ranks; r++) TRY(setup_array(&t->setup, s->rank[r].count, &t->measured.span[r]));
     TRY(setup_array(&t->setup, s->stages, &t->costs));
     TRY(simulator_open(s, &t->simulator));
-    t->picture_bytes = chart_svg_bytes(s, 2) + 4 * LINE_BYTES;
-    TRY(setup_array(&t->setup, t->picture_bytes, &t->picture));
-    t->out = fmemopen(t->picture, (size_t)t->picture_bytes, "w");
-    if (!t->out) return err_set(ERR_MEMORY, "no memory for the picture of a step");
-    setvbuf(t->out, t->stdio, _IOFBF, sizeof t->stdio);
-    return ERR_OK;
+    return svg_sheet_open(&t->picture, &t->setup, chart_svg_bytes(s, 2) + 4 * LINE_BYTES);
 }
 
 static Err open_all(Timeline *t, const char *run_dir, const char *ranks)
@@ -106,7 +100,7 @@ void timeline_close(Timeline *t)
 {
     if (!t) return;
     t->trainer->executor.times = NULL;
-    if (t->out) fclose(t->out);
+    if (t->picture.out) fclose(t->picture.out);
     simulator_close(t->simulator);
     setup_release(&t->setup);
     free(t);
@@ -377,10 +371,8 @@ static Err draw(Timeline *t, const Simulation *plan, const TimelineFigures *f)
                              .name = { measured, planned },
                              .run = { &t->measured, plan },
                              .runs = 2 };
-    rewind(t->out);
-    chart_svg_runs(schedule_of(t), &runs, t->out);
-    if (fflush(t->out) || ferror(t->out)) return err_set(ERR_INTERNAL, "the picture of a step found no room");
-    return file_replace(t->svg_path, t->picture, ftell(t->out));
+    chart_svg_runs(schedule_of(t), &runs, t->picture.out);
+    return svg_sheet_write(&t->picture, t->svg_path);
 }
 
 static Err picture(Timeline *t, TimelineFigures *f)

@@ -8,7 +8,6 @@
 
 #include "base/json.h"
 #include "record/metrics.h"
-#include "record/svg.h"
 
 enum { RESUME_STEP = 1000, PARTS = 64 };
 
@@ -47,7 +46,7 @@ static void check_lines(const char *kept, size_t size, const uint8_t *data, size
 static void check_picture(const char *svg, size_t size)
 {
     int depth = 0;
-    FUZZ_CHECK(size < SVG_BYTES && size > 6 && !memcmp(svg + size - 7, "</svg>\n", 7), "%zu bytes", size);
+    FUZZ_CHECK(size < CURVE_SVG_BYTES && size > 6 && !memcmp(svg + size - 7, "</svg>\n", 7), "%zu bytes", size);
     for (size_t i = 0; i < size; i++) {
         FUZZ_CHECK(svg[i] == '\n' || (unsigned char)svg[i] >= 0x20, "control character %d", svg[i]);
         depth += svg[i] == '<' ? 1 : svg[i] == '>' ? -1 : 0;
