@@ -116,7 +116,7 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
                 .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
                 .head_chunk = s->heads / s->tp_blocks,
                 .rope = layer_pattern_at(&s->rope.layers, layer) };
-    ASSERT(s->heads % s->tp_blocks == 0);
+    ASSERT(s->latent.width.kv_rank > 0 && s->heads % s->tp_blocks == 0);
     TRY(register_queries(m, reg, name));
     TRY(register_keys(m, reg, name));
     TRY(attention_core_sinks(&m->core, reg, name));
