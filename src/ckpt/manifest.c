@@ -449,16 +449,29 @@ static Err check_crc(const char *folder, const char *path, const char *text, int
     return err_set(ERR_CKPT, "'%s' is damaged: it does not agree with '%s'", path, crc_path);
 }
 
-/* A folder that is called step-N holds the checkpoint of step N: what finds it goes by its name. */
-static Err check_name(const Manifest *m)
+/* Is the folder called step-N, as a run's checkpoints are? */
+static bool is_step(const char *folder, CkptEntry *out)
 {
     char name[CKPT_NAME_MAX] = "";
-    size_t end = strlen(m->folder), begin;
+    size_t end = strlen(folder), begin;
+    while (end && folder[end - 1] == '/') end--;
+    for (begin = end; begin && folder[begin - 1] != '/';) begin--;
+    if (end - begin < sizeof name) memcpy(name, folder + begin, end - begin);
+    return entry_parse(name, out);
+}
+
+/* What finds step-N goes by its name: whoever may write in a run's folder leads nobody elsewhere by a link. */
+static Err check_is_own(const char *folder)
+{
     CkptEntry e;
-    while (end && m->folder[end - 1] == '/') end--;
-    for (begin = end; begin && m->folder[begin - 1] != '/';) begin--;
-    if (end - begin < sizeof name) memcpy(name, m->folder + begin, end - begin);
-    if (!entry_parse(name, &e) || e.step == m->meta.step) return ERR_OK;
+    return is_step(folder, &e) ? err_as(file_check_link(folder), ERR_STORAGE) : ERR_OK;
+}
+
+/* And step-N holds the checkpoint of step N. */
+static Err check_name(const Manifest *m)
+{
+    CkptEntry e;
+    if (!is_step(m->folder, &e) || e.step == m->meta.step) return ERR_OK;
     return err_set(ERR_CKPT, "'%s' holds a checkpoint of step %lld", m->folder, (long long)m->meta.step),
            err_hint("a folder that is called step-N is taken for step N: give it its name back");
 }
@@ -471,6 +484,7 @@ Err manifest_read(const char *folder, SetupArena *a, Manifest *m)
     *m = (Manifest){ 0 };
     if (snprintf(path, sizeof path, "%s/manifest.json", folder) >= (int)sizeof path)
         return err_set(ERR_CKPT, "path is too long: '%s'", folder);
+    TRY(check_is_own(folder));
     TRY(setup_strdup(a, folder, (char **)(uintptr_t)&m->folder));
     TRY_AS(ERR_CKPT, file_read_all(path, manifest_max_bytes, &text, &size_bytes));
     Err err = check_crc(folder, path, text, size_bytes);
