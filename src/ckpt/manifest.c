@@ -169,6 +169,18 @@ static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
     return ERR_OK;
 }
 
+/* A step that was not skipped is one update, or several of an asynchronous schedule, each of a sample at least. */
+static Err check_updates(const Parse *p, const CkptMeta *m)
+{
+    const int64_t skipped = ckpt_counter(m, "skipped", 0), least = m->step - skipped;
+    const int64_t updates = ckpt_counter(m, "updates", least);
+    if (updates >= least && (updates == least || updates <= m->samples)) return ERR_OK;
+    return err_set(
+        ERR_CKPT,
+        "'%s': %lld updates do not belong to step %lld: %lld steps were skipped, %lld samples were read",
+        p->path, (long long)updates, (long long)m->step, (long long)skipped, (long long)m->samples);
+}
+
 static Err parse_valid(const Parse *p, const Json *list, CkptMeta *meta)
 {
     if (!json_is_array(list) || json_count(list) > CKPT_MAX_VALID)
@@ -197,7 +209,8 @@ static Err parse_meta(const Parse *p, const Json *root, CkptMeta *meta)
     meta->overrides = "";
     if (json_get(root, "overrides")) TRY(get_text(p, root, "overrides", &meta->overrides));
     if (json_get(root, "valid")) TRY(parse_valid(p, json_get(root, "valid"), meta));
-    return parse_counters(p, json_get(root, "counters"), meta);
+    TRY(parse_counters(p, json_get(root, "counters"), meta));
+    return check_updates(p, meta);
 }
 
 /* No safetensors header takes these in a name. */
