@@ -169,6 +169,13 @@ static Err parse_counters(const Parse *p, const Json *object, CkptMeta *meta)
     return ERR_OK;
 }
 
+int64_t ckpt_counter(const CkptMeta *m, const char *name, int64_t otherwise)
+{
+    for (int i = 0; i < m->counter_count; i++)
+        if (!strcmp(m->counters[i].name, name)) return m->counters[i].value;
+    return otherwise;
+}
+
 /* A step that was not skipped is one update, or several of an asynchronous schedule, each of a sample at least. */
 static Err check_updates(const Parse *p, const CkptMeta *m)
 {
