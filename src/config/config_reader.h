@@ -59,6 +59,7 @@ void config_read_override(ConfigReader *r, const char *text);
 
 /* ---- facts of a configuration (config_resolve.c) ---- */
 
+bool config_is_default(const Config *c, ConfigId id); /* is its value that of config_defaults? */
 bool config_is_latent(const Config *c);
 int64_t config_qkv_width(const Config *c); /* outputs of the projection to queries, keys and values */
 /* The dense layers' ranks, and the experts', of one data-parallel replica. */
