@@ -255,6 +255,10 @@ if [ "$(id -u)" -eq 0 ] && chown -h 65534 r/checkpoints 2>/dev/null; then
     expect 5 "what it leads to belongs to another user" train run.dir=r checkpoint.resume="$(ckpt good 6)" train.stop_at=7
     fresh r; mv "$(ckpt r 6)" r/six; ln -s ../six "$(ckpt r 6)"; chown -h 65534 "$(ckpt r 6)"
     expect 5 "step-00000006' is a link" "$mt" inspect r
+    for way in "$(ckpt r 6)" "$(ckpt r 6)/"; do # named outright, it is no other's folder either
+        expect 5 "'$way' is a link, and it belongs to another user" "$mt" inspect "$way"
+        expect 5 "'$way' is a link, and it belongs to another user" train run.dir=other checkpoint.resume="$way"
+    done
 else
     skip "links of another user, which root alone can make"
 fi

@@ -534,6 +534,7 @@ TEST(links_of_others_are_not_followed)
     for (int i = 0; !geteuid() && i < 2; i++) { /* the link, what it leads to */
         CHECK(lchown(path, i ? 0 : NOBODY, 0) == 0 && lchown(target, i ? NOBODY : 0, 0) == 0);
         FAILS(file_check_link(path), ERR_IO, i ? "what it leads to belongs to another user (65534)" : "it belongs");
+        FAILS(file_check_link(in_temp("links/link/")), ERR_IO, "another user");
         FAILS(file_replace(path, "new", 3), ERR_IO, "another user");
         FAILS(file_append(path, &w), ERR_IO, "another user");
         FAILS(file_reopen(path, 1, &w), ERR_IO, "another user");

@@ -74,6 +74,15 @@ refused 2 "cuts a micro-batch into 2" 'take train.micro_batch=2, or train.micro_
 refused 2 "cuts a micro-batch into 2" 'take train.micro_batch=2, or train.micro_batch=6' parallel.pp=2 parallel.schedule=chimera-bhalf \
     train.micro_batch=3 train.global_batch=12
 refused 2 "has '3' stages, no multiple of" 'must divide the stages' parallel.pp=2 'parallel.layout=Ettt|tttt|tL'
+# beside other mistakes, where those are about nothing that it goes by
+uneven=(parallel.pp=2 'parallel.layout=Ettt|tttt|tL')
+refused 2 "3 mistakes in the configuration" '' "${uneven[@]}" optim.min_lr=1 log.every=x
+expect 2 "has '3' stages, no multiple of the '2' pipeline ranks; take parallel.pp=3; the pipeline's" \
+    "$mt" config check --config small.ini "${uneven[@]}" optim.min_lr=1 log.every=x
+expect 2 "clip by; take optim.clip=0 model.tied=false" "$mt" config check --config small.ini parallel.pp=2 \
+    parallel.schedule=2bw train.steps=0 optim.min_lr=1
+expect 2 "heads must be a multiple of kv_heads" "$mt" config check --config small.ini "${uneven[@]}" model.kv_heads=3
+check "a doubtful value gives no judgment" bash -c '! grep -q stages err.txt'
 refused 2 "2 chunks a rank or more" 'nearest legal shape' parallel.pp=2 parallel.schedule=interleaved parallel.vpp=1
 refused 2 "2 x cp x slices must divide seq_blocks" '' parallel.cp=2 parallel.slices=4 run.reproducible=layout \
     parallel.seq_blocks=2

@@ -123,6 +123,8 @@ TEST(a_manifest_is_not_believed_beyond_its_checksum)
         { "\"skipped\":1", "\"skipped\":-1", "'skipped'" },
         { "\"skipped\":1", "\"skipped\":2", "2 steps were skipped of 1" },
         { "\"skipped\":1", "\"updates\":-9223372036854775808", "'updates'" },
+        { "\"skipped\":1", "\"updates\":0", "0 updates do not belong to step 1: 0 steps were skipped" },
+        { "\"skipped\":1", "\"skipped\":1,\"updates\":16", "16 updates do not belong to step 1" },
         { "\"skipped\":1", "\"loss_scale_log2\":33", "'loss_scale_log2'" },
         { "\"skipped\":1", "\"loss_scale_good_steps\":-1", "'loss_scale_good_steps'" },
         { "\"data\":", "\"date\":", "data" },
@@ -164,6 +166,11 @@ TEST(a_manifest_is_not_believed_beyond_its_checksum)
         if (!text) continue;
         write_manifest(dir, 1, text);
         FAILS(ckpt_verify(step_path(dir, 1, "")), ERR_CKPT, cases[i][2]);
+    }
+    static const char *const fine[] = { "\"updates\":1", "\"updates\":15", "\"skipped\":1,\"updates\":0" };
+    for (size_t i = 0; i < sizeof fine / sizeof fine[0]; i++) {
+        write_manifest(dir, 1, replaced(good, "\"skipped\":1", fine[i]));
+        OK(ckpt_verify(step_path(dir, 1, "")));
     }
     write_manifest(dir, 1, good);
     OK(ckpt_verify(step_path(dir, 1, "")));

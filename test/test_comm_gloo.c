@@ -1,7 +1,10 @@
 /* Communicators between processes: results to the bit, order, failures. */
 #include <dirent.h>
+#include <sys/resource.h>
 
+#include "boot/link.h"
 #include "comm/gloo.h"
+#include "comm/mesh.h"
 #include "comm_cases.h"
 #include "fork_ranks.h"
 
@@ -508,5 +511,47 @@ static void gone_after_rendezvous(int rank, int size, void *arg)
 }
 
 TEST(gone_after_rendezvous) { fork_ranks(gone_after_rendezvous, 2, NULL, -1, 20); }
+
+/* This process may open so many descriptors more. */
+static void allow_descriptors(int more)
+{
+    struct rlimit files;
+    const int next = dup(0);
+    close(next);
+    CHECK(getrlimit(RLIMIT_NOFILE, &files) == 0);
+    files.rlim_cur = (rlim_t)(next + more);
+    CHECK(setrlimit(RLIMIT_NOFILE, &files) == 0);
+}
+
+/* Rank 0 of 2 is called by `strangers` and may accept `more` of them; rank 1 calls. How that ends. */
+static Err connect_with(int rank, int strangers, int more, double timeout_s)
+{
+    enum { MOST = 4 };
+    char addresses[2][MESH_ADDRESS_BYTES];
+    int fds[2] = { 0 }, calls[MOST], port;
+    Mesh *m;
+    OK(mesh_open(rank, 2, "127.0.0.1", "a secret of tests", &m));
+    for (int p = 0; p < 2; p++) mesh_address(m, addresses[p]);
+    CHECK(sscanf(addresses[0], "127.0.0.1 %d", &port) == 1);
+    for (int i = 0; i < strangers; i++) calls[i] = net_connect("127.0.0.1", port);
+    allow_descriptors(more);
+    const Err err = mesh_connect(m, addresses, timeout_s, fds);
+    CHECK(fds[0] == -1 && fds[1] == -1);
+    mesh_close(m);
+    for (int i = 0; i < strangers; i++) close(calls[i]);
+    return err;
+}
+
+static void without_descriptors(int rank, int size, void *arg)
+{
+    CHECK(size == 1 && rank == 0 && !arg);
+    FAILS(connect_with(0, 1, 0, 600), ERR_RENDEZVOUS, "rank 0 has no file descriptor left for its connection to rank 1");
+    CHECK_MSG(strstr(err_hint_text(), "raise ulimit -n, now "), "%s", err_hint_text());
+    FAILS(connect_with(1, 0, 0, 600), ERR_RENDEZVOUS, "rank 1 has no file descriptor left for its connection to rank 0");
+    /* what a stranger has comes back */
+    FAILS(connect_with(0, 2, 1, 0.2), ERR_RENDEZVOUS, "rank 0 and rank 1 do not connect in 0.2 s");
+}
+
+TEST(without_descriptors) { fork_ranks(without_descriptors, 1, NULL, -1, 20); }
 
 TEST_MAIN

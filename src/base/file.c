@@ -222,9 +222,13 @@ static void writer_release(FileWriter *w)
 
 Err file_check_link(const char *path)
 {
+    char bare[PATH_MAX]; /* (of "link/" lstat says what the link leads to) */
     struct stat link, target;
-    if (lstat(path, &link) != 0 || !S_ISLNK(link.st_mode)) return ERR_OK;
-    if (stat(path, &target) != 0) return io_error("follow link", path);
+    size_t n = strlen(path);
+    while (n > 1 && path[n - 1] == '/') n--;
+    snprintf(bare, sizeof bare, "%.*s", (int)n, path);
+    if (lstat(bare, &link) != 0 || !S_ISLNK(link.st_mode)) return ERR_OK;
+    if (stat(bare, &target) != 0) return io_error("follow link", path);
     const uid_t us = geteuid();
     if ((link.st_uid == us || !link.st_uid) && (target.st_uid == us || !target.st_uid)) return ERR_OK;
     return err_set(ERR_IO, "'%s' is a link, and %s belongs to another user (%u)", path,

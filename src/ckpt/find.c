@@ -12,8 +12,7 @@ static Err check(const char *path, bool *newer)
     SetupArena a;
     Manifest m = { 0 };
     setup_init(&a);
-    Err err = err_as(file_check_link(path), ERR_STORAGE);
-    if (!err) err = manifest_read(path, &a, &m);
+    Err err = manifest_read(path, &a, &m);
     if (!err) err = manifest_check_files(&m);
     *newer = m.format > CKPT_FORMAT;
     setup_release(&a);

@@ -19,6 +19,16 @@ bool entry_parse(const char *name, CkptEntry *out)
     return true;
 }
 
+bool entry_of_path(const char *path, CkptEntry *out)
+{
+    char name[CKPT_NAME_MAX] = "";
+    size_t end = strlen(path), begin;
+    while (end && path[end - 1] == '/') end--;
+    for (begin = end; begin && path[begin - 1] != '/';) begin--;
+    if (end - begin < sizeof name) memcpy(name, path + begin, end - begin);
+    return entry_parse(name, out);
+}
+
 bool entry_is_temporary(const char *name)
 {
     return (!strncmp(name, "step-", 5) || !strncmp(name, "LATEST", 6)) && strstr(name, ".tmp-");

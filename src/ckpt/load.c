@@ -233,13 +233,6 @@ static Err copy_meta(SetupArena *a, const CkptMeta *from, CkptMeta *out)
     return ERR_OK;
 }
 
-int64_t ckpt_counter(const CkptMeta *m, const char *name, int64_t otherwise)
-{
-    for (int i = 0; i < m->counter_count; i++)
-        if (!strcmp(m->counters[i].name, name)) return m->counters[i].value;
-    return otherwise;
-}
-
 Err ckpt_meta(const char *path, SetupArena *setup, CkptMeta *meta)
 {
     SetupArena a;

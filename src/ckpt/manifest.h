@@ -62,7 +62,7 @@ typedef struct {
 } Manifest;
 
 /* Takes about one and a half times the file's size. ERR_CKPT naming the file. m->format is set as soon as it is known,
- * also when it is too new for us. */
+ * also when it is too new for us. ERR_STORAGE: a folder step-N that is a link of another user (file_check_link). */
 Err manifest_read(const char *folder, SetupArena *a, Manifest *m);
 Err manifest_check_files(const Manifest *m);            /* there, and of the right size */
 int manifest_find(const Manifest *m, const char *name); /* index into params; -1 if absent */

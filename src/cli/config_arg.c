@@ -10,12 +10,14 @@
 #include "boot/boot.h"
 #include "device/device.h"
 #include "train/kept.h"
+#include "train/spec.h"
 
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size)
 {
     char why[256];
     return config_read(c, (ConfigSource){ .path = path,
                                           .gpus = device_cuda_count(why, sizeof why),
+                                          .judge = grid_judge,
                                           .overrides = overrides.items,
                                           .override_count = overrides.count,
                                           .world_size = world_size });

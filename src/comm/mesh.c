@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -45,7 +46,9 @@ struct Mesh {
     double *call_at; /* by rank: not before; INFINITY while a call is under way */
     const char (*addresses)[MESH_ADDRESS_BYTES];
     int *fds;
-    char why[128]; /* the last call that failed */
+    char why[128];    /* the last call that failed */
+    double accept_at; /* not before */
+    int exhausted;    /* errno where no descriptor was left and none can come back; 0 */
 };
 
 Err mesh_open(int rank, int size, const char *address, const char *secret, Mesh **out)
@@ -136,6 +139,16 @@ static void finish_end(Mesh *m, int i)
     drop_end(m, i);
 }
 
+/* There is no socket for another connection; errno says why. Who has not said which rank it is may yet give its
+ * descriptor back; ranks keep theirs. */
+static void note_no_socket(Mesh *m)
+{
+    if (errno != EMFILE && errno != ENFILE) return;
+    for (int i = 0; i < m->count; i++)
+        if (m->ends[i].peer == NOBODY) return;
+    m->exhausted = errno;
+}
+
 /* ---- calls ---- */
 
 /* "10.1.2.3 40123" */
@@ -159,6 +172,7 @@ static void begin_calls(Mesh *m)
     for (int p = 0; p < m->rank; p++) {
         if (m->fds[p] >= 0 || now < m->call_at[p]) continue;
         const int fd = dial(m->addresses[p]);
+        if (fd < 0) note_no_socket(m);
         if (fd < 0) snprintf(m->why, sizeof m->why, "'%s': %s", m->addresses[p], strerror(errno));
         m->call_at[p] = fd >= 0 && add_end(m, fd, END_CONNECTING, p) ? INFINITY : now + AGAIN_S;
     }
@@ -187,10 +201,19 @@ static void go_on_calling(Mesh *m, int i)
 
 /* ---- those who call ---- */
 
+/* Without descriptors the listener would stay readable and the loop spin. */
+static void pause_accepting(Mesh *m)
+{
+    if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+    m->accept_at = clock_s() + AGAIN_S;
+    note_no_socket(m);
+}
+
 static void accept_some(Mesh *m)
 {
     for (int i = 0; i < ACCEPTED_A_TURN; i++) {
         const int fd = accept4(m->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+        if (fd < 0) pause_accepting(m);
         End *e = fd < 0 ? NULL : add_end(m, fd, END_HOST, NOBODY);
         if (!e) return;
         greet_expect(&e->greeting, &e->link, &m->key, m->port);
@@ -224,7 +247,8 @@ static void go_on_hosting(Mesh *m, int i)
 
 static void prepare_polls(Mesh *m)
 {
-    m->polls[m->count] = (struct pollfd){ .fd = m->listener, .events = POLLIN };
+    m->polls[m->count] =
+        (struct pollfd){ .fd = clock_s() < m->accept_at ? -1 : m->listener, .events = POLLIN };
     for (int i = 0; i < m->count; i++) {
         const End *e = &m->ends[i];
         const bool writes = e->state == END_CONNECTING || e->link.out_size;
@@ -280,10 +304,19 @@ static int first_missing(const Mesh *m)
     return p;
 }
 
-static Err not_connected(Mesh *m, int peer, double timeout_s)
+static Err no_descriptor(const Mesh *m, int peer)
 {
-    for (int p = 0; p < m->size; p++)
-        if (m->fds[p] >= 0) close(m->fds[p]), m->fds[p] = -1;
+    struct rlimit files = { 0 };
+    getrlimit(RLIMIT_NOFILE, &files);
+    err_set(ERR_RENDEZVOUS, "rank %d has no file descriptor left for its connection to rank %d: %s", m->rank,
+            peer, strerror(m->exhausted));
+    if (m->exhausted == ENFILE) return err_hint("raise the system's limit, fs.file-max");
+    return err_hint("raise ulimit -n, now %llu: a rank has a connection to each other",
+                    (unsigned long long)files.rlim_cur);
+}
+
+static Err not_connected(const Mesh *m, int peer, double timeout_s)
+{
     return err_set(ERR_RENDEZVOUS, "rank %d and rank %d do not connect in %.3g s%s%s", m->rank, peer,
                    timeout_s, peer < m->rank && *m->why ? ": " : "", peer < m->rank ? m->why : "");
 }
@@ -294,10 +327,14 @@ Err mesh_connect(Mesh *m, const char (*addresses)[MESH_ADDRESS_BYTES], double ti
     m->addresses = addresses;
     m->fds = fds;
     for (int p = 0; p < m->size; p++) fds[p] = -1;
-    while (first_missing(m) < m->size) {
+    Err err = ERR_OK;
+    for (int peer; !err && (peer = first_missing(m)) < m->size;) {
         const double now = clock_s();
-        if (now >= deadline) return not_connected(m, first_missing(m), timeout_s);
-        take_turn(m, now + TICK_S < deadline ? now + TICK_S : deadline);
+        if (m->exhausted) err = no_descriptor(m, peer);
+        else if (now >= deadline) err = not_connected(m, peer, timeout_s);
+        else take_turn(m, now + TICK_S < deadline ? now + TICK_S : deadline);
     }
-    return ERR_OK;
+    for (int p = 0; err && p < m->size; p++)
+        if (fds[p] >= 0) close(fds[p]), fds[p] = -1;
+    return err;
 }

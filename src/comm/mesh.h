@@ -17,7 +17,7 @@ Err mesh_open(int rank, int size, const char *address, const char *secret, Mesh 
 /* Where the others reach this rank: "10.1.2.3 40123", the rest of it zeros. */
 void mesh_address(const Mesh *m, char out[MESH_ADDRESS_BYTES]);
 /* Collective. fds[p]: the connection to rank p, non-blocking, which the caller owns; -1 for this rank and after an
- * error. ERR_RENDEZVOUS: not connected with a rank within timeout_s. */
+ * error. ERR_RENDEZVOUS: not connected with a rank within timeout_s; no file descriptor is left, at once. */
 Err mesh_connect(Mesh *m, const char (*addresses)[MESH_ADDRESS_BYTES], double timeout_s, int *fds);
 void mesh_close(Mesh *m); /* NULL is allowed */
 

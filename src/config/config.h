@@ -95,6 +95,9 @@ typedef struct {
     int override_count;
     int64_t world_size; /* ranks, at most CONFIG_RANKS_MAX; 0 counts as 1; CONFIG_ANY_WORLD */
     int gpus;           /* of this host, for run.device = auto */
+    /* Asked only of what has mistakes already, so that they are all named at once: what else there is against it, given
+     * the keys that are complained of (NULL: nobody is asked). Its ERR_CONFIG is one more of them. */
+    Err (*judge)(const Config *c, const bool doubtful[CFG_COUNT]);
 } ConfigSource;
 
 /*
@@ -106,8 +109,8 @@ void config_release(Config *c);
 
 /*
  * c, which config_read returned, with other values: "section.key=value", several parted by blanks. What was filled in
- * is filled in anew. False where that breaks a rule between keys. *out has texts of c: release it first, also after
- * false.
+ * is filled in anew. False where that breaks a rule between keys that c keeps. *out has texts of c: release it first,
+ * also after false.
  */
 bool config_with(const Config *c, const char *values, Config *out);
 

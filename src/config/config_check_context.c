@@ -117,14 +117,7 @@ void config_check_context(ConfigReader *r)
     const Config *c = r->config;
     const int64_t cp = c->parallel.cp, parts = 2 * cp;
     check_ways(r);
-    RULE(cp > 1 || c->derived.cp_heads == 1, "there are no ranks to exchange heads: give cp",
-         CFG_parallel_cp_heads, CFG_parallel_cp);
-    config_take(r, "parallel.cp_heads=0");
     if (cp == 1) return;
-    RULE(c->model.seq % parts == 0,
-         "each rank has two of 2 x cp equal parts of a sequence: 2 x cp must divide seq", CFG_parallel_cp,
-         CFG_model_seq);
-    config_take_near(r, CFG_parallel_cp);
     RULE(c->run.reproducible != RUN_REPRODUCIBLE_LAYOUT || c->parallel.seq_blocks % parts == 0,
          "the layout cuts inside a canonical block: 2 x cp must divide seq_blocks", CFG_run_reproducible,
          CFG_parallel_cp, CFG_parallel_seq_blocks);

@@ -54,14 +54,6 @@ void config_check_slices(ConfigReader *r)
     const int64_t slices = c->parallel.slices, parts = parts_of_slice(c), cp = c->parallel.cp;
     char text[160];
     if (slices == 1) return;
-    RULE(!(c->moe.aux_coeff > 0) && c->moe.balance != MOE_BALANCE_SINKHORN,
-         "experts are balanced by whole sequences", CFG_parallel_slices, CFG_moe_balance, CFG_moe_aux_coeff);
-    config_take(r,
-                "moe.balance=bias moe.aux_coeff=0, or moe.balance=bias moe.aux_coeff=0 moe.router=sigmoid, "
-                "or parallel.slices=1");
-    RULE(!(c->moe.capacity > 0), "experts drop rows of whole sequences", CFG_parallel_slices,
-         CFG_moe_capacity);
-    config_take(r, "moe.capacity=0, or moe.capacity=0 moe.drop=probs moe.pad=false, or parallel.slices=1");
     snprintf(text, sizeof text, "slices are equally long: %s must divide seq",
              cp > 1 ? "2 x cp x slices" : "their number");
     RULE(c->model.seq % (parts * slices) == 0, text, CFG_parallel_slices, CFG_model_seq, CFG_parallel_cp);

@@ -19,16 +19,19 @@ static bool same_rule(ConfigRule a, ConfigRule b)
     return a.function == b.function && a.line == b.line && a.key == b.key;
 }
 
-/* Is each rule that is broken with the values one that was, and not the last? */
-static bool breaks_less(const ConfigReader *now, const ConfigReader *was, ConfigRule last)
+static bool is_broken(const ConfigReader *r, ConfigRule rule)
+{
+    for (int i = 0; i < r->broken_count; i++)
+        if (same_rule(r->broken[i], rule)) return true;
+    return false;
+}
+
+bool config_breaks_no_more(const ConfigReader *now, const ConfigReader *was)
 {
     if (now->mistakes - now->broken_count > was->mistakes - was->broken_count) return false;
     if (now->broken_count > CONFIG_BROKEN || was->broken_count > CONFIG_BROKEN) return false;
-    for (int i = 0; i < now->broken_count; i++) {
-        bool known = false;
-        for (int k = 0; k < was->broken_count; k++) known |= same_rule(now->broken[i], was->broken[k]);
-        if (!known || same_rule(now->broken[i], last)) return false;
-    }
+    for (int i = 0; i < now->broken_count; i++)
+        if (!is_broken(was, now->broken[i])) return false;
     return true;
 }
 
@@ -40,7 +43,8 @@ static bool passes(ConfigReader *r, const char *values, int64_t ranks)
     memcpy(now.bad, r->bad, sizeof now.bad);
     r->again(&now, r->config, values, ranks);
     config_release(&c);
-    return !now.memory && breaks_less(&now, r->before, r->broken[r->broken_count - 1]);
+    return !now.memory && config_breaks_no_more(&now, r->before) &&
+           !is_broken(&now, r->broken[r->broken_count - 1]);
 }
 
 /* Are ways out of the last rule looked for? */

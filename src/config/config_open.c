@@ -54,9 +54,12 @@ static void read_again(ConfigReader *r, const Config *c, const char *values, int
 
 bool config_with(const Config *c, const char *values, Config *out)
 {
-    ConfigReader r = { .config = out };
-    read_again(&r, c, values, 0);
-    return !r.mistakes && !r.memory;
+    Config same;
+    ConfigReader was = { .config = &same }, now = { .config = out };
+    read_again(&was, c, "", 0);
+    config_release(&same);
+    read_again(&now, c, values, 0);
+    return !was.memory && !now.memory && config_breaks_no_more(&now, &was);
 }
 
 /* ---- the whole ---- */
@@ -67,6 +70,16 @@ static Err report(const ConfigReader *r)
     if (r->mistakes == 1) return err_set(ERR_CONFIG, "%.*s", length, r->report);
     return err_set(ERR_CONFIG, "%d mistakes in the configuration%s:\n%.*s", r->mistakes,
                    config_report_is_full(r) ? ", the first of them" : "", length, r->report);
+}
+
+/* What else is wrong, beside the mistakes that are known. */
+static void judge(ConfigReader *r, ConfigSource source)
+{
+    bool doubtful[CFG_COUNT];
+    for (int i = 0; i < CFG_COUNT; i++) doubtful[i] = r->bad[i] || r->doubtful[i];
+    if (!r->mistakes || r->memory || !source.judge || source.judge(r->config, doubtful) != ERR_CONFIG) return;
+    const char *hint = err_hint_text();
+    config_complain(r, "%s%s%s", err_message(), *hint ? "; " : "", hint);
 }
 
 /* The blocks that keep the bits of all layouts where cp alone cuts them; 0: no number does. (A ring must not cut blocks
@@ -118,6 +131,7 @@ Err config_read(Config *c, ConfigSource source)
     config_resolve(&r);
     config_check_unbuilt(&r);
     config_check(&r);
+    judge(&r, source);
     if (r.memory) return err_set(ERR_MEMORY, "no memory for the configuration's texts");
     if (r.mistakes) return report(&r);
     warn_of_bits(c);

@@ -16,7 +16,8 @@ typedef struct {
 typedef struct ConfigReader ConfigReader;
 struct ConfigReader {
     Config *config;
-    bool bad[CFG_COUNT]; /* its value was refused: rules about it are not looked at */
+    bool bad[CFG_COUNT];      /* its value was refused: rules about it are not looked at */
+    bool doubtful[CFG_COUNT]; /* a rule about it is broken */
     int mistakes;
     int64_t report_used;
     char report[CONFIG_REPORT_BYTES]; /* a line each */
@@ -48,6 +49,9 @@ const char *config_text_fault(const char *text);
 
 const char *config_nearest_section(const char *name); /* at most 2 edits away; NULL if none */
 
+/* Is each rule that is broken `now` one that was? Neither are other mistakes more. */
+bool config_breaks_no_more(const ConfigReader *now, const ConfigReader *was);
+
 /* Takes a file's text, the file itself, a "section.key=value". */
 void config_read_text(ConfigReader *r, const char *text);
 Err config_read_file(ConfigReader *r, const char *path); /* ERR_CONFIG: it cannot be read */
@@ -55,6 +59,7 @@ void config_read_override(ConfigReader *r, const char *text);
 
 /* ---- facts of a configuration (config_resolve.c) ---- */
 
+bool config_is_default(const Config *c, ConfigId id); /* is its value that of config_defaults? */
 bool config_is_latent(const Config *c);
 int64_t config_qkv_width(const Config *c); /* outputs of the projection to queries, keys and values */
 /* The dense layers' ranks, and the experts', of one data-parallel replica. */

@@ -60,6 +60,7 @@ void config_check_rule(ConfigReader *r, bool holds, const char *text, ConfigKeys
     if (r->broken_count < CONFIG_BROKEN)
         r->broken[r->broken_count] = (ConfigRule){ keys.function, keys.line, ids[0] };
     r->broken_count++;
+    for (int i = 0; i < keys.count; i++) r->doubtful[ids[i]] = true;
     while (first < keys.count && c->origin[ids[first]].kind < ORIGIN_FILE) first++;
     if (first == keys.count) first = 0;
     config_origin(c, ids[first], place, sizeof place);

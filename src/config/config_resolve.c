@@ -45,6 +45,15 @@ static int64_t usual_seq_blocks(int64_t seq)
     return blocks;
 }
 
+bool config_is_default(const Config *c, ConfigId id)
+{
+    char a[CONFIG_VALUE_BYTES], b[CONFIG_VALUE_BYTES];
+    const ConfigKey *key = config_key(id);
+    const char *at = (const char *)c + key->offset, *usual = (const char *)&config_defaults + key->offset;
+    if (key->kind == CONFIG_REAL) return *(const double *)at == *(const double *)usual; /* (-0 is 0) */
+    return strcmp(config_value(c, id, a), config_value(&config_defaults, id, b)) == 0;
+}
+
 bool config_is_latent(const Config *c) { return c->model.attention == MODEL_ATTENTION_MLA; }
 
 int64_t config_qkv_width(const Config *c)

@@ -51,10 +51,13 @@ static void spread(RankTimes *t, Grid grid, const int64_t *ns, int stage, double
     out[2] = t->sorted[n - 1];
 }
 
+/* Is each rank a stage, so that its peers are other stages? */
+static bool stages_are_single(Grid grid) { return grid.pp > 1 && grid_size(grid) == grid.pp; }
+
 void rank_times_compare(RankTimes *t, Grid grid, MetricsRanks *out)
 {
     const int size = grid_size(grid), stages = grid.pp > 0 ? grid.pp : 1;
-    const bool alone = size == stages; /* each rank is a stage */
+    const bool alone = stages_are_single(grid);
     double peers[3];
     *out = (MetricsRanks){ .measured = true, .lag_ms = -1 };
     spread(t, grid, t->ns, ALL_STAGES, out->compute_ms);
@@ -77,9 +80,13 @@ static void say_slow(const RankTimes *t, const MetricsRanks *m)
     const GridCoords at = grid_coords(t->world->grid, m->slowest);
     log_warn("rank %d (host '%s'; pp %d, dp %d, cp %d, tp %d) is slow: in each of %d steps it computed at "
              "least %.0f %% "
-             "longer than its peers, now %.0f %%, and they wait for it",
+             "longer than its peers, now %.0f %%, and they wait for it%s",
              m->slowest, t->host[m->slowest], at.pp, at.dp, at.cp, at.tp, LAG_STEPS, 100 * LAG_NOTABLE,
-             100 * m->lag);
+             100 * m->lag,
+             stages_are_single(t->world->grid)
+                 ? "; its peers are other stages of the pipeline, which may have less work: parallel.layout "
+                   "says which blocks are whose"
+                 : "");
 }
 
 static void follow(RankTimes *t, MetricsRanks *m)

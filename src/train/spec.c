@@ -1,6 +1,8 @@
 /* See spec.h. */
 #include "train/spec.h"
 
+#include <string.h>
+
 #include "base/mathx.h"
 
 static MixtureSpec mixture_spec(const Config *cfg)
@@ -321,6 +323,30 @@ Err grid_spec(const Config *cfg, Grid *out)
     const Err err = read_grid(cfg, out);
     if (err == ERR_CONFIG) err_ways_keep(passes, cfg);
     return err;
+}
+
+/* Does what grid_spec says go by the key? */
+static bool grid_reads(ConfigId id)
+{
+    static const char *const sections[] = { "model", "moe", "parallel" };
+    static const ConfigId others[] = {
+        CFG_run_device,         CFG_run_precision,     CFG_run_reproducible,   CFG_train_micro_batch,
+        CFG_train_global_batch, CFG_optim_clip,        CFG_data_train,         CFG_data_split,
+        CFG_data_mask_eod,      CFG_data_reset_at_eod, CFG_checkpoint_upcycle,
+    };
+    for (size_t i = 0; i < sizeof sections / sizeof *sections; i++)
+        if (strcmp(config_key(id)->section, sections[i]) == 0) return true;
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+        if (others[i] == id) return true;
+    return false;
+}
+
+Err grid_judge(const Config *cfg, const bool doubtful[CFG_COUNT])
+{
+    Grid grid;
+    for (int i = 0; i < CFG_COUNT; i++)
+        if (doubtful[i] && grid_reads((ConfigId)i)) return ERR_OK;
+    return grid_spec(cfg, &grid);
 }
 
 /* The first of the ranks of each pipeline rank: the others do the same, or less. */

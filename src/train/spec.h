@@ -29,8 +29,11 @@ LrSchedule lr_spec(const Config *cfg);
  */
 Err grid_spec(const Config *cfg, Grid *out);
 
+/* The same of a configuration with mistakes, as the judge of a ConfigSource: ERR_OK where it goes by a doubtful key. */
+Err grid_judge(const Config *cfg, const bool doubtful[CFG_COUNT]);
+
 /* Is the configuration one with these values, "section.key=value", several parted by blanks? The recorded failure is
- * lost. */
+ * lost. (Of one with mistakes: none is added.) */
 bool spec_allows(const Config *cfg, const char *values);
 
 /* And what is known of a start once the vocabulary is: a step of each pipeline rank on the null device. Errors:

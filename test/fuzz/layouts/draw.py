@@ -1,7 +1,7 @@
 """
 Draws cases. The layout comes first, then a model that it can cut, so that most draws are legal; what is drawn by
-mistake is a trial of refusals (refusal.py). The rules are those of src/config/config_check*.c and src/pipeline/table.c,
-but as a way to make numbers that fit, never as a test of them: what is legal the program says.
+mistake is a trial of refusals (refusal.py). The rules are those of src/config (config.def, config_check*.c)
+and src/pipeline/table.c, but as a way to make numbers that fit, never as a test of them: what is legal the program says.
 """
 import random
 
