@@ -42,7 +42,7 @@ typedef struct {
 /* Queries and keys are kept behind their norms and their rotation. With norms, q_raw and the k in qkv or kv are kept
  * as they were before. */
 typedef struct {
-    Saved qkv;         /* if heads are views of it (attention.c); otherwise q, kv and gate */
+    Saved qkv;         /* if heads are views of it; otherwise q, kv and gate */
     Saved q, kv, gate; /* kv [2, N, K, C] */
     Saved q_raw, k;    /* with norms of queries and keys; q then is kept beside qkv, too */
     Saved o, lse;
@@ -280,7 +280,7 @@ static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tenso
     return norm_backward_into(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
 }
 
-/* Of this rank's query heads, and of keys and values from them. */
+/* Gradients of this rank's query heads, and what these heads give to keys and values. */
 typedef struct {
     Heads of;    /* as attention_bwd leaves them */
     Tensor kv;   /* copies: k and v, [2, N, K, C] */

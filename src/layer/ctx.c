@@ -117,7 +117,7 @@ static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
     return grad_added(c, weight);
 }
 
-/* Of the weights of all experts: [E * outputs, inputs] in memory. */
+/* w is a product for the weights of all experts, which are [E * outputs, inputs] in memory. */
 static Err grad_add_grouped(Ctx *c, const Wgrad *w)
 {
     const Tensor dw = param_grad(c, w->weight);

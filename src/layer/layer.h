@@ -391,7 +391,8 @@ typedef struct {
     int64_t (*flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
-    /* Of mixers: FLOP of one token's scores and weighted values; the keys of a rank; what generation keeps. */
+    /* Mixers alone have these: FLOP of one token's scores and weighted values; the keys of a rank; what generation
+     * keeps. */
     int64_t (*score_flop)(const ModelSpec *spec);
     SliceKeyShape (*keys)(const void *own, const Ctx *c);
     KvShape (*cache)(const ModelSpec *spec);

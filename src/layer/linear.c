@@ -55,7 +55,7 @@ int64_t whole_leaf(int64_t length)
     return (length + parts - 1) / parts;
 }
 
-/* Of a dim that a call may hold several chunks of, all leaves are equal: halves, as long as there are such. */
+/* A call may hold several chunks of a dim that tp cuts, so all leaves are equal: halves, as long as there are such. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local)
 {
     if (!c->canon.exact || c->canon.tp_blocks == 1) return whole_leaf(local);

@@ -218,7 +218,7 @@ static Err head_alloc(const Call *k, Tensor *t, Saved *saved, int64_t N, int64_t
     return save_new(c, REGION_I, t, saved, c->dtype, N, k->H, columns);
 }
 
-/* Of `keys` rows, more than the batch's own where earlier ones are kept. */
+/* k and v have `keys` rows: more than the batch's own where earlier ones are kept. */
 static Err heads_alloc(const Call *k, int64_t keys, MlaSave *save, Heads *h)
 {
     TRY(head_alloc(k, &h->q, &save->q, k->N, k->key));
@@ -309,7 +309,7 @@ static bool absorbs(const Call *k)
     return k->c->block.kv && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
 }
 
-/* Of head h the rows of Wkv_b that make its own part of the key; and those that make its values. */
+/* The rows of Wkv_b that make head h's own part of the key; and those that make its values. */
 static Tensor key_rows(const Call *k, Tensor kv_b, int64_t h)
 {
     const MlaWidths w = k->w;

@@ -294,7 +294,7 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy_ND, Te
     return ERR_OK;
 }
 
-/* The rows that experts get, for their biases and for who watches. */
+/* The rows that experts get, for their biases and for reports. */
 static Err count_rows(const Moe *m, Ctx *c, const MoeRows *t)
 {
     Tensor load;
@@ -357,7 +357,7 @@ static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor
     return count_rows(m, c, t);
 }
 
-/* The gradients of experts' outputs, of which the piece makes the rest again. */
+/* One piece: forward kept the experts' outputs alone, so what leads to them is made again. */
 static Err piece_backward(const Moe *m, Ctx *c, const MoeRows *p, Tensor x_ND, Tensor dy_ND, Tensor dx_ND)
 {
     ArenaMark mark = arena_mark(c->scratch);

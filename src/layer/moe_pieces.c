@@ -1,6 +1,6 @@
 /*
  * Tokens that pass the experts in pieces, in a step that is done again because a rank's experts had not enough room in
- * it (Ctx.in_pieces). A piece is whole leaves of tokens, as many as fit wherever their rows go. Only what the experts
+ * it (Mode.in_pieces). A piece is whole leaves of tokens, as many as fit wherever their rows go. Only what the experts
  * gave is kept of a piece, and backward makes the rest again. In any other step all tokens are one piece.
  */
 #include "base/int64.h"

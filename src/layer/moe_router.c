@@ -87,7 +87,8 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->spec->balance.unit * c->batch->T; }
 static int64_t first_row(const Ctx *c) { return c->world->sp.rank * ctx_rows(c); }
 
-/* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
+/* load [units, experts] = how many rows of each balance unit, on all ranks, would choose each expert by their scores
+ * alone. */
 static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 {
     const int64_t N = t->index_NK.dim[0], K = m->spec->topk;

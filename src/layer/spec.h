@@ -50,7 +50,7 @@ typedef struct {
     /* Room of a rank's experts, as a multiple of an even share; 0: for all rows that can come. */
     double slack;
     bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
-    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
+    bool redo; /* it is done again in pieces (Mode.in_pieces) */
 } Capacity;
 
 /* Mixtures of experts (moe.c); experts 0: a dense model. */
