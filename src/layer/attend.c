@@ -6,8 +6,6 @@
 
 #include "layer/attend.h"
 
-static const Tensor none;
-
 AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, float scale)
 {
     return (AttentionCore){ .spec = s,
@@ -68,7 +66,7 @@ Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans
                                     .dropout = ctx_dropout(c, s->attention_dropout, a->dropout_key),
                                     .head0 = first_head(c, h),
                                     .softcap = s->attention_softcap,
-                                    .sink = a->sink < 0 ? none : param_value(c, a->sink) });
+                                    .sink = param_value(c, a->sink) });
 }
 
 static Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)

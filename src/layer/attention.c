@@ -183,13 +183,6 @@ static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
     return ERR_OK;
 }
 
-/* Memory for the projection: kept if heads are views of it. */
-static Err qkv_alloc(Ctx *c, const Dims *d, AttentionSave *save, Tensor *qkv)
-{
-    if (d->views) return save_new(c, REGION_I, qkv, &save->qkv, c->dtype, d->N, d->columns);
-    return tensor_new(c->scratch, qkv, c->dtype, d->N, d->columns);
-}
-
 /* The heads as the projection has left them. */
 static Err raw_heads(const Attention *a, Ctx *c, const Dims *d, Tensor qkv, AttentionSave *save, Heads *h)
 {
@@ -259,7 +252,7 @@ static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *
     TRY(save_new(c, a->spec->attention_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(qkv_alloc(c, &d, save, &qkv));
+    TRY(save_if(c, d.views, REGION_I, &qkv, &save->qkv, c->dtype, d.N, d.columns));
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, &h));
     TRY(attend_keep(c, &h, in_scratch));

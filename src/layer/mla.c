@@ -202,28 +202,16 @@ typedef struct {
     Tensor shared; /* [R, rope] */
 } Latents;
 
-/* What is made of the latents is kept for backward or, with recomputation, passes. [R, columns]: */
-static Err latent_alloc(const Call *k, Tensor *t, Saved *saved, int64_t columns)
-{
-    Ctx *c = k->c;
-    if (model_recomputes(k->m->spec)) return tensor_new(c->scratch, t, c->dtype, k->R, columns);
-    return save_new(c, REGION_W, t, saved, c->dtype, k->R, columns);
-}
-
-/* [N, H, columns]: */
-static Err head_alloc(const Call *k, Tensor *t, Saved *saved, int64_t N, int64_t columns)
-{
-    Ctx *c = k->c;
-    if (model_recomputes(k->m->spec)) return tensor_new(c->scratch, t, c->dtype, N, k->H, columns);
-    return save_new(c, REGION_I, t, saved, c->dtype, N, k->H, columns);
-}
+/* What is made of the latents is kept for backward or, with recomputation, made again. */
+static bool keeps(const Call *k) { return !model_recomputes(k->m->spec); }
 
 /* k and v have `keys` rows: more than the batch's own where earlier ones are kept. */
 static Err heads_alloc(const Call *k, int64_t keys, MlaSave *save, Heads *h)
 {
-    TRY(head_alloc(k, &h->q, &save->q, k->N, k->key));
-    TRY(head_alloc(k, &h->k, &save->k, keys, k->key));
-    return head_alloc(k, &h->v, &save->v, keys, k->w.value);
+    Ctx *c = k->c;
+    TRY(save_if(c, keeps(k), REGION_I, &h->q, &save->q, c->dtype, k->N, k->H, k->key));
+    TRY(save_if(c, keeps(k), REGION_I, &h->k, &save->k, c->dtype, keys, k->H, k->key));
+    return save_if(c, keeps(k), REGION_I, &h->v, &save->v, c->dtype, keys, k->H, k->w.value);
 }
 
 /* The rotated part of the key, in scratch. */
@@ -243,12 +231,12 @@ static Err latents_forward(const Call *k, Tensor x, MlaSave *save, Latents *out)
     if (k->w.q_rank) {
         TRY(save_new(c, REGION_I, &q_a, &save->q_a, c->dtype, k->R, k->w.q_rank));
         TRY(linear_forward(&m->q_a, c, x, q_a));
-        TRY(latent_alloc(k, &out->q, &save->q_latent, k->w.q_rank));
+        TRY(save_if(c, keeps(k), REGION_W, &out->q, &save->q_latent, c->dtype, k->R, k->w.q_rank));
         TRY(norm_forward(&m->q_norm, c, q_a, out->q, &save->q_norm));
     }
     TRY(save_new(c, REGION_I, &kv_a, &save->kv_a, c->dtype, k->R, k->w.kv_rank + k->w.rope));
     TRY(linear_forward(&m->kv_a, c, x, kv_a));
-    TRY(latent_alloc(k, &out->kv, &save->kv_latent, k->w.kv_rank));
+    TRY(save_if(c, keeps(k), REGION_W, &out->kv, &save->kv_latent, c->dtype, k->R, k->w.kv_rank));
     TRY(norm_forward(&m->kv_norm, c, latent_of(k, kv_a), out->kv, &save->kv_norm));
     return shared_key(k, kv_a, &out->shared);
 }
@@ -274,7 +262,7 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
 {
     Ctx *c = k->c;
     const int64_t keys = t->kv.dim[0];
-    const bool passes = model_recomputes(k->m->spec) || c->into[REGION_I] == c->scratch;
+    const bool passes = !keeps(k) || c->into[REGION_I] == c->scratch;
     Heads h;
     TRY(heads_alloc(k, c->block.kv ? keys : k->N, save, &h));
     TRY(make_heads(k, t, h));

@@ -83,10 +83,9 @@ Err mlp_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
             H = activation_gated(m->spec->activation) ? 2 * F : F;
     Tensor hidden, active;
     TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, H));
-    if (!model_recomputes(m->spec)) TRY(save_new(c, REGION_W, &active, &save->active, c->dtype, N, F));
     bool in_scratch = c->into[REGION_I] == c->scratch;
     if (!in_scratch) mark = arena_mark(c->scratch);
-    if (model_recomputes(m->spec)) TRY(tensor_new(c->scratch, &active, c->dtype, N, F));
+    TRY(save_if(c, !model_recomputes(m->spec), REGION_W, &active, &save->active, c->dtype, N, F));
     TRY(fc1_forward(m, c, x, hidden, active));
     TRY(linear_forward(&m->fc2, c, active, y));
     if (!in_scratch) arena_release(c->scratch, mark);
