@@ -77,6 +77,7 @@ static inline TrainSpec tiny_latent(TrainSpec s, int64_t q_rank)
 {
     s.model.heads = s.model.kv_heads = 8;
     s.model.qk_norm = false;
+    s.model.mixer = layer_pattern_all(MIXER_LATENT);
     s.model.latent = (LatentSpec){ { q_rank, 20, 8, 6, 10 }, .scale = 1.2f };
     s.model.head_dim = 14;
     s.model.rope.columns = 6;
