@@ -12,6 +12,7 @@ AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, fl
                             .sink = -1,
                             .scale = scale,
                             .window = layer_pattern_at(&s->window, layer),
+                            .rope = layer_pattern_at(&s->rope.layers, layer),
                             .dropout_key = model_key(s, name, "attention_dropout") };
 }
 
@@ -41,6 +42,13 @@ static Tensor by_sample(const Ctx *c, Tensor t)
                      .ld = t.ld,
                      .ndim = 4,
                      .dtype = t.dtype };
+}
+
+Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor position, int inverse)
+{
+    if (!a->rope) return ERR_OK;
+    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
+              .inverse = inverse);
 }
 
 /* ---- queries meet keys ---- */

@@ -35,7 +35,6 @@ typedef struct {
     AttentionCore core;
     Linear qkv, proj;
     Norm q_norm, k_norm;
-    bool rope;
     int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
 } Attention;
 
@@ -70,27 +69,15 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     const int64_t gate = s->attention_gate ? q : 0;
     *a = (Attention){ .spec = s,
                       .core = attention_core(s, name, layer, 1 / sqrtf((float)s->head_dim)),
-                      .rope = layer_pattern_at(&s->rope.layers, layer),
                       .kv_parts = kv_head_parts(s->tp_blocks, s->heads, s->kv_heads, s->head_dim) };
     TRY(linear_register(&a->qkv, reg,
-                        (LinearSpec){ .owner = name,
-                                      .name = "qkv",
-                                      .in = s->hidden,
-                                      .out = q + 2 * kv + gate,
-                                      .kind = LINEAR_COLUMN,
-                                      .bias = s->bias,
-                                      .std = s->init_std,
-                                      .section = { q, kv, kv, gate },
+                        (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
+                                      .bias = s->bias, .std = s->init_std, .section = { q, kv, kv, gate },
                                       .interleave = s->kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,
-                           (LinearSpec){ .owner = name,
-                                         .name = "proj",
-                                         .in = q,
-                                         .out = s->hidden,
-                                         .kind = LINEAR_ROW,
-                                         .bias = s->bias,
+                           (LinearSpec){ name, "proj", q, s->hidden, LINEAR_ROW, .bias = s->bias,
                                          .std = model_projection_std(s) });
 }
 
@@ -158,13 +145,6 @@ static Tensor kv_heads(Tensor kv, int which) /* kv [2, N, K, C] -> [N, K, C] */
     return tensor_reshape(kv_half(kv, which), kv.dim[1], kv.dim[2], kv.dim[3]);
 }
 
-static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
-{
-    if (!a->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = ctx_place(c), .cos = c->rope.cos, .sin = c->rope.sin,
-              .inverse = inverse);
-}
-
 /* The heads of this rank's columns of qkv, copied: q, whole heads of k and v in kv [2, N, K, C], and a gate, if any. */
 static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
 {
@@ -218,8 +198,8 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
         TRY(norm_forward(&a->q_norm, c, heads_as_rows(raw.q), heads_as_rows(out->q), &save->q_norm));
         TRY(norm_forward(&a->k_norm, c, heads_as_rows(raw.k), heads_as_rows(out->k), &save->k_norm));
     }
-    TRY(rotate(a, c, out->q, 0));
-    return rotate(a, c, out->k, 0);
+    TRY(attention_core_rotate(&a->core, c, out->q, ctx_place(c), 0));
+    return attention_core_rotate(&a->core, c, out->k, ctx_place(c), 0);
 }
 
 /* As heads_forward has left them. */
@@ -313,8 +293,8 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
 {
     const int64_t first = d->kv_cols * c->world->kv.rank;
     if (!d->views) TRY(reduce_values(c, &c->world->kv, g->kv));
-    TRY(rotate(a, c, g->of.q, 1));
-    TRY(rotate(a, c, g->of.k, 1));
+    TRY(attention_core_rotate(&a->core, c, g->of.q, ctx_place(c), 1));
+    TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_place(c), 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
     return op(c->s, qkv_merge, .qkv = g->dqkv, .q = heads_as_columns(g->of.q),

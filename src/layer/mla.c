@@ -42,7 +42,6 @@ typedef struct {
     Linear q_a, q, kv_a, kv_b, gate, proj; /* q reads the latent, or the row if there is no q_a */
     Norm q_norm, kv_norm;
     int64_t head_chunk; /* heads in a canonical chunk */
-    bool rope;
 } Mla;
 
 /* With selective recomputation q_latent, kv_latent, q, k and v are not kept. */
@@ -114,8 +113,7 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     Mla *m = own;
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
-                .head_chunk = s->heads / s->tp_blocks,
-                .rope = layer_pattern_at(&s->rope.layers, layer) };
+                .head_chunk = s->heads / s->tp_blocks };
     ASSERT(s->heads % s->tp_blocks == 0);
     TRY(register_queries(m, reg, name));
     TRY(register_keys(m, reg, name));
@@ -163,26 +161,19 @@ static Tensor shared_of(const Call *k, Tensor kv_a)
     return tensor_col_slice(kv_a, k->w.kv_rank, k->w.rope);
 }
 
-static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
-{
-    Ctx *c = k->c;
-    if (!k->m->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
-              .inverse = inverse);
-}
-
 /* The last columns of each head. */
 static Err rotate_queries(const Call *k, Tensor q, int inverse)
 {
     q.data = (char *)q.data + k->w.nope * dtype_size(q.dtype);
     q.dim[2] = k->w.rope;
-    return rotate(k, q, ctx_place(k->c), inverse);
+    return attention_core_rotate(&k->m->core, k->c, q, ctx_place(k->c), inverse);
 }
 
 /* The shared part of the keys of this rank's rows. */
 static Err rotate_shared(const Call *k, Tensor p, int inverse)
 {
-    return rotate(k, one_head(p), ctx_row_slice(k->c, ctx_place(k->c)), inverse);
+    const Tensor position = ctx_row_slice(k->c, ctx_place(k->c));
+    return attention_core_rotate(&k->m->core, k->c, one_head(p), position, inverse);
 }
 
 static SliceKeyShape mla_keys(const void *own, const Ctx *c)

@@ -14,18 +14,12 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 /* Kinds of layers, for ModelSpec. */
 typedef enum {
 #define MIXER(number, kind) number,
-#define FFN(number, kind)
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 } MixerKind;
 
 typedef enum {
-#define MIXER(number, kind)
 #define FFN(number, kind) number,
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 } FfnKind;
 
 /* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
