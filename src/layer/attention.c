@@ -247,12 +247,6 @@ static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *
     return linear_forward(&a->proj, c, heads_as_columns(gated), y);
 }
 
-/* Undoes the per-head norm of one of q, k: dy -> dx, the gradient of the raw heads. */
-static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tensor raw, Tensor dy, Tensor dx)
-{
-    return norm_backward_into(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
-}
-
 /* Gradients of this rank's query heads, and what these heads give to keys and values. */
 typedef struct {
     Heads of;    /* as attention_bwd leaves them */
@@ -284,8 +278,10 @@ static Err norms_backward(const Attention *a, Ctx *c, const AttentionSave *save,
         TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
         TRY(tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C));
     }
-    TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, raw.q, dy.q, g->of.q));
-    return head_backward_norm(&a->k_norm, c, &save->k_norm, raw.k, dy.k, g->of.k);
+    TRY(norm_backward_into(&a->q_norm, c, &save->q_norm, heads_as_rows(raw.q), heads_as_rows(dy.q),
+                           heads_as_rows(g->of.q)));
+    return norm_backward_into(&a->k_norm, c, &save->k_norm, heads_as_rows(raw.k), heads_as_rows(dy.k),
+                              heads_as_rows(g->of.k));
 }
 
 /* From what attention_bwd has left to dqkv. */

@@ -422,14 +422,7 @@ static Err scores_backward(const Call *k, Tensor go, const Heads *h, const Heads
     return attention_core_backward(&k->m->core, c, h, &s, d);
 }
 
-/* The gradient of the shared part of the key of own rows, [R, rope], from that of all rows for own heads. */
-static Err shared_backward(const Call *k, Tensor partial, Tensor dshared)
-{
-    TRY(reduce_rows(k->c, partial, dshared));
-    return rotate_shared(k, dshared, 1);
-}
-
-/* dx from the gradients of keys and values. */
+/* dx from the gradients of keys and values. partial: that of the shared part of all rows' keys, for own heads. */
 static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor dx)
 {
     const Mla *m = k->m;
@@ -443,7 +436,8 @@ static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor
     TRY(partial_alloc(c, dshared, &partial));
     TRY(op(c->s, mla_merge, .kv = tensor_reshape(dkv, k->N, k->H, w.nope + w.value), .pe = partial, .k = d.k,
            .v = d.v, .chunk = c->canon.exact ? m->head_chunk : k->H));
-    TRY(shared_backward(k, partial, dshared));
+    TRY(reduce_rows(c, partial, dshared));
+    TRY(rotate_shared(k, dshared, 1));
     TRY(copy_rows(c, shared_of(k, dkv_a), dshared));
     TRY(linear_backward(&m->kv_b, c, latent, dkv, dlatent));
     TRY(norm_backward_into(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)),
