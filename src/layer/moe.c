@@ -106,7 +106,7 @@ static Err route(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
     TRY(moe_choices_kept(m, c, t->index_NK, t->weight_NK, &kept));
     TRY(order_rows(m, c, kept, t));
     arena_release(c->scratch, mark);
-    return c->mode.in_pieces ? ERR_OK : moe_dispatcher(m, c)->learn(m, c, t);
+    return ERR_OK;
 }
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
@@ -141,6 +141,7 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const
     return op(c->s, unpermute_rows, .y = y_ND, .x = t->out_PD, .row = t->row_NK, .weight = t->weight_NK);
 }
 
+/* In most steps all tokens are one piece. */
 static Err pieces_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const MoeRows *t)
 {
     for (int64_t first = 0; first < x_ND.dim[0]; first += moe_piece_tokens(m, c)) {
@@ -196,7 +197,7 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
     TRY(rows_alloc(m, c, save, &t));
     TRY(shared_forward(m, c, x_ND, save, &t));
     TRY(route(m, c, x_ND, &t));
-    TRY(c->mode.in_pieces ? pieces_forward(m, c, x_ND, y_ND, &t) : experts_forward(m, c, x_ND, y_ND, &t));
+    TRY(pieces_forward(m, c, x_ND, y_ND, &t));
     return shared_add(m, c, y_ND, &t);
 }
 

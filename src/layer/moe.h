@@ -106,7 +106,7 @@ int64_t moe_piece_tokens(const Moe *m, const Ctx *c); /* tokens of this rank tha
 int64_t moe_sent_rows(const Moe *m, const Ctx *c);    /* permuted rows of all its tokens */
 /* The part of t that is of the piece from token `first` on. */
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first);
-/* What other ranks' offsets say of a piece, in scratch. */
+/* What other ranks' offsets say of a piece: kept, or, of one piece of several, in scratch. */
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p);
 
 /* ---- the router (moe_router.c) ---- */
