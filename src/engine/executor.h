@@ -69,8 +69,8 @@ typedef struct {
  * that only takes time. */
 typedef struct {
     Err (*forward)(Executor *e, const ExecutorUnit *u);
-    Err (*backward)(Executor *e,
-                    const ExecutorUnit *u);             /* only the dgrad if ctx.mode.split_backward is set */
+    /* The dgrad; without ctx.mode.split_backward the wgrad, too. */
+    Err (*backward)(Executor *e, const ExecutorUnit *u);
     Err (*weights)(Executor *e, const ExecutorUnit *u); /* the wgrad */
 } ExecutorCompute;
 

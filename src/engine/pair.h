@@ -7,10 +7,10 @@
  *   backward                       norm, router                  experts                             attention ...
  *   under way                      F to experts   B to experts   F back     B back                   F to experts
  *
- * A half runs until it has to wait for rows; before it waits the other half goes on (Ctx.other_half, layer/moe.c),
- * which stops likewise. So all that layers issue is in one order, which follows from the two stages and not from time:
- * the ranks of a group, which run the same two stages, issue their calls in one order, and a device has one stream of
- * work.
+ * A half runs until it has to wait for rows. Before it waits, the other half goes on (RowMoves.other_half, which
+ * layer/moe_dispatch.c calls), and stops likewise. So all that layers issue is in one order, which follows from the two
+ * stages and not from time: the ranks of a group, which run the same two stages, issue their calls in one order, and a
+ * device has one stream of work.
  *
  * Each half has a context: its stage, slot and batch, its own scratch, since both have temporaries at once, and its own
  * event, since both have a call under way. The forward is a coroutine, the backward runs where the executor does.

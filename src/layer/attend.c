@@ -6,14 +6,13 @@
 
 #include "layer/attend.h"
 
-static const Tensor none;
-
 AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, float scale)
 {
     return (AttentionCore){ .spec = s,
                             .sink = -1,
                             .scale = scale,
                             .window = layer_pattern_at(&s->window, layer),
+                            .rope = layer_pattern_at(&s->rope.layers, layer),
                             .dropout_key = model_key(s, name, "attention_dropout") };
 }
 
@@ -45,6 +44,13 @@ static Tensor by_sample(const Ctx *c, Tensor t)
                      .dtype = t.dtype };
 }
 
+Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor position, int inverse)
+{
+    if (!a->rope) return ERR_OK;
+    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
+              .inverse = inverse);
+}
+
 /* ---- queries meet keys ---- */
 
 static int64_t first_head(const Ctx *c, const Heads *h) { return h->q.dim[1] * c->world->tp.rank; }
@@ -68,7 +74,7 @@ Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans
                                     .dropout = ctx_dropout(c, s->attention_dropout, a->dropout_key),
                                     .head0 = first_head(c, h),
                                     .softcap = s->attention_softcap,
-                                    .sink = a->sink < 0 ? none : param_value(c, a->sink) });
+                                    .sink = param_value(c, a->sink) });
 }
 
 static Err sinks_backward(Ctx *c, int sink, Tensor lse, Tensor delta)

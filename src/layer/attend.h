@@ -9,6 +9,7 @@ typedef struct {
     int sink;    /* parameter with a number for each head; -1: none */
     float scale; /* of the products of queries and keys */
     int64_t window;
+    bool rope; /* queries and keys turn with their positions */
     uint64_t dropout_key;
 } AttentionCore;
 
@@ -21,6 +22,9 @@ typedef struct {
  * the other scores a sink of 0 is a key that is orthogonal to all queries. */
 AttentionCore attention_core(const ModelSpec *spec, const char *name, int layer, float scale);
 Err attention_core_sinks(AttentionCore *a, ParamRegistry *reg, const char *name);
+
+/* x [N, H, C] turns with its rows' positions, or, inverse, back; without rotary positions nothing is done. */
+Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor position, int inverse);
 
 /* o [N, H, C] and lse [B, T, H] of h; k_span: the positions of its keys. */
 Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans k_span, Tensor o,

@@ -35,14 +35,13 @@ typedef struct {
     AttentionCore core;
     Linear qkv, proj;
     Norm q_norm, k_norm;
-    bool rope;
     int64_t kv_parts; /* canonical parts into which a kv head is cut (base/heads.h) */
 } Attention;
 
 /* Queries and keys are kept behind their norms and their rotation. With norms, q_raw and the k in qkv or kv are kept
  * as they were before. */
 typedef struct {
-    Saved qkv;         /* if heads are views of it (attention.c); otherwise q, kv and gate */
+    Saved qkv;         /* if heads are views of it; otherwise q, kv and gate */
     Saved q, kv, gate; /* kv [2, N, K, C] */
     Saved q_raw, k;    /* with norms of queries and keys; q then is kept beside qkv, too */
     Saved o, lse;
@@ -70,27 +69,15 @@ static Err attention_add(void *own, ParamRegistry *reg, const ModelSpec *s, cons
     const int64_t gate = s->attention_gate ? q : 0;
     *a = (Attention){ .spec = s,
                       .core = attention_core(s, name, layer, 1 / sqrtf((float)s->head_dim)),
-                      .rope = layer_pattern_at(&s->rope.layers, layer),
                       .kv_parts = kv_head_parts(s->tp_blocks, s->heads, s->kv_heads, s->head_dim) };
     TRY(linear_register(&a->qkv, reg,
-                        (LinearSpec){ .owner = name,
-                                      .name = "qkv",
-                                      .in = s->hidden,
-                                      .out = q + 2 * kv + gate,
-                                      .kind = LINEAR_COLUMN,
-                                      .bias = s->bias,
-                                      .std = s->init_std,
-                                      .section = { q, kv, kv, gate },
+                        (LinearSpec){ name, "qkv", s->hidden, q + 2 * kv + gate, LINEAR_COLUMN,
+                                      .bias = s->bias, .std = s->init_std, .section = { q, kv, kv, gate },
                                       .interleave = s->kv_heads * a->kv_parts }));
     TRY(register_qk_norms(a, reg, name));
     TRY(attention_core_sinks(&a->core, reg, name));
     return linear_register(&a->proj, reg,
-                           (LinearSpec){ .owner = name,
-                                         .name = "proj",
-                                         .in = q,
-                                         .out = s->hidden,
-                                         .kind = LINEAR_ROW,
-                                         .bias = s->bias,
+                           (LinearSpec){ name, "proj", q, s->hidden, LINEAR_ROW, .bias = s->bias,
                                          .std = model_projection_std(s) });
 }
 
@@ -158,13 +145,6 @@ static Tensor kv_heads(Tensor kv, int which) /* kv [2, N, K, C] -> [N, K, C] */
     return tensor_reshape(kv_half(kv, which), kv.dim[1], kv.dim[2], kv.dim[3]);
 }
 
-static Err rotate(const Attention *a, Ctx *c, Tensor x, int inverse)
-{
-    if (!a->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = ctx_place(c), .cos = c->rope.cos, .sin = c->rope.sin,
-              .inverse = inverse);
-}
-
 /* The heads of this rank's columns of qkv, copied: q, whole heads of k and v in kv [2, N, K, C], and a gate, if any. */
 static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
 {
@@ -181,13 +161,6 @@ static Err split_columns(Ctx *c, const Dims *d, Tensor qkv, Heads h, Tensor kv)
     }
     arena_release(c->scratch, mark);
     return ERR_OK;
-}
-
-/* Memory for the projection: kept if heads are views of it. */
-static Err qkv_alloc(Ctx *c, const Dims *d, AttentionSave *save, Tensor *qkv)
-{
-    if (d->views) return save_new(c, REGION_I, qkv, &save->qkv, c->dtype, d->N, d->columns);
-    return tensor_new(c->scratch, qkv, c->dtype, d->N, d->columns);
 }
 
 /* The heads as the projection has left them. */
@@ -225,8 +198,8 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
         TRY(norm_forward(&a->q_norm, c, heads_as_rows(raw.q), heads_as_rows(out->q), &save->q_norm));
         TRY(norm_forward(&a->k_norm, c, heads_as_rows(raw.k), heads_as_rows(out->k), &save->k_norm));
     }
-    TRY(rotate(a, c, out->q, 0));
-    return rotate(a, c, out->k, 0);
+    TRY(attention_core_rotate(&a->core, c, out->q, ctx_place(c), 0));
+    return attention_core_rotate(&a->core, c, out->k, ctx_place(c), 0);
 }
 
 /* As heads_forward has left them. */
@@ -259,7 +232,7 @@ static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *
     TRY(save_new(c, a->spec->attention_gate ? REGION_I : REGION_W, &o, &save->o, c->dtype, d.N, d.H, d.C));
     TRY(save_new(c, REGION_I, &lse, &save->lse, F32, d.B, d.T, d.H));
     if (!in_scratch) mark = arena_mark(c->scratch);
-    TRY(qkv_alloc(c, &d, save, &qkv));
+    TRY(save_if(c, d.views, REGION_I, &qkv, &save->qkv, c->dtype, d.N, d.columns));
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, &h));
     TRY(attend_keep(c, &h, in_scratch));
@@ -274,13 +247,7 @@ static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *
     return linear_forward(&a->proj, c, heads_as_columns(gated), y);
 }
 
-/* Undoes the per-head norm of one of q, k: dy -> dx, the gradient of the raw heads. */
-static Err head_backward_norm(const Norm *n, Ctx *c, const NormSave *save, Tensor raw, Tensor dy, Tensor dx)
-{
-    return norm_backward_into(n, c, save, heads_as_rows(raw), heads_as_rows(dy), heads_as_rows(dx));
-}
-
-/* Of this rank's query heads, and of keys and values from them. */
+/* Gradients of this rank's query heads, and what these heads give to keys and values. */
 typedef struct {
     Heads of;    /* as attention_bwd leaves them */
     Tensor kv;   /* copies: k and v, [2, N, K, C] */
@@ -311,8 +278,10 @@ static Err norms_backward(const Attention *a, Ctx *c, const AttentionSave *save,
         TRY(tensor_new(c->scratch, &g->of.q, c->dtype, d->N, d->H, d->C));
         TRY(tensor_new(c->scratch, &g->of.k, c->dtype, d->N, d->K, d->C));
     }
-    TRY(head_backward_norm(&a->q_norm, c, &save->q_norm, raw.q, dy.q, g->of.q));
-    return head_backward_norm(&a->k_norm, c, &save->k_norm, raw.k, dy.k, g->of.k);
+    TRY(norm_backward_into(&a->q_norm, c, &save->q_norm, heads_as_rows(raw.q), heads_as_rows(dy.q),
+                           heads_as_rows(g->of.q)));
+    return norm_backward_into(&a->k_norm, c, &save->k_norm, heads_as_rows(raw.k), heads_as_rows(dy.k),
+                              heads_as_rows(g->of.k));
 }
 
 /* From what attention_bwd has left to dqkv. */
@@ -320,8 +289,8 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
 {
     const int64_t first = d->kv_cols * c->world->kv.rank;
     if (!d->views) TRY(reduce_values(c, &c->world->kv, g->kv));
-    TRY(rotate(a, c, g->of.q, 1));
-    TRY(rotate(a, c, g->of.k, 1));
+    TRY(attention_core_rotate(&a->core, c, g->of.q, ctx_place(c), 1));
+    TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_place(c), 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
     return op(c->s, qkv_merge, .qkv = g->dqkv, .q = heads_as_columns(g->of.q),

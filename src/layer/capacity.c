@@ -130,7 +130,7 @@ static Err choices_new(const Moe *m, Ctx *c, int64_t units, Choices *a)
     return tensor_new(c->scratch, &a->offset, I64, m->spec->experts * units + 1);
 }
 
-/* Of each of these units, which begin at row `first`, an expert takes so many rows at most. */
+/* An expert takes `most` rows of each of these units, which begin at row `first`. */
 static Err take_at_most(const Moe *m, Ctx *c, const Choices *a, int64_t first, int64_t units, int64_t rows,
                         int64_t most)
 {

@@ -46,8 +46,10 @@ Saved saved_of(const Ctx *c, Region region, Tensor t)
     return s;
 }
 
-Err save_alloc(Ctx *c, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim)
+Err save_alloc(Ctx *c, bool keep, Region region, Tensor *t, Saved *saved, DType dtype, int ndim,
+               const int64_t *dim)
 {
+    if (!keep) return tensor_alloc(c->scratch, t, dtype, ndim, dim);
     TRY(tensor_alloc(c->into[region], t, dtype, ndim, dim));
     *saved = saved_of(c, region, *t);
     return ERR_OK;
@@ -69,6 +71,7 @@ Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols)
 Tensor param_value(const Ctx *c, int id)
 {
     ParamStore *s = c->params;
+    if (id < 0) return (Tensor){ 0 };
     Err err = s->listener.read ? s->listener.read(s->listener.user, id) : ERR_OK;
     if (err && !s->read_failed) s->read_failed = err;
     return param_view(&s->reg->items[id], param_store_value(s, c->mode.version));
@@ -117,7 +120,7 @@ static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
     return grad_added(c, weight);
 }
 
-/* Of the weights of all experts: [E * outputs, inputs] in memory. */
+/* w is a product for the weights of all experts, which are [E * outputs, inputs] in memory. */
 static Err grad_add_grouped(Ctx *c, const Wgrad *w)
 {
     const Tensor dw = param_grad(c, w->weight);
@@ -152,8 +155,10 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
 
 Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first)
 {
-    Tensor acc = param_grad(c, bias);
+    Tensor acc;
     bool fresh = false;
+    if (bias < 0) return ERR_OK;
+    acc = param_grad(c, bias);
     if (dy.dim[1] == acc.dim[0]) acc = grad_target(c, bias, &fresh);
     else TRY(grad_open(c, bias, &acc));
     TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy,

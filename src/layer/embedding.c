@@ -50,10 +50,8 @@ static int64_t first_row(const Embedding *e, const Ctx *c) { return e->vocab_row
 
 static Err dropout_in_place(const Embedding *e, Ctx *c, Tensor y)
 {
-    Dropout d = ctx_dropout(c, e->spec->dropout, e->dropout_key);
-    if (!d.threshold) return ERR_OK;
-    return op(c->s, residual_fwd, .y = y, .x = y, .position = ctx_row_slice(c, c->batch->position),
-              .sample = ctx_row_slice(c, c->batch->sample), .dropout = d);
+    const Dropout d = ctx_dropout(c, e->spec->dropout, e->dropout_key);
+    return d.threshold ? residual_add(c, &(ResidualSum){ .sum = y, .branch = y, .dropout = d }) : ERR_OK;
 }
 
 Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y)

@@ -32,7 +32,8 @@ typedef struct {
     const KeySource *source;
 } KeyPlan;
 
-/* Of the layer at work: by c->block.context, c->cut, the ranks of cp, slices, and whether bits are promised. */
+/* The plan of the layer at work. It follows from c->block.context, c->cut, the ranks of cp, slices, and whether bits
+ * are promised. */
 KeyPlan key_plan(const Ctx *c);
 
 /* ---- the walk (keys.c) ---- */
@@ -70,7 +71,7 @@ struct KeyWalk {
     Tensor kv[2];
     KeyBlock at;
     ArenaMark mark;
-    /* of a source in parts */
+    /* what a source in parts keeps */
     Ring ring;
     Tensor held[2];           /* parts, [2 parts, count] each */
     bool moving;              /* an exchange is on its way */
@@ -79,7 +80,7 @@ struct KeyWalk {
 
 /* ---- parts (keys_ring.c) ---- */
 
-/* Of slice w->slice. */
+/* The ring of the ranks that share slice w->slice. */
 Ring ring_of(const KeyWalk *w);
 /* Elements of a part: keys and values. */
 int64_t ring_part_count(const Ring *r);
@@ -105,7 +106,7 @@ Err arrival_finish(KeyWalk *w);
 
 /* ---- gradients that wait for their owner (keys_sums.c) ---- */
 
-/* Of a source whose gradients are summed where they are made. */
+/* What a source does whose gradients are summed where they are made. */
 Err sums_begin(KeyWalk *w);
 Err sums_give(KeyWalk *w);
 Err sums_finish(KeyWalk *w);
@@ -120,7 +121,7 @@ attention_bwd_args keys_bwd_args(const KeyWalk *w, Tensor dk, Tensor dv);
 int64_t slice_length(const Ctx *c);
 Spans slice_span(const Ctx *c, int s);
 
-/* Of 2 n equal parts of a sequence: the rank that has one; the first (0) or second (1) that a rank has. */
+/* A sequence has 2 n equal parts: the rank that has part `part`; the first (0) or second (1) part of a rank. */
 int context_owner(ContextCut cut, int parts, int part);
 int context_part(ContextCut cut, int parts, int rank, int which);
 /* Rows in the order of ranks, x [ranks, samples, T, ...], to rows in the order of positions, `whole`

@@ -19,9 +19,9 @@
  * sum that goes on), and in 16 bits once more for the share as the op writes it. The order is that of the ring, so a
  * repeat has the same bits. Sums that several turns form are in fp32, and rounded once.
  *
- * Of the walk: held[turn % 2] are the parts [2, count] at work, the other ones those on their way. pair f32 [2 parts,
- * sum that came | share]; sums f32 [2 parts, count] go on; share [2 parts, count] as the op writes it, absent in fp32,
- * where it is in `pair`.
+ * In the walk, held[turn % 2] are the parts [2, count] at work, and the other ones are on their way. pair is f32 [2
+ * parts, sum that came | share]; sums, f32 [2 parts, count], go on; share is [2 parts, count] as the op writes it. In
+ * fp32 it is absent, and the op writes to `pair`.
  */
 #include "layer/keys.h"
 
@@ -81,7 +81,7 @@ static int key_messages(const KeyWalk *w, int turn, CommMessage *m)
     return count;
 }
 
-/* Of the turn before. */
+/* The sums that the turn before made. */
 static int sum_messages(const KeyWalk *w, int turn, CommMessage *m)
 {
     int count = 0;

@@ -62,8 +62,9 @@ static int column_of(const Places *p, int slice) { return (int)min64(slice, p->s
 /* Do both slices of the column of slice j see the keys of slice s? */
 static bool is_pair(const Places *p, int s, int j) { return column_of(p, j) >= s; }
 
-/* Of the keys of slice s, without a place for what s itself gives to a column of one. (Of the m ranks that share a
- * slice each has its part of the keys, in every place; and of a column of both g/m leaves, in m places each.) */
+/* How many places the keys of slice s have. What s itself gives to a column of one needs none. (Each of the m ranks
+ * that share a slice has its part of the keys in every place, and g/m leaves of a column of both, in m places each.)
+ */
 static int place_count(const Places *p, int s)
 {
     if (!p->leaves) return s + 1 < p->slices;
@@ -78,7 +79,7 @@ static int first_place(const Places *p, int s)
     return first;
 }
 
-/* Of the column's pairs the first; the others are behind it. */
+/* The place of the column's first pair; the others are behind it. */
 static int place_at(const Places *p, int s, int column)
 {
     return first_place(p, s) + (column < s ? column : s + (column - s) * p->leaves);
@@ -105,7 +106,7 @@ static int rank_count(const KeyWalk *w) { return w->plan->ranks ? w->plan->ranks
 /* A whole sequence: nothing waits. */
 static bool is_whole(const KeyWalk *w) { return w->c->slices.count <= 1; }
 
-/* Of query heads that read a key head: their trees are the inner ones. */
+/* Chunks of query heads that read a key head. The tree over leaves is the inner one. */
 static int64_t chunks_of(const KeyWalk *w) { return w->a->q.dim[2] / w->a->k.dim[2] / w->a->chunk; }
 
 /* `memory` as gradients of keys [B, positions, K, C], of each chunk. */
@@ -129,7 +130,7 @@ static Err grads_new(const KeyWalk *w, DType dtype, const Tensor keys[2], SliceG
     return ERR_OK;
 }
 
-/* Of this rank's queries, in each sample. */
+/* Some of this rank's queries, the same in each sample. */
 typedef struct {
     int64_t first, count;
 } Rows;
@@ -250,7 +251,7 @@ static Err give_nothing(const KeyWalk *w, SliceGrads to)
     return device_zero(w->c->s, to.of[1].data, tensor_bytes(to.of[1]));
 }
 
-/* Of a place as large as all ranks what is of the keys at work: all, or those of one part. */
+/* The keys at work have all of a place as large as all ranks, or, in a ring, one part of it. */
 static SliceGrads of_keys(const KeyWalk *w, SliceGrads g)
 {
     if (w->at.part < 0) return g;

@@ -4,23 +4,15 @@
 #define MIXER(number, kind) extern const LayerKind kind;
 #define FFN(number, kind) extern const LayerKind kind;
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 
 static const LayerKind *const mixers[] = {
 #define MIXER(number, kind) [number] = &kind,
-#define FFN(number, kind)
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 };
 
 static const LayerKind *const ffns[] = {
-#define MIXER(number, kind)
 #define FFN(number, kind) [number] = &kind,
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 };
 
 const LayerKind *model_mixer(const ModelSpec *s, int layer)

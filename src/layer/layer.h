@@ -197,16 +197,19 @@ Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off if this is not 
 void segment_begin(Ctx *c, int index);
 void segment_end(const Ctx *c); /* notes the sizes of the segment */
 /* Allocates a tensor that is kept for backward. ERR_MEMORY. */
-Err save_alloc(Ctx *c, Region region, Tensor *t, Saved *saved, DType dtype, int ndim, const int64_t *dim);
-#define save_new(c, region, t, saved, dtype, ...)                           \
-    save_alloc((c), (region), (t), (saved), (dtype),                        \
+#define save_new(c, region, t, saved, dtype, ...) save_if(c, true, region, t, saved, dtype, __VA_ARGS__)
+/* The same if `keep`; else the tensor is made again in backward, and lies in scratch. */
+#define save_if(c, keep, region, t, saved, dtype, ...)                      \
+    save_alloc((c), (keep), (region), (t), (saved), (dtype),                \
                (int)(sizeof((int64_t[]){ __VA_ARGS__ }) / sizeof(int64_t)), \
                (const int64_t[]){ __VA_ARGS__ })
+Err save_alloc(Ctx *c, bool keep, Region region, Tensor *t, Saved *saved, DType dtype, int ndim,
+               const int64_t *dim);
 Tensor save_get(const Ctx *c, Saved saved);
 /* Allocates a gradient that a queued linear will read: in REGION_W if W runs later, else in scratch. */
 Err dy_alloc(Ctx *c, Tensor *t, int64_t rows, int64_t cols);
 
-/* These are the only ways to the memory of a parameter. */
+/* These are the only ways to the memory of a parameter. Where a layer has none (id -1) the value is absent. */
 Tensor param_value(const Ctx *c, int id);
 Tensor param_grad(const Ctx *c, int id);
 Tensor param_state(const Ctx *c, int id); /* a STATE parameter in fp32, as the last update left it */
@@ -215,7 +218,7 @@ Tensor param_state(const Ctx *c, int id); /* a STATE parameter in fp32, as the l
 
 /* Adds `rows` to the table's gradient, at row first + index of each. */
 Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first);
-/* Adds the column sums of dy to the bias's gradient, from its element `first` on. */
+/* Adds the column sums of dy to the bias's gradient, from its element `first` on. bias -1: does nothing. */
 Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first);
 
 /* Computes all weight gradients in the slot's queue and empties it. */
@@ -391,7 +394,8 @@ typedef struct {
     int64_t (*flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */
     int64_t (*idle_params)(const ModelSpec *spec);
-    /* Of mixers: FLOP of one token's scores and weighted values; the keys of a rank; what generation keeps. */
+    /* Mixers alone have these: FLOP of one token's scores and weighted values; the keys of a rank; what generation
+     * keeps. */
     int64_t (*score_flop)(const ModelSpec *spec);
     SliceKeyShape (*keys)(const void *own, const Ctx *c);
     KvShape (*cache)(const ModelSpec *spec);

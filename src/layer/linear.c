@@ -55,7 +55,7 @@ int64_t whole_leaf(int64_t length)
     return (length + parts - 1) / parts;
 }
 
-/* Of a dim that a call may hold several chunks of, all leaves are equal: halves, as long as there are such. */
+/* A call may hold several chunks of a dim that tp cuts, so all leaves are equal: halves, as long as there are such. */
 int64_t tree_leaf(const Ctx *c, int64_t global, int64_t local)
 {
     if (!c->canon.exact || c->canon.tp_blocks == 1) return whole_leaf(local);
@@ -79,8 +79,8 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
     if (l->kind != LINEAR_ROW) {
         full = x;
         if (l->kind == LINEAR_COLUMN) TRY(gather_rows(c, x, &full));
-        TRY(op(c->s, linear_fwd, .y = y, .gelu = active, .x = full, .w = w,
-               .bias = l->bias >= 0 ? param_value(c, l->bias) : none, .leaf = whole_leaf(l->in)));
+        TRY(op(c->s, linear_fwd, .y = y, .gelu = active, .x = full, .w = w, .bias = param_value(c, l->bias),
+               .leaf = whole_leaf(l->in)));
     } else {
         TRY(partial_alloc(c, y, &partial));
         TRY(op(c->s, linear_fwd, .y = partial, .x = x, .w = w, .leaf = tree_leaf(c, l->in, x.dim[1])));
@@ -88,11 +88,6 @@ Err linear_forward_gelu(const Linear *l, Ctx *c, Tensor x, Tensor y, Tensor acti
     }
     arena_release(c->scratch, mark);
     return ERR_OK;
-}
-
-static Err bias_backward(const Linear *l, Ctx *c, Tensor dy)
-{
-    return l->bias >= 0 ? grad_add_columns(c, l->bias, dy, 0) : ERR_OK;
 }
 
 /* x is gathered while dx is computed, dx summed over the ranks while the weight's gradient is. */
@@ -108,7 +103,7 @@ static Err column_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor 
            .leaf = tree_leaf(c, l->out, dy.dim[1])));
     if (at_once) TRY(gather_rows_end(c));
     TRY(reduce_rows_begin(c, partial, dx, &sum));
-    TRY(bias_backward(l, c, dy));
+    TRY(grad_add_columns(c, l->bias, dy, 0));
     TRY(wgrad_push(c, wgrad));
     return reduce_rows_end(c, sum);
 }
@@ -127,7 +122,7 @@ static Err row_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor gel
 static Err whole_backward(const Linear *l, Ctx *c, Tensor x, Tensor dy, Tensor dx)
 {
     TRY(op(c->s, linear_dx, .dx = dx, .dy = dy, .w = param_value(c, l->weight), .leaf = whole_leaf(l->out)));
-    TRY(bias_backward(l, c, dy));
+    TRY(grad_add_columns(c, l->bias, dy, 0));
     return wgrad_push(c, (Wgrad){ l->weight, dy, x });
 }
 

@@ -19,16 +19,9 @@ Err head_register(Head *h, ParamRegistry *reg, const ModelSpec *spec, int tied_w
 {
     *h = (Head){ .spec = spec, .weight = tied_weight };
     if (tied_weight >= 0) return ERR_OK;
-    return param_add(reg,
-                     (ParamSpec){ .name = "head.weight",
-                                  .ndim = 2,
-                                  .shape = { spec->vocab, spec->hidden },
-                                  .padded_rows = spec->padded_vocab,
-                                  .cut = { CUT_TP },
-                                  .init = INIT_NORMAL,
-                                  .std = spec->init_std,
-                                  .flags = PARAM_DECAY },
-                     &h->weight);
+    ParamSpec w = embedding_table(spec, false, 0); /* its own, but like it */
+    w.name = "head.weight";
+    return param_add(reg, w, &h->weight);
 }
 
 Err head_logits(const Head *h, Ctx *c, Tensor x, Tensor logits)

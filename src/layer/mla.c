@@ -42,7 +42,6 @@ typedef struct {
     Linear q_a, q, kv_a, kv_b, gate, proj; /* q reads the latent, or the row if there is no q_a */
     Norm q_norm, kv_norm;
     int64_t head_chunk; /* heads in a canonical chunk */
-    bool rope;
 } Mla;
 
 /* With selective recomputation q_latent, kv_latent, q, k and v are not kept. */
@@ -114,8 +113,7 @@ static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char
     Mla *m = own;
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
-                .head_chunk = s->heads / s->tp_blocks,
-                .rope = layer_pattern_at(&s->rope.layers, layer) };
+                .head_chunk = s->heads / s->tp_blocks };
     ASSERT(s->latent.width.kv_rank > 0 && s->heads % s->tp_blocks == 0);
     TRY(register_queries(m, reg, name));
     TRY(register_keys(m, reg, name));
@@ -163,26 +161,19 @@ static Tensor shared_of(const Call *k, Tensor kv_a)
     return tensor_col_slice(kv_a, k->w.kv_rank, k->w.rope);
 }
 
-static Err rotate(const Call *k, Tensor x, Tensor position, int inverse)
-{
-    Ctx *c = k->c;
-    if (!k->m->rope) return ERR_OK;
-    return op(c->s, rope, .x = x, .position = position, .cos = c->rope.cos, .sin = c->rope.sin,
-              .inverse = inverse);
-}
-
 /* The last columns of each head. */
 static Err rotate_queries(const Call *k, Tensor q, int inverse)
 {
     q.data = (char *)q.data + k->w.nope * dtype_size(q.dtype);
     q.dim[2] = k->w.rope;
-    return rotate(k, q, ctx_place(k->c), inverse);
+    return attention_core_rotate(&k->m->core, k->c, q, ctx_place(k->c), inverse);
 }
 
 /* The shared part of the keys of this rank's rows. */
 static Err rotate_shared(const Call *k, Tensor p, int inverse)
 {
-    return rotate(k, one_head(p), ctx_row_slice(k->c, ctx_place(k->c)), inverse);
+    const Tensor position = ctx_row_slice(k->c, ctx_place(k->c));
+    return attention_core_rotate(&k->m->core, k->c, one_head(p), position, inverse);
 }
 
 static SliceKeyShape mla_keys(const void *own, const Ctx *c)
@@ -202,28 +193,16 @@ typedef struct {
     Tensor shared; /* [R, rope] */
 } Latents;
 
-/* What is made of the latents is kept for backward or, with recomputation, passes. [R, columns]: */
-static Err latent_alloc(const Call *k, Tensor *t, Saved *saved, int64_t columns)
-{
-    Ctx *c = k->c;
-    if (model_recomputes(k->m->spec)) return tensor_new(c->scratch, t, c->dtype, k->R, columns);
-    return save_new(c, REGION_W, t, saved, c->dtype, k->R, columns);
-}
+/* What is made of the latents is kept for backward or, with recomputation, made again. */
+static bool keeps(const Call *k) { return !model_recomputes(k->m->spec); }
 
-/* [N, H, columns]: */
-static Err head_alloc(const Call *k, Tensor *t, Saved *saved, int64_t N, int64_t columns)
-{
-    Ctx *c = k->c;
-    if (model_recomputes(k->m->spec)) return tensor_new(c->scratch, t, c->dtype, N, k->H, columns);
-    return save_new(c, REGION_I, t, saved, c->dtype, N, k->H, columns);
-}
-
-/* Of `keys` rows, more than the batch's own where earlier ones are kept. */
+/* k and v have `keys` rows: more than the batch's own where earlier ones are kept. */
 static Err heads_alloc(const Call *k, int64_t keys, MlaSave *save, Heads *h)
 {
-    TRY(head_alloc(k, &h->q, &save->q, k->N, k->key));
-    TRY(head_alloc(k, &h->k, &save->k, keys, k->key));
-    return head_alloc(k, &h->v, &save->v, keys, k->w.value);
+    Ctx *c = k->c;
+    TRY(save_if(c, keeps(k), REGION_I, &h->q, &save->q, c->dtype, k->N, k->H, k->key));
+    TRY(save_if(c, keeps(k), REGION_I, &h->k, &save->k, c->dtype, keys, k->H, k->key));
+    return save_if(c, keeps(k), REGION_I, &h->v, &save->v, c->dtype, keys, k->H, k->w.value);
 }
 
 /* The rotated part of the key, in scratch. */
@@ -243,12 +222,12 @@ static Err latents_forward(const Call *k, Tensor x, MlaSave *save, Latents *out)
     if (k->w.q_rank) {
         TRY(save_new(c, REGION_I, &q_a, &save->q_a, c->dtype, k->R, k->w.q_rank));
         TRY(linear_forward(&m->q_a, c, x, q_a));
-        TRY(latent_alloc(k, &out->q, &save->q_latent, k->w.q_rank));
+        TRY(save_if(c, keeps(k), REGION_W, &out->q, &save->q_latent, c->dtype, k->R, k->w.q_rank));
         TRY(norm_forward(&m->q_norm, c, q_a, out->q, &save->q_norm));
     }
     TRY(save_new(c, REGION_I, &kv_a, &save->kv_a, c->dtype, k->R, k->w.kv_rank + k->w.rope));
     TRY(linear_forward(&m->kv_a, c, x, kv_a));
-    TRY(latent_alloc(k, &out->kv, &save->kv_latent, k->w.kv_rank));
+    TRY(save_if(c, keeps(k), REGION_W, &out->kv, &save->kv_latent, c->dtype, k->R, k->w.kv_rank));
     TRY(norm_forward(&m->kv_norm, c, latent_of(k, kv_a), out->kv, &save->kv_norm));
     return shared_key(k, kv_a, &out->shared);
 }
@@ -274,7 +253,7 @@ static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor 
 {
     Ctx *c = k->c;
     const int64_t keys = t->kv.dim[0];
-    const bool passes = model_recomputes(k->m->spec) || c->into[REGION_I] == c->scratch;
+    const bool passes = !keeps(k) || c->into[REGION_I] == c->scratch;
     Heads h;
     TRY(heads_alloc(k, c->block.kv ? keys : k->N, save, &h));
     TRY(make_heads(k, t, h));
@@ -309,7 +288,7 @@ static bool absorbs(const Call *k)
     return k->c->block.kv && k->m->spec->latent.absorb && k->T == 1 && k->c->batch->span.first[0] > 0;
 }
 
-/* Of head h the rows of Wkv_b that make its own part of the key; and those that make its values. */
+/* The rows of Wkv_b that make head h's own part of the key; and those that make its values. */
 static Tensor key_rows(const Call *k, Tensor kv_b, int64_t h)
 {
     const MlaWidths w = k->w;
@@ -443,14 +422,7 @@ static Err scores_backward(const Call *k, Tensor go, const Heads *h, const Heads
     return attention_core_backward(&k->m->core, c, h, &s, d);
 }
 
-/* The gradient of the shared part of the key of own rows, [R, rope], from that of all rows for own heads. */
-static Err shared_backward(const Call *k, Tensor partial, Tensor dshared)
-{
-    TRY(reduce_rows(k->c, partial, dshared));
-    return rotate_shared(k, dshared, 1);
-}
-
-/* dx from the gradients of keys and values. */
+/* dx from the gradients of keys and values. partial: that of the shared part of all rows' keys, for own heads. */
 static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor dx)
 {
     const Mla *m = k->m;
@@ -464,7 +436,8 @@ static Err keys_backward(const Call *k, Tensor x, Tensor latent, Heads d, Tensor
     TRY(partial_alloc(c, dshared, &partial));
     TRY(op(c->s, mla_merge, .kv = tensor_reshape(dkv, k->N, k->H, w.nope + w.value), .pe = partial, .k = d.k,
            .v = d.v, .chunk = c->canon.exact ? m->head_chunk : k->H));
-    TRY(shared_backward(k, partial, dshared));
+    TRY(reduce_rows(c, partial, dshared));
+    TRY(rotate_shared(k, dshared, 1));
     TRY(copy_rows(c, shared_of(k, dkv_a), dshared));
     TRY(linear_backward(&m->kv_b, c, latent, dkv, dlatent));
     TRY(norm_backward_into(&m->kv_norm, c, &k->save->kv_norm, latent_of(k, save_get(c, k->save->kv_a)),

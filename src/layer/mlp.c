@@ -6,27 +6,16 @@
 
 Err mlp_register(Mlp *m, ParamRegistry *reg, const ModelSpec *s, const char *name, int64_t ffn)
 {
-    const bool gated = activation_gated(s->activation);
-    LinearSpec fc1 = { .owner = name,
-                       .name = "fc1",
-                       .in = s->hidden,
-                       .out = gated ? 2 * ffn : ffn,
-                       .kind = LINEAR_COLUMN,
-                       .bias = s->bias,
-                       .std = s->init_std };
+    LinearSpec fc1 = { name, "fc1", s->hidden, ffn, LINEAR_COLUMN, .bias = s->bias, .std = s->init_std };
     *m = (Mlp){ .spec = s, .ffn = ffn };
-    if (gated) {
+    if (activation_gated(s->activation)) {
+        fc1.out = 2 * ffn;
         fc1.section[0] = fc1.section[1] = ffn;
         fc1.interleave = s->tp_blocks;
     }
     TRY(linear_register(&m->fc1, reg, fc1));
     return linear_register(&m->fc2, reg,
-                           (LinearSpec){ .owner = name,
-                                         .name = "fc2",
-                                         .in = ffn,
-                                         .out = s->hidden,
-                                         .kind = LINEAR_ROW,
-                                         .bias = s->bias,
+                           (LinearSpec){ name, "fc2", ffn, s->hidden, LINEAR_ROW, .bias = s->bias,
                                          .std = model_projection_std(s) });
 }
 
@@ -83,10 +72,9 @@ Err mlp_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
             H = activation_gated(m->spec->activation) ? 2 * F : F;
     Tensor hidden, active;
     TRY(save_new(c, REGION_I, &hidden, &save->hidden, c->dtype, N, H));
-    if (!model_recomputes(m->spec)) TRY(save_new(c, REGION_W, &active, &save->active, c->dtype, N, F));
     bool in_scratch = c->into[REGION_I] == c->scratch;
     if (!in_scratch) mark = arena_mark(c->scratch);
-    if (model_recomputes(m->spec)) TRY(tensor_new(c->scratch, &active, c->dtype, N, F));
+    TRY(save_if(c, !model_recomputes(m->spec), REGION_W, &active, &save->active, c->dtype, N, F));
     TRY(fc1_forward(m, c, x, hidden, active));
     TRY(linear_forward(&m->fc2, c, active, y));
     if (!in_scratch) arena_release(c->scratch, mark);

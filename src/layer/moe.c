@@ -79,14 +79,11 @@ static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
     const int64_t P = moe_sent_rows(m, c), Q = moe_room_of(m, c).owned;
     const int64_t D = m->model->hidden, F = own_ffn(m, c),
                   H = activation_gated(m->model->activation) ? 2 * F : F;
+    const bool keep = !model_recomputes(m->model);
     TRY(save_new(c, REGION_I, &t->hidden_QH, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out_PD, &save->out, c->dtype, P, D));
-    if (model_recomputes(m->model)) {
-        TRY(tensor_new(c->scratch, &t->x_QD, c->dtype, Q, D));
-        return tensor_new(c->scratch, &t->active_QF, c->dtype, Q, F);
-    }
-    TRY(save_new(c, REGION_W, &t->x_QD, &save->x, c->dtype, Q, D));
-    return save_new(c, REGION_W, &t->active_QF, &save->active, c->dtype, Q, F);
+    TRY(save_if(c, keep, REGION_W, &t->x_QD, &save->x, c->dtype, Q, D));
+    return save_if(c, keep, REGION_W, &t->active_QF, &save->active, c->dtype, Q, F);
 }
 
 /* The order of the permuted rows of `kept` [N, K], piece by piece. */
@@ -109,7 +106,7 @@ static Err route(const Moe *m, Ctx *c, Tensor x_ND, const MoeRows *t)
     TRY(moe_choices_kept(m, c, t->index_NK, t->weight_NK, &kept));
     TRY(order_rows(m, c, kept, t));
     arena_release(c->scratch, mark);
-    return c->mode.in_pieces ? ERR_OK : moe_dispatcher(m, c)->learn(m, c, t);
+    return ERR_OK;
 }
 
 static Err activate(const Moe *m, Ctx *c, const MoeRows *t)
@@ -144,6 +141,7 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const
     return op(c->s, unpermute_rows, .y = y_ND, .x = t->out_PD, .row = t->row_NK, .weight = t->weight_NK);
 }
 
+/* In most steps all tokens are one piece. */
 static Err pieces_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const MoeRows *t)
 {
     for (int64_t first = 0; first < x_ND.dim[0]; first += moe_piece_tokens(m, c)) {
@@ -160,11 +158,10 @@ static Err pieces_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const 
 /* sum = residual, if given, + the shared expert's output + the bias that its last linear leaves to a sum. */
 static Err shared_sum(const Moe *m, Ctx *c, Tensor out, Tensor residual, Tensor sum)
 {
-    const int bias = m->shared.fc2.bias;
     return residual_add(c, &(ResidualSum){ .sum = sum,
                                            .residual = residual,
                                            .branch = out,
-                                           .bias = bias >= 0 ? param_value(c, bias) : (Tensor){ 0 },
+                                           .bias = param_value(c, m->shared.fc2.bias),
                                            .dropout = { .scale = 1 } });
 }
 
@@ -172,10 +169,9 @@ static Err shared_sum(const Moe *m, Ctx *c, Tensor out, Tensor residual, Tensor 
 static Err shared_forward(const Moe *m, Ctx *c, Tensor x_ND, MoeSave *save, MoeRows *t)
 {
     if (!m->spec->shared_ffn) return ERR_OK;
-    if (m->shared_gate < 0) {
-        TRY(tensor_new(c->scratch, &t->shared_out_ND, c->dtype, x_ND.dim[0], x_ND.dim[1]));
-    } else {
-        TRY(save_new(c, REGION_I, &t->shared_out_ND, &save->shared_out, c->dtype, x_ND.dim[0], x_ND.dim[1]));
+    TRY(save_if(c, m->shared_gate >= 0, REGION_I, &t->shared_out_ND, &save->shared_out, c->dtype, x_ND.dim[0],
+                x_ND.dim[1]));
+    if (m->shared_gate >= 0) {
         TRY(save_new(c, REGION_I, &t->gate_N1, &save->gate, F32, x_ND.dim[0], moe_padded_cols(1)));
         t->gate_N1 = moe_first_cols(t->gate_N1, 1);
         TRY(moe_fp32_linear(c, m->shared_gate, -1, x_ND, t->gate_N1));
@@ -201,7 +197,7 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
     TRY(rows_alloc(m, c, save, &t));
     TRY(shared_forward(m, c, x_ND, save, &t));
     TRY(route(m, c, x_ND, &t));
-    TRY(c->mode.in_pieces ? pieces_forward(m, c, x_ND, y_ND, &t) : experts_forward(m, c, x_ND, y_ND, &t));
+    TRY(pieces_forward(m, c, x_ND, y_ND, &t));
     return shared_add(m, c, y_ND, &t);
 }
 
@@ -294,7 +290,7 @@ static Err out_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy_ND, Te
     return ERR_OK;
 }
 
-/* The rows that experts get, for their biases and for who watches. */
+/* The rows that experts get, for their biases and for reports. */
 static Err count_rows(const Moe *m, Ctx *c, const MoeRows *t)
 {
     Tensor load;
@@ -323,7 +319,7 @@ static Err shared_backward(const Moe *m, Ctx *c, const MoeSave *save, Tensor x_N
     Tensor dshared_ND = dy_ND, through;
     if (!m->spec->shared_ffn) return ERR_OK;
     if (m->shared_gate >= 0) TRY(gate_backward(m, c, save, x_ND, dy_ND, dx_ND, &dshared_ND));
-    if (m->shared.fc2.bias >= 0) TRY(grad_add_columns(c, m->shared.fc2.bias, dshared_ND, 0));
+    TRY(grad_add_columns(c, m->shared.fc2.bias, dshared_ND, 0));
     TRY(tensor_new(c->scratch, &through, c->dtype, dx_ND.dim[0], dx_ND.dim[1]));
     TRY(mlp_backward(&m->shared, c, &save->shared, x_ND, dshared_ND, through));
     return add_rows(c, dx_ND, through);
@@ -357,7 +353,7 @@ static Err pieces_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor
     return count_rows(m, c, t);
 }
 
-/* The gradients of experts' outputs, of which the piece makes the rest again. */
+/* One piece: forward kept the experts' outputs alone, so what leads to them is made again. */
 static Err piece_backward(const Moe *m, Ctx *c, const MoeRows *p, Tensor x_ND, Tensor dy_ND, Tensor dx_ND)
 {
     ArenaMark mark = arena_mark(c->scratch);

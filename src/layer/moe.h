@@ -42,16 +42,16 @@ typedef struct {
 Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
 
 /*
- * Of a mixture's choices index [N, K], whose weights are those, the ones that its experts take and their
- * ranks have room for: index with -1 in the places of the others. In scratch; index itself where nothing is dropped.
- * Collective over sp, cp and tp-ep.
+ * kept [N, K] = a mixture's choices `index`, with -1 in the places of those that a full expert does not take or that
+ * the expert's ranks have no room for. It lies in scratch, or is index itself where nothing is dropped. weight [N, K]:
+ * what experts choose by. Collective over sp, cp and tp-ep.
  */
 Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept);
 
 /* Rows of this rank, of any dtype, to those of the micro-batch, in scratch, by sample and position; `own` itself in a
  * group of one. Collective over sp and cp. */
 Err moe_gather_units(Ctx *c, Tensor own, Tensor *all);
-/* Of these this rank's. */
+/* The way back: this rank's rows of those of the micro-batch. */
 Err moe_own_rows(Ctx *c, Tensor all, Tensor *own);
 /* Rows of a balance unit, on all ranks. */
 int64_t moe_unit_rows(const Moe *m, const Ctx *c);
@@ -106,7 +106,7 @@ int64_t moe_piece_tokens(const Moe *m, const Ctx *c); /* tokens of this rank tha
 int64_t moe_sent_rows(const Moe *m, const Ctx *c);    /* permuted rows of all its tokens */
 /* The part of t that is of the piece from token `first` on. */
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first);
-/* What other ranks' offsets say of a piece, in scratch. */
+/* What other ranks' offsets say of a piece: kept, or, of one piece of several, in scratch. */
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p);
 
 /* ---- the router (moe_router.c) ---- */

@@ -49,7 +49,7 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
     return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moves.done);
 }
 
-/* Of a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
+/* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
 static Err move_rows_end(Ctx *c)
 {
     if (c->moves.other_half) TRY(c->moves.other_half(c->moves.pair));
@@ -138,7 +138,7 @@ static Err send_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Move
     return move_rows(m, c, t, d.local, d.remote);
 }
 
-/* Of experts that ranks have parts of, parts of the results come back. */
+/* Where ranks have parts of an expert, parts of its results come back. */
 static Err bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;

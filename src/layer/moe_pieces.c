@@ -1,6 +1,6 @@
 /*
  * Tokens that pass the experts in pieces, in a step that is done again because a rank's experts had not enough room in
- * it (Ctx.in_pieces). A piece is whole leaves of tokens, as many as fit wherever their rows go. Only what the experts
+ * it (Mode.in_pieces). A piece is whole leaves of tokens, as many as fit wherever their rows go. Only what the experts
  * gave is kept of a piece, and backward makes the rest again. In any other step all tokens are one piece.
  */
 #include "base/int64.h"
@@ -37,9 +37,11 @@ MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p)
 {
     const Dispatcher *d = moe_dispatcher(m, c);
-    p->owned = p->offset;
-    if (!d->remote) return ERR_OK;
-    TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
-    if (d->takes) TRY(tensor_new(c->scratch, &p->taken_Q, I32, moe_room_of(m, c).owned));
+    if (c->mode.in_pieces) {
+        p->owned = p->offset;
+        if (d->remote)
+            TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
+        if (d->takes) TRY(tensor_new(c->scratch, &p->taken_Q, I32, moe_room_of(m, c).owned));
+    }
     return d->learn(m, c, p);
 }

@@ -6,7 +6,7 @@
 
 #include "layer/moe.h"
 
-/* Of which mixture a parameter is, and where it goes. */
+/* The mixture that a parameter belongs to, and where it is registered. */
 typedef struct {
     ParamRegistry *reg;
     const ModelSpec *spec;

@@ -87,7 +87,8 @@ static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->spec->balance.unit * c->batch->T; }
 static int64_t first_row(const Ctx *c) { return c->world->sp.rank * ctx_rows(c); }
 
-/* Of each balance unit the rows that would choose each expert by their scores alone, on all ranks. */
+/* load [units, experts] = how many rows of each balance unit, on all ranks, would choose each expert by their scores
+ * alone. */
 static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 {
     const int64_t N = t->index_NK.dim[0], K = m->spec->topk;
@@ -199,7 +200,7 @@ Err moe_router_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
            .index = t->index_NK, .weight = t->weight_NK, .router = m->spec->router));
     TRY(balance_backward(m, c, t, dlogits));
     if (m->spec->balance.forced) TRY(device_zero(c->s, wide.data, tensor_bytes(wide)));
-    if (m->router_bias >= 0) TRY(grad_add_columns(c, m->router_bias, dlogits, 0));
+    TRY(grad_add_columns(c, m->router_bias, dlogits, 0));
     if (!has_noise(m, c)) return moe_fp32_linear_backward(c, m->router, x, dy, wide, dx);
     TRY(dy_alloc(c, &noisy, x.dim[0], x.dim[1]));
     TRY(add_noise(m, c, noisy, x));

@@ -17,15 +17,10 @@ Err norm_register(Norm *n, ParamRegistry *reg, const char *name, int64_t width, 
     return param_add(reg, p, &n->bias);
 }
 
-static Tensor bias_of(const Norm *n, const Ctx *c)
-{
-    return n->bias >= 0 ? param_value(c, n->bias) : (Tensor){ 0 };
-}
-
 static Err run(const Norm *n, Ctx *c, Tensor x, Tensor y, Tensor mean, Tensor rstd)
 {
     return op(c->s, norm_fwd, .y = y, .mean = mean, .rstd = rstd, .x = x, .w = param_value(c, n->weight),
-              .b = bias_of(n, c), .eps = n->eps);
+              .b = param_value(c, n->bias), .eps = n->eps);
 }
 
 static Err save_stats(const Norm *n, Ctx *c, int64_t rows, NormSave *save, Tensor *mean, Tensor *rstd)
@@ -63,7 +58,7 @@ Err norm_forward_sum(const Norm *n, Ctx *c, const ResidualSum *r, Tensor y, Norm
     TRY(save_stats(n, c, y.dim[0], save, &mean, &rstd));
     return op(c->s, residual_norm_fwd, .y = y, .mean = mean, .rstd = rstd, .sum = r->sum,
               .residual = r->residual, .x = r->branch, .bias = r->bias, .w = param_value(c, n->weight),
-              .b = bias_of(n, c), .position = ctx_row_slice(c, c->batch->position),
+              .b = param_value(c, n->bias), .position = ctx_row_slice(c, c->batch->position),
               .sample = ctx_row_slice(c, c->batch->sample), .dropout = r->dropout, .eps = n->eps);
 }
 

@@ -14,18 +14,12 @@ typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 /* Kinds of layers, for ModelSpec. */
 typedef enum {
 #define MIXER(number, kind) number,
-#define FFN(number, kind)
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 } MixerKind;
 
 typedef enum {
-#define MIXER(number, kind)
 #define FFN(number, kind) number,
 #include "layer/kinds.def"
-#undef MIXER
-#undef FFN
 } FfnKind;
 
 /* With cp: how queries meet the keys of other ranks: gathered; part by part; each rank gets some of the
@@ -50,7 +44,7 @@ typedef struct {
     /* Room of a rank's experts, as a multiple of an even share; 0: for all rows that can come. */
     double slack;
     bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
-    bool redo; /* it is done again in pieces (Ctx.in_pieces) */
+    bool redo; /* it is done again in pieces (Mode.in_pieces) */
 } Capacity;
 
 /* Mixtures of experts (moe.c); experts 0: a dense model. */

@@ -19,7 +19,7 @@ static Tensor rows_of(Tensor x)
     return tensor_reshape(x, tensor_count(x) / columns, columns);
 }
 
-/* Of as many parts as ranks, of which some may have a row more. */
+/* Rows are cut into as many parts as there are ranks; some parts may have a row more. */
 static Tensor part_of(Tensor rows, int ranks, int i)
 {
     const int64_t first = rows.dim[0] * i / ranks, end = rows.dim[0] * (i + 1) / ranks;

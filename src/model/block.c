@@ -56,19 +56,11 @@ static int bias_of(const Branch *r) { return r->kind->residual_bias(r->own); }
 /* sum = x + dropout(branch + bias of the branch's last linear) */
 static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor x, Tensor branch, Tensor sum)
 {
-    const int bias = bias_of(r);
     return (ResidualSum){ .sum = sum,
                           .residual = x,
                           .branch = branch,
-                          .bias = bias >= 0 ? param_value(c, bias) : (Tensor){ 0 },
+                          .bias = param_value(c, bias_of(r)),
                           .dropout = ctx_dropout(c, b->spec->dropout, r->dropout_key) };
-}
-
-/* A norm's output: kept for the wgrad, or passing (selective recomputation). */
-static Err norm_out(const Block *b, Ctx *c, Tensor x, Tensor *n, Saved *saved)
-{
-    if (!model_recomputes(b->spec)) return save_new(c, REGION_W, n, saved, c->dtype, x.dim[0], x.dim[1]);
-    return tensor_new(c->scratch, n, c->dtype, x.dim[0], x.dim[1]);
 }
 
 Err residual_stream(Ctx *c, Tensor x, ResidualStream *out)
@@ -83,7 +75,7 @@ static Err branch_forward(const Block *b, const Branch *r, Ctx *c, ResidualStrea
 {
     const Tensor in = x->sum.sum;
     Tensor n;
-    TRY(norm_out(b, c, in, &n, &save->n));
+    TRY(save_if(c, !model_recomputes(b->spec), REGION_W, &n, &save->n, c->dtype, in.dim[0], in.dim[1]));
     TRY(norm_forward_sum(&r->norm, c, &x->sum, n, &save->norm));
     TRY(r->kind->forward(r->own, c, n, x->branch, save->own));
     x->sum = behind(b, r, c, in, x->branch, y);
@@ -108,16 +100,16 @@ Err block_forward(const Block *b, Ctx *c, ResidualStream *x, BlockSave *save, Te
 static Err branch_gradient(const Block *b, const Branch *r, Ctx *c, Tensor d, bool summed, Tensor *out)
 {
     const Dropout drop = ctx_dropout(c, b->spec->dropout, r->dropout_key);
-    const int bias = bias_of(r);
     *out = d;
     if (drop.threshold || c->mode.split_backward) {
         TRY(dy_alloc(c, out, d.dim[0], d.dim[1]));
         TRY(op(c->s, residual_bwd, .dx = *out, .dy = d, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = drop));
     }
-    return bias >= 0 && !summed ? grad_add_columns(c, bias, *out, 0) : ERR_OK;
+    return summed ? ERR_OK : grad_add_columns(c, bias_of(r), *out, 0);
 }
 
+/* The norm's output as forward left it: kept, or made again. */
 static Err norm_output(const Block *b, Ctx *c, const Norm *norm, Saved saved, Tensor x, Tensor *n)
 {
     if (!model_recomputes(b->spec)) {

@@ -95,6 +95,8 @@ Err stages_register(Stage *st, const StageShare *shares, int count, ParamRegistr
                     SetupArena *setup)
 {
     bool head = !spec->tied, mtp = !spec->mtp.count; /* or there is none that reads the table */
+    /* (widths that no block has would be a model of another kind than was meant) */
+    ASSERT(layer_pattern_has(&spec->mixer, MIXER_LATENT) == (spec->latent.width.kv_rank > 0));
     for (int i = 0; i < count; i++) head |= shares[i].head, mtp |= shares[i].mtp > 0;
     for (int i = 0; i < count; i++, st++) {
         *st = (Stage){ .spec = spec, .share = shares[i] };

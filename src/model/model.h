@@ -140,7 +140,7 @@ Err stage_backward(const Stage *st, Ctx *c, StageSave *save, const Boundary *dou
 int stage_attention_layers(const Stage *st); /* its blocks, and those of MTP */
 
 /* For sequences in slices: room for the gradients of the keys of one micro-batch, [attention layers]. c: with
- * slice_count, and a batch of the stage. */
+ * slices.count, and a batch of the stage. */
 Err stage_slices_init(const Stage *st, const Ctx *c, SliceGrads **out, Arena *state, SetupArena *setup);
 
 /* Room for the keys and values of one sample, or their latents, in `state`: a KvCache for each block. */
@@ -155,14 +155,14 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
 /* Cosines and sines [seq, columns / 2] in `state`, when a block rotates. */
 Err model_rope_tables(const ModelSpec *spec, Stream *s, Arena *state, SetupArena *setup, RopeTables *out);
 
-/* Of so many parameters those that a token meets: without the experts that it is not sent to. */
+/* How many of so many parameters a token meets: all but the experts that it is not sent to. */
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded);
-/* Of scores and weighted values, forward and backward: 12 L C T, C the columns of all heads (where keys and values
+/* FLOP of scores and weighted values, forward and backward: 12 L C T, C the columns of all heads (where keys and values
  * differ in width, the mean of both). */
 int64_t model_attention_flop_per_token(const ModelSpec *spec);
 /* 6 N and that: N the active parameters but tables that rows are only looked up in, which cost no FLOP. */
 int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded);
-/* Of one stage's forward, without recomputation: of the products alone, and never 0. */
+/* FLOP of one stage's forward, without recomputation: of the products alone, and never 0. */
 int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share);
 
 /* block.c */

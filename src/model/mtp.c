@@ -22,27 +22,15 @@
 
 #include "model/model.h"
 
-static Err register_projection(Mtp *m, ParamRegistry *reg, const ModelSpec *s, const char *module)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.proj", module);
-    return linear_register(&m->proj, reg,
-                           (LinearSpec){ .owner = module,
-                                         .name = "proj",
-                                         .in = 2 * s->hidden,
-                                         .out = s->hidden,
-                                         .kind = LINEAR_COLUMN,
-                                         .std = s->init_std });
-}
-
 Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table, SetupArena *setup)
 {
     char name[PARAM_NAME_MAX / 2];
+    const LinearSpec proj = { name, "proj", 2 * s->hidden, s->hidden, LINEAR_COLUMN, .std = s->init_std };
     snprintf(name, sizeof name, "mtp.%d", m->depth - 1);
     embedding_share(&m->embedding, reg, s, name, table);
     TRY(model_norm_register(&m->embedding_norm, reg, s, name, "embedding_norm"));
     TRY(model_norm_register(&m->hidden_norm, reg, s, name, "hidden_norm"));
-    TRY(register_projection(m, reg, s, name));
+    TRY(linear_register(&m->proj, reg, proj));
     TRY(block_register(&m->block, reg, s, name, s->layers - 1, setup));
     return model_norm_register(&m->final_norm, reg, s, name, "final_norm");
 }
