@@ -19,7 +19,7 @@ import tempfile
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 PAGE = "docs/adding.md"
 BUILD = os.environ.get("BUILD", "build")
-EDIT = re.compile(r"^- `([^`]+)`, (?:(below|above|instead of) `([^`]+)`|(at the end)): [^\n]+\n```[\w+]*\n(.*?)^```$", re.M | re.S)
+EDIT = re.compile(r"^- `([^`]+)`, (?:(below|above|instead of) `([^`]+)`|(at the end|a new file)): [^\n]+\n```[\w+]*\n(.*?)^```$", re.M | re.S)
 CHECK = re.compile(r"^Then `([^`]+)` says `([^`]+)`\.$", re.M)
 # compiled as the mutants are (test/mutate.sh): quickly
 FAST = ["CUDA=0", f"BUILD={BUILD}", "OPT=-O0", "VEC_OPT=-O1", "EXTRA_CFLAGS=-Werror", "EMU_FLAGS=-O0 -Werror"]
@@ -67,7 +67,10 @@ def follow(found, tree):
     for kind, (edits, _) in found.items():
         for file, where, anchor, new in edits:
             path = tree / file
-            text = edited(path.read_text(), where, anchor, new) if path.exists() else None
+            if where == "a new file":
+                text = None if path.exists() else new
+            else:
+                text = edited(path.read_text(), where, anchor, new) if path.exists() else None
             if text is None:
                 raise Bad(f"{PAGE}, '{kind}': '{anchor}' is not there exactly once in {file}")
             path.write_text(text)
