@@ -41,11 +41,11 @@ static TrainSpec spec_of(char **a, const char *mode)
                     .seq_blocks = 8,
                     .attn_block = 64,
                     .exact = !strcmp(mode, "layout"),
-                    .adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
-                    .clip = 1,
-                    .lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },
+                    .update.adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
+                    .update.clip = 1,
+                    .update.lr = { LR_CONSTANT, 1e-4, 0, 0, 1000, 1 },
                     .seed = 1,
-                    .threads = atoi(a[8]) };
+                    .device.threads = atoi(a[8]) };
     while (s.seq_blocks > 1 && seq / s.seq_blocks < SHORTEST_LEAF) s.seq_blocks /= 2;
     int heads = atoi(a[3]), blocks = 8;
     while (heads % blocks) blocks /= 2;

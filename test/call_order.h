@@ -112,7 +112,7 @@ static inline Err call_log_record(const TrainSpec *spec, Grid grid, int rank, Ca
     TrainSpec on_null = *spec;
     World world;
     Trainer t;
-    on_null.device = DEVICE_NULL;
+    on_null.device.kind = DEVICE_NULL;
     TRY(world_open_null(&world, grid, rank));
     for (int i = 0; i < WORLD_COMMS; i++) world.comm[i].table = &table, world.comm[i].impl = world.comm;
     *log = (CallLog){ 0 };

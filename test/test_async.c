@@ -30,11 +30,11 @@ static TrainSpec spec_of(const Case *c)
 {
     TrainSpec s = tiny_llama();
     s.model.layers = 4;
-    s.clip = 0;
+    s.update.clip = 0;
     s.micro_batch = 1;
     s.global_batch = UPDATES * c->group * c->dp;
-    s.bucket_bytes = 64 << 10;
-    s.zero = c->zero;
+    s.update.bucket_bytes = 64 << 10;
+    s.update.zero = c->zero;
     s.model.recompute = c->recompute;
     s.pipeline = (PipelineSpec){ .schedule = c->schedule, .group = c->rule == DOUBLE ? c->group : 0 };
     return s;
@@ -80,9 +80,9 @@ static void set_values(Loop *l, int step, int update)
     const int64_t nominal = (int64_t)l->c.group * l->c.dp * TINY_SEQ;
     *l->t.step_values = (StepValues){ .step = step + 1,
                                       .nominal = nominal,
-                                      .lr = (float)lr_at(&s->lr, step + 1),
-                                      .correct1 = (float)(1 - m_pow(s->adamw.beta1, n)),
-                                      .correct2 = (float)(1 - m_pow(s->adamw.beta2, n)),
+                                      .lr = (float)lr_at(&s->update.lr, step + 1),
+                                      .correct1 = (float)(1 - m_pow(s->update.adamw.beta1, n)),
+                                      .correct2 = (float)(1 - m_pow(s->update.adamw.beta2, n)),
                                       .loss_scale = 1 / (float)nominal,
                                       .unscale = 1 };
 }
@@ -139,17 +139,17 @@ static void run_loop(Loop *l, const TrainSpec *spec, double loss[STEPS])
 {
     TrainSpec s = *spec;
     MemoryPlan plan;
-    s.zero = false;
+    s.update.zero = false;
     s.pipeline = (PipelineSpec){ 0 };
     s.extra_shift = first_shift(spec, l->c.dp) - first_shift(&s, 1); /* fixed point is part of the bits */
     OK(world_open_self(&l->world));
     OK(trainer_plan(&s, l->world.grid, 0, &plan));
     OK(trainer_open(&l->t, &s, &l->world, &plan));
     for (int i = 0; i <= UPDATES; i++) l->version[i] = malloc((size_t)tensor_bytes(l->t.stores[0].value));
-    l->t.source = (TokenSource){ NULL, tiny_tokens };
+    l->t.serving.source = (TokenSource){ NULL, tiny_tokens };
     for (int step = 0; step < step_count(); step++) {
         int64_t *sums = l->t.executor.sums.data;
-        l->t.first_sample = step * s.global_batch;
+        l->t.serving.first_sample = step * s.global_batch;
         memset(sums, 0, 24);
         for (int u = 0; u < UPDATES; u++) one_update(l, step, u);
         loss[step] = (double)sums[0] * 0x1p-28 / (double)sums[1];
@@ -237,11 +237,11 @@ TEST(what_needs_all_stages_is_refused)
 {
     TrainSpec s = spec_of(&(Case){ "2bw", DOUBLE, .pp = 2, .dp = 1, .group = 2 });
     TrainSpec clipped = s, tied = s, masked = s, odd = s;
-    clipped.clip = 1;
+    clipped.update.clip = 1;
     refuse(clipped, "there is no norm of the whole gradient to clip by");
     tied.model.tied = true;
     refuse(tied, "one gradient of the table");
-    masked.mask_eod = true;
+    masked.documents.mask = true;
     refuse(masked, "do not know how many tokens count");
     odd.pipeline.group = 3;
     refuse(odd, "updates after every '3' micro-batches, and a step has '40'");

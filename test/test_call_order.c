@@ -160,7 +160,7 @@ static TrainSpec model_of(int kind, int layers)
                   : kind == 3 ? tiny_latent(tiny_gpt2(), 12)
                               : tiny_gptoss(layers);
     s.model.layers = layers;
-    s.bucket_bytes = 64 << 10;
+    s.update.bucket_bytes = 64 << 10;
     return s;
 }
 
@@ -171,8 +171,8 @@ static void layout_of(const char *schedule, int pp, int turn, TrainSpec *s, Grid
     *s = model_of(turn % MODELS, 2 * pp);
     s->exact = turn % 3 == 0;
     s->compute = turn % 3 == 2 ? BF16 : F32;
-    s->zero = turn % 4 > 0;
-    s->overlap_grad = turn / 2 % 2, s->overlap_param = turn / 4 % 2;
+    s->update.zero = turn % 4 > 0;
+    s->update.overlap_grad = turn / 2 % 2, s->update.overlap_param = turn / 4 % 2;
     s->overlap_moe = turn % 2;
     s->model.recompute = (Recompute)(turn / 3 % 3);
     s->model.tied = turn / 5 % 2;
@@ -191,7 +191,7 @@ TEST(a_layout_out_of_order)
 {
     TrainSpec s = model_of(1, 4);
     Grid g = { .tp = 1, .dp = 1, .pp = 2, .bidirectional = true };
-    s.exact = false, s.compute = BF16, s.zero = true, s.bucket_bytes = 0;
+    s.exact = false, s.compute = BF16, s.update.zero = true, s.update.bucket_bytes = 0;
     s.pipeline.schedule = "chimera";
     OK(trainer_grid(&s, &g));
     for (int wrong = 0; wrong < 2; wrong++) {
@@ -222,8 +222,8 @@ TEST(layouts)
                 const Err err = call_order_of(&s, g);
                 CHECK_MSG(!err, "%s, pp %d, turn %d: %s", schedule_name(i), pp, turn, err ? err_message() : "");
                 seen++;
-                two_way += g.bidirectional && s.zero;
-                sixteen += g.bidirectional && s.zero && s.compute == BF16;
+                two_way += g.bidirectional && s.update.zero;
+                sixteen += g.bidirectional && s.update.zero && s.compute == BF16;
             }
     printf("    %d layouts, of them %d with two replicas and ZeRO, %d in 16 bits\n", seen, two_way, sixteen);
     CHECK(seen >= 200 && two_way >= 20 && sixteen >= 5);

@@ -51,7 +51,7 @@ static TrainSpec plain(TrainSpec s)
     s.model.dropout = s.model.attention_dropout = 0; /* drawn by position in the sample */
     s.micro_batch = 1;
     s.global_batch = SAMPLES;
-    s.eod = EOD;
+    s.documents.eod = EOD;
     return s;
 }
 
@@ -103,10 +103,10 @@ TEST(rows_as_megatron_makes_them)
         for (int k = 0; k < 3; k++) {
             Rig r;
             TrainSpec s = plain(tiny_further(tiny_llama(), 3));
-            s.reset_at_eod = true, s.mask_eod = mask;
+            s.documents.restart = true, s.documents.mask = mask;
             s.micro_batch = SAMPLES;
             open_rig(&r, &s);
-            r.t.source = (TokenSource){ NULL, joined };
+            r.t.serving.source = (TokenSource){ NULL, joined };
             Batch *b = &r.t.executor.stages[0].slots[0].batch;
             b->span = spans[k];
             OK(r.t.executor.hooks.batch(&r.t, 0, b));
@@ -173,7 +173,7 @@ static void train_joined(TrainSpec s, double loss[STEPS], int64_t *counted)
     StepReport report;
     open_rig(&r, &s);
     for (int i = 0; i < STEPS; i++) {
-        r.t.samples = 0; /* the same samples again */
+        r.t.progress.samples = 0; /* the same samples again */
         OK(trainer_step(&r.t, (TokenSource){ NULL, joined }, &report));
         loss[i] = report.loss;
         *counted = report.counted;
@@ -191,7 +191,7 @@ static void train_one_by_one(TrainSpec s, double loss[STEPS], int64_t *counted)
     real_batch = r.t.executor.hooks.batch;
     r.t.executor.hooks.batch = cut_batch;
     for (int i = 0; i < STEPS; i++) {
-        r.t.samples = 0;
+        r.t.progress.samples = 0;
         OK(trainer_step(&r.t, (TokenSource){ &n, one_by_one }, &report));
         loss[i] = report.loss;
         *counted = report.counted;
@@ -204,17 +204,17 @@ static void compare(TrainSpec s, const char *what)
     double apart[STEPS], alone[STEPS], crossing[STEPS];
     int64_t counted, want;
     TrainSpec both = s;
-    both.mask_eod = both.reset_at_eod = true;
+    both.documents.mask = both.documents.restart = true;
     train_joined(both, apart, &counted);
     train_one_by_one(s, alone, &want);
     CHECK_MSG(counted == want && want > 200 && want < SAMPLES * SEQ, "%lld %lld", (long long)counted, (long long)want);
     for (int i = 0; i < STEPS; i++) CHECK_CLOSE(apart[i], alone[i], 1e-5, "%s, step %d", what, i + 1);
     CHECK(apart[STEPS - 1] < apart[0] - 0.05);
 
-    s.mask_eod = true; /* attention and positions run through: something else is computed */
+    s.documents.mask = true; /* attention and positions run through: something else is computed */
     train_joined(s, crossing, &counted);
     CHECK(counted == want && fabs(crossing[0] - apart[0]) > 1e-4);
-    s.mask_eod = false, s.reset_at_eod = true;
+    s.documents.mask = false, s.documents.restart = true;
     train_joined(s, crossing, &counted);
     CHECK(counted == SAMPLES * SEQ && fabs(crossing[0] - apart[0]) > 1e-4);
 }

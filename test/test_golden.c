@@ -156,24 +156,24 @@ static void golden_open(Golden *g, const char *name)
     CHECK_MSG(g->c, "golden.json: no case '%s'", name);
     const Json *o = json_get(g->c, "optim"), *m = json_get(g->c, "model");
     g->spec = (TrainSpec){ .model = model_of(m),
-                           .eod = (int32_t)json_int(json_get(m, "eod"), -1),
-                           .mask_eod = flag(m, "mask_eod"),
-                           .reset_at_eod = flag(m, "reset_at_eod"),
+                           .documents.eod = (int32_t)json_int(json_get(m, "eod"), -1),
+                           .documents.mask = flag(m, "mask_eod"),
+                           .documents.restart = flag(m, "reset_at_eod"),
                            .micro_batch = 2,
                            .global_batch = whole(g->c, "global_batch"),
                            .seq_blocks = 2,
                            .attn_block = 8,
                            .exact = true,
-                           .adamw = { (float)number(o, "beta1"), (float)number(o, "beta2"), (float)number(o, "eps"),
+                           .update.adamw = { (float)number(o, "beta1"), (float)number(o, "beta2"), (float)number(o, "eps"),
                                       (float)number(o, "weight_decay") },
-                           .clip = (float)number(o, "clip"),
-                           .lr = { .shape = LR_COSINE,
+                           .update.clip = (float)number(o, "clip"),
+                           .update.lr = { .shape = LR_COSINE,
                                    .lr = number(o, "lr"),
                                    .min_lr = number(o, "min_lr"),
                                    .warmup = whole(o, "warmup"),
                                    .decay_steps = whole(o, "steps") },
                            .seed = 1,
-                           .threads = 2 };
+                           .device.threads = 2 };
 }
 
 static const Json *golden_step(const Golden *g, int64_t i)
@@ -604,7 +604,7 @@ static void generation_open(Run *r, const char *name)
 {
     *r = (Run){ 0 };
     golden_open(&r->g, name);
-    r->g.spec.forward_only = r->g.spec.generate = true;
+    r->g.spec.purpose.forward_only = r->g.spec.purpose.generate = true;
     r->g.spec.micro_batch = r->g.spec.global_batch = 1;
     run_open(r);
 }

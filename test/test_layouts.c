@@ -61,11 +61,11 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
     r.spec.cut = l.cut;
     r.spec.model.context = layer_pattern_all((int32_t)l.context);
     if (l.mixed) r.spec.model.context = (LayerPattern){ 2, { CONTEXT_ALLGATHER, (int32_t)l.context }, { 1, 1 } };
-    r.spec.threads = l.threads;
-    r.spec.isa = isa_of(l);
-    r.spec.zero = l.zero;
-    r.spec.overlap_grad = r.spec.overlap_param = l.overlap;
-    r.spec.bucket_bytes = BUCKET_BYTES;
+    r.spec.device.threads = l.threads;
+    r.spec.device.isa = isa_of(l);
+    r.spec.update.zero = l.zero;
+    r.spec.update.overlap_grad = r.spec.update.overlap_param = l.overlap;
+    r.spec.update.bucket_bytes = BUCKET_BYTES;
     r.spec.model.moe.gathers = l.gathers;
     return r;
 }
@@ -483,7 +483,7 @@ static Err step_without_room(Trainer *t, void *user)
     (void)user;
     CHECK(trainer_step(t, tiny_source(t), &report) == ERR_MEMORY);
     CHECK(strstr(err_message(), "step 1: a rank's experts got more rows than moe.slack=1 has room for"));
-    CHECK(t->step == 0 && t->samples == 0);
+    CHECK(t->progress.step == 0 && t->progress.samples == 0);
     return ERR_OK;
 }
 
@@ -522,7 +522,7 @@ TEST(slack_overflow_drops)
     r.spec.exact = false;
     r.spec.model.moe.capacity = (Capacity){ .slack = 1, .drop = true };
     for (int threads = 1; threads <= 3; threads++) {
-        r.spec.threads = threads;
+        r.spec.device.threads = threads;
         tiny_train(&r);
         CHECK_MSG(r.err == ERR_OK, "%s", r.message);
         CHECK_MSG(r.loss[STEPS - 1] < r.loss[0] - 0.2, "the loss must fall: %.4f -> %.4f", r.loss[0], r.loss[STEPS - 1]);
@@ -664,10 +664,10 @@ static TinyRun run_16_bit(TrainSpec spec, DType compute, Layout l)
     r.spec.compute = compute;
     r.spec.exact = false;
     r.spec.micro_batch = l.micro;
-    r.spec.threads = l.threads;
-    r.spec.zero = l.zero;
-    r.spec.overlap_grad = r.spec.overlap_param = l.overlap;
-    r.spec.bucket_bytes = BUCKET_BYTES;
+    r.spec.device.threads = l.threads;
+    r.spec.update.zero = l.zero;
+    r.spec.update.overlap_grad = r.spec.update.overlap_param = l.overlap;
+    r.spec.update.bucket_bytes = BUCKET_BYTES;
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     return r;

@@ -375,7 +375,7 @@ TEST(pairs_take_the_scratch_of_a_forward_more)
         OK(trainer_plan(&s, grid, 0, &alone));
         s.overlap_moe = true;
         OK(trainer_plan(&s, grid, 0, &pairs));
-        s.forward_only = true;
+        s.purpose.forward_only = true;
         OK(trainer_plan(&s, grid, 0, &forward));
         CHECK(alone.scratch_forward == 0 && forward.scratch_forward == 0 && pairs.scratch_forward > 0);
         CHECK_MSG(pairs.scratch_forward == forward.scratch && pairs.scratch == alone.scratch + forward.scratch,
@@ -447,10 +447,10 @@ TEST(a_long_sequence_takes_what_was_planned)
             count_stop();
             int64_t host_bytes = count.ours_bytes - memory_plan_total(&plan);
             if (!SANITIZED)
-                CHECK_MSG(host_bytes >= t.setup.total_bytes && host_bytes < t.setup.total_bytes + HOST_TABLES,
+                CHECK_MSG(host_bytes >= t.memory.setup.total_bytes && host_bytes < t.memory.setup.total_bytes + HOST_TABLES,
                           "T %lld: %lld bytes, the plan says %lld, the host's tables are %lld", (long long)T,
                           count.ours_bytes, (long long)memory_plan_total(&plan),
-                          (long long)t.setup.total_bytes);
+                          (long long)t.memory.setup.total_bytes);
             CHECK(t.device.counters.alloc_bytes + t.device.workspace_bytes == memory_plan_total(&plan));
             count_start();
             OK(trainer_step(&t, tokens, &report));
@@ -478,7 +478,7 @@ TEST(batches_read_ahead_take_what_was_planned)
         TrainSpec s = tiny_gpt2();
         s.global_batch = G;
         OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 2 }, 0, &without));
-        s.ahead = true;
+        s.purpose.ahead = true;
         OK(trainer_plan(&s, (Grid){ .tp = 1, .dp = 2 }, 0, &with));
         const int64_t planned = memory_plan_total(&with) - memory_plan_total(&without);
         CHECK(planned == with.ahead && planned == G / 2 * 2 * 4 * (TINY_SEQ + 1));

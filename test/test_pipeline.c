@@ -35,7 +35,7 @@ static TrainSpec model(bool llama, int layers)
     TrainSpec s = llama ? tiny_llama() : tiny_gpt2();
     s.model.layers = layers;
     s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    s.update.bucket_bytes = BUCKET_BYTES;
     return s;
 }
 
@@ -69,8 +69,8 @@ static TinyRun run_of(const TrainSpec *spec, const Layout *l)
     r.spec.overlap_moe = l->pairs;
     r.spec.pipeline = (PipelineSpec){ l->schedule, l->layout, l->chunks, l->group, l->slices };
     r.spec.micro_batch = l->micro ? l->micro : 2;
-    r.spec.zero = l->zero;
-    r.spec.overlap_grad = r.spec.overlap_param = l->overlap;
+    r.spec.update.zero = l->zero;
+    r.spec.update.overlap_grad = r.spec.update.overlap_param = l->overlap;
     r.spec.model.recompute = l->recompute;
     if (l->schedule) OK(schedule_two_way(l->schedule, &r.grid.bidirectional));
     return r;
@@ -247,7 +247,7 @@ static TrainSpec mixture(TinyMixture kind, int layers)
 {
     TrainSpec s = tiny_mixture(kind, layers);
     s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    s.update.bucket_bytes = BUCKET_BYTES;
     return s;
 }
 
@@ -373,7 +373,7 @@ TEST(experts_of_global_balance)
     for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
         TinyRun r = run_of(&s, &refused[i].layout);
         if (!strcmp(refused[i].layout.schedule, "pipedream"))
-            r.spec.model.moe.balance.bias_rate = r.spec.clip = 0;
+            r.spec.model.moe.balance.bias_rate = r.spec.update.clip = 0;
         tiny_train(&r);
         CHECK_MSG(r.err == ERR_CONFIG && strstr(r.message, refused[i].why), "%zu: %s", i, r.message);
     }
@@ -433,7 +433,7 @@ TEST(variants_of_attention)
     const Layout alone = { .pp = 1 };
     s.model.layers = 5;
     s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    s.update.bucket_bytes = BUCKET_BYTES;
     CHECK_LIST(s, hash_of(&s, &alone), list);
 }
 
@@ -474,7 +474,7 @@ TEST(mtp)
         TrainSpec s = tiny_further(specs[i], 2 - i);
         s.model.tied = i == 0;
         s.global_batch = 16;
-        s.bucket_bytes = BUCKET_BYTES;
+        s.update.bucket_bytes = BUCKET_BYTES;
         const uint64_t want = hash_of(&s, &alone);
         for (int k = 0; k < (int)(sizeof list / sizeof *list); k++)
             if (extent_is("all") || k % 2 == i) check_layouts(&s, want, &list[k], 1);
@@ -496,7 +496,7 @@ TEST(latent_attention)
     TrainSpec s = tiny_latent(tiny_mixture(TINY_DEEPSEEK, 4), 12);
     const Layout alone = { .pp = 1 };
     s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    s.update.bucket_bytes = BUCKET_BYTES;
     CHECK_LIST(s, hash_of(&s, &alone), list);
 }
 
@@ -511,7 +511,7 @@ TEST(biases_of_experts)
     TrainSpec s = tiny_gptoss(4);
     const Layout alone = { .pp = 1 };
     s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    s.update.bucket_bytes = BUCKET_BYTES;
     CHECK_LIST(s, hash_of(&s, &alone), list);
 }
 
@@ -533,7 +533,7 @@ static TrainSpec of_slices(TrainSpec s, int layers)
 {
     s.model.layers = layers;
     s.global_batch = 16;
-    s.bucket_bytes = BUCKET_BYTES;
+    s.update.bucket_bytes = BUCKET_BYTES;
     s.seq_blocks = 8;
     s.attn_block = 8;
     return s;
@@ -716,9 +716,9 @@ static Err hop_load(Trainer *t, void *user)
     setup_init(&setup);
     Err err = ckpt_load(&load, &setup, &meta, &damaged);
     if (!err) {
-        t->step = meta.step;
-        t->samples = meta.samples;
-        t->updates = ckpt_counter(&meta, "updates", -1);
+        t->progress.step = meta.step;
+        t->progress.samples = meta.samples;
+        t->progress.updates = ckpt_counter(&meta, "updates", -1);
     }
     setup_release(&setup);
     return err;
@@ -728,13 +728,13 @@ static Err hop_save(Trainer *t, void *user)
 {
     const Hop *h = user;
     const CkptOptions o = { h->folder, &t->params, t->world, &t->device.stream, .meta_bytes = 64 };
-    const CkptMeta meta = { .step = t->step,
-                            .samples = t->samples,
+    const CkptMeta meta = { .step = t->progress.step,
+                            .samples = t->progress.samples,
                             .reproducible = "layout",
                             .program = "",
                             .config = "",
                             .data = "",
-                            .counters = { { "updates", t->updates } },
+                            .counters = { { "updates", t->progress.updates } },
                             .counter_count = 1 };
     SetupArena setup;
     Ckpt c = { 0 };

@@ -22,7 +22,7 @@ static TinyRun train(TrainSpec spec, Shape l)
     r.spec.exact = false;
     r.spec.cut = l.cut;
     r.spec.model.context = layer_pattern_all((int32_t)l.way);
-    r.spec.threads = l.threads ? l.threads : 1;
+    r.spec.device.threads = l.threads ? l.threads : 1;
     tiny_train(&r);
     CHECK_MSG(r.err == ERR_OK, "%s", r.message);
     return r;

@@ -32,8 +32,8 @@ static Err rig_prepare(Rig *r)
     int64_t nominal = t->spec.global_batch * t->spec.model.seq;
     StepValues v = { .step = 1, .nominal = nominal, .lr = 1e-3f, .correct1 = 0.1f, .correct2 = 0.05f, .clip = 1,
                      .loss_scale = 1 / (float)nominal, .unscale = 1 };
-    t->source = (TokenSource){ NULL, tiny_tokens };
-    t->first_sample = 0;
+    t->serving.source = (TokenSource){ NULL, tiny_tokens };
+    t->serving.first_sample = 0;
     memcpy(t->step_values, &v, sizeof v);
     memset(t->executor.sums.data, 0, 24);
     param_store_begin(&t->stores[0]);
@@ -209,7 +209,7 @@ TEST(seam08_dropout_by_global_coordinates)
         OK(rig_open(&r, &s));
         OK(rig_prepare(&r));
         int vocab = TINY_VOCAB;
-        r.t.source.user = &vocab;
+        r.t.serving.source.user = &vocab;
         OK(run_actions(&r, fused, 2));
         h[i] = grad_hash(&r);
         rig_close(&r);
@@ -289,13 +289,13 @@ TEST(seam09_a_skipped_step_keeps_the_scale)
     Rig r;
     StepReport report;
     OK(rig_open(&r, &s));
-    const LossScale before = r.t.loss_scale = (LossScale){ .log2 = 3, .good_steps = 7 };
+    const LossScale before = r.t.progress.loss_scale = (LossScale){ .log2 = 3, .good_steps = 7 };
     Spy spy = { .rig = &r, .real = r.t.executor.hooks };
     r.t.executor.hooks = (ExecutorHooks){ &spy, masked_batch, real_tied, broken_reduce, real_norm, real_update };
     OK(trainer_step(&r.t, tiny_source(&r.t), &report));
     CHECK(report.skipped && report.rescaled == before.log2 && isfinite(report.loss) && isnan(report.grad_norm));
-    CHECK_MSG(r.t.loss_scale.log2 == before.log2 && r.t.loss_scale.good_steps == before.good_steps,
-              "2^%lld, was 2^%lld", (long long)r.t.loss_scale.log2, (long long)before.log2);
+    CHECK_MSG(r.t.progress.loss_scale.log2 == before.log2 && r.t.progress.loss_scale.good_steps == before.good_steps,
+              "2^%lld, was 2^%lld", (long long)r.t.progress.loss_scale.log2, (long long)before.log2);
     rig_close(&r);
 }
 
@@ -453,7 +453,7 @@ TEST(seam17_threads)
     TrainSpec s = tiny_llama();
     uint64_t want = train_hash(s, (Grid){ .tp = 1, .dp = 1 }, 0);
     for (int threads = 2; threads <= 5; threads++) {
-        s.threads = threads;
+        s.device.threads = threads;
         CHECK(train_hash(s, (Grid){ .tp = 1, .dp = 1 }, 0) == want);
     }
 }

@@ -25,11 +25,11 @@ static inline TrainSpec tiny_base(void)
                     .seq_blocks = 4,
                     .attn_block = 16,
                     .exact = true,
-                    .adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
-                    .clip = 1,
-                    .lr = { LR_COSINE, 1e-2, 1e-3, 2, 20, 1 },
+                    .update.adamw = { 0.9f, 0.95f, 1e-8f, 0.1f },
+                    .update.clip = 1,
+                    .update.lr = { LR_COSINE, 1e-2, 1e-3, 2, 20, 1 },
                     .seed = 1234,
-                    .threads = 1 };
+                    .device.threads = 1 };
     s.model = (ModelSpec){ .layers = 2, .heads = 8, .kv_heads = 8, .head_dim = 8, .hidden = 64, .ffn = 128,
                            .seq = TINY_SEQ, .vocab = TINY_VOCAB, .padded_vocab = 256, .norm_eps = 1e-5f,
                            .dropout = 0.1f, .attention_dropout = 0.1f, .init_std = 0.02f, .rope = { .base = 10000 },
@@ -154,13 +154,13 @@ static inline Err tiny_documents(void *user, int64_t first, int64_t count, int32
 /* Documents are kept apart and their ends left out of the loss. */
 static inline TrainSpec tiny_apart(TrainSpec s)
 {
-    s.mask_eod = s.reset_at_eod = true;
+    s.documents.mask = s.documents.restart = true;
     return s;
 }
 
 static inline TokenSource tiny_source(const Trainer *t)
 {
-    return (TokenSource){ NULL, t->spec.mask_eod || t->spec.reset_at_eod ? tiny_documents : tiny_tokens };
+    return (TokenSource){ NULL, t->spec.documents.mask || t->spec.documents.restart ? tiny_documents : tiny_tokens };
 }
 
 typedef struct {

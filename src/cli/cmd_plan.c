@@ -158,7 +158,7 @@ static void put_device(const PlanTable *t)
 {
     const Config *c = t->cfg;
     const bool found = c->origin[CFG_run_device].kind == ORIGIN_AUTO;
-    const bool cpu = t->spec.device == DEVICE_CPU;
+    const bool cpu = t->spec.device.kind == DEVICE_CPU;
     char precision[CONFIG_VALUE_BYTES];
     printf("device  %s, %s%s\n",
            t->target ? t->target->name

@@ -47,10 +47,10 @@ static int64_t flop(const PlanTable *t, const PlanKind *k)
 }
 
 static bool in_16_bits(const PlanTable *t) { return t->spec.compute != F32; }
-static bool is_widened(const PlanTable *t) { return t->spec.device == DEVICE_CPU && in_16_bits(t); }
+static bool is_widened(const PlanTable *t) { return t->spec.device.kind == DEVICE_CPU && in_16_bits(t); }
 static bool is_staged(const PlanTable *t) { return t->grid.pp > 1; }
 static bool is_paired(const PlanTable *t) { return t->spec.overlap_moe; }
-static bool is_copied(const PlanTable *t) { return t->spec.snapshot; }
+static bool is_copied(const PlanTable *t) { return t->spec.purpose.snapshot; }
 
 #define FIELD(name) .field = offsetof(MemoryPlan, name)
 
@@ -153,7 +153,10 @@ static void put_json(JsonOut *j, const PlanTable *t)
     const MemoryPlan *p = &t->kinds[0].plan;
     char precision[CONFIG_VALUE_BYTES];
     json_open(j, NULL, '{');
-    json_put_text(j, "device", t->target ? t->target->name : t->spec.device == DEVICE_CPU ? "cpu" : "cuda");
+    json_put_text(j, "device",
+                  t->target                           ? t->target->name
+                  : t->spec.device.kind == DEVICE_CPU ? "cpu"
+                                                      : "cuda");
     json_put_text(j, "precision", config_value(t->cfg, CFG_run_precision, precision));
     json_put_int(j, "world", grid_size(t->grid));
     json_put_int(j, "tp", t->grid.tp);

@@ -38,11 +38,11 @@ Err async_check(const TrainSpec *s, int ranks)
     const MixtureSpec *moe = &s->model.moe;
     char one_batch[48];
     if (s->pipeline.schedule) TRY(schedule_versions(s->pipeline.schedule, &versions));
-    if (versions == VERSIONS_STEP || s->forward_only) return ERR_OK;
+    if (versions == VERSIONS_STEP || s->purpose.forward_only) return ERR_OK;
     snprintf(one_batch, sizeof one_batch, "train.global_batch=%lld", (long long)s->global_batch);
     const Conflict conflicts[] = {
         { s->ramp.count > 1, "its updates have batches of one size", one_batch },
-        { s->clip > 0, "there is no norm of the whole gradient to clip by", "optim.clip=0" },
+        { s->update.clip > 0, "there is no norm of the whole gradient to clip by", "optim.clip=0" },
         { s->model.tied && ranks > 1, "its first and last stage would need one gradient of the table",
           "model.tied=false" },
         { s->model.mtp.count > 0,
@@ -52,7 +52,7 @@ Err async_check(const TrainSpec *s, int ranks)
         { moe->balance.global, "global_aux counts the batch of a whole step", "moe.balance=aux" },
         { moe->capacity.slack > 0 && !moe->capacity.drop,
           "what it has updated when experts have no room stays so", "moe.slack=0 moe.overflow=stop" },
-        { s->mask_eod, "its stages do not know how many tokens count", "data.mask_eod=false" },
+        { s->documents.mask, "its stages do not know how many tokens count", "data.mask_eod=false" },
         { s->compute == F16, "a step cannot be done again with another loss scale", "run.precision=bf16" },
     };
     return refuse(s, conflicts, (int)(sizeof conflicts / sizeof *conflicts));
@@ -71,13 +71,14 @@ Err async_open(Trainer *t)
 {
     const int updates = schedule_updates(&t->parts.step);
     void *history;
-    if (!trainer_is_async(t) || t->spec.forward_only) return ERR_OK;
-    TRY(param_store_keep_older(&t->stores[0], oldest(&t->parts.step.rank[t->world->pp_rank]), &t->state));
-    TRY(tensor_new(&t->state, &t->async.tokens, I64, 3));
-    TRY(arena_alloc(&t->state, updates * (int64_t)sizeof(StepValues), &history));
+    if (!trainer_is_async(t) || t->spec.purpose.forward_only) return ERR_OK;
+    TRY(param_store_keep_older(&t->stores[0], oldest(&t->parts.step.rank[t->world->pp_rank]),
+                               &t->memory.state));
+    TRY(tensor_new(&t->memory.state, &t->async.tokens, I64, 3));
+    TRY(arena_alloc(&t->memory.state, updates * (int64_t)sizeof(StepValues), &history));
     t->async.history = history;
-    TRY(setup_array(&t->setup, t->stats.count, &t->async.shifts));
-    return setup_array(&t->setup, updates, &t->async.outcome);
+    TRY(setup_array(&t->memory.setup, t->stats.count, &t->async.shifts));
+    return setup_array(&t->memory.setup, updates, &t->async.outcome);
 }
 
 /* What the host says of update `n` of the step. */
@@ -85,13 +86,13 @@ static Err begin_update(Trainer *t, int n)
 {
     const TrainSpec *s = &t->spec;
     const int updates = schedule_updates(&t->parts.step);
-    const int64_t nominal = t->batch * s->model.seq / updates, update = t->updates + n + 1;
+    const int64_t nominal = t->serving.batch * s->model.seq / updates, update = t->progress.updates + n + 1;
     const int64_t sums[3] = { 0, nominal, 0 };
-    StepValues v = { .step = t->step + 1,
+    StepValues v = { .step = t->progress.step + 1,
                      .nominal = nominal,
-                     .lr = (float)lr_at(&s->lr, t->updates / updates + 1),
-                     .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
-                     .correct2 = (float)(1 - m_pow(s->adamw.beta2, (double)update)),
+                     .lr = (float)lr_at(&s->update.lr, t->progress.updates / updates + 1),
+                     .correct1 = (float)(1 - m_pow(s->update.adamw.beta1, (double)update)),
+                     .correct2 = (float)(1 - m_pow(s->update.adamw.beta2, (double)update)),
                      .loss_scale = 1 / (float)nominal,
                      .unscale = 1 };
     Stream *stream = &t->device.stream;
@@ -152,12 +153,12 @@ static Err make_report(Trainer *t, StepReport *r)
     TRY(comm_sum_i64(&t->world->pp, stream, &square, 1, NULL));
     TRY(comm_max_i64(&t->world->host, stream, &skipped, 1, NULL));
     const double nats = (double)sums[0] * 0x1p-28;
-    *r = (StepReport){ .step = t->step + 1,
+    *r = (StepReport){ .step = t->progress.step + 1,
                        .loss = sums[2] || !sums[1] ? NAN : nats / (double)sums[1],
                        .counted = sums[1],
                        .grad_norm = skipped ? NAN : (float)sqrt(ldexp((double)square, -NORM_BITS)),
                        .lr = v[0].lr,
-                       .samples = t->batch,
+                       .samples = t->serving.batch,
                        .skipped = skipped > 0 };
     return ERR_OK;
 }
@@ -172,11 +173,11 @@ Err async_step(Trainer *t, StepReport *report)
     TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
     TRY(loads_fetch(t));
     TRY(make_report(t, report)); /* (waits) */
-    loads_take(t, t->batch);
+    loads_take(t, t->serving.batch);
     TRY(share_shifts(t));
-    t->updates += schedule_updates(&t->parts.step);
-    t->step++;
-    t->samples += t->batch;
-    t->skipped += report->skipped;
+    t->progress.updates += schedule_updates(&t->parts.step);
+    t->progress.step++;
+    t->progress.samples += t->serving.batch;
+    t->progress.skipped += report->skipped;
     return ERR_OK;
 }

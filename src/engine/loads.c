@@ -47,7 +47,7 @@ static int64_t bytes_of(Tensor rows) { return rows.data ? tensor_bytes(rows) : 0
 static bool has_losses(const Trainer *t)
 {
     const Balance *b = &t->spec.model.moe.balance;
-    return t->spec.model.moe.experts && !t->spec.forward_only && (b->aux > 0 || b->z > 0);
+    return t->spec.model.moe.experts && !t->spec.purpose.forward_only && (b->aux > 0 || b->z > 0);
 }
 
 int64_t loads_bytes(const Trainer *t)
@@ -63,7 +63,7 @@ int64_t loads_bytes(const Trainer *t)
 
 Err loads_open(Trainer *t)
 {
-    return t->spec.model.moe.experts ? setup_array(&t->setup, told_count(t), &t->host_loads) : ERR_OK;
+    return t->spec.model.moe.experts ? setup_array(&t->memory.setup, told_count(t), &t->host_loads) : ERR_OK;
 }
 
 Err loads_begin(Trainer *t)
@@ -165,7 +165,7 @@ Err loads_read(Trainer *t, ExpertLoads *out)
 Err loads_no_room(const Trainer *t, bool step)
 {
     char when[48] = "evaluation";
-    if (step) snprintf(when, sizeof when, "step %lld", (long long)t->step + 1);
+    if (step) snprintf(when, sizeof when, "step %lld", (long long)t->progress.step + 1);
     err_set(ERR_MEMORY, "%s: a rank's experts got more rows than moe.slack=%g has room for", when,
             t->spec.model.moe.capacity.slack);
     return err_hint(
@@ -268,7 +268,7 @@ Err loads_check_order(const Trainer *t)
 {
     char why[96];
     const Schedule *s = &t->parts.step;
-    if (!t->spec.model.moe.balance.global || t->spec.forward_only) return ERR_OK;
+    if (!t->spec.model.moe.balance.global || t->spec.purpose.forward_only) return ERR_OK;
     if (t->world->grid.dp > 1) {
         refuse_order("data-parallel ranks compute their shares of it at the same time");
         err_hint("or as many ranks as tp x cp x pp");
@@ -285,8 +285,8 @@ Err loads_open_stage(Trainer *t, ExecutorStage *s)
 {
     const ModelSpec *m = &t->spec.model;
     const int blocks = s->model->share.layer_count + s->model->share.mtp;
-    if (has_losses(t)) TRY(tensor_new(&t->state, &s->balance_losses, I64, LOSSES));
-    if (!m->moe.balance.global || t->spec.forward_only) return ERR_OK;
-    return tensor_new(&t->state, &s->loads_so_far, I64, blocks, t->spec.global_batch / m->moe.balance.unit,
-                      m->moe.experts);
+    if (has_losses(t)) TRY(tensor_new(&t->memory.state, &s->balance_losses, I64, LOSSES));
+    if (!m->moe.balance.global || t->spec.purpose.forward_only) return ERR_OK;
+    return tensor_new(&t->memory.state, &s->loads_so_far, I64, blocks,
+                      t->spec.global_batch / m->moe.balance.unit, m->moe.experts);
 }

@@ -240,7 +240,7 @@ static Err count_saves(Trainer *t, MemoryPlan *p)
     int64_t step[REGION_COUNT] = { 0 }, forward[REGION_COUNT];
     for (int i = 0; i < e->stage_count; i++)
         memcpy(e->stages[i].save_bytes, e->stages[i].peak_bytes, sizeof e->stages[i].peak_bytes);
-    if (!t->spec.forward_only) TRY(executor_need(e, &t->parts.step.rank[rank], true, step));
+    if (!t->spec.purpose.forward_only) TRY(executor_need(e, &t->parts.step.rank[rank], true, step));
     TRY(executor_need(e, &t->parts.forward.rank[rank], false, forward));
     p->save = 0;
     for (int r = 0; r < REGION_COUNT; r++) {
@@ -274,7 +274,7 @@ static Err dry_generation(Trainer *t)
 static Err dry_run(Trainer *t, MemoryPlan *out)
 {
     if (t->kv) TRY(dry_generation(t));
-    if (!t->spec.forward_only) TRY(count_step(t, out));
+    if (!t->spec.purpose.forward_only) TRY(count_step(t, out));
     TRY(dry_eval(t));
     if (loads_redo(t)) {
         t->executor.ctx.mode.in_pieces = true;
@@ -315,7 +315,7 @@ static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, W
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
     *spec = *asked;
     spec->ramp.count = 0;
-    world->tp_ep.pads_rows = spec->device == DEVICE_CUDA; /* as NCCL; staged it takes less */
+    world->tp_ep.pads_rows = spec->device.kind == DEVICE_CUDA; /* as NCCL; staged it takes less */
     return trainer_open_on(t, DEVICE_NULL, spec, world, &unlimited);
 }
 
@@ -329,10 +329,11 @@ Err trainer_plan(const TrainSpec *asked, Grid grid, int rank, MemoryPlan *out)
     TRY(world_open_null(&world, grid, rank));
     Err err = open_unlimited(&t, asked, spec, &world);
     if (!err) err = dry_run(&t, out);
-    if (!err && spec->snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
-    if (spec->device == DEVICE_CUDA) out->pinned = rows_on_their_way(&t);
-    if (spec->ahead) out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
-    out->host_apart = spec->device == DEVICE_CUDA;
+    if (!err && spec->purpose.snapshot) err = ckpt_snapshot_bytes(&t.params, &world, &out->snapshot);
+    if (spec->device.kind == DEVICE_CUDA) out->pinned = rows_on_their_way(&t);
+    if (spec->purpose.ahead)
+        out->ahead = loader_bytes(spec->global_batch / grid.dp, spec->model.seq) + out->pinned;
+    out->host_apart = spec->device.kind == DEVICE_CUDA;
     if (err == ERR_MEMORY) err_prefix(err, "this run needs more than %d TiB", (int)(UNLIMITED >> 40));
     trainer_close(&t);
     world_close(&world);

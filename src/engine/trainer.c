@@ -39,12 +39,12 @@ int64_t memory_plan_total(const MemoryPlan *p)
 MemoryPlan trainer_peak(const Trainer *t)
 {
     const Executor *e = &t->executor;
-    MemoryPlan p = { .state = t->state.peak_bytes,
+    MemoryPlan p = { .state = t->memory.state.peak_bytes,
                      .save = e->heap[REGION_I].peak_bytes + e->heap[REGION_W].peak_bytes,
                      .save_region = { e->heap[REGION_I].peak_bytes, e->heap[REGION_W].peak_bytes },
                      .stage_count = e->stage_count,
-                     .scratch = t->scratch.peak_bytes + t->scratch_forward.peak_bytes,
-                     .scratch_forward = t->scratch_forward.peak_bytes,
+                     .scratch = t->memory.scratch.peak_bytes + t->memory.scratch_forward.peak_bytes,
+                     .scratch_forward = t->memory.scratch_forward.peak_bytes,
                      .workspace = t->device.workspace_bytes,
                      .staging = t->device.staging.peak_bytes };
     for (int i = 0; i < e->buffer_count; i++) p.boundary += tensor_bytes(e->buffers[i]);
@@ -67,26 +67,27 @@ bool trainer_runs_ahead(const Trainer *t)
     return t->device.kind == DEVICE_CUDA && !trainer_is_async(t) && !s->exact && s->compute != F16;
 }
 
-int64_t trainer_next_step(const Trainer *t) { return t->step + t->flight.running + 1; }
+int64_t trainer_next_step(const Trainer *t) { return t->progress.step + t->flight.running + 1; }
 
 int64_t trainer_next_sample(const Trainer *t)
 {
-    return t->samples + (t->flight.running ? t->flight.batch : 0);
+    return t->progress.samples + (t->flight.running ? t->flight.batch : 0);
 }
 
 /* What the host says of the next step. A step in flight is taken for one that is not skipped. */
 static Err write_values(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    const int64_t update = t->updates + t->flight.running + 1, nominal = t->batch * s->model.seq;
+    const int64_t update = t->progress.updates + t->flight.running + 1,
+                  nominal = t->serving.batch * s->model.seq;
     StepValues v = { .step = trainer_next_step(t),
                      .nominal = nominal,
-                     .lr = (float)lr_at(&s->lr, update),
-                     .correct1 = (float)(1 - m_pow(s->adamw.beta1, (double)update)),
-                     .correct2 = (float)(1 - m_pow(s->adamw.beta2, (double)update)),
-                     .clip = s->clip,
-                     .loss_scale = ldexpf(1 / (float)nominal, (int)t->loss_scale.log2),
-                     .unscale = ldexpf(1, -(int)t->loss_scale.log2) };
+                     .lr = (float)lr_at(&s->update.lr, update),
+                     .correct1 = (float)(1 - m_pow(s->update.adamw.beta1, (double)update)),
+                     .correct2 = (float)(1 - m_pow(s->update.adamw.beta2, (double)update)),
+                     .clip = s->update.clip,
+                     .loss_scale = ldexpf(1 / (float)nominal, (int)t->progress.loss_scale.log2),
+                     .unscale = ldexpf(1, -(int)t->progress.loss_scale.log2) };
     return device_write(&t->device.stream, t->step_values, &v, sizeof v);
 }
 
@@ -106,16 +107,17 @@ static Err step_begin(Trainer *t)
 /* True if the step is to be done again with a smaller loss scale: fp16 gradients that are not finite. */
 static bool lower_loss_scale(Trainer *t, const StepValues *v)
 {
-    if (t->spec.compute != F16 || !v->nonfinite || v->loss_nonfinite || t->loss_scale.log2 == 0) return false;
-    t->loss_scale = (LossScale){ .log2 = t->loss_scale.log2 - 1 };
+    if (t->spec.compute != F16 || !v->nonfinite || v->loss_nonfinite || t->progress.loss_scale.log2 == 0)
+        return false;
+    t->progress.loss_scale = (LossScale){ .log2 = t->progress.loss_scale.log2 - 1 };
     return true;
 }
 
 static void raise_loss_scale(Trainer *t)
 {
-    if (t->spec.compute != F16 || ++t->loss_scale.good_steps < LOSS_SCALE_WINDOW) return;
-    t->loss_scale.good_steps = 0;
-    if (t->loss_scale.log2 < LOSS_SCALE_START) t->loss_scale.log2++;
+    if (t->spec.compute != F16 || ++t->progress.loss_scale.good_steps < LOSS_SCALE_WINDOW) return;
+    t->progress.loss_scale.good_steps = 0;
+    if (t->progress.loss_scale.log2 < LOSS_SCALE_START) t->progress.loss_scale.log2++;
 }
 
 /* After an overflow: coarser fixed point for every gradient. Done on the host, between steps. */
@@ -131,8 +133,8 @@ static Err lower_shifts(Trainer *t, int by)
 /* What a trace of this step begins with: some arenas do not change in it. */
 static void show_arenas(const Trainer *t)
 {
-    arena_show(&t->state);
-    arena_show(&t->scratch);
+    arena_show(&t->memory.state);
+    arena_show(&t->memory.scratch);
     for (int i = 0; i < t->executor.stage_count; i++) {
         const ExecutorStage *s = &t->executor.stages[i];
         for (int k = 0; k < s->slot_count; k++)
@@ -145,9 +147,10 @@ static void show_arenas(const Trainer *t)
 static void begin_batch(Trainer *t)
 {
     trainer_take_batch(t, trainer_next_sample(t), trainer_batch(t, trainer_next_step(t)));
-    for (int r = 0; r < t->params.replicas && t->last_batch && t->batch != t->last_batch; r++)
+    for (int r = 0;
+         r < t->params.replicas && t->serving.last_batch && t->serving.batch != t->serving.last_batch; r++)
         ddp_forget(&t->ddp[r]);
-    t->last_batch = t->batch;
+    t->serving.last_batch = t->serving.batch;
 }
 
 static const ActionList *step_list(const Trainer *t) { return &t->parts.step.rank[t->world->pp_rank]; }
@@ -172,7 +175,7 @@ static Err enqueue_update(Trainer *t)
     TRY(device_read_later(stream, f->sums, t->executor.sums.data, tensor_bytes(t->executor.sums)));
     TRY(loads_fetch(t));
     TRY(device_mark(stream, &f->done));
-    f->batch = t->batch;
+    f->batch = t->serving.batch;
     f->running = true;
     return ERR_OK;
 }
@@ -230,20 +233,20 @@ static Err account(Trainer *t, const Again *a, LossScale before)
     Tensor shift = t->stats.shift, next = t->stats.next_shift;
     if (!skip) TRY(device_copy(stream, shift.data, next.data, tensor_bytes(next)));
     else if (a->redone) TRY(device_write(stream, shift.data, t->host_shift, tensor_bytes(shift)));
-    t->step++;
-    t->samples += t->flight.batch;
-    t->updates += !skip;
+    t->progress.step++;
+    t->progress.samples += t->flight.batch;
+    t->progress.updates += !skip;
     t->executor.graphs_wait &= skip;
     if (!skip) raise_loss_scale(t);
-    else t->loss_scale = before; /* no scale was small enough: it was not the scale */
-    t->skipped += skip;
+    else t->progress.loss_scale = before; /* no scale was small enough: it was not the scale */
+    t->progress.skipped += skip;
     loads_take(t, t->flight.batch);
     return ERR_OK;
 }
 
 Err trainer_finish(Trainer *t, StepReport *report)
 {
-    const LossScale before = t->loss_scale;
+    const LossScale before = t->progress.loss_scale;
     Again again = { 0 };
     *report = (StepReport){ 0 };
     if (!t->flight.running) return ERR_OK;
@@ -274,11 +277,11 @@ Err trainer_start(Trainer *t, TokenSource source, StepReport *before)
     const bool ahead = t->flight.running;
     *before = (StepReport){ 0 };
     ASSERT(!ahead || trainer_runs_ahead(t));
-    t->source = source;
+    t->serving.source = source;
     show_arenas(t);
     if (trainer_is_async(t)) { /* (updates and their outcomes are one list: all of it is trainer_finish's) */
         begin_batch(t);
-        t->flight.batch = t->batch;
+        t->flight.batch = t->serving.batch;
         t->flight.running = true;
         return ERR_OK;
     }
@@ -300,7 +303,7 @@ static void take_eval_batch(Trainer *t, int64_t first, int64_t samples)
 {
     const int64_t whole = trainer_batch_spec(t).B * t->world->grid.dp;
     trainer_take_batch(t, first, (samples + whole - 1) / whole * whole);
-    t->counting = samples;
+    t->serving.counting = samples;
 }
 
 /* Loss, counted tokens and non-finite flag of the batch that was taken. */
@@ -327,7 +330,7 @@ Err trainer_eval(Trainer *t, TokenSource source, int64_t first, int64_t samples,
 {
     const int64_t one = (int64_t)1 << LOSS_FIXED_BITS, most = t->spec.global_batch;
     int64_t sums[3] = { 0 }, nats = 0, rest = 0, bad = 0;
-    t->source = source;
+    t->serving.source = source;
     *counted = 0;
     for (int64_t done = 0; done < samples; done += most) {
         take_eval_batch(t, first + done, samples - done < most ? samples - done : most);
@@ -356,18 +359,18 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
     TRY(batch_fill(&t->batches, &t->device.stream, &s->batch, 0, 1));
     TRY(executor_take(e, stage, s));
     e->ctx.mode.training = false;
-    ArenaMark mark = arena_mark(&t->scratch);
-    TRY(tensor_new(&t->scratch, &out, t->spec.compute, 1, width));
+    ArenaMark mark = arena_mark(&t->memory.scratch);
+    TRY(tensor_new(&t->memory.scratch, &out, t->spec.compute, 1, width));
     executor_enter(&e->ctx, stage, s);
     TRY(stage_logits(stage->model, &e->ctx, &s->save, t->kv, out));
     wide = tensor_reshape(out, width);
     if (t->spec.compute != F32) {
-        TRY(tensor_new(&t->scratch, &wide, F32, width));
+        TRY(tensor_new(&t->memory.scratch, &wide, F32, width));
         TRY(op(&t->device.stream, cast, .y = wide, .x = tensor_reshape(out, width)));
     }
     if (logits)
         TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
-    arena_release(&t->scratch, mark);
+    arena_release(&t->memory.scratch, mark);
     executor_give(e, stage, s);
     whole.placed = (Spans){ { 0 }, { 0 } };
     s->batch = whole;

@@ -23,36 +23,47 @@ typedef struct {
     Err (*get)(void *user, int64_t first, int64_t count, int32_t *tokens);
 } TokenSource;
 
+/* Documents in the stream of tokens. */
 typedef struct {
-    ModelSpec model;
-    PipelineSpec pipeline;
-    int64_t micro_batch, global_batch;
-    BatchRamp
-        ramp; /* global_batch of each step, of which the member above is the largest; all zero: always that */
-    int32_t eod;        /* token that ends a document; for the next two */
-    bool mask_eod;      /* what is predicted from it does not count */
-    bool reset_at_eod;  /* positions and attention start anew behind it */
-    int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
-    int64_t attn_block; /* keys per softmax block */
-    ContextCut cut;     /* of sequences over the ranks that share them */
-    DeviceKind device;
-    int gpu;           /* index of the GPU that device cuda means */
-    DType compute;     /* F32, BF16, F16: activations, and weights as the layers see them */
-    bool exact;        /* reproducible = layout; F32 only */
-    bool forward_only; /* evaluation, generation: no gradients, no optimizer */
-    bool generate;     /* keeps keys and values; forward_only, one rank, micro_batch 1 */
+    int32_t eod;  /* token that ends a document; for the next two */
+    bool mask;    /* what is predicted from it does not count */
+    bool restart; /* positions and attention start anew behind it */
+} DocumentSpec;
+
+typedef struct {
     AdamWSpec adamw;
     float clip;
     LrSchedule lr;
     bool zero;            /* optimizer states are cut over dp, and over the replicas of a stage */
     int64_t bucket_bytes; /* of gradients; 0 = one bucket */
     bool overlap_grad, overlap_param;
+} UpdateSpec;
+
+/* What a trainer is opened for, besides training. */
+typedef struct {
+    bool forward_only; /* evaluation, generation: no gradients, no optimizer */
+    bool generate;     /* keeps keys and values; forward_only, one rank, micro_batch 1 */
+    bool ahead;        /* the run will read its batches ahead (data/loader.h) */
+    bool snapshot;     /* the run will copy its state to write it (checkpoint.async) */
+} TrainPurpose;
+
+typedef struct {
+    ModelSpec model;
+    PipelineSpec pipeline;
+    int64_t micro_batch, global_batch;
+    BatchRamp
+        ramp; /* global_batch of each step, of which the member above is the largest; all zero: always that */
+    DocumentSpec documents;
+    int seq_blocks;     /* canonical sequence blocks (a power of two dividing seq) */
+    int64_t attn_block; /* keys per softmax block */
+    ContextCut cut;     /* of sequences over the ranks that share them */
+    DType compute;      /* F32, BF16, F16: activations, and weights as the layers see them */
+    bool exact;         /* reproducible = layout; F32 only */
+    UpdateSpec update;
     bool overlap_moe; /* rows travel to experts while the other half of a pair of actions computes (pair.h) */
     uint64_t seed;
-    int threads; /* per rank; 0 = all */
-    Isa isa;
-    bool ahead;      /* the run will read its batches ahead (data/loader.h) */
-    bool snapshot;   /* the run will copy its state to write it (checkpoint.async) */
+    DeviceChoice device; /* its kind, index, threads of a rank and instruction set */
+    TrainPurpose purpose;
     bool graphs;     /* actions are recorded and replayed as device graphs */
     bool poison;     /* debug.poison */
     int extra_shift; /* debug.extra_shift */
@@ -147,15 +158,33 @@ typedef struct {
     Event done;
 } StepInFlight;
 
+/* How far training is, as checkpoints keep it. */
+typedef struct {
+    int64_t step, samples, updates, skipped;
+    LossScale loss_scale;
+} TrainProgress;
+
+typedef struct {
+    SetupArena setup;
+    Arena state, scratch, scratch_forward;
+    Arena save; /* what the executor's heap is in */
+} TrainMemory;
+
+/* The batch that the hooks are serving. */
+typedef struct {
+    TokenSource source;
+    int64_t first_sample, batch; /* its samples */
+    int64_t counting;            /* how many of these count: the others fill up */
+    int64_t last_batch;          /* samples of the last step; 0: there was none */
+} Serving;
+
 enum { REPLICAS = 2 }; /* of the model, at most, of which a rank holds stages */
 
 typedef struct {
     TrainSpec spec;
     World *world;
     Device device;
-    SetupArena setup;
-    Arena state, scratch, scratch_forward;
-    Arena save; /* what the executor's heap is in */
+    TrainMemory memory;
     Parts parts;
     GradStats stats;
     ParamStore stores[REPLICAS];
@@ -170,12 +199,8 @@ typedef struct {
     KvCache *kv;         /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
     int64_t *host_loads; /* what ranks tell each other of mixtures (engine/loads.c) */
-    TokenSource source;
-    int64_t first_sample, batch;             /* of the batch that the hooks are serving; its samples, */
-    int64_t counting;                        /* how many of these count: the others fill up */
-    int64_t last_batch;                      /* samples of the last step; 0: there was none */
-    int64_t step, samples, updates, skipped; /* progress; saved in checkpoints */
-    LossScale loss_scale;                    /* likewise */
+    Serving serving;
+    TrainProgress progress;
     MemoryPlan plan;
 } Trainer;
 

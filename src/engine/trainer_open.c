@@ -20,16 +20,17 @@ static Err hook_batch(void *user, int unit, Batch *b)
 {
     Trainer *t = user;
     const Schedule *s = &t->parts.step;
-    int64_t share = t->batch / t->world->grid.dp;
-    int64_t first = t->first_sample + t->world->dp_rank * share + unit / s->slices * b->B;
+    int64_t share = t->serving.batch / t->world->grid.dp;
+    int64_t first = t->serving.first_sample + t->world->dp_rank * share + unit / s->slices * b->B;
     const int slice = schedule_slice_of(s, unit);
-    int64_t count = t->first_sample + t->counting - first;
+    int64_t count = t->serving.first_sample + t->serving.counting - first;
     if (count > b->B) count = b->B;
     if (count < 0) count = 0;
-    b->first = first - t->first_sample;
+    b->first = first - t->serving.first_sample;
     if (s->slices > 1) b->span = spans_behind(t->batches.spec.span, slice * (b->seq / s->slices));
     /* (slices of a micro-batch come one after another) */
-    if (t->source.get && count && !slice) TRY(t->source.get(t->source.user, first, count, t->batches.tokens));
+    if (t->serving.source.get && count && !slice)
+        TRY(t->serving.source.get(t->serving.source.user, first, count, t->batches.tokens));
     return batch_fill(&t->batches, &t->device.stream, b, first, count);
 }
 
@@ -97,9 +98,9 @@ BatchSpec trainer_batch_spec(const Trainer *t)
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = seq,
                         .span = context_span(s->cut, slice, t->world->cp.size, t->world->cp_rank),
-                        .eod = s->eod,
-                        .mask_eod = s->mask_eod,
-                        .reset_at_eod = s->reset_at_eod };
+                        .eod = s->documents.eod,
+                        .mask_eod = s->documents.mask,
+                        .reset_at_eod = s->documents.restart };
 }
 
 int64_t trainer_batch(const Trainer *t, int64_t step)
@@ -109,8 +110,8 @@ int64_t trainer_batch(const Trainer *t, int64_t step)
 
 void trainer_take_batch(Trainer *t, int64_t first, int64_t samples)
 {
-    t->first_sample = first;
-    t->batch = t->counting = samples;
+    t->serving.first_sample = first;
+    t->serving.batch = t->serving.counting = samples;
     t->executor.units = (int)(samples / t->world->grid.dp / trainer_batch_spec(t).B) * t->parts.step.slices;
 }
 
@@ -118,26 +119,26 @@ static Err open_slot(Trainer *t, const ExecutorStage *stage, ExecutorSlot *s, in
 {
     BatchSpec batch = trainer_batch_spec(t);
     s->unit = -1;
-    batch.further = t->spec.forward_only ? 0 : stage_further(stage->model);
+    batch.further = t->spec.purpose.forward_only ? 0 : stage_further(stage->model);
     for (int r = 0; r < REGION_COUNT; r++) {
         s->slot.region[r].number = number;
         s->slot.region[r].poison = t->spec.poison && !t->device.is_null;
     }
     s->slot.segment_count = stage_segments(stage->model);
     s->slot.queue_capacity = stage_linears(stage->model);
-    TRY(setup_array(&t->setup, s->slot.segment_count, &s->slot.segments));
-    TRY(setup_array(&t->setup, s->slot.queue_capacity, &s->slot.queue));
+    TRY(setup_array(&t->memory.setup, s->slot.segment_count, &s->slot.segments));
+    TRY(setup_array(&t->memory.setup, s->slot.queue_capacity, &s->slot.queue));
     if (t->parts.step.slices > 1)
-        TRY(setup_array(&t->setup, stage_attention_layers(stage->model), &s->slot.keys));
-    TRY(stage_save_init(stage->model, &s->save, &t->setup));
-    return batch_alloc(&batch, &s->batch, &t->state);
+        TRY(setup_array(&t->memory.setup, stage_attention_layers(stage->model), &s->slot.keys));
+    TRY(stage_save_init(stage->model, &s->save, &t->memory.setup));
+    return batch_alloc(&batch, &s->batch, &t->memory.state);
 }
 
 /* (a replica may get no unit in a step, but one in an evaluation, and that has all slices at once) */
 static int units_in_flight(const Trainer *t, const ExecutorStage *s)
 {
     const int least = t->parts.step.slices;
-    if (t->spec.forward_only) return least;
+    if (t->spec.purpose.forward_only) return least;
     int n = schedule_in_flight(&t->parts.step, s->replica, s->stage, false);
     return n > least ? n : least;
 }
@@ -145,9 +146,9 @@ static int units_in_flight(const Trainer *t, const ExecutorStage *s)
 static Err open_slices(Trainer *t, ExecutorStage *s)
 {
     Ctx *c = &t->executor.ctx;
-    if (c->slices.count == 1 || t->spec.forward_only) return ERR_OK;
+    if (c->slices.count == 1 || t->spec.purpose.forward_only) return ERR_OK;
     c->batch = &s->slots->batch;
-    return stage_slices_init(s->model, c, &s->slice_grads, &t->state, &t->setup);
+    return stage_slices_init(s->model, c, &s->slice_grads, &t->memory.state, &t->memory.setup);
 }
 
 static Err open_stage(Trainer *t, int index, int *slots)
@@ -162,7 +163,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
     TRY(loads_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
-    TRY(setup_array(&t->setup, s->slot_count, &s->slots));
+    TRY(setup_array(&t->memory.setup, s->slot_count, &s->slots));
     for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
     return open_slices(t, s);
 }
@@ -182,10 +183,10 @@ static Err open_buffers(Trainer *t)
     e->buffer_tensors = 1;
     for (int i = 0; i < e->stage_count; i++)
         if (e->stages[i].stage >= e->last_stage - 1) e->buffer_tensors = e->last_inputs;
-    e->buffer_count = forward > step || t->spec.forward_only ? forward : step;
-    TRY(setup_array(&t->setup, e->buffer_count, &e->buffers));
+    e->buffer_count = forward > step || t->spec.purpose.forward_only ? forward : step;
+    TRY(setup_array(&t->memory.setup, e->buffer_count, &e->buffers));
     for (int i = 0; i < e->buffer_count; i++)
-        TRY(tensor_new(&t->state, &e->buffers[i], t->spec.compute, e->buffer_tensors * rows,
+        TRY(tensor_new(&t->memory.state, &e->buffers[i], t->spec.compute, e->buffer_tensors * rows,
                        t->spec.model.hidden));
     return ERR_OK;
 }
@@ -194,11 +195,11 @@ static Err open_buffers(Trainer *t)
 static Err open_heaps(Trainer *t, int slots)
 {
     SaveHeap *heap = t->executor.heap;
-    const int64_t first = t->plan.save_region[REGION_I], all = t->save.size_bytes;
-    char *behind = (char *)((uintptr_t)t->save.base + (uintptr_t)first);
+    const int64_t first = t->plan.save_region[REGION_I], all = t->memory.save.size_bytes;
+    char *behind = (char *)((uintptr_t)t->memory.save.base + (uintptr_t)first);
     ASSERT(first <= all);
-    TRY(heap_init(&heap[REGION_I], t->save.base, first, slots, &t->setup));
-    return heap_init(&heap[REGION_W], behind, all - first, slots, &t->setup);
+    TRY(heap_init(&heap[REGION_I], t->memory.save.base, first, slots, &t->memory.setup));
+    return heap_init(&heap[REGION_W], behind, all - first, slots, &t->memory.setup);
 }
 
 static Err open_executor(Trainer *t)
@@ -210,27 +211,27 @@ static Err open_executor(Trainer *t)
     e->hooks = (ExecutorHooks){ t, hook_batch, hook_tied, hook_reduce, hook_norm, hook_update };
     e->ctx = (Ctx){ .s = &t->device.stream,
                     .world = t->world,
-                    .scratch = &t->scratch,
+                    .scratch = &t->memory.scratch,
                     .step = t->step_values,
                     .canon = canon_of(&t->spec),
                     .cut = t->spec.cut,
                     .slices.count = t->parts.step.slices,
                     .dtype = t->spec.compute };
-    TRY(tensor_new(&t->state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
-    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->state, &t->setup, &e->ctx.rope));
-    TRY(setup_array(&t->setup, e->stage_count, &e->stages));
+    TRY(tensor_new(&t->memory.state, &e->sums, I64, 3 * (1 + t->spec.model.mtp.count)));
+    TRY(model_rope_tables(&t->spec.model, e->ctx.s, &t->memory.state, &t->memory.setup, &e->ctx.rope));
+    TRY(setup_array(&t->memory.setup, e->stage_count, &e->stages));
     for (int i = 0; i < e->stage_count; i++) TRY(open_stage(t, i, &slots));
     TRY(open_buffers(t));
-    TRY(executor_init(e, &t->setup));
-    if (t->spec.overlap_moe && !t->spec.forward_only && t->world->tp_ep.size > 1)
-        TRY(pair_open(&e->pair, &t->scratch_forward));
+    TRY(executor_init(e, &t->memory.setup));
+    if (t->spec.overlap_moe && !t->spec.purpose.forward_only && t->world->tp_ep.size > 1)
+        TRY(pair_open(&e->pair, &t->memory.scratch_forward));
     return open_heaps(t, slots);
 }
 
 static Err open_stores(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    const GradKind grads = s->forward_only ? GRADS_NONE : s->exact ? GRADS_I64 : GRADS_F32;
+    const GradKind grads = s->purpose.forward_only ? GRADS_NONE : s->exact ? GRADS_I64 : GRADS_F32;
     t->params = (ParamSet){ .whole = &t->parts.whole,
                             .parts = t->parts.registries,
                             .ranks = t->world->grid.pp,
@@ -238,23 +239,24 @@ static Err open_stores(Trainer *t)
                             .stores = t->stores,
                             .lower = schedule_lower_replica(&t->parts.step, t->world->pp_rank),
                             .stats = &t->stats };
-    TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->forward_only, &t->state));
+    TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->purpose.forward_only, &t->memory.state));
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
-        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->state, s->compute, grads));
-        if (grads != GRADS_NONE) TRY(param_store_list_parts(&t->stores[r], &t->state, &t->device.stream));
+        TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->memory.state, s->compute, grads));
+        if (grads != GRADS_NONE)
+            TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
     TRY(loads_open(t));
-    return setup_array(&t->setup, 2 * t->stats.count, &t->host_shift);
+    return setup_array(&t->memory.setup, 2 * t->stats.count, &t->host_shift);
 }
 
 /* Initial weights, and shifts with room for the step's sums. */
 static Err fill(Trainer *t)
 {
     const TrainSpec *s = &t->spec;
-    const int threads = s->threads > 0 ? s->threads : omp_get_max_threads();
+    const int threads = s->device.threads > 0 ? s->device.threads : omp_get_max_threads();
     const int64_t tokens = trainer_batch(t, 1) * s->model.seq / schedule_updates(&t->parts.step);
     /* (an update that does not fit is done again, but not where others have gone on meanwhile) */
     const int start = trainer_is_async(t) ? FIRST_SHIFT - SHIFT_STEP : FIRST_SHIFT;
@@ -275,13 +277,13 @@ static Err open_optim(Trainer *t)
                         .world = t->world,
                         .step = t->step_values,
                         .sums = t->executor.sums,
-                        .adamw = s->adamw,
+                        .adamw = s->update.adamw,
                         .bias_rate = s->model.moe.balance.bias_rate,
                         .room = t->executor.ctx.canon.room };
     for (int r = 0; r < t->params.replicas; r++) {
         t->optim.store[r] = &t->stores[r];
-        TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, s->overlap_grad,
-                     s->overlap_param));
+        TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, s->update.overlap_grad,
+                     s->update.overlap_param));
     }
     return ERR_OK;
 }
@@ -297,9 +299,10 @@ static Err parts_spec(const TrainSpec *s, Grid g, PartsSpec *out)
                         .pipeline = s->pipeline,
                         .microbatches = (int)microbatches,
                         .micro_batch = s->micro_batch,
-                        .bucket_elems =
-                            s->bucket_bytes ? s->bucket_bytes / dtype_size(s->exact ? I64 : F32) : INT64_MAX,
-                        .zero = s->zero && !s->forward_only };
+                        .bucket_elems = s->update.bucket_bytes
+                                            ? s->update.bucket_bytes / dtype_size(s->exact ? I64 : F32)
+                                            : INT64_MAX,
+                        .zero = s->update.zero && !s->purpose.forward_only };
     return ERR_OK;
 }
 
@@ -333,7 +336,7 @@ static Err open_parts(Trainer *t)
     PartsSpec spec;
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
-    TRY(parts_open(&t->parts, &spec, t->world, &t->setup));
+    TRY(parts_open(&t->parts, &spec, t->world, &t->memory.setup));
     TRY(loads_check_order(t));
     return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
 }
@@ -365,10 +368,10 @@ Err trainer_check(const TrainSpec *s, Grid grid)
     TRY(trainer_check_shape(s, grid));
     TRY(trainer_grid(s, &grid));
     TRY(world_open_null(&world, grid, 0));
-    setup_init(&t.setup);
+    setup_init(&t.memory.setup);
     Err err = open_parts(&t);
     parts_release(&t.parts);
-    setup_release(&t.setup);
+    setup_release(&t.memory.setup);
     world_close(&world);
     return err;
 }
@@ -391,24 +394,25 @@ static Err build(Trainer *t, const MemoryPlan *limits)
     const TrainSpec *s = &t->spec;
     const BatchSpec batch = trainer_batch_spec(t);
     void *step_values;
-    TRY(alloc_arena(t, &t->state, "state", limits->state));
-    TRY(alloc_arena(t, &t->scratch, "scratch", limits->scratch - limits->scratch_forward));
-    TRY(alloc_arena(t, &t->scratch_forward, "scratch of forwards", limits->scratch_forward));
-    TRY(alloc_arena(t, &t->save, "saves", limits->save));
+    TRY(alloc_arena(t, &t->memory.state, "state", limits->state));
+    TRY(alloc_arena(t, &t->memory.scratch, "scratch", limits->scratch - limits->scratch_forward));
+    TRY(alloc_arena(t, &t->memory.scratch_forward, "scratch of forwards", limits->scratch_forward));
+    TRY(alloc_arena(t, &t->memory.save, "saves", limits->save));
     TRY(open_stores(t));
-    TRY(arena_alloc(&t->state, sizeof(StepValues), &step_values));
+    TRY(arena_alloc(&t->memory.state, sizeof(StepValues), &step_values));
     t->step_values = step_values;
     TRY(open_executor(t));
     /* (the host says which units of the batch a micro-batch is, where balance counts these) */
     const bool varies =
         s->model.moe.balance.global || t->parts.step.slices > 1; /* (which slots a slice reads) */
     if (s->graphs && device_can_record(&t->device) && !trainer_is_async(t) && !varies)
-        TRY(executor_use_graphs(&t->executor, &t->setup));
+        TRY(executor_use_graphs(&t->executor, &t->memory.setup));
     /* products are timed by gradients that do not overflow, and never while they are recorded */
     t->executor.graphs_wait = s->compute == F16;
-    if (s->generate)
-        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->state, &t->setup));
-    TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->setup));
+    if (s->purpose.generate)
+        TRY(stage_kv_init(parts_stage(&t->parts, 0, 0), &t->kv, s->compute, &t->memory.state,
+                          &t->memory.setup));
+    TRY(batches_init(&t->batches, &batch, t->device.is_null, &t->memory.setup));
     TRY(open_flight(t));
     TRY(open_optim(t));
     TRY(async_open(t));
@@ -419,15 +423,13 @@ Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *w
                     const MemoryPlan *limits)
 {
     *t = (Trainer){ .spec = *spec, .world = world, .plan = *limits };
-    setup_init(&t->setup);
-    DeviceChoice choice = { .kind = kind,
-                            .index = spec->gpu,
-                            .threads = spec->threads,
-                            .isa = spec->isa,
-                            .pinned_bytes = limits->pinned };
-    if (spec->device == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
+    setup_init(&t->memory.setup);
+    DeviceChoice choice = spec->device;
+    choice.kind = kind;
+    choice.pinned_bytes = limits->pinned;
+    if (spec->device.kind == DEVICE_CPU && spec->compute != F32) choice.staging_bytes = limits->staging;
     TRY(device_open(&t->device, choice));
-    if (spec->compute == F16) t->loss_scale.log2 = LOSS_SCALE_START;
+    if (spec->compute == F16) t->progress.loss_scale.log2 = LOSS_SCALE_START;
     TRY(open_parts(t));
     trainer_take_batch(t, 0, trainer_batch(t, 1));
     return build(t, limits);
@@ -435,9 +437,9 @@ Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *w
 
 Err trainer_open(Trainer *t, const TrainSpec *spec, World *world, const MemoryPlan *limits)
 {
-    Err err = trainer_open_on(t, spec->device, spec, world, limits);
+    Err err = trainer_open_on(t, spec->device.kind, spec, world, limits);
     if (err) trainer_close(t);
-    else setup_freeze(&t->setup);
+    else setup_freeze(&t->memory.setup);
     return err;
 }
 
@@ -456,13 +458,13 @@ void trainer_close(Trainer *t)
     for (int r = 0; r < REPLICAS; r++) ddp_release(&t->ddp[r]);
     executor_release(&t->executor);
     parts_release(&t->parts);
-    free_arena(t, &t->save);
-    free_arena(t, &t->scratch_forward);
-    free_arena(t, &t->scratch);
-    free_arena(t, &t->state);
+    free_arena(t, &t->memory.save);
+    free_arena(t, &t->memory.scratch_forward);
+    free_arena(t, &t->memory.scratch);
+    free_arena(t, &t->memory.state);
     device_host_free(&t->device, t->flight.values);
     if (t->flight.values) event_release(&t->flight.done);
     if (t->device.ops) device_close(&t->device);
-    setup_release(&t->setup);
+    setup_release(&t->memory.setup);
     *t = (Trainer){ 0 };
 }

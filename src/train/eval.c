@@ -25,8 +25,8 @@ static Err target_bytes(const Run *r, const Dataset *set, int64_t samples, int64
         err = dataset_get(set, i, tokens);
         for (int64_t k = 1; k <= T && !err; k++) {
             int32_t size = 0;
-            if (r->spec.mask_eod && tokens[k - 1] == r->spec.eod) continue;
-            if (tokens[k] != r->spec.eod) tokenizer_bytes(r->tokenizer, tokens[k], &size);
+            if (r->spec.documents.mask && tokens[k - 1] == r->spec.documents.eod) continue;
+            if (tokens[k] != r->spec.documents.eod) tokenizer_bytes(r->tokenizer, tokens[k], &size);
             *bytes += size;
         }
     }

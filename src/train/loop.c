@@ -32,7 +32,7 @@ static Err write_config(Loop *l)
     if (!l->lead) return ERR_OK;
     snprintf(path, sizeof path, "%s/config.ini", dir);
     TRY(file_replace(path, l->config_text, (int64_t)strlen(l->config_text)));
-    TRY(kept_start(dir, l->config_text, l->run.trainer.step));
+    TRY(kept_start(dir, l->config_text, l->run.trainer.progress.step));
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
@@ -49,7 +49,7 @@ static int64_t saves_to_come(const Loop *l)
 {
     const int64_t stop = l->cfg->train.stop_at, steps = l->cfg->derived.steps,
                   every = l->cfg->checkpoint.every;
-    const int64_t left = (stop && stop < steps ? stop : steps) - l->run.trainer.step;
+    const int64_t left = (stop && stop < steps ? stop : steps) - l->run.trainer.progress.step;
     return every ? (left - 1) / every + 1 : 1;
 }
 
@@ -61,7 +61,7 @@ static Err open_ckpt(Loop *l)
                       .stream = &l->run.trainer.device.stream,
                       .keep = (int)l->cfg->checkpoint.keep,
                       .to_come = saves_to_come(l),
-                      .bad_from = l->run.trainer.step + 1,
+                      .bad_from = l->run.trainer.progress.step + 1,
                       .async = l->cfg->checkpoint.async,
                       .comm = l->cfg->checkpoint.async ? &l->ranks.save : NULL,
                       .meta_bytes = meta_bytes(l),
@@ -76,8 +76,8 @@ static Err open_ckpt(Loop *l)
 static Err open_loader(Loop *l)
 {
     LoaderOptions o = { .dataset = l->run.train,
-                        .first_position = l->run.trainer.samples,
-                        .first_step = l->run.trainer.step + 1,
+                        .first_position = l->run.trainer.progress.samples,
+                        .first_step = l->run.trainer.progress.step + 1,
                         .ramp = l->cfg->derived.batch,
                         .dp = l->run.world->grid.dp,
                         .dp_rank = l->run.world->dp_rank };
@@ -118,7 +118,7 @@ static Err open_metrics(Loop *l)
                          .total_steps = l->cfg->derived.steps,
                          .epoch_tokens = epoch_tokens(l),
                          .config = l->config_text,
-                         .resume_step = l->run.trainer.step };
+                         .resume_step = l->run.trainer.progress.step };
     const Overrides *changed = &l->run.overrides;
     if (!l->lead) return ERR_OK;
     TRY(metrics_open(&l->metrics, o));
@@ -165,7 +165,7 @@ Err loop_open(Loop *l, const Config *cfg, const Boot *boot)
     if (l->lead) TRY(run_peak_rate(&l->run, &l->peak_flops, &l->peak_source));
     TRY(run_tune(&l->run));
     l->flop_per_token = (double)model_flop_per_token(&l->run.spec.model, l->run.plan.params);
-    l->saved_step = l->run.trainer.step;
+    l->saved_step = l->run.trainer.progress.step;
     return open_metrics(l);
 }
 

@@ -8,9 +8,9 @@
 static Err measure_rate(Run *r, double *flops)
 {
     Stream *stream = &r->trainer.device.stream;
-    Arena *a = &r->trainer.scratch;
+    Arena *a = &r->trainer.memory.scratch;
     ArenaMark mark = arena_mark(a);
-    DType T = r->spec.device == DEVICE_CPU ? F32 : r->spec.compute;
+    DType T = r->spec.device.kind == DEVICE_CPU ? F32 : r->spec.compute;
     Tensor all, x, w, y;
     int64_t n = 768;
     while (n > 1 && 3 * 4 * n * n > a->size_bytes - a->used_bytes)
@@ -42,10 +42,10 @@ Err run_peak_rate(Run *r, double *flops, const char **source)
     DeviceFile sheet;
     *flops = 0;
     *source = "data sheet:";
-    if (r->spec.device == DEVICE_CUDA) TRY(device_cuda_info(r->spec.gpu, &gpu));
-    if (r->spec.device == DEVICE_CUDA && device_file_match(gpu.name, &sheet))
+    if (r->spec.device.kind == DEVICE_CUDA) TRY(device_cuda_info(r->spec.device.index, &gpu));
+    if (r->spec.device.kind == DEVICE_CUDA && device_file_match(gpu.name, &sheet))
         *flops = 1e12 * (r->spec.compute == F32 ? sheet.fp32_tflops : sheet.bf16_tflops);
     if (*flops > 0) return ERR_OK;
-    *source = r->spec.device == DEVICE_CPU ? "sgemm" : "measured products";
+    *source = r->spec.device.kind == DEVICE_CPU ? "sgemm" : "measured products";
     return measure_rate(r, flops);
 }

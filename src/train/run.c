@@ -41,7 +41,7 @@ static void look_for_ends(const Run *r)
     const Config *c = r->cfg;
     if (!(c->data.mask_eod || c->data.reset_at_eod) || r->world->rank != 0) return;
     for (int i = 0; i < dataset_source_count(r->train); i++)
-        if (!dataset_source_ends_with(r->train, i, r->spec.eod))
+        if (!dataset_source_ends_with(r->train, i, r->spec.documents.eod))
             log_warn(
                 "'%s' does not end with an end-of-document token, which data.%s goes by: was it made without "
                 "--append-eod?",
@@ -102,7 +102,7 @@ static int64_t more_slices(const Run *r)
     const bool free = c->origin[CFG_parallel_schedule].kind == ORIGIN_DEFAULT &&
                       c->origin[CFG_parallel_vpp].kind == ORIGIN_DEFAULT;
     char values[64];
-    if (r->spec.forward_only || c->parallel.pp == 1 || !(free || c->parallel.slices > 1)) return 0;
+    if (r->spec.purpose.forward_only || c->parallel.pp == 1 || !(free || c->parallel.slices > 1)) return 0;
     snprintf(values, sizeof values, "parallel.slices=%lld", (long long)slices);
     return spec_allows(c, values) ? slices : 0;
 }
@@ -141,14 +141,15 @@ static Err check_memory(const Run *r)
                err_hint("checkpoint.async=false: the step then waits for its checkpoint; or a smaller "
                         "train.global_batch (now %lld)",
                         (long long)r->spec.global_batch);
-    if (r->spec.device == DEVICE_CUDA) {
+    if (r->spec.device.kind == DEVICE_CUDA) {
         DeviceInfo gpu;
         const int sharers = r->ranks ? r->ranks->gpu.sharers : 1;
-        TRY(device_cuda_info(r->spec.gpu, &gpu));
+        TRY(device_cuda_info(r->spec.device.index, &gpu));
         have = (double)gpu.free_bytes / sharers - DEVICE_LIBRARY_BYTES;
-        snprintf(where, sizeof where, "GPU %d (%s)", r->spec.gpu, gpu.name);
+        snprintf(where, sizeof where, "GPU %d (%s)", r->spec.device.index, gpu.name);
         if (sharers > 1)
-            snprintf(where, sizeof where, "each of %d ranks on GPU %d (%s)", sharers, r->spec.gpu, gpu.name);
+            snprintf(where, sizeof where, "each of %d ranks on GPU %d (%s)", sharers, r->spec.device.index,
+                     gpu.name);
     }
     if (need <= have) return ERR_OK;
     say_arenas(&r->plan);
@@ -171,7 +172,7 @@ static void say_device(const Config *c)
 /* Collectives that run beside products have their multiprocessors; a rank without replicas has none such. */
 static void leave_free(Run *r)
 {
-    const bool beside = r->spec.overlap_grad || r->spec.overlap_param;
+    const bool beside = r->spec.update.overlap_grad || r->spec.update.overlap_param;
     if (beside && r->ranks && r->ranks->nccl && world_copies(r->world)->size > 1)
         device_leave_free(&r->trainer.device, r->ranks->dp_ctas.max);
 }
@@ -187,7 +188,7 @@ static Err open_inputs(Run *r, RunPurpose purpose)
 {
     TRY(tokenizer_open(r->cfg->data.tokenizer, &r->tokenizer));
     TRY(train_spec(r->cfg, tokenizer_vocab(r->tokenizer), &r->spec));
-    TRY(spec_eod(r->cfg, r->tokenizer, &r->spec.eod));
+    TRY(spec_eod(r->cfg, r->tokenizer, &r->spec.documents.eod));
     return open_data(r, purpose);
 }
 
@@ -198,12 +199,13 @@ static Err open_all(Run *r, RunPurpose purpose)
     const Err inputs = open_inputs(r, purpose);
     if (inputs == ERR_DATA) return (purpose == RUN_TRAIN ? preflight_hint : preflight_hint_of_run)(c, inputs);
     TRY(inputs);
-    if (r->ranks) r->spec.gpu = r->ranks->gpu.index;
-    r->spec.forward_only = purpose != RUN_TRAIN;
-    if (r->spec.forward_only) r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
-    r->spec.generate = purpose == RUN_GENERATE;
-    r->spec.ahead &= purpose == RUN_TRAIN;
-    r->spec.snapshot &= purpose == RUN_TRAIN;
+    if (r->ranks) r->spec.device.index = r->ranks->gpu.index;
+    r->spec.purpose.forward_only = purpose != RUN_TRAIN;
+    if (r->spec.purpose.forward_only)
+        r->spec.pipeline.slices = 0; /* nothing is kept that they would make smaller */
+    r->spec.purpose.generate = purpose == RUN_GENERATE;
+    r->spec.purpose.ahead &= purpose == RUN_TRAIN;
+    r->spec.purpose.snapshot &= purpose == RUN_TRAIN;
     if (r->world->grid.pp != c->parallel.pp)
         r->spec.pipeline = (PipelineSpec){ 0 }; /* read whole, by one process */
     if (purpose == RUN_GENERATE) {
@@ -211,7 +213,7 @@ static Err open_all(Run *r, RunPurpose purpose)
         r->spec.ramp.count = 0;
     }
     TRY(trainer_plan(&r->spec, r->world->grid, r->world->rank, &r->plan));
-    if (!r->spec.threads) r->spec.threads = threads_of_rank(r->ranks, &r->plan);
+    if (!r->spec.device.threads) r->spec.device.threads = threads_of_rank(r->ranks, &r->plan);
     TRY(check_memory(r));
     TRY(open_trainer(r));
     r->trainer_open = true;
@@ -246,9 +248,9 @@ void run_close(Run *r)
 CkptMeta run_meta(const Run *r, const char *config_text)
 {
     const Trainer *t = &r->trainer;
-    CkptMeta m = { .step = t->step,
-                   .samples = t->samples,
-                   .tokens = t->samples * r->spec.model.seq,
+    CkptMeta m = { .step = t->progress.step,
+                   .samples = t->progress.samples,
+                   .tokens = t->progress.samples * r->spec.model.seq,
                    .seed = r->cfg->run.seed,
                    .tp_blocks = r->spec.model.tp_blocks,
                    .seq_blocks = r->spec.seq_blocks,
@@ -258,13 +260,13 @@ CkptMeta run_meta(const Run *r, const char *config_text)
                    .config = config_text,
                    .data = r->data_id,
                    .overrides = r->overrides.text,
-                   .counters = { { "updates", t->updates },
-                                 { "skipped", t->skipped },
-                                 { "loss_scale_log2", t->loss_scale.log2 },
-                                 { "loss_scale_good_steps", t->loss_scale.good_steps } },
+                   .counters = { { "updates", t->progress.updates },
+                                 { "skipped", t->progress.skipped },
+                                 { "loss_scale_log2", t->progress.loss_scale.log2 },
+                                 { "loss_scale_good_steps", t->progress.loss_scale.good_steps } },
                    .counter_count = 4 };
     _Static_assert((int)SETS_MAX <= (int)CKPT_MAX_VALID, "a manifest has room for all validation sets");
-    for (int i = 0; r->valid_step == t->step && i < r->valid.count; i++)
+    for (int i = 0; r->valid_step == t->progress.step && i < r->valid.count; i++)
         m.valid[m.valid_count++] = (CkptValid){ r->valid.set[i].name, r->valid_loss[i] };
     return m;
 }
@@ -309,7 +311,7 @@ static Err check_same_run(Run *r, const CkptMeta *meta)
 static Err check_tokenizer(const Run *r, const CkptMeta *meta)
 {
     const Err err = data_id_same_tokenizer(r->tokenizer, meta->data);
-    if (!err || r->spec.forward_only) return err;
+    if (!err || r->spec.purpose.forward_only) return err;
     if (r->world->rank == 0) log_warn("checkpoint.load: %s", err_message());
     return ERR_OK;
 }
@@ -349,11 +351,11 @@ static Err load(Run *r, const char *path, bool weights_only, bool *damaged)
                             : "resuming",
              path);
     if (weights_only) return ERR_OK;
-    r->trainer.step = meta.step;
-    r->trainer.samples = meta.samples;
-    r->trainer.updates = ckpt_counter(&meta, "updates", meta.step);
-    r->trainer.skipped = ckpt_counter(&meta, "skipped", 0);
-    LossScale *scale = &r->trainer.loss_scale;
+    r->trainer.progress.step = meta.step;
+    r->trainer.progress.samples = meta.samples;
+    r->trainer.progress.updates = ckpt_counter(&meta, "updates", meta.step);
+    r->trainer.progress.skipped = ckpt_counter(&meta, "skipped", 0);
+    LossScale *scale = &r->trainer.progress.loss_scale;
     scale->log2 = ckpt_counter(&meta, "loss_scale_log2", scale->log2);
     scale->good_steps = ckpt_counter(&meta, "loss_scale_good_steps", 0);
     return ERR_OK;
@@ -443,9 +445,9 @@ static Err check_none_newer(const Run *r, const char *dir)
     char newest[PATH_MAX];
     bool found;
     TRY(ckpt_find(dir, INT64_MAX, newest, &found));
-    if (!found || step_of(newest) <= r->trainer.step) return ERR_OK;
+    if (!found || step_of(newest) <= r->trainer.progress.step) return ERR_OK;
     return err_set(ERR_CKPT, "'%s' is newer than the checkpoint to resume from, of step %lld", newest,
-                   (long long)r->trainer.step),
+                   (long long)r->trainer.progress.step),
            err_hint("remove what is newer, or take another run.dir");
 }
 

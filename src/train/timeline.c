@@ -354,7 +354,7 @@ static Err draw(Timeline *t, const Simulation *plan, const TimelineFigures *f)
     char title[LINE_BYTES], figures[LINE_BYTES], measured[LINE_BYTES], planned[LINE_BYTES],
         clocks[LINE_BYTES / 4];
     say_clocks(t, clocks, sizeof clocks);
-    snprintf(title, sizeof title, "step %lld", (long long)t->trainer->step);
+    snprintf(title, sizeof title, "step %lld", (long long)t->trainer->progress.step);
     snprintf(figures, sizeof figures,
              "bubble %.1f %%, simulated %.1f %%: the share of all ranks' time, from the first compute to the "
              "end of "

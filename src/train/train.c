@@ -57,7 +57,7 @@ static void say_start(const Loop *l, int64_t end)
     const Trainer *t = &l->run.trainer;
     DeviceInfo gpu;
     char where[192], a[UNITS_BYTES], b[UNITS_BYTES], c[UNITS_BYTES], d[UNITS_BYTES], e[UNITS_BYTES];
-    if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.gpu, &gpu) == ERR_OK)
+    if (t->device.kind == DEVICE_CUDA && device_cuda_info(t->spec.device.index, &gpu) == ERR_OK)
         snprintf(where, sizeof where, "%s, %s", gpu.name, dtype_name(t->spec.compute));
     else
         snprintf(where, sizeof where, "%s kernels, %d thread%s", isa_name(t->device.isa), t->device.threads,
@@ -68,16 +68,16 @@ static void say_start(const Loop *l, int64_t end)
              l->peak_source, l->peak_flops * 1e-9);
     say_ranks(l);
     if (t->spec.poison) log_info("debug.poison: released memory is filled with NaN");
-    const DatasetStage data = dataset_stage(l->run.train, t->samples);
+    const DatasetStage data = dataset_stage(l->run.train, t->progress.samples);
     const int64_t steps = l->cfg->derived.steps;
     char epochs[48] = "";
     if (data.count == 1)
         snprintf(epochs, sizeof epochs, ", which are %.3g epochs",
                  (double)batch_ramp_samples(&l->cfg->derived.batch, steps) / (double)data.samples);
     log_info("%lld samples of %lld tokens an epoch; step %lld of %lld%s", (long long)data.samples,
-             (long long)l->run.spec.model.seq, (long long)t->step, (long long)steps, epochs);
+             (long long)l->run.spec.model.seq, (long long)t->progress.step, (long long)steps, epochs);
     announce_validation(&l->run);
-    if (t->step >= end)
+    if (t->progress.step >= end)
         log_info("nothing to do: step %lld is the last (train.steps, train.tokens or train.stop_at)",
                  (long long)end);
 }
@@ -106,7 +106,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
     const MixtureSpec *moe = &l->run.spec.model.moe;
     correct_peak(l, flops);
     MetricsRecord m = { .step = r->step,
-                        .tokens = l->run.trainer.samples * l->run.spec.model.seq,
+                        .tokens = l->run.trainer.progress.samples * l->run.spec.model.seq,
                         .loss = r->loss,
                         .grad_norm = r->grad_norm,
                         .lr = r->lr,
@@ -132,7 +132,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
     l->bubble = (MetricsBubble){ 0 };
     if (r->rescaled && !r->skipped)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
-                 (long long)l->run.trainer.loss_scale.log2);
+                 (long long)l->run.trainer.progress.loss_scale.log2);
     if (r->in_pieces)
         log_info(
             "step %lld: a rank's experts got more rows than moe.slack=%g has room for, done again in pieces",
@@ -158,9 +158,10 @@ static Err check_numerics(Loop *l, const StepReport *r)
 static void record_valid(Loop *l, const char *set, double loss)
 {
     const Trainer *t = &l->run.trainer;
-    ValidRecord r = {
-        .step = t->step, .tokens = t->samples * l->run.spec.model.seq, .loss = loss, .time = clock_unix_s()
-    };
+    ValidRecord r = { .step = t->progress.step,
+                      .tokens = t->progress.samples * l->run.spec.model.seq,
+                      .loss = loss,
+                      .time = clock_unix_s() };
     curve_cut_name(r.name, set);
     metrics_valid(&l->metrics, &r);
 }
@@ -169,7 +170,7 @@ static Err evaluate(Loop *l)
 {
     Trainer *t = &l->run.trainer;
     int64_t counted;
-    watch_phase(l->ranks.watch, PHASE_EVAL, t->step);
+    watch_phase(l->ranks.watch, PHASE_EVAL, t->progress.step);
     trace_begin("evaluation");
     for (int i = 0; i < l->run.valid.count; i++) {
         const NamedSet *set = &l->run.valid.set[i];
@@ -177,7 +178,7 @@ static Err evaluate(Loop *l)
         TRY(trainer_eval(t, run_tokens(set->data), 0, run_valid_samples(&l->run, set->data), loss, &counted));
         if (l->lead) record_valid(l, set->name, *loss);
     }
-    l->run.valid_step = t->step;
+    l->run.valid_step = t->progress.step;
     trace_end();
     return ERR_OK;
 }
@@ -223,7 +224,7 @@ static Err save(Loop *l, bool must)
 static Err save_last(Loop *l)
 {
     TRY(collect_save(l, true, false));
-    return l->saved_step == l->run.trainer.step ? ERR_OK : save(l, true);
+    return l->saved_step == l->run.trainer.progress.step ? ERR_OK : save(l, true);
 }
 
 /* After a failure that left the peers in touch, what was being written is still to be had. */
@@ -360,7 +361,7 @@ static Err traced_step(Loop *l, int64_t end, StepReport *report)
 static Err after_step(Loop *l, int64_t end)
 {
     const Config *c = l->cfg;
-    const int64_t step = l->run.trainer.step;
+    const int64_t step = l->run.trainer.progress.step;
     if (l->run.valid.count && (due(step, c->train.eval_every) || step == end)) TRY(evaluate(l));
     return due(step, c->checkpoint.every) && step != end ? save(l, false) : ERR_OK;
 }
@@ -371,7 +372,7 @@ static Err begin_times(Loop *l, int64_t step)
     double evaluating;
     Trainer *t = &l->run.trainer;
     device_time_stalls(&t->device, l->run.world->size > 1 && due(step, l->cfg->log.every));
-    if (step != t->step + 1) return ERR_OK;
+    if (step != t->progress.step + 1) return ERR_OK;
     l->begun_s = clock_s();
     return device_stalled(&t->device.stream, &evaluating);
 }
@@ -405,7 +406,7 @@ static Err stop_reason(Loop *l, int64_t *reason)
 
 static Err say_stopped(const Loop *l, int64_t reason)
 {
-    const long long step = l->run.trainer.step;
+    const long long step = l->run.trainer.progress.step;
     if (reason == OUT_OF_TIME)
         err_set(ERR_STOPPED,
                 "stopped after %.1f minutes (train.max_minutes) at step %lld, with a checkpoint in '%s'",
@@ -424,7 +425,7 @@ static Err save_without_data(Loop *l, Err err)
     if (err != ERR_DATA || l->run.world->size > 1) return err;
     err_keep(&why);
     Err saved = finish_step(l);
-    if (!saved && l->saved_step != l->run.trainer.step) saved = save(l, true);
+    if (!saved && l->saved_step != l->run.trainer.progress.step) saved = save(l, true);
     if (saved) log_warn("no checkpoint: %s", err_message());
     return err_again(&why, err);
 }
@@ -449,7 +450,7 @@ static Err loop_run(Loop *l)
     Err err = ERR_OK;
     if (stop_at > 0 && stop_at < end) end = stop_at;
     if (l->lead) say_start(l, end);
-    if (t->step < end) metrics_wait(&l->metrics);
+    if (t->progress.step < end) metrics_wait(&l->metrics);
     while (!err && trainer_next_step(t) <= end && !reason) {
         err = one_step(l, end);
         if (!err && trainer_next_step(t) <= end) TRY(stop_reason(l, &reason));
@@ -476,7 +477,7 @@ static void say_end(const Loop *l)
     char time_text[UNITS_BYTES];
     if (!l->lead || !l->steps_done) return;
     log_info("done: step %lld after %s; everything is in '%s', the curve in '%s/loss.svg'",
-             (long long)l->run.trainer.step, units_seconds(time_text, clock_s() - l->started_s),
+             (long long)l->run.trainer.progress.step, units_seconds(time_text, clock_s() - l->started_s),
              l->cfg->run.dir, l->cfg->run.dir);
 }
 

@@ -49,7 +49,7 @@ static Err run_open(Run *r, DType compute, bool graphs, Spoil spoil)
     s.exact = false;
     s.model.layers = 1; /* (the emulator is slow) */
     s.global_batch = 2 * (s.micro_batch = 1);
-    s.device = DEVICE_CUDA;
+    s.device.kind = DEVICE_CUDA;
     s.compute = compute;
     s.graphs = graphs;
     *r = (Run){ .spoil = spoil };
@@ -92,11 +92,11 @@ static Err ahead(Run *r, int64_t *waits)
         const int64_t n = r->t.device.counters.host_waits - so_far;
         if (i >= 2 && n > *waits) *waits = n;
         CHECK_MSG(before.step == i, "step %d has a report of %lld", i + 1, (long long)before.step);
-        CHECK(r->t.step == i && trainer_next_step(&r->t) == i + 2);
+        CHECK(r->t.progress.step == i && trainer_next_step(&r->t) == i + 2);
         if (i) r->report[i - 1] = before;
     }
     TRY(trainer_finish(&r->t, &r->report[STEPS - 1]));
-    CHECK(r->t.step == STEPS && r->t.samples == trainer_next_sample(&r->t));
+    CHECK(r->t.progress.step == STEPS && r->t.progress.samples == trainer_next_sample(&r->t));
     return run_close(r);
 }
 
