@@ -296,7 +296,7 @@ static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor ac
 }
 
 /* o and its log-sum-exp of one row whose latents t are the last in the cache: all heads have one key, the cached row,
- * and one value, its latent, and Wkv_b makes their own values of what comes of it. */
+ * and one value, its latent. Wkv_b makes each head's own values from the result. */
 static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor lse)
 {
     Ctx *c = k->c;
