@@ -385,6 +385,7 @@ TEST(experts_in_pieces)
     static const Layout list[] = {
         { "zb-h1", .pp = 2, .dp = 2, .zero = 1, .overlap = 1, .ep = 2 },
         { "zb-h1", .pp = 2, .tp = 2, .sp = 1, .micro = 4, .ep = 2, .recompute = RECOMPUTE_SELECTIVE },
+        { "zb-h1", .pp = 2, .dp = 2, .ep = 2, .recompute = RECOMPUTE_FULL },
         { "chimera", .pp = 2, .dp = 2, .zero = 1, .ep = 2, .gathers = 1, .recompute = RECOMPUTE_FULL },
         { "1f1b", .pp = 2, .cp = 2, .dp = 2, .zero = 1, .ep = 4 },
         { "dualpipev", .pp = 2, .dp = 2, .ep = 2, .pairs = 1 },

@@ -21,11 +21,10 @@ Err attention_core_sinks(AttentionCore *a, ParamRegistry *reg, const char *atten
     char name[PARAM_NAME_MAX];
     if (!a->spec->sinks) return ERR_OK;
     snprintf(name, sizeof name, "%s.sinks", attention);
-    return param_add(
-        reg,
-        (ParamSpec){
-            .name = name, .ndim = 1, .shape = { a->spec->heads, 1 }, .cut = { CUT_TP }, .init = INIT_ZERO },
-        &a->sink);
+    const ParamSpec sinks = {
+        .name = name, .ndim = 1, .shape = { a->spec->heads, 1 }, .cut = { CUT_TP }, .init = INIT_ZERO
+    };
+    return param_add(reg, sinks, &a->sink);
 }
 
 /* ---- shapes ---- */

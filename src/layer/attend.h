@@ -18,8 +18,8 @@ typedef struct {
     Tensor q, k, v, gate;
 } Heads;
 
-/* All but the sinks, which are registered where the layer's parameters have them: a score for each head, or -1. Beside
- * the other scores a sink of 0 is a key that is orthogonal to all queries. */
+/* The core without sinks; a layer adds these where they stand among its parameters. A sink is a score for each head
+ * beside those of the keys: a sink of 0 is a key that is orthogonal to all queries. */
 AttentionCore attention_core(const ModelSpec *spec, const char *name, int layer, float scale);
 Err attention_core_sinks(AttentionCore *a, ParamRegistry *reg, const char *name);
 
@@ -37,14 +37,15 @@ typedef struct {
     int64_t chunk;     /* query heads in a leaf of the sum over those that read one key */
 } AttendSave;
 
-/* d = the gradients of h, and += that of the sinks. */
+/* d becomes the gradients of h; the gradient of the sinks is added to theirs. */
 Err attention_core_backward(const AttentionCore *a, Ctx *c, const Heads *h, const AttendSave *save,
                             const Heads *d);
 
-/* Keys or values of the rows, as later slices are to find them; see slice_keep_keys. */
+/* Keeps the rows' keys and values where later slices find them; see slice_keep_keys. */
 Err attend_keep(Ctx *c, const Heads *h, bool pass);
 
-/* own [T, columns] joins what `kept` [seq, columns] has of positions before the batch's; all becomes both together. */
+/* own [T, columns] is written to `kept` [seq, columns], behind the positions before the batch's; all becomes both
+ * together. */
 Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all);
 
 /* Heads side by side: [N, H, C] -> [N, H * C]; and below each other, [N * H, C]. */

@@ -63,62 +63,34 @@ static Err add_norm(ParamRegistry *reg, const ModelSpec *s, const char *owner, c
     return norm_register(n, reg, name, width, true, s->norm_eps, PARTIAL_ROWS);
 }
 
-static Err register_queries(Mla *m, ParamRegistry *reg, const char *owner)
-{
-    const ModelSpec *s = m->spec;
-    const int64_t rank = s->latent.width.q_rank;
-    LinearSpec q_a = { owner, "q_a", s->hidden, rank, LINEAR_WHOLE, .bias = s->bias, .std = s->init_std };
-    LinearSpec q = {
-        owner,         rank ? "q_b" : "q", rank ? rank : s->hidden, (int64_t)s->heads * s->head_dim,
-        LINEAR_COLUMN, .std = s->init_std
-    };
-    if (rank) {
-        TRY(linear_register(&m->q_a, reg, q_a));
-        TRY(add_norm(reg, s, owner, "q_a_norm", rank, &m->q_norm));
-    }
-    return linear_register(&m->q, reg, q);
-}
-
-static Err register_keys(Mla *m, ParamRegistry *reg, const char *owner)
-{
-    const ModelSpec *s = m->spec;
-    const MlaWidths w = s->latent.width;
-    TRY(linear_register(&m->kv_a, reg,
-                        (LinearSpec){ owner, "kv_a", s->hidden, w.kv_rank + w.rope, LINEAR_WHOLE,
-                                      .bias = s->bias, .std = s->init_std }));
-    TRY(add_norm(reg, s, owner, "kv_a_norm", w.kv_rank, &m->kv_norm));
-    return linear_register(&m->kv_b, reg,
-                           (LinearSpec){ owner, "kv_b", w.kv_rank, s->heads * (w.nope + w.value),
-                                         LINEAR_COLUMN, .std = s->init_std });
-}
-
-/* Wgate and Wproj: what is done with the heads' outputs. */
-static Err register_outputs(Mla *m, ParamRegistry *reg, const char *owner)
-{
-    const ModelSpec *s = m->spec;
-    const int64_t columns = s->heads * s->latent.width.value;
-    LinearSpec gate = {
-        owner, "gate", s->hidden, columns, LINEAR_COLUMN, .bias = s->bias, .std = s->init_std
-    };
-    LinearSpec proj = {
-        owner, "proj", columns, s->hidden, LINEAR_ROW, .bias = s->bias, .std = model_projection_std(s)
-    };
-    if (s->attention_gate) TRY(linear_register(&m->gate, reg, gate));
-    return linear_register(&m->proj, reg, proj);
-}
-
 /* tp_blocks must divide the number of heads. */
 static Err mla_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
     Mla *m = own;
+    const MlaWidths w = s->latent.width;
+    const int64_t D = s->hidden, H = s->heads;
+    const bool bias = s->bias;
+    const float std = s->init_std;
+    const LinearSpec q_a = { name, "q_a", D, w.q_rank, LINEAR_WHOLE, bias, std };
+    const LinearSpec q_b = { name, "q_b", w.q_rank, H * s->head_dim, LINEAR_COLUMN, false, std };
+    const LinearSpec q = { name, "q", D, H * s->head_dim, LINEAR_COLUMN, false, std };
+    const LinearSpec kv_a = { name, "kv_a", D, w.kv_rank + w.rope, LINEAR_WHOLE, bias, std };
+    const LinearSpec kv_b = { name, "kv_b", w.kv_rank, H * (w.nope + w.value), LINEAR_COLUMN, false, std };
+    const LinearSpec gate = { name, "gate", D, H * w.value, LINEAR_COLUMN, bias, std };
+    const LinearSpec proj = { name, "proj", H * w.value, D, LINEAR_ROW, bias, model_projection_std(s) };
     *m = (Mla){ .spec = s,
                 .core = attention_core(s, name, layer, s->latent.scale / sqrtf((float)s->head_dim)),
                 .head_chunk = s->heads / s->tp_blocks };
-    ASSERT(s->latent.width.kv_rank > 0 && s->heads % s->tp_blocks == 0);
-    TRY(register_queries(m, reg, name));
-    TRY(register_keys(m, reg, name));
+    ASSERT(w.kv_rank > 0 && s->heads % s->tp_blocks == 0);
+    if (w.q_rank) TRY(linear_register(&m->q_a, reg, q_a));
+    if (w.q_rank) TRY(add_norm(reg, s, name, "q_a_norm", w.q_rank, &m->q_norm));
+    TRY(linear_register(&m->q, reg, w.q_rank ? q_b : q));
+    TRY(linear_register(&m->kv_a, reg, kv_a));
+    TRY(add_norm(reg, s, name, "kv_a_norm", w.kv_rank, &m->kv_norm));
+    TRY(linear_register(&m->kv_b, reg, kv_b));
     TRY(attention_core_sinks(&m->core, reg, name));
-    return register_outputs(m, reg, name);
+    if (s->attention_gate) TRY(linear_register(&m->gate, reg, gate));
+    return linear_register(&m->proj, reg, proj);
 }
 
 /* ---- what both directions share ---- */
@@ -324,7 +296,7 @@ static Err queries_absorbed(const Call *k, Tensor latent, Tensor kv_b, Tensor ac
 }
 
 /* o and its log-sum-exp of one row whose latents t are the last in the cache: all heads have one key, the cached row,
- * and one value, its latent, and Wkv_b makes their own values of what comes of it. */
+ * and one value, its latent. Wkv_b makes each head's own values from the result. */
 static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor lse)
 {
     Ctx *c = k->c;

@@ -13,42 +13,30 @@ typedef struct {
     const char *name; /* "layers.3.mlp" */
 } Owner;
 
-static Err add_weight(const Owner *o, const char *what, ParamSpec w, int *id)
+static Err add(const Owner *o, const char *what, ParamSpec w, int *id)
 {
     char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.%s.weight", o->name, what);
+    snprintf(name, sizeof name, "%s.%s", o->name, what);
     w.name = name;
+    return param_add(o->reg, w, id);
+}
+
+static Err add_weight(const Owner *o, const char *what, ParamSpec w, int *id)
+{
     w.ndim = 2;
     w.init = INIT_NORMAL;
     w.flags = PARAM_DECAY;
-    return param_add(o->reg, w, id);
+    return add(o, what, w, id);
 }
 
 /* The bias of the rows that w has; -1 without biases. */
 static Err add_bias(const Owner *o, const char *what, ParamSpec w, int *id)
 {
-    char name[PARAM_NAME_MAX];
     *id = -1;
-    if (!o->spec->bias) return ERR_OK;
-    snprintf(name, sizeof name, "%s.%s.bias", o->name, what);
-    w.name = name;
     w.ndim = 1;
     w.init = INIT_ZERO;
     w.init_repeat = 0;
-    return param_add(o->reg, w, id);
-}
-
-static Err add_state(const Owner *o, int *id)
-{
-    char name[PARAM_NAME_MAX];
-    snprintf(name, sizeof name, "%s.router.bias", o->name);
-    return param_add(o->reg,
-                     (ParamSpec){ .name = name,
-                                  .ndim = 1,
-                                  .shape = { o->spec->moe.experts },
-                                  .partial = PARTIAL_ROWS,
-                                  .group = PARAM_STATE },
-                     id);
+    return o->spec->bias ? add(o, what, w, id) : ERR_OK;
 }
 
 static Err register_shared(Moe *m, const Owner *o)
@@ -61,7 +49,7 @@ static Err register_shared(Moe *m, const Owner *o)
     TRY(mlp_register(&m->shared, o->reg, s, name, s->moe.shared_ffn));
     if (!s->moe.shared_gate) return ERR_OK;
     const ParamSpec gate = { .shape = { 1, s->hidden }, .std = s->init_std, .partial = PARTIAL_ROWS };
-    return add_weight(o, "shared_gate", gate, &m->shared_gate);
+    return add_weight(o, "shared_gate.weight", gate, &m->shared_gate);
 }
 
 Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
@@ -85,13 +73,14 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
         fc1.section[0] = fc1.section[1] = F;
         fc1.interleave = s->tp_blocks;
     }
+    const ParamSpec state = { .ndim = 1, .shape = { E }, .partial = PARTIAL_ROWS, .group = PARAM_STATE };
     const ParamSpec fc2_bias = { .shape = { E * D }, .partial = PARTIAL_ROWS };
-    TRY(add_weight(&o, "router", router, &m->router));
-    TRY(add_bias(&o, "router.logits", router, &m->router_bias));
-    TRY(add_state(&o, &m->bias));
-    TRY(add_weight(&o, "experts.fc1", fc1, &m->fc1));
-    TRY(add_bias(&o, "experts.fc1", fc1, &m->fc1_bias));
-    TRY(add_weight(&o, "experts.fc2", fc2, &m->fc2));
-    TRY(add_bias(&o, "experts.fc2", fc2_bias, &m->fc2_bias));
+    TRY(add_weight(&o, "router.weight", router, &m->router));
+    TRY(add_bias(&o, "router.logits.bias", router, &m->router_bias));
+    TRY(add(&o, "router.bias", state, &m->bias));
+    TRY(add_weight(&o, "experts.fc1.weight", fc1, &m->fc1));
+    TRY(add_bias(&o, "experts.fc1.bias", fc1, &m->fc1_bias));
+    TRY(add_weight(&o, "experts.fc2.weight", fc2, &m->fc2));
+    TRY(add_bias(&o, "experts.fc2.bias", fc2_bias, &m->fc2_bias));
     return register_shared(m, &o);
 }

@@ -17,8 +17,8 @@
  *   q [B, T, H, C] of own positions <--> [B, nT, H/n, C] of all n ranks'; k and v likewise; o, dq, dk, dv the way back
  *
  * Where the group's positions are not the whole sequence, they are two parts of it, as those of one rank among fewer.
- * With more ranks than key heads, neighbours get the same one, each with some of its query heads. Whose positions they
- * are then adds what these ranks have for dk and dv.
+ * With more ranks than key heads, neighbours get the same one, each with some of its query heads. The rank whose
+ * positions they are then adds what these ranks have for dk and dv.
  *
  * What has a number for each row and head stays as attention has it: lse [B, T, H] has as much room as [B, nT, H/n],
  * and only backward reads it. So does delta. The sinks' gradients, which are made of both, are of these heads on each

@@ -127,10 +127,10 @@ int stage_segments(const Stage *st); /* segments a Slot of this stage needs */
 int stage_linears(const Stage *st);  /* weight gradients a micro-batch can queue */
 
 /*
- * in: the residual stream before the first block, or what a head alone reads; empty with the embedding, may change
- * when the call returns. out: where the stream after the last block goes, or what a head alone reads; empty with the
- * head, and then sums [3 (1 + modules of multi-token
- * prediction)] accumulates the losses, of the modules in training alone. The saves go to c->slot.
+ * in: the residual stream before the first block, or what a head alone reads; empty with the embedding. It may change
+ * when the call has returned. out: where the stream after the last block goes, or what a head alone reads; empty with
+ * the head, and then sums [3 (1 + modules of multi-token prediction)] accumulates the losses, those of the modules in
+ * training alone. The saves go to c->slot.
  */
 Err stage_forward(const Stage *st, Ctx *c, StageSave *save, const Boundary *in, const Boundary *out,
                   Tensor sums);
