@@ -389,7 +389,8 @@ typedef struct {
      * queries also see those that it had before. */
     Err (*forward)(const void *own, Ctx *c, Tensor x, Tensor y, void *save);
     Err (*backward)(const void *own, Ctx *c, const void *save, Tensor x, Tensor dy, Tensor dx);
-    int (*residual_bias)(const void *own); /* the bias that it leaves to the residual sum, or -1 */
+    /* The bias that it leaves to the residual sum, or -1; NULL: it never has one. */
+    int (*residual_bias)(const void *own);
     /* FLOP of one token's forward in products with weights. */
     int64_t (*flop)(const ModelSpec *spec);
     /* Parameters that a token does not meet; NULL: it meets all. */

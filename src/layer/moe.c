@@ -400,12 +400,6 @@ static Err moe_backward(const void *own, Ctx *c, const void *kept, Tensor x_ND, 
 
 /* ---- the kind ---- */
 
-static int no_bias(const void *own)
-{
-    (void)own;
-    return -1;
-}
-
 static int64_t moe_flop(const ModelSpec *s)
 {
     const MixtureSpec *e = &s->moe;
@@ -426,6 +420,5 @@ const LayerKind moe_kind = { .own_bytes = sizeof(Moe),
                              .add = moe_add,
                              .forward = moe_forward,
                              .backward = moe_backward,
-                             .residual_bias = no_bias,
                              .flop = moe_flop,
                              .idle_params = moe_idle_params };

@@ -51,7 +51,7 @@ int block_linears(const Block *b) { return b->mixer.kind->linears + b->ffn.kind-
 
 /* ---- forward ---- */
 
-static int bias_of(const Branch *r) { return r->kind->residual_bias(r->own); }
+static int bias_of(const Branch *r) { return r->kind->residual_bias ? r->kind->residual_bias(r->own) : -1; }
 
 /* sum = x + dropout(branch + bias of the branch's last linear) */
 static ResidualSum behind(const Block *b, const Branch *r, const Ctx *c, Tensor x, Tensor branch, Tensor sum)
