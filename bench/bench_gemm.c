@@ -201,7 +201,7 @@ static void run_row(Row *r)
         g->fixed = huge(g->M * g->N * (int64_t)sizeof *g->fixed);
         memset(g->fixed, 0, (size_t)(g->M * g->N) * sizeof *g->fixed);
     }
-    g->shift = 40, g->room = 16;
+    g->shift = 40, g->headroom_bits = 16;
     Gemm chain = *g;
     chain.mode = GEMM_CHAIN;
     double run[CONTENDERS];

@@ -84,7 +84,7 @@ static Err all_at_once(const Grouped *g)
     TRY(op(s, grouped_fwd, .y = g->y, .x = g->x, .w = g->w, .offset = g->offset, .leaf = g->x.dim[1]));
     TRY(op(s, grouped_dx, .dx = g->dx, .dy = g->dy, .w = g->w, .offset = g->offset, .leaf = g->dy.dim[1]));
     return op(s, grouped_dw, .dw = g->dw, .dy = g->dy, .x = g->x, .offset = g->offset, .shift = g->shift,
-              .overflow = g->overflow, .room = 10, .fresh = 1);
+              .overflow = g->overflow, .headroom_bits = 10, .fresh = 1);
 }
 
 static Err one_by_one(const Grouped *g)
@@ -101,7 +101,7 @@ static Err one_by_one(const Grouped *g)
         TRY(op(s, linear_fwd, .y = tensor_row_slice(g->y, first, n), .x = x, .w = w, .leaf = I));
         TRY(op(s, linear_dx, .dx = tensor_row_slice(g->dx, first, n), .dy = dy, .w = w, .leaf = O));
         TRY(op(s, linear_dw, .dw = dw, .dy = dy, .x = x, .shift = g->shift, .overflow = g->overflow,
-               .leaf = LEAF, .room = 10, .fresh = 1));
+               .leaf = LEAF, .headroom_bits = 10, .fresh = 1));
     }
     return ERR_OK;
 }

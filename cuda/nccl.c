@@ -43,7 +43,7 @@ static PaddedRows padded_rows(const Group *g, const CommRequest *r)
                          .remote_rows = x->remote_rows, .chunks = x->chunks, .stride = x->stride, .most = x->most,
                          .copies = (int)x->copies,
                          .row_bytes = r->elem_bytes, .members = g->size, .rank = g->host.rank, .back = x->back,
-                         .out = x->room, .in = x->room + slots };
+                         .out = x->scratch, .in = x->scratch + slots };
 }
 
 /* A slot to each other member, and one from each: as large as it can get, whatever is in it (padded_rows.h). */

@@ -110,7 +110,7 @@ __device__ __forceinline__ FlatPart part_of_chunk(FlatTable t, int64_t chunk)
 }
 
 /* Quads of a part of an aligned buffer can be moved at once where they begin at multiples of 4. */
-__device__ __forceinline__ bool part_aligned(const FlatPart &p) { return (p.flat | p.slice) % 4 == 0; }
+__device__ __forceinline__ bool part_aligned(const FlatPart &p) { return (p.flat | p.shard) % 4 == 0; }
 
 /* ---- statistics ---- */
 
@@ -214,9 +214,9 @@ __device__ __forceinline__ MaxFacts max_facts(int64_t max, int shift)
     return f;
 }
 
-__device__ __forceinline__ int shift_next(int shift, const MaxFacts &f, int room)
+__device__ __forceinline__ int shift_next(int shift, const MaxFacts &f, int headroom_bits)
 {
-    const int next = f.zero || f.nonfinite ? shift : 62 - room - SHIFT_SPARE - f.log2_max;
+    const int next = f.zero || f.nonfinite ? shift : 62 - headroom_bits - SHIFT_SPARE - f.log2_max;
     return next < SHIFT_MIN ? SHIFT_MIN : next > SHIFT_MAX ? SHIFT_MAX : next;
 }
 
@@ -237,11 +237,11 @@ __device__ __forceinline__ double limbs_value(const int64_t *sums, int shift)
 struct FinishArgs {
     const int64_t *max, *loss_sums;
     Rows<const int64_t> sumsq;
-    const int32_t *shift, *overflow, *no_room; /* no_room: or NULL */
+    const int32_t *shift, *overflow, *over_limit; /* over_limit: or NULL */
     int32_t *next_shift;
     StepValues *step;
     int64_t count;
-    int room;
+    int headroom_bits;
 };
 
 /* Gradients carry the factor 1 / nominal; the mean is over the tokens that count. */
@@ -249,11 +249,11 @@ __device__ __forceinline__ void step_write(const FinishArgs &a, bool overflow, b
 {
     StepValues *v = a.step;
     const int64_t counted = a.loss_sums[1];
-    const bool no_room = a.no_room && *a.no_room, skip = overflow || nonfinite || no_room || counted <= 0;
+    const bool over_limit = a.over_limit && *a.over_limit, skip = overflow || nonfinite || over_limit || counted <= 0;
     v->overflow = overflow;
     v->nonfinite = nonfinite;
     v->loss_nonfinite = a.loss_sums[2] != 0;
-    v->no_room = no_room;
+    v->over_limit = over_limit;
     v->skip = skip;
     const double tokens = static_cast<double>(counted), nominal = static_cast<double>(v->nominal);
     const double mean = counted > 0 ? nominal / tokens * static_cast<double>(v->unscale) : 0.0;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(FLAT_THREADS) step_finish_kernel(FinishArgs a)
         overflow |= f.overflow;
         nonfinite |= f.nonfinite;
         squares += limbs_value(a.sumsq.at(i), a.shift[i]);
-        a.next_shift[i] = shift_next(a.shift[i], f, a.room);
+        a.next_shift[i] = shift_next(a.shift[i], f, a.headroom_bits);
     }
     part[threadIdx.x] = squares;
     overflow = __syncthreads_or(overflow);
@@ -292,11 +292,11 @@ extern "C" Err cuda_step_finish(Stream *s, const step_finish_args *a)
                               rows_of<const int64_t>(a->sumsq),
                               data_of<const int32_t>(a->shift),
                               data_of<const int32_t>(a->overflow),
-                              data_of<const int32_t>(a->no_room),
+                              data_of<const int32_t>(a->over_limit),
                               data_of<int32_t>(a->next_shift),
                               a->step,
                               a->max.dim[0],
-                              a->room };
+                              a->headroom_bits };
     LAUNCH(step_finish_kernel, 1, FLAT_THREADS, 0, cuda_stream(s), args);
     return ERR_OK;
 }
@@ -340,7 +340,7 @@ __device__ __forceinline__ float adam_element(const AdamArgs &a, const AdamStep 
 /* C: dtype of copy; void: there is none, and w lies as gradients do. */
 template <class C> struct AdamCopy {
     C *data;
-    __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.slice; }
+    __device__ __forceinline__ int64_t place(const FlatPart &p) const { return p.shard; }
     __device__ __forceinline__ void put(int64_t at, const Quad<float> &w, int64_t left, bool wide) const
     {
         Quad<C> q;
@@ -363,7 +363,7 @@ template <class C> __global__ void __launch_bounds__(FLAT_THREADS) adamw_kernel(
     const AdamStep c = adam_step(a, p);
     const int64_t begin = (chunk - p.chunk) * FLAT_CHUNK + share, stop = begin + FLAT_CHUNK / ADAM_BLOCKS;
     const int64_t end = stop < p.count ? stop : p.count;
-    float *pw = a.w + copy.place(p), *pm = a.m + p.slice, *pv = a.v + p.slice;
+    float *pw = a.w + copy.place(p), *pm = a.m + p.shard, *pv = a.v + p.shard;
     const float *pg = a.g + p.flat;
     const bool wide = a.wide && part_aligned(p);
     for (int64_t i = begin + threadIdx.x * 4; i < end; i += FLAT_BLOCK) {

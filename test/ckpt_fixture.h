@@ -99,7 +99,7 @@ static inline Tensor flat_of(Rank *r, int state)
 }
 
 /* The elements of parameter i that this rank holds in `flat`; base[e] is element e. */
-static inline ParamSlice held(Rank *r, int i, Tensor flat, float **base)
+static inline ParamRange held(Rank *r, int i, Tensor flat, float **base)
 {
     *base = (float *)flat.data + param_origin(&r->store, i, flat);
     return param_held(&r->store, i, flat);
@@ -140,7 +140,7 @@ static inline void rank_fill(Rank *r, int64_t step)
         ((int32_t *)r->stats.shift.data)[i] = 20 + i + (int32_t)step;
         for (int s = 0; s < (r->job->kind.weights_only ? 1 : 3); s++) {
             float *base;
-            ParamSlice x = held(r, i, flat_of(r, s), &base);
+            ParamRange x = held(r, i, flat_of(r, s), &base);
             for (int64_t e = x.first; e < x.first + x.count; e++)
                 base[e] = plain_index(p, e) < 0 ? NAN : element(i, s, plain_index(p, e), step);
         }
@@ -157,7 +157,7 @@ static inline int64_t rank_wrong(Rank *r, int64_t step)
         for (int i = 0; i < r->reg.count; i++) {
             const Param *p = &r->reg.items[i];
             float *base;
-            ParamSlice x = held(r, i, flat, &base);
+            ParamRange x = held(r, i, flat, &base);
             for (int64_t e = x.first; e < x.first + x.count; e++) {
                 int64_t at = plain_index(p, e);
                 float want = at < 0 || (s && r->job->load_weights_only) ? 0 : element(i, s, at, step);

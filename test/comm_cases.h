@@ -236,9 +236,9 @@ static inline Err case_rows(CaseRun *run, const CaseRowsShape *shape)
     rows.remote = case_place(run, &next, remote.data, there);
     rows.local_offset = case_place(run, &next, local.offset, (local.runs + 1) * 8);
     rows.remote_offset = case_place(run, &next, remote.offset, (remote.runs + 1) * 8);
-    rows.room = run->memory ? run->memory + next : NULL;
-    const int64_t room = comm_rows_room(run->comm, &rows, row_bytes);
-    CHECK(!room || next + room <= run->memory_bytes);
+    rows.scratch = run->memory ? run->memory + next : NULL;
+    const int64_t scratch_bytes = comm_rows_scratch(run->comm, &rows, row_bytes);
+    CHECK(!scratch_bytes || next + scratch_bytes <= run->memory_bytes);
     Err err = comm_all_to_all_rows(run->comm, run->stream, &rows, count, row_bytes, NULL);
     case_fetch(run, remote.data, rows.remote, there);
     if (!err) CASE_SAME(remote.data, there / 4, want.data[i], "all-to-all");
@@ -248,7 +248,7 @@ static inline Err case_rows(CaseRun *run, const CaseRowsShape *shape)
     if (!err) err = comm_all_to_all_rows(run->comm, run->stream, &rows, count, row_bytes, NULL);
     case_fetch(run, local.data, rows.local, bytes);
     if (!err) CASE_SAME(local.data, bytes / 4, sent.data[i % (array / 4)], "all-to-all and back");
-    if (room) CHECK(run->comm->bytes[COMM_ALL_TO_ALL_ROWS] - counted == room);
+    if (scratch_bytes) CHECK(run->comm->bytes[COMM_ALL_TO_ALL_ROWS] - counted == scratch_bytes);
     case_digest(run, local.data, bytes);
     case_rows_free(local), case_rows_free(remote), case_rows_free(want), case_rows_free(sent);
     return err;

@@ -61,7 +61,7 @@ static bool define_fixed(const Gemm *g, int64_t i, int64_t j)
     for (int64_t leaf = 0, k = 0, end; k < g->K; k = end, leaf++) {
         end = g->starts ? g->starts[leaf + 1] - g->starts[0] : k + g->leaf < g->K ? k + g->leaf : g->K;
         float v = ldexpf(chain(g, i, j, k, end, 0), g->shift);
-        if (fabsf(v) < ldexpf(1, 62 - g->room)) sum += llrintf(v);
+        if (fabsf(v) < ldexpf(1, 62 - g->headroom_bits)) sum += llrintf(v);
         else overflow = true;
     }
     g->fixed[i * g->ldc + j] = sum;

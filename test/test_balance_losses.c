@@ -1,10 +1,10 @@
 /*
- * What balances routers, as metrics have it (engine/loads.h): the same bits from every layout, and in closed form where
- * all logits are 0. The definition itself, against float64: test_moe_ops.c.
+ * What balances routers, as metrics have it (engine/expert_load.h): the same bits from every layout, and in closed form
+ * where all logits are 0. The definition itself, against float64: test_moe_ops.c.
  */
 #include "test.h"
 
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 #include "tiny.h"
 
 typedef struct {
@@ -14,7 +14,7 @@ typedef struct {
 static Err read_loads(Trainer *t, void *user)
 {
     Told *told = user;
-    return loads_read(t, &told->loads[t->world->rank]);
+    return expert_load_read(t, &told->loads[t->world->rank]);
 }
 
 /* As told by all ranks alike. */

@@ -74,7 +74,7 @@ static void check_rows(const Batch *b, const int32_t *tokens, int row, int sampl
         CHECK_MSG(token[n] == tokens[p] && target[n] == (out ? -1 : tokens[p + 1]), "sample %d, position %d", sample,
                   (int)p);
         CHECK(((int32_t *)b->position.data)[n] == p);
-        CHECK_MSG(((int32_t *)b->place.data)[n] == ids[p] && ((int32_t *)b->doc.data)[n] == first[p],
+        CHECK_MSG(((int32_t *)b->doc_position.data)[n] == ids[p] && ((int32_t *)b->doc.data)[n] == first[p],
                   "sample %d, position %d", sample, (int)p);
     }
 }

@@ -31,7 +31,7 @@ enum { GUARD_ROWS = 2 };
 
 static Case make(GemmMode mode, int64_t M, int64_t N, int64_t K, int64_t leaf)
 {
-    Case c = { .g = { .mode = mode, .M = M, .N = N, .K = K, .leaf = leaf, .shift = 40, .room = 16 } };
+    Case c = { .g = { .mode = mode, .M = M, .N = N, .K = K, .leaf = leaf, .shift = 40, .headroom_bits = 16 } };
     bool ta = pick(0, 1), tb = pick(0, 1);
     c.in_floats = mode != GEMM_I64;
     int64_t lda = (ta ? M : K) + pick(0, 3) * pick(0, 1), ldb = (tb ? K : N) + pick(0, 3) * pick(0, 1);
@@ -255,7 +255,7 @@ TEST(cut_fixed)
     int64_t *whole = calloc((size_t)(M * N), 8), *parts = calloc((size_t)(M * N), 8);
     Device dev = device(2);
     Gemm g = { GEMM_I64, M, N, K, leaf, { a, M, true }, { b, N, false }, .fixed = whole, .ldc = N,
-               .shift = 40, .room = 16 };
+               .shift = 40, .headroom_bits = 16 };
     EACH_BUILD(e)
     {
         memset(whole, 0x55, (size_t)(M * N) * 8); /* without beta nobody reads it */
@@ -279,7 +279,7 @@ TEST(overflow_flag)
 {
     static const struct {
         float value; /* of one element of A; B is 1 there, so this is the leaf */
-        int shift, room;
+        int shift, headroom_bits;
         bool flag;
     } cases[] = {
         { 1, 40, 16, false },
@@ -308,7 +308,7 @@ TEST(overflow_flag)
         a[3][AT_I] = cases[i].value;
         Device dev = device(3);
         Gemm g = { GEMM_I64, M, N, K, 2, { a[0], M, true }, { b[0], N, false }, .fixed = got[0], .ldc = N,
-                   .shift = cases[i].shift, .room = cases[i].room };
+                   .shift = cases[i].shift, .headroom_bits = cases[i].headroom_bits };
         CHECK_MSG(e->gemm(&dev, &g) == cases[i].flag, "%s %a shift %d", isa_name(e->isa), (double)cases[i].value,
                   cases[i].shift);
         int64_t want = cases[i].flag ? 0 : llrintf(ldexpf(cases[i].value, cases[i].shift));
@@ -337,7 +337,7 @@ TEST(fixed_sizes)
 {
     static const struct {
         float unit;
-        int first, last, room; /* shifts */
+        int first, last, headroom_bits; /* shifts */
         float odd;
     } cases[] = {
         { 1, -3, 1, 4, 0 },
@@ -360,7 +360,7 @@ TEST(fixed_sizes)
         for (int shift = cases[i].first; shift <= cases[i].last; shift++) {
             const int64_t leaf = pick(1, 9), K = leaf * pick(1, 9) - pick(0, leaf - 1);
             Case c = make(GEMM_I64, pick(20, 60), pick(20, 130), K, leaf);
-            c.g.shift = shift, c.g.room = cases[i].room;
+            c.g.shift = shift, c.g.headroom_bits = cases[i].headroom_bits;
             fill(c.g.a, c.g.M, K, cases[i].unit), fill(c.g.b, K, c.g.N, 1);
             if (cases[i].odd != 0) {
                 *element(c.g.a, pick(0, c.g.M - 1), pick(0, K - 1)) = cases[i].odd;

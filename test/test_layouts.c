@@ -9,7 +9,7 @@
  */
 #include <math.h>
 
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 #include "test.h"
 #include "tiny.h"
 
@@ -507,7 +507,7 @@ static Err some_dropped(Trainer *t, void *user)
     const ModelSpec *m = &t->spec.model;
     const int64_t all = t->spec.global_batch * m->seq * m->moe.topk;
     (void)user;
-    TRY(loads_read(t, &loads));
+    TRY(expert_load_read(t, &loads));
     for (int i = 0; i < m->layers; i++)
         CHECK_MSG(loads.dropped[i] > 0 && loads.dropped[i] < all / 2, "layer %d: %lld", i, (long long)loads.dropped[i]);
     return ERR_OK;
@@ -547,7 +547,8 @@ static void check_redone(TrainSpec spec, Err (*before)(Trainer *t, void *user))
         r.before = before;
         tiny_train(&r);
         CHECK_MSG(!r.err && r.hash == whole.hash, "layout %zu: %s", i, r.message);
-        CHECK_MSG(room ? !r.in_pieces : r.in_pieces > 0, "layout %zu: %d steps", i, r.in_pieces);
+        CHECK_MSG(room ? !r.retried_in_pieces : r.retried_in_pieces > 0, "layout %zu: %d steps", i,
+                  r.retried_in_pieces);
     }
 }
 

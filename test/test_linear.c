@@ -53,7 +53,7 @@ TEST(linear_ops)
         got = copy_of(dw, O * I * 4), want = copy_of(dw, O * I * 4);
         int32_t shift = 40, overflow = 0;
         linear_dw_args a = { tensor_of(got, F32, O, I), tdy, tx, tensor_of(&shift, I32, 1),
-                             tensor_of(&overflow, I32, 1), .leaf = LEAF, .room = 16 };
+                             tensor_of(&overflow, I32, 1), .leaf = LEAF, .headroom_bits = 16 };
         CALL(op, linear_dw, &s, &a);
         define(&(Gemm){ GEMM_CHAIN, O, I, rows, 0, { dy, O, true }, { x, I, false }, want, .ldc = I, .beta = true });
         CHECK_MSG(!memcmp(got, want, O * I * 4), "%s dw f32, %lld rows", isa, (long long)counts[i]);
@@ -63,7 +63,7 @@ TEST(linear_ops)
         a.dw = tensor_of(fixed, I64, O, I);
         CALL(op, linear_dw, &s, &a);
         define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, .fixed = want_fixed, .ldc = I,
-                        .beta = true, .shift = shift, .room = 16 });
+                        .beta = true, .shift = shift, .headroom_bits = 16 });
         CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64, %lld rows", isa, (long long)counts[i]);
         CHECK(overflow == 0);
         shift = 60;
@@ -74,7 +74,7 @@ TEST(linear_ops)
         memset(fixed, 0x55, O * I * 8); /* not read */
         CALL(op, linear_dw, &s, &a);
         define(&(Gemm){ GEMM_I64, O, I, rows, LEAF, { dy, O, true }, { x, I, false }, .fixed = want_fixed, .ldc = I,
-                        .shift = shift, .room = 16 });
+                        .shift = shift, .headroom_bits = 16 });
         CHECK_MSG(!memcmp(fixed, want_fixed, O * I * 8), "%s dw i64 fresh, %lld rows", isa, (long long)counts[i]);
         free(fixed), free(want_fixed);
     }

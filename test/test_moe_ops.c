@@ -835,7 +835,7 @@ static void case_grouped(Env *e, const Shape *p)
     RUN(e, grouped_fwd, .y = g.y, .x = g.x, .w = g.w, .offset = g.o.offset, .leaf = I / 2 + 1);
     RUN(e, grouped_dx, .dx = g.dx, .dy = g.dy, .w = g.w, .offset = g.o.offset, .leaf = O);
     RUN(e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .shift = shift,
-        .overflow = overflow, .room = 10);
+        .overflow = overflow, .headroom_bits = 10);
     if (!e->check) return;
     grouped_check_rows(&g, O, I, E);
     grouped_check_gradient(e, &g, O, I, E);
@@ -858,14 +858,15 @@ TEST(grouped_leaves)
                   .dy = env_in(&e, F32, -1, 1, N * K, O), .dw = env_out(&e, I64, 5, 6, E, O, I) };
     Tensor want = env_out(&e, I64, 0, 1, E * O, I), shift = env_int(&e, 28), overflow = env_flag(&e);
     RUN(&e, grouped_dw, .dw = g.dw, .dy = g.dy, .x = g.x, .offset = g.o.offset, .shift = shift,
-        .overflow = overflow, .room = 10, .fresh = 1);
+        .overflow = overflow, .headroom_bits = 10, .fresh = 1);
     const int32_t *choice = g.o.choice.data;
     for (int x = 0; x < E; x++)
         for (int64_t p = start_of(&g.o, x), next; p < start_of(&g.o, x + 1); p = next) {
             next = p + 1;
             while (next < start_of(&g.o, x + 1) && choice[next] / (K * TOKENS) == choice[p] / (K * TOKENS)) next++;
             RUN(&e, linear_dw, .dw = tensor_row_slice(want, x * O, O), .dy = tensor_row_slice(g.dy, p, next - p),
-                .x = tensor_row_slice(g.x, p, next - p), .shift = shift, .overflow = overflow, .leaf = N * K, .room = 10);
+                .x = tensor_row_slice(g.x, p, next - p), .shift = shift, .overflow = overflow, .leaf = N * K,
+                .headroom_bits = 10);
         }
     for (int64_t i = 0; i < E * O * I; i++)
         CHECK_MSG(((int64_t *)g.dw.data)[i] == ((int64_t *)want.data)[i], "element %d", (int)i);
@@ -916,7 +917,7 @@ TEST(grouped_overflow_and_nothing)
         if (bad) env_f(dy, 4)[1] = NAN;
         RUN(&e, permute_index, .row = row, .choice = choice, .offset = offset, .index = index, .experts = E, .run = N);
         RUN(&e, grouped_dw, .dw = dw, .dy = dy, .x = x, .offset = offset, .shift = shift,
-            .overflow = overflow, .room = 10, .fresh = 1);
+            .overflow = overflow, .headroom_bits = 10, .fresh = 1);
         CHECK(*(int32_t *)overflow.data == bad);
         for (int64_t i = 0; i < E * O * I; i++)
             if (i / (O * I) != 2) CHECK(((int64_t *)dw.data)[i] == 0);
@@ -937,7 +938,7 @@ static void case_bias(Env *e, const Shape *p)
     Tensor dbias = env_out(e, acc, -high, high, E, O), shift = env_int(e, 30), overflow = env_flag(e);
     RUN(e, grouped_bias, .y = y, .bias = bias, .offset = o.offset);
     RUN(e, grouped_bias_grad, .dbias = dbias, .dy = dy, .offset = o.offset, .shift = shift, .overflow = overflow,
-        .room = 10);
+        .headroom_bits = 10);
     for (int64_t x = 0; e->check && x < E; x++)
         for (int64_t i = 0; i < O; i++) {
             double sum = 0;
@@ -970,12 +971,12 @@ TEST(grouped_bias_leaves)
         Tensor apart = env_flag(&e);
         if (bad) env_f(dy, 7)[3] = NAN;
         RUN(&e, grouped_bias_grad, .dbias = got, .dy = dy, .offset = o.offset, .shift = shift, .overflow = overflow,
-            .room = 10);
+            .headroom_bits = 10);
         for (int64_t run = 0; run < o.offset.dim[0] - 1; run++) {
             const int64_t *at = (const int64_t *)o.offset.data + run, x = run / ((o.offset.dim[0] - 1) / E);
             if (at[0] == at[1]) continue;
             RUN(&e, bias_grad, .dbias = tensor_of(env_row(&want, x), I64, O), .dy = tensor_row_slice(dy, at[0], at[1] - at[0]),
-                .shift = shift, .overflow = apart, .leaf = N * K, .room = 10);
+                .shift = shift, .overflow = apart, .leaf = N * K, .headroom_bits = 10);
         }
         for (int64_t i = 0; i < E * O; i++)
             CHECK_MSG(((int64_t *)got.data)[i] == ((int64_t *)want.data)[i], "number %d", (int)i);

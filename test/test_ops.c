@@ -100,7 +100,7 @@ static void case_norm(Env *e, const Shape *p)
         .eps = 1e-3f);
     RUN(e, norm_bwd, .dx = t.dx, .dw = t.dw, .db = t.db, .dsum = t.dsum, .dy = env_used(e, t.dy), .x = t.x,
         .w = t.w, .mean = t.mean, .rstd = t.rstd, .shift_w = shift_w, .shift_b = shift_b,
-        .shift_sum = shift_sum, .overflow = overflow, .leaf = p->a, .room = 10, .fresh = t.fresh,
+        .shift_sum = shift_sum, .overflow = overflow, .leaf = p->a, .headroom_bits = 10, .fresh = t.fresh,
         .fresh_sum = t.fresh);
     if (!e->check) return;
     norm_check_fwd(&t, env_n(e, p->N), D);
@@ -536,7 +536,7 @@ static void case_embedding(Env *e, const Shape *p)
     RUN(e, embedding_fwd, .y = env_used(e, y), .table = table, .index = index, .first = p->a,
         .add = (p->flags & EMB_ADD) != 0);
     RUN(e, embedding_grad, .dtable = dtable, .dy = env_used(e, dy), .index = index, .shift = shift,
-        .overflow = overflow, .first = p->a, .room = 16);
+        .overflow = overflow, .first = p->a, .headroom_bits = 16);
     if (!e->check) return;
     const int32_t *at = index.data;
     for (int64_t n = 0; n < env_n(e, N); n++) {
@@ -573,7 +573,7 @@ static void case_bias_grad(Env *e, const Shape *p)
     Tensor dbias = env_out(e, acc, -10, 10, p->D), dy = env_in(e, F32, -1, 1, p->N, p->D);
     Tensor shift = env_int(e, 40), overflow = env_flag(e);
     RUN(e, bias_grad, .dbias = dbias, .dy = env_used(e, dy), .shift = shift, .overflow = overflow,
-        .leaf = p->a, .room = 8, .fresh = fresh);
+        .leaf = p->a, .headroom_bits = 8, .fresh = fresh);
     for (int64_t i = 0; e->check && i < p->D; i++) {
         double want = fresh ? -env_held(e, dbias, 40, 0, i) : 0;
         for (int64_t n = 0; n < env_n(e, p->N); n++) want += (double)env_f(dy, n)[i];
@@ -613,13 +613,13 @@ TEST(grad_splits)
         Tensor xs = tensor_col_slice(tensor_row_slice(x, n0, rows), c0, columns);
         Tensor rs = tensor_row_slice(rstd, n0, rows);
         RUN(&e, bias_grad, .dbias = tensor_of((int64_t *)to[0].data + c0, I64, columns), .dy = dys,
-            .shift = shift, .overflow = flag, .leaf = LEAF, .room = 10);
+            .shift = shift, .overflow = flag, .leaf = LEAF, .headroom_bits = 10);
         RUN(&e, norm_bwd, .dx = tensor_col_slice(tensor_row_slice(dx, n0, rows), c0, columns),
             .dw = tensor_of((int64_t *)to[1].data + c0, I64, columns), .dy = dys, .x = xs,
             .w = tensor_of((float *)w.data + c0, F32, columns), .rstd = rs, .shift_w = shift,
-            .overflow = flag, .leaf = LEAF, .room = 10);
+            .overflow = flag, .leaf = LEAF, .headroom_bits = 10);
         RUN(&e, embedding_grad, .dtable = tensor_col_slice(to[2], c0, columns), .dy = dys,
-            .index = tensor_row_slice(index, n0, rows), .shift = shift, .overflow = flag, .room = 10);
+            .index = tensor_row_slice(index, n0, rows), .shift = shift, .overflow = flag, .headroom_bits = 10);
     }
     for (int k = 0; k < 3; k++)
         CHECK_MSG(!memcmp(whole[k].data, cut[k].data, (size_t)tensor_bytes(whole[k])), "accumulator %d", k);
@@ -641,11 +641,11 @@ TEST(grad_overflow)
         for (int i = 0; i < 21; i++) env_f(dy, 0)[i] = env_f(x, 0)[i] = 1.0f;
         env_f(dy, 0)[18] = k < 6 ? bad[k] : k == 6 ? 0x1.fffffep12f : 1.0f;
         RUN(&e, bias_grad, .dbias = tensor_of(acc[0].data, I64, 21), .dy = dy, .shift = shift,
-            .overflow = flag[0], .leaf = 1, .room = 9);
+            .overflow = flag[0], .leaf = 1, .headroom_bits = 9);
         RUN(&e, norm_bwd, .dx = dx, .dw = tensor_of(acc[1].data, I64, 21), .dy = dy, .x = x, .w = w,
-            .rstd = one, .shift_w = shift, .overflow = flag[1], .leaf = 1, .room = 9);
+            .rstd = one, .shift_w = shift, .overflow = flag[1], .leaf = 1, .headroom_bits = 9);
         RUN(&e, embedding_grad, .dtable = acc[2], .dy = dy, .index = index, .shift = shift,
-            .overflow = flag[2], .room = 9);
+            .overflow = flag[2], .headroom_bits = 9);
         for (int i = 0; i < 3; i++) {
             const int64_t *a = acc[i].data;
             CHECK_MSG(*(int32_t *)flag[i].data == (k < 6), "op %d value %g", i, (double)env_f(dy, 0)[18]);

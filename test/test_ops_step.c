@@ -260,7 +260,7 @@ static int64_t bits_of(float x)
 /* One tensor, of elements first .. first + count - 1. */
 static FlatPart part_of(int64_t first, int64_t count)
 {
-    return (FlatPart){ .flat = first, .slice = first, .count = count, .flags = FLAT_COUNTS };
+    return (FlatPart){ .flat = first, .shard = first, .count = count, .flags = FLAT_COUNTS };
 }
 
 static Tensor parts_of(const FlatPart *part, int count) { return tensor_of((void *)part, I64, count, 5); }
@@ -371,7 +371,7 @@ TEST(grad_stats_of_many)
 
 typedef struct {
     int64_t max[3], sumsq[3][4], sums[3];
-    int32_t shift[3], next[3], overflow, no_room;
+    int32_t shift[3], next[3], overflow, over_limit;
     StepValues step;
     DType acc;
 } Finish;
@@ -392,7 +392,7 @@ static void finish(Finish *f)
     RUN(&e, step_finish, .max = tensor_of(f->max, I64, 3), .sumsq = tensor_of(f->sumsq, I64, 3, 4),
         .shift = tensor_of(f->shift, I32, 3), .next_shift = tensor_of(f->next, I32, 3),
         .loss_sums = tensor_of(f->sums, I64, 3), .overflow = tensor_of(&f->overflow, I32, 1),
-        .no_room = tensor_of(&f->no_room, I32, 1), .step = &f->step, .room = 16, .acc = f->acc);
+        .over_limit = tensor_of(&f->over_limit, I32, 1), .step = &f->step, .headroom_bits = 16, .acc = f->acc);
     env_close(&e);
 }
 
@@ -451,9 +451,9 @@ TEST(step_finish_flags)
         if (k == 5) f.max[1] = bits_of(0x1p30f);
         if (k == 7) f.sums[1] = 0;
         if (k == 8) f.max[1] = 0x3F800001;
-        if (k == 9) f.no_room = 1;
+        if (k == 9) f.over_limit = 1;
         finish(&f);
-        CHECK(f.step.no_room == (k == 9));
+        CHECK(f.step.over_limit == (k == 9));
         CHECK_MSG(f.step.overflow == want_overflow && f.step.nonfinite == want_nonfinite, "case %d", k);
         CHECK_MSG(f.step.skip == (want_overflow || want_nonfinite || k == 7 || k == 9), "case %d", k);
         CHECK(isfinite(f.step.grad_norm) && isfinite(f.step.grad_scale));
@@ -486,13 +486,13 @@ static StepValues adam_step(void)
 
 enum { ADAM_PLAIN = 1, ADAM_SKIP = 2, ADAM_COPY = 4, ADAM_AHEAD = 10 };
 
-/* Two tensors in n elements of the slices, of which the last of the first half is nobody's; in whole buffers they lie
+/* Two tensors in n elements of the shards, of which the last of the first half is nobody's; in whole buffers they lie
  * ADAM_AHEAD elements further. The second decays. */
 static void adam_parts(FlatPart part[2], int64_t n)
 {
     const int64_t half = n / 2;
     part[0] = (FlatPart){ .flat = ADAM_AHEAD, .count = half - 1 };
-    part[1] = (FlatPart){ .flat = half + ADAM_AHEAD, .slice = half, .count = n - half, .chunk = flat_chunks(half - 1),
+    part[1] = (FlatPart){ .flat = half + ADAM_AHEAD, .shard = half, .count = n - half, .chunk = flat_chunks(half - 1),
                           .number = 1, .flags = FLAT_DECAYS };
 }
 
@@ -515,11 +515,11 @@ static void case_adamw(Env *e, const Shape *p)
         .chunks = part[1].chunk + flat_chunks(part[1].count));
     for (int64_t i = 0; e->check && i < n; i++) {
         float w0 = *(const float *)env_before(e, env_f(w, i + ahead)), m0 = *(const float *)env_before(e, env_f(m, i));
-        float v0 = *(const float *)env_before(e, env_f(v, i)), f, decay = i < part[1].slice ? 0 : 0.1f;
+        float v0 = *(const float *)env_before(e, env_f(v, i)), f, decay = i < part[1].shard ? 0 : 0.1f;
         const void *g0 = env_before(e, env_row(&g, i + ADAM_AHEAD));
         f = plain ? *(const float *)g0 : (float)*(const int64_t *)g0 * 0x1p-40f;
         f *= 0.7f;
-        skip = p->flags & ADAM_SKIP || i == part[1].slice - 1;
+        skip = p->flags & ADAM_SKIP || i == part[1].shard - 1;
         float m1 = fmaf(0.9f, m0, (1.0f - 0.9f) * f), v1 = fmaf(0.95f, v0, (1.0f - 0.95f) * (f * f));
         float u = m1 * (1.0f / 0.271f) / (sqrtf(v1 * (1.0f / 0.05f)) + 1e-8f);
         float w1 = fmaf(-0.01f, fmaf(decay, w0, u), w0), *to = env_f(copy, i + ADAM_AHEAD);

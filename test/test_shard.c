@@ -345,8 +345,8 @@ TEST(buckets_of_any_slices_are_cut_evenly)
             ParamPlace place = param_place_single();
             int id;
             setup_init(&a);
-            place.slices[PARAM_EXPERT] = experts;
-            place.slices[PARAM_DENSE] = place.slices[PARAM_STATE] = dense;
+            place.zero_shards[PARAM_EXPERT] = experts;
+            place.zero_shards[PARAM_DENSE] = place.zero_shards[PARAM_STATE] = dense;
             param_registry_init(&r, &a, place);
             OK(param_add(&r, (ParamSpec){ .name = "experts", .ndim = 1, .shape = { 100 }, .group = PARAM_EXPERT }, &id));
             OK(param_add(&r, (ParamSpec){ .name = "w", .ndim = 1, .shape = { 700 } }, &id));
@@ -354,8 +354,8 @@ TEST(buckets_of_any_slices_are_cut_evenly)
                          &id));
             OK(param_layout(&r, INT64_MAX));
             for (int b = 0; b < r.bucket_count; b++)
-                CHECK_MSG(r.buckets[b].count % (r.buckets[b].slices * PARAM_ALIGN) == 0,
-                          "experts in %d slices, the rest in %d: bucket %d has %lld elements", experts, dense, b,
+                CHECK_MSG(r.buckets[b].count % (r.buckets[b].zero_shards * PARAM_ALIGN) == 0,
+                          "experts in %d shards, the rest in %d: bucket %d has %lld elements", experts, dense, b,
                           (long long)r.buckets[b].count);
             setup_release(&a);
         }

@@ -172,7 +172,7 @@ typedef struct {
     /* results */
     uint64_t hash;
     double loss[TINY_STEPS_MAX]; /* of multi-token prediction, too */
-    int in_pieces;               /* steps that were done again in pieces */
+    int retried_in_pieces;       /* steps that were done again in pieces */
     Err err;
     char message[256];
     float *state[3]; /* master, m, v in global plain order, when keep_state */
@@ -211,7 +211,7 @@ static inline void tiny_scatter(const Trainer *t, const ParamStore *s, Tensor fl
         const Param *p = &s->reg->items[i];
         const float *local = (const float *)flat.data + param_origin(s, i, flat);
         const int64_t start = tiny_start(t, p->global);
-        const ParamSlice own = param_held(s, i, flat);
+        const ParamRange own = param_held(s, i, flat);
         for (int64_t e = own.first; e < own.first + own.count; e++) {
             int64_t row = param_plain_row(p, e / p->local[1]);
             if (row < 0) continue;
@@ -238,7 +238,8 @@ static inline Err tiny_step(Trainer *t, StepReport *report)
     flop = c->flop - flop;
     bytes = c->bytes - bytes;
     sent = tiny_sent_bytes(t->world) - sent;
-    if (report->redone || report->in_pieces || (flop == t->plan.flop && bytes == t->plan.op_bytes && sent == t->plan.comm_bytes))
+    if (report->redone || report->retried_in_pieces ||
+        (flop == t->plan.flop && bytes == t->plan.op_bytes && sent == t->plan.comm_bytes))
         return ERR_OK;
     return err_set(ERR_INTERNAL, "%lld FLOP, %lld bytes, %lld bytes sent; planned were %lld, %lld and %lld",
                    (long long)flop, (long long)bytes, (long long)sent, (long long)t->plan.flop,
@@ -281,7 +282,7 @@ static inline Err tiny_rank_run(TinyRank *r, World *world, Trainer *t)
         for (int k = 0; k < run->spec.model.mtp.count; k++) report.loss += report.mtp_loss[k];
         if (r->rank) continue;
         run->loss[i] = report.loss;
-        run->in_pieces += report.in_pieces;
+        run->retried_in_pieces += report.retried_in_pieces;
     }
     if (run->steps) TRY(tiny_run_eval(t));
     TRY(trainer_settle(t));

@@ -375,7 +375,7 @@ static Err make_parts(Maker *m, Tensor *out, int64_t *chunks)
     ASSERT(matrix > 0);
     for (int i = 0; i < TENSORS; i++) {
         const int64_t count = i < matrices ? matrix : vector;
-        part[i] = (FlatPart){ .flat = at, .slice = at, .count = count, .chunk = *chunks, .number = i,
+        part[i] = (FlatPart){ .flat = at, .shard = at, .count = count, .chunk = *chunks, .number = i,
                               .flags = FLAT_COUNTS | FLAT_DECAYS };
         at += count;
         *chunks += flat_chunks(count);

@@ -144,7 +144,7 @@ static Err load_window(Loader *x, const ManifestPiece *q, const ParamStore *s, i
 {
     const StTensor *t = NULL;
     const Tensor to = flat(s, q->state);
-    const ParamSlice own = param_held(s, id, to);
+    const ParamRange own = param_held(s, id, to);
     int n = shard_range(&s->reg->items[id], own.first, own.count, x->boxes, x->box_capacity);
     for (int i = 0; i < n; i++) {
         ShardBox want;

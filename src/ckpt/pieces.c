@@ -10,21 +10,21 @@
 void piece_first(PieceIter *it, const Ckpt *c, int rank)
 {
     const Grid grid = c->o.world->grid;
-    const bool zero = c->o.params->parts->place.zero;
+    const bool zero = c->o.params->registries->place.zero;
     *it = (PieceIter){
         .c = c, .param = -1, .at = grid_coords(grid, rank), .place = param_place(grid, rank, zero)
     };
 }
 
-static const ParamRegistry *part_of(const PieceIter *it)
+static const ParamRegistry *registry_of(const PieceIter *it)
 {
-    return param_set_part(it->c->o.params, it->at.pp, it->replica);
+    return param_set_registry(it->c->o.params, it->at.pp, it->replica);
 }
 
 /* The next parameter: replica by replica, state by state. False: there is none. */
 static bool next_param(PieceIter *it)
 {
-    while (++it->param >= part_of(it)->count) {
+    while (++it->param >= registry_of(it)->count) {
         it->param = -1;
         if (++it->replica < it->c->o.params->replicas) continue;
         it->replica = 0;
@@ -38,7 +38,8 @@ static int rank_boxes(const PieceIter *it)
 {
     const Ckpt *c = it->c;
     if (it->shard.copy || !shard_owner(&it->shard, &it->place)) return 0;
-    const ParamSlice x = param_slice_at(part_of(it), it->param, it->place.slice[it->shard.spec.group]);
+    const ParamRange x =
+        param_zero_shard_at(registry_of(it), it->param, it->place.zero_shard[it->shard.spec.group]);
     return shard_range(&it->shard, x.first, x.count, c->boxes, c->box_capacity);
 }
 
@@ -47,7 +48,7 @@ bool piece_next(PieceIter *it)
     const Ckpt *c = it->c;
     while (it->box == it->box_count) {
         if (!next_param(it)) return false;
-        it->shard = shard_param(&part_of(it)->items[it->param], &it->place);
+        it->shard = shard_param(&registry_of(it)->items[it->param], &it->place);
         it->box = 0;
         it->box_count = rank_boxes(it);
     }
@@ -79,7 +80,7 @@ Err pieces_open(Ckpt *c, SetupArena *setup)
     for (int i = 0; i < reg->count; i++) {
         const Cut *cut = reg->items[i].spec.cut, axis = cut[0] ? cut[0] : cut[1];
         ParamPlace place = reg->place;
-        for (place.part[axis] = 0; place.part[axis] < place.parts[axis]; place.part[axis]++) {
+        for (place.shard[axis] = 0; place.shard[axis] < place.shards[axis]; place.shard[axis]++) {
             const Param p = shard_param(&reg->items[i], &place);
             const int n = shard_boxes(&p, NULL, 0);
             if (n > c->box_capacity) c->box_capacity = n;

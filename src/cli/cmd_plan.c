@@ -13,7 +13,7 @@
 #include "cli/config_arg.h"
 #include "cli/plan.h"
 #include "data/tokenizer.h"
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 
 enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6 };
 
@@ -126,21 +126,21 @@ static void put_mixture(const ModelSpec *m)
 
 /* What a rank's experts have room for, of a layer and of what passes through the stages at once; what they cannot get
  * more than. */
-static void put_room(const PlanTable *t)
+static void put_limits(const PlanTable *t)
 {
     const MixtureSpec *e = &t->spec.model.moe;
     const Grid g = t->grid;
     const int64_t unit = t->kinds[0].plan.unit;
-    const MoeCut cut = loads_cut(&t->spec, g, unit);
-    const MoeRoom room = moe_room(&cut);
+    const MoeCut cut = expert_load_cut(&t->spec, g, unit);
+    const MoeLimits limits = moe_limits(&cut);
     char a[32], b[32], c[32];
     printf("experts %d on each of %d ranks, with room for %s rows of a layer and %smicro-batch; even is %s, "
            "the most that can come %s",
-           e->experts / g.ep, g.ep * cut.etp, commas(a, room.owned),
+           e->experts / g.ep, g.ep * cut.etp, commas(a, limits.owned),
            unit < t->spec.micro_batch ? "part of a " : "", commas(b, cut.rows * e->topk * cut.etp),
-           commas(c, room.worst));
-    if (e->capacity.redo && room.piece < cut.rows)
-        printf("; beyond it in %lld pieces", (long long)((cut.rows + room.piece - 1) / room.piece));
+           commas(c, limits.worst));
+    if (e->capacity.redo && limits.piece < cut.rows)
+        printf("; beyond it in %lld pieces", (long long)((cut.rows + limits.piece - 1) / limits.piece));
     putchar('\n');
 }
 
@@ -203,7 +203,7 @@ static void put_model(const PlanTable *t)
         t->grid.dp, t->grid.pp > 1 ? pp : "", (long long)t->spec.micro_batch,
         (long long)t->cfg->derived.microbatches);
     if (t->grid.pp > 1) put_pipeline(t);
-    if (t->grid.ep > 1) put_room(t);
+    if (t->grid.ep > 1) put_limits(t);
     if (t->spec.ramp.count > 1)
         printf("ramp    train.global_batch = %s; what follows is of a step of the largest batch\n",
                t->cfg->train.global_batch);

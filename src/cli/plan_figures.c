@@ -10,7 +10,7 @@
 /* In f32 the weights that layers read are the optimizer's own, whole; else those are cut like the moments. */
 static int64_t weights(const PlanTable *t, const PlanKind *k)
 {
-    return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.slice_count) * dtype_size(F32);
+    return (t->spec.compute == F32 ? k->plan.flat_count : k->plan.zero_count) * dtype_size(F32);
 }
 
 static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
@@ -21,7 +21,7 @@ static int64_t narrow_weights(const PlanTable *t, const PlanKind *k)
 static int64_t moments(const PlanTable *t, const PlanKind *k)
 {
     (void)t;
-    return 2 * k->plan.slice_count * dtype_size(F32);
+    return 2 * k->plan.zero_count * dtype_size(F32);
 }
 
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k)

@@ -209,7 +209,7 @@ Err comm_barrier(Comm *c, Stream *s)
 }
 
 /* A slot for each other member, of what is sent and of what comes. */
-int64_t comm_rows_room(const Comm *c, const CommRows *rows, int64_t row_bytes)
+int64_t comm_rows_scratch(const Comm *c, const CommRows *rows, int64_t row_bytes)
 {
     return c->pads_rows ? 2 * (c->size - 1) * rows->most * row_bytes : 0;
 }

@@ -66,7 +66,8 @@ typedef struct {
     bool back;           /* remote is sent to local, else local to remote */
     int64_t most;        /* rows that one member can have for another, or for itself; the same on all */
     int64_t remote_rows; /* that remote has room for */
-    char *room; /* comm_rows_room() bytes beside the tensors, contents undefined; NULL where that is 0 */
+    /* Beside the tensors comm_rows_scratch() bytes, whose contents are undefined; NULL where that is 0. */
+    char *scratch;
 } CommRows;
 
 typedef struct {
@@ -130,7 +131,7 @@ Err comm_sum_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_barrier(Comm *c, Stream *s);
 /* Device memory that the call below needs beside its tensors, until it is done: 0 unless it pads. */
-int64_t comm_rows_room(const Comm *c, const CommRows *rows, int64_t row_bytes);
+int64_t comm_rows_scratch(const Comm *c, const CommRows *rows, int64_t row_bytes);
 /*
  * The pieces of rows->local [count, ...], count the same on all members, where they belong in the others' remote, or
  * back. rows of row_bytes. Its bytes count as if all members sent each other the same; padded, as many as are sent.

@@ -63,7 +63,7 @@ static void embedding_grad_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(embedding_grad)(Stream *s, const embedding_grad_args *a)
 {
-    EmbeddingGrad g = { a, grad_acc(a->dtable, a->shift, a->room), rows_both(a->dy, a->index) };
+    EmbeddingGrad g = { a, grad_acc(a->dtable, a->shift, a->headroom_bits), rows_both(a->dy, a->index) };
     par_columns(s, a->dy.dim[1], g.rows, embedding_grad_part, &g);
     return ERR_OK;
 }
@@ -109,7 +109,7 @@ static void bias_grad_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(bias_grad)(Stream *s, const bias_grad_args *a)
 {
-    BiasGrad g = { a, grad_acc(a->dbias, a->shift, a->room), rows_used(a->dy) };
+    BiasGrad g = { a, grad_acc(a->dbias, a->shift, a->headroom_bits), rows_used(a->dy) };
     if (a->fresh) memset(a->dbias.data, 0, (size_t)tensor_bytes(a->dbias));
     par_columns(s, a->dy.dim[1], g.rows, bias_grad_part, &g);
     return ERR_OK;

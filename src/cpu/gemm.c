@@ -343,7 +343,7 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
     const FixedSum home = fixed_home(t, row, col, memory);
     const bool at_home = home.at != memory;
     FixedAdd add = { .leaf = sum.at, .rows = tile.rows, .cols = tile.cols };
-    add.scale = fix_scale(g->shift), add.limit = fix_limit(g->room);
+    add.scale = fix_scale(g->shift), add.limit = fix_limit(g->headroom_bits);
     add.from = at_home && (t->group > 0 || g->beta) ? home.at : NULL, add.from_row = home.ld;
     for (LeafPlace at = { 0, t->leaf }; at.k < t->slab_k;) {
         const int64_t count = leaf_sums(t, &tile, &at, sum);
@@ -500,7 +500,7 @@ static void plan_k(Plan *p)
     p->in_place = g->mode != GEMM_I64 && !p->swap && !tree;
     if (tree) p->slots = 64 - __builtin_clzll((uint64_t)groups);
     else p->slots = p->group > p->slab && !p->in_place;
-    p->quick = fixed_quick(g->shift, g->room);
+    p->quick = fixed_quick(g->shift, g->headroom_bits);
 }
 
 static void plan_tasks(Plan *p, int64_t threads)

@@ -35,12 +35,12 @@ typedef struct {
     int64_t M, N, K; /* C[M x N] = A[M x K] B[K x N] */
     int64_t leaf;    /* > 0; TREE and I64 */
     GemmOperand a, b;
-    float *c;          /* CHAIN, TREE */
-    int64_t *fixed;    /* G; I64 */
-    int64_t ldc;       /* of c or fixed */
-    bool beta;         /* go on from what C or G holds; CHAIN and I64 */
-    const float *bias; /* [N], or NULL; CHAIN and TREE */
-    int shift, room;   /* I64 */
+    float *c;                 /* CHAIN, TREE */
+    int64_t *fixed;           /* G; I64 */
+    int64_t ldc;              /* of c or fixed */
+    bool beta;                /* go on from what C or G holds; CHAIN and I64 */
+    const float *bias;        /* [N], or NULL; CHAIN and TREE */
+    int shift, headroom_bits; /* I64 */
     /* I64, or NULL: instead of `leaf`, leaf i has the k's from starts[i] - starts[0] to starts[i + 1] - starts[0], as
      * many as K needs; some may be empty */
     const int64_t *starts;
@@ -66,7 +66,7 @@ typedef struct {
  * Each instruction set has its own copy of these, all with the same bits; inside src/cpu call CPU(name).
  *
  * gemm       uses dev->threads threads and dev->workspace, allocates nothing. M, N, K may be 0. Returns true
- *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - room); such a leaf adds 0.
+ *            if an I64 leaf was NaN or |leaf * 2^shift| >= 2^(62 - headroom_bits); such a leaf adds 0.
  * gemm_bytes the workspace that it needs with one thread.
  * tile_gemm  one thread, no workspace.
  * transpose  dst[j * ldd + i] = src[i * lds + j] for i < rows, j < cols; one thread.

@@ -14,9 +14,9 @@ enum { LEAVES = 4 }; /* to convert at once */
  * The square below which that of a leaf must be to need no check: |leaf * 2^shift| < 2^51 and the limit. 0, nothing
  * is below that, if a float does not reach so far.
  */
-static float fixed_quick(int shift, int room)
+static float fixed_quick(int shift, int headroom_bits)
 {
-    const int power = 2 * ((62 - room < 51 ? 62 - room : 51) - shift);
+    const int power = 2 * ((62 - headroom_bits < 51 ? 62 - headroom_bits : 51) - shift);
     return power >= -126 && power <= 127 ? fix_scale(power) : 0;
 }
 

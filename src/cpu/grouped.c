@@ -89,7 +89,7 @@ static Gemm gradient_product(const GroupedCall *c, int64_t e, Range rows, Range 
     g.starts = c->offset + e * c->runs;
     g.fixed = (int64_t *)c->out.data + at;
     g.shift = *(const int32_t *)a->shift.data;
-    g.room = a->room;
+    g.headroom_bits = a->headroom_bits;
     return g;
 }
 

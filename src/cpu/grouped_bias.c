@@ -81,7 +81,8 @@ static void sum_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(grouped_bias_grad)(Stream *s, const grouped_bias_grad_args *a)
 {
-    const BiasSum b = { a, runs_of(a->offset, a->dbias.dim[0]), grad_acc(a->dbias, a->shift, a->room) };
+    const BiasSum b = { a, runs_of(a->offset, a->dbias.dim[0]),
+                        grad_acc(a->dbias, a->shift, a->headroom_bits) };
     par_columns(s, a->dy.dim[1], expert_start(&b.runs, b.runs.experts), sum_part, &b);
     return ERR_OK;
 }

@@ -93,7 +93,7 @@ Err CPU(linear_dw)(Stream *s, const linear_dw_args *a)
         g.fixed = a->dw.data;
         g.leaf = a->leaf;
         g.shift = *(const int32_t *)a->shift.data;
-        g.room = a->room;
+        g.headroom_bits = a->headroom_bits;
     }
     if (CPU(gemm)(s->dev, &g)) *(int32_t *)a->overflow.data = 1;
     return ERR_OK;

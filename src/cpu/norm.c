@@ -141,8 +141,10 @@ static void norm_grad_part(const void *args, int64_t first, int64_t end)
 
 Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
 {
-    NormGrad g = { .a = a, .w = grad_acc(a->dw, a->shift_w, a->room), .rows = rows_both(a->dy, a->x) };
-    if (a->db.data) g.b = grad_acc(a->db, a->shift_b, a->room);
+    NormGrad g = { .a = a,
+                   .w = grad_acc(a->dw, a->shift_w, a->headroom_bits),
+                   .rows = rows_both(a->dy, a->x) };
+    if (a->db.data) g.b = grad_acc(a->db, a->shift_b, a->headroom_bits);
     if (a->fresh) memset(a->dw.data, 0, (size_t)tensor_bytes(a->dw));
     if (a->fresh && a->db.data) memset(a->db.data, 0, (size_t)tensor_bytes(a->db));
     par_columns(s, a->dy.dim[1], g.rows, norm_grad_part, &g);
@@ -153,7 +155,7 @@ Err CPU(norm_bwd)(Stream *s, const norm_bwd_args *a)
                            .shift = a->shift_sum,
                            .overflow = a->overflow,
                            .leaf = a->leaf,
-                           .room = a->room,
+                           .headroom_bits = a->headroom_bits,
                            .fresh = a->fresh_sum };
     if (a->dy.rows) sum.dy.rows = a->dy.rows;
     return CPU(bias_grad)(s, &sum);

@@ -207,10 +207,10 @@ static MaxFacts max_facts(int64_t max, int shift)
     return (MaxFacts){ .overflow = e + shift > 61, .log2_max = e };
 }
 
-/* Room for `room` bits of leaves and SHIFT_SPARE bits of growth above today's maximum. */
+/* Room for `headroom_bits` bits of leaves and SHIFT_SPARE bits of growth above today's maximum. */
 static int shift_next(int shift, MaxFacts f, int retreat, const step_finish_args *a)
 {
-    int next = 62 - a->room - SHIFT_SPARE - f.log2_max;
+    int next = 62 - a->headroom_bits - SHIFT_SPARE - f.log2_max;
     if (f.zero || f.nonfinite) next = shift;
     if (retreat) next = shift - SHIFT_RETREAT;
     return next < SHIFT_MIN ? SHIFT_MIN : next > SHIFT_MAX ? SHIFT_MAX : next;
@@ -265,8 +265,8 @@ Err CPU(step_finish)(Stream *s, const step_finish_args *a)
     v->overflow = overflow;
     v->nonfinite = nonfinite;
     v->loss_nonfinite = sums[2] != 0;
-    v->no_room = a->no_room.data && *(const int32_t *)a->no_room.data != 0;
-    v->skip = overflow || nonfinite || v->no_room || v->counted <= 0;
+    v->over_limit = a->over_limit.data && *(const int32_t *)a->over_limit.data != 0;
+    v->skip = overflow || nonfinite || v->over_limit || v->counted <= 0;
     step_scale(v, __builtin_sqrt(squares));
     return ERR_OK;
 }
@@ -357,9 +357,9 @@ Err CPU(adamw)(Stream *s, const adamw_args *a)
         const bool copy = a->copy.data != NULL;
         const Adam t = { .op = a,
                          .part = p,
-                         .w = (float *)a->w.data + (copy ? p->slice : p->flat),
-                         .m = (float *)a->m.data + p->slice,
-                         .v = (float *)a->v.data + p->slice,
+                         .w = (float *)a->w.data + (copy ? p->shard : p->flat),
+                         .m = (float *)a->m.data + p->shard,
+                         .v = (float *)a->v.data + p->shard,
                          .copy = copy ? tensor_row_slice(a->copy, p->flat, p->count) : (Tensor){ 0 } };
         par_columns(s, p->count, 1, adamw_part, &t);
     }

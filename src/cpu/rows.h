@@ -116,12 +116,12 @@ typedef struct {
     float scale, limit;
 } GradAcc;
 
-static inline GradAcc grad_acc(Tensor acc, Tensor shift, int room)
+static inline GradAcc grad_acc(Tensor acc, Tensor shift, int headroom_bits)
 {
     if (acc.dtype == F32) return (GradAcc){ .plain = acc.data };
     return (GradAcc){ .fixed = acc.data,
                       .scale = fix_scale(*(const int32_t *)shift.data),
-                      .limit = fix_limit(room) };
+                      .limit = fix_limit(headroom_bits) };
 }
 
 /* Adds a leaf to elements `at`...; lanes that do not fit add nothing. Returns whether there were any. */

@@ -103,8 +103,8 @@ VEC_FN float fix_scale(int shift)
     return u.value;
 }
 
-/* What a leaf times 2^shift must stay below: 2^(62 - room). */
-VEC_FN float fix_limit(int room) { return fix_scale(62 - room); }
+/* What a leaf times 2^shift must stay below: 2^(62 - headroom_bits). */
+VEC_FN float fix_limit(int headroom_bits) { return fix_scale(62 - headroom_bits); }
 
 /* 16 calls of philox() of base/rng.h, lane by lane. */
 VEC_FN void philox16(uint64_t key, vi c0, vi c1, vi c2, vi c3, vi out[4])

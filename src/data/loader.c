@@ -33,7 +33,7 @@ static Err fetch(const Loader *l, int64_t first, int64_t count, int32_t *tokens)
 }
 
 /* Samples of `next`. */
-static int64_t slice_of(const Loader *l) { return batch_ramp_at(&l->o.ramp, l->step) / l->o.dp; }
+static int64_t window_samples(const Loader *l) { return batch_ramp_at(&l->o.ramp, l->step) / l->o.dp; }
 
 /* Fills `next` whenever it is told to. A failure leaves it empty: loader_get then meets the same
  * error itself and can report it, as failures are recorded per thread. */
@@ -47,7 +47,7 @@ static void *prefetch(void *arg)
             continue;
         }
         pthread_mutex_unlock(&l->lock);
-        const int64_t count = slice_of(l);
+        const int64_t count = window_samples(l);
         bool ok = fetch(l, l->next.first, count, l->next.tokens) == ERR_OK;
         pthread_mutex_lock(&l->lock);
         l->next.count = ok ? count : 0;
@@ -63,7 +63,7 @@ static void start_prefetch(Loader *l)
 {
     pthread_mutex_lock(&l->lock);
     l->position += batch_ramp_at(&l->o.ramp, l->step++);
-    l->next.first = l->position + slice_of(l) * l->o.dp_rank;
+    l->next.first = l->position + window_samples(l) * l->o.dp_rank;
     l->next.count = 0;
     l->busy = true;
     pthread_cond_broadcast(&l->changed);
@@ -91,7 +91,7 @@ static Err open_parts(Loader *l)
     TRY(setup_array(&l->mem, most * l->row, &l->next.tokens));
     l->step = o->first_step;
     l->position = o->first_position;
-    l->next.first = l->position + slice_of(l) * o->dp_rank;
+    l->next.first = l->position + window_samples(l) * o->dp_rank;
     l->busy = true;
     if (pthread_create(&l->thread, NULL, prefetch, l) != 0)
         return err_set(ERR_MEMORY, "cannot start the thread that reads data ahead");
@@ -152,7 +152,8 @@ Err loader_get(Loader *l, int64_t first_position, int64_t count, int32_t *tokens
     ASSERT(first_position >= 0 && count >= 0);
     if (!covers(&l->present, first_position, count)) {
         /* next.first is ours to read: only this thread changes it */
-        bool ahead = first_position >= l->next.first && first_position + count <= l->next.first + slice_of(l);
+        bool ahead =
+            first_position >= l->next.first && first_position + count <= l->next.first + window_samples(l);
         if (ahead) wait_prefetch(l);
         if (ahead && covers(&l->next, first_position, count)) advance(l);
     }

@@ -23,7 +23,7 @@ typedef struct {
     int32_t nonfinite;      /* loss or gradient norm is NaN or Inf */
     int32_t skip;           /* the update must change nothing */
     int32_t loss_nonfinite; /* the loss already is */
-    int32_t no_room;        /* experts got more rows than there is room for (docs/moe.md, slack) */
+    int32_t over_limit;     /* experts got more rows than there is room for (docs/moe.md, slack) */
     int64_t loss_fixed;     /* sum of per-token losses, LOSS_FIXED_BITS fraction bits */
     int64_t counted;        /* tokens that count, whole global batch */
     float grad_norm;        /* before clipping, of the mean loss */
@@ -42,7 +42,7 @@ enum { ROUTER_LOSS_BITS = 24, ROUTER_LOSS_MOST = 1 << 15 };
  */
 typedef struct {
     int64_t flat;  /* its first element in buffers of whole parameters */
-    int64_t slice; /* and in those of this rank's slices */
+    int64_t shard; /* and in those of this rank's ZeRO shards */
     int64_t count; /* elements */
     int64_t chunk;
     int32_t number; /* of its shift and statistics */

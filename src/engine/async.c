@@ -6,7 +6,7 @@
 #include <string.h>
 
 #include "base/mathx.h"
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 
 /* Something of a step that an update in the middle of it cannot have, and what says that it is not wanted. */
 typedef struct {
@@ -168,12 +168,12 @@ Err async_step(Trainer *t, StepReport *report)
     t->async.done = 0;
     t->stores[0].updates = 0;
     TRY(device_zero(&t->device.stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
-    TRY(loads_begin(t));
+    TRY(expert_load_begin(t));
     TRY(begin_update(t, 0));
     TRY(executor_run(&t->executor, &t->parts.step.rank[t->world->pp_rank], true));
-    TRY(loads_fetch(t));
+    TRY(expert_load_fetch(t));
     TRY(make_report(t, report)); /* (waits) */
-    loads_take(t, t->serving.batch);
+    expert_load_take(t, t->serving.batch);
     TRY(share_shifts(t));
     t->progress.updates += schedule_updates(&t->parts.step);
     t->progress.step++;

@@ -16,7 +16,7 @@ Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
     TRY(tensor_new(state, &b->position, I32, N));
     if (spec->reset_at_eod) {
         TRY(tensor_new(state, &b->doc, I32, b->B, b->T));
-        TRY(tensor_new(state, &b->place, I32, N));
+        TRY(tensor_new(state, &b->doc_position, I32, N));
     }
     TRY(tensor_new(state, &b->sample, I64, N));
     return tensor_new(state, &b->samples, I64, b->B);
@@ -68,7 +68,7 @@ static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
             const int32_t first = m->doc[sample * b->seq + position];
             m->rows[n] = from_start ? (int32_t)position - first : first;
         }
-        TRY(write_rows(s, from_start ? b->place : b->doc, m->rows));
+        TRY(write_rows(s, from_start ? b->doc_position : b->doc, m->rows));
     }
     return ERR_OK;
 }
@@ -113,11 +113,11 @@ static int32_t *copy_positions(const Batch *b, const int32_t *from, int32_t *to)
 static Err fill_positions(Stream *s, Batch *b, int32_t *rows)
 {
     int32_t *at = rows;
-    if (!memcmp(&b->placed, &b->span, sizeof b->span)) return ERR_OK;
+    if (!memcmp(&b->position_span, &b->span, sizeof b->span)) return ERR_OK;
     for (int64_t i = 0; i < b->B; i++)
         for (int k = 0; k < 2; k++)
             for (int64_t p = 0; p < b->span.count[k]; p++) *at++ = (int32_t)(b->span.first[k] + p);
-    b->placed = b->span;
+    b->position_span = b->span;
     return write_rows(s, b->position, rows);
 }
 
@@ -150,7 +150,7 @@ Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t
 int64_t batch_bytes(const Batch *b)
 {
     const Tensor all[] = { b->token,          b->target,   b->further_token,
-                           b->further_target, b->position, b->place,
+                           b->further_target, b->position, b->doc_position,
                            b->sample,         b->samples,  b->doc };
     int64_t bytes = 0;
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
@@ -168,7 +168,7 @@ Batch batch_part(const Batch *whole, int64_t past, int64_t n)
     part.position = tensor_row_slice(whole->position, 0, n);
     part.sample = tensor_row_slice(whole->sample, 0, n);
     if (whole->doc.data) {
-        part.place = tensor_row_slice(whole->place, 0, n);
+        part.doc_position = tensor_row_slice(whole->doc_position, 0, n);
         part.doc = tensor_of(whole->doc.data, I32, 1, n);
     }
     return part;

@@ -28,7 +28,8 @@ Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state);
 /* Where tokens wait on their way to the device. */
 Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupArena *setup);
 /* m->tokens, of `count` samples from `first_sample` on, into the tensors of a batch. The rest of the batch is filled up
- * with rows that do not count (b->filling). Positions are written only where the batch has others (b->placed). */
+ * with rows that do not count (b->filling). Positions are written only where the batch has others
+ * (b->position_span). */
 Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t count);
 
 int64_t batch_bytes(const Batch *b); /* of its tensors */

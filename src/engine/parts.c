@@ -209,7 +209,7 @@ static Err register_stages(Parts *p, const PartsSpec *spec, int pp_rank, int rep
 static void mark_copies(ParamRegistry *r)
 {
     for (int i = 0; i < r->count; i++)
-        if (r->place.slices[r->items[i].spec.group] == 1) r->items[i].copy = true;
+        if (r->place.zero_shards[r->items[i].spec.group] == 1) r->items[i].copy = true;
 }
 
 static Err register_rank(Parts *p, const PartsSpec *spec, const World *w, int pp_rank, SetupArena *setup)

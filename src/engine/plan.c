@@ -8,7 +8,7 @@
 #include "ckpt/ckpt.h"
 #include "data/loader.h"
 #include "engine/async.h"
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 #include "engine/trainer_open.h"
 
 static const int64_t UNLIMITED = (int64_t)1 << 45; /* of each arena of a dry run: 32 TiB */
@@ -186,9 +186,9 @@ static Err count_forms(Trainer *t, Walk *w, const Forms *f, MemoryPlan *out)
 static Err dry_pieces(Trainer *t, Walk *w, const Forms *f)
 {
     MemoryPlan work;
-    loads_use_pieces(t, true);
+    expert_load_use_pieces(t, true);
     TRY(count_forms(t, w, f, &work));
-    loads_use_pieces(t, false);
+    expert_load_use_pieces(t, false);
     return ERR_OK;
 }
 
@@ -204,7 +204,7 @@ static Err count_step(Trainer *t, MemoryPlan *out)
     Err err = w.number && split ? find_forms(t, &w, split, &f)
                                 : err_set(ERR_MEMORY, "no memory for %d units", s->units);
     if (!err) err = count_forms(t, &w, &f, out);
-    if (!err && loads_redo(t)) err = dry_pieces(t, &w, &f);
+    if (!err && expert_load_redo(t)) err = dry_pieces(t, &w, &f);
     free(w.number);
     free(split);
     return err;
@@ -256,7 +256,7 @@ static void count_params(const Trainer *t, MemoryPlan *p)
     for (int r = 0; r < t->params.replicas; r++) {
         const ParamRegistry *reg = t->stores[r].reg;
         p->flat_count += reg->flat_count;
-        p->slice_count += reg->slice_count;
+        p->zero_count += reg->zero_count;
         p->padding += param_padding(reg);
         p->buckets += reg->bucket_count;
         if (t->stores[r].grad.data) p->grad_bytes += tensor_bytes(t->stores[r].grad);
@@ -276,10 +276,10 @@ static Err dry_run(Trainer *t, MemoryPlan *out)
     if (t->kv) TRY(dry_generation(t));
     if (!t->spec.purpose.forward_only) TRY(count_step(t, out));
     TRY(dry_eval(t));
-    if (loads_redo(t)) {
-        t->executor.ctx.mode.in_pieces = true;
+    if (expert_load_redo(t)) {
+        t->executor.ctx.mode.retry_in_pieces = true;
         TRY(dry_eval(t));
-        t->executor.ctx.mode.in_pieces = false;
+        t->executor.ctx.mode.retry_in_pieces = false;
     }
     MemoryPlan peak = trainer_peak(t);
     add_work(&peak, out, 1);

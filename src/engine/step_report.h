@@ -4,7 +4,7 @@
 
 #include "engine/trainer.h"
 
-/* From what t->flight has of it; redone, rescaled and in_pieces are 0. */
+/* From what t->flight has of it; redone, rescaled and retried_in_pieces are 0. */
 StepReport step_report(const Trainer *t);
 
 #endif

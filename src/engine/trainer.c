@@ -21,7 +21,7 @@
 #include "base/mathx.h"
 #include "ckpt/ckpt.h"
 #include "engine/async.h"
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 #include "engine/step_report.h"
 #include "engine/trainer_open.h"
 
@@ -96,7 +96,7 @@ static Err step_begin(Trainer *t)
     Stream *stream = &t->device.stream;
     TRY(write_values(t));
     TRY(device_zero(stream, t->executor.sums.data, tensor_bytes(t->executor.sums)));
-    TRY(loads_begin(t));
+    TRY(expert_load_begin(t));
     for (int r = 0; r < t->params.replicas; r++) {
         param_store_begin(&t->stores[r]);
         ddp_begin(&t->ddp[r]);
@@ -173,7 +173,7 @@ static Err enqueue_update(Trainer *t)
     TRY(executor_run_update(&t->executor, step_list(t)));
     TRY(device_read_later(stream, f->values, t->step_values, sizeof *f->values));
     TRY(device_read_later(stream, f->sums, t->executor.sums.data, tensor_bytes(t->executor.sums)));
-    TRY(loads_fetch(t));
+    TRY(expert_load_fetch(t));
     TRY(device_mark(stream, &f->done));
     f->batch = t->serving.batch;
     f->running = true;
@@ -190,7 +190,7 @@ static Err await(Trainer *t)
 /* Times that a step was done again, and why. */
 typedef struct {
     int redone, rescaled;
-    bool in_pieces;
+    bool retried_in_pieces;
 } Again;
 
 /* Prepares the step that was awaited to be done again, if it must; else *must is false. */
@@ -199,8 +199,8 @@ static Err prepare_again(Trainer *t, Again *a, bool *must)
     const StepValues *v = t->flight.values;
     Tensor shift = t->stats.shift;
     *must = true;
-    if (v->no_room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, true);
-    if (v->no_room) loads_use_pieces(t, a->in_pieces = true);
+    if (v->over_limit && !t->spec.model.moe.capacity.redo) return expert_load_over_limit(t, true);
+    if (v->over_limit) expert_load_use_pieces(t, a->retried_in_pieces = true);
     else if (lower_loss_scale(t, v)) a->rescaled++;
     else if (v->overflow && !v->nonfinite && a->redone < MAX_REDO) {
         if (!a->redone) TRY(device_read(&t->device.stream, t->host_shift, shift.data, tensor_bytes(shift)));
@@ -221,7 +221,7 @@ static Err settle_outcome(Trainer *t, Again *a)
         TRY(await(t));
         TRY(prepare_again(t, a, &must));
     }
-    if (a->in_pieces) loads_use_pieces(t, false);
+    if (a->retried_in_pieces) expert_load_use_pieces(t, false);
     return ERR_OK;
 }
 
@@ -240,7 +240,7 @@ static Err account(Trainer *t, const Again *a, LossScale before)
     if (!skip) raise_loss_scale(t);
     else t->progress.loss_scale = before; /* no scale was small enough: it was not the scale */
     t->progress.skipped += skip;
-    loads_take(t, t->flight.batch);
+    expert_load_take(t, t->flight.batch);
     return ERR_OK;
 }
 
@@ -259,7 +259,7 @@ Err trainer_finish(Trainer *t, StepReport *report)
     *report = step_report(t);
     report->redone = again.redone;
     report->rescaled = again.rescaled;
-    report->in_pieces = again.in_pieces;
+    report->retried_in_pieces = again.retried_in_pieces;
     return ERR_OK;
 }
 
@@ -268,7 +268,7 @@ Err trainer_finish(Trainer *t, StepReport *report)
 static Err finish_before(Trainer *t, StepReport *before)
 {
     TRY(trainer_finish(t, before));
-    if (before->redone || before->in_pieces) return enqueue_units(t);
+    if (before->redone || before->retried_in_pieces) return enqueue_units(t);
     return before->skipped ? write_values(t) : ERR_OK;
 }
 
@@ -311,14 +311,14 @@ static Err eval_batch(Trainer *t, int64_t sums[3])
 {
     Stream *stream = &t->device.stream;
     Tensor device_sums = t->executor.sums;
-    bool *in_pieces = &t->executor.ctx.mode.in_pieces, room = false;
-    while (!room) {
+    bool *retry_in_pieces = &t->executor.ctx.mode.retry_in_pieces, within = false;
+    while (!within) {
         TRY(device_zero(stream, device_sums.data, tensor_bytes(device_sums)));
         TRY(device_zero(stream, t->stats.flags.data, tensor_bytes(t->stats.flags)));
         TRY(executor_run(&t->executor, &t->parts.forward.rank[t->world->pp_rank], false));
-        TRY(loads_had_room(t, &room));
-        if (!room && !t->spec.model.moe.capacity.redo) return loads_no_room(t, false);
-        *in_pieces = !room;
+        TRY(expert_load_within_limit(t, &within));
+        if (!within && !t->spec.model.moe.capacity.redo) return expert_load_over_limit(t, false);
+        *retry_in_pieces = !within;
     }
     TRY(optim_sum_loss(&t->optim));
     return device_read(stream, sums, device_sums.data, 3 * (int64_t)sizeof *sums);
@@ -372,7 +372,7 @@ Err trainer_logits(Trainer *t, const int32_t *tokens, int64_t past, int64_t n, f
         TRY(device_read(&t->device.stream, logits, wide.data, t->spec.model.vocab * (int64_t)sizeof *logits));
     arena_release(&t->memory.scratch, mark);
     executor_give(e, stage, s);
-    whole.placed = (Spans){ { 0 }, { 0 } };
+    whole.position_span = (Spans){ { 0 }, { 0 } };
     s->batch = whole;
     return ERR_OK;
 }

@@ -101,10 +101,10 @@ typedef struct {
     int64_t flop_of_op;     /* the mean, over all that was walked to plan */
     int64_t comm_bytes;     /* sent by this rank in one step */
     CommWork comm[WORLD_COMMS][COMM_KIND_COUNT];
-    int64_t unit;                    /* samples that pass through the stages at once */
-    int64_t params;                  /* global, unpadded */
-    int64_t flat_count, slice_count; /* elements of value and gradient, of each moment (param/param.h) */
-    int64_t padding;                 /* of flat_count, nobody's */
+    int64_t unit;                   /* samples that pass through the stages at once */
+    int64_t params;                 /* global, unpadded */
+    int64_t flat_count, zero_count; /* elements of value and gradient, of each moment (param/param.h) */
+    int64_t padding;                /* of flat_count, nobody's */
     int64_t grad_bytes;
     int buckets;
 } MemoryPlan;
@@ -122,7 +122,7 @@ typedef struct {
     bool skipped;              /* loss or gradients not finite: nothing was changed */
     int redone;                /* times the step was repeated with another fixed-point shift, */
     int rescaled;              /* with a smaller loss scale, */
-    bool in_pieces;            /* and its tokens passing experts in pieces (moe.overflow = redo) */
+    bool retried_in_pieces;    /* and its tokens passing experts in pieces (moe.overflow = redo) */
 } StepReport;
 
 /*
@@ -154,7 +154,7 @@ typedef struct {
     int64_t batch;      /* its samples */
     StepValues *values; /* device_host_alloc's: */
     int64_t *sums;      /* the executor's */
-    char *loads;        /* rows that experts got (engine/loads.h) */
+    char *loads;        /* rows that experts got (engine/expert_load.h) */
     Event done;
 } StepInFlight;
 
@@ -198,7 +198,7 @@ typedef struct {
     StepInFlight flight;
     KvCache *kv;         /* of each block, when generating */
     int32_t *host_shift; /* [2][parameters of the model]: the step's shifts, and what a repetition tries */
-    int64_t *host_loads; /* what ranks tell each other of mixtures (engine/loads.c) */
+    int64_t *host_loads; /* what ranks tell each other of mixtures (engine/expert_load.c) */
     Serving serving;
     TrainProgress progress;
     MemoryPlan plan;

@@ -8,7 +8,7 @@
 
 #include "base/log.h"
 #include "engine/async.h"
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 
 /* Of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host. */
 enum { MAX_UNITS = 1 << 18 };
@@ -77,7 +77,7 @@ static Canon canon_of(const TrainSpec *s)
     /* (modules of multi-token prediction read the table and the head once more each) */
     const int reads =
         s->model.qk_norm && s->model.heads > s->model.mtp.count ? s->model.heads : 1 + s->model.mtp.count;
-    c.room = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
+    c.headroom_bits = log2_ceil((WideCount)s->global_batch * s->model.seq * reads);
     return c;
 }
 
@@ -161,7 +161,7 @@ static Err open_stage(Trainer *t, int index, int *slots)
                           .model = parts_stage(&t->parts, replica, chunk),
                           .params = &t->stores[replica] };
     memcpy(s->save_bytes, t->plan.stages[index].save, sizeof s->save_bytes);
-    TRY(loads_open_stage(t, s));
+    TRY(expert_load_open_stage(t, s));
     s->slot_count = units_in_flight(t, s);
     TRY(setup_array(&t->memory.setup, s->slot_count, &s->slots));
     for (int i = 0; i < s->slot_count; i++) TRY(open_slot(t, s, &s->slots[i], (*slots)++));
@@ -233,7 +233,7 @@ static Err open_stores(Trainer *t)
     const TrainSpec *s = &t->spec;
     const GradKind grads = s->purpose.forward_only ? GRADS_NONE : s->exact ? GRADS_I64 : GRADS_F32;
     t->params = (ParamSet){ .whole = &t->parts.whole,
-                            .parts = t->parts.registries,
+                            .registries = t->parts.registries,
                             .ranks = t->world->grid.pp,
                             .replicas = t->parts.step.replicas,
                             .stores = t->stores,
@@ -241,14 +241,14 @@ static Err open_stores(Trainer *t)
                             .stats = &t->stats };
     TRY(grad_stats_init(&t->stats, t->parts.whole.count, !s->purpose.forward_only, &t->memory.state));
     for (int r = 0; r < t->params.replicas; r++) {
-        const ParamRegistry *reg = param_set_part(&t->params, t->world->pp_rank, r);
+        const ParamRegistry *reg = param_set_registry(&t->params, t->world->pp_rank, r);
         TRY(param_store_init(&t->stores[r], reg, &t->stats, &t->memory.state, s->compute, grads));
         if (grads != GRADS_NONE)
             TRY(param_store_list_parts(&t->stores[r], &t->memory.state, &t->device.stream));
         for (ParamGroup g = 0; g < PARAM_GROUPS; g++)
             t->stores[r].group[g] = parts_group(&t->parts, t->world, r, g);
     }
-    TRY(loads_open(t));
+    TRY(expert_load_open(t));
     return setup_array(&t->memory.setup, 2 * t->stats.count, &t->host_shift);
 }
 
@@ -279,7 +279,7 @@ static Err open_optim(Trainer *t)
                         .sums = t->executor.sums,
                         .adamw = s->update.adamw,
                         .bias_rate = s->model.moe.balance.bias_rate,
-                        .room = t->executor.ctx.canon.room };
+                        .headroom_bits = t->executor.ctx.canon.headroom_bits };
     for (int r = 0; r < t->params.replicas; r++) {
         t->optim.store[r] = &t->stores[r];
         TRY(ddp_init(&t->ddp[r], &t->stores[r], &t->device.stream, t->world, s->update.overlap_grad,
@@ -328,7 +328,7 @@ static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
 static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
 {
     TRY(check_rows(s, g, unit));
-    return loads_check_pieces(s, g, unit);
+    return expert_load_check_pieces(s, g, unit);
 }
 
 static Err open_parts(Trainer *t)
@@ -337,7 +337,7 @@ static Err open_parts(Trainer *t)
     TRY(parts_spec(&t->spec, t->world->grid, &spec));
     TRY(async_check(&t->spec, t->world->grid.pp));
     TRY(parts_open(&t->parts, &spec, t->world, &t->memory.setup));
-    TRY(loads_check_order(t));
+    TRY(expert_load_check_order(t));
     return check_unit(&t->spec, t->world->grid, trainer_batch_spec(t).B);
 }
 
@@ -382,7 +382,7 @@ static Err open_flight(Trainer *t)
     const int64_t sums = tensor_bytes(t->executor.sums);
     void *block;
     event_init(&t->flight.done);
-    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + loads_bytes(t), &block));
+    TRY(device_host_alloc(&t->device, (int64_t)sizeof(StepValues) + sums + expert_load_bytes(t), &block));
     t->flight.values = block;
     t->flight.sums = (int64_t *)(t->flight.values + 1);
     t->flight.loads = (char *)t->flight.sums + sums;

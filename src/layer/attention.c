@@ -198,8 +198,8 @@ static Err heads_forward(const Attention *a, Ctx *c, Tensor qkv, const Dims *d, 
         TRY(norm_forward(&a->q_norm, c, heads_as_rows(raw.q), heads_as_rows(out->q), &save->q_norm));
         TRY(norm_forward(&a->k_norm, c, heads_as_rows(raw.k), heads_as_rows(out->k), &save->k_norm));
     }
-    TRY(attention_core_rotate(&a->core, c, out->q, ctx_place(c), 0));
-    return attention_core_rotate(&a->core, c, out->k, ctx_place(c), 0);
+    TRY(attention_core_rotate(&a->core, c, out->q, ctx_doc_position(c), 0));
+    return attention_core_rotate(&a->core, c, out->k, ctx_doc_position(c), 0);
 }
 
 /* As heads_forward has left them. */
@@ -289,8 +289,8 @@ static Err heads_backward(const Attention *a, Ctx *c, const AttentionSave *save,
 {
     const int64_t first = d->kv_cols * c->world->kv.rank;
     if (!d->views) TRY(reduce_values(c, &c->world->kv, g->kv));
-    TRY(attention_core_rotate(&a->core, c, g->of.q, ctx_place(c), 1));
-    TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_place(c), 1));
+    TRY(attention_core_rotate(&a->core, c, g->of.q, ctx_doc_position(c), 1));
+    TRY(attention_core_rotate(&a->core, c, g->of.k, ctx_doc_position(c), 1));
     TRY(norms_backward(a, c, save, d, g));
     if (d->views) return ERR_OK;
     return op(c->s, qkv_merge, .qkv = g->dqkv, .q = heads_as_columns(g->of.q),

@@ -43,11 +43,12 @@ static int64_t group_units(const MoeCut *c, int64_t rows)
     return (c->cp % contexts ? samples : 1) * units_touched(c->rows * c->sp, rows);
 }
 
-MoeRoom moe_room(const MoeCut *c)
+MoeLimits moe_limits(const MoeCut *c)
 {
-    const int64_t rows = c->unit * c->seq, capacity = capacity_of(c, rows * c->cp), own = c->experts / c->ep;
-    MoeRoom r = { .capacity = capacity,
-                  .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
+    const int64_t rows = c->balance_unit * c->seq, capacity = capacity_of(c, rows * c->cp),
+                  own = c->experts / c->ep;
+    MoeLimits r = { .capacity = capacity,
+                    .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
     r.pair = r.worst = r.owned = r.sent;
     r.piece = c->rows;
     if (sharing_ranks(c) == 1) return r;
@@ -67,7 +68,7 @@ static MoeCut cut_of(const Moe *m, const Ctx *c)
 {
     return (MoeCut){ .experts = m->spec->experts,
                      .topk = m->spec->topk,
-                     .unit = m->spec->balance.unit,
+                     .balance_unit = m->spec->balance.unit,
                      .rows = ctx_rows(c),
                      .seq = c->batch->T,
                      .leaf = c->canon.leaf_tokens,
@@ -78,15 +79,15 @@ static MoeCut cut_of(const Moe *m, const Ctx *c)
                      .capacity = c->block.kv ? (Capacity){ 0 } : m->spec->capacity };
 }
 
-MoeRoom moe_room_of(const Moe *m, const Ctx *c)
+MoeLimits moe_limits_of(const Moe *m, const Ctx *c)
 {
     const MoeCut cut = cut_of(m, c);
-    return moe_room(&cut);
+    return moe_limits(&cut);
 }
 
 /* ---- what is dropped ---- */
 
-Err moe_gather_units(Ctx *c, Tensor own, Tensor *all)
+Err moe_gather_balance_rows(Ctx *c, Tensor own, Tensor *all)
 {
     Comm *sp = &c->world->sp;
     *all = own;
@@ -109,7 +110,7 @@ int moe_own_experts(const Moe *m, const Ctx *c)
     return m->spec->experts / (c->world->tp_ep.size / c->world->grid.etp);
 }
 
-int64_t moe_unit_rows(const Moe *m, const Ctx *c)
+int64_t moe_balance_rows(const Moe *m, const Ctx *c)
 {
     return m->spec->balance.unit * c->batch->T * c->world->cp.size;
 }
@@ -159,10 +160,11 @@ static Err take_units(const Moe *m, Ctx *c, const Choices *a, int64_t unit, int6
 /* index [N, K], without the choices that a full expert does not take. */
 static Err drop_beyond_capacity(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const int64_t unit = moe_unit_rows(m, c), filling = c->batch->filling * c->batch->T * c->world->cp.size;
+    const int64_t unit = moe_balance_rows(m, c),
+                  filling = c->batch->filling * c->batch->T * c->world->cp.size;
     Choices a = { 0 };
-    TRY(moe_gather_units(c, index, &a.index));
-    if (!m->spec->capacity.by_position) TRY(moe_gather_units(c, weight, &a.weight));
+    TRY(moe_gather_balance_rows(c, index, &a.index));
+    if (!m->spec->capacity.by_position) TRY(moe_gather_balance_rows(c, weight, &a.weight));
     ASSERT(a.index.dim[0] % unit == 0);
     TRY(choices_new(m, c, a.index.dim[0] / unit, &a));
     TRY(take_units(m, c, &a, unit, filling));
@@ -184,16 +186,16 @@ static Err drop_filling(const Moe *m, Ctx *c, Tensor index, Tensor *kept)
 }
 
 /* index [N, K], without the choices that the ranks of their experts have no room for. */
-static Err drop_beyond_room(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
+static Err drop_beyond_limit(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
     const int64_t N = index.dim[0], K = m->spec->topk, E = m->spec->experts;
-    const MoeRoom room = moe_room_of(m, c);
+    const MoeLimits limits = moe_limits_of(m, c);
     Comm *group = &c->world->tp_ep;
     Tensor choice, offset, all, limit;
     const Tensor weights = m->spec->capacity.by_position ? (Tensor){ 0 } : weight;
-    const Tensor full = m->spec->capacity.drop ? (Tensor){ 0 } : c->params->stats->no_room;
+    const Tensor full = m->spec->capacity.drop ? (Tensor){ 0 } : c->params->stats->over_limit;
     TRY(tensor_new(c->scratch, kept, I32, N, K));
-    TRY(tensor_new(c->scratch, &choice, I32, room.sent));
+    TRY(tensor_new(c->scratch, &choice, I32, limits.sent));
     TRY(tensor_new(c->scratch, &offset, I64, E + 1));
     TRY(tensor_new(c->scratch, &all, I64, group->size, E + 1));
     TRY(tensor_new(c->scratch, &limit, I64, E));
@@ -201,17 +203,17 @@ static Err drop_beyond_room(const Moe *m, Ctx *c, Tensor index, Tensor weight, T
            .experts = E, .run = N));
     TRY(comm_all_gather(group, c->s, all, offset, NULL));
     TRY(op(c->s, room_limits, .limit = limit, .full = full, .all = all, .own = moe_own_experts(m, c),
-           .room = room.owned, .rank = group->rank));
+           .room = limits.owned, .rank = group->rank));
     return op(c->s, choice_drop, .kept = *kept, .weight = weights, .choice = choice, .offset = offset,
               .limit = limit, .experts = E);
 }
 
 Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *kept)
 {
-    const MoeRoom room = moe_room_of(m, c);
+    const MoeLimits limits = moe_limits_of(m, c);
     *kept = index;
-    if (room.capacity < moe_unit_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
+    if (limits.capacity < moe_balance_rows(m, c)) TRY(drop_beyond_capacity(m, c, index, weight, kept));
     else if (!c->mode.training && !c->block.kv) TRY(drop_filling(m, c, index, kept));
-    if (room.owned == room.worst || c->mode.in_pieces) return ERR_OK;
-    return drop_beyond_room(m, c, *kept, weight, kept);
+    if (limits.owned == limits.worst || c->mode.retry_in_pieces) return ERR_OK;
+    return drop_beyond_limit(m, c, *kept, weight, kept);
 }

@@ -12,7 +12,10 @@ Tensor ctx_row_slice(const Ctx *c, Tensor per_row)
     return tensor_row_slice(per_row, R * c->world->sp.rank, R);
 }
 
-Tensor ctx_place(const Ctx *c) { return c->batch->place.data ? c->batch->place : c->batch->position; }
+Tensor ctx_doc_position(const Ctx *c)
+{
+    return c->batch->doc_position.data ? c->batch->doc_position : c->batch->position;
+}
 
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key)
 {
@@ -82,7 +85,7 @@ Tensor param_grad(const Ctx *c, int id) { return param_store_grad(c->params, id)
 Tensor param_state(const Ctx *c, int id)
 {
     ASSERT(c->params->reg->items[id].spec.group == PARAM_STATE);
-    return param_slice_master(c->params, id);
+    return param_zero_shard_master(c->params, id);
 }
 
 /* True for the first contribution in a step, which overwrites. */
@@ -116,7 +119,8 @@ static Err grad_add_product(Ctx *c, int weight, Tensor dy, Tensor x)
 {
     TRY(op(c->s, linear_dw, .dw = param_grad(c, weight), .dy = dy, .x = x,
            .shift = param_store_shift(c->params, weight), .overflow = c->params->stats->overflow,
-           .leaf = c->canon.leaf_tokens, .room = c->canon.room, .fresh = grad_first(c, weight)));
+           .leaf = c->canon.leaf_tokens, .headroom_bits = c->canon.headroom_bits,
+           .fresh = grad_first(c, weight)));
     return grad_added(c, weight);
 }
 
@@ -127,7 +131,8 @@ static Err grad_add_grouped(Ctx *c, const Wgrad *w)
     const int64_t outputs = w->dy.dim[1], inputs = w->x.dim[1];
     TRY(op(c->s, grouped_dw, .dw = tensor_reshape(dw, dw.dim[0] / outputs, outputs, inputs), .dy = w->dy,
            .x = w->x, .offset = w->offset, .shift = param_store_shift(c->params, w->weight),
-           .overflow = c->params->stats->overflow, .room = c->canon.room, .fresh = grad_first(c, w->weight)));
+           .overflow = c->params->stats->overflow, .headroom_bits = c->canon.headroom_bits,
+           .fresh = grad_first(c, w->weight)));
     return grad_added(c, w->weight);
 }
 
@@ -149,7 +154,7 @@ Err grad_add_rows(Ctx *c, int table, Tensor rows, Tensor index, int64_t first)
     TRY(grad_open(c, table, &acc));
     TRY(op(c->s, embedding_grad, .dtable = acc, .dy = rows, .index = index,
            .shift = param_store_shift(c->params, table), .overflow = c->params->stats->overflow,
-           .first = first, .room = c->canon.room));
+           .first = first, .headroom_bits = c->canon.headroom_bits));
     return grad_added(c, table);
 }
 
@@ -163,7 +168,7 @@ Err grad_add_columns(Ctx *c, int bias, Tensor dy, int64_t first)
     else TRY(grad_open(c, bias, &acc));
     TRY(op(c->s, bias_grad, .dbias = tensor_row_slice(acc, first, dy.dim[1]), .dy = dy,
            .shift = param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
-           .leaf = c->canon.leaf_rows, .room = c->canon.room, .fresh = fresh));
+           .leaf = c->canon.leaf_rows, .headroom_bits = c->canon.headroom_bits, .fresh = fresh));
     return grad_added(c, bias);
 }
 

@@ -65,7 +65,7 @@ Err embedding_forward(const Embedding *e, Ctx *c, Tensor token, Tensor y)
     arena_release(c->scratch, mark);
     if (e->position >= 0)
         TRY(op(c->s, embedding_fwd, .y = y, .table = param_value(c, e->position),
-               .index = ctx_row_slice(c, ctx_place(c)), .add = 1));
+               .index = ctx_row_slice(c, ctx_doc_position(c)), .add = 1));
     return dropout_in_place(e, c, y);
 }
 
@@ -77,7 +77,7 @@ Err embedding_backward(const Embedding *e, Ctx *c, Tensor token, Tensor dy)
     if (d.threshold)
         TRY(op(c->s, residual_bwd, .dx = dy, .dy = dy, .position = ctx_row_slice(c, c->batch->position),
                .sample = ctx_row_slice(c, c->batch->sample), .dropout = d));
-    if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, ctx_place(c)), 0));
+    if (e->position >= 0) TRY(grad_add_rows(c, e->position, dy, ctx_row_slice(c, ctx_doc_position(c)), 0));
     TRY(gather_rows(c, dy, &full));
     TRY(grad_add_rows(c, e->table, full, token, first_row(e, c)));
     arena_release(c->scratch, mark);

@@ -81,7 +81,7 @@ typedef struct {
     int64_t leaf_rows;   /* rows in a leaf of a gradient of a bias or a norm */
     int64_t attn_block;  /* keys in a block of softmax */
     int64_t query_leaf;  /* query positions in a leaf of dk and dv */
-    int room; /* log2 of the largest number of leaves that one gradient element can receive in a step */
+    int headroom_bits; /* log2 of the largest number of leaves that one gradient element can receive in a step */
 } Canon;
 
 /* One micro-batch on the device. Tensors with one entry a row have the N gathered rows. */
@@ -98,12 +98,12 @@ typedef struct {
     /* [depths, N] i32, or absent. Row k - 1 has the token k positions further on, or -1 if there is none, and the
      * target of a module that reads it (model/mtp.c). */
     Tensor further_token, further_target;
-    Tensor position; /* [N] i32: position in the sample; it numbers the draws of dropout */
-    Spans placed;    /* the span that `position` was filled for; all 0: it has not been filled */
-    Tensor place;  /* [N] i32: position in the document (ctx_place); absent if documents are not kept apart */
-    Tensor sample; /* [N] i64: number of the row's sample in the data order */
-    Tensor samples; /* [B] i64: the same for each sample */
-    Tensor doc;     /* [B, T] i32: position at which the row's document begins; absent as `place` */
+    Tensor position;     /* [N] i32: position in the sample; it numbers the draws of dropout */
+    Spans position_span; /* the span that `position` was filled for; all 0: it has not been filled */
+    Tensor doc_position; /* [N] i32: position in the document; absent if documents are not kept apart */
+    Tensor sample;       /* [N] i64: number of the row's sample in the data order */
+    Tensor samples;      /* [B] i64: the same for each sample */
+    Tensor doc; /* [B, T] i32: position at which the row's document begins; absent as `doc_position` */
 } Batch;
 
 /* With cp: the positions that a rank has. ZIGZAG: a part from the front of the sequence and one from its back.
@@ -119,10 +119,10 @@ typedef struct {
 
 /* How layers compute. Code that wants another mode than its caller's changes it in a copy of the Ctx. */
 typedef struct {
-    bool training;       /* there is dropout, noise, and what only the loss of a step needs */
-    bool split_backward; /* W runs later, so dy of linears must outlive the dgrad */
-    bool in_pieces;      /* tokens pass the experts in pieces of MoeRoom.piece instead of all at once */
-    int version;         /* age of the weights to read, in updates */
+    bool training;        /* there is dropout, noise, and what only the loss of a step needs */
+    bool split_backward;  /* W runs later, so dy of linears must outlive the dgrad */
+    bool retry_in_pieces; /* tokens pass the experts in pieces of MoeLimits.piece instead of all at once */
+    int version;          /* age of the weights to read, in updates */
 } Mode;
 
 /* The block at work. */
@@ -190,7 +190,7 @@ typedef struct {
 
 int64_t ctx_rows(const Ctx *c); /* R: rows that this rank holds outside of tensor-parallel regions */
 Tensor ctx_row_slice(const Ctx *c, Tensor per_row); /* this rank's R of the N entries */
-Tensor ctx_place(const Ctx *c); /* [N] i32: the positions that learned and rotary positions go by */
+Tensor ctx_doc_position(const Ctx *c); /* [N] i32: the positions that learned and rotary positions go by */
 Dropout ctx_dropout(const Ctx *c, float p, uint64_t key); /* off if this is not training */
 
 /* Begins segment `index`, to which later saves belong. */
@@ -412,10 +412,10 @@ bool model_sums_own_rows(const ModelSpec *spec); /* some block does */
 /* What decides how many rows of a micro-batch there can be: the mixture, and how the ranks share it. */
 typedef struct {
     int experts, topk;
-    int64_t unit; /* samples in a balance unit */
-    int64_t rows; /* tokens that this rank holds */
-    int64_t seq;  /* tokens of a sample on a rank of cp */
-    int64_t leaf; /* tokens in a leaf of the weights' gradients, which no piece cuts */
+    int64_t balance_unit; /* samples */
+    int64_t rows;         /* tokens that this rank holds */
+    int64_t seq;          /* tokens of a sample on a rank of cp */
+    int64_t leaf;         /* tokens in a leaf of the weights' gradients, which no piece cuts */
     int sp, cp, ep, etp;
     Capacity capacity;
 } MoeCut;
@@ -428,9 +428,9 @@ typedef struct {
     int64_t owned;    /* the rows that this rank's experts have memory for */
     /* So many tokens of each rank fit wherever their rows go. 0: not even those of a leaf do. */
     int64_t piece;
-} MoeRoom;
+} MoeLimits;
 
-MoeRoom moe_room(const MoeCut *cut);
+MoeLimits moe_limits(const MoeCut *cut);
 
 /* ---- head and loss: vocabulary-parallel logits and cross entropy ---- */
 

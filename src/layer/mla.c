@@ -138,13 +138,13 @@ static Err rotate_queries(const Call *k, Tensor q, int inverse)
 {
     q.data = (char *)q.data + k->w.nope * dtype_size(q.dtype);
     q.dim[2] = k->w.rope;
-    return attention_core_rotate(&k->m->core, k->c, q, ctx_place(k->c), inverse);
+    return attention_core_rotate(&k->m->core, k->c, q, ctx_doc_position(k->c), inverse);
 }
 
 /* The shared part of the keys of this rank's rows. */
 static Err rotate_shared(const Call *k, Tensor p, int inverse)
 {
-    const Tensor position = ctx_row_slice(k->c, ctx_place(k->c));
+    const Tensor position = ctx_row_slice(k->c, ctx_doc_position(k->c));
     return attention_core_rotate(&k->m->core, k->c, one_head(p), position, inverse);
 }
 

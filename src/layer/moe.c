@@ -47,7 +47,7 @@ static Err bias_backward(Ctx *c, int bias, int64_t experts, Tensor dy, Tensor of
     TRY(grad_open(c, bias, &acc));
     TRY(op(c->s, grouped_bias_grad, .dbias = bias_rows(acc, experts), .dy = dy, .offset = offset,
            .shift = param_store_shift(c->params, bias), .overflow = c->params->stats->overflow,
-           .room = c->canon.room));
+           .headroom_bits = c->canon.headroom_bits));
     return grad_added(c, bias);
 }
 
@@ -68,15 +68,16 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
     TRY(save_new(c, REGION_W, &t->offset, &save->offset, I64, X + pieces));
     t->owned = t->offset;
     save->owned = save->offset;
-    if (!d->remote || c->mode.in_pieces) return ERR_OK;
+    if (!d->remote || c->mode.retry_in_pieces) return ERR_OK;
     TRY(save_new(c, REGION_W, &t->owned, &save->owned, I64, c->world->grid.etp * X + 1));
-    return d->takes ? save_new(c, REGION_I, &t->taken_Q, &save->taken, I32, moe_room_of(m, c).owned) : ERR_OK;
+    return d->takes ? save_new(c, REGION_I, &t->taken_Q, &save->taken, I32, moe_limits_of(m, c).owned)
+                    : ERR_OK;
 }
 
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
-    const int64_t P = moe_sent_rows(m, c), Q = moe_room_of(m, c).owned;
+    const int64_t P = moe_sent_rows(m, c), Q = moe_limits_of(m, c).owned;
     const int64_t D = m->model->hidden, F = own_ffn(m, c),
                   H = activation_gated(m->model->activation) ? 2 * F : F;
     const bool keep = !model_recomputes(m->model);
@@ -220,8 +221,9 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
                     .choice_P = save_get(c, save->choice),
                     .offset = save_get(c, save->offset),
                     .owned = save_get(c, save->owned),
-                    .taken_Q = moe_dispatcher(m, c)->takes && !c->mode.in_pieces ? save_get(c, save->taken)
-                                                                                 : (Tensor){ 0 },
+                    .taken_Q = moe_dispatcher(m, c)->takes && !c->mode.retry_in_pieces
+                                   ? save_get(c, save->taken)
+                                   : (Tensor){ 0 },
                     .hidden_QH = save_get(c, save->hidden),
                     .out_PD = save_get(c, save->out) };
     if (model_recomputes(m->model)) {
@@ -391,8 +393,8 @@ static Err moe_backward(const void *own, Ctx *c, const void *kept, Tensor x_ND, 
     ArenaMark mark = arena_mark(c->scratch);
     MoeRows t;
     TRY(rows_saved(m, c, save, &t));
-    TRY(c->mode.in_pieces ? pieces_backward(m, c, &t, x_ND, dy_ND, dx_ND)
-                          : whole_backward(m, c, &t, x_ND, dy_ND, dx_ND));
+    TRY(c->mode.retry_in_pieces ? pieces_backward(m, c, &t, x_ND, dy_ND, dx_ND)
+                                : whole_backward(m, c, &t, x_ND, dy_ND, dx_ND));
     TRY(shared_backward(m, c, save, x_ND, dy_ND, dx_ND));
     arena_release(c->scratch, mark);
     return ERR_OK;

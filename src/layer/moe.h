@@ -50,11 +50,11 @@ Err moe_choices_kept(const Moe *m, Ctx *c, Tensor index, Tensor weight, Tensor *
 
 /* Rows of this rank, of any dtype, to those of the micro-batch, in scratch, by sample and position; `own` itself in a
  * group of one. Collective over sp and cp. */
-Err moe_gather_units(Ctx *c, Tensor own, Tensor *all);
+Err moe_gather_balance_rows(Ctx *c, Tensor own, Tensor *all);
 /* The way back: this rank's rows of those of the micro-batch. */
 Err moe_own_rows(Ctx *c, Tensor all, Tensor *own);
 /* Rows of a balance unit, on all ranks. */
-int64_t moe_unit_rows(const Moe *m, const Ctx *c);
+int64_t moe_balance_rows(const Moe *m, const Ctx *c);
 
 /*
  * Tensors of one call of a mixture, under the names of MoeSave and with their shapes: N rows of tokens, K choices of
@@ -131,7 +131,7 @@ Err moe_fp32_dy_alloc(Ctx *c, int64_t cols, Tensor *dy, Tensor *wide);
 /* dx (overwritten), and the weight's gradient queued: in the compute dtype, as those of other linears. */
 Err moe_fp32_linear_backward(Ctx *c, int weight, Tensor x, Tensor dy, Tensor wide, Tensor dx);
 
-MoeRoom moe_room_of(const Moe *m, const Ctx *c);
+MoeLimits moe_limits_of(const Moe *m, const Ctx *c);
 int moe_own_experts(const Moe *m, const Ctx *c);
 
 #endif

@@ -29,7 +29,7 @@ Tensor moe_in_use(Tensor rows, Tensor offset)
 static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
     Comm *group = &c->world->tp_ep;
-    const MoeRoom most = moe_room_of(m, c);
+    const MoeLimits most = moe_limits_of(m, c);
     const int64_t sent = t->choice_P.dim[0]; /* of a piece, perhaps */
     CommRows rows = { .local = local.data,
                       .remote = remote.data,
@@ -42,10 +42,10 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
                       .remote_rows = most.owned,
                       .most = min64(most.pair, sent) };
     const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
-                  room = comm_rows_room(group, &rows, row_bytes);
+                  scratch_bytes = comm_rows_scratch(group, &rows, row_bytes);
     void *slots = NULL;
-    if (room) TRY(arena_alloc(c->scratch, room, &slots));
-    rows.room = slots;
+    if (scratch_bytes) TRY(arena_alloc(c->scratch, scratch_bytes, &slots));
+    rows.scratch = slots;
     return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moves.done);
 }
 
@@ -73,7 +73,8 @@ static Err gather_offsets(const Moe *m, Ctx *c, const MoeRows *t, Tensor *all)
     TRY(tensor_new(c->scratch, all, I64, group->size, t->offset.dim[0]));
     TRY(comm_all_gather(group, c->s, *all, t->offset, NULL));
     return op(c->s, dispatch_offsets, .offset = t->owned, .all = *all,
-              .first = (int64_t)(group->rank / copies(c)) * own, .own = own, .most = moe_room_of(m, c).owned);
+              .first = (int64_t)(group->rank / copies(c)) * own, .own = own,
+              .most = moe_limits_of(m, c).owned);
 }
 
 /* ---- local ---- */

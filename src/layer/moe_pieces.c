@@ -1,7 +1,7 @@
 /*
  * Tokens that pass the experts in pieces, in a step that is done again because a rank's experts had not enough room in
- * it (Mode.in_pieces). A piece is whole leaves of tokens, as many as fit wherever their rows go. Only what the experts
- * gave is kept of a piece, and backward makes the rest again. In any other step all tokens are one piece.
+ * it (Mode.retry_in_pieces). A piece is whole leaves of tokens, as many as fit wherever their rows go. Only what the
+ * experts gave is kept of a piece, and backward makes the rest again. In any other step all tokens are one piece.
  */
 #include "base/int64.h"
 #include "layer/moe.h"
@@ -10,13 +10,13 @@ int64_t moe_run_tokens(const Ctx *c) { return c->canon.leaf_tokens; }
 
 int64_t moe_piece_tokens(const Moe *m, const Ctx *c)
 {
-    return c->mode.in_pieces ? moe_room_of(m, c).piece : ctx_rows(c);
+    return c->mode.retry_in_pieces ? moe_limits_of(m, c).piece : ctx_rows(c);
 }
 
 /* Pieces have places of their own, which no capacity makes smaller. */
 int64_t moe_sent_rows(const Moe *m, const Ctx *c)
 {
-    return c->mode.in_pieces ? ctx_rows(c) * m->spec->topk : moe_room_of(m, c).sent;
+    return c->mode.retry_in_pieces ? ctx_rows(c) * m->spec->topk : moe_limits_of(m, c).sent;
 }
 
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first)
@@ -24,7 +24,7 @@ MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first
     const int64_t K = m->spec->topk, per = moe_piece_tokens(m, c), n = min64(per, t->index_NK.dim[0] - first),
                   run = moe_run_tokens(c), lists = m->spec->experts * ((n + run - 1) / run);
     MoeRows p = *t;
-    if (!c->mode.in_pieces) return p;
+    if (!c->mode.retry_in_pieces) return p;
     p.index_NK = tensor_row_slice(t->index_NK, first, n);
     p.weight_NK = tensor_row_slice(t->weight_NK, first, n);
     p.row_NK = tensor_row_slice(t->row_NK, first, n);
@@ -37,11 +37,11 @@ MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p)
 {
     const Dispatcher *d = moe_dispatcher(m, c);
-    if (c->mode.in_pieces) {
+    if (c->mode.retry_in_pieces) {
         p->owned = p->offset;
         if (d->remote)
             TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
-        if (d->takes) TRY(tensor_new(c->scratch, &p->taken_Q, I32, moe_room_of(m, c).owned));
+        if (d->takes) TRY(tensor_new(c->scratch, &p->taken_Q, I32, moe_limits_of(m, c).owned));
     }
     return d->learn(m, c, p);
 }

@@ -67,29 +67,29 @@ static Err make_logits(const Moe *m, Ctx *c, Tensor x, Tensor logits)
 }
 
 /* What this rank's rows choose by where whole units are balanced, in training. */
-static Err unit_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
+static Err balance_ranks(const Moe *m, Ctx *c, Tensor logits, Tensor *rank)
 {
     Tensor all, ranks, share;
     *rank = (Tensor){ 0 };
     if (!m->spec->balance.sinkhorn || !c->mode.training) return ERR_OK;
     logits = tensor_of(logits.data, F32, logits.dim[0], logits.ld); /* with the padding: rows without gaps */
-    TRY(moe_gather_units(c, logits, &all));
+    TRY(moe_gather_balance_rows(c, logits, &all));
     TRY(tensor_new(c->scratch, &ranks, F32, all.dim[0], m->spec->experts));
     TRY(tensor_new(c->scratch, &share, F32, all.dim[0]));
     TRY(op(c->s, sinkhorn, .rank = ranks, .share = share, .logits = moe_first_cols(all, m->spec->experts),
-           .rows = moe_unit_rows(m, c)));
+           .rows = moe_balance_rows(m, c)));
     return moe_own_rows(c, ranks, rank);
 }
 
 /* ---- rows that would choose each expert ---- */
 
 /* Rows of a balance unit on the ranks of sp, and the first of this rank's rows among all of theirs. */
-static int64_t unit_rows(const Moe *m, const Ctx *c) { return m->spec->balance.unit * c->batch->T; }
+static int64_t sp_balance_rows(const Moe *m, const Ctx *c) { return m->spec->balance.unit * c->batch->T; }
 static int64_t first_row(const Ctx *c) { return c->world->sp.rank * ctx_rows(c); }
 
 /* load [units, experts] = how many rows of each balance unit, on all ranks, would choose each expert by their scores
  * alone. */
-static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
+static Err balance_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
 {
     const int64_t N = t->index_NK.dim[0], K = m->spec->topk;
     Tensor index = t->index_NK, weight;
@@ -103,7 +103,7 @@ static Err unit_loads(const Moe *m, Ctx *c, const MoeRows *t, Tensor *load)
         TRY(op(c->s, router_fwd, .index = index, .weight = weight, .logits = t->logits_NE, .router = alone));
     }
     TRY(op(c->s, router_count, .load = *load, .index = index, .first = first_row(c),
-           .rows = unit_rows(m, c)));
+           .rows = sp_balance_rows(m, c)));
     TRY(comm_sum_i64(&c->world->sp, c->s, load->data, tensor_count(*load), NULL));
     return comm_sum_i64(&c->world->cp, c->s, load->data, tensor_count(*load), NULL);
 }
@@ -123,7 +123,7 @@ static Err follow_loads(const Moe *m, Ctx *c, const MoeRows *t)
     ArenaMark mark = arena_mark(c->scratch);
     Tensor own;
     if (!m->spec->balance.global || !c->mode.training) return ERR_OK;
-    TRY(unit_loads(m, c, t, &own));
+    TRY(balance_loads(m, c, t, &own));
     for (int64_t u = 0; u < own.dim[0]; u++) {
         const Tensor row = tensor_row_slice(own, u, 1), sum = loads_so_far(c, first + u);
         TRY(device_copy(c->s, sum.data, row.data, tensor_bytes(row)));
@@ -141,7 +141,7 @@ Err moe_choose(const Moe *m, Ctx *c, Tensor x, const MoeRows *t)
     Tensor rank;
     TRY(make_logits(m, c, x, t->logits_NE));
     const Tensor bias = m->spec->balance.bias_rate > 0 ? param_state(c, m->bias) : (Tensor){ 0 };
-    TRY(unit_ranks(m, c, t->logits_NE, &rank));
+    TRY(balance_ranks(m, c, t->logits_NE, &rank));
     TRY(op(c->s, router_fwd, .index = t->index_NK, .weight = t->weight_NK, .logits = t->logits_NE,
            .bias = bias, .rank = rank, .router = m->spec->router));
     arena_release(c->scratch, mark);
@@ -158,14 +158,14 @@ static Err add_losses(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits, Te
     return op(c->s, router_balance, .dlogits = dlogits, .losses = c->balance.losses, .logits = t->logits_NE,
               .load = load, .router = m->spec->router, .step = c->step, .topk = m->spec->topk,
               .aux = b->aux / (float)c->world->cp.size, .aux_coeff = b->aux, .z = b->z, .first = first_row(c),
-              .rows = unit_rows(m, c));
+              .rows = sp_balance_rows(m, c));
 }
 
 /* The same unit by unit, by the mean load of the batch's units so far. */
 static Err add_losses_so_far(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogits)
 {
     const Balance *b = &m->spec->balance;
-    const int64_t rows = unit_rows(m, c), first = first_row(c), end = first + dlogits.dim[0];
+    const int64_t rows = sp_balance_rows(m, c), first = first_row(c), end = first + dlogits.dim[0];
     for (int64_t u = first / rows; u * rows < end; u++) {
         const int64_t number = c->batch->first / b->unit + u, from = max64(u * rows, first) - first;
         const int64_t count = min64((u + 1) * rows, end) - first - from;
@@ -185,7 +185,7 @@ static Err balance_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dlogi
     if (b->global) return add_losses_so_far(m, c, t, dlogits);
     if (!(b->aux > 0) && !(b->z > 0)) return ERR_OK;
     ArenaMark mark = arena_mark(c->scratch);
-    if (b->aux > 0) TRY(unit_loads(m, c, t, &load));
+    if (b->aux > 0) TRY(balance_loads(m, c, t, &load));
     TRY(add_losses(m, c, t, dlogits, load));
     arena_release(c->scratch, mark);
     return ERR_OK;

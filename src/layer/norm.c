@@ -110,7 +110,7 @@ Err norm_backward_sum(const Norm *n, Ctx *c, const NormSave *save, NormRows r, i
            .shift_b = bias ? param_store_shift(c->params, n->bias) : none,
            .shift_sum = sum >= 0 ? param_store_shift(c->params, sum) : none,
            .overflow = c->params->stats->overflow, .leaf = n->per_head ? 1 : c->canon.leaf_rows,
-           .room = c->canon.room, .fresh = fresh, .fresh_sum = fresh_sum));
+           .headroom_bits = c->canon.headroom_bits, .fresh = fresh, .fresh_sum = fresh_sum));
     arena_release(c->scratch, mark);
     TRY(grad_added(c, n->weight));
     if (bias) TRY(grad_added(c, n->bias));

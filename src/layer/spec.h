@@ -43,8 +43,8 @@ typedef struct {
     bool by_position; /* the first rows, else those with the largest weights */
     /* Room of a rank's experts, as a multiple of an even share; 0: for all rows that can come. */
     double slack;
-    bool drop; /* rows beyond it; else the step is not to be used (StepValues.no_room): */
-    bool redo; /* it is done again in pieces (Mode.in_pieces) */
+    bool drop; /* rows beyond it; else the step is not to be used (StepValues.over_limit): */
+    bool redo; /* it is done again in pieces (Mode.retry_in_pieces) */
 } Capacity;
 
 /* Mixtures of experts (moe.c); experts 0: a dense model. */

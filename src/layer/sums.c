@@ -20,7 +20,7 @@ static Tensor rows_of(Tensor x)
 }
 
 /* Rows are cut into as many parts as there are ranks; some parts may have a row more. */
-static Tensor part_of(Tensor rows, int ranks, int i)
+static Tensor equal_part(Tensor rows, int ranks, int i)
 {
     const int64_t first = rows.dim[0] * i / ranks, end = rows.dim[0] * (i + 1) / ranks;
     return tensor_row_slice(rows, first, end - first);
@@ -32,8 +32,8 @@ static void put_messages(const Comm *g, Tensor rows, Tensor parts, int distance,
 {
     const bool scatter = parts.data;
     const int to = (g->rank + distance) % g->size, from = (g->rank + g->size - distance) % g->size;
-    const Tensor out = part_of(rows, g->size, scatter ? to : g->rank);
-    const Tensor in = part_of(scatter ? parts : rows, g->size, from);
+    const Tensor out = equal_part(rows, g->size, scatter ? to : g->rank);
+    const Tensor in = equal_part(scatter ? parts : rows, g->size, from);
     const MessageLabel what = { .kind = MESSAGE_SUM };
     m[0] =
         (CommMessage){ .send = true, .peer = to, .data = out.data, .bytes = tensor_bytes(out), .what = what };
@@ -63,9 +63,9 @@ static bool by_parts(const Comm *g, Tensor x) { return g->size > 1 && x.dtype !=
 /* Every rank's part of x for this rank, into parts: [ranks * rows of it, columns], in scratch. */
 static Err scatter_begin(Ctx *c, Comm *g, Tensor x, Tensor *parts, Event *done)
 {
-    const Tensor rows = rows_of(x), own = part_of(rows, g->size, g->rank);
+    const Tensor rows = rows_of(x), own = equal_part(rows, g->size, g->rank);
     TRY(tensor_new(c->scratch, parts, x.dtype, g->size * own.dim[0], own.dim[1]));
-    TRY(device_copy(c->s, part_of(*parts, g->size, g->rank).data, own.data, tensor_bytes(own)));
+    TRY(device_copy(c->s, equal_part(*parts, g->size, g->rank).data, own.data, tensor_bytes(own)));
     return exchange_parts(c, g, rows, *parts, done);
 }
 
@@ -80,7 +80,7 @@ static Err sum_parts_to(Ctx *c, const Comm *g, Tensor parts, Tensor y)
 static Err all_reduce_end(Ctx *c, Comm *g, Tensor parts, Tensor x)
 {
     const Tensor rows = rows_of(x), none = { 0 };
-    TRY(sum_parts_to(c, g, parts, part_of(rows, g->size, g->rank)));
+    TRY(sum_parts_to(c, g, parts, equal_part(rows, g->size, g->rank)));
     return exchange_parts(c, g, rows, none, NULL);
 }
 

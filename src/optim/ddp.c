@@ -19,12 +19,12 @@ static Err sum_over(Ddp *d, Comm *c, Tensor g, Event *done)
 static Err start_bucket(Ddp *d, int b)
 {
     const Bucket *k = &registry(d)->buckets[b];
-    const int64_t length = k->count / k->slices;
+    const int64_t length = k->count / k->zero_shards;
     Comm *c = group(d, k);
     Tensor whole = tensor_row_slice(d->params->grad, k->first, k->count);
-    Tensor own = tensor_row_slice(whole, k->slice * length, length);
+    Tensor own = tensor_row_slice(whole, k->zero_shard * length, length);
     d->started[b] = true;
-    if (k->slices == 1) return sum_over(d, c, whole, &d->reduced[b]);
+    if (k->zero_shards == 1) return sum_over(d, c, whole, &d->reduced[b]);
     if (whole.dtype == F32) return comm_reduce_scatter_tree_f32(c, d->stream, own, whole, &d->reduced[b]);
     return comm_reduce_scatter_i64(c, d->stream, own.data, whole.data, length, &d->reduced[b]);
 }
@@ -120,9 +120,10 @@ Err ddp_gather(Ddp *d)
     const ParamRegistry *r = registry(d);
     for (int b = r->bucket_count - 1; b >= 0; b--) {
         const Bucket *k = &r->buckets[b];
-        if (k->slices == 1) continue;
+        if (k->zero_shards == 1) continue;
         Tensor whole = tensor_row_slice(d->params->value, k->first, k->count);
-        Tensor own = tensor_row_slice(whole, k->slice * (k->count / k->slices), k->count / k->slices);
+        Tensor own =
+            tensor_row_slice(whole, k->zero_shard * (k->count / k->zero_shards), k->count / k->zero_shards);
         TRY(comm_all_gather(group(d, k), d->stream, whole, own, &d->gathered[b]));
         d->gathering[b] = true;
     }

@@ -38,8 +38,9 @@ static Err finish(Optim *o, Tensor sums)
 {
     const GradStats *g = o->stats;
     return op(o->stream, step_finish, .max = g->max, .sumsq = g->sumsq, .shift = g->shift,
-              .next_shift = g->next_shift, .loss_sums = sums, .overflow = g->overflow, .no_room = g->no_room,
-              .step = o->step, .room = o->room, .acc = o->store[0]->grad.dtype);
+              .next_shift = g->next_shift, .loss_sums = sums, .overflow = g->overflow,
+              .over_limit = g->over_limit, .step = o->step, .headroom_bits = o->headroom_bits,
+              .acc = o->store[0]->grad.dtype);
 }
 
 Err optim_norm(Optim *o)
@@ -65,8 +66,8 @@ static Err update_biases(Optim *o, ParamStore *ps)
     if (!(o->bias_rate > 0)) return ERR_OK;
     for (int i = 0; i < ps->reg->count; i++) {
         if (ps->reg->items[i].spec.group != PARAM_STATE) continue;
-        TRY(op(o->stream, expert_bias, .bias = param_slice_master(ps, i), .load = param_slice_grad(ps, i),
-               .step = o->step, .rate = o->bias_rate));
+        TRY(op(o->stream, expert_bias, .bias = param_zero_shard_master(ps, i),
+               .load = param_zero_shard_grad(ps, i), .step = o->step, .rate = o->bias_rate));
     }
     return ERR_OK;
 }

@@ -22,8 +22,8 @@ typedef struct {
     StepValues *step; /* device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
     AdamWSpec adamw;
-    float bias_rate; /* of experts' biases (device/ops.def, expert_bias); 0: they stay */
-    int room;        /* Canon.room */
+    float bias_rate;   /* of experts' biases (device/ops.def, expert_bias); 0: they stay */
+    int headroom_bits; /* Canon.headroom_bits */
 } Optim;
 
 /* Loss, counted tokens and non-finite flag over dp, cp and the stages, of which the last one's have them. */

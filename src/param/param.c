@@ -22,17 +22,17 @@ ParamPlace param_place(Grid g, int rank, bool zero)
     static const GroupKind one[PARAM_GROUPS] = { GROUP_DP_CP, GROUP_EXPERT_DP, GROUP_DP_CP };
     static const GroupKind two[PARAM_GROUPS] = { GROUP_STAGE_LOW, GROUP_EXPERT_LOW, GROUP_STAGE_LOW };
     const GridShape s = grid_shape(g);
-    ParamPlace p = { .zero = zero, .parts = { 1 } };
+    ParamPlace p = { .zero = zero, .shards = { 1 } };
     for (Cut c = CUT_NONE + 1; c < CUT_KINDS; c++) {
-        p.parts[c] = group_size(s, axis[c]);
-        p.part[c] = group_rank(s, axis[c], rank);
+        p.shards[c] = group_size(s, axis[c]);
+        p.shard[c] = group_rank(s, axis[c], rank);
     }
     for (ParamGroup i = 0; i < PARAM_GROUPS; i++) {
         const GroupKind kind = s.two_replicas ? two[i] : one[i];
         p.copy[i] = group_rank(s, one[i], rank);
         const bool cut = zero && i != PARAM_STATE;
-        p.slices[i] = cut ? group_size(s, kind) : 1;
-        p.slice[i] = cut ? group_rank(s, kind, rank) : 0;
+        p.zero_shards[i] = cut ? group_size(s, kind) : 1;
+        p.zero_shard[i] = cut ? group_rank(s, kind, rank) : 0;
     }
     return p;
 }
@@ -81,20 +81,20 @@ static Err check_spec(const ParamRegistry *r, const ParamSpec *s)
     }
     if (sum && sum * s->stack != s->shape[0])
         return err_set(ERR_INTERNAL, "%s: sections do not add up", s->name);
-    const int parts = r->place.parts[s->cut[0]];
-    if (sum && s->interleave % parts) /* a part would have rows of one section alone */
+    const int shards = r->place.shards[s->cut[0]];
+    if (sum && s->interleave % shards) /* a part would have rows of one section alone */
         return err_set(ERR_CONFIG, "%s: %lld chunks cannot be cut over %s=%d", s->name,
-                       (long long)s->interleave, cut_names[s->cut[0]], parts),
+                       (long long)s->interleave, cut_names[s->cut[0]], shards),
                err_hint("parallel.%s must divide parallel.tp_blocks", cut_names[s->cut[0]]);
     return ERR_OK;
 }
 
 static Err check_cut(const ParamRegistry *r, const Param *p, const char *what, int64_t count, Cut axis)
 {
-    const int parts = r->place.parts[axis];
-    if (count % parts == 0) return ERR_OK;
+    const int shards = r->place.shards[axis];
+    if (count % shards == 0) return ERR_OK;
     return err_set(ERR_CONFIG, "%s: %lld %s cannot be cut over %s=%d", p->name, (long long)count, what,
-                   cut_names[axis], parts);
+                   cut_names[axis], shards);
 }
 
 static int64_t padded(int64_t count, int64_t to) { return (count + to - 1) / to * to; }
@@ -144,10 +144,10 @@ static void close_bucket(ParamRegistry *r)
 {
     Bucket *b = &r->buckets[r->bucket_count];
     if (!b->params) return;
-    b->count = padded(r->flat_count - b->first, (int64_t)b->slices * PARAM_ALIGN);
+    b->count = padded(r->flat_count - b->first, (int64_t)b->zero_shards * PARAM_ALIGN);
     r->flat_count = b->first + b->count;
-    b->slice_first = r->slice_count;
-    r->slice_count += b->count / b->slices;
+    b->zero_first = r->zero_count;
+    r->zero_count += b->count / b->zero_shards;
     r->bucket_count++;
 }
 
@@ -157,8 +157,8 @@ static void place_param(ParamRegistry *r, int id, int nth)
     Bucket *b = &r->buckets[r->bucket_count];
     if (!b->params++) {
         b->group = p->spec.group;
-        b->slices = r->place.slices[b->group];
-        b->slice = r->place.slice[b->group];
+        b->zero_shards = r->place.zero_shards[b->group];
+        b->zero_shard = r->place.zero_shard[b->group];
         b->first = r->flat_count;
     }
     if (p->spec.partial != PARTIAL_NONE) b->partial = true;
@@ -199,19 +199,19 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems)
     return ERR_OK;
 }
 
-ParamSlice param_slice_at(const ParamRegistry *r, int id, int slice)
+ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard)
 {
     const Param *p = &r->items[id];
     const Bucket *b = &r->buckets[p->bucket];
-    int64_t length = b->count / b->slices, start = b->first + slice * length;
+    int64_t length = b->count / b->zero_shards, start = b->first + shard * length;
     int64_t from = max64(start, p->offset), end = min64(start + length, p->offset + p->count);
-    if (from >= end) return (ParamSlice){ 0 };
-    return (ParamSlice){ from - p->offset, end - from, b->slice_first + from - start };
+    if (from >= end) return (ParamRange){ 0 };
+    return (ParamRange){ from - p->offset, end - from, b->zero_first + from - start };
 }
 
-ParamSlice param_slice(const ParamRegistry *r, int id)
+ParamRange param_zero_shard(const ParamRegistry *r, int id)
 {
-    return param_slice_at(r, id, r->buckets[r->items[id].bucket].slice);
+    return param_zero_shard_at(r, id, r->buckets[r->items[id].bucket].zero_shard);
 }
 
 int64_t param_padding(const ParamRegistry *r)
@@ -242,7 +242,7 @@ Err grad_stats_init(GradStats *g, int count, bool gradients, Arena *state)
     TRY(tensor_new(state, &g->shift, I32, count));
     TRY(tensor_new(state, &g->flags, I64, 2));
     g->overflow = tensor_of(g->flags.data, I32, 1);
-    g->no_room = tensor_of((int64_t *)g->flags.data + 1, I32, 1);
+    g->over_limit = tensor_of((int64_t *)g->flags.data + 1, I32, 1);
     if (!gradients) return ERR_OK;
     TRY(tensor_new(state, &g->next_shift, I32, count));
     TRY(tensor_new(state, &g->max, I64, count));
@@ -255,13 +255,13 @@ Err param_store_init(ParamStore *s, const ParamRegistry *reg, const GradStats *s
     *s = (ParamStore){ .reg = reg, .stats = stats };
     TRY(tensor_new(state, &s->value, value_dtype, reg->flat_count));
     s->master = s->value;
-    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, reg->slice_count));
+    if (value_dtype != F32) TRY(tensor_new(state, &s->master, F32, reg->zero_count));
     if (grads == GRADS_NONE) return ERR_OK;
     TRY(setup_array(reg->setup, reg->count, &s->fresh));
     param_store_begin(s);
     TRY(tensor_new(state, &s->grad, grads == GRADS_F32 ? F32 : I64, reg->flat_count));
-    TRY(tensor_new(state, &s->m, F32, reg->slice_count));
-    return tensor_new(state, &s->v, F32, reg->slice_count);
+    TRY(tensor_new(state, &s->m, F32, reg->zero_count));
+    return tensor_new(state, &s->v, F32, reg->zero_count);
 }
 
 Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
@@ -273,11 +273,11 @@ Err param_store_list_parts(ParamStore *s, Arena *state, Stream *stream)
     s->chunks = 0;
     for (int i = 0; i < r->count; i++) {
         const Param *p = &r->items[i];
-        const ParamSlice x = param_slice(r, i);
+        const ParamRange x = param_zero_shard(r, i);
         if (p->spec.group == PARAM_STATE || !x.count) continue;
         const bool decays = p->spec.flags & PARAM_DECAY, counts = !p->copy && shard_owner(p, &r->place);
         part[n++] = (FlatPart){ .flat = p->offset + x.first,
-                                .slice = x.at,
+                                .shard = x.at,
                                 .count = x.count,
                                 .chunk = s->chunks,
                                 .number = p->global,
@@ -327,31 +327,31 @@ Tensor param_view(const Param *p, Tensor flat)
 Tensor param_store_grad(const ParamStore *s, int id) { return param_view(&s->reg->items[id], s->grad); }
 
 /* This rank's slice of a parameter in a flat buffer that holds all of it. */
-static Tensor slice_at(const ParamStore *s, int id, Tensor flat)
+static Tensor own_shard(const ParamStore *s, int id, Tensor flat)
 {
-    ParamSlice x = param_slice(s->reg, id);
+    ParamRange x = param_zero_shard(s->reg, id);
     return tensor_row_slice(flat, s->reg->items[id].offset + x.first, x.count);
 }
 
-Tensor param_slice_grad(const ParamStore *s, int id) { return slice_at(s, id, s->grad); }
+Tensor param_zero_shard_grad(const ParamStore *s, int id) { return own_shard(s, id, s->grad); }
 
-ParamSlice param_held(const ParamStore *s, int id, Tensor flat)
+ParamRange param_held(const ParamStore *s, int id, Tensor flat)
 {
     const Param *p = &s->reg->items[id];
-    if (flat.data == s->value.data) return (ParamSlice){ 0, p->count, p->offset };
-    return param_slice(s->reg, id);
+    if (flat.data == s->value.data) return (ParamRange){ 0, p->count, p->offset };
+    return param_zero_shard(s->reg, id);
 }
 
 int64_t param_origin(const ParamStore *s, int id, Tensor flat)
 {
-    const ParamSlice x = param_held(s, id, flat);
+    const ParamRange x = param_held(s, id, flat);
     return x.at - x.first;
 }
 
-Tensor param_slice_master(const ParamStore *s, int id)
+Tensor param_zero_shard_master(const ParamStore *s, int id)
 {
-    const ParamSlice x = param_slice(s->reg, id);
-    return s->master.data == s->value.data ? slice_at(s, id, s->value)
+    const ParamRange x = param_zero_shard(s->reg, id);
+    return s->master.data == s->value.data ? own_shard(s, id, s->value)
                                            : tensor_row_slice(s->master, x.at, x.count);
 }
 
@@ -416,7 +416,7 @@ static void fill_elems(const Param *p, float *out, int64_t first, int64_t count,
 static Err fill_param(const ParamStore *s, int id, Stream *stream, float *host, uint64_t key, int threads)
 {
     const Param *p = &s->reg->items[id];
-    const ParamSlice x = param_held(s, id, s->master);
+    const ParamRange x = param_held(s, id, s->master);
     float *to = (float *)s->master.data + x.at;
     for (int64_t done = 0, count; done < x.count; done += count) {
         count = min64(x.count - done, FILL_ELEMS);
@@ -432,10 +432,10 @@ static Err publish(ParamStore *s, Stream *stream)
     if (s->value.dtype == F32) return ERR_OK;
     for (int b = 0; b < reg->bucket_count; b++) {
         const Bucket *k = &reg->buckets[b];
-        const int64_t count = k->count / k->slices;
-        Tensor own = tensor_row_slice(s->value, k->first + k->slice * count, count);
-        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->slice_first, count)));
-        if (k->slices == 1) continue;
+        const int64_t count = k->count / k->zero_shards;
+        Tensor own = tensor_row_slice(s->value, k->first + k->zero_shard * count, count);
+        TRY(op(stream, cast, .y = own, .x = tensor_row_slice(s->master, k->zero_first, count)));
+        if (k->zero_shards == 1) continue;
         TRY(comm_all_gather(s->group[k->group], stream, tensor_row_slice(s->value, k->first, k->count), own,
                             NULL));
     }

@@ -60,9 +60,9 @@ typedef enum {
  */
 typedef struct {
     bool zero;
-    int parts[CUT_KINDS], part[CUT_KINDS]; /* along an axis: how many shards, which is this rank's */
+    int shards[CUT_KINDS], shard[CUT_KINDS]; /* along an axis: how many shards, which is this rank's */
     int copy[PARAM_GROUPS];
-    int slices[PARAM_GROUPS], slice[PARAM_GROUPS];
+    int zero_shards[PARAM_GROUPS], zero_shard[PARAM_GROUPS];
 } ParamPlace;
 
 ParamPlace param_place(Grid g, int rank, bool zero);
@@ -106,9 +106,9 @@ typedef struct {
 
 /* A range of the flat buffers that is reduced and gathered in one piece. */
 typedef struct {
-    int64_t first, count; /* elements; a multiple of slices * PARAM_ALIGN */
-    int64_t slice_first;  /* in a buffer made of this rank's slice of every bucket */
-    int slices, slice;    /* this rank's */
+    int64_t first, count;        /* elements; a multiple of zero_shards * PARAM_ALIGN */
+    int64_t zero_first;          /* in a buffer made of this rank's slice of every bucket */
+    int zero_shards, zero_shard; /* this rank's */
     ParamGroup group;
     int params;
     bool partial; /* holds gradients that are partial over other ranks than dp's */
@@ -118,8 +118,8 @@ typedef struct {
     Param *items;
     int *by_name; /* [2 * capacity] index + 1, found by hashing the name; 0 = free */
     int count, capacity;
-    int64_t flat_count;  /* elements of each flat buffer */
-    int64_t slice_count; /* of this rank's slices of it */
+    int64_t flat_count; /* elements of each flat buffer */
+    int64_t zero_count; /* of this rank's slices of it */
     Bucket *buckets;
     int bucket_count;
     int64_t partial_at[PARTIAL_KINDS +
@@ -149,10 +149,10 @@ Err param_layout(ParamRegistry *r, int64_t bucket_elems);
  */
 typedef struct {
     int64_t first, count, at;
-} ParamSlice;
+} ParamRange;
 
-ParamSlice param_slice(const ParamRegistry *r, int id);               /* of this rank */
-ParamSlice param_slice_at(const ParamRegistry *r, int id, int slice); /* of another copy */
+ParamRange param_zero_shard(const ParamRegistry *r, int id);               /* of this rank */
+ParamRange param_zero_shard_at(const ParamRegistry *r, int id, int shard); /* of another copy */
 
 int64_t param_padding(const ParamRegistry *r); /* elements of a flat buffer that are nobody's */
 int64_t param_total(const ParamRegistry *r);   /* global unpadded element count of all parameters */
@@ -180,7 +180,7 @@ typedef struct {
     int count;
     Tensor shift, next_shift; /* [count] i32 fixed-point shifts (docs/determinism.md) */
     Tensor overflow;          /* [1] i32 flag: a gradient leaf did not fit */
-    Tensor no_room;           /* [1] i32 flag: experts got more rows than there is room for */
+    Tensor over_limit;        /* [1] i32 flag: experts got more rows than there is room for */
     Tensor flags;             /* [2] i64, in which these two lie: for the maximum over ranks */
     Tensor max, sumsq;        /* [count], [count, 4] i64: statistics (ops.def, grad_stats) */
 } GradStats;
@@ -196,7 +196,7 @@ typedef struct {
     Comm *group[PARAM_GROUPS];
     Tensor value;  /* flat */
     Tensor master; /* value itself if that is f32, else as m and v */
-    Tensor m, v;   /* [slice_count] */
+    Tensor m, v;   /* [zero_count] */
     Tensor
         *older; /* [older_count] values before the last updates, for schedules that update while they run */
     int older_count, updates; /* updates: since older was begun; version i is older[i % older_count] */
@@ -237,12 +237,12 @@ Err param_store_fill(ParamStore *s, Stream *stream, uint64_t seed, int threads);
 Tensor param_view(const Param *p, Tensor flat);
 Tensor param_store_grad(const ParamStore *s, int id);
 /* Flat views of this rank's slice of one parameter. */
-Tensor param_slice_master(const ParamStore *s, int id);
-Tensor param_slice_grad(const ParamStore *s, int id);
+Tensor param_zero_shard_master(const ParamStore *s, int id);
+Tensor param_zero_shard_grad(const ParamStore *s, int id);
 /* Where in master, m or v element 0 of a parameter's local memory lies, or would lie: of a slice only a part does. */
 int64_t param_origin(const ParamStore *s, int id, Tensor flat);
 /* Local elements of a parameter that master, m or v has: all, or this rank's slice. */
-ParamSlice param_held(const ParamStore *s, int id, Tensor flat);
+ParamRange param_held(const ParamStore *s, int id, Tensor flat);
 Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
 
 /*
@@ -251,19 +251,19 @@ Tensor param_store_shift(const ParamStore *s, int id); /* [1] i32 */
  */
 typedef struct {
     const ParamRegistry *whole; /* of all stages in one: numbers, names and shapes; need not be laid out */
-    const ParamRegistry *parts; /* [ranks][replicas], each laid out for this rank's dp and tp coordinates */
-    int ranks, replicas;        /* pipeline ranks; registries of each */
-    ParamStore *stores;         /* [replicas], of this rank */
-    int lower;                  /* of its two replicas the one with the lower stage; else 0 */
+    const ParamRegistry *registries; /* [ranks][replicas], laid out for this rank's dp and tp coordinates */
+    int ranks, replicas;             /* pipeline ranks; registries of each */
+    ParamStore *stores;              /* [replicas], of this rank */
+    int lower;                       /* of its two replicas the one with the lower stage; else 0 */
     GradStats *stats;
 } ParamSet;
 
 /* Of a model on one pipeline rank. */
 ParamSet param_set_single(ParamStore *store, GradStats *stats);
 
-static inline const ParamRegistry *param_set_part(const ParamSet *s, int pp_rank, int replica)
+static inline const ParamRegistry *param_set_registry(const ParamSet *s, int pp_rank, int replica)
 {
-    return &s->parts[pp_rank * s->replicas + replica];
+    return &s->registries[pp_rank * s->replicas + replica];
 }
 
 /*

@@ -14,14 +14,14 @@ Param shard_param(const Param *p, const ParamPlace *place)
 {
     Param q = *p;
     const int64_t whole[2] = { p->spec.padded_rows / p->spec.stack, p->spec.shape[1] };
-    ASSERT(p->spec.stack % place->parts[p->spec.stack_cut] == 0);
-    q.matrices = p->spec.stack / place->parts[p->spec.stack_cut];
-    q.first_matrix = q.matrices * place->part[p->spec.stack_cut];
+    ASSERT(p->spec.stack % place->shards[p->spec.stack_cut] == 0);
+    q.matrices = p->spec.stack / place->shards[p->spec.stack_cut];
+    q.first_matrix = q.matrices * place->shard[p->spec.stack_cut];
     for (int d = 0; d < 2; d++) {
-        const int parts = place->parts[p->spec.cut[d]], part = place->part[p->spec.cut[d]];
-        ASSERT(whole[d] % parts == 0 && part >= 0 && part < parts);
-        q.local[d] = whole[d] / parts;
-        q.first[d] = q.local[d] * part;
+        const int shards = place->shards[p->spec.cut[d]], shard = place->shard[p->spec.cut[d]];
+        ASSERT(whole[d] % shards == 0 && shard >= 0 && shard < shards);
+        q.local[d] = whole[d] / shards;
+        q.first[d] = q.local[d] * shard;
     }
     q.local[0] *= q.matrices;
     q.count = q.local[0] * q.local[1];
@@ -36,9 +36,9 @@ bool shard_is_cut(const Param *p, Cut axis)
 bool shard_owner(const Param *p, const ParamPlace *place)
 {
     const ParamGroup g = p->spec.group;
-    if (place->slices[g] == 1 && place->copy[g] > 0) return false;
+    if (place->zero_shards[g] == 1 && place->copy[g] > 0) return false;
     const Cut axis = g == PARAM_EXPERT ? CUT_ETP : CUT_TP;
-    return place->part[axis] == 0 || shard_is_cut(p, axis);
+    return place->shard[axis] == 0 || shard_is_cut(p, axis);
 }
 
 /* Local rows [row, end) and columns [col, col_end) of p. */

@@ -47,7 +47,7 @@ typedef struct {
     MetricsSave save;
     MetricsBubble bubble;
     MetricsRanks ranks;
-    const double *load; /* of experts by layer, 0: no mixture (engine/loads.h); NULL: a dense model */
+    const double *load; /* of experts by layer, 0: no mixture (engine/expert_load.h); NULL: a dense model */
     const double *aux_loss, *z_loss; /* what balances them, before its coefficient; NULL: not by this */
     const int64_t *dropped;          /* choices of tokens by layer; NULL: experts take all */
     int layers;

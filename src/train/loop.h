@@ -4,7 +4,7 @@
 #ifndef MEGATRAIN_TRAIN_LOOP_H
 #define MEGATRAIN_TRAIN_LOOP_H
 
-#include "engine/loads.h"
+#include "engine/expert_load.h"
 #include "record/metrics.h"
 #include "train/rank_times.h"
 #include "train/ranks.h"

@@ -34,8 +34,8 @@ static void say_ranks(const Loop *l)
     if (g.cp > 1) snprintf(cp, sizeof cp, "cp %d x ", g.cp);
     log_info("%d ranks on %d host%s (%s): tp %d%s x %sdp %d%s x pp %d; port %d, ready after %.2f s",
              r->boot.size, r->hosts, r->hosts > 1 ? "s" : "", r->boot.launcher, g.tp, g.sp ? " with sp" : "",
-             cp, g.dp, reg->place.slices[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp, store_port(r->store),
-             r->ready_s);
+             cp, g.dp, reg->place.zero_shards[PARAM_DENSE] > 1 ? " with ZeRO-1" : "", g.pp,
+             store_port(r->store), r->ready_s);
     if (g.pp > 1)
         log_info(
             "pipeline %s: %d stages, %d chunk%s a rank%s, %d micro-batches a step; ranks are numbered %s",
@@ -45,8 +45,9 @@ static void say_ranks(const Loop *l)
              "hung after %g s",
              reg->bucket_count, reg->bucket_count > 1 ? "s" : "", (long long)param_padding(reg),
              c->parallel.overlap_grad ? ", reduced during backward" : "",
-             c->parallel.overlap_param && reg->place.slices[PARAM_DENSE] > 1 ? ", gathered during forward"
-                                                                             : "",
+             c->parallel.overlap_param && reg->place.zero_shards[PARAM_DENSE] > 1
+                 ? ", gathered during forward"
+                 : "",
              c->parallel.freeze_s, c->parallel.stall_s);
 }
 
@@ -124,7 +125,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
                         .aux_loss = moe->experts && moe->balance.aux > 0 ? &l->loads.aux_loss : NULL,
                         .z_loss = moe->experts && moe->balance.z > 0 ? &l->loads.z_loss : NULL,
-                        .layers = loads_layers(&l->run.spec.model),
+                        .layers = expert_load_layers(&l->run.spec.model),
                         .mtp_loss = r->mtp_loss,
                         .mtp = l->run.spec.model.mtp.count };
     if (l->lead) metrics_step(&l->metrics, &m);
@@ -133,7 +134,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
     if (r->rescaled && !r->skipped)
         log_info("step %lld: gradients beyond fp16, done again with loss scale 2^%lld", (long long)r->step,
                  (long long)l->run.trainer.progress.loss_scale.log2);
-    if (r->in_pieces)
+    if (r->retried_in_pieces)
         log_info(
             "step %lld: a rank's experts got more rows than moe.slack=%g has room for, done again in pieces",
             (long long)r->step, moe->capacity.slack);
@@ -254,7 +255,7 @@ static Err take_report(Loop *l, const StepReport *r)
 {
     if (!r->step) return ERR_OK;
     TRY(share_times(l, r->step, clock_s() - l->begun_s));
-    if (l->run.spec.model.moe.experts) TRY(loads_read(&l->run.trainer, &l->loads));
+    if (l->run.spec.model.moe.experts) TRY(expert_load_read(&l->run.trainer, &l->loads));
     const double now = clock_s();
     record_step(l, r, now - l->begun_s);
     l->begun_s = now;                   /* of one that was enqueued meanwhile */

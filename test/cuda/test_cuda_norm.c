@@ -51,7 +51,7 @@ static void norm_case(NormShape p)
     BOTH(c, norm_bwd, .dx = AT(dx), .dw = AT(t.dw), .db = bias ? AT(t.db) : none,
          .dsum = summed ? AT(t.dsum) : none, .shift_sum = summed ? AT(t.shift) : none, .dy = AT(dy), .x = AT(x),
          .w = AT(t.w), .mean = mean ? AT(t.mean) : none, .rstd = AT(t.rstd), .shift_w = AT(t.shift),
-         .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .room = 10,
+         .shift_b = bias ? AT(t.shift) : none, .overflow = AT(t.overflow), .leaf = 4, .headroom_bits = 10,
          .fresh = p.flags & NORM_FRESH, .fresh_sum = !(p.flags & NORM_FRESH));
     pair_check(c, t.dx.all, tol, "dx, %s", name);
     pair_check(c, t.dw, 1e-5, "dw, %s", name);

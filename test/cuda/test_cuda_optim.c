@@ -145,7 +145,7 @@ static int64_t many_parts(FlatPart *part, int n, int64_t gap)
     static const int64_t length[] = { 1, 64, 1000, FLAT_CHUNK, 5, FLAT_CHUNK + 1, 2049, 128, 64, 3 };
     int64_t at = 0;
     for (int i = 0; i < n; i++) {
-        part[i] = (FlatPart){ .flat = at + 2 * gap, .slice = at, .count = length[i % 10], .number = n - 1 - i };
+        part[i] = (FlatPart){ .flat = at + 2 * gap, .shard = at, .count = length[i % 10], .number = n - 1 - i };
         part[i].flags = (i % 7 == 3 ? 0 : FLAT_COUNTS) | (i % 2 ? FLAT_DECAYS : 0);
         at += part[i].count + gap;
     }
@@ -186,7 +186,7 @@ typedef struct {
     int64_t n;
     float nan_at, large_at; /* tensors with a NaN, with what is too large for their shift; < 0: none */
     int64_t sums[3];
-    int32_t overflow, no_room;
+    int32_t overflow, over_limit;
     float clip;
     int spread; /* exponents of the maxima: +- spread */
 } Finish;
@@ -210,9 +210,10 @@ static void finish_case(Finish f)
     }
     Pair tm = pair_values(c, I64, max, f.n), ts = pair_values(c, I64, sumsq, f.n, 4), step = pair_step(c, &v);
     Pair sh = pair_values(c, I32, shift, f.n), next = pair_output(c, I32, f.n), sums = pair_values(c, I64, f.sums, 3);
-    Pair overflow = pair_values(c, I32, &f.overflow, 1), no_room = pair_values(c, I32, &f.no_room, 1);
+    Pair overflow = pair_values(c, I32, &f.overflow, 1), over_limit = pair_values(c, I32, &f.over_limit, 1);
     BOTH(c, step_finish, .max = AT(tm), .sumsq = AT(ts), .shift = AT(sh), .next_shift = AT(next), .loss_sums = AT(sums),
-         .overflow = AT(overflow), .no_room = AT(no_room), .step = AT(step).data, .room = 16, .acc = F32);
+         .overflow = AT(overflow), .over_limit = AT(over_limit), .step = AT(step).data, .headroom_bits = 16,
+         .acc = F32);
     pair_check(c, next, 0, "next shifts of %d tensors", (int)f.n);
     gpu_read(c, &got, step.t[CASE_GPU]);
     memcpy(&v, step.t[CASE_CPU].data, sizeof v);
@@ -239,7 +240,7 @@ TEST(finish)
         large.large_at = last;
         raised.overflow = 1;
         Finish full = f;
-        full.no_room = 1;
+        full.over_limit = 1;
         loss.sums[2] = 1;
         empty.sums[1] = 0;
         wide.spread = 119; /* maxima below what a normal float can be, shifts at their limits */
@@ -261,11 +262,11 @@ TEST(finish_of_denormals)
     Pair tm = pair_values(c, I64, max, N), ts = pair_zero(c, I64, N, 4), sh = pair_values(c, I32, shift, N);
     Pair next = pair_output(c, I32, N), sums = pair_values(c, I64, none, 3), step = pair_step(c, &v);
     Pair overflow = pair_zero(c, I32, 1);
-    for (int room = 16; room <= 170; room += 77) { /* large ones only to see the numbers inside the limits */
+    for (int bits = 16; bits <= 170; bits += 77) { /* large ones only to see the numbers inside the limits */
         BOTH(c, step_finish, .max = AT(tm), .sumsq = AT(ts), .shift = AT(sh), .next_shift = AT(next),
-             .loss_sums = AT(sums), .overflow = AT(overflow), .step = AT(step).data, .room = room, .acc = F32);
-        pair_check(c, next, 0, "next shifts, room %d", room);
-        pair_check(c, step, 0, "step, room %d", room);
+             .loss_sums = AT(sums), .overflow = AT(overflow), .step = AT(step).data, .headroom_bits = bits, .acc = F32);
+        pair_check(c, next, 0, "next shifts, %d bits of headroom", bits);
+        pair_check(c, step, 0, "step, %d bits of headroom", bits);
     }
     case_close(c);
 }
@@ -298,7 +299,7 @@ static void adam_case(Adam x)
 {
     CudaCase *c = case_open();
     int64_t n = x.P + x.first, rows = x.rows ? x.rows : x.P, chunks;
-    FlatPart range = { .flat = x.first, .slice = x.first, .count = rows, .flags = FLAT_DECAYS };
+    FlatPart range = { .flat = x.first, .shard = x.first, .count = rows, .flags = FLAT_DECAYS };
     StepValues values = { .lr = 0.01f, .correct1 = 0.271f, .correct2 = 0.05f, .grad_scale = 0.7f, .skip = x.skip };
     Pair w = pair_random(c, F32, 2, n), m = pair_random(c, F32, 1, n), v = pair_uniform(c, F32, 0, 1, 1, &n);
     Pair g = pair_random(c, F32, 3, n), copy = pair_random(c, x.copy == NO_COPY ? F32 : (DType)x.copy, 2, n);
@@ -369,7 +370,7 @@ TEST(adamw_splits)
     Pair shift = pair_zero(c, I32, 1);
     for (int i = 0; i < 5; i++) {
         int64_t chunks;
-        FlatPart range = { .flat = cuts[i], .slice = cuts[i], .count = cuts[i + 1] - cuts[i] };
+        FlatPart range = { .flat = cuts[i], .shard = cuts[i], .count = cuts[i + 1] - cuts[i] };
         Pair parts = pair_parts(c, &range, 1, &chunks);
         BOTH(c, adamw, .w = AT(w), .m = AT(m), .v = AT(v), .g = AT(g), .copy = AT(copy), .shift = AT(shift),
              .step = AT(step).data, .beta1 = 0.9f, .beta2 = 0.95f, .eps = 1e-8f, .parts = AT(parts), .chunks = chunks);

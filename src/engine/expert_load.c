@@ -1,6 +1,6 @@
-/* See loads.h. The accumulators of experts' biases hold the rows that experts got in the whole step, on every rank of a
- * stage: what is missing to the choices made was dropped. */
-#include "engine/loads.h"
+/* See expert_load.h. The accumulators of experts' biases hold the rows that experts got in the whole step, on every
+ * rank of a stage: what is missing to the choices made was dropped. */
+#include "engine/expert_load.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -13,11 +13,11 @@
 enum { MOST, ROWS, DROPPED, BY_LAYER };
 enum { LOSSES = 3 };
 
-static int64_t told_count(const Trainer *t) { return BY_LAYER * loads_layers(&t->spec.model) + LOSSES; }
+static int64_t told_count(const Trainer *t) { return BY_LAYER * expert_load_layers(&t->spec.model) + LOSSES; }
 
 static int64_t *told(const Trainer *t, int what)
 {
-    return t->host_loads + what * loads_layers(&t->spec.model);
+    return t->host_loads + what * expert_load_layers(&t->spec.model);
 }
 
 static int64_t rows_at(const void *rows, DType dtype, int64_t e)
@@ -50,7 +50,7 @@ static bool has_losses(const Trainer *t)
     return t->spec.model.moe.experts && !t->spec.purpose.forward_only && (b->aux > 0 || b->z > 0);
 }
 
-int64_t loads_bytes(const Trainer *t)
+int64_t expert_load_bytes(const Trainer *t)
 {
     int64_t bytes = 0;
     int layer;
@@ -61,12 +61,12 @@ int64_t loads_bytes(const Trainer *t)
     return bytes;
 }
 
-Err loads_open(Trainer *t)
+Err expert_load_open(Trainer *t)
 {
     return t->spec.model.moe.experts ? setup_array(&t->memory.setup, told_count(t), &t->host_loads) : ERR_OK;
 }
 
-Err loads_begin(Trainer *t)
+Err expert_load_begin(Trainer *t)
 {
     for (int i = 0; i < t->executor.stage_count; i++) {
         const Tensor sums = t->executor.stages[i].balance_losses;
@@ -75,7 +75,7 @@ Err loads_begin(Trainer *t)
     return ERR_OK;
 }
 
-Err loads_fetch(Trainer *t)
+Err expert_load_fetch(Trainer *t)
 {
     char *to = t->flight.loads;
     int layer;
@@ -112,7 +112,7 @@ static void take_losses(Trainer *t, const char *from)
         for (int k = 0; k < LOSSES; k++) told(t, BY_LAYER)[k] += ((const int64_t *)(const void *)from)[k];
 }
 
-void loads_take(Trainer *t, int64_t batch)
+void expert_load_take(Trainer *t, int64_t batch)
 {
     /* of all tokens, since experts' rows were counted from 0 */
     const int64_t choices =
@@ -146,9 +146,9 @@ static double mean_loss(const Trainer *t, int64_t sum, int64_t bad)
     return bad ? NAN : ldexp((double)sum, -ROUTER_LOSS_BITS) / terms;
 }
 
-Err loads_read(Trainer *t, ExpertLoads *out)
+Err expert_load_read(Trainer *t, ExpertLoads *out)
 {
-    const int layers = loads_layers(&t->spec.model);
+    const int layers = expert_load_layers(&t->spec.model);
     const double experts = t->spec.model.moe.experts;
     const int64_t *losses = told(t, BY_LAYER);
     TRY(comm_sum_i64(&t->world->host, &t->device.stream, t->host_loads, told_count(t), NULL));
@@ -162,7 +162,7 @@ Err loads_read(Trainer *t, ExpertLoads *out)
     return ERR_OK;
 }
 
-Err loads_no_room(const Trainer *t, bool step)
+Err expert_load_over_limit(const Trainer *t, bool step)
 {
     char when[48] = "evaluation";
     if (step) snprintf(when, sizeof when, "step %lld", (long long)t->progress.step + 1);
@@ -173,21 +173,21 @@ Err loads_no_room(const Trainer *t, bool step)
         "load with moe.balance");
 }
 
-Err loads_had_room(Trainer *t, bool *room)
+Err expert_load_within_limit(Trainer *t, bool *within)
 {
     int64_t flags[2] = { 0 }; /* (nothing is read in a dry run) */
     Stream *stream = &t->device.stream;
-    *room = true;
+    *within = true;
     if (!(t->spec.model.moe.capacity.slack > 0)) return ERR_OK;
     TRY(device_read(stream, flags, t->stats.flags.data, sizeof flags));
     TRY(comm_max_i64(&t->world->host, stream, flags, 2, NULL));
-    *room = !flags[1];
+    *within = !flags[1];
     return ERR_OK;
 }
 
 /* ---- pieces ---- */
 
-MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
+MoeCut expert_load_cut(const TrainSpec *s, Grid g, int64_t samples)
 {
     const MixtureSpec *e = &s->model.moe;
     const int sp = g.sp ? g.tp : 1;
@@ -195,7 +195,7 @@ MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
     const int64_t seq = s->model.seq / ((g.cp ? g.cp : 1) * slices); /* of a sample, a rank's or a slice's */
     return (MoeCut){ .experts = e->experts,
                      .topk = e->topk,
-                     .unit = e->balance.unit,
+                     .balance_unit = e->balance.unit,
                      .rows = samples * seq / sp,
                      .seq = seq,
                      .leaf = s->model.seq / s->seq_blocks,
@@ -206,31 +206,32 @@ MoeCut loads_cut(const TrainSpec *s, Grid g, int64_t samples)
                      .capacity = e->capacity };
 }
 
-Err loads_check_pieces(const TrainSpec *s, Grid grid, int64_t samples)
+Err expert_load_check_pieces(const TrainSpec *s, Grid grid, int64_t samples)
 {
     if (!s->model.moe.experts || !s->model.moe.capacity.redo) return ERR_OK;
-    const MoeCut cut = loads_cut(s, grid, samples);
-    const MoeRoom room = moe_room(&cut);
-    if (room.piece > 0) return ERR_OK;
+    const MoeCut cut = expert_load_cut(s, grid, samples);
+    const MoeLimits limits = moe_limits(&cut);
+    if (limits.piece > 0) return ERR_OK;
     err_set(
         ERR_CONFIG,
         "moe.overflow=redo: the smallest piece, the %lld tokens of a sequence block of each rank, sends a "
         "rank's experts up to %lld rows; moe.slack=%g has room for %lld",
         (long long)cut.leaf, (long long)(cut.leaf * min64(cut.experts / cut.ep, cut.topk) * cut.ep * cut.etp),
-        cut.capacity.slack, (long long)room.owned);
+        cut.capacity.slack, (long long)limits.owned);
     return err_hint("raise parallel.seq_blocks, train.micro_batch or moe.slack");
 }
 
-bool loads_redo(const Trainer *t)
+bool expert_load_redo(const Trainer *t)
 {
     if (!t->spec.model.moe.experts || !t->spec.model.moe.capacity.redo) return false;
-    const MoeCut cut = loads_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
-    return moe_room(&cut).piece < cut.rows;
+    const MoeCut cut =
+        expert_load_cut(&t->spec, t->world->grid, t->spec.micro_batch / t->parts.step.unit_div);
+    return moe_limits(&cut).piece < cut.rows;
 }
 
-void loads_use_pieces(Trainer *t, bool pieces)
+void expert_load_use_pieces(Trainer *t, bool pieces)
 {
-    t->executor.ctx.mode.in_pieces = pieces;
+    t->executor.ctx.mode.retry_in_pieces = pieces;
     for (int r = 0; r < t->params.replicas; r++) ddp_forget(&t->ddp[r]);
 }
 
@@ -264,7 +265,7 @@ static bool in_order(const Schedule *s, const ActionList *list)
     return true;
 }
 
-Err loads_check_order(const Trainer *t)
+Err expert_load_check_order(const Trainer *t)
 {
     char why[96];
     const Schedule *s = &t->parts.step;
@@ -281,7 +282,7 @@ Err loads_check_order(const Trainer *t)
     return ERR_OK;
 }
 
-Err loads_open_stage(Trainer *t, ExecutorStage *s)
+Err expert_load_open_stage(Trainer *t, ExecutorStage *s)
 {
     const ModelSpec *m = &t->spec.model;
     const int blocks = s->model->share.layer_count + s->model->share.mtp;
