@@ -21,11 +21,11 @@ typedef struct {
     char *buf; /* CHUNK_BYTES, the caller's */
     int64_t used_bytes;
     int64_t *crcs; /* [chunk_count of the whole file], the caller's; NULL: not wanted */
-    int64_t done;  /* chunks */
-    uint32_t crc;  /* of what was put since the caller set it to 0 */
+    int64_t done;  /* how many chunks were written */
+    uint32_t crc;  /* the CRC of what was put since the caller set it to 0 */
 } ChunkWriter;
 
-/* ERR_IO from all of them, as in base/file.h. After a failure: chunk_abandon. */
+/* All of these may return ERR_IO, as in base/file.h. After a failure the caller calls chunk_abandon. */
 Err chunk_create(ChunkWriter *w, const char *path, char *buf, int64_t *crcs);
 Err chunk_put(ChunkWriter *w, const void *data, int64_t size_bytes);
 Err chunk_put_device(ChunkWriter *w, Stream *s, const void *device_src, int64_t size_bytes);
@@ -40,11 +40,11 @@ typedef struct {
     JsonOut json;
     ChunkWriter *file;
     int64_t total_bytes;
-    uint32_t crc; /* of all text so far */
+    uint32_t crc; /* the CRC of all text so far */
 } TextOut;
 
 void text_init(TextOut *t, ChunkWriter *file, char *buf, int64_t buf_bytes);
-Err text_flush(TextOut *t); /* ERR_INTERNAL when an item was larger than the buffer */
+Err text_flush(TextOut *t); /* ERR_INTERNAL: an item was larger than the buffer */
 
 typedef struct {
     const char *path;
@@ -55,9 +55,9 @@ typedef struct {
     int64_t bad;          /* the chunk whose CRC was wrong; -1: none */
 } ChunkReader;
 
-/* ERR_CKPT naming the file when its size is not size_bytes. */
+/* ERR_CKPT, which names the file: its size is not size_bytes. */
 Err chunk_open(ChunkReader *r, const char *path, int64_t size_bytes, const uint32_t *crcs, char *buf);
-/* Bytes [offset, offset + size_bytes) to the host. ERR_CKPT naming file and chunk when a CRC is wrong. */
+/* Copies bytes [offset, offset + size_bytes) to the host. ERR_CKPT, which names file and chunk: a CRC is wrong. */
 Err chunk_get(ChunkReader *r, int64_t offset, void *out, int64_t size_bytes);
 Err chunk_get_device(ChunkReader *r, Stream *s, int64_t offset, void *device_dst, int64_t size_bytes);
 Err chunk_check_all(ChunkReader *r);

@@ -4,7 +4,7 @@
  *
  *   DIR/checkpoints/step-00000020/shard-00000.safetensors   one per rank that owns something
  *                                 manifest.json             every piece; CRC32C per 1 MiB of each file
- *                                 manifest.crc              of manifest.json
+ *                                 manifest.crc              the CRC of manifest.json
  *   DIR/checkpoints/LATEST        a hint for people and scripts; never read here
  *
  * Keys of the shards: `NAME` for a whole value tensor, `m/NAME` and `v/NAME` for the moments of AdamW; a
@@ -18,9 +18,8 @@
  * name already becomes step-N.old until the new one is in place.
  *
  * Memory: saving uses what ckpt_open took (a chunk of 1 MiB, the tables of CRCs, with CkptOptions.async a copy of what
- * this rank writes) and allocates nothing;
- * loading holds a chunk, the manifest and one shard's header besides the state. Damage anywhere is found by the
- * CRC of a chunk; those of the pieces then say which tensor it is.
+ * this rank writes) and allocates nothing. Loading holds a chunk, the manifest and one shard's header besides the
+ * state. The CRC of a chunk finds damage anywhere in a file; the CRCs of the pieces then say which tensor is damaged.
  */
 #ifndef MEGATRAIN_CKPT_CKPT_H
 #define MEGATRAIN_CKPT_CKPT_H
@@ -32,7 +31,8 @@
 
 enum { CKPT_FORMAT = 1, CKPT_MAX_COUNTERS = 16, CKPT_MAX_VALID = 32, CKPT_NAME_MAX = 64 };
 
-/* Of a gradient's fixed point: 2^shift and 2^-shift are normal floats, also of a step that is done again. */
+/* Bounds of a gradient's fixed-point shift: 2^shift and 2^-shift are normal floats, also in a step that is done
+ * again. */
 enum { CKPT_SHIFT_MIN = -102, CKPT_SHIFT_MAX = 126 };
 
 typedef struct {
@@ -48,11 +48,11 @@ typedef struct {
 
 /* All of a run's state that is not a tensor. Texts belong to the caller, or to the arena of a load. */
 typedef struct {
-    int64_t step, samples, tokens; /* done; samples = the position in the data order */
+    int64_t step, samples, tokens; /* how many are done; samples is also the position in the data order */
     int64_t seed;
     int64_t tp_blocks, seq_blocks, attn_block; /* canonical blocks (docs/determinism.md) */
     const char *reproducible;                  /* run.reproducible as it was resolved */
-    const char *program;                       /* version */
+    const char *program;                       /* the program's version */
     const char *config;                        /* the resolved configuration as INI text */
     const char *data;                          /* identity of the training data */
     const char *overrides; /* keys that changed on the way (train/overrides.h), a line each; "": none */
@@ -64,8 +64,8 @@ typedef struct {
 
 int64_t ckpt_counter(const CkptMeta *m, const char *name, int64_t otherwise);
 
-/* Locks a run folder (made if missing) for the life of the process: DIR/lock. ERR_STORAGE: held by another
- * run (named), not writable. */
+/* Locks a run folder, which is made if it is missing, by DIR/lock for the life of the process. ERR_STORAGE: another
+ * run, which the message names, holds the lock, or the folder is not writable. */
 Err ckpt_lock(const char *run_dir, int *fd_out);
 
 /* ---- saving ---- */
@@ -76,15 +76,17 @@ typedef struct {
     World *world;
     Stream *stream;
     int keep;           /* checkpoints to keep, never fewer than 2; 0 = all */
-    int64_t meta_bytes; /* most that the texts of a CkptMeta will take together */
+    int64_t meta_bytes; /* the texts of a CkptMeta will take no more than this together */
     bool async;         /* a thread writes what ckpt_start copied */
-    Comm *comm;      /* of all ranks, used by that thread and nobody else; NULL: world->host, without async */
-    int64_t to_come; /* saves that are planned, for a warning of too small a disk */
-    int64_t bad_from; /* steps from here on, passed over as damaged, do not count and go first; 0 = none */
-    /* besides the newest: */
-    int64_t keep_every;   /* those of steps that this divides; 0 = none */
-    int64_t keep_best;    /* so many, with the lowest loss */
-    const char *best_set; /* on this validation set */
+    /* Has all ranks, and only that thread uses it. NULL: world->host, without async. */
+    Comm *comm;
+    int64_t to_come; /* how many saves are planned, for a warning that the disk is too small */
+    /* Checkpoints from this step on were passed over as damaged: they do not count and are removed first. 0: none */
+    int64_t bad_from;
+    /* Besides the newest these stay: */
+    int64_t keep_every;   /* the checkpoints of steps that this divides; 0: none */
+    int64_t keep_best;    /* so many checkpoints with the lowest losses */
+    const char *best_set; /* the validation set whose losses these are */
 } CkptOptions;
 
 /* What became of a save. */
@@ -92,11 +94,11 @@ typedef struct {
     int64_t step;
     Err err;
     ErrKept why;
-    double seconds; /* of writing, up to the commit and what follows it */
+    double seconds; /* how long the save took, with the commit and what follows it */
 } CkptOutcome;
 
 typedef struct {
-    bool open, closing; /* there is a thread; it is to end */
+    bool open, closing; /* there is a thread; the thread is to end */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t changed;
@@ -108,7 +110,7 @@ typedef struct {
 /* A checkpoint that may be removed one day. */
 typedef struct {
     int64_t step;
-    double loss; /* on o.best_set; NaN: not known */
+    double loss; /* its loss on o.best_set; NaN: not known */
 } CkptKept;
 
 typedef struct {
@@ -116,37 +118,39 @@ typedef struct {
     CkptSaver saver;
     char *snapshot; /* what this rank writes of its tensors, in the order of its shard; NULL without async */
     char folder[PATH_MAX]; /* DIR/checkpoints */
-    int64_t nonce;         /* of this run's temporary folders, agreed by all ranks */
+    int64_t nonce;         /* stands in the names of this run's temporary folders; all ranks have the same */
     bool swept;            /* what earlier runs left has been removed, or warned of */
-    int states;            /* 3, or 1 without an optimizer */
+    int states;            /* tensors of a parameter: 3, or 1 without an optimizer */
     char *chunk, *text;
     int64_t text_bytes;
-    ShardBox *boxes; /* of one parameter */
+    ShardBox *boxes; /* the boxes of one parameter at a time */
     int box_capacity;
-    int64_t *file_bytes;   /* [world size]: of every rank's shard; 0 = it writes none */
-    int64_t *header_bytes; /* [world size], padded */
-    int64_t *crcs;         /* of all shards' chunks, rank after rank; then of all pieces */
+    int64_t *file_bytes;   /* [world size] size of each rank's shard; 0: it writes none */
+    int64_t *header_bytes; /* [world size] size of its header, padded */
+    int64_t *crcs;         /* the CRCs of all shards' chunks, rank after rank, then those of all pieces */
     int64_t crc_count, total_bytes, piece_count;
-    int64_t *rank_pieces; /* [world size] */
+    int64_t *rank_pieces; /* [world size] how many pieces each rank writes */
     int32_t *shifts;
-    CkptKept *kept; /* bad_count of o.bad_from, then the valid ones, ascending (retain.c; rank 0, keep > 0) */
+    /* On rank 0, if keep > 0: first bad_count checkpoints from o.bad_from on, then the valid ones, ascending
+     * (retain.c). */
+    CkptKept *kept;
     int kept_count, kept_capacity, bad_count;
 } Ckpt;
 
 /*
- * Collective. Takes all memory that saving will need from `setup`, reads which checkpoints there are. `c` must stay
- * where it is.
- * Stores without moments: checkpoints hold values only. ERR_MEMORY, ERR_INTERNAL for a parameter name with '#'
- * or '/'.
+ * Collective. Takes all memory that saving will need from `setup` and reads which checkpoints there are. `c` must stay
+ * where it is. If the stores have no moments, checkpoints hold values only. ERR_MEMORY. ERR_INTERNAL: a parameter's
+ * name has '#' or '/'.
  */
 Err ckpt_open(Ckpt *c, CkptOptions o, SetupArena *setup);
 
-/* Waits for a save that is going on. Before the communicators are closed. Does nothing to a Ckpt that is all zero. */
+/* Waits for a save that is going on. To be called before the communicators are closed. Does nothing to a Ckpt that is
+ * all zero. */
 void ckpt_close(Ckpt *c);
 
 /*
  * Collective. Starts a checkpoint of the present state: with o.async the state is copied, and a thread writes the
- * copy; else all is done in here. The outcome is to be collected before the next start; of all ranks it is the same.
+ * copy; else all is done in here. The outcome is to be collected before the next start; all ranks get the same one.
  * ERR_STORAGE (no space, input/output error): nothing is left of this checkpoint and the earlier ones are as they were;
  * the caller may warn and go on. No-op on the null device. Fails itself if the device cannot be read.
  */
@@ -154,32 +158,35 @@ Err ckpt_start(Ckpt *c, const CkptMeta *meta);
 /* False: no save was started, or (unless `wait`) it still goes on. */
 bool ckpt_collect(Ckpt *c, bool wait, CkptOutcome *out);
 
-/* What o.async takes of the host's memory on this rank, besides what is taken without. */
+/* How much of the host's memory o.async takes on this rank, besides what a save takes without it. */
 Err ckpt_snapshot_bytes(const ParamSet *params, const World *world, int64_t *bytes);
 
-/* Bytes of each rank's shard: [world size] and exact; 0: it writes none. The manifest comes beside them. */
+/* bytes [world size]: the exact size of each rank's shard; 0: it writes none. The manifest comes on top. */
 Err ckpt_shard_bytes(const ParamSet *params, const World *world, int64_t *bytes);
 
 /* ---- finding ---- */
 
-/* How often a folder is looked through anew from which a checkpoint vanished while it was read: a run that goes on in
- * it removes those beyond checkpoint.keep, and has newer ones. */
+/* How often a folder is looked through anew when a checkpoint vanished while it was read: a run that goes on in this
+ * folder removes old checkpoints (checkpoint.keep), and has newer ones by then. */
 enum { CKPT_RESCANS = 10 };
 
 /*
- * The newest checkpoint with step < below (INT64_MAX: any) whose manifest is right and whose files are there
- * in full size. *found false: there is none and never was. ERR_CKPT: there are, but none is valid; or the
- * newest is of a later format. Damaged ones that were passed over are warned of by file and reason.
+ * Finds the newest checkpoint with step < below (INT64_MAX: any) whose manifest is right and whose files have their
+ * full size. *found false: there is none and never was. ERR_CKPT: there are some, but none is valid, or the newest has
+ * a later format. A damaged one that was passed over is warned of, with file and reason.
  */
 Err ckpt_find(const char *run_dir, int64_t below, char path[PATH_MAX], bool *found);
 
-/* The checkpoint of that step. ERR_CKPT: there is none, with the steps that there are, or it is not valid, and why. */
+/* Finds the checkpoint of that step. ERR_CKPT: there is none (the message lists the steps that there are), or it is not
+ * valid (the message says why). */
 Err ckpt_of_step(const char *run_dir, int64_t step, char path[PATH_MAX]);
 
-/* Calls `visit` with the newest (ckpt_find); if it fails on one that was removed meanwhile, with the newest by then. */
+/* Calls `visit` with the newest checkpoint (ckpt_find). If that was removed meanwhile, and `visit` fails for it, calls
+ * it again with what is the newest by then. */
 Err ckpt_visit_newest(const char *run_dir, Err (*visit)(const char *path, void *arg), void *arg, bool *found);
 
-/* After a failure to read a checkpoint that was there: ERR_CKPT that says so if it is not any more, else `err`. */
+/* To be called when a checkpoint that was there could not be read. If it is gone, returns an ERR_CKPT that says so,
+ * else `err`. */
 Err ckpt_removed(const char *path, Err err);
 
 /* True if the run folder holds a checkpoint, valid or not. */
@@ -189,26 +196,27 @@ bool ckpt_any(const char *run_dir);
 
 typedef struct {
     const char *path;       /* one checkpoint's folder */
-    const ParamSet *params; /* registered, allocated; of any layout */
+    const ParamSet *params; /* registered and allocated, in any layout */
     World *world;
     Stream *stream;
-    bool weights_only; /* values alone: moments become 0, shifts stay */
-    const Upcycle
-        *upcycle; /* of weights alone: from a dense model; what it has nothing for stays. NULL: no */
+    bool weights_only; /* only values are loaded: moments become 0, shifts stay */
+    /* With weights_only the checkpoint may be a dense model's: tensors for which it has nothing stay. NULL: it is
+     * not. */
+    const Upcycle *upcycle;
 } CkptLoad;
 
 /*
- * Collective; all ranks return alike. Fills value (and m, v, shifts); padding becomes 0. *damaged (of this
- * rank's outcome): true when the files are at fault, so that an older checkpoint may be tried, false when the
- * checkpoint does not fit the model. ERR_CKPT naming file and reason, or tensor and both values; the stores'
- * contents are then undefined.
+ * Collective; all ranks return alike. Fills value (and m, v, shifts); padding becomes 0. *damaged says of this rank's
+ * failure: true when the files are at fault, so that an older checkpoint may be tried, false when the checkpoint does
+ * not fit the model. ERR_CKPT names file and reason, or the tensor and both values; the stores' contents are then
+ * undefined.
  */
 Err ckpt_load(const CkptLoad *l, SetupArena *setup, CkptMeta *meta, bool *damaged);
 
-/* The manifest alone. */
+/* Reads the manifest alone. */
 Err ckpt_meta(const char *path, SetupArena *setup, CkptMeta *meta);
 
-/* Reads every byte: all checksums, all headers against the manifest. ERR_CKPT naming the file. */
+/* Reads every byte and compares all checksums and headers with the manifest. ERR_CKPT names the file. */
 Err ckpt_verify(const char *path);
 
 /*
@@ -218,7 +226,7 @@ Err ckpt_verify(const char *path);
  */
 Err ckpt_digest(const char *path, uint64_t *out);
 
-/* What it holds, for people. ERR_CKPT when the manifest is damaged. */
+/* Prints for people what a checkpoint holds. ERR_CKPT: the manifest is damaged. */
 Err ckpt_print(const char *path, FILE *out);
 
 #endif

@@ -10,7 +10,7 @@
 
 typedef struct {
     const CkptLoad *l;
-    SetupArena arena; /* of this load alone */
+    SetupArena arena; /* for this load alone */
     Manifest m;
     char *chunk;
     int *ids; /* [m.param_count]: number of each in the whole model */
@@ -183,7 +183,7 @@ static int most_boxes(const ParamRegistry *reg)
         int n = shard_boxes(&reg->items[i], NULL, 0);
         if (n > most) most = n;
     }
-    return most + 2; /* a slice may begin and end inside rows */
+    return most + 2; /* a ZeRO shard may begin and end inside rows */
 }
 
 static Err load_tensors(Loader *x)

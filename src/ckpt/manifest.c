@@ -25,7 +25,7 @@ static const Range format_range = { 1, INT64_MAX }, shift_range = { CKPT_SHIFT_M
 
 static const struct {
     const char *in, *key; /* `in` NULL: the manifest itself */
-    size_t offset;        /* in CkptMeta */
+    size_t offset;        /* where its member lies in CkptMeta */
     Range range;
 } meta_numbers[] = {
     { NULL, "step", offsetof(CkptMeta, step), { 0, STEPS_MOST } },

@@ -22,10 +22,10 @@
 
 enum { CKPT_STATES = 3, KEY_MAX = PARAM_NAME_MAX + 48 };
 
-/* Of a manifest: larger ones are neither read nor written. 4 GiB; less in tests. */
+/* The size that a manifest may have: larger ones are neither read nor written. It is 4 GiB, and less in tests. */
 extern int64_t manifest_max_bytes;
 
-/* What is stored of a parameter, and what its keys begin with. */
+/* The tensors that are stored for a parameter; their names are what keys begin with. */
 typedef enum { STATE_VALUE, STATE_M, STATE_V } CkptState;
 extern const char *const ckpt_state_names[CKPT_STATES];
 
@@ -40,7 +40,7 @@ typedef struct {
 typedef struct {
     int param, state, file;
     Box box;
-    int64_t crc; /* -1: not written, by a version before it was */
+    int64_t crc; /* -1: a version that did not write CRCs of pieces wrote this one */
 } ManifestPiece;
 
 typedef struct {
@@ -53,18 +53,18 @@ typedef struct {
     const char *folder;
     CkptMeta meta;
     ManifestParam *params; /* in registration order */
-    ManifestPiece *pieces; /* by file, then in the order in which we write them */
+    ManifestPiece *pieces; /* ordered by file, then as we write them */
     ManifestFile *files;
     int param_count, file_count;
     int64_t piece_count;
-    int *by_name; /* params, sorted */
+    int *by_name; /* indices into params, sorted by name */
     int64_t format;
 } Manifest;
 
-/* Takes about one and a half times the file's size. ERR_CKPT naming the file. m->format is set as soon as it is known,
- * also when it is too new for us. ERR_STORAGE: a folder step-N that is a link of another user (file_check_link). */
+/* Takes memory of about one and a half times the file's size. ERR_CKPT names the file. m->format is set as soon as it
+ * is known, also when it is too new for us. ERR_STORAGE: a folder step-N is a link of another user (file_check_link). */
 Err manifest_read(const char *folder, SetupArena *a, Manifest *m);
-Err manifest_check_files(const Manifest *m);            /* there, and of the right size */
+Err manifest_check_files(const Manifest *m);            /* ERR_CKPT: a file is missing, or has another size */
 int manifest_find(const Manifest *m, const char *name); /* index into params; -1 if absent */
 
 /* The text of manifest.crc. */
@@ -73,13 +73,14 @@ void manifest_crc_text(char out[64], uint32_t crc, int64_t size_bytes);
 /* The key of a piece of a tensor with this global shape. */
 void ckpt_key(char out[KEY_MAX], int state, const char *name, int ndim, Box piece, const int64_t global[2]);
 
-/* The piece in its file's header, which must agree with the manifest. ERR_CKPT. */
+/* Finds the piece in its file's header. ERR_CKPT: the header does not agree with the manifest. */
 Err manifest_tensor(const Manifest *m, const ManifestPiece *p, const StFile *f, const StTensor **out);
 
-/* After `err`, a failure to read the file: if that is damage, the message says of which tensors. Returns err. */
+/* To be called when reading the file failed with `err`: if the file is damaged, the message then names the tensors.
+ * Returns err. */
 Err manifest_blame(const Manifest *m, const ChunkReader *r, Err err);
 
-/* Opens a file of the manifest and parses its header, every byte of it checked. */
+/* Opens a file of the manifest and parses its header, of which every byte is checked. */
 Err manifest_open(const Manifest *m, int file, char *chunk, SetupArena *a, ChunkReader *r, StFile *out);
 
 #endif

@@ -33,7 +33,7 @@ static bool next_param(PieceIter *it)
     return true;
 }
 
-/* Of copies one rank writes, of slices each its own. */
+/* A tensor that has copies is written by one rank; if its copies have ZeRO shards of it, each writes its own. */
 static int rank_boxes(const PieceIter *it)
 {
     const Ckpt *c = it->c;
@@ -86,7 +86,7 @@ Err pieces_open(Ckpt *c, SetupArena *setup)
             if (n > c->box_capacity) c->box_capacity = n;
         }
     }
-    c->box_capacity += 2; /* a slice may begin and end inside rows */
+    c->box_capacity += 2; /* a ZeRO shard may begin and end inside rows */
     return setup_array(setup, c->box_capacity, &c->boxes);
 }
 

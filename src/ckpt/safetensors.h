@@ -20,7 +20,7 @@ typedef struct {
     const char *dtype; /* "F32", "BF16", ...: one of the format's names */
     int ndim;
     int64_t shape[ST_MAX_DIMS];
-    int64_t offset, size_bytes; /* in the file */
+    int64_t offset, size_bytes; /* where its data lies in the file */
 } StTensor;
 
 typedef struct {
@@ -28,30 +28,30 @@ typedef struct {
     int64_t count;
 } StFile;
 
-/* Bytes of an element; 0 for a name that the format does not have. */
+/* How many bytes an element has; 0: the format has no such dtype. */
 int64_t st_dtype_bytes(const char *dtype);
 
 /*
- * Checks the first 8 bytes of a file of file_bytes: the length of the header in *header_bytes.
- * Here and below: ERR_CKPT, the message names `path` and, where there is one, the tensor.
+ * Checks the first 8 bytes of a file of file_bytes, which say how long the header is: *header_bytes. Here and below
+ * ERR_CKPT names `path` and, where there is one, the tensor.
  */
 Err st_header_length(const char *path, const void *first8, int64_t file_bytes, int64_t *header_bytes);
 
-/* Parses a header (header_bytes behind the first 8) of a file of file_bytes. Memory from `a`. */
+/* Parses the header of a file of file_bytes, header_bytes behind the first 8. Takes memory from `a`. */
 Err st_parse(const char *path, const char *header, int64_t header_bytes, int64_t file_bytes, SetupArena *a,
              StFile *out);
 
-/* Both of the above on a file. Its data stays unread. */
+/* Does both of the above for a file, whose data stays unread. */
 Err st_open(const char *path, SetupArena *a, StFile *out);
 
 const StTensor *st_find(const StFile *f, const char *name); /* NULL if absent */
 
 /*
- * Writing a header: begin, the tensors in the order of the data, end; then blanks up to st_padded(length), so
- * that the data starts on a multiple of 8.
+ * A header is written by begin, the tensors in the order of the data, and end. Blanks follow up to st_padded(length),
+ * so that the data starts on a multiple of 8.
  */
 void st_header_begin(JsonOut *j);
-void st_header_tensor(JsonOut *j, const StTensor *t); /* t->offset: from the start of the data */
+void st_header_tensor(JsonOut *j, const StTensor *t); /* t->offset counts from the start of the data */
 void st_header_end(JsonOut *j);
 int64_t st_padded(int64_t header_bytes);
 

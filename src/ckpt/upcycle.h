@@ -1,16 +1,16 @@
 /*
  * Upcycling: the weights of a dense model as the start of a mixture of experts (docs/moe.md). A dense feed-forward
- * layer is cut along its width into `parts`, and expert e begins as part e % parts: of every part there are as many
- * copies.
+ * layer is cut along its width into `parts`, and expert e begins as part e % parts. There are as many copies of every
+ * part.
  *
  *   dense    fc1 [F, D] (swiglu: gate, then up [F, D])            fc2 [D, F]
  *   expert   rows e % parts of F / parts (of gate and of up)      columns e % parts, times factor
  *
- * Biases, if both have them: of fc1 as its rows are; of fc2 the whole [D], which each of the chosen experts adds, times
- * factor / parts.
+ * If both models have biases, the bias of fc1 is cut as its rows are. That of fc2 stays whole, [D], and is multiplied
+ * by factor / parts, because each of the chosen experts adds it.
  *
- * The router has no model and begins at random; its rows begin alike for the parts of one copy (ParamSpec.init_repeat),
- * so that a token chooses whole copies.
+ * The dense model has nothing for the router, which begins at random. Its rows begin alike for the parts of one copy
+ * (ParamSpec.init_repeat), so that a token chooses whole copies.
  */
 #ifndef MEGATRAIN_CKPT_UPCYCLE_H
 #define MEGATRAIN_CKPT_UPCYCLE_H
@@ -21,28 +21,28 @@
 typedef struct {
     int experts;
     int parts; /* divides experts, and topk */
-    float
-        factor; /* of fc2's weight, by which the sum over the chosen experts comes to what the dense layer gave */
+    /* The weight of fc2 is multiplied by this, so that the sum over the chosen experts is what the dense layer gave. */
+    float factor;
 } Upcycle;
 
-/* The name of the dense tensor that this one of a mixture begins as; false: there is none. out: PARAM_NAME_MAX. */
+/* out [PARAM_NAME_MAX]: the name of the dense tensor that this tensor of a mixture begins as. False: there is none. */
 bool upcycle_source(const char *name, char *out);
 
-/* True for a tensor of a mixture that no dense model has anything for. */
+/* True if no dense model has anything for this tensor of a mixture. */
 bool upcycle_is_new(const char *name);
 
-/* The shape that the dense tensor must have for this one, of a mixture. */
+/* The shape that the dense tensor must have for this parameter of a mixture. */
 void upcycle_shape(const Upcycle *u, const Param *p, int64_t shape[2]);
 
-/* Where a part of the stored tensor belongs: box `to` of the parameter holds what `from` + to's offset is in the stored
- * one, times factor. */
+/* Where a part of the stored tensor belongs: an element of the parameter that lies in box `to`, at (r, c), is the
+ * element at (r, c) + `from` of the stored tensor, times factor. */
 typedef struct {
     Box to;
     int64_t from[2];
     float factor;
 } UpcycleWindow;
 
-int upcycle_windows(const Upcycle *u, const Param *p); /* how many */
+int upcycle_windows(const Upcycle *u, const Param *p); /* how many windows there are */
 UpcycleWindow upcycle_window(const Upcycle *u, const Param *p, int index);
 
 #endif
