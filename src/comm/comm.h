@@ -41,32 +41,34 @@ typedef enum {
 typedef struct {
     bool send;         /* else it is received */
     int peer;          /* another member */
-    void *data;        /* read, or written */
-    int64_t bytes;     /* the same on both ends; may be 0 */
-    MessageLabel what; /* the same on both ends */
+    void *data;        /* is read if the message is sent, else written */
+    int64_t bytes;     /* both ends give the same number; it may be 0 */
+    MessageLabel what; /* both ends give the same label */
 } CommMessage;
 
-enum { COMM_MESSAGES_MAX = 16 }; /* of an exchange */
+enum { COMM_MESSAGES_MAX = 16 }; /* an exchange has no more */
 
 /*
- * Rows that members send to each other's *chunks*, of which each member has as many. A member holds twice what they
- * are: `local`, rows of its own for the chunks of all, by (member, chunk), and `remote`, rows of all for its own
- * chunks, by (chunk, member). How many rows a piece has only device memory says: piece i of local begins with row
- * local_offset[i * stride] and ends before local_offset[(i + 1) * stride], likewise of remote; both ends of a piece
- * must find the same number.
+ * Rows that members send to each other's *chunks*. All members have equally many chunks. A member has two arrays of
+ * rows: `local` holds its own rows for the chunks of all members, ordered by (member, chunk), and `remote` holds the
+ * rows of all members for its own chunks, ordered by (chunk, member). The rows for one chunk from one member are a
+ * piece. Only device memory says how many rows a piece has: piece i of local begins with row local_offset[i * stride]
+ * and ends before local_offset[(i + 1) * stride], and remote_offset says the same of remote. Both ends of a piece must
+ * find the same number.
  *
- * `copies` neighbours have the same chunks (members / copies have others): each gets every row of them. What comes back
- * from copy i lies in the i-th of `copies` arrays as large as local, to be added up.
+ * `copies` neighbours have the same chunks, and each of them gets every row for these; the members / copies groups of
+ * neighbours have different ones. What comes back from copy i lies in the i-th of `copies` arrays as large as local, to
+ * be added up.
  */
 typedef struct {
     char *local, *remote;
     const int64_t *local_offset;  /* [members / copies * chunks * stride + 1] */
     const int64_t *remote_offset; /* [members * chunks * stride + 1] */
     int64_t chunks, stride, copies;
-    bool back;           /* remote is sent to local, else local to remote */
-    int64_t most;        /* rows that one member can have for another, or for itself; the same on all */
-    int64_t remote_rows; /* that remote has room for */
-    /* Beside the tensors comm_rows_scratch() bytes, whose contents are undefined; NULL where that is 0. */
+    bool back;    /* true: remote is sent to local; false: local to remote */
+    int64_t most; /* the most rows that a member can have for another, or for itself; all give the same */
+    int64_t remote_rows; /* how many rows fit into remote */
+    /* comm_rows_scratch() bytes beside the tensors; their contents are undefined. NULL if that is 0. */
     char *scratch;
 } CommRows;
 
@@ -74,16 +76,18 @@ typedef struct {
     CommKind kind;
     void *dst;
     const void *src;
-    int64_t count;      /* elements per rank for all-gather and reduce-scatter, rows of local, else in all */
-    int64_t elem_bytes; /* of rows: of one row */
-    uint64_t sequence;  /* among the collectives, or the exchanges, of this communicator */
+    /* Of all-gather and reduce-scatter the elements per rank, of an all-to-all of rows the rows of local, of an
+     * exchange the bytes that it sends, else all elements. */
+    int64_t count;
+    int64_t elem_bytes; /* size of an element, or of a row */
+    uint64_t sequence;  /* its number among this communicator's collectives, or among its exchanges */
     Event *done;
-    Stream *stream;        /* the caller's: what it holds so far comes first */
+    Stream *stream;        /* the caller's; what was enqueued on it before comes first */
     bool check;            /* compare this call with the peers' before running it */
-    CommObserver observer; /* Comm's, as is: */
+    CommObserver observer; /* this and carrier are copies of Comm's */
     bool carrier;
-    CommRows rows;     /* of an all-to-all of rows */
-    int message_count; /* of an exchange, whose count is the bytes that it sends */
+    CommRows rows;     /* what an all-to-all of rows moves */
+    int message_count; /* how many messages an exchange has */
     CommMessage messages[COMM_MESSAGES_MAX];
 } CommRequest;
 
@@ -91,7 +95,7 @@ typedef struct Comm Comm;
 
 typedef struct {
     const char *name;
-    Err (*submit)(Comm *c, const CommRequest *r); /* completes r->done, now or later */
+    Err (*submit)(Comm *c, const CommRequest *r); /* r->done is completed now or later */
     void (*close)(Comm *c);
 } CommTable;
 
@@ -100,16 +104,18 @@ struct Comm {
     const char *name; /* "tp", "dp", ... */
     int rank, size;
     void *impl;
-    uint64_t sequence, exchanges; /* issued: collectives, exchanges */
+    uint64_t sequence, exchanges; /* how many collectives and exchanges were issued */
     bool check;
     CommObserver observer; /* hears of every call */
+    /* This communicator carries the calls of another, which counts them. So its observer hears of waits alone. */
+    bool carrier;
     bool
-        carrier; /* carries the calls of another communicator, which counts them: its observer hears of waits alone */
-    bool pads_rows; /* an all-to-all of rows sends as many as there can be: nccl, and null in its stead */
-    /* payload this rank sends, by the minimal algorithm: of each kind, and together */
+        pads_rows; /* an all-to-all of rows sends as many as there can be: so do nccl, and null in its stead */
+    /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
-    Event own;     /* for calls without an event */
-    Event pending; /* for a call that goes on while its caller works; one at a time */
+    Event own; /* completes calls that have no event */
+    Event
+        pending; /* completes a call that goes on while its caller works; there is one such call at a time */
 };
 
 void comm_open_self(Comm *c, const char *name);
@@ -121,8 +127,9 @@ Err comm_all_gather(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done);
 /* buf = tree over ranks of buf; the same bits on every rank. */
 Err comm_reduce_tree_f32(Comm *c, Stream *s, Tensor buf, Event *done);
 /*
- * dst[count] = this rank's slice of the sum over ranks of src[size * count]: the tree for floats, modulo 2^64
- * for integers. dst may be this rank's own slice of src, and src is otherwise unchanged; no other overlap.
+ * dst[count] = this rank's part of the sum over ranks of src[size * count]: the tree for floats, modulo 2^64 for
+ * integers. dst may be this rank's own part of src, and src is otherwise unchanged. They may not overlap in another
+ * way.
  */
 Err comm_reduce_scatter_tree_f32(Comm *c, Stream *s, Tensor dst, Tensor src, Event *done);
 Err comm_reduce_scatter_i64(Comm *c, Stream *s, int64_t *dst, const int64_t *src, int64_t count, Event *done);
@@ -130,11 +137,12 @@ Err comm_reduce_scatter_i64(Comm *c, Stream *s, int64_t *dst, const int64_t *src
 Err comm_sum_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_barrier(Comm *c, Stream *s);
-/* Device memory that the call below needs beside its tensors, until it is done: 0 unless it pads. */
+/* How many bytes of device memory the call below needs beside its tensors until it is done; 0 unless it pads. */
 int64_t comm_rows_scratch(const Comm *c, const CommRows *rows, int64_t row_bytes);
 /*
- * The pieces of rows->local [count, ...], count the same on all members, where they belong in the others' remote, or
- * back. rows of row_bytes. Its bytes count as if all members sent each other the same; padded, as many as are sent.
+ * Moves the pieces of rows->local [count, ...] to where they belong in the others' remote, or back. All members give
+ * the same count. A row has row_bytes. The call counts bytes as if all members sent each other the same number of rows;
+ * if it pads, those that it sends.
  */
 Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
                          Event *done);
@@ -148,50 +156,50 @@ Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count
 Err comm_exchange(Comm *c, Stream *s, const CommMessage *messages, int count, Event *done);
 
 /*
- * For debugging: from now on the ranks compare kind, count, element size and, of rows, the way of each call before they
- * run it, and a difference is ERR_INTERNAL on all of them, naming both calls; of an exchange bytes and label of each
- * message, and a difference is ERR_INTERNAL on the member that receives it. Costs a small message a call, or a message,
- * between processes. All members switch it at the same call.
+ * For debugging. From now on the ranks compare kind, count, element size and, for rows, the direction of each
+ * collective before they run it; a difference is ERR_INTERNAL on all of them, which names both calls. For an exchange
+ * they compare bytes and label of each message; a difference is ERR_INTERNAL on the member that receives it. Between
+ * processes this costs one small message for each call, or for each message. All members switch it at the same call.
  */
 void comm_check_calls(Comm *c, bool on);
 
-/* From now on it hears which calls were issued, which are done and what the one that runs waits for. */
+/* From now on the observer hears which calls were issued, which are done, and what the call that runs waits for. */
 void comm_observe(Comm *c, CommObserver observer);
 
 const char *comm_kind_name(CommKind kind); /* "all-gather", ... */
 
 /* ---- for tables ---- */
 
-/* *c, open: what every table's communicators have in common. `impl` is the table's; comm_close ends it. */
+/* Opens *c: sets what the communicators of all tables have in common. `impl` is the table's; comm_close ends it. */
 void comm_init(Comm *c, const CommTable *table, const char *name, int rank, int size, void *impl);
 
-/* What must be the same on all ranks. */
+/* What must be the same in one call of all ranks. */
 typedef struct {
     uint64_t sequence;
     int64_t count, elem_bytes, kind;
-    int64_t back; /* of rows: CommRows.back; else 0 */
+    int64_t back; /* CommRows.back, in an all-to-all of rows; else 0 */
 } CommCall;
 
-/* To the request's observer. */
+/* Tells the request's observer. */
 void comm_tell_completed(const CommRequest *r);
 
 CommCall comm_call(const CommRequest *r);
 /* Do all ranks' calls agree? If not, says where the first difference is. */
 bool comm_same_calls(const char *name, const CommCall *calls, int size, char *message, size_t message_size);
 
-/* What must be the same on both ends of a message. */
+/* What both ends of a message must have the same. */
 typedef struct {
-    uint64_t number; /* of the messages from one member to the other */
+    uint64_t number; /* counts the messages from one member to the other */
     int64_t bytes;
     MessageLabel what;
 } CommNote;
 
-/* A message from member `from` to member `to`; if its ends do not agree, says so. */
+/* Do both ends of a message from member `from` to member `to` agree? If not, `text` says how they differ. */
 bool comm_same_message(const char *name, int from, int to, const CommNote ends[2], char *text,
                        size_t text_size);
 
-/* Pieces of an all-to-all of rows in a group of `size`, where offsets can be read: what goes to `member` and comes from
- * it, of each chunk. 0 bytes: no row. */
+/* The pieces of an all-to-all of rows in a group of `size`, where offsets can be read: for each chunk what goes to
+ * `member`, and what comes from it. 0 bytes: the piece has no row. */
 typedef struct {
     char *data;
     int64_t bytes;

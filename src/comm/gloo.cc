@@ -225,7 +225,7 @@ class Held final : public gloo::transport::tcp::Handler
   private:
     gloo::transport::tcp::Device *device;
     int fd;
-    std::mutex lock; /* of what follows */
+    std::mutex lock; /* guards what follows */
     std::condition_variable changed;
     bool held = false, released = false;
 };

@@ -35,9 +35,9 @@ typedef struct {
 
 typedef struct {
     int rank, size;
-    const char *address; /* numeric, of this host, as the other ranks reach it; one family for all ranks */
-    const char *secret;  /* of the run (boot/secret.h) */
-    double timeout_s;    /* of connecting, and of each wait for a peer later */
+    const char *address; /* numeric: where other ranks reach this host; one family for all ranks */
+    const char *secret;  /* what all ranks of the run know (boot/secret.h) */
+    double timeout_s;    /* limits connecting, and each later wait for a peer */
     GlooStore store;
     int delay_ms; /* every completion is held back that long (a test that nothing depends on timing) */
 } GlooOptions;
@@ -67,6 +67,6 @@ void gloo_world_abort(GlooWorld *world, const char *why);
 enum { GLOO_SCRATCH_BYTES = 2 << 20 };
 Err comm_open_gloo(GlooWorld *world, Comm *c, const char *name, const int *members, int size);
 
-const char *gloo_version(void); /* "0.5.0": of the headers built with */
+const char *gloo_version(void); /* "0.5.0": the version of the headers that the build used */
 
 #endif

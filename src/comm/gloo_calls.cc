@@ -177,7 +177,7 @@ struct Reduction {
 
     char *result() const { return scatter ? dst : dst + first(g->rank); }
 
-    char *landing(int p, int64_t k) const /* of p's contribution to block k of my part */
+    char *landing(int p, int64_t k) const /* where p's contribution to block k of my part lands */
     {
         int index = p < g->rank ? p : p - 1;
         return g->scratch.get() + ((k % 2) * (g->size - 1) + index) * block;

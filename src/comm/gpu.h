@@ -27,31 +27,31 @@ typedef struct NcclWorld NcclWorld;
 
 typedef struct {
     int rank, size;
-    int gpu;          /* index; no two ranks may have the same GPU */
-    double timeout_s; /* of connecting, and of each call from when its inputs are there */
+    int gpu;          /* its index; no two ranks may have the same GPU */
+    double timeout_s; /* limits connecting, and each call from when its inputs are there */
     int delay_ms;     /* every completion is held back that long */
-    GlooStore store;  /* as there, with the key "nccl" */
+    GlooStore store;  /* as in gloo.h, with the key "nccl" */
 } NcclOptions;
 
 /* Is the library here? If not, `why`: "this build has no NCCL", or what is wrong with the library. */
 bool nccl_available(const char **why);
-/* "2.28.9", of the library that was loaded; "" without. */
+/* "2.28.9": the version of the library that was loaded; "" without one. */
 const char *nccl_version(void);
 
 /*
- * What the connections of one group may take of a GPU's memory, by NCCL's default sizes (2.28): a connection has 9.2
- * MiB a channel (4 MiB of buffer, 4.7 and 0.5 for its two protocols of short messages), a group two connections (a
- * ring, and a tree or a switch) of 16 channels. For plans; a run connects its groups before it looks at what is left.
- * Not measured.
+ * How much of a GPU's memory the connections of one group may take, by NCCL's default sizes (2.28). A connection takes
+ * 9.2 MiB a channel (4 MiB of buffer, 4.7 and 0.5 for its two protocols of short messages), and a group has two
+ * connections (a ring, and a tree or a switch) of 16 channels. Plans count with this number, which was not measured; a
+ * run connects its groups before it looks at what is left.
  */
 enum { NCCL_GROUP_BYTES = 300 << 20 };
 
-/* Thread blocks, and so multiprocessors, that a group's collectives take; 0: as NCCL likes. */
+/* How many thread blocks, and so multiprocessors, a group's collectives take; 0: NCCL decides. */
 typedef struct {
     int min, max;
 } NcclCtas;
 
-/* Which members will send each other messages, or rows; collectives are of all. */
+/* Which members will send each other messages, or rows. In collectives all take part. */
 typedef enum {
     NCCL_NO_MESSAGES,
     NCCL_NEIGHBOURS /* r and r + 1, the last and the first */,
@@ -83,8 +83,8 @@ void nccl_world_abort(NcclWorld *world, const char *why);
 Err comm_open_nccl(NcclWorld *world, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size,
                    NcclUse use);
 
-/* gpu: the index of this rank's. Opens a group of `gloo`, whose rules hold. Takes 8 MiB of pinned memory, and as much
- * as the largest exchange so far has moved. */
+/* gpu: the index of this rank's GPU. Opens a group of `gloo`, whose rules hold. Takes 8 MiB of pinned memory, and in
+ * addition as much as the largest exchange so far has moved. */
 Err comm_open_staged(int gpu, GlooWorld *gloo, Comm *c, const char *name, const int *members, int size);
 
 #endif

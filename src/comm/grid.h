@@ -1,7 +1,7 @@
 /*
  * The process grid: which rank sits where, and the communicators of one rank (the COMM lines of groups.def; groups.h
- * says what each is for). Of dp and dp-cp, which without cp are the same ranks, one is opened: dp without cp, dp-cp
- * with it; the other is a group of one.
+ * says what each is for). Without cp, dp and dp-cp are the same ranks, so only one of the two is opened: dp without cp,
+ * dp-cp with it. The other is a group of one.
  */
 #ifndef MEGATRAIN_COMM_GRID_H
 #define MEGATRAIN_COMM_GRID_H
@@ -13,7 +13,7 @@ typedef struct {
     int tp, dp;
     int pp;       /* pipeline ranks; 0 = 1 */
     int cp;       /* ranks that share each sequence; 0 = 1 */
-    int cp_heads; /* of them neighbours that exchange heads, in rings of such; divides cp; 0 = 1 */
+    int cp_heads; /* how many neighbours along cp exchange heads; the rest of cp is a ring; divides cp; 0 = 1 */
     GridOrder order;
     bool sp;
     int kv;             /* ranks that share a kv head; divides tp; 0 = 1 */
@@ -28,11 +28,11 @@ typedef struct {
 } GridCoords;
 
 typedef struct {
-    Grid grid; /* pp, cp and kv at least 1 */
+    Grid grid; /* pp, cp and kv are at least 1 in it */
     int rank, size;
     int tp_rank, cp_rank, dp_rank, pp_rank;
     union {                     /* a rank that is in no group of a kind has a group of one */
-        Comm comm[WORLD_COMMS]; /* by GroupKind */
+        Comm comm[WORLD_COMMS]; /* the index is a GroupKind */
         struct {
 #define COMM(kind, field, name, axes, grid, members, used) Comm field;
 #define GROUP(kind, name, axes, grid, members, used)
@@ -56,7 +56,7 @@ const char *grid_order_text(Grid g); /* "tp, dp, pp": how ranks are numbered; cp
 GridShape grid_shape(Grid g);
 GridCoords grid_coords(Grid g, int rank);
 
-/* Communicators of several ranks that a World has at most on one device: all but the host's. */
+/* How many communicators of several ranks a World has on one device at most: all but the host's. */
 int world_groups(Grid g);
 
 Err world_open(World *w, Grid g, int rank, CommOpener opener); /* collective */
@@ -64,7 +64,8 @@ Err world_open_self(World *w);
 Err world_open_null(World *w, Grid g, int rank);
 void world_close(World *w);
 
-/* The ranks with the same dense weights, which see other samples or other parts of them: dp-cp, or dp without cp. */
+/* The communicator of the ranks with the same dense weights, which see other samples or other parts of them: dp-cp, or
+ * dp without cp. */
 Comm *world_copies(World *w);
 
 /* The first of the ranks that share the communicator of this kind with this rank. */

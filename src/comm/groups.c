@@ -134,7 +134,7 @@ int group_count(GridShape s, GroupKind kind)
     return axes && kinds[kind].members == MIRROR ? count * s.pp / 2 : count;
 }
 
-/* Of mirrored members: pp ranks r and pp-1-r form the r-th of the groups that the other axes tell apart no further. */
+/* In a mirrored kind pp ranks r and pp-1-r form a group, the r-th of those whose other axes are the same. */
 static int mirror_pp_rank(GridShape s, int low, bool high) { return high ? s.pp - 1 - low : low; }
 
 /* The digits of `axes` of the i-th member of a group, as an index for spread(). */

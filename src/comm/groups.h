@@ -19,10 +19,10 @@
  *   dp        ranks with the same shard and other samples
  *   cp        ranks that share each sequence: the keys and values of attention
  *   cp-heads, cp-ring
- *             of them neighbours that exchange positions for heads, and those that then have the same heads
+ *             the neighbours in cp that exchange positions for heads, and those that then have the same heads
  *   dp-cp     ranks with the same shard, other samples or other parts of them: gradients of dense parameters, ZeRO-1
  *   pp        the stages of one model: activations and their gradients
- *   embd      of them the first and last, or whichever read the embedding's table: its gradient; pos-embd: the first
+ *   embd      the first and last stage, or whichever read the embedding's table: its gradient; pos-embd: the first
  *   stage-low, stage-high
  *             with two replicas of each stage (bidirectional schedules) pp ranks r and pp-1-r both hold the stages
  *             r and pp-1-r: these two along pp, times dp and cp, reduce the gradients of the lower and higher stage.
@@ -47,9 +47,10 @@ typedef struct {
     int kv;       /* divides tp; 0 = 1 */
     int cp_heads; /* divides cp; 0 = 1 */
     bool sp;
-    bool two_replicas; /* of each stage, on mirrored pp ranks; pp is even */
-    bool experts;      /* else the groups of experts are not used */
-    int embd[2];       /* pp ranks in embd besides the first, ascending, 0: no more; none: the last */
+    bool two_replicas; /* each stage has two, on mirrored pp ranks; pp is even */
+    bool experts;      /* false: the groups of experts are not used */
+    int embd
+        [2]; /* the pp ranks in embd besides the first, ascending; 0 ends the list; none given: the last */
 } GridShape;
 
 typedef enum {
@@ -80,9 +81,9 @@ int group_count(GridShape s, GroupKind kind);
 void group_members(GridShape s, GroupKind kind, int index,
                    int *members); /* [group_size] world ranks, ascending */
 
-/* The index of the group that a rank is in; -1: in none (embd and pos-embd have some of the ranks only). */
+/* The index of the group that a rank is in; -1: it is in none (only some ranks are in embd and pos-embd). */
 int group_of(GridShape s, GroupKind kind, int rank);
-/* The rank's place among the members of its group; -1: in none. */
+/* The rank's index among the members of its group; -1: it is in none. */
 int group_rank(GridShape s, GroupKind kind, int rank);
 
 #endif

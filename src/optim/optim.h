@@ -1,6 +1,6 @@
 /*
- * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, AdamW on this rank's slice of
- * the weights; and the learning-rate schedules. Sees flat buffers and flags, no layers.
+ * The end of a step, when gradients are summed over ranks (ddp.h): their norm, clipping, and AdamW on this rank's shard
+ * of the weights; and the learning-rate schedules. This code sees flat buffers and flags, no layers.
  */
 #ifndef MEGATRAIN_OPTIM_OPTIM_H
 #define MEGATRAIN_OPTIM_OPTIM_H
@@ -14,26 +14,28 @@ typedef struct {
 enum { OPTIM_STORES = 2 };
 
 typedef struct {
-    ParamStore *store[OPTIM_STORES]; /* all that this rank has */
+    ParamStore *store[OPTIM_STORES]; /* all stores that this rank has */
     int stores;
     const GradStats *stats;
     Stream *stream;
     World *world;
-    StepValues *step; /* device memory */
+    StepValues *step; /* in device memory */
     Tensor sums;      /* [3] i64: loss, counted tokens, non-finite flag */
     AdamWSpec adamw;
-    float bias_rate;   /* of experts' biases (device/ops.def, expert_bias); 0: they stay */
+    float bias_rate;   /* how fast experts' biases change (device/ops.def, expert_bias); 0: they stay */
     int headroom_bits; /* Canon.headroom_bits */
 } Optim;
 
-/* Loss, counted tokens and non-finite flag over dp, cp and the stages, of which the last one's have them. */
+/* Sums loss, counted tokens and the non-finite flag over dp, cp and the stages; only the last stage has them. */
 Err optim_sum_loss(Optim *o);
-/* Norm over all parameters once each, clip factor, skip and overflow flags, next shifts: into *step. */
+/* Puts the norm over all parameters, each counted once, the clip factor and the flags for skip and overflow into *step;
+ * and computes the next shifts. */
 Err optim_norm(Optim *o);
-/* The same for this rank's stages alone, with `sums` instead of the loss's: for updates while other stages run. */
+/* Does the same for this rank's stages alone, with `sums` instead of the loss's sums: for updates while other stages
+ * run. */
 Err optim_norm_local(Optim *o, Tensor sums);
-/* AdamW on this rank's slice of every parameter of a store (decay by its flag), unless step->skip; experts' biases by
- * their load. */
+/* Unless step->skip: AdamW on this rank's ZeRO shard of every parameter of a store (decay by its flag); experts' biases
+ * change by their load. */
 Err optim_update(Optim *o, ParamStore *store);
 
 typedef enum { LR_CONSTANT, LR_LINEAR, LR_COSINE, LR_WSD, LR_INVERSE_SQRT } LrShape;
@@ -42,7 +44,7 @@ typedef struct {
     LrShape shape;
     double lr, min_lr;
     int64_t warmup, decay_steps; /* steps */
-    int64_t wsd_decay;           /* WSD: length of the final decay, steps */
+    int64_t wsd_decay;           /* steps of the final decay of WSD */
 } LrSchedule;
 
 /* Learning rate of update number `step` (1 = first). Source: Megatron's scheduler, in steps. */
