@@ -279,7 +279,7 @@ Err boot_read(Boot *out, BootGet get, void *context)
     TRY(read_address(&e, &b));
     TRY(read_port(&e, &b));
     TRY(read_secret(&e, &b));
-    const char *id = value_of(&e, "MEGATRAIN_JOB"); /* for launchers that have no name for a job */
+    const char *id = value_of(&e, "MEGATRAIN_JOB"); /* stands in where a launcher has no name for a job */
     if (!id) id = e.id;
     snprintf(b.job, sizeof b.job, "%s '%.150s', %d ranks, port %d, start %d", b.launcher, id, b.size, b.port,
              b.restart);

@@ -24,26 +24,26 @@ enum { BOOT_SECRET_MIN = 16, BOOT_SECRET_BYTES = 256 };
 typedef struct {
     const char *launcher; /* "torchrun", "environment", "mpirun", "mpiexec", "srun", "none" */
     int rank, size;
-    int local_rank, local_size;        /* on this node; -1 where the launcher does not tell */
+    int local_rank, local_size;        /* rank and ranks on this node; -1: the launcher does not tell */
     char addr[256];                    /* name or number of the host of rank 0 */
-    int port;                          /* the first to try */
-    bool port_given;                   /* by the user or the launcher; else a default of ours */
+    int port;                          /* the first port to try */
+    bool port_given;                   /* the user or the launcher gave the port; else it is our default */
     int restart;                       /* how often the launcher started the job anew */
     char job[256];                     /* equal on the ranks of one start of a job, different for any other */
     char secret[BOOT_SECRET_BYTES];    /* MEGATRAIN_SECRET; "" if the launcher gave none (boot/secret.h) */
     const volatile sig_atomic_t *stop; /* not 0: waits for others end; NULL unless the caller sets it */
 } Boot;
 
-/* ERR_CONFIG: half a set of variables, a value that is no number or out of range, a secret that is too short or too
- * long, or no way to rank 0. */
+/* ERR_CONFIG: only half of a set of variables is there, a value is no number or out of range, a secret is too short or
+ * too long, or nothing says where rank 0 is. */
 Err boot_from_env(Boot *out);
 
-/* The same from any source of variables: get(context, name) returns the value, NULL if there is none.
+/* Does the same with any source of variables: get(context, name) returns the value, NULL if there is none.
  * Values stay valid until boot_read returns. */
 typedef const char *(*BootGet)(void *context, const char *name);
 Err boot_read(Boot *out, BootGet get, void *context);
 
-/* A 64-bit hash of b->job: a name for it in a file's. */
+/* A 64-bit hash of b->job, for use in the name of a file. */
 uint64_t boot_key(const Boot *b);
 
 #endif

@@ -47,18 +47,22 @@ typedef struct {
     char host[LINK_HOST_BYTES];
 } Hello;
 
-typedef enum { WELCOME, WELCOME_REFUSED, WELCOME_FAILED /* the whole start; rank 0 says so */ } WelcomeKind;
+typedef enum {
+    WELCOME,
+    WELCOME_REFUSED,
+    WELCOME_FAILED /* the whole start failed; rank 0 says so */
+} WelcomeKind;
 
 typedef struct {
     uint64_t process;
-    uint32_t kind, pid; /* of the host */
+    uint32_t kind, pid; /* a WelcomeKind; the host process */
     char host[LINK_HOST_BYTES];
-    char text[512]; /* why refused; in printable characters, as the name */
+    char text[512]; /* why it refused; printable characters, as in the name */
 } Welcome;
 
 typedef enum {
-    GREET_MORE, /* to come, or to be sent */
-    GREET_DONE, /* host: the hello is proven; caller: the welcome is */
+    GREET_MORE, /* more is to come, or to be sent */
+    GREET_DONE, /* the host has a proven hello, or the caller a proven welcome */
     GREET_STRANGER,
     GREET_OTHER_VERSION,
     GREET_OTHER_KEY
@@ -67,7 +71,7 @@ typedef enum {
 typedef struct {
     GreetKey key;
     uint32_t port;
-    uint8_t numbers[2][GREET_NUMBER_BYTES]; /* the caller's, the host's */
+    uint8_t numbers[2][GREET_NUMBER_BYTES]; /* the caller's number, the host's number */
     Hello hello;
     bool called; /* caller: the answer was right; host: the call was answered */
 } Greeting;
@@ -77,19 +81,20 @@ Hello greet_hello(const Boot *boot);
 uint64_t greet_random(void);
 
 /*
- * Either end, on a link that was just opened: no byte behind the greeting is read before it is done. Then
- * greet_caller or greet_host when something has arrived, until it is not GREET_MORE; what waits for sending the
- * caller of these sends (link_flush). The host ends with greet_welcome. False: no memory.
+ * How either end greets on a link that was just opened. It begins with greet_call or greet_expect; no byte behind the
+ * greeting is read before it is done. Then it calls greet_caller or greet_host whenever something has arrived, as long
+ * as that returns GREET_MORE, and sends what waits for sending (link_flush). The host ends with greet_welcome. False:
+ * there is no memory.
  */
 bool greet_call(Greeting *g, Link *l, const GreetKey *key, const Hello *hello, int port);
 GreetStep greet_caller(Greeting *g, Link *l, Welcome *out);
 void greet_expect(Greeting *g, Link *l, const GreetKey *key, int port);
 GreetStep greet_host(Greeting *g, Link *l);
-Hello greet_introduced(
-    const Greeting *g); /* who it was, after GREET_DONE; its name in printable characters */
+/* Who the other end is, after GREET_DONE; its name has printable characters alone. */
+Hello greet_introduced(const Greeting *g);
 bool greet_welcome(const Greeting *g, Link *l, const Welcome *w);
 
-/* The caller's greeting, waited for. */
+/* The caller's whole greeting, for which this waits. */
 GreetStep greet_until(Greeting *g, Link *l, Welcome *out, double deadline);
 
 #endif

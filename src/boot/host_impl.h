@@ -14,26 +14,26 @@ typedef enum {
     CONN_STORE,
     CONN_WATCH,
     CONN_ENDING
-} ConnState; /* ENDING: closed when the other side is */
+} ConnState; /* ENDING: it is closed when the other side has closed it */
 
 typedef struct {
     Link link;
     Greeting greeting;
     ConnState state;
     int rank;
-    double since; /* accepted at, ending since */
+    double since; /* when it was accepted; ENDING: since when it has been ending */
     bool proven;  /* has shown that it has the run's secret */
     bool shut;    /* ENDING, and our side is closed */
-    bool waits;   /* for a key to be set */
+    bool waits;   /* it waits until a key is set */
     char wanted[STORE_KEY_MAX + 1];
     uint32_t wanted_id;
-    double alive_at; /* WATCH: next sign of life */
+    double alive_at; /* WATCH: when the next sign of life is to be sent */
     bool told;       /* WATCH: the verdict has arrived there */
 } Conn;
 
 typedef struct {
-    bool known, here; /* known: has been here; here: its store connection is open */
-    bool heard;       /* and there it has said that it heard its welcome: it will not call again */
+    bool known, here; /* known: it has been here; here: its store connection is open */
+    bool heard;       /* on it the rank said that it heard its welcome: it will not call again */
     bool gave_up;     /* its own patience ended while it waited for others */
     Hello hello;
 } Peer;
@@ -44,7 +44,7 @@ struct Host {
     GreetKey key;
     int listener, port, wake;
     pthread_t thread;
-    bool closing; /* set and read atomically, after close_at */
+    bool closing; /* is set and read atomically; close_at is set before */
     double close_at;
     Conn **conns;
     struct pollfd *polls;
@@ -56,13 +56,14 @@ struct Host {
     char failure_text[512];
     Kv values;
     Judge *judge;
-    bool watching; /* some rank opened its watch: without any, nobody is judged */
+    bool watching; /* some rank opened its watch; before that nobody is judged */
     bool told_judging, judged;
     Verdict verdict;
-    double own_verdict_at; /* rank 0 hears it after the others, or then; 0: none to tell */
+    /* rank 0 hears the verdict after the others, or at this time; 0: there is none to tell */
+    double own_verdict_at;
 };
 
-/* One request of a rank, answered at once, or when the key is set. */
+/* A request of a rank, which is answered at once, or when the key is set. */
 void host_set(Host *h, Conn *c, uint32_t id, const char *key, const void *value, size_t size, size_t echo);
 void host_get(Host *h, Conn *c, uint32_t id, const char *key);
 /* False: not a number's bytes. */

@@ -289,7 +289,8 @@ static bool find_circle(const Judge *j, Wait *out)
     Wait w;
     int at = 0;
     while (at < j->size && waited_for(j, at, &w) < 0) at++;
-    for (int step = 0; step < 2 * j->size && at < j->size; step++) { /* as many lead in, as many go round */
+    for (int step = 0; step < 2 * j->size && at < j->size;
+         step++) { /* at most `size` steps lead into the circle, as many go round */
         at = waited_for(j, at, &w);
         if (at < 0) return false;
         if (step == j->size || (step > j->size && at < out->culprit)) *out = w;

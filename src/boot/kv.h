@@ -1,4 +1,5 @@
-/* The table behind the store (inside boot/ only): keys, values, limits on what they and those of one rank take. */
+/* The table behind the store (inside boot/ only): keys and values, and limits for what all of them take and for what
+ * those of one rank take. */
 #ifndef MEGATRAIN_BOOT_KV_H
 #define MEGATRAIN_BOOT_KV_H
 
@@ -22,12 +23,12 @@ typedef struct {
 typedef struct {
     KvItem *buckets[KV_BUCKETS];
     size_t bytes;
-    KvUse *use; /* by rank */
+    KvUse *use; /* the index is a rank */
 } Kv;
 
-bool kv_open(Kv *kv, int ranks);                      /* false: no memory */
-const KvItem *kv_find(const Kv *kv, const char *key); /* NULL: not set */
-/* Copies the value in the place of any earlier one; false when full, or this rank's share is. */
+bool kv_open(Kv *kv, int ranks);                      /* false: there is no memory */
+const KvItem *kv_find(const Kv *kv, const char *key); /* NULL: it is not set */
+/* Copies the value, which replaces an earlier one. False: the table, or this rank's share of it, is full. */
 bool kv_put(Kv *kv, int rank, const char *key, const void *value, size_t size);
 void kv_free(Kv *kv);
 

@@ -21,7 +21,7 @@ enum { LINK_HOST_BYTES = 64 };
 /* ---- what travels: a greeting (boot/greet.h), then frames ---- */
 
 typedef enum {
-    /* to rank 0: */
+    /* These go to rank 0: */
     FRAME_SET = 1, /* key, 0, value */
     FRAME_GET,     /* key, 0 */
     FRAME_ADD,     /* key, 0, int64 */
@@ -31,8 +31,8 @@ typedef enum {
     FRAME_BEAT,
     FRAME_REPORT,
     FRAME_LEAVE,
-    FRAME_GOT, /* the verdict */
-    /* from rank 0: */
+    FRAME_GOT, /* the verdict has arrived */
+    /* These come from rank 0: */
     FRAME_ALL_HERE,
     FRAME_REPLY, /* value; id of the request */
     FRAME_FAIL,  /* text of an ERR_RENDEZVOUS; id of the request, 0: the ranks do not meet */
@@ -64,25 +64,26 @@ typedef struct {
 
 void link_open(Link *l, int fd, uint32_t frame_max);
 void link_close(Link *l);
-/* From now on frames of at most so many bytes. */
+/* From now on frames have at most so many bytes. */
 void link_frames(Link *l, uint32_t frame_max);
-/* From now on no frames: so many bytes, and what is behind them stays unread. */
+/* From now on no frames are read but so many bytes; what is behind them stays unread. */
 void link_limit(Link *l, size_t bytes);
-/* The descriptor, without the rest; the caller owns it. */
+/* Gives up the link without closing its descriptor, which it returns; the caller owns it. */
 int link_release(Link *l);
 
-/* Takes what has arrived. 1: something, 0: nothing now, -1: closed, broken or out of memory. */
+/* Takes what has arrived. 1: there was something, 0: nothing now, -1: the link is closed or broken, or there is no
+ * memory. */
 int link_fill(Link *l);
-/* 1: a frame is there (link_drop it after use), 0: not yet, -1: longer than agreed. */
+/* 1: a frame is there (link_drop it after use), 0: not yet, -1: it is longer than agreed. */
 int link_frame(const Link *l, Frame *out);
 void link_drop(Link *l, size_t bytes);
 void link_drop_frame(Link *l);
 
-/* Appends to what waits for sending; false without memory. */
+/* Appends to what waits for sending. False: there is no memory. */
 bool link_put(Link *l, FrameKind kind, uint32_t id, const void *head, size_t head_bytes, const void *body,
               size_t body_bytes);
 bool link_put_raw(Link *l, const void *data, size_t bytes);
-/* Sends what goes without waiting; false when the connection is broken. */
+/* Sends what can be sent without waiting. False: the connection is broken. */
 bool link_flush(Link *l);
 
 /* For clients: false at the deadline (errno ETIMEDOUT) or when the connection is broken. */
@@ -95,31 +96,31 @@ bool link_wait_or_stop(Link *l, Frame *out, double deadline, const volatile sig_
 /* poll() that is not disturbed by signals; 0 at the deadline. */
 int link_poll(struct pollfd *fds, int count, double deadline);
 
-/* A thread that leaves signals to the others. 0, or an error number. */
+/* Starts a thread that leaves signals to the others. Returns 0, or an error number. */
 int link_thread(pthread_t *thread, void *(*run)(void *), void *arg);
 
 /* ---- sockets ---- */
 
-/* A listening socket on all addresses of this host, or on the loopback ones. -1: *taken tells whether the port is
- * in use, else errno says why not. */
+/* Opens a listening socket on all addresses of this host, or on the loopback ones. -1: it failed; *taken tells whether
+ * the port is in use, and if not, errno says why. */
 int net_listen(int port, bool loopback_only, bool *taken);
 
-/* On a free port of this numeric address. -1 and errno; EINVAL: not numeric. */
+/* Listens on a free port of this numeric address. -1: it failed, see errno; EINVAL: the address is not numeric. */
 int net_listen_on(const char *address);
-/* Begins to connect to a numeric address: writable, the descriptor is connected or has an error (net_connected).
- * -1 and errno. */
+/* Begins to connect to a numeric address. When the descriptor is writable, it is connected or has an error
+ * (net_connected). -1: it failed, see errno. */
 int net_connect(const char *address, int port);
-bool net_connected(int fd); /* else errno */
-/* Of this end of a connection, or of a listener; 0: it cannot be told. */
+bool net_connected(int fd); /* false: errno says why */
+/* The port of this end of a connection, or of a listener; 0: it cannot be told. */
 int net_local_port(int fd);
 
-/* Connects to addr:port, IPv4 first. -1 and `why` on failure. (Names are looked up by the system's resolver, which
- * has its own limits.) */
+/* Connects to addr:port, IPv4 first. -1: it failed, and `why` tells. (The system's resolver looks up names and has its
+ * own limits.) */
 int net_dial(const char *addr, int port, double deadline, char *why, size_t why_size);
 
-/* Numeric address of this end of a connection. */
+/* The numeric address of this end of a connection. */
 bool net_local_addr(int fd, char *out, size_t size);
-bool net_peer_addr(int fd, char *out, size_t size); /* of the other end */
+bool net_peer_addr(int fd, char *out, size_t size); /* the address of the other end */
 
 void net_host_name(char out[LINK_HOST_BYTES]);
 /* What another process wrote is printed some day: in place, every byte that is no printable ASCII becomes '?'. */

@@ -13,10 +13,10 @@
 
 #include "base/clock.h"
 
-#define PATIENCE_FIRST_S 0.3 /* for an answer to a greeting; grows with every round */
+#define PATIENCE_FIRST_S 0.3 /* how long an answer to a greeting may take; it grows with every round */
 #define PATIENCE_LAST_S 4.0
-#define PATIENCE_TWIN_S 1.0 /* for a first rank 0: a second one that passes it by would wait in vain */
-#define PAUSE_FIRST_S 0.005 /* between rounds */
+#define PATIENCE_TWIN_S 1.0 /* how long a first rank 0 may take: who passes it by would wait in vain */
+#define PAUSE_FIRST_S 0.005 /* how long it rests between rounds */
 #define PAUSE_LAST_S 0.2
 
 /* What a port turned out to be. The later in this list, the more worth telling at the end. */
@@ -144,7 +144,7 @@ Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **h
             err_set(ERR_RENDEZVOUS, "rank 0 cannot listen on port %d: %s", port, strerror(errno));
             return err_hint("choose another MASTER_PORT");
         }
-        if (listener < 0) { /* by a second process that is rank 0? */
+        if (listener < 0) { /* perhaps a second process that is rank 0 has it */
             double until = clock_s() + PATIENCE_FIRST_S;
             if (until < patient_until) until = patient_until;
             Found f = ask("127.0.0.1", port, hello, earlier(deadline, until), out, why, sizeof why);

@@ -7,21 +7,21 @@
 #include "boot/store.h"
 
 typedef struct {
-    Link link;       /* greeted and welcomed */
+    Link link;       /* has been greeted and welcomed */
     Welcome welcome; /* who rank 0 is */
     GreetKey key;
     char addr[256];
     int port;
 } Meeting;
 
-/* Rank 0: listens, starts the host and connects to it. */
+/* Rank 0 calls this: listens, starts the host and connects to it. */
 Err meet_as_host(const Boot *boot, const Hello *hello, double deadline, Host **host, Meeting *out);
-/* The others: look for rank 0 until the deadline. */
+/* The others call this: looks for rank 0 until the deadline. */
 Err meet_host(const Boot *boot, const Hello *hello, double timeout_s, double deadline, Meeting *out);
-/* One more connection to where `m` leads. */
+/* Makes one more connection to where `m` leads. */
 Err meet_again(const Meeting *m, const Hello *hello, double deadline, Link *out);
 
-/* Of an open Store: for the watch connection, which leads to the same host. */
+/* What an open Store met, and with what it greeted: for the watch connection, which leads to the same host. */
 const Meeting *store_meeting(const Store *s);
 const Hello *store_hello(const Store *s);
 

@@ -1,6 +1,6 @@
 /*
- * Who hears of a communicator's calls, and what is called what when they do not end. A communicator tells its observer
- * and knows no more of it; the watch (watch.h) is one, which tells rank 0.
+ * Who hears of a communicator's calls, and how messages are called in a verdict when they do not end. A communicator
+ * tells its observer and knows no more of it. The watch (watch.h) is an observer, which tells rank 0.
  */
 #ifndef MEGATRAIN_BOOT_OBSERVER_H
 #define MEGATRAIN_BOOT_OBSERVER_H
@@ -16,13 +16,13 @@ typedef enum {
     MESSAGE_GRADIENT,
     MESSAGE_KEYS,
     MESSAGE_KEY_SUMS, /* their gradients, summed on the way */
-    MESSAGE_SUM,      /* a part of what is summed over ranks */
+    MESSAGE_SUM,      /* a part of a tensor that is summed over ranks */
     MESSAGE_KIND_COUNT
 } MessageKind;
 
 typedef struct {
-    uint16_t kind;  /* MessageKind */
-    uint16_t stage; /* of keys and their gradients: the part of the sequence */
+    uint16_t kind;  /* a MessageKind */
+    uint16_t stage; /* the stage; for keys and their gradients the part of the sequence */
     uint32_t microbatch;
 } MessageLabel;
 
@@ -33,7 +33,7 @@ void message_text(MessageLabel label, char *out, size_t size);
 enum { OBSERVER_NOBODY = -1 };
 
 /*
- * Told from any thread, at no cost to speak of. Collectives are numbered from 1, the same on all members; an exchange
+ * Any thread may tell it, at no cost to speak of. Collectives are numbered from 1, the same on all members. An exchange
  * is told as number 0, since each member has its own number of them.
  */
 typedef struct {

@@ -16,7 +16,7 @@
 
 enum { RANDOM_BYTES = 32, DIGITS = 2 * RANDOM_BYTES };
 #define LOOK_S 0.05
-#define WRITTEN_S 1.0 /* from making the file to its last byte, at most */
+#define WRITTEN_S 1.0 /* writing the file takes no longer than this */
 
 /* Ranks of one start of a job look for one file, those of another for another. */
 static Err path_of(const Boot *b, const char *folder, char path[PATH_MAX])

@@ -10,7 +10,7 @@
 #include "base/clock.h"
 #include "boot/meet.h"
 
-#define ANSWER_S 10.0 /* for what rank 0 answers at once */
+#define ANSWER_S 10.0 /* how long an answer that rank 0 gives at once may take */
 
 struct Store {
     Boot boot;

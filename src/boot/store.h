@@ -29,23 +29,23 @@ typedef struct Store Store;
  * What rank 0 told the others it says itself: there the error is rank 0's (err_elsewhere).
  */
 Err store_open(const Boot *boot, double timeout_s, Store **out);
-/* Orderly goodbye. Rank 0 serves on until the others have closed, at most timeout_s: ERR_PEER if one did not, or
+/* Says goodbye in order. Rank 0 serves on until the others have closed, at most timeout_s: ERR_PEER if one did not, or
  * ended otherwise. The Store is gone in any case. NULL is allowed. */
 Err store_close(Store *s, double timeout_s);
 
 Err store_set(Store *s, const char *key, const void *value, size_t size);
-/* Waits for the key. *size: of the value; more than `capacity` is ERR_RENDEZVOUS. */
+/* Waits for the key. *size: the size of the value; more than `capacity` is ERR_RENDEZVOUS. */
 Err store_get(Store *s, const char *key, void *value, size_t capacity, size_t *size, double timeout_s);
-/* Adds to a 64-bit counter that starts at 0; *sum (may be NULL): after it. */
+/* Adds to a 64-bit counter that starts at 0. *sum (may be NULL): what it is then. */
 Err store_add(Store *s, const char *key, int64_t delta, int64_t *sum);
 
 /* Collective. `facts`: lines "what: value". ERR_CONFIG on every rank if one differs from rank 0's (whose error it
  * is: err_elsewhere), naming the first such rank and line. */
 Err store_agree(Store *s, const char *facts, double timeout_s);
 
-/* Numeric address by which this process reaches rank 0, and so by which the others can reach it. */
+/* The numeric address by which this process reaches rank 0, and so by which the others can reach this process. */
 Err store_local_addr(const Store *s, char *out, size_t size);
 
-int store_port(const Store *s); /* the one where the ranks met */
+int store_port(const Store *s); /* the port where the ranks met */
 
 #endif

@@ -22,7 +22,7 @@ enum { REPORT_WAIT_S = 2, JOIN_S = 5 };
 #define BEAT_S 0.5
 #define BEAT_MIN_S 0.02
 #define OPEN_S 10.0
-#define LEAVE_S 2.0 /* for rank 0 to take note of the goodbye */
+#define LEAVE_S 2.0 /* so long rank 0 has to take note of the goodbye */
 #define AWAY_S 1.0  /* so long without a turn: this process was stopped or starved */
 
 typedef struct {
@@ -46,7 +46,7 @@ struct Watch {
     _Atomic int64_t step;
     _Atomic uint64_t progress;
     Member member[WATCH_COMMS];
-    pthread_mutex_t lock;   /* of what follows */
+    pthread_mutex_t lock;   /* guards what follows */
     pthread_cond_t changed; /* state, ended */
     WatchState state;
     Verdict verdict;

@@ -40,39 +40,39 @@ typedef enum {
 
 typedef struct {
     WatchWhat what;
-    int rank, pid; /* of the culprit */
-    int exit_code; /* to leave with: 7, 8, or that of a rank that left */
+    int rank, pid; /* who the culprit is */
+    int exit_code; /* the ranks leave with this: 7, 8, or the status of a rank that left */
     char host[STORE_HOST_BYTES];
-    char text[WATCH_TEXT_BYTES]; /* names the rank, host and pid, too */
+    char text[WATCH_TEXT_BYTES]; /* what happened, with rank, host and pid */
 } Verdict;
 
 typedef enum { WATCH_FINE, WATCH_JUDGING, WATCH_JUDGED } WatchState;
 
 typedef struct Watch Watch;
 
-/* Called once, on the watch thread; may end the process. */
+/* It is called once, on the watch thread, and may end the process. */
 typedef void (*WatchFn)(void *context, const Verdict *v);
 
-/* Collective in the sense that every rank should open one. freeze_s > 0; stall_s 0: no hang is judged; the longest of
- * all ranks' limits holds. The Store must outlive the Watch. */
+/* Every rank should open a watch. freeze_s > 0; stall_s 0: no hang is judged. Ranks may give different limits: the
+ * longest holds. The Store must outlive the Watch. */
 Err watch_open(Store *s, double freeze_s, double stall_s, WatchFn on_verdict, void *context, Watch **out);
-/* Goodbye. exit_code 0 or 75 is nobody's concern; with any other the peers leave with it, too, and with this
- * message. Rank 0: store_close afterwards, which passes that on. At most 5 s + freeze_s. */
+/* Says goodbye. exit_code 0 or 75 does not concern the peers; with any other they leave with it, too, and with this
+ * message. Rank 0 calls store_close afterwards, which passes that on. Takes at most 5 s + freeze_s. */
 void watch_close(Watch *w, int exit_code, const char *message);
 
-void watch_phase(Watch *w, WatchPhase phase, int64_t step); /* step: the one that runs or was the last */
+void watch_phase(Watch *w, WatchPhase phase, int64_t step); /* step: the step that runs or was the last */
 /* Something got done. (So does every change that the other calls report.) */
 void watch_progress(Watch *w);
 
-/* This rank is a member of a communicator: who is to hear of its calls, before the first of which this is called. All
- * members use this id. */
+/* Tells that this rank is a member of a communicator, and returns the observer of its calls. To be called before the
+ * first of them. All members use this id. */
 CommObserver watch_join(Watch *w, uint32_t comm_id, const char *name);
 
-/* For a rank whose communication failed: tells rank 0 and waits up to 2 s for the verdict, which names who caused
- * that. False: none came (w is NULL, or rank 0 is gone, too); leave with the error as it is. */
+/* A rank whose communication failed calls this: it tells rank 0 and waits up to 2 s for the verdict, which names who
+ * caused the failure. False: none came (w is NULL, or rank 0 is gone, too); the rank leaves with the error as it is. */
 bool watch_report(Watch *w, Err err, const char *text, Verdict *out);
 
-/* JUDGING: something is wrong somewhere, the verdict comes. *out (may be NULL) is set when JUDGED. */
+/* JUDGING: something is wrong somewhere, and the verdict is to come. JUDGED: *out (may be NULL) has it. */
 WatchState watch_state(Watch *w, Verdict *out);
 
 #endif

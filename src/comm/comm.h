@@ -109,13 +109,12 @@ struct Comm {
     CommObserver observer; /* hears of every call */
     /* This communicator carries the calls of another, which counts them. So its observer hears of waits alone. */
     bool carrier;
-    bool
-        pads_rows; /* an all-to-all of rows sends as many as there can be: so do nccl, and null in its stead */
+    /* an all-to-all of rows sends as many as there can be: so do nccl, and null in its stead */
+    bool pads_rows;
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
-    Event own; /* completes calls that have no event */
-    Event
-        pending; /* completes a call that goes on while its caller works; there is one such call at a time */
+    Event own;     /* completes calls that have no event */
+    Event pending; /* completes the one call that goes on while its caller works */
 };
 
 void comm_open_self(Comm *c, const char *name);
