@@ -326,7 +326,7 @@ Tensor param_view(const Param *p, Tensor flat)
 
 Tensor param_store_grad(const ParamStore *s, int id) { return param_view(&s->reg->items[id], s->grad); }
 
-/* This rank's slice of a parameter in a flat buffer that holds all of it. */
+/* What this rank's ZeRO shard has of a parameter, in a flat buffer that holds all of it. */
 static Tensor own_shard(const ParamStore *s, int id, Tensor flat)
 {
     ParamRange x = param_zero_shard(s->reg, id);

@@ -1,5 +1,5 @@
 /*
- * Boxes: which part of a global tensor a piece of local memory is.
+ * Boxes say which part of a global tensor a piece of local memory is.
  *
  * A global tensor is seen in plain order: sections one after the other, no padding, row-major [rows, columns]
  * (columns 1 for vectors). Memory of a rank is something else: a cut of dim 0 or 1, sections interleaved
@@ -38,40 +38,40 @@ Param shard_param(const Param *p, const ParamPlace *place);
 bool shard_is_cut(const Param *p, Cut axis);
 
 /*
- * True for the ranks that write what they hold of p, or whose numbers count: of ranks with the same content one, and of
- * those with slices of it each. Same content have the copies without slices, all tp ranks of a dense tensor that tp
- * does not cut, and all etp ranks of an expert's that etp does not cut.
+ * True for the ranks that write what they hold of p, or whose numbers count. Of ranks with the same content this is
+ * one; of ranks with different ZeRO shards of it, each. The same content have copies without ZeRO shards, all tp ranks
+ * of a dense tensor that tp does not cut, and all etp ranks of an expert's tensor that etp does not cut.
  */
 bool shard_owner(const Param *p, const ParamPlace *place);
 
 /*
- * The boxes of all local elements of p that are not padding, by matrix, each ordered by plain row. Fills
- * out[0..capacity) and returns how many there are: for each matrix at most sections * chunks on this rank + sections
- * (call with capacity 0 to ask).
+ * The boxes of all local elements of p that are not padding, matrix by matrix, and within one ordered by plain row.
+ * Fills out[0..capacity) and returns how many there are; call with capacity 0 to ask. A matrix has at most sections *
+ * chunks on this rank + sections.
  */
 int shard_boxes(const Param *p, ShardBox *out, int capacity);
 
 /*
- * The boxes of local elements [first, first + count) (a ZeRO-1 slice): a part of a row, whole rows, a part of
- * a row, so at most 2 boxes more than those of the whole. ASSERT: the range lies within p->count. Returns as above.
+ * The boxes of local elements [first, first + count), such as those of a ZeRO shard: a part of a row, whole rows, a
+ * part of a row, so at most 2 boxes more than those of the whole. ASSERT: the range lies within p->count. Returns as
+ * above.
  */
 int shard_range(const Param *p, int64_t first, int64_t count, ShardBox *out, int capacity);
 
 /*
- * How many of boxes[0..count), from the front, make one global box together when laid below one another; that
- * box in *merged. A stored piece is such a run: chunks that lie apart in memory are neighbours in plain
- * order.
+ * How many of boxes[0..count), from the front on, make one global box when they are laid below one another. *merged:
+ * that box. A stored piece is such a run: chunks that lie apart in memory are neighbours in plain order.
  */
 int shard_merge(const ShardBox *boxes, int count, Box *merged);
 
 Box shard_global(const Param *p); /* the whole tensor */
 
-int64_t box_count(Box b); /* elements */
+int64_t box_count(Box b); /* how many elements it has */
 
-/* False, and *out untouched, when they have no element in common. */
+/* *out: what a and b have in common. False, and *out is untouched: nothing. */
 bool box_intersect(Box a, Box b, Box *out);
 
-/* The part of s that lies in `within`, with its own place in memory. */
+/* *out: the part of s that lies in `within`, and where that is in memory. False: nothing does. */
 bool shard_clip(ShardBox s, Box within, ShardBox *out);
 
 #endif
