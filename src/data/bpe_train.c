@@ -46,7 +46,7 @@ typedef struct {
 
 typedef struct {
     WordCounts counts; /* a word's size is that of its symbols */
-    int32_t *symbols;  /* of all words, at the same place as their bytes */
+    int32_t *symbols;  /* the symbols of all words, each word's where its bytes are */
     Pair *pairs;
     int64_t *pair_table; /* slots hold pair + 1 */
     Use *uses;

@@ -9,20 +9,20 @@
 #include "data/not_text.h"
 #include "data/pretoken.h"
 
-enum { PIECE_BYTES = 64 << 10 }; /* of a long line */
+enum { PIECE_BYTES = 64 << 10 }; /* a long line is read in pieces of this size */
 
 struct Cutter {
     CutOptions o;
     InputPlace at;
     Input *input;            /* NULL: the next one is to be opened */
-    ChunkKind kind;          /* of the input */
-    bool told;               /* that an input holds JSON lines */
+    ChunkKind kind;          /* what the input holds */
+    bool told;               /* it was said that an input holds JSON lines */
     int64_t consumed_before; /* bytes of the files before it */
     char *ahead;
     int64_t ahead_size, ahead_capacity;
     bool open; /* the last chunk left a document open */
     bool long_line;
-    JsonlScan scan; /* of the long line */
+    JsonlScan scan; /* how far the long line was read */
     JsonlText text; /* decoded from it, and not yet in a chunk */
 };
 

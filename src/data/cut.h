@@ -22,49 +22,49 @@ typedef enum {
     CHUNK_LINES       /* JSON lines */
 } ChunkKind;
 
-/* Where in the inputs: which of them, and how many bytes and lines (these are the caller's to count) of its text are
- * behind. */
+/* A place in the inputs: which input, and how many bytes and lines of its text lie before the place. The caller counts
+ * the lines. */
 typedef struct {
     int64_t input, offset, lines;
 } InputPlace;
 
 typedef struct {
     ChunkKind kind;
-    char *text; /* owned, used again */
+    char *text; /* the chunk owns it; it is used again */
     int64_t size, capacity;
     bool continues;         /* it begins inside the document that the chunk before has left open */
     bool open;              /* its last document goes on in the next chunk */
     bool safe;              /* a later process can begin behind it */
-    int64_t input;          /* it comes from this one */
-    InputPlace next;        /* what follows it */
-    int64_t consumed_bytes; /* of all files, up to its end */
-    int64_t lines;          /* that end in it: of CHUNK_LINES for the caller to count */
-    bool at_line;           /* a failure is that of the line behind those */
+    int64_t input;          /* the input that it comes from */
+    InputPlace next;        /* where what follows it begins */
+    int64_t consumed_bytes; /* how many bytes of all files were read up to its end */
+    int64_t lines;          /* how many lines end in it; in CHUNK_LINES the caller counts them */
+    bool at_line;           /* a failure concerns the line behind those */
 } Chunk;
 
 typedef struct {
     const char *const *inputs;
     int64_t input_count;
-    InputStat *stats; /* [input_count]; of each that is begun: becomes what it was when it was opened */
-    const Tokenizer
-        *tokenizer; /* says where text may be cut; NULL: wherever no pattern of words is cut (pretoken.h) */
+    InputStat *stats; /* [input_count] is filled for each input when it is opened */
+    /* Says where text may be cut. NULL: wherever no pattern of words is cut (pretoken.h). */
+    const Tokenizer *tokenizer;
     ChunkKind kind;
     bool tell_lines; /* an input that begins as JSON lines is CHUNK_LINES, and that is said */
     bool any_bytes;  /* inputs that are no text (not_text.h) are taken as they are */
-    JsonlKey key;    /* of lines */
+    JsonlKey key;    /* which member of JSON lines */
 } CutOptions;
 
-/* To a line of an input that was told to be JSON lines, and is none. */
+/* The hint when a line of an input that was said to be JSON lines is no JSON. */
 #define CUT_TEXT_HINT "if it is no file of JSON lines: --format text takes it as it is"
 
 typedef struct Cutter Cutter;
 
-/* From `place` on. consumed_bytes: of the files before it. */
+/* Cuts from `place` on. consumed_bytes: what the files before it have. */
 Err cutter_open(const CutOptions *o, InputPlace place, int64_t consumed_bytes, Cutter **out);
 void cutter_close(Cutter *c); /* NULL is fine */
 
-/* The next chunk; *more = false, and no chunk, after the last. ERR_DATA naming the file, or with out->at_line the
- * column; ERR_MEMORY. */
+/* Gives the next chunk; after the last *more = false, and there is no chunk. ERR_DATA names the file, or with
+ * out->at_line the column. ERR_MEMORY. */
 Err cutter_next(Cutter *c, Chunk *out, bool *more);
 
 /* The end of the line that starts at `text`: its line feed, or `end`. */

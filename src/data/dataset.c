@@ -14,10 +14,10 @@
 #include "data/shards.h"
 
 typedef struct {
-    char *word; /* that names its files */
+    char *word; /* names its files */
     Shards file;
-    int64_t from, to;                     /* sequences of the part */
-    int64_t first_token, tokens, samples; /* of the part */
+    int64_t from, to;                     /* the sequences of the part */
+    int64_t first_token, tokens, samples; /* what the part has */
     int64_t before;                       /* samples that earlier stages took of the same file */
     MegatronIndex index;                  /* ORDER_MEGATRON */
 } Source;

@@ -33,7 +33,7 @@
 #include "base/err.h"
 
 typedef enum {
-    ORDER_KEYED,   /* training: shuffled, a new permutation each epoch */
+    ORDER_KEYED,   /* training: shuffled by a new permutation each epoch */
     ORDER_FILE,    /* validation: samples 0, 1, 2, ... of each file, again and again */
     ORDER_MEGATRON /* training: Megatron's shuffled index */
 } DataOrder;
@@ -44,15 +44,15 @@ typedef struct {
     const char *spec;  /* "prefix", or a blend "weight prefix weight prefix ..."; of several stages */
     const char *split; /* weights of train, valid, test; NULL or "": the whole files */
     DataPart part;     /* which part of the split */
-    int64_t seq;       /* T: tokens that are predicted a sample */
-    int64_t vocab;     /* ids must be below; 0: unchecked */
+    int64_t seq;       /* T: how many tokens of a sample are predicted */
+    int64_t vocab;     /* ids must be below this; 0: they are not checked */
     uint64_t seed;     /* data.seed; below 2^32 with ORDER_MEGATRON */
     DataOrder order;
-    /* Token files known to be of another tokenizer are refused; its name, NULL: unchecked. */
+    /* The tokenizer's name: token files known to be made with another are refused. NULL: that is not checked. */
     const char *tokenizer;
     uint32_t tokenizer_crc;
-    int64_t samples;       /* of the run; for ORDER_MEGATRON */
-    const BatchRamp *ramp; /* of the run; NULL: there are no stages */
+    int64_t samples;       /* how many the run reads; for ORDER_MEGATRON */
+    const BatchRamp *ramp; /* the run's global batches; NULL: there are no stages */
 } DatasetOptions;
 
 typedef struct Dataset Dataset;
@@ -64,32 +64,31 @@ typedef struct Dataset Dataset;
 Err dataset_open(const DatasetOptions *o, Dataset **out);
 void dataset_close(Dataset *d); /* NULL is fine */
 
-/* What dataset_open says of spec, split and order without looking for a file: ERR_CONFIG. */
+/* Returns the ERR_CONFIG that dataset_open would for spec, split or order, without looking for a file. */
 Err dataset_check_text(const DatasetOptions *o);
 
 /* tokens[seq + 1] of the sample at a position. ERR_DATA for an id outside the vocabulary, and for a
  * position beyond the run of ORDER_MEGATRON. */
 Err dataset_get(const Dataset *d, int64_t position, int32_t *tokens);
 
-/* ERR_DATA for an id outside the vocabulary in the samples at positions 0 .. count - 1; not with ORDER_MEGATRON. */
+/* ERR_DATA: the samples at positions 0 .. count - 1 have an id outside the vocabulary. Not for ORDER_MEGATRON. */
 Err dataset_check(const Dataset *d, int64_t count);
 
-/* Where the sample at a position comes from; not with ORDER_MEGATRON, whose samples have many
- * places. */
+/* Where the sample at a position comes from. Not for ORDER_MEGATRON, whose samples come from many places. */
 typedef struct {
-    int source;          /* in the order of the spec */
-    int64_t epoch;       /* of that source */
-    int64_t sample;      /* within the source's part */
-    int64_t first_token; /* counted over the whole source */
+    int source;          /* its number in the order of the spec */
+    int64_t epoch;       /* which epoch of that source */
+    int64_t sample;      /* its number within the source's part */
+    int64_t first_token; /* its first token, counted over the whole source */
 } DatasetPlace;
 DatasetPlace dataset_place(const Dataset *d, int64_t position);
 
-/* What is read at a position. */
+/* The stage that is read at a position. */
 typedef struct {
-    int number, count; /* from 0 on; of all stages */
-    int64_t first;     /* position */
-    const char *spec;  /* of this stage alone */
-    int64_t samples;   /* of one epoch, all its files together */
+    int number, count; /* which stage, from 0 on; how many there are */
+    int64_t first;     /* the position where it begins */
+    const char *spec;  /* what it alone reads */
+    int64_t samples;   /* all its files have so many in one epoch */
 } DatasetStage;
 DatasetStage dataset_stage(const Dataset *d, int64_t position);
 
@@ -97,7 +96,7 @@ int64_t dataset_seq(const Dataset *d);
 int64_t dataset_samples(const Dataset *d); /* samples of one epoch, all files together; with one stage */
 int64_t dataset_tokens(const Dataset *d);  /* tokens of the part, all files together */
 int dataset_source_count(const Dataset *d);
-int64_t dataset_index_bytes(const Dataset *d); /* memory of the order; about 0 unless ORDER_MEGATRON */
+int64_t dataset_index_bytes(const Dataset *d); /* what the order takes; about 0 unless ORDER_MEGATRON */
 const char *dataset_source_name(const Dataset *d, int source); /* its prefix, or the word for several files */
 /* Do all its files end with this token? */
 bool dataset_source_ends_with(const Dataset *d, int source, int32_t id);
@@ -105,20 +104,18 @@ bool dataset_source_ends_with(const Dataset *d, int source, int32_t id);
 /* A source as a whole, whatever part of it is used. */
 typedef struct {
     const char *name;
-    int64_t first;                    /* position of its stage */
-    int files;                        /* that are read as one */
-    int64_t bytes, documents, tokens; /* of all of them; bytes of PREFIX.bin */
-    uint32_t index_crc, content_crc;  /* of PREFIX.idx, PREFIX.bin; of several files: shards.h */
-    bool has_content_crc;             /* from PREFIX.crc */
+    int64_t first;                    /* the position where its stage begins */
+    int files;                        /* how many files are read as one */
+    int64_t bytes, documents, tokens; /* how much all of them have; bytes of PREFIX.bin */
+    uint32_t index_crc, content_crc;  /* CRCs of PREFIX.idx and PREFIX.bin; for several files see shards.h */
+    bool has_content_crc;             /* PREFIX.crc has it */
 } DatasetSource;
 DatasetSource dataset_source(const Dataset *d, int source);
 
-/* CRC32C over indexes, split, weights, seq, seed: two data sets with the same one give the same
- * samples. */
+/* A CRC32C over indexes, split, weights, seq and seed. Two data sets with the same one give the same samples. */
 uint32_t dataset_crc(const Dataset *d);
 
-/* bounds[p] .. bounds[p + 1] = documents of part p among `documents`. ERR_CONFIG if the text is no
- * split. */
+/* Part p has the documents bounds[p] to bounds[p + 1] - 1 among `documents`. ERR_CONFIG: the text is no split. */
 Err split_documents(const char *split, int64_t documents, int64_t bounds[PART_COUNT + 1]);
 
 #endif

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-static const char magic[9] = "MMIDIDX\0"; /* with the second zero */
+static const char magic[9] = "MMIDIDX\0"; /* its second zero belongs to it */
 
 static const struct {
     const char *name;

@@ -40,7 +40,8 @@
 
 enum { INDEXED_HEADER_BYTES = 34, INDEXED_VERSION = 1, INDEXED_U16_VOCAB = 65500 };
 
-/* The text of PREFIX.crc: the tokenizer's checksum, or not; CRC32C and bytes of PREFIX.bin, then of PREFIX.idx. */
+/* PREFIX.crc is a text. It may have the tokenizer's checksum; it has CRC32C and bytes of PREFIX.bin, then of
+ * PREFIX.idx. */
 enum { INDEXED_SUMS_MAX = 200 };
 #define INDEXED_MADE_WITH "tokenizer crc32c %08x\n"
 #define INDEXED_SUMS "bin crc32c %08x size %lld\nidx crc32c %08x size %lld\n"
@@ -59,39 +60,37 @@ typedef struct {
     TokenType type;
     int token_bytes;
     int64_t sequences, documents, tokens;
-    bool summed; /* there is a PREFIX.crc, and in it: */
+    bool summed; /* there is a PREFIX.crc, which says: */
     uint32_t bin_crc;
-    bool made_with; /* and what the ids were made with: */
+    bool made_with; /* it also says what the ids were made with: */
     uint32_t tokenizer_crc;
 } Indexed;
 
-/* Opens PREFIX.bin and PREFIX.idx, mapped. ERR_DATA naming file, offset and what is wrong. */
+/* Opens and maps PREFIX.bin and PREFIX.idx. ERR_DATA names file, offset and what is wrong. */
 Err indexed_open(const char *prefix, Indexed *out);
 void indexed_close(Indexed *x);
 
-/* ERR_DATA if the ids are those of another tokenizer than this one (`name`: for the message), as far as PREFIX.crc
- * says. */
+/* ERR_DATA: PREFIX.crc says that the ids were made with another tokenizer than this one. `name` is for the message. */
 Err indexed_check_tokenizer(const Indexed *x, uint32_t tokenizer_crc, const char *name);
 
 /* Reads all of PREFIX.bin. *known false: there is no PREFIX.crc to compare with. ERR_DATA. */
 Err indexed_verify(const Indexed *x, bool *known);
 
-/* Of a sequence: how many tokens, and the first, counted over the whole file. */
+/* How many tokens a sequence has; the number of its first token, counted over the whole file. */
 int64_t indexed_length(const Indexed *x, int64_t sequence);
 int64_t indexed_start(const Indexed *x, int64_t sequence);
-/* Its length will be asked for soon: the fetch from memory begins. */
+/* The sequence's length will be asked for soon: begins to fetch it from memory. */
 void indexed_fetch(const Indexed *x, int64_t sequence);
-/* Sequences up to the end of a document. */
+/* How many sequences there are up to the end of a document. */
 int64_t indexed_document_end(const Indexed *x, int64_t document);
 
 /*
- * out[count] = tokens [first, first + count) of the whole file, as i32. ERR_DATA if one is
- * negative or, with vocab > 0, not below vocab: the message names document, place in it and the
- * id.
+ * out[count] = tokens [first, first + count) of the whole file, as i32. ERR_DATA: one is negative or, with vocab > 0,
+ * not below vocab; the message names the document, the place in it and the id.
  */
 Err indexed_read(const Indexed *x, int64_t first, int64_t count, int64_t vocab, int32_t *out);
 
-/* The same check without reading them anywhere. *highest (may be NULL) = the largest id. */
+/* Does the same check without storing the tokens. *highest (may be NULL) = the largest id. */
 Err indexed_check(const Indexed *x, int64_t first, int64_t count, int64_t vocab, int64_t *highest);
 
 /* The smallest type that Megatron would choose: u16 below 65500 ids, else i32. */
@@ -105,40 +104,40 @@ const char *token_type_name(TokenType type);
  */
 typedef struct IndexedWriter IndexedWriter;
 
-/* How much is written: with it a later process goes on. document_tokens: of a document that has not ended. */
+/* How much is written, so that a later process can go on. document_tokens: those of a document that has not ended. */
 typedef struct {
     int64_t tokens, sequences, documents, document_tokens;
     uint32_t tokens_crc, lengths_crc;
 } IndexedMark;
 
 Err indexed_create(const char *prefix, TokenType type, IndexedWriter **out);
-/* Goes on from what an earlier process synced; what it wrote after the mark is dropped. ERR_DATA if that is not there
- * any more, or damaged. */
+/* Goes on from what an earlier process synced; what it wrote after the mark is dropped. ERR_DATA: what was synced is
+ * gone, or damaged. */
 Err indexed_resume(const char *prefix, TokenType type, const IndexedMark *mark, IndexedWriter **out);
 
 /* Was a job with this mark at its end stopped behind the last rename? All that is left to do then is to remove
  * PREFIX.part. */
 bool indexed_published(const char *prefix, const IndexedMark *mark);
 
-/* More tokens of the present document. */
+/* Adds tokens to the present document. */
 Err indexed_add_tokens(IndexedWriter *w, const int32_t *ids, int64_t count);
-/* Ends the document: one sequence; a document without tokens has none, as in Megatron. */
+/* Ends the document, which is one sequence. A document without tokens has no sequence, as in Megatron. */
 Err indexed_end_document(IndexedWriter *w);
 
-/* To be noted in PREFIX.crc. */
+/* The tokenizer's checksum, which is to be noted in PREFIX.crc. */
 void indexed_made_with(IndexedWriter *w, uint32_t tokenizer_crc);
 
 int64_t indexed_written_tokens(const IndexedWriter *w);
 IndexedMark indexed_now(const IndexedWriter *w);
-Err indexed_sync(IndexedWriter *w); /* all up to here survives a power cut */
+Err indexed_sync(IndexedWriter *w); /* all that was written so far survives a power cut */
 
-/* Syncs, renames, and frees the writer, also on error. ERR_DATA if there is no token at all. */
+/* Syncs and renames the files and frees the writer, also on error. ERR_DATA: there is no token at all. */
 Err indexed_finish(IndexedWriter *w);
 /* Leaves PREFIX.part if something in it was synced, else nothing. NULL is fine. */
 void indexed_abandon(IndexedWriter *w);
 
-/* ERR_STORAGE if writing would remove what is not ours: PREFIX.bin, .crc or .idx is a folder, a device or a pipe, or in
- * a folder PREFIX.part there is a name that no job gives. */
+/* ERR_STORAGE: writing would remove what is not ours, because PREFIX.bin, .crc or .idx is a folder, a device or a pipe,
+ * or because the folder PREFIX.part has a name in it that no job gives. */
 Err indexed_check_place(const char *prefix);
 
 /* out = PREFIX.part, followed by `name`. */

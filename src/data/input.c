@@ -20,13 +20,13 @@ typedef enum { PLAIN, GZIP, ZSTD } Kind;
 struct Input {
     const char *path;
     int fd;
-    InputStat stat; /* when it was opened */
-    int64_t offset; /* in the file, of the end of the buffer */
+    InputStat stat; /* what it was when it was opened */
+    int64_t offset; /* where in the file the end of the buffer lies */
     char *buffer;
-    int64_t at, filled; /* in the buffer: the next byte, the end */
+    int64_t at, filled; /* the next byte in the buffer, and its end */
     Kind kind;
     bool stream;  /* stdin: no place to go back to */
-    bool inside;  /* of a compressed member that has not ended */
+    bool inside;  /* a compressed member has not ended yet */
     char *peeked; /* text that was looked at and is still to be read: [peeked_at, peeked_size) */
     int64_t peeked_at, peeked_size;
     z_stream gzip;

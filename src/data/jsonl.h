@@ -13,8 +13,7 @@
 
 enum { JSONL_DEPTH_MAX = 256, JSONL_KEY_PARTS = 8, JSONL_KEY_BYTES = 256 };
 
-/* Decoded text; grows as needed and is used again line after line. Start with all zero, free(text)
- * at the end. */
+/* Decoded text. It grows as needed and is used again line after line. Start with all zero, free(text) at the end. */
 typedef struct {
     char *text;
     int64_t size, capacity;
@@ -22,24 +21,24 @@ typedef struct {
 
 /* Where the text is: "text", or "a.b" for member b of the object that is member a; "\." is a dot in a name. */
 typedef struct {
-    char text[JSONL_KEY_BYTES]; /* as it was given, for messages */
+    char text[JSONL_KEY_BYTES]; /* the key as it was given, for messages */
     char names[JSONL_KEY_BYTES];
-    int start[JSONL_KEY_PARTS + 1]; /* of each name in `names`, and the end of the last */
+    int start[JSONL_KEY_PARTS + 1]; /* where each name begins in `names`, and where the last one ends */
     int parts;
 } JsonlKey;
 
 /* ERR_CONFIG if the key is empty, too long or too deep, or one of its names is empty. */
 Err jsonl_key(const char *text, JsonlKey *out);
 
-/* A line being read; opaque. */
+/* A line that is being read; only jsonl.c looks inside. */
 typedef struct {
     const JsonlKey *key;
-    int64_t column;             /* bytes of the line in earlier pieces */
+    int64_t column;             /* how many bytes of the line were in earlier pieces */
     char open[JSONL_DEPTH_MAX]; /* '{' or '[' of the values we are inside of */
     int depth, on_path;         /* on_path: depth of the innermost object that the key leads through */
     int state, sink, after_string, step;
     const char *word;
-    uint32_t code, high; /* of \u escapes: the digits so far; half of a pair that waits for the other */
+    uint32_t code, high; /* the digits of a \u escape so far; the half of a pair that waits for the other */
     int name_at;         /* bytes of the key's name that the member's name has matched; -1: another name */
     bool matched, seen[JSONL_KEY_PARTS], found;
 } JsonlScan;
@@ -54,13 +53,13 @@ void jsonl_begin(JsonlScan *s, const JsonlKey *key);
 Err jsonl_feed(JsonlScan *s, const char *bytes, int64_t size, JsonlText *out);
 Err jsonl_end(JsonlScan *s, JsonlText *out);
 
-/* Nothing but blanks so far. */
+/* Was there nothing but blanks so far? */
 bool jsonl_blank(const JsonlScan *s);
 
 /* Is this the beginning of JSON lines: the first line that is not blank is an object, or the beginning of one? */
 bool jsonl_begins(const char *text, int64_t size);
 
-/* All of it in one go: out = the text of the member. */
+/* Reads a whole line at once: out = the text of the member. */
 Err jsonl_member(const char *line, int64_t size, const char *key, JsonlText *out);
 
 #endif

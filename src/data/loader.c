@@ -17,7 +17,7 @@ struct Loader {
     SetupArena mem;
     LoaderOptions o;
     int64_t row;            /* tokens a sample */
-    int64_t step, position; /* of the batch that `next` is of: its number, and where it begins */
+    int64_t step, position; /* the batch that `next` belongs to: its number, and where it begins */
     Window present, next;
     LoaderStats stats;
     pthread_t thread;
@@ -32,7 +32,7 @@ static Err fetch(const Loader *l, int64_t first, int64_t count, int32_t *tokens)
     return ERR_OK;
 }
 
-/* Samples of `next`. */
+/* How many samples `next` has. */
 static int64_t window_samples(const Loader *l) { return batch_ramp_at(&l->o.ramp, l->step) / l->o.dp; }
 
 /* Fills `next` whenever it is told to. A failure leaves it empty: loader_get then meets the same
@@ -58,7 +58,7 @@ static void *prefetch(void *arg)
     return NULL;
 }
 
-/* Of the batch behind that of `next`. */
+/* Fetches the batch behind that of `next`. */
 static void start_prefetch(Loader *l)
 {
     pthread_mutex_lock(&l->lock);
@@ -138,7 +138,7 @@ static bool covers(const Window *w, int64_t first, int64_t count)
     return first >= w->first && first + count <= w->first + w->count;
 }
 
-/* The next slice becomes the present one, and its successor is started on. */
+/* The next window becomes the present one, and its successor is started on. */
 static void advance(Loader *l)
 {
     Window old = l->present;

@@ -8,7 +8,7 @@ typedef struct {
     const char *magic;
     int bytes, at;
     const char *name;
-    const char *rows; /* of a table: Python that runs over its batches `b`; q is `module` */
+    const char *rows; /* for a table: Python that runs over its batches `b`; q is `module` */
     const char *module;
 } Format;
 

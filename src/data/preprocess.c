@@ -24,9 +24,9 @@ enum { CHUNKS_PER_THREAD = 3, KEPT_BYTES = 8 << 20 };
 
 typedef struct {
     Chunk chunk;
-    bool encoded; /* or failed */
+    bool encoded; /* it is encoded, or that has failed */
     TokenList tokens;
-    int64_t *ends; /* of documents: tokens of this chunk up to there */
+    int64_t *ends; /* for each document how many tokens of this chunk there are up to its end */
     int64_t end_count, end_capacity;
     int64_t empty, invalid_bytes;
     Err err;
@@ -65,7 +65,7 @@ typedef struct {
     /* the writing thread's */
     JobDone done, file_start;
     double save_s;      /* when to save next */
-    int64_t read_bytes; /* of the inputs, so far */
+    int64_t read_bytes; /* how much of the inputs was read so far */
     bool saved, published;
     Progress progress;
 } Job;
@@ -96,7 +96,7 @@ static Err encode_paragraphs(const Job *j, Work *w, Tools *t)
     const Chunk *c = &w->chunk;
     const char *end = c->text + c->size, *first = NULL, *last = NULL;
     bool goes_on = c->continues;
-    bool rest = goes_on; /* of a line that began in the chunk before */
+    bool rest = goes_on; /* the rest of a line that began in the chunk before comes first */
     for (const char *line = c->text, *stop; line < end || rest; line = stop + 1, rest = false) {
         stop = line_end(line, end);
         if (rest || !line_is_blank(line, stop)) {
@@ -192,7 +192,7 @@ static Err write_chunk(Job *j, Work *w)
 
 /* ---- the ring ---- */
 
-/* Of a chunk that was far longer than usual. */
+/* Frees the memory of a chunk that was far longer than usual. */
 static void let_go(Work *w)
 {
     if (w->chunk.capacity > KEPT_BYTES) {

@@ -27,21 +27,21 @@
 typedef struct {
     const char *const *inputs;
     int input_count;
-    const char *tokenizer; /* as tokenizer_open takes it */
-    const char *output;    /* PREFIX of .bin and .idx; folders are made */
+    const char *tokenizer; /* what tokenizer_open takes */
+    const char *output;    /* the PREFIX of .bin and .idx; folders are made */
     InputFormat format;
-    const char *key; /* jsonl (jsonl.h: JsonlKey); NULL: "text" */
-    bool append_eod; /* an end-of-document id after every document that has tokens */
+    const char *key; /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    bool append_eod; /* every document that has tokens ends with an end-of-document id */
     bool split_blank_lines;
-    bool any_bytes;                    /* as of CutOptions */
+    bool any_bytes;                    /* as in CutOptions */
     int threads;                       /* 0: as many as OpenMP would use */
-    double save_every_s;               /* between two times that work is made safe; 0: never */
-    const volatile sig_atomic_t *stop; /* not 0: end, with what is done made safe. NULL: nobody asks for it */
+    double save_every_s;               /* how often work is made safe; 0: never */
+    const volatile sig_atomic_t *stop; /* not 0: the job ends, and what is done is made safe; may be NULL */
 } PreprocessOptions;
 
 typedef struct {
     int64_t documents, empty_documents, tokens, input_bytes;
-    int64_t invalid_bytes; /* that were not UTF-8 and became byte tokens */
+    int64_t invalid_bytes; /* how many bytes were no valid UTF-8 and became byte tokens */
     int32_t vocab;
     const char *token_type; /* "u16" or "i32" */
 } PreprocessResult;

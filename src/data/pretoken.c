@@ -39,7 +39,7 @@
 
 static const struct {
     const char *name;
-    const char *regex;   /* as published, with \s */
+    const char *regex;   /* the published text, with \s */
     const char *pattern; /* the same with the class written out */
 } splits[SPLIT_COUNT] = {
     [SPLIT_GPT2] = { "gpt2", SUFFIX "| ?\\p{L}+| ?\\p{N}+| ?[^\\s\\p{L}\\p{N}]+" REGEX_TAIL,

@@ -15,7 +15,7 @@ enum { FORMAT = 1, RECORD_BYTES = 4096, CRC_LINE_BYTES = 9, TOKENIZER_MAX_BYTES 
 
 /* ---- who am I? ---- */
 
-/* Of the inputs that have been begun: places behind them do not depend on the others. */
+/* A checksum of the inputs that have been begun: how far a job is does not depend on the others. */
 static uint32_t inputs_crc(const JobIdentity *id, const InputPlace *at)
 {
     uint32_t crc = 0;
@@ -42,7 +42,7 @@ Err tokenizer_identity(const Tokenizer *t, const char *spec, uint32_t *out)
     static const char *const names[] = { "encoder.json", "vocab.bpe", "vocab.json", "merges.txt",
                                          "tokenizer.json" };
     char path[PATH_MAX];
-    *out = tokenizer_crc(t); /* of ids and their bytes; merges and patterns are in the files */
+    *out = tokenizer_crc(t); /* has ids and their bytes; merges and patterns are in the files */
     if (strcmp(spec, "byte") == 0) return ERR_OK; /* whatever file has that name */
     if (!file_is_dir(spec)) return add_file(spec, out);
     for (size_t i = 0; i < sizeof names / sizeof *names; i++) {

@@ -12,7 +12,7 @@
 #include "data/cut.h"
 #include "data/indexed.h"
 
-/* What is done of a job. */
+/* How much of a job is done. */
 typedef struct {
     InputPlace place;
     IndexedMark written;
@@ -20,8 +20,8 @@ typedef struct {
 } JobDone;
 
 typedef struct {
-    const char *prefix, *options; /* a line of text */
-    uint32_t tokenizer;           /* a checksum */
+    const char *prefix, *options; /* options: a line of text */
+    uint32_t tokenizer;           /* its checksum */
     const char *const *inputs;
     const InputStat *stats; /* [input_count] */
     int64_t input_count;
@@ -33,17 +33,19 @@ Err job_lock(const char *prefix, int *lock);
 void job_unlock(const char *prefix, int lock);
 
 /*
- * Atomically. `done` must have been synced; file_start: what was done when the input in progress began.
+ * Saves atomically how much is done. `done` must have been synced; file_start: what was done when the present input
+ * began.
  */
 Err job_save(const JobIdentity *id, const JobDone *done, const JobDone *file_start);
 
 /*
- * *found: there is something to go on from, and both say what, as for job_save. What is damaged is not: a warning says
- * so. ERR_CONFIG, ERR_DATA: it is another job's (options; inputs or tokenizer), whose work is not thrown away.
+ * *found: there is something to go on from, and done and file_start say what, as for job_save. From what is damaged
+ * nothing goes on, and a warning says so. ERR_CONFIG (other options), ERR_DATA (other inputs or another tokenizer): it
+ * is another job's, whose work is not thrown away.
  */
 Err job_load(const JobIdentity *id, JobDone *done, JobDone *file_start, bool *found);
 
-/* Checksum of a tokenizer and of the files it was read from. */
+/* *out: a checksum of a tokenizer and of the files that it was read from. */
 Err tokenizer_identity(const Tokenizer *t, const char *spec, uint32_t *out);
 
 #endif

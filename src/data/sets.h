@@ -13,7 +13,7 @@
 #include "base/arena.h"
 #include "data/dataset.h"
 
-enum { SETS_MAX = 32, SET_NAME_BYTES = 40 /* with the closing 0 */ };
+enum { SETS_MAX = 32, SET_NAME_BYTES = 40 /* the closing 0 is counted */ };
 
 typedef struct {
     const char *name; /* "": it has none, and is the only one */

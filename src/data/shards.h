@@ -17,26 +17,27 @@
 #include "data/indexed.h"
 
 typedef struct {
-    const char *name;          /* the prefix; of several files the word that named them */
-    int count;                 /* of files */
+    const char *name;          /* the prefix; for several files the word that named them */
+    int count;                 /* how many files */
     Indexed *file;             /* [count] */
-    int64_t *sequence, *token; /* [count + 1] the first of each file; behind them how many there are */
-    int64_t sequences, tokens; /* of all files */
-    int64_t documents, bytes;  /* the same; bytes of all PREFIX.bin */
+    int64_t *sequence, *token; /* [count + 1] the first one of each file, and at the end how many there are */
+    int64_t sequences, tokens; /* how many all files have */
+    int64_t documents, bytes;  /* how many all files have; bytes of all PREFIX.bin */
 } Shards;
 
-/* With tables in `mem`, which must outlive it. ERR_CONFIG: a list that cannot be read, or names a prefix twice.
- * ERR_DATA: there is none, or one is damaged (indexed_open). */
+/* Opens the files that `word` names, with tables in `mem`, which must outlive them. ERR_CONFIG: a list cannot be read,
+ * or names a prefix twice. ERR_DATA: there is no file, or one is damaged (indexed_open). */
 Err shards_open(const char *word, SetupArena *mem, Shards *out);
 void shards_close(Shards *s); /* all zero is fine */
 
 /* Does a word name files that are not there? Of a pattern it is not asked. */
 bool shards_missing(const char *word);
 
-/* ERR_DATA, as indexed_check_tokenizer, for the first file that is of another one. */
+/* Does indexed_check_tokenizer for all files: ERR_DATA names the first that was made with another one. */
 Err shards_check_tokenizer(const Shards *s, uint32_t tokenizer_crc, const char *name);
 
-/* As indexed_length, indexed_start, indexed_fetch, indexed_read and indexed_check, counted over all files. */
+/* These do what indexed_length, indexed_start, indexed_fetch, indexed_read and indexed_check do, counted over all
+ * files. */
 int64_t shards_length(const Shards *s, int64_t sequence);
 int64_t shards_start(const Shards *s, int64_t sequence);
 void shards_fetch(const Shards *s, int64_t sequence);
@@ -48,7 +49,8 @@ bool shards_end_with(const Shards *s, int32_t id);
 
 /* Continues a CRC32C over all PREFIX.idx. */
 uint32_t shards_index_crc(const Shards *s, uint32_t crc);
-/* The checksum that PREFIX.crc has of PREFIX.bin; of several files that of these checksums. False: one has none. */
+/* *crc: the checksum of PREFIX.bin that PREFIX.crc has; for several files the checksum of these. False: a file has
+ * none. */
 bool shards_content_crc(const Shards *s, uint32_t *crc);
 
 #endif

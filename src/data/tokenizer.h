@@ -39,7 +39,7 @@ int32_t tokenizer_eod(const Tokenizer *t);   /* id that ends a document; -1: the
 /* CRC32C over all ids and their bytes: tells tokenizers apart in checkpoints. */
 uint32_t tokenizer_crc(const Tokenizer *t);
 
-/* The bytes of an id (not 0-terminated); NULL and 0 for an unused id, and for the end of `byte`. */
+/* The bytes of an id, which no 0 ends. NULL and 0: the id is not used, or is the end of document of `byte`. */
 const char *tokenizer_bytes(const Tokenizer *t, int32_t id, int32_t *size);
 
 Err encoder_open(const Tokenizer *t, Encoder **out);
@@ -59,22 +59,21 @@ Err encoder_run(Encoder *e, const char *text, int64_t size, TokenList *out, int6
  */
 int64_t tokenizer_cut(const Tokenizer *t, const char *text, int64_t size);
 
-/* One text with an encoder of its own; invalid UTF-8 is ERR_DATA. Release with free(out->ids). */
+/* Encodes one text with an encoder of its own. ERR_DATA: invalid UTF-8. Release with free(out->ids). */
 Err tokenizer_encode(const Tokenizer *t, const char *text, int64_t size, TokenList *out);
 
-/* The bytes of all ids, malloc'ed, with a 0 byte after them. ERR_DATA naming the place of an
- * unknown id. */
+/* *out: the bytes of all ids with a 0 byte after them; release with free. ERR_DATA names the place of an unknown id. */
 Err tokenizer_decode(const Tokenizer *t, const int32_t *ids, int64_t count, char **out, int64_t *size_bytes);
 
 typedef struct {
-    const char *const *inputs; /* as of input.h */
+    const char *const *inputs; /* inputs as in input.h */
     int input_count;
-    int64_t vocab;      /* wanted: 256 bytes + merges + 1 end of document */
-    const char *output; /* tokenizer.json, replaced atomically */
-    int threads;        /* that count words; 0: OpenMP's number. Changes nothing but the time */
+    int64_t vocab;      /* the size that is wanted: 256 bytes + merges + 1 end of document */
+    const char *output; /* tokenizer.json, which is replaced atomically */
+    int threads;        /* how many threads count words; 0: OpenMP's number. Changes nothing but the time */
     InputFormat format;
-    const char *key; /* of JSON lines; NULL: "text" */
-    bool any_bytes;  /* as of CutOptions */
+    const char *key; /* which member of JSON lines; NULL: "text" */
+    bool any_bytes;  /* as in CutOptions */
 } TokenizerTrainOptions;
 
 /*

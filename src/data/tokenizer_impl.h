@@ -19,8 +19,8 @@ struct Tokenizer {
     Splitter *splitter;
     AddedToken *added;
     int64_t added_count;
-    AddedSet sets[2]; /* of the added tokens: raw, normalized */
-    TokenText *text;  /* [vocab]: bytes of every id, added tokens included */
+    AddedSet sets[2]; /* the added tokens: raw ones, normalized ones */
+    TokenText *text;  /* [vocab] the bytes of every id, added tokens included */
     int32_t vocab, eod;
 };
 

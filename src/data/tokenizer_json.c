@@ -34,7 +34,8 @@ static int64_t spelling_bytes(const char *spelling, int64_t size, char *out)
 
 /* ---- vocabulary and merges ---- */
 
-/* Of a vocabulary of `tokens`. Some leave ids out; but what a damaged id can make us allocate has a bound. */
+/* Takes an id of a vocabulary of `tokens`. Some leave ids out, but what a damaged id can make us allocate has a
+ * bound. */
 static Err add_id(int64_t *highest, const char *what, const Json *id, int64_t tokens)
 {
     int64_t value = json_int(id, -1), limit = 4 * tokens + 1024;

@@ -93,7 +93,7 @@ typedef struct {
     /* under the mutex */
     pthread_mutex_t mutex;
     Cutter *cutter;
-    int64_t input, lines; /* of that input's, behind which the next chunk is */
+    int64_t input, lines; /* the next chunk begins behind so many lines of this input */
     bool more;
     Progress progress;
 } Job;

@@ -12,7 +12,7 @@
 #include "data/input.h"
 
 typedef struct {
-    int64_t start; /* of its bytes in WordCounts.bytes */
+    int64_t start; /* where its bytes begin in WordCounts.bytes */
     int64_t size;
     int64_t count;
 } Word;
@@ -23,20 +23,20 @@ typedef struct {
     Word *words;
     int64_t *slots; /* hash table: word + 1, 0 empty */
     int64_t byte_count, byte_capacity, word_count, word_capacity, slot_count;
-    int64_t invalid_bytes; /* of invalid UTF-8, not counted */
+    int64_t invalid_bytes; /* how many bytes were no valid UTF-8, and so were not counted */
 } WordCounts;
 
 typedef struct {
-    const char *const *paths; /* as of input.h */
+    const char *const *paths; /* inputs as in input.h */
     int count;
     InputFormat format;
-    const char *key; /* of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
+    const char *key; /* which member of JSON lines (jsonl.h: JsonlKey); NULL: "text" */
     int threads;     /* 0: OpenMP's number */
-    bool any_bytes;  /* as of CutOptions */
+    bool any_bytes;  /* as in CutOptions */
 } WordInputs;
 
-/* Says how far it is. ERR_DATA: an input is missing, damaged, was cut short, or a line of it is no JSON; ERR_CONFIG:
- * the key; ERR_MEMORY. */
+/* Counts, and shows how far it is. ERR_DATA: an input is missing, damaged or cut short, or a line of it is no JSON.
+ * ERR_CONFIG: the key is wrong. ERR_MEMORY. */
 Err word_counts_of(const WordInputs *in, WordCounts *out);
 void word_counts_free(WordCounts *w);
 
