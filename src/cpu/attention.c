@@ -229,8 +229,8 @@ static void part_end(const Attn *a, Part *p, const attention_fwd_args *args)
 
 /* Tiles of one (sample, key head) are numbered rows first descending, heads of the group inside. */
 typedef struct {
-    int64_t tiles[2]; /* of rows, by span */
-    int64_t items;    /* of one (sample, key head) */
+    int64_t tiles[2]; /* how many tiles the rows of each span make */
+    int64_t items;    /* how many one (sample, key head) has */
 } Plan;
 
 static Plan plan_of(const Attn *a)

@@ -44,7 +44,7 @@ Err CPU(attention_bwd)(Stream *s, const attention_bwd_args *args);
 enum {
     KEY_RUN = 128, /* keys that share each copied tile of queries: more is faster until L2 is full */
     KEY_RUN_LEAST = 16,
-    LEVELS = 80, /* of both trees */
+    LEVELS = 80, /* both trees have no more */
 };
 
 /* A node of the tree under way. */

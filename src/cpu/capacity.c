@@ -31,7 +31,7 @@ typedef struct {
     int64_t equal;
 } Cut;
 
-/* Of the rows [first, end), which are more than `most`. */
+/* Where to cut the rows [first, end), which are more than `most`. */
 static Cut find_cut(const choice_drop_args *a, int64_t first, int64_t end, int64_t most)
 {
     Cut cut = { 0, most };
@@ -83,14 +83,14 @@ Err CPU(choice_drop)(Stream *s, const choice_drop_args *a)
 
 /* ---- the room of a rank's experts ---- */
 
-/* Rows of rank s for expert e. */
+/* How many rows rank s has for expert e. */
 static int64_t piece_rows(const room_limits_args *a, int64_t s, int64_t e)
 {
     const int64_t *offset = (const int64_t *)a->all.data + s * a->all.ld;
     return offset[e + 1] - offset[e];
 }
 
-/* Of the experts [first, end), each piece being cut to `most` rows. */
+/* How many rows the experts [first, end) get if each piece is cut to `most` rows. */
 static int64_t rows_cut(const room_limits_args *a, int64_t first, int64_t end, int64_t most)
 {
     int64_t sum = 0;

@@ -39,19 +39,19 @@ enum {
     SLAB_K_SWAP = 768,           /* sums cannot wait in C: rather one slab than slots */
     SLAB_K_COPY_A = 256,         /* packed A stays in L1, and B in L2, with more columns */
     SLAB_K_FIXED = 512,          /* integers are twice as wide: rather fewer rounds over them */
-    SLAB_BYTES = 600 << 10,      /* of packed B: in L2 with room for another thread */
+    SLAB_BYTES = 600 << 10,      /* what packed B takes: L2 has room for another thread */
     SLAB_BYTES_WIDE = 800 << 10, /* a transposed A is packed for each column of tasks: fewer pay */
-    CHUNK_ROWS = 8 * TILE_ROWS,  /* of a transposed A packed at a time */
+    CHUNK_ROWS = 8 * TILE_ROWS,  /* so many rows of a transposed A are packed at a time */
     TASK_ROWS_MIN = 96,          /* below this, packing B for so few rows would show */
     TASK_ROWS_MIN_DIRECT = 256,  /* an A that is not packed costs little when columns are cut instead */
     TASKS_PER_THREAD = 2,
     AHEAD_PACKED = 8, /* rows of B to prefetch */
     AHEAD_DIRECT = 24,
-    DIRECT_ROWS = 2 * TILE_ROWS, /* with so few rows B is not packed but read where it lies */
+    DIRECT_ROWS = 2 * TILE_ROWS, /* up to so many rows B is not packed but read where it lies */
     SLOT_BYTES_MAX = 4 << 20,
     STREAM_BYTES = 4 << 20,
     SMALL_FLOP = 200000, /* not worth a second thread */
-    LEVELS = 12,         /* of the tree inside a slab */
+    LEVELS = 12,         /* the tree inside a slab has no more */
 };
 
 static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
@@ -60,7 +60,7 @@ static inline int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 typedef struct {
     const Gemm *g;
     GemmOperand a, b;
-    int64_t M, N, K; /* of the product computed: turned round if `swap` */
+    int64_t M, N, K; /* the product that is computed: turned round if `swap` */
     bool swap, copy_a, copy_b;
     bool in_place; /* sums build up in C itself */
     bool stream;   /* the result, written once, passes the caches */
@@ -68,7 +68,7 @@ typedef struct {
     int64_t slots;            /* levels of waiting sums */
     float quick;              /* leaves whose square is below this need no check */
     int64_t a_panel, b_panel; /* floats from one packed panel to the next */
-    int64_t rows, cols;       /* of a task */
+    int64_t rows, cols;       /* what a task has */
     int64_t row_tasks, tasks;
     int64_t a_elems, b_elems, slot_elems, thread_elems;
     char *workspace;
@@ -82,7 +82,7 @@ typedef struct {
     int64_t row, rows, col, cols, panels;
     int64_t k, slab_k;            /* the current slab */
     int64_t group;                /* its group's number */
-    int64_t leaf, next_leaf;      /* with `starts`: the first leaf of the group; of the next */
+    int64_t leaf, next_leaf;      /* with `starts`: the first leaf of the group and of the next group */
     bool first, last, last_group; /* the slab's place in its group; the group's in K */
     bool long_leaf;               /* the group is one leaf in several slabs */
     float *a, *b, *slot;
@@ -363,7 +363,7 @@ static void tile_fixed(Task *t, int64_t row, int64_t col)
 static void task_pack_b(Task *t)
 {
     const Plan *p = t->p;
-    if (t->packed_col == t->col && t->packed_k == t->k) return; /* by the task above this one */
+    if (t->packed_col == t->col && t->packed_k == t->k) return; /* the task above this one has packed it */
     t->packed_col = t->col;
     t->packed_k = t->k;
     if (p->b.transposed)

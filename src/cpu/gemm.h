@@ -33,16 +33,16 @@ typedef struct {
 typedef struct {
     GemmMode mode;
     int64_t M, N, K; /* C[M x N] = A[M x K] B[K x N] */
-    int64_t leaf;    /* > 0; TREE and I64 */
+    int64_t leaf;    /* TREE and I64: how many k's a leaf has, > 0 */
     GemmOperand a, b;
-    float *c;                 /* CHAIN, TREE */
-    int64_t *fixed;           /* G; I64 */
-    int64_t ldc;              /* of c or fixed */
-    bool beta;                /* go on from what C or G holds; CHAIN and I64 */
-    const float *bias;        /* [N], or NULL; CHAIN and TREE */
-    int shift, headroom_bits; /* I64 */
-    /* I64, or NULL: instead of `leaf`, leaf i has the k's from starts[i] - starts[0] to starts[i + 1] - starts[0], as
-     * many as K needs; some may be empty */
+    float *c;                 /* C of CHAIN and TREE */
+    int64_t *fixed;           /* G of I64 */
+    int64_t ldc;              /* elements from one row of c or fixed to the next */
+    bool beta;                /* CHAIN and I64: what C or G holds is added to */
+    const float *bias;        /* CHAIN and TREE: [N], or NULL */
+    int shift, headroom_bits; /* I64: its fixed point */
+    /* I64; NULL: `leaf` says. Leaf i has the k's from starts[i] - starts[0] to starts[i + 1] - starts[0]; there are as
+     * many leaves as K needs, and some may be empty. */
     const int64_t *starts;
 } Gemm;
 

@@ -8,11 +8,11 @@
 
 #include "cpu/gemm_kernel.h"
 
-enum { LEAVES = 4 }; /* to convert at once */
+enum { LEAVES = 4 }; /* so many are converted at once */
 
 /*
- * The square below which that of a leaf must be to need no check: |leaf * 2^shift| < 2^51 and the limit. 0, nothing
- * is below that, if a float does not reach so far.
+ * A leaf whose square is below this needs no check: |leaf * 2^shift| is below 2^51 and below the limit. 0, which no
+ * square is below, if a float does not reach so far.
  */
 static float fixed_quick(int shift, int headroom_bits)
 {
@@ -28,7 +28,7 @@ typedef struct {
     int64_t *to;         /* where the sum goes */
     int64_t from_row, to_row;
     float scale; /* 2^shift */
-    float limit; /* of a leaf times 2^shift */
+    float limit; /* a leaf times 2^shift must be below */
     bool stream; /* the result passes the caches */
 } FixedAdd;
 

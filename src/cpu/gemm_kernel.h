@@ -50,7 +50,7 @@ typedef struct {
     float *c;
     int64_t c_row;
     int64_t k;
-    int64_t rows, cols; /* at most TILE_ROWS, TILE_COLS */
+    int64_t rows, cols; /* the tile's, at most TILE_ROWS and TILE_COLS */
     TileStart start;
     int64_t more;                   /* further tiles, of the same shape: */
     int64_t a_tile, b_tile, c_tile; /* floats from one to the next */

@@ -23,13 +23,13 @@ typedef enum { GROUPED_FWD, GROUPED_DX, GROUPED_DW } GroupedKind;
 
 typedef struct {
     GroupedKind kind;
-    Tensor out, a, b;      /* of a product out = a b */
-    const int64_t *offset; /* of runs */
-    int64_t E, runs;       /* of an expert */
-    int64_t leaf;          /* of fwd and dx */
+    Tensor out, a, b;      /* the product is out = a b */
+    const int64_t *offset; /* where each run begins */
+    int64_t E, runs;       /* how many experts; how many runs each has */
+    int64_t leaf;          /* what fwd and dx sum as one chain */
     const grouped_dw_args *dw;
-    int64_t columns;                /* of an expert's output */
-    int64_t row_pieces, col_pieces; /* of an expert's output, each a task */
+    int64_t columns;                /* how many an expert's output has */
+    int64_t row_pieces, col_pieces; /* an expert's output is cut into these, each a task */
 } GroupedCall;
 
 /* Rows, or columns, of an expert's output. */

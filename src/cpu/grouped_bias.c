@@ -10,7 +10,7 @@
 /* The rows of experts, in runs. */
 typedef struct {
     const int64_t *offset;
-    int64_t experts, runs; /* of an expert */
+    int64_t experts, runs; /* how many experts; how many runs each has */
 } Runs;
 
 static Runs runs_of(Tensor offset, int64_t experts)

@@ -7,8 +7,8 @@
  *
  *   A^2 = a0^2 + 2 a0 a1 2^32 + a1^2 2^64        64-bit products, whose 32-bit halves go to four limbs
  *
- * Of a float below 2^43 the square is an exact double. There it is cut into a multiple of 2^44 and a rest, whose sums
- * over 1,024 of them are exact doubles, too, and take a quarter of the time. What is added is the same integer.
+ * The square of a float below 2^43 is an exact double. It is cut into a multiple of 2^44 and a rest, whose sums over
+ * 1,024 squares are exact doubles, too, and take a quarter of the time. What is added is the same integer.
  *
  * A < 2^62 is needed; what is not below (or NaN) adds nothing and shows in the maximum, a float: NaN and Inf
  * give Inf. A float that was never an integer has A = g 2^shift rounded to one, which keeps every
@@ -129,10 +129,10 @@ static int64_t stats_plain(StatLanes *t, const float *g, float scale, int64_t fi
     return bad ? FLOAT_INF_BITS : float_bits(vf_hmax(max));
 }
 
-/* Of one tensor. */
+/* The statistics of one tensor under way. */
 typedef struct {
     int64_t *max, *sumsq;
-    const int64_t *fixed; /* one of the two is NULL */
+    const int64_t *fixed; /* this or plain is NULL */
     const float *plain;
     int shift;
 } Stats;
@@ -286,12 +286,12 @@ typedef struct {
     vf unit, scale, beta1, rest1, beta2, rest2, inverse1, inverse2, eps, decay, lr;
 } AdamConstants;
 
-/* Of one tensor: where it begins in each buffer. */
+/* Where one tensor begins in each buffer. */
 typedef struct {
     const adamw_args *op;
     const FlatPart *part;
     float *w, *m, *v;
-    Tensor copy; /* or none */
+    Tensor copy; /* absent: there is none */
 } Adam;
 
 static AdamConstants adam_constants(const adamw_args *a, const FlatPart *p)

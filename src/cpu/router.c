@@ -131,7 +131,7 @@ static float chain_sum(const float *x, int64_t n)
     return sum;
 }
 
-/* Of the chosen, from their scores; before `scale`. */
+/* The weights of the chosen experts, from their scores; without `scale`. */
 static void row_weights(const Router *r, const float *score, const int32_t *index, int64_t K, float *w)
 {
     const bool softmax = r->score == ROUTER_SOFTMAX;
@@ -206,7 +206,7 @@ Err CPU(router_fwd)(Stream *s, const router_fwd_args *a)
 /* d of a chosen expert's score, from those of the weights: through scale and normalisation. */
 static void score_gradients(const Router *r, const float *dw, const float *w, int64_t K, float sum, float *ds)
 {
-    float mean = 0; /* of dw by the weights before scale */
+    float mean = 0; /* the mean of dw by the weights without scale */
     for (int64_t k = 0; k < K; k++) mean += dw[k] * (w[k] / r->scale);
     for (int64_t k = 0; k < K; k++)
         ds[k] = r->normalize ? r->scale * (dw[k] - mean) / (sum + NORMALIZE_EPS) : r->scale * dw[k];
