@@ -20,13 +20,13 @@ typedef struct {
 
 typedef struct {
     Schedule *s;
-    Buffer *pool; /* [POOL_MAX] of the rank at hand */
+    Buffer *pool; /* [POOL_MAX] the pool of the present rank */
     int pool_count;
     bool too_many;
-    /* by payload and (replica, consumer's stage, unit): */
-    int16_t *at[PAYLOADS];   /* buffer on the consumer's rank, or on both where they are one */
-    int16_t *from[PAYLOADS]; /* buffer on the producer's rank while the message is to be sent */
-    double *gone[PAYLOADS];  /* simulated time at which both sides have started the message */
+    /* The indices are payload and (replica, consumer's stage, unit) (schedule_place). */
+    int16_t *at[PAYLOADS];   /* the buffer on the consumer's rank, which may be the producer's, too */
+    int16_t *from[PAYLOADS]; /* the buffer on the producer's rank while the message is to be sent */
+    double *gone[PAYLOADS];  /* the simulated time at which both sides have started the message */
     int32_t *first[PAYLOADS], *count[PAYLOADS]; /* units of the action that consumes it */
 } Pass;
 

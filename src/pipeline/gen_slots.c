@@ -12,12 +12,12 @@
 
 typedef struct {
     int depth;     /* D */
-    int shift;     /* slots from block to block */
-    int forwards;  /* of one stage and block, each of `doubled` units */
-    int backwards; /* of one stage and block */
+    int shift;     /* how many slots from block to block */
+    int forwards;  /* how many one stage has in a block, each of `doubled` units */
+    int backwards; /* how many one stage has in a block */
     int doubled;
-    int block;     /* units of a block, both directions together */
-    int direction; /* units from the first direction to the second, inside a block */
+    int block;     /* how many units a block has, both directions together */
+    int direction; /* how many units from the first direction to the second, inside a block */
 } SlotRule;
 
 /* Block and index of what stands `behind` slots after the first of its kind; false if nothing does. */

@@ -10,11 +10,11 @@
 /* Every B becomes I W: the gradient travels on before the wgrad. */
 Err pass_split(Schedule *s);
 
-/* What ends a step (synchronous), or REDUCE and UPDATE after each batch and the versions that are read. */
+/* Adds what ends a step (synchronous), or REDUCE and UPDATE after each batch and the versions that are read. */
 Err pass_sync(Schedule *s);
 
 /*
- * Messages. A simulation with the costs that stages are expected to have stamps each message with the end of its
+ * Adds messages. A simulation with the costs that stages are expected to have stamps each message with the end of its
  * producer. On each rank computes (by end) and messages (by stamp) are merged; at equal times computes come first, and
  * messages of one stamp form one group, in the order (payload, replica, stage, unit) on both sides.
  *
@@ -28,7 +28,7 @@ Err pass_sync(Schedule *s);
  */
 Err pass_lower(Schedule *s);
 
-/* Boundary buffers (schedule.h), by first use after longest rest. */
+/* Gives out boundary buffers (schedule.h): the one that has rested longest is used first. */
 Err pass_buffers(Schedule *s);
 
 #endif

@@ -6,10 +6,10 @@
  *   passes      split (B -> I W), checking, sync (end of a step), lowering (messages), buffers (passes.h)
  *   readers     simulate.h (times, bubbles, peaks), check.h (what a valid program is), the executor
  *
- * Words. p ranks, m micro-batches, S stages cut the model; a rank holds `chunks` stages of each replica. A
- * unit is what passes through the stages at once: a micro-batch, or a part of one: some of its samples (unit_div > 1)
- * or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I its dgrad of the
- * backward, W its wgrad, B both at once.
+ * Words. There are p ranks and m micro-batches; the model is cut into S stages, and a rank holds `chunks` stages of
+ * each replica. A unit is what passes through the stages at once: a micro-batch, or a part of one, which is some of its
+ * samples (unit_div > 1) or a slice of all its sequences (slices > 1). F is the forward of one stage and one unit, I
+ * the dgrad of its backward, W the wgrad, B both at once.
  *
  * Slices of a micro-batch are its units in ascending order of positions. A slice's queries see the keys of the slices
  * before it, so on every stage forwards take slices in that order, and backwards the other way round: when the input
@@ -28,16 +28,16 @@
 #include "base/err.h"
 
 typedef enum {
-    ACT_F, /* compute of (replica, stage) on `count` units from `microbatch` on */
+    ACT_F, /* this and the next three: compute of (replica, stage) on `count` units from `microbatch` on */
     ACT_B,
     ACT_I,
     ACT_W,
     ACT_SEND, /* one message; consecutive ones joined by ACTION_MORE are one group, started together */
     ACT_RECV,
     ACT_TIED, /* sum of a shared table's gradients; on the ranks of the first and the last stage, and of `table` */
-    ACT_REDUCE, /* gradients of a replica over its data-parallel group */
-    ACT_NORM,   /* of all gradients of the step */
-    ACT_UPDATE, /* of a replica's weights */
+    ACT_REDUCE, /* sums a replica's gradients over its data-parallel group */
+    ACT_NORM,   /* computes the norm of all gradients of the step */
+    ACT_UPDATE, /* updates a replica's weights */
     ACT_KINDS
 } ActionKind;
 
@@ -45,8 +45,8 @@ enum { PAYLOAD_ACTIVATION, PAYLOAD_GRADIENT };
 
 enum {
     ACTION_MORE = 1, /* SEND, RECV: the next action belongs to the same group */
-    ACTION_PAIR =
-        2 /* F: the backward action after it may overlap with it; what they need is there for both */
+    /* F: the backward action after it may overlap with it; what they need is there for both */
+    ACTION_PAIR = 2
 };
 
 /*
@@ -56,18 +56,18 @@ enum {
  * backward that completes a batch.
  */
 typedef struct {
-    uint8_t kind;       /* ActionKind */
+    uint8_t kind;       /* an ActionKind */
     uint8_t replica;    /* 0, or 1 for the second direction of a bidirectional schedule */
     uint8_t flags;      /* ACTION_* */
-    uint8_t payload;    /* of SEND, RECV */
-    uint16_t stage;     /* global. Of SEND, RECV: the stage that consumes the message */
-    uint16_t peer;      /* of SEND, RECV: rank in the pipeline */
-    uint16_t slice;     /* of the sequences, of the first unit: its number among those of its micro-batch */
-    uint16_t version;   /* of F, B, I: age of the weights it reads, in updates; 0: the newest */
-    int32_t microbatch; /* first unit */
-    int32_t count;      /* units; of SEND, RECV always 1, of actions that end a step 0 */
-    int16_t in, out;    /* boundary buffers, -1: none; see schedule_buffers below */
-    double stamp;       /* simulated: start of a compute, end of its producer for a message */
+    uint8_t payload;    /* SEND, RECV: what is sent */
+    uint16_t stage;     /* its number in the model. SEND, RECV: the stage that consumes the message */
+    uint16_t peer;      /* SEND, RECV: the other rank in the pipeline */
+    uint16_t slice;     /* which slice of its micro-batch's sequences the first unit is */
+    uint16_t version;   /* F, B, I: the age in updates of the weights that it reads; 0: the newest */
+    int32_t microbatch; /* the first unit */
+    int32_t count;      /* how many units; SEND, RECV: 1; actions that end a step: 0 */
+    int16_t in, out;    /* boundary buffers (see below); -1: none */
+    double stamp;       /* simulated time: when a compute starts, when a message's producer ends */
 } Action;
 
 /*
@@ -102,27 +102,27 @@ typedef enum {
 typedef struct {
     Action *action;
     int count, capacity;
-    int buffers; /* boundary buffers of the rank */
+    int buffers; /* how many boundary buffers the rank has */
 } ActionList;
 
 /* Times of a stage, in any unit of time. */
 typedef struct {
-    double f, i, w; /* of one unit; B takes i + w */
+    double f, i, w; /* what one unit takes; B takes i + w */
 } StageCost;
 
 /* What is asked for. Zero stands for the schedule's usual value. */
 typedef struct {
-    const char
-        *name; /* of the table (schedule_name), or an alias; "+split" behind it splits every B into I W */
+    /* A name in the table (schedule_name), or an alias. "+split" behind it splits every B into I W. */
+    const char *name;
     int ranks, microbatches;
-    int chunks;  /* stages of a replica on a rank (interleaved, bfs, zb-h1-int) */
-    int group;   /* micro-batches of a group (interleaved); usually ranks */
-    int waves;   /* hanayo: two chunks a rank each */
-    int slices;  /* of a sequence (seq1f1b) */
-    int batches; /* batches of `microbatches` that an asynchronous list covers */
-    int table;   /* stage that, like the first and the last, may read the embedding's table; 0: none */
-    int cap;     /* refuse if more units than this are held between F and W on a rank, over its stages */
-    /* [stages], positive: what stages are expected to take, for the order of messages; NULL: all the same */
+    int chunks;  /* how many stages of a replica a rank has (interleaved, bfs, zb-h1-int) */
+    int group;   /* how many micro-batches a group has (interleaved); usually as many as ranks */
+    int waves;   /* how many waves (hanayo); a rank has two chunks for each */
+    int slices;  /* how many slices a sequence has (seq1f1b) */
+    int batches; /* how many batches of `microbatches` an asynchronous list covers */
+    int table;   /* a stage that, like the first and the last, may read the embedding's table; 0: none */
+    int cap;     /* a rank must not hold more units between F and W, over its stages; 0: no limit */
+    /* [stages] what stages are expected to take, > 0, for the order of messages; NULL: all the same */
     const StageCost *costs;
 } ScheduleSpec;
 
@@ -133,8 +133,8 @@ typedef struct {
     const ScheduleKind *kind;
     int ranks, microbatches, chunks, group, waves, slices, batches, cap;
     int stages, replicas;
-    int unit_div; /* units of a micro-batch */
-    int units;    /* that the lists cover: microbatches * unit_div * slices * batches */
+    int unit_div; /* into how many units a micro-batch's samples are divided */
+    int units;    /* how many the lists cover: microbatches * unit_div * slices * batches */
     int table;    /* the specification's */
     Placement placement;
     Versions versions;
@@ -153,11 +153,12 @@ typedef struct {
  */
 Err schedule_make(const ScheduleSpec *spec, Schedule *out);
 
-/* Its figures alone, without lists: `rank` and `unit_replica` stay NULL, nothing is owned. ERR_CONFIG as
+/* Fills its figures alone, without lists: `rank` and `unit_replica` stay NULL, and nothing is owned. ERR_CONFIG as in
  * schedule_make. */
 Err schedule_shape(const ScheduleSpec *spec, Schedule *out);
 
-/* The same placement and units with forwards alone (evaluation); of two replicas only the first is used. */
+/* Makes a schedule with the same placement and units that has forwards alone, for evaluations. If there are two
+ * replicas, only the first is used. */
 Err schedule_forward(const ScheduleSpec *spec, Schedule *out);
 
 void schedule_free(Schedule *s);
@@ -171,7 +172,7 @@ Err schedule_pairs(const char *name, bool *out);
 /* Which weights its units are computed with. ERR_CONFIG for an unknown name. */
 Err schedule_versions(const char *name, Versions *out);
 
-/* Name of the i-th schedule in the table; NULL behind the last. */
+/* The name of the i-th schedule in the table; NULL behind the last. */
 const char *schedule_name(int i);
 
 /* ---- questions ---- */
@@ -179,20 +180,20 @@ const char *schedule_name(int i);
 int schedule_rank_of(const Schedule *s, int replica, int stage);
 int schedule_chunk_of(const Schedule *s, int stage); /* 0 .. chunks - 1 on its rank */
 int schedule_stage_at(const Schedule *s, int rank, int replica, int chunk);
-/* Of two replicas the one whose stage on this rank is the lower; of one that. What a rank does for both, with the ranks
- * that hold the same stages, it does in this order: for the lower stage first, as these do. */
+/* The replica whose stage on this rank is the lower one, if there are two. What a rank does for both replicas, together
+ * with the ranks that hold the same stages, it does for the lower stage first, and so do these ranks. */
 int schedule_lower_replica(const Schedule *s, int rank);
 
-/* Updates of a step on each rank; 1 where weights change at its end alone. */
+/* How many updates a step has on each rank; 1 if weights change at its end alone. */
 int schedule_updates(const Schedule *s);
 
-/* The slice of the sequences that a unit is. */
+/* Which slice of the sequences a unit is. */
 static inline int schedule_slice_of(const Schedule *s, int unit) { return unit % s->slices; }
 
-/* Most units between F and the end of W (or, with until_input, of I) of one stage of one replica at a time. */
+/* How many units one stage of one replica has at most between F and the end of W (or, with until_input, of I). */
 int schedule_in_flight(const Schedule *s, int replica, int stage, bool until_input);
 
-/* Place of a unit at a stage in tables [replicas][stages][units]. */
+/* The index of a unit at a stage in tables [replicas][stages][units]. */
 static inline int64_t schedule_place(const Schedule *s, int replica, int stage, int unit)
 {
     return ((int64_t)replica * s->stages + stage) * s->units + unit;

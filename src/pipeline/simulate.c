@@ -277,7 +277,7 @@ int simulate_weight_copies(const Schedule *s, int rank)
     if (s->versions == VERSIONS_STEP) return s->replicas;
     for (int i = 0; i < list->count; i++) newest += list->action[i].kind == ACT_UPDATE;
     oldest = newest;
-    for (int i = list->count - 1; i >= 0; i--) { /* from the end: what is still to be read */
+    for (int i = list->count - 1; i >= 0; i--) { /* backwards: what is still to be read */
         const Action *a = &list->action[i];
         const bool reads = a->kind == ACT_F || a->kind == ACT_B || a->kind == ACT_I;
         if (reads && newest - a->version < oldest) oldest = newest - a->version;

@@ -1,6 +1,6 @@
 /*
- * Runs a schedule on paper: every rank computes its list in order, a compute starts when its rank is free and
- * what it needs has arrived, messages take their time without occupying anybody.
+ * Runs a schedule on paper: every rank computes its list in order, a compute starts when its rank is free and what it
+ * needs has arrived, and messages take their time without occupying anybody.
  */
 #ifndef MEGATRAIN_PIPELINE_SIMULATE_H
 #define MEGATRAIN_PIPELINE_SIMULATE_H
@@ -8,10 +8,10 @@
 #include "pipeline/schedule.h"
 
 typedef struct {
-    StageCost each;          /* of every stage, unless: */
-    const StageCost *stage;  /* [stages], or NULL */
-    double latency;          /* of a message between two ranks */
-    double bytes, bandwidth; /* of a message; bandwidth 0: no further time */
+    StageCost each;          /* what every stage takes, if `stage` is NULL */
+    const StageCost *stage;  /* [stages] what each takes, or NULL */
+    double latency;          /* how long a message between two ranks takes */
+    double bytes, bandwidth; /* a message takes bytes / bandwidth in addition; bandwidth 0: nothing */
 } SimulateCosts;
 
 typedef struct {
@@ -20,11 +20,11 @@ typedef struct {
 
 /* Times are in the units of the costs. */
 typedef struct {
-    double makespan;    /* from 0 to the last compute's end */
-    double ideal;       /* work of the rank that has most */
+    double makespan;    /* time from 0 to the last compute's end */
+    double ideal;       /* the work of the rank that has most */
     double bubble;      /* makespan - ideal */
-    double span_bubble; /* most that a rank idles between its own first start and last end */
-    Span **span;        /* [ranks][count]: of compute actions; the others' are 0, 0 */
+    double span_bubble; /* how long a rank idles at most between its own first start and last end */
+    Span **span;        /* [ranks][count] when each compute action runs; the others have 0, 0 */
 } Simulation;
 
 /*
@@ -34,19 +34,21 @@ typedef struct {
 Err simulate(const Schedule *s, const SimulateCosts *costs, Simulation *out);
 void simulation_free(Simulation *sim, const Schedule *s);
 
-/* The same many times over, with memory taken once. `out` is the simulator's, and holds until the next run. */
+/* Simulates many times over with memory that is taken once. `out` is the simulator's, and holds until the next run. */
 typedef struct Simulator Simulator;
 Err simulator_open(const Schedule *s, Simulator **out); /* ERR_MEMORY */
 Err simulator_run(Simulator *r, const SimulateCosts *costs, const Simulation **out);
 void simulator_close(Simulator *r);
 
-/* Share of the ranks' time, from 0 to the last compute's end, without compute. Of measured spans, too. */
+/* The share of the ranks' time, from 0 to the last compute's end, in which they compute nothing. The spans may be
+ * measured ones. */
 double simulation_idle(const Schedule *s, const Simulation *sim);
 
-/* Most units held on a rank from F to the end of W (or of I), over all of its stages. */
+/* How many units a rank holds at most from F to the end of W (or of I), over all of its stages. */
 int simulate_peak(const Schedule *s, int rank, bool until_input);
 
-/* Copies of a rank's low-precision weights: replicas, or versions that some action still reads. */
+/* How many copies of its low-precision weights a rank has: one for each replica, or for each version that some action
+ * still reads. */
 int simulate_weight_copies(const Schedule *s, int rank);
 
 #endif

@@ -16,13 +16,13 @@ struct ScheduleKind {
     ScheduleRule *rule;
     Placement placement;
     Versions versions;
-    int chunks;          /* stages of a replica on a rank; 0: free, 2 when not given */
+    int chunks;          /* how many stages of a replica a rank has; 0: free, 2 when not given */
     int waves;           /* 0: no waves; else the usual number, and chunks = 2 * waves */
     int unit_div;        /* 0: 1 */
-    int batches;         /* usual number of an asynchronous schedule; 0: synchronous */
+    int batches;         /* how many an asynchronous schedule usually covers; 0: synchronous */
     bool grouped;        /* `group` means something */
     bool sliced;         /* micro-batches may pass in slices; with `slices` 1 they do not */
-    bool pairs;          /* marks pairs of a forward and a backward (ACTION_PAIR) */
+    bool pairs;          /* it marks pairs of a forward and a backward (ACTION_PAIR) */
     const char *aliases; /* other names, separated by blanks; NULL: none */
 };
 
@@ -31,17 +31,17 @@ extern const int schedule_table_count;
 
 /* ---- for generators ---- */
 
-/* Appends; a list that cannot grow sets s->no_memory, and nothing more is appended. */
+/* Appends an action. If a list cannot grow, s->no_memory is set, and nothing more is appended. */
 void schedule_push(Schedule *s, int rank, Action a);
 void schedule_add(Schedule *s, int rank, ActionKind kind, int stage, int microbatch); /* replica 0, 1 unit */
 
 /* gen_loop.c */
 void generate_gpipe(Schedule *s);
-void generate_1f1b(Schedule *s); /* with slices: seq1f1b */
+void generate_1f1b(Schedule *s); /* with slices it is seq1f1b */
 void generate_eager_1f1b(Schedule *s);
 void generate_interleaved(Schedule *s);
 void generate_bfs(Schedule *s);
-void generate_zb_h1(Schedule *s); /* with several chunks: zb-h1-int */
+void generate_zb_h1(Schedule *s); /* with several chunks it is zb-h1-int */
 void generate_zb_h2(Schedule *s);
 
 /* gen_v.c */
@@ -51,12 +51,12 @@ void generate_v_min(Schedule *s);
 
 /* gen_slots.c */
 void generate_chimera(Schedule *s);
-void generate_chimera_doubled(Schedule *s); /* with half units: backward halving */
+void generate_chimera_doubled(Schedule *s); /* with half units it is backward halving */
 void generate_wave(Schedule *s);
 void generate_gems(Schedule *s);
 
 /* gen_dualpipe.c */
-void generate_dualpipe(Schedule *s); /* with V placement: DualPipeV */
+void generate_dualpipe(Schedule *s); /* with V placement it is DualPipeV */
 void generate_dualpipe_serial(Schedule *s);
 
 #endif
