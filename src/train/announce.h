@@ -4,10 +4,11 @@
 
 #include "train/run.h"
 
-/* How many samples an evaluation reads; a warning if they are more than training reads between two. */
+/* Says how many samples an evaluation reads, and warns if they are more than training reads between two evaluations. */
 void announce_validation(const Run *r);
 
-/* Before a step: its global batch, if that of the step before had another size; its data, if a stage of them begins. */
+/* Says before a step its global batch, if that of the step before had another size, and its data, if a stage of them
+ * begins. */
 void announce_step(const Run *r);
 
 #endif

@@ -12,15 +12,15 @@
 #include "boot/store.h"
 
 typedef struct {
-    bool nccl;      /* else staged */
-    int index;      /* of this rank's GPU on its host */
-    int sharers;    /* ranks that have this GPU, this one included */
+    bool nccl;      /* false: staged */
+    int index;      /* which of its host's GPUs this rank has */
+    int sharers;    /* how many ranks have this GPU, this one included */
     char text[160]; /* "NCCL 2.28.9", "staged through the host: ranks 0 and 1 share a GPU" */
 } RankGpu;
 
 /*
- * Collective. local_rank: among the ranks of this host, which take its GPUs in turn. ERR_CONFIG: no GPU; ranks have
- * different versions of NCCL.
+ * Collective. local_rank: this rank among those of this host, which take its GPUs in turn. ERR_CONFIG: there is no GPU,
+ * or ranks have different versions of NCCL.
  */
 Err rank_gpu_choose(Store *s, int rank, int size, int local_rank, double timeout_s, RankGpu *out);
 

@@ -1,5 +1,5 @@
 /*
- * The ranks of a configuration: what has to be right before they meet, what they compare when they have met.
+ * The ranks of a configuration: what has to be right before they meet, and what they compare when they have met.
  */
 #ifndef MEGATRAIN_TRAIN_JOIN_H
 #define MEGATRAIN_TRAIN_JOIN_H
@@ -8,9 +8,9 @@
 #include "train/ranks.h"
 
 /*
- * Opens the ranks that `boot` is one of. stop: of RanksOptions. *text: the resolved configuration as text, which
- * config.ini and every checkpoint hold; the caller frees it, also after an error. ERR_CONFIG of grid_spec
- * before anybody waits for anybody; errors of ranks_open.
+ * Opens the ranks that `boot` is one of. stop: as in RanksOptions. *text: the resolved configuration as text, which
+ * config.ini and every checkpoint hold; the caller frees it, also after an error. ERR_CONFIG as in grid_spec, before
+ * anybody waits for anybody; errors as in ranks_open.
  */
 Err join_ranks(Ranks *r, const Config *cfg, const Boot *boot, const char *folder,
                const volatile sig_atomic_t *stop, char **text);

@@ -84,7 +84,7 @@ Err kept_tokenizer(const char *run_dir, const char *spec)
         TRY(path_of(from, spec, names[i]));
         TRY(path_of(to, folder, names[i]));
         if (the_file || (is_folder && file_exists(from))) TRY(copy_file(the_file ? spec : from, to));
-        else TRY(file_remove_tree(to)); /* of an earlier start with another */
+        else TRY(file_remove_tree(to)); /* an earlier start with another tokenizer left it */
     }
     return ERR_OK;
 }

@@ -3,7 +3,7 @@
  *
  *   log.txt             all lines that rank 0 says, with their times
  *   starts/N.ini        the resolved configuration of the N-th start, and from which step it went on
- *   tokenizer/          a copy of data.tokenizer's files (none of `byte`), as a folder that is a tokenizer
+ *   tokenizer/          a copy of data.tokenizer's files, as a folder that is a tokenizer; `byte` has none
  */
 #ifndef MEGATRAIN_TRAIN_KEPT_H
 #define MEGATRAIN_TRAIN_KEPT_H
@@ -13,12 +13,13 @@
 
 #include "base/err.h"
 
-/* Of a start, under the folder's lock, once it is known from which step it goes on. ERR_IO. */
+/* Keeps the configuration of a start. To be called under the folder's lock, once it is known from which step the start
+ * goes on. ERR_IO. */
 Err kept_start(const char *run_dir, const char *config_text, int64_t step);
-/* Of the tokenizer `spec`, in place of what is there and differs. ERR_IO, ERR_MEMORY. */
+/* Keeps a copy of the tokenizer `spec`, which replaces what is there and differs. ERR_IO, ERR_MEMORY. */
 Err kept_tokenizer(const char *run_dir, const char *spec);
 
-/* out = the copy that a run has; false if there is none. */
+/* out = the copy that a run has. False: there is none. */
 bool kept_find_tokenizer(const char *run_dir, char out[PATH_MAX]);
 
 #endif

@@ -36,7 +36,7 @@ static Err write_config(Loop *l)
     return kept_tokenizer(dir, l->cfg->data.tokenizer);
 }
 
-/* Of the texts of a checkpoint's meta data. */
+/* How long the texts of a checkpoint's meta data are at most. */
 static int64_t meta_bytes(const Loop *l)
 {
     const char *overrides = l->run.overrides.text;
@@ -84,7 +84,7 @@ static Err open_loader(Loop *l)
     return loader_open(&o, &l->loader);
 }
 
-/* Of several ranks all have a timeline, of which some record. */
+/* If there are several ranks, all have a timeline, and some of them record. */
 static Err open_trace(Loop *l)
 {
     const World *w = l->run.world;

@@ -1,5 +1,5 @@
 /*
- * The state of a run's loop (train.c), and how it is opened and closed. Private to src/train/.
+ * The state of a run's loop (train.c), and how it is opened and closed. Only src/train/ uses it.
  */
 #ifndef MEGATRAIN_TRAIN_LOOP_H
 #define MEGATRAIN_TRAIN_LOOP_H
@@ -14,12 +14,12 @@
 typedef struct {
     const Config *cfg;
     Ranks ranks;
-    bool lead;            /* the rank that writes what is written once */
-    bool tracing;         /* spans are being recorded, of several ranks on some */
-    Timeline *timeline;   /* of several ranks; else NULL */
-    MetricsBubble bubble; /* of the step before the next line of metrics */
-    ExpertLoads loads;    /* of a mixture in the last step */
-    RankTimes times;      /* of several ranks; what they came to in the last step */
+    bool lead;            /* this is the rank that writes what is written once */
+    bool tracing;         /* spans are being recorded, perhaps on some ranks only */
+    Timeline *timeline;   /* NULL: there is one rank */
+    MetricsBubble bubble; /* that of the step before the next line of metrics */
+    ExpertLoads loads;    /* those of a mixture in the last step */
+    RankTimes times;      /* with several ranks, what they came to in the last step */
     MetricsRanks slowest;
     Run run;
     Loader *loader;
@@ -28,16 +28,16 @@ typedef struct {
     int lock_fd;
     char *config_text;
     double peak_flops, flop_per_token, started_s;
-    double begun_s; /* the step of the next line of metrics */
+    double begun_s; /* when the step of the next line of metrics began */
     const char *peak_source;
     int skipped_in_a_row;
     int64_t saved_step, steps_done;
-    double stall_s;    /* that the save in flight has held training up */
-    MetricsSave saved; /* since the last step */
+    double stall_s;    /* how long the save in flight has held training up */
+    MetricsSave saved; /* what was saved since the last step */
 } Loop;
 
-/* Joins the ranks, takes the run's folder, builds or resumes the run and opens all that it writes. loop_close after a
- * failure too; it returns the error to report. */
+/* Joins the ranks, takes the run's folder, builds or resumes the run and opens all that it writes. loop_close is to be
+ * called after a failure, too; it returns the error to report. */
 Err loop_open(Loop *l, const Config *cfg, const Boot *boot);
 Err loop_close(Loop *l, Err err);
 

@@ -18,7 +18,7 @@ unsigned overrides_data(const Config *was, const Config *now)
     return parts;
 }
 
-/* Of the data the content counts, whatever the files are called. */
+/* What counts is the content of the data, not how its files are called. */
 static bool differs(const Config *was, const Config *now, ConfigId id, unsigned data)
 {
     if (id == CFG_data_train) return data & (DATA_FILES | DATA_ORDER);

@@ -1,7 +1,7 @@
 /*
- * What a run has otherwise than the checkpoint that it goes on from, because --override allowed it: told in the log
- * (overrides_say), in metrics.jsonl (a line of the first step that it applies to) and in the manifests of all later
- * checkpoints, a line each, which add up over several changes:
+ * What a run has otherwise than the checkpoint that it goes on from, because --override allowed it. The log tells it
+ * (overrides_say), metrics.jsonl (in a line for the first step that it applies to), and the manifests of all later
+ * checkpoints. There it is a line for each change, and lines of several starts add up:
  *
  *   from step 301 on: optim.lr was '0.003' and is '0.001'
  */
@@ -19,22 +19,22 @@ typedef struct {
 typedef struct {
     Override item[CFG_COUNT];
     int count;
-    int64_t step;     /* the first one that they apply to */
-    const char *text; /* for manifests, with those of earlier starts; NULL: none */
+    int64_t step;     /* the first step that they apply to */
+    const char *text; /* what manifests have, with those of earlier starts; NULL: none */
 } Overrides;
 
-/* Parts of the training data's identity (data_id.h) that `now` lets differ. */
+/* Which parts of the training data's identity (data_id.h) `now` lets differ. */
 unsigned overrides_data(const Config *was, const Config *now);
 
 /*
- * Texts in `setup`. `data`: parts of the training data's identity that differ. ERR_CONFIG: a key that does not differ
- * and was no override of the checkpoint's run either; after a restart the same command has those. ERR_CKPT: the steps
- * done had other batches than train.global_batch says now.
+ * Takes texts from `setup`. `data`: which parts of the training data's identity differ. ERR_CONFIG: a key was allowed
+ * to differ, does not, and was no override of the checkpoint's run either (after a restart, the same command has
+ * those). ERR_CKPT: the steps that are done had other batches than train.global_batch says now.
  */
 Err overrides_find(Overrides *o, const Config *was, const Config *now, const CkptMeta *meta, unsigned data,
                    SetupArena *setup);
 
-/* ERR_CONFIG if there are any: the run goes on from no checkpoint. */
+/* ERR_CONFIG: there are overrides, but the run goes on from no checkpoint. */
 Err overrides_none(const Config *now);
 
 void overrides_say(const Overrides *o);

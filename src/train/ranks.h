@@ -4,13 +4,13 @@
  *   store      every rank finds the others, and learns that all run the same program with the same configuration
  *   watch      from then on a dead, frozen or hung rank is named to all within its threshold
  *   groups     connections between all ranks; the communicators of the grid share them
- *   GPUs       each rank's, and NCCL between them or a way through the host (train/gpus.h)
+ *   GPUs       each rank takes one, with NCCL between them or a way through the host (train/gpus.h)
  *
  * A run of one process has none of this, only groups of one.
  *
- * Ending: one rank prints the run's error, and all leave with the same exit code: who failed first, or of a rank
- * that cannot speak (killed, frozen, hung) the lowest rank that is left (train/speaker.h). Before all ranks have
- * met, rank 0.
+ * Ending: one rank prints the run's error, and all leave with the same exit code. It is the rank that failed first, or
+ * if that cannot speak (killed, frozen, hung) the lowest rank that is left (train/speaker.h). Before all ranks have
+ * met, it is rank 0.
  */
 #ifndef MEGATRAIN_TRAIN_RANKS_H
 #define MEGATRAIN_TRAIN_RANKS_H
@@ -22,38 +22,39 @@
 
 typedef struct {
     Boot boot;
-    int local_rank, local_size; /* among the ranks of this host */
-    int cpu_sharers;            /* of them, this one included, those that may use the same processors */
+    int local_rank, local_size; /* this rank among those of this host, and how many these are */
+    int cpu_sharers;            /* how many of these may use the same processors, this one included */
     int hosts;
-    double host_free_bytes; /* of this host, before any of its ranks took the memory that it plans */
+    /* what this host had free before any of its ranks took the memory that it plans */
+    double host_free_bytes;
     Store *store;
     Watch *watch;
     GlooWorld *gloo;
-    NcclWorld *nccl; /* NULL: not needed */
+    NcclWorld *nccl; /* NULL: it is not needed */
     bool cuda;       /* tensors lie in the memory of GPUs */
-    RankGpu gpu;     /* with cuda */
+    RankGpu gpu;     /* is set with cuda */
     NcclCtas tp_ctas, dp_ctas;
-    bool sums_by_message; /* RanksOptions */
+    bool sums_by_message; /* see RanksOptions */
     World world;
     bool world_open;
-    Comm save;          /* all ranks, for what writes checkpoints beside the steps; open with `saver` */
-    const char *folder; /* RanksOptions */
+    Comm save;          /* has all ranks, for the thread that writes checkpoints; open with `saver` */
+    const char *folder; /* see RanksOptions */
     double timeout_s;
-    double ready_s; /* that meeting and opening all groups took */
+    double ready_s; /* how long meeting and opening all groups took */
 } Ranks;
 
 typedef struct {
-    Grid grid; /* of boot.size ranks */
+    Grid grid; /* it has boot.size ranks */
     double timeout_s, freeze_s, stall_s;
-    const char
-        *folder; /* that all ranks see, for who speaks and, where the launcher gives none, the secret */
-    const volatile sig_atomic_t *stop; /* not 0: stop waiting for ranks that have not come */
-    const char *facts; /* lines "what: value" that must be the same on all ranks; NULL for one */
+    /* All ranks see this folder. There they agree on who speaks, and have the secret if the launcher gives none. */
+    const char *folder;
+    const volatile sig_atomic_t *stop; /* not 0: nobody waits any longer for ranks that have not come */
+    const char *facts; /* lines "what: value", the same on all ranks; NULL if there is one rank */
     int delay_ms;      /* every communication is held back that long */
     bool check_calls;  /* every collective call is compared with the peers' */
     bool cuda;         /* tensors lie in the memory of GPUs */
     NcclCtas tp_ctas, dp_ctas;
-    bool sums_by_message; /* of tensor-parallel ranks: the values have 16 bits (layer/sums.c) */
+    bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
     bool saver;           /* checkpoints are written by a thread */
 } RanksOptions;
 
@@ -64,12 +65,12 @@ typedef struct {
 Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o);
 
 /*
- * The run is over. A failure of communication first waits for the verdict, and becomes it; a verdict that was passed
- * meanwhile ends the process here. After a failure nobody waits for peers any more: all their calls end. Returns the
- * outcome to close with.
+ * To be called when the run is over. After a failure of communication it first waits for the verdict, which replaces
+ * the failure; a verdict that was passed meanwhile ends the process here. After a failure nobody waits for peers any
+ * more: all their calls end. Returns the outcome to close with.
  */
 Err ranks_end(Ranks *r, Err outcome);
-/* Says goodbye with the outcome of the run, when nothing uses a communicator any more. */
+/* Says goodbye with the outcome of the run. To be called when nothing uses a communicator any more. */
 Err ranks_close(Ranks *r, Err outcome);
 
 #endif

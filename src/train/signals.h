@@ -9,13 +9,13 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-extern volatile sig_atomic_t signals_stop; /* the last one that asks this run to stop, or 0 */
+extern volatile sig_atomic_t signals_stop; /* the last signal that asked this run to stop, or 0 */
 
-void signals_catch(bool lead); /* from now on; the lead says at once what a signal does */
+void signals_catch(bool lead); /* catches them from now on; the lead says at once what a signal does */
 
 /* A launcher that is killed cannot end its ranks: they take its death for SIGTERM (scripts/launch.sh names itself). */
 void signals_follow_launcher(void);
 
-void signals_step(int64_t step); /* the one at work, for what is said */
+void signals_step(int64_t step); /* the step at work, for what is said */
 
 #endif

@@ -16,7 +16,7 @@ enum { PIECE_BYTES = 64 << 10, LINE_BYTES = 320 };
 
 /* What a rank answers, and what rank 0 makes of it. */
 typedef struct {
-    int64_t now, started; /* of its clock */
+    int64_t now, started; /* by its clock */
 } Reading;
 
 typedef struct {
@@ -32,7 +32,7 @@ struct Timeline {
     Trainer *trainer;
     SetupArena setup;
     bool *traced; /* [ranks] */
-    Span *times;  /* of this rank in a pipeline; else NULL */
+    Span *times;  /* when this rank's actions ran; NULL: there is no pipeline */
     Piece piece;
     /* rank 0: */
     Clock *clocks;       /* [ranks] */
@@ -51,7 +51,7 @@ static bool has_picture(const Timeline *t) { return t->times && t->trainer->devi
 
 bool timeline_records(const Timeline *t) { return t->traced[t->trainer->world->rank]; }
 
-/* Of ranks that differ in tp, cp or dp alone the first stands for all in the picture. */
+/* In the picture the first of the ranks that differ in tp, cp or dp alone stands for all of them. */
 static bool is_drawn(const Timeline *t, int rank)
 {
     const GridCoords at = grid_coords(t->trainer->world->grid, rank);

@@ -240,7 +240,7 @@ static Err end_of_save(Loop *l, Err err)
 
 static bool due(int64_t step, int64_t every) { return every > 0 && step % every == 0; }
 
-/* Of the steps that make a line of the log: how long each rank computed and waited, of `seconds` of its own. */
+/* For a step that makes a line of the log: how long each rank computed and waited in its own `seconds`. */
 static Err share_times(Loop *l, int64_t step, double seconds)
 {
     double stalled = 0;
@@ -258,8 +258,8 @@ static Err take_report(Loop *l, const StepReport *r)
     if (l->run.spec.model.moe.experts) TRY(expert_load_read(&l->run.trainer, &l->loads));
     const double now = clock_s();
     record_step(l, r, now - l->begun_s);
-    l->begun_s = now;                   /* of one that was enqueued meanwhile */
-    TRY(collect_save(l, false, false)); /* for the next line; not without one between: it has room for one */
+    l->begun_s = now;                   /* a step that was enqueued meanwhile began */
+    TRY(collect_save(l, false, false)); /* for the next line of metrics, which has room for one save */
     return check_numerics(l, r);
 }
 

@@ -16,13 +16,13 @@ Err train_run(const Config *cfg, const Boot *boot);
 
 /* Which checkpoint is evaluated. */
 typedef struct {
-    const char *
-        run_dir; /* a run's folder; NULL: checkpoint.load or .resume where one names a checkpoint, else run.dir */
-    int64_t step; /* of the run's checkpoints; -1: the newest */
+    /* A run's folder. NULL: checkpoint.load or .resume where one names a checkpoint, else run.dir. */
+    const char *run_dir;
+    int64_t step; /* which of the run's checkpoints; -1: the newest */
 } EvalFrom;
 
-/* Loss, perplexity and bits per byte on the validation data, on stdout of rank 0. Alone, a process takes a checkpoint
- * of any layout; several are the ranks of the layout that `cfg` says. */
+/* Prints loss, perplexity and bits per byte on the validation data, on stdout of rank 0. A process alone takes a
+ * checkpoint of any layout; several processes are the ranks of the layout that `cfg` says. */
 Err eval_run(const Config *cfg, const Boot *boot, const EvalFrom *from);
 
 #endif
