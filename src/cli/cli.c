@@ -23,7 +23,7 @@ static int matches(const Command *c, int argc, const char *const *argv)
     size_t first = strcspn(c->name, " ");
     if (argc < 1 || strlen(argv[0]) != first || strncmp(argv[0], c->name, first) != 0) return 0;
     if (!c->name[first]) return 1;
-    if (argc > 1 && asks_for_help(argv[1])) return 1; /* of the first command with that word */
+    if (argc > 1 && asks_for_help(argv[1])) return 1; /* the help of the first command with that word */
     return argc > 1 && strcmp(argv[1], c->name + first + 1) == 0 ? 2 : 0;
 }
 

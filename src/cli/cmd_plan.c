@@ -20,7 +20,7 @@ enum { MAX_KINDS = 4096, KINDS_ABREAST = 4, FIGURES_MOST = 16, SENDERS_NAMED = 6
 static const char *config_path, *device;
 static int64_t world_size;
 static bool as_json;
-static DeviceFile target; /* that device; no name: this machine's, or a CPU */
+static DeviceFile target; /* the device to plan for; without a name: this machine's, or a CPU */
 
 static const Option options[] = {
     { "config", OPTION_TEXT, &config_path, .required = true, .value = "FILE", .help = "configuration (INI)" },

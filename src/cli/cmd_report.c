@@ -28,7 +28,7 @@ static Err write_page(const History *runs, int count)
     return err;
 }
 
-/* Of all that lies in runs/ some may be no run; what is not there at all is a mistake. */
+/* Some of what lies in runs/ may be no run; a folder that is not there at all is a mistake. */
 static bool may_lack(const char *dir, Err err)
 {
     if (err != ERR_CKPT || !file_is_dir(dir)) return false;

@@ -243,7 +243,7 @@ typedef struct {
     char name[48];
     int chunks, copies, buffers;
     bool async;                    /* weights change while units are under way */
-    double time, of_work, of_time; /* of a batch; bubble in percent */
+    double time, of_work, of_time; /* what a batch takes; the bubble in percent of work and of time */
     double held_w, held_i;         /* micro-batches of a whole rank */
 } Row;
 

@@ -27,13 +27,13 @@ typedef struct {
     OptionKind kind;
     void *out; /* bool, const char *, int64_t, double, Words */
     bool required;
-    double low, high;  /* of numbers */
+    double low, high;  /* the bounds of a number */
     const char *value; /* how help names it: "FILE" */
     const char *help;
 } Option;
 
 typedef struct {
-    const char *name;    /* one word, or two: "tokenizer train" */
+    const char *name;    /* has one word, or two: "tokenizer train" */
     const char *summary; /* a line, for the list of commands */
     const char *rest;    /* what may follow besides options, as in help; NULL: nothing */
     const char *text;    /* more help: lines that begin with a blank stay, others flow; NULL: none */
@@ -52,7 +52,8 @@ typedef struct {
  */
 Err options_read(const Command *c, int argc, const char *const *argv, const char **rest, int *rest_count,
                  bool *help);
-/* What --help says of a command, and what `megatrain --help` does: at most 24 lines of 80 columns (test_help.sh). */
+/* Print what --help says of a command, and what `megatrain --help` says: at most 24 lines of 80 columns
+ * (test_help.sh). */
 void command_help(const Command *c, FILE *out);
 void program_help(FILE *out);
 

@@ -9,7 +9,7 @@ enum { WIDTH = 79, OPTION_COLUMN = 25, SUMMARY_COLUMN = 19 };
 
 typedef struct {
     FILE *out;
-    int column, indent; /* of lines that go on */
+    int column, indent; /* indent: that of lines that go on */
     bool fresh;         /* no word stands in this line yet */
 } Flow;
 

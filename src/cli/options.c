@@ -105,7 +105,7 @@ static Err read_list(Reader *r, const Option *o, const char *equals)
 
 static Err read_option(Reader *r, const char *word)
 {
-    char full[64]; /* with the dashes, without the value */
+    char full[64]; /* has the dashes, and not the value */
     const char *equals = strchr(word, '='), *name = full + 2;
     snprintf(full, sizeof full, "%.*s", equals ? (int)(equals - word) : 60, word);
     int i = 0;

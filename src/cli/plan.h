@@ -8,7 +8,7 @@
 #include "config/config_device.h"
 #include "train/spec.h"
 
-/* Ranks that need the same. */
+/* A kind of ranks, which need the same. */
 typedef struct {
     MemoryPlan plan;
     int pp_rank, first_tp_rank, tp_ranks;
@@ -22,7 +22,7 @@ typedef struct {
     Grid grid;
     PlanKind *kinds;
     int count;
-    int64_t *shards; /* bytes of each rank's part of a checkpoint; 0: it writes none */
+    int64_t *shards; /* how many bytes of a checkpoint each rank writes; 0: none */
 } PlanTable;
 
 /* A figure of a kind of ranks, in bytes or FLOP, by its names in the JSON, in a line, and above a narrow column. */
@@ -30,26 +30,27 @@ typedef struct {
     const char *key, *label, *heading;
     int64_t (*value)(const PlanTable *,
                      const PlanKind *); /* NULL: a member of MemoryPlan, int64_t, at `field` */
-    bool (*shown)(const PlanTable *);   /* as text; NULL: always */
+    bool (*shown)(const PlanTable *);   /* is it shown in the text? NULL: always */
     size_t field;
-    bool is_count, on_host; /* FLOP; of the host's memory, wherever the total is that of a GPU */
+    bool is_count, on_host; /* it counts FLOP; it lies in the host's memory even if the total is a GPU's */
 } PlanFigure;
 
-/* What a rank takes, the total last, and what it does in a step; a figure without a key ends each. */
+/* What a rank takes, the total last; what it does in a step. A figure without a key ends each table. */
 extern const PlanFigure plan_memory[], plan_work[];
 int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f);
-/* Weights, gradients and moments. */
+/* What weights, gradients and moments take. */
 int64_t plan_param_bytes(const PlanTable *t, const PlanKind *k);
 
-/* Of the rank that takes the most; with what CUDA and its libraries take beside the plan, on `target`. */
+/* What the rank that takes the most takes. plan_fits: does that, and what CUDA and its libraries take beside the plan,
+ * fit `target`? */
 int64_t plan_largest_total(const PlanTable *t);
 bool plan_fits(const PlanTable *t);
-int64_t
-plan_library_bytes(const PlanTable *t); /* of CUDA, its libraries, and NCCL's communicators, at most */
+/* What CUDA, its libraries and NCCL's communicators take at most. */
+int64_t plan_library_bytes(const PlanTable *t);
 
-int64_t plan_checkpoint(const PlanTable *t); /* of all shards */
+int64_t plan_checkpoint(const PlanTable *t); /* bytes of all shards together */
 
-/* On stdout. ERR_MEMORY. */
+/* Prints to stdout. ERR_MEMORY. */
 Err plan_print_json(const PlanTable *t);
 
 #endif

@@ -86,7 +86,7 @@ int64_t plan_value(const PlanTable *t, const PlanKind *k, const PlanFigure *f)
     return *(const int64_t *)(const void *)((const char *)&k->plan + f->field);
 }
 
-/* Of the rank that takes the most. */
+/* The total of the rank that takes the most. */
 int64_t plan_largest_total(const PlanTable *t)
 {
     int64_t most = 0;
