@@ -76,8 +76,8 @@ typedef struct {
     CommKind kind;
     void *dst;
     const void *src;
-    /* Of all-gather and reduce-scatter the elements per rank, of an all-to-all of rows the rows of local, of an
-     * exchange the bytes that it sends, else all elements. */
+    /* All-gather and reduce-scatter: the elements of a rank. An all-to-all of rows: the rows of local. An exchange: the
+     * bytes that it sends. Others: all elements. */
     int64_t count;
     int64_t elem_bytes; /* size of an element, or of a row */
     uint64_t sequence;  /* its number among this communicator's collectives, or among its exchanges */
