@@ -20,8 +20,8 @@
 /* ---- rates ---- */
 
 /*
- * Of a device: HBM bandwidth of the datasheet times what a copy reaches of it (0.9 on both), times what kernels of
- * memory work are to reach of a copy (rooflines.c wants 0.85).
+ * What a device does: HBM bandwidth of the datasheet times what a copy reaches of it (0.9 on both), times what kernels
+ * of memory work are to reach of a copy (rooflines.c wants 0.85).
  */
 typedef struct {
     const char *name;
@@ -43,7 +43,8 @@ static double product_rate(int64_t side)
     return side < 1024 ? 650e12 : side < 1280 ? 680e12 : side < 2048 ? 705e12 : side < 4096 ? 720e12 : 740e12;
 }
 
-/* Of the needed half of causal attention: what kernels for mma.sync (FlashAttention-2's design) reach on Hopper. */
+/* What kernels for mma.sync (FlashAttention-2's design) reach on Hopper for the needed half of causal
+ * attention. */
 static double attention_rate(bool forward, int64_t width, int64_t positions)
 {
     if (width <= 64) return forward ? 230e12 : 170e12;

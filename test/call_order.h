@@ -157,7 +157,7 @@ static inline bool goes_on(CallLog *log)
     return log->at > before;
 }
 
-/* Of a collective of a group: *moved if all had come to it. */
+/* Plays a collective of a group. *moved is set if all members had come to it. */
 static inline Err meet_all(CallLog *logs, GroupKind group, const int *members, int size, bool *moved)
 {
     CommCall calls[64];
@@ -182,7 +182,7 @@ static inline int message_with(const LogEntry *e, int peer, bool send)
     return -1;
 }
 
-/* Of the messages from one member to another as many as both have come to. */
+/* Plays as many messages from one member to another as both have come to. */
 static inline Err meet_pair(CallLog *logs, GroupKind group, const int *members, int from, int to, bool *moved)
 {
     LogEntry *a = call_in(logs, members[from], group), *b = call_in(logs, members[to], group);
@@ -259,7 +259,7 @@ static inline Err call_order_check(GridShape shape, CallLog *logs)
     return all_ended(logs, shape.world);
 }
 
-/* Of a layout: records all ranks, and plays. */
+/* Records all ranks of a layout, and plays their calls. */
 static inline Err call_order_of(const TrainSpec *spec, Grid grid)
 {
     enum { RANKS = 64 };

@@ -79,8 +79,9 @@ static void check_rows(const Batch *b, const int32_t *tokens, int row, int sampl
     }
 }
 
-/* Of multi-token prediction: token and target of row p at a depth; no token behind the sample's end, and no target where
- * an end of document lies before the token, or it is one itself and `mask`. */
+/* The token and the target that multi-token prediction has for row p at a depth. There is no token behind the sample's
+ * end. There is no target where an end of document lies before the token, or where the token is one itself and
+ * `mask`. */
 static void check_further(const Batch *b, const int32_t *tokens, int row, int depth, bool mask)
 {
     const int32_t *token = (int32_t *)b->further_token.data + (depth - 1) * b->B * b->T;

@@ -19,7 +19,7 @@ typedef struct {
     int32_t kind, replica, stage, unit;
 } Mark;
 
-/* Of one schedule on one rank. */
+/* One schedule on one rank, whose computes sleep. */
 typedef struct {
     Schedule schedule;
     Simulation sim;
@@ -31,9 +31,9 @@ typedef struct {
     int logged, ended; /* ended: what came after the last compute */
 } Sleeper;
 
-/* Of the processes; before they are forked. */
+/* What the processes share; it is there before they are forked. */
 typedef struct {
-    Span span[RANKS_MOST][ACTIONS_MOST]; /* of the schedule that runs */
+    Span span[RANKS_MOST][ACTIONS_MOST]; /* when each action of the schedule that runs ran */
 } Together;
 
 static Together *together;

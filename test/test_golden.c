@@ -405,7 +405,7 @@ static void forget_key_biases(const Run *r, double *got, const float *want)
     }
 }
 
-/* Of multi-token prediction: the losses of its modules, as many as there are. */
+/* The losses of the modules of multi-token prediction, as many as there are. */
 static void check_modules(const Run *r, const StepReport *report, const Json *want, double tolerance)
 {
     const Json *losses = json_get(want, "mtp_loss");

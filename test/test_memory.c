@@ -297,7 +297,7 @@ TEST(memory_grows_linearly_with_the_sequence)
         }
 }
 
-/* Of a sequence that cp ranks share each keeps its share. A ring takes five parts of 2 cp of the keys and values, those of
+/* If cp ranks share a sequence, each keeps its share. A ring takes five parts of 2 cp of the keys and values, those of
  * their gradients among them, beside what attention takes alone, and the rank's heads and their gradients are copied
  * apart from qkv; gathered, they are there whole. In the order of arrival it takes ten: two blocks of keys and values,
  * three of gradients. */

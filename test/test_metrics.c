@@ -117,7 +117,7 @@ TEST(lines_read_back_exactly)
     OK(file_remove_tree(dir));
 }
 
-/* Of an object's names those that the table of docs/watching.md lacks. */
+/* How many of an object's names the table of docs/watching.md lacks. */
 static int64_t unlisted(const Json *j, const char *docs)
 {
     int64_t missing = 0;

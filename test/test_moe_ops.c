@@ -678,7 +678,7 @@ TEST(choice_drop)
               { 301, 1, 3, 4, by | EQUAL }, { 33, 1, 4, 5, by | EQUAL | LIMITS }, { 40, 1, 2, 2, by | NANS });
 }
 
-/* Of dropped choices: no output, no gradient of their weights, nothing written for them. D columns, a = K, b = E */
+/* Dropped choices have no output, their weights no gradient, and nothing is written for them. D columns, a = K, b = E */
 static void case_dropped_rows(Env *e, const Shape *p)
 {
     const int64_t N = p->N, D = p->D, K = p->a, E = p->b, P = N * K;

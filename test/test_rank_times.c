@@ -35,7 +35,7 @@ TEST(beside_the_median)
     CHECK(m.wait_ms[0] == 59 && m.wait_ms[1] == 98 && m.wait_ms[2] == 102);
 }
 
-/* Of two the lower stands for both: half the lag would be lost in a mean. */
+/* The lower of two ranks stands for both: in a mean half the lag would be lost. */
 TEST(beside_one_other)
 {
     const MetricsRanks m = compare((Grid){ .tp = 2, .cp = 1, .dp = 1, .pp = 1 }, (double[]){ 150, 100 });
@@ -72,7 +72,7 @@ TEST(nobody_is_slow)
 
 /* ---- over steps ---- */
 
-/* Of three ranks the one that is slow in a step; -1: none. */
+/* Which of three ranks is slow in a step; -1: none. */
 static const int slow_in[] = { 1, 1, 1, 1, 2, 1, 1, 1, 1, 1, 1, -1, 1 };
 enum { STEPS = sizeof slow_in / sizeof *slow_in };
 

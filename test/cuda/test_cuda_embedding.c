@@ -75,7 +75,7 @@ TEST(lookup)
     }
 }
 
-/* Of a table, -0 comes back as +0, as it would from a sum over ranks. */
+/* A table's -0 comes back as +0, as it would from a sum over ranks. */
 TEST(no_negative_zero)
 {
     for (int t = 0; t < TYPES; t++) {

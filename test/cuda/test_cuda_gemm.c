@@ -283,7 +283,7 @@ TEST(timing_chooses_once_and_changes_no_result)
     tuning_end(&t);
 }
 
-/* Of the emulator's algorithms 1 and 2 give the same bits, and 3, which splits its sums, others. */
+/* The emulator's algorithms 1 and 2 give the same bits; algorithm 3, which splits its sums, gives others. */
 TEST(timing_that_keeps_the_bits)
 {
     static const struct {
@@ -449,7 +449,7 @@ TEST(choices_travel_as_text)
     tuning_end(&t);
 }
 
-/* Of two ranks that chose differently one's choice is both's; shapes that only the other has met are added. */
+/* If two ranks chose differently, both take the choice of one; shapes that only the other has met are added. */
 TEST(choices_of_another_are_added)
 {
     Tuning t = tuning_begin();
