@@ -10,13 +10,13 @@
 /* config_read for that file (NULL: none), these overrides and this many ranks. config_release also on error. */
 Err config_arg(Config *c, const char *path, Words overrides, int64_t world_size);
 
-/* As the checkpoint of that step has it, or for -1 the newest one. ERR_CKPT: there is none. */
+/* Reads what the checkpoint of that step has, or for -1 the newest one. ERR_CKPT: there is none. */
 Err config_of_run(Config *c, const char *run_dir, int64_t step, Words overrides, int64_t world_size);
 
-/* The ranks to read a configuration for: `given`, or, where that is 0, the launcher's, or CONFIG_ANY_WORLD. */
+/* For how many ranks a configuration is read: `given`, or, if that is 0, the launcher's number, or CONFIG_ANY_WORLD. */
 Err config_world(int64_t given, int64_t *out);
 
-/* ERR_CONFIG when a launcher has started more than one process: that is not built yet. */
+/* ERR_CONFIG: a launcher has started more than one process, which is not built yet. */
 Err single_process(void);
 
 #endif

@@ -45,7 +45,7 @@ struct Stopped {
  */
 struct Lane {
     std::unique_ptr<UnboundBuffer> buffer;
-    int sends = 0, receives = 0; /* posted and not waited for */
+    int sends = 0, receives = 0; /* how many were posted and not waited for */
 };
 
 struct Group;
@@ -58,7 +58,7 @@ struct GlooWorld {
     std::shared_ptr<gloo::transport::Context> context;
     std::vector<int> groups_with; /* how many groups were opened that contain this and that rank */
 
-    std::mutex lock; /* of what follows */
+    std::mutex lock; /* guards what follows */
     std::vector<Group *> groups;
     std::string why;
     std::atomic<bool> stopped{ false };
@@ -74,21 +74,21 @@ struct Group {
     GlooWorld *world;
     std::string name;
     int rank, size;
-    std::vector<int> members;  /* world ranks */
-    std::vector<uint64_t> ids; /* this group's number, per member */
+    std::vector<int> members;  /* their world ranks */
+    std::vector<uint64_t> ids; /* for each member this group's number */
     std::vector<Lane> lanes[PHASES];
-    Lane notes; /* of all peers: a mismatch is to be seen even if another peer's message never comes */
+    Lane notes; /* has all peers: a mismatch is to be seen even if another peer's message never comes */
     std::unique_ptr<char[]> scratch;
     std::vector<const void *> inputs;
     std::vector<CommCall> calls;
-    std::vector<uint64_t> sent, received; /* messages of exchanges so far, per member */
+    std::vector<uint64_t> sent, received; /* for each member how many messages of exchanges so far */
     Note notes_out[COMM_MESSAGES_MAX], notes_in[COMM_MESSAGES_MAX];
-    uint64_t name_hash = 0, call_hash = 0, sequence = 0; /* of the collective that runs */
-    const CommRequest *request = nullptr;                /* that runs */
-    int peer = 0;                                        /* that the worker deals with, for error messages */
-    const CommMessage *message = nullptr;                /* of an exchange, that it waits for; else NULL */
+    uint64_t name_hash = 0, call_hash = 0, sequence = 0; /* they describe the collective that runs */
+    const CommRequest *request = nullptr;                /* the request that runs */
+    int peer = 0;                                        /* the peer that the worker deals with, for error messages */
+    const CommMessage *message = nullptr;                /* the message of an exchange that it waits for; else NULL */
 
-    std::mutex lock; /* of what follows */
+    std::mutex lock; /* guards what follows */
     std::condition_variable changed;
     CommRequest queue[QUEUE_SIZE];
     int64_t head = 0, tail = 0;

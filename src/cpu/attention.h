@@ -28,7 +28,7 @@
 
 enum { ATTN_QUERIES = 64 };
 
-/* Consecutive positions in consecutive rows. */
+/* Consecutive positions, which lie in consecutive rows. */
 typedef struct {
     int64_t first, count, row;
 } AttnSpan;
@@ -48,8 +48,8 @@ typedef struct {
 /* Up to ATTN_QUERIES queries of one head in consecutive rows and positions. */
 typedef struct {
     int64_t b, head, row, n, first; /* first: position of query 0 */
-    int64_t low_min, low_max;       /* over the n queries */
-    int32_t low[ATTN_QUERIES];      /* first key each may see; -1, above any unsigned position, beyond n */
+    int64_t low_min, low_max;       /* the least and the greatest of `low` of the n queries */
+    int32_t low[ATTN_QUERIES]; /* the first key that each may see; beyond n -1, above any unsigned position */
 } AttnTile;
 
 /* Keys of one key head in ascending position, copied together. */
@@ -70,7 +70,7 @@ typedef struct {
  * ERR_CONFIG if the tensors, of which `result` may have a dtype of its own, are not f32. */
 Err CPU(attn_open)(Attn *a, Tensor result);
 
-/* Keys, in ascending order, before `position`. */
+/* How many keys lie before `position`. */
 int64_t CPU(attn_keys_before)(const Attn *a, int64_t position);
 
 /* The row of dim S that holds key number `index` in ascending order. */
@@ -79,7 +79,7 @@ int64_t CPU(attn_key_row)(const Attn *a, int64_t index);
 /* Copies keys number i0 .. i1 - 1 of key head `head` of sample b. */
 void CPU(attn_keys)(const Attn *a, AttnKeys *keys, int64_t b, int64_t head, int64_t i0, int64_t i1);
 
-/* n queries from `row` on; the caller keeps within one span. */
+/* A tile of n queries from `row` on, which must lie in one span. */
 void CPU(attn_tile)(const Attn *a, AttnTile *t, int64_t b, int64_t head, int64_t row, int64_t n);
 
 /* The part of `keys`, in place, that some query of the tile may see. */
@@ -88,8 +88,8 @@ AttnKeys CPU(attn_seen)(const Attn *a, const AttnTile *t, const AttnKeys *keys);
 /* The tile's rows of x, [B T H C] or [B T H V]: dense [n][its width], and transposed [C][ATTN_QUERIES], 0 beyond n. */
 void CPU(attn_rows)(float *dense, float *across, Tensor x, const AttnTile *t);
 
-/* Threads for `items` items that need `bytes` of workspace each, at least one. ERR_CONFIG if not even one
- * fits. */
+/* How many threads compute `items` items that need `bytes` of workspace each: at least one. ERR_CONFIG: not even one
+ * has enough. */
 Err CPU(attn_threads)(const Device *dev, int64_t items, int64_t bytes, int *out);
 
 static inline float *attn_row(Tensor x, int64_t b, int64_t row, int64_t head)
@@ -97,13 +97,13 @@ static inline float *attn_row(Tensor x, int64_t b, int64_t row, int64_t head)
     return (float *)x.data + ((b * x.dim[1] + row) * x.dim[2] + head) * x.ld;
 }
 
-/* Of [B T H] tensors. */
+/* The element of a [B T H] tensor. */
 static inline float *attn_value(Tensor x, int64_t b, int64_t row, int64_t head)
 {
     return (float *)x.data + (b * x.dim[1] + row) * x.ld + head;
 }
 
-/* Vectors that cover n queries. */
+/* How many lanes the vectors have that cover n queries. */
 static inline int64_t attn_lanes(int64_t n) { return (n + VEC - 1) / VEC * VEC; }
 
 /* Must some score be masked? */
@@ -119,7 +119,7 @@ typedef struct {
     uint32_t threshold;
     float keep_scale;
     vi sample_low, sample_high;
-    int32_t drawn_for; /* key position / 4 of `drawn` */
+    int32_t drawn_for; /* the key position / 4 that `drawn` belongs to */
     vi drawn[4];
 } AttnColumn;
 

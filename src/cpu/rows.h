@@ -28,9 +28,9 @@ static inline float sigmoid_f32(float x) { return (float)(1 / (1 + m_exp(-(doubl
 /* Does the items [first, end). */
 typedef void PartFn(const void *args, int64_t first, int64_t end);
 
-enum { PAR_GRAIN = 16384 }; /* elements below which another thread costs more than it saves (about 5 us) */
+enum { PAR_GRAIN = 16384 }; /* with fewer elements another thread costs more than it saves (about 5 us) */
 
-/* Round to nearest, denormals kept, no traps: whatever the thread was left with by somebody else. */
+/* Sets round to nearest, keeps denormals and takes no traps, whatever somebody else left the thread with. */
 static inline void fp_reset(void)
 {
 #ifdef __SSE__
@@ -38,7 +38,7 @@ static inline void fp_reset(void)
 #endif
 }
 
-/* The whole of `n` items of `width` elements each, in parts that begin at multiples of `unit` items. */
+/* Does all of `n` items of `width` elements each, in parts that begin at multiples of `unit` items. */
 static inline void par_units(const Stream *s, int64_t n, int64_t width, int64_t unit, PartFn *fn,
                              const void *args)
 {
@@ -70,10 +70,10 @@ static inline void par_columns(const Stream *s, int64_t columns, int64_t rows, P
     par_units(s, columns, rows, VEC, fn, args);
 }
 
-/* Rows of dim 0 in use. */
+/* How many rows of dim 0 are in use. */
 static inline int64_t rows_used(Tensor t) { return t.rows && *t.rows < t.dim[0] ? *t.rows : t.dim[0]; }
 
-/* ... of two tensors that share it: an op may be given the count with either. */
+/* The same for two tensors that share dim 0: an op may be given the count with either. */
 static inline int64_t rows_both(Tensor t, Tensor u)
 {
     int64_t a = rows_used(t), b = rows_used(u);
@@ -111,7 +111,7 @@ VEC_FN vf row_mask(vf v, int64_t left) { return left >= VEC ? v : vf_select(vm_f
 
 /* A gradient accumulator: int64 fixed point, or float. */
 typedef struct {
-    int64_t *fixed; /* one of the two is NULL */
+    int64_t *fixed; /* this or plain is NULL */
     float *plain;
     float scale, limit;
 } GradAcc;

@@ -1,10 +1,10 @@
 /*
  * Added tokens: texts that are cut out before words are sought, such as <|endoftext|>.
  *
- * Found leftmost first, the longest of those that start at one place; the search goes on behind the text of a token.
- * A token with single_word is passed over (and the search goes on behind it) unless no word character stands on either
- * side. lstrip and rstrip swallow the white space on that side, lstrip none that a token before it has swallowed.
- * All of it as the `tokenizers` package does, whose files say these words.
+ * They are found from left to right, the longest of those that start at one place first; the search goes on behind the
+ * text of a token. A token with single_word is passed over (and the search goes on behind it) unless no word character
+ * stands on either side. lstrip and rstrip swallow the white space on that side, but lstrip none that a token before it
+ * has swallowed. All of this is what the `tokenizers` package does, whose files have these words.
  */
 #ifndef MEGATRAIN_DATA_ADDED_H
 #define MEGATRAIN_DATA_ADDED_H
@@ -14,22 +14,22 @@
 typedef struct {
     TokenText text;
     int32_t id;
-    bool normalized; /* sought in the normalized text, not in the raw one */
+    bool normalized; /* it is sought in the normalized text, not in the raw one */
     bool single_word, lstrip, rstrip;
-    bool special; /* stands for no text, such as the end of a document */
+    bool special; /* it stands for no text, such as the end of a document */
 } AddedToken;
 
 /* The tokens of one kind, raw or normalized. */
 typedef struct {
     const AddedToken *tokens; /* longest first */
     int64_t count;
-    bool starts[256]; /* first byte of some token */
+    bool starts[256]; /* some token starts with this byte */
     bool pairs
         [1 << 16]; /* first byte << 8 | second byte of some token, or any byte behind one of a single byte */
 } AddedSet;
 
 typedef struct {
-    int64_t from, to; /* bytes of the text that the token stands for, swallowed blanks included */
+    int64_t from, to; /* the bytes of the text that the token stands for, with swallowed blanks */
     int32_t id;
 } AddedMatch;
 

@@ -17,7 +17,7 @@
 #include "base/arena.h"
 #include "base/err.h"
 
-/* Token ids in a growing array; start with all zero, release with free(list.ids). */
+/* Token ids in an array that grows. Start with all zero, release with free(list.ids). */
 typedef struct {
     int32_t *ids;
     int64_t count, capacity;
@@ -47,20 +47,20 @@ typedef struct {
     bool whole_pieces; /* a piece that is a token is taken as it is, before any merge */
 } Bpe;
 
-/* Tables for ids below id_count and at most merge_limit merges, in `mem`. */
+/* Makes tables in `mem` for ids below id_count and at most merge_limit merges. */
 Err bpe_init(Bpe *b, SetupArena *mem, int64_t id_count, int64_t merge_limit);
 
 /* Adds a token; `bytes` must live as long as the model. ERR_DATA if the id or the bytes are taken. */
 Err bpe_add_token(Bpe *b, int64_t id, const char *bytes, int64_t size);
 
-/* Adds the next merge in rank. ERR_DATA if left, right or their join is no token, or the pair came
+/* Adds the next merge in rank. ERR_DATA: left, right or their join is no token, or the pair came
  * before. */
 Err bpe_add_merge(Bpe *b, TokenText left, TokenText right);
 
-/* After all tokens: ERR_DATA unless each of the 256 bytes is a token. */
+/* To be called after all tokens. ERR_DATA: one of the 256 bytes is no token. */
 Err bpe_finish(Bpe *b);
 
-/* Id of the token with these bytes; -1 if there is none. */
+/* The id of the token with these bytes; -1: there is none. */
 int32_t bpe_find(const Bpe *b, const char *bytes, int64_t size);
 
 typedef struct BpeWork BpeWork;
@@ -72,7 +72,7 @@ enum { BPE_PIECE_MAX_BYTES = 1 << 30 };
 /* Appends the ids of one piece. ERR_DATA if it is longer than BPE_PIECE_MAX_BYTES; ERR_MEMORY. */
 Err bpe_encode(const Bpe *b, BpeWork *w, const char *piece, int64_t size, TokenList *out);
 
-/* Hash of bytes, for tables in memory only: nothing written to disk depends on it. */
+/* A hash of bytes for tables in memory only: nothing that is written to disk depends on it. */
 uint64_t bytes_hash(const char *bytes, int64_t size);
 
 #endif

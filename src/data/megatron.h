@@ -36,19 +36,19 @@ void twister_seed(Twister *t, uint32_t seed);
 /* RandomState.shuffle of an array of n <= 2^32 elements. */
 void twister_shuffle(Twister *t, uint32_t *items, int64_t n);
 
-/* What an index is built over: sequences [from, to) of a file. */
+/* An index is built over the sequences [from, to) of a file. */
 typedef struct {
     const Shards *file;
     int64_t from, to;
     int64_t seq;    /* T */
-    int64_t wanted; /* samples that the run will ask for */
+    int64_t wanted; /* how many samples the run will ask for */
     uint32_t seed;
 } MegatronPart;
 
 typedef struct {
     MegatronPart part;
     int64_t epochs, entries, samples;
-    int64_t first_samples; /* shuffled before the last epoch's; = samples unless that is apart */
+    int64_t first_samples; /* how many are shuffled apart from the last epoch's; all if that is not apart */
     uint32_t *document;    /* [entries] sequences of the file, in order */
     int64_t *start;        /* tokens before every MEGATRON_STRIDE-th entry */
     uint32_t *shuffle;     /* [samples] position -> sample */
@@ -56,13 +56,14 @@ typedef struct {
 
 enum { MEGATRON_STRIDE = 32 };
 
-/* The part holds a sample at least. ERR_DATA: more documents or samples than 32 bits count; ERR_MEMORY. */
+/* The part must hold at least one sample. ERR_DATA: there are more documents or samples than 32 bits count.
+ * ERR_MEMORY. */
 Err megatron_index(MegatronIndex *x, MegatronPart part, SetupArena *mem);
 
-/* tokens[seq + 1] of the sample at a position below x->samples. ERR_DATA as indexed_read. */
+/* Reads tokens[seq + 1] of the sample at a position below x->samples. ERR_DATA as in indexed_read. */
 Err megatron_read(const MegatronIndex *x, int64_t position, int64_t vocab, int32_t *tokens);
 
-/* Which data set each of `size` samples, those of the run, comes from. */
+/* Which data set each of the run's `size` samples comes from. */
 typedef struct {
     int source_count;
     int64_t size;
@@ -75,11 +76,11 @@ typedef struct {
 
 enum { MEGATRON_BLOCK = 4096 };
 
-/* For a run of `samples`. Weights: positive, of any scale; 1 to 256 of them. ERR_MEMORY. */
+/* Blends for a run of `samples`. There are 1 to 256 weights, positive, of any scale. ERR_MEMORY. */
 Err megatron_blend(MegatronBlend *b, const double *weights, int source_count, int64_t samples,
                    SetupArena *mem);
 
-/* Data set of draw q < size, and how many draws that data set has had before. */
+/* The data set of draw q < size, and how many draws that data set has had before. */
 int megatron_draw(const MegatronBlend *b, int64_t q, int64_t *earlier);
 
 /* numpy.sum of n doubles: in pairs, eight chains at a time. */

@@ -28,26 +28,26 @@
 
 enum { ORDER_ROUNDS = 8, BLEND_BLOCK = 4096, BLEND_SOURCES_MAX = 256 };
 
-/* Place (0 to n-1) that position i (0 to n-1) of this epoch visits. n >= 1. */
+/* Which sample (0 to n-1) stands at position i (0 to n-1) of this epoch. n >= 1. */
 int64_t order_permute(uint64_t seed, int64_t epoch, int64_t n, int64_t i);
 
 typedef struct {
     int source_count;
     int32_t units[BLEND_SOURCES_MAX]; /* weights; they add up to BLEND_BLOCK */
-    uint8_t source[BLEND_BLOCK];      /* draw -> data set */
-    uint16_t prefix[BLEND_BLOCK];     /* earlier draws of the same data set in the block */
+    uint8_t source[BLEND_BLOCK];      /* the data set of each draw */
+    uint16_t prefix[BLEND_BLOCK];     /* how many earlier draws in the block have the same data set */
 } Blend;
 
-/* ERR_CONFIG: a weight that is not positive and finite, or no number beside their sum; too many or none. */
+/* ERR_CONFIG: a weight is not positive and finite, or is nothing beside their sum; there are too many, or none. */
 Err blend_check(const double *weights, int source_count);
 
 /*
  * Rounds weights (any positive scale) to 4096ths by largest remainder and lays out the block.
- * ERR_CONFIG as blend_check, and for a weight so small that it rounds to nothing.
+ * ERR_CONFIG as in blend_check, and if a weight is so small that it rounds to nothing.
  */
 Err blend_init(Blend *b, const double *weights, int source_count);
 
-/* Data set of draw q >= 0, and how many draws that data set has had before. */
+/* The data set of draw q >= 0, and how many draws that data set has had before. */
 int blend_draw(const Blend *b, int64_t q, int64_t *earlier);
 
 /* How many of the draws 0 .. count - 1 are of that data set. */

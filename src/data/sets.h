@@ -27,13 +27,13 @@ typedef struct {
 } Sets;
 
 /*
- * Opens all that o->spec says (with o->split: o->spec is one data set). ERR_CONFIG: a name that is empty, too long or
- * there twice, a name without a data set, a data set without a name beside others, too many; else as dataset_open.
+ * Opens all sets that o->spec names (with o->split it is one data set). ERR_CONFIG: a name is empty, too long or given
+ * twice, or has no data set; a data set beside others has no name; there are too many. Other errors as in dataset_open.
  */
 Err sets_open(const DatasetOptions *o, Sets *out);
 void sets_close(Sets *s); /* all zero is fine */
 
-/* Where the set of that name is; "": the first. ERR_CONFIG, naming `key`: there is none. */
+/* Finds the set of that name; "": the first. ERR_CONFIG, which names `key`: there is none. */
 Err sets_find(const Sets *s, const char *name, const char *key, int *index);
 
 #endif

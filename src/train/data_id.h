@@ -1,5 +1,5 @@
 /*
- * What a run trains on, as a text kept in its checkpoints: when it goes on, the data must be the same.
+ * What a run trains on, as a text that its checkpoints keep: when the run goes on, the data must be the same.
  *
  *   train 1c291ca3, tokenizer 8a9136aa
  *   data/books: 4096 bytes, 12 documents, 2048 tokens, index 5e7f1021, content 77aa0b12
@@ -18,16 +18,16 @@
 #include "data/dataset.h"
 #include "data/tokenizer.h"
 
-/* The text, in `setup`. */
+/* Makes the text, in `setup`. */
 Err data_id_make(const Dataset *train, const Tokenizer *tokenizer, SetupArena *setup, char **out);
 
-/* What may differ. DATA_ORDER: the order of the samples of the same files. */
+/* The parts that may differ. DATA_ORDER: the order of the samples of the same files. */
 enum { DATA_TOKENIZER = 1, DATA_FILES = 2, DATA_ORDER = 4, DATA_ALL = 7 };
 
 /* A set of these. */
 unsigned data_id_differs(const char *now, const char *then);
 
-/* ERR_CKPT naming what differs besides `allowed`, both ways it is described, and the way out. */
+/* ERR_CKPT, which names what differs besides `allowed`, how both texts describe it, and the way out. */
 Err data_id_same(const char *now, const char *then, unsigned allowed);
 
 /* For weights alone, whatever data they go on with: ERR_CKPT if they were trained with another tokenizer. */

@@ -1,9 +1,9 @@
 /*
- * How long each rank computed in a step, and how long it waited for others: what names a slow rank, for which all the
- * others wait, so that by the length of a step they are all alike.
+ * How long each rank computed in a step, and how long it waited for others. This names a slow rank: all the others wait
+ * for it, so the length of a step is the same on all of them.
  *
- * A rank is compared with its peers: the ranks of its stage of the pipeline, which do the same; where it has none, all.
- * The slowest is the one that lies farthest above the median of its peers (of two the lower).
+ * A rank is compared with its peers: the ranks of its stage of the pipeline, which do the same, or all ranks if it is
+ * the only one there. The slowest is the one that lies farthest above the median of its peers (for two, the lower).
  */
 #ifndef MEGATRAIN_TRAIN_RANK_TIMES_H
 #define MEGATRAIN_TRAIN_RANK_TIMES_H
@@ -19,19 +19,20 @@ typedef struct {
     int64_t *ns;                   /* [2][ranks]: computing, waiting */
     double *sorted;                /* [ranks] */
     char (*host)[RANK_HOST_BYTES]; /* [ranks] */
-    int slow, streak, named; /* the rank that lags notably, in so many steps now; the last one told of */
+    int slow, streak,
+        named; /* the rank that lags notably; in how many steps by now; the last one that was named */
 } RankTimes;
 
 /* Collective. ERR_MEMORY. */
 Err rank_times_open(RankTimes *t, World *world, Stream *stream, SetupArena *memory);
 
 /*
- * Collective: each rank's times of a step. Notable is a lag of LAG_NOTABLE or more of the same rank in LAG_STEPS calls
- * one after another; then rank 0 says once where that rank is.
+ * Collective. Shares each rank's times of a step. If the same rank lags by LAG_NOTABLE or more in LAG_STEPS calls in
+ * succession, rank 0 says once where that rank is.
  */
 Err rank_times_share(RankTimes *t, double compute_s, double wait_s, MetricsRanks *out);
 
-/* The same from what every rank took, of any grid: what rank_times_share makes of it. */
+/* What rank_times_share makes of the times that every rank took, for any grid. */
 void rank_times_compare(RankTimes *t, Grid grid, MetricsRanks *out);
 
 #endif

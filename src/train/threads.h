@@ -6,9 +6,9 @@
 #include "train/ranks.h"
 
 /*
- * As OMP_NUM_THREADS says; else the rank's share of the processors, and no more than the mean op of its step (as
- * planned) keeps busy: threads that wait for one another more than they compute make a small model slower. No bit
- * depends on it. ranks: NULL, one process.
+ * What OMP_NUM_THREADS says; else the rank's share of the processors, but no more threads than the mean op of its step
+ * (as planned) keeps busy, because threads that wait for one another more than they compute make a small model slower.
+ * No bit depends on it. ranks NULL: there is one process.
  */
 int threads_of_rank(const Ranks *ranks, const MemoryPlan *plan);
 
