@@ -62,7 +62,8 @@ typedef struct {
 } Manifest;
 
 /* Takes memory of about one and a half times the file's size. ERR_CKPT names the file. m->format is set as soon as it
- * is known, also when it is too new for us. ERR_STORAGE: a folder step-N is a link of another user (file_check_link). */
+ * is known, also when it is too new for us. ERR_STORAGE: a folder step-N is a link that belongs to another user
+ * (file_check_link). */
 Err manifest_read(const char *folder, SetupArena *a, Manifest *m);
 Err manifest_check_files(const Manifest *m);            /* ERR_CKPT: a file is missing, or has another size */
 int manifest_find(const Manifest *m, const char *name); /* index into params; -1 if absent */
