@@ -13,11 +13,11 @@
 enum { MOST, ROWS, DROPPED, BY_LAYER };
 enum { LOSSES = 3 };
 
-static int64_t told_count(const Trainer *t) { return BY_LAYER * expert_load_layers(&t->spec.model) + LOSSES; }
+static int64_t told_count(const Trainer *t) { return BY_LAYER * model_blocks(&t->spec.model) + LOSSES; }
 
 static int64_t *told(const Trainer *t, int what)
 {
-    return t->host_loads + what * expert_load_layers(&t->spec.model);
+    return t->host_loads + what * model_blocks(&t->spec.model);
 }
 
 static int64_t rows_at(const void *rows, DType dtype, int64_t e)
@@ -32,15 +32,14 @@ static bool tells(const Trainer *t)
     return t->spec.model.moe.experts && !w->tp_rank && !w->cp_rank && !w->dp_rank;
 }
 
-/* Rows that the experts of *layer got, if parameter i is their bias; else no tensor. */
-static Tensor rows_of(const Trainer *t, const ParamStore *s, int i, int *layer)
+/* Rows that the experts of a block got, if parameter i is their bias; else no tensor. */
+static Tensor rows_of(const ParamStore *s, int i)
 {
     const Param *p = &s->reg->items[i];
-    if (p->spec.group != PARAM_STATE || p->copy) return (Tensor){ 0 };
-    if (sscanf(p->name, "mtp.%d.", layer) == 1) *layer += t->spec.model.layers;
-    else if (sscanf(p->name, "layers.%d.", layer) != 1) return (Tensor){ 0 };
-    return param_store_grad(s, i);
+    return p->spec.group == PARAM_STATE && !p->copy ? param_store_grad(s, i) : (Tensor){ 0 };
 }
+
+static int block_of(const ParamStore *s, int i) { return s->reg->items[i].spec.block; }
 
 static int64_t bytes_of(Tensor rows) { return rows.data ? tensor_bytes(rows) : 0; }
 
@@ -53,10 +52,8 @@ static bool has_losses(const Trainer *t)
 int64_t expert_load_bytes(const Trainer *t)
 {
     int64_t bytes = 0;
-    int layer;
     for (int r = 0; r < t->params.replicas && tells(t); r++)
-        for (int i = 0; i < t->stores[r].reg->count; i++)
-            bytes += bytes_of(rows_of(t, &t->stores[r], i, &layer));
+        for (int i = 0; i < t->stores[r].reg->count; i++) bytes += bytes_of(rows_of(&t->stores[r], i));
     for (int i = 0; i < t->executor.stage_count; i++) bytes += bytes_of(t->executor.stages[i].balance_losses);
     return bytes;
 }
@@ -78,10 +75,9 @@ Err expert_load_begin(Trainer *t)
 Err expert_load_fetch(Trainer *t)
 {
     char *to = t->flight.loads;
-    int layer;
     for (int r = 0; r < t->params.replicas && tells(t); r++)
         for (int i = 0; i < t->stores[r].reg->count; i++) {
-            const Tensor rows = rows_of(t, &t->stores[r], i, &layer);
+            const Tensor rows = rows_of(&t->stores[r], i);
             TRY(device_read_later(&t->device.stream, to, rows.data, bytes_of(rows)));
             to += bytes_of(rows);
         }
@@ -93,16 +89,16 @@ Err expert_load_fetch(Trainer *t)
     return ERR_OK;
 }
 
-/* Rows of one layer's experts: what was read of them. `choices`: of all tokens. */
-static void take_rows(Trainer *t, int layer, const char *from, Tensor rows, int64_t choices)
+/* Rows of one block's experts: what was read of them. `choices`: of all tokens. */
+static void take_rows(Trainer *t, int block, const char *from, Tensor rows, int64_t choices)
 {
-    int64_t *most = told(t, MOST) + layer, *sum = told(t, ROWS) + layer;
+    int64_t *most = told(t, MOST) + block, *sum = told(t, ROWS) + block;
     for (int64_t e = 0; e < tensor_count(rows); e++) {
         const int64_t n = rows_at(from, rows.dtype, e);
         *most = max64(*most, n);
         *sum += n;
     }
-    told(t, DROPPED)[layer] = choices - *sum;
+    told(t, DROPPED)[block] = choices - *sum;
 }
 
 /* (no two ranks have the same rows: beside tp mixtures have sequence parallelism) */
@@ -118,23 +114,21 @@ void expert_load_take(Trainer *t, int64_t batch)
     const int64_t choices =
         batch * t->spec.model.seq * t->spec.model.moe.topk / schedule_updates(&t->parts.step);
     const char *from = t->flight.loads;
-    int layer;
     if (!t->spec.model.moe.experts) return;
     memset(t->host_loads, 0, (size_t)told_count(t) * sizeof *t->host_loads);
     for (int r = 0; r < t->params.replicas && tells(t); r++)
         for (int i = 0; i < t->stores[r].reg->count; i++) {
-            const Tensor rows = rows_of(t, &t->stores[r], i, &layer);
-            if (rows.data) take_rows(t, layer, from, rows, choices);
+            const Tensor rows = rows_of(&t->stores[r], i);
+            if (rows.data) take_rows(t, block_of(&t->stores[r], i), from, rows, choices);
             from += bytes_of(rows);
         }
     take_losses(t, from);
 }
 
-/* (blocks of modules are as the last one of the others) */
 static int mixtures_of(const ModelSpec *m)
 {
-    int count = m->mtp.count * model_is_mixture(m, m->layers - 1);
-    for (int i = 0; i < m->layers; i++) count += model_is_mixture(m, i);
+    int count = 0;
+    for (int i = 0; i < model_blocks(m); i++) count += model_is_mixture(m, i);
     return count;
 }
 
@@ -148,7 +142,7 @@ static double mean_loss(const Trainer *t, int64_t sum, int64_t bad)
 
 Err expert_load_read(Trainer *t, ExpertLoads *out)
 {
-    const int layers = expert_load_layers(&t->spec.model);
+    const int layers = model_blocks(&t->spec.model);
     const double experts = t->spec.model.moe.experts;
     const int64_t *losses = told(t, BY_LAYER);
     TRY(comm_sum_i64(&t->world->host, &t->device.stream, t->host_loads, told_count(t), NULL));

@@ -6,10 +6,7 @@
 #include "base/layer_set.h"
 #include "engine/trainer.h"
 
-/* Blocks of a model, those of its modules of multi-token prediction behind the others. */
-static inline int expert_load_layers(const ModelSpec *m) { return m->layers + m->mtp.count; }
-
-/* By layer of these; 0 of blocks that are no mixtures. */
+/* By block of the model (model_blocks); 0 for blocks that are no mixtures. */
 typedef struct {
     /* rows of the busiest expert over the mean of all: 1 is even, experts / topk the worst */
     double load[LAYERS_MAX];

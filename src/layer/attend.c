@@ -11,8 +11,8 @@ AttentionCore attention_core(const ModelSpec *s, const char *name, int layer, fl
     return (AttentionCore){ .spec = s,
                             .sink = -1,
                             .scale = scale,
-                            .window = layer_pattern_at(&s->window, layer),
-                            .rope = layer_pattern_at(&s->rope.layers, layer),
+                            .window = layer_pattern_at(&s->window, model_like(s, layer)),
+                            .rope = layer_pattern_at(&s->rope.layers, model_like(s, layer)),
                             .dropout_key = model_key(s, name, "attention_dropout") };
 }
 

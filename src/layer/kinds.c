@@ -15,14 +15,14 @@ static const LayerKind *const ffns[] = {
 #include "layer/kinds.def"
 };
 
-const LayerKind *model_mixer(const ModelSpec *s, int layer)
+const LayerKind *model_mixer(const ModelSpec *s, int block)
 {
-    return mixers[layer_pattern_at(&s->mixer, layer)];
+    return mixers[layer_pattern_at(&s->mixer, model_like(s, block))];
 }
 
-const LayerKind *model_ffn(const ModelSpec *s, int layer)
+const LayerKind *model_ffn(const ModelSpec *s, int block)
 {
-    return ffns[model_is_mixture(s, layer) ? FFN_MIXTURE : FFN_DENSE];
+    return ffns[model_is_mixture(s, block) ? FFN_MIXTURE : FFN_DENSE];
 }
 
 bool model_sums_own_rows(const ModelSpec *s)

@@ -383,7 +383,7 @@ typedef struct {
     int linears; /* the most weight gradients that one call of backward queues */
     /* Sums its weights' gradients over the rows that this rank holds outside of tensor-parallel regions. */
     bool sums_own_rows;
-    /* Registers the parameters. name: "layers.3.attn". layer: the block's number, by which patterns are looked up. */
+    /* Registers the parameters. name: "layers.3.attn". layer: the block's number in the model. */
     Err (*add)(void *own, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer);
     /* x and y [R, D]; y must not be x. If there is a cache c->block.kv, the keys and values of the rows go into it, and
      * queries also see those that it had before. */

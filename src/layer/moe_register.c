@@ -55,7 +55,6 @@ static Err register_shared(Moe *m, const Owner *o)
 Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name, int layer)
 {
     Moe *m = own;
-    (void)layer;
     const Owner o = { reg, s, name };
     const int64_t E = s->moe.experts, D = s->hidden, F = s->moe.ffn,
                   gated = activation_gated(s->activation) ? 2 : 1;
@@ -73,7 +72,9 @@ Err moe_add(void *own, ParamRegistry *reg, const ModelSpec *s, const char *name,
         fc1.section[0] = fc1.section[1] = F;
         fc1.interleave = s->tp_blocks;
     }
-    const ParamSpec state = { .ndim = 1, .shape = { E }, .partial = PARTIAL_ROWS, .group = PARAM_STATE };
+    const ParamSpec state = {
+        .ndim = 1, .shape = { E }, .partial = PARTIAL_ROWS, .group = PARAM_STATE, .block = layer
+    };
     const ParamSpec fc2_bias = { .shape = { E * D }, .partial = PARTIAL_ROWS };
     TRY(add_weight(&o, "router.weight", router, &m->router));
     TRY(add_bias(&o, "router.logits.bias", router, &m->router_bias));

@@ -125,9 +125,16 @@ float model_projection_std(const ModelSpec *spec);
 /* Key of the random numbers of "OWNER.SITE": "layers.3.attn", "attention_dropout". */
 uint64_t model_key(const ModelSpec *spec, const char *owner, const char *site);
 
-static inline bool model_is_mixture(const ModelSpec *spec, int layer)
+/* Blocks of the model. Those of multi-token prediction come behind the others, and are like the last of these. */
+static inline int model_blocks(const ModelSpec *spec) { return spec->layers + spec->mtp.count; }
+static inline int model_like(const ModelSpec *spec, int block)
 {
-    return spec->moe.experts && layer_set_has(&spec->moe.layers, layer);
+    return block < spec->layers ? block : spec->layers - 1;
+}
+
+static inline bool model_is_mixture(const ModelSpec *spec, int block)
+{
+    return spec->moe.experts && layer_set_has(&spec->moe.layers, model_like(spec, block));
 }
 
 #endif

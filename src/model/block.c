@@ -35,7 +35,7 @@ Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *s, const char 
     *b = (Block){ .spec = s,
                   .mixer = { .kind = model_mixer(s, layer) },
                   .ffn = { .kind = model_ffn(s, layer) },
-                  .context = (ContextComm)layer_pattern_at(&s->context, layer) };
+                  .context = (ContextComm)layer_pattern_at(&s->context, model_like(s, layer)) };
     TRY(branch_register(&b->mixer, reg, s, (BranchNames){ name, "norm1", "attn" }, layer, setup));
     return branch_register(&b->ffn, reg, s, (BranchNames){ name, "norm2", "mlp" }, layer, setup);
 }

@@ -369,15 +369,11 @@ Err stage_logits(const Stage *st, Ctx *c, StageSave *save, const KvCache *kv, Te
 
 /* ---- parameters and FLOP ---- */
 
-/* Blocks of the modules, behind the others, are like the last one. */
-static int block_count(const ModelSpec *spec) { return spec->layers + spec->mtp.count; }
-static int like(const ModelSpec *spec, int block) { return block < spec->layers ? block : spec->layers - 1; }
-
 int64_t model_active_params(const ModelSpec *spec, int64_t params_unpadded)
 {
     int64_t active = params_unpadded;
-    for (int i = 0; i < block_count(spec); i++) {
-        const LayerKind *ffn = model_ffn(spec, like(spec, i));
+    for (int i = 0; i < model_blocks(spec); i++) {
+        const LayerKind *ffn = model_ffn(spec, i);
         if (ffn->idle_params) active -= ffn->idle_params(spec);
     }
     return active;
@@ -393,7 +389,7 @@ static int64_t lookup_params(const ModelSpec *spec)
 int64_t model_attention_flop_per_token(const ModelSpec *spec)
 {
     int64_t flop = 0;
-    for (int i = 0; i < block_count(spec); i++) flop += model_mixer(spec, like(spec, i))->score_flop(spec);
+    for (int i = 0; i < model_blocks(spec); i++) flop += model_mixer(spec, i)->score_flop(spec);
     return 3 * flop;
 }
 
@@ -406,7 +402,7 @@ int64_t model_flop_per_token(const ModelSpec *spec, int64_t params_unpadded)
 
 static int64_t block_flop_per_token(const ModelSpec *spec, int block)
 {
-    const LayerKind *mixer = model_mixer(spec, like(spec, block)), *ffn = model_ffn(spec, like(spec, block));
+    const LayerKind *mixer = model_mixer(spec, block), *ffn = model_ffn(spec, block);
     return mixer->flop(spec) + mixer->score_flop(spec) + ffn->flop(spec);
 }
 

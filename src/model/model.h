@@ -169,7 +169,7 @@ int64_t stage_flop_per_token(const ModelSpec *spec, StageShare share);
 /* A norm of the residual stream: "OWNER.WHICH". */
 Err model_norm_register(Norm *n, ParamRegistry *reg, const ModelSpec *spec, const char *owner,
                         const char *which);
-/* name: "layers.3"; layer: the block of the model that it is, or, where windows and the like differ, is like. */
+/* name: "layers.3"; layer: its number in the model. */
 Err block_register(Block *b, ParamRegistry *reg, const ModelSpec *spec, const char *name, int layer,
                    SetupArena *setup);
 Err block_save_init(const Block *b, BlockSave *save, SetupArena *setup);

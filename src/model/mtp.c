@@ -31,7 +31,7 @@ Err mtp_register(Mtp *m, ParamRegistry *reg, const ModelSpec *s, int table, Setu
     TRY(model_norm_register(&m->embedding_norm, reg, s, name, "embedding_norm"));
     TRY(model_norm_register(&m->hidden_norm, reg, s, name, "hidden_norm"));
     TRY(linear_register(&m->proj, reg, proj));
-    TRY(block_register(&m->block, reg, s, name, s->layers - 1, setup));
+    TRY(block_register(&m->block, reg, s, name, s->layers + m->depth - 1, setup));
     return model_norm_register(&m->final_norm, reg, s, name, "final_norm");
 }
 

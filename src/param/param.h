@@ -92,6 +92,7 @@ typedef struct {
     float std;
     int64_t init_repeat; /* so many rows in succession begin alike. 0 = 1 */
     int flags;
+    int block; /* of a STATE parameter: the block of the model that it belongs to */
 } ParamSpec;
 
 typedef struct {

@@ -125,7 +125,7 @@ static void record_step(Loop *l, const StepReport *r, double seconds)
                         .dropped = moe->capacity.factor > 0 || moe->capacity.drop ? l->loads.dropped : NULL,
                         .aux_loss = moe->experts && moe->balance.aux > 0 ? &l->loads.aux_loss : NULL,
                         .z_loss = moe->experts && moe->balance.z > 0 ? &l->loads.z_loss : NULL,
-                        .layers = expert_load_layers(&l->run.spec.model),
+                        .layers = model_blocks(&l->run.spec.model),
                         .mtp_loss = r->mtp_loss,
                         .mtp = l->run.spec.model.mtp.count };
     if (l->lead) metrics_step(&l->metrics, &m);
