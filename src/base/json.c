@@ -29,7 +29,7 @@ static bool is_word(char c)
            c == '+' || c == '.';
 }
 
-/* Of the string that begins at `at`: behind its closing quote, or the end. */
+/* The place behind the closing quote of the string that begins at `at`, or the end. */
 static const char *skip_string(const char *at, const char *end)
 {
     for (at++; at < end && *at != '"'; at++)

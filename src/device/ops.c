@@ -104,7 +104,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
     return check_dtype(info, f, p, t->dtype, b);
 }
 
-/* Of the number or letter at *text, which moves behind it. */
+/* The value of the number or letter at *text, which moves behind it. */
 static int64_t flop_term(const char **text, const Binding *b)
 {
     int64_t n = 0;

@@ -35,8 +35,8 @@ void trace_action(const Action *a)
     trace_begin_with(action_span(a->kind), &args);
 }
 
-/* Of a message among all that a recording is likely to see: 8 bits of the run, 1 of payload and replica each, 12 of
- * the stage, 18 of the unit. */
+/* A message's number among all that a recording is likely to see: 8 bits of the run, 1 of payload and replica each, 12
+ * of the stage, 18 of the unit. */
 static int64_t arrow_id(int payload, const Action *a, int unit, int64_t run)
 {
     return (run & 0xff) << 32 | (int64_t)payload << 31 | (int64_t)a->replica << 30 |

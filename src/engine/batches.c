@@ -82,8 +82,8 @@ static bool counts_further(const BatchMaker *m, int64_t sample, int64_t p, int64
 }
 
 /*
- * Of depth 1, 2, ... the tokens that the rows look up and those that they are to predict. A row whose target does not
- * count looks up its token all the same: later rows see it, and it passes experts beside others.
+ * Fills in, for depth 1, 2, ..., the tokens that the rows look up and those that they are to predict. A row whose
+ * target does not count looks up its token all the same: later rows see it, and it passes experts beside others.
  */
 static Err fill_further(BatchMaker *m, Stream *s, const Batch *b, int64_t count)
 {

@@ -139,7 +139,7 @@ static CommMessage message_of(Executor *e, const Action *a)
                                     .microbatch = (uint32_t)a->microbatch } };
 }
 
-/* Of the units of an action those that are run; 0 or less: none. */
+/* How many units of an action are run; 0 or less: none. */
 static int units_of(const Executor *e, const Action *a)
 {
     const int count = a->count > 1 ? a->count : 1, left = e->units ? e->units - a->microbatch : count;

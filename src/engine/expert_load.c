@@ -132,7 +132,7 @@ static int mixtures_of(const ModelSpec *m)
     return count;
 }
 
-/* Of a sum over tokens and mixtures. */
+/* The mean of a loss that was summed over tokens and mixtures. */
 static double mean_loss(const Trainer *t, int64_t sum, int64_t bad)
 {
     const ModelSpec *m = &t->spec.model;

@@ -4,7 +4,7 @@
 #include "base/trace.h"
 #include "engine/action_trace.h"
 
-/* Of the coroutine, as large as a thread's: kernels run on it. */
+/* The coroutine's stack is as large as a thread's, because kernels run on it. */
 enum { STACK_BYTES = 8 << 20 };
 
 Err pair_open(Pair *p, Arena *scratch)

@@ -210,7 +210,7 @@ static Err count_step(Trainer *t, MemoryPlan *out)
     return err;
 }
 
-/* Of an evaluation the first unit, for its peaks; its work is not counted. */
+/* Runs the first unit of an evaluation, for its peaks; its work is not counted. */
 static Err dry_eval(Trainer *t)
 {
     ActionList *list = &t->parts.forward.rank[t->world->pp_rank], whole = *list;

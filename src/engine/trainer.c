@@ -298,7 +298,8 @@ Err trainer_step(Trainer *t, TokenSource source, StepReport *report)
     return trainer_finish(t, report);
 }
 
-/* Of an evaluation the next samples, as many micro-batches as they fill on all ranks: the last ones in part. */
+/* Takes the next samples of an evaluation, as many micro-batches as they fill on all ranks; the last may be filled in
+ * part. */
 static void take_eval_batch(Trainer *t, int64_t first, int64_t samples)
 {
     const int64_t whole = trainer_batch_spec(t).B * t->world->grid.dp;

@@ -74,7 +74,7 @@ typedef struct {
     int64_t calls, bytes;
 } CommWork;
 
-/* Of one stage on the rank. */
+/* What one stage costs its rank. */
 typedef struct {
     int stage, replica, layers;
     int in_flight;              /* units at most between their F and their B or W */
@@ -137,7 +137,7 @@ typedef struct {
 
 enum { LOSS_SCALE_START = 32, LOSS_SCALE_WINDOW = 1000 };
 
-/* Of schedules that update while the pipeline runs (engine/async.h). */
+/* What schedules need that update while the pipeline runs (engine/async.h). */
 typedef struct {
     StepValues *history, *outcome; /* [updates of a step]: device, host */
     Tensor tokens;                 /* [3] i64, as a loss's sums: what an update counts */

@@ -10,7 +10,7 @@
 #include "engine/async.h"
 #include "engine/expert_load.h"
 
-/* Of a step, over the ranks of a pipeline: the lists then take some 100 MB of the host. */
+/* The most units of a step over the ranks of a pipeline; their lists take some 100 MB of the host. */
 enum { MAX_UNITS = 1 << 18 };
 
 /* ---- hooks of the executor ---- */
@@ -324,7 +324,7 @@ static Err check_rows(const TrainSpec *s, Grid g, int64_t unit)
     return err_hint("raise train.micro_batch, or take a schedule that passes on whole micro-batches");
 }
 
-/* Of units of so many samples. */
+/* Refuses units of so many samples that do not fit. */
 static Err check_unit(const TrainSpec *s, Grid g, int64_t unit)
 {
     TRY(check_rows(s, g, unit));

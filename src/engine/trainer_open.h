@@ -11,13 +11,13 @@
 Err trainer_open_on(Trainer *t, DeviceKind kind, const TrainSpec *spec, World *world,
                     const MemoryPlan *limits);
 
-/* Of trainer_check what comes first: where there is no pipeline there is no grid either. */
+/* The first part of trainer_check: where there is no pipeline there is no grid either. */
 Err trainer_check_shape(const TrainSpec *spec, Grid grid);
 
 /* Gradients' shifts: at first, and what they are lowered by when a leaf does not fit. */
 enum { FIRST_SHIFT = 40, SHIFT_STEP = 12 };
 
-/* Of a unit; but for the tokens of modules that predict further on, which one stage alone has. */
+/* The batch of a unit, without the tokens of modules that predict further on, which one stage alone has. */
 BatchSpec trainer_batch_spec(const Trainer *t);
 
 /* The samples of a step or an evaluation. The lists are of the largest step: a smaller one leaves out their last

@@ -70,7 +70,7 @@ static int series_of(Curve *c, const char *name)
     return c->names++;
 }
 
-/* Of each series: sets that take turns must not lose one of them. */
+/* Every second one of each series goes: sets that take turns must not lose one of them. */
 static void drop_every_second(Curve *c)
 {
     bool odd[CURVE_NAMES] = { false };

@@ -123,7 +123,7 @@ static int varint_bytes(uint64_t x)
     return n;
 }
 
-/* Of a field of so many bytes: with its key, which is below 16, and its length. */
+/* The bytes of a field of n bytes with its key, which is below 16, and its length. */
 static size_t field_bytes(size_t n) { return 1 + (size_t)varint_bytes(n) + n; }
 
 static void put_head(Out *o, int field, size_t n)

@@ -89,7 +89,7 @@ static bool put_mtp(JsonOut *j, const MetricsRecord *r)
     return finite;
 }
 
-/* Of the layers that are mixtures, in their order. */
+/* Writes the load of each layer that is a mixture, in their order. */
 static void put_load(JsonOut *j, const MetricsRecord *r)
 {
     json_open(j, "expert_load", '[');

@@ -17,7 +17,7 @@ typedef struct {
     char failure[512]; /* why there is none; "" if there is */
 } MetricsSave;
 
-/* Of a step of a pipeline that was traced: shares of the ranks' time without compute (timeline.h). */
+/* What share of the ranks' time was without compute in a traced step of a pipeline (timeline.h). */
 typedef struct {
     bool measured; /* else there is none */
     double bubble, bubble_simulated;

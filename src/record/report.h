@@ -12,7 +12,7 @@
 
 enum { REPORT_RUNS = 24 };
 
-/* Of 1 to REPORT_RUNS runs. Names and values are escaped, whatever they hold. */
+/* Writes the report of 1 to REPORT_RUNS runs. Names and values are escaped, whatever they hold. */
 void report_write(const History *runs, int count, FILE *out);
 
 #endif
