@@ -41,7 +41,8 @@ static void check_same(const Tokenizer *t, const char *vocab, const char *merges
     static const char text[] = "Once upon a time, ab aab aaaa  bbb it's 12345 \xC3\xA9t\xC3\xA9\n\n abab";
     Tokenizer *other;
     TokenList a, b;
-    char *json = as_json(vocab, merges, size);
+    const int mark = strncmp(vocab, "\xEF\xBB\xBF", 3) ? 0 : 3; /* a file may begin with it, a value may not */
+    char *json = as_json(vocab + mark, merges, size);
     fuzz_write("other.json", json, strlen(json));
     Err err = tokenizer_open(fuzz_path("other.json"), &other);
     if (!err) err = tokenizer_encode(t, text, sizeof text - 1, &a);
