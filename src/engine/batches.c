@@ -14,7 +14,7 @@ Err batch_alloc(const BatchSpec *spec, Batch *b, Arena *state)
         TRY(tensor_new(state, &b->further_target, I32, spec->further, N));
     }
     TRY(tensor_new(state, &b->position, I32, N));
-    if (spec->reset_at_eod) {
+    if (spec->documents.restart) {
         TRY(tensor_new(state, &b->doc, I32, b->B, b->T));
         TRY(tensor_new(state, &b->doc_position, I32, N));
     }
@@ -27,7 +27,7 @@ Err batches_init(BatchMaker *m, const BatchSpec *spec, bool null_device, SetupAr
     *m = (BatchMaker){ .spec = *spec };
     if (null_device) return ERR_OK;
     TRY(setup_array(setup, spec->B * (spec->seq + 1), &m->tokens));
-    if (spec->reset_at_eod) TRY(setup_array(setup, spec->B * spec->seq, &m->doc));
+    if (spec->documents.restart) TRY(setup_array(setup, spec->B * spec->seq, &m->doc));
     return setup_array(setup, 2 * spec->B * spec->seq, &m->rows);
 }
 
@@ -41,7 +41,7 @@ static void leave_out_ends(const BatchMaker *m, const Batch *b, int32_t *targets
 {
     for (int64_t n = 0; n < b->B * b->T; n++) {
         const int64_t sample = n / b->T, position = spans_position(b->span, n - sample * b->T);
-        if (m->tokens[sample * (b->seq + 1) + position] == m->spec.eod) targets[n] = -1;
+        if (m->tokens[sample * (b->seq + 1) + position] == m->spec.documents.eod) targets[n] = -1;
     }
 }
 
@@ -53,7 +53,7 @@ static void find_documents(const BatchMaker *m, const Batch *b)
         int32_t *doc = m->doc + i * b->seq, first = 0;
         for (int32_t p = 0; p < b->seq; p++) {
             doc[p] = first;
-            if (token[p] == m->spec.eod) first = p + 1;
+            if (token[p] == m->spec.documents.eod) first = p + 1;
         }
     }
 }
@@ -77,8 +77,8 @@ static Err fill_documents(BatchMaker *m, Stream *s, const Batch *b)
 static bool counts_further(const BatchMaker *m, int64_t sample, int64_t p, int64_t at)
 {
     const int64_t seq = m->spec.seq;
-    if (m->spec.mask_eod && m->tokens[sample * (seq + 1) + at] == m->spec.eod) return false;
-    return !m->spec.reset_at_eod || m->doc[sample * seq + at] == m->doc[sample * seq + p];
+    if (m->spec.documents.mask && m->tokens[sample * (seq + 1) + at] == m->spec.documents.eod) return false;
+    return !m->spec.documents.restart || m->doc[sample * seq + at] == m->doc[sample * seq + p];
 }
 
 /*
@@ -133,7 +133,7 @@ Err batch_fill(BatchMaker *m, Stream *s, Batch *b, int64_t first_sample, int64_t
     for (int shift = 0; shift < 2; shift++) {
         int32_t *at = rows;
         for (int64_t i = 0; i < b->B; i++) at = copy_positions(b, m->tokens + i * width + shift, at);
-        if (shift && m->spec.mask_eod) leave_out_ends(m, b, rows);
+        if (shift && m->spec.documents.mask) leave_out_ends(m, b, rows);
         for (int64_t n = count * b->T; shift && n < N; n++) rows[n] = -1;
         TRY(write_rows(s, shift ? b->target : b->token, rows));
     }

@@ -6,20 +6,25 @@
 
 #include "layer/layer.h"
 
+/* Documents in the stream of tokens. */
 typedef struct {
-    int64_t B, seq;    /* samples of a batch, positions of a sample */
-    Spans span;        /* those of them, in slices of the first one, that this rank has rows for */
-    int further;       /* modules that look up and predict tokens further on (model/mtp.c) */
-    int32_t eod;       /* token that ends a document; for the next two */
-    bool mask_eod;     /* what is predicted from it does not count */
-    bool reset_at_eod; /* positions and attention start anew behind it */
+    int32_t eod;  /* token that ends a document; for the next two */
+    bool mask;    /* what is predicted from it does not count */
+    bool restart; /* positions and attention start anew behind it */
+} DocumentSpec;
+
+typedef struct {
+    int64_t B, seq; /* samples of a batch, positions of a sample */
+    Spans span;     /* those of them, in slices of the first one, that this rank has rows for */
+    int further;    /* modules that look up and predict tokens further on (model/mtp.c) */
+    DocumentSpec documents;
 } BatchSpec;
 
 typedef struct {
     BatchSpec spec;
     int32_t *tokens; /* [B][seq + 1], for the caller to fill; NULL on the null device, as the next */
     int32_t *rows;   /* staging of one row tensor */
-    int32_t *doc;    /* [B][seq] first position of each position's document, with reset_at_eod */
+    int32_t *doc;    /* [B][seq] first position of each position's document, with documents.restart */
 } BatchMaker;
 
 /* Tensors of one batch, in `state`. */

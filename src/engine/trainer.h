@@ -23,13 +23,6 @@ typedef struct {
     Err (*get)(void *user, int64_t first, int64_t count, int32_t *tokens);
 } TokenSource;
 
-/* Documents in the stream of tokens. */
-typedef struct {
-    int32_t eod;  /* token that ends a document; for the next two */
-    bool mask;    /* what is predicted from it does not count */
-    bool restart; /* positions and attention start anew behind it */
-} DocumentSpec;
-
 typedef struct {
     AdamWSpec adamw;
     float clip;

@@ -98,9 +98,7 @@ BatchSpec trainer_batch_spec(const Trainer *t)
     return (BatchSpec){ .B = s->micro_batch / t->parts.step.unit_div,
                         .seq = seq,
                         .span = context_span(s->cut, slice, t->world->cp.size, t->world->cp_rank),
-                        .eod = s->documents.eod,
-                        .mask_eod = s->documents.mask,
-                        .reset_at_eod = s->documents.restart };
+                        .documents = s->documents };
 }
 
 int64_t trainer_batch(const Trainer *t, int64_t step)

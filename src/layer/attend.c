@@ -54,7 +54,7 @@ Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor posit
 
 static int64_t first_head(const Ctx *c, const Heads *h) { return h->q.dim[1] * c->world->tp.rank; }
 
-Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans k_span, Tensor o, Tensor lse)
+Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tensor o, Tensor lse)
 {
     const ModelSpec *s = a->spec;
     return context_attention(c, (attention_fwd_args){
@@ -66,7 +66,7 @@ Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans
                                     .doc = c->batch->doc,
                                     .sample = c->batch->samples,
                                     .q_span = c->batch->span,
-                                    .k_span = k_span,
+                                    .k_span = c->block.kv ? spans_whole(h->k.dim[0]) : c->batch->span,
                                     .scale = a->scale,
                                     .block = c->canon.attn_block,
                                     .window = a->window,
@@ -129,6 +129,22 @@ Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all)
     ASSERT(c->batch->B == 1);
     *all = tensor_row_slice(kept, 0, past + T);
     return copy_rows(c, tensor_row_slice(kept, past, T), own);
+}
+
+static Err join_earlier(Ctx *c, Tensor kept, Tensor *t)
+{
+    const int64_t K = t->dim[1], C = t->dim[2];
+    Tensor all;
+    TRY(cache_join(c, tensor_reshape(kept, kept.dim[1], K * C), heads_as_columns(*t), &all));
+    *t = tensor_reshape(all, all.dim[0], K, C);
+    return ERR_OK;
+}
+
+Err cache_join_heads(Ctx *c, Heads *h)
+{
+    if (!c->block.kv) return ERR_OK;
+    TRY(join_earlier(c, c->block.kv->k, &h->k));
+    return join_earlier(c, c->block.kv->v, &h->v);
 }
 
 /* ---- gates ---- */

@@ -26,9 +26,8 @@ Err attention_core_sinks(AttentionCore *a, ParamRegistry *reg, const char *name)
 /* x [N, H, C] turns with its rows' positions, or, inverse, back; without rotary positions nothing is done. */
 Err attention_core_rotate(const AttentionCore *a, Ctx *c, Tensor x, Tensor position, int inverse);
 
-/* o [N, H, C] and lse [B, T, H] of h; k_span: the positions of its keys. */
-Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Spans k_span, Tensor o,
-                           Tensor lse);
+/* o [N, H, C] and lse [B, T, H] of h, whose keys are those of the rows, or with a cache of all positions so far. */
+Err attention_core_forward(const AttentionCore *a, Ctx *c, const Heads *h, Tensor o, Tensor lse);
 
 /* What backward reads of a call besides its heads, and what it needs. */
 typedef struct {
@@ -47,6 +46,8 @@ Err attend_keep(Ctx *c, const Heads *h, bool pass);
 /* own [T, columns] is written to `kept` [seq, columns], behind the positions before the batch's; all becomes both
  * together. */
 Err cache_join(Ctx *c, Tensor kept, Tensor own, Tensor *all);
+/* The same with keys and values [T, K, C] and the cache of the block at work; without one nothing is done. */
+Err cache_join_heads(Ctx *c, Heads *h);
 
 /* Heads side by side: [N, H, C] -> [N, H * C]; and below each other, [N * H, C]. */
 Tensor heads_as_columns(Tensor t);

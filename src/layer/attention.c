@@ -210,16 +210,6 @@ static Heads saved_heads(const Attention *a, const Ctx *c, const Dims *d, const 
     return h;
 }
 
-/* Keys or values t [T, K, C] join those of earlier positions in a cache [1, seq, K, C]. */
-static Err join_earlier(Ctx *c, Tensor kept, Tensor *t)
-{
-    const int64_t K = t->dim[1], C = t->dim[2];
-    Tensor all;
-    TRY(cache_join(c, tensor_reshape(kept, kept.dim[1], K * C), heads_as_columns(*t), &all));
-    *t = tensor_reshape(all, all.dim[0], K, C);
-    return ERR_OK;
-}
-
 static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *kept)
 {
     const Attention *a = own;
@@ -236,12 +226,8 @@ static Err attention_forward(const void *own, Ctx *c, Tensor x, Tensor y, void *
     TRY(linear_forward(&a->qkv, c, x, qkv));
     TRY(heads_forward(a, c, qkv, &d, save, &h));
     TRY(attend_keep(c, &h, in_scratch));
-    if (c->block.kv) {
-        TRY(join_earlier(c, c->block.kv->k, &h.k));
-        TRY(join_earlier(c, c->block.kv->v, &h.v));
-    }
-    TRY(attention_core_forward(&a->core, c, &h, c->block.kv ? spans_whole(h.k.dim[0]) : c->batch->span, o,
-                               lse));
+    TRY(cache_join_heads(c, &h));
+    TRY(attention_core_forward(&a->core, c, &h, o, lse));
     TRY(heads_gate_forward(c, o, h.gate, &save->gated, &gated));
     if (!in_scratch) arena_release(c->scratch, mark);
     return linear_forward(&a->proj, c, heads_as_columns(gated), y);

@@ -43,11 +43,11 @@ int64_t ring_part_count(const Ring *r)
 
 bool ring_sees(const Ring *r, int rank, int part)
 {
-    const int queries[2] = { rank, r->parts - 1 - rank };
     for (int i = 0; i < 2; i++) {
+        const int queries = context_part(CONTEXT_ZIGZAG, r->parts, rank, i);
         /* from the first query to the last key */
-        const int64_t least = r->behind + (queries[i] - part - 1) * r->length + 1;
-        if ((r->behind || queries[i] >= part) && (!r->window || least < r->window)) return true;
+        const int64_t least = r->behind + (queries - part - 1) * r->length + 1;
+        if ((r->behind || queries >= part) && (!r->window || least < r->window)) return true;
     }
     return false;
 }
@@ -122,7 +122,7 @@ Err position_next(KeyWalk *w, int part)
     if (w->moving) TRY(stream_wait(w->c->s, &r->group->pending));
     TRY(post(w, part + 1));
     ring_put(w, part, w->held[!own], own ? part != r->rank : part % 2);
-    w->at.more |=
-        part != r->parts - 1 - r->rank; /* (of the slice at work the last one that is seen is its own) */
+    w->at.more |= part != context_part(CONTEXT_ZIGZAG, r->parts, r->rank,
+                                       1); /* (of the slice at work the last one that is seen is its own) */
     return ERR_OK;
 }

@@ -303,14 +303,14 @@ static Err scatter_parts(const KeyWalk *w, Tensor all, Tensor own)
 {
     Ctx *c = w->c;
     const Comm *m = w->plan->ranks;
-    const int parts = 2 * m->size, mine[2] = { m->rank, parts - 1 - m->rank };
+    const int parts = 2 * m->size;
     const Tensor flat = tensor_reshape(all, parts, tensor_count(all) / parts);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor rows;
     TRY(tensor_alloc(c->scratch, &rows, F32, own.ndim, own.dim));
     TRY(reduce_values(c, w->plan->ranks, flat));
     for (int i = 0; i < 2; i++) {
-        const Tensor part = tensor_row_slice(flat, mine[i], 1);
+        const Tensor part = tensor_row_slice(flat, context_part(CONTEXT_ZIGZAG, parts, m->rank, i), 1);
         TRY(context_move_part(c, rows,
                               tensor_reshape(part, own.dim[0], own.dim[1] / 2, own.dim[2], own.dim[3]), i,
                               true));

@@ -224,14 +224,12 @@ static Err make_heads(const Call *k, const Latents *from, Heads h)
 static Err split_forward(const Call *k, const Latents *t, MlaSave *save, Tensor o, Tensor lse)
 {
     Ctx *c = k->c;
-    const int64_t keys = t->kv.dim[0];
     const bool passes = !keeps(k) || c->into[REGION_I] == c->scratch;
     Heads h;
-    TRY(heads_alloc(k, c->block.kv ? keys : k->N, save, &h));
+    TRY(heads_alloc(k, c->block.kv ? t->kv.dim[0] : k->N, save, &h));
     TRY(make_heads(k, t, h));
     if (!c->block.kv) TRY(attend_keep(c, &h, passes));
-    return attention_core_forward(&k->m->core, c, &h, c->block.kv ? spans_whole(keys) : c->batch->span, o,
-                                  lse);
+    return attention_core_forward(&k->m->core, c, &h, o, lse);
 }
 
 /* ---- generation ---- */
@@ -301,7 +299,6 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
 {
     Ctx *c = k->c;
     const MlaWidths w = k->w;
-    const int64_t rows = t->kv.dim[0];
     const Tensor kv_b = param_value(c, k->m->kv_b.weight);
     const Tensor values = one_head(t->kv);
     Tensor across, mixed, keys = values;
@@ -309,8 +306,7 @@ static Err absorbed_forward(const Call *k, const Latents *t, Tensor o, Tensor ls
     TRY(tensor_new(c->scratch, &across, c->dtype, k->N, k->H, w.kv_rank + w.rope));
     TRY(tensor_new(c->scratch, &mixed, c->dtype, k->N, k->H, w.kv_rank));
     TRY(queries_absorbed(k, t->q, kv_b, across));
-    TRY(attention_core_forward(&k->m->core, c, &(Heads){ .q = across, .k = keys, .v = values },
-                               spans_whole(rows), mixed, lse));
+    TRY(attention_core_forward(&k->m->core, c, &(Heads){ .q = across, .k = keys, .v = values }, mixed, lse));
     for (int64_t h = 0; h < k->H; h++)
         TRY(op(c->s, linear_fwd, .y = tensor_col_slice(heads_as_columns(o), h * w.value, w.value),
                .x = tensor_col_slice(heads_as_columns(mixed), h * w.kv_rank, w.kv_rank),

@@ -16,6 +16,12 @@
 /* Neighbours that have a part of each of the same experts. */
 static int copies(const Ctx *c) { return c->world->grid.etp; }
 
+/* This rank's experts are those from here on. */
+static int64_t first_expert(const Moe *m, const Ctx *c)
+{
+    return (int64_t)(c->world->tp_ep.rank / copies(c)) * moe_own_experts(m, c);
+}
+
 Tensor moe_in_use(Tensor rows, Tensor offset)
 {
     rows.rows = (const int64_t *)offset.data + offset.dim[0] - 1;
@@ -69,12 +75,10 @@ static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tenso
 static Err gather_offsets(const Moe *m, Ctx *c, const MoeRows *t, Tensor *all)
 {
     Comm *group = &c->world->tp_ep;
-    const int own = moe_own_experts(m, c);
     TRY(tensor_new(c->scratch, all, I64, group->size, t->offset.dim[0]));
     TRY(comm_all_gather(group, c->s, *all, t->offset, NULL));
-    return op(c->s, dispatch_offsets, .offset = t->owned, .all = *all,
-              .first = (int64_t)(group->rank / copies(c)) * own, .own = own,
-              .most = moe_limits_of(m, c).owned);
+    return op(c->s, dispatch_offsets, .offset = t->owned, .all = *all, .first = first_expert(m, c),
+              .own = moe_own_experts(m, c), .most = moe_limits_of(m, c).owned);
 }
 
 /* ---- local ---- */
@@ -161,15 +165,13 @@ static Err bring_end(Ctx *c, const MovedRows *r)
 static Err learn_choices(const Moe *m, Ctx *c, const MoeRows *t)
 {
     Comm *group = &c->world->tp_ep;
-    const int own = moe_own_experts(m, c);
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all, choice;
     TRY(gather_offsets(m, c, t, &all));
     TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice_P.dim[0]));
     TRY(comm_all_gather(group, c->s, choice, t->choice_P, NULL));
     TRY(op(c->s, dispatch_choices, .choice = t->taken_Q, .all_choice = choice, .all = all, .offset = t->owned,
-           .first = (int64_t)(group->rank / copies(c)) * own, .own = own,
-           .numbers = tensor_count(t->index_NK)));
+           .first = first_expert(m, c), .own = moe_own_experts(m, c), .numbers = tensor_count(t->index_NK)));
     arena_release(c->scratch, mark);
     return ERR_OK;
 }

@@ -192,25 +192,25 @@ Err block_run(const Block *b, const Ctx *stage, ResidualStream *x, BlockSave *sa
 
 /* Under full recomputation: the block's forward once more, into scratch, then its backward from there. The output, of
  * which backward reads nothing, is not made again. */
-static Err backward_again(const Block *b, Ctx c, BlockSave *save, Tensor x, Tensor d, InputSum sums)
+static Err backward_again(const Block *b, Ctx *c, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
-    ArenaMark mark = arena_mark(c.scratch);
+    ArenaMark mark = arena_mark(c->scratch);
     ResidualStream stream;
-    Segment *g = &c.slot->segments[save->mid.segment], saved_segment = *g;
-    saves_to_scratch(&c);
-    c.mode.split_backward = false; /* its W must follow at once: the inputs live in scratch */
-    segment_begin(&c, save->mid.segment);
-    TRY(residual_stream(&c, x, &stream));
-    TRY(block_forward(b, &c, &stream, save, (Tensor){ 0 }));
-    TRY(block_backward(b, &c, save, x, d, sums));
+    Segment *g = &c->slot->segments[save->mid.segment], saved_segment = *g;
+    saves_to_scratch(c);
+    c->mode.split_backward = false; /* its W must follow at once: the inputs live in scratch */
+    segment_begin(c, save->mid.segment);
+    TRY(residual_stream(c, x, &stream));
+    TRY(block_forward(b, c, &stream, save, (Tensor){ 0 }));
+    TRY(block_backward(b, c, save, x, d, sums));
     *g = saved_segment; /* where the block's output, its successor's input, still lies */
-    arena_release(c.scratch, mark);
+    arena_release(c->scratch, mark);
     return ERR_OK;
 }
 
 Err block_run_backward(const Block *b, const Ctx *stage, BlockSave *save, Tensor x, Tensor d, InputSum sums)
 {
     Ctx c = at_block(b, stage);
-    if (b->spec->recompute == RECOMPUTE_FULL) return backward_again(b, c, save, x, d, sums);
+    if (b->spec->recompute == RECOMPUTE_FULL) return backward_again(b, &c, save, x, d, sums);
     return block_backward(b, &c, save, x, d, sums);
 }
