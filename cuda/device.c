@@ -247,7 +247,7 @@ static Err cuda_zero(Stream *s, void *to, int64_t size_bytes)
 
 static Err mark_stream_wait(Stream *s, void *mark)
 {
-    return cuda_check(cudaStreamWaitEvent(device_of(s)->stream, mark, 0), "waiting for an event");
+    return cuda_check(cudaStreamWaitEvent(s->handle, mark, 0), "waiting for an event");
 }
 
 static Err mark_wait(void *mark, double timeout_s)

@@ -11,12 +11,8 @@
 
 #include "base/clock.h"
 #include "nccl_world.h"
-#include "padded_rows.h"
 
 /* ---- calls ---- */
-
-/* Of a call inside a group: it is GroupEnd that begins. */
-static ncclResult_t queued(ncclResult_t rc) { return rc == ncclInProgress ? ncclSuccess : rc; }
 
 /* One group, in which all messages make progress together. Empty ones move nothing, on both ends. */
 static ncclResult_t enqueue_messages(Group *g, const CommRequest *r)
@@ -27,36 +23,8 @@ static ncclResult_t enqueue_messages(Group *g, const CommRequest *r)
         const CommMessage *m = &r->messages[i];
         const size_t n = (size_t)m->bytes;
         if (!n) continue;
-        rc = queued(m->send ? nccl.Send(m->data, n, ncclUint8, m->peer, g->comm, g->stream)
+        rc = nccl_queued(m->send ? nccl.Send(m->data, n, ncclUint8, m->peer, g->comm, g->stream)
                             : nccl.Recv(m->data, n, ncclUint8, m->peer, g->comm, g->stream));
-    }
-    const ncclResult_t ended = nccl.GroupEnd();
-    return rc ? rc : ended;
-}
-
-static PaddedRows padded_rows(const Group *g, const CommRequest *r)
-{
-    const CommRows *x = &r->rows;
-    const int64_t slots = (g->size - 1) * x->most * r->elem_bytes;
-    return (PaddedRows){ .local = x->local, .remote = x->remote, .local_offset = x->local_offset,
-                         .remote_offset = x->remote_offset, .local_rows = r->count,
-                         .remote_rows = x->remote_rows, .chunks = x->chunks, .stride = x->stride, .most = x->most,
-                         .copies = (int)x->copies,
-                         .row_bytes = r->elem_bytes, .members = g->size, .rank = g->host.rank, .back = x->back,
-                         .out = x->scratch, .in = x->scratch + slots };
-}
-
-/* A slot to each other member, and one from each: as large as it can get, whatever is in it (padded_rows.h). */
-static ncclResult_t enqueue_slots(Group *g, const CommRequest *r)
-{
-    const PaddedRows p = padded_rows(g, r);
-    const size_t n = (size_t)(p.most * p.row_bytes);
-    ncclResult_t rc = nccl.GroupStart();
-    if (rc) return rc;
-    for (int m = 0; m < p.members && n && !rc; m++) {
-        if (m == p.rank) continue;
-        rc = queued(nccl.Send(padded_slot(&p, p.out, m), n, ncclUint8, m, g->comm, g->stream));
-        if (!rc) rc = queued(nccl.Recv(padded_slot(&p, p.in, m), n, ncclUint8, m, g->comm, g->stream));
     }
     const ncclResult_t ended = nccl.GroupEnd();
     return rc ? rc : ended;
@@ -77,7 +45,7 @@ static ncclResult_t enqueue(Group *g, const CommRequest *r)
     case COMM_MAX_I64: return nccl.AllReduce(r->src, r->dst, n, ncclInt64, ncclMax, g->comm, g->stream);
     case COMM_BARRIER: return nccl.AllReduce(g->cell, g->cell, 1, ncclUint64, ncclSum, g->comm, g->stream);
     case COMM_EXCHANGE: return enqueue_messages(g, r);
-    case COMM_ALL_TO_ALL_ROWS: return enqueue_slots(g, r);
+    case COMM_ALL_TO_ALL_ROWS: return nccl_enqueue_rows(g, r);
     case COMM_KIND_COUNT: break;
     }
     return ncclInternalError;
@@ -175,29 +143,20 @@ static CommMessage first_message(const CommRequest *r)
     return (CommMessage){ 0 };
 }
 
-/* Rows into slots, or out of them. */
-static Err move_rows(Group *g, const CommRequest *r, Err move(Stream *s, const PaddedRows *p))
-{
-    Stream own = { r->stream->dev, g->stream };
-    if (r->kind != COMM_ALL_TO_ALL_ROWS) return ERR_OK;
-    const PaddedRows p = padded_rows(g, r);
-    TRY(move(&own, &p));
-    return cuda_check(cudaGetLastError(), "moving rows to and from slots");
-}
-
 static void nap(void *world) { usleep((useconds_t)((NcclWorld *)world)->o.delay_ms * 1000); }
 
 static Err put_in(Group *g, const CommRequest *r)
 {
+    const bool rows = r->kind == COMM_ALL_TO_ALL_ROWS;
+    CommRequest here = *r;
     Flight *f;
     TRY(compare_calls(g, r));
     TRY(take_flight(g, &f));
     *f = (Flight){ f->ready, f->done, r->kind, r->count, r->sequence, first_message(r) };
     TRY(cuda_check(cudaEventRecord(f->ready, r->stream->handle), "marking a point in the stream"));
     TRY(cuda_check(cudaStreamWaitEvent(g->stream, f->ready, 0), "waiting for an event"));
-    TRY(move_rows(g, r, cuda_pack_rows));
-    TRY(launch(g, r));
-    TRY(move_rows(g, r, cuda_unpack_rows));
+    if (rows) TRY(nccl_read_rows(g, &here));
+    TRY(launch(g, &here));
     if (g->world->o.delay_ms) TRY(cuda_check(cudaLaunchHostFunc(g->stream, nap, g->world), "delaying a call"));
     TRY(cuda_check(cudaEventRecord(f->done, g->stream), "marking a point in the stream"));
     TRY(cuda_event_mark(r->done, g->stream));
@@ -278,6 +237,9 @@ static void close_group(Comm *c)
         if (g->flights[i].done) cudaEventDestroy(g->flights[i].done);
     }
     if (g->stream) cudaStreamDestroy(g->stream);
+    if (g->reading) cudaStreamDestroy(g->reading);
+    if (g->read) cudaEventDestroy(g->read);
+    if (g->offsets) cudaFreeHost(g->offsets);
     if (g->cell) cudaFree(g->cell);
     comm_close(&g->host);
     pthread_mutex_destroy(&g->calling);
@@ -300,6 +262,17 @@ static Err make_parts(Group *g)
         TRY(cuda_check(cudaEventCreateWithFlags(&f->done, cudaEventDisableTiming), "making an event"));
     }
     return ERR_OK;
+}
+
+/* Now, for no step should take pinned memory: it may wait for the device. */
+static Err make_reading(Group *g, int64_t pieces)
+{
+    if (!pieces) return ERR_OK;
+    g->offset_count = 2 * (pieces + 1);
+    TRY(cuda_check(cudaStreamCreateWithFlags(&g->reading, cudaStreamNonBlocking), "creating a stream"));
+    TRY(cuda_check(cudaEventCreateWithFlags(&g->read, cudaEventDisableTiming), "making an event"));
+    return cuda_check(cudaMallocHost((void **)&g->offsets, (size_t)g->offset_count * sizeof *g->offsets),
+                      "taking pinned host memory");
 }
 
 static Err connected(NcclWorld *w, const char *name, ncclComm_t comm, ncclResult_t rc)
@@ -351,8 +324,8 @@ static ncclResult_t first_messages(Group *g, NcclMessages who, char *memory)
     if (rc) return rc;
     for (int m = 0; m < g->size && !rc; m++) {
         if (m == rank || (who == NCCL_NEIGHBOURS && m != next && m != last)) continue;
-        rc = queued(nccl.Send(memory, n, ncclUint8, m, g->comm, g->stream));
-        if (!rc) rc = queued(nccl.Recv(memory + FIRST_BYTES + n * (size_t)m, n, ncclUint8, m, g->comm, g->stream));
+        rc = nccl_queued(nccl.Send(memory, n, ncclUint8, m, g->comm, g->stream));
+        if (!rc) rc = nccl_queued(nccl.Recv(memory + FIRST_BYTES + n * (size_t)m, n, ncclUint8, m, g->comm, g->stream));
     }
     const ncclResult_t ended = nccl.GroupEnd();
     return rc ? rc : ended;
@@ -434,8 +407,9 @@ Err comm_open_nccl(NcclWorld *w, GlooWorld *gloo, Comm *c, const char *name, con
     pthread_mutex_init(&g->calling, NULL);
     pthread_mutex_init(&g->lock, NULL);
     comm_init(c, &nccl_table, name, g->host.rank, size, g);
-    c->pads_rows = true;
+    c->reads_lengths = true;
     err = make_parts(g);
+    if (!err) err = make_reading(g, use.pieces);
     if (!err) err = split(g, members, c->rank, use.ctas);
     if (!err) err = connect_group(g, use.messages);
     int slot = 0;

@@ -13,7 +13,6 @@
 #include "nccl_world.h"
 
 enum { ABORT_LOCK_S = 2, MONITOR_US = 10 * 1000 };
-enum { SPINS = 4000 }; /* some 2 ms of asking: calls take tens of microseconds, connecting seconds */
 
 /* ---- failing ---- */
 
@@ -84,8 +83,8 @@ const char *nccl_text(ncclResult_t rc, ncclComm_t comm, char text[WHY_BYTES])
 ncclResult_t nccl_settle(NcclWorld *w, ncclComm_t comm, ncclResult_t rc, double until)
 {
     for (int asked = 0; rc == ncclInProgress && !w->stopped; asked++) {
-        if (asked > SPINS && clock_s() > until) return rc;
-        if (asked < SPINS) sched_yield();
+        if (asked > NCCL_SPINS && clock_s() > until) return rc;
+        if (asked < NCCL_SPINS) sched_yield();
         else usleep(NAP_US);
         ncclResult_t answer = nccl.CommGetAsyncError(comm, &rc);
         if (answer != ncclSuccess) return answer;

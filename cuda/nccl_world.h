@@ -2,7 +2,7 @@
  * Inside the files that make communicators over NCCL (comm/gpu.h, docs/comm.md):
  *
  *   nccl.c           calls, groups, the world         nccl_monitor.c   failures, waiting for NCCL, the monitor thread
- *   nccl_library.c   the library, looked up at run time
+ *   nccl_rows.c      rows from all to all                  nccl_library.c   the library, looked up at run time
  *
  * A communicator is aborted by one thread while no other is inside NCCL with it: Group.calling.
  */
@@ -33,6 +33,12 @@ typedef struct {
 
 extern NcclLibrary nccl; /* to be called once nccl_available() has said yes */
 
+/* Asking so often takes some 2 ms: calls, and the reading of some numbers, take tens of microseconds. */
+enum { NCCL_SPINS = 4000 };
+
+/* Of a call inside a group: it is GroupEnd that begins. */
+static inline ncclResult_t nccl_queued(ncclResult_t rc) { return rc == ncclInProgress ? ncclSuccess : rc; }
+
 /* ---- the world ---- */
 
 /* A call that the device has not finished. */
@@ -54,6 +60,10 @@ typedef struct {
     int size;
     cudaStream_t stream;
     int64_t *cell; /* what a barrier sums */
+    /* Of a group that moves rows: where their offsets are read to, in pinned memory, and how many have room there. */
+    cudaStream_t reading;
+    cudaEvent_t read;
+    int64_t *offsets, offset_count;
     CommObserver observer;
     pthread_mutex_t calling; /* held inside NCCL */
     _Atomic(ncclComm_t) comm; /* under calling, but for an abort that does not get it; NULL once aborted */
@@ -74,6 +84,14 @@ struct NcclWorld {
     char why[WHY_BYTES];
     atomic_bool stopped, closing;
 };
+
+/* ---- rows from all to all (nccl_rows.c) ---- */
+
+/* The host waits for the offsets of a call. From now on those of *r are the copies that it can read. Errors: those of
+ * the world, or of the device; ERR_INTERNAL stops the world: the offsets do not fit. */
+Err nccl_read_rows(Group *g, CommRequest *r);
+/* The messages, once the offsets are read. */
+ncclResult_t nccl_enqueue_rows(Group *g, const CommRequest *r);
 
 /* ---- failures and waiting (nccl_monitor.c) ---- */
 

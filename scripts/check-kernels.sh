@@ -58,8 +58,6 @@ sinkhorn_kernel                             - a unit's logits in L2, in neighbou
 router_even_kernel                          - 4 bytes an expert, in neighbours
 router_count_kernel                         - 4 bytes a choice, beside rows of D elements
 expert_(count|bias)_kernel                  - a few numbers an expert
-padded_rows_kernel<true>                    loads16 stores16 whole
-padded_rows_kernel<false>                   - rows that are not aligned
 grouped_mma_kernel<.*,2,true>               mma async16
 grouped_mma_kernel<.*,true>                 mma async16 stores16 whole
 grouped_mma_kernel<.*,false>                mma

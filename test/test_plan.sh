@@ -321,7 +321,7 @@ world, plan, text = int(sys.argv[1]), json.load(open(sys.argv[3])), open(sys.arg
 # (small: norms of queries and keys, sinks, biases that all ranks have: of attention, router and experts' fc2)
 layers, D, heads, kv, C, F, E, K, V, small, pp, slack, batch, total, active = {
     "mixtral-8x7b": (32, 4096, 32, 8, 128, 14336, 8, 2, 32000, 0, 4, 2, 1024, 46_702_792_704, 12_879_925_248),
-    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 128, 8, 151936, 256, 2, 0, 1024, 30_532_122_624, 3_353_032_704),
+    "qwen3-30b-a3b": (48, 2048, 32, 4, 128, 768, 128, 8, 151936, 256, 2, 2, 1024, 30_532_122_624, 3_353_032_704),
     "gpt-oss-20b": (24, 2880, 64, 8, 64, 2880, 32, 4, 201088, 64 + 5120 + 2880 + 32 + 32 * 2880, 1, 2, 512, 20_914_757_184, 4_187_440_704),
 }[sys.argv[2]]
 T, ep, blocks, dp = 4096, 8, layers // pp, world // pp
@@ -345,15 +345,15 @@ for r, rank in enumerate(plan["ranks"]):
     between(f"16-bit weights of rank {r}", rank["weights_16_bit"], 2 * held, 2 * held + 2 * 64 * dp * 4 * blocks)
     between(f"fp32 weights of rank {r}", rank["weights"], 4 * own, 4 * own + 4 * 64 * 4 * blocks)
 
-# rows: all that one rank can have for another travel, there and back, forward, again for recomputation, and backward
-most = T * min(E // ep, K)
-room = slack * T * K if slack else ep * most
-want("room", int(re.search(r"with room for ([\d,]+) rows", text)[1].replace(",", "")), room)
+# rows: K of each token travel, but those of a rank's own experts, there and back, forward, again for recomputation, and
+# backward; a rank's experts have room for twice an even share
+want("room", int(re.search(r"with room for ([\d,]+) rows", text)[1].replace(",", "")), slack * T * K)
 sent = [tuple(int(x.replace(",", "")) for x in found) for found in
-        re.findall(r"^ +tp-ep all-to-all +([\d,]+) +([\d,]+)$", text, re.M)]
+        re.findall(r"^ +tp-ep all-to-all +([\d,]+) +([\d,]+) +if .* at most ([\d,]+)$", text, re.M)]
 calls = 5 * blocks * (batch // dp)
 for found in sent:
-    want("all-to-all, calls and bytes", found, (calls, calls * min(most, room) * D * 2 * (ep - 1)))
+    rows = calls * T * K * D * 2
+    want("all-to-all, calls, bytes, and bytes at most", found, (calls, rows * (ep - 1) // ep, rows // 5 * (3 + 2 * slack)))
 finish(7 + 4 * pp)
 EOP
 while read -r model world; do

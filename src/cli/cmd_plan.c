@@ -484,8 +484,10 @@ static void put_comm(const PlanTable *t, int kind)
             char name[64], a[32], b[32];
             if (!p->comm[i][k].bytes) continue;
             snprintf(name, sizeof name, "%s %s", group_name((GroupKind)i), comm_kind_name((CommKind)k));
-            printf("  %-34s %15s %18s\n", name, commas(a, p->comm[i][k].calls),
-                   commas(b, p->comm[i][k].bytes));
+            printf("  %-34s %15s %18s", name, commas(a, p->comm[i][k].calls), commas(b, p->comm[i][k].bytes));
+            if (p->comm[i][k].most)
+                printf("   if experts get equally many rows; at most %s", commas(a, p->comm[i][k].most));
+            putchar('\n');
         }
 }
 

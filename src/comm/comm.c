@@ -132,9 +132,7 @@ static int64_t payload(const Comm *c, const CommRequest *r)
 {
     int64_t bytes = r->count * r->elem_bytes, others = c->size - 1;
     if (r->kind == COMM_EXCHANGE) return bytes;
-    if (r->kind == COMM_ALL_TO_ALL_ROWS)
-        return c->pads_rows ? r->rows.most * r->elem_bytes * others
-                            : bytes * r->rows.copies * others / c->size;
+    if (r->kind == COMM_ALL_TO_ALL_ROWS) return bytes * r->rows.copies * others / c->size;
     if (r->kind == COMM_ALL_GATHER || r->kind == COMM_REDUCE_SCATTER_TREE_F32 ||
         r->kind == COMM_REDUCE_SCATTER_I64)
         return bytes * others;
@@ -159,7 +157,10 @@ static Err start(Comm *c, Stream *s, CommRequest r, Event *done)
     r.observer = c->observer;
     r.carrier = c->carrier;
     if (!r.carrier) observer_issued(r.observer, number_of(&r));
+    const CommRows *x = &r.rows;
     int64_t sent = payload(c, &r);
+    if (r.kind == COMM_ALL_TO_ALL_ROWS)
+        c->rows_most += (x->back ? x->remote_rows : r.count * x->copies) * r.elem_bytes;
     c->calls[r.kind]++;
     c->bytes[r.kind] += sent;
     c->sent_bytes += sent;
@@ -206,12 +207,6 @@ Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done)
 Err comm_barrier(Comm *c, Stream *s)
 {
     return start(c, s, (CommRequest){ COMM_BARRIER, NULL, NULL, 0, 1 }, NULL);
-}
-
-/* A slot for each other member, of what is sent and of what comes. */
-int64_t comm_rows_scratch(const Comm *c, const CommRows *rows, int64_t row_bytes)
-{
-    return c->pads_rows ? 2 * (c->size - 1) * rows->most * row_bytes : 0;
 }
 
 Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,

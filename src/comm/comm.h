@@ -65,11 +65,11 @@ typedef struct {
     const int64_t *local_offset;  /* [members / copies * chunks * stride + 1] */
     const int64_t *remote_offset; /* [members * chunks * stride + 1] */
     int64_t chunks, stride, copies;
-    bool back;    /* true: remote is sent to local; false: local to remote */
-    int64_t most; /* the most rows that a member can have for another, or for itself; all give the same */
+    bool back;           /* true: remote is sent to local; false: local to remote */
     int64_t remote_rows; /* how many rows fit into remote */
-    /* comm_rows_scratch() bytes beside the tensors; their contents are undefined. NULL if that is 0. */
-    char *scratch;
+    /* Marked where both lists of offsets were there. NULL: an earlier call has moved rows by the same lists. Over NCCL
+     * the host waits for this, and not for what was enqueued behind it. */
+    Event *learned;
 } CommRows;
 
 typedef struct {
@@ -109,12 +109,12 @@ struct Comm {
     CommObserver observer; /* hears of every call */
     /* This communicator carries the calls of another, which counts them. So its observer hears of waits alone. */
     bool carrier;
-    /* an all-to-all of rows sends as many as there can be: so do nccl, and null in its stead */
-    bool pads_rows;
+    bool reads_lengths; /* an all-to-all of rows lets the host wait for its offsets: so does nccl */
     /* What this rank has sent, as the minimal algorithm would: calls and bytes by kind, and all bytes together. */
     int64_t calls[COMM_KIND_COUNT], bytes[COMM_KIND_COUNT], sent_bytes;
-    Event own;     /* completes calls that have no event */
-    Event pending; /* completes the one call that goes on while its caller works */
+    int64_t rows_most; /* what bytes of all-to-all would be at most: of all rows, each to another rank */
+    Event own;         /* completes calls that have no event */
+    Event pending;     /* completes the one call that goes on while its caller works */
 };
 
 void comm_open_self(Comm *c, const char *name);
@@ -136,12 +136,9 @@ Err comm_reduce_scatter_i64(Comm *c, Stream *s, int64_t *dst, const int64_t *src
 Err comm_sum_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_max_i64(Comm *c, Stream *s, int64_t *buf, int64_t count, Event *done);
 Err comm_barrier(Comm *c, Stream *s);
-/* How many bytes of device memory the call below needs beside its tensors until it is done; 0 unless it pads. */
-int64_t comm_rows_scratch(const Comm *c, const CommRows *rows, int64_t row_bytes);
 /*
  * Moves the pieces of rows->local [count, ...] to where they belong in the others' remote, or back. All members give
- * the same count. A row has row_bytes. The call counts bytes as if all members sent each other the same number of rows;
- * if it pads, those that it sends.
+ * the same count. A row has row_bytes. The call counts bytes as if all members sent each other the same number of rows.
  */
 Err comm_all_to_all_rows(Comm *c, Stream *s, const CommRows *rows, int64_t count, int64_t row_bytes,
                          Event *done);

@@ -62,6 +62,7 @@ typedef enum {
 typedef struct {
     NcclCtas ctas;
     NcclMessages messages;
+    int64_t pieces; /* that an all-to-all of rows has: members times chunks; 0: the group moves no rows */
 } NcclUse;
 
 /*

@@ -9,8 +9,9 @@ static void check_dense(ConfigReader *r)
 {
     for (ConfigId id = CFG_moe_topk; id <= CFG_moe_overflow; id++) {
         bool same = config_is_default(r->config, id);
-        if (id == CFG_moe_normalize) same = !r->config->moe.normalize; /* these two are filled in */
+        if (id == CFG_moe_normalize) same = !r->config->moe.normalize; /* these are filled in */
         if (id == CFG_moe_aux_coeff) same = !(r->config->moe.aux_coeff > 0);
+        if (id == CFG_moe_slack) same = !(r->config->moe.slack > 0);
         RULE(same, "only a mixture has it: give moe.experts", id, CFG_moe_experts);
     }
 }

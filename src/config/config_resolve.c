@@ -199,6 +199,30 @@ static void resolve_batch(ConfigReader *r)
     r->bad[CFG_train_global_batch] = true;
 }
 
+/* The least slack with which a step can be done again in pieces (moe.overflow): a sequence block of each rank has room
+ * wherever its rows go. */
+static double least_slack(const Config *c)
+{
+    const int64_t cuts = c->parallel.cp * c->parallel.slices * (c->parallel.sp ? c->parallel.tp : 1);
+    const int64_t own = c->moe.experts / c->parallel.ep, most = own < c->moe.topk ? own : c->moe.topk;
+    const double blocks =
+        (double)(c->train.micro_batch * c->parallel.seq_blocks) / (double)cuts; /* of a rank */
+    return (double)(most * c->parallel.ep) / (blocks * (double)c->moe.topk);
+}
+
+/* Memory of a GPU is for the rows that usually come, and a step with more takes longer. */
+static void resolve_room(ConfigReader *r)
+{
+    Config *c = r->config;
+    const bool bounded =
+        c->moe.experts && c->run.device == RUN_DEVICE_CUDA && c->parallel.ep * c->parallel.etp > 1;
+    const double least = bounded ? least_slack(c) : 0;
+    FILL(-1, moe, slack, bounded ? (least > 2 ? least : 2) : 0, CFG_run_device);
+    if (!bounded || c->moe.slack < least || c->origin[CFG_moe_overflow].kind != ORIGIN_DEFAULT) return;
+    c->moe.overflow = MOE_OVERFLOW_REDO;
+    filled(r, CFG_moe_overflow, CFG_run_device);
+}
+
 static void resolve_run(ConfigReader *r)
 {
     Config *c = r->config;
@@ -254,6 +278,7 @@ void config_resolve(ConfigReader *r)
     resolve_batch(r);
     resolve_parallel(r);
     resolve_run(r);
+    resolve_room(r);
     resolve_length(r);
     resolve_trace(r);
 }

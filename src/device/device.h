@@ -51,7 +51,8 @@ __extension__ typedef __int128 WideCount; /* (a GPU does 2^63 FLOP in a few hour
 
 /* What ops did since device_open: exact integers, the same on every backend. */
 typedef struct {
-    WideCount flop, bytes; /* bytes: every tensor argument once */
+    WideCount flop,
+        bytes; /* of the rows that are in use, on the average; bytes: every tensor argument once */
     int64_t ops;
     int64_t host_reads; /* device_read calls */
     int64_t host_waits; /* of the host for what it has enqueued; on cuda */

@@ -41,6 +41,7 @@ const OpInfo *op_info(OpId id)
 /* Sizes bound to letters while one call is checked; `by` is the argument that bound it. */
 typedef struct {
     int64_t size[128];
+    int64_t used[128]; /* of it, on the average: what is counted */
     const char *by[128];
     DType compute;
     const char *compute_by;
@@ -90,12 +91,13 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
                 return err_set(ERR_SHAPE, "%s: dim %d of %s is %lld, wanted %c", info->name, d, f->name,
                                (long long)t->dim[d], *p);
         } else if (!b->by[(int)*p]) {
-            b->size[(int)*p] = t->dim[d];
+            b->size[(int)*p] = b->used[(int)*p] = t->dim[d];
             b->by[(int)*p] = f->name;
         } else if (b->size[(int)*p] != t->dim[d]) {
             return err_set(ERR_SHAPE, "%s: %s: %c is %lld here, %lld in %s", info->name, f->name, *p,
                            (long long)t->dim[d], (long long)b->size[(int)*p], b->by[(int)*p]);
         }
+        if (d == 0 && t->expected) b->used[(int)*p] = t->expected;
         d++;
     }
     if (d != t->ndim || (*p && *p != ':'))
@@ -108,7 +110,7 @@ static Err check_field(const OpInfo *info, const OpField *f, const Tensor *t, Bi
 static int64_t flop_term(const char **text, const Binding *b)
 {
     int64_t n = 0;
-    if (**text < '0' || **text > '9') return b->size[(int)*(*text)++];
+    if (**text < '0' || **text > '9') return b->used[(int)*(*text)++];
     while (**text >= '0' && **text <= '9') n = n * 10 + (*(*text)++ - '0');
     return n;
 }
@@ -126,21 +128,31 @@ static WideCount flop_count(const char *text, const Binding *b)
     return product;
 }
 
+static const Tensor *tensor_field(const OpInfo *info, int i, const void *args)
+{
+    return (const Tensor *)((const char *)args + info->fields[i].offset);
+}
+
+/* Of the rows that are in use. */
+static int64_t counted_bytes(const OpField *f, const Tensor *t, const Binding *b)
+{
+    const int rows = f->dims[*f->dims == '?'];
+    if (!t->data) return 0;
+    return b->by[rows] && t->dim[0] ? tensor_bytes(*t) / t->dim[0] * b->used[rows] : tensor_bytes(*t);
+}
+
 Err op_begin(Stream *s, OpId id, const void *args)
 {
     const OpInfo *info = op_info(id);
     Binding b;
     memset(b.by, 0, sizeof b.by);
     b.compute_by = NULL;
-    WideCount bytes = 0;
-    for (int i = 0; i < info->field_count; i++) {
-        const Tensor *t = (const Tensor *)((const char *)args + info->fields[i].offset);
-        TRY(check_field(info, &info->fields[i], t, &b));
-        if (t->data) bytes += tensor_bytes(*t);
-    }
     DeviceCounters *c = &s->dev->counters;
+    for (int i = 0; i < info->field_count; i++)
+        TRY(check_field(info, &info->fields[i], tensor_field(info, i, args), &b));
+    for (int i = 0; i < info->field_count; i++)
+        c->bytes += counted_bytes(&info->fields[i], tensor_field(info, i, args), &b);
     c->ops++;
-    c->bytes += bytes;
     c->flop += flop_count(info->flop, &b);
     return ERR_OK;
 }

@@ -8,6 +8,9 @@
  * `rows` (usually NULL): device-side count of rows in use; the shape then is the capacity. Ops work on that
  * many rows of dim 0 and leave the others untouched.
  *
+ * `expected`: how many rows of dim 0 are in use on the average, where the shape is a capacity; 0: all. What ops read,
+ * write and compute is counted by it (DeviceCounters).
+ *
  * `scale`: for quantised weights (one scale per block of elements of a row). Only the linear ops read weights, so
  * only they have to know.
  */
@@ -29,6 +32,7 @@ typedef struct Tensor {
     int ndim;
     DType dtype;
     const int64_t *rows;
+    int64_t expected;
     const struct Tensor *scale;
 } Tensor;
 

@@ -120,7 +120,9 @@ static Err work_so_far(const Trainer *t, MemoryPlan *out)
     for (int i = 0; i < WORLD_COMMS; i++) {
         const Comm *comm = &t->world->comm[i];
         w.comm_bytes += comm->sent_bytes;
-        for (int k = 0; k < COMM_KIND_COUNT; k++) w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k] };
+        for (int k = 0; k < COMM_KIND_COUNT; k++)
+            w.comm[i][k] = (CommWork){ comm->calls[k], comm->bytes[k], 0 };
+        w.comm[i][COMM_ALL_TO_ALL_ROWS].most = comm->rows_most;
     }
     *out = w;
     return ERR_OK;
@@ -140,7 +142,8 @@ static bool add_work(MemoryPlan *w, const MemoryPlan *by, int64_t times)
     for (int i = 0; i < WORLD_COMMS * COMM_KIND_COUNT && fits; i++) {
         CommWork *to = &w->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
         const CommWork *from = &by->comm[i / COMM_KIND_COUNT][i % COMM_KIND_COUNT];
-        fits = add_times(&to->calls, from->calls, times) && add_times(&to->bytes, from->bytes, times);
+        fits = add_times(&to->calls, from->calls, times) && add_times(&to->bytes, from->bytes, times) &&
+               add_times(&to->most, from->most, times);
     }
     return fits;
 }
@@ -315,7 +318,6 @@ static Err open_unlimited(Trainer *t, const TrainSpec *asked, TrainSpec *spec, W
         unlimited.stages[i].save[REGION_I] = unlimited.stages[i].save[REGION_W] = UNLIMITED;
     *spec = *asked;
     spec->ramp.count = 0;
-    world->tp_ep.pads_rows = spec->device.kind == DEVICE_CUDA; /* as NCCL; staged it takes less */
     return trainer_open_on(t, DEVICE_NULL, spec, world, &unlimited);
 }
 

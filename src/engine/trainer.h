@@ -65,6 +65,7 @@ typedef struct {
 /* What one step of a rank sends, by communicator and kind of call: payload of the minimal algorithm. */
 typedef struct {
     int64_t calls, bytes;
+    int64_t most; /* of the bytes, where they depend on routing; else 0 */
 } CommWork;
 
 /* What one stage costs its rank. */

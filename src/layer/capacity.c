@@ -49,14 +49,13 @@ MoeLimits moe_limits(const MoeCut *c)
                   own = c->experts / c->ep;
     MoeLimits r = { .capacity = capacity,
                     .sent = min64(c->rows * c->topk, c->experts * units_touched(c->rows, rows) * capacity) };
-    r.pair = r.worst = r.owned = r.sent;
+    r.worst = r.owned = r.sent;
     r.piece = c->rows;
     if (sharing_ranks(c) == 1) return r;
     const int64_t most = c->rows * min64(own, c->topk); /* from one rank */
     r.worst = min64(most * sharing_ranks(c), own * group_units(c, rows) * capacity);
     const double share = __builtin_ceil(c->capacity.slack * (double)(c->rows * c->topk * c->etp));
     r.owned = c->capacity.slack > 0 && share < (double)r.worst ? (int64_t)share : r.worst;
-    r.pair = min64(most, min64(r.sent, r.owned));
     if (r.owned == r.worst) return r;
     r.piece = r.owned / (min64(own, c->topk) * sharing_ranks(c));
     r.piece -= r.piece % c->leaf;

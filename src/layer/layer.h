@@ -154,9 +154,10 @@ typedef struct {
 
 /* Rows on their way to their experts or back. */
 typedef struct {
-    Event *done; /* of the call under way */
-    /* In a pair (engine/pair.h): called before rows are waited for, so that the other half goes on meanwhile. Else
-     * NULL. */
+    Event *done;    /* of the call under way */
+    Event *learned; /* marked where it is known how many rows go from whom to whom */
+    /* In a pair (engine/pair.h): called before rows, or their numbers, are waited for, so that the other half goes on
+     * meanwhile. Else NULL. */
     Err (*other_half)(void *pair);
     void *pair;
 } RowMoves;
@@ -423,7 +424,6 @@ typedef struct {
 typedef struct {
     int64_t capacity; /* rows of a balance unit that an expert takes */
     int64_t sent;     /* permuted rows of this rank's tokens */
-    int64_t pair;     /* the most of these that go to the experts of one rank */
     int64_t worst;    /* the most rows that this rank's experts can get */
     int64_t owned;    /* the rows that this rank's experts have memory for */
     /* So many tokens of each rank fit wherever their rows go. 0: not even those of a leaf do. */

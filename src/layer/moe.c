@@ -33,6 +33,13 @@ static Tensor bias_rows(Tensor bias, int64_t experts)
     return tensor_reshape(bias, experts, bias.dim[0] / experts);
 }
 
+/* Of rows for this rank's experts memory has as many as may come, and work is counted by how many are expected. */
+static Tensor expect(const Moe *m, const Ctx *c, Tensor rows)
+{
+    rows.expected = moe_even_rows(m, c);
+    return rows;
+}
+
 /* y += the bias of each row's expert, if there is one. */
 static Err add_bias(Ctx *c, int bias, int64_t experts, Tensor y, Tensor offset)
 {
@@ -74,6 +81,13 @@ static Err route_alloc(const Moe *m, Ctx *c, int64_t N, MoeSave *save, MoeRows *
                     : ERR_OK;
 }
 
+static void expect_rows(const Moe *m, const Ctx *c, MoeRows *t)
+{
+    t->x_QD = expect(m, c, t->x_QD);
+    t->hidden_QH = expect(m, c, t->hidden_QH);
+    t->active_QF = expect(m, c, t->active_QF);
+}
+
 /* Recomputation leaves x and active to scratch: they are made again. */
 static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
 {
@@ -84,7 +98,9 @@ static Err rows_alloc(const Moe *m, Ctx *c, MoeSave *save, MoeRows *t)
     TRY(save_new(c, REGION_I, &t->hidden_QH, &save->hidden, c->dtype, Q, H));
     TRY(save_new(c, REGION_I, &t->out_PD, &save->out, c->dtype, P, D));
     TRY(save_if(c, keep, REGION_W, &t->x_QD, &save->x, c->dtype, Q, D));
-    return save_if(c, keep, REGION_W, &t->active_QF, &save->active, c->dtype, Q, F);
+    TRY(save_if(c, keep, REGION_W, &t->active_QF, &save->active, c->dtype, Q, F));
+    expect_rows(m, c, t);
+    return ERR_OK;
 }
 
 /* The order of the permuted rows of `kept` [N, K], piece by piece. */
@@ -142,14 +158,14 @@ static Err experts_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const
     return op(c->s, unpermute_rows, .y = y_ND, .x = t->out_PD, .row = t->row_NK, .weight = t->weight_NK);
 }
 
-/* In most steps all tokens are one piece. */
+/* In most steps all tokens are one piece, of which it is known already where its rows go. */
 static Err pieces_forward(const Moe *m, Ctx *c, Tensor x_ND, Tensor y_ND, const MoeRows *t)
 {
     for (int64_t first = 0; first < x_ND.dim[0]; first += moe_piece_tokens(m, c)) {
         ArenaMark mark = arena_mark(c->scratch);
         MoeRows p = moe_piece_at(m, c, t, first);
         const int64_t n = p.index_NK.dim[0];
-        TRY(moe_learn_piece(m, c, &p));
+        if (c->mode.retry_in_pieces) TRY(moe_learn_piece(m, c, &p));
         TRY(experts_forward(m, c, tensor_row_slice(x_ND, first, n), tensor_row_slice(y_ND, first, n), &p));
         arena_release(c->scratch, mark);
     }
@@ -196,8 +212,10 @@ static Err moe_forward(const void *own, Ctx *c, Tensor x_ND, Tensor y_ND, void *
     MoeRows t = { 0 };
     TRY(route_alloc(m, c, x_ND.dim[0], save, &t));
     TRY(rows_alloc(m, c, save, &t));
-    TRY(shared_forward(m, c, x_ND, save, &t));
     TRY(route(m, c, x_ND, &t));
+    if (!c->mode.retry_in_pieces) TRY(moe_learn_piece(m, c, &t));
+    TRY(shared_forward(m, c, x_ND, save,
+                       &t)); /* the device has it to do while the host waits for numbers of rows */
     TRY(pieces_forward(m, c, x_ND, y_ND, &t));
     return shared_add(m, c, y_ND, &t);
 }
@@ -228,10 +246,12 @@ static Err rows_saved(const Moe *m, Ctx *c, const MoeSave *save, MoeRows *t)
                     .out_PD = save_get(c, save->out) };
     if (model_recomputes(m->model)) {
         TRY(dy_alloc(c, &t->x_QD, t->hidden_QH.dim[0], m->model->hidden));
-        return dy_alloc(c, &t->active_QF, t->hidden_QH.dim[0], own_ffn(m, c));
+        TRY(dy_alloc(c, &t->active_QF, t->hidden_QH.dim[0], own_ffn(m, c)));
+    } else {
+        t->x_QD = save_get(c, save->x);
+        t->active_QF = save_get(c, save->active);
     }
-    t->x_QD = save_get(c, save->x);
-    t->active_QF = save_get(c, save->active);
+    expect_rows(m, c, t);
     return ERR_OK;
 }
 
@@ -257,6 +277,8 @@ static Err experts_backward(const Moe *m, Ctx *c, const MoeRows *t, Tensor dout_
     TRY(tensor_new(c->scratch, &dactive_QF, c->dtype, t->active_QF.dim[0], t->active_QF.dim[1]));
     TRY(dy_alloc(c, &dhidden_QH, t->hidden_QH.dim[0], t->hidden_QH.dim[1]));
     TRY(tensor_new(c->scratch, &r.remote, c->dtype, t->x_QD.dim[0], t->x_QD.dim[1]));
+    dhidden_QH = expect(m, c, dhidden_QH);
+    dactive_QF = expect(m, c, dactive_QF);
     TRY(grouped_dx(m, c, m->fc2, t, dout_QD, dactive_QF));
     TRY(grouped_weight(c, m->fc2, t, dout_QD, t->active_QF));
     TRY(activation_backward(c, m->model, m->spec->ffn,

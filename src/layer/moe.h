@@ -65,6 +65,7 @@ typedef struct {
     Tensor logits_NE, index_NK, weight_NK, row_NK, choice_P, offset;
     Tensor owned, taken_Q, x_QD, hidden_QH, active_QF, out_PD;
     Tensor shared_out_ND, gate_N1;
+    Event *learned; /* marked where `owned` was filled, in this call; else NULL */
 } MoeRows;
 
 /* ---- the way to the experts and back (moe_dispatch.c) ---- */
@@ -98,6 +99,8 @@ Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 Err moe_local_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r);
 /* A tensor of permuted rows, of which those count that the offsets say are there. */
 Tensor moe_in_use(Tensor rows, Tensor offset);
+/* How many rows this rank's experts get at once if all experts get the same. */
+int64_t moe_even_rows(const Moe *m, const Ctx *c);
 
 /* ---- tokens in pieces (moe_pieces.c) ---- */
 
@@ -106,7 +109,7 @@ int64_t moe_piece_tokens(const Moe *m, const Ctx *c); /* tokens of this rank tha
 int64_t moe_sent_rows(const Moe *m, const Ctx *c);    /* permuted rows of all its tokens */
 /* The part of t that is of the piece from token `first` on. */
 MoeRows moe_piece_at(const Moe *m, const Ctx *c, const MoeRows *t, int64_t first);
-/* What other ranks' offsets say of a piece: kept, or, of one piece of several, in scratch. */
+/* What other ranks' offsets say of a piece: kept, or, of one piece of several, in scratch. Collective over tp-ep. */
 Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p);
 
 /* ---- the router (moe_router.c) ---- */

@@ -7,7 +7,8 @@
  *   all-gather   each rank gets all ranks' tokens and takes its experts' rows out of them; results go back as by
  *                all-to-all
  *
- * Which rows come, and how many, only the offsets say, and these stay on the device: every call has a fixed size.
+ * Which rows come, and how many, only the offsets say, which lie on the device: tensors have the sizes of the most that
+ * can come. A transport that needs lengths on the host reads them as soon as they are known (comm/comm.h, CommRows).
  */
 #include "base/int64.h"
 #include "base/trace.h"
@@ -31,28 +32,22 @@ Tensor moe_in_use(Tensor rows, Tensor offset)
 /* ---- messages ---- */
 
 /* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there.
- * Begun here, with memory in scratch; done after move_rows_end. */
+ * Begun here; done after move_rows_end. */
 static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
-    Comm *group = &c->world->tp_ep;
-    const MoeLimits most = moe_limits_of(m, c);
     const int64_t sent = t->choice_P.dim[0]; /* of a piece, perhaps */
-    CommRows rows = { .local = local.data,
-                      .remote = remote.data,
-                      .local_offset = t->offset.data,
-                      .remote_offset = t->owned.data,
-                      .chunks = moe_own_experts(m, c),
-                      .stride = (t->offset.dim[0] - 1) / m->spec->experts,
-                      .copies = copies(c),
-                      .back = back,
-                      .remote_rows = most.owned,
-                      .most = min64(most.pair, sent) };
-    const int64_t row_bytes = local.dim[1] * dtype_size(local.dtype),
-                  scratch_bytes = comm_rows_scratch(group, &rows, row_bytes);
-    void *slots = NULL;
-    if (scratch_bytes) TRY(arena_alloc(c->scratch, scratch_bytes, &slots));
-    rows.scratch = slots;
-    return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moves.done);
+    const CommRows rows = { .local = local.data,
+                            .remote = remote.data,
+                            .local_offset = t->offset.data,
+                            .remote_offset = t->owned.data,
+                            .chunks = moe_own_experts(m, c),
+                            .stride = (t->offset.dim[0] - 1) / m->spec->experts,
+                            .copies = copies(c),
+                            .back = back,
+                            .remote_rows = remote.dim[0],
+                            .learned = t->learned };
+    return comm_all_to_all_rows(&c->world->tp_ep, c->s, &rows, sent, local.dim[1] * dtype_size(local.dtype),
+                                c->moves.done);
 }
 
 /* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */

@@ -13,6 +13,11 @@ int64_t moe_piece_tokens(const Moe *m, const Ctx *c)
     return c->mode.retry_in_pieces ? moe_limits_of(m, c).piece : ctx_rows(c);
 }
 
+int64_t moe_even_rows(const Moe *m, const Ctx *c)
+{
+    return min64(moe_piece_tokens(m, c) * m->spec->topk * c->world->grid.etp, moe_limits_of(m, c).owned);
+}
+
 /* Pieces have places of their own, which no capacity makes smaller. */
 int64_t moe_sent_rows(const Moe *m, const Ctx *c)
 {
@@ -43,5 +48,11 @@ Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p)
             TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
         if (d->takes) TRY(tensor_new(c->scratch, &p->taken_Q, I32, moe_limits_of(m, c).owned));
     }
-    return d->learn(m, c, p);
+    TRY(d->learn(m, c, p));
+    if (!d->remote) return ERR_OK;
+    p->learned = c->moves.learned;
+    TRY(device_mark(c->s, p->learned));
+    const bool turn =
+        c->world->tp_ep.reads_lengths && c->moves.other_half; /* it has work for the device meanwhile */
+    return turn ? c->moves.other_half(c->moves.pair) : ERR_OK;
 }

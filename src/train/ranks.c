@@ -206,8 +206,8 @@ static NcclUse use_of(const Ranks *r, GroupKind kind)
     case GROUP_PP: return (NcclUse){ .messages = NCCL_NEIGHBOURS };
     case GROUP_CP:
     case GROUP_CP_HEADS:
-    case GROUP_CP_RING:
-    case GROUP_TP_EP: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
+    case GROUP_CP_RING: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
+    case GROUP_TP_EP: return (NcclUse){ .messages = NCCL_ALL_PAIRS, .pieces = r->row_pieces };
     default: return (NcclUse){ 0 };
     }
 }
@@ -296,6 +296,7 @@ Err ranks_open(Ranks *r, const Boot *boot, const RanksOptions *o)
                   .gpu = { .sharers = 1 },
                   .cuda = o->cuda,
                   .sums_by_message = o->sums_by_message,
+                  .row_pieces = o->row_pieces,
                   .tp_ctas = o->tp_ctas,
                   .dp_ctas = o->dp_ctas,
                   .folder = o->folder,

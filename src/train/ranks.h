@@ -35,6 +35,7 @@ typedef struct {
     RankGpu gpu;     /* is set with cuda */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* see RanksOptions */
+    int64_t row_pieces;
     World world;
     bool world_open;
     Comm save;          /* has all ranks, for the thread that writes checkpoints; open with `saver` */
@@ -55,6 +56,7 @@ typedef struct {
     bool cuda;         /* tensors lie in the memory of GPUs */
     NcclCtas tp_ctas, dp_ctas;
     bool sums_by_message; /* tensor-parallel ranks sum 16-bit values by messages (layer/sums.c) */
+    int64_t row_pieces;   /* of rows that ranks send each other's experts (NcclUse) */
     bool saver;           /* checkpoints are written by a thread */
 } RanksOptions;
 
