@@ -18,7 +18,7 @@ typedef struct {
     Isa isa;
     int zero, overlap;
     int ep, etp; /* of a mixture; 0 = 1 */
-    int gathers;
+    DispatcherKind dispatcher;
     int cp; /* 0 = 1 */
     ContextComm context;
     int cp_heads; /* with CONTEXT_HIERARCHICAL */
@@ -66,7 +66,7 @@ static TinyRun run_of(TrainSpec spec, Layout l, int steps)
     r.spec.update.zero = l.zero;
     r.spec.update.overlap_grad = r.spec.update.overlap_param = l.overlap;
     r.spec.update.bucket_bytes = BUCKET_BYTES;
-    r.spec.model.moe.gathers = l.gathers;
+    r.spec.model.moe.dispatcher = l.dispatcher;
     return r;
 }
 
@@ -87,9 +87,9 @@ static void print_layout(Layout l, uint64_t hash, const char *verdict)
 {
     static const char *const ways[] = { [CONTEXT_ALLGATHER] = "gather", [CONTEXT_RING] = "ring", [CONTEXT_A2A] = "a2a",
                                         [CONTEXT_HIERARCHICAL] = "both" };
-    printf("    dp%d tp%d%s cp%d%s ep%d etp%d%s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s %s\n", l.dp, l.tp,
+    printf("    dp%d tp%d%s cp%d%s ep%d etp%d %s zero%d overlap%d micro%d threads%d %-6s %016llx%s%s %s\n", l.dp, l.tp,
            l.sp && l.tp > 1 ? "+sp" : "   ", l.cp ? l.cp : 1, ways[l.context], l.ep ? l.ep : 1, l.etp ? l.etp : 1,
-           l.gathers ? " gather" : "", l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
+           dispatcher_text(l.dispatcher), l.zero, l.overlap, l.micro, l.threads, isa_name(isa_of(l)),
            (unsigned long long)hash, l.cut ? " in order" : "", l.mixed ? " mixed" : "", verdict);
     fflush(stdout);
 }
@@ -125,7 +125,7 @@ static int mixture_layouts(Layout *out, int64_t unit)
             for (int etp = 1; etp <= ranks; etp *= 2) {
                 all[i].ep = ranks / etp;
                 all[i].etp = etp;
-                all[i].gathers = n % 2;
+                all[i].dispatcher = n % 2 ? DISPATCH_ALLGATHER : DISPATCH_ALLTOALL;
                 all[i].zero = all[i].dp > 1 && n % 3 != 0;
                 out[n++] = all[i];
             }
@@ -339,7 +339,7 @@ static TrainSpec of_global(TinyMixture kind, int64_t unit)
 TEST(global_balance_layouts)
 {
     static const Layout list[] = {
-        { 1, 1, 0, 8, 1 }, { 1, 1, 0, 2, 2 }, { 1, 2, 1, 4, 1, .ep = 2 }, { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .gathers = 1 },
+        { 1, 1, 0, 8, 1 }, { 1, 1, 0, 2, 2 }, { 1, 2, 1, 4, 1, .ep = 2 }, { 1, 4, 1, 2, 1, .ep = 2, .etp = 2, .dispatcher = DISPATCH_ALLGATHER },
         { 1, 1, 0, 4, 1, .ep = 2, .cp = 2 }, { 1, 2, 1, 2, 1, .ep = 4, .cp = 2, .context = CONTEXT_RING },
     };
     for (int unit = 1; unit <= 2; unit++) {

@@ -1,6 +1,6 @@
 /*
  * How rows get to the ranks that hold their experts, and back. The ranks of a tp-ep group share the experts; what they
- * do is one of three dispatchers:
+ * do is one of the dispatchers of base/dispatcher.h, or, in a group of one, the local one:
  *
  *   local        one rank has all experts: the permuted rows are the experts' rows, P is Q
  *   all-to-all   each rank permutes its rows and sends each to the rank of its expert
@@ -170,7 +170,7 @@ static Err learn_choices(const Moe *m, Ctx *c, const MoeRows *t)
     TRY(gather_offsets(m, c, t, &all));
     TRY(tensor_new(c->scratch, &choice, I32, group->size, t->choice_P.dim[0]));
     TRY(comm_all_gather(group, c->s, choice, t->choice_P, NULL));
-    TRY(op(c->s, dispatch_choices, .choice = t->taken_Q, .all_choice = choice, .all = all, .offset = t->owned,
+    TRY(op(c->s, dispatch_choices, .choice = t->learned, .all_choice = choice, .all = all, .offset = t->owned,
            .first = first_expert(m, c), .own = moe_own_experts(m, c), .numbers = tensor_count(t->index_NK)));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -189,7 +189,7 @@ static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
     }
     TRY(comm_all_gather(group, c->s, all, x, c->moves.done));
     TRY(move_rows_end(c));
-    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->taken_Q,
+    TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->learned,
            .weight = weights, .topk = m->spec->topk));
     arena_release(c->scratch, mark);
     return ERR_OK;
@@ -205,20 +205,39 @@ static Err take_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Move
     return take_weighed(m, c, t, dy, t->weight_NK, d.remote);
 }
 
+static int64_t taken_rows(const Moe *m, const Ctx *c) { return moe_limits_of(m, c).owned; }
+
 /* ---- the dispatchers ---- */
 
-enum { LOCAL, ALL_TO_ALL, ALL_GATHER };
+static const Dispatcher local = { .learn = nothing_to_learn,
+                                  .send = permute,
+                                  .bring_begin = are_back,
+                                  .bring_end = are_back_end,
+                                  .send_gradient = gradient_is_there };
 
-static const Dispatcher dispatchers[] = {
-    [LOCAL] = { false, false, nothing_to_learn, permute, are_back, are_back_end, gradient_is_there },
-    [ALL_TO_ALL] = { true, false, learn_offsets, send_rows, bring_begin, bring_end, send_gradient },
-    [ALL_GATHER] = { true, true, learn_choices, take_rows, bring_begin, bring_end, take_gradient },
-};
+const Dispatcher moe_dispatcher_alltoall = { .remote = true,
+                                             .learn = learn_offsets,
+                                             .send = send_rows,
+                                             .bring_begin = bring_begin,
+                                             .bring_end = bring_end,
+                                             .send_gradient = send_gradient };
+
+/* t->learned: the choices whose rows this rank's experts take. */
+const Dispatcher moe_dispatcher_allgather = { .remote = true,
+                                              .weighs = true,
+                                              .learned = taken_rows,
+                                              .learn = learn_choices,
+                                              .send = take_rows,
+                                              .bring_begin = bring_begin,
+                                              .bring_end = bring_end,
+                                              .send_gradient = take_gradient };
 
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c)
 {
-    if (c->world->tp_ep.size == 1) return &dispatchers[LOCAL];
-    return &dispatchers[m->spec->gathers ? ALL_GATHER : ALL_TO_ALL];
+#define DISPATCHER_OF(name, text, numbers, functions) [DISPATCH_##name] = &functions,
+    static const Dispatcher *const all[] = { DISPATCHERS(DISPATCHER_OF) };
+#undef DISPATCHER_OF
+    return c->world->tp_ep.size == 1 ? &local : all[m->spec->dispatcher];
 }
 
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)

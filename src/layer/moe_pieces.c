@@ -41,7 +41,7 @@ Err moe_learn_piece(const Moe *m, Ctx *c, MoeRows *p)
         p->owned = p->offset;
         if (d->remote)
             TRY(tensor_new(c->scratch, &p->owned, I64, c->world->grid.etp * (p->offset.dim[0] - 1) + 1));
-        if (d->takes) TRY(tensor_new(c->scratch, &p->taken_Q, I32, moe_limits_of(m, c).owned));
+        if (d->learned) TRY(tensor_new(c->scratch, &p->learned, I32, d->learned(m, c)));
     }
     return d->learn(m, c, p);
 }

@@ -17,7 +17,7 @@ static MixtureSpec mixture_spec(const Config *cfg)
         .ffn = cfg->moe.ffn,
         .shared_ffn = cfg->moe.shared_ffn,
         .shared_gate = cfg->moe.shared_gate,
-        .gathers = cfg->moe.dispatcher == MOE_DISPATCHER_ALLGATHER,
+        .dispatcher = (DispatcherKind)cfg->moe.dispatcher, /* (one table) */
         .router = { .score = scores[cfg->moe.router],
                     .normalize = cfg->moe.normalize,
                     .scale = (float)cfg->moe.scale,
