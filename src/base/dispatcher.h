@@ -10,9 +10,10 @@
 
 /* ROW(NAME, "in configurations", numbers, functions); numbers: it numbers the choices of other ranks' tokens, too, which
  * must then be below 2^31 */
-#define DISPATCHERS(ROW)                                      \
-    ROW(ALLTOALL, "alltoall", false, moe_dispatcher_alltoall) \
-    ROW(ALLGATHER, "allgather", true, moe_dispatcher_allgather)
+#define DISPATCHERS(ROW)                                        \
+    ROW(ALLTOALL, "alltoall", false, moe_dispatcher_alltoall)   \
+    ROW(ALLGATHER, "allgather", true, moe_dispatcher_allgather) \
+    ROW(NODE, "node", true, moe_dispatcher_node)
 
 #define DISPATCHER_KIND(name, text, numbers, functions) DISPATCH_##name,
 typedef enum { DISPATCHERS(DISPATCHER_KIND) } DispatcherKind;

@@ -68,6 +68,8 @@ typedef struct {
     bool back;    /* true: remote is sent to local; false: local to remote */
     int64_t most; /* the most rows that a member can have for another, or for itself; all give the same */
     int64_t remote_rows; /* how many rows fit into remote */
+    int64_t
+        even; /* so many rows a member sends if all chunks get as many, for counting bytes; 0: all of local */
     /* comm_rows_scratch() bytes beside the tensors; their contents are undefined. NULL if that is 0. */
     char *scratch;
 } CommRows;

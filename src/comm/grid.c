@@ -33,6 +33,7 @@ GridShape grid_shape(Grid g)
                         .order = g.order,
                         .kv = g.kv,
                         .cp_heads = g.cp_heads,
+                        .ep_hosts = g.ep ? g.ep_hosts : 0,
                         .sp = g.sp,
                         .two_replicas = g.bidirectional,
                         .experts = g.ep > 0,

@@ -6,6 +6,7 @@
  *   all-to-all   each rank permutes its rows and sends each to the rank of its expert
  *   all-gather   each rank gets all ranks' tokens and takes its experts' rows out of them; results go back as by
  *                all-to-all
+ *   node         a row goes once to each host that needs it (moe_node.c); results go back as by all-to-all
  *
  * Which rows come, and how many, only the offsets say, and these stay on the device: every call has a fixed size.
  */
@@ -31,7 +32,7 @@ Tensor moe_in_use(Tensor rows, Tensor offset)
 /* ---- messages ---- */
 
 /* Rows of `local` [P, ...] to the ranks of their experts, which get them as `remote` [Q, ...]; or back from there.
- * Begun here, with memory in scratch; done after move_rows_end. */
+ * Begun here, with memory in scratch; done after moe_rows_end. */
 static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote, bool back)
 {
     Comm *group = &c->world->tp_ep;
@@ -55,8 +56,7 @@ static Err move_rows_begin(const Moe *m, Ctx *c, const MoeRows *t, Tensor local,
     return comm_all_to_all_rows(group, c->s, &rows, sent, row_bytes, c->moves.done);
 }
 
-/* Waits for a call that was begun with c->moves.done. In a pair this is where the halves take turns. */
-static Err move_rows_end(Ctx *c)
+Err moe_rows_end(Ctx *c)
 {
     if (c->moves.other_half) TRY(c->moves.other_half(c->moves.pair));
     trace_begin("wait for rows");
@@ -68,7 +68,7 @@ static Err move_rows_end(Ctx *c)
 static Err move_rows(const Moe *m, Ctx *c, const MoeRows *t, Tensor local, Tensor remote)
 {
     TRY(move_rows_begin(m, c, t, local, remote, false));
-    return move_rows_end(c);
+    return moe_rows_end(c);
 }
 
 /* The offsets of all ranks [ranks, offsets], in scratch, and what they say of this rank's experts. */
@@ -117,7 +117,7 @@ static Err are_back_end(Ctx *c, const MovedRows *r)
 
 /* ---- all-to-all ---- */
 
-static Err learn_offsets(const Moe *m, Ctx *c, const MoeRows *t)
+Err moe_learn_offsets(const Moe *m, Ctx *c, const MoeRows *t)
 {
     ArenaMark mark = arena_mark(c->scratch);
     Tensor all;
@@ -144,7 +144,7 @@ static Err send_gradient(const Moe *m, Ctx *c, const MoeRows *t, Tensor dy, Move
 }
 
 /* Where ranks have parts of an expert, parts of its results come back. */
-static Err bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
+Err moe_bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
 {
     const Tensor y = r->local;
     r->parts = y;
@@ -152,9 +152,9 @@ static Err bring_begin(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)
     return move_rows_begin(m, c, t, r->parts, r->remote, true);
 }
 
-static Err bring_end(Ctx *c, const MovedRows *r)
+Err moe_bring_end(Ctx *c, const MovedRows *r)
 {
-    TRY(move_rows_end(c));
+    TRY(moe_rows_end(c));
     if (copies(c) == 1) return ERR_OK;
     return op(c->s, sum_parts, .y = r->local, .x = r->parts,
               .parts = copies(c)); /* the tree over tp_blocks, on */
@@ -188,7 +188,7 @@ static Err take_weighed(const Moe *m, Ctx *c, const MoeRows *t, Tensor x, Tensor
         TRY(comm_all_gather(group, c->s, weights, weight, NULL));
     }
     TRY(comm_all_gather(group, c->s, all, x, c->moves.done));
-    TRY(move_rows_end(c));
+    TRY(moe_rows_end(c));
     TRY(op(c->s, take_rows, .y = moe_in_use(rows, t->owned), .x = all, .choice = t->learned,
            .weight = weights, .topk = m->spec->topk));
     arena_release(c->scratch, mark);
@@ -216,10 +216,10 @@ static const Dispatcher local = { .learn = nothing_to_learn,
                                   .send_gradient = gradient_is_there };
 
 const Dispatcher moe_dispatcher_alltoall = { .remote = true,
-                                             .learn = learn_offsets,
+                                             .learn = moe_learn_offsets,
                                              .send = send_rows,
-                                             .bring_begin = bring_begin,
-                                             .bring_end = bring_end,
+                                             .bring_begin = moe_bring_begin,
+                                             .bring_end = moe_bring_end,
                                              .send_gradient = send_gradient };
 
 /* t->learned: the choices whose rows this rank's experts take. */
@@ -228,8 +228,8 @@ const Dispatcher moe_dispatcher_allgather = { .remote = true,
                                               .learned = taken_rows,
                                               .learn = learn_choices,
                                               .send = take_rows,
-                                              .bring_begin = bring_begin,
-                                              .bring_end = bring_end,
+                                              .bring_begin = moe_bring_begin,
+                                              .bring_end = moe_bring_end,
                                               .send_gradient = take_gradient };
 
 const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c)
@@ -237,7 +237,10 @@ const Dispatcher *moe_dispatcher(const Moe *m, const Ctx *c)
 #define DISPATCHER_OF(name, text, numbers, functions) [DISPATCH_##name] = &functions,
     static const Dispatcher *const all[] = { DISPATCHERS(DISPATCHER_OF) };
 #undef DISPATCHER_OF
-    return c->world->tp_ep.size == 1 ? &local : all[m->spec->dispatcher];
+    if (c->world->tp_ep.size == 1) return &local;
+    /* (in a group on one host rows cross no network; pieces are as large as fits the ranks that experts are on) */
+    const bool plain = c->world->ep_rail.size == 1 || c->mode.retry_in_pieces;
+    return all[m->spec->dispatcher == DISPATCH_NODE && plain ? DISPATCH_ALLTOALL : m->spec->dispatcher];
 }
 
 Err moe_remote_rows(const Moe *m, Ctx *c, const MoeRows *t, MovedRows *r)

@@ -207,7 +207,9 @@ static NcclUse use_of(const Ranks *r, GroupKind kind)
     case GROUP_CP:
     case GROUP_CP_HEADS:
     case GROUP_CP_RING:
-    case GROUP_TP_EP: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
+    case GROUP_TP_EP:
+    case GROUP_EP_HOST:
+    case GROUP_EP_RAIL: return (NcclUse){ .messages = NCCL_ALL_PAIRS };
     default: return (NcclUse){ 0 };
     }
 }
